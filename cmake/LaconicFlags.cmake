@@ -1,0 +1,36 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+#
+# Flags for our own targets only: the interface target laconic_flags is linked privately, never exported.
+# There is no -march, no -ffast-math and no OpenMP here on purpose: instruction sets are chosen at run time and every
+# machine must compute the same bits.
+
+add_library(laconic_flags INTERFACE)
+target_compile_features(laconic_flags INTERFACE cxx_std_20)
+
+set(_warnings -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wsign-conversion)
+if(LACONIC_WERROR)
+  list(APPEND _warnings -Werror)
+endif()
+# No contraction: a fused multiply-add rounds once instead of twice, so replicas on mixed CPUs would drift apart.
+set(_numeric -ffp-contract=off -fno-math-errno -fno-trapping-math)
+set(_visibility -fvisibility=hidden -fvisibility-inlines-hidden)
+target_compile_options(laconic_flags INTERFACE
+  $<$<COMPILE_LANGUAGE:CXX>:${_warnings} ${_numeric} ${_visibility}>
+  # nvcc: CMake 3.25 does not know C++20 for CUDA 13, so the standard is passed by hand.
+  "$<$<COMPILE_LANGUAGE:CUDA>:-std=c++20;-fmad=false;-Xcompiler=-Wall,-Wextra,-ffp-contract=off,-fvisibility=hidden>")
+target_compile_definitions(laconic_flags INTERFACE
+  XXH_INLINE_ALL
+  $<$<CONFIG:Debug>:_GLIBCXX_ASSERTIONS>)
+
+if(LACONIC_SANITIZE)
+  target_compile_options(laconic_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:
+    -fsanitize=${LACONIC_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer>)
+  target_link_options(laconic_flags INTERFACE -fsanitize=${LACONIC_SANITIZE})
+endif()
+if(LACONIC_FUZZ)
+  target_compile_options(laconic_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=fuzzer-no-link>)
+endif()
+
+# Relocatable code everywhere: the modules end up in liblaconic.so as well as in programs.
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_CXX_EXTENSIONS OFF)

@@ -1,0 +1,1 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0

@@ -1,0 +1,70 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+#
+# Options and dependencies. After this file LACONIC_WITH_CUDA and LACONIC_WITH_HWY say what is really used.
+
+option(LACONIC_WERROR "Warnings are errors" ON)
+option(LACONIC_BUILD_TOOLS "Build the laconic command" ON)
+option(LACONIC_BUILD_BENCH "Build the benchmarks" ${PROJECT_IS_TOP_LEVEL})
+option(LACONIC_BUILD_EXAMPLES "Build the examples" ${PROJECT_IS_TOP_LEVEL})
+option(LACONIC_INSTALL "Make install rules" ${PROJECT_IS_TOP_LEVEL})
+option(LACONIC_FUZZ "Fuzz targets are libFuzzer binaries (needs clang)" OFF)
+set(LACONIC_SANITIZE "" CACHE STRING "Sanitizers, as for -fsanitize= (for example address,undefined)")
+set(LACONIC_HIGHWAY AUTO CACHE STRING "SIMD kernels through Google Highway: AUTO, ON or OFF")
+set(LACONIC_CUDA AUTO CACHE STRING "GPU kernels (library laconic_cuda): AUTO, ON or OFF")
+set(LACONIC_CUDA_ARCHITECTURES "80;90" CACHE STRING "GPU architectures, as for CMAKE_CUDA_ARCHITECTURES")
+set_property(CACHE LACONIC_HIGHWAY LACONIC_CUDA PROPERTY STRINGS AUTO ON OFF)
+
+set(_multi_config_default Release)
+get_property(_is_multi_config GLOBAL PROPERTY GENERATOR_IS_MULTI_CONFIG)
+if(NOT CMAKE_BUILD_TYPE AND NOT _is_multi_config AND PROJECT_IS_TOP_LEVEL)
+  set(CMAKE_BUILD_TYPE ${_multi_config_default} CACHE STRING "" FORCE)
+endif()
+
+if(PROJECT_IS_TOP_LEVEL)
+  set(CMAKE_ARCHIVE_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/lib)
+  set(CMAKE_LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/lib)
+  set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
+  set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+endif()
+
+set(THREADS_PREFER_PTHREAD_FLAG ON)
+find_package(Threads REQUIRED)
+
+# xxHash is used from its header alone (XXH_INLINE_ALL), so nothing is linked.
+find_path(LACONIC_XXHASH_INCLUDE_DIR xxhash.h)
+if(NOT LACONIC_XXHASH_INCLUDE_DIR)
+  message(FATAL_ERROR "xxhash.h not found. Debian and Ubuntu: apt install libxxhash-dev")
+endif()
+
+# ---- Highway ----
+set(LACONIC_WITH_HWY OFF)
+if(NOT LACONIC_HIGHWAY STREQUAL "OFF")
+  find_path(LACONIC_HWY_INCLUDE_DIR hwy/highway.h)
+  # A static library where one exists: liblaconic should not need Highway at run time.
+  find_library(LACONIC_HWY_LIBRARY NAMES libhwy.a hwy)
+  if(LACONIC_HWY_INCLUDE_DIR AND LACONIC_HWY_LIBRARY)
+    set(LACONIC_WITH_HWY ON)
+  elseif(LACONIC_HIGHWAY STREQUAL "ON")
+    message(FATAL_ERROR "LACONIC_HIGHWAY=ON, but Highway was not found. "
+                        "Debian and Ubuntu: apt install libhwy-dev")
+  endif()
+endif()
+
+# ---- CUDA ----
+set(LACONIC_WITH_CUDA OFF)
+if(NOT LACONIC_CUDA STREQUAL "OFF")
+  include(CheckLanguage)
+  # Set before the language is enabled: CMake would otherwise ask for a GPU or guess.
+  set(CMAKE_CUDA_ARCHITECTURES ${LACONIC_CUDA_ARCHITECTURES})
+  check_language(CUDA)
+  if(CMAKE_CUDA_COMPILER)
+    enable_language(CUDA)
+    find_package(CUDAToolkit REQUIRED)
+    set(LACONIC_WITH_CUDA ON)
+  elseif(LACONIC_CUDA STREQUAL "ON")
+    message(FATAL_ERROR "LACONIC_CUDA=ON, but no CUDA compiler was found (set CUDACXX to nvcc)")
+  endif()
+endif()
+
+message(STATUS "Laconic ${PROJECT_VERSION}: ${CMAKE_BUILD_TYPE}, highway ${LACONIC_WITH_HWY}, "
+               "cuda ${LACONIC_WITH_CUDA}, sanitizers '${LACONIC_SANITIZE}'")

@@ -1,0 +1,52 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+#
+# The laconic command, the benchmarks and the examples.
+
+find_package(fmt QUIET)
+find_package(CLI11 QUIET)
+find_package(nlohmann_json QUIET)
+
+# Libraries that programs and tests may use, the library itself not.
+add_library(laconic_program_deps INTERFACE)
+foreach(dep fmt::fmt CLI11::CLI11 nlohmann_json::nlohmann_json)
+  if(TARGET ${dep})
+    target_link_libraries(laconic_program_deps INTERFACE ${dep})
+  else()
+    list(APPEND _missing_deps ${dep})
+  endif()
+endforeach()
+
+# laconic_programs(PREFIX DIR PATTERN): one executable per file, named PREFIX<file>.
+function(laconic_programs PREFIX DIR PATTERN)
+  file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${DIR}/${PATTERN})
+  foreach(source IN LISTS sources)
+    get_filename_component(name ${source} NAME_WE)
+    add_executable(${PREFIX}${name} ${source})
+    target_include_directories(${PREFIX}${name} PRIVATE ${PROJECT_SOURCE_DIR}/${DIR})
+    target_link_libraries(${PREFIX}${name} PRIVATE laconic_flags laconic_all laconic_program_deps)
+    set_property(GLOBAL APPEND PROPERTY LACONIC_${DIR}_PROGRAMS ${PREFIX}${name})
+  endforeach()
+endfunction()
+
+file(GLOB _tool_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tools/*.cc)
+if(LACONIC_BUILD_TOOLS AND _tool_sources)
+  if(_missing_deps)
+    message(FATAL_ERROR "The laconic command needs ${_missing_deps}. Debian and Ubuntu: apt install libfmt-dev "
+                        "libcli11-dev nlohmann-json3-dev. Or switch it off: -DLACONIC_BUILD_TOOLS=OFF")
+  endif()
+  add_executable(laconic_cli ${_tool_sources})
+  if(EXISTS ${PROJECT_SOURCE_DIR}/tools/lab/CMakeLists.txt)
+    add_subdirectory(tools/lab)
+    target_link_libraries(laconic_cli PRIVATE laconic_lab)
+    target_compile_definitions(laconic_cli PRIVATE LACONIC_WITH_LAB=1)
+  endif()
+  target_include_directories(laconic_cli PRIVATE ${PROJECT_SOURCE_DIR}/tools)
+  target_link_libraries(laconic_cli PRIVATE laconic_flags laconic_all laconic_program_deps)
+  set_target_properties(laconic_cli PROPERTIES OUTPUT_NAME laconic)
+endif()
+if(LACONIC_BUILD_BENCH)
+  laconic_programs("" bench *_bench.cc)
+endif()
+if(LACONIC_BUILD_EXAMPLES)
+  laconic_programs(example_ examples *.cc)
+endif()

@@ -1,0 +1,90 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+#
+# One executable and one ctest entry per folder of tests: starting a process per case would cost more than the cases.
+
+# laconic_test(NAME LABEL DEPS SOURCES...): a GoogleTest executable.
+function(laconic_test NAME LABEL DEPS)
+  add_executable(${NAME} ${ARGN})
+  target_include_directories(${NAME} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
+  target_include_directories(${NAME} SYSTEM PRIVATE ${LACONIC_XXHASH_INCLUDE_DIR})
+  target_compile_definitions(${NAME} PRIVATE LACONIC_TEST_DATA="${PROJECT_SOURCE_DIR}/tests")
+  target_link_libraries(${NAME} PRIVATE
+    laconic_flags laconic_test_support ${DEPS} laconic_program_deps GTest::gmock GTest::gtest_main)
+  add_test(NAME ${NAME} COMMAND ${NAME} --gtest_brief=1)
+  set_tests_properties(${NAME} PROPERTIES LABELS ${LABEL} TIMEOUT 900)
+endfunction()
+
+# tests/support: helpers without a dependency of their own, so that the tests of a low module can use them.
+function(laconic_test_support)
+  file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/support/*.cc)
+  if(sources)
+    add_library(laconic_test_support STATIC ${sources})
+    target_include_directories(laconic_test_support PUBLIC
+      ${PROJECT_SOURCE_DIR}/tests ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)
+    target_link_libraries(laconic_test_support PRIVATE laconic_flags laconic_program_deps GTest::gtest)
+  else()
+    add_library(laconic_test_support INTERFACE)
+  endif()
+endfunction()
+
+# tests/unit/<module>/*_test.cc -> test_<module>, linking that module and what it may use.
+function(laconic_unit_tests)
+  get_property(modules GLOBAL PROPERTY LACONIC_MODULES)
+  foreach(module IN LISTS modules)
+    file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/unit/${module}/*_test.cc)
+    if(sources)
+      laconic_test(test_${module} unit laconic_${module} ${sources})
+    endif()
+  endforeach()
+endfunction()
+
+# tests/<folder>/*_test.cc -> test_<folder>, linking everything.
+function(laconic_folder_tests FOLDER)
+  file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/${FOLDER}/*_test.cc)
+  if(sources)
+    laconic_test(test_${FOLDER} ${FOLDER} laconic_all ${sources})
+  endif()
+endfunction()
+
+# tests/fuzz/<name>_fuzz.cc: a libFuzzer binary with LACONIC_FUZZ, else a program that replays the corpus as a test.
+function(laconic_fuzz_targets)
+  set(dir ${PROJECT_SOURCE_DIR}/tests/fuzz)
+  file(GLOB sources CONFIGURE_DEPENDS ${dir}/*_fuzz.cc)
+  foreach(source IN LISTS sources)
+    get_filename_component(target ${source} NAME_WE)
+    string(REGEX REPLACE "_fuzz$" "" name ${target})
+    add_executable(${target} ${source})
+    target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
+    target_link_libraries(${target} PRIVATE laconic_flags laconic_all)
+    if(LACONIC_FUZZ)
+      target_link_options(${target} PRIVATE -fsanitize=fuzzer)
+      set_property(GLOBAL APPEND PROPERTY LACONIC_FUZZ_TARGETS ${target})
+      continue()
+    endif()
+    target_sources(${target} PRIVATE ${dir}/replay_main.cc)
+    add_test(NAME ${target} COMMAND ${target} ${dir}/corpus/${name})
+    set_tests_properties(${target} PROPERTIES LABELS fuzz TIMEOUT 600)
+  endforeach()
+endfunction()
+
+# Everything in examples/ runs as a test: an example that fails is a lie in the documentation.
+function(laconic_example_tests)
+  get_property(programs GLOBAL PROPERTY LACONIC_examples_PROGRAMS)
+  foreach(program IN LISTS programs)
+    add_test(NAME ${program} COMMAND ${program})
+    set_tests_properties(${program} PROPERTIES LABELS example TIMEOUT 300)
+  endforeach()
+endfunction()
+
+function(laconic_all_tests)
+  laconic_fuzz_targets()
+  if(LACONIC_FUZZ)
+    return()  # that build is for libFuzzer alone
+  endif()
+  find_package(GTest REQUIRED)
+  laconic_test_support()
+  laconic_unit_tests()
+  laconic_folder_tests(conformance)
+  laconic_folder_tests(distributed)
+  laconic_example_tests()
+endfunction()
