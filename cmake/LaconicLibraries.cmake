@@ -49,9 +49,6 @@ target_compile_features(laconic_static PUBLIC cxx_std_20)
 target_include_directories(laconic_static INTERFACE
   $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
 target_link_libraries(laconic_static PUBLIC Threads::Threads ${CMAKE_DL_LIBS})
-if(LACONIC_WITH_HWY AND LACONIC_HWY_LIBRARY)
-  target_link_libraries(laconic_static PUBLIC ${LACONIC_HWY_LIBRARY})
-endif()
 set_target_properties(laconic_static PROPERTIES OUTPUT_NAME laconic EXPORT_NAME laconic LINKER_LANGUAGE CXX)
 
 # ---- liblaconic_cuda.so: opened at run time, never linked ----

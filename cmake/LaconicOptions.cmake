@@ -14,10 +14,9 @@ set(LACONIC_CUDA AUTO CACHE STRING "GPU kernels (library laconic_cuda): AUTO, ON
 set(LACONIC_CUDA_ARCHITECTURES "80;90" CACHE STRING "GPU architectures, as for CMAKE_CUDA_ARCHITECTURES")
 set_property(CACHE LACONIC_HIGHWAY LACONIC_CUDA PROPERTY STRINGS AUTO ON OFF)
 
-set(_multi_config_default Release)
 get_property(_is_multi_config GLOBAL PROPERTY GENERATOR_IS_MULTI_CONFIG)
 if(NOT CMAKE_BUILD_TYPE AND NOT _is_multi_config AND PROJECT_IS_TOP_LEVEL)
-  set(CMAKE_BUILD_TYPE ${_multi_config_default} CACHE STRING "" FORCE)
+  set(CMAKE_BUILD_TYPE Release CACHE STRING "" FORCE)
 endif()
 
 if(PROJECT_IS_TOP_LEVEL)
@@ -39,10 +38,9 @@ endif()
 # ---- Highway ----
 set(LACONIC_WITH_HWY OFF)
 if(NOT LACONIC_HIGHWAY STREQUAL "OFF")
+  # Headers only, see src/kernels/highway_runtime.cc: liblaconic does not need Highway at run time.
   find_path(LACONIC_HWY_INCLUDE_DIR hwy/highway.h)
-  # A static library where one exists: liblaconic should not need Highway at run time.
-  find_library(LACONIC_HWY_LIBRARY NAMES libhwy.a hwy)
-  if(LACONIC_HWY_INCLUDE_DIR AND LACONIC_HWY_LIBRARY)
+  if(LACONIC_HWY_INCLUDE_DIR)
     set(LACONIC_WITH_HWY ON)
   elseif(LACONIC_HIGHWAY STREQUAL "ON")
     message(FATAL_ERROR "LACONIC_HIGHWAY=ON, but Highway was not found. "

@@ -1,7 +1,8 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// Stands in for libFuzzer: runs the fuzz target on every file of the given folders and on a few inputs that need no
-// file (empty, one byte of each value), so that each compiler and each sanitizer replays what fuzzing once found.
+// Stands in for libFuzzer: runs the fuzz target on every file of the given folders and on a few
+// inputs that need no file (empty, one byte of each value), so that each compiler and each
+// sanitizer replays what fuzzing once found.
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -22,7 +23,8 @@ Bytes read_file(const fs::path& path) {
   return Bytes(std::istreambuf_iterator<char>(in), {});
 }
 
-// The input lives in an allocation of exactly its size, so that a sanitizer sees the first byte read beyond it.
+// The input lives in an allocation of exactly its size, so that a sanitizer sees the first byte
+// read beyond it.
 void run(const Bytes& bytes) {
   const Bytes exact(bytes.begin(), bytes.end());
   LLVMFuzzerTestOneInput(exact.data(), exact.size());
