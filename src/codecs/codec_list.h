@@ -1,0 +1,16 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// Every codec of this build: one #include and one line of CodecList each. The conformance suite,
+// the fuzz targets, the command line, the Python classes and the table in docs/guide/specs.md
+// follow from this list. It is explicit because a linker drops objects whose only use is a static
+// constructor.
+#pragma once
+
+namespace laconic::codecs {
+
+template <class... C>
+struct TypeList {};
+
+using CodecList = TypeList<>;
+
+}  // namespace laconic::codecs
