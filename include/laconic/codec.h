@@ -1,0 +1,286 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// The codec concept. A codec is a set of pure static functions over explicit parameters, unit,
+// place and spans; only `commit` writes state. It knows no frame, no network and no bucket.
+// ARCHITECTURE.md, "the life of a codec".
+#pragma once
+
+#include <array>
+#include <concepts>
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "laconic/bytes.h"
+#include "laconic/dtype.h"
+#include "laconic/error.h"
+#include "laconic/isa.h"
+#include "laconic/thread_pool.h"
+
+namespace laconic {
+
+/// How payloads of several contributors combine without decoding.
+enum class Merge : uint8_t {
+  none,       ///< decode each, add
+  linear,     ///< lanes add element by element; an engine's sum is a merge
+  set_union,  ///< (index, value) sets: union, values of equal indices added
+  vote,       ///< signs are counted
+};
+
+/// Which part of an exchange error feedback takes out of the residual.
+enum class Feedback : uint8_t {
+  never,      ///< harmful or meaningless; +ef is refused
+  own,        ///< the own decoded payload: e ← a − Q(a)
+  aggregate,  ///< the decoded mean: e_i ← a_i − mean (PowerSGD); conservation holds summed over
+              ///< ranks
+};
+
+/// What a codec promises. Everything else reads it; the conformance suite holds the codec to it.
+struct Contract {
+  Merge merge = Merge::none;
+  Feedback feedback = Feedback::never;
+  bool feedback_default = false;  ///< on unless the spec says +noef
+  bool fused =
+      false;  ///< encode updates the residual itself (Source::residual); requires Feedback::own
+  bool checks_finite = false;  ///< encode detects non-finite input before it changes anything
+  bool stochastic = false;     ///< uses the own random stream
+  bool unbiased = false;       ///< E[decode(encode(x))] = x
+  bool lossless = false;
+  bool exact_size = true;  ///< every payload is exactly RoundPlan::bytes; else bytes is the bound
+  bool whole_parameter = false;  ///< a parameter is never cut into owners' ranges (PowerSGD)
+  float contraction = 0.0F;  ///< delta: |x − Q(x)|² ≤ (1 − delta)|x|² for every x; 0 = no promise
+  uint32_t headroom = 0;  ///< contributors before lanes overflow; 0 = unlimited
+  uint32_t granule = 1;   ///< owners' cuts fall on multiples of it
+};
+
+/// What is encoded as one tensor: a parameter, or one owner's range of it. Never a bucket.
+struct Unit {
+  uint64_t count = 0;      ///< elements
+  uint64_t rows = 0;       ///< matrix view of a whole parameter: rows · cols == count
+  uint64_t cols = 0;       ///< 1 for vectors and ranges (then rows == count)
+  uint64_t parameter = 0;  ///< identity: hash of the parameter's name
+  uint64_t offset = 0;     ///< first element inside the parameter: base of random counters
+};
+
+/// Where and when: everything that a random stream or a divisor may depend on.
+struct Place {
+  uint64_t seed = 0;
+  uint64_t step = 0;
+  uint32_t rank = 0;
+  uint32_t world = 1;
+  uint32_t hop = 0;       ///< 0: a rank's own gradient; 1: an owner's re-encoded mean
+  float prescale = 1.0F;  ///< encode multiplies its output lanes by this (1/world when a 16-bit
+                          ///< engine sum follows)
+};
+
+enum class RoundKind : uint8_t {
+  frame,      ///< bytes that peers decode
+  lanes,      ///< elements of type `lane` that an engine (or we) may add
+  agree_max,  ///< f32 gathered and reduced by us in rank order
+  agree_sum,
+};
+
+struct RoundPlan {
+  RoundKind kind = RoundKind::frame;
+  DType lane = DType::f32;  ///< for lanes
+  uint64_t bytes = 0;  ///< exact size when Contract::exact_size (always for lanes), else the bound
+};
+
+inline constexpr uint32_t kMaxRounds = 3;
+
+/// Pure function of (params, unit, world): known before any data.
+struct Plan {
+  uint32_t rounds = 1;
+  std::array<RoundPlan, kMaxRounds> round{};
+  uint64_t state_floats =
+      0;  ///< persistent state of this unit (plain floats, saved with checkpoints)
+  uint64_t kept_bytes = 0;     ///< lent to this unit from the first encode to commit (Work::kept)
+  uint64_t scratch_bytes = 0;  ///< lent for one call (Work::scratch)
+};
+
+/// Memory and means lent to a call. Both spans are 64-byte aligned and at least as large as
+/// planned.
+struct Work {
+  MutBytes kept;
+  MutBytes scratch;
+  Isa isa = Isa::scalar;
+  ThreadPool* pool = nullptr;  ///< null: calling thread only
+};
+
+/// Input of encode. `residual` null: encode `values` as they are. Else (fused codecs only): let a =
+/// values + residual; encode a and leave residual = a − decode(payload). The spans do not overlap.
+struct Source {
+  const float* values = nullptr;
+  float* residual = nullptr;
+};
+
+struct Encoded {
+  uint64_t bytes = 0;
+  bool finite =
+      true;  ///< false (only with Contract::checks_finite): input not finite, nothing was changed
+};
+
+/// One contributor's payload and its weight.
+struct Term {
+  Bytes payload;
+  float weight = 1.0F;
+};
+
+/// out_i = ((base_i + w0·d0_i) + w1·d1_i) + …, in the order given; base = out when `add`, else 0.
+/// Each product and each sum is rounded to f32 on its own (no fused multiply-add).
+struct Target {
+  float* values = nullptr;
+  bool add = false;
+};
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Parameters: an array of field descriptions; parser, canonical text, JSON, keywords, docs and fuzz
+// inputs loop over it.
+
+enum class FieldType : uint8_t { real, integer, word, flag };
+
+struct Field {
+  std::string_view name;
+  FieldType type = FieldType::real;
+  double fallback = 0;  ///< the default; index of the word for words; 0 or 1 for flags
+  double min = 0;
+  double max = 0;
+  bool max_open = false;                    ///< the range is [min, max)
+  std::span<const std::string_view> words;  ///< texts of a word field
+  std::string_view help;
+  double (*get)(const void* params) = nullptr;
+  void (*set)(void* params, double value) = nullptr;  ///< converts to the member's type
+};
+
+namespace detail {
+template <class M>
+struct MemberOf;
+template <class P, class T>
+struct MemberOf<T P::*> {
+  using Params = P;
+  using Type = T;
+};
+template <auto Member>
+double get_member(const void* params) {
+  using M = MemberOf<decltype(Member)>;
+  return static_cast<double>(static_cast<const typename M::Params*>(params)->*Member);
+}
+template <auto Member>
+void set_member(void* params, double value) {
+  using M = MemberOf<decltype(Member)>;
+  static_cast<typename M::Params*>(params)->*Member = static_cast<typename M::Type>(value);
+}
+}  // namespace detail
+
+template <auto Member>
+constexpr Field real_field(std::string_view name, double fallback, double min, double max,
+                           std::string_view help, bool max_open = false) {
+  return {name,
+          FieldType::real,
+          fallback,
+          min,
+          max,
+          max_open,
+          {},
+          help,
+          &detail::get_member<Member>,
+          &detail::set_member<Member>};
+}
+template <auto Member>
+constexpr Field integer_field(std::string_view name, double fallback, double min, double max,
+                              std::string_view help) {
+  return {name,
+          FieldType::integer,
+          fallback,
+          min,
+          max,
+          false,
+          {},
+          help,
+          &detail::get_member<Member>,
+          &detail::set_member<Member>};
+}
+template <auto Member>
+constexpr Field word_field(std::string_view name, double fallback,
+                           std::span<const std::string_view> words, std::string_view help) {
+  return {name,
+          FieldType::word,
+          fallback,
+          0,
+          static_cast<double>(words.size()) - 1,
+          false,
+          words,
+          help,
+          &detail::get_member<Member>,
+          &detail::set_member<Member>};
+}
+template <auto Member>
+constexpr Field flag_field(std::string_view name, bool fallback, std::string_view help) {
+  return {name,
+          FieldType::flag,
+          fallback ? 1.0 : 0.0,
+          0,
+          1,
+          false,
+          {},
+          help,
+          &detail::get_member<Member>,
+          &detail::set_member<Member>};
+}
+
+/// Room for any codec's Params; trivially copyable, nothing on the heap.
+struct ParamBlock {
+  alignas(8) std::array<unsigned char, 48> bytes{};
+};
+
+/// Name card of a codec. `id` is never reused; `version` counts payload formats.
+struct CodecInfo {
+  std::string_view name;
+  uint16_t id = 0;
+  uint8_t version = 1;
+  std::string_view summary;
+  std::string_view source;  ///< paper, equation
+};
+
+/// A codec behind one constant table of function pointers. Built by the registry from a type (see
+/// codec_list.h).
+struct CodecTable {
+  CodecInfo info;
+  std::span<const Field> fields;
+  void (*defaults)(void* params);
+  Contract (*contract)(const void* params);
+  Plan (*plan)(const void* params, const Unit& unit, uint32_t world);
+  /// Starting state of a unit. Null: zeros.
+  void (*init)(const void* params, const Unit& unit, const Place& place, std::span<float> state);
+  Encoded (*encode)(const void* params, std::span<const float> state, const Unit& unit,
+                    const Place& place, uint32_t round, Source source, Work& work, MutBytes out);
+  /// After every round but the last: takes in the merged (summed, not yet divided) lanes of that
+  /// round. May change `merged` in place. `contributors` is how many payloads were added.
+  void (*accept)(const void* params, const Unit& unit, const Place& place, uint32_t round,
+                 MutBytes merged, uint32_t contributors, Work& work);
+  /// Total: every byte string gives an answer. decode's precondition.
+  Errc (*check)(const void* params, const Unit& unit, uint32_t round, Bytes payload);
+  /// Decodes payloads of the last round (all checked). Cannot fail.
+  void (*decode)(const void* params, const Unit& unit, const Place& place,
+                 std::span<const Term> terms, Work& work, Target target);
+  /// After delivery. `sent`: the own payload of the last round; `merged`: the last round's summed
+  /// lanes (empty for frames). The only function that writes state. Null: stateless.
+  void (*commit)(const void* params, std::span<float> state, const Unit& unit, const Place& place,
+                 Bytes sent, Bytes merged, uint32_t contributors, Work& work);
+};
+
+/// What a codec type has to have. `Params` is trivially copyable and fits ParamBlock.
+template <class C>
+concept Codec = requires(typename C::Params params, Unit unit, Place place, Work work,
+                         Source source, Target target, MutBytes out, Bytes in,
+                         std::span<const float> state, std::span<const Term> terms) {
+  { C::info } -> std::convertible_to<CodecInfo>;
+  {std::span<const Field>(C::fields)};
+  { C::contract(params) } -> std::same_as<Contract>;
+  { C::plan(params, unit, uint32_t{}) } -> std::same_as<Plan>;
+  { C::encode(params, state, unit, place, uint32_t{}, source, work, out) } -> std::same_as<Encoded>;
+  { C::check(params, unit, uint32_t{}, in) } -> std::same_as<Errc>;
+  {C::decode(params, unit, place, terms, work, target)};
+};
+
+}  // namespace laconic

@@ -1,0 +1,44 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "laconic/codec.h"
+
+namespace laconic {
+
+/// A parsed spec: one codec, its parameters, error feedback on or off. Grammar:
+/// docs/guide/specs.md. `topk:ratio=0.01`, `3lc:s=1.5`, `int8:block=256+ef`,
+/// `sidco:ratio=0.001,law=gp+noef`.
+class Spec {
+ public:
+  /// Errors name the nearest valid name or key and list the keys with ranges. Never depends on the
+  /// locale.
+  static Result<Spec> parse(std::string_view text);
+  /// The spec of a codec with its default parameters.
+  static Spec defaults(const CodecTable& codec);
+
+  [[nodiscard]] const CodecTable& codec() const noexcept { return *codec_; }
+  [[nodiscard]] const void* params() const noexcept { return params_.bytes.data(); }
+  [[nodiscard]] Contract contract() const { return codec_->contract(params()); }
+  [[nodiscard]] bool feedback() const noexcept { return feedback_; }
+  /// Fixed option order, defaults left out, shortest numbers that read back exactly.
+  /// parse(canonical()) == *this.
+  [[nodiscard]] const std::string& canonical() const noexcept { return canonical_; }
+  /// XXH3-64 of canonical(): travels in handshakes and frames.
+  [[nodiscard]] uint64_t hash() const noexcept { return hash_; }
+
+ private:
+  Spec() = default;
+  void finish();  // fills canonical_ and hash_
+
+  const CodecTable* codec_ = nullptr;
+  ParamBlock params_{};
+  bool feedback_ = false;
+  std::string canonical_;
+  uint64_t hash_ = 0;
+};
+
+}  // namespace laconic

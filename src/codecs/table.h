@@ -1,0 +1,65 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <type_traits>
+
+#include "laconic/codec.h"
+
+namespace laconic::codecs {
+
+/// Turns a codec type into its table: the only place where types are erased.
+template <Codec C>
+struct TableOf {
+  using P = typename C::Params;
+  static_assert(std::is_trivially_copyable_v<P> && sizeof(P) <= sizeof(ParamBlock::bytes));
+
+  static const P& as(const void* params) { return *static_cast<const P*>(params); }
+
+  static void defaults(void* params) { *static_cast<P*>(params) = P{}; }
+  static Contract contract(const void* params) { return C::contract(as(params)); }
+  static Plan plan(const void* params, const Unit& unit, uint32_t world) {
+    return C::plan(as(params), unit, world);
+  }
+  static void init(const void* params, const Unit& unit, const Place& place,
+                   std::span<float> state) {
+    if constexpr (requires { C::init(as(params), unit, place, state); }) {
+      C::init(as(params), unit, place, state);
+    } else {
+      for (float& x : state) x = 0.0F;
+    }
+  }
+  static Encoded encode(const void* params, std::span<const float> state, const Unit& unit,
+                        const Place& place, uint32_t round, Source source, Work& work,
+                        MutBytes out) {
+    return C::encode(as(params), state, unit, place, round, source, work, out);
+  }
+  static void accept(const void* params, const Unit& unit, const Place& place, uint32_t round,
+                     MutBytes merged, uint32_t contributors, Work& work) {
+    if constexpr (requires {
+                    C::accept(as(params), unit, place, round, merged, contributors, work);
+                  }) {
+      C::accept(as(params), unit, place, round, merged, contributors, work);
+    }
+  }
+  static Errc check(const void* params, const Unit& unit, uint32_t round, Bytes payload) {
+    return C::check(as(params), unit, round, payload);
+  }
+  static void decode(const void* params, const Unit& unit, const Place& place,
+                     std::span<const Term> terms, Work& work, Target target) {
+    C::decode(as(params), unit, place, terms, work, target);
+  }
+  static void commit(const void* params, std::span<float> state, const Unit& unit,
+                     const Place& place, Bytes sent, Bytes merged, uint32_t contributors,
+                     Work& work) {
+    if constexpr (requires {
+                    C::commit(as(params), state, unit, place, sent, merged, contributors, work);
+                  }) {
+      C::commit(as(params), state, unit, place, sent, merged, contributors, work);
+    }
+  }
+
+  static constexpr CodecTable value{C::info, C::fields, &defaults, &contract, &plan,  &init,
+                                    &encode, &accept,   &check,    &decode,   &commit};
+};
+
+}  // namespace laconic::codecs
