@@ -1,0 +1,154 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+#include "laconic/thread_pool.h"
+
+#include <algorithm>
+#include <atomic>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+namespace laconic {
+namespace {
+
+// Both waits spin for some 10 µs before they sleep: codecs run several short loops in a row, and
+// waking a sleeping thread costs more than such a loop.
+constexpr int kSpins = 256;
+
+inline void pause() noexcept {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+}  // namespace
+
+// A loop is open between two writes of `state`. Workers join an open loop by adding one to `state`,
+// so the caller waits at the end only for those who came, never for one that is still asleep; one
+// that wakes too late finds the loop closed (or the next one open) and touches nothing of the
+// finished loop.
+struct ThreadPool::Impl {
+  static constexpr uint32_t kOpen = 1U << 31;
+
+  // The loop: written only while closed and empty.
+  void (*body)(void*, uint64_t) = nullptr;
+  void* context = nullptr;
+  uint64_t tasks = 0;
+
+  alignas(64) std::atomic<uint64_t> next{0};   // first task that nobody has taken
+  alignas(64) std::atomic<uint32_t> state{0};  // kOpen, and how many workers are inside
+  alignas(64) std::atomic<uint32_t> epoch{0};  // counts loops; workers sleep on it
+  std::atomic<bool> busy{false};               // somebody is in run()
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> workers;
+
+  void work() noexcept {
+    for (uint64_t i = next.fetch_add(1, std::memory_order_relaxed); i < tasks;
+         i = next.fetch_add(1, std::memory_order_relaxed)) {
+      body(context, i);
+    }
+  }
+
+  bool join_loop() noexcept {
+    uint32_t seen = state.load(std::memory_order_relaxed);
+    while ((seen & kOpen) != 0) {
+      if (state.compare_exchange_weak(seen, seen + 1, std::memory_order_acquire,
+                                      std::memory_order_relaxed)) {
+        return true;
+      }
+    }
+    return false;
+  }
+
+  void leave_loop() noexcept {
+    if (state.fetch_sub(1, std::memory_order_release) == 1) state.notify_one();
+  }
+
+  void wait_for_new_epoch(uint32_t seen) noexcept {
+    for (int i = 0; i < kSpins; ++i) {
+      if (epoch.load(std::memory_order_acquire) != seen) return;
+      pause();
+    }
+    epoch.wait(seen, std::memory_order_acquire);
+  }
+
+  void worker_main() noexcept {
+    uint32_t seen = 0;
+    for (;;) {
+      wait_for_new_epoch(seen);
+      seen = epoch.load(std::memory_order_acquire);
+      if (stop.load(std::memory_order_relaxed)) return;
+      if (!join_loop()) continue;
+      work();
+      leave_loop();
+    }
+  }
+
+  void open_loop(uint64_t count, void (*f)(void*, uint64_t), void* data) noexcept {
+    body = f;
+    context = data;
+    tasks = count;
+    next.store(0, std::memory_order_relaxed);
+    state.store(kOpen, std::memory_order_release);
+    epoch.fetch_add(1, std::memory_order_release);
+    const uint64_t wanted = std::min<uint64_t>(count - 1, workers.size());
+    if (wanted == workers.size()) {
+      epoch.notify_all();
+    } else {
+      for (uint64_t i = 0; i < wanted; ++i) epoch.notify_one();
+    }
+  }
+
+  void close_loop() noexcept {
+    uint32_t inside = state.fetch_and(~kOpen, std::memory_order_acquire) & ~kOpen;
+    for (int i = 0; inside != 0; ++i) {
+      if (i < kSpins) {
+        pause();
+      } else {
+        state.wait(inside, std::memory_order_acquire);
+      }
+      inside = state.load(std::memory_order_acquire);
+    }
+  }
+
+  // A system that refuses a thread gives a smaller pool: results are the same.
+  void start(uint32_t count) {
+    workers.reserve(count);
+    try {
+      while (workers.size() < count) workers.emplace_back([this] { worker_main(); });
+    } catch (const std::system_error&) {
+    }
+  }
+};
+
+ThreadPool::ThreadPool(uint32_t threads) : impl_(std::make_unique<Impl>()) {
+  if (threads > 1) impl_->start(threads - 1);
+}
+
+ThreadPool::~ThreadPool() {
+  impl_->stop.store(true, std::memory_order_relaxed);
+  impl_->epoch.fetch_add(1, std::memory_order_release);
+  impl_->epoch.notify_all();
+  for (std::thread& worker : impl_->workers) worker.join();
+}
+
+uint32_t ThreadPool::threads() const noexcept {
+  return static_cast<uint32_t>(impl_->workers.size()) + 1;
+}
+
+void ThreadPool::run(uint64_t tasks, void (*body)(void* context, uint64_t task), void* context) {
+  Impl& pool = *impl_;
+  // Busy: called from inside a task, or by a second thread. Doing the work here is always right and
+  // cannot deadlock.
+  if (tasks <= 1 || pool.workers.empty() || pool.busy.exchange(true, std::memory_order_acquire)) {
+    for (uint64_t i = 0; i < tasks; ++i) body(context, i);
+    return;
+  }
+  pool.open_loop(tasks, body, context);
+  pool.work();
+  pool.close_loop();
+  pool.busy.store(false, std::memory_order_release);
+}
+
+}  // namespace laconic
