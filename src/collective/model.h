@@ -1,0 +1,94 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// What is trained, who owns what. Everything here is a pure function of (parameter list, world, spec, options): no
+// bucket, no iteration, no data. Two buckets or eight give the same units, owners and random counters.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "laconic/codec.h"
+#include "laconic/spec.h"
+#include "transport/engine.h"
+
+namespace laconic::collective {
+
+enum class StrategyKind : uint8_t { automatic = 0, native_sum = 1, gather_all = 2, two_shot = 3 };
+std::string_view strategy_name(StrategyKind kind) noexcept;
+
+/// One parameter as the user's model lists it.
+struct Parameter {
+  std::string name;
+  uint64_t rows = 0;  ///< first dimension
+  uint64_t cols = 1;  ///< product of the others; 1 for vectors
+  [[nodiscard]] uint64_t count() const noexcept { return rows * cols; }
+};
+
+struct Options {
+  uint32_t rank = 0;
+  uint32_t world = 1;
+  uint64_t seed = 0;
+  uint64_t small_elements = 4096;  ///< parameters of at most this many elements go uncompressed
+  StrategyKind strategy = StrategyKind::automatic;
+  transport::EngineCaps caps;
+  uint32_t threads = 1;
+};
+
+/// A piece of a parameter that is coded as a tensor of its own.
+struct Piece {
+  Unit unit;
+  uint32_t owner = 0;  ///< two_shot: the rank that takes the mean; else unused
+};
+
+/// How one parameter travels.
+struct Assignment {
+  bool raw = true;  ///< uncompressed lanes (small, or spec none)
+  std::vector<Piece> pieces;
+};
+
+/// The planner's answer for a model, with its reasons in words.
+struct Choice {
+  StrategyKind strategy = StrategyKind::native_sum;
+  std::string reason;
+};
+
+/// Bytes that one rank sends in a step under a strategy; a pure function, also used by explain() and its tests.
+/// `payload` is the bytes of all compressed units of one rank, `raw` the bytes of uncompressed lanes.
+uint64_t predicted_bytes(StrategyKind strategy, uint32_t world, uint64_t payload, uint64_t raw) noexcept;
+
+/// Refuses what the contract forbids; otherwise the strategy with the fewest predicted bytes plus rounds.
+Result<Choice> choose_strategy(const Spec& spec, const std::vector<Parameter>& parameters, const Options& options);
+
+/// Parameters, their assignments and the strategy: fixed at attach.
+class Model {
+ public:
+  static Result<Model> create(const Spec& spec, std::vector<Parameter> parameters, const Options& options);
+
+  [[nodiscard]] const Spec& spec() const noexcept { return spec_; }
+  [[nodiscard]] const Options& options() const noexcept { return options_; }
+  [[nodiscard]] const Choice& choice() const noexcept { return choice_; }
+  [[nodiscard]] const std::vector<Parameter>& parameters() const noexcept { return parameters_; }
+  [[nodiscard]] const Assignment& assignment(uint32_t parameter) const { return assignments_[parameter]; }
+  /// Hash over names, sizes, world, spec, options: equal on all ranks or nothing works. Travels in every bundle.
+  [[nodiscard]] uint64_t agreement() const noexcept { return agreement_; }
+  /// Hash over names and sizes only: identity of the model in saved state.
+  [[nodiscard]] uint64_t model_hash() const noexcept { return model_hash_; }
+  /// Engine-added float sums depend on an element's place in the buffer: does any of ours?
+  [[nodiscard]] bool layout_matters() const noexcept { return choice_.strategy == StrategyKind::native_sum; }
+
+ private:
+  explicit Model(Spec spec) : spec_(std::move(spec)) {}
+  void assign();
+
+  Spec spec_;
+  Options options_;
+  Choice choice_;
+  std::vector<Parameter> parameters_;
+  std::vector<Assignment> assignments_;
+  uint64_t agreement_ = 0;
+  uint64_t model_hash_ = 0;
+};
+
+}  // namespace laconic::collective
