@@ -1,0 +1,70 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""scripts/check_layers on small trees, each with one thing wrong."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "check_layers"
+
+
+def check(root, files):
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    done = subprocess.run([sys.executable, SCRIPT, root], capture_output=True, text=True)
+    return done.returncode, done.stdout
+
+
+CLEAN = {
+    "include/laconic/frame.h": '#include "laconic/error.h"\n',
+    "include/laconic/error.h": "#include <string>\n",
+    "src/base/error.cc": '#include "laconic/error.h"\n',
+    "src/wire/frame.cc": '#include "laconic/frame.h"\n#include "wire/parse.h"\n#include <xxhash.h>\n',
+    "src/wire/parse.h": "// #include <iostream>\n",
+    "src/pipeline/pipeline.cc": '#include "codecs/topk/topk.h"\n#include "base/bits.h"\n',
+    "src/codecs/topk/topk.h": "",
+    "src/base/bits.h": "",
+    "src/session/session.cc": 'const char* spec = getenv("LACONIC_SPEC");\n',
+}
+
+
+def test_clean_tree_passes(tmp_path):
+    assert check(tmp_path, CLEAN) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "where", "words"),
+    [
+        ("src/codecs/a.cc", '\n#include "transport/t.h"\n', ":2:", "codecs must not include transport"),
+        ("src/codecs/x/a.cc", '#include "../../wire/parse.h"\n', ":1:", "codecs must not include wire"),
+        ("src/kernels/a.cc", '#include "laconic/frame.h"\n', ":1:", "kernels must not include wire"),
+        ("src/wire/a.h", "#include <iostream>\n", ":1:", "never prints"),
+        ("src/wire/a.cc", '\n\nauto v = std::getenv("X");\n', ":3:", "getenv in wire"),
+        ("src/control/a.cc", "#include <chrono>\n", ":1:", "clock"),
+        ("src/stuff/a.cc", "", ":1:", "not a module"),
+        ("include/laconic/a.h", '#include "wire/parse.h"\n', ":1:", "only public headers"),
+    ],
+)
+def test_violation_is_named(tmp_path, name, text, where, words):
+    files = {**CLEAN, "src/transport/t.h": "", name: text}
+    status, out = check(tmp_path, files)
+    assert status == 1
+    assert out.startswith(name + where), out
+    assert words in out
+    assert out.count("\n") == 1, out
+
+
+def test_public_header_reached_through_another(tmp_path):
+    files = {**CLEAN, "include/laconic/all.h": '#include "laconic/frame.h"\n', "src/base/a.cc": '#include "laconic/all.h"\n'}
+    status, out = check(tmp_path, files)
+    assert status == 1
+    assert "base must not include wire (laconic/all.h)" in out
+
+
+def test_this_repository():
+    done = subprocess.run([sys.executable, SCRIPT], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
