@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/concat.h"
 #include "codecs/nearest.h"
 
 namespace laconic::codecs {
@@ -49,14 +50,25 @@ double suffix_factor(std::string_view suffix) {
 }
 
 Error not_a_number(std::string_view text) {
-  return {Errc::spec_syntax, "'" + std::string(text) + "' is not a number",
+  return {Errc::spec_syntax, concat({"'", text, "' is not a number"}),
           "write it like 0.01, 1e-3, 256, 16k or 4Mi (no plus sign in an exponent)"};
 }
 
 Error out_of_range(const Field& field, std::string_view text) {
-  return {Errc::value_out_of_range, "'" + std::string(text) + "' is out of range",
-          std::string(field.name) + " accepts " + range_text(field) + "; the default is " +
-              value_text(field, field.fallback)};
+  return {Errc::value_out_of_range, concat({"'", text, "' is out of range"}),
+          concat({field.name, " accepts ", range_text(field), "; the default is ",
+                  value_text(field, field.fallback)})};
+}
+
+Error not_whole(const Field& field, std::string_view text) {
+  return {Errc::value_out_of_range, concat({"'", text, "' is not a whole number"}),
+          concat({field.name, " accepts ", range_text(field)})};
+}
+
+Error not_a_choice(const Field& field, std::string_view text, std::string_view near) {
+  const std::string guess = near.empty() ? "" : concat({"did you mean '", near, "'? "});
+  return {Errc::value_out_of_range, concat({"'", text, "' is not a choice"}),
+          concat({guess, field.name, " accepts ", range_text(field)})};
 }
 
 bool in_range(const Field& field, double value) {
@@ -85,11 +97,8 @@ Result<double> read_number(const Field& field, std::string_view text) {
   if (status != std::errc{} || factor == 0 || !std::isfinite(value)) return not_a_number(text);
   value = value * factor + 0.0;  // -0 becomes 0
   if (!in_range(field, value)) return out_of_range(field, text);
-  if (field.type == FieldType::integer &&
-      (value != std::trunc(value) || std::fabs(value) > kLargestInteger)) {
-    return Error{Errc::value_out_of_range, "'" + std::string(text) + "' is not a whole number",
-                 std::string(field.name) + " accepts " + range_text(field)};
-  }
+  const bool whole = value == std::trunc(value) && std::fabs(value) <= kLargestInteger;
+  if (field.type == FieldType::integer && !whole) return not_whole(field, text);
   return value;
 }
 
@@ -97,10 +106,7 @@ Result<double> read_word(std::span<const std::string_view> words, const Field& f
                          std::string_view text) {
   const auto found = std::find(words.begin(), words.end(), text);
   if (found != words.end()) return static_cast<double>(found - words.begin());
-  const std::string_view near = nearest(text, {words.begin(), words.end()});
-  return Error{Errc::value_out_of_range, "'" + std::string(text) + "' is not a choice",
-               (near.empty() ? "" : "did you mean '" + std::string(near) + "'? ") +
-                   std::string(field.name) + " accepts " + range_text(field)};
+  return not_a_choice(field, text, nearest(text, {words.begin(), words.end()}));
 }
 
 constexpr std::array<std::string_view, 2> kFlagWords{"off", "on"};

@@ -6,14 +6,14 @@
 // Reserved for later: stages joined by "|", modifiers with arguments.
 #include "laconic/spec.h"
 
-#include <xxhash.h>
-
 #include <algorithm>
 #include <array>
 #include <optional>
 #include <utility>
 #include <vector>
 
+#include "base/concat.h"
+#include "base/hash.h"
 #include "codecs/field_text.h"
 #include "codecs/nearest.h"
 #include "laconic/registry.h"
@@ -30,12 +30,16 @@ std::string quoted(std::string_view text) {
   for (char& c : shown) {
     if (c < ' ' || c > '~') c = '?';
   }
-  return "'" + shown + (text.size() > kShown ? "...'" : "'");
+  return concat({"'", shown, text.size() > kShown ? "...'" : "'"});
 }
 
-Error syntax(std::string_view spec, std::string what) {
-  return {Errc::spec_syntax, "spec " + quoted(spec) + ": " + std::move(what),
+Error syntax(std::string_view spec, std::string_view what) {
+  return {Errc::spec_syntax, concat({"spec ", quoted(spec), ": ", what}),
           "write name:key=value,key=value+ef, for example topk:ratio=0.01"};
+}
+
+std::string guess(std::string_view near) {
+  return near.empty() ? std::string() : concat({"did you mean '", near, "'? "});
 }
 
 /// "a,b,c" → "a", "b", "c"; one empty piece for an empty text.
@@ -59,8 +63,7 @@ std::vector<std::string_view> codec_names() {
 
 std::string joined(const std::vector<std::string_view>& pieces) {
   std::string text;
-  for (const std::string_view piece : pieces)
-    text += (text.empty() ? "" : ", ") + std::string(piece);
+  for (const std::string_view piece : pieces) text += concat({text.empty() ? "" : ", ", piece});
   return text;
 }
 
@@ -96,24 +99,24 @@ Error unknown_codec(std::string_view name) {
   const auto names = codec_names();
   std::string hint;
   if (const auto advice = foreign_name(name); !advice.empty()) {
-    hint = std::string(advice) + "; ";
+    hint = concat({advice, "; "});
   } else if (const auto near = codecs::nearest(name, names); !near.empty()) {
-    hint = "did you mean '" + std::string(near) + "'? ";
+    hint = guess(near);
   }
-  return {Errc::unknown_codec, "there is no codec " + quoted(name),
-          hint + "codecs: " + joined(names) + " (laconic list)"};
+  return {Errc::unknown_codec, concat({"there is no codec ", quoted(name)}),
+          concat({hint, "codecs: ", joined(names), " (laconic list)"})};
 }
 
 // ---- options ----
 
 /// "ratio (1e-6 to 1, default 0.01), law (exp or gp, default exp)"
 std::string keys_of(const CodecTable& codec) {
-  if (codec.fields.empty()) return std::string(codec.info.name) + " has no keys";
-  std::string text = "keys of " + std::string(codec.info.name) + ": ";
+  if (codec.fields.empty()) return concat({codec.info.name, " has no keys"});
+  std::string text = concat({"keys of ", codec.info.name, ": "});
   for (const Field& field : codec.fields) {
     if (&field != codec.fields.data()) text += ", ";
-    text += std::string(field.name) + " (" + codecs::range_text(field) + ", default " +
-            codecs::value_text(field, field.fallback) + ")";
+    text += concat({field.name, " (", codecs::range_text(field), ", default ",
+                    codecs::value_text(field, field.fallback), ")"});
   }
   return text;
 }
@@ -122,8 +125,8 @@ Error unknown_key(const CodecTable& codec, std::string_view key) {
   std::vector<std::string_view> names;
   for (const Field& field : codec.fields) names.push_back(field.name);
   const auto near = codecs::nearest(key, names);
-  return {Errc::unknown_key, std::string(codec.info.name) + " has no key " + quoted(key),
-          (near.empty() ? "" : "did you mean '" + std::string(near) + "'? ") + keys_of(codec)};
+  return {Errc::unknown_key, concat({codec.info.name, " has no key ", quoted(key)}),
+          guess(near) + keys_of(codec)};
 }
 
 const Field* find_field(const CodecTable& codec, std::string_view key) {
@@ -138,20 +141,20 @@ Result<void> read_option(const CodecTable& codec, std::string_view spec, std::st
                          std::vector<const Field*>& given, void* params) {
   const std::size_t equals = option.find('=');
   if (equals == std::string_view::npos || equals == 0) {
-    return syntax(spec, quoted(option) + " is not key=value");
+    return syntax(spec, concat({quoted(option), " is not key=value"}));
   }
   const std::string_view key = option.substr(0, equals);
   const std::string_view value = option.substr(equals + 1);
   const Field* field = find_field(codec, key);
   if (field == nullptr) return unknown_key(codec, key);
   if (std::find(given.begin(), given.end(), field) != given.end()) {
-    return syntax(spec, "key " + quoted(key) + " is given twice");
+    return syntax(spec, concat({"key ", quoted(key), " is given twice"}));
   }
   given.push_back(field);
-  if (value.empty()) return syntax(spec, "key " + quoted(key) + " has no value");
+  if (value.empty()) return syntax(spec, concat({"key ", quoted(key), " has no value"}));
   if (auto read = codecs::read_member(*field, value, params); !read) {
     Error error = std::move(read).error();
-    error.message = "spec " + quoted(spec) + ": " + std::string(key) + "=" + error.message;
+    error.message = concat({"spec ", quoted(spec), ": ", key, "=", error.message});
     return error;
   }
   return {};
@@ -164,9 +167,9 @@ constexpr std::string_view kNoEf = "noef";
 
 Error unknown_modifier(std::string_view spec, std::string_view modifier) {
   const auto near = codecs::nearest(modifier, {kEf, kNoEf});
-  std::string what = "there is no modifier " + quoted(modifier);
-  if (!near.empty()) what += ", did you mean '" + std::string(near) + "'?";
-  Error error = syntax(spec, std::move(what));
+  std::string what = concat({"there is no modifier ", quoted(modifier)});
+  if (!near.empty()) what += concat({", did you mean '", near, "'?"});
+  Error error = syntax(spec, what);
   error.hint = "modifiers: +ef (error feedback on), +noef (off)";
   return error;
 }
@@ -191,8 +194,8 @@ std::string why_no_feedback(const Contract& contract) {
 
 Error feedback_refused(const CodecTable& codec, std::string_view spec, const Contract& contract) {
   return {Errc::unsupported,
-          "spec " + quoted(spec) + ": " + std::string(codec.info.name) +
-              " takes no error feedback: " + why_no_feedback(contract),
+          concat({"spec ", quoted(spec), ": ", codec.info.name,
+                  " takes no error feedback: ", why_no_feedback(contract)}),
           "leave +ef out"};
 }
 
@@ -202,7 +205,7 @@ Result<Spec> Spec::parse(std::string_view text) {
   if (text.size() > kMaxSpecLength) return syntax(text, "longer than 1024 characters");
   if (text.find('|') != std::string_view::npos) {
     return Error{Errc::unsupported,
-                 "spec " + quoted(text) + ": stages joined by '|' are not in this version",
+                 concat({"spec ", quoted(text), ": stages joined by '|' are not in this version"}),
                  "name one codec"};
   }
   auto modifiers = split(text, '+');
@@ -252,14 +255,14 @@ void Spec::finish() {
   for (const Field& field : codec_->fields) {
     if (field.get(params()) == field.get(defaults.bytes.data())) continue;
     canonical_ += separator;
-    canonical_ += std::string(field.name) + "=" + codecs::member_text(field, params());
+    canonical_ += concat({field.name, "=", codecs::member_text(field, params())});
     separator = ',';
   }
   if (feedback_ != contract().feedback_default) {
     canonical_ += "+";
     canonical_ += feedback_ ? kEf : kNoEf;
   }
-  hash_ = XXH3_64bits(canonical_.data(), canonical_.size());
+  hash_ = hash64(canonical_);
 }
 
 }  // namespace laconic

@@ -1,0 +1,222 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+#include "laconic/spec.h"
+
+#include <gtest/gtest.h>
+
+#include <set>
+#include <string>
+#include <vector>
+
+#include "codecs/field_text.h"
+#include "laconic/registry.h"
+
+namespace laconic {
+namespace {
+
+Error error_of(std::string_view text) {
+  const auto spec = Spec::parse(text);
+  EXPECT_FALSE(spec) << text;
+  return spec ? Error{Errc::ok, {}, {}} : spec.error();
+}
+
+void expect_same(const Spec& a, const Spec& b) {
+  EXPECT_EQ(&a.codec(), &b.codec());
+  EXPECT_EQ(a.feedback(), b.feedback());
+  EXPECT_EQ(a.canonical(), b.canonical());
+  EXPECT_EQ(a.hash(), b.hash());
+  for (const Field& field : a.codec().fields) {
+    EXPECT_EQ(field.get(a.params()), field.get(b.params())) << field.name;
+  }
+}
+
+/// Texts that a field should accept: the default, the ends of its range, points between, every
+/// word.
+std::vector<std::string> values_of(const Field& field) {
+  std::vector<std::string> texts{codecs::value_text(field, field.fallback)};
+  if (field.type == FieldType::real) {
+    for (const double t : {0.0, 1e-7, 0.1, 1.0 / 3, 0.77, 0.999}) {
+      texts.push_back(codecs::number_text(field.min + t * (field.max - field.min)));
+    }
+    if (!field.max_open) texts.push_back(codecs::number_text(field.max));
+    return texts;
+  }
+  for (const double value : {field.min, field.min + 1, field.max}) {
+    if (value <= field.max) texts.push_back(codecs::value_text(field, value));
+  }
+  return texts;
+}
+
+// ---- the field tables themselves ----
+
+TEST(Registry, FindsEveryCodecByNameAndId) {
+  for (const CodecTable* codec : all_codecs()) {
+    EXPECT_EQ(find_codec(codec->info.name), codec);
+    EXPECT_EQ(find_codec(codec->info.id), codec);
+  }
+  EXPECT_EQ(find_codec("no such codec"), nullptr);
+  EXPECT_EQ(find_codec(uint16_t{0xFFFF}), nullptr);
+}
+
+TEST(Registry, NameCardsAndFieldsAreComplete) {
+  for (const CodecTable* codec : all_codecs()) {
+    SCOPED_TRACE(std::string(codec->info.name));
+    EXPECT_FALSE(codec->info.summary.empty());
+    ParamBlock params{};
+    codec->defaults(params.bytes.data());
+    std::set<std::string_view> names;
+    for (const Field& field : codec->fields) {
+      SCOPED_TRACE(std::string(field.name));
+      EXPECT_TRUE(names.insert(field.name).second) << "two fields of one name";
+      EXPECT_FALSE(field.help.empty());
+      EXPECT_LE(field.min, field.max);
+      EXPECT_GE(field.fallback, field.min);
+      EXPECT_LE(field.fallback, field.max);
+      ParamBlock fallback{};
+      field.set(fallback.bytes.data(), field.fallback);
+      EXPECT_EQ(field.get(params.bytes.data()), field.get(fallback.bytes.data()))
+          << "the field table and Params{} give different defaults";
+    }
+  }
+}
+
+// ---- canonical form ----
+
+TEST(Spec, DefaultsAreJustTheName) {
+  for (const CodecTable* codec : all_codecs()) {
+    EXPECT_EQ(Spec::defaults(*codec).canonical(), codec->info.name);
+    const auto parsed = Spec::parse(codec->info.name);
+    ASSERT_TRUE(parsed);
+    expect_same(*parsed, Spec::defaults(*codec));
+  }
+}
+
+TEST(Spec, CanonicalFormReadsBackTheSame) {
+  for (const CodecTable* codec : all_codecs()) {
+    for (const Field& field : codec->fields) {
+      for (const std::string& value : values_of(field)) {
+        const std::string text =
+            std::string(codec->info.name) + ":" + std::string(field.name) + "=" + value;
+        const auto spec = Spec::parse(text);
+        ASSERT_TRUE(spec) << text << ": " << spec.error().message;
+        const auto again = Spec::parse(spec->canonical());
+        ASSERT_TRUE(again) << spec->canonical() << ": " << again.error().message;
+        expect_same(*spec, *again);
+      }
+    }
+  }
+}
+
+TEST(Spec, OrderOfOptionsDoesNotMatter) {
+  for (const CodecTable* codec : all_codecs()) {
+    std::string forward, backward;
+    for (const Field& field : codec->fields) {
+      const std::string option = std::string(field.name) + "=" + values_of(field).back();
+      forward += (forward.empty() ? "" : ",") + option;
+      backward = option + (backward.empty() ? "" : ",") + backward;
+    }
+    if (forward.empty()) continue;
+    const auto a = Spec::parse(std::string(codec->info.name) + ":" + forward);
+    const auto b = Spec::parse(std::string(codec->info.name) + ":" + backward);
+    ASSERT_TRUE(a) << a.error().message;
+    ASSERT_TRUE(b);
+    expect_same(*a, *b);
+  }
+}
+
+TEST(Spec, FeedbackShowsOnlyWhenItIsNotTheDefault) {
+  for (const CodecTable* codec : all_codecs()) {
+    const std::string name(codec->info.name);
+    const Contract contract = Spec::defaults(*codec).contract();
+    const auto off = Spec::parse(name + "+noef");
+    ASSERT_TRUE(off);
+    EXPECT_FALSE(off->feedback());
+    EXPECT_EQ(off->canonical(), contract.feedback_default ? name + "+noef" : name);
+    const auto on = Spec::parse(name + "+ef");
+    if (contract.feedback == Feedback::never) {
+      ASSERT_FALSE(on);
+      EXPECT_EQ(on.error().code, Errc::unsupported);
+      EXPECT_NE(on.error().message.find("no error feedback"), std::string::npos);
+    } else {
+      ASSERT_TRUE(on);
+      EXPECT_TRUE(on->feedback());
+      EXPECT_EQ(on->canonical(), contract.feedback_default ? name : name + "+ef");
+    }
+  }
+}
+
+TEST(Spec, HashesDiffer) {
+  std::set<uint64_t> hashes;
+  for (const CodecTable* codec : all_codecs()) {
+    EXPECT_TRUE(hashes.insert(Spec::defaults(*codec).hash()).second);
+  }
+}
+
+// ---- errors ----
+
+TEST(SpecErrors, Syntax) {
+  for (const char* text : {"", ":", ":s=1", "+ef", "=", "none:", "none:a", "none:=1", "none:,",
+                           "none+", "none+ef+ef", "none+ef+noef", "none+EF", "none+momentum"}) {
+    EXPECT_EQ(error_of(text).code, Errc::spec_syntax) << text;
+  }
+  EXPECT_EQ(error_of(std::string(5000, 'a')).code, Errc::spec_syntax);
+}
+
+TEST(SpecErrors, UnknownNames) {
+  const Error error = error_of("non");
+  EXPECT_EQ(error.code, Errc::unknown_codec);
+  EXPECT_NE(error.hint.find("did you mean 'none'"), std::string::npos) << error.hint;
+  EXPECT_NE(error.hint.find("laconic list"), std::string::npos);
+  EXPECT_EQ(error_of("None").code, Errc::unknown_codec);
+  EXPECT_EQ(error_of(" none").code, Errc::unknown_codec);
+  EXPECT_EQ(error_of(std::string_view("none\0", 5)).code, Errc::unknown_codec);
+}
+
+TEST(SpecErrors, NamesOfOtherProgramsAreExplained) {
+  EXPECT_EQ(error_of("auto").code, Errc::unknown_codec);
+  EXPECT_NE(error_of("auto").hint.find("does not choose"), std::string::npos);
+  EXPECT_NE(error_of("qsgd:levels=16").hint.find("int8"), std::string::npos);
+  EXPECT_NE(error_of("threelc").hint.find("3lc"), std::string::npos);
+}
+
+TEST(SpecErrors, StagesAreReserved) {
+  const Error error = error_of("none|zstd");
+  EXPECT_EQ(error.code, Errc::unsupported);
+  EXPECT_NE(error.message.find("not in this version"), std::string::npos);
+}
+
+TEST(SpecErrors, UnknownKeyListsKeysWithRanges) {
+  const Error error = error_of("topk:ration=0.1");
+  EXPECT_EQ(error.code, Errc::unknown_key);
+  EXPECT_NE(error.hint.find("did you mean 'ratio'"), std::string::npos) << error.hint;
+  EXPECT_NE(error.hint.find("to 1"), std::string::npos) << error.hint;
+  EXPECT_EQ(error_of("none:ratio=1").hint, "none has no keys");
+}
+
+TEST(SpecErrors, DuplicateKeys) {
+  const Error error = error_of("topk:ratio=0.1,ratio=0.1");
+  EXPECT_EQ(error.code, Errc::spec_syntax);
+  EXPECT_NE(error.message.find("twice"), std::string::npos);
+}
+
+TEST(SpecErrors, OutOfRangeNamesRangeAndDefault) {
+  const Error error = error_of("topk:ratio=2");
+  EXPECT_EQ(error.code, Errc::value_out_of_range);
+  EXPECT_NE(error.message.find("topk:ratio=2"), std::string::npos);
+  EXPECT_NE(error.hint.find("default"), std::string::npos);
+  EXPECT_EQ(error_of("3lc:s=1.99999999").code, Errc::value_out_of_range);  // 2.0 in a float
+}
+
+TEST(SpecErrors, MessagesArePrintable) {
+  const Error error = error_of("\x1b[31m\n");
+  for (const char c : error.message + error.hint) EXPECT_TRUE(c >= ' ' && c <= '~');
+}
+
+TEST(Spec, Examples) {
+  EXPECT_EQ(Spec::parse("topk:ratio=1e-2+ef")->canonical(),
+            Spec::parse("topk:ratio=0.01")->canonical());
+  EXPECT_EQ(Spec::parse("topk:ratio=0.05")->canonical(), "topk:ratio=0.05");
+  EXPECT_EQ(Spec::parse("3lc:s=1.5+noef")->canonical(), "3lc:s=1.5+noef");
+}
+
+}  // namespace
+}  // namespace laconic
