@@ -2,6 +2,17 @@
 #
 # One executable and one ctest entry per folder of tests: starting a process per case would cost more than the cases.
 
+# Build targets: all test programs, and those that ThreadSanitizer has something to say about (ctest label threads).
+set(LACONIC_THREADED_TESTS
+  test_base test_kernels test_transport test_collective test_session test_capi test_distributed)
+if(BUILD_TESTING)
+  add_custom_target(laconic_tests)
+  add_custom_target(laconic_threaded_tests)
+  if(NOT LACONIC_FUZZ)
+    find_package(GTest REQUIRED)
+  endif()
+endif()
+
 # laconic_test(NAME LABEL DEPS SOURCES...): a GoogleTest executable.
 function(laconic_test NAME LABEL DEPS)
   add_executable(${NAME} ${ARGN})
@@ -12,6 +23,11 @@ function(laconic_test NAME LABEL DEPS)
     laconic_flags laconic_test_support ${DEPS} laconic_program_deps GTest::gmock GTest::gtest_main)
   add_test(NAME ${NAME} COMMAND ${NAME} --gtest_brief=1)
   set_tests_properties(${NAME} PROPERTIES LABELS ${LABEL} TIMEOUT 900)
+  add_dependencies(laconic_tests ${NAME})
+  if(NAME IN_LIST LACONIC_THREADED_TESTS)
+    set_property(TEST ${NAME} APPEND PROPERTY LABELS threads)
+    add_dependencies(laconic_threaded_tests ${NAME})
+  endif()
 endfunction()
 
 # tests/support: helpers without a dependency of their own, so that the tests of a low module can use them.
@@ -38,11 +54,12 @@ function(laconic_unit_tests)
   endforeach()
 endfunction()
 
-# tests/<folder>/*_test.cc -> test_<folder>, linking everything.
-function(laconic_folder_tests FOLDER)
+# tests/<folder>/*_test.cc -> test_<last part of folder>, linking DEPS.
+function(laconic_folder_tests FOLDER DEPS)
   file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/${FOLDER}/*_test.cc)
+  get_filename_component(name ${FOLDER} NAME)
   if(sources)
-    laconic_test(test_${FOLDER} ${FOLDER} laconic_all ${sources})
+    laconic_test(test_${name} ${name} "${DEPS}" ${sources})
   endif()
 endfunction()
 
@@ -58,10 +75,11 @@ function(laconic_fuzz_targets)
     target_link_libraries(${target} PRIVATE laconic_flags laconic_all)
     if(LACONIC_FUZZ)
       target_link_options(${target} PRIVATE -fsanitize=fuzzer)
-      set_property(GLOBAL APPEND PROPERTY LACONIC_FUZZ_TARGETS ${target})
+      add_dependencies(laconic_tests ${target})
       continue()
     endif()
     target_sources(${target} PRIVATE ${dir}/replay_main.cc)
+    add_dependencies(laconic_tests ${target})
     add_test(NAME ${target} COMMAND ${target} ${dir}/corpus/${name})
     set_tests_properties(${target} PROPERTIES LABELS fuzz TIMEOUT 600)
   endforeach()
@@ -81,10 +99,14 @@ function(laconic_all_tests)
   if(LACONIC_FUZZ)
     return()  # that build is for libFuzzer alone
   endif()
-  find_package(GTest REQUIRED)
   laconic_test_support()
   laconic_unit_tests()
-  laconic_folder_tests(conformance)
-  laconic_folder_tests(distributed)
+  laconic_folder_tests(conformance laconic_all)
+  laconic_folder_tests(distributed laconic_all)
+  get_property(tools GLOBAL PROPERTY LACONIC_TOOL_LIBRARIES)
+  if(tools)
+    laconic_folder_tests(unit/tools "${tools}")
+    laconic_folder_tests(lab "${tools}")
+  endif()
   laconic_example_tests()
 endfunction()
