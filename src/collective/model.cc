@@ -15,7 +15,7 @@ namespace {
 constexpr uint64_t kRoundBytes = 32 * 1024;
 
 uint64_t hash_text(std::string_view text) {
-  return base::hash64(Bytes(reinterpret_cast<const uint8_t*>(text.data()), text.size()));
+  return hash64(Bytes(reinterpret_cast<const uint8_t*>(text.data()), text.size()));
 }
 
 Unit whole_unit(const Parameter& p) { return {p.count(), p.rows, p.cols, hash_text(p.name), 0}; }

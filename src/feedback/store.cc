@@ -1,0 +1,71 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+#include "feedback/store.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace laconic::feedback {
+
+Result<std::span<float>> Store::add(StateKind kind, std::string name, uint64_t count) {
+  const auto taken = [&](const Entry& e) { return e.name == name; };
+  if (std::any_of(entries_.begin(), entries_.end(), taken)) {
+    return Error{Errc::invalid_argument, "state " + name + " exists twice", {}};
+  }
+  Arena arena;
+  if (!arena.reserve(std::max<uint64_t>(count, 1) * sizeof(float))) {
+    return Error{Errc::out_of_memory, "no memory for " + name + ", " + std::to_string(count) + " floats",
+                 "error feedback needs one float per compressed element; +noef does without"};
+  }
+  const std::span<float> values(reinterpret_cast<float*>(arena.bytes().data()), count);
+  std::fill(values.begin(), values.end(), 0.0F);
+  memory_.push_back(std::move(arena));
+  entries_.push_back({std::move(name), kind, values});
+  return values;
+}
+
+void Store::scale_residuals(float factor) noexcept {
+  for (Entry& entry : entries_) {
+    if (entry.kind == StateKind::codec_state) continue;
+    for (float& x : entry.values) x *= factor;
+  }
+}
+
+double Store::residual_norm() const noexcept {
+  double sum = 0;
+  for (const Entry& entry : entries_) {
+    if (entry.kind != StateKind::residual) continue;
+    for (const float x : entry.values) sum += static_cast<double>(x) * static_cast<double>(x);
+  }
+  return std::sqrt(sum);
+}
+
+Result<void> accepts(const StateHeader& mine, const StateHeader& saved) {
+  const auto number = [](auto x) { return std::to_string(x); };
+  if (saved.version != mine.version) {
+    return Error{Errc::state_version, "state has version " + number(saved.version) + ", this library reads " +
+                 number(mine.version), "load it with the version that wrote it, flush() and save again"};
+  }
+  if (saved.world != mine.world) {
+    return Error{Errc::state_world, "state was saved by " + number(saved.world) + " ranks, this group has " +
+                 number(mine.world), "flush() before the last checkpoint, then start without the old state"};
+  }
+  if (saved.rank != mine.rank) {
+    return Error{Errc::state_rank, "state of rank " + number(saved.rank) + " given to rank " + number(mine.rank),
+                 "residuals differ by rank: save and load one state per rank"};
+  }
+  if (saved.model_hash != mine.model_hash) {
+    return Error{Errc::state_model, "state belongs to another model (parameter names or shapes differ)",
+                 "load it into the model that wrote it"};
+  }
+  if (saved.spec != mine.spec) {
+    return Error{Errc::state_spec, "state was saved under '" + saved.spec + "', this run uses '" + mine.spec + "'",
+                 "attach with the saved spec, or flush() before changing it"};
+  }
+  if (saved.agreement != mine.agreement) {
+    return Error{Errc::state_spec, "state was saved under other settings (seed, small_elements or strategy)",
+                 "attach with the settings that wrote it"};
+  }
+  return {};
+}
+
+}  // namespace laconic::feedback

@@ -1,0 +1,63 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// Everything a rank remembers between steps, as named float arrays: residuals of its own gradients, residuals of the
+// means it owns, codec state. One object owns it, so that saving, restoring, scaling and flushing are loops over it.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/arena.h"
+#include "laconic/error.h"
+
+namespace laconic::feedback {
+
+enum class StateKind : uint8_t {
+  residual,        ///< own error feedback of a parameter, in units of the gradient
+  owner_residual,  ///< error feedback of a mean that this rank owns
+  codec_state,     ///< warm starts, adaptive stages: no unit
+};
+
+class Store {
+ public:
+  struct Entry {
+    std::string name;
+    StateKind kind = StateKind::residual;
+    std::span<float> values;
+  };
+
+  /// A zeroed array that lives as long as the store. Names are unique: "residual/fc1.weight".
+  Result<std::span<float>> add(StateKind kind, std::string name, uint64_t count);
+
+  [[nodiscard]] const std::deque<Entry>& entries() const noexcept { return entries_; }
+  /// Multiplies every residual by `factor`: the unit of the gradients has changed (AMP loss scale).
+  void scale_residuals(float factor) noexcept;
+  /// sqrt of the sum of squares over the own residuals.
+  [[nodiscard]] double residual_norm() const noexcept;
+
+ private:
+  std::deque<Entry> entries_;
+  std::vector<Arena> memory_;
+};
+
+/// What a state file says about itself.
+struct StateHeader {
+  uint32_t version = 1;
+  uint32_t rank = 0;
+  uint32_t world = 1;
+  uint64_t model_hash = 0;
+  uint64_t agreement = 0;
+  std::string spec;
+};
+
+inline constexpr uint32_t kStateVersion = 1;
+
+/// Is a state that was saved under `saved` the one that `mine` continues? Another version, rank, world, model or spec
+/// is an error that says so.
+Result<void> accepts(const StateHeader& mine, const StateHeader& saved);
+
+}  // namespace laconic::feedback
