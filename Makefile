@@ -1,0 +1,44 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+#
+# Short names for what scripts/ and the CMake presets do; nothing is decided here.
+SHELL := /bin/bash
+JOBS ?= $(shell nproc)
+PRESET ?= release
+TIER ?= all
+SECONDS_EACH ?= 60
+
+.DEFAULT_GOAL := help
+.PHONY: help demo build test bench fuzz format clean
+
+help:  ## this list
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+demo:  ## train with and without compression over a slow link; RATE= WORKERS= SPECS= SEEDS= change it
+	@scripts/bootstrap
+	@scripts/build release laconic_c laconic_cli
+	@.venv/bin/python examples/demo/run.py \
+	  $(if $(RATE),--rate "$(RATE)") $(if $(WORKERS),--workers "$(WORKERS)") \
+	  $(if $(SPECS),--specs "$(SPECS)") $(if $(SEEDS),--seeds "$(SEEDS)")
+
+build:  ## the library, the command, tests, benchmarks; PRESET= chooses another preset
+	@scripts/bootstrap
+	@scripts/build $(PRESET)
+
+test:  ## everything that must hold before a change goes in; TIER=quick for the short version
+	@scripts/test $(TIER)
+
+bench:  ## build and run the benchmarks in bench/
+	@scripts/bootstrap
+	@scripts/build release
+	@shopt -s nullglob; for b in build/release/bin/*_bench; do echo "== $${b##*/}"; $$b || exit 1; done
+
+fuzz:  ## run every libFuzzer target for SECONDS_EACH= (60) seconds; needs clang
+	@scripts/bootstrap
+	@scripts/fuzz $(SECONDS_EACH)
+
+format:  ## lay out all C++ and CUDA sources with clang-format 14
+	@scripts/bootstrap
+	@scripts/format
+
+clean:  ## remove build/ (the Python environment .venv stays)
+	rm -rf build
