@@ -1,0 +1,14 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""Run inside an environment that holds nothing but the laconic wheel."""
+
+import importlib.util
+import sys
+
+for absent in ("torch", "numpy"):
+    assert importlib.util.find_spec(absent) is None, f"{absent} is here, so this proves nothing"
+
+import laconic  # noqa: E402
+
+assert "site-packages" in laconic.__file__, laconic.__file__
+assert not {"torch", "numpy"} & set(sys.modules)
+print(f"Python: laconic {laconic.__version__} without torch and numpy")
