@@ -1,0 +1,142 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// The parts of `laconic lab` that are pure functions: units, schedule, command line, kernel
+// counters.
+#include <gtest/gtest.h>
+
+#include "lab/counters.h"
+#include "lab/network.h"
+#include "lab/options.h"
+#include "lab/units.h"
+
+namespace laconic::lab {
+namespace {
+
+using std::chrono::milliseconds;
+
+TEST(LabRate, ReadsUnitsAsPowersOfThousand) {
+  EXPECT_EQ(*parse_rate("50mbit"), 50'000'000U);
+  EXPECT_EQ(*parse_rate("2.5 Gbit"), 2'500'000'000U);
+  EXPECT_EQ(*parse_rate("64kbit"), 64'000U);
+  EXPECT_EQ(*parse_rate("9000bit"), 9'000U);
+  EXPECT_EQ(*parse_rate("off"), kUnshaped);
+}
+
+TEST(LabRate, RefusesWhatIsNotARateAndNamesTheUnits) {
+  for (const char* text :
+       {"", "50", "mbit", "50mb", "50mbps", "-1mbit", "1e99gbit", "nan mbit", "0mbit", "7kbit"})
+    EXPECT_FALSE(parse_rate(text)) << text;
+  const auto bad = parse_rate("50mbps");
+  EXPECT_EQ(bad.error().code, Errc::invalid_argument);
+  EXPECT_NE(bad.error().message.find("mbps"), std::string::npos);
+  EXPECT_NE(bad.error().hint.find("kbit, mbit, gbit"), std::string::npos);
+}
+
+TEST(LabRate, FormatsBack) {
+  for (const char* text : {"50mbit", "2.5gbit", "64kbit", "off", "10gbit"})
+    EXPECT_EQ(format_rate(*parse_rate(text)), text);
+}
+
+TEST(LabSize, ReadsUnitsAsPowersOf1024) {
+  EXPECT_EQ(*parse_size("64kb"), 65536U);
+  EXPECT_EQ(*parse_size("64k"), 65536U);
+  EXPECT_EQ(*parse_size("1mb"), 1048576U);
+  EXPECT_EQ(*parse_size("1514"), 1514U);
+  EXPECT_EQ(format_size(65536), "64kb");
+  EXPECT_FALSE(parse_size("64kbit"));
+  EXPECT_FALSE(parse_size("9gb"));
+}
+
+TEST(LabTime, ReadsUnits) {
+  EXPECT_EQ(*parse_time("10ms"), milliseconds(10));
+  EXPECT_EQ(*parse_time("1.5s"), milliseconds(1500));
+  EXPECT_EQ(*parse_time("20"), milliseconds(20'000));
+  EXPECT_EQ(*parse_time("2min"), milliseconds(120'000));
+  EXPECT_FALSE(parse_time("3 fortnights"));
+}
+
+TEST(LabShare, ReadsPercent) {
+  EXPECT_DOUBLE_EQ(*parse_share("1%"), 0.01);
+  EXPECT_DOUBLE_EQ(*parse_share("0.05 %"), 0.0005);
+  for (const char* text : {"", "%", "1", "0.01", "100%", "-1%", "1%%", "nan%"})
+    EXPECT_FALSE(parse_share(text)) << text;
+}
+
+TEST(LabSchedule, ReadsEntries) {
+  const auto schedule = parse_schedule("t=0 100mbit, t=20 10mbit,t=500ms 1gbit");
+  EXPECT_FALSE(schedule) << "times must increase";
+  const std::vector<RateChange> expected{{milliseconds(0), 100'000'000},
+                                         {milliseconds(20'000), kUnshaped}};
+  EXPECT_EQ(*parse_schedule("t=0 100mbit, t=20s off"), expected);
+}
+
+TEST(LabSchedule, RefusesOtherText) {
+  for (const char* text : {"", "100mbit", "t=0", "t=0 ", "0 100mbit", "t=x 1mbit", "t=0 1mbit,",
+                           "t=0 1mbit; t=1 2mbit"})
+    EXPECT_FALSE(parse_schedule(text)) << text;
+}
+
+TEST(LabLoss, DropsTheGivenShareOfRandomNumbers) {
+  EXPECT_EQ(loss_bytecode(0.25), "4,32 0 0 4294963256,37 0 1 1073741824,6 0 0 4294967295,6 0 0 2");
+}
+
+TEST(LabOptions, CommandFollowsTheDashes) {
+  const auto o =
+      parse_options({"--hosts", "4", "--rate", "50mbit", "--", "python", "x.py", "--json"});
+  ASSERT_TRUE(o);
+  EXPECT_EQ(o->hosts, 4);
+  EXPECT_EQ(o->shaping.rate, 50'000'000U);
+  EXPECT_EQ(o->shaping.burst, 65536U);
+  EXPECT_EQ(o->command, (std::vector<std::string>{"python", "x.py", "--json"}));
+  EXPECT_FALSE(o->json);
+  EXPECT_TRUE(o->pin);
+}
+
+TEST(LabOptions, FirstScheduleEntryIsTheFirstRate) {
+  EXPECT_EQ(parse_options({"--schedule", "t=0 1mbit, t=1 2mbit", "--", "x"})->shaping.rate,
+            1'000'000U);
+  EXPECT_EQ(parse_options({"--rate", "3mbit", "--schedule", "t=1 2mbit", "--", "x"})->shaping.rate,
+            3'000'000U);
+}
+
+TEST(LabOptions, UsageErrors) {
+  const std::vector<std::vector<std::string>> lines{
+      {},
+      {"--hosts", "4"},
+      {"python", "x.py"},
+      {"--hosts", "0", "--", "x"},
+      {"--hosts", "many", "--", "x"},
+      {"--unknown", "--", "x"},
+      {"--rate", "fast", "--", "x"},
+      {"--burst", "100b", "--", "x"},
+      {"--queue", "1kb", "--", "x"},
+      {"--loss", "2", "--", "x"},
+      {"--emulate", "--delay", "1ms", "--", "x"},
+      {"--port", "70000", "--", "x"},
+  };
+  for (const auto& words : lines) {
+    const auto o = parse_options(words);
+    ASSERT_FALSE(o) << ::testing::PrintToString(words);
+    EXPECT_EQ(o.error().code, Errc::invalid_argument);
+  }
+}
+
+TEST(LabCounters, ReadsTheKernelsTable) {
+  const auto found = parse_net_dev(
+      "Inter-|   Receive                                                |  Transmit\n"
+      " face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs "
+      "drop fifo\n"
+      "    lo:       1       2    0    0    0     0          0         0        3       4    0    "
+      "0    0\n"
+      " port0: 5000000000   60    0    0    0     0          0         0       70      80    0    "
+      "0    0\n"
+      " short: 1 2 3\n");
+  ASSERT_EQ(found.size(), 2U);
+  EXPECT_EQ(found.at("port0").rx_bytes, 5'000'000'000U);
+  EXPECT_EQ(found.at("port0").rx_packets, 60U);
+  EXPECT_EQ(found.at("port0").tx_bytes, 70U);
+  EXPECT_EQ(found.at("port0").tx_packets, 80U);
+}
+
+}  // namespace
+}  // namespace laconic::lab

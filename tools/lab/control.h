@@ -1,0 +1,46 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// How a running COMMAND talks to the lab: one line to the socket named by LACONIC_LAB_CONTROL, one
+// JSON line back.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "lab/event_loop.h"
+#include "lab/process.h"
+
+namespace laconic::lab {
+
+class ControlServer {
+ public:
+  /// Answers one request line of `rank`. The answer is sent when the change has been made.
+  using Handler = std::function<std::string(int rank, std::string_view line)>;
+
+  ControlServer(EventLoop& loop, Handler handler) : loop_(loop), handler_(std::move(handler)) {}
+
+  /// Listens on `folder`/laconic-lab.sock for the COMMAND of `rank`.
+  Result<void> listen_in(const std::string& folder, int rank);
+
+ private:
+  void accept_on(int listener, int rank);
+  void read_from(int fd, int rank);
+  void close_connection(int fd);
+
+  EventLoop& loop_;
+  Handler handler_;
+  std::vector<Fd> listeners_;
+  struct Connection {
+    Fd fd;
+    std::string pending;
+  };
+  std::map<int, Connection> connections_;
+};
+
+/// The client: sends `line` to the socket at `path` and returns the answer.
+Result<std::string> send_control(const std::string& path, std::string_view line);
+
+}  // namespace laconic::lab

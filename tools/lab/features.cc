@@ -1,0 +1,133 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+#include "lab/features.h"
+
+#include <unistd.h>
+
+#include <iostream>
+
+#include "lab/mounts.h"
+#include "lab/network.h"
+#include "lab/process.h"
+
+namespace laconic::lab {
+namespace {
+
+/// The flags in the order of the struct, as letters: what a probing child sends to its parent.
+std::string encode(const Features& f) {
+  std::string text;
+  for (const bool flag : {f.permitted, f.mounts, f.veth, f.tbf, f.loss, f.netem})
+    text += flag ? '1' : '0';
+  return text;
+}
+
+Features decode(const std::string& t) {
+  if (t.size() != 6) return {};
+  return {t[0] == '1', t[1] == '1', t[2] == '1', t[3] == '1', t[4] == '1', t[5] == '1'};
+}
+
+Features probe_inside() {
+  const auto works = [](const std::string& program, const std::string& lines) {
+    return run_tool({program, "-batch", "-"}, lines).ok();
+  };
+  Features f;
+  f.permitted = true;
+  f.mounts = make_private_mounts(1, hosts_file(1)).ok();
+  f.veth = works("ip",
+                 "link add name br0 type bridge\nlink add name lab0 type veth peer name lab1\n"
+                 "link set lab0 master br0 up\n");
+  f.tbf = works("tc", "qdisc add dev lab0 root handle 1: tbf rate 8mbit burst 64kb limit 1mb\n");
+  f.loss = works(
+      "tc",
+      "qdisc add dev lab0 clsact\nfilter add dev lab0 ingress protocol all bpf da bytecode \"" +
+          loss_bytecode(0.01) + "\"\n");
+  f.netem = works("tc", "qdisc add dev lab1 root netem delay 1ms\n");
+  return f;
+}
+
+Json to_json(const Features& f) {
+  return {{"namespaces", f.permitted},
+          {"mounts", f.mounts},
+          {"bridge_and_veth", f.veth},
+          {"tbf", f.tbf},
+          {"loss", f.loss ? Json("cls_bpf") : Json()},
+          {"netem", f.netem},
+          {"usable", f.usable()}};
+}
+
+std::string line(const std::string& name, const std::string& root, const std::string& user) {
+  const auto cell = [](std::string text, std::size_t width) {
+    text.resize(std::max(width, text.size()), ' ');
+    return text;
+  };
+  return cell(name, 34) + cell(root, 10) + user + "\n";
+}
+
+std::string check_table(const Features& root, const Features& user) {
+  const auto row = [&](const char* name, bool Features::*flag) {
+    return line(name, root.*flag ? "yes" : "no", user.*flag ? "yes" : "no");
+  };
+  return line("", "as root", "as a user") + row("namespaces", &Features::permitted) +
+         row("private /dev/shm and /etc/hosts", &Features::mounts) +
+         row("bridge, veth", &Features::veth) + row("--rate (tbf)", &Features::tbf) +
+         row("--loss (cls_bpf)", &Features::loss) + row("--delay (netem)", &Features::netem);
+}
+
+Error lacks(const std::string& what, const std::string& hint) {
+  return Error{Errc::unsupported, what,
+               hint + "; laconic lab --check shows what this machine can do"};
+}
+
+}  // namespace
+
+Features probe(Isolation isolation) {
+  auto pipe = make_pipe();
+  if (!pipe) return {};
+  const int answer = pipe->write.get();
+  const auto status = run_sandboxed(isolation, [answer](int) {
+    write_all(answer, encode(probe_inside()));
+    return 0;
+  });
+  pipe->write.reset();
+  return status && *status == 0 ? decode(read_all(pipe->read.get())) : Features{};
+}
+
+std::optional<Error> missing_for(const Options& o, const Features& f) {
+  if (!f.mounts || !f.veth)
+    return lacks("the kernel does not let us make mounts, bridges and veth pairs in a namespace",
+                 "run as root, load the modules bridge and veth, or use --emulate");
+  const bool shaped = o.shaping.rate != kUnshaped || !o.schedule.empty();
+  if (shaped && !f.tbf)
+    return lacks("this kernel has no token bucket filter, which --rate needs",
+                 "load the module sch_tbf, or use --emulate");
+  if (o.shaping.loss > 0 && !f.loss)
+    return lacks("this kernel cannot drop packets at random, which --loss needs",
+                 "load the modules sch_ingress and cls_bpf");
+  if (o.shaping.delay.count() > 0 && !f.netem)
+    return lacks("this kernel has no netem, which --delay needs",
+                 "load the module sch_netem, or leave out --delay");
+  return std::nullopt;
+}
+
+int print_check(bool json) {
+  const bool tools = !find_program("ip").empty() && !find_program("tc").empty();
+  const bool is_root = geteuid() == 0;
+  const Features root = is_root ? probe(Isolation::root) : Features{};
+  const Features user = probe(Isolation::user);
+  const bool usable = tools && (root.usable() || user.usable());
+  if (json) {
+    std::cout << Json{{"usable", usable},
+                      {"iproute2", tools},
+                      {"root", is_root ? to_json(root) : Json()},
+                      {"user_namespace", to_json(user)}}
+                     .dump(2)
+              << "\n";
+  } else {
+    std::cout << (is_root ? "" : "not root: the first column is not tried\n")
+              << check_table(root, user)
+              << line("programs ip and tc", tools ? "yes" : "missing: apt install iproute2", "")
+              << (usable ? "a lab can run here\n" : "no lab here: use --emulate\n");
+  }
+  return usable ? 0 : 1;
+}
+
+}  // namespace laconic::lab

@@ -1,0 +1,111 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+#include "lab/lab.h"
+
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <cstdlib>
+#include <iostream>
+
+#include "lab/control.h"
+#include "lab/features.h"
+#include "lab/sandbox.h"
+#include "lab/supervisor.h"
+
+namespace laconic::lab {
+namespace {
+
+int fail(const Error& error, bool json) {
+  if (json)
+    std::cout << Json{{"error", to_json(error)}}.dump(2) << std::endl;
+  else
+    std::cerr << to_text(error) << std::flush;
+  return exit_status(error);
+}
+
+int print(const Report& report, bool json) {
+  if (json)
+    std::cout << to_json(report).dump(2) << std::endl;
+  else
+    std::cerr << to_text(report) << std::flush;
+  return report.error ? exit_status(*report.error) : 0;
+}
+
+int send(const Options& options) {
+  const char* path = std::getenv("LACONIC_LAB_CONTROL");
+  if (path == nullptr)
+    return fail({Errc::invalid_argument, "LACONIC_LAB_CONTROL is not set",
+                 "--send works inside a lab only"},
+                options.json);
+  const auto answer = send_control(path, options.send);
+  if (!answer) return fail(answer.error(), options.json);
+  std::cout << *answer << std::endl;
+  const Json parsed = Json::parse(*answer, nullptr, false);
+  return !parsed.is_discarded() && parsed.value("ok", false) ? 0 : 1;
+}
+
+/// A port that is free on loopback now: emulated hosts share the machine's ports.
+int free_port() {
+  const Fd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof address;
+  auto* generic = reinterpret_cast<sockaddr*>(&address);
+  if (bind(fd.get(), generic, size) != 0 || getsockname(fd.get(), generic, &size) != 0)
+    return 29500;
+  return ntohs(address.sin_port);
+}
+
+/// The inside of the sandbox: network, COMMANDs, report.
+int live(const Options& options, Isolation isolation, int lifeline) {
+  auto link = options.emulate ? make_loopback_link(options) : make_kernel_link(options.hosts);
+  if (!link) return fail(link.error(), options.json);
+  Supervisor supervisor(options, std::move(*link));
+  Report report = supervisor.run(lifeline);
+  report.isolation = isolation_name(isolation);
+  return print(report, options.json);
+}
+
+Result<Isolation> isolation_for(const Options& options) {
+  if (options.emulate) return Isolation::none;
+  for (const char* tool : {"ip", "tc"})
+    if (find_program(tool).empty())
+      return Error{
+          Errc::unsupported, std::string("the program '") + tool + "' is missing",
+          "apt install iproute2 (Debian, Ubuntu); dnf install iproute iproute-tc (Fedora)"};
+  const auto isolation = choose_isolation();
+  if (!isolation) return isolation;
+  if (auto missing = missing_for(options, probe(*isolation))) return *missing;
+  return isolation;
+}
+
+int run(Options options) {
+  if (find_program(options.command.front()).empty())
+    return fail({Errc::invalid_argument, "there is no program '" + options.command.front() + "'",
+                 "COMMAND is looked up in PATH"},
+                options.json);
+  if (options.emulate && !options.port_given) options.port = free_port();
+  const auto isolation = isolation_for(options);
+  if (!isolation) return fail(isolation.error(), options.json);
+  const auto status =
+      run_sandboxed(*isolation, [&](int lifeline) { return live(options, *isolation, lifeline); });
+  return status ? *status : fail(status.error(), options.json);
+}
+
+}  // namespace
+
+int lab_main(int argc, char** argv) {
+  const std::vector<std::string> words(argv, argv + argc);
+  const auto options = parse_options(words);
+  if (!options) return fail(options.error(), wants_json(words));
+  if (!options->help.empty()) {
+    std::cout << options->help;
+    return 0;
+  }
+  if (options->check) return print_check(options->json);
+  if (!options->send.empty()) return send(*options);
+  return run(*options);
+}
+
+}  // namespace laconic::lab

@@ -1,0 +1,59 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// The network between the hosts, as the rest of the lab sees it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "lab/options.h"
+#include "laconic/error.h"
+
+namespace laconic::lab {
+
+/// What one host has sent and received since its COMMAND started.
+struct PortCounters {
+  uint64_t tx_bytes = 0, rx_bytes = 0, tx_packets = 0, rx_packets = 0;
+};
+
+using Variables = std::vector<std::pair<std::string, std::string>>;
+
+class Link {
+ public:
+  virtual ~Link() = default;
+
+  /// "kernel" or "emulated": what every table says about where the figures come from.
+  [[nodiscard]] virtual std::string_view shaped_by() const = 0;
+
+  /// Applies to all ports, now; packets that wait in a queue are kept.
+  virtual Result<void> shape(const Shaping& shaping) = 0;
+
+  /// One entry per host; none when hosts have no port of their own.
+  [[nodiscard]] virtual Result<std::vector<PortCounters>> counters() = 0;
+
+  [[nodiscard]] virtual std::string address(int rank) const = 0;
+
+  /// Environment of the COMMAND of `rank` that depends on the network.
+  [[nodiscard]] virtual Variables environment(int rank) const = 0;
+
+  /// Folder, seen from here, in which the control socket of `rank` is made.
+  [[nodiscard]] virtual std::string folder(int rank) const = 0;
+
+  /// The same folder as the COMMAND sees it.
+  [[nodiscard]] virtual std::string folder_inside(int rank) const = 0;
+
+  /// In a fresh child process: become a process of host `rank`. Notes are for people, not fatal.
+  virtual Result<void> enter(int rank) = 0;
+};
+
+/// Bridge, veth pairs and token buckets in the current (private) namespaces.
+Result<std::unique_ptr<Link>> make_kernel_link(int hosts);
+
+/// Everybody on 127.0.0.1; the rate is announced, not enforced.
+Result<std::unique_ptr<Link>> make_loopback_link(const Options& options);
+
+}  // namespace laconic::lab

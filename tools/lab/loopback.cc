@@ -1,0 +1,75 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// --emulate: no namespaces. The hosts share 127.0.0.1; whoever sends is told the rate and asked to
+// keep to it.
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+
+#include "lab/link.h"
+#include "lab/process.h"
+
+namespace laconic::lab {
+namespace {
+
+class Loopback final : public Link {
+ public:
+  explicit Loopback(std::string folder) : folder_(std::move(folder)) {}
+  ~Loopback() override {
+    std::error_code ignored;
+    std::filesystem::remove_all(folder_, ignored);
+  }
+
+  std::string_view shaped_by() const override { return "emulated"; }
+
+  /// The file is replaced in one step, so that a reader never sees half a number.
+  Result<void> shape(const Shaping& shaping) override {
+    rate_ = shaping.rate;
+    const std::string fresh = rate_file() + ".new";
+    if (const auto written = write_file(fresh, std::to_string(rate_) + "\n"); !written)
+      return written;
+    if (std::rename(fresh.c_str(), rate_file().c_str()) != 0)
+      return system_error("renaming " + fresh);
+    return {};
+  }
+
+  Result<std::vector<PortCounters>> counters() override { return std::vector<PortCounters>{}; }
+  std::string address(int) const override { return "127.0.0.1"; }
+
+  Variables environment(int) const override {
+    return {{"LACONIC_EMULATE_RATE", rate_ == kUnshaped ? "" : std::to_string(rate_)},
+            {"LACONIC_EMULATE_RATE_FILE", rate_file()},
+            {"GLOO_SOCKET_IFNAME", "lo"}};
+  }
+
+  std::string folder(int rank) const override { return folder_ + "/host" + std::to_string(rank); }
+  std::string folder_inside(int rank) const override { return folder(rank); }
+  Result<void> enter(int) override { return {}; }
+
+ private:
+  [[nodiscard]] std::string rate_file() const { return folder_ + "/rate"; }
+
+  std::string folder_;
+  BitRate rate_ = kUnshaped;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Link>> make_loopback_link(const Options& options) {
+  const char* base = std::getenv("TMPDIR");
+  std::string folder = std::string(base != nullptr ? base : "/tmp") + "/laconic-lab-XXXXXX";
+  if (mkdtemp(folder.data()) == nullptr) return system_error("making the folder " + folder);
+  auto link = std::make_unique<Loopback>(folder);
+  std::error_code failed;
+  for (int rank = 0; rank < options.hosts && !failed; ++rank)
+    std::filesystem::create_directory(link->folder(rank), failed);
+  if (failed)
+    return Error{Errc::engine_failed, "making a folder in " + folder + ": " + failed.message(), {}};
+  return std::unique_ptr<Link>(std::move(link));
+}
+
+}  // namespace laconic::lab

@@ -1,0 +1,68 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+#include "lab/mounts.h"
+
+#include <sched.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "lab/process.h"
+
+namespace laconic::lab {
+namespace {
+
+constexpr const char* kShm = "/dev/shm";
+
+Result<void> bind(const std::string& from, const std::string& to) {
+  if (mount(from.c_str(), to.c_str(), nullptr, MS_BIND, nullptr) != 0)
+    return system_error("mounting " + from + " on " + to);
+  return {};
+}
+
+Result<void> make_folder(const std::string& path, mode_t mode) {
+  if (mkdir(path.c_str(), mode) != 0 || chmod(path.c_str(), mode) != 0)
+    return system_error("making the folder " + path);
+  return {};
+}
+
+/// Only the two folders that list interfaces: a whole new /sys would hide the cgroups mounted in
+/// it. Containers may forbid it; the byte counters are then in /proc/net/dev alone.
+void show_own_interfaces(const std::string& stage) {
+  if (mkdir(stage.c_str(), 0755) != 0 || mount("sysfs", stage.c_str(), "sysfs", 0, nullptr) != 0)
+    return;
+  (void)bind(stage + "/devices/virtual/net", "/sys/devices/virtual/net");
+  (void)bind(stage + "/class/net", "/sys/class/net");
+  umount2(stage.c_str(), MNT_DETACH);
+}
+
+}  // namespace
+
+std::string shm_folder(int rank) { return std::string(kShm) + "/host" + std::to_string(rank); }
+
+Result<void> make_private_mounts(int hosts, const std::string& hosts_file) {
+  if (mount("", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0)
+    return system_error("making the mounts private");
+  // A container may mask parts of /proc and then forbids a new one: commands see outer process
+  // numbers, no harm.
+  (void)mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, nullptr);
+  // An own /dev/shm keeps hosts from sharing memory, and takes what a killed COMMAND leaves there
+  // with it.
+  if (mount("tmpfs", kShm, "tmpfs", MS_NOSUID | MS_NODEV, "mode=0755") != 0)
+    return system_error("mounting a private /dev/shm");
+  const std::string file = std::string(kShm) + "/hosts";
+  if (const Result<void> written = write_file(file, hosts_file); !written) return written;
+  if (const Result<void> bound = bind(file, "/etc/hosts"); !bound) return bound;
+  for (int rank = 0; rank < hosts; ++rank)
+    if (const Result<void> made = make_folder(shm_folder(rank), 01777); !made) return made;
+  return {};
+}
+
+Result<void> enter_mounts(int rank, const std::string& name) {
+  if (unshare(CLONE_NEWNS | CLONE_NEWUTS) != 0)
+    return system_error("unsharing the mounts of a host");
+  if (sethostname(name.c_str(), name.size()) != 0) return system_error("naming a host");
+  show_own_interfaces(std::string(kShm) + "/sys" + std::to_string(rank));
+  return bind(shm_folder(rank), kShm);
+}
+
+}  // namespace laconic::lab

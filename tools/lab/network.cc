@@ -1,0 +1,202 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+#include "lab/network.h"
+
+#include <fcntl.h>
+#include <sched.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cmath>
+#include <thread>
+
+#include "lab/counters.h"
+#include "lab/mounts.h"
+#include "lab/segmentation.h"
+
+namespace laconic::lab {
+namespace {
+
+constexpr const char* kOwnNetwork = "/proc/self/ns/net";
+
+/// Neighbour discovery of IPv6 would put unasked packets on the ports and into their counters.
+void disable_ipv6() {
+  for (const char* which : {"all", "default"})
+    (void)write_file(std::string("/proc/sys/net/ipv6/conf/") + which + "/disable_ipv6", "1");
+}
+
+std::string tbf(const Shaping& s) {
+  return "tbf rate " + std::to_string(s.rate) + "bit burst " + std::to_string(s.burst) +
+         "b limit " + std::to_string(s.queue) + "b";
+}
+
+std::string netem(const Shaping& s) {
+  return "netem delay " + std::to_string(s.delay.count()) + "us limit 100000";
+}
+
+/// The same lines for one device; '@' stands for its name.
+std::string for_device(std::string lines, const std::string& device) {
+  for (std::size_t at = lines.find('@'); at != std::string::npos; at = lines.find('@', at))
+    lines.replace(at, 1, device);
+  return lines;
+}
+
+std::string port(int rank) { return "port" + std::to_string(rank); }
+
+}  // namespace
+
+std::string host_address(int rank) { return "10.77.0." + std::to_string(rank + 1); }
+
+std::string host_name(int rank) { return "host" + std::to_string(rank); }
+
+std::string hosts_file(int hosts) {
+  std::string text = "127.0.0.1 localhost\n";
+  for (int rank = 0; rank < hosts; ++rank)
+    text += host_address(rank) + " " + host_name(rank) + "\n";
+  return text;
+}
+
+std::string loss_bytecode(double share) {
+  constexpr double kRange = 4294967296.0;
+  const auto threshold = static_cast<uint64_t>(std::llround(share * kRange));
+  // ld #random; jgt #threshold: pass (-1, "no verdict") : drop (2, TC_ACT_SHOT)
+  return "4,32 0 0 4294963256,37 0 1 " + std::to_string(threshold) + ",6 0 0 4294967295,6 0 0 2";
+}
+
+Result<std::unique_ptr<Link>> Network::make(int hosts) {
+  if (const Result<void> mounts = make_private_mounts(hosts, hosts_file(hosts)); !mounts)
+    return mounts.error();
+  auto network = std::make_unique<Network>();
+  network->switch_ = Fd(open(kOwnNetwork, O_RDONLY | O_CLOEXEC));
+  if (!network->switch_) return system_error("opening our network namespace");
+  disable_ipv6();
+  for (int rank = 0; rank < hosts; ++rank)
+    if (const Result<void> added = network->add_namespace(); !added) return added.error();
+  if (const Result<void> added = network->add_interfaces(); !added) return added.error();
+  return std::unique_ptr<Link>(std::move(network));
+}
+
+Result<void> Network::add_namespace() {
+  if (unshare(CLONE_NEWNET) != 0) return system_error("making a host's network namespace");
+  namespaces_.emplace_back(open(kOwnNetwork, O_RDONLY | O_CLOEXEC));
+  disable_ipv6();
+  if (!namespaces_.back() || setns(switch_.get(), CLONE_NEWNET) != 0)
+    return system_error("returning from a host's network namespace");
+  return {};
+}
+
+Result<void> Network::add_interfaces() {
+  std::string ports =
+      "link add name br0 type bridge stp_state 0 forward_delay 0 mcast_snooping 0\nlink set br0 "
+      "up\n";
+  for (int rank = 0; rank < hosts(); ++rank) {
+    // Process 1 of the sandbox is we: the other end of the pair arrives in the switch.
+    const std::string host = "link set lo up\nlink add name eth0 type veth peer name " +
+                             port(rank) + " netns 1\naddr add " + host_address(rank) +
+                             "/24 dev eth0\nlink set eth0 up\n";
+    const auto made =
+        run_tool({"ip", "-batch", "-"}, host, namespaces_[static_cast<std::size_t>(rank)].get());
+    if (!made) return made.error();
+    ports += "link set " + port(rank) + " master br0 up\n";
+  }
+  const auto made = run_tool({"ip", "-batch", "-"}, ports);
+  if (!made) return made.error();
+  return {};
+}
+
+/// Runs tc lines on eth0 of every host, and on every port of the switch as well if `with_ports`.
+Result<void> Network::tc(const std::string& lines, bool with_ports) {
+  const std::vector<std::string> command{"tc", "-batch", "-"};
+  std::string ports;
+  for (int rank = 0; rank < hosts(); ++rank) {
+    const int netns = namespaces_[static_cast<std::size_t>(rank)].get();
+    if (const auto done = run_tool(command, for_device(lines, "eth0"), netns); !done)
+      return done.error();
+    ports += for_device(lines, port(rank));
+  }
+  if (!with_ports) return {};
+  const auto done = run_tool(command, ports);
+  return done ? Result<void>() : done.error();
+}
+
+Result<void> Network::shape(const Shaping& wanted) {
+  const Shaping before = now_.value_or(Shaping{});
+  const bool exact = wanted.rate != kUnshaped || wanted.loss > 0;
+  for (const Fd& host : namespaces_)
+    if (const auto set = set_segmentation_offload(host.get(), switch_.get(), "eth0", !exact); !set)
+      return set;
+  if (wanted.rate != kUnshaped) {
+    if (const auto set = set_rate(wanted); !set) return set;
+  } else if (before.rate != kUnshaped || wanted.delay != before.delay) {
+    if (const auto set = unshape(wanted); !set) return set;
+  }
+  if (wanted.loss != before.loss)
+    if (const auto set = set_loss(wanted.loss); !set) return set;
+  now_ = wanted;
+  return {};
+}
+
+Result<void> Network::set_rate(const Shaping& wanted) {
+  if (const auto done = tc("qdisc replace dev @ root handle 1: " + tbf(wanted) + "\n", true); !done)
+    return done;
+  if (wanted.delay.count() == 0) return {};
+  return tc("qdisc replace dev @ parent 1:1 handle 10: " + netem(wanted) + "\n", false);
+}
+
+/// Opens the buckets wide and lets the queues run out before it removes them: removing a queue
+/// drops its packets, and the senders would then wait for a retransmission time-out.
+Result<void> Network::unshape(const Shaping& wanted) {
+  if (now_ && now_->rate != kUnshaped) {
+    Shaping wide = *now_;
+    wide.rate = 100'000'000'000;
+    wide.burst = 16 * 1024 * 1024;
+    wide.delay = {};
+    if (const auto done = tc("qdisc change dev @ root handle 1: " + tbf(wide) + "\n", true); !done)
+      return done;
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    if (const auto done = tc("qdisc del dev @ root\n", true); !done) return done;
+  }
+  if (wanted.delay.count() == 0) return {};
+  return tc("qdisc replace dev @ root handle 2: " + netem(wanted) + "\n", false);
+}
+
+Result<void> Network::set_loss(double share) {
+  std::string lines;
+  for (int rank = 0; rank < hosts(); ++rank) {
+    const std::string device = " dev " + port(rank);
+    if (now_ && now_->loss > 0) lines += "qdisc del" + device + " clsact\n";
+    if (share <= 0) continue;
+    lines += "qdisc add" + device + " clsact\nfilter add" + device +
+             " ingress protocol all bpf da bytecode \"" + loss_bytecode(share) + "\"\n";
+  }
+  const auto done = run_tool({"tc", "-batch", "-"}, lines);
+  return done ? Result<void>() : done.error();
+}
+
+Result<std::vector<PortCounters>> Network::counters() {
+  auto devices = read_net_dev();
+  if (!devices) return std::move(devices).error();
+  std::vector<PortCounters> all;
+  for (int rank = 0; rank < hosts(); ++rank) {
+    const PortCounters& p = (*devices)[port(rank)];
+    // Seen from the switch: what its port receives is what the host has sent.
+    all.push_back({p.rx_bytes, p.tx_bytes, p.rx_packets, p.tx_packets});
+  }
+  return all;
+}
+
+Variables Network::environment(int) const {
+  return {
+      {"GLOO_SOCKET_IFNAME", "eth0"}, {"NCCL_SOCKET_IFNAME", "eth0"}, {"TP_SOCKET_IFNAME", "eth0"}};
+}
+
+std::string Network::folder(int rank) const { return shm_folder(rank); }
+
+Result<void> Network::enter(int rank) {
+  if (setns(namespaces_[static_cast<std::size_t>(rank)].get(), CLONE_NEWNET) != 0)
+    return system_error("joining a host's network namespace");
+  return enter_mounts(rank, host_name(rank));
+}
+
+Result<std::unique_ptr<Link>> make_kernel_link(int hosts) { return Network::make(hosts); }
+
+}  // namespace laconic::lab

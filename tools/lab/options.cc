@@ -1,0 +1,121 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+#include "lab/options.h"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <utility>
+
+namespace laconic::lab {
+namespace {
+
+constexpr int kMaxHosts = 200;
+
+/// The options whose values have units arrive as text.
+struct Texts {
+  std::string rate, burst, queue, schedule, loss, delay, grace, timeout;
+};
+
+Error usage(std::string message, std::string hint = "laconic lab --help lists the options") {
+  return Error{Errc::invalid_argument, std::move(message), std::move(hint)};
+}
+
+void declare(CLI::App& app, Options& o, Texts& t) {
+  app.add_option("--hosts", o.hosts, "number of hosts, one process each (default 2)");
+  app.add_option("--rate", t.rate, "rate of every port, each way: 50mbit, 1gbit, off (default)");
+  app.add_option("--burst", t.burst, "size of the token bucket (default 64kb)");
+  app.add_option("--queue", t.queue, "bytes that wait at a port before packets drop (default 1mb)");
+  app.add_option("--schedule", t.schedule, "rates over time: 't=0 100mbit, t=20 10mbit'");
+  app.add_option("--loss", t.loss, "share of packets dropped where they enter the switch: 1%");
+  app.add_option("--delay", t.delay, "one-way delay: 10ms (needs netem in the kernel)");
+  app.add_option("--port", o.port, "MASTER_PORT (default 29500; a free one with --emulate)");
+  app.add_option("--logs", o.logs, "folder for rank0.out, rank0.err, ...");
+  app.add_option("--grace", t.grace, "wait before stopping the others when a host failed (5s)");
+  app.add_option("--timeout", t.timeout, "stop everything after this time");
+  app.add_flag("--keep-going", o.keep_going, "let the other hosts finish when one failed");
+  app.add_flag("!--no-pin", o.pin, "do not pin host i to core i mod cores");
+  app.add_flag("--raw", o.raw, "pass output through without rank prefixes");
+  app.add_flag("--emulate", o.emulate, "no namespaces: loopback, the rate is only announced");
+  app.add_flag("--json", o.json, "one JSON object on stdout at the end; output goes to stderr");
+  app.add_flag("--check", o.check, "report what this machine can do, run nothing");
+  app.add_option("--send", o.send, "inside a lab: send one control line, print the answer");
+  app.footer(
+      "COMMAND follows --, for example:\n"
+      "  laconic lab --hosts 4 --rate 50mbit -- python train.py");
+}
+
+/// Stores the parsed `text` in `target` unless the option was absent.
+template <class Parser, class Target>
+Result<void> read(const std::string& text, Parser parse, Target& target) {
+  if (text.empty()) return {};
+  auto value = parse(text);
+  if (!value) return std::move(value).error();
+  target = *value;
+  return {};
+}
+
+Result<void> read_units(const Texts& t, Options& o) {
+  const Result<void> steps[] = {
+      read(t.rate, parse_rate, o.shaping.rate),   read(t.burst, parse_size, o.shaping.burst),
+      read(t.queue, parse_size, o.shaping.queue), read(t.loss, parse_share, o.shaping.loss),
+      read(t.delay, parse_time, o.shaping.delay), read(t.schedule, parse_schedule, o.schedule),
+      read(t.grace, parse_time, o.grace),         read(t.timeout, parse_time, o.timeout)};
+  for (const Result<void>& step : steps)
+    if (!step) return step;
+  return {};
+}
+
+Result<void> validate(const Options& o) {
+  if (o.hosts < 1 || o.hosts > kMaxHosts)
+    return usage("--hosts " + std::to_string(o.hosts) + " is outside 1 to " +
+                 std::to_string(kMaxHosts));
+  if (o.port < 1 || o.port > 65535) return usage("--port must be from 1 to 65535");
+  // A bucket smaller than a packet never lets that packet pass.
+  if (o.shaping.burst < 2048) return usage("--burst is below 2kb, less than a packet needs");
+  if (o.shaping.queue < o.shaping.burst) return usage("--queue is smaller than --burst");
+  if (o.emulate && (o.shaping.loss > 0 || o.shaping.delay.count() > 0))
+    return usage("--emulate cannot lose or delay packets", "leave out --loss and --delay");
+  if (o.raw && !o.logs.empty()) return usage("--raw and --logs exclude each other");
+  if (o.raw && o.json) return usage("--raw and --json exclude each other");
+  if (o.check || !o.send.empty()) return {};
+  if (o.command.empty())
+    return usage("there is no COMMAND", "laconic lab --hosts 4 --rate 50mbit -- COMMAND ARGUMENTS");
+  return {};
+}
+
+}  // namespace
+
+bool wants_json(const std::vector<std::string>& words) {
+  const auto end = std::find(words.begin(), words.end(), "--");
+  return std::find(words.begin(), end, "--json") != end;
+}
+
+Result<Options> parse_options(const std::vector<std::string>& words) {
+  const auto dashes = std::find(words.begin(), words.end(), "--");
+  Options options;
+  Texts texts;
+  CLI::App app{"Runs COMMAND once per host on a network that the kernel shapes.", "laconic lab"};
+  declare(app, options, texts);
+  std::vector<std::string> before(words.begin(), dashes);
+  std::reverse(before.begin(), before.end());  // CLI11 takes its words from the back
+  try {
+    app.parse(before);
+  } catch (const CLI::CallForHelp&) {
+    options.help = app.help();
+    return options;
+  } catch (const CLI::ExtrasError&) {
+    const auto stray = app.remaining();
+    return usage("unknown option " + (stray.empty() ? std::string("?") : "'" + stray.front() + "'"),
+                 "COMMAND and its options follow --; laconic lab --help lists ours");
+  } catch (const CLI::ParseError& error) {
+    return usage(error.what());
+  }
+  options.port_given = app.count("--port") > 0;
+  if (dashes != words.end()) options.command.assign(dashes + 1, words.end());
+  if (const Result<void> units = read_units(texts, options); !units) return units.error();
+  if (const Result<void> valid = validate(options); !valid) return valid.error();
+  if (!options.schedule.empty() && options.schedule.front().at.count() == 0)
+    options.shaping.rate = options.schedule.front().rate;
+  return options;
+}
+
+}  // namespace laconic::lab

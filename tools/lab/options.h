@@ -1,0 +1,51 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// What `laconic lab` was asked to do.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "lab/units.h"
+#include "laconic/error.h"
+
+namespace laconic::lab {
+
+/// How a port treats packets; the same in both directions of every host.
+struct Shaping {
+  BitRate rate = kUnshaped;
+  uint64_t burst = 64 * 1024;    ///< bytes the token bucket holds
+  uint64_t queue = 1024 * 1024;  ///< bytes that wait before packets are dropped
+  double loss = 0;               ///< share of the packets dropped where they enter the switch
+  Duration delay{};              ///< one way, added where packets leave a host
+};
+
+struct Options {
+  int hosts = 2;
+  Shaping shaping;
+  std::vector<RateChange> schedule;
+  std::vector<std::string> command;
+  std::string logs;  ///< folder for one pair of files per rank; empty for none
+  int port = 29500;
+  bool port_given = false;
+  bool pin = true;
+  bool emulate = false;
+  bool raw = false;
+  bool json = false;
+  bool keep_going = false;
+  Duration grace = std::chrono::seconds(5);
+  std::optional<Duration> timeout;
+  bool check = false;
+  std::string send;  ///< a line for the control socket of the lab that we run in
+  std::string help;  ///< text to print instead of doing anything
+};
+
+/// Reads the words after `laconic lab`. COMMAND follows `--`.
+Result<Options> parse_options(const std::vector<std::string>& words);
+
+/// Whether the words ask for JSON: errors in the rest of the line are then JSON too.
+bool wants_json(const std::vector<std::string>& words);
+
+}  // namespace laconic::lab

@@ -1,0 +1,158 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+#include "lab/sandbox.h"
+
+#include <fcntl.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <string>
+
+#include "lab/process.h"
+
+namespace laconic::lab {
+namespace {
+
+constexpr std::array kForwarded{SIGINT, SIGTERM, SIGHUP, SIGQUIT};
+
+unsigned long namespaces_of(Isolation isolation) {
+  constexpr unsigned long kOwn =
+      CLONE_NEWNET | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWUTS | CLONE_NEWIPC;
+  switch (isolation) {
+    case Isolation::root:
+      return kOwn;
+    case Isolation::user:
+      return kOwn | CLONE_NEWUSER;
+    case Isolation::none:
+      return 0;
+  }
+  return 0;
+}
+
+bool ignored(int signal) {
+  struct sigaction now {};
+  return sigaction(signal, nullptr, &now) == 0 && now.sa_handler == SIG_IGN;
+}
+
+/// What the parent waits for. A signal that it was started to ignore (nohup) stays ignored.
+sigset_t watched_signals() {
+  sigset_t set;
+  sigemptyset(&set);
+  for (const int signal : kForwarded)
+    if (!ignored(signal)) sigaddset(&set, signal);
+  sigaddset(&set, SIGCHLD);
+  return set;
+}
+
+/// Maps the caller to root of the child's user namespace: mounting and `ip` need its capabilities
+/// across exec.
+Result<void> map_caller_to_root(pid_t child) {
+  const std::string folder = "/proc/" + std::to_string(child);
+  const auto map = [](unsigned id) { return "0 " + std::to_string(id) + " 1\n"; };
+  // The kernel accepts a group map from an unprivileged writer only after setgroups is denied.
+  const std::array<std::array<std::string, 2>, 3> files{{{folder + "/setgroups", "deny"},
+                                                         {folder + "/uid_map", map(geteuid())},
+                                                         {folder + "/gid_map", map(getegid())}}};
+  for (const auto& [path, text] : files)
+    if (const Result<void> written = write_file(path, text); !written) return written;
+  return {};
+}
+
+/// The child's side: wait for the user map, arrange to die with the parent, run.
+[[noreturn]] void live_inside(Isolation isolation, Pipe gate, Pipe lifeline,
+                              const std::function<int(int)>& body) {
+  lifeline.write.reset();
+  gate.write.reset();
+  char go = 0;
+  if (read(gate.read.get(), &go, 1) != 1) _exit(1);
+  // Out of the terminal's foreground group: a Ctrl-C reaches the parent alone, which passes it on
+  // once.
+  setsid();
+  // Without namespaces the lifeline must do, because somebody has to be left to stop the hosts.
+  if (isolation != Isolation::none) prctl(PR_SET_PDEATHSIG, SIGKILL);
+  const int status = body(lifeline.read.get());
+  std::fflush(nullptr);
+  _exit(status);
+}
+
+/// Passes signals on until the child has ended; returns its exit status.
+int wait_for_child(pid_t child, const sigset_t& watched) {
+  for (;;) {
+    int status = 0;
+    if (waitpid(child, &status, WNOHANG) == child)
+      return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    const int signal = sigwaitinfo(&watched, nullptr);
+    if (signal > 0 && signal != SIGCHLD) kill(child, signal);
+  }
+}
+
+bool permitted(Isolation isolation) {
+  const Result<int> status = run_sandboxed(isolation, [](int) { return 0; });
+  return status && *status == 0;
+}
+
+}  // namespace
+
+std::string_view isolation_name(Isolation isolation) {
+  switch (isolation) {
+    case Isolation::root:
+      return "root";
+    case Isolation::user:
+      return "user namespace";
+    case Isolation::none:
+      return "none";
+  }
+  return "none";
+}
+
+Result<int> run_sandboxed(Isolation isolation, const std::function<int(int lifeline)>& body) {
+  auto gate = make_pipe();
+  auto lifeline = make_pipe();
+  if (!gate) return std::move(gate).error();
+  if (!lifeline) return std::move(lifeline).error();
+
+  const sigset_t watched = watched_signals();
+  signal(SIGCHLD, SIG_DFL);  // an inherited SIG_IGN would lose the child's exit status
+  sigset_t before;
+  sigprocmask(SIG_BLOCK, &watched, &before);
+  std::fflush(nullptr);
+  // A plain fork with new namespaces; glibc has no wrapper for clone without a stack.
+  const long made =
+      syscall(SYS_clone, namespaces_of(isolation) | SIGCHLD, nullptr, nullptr, nullptr, nullptr);
+  const auto child = static_cast<pid_t>(made);
+  if (child == 0) live_inside(isolation, std::move(*gate), std::move(*lifeline), body);
+  Result<int> result = 1;
+  if (child < 0) {
+    result =
+        Error{Errc::unsupported, std::string("creating namespaces: ") + std::strerror(errno), {}};
+  } else {
+    gate->read.reset();
+    lifeline->read.reset();
+    const Result<void> mapped =
+        isolation == Isolation::user ? map_caller_to_root(child) : Result<void>();
+    if (mapped) write_all(gate->write.get(), "g");
+    gate->write.reset();
+    result = wait_for_child(child, watched);
+    if (!mapped) result = mapped.error();
+  }
+  sigprocmask(SIG_SETMASK, &before, nullptr);
+  return result;
+}
+
+Result<Isolation> choose_isolation() {
+  if (geteuid() == 0 && permitted(Isolation::root)) return Isolation::root;
+  if (permitted(Isolation::user)) return Isolation::user;
+  return Error{Errc::unsupported,
+               "this machine permits neither root's namespaces nor user namespaces",
+               "run as root, or allow them (sysctl user.max_user_namespaces, "
+               "kernel.unprivileged_userns_clone, in containers CAP_SYS_ADMIN), or use --emulate"};
+}
+
+}  // namespace laconic::lab

@@ -1,0 +1,65 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// Runs the COMMANDs on a link: starts them, relays their output, changes rates, and ends when they
+// have ended.
+#pragma once
+
+#include <functional>
+#include <list>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lab/control.h"
+#include "lab/event_loop.h"
+#include "lab/host.h"
+#include "lab/output.h"
+#include "lab/report.h"
+
+namespace laconic::lab {
+
+class Supervisor {
+ public:
+  Supervisor(const Options& options, std::unique_ptr<Link> link);
+
+  /// `lifeline` ends when the lab's outer process is gone. Blocks until all COMMANDs have ended.
+  Report run(int lifeline);
+
+ private:
+  using Clock = EventLoop::Clock;
+
+  Result<void> prepare(int lifeline);
+  Result<void> start_hosts();
+  Result<void> relay_output(Host& host);
+  Result<void> relay_stream(Host& host, Fd source, int target, const char* suffix);
+  void plan_timers();
+  void on_signal();
+  void reap();
+  void on_ending(Host& host);
+  void stop(std::optional<Error> why);
+  void signal_all(int signal);
+  Result<void> change_rate(BitRate rate, const char* cause);
+  std::string answer(int rank, std::string_view line);
+  std::string answer_rate(std::string_view text);
+  [[nodiscard]] std::optional<Error> failed_hosts() const;
+  [[nodiscard]] Duration elapsed() const;
+  Result<std::vector<PortCounters>> counters();
+  Report report();
+
+  const Options& options_;
+  std::unique_ptr<Link> link_;
+  EventLoop loop_;
+  ControlServer control_;
+  Fd signals_;
+  std::list<LineRelay> relays_;
+  std::vector<Host> hosts_;
+  std::vector<RateEvent> rates_;
+  std::vector<PortCounters> at_start_;
+  Shaping shaping_;
+  Clock::time_point start_;
+  std::optional<Error> error_;
+  bool stopping_ = false;
+};
+
+}  // namespace laconic::lab
