@@ -6,9 +6,10 @@ find_package(fmt QUIET)
 find_package(CLI11 QUIET)
 find_package(nlohmann_json QUIET)
 
-# Libraries that programs and tests may use, the library itself not.
+# Libraries that programs and tests may use, the library itself not. Header-only, so that the command in the wheel
+# needs nothing at run time.
 add_library(laconic_program_deps INTERFACE)
-foreach(dep fmt::fmt CLI11::CLI11 nlohmann_json::nlohmann_json)
+foreach(dep fmt::fmt-header-only CLI11::CLI11 nlohmann_json::nlohmann_json)
   if(TARGET ${dep})
     target_link_libraries(laconic_program_deps INTERFACE ${dep})
   else()
