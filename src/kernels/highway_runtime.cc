@@ -22,9 +22,9 @@ std::atomic<int64_t> mocked_targets{0};
 std::atomic<int64_t> disabled_targets{0};
 
 #if HWY_ARCH_X86
-// The names that g++ 12 and clang 14 both know. LZCNT and F16C are not among them, but no processor
-// with AVX2, FMA and BMI2 lacks them. The check of the operating system's register state is part of
-// the builtin.
+// The names that g++ 12 and clang 14 both know. Of what Highway also asks for, LZCNT and F16C come
+// with every AVX2, FMA and BMI2, and VAES and VPCLMULQDQ with every VNNI and VBMI2. The check of
+// the operating system's register state is part of the builtin.
 int64_t detect_targets() {
   __builtin_cpu_init();
   int64_t targets = 0;
@@ -45,7 +45,13 @@ int64_t detect_targets() {
       !__builtin_cpu_supports("avx512cd")) {
     return targets;
   }
-  return targets | HWY_AVX3;
+  targets |= HWY_AVX3;
+  if (!__builtin_cpu_supports("avx512vnni") || !__builtin_cpu_supports("avx512vbmi") ||
+      !__builtin_cpu_supports("avx512vbmi2") || !__builtin_cpu_supports("avx512bitalg") ||
+      !__builtin_cpu_supports("avx512vpopcntdq")) {
+    return targets;
+  }
+  return targets | HWY_AVX3_DL;
 }
 #else
 // Elsewhere the compiler's baseline is what is used (NEON on 64-bit Arm).
