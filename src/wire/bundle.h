@@ -76,7 +76,7 @@ struct BundleFailure {
   uint32_t rank = 0;  ///< where it happened
   uint32_t bucket = 0;
   uint32_t parameter = kNoParameter;  ///< index in the attached list
-  std::string_view text;              ///< UTF-8, cut to kMaxFailureText
+  std::string_view text = {};         ///< UTF-8, cut to kMaxFailureText
 
   static constexpr uint32_t kNoParameter = 0xFFFFFFFFU;
 };
