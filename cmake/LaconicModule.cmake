@@ -5,7 +5,7 @@ set(LACONIC_OPTIONAL_PARTS hwy cuda mpi gloo nccl)
 
 # An optional part is a pair of files with the same symbols in one folder: x_mpi.cc and x_no_mpi.cc, or mpi.cc and
 # no_mpi.cc. Of each pair, leaves one in the list named by SOURCES. A file without a partner stays.
-# x_cuda.cu never counts here: it goes into laconic_cuda, a library of its own.
+# The partner may be x_cuda.cu, which is not in the list: it goes into laconic_cuda, a library of its own.
 function(laconic_drop_twins SOURCES)
   set(kept ${${SOURCES}})
   foreach(part IN LISTS LACONIC_OPTIONAL_PARTS)
@@ -14,11 +14,11 @@ function(laconic_drop_twins SOURCES)
       if(NOT absent MATCHES "(/|_)no_${part}\\.cc$")
         continue()
       endif()
-      string(REGEX REPLACE "no_${part}\\.cc$" "${part}.cc" present ${absent})
-      if(LACONIC_WITH_${upper} AND present IN_LIST ${SOURCES})
+      string(REGEX REPLACE "no_${part}\\.cc$" "${part}" stem ${absent})
+      if(NOT LACONIC_WITH_${upper})
+        list(REMOVE_ITEM kept ${stem}.cc)
+      elseif(EXISTS ${stem}.cc OR EXISTS ${stem}.cu)
         list(REMOVE_ITEM kept ${absent})
-      else()
-        list(REMOVE_ITEM kept ${present})
       endif()
     endforeach()
   endforeach()
