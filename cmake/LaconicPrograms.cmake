@@ -17,14 +17,14 @@ foreach(dep fmt::fmt-header-only CLI11::CLI11 nlohmann_json::nlohmann_json)
   endif()
 endforeach()
 
-# laconic_programs(PREFIX DIR PATTERN): one executable per file, named PREFIX<file>.
+# laconic_programs(PREFIX DIR PATTERN DEPS...): one executable per file, named PREFIX<file>.
 function(laconic_programs PREFIX DIR PATTERN)
   file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${DIR}/${PATTERN})
   foreach(source IN LISTS sources)
     get_filename_component(name ${source} NAME_WE)
     add_executable(${PREFIX}${name} ${source})
     target_include_directories(${PREFIX}${name} PRIVATE ${PROJECT_SOURCE_DIR}/${DIR})
-    target_link_libraries(${PREFIX}${name} PRIVATE laconic_flags laconic_all laconic_program_deps)
+    target_link_libraries(${PREFIX}${name} PRIVATE laconic_flags ${ARGN})
     set_property(GLOBAL APPEND PROPERTY LACONIC_${DIR}_PROGRAMS ${PREFIX}${name})
   endforeach()
 endfunction()
@@ -58,8 +58,8 @@ if(LACONIC_BUILD_TOOLS AND (_tool_sources OR EXISTS ${PROJECT_SOURCE_DIR}/tools/
   endif()
 endif()
 if(LACONIC_BUILD_BENCH)
-  laconic_programs("" bench *_bench.cc)
+  laconic_programs("" bench *_bench.cc laconic_all laconic_program_deps)
 endif()
-if(LACONIC_BUILD_EXAMPLES)
-  laconic_programs(example_ examples *.cc)
+if(LACONIC_BUILD_EXAMPLES AND TARGET laconic_static)
+  laconic_programs(example_ examples *.cc laconic::laconic)  # what users see: public headers only
 endif()
