@@ -1,0 +1,108 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+#include "codecs/@NAME@.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace laconic::codecs {
+namespace {
+
+constexpr uint64_t kScaleBytes = 4;
+
+/// Where a block's elements and bytes lie. Every block but the last is full.
+struct Block {
+  uint64_t begin;  ///< first element
+  uint64_t count;
+  uint64_t at;  ///< first byte of the payload: the scale, then the signs
+};
+
+uint64_t blocks_of(const Unit& unit, uint32_t block) { return ceil_div(unit.count, block); }
+
+Block block_at(const Unit& unit, uint32_t block, uint64_t i) {
+  const uint64_t begin = i * block;
+  return {begin, std::min<uint64_t>(block, unit.count - begin), i * (kScaleBytes + ceil_div(block, 8))};
+}
+
+uint64_t payload_bytes(const Unit& unit, uint32_t block) {
+  const uint64_t blocks = blocks_of(unit, block);
+  if (blocks == 0) return 0;
+  const Block last = block_at(unit, block, blocks - 1);
+  return last.at + kScaleBytes + ceil_div(last.count, 8);
+}
+
+/// Added in order and in double, so that the same bytes come out everywhere.
+float mean_abs(const float* x, uint64_t n) {
+  double sum = 0;
+  for (uint64_t i = 0; i < n; ++i) sum += std::fabs(static_cast<double>(x[i]));
+  return static_cast<float>(sum / static_cast<double>(n));
+}
+
+/// Bit i is set where x[i] is negative; -0 is not.
+void pack_signs(const float* x, uint64_t n, uint8_t* bits) {
+  std::fill_n(bits, ceil_div(n, 8), uint8_t{0});
+  for (uint64_t i = 0; i < n; ++i) {
+    const unsigned negative = x[i] < 0 ? 1U : 0U;
+    bits[i / 8] = static_cast<uint8_t>(bits[i / 8] | (negative << (i % 8)));
+  }
+}
+
+void add_signs(const uint8_t* payload, uint64_t n, float weight, float* out) {
+  const float magnitude = weight * load<float>(payload);
+  const uint8_t* bits = payload + kScaleBytes;
+  for (uint64_t i = 0; i < n; ++i) {
+    out[i] += ((bits[i / 8] >> (i % 8)) & 1) != 0 ? -magnitude : magnitude;
+  }
+}
+
+}  // namespace
+
+Contract @TYPE@::contract(const Params& params) {
+  Contract contract;
+  contract.feedback = Feedback::own;
+  contract.feedback_default = true;
+  // |x − m·sign(x)|² = |x|² − |x|₁²/n, and |x|₁² ≥ |x|².
+  contract.contraction = 1.0F / static_cast<float>(params.block);
+  contract.granule = params.block;
+  return contract;
+}
+
+Plan @TYPE@::plan(const Params& params, const Unit& unit, uint32_t /*world*/) {
+  Plan plan;
+  plan.round[0].bytes = payload_bytes(unit, params.block);
+  return plan;
+}
+
+Encoded @TYPE@::encode(const Params& params, std::span<const float> /*state*/, const Unit& unit,
+                     const Place& /*place*/, uint32_t /*round*/, Source source, Work& work,
+                     MutBytes out) {
+  parallel_for(work.pool, blocks_of(unit, params.block), [&](uint64_t i) {
+    const Block block = block_at(unit, params.block, i);
+    const float* x = source.values + block.begin;
+    store(out.data() + block.at, mean_abs(x, block.count));
+    pack_signs(x, block.count, out.data() + block.at + kScaleBytes);
+  });
+  return {payload_bytes(unit, params.block), true};
+}
+
+Errc @TYPE@::check(const Params& params, const Unit& unit, uint32_t /*round*/, Bytes payload) {
+  if (payload.size() != payload_bytes(unit, params.block)) return Errc::payload_malformed;
+  for (uint64_t i = 0; i < blocks_of(unit, params.block); ++i) {
+    const float scale = load<float>(payload.data() + block_at(unit, params.block, i).at);
+    if (!std::isfinite(scale) || scale < 0) return Errc::payload_malformed;
+  }
+  return Errc::ok;
+}
+
+void @TYPE@::decode(const Params& params, const Unit& unit, const Place& /*place*/,
+                  std::span<const Term> terms, Work& work, Target target) {
+  parallel_for(work.pool, blocks_of(unit, params.block), [&](uint64_t i) {
+    const Block block = block_at(unit, params.block, i);
+    float* out = target.values + block.begin;
+    if (!target.add) std::fill_n(out, block.count, 0.0F);
+    for (const Term& term : terms) {
+      add_signs(term.payload.data() + block.at, block.count, term.weight, out);
+    }
+  });
+}
+
+}  // namespace laconic::codecs

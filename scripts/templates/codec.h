@@ -1,0 +1,34 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <span>
+
+#include "laconic/codec.h"
+
+namespace laconic::codecs {
+
+/// One bit per element and one scale per block: d = m · sign(x), m the mean of |x| in the block.
+/// Payload: docs/format/codecs/@NAME@.md.
+struct @TYPE@ {
+  struct Params {
+    uint32_t block = 1024;  ///< elements that share a scale
+  };
+
+  static constexpr CodecInfo info{"@NAME@", @ID@, 1, "one bit per element, one scale per block",
+                                  "Karimireddy et al., Error Feedback Fixes SignSGD, ICML 2019"};
+  static constexpr std::array fields{
+      integer_field<&Params::block>("block", 1024, 8, 65536, "elements that share a scale"),
+  };
+
+  static Contract contract(const Params& params);
+  static Plan plan(const Params& params, const Unit& unit, uint32_t world);
+  static Encoded encode(const Params& params, std::span<const float> state, const Unit& unit,
+                        const Place& place, uint32_t round, Source source, Work& work,
+                        MutBytes out);
+  static Errc check(const Params& params, const Unit& unit, uint32_t round, Bytes payload);
+  static void decode(const Params& params, const Unit& unit, const Place& place,
+                     std::span<const Term> terms, Work& work, Target target);
+};
+
+}  // namespace laconic::codecs

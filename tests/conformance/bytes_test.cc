@@ -1,0 +1,108 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// Laws about bytes: they depend on parameters, unit, place and values, and on nothing else.
+#include "conformance/codec_law.h"
+#include "laconic/thread_pool.h"
+
+namespace laconic::conformance {
+namespace {
+
+/// Three ranks' values: lane rounds then carry sums, as in a real exchange.
+constexpr uint32_t kWorld = 3;
+
+struct Outcome {
+  std::vector<std::vector<uint8_t>> payloads;
+  std::vector<float> mean;
+};
+
+Outcome run(const Spec& spec, Conditions conditions, Data data, uint64_t shift_values = 0) {
+  conditions.world = kWorld;
+  Exchange exchange(spec, conditions);
+  std::vector<Guarded> values;
+  std::vector<Source> sources;
+  for (uint32_t r = 0; r < kWorld; ++r) {
+    values.push_back(guarded_copy(make(data, conditions.unit.count, r + 1), shift_values));
+    sources.push_back({values.back().floats().data(), nullptr});
+  }
+  EXPECT_TRUE(exchange.encode(sources));
+  Outcome outcome;
+  for (uint32_t r = 0; r < kWorld; ++r) {
+    const Bytes payload = exchange.payload(r);
+    outcome.payloads.emplace_back(payload.begin(), payload.end());
+  }
+  outcome.mean = exchange.mean();
+  exchange.expect_intact();
+  return outcome;
+}
+
+void expect_same(const Outcome& a, const Outcome& b, std::string_view what) {
+  for (uint32_t r = 0; r < kWorld; ++r) expect_same_bytes(a.payloads[r], b.payloads[r], what);
+  expect_same_bits(a.mean, b.mean, what);
+}
+
+TEST_P(CodecLaw, SameBytesTwiceWhateverLentMemoryHolds) {
+  for (const Unit& unit : all_units()) {
+    SCOPED_TRACE(describe(unit, Data::laplace));
+    Conditions first = conditions(unit), second = conditions(unit);
+    first.fill = 0x00;
+    second.fill = 0xFF;
+    expect_same(run(spec_, first, Data::laplace), run(spec_, second, Data::laplace), "second run");
+  }
+}
+
+TEST_P(CodecLaw, SameBytesAsTheScalarReference) {
+  if (GetParam().isa == Isa::scalar) return;  // this is the reference
+  for (const Data data : kFiniteData) {
+    for (const Unit& unit : data == Data::laplace ? all_units() : large_units()) {
+      SCOPED_TRACE(describe(unit, data));
+      Conditions reference = conditions(unit);
+      reference.isa = Isa::scalar;
+      expect_same(run(spec_, reference, data), run(spec_, conditions(unit), data),
+                  "scalar against SIMD");
+    }
+  }
+}
+
+TEST_P(CodecLaw, SameBytesOnAnyNumberOfThreads) {
+  for (const Unit& unit : large_units()) {
+    for (const Data data : {Data::laplace, Data::ties}) {
+      SCOPED_TRACE(describe(unit, data));
+      const Outcome alone = run(spec_, conditions(unit), data);
+      for (const uint32_t threads : {1U, 2U, 3U}) {
+        ThreadPool pool(threads);
+        Conditions threaded = conditions(unit);
+        threaded.pool = &pool;
+        expect_same(alone, run(spec_, threaded, data), "with threads");
+      }
+    }
+  }
+}
+
+TEST_P(CodecLaw, AnyAlignment) {
+  for (const Unit& unit : {vector_unit(1000), matrix_unit(65, 33)}) {
+    const Outcome aligned = run(spec_, conditions(unit), Data::laplace);
+    for (const uint64_t shift : {1U, 3U, 4U}) {
+      SCOPED_TRACE(shift);
+      Conditions shifted = conditions(unit);
+      shifted.shift = shift;
+      expect_same(aligned, run(spec_, shifted, Data::laplace, 4 * shift), "unaligned");
+    }
+  }
+}
+
+TEST_P(CodecLaw, OtherStepsAndRanksDrawOtherNumbers) {
+  if (!contract_.stochastic) return;  // the contract promises no own random stream
+  const Unit unit = vector_unit(1000);
+  const std::vector<float> values = make(Data::laplace, unit.count);
+  Exchange exchange = this->exchange(unit);
+  ASSERT_TRUE(exchange.encode(values.data()));
+  const Bytes first = exchange.payload();
+  const std::vector<uint8_t> kept(first.begin(), first.end());
+  exchange.set_step(exchange.conditions().step + 1);
+  ASSERT_TRUE(exchange.encode(values.data()));
+  const Bytes second = exchange.payload();
+  EXPECT_FALSE(std::equal(kept.begin(), kept.end(), second.begin(), second.end()));
+}
+
+}  // namespace
+}  // namespace laconic::conformance

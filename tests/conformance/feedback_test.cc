@@ -1,0 +1,201 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// Laws about error feedback: nothing is lost, and nothing but a saved state is needed to go on.
+#include <cmath>
+
+#include "conformance/codec_law.h"
+#include "pipeline/unit_codec.h"
+
+namespace laconic::conformance {
+namespace {
+
+using pipeline::Outcome;
+using pipeline::UnitCodec;
+using pipeline::UnitSlot;
+
+/// One rank with its residual, stepping alone through the pipeline's own encode and commit.
+class Worker {
+ public:
+  Worker(const Spec& spec, const Conditions& conditions, uint8_t fill)
+      : codec_(spec, conditions.isa, conditions.pool),
+        feedback_(spec.contract().feedback != Feedback::never),
+        plan_(codec_.plan(conditions.unit, 1)),
+        kept_(plan_.kept_bytes, fill),
+        scratch_(plan_.scratch_bytes, fill),
+        residual_(conditions.unit.count * sizeof(float), 0),
+        state_(plan_.state_floats * sizeof(float), fill) {
+    for (uint32_t i = 0; i < plan_.rounds; ++i) out_[i] = Guarded(plan_.round[i].bytes, fill);
+    slot_ = {conditions.unit, plan_, feedback_ ? residual_.floats().data() : nullptr,
+             state_.floats()};
+    codec_.init(slot_, place(0));
+  }
+
+  Outcome step(uint64_t step, const std::vector<float>& gradient) {
+    Work work{kept_.bytes(), scratch_.bytes(), codec_.isa(), codec_.pool()};
+    const Place at = place(step);
+    const auto encoded = codec_.encode(slot_, at, gradient.data(), work, out_[0].bytes());
+    if (encoded.outcome != Outcome::payload) return encoded.outcome;
+    uint64_t bytes = encoded.bytes;
+    for (uint32_t round = 1; round < plan_.rounds; ++round) {
+      codec_.accept(slot_, at, round - 1, MutBytes(out_[round - 1].data(), bytes), 1, work);
+      bytes = codec_.encode_round(slot_, at, round, gradient.data(), work, out_[round].bytes());
+    }
+    const Bytes sent(out_[plan_.rounds - 1].data(), bytes);
+    sent_.assign(sent.begin(), sent.end());
+    decoded_.assign(slot_.unit.count, 0.0F);
+    const Term own{sent, 1.0F};
+    codec_.decode(slot_.unit, at, {&own, 1}, work, {decoded_.data(), false});
+    const bool lanes = plan_.round[plan_.rounds - 1].kind == RoundKind::lanes;
+    codec_.commit(slot_, at, sent, lanes ? sent : Bytes(), 1, decoded_.data(), work);
+    return encoded.outcome;
+  }
+
+  /// Takes over what a checkpoint holds, and nothing else.
+  void load(const Worker& other) {
+    std::copy(other.residual_.floats().begin(), other.residual_.floats().end(),
+              residual_.floats().begin());
+    std::copy(other.state_.floats().begin(), other.state_.floats().end(), state_.floats().begin());
+  }
+
+  [[nodiscard]] std::span<float> residual() const { return residual_.floats(); }
+  [[nodiscard]] std::span<float> state() const { return state_.floats(); }
+  [[nodiscard]] const std::vector<uint8_t>& sent() const { return sent_; }
+  [[nodiscard]] const std::vector<float>& decoded() const { return decoded_; }
+  void expect_intact() const {
+    EXPECT_TRUE(kept_.intact() && scratch_.intact() && residual_.intact() && state_.intact());
+    for (const Guarded& out : out_) EXPECT_TRUE(out.intact());
+  }
+
+ private:
+  static Place place(uint64_t step) { return {11, step, 0, 1, 0, 1.0F}; }
+
+  UnitCodec codec_;
+  bool feedback_;
+  Plan plan_;
+  Guarded kept_, scratch_, residual_, state_;
+  std::array<Guarded, kMaxRounds> out_;
+  UnitSlot slot_;
+  std::vector<uint8_t> sent_;
+  std::vector<float> decoded_;
+};
+
+std::vector<Unit> units() {
+  return {vector_unit(1), vector_unit(257), vector_unit(40007), matrix_unit(65, 33)};
+}
+
+double ulp(float x) {
+  const float a = std::fabs(x);
+  return static_cast<double>(std::nextafter(a, INFINITY)) - a;
+}
+
+/// What was sent plus what is kept equals what came in, to one rounding per element and step.
+TEST_P(CodecLaw, SentPlusResidualIsTheInput) {
+  if (contract_.feedback == Feedback::never) return;  // no feedback
+  for (const Unit& unit : units()) {
+    for (const Data data : {Data::laplace, Data::spike, Data::ties}) {
+      SCOPED_TRACE(describe(unit, data));
+      Worker worker(spec_, conditions(unit), 0xA5);
+      std::vector<float> corrected(unit.count);
+      for (uint64_t step = 0; step < 4; ++step) {
+        const std::vector<float> gradient = make(data, unit.count, step + 1);
+        for (std::size_t i = 0; i < gradient.size(); ++i)
+          corrected[i] = worker.residual()[i] + gradient[i];
+        if (worker.step(step, gradient) == Outcome::zero)
+          continue;  // nothing sent, nothing changed
+        for (std::size_t i = 0; i < gradient.size(); ++i) {
+          const float a = corrected[i], d = worker.decoded()[i], e = worker.residual()[i];
+          ASSERT_LE(std::fabs(static_cast<double>(d) + e - a),
+                    0.5 * ulp(std::max(std::fabs(a), std::fabs(d))))
+              << "element " << i << ", step " << step << ": " << a << " came, " << d << " went, "
+              << e << " stays";
+        }
+      }
+      worker.expect_intact();
+    }
+  }
+}
+
+TEST_P(CodecLaw, FusedFeedbackEqualsUnfused) {
+  if (!contract_.fused) return;  // not fused
+  for (const Unit& unit : units()) {
+    for (const Data data : kFiniteData) {
+      SCOPED_TRACE(describe(unit, data));
+      const std::vector<float> values = make(data, unit.count, 1);
+      const std::vector<float> residual = make(Data::laplace, unit.count, 2);
+      std::vector<float> sum(unit.count);
+      for (std::size_t i = 0; i < sum.size(); ++i) sum[i] = values[i] + residual[i];
+
+      Exchange fused = exchange(unit), plain = exchange(unit);
+      Guarded kept = guarded_copy(residual);
+      const Source source{values.data(), kept.floats().data()};
+      ASSERT_TRUE(fused.encode({&source, 1}));
+      ASSERT_TRUE(plain.encode(sum.data()));
+      expect_same_bytes(plain.payload(), fused.payload(), "payload");
+      const std::vector<float> d = plain.own();
+      for (std::size_t i = 0; i < sum.size(); ++i) sum[i] -= d[i];
+      expect_same_values(sum, kept.floats(), "residual");
+      EXPECT_TRUE(kept.intact());
+    }
+  }
+}
+
+TEST_P(CodecLaw, SavedStateGoesOnIdentically) {
+  for (const Unit& unit : units()) {
+    SCOPED_TRACE(describe(unit, Data::laplace));
+    Worker first(spec_, conditions(unit), 0x00), second(spec_, conditions(unit), 0xFF);
+    for (uint64_t step = 0; step < 3; ++step)
+      first.step(step, make(Data::laplace, unit.count, step));
+    second.load(first);
+    for (uint64_t step = 3; step < 6; ++step) {
+      const std::vector<float> gradient = make(Data::laplace, unit.count, step);
+      first.step(step, gradient);
+      second.step(step, gradient);
+      expect_same_bytes(first.sent(), second.sent(), "payload");
+      expect_same_bits(first.residual(), second.residual(), "residual");
+      expect_same_bits(first.state(), second.state(), "state");
+    }
+  }
+}
+
+/// Whoever looks for them, codec or pipeline: NaN and infinity are not encoded, and the residual
+/// stays bit for bit.
+TEST_P(CodecLaw, NonFiniteInputChangesNothing) {
+  for (const Unit& unit : units()) {
+    Worker worker(spec_, conditions(unit), 0xA5);
+    worker.step(0, make(Data::laplace, unit.count, 1));
+    const std::vector<float> before(worker.residual().begin(), worker.residual().end());
+    const std::vector<float> state(worker.state().begin(), worker.state().end());
+    for (const float bad : {NAN, -NAN, INFINITY, -INFINITY}) {
+      for (const uint64_t at : {uint64_t{0}, unit.count / 2, unit.count - 1}) {
+        SCOPED_TRACE(describe(unit, Data::laplace) + ", " + std::to_string(bad) + " at " +
+                     std::to_string(at));
+        std::vector<float> gradient = make(Data::laplace, unit.count, 2);
+        gradient[at] = bad;
+        ASSERT_EQ(worker.step(1, gradient), Outcome::non_finite);
+        expect_same_bits(before, worker.residual(), "residual");
+        expect_same_bits(state, worker.state(), "state");
+      }
+    }
+    worker.expect_intact();
+  }
+}
+
+TEST_P(CodecLaw, ResidualStaysBounded) {
+  if (contract_.feedback == Feedback::never || contract_.contraction <= 0) return;  // not promised
+  // Karimireddy et al. 2019, lemma 3: E|e|² ≤ 4(1 − delta)/delta² · max|g|².
+  const double delta = contract_.contraction;
+  if (delta < 0.05) return;  // the bound is reached only after thousands of steps
+  const Unit unit = vector_unit(1000);
+  Worker worker(spec_, conditions(unit), 0xA5);
+  double largest = 0;
+  for (uint64_t step = 0; step < 40; ++step) {
+    const std::vector<float> gradient = make(Data::laplace, unit.count, step + 1);
+    largest = std::max(largest, squared_norm(gradient));
+    worker.step(step, gradient);
+    ASSERT_LE(squared_norm(worker.residual()),
+              (4 * (1 - delta) / (delta * delta) + 1e-6) * largest);
+  }
+}
+
+}  // namespace
+}  // namespace laconic::conformance
