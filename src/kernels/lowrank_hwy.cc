@@ -1,0 +1,435 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "kernels/lowrank.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/lowrank_hwy.cc"
+#include "kernels/simd.h"
+// then, in this order
+#include "hwy/cache_control.h"
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+
+#if LACONIC_SIMD_BODY
+HWY_BEFORE_NAMESPACE();
+namespace laconic::kernels::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+using D = hn::ScalableTag<float>;
+using V = hn::Vec<D>;
+constexpr uint64_t kLanes = HWY_MAX_BYTES / sizeof(float);
+constexpr uint64_t kVecs = kDotLanes / kLanes;  // vectors that hold the virtual lanes of one sum
+static_assert(kVecs >= 1 && kVecs * kLanes == kDotLanes);
+
+// ---- pieces of vectors ----
+
+// The first n < kLanes floats, zeros behind them. Nothing is read beyond p + n.
+HWY_INLINE V load_part(const float* p, uint64_t n) {
+  const D d;
+#if HWY_MEM_OPS_MIGHT_FAULT
+  HWY_ALIGN float buffer[kLanes] = {};
+  std::memcpy(buffer, p, n * sizeof(float));
+  return hn::Load(d, buffer);
+#else
+  return hn::MaskedLoad(hn::FirstN(d, n), d, p);
+#endif
+}
+
+HWY_INLINE void store_part(V v, float* p, uint64_t n) {
+  const D d;
+#if HWY_MEM_OPS_MIGHT_FAULT
+  HWY_ALIGN float buffer[kLanes];
+  hn::Store(v, d, buffer);
+  std::memcpy(p, buffer, n * sizeof(float));
+#else
+  hn::BlendedStore(v, hn::FirstN(d, n), d, p);
+#endif
+}
+
+// Calls body(j, load, store) for every vector of [0, cols): whole ones, then the rest.
+template <class Body>
+HWY_INLINE void for_columns(uint64_t cols, const Body& body) {
+  const D d;
+  uint64_t j = 0;
+  for (; j + kLanes <= cols; j += kLanes) {
+    body(
+        j, [&](const float* p) HWY_ATTR { return hn::LoadU(d, p); },
+        [&](V v, float* p) HWY_ATTR { hn::StoreU(v, d, p); });
+  }
+  if (j < cols) {
+    const uint64_t n = cols - j;
+    body(
+        j, [&](const float* p) HWY_ATTR { return load_part(p, n); },
+        [&](V v, float* p) HWY_ATTR { store_part(v, p, n); });
+  }
+}
+
+// Calls body with N as a compile-time constant, for 1 <= n <= kMost.
+template <uint64_t kMost, class Body>
+HWY_INLINE void with_constant(uint64_t n, const Body& body) {
+  if constexpr (kMost > 1) {
+    if (n < kMost) return with_constant<kMost - 1>(n, body);
+  }
+  body(std::integral_constant<uint64_t, kMost>());
+}
+
+HWY_INLINE void prefetch(const float* p) { __builtin_prefetch(p); }
+
+// ---- P = M·Q ----
+//
+// Blocks of kRowBlock rows and kTile columns, so that the tile of Q stays in the first-level cache;
+// inside, kRows rows times kRanks vectors of Q have their sums in registers. Between tiles the
+// virtual lanes wait in `lanes`.
+
+constexpr uint64_t kRowBlock = 16;
+constexpr uint64_t kTile = 1024;
+constexpr uint64_t kRows = HWY_MAX_BYTES == 64 ? 4 : 1;
+constexpr uint64_t kRanks = HWY_MAX_BYTES >= 32 || HWY_ARCH_ARM_A64 ? 4 : 2;
+
+template <uint64_t R, uint64_t K>
+struct Sums {
+  V v[R][K][kVecs];
+};
+
+// sums += products of R rows with K vectors of Q, at 16 columns. L loads vector number u of 16
+// columns.
+template <uint64_t R, uint64_t K, class L>
+HWY_INLINE void add_products(Sums<R, K>& sums, const float* m, uint64_t pitch, const float* q,
+                             uint64_t q_stride, const L& load) {
+  for (uint64_t u = 0; u < kVecs; ++u) {
+    V qv[K];
+    for (uint64_t k = 0; k < K; ++k) qv[k] = load(q + k * q_stride, u);
+    for (uint64_t i = 0; i < R; ++i) {
+      const V mv = load(m + i * pitch, u);
+      for (uint64_t k = 0; k < K; ++k) {
+        sums.v[i][k][u] = hn::Add(sums.v[i][k][u], hn::Mul(mv, qv[k]));
+      }
+    }
+  }
+}
+
+// lanes[k][i] (kDotLanes floats each, k·kRowBlock rows apart) += the products over one tile.
+template <uint64_t R, uint64_t K>
+HWY_INLINE void project_tile(const float* m, uint64_t pitch, uint64_t cols, const float* q,
+                             uint64_t q_stride, const float* next, bool first, float* lanes) {
+  const D d;
+  const auto at = [&](uint64_t i, uint64_t k, uint64_t u)
+                      HWY_ATTR { return lanes + (k * kRowBlock + i) * kDotLanes + u * kLanes; };
+  Sums<R, K> sums;
+  for (uint64_t i = 0; i < R; ++i) {
+    for (uint64_t k = 0; k < K; ++k) {
+      for (uint64_t u = 0; u < kVecs; ++u) {
+        sums.v[i][k][u] = first ? hn::Zero(d) : hn::Load(d, at(i, k, u));
+      }
+    }
+  }
+  uint64_t j = 0;
+  for (; j + kDotLanes <= cols; j += kDotLanes) {
+    for (uint64_t i = 0; i < R; ++i) prefetch(next + i * pitch + j);
+    add_products<R, K>(sums, m + j, pitch, q + j, q_stride,
+                       [&](const float* p, uint64_t u)
+                           HWY_ATTR { return hn::LoadU(d, p + u * kLanes); });
+  }
+  if (j < cols) {
+    const uint64_t rest = cols - j;
+    add_products<R, K>(sums, m + j, pitch, q + j, q_stride,
+                       [&](const float* p, uint64_t u) HWY_ATTR {
+                         if (rest >= (u + 1) * kLanes) return hn::LoadU(d, p + u * kLanes);
+                         if (rest <= u * kLanes) return hn::Zero(d);
+                         return load_part(p + u * kLanes, rest - u * kLanes);
+                       });
+  }
+  for (uint64_t i = 0; i < R; ++i) {
+    for (uint64_t k = 0; k < K; ++k) {
+      for (uint64_t u = 0; u < kVecs; ++u) hn::Store(sums.v[i][k][u], d, at(i, k, u));
+    }
+  }
+}
+
+// The fold 8, 4 of one row's 16 lanes: four lanes are left.
+HWY_INLINE hn::Vec<hn::FixedTag<float, 4>> fold_to_four(const float* lanes) {
+  const hn::FixedTag<float, 4> d;
+  const auto low = hn::Add(hn::Load(d, lanes), hn::Load(d, lanes + 8));
+  const auto high = hn::Add(hn::Load(d, lanes + 4), hn::Load(d, lanes + 12));
+  return hn::Add(low, high);
+}
+
+// Sums of four rows: the rest of the fold (2, 1), transposed on the way.
+HWY_INLINE void fold_four_rows(const float* lanes, float* out) {
+  const hn::FixedTag<float, 4> d;
+  const auto a = fold_to_four(lanes), b = fold_to_four(lanes + kDotLanes);
+  const auto c = fold_to_four(lanes + 2 * kDotLanes), e = fold_to_four(lanes + 3 * kDotLanes);
+  const auto ab = hn::Add(hn::ConcatLowerLower(d, b, a), hn::ConcatUpperUpper(d, b, a));
+  const auto ce = hn::Add(hn::ConcatLowerLower(d, e, c), hn::ConcatUpperUpper(d, e, c));
+  hn::StoreU(hn::Add(hn::ConcatEven(d, ce, ab), hn::ConcatOdd(d, ce, ab)), d, out);
+}
+
+HWY_INLINE void fold_rows(const float* lanes, uint64_t rows, float* out) {
+  uint64_t i = 0;
+  for (; i + 4 <= rows; i += 4) fold_four_rows(lanes + i * kDotLanes, out + i);
+  if (i < rows) {  // lanes behind the last row hold old sums: finite or not, they are not stored
+    float four[4];
+    fold_four_rows(lanes + i * kDotLanes, four);
+    for (uint64_t k = 0; i + k < rows; ++k) out[i + k] = four[k];
+  }
+}
+
+// A block of at most kRowBlock rows times K vectors of Q.
+template <uint64_t K>
+HWY_INLINE void project_block(const float* m, Panel panel, Factor q, float* out, uint64_t stride) {
+  HWY_ALIGN float lanes[kRanks * kRowBlock * kDotLanes];
+  uint64_t j = 0;
+  do {  // once without columns, too: empty sums are 0
+    const uint64_t cols = std::min(kTile, panel.cols - j);
+    uint64_t i = 0;
+    for (; i + kRows <= panel.rows; i += kRows) {
+      const float* const here = m + i * panel.pitch + j;
+      // Prefetched: the rows below, or the first rows at the next tile.
+      const float* const next = i + 2 * kRows <= kRowBlock || cols == panel.cols
+                                    ? here + kRows * panel.pitch
+                                    : m + j + cols;
+      project_tile<kRows, K>(here, panel.pitch, cols, q.values + j, q.stride, next, j == 0,
+                             lanes + i * kDotLanes);
+    }
+    for (; i < panel.rows; ++i) {
+      const float* const here = m + i * panel.pitch + j;
+      project_tile<1, K>(here, panel.pitch, cols, q.values + j, q.stride, here, j == 0,
+                         lanes + i * kDotLanes);
+    }
+    j += kTile;
+  } while (j < panel.cols);
+  for (uint64_t k = 0; k < K; ++k) {
+    fold_rows(lanes + k * kRowBlock * kDotLanes, panel.rows, out + k * stride);
+  }
+}
+
+void project(const float* m, Panel panel, Factor q, float* out, uint64_t stride) {
+  for (uint64_t i = 0; i < panel.rows; i += kRowBlock) {
+    const Panel block{std::min(kRowBlock, panel.rows - i), panel.cols, panel.pitch};
+    for (uint64_t k = 0; k < q.rank; k += kRanks) {
+      const Factor part{q.values + k * q.stride, q.stride, std::min(kRanks, q.rank - k)};
+      with_constant<kRanks>(part.rank, [&](auto n) HWY_ATTR {
+        project_block<n()>(m + i * panel.pitch, block, part, out + k * stride + i, stride);
+      });
+    }
+  }
+}
+
+// ---- Q' = Mᵀ·P ----
+//
+// A tile of kBackTile columns keeps its sums in the first-level cache while all rows pass,
+// kBackRows at a time, whose factors are held in registers.
+
+constexpr uint64_t kBackTile = 512;
+constexpr uint64_t kBackRows = HWY_MAX_BYTES == 64 || HWY_ARCH_ARM_A64 ? 4 : 2;
+
+template <uint64_t R, uint64_t K>
+HWY_INLINE void back_rows(const float* m, Panel panel, const float* p, uint64_t p_stride,
+                          const float* next, float* out, uint64_t stride) {
+  const D d;
+  V pv[R][K];
+  for (uint64_t i = 0; i < R; ++i) {
+    for (uint64_t k = 0; k < K; ++k) pv[i][k] = hn::Set(d, p[k * p_stride + i]);
+  }
+  for_columns(panel.cols, [&](uint64_t j, const auto& load, const auto& store) HWY_ATTR {
+    V sum[K];
+    for (uint64_t k = 0; k < K; ++k) sum[k] = load(out + k * stride + j);
+    for (uint64_t i = 0; i < R; ++i) {
+      prefetch(next + i * panel.pitch + j);
+      const V mv = load(m + i * panel.pitch + j);
+      for (uint64_t k = 0; k < K; ++k) sum[k] = hn::Add(sum[k], hn::Mul(mv, pv[i][k]));
+    }
+    for (uint64_t k = 0; k < K; ++k) store(sum[k], out + k * stride + j);
+  });
+}
+
+template <uint64_t R>
+HWY_INLINE void back_group(const float* m, Panel panel, Factor p, const float* next, float* out,
+                           uint64_t stride) {
+  for (uint64_t k = 0; k < p.rank; k += 4) {
+    with_constant<4>(std::min<uint64_t>(4, p.rank - k), [&](auto n) HWY_ATTR {
+      back_rows<R, n()>(m, panel, p.values + k * p.stride, p.stride, next, out + k * stride,
+                        stride);
+    });
+  }
+}
+
+void back_project(const float* m, Panel panel, Factor p, float* out, uint64_t stride) {
+  for (uint64_t j = 0; j < panel.cols; j += kBackTile) {
+    const Panel tile{panel.rows, std::min(kBackTile, panel.cols - j), panel.pitch};
+    for (uint64_t k = 0; k < p.rank; ++k) {
+      std::memset(out + k * stride + j, 0, tile.cols * sizeof(float));
+    }
+    const auto factor = [&](uint64_t i) { return Factor{p.values + i, p.stride, p.rank}; };
+    uint64_t i = 0;
+    for (; i + kBackRows <= panel.rows; i += kBackRows) {
+      const float* const here = m + i * panel.pitch + j;
+      back_group<kBackRows>(here, tile, factor(i), here + kBackRows * panel.pitch, out + j, stride);
+    }
+    for (; i < panel.rows; ++i) {
+      const float* const here = m + i * panel.pitch + j;
+      back_group<1>(here, tile, factor(i), here, out + j, stride);
+    }
+  }
+}
+
+// ---- out = base + w·P·Qᵀ ----
+
+constexpr uint64_t kOutRows = HWY_MAX_BYTES == 64 || HWY_ARCH_ARM_A64 ? 4 : 2;
+
+template <Write kWrite>
+HWY_INLINE void write_vector(V value, float* out, const auto& load, const auto& store) {
+  const D d;
+  if constexpr (kWrite == Write::add) return store(hn::Add(load(out), value), out);
+  const V sum = hn::Add(hn::Zero(d), value);
+  if constexpr (kWrite == Write::stream) return hn::Stream(sum, d, out);
+  store(sum, out);
+}
+
+// Up to four products: the rows' factors are held in registers.
+template <uint64_t R, uint64_t K, Write kWrite>
+HWY_INLINE void write_rows(float* out, Panel panel, Factor p, Factor q, float weight) {
+  const D d;
+  const V w = hn::Set(d, weight);
+  V pv[R][K];
+  for (uint64_t i = 0; i < R; ++i) {
+    for (uint64_t k = 0; k < K; ++k) pv[i][k] = hn::Set(d, p.values[k * p.stride + i]);
+  }
+  for_columns(panel.cols, [&](uint64_t j, const auto& load, const auto& store) HWY_ATTR {
+    V qv[K];
+    for (uint64_t k = 0; k < K; ++k) qv[k] = load(q.values + k * q.stride + j);
+    for (uint64_t i = 0; i < R; ++i) {
+      V sum = hn::Mul(pv[i][0], qv[0]);
+      for (uint64_t k = 1; k < K; ++k) sum = hn::Add(sum, hn::Mul(pv[i][k], qv[k]));
+      write_vector<kWrite>(hn::Mul(w, sum), out + i * panel.pitch + j, load, store);
+    }
+  });
+}
+
+// Any number of products.
+template <uint64_t R, Write kWrite>
+HWY_INLINE void write_rows_long(float* out, Panel panel, Factor p, Factor q, float weight) {
+  const D d;
+  const V w = hn::Set(d, weight);
+  for_columns(panel.cols, [&](uint64_t j, const auto& load, const auto& store) HWY_ATTR {
+    V sum[R];
+    const V q0 = load(q.values + j);
+    for (uint64_t i = 0; i < R; ++i) sum[i] = hn::Mul(hn::Set(d, p.values[i]), q0);
+    for (uint64_t k = 1; k < p.rank; ++k) {
+      const V qk = load(q.values + k * q.stride + j);
+      const float* const pk = p.values + k * p.stride;
+      for (uint64_t i = 0; i < R; ++i) sum[i] = hn::Add(sum[i], hn::Mul(hn::Set(d, pk[i]), qk));
+    }
+    for (uint64_t i = 0; i < R; ++i) {
+      write_vector<kWrite>(hn::Mul(w, sum[i]), out + i * panel.pitch + j, load, store);
+    }
+  });
+}
+
+template <uint64_t R, Write kWrite>
+HWY_INLINE void write_group(float* out, Panel panel, Factor p, Factor q, float weight) {
+  if (p.rank > 4) return write_rows_long<R, kWrite>(out, panel, p, q, weight);
+  with_constant<4>(p.rank,
+                   [&](auto n) HWY_ATTR { write_rows<R, n(), kWrite>(out, panel, p, q, weight); });
+}
+
+template <Write kWrite>
+void write_panel(float* out, Panel panel, Factor p, Factor q, float weight) {
+  for (uint64_t j = 0; j < panel.cols; j += kTile) {
+    const Panel tile{panel.rows, std::min(kTile, panel.cols - j), panel.pitch};
+    const Factor qj{q.values + j, q.stride, q.rank};
+    const auto factor = [&](uint64_t i) { return Factor{p.values + i, p.stride, p.rank}; };
+    uint64_t i = 0;
+    for (; i + kOutRows <= panel.rows; i += kOutRows) {
+      write_group<kOutRows, kWrite>(out + i * panel.pitch + j, tile, factor(i), qj, weight);
+    }
+    for (; i < panel.rows; ++i) {
+      write_group<1, kWrite>(out + i * panel.pitch + j, tile, factor(i), qj, weight);
+    }
+  }
+}
+
+bool can_stream(const float* out, Panel panel) {
+  return reinterpret_cast<uintptr_t>(out) % (kLanes * sizeof(float)) == 0 &&
+         panel.pitch % kLanes == 0 && panel.cols % kLanes == 0;
+}
+
+void reconstruct(float* out, Panel panel, Factor p, Factor q, float weight, Write write) {
+  if (write == Write::add) return write_panel<Write::add>(out, panel, p, q, weight);
+  if (write == Write::set || !can_stream(out, panel)) {
+    return write_panel<Write::set>(out, panel, p, q, weight);
+  }
+  write_panel<Write::stream>(out, panel, p, q, weight);
+  hwy::FlushStream();
+}
+
+// ---- Gram–Schmidt, in double ----
+
+using DD = hn::ScalableTag<double>;
+using DH = hn::Rebind<float, DD>;  // half a vector of floats
+constexpr uint64_t kWide = kLanes / 2;
+constexpr uint64_t kWideVecs = kDotLanes / kWide;
+
+HWY_INLINE hn::Vec<DD> widen(const float* p) { return hn::PromoteTo(DD(), hn::LoadU(DH(), p)); }
+
+double dot(const float* x, const float* y, uint64_t n) {
+  const DD d;
+  hn::Vec<DD> sum[kWideVecs];
+  for (uint64_t u = 0; u < kWideVecs; ++u) sum[u] = hn::Zero(d);
+  uint64_t i = 0;
+  for (; i + kDotLanes <= n; i += kDotLanes) {
+    for (uint64_t u = 0; u < kWideVecs; ++u) {
+      const uint64_t at = i + u * kWide;
+      sum[u] = hn::Add(sum[u], hn::Mul(widen(x + at), widen(y + at)));
+    }
+  }
+  HWY_ALIGN double lane[kDotLanes];
+  for (uint64_t u = 0; u < kWideVecs; ++u) hn::Store(sum[u], d, lane + u * kWide);
+  for (uint64_t l = 0; i + l < n; ++l) {
+    lane[l] += static_cast<double>(x[i + l]) * static_cast<double>(y[i + l]);
+  }
+  for (uint64_t half = kDotLanes / 2; half != 0; half /= 2) {
+    for (uint64_t l = 0; l < half; ++l) lane[l] += lane[l + half];
+  }
+  return lane[0];
+}
+
+void subtract(float* y, double c, const float* x, uint64_t n) {
+  const auto cv = hn::Set(DD(), c);
+  uint64_t i = 0;
+  for (; i + kWide <= n; i += kWide) {
+    const auto difference = hn::Sub(widen(y + i), hn::Mul(cv, widen(x + i)));
+    hn::StoreU(hn::DemoteTo(DH(), difference), DH(), y + i);
+  }
+  for (; i < n; ++i) {
+    y[i] = static_cast<float>(static_cast<double>(y[i]) - c * static_cast<double>(x[i]));
+  }
+}
+
+void scale(float* y, double c, uint64_t n) {
+  const auto cv = hn::Set(DD(), c);
+  uint64_t i = 0;
+  for (; i + kWide <= n; i += kWide) {
+    hn::StoreU(hn::DemoteTo(DH(), hn::Mul(cv, widen(y + i))), DH(), y + i);
+  }
+  for (; i < n; ++i) y[i] = static_cast<float>(c * static_cast<double>(y[i]));
+}
+
+constexpr LowRankKernels kTable{&project, &back_project, &reconstruct, &dot, &subtract, &scale};
+
+}  // namespace laconic::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+#endif  // LACONIC_SIMD_BODY
+
+#if HWY_ONCE
+namespace laconic::kernels {
+
+const LowRankKernels& lowrank_kernels(Isa isa) noexcept {
+  LACONIC_SIMD_SELECT(isa, kTable, kLowRankScalar)
+}
+
+}  // namespace laconic::kernels
+#endif  // HWY_ONCE
