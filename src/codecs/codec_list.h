@@ -6,11 +6,13 @@
 // constructor.
 #pragma once
 
+#include "codecs/powersgd.h"
+
 namespace laconic::codecs {
 
 template <class... C>
 struct TypeList {};
 
-using CodecList = TypeList<>;
+using CodecList = TypeList<PowerSgd>;
 
 }  // namespace laconic::codecs
