@@ -4,7 +4,7 @@
 
 # Build targets: all test programs, and those that ThreadSanitizer has something to say about (ctest label threads).
 set(LACONIC_THREADED_TESTS
-  test_base test_kernels test_transport test_collective test_session test_capi test_distributed)
+  test_base test_transport test_collective test_session test_capi test_distributed)
 if(BUILD_TESTING)
   add_custom_target(laconic_tests)
   add_custom_target(laconic_threaded_tests)
