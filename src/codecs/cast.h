@@ -1,0 +1,51 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// The two 16-bit floats as codecs: lanes that any engine can add.
+#pragma once
+
+#include <array>
+
+#include "laconic/codec.h"
+
+namespace laconic::codecs {
+
+struct Fp16 {
+  struct Params {
+    bool saturate = true;
+  };
+
+  static constexpr CodecInfo info{"fp16", 2, 1, "IEEE half floats, added by the engine",
+                                  "IEEE 754-2008, binary16"};
+  static constexpr std::array fields{
+      flag_field<&Params::saturate>("saturate", true,
+                                    "finite values beyond 65504 become 65504 instead of infinity"),
+  };
+
+  static Contract contract(const Params&);
+  static Plan plan(const Params&, const Unit& unit, uint32_t world);
+  static Encoded encode(const Params& params, std::span<const float> state, const Unit& unit,
+                        const Place& place, uint32_t round, Source source, Work& work,
+                        MutBytes out);
+  static Errc check(const Params&, const Unit& unit, uint32_t round, Bytes payload);
+  static void decode(const Params&, const Unit& unit, const Place& place,
+                     std::span<const Term> terms, Work& work, Target target);
+};
+
+struct Bf16 {
+  struct Params {};
+
+  static constexpr CodecInfo info{"bf16", 3, 1, "bfloat16, added by the engine",
+                                  "Kalamkar et al., 2019"};
+  static constexpr std::array<Field, 0> fields{};
+
+  static Contract contract(const Params&);
+  static Plan plan(const Params&, const Unit& unit, uint32_t world);
+  static Encoded encode(const Params&, std::span<const float> state, const Unit& unit,
+                        const Place& place, uint32_t round, Source source, Work& work,
+                        MutBytes out);
+  static Errc check(const Params&, const Unit& unit, uint32_t round, Bytes payload);
+  static void decode(const Params&, const Unit& unit, const Place& place,
+                     std::span<const Term> terms, Work& work, Target target);
+};
+
+}  // namespace laconic::codecs
