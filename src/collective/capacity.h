@@ -1,7 +1,8 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// How many bytes to grant a bundle whose length varies: predicted from lengths that every rank saw, so that no round
-// carries only sizes (DESIGN decision 6). A prediction that was too small costs a repeat round, never data.
+// How many bytes to grant a bundle whose length varies: predicted from lengths that every rank saw,
+// so that no round carries only sizes (DESIGN decision 6). A prediction that was too small costs a
+// repeat round, never data.
 #pragma once
 
 #include <algorithm>

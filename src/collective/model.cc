@@ -10,8 +10,8 @@
 namespace laconic::collective {
 namespace {
 
-/// What one more round is worth in bytes: 3–5 ms of a Gloo round on the links of 50 Mbit/s to 1 Gbit/s where
-/// compression pays. Only decides between strategies; no result depends on it.
+/// What one more round is worth in bytes: 3–5 ms of a Gloo round on the links of 50 Mbit/s to 1
+/// Gbit/s where compression pays. Only decides between strategies; no result depends on it.
 constexpr uint64_t kRoundBytes = 32 * 1024;
 
 uint64_t hash_text(std::string_view text) {
@@ -29,8 +29,8 @@ bool all_lanes(const Plan& plan) {
                      [](const RoundPlan& r) { return r.kind == RoundKind::lanes; });
 }
 
-/// Payload bytes (bounds) of all rounds over the compressed parameters, and whether every round is lanes that the
-/// engine adds.
+/// Payload bytes (bounds) of all rounds over the compressed parameters, and whether every round is
+/// lanes that the engine adds.
 struct Volume {
   uint64_t payload = 0;
   uint64_t raw = 0;
@@ -39,7 +39,8 @@ struct Volume {
   bool summable = true;
 };
 
-Volume volume_of(const Spec& spec, const std::vector<Parameter>& parameters, const Options& options) {
+Volume volume_of(const Spec& spec, const std::vector<Parameter>& parameters,
+                 const Options& options) {
   Volume v;
   for (const Parameter& p : parameters) {
     if (is_raw(spec, p, options)) {
@@ -59,7 +60,8 @@ Volume volume_of(const Spec& spec, const std::vector<Parameter>& parameters, con
 
 Error refuse(StrategyKind kind, const Spec& spec, std::string why) {
   return Error{Errc::unsupported,
-               "strategy " + std::string(strategy_name(kind)) + " cannot carry " + spec.canonical() + ": " + why,
+               "strategy " + std::string(strategy_name(kind)) + " cannot carry " +
+                   spec.canonical() + ": " + why,
                "leave the strategy to the planner"};
 }
 
@@ -67,20 +69,26 @@ Error refuse(StrategyKind kind, const Spec& spec, std::string why) {
 
 std::string_view strategy_name(StrategyKind kind) noexcept {
   switch (kind) {
-    case StrategyKind::automatic: return "auto";
-    case StrategyKind::native_sum: return "native_sum";
-    case StrategyKind::gather_all: return "gather_all";
-    case StrategyKind::two_shot: return "two_shot";
+    case StrategyKind::automatic:
+      return "auto";
+    case StrategyKind::native_sum:
+      return "native_sum";
+    case StrategyKind::gather_all:
+      return "gather_all";
+    case StrategyKind::two_shot:
+      return "two_shot";
   }
   return "unknown";
 }
 
-uint64_t predicted_bytes(StrategyKind strategy, uint32_t world, uint64_t payload, uint64_t raw) noexcept {
+uint64_t predicted_bytes(StrategyKind strategy, uint32_t world, uint64_t payload,
+                         uint64_t raw) noexcept {
   if (strategy == StrategyKind::gather_all) return (world - 1) * (payload + raw);
   return 2 * (world - 1) * (payload + raw) / std::max<uint32_t>(world, 1);
 }
 
-Result<Choice> choose_strategy(const Spec& spec, const std::vector<Parameter>& parameters, const Options& options) {
+Result<Choice> choose_strategy(const Spec& spec, const std::vector<Parameter>& parameters,
+                               const Options& options) {
   const Contract contract = spec.contract();
   const Volume v = volume_of(spec, parameters, options);
   const bool native = v.lanes && v.summable && contract.merge == Merge::linear &&
@@ -88,47 +96,63 @@ Result<Choice> choose_strategy(const Spec& spec, const std::vector<Parameter>& p
   if (options.strategy == StrategyKind::native_sum && !native) {
     return refuse(options.strategy, spec, "its payload is not lanes that this engine adds");
   }
-  if (options.strategy != StrategyKind::automatic && options.strategy != StrategyKind::native_sum && v.rounds > 1) {
+  if (options.strategy != StrategyKind::automatic && options.strategy != StrategyKind::native_sum &&
+      v.rounds > 1) {
     return refuse(options.strategy, spec, "it needs several rounds of summed lanes");
   }
   if (options.strategy == StrategyKind::two_shot && contract.whole_parameter) {
     return refuse(options.strategy, spec, "a parameter cannot be cut into owners' ranges");
   }
-  if (options.strategy != StrategyKind::automatic) return Choice{options.strategy, "asked for in the call"};
-  if (native) return Choice{StrategyKind::native_sum, "its lanes add on the engine: one all-reduce per round"};
-  if (v.rounds > 1) return refuse(StrategyKind::gather_all, spec, "it needs several rounds of summed lanes");
+  if (options.strategy != StrategyKind::automatic)
+    return Choice{options.strategy, "asked for in the call"};
+  if (native)
+    return Choice{StrategyKind::native_sum,
+                  "its lanes add on the engine: one all-reduce per round"};
+  if (v.rounds > 1)
+    return refuse(StrategyKind::gather_all, spec, "it needs several rounds of summed lanes");
 
-  const uint64_t gather = predicted_bytes(StrategyKind::gather_all, options.world, v.payload, v.raw);
+  const uint64_t gather =
+      predicted_bytes(StrategyKind::gather_all, options.world, v.payload, v.raw);
   const uint64_t shots = predicted_bytes(StrategyKind::two_shot, options.world, v.payload, v.raw);
-  const std::string figures = " (bytes a rank sends at most: gather_all " + std::to_string(gather) + ", two_shot " +
-                              std::to_string(shots) + ")";
+  const std::string figures = " (bytes a rank sends at most: gather_all " + std::to_string(gather) +
+                              ", two_shot " + std::to_string(shots) + ")";
   if (contract.whole_parameter || options.world <= 2) {
     return Choice{StrategyKind::gather_all, "one round" + figures};
   }
-  // A union of index sets loses nothing; re-encoding it does. So sparse codecs gather as long as that stays far
-  // below the dense ring.
-  const uint64_t dense = std::accumulate(parameters.begin(), parameters.end(), uint64_t{0},
-                                         [](uint64_t sum, const Parameter& p) { return sum + 4 * p.count(); });
-  if (contract.merge == Merge::set_union && gather <= predicted_bytes(StrategyKind::native_sum, options.world, dense, 0) / 8) {
-    return Choice{StrategyKind::gather_all, "index sets unite without a second loss, far below the dense ring" + figures};
+  // A union of index sets loses nothing; re-encoding it does. So sparse codecs gather as long as
+  // that stays far below the dense ring.
+  const uint64_t dense =
+      std::accumulate(parameters.begin(), parameters.end(), uint64_t{0},
+                      [](uint64_t sum, const Parameter& p) { return sum + 4 * p.count(); });
+  if (contract.merge == Merge::set_union &&
+      gather <= predicted_bytes(StrategyKind::native_sum, options.world, dense, 0) / 8) {
+    return Choice{StrategyKind::gather_all,
+                  "index sets unite without a second loss, far below the dense ring" + figures};
   }
-  if (gather <= shots + kRoundBytes) return Choice{StrategyKind::gather_all, "one round is cheaper than two" + figures};
-  return Choice{StrategyKind::two_shot, "owners take the mean: traffic does not grow with the ranks" + figures};
+  if (gather <= shots + kRoundBytes)
+    return Choice{StrategyKind::gather_all, "one round is cheaper than two" + figures};
+  return Choice{StrategyKind::two_shot,
+                "owners take the mean: traffic does not grow with the ranks" + figures};
 }
 
-Result<Model> Model::create(const Spec& spec, std::vector<Parameter> parameters, const Options& options) {
+Result<Model> Model::create(const Spec& spec, std::vector<Parameter> parameters,
+                            const Options& options) {
   if (options.world == 0 || options.rank >= options.world) {
     return Error{Errc::invalid_argument,
-                 "rank " + std::to_string(options.rank) + " is outside a world of " + std::to_string(options.world), {}};
+                 "rank " + std::to_string(options.rank) + " is outside a world of " +
+                     std::to_string(options.world),
+                 {}};
   }
   std::unordered_set<std::string_view> names;
   for (const Parameter& p : parameters) {
     uint64_t count = 0;
     if (!checked_mul(p.rows, p.cols, &count) || count > (uint64_t{1} << 40)) {
-      return Error{Errc::shape_unsupported, "parameter " + p.name + " is too large", "at most 2^40 elements"};
+      return Error{Errc::shape_unsupported, "parameter " + p.name + " is too large",
+                   "at most 2^40 elements"};
     }
     if (!names.insert(p.name).second) {
-      return Error{Errc::invalid_argument, "two parameters are named " + p.name, "names key residuals: make them unique"};
+      return Error{Errc::invalid_argument, "two parameters are named " + p.name,
+                   "names key residuals: make them unique"};
     }
   }
   Model model(spec);
@@ -147,8 +171,9 @@ void Model::assign() {
     listing += p.name + ":" + std::to_string(p.rows) + "x" + std::to_string(p.cols) + ";";
   }
   model_hash_ = hash_text(listing);
-  listing += spec_.canonical() + ";" + std::to_string(options_.world) + ";" + std::to_string(options_.small_elements) +
-             ";" + std::string(strategy_name(choice_.strategy)) + ";" + std::to_string(options_.seed);
+  listing += spec_.canonical() + ";" + std::to_string(options_.world) + ";" +
+             std::to_string(options_.small_elements) + ";" +
+             std::string(strategy_name(choice_.strategy)) + ";" + std::to_string(options_.seed);
   agreement_ = hash_text(listing);
 
   const bool cut = choice_.strategy == StrategyKind::two_shot;
@@ -165,10 +190,12 @@ void Model::assign() {
         const uint64_t granules = whole.count / granule;
         const uint64_t begin = granules * r / world * granule;
         const uint64_t end = r + 1 == world ? whole.count : granules * (r + 1) / world * granule;
-        a.pieces.push_back({{end - begin, end - begin, 1, whole.parameter, begin}, static_cast<uint32_t>(r)});
+        a.pieces.push_back(
+            {{end - begin, end - begin, 1, whole.parameter, begin}, static_cast<uint32_t>(r)});
       }
     } else if (!a.raw && cut) {
-      const auto owner = static_cast<uint64_t>(std::min_element(load.begin(), load.end()) - load.begin());
+      const auto owner =
+          static_cast<uint64_t>(std::min_element(load.begin(), load.end()) - load.begin());
       load[owner] += whole.count;
       a.pieces.push_back({whole, static_cast<uint32_t>(owner)});
     }

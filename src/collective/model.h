@@ -1,7 +1,8 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What is trained, who owns what. Everything here is a pure function of (parameter list, world, spec, options): no
-// bucket, no iteration, no data. Two buckets or eight give the same units, owners and random counters.
+// What is trained, who owns what. Everything here is a pure function of (parameter list, world,
+// spec, options): no bucket, no iteration, no data. Two buckets or eight give the same units,
+// owners and random counters.
 #pragma once
 
 #include <cstdint>
@@ -54,29 +55,39 @@ struct Choice {
   std::string reason;
 };
 
-/// Bytes that one rank sends in a step under a strategy; a pure function, also used by explain() and its tests.
-/// `payload` is the bytes of all compressed units of one rank, `raw` the bytes of uncompressed lanes.
-uint64_t predicted_bytes(StrategyKind strategy, uint32_t world, uint64_t payload, uint64_t raw) noexcept;
+/// Bytes that one rank sends in a step under a strategy; a pure function, also used by explain()
+/// and its tests. `payload` is the bytes of all compressed units of one rank, `raw` the bytes of
+/// uncompressed lanes.
+uint64_t predicted_bytes(StrategyKind strategy, uint32_t world, uint64_t payload,
+                         uint64_t raw) noexcept;
 
-/// Refuses what the contract forbids; otherwise the strategy with the fewest predicted bytes plus rounds.
-Result<Choice> choose_strategy(const Spec& spec, const std::vector<Parameter>& parameters, const Options& options);
+/// Refuses what the contract forbids; otherwise the strategy with the fewest predicted bytes plus
+/// rounds.
+Result<Choice> choose_strategy(const Spec& spec, const std::vector<Parameter>& parameters,
+                               const Options& options);
 
 /// Parameters, their assignments and the strategy: fixed at attach.
 class Model {
  public:
-  static Result<Model> create(const Spec& spec, std::vector<Parameter> parameters, const Options& options);
+  static Result<Model> create(const Spec& spec, std::vector<Parameter> parameters,
+                              const Options& options);
 
   [[nodiscard]] const Spec& spec() const noexcept { return spec_; }
   [[nodiscard]] const Options& options() const noexcept { return options_; }
   [[nodiscard]] const Choice& choice() const noexcept { return choice_; }
   [[nodiscard]] const std::vector<Parameter>& parameters() const noexcept { return parameters_; }
-  [[nodiscard]] const Assignment& assignment(uint32_t parameter) const { return assignments_[parameter]; }
-  /// Hash over names, sizes, world, spec, options: equal on all ranks or nothing works. Travels in every bundle.
+  [[nodiscard]] const Assignment& assignment(uint32_t parameter) const {
+    return assignments_[parameter];
+  }
+  /// Hash over names, sizes, world, spec, options: equal on all ranks or nothing works. Travels in
+  /// every bundle.
   [[nodiscard]] uint64_t agreement() const noexcept { return agreement_; }
   /// Hash over names and sizes only: identity of the model in saved state.
   [[nodiscard]] uint64_t model_hash() const noexcept { return model_hash_; }
   /// Engine-added float sums depend on an element's place in the buffer: does any of ours?
-  [[nodiscard]] bool layout_matters() const noexcept { return choice_.strategy == StrategyKind::native_sum; }
+  [[nodiscard]] bool layout_matters() const noexcept {
+    return choice_.strategy == StrategyKind::native_sum;
+  }
 
  private:
   explicit Model(Spec spec) : spec_(std::move(spec)) {}

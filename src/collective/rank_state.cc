@@ -5,20 +5,22 @@ namespace laconic::collective {
 
 using feedback::StateKind;
 
-Result<std::unique_ptr<RankState>> RankState::create(const Model& model, const pipeline::UnitCodec& codec,
+Result<std::unique_ptr<RankState>> RankState::create(const Model& model,
+                                                     const pipeline::UnitCodec& codec,
                                                      feedback::Store& store) {
   std::unique_ptr<RankState> state(new RankState(model, codec));
   if (auto r = state->bind(store); !r) return std::move(r).error();
   return state;
 }
 
-Result<void> RankState::bind_state(feedback::Store& store, const std::string& name, pipeline::UnitSlot& slot,
-                                   uint32_t hop) {
+Result<void> RankState::bind_state(feedback::Store& store, const std::string& name,
+                                   pipeline::UnitSlot& slot, uint32_t hop) {
   slot.plan = codec_->plan(slot.unit, world());
   if (slot.plan.state_floats == 0) return {};
-  auto values = store.add(StateKind::codec_state,
-                          "state/" + name + "@" + std::to_string(slot.unit.offset) + "#" + std::to_string(hop),
-                          slot.plan.state_floats);
+  auto values = store.add(
+      StateKind::codec_state,
+      "state/" + name + "@" + std::to_string(slot.unit.offset) + "#" + std::to_string(hop),
+      slot.plan.state_floats);
   if (!values) return std::move(values).error();
   slot.state = *values;
   codec_->init(slot, place(0, hop));
@@ -48,9 +50,10 @@ Result<void> RankState::bind(feedback::Store& store) {
       if (owners && piece.owner == rank()) {
         bound.mean.unit = piece.unit;
         if (feedback) {
-          auto residual = store.add(StateKind::owner_residual,
-                                    "owner_residual/" + p.name + "@" + std::to_string(piece.unit.offset),
-                                    piece.unit.count);
+          auto residual =
+              store.add(StateKind::owner_residual,
+                        "owner_residual/" + p.name + "@" + std::to_string(piece.unit.offset),
+                        piece.unit.count);
           if (!residual) return std::move(residual).error();
           bound.mean.residual = residual->data();
         }

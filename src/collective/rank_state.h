@@ -1,6 +1,7 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What one rank holds for a model: the units it encodes and the units it owns, bound to their memory in the store.
+// What one rank holds for a model: the units it encodes and the units it owns, bound to their
+// memory in the store.
 #pragma once
 
 #include <memory>
@@ -15,8 +16,8 @@ namespace laconic::collective {
 /// A piece of a parameter on this rank.
 struct RankPiece {
   uint32_t owner = 0;
-  pipeline::UnitSlot send;   ///< hop 0: the own gradient's range
-  pipeline::UnitSlot mean;   ///< hop 1: the mean of that range; only bound when this rank owns it
+  pipeline::UnitSlot send;  ///< hop 0: the own gradient's range
+  pipeline::UnitSlot mean;  ///< hop 1: the mean of that range; only bound when this rank owns it
 };
 
 struct RankParameter {
@@ -28,8 +29,10 @@ struct RankParameter {
 
 class RankState {
  public:
-  /// Allocates residuals and codec state in `store` (names: residual/P, owner_residual/P@offset, state/P@offset#hop).
-  static Result<std::unique_ptr<RankState>> create(const Model& model, const pipeline::UnitCodec& codec,
+  /// Allocates residuals and codec state in `store` (names: residual/P, owner_residual/P@offset,
+  /// state/P@offset#hop).
+  static Result<std::unique_ptr<RankState>> create(const Model& model,
+                                                   const pipeline::UnitCodec& codec,
                                                    feedback::Store& store);
 
   [[nodiscard]] const RankParameter& parameter(uint32_t index) const { return parameters_[index]; }
@@ -42,9 +45,11 @@ class RankState {
   }
 
  private:
-  RankState(const Model& model, const pipeline::UnitCodec& codec) : model_(&model), codec_(&codec) {}
+  RankState(const Model& model, const pipeline::UnitCodec& codec)
+      : model_(&model), codec_(&codec) {}
   Result<void> bind(feedback::Store& store);
-  Result<void> bind_state(feedback::Store& store, const std::string& name, pipeline::UnitSlot& slot, uint32_t hop);
+  Result<void> bind_state(feedback::Store& store, const std::string& name, pipeline::UnitSlot& slot,
+                          uint32_t hop);
 
   const Model* model_;
   const pipeline::UnitCodec* codec_;

@@ -13,7 +13,8 @@ Result<std::span<float>> Store::add(StateKind kind, std::string name, uint64_t c
   }
   Arena arena;
   if (!arena.reserve(std::max<uint64_t>(count, 1) * sizeof(float))) {
-    return Error{Errc::out_of_memory, "no memory for " + name + ", " + std::to_string(count) + " floats",
+    return Error{Errc::out_of_memory,
+                 "no memory for " + name + ", " + std::to_string(count) + " floats",
                  "error feedback needs one float per compressed element; +noef does without"};
   }
   const std::span<float> values(reinterpret_cast<float*>(arena.bytes().data()), count);
@@ -42,27 +43,35 @@ double Store::residual_norm() const noexcept {
 Result<void> accepts(const StateHeader& mine, const StateHeader& saved) {
   const auto number = [](auto x) { return std::to_string(x); };
   if (saved.version != mine.version) {
-    return Error{Errc::state_version, "state has version " + number(saved.version) + ", this library reads " +
-                 number(mine.version), "load it with the version that wrote it, flush() and save again"};
+    return Error{Errc::state_version,
+                 "state has version " + number(saved.version) + ", this library reads " +
+                     number(mine.version),
+                 "load it with the version that wrote it, flush() and save again"};
   }
   if (saved.world != mine.world) {
-    return Error{Errc::state_world, "state was saved by " + number(saved.world) + " ranks, this group has " +
-                 number(mine.world), "flush() before the last checkpoint, then start without the old state"};
+    return Error{Errc::state_world,
+                 "state was saved by " + number(saved.world) + " ranks, this group has " +
+                     number(mine.world),
+                 "flush() before the last checkpoint, then start without the old state"};
   }
   if (saved.rank != mine.rank) {
-    return Error{Errc::state_rank, "state of rank " + number(saved.rank) + " given to rank " + number(mine.rank),
+    return Error{Errc::state_rank,
+                 "state of rank " + number(saved.rank) + " given to rank " + number(mine.rank),
                  "residuals differ by rank: save and load one state per rank"};
   }
   if (saved.model_hash != mine.model_hash) {
-    return Error{Errc::state_model, "state belongs to another model (parameter names or shapes differ)",
+    return Error{Errc::state_model,
+                 "state belongs to another model (parameter names or shapes differ)",
                  "load it into the model that wrote it"};
   }
   if (saved.spec != mine.spec) {
-    return Error{Errc::state_spec, "state was saved under '" + saved.spec + "', this run uses '" + mine.spec + "'",
+    return Error{Errc::state_spec,
+                 "state was saved under '" + saved.spec + "', this run uses '" + mine.spec + "'",
                  "attach with the saved spec, or flush() before changing it"};
   }
   if (saved.agreement != mine.agreement) {
-    return Error{Errc::state_spec, "state was saved under other settings (seed, small_elements or strategy)",
+    return Error{Errc::state_spec,
+                 "state was saved under other settings (seed, small_elements or strategy)",
                  "attach with the settings that wrote it"};
   }
   return {};

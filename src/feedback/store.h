@@ -1,7 +1,8 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// Everything a rank remembers between steps, as named float arrays: residuals of its own gradients, residuals of the
-// means it owns, codec state. One object owns it, so that saving, restoring, scaling and flushing are loops over it.
+// Everything a rank remembers between steps, as named float arrays: residuals of its own gradients,
+// residuals of the means it owns, codec state. One object owns it, so that saving, restoring,
+// scaling and flushing are loops over it.
 #pragma once
 
 #include <cstdint>
@@ -56,8 +57,8 @@ struct StateHeader {
 
 inline constexpr uint32_t kStateVersion = 1;
 
-/// Is a state that was saved under `saved` the one that `mine` continues? Another version, rank, world, model or spec
-/// is an error that says so.
+/// Is a state that was saved under `saved` the one that `mine` continues? Another version, rank,
+/// world, model or spec is an error that says so.
 Result<void> accepts(const StateHeader& mine, const StateHeader& saved);
 
 }  // namespace laconic::feedback

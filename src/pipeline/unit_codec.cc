@@ -18,24 +18,22 @@ void over_slices(ThreadPool* pool, uint64_t n, Body&& body) {
 }
 
 /// Lanes that were scaled for an engine's sum decode to 1/world of what was sent.
-float own_weight(const Place& place) { return place.prescale == 1.0F ? 1.0F : static_cast<float>(place.world); }
-
-bool any_nonzero(const UnitCodec& codec, const float* x, uint64_t n) {
-  for (uint64_t begin = 0; begin < n; begin += 4096) {  // nearly always ends in the first block
-    if (codec.kernels().scan(x + begin, std::min<uint64_t>(4096, n - begin)).any_nonzero) return true;
-  }
-  return false;
+float own_weight(const Place& place) {
+  return place.prescale == 1.0F ? 1.0F : static_cast<float>(place.world);
 }
 
 }  // namespace
 
 void add_to(const UnitCodec& codec, float* out, const float* x, uint64_t n) {
-  over_slices(codec.pool(), n, [&](uint64_t begin, uint64_t count) { codec.kernels().add(out + begin, x + begin, count); });
+  over_slices(codec.pool(), n, [&](uint64_t begin, uint64_t count) {
+    codec.kernels().add(out + begin, x + begin, count);
+  });
 }
 
 void subtract_from(const UnitCodec& codec, float* out, const float* x, uint64_t n) {
-  over_slices(codec.pool(), n,
-              [&](uint64_t begin, uint64_t count) { codec.kernels().axpy(out + begin, -1.0F, x + begin, count); });
+  over_slices(codec.pool(), n, [&](uint64_t begin, uint64_t count) {
+    codec.kernels().axpy(out + begin, -1.0F, x + begin, count);
+  });
 }
 
 kernels::Scan scan(const UnitCodec& codec, const float* x, uint64_t n) {
@@ -50,7 +48,11 @@ kernels::Scan scan(const UnitCodec& codec, const float* x, uint64_t n) {
 }
 
 UnitCodec::UnitCodec(const Spec& spec, Isa isa, ThreadPool* pool)
-    : spec_(&spec), contract_(spec.contract()), kernels_(&kernels::basic_kernels(isa)), pool_(pool), isa_(isa) {}
+    : spec_(&spec),
+      contract_(spec.contract()),
+      kernels_(&kernels::basic_kernels(isa)),
+      pool_(pool),
+      isa_(isa) {}
 
 Plan UnitCodec::plan(const Unit& unit, uint32_t world) const {
   return spec_->codec().plan(spec_->params(), unit, world);
@@ -66,11 +68,12 @@ Source UnitCodec::source_of(const UnitSlot& slot, const float* gradient) const n
   return {slot.residual, nullptr};  // residual + gradient was accumulated there
 }
 
-UnitEncoded UnitCodec::encode(const UnitSlot& slot, const Place& place, const float* gradient, Work& work,
-                              MutBytes out) const {
+UnitEncoded UnitCodec::encode(const UnitSlot& slot, const Place& place, const float* gradient,
+                              Work& work, MutBytes out) const {
   const uint64_t n = slot.unit.count;
-  if (!any_nonzero(*this, gradient, n)) return {Outcome::zero, 0};
-  // A codec that refuses non-finite input may look at it itself, unless we are about to add it to the residual.
+  if (!kernels_->any_nonzero(gradient, n)) return {Outcome::zero, 0};
+  // A codec that refuses non-finite input may look at it itself, unless we are about to add it to
+  // the residual.
   const bool codec_looks = contract_.checks_finite && (fused(slot) || slot.residual == nullptr);
   if (!codec_looks && !scan(*this, gradient, n).all_finite) return {Outcome::non_finite, 0};
   if (slot.residual != nullptr && !fused(slot)) add_to(*this, slot.residual, gradient, n);
@@ -84,10 +87,11 @@ UnitEncoded UnitCodec::encode(const UnitSlot& slot, const Place& place, const fl
   return {Outcome::payload, encoded.bytes};
 }
 
-uint64_t UnitCodec::encode_round(const UnitSlot& slot, const Place& place, uint32_t round, const float* gradient,
-                                 Work& work, MutBytes out) const {
+uint64_t UnitCodec::encode_round(const UnitSlot& slot, const Place& place, uint32_t round,
+                                 const float* gradient, Work& work, MutBytes out) const {
   return spec_->codec()
-      .encode(spec_->params(), slot.state, slot.unit, place, round, source_of(slot, gradient), work, out)
+      .encode(spec_->params(), slot.state, slot.unit, place, round, source_of(slot, gradient), work,
+              out)
       .bytes;
 }
 
@@ -100,14 +104,15 @@ Errc UnitCodec::check(const Unit& unit, uint32_t round, Bytes payload) const {
   return spec_->codec().check(spec_->params(), unit, round, payload);
 }
 
-void UnitCodec::decode(const Unit& unit, const Place& place, std::span<const Term> terms, Work& work,
-                       Target target) const {
+void UnitCodec::decode(const Unit& unit, const Place& place, std::span<const Term> terms,
+                       Work& work, Target target) const {
   spec_->codec().decode(spec_->params(), unit, place, terms, work, target);
 }
 
-void UnitCodec::commit(const UnitSlot& slot, const Place& place, Bytes sent, Bytes merged, uint32_t contributors,
-                       const float* mean, Work& work) const {
-  spec_->codec().commit(spec_->params(), slot.state, slot.unit, place, sent, merged, contributors, work);
+void UnitCodec::commit(const UnitSlot& slot, const Place& place, Bytes sent, Bytes merged,
+                       uint32_t contributors, const float* mean, Work& work) const {
+  spec_->codec().commit(spec_->params(), slot.state, slot.unit, place, sent, merged, contributors,
+                        work);
   if (contract_.feedback == Feedback::aggregate && slot.residual != nullptr) {
     subtract_from(*this, slot.residual, mean, slot.unit.count);
   }
@@ -119,8 +124,8 @@ void UnitCodec::put_back(const UnitSlot& slot, const Place& place, Bytes sent, W
   decode(slot.unit, place, {&own, 1}, work, {slot.residual, true});
 }
 
-void UnitCodec::take_back(const UnitSlot& slot, const Place& place, Bytes sent, const float* gradient,
-                          Work& work) const {
+void UnitCodec::take_back(const UnitSlot& slot, const Place& place, Bytes sent,
+                          const float* gradient, Work& work) const {
   if (slot.residual == nullptr) return;
   put_back(slot, place, sent, work);
   subtract_from(*this, slot.residual, gradient, slot.unit.count);

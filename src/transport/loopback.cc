@@ -101,14 +101,18 @@ Result<void> LoopbackHub::Impl::RankEngine::run(std::span<const Step> batch) {
 }
 
 Result<void> LoopbackHub::Impl::RankEngine::run_one(const Step& step) {
-  const Error gone{Errc::peer_failed, "a rank of the loopback group is gone or late", "restart the group"};
+  const Error gone{Errc::peer_failed, "a rank of the loopback group is gone or late",
+                   "restart the group"};
   hub_->posted[rank_] = step;
   if (!hub_->meet()) return gone;
   const bool agree = hub_->agreed();
   if (agree) step.kind == StepKind::all_reduce ? sum(step) : move(step);
   if (!hub_->meet()) return gone;  // nobody reuses a send buffer before all have read it
-  if (!agree) return Error{Errc::exchange_order, "ranks issued different collectives", "the same order on all ranks"};
-  if (step.kind == StepKind::all_reduce && !sum_.empty()) std::memcpy(step.recv, sum_.data(), sum_.size());
+  if (!agree)
+    return Error{Errc::exchange_order, "ranks issued different collectives",
+                 "the same order on all ranks"};
+  if (step.kind == StepKind::all_reduce && !sum_.empty())
+    std::memcpy(step.recv, sum_.data(), sum_.size());
   ++hub_->rounds[rank_];
   return {};
 }
@@ -137,7 +141,8 @@ void LoopbackHub::Impl::RankEngine::sum(const Step& step) {
   hub_->sent[rank_] += 2 * step.count * size * (hub_->world - 1) / hub_->world;
 }
 
-LoopbackHub::LoopbackHub(uint32_t world, std::chrono::milliseconds timeout) : impl_(std::make_unique<Impl>()) {
+LoopbackHub::LoopbackHub(uint32_t world, std::chrono::milliseconds timeout)
+    : impl_(std::make_unique<Impl>()) {
   impl_->world = world;
   impl_->timeout = timeout;
   impl_->posted.resize(world);

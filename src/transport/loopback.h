@@ -1,6 +1,7 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// N ranks as threads of one process: the engine of the unit tests, of virtual workers and of the sanitizers.
+// N ranks as threads of one process: the engine of the unit tests, of virtual workers and of the
+// sanitizers.
 #pragma once
 
 #include <chrono>
@@ -15,16 +16,19 @@ namespace laconic::transport {
 /// Meeting place of `world` threads. Sums are taken in rank order, so they do not depend on timing.
 class LoopbackHub {
  public:
-  explicit LoopbackHub(uint32_t world, std::chrono::milliseconds timeout = std::chrono::seconds(30));
+  explicit LoopbackHub(uint32_t world,
+                       std::chrono::milliseconds timeout = std::chrono::seconds(30));
   ~LoopbackHub();
   LoopbackHub(const LoopbackHub&) = delete;
   LoopbackHub& operator=(const LoopbackHub&) = delete;
 
   /// The engine of one rank; lives as long as the hub.
   Engine& engine(uint32_t rank);
-  /// From now on `rank` answers nothing: every collective it should take part in fails on all others at once.
+  /// From now on `rank` answers nothing: every collective it should take part in fails on all
+  /// others at once.
   void kill(uint32_t rank);
-  /// Bytes that `rank` put on the wire so far: what a direct exchange sends, a ring all-reduce for sums.
+  /// Bytes that `rank` put on the wire so far: what a direct exchange sends, a ring all-reduce for
+  /// sums.
   [[nodiscard]] uint64_t sent_bytes(uint32_t rank) const;
   /// Collectives that `rank` has taken part in.
   [[nodiscard]] uint64_t rounds(uint32_t rank) const;

@@ -1,7 +1,8 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What an exchange asks of an engine: three collectives on bytes and lanes. Whoever drives an exchange (c10d from
-// Python, threads in one process, later MPI, Gloo, NCCL, a simulator) executes steps and asks for the next batch.
+// What an exchange asks of an engine: three collectives on bytes and lanes. Whoever drives an
+// exchange (c10d from Python, threads in one process, later MPI, Gloo, NCCL, a simulator) executes
+// steps and asks for the next batch.
 #pragma once
 
 #include <cstdint>
@@ -17,16 +18,19 @@ enum class StepKind : uint8_t {
   all_to_all = 2,  ///< send_counts[r] bytes at send + send_offsets[r] to r; received likewise
 };
 
-/// One collective. Steps of one batch are independent: a driver may have all of them in flight at once, but issues
-/// them in order on every rank. Pointers stay valid until the next call on the exchange.
+/// One collective. Steps of one batch are independent: a driver may have all of them in flight at
+/// once, but issues them in order on every rank. Pointers stay valid until the next call on the
+/// exchange.
 struct Step {
   StepKind kind = StepKind::all_reduce;
   DType dtype = DType::u8;
-  bool needs_host = true;  ///< the exchange reads the result on the host before it can name the next batch
-  uint64_t count = 0;      ///< all_reduce: lanes
+  bool needs_host =
+      true;  ///< the exchange reads the result on the host before it can name the next batch
+  uint64_t count = 0;  ///< all_reduce: lanes
   uint8_t* send = nullptr;
   uint8_t* recv = nullptr;
-  std::span<const uint64_t> send_counts;   ///< bytes, by rank (all_gather: every entry is the own size)
+  std::span<const uint64_t>
+      send_counts;  ///< bytes, by rank (all_gather: every entry is the own size)
   std::span<const uint64_t> send_offsets;  ///< bytes from `send`; back to back in rank order
   std::span<const uint64_t> recv_counts;
   std::span<const uint64_t> recv_offsets;

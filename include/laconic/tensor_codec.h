@@ -1,0 +1,83 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// Bytes in, bytes out: one tensor to one self-describing frame and back. For programs that embed
+// codecs, files, tests.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "laconic/codec.h"
+#include "laconic/frame.h"
+#include "laconic/spec.h"
+#include "laconic/thread_pool.h"
+
+namespace laconic {
+
+/// A contiguous tensor in memory, seen as rows × cols (first dimension, product of the others).
+struct TensorRef {
+  DType dtype = DType::f32;  ///< f32, f16 or bf16
+  uint64_t rows = 0;
+  uint64_t cols = 1;
+  void* data = nullptr;
+};
+
+/// Error feedback and codec state of one tensor on one rank. Grows to what the codec asks for at
+/// its first encode.
+class Residual {
+ public:
+  /// `count` zeros. out_of_memory when there is none.
+  static Result<std::unique_ptr<Residual>> create(uint64_t count);
+  [[nodiscard]] std::span<float> values() noexcept { return values_; }
+  [[nodiscard]] std::span<float> state() noexcept { return state_; }
+  /// Replaces the codec state, as from a checkpoint; the next encode refuses a size that is not the
+  /// codec's.
+  void set_state(std::span<const float> state) { state_.assign(state.begin(), state.end()); }
+
+ private:
+  friend class TensorCodec;
+  std::vector<float> values_;
+  std::vector<float> state_;
+};
+
+/// A spec ready to encode and decode. Immutable and thread-safe; memory is kept and reused between
+/// calls.
+class TensorCodec {
+ public:
+  /// `threads` counts the caller; results never depend on it.
+  static Result<std::unique_ptr<TensorCodec>> create(std::string_view spec, uint32_t threads = 1);
+  ~TensorCodec();
+
+  [[nodiscard]] const Spec& spec() const noexcept { return spec_; }
+  /// The largest frame of a rows × cols tensor. shape_unsupported when that is not addressable.
+  [[nodiscard]] Result<uint64_t> max_frame_bytes(uint64_t rows, uint64_t cols) const;
+
+  /// Encodes `source` into `out` and gives the frame's size. `residual` null: no feedback, fresh
+  /// codec state. An all-zero source sends nothing and leaves the residual; a non-finite one is an
+  /// error (non_finite, nothing changed) unless the payload is plain lanes and there is no
+  /// residual.
+  Result<uint64_t> encode(const TensorRef& source, const Place& place, uint64_t parameter,
+                          Residual* residual, MutBytes out) const;
+  /// out = base + weight · (d0 + …) over `frames` in their order, base = out when `add`, else 0.
+  /// All frames are verified before the first element changes.
+  Result<void> decode(std::span<const Bytes> frames, float weight, bool add,
+                      const TensorRef& out) const;
+
+ private:
+  struct Workspace;
+  class Lease;
+
+  TensorCodec(Spec spec, uint32_t threads);
+
+  Spec spec_;
+  std::unique_ptr<ThreadPool> pool_;
+  mutable std::mutex mutex_;  // guards the two below
+  mutable std::vector<std::unique_ptr<Workspace>> free_;
+  mutable bool pool_busy_ = false;
+};
+
+}  // namespace laconic

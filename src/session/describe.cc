@@ -1,0 +1,178 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+#include "session/describe.h"
+
+#include "base/json_text.h"
+#include "codecs/field_text.h"
+#include "laconic/laconic.h"
+#include "laconic/registry.h"
+#include "laconic/version.h"
+
+namespace laconic::session {
+namespace {
+
+std::string_view merge_name(Merge m) {
+  switch (m) {
+    case Merge::none:
+      return "none";
+    case Merge::linear:
+      return "linear";
+    case Merge::set_union:
+      return "set_union";
+    case Merge::vote:
+      return "vote";
+  }
+  return "unknown";
+}
+
+std::string_view feedback_name(Feedback f) {
+  switch (f) {
+    case Feedback::never:
+      return "never";
+    case Feedback::own:
+      return "own";
+    case Feedback::aggregate:
+      return "aggregate";
+  }
+  return "unknown";
+}
+
+void put_contract(JsonText& json, const Contract& c) {
+  json.key("contract").open('{');
+  json.field("merge", merge_name(c.merge)).field("feedback", feedback_name(c.feedback));
+  json.field("feedback_default", c.feedback_default)
+      .field("fused", c.fused)
+      .field("stochastic", c.stochastic);
+  json.field("unbiased", c.unbiased)
+      .field("lossless", c.lossless)
+      .field("exact_size", c.exact_size);
+  json.field("whole_parameter", c.whole_parameter)
+      .field("contraction", static_cast<double>(c.contraction));
+  json.field("headroom", c.headroom).field("granule", c.granule);
+  json.close('}');
+}
+
+void put_value(JsonText& json, const Field& f, double value) {
+  switch (f.type) {
+    case FieldType::real:
+      json.value(value);
+      break;
+    case FieldType::integer:
+      json.value(static_cast<uint64_t>(value));
+      break;
+    case FieldType::word:
+      json.value(f.words[static_cast<size_t>(value)]);
+      break;
+    case FieldType::flag:
+      json.value(value != 0);
+      break;
+  }
+}
+
+void put_field(JsonText& json, const Field& f) {
+  json.open('{').field("name", f.name).field("type", codecs::field_type_name(f.type));
+  json.key("default");
+  put_value(json, f, f.fallback);
+  json.key("min");
+  put_value(json, f, f.min);
+  json.key("max");
+  put_value(json, f, f.max);
+  if (f.max_open) json.field("max_open", true);
+  if (!f.words.empty()) {
+    json.key("words").open('[');
+    for (const auto word : f.words) json.value(word);
+    json.close(']');
+  }
+  json.field("help", f.help).close('}');
+}
+
+}  // namespace
+
+std::string describe_codecs() {
+  JsonText json;
+  json.open('{').key("codecs").open('[');
+  for (const CodecTable* codec : laconic::codecs()) {
+    const Spec spec = Spec::defaults(*codec);
+    json.open('{').field("name", codec->info.name).field("summary", codec->info.summary);
+    json.field("source", codec->info.source).key("params").open('[');
+    for (const Field& f : codec->fields) put_field(json, f);
+    json.close(']');
+    put_contract(json, spec.contract());
+    json.close('}');
+  }
+  json.close(']').close('}');
+  return json.take();
+}
+
+std::string describe_spec(const Spec& spec) {
+  JsonText json;
+  json.open('{').field("spec", spec.canonical()).field("name", spec.codec().info.name);
+  json.field("feedback", spec.feedback());
+  put_contract(json, spec.contract());
+  json.close('}');
+  return json.take();
+}
+
+std::string explain(const Session& session) {
+  const collective::Model& model = session.model();
+  const collective::Options& options = model.options();
+  JsonText json;
+  json.open('{').field("spec", model.spec().canonical()).field("feedback", model.spec().feedback());
+  json.field("strategy", strategy_name(model.choice().strategy))
+      .field("reason", model.choice().reason);
+  json.field("rank", options.rank).field("world", options.world).field("seed", options.seed);
+  json.field("small_elements", options.small_elements).field("threads", options.threads);
+  json.field("isa", isa_name(best_isa()));
+  uint64_t raw = 0, total = 0;
+  json.key("parameters").open('[');
+  for (uint32_t i = 0; i < model.parameters().size(); ++i) {
+    const auto& p = model.parameters()[i];
+    const auto& a = model.assignment(i);
+    uint64_t bytes = a.raw ? p.count() * sizeof(float) : 0;
+    for (const auto& piece : a.pieces) {
+      const Plan plan = model.spec().codec().plan(model.spec().params(), piece.unit, options.world);
+      for (uint32_t r = 0; r < plan.rounds; ++r) bytes += plan.round[r].bytes;
+    }
+    json.open('{').field("name", p.name).field("elements", p.count());
+    json.field("codec",
+               a.raw ? std::string_view("none") : std::string_view(model.spec().canonical()));
+    json.field("pieces", static_cast<uint64_t>(a.pieces.size()))
+        .field("payload_bytes_at_most", bytes)
+        .close('}');
+    raw += a.raw ? p.count() : 0;
+    total += p.count();
+  }
+  json.close(']').field("elements", total).field("uncompressed_elements", raw).close('}');
+  return json.take();
+}
+
+std::string describe_stats(const Session& session) {
+  const Stats& s = session.stats();
+  JsonText json;
+  json.open('{')
+      .field("steps", s.steps)
+      .field("exchanges", s.exchanges)
+      .field("elements", s.elements);
+  json.field("dense_bytes", s.dense_bytes).field("wire_bytes", s.counters.wire_bytes);
+  const double wire = static_cast<double>(s.counters.wire_bytes);
+  json.field("ratio", wire > 0 ? static_cast<double>(s.dense_bytes) / wire : 0.0);
+  json.field("rounds", s.counters.rounds).field("overflow_repeats", s.counters.overflow_repeats);
+  json.field("zero_units", s.counters.zero_units)
+      .field("non_finite_units", s.counters.non_finite_units);
+  json.field("fallbacks", s.fallbacks).field("flushes", s.flushes).field("failures", s.failures);
+  json.field("encode_seconds", s.encode_seconds).field("decode_seconds", s.decode_seconds);
+  json.field("residual_norm", session.store().residual_norm()).close('}');
+  return json.take();
+}
+
+std::string describe_build() {
+  JsonText json;
+  json.open('{')
+      .field("version", LACONIC_VERSION_STRING)
+      .field("abi", static_cast<uint64_t>(LACONIC_ABI_VERSION));
+  json.field("compiler", __VERSION__).key("isas").open('[');
+  for (const Isa isa : available_isas()) json.value(isa_name(isa));
+  json.close(']').field("isa", isa_name(best_isa())).close('}');
+  return json.take();
+}
+
+}  // namespace laconic::session

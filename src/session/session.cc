@@ -1,0 +1,245 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+#include "session/session.h"
+
+#include <algorithm>
+
+#include "laconic/version.h"
+
+namespace laconic::session {
+namespace {
+
+class Stopwatch {
+ public:
+  explicit Stopwatch(double* total) : total_(total), start_(std::chrono::steady_clock::now()) {}
+  ~Stopwatch() {
+    *total_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+  }
+  Stopwatch(const Stopwatch&) = delete;
+  Stopwatch& operator=(const Stopwatch&) = delete;
+
+ private:
+  double* total_;
+  std::chrono::steady_clock::time_point start_;
+};
+
+/// The fixed layout of an agreement card. Text fields are cut, never unterminated.
+struct Card {
+  std::array<char, 8> magic;
+  uint32_t abi;
+  uint32_t rank;
+  uint32_t world;
+  uint32_t parameters;
+  uint64_t elements;
+  uint64_t agreement;
+  uint64_t model_hash;
+  uint64_t seed;
+  uint64_t small_elements;
+  uint32_t strategy;
+  uint32_t sums;
+  std::array<char, 32> version;
+  std::array<char, 512> spec;
+};
+static_assert(sizeof(Card) <= kAgreementBytes);
+constexpr std::array<char, 8> kCardMagic{'L', 'A', 'C', 'A', 'G', 'R', 'E', '1'};
+
+template <size_t N>
+void put_text(std::array<char, N>& field, std::string_view text) {
+  field.fill('\0');
+  std::copy_n(text.data(), std::min(text.size(), N - 1), field.data());
+}
+template <size_t N>
+std::string text_of(const std::array<char, N>& field) {
+  return {field.data(),
+          static_cast<size_t>(std::find(field.begin(), field.end(), '\0') - field.begin())};
+}
+
+Error differ(uint32_t a, uint32_t b, std::string_view what, const std::string& x,
+             const std::string& y) {
+  return Error{Errc::ranks_disagree,
+               "ranks disagree on " + std::string(what) + ": rank " + std::to_string(a) + " has " +
+                   x + ", rank " + std::to_string(b) + " has " + y,
+               "give every rank the same call, file and LACONIC_* variables"};
+}
+
+Result<void> compare(uint32_t r, const Card& a, const Card& b) {
+  const auto n = [](auto x) { return std::to_string(x); };
+  const auto q = [](const std::string& s) { return "'" + s + "'"; };
+  if (b.magic != kCardMagic || text_of(a.version) != text_of(b.version)) {
+    return differ(0, r, "the version of laconic", text_of(a.version),
+                  b.magic == kCardMagic ? text_of(b.version) : "?");
+  }
+  if (text_of(a.spec) != text_of(b.spec))
+    return differ(0, r, "the spec", q(text_of(a.spec)), q(text_of(b.spec)));
+  if (a.world != b.world) return differ(0, r, "the number of ranks", n(a.world), n(b.world));
+  if (b.rank != r) return differ(r, r, "its own rank", n(r), n(b.rank));
+  if (a.parameters != b.parameters || a.elements != b.elements) {
+    return differ(0, r, "the model",
+                  n(a.parameters) + " parameters with " + n(a.elements) + " elements",
+                  n(b.parameters) + " parameters with " + n(b.elements) + " elements");
+  }
+  if (a.model_hash != b.model_hash) {
+    return differ(0, r, "the model", "model " + n(a.model_hash),
+                  "model " + n(b.model_hash) + " (names or shapes)");
+  }
+  if (a.seed != b.seed) return differ(0, r, "the seed", n(a.seed), n(b.seed));
+  if (a.small_elements != b.small_elements) {
+    return differ(0, r, "small_elements", n(a.small_elements), n(b.small_elements));
+  }
+  if (a.strategy != b.strategy || a.sums != b.sums || a.agreement != b.agreement) {
+    return differ(0, r, "the strategy (or what their engines can add)",
+                  n(a.strategy) + "/" + n(a.sums), n(b.strategy) + "/" + n(b.sums));
+  }
+  return {};
+}
+
+}  // namespace
+
+Session::~Session() = default;
+
+Result<std::unique_ptr<Session>> Session::create(std::string_view text,
+                                                 std::vector<collective::Parameter> parameters,
+                                                 const collective::Options& options) {
+  auto spec = Spec::parse(text);
+  if (!spec) return std::move(spec).error();
+  std::unique_ptr<Session> session(new Session());
+  auto model = collective::Model::create(*spec, std::move(parameters), options);
+  if (!model) return std::move(model).error();
+  session->model_ = std::make_unique<collective::Model>(*std::move(model));
+  if (options.threads > 1) session->pool_ = std::make_unique<ThreadPool>(options.threads);
+  session->codec_ = std::make_unique<pipeline::UnitCodec>(session->model_->spec(), best_isa(),
+                                                          session->pool_.get());
+  auto state = collective::RankState::create(*session->model_, *session->codec_, session->store_);
+  if (!state) return std::move(state).error();
+  session->state_ = *std::move(state);
+  return session;
+}
+
+feedback::StateHeader Session::state_header() const {
+  const auto& options = model_->options();
+  return {feedback::kStateVersion, options.rank,        options.world,
+          model_->model_hash(),    model_->agreement(), model_->spec().canonical()};
+}
+
+AgreementCard Session::agreement_card() const {
+  Card card{};
+  card.magic = kCardMagic;
+  card.rank = model_->options().rank;
+  card.world = model_->options().world;
+  card.parameters = static_cast<uint32_t>(model_->parameters().size());
+  for (const auto& p : model_->parameters()) card.elements += p.count();
+  card.agreement = model_->agreement();
+  card.model_hash = model_->model_hash();
+  card.seed = model_->options().seed;
+  card.small_elements = model_->options().small_elements;
+  card.strategy = static_cast<uint32_t>(model_->choice().strategy);
+  card.sums = model_->options().caps.sums;
+  put_text(card.version, LACONIC_VERSION_STRING);
+  put_text(card.spec, model_->spec().canonical());
+  AgreementCard bytes{};
+  std::memcpy(bytes.data(), &card, sizeof card);
+  return bytes;
+}
+
+Result<void> Session::check_agreement(Bytes cards) const {
+  const uint32_t world = model_->options().world;
+  if (cards.size() != world * kAgreementBytes) {
+    return Error{
+        Errc::ranks_disagree, "expected the cards of " + std::to_string(world) + " ranks", {}};
+  }
+  const auto first = load<Card>(cards.data());
+  if (first.magic != kCardMagic)
+    return Error{Errc::ranks_disagree, "rank 0 runs another version of laconic", {}};
+  for (uint32_t r = 0; r < world; ++r) {
+    if (auto same = compare(r, first, load<Card>(cards.data() + r * kAgreementBytes)); !same)
+      return same;
+  }
+  return {};
+}
+
+Result<void> Session::check_layout(const collective::Layout& layout) const {
+  const auto& parameters = model_->parameters();
+  if (layout.parameters.size() != layout.offsets.size()) return Errc::invalid_argument;
+  for (size_t i = 0; i < layout.parameters.size(); ++i) {
+    uint64_t end = 0;
+    if (layout.parameters[i] >= parameters.size() ||
+        !checked_add(layout.offsets[i], parameters[layout.parameters[i]].count(), &end) ||
+        end > layout.elements) {
+      return Error{Errc::shape_unsupported,
+                   "entry " + std::to_string(i) +
+                       " of the bucket lies outside its buffer or "
+                       "names no parameter of the attached model",
+                   "attach again after the model has changed"};
+    }
+  }
+  return {};
+}
+
+collective::Exchange& Session::exchange_for(const collective::Layout& layout) {
+  for (auto& exchange : exchanges_) {
+    if (exchange->layout() == layout) return *exchange;
+  }
+  exchanges_.push_back(std::make_unique<collective::Exchange>(*state_, layout, stats_.counters));
+  return *exchanges_.back();
+}
+
+Result<collective::Exchange*> Session::begin(const collective::Bucket& bucket,
+                                             const collective::Layout& layout) {
+  if (running_ != nullptr) {
+    return Error{Errc::exchange_order, "an exchange is still running",
+                 "drive it to its end or abort it first"};
+  }
+  if (auto ok = check_layout(layout); !ok) return std::move(ok).error();
+  if (bucket.buffer == nullptr && layout.elements != 0) {
+    return Error{Errc::invalid_argument, "the bucket has no buffer", {}};
+  }
+  if (bucket.dtype == DType::u8)
+    return Error{Errc::dtype_unsupported, "gradients of type u8", "f32, f16 or bf16"};
+  collective::Exchange& exchange = exchange_for(layout);
+  exchange.begin(bucket, sequence_++);
+  if (bucket.step != last_step_) ++stats_.steps;
+  last_step_ = bucket.step;
+  ++stats_.exchanges;
+  if (bucket.flush) ++stats_.flushes;
+  stats_.elements += layout.elements;
+  const uint64_t world = model_->options().world;
+  stats_.dense_bytes += 2 * (world - 1) * layout.elements * sizeof(float) / world;
+  running_ = &exchange;
+  first_next_ = true;
+  return &exchange;
+}
+
+Result<uint32_t> Session::next(collective::Exchange& exchange, std::span<transport::Step> batch) {
+  const Stopwatch watch(first_next_ ? &stats_.encode_seconds : &stats_.decode_seconds);
+  first_next_ = false;
+  auto steps = exchange.next(batch);
+  if (!steps) ++stats_.failures;
+  if (!steps || *steps == 0) {
+    running_ = nullptr;
+    if (exchange.fell_back()) ++stats_.fallbacks;
+  }
+  return steps;
+}
+
+void Session::abort(collective::Exchange& exchange) {
+  exchange.abort();
+  ++stats_.failures;
+  running_ = nullptr;
+}
+
+Result<void> drive(Session& session, const collective::Bucket& bucket,
+                   const collective::Layout& layout, transport::Engine& engine) {
+  auto exchange = session.begin(bucket, layout);
+  if (!exchange) return std::move(exchange).error();
+  std::array<transport::Step, transport::kMaxBatch> batch;
+  for (;;) {
+    auto steps = session.next(**exchange, batch);
+    if (!steps) return std::move(steps).error();
+    if (*steps == 0) return {};
+    if (auto ran = engine.run({batch.data(), *steps}); !ran) {
+      session.abort(**exchange);
+      return ran;
+    }
+  }
+}
+
+}  // namespace laconic::session
