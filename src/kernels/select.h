@@ -1,0 +1,42 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// Picking elements by magnitude. Magnitudes are compared as integers (the float's bits without the
+// sign): the order is the same, it is total (NaN on top, -0 equal to 0), and it does not depend on
+// the processor's treatment of denormals.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+
+#include "laconic/isa.h"
+
+namespace laconic::kernels {
+
+/// |a| < |b| exactly when magnitude_key(a) < magnitude_key(b).
+[[nodiscard]] constexpr uint32_t magnitude_key(float x) noexcept {
+  return std::bit_cast<uint32_t>(x) & 0x7FFFFFFFU;
+}
+
+/// Most elements that one call of `select` takes; small enough for the second look at a block to
+/// hit the first-level cache.
+inline constexpr uint32_t kSelectBlock = 4096;
+/// Entries past the last one that `select` may overwrite.
+inline constexpr uint32_t kSelectSlack = 16;
+
+struct SelectKernels {
+  /// The elements of x[0, n), n <= kSelectBlock, whose key is at least `floor`, in ascending order:
+  /// base + i to `index`, the element to `value`. Both have room for n + kSelectSlack entries.
+  /// Returns how many.
+  uint32_t (*select)(const float* x, uint32_t n, uint32_t base, uint32_t floor, uint32_t* index,
+                     float* value);
+  /// How many elements have a key of at least `floor`.
+  uint64_t (*count)(const float* x, uint64_t n, uint32_t floor);
+  /// maximum[g] = largest key among elements g, g + groups, g + 2·groups, …; 0 for an empty group.
+  /// `groups` is a multiple of 64.
+  void (*group_max)(const float* x, uint64_t n, uint32_t groups, uint32_t* maximum);
+};
+
+const SelectKernels& select_kernels(Isa isa) noexcept;
+extern const SelectKernels kSelectScalar;
+
+}  // namespace laconic::kernels
