@@ -90,7 +90,7 @@ void put_field(JsonText& json, const Field& f) {
 std::string describe_codecs() {
   JsonText json;
   json.open('{').key("codecs").open('[');
-  for (const CodecTable* codec : laconic::codecs()) {
+  for (const CodecTable* codec : all_codecs()) {
     const Spec spec = Spec::defaults(*codec);
     json.open('{').field("name", codec->info.name).field("summary", codec->info.summary);
     json.field("source", codec->info.source).key("params").open('[');
