@@ -7,12 +7,15 @@
 #pragma once
 
 #include "codecs/powersgd.h"
+#include "codecs/randomk.h"
+#include "codecs/sidco.h"
+#include "codecs/topk.h"
 
 namespace laconic::codecs {
 
 template <class... C>
 struct TypeList {};
 
-using CodecList = TypeList<PowerSgd>;
+using CodecList = TypeList<PowerSgd, TopK, RandomK, Sidco>;
 
 }  // namespace laconic::codecs

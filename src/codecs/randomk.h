@@ -1,0 +1,35 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// Random-k: k elements at indices that every rank draws alike, so that what travels are k floats
+// which an engine may add. docs/format/codecs/randomk.md.
+#pragma once
+
+#include <array>
+
+#include "laconic/codec.h"
+
+namespace laconic::codecs {
+
+struct RandomK {
+  struct Params {
+    double ratio = 0.01;
+    bool rescale = false;
+  };
+  static constexpr CodecInfo info{"randomk", 5, 1, "k elements drawn alike on all ranks",
+                                  "Stich et al., NeurIPS 2018; Konecny et al., 2016"};
+  static constexpr std::array fields{
+      real_field<&Params::ratio>("ratio", 0.01, 1e-9, 1.0, "fraction of the elements sent"),
+      flag_field<&Params::rescale>("rescale", false,
+                                   "multiply by n/k: unbiased, and no error feedback by default")};
+
+  static Contract contract(const Params& p);
+  static Plan plan(const Params& p, const Unit& unit, uint32_t world);
+  static Encoded encode(const Params& p, std::span<const float> state, const Unit& unit,
+                        const Place& place, uint32_t round, Source source, Work& work,
+                        MutBytes out);
+  static Errc check(const Params& p, const Unit& unit, uint32_t round, Bytes payload);
+  static void decode(const Params& p, const Unit& unit, const Place& place,
+                     std::span<const Term> terms, Work& work, Target target);
+};
+
+}  // namespace laconic::codecs

@@ -1,0 +1,50 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// SIDCo: the elements above a threshold that is computed from a fit to the magnitudes, not
+// searched. docs/format/codecs/sidco.md.
+#pragma once
+
+#include <array>
+
+#include "laconic/codec.h"
+
+namespace laconic::codecs {
+
+struct Sidco {
+  struct Params {
+    double ratio = 0.001;
+    uint8_t law = 0;
+    uint8_t mode = 1;
+    uint8_t stages = 0;
+    bool guard = true;
+  };
+  static constexpr std::array<std::string_view, 3> kLaws{"exp", "gp", "p"};
+  static constexpr std::array<std::string_view, 2> kModes{"faithful", "signed"};
+
+  static constexpr CodecInfo info{"sidco", 7, 1, "elements above a fitted threshold",
+                                  "Abdelmoniem et al., MLSys 2021, arXiv 2101.10761"};
+  static constexpr std::array fields{
+      real_field<&Params::ratio>("ratio", 0.001, 1e-9, 1.0, "fraction of the elements aimed at"),
+      word_field<&Params::law>("law", 0, kLaws,
+                               "law of the magnitudes: exponential, gamma then generalised Pareto, "
+                               "generalised Pareto"),
+      integer_field<&Params::stages>("stages", 0, 0, 10, "stages of the fit; 0: adaptive"),
+      word_field<&Params::mode>("mode", 1, kModes,
+                                "rule of the adaptive number: the paper's -1 or its -3"),
+      flag_field<&Params::guard>(
+          "guard", true, "correct the threshold until the count is within 20 % of the aim")};
+
+  static Contract contract(const Params& p);
+  static Plan plan(const Params& p, const Unit& unit, uint32_t world);
+  static void init(const Params& p, const Unit& unit, const Place& place, std::span<float> state);
+  static Encoded encode(const Params& p, std::span<const float> state, const Unit& unit,
+                        const Place& place, uint32_t round, Source source, Work& work,
+                        MutBytes out);
+  static Errc check(const Params& p, const Unit& unit, uint32_t round, Bytes payload);
+  static void decode(const Params& p, const Unit& unit, const Place& place,
+                     std::span<const Term> terms, Work& work, Target target);
+  static void commit(const Params& p, std::span<float> state, const Unit& unit, const Place& place,
+                     Bytes sent, Bytes merged, uint32_t contributors, Work& work);
+};
+
+}  // namespace laconic::codecs

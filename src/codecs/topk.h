@@ -1,0 +1,32 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// Top-k: the k = max(1, floor(ratio·n)) elements of largest magnitude, exactly; of equal magnitudes
+// the one of lower index. docs/format/codecs/topk.md.
+#pragma once
+
+#include <array>
+
+#include "laconic/codec.h"
+
+namespace laconic::codecs {
+
+struct TopK {
+  struct Params {
+    double ratio = 0.01;
+  };
+  static constexpr CodecInfo info{"topk", 4, 1, "the k largest magnitudes, exactly",
+                                  "Aji and Heafield, EMNLP 2017; Stich et al., NeurIPS 2018"};
+  static constexpr std::array fields{
+      real_field<&Params::ratio>("ratio", 0.01, 1e-9, 1.0, "fraction of the elements sent")};
+
+  static Contract contract(const Params& p);
+  static Plan plan(const Params& p, const Unit& unit, uint32_t world);
+  static Encoded encode(const Params& p, std::span<const float> state, const Unit& unit,
+                        const Place& place, uint32_t round, Source source, Work& work,
+                        MutBytes out);
+  static Errc check(const Params& p, const Unit& unit, uint32_t round, Bytes payload);
+  static void decode(const Params& p, const Unit& unit, const Place& place,
+                     std::span<const Term> terms, Work& work, Target target);
+};
+
+}  // namespace laconic::codecs
