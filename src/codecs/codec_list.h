@@ -9,6 +9,7 @@
 #include "codecs/powersgd.h"
 #include "codecs/randomk.h"
 #include "codecs/sidco.h"
+#include "codecs/threelc.h"
 #include "codecs/topk.h"
 
 namespace laconic::codecs {
@@ -16,6 +17,6 @@ namespace laconic::codecs {
 template <class... C>
 struct TypeList {};
 
-using CodecList = TypeList<PowerSgd, TopK, RandomK, Sidco>;
+using CodecList = TypeList<PowerSgd, TopK, RandomK, Sidco, ThreeLc>;
 
 }  // namespace laconic::codecs

@@ -1,0 +1,98 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// 3LC (Lim, Andersen, Kaminsky, arXiv 1802.07389): ternary quantization with error accumulation,
+// five digits per byte, a run code for the byte of five zeros. A tensor of n values is seen as a
+// matrix of five rows of `stride` = ceil(n / 5) columns, row-major; byte j holds column j. Kernels
+// work on complete columns: the caller keeps them off the at most four columns that reach beyond n.
+// Any alignment; nothing outside the stated spans is touched.
+#pragma once
+
+#include <cstdint>
+
+#include "laconic/isa.h"
+
+namespace laconic::kernels {
+
+inline constexpr uint32_t kDigits = 5;     ///< ternary digits per byte, most significant first
+inline constexpr uint8_t kZeroByte = 121;  ///< five zeros: 81 + 27 + 9 + 3 + 1
+inline constexpr uint8_t kFirstRunCode =
+    243;  ///< a run of two zero bytes; 3^5: no byte of digits reaches it
+inline constexpr uint32_t kLongestRun = 14;  ///< code 255
+inline constexpr uint32_t kRunBase = 241;    ///< code − kRunBase = length of the run
+inline constexpr uint32_t kExpandSlack =
+    64 * kLongestRun + 64;  ///< room that expand() needs beyond `want`
+
+/// Weights of the digits of a byte.
+inline constexpr uint32_t kDigitWeight[kDigits] = {81, 27, 9, 3, 1};
+
+/// What turns values into digits: q = +1 where a > threshold, −1 where a < −threshold, else 0.
+struct ThreeLcScale {
+  float m = 0;          ///< what one digit is worth
+  float threshold = 0;  ///< the largest float that is not above m / 2
+};
+
+/// One payload's digit bytes and what its digits −1, 0, +1 add to the output.
+struct ThreeLcTerm {
+  const uint8_t* bytes = nullptr;
+  float value[3] = {0, 0, 0};
+};
+
+/// Most terms that unpack() takes at once.
+inline constexpr uint32_t kMaxUnpackTerms = 8;
+
+struct ThreeLcExpanded {
+  uint64_t consumed = 0;  ///< coded bytes
+  uint64_t produced = 0;  ///< digit bytes
+};
+
+struct ThreeLcKernels {
+  /// Largest absolute bits of x + e (of x where e is null): above 0x7F7FFFFF where any is infinite
+  /// or NaN.
+  uint32_t (*max_abs_bits)(const float* x, const float* e, uint64_t n);
+  /// bytes[j] = digits of column j of a = x + e, and e = a − m·q. Null e: a = x, nothing is stored.
+  void (*pack)(const float* x, float* e, uint64_t stride, uint64_t columns, ThreeLcScale scale,
+               uint8_t* bytes);
+  /// out[i·stride + j] = (base + value0[digit]) + value1[digit] + …, base = out where `add`, else
+  /// 0.
+  void (*unpack)(const ThreeLcTerm* terms, uint32_t term_count, uint64_t columns, float* out,
+                 uint64_t stride, bool add);
+  /// The same without `add`, past the caches: for outputs that no cache holds.
+  void (*unpack_stream)(const ThreeLcTerm* terms, uint32_t term_count, uint64_t columns, float* out,
+                        uint64_t stride);
+  /// Zero bytes before the first other byte; n when there is no other.
+  uint64_t (*leading_zeros)(const uint8_t* bytes, uint64_t n);
+  /// Zero bytes behind the last other byte; n when there is no other.
+  uint64_t (*trailing_zeros)(const uint8_t* bytes, uint64_t n);
+  /// Canonical run code of bytes that neither begin nor end with the zero byte. Returns its length,
+  /// at most n.
+  uint64_t (*run_encode)(const uint8_t* bytes, uint64_t n, uint8_t* coded);
+  /// Expands from the start until at least `want` bytes came out or `coded` is used up. `bytes` has
+  /// room for want + kExpandSlack.
+  ThreeLcExpanded (*expand)(const uint8_t* coded, uint64_t n, uint64_t want, uint8_t* bytes);
+  /// How many bytes expand() would make of all of them.
+  uint64_t (*expanded_size)(const uint8_t* coded, uint64_t n);
+  /// True when no byte is a run code.
+  bool (*no_run_codes)(const uint8_t* bytes, uint64_t n);
+};
+
+const ThreeLcKernels& threelc_kernels(Isa isa) noexcept;
+extern const ThreeLcKernels kThreeLcScalar;
+
+/// Digit of weight `weight` in a byte: 0, 1, 2 for −1, 0, +1.
+[[nodiscard]] constexpr uint32_t digit_of(uint8_t byte, uint32_t weight) noexcept {
+  return byte / weight % 3;
+}
+
+/// One value: its digit's contribution −1, 0, +1, and a − m·q, which is exact (Sterbenz: m/2 < |a|
+/// ≤ m).
+struct Quantized {
+  int32_t q = 0;
+  float rest = 0;
+};
+[[nodiscard]] constexpr Quantized quantize(float a, ThreeLcScale scale) noexcept {
+  if (a > scale.threshold) return {1, a - scale.m};
+  if (a < -scale.threshold) return {-1, a + scale.m};
+  return {0, a};
+}
+
+}  // namespace laconic::kernels

@@ -1,0 +1,545 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+#include <array>
+#include <bit>
+#include <cstring>
+
+#include "kernels/threelc.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/threelc_hwy.cc"
+#include "kernels/simd.h"
+// then, in this order
+#include "hwy/cache_control.h"
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+
+#ifndef LACONIC_THREELC_ONCE
+#define LACONIC_THREELC_ONCE
+namespace laconic::kernels {
+
+/// Row k: the positions of the set bits of k, then zeros: a left-packing shuffle of eight bytes,
+/// and at the same time the list of what it keeps.
+struct LeftPack {
+  alignas(64) uint8_t rows[256][8];
+};
+constexpr LeftPack make_left_pack() {
+  LeftPack table{};
+  for (uint32_t mask = 0; mask < 256; ++mask) {
+    uint32_t kept = 0;
+    for (uint32_t bit = 0; bit < 8; ++bit) {
+      if ((mask >> bit & 1U) != 0) table.rows[mask][kept++] = static_cast<uint8_t>(bit);
+    }
+  }
+  return table;
+}
+inline constexpr LeftPack kLeftPack = make_left_pack();
+
+/// What unpack_stream() unpacks before it sends five rows past the caches: 20 KiB.
+inline constexpr uint64_t kStageColumns = 1024;
+/// Bytes of digits that run_encode() turns into kept positions before it computes codes.
+inline constexpr uint64_t kRunBlock = 1024;
+
+}  // namespace laconic::kernels
+#endif  // LACONIC_THREELC_ONCE
+
+#if LACONIC_SIMD_BODY
+HWY_BEFORE_NAMESPACE();
+namespace laconic::kernels::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+constexpr bool kMaskRegisters = HWY_TARGET <= HWY_AVX3;  // targets count down as they grow
+
+using F = hn::ScalableTag<float>;
+using Narrow = hn::CappedTag<float, 4>;
+using B = hn::ScalableTag<uint8_t>;
+using B8 = hn::CappedTag<uint8_t, 8>;
+using B16 = hn::CappedTag<uint8_t, 16>;
+
+// ---- quantization ----
+
+uint32_t max_abs_bits(const float* x, const float* e, uint64_t n) {
+  const F f;
+  const hn::RebindToSigned<F> d;
+  const size_t lanes = hn::Lanes(f);
+  const auto low31 = hn::Set(d, 0x7FFFFFFF);
+  const auto bits = [&](uint64_t i) HWY_ATTR {
+    auto a = hn::LoadU(f, x + i);
+    if (e != nullptr) a = hn::Add(a, hn::LoadU(f, e + i));
+    return hn::And(hn::BitCast(d, a), low31);
+  };
+  auto m0 = hn::Zero(d), m1 = m0, m2 = m0, m3 = m0;
+  uint64_t i = 0;
+  for (; i + 4 * lanes <= n; i += 4 * lanes) {
+    prefetch_ahead(x + i);
+    if (e != nullptr) prefetch_ahead(e + i);
+    m0 = hn::Max(m0, bits(i));
+    m1 = hn::Max(m1, bits(i + lanes));
+    m2 = hn::Max(m2, bits(i + 2 * lanes));
+    m3 = hn::Max(m3, bits(i + 3 * lanes));
+  }
+  for (; i + lanes <= n; i += lanes) m0 = hn::Max(m0, bits(i));
+  const auto m = hn::Max(hn::Max(m0, m1), hn::Max(m2, m3));
+  const uint32_t most = static_cast<uint32_t>(hn::GetLane(hn::MaxOfLanes(d, m)));
+  const uint32_t rest = kThreeLcScalar.max_abs_bits(x + i, e == nullptr ? e : e + i, n - i);
+  return HWY_MAX(most, rest);
+}
+
+// One vector of each of the five rows: bytes of the columns at j.
+template <bool kFeedback, class D>
+HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> pack_vector(D f, const float* HWY_RESTRICT x,
+                                                        float* HWY_RESTRICT e, uint64_t stride,
+                                                        hn::Vec<D> m, hn::Vec<D> up,
+                                                        hn::Vec<D> down) {
+  const hn::RebindToUnsigned<D> u;
+  auto byte = hn::Set(u, kZeroByte);
+  for (uint32_t i = 0; i < kDigits; ++i) {
+    auto a = hn::LoadU(f, x + i * stride);
+    if constexpr (kFeedback) a = hn::Add(a, hn::LoadU(f, e + i * stride));
+    const auto plus = hn::Gt(a, up);
+    const auto minus = hn::Lt(a, down);
+    const auto weight = hn::Set(u, kDigitWeight[i]);
+    const auto plus_u = hn::RebindMask(u, plus);
+    const auto minus_u = hn::RebindMask(u, minus);
+    if constexpr (kMaskRegisters) {
+      byte = hn::IfThenElse(plus_u, hn::Add(byte, weight), byte);
+      byte = hn::IfThenElse(minus_u, hn::Sub(byte, weight), byte);
+      a = hn::IfThenElse(plus, hn::Sub(a, m), a);
+      a = hn::IfThenElse(minus, hn::Add(a, m), a);
+    } else {
+      byte = hn::Add(byte, hn::IfThenElseZero(plus_u, weight));
+      byte = hn::Sub(byte, hn::IfThenElseZero(minus_u, weight));
+      a = hn::Sub(a, hn::Or(hn::IfThenElseZero(plus, m), hn::IfThenElseZero(minus, hn::Neg(m))));
+    }
+    if constexpr (kFeedback) hn::StoreU(a, f, e + i * stride);
+  }
+  return byte;
+}
+
+template <bool kFeedback, class D>
+HWY_INLINE uint64_t pack_span(D f, const float* x, float* e, uint64_t stride, uint64_t j,
+                              uint64_t columns, ThreeLcScale scale, uint8_t* bytes) {
+  const size_t lanes = hn::Lanes(f);
+  const hn::Rebind<uint8_t, D> bytes_tag;
+  const auto m = hn::Set(f, scale.m);
+  const auto up = hn::Set(f, scale.threshold);
+  const auto down = hn::Set(f, -scale.threshold);
+  for (; j + lanes <= columns; j += lanes) {
+    const auto byte =
+        pack_vector<kFeedback>(f, x + j, kFeedback ? e + j : nullptr, stride, m, up, down);
+    hn::StoreU(hn::U8FromU32(byte), bytes_tag, bytes + j);
+  }
+  return j;
+}
+
+template <bool kFeedback>
+void pack_all(const float* x, float* e, uint64_t stride, uint64_t columns, ThreeLcScale scale,
+              uint8_t* bytes) {
+  uint64_t j = pack_span<kFeedback>(F(), x, e, stride, 0, columns, scale, bytes);
+  j = pack_span<kFeedback>(Narrow(), x, e, stride, j, columns, scale, bytes);
+  kThreeLcScalar.pack(x + j, kFeedback ? e + j : nullptr, stride, columns - j, scale, bytes + j);
+}
+
+void pack(const float* x, float* e, uint64_t stride, uint64_t columns, ThreeLcScale scale,
+          uint8_t* bytes) {
+  if (e == nullptr) {
+    pack_all<false>(x, e, stride, columns, scale, bytes);
+  } else {
+    pack_all<true>(x, e, stride, columns, scale, bytes);
+  }
+}
+
+// ---- back to floats ----
+
+// What a term adds, by digit (`low`) and by the upper digit of a pair 3·upper + lower (`high`).
+struct TermTable {
+  alignas(64) float low[16];
+  alignas(64) float high[16];
+};
+
+// q = v / 3^k for bytes in 32-bit lanes: the upper halves of 16-bit products with ceil(2^16 / 3^k),
+// exact for v ≤ 242.
+template <class U>
+HWY_INLINE hn::Vec<U> divide(U u, hn::Vec<U> v, uint32_t reciprocal) {
+  const hn::Repartition<uint16_t, U> h;
+  return hn::BitCast(u, hn::MulHigh(hn::BitCast(h, v), hn::BitCast(h, hn::Set(u, reciprocal))));
+}
+template <class U>
+HWY_INLINE hn::Vec<U> multiply(U u, hn::Vec<U> v, uint32_t factor) {
+  const hn::Repartition<uint16_t, U> h;
+  return hn::BitCast(u, hn::Mul(hn::BitCast(h, v), hn::BitCast(h, hn::Set(u, factor))));
+}
+
+// Adds a term's five contributions for the bytes at `bytes`.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE void add_digits(D f, const uint8_t* bytes, const TermTable& table, V& s0, V& s1, V& s2,
+                           V& s3, V& s4) {
+  const hn::RebindToUnsigned<D> u;
+  const hn::RebindToSigned<D> d;
+  const hn::Rebind<uint8_t, D> b;
+  const auto v = hn::PromoteTo(u, hn::LoadU(b, bytes));
+  const auto low = hn::Load(f, table.low);
+  if constexpr (hn::MaxLanes(f) == 16) {
+    // Sixteen lanes hold all nine values of a pair of digits: v = 27·pair + rest, rest = 9·t +
+    // pair.
+    const auto high = hn::Load(f, table.high);
+    const auto first = divide(u, v, 2428);
+    const auto rest = hn::Sub(v, multiply(u, first, 27));
+    const auto third = divide(u, rest, 7282);
+    const auto last = hn::Sub(rest, multiply(u, third, 9));
+    const auto look = [&](V values, hn::Vec<decltype(u)> at) HWY_ATTR {
+      return hn::TableLookupLanes(values, hn::IndicesFromVec(f, hn::BitCast(d, at)));
+    };
+    s0 = hn::Add(s0, look(high, first));
+    s1 = hn::Add(s1, look(low, first));
+    s2 = hn::Add(s2, look(low, third));
+    s3 = hn::Add(s3, look(high, last));
+    s4 = hn::Add(s4, look(low, last));
+  } else {
+    // The digit of weight 3^k is floor(3 · fraction(v / 3^(k+1))), in 16-bit fixed point.
+    const auto digit = [&](uint32_t reciprocal)
+                           HWY_ATTR { return divide(u, multiply(u, v, reciprocal), 3); };
+    const auto value = [&](hn::Vec<decltype(u)> t) HWY_ATTR {
+      if constexpr (hn::MaxLanes(f) == 8) {
+        return hn::TableLookupLanes(low, hn::IndicesFromVec(f, hn::BitCast(d, t)));
+      } else {
+        const auto plus = hn::RebindMask(f, hn::Eq(t, hn::Set(u, 2)));
+        const auto minus = hn::RebindMask(f, hn::Eq(t, hn::Zero(u)));
+        const auto other =
+            hn::IfThenElse(minus, hn::Set(f, table.low[0]), hn::Set(f, table.low[1]));
+        return hn::IfThenElse(plus, hn::Set(f, table.low[2]), other);
+      }
+    };
+    s0 = hn::Add(s0, value(digit(270)));
+    s1 = hn::Add(s1, value(digit(810)));
+    s2 = hn::Add(s2, value(digit(2428)));
+    s3 = hn::Add(s3, value(digit(7282)));
+    s4 = hn::Add(s4, value(digit(21846)));
+  }
+}
+
+template <bool kAdd, class D>
+HWY_INLINE uint64_t unpack_span(D f, const ThreeLcTerm* terms, const TermTable* tables,
+                                uint32_t term_count, uint64_t j, uint64_t columns, float* out,
+                                uint64_t stride) {
+  const size_t lanes = hn::Lanes(f);
+  for (; j + lanes <= columns; j += lanes) {
+    float* const o = out + j;
+    auto s0 = kAdd ? hn::LoadU(f, o) : hn::Zero(f);
+    auto s1 = kAdd ? hn::LoadU(f, o + stride) : hn::Zero(f);
+    auto s2 = kAdd ? hn::LoadU(f, o + 2 * stride) : hn::Zero(f);
+    auto s3 = kAdd ? hn::LoadU(f, o + 3 * stride) : hn::Zero(f);
+    auto s4 = kAdd ? hn::LoadU(f, o + 4 * stride) : hn::Zero(f);
+    for (uint32_t t = 0; t < term_count; ++t) {
+      add_digits(f, terms[t].bytes + j, tables[t], s0, s1, s2, s3, s4);
+    }
+    hn::StoreU(s0, f, o);
+    hn::StoreU(s1, f, o + stride);
+    hn::StoreU(s2, f, o + 2 * stride);
+    hn::StoreU(s3, f, o + 3 * stride);
+    hn::StoreU(s4, f, o + 4 * stride);
+  }
+  return j;
+}
+
+void fill_tables(const ThreeLcTerm* terms, uint32_t term_count, TermTable* tables) {
+  for (uint32_t t = 0; t < term_count; ++t) {
+    for (uint32_t pair = 0; pair < 16; ++pair) {
+      tables[t].low[pair] = terms[t].value[pair % 3];
+      tables[t].high[pair] = terms[t].value[pair / 3 % 3];
+    }
+  }
+}
+
+template <bool kAdd>
+HWY_INLINE void unpack_block(const ThreeLcTerm* terms, const TermTable* tables, uint32_t term_count,
+                             uint64_t columns, float* out, uint64_t stride) {
+  uint64_t j = unpack_span<kAdd>(F(), terms, tables, term_count, 0, columns, out, stride);
+  j = unpack_span<kAdd>(Narrow(), terms, tables, term_count, j, columns, out, stride);
+  if (j == columns) return;
+  ThreeLcTerm rest[kMaxUnpackTerms];
+  for (uint32_t t = 0; t < term_count; ++t) {
+    rest[t] = terms[t];
+    rest[t].bytes += j;
+  }
+  kThreeLcScalar.unpack(rest, term_count, columns - j, out + j, stride, kAdd);
+}
+
+void unpack(const ThreeLcTerm* terms, uint32_t term_count, uint64_t columns, float* out,
+            uint64_t stride, bool add) {
+  TermTable tables[kMaxUnpackTerms];
+  fill_tables(terms, term_count, tables);
+  if (add) {
+    unpack_block<true>(terms, tables, term_count, columns, out, stride);
+  } else {
+    unpack_block<false>(terms, tables, term_count, columns, out, stride);
+  }
+}
+
+// Copies past the caches: whole vectors to aligned addresses, the ends as usual.
+HWY_INLINE void stream_row(const float* from, uint64_t n, float* to) {
+  const F f;
+  const size_t lanes = hn::Lanes(f);
+  const uint64_t misplaced = reinterpret_cast<uintptr_t>(to) / sizeof(float) % lanes;
+  uint64_t i = HWY_MIN(n, misplaced == 0 ? 0 : lanes - misplaced);
+  std::memcpy(to, from, i * sizeof(float));
+  for (; i + lanes <= n; i += lanes) hn::Stream(hn::LoadU(f, from + i), f, to + i);
+  std::memcpy(to + i, from + i, (n - i) * sizeof(float));
+}
+
+void unpack_stream(const ThreeLcTerm* terms, uint32_t term_count, uint64_t columns, float* out,
+                   uint64_t stride) {
+  if (reinterpret_cast<uintptr_t>(out) % sizeof(float) != 0) {
+    return unpack(terms, term_count, columns, out, stride, false);
+  }
+  alignas(64) float stage[kDigits * kStageColumns];
+  TermTable tables[kMaxUnpackTerms];
+  fill_tables(terms, term_count, tables);
+  ThreeLcTerm at[kMaxUnpackTerms];
+  for (uint32_t t = 0; t < term_count; ++t) at[t] = terms[t];
+  for (uint64_t j = 0; j < columns; j += kStageColumns) {
+    const uint64_t n = HWY_MIN(kStageColumns, columns - j);
+    unpack_block<false>(at, tables, term_count, n, stage, kStageColumns);
+    for (uint32_t i = 0; i < kDigits; ++i) {
+      stream_row(stage + i * kStageColumns, n, out + i * stride + j);
+    }
+    for (uint32_t t = 0; t < term_count; ++t) at[t].bytes += n;
+  }
+  hwy::FlushStream();
+}
+
+// ---- runs of the zero byte ----
+
+// Bit i: compare(byte i), for 64 bytes.
+template <class Compare>
+HWY_INLINE uint64_t bits_of_64(const uint8_t* bytes, Compare compare) {
+  const hn::CappedTag<uint8_t, 64> d;
+  constexpr size_t kLanes = hn::MaxLanes(d);
+  uint64_t all = 0;
+  for (size_t k = 0; k < 64; k += kLanes) {
+    uint8_t stored[8] = {};
+    hn::StoreMaskBits(d, compare(d, hn::LoadU(d, bytes + k)), stored);
+    uint64_t part = 0;
+    std::memcpy(&part, stored, kLanes / 8);
+    all |= part << k;
+  }
+  return all;
+}
+
+HWY_INLINE uint64_t zero_bits(const uint8_t* bytes) {
+  return bits_of_64(bytes,
+                    [](auto d, auto v) HWY_ATTR { return hn::Eq(v, hn::Set(d, kZeroByte)); });
+}
+HWY_INLINE uint64_t run_code_bits(const uint8_t* bytes) {
+  return bits_of_64(bytes, [](auto d, auto v) HWY_ATTR {
+    return hn::Eq(hn::Max(v, hn::Set(d, kFirstRunCode)), v);
+  });
+}
+
+uint64_t leading_zeros(const uint8_t* bytes, uint64_t n) {
+  uint64_t i = 0;
+  for (; i + 64 <= n; i += 64) {
+    const uint64_t others = ~zero_bits(bytes + i);
+    if (others != 0) return i + static_cast<uint64_t>(__builtin_ctzll(others));
+  }
+  return i + kThreeLcScalar.leading_zeros(bytes + i, n - i);
+}
+
+uint64_t trailing_zeros(const uint8_t* bytes, uint64_t n) {
+  uint64_t end = n;
+  for (; end >= 64; end -= 64) {
+    const uint64_t others = ~zero_bits(bytes + end - 64);
+    if (others != 0) return n - end + static_cast<uint64_t>(__builtin_clzll(others));
+  }
+  return n - end + kThreeLcScalar.trailing_zeros(bytes, end);
+}
+
+// A kept byte is one that the code represents: every byte that is not zero, the last of a run, and
+// every 14th of a run. Its code follows from its distance to the kept byte before it: 1 → the byte
+// itself, d ≥ 2 → 241 + d. So the kept bytes and their positions (mod 256) are packed to the left,
+// and codes are computed on full vectors.
+struct Kept {
+  alignas(64) uint8_t byte[kRunBlock + 64];
+  alignas(64) uint8_t position[64 + kRunBlock + 64];  // [63] is the last of the block before
+};
+
+// Of 64 bytes with zeros at `zero`: which are kept. `waiting`: dropped zeros right before them.
+HWY_INLINE uint64_t kept_bits(uint64_t zero, bool zero_follows, uint32_t waiting) {
+  const uint64_t next = zero >> 1 | static_cast<uint64_t>(zero_follows) << 63;
+  const uint64_t last_of_run = zero & ~next;
+  // Bit p of w: a run that fills [p − 13, p]. A 14th byte is one of them, 14 behind a run's start
+  // or behind another 14th.
+  const uint64_t w2 = zero & zero << 1, w4 = w2 & w2 << 2, w8 = w4 & w4 << 4, w = w8 & w8 << 6;
+  const uint64_t starts = zero & ~(zero << 1) & ~uint64_t{1};
+  const uint32_t missing = kLongestRun - waiting;
+  const uint64_t continued = (uint64_t{1} << missing) - 1;
+  uint64_t fourteenth = starts << 13 & w;
+  if ((zero & continued) == continued) fourteenth |= uint64_t{1} << (missing - 1);
+  fourteenth |= fourteenth << 14 & w;
+  fourteenth |= fourteenth << 28 & w << 14 & w;
+  fourteenth |= fourteenth << 14 & w;
+  return ~zero | last_of_run | fourteenth;
+}
+
+// Appends the kept ones of 64 bytes whose first has position `base`.
+HWY_INLINE uint64_t append_kept(const uint8_t* bytes, uint64_t keep, uint8_t base, Kept& kept,
+                                uint64_t count) {
+  const B8 d;
+  auto first = hn::Set(d, base);
+  const auto eight = hn::Set(d, 8);
+  for (uint32_t k = 0; k < 64; k += 8) {
+    const auto row = hn::Load(d, kLeftPack.rows[keep >> k & 0xFFU]);
+    const auto v = hn::TableLookupBytes(hn::LoadU(d, bytes + k), row);
+    hn::StoreU(v, d, kept.byte + count);
+    hn::StoreU(hn::Add(row, first), d, kept.position + 64 + count);
+    first = hn::Add(first, eight);
+    count += static_cast<uint64_t>(__builtin_popcountll(keep >> k & 0xFFU));
+  }
+  return count;
+}
+
+HWY_INLINE hn::Vec<B> codes_at(const Kept& kept, uint64_t i) {
+  const B d;
+  const auto distance =
+      hn::Sub(hn::LoadU(d, kept.position + 64 + i), hn::LoadU(d, kept.position + 63 + i));
+  const auto literal = hn::LoadU(d, kept.byte + i);
+  const auto run = hn::Add(distance, hn::Set(d, kRunBase));
+  return hn::IfThenElse(hn::Eq(distance, hn::Set(d, 1)), literal, run);
+}
+
+HWY_INLINE void write_codes(const Kept& kept, uint64_t count, uint8_t* coded) {
+  const B d;
+  const size_t lanes = hn::Lanes(d);
+  uint64_t i = 0;
+  for (; i + lanes <= count; i += lanes) hn::StoreU(codes_at(kept, i), d, coded + i);
+  if (i == count) return;
+  alignas(64) uint8_t last[64];
+  hn::Store(codes_at(kept, i), d, last);
+  std::memcpy(coded + i, last, count - i);
+}
+
+uint64_t run_encode(const uint8_t* bytes, uint64_t n, uint8_t* coded) {
+  Kept kept;
+  kept.position[63] = 255;  // the place before position 0
+  uint64_t made = 0;
+  uint32_t waiting = 0;
+  uint64_t zero = n >= 64 ? zero_bits(bytes) : 0;
+  uint64_t at = 0;
+  while (at + 64 <= n) {
+    uint64_t count = 0;
+    const uint64_t block_end = HWY_MIN(n, at + kRunBlock);
+    for (; at + 64 <= block_end; at += 64) {
+      const bool more = at + 128 <= n;
+      const uint64_t next = more ? zero_bits(bytes + at + 64) : 0;
+      const bool zero_follows = at + 64 < n && bytes[at + 64] == kZeroByte;
+      const uint64_t keep = kept_bits(zero, zero_follows, waiting);
+      count = append_kept(bytes + at, keep, static_cast<uint8_t>(at), kept, count);
+      waiting = static_cast<uint32_t>(__builtin_clzll(keep));
+      zero = next;
+    }
+    write_codes(kept, count, coded + made);
+    made += count;
+    kept.position[63] = kept.position[63 + count];
+  }
+  if (at == n) return made;
+  // Fewer than 64 are left; what is behind them is not a zero byte.
+  const uint64_t left = n - at;
+  alignas(64) uint8_t last[64] = {};
+  std::memcpy(last, bytes + at, left);
+  const uint64_t mask = (uint64_t{1} << left) - 1;
+  const uint64_t keep = kept_bits(zero_bits(last), false, waiting) & mask;
+  const uint64_t count = append_kept(last, keep, static_cast<uint8_t>(at), kept, 0);
+  write_codes(kept, count, coded + made);
+  return made + count;
+}
+
+using Copy = hn::CappedTag<uint8_t, 32>;
+
+// Whole vectors, so up to 31 bytes more than n are read and written.
+HWY_INLINE void copy_loosely(const uint8_t* from, uint64_t n, uint8_t* to) {
+  const Copy d;
+  const size_t lanes = hn::Lanes(d);
+  hn::StoreU(hn::LoadU(d, from), d, to);
+  for (uint64_t i = lanes; i < n; i += lanes) hn::StoreU(hn::LoadU(d, from + i), d, to + i);
+}
+
+// Expands n ≤ 64 coded bytes; 96 can be read.
+HWY_INLINE uint8_t* expand_64(const uint8_t* coded, uint32_t n, uint8_t* to) {
+  const B16 d;
+  const auto zeros = hn::Set(d, kZeroByte);
+  uint64_t runs = run_code_bits(coded);
+  if (n < 64) runs &= (uint64_t{1} << n) - 1;
+  uint32_t at = 0;
+  for (; runs != 0; runs &= runs - 1) {
+    const uint32_t run = static_cast<uint32_t>(__builtin_ctzll(runs));
+    copy_loosely(coded + at, run - at, to);
+    to += run - at;
+    hn::StoreU(zeros, d, to);
+    to += coded[run] - kRunBase;
+    at = run + 1;
+  }
+  copy_loosely(coded + at, n - at, to);
+  return to + (n - at);
+}
+
+ThreeLcExpanded expand(const uint8_t* coded, uint64_t n, uint64_t want, uint8_t* bytes) {
+  uint8_t* to = bytes;
+  uint64_t at = 0;
+  const auto produced = [&] { return static_cast<uint64_t>(to - bytes); };
+  for (; at + 128 <= n && produced() < want; at += 64) to = expand_64(coded + at, 64, to);
+  while (at < n && produced() < want) {  // near the end: from a copy that can be read beyond it
+    const uint64_t left = HWY_MIN(uint64_t{64}, n - at);
+    alignas(64) uint8_t last[128] = {};
+    std::memcpy(last, coded + at, left);
+    to = expand_64(last, static_cast<uint32_t>(left), to);
+    at += left;
+  }
+  return {at, produced()};
+}
+
+uint64_t expanded_size(const uint8_t* coded, uint64_t n) {
+  const B d;
+  const hn::Repartition<uint64_t, B> d64;
+  const size_t lanes = hn::Lanes(d);
+  const auto base = hn::Set(d, kRunBase);
+  const auto one = hn::Set(d, 1);
+  const auto lengths = [&](const uint8_t* p) HWY_ATTR {
+    return hn::SumsOf8(hn::Max(hn::SaturatedSub(hn::LoadU(d, p), base), one));
+  };
+  auto sums = hn::Zero(d64);
+  uint64_t i = 0;
+  for (; i + lanes <= n; i += lanes) sums = hn::Add(sums, lengths(coded + i));
+  alignas(64) uint8_t last[64] = {};
+  if (i < n) std::memcpy(last, coded + i, n - i);
+  sums = hn::Add(sums, lengths(last));
+  alignas(64) uint64_t parts[8] = {};
+  hn::Store(sums, d64, parts);
+  uint64_t size = 0;
+  for (const uint64_t part : parts) size += part;
+  return size - (lanes - (n - i));  // what stands behind the last byte counted one each
+}
+
+bool no_run_codes(const uint8_t* bytes, uint64_t n) {
+  uint64_t i = 0;
+  for (; i + 64 <= n; i += 64) {
+    if (run_code_bits(bytes + i) != 0) return false;
+  }
+  return kThreeLcScalar.no_run_codes(bytes + i, n - i);
+}
+
+constexpr ThreeLcKernels kTable{&max_abs_bits,  &pack,           &unpack,     &unpack_stream,
+                                &leading_zeros, &trailing_zeros, &run_encode, &expand,
+                                &expanded_size, &no_run_codes};
+
+}  // namespace laconic::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+#endif  // LACONIC_SIMD_BODY
+
+#if HWY_ONCE
+namespace laconic::kernels {
+
+const ThreeLcKernels& threelc_kernels(Isa isa) noexcept {
+  LACONIC_SIMD_SELECT(isa, kTable, kThreeLcScalar)
+}
+
+}  // namespace laconic::kernels
+#endif  // HWY_ONCE

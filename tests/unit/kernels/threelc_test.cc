@@ -1,0 +1,253 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+#include "kernels/threelc.h"
+
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <vector>
+
+namespace laconic::kernels {
+namespace {
+
+constexpr uint8_t kCanary = 0xA5;
+
+class ThreeLcKernelsTest : public testing::TestWithParam<Isa> {
+ protected:
+  const ThreeLcKernels& simd = threelc_kernels(GetParam());
+  const ThreeLcKernels& reference = kThreeLcScalar;
+};
+
+INSTANTIATE_TEST_SUITE_P(EveryIsa, ThreeLcKernelsTest,
+                         testing::ValuesIn(available_isas().begin(), available_isas().end()),
+                         [](const auto& test) { return std::string(isa_name(test.param)); });
+
+std::vector<uint64_t> sizes() {
+  std::vector<uint64_t> list;
+  for (uint64_t n = 0; n <= 200; ++n) list.push_back(n);
+  for (const uint64_t n :
+       {1023U, 1024U, 1025U, 1087U, 1088U, 1089U, 2047U, 2049U, 3100U, 8191U, 8192U, 8193U})
+    list.push_back(n);
+  return list;
+}
+
+std::vector<float> gaussian(uint64_t n, uint32_t seed) {
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal;
+  std::vector<float> x(n);
+  for (float& v : x) v = normal(random);
+  return x;
+}
+
+// Digit bytes of which a share is the zero byte, in runs.
+std::vector<uint8_t> digit_bytes(uint64_t n, double zeros, uint32_t seed) {
+  std::mt19937 random(seed);
+  std::uniform_real_distribution<double> uniform;
+  std::vector<uint8_t> bytes(n);
+  for (uint8_t& b : bytes)
+    b = uniform(random) < zeros ? kZeroByte : static_cast<uint8_t>(random() % 243);
+  return bytes;
+}
+
+bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+TEST_P(ThreeLcKernelsTest, MaximumOfBits) {
+  for (const uint64_t n : sizes()) {
+    const std::vector<float> x = gaussian(n + 1, 1), e = gaussian(n + 1, 2);
+    EXPECT_EQ(simd.max_abs_bits(x.data() + 1, nullptr, n),
+              reference.max_abs_bits(x.data() + 1, nullptr, n))
+        << n;
+    EXPECT_EQ(simd.max_abs_bits(x.data() + 1, e.data(), n),
+              reference.max_abs_bits(x.data() + 1, e.data(), n))
+        << n;
+  }
+}
+
+TEST_P(ThreeLcKernelsTest, MaximumFindsWhatIsNotFinite) {
+  const float inf = std::numeric_limits<float>::infinity();
+  const float big = std::numeric_limits<float>::max();
+  for (uint64_t at = 0; at < 150; ++at) {
+    std::vector<float> x(150, -1.0F), e(150, 0.5F);
+    for (const float bad : {inf, -inf, std::nanf(""), -std::nanf("")}) {
+      x[at] = bad;
+      EXPECT_GE(simd.max_abs_bits(x.data(), nullptr, 150), 0x7F800000U);
+      EXPECT_GE(simd.max_abs_bits(x.data(), e.data(), 150), 0x7F800000U);
+    }
+    x[at] = -big;
+    EXPECT_EQ(simd.max_abs_bits(x.data(), e.data(), 150), std::bit_cast<uint32_t>(big));
+    e[at] = -big;
+    EXPECT_GE(simd.max_abs_bits(x.data(), e.data(), 150), 0x7F800000U);
+  }
+}
+
+TEST_P(ThreeLcKernelsTest, PacksLikeTheReference) {
+  for (const uint64_t columns : sizes()) {
+    const uint64_t stride = columns + 3;
+    const std::vector<float> x = gaussian(5 * stride, 3);
+    const std::vector<float> e0 = gaussian(5 * stride, 4);
+    for (const ThreeLcScale scale : {ThreeLcScale{3.0F, 1.5F}, ThreeLcScale{0.9F, 0.45F},
+                                     ThreeLcScale{0, std::numeric_limits<float>::max()}}) {
+      std::vector<float> e1 = e0, e2 = e0;
+      std::vector<uint8_t> b1(columns + 64, kCanary), b2 = b1, b3 = b1, b4 = b1;
+      simd.pack(x.data(), e1.data(), stride, columns, scale, b1.data());
+      reference.pack(x.data(), e2.data(), stride, columns, scale, b2.data());
+      EXPECT_EQ(b1, b2) << columns;
+      EXPECT_TRUE(same_bits(e1, e2)) << columns;
+      simd.pack(x.data(), nullptr, stride, columns, scale, b3.data());
+      reference.pack(x.data(), nullptr, stride, columns, scale, b4.data());
+      EXPECT_EQ(b3, b4) << columns;
+    }
+  }
+}
+
+TEST_P(ThreeLcKernelsTest, TiesAndSignedZeros) {
+  const std::vector<float> x{0.5F, -0.5F, 0.50000006F, -0.50000006F, -0.0F, 0.0F, 1e-45F, 1.0F};
+  std::vector<float> row;
+  for (int k = 0; k < 5 * 8; ++k) row.insert(row.end(), x.begin(), x.end());
+  std::vector<float> e1(row.size(), -0.0F), e2 = e1;
+  std::vector<uint8_t> b1(64), b2(64);
+  simd.pack(row.data(), e1.data(), 64, 64, {1.0F, 0.5F}, b1.data());
+  reference.pack(row.data(), e2.data(), 64, 64, {1.0F, 0.5F}, b2.data());
+  EXPECT_EQ(b1, b2);
+  EXPECT_TRUE(same_bits(e1, e2));
+  EXPECT_EQ(b1[0], 121);
+  EXPECT_EQ(b1[1], 121);
+  EXPECT_EQ(b1[2], 242);
+  EXPECT_EQ(b1[3], 0);
+}
+
+TEST_P(ThreeLcKernelsTest, UnpacksLikeTheReference) {
+  const float huge = std::numeric_limits<float>::max();
+  for (const uint64_t columns : sizes()) {
+    for (const uint32_t count : {1U, 2U, 8U}) {
+      const uint64_t stride = columns + 1;
+      std::vector<std::vector<uint8_t>> bytes;
+      std::vector<ThreeLcTerm> terms;
+      for (uint32_t t = 0; t < count; ++t) bytes.push_back(digit_bytes(columns, 0.3, 10 + t));
+      for (uint32_t t = 0; t < count; ++t) {
+        const float w = t % 2 == 0 ? -0.3F * static_cast<float>(t + 1) : 2.0F,
+                    m = t == 5 ? huge : 0.7F;
+        terms.push_back({bytes[t].data(), {w * -m, w * 0.0F, w * m}});
+      }
+      std::vector<float> base = gaussian(5 * stride + 1, 5);
+      for (uint64_t i = 0; i < base.size(); i += 3) base[i] = -0.0F;
+      for (const bool add : {false, true}) {
+        std::vector<float> a = base, b = base, c = base;
+        simd.unpack(terms.data(), count, columns, a.data() + 1, stride, add);
+        reference.unpack(terms.data(), count, columns, b.data() + 1, stride, add);
+        EXPECT_TRUE(same_bits(a, b)) << columns;
+        if (add) continue;
+        simd.unpack_stream(terms.data(), count, columns, c.data() + 1, stride);
+        EXPECT_TRUE(same_bits(c, b)) << columns;
+      }
+    }
+  }
+}
+
+TEST_P(ThreeLcKernelsTest, EveryByteUnpacks) {
+  std::vector<uint8_t> bytes(243);
+  for (uint32_t v = 0; v < 243; ++v) bytes[v] = static_cast<uint8_t>(v);
+  const ThreeLcTerm term{bytes.data(), {-1, 0, 1}};
+  std::vector<float> out(5 * 243);
+  simd.unpack(&term, 1, 243, out.data(), 243, false);
+  for (uint32_t v = 0; v < 243; ++v) {
+    float back = 121;
+    for (uint32_t i = 0; i < 5; ++i) back += out[i * 243 + v] * static_cast<float>(kDigitWeight[i]);
+    EXPECT_EQ(back, static_cast<float>(v));
+  }
+}
+
+TEST_P(ThreeLcKernelsTest, CountsZerosAtTheEnds) {
+  for (const uint64_t n : sizes()) {
+    for (uint64_t at = 0; at <= n; at += 1 + at / 7) {
+      std::vector<uint8_t> bytes(n + 1, kZeroByte);
+      bytes[at] = 7;  // at == n: none inside
+      EXPECT_EQ(simd.leading_zeros(bytes.data(), n), at);
+      EXPECT_EQ(simd.trailing_zeros(bytes.data(), n), at == n ? n : n - 1 - at);
+    }
+  }
+}
+
+TEST_P(ThreeLcKernelsTest, RunsLikeTheReference) {
+  for (const double zeros : {0.0, 0.1, 0.5, 0.85, 0.95, 0.999}) {
+    for (const uint64_t n : sizes()) {
+      std::vector<uint8_t> bytes = digit_bytes(n, zeros, static_cast<uint32_t>(n));
+      if (n > 0) bytes.front() = bytes.back() = 3;
+      std::vector<uint8_t> a(n + 64, kCanary), b = a;
+      const uint64_t made = simd.run_encode(bytes.data(), n, a.data());
+      ASSERT_EQ(made, reference.run_encode(bytes.data(), n, b.data())) << n;
+      ASSERT_LE(made, n);
+      ASSERT_EQ(a, b) << n << " " << zeros;
+      ASSERT_EQ(simd.expanded_size(a.data(), made), n);
+
+      std::vector<uint8_t> back(n + kExpandSlack);
+      const ThreeLcExpanded all = simd.expand(a.data(), made, n, back.data());
+      ASSERT_EQ(all.consumed, made);
+      ASSERT_EQ(all.produced, n);
+      back.resize(n);
+      ASSERT_EQ(back, bytes);
+    }
+  }
+}
+
+TEST_P(ThreeLcKernelsTest, RunsOfEveryLengthAtEveryPlace) {
+  for (uint64_t before = 1; before < 70; ++before) {
+    for (uint64_t run = 1; run < 150; ++run) {
+      std::vector<uint8_t> bytes(before + run + 1, kZeroByte);
+      for (uint64_t i = 0; i < before; ++i) bytes[i] = static_cast<uint8_t>(i);
+      bytes.back() = 242;
+      std::vector<uint8_t> a(bytes.size(), kCanary), b = a;
+      const uint64_t made = simd.run_encode(bytes.data(), bytes.size(), a.data());
+      ASSERT_EQ(made, reference.run_encode(bytes.data(), bytes.size(), b.data()));
+      ASSERT_EQ(a, b) << before << " " << run;
+    }
+  }
+}
+
+TEST_P(ThreeLcKernelsTest, ExpandsInPieces) {
+  std::mt19937 random(9);
+  std::vector<uint8_t> coded(5000);
+  for (uint8_t& b : coded) b = static_cast<uint8_t>(random());
+  std::vector<uint8_t> whole(coded.size() * 14 + kExpandSlack);
+  const uint64_t size =
+      reference.expand(coded.data(), coded.size(), ~uint64_t{0}, whole.data()).produced;
+  whole.resize(size);
+  EXPECT_EQ(simd.expanded_size(coded.data(), coded.size()), size);
+  std::vector<uint8_t> pieces;
+  uint64_t at = 0;
+  while (at < coded.size()) {
+    const uint64_t want = random() % 300;
+    std::vector<uint8_t> piece(want + kExpandSlack);
+    const ThreeLcExpanded done =
+        simd.expand(coded.data() + at, coded.size() - at, want, piece.data());
+    ASSERT_TRUE(done.produced >= want || at + done.consumed == coded.size());
+    pieces.insert(pieces.end(), piece.begin(),
+                  piece.begin() + static_cast<ptrdiff_t>(done.produced));
+    at += done.consumed;
+  }
+  EXPECT_EQ(pieces, whole);
+}
+
+TEST_P(ThreeLcKernelsTest, SizesAndRunCodesOfAnyLength) {
+  for (const uint64_t n : sizes()) {
+    std::vector<uint8_t> bytes = digit_bytes(n, 0.1, 8);
+    EXPECT_TRUE(simd.no_run_codes(bytes.data(), n));
+    EXPECT_EQ(simd.expanded_size(bytes.data(), n), n);
+    for (uint64_t at = 0; at < n; at += 1 + at / 3) {
+      for (const uint8_t code : {uint8_t{243}, uint8_t{255}}) {
+        const uint8_t was = std::exchange(bytes[at], code);
+        EXPECT_FALSE(simd.no_run_codes(bytes.data(), n));
+        EXPECT_EQ(simd.expanded_size(bytes.data(), n), n + code - 242U);
+        bytes[at] = was;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace laconic::kernels
