@@ -1,0 +1,103 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// What the golden frames hold. Inputs are made of integers and powers of two alone, so every
+// machine has the same.
+#pragma once
+
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "laconic/frame.h"
+#include "laconic/random.h"
+#include "laconic/registry.h"
+#include "laconic/spec.h"
+
+namespace laconic::golden {
+
+/// A heavy-tailed input: 16 bits of mantissa, scaled down by up to 2^9.
+inline std::vector<float> input(uint64_t count) {
+  std::vector<float> values(count);
+  for (uint64_t i = 0; i < count; ++i) {
+    const uint32_t word = philox({2026, 1}, i / 4)[i % 4];
+    const auto mantissa = static_cast<float>(static_cast<int32_t>(word >> 16) - 32768);
+    values[i] = std::ldexp(mantissa, -20 - static_cast<int>(word & 7U));
+  }
+  return values;
+}
+
+struct CodecCase {
+  std::string spec;
+  uint64_t rows = 0;
+  uint64_t cols = 1;
+};
+
+/// Settings beyond each codec's default; those that this build does not know are left out.
+inline constexpr std::array<std::string_view, 18> kMoreSpecs{
+    "int8:block=64",
+    "int8:round=nearest",
+    "int8:round=stochastic",
+    "topk:ratio=0.1",
+    "topk:ratio=0.5",
+    "3lc:s=1.5",
+    "3lc:s=1.9",
+    "3lc:zero_run=off",
+    "3lc:scale=chunk",
+    "sidco:ratio=0.05",
+    "sidco:ratio=0.05,law=gp",
+    "powersgd:rank=1",
+    "powersgd:rank=2",
+    "randomk:ratio=0.1",
+    "thc:bits=4",
+    "thc:bits=2",
+    "3lc:zrle=off",
+    "3lc:chunk=on",
+};
+
+/// Every codec with its defaults on four shapes, every further setting on one vector and one
+/// matrix.
+inline std::vector<CodecCase> codec_cases() {
+  std::vector<CodecCase> cases;
+  for (const CodecTable* codec : all_codecs()) {
+    const std::string spec(codec->info.name);
+    for (const uint64_t n : {0U, 1U, 257U}) cases.push_back({spec, n, 1});
+    cases.push_back({spec, 12, 20});
+  }
+  for (const std::string_view text : kMoreSpecs) {
+    const auto spec = Spec::parse(text);
+    if (!spec) continue;
+    cases.push_back({spec->canonical(), 257, 1});
+    cases.push_back({spec->canonical(), 12, 20});
+  }
+  return cases;
+}
+
+/// What the header of a case says; codec and payload are added by encode_frame.
+inline FrameInfo header_of(const CodecCase& c) {
+  FrameInfo info;
+  info.rows = c.rows;
+  info.cols = c.cols;
+  info.count = c.rows * c.cols;
+  info.step = 1000;
+  info.seed = 42;
+  info.parameter = 0x0123456789ABCDEFU;
+  info.offset = 64;
+  info.rank = 1;
+  info.world = 4;
+  return info;
+}
+
+/// The spec as a file name: "topk:ratio=0.1" and 12 x 20 give "topk-ratio_0.1-12x20".
+inline std::string file_of(const CodecCase& c) {
+  std::string name = c.spec + "-" + std::to_string(c.rows) + "x" + std::to_string(c.cols);
+  for (char& letter : name) {
+    if (letter == ':' || letter == ',') letter = '-';
+    if (letter == '=') letter = '_';
+  }
+  return name;
+}
+
+}  // namespace laconic::golden
