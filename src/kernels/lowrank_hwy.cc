@@ -278,7 +278,8 @@ void back_project(const float* m, Panel panel, Factor p, float* out, uint64_t st
 
 // ---- out = base + w·P·Qᵀ ----
 
-constexpr uint64_t kOutRows = HWY_MAX_BYTES == 64 || HWY_ARCH_ARM_A64 ? 4 : 2;
+// Two rows at a time, all columns of a tile: with four, their writes were slower (four streams).
+constexpr uint64_t kOutRows = 2;
 
 template <Write kWrite>
 HWY_INLINE void write_vector(V value, float* out, const auto& load, const auto& store) {
@@ -302,6 +303,7 @@ HWY_INLINE void write_rows(float* out, Panel panel, Factor p, Factor q, float we
     V qv[K];
     for (uint64_t k = 0; k < K; ++k) qv[k] = load(q.values + k * q.stride + j);
     for (uint64_t i = 0; i < R; ++i) {
+      if (kWrite == Write::add) prefetch(out + (i + R) * panel.pitch + j);
       V sum = hn::Mul(pv[i][0], qv[0]);
       for (uint64_t k = 1; k < K; ++k) sum = hn::Add(sum, hn::Mul(pv[i][k], qv[k]));
       write_vector<kWrite>(hn::Mul(w, sum), out + i * panel.pitch + j, load, store);
