@@ -100,22 +100,21 @@ HWY_INLINE void weighted_sum_turn(float* HWY_RESTRICT out, const Weighted* terms
   for (uint32_t v = 0; v < kVectors; ++v) store_f32<kOutput>(sum[v], out + i + v * lanes);
 }
 
+/// The sum over [begin, end); Output::stream needs out + begin aligned to a vector, and a
+/// FlushStream afterwards.
 template <Output kOutput, class Load, class Prefetch, class Decode>
-HWY_INLINE void weighted_sum_as(float* out, const Weighted* terms, uint32_t count, uint64_t begin,
-                                uint64_t end, Load load, Prefetch prefetch, Decode decode) {
+HWY_INLINE void weighted_sum_loop(float* out, const Weighted* terms, uint32_t count, uint64_t begin,
+                                  uint64_t end, Load load, Prefetch prefetch, Decode decode) {
   const size_t lanes = lanes32();
   uint64_t i = begin;
-  if constexpr (kOutput == Output::stream) {
-    i = stream_head(out, begin, end);
-    weighted_sum_scalar(out, kOutput, terms, count, begin, i, decode);
+  if (count > 0) {
+    for (; i + 4 * lanes <= end; i += 4 * lanes) {
+      weighted_sum_turn<kOutput, 4>(out, terms, count, i, load, prefetch);
+    }
+    for (; i + lanes <= end; i += lanes) {
+      weighted_sum_turn<kOutput, 1>(out, terms, count, i, load, prefetch);
+    }
   }
-  for (; i + 4 * lanes <= end; i += 4 * lanes) {
-    weighted_sum_turn<kOutput, 4>(out, terms, count, i, load, prefetch);
-  }
-  for (; i + lanes <= end; i += lanes) {
-    weighted_sum_turn<kOutput, 1>(out, terms, count, i, load, prefetch);
-  }
-  if constexpr (kOutput == Output::stream) hwy::FlushStream();
   weighted_sum_scalar(out, kOutput, terms, count, i, end, decode);
 }
 
@@ -125,14 +124,15 @@ template <class Load, class Prefetch, class Decode>
 HWY_INLINE void weighted_sum_of(float* out, Output output, const Weighted* terms, uint32_t count,
                                 uint64_t begin, uint64_t end, Load load, Prefetch prefetch,
                                 Decode decode) {
-  if (count == 0) {
-    weighted_sum_scalar(out, output, terms, count, begin, end, decode);
-  } else if (output == Output::add) {
-    weighted_sum_as<Output::add>(out, terms, count, begin, end, load, prefetch, decode);
+  if (output == Output::add) {
+    weighted_sum_loop<Output::add>(out, terms, count, begin, end, load, prefetch, decode);
   } else if (output == Output::stream) {
-    weighted_sum_as<Output::stream>(out, terms, count, begin, end, load, prefetch, decode);
+    const uint64_t aligned = stream_head(out, begin, end);
+    weighted_sum_scalar(out, output, terms, count, begin, aligned, decode);
+    weighted_sum_loop<Output::stream>(out, terms, count, aligned, end, load, prefetch, decode);
+    hwy::FlushStream();
   } else {
-    weighted_sum_as<Output::set>(out, terms, count, begin, end, load, prefetch, decode);
+    weighted_sum_loop<Output::set>(out, terms, count, begin, end, load, prefetch, decode);
   }
 }
 
