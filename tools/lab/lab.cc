@@ -59,7 +59,7 @@ int free_port() {
 
 /// The inside of the sandbox: network, COMMANDs, report.
 int live(const Options& options, Isolation isolation, int lifeline) {
-  auto link = options.emulate ? make_loopback_link(options) : make_kernel_link(options.hosts);
+  auto link = options.emulate ? make_loopback_link(options) : make_kernel_link(options);
   if (!link) return fail(link.error(), options.json);
   Supervisor supervisor(options, std::move(*link));
   Report report = supervisor.run(lifeline);

@@ -51,7 +51,7 @@ class Link {
 };
 
 /// Bridge, veth pairs and token buckets in the current (private) namespaces.
-Result<std::unique_ptr<Link>> make_kernel_link(int hosts);
+Result<std::unique_ptr<Link>> make_kernel_link(const Options& options);
 
 /// Everybody on 127.0.0.1; the rate is announced, not enforced.
 Result<std::unique_ptr<Link>> make_loopback_link(const Options& options);

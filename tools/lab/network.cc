@@ -24,6 +24,21 @@ void disable_ipv6() {
     (void)write_file(std::string("/proc/sys/net/ipv6/conf/") + which + "/disable_ipv6", "1");
 }
 
+/// Part of the definition of the network: the machine's own choice may be one (bbr) whose rate on a
+/// small shaped link varies by a third from run to run. Reno is in every kernel and open to every
+/// namespace.
+Result<void> set_congestion_control(const std::string& name) {
+  if (name == "system") return {};
+  const std::string folder = "/proc/sys/net/ipv4/";
+  if (write_file(folder + "tcp_congestion_control", name)) return {};
+  const Fd allowed(open((folder + "tcp_allowed_congestion_control").c_str(), O_RDONLY | O_CLOEXEC));
+  std::string names = read_all(allowed.get());
+  if (!names.empty() && names.back() == '\n') names.pop_back();
+  return Error{Errc::unsupported,
+               "the kernel does not let a namespace use the congestion control '" + name + "'",
+               "allowed here: " + names + "; or --tcp system"};
+}
+
 std::string tbf(const Shaping& s) {
   return "tbf rate " + std::to_string(s.rate) + "bit burst " + std::to_string(s.burst) +
          "b limit " + std::to_string(s.queue) + "b";
@@ -62,7 +77,8 @@ std::string loss_bytecode(double share) {
   return "4,32 0 0 4294963256,37 0 1 " + std::to_string(threshold) + ",6 0 0 4294967295,6 0 0 2";
 }
 
-Result<std::unique_ptr<Link>> Network::make(int hosts) {
+Result<std::unique_ptr<Link>> Network::make(const Options& options) {
+  const int hosts = options.hosts;
   if (const Result<void> mounts = make_private_mounts(hosts, hosts_file(hosts)); !mounts)
     return mounts.error();
   auto network = std::make_unique<Network>();
@@ -70,24 +86,30 @@ Result<std::unique_ptr<Link>> Network::make(int hosts) {
   if (!network->switch_) return system_error("opening our network namespace");
   disable_ipv6();
   for (int rank = 0; rank < hosts; ++rank)
-    if (const Result<void> added = network->add_namespace(); !added) return added.error();
+    if (const Result<void> added = network->add_namespace(options.tcp); !added)
+      return added.error();
   if (const Result<void> added = network->add_interfaces(); !added) return added.error();
   return std::unique_ptr<Link>(std::move(network));
 }
 
-Result<void> Network::add_namespace() {
+Result<void> Network::add_namespace(const std::string& tcp) {
   if (unshare(CLONE_NEWNET) != 0) return system_error("making a host's network namespace");
   namespaces_.emplace_back(open(kOwnNetwork, O_RDONLY | O_CLOEXEC));
   disable_ipv6();
+  if (const auto set = set_congestion_control(tcp); !set) return set;
   if (!namespaces_.back() || setns(switch_.get(), CLONE_NEWNET) != 0)
     return system_error("returning from a host's network namespace");
   return {};
 }
 
 Result<void> Network::add_interfaces() {
-  std::string ports =
+  // The bridge comes first: a port whose number equals its peer's would wait a second for its
+  // carrier (linkwatch takes it for a device that is not a pair, and collects its events).
+  const std::string bridge =
       "link add name br0 type bridge stp_state 0 forward_delay 0 mcast_snooping 0\nlink set br0 "
       "up\n";
+  if (const auto made = run_tool({"ip", "-batch", "-"}, bridge); !made) return made.error();
+  std::string ports;
   for (int rank = 0; rank < hosts(); ++rank) {
     // Process 1 of the sandbox is we: the other end of the pair arrives in the switch.
     const std::string host = "link set lo up\nlink add name eth0 type veth peer name " +
@@ -99,8 +121,7 @@ Result<void> Network::add_interfaces() {
     ports += "link set " + port(rank) + " master br0 up\n";
   }
   const auto made = run_tool({"ip", "-batch", "-"}, ports);
-  if (!made) return made.error();
-  return {};
+  return made ? Result<void>() : made.error();
 }
 
 /// Runs tc lines on eth0 of every host, and on every port of the switch as well if `with_ports`.
@@ -197,6 +218,8 @@ Result<void> Network::enter(int rank) {
   return enter_mounts(rank, host_name(rank));
 }
 
-Result<std::unique_ptr<Link>> make_kernel_link(int hosts) { return Network::make(hosts); }
+Result<std::unique_ptr<Link>> make_kernel_link(const Options& options) {
+  return Network::make(options);
+}
 
 }  // namespace laconic::lab

@@ -27,7 +27,7 @@ std::string loss_bytecode(double share);
 
 class Network final : public Link {
  public:
-  static Result<std::unique_ptr<Link>> make(int hosts);
+  static Result<std::unique_ptr<Link>> make(const Options& options);
 
   std::string_view shaped_by() const override { return "kernel"; }
   Result<void> shape(const Shaping& shaping) override;
@@ -39,7 +39,7 @@ class Network final : public Link {
   Result<void> enter(int rank) override;
 
  private:
-  Result<void> add_namespace();
+  Result<void> add_namespace(const std::string& tcp);
   Result<void> add_interfaces();
   Result<void> tc(const std::string& host_batch, bool with_ports);
   Result<void> set_rate(const Shaping& shaping);

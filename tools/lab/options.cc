@@ -27,6 +27,7 @@ void declare(CLI::App& app, Options& o, Texts& t) {
   app.add_option("--schedule", t.schedule, "rates over time: 't=0 100mbit, t=20 10mbit'");
   app.add_option("--loss", t.loss, "share of packets dropped where they enter the switch: 1%");
   app.add_option("--delay", t.delay, "one-way delay: 10ms (needs netem in the kernel)");
+  app.add_option("--tcp", o.tcp, "congestion control: reno (default), cubic, bbr, system");
   app.add_option("--port", o.port, "MASTER_PORT (default 29500; a free one with --emulate)");
   app.add_option("--logs", o.logs, "folder for rank0.out, rank0.err, ...");
   app.add_option("--grace", t.grace, "wait before stopping the others when a host failed (5s)");

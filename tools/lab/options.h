@@ -25,6 +25,7 @@ struct Shaping {
 struct Options {
   int hosts = 2;
   Shaping shaping;
+  std::string tcp = "reno";  ///< congestion control; "system" leaves the machine's
   std::vector<RateChange> schedule;
   std::vector<std::string> command;
   std::string logs;  ///< folder for one pair of files per rank; empty for none

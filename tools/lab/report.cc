@@ -51,8 +51,9 @@ std::string definition(const Report& r) {
     return "EMULATED: loopback, " + format_rate(r.shaping.rate) +
            " announced, nothing shaped by the kernel";
   std::string text =
-      r.shaping.rate == kUnshaped ? "unshaped" : format_rate(r.shaping.rate) + " each way";
+      r.shaping.rate == kUnshaped ? "unshaped" : format_rate(r.shaping.rate) + " each way (kernel)";
   text += ", tbf burst " + format_size(r.shaping.burst) + ", queue " + format_size(r.shaping.queue);
+  text += ", tcp " + r.tcp;
   if (r.shaping.loss > 0) text += ", loss " + format_share(r.shaping.loss);
   if (r.shaping.delay.count() > 0)
     text += ", delay " + one_decimal(seconds(r.shaping.delay) * 1e3) + " ms";
@@ -131,6 +132,7 @@ Json to_json(const Report& r) {
             {"burst", r.shaping.burst},
             {"queue", r.shaping.queue},
             {"loss", r.shaping.loss},
+            {"tcp", r.tcp},
             {"delay_seconds", seconds(r.shaping.delay)},
             {"seconds", seconds(r.time)},
             {"command", r.command}};

@@ -32,6 +32,7 @@ struct Report {
   std::string shaped_by;
   std::string isolation;
   Shaping shaping;  ///< as it was at the end, except that `rate` is the first one
+  std::string tcp;
   std::vector<RateEvent> rates;
   std::vector<std::string> command;
   Duration time{};

@@ -255,6 +255,7 @@ Report Supervisor::report() {
   }
   r.shaped_by = link_->shaped_by();
   r.shaping = options_.shaping;
+  r.tcp = options_.tcp;
   r.rates = rates_;
   r.command = options_.command;
   r.error = error_ ? error_ : failed_hosts();

@@ -1,0 +1,97 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""The lab's binary: LACONIC_BIN, else the newest build/*/laconic-lab or build/*/laconic that knows `lab`."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import time
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+TRANSFER = str(pathlib.Path(__file__).with_name("transfer.py"))
+
+
+def _command():
+    if given := os.environ.get("LACONIC_BIN"):
+        return [given] if given.endswith("laconic-lab") else [given, "lab"]
+    found = [p for pattern in ("*/laconic-lab", "*/laconic", "*/bin/laconic") for p in ROOT.glob("build/" + pattern)]
+    for path in sorted(found, key=lambda p: p.stat().st_mtime, reverse=True):
+        command = [str(path)] if path.name == "laconic-lab" else [str(path), "lab"]
+        if subprocess.run([*command, "--help"], capture_output=True).stdout.startswith(b"Runs COMMAND"):
+            return command
+    return None
+
+
+class Lab:
+    """Runs the lab and reads what it says."""
+
+    def __init__(self, command):
+        self.command = command
+
+    def run(self, *words, prefix=(), timeout=60, **kwargs):
+        return subprocess.run([*prefix, *self.command, *words], capture_output=True, text=True, timeout=timeout, **kwargs)
+
+    def json(self, *words, **kwargs):
+        done = self.run("--json", *words, **kwargs)
+        return done, json.loads(done.stdout)
+
+    def python(self, code, *words, **kwargs):
+        """Every host runs `code`; returns the output lines by rank and the report."""
+        done, report = self.json(*words, "--", sys.executable, "-c", code, **kwargs)
+        lines = {}
+        for line in done.stderr.splitlines():
+            if line.startswith("["):
+                rank, text = line[1:].split("] ", 1)
+                lines.setdefault(int(rank), []).append(text)
+        return lines, report, done
+
+    def start(self, *words):
+        return subprocess.Popen([*self.command, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+@pytest.fixture(scope="session")
+def any_lab():
+    """The binary alone: for what needs no namespaces."""
+    command = _command()
+    if command is None:
+        pytest.skip("no laconic binary: build one or set LACONIC_BIN")
+    return Lab(command)
+
+
+@pytest.fixture(scope="session")
+def lab(any_lab):
+    check = any_lab.run("--check", "--json")
+    if not json.loads(check.stdout)["usable"]:
+        pytest.skip("this machine permits no network namespaces: " + check.stdout)
+    return any_lab
+
+
+@pytest.fixture(scope="session")
+def features(lab):
+    check = json.loads(lab.run("--check", "--json").stdout)
+    return check["root"] or check["user_namespace"]
+
+
+def processes_with(marker):
+    """Process numbers whose command line contains `marker`."""
+    found = []
+    for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if marker.encode() in path.read_bytes():
+                found.append(int(path.parent.name))
+        except OSError:
+            pass
+    return [pid for pid in found if pid != os.getpid()]
+
+
+def eventually(condition, limit=15.0):
+    """Whether `condition` becomes true; the limit is only there to end a failing test."""
+    end = time.monotonic() + limit
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.05)
+    return True

@@ -1,0 +1,89 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""Nothing stays behind, however a lab ends."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+
+import pytest
+
+from conftest import eventually, processes_with
+
+MARKER = f"lab-cleanup-test-{os.getpid()}"
+# A COMMAND with a child in the background, in a session of its own, that ignores polite requests.
+COMMAND = [sys.executable, "-c", f"""
+import os, signal, subprocess, sys, time   # {MARKER}
+subprocess.Popen([sys.executable, "-c", "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)  # {MARKER}"],
+                 start_new_session=True)
+print("up", flush=True)
+time.sleep(600)
+"""]
+
+
+def interfaces():
+    return sorted(os.listdir("/sys/class/net"))
+
+
+def mounts():
+    return pathlib.Path("/proc/self/mounts").read_text()
+
+
+@pytest.fixture(params=["kernel", "emulated"])
+def running(request):
+    lab = request.getfixturevalue("lab" if request.param == "kernel" else "any_lab")
+    before = interfaces(), mounts()
+    process = lab.start(*(["--emulate"] if request.param == "emulated" else []), "--hosts", "2", "--", *COMMAND)
+    for _ in range(2):
+        assert process.stdout.readline().endswith("up\n")
+    assert len(processes_with(MARKER)) >= 5  # the lab itself, two COMMANDs, two children
+    yield process
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    assert eventually(lambda: not processes_with(MARKER)), "processes are left"
+    assert (interfaces(), mounts()) == before
+
+
+def test_kill_9_of_the_lab(running):
+    running.kill()
+    running.wait()
+    assert eventually(lambda: not processes_with(MARKER))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signals_stop_the_hosts_and_report(running, number):
+    running.send_signal(number)
+    output = running.communicate(timeout=30)[0]
+    assert running.returncode == 1
+    assert f"interrupted by {number.name}" in output and "SIGTERM" in output
+    assert eventually(lambda: not processes_with(MARKER))
+
+
+def test_background_children_end_with_the_run(any_lab, lab):
+    script = f"{sys.executable} -c 'import time; time.sleep(600)  # {MARKER}' > /dev/null 2>&1 &"
+    for words in ([], ["--emulate"]):
+        assert lab.run(*words, "--", "sh", "-c", script, timeout=30).returncode == 0
+        assert eventually(lambda: not processes_with(MARKER))
+
+
+def test_emulation_is_marked_and_announces_the_rate(any_lab):
+    code = "import os; print(os.environ['LACONIC_LAB'], os.environ['LACONIC_EMULATE_RATE'], open(os.environ['LACONIC_EMULATE_RATE_FILE']).read().strip())"
+    lines, report, _ = any_lab.python(code, "--emulate", "--rate", "50mbit")
+    assert lines[1] == ["emulated 50000000 50000000"]
+    assert report["shaped"] == "emulated" and report["per_host"][0]["tx_bytes"] is None
+    assert "EMULATED" in any_lab.run("--emulate", "--", "true").stderr
+
+
+def test_emulation_leaves_no_folder(any_lab, tmp_path):
+    done = subprocess.run([*any_lab.command, "--emulate", "--", "true"], env={**os.environ, "TMPDIR": str(tmp_path)},
+                          capture_output=True)
+    assert done.returncode == 0
+    assert list(tmp_path.iterdir()) == [] and tempfile.gettempdir()
+
+
+def test_an_unshaped_emulation_sets_no_rate(any_lab):
+    lines, _, _ = any_lab.python("import os; print('LACONIC_EMULATE_RATE' in os.environ)", "--emulate")
+    assert lines[0] == ["False"]

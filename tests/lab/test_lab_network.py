@@ -1,0 +1,124 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""Rates, counters, loss, changes while running. Times have generous bounds, bytes have narrow ones."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from conftest import TRANSFER
+
+MEGABYTE = 1_000_000
+PER_PACKET = 1448 / 1514  # TCP payload of a full frame
+
+
+def transfer(lab, words, *arguments, **kwargs):
+    done, report = lab.json(*words, "--", sys.executable, TRANSFER, *map(str, arguments), **kwargs)
+    assert done.returncode == 0, done.stderr
+    lines = [line[4:] for line in done.stderr.splitlines() if line.startswith("[0] ")]
+    return lines, report
+
+
+def test_bytes_are_those_on_the_wire(lab):
+    _, report = transfer(lab, ["--rate", "100mbit"], 2 * MEGABYTE)
+    receiver, sender = report["per_host"]
+    wire = 2 * MEGABYTE / PER_PACKET
+    assert wire <= sender["tx_bytes"] <= 1.02 * wire
+    assert sender["tx_bytes"] == receiver["rx_bytes"]
+    assert sender["rx_bytes"] == receiver["tx_bytes"] < 0.05 * wire
+    assert sender["tx_packets"] >= 2 * MEGABYTE // 1448
+    assert report["shaped"] == "kernel" and report["burst"] == 65536
+
+
+def test_rate_holds_the_stream_back(lab):
+    nominal = 2 * MEGABYTE * 8 / 20e6
+    lines, report = transfer(lab, ["--rate", "20mbit"], 2 * MEGABYTE)
+    assert float(lines[0]) > nominal / 2
+    assert report["seconds"] >= float(lines[0])
+    assert report["rate_bits_per_second"] == 20_000_000
+
+
+def test_receiving_is_shaped_as_well(lab):
+    # Three senders of 20 mbit each: only the receiver's own port can make them share 20 mbit.
+    lines, report = transfer(lab, ["--hosts", "4", "--rate", "20mbit"], MEGABYTE)
+    alone = MEGABYTE * 8 / 20e6
+    assert float(lines[0]) > 2 * alone
+    assert report["per_host"][0]["rx_bytes"] > 3 * MEGABYTE / PER_PACKET
+
+
+def test_control_changes_the_rate_and_acknowledges(lab):
+    lines, report = transfer(lab, [], MEGABYTE, "20mbit", "off", "20mbit")
+    answers = [json.loads(line) for line in lines[0::2]]
+    times = [float(line) for line in lines[1::2]]
+    assert [(a["ok"], a["rate"]) for a in answers] == [(True, "20mbit"), (True, "off"), (True, "20mbit")]
+    nominal = MEGABYTE * 8 / 20e6
+    assert times[0] > nominal / 2 and times[2] > nominal / 2
+    assert times[1] < min(times[0], times[2])
+    assert [(e["rate"], e["cause"]) for e in report["rates"]] == [
+        ("off", "start"), ("20mbit", "control"), ("off", "control"), ("20mbit", "control")]
+
+
+def test_control_refuses_in_words(lab):
+    lab_command = " ".join(lab.command)
+    script = f"[ $RANK = 1 ] || {{ {lab_command} --send 'rate 9mbps'; {lab_command} --send nonsense; {lab_command} --send counters; }}"
+    done = lab.run("--", "sh", "-c", script)
+    answers = [json.loads(line[4:]) for line in done.stdout.splitlines()]
+    assert [a["ok"] for a in answers] == [False, False, True]
+    assert "mbps" in answers[0]["error"]["message"]
+    assert "rate RATE" in answers[1]["error"]["hint"]
+    assert len(answers[2]["per_host"]) == 2
+
+
+def test_a_command_reads_its_own_counters(lab):
+    code = """
+import os, socket, time
+kernel = int(next(l for l in open("/proc/net/dev") if "eth0" in l).split(":")[1].split()[8])
+print(kernel, open("/sys/class/net/eth0/statistics/tx_bytes").read().strip())
+"""
+    lines, _, done = lab.python(code)
+    assert done.returncode == 0, done.stderr
+    proc, sysfs = lines[0][0].split()
+    assert proc == sysfs
+
+
+def test_schedule(lab):
+    _, report, done = lab.python("import time; time.sleep(0.6)", "--schedule", "t=0 30mbit, t=0.2 10mbit, t=0.4 off")
+    assert done.returncode == 0, done.stderr
+    assert [(e["rate"], e["cause"]) for e in report["rates"]] == [
+        ("30mbit", "start"), ("10mbit", "schedule"), ("off", "schedule")]
+    assert report["rate"] == "30mbit"
+
+
+def test_loss_drops_packets_and_tcp_survives(lab, features):
+    if not features["loss"]:
+        pytest.skip("this kernel cannot drop at random (cls_bpf)")
+    _, report = transfer(lab, ["--loss", "5%"], MEGABYTE // 2)
+    receiver, sender = report["per_host"]
+    lost = sender["tx_packets"] - receiver["rx_packets"]
+    assert 0 < lost < 0.2 * sender["tx_packets"]
+    assert report["loss"] == 0.05
+
+
+def test_a_plain_user_can_do_the_same(lab):
+    if os.geteuid() != 0:
+        pytest.skip("the other tests run as a plain user already")
+    if not json.loads(lab.run("--check", "--json").stdout)["user_namespace"]["usable"]:
+        pytest.skip("this kernel gives plain users no namespaces")
+    user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+    # A shell in between: setpriv itself still finds programs with root's rights.
+    runs = lambda program: subprocess.run([*user, "sh", "-c", f"{program} --help"], capture_output=True).returncode == 0
+    python = next(filter(runs, [sys.executable, "/usr/bin/python3"]), None)
+    if python is None or not runs(" ".join(lab.command)):
+        pytest.skip("a plain user can run neither this Python nor the binary")
+    code = open(TRANSFER).read()
+    done, report = lab.json("--rate", "50mbit", "--", python, "-c", code, str(MEGABYTE), prefix=user)
+    assert done.returncode == 0, done.stderr
+    assert report["isolation"] == "user namespace"
+    assert report["per_host"][1]["tx_bytes"] >= MEGABYTE / PER_PACKET
+
+
+def test_check_agrees_with_what_works(lab):
+    text = lab.run("--check")
+    assert text.returncode == 0 and "a lab can run here" in text.stdout

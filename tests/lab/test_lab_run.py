@@ -1,0 +1,169 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""What a COMMAND sees, and how the lab reports its end."""
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+ENVIRONMENT = """
+import os, socket
+names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LACONIC_LAB"]
+print(*[os.environ[n] for n in names])
+print(*os.sched_getaffinity(0))
+print(socket.gethostname(), socket.gethostbyname(socket.gethostname()))
+print(socket.gethostbyaddr("10.77.0.1")[0])
+print(sorted(name for _, name in socket.if_nameindex()))
+"""
+
+
+def test_environment_names_and_cores(lab):
+    lines, report, done = lab.python(ENVIRONMENT, "--hosts", "3")
+    assert done.returncode == 0, done.stderr
+    cores = sorted(os.sched_getaffinity(0))
+    for rank in range(3):
+        assert lines[rank][0] == f"{rank} 3 0 1 10.77.0.1 29500 kernel"
+        assert lines[rank][1] == str(cores[rank % len(cores)])
+        assert lines[rank][2] == f"host{rank} 10.77.0.{rank + 1}"
+        assert lines[rank][3] == "host0"
+        assert lines[rank][4] == "['eth0', 'lo']"
+        assert report["per_host"][rank]["core"] == cores[rank % len(cores)]
+        assert report["per_host"][rank]["address"] == f"10.77.0.{rank + 1}"
+
+
+def test_no_pin_leaves_all_cores(lab):
+    lines, report, _ = lab.python("import os; print(len(os.sched_getaffinity(0)))", "--no-pin")
+    assert lines[1] == [str(len(os.sched_getaffinity(0)))]
+    assert report["per_host"][1]["core"] is None
+
+
+def test_hosts_do_not_share_memory_files(lab):
+    code = "import os; open('/dev/shm/r' + os.environ['RANK'], 'w'); print([f for f in os.listdir('/dev/shm') if f[0] == 'r'])"
+    lines, _, _ = lab.python(code)
+    assert lines == {0: ["['r0']"], 1: ["['r1']"]}
+    assert not os.path.exists("/dev/shm/r0")
+
+
+def test_exit_codes_and_signals_are_named(lab):
+    code = "import os; r = int(os.environ['RANK']); r == 1 and os._exit(3); r == 2 and os.kill(os.getpid(), 9)"
+    _, report, done = lab.python(code, "--hosts", "3")
+    assert done.returncode == 1
+    assert [(h["exit"], h["signal"]) for h in report["per_host"]] == [(0, None), (3, None), (None, "SIGKILL")]
+    assert report["error"]["name"] == "peer_failed"
+    assert "rank 1 (exit 3), rank 2 (SIGKILL)" in report["error"]["message"]
+
+
+def test_a_failure_stops_the_others_after_the_grace_period(lab):
+    code = "import os, time; os.environ['RANK'] == '1' and os._exit(5); time.sleep(600)"
+    _, report, done = lab.python(code, "--grace", "100ms")
+    assert done.returncode == 1
+    assert report["per_host"][0]["signal"] == "SIGTERM"
+    assert "rank 1 (exit 5)" in report["error"]["message"]
+    assert "rank 0" not in report["error"]["message"]
+
+
+def test_keep_going_lets_the_others_finish(lab):
+    code = "import os, time; os.environ['RANK'] == '1' and os._exit(5); time.sleep(0.5); print('done')"
+    lines, report, done = lab.python(code, "--grace", "1ms", "--keep-going")
+    assert lines[0] == ["done"] and report["per_host"][0]["exit"] == 0
+    assert done.returncode == 1
+
+
+def test_timeout(lab):
+    _, report, done = lab.python("import time; time.sleep(600)", "--timeout", "300ms")
+    assert done.returncode == 1
+    assert report["error"]["name"] == "timed_out"
+    assert [h["signal"] for h in report["per_host"]] == ["SIGTERM", "SIGTERM"]
+
+
+def test_output_goes_where_it_came_from_with_its_rank(lab):
+    done = lab.run("--", "sh", "-c", "echo out; echo err >&2; printf unfinished")
+    assert sorted(done.stdout.splitlines()) == ["[0] out", "[0] unfinished", "[1] out", "[1] unfinished"]
+    assert "[1] err\n" in done.stderr
+    assert "2 hosts, unshaped" in done.stderr and "burst 64kb" in done.stderr
+
+
+def test_one_host_and_raw_have_no_prefix(lab):
+    assert lab.run("--hosts", "1", "--", "echo", "hello").stdout == "hello\n"
+    assert lab.run("--raw", "--", "echo", "hello").stdout == "hello\nhello\n"
+
+
+def test_logs_per_rank(lab, tmp_path):
+    lab.run("--logs", str(tmp_path / "logs"), "--", "sh", "-c", "echo out $RANK; echo err $RANK >&2")
+    texts = {p.name: p.read_text() for p in (tmp_path / "logs").iterdir()}
+    assert texts == {"rank0.out": "out 0\n", "rank0.err": "err 0\n", "rank1.out": "out 1\n", "rank1.err": "err 1\n"}
+
+
+def test_much_output_arrives_complete(lab):
+    done = lab.run("--", "seq", "100000")
+    for rank in "01":
+        mine = [line[4:] for line in done.stdout.splitlines() if line[1] == rank]
+        assert mine == [str(n) for n in range(1, 100001)]
+
+
+@pytest.mark.parametrize(
+    "words, message, hint",
+    [
+        (["--hosts", "4"], "no COMMAND", "-- COMMAND"),
+        (["--rate", "50mbps", "--", "true"], "unknown unit 'mbps'", "kbit, mbit, gbit"),
+        (["--rate", "50", "--", "true"], "no unit", "kbit, mbit, gbit"),
+        (["--burst", "5mbit", "--", "true"], "unknown unit 'mbit'", "kb, mb, gb"),
+        (["--schedule", "100mbit", "--", "true"], "schedule entry", "t=0 100mbit"),
+        (["--loss", "0.01", "--", "true"], "share", "for example 1%"),
+        (["--speed", "1", "--", "true"], "--speed", "--help"),
+        (["python", "x.py"], "'python'", "follow --"),
+        (["--", "no-such-program"], "no program 'no-such-program'", "PATH"),
+        (["--emulate", "--loss", "1%", "--", "true"], "cannot lose", "--loss"),
+    ],
+)
+def test_usage_errors(any_lab, words, message, hint):
+    done, report = any_lab.json(*words)
+    assert done.returncode == 2
+    assert report["error"]["name"] == "invalid_argument" and report["error"]["code"] == 1
+    assert message in report["error"]["message"]
+    assert hint in report["error"]["hint"]
+    plain = any_lab.run(*words)
+    assert plain.returncode == 2 and message in plain.stderr and plain.stdout == ""
+
+
+def test_missing_iproute2_is_said_with_the_remedy(any_lab):
+    ip = shutil.which("ip", path=os.environ["PATH"] + ":/usr/sbin:/sbin")
+    hide = ["unshare", "-m", "sh", "-c", f'mount --bind /dev/null {os.path.realpath(ip or "/")} && exec "$@"', "sh"]
+    if ip is None or subprocess.run([*hide, "true"], capture_output=True).returncode:
+        pytest.skip("cannot hide ip in a mount namespace here")
+    done, report = any_lab.json("--", "true", prefix=hide)
+    assert done.returncode == 1 and report["error"]["name"] == "unsupported"
+    assert "'ip' is missing" in report["error"]["message"]
+    assert "apt install iproute2" in report["error"]["hint"]
+    check = any_lab.run("--check", prefix=hide)
+    assert check.returncode == 1 and "apt install iproute2" in check.stdout
+
+
+def test_without_namespaces_the_fallback_is_named(any_lab):
+    # Without any capability, in a user namespace that may not make further ones.
+    strip = ["unshare", "-U", "sh", "-c", 'echo 0 > /proc/sys/user/max_user_namespaces && exec "$@"', "sh"]
+    strip[2:2] = ["-r"]
+    strip[-1:] = ["sh", "setpriv", "--bounding-set=-all", "--inh-caps=-all"]
+    if subprocess.run([*strip, "true"], capture_output=True).returncode:
+        pytest.skip("cannot forbid namespaces here")
+    done, report = any_lab.json("--", "true", prefix=strip)
+    assert done.returncode == 1 and report["error"]["name"] == "unsupported"
+    assert "user namespaces" in report["error"]["message"] and "--emulate" in report["error"]["hint"]
+    assert any_lab.run("--emulate", "--", "true", prefix=strip).returncode == 0
+
+
+def test_delay_without_netem_is_refused(lab, features):
+    done, report = lab.json("--delay", "10ms", "--", sys.executable, "-c", "pass")
+    if features["netem"]:
+        assert done.returncode == 0
+    else:
+        assert done.returncode == 1 and "netem" in report["error"]["message"]
+        assert report["error"]["name"] == "unsupported"
+
+
+def test_unknown_congestion_control_names_the_allowed_ones(lab):
+    done, report = lab.json("--tcp", "carrier-pigeon", "--", "true")
+    assert done.returncode == 1
+    assert "carrier-pigeon" in report["error"]["message"] and "reno" in report["error"]["hint"]
