@@ -138,16 +138,16 @@ HWY_INLINE void quantize_part(const float* x, uint64_t begin, uint64_t end, floa
                               GroupCache& cache) {
   const uint64_t start = (first + begin) / kGroup * kGroup;
   fill_cache(random, start, cache);
-  const uint16_t* bits = cache.bits - start;  // indexed by the offset
+  const uint16_t* bits = cache.bits + (first + begin - start);  // of x[begin] and what follows
   const VF factor = hn::Set(F32(), inverse);
   const hn::Rebind<uint16_t, U32> d16;
   const size_t lanes = lanes32();
   uint64_t i = begin;
   for (; i + lanes <= end; i += lanes) {
-    const VU r = hn::PromoteTo(U32(), hn::LoadU(d16, bits + (first + i)));
+    const VU r = hn::PromoteTo(U32(), hn::LoadU(d16, bits + (i - begin)));
     store_bytes(stochastic_codes(load_f32(x, i), factor, r), codes, i);
   }
-  for (; i < end; ++i) put<int8_t>(codes, i, int8_stochastic(x[i], inverse, bits[first + i]));
+  for (; i < end; ++i) put<int8_t>(codes, i, int8_stochastic(x[i], inverse, bits[i - begin]));
 }
 
 /// Codes of the whole group x[i, i + 64).
