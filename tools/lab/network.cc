@@ -65,8 +65,10 @@ std::string host_name(int rank) { return "host" + std::to_string(rank); }
 
 std::string hosts_file(int hosts) {
   std::string text = "127.0.0.1 localhost\n";
-  for (int rank = 0; rank < hosts; ++rank)
-    text += host_address(rank) + " " + host_name(rank) + "\n";
+  for (const char* form :
+       {"", "::ffff:"})  // the second is how a dual-stack socket (c10d's) sees its peer
+    for (int rank = 0; rank < hosts; ++rank)
+      text += form + host_address(rank) + " " + host_name(rank) + "\n";
   return text;
 }
 
