@@ -6,6 +6,9 @@
 // constructor.
 #pragma once
 
+#include "codecs/cast.h"
+#include "codecs/int8.h"
+#include "codecs/none.h"
 #include "codecs/powersgd.h"
 #include "codecs/randomk.h"
 #include "codecs/sidco.h"
@@ -17,6 +20,6 @@ namespace laconic::codecs {
 template <class... C>
 struct TypeList {};
 
-using CodecList = TypeList<PowerSgd, TopK, RandomK, Sidco, ThreeLc>;
+using CodecList = TypeList<None, Fp16, Bf16, Int8, PowerSgd, TopK, RandomK, Sidco, ThreeLc>;
 
 }  // namespace laconic::codecs
