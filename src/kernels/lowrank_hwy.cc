@@ -220,9 +220,12 @@ void project(const float* m, Panel panel, Factor q, float* out, uint64_t stride)
 
 // ---- Q' = Mᵀ·P ----
 //
-// A tile of kBackTile columns keeps its sums in the first-level cache while all rows pass,
-// kBackRows at a time, whose factors are held in registers.
+// A tile of kBackTile columns of kGroup vectors keeps its sums in the first-level cache while a
+// block of rows passes, kBackRows at a time, whose factors are held in registers. Further groups of
+// vectors find the block in the second-level cache.
 
+constexpr uint64_t kGroup = 4;
+constexpr uint64_t kBackBlock = 64;
 constexpr uint64_t kBackTile = 512;
 constexpr uint64_t kBackRows = HWY_MAX_BYTES == 64 || HWY_ARCH_ARM_A64 ? 4 : 2;
 
@@ -246,40 +249,45 @@ HWY_INLINE void back_rows(const float* m, Panel panel, const float* p, uint64_t 
   });
 }
 
-template <uint64_t R>
-HWY_INLINE void back_group(const float* m, Panel panel, Factor p, const float* next, float* out,
-                           uint64_t stride) {
-  for (uint64_t k = 0; k < p.rank; k += 4) {
-    with_constant<4>(std::min<uint64_t>(4, p.rank - k), [&](auto n) HWY_ATTR {
-      back_rows<R, n()>(m, panel, p.values + k * p.stride, p.stride, next, out + k * stride,
-                        stride);
-    });
+// All rows of a block times K vectors of P.
+template <uint64_t K>
+HWY_INLINE void back_block(const float* m, Panel block, Factor p, float* out, uint64_t stride) {
+  uint64_t i = 0;
+  for (; i + kBackRows <= block.rows; i += kBackRows) {
+    const float* const here = m + i * block.pitch;
+    back_rows<kBackRows, K>(here, block, p.values + i, p.stride, here + kBackRows * block.pitch,
+                            out, stride);
+  }
+  for (; i < block.rows; ++i) {
+    const float* const here = m + i * block.pitch;
+    back_rows<1, K>(here, block, p.values + i, p.stride, here, out, stride);
   }
 }
 
 void back_project(const float* m, Panel panel, Factor p, float* out, uint64_t stride) {
   for (uint64_t j = 0; j < panel.cols; j += kBackTile) {
-    const Panel tile{panel.rows, std::min(kBackTile, panel.cols - j), panel.pitch};
+    const uint64_t cols = std::min(kBackTile, panel.cols - j);
     for (uint64_t k = 0; k < p.rank; ++k) {
-      std::memset(out + k * stride + j, 0, tile.cols * sizeof(float));
+      std::memset(out + k * stride + j, 0, cols * sizeof(float));
     }
-    const auto factor = [&](uint64_t i) { return Factor{p.values + i, p.stride, p.rank}; };
-    uint64_t i = 0;
-    for (; i + kBackRows <= panel.rows; i += kBackRows) {
-      const float* const here = m + i * panel.pitch + j;
-      back_group<kBackRows>(here, tile, factor(i), here + kBackRows * panel.pitch, out + j, stride);
-    }
-    for (; i < panel.rows; ++i) {
-      const float* const here = m + i * panel.pitch + j;
-      back_group<1>(here, tile, factor(i), here, out + j, stride);
+    for (uint64_t i = 0; i < panel.rows; i += kBackBlock) {
+      const Panel block{std::min(kBackBlock, panel.rows - i), cols, panel.pitch};
+      for (uint64_t k = 0; k < p.rank; k += kGroup) {
+        const Factor part{p.values + k * p.stride + i, p.stride, std::min(kGroup, p.rank - k)};
+        with_constant<kGroup>(part.rank, [&](auto n) HWY_ATTR {
+          back_block<n()>(m + i * panel.pitch + j, block, part, out + k * stride + j, stride);
+        });
+      }
     }
   }
 }
 
 // ---- out = base + w·P·Qᵀ ----
 
-// Two rows at a time, all columns of a tile: with four, their writes were slower (four streams).
+// Rows at a time. Four would be four streams of writes, which are slower than two; many products
+// take longer than the writes, so that sharing the loads of Q pays.
 constexpr uint64_t kOutRows = 2;
+constexpr uint64_t kLongRows = HWY_MAX_BYTES == 64 || HWY_ARCH_ARM_A64 ? 4 : 2;
 
 template <Write kWrite>
 HWY_INLINE void write_vector(V value, float* out, const auto& load, const auto& store) {
@@ -290,68 +298,82 @@ HWY_INLINE void write_vector(V value, float* out, const auto& load, const auto& 
   store(sum, out);
 }
 
-// Up to four products: the rows' factors are held in registers.
-template <uint64_t R, uint64_t K, Write kWrite>
-HWY_INLINE void write_rows(float* out, Panel panel, Factor p, Factor q, float weight) {
+// Calls sink(i, j, sum, load, store) with the sum of K products, on top of sums[i·kTile + j] unless
+// these are the first products.
+template <uint64_t R, uint64_t K, bool kFirst, class Sink>
+HWY_INLINE void sum_products(uint64_t cols, Factor p, Factor q, const float* sums,
+                             const Sink& sink) {
   const D d;
-  const V w = hn::Set(d, weight);
   V pv[R][K];
   for (uint64_t i = 0; i < R; ++i) {
     for (uint64_t k = 0; k < K; ++k) pv[i][k] = hn::Set(d, p.values[k * p.stride + i]);
   }
-  for_columns(panel.cols, [&](uint64_t j, const auto& load, const auto& store) HWY_ATTR {
+  for_columns(cols, [&](uint64_t j, const auto& load, const auto& store) HWY_ATTR {
     V qv[K];
     for (uint64_t k = 0; k < K; ++k) qv[k] = load(q.values + k * q.stride + j);
     for (uint64_t i = 0; i < R; ++i) {
-      if (kWrite == Write::add) prefetch(out + (i + R) * panel.pitch + j);
       V sum = hn::Mul(pv[i][0], qv[0]);
+      if (!kFirst) sum = hn::Add(hn::Load(d, sums + i * kTile + j), sum);
       for (uint64_t k = 1; k < K; ++k) sum = hn::Add(sum, hn::Mul(pv[i][k], qv[k]));
-      write_vector<kWrite>(hn::Mul(w, sum), out + i * panel.pitch + j, load, store);
+      sink(i, j, sum, load, store);
     }
   });
 }
 
-// Any number of products.
+HWY_INLINE Factor vectors_from(Factor f, uint64_t first) {
+  return {f.values + first * f.stride, f.stride, f.rank - first};
+}
+
+// A tile of R rows and at most kTile columns. Sums of more than kGroup products wait in `sums`.
 template <uint64_t R, Write kWrite>
-HWY_INLINE void write_rows_long(float* out, Panel panel, Factor p, Factor q, float weight) {
+HWY_INLINE void write_rows(float* out, Panel panel, Factor p, Factor q, float weight) {
   const D d;
   const V w = hn::Set(d, weight);
-  for_columns(panel.cols, [&](uint64_t j, const auto& load, const auto& store) HWY_ATTR {
-    V sum[R];
-    const V q0 = load(q.values + j);
-    for (uint64_t i = 0; i < R; ++i) sum[i] = hn::Mul(hn::Set(d, p.values[i]), q0);
-    for (uint64_t k = 1; k < p.rank; ++k) {
-      const V qk = load(q.values + k * q.stride + j);
-      const float* const pk = p.values + k * p.stride;
-      for (uint64_t i = 0; i < R; ++i) sum[i] = hn::Add(sum[i], hn::Mul(hn::Set(d, pk[i]), qk));
-    }
-    for (uint64_t i = 0; i < R; ++i) {
-      write_vector<kWrite>(hn::Mul(w, sum[i]), out + i * panel.pitch + j, load, store);
-    }
+  const auto finish = [&](uint64_t i, uint64_t j, V sum, const auto& load, const auto& store)
+                          HWY_ATTR {
+                            float* const at = out + i * panel.pitch + j;
+                            if (kWrite == Write::add) prefetch(at + R * panel.pitch);
+                            write_vector<kWrite>(hn::Mul(w, sum), at, load, store);
+                          };
+  if (p.rank <= kGroup) {
+    with_constant<kGroup>(p.rank, [&](auto n) HWY_ATTR {
+      sum_products<R, n(), true>(panel.cols, p, q, nullptr, finish);
+    });
+    return;
+  }
+  HWY_ALIGN float sums[R * kTile];
+  const auto keep = [&](uint64_t i, uint64_t j, V sum, const auto&, const auto&)
+                        HWY_ATTR { hn::Store(sum, d, sums + i * kTile + j); };
+  sum_products<R, kGroup, true>(panel.cols, p, q, nullptr, keep);
+  uint64_t k = kGroup;
+  for (; k + kGroup < p.rank; k += kGroup) {
+    sum_products<R, kGroup, false>(panel.cols, vectors_from(p, k), vectors_from(q, k), sums, keep);
+  }
+  with_constant<kGroup>(p.rank - k, [&](auto n) HWY_ATTR {
+    sum_products<R, n(), false>(panel.cols, vectors_from(p, k), vectors_from(q, k), sums, finish);
   });
 }
 
 template <uint64_t R, Write kWrite>
-HWY_INLINE void write_group(float* out, Panel panel, Factor p, Factor q, float weight) {
-  if (p.rank > 4) return write_rows_long<R, kWrite>(out, panel, p, q, weight);
-  with_constant<4>(p.rank,
-                   [&](auto n) HWY_ATTR { write_rows<R, n(), kWrite>(out, panel, p, q, weight); });
-}
-
-template <Write kWrite>
-void write_panel(float* out, Panel panel, Factor p, Factor q, float weight) {
+HWY_INLINE void write_panel(float* out, Panel panel, Factor p, Factor q, float weight) {
   for (uint64_t j = 0; j < panel.cols; j += kTile) {
     const Panel tile{panel.rows, std::min(kTile, panel.cols - j), panel.pitch};
     const Factor qj{q.values + j, q.stride, q.rank};
     const auto factor = [&](uint64_t i) { return Factor{p.values + i, p.stride, p.rank}; };
     uint64_t i = 0;
-    for (; i + kOutRows <= panel.rows; i += kOutRows) {
-      write_group<kOutRows, kWrite>(out + i * panel.pitch + j, tile, factor(i), qj, weight);
+    for (; i + R <= panel.rows; i += R) {
+      write_rows<R, kWrite>(out + i * panel.pitch + j, tile, factor(i), qj, weight);
     }
     for (; i < panel.rows; ++i) {
-      write_group<1, kWrite>(out + i * panel.pitch + j, tile, factor(i), qj, weight);
+      write_rows<1, kWrite>(out + i * panel.pitch + j, tile, factor(i), qj, weight);
     }
   }
+}
+
+template <Write kWrite>
+void write_all(float* out, Panel panel, Factor p, Factor q, float weight) {
+  if (p.rank <= kGroup) return write_panel<kOutRows, kWrite>(out, panel, p, q, weight);
+  write_panel<kLongRows, kWrite>(out, panel, p, q, weight);
 }
 
 bool can_stream(const float* out, Panel panel) {
@@ -360,11 +382,11 @@ bool can_stream(const float* out, Panel panel) {
 }
 
 void reconstruct(float* out, Panel panel, Factor p, Factor q, float weight, Write write) {
-  if (write == Write::add) return write_panel<Write::add>(out, panel, p, q, weight);
+  if (write == Write::add) return write_all<Write::add>(out, panel, p, q, weight);
   if (write == Write::set || !can_stream(out, panel)) {
-    return write_panel<Write::set>(out, panel, p, q, weight);
+    return write_all<Write::set>(out, panel, p, q, weight);
   }
-  write_panel<Write::stream>(out, panel, p, q, weight);
+  write_all<Write::stream>(out, panel, p, q, weight);
   hwy::FlushStream();
 }
 
