@@ -1,26 +1,26 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""The lab's binary: LACONIC_BIN, else the newest build/*/laconic-lab or build/*/laconic that knows `lab`."""
+"""The lab's binary: LACONIC_BIN, else the newest one in build/ that knows `lab`."""
 
 import json
 import os
 import pathlib
 import subprocess
 import sys
-import time
 
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-TRANSFER = str(pathlib.Path(__file__).with_name("transfer.py"))
 
 
 def _command():
     if given := os.environ.get("LACONIC_BIN"):
         return [given] if given.endswith("laconic-lab") else [given, "lab"]
-    found = [p for pattern in ("*/laconic-lab", "*/laconic", "*/bin/laconic") for p in ROOT.glob("build/" + pattern)]
+    places = ("*/laconic-lab", "*/laconic", "*/bin/laconic")
+    found = [path for place in places for path in ROOT.glob("build/" + place)]
     for path in sorted(found, key=lambda p: p.stat().st_mtime, reverse=True):
         command = [str(path)] if path.name == "laconic-lab" else [str(path), "lab"]
-        if subprocess.run([*command, "--help"], capture_output=True).stdout.startswith(b"Runs COMMAND"):
+        help_text = subprocess.run([*command, "--help"], capture_output=True).stdout
+        if help_text.startswith(b"Runs COMMAND"):
             return command
     return None
 
@@ -32,7 +32,13 @@ class Lab:
         self.command = command
 
     def run(self, *words, prefix=(), timeout=60, **kwargs):
-        return subprocess.run([*prefix, *self.command, *words], capture_output=True, text=True, timeout=timeout, **kwargs)
+        return subprocess.run(
+            [*prefix, *self.command, *words],
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            **kwargs,
+        )
 
     def json(self, *words, **kwargs):
         done = self.run("--json", *words, **kwargs)
@@ -49,7 +55,9 @@ class Lab:
         return lines, report, done
 
     def start(self, *words):
-        return subprocess.Popen([*self.command, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        return subprocess.Popen(
+            [*self.command, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
 
 
 @pytest.fixture(scope="session")
@@ -73,25 +81,3 @@ def lab(any_lab):
 def features(lab):
     check = json.loads(lab.run("--check", "--json").stdout)
     return check["root"] or check["user_namespace"]
-
-
-def processes_with(marker):
-    """Process numbers whose command line contains `marker`."""
-    found = []
-    for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            if marker.encode() in path.read_bytes():
-                found.append(int(path.parent.name))
-        except OSError:
-            pass
-    return [pid for pid in found if pid != os.getpid()]
-
-
-def eventually(condition, limit=15.0):
-    """Whether `condition` becomes true; the limit is only there to end a failing test."""
-    end = time.monotonic() + limit
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.05)
-    return True

@@ -1,5 +1,5 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""Rates, counters, loss, changes while running. Times have generous bounds, bytes have narrow ones."""
+"""Rates, counters, loss, changes while running. Times have generous bounds, bytes narrow ones."""
 
 import json
 import os
@@ -7,8 +7,7 @@ import subprocess
 import sys
 
 import pytest
-
-from conftest import TRANSFER
+from lab_support import TRANSFER
 
 MEGABYTE = 1_000_000
 PER_PACKET = 1448 / 1514  # TCP payload of a full frame
@@ -52,17 +51,25 @@ def test_control_changes_the_rate_and_acknowledges(lab):
     lines, report = transfer(lab, [], MEGABYTE, "20mbit", "off", "20mbit")
     answers = [json.loads(line) for line in lines[0::2]]
     times = [float(line) for line in lines[1::2]]
-    assert [(a["ok"], a["rate"]) for a in answers] == [(True, "20mbit"), (True, "off"), (True, "20mbit")]
+    assert [(a["ok"], a["rate"]) for a in answers] == [
+        (True, "20mbit"),
+        (True, "off"),
+        (True, "20mbit"),
+    ]
     nominal = MEGABYTE * 8 / 20e6
     assert times[0] > nominal / 2 and times[2] > nominal / 2
     assert times[1] < min(times[0], times[2])
     assert [(e["rate"], e["cause"]) for e in report["rates"]] == [
-        ("off", "start"), ("20mbit", "control"), ("off", "control"), ("20mbit", "control")]
+        ("off", "start"),
+        ("20mbit", "control"),
+        ("off", "control"),
+        ("20mbit", "control"),
+    ]
 
 
 def test_control_refuses_in_words(lab):
-    lab_command = " ".join(lab.command)
-    script = f"[ $RANK = 1 ] || {{ {lab_command} --send 'rate 9mbps'; {lab_command} --send nonsense; {lab_command} --send counters; }}"
+    send = " ".join(lab.command) + " --send"
+    script = f"[ $RANK = 1 ] || {{ {send} 'rate 9mbps'; {send} nonsense; {send} counters; }}"
     done = lab.run("--", "sh", "-c", script)
     answers = [json.loads(line[4:]) for line in done.stdout.splitlines()]
     assert [a["ok"] for a in answers] == [False, False, True]
@@ -73,7 +80,6 @@ def test_control_refuses_in_words(lab):
 
 def test_a_command_reads_its_own_counters(lab):
     code = """
-import os, socket, time
 kernel = int(next(l for l in open("/proc/net/dev") if "eth0" in l).split(":")[1].split()[8])
 print(kernel, open("/sys/class/net/eth0/statistics/tx_bytes").read().strip())
 """
@@ -84,10 +90,15 @@ print(kernel, open("/sys/class/net/eth0/statistics/tx_bytes").read().strip())
 
 
 def test_schedule(lab):
-    _, report, done = lab.python("import time; time.sleep(0.6)", "--schedule", "t=0 30mbit, t=0.2 10mbit, t=0.4 off")
+    _, report, done = lab.python(
+        "import time; time.sleep(0.6)", "--schedule", "t=0 30mbit, t=0.2 10mbit, t=0.4 off"
+    )
     assert done.returncode == 0, done.stderr
     assert [(e["rate"], e["cause"]) for e in report["rates"]] == [
-        ("30mbit", "start"), ("10mbit", "schedule"), ("off", "schedule")]
+        ("30mbit", "start"),
+        ("10mbit", "schedule"),
+        ("off", "schedule"),
+    ]
     assert report["rate"] == "30mbit"
 
 
@@ -107,13 +118,19 @@ def test_a_plain_user_can_do_the_same(lab):
     if not json.loads(lab.run("--check", "--json").stdout)["user_namespace"]["usable"]:
         pytest.skip("this kernel gives plain users no namespaces")
     user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+
     # A shell in between: setpriv itself still finds programs with root's rights.
-    runs = lambda program: subprocess.run([*user, "sh", "-c", f"{program} --help"], capture_output=True).returncode == 0
+    def runs(program):
+        command = [*user, "sh", "-c", f"{program} --help"]
+        return subprocess.run(command, capture_output=True).returncode == 0
+
     python = next(filter(runs, [sys.executable, "/usr/bin/python3"]), None)
     if python is None or not runs(" ".join(lab.command)):
         pytest.skip("a plain user can run neither this Python nor the binary")
     code = open(TRANSFER).read()
-    done, report = lab.json("--rate", "50mbit", "--", python, "-c", code, str(MEGABYTE), prefix=user)
+    done, report = lab.json(
+        "--rate", "50mbit", "--", python, "-c", code, str(MEGABYTE), prefix=user
+    )
     assert done.returncode == 0, done.stderr
     assert report["isolation"] == "user namespace"
     assert report["per_host"][1]["tx_bytes"] >= MEGABYTE / PER_PACKET

@@ -10,11 +10,12 @@ import pytest
 
 ENVIRONMENT = """
 import os, socket
-names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LACONIC_LAB"]
-print(*[os.environ[n] for n in names])
+names = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT LACONIC_LAB"
+print(*[os.environ[n] for n in names.split()])
 print(*os.sched_getaffinity(0))
 print(socket.gethostname(), socket.gethostbyname(socket.gethostname()))
-print(socket.gethostbyaddr("10.77.0.1")[0], socket.getnameinfo(("::ffff:10.77.0.1", 1), socket.NI_NAMEREQD)[0])
+mapped = socket.getnameinfo(("::ffff:10.77.0.1", 1), socket.NI_NAMEREQD)[0]
+print(socket.gethostbyaddr("10.77.0.1")[0], mapped)
 print(sorted(name for _, name in socket.if_nameindex()))
 """
 
@@ -40,17 +41,29 @@ def test_no_pin_leaves_all_cores(lab):
 
 
 def test_hosts_do_not_share_memory_files(lab):
-    code = "import os; open('/dev/shm/r' + os.environ['RANK'], 'w'); print([f for f in os.listdir('/dev/shm') if f[0] == 'r'])"
+    code = """
+import os
+open("/dev/shm/r" + os.environ["RANK"], "w")
+print([f for f in os.listdir("/dev/shm") if f[0] == "r"])
+"""
     lines, _, _ = lab.python(code)
     assert lines == {0: ["['r0']"], 1: ["['r1']"]}
     assert not os.path.exists("/dev/shm/r0")
 
 
 def test_exit_codes_and_signals_are_named(lab):
-    code = "import os; r = int(os.environ['RANK']); r == 1 and os._exit(3); r == 2 and os.kill(os.getpid(), 9)"
+    code = """
+import os
+if os.environ["RANK"] == "1": os._exit(3)
+if os.environ["RANK"] == "2": os.kill(os.getpid(), 9)
+"""
     _, report, done = lab.python(code, "--hosts", "3")
     assert done.returncode == 1
-    assert [(h["exit"], h["signal"]) for h in report["per_host"]] == [(0, None), (3, None), (None, "SIGKILL")]
+    assert [(h["exit"], h["signal"]) for h in report["per_host"]] == [
+        (0, None),
+        (3, None),
+        (None, "SIGKILL"),
+    ]
     assert report["error"]["name"] == "peer_failed"
     assert "rank 1 (exit 3), rank 2 (SIGKILL)" in report["error"]["message"]
 
@@ -65,7 +78,9 @@ def test_a_failure_stops_the_others_after_the_grace_period(lab):
 
 
 def test_keep_going_lets_the_others_finish(lab):
-    code = "import os, time; os.environ['RANK'] == '1' and os._exit(5); time.sleep(0.5); print('done')"
+    code = (
+        "import os, time; os.environ['RANK'] == '1' and os._exit(5); time.sleep(0.5); print('done')"
+    )
     lines, report, done = lab.python(code, "--grace", "1ms", "--keep-going")
     assert lines[0] == ["done"] and report["per_host"][0]["exit"] == 0
     assert done.returncode == 1
@@ -80,7 +95,12 @@ def test_timeout(lab):
 
 def test_output_goes_where_it_came_from_with_its_rank(lab):
     done = lab.run("--", "sh", "-c", "echo out; echo err >&2; printf unfinished")
-    assert sorted(done.stdout.splitlines()) == ["[0] out", "[0] unfinished", "[1] out", "[1] unfinished"]
+    assert sorted(done.stdout.splitlines()) == [
+        "[0] out",
+        "[0] unfinished",
+        "[1] out",
+        "[1] unfinished",
+    ]
     assert "[1] err\n" in done.stderr
     assert "2 hosts, unshaped" in done.stderr and "burst 64kb" in done.stderr
 
@@ -91,9 +111,16 @@ def test_one_host_and_raw_have_no_prefix(lab):
 
 
 def test_logs_per_rank(lab, tmp_path):
-    lab.run("--logs", str(tmp_path / "logs"), "--", "sh", "-c", "echo out $RANK; echo err $RANK >&2")
+    lab.run(
+        "--logs", str(tmp_path / "logs"), "--", "sh", "-c", "echo out $RANK; echo err $RANK >&2"
+    )
     texts = {p.name: p.read_text() for p in (tmp_path / "logs").iterdir()}
-    assert texts == {"rank0.out": "out 0\n", "rank0.err": "err 0\n", "rank1.out": "out 1\n", "rank1.err": "err 1\n"}
+    assert texts == {
+        "rank0.out": "out 0\n",
+        "rank0.err": "err 0\n",
+        "rank1.out": "out 1\n",
+        "rank1.err": "err 1\n",
+    }
 
 
 def test_much_output_arrives_complete(lab):
@@ -130,7 +157,8 @@ def test_usage_errors(any_lab, words, message, hint):
 
 def test_missing_iproute2_is_said_with_the_remedy(any_lab):
     ip = shutil.which("ip", path=os.environ["PATH"] + ":/usr/sbin:/sbin")
-    hide = ["unshare", "-m", "sh", "-c", f'mount --bind /dev/null {os.path.realpath(ip or "/")} && exec "$@"', "sh"]
+    cover = f'mount --bind /dev/null {os.path.realpath(ip or "/")} && exec "$@"'
+    hide = ["unshare", "-m", "sh", "-c", cover, "sh"]
     if ip is None or subprocess.run([*hide, "true"], capture_output=True).returncode:
         pytest.skip("cannot hide ip in a mount namespace here")
     done, report = any_lab.json("--", "true", prefix=hide)
@@ -142,15 +170,17 @@ def test_missing_iproute2_is_said_with_the_remedy(any_lab):
 
 
 def test_without_namespaces_the_fallback_is_named(any_lab):
-    # Without any capability, in a user namespace that may not make further ones.
-    strip = ["unshare", "-U", "sh", "-c", 'echo 0 > /proc/sys/user/max_user_namespaces && exec "$@"', "sh"]
-    strip[2:2] = ["-r"]
-    strip[-1:] = ["sh", "setpriv", "--bounding-set=-all", "--inh-caps=-all"]
+    # In a user namespace that may not have further ones, without any capability.
+    forbid = 'echo 0 > /proc/sys/user/max_user_namespaces && exec "$@"'
+    drop = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"]
+    strip = ["unshare", "-U", "-r", "sh", "-c", forbid, "sh", *drop]
     if subprocess.run([*strip, "true"], capture_output=True).returncode:
         pytest.skip("cannot forbid namespaces here")
     done, report = any_lab.json("--", "true", prefix=strip)
     assert done.returncode == 1 and report["error"]["name"] == "unsupported"
-    assert "user namespaces" in report["error"]["message"] and "--emulate" in report["error"]["hint"]
+    assert (
+        "user namespaces" in report["error"]["message"] and "--emulate" in report["error"]["hint"]
+    )
     assert any_lab.run("--emulate", "--", "true", prefix=strip).returncode == 0
 
 

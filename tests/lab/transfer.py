@@ -1,5 +1,5 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""All other ranks send N bytes each to rank 0; rank 0 prints the seconds from its go to the last byte.
+"""All other ranks send N bytes each to rank 0, which prints the seconds that this took.
 
 transfer.py N [RATE...]: with rates, one transfer per rate, which rank 0 asks the lab for first.
 """
@@ -41,7 +41,9 @@ def collect(peers, count):
 def connect():
     for _ in range(200):
         try:
-            return socket.create_connection((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])))
+            return socket.create_connection(
+                (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+            )
         except OSError:
             time.sleep(0.05)
     raise SystemExit("rank 0 does not answer")

@@ -1,0 +1,30 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""What several tests of the lab use."""
+
+import os
+import pathlib
+import time
+
+TRANSFER = str(pathlib.Path(__file__).with_name("transfer.py"))
+
+
+def processes_with(marker):
+    """Process numbers whose command line contains `marker`."""
+    found = []
+    for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if marker.encode() in path.read_bytes():
+                found.append(int(path.parent.name))
+        except OSError:
+            pass
+    return [pid for pid in found if pid != os.getpid()]
+
+
+def eventually(condition, limit=15.0):
+    """Whether `condition` becomes true; the limit is only there to end a failing test."""
+    end = time.monotonic() + limit
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.05)
+    return True
