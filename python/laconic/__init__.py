@@ -1,0 +1,31 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""Laconic: compressed communication for distributed training.
+
+    handle = laconic.attach(ddp_model, "3lc:s=1.5")        # after the DDP wrapper
+    torchrun --nproc-per-node 4 -m laconic.run --spec "topk:ratio=0.01" train.py
+    frame = laconic.Codec("int8:block=256").encode(array)  # bytes in, bytes out; no torch needed
+"""
+
+from __future__ import annotations
+
+from ._lib import lib as _clib
+from .attach import attach
+from .codec import Codec, Frame, Residual, codecs
+from .errors import LaconicError
+
+__version__ = _clib.laconic_version().decode()
+__all__ = ["Codec", "Frame", "LaconicError", "Residual", "attach", "codecs", "show_versions"]
+
+
+def show_versions() -> dict:
+    """Versions of Laconic and of what it runs with, for a bug report."""
+    import json
+    import platform
+    import sys
+
+    versions = {"laconic": json.loads(_clib.laconic_build_info().decode()), "library": str(_clib.path),
+                "python": platform.python_version(), "platform": platform.platform()}
+    for name in ("torch", "numpy"):
+        module = sys.modules.get(name)
+        versions[name] = getattr(module, "__version__", "not imported")
+    return versions

@@ -1,0 +1,169 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""The C library through ctypes: where it is, what its functions take, how its failures become LaconicError."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from ctypes import POINTER, c_char, c_char_p, c_double, c_float, c_int32, c_size_t, c_uint32, c_uint64, c_void_p
+from pathlib import Path
+
+from .errors import LaconicError
+
+ABI_VERSION = 1
+F32, F16, BF16, U8 = 0, 1, 2, 3
+AGREEMENT_BYTES = 768
+MAX_BATCH = 4
+ALL_REDUCE, ALL_GATHER, ALL_TO_ALL = 0, 1, 2
+BUCKET_FLUSH, BUCKET_RAW = 1, 2
+
+
+class _Sized(ctypes.Structure):
+    """A struct of laconic.h that begins with its own size."""
+
+    def __init__(self, **fields):
+        super().__init__(struct_size=ctypes.sizeof(type(self)), **fields)
+
+
+class Tensor(_Sized):
+    _fields_ = [("struct_size", c_uint32), ("dtype", c_uint32), ("rows", c_uint64), ("cols", c_uint64),
+                ("data", c_void_p)]
+
+
+class Place(_Sized):
+    _fields_ = [("struct_size", c_uint32), ("rank", c_uint32), ("world", c_uint32), ("reserved", c_uint32),
+                ("seed", c_uint64), ("step", c_uint64), ("parameter", c_uint64)]
+
+
+class FrameInfo(_Sized):
+    _fields_ = [("struct_size", c_uint32), ("codec_id", c_uint32), ("payload_version", c_uint32), ("dtype", c_uint32),
+                ("rows", c_uint64), ("cols", c_uint64), ("step", c_uint64), ("seed", c_uint64), ("rank", c_uint32),
+                ("world", c_uint32), ("contributors", c_uint32), ("spec_bytes", c_uint32), ("spec", c_void_p),
+                ("payload_offset", c_uint64), ("payload_bytes", c_uint64), ("frame_bytes", c_uint64)]
+
+
+class Parameter(ctypes.Structure):
+    _fields_ = [("name", c_char_p), ("rows", c_uint64), ("cols", c_uint64)]
+
+
+class SessionOptions(_Sized):
+    _fields_ = [("struct_size", c_uint32), ("rank", c_uint32), ("world", c_uint32), ("strategy", c_uint32),
+                ("spec", c_char_p), ("seed", c_uint64), ("small_elements", c_uint64), ("engine_sums", c_uint32),
+                ("threads", c_uint32)]
+
+
+class Bucket(_Sized):
+    _fields_ = [("struct_size", c_uint32), ("dtype", c_uint32), ("index", c_uint32), ("flags", c_uint32),
+                ("step", c_uint64), ("buffer", c_void_p), ("elements", c_uint64), ("count", c_uint32),
+                ("parameters", POINTER(c_uint32)), ("offsets", POINTER(c_uint64))]
+
+
+class Step(ctypes.Structure):
+    _fields_ = [("kind", c_uint32), ("dtype", c_uint32), ("needs_host", c_uint32), ("reserved", c_uint32),
+                ("count", c_uint64), ("send", c_void_p), ("recv", c_void_p), ("send_counts", POINTER(c_uint64)),
+                ("recv_counts", POINTER(c_uint64)), ("send_bytes", c_uint64), ("recv_bytes", c_uint64)]
+
+
+class StateHeader(_Sized):
+    _fields_ = [("struct_size", c_uint32), ("version", c_uint32), ("rank", c_uint32), ("world", c_uint32),
+                ("model_hash", c_uint64), ("agreement", c_uint64), ("spec", c_char * 256)]
+
+
+_P = c_void_p  # opaque handles
+_SIGNATURES = {
+    "laconic_abi_version": (c_int32, []),
+    "laconic_version": (c_char_p, []),
+    "laconic_build_info": (c_char_p, []),
+    "laconic_error_name": (c_char_p, [c_int32]),
+    "laconic_last_message": (c_char_p, []),
+    "laconic_last_hint": (c_char_p, []),
+    "laconic_codecs_json": (c_char_p, []),
+    "laconic_codec_create": (c_int32, [c_char_p, c_size_t, c_uint32, POINTER(_P)]),
+    "laconic_codec_destroy": (None, [_P]),
+    "laconic_codec_spec": (c_char_p, [_P]),
+    "laconic_codec_json": (c_char_p, [_P]),
+    "laconic_codec_max_frame_bytes": (c_int32, [_P, c_uint64, c_uint64, POINTER(c_uint64)]),
+    "laconic_encode": (c_int32, [_P, POINTER(Tensor), POINTER(Place), _P, c_void_p, c_uint64, POINTER(c_uint64),
+                                 c_void_p]),
+    "laconic_decode": (c_int32, [_P, c_void_p, c_uint64, c_float, c_int32, POINTER(Tensor), c_void_p]),
+    "laconic_decode_many": (c_int32, [_P, POINTER(c_void_p), POINTER(c_uint64), c_uint32, c_float, c_int32,
+                                      POINTER(Tensor), c_void_p]),
+    "laconic_frame_parse": (c_int32, [c_void_p, c_uint64, POINTER(FrameInfo)]),
+    "laconic_residual_create": (c_int32, [c_uint64, POINTER(_P)]),
+    "laconic_residual_destroy": (None, [_P]),
+    "laconic_residual_data": (c_void_p, [_P]),
+    "laconic_residual_count": (c_uint64, [_P]),
+    "laconic_residual_state": (c_void_p, [_P, POINTER(c_uint64)]),
+    "laconic_residual_set_state": (c_int32, [_P, c_void_p, c_uint64]),
+    "laconic_session_create": (c_int32, [POINTER(SessionOptions), POINTER(Parameter), c_uint32, POINTER(_P)]),
+    "laconic_session_destroy": (None, [_P]),
+    "laconic_session_agreement": (None, [_P, c_void_p]),
+    "laconic_session_check_agreement": (c_int32, [_P, c_void_p]),
+    "laconic_session_explain": (c_char_p, [_P]),
+    "laconic_session_stats": (c_char_p, [_P]),
+    "laconic_session_layout_matters": (c_int32, [_P]),
+    "laconic_session_all_raw": (c_int32, [_P]),
+    "laconic_session_scale_residuals": (c_int32, [_P, c_float]),
+    "laconic_session_residual_norm": (c_double, [_P]),
+    "laconic_exchange_begin": (c_int32, [_P, POINTER(Bucket), POINTER(_P)]),
+    "laconic_exchange_fail": (None, [_P, c_int32, c_char_p]),
+    "laconic_exchange_next": (c_int32, [_P, POINTER(Step), POINTER(c_uint32)]),
+    "laconic_exchange_abort": (None, [_P]),
+    "laconic_session_state_header": (None, [_P, POINTER(StateHeader)]),
+    "laconic_session_state_count": (c_uint32, [_P]),
+    "laconic_session_state_entry": (c_int32, [_P, c_uint32, POINTER(c_char_p), POINTER(c_void_p), POINTER(c_uint64)]),
+    "laconic_session_state_accepts": (c_int32, [_P, POINTER(StateHeader)]),
+}
+
+
+def _candidates():
+    """Where the library may be, best first: an explicit path, the wheel, a build tree around this checkout."""
+    explicit = os.environ.get("LACONIC_LIBRARY")
+    if explicit:
+        return [Path(explicit)]
+    here = Path(__file__).resolve().parent
+    found = [here / "lib" / "liblaconic.so"]
+    found += [here.parents[1] / "build" / preset / "lib" / "liblaconic.so" for preset in ("release", "debug")]
+    return found
+
+
+def _load() -> ctypes.CDLL:
+    tried = _candidates()
+    for path in tried:
+        if path.exists():
+            lib = ctypes.CDLL(str(path))
+            break
+    else:
+        raise LaconicError(61, "library_missing", "liblaconic.so was not found; looked at " + ", ".join(map(str, tried)),
+                           "install the wheel, run `make build`, or set LACONIC_LIBRARY to its path")
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(lib, name, None)
+        if function is None:
+            raise LaconicError(9, "unsupported", f"{path} lacks {name}: it is another version of laconic",
+                               "reinstall laconic, or rebuild with `make build`")
+        function.restype, function.argtypes = result, arguments
+    abi = lib.laconic_abi_version()
+    if abi != ABI_VERSION:
+        raise LaconicError(9, "unsupported", f"{path} has ABI {abi}, the Python package at {__file__} needs {ABI_VERSION}",
+                           "install both from the same version")
+    lib.path = path
+    return lib
+
+
+lib = _load()
+
+
+def error_name(code: int) -> str:
+    return lib.laconic_error_name(code).decode()
+
+
+def last_error(code: int) -> LaconicError:
+    """The calling thread's last failure as an exception."""
+    return LaconicError(code, error_name(code), lib.laconic_last_message().decode(errors="replace"),
+                        lib.laconic_last_hint().decode(errors="replace"))
+
+
+def check(code: int) -> None:
+    """Raises the failure behind a non-zero code."""
+    if code != 0:
+        raise last_error(code)

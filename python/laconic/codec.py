@@ -1,0 +1,181 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""One tensor to one self-describing frame and back: Codec, Residual, Frame, codecs()."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+
+from . import _arrays, _lib
+from .errors import LaconicError
+
+
+def codecs() -> dict[str, dict]:
+    """Name → {"summary", "source", "params": [...], "contract": {...}} of every codec in this build."""
+    listing = json.loads(_lib.lib.laconic_codecs_json().decode())["codecs"]
+    return {entry.pop("name"): entry for entry in listing}
+
+
+def _readable(frame) -> tuple[ctypes.Array, int]:
+    """Any bytes-like object as (pointer keeper, size), without a copy where it is writable or bytes."""
+    view = memoryview(frame).cast("B")
+    size = view.nbytes
+    if view.readonly:
+        data = frame if isinstance(frame, bytes) else bytes(view)
+        return ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p), size, data
+    return (ctypes.c_char * size).from_buffer(view) if size else ctypes.c_char_p(b""), size, view
+
+
+class Frame:
+    """A verified frame. Attributes: codec (name), spec, count, shape2d, dtype, step, seed, rank, world, contributors,
+    payload (bytes)."""
+
+    _DTYPES = {_lib.F32: "float32", _lib.F16: "float16", _lib.BF16: "bfloat16"}
+
+    def __init__(self, info: _lib.FrameInfo, data: bytes):
+        self.spec = ctypes.string_at(info.spec, info.spec_bytes).decode()
+        self.codec = self.spec.split(":")[0].split("+")[0]
+        self.count = info.rows * info.cols
+        self.shape2d = (info.rows, info.cols)
+        self.dtype = self._DTYPES[info.dtype]
+        self.step, self.seed = info.step, info.seed
+        self.rank, self.world = info.rank, info.world
+        self.contributors = info.contributors
+        self.payload = data[info.payload_offset : info.payload_offset + info.payload_bytes]
+
+    @classmethod
+    def parse(cls, frame) -> "Frame":
+        """Verifies header and checksum; any bytes give a Frame or a LaconicError."""
+        data = bytes(frame)
+        info = _lib.FrameInfo()
+        buffer = ctypes.create_string_buffer(data, max(len(data), 1))
+        _lib.check(_lib.lib.laconic_frame_parse(buffer, len(data), ctypes.byref(info)))
+        return cls(info, data)
+
+    def __repr__(self) -> str:
+        return f"Frame(spec={self.spec!r}, count={self.count}, payload={len(self.payload)} bytes)"
+
+
+class Residual:
+    """Error feedback and codec state of one tensor of `n` elements on one rank."""
+
+    def __init__(self, n: int):
+        self._handle = ctypes.c_void_p()
+        if n < 0:
+            raise LaconicError(1, "invalid_argument", f"a residual of {n} elements", "n >= 0")
+        _lib.check(_lib.lib.laconic_residual_create(n, ctypes.byref(self._handle)))
+
+    def __del__(self):
+        if getattr(self, "_handle", None):
+            _lib.lib.laconic_residual_destroy(self._handle)
+            self._handle = None
+
+    def __len__(self) -> int:
+        return _lib.lib.laconic_residual_count(self._handle)
+
+    def numpy(self):
+        """The residual as a float32 array: a view, writable."""
+        return _arrays.float_view(_lib.lib.laconic_residual_data(self._handle), len(self), self)
+
+    def norm(self) -> float:
+        """Euclidean norm."""
+        values = (ctypes.c_float * len(self)).from_address(_lib.lib.laconic_residual_data(self._handle)) if len(self) else []
+        return sum(float(x) * float(x) for x in values) ** 0.5
+
+    def _state(self):
+        count = ctypes.c_uint64()
+        address = _lib.lib.laconic_residual_state(self._handle, ctypes.byref(count))
+        return address, count.value
+
+    def state_dict(self) -> dict:
+        """{"version", "residual", "state"}: copies, as float32 arrays."""
+        import numpy
+
+        address, count = self._state()
+        state = _arrays.float_view(address, count, self).copy() if count else numpy.zeros(0, dtype=numpy.float32)
+        return {"version": 1, "residual": self.numpy().copy(), "state": state}
+
+    def load_state_dict(self, state: dict) -> None:
+        """Continues from a state_dict of a residual of equal size."""
+        import numpy
+
+        if state.get("version") != 1:
+            raise LaconicError(80, "state_version", f"residual state of version {state.get('version')}", "this reads 1")
+        values = numpy.ascontiguousarray(state["residual"], dtype=numpy.float32)
+        if values.size != len(self):
+            raise LaconicError(84, "state_model", f"the state holds {values.size} elements, this residual {len(self)}",
+                               "load it into a residual of the same tensor")
+        extra = numpy.ascontiguousarray(state["state"], dtype=numpy.float32)
+        self.numpy()[:] = values.reshape(-1)
+        _lib.check(_lib.lib.laconic_residual_set_state(self._handle, extra.ctypes.data, extra.size))
+
+
+class Codec:
+    """A codec made from a spec: ``Codec("int8:block=256")``. Immutable, may be shared between threads."""
+
+    def __init__(self, spec: str, *, threads: int = 1):
+        self._handle = ctypes.c_void_p()
+        text = spec.encode()
+        _lib.check(_lib.lib.laconic_codec_create(text, len(text), threads, ctypes.byref(self._handle)))
+        #: canonical spec: fixed option order, defaults left out
+        self.spec = _lib.lib.laconic_codec_spec(self._handle).decode()
+        description = json.loads(_lib.lib.laconic_codec_json(self._handle).decode())
+        self.name = description["name"]
+        self.feedback = description["feedback"]
+        self.contract = description["contract"]
+
+    def __del__(self):
+        if getattr(self, "_handle", None):
+            _lib.lib.laconic_codec_destroy(self._handle)
+            self._handle = None
+
+    def __repr__(self) -> str:
+        return f"Codec({self.spec!r})"
+
+    def max_frame_bytes(self, shape) -> int:
+        """The largest frame of a tensor of `shape` (an int or a tuple)."""
+        dims = (shape,) if isinstance(shape, int) else tuple(shape)
+        cols = 1
+        for d in dims[1:]:
+            cols *= d
+        bound = ctypes.c_uint64()
+        _lib.check(_lib.lib.laconic_codec_max_frame_bytes(self._handle, dims[0] if dims else 1, cols, ctypes.byref(bound)))
+        return bound.value
+
+    def encode(self, array, *, step: int = 0, seed: int = 0, rank: int = 0, world: int = 1,
+               residual: Residual | None = None) -> bytes:
+        """A whole frame of `array` (float32, float16 or bfloat16; NumPy or torch; contiguous, on the CPU).
+
+        With `residual`, error feedback: what the frame does not carry stays there for the next call.
+        """
+        tensor = _arrays.tensor_of(array, writable=False)
+        place = _lib.Place(rank=rank, world=world, seed=seed, step=step)
+        bound = ctypes.c_uint64()
+        _lib.check(_lib.lib.laconic_codec_max_frame_bytes(self._handle, tensor.rows, tensor.cols, ctypes.byref(bound)))
+        out = ctypes.create_string_buffer(bound.value)
+        written = ctypes.c_uint64()
+        handle = residual._handle if residual is not None else None  # noqa: SLF001
+        _lib.check(_lib.lib.laconic_encode(self._handle, ctypes.byref(tensor), ctypes.byref(place), handle, out,
+                                           bound.value, ctypes.byref(written), None))
+        return ctypes.string_at(out, written.value)
+
+    def decode(self, frame):
+        """The tensor of a frame: a NumPy array of the encoder's dtype (float32 for bfloat16), rows × cols or flat."""
+        import numpy
+
+        info = Frame.parse(frame)
+        dtype = numpy.float16 if info.dtype == "float16" else numpy.float32
+        out = numpy.empty(info.count if info.shape2d[1] == 1 else info.shape2d, dtype=dtype)
+        self._decode(frame, out, add=False, weight=1.0)
+        return out
+
+    def decode_add(self, frame, out, *, weight: float = 1.0):
+        """out += weight · decoded, in place; the fast path of sparse codecs. Gives `out` back."""
+        self._decode(frame, out, add=True, weight=weight)
+        return out
+
+    def _decode(self, frame, out, *, add: bool, weight: float) -> None:
+        tensor = _arrays.tensor_of(out, writable=True)
+        pointer, size, keep = _readable(frame)
+        _lib.check(_lib.lib.laconic_decode(self._handle, pointer, size, weight, int(add), ctypes.byref(tensor), None))
+        del keep

@@ -1,0 +1,141 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""Executes the steps of an exchange on a torch.distributed process group. Never sees what the bytes mean.
+
+The only place that calls a collective of torch. What a version of torch or a backend offers is probed once per group;
+nothing here asks for a version number.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+import torch.distributed as dist
+
+from . import _lib
+
+_TORCH_TYPES = {_lib.F32: torch.float32, _lib.F16: torch.float16, _lib.BF16: torch.bfloat16, _lib.U8: torch.uint8}
+_SIZES = {_lib.F32: 4, _lib.F16: 2, _lib.BF16: 2, _lib.U8: 1}
+_EMPTY = torch.empty(0, dtype=torch.uint8)
+
+# Old and new name of the same collective (renamed in torch 2.13); absent on Gloo before 2.0.
+_all_gather_flat = getattr(dist, "all_gather_single", None) or getattr(dist, "all_gather_into_tensor", None)
+
+
+def view(address: int, count: int, dtype: int) -> torch.Tensor:
+    """`count` elements at `address` as a tensor that owns nothing."""
+    if count == 0:
+        return _EMPTY if dtype == _lib.U8 else torch.empty(0, dtype=_TORCH_TYPES[dtype])
+    memory = (ctypes.c_ubyte * (count * _SIZES[dtype])).from_address(address)
+    return torch.frombuffer(memory, dtype=_TORCH_TYPES[dtype], count=count)
+
+
+class Engine:
+    """A process group as the library's engine: all_reduce, all_gather and all_to_all on bytes and lanes."""
+
+    def __init__(self, group, *, limiter=None):
+        self.group = group
+        self.rank = dist.get_rank(group)
+        self.world = dist.get_world_size(group)
+        self.limiter = limiter  # emulated links only: see laconic.emulate
+        self._flat_gather = self._probe_flat_gather()
+
+    def probe_sums(self) -> int:
+        """Bits of the lane types that this group's all-reduce adds. A collective call: every rank makes it."""
+        sums = 0
+        for dtype in (_lib.F32, _lib.F16, _lib.BF16):
+            try:
+                x = torch.ones(1, dtype=_TORCH_TYPES[dtype])
+                dist.all_reduce(x, group=self.group)
+                if x.item() == self.world:
+                    sums |= 1 << dtype
+            except (RuntimeError, ValueError, TypeError):
+                continue  # "Invalid scalar type": refused before a byte is sent, on every rank alike
+        return sums
+
+    def _probe_flat_gather(self) -> bool:
+        if _all_gather_flat is None:
+            return False
+        try:
+            out = torch.zeros(self.world, dtype=torch.uint8)
+            _all_gather_flat(out, torch.ones(1, dtype=torch.uint8), group=self.group)
+            return int(out.sum()) == self.world
+        except (RuntimeError, ValueError, TypeError, NotImplementedError):
+            return False
+
+    def run(self, steps, count: int) -> int:
+        """Executes a batch and waits for it. All steps are in flight at once. Gives the bytes sent to other ranks."""
+        sent, works = 0, []
+        for i in range(count):
+            step = steps[i]
+            if step.kind == _lib.ALL_REDUCE:
+                sent += self._all_reduce(step, works)
+            elif step.kind == _lib.ALL_GATHER:
+                sent += self._all_gather(step, works)
+            else:
+                sent += self._all_to_all(step, works)
+        if self.limiter is not None:
+            self.limiter.spend(sent)
+        for work in works:
+            work.wait()
+        return sent
+
+    def _all_reduce(self, step, works) -> int:
+        lanes = view(step.send, step.count, step.dtype)
+        works.append(dist.all_reduce(lanes, group=self.group, async_op=True))
+        return 2 * step.count * _SIZES[step.dtype] * (self.world - 1) // self.world
+
+    def _all_gather(self, step, works) -> int:
+        sizes = step.recv_counts[: self.world]
+        send = view(step.send, step.send_bytes, _lib.U8)
+        recv = view(step.recv, step.recv_bytes, _lib.U8)
+        if all(size == sizes[0] for size in sizes):
+            if self._flat_gather:
+                works.append(_all_gather_flat(recv, send, group=self.group, async_op=True))
+            else:
+                parts = list(recv.split(sizes[0])) if sizes[0] else [recv] * self.world
+                works.append(dist.all_gather(parts, send, group=self.group, async_op=True))
+        else:  # ragged: the same bytes to everybody
+            works.append(dist.all_to_all_single(recv, send.repeat(self.world), sizes, [step.send_bytes] * self.world,
+                                                group=self.group, async_op=True))
+        return step.send_bytes * (self.world - 1)
+
+    def _all_to_all(self, step, works) -> int:
+        send_sizes = step.send_counts[: self.world]
+        recv_sizes = step.recv_counts[: self.world]
+        send = view(step.send, step.send_bytes, _lib.U8)
+        recv = view(step.recv, step.recv_bytes, _lib.U8)
+        works.append(dist.all_to_all_single(recv, send, recv_sizes, send_sizes, group=self.group, async_op=True))
+        return sum(size for r, size in enumerate(send_sizes) if r != self.rank)
+
+    def gather_bytes(self, data: bytes) -> bytes:
+        """Every rank's `data` (equal lengths), in rank order."""
+        own = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        parts = [torch.empty_like(own) for _ in range(self.world)]
+        dist.all_gather(parts, own, group=self.group)
+        return b"".join(part.numpy().tobytes() for part in parts)
+
+
+def group_timeout(group):
+    """The group's timeout, or None where torch does not tell: a sibling must not wait longer than its original."""
+    for options in (
+        lambda: group._get_backend(torch.device("cpu")).options,  # noqa: SLF001  torch >= 2.0
+        lambda: group.options,
+    ):
+        try:
+            return options()._timeout  # noqa: SLF001
+        except (AttributeError, RuntimeError):
+            continue
+    return None
+
+
+def sibling_group(group):
+    """A group of the same ranks, backend and timeout. Collective over the whole world, like dist.new_group."""
+    ranks_of = getattr(dist, "get_process_group_ranks", None)
+    if ranks_of is not None:
+        ranks = ranks_of(group)
+    else:  # torch 1.13
+        ranks = [dist.distributed_c10d._get_global_rank(group, r) for r in range(dist.get_world_size(group))]  # noqa: SLF001
+    timeout = group_timeout(group)
+    keywords = {} if timeout is None else {"timeout": timeout}
+    return dist.new_group(ranks=ranks, backend=dist.get_backend(group), **keywords)

@@ -1,0 +1,126 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""The C session of a model on one rank, and the exchange of one flat buffer over an engine."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import time
+
+from . import _arrays, _lib
+from .errors import LaconicError
+
+STRATEGIES = {"auto": 0, "native_sum": 1, "gather_all": 2, "two_shot": 3}
+STATE_VERSION = 1
+
+
+class Session:
+    """Owns the C session. Parameters are (name, shape) pairs; their order is the order of indices in a Layout."""
+
+    def __init__(self, spec: str, parameters, *, rank: int, world: int, seed: int, small_elements: int, strategy: str,
+                 engine_sums: int, threads: int):
+        if strategy not in STRATEGIES:
+            raise LaconicError(1, "invalid_argument", f"strategy {strategy!r} is not known",
+                               "one of " + ", ".join(STRATEGIES))
+        self.names = [name for name, _ in parameters]
+        listing = (_lib.Parameter * max(len(parameters), 1))()
+        for entry, (name, shape) in zip(listing, parameters):
+            entry.name = name.encode()
+            entry.rows, entry.cols = _arrays.shape_of(type("Shape", (), {"shape": shape}))
+        options = _lib.SessionOptions(rank=rank, world=world, strategy=STRATEGIES[strategy], spec=spec.encode(), seed=seed,
+                                      small_elements=small_elements, engine_sums=engine_sums, threads=threads)
+        self._handle = ctypes.c_void_p()
+        _lib.check(_lib.lib.laconic_session_create(ctypes.byref(options), listing, len(parameters),
+                                                   ctypes.byref(self._handle)))
+        self._steps = (_lib.Step * _lib.MAX_BATCH)()
+        self._count = ctypes.c_uint32()
+        self._exchange = ctypes.c_void_p()
+        self.layout_matters = bool(_lib.lib.laconic_session_layout_matters(self._handle))
+        self.all_raw = bool(_lib.lib.laconic_session_all_raw(self._handle))
+        self.wire_seconds = 0.0
+
+    def __del__(self):
+        if getattr(self, "_handle", None):
+            _lib.lib.laconic_session_destroy(self._handle)
+            self._handle = None
+
+    def agree(self, engine) -> None:
+        """Compares cards with all ranks; the same sentence on every rank when they differ."""
+        card = ctypes.create_string_buffer(_lib.AGREEMENT_BYTES)
+        _lib.lib.laconic_session_agreement(self._handle, card)
+        cards = engine.gather_bytes(card.raw)
+        _lib.check(_lib.lib.laconic_session_check_agreement(self._handle, cards))
+
+    def exchange(self, layout: "Layout", address: int, dtype: int, engine, *, step: int, index: int = 0,
+                 flags: int = 0, failure: LaconicError | None = None) -> None:
+        """Replaces the gradients at `address` by their mean over all ranks.
+
+        After an exception nothing undelivered is lost: own payloads are back in the residuals.
+        """
+        lib = _lib.lib
+        bucket = _lib.Bucket(dtype=dtype, index=index, flags=flags, step=step, buffer=address, elements=layout.elements,
+                             count=len(layout.parameters), parameters=layout.c_parameters, offsets=layout.c_offsets)
+        _lib.check(lib.laconic_exchange_begin(self._handle, ctypes.byref(bucket), ctypes.byref(self._exchange)))
+        if failure is not None:
+            lib.laconic_exchange_fail(self._exchange, failure.code, failure.message.encode())
+        while True:
+            _lib.check(lib.laconic_exchange_next(self._exchange, self._steps, ctypes.byref(self._count)))
+            if self._count.value == 0:
+                return
+            start = time.perf_counter()
+            try:
+                engine.run(self._steps, self._count.value)
+            except BaseException:
+                lib.laconic_exchange_abort(self._exchange)
+                raise
+            self.wire_seconds += time.perf_counter() - start
+
+    def explain(self) -> dict:
+        return json.loads(_lib.lib.laconic_session_explain(self._handle).decode())
+
+    def stats(self) -> dict:
+        stats = json.loads(_lib.lib.laconic_session_stats(self._handle).decode())
+        stats["wire_seconds"] = self.wire_seconds
+        return stats
+
+    def scale_residuals(self, factor: float) -> None:
+        _lib.check(_lib.lib.laconic_session_scale_residuals(self._handle, factor))
+
+    def residual_norm(self) -> float:
+        return _lib.lib.laconic_session_residual_norm(self._handle)
+
+    def entries(self):
+        """(name, float32 view) of everything that this rank remembers."""
+        name, data, count = ctypes.c_char_p(), ctypes.c_void_p(), ctypes.c_uint64()
+        for i in range(_lib.lib.laconic_session_state_count(self._handle)):
+            _lib.check(_lib.lib.laconic_session_state_entry(self._handle, i, ctypes.byref(name), ctypes.byref(data),
+                                                            ctypes.byref(count)))
+            yield name.value.decode(), data.value, count.value
+
+    def header(self) -> dict:
+        header = _lib.StateHeader()
+        _lib.lib.laconic_session_state_header(self._handle, ctypes.byref(header))
+        return {"version": header.version, "rank": header.rank, "world": header.world, "model_hash": header.model_hash,
+                "agreement": header.agreement, "spec": header.spec.decode()}
+
+    def accepts(self, saved: dict) -> None:
+        """Refuses a header of another rank, world size, model, spec or version."""
+        try:
+            header = _lib.StateHeader(version=saved["version"], rank=saved["rank"], world=saved["world"],
+                                      model_hash=saved["model_hash"], agreement=saved["agreement"],
+                                      spec=saved["spec"].encode())
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise LaconicError(81, "state_corrupt", f"this is not a state of laconic: {error!r}",
+                               "pass what handle.state_dict() gave on this rank") from None
+        _lib.check(_lib.lib.laconic_session_state_accepts(self._handle, ctypes.byref(header)))
+
+
+class Layout:
+    """Which parameters (indices) lie where in one flat buffer."""
+
+    def __init__(self, parameters, offsets, elements: int):
+        self.parameters = tuple(parameters)
+        self.offsets = tuple(offsets)
+        self.elements = elements
+        self.c_parameters = (ctypes.c_uint32 * max(len(self.parameters), 1))(*self.parameters)
+        self.c_offsets = (ctypes.c_uint64 * max(len(self.offsets), 1))(*self.offsets)
