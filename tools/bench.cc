@@ -1,0 +1,266 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// laconic bench: how fast codecs are here, in multiples of memcpy.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <memory>
+
+#include "bench_point.h"
+#include "command.h"
+#include "files.h"
+#include "gradients.h"
+#include "laconic/registry.h"
+#include "machine.h"
+#include "output.h"
+
+namespace laconic::tools {
+namespace {
+
+struct Options {
+  std::vector<std::string> specs;
+  std::vector<std::string> sizes{"4Mi"};
+  std::vector<std::string> isas;
+  std::string data = "laplace";
+  std::string input;
+  std::string decode = "auto";
+  uint32_t threads = 1;
+  uint32_t peers = 1;
+  double seconds = 1.0;
+  bool json = false;
+};
+
+// ---- arguments ----
+
+Result<uint64_t> parse_size(std::string_view text) {
+  constexpr std::pair<std::string_view, uint64_t> kSuffixes[] = {
+      {"", 1},         {"k", 1000},     {"M", 1000000}, {"G", 1000000000},
+      {"Ki", 1 << 10}, {"Mi", 1 << 20}, {"Gi", 1 << 30}};
+  uint64_t value = 0;
+  const auto [end, status] = std::from_chars(text.data(), text.data() + text.size(), value);
+  const std::string_view suffix = text.substr(static_cast<std::size_t>(end - text.data()));
+  for (const auto& [name, factor] : kSuffixes) {
+    if (status != std::errc{} || suffix != name) continue;
+    if (value > (uint64_t{1} << 40) / factor) break;
+    if (value * factor >= sizeof(float)) return value * factor;
+  }
+  return Error{Errc::invalid_argument,
+               fmt::format("--size '{}' is not a size of at least 4 bytes", text),
+               "bytes of float32, with k, M, G, Ki, Mi or Gi: --size 4Mi is 1048576 elements"};
+}
+
+Result<Isa> parse_isa(const std::string& text) {
+  for (const Isa isa : available_isas()) {
+    if (isa_name(isa) == text) return isa;
+  }
+  return Error{Errc::invalid_argument,
+               fmt::format("--isa {}: not in this build or not on this processor", text),
+               fmt::format("here: {}", fmt::join(isa_names(), ", "))};
+}
+
+Result<std::vector<Spec>> parse_specs(const std::vector<std::string>& texts) {
+  std::vector<Spec> specs;
+  if (texts.empty()) {
+    for (const CodecTable* codec : all_codecs()) specs.push_back(Spec::defaults(*codec));
+  }
+  for (const std::string& text : texts) {
+    auto spec = Spec::parse(text);
+    if (!spec) return std::move(spec).error();
+    specs.push_back(*std::move(spec));
+  }
+  return specs;
+}
+
+Result<std::vector<Isa>> parse_isas(const std::vector<std::string>& texts) {
+  if (texts.empty()) return std::vector<Isa>{best_isa()};
+  if (texts.size() == 1 && texts[0] == "all")
+    return std::vector<Isa>(available_isas().begin(), available_isas().end());
+  std::vector<Isa> isas;
+  for (const std::string& text : texts) {
+    const auto isa = parse_isa(text);
+    if (!isa) return isa.error();
+    isas.push_back(*isa);
+  }
+  return isas;
+}
+
+/// One tensor per size, or the one in the file.
+Result<std::vector<std::vector<float>>> tensors(const Options& options) {
+  std::vector<std::vector<float>> tensors;
+  if (!options.input.empty()) {
+    auto values = read_floats(options.input);
+    if (!values) return std::move(values).error();
+    if (values->empty()) return Error{Errc::invalid_argument, options.input + " is empty", {}};
+    tensors.push_back(*std::move(values));
+    return tensors;
+  }
+  const auto kind = static_cast<GradientKind>(
+      std::find(std::begin(kGradientKinds), std::end(kGradientKinds), options.data) -
+      std::begin(kGradientKinds));
+  for (const std::string& text : options.sizes) {
+    const auto bytes = parse_size(text);
+    if (!bytes) return bytes.error();
+    tensors.emplace_back(*bytes / sizeof(float));
+    fill_gradient(kind, 1, tensors.back());
+  }
+  return tensors;
+}
+
+// ---- results ----
+
+Json spread_json(const Spread& spread) { return {{"low", spread.low}, {"high", spread.high}}; }
+
+Json point_json(const Point& point, const Options& options) {
+  return {{"codec", point.spec},
+          {"elements", point.elements},
+          {"isa", isa_name(point.options.isa)},
+          {"threads", point.options.threads},
+          {"data", options.input.empty() ? options.data : options.input},
+          {"feedback", point.feedback},
+          {"encode_x_memcpy", point.encode.x_memcpy.median},
+          {"decode_x_memcpy", point.decode.x_memcpy.median},
+          {"encode_s", point.encode.seconds.median},
+          {"decode_s", point.decode.seconds.median},
+          {"memcpy_s", point.encode.memcpy_seconds.median},
+          {"payload_bytes", point.payload_bytes},
+          {"ratio", point.ratio},
+          {"decode", point.adds ? "add" : "write"},
+          {"peers", point.options.peers},
+          {"encode_spread", spread_json(point.encode.x_memcpy)},
+          {"decode_spread", spread_json(point.decode.x_memcpy)},
+          {"samples", point.encode.samples + point.decode.samples},
+          {"rejected", point.encode.rejected + point.decode.rejected},
+          {"error_metrics", to_json(point.error)}};
+}
+
+std::string spread_text(const Spread& x) {
+  return fmt::format("{:.2f} ({:.2f}-{:.2f})", x.median, x.low, x.high);
+}
+
+std::vector<std::string> row_of(const Point& point) {
+  const uint32_t rejected = point.encode.rejected + point.decode.rejected;
+  const double gigabytes = static_cast<double>(point.elements) * sizeof(float) / 1e9;
+  return {point.spec + (point.feedback ? " (ef)" : ""),
+          bytes_text(point.elements * sizeof(float)),
+          std::string(isa_name(point.options.isa)),
+          fmt::format("{:.1f}", point.ratio),
+          spread_text(point.encode.x_memcpy),
+          spread_text(point.decode.x_memcpy),
+          point.adds ? "add" : "write",
+          fmt::format("{:.1f}", gigabytes / point.encode.seconds.median),
+          fmt::format("{:.1f}", gigabytes * point.options.peers / point.decode.seconds.median),
+          fmt::format("{:.1f}", gigabytes / point.encode.memcpy_seconds.median),
+          fmt::format("{:.3g}", point.error.relative_l2),
+          fmt::format("{:.4f}", point.error.cosine),
+          fmt::format("{:.2g}", point.error.max_abs),
+          rejected > 0 ? fmt::format("{} of {}", rejected,
+                                     point.encode.samples + point.decode.samples + rejected)
+                       : ""};
+}
+
+void print_table(const std::vector<Point>& points, const Options& options) {
+  using A = Table::Align;
+  Table table({{"codec"},
+               {"size"},
+               {"isa"},
+               {"ratio", A::right},
+               {"encode x memcpy", A::right},
+               {"decode x memcpy", A::right},
+               {"how"},
+               {"enc GB/s", A::right},
+               {"dec GB/s", A::right},
+               {"cpy GB/s", A::right},
+               {"rel L2", A::right},
+               {"cosine", A::right},
+               {"max err", A::right},
+               {"rejected", A::right}});
+  for (const Point& point : points) table.add(row_of(point));
+  table.print();
+  fmt::print(
+      "\n{}, {} thread{}, {} data. x memcpy: medians (quartiles) of paired ratios to memcpy of the "
+      "same float bytes.\n"
+      "(ef): error feedback is inside the encode time. how: decode writes every element or adds "
+      "the sent ones.\n"
+      "rejected: samples whose memcpy was more than 30 % off the median.\n",
+      cpu_model(), options.threads, options.threads == 1 ? ", pinned" : "s",
+      options.input.empty() ? options.data : options.input);
+  if (options.peers > 1) {
+    fmt::print("decode: {} payloads in one call, against as many memcpys.\n", options.peers);
+  }
+}
+
+DecodeMode decode_mode(const std::string& word) {
+  return word == "add"     ? DecodeMode::add
+         : word == "write" ? DecodeMode::write
+                           : DecodeMode::automatic;
+}
+
+int bench(const Options& options) {
+  const auto specs = parse_specs(options.specs);
+  if (!specs) return fail(specs.error(), options.json, kUsage);
+  const auto isas = parse_isas(options.isas);
+  if (!isas) return fail(isas.error(), options.json, kUsage);
+  const auto inputs = tensors(options);
+  if (!inputs) return fail(inputs.error(), options.json, kUsage);
+
+  std::vector<Point> points;
+  for (const std::vector<float>& values : *inputs) {
+    for (const Spec& spec : *specs) {
+      for (const Isa isa : *isas) {
+        const auto point = measure(
+            spec, values,
+            {isa, options.threads, options.seconds, options.peers, decode_mode(options.decode)});
+        if (!point) return fail(point.error(), options.json, kBadAnswer);
+        points.push_back(*point);
+      }
+    }
+  }
+  if (!options.json) {
+    print_table(points, options);
+    return kFine;
+  }
+  Json results = Json::array();
+  for (const Point& point : points) results.push_back(point_json(point, options));
+  print_json({{"machine", machine_json()}, {"results", results}});
+  return kFine;
+}
+
+}  // namespace
+
+Run add_bench(CLI::App& program) {
+  CLI::App* command =
+      program.add_subcommand("bench", "speed, ratio and error of codecs on this machine");
+  const auto options = std::make_shared<Options>();
+  command->add_option("--spec", options->specs,
+                      "what to measure, several times if you like; all codecs without it");
+  command
+      ->add_option("--size", options->sizes,
+                   "bytes of float32 with k, M, G, Ki, Mi, Gi; several times if you like")
+      ->capture_default_str();
+  command->add_option("--isa", options->isas,
+                      "instruction sets, or all; the best one here without it");
+  command->add_option("--threads", options->threads, "threads of the codec")
+      ->check(CLI::Range(1U, 1024U))
+      ->capture_default_str();
+  command->add_option("--seconds", options->seconds, "time per point")
+      ->check(CLI::Range(0.01, 3600.0))
+      ->capture_default_str();
+  auto* data = command->add_option("--data", options->data, "kind of gradient")
+                   ->check(CLI::IsMember({"laplace", "gaussian", "layered"}))
+                   ->capture_default_str();
+  command->add_option("--input", options->input, "a gradient of yours: file of raw float32")
+      ->excludes(data);
+  command->add_option("--peers", options->peers, "payloads that one call decodes")
+      ->check(CLI::Range(1U, 1024U))
+      ->capture_default_str();
+  command
+      ->add_option("--decode", options->decode,
+                   "write every element, add the sent ones, or what suits the codec")
+      ->check(CLI::IsMember({"auto", "write", "add"}))
+      ->capture_default_str();
+  command->add_flag("--json", options->json, "machine-readable");
+  return [options] { return bench(*options); };
+}
+
+}  // namespace laconic::tools

@@ -1,0 +1,65 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// One point of the benchmark: a spec on a tensor, timed against memcpy of the same float bytes
+// around every sample. Absolute times move by a factor of two when a neighbour takes the core or
+// the cache; paired ratios hardly do.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "error_metrics.h"
+#include "laconic/isa.h"
+#include "laconic/spec.h"
+#include "laconic/thread_pool.h"
+
+namespace laconic::tools {
+
+enum class DecodeMode : uint8_t {
+  automatic,  ///< add for codecs that send few elements, write for the others
+  write,      ///< out = mean
+  add,        ///< out += mean
+};
+
+struct PointOptions {
+  Isa isa = Isa::scalar;
+  uint32_t threads = 1;
+  double seconds = 1.0;
+  uint32_t peers = 1;  ///< payloads decoded in one call
+  DecodeMode decode = DecodeMode::automatic;
+};
+
+/// Median and quartiles over the samples that were kept.
+struct Spread {
+  double median = 0;
+  double low = 0;
+  double high = 0;
+};
+
+struct Timing {
+  Spread x_memcpy;  ///< time of memcpy / time of the call; of `peers` memcpys for a fused decode
+  Spread seconds;   ///< of one call
+  Spread memcpy_seconds;
+  uint32_t samples = 0;
+  uint32_t rejected = 0;  ///< their memcpy was more than 30 % off the median
+};
+
+struct Point {
+  std::string spec;
+  uint64_t elements = 0;
+  PointOptions options;
+  bool feedback = false;
+  bool adds = false;  ///< decode adds to the target
+  uint64_t payload_bytes = 0;
+  double ratio = 0;
+  Timing encode;
+  Timing decode;
+  ErrorMetrics error;  ///< of one encoding without feedback
+};
+
+/// `values` is one rank's gradient; the other peers' are variations of it.
+Result<Point> measure(const Spec& spec, std::span<const float> values, const PointOptions& options);
+
+}  // namespace laconic::tools

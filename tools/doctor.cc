@@ -1,0 +1,211 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// laconic doctor: can this machine do it, what was chosen, and why.
+#include <dlfcn.h>
+#include <fmt/format.h>
+#include <sched.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "command.h"
+#include "error_metrics.h"
+#include "gradients.h"
+#include "laconic/isa.h"
+#include "laconic/registry.h"
+#include "laconic/tensor_codec.h"
+#include "laconic/version.h"
+#include "machine.h"
+#include "output.h"
+
+namespace laconic::tools {
+namespace {
+
+struct Options {
+  bool json = false;
+  bool test = false;
+};
+
+// ---- findings ----
+
+Json isa_findings() {
+  const bool simd = available_isas().size() > 1;
+#ifdef LACONIC_WITH_HWY
+  const char* const why =
+      simd ? "the best that this processor runs" : "this processor runs none of the compiled sets";
+#else
+  const char* const why = "this build has no SIMD kernels (LACONIC_HIGHWAY=OFF)";
+#endif
+  return {
+      {"available", isa_names()}, {"chosen", isa_name(best_isa())}, {"why", why}, {"simd", simd}};
+}
+
+/// Looks where the library itself would: the named file, else the loader's search path.
+Json cuda_findings() {
+  const char* const named = std::getenv("LACONIC_CUDA_LIB");
+  const std::string library = named != nullptr && *named != '\0' ? named : "liblaconic_cuda.so.0";
+  void* const handle = dlopen(library.c_str(), RTLD_LAZY | RTLD_LOCAL);
+  const char* const reason = handle == nullptr ? dlerror() : nullptr;
+  if (handle != nullptr) dlclose(handle);
+  return {{"found", handle != nullptr},
+          {"library", library},
+          {"why", reason != nullptr ? reason : ""},
+          {"override", "LACONIC_CUDA_LIB"}};
+}
+
+/// Tried in a child, so that this process keeps its own namespaces.
+int try_namespaces(int flags) {
+  const pid_t child = fork();
+  if (child < 0) return errno;
+  if (child == 0) _exit(unshare(flags) == 0 ? 0 : std::min(errno, 255));
+  int status = 0;
+  if (waitpid(child, &status, 0) != child || !WIFEXITED(status)) return EIO;
+  return WEXITSTATUS(status);
+}
+
+Json namespace_findings() {
+  if (try_namespaces(CLONE_NEWNET) == 0)
+    return {{"able", true}, {"why", "this user may make network namespaces"}};
+  const int refused = try_namespaces(CLONE_NEWUSER | CLONE_NEWNET);
+  if (refused == 0) return {{"able", true}, {"why", "inside a user namespace"}};
+  return {{"able", false}, {"why", fmt::format("the kernel refuses: {}", std::strerror(refused))}};
+}
+
+// ---- self-test ----
+
+struct SelfTest {
+  std::string codec;
+  bool ok = true;
+  std::string why;
+  uint32_t rounds = 0;
+  double seconds = 0;
+};
+
+/// One tensor there and back: a frame within its bound that decodes to finite values, the same
+/// frame again.
+Result<void> round_trip(const TensorCodec& codec, std::vector<float>& values, uint64_t step) {
+  const TensorRef tensor{DType::f32, values.size() / 64, 64, values.data()};
+  const auto bound = codec.max_frame_bytes(tensor.rows, tensor.cols);
+  if (!bound) return bound.error();
+  std::vector<uint8_t> frame(*bound), again(*bound);
+  const Place place{1, step, 0, 1, 0, 1.0F};
+  const auto bytes = codec.encode(tensor, place, 1, nullptr, frame);
+  if (!bytes) return bytes.error();
+  const auto repeated = codec.encode(tensor, place, 1, nullptr, again);
+  if (!repeated) return repeated.error();
+  if (*bytes != *repeated || std::memcmp(frame.data(), again.data(), *bytes) != 0) {
+    return Error{Errc::internal, "two encodings of one tensor differ", "please report this"};
+  }
+  std::vector<float> decoded(values.size());
+  const Bytes frames[] = {Bytes(frame).first(*bytes)};
+  auto answer =
+      codec.decode(frames, 1.0F, false, {DType::f32, tensor.rows, tensor.cols, decoded.data()});
+  if (!answer) return answer;
+  if (!std::isfinite(compare(values, decoded).relative_l2)) {
+    return Error{Errc::internal, "decoded values are not finite", "please report this"};
+  }
+  return {};
+}
+
+SelfTest self_test(const CodecTable& codec) {
+  using Clock = std::chrono::steady_clock;
+  SelfTest test{std::string(codec.info.name), true, {}, 0, 0};
+  const auto start = Clock::now();
+  const auto passed = [&] { return std::chrono::duration<double>(Clock::now() - start).count(); };
+  const auto ready = TensorCodec::create(codec.info.name);
+  if (!ready) return {test.codec, false, ready.error().message, 0, passed()};
+  std::vector<float> values(64 * 1024);
+  for (; passed() < 1.0 && test.ok; ++test.rounds) {
+    fill_gradient(GradientKind::layered, test.rounds, values);
+    const auto round = round_trip(**ready, values, test.rounds);
+    if (!round) test = {test.codec, false, round.error().message, test.rounds, 0};
+  }
+  test.seconds = passed();
+  return test;
+}
+
+std::vector<SelfTest> self_tests() {
+  std::vector<SelfTest> tests;
+  for (const CodecTable* codec : all_codecs()) tests.push_back(self_test(*codec));
+  return tests;
+}
+
+Json to_json(const std::vector<SelfTest>& tests) {
+  Json json = Json::array();
+  for (const SelfTest& t : tests) {
+    json.push_back({{"codec", t.codec},
+                    {"ok", t.ok},
+                    {"why", t.why},
+                    {"rounds", t.rounds},
+                    {"seconds", t.seconds}});
+  }
+  return json;
+}
+
+// ---- report ----
+
+void print_line(std::string_view name, std::string_view text) {
+  fmt::print("{:<12} {}\n", name, text);
+}
+
+std::string yes_or_why(bool yes, const Json& finding) {
+  return yes ? "yes" : fmt::format("no: {}", finding.at("why").get<std::string>());
+}
+
+void print_report(const Json& report) {
+  const Json& machine = report.at("machine");
+  print_line("laconic", report.at("version").get<std::string>() + ", " +
+                            machine.at("compiler").get<std::string>());
+  print_line("processor", machine.at("cpu").get<std::string>());
+  print_line("threads", fmt::format("{} usable", machine.at("cores").get<uint32_t>()));
+  const Json& isa = report.at("isa");
+  print_line("kernels",
+             fmt::format("{} of {}: {}", isa.at("chosen").get<std::string>(),
+                         fmt::join(isa_names(), ", "), isa.at("why").get<std::string>()));
+  print_line("huge pages", machine.at("huge_pages").get<std::string>());
+  print_line("CUDA", yes_or_why(report.at("cuda").at("found").get<bool>(), report.at("cuda")));
+  print_line("network lab",
+             yes_or_why(report.at("network_lab").at("able").get<bool>(), report.at("network_lab")));
+  for (const Json& t : report.at("codecs")) {
+    print_line(t.at("codec").get<std::string>(),
+               t.at("ok").get<bool>() ? fmt::format("ok, {} rounds", t.at("rounds").get<uint32_t>())
+                                      : "FAILED: " + t.at("why").get<std::string>());
+  }
+  print_line("usable", report.at("ok").get<bool>() ? "yes" : "no");
+}
+
+int doctor(const Options& options) {
+  const auto tests = options.test ? self_tests() : std::vector<SelfTest>{};
+  const bool usable = !all_codecs().empty() && std::all_of(tests.begin(), tests.end(),
+                                                           [](const SelfTest& t) { return t.ok; });
+  const Json report{{"ok", usable},
+                    {"version", LACONIC_VERSION_STRING},
+                    {"machine", machine_json()},
+                    {"isa", isa_findings()},
+                    {"cuda", cuda_findings()},
+                    {"network_lab", namespace_findings()},
+                    {"codecs", to_json(tests)}};
+  options.json ? print_json(report) : print_report(report);
+  return usable ? kFine : kBadAnswer;
+}
+
+}  // namespace
+
+Run add_doctor(CLI::App& program) {
+  CLI::App* command =
+      program.add_subcommand("doctor", "what this machine can do, and what was chosen");
+  const auto options = std::make_shared<Options>();
+  command->add_flag("--test", options->test, "also a self-test of one second per codec");
+  command->add_flag("--json", options->json, "machine-readable");
+  return [options] { return doctor(*options); };
+}
+
+}  // namespace laconic::tools

@@ -1,0 +1,82 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+#include "machine.h"
+
+#include <sched.h>
+
+#include <cstring>
+#include <fstream>
+#include <thread>
+
+#include "laconic/isa.h"
+#include "laconic/version.h"
+
+namespace laconic::tools {
+namespace {
+
+static_assert(sizeof(cpu_set_t) == 128);
+
+std::string after_colon(const std::string& line) {
+  const auto at = line.find(':');
+  return at == std::string::npos || at + 2 > line.size() ? std::string() : line.substr(at + 2);
+}
+
+}  // namespace
+
+std::string cpu_model() {
+  std::ifstream info("/proc/cpuinfo");
+  for (std::string line; std::getline(info, line);) {
+    if (line.rfind("model name", 0) == 0) return after_colon(line);
+  }
+  return "unknown";
+}
+
+uint32_t usable_cores() {
+  cpu_set_t mask;
+  if (sched_getaffinity(0, sizeof mask, &mask) != 0) return std::thread::hardware_concurrency();
+  return static_cast<uint32_t>(CPU_COUNT(&mask));
+}
+
+std::string huge_page_setting() {
+  std::ifstream file("/sys/kernel/mm/transparent_hugepage/enabled");
+  std::string line;
+  std::getline(file, line);
+  const auto open = line.find('['), close = line.find(']');
+  return open == std::string::npos || close == std::string::npos
+             ? "unknown"
+             : line.substr(open + 1, close - open - 1);
+}
+
+std::vector<std::string_view> isa_names() {
+  std::vector<std::string_view> names;
+  for (const Isa isa : available_isas()) names.push_back(isa_name(isa));
+  return names;
+}
+
+PinnedToCore::PinnedToCore() {
+  cpu_set_t mask;
+  if (sched_getaffinity(0, sizeof mask, &mask) != 0) return;
+  std::memcpy(before_, &mask, sizeof mask);
+  const int core = sched_getcpu();
+  if (core < 0 || core >= CPU_SETSIZE) return;
+  CPU_ZERO(&mask);
+  CPU_SET(static_cast<unsigned>(core), &mask);
+  if (sched_setaffinity(0, sizeof mask, &mask) == 0) core_ = core;
+}
+
+PinnedToCore::~PinnedToCore() {
+  if (core_ < 0) return;
+  cpu_set_t mask;
+  std::memcpy(&mask, before_, sizeof mask);
+  sched_setaffinity(0, sizeof mask, &mask);
+}
+
+Json machine_json() {
+  return {{"cpu", cpu_model()},
+          {"cores", usable_cores()},
+          {"isas", isa_names()},
+          {"huge_pages", huge_page_setting()},
+          {"laconic", LACONIC_VERSION_STRING},
+          {"compiler", __VERSION__}};
+}
+
+}  // namespace laconic::tools

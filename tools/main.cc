@@ -1,0 +1,76 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// The `laconic` program: finds the command and runs it. Exit status 0 fine, 1 bad answer, 2 usage.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <exception>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "command.h"
+#include "laconic/version.h"
+#include "output.h"
+#ifdef LACONIC_WITH_LAB
+#include "lab/lab.h"
+#endif
+
+namespace laconic::tools {
+namespace {
+
+constexpr std::pair<const char*, Run (*)(CLI::App&)> kCommands[] = {
+    {"list", add_list},     {"bench", add_bench},   {"inspect", add_inspect},
+    {"verify", add_verify}, {"doctor", add_doctor},
+};
+
+bool asks_for_json(int argc, char** argv) {
+  return std::any_of(argv, argv + argc,
+                     [](const char* word) { return std::string_view(word) == "--json"; });
+}
+
+/// CLI11 has statuses of its own; ours are three.
+int answer(const CLI::App& program, const CLI::ParseError& error, bool json) {
+  const bool is_help = error.get_exit_code() == static_cast<int>(CLI::ExitCodes::Success);
+  if (is_help) return program.exit(error);
+  return fail({Errc::invalid_argument, error.what(), "laconic --help, or laconic COMMAND --help"},
+              json, kUsage);
+}
+
+int run(int argc, char** argv) {
+  CLI::App program{"Compressed communication for distributed training.", "laconic"};
+  program.set_version_flag("--version", "laconic " LACONIC_VERSION_STRING);
+  program.require_subcommand(1);
+  program.footer("Exit status: 0 fine, 1 the answer is bad, 2 usage. Every command takes --json.");
+  std::vector<std::pair<const char*, Run>> commands;
+  for (const auto& [name, add] : kCommands) commands.emplace_back(name, add(program));
+#ifdef LACONIC_WITH_LAB
+  program.add_subcommand("lab", "a network of several hosts on this machine, with given rates");
+#endif
+  try {
+    program.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return answer(program, error, asks_for_json(argc, argv));
+  }
+  for (const auto& [name, command] : commands) {
+    if (program.got_subcommand(name)) return command();
+  }
+  return kUsage;
+}
+
+}  // namespace
+}  // namespace laconic::tools
+
+int main(int argc, char** argv) {
+#ifdef LACONIC_WITH_LAB
+  // The lab has many words of its own, some of them another program's: it reads them all itself.
+  if (argc > 1 && std::string_view(argv[1]) == "lab")
+    return laconic::lab::lab_main(argc - 2, argv + 2);
+#endif
+  try {
+    return laconic::tools::run(argc, argv);
+  } catch (const std::exception& error) {
+    return laconic::tools::fail({laconic::Errc::internal, error.what(), "please report this"},
+                                false, laconic::tools::kBadAnswer);
+  }
+}

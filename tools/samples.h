@@ -1,0 +1,72 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include "bench_point.h"
+
+namespace laconic::tools {
+
+/// Seconds for `repeats` calls.
+template <class Call>
+double seconds_of(uint64_t repeats, Call&& call) {
+  const auto start = std::chrono::steady_clock::now();
+  for (uint64_t i = 0; i < repeats; ++i) call();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+/// How often a call is repeated for one sample: until the clock's grain and the call of the clock
+/// do not matter.
+template <class Call>
+uint64_t repeats_for(double target_seconds, Call&& call) {
+  call();  // warm-up: pages, caches, frequency
+  for (uint64_t repeats = 1;; repeats *= 4) {
+    const double taken = seconds_of(repeats, call);
+    if (taken >= target_seconds / 4 || repeats > (uint64_t{1} << 24)) {
+      const double wanted = static_cast<double>(repeats) * target_seconds / std::max(taken, 1e-9);
+      return std::max<uint64_t>(1, static_cast<uint64_t>(wanted));
+    }
+  }
+}
+
+inline Spread spread_of(std::vector<double> values) {
+  if (values.empty()) return {};
+  std::sort(values.begin(), values.end());
+  const auto at = [&](double q) {
+    return values[static_cast<std::size_t>(q * static_cast<double>(values.size() - 1) + 0.5)];
+  };
+  return {at(0.5), at(0.25), at(0.75)};
+}
+
+/// Per call: the mean of the memcpys right before and after, and the call itself.
+struct Sample {
+  double memcpy_seconds = 0;
+  double seconds = 0;
+};
+
+inline Timing timing_of(const std::vector<Sample>& samples, double memcpys_per_call) {
+  constexpr double kTolerance = 0.3;
+  std::vector<double> all;
+  for (const Sample& s : samples) all.push_back(s.memcpy_seconds);
+  const double usual = spread_of(all).median;
+  std::vector<double> ratios, seconds, memcpys;
+  for (const Sample& s : samples) {
+    if (std::fabs(s.memcpy_seconds - usual) > kTolerance * usual) continue;
+    ratios.push_back(memcpys_per_call * s.memcpy_seconds / s.seconds);
+    seconds.push_back(s.seconds);
+    memcpys.push_back(s.memcpy_seconds);
+  }
+  Timing timing;
+  timing.samples = static_cast<uint32_t>(ratios.size());
+  timing.rejected = static_cast<uint32_t>(samples.size() - ratios.size());
+  timing.x_memcpy = spread_of(std::move(ratios));
+  timing.seconds = spread_of(std::move(seconds));
+  timing.memcpy_seconds = spread_of(std::move(memcpys));
+  return timing;
+}
+
+}  // namespace laconic::tools

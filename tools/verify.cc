@@ -1,0 +1,87 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// laconic verify: whether a stand-alone frame is whole and decodes, and how far from the original.
+#include <fmt/format.h>
+
+#include <memory>
+
+#include "command.h"
+#include "error_metrics.h"
+#include "files.h"
+#include "frame_fields.h"
+#include "laconic/tensor_codec.h"
+
+namespace laconic::tools {
+namespace {
+
+struct Options {
+  std::string file;
+  std::string original;
+  std::string output;
+  bool json = false;
+};
+
+Result<std::vector<float>> decode(const FrameView& frame, Bytes bytes) {
+  const auto codec = TensorCodec::create(frame.info.spec);
+  if (!codec) return codec.error();
+  std::vector<float> values(frame.info.count);
+  const TensorRef out{DType::f32, frame.info.rows, frame.info.cols, values.data()};
+  const Bytes frames[] = {bytes};
+  if (auto decoded = (*codec)->decode(frames, 1.0F, false, out); !decoded)
+    return std::move(decoded).error();
+  return values;
+}
+
+Result<ErrorMetrics> compare_with(const std::string& path, std::span<const float> decoded) {
+  const auto original = read_floats(path);
+  if (!original) return original.error();
+  if (original->size() != decoded.size()) {
+    return Error{
+        Errc::invalid_argument,
+        fmt::format("{} holds {} values, the frame {}", path, original->size(), decoded.size()),
+        "give the tensor that was encoded, as raw float32"};
+  }
+  return compare(*original, decoded);
+}
+
+int verify(const Options& options) {
+  const auto bytes = read_file(options.file);
+  if (!bytes) return fail(bytes.error(), options.json, kUsage);
+  const auto frame = parse_frame(*bytes);
+  if (!frame) return fail(frame.error(), options.json, kBadAnswer);
+  const auto values = decode(*frame, *bytes);
+  if (!values) return fail(values.error(), options.json, kBadAnswer);
+  Json answer{{"ok", true}, {"frame", describe(*frame, bytes->size())}};
+  if (!options.original.empty()) {
+    const auto metrics = compare_with(options.original, *values);
+    if (!metrics) return fail(metrics.error(), options.json, kUsage);
+    answer["error_metrics"] = to_json(*metrics);
+  }
+  if (!options.output.empty()) {
+    const auto written = write_file(options.output, values->data(), values->size() * sizeof(float));
+    if (!written) return fail(written.error(), options.json, kUsage);
+  }
+  if (options.json) {
+    print_json(answer);
+    return kFine;
+  }
+  fmt::print("ok: {} of {} elements, {} ({:.1f} to 1)\n", frame->info.spec, frame->info.count,
+             bytes_text(bytes->size()), ratio_of(*frame, bytes->size()));
+  if (answer.contains("error_metrics")) print_fields(answer["error_metrics"]);
+  return kFine;
+}
+
+}  // namespace
+
+Run add_verify(CLI::App& program) {
+  CLI::App* command =
+      program.add_subcommand("verify", "check a stand-alone frame in full and decode it");
+  const auto options = std::make_shared<Options>();
+  command->add_option("file", options->file, "the frame")->required();
+  command->add_option("--original", options->original, "raw float32 to measure the error against");
+  command->add_option("--output", options->output, "write the decoded values here, raw float32");
+  command->add_flag("--json", options->json, "machine-readable");
+  return [options] { return verify(*options); };
+}
+
+}  // namespace laconic::tools
