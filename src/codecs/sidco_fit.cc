@@ -101,11 +101,11 @@ double inverse_upper_gamma(double alpha, double delta) {
   double x = (low + high) / 2;
   for (int i = 0; i < 100 && high - low > 1e-14 * high; ++i) {
     const double q = upper_gamma(alpha, x);
+    if (std::fabs(q - delta) < 1e-12 * delta) break;
     (q > delta ? low : high) = x;
     const double density = std::exp((alpha - 1) * std::log(x) - x - log_norm);
     const double newton = x + (q - delta) / density;
     x = newton > low && newton < high ? newton : (low + high) / 2;
-    if (std::fabs(q - delta) < 1e-13 * delta) break;
   }
   return x;
 }

@@ -40,9 +40,10 @@ void permute(const Permutation& p, uint64_t first, uint32_t n, uint32_t* HWY_RES
   const VU modulus = hn::Set(d, p.high);
   const VU last = hn::Set(d, static_cast<uint32_t>(p.n - 1));
   const int bits = static_cast<int>(p.low_bits);
+  const VU iota = hn::Iota(d, 0);  // hoisted: it is built in memory
   uint32_t j = 0;
   for (; j + lanes <= n; j += lanes) {
-    const VU i = hn::Iota(d, static_cast<uint32_t>(first + j));  // below 2^32, as n is at most that
+    const VU i = hn::Add(iota, hn::Set(d, static_cast<uint32_t>(first + j)));  // below 2^32
     VU low = hn::And(i, low_mask);
     VU high = hn::ShiftRightSame(i, bits);
     for (uint32_t round = 0; round < kPermuteRounds; round += 2) {

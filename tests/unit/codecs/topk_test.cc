@@ -1,0 +1,209 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+#include "codecs/topk.h"
+
+#include <gtest/gtest.h>
+
+#include "codecs/sparse_payload.h"
+#include "codecs/sparse_select.h"
+#include "unit/codecs/sparse_driver.h"
+
+namespace laconic::codecs {
+namespace {
+
+using Driver = SparseDriver<TopK>;
+
+Driver driver(double ratio) {
+  Driver d;
+  d.params.ratio = ratio;
+  return d;
+}
+
+// The definition: sort by magnitude, lower index first.
+std::vector<float> definition(const std::vector<float>& x, uint64_t k) {
+  std::vector<uint32_t> order(x.size());
+  std::iota(order.begin(), order.end(), 0U);
+  std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) {
+    return kernels::magnitude_key(x[a]) > kernels::magnitude_key(x[b]);
+  });
+  std::vector<float> y(x.size());
+  for (uint64_t j = 0; j < k; ++j) y[order[j]] = x[order[j]];
+  return y;
+}
+
+void expect_exact(const std::vector<float>& x, double ratio, const char* what) {
+  const std::vector<float> wanted = definition(x, kept_of(ratio, x.size()));
+  for (const Isa isa : available_isas()) {
+    Driver d = driver(ratio);
+    d.isa = isa;
+    ASSERT_EQ(d.round_trip(x), wanted) << what << ", n " << x.size() << ", ratio " << ratio;
+  }
+}
+
+TEST(TopKTest, KeepsExactlyTheLargest) {
+  for (const uint64_t n : {1U, 2U, 3U, 15U, 100U, 1024U, 4096U, 65536U, 65537U, 150000U}) {
+    for (const double ratio : {1e-9, 0.001, 0.01, 0.0625, 0.07, 0.5, 1.0}) {
+      for (const Shape shape : {Shape::laplace, Shape::layered}) {
+        expect_exact(draw(shape, n, n), ratio, "random");
+      }
+    }
+  }
+}
+
+TEST(TopKTest, EqualMagnitudesGoByIndex) {
+  for (const uint64_t n : {100U, 5000U, 70000U, 140000U}) {
+    std::vector<float> x(n, -3.0F);
+    expect_exact(x, 0.01, "constant");
+    for (uint64_t i = 0; i < n; ++i) x[i] = static_cast<float>(i * 7919 % 5) - 2.0F;
+    expect_exact(x, 0.01, "five values");
+    expect_exact(x, 0.3, "five values");
+  }
+}
+
+TEST(TopKTest, FewerNonZerosThanWanted) {
+  for (const uint64_t n : {1000U, 70000U, 300000U}) {
+    std::vector<float> x(n);
+    expect_exact(x, 0.01, "zeros");
+    for (uint64_t i = n / 3; i < n / 3 + 5; ++i) x[i] = -1.0F - static_cast<float>(i % 3);
+    expect_exact(x, 0.01, "a few in one row");
+    for (uint64_t i = 0; i < n; i += 40) x[i] = static_cast<float>(i + 1);
+    expect_exact(x, 0.01, "2.5 % of non-zeros");
+  }
+}
+
+TEST(TopKTest, DenormalsAndHugeValuesAreOrdered) {
+  std::vector<float> x = draw(Shape::laplace, 70000, 9);
+  for (uint64_t i = 0; i < x.size(); ++i) x[i] *= i % 2 == 0 ? 1e-38F : 1e-36F;
+  x[3] = 3e38F;
+  x[4] = -3e38F;
+  expect_exact(x, 0.01, "denormals");
+  expect_exact(x, 0.5, "denormals");
+}
+
+// The positions that the encoder samples, so that the sample can be made to lie.
+uint64_t sample_position(uint64_t i, uint64_t n, uint64_t s) {
+  const uint32_t scrambled = static_cast<uint32_t>(i) * 0x9E3779B1U;
+  return n / s * i + n % s * i / s + ((n / s * (scrambled >> 8)) >> 24);
+}
+
+TEST(TopKTest, ExactWhateverTheSampleSays) {
+  const uint64_t n = 200000;
+  const std::vector<float> quiet = draw(Shape::laplace, n, 3);
+  std::vector<float> high = quiet;
+  std::vector<float> low = quiet;
+  for (float& v : low) v += 1.0F;
+  for (uint64_t i = 0; i < 4096; ++i) {
+    high[sample_position(i, n, 4096)] = 5.0F + static_cast<float>(i);
+    low[sample_position(i, n, 4096)] = 1e-9F;
+  }
+  for (const double ratio : {0.001, 0.01, 0.03, 0.06}) {
+    expect_exact(high, ratio, "large values only where sampled");
+    expect_exact(low, ratio, "small values where sampled");
+  }
+}
+
+TEST(TopKTest, ThreadsChangeNoByte) {
+  const std::vector<float> x = draw(Shape::layered, 700001, 5);
+  const std::vector<uint8_t> alone = driver(0.01).encode(x);
+  const std::vector<float> decoded = driver(0.01).decode(alone, vector_unit(x.size()));
+  for (const uint32_t threads : {1U, 2U, 3U}) {
+    ThreadPool pool(threads);
+    Driver d = driver(0.01);
+    d.pool = &pool;
+    EXPECT_EQ(d.encode(x), alone);
+    EXPECT_EQ(d.decode(alone, vector_unit(x.size())), decoded);
+  }
+}
+
+TEST(TopKTest, ManyPeersAddInOrder) {
+  const uint64_t n = 600000;
+  const Driver d = driver(0.01);
+  std::vector<std::vector<uint8_t>> payloads;
+  std::vector<Term> terms;
+  for (uint64_t peer = 0; peer < 5; ++peer)
+    payloads.push_back(d.encode(draw(Shape::laplace, n, peer)));
+  std::vector<float> expected(n, 0.25F);
+  for (size_t peer = 0; peer < 5; ++peer) {
+    const float weight = 0.2F + static_cast<float>(peer);
+    terms.push_back({payloads[peer], weight});
+    const std::vector<float> one = d.decode(payloads[peer], vector_unit(n));
+    for (uint64_t i = 0; i < n; ++i) {
+      const volatile float product = weight * one[i];
+      expected[i] += product;
+    }
+  }
+  for (const uint32_t threads : {1U, 3U}) {
+    ThreadPool pool(threads);
+    Driver e = d;
+    e.pool = threads > 1 ? &pool : nullptr;
+    std::vector<float> y(n, 0.25F);
+    e.decode(terms, vector_unit(n), {y.data(), true});
+    EXPECT_EQ(y, expected);
+  }
+}
+
+// Defects 2 and 10 of GRACE's code: more bytes than dense, eight-byte indices.
+TEST(TopKTest, DefaultIsFarSmallerThanDense) {
+  for (const uint64_t n : {64U, 4097U, 1000000U}) {
+    const uint64_t bytes = TopK::plan({}, vector_unit(n), 8).round[0].bytes;
+    EXPECT_LT(bytes * 8, n * 4) << n;
+  }
+  EXPECT_EQ(index_width(1), 0U);
+  EXPECT_EQ(index_width(2), 1U);
+  EXPECT_EQ(index_width(1024), 10U);
+  EXPECT_EQ(index_width(1025), 11U);
+  EXPECT_EQ(index_width(kMaxSparseCount), 32U);
+}
+
+// Golden bytes of the format page.
+TEST(TopKTest, BytesOfTheFormatPage) {
+  const std::vector<float> x{0.0F, -2.0F, 0.5F, 1.0F, 0.25F, 2.0F};
+  const std::vector<uint8_t> payload = driver(0.5).encode(x);
+  const std::vector<uint8_t> expected{0x59, 0x01,              // 1, 3, 5 in three bits each
+                                      0x00, 0x00, 0x00, 0xC0,  // -2
+                                      0x00, 0x00, 0x80, 0x3F,  // 1
+                                      0x00, 0x00, 0x00, 0x40};
+  EXPECT_EQ(payload, expected);
+}
+
+TEST(TopKTest, RefusesWhatItWouldNotWrite) {
+  const std::vector<float> x = draw(Shape::laplace, 1000, 1);
+  const Driver d = driver(0.01);
+  const Unit unit = vector_unit(1000);
+  const std::vector<uint8_t> good = d.encode(x);
+  const auto check = [&](const std::vector<uint8_t>& p) {
+    return TopK::check(d.params, unit, 0, p);
+  };
+  ASSERT_EQ(good.size(), 13U + 40U);  // ten indices of ten bits, ten floats
+  std::vector<uint8_t> bad = good;
+  bad.pop_back();
+  EXPECT_EQ(check(bad), Errc::payload_malformed);
+  bad = good;
+  bad.push_back(0);
+  EXPECT_EQ(check(bad), Errc::payload_malformed);
+  bad = good;
+  bad[12] |= 0x80;  // padding
+  EXPECT_EQ(check(bad), Errc::payload_malformed);
+  bad = good;
+  std::fill_n(bad.begin(), 13, uint8_t{0});  // equal indices
+  EXPECT_EQ(check(bad), Errc::payload_malformed);
+  bad = good;
+  bad[11] |= 0xC0;
+  bad[12] |= 0x0F;  // the last index becomes 1008 or more
+  EXPECT_EQ(check(bad), Errc::payload_malformed);
+  for (const uint32_t value : {0x7F800000U, 0xFF800000U, 0x7FC00000U}) {
+    bad = good;
+    store(bad.data() + 13 + 8, value);
+    EXPECT_EQ(check(bad), Errc::payload_malformed);
+  }
+}
+
+TEST(ExactCut, CountsTies) {
+  std::vector<float> x(5000);
+  for (uint64_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(i % 50);
+  const Cut cut = exact_cut(x.data(), x.size(), 250);  // 100 of 49, 100 of 48, 50 of 47
+  EXPECT_EQ(cut.key, kernels::magnitude_key(47.0F));
+  EXPECT_EQ(cut.ties, 50U);
+}
+
+}  // namespace
+}  // namespace laconic::codecs
