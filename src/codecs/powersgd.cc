@@ -25,7 +25,9 @@ using Params = PowerSgd::Params;
 constexpr uint64_t kAlign = 64;
 // Tasks of a parallel loop. They change no bit: rows of P, and columns of Q', are independent.
 constexpr uint64_t kTaskRows = 64;
-constexpr uint64_t kTaskCols = 512;
+constexpr uint64_t kTaskCols = 1024;
+constexpr uint64_t kFewCols = 256;
+constexpr uint64_t kManyTasks = 16;
 constexpr uint64_t kTaskLanes = 65536;
 // Outputs that do not fit the shared cache are written past it.
 constexpr uint64_t kStreamBytes = uint64_t{32} << 20;
@@ -183,16 +185,23 @@ void encode_p(const Shape& shape, const float* m, const float* q, float prescale
   add_panels(sums, panels, shape.p_floats(), prescale, out);
 }
 
+// Columns of one task of Q': wide pieces stream better, narrow ones give threads more tasks.
+uint64_t task_columns(const Shape& shape, const ThreadPool* pool) noexcept {
+  const uint64_t tasks = shape.row_panels() * ceil_div(shape.cols, kTaskCols);
+  return pool != nullptr && tasks < kManyTasks ? kFewCols : kTaskCols;
+}
+
 // Q' = Mᵀ·P̂
 void encode_q(const Shape& shape, const float* m, const float* p, float prescale, Work& work,
               MutBytes out) {
   const auto& kernel = kernels::lowrank_kernels(work.isa);
   float* const sums = floats_at(work.scratch, Scratch(shape).sums);
-  const uint64_t panels = shape.row_panels(), pieces = ceil_div(shape.cols, kTaskCols);
+  const uint64_t width = task_columns(shape, work.pool);
+  const uint64_t panels = shape.row_panels(), pieces = ceil_div(shape.cols, width);
   parallel_for(work.pool, panels * pieces, [&](uint64_t task) {
     const uint64_t panel = task / pieces;
-    const uint64_t i = panel * kRowPanel, j = task % pieces * kTaskCols;
-    const Panel part{std::min(kRowPanel, shape.rows - i), std::min(kTaskCols, shape.cols - j),
+    const uint64_t i = panel * kRowPanel, j = task % pieces * width;
+    const Panel part{std::min(kRowPanel, shape.rows - i), std::min(width, shape.cols - j),
                      shape.cols};
     kernel.back_project(m + i * shape.cols + j, part, {p + i, shape.rows, shape.rank},
                         sums + panel * shape.q_floats() + j, shape.cols);

@@ -226,7 +226,7 @@ void project(const float* m, Panel panel, Factor q, float* out, uint64_t stride)
 
 constexpr uint64_t kGroup = 4;
 constexpr uint64_t kBackBlock = 64;
-constexpr uint64_t kBackTile = 512;
+constexpr uint64_t kBackTile = 1024;
 constexpr uint64_t kBackRows = HWY_MAX_BYTES == 64 || HWY_ARCH_ARM_A64 ? 4 : 2;
 
 template <uint64_t R, uint64_t K>
