@@ -130,17 +130,20 @@ class Rank {
 
 /// memcpy, call, memcpy, call, …: every call lies between two memcpys of its own.
 template <class Call, class Prepare>
-std::vector<Sample> sample(Rank& rank, double seconds, Prepare&& prepare, Call&& call) {
+std::vector<Sample> sample(Rank& rank, const PointOptions& options, Prepare&& prepare,
+                           Call&& call) {
+  const Clock clock = options.threads == 1 ? Clock::thread : Clock::wall;
+  const double seconds = options.seconds / 2;  // the other half is decode's
   const auto copy = [&] { rank.copy(); };
-  const uint64_t copies = repeats_for(kSampleSeconds, copy);
-  const uint64_t calls = repeats_for(kSampleSeconds, call);
+  const uint64_t copies = repeats_for(clock, kSampleSeconds, copy);
+  const uint64_t calls = repeats_for(clock, kSampleSeconds, call);
   std::vector<Sample> samples;
   double total = 0;
-  double before = seconds_of(copies, copy);
+  double before = seconds_of(clock, copies, copy);
   while (total < seconds || samples.size() < kMinSamples) {
     prepare();
-    const double taken = seconds_of(calls, call);
-    const double after = seconds_of(copies, copy);
+    const double taken = seconds_of(clock, calls, call);
+    const double after = seconds_of(clock, copies, copy);
     samples.push_back(
         {(before + after) / 2 / static_cast<double>(copies), taken / static_cast<double>(calls)});
     total += before + taken;
@@ -201,16 +204,14 @@ Result<Point> measure(const Spec& spec, std::span<const float> values,
 
   point.adds = options.decode == DecodeMode::add ||
                (options.decode == DecodeMode::automatic && rank->sends_few());
-  point.encode =
-      timing_of(sample(
-                    *rank, options.seconds / 2, [&] { rank->restart(); }, [&] { rank->encode(); }),
-                1);
+  point.encode = timing_of(sample(
+                               *rank, options, [&] { rank->restart(); }, [&] { rank->encode(); }),
+                           1);
   const auto payloads = peer_payloads(*rank, values, options.peers);
   const auto terms = terms_of(payloads);
-  point.decode =
-      timing_of(sample(
-                    *rank, options.seconds / 2, [] {}, [&] { rank->decode(terms, point.adds); }),
-                options.peers);
+  point.decode = timing_of(sample(
+                               *rank, options, [] {}, [&] { rank->decode(terms, point.adds); }),
+                           options.peers);
   return point;
 }
 

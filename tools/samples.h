@@ -1,8 +1,9 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <time.h>
+
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <vector>
@@ -11,21 +12,31 @@
 
 namespace laconic::tools {
 
+/// Time of the calling thread on its core: what other processes took from it in between does not
+/// count. Calls that use several threads need the time on the wall instead.
+enum class Clock : uint8_t { thread, wall };
+
+inline double now(Clock clock) {
+  timespec time{};
+  clock_gettime(clock == Clock::thread ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
 /// Seconds for `repeats` calls.
 template <class Call>
-double seconds_of(uint64_t repeats, Call&& call) {
-  const auto start = std::chrono::steady_clock::now();
+double seconds_of(Clock clock, uint64_t repeats, Call&& call) {
+  const double start = now(clock);
   for (uint64_t i = 0; i < repeats; ++i) call();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return now(clock) - start;
 }
 
 /// How often a call is repeated for one sample: until the clock's grain and the call of the clock
 /// do not matter.
 template <class Call>
-uint64_t repeats_for(double target_seconds, Call&& call) {
+uint64_t repeats_for(Clock clock, double target_seconds, Call&& call) {
   call();  // warm-up: pages, caches, frequency
   for (uint64_t repeats = 1;; repeats *= 4) {
-    const double taken = seconds_of(repeats, call);
+    const double taken = seconds_of(clock, repeats, call);
     if (taken >= target_seconds / 4 || repeats > (uint64_t{1} << 24)) {
       const double wanted = static_cast<double>(repeats) * target_seconds / std::max(taken, 1e-9);
       return std::max<uint64_t>(1, static_cast<uint64_t>(wanted));
