@@ -1,0 +1,121 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// N ranks as threads: every rank has a session and a buffer of its own and drives its exchange over the loopback hub.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "session/session.h"
+#include "transport/loopback.h"
+
+namespace laconic::test {
+
+using collective::Bucket;
+using collective::Layout;
+using collective::Options;
+using collective::Parameter;
+using collective::StrategyKind;
+using session::Session;
+
+/// Parameters back to back in the order given, as DDP lays out a bucket.
+inline Layout back_to_back(const std::vector<Parameter>& parameters, const std::vector<uint32_t>& order) {
+  Layout layout;
+  for (const uint32_t p : order) {
+    layout.parameters.push_back(p);
+    layout.offsets.push_back(layout.elements);
+    layout.elements += parameters[p].count();
+  }
+  return layout;
+}
+
+struct Setup {
+  std::string spec = "none";
+  uint32_t world = 2;
+  std::vector<Parameter> parameters;
+  StrategyKind strategy = StrategyKind::automatic;
+  uint64_t small_elements = 16;
+  uint32_t threads = 1;
+  uint32_t sums = 0b111;
+};
+
+class Ranks {
+ public:
+  explicit Ranks(Setup setup) : setup_(std::move(setup)), hub_(setup_.world, std::chrono::seconds(60)) {
+    for (uint32_t r = 0; r < setup_.world; ++r) {
+      Options o;
+      o.rank = r;
+      o.world = setup_.world;
+      o.seed = 42;
+      o.small_elements = setup_.small_elements;
+      o.strategy = setup_.strategy;
+      o.threads = setup_.threads;
+      o.caps.sums = setup_.sums;
+      auto s = Session::create(setup_.spec, setup_.parameters, o);
+      EXPECT_TRUE(s) << s.error().message;
+      sessions_.push_back(s ? *std::move(s) : nullptr);
+    }
+  }
+
+  [[nodiscard]] uint32_t world() const { return setup_.world; }
+  [[nodiscard]] const Setup& setup() const { return setup_; }
+  Session& session(uint32_t rank) { return *sessions_[rank]; }
+  transport::LoopbackHub& hub() { return hub_; }
+
+  /// body(rank) on every rank at once.
+  void on_all(const std::function<void(uint32_t)>& body) {
+    std::vector<std::jthread> threads;
+    for (uint32_t r = 0; r < world(); ++r) threads.emplace_back([&, r] { body(r); });
+  }
+
+  /// One exchange of the whole layout; `buffers[rank]` takes the mean. Gives every rank's result.
+  std::vector<Result<void>> exchange(const Layout& layout, std::vector<std::vector<float>>& buffers, uint64_t step,
+                                     bool flush = false) {
+    std::vector<Result<void>> results(world());
+    on_all([&](uint32_t r) {
+      Bucket bucket;
+      bucket.buffer = buffers[r].data();
+      bucket.step = step;
+      bucket.flush = flush;
+      results[r] = session::drive(session(r), bucket, layout, hub_.engine(r));
+    });
+    return results;
+  }
+
+ private:
+  Setup setup_;
+  transport::LoopbackHub hub_;
+  std::vector<std::unique_ptr<Session>> sessions_;
+};
+
+/// Seeded gradients, different on every rank: a common part and noise.
+inline std::vector<std::vector<float>> gradients(uint32_t world, uint64_t n, uint64_t seed) {
+  std::mt19937_64 common(seed);
+  std::normal_distribution<float> normal(0.0F, 0.01F);
+  std::vector<float> base(n);
+  for (float& x : base) x = normal(common);
+  std::vector<std::vector<float>> all;
+  for (uint32_t r = 0; r < world; ++r) {
+    std::mt19937_64 own(seed * 1000 + r + 1);
+    std::vector<float> g(base);
+    for (float& x : g) x += normal(own);
+    all.push_back(std::move(g));
+  }
+  return all;
+}
+
+inline std::vector<double> exact_mean(const std::vector<std::vector<float>>& all) {
+  std::vector<double> mean(all[0].size(), 0.0);
+  for (const auto& g : all) {
+    for (size_t i = 0; i < g.size(); ++i) mean[i] += static_cast<double>(g[i]) / static_cast<double>(all.size());
+  }
+  return mean;
+}
+
+}  // namespace laconic::test
