@@ -503,6 +503,22 @@ TEST(PowerSgd, StartDependsOnSeedAndParameterOnly) {
   EXPECT_FALSE(same_bits(a, b));
 }
 
+// The stream is part of the format: block ⌊e/2⌋, two words an element
+// (docs/format/codecs/powersgd.md).
+TEST(PowerSgd, StartIsTheDocumentedStream) {
+  const PowerSgd::Params params;
+  Floats x(400);
+  kTable.init(&params, matrix(100, 100), {7, 3, 0, 1, 0, 1.0F}, x);
+  const RandomKey key = shared_key(7, 0, 42);
+  for (uint64_t e = 0; e < x.size(); ++e) {
+    const RandomBlock words = philox(key, e / 2);
+    int64_t sum = 0;
+    for (const uint32_t w : {words[e % 2 * 2], words[e % 2 * 2 + 1]})
+      sum += (w >> 16) + (w & 0xFFFF);
+    EXPECT_EQ(x[e], static_cast<float>(sum - 131070) * 0x1.BB67AEp-16F);
+  }
+}
+
 TEST(PowerSgd, StartIsNearlyNormal) {
   const PowerSgd::Params params{64, true};
   Floats x(64 * 1000);
