@@ -55,11 +55,11 @@ Header get_header(const uint8_t* p) noexcept {
 // The caller's own numbers: a mistake here must not look like a peer's.
 Result<void> check_expectation(const BundleExpect& expect) {
   const BundleShape& shape = expect.shape;
-  const bool fits = expect.slot_bounds.size() == shape.slots &&
+  const bool fits = expect.id.rank < expect.id.world && expect.slot_bounds.size() == shape.slots &&
                     shape.lane_bytes % kBundleAlign == 0 &&
                     (shape.seen == 0 || shape.seen == expect.id.world);
   if (fits) return {};
-  return Error{Errc::invalid_argument, "bundle: the expected shape contradicts itself", {}};
+  return Error{Errc::invalid_argument, "bundle: what the receiver expects contradicts itself", {}};
 }
 
 Result<void> check_start(Bytes in) {
@@ -159,6 +159,10 @@ Result<void> check_needed(uint64_t needed, uint64_t capacity, const BundleExpect
   return {};
 }
 
+bool is_zero(Bytes bytes) noexcept {
+  return std::all_of(bytes.begin(), bytes.end(), [](uint8_t b) { return b == 0; });
+}
+
 Result<BundleFailure> get_failure(Bytes bundle) {
   const uint8_t* p = bundle.data();
   if (bundle.size() < kFailureTextAt) {
@@ -171,6 +175,9 @@ Result<BundleFailure> get_failure(Bytes bundle) {
                         bundle.size() - kFailureTextAt, length);
   }
   const Bytes text = bundle.subspan(kFailureTextAt, length);
+  if (!is_zero(bundle.subspan(kFailureTextAt + length))) {
+    return bundle_error(Errc::frame_field, "padding of the failure", "zeros", "other bytes");
+  }
   if (!is_utf8(text)) {
     return bundle_error(Errc::frame_field, "text of the failure", "UTF-8", "other bytes");
   }
@@ -185,10 +192,6 @@ Result<BundleFailure> get_failure(Bytes bundle) {
                         std::to_string(static_cast<int32_t>(failure.code)));
   }
   return failure;
-}
-
-bool is_zero(Bytes bytes) noexcept {
-  return std::all_of(bytes.begin(), bytes.end(), [](uint8_t b) { return b == 0; });
 }
 
 // Walks the table once; afterwards every payload is known to lie inside.
@@ -235,7 +238,11 @@ BundleView make_view(Bytes bundle, const Header& h) noexcept {
   return view;
 }
 
-Result<BundleView> parse_failed(Bytes bundle) {
+Result<BundleView> parse_failed(Bytes bundle, const Header& h) {
+  if (h.shape.slots != 0 || h.shape.lane_bytes != 0) {
+    return bundle_error(Errc::frame_field, "slots and lane bytes of a failure", 0,
+                        uint64_t{h.shape.slots} + h.shape.lane_bytes);
+  }
   auto failure = get_failure(bundle);
   if (!failure) return std::move(failure).error();
   BundleView view;
@@ -275,7 +282,7 @@ Result<BundleView> parse_bundle(Bytes capacity, const BundleExpect& expect) {
   if (auto r = check_flags(h); !r) return std::move(r).error();
   if (auto r = check_sender(h.id, expect.id); !r) return std::move(r).error();
   const Bytes bundle = capacity.first(h.valid_bytes());
-  if (h.has(kFailedFlag)) return parse_failed(bundle);
+  if (h.has(kFailedFlag)) return parse_failed(bundle, h);
   if (auto r = check_moment(h.id, expect.id); !r) return std::move(r).error();
   if (auto r = check_shape(h.shape, expect.shape); !r) return std::move(r).error();
   if (h.has(kOverflowFlag)) return parse_overflow(h, capacity.size(), expect);

@@ -224,6 +224,7 @@ TEST(Bundle, what_ranks_disagree_about_is_named) {
   EXPECT_EQ(changed([](BundleExpect& x) { x.shape.seen = 0; }), Errc::frame_count);
   EXPECT_EQ(changed([](BundleExpect& x) { x.shape.lane_bytes = 4; }), Errc::frame_count);
   EXPECT_EQ(changed([](BundleExpect& x) { x.shape.slots = 4; }), Errc::invalid_argument);
+  EXPECT_EQ(changed([](BundleExpect& x) { x.id.rank = 3; }), Errc::invalid_argument);
   const std::vector<uint32_t> tight{7, 100, 100, 7, 20};
   EXPECT_EQ(changed([&](BundleExpect& x) { x.slot_bounds = tight; }), Errc::bound_exceeded);
 }
@@ -310,6 +311,9 @@ TEST(Failure, bodies_are_checked) {
   EXPECT_EQ(code(with<uint32_t>(out, 72, 0xFFFFFFFFU, n)), Errc::frame_field);
   EXPECT_EQ(code(with<uint8_t>(out, 76, 0xFF, n)), Errc::frame_field);
   EXPECT_EQ(code(with<uint64_t>(out, 32, 60, 60)), Errc::frame_field);
+  EXPECT_EQ(code(with<uint32_t>(out, 72, 3, n)), Errc::frame_field);  // padding is not zero
+  EXPECT_EQ(code(with<uint32_t>(out, 48, 1, n)), Errc::frame_field);
+  EXPECT_EQ(code(with<uint32_t>(out, 52, 4, n)), Errc::frame_field);
   BundleExpect other = e.expect();
   other.id.rank = 0;
   EXPECT_EQ(code_of(out, other), Errc::ranks_disagree);
