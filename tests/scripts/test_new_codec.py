@@ -1,0 +1,110 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""CONTRIBUTING.md's worked example: a codec is one file and one line, and the whole suite follows from it.
+
+The example is built in a copy of the sources and linked with the objects of the conformance suite as they are: what
+was compiled before the codec existed must find it.
+"""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = Path(os.environ.get("LACONIC_BUILD", ROOT / "build" / "release"))
+NAME, TYPE = "example_sign", "ExampleSign"
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """What the script needs, and nothing else."""
+    shutil.copytree(ROOT / "src" / "codecs", tmp_path / "src" / "codecs")
+    shutil.copytree(ROOT / "scripts" / "templates", tmp_path / "scripts" / "templates")
+    shutil.copy(ROOT / "scripts" / "new_codec", tmp_path / "scripts" / "new_codec")
+    return tmp_path
+
+
+def new_codec(tree, *arguments):
+    return subprocess.run([sys.executable, tree / "scripts" / "new_codec", *arguments], capture_output=True, text=True)
+
+
+def register(tree):
+    """The one line (and the include that it needs), as the script's answer says."""
+    path = tree / "src" / "codecs" / "codec_list.h"
+    text = path.read_text()
+    text = text.replace("\nnamespace laconic::codecs {", f'#include "codecs/{NAME}.h"\n\nnamespace laconic::codecs {{', 1)
+    text = re.sub(r"using CodecList = TypeList<([^>]*)>", rf"using CodecList = TypeList<\1, {TYPE}>", text)
+    path.write_text(text)
+
+
+def test_writes_the_files_and_names_the_line(tree):
+    done = new_codec(tree, NAME)
+    assert done.returncode == 0, done.stderr
+    assert "codec_list.h" in done.stdout and TYPE in done.stdout
+    for path in (f"src/codecs/{NAME}.h", f"src/codecs/{NAME}.cc", f"docs/format/codecs/{NAME}.md"):
+        text = (tree / path).read_text()
+        assert "@" not in text, path
+    number = int(re.search(rf'"{NAME}", (\d+)', (tree / f"src/codecs/{NAME}.h").read_text())[1])
+    for header in (ROOT / "src" / "codecs").rglob("*.h"):
+        assert f", {number}, " not in "".join(re.findall(r'CodecInfo info\{[^}]*\}', header.read_text()))
+
+
+@pytest.mark.parametrize("name", ["", "Sign", "2bit", "a-b", "a b", "-x", "../x"])
+def test_refuses_names_that_no_spec_could_hold(tree, name):
+    assert new_codec(tree, name).returncode == 2
+    assert new_codec(tree).returncode == 2
+
+
+def test_refuses_to_overwrite(tree):
+    assert new_codec(tree, NAME).returncode == 0
+    again = new_codec(tree, NAME)
+    assert again.returncode == 1 and "exists" in again.stderr
+
+
+def compile_command(source):
+    for entry in json.loads((BUILD / "compile_commands.json").read_text()):
+        if entry["file"] == str(ROOT / source):
+            return shlex.split(entry["command"])
+    raise AssertionError(f"{source} is not in compile_commands.json")
+
+
+def compile_in(tree, source):
+    """As the build compiles the registry, but with the copy's headers in front."""
+    command = compile_command("src/codecs/registry.cc")
+    output = tree / (Path(source).stem + ".o")
+    command[command.index("-o") + 1] = str(output)
+    command[-1] = str(tree / source)
+    first_include = next(i for i, word in enumerate(command) if word.startswith("-I"))
+    command.insert(first_include, f"-I{tree / 'src'}")
+    command = [word for i, word in enumerate(command)
+               if not word.startswith("-MD") and "-MF" not in command[max(0, i - 1):i + 1]
+               and "-MT" not in command[max(0, i - 1):i + 1]]
+    subprocess.run(command, check=True, cwd=tree)
+    return output
+
+
+def link_with(tree, objects):
+    lines = subprocess.run(["ninja", "-C", BUILD, "-t", "commands", "test_conformance"], check=True, capture_output=True,
+                           text=True).stdout.splitlines()
+    link = next(line for line in reversed(lines) if " -o bin/test_conformance " in line)
+    binary = tree / "test_conformance"
+    link = link.replace(" -o bin/test_conformance ", f" {' '.join(map(str, objects))} -o {binary} ")
+    subprocess.run(link, shell=True, check=True, cwd=BUILD)
+    return binary
+
+
+@pytest.mark.skipif(not (BUILD / "bin" / "test_conformance").exists(), reason=f"{BUILD} has no test_conformance")
+def test_the_worked_example_passes_the_conformance_suite(tree):
+    assert new_codec(tree, NAME).returncode == 0
+    register(tree)
+    objects = [compile_in(tree, "src/codecs/registry.cc"), compile_in(tree, f"src/codecs/{NAME}.cc")]
+    binary = link_with(tree, objects)
+    done = subprocess.run([binary, f"--gtest_filter=*/{NAME}*"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-4000:]
+    assert int(re.search(r"(\d+) tests? from", done.stdout)[1]) > 50

@@ -1,0 +1,228 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""The laconic command from outside: JSON shapes, exit statuses, error texts."""
+
+import array
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BINARY = Path(os.environ.get("LACONIC_CLI", ROOT / "build" / "release" / "bin" / "laconic"))
+
+pytestmark = pytest.mark.skipif(not BINARY.exists(), reason=f"{BINARY} is not built")
+
+FINE, BAD_ANSWER, USAGE = 0, 1, 2
+
+
+def laconic(*words, env=None):
+    return subprocess.run([BINARY, *map(str, words)], capture_output=True, text=True, timeout=120,
+                          env={**os.environ, **(env or {})})
+
+
+def answer(*words):
+    done = laconic(*words, "--json")
+    assert done.returncode == FINE, done.stdout + done.stderr
+    return json.loads(done.stdout)
+
+
+def failure(status, *words):
+    """The error as JSON, after a look at the same error as text."""
+    text = laconic(*words)
+    assert text.returncode == status
+    assert text.stdout == ""
+    done = laconic(*words, "--json")
+    assert done.returncode == status
+    error = json.loads(done.stdout)["error"]
+    assert set(error) == {"code", "name", "message", "hint"}
+    assert isinstance(error["code"], int)
+    assert error["name"] in text.stderr and error["message"] in text.stderr
+    return error
+
+
+# ---- the program ----
+
+
+def test_version():
+    header = (ROOT / "include/laconic/version.h").read_text()
+    version = re.search(r'VERSION_STRING "([^"]+)"', header)[1]
+    assert laconic("--version").stdout == f"laconic {version}\n"
+
+
+def test_help_is_fine_and_names_every_command():
+    done = laconic("--help")
+    assert done.returncode == FINE
+    for command in ("list", "bench", "inspect", "verify", "doctor"):
+        assert command in done.stdout
+        assert laconic(command, "--help").returncode == FINE
+
+
+@pytest.mark.parametrize("words", [[], ["nonsense"], ["list", "--nonsense"], ["inspect"], ["bench", "--threads", "0"]])
+def test_usage_errors(words):
+    done = laconic(*words)
+    assert done.returncode == USAGE
+    assert "--help" in done.stderr
+
+
+def test_no_colour_when_not_a_terminal():
+    assert "\x1b" not in laconic("list").stdout
+    assert "\x1b" not in laconic("list", env={"CLICOLOR_FORCE": "1"}).stdout
+
+
+# ---- list ----
+
+
+def test_list_json():
+    codecs = answer("list")["codecs"]
+    names = [codec["name"] for codec in codecs]
+    assert "none" in names and len(names) == len(set(names))
+    for codec in codecs:
+        assert {"name", "summary", "params", "contract"} <= set(codec)
+        for param in codec["params"]:
+            assert {"name", "type", "default", "min", "max", "help"} <= set(param)
+            assert param["type"] in ("real", "integer", "word", "flag")
+            if param["type"] == "word":
+                assert param["default"] in param["words"]
+            else:
+                assert param["min"] <= param["default"] <= param["max"]
+        assert codec["contract"]["feedback"] in ("never", "own", "aggregate")
+
+
+def test_list_one():
+    assert [codec["name"] for codec in answer("list", "none")["codecs"]] == ["none"]
+    error = failure(USAGE, "list", "nome")
+    assert error["name"] == "unknown_codec" and "'none'" in error["hint"]
+
+
+def test_specs_page_shows_what_list_prints():
+    page = (ROOT / "docs/guide/specs.md").read_text()
+    assert laconic("list", "--markdown").stdout.strip() in page, \
+        "docs/guide/specs.md is out of date: paste the output of `laconic list --markdown`"
+
+
+# ---- bench ----
+
+
+def test_bench_json():
+    result = answer("bench", "--spec", "none", "--spec", "none", "--size", "4Ki", "--size", "8k", "--seconds", "0.01")
+    assert {"cpu", "cores", "isas"} <= set(result["machine"])
+    assert [(r["codec"], r["elements"]) for r in result["results"]] == [("none", 1024)] * 2 + [("none", 2000)] * 2
+    for r in result["results"]:
+        assert {"isa", "threads", "encode_x_memcpy", "decode_x_memcpy", "encode_s", "decode_s", "payload_bytes",
+                "ratio"} <= set(r)
+        assert r["payload_bytes"] == 4 * r["elements"] and r["ratio"] == 1
+        assert r["encode_x_memcpy"] > 0 and r["decode_s"] > 0
+        assert r["error_metrics"] == {"relative_l2": 0, "cosine": 1, "max_abs": 0}
+
+
+def test_bench_every_codec_on_every_instruction_set():
+    result = answer("bench", "--size", "64Ki", "--seconds", "0.01", "--isa", "all", "--data", "layered")
+    codecs = [codec["name"] for codec in answer("list")["codecs"]]
+    assert len(result["results"]) == len(codecs) * len(result["machine"]["isas"])
+    for name in codecs:  # the same bytes on all of them
+        assert len({r["payload_bytes"] for r in result["results"] if r["codec"] == name}) == 1
+
+
+def test_bench_prints_the_canonical_spec():
+    result = answer("bench", "--spec", "topk:ratio=1e-1+ef", "--size", "4Ki", "--seconds", "0.01")
+    assert result["results"][0]["codec"] == "topk:ratio=0.1"
+    assert result["results"][0]["decode"] == "add"
+
+
+def test_bench_input_and_peers(tmp_path):
+    path = tmp_path / "gradient.f32"
+    path.write_bytes(array.array("f", [(-1) ** i * i / 1000 for i in range(3000)]).tobytes())
+    result = answer("bench", "--spec", "topk", "--input", path, "--peers", "3", "--seconds", "0.01")
+    assert result["results"][0]["elements"] == 3000 and result["results"][0]["peers"] == 3
+    path.write_bytes(b"12345")
+    assert "float32" in failure(USAGE, "bench", "--input", path)["message"]
+
+
+@pytest.mark.parametrize(("words", "name", "hint"), [
+    (["--spec", "topk:ratio=2"], "value_out_of_range", "default"),
+    (["--spec", "topk:ration=0.1"], "unknown_key", "'ratio'"),
+    (["--spec", "auto"], "unknown_codec", "name one"),
+    (["--spec", "none+ef"], "unsupported", "+ef"),
+    (["--spec", "a|b"], "unsupported", "one codec"),
+    (["--size", "4X"], "invalid_argument", "4Mi"),
+    (["--size", "0"], "invalid_argument", "4Mi"),
+    (["--size", "99999999999999999999"], "invalid_argument", "4Mi"),
+    (["--isa", "mmx"], "invalid_argument", "scalar"),
+    (["--input", "/nonexistent"], "invalid_argument", ""),
+])
+def test_bench_errors(words, name, hint):
+    error = failure(USAGE, "bench", *words)
+    assert error["name"] == name and hint in error["hint"]
+
+
+# ---- inspect, verify ----
+
+
+def test_files_that_are_not_there():
+    for command in ("inspect", "verify"):
+        assert "/nonexistent" in failure(USAGE, command, "/nonexistent")["message"]
+
+
+@pytest.mark.parametrize("content", [b"", b"x", bytes(200), b"LCNC" + bytes(200)])
+def test_files_that_are_not_frames(tmp_path, content):
+    path = tmp_path / "frame"
+    path.write_bytes(content)
+    for command in ("inspect", "verify"):
+        assert failure(BAD_ANSWER, command, path)["name"].startswith("frame_")
+
+
+def golden(condition):
+    frames = json.loads((ROOT / "tests/golden/v1/manifest.json").read_text())["frames"]
+    paths = [ROOT / "tests/golden/v1" / frame["file"] for frame in frames if condition(frame)]
+    return pytest.mark.parametrize("path", sorted(paths), ids=lambda path: path.stem)
+
+
+@golden(lambda frame: frame["errc"] != "ok")
+def test_bad_golden_frames(path):
+    for command in ("inspect", "verify"):
+        failure(BAD_ANSWER, command, path)
+
+
+@golden(lambda frame: frame["errc"] == "ok")
+def test_good_golden_frames(path, tmp_path):
+    frame = answer("inspect", path)["frame"]
+    assert frame["checksum"] == "ok" and frame["count"] == frame["rows"] * frame["cols"]
+    decoded = path.with_suffix(".f32")
+    if not decoded.exists():  # a header of no codec, for the parser alone
+        assert laconic("verify", path).returncode == BAD_ANSWER
+        return
+    output = tmp_path / "decoded.f32"
+    result = answer("verify", path, "--output", output, "--original", decoded)
+    assert result["ok"] and result["error_metrics"]["max_abs"] == 0
+    assert output.read_bytes() == decoded.read_bytes()
+    broken = bytearray(path.read_bytes())
+    broken[-1] ^= 1
+    (tmp_path / "broken").write_bytes(broken)
+    failure(BAD_ANSWER, "verify", tmp_path / "broken")
+
+
+def test_verify_wants_the_same_number_of_values(tmp_path):
+    path = tmp_path / "short.f32"
+    path.write_bytes(bytes(4))
+    frames = sorted((ROOT / "tests/golden/v1/frames").glob("topk*12x20.frame"))
+    assert "240" in failure(USAGE, "verify", frames[0], "--original", path)["message"]
+
+
+# ---- doctor ----
+
+
+def test_doctor():
+    report = answer("doctor")
+    assert report["ok"] is True
+    assert report["isa"]["chosen"] == report["isa"]["available"][-1]
+    assert report["cuda"]["found"] or report["cuda"]["why"]
+    assert report["network_lab"]["able"] or report["network_lab"]["why"]
+    assert "usable       yes" in laconic("doctor").stdout
+
+
+def test_doctor_names_the_cuda_library_it_looked_for():
+    done = laconic("doctor", env={"LACONIC_CUDA_LIB": "/nonexistent/lib.so"})
+    assert "/nonexistent/lib.so" in done.stdout
