@@ -276,8 +276,9 @@ void undo_chunk(const Encoder& encoder, const Tensor& t, float m, const Coded& c
 bool values_are_finite(const Encoder& encoder, const Chunks& chunks, Source source) {
   const Source values{source.values, nullptr};
   std::atomic<uint32_t> most{0};
-  parallel_for(encoder.pool, chunks.count, [&](uint64_t c) {
-    raise_to(most, max_of_columns(encoder.kernel, chunk_of(chunks, values, c), 0));
+  parallel_for(encoder.pool, chunks.count, [&](uint64_t i) {
+    const Tensor last_first = chunk_of(chunks, values, chunks.count - 1 - i);
+    raise_to(most, max_of_columns(encoder.kernel, last_first, 0));
   });
   return most.load(std::memory_order_relaxed) < 0x7F800000U;
 }

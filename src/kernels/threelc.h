@@ -17,10 +17,9 @@ inline constexpr uint32_t kDigits = 5;     ///< ternary digits per byte, most si
 inline constexpr uint8_t kZeroByte = 121;  ///< five zeros: 81 + 27 + 9 + 3 + 1
 inline constexpr uint8_t kFirstRunCode =
     243;  ///< a run of two zero bytes; 3^5: no byte of digits reaches it
-inline constexpr uint32_t kLongestRun = 14;  ///< code 255
-inline constexpr uint32_t kRunBase = 241;    ///< code − kRunBase = length of the run
-inline constexpr uint32_t kExpandSlack =
-    64 * kLongestRun + 64;  ///< room that expand() needs beyond `want`
+inline constexpr uint32_t kLongestRun = 14;    ///< code 255
+inline constexpr uint32_t kRunBase = 241;      ///< code − kRunBase = length of the run
+inline constexpr uint32_t kExpandSlack = 256;  ///< room that expand() needs beyond `want`
 
 /// Weights of the digits of a byte.
 inline constexpr uint32_t kDigitWeight[kDigits] = {81, 27, 9, 3, 1};
@@ -67,7 +66,7 @@ struct ThreeLcKernels {
   /// at most n.
   uint64_t (*run_encode)(const uint8_t* bytes, uint64_t n, uint8_t* coded);
   /// Expands from the start until at least `want` bytes came out or `coded` is used up. `bytes` has
-  /// room for want + kExpandSlack.
+  /// room for want + kExpandSlack; the rest of that room may be overwritten.
   ThreeLcExpanded (*expand)(const uint8_t* coded, uint64_t n, uint64_t want, uint8_t* bytes);
   /// How many bytes expand() would make of all of them.
   uint64_t (*expanded_size)(const uint8_t* coded, uint64_t n);

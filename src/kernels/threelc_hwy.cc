@@ -462,38 +462,77 @@ HWY_INLINE void copy_loosely(const uint8_t* from, uint64_t n, uint8_t* to) {
   for (uint64_t i = lanes; i < n; i += lanes) hn::StoreU(hn::LoadU(d, from + i), d, to + i);
 }
 
-// Expands n ≤ 64 coded bytes; 96 can be read.
-HWY_INLINE uint8_t* expand_64(const uint8_t* coded, uint32_t n, uint8_t* to) {
-  const B16 d;
+// Run codes among 64 bytes up to which literals are copied in stretches: one branch per run is then
+// cheaper than one store per byte.
+constexpr int kFewRuns = 8;
+
+// 64 coded bytes, 96 readable, run codes at `runs`: literals in stretches, each followed by a run.
+HWY_INLINE uint8_t* expand_stretches(const uint8_t* coded, uint64_t runs, uint8_t* to) {
+  const Copy d;
   const auto zeros = hn::Set(d, kZeroByte);
-  uint64_t runs = run_code_bits(coded);
-  if (n < 64) runs &= (uint64_t{1} << n) - 1;
-  uint32_t at = 0;
+  const uint8_t* from = coded;
   for (; runs != 0; runs &= runs - 1) {
-    const uint32_t run = static_cast<uint32_t>(__builtin_ctzll(runs));
-    copy_loosely(coded + at, run - at, to);
-    to += run - at;
+    const uint8_t* const run = coded + __builtin_ctzll(runs);
+    copy_loosely(from, static_cast<uint64_t>(run - from), to);
+    to += run - from;
     hn::StoreU(zeros, d, to);
-    to += coded[run] - kRunBase;
-    at = run + 1;
+    to += *run - kRunBase;
+    from = run + 1;
   }
-  copy_loosely(coded + at, n - at, to);
-  return to + (n - at);
+  coded += 64;
+  copy_loosely(from, static_cast<uint64_t>(coded - from), to);
+  to += coded - from;
+  hn::StoreU(zeros, d, to);  // what follows is zero bytes again
+  return to;
+}
+
+// Eight coded bytes of any kind, without a branch that depends on them. Behind `to` stand zero
+// bytes, so that only the first byte of each has to be written.
+HWY_INLINE uint8_t* expand_8(const uint8_t* coded, uint8_t* to) {
+  const B8 d;
+  const hn::Repartition<uint64_t, B8> d64;
+  const auto v = hn::LoadU(d, coded);
+  const auto over = hn::SaturatedSub(v, hn::Set(d, kRunBase));  // of a run: its length, at least 2
+  const auto is_run = hn::Eq(hn::Max(over, hn::Set(d, 2)), over);
+  const auto first = hn::IfThenElse(is_run, hn::Set(d, kZeroByte), v);
+  uint64_t bytes = hn::GetLane(hn::BitCast(d64, first));
+  uint64_t lengths = hn::GetLane(hn::BitCast(d64, hn::Max(over, hn::Set(d, 1))));
+  for (uint32_t i = 0; i < 8; ++i) {
+    *to = static_cast<uint8_t>(bytes);
+    to += lengths & 0xFF;
+    bytes >>= 8;
+    lengths >>= 8;
+  }
+  return to;
 }
 
 ThreeLcExpanded expand(const uint8_t* coded, uint64_t n, uint64_t want, uint8_t* bytes) {
+  const Copy d;
+  const uint8_t* from = coded;
+  const uint8_t* const last = coded + n;
   uint8_t* to = bytes;
-  uint64_t at = 0;
-  const auto produced = [&] { return static_cast<uint64_t>(to - bytes); };
-  for (; at + 128 <= n && produced() < want; at += 64) to = expand_64(coded + at, 64, to);
-  while (at < n && produced() < want) {  // near the end: from a copy that can be read beyond it
-    const uint64_t left = HWY_MIN(uint64_t{64}, n - at);
-    alignas(64) uint8_t last[128] = {};
-    std::memcpy(last, coded + at, left);
-    to = expand_64(last, static_cast<uint32_t>(left), to);
-    at += left;
+  const uint8_t* const end = bytes + want;
+  // A step that starts before `end` needs zero bytes for the longest that eight codes can be.
+  for (uint64_t i = 0; i < want + 8 * kLongestRun; i += hn::Lanes(d)) {
+    hn::StoreU(hn::Set(d, kZeroByte), d, bytes + i);
   }
-  return {at, produced()};
+  while (last - from >= 96 && to < end) {
+    const uint64_t runs = run_code_bits(from);
+    if (__builtin_popcountll(runs) <= kFewRuns) {
+      to = expand_stretches(from, runs, to);
+      from += 64;
+      continue;
+    }
+    for (uint32_t i = 0; i < 64 && to < end; i += 8, from += 8) to = expand_8(from, to);
+  }
+  for (; last - from >= 8 && to < end; from += 8) to = expand_8(from, to);
+  if (to < end) {
+    const auto left = static_cast<uint64_t>(last - from);
+    const auto done = kThreeLcScalar.expand(from, left, static_cast<uint64_t>(end - to), to);
+    from += done.consumed;
+    to += done.produced;
+  }
+  return {static_cast<uint64_t>(from - coded), static_cast<uint64_t>(to - bytes)};
 }
 
 uint64_t expanded_size(const uint8_t* coded, uint64_t n) {
