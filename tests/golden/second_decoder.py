@@ -134,7 +134,275 @@ def well_formed(condition, message=""):
     require(condition, "payload_malformed", message)
 
 
-# (codecs go here)
+def exactly(frame, size):
+    well_formed(len(frame.payload) == size, f"{size} bytes expected, {len(frame.payload)} found")
+
+
+def is_scale(x):
+    """Finite, not negative, not -0."""
+    return 0.0 <= x < float("inf") and struct.pack("<f", x) != b"\0\0\0\x80"
+
+
+@codec("none", 1)
+def decode_none(frame, keys):
+    exactly(frame, 4 * frame.count)
+    return f32_array(frame.payload)
+
+
+@codec("fp16", 2)
+def decode_fp16(frame, keys):
+    exactly(frame, 2 * frame.count)
+    return list(struct.unpack(f"<{frame.count}e", frame.payload))
+
+
+@codec("bf16", 3)
+def decode_bf16(frame, keys):
+    exactly(frame, 2 * frame.count)
+    return f32_array(b"".join(b"\0\0" + frame.payload[i : i + 2] for i in range(0, 2 * frame.count, 2)))
+
+
+@codec("int8", 8)
+def decode_int8(frame, keys):
+    block = int(keys.get("block", 256))
+    blocks = -(-frame.count // block)
+    exactly(frame, 4 * blocks + frame.count)
+    scales = f32_array(frame.payload[: 4 * blocks])
+    codes = struct.unpack(f"<{frame.count}b", frame.payload[4 * blocks :])
+    well_formed(all(map(is_scale, scales)) and -128 not in codes)
+    return [f32(scales[i // block] * code) for i, code in enumerate(codes)]
+
+
+# ---- sparse sets ----
+
+
+def kept_of(ratio, n):
+    return min(n, max(1, int(ratio * n))) if n else 0
+
+
+def unpack_indices(data, count, width):
+    bits = int.from_bytes(data, "little")
+    well_formed(bits >> (count * width) == 0, "padding")
+    return [bits >> (i * width) & ((1 << width) - 1) for i in range(count)]
+
+
+def sparse_values(n, indices, values):
+    well_formed(all(abs(v) < float("inf") for v in values))
+    out = [0.0] * n
+    for index, value in zip(indices, values):
+        out[index] = value
+    return out
+
+
+def decode_set(data, k, n):
+    """k indices below n in ascending order, packed, then k values."""
+    width = (n - 1).bit_length() if n > 1 else 0
+    index_bytes = (k * width + 7) // 8
+    well_formed(len(data) == index_bytes + 4 * k)
+    indices = unpack_indices(data[:index_bytes], k, width)
+    well_formed(all(a < b for a, b in zip(indices, indices[1:])) and all(i < n for i in indices[-1:]))
+    return sparse_values(n, indices, f32_array(data[index_bytes:]))
+
+
+@codec("topk", 4)
+def decode_topk(frame, keys):
+    n = frame.count
+    return decode_set(frame.payload, kept_of(float(keys.get("ratio", 0.01)), n), n)
+
+
+@codec("sidco", 7)
+def decode_sidco(frame, keys):
+    """Two counts (sent; fitted, for the encoder alone), then a set of at most 1.2 k elements."""
+    n, data = frame.count, frame.payload
+    k = kept_of(float(keys.get("ratio", 0.001)), n)
+    well_formed(len(data) >= 8)
+    sent = struct.unpack_from("<I", data)[0]
+    require(sent <= min(n, k + -(-k // 5)), "bound_exceeded")
+    return decode_set(data[8:], sent, n)
+
+
+# ---- random-k: FRAME.md, section 6 ----
+
+M32, M64 = (1 << 32) - 1, (1 << 64) - 1
+
+
+def mix(x):
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & M64
+    x = (x ^ x >> 27) * 0x94D049BB133111EB & M64
+    return x ^ x >> 31
+
+
+def shared_key(seed, step, parameter):
+    golden = 0x9E3779B97F4A7C15
+    h = 0x6A09E667F3BCC908
+    for value in (seed, step, parameter):
+        h = mix((h ^ mix(value + golden & M64)) + golden & M64)
+    return h & M32, h >> 32
+
+
+def philox(key, counter, stream):
+    c = [counter & M32, counter >> 32, stream & M32, stream >> 32]
+    k0, k1 = key
+    for _ in range(10):
+        p0, p1 = c[0] * 0xD2511F53, c[2] * 0xCD9E8D57
+        c = [(p1 >> 32) ^ c[1] ^ k0, p1 & M32, (p0 >> 32) ^ c[3] ^ k1, p0 & M32]
+        k0, k1 = (k0 + 0x9E3779B9) & M32, (k1 + 0xBB67AE85) & M32
+    return c
+
+
+def shuffled(key, stream, n, k):
+    order = list(range(n))
+    for j in range(k):
+        other = j + (philox(key, j // 4, stream)[j % 4] * (n - j) >> 32)
+        order[j], order[other] = order[other], order[j]
+    return order[:k]
+
+
+def round_hash(x, key):
+    h = (x ^ key) * 0x9E3779B1 & M32
+    h = (h ^ h >> 15) * 0x85EBCA77 & M32
+    return h ^ h >> 13
+
+
+def permuted(key, stream, n, k):
+    low_bits = ((n - 1).bit_length() + 1) // 2
+    mask, high_count = (1 << low_bits) - 1, -(-n >> low_bits)
+    keys = philox(key, 0, stream) + philox(key, 1, stream)
+
+    def feistel(i):
+        low, high = i & mask, i >> low_bits
+        for r in (0, 2, 4):
+            low ^= round_hash(high, keys[r]) & mask
+            high = (high + (round_hash(low, keys[r + 1]) * high_count >> 32)) % high_count
+        return high << low_bits | low
+
+    def place(i):
+        to = feistel(i)
+        while to >= n:
+            to = feistel(to)
+        return to
+
+    return [place(i) for i in range(k)]
+
+
+@codec("randomk", 5)
+def decode_randomk(frame, keys):
+    n = frame.count
+    k = kept_of(float(keys.get("ratio", 0.01)), n)
+    exactly(frame, 4 * k)
+    draw = shuffled if n <= 1024 else permuted
+    indices = draw(shared_key(frame.seed, frame.step, frame.parameter), frame.offset, n, k) if n else []
+    out = [0.0] * n
+    for index, value in zip(indices, f32_array(frame.payload)):
+        out[index] = value
+    return out
+
+
+# ---- 3lc ----
+
+CHUNK = 40960
+
+
+def expand_runs(coded, columns):
+    """Bytes from 243 on are runs of 2 to 14 bytes 121."""
+    out = bytearray()
+    for byte in coded:
+        out += bytes([byte]) if byte < 243 else b"\x79" * (byte - 241)
+        well_formed(len(out) <= columns)
+    well_formed(len(out) == columns)
+    return out
+
+
+def ternary(coded, scale, count, zero_runs):
+    """Digit i of byte j is element i * columns + j, most significant digit first."""
+    well_formed(is_scale(scale))
+    columns = -(-count // 5)
+    well_formed(len(coded) <= columns)
+    if zero_runs:
+        coded = expand_runs(coded, columns)
+    well_formed(len(coded) == columns and all(byte < 243 for byte in coded))
+    digits = [byte // 3 ** (4 - i) % 3 - 1 for i in range(5) for byte in coded]
+    return [scale if d > 0 else -scale if d < 0 else 0.0 for d in digits[:count]]
+
+
+@codec("3lc", 6)
+def decode_3lc(frame, keys):
+    n, data = frame.count, frame.payload
+    zero_runs = keys.get("zre", "on") == "on"
+    if n == 0:
+        exactly(frame, 0)
+        return []
+    if keys.get("scale", "unit") == "unit":
+        well_formed(len(data) >= 4)
+        return ternary(data[4:], f32_array(data[:4])[0], n, zero_runs)
+    chunks = -(-n // CHUNK)
+    well_formed(len(data) >= 6 * chunks)
+    scales = f32_array(data[: 4 * chunks])
+    lengths = struct.unpack(f"<{chunks}H", data[4 * chunks : 6 * chunks])
+    exactly(frame, 6 * chunks + sum(lengths))
+    out, at = [], 6 * chunks
+    for c in range(chunks):
+        out += ternary(data[at : at + lengths[c]], scales[c], min(CHUNK, n - c * CHUNK), zero_runs)
+        at += lengths[c]
+    return out
+
+
+# ---- powersgd ----
+
+
+def dot(x, y):
+    """In double, over 16 virtual lanes, folded 8, 4, 2, 1; pieces of 16384 added in order."""
+    total = 0.0
+    for first in range(0, len(x), 16384):
+        lanes = [0.0] * 16
+        for i in range(first, min(first + 16384, len(x))):
+            lanes[i % 16] += x[i] * y[i]
+        for half in (8, 4, 2, 1):
+            lanes = [lanes[i] + lanes[i + half] for i in range(half)]
+        total += lanes[0]
+    return total
+
+
+def without(vector, basis):
+    for u in basis:
+        c = dot(vector, u)
+        vector = [f32(v - c * x) for v, x in zip(vector, u)]
+    return vector
+
+
+def orthonormal(vectors):
+    basis = []
+    for vector in vectors:
+        came_with = dot(vector, vector) ** 0.5
+        vector = without(vector, basis)
+        left = dot(vector, vector) ** 0.5
+        if left < 0.5 * came_with:
+            vector = without(vector, basis)
+            left = dot(vector, vector) ** 0.5
+        if left > 0.0 and left >= 2.0**-20 * came_with:
+            basis.append([f32(v / left) for v in vector])
+        else:
+            basis.append([0.0] * len(vector))
+    return basis
+
+
+@codec("powersgd", 9)
+def decode_powersgd(frame, keys):
+    rows, cols, n = frame.rows, frame.cols, frame.count
+    r = min(int(keys.get("rank", 4)), rows, cols)
+    if rows < 2 or cols < 2 or r * (rows + cols) >= n:
+        return decode_none(frame, keys)
+    exactly(frame, 4 * r * (rows + cols))
+    lanes = f32_array(frame.payload)
+    p = orthonormal([lanes[k * rows : (k + 1) * rows] for k in range(r)])
+    q = [lanes[r * rows + k * cols : r * rows + (k + 1) * cols] for k in range(r)]
+    out = []
+    for i in range(rows):
+        for j in range(cols):
+            d = f32(p[0][i] * q[0][j])
+            for k in range(1, r):
+                d = f32(d + f32(p[k][i] * q[k][j]))
+            out.append(d)
+    return out
 
 
 def decode(data):
@@ -147,7 +415,7 @@ def decode(data):
     require(not frame.non_finite, "non_finite")
     if frame.zero:
         return [0.0] * frame.count
-    return function(frame, keys)
+    return [0.0 + value for value in function(frame, keys)]  # base + decoded: a -0 becomes +0
 
 
 def main(files):
