@@ -282,6 +282,7 @@ TEST(PowerSgd, EqualRanksGiveTheResultOfOne) {
   Ranks one({4, true}, matrix(40, 40), 1), four({4, true}, matrix(40, 40), 4);
   for (int step = 0; step < 3; ++step) {
     EXPECT_LT(distance(one.step(m), four.step(m)), 1e-5 * norm(m));
+    EXPECT_LT(distance(one.state[0], four.state[0]), 1e-4 * norm(one.state[0]));
   }
 }
 
