@@ -341,8 +341,11 @@ class Handle:
         self._resumed = Resumed(layouts, counts)
 
     def close(self) -> None:
-        """Ends the worker. The handle cannot exchange afterwards."""
-        self._jobs.put(None)
+        """Ends the worker and its process group. The model cannot exchange afterwards. Every rank calls it."""
+        if self._worker.is_alive():
+            self._jobs.put(None)
+            self._worker.join()
+            dist.destroy_process_group(self._group)
 
     def __getstate__(self):
         return {"state": self.state_dict()}

@@ -130,12 +130,19 @@ def group_timeout(group):
 
 
 def sibling_group(group):
-    """A group of the same ranks, backend and timeout. Collective over the whole world, like dist.new_group."""
+    """A group of the same ranks, backend and timeout. Collective over the group (torch 1.13: over the world)."""
     ranks_of = getattr(dist, "get_process_group_ranks", None)
     if ranks_of is not None:
         ranks = ranks_of(group)
     else:  # torch 1.13
         ranks = [dist.distributed_c10d._get_global_rank(group, r) for r in range(dist.get_world_size(group))]  # noqa: SLF001
     timeout = group_timeout(group)
-    keywords = {} if timeout is None else {"timeout": timeout}
-    return dist.new_group(ranks=ranks, backend=dist.get_backend(group), **keywords)
+    keywords = {"ranks": ranks, "backend": dist.get_backend(group)}
+    if timeout is not None:
+        keywords["timeout"] = timeout
+    if len(ranks) == dist.get_world_size():
+        return dist.new_group(**keywords)
+    try:  # ranks outside the group know nothing of this call
+        return dist.new_group(use_local_synchronization=True, **keywords)
+    except TypeError:
+        return dist.new_group(**keywords)

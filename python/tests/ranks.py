@@ -1,0 +1,118 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""Real processes with real Gloo for tests: started once, given one function after another.
+
+Importing torch costs seconds; a pool of ranks pays it once for the whole session. A test that kills ranks takes a pool
+of its own.
+"""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import os
+import signal
+import socket
+import traceback
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def _serve(rank: int, world: int, port: int, timeout: float, pipe) -> None:
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
+                      LOCAL_RANK=str(rank), GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1")
+    os.environ.pop("LACONIC_SPEC", None)
+    import datetime
+
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=timeout))
+    pipe.send(("ready", None))
+    while True:
+        try:
+            body, keywords = pipe.recv()
+        except EOFError:
+            return
+        try:
+            pipe.send(("ok", body(**keywords)))
+        except BaseException as error:  # noqa: BLE001  the test decides what to make of it
+            pipe.send(("error", (type(error).__name__, str(error), traceback.format_exc())))
+
+
+class RankError(Exception):
+    """What a rank's function raised: .kind, .message, .trace."""
+
+    def __init__(self, rank, kind, message, trace):
+        super().__init__(f"rank {rank}: {kind}: {message}\n{trace}")
+        self.kind, self.message, self.trace = kind, message, trace
+
+
+class Ranks:
+    """`world` processes in one process group."""
+
+    def __init__(self, world: int, *, timeout: float = 60.0):
+        context = mp.get_context("spawn")
+        port = free_port()
+        self.world, self.pipes, self.processes = world, [], []
+        for rank in range(world):
+            here, there = context.Pipe()
+            process = context.Process(target=_serve, args=(rank, world, port, timeout, there), daemon=True)
+            process.start()
+            there.close()
+            self.pipes.append(here)
+            self.processes.append(process)
+        for rank in range(world):
+            assert self._receive(rank, 180)[0] == "ready"
+
+    def _receive(self, rank: int, seconds: float):
+        if not self.pipes[rank].poll(seconds):
+            raise TimeoutError(f"rank {rank} of {self.world} said nothing for {seconds} s")
+        try:
+            return self.pipes[rank].recv()
+        except (EOFError, ConnectionResetError):
+            return "dead", None
+
+    def start(self, body, **keywords) -> None:
+        """Calls body(**keywords) on all ranks and does not wait."""
+        for pipe in self.pipes:
+            pipe.send((body, keywords))
+
+    def finish(self, seconds: float = 120.0) -> list:
+        """Every rank's outcome: ("ok", value), ("error", RankError) or ("dead", None)."""
+        outcomes = []
+        for rank in range(self.world):
+            kind, value = self._receive(rank, seconds)
+            outcomes.append((kind, RankError(rank, *value) if kind == "error" else value))
+        return outcomes
+
+    def run(self, body, *, seconds: float = 120.0, **keywords) -> list:
+        """Every rank's value; the first failure is raised."""
+        self.start(body, **keywords)
+        outcomes = self.finish(seconds)
+        for kind, value in outcomes:
+            if kind == "error":
+                raise value
+            assert kind == "ok", "a rank died"
+        return [value for _, value in outcomes]
+
+    def errors(self, body, *, seconds: float = 120.0, **keywords) -> list[RankError]:
+        """Every rank must fail; their errors."""
+        self.start(body, **keywords)
+        outcomes = self.finish(seconds)
+        assert all(kind == "error" for kind, _ in outcomes), outcomes
+        return [value for _, value in outcomes]
+
+    def kill(self, rank: int) -> None:
+        os.kill(self.processes[rank].pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        for pipe in self.pipes:
+            pipe.close()
+        for process in self.processes:
+            process.join(5)
+            if process.is_alive():
+                process.kill()

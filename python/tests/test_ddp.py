@@ -1,0 +1,148 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""The DDP hook with real processes and real Gloo: what holds in every mode of DDP."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import training  # noqa: E402
+
+
+def alike(results):
+    results = [r for r in results if r is not None]
+    assert len({r["hash"] for r in results}) == 1, "replicas differ"
+    assert all(r["finite"] for r in results)
+    return results[0]
+
+
+@pytest.mark.parametrize("spec", training.SPECS)
+def test_replicas_are_bit_identical(ranks, spec):
+    alike(ranks.run(training.train, spec=spec, steps=8, buckets=3))
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("spec", ["none", "3lc", "topk:ratio=0.05", "powersgd:rank=2"])
+def test_any_number_of_ranks(ranks, spec, world):
+    alike(ranks.run(training.train, spec=spec, world=world, steps=4))
+
+
+def test_none_equals_plain_ddp(ranks):
+    with_hook = alike(ranks.run(training.train, spec="none", steps=6))
+    plain = alike(ranks.run(training.train, spec=None, steps=6))
+    assert with_hook["hash"] == plain["hash"]
+
+
+@pytest.mark.parametrize("spec", ["int8", "3lc", "topk:ratio=0.05", "sidco:ratio=0.05"])
+def test_buckets_are_only_transport(ranks, spec):
+    one = alike(ranks.run(training.train, spec=spec, steps=6, buckets=1))
+    many = alike(ranks.run(training.train, spec=spec, steps=6, buckets=6))
+    assert one["hash"] == many["hash"]
+
+
+MODES = {
+    "accumulation": {"accumulate": 2},
+    "static_graph": {"ddp_options": {"static_graph": True}},
+    "bucket_view": {"ddp_options": {"gradient_as_bucket_view": True}},
+    "bf16": {"dtype": torch.bfloat16},
+    "fp16": {"dtype": torch.float16},
+    "frozen": {"model_options": {"frozen": True}},
+    "shared": {"model_options": {"shared": True}},
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("spec", ["3lc", "topk:ratio=0.05", "powersgd:rank=2", "bf16"])
+def test_modes(ranks, spec, mode):
+    alike(ranks.run(training.train, spec=spec, steps=5, buckets=2, **MODES[mode]))
+
+
+@pytest.mark.parametrize("branch", [training.on_rank_zero, training.on_odd_steps])
+@pytest.mark.parametrize("spec", ["3lc", "topk:ratio=0.05", "int8", "powersgd:rank=2", "randomk:ratio=0.05"])
+def test_unused_parameters(ranks, spec, branch):
+    alike(ranks.run(training.train, spec=spec, steps=6, buckets=2, branch=branch, model_options={"unused": True},
+                    ddp_options={"find_unused_parameters": True}))
+
+
+def _keeps_unused(spec):
+    import torch.distributed as dist
+
+    ddp, handle, optimizer = training.build(dist.group.WORLD, spec, model_options={"unused": True},
+                                            ddp_options={"find_unused_parameters": True})
+    rank = dist.get_rank()
+    for step in range(3):
+        training.step_once(ddp, optimizer, rank, step, branch=True)
+    before = handle.state_dict()["tensors"]["residual/branch.weight"].clone()
+    training.step_once(ddp, optimizer, rank, 3, branch=False)
+    after = handle.state_dict()["tensors"]["residual/branch.weight"]
+    handle.close()
+    return bool(before.abs().sum() > 0), bool(torch.equal(before, after))
+
+
+@pytest.mark.parametrize("spec", ["3lc", "topk:ratio=0.05", "randomk:ratio=0.05", "powersgd:rank=2"])
+def test_a_parameter_without_gradient_keeps_its_residual(ranks, spec):
+    assert ranks.run(_keeps_unused, spec=spec) == [(True, True)] * 4
+
+
+def _join(spec):
+    import torch.distributed as dist
+
+    ddp, handle, optimizer = training.build(dist.group.WORLD, spec)
+    rank = dist.get_rank()
+    with ddp.join():
+        for step in range(2 + rank):  # uneven inputs
+            training.step_once(ddp, optimizer, rank, step)
+    steps = handle.step
+    handle.close()
+    return steps
+
+
+@pytest.mark.parametrize("spec", ["3lc", "topk:ratio=0.05", "none"])
+def test_join_with_exhausted_ranks(ranks, spec):
+    assert len(set(ranks.run(_join, spec=spec))) == 1
+
+
+def _sizes(spec, buckets):
+    import torch.distributed as dist
+
+    ddp, handle, optimizer = training.build(dist.group.WORLD, spec, buckets=buckets)
+    for step in range(5):
+        training.step_once(ddp, optimizer, dist.get_rank(), step)
+    stats, explained = handle.stats(), handle.explain()
+    handle.close()
+    return stats, explained
+
+
+def test_stats_and_explain(ranks):
+    for stats, explained in ranks.run(_sizes, spec="topk:ratio=0.05", buckets=1):
+        assert stats["steps"] == 5
+        assert 0 < stats["wire_bytes"] < stats["dense_bytes"]
+        assert explained["strategy"] == "gather_all" and explained["reason"]
+        names = {p["name"]: p["codec"] for p in explained["parameters"]}
+        assert names["hidden.weight"].startswith("topk") and names["hidden.bias"] == "none"
+
+
+def _flush(spec):
+    import torch.distributed as dist
+
+    ddp, handle, optimizer = training.build(dist.group.WORLD, spec)
+    rank = dist.get_rank()
+    for step in range(4):
+        training.step_once(ddp, optimizer, rank, step)
+    before = handle.stats()["residual_norm"]
+    handle.flush()
+    training.step_once(ddp, optimizer, rank, 4)
+    after = handle.stats()["residual_norm"]
+    training.step_once(ddp, optimizer, rank, 5)
+    result = before, after, handle.stats()["residual_norm"], training.digest(ddp)
+    handle.close()
+    return result
+
+
+@pytest.mark.parametrize("spec", ["3lc", "topk:ratio=0.05", "powersgd:rank=2"])
+def test_flush(ranks, spec):
+    results = ranks.run(_flush, spec=spec)
+    assert len({r[3] for r in results}) == 1
+    for before, after, later, _ in results:
+        assert before > 0 and after == 0 and later > 0

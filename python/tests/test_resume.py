@@ -1,0 +1,73 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""Train, kill, resume equals uninterrupted, bit for bit; and whose state is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import training  # noqa: E402
+
+
+@pytest.mark.parametrize("spec", training.SPECS)
+def test_resume_is_bit_identical_at_three_ranks(ranks, spec):
+    hashes = [h for h in ranks.run(training.resume, spec=spec, world=3, buckets=4) if h]
+    assert all(h == hashes[0] for h in hashes)
+    assert hashes[0][0] == hashes[0][1]
+
+
+@pytest.mark.parametrize("options", [{"ddp_options": {"static_graph": True}}, {"ddp_options": {"find_unused_parameters": True}}])
+def test_resume_under_other_layouts(ranks, options):
+    for spec in ("none", "bf16", "powersgd:rank=2"):
+        hashes = [h for h in ranks.run(training.resume, spec=spec, world=3, buckets=4, **options) if h]
+        assert hashes[0][0] == hashes[0][1], spec
+
+
+def _swap(what):
+    import torch.distributed as dist
+
+    import laconic
+
+    ddp, handle, optimizer = training.build(dist.group.WORLD, "3lc")
+    training.step_once(ddp, optimizer, dist.get_rank(), 0)
+    state = handle.state_dict()
+    states = [None] * dist.get_world_size()
+    dist.all_gather_object(states, state)
+    error = None
+    try:
+        if what == "rank":
+            handle.load_state_dict(states[(dist.get_rank() + 1) % 4])
+        elif what == "world":
+            state["header"]["world"] = 3
+            handle.load_state_dict(state)
+        elif what == "model":
+            other, handle2, _ = training.build(dist.group.WORLD, "3lc", width=32)
+            handle2.close()
+            handle2.load_state_dict(state)
+        elif what == "spec":
+            other, handle2, _ = training.build(dist.group.WORLD, "topk")
+            handle2.close()
+            handle2.load_state_dict(state)
+        elif what == "version":
+            state["header"]["version"] = 99
+            handle.load_state_dict(state)
+        elif what == "lacking":
+            state["tensors"].popitem()
+            handle.load_state_dict(state)
+        else:
+            handle.load_state_dict({"nonsense": 1})
+    except laconic.LaconicError as e:
+        error = (e.name, e.message, e.hint)
+    handle.close()
+    return error
+
+
+@pytest.mark.parametrize(("what", "name", "word"), [
+    ("rank", "state_rank", "rank"), ("world", "state_world", "3 ranks"), ("model", "state_model", "another model"),
+    ("spec", "state_spec", "3lc"), ("version", "state_version", "99"), ("lacking", "state_corrupt", "lacks"),
+    ("nonsense", "state_corrupt", "not a state")])
+def test_foreign_state_is_refused(ranks, what, name, word):
+    for error in ranks.run(_swap, what=what):
+        assert error is not None
+        assert error[0] == name and word in error[1]

@@ -1,0 +1,152 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""What the ranks of the DDP tests run: small models, seeded data, everything that a test may vary as a keyword."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import laconic
+
+SPECS = ["none", "fp16", "bf16", "int8", "int8:round=stochastic+ef", "topk:ratio=0.05", "randomk:ratio=0.05", "3lc",
+         "3lc:s=1.75", "sidco:ratio=0.05", "powersgd:rank=2"]
+
+
+class Net(torch.nn.Module):
+    """Two hidden layers; optionally with a branch that is used on some ranks only, frozen and shared parameters."""
+
+    def __init__(self, width=48, unused=False, frozen=False, shared=False):
+        super().__init__()
+        self.first = torch.nn.Linear(20, width)
+        self.hidden = torch.nn.Linear(width, width)
+        self.last = torch.nn.Linear(width, 5)
+        self.branch = torch.nn.Linear(width, width) if unused else None
+        if frozen:
+            self.first.weight.requires_grad_(False)
+        self.shared = shared
+
+    def forward(self, x, use_branch=False):
+        h = torch.relu(self.first(x))
+        h = torch.relu(self.hidden(h))
+        if self.shared:
+            h = torch.relu(self.hidden(h))
+        if use_branch:
+            h = h + self.branch(h)
+        return self.last(h)
+
+
+def group_of(world):
+    """The first `world` ranks as a group; None when this rank is not one of them. Every rank calls it."""
+    if world == dist.get_world_size():
+        return dist.group.WORLD
+    group = dist.new_group(ranks=list(range(world)))
+    return group if dist.get_rank() < world else None
+
+
+def leave(group) -> None:
+    """Ranks must keep the same number of groups: torch derives names of later ones from it."""
+    if group is not dist.group.WORLD:
+        dist.destroy_process_group(group)
+
+
+def digest(model) -> str:
+    """Hash over all parameters, bit for bit."""
+    h = hashlib.sha256()
+    for p in model.parameters():
+        h.update(p.detach().contiguous().view(torch.uint8).numpy().tobytes())
+    return h.hexdigest()
+
+
+def batch(rank, step, n=8, dtype=torch.float32):
+    g = torch.Generator().manual_seed(1000 * step + rank)
+    return torch.randn(n, 20, generator=g).to(dtype), torch.randint(0, 5, (n,), generator=g)
+
+
+def build(group, spec, *, width=48, dtype=torch.float32, buckets=1, model_options=None, ddp_options=None,
+          attach_options=None):
+    torch.manual_seed(7)
+    net = Net(width, **(model_options or {})).to(dtype)
+    total = sum(p.numel() * p.element_size() for p in net.parameters())
+    cap = (total / buckets) / (1 << 20) if buckets > 1 else 100
+    ddp = DistributedDataParallel(net, process_group=group, bucket_cap_mb=cap, **(ddp_options or {}))
+    handle = None
+    if spec is not None:
+        handle = laconic.attach(ddp, spec, small_elements=64, quiet=True, **(attach_options or {}))
+    return ddp, handle, torch.optim.SGD(ddp.parameters(), lr=0.05, momentum=0.9)
+
+
+def step_once(ddp, optimizer, rank, step, *, dtype=torch.float32, branch=False, accumulate=0):
+    optimizer.zero_grad()
+    for k in range(accumulate):
+        with ddp.no_sync():
+            x, y = batch(rank, 100 * step + k + 7, dtype=dtype)
+            torch.nn.functional.cross_entropy(ddp(x).float(), y).backward()
+    x, y = batch(rank, step, dtype=dtype)
+    out = ddp(x, use_branch=True) if branch else ddp(x)
+    loss = torch.nn.functional.cross_entropy(out.float(), y)
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
+def train(spec, steps=6, world=4, branch=None, **options):
+    """Trains and gives {"hash", "loss", "stats", "norm"}, or None on a rank outside the group."""
+    group = group_of(world)
+    if group is None:
+        return None
+    rank = dist.get_rank(group)
+    accumulate = options.pop("accumulate", 0)
+    dtype = options.get("dtype", torch.float32)
+    ddp, handle, optimizer = build(group, spec, **options)
+    for step in range(steps):
+        use = branch is not None and branch(rank, step)
+        loss = step_once(ddp, optimizer, rank, step, dtype=dtype, branch=use, accumulate=accumulate)
+    result = {"hash": digest(ddp), "loss": loss, "stats": handle.stats() if handle else None,
+              "finite": all(bool(p.isfinite().all()) for p in ddp.parameters())}
+    if handle:
+        handle.close()
+    leave(group)
+    return result
+
+
+def on_rank_zero(rank, step):
+    return rank == 0
+
+
+def on_odd_steps(rank, step):
+    return step % 2 == 1
+
+
+def resume(spec, world, buckets, before=4, after=4, **options):
+    """Hashes of an uninterrupted run and of one that is saved, thrown away and resumed."""
+    group = group_of(world)
+    if group is None:
+        return None
+    rank = dist.get_rank(group)
+    hashes = []
+    for interrupted in (False, True):
+        ddp, handle, optimizer = build(group, spec, buckets=buckets, **options)
+        for step in range(before):
+            step_once(ddp, optimizer, rank, step)
+        if interrupted:
+            file = io.BytesIO()
+            torch.save({"model": ddp.module.state_dict(), "optimizer": optimizer.state_dict(),
+                        "laconic": handle.state_dict()}, file)
+            handle.close()
+            del ddp, handle, optimizer
+            file.seek(0)
+            saved = torch.load(file, weights_only=False)
+            ddp, handle, optimizer = build(group, spec, buckets=buckets, **options)
+            ddp.module.load_state_dict(saved["model"])
+            optimizer.load_state_dict(saved["optimizer"])
+            handle.load_state_dict(saved["laconic"])
+        for step in range(before, before + after):
+            step_once(ddp, optimizer, rank, step)
+        hashes.append(digest(ddp))
+        handle.close()
+    leave(group)
+    return hashes
