@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from . import _lib
-from .engine import _TORCH_TYPES, Engine, sibling_group
+from .engine import _TORCH_TYPES, Engine, release_sibling, sibling_group
 from .errors import LaconicError
 from .session import STATE_VERSION, Layout, Session
 
@@ -341,11 +341,11 @@ class Handle:
         self._resumed = Resumed(layouts, counts)
 
     def close(self) -> None:
-        """Ends the worker and its process group. The model cannot exchange afterwards. Every rank calls it."""
+        """Ends the worker. The model cannot exchange afterwards. Every rank calls it."""
         if self._worker.is_alive():
             self._jobs.put(None)
             self._worker.join()
-            dist.destroy_process_group(self._group)
+            release_sibling(self._user_group, self._group)
 
     def __getstate__(self):
         return {"state": self.state_dict()}

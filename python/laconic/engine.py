@@ -129,8 +129,17 @@ def group_timeout(group):
     return None
 
 
+_free_siblings: dict = {}  # group → siblings whose handles were closed
+
+
 def sibling_group(group):
-    """A group of the same ranks, backend and timeout. Collective over the group (torch 1.13: over the world)."""
+    """A group of the same ranks, backend and timeout, for one worker thread.
+
+    Collective over the group (torch 1.13: over the world). Siblings are reused after `release_sibling`, never destroyed:
+    torch derives a local group's name from how many there are, and a name that comes again meets stale addresses.
+    """
+    if _free_siblings.get(group):
+        return _free_siblings[group].pop()
     ranks_of = getattr(dist, "get_process_group_ranks", None)
     if ranks_of is not None:
         ranks = ranks_of(group)
@@ -146,3 +155,7 @@ def sibling_group(group):
         return dist.new_group(use_local_synchronization=True, **keywords)
     except TypeError:
         return dist.new_group(**keywords)
+
+
+def release_sibling(group, sibling) -> None:
+    _free_siblings.setdefault(group, []).append(sibling)

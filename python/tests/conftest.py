@@ -5,11 +5,24 @@ import pytest
 
 
 @pytest.fixture(scope="session")
-def ranks():
-    """Four ranks for the whole session; a test that needs fewer uses a subgroup."""
+def pools():
+    """pools(world): that many ranks, started once for the whole session."""
     pytest.importorskip("torch", reason="the DDP tests need torch")
     from ranks import Ranks
 
-    pool = Ranks(4)
-    yield pool
-    pool.close()
+    started: dict[int, Ranks] = {}
+
+    def of(world: int) -> Ranks:
+        if world not in started:
+            started[world] = Ranks(world)
+        return started[world]
+
+    yield of
+    for pool in started.values():
+        pool.close()
+
+
+@pytest.fixture
+def ranks(pools):
+    """Four ranks."""
+    return pools(4)

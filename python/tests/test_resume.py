@@ -11,16 +11,16 @@ import training  # noqa: E402
 
 
 @pytest.mark.parametrize("spec", training.SPECS)
-def test_resume_is_bit_identical_at_three_ranks(ranks, spec):
-    hashes = [h for h in ranks.run(training.resume, spec=spec, world=3, buckets=4) if h]
+def test_resume_is_bit_identical_at_three_ranks(pools, spec):
+    hashes = pools(3).run(training.resume, spec=spec, buckets=4)
     assert all(h == hashes[0] for h in hashes)
     assert hashes[0][0] == hashes[0][1]
 
 
 @pytest.mark.parametrize("options", [{"ddp_options": {"static_graph": True}}, {"ddp_options": {"find_unused_parameters": True}}])
-def test_resume_under_other_layouts(ranks, options):
+def test_resume_under_other_layouts(pools, options):
     for spec in ("none", "bf16", "powersgd:rank=2"):
-        hashes = [h for h in ranks.run(training.resume, spec=spec, world=3, buckets=4, **options) if h]
+        hashes = pools(3).run(training.resume, spec=spec, buckets=4, **options)
         assert hashes[0][0] == hashes[0][1], spec
 
 

@@ -39,20 +39,6 @@ class Net(torch.nn.Module):
         return self.last(h)
 
 
-def group_of(world):
-    """The first `world` ranks as a group; None when this rank is not one of them. Every rank calls it."""
-    if world == dist.get_world_size():
-        return dist.group.WORLD
-    group = dist.new_group(ranks=list(range(world)))
-    return group if dist.get_rank() < world else None
-
-
-def leave(group) -> None:
-    """Ranks must keep the same number of groups: torch derives names of later ones from it."""
-    if group is not dist.group.WORLD:
-        dist.destroy_process_group(group)
-
-
 def digest(model) -> str:
     """Hash over all parameters, bit for bit."""
     h = hashlib.sha256()
@@ -93,12 +79,9 @@ def step_once(ddp, optimizer, rank, step, *, dtype=torch.float32, branch=False, 
     return loss.item()
 
 
-def train(spec, steps=6, world=4, branch=None, **options):
-    """Trains and gives {"hash", "loss", "stats", "norm"}, or None on a rank outside the group."""
-    group = group_of(world)
-    if group is None:
-        return None
-    rank = dist.get_rank(group)
+def train(spec, steps=6, branch=None, **options):
+    """Trains and gives {"hash", "loss", "stats", "finite"}."""
+    group, rank = dist.group.WORLD, dist.get_rank()
     accumulate = options.pop("accumulate", 0)
     dtype = options.get("dtype", torch.float32)
     ddp, handle, optimizer = build(group, spec, **options)
@@ -109,7 +92,6 @@ def train(spec, steps=6, world=4, branch=None, **options):
               "finite": all(bool(p.isfinite().all()) for p in ddp.parameters())}
     if handle:
         handle.close()
-    leave(group)
     return result
 
 
@@ -121,12 +103,9 @@ def on_odd_steps(rank, step):
     return step % 2 == 1
 
 
-def resume(spec, world, buckets, before=4, after=4, **options):
+def resume(spec, buckets, before=4, after=4, **options):
     """Hashes of an uninterrupted run and of one that is saved, thrown away and resumed."""
-    group = group_of(world)
-    if group is None:
-        return None
-    rank = dist.get_rank(group)
+    group, rank = dist.group.WORLD, dist.get_rank()
     hashes = []
     for interrupted in (False, True):
         ddp, handle, optimizer = build(group, spec, buckets=buckets, **options)
@@ -148,5 +127,4 @@ def resume(spec, world, buckets, before=4, after=4, **options):
             step_once(ddp, optimizer, rank, step)
         hashes.append(digest(ddp))
         handle.close()
-    leave(group)
     return hashes
