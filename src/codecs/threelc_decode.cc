@@ -99,12 +99,23 @@ void unpack_partial(const Decoder& d, const ThreeLcTerm* terms, const Rows& rows
   }
 }
 
-// Columns [begin, end), whose digit bytes start at terms[].bytes.
-void unpack_columns(const Decoder& d, const ThreeLcTerm* terms, const Rows& rows, uint64_t begin,
-                    uint64_t end, float* out) {
+// A stretch of columns whose digit bytes start at terms[].bytes.
+struct Stretch {
+  uint64_t begin = 0;
+  uint64_t end = 0;
+  bool first = true;  // no column before it is decoded with it
+  bool last = true;   // none behind it either
+};
+
+void unpack_columns(const Decoder& d, const ThreeLcTerm* terms, const Rows& rows,
+                    const Stretch& stretch, float* out) {
+  const auto [begin, end, first, last] = stretch;
   const uint64_t complete = std::clamp(rows.complete, begin, end);
   if (d.output == kernels::Output::stream) {
-    d.kernel.unpack_stream(terms, d.terms, complete - begin, out + begin, rows.columns);
+    const uint64_t follow =
+        last ? 0 : std::min(kernels::kStreamFollow, std::max(rows.complete, end) - end);
+    d.kernel.unpack_stream(terms, d.terms, complete - begin, follow, first, out + begin,
+                           rows.columns);
   } else {
     d.kernel.unpack(terms, d.terms, complete - begin, out + begin, rows.columns,
                     d.output == kernels::Output::add);
@@ -112,26 +123,27 @@ void unpack_columns(const Decoder& d, const ThreeLcTerm* terms, const Rows& rows
   for (uint64_t j = complete; j < end; ++j) unpack_partial(d, terms, rows, j, j - begin, out);
 }
 
-uint64_t least_ready(DigitFeed* feeds, uint32_t count, uint64_t want) {
-  uint64_t least = want;
+// How many columns can be decoded now: `left`, or whole vectors that leave kStreamFollow behind.
+uint64_t ready_columns(DigitFeed* feeds, uint32_t count, uint64_t left) {
+  uint64_t least = left;
   for (uint32_t t = 0; t < count; ++t) {
-    feeds[t].fill(std::min(want, kBlock));
+    feeds[t].fill(std::min(left, kBlock));
     least = std::min(least, feeds[t].ready());
   }
-  return least;
+  if (least == left) return left;
+  return (least - std::min(least, kernels::kStreamFollow)) & ~uint64_t{63};
 }
 
 // Columns [begin, end) of feeds that stand at `begin`.
 void decode_columns(const Decoder& d, DigitFeed* feeds, ThreeLcTerm* terms, const Rows& rows,
                     uint64_t begin, uint64_t end, float* out) {
-  while (begin < end) {
-    uint64_t n = least_ready(feeds, d.terms, end - begin);
-    if (n < end - begin) n &= ~uint64_t{63};  // whole vectors, except at the end
-    if (n == 0) return;                       // only with payloads that check() refuses
+  for (uint64_t at = begin; at < end;) {
+    const uint64_t n = ready_columns(feeds, d.terms, end - at);
+    if (n == 0) return;  // only with payloads that check() refuses
     for (uint32_t t = 0; t < d.terms; ++t) terms[t].bytes = feeds[t].bytes();
-    unpack_columns(d, terms, rows, begin, begin + n, out);
+    unpack_columns(d, terms, rows, {at, at + n, at == begin, at + n == end}, out);
     for (uint32_t t = 0; t < d.terms; ++t) feeds[t].take(n);
-    begin += n;
+    at += n;
   }
 }
 

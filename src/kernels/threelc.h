@@ -36,6 +36,9 @@ struct ThreeLcTerm {
   float value[3] = {0, 0, 0};
 };
 
+/// What unpack_stream() needs behind a call that is not the last one, to cut no vector.
+inline constexpr uint64_t kStreamFollow = 16;
+
 /// Most terms that unpack() takes at once.
 inline constexpr uint32_t kMaxUnpackTerms = 8;
 
@@ -55,9 +58,12 @@ struct ThreeLcKernels {
   /// 0.
   void (*unpack)(const ThreeLcTerm* terms, uint32_t term_count, uint64_t columns, float* out,
                  uint64_t stride, bool add);
-  /// The same without `add`, past the caches: for outputs that no cache holds.
-  void (*unpack_stream)(const ThreeLcTerm* terms, uint32_t term_count, uint64_t columns, float* out,
-                        uint64_t stride);
+  /// The same without `add`, past the caches: for outputs that no cache holds. A row is cut only at
+  /// addresses that are multiples of a vector: `follow` says how many columns behind `columns` may
+  /// be written as well, and unless `first`, the columns before the first such address are left
+  /// out: the call before wrote them.
+  void (*unpack_stream)(const ThreeLcTerm* terms, uint32_t term_count, uint64_t columns,
+                        uint64_t follow, bool first, float* out, uint64_t stride);
   /// Zero bytes before the first other byte; n when there is no other.
   uint64_t (*leading_zeros)(const uint8_t* bytes, uint64_t n);
   /// Zero bytes behind the last other byte; n when there is no other.

@@ -275,32 +275,42 @@ void unpack(const ThreeLcTerm* terms, uint32_t term_count, uint64_t columns, flo
   }
 }
 
+// Floats from `to` to the first address that a vector can be streamed to.
+HWY_INLINE uint64_t before_vector(const float* to) {
+  const uint64_t lanes = hn::Lanes(F());
+  return (lanes - reinterpret_cast<uintptr_t>(to) / sizeof(float) % lanes) % lanes;
+}
+
 // Copies past the caches: whole vectors to aligned addresses, the ends as usual.
 HWY_INLINE void stream_row(const float* from, uint64_t n, float* to) {
   const F f;
   const size_t lanes = hn::Lanes(f);
-  const uint64_t misplaced = reinterpret_cast<uintptr_t>(to) / sizeof(float) % lanes;
-  uint64_t i = HWY_MIN(n, misplaced == 0 ? 0 : lanes - misplaced);
-  std::memcpy(to, from, i * sizeof(float));
+  uint64_t i = HWY_MIN(n, before_vector(to));
+  if (i > 0) std::memcpy(to, from, i * sizeof(float));
   for (; i + lanes <= n; i += lanes) hn::Stream(hn::LoadU(f, from + i), f, to + i);
-  std::memcpy(to + i, from + i, (n - i) * sizeof(float));
+  if (i < n) std::memcpy(to + i, from + i, (n - i) * sizeof(float));
 }
 
-void unpack_stream(const ThreeLcTerm* terms, uint32_t term_count, uint64_t columns, float* out,
-                   uint64_t stride) {
-  if (reinterpret_cast<uintptr_t>(out) % sizeof(float) != 0) {
-    return unpack(terms, term_count, columns, out, stride, false);
-  }
-  alignas(64) float stage[kDigits * kStageColumns];
+// A line of which a part is stored as usual costs a read from memory, so rows, which start at any
+// address, are cut at vectors: a block leaves out what the one before wrote, and writes on to the
+// next vector.
+void unpack_stream(const ThreeLcTerm* terms, uint32_t term_count, uint64_t columns, uint64_t follow,
+                   bool first, float* out, uint64_t stride) {
+  constexpr uint64_t kStageStride = kStageColumns + kStreamFollow;
+  alignas(64) float stage[kDigits * kStageStride];
   TermTable tables[kMaxUnpackTerms];
   fill_tables(terms, term_count, tables);
   ThreeLcTerm at[kMaxUnpackTerms];
   for (uint32_t t = 0; t < term_count; ++t) at[t] = terms[t];
   for (uint64_t j = 0; j < columns; j += kStageColumns) {
     const uint64_t n = HWY_MIN(kStageColumns, columns - j);
-    unpack_block<false>(at, tables, term_count, n, stage, kStageColumns);
+    const uint64_t beyond = HWY_MIN(kStreamFollow, columns - j - n + follow);
+    unpack_block<false>(at, tables, term_count, n + beyond, stage, kStageStride);
     for (uint32_t i = 0; i < kDigits; ++i) {
-      stream_row(stage + i * kStageColumns, n, out + i * stride + j);
+      float* const row = out + i * stride + j;
+      const uint64_t from = first && j == 0 ? 0 : HWY_MIN(n + beyond, before_vector(row));
+      const uint64_t to = n + HWY_MIN(beyond, before_vector(row + n));
+      if (from < to) stream_row(stage + i * kStageStride + from, to - from, row + from);
     }
     for (uint32_t t = 0; t < term_count; ++t) at[t].bytes += n;
   }

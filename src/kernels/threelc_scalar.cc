@@ -45,8 +45,8 @@ void unpack(const ThreeLcTerm* terms, uint32_t term_count, uint64_t columns, flo
   }
 }
 
-void unpack_stream(const ThreeLcTerm* terms, uint32_t term_count, uint64_t columns, float* out,
-                   uint64_t stride) {
+void unpack_stream(const ThreeLcTerm* terms, uint32_t term_count, uint64_t columns,
+                   uint64_t /*follow*/, bool /*first*/, float* out, uint64_t stride) {
   unpack(terms, term_count, columns, out, stride, false);
 }
 

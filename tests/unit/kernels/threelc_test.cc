@@ -142,8 +142,27 @@ TEST_P(ThreeLcKernelsTest, UnpacksLikeTheReference) {
         reference.unpack(terms.data(), count, columns, b.data() + 1, stride, add);
         EXPECT_TRUE(same_bits(a, b)) << columns;
         if (add) continue;
-        simd.unpack_stream(terms.data(), count, columns, c.data() + 1, stride);
+        simd.unpack_stream(terms.data(), count, columns, 0, true, c.data() + 1, stride);
         EXPECT_TRUE(same_bits(c, b)) << columns;
+      }
+    }
+  }
+}
+
+// Two calls, cut anywhere, at every alignment: together they write what one does.
+TEST_P(ThreeLcKernelsTest, StreamsInPieces) {
+  for (const uint64_t columns : {20U, 63U, 1500U, 2500U}) {
+    for (uint64_t cut = 0; cut <= columns; cut += 1 + columns / 7) {
+      for (uint64_t shift = 0; shift < 17; ++shift) {
+        const uint64_t stride = columns + shift % 5;
+        const std::vector<uint8_t> bytes = digit_bytes(columns, 0.3, 1);
+        ThreeLcTerm term{bytes.data(), {-2, 0, 2}};
+        std::vector<float> a(5 * stride + 17, 9.0F), b = a;
+        reference.unpack(&term, 1, columns, a.data() + shift, stride, false);
+        simd.unpack_stream(&term, 1, cut, columns - cut, true, b.data() + shift, stride);
+        term.bytes += cut;
+        simd.unpack_stream(&term, 1, columns - cut, 0, cut == 0, b.data() + shift + cut, stride);
+        ASSERT_TRUE(same_bits(a, b)) << columns << " " << cut << " " << shift;
       }
     }
   }
