@@ -19,6 +19,8 @@ Contract cast_contract() {
   return c;
 }
 
+bool streams(const Unit& unit) { return unit.count * kHalf > kernels::kStreamBytes; }
+
 template <class Narrow>
 Encoded encode_cast(const Unit& unit, Source source, Work& work, MutBytes out, Narrow&& narrow) {
   for_chunks(work.pool, unit.count, kDenseChunk, [&](uint64_t begin, uint64_t end) {
@@ -38,8 +40,9 @@ Plan Fp16::plan(const Params&, const Unit& unit, uint32_t) {
 Encoded Fp16::encode(const Params& params, std::span<const float>, const Unit& unit,
                      const Place& place, uint32_t, Source source, Work& work, MutBytes out) {
   const auto& kernels = kernels::cast_kernels(work.isa);
+  const auto narrow = streams(unit) ? kernels.stream_f16 : kernels.narrow_f16;
   return encode_cast(unit, source, work, out, [&](uint8_t* to, const float* from, uint64_t n) {
-    kernels.narrow_f16(to, place.prescale, from, n, params.saturate);
+    narrow(to, place.prescale, from, n, params.saturate);
   });
 }
 
@@ -62,8 +65,9 @@ Plan Bf16::plan(const Params&, const Unit& unit, uint32_t) {
 Encoded Bf16::encode(const Params&, std::span<const float>, const Unit& unit, const Place& place,
                      uint32_t, Source source, Work& work, MutBytes out) {
   const auto& kernels = kernels::cast_kernels(work.isa);
+  const auto narrow = streams(unit) ? kernels.stream_bf16 : kernels.narrow_bf16;
   return encode_cast(unit, source, work, out, [&](uint8_t* to, const float* from, uint64_t n) {
-    kernels.narrow_bf16(to, place.prescale, from, n);
+    narrow(to, place.prescale, from, n);
   });
 }
 

@@ -24,6 +24,9 @@ struct CastKernels {
                            uint64_t begin, uint64_t end);
   void (*weighted_sum_bf16)(float* out, Output output, const Weighted* terms, uint32_t count,
                             uint64_t begin, uint64_t end);
+  /// narrow_f16 and narrow_bf16 past the caches, for outputs larger than them.
+  void (*stream_f16)(void* out, float w, const float* x, uint64_t n, bool saturate);
+  void (*stream_bf16)(void* out, float w, const float* x, uint64_t n);
 };
 
 const CastKernels& cast_kernels(Isa isa) noexcept;

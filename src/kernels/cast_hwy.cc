@@ -111,42 +111,80 @@ HWY_INLINE VF from_bf16(V16 h) {
   return hn::BitCast(F32(), hn::ShiftLeft<16>(hn::PromoteTo(U32(), h)));
 }
 
-/// out_i = convert(w·x_i)
-template <class Convert, class Element>
-HWY_INLINE void narrow(void* out, float w, const float* x, uint64_t n, Convert convert,
-                       Element element) {
+/// out_i = convert(w·x_i) for i in [begin, end). Output::stream needs out + begin aligned to two
+/// 16-bit halves of a vector, and a FlushStream afterwards.
+template <Output kOutput, class Convert, class Element>
+HWY_INLINE void narrow_loop(void* out, float w, const float* x, uint64_t begin, uint64_t end,
+                            Convert convert, Element element) {
+  const hn::Twice<D16> pair;
   const VF weight = hn::Set(F32(), w);
   const size_t lanes = lanes32();
-  const auto one = [&](uint64_t i) LACONIC_LAMBDA {
-    prefetch_ahead(x + i);
-    store_16(convert(hn::Mul(weight, load_f32(x, i))), out, i);
+  const auto one = [&](uint64_t i)
+                       LACONIC_LAMBDA { return convert(hn::Mul(weight, load_f32(x, i))); };
+  const auto two = [&](uint64_t i) LACONIC_LAMBDA {
+    prefetch_span(x + i, 2 * lanes * sizeof(float));
+    const auto both = hn::Combine(pair, one(i + lanes), one(i));
+    auto* to = reinterpret_cast<uint16_t*>(static_cast<char*>(out) + i * sizeof(uint16_t));
+    if constexpr (kOutput == Output::stream) {
+      hn::Stream(both, pair, to);
+    } else {
+      hn::StoreU(both, pair, to);
+    }
   };
   in_turns(
-      0, n,
+      begin, end,
       [&](uint64_t i) LACONIC_LAMBDA {
-        one(i);
-        one(i + lanes);
-        one(i + 2 * lanes);
-        one(i + 3 * lanes);
+        two(i);
+        two(i + 2 * lanes);
       },
-      one, [&](uint64_t i) LACONIC_LAMBDA { put<uint16_t>(out, i, element(w, x[i])); });
+      [&](uint64_t i) LACONIC_LAMBDA { store_16(one(i), out, i); },
+      [&](uint64_t i) LACONIC_LAMBDA { put<uint16_t>(out, i, element(w, x[i])); });
 }
 
-void narrow_f16(void* out, float w, const float* x, uint64_t n, bool saturate) {
+template <class Convert, class Element>
+HWY_INLINE void narrow(void* out, Output output, float w, const float* x, uint64_t n,
+                       Convert convert, Element element) {
+  const uint64_t bytes = 2 * lanes32() * sizeof(uint16_t);
+  const uint64_t head = (bytes - reinterpret_cast<uintptr_t>(out) % bytes) % bytes;
+  if (output == Output::stream && head % sizeof(uint16_t) == 0) {
+    const uint64_t aligned = HWY_MIN(head / sizeof(uint16_t), n);
+    for (uint64_t i = 0; i < aligned; ++i) put<uint16_t>(out, i, element(w, x[i]));
+    narrow_loop<Output::stream>(out, w, x, aligned, n, convert, element);
+    hwy::FlushStream();
+  } else {
+    narrow_loop<Output::set>(out, w, x, 0, n, convert, element);
+  }
+}
+
+HWY_INLINE void f16_as(void* out, Output output, float w, const float* x, uint64_t n,
+                       bool saturate) {
   if (saturate) {
     narrow(
-        out, w, x, n, [](VF v) LACONIC_LAMBDA { return to_f16(saturate_f16(v)); },
+        out, output, w, x, n, [](VF v) LACONIC_LAMBDA { return to_f16(saturate_f16(v)); },
         [](float weight, float v) LACONIC_LAMBDA { return encode_f16(weight, v, true); });
   } else {
     narrow(
-        out, w, x, n, [](VF v) LACONIC_LAMBDA { return to_f16(v); },
+        out, output, w, x, n, [](VF v) LACONIC_LAMBDA { return to_f16(v); },
         [](float weight, float v) LACONIC_LAMBDA { return encode_f16(weight, v, false); });
   }
 }
 
-void narrow_bf16(void* out, float w, const float* x, uint64_t n) {
+HWY_INLINE void bf16_as(void* out, Output output, float w, const float* x, uint64_t n) {
   narrow(
-      out, w, x, n, [](VF v) LACONIC_LAMBDA { return to_bf16(v); }, &encode_bf16);
+      out, output, w, x, n, [](VF v) LACONIC_LAMBDA { return to_bf16(v); }, &encode_bf16);
+}
+
+void narrow_f16(void* out, float w, const float* x, uint64_t n, bool saturate) {
+  f16_as(out, Output::set, w, x, n, saturate);
+}
+void narrow_bf16(void* out, float w, const float* x, uint64_t n) {
+  bf16_as(out, Output::set, w, x, n);
+}
+void stream_f16(void* out, float w, const float* x, uint64_t n, bool saturate) {
+  f16_as(out, Output::stream, w, x, n, saturate);
+}
+void stream_bf16(void* out, float w, const float* x, uint64_t n) {
+  bf16_as(out, Output::stream, w, x, n);
 }
 
 HWY_INLINE void prefetch_16(const void* data, uint64_t i, uint64_t n) {
@@ -171,7 +209,8 @@ void weighted_sum_bf16(float* out, Output output, const Weighted* terms, uint32_
       &decode_bf16);
 }
 
-constexpr CastKernels kTable{&narrow_f16, &narrow_bf16, &weighted_sum_f16, &weighted_sum_bf16};
+constexpr CastKernels kTable{&narrow_f16,        &narrow_bf16, &weighted_sum_f16,
+                             &weighted_sum_bf16, &stream_f16,  &stream_bf16};
 
 #undef LACONIC_F16C
 

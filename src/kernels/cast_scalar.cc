@@ -26,7 +26,7 @@ void weighted_sum_bf16(float* out, Output output, const Weighted* terms, uint32_
 
 }  // namespace
 
-constinit const CastKernels kCastScalar{&narrow_f16, &narrow_bf16, &weighted_sum_f16,
-                                        &weighted_sum_bf16};
+constinit const CastKernels kCastScalar{&narrow_f16,        &narrow_bf16, &weighted_sum_f16,
+                                        &weighted_sum_bf16, &narrow_f16,  &narrow_bf16};
 
 }  // namespace laconic::kernels

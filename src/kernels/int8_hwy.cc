@@ -150,19 +150,44 @@ HWY_INLINE void quantize_part(const float* x, uint64_t begin, uint64_t end, floa
   for (; i < end; ++i) put<int8_t>(codes, i, int8_stochastic(x[i], inverse, bits[i - begin]));
 }
 
-/// Codes of the whole group x[i, i + 64).
-HWY_INLINE void quantize_group(const float* x, uint64_t i, VF inverse, void* codes,
-                               const Philox& random, uint64_t offset) {
-  const size_t lanes = lanes32();
-  for (uint64_t s = 0; s < 16; s += lanes) {
-    PhiloxWords words;
-    random.words<1>(offset / kGroup * 8 + s / 2, &words);
-    const GroupBits bits = group_bits(words);
-    for (uint64_t k = 0; k < 4; ++k) {
-      const uint64_t j = i + k * 16 + s;
-      store_bytes(stochastic_codes(load_f32(x, j), inverse, bits.r[k]), codes, j);
+/// Codes of the whole groups x[i, i + 64·kGroups).
+template <uint64_t kGroups>
+HWY_INLINE void quantize_groups(const float* x, uint64_t i, VF inverse, void* codes,
+                                const Philox& random, uint64_t offset) {
+  constexpr uint64_t lanes = hn::MaxLanes(F32());
+  // Two vectors of Philox at a time where there is work for two.
+  constexpr uint64_t kWays = kGroups * 16 / lanes >= 2 ? 2 : 1;
+  for (uint64_t v = 0; v < kGroups * 16 / lanes; v += kWays) {
+    PhiloxWords words[kWays];
+    random.words<kWays>(offset / kGroup * 8 + v * philox_blocks(), words);
+    for (uint64_t w = 0; w < kWays; ++w) {
+      const GroupBits bits = group_bits(words[w]);
+      const uint64_t at = (v + w) * lanes;  // counts 16 per group
+      const uint64_t j = i + at / 16 * kGroup + at % 16;
+      for (uint64_t k = 0; k < 4; ++k) {
+        store_bytes(stochastic_codes(load_f32(x, j + k * 16), inverse, bits.r[k]), codes,
+                    j + k * 16);
+      }
     }
   }
+}
+
+/// Codes of the block x[begin, end); `first` is the offset of x[0].
+HWY_INLINE void quantize_block(const float* x, uint64_t begin, uint64_t end, float inverse,
+                               void* codes, const Philox& random, uint64_t first,
+                               GroupCache& cache) {
+  const VF factor = hn::Set(F32(), inverse);
+  uint64_t i = begin;
+  const uint64_t whole = HWY_MIN(end, begin + (kGroup - (first + begin) % kGroup) % kGroup);
+  if (i < whole) quantize_part(x, i, whole, inverse, codes, random, first, cache);
+  i = whole;
+  for (; i + 2 * kGroup <= end; i += 2 * kGroup) {
+    quantize_groups<2>(x, i, factor, codes, random, first + i);
+  }
+  for (; i + kGroup <= end; i += kGroup) {
+    quantize_groups<1>(x, i, factor, codes, random, first + i);
+  }
+  if (i < end) quantize_part(x, i, end, inverse, codes, random, first, cache);
 }
 
 bool encode_stochastic(const float* x, uint64_t n, uint32_t block, void* scales, void* codes,
@@ -171,19 +196,7 @@ bool encode_stochastic(const float* x, uint64_t n, uint32_t block, void* scales,
   GroupCache cache;
   return encode_blocks(x, n, block, scales, codes,
                        [&](uint64_t begin, uint64_t end, float inverse) LACONIC_LAMBDA {
-                         const VF factor = hn::Set(F32(), inverse);
-                         uint64_t i = begin;
-                         while (i < end) {
-                           const uint64_t in_group = (first + i) % kGroup;
-                           if (in_group == 0 && end - i >= kGroup) {
-                             quantize_group(x, i, factor, codes, random, first + i);
-                             i += kGroup;
-                           } else {
-                             const uint64_t stop = HWY_MIN(end, i + kGroup - in_group);
-                             quantize_part(x, i, stop, inverse, codes, random, first, cache);
-                             i = stop;
-                           }
-                         }
+                         quantize_block(x, begin, end, inverse, codes, random, first, cache);
                        });
 }
 

@@ -49,7 +49,7 @@ class Philox {
     const VU m0 = hn::Set(U32(), 0xD2511F53U), m1 = hn::Set(U32(), 0xCD9E8D57U);
     VU c0[kWays], c1[kWays], c2[kWays], c3[kWays];
     for (uint32_t w = 0; w < kWays; ++w) {
-      const auto counters = hn::Iota(U64(), counter + w * philox_blocks());
+      const auto counters = hn::Add(hn::Set(U64(), counter + w * philox_blocks()), iota_);
       c0[w] = hn::BitCast(U32(), counters);
       c1[w] = hn::Shuffle2301(c0[w]);
       c2[w] = stream_low_;
@@ -75,6 +75,7 @@ class Philox {
   static constexpr uint32_t kRounds = 10;
   VU keys_[2 * kRounds];
   VU stream_low_, stream_high_;
+  hn::Vec<U64> iota_ = hn::Iota(U64(), 0);  // once: Highway 1.0 builds it through memory
 };
 
 }  // namespace laconic::kernels::HWY_NAMESPACE

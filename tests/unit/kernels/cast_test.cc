@@ -113,6 +113,8 @@ TEST_P(CastKernelsTest, OddSizesAndAddressesEqualTheReference) {
       check([&](const CastKernels& k, uint8_t* out) { k.narrow_f16(out, 0.25F, in, n, true); });
       check([&](const CastKernels& k, uint8_t* out) { k.narrow_f16(out, 0.3F, in, n, false); });
       check([&](const CastKernels& k, uint8_t* out) { k.narrow_bf16(out, 0.3F, in, n); });
+      check([&](const CastKernels& k, uint8_t* out) { k.stream_bf16(out, 0.3F, in, n); });
+      check([&](const CastKernels& k, uint8_t* out) { k.stream_f16(out, 0.3F, in, n, true); });
     }
   }
 }
