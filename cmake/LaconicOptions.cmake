@@ -5,7 +5,7 @@
 # On with the compilers that every change is built with; a newer one may warn of more, and a user who only wants to
 # build must not fail over that.
 set(_known_compiler OFF)
-if(CMAKE_CXX_COMPILER_ID MATCHES "^(GNU|Clang)$" AND CMAKE_CXX_COMPILER_VERSION MATCHES "^(12|14)\\.")
+if("${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}" MATCHES "^(GNU 12|Clang 14)\\.")
   set(_known_compiler ON)
 endif()
 option(LACONIC_WERROR "Warnings are errors" ${_known_compiler})

@@ -11,4 +11,6 @@ import laconic  # noqa: E402
 
 assert "site-packages" in laconic.__file__, laconic.__file__
 assert not {"torch", "numpy"} & set(sys.modules)
+assert laconic.Codec("none").max_frame_bytes((10, 10)) >= 400
+assert "none" in laconic.codecs()
 print(f"Python: laconic {laconic.__version__} without torch and numpy")
