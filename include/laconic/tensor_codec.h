@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -17,6 +18,11 @@
 #include "laconic/thread_pool.h"
 
 namespace laconic {
+
+namespace pipeline {
+class UnitCodec;
+struct UnitSlot;
+}  // namespace pipeline
 
 /// A contiguous tensor in memory, seen as rows × cols (first dimension, product of the others).
 struct TensorRef {
@@ -71,7 +77,15 @@ class TensorCodec {
   struct Workspace;
   class Lease;
 
+  static constexpr uint64_t kNothing = ~uint64_t{0};  ///< an all-zero tensor: no payload
+
   TensorCodec(Spec spec, uint32_t threads);
+  static Result<uint64_t> encode_payload(const pipeline::UnitCodec& codec,
+                                         const pipeline::UnitSlot& slot, const Place& place,
+                                         const float* values, Workspace& space, ThreadPool* pool,
+                                         MutBytes room);
+  Result<const Spec*> verify(std::span<const Bytes> frames, uint64_t count, Workspace& space,
+                             std::optional<Spec>& other) const;
 
   Spec spec_;
   std::unique_ptr<ThreadPool> pool_;

@@ -1,0 +1,156 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// The decoding half of TensorCodec: everything is verified before the first element of the output
+// changes.
+#include <optional>
+#include <string>
+
+#include "laconic/tensor_codec.h"
+#include "pipeline/unit_codec.h"
+#include "pipeline/workspace.h"
+
+namespace laconic {
+namespace {
+
+using pipeline::no_memory;
+using pipeline::UnitCodec;
+
+Unit unit_of(const FrameInfo& i) { return {i.count, i.rows, i.cols, i.parameter, i.offset}; }
+Place place_of(const FrameInfo& i) { return {i.seed, i.step, i.rank, i.world, i.hop, 1.0F}; }
+
+/// Frames that differ only in who sent them decode fused.
+bool alike(const FrameInfo& a, const FrameInfo& b) {
+  return a.seed == b.seed && a.step == b.step && a.parameter == b.parameter &&
+         a.offset == b.offset && a.rows == b.rows && a.cols == b.cols && a.hop == b.hop;
+}
+
+Result<void> check_header(const FrameInfo& info, const Spec& spec, uint64_t count) {
+  if (info.codec != spec.codec().info.id || info.payload_version != spec.codec().info.version) {
+    return Error{Errc::frame_codec,
+                 "the frame was made by '" + std::string(info.spec) + "', this codec is '" +
+                     spec.canonical() + "'",
+                 "decode it with a codec of its own spec (Frame.parse shows it)"};
+  }
+  if (info.count != count) {
+    return Error{Errc::frame_count,
+                 "the frame holds " + std::to_string(info.count) + " elements, the output " +
+                     std::to_string(count),
+                 "an output of the frame's shape"};
+  }
+  if (info.flags.non_finite) {
+    return Error{
+        Errc::non_finite, "the frame says that its tensor was not finite; it holds no values", {}};
+  }
+  return {};
+}
+
+Result<void> check_payload(const Spec& spec, const Unit& unit, const Plan& plan, Bytes payload) {
+  uint64_t at = 0;
+  for (uint32_t round = 0; round < plan.rounds; ++round) {
+    const bool last = round + 1 == plan.rounds;
+    const uint64_t size = last ? payload.size() - at : plan.round[round].bytes;
+    if (size > payload.size() - at)
+      return Error{Errc::payload_malformed, "the payload ends inside a round", {}};
+    const Errc bad = spec.codec().check(spec.params(), unit, round, payload.subspan(at, size));
+    if (bad != Errc::ok) {
+      return Error{bad,
+                   "the payload is not one of '" + spec.canonical() + "' for " +
+                       std::to_string(unit.count) + " elements",
+                   "the frame is damaged or forged"};
+    }
+    at += size;
+  }
+  return {};
+}
+
+/// The parameters that the frames were made with: ours, or (once parsed into `other`) their own.
+Result<const Spec*> spec_of(const FrameInfo& info, const Spec& ours, std::optional<Spec>& other) {
+  if (other && info.spec == other->canonical()) return &*other;
+  if (!other && info.spec == ours.canonical()) return &ours;
+  if (other)
+    return Error{Errc::frame_codec, "the frames have different specs", "decode them one by one"};
+  auto parsed = Spec::parse(info.spec);
+  if (!parsed) return std::move(parsed).error();
+  if (&parsed->codec() != &ours.codec())
+    return Error{Errc::frame_field, "the frame's spec is not its codec's", {}};
+  other = *std::move(parsed);
+  return &*other;
+}
+
+}  // namespace
+
+/// Parses and verifies all frames into space.views; gives the spec that they share.
+Result<const Spec*> TensorCodec::verify(std::span<const Bytes> frames, uint64_t count,
+                                        Workspace& space, std::optional<Spec>& other) const {
+  space.views.clear();
+  const Spec* spec = &spec_;
+  Plan largest;
+  for (const Bytes bytes : frames) {
+    auto view = parse_frame(bytes);
+    if (!view) return std::move(view).error();
+    if (auto ok = check_header(view->info, spec_, count); !ok) return std::move(ok).error();
+    auto own = spec_of(view->info, spec_, other);
+    if (!own) return std::move(own).error();
+    if (!space.views.empty() && *own != spec) {
+      return Error{Errc::frame_codec, "the frames have different specs", "decode them one by one"};
+    }
+    spec = *own;
+    const Unit unit = unit_of(view->info);
+    const Plan plan = spec->codec().plan(spec->params(), unit, 1);
+    largest.kept_bytes = std::max(largest.kept_bytes, plan.kept_bytes);
+    largest.scratch_bytes = std::max(largest.scratch_bytes, plan.scratch_bytes);
+    if (!view->info.flags.zero) {
+      if (auto ok = check_payload(*spec, unit, plan, view->payload); !ok)
+        return std::move(ok).error();
+    }
+    space.views.push_back(*view);
+  }
+  if (!space.reserve(largest)) return no_memory();
+  return spec;
+}
+
+Result<void> TensorCodec::decode(std::span<const Bytes> frames, float weight, bool add,
+                                 const TensorRef& out) const {
+  if (auto ok = pipeline::check_tensor(out); !ok) return ok;
+  auto shape = pipeline::unit_of(out, 0);
+  if (!shape) return std::move(shape).error();
+  const Lease lease(*this);
+  Workspace& space = lease.space();
+  std::optional<Spec> other;
+  auto spec = verify(frames, shape->count, space, other);
+  if (!spec) return std::move(spec).error();
+  const UnitCodec codec(**spec, best_isa(), lease.pool());
+  Work work = space.work(codec.isa(), lease.pool());
+  float* values = space.as_float(out, shape->count, codec.isa());
+  if (values == nullptr && shape->count != 0) return no_memory();
+
+  bool base = add;
+  for (size_t i = 0; i < space.views.size();) {
+    const FrameInfo& first = space.views[i].info;
+    const Plan plan = codec.plan(unit_of(first), 1);
+    space.terms.clear();
+    do {
+      if (!space.views[i].info.flags.zero) space.terms.push_back({space.views[i].payload, weight});
+      ++i;
+    } while (plan.rounds == 1 && i < space.views.size() && alike(first, space.views[i].info));
+    if (space.terms.empty()) continue;
+    for (uint32_t round = 0; round + 1 < plan.rounds;
+         ++round) {  // all rounds but the last are taken in first
+      Bytes& payload = space.terms[0].payload;
+      auto merged = space.copy(payload.first(plan.round[round].bytes));
+      if (!merged) return no_memory();
+      codec.accept({unit_of(first), plan, nullptr, {}}, place_of(first), round, *merged,
+                   first.contributors, work);
+      payload = payload.subspan(plan.round[round].bytes);
+    }
+    codec.decode(unit_of(first), place_of(first), space.terms, work, {values, base});
+    base = true;
+  }
+  if (!base) std::fill_n(values, shape->count, 0.0F);
+  const auto& casts = kernels::cast_kernels(codec.isa());
+  if (out.dtype == DType::bf16) casts.narrow_bf16(out.data, 1.0F, values, shape->count);
+  if (out.dtype == DType::f16) casts.narrow_f16(out.data, 1.0F, values, shape->count, false);
+  return {};
+}
+
+}  // namespace laconic
