@@ -14,6 +14,9 @@ using kernels::kMomentsLanes;
 using kernels::MomentsInput;
 
 constexpr double kLn2 = 0.69314718055994530942;
+// Up to 16 MiB turning round finds enough of the last pass in the second-level cache to pay for the
+// slower start of every chunk.
+constexpr uint64_t kTurningCount = uint64_t{1} << 22;
 constexpr uint32_t kInfinityKey = 0x7F800000U;
 
 uint64_t capacity_of(uint64_t n, uint64_t wanted) { return std::min(n, 4 * wanted + 4096); }
@@ -73,7 +76,7 @@ Exceedances::Exceedances(const float* x, uint64_t n, uint64_t wanted, Law law,
       list_(work.scratch, n, capacity_) {}
 
 Pass Exceedances::next_pass() noexcept {
-  backward_ = !backward_;
+  backward_ = !backward_ && n_ <= kTurningCount;
   return backward_ ? Pass::backward : Pass::forward;
 }
 
@@ -196,7 +199,7 @@ void Exceedances::write_above(Threshold eta, SparseWriter& writer) {
 
 void Exceedances::write_largest(uint64_t wanted, SparseWriter& writer) {
   if (has_list_ && list_.count() >= wanted) {
-    list_.write(exact_cut(list_.values(), list_.count(), wanted), writer);
+    list_.write(list_.exact_cut(wanted), writer);
   } else if (wanted == 1) {
     write_cut(x_, n_, {max_key_, 1}, work_.isa, writer);
   } else {

@@ -13,8 +13,9 @@ using kernels::kSelectSlack;
 using kernels::magnitude_key;
 
 constexpr uint64_t kBlocksPerTask = 8;  // 128 KiB of floats
-constexpr uint32_t kDigitBits = 11;
-constexpr uint64_t kFew = 256;  // sorted out directly
+constexpr uint32_t kDigitBits = 12;
+constexpr uint64_t kAllOutside = ~uint64_t{0};
+constexpr uint64_t kFew = 512;  // copied out and partitioned
 
 // Keys seen as [lowest, lowest + 2^bits): one level of radix selection.
 struct KeyRange {
@@ -31,57 +32,72 @@ uint32_t key_of(float x) { return magnitude_key(x); }
 
 template <class T>
 KeyRange range_of_all(const T* keys, uint64_t m) {
-  uint32_t low = 0xFFFFFFFFU;
-  uint32_t high = 0;
+  int32_t low = 0x7FFFFFFF;  // keys are below 2^31; signed comparisons are the ones SSE2 has
+  int32_t high = 0;
   for (uint64_t j = 0; j < m; ++j) {
-    low = std::min(low, key_of(keys[j]));
-    high = std::max(high, key_of(keys[j]));
+    const auto key = static_cast<int32_t>(key_of(keys[j]));
+    low = std::min(low, key);
+    high = std::max(high, key);
   }
-  return {low, static_cast<uint32_t>(std::bit_width(high - low))};
+  return {static_cast<uint32_t>(low),
+          static_cast<uint32_t>(std::bit_width(static_cast<uint32_t>(high - low)))};
 }
 
 // The digit of the range in which the k-th largest lies; k becomes its rank among that digit's
-// keys.
+// keys, `inside` their number. Keys outside the range share a bucket: `above` of them lie above it.
+// False, with nothing changed, when the k-th lies above, too.
 template <class T>
-KeyRange narrow(const T* keys, uint64_t m, KeyRange range, uint64_t* k, uint64_t* inside) {
-  const uint32_t shift = range.bits > kDigitBits ? range.bits - kDigitBits : 0;
-  std::array<uint32_t, (1U << kDigitBits)> histogram{};
+bool narrow(const T* keys, uint64_t m, uint64_t above, KeyRange* range, uint64_t* k,
+            uint64_t* inside) {
+  const uint32_t shift = range->bits > kDigitBits ? range->bits - kDigitBits : 0;
+  const uint32_t digits = 1U << (range->bits - shift);
+  std::array<uint32_t, (1U << kDigitBits) + 1> histogram{};
   for (uint64_t j = 0; j < m; ++j) {
-    const uint32_t key = key_of(keys[j]);
-    if (range.contains(key)) ++histogram[(key - range.lowest) >> shift];
+    const uint32_t digit = (key_of(keys[j]) - range->lowest) >> shift;  // huge when below
+    ++histogram[std::min(digit, digits)];
   }
-  uint32_t digit = (1U << (range.bits - shift)) - 1;
+  if (above == kAllOutside) above = histogram[digits];
+  if (above >= *k) return false;
+  *k -= above;
+  uint32_t digit = digits - 1;
   while (histogram[digit] < *k) *k -= histogram[digit--];
   *inside = histogram[digit];
-  return {range.lowest + (digit << shift), shift};
+  *range = {range->lowest + (digit << shift), shift};
+  return true;
 }
 
-// Of the keys inside the range, at most kFew, the k-th largest; k becomes its rank among equals.
+// The keys inside the range, at most kFew; returns how many.
 template <class T>
-uint32_t kth_of_few(const T* keys, uint64_t m, KeyRange range, uint64_t* k) {
-  std::array<uint32_t, kFew> few{};
+uint64_t take_few(const T* keys, uint64_t m, KeyRange range, uint32_t* few) {
   uint64_t found = 0;
   for (uint64_t j = 0; j < m; ++j) {
-    if (range.contains(key_of(keys[j]))) few[found++] = key_of(keys[j]);
+    const uint32_t key = key_of(keys[j]);
+    few[found] = key;
+    found += range.contains(key) ? 1U : 0U;
   }
-  const auto nth = few.begin() + static_cast<std::ptrdiff_t>(*k - 1);
-  const auto end = few.begin() + static_cast<std::ptrdiff_t>(found);
-  std::nth_element(few.begin(), nth, end, std::greater<>());
-  const uint32_t key = *nth;
-  *k -= static_cast<uint64_t>(
-      std::count_if(few.begin(), nth, [key](uint32_t other) { return other > key; }));
-  return key;
+  return found;
 }
 
+// `floor`: no key lies below. Of candidates the k-th is nearly always within a factor of two of it,
+// which saves looking for the largest.
 template <class T>
-Cut cut_of(const T* keys, uint64_t m, uint64_t k) {
-  KeyRange range;
+Cut cut_of(const T* keys, uint64_t m, uint64_t k, uint32_t floor) {
+  KeyRange range{floor, floor == 0 ? 31U : 23U};
   uint64_t inside = m;
-  if (m > kFew) range = range_of_all(keys, m);
-  while (inside > kFew && range.bits > 0) range = narrow(keys, m, range, &k, &inside);
+  if (m > kFew && !narrow(keys, m, kAllOutside, &range, &k, &inside)) {
+    range = range_of_all(keys, m);
+    narrow(keys, m, 0, &range, &k, &inside);
+  }
+  if (m <= kFew) range = {};
+  while (inside > kFew && range.bits > 0) narrow(keys, m, 0, &range, &k, &inside);
   if (range.bits == 0) return {range.lowest, k};
-  const uint32_t key = kth_of_few(keys, m, range, &k);
-  return {key, k};
+  std::array<uint32_t, kFew + 1> few{};
+  const uint64_t found = take_few(keys, m, range, few.data());
+  uint32_t* const nth = few.data() + (k - 1);
+  std::nth_element(few.data(), nth, few.data() + found, std::greater<>());
+  const uint32_t key = *nth;
+  const auto larger = std::count_if(few.data(), nth, [key](uint32_t x) { return x > key; });
+  return {key, k - static_cast<uint64_t>(larger)};
 }
 
 // Elements that the cut keeps of one piece, through a buffer of a block.
@@ -104,14 +120,23 @@ void write_piece(const uint32_t* index, const float* value, uint64_t m, Cut* cut
 }  // namespace
 
 uint32_t kth_largest(const uint32_t* keys, uint64_t m, uint64_t k) noexcept {
-  return cut_of(keys, m, k).key;
+  return cut_of(keys, m, k, 0).key;
 }
 
-Cut exact_cut(const float* values, uint64_t m, uint64_t k) noexcept { return cut_of(values, m, k); }
+Cut exact_cut(const float* values, uint64_t m, uint64_t k) noexcept {
+  return cut_of(values, m, k, 0);
+}
+
+Cut CandidateList::exact_cut(uint64_t k) const noexcept {
+  return cut_of(value_, count_, k, floor_);
+}
+
+uint64_t CandidateList::entries(uint64_t capacity) noexcept {
+  return round_up(capacity + kSelectBlock + kSelectSlack, 16);
+}
 
 uint64_t CandidateList::scratch_bytes(uint64_t n, uint64_t capacity) noexcept {
-  const uint64_t entries = round_up(capacity, 16);
-  return round_up(ceil_div(n, kSelectBlock) * sizeof(Piece), 64) + entries * 8;
+  return round_up(ceil_div(n, kSelectBlock) * sizeof(Piece), 64) + entries(capacity) * 8;
 }
 
 CandidateList::CandidateList(MutBytes scratch, uint64_t n, uint64_t capacity) noexcept
@@ -120,29 +145,46 @@ CandidateList::CandidateList(MutBytes scratch, uint64_t n, uint64_t capacity) no
   piece_ = reinterpret_cast<Piece*>(p);
   p += round_up(blocks_ * sizeof(Piece), 64);
   index_ = reinterpret_cast<uint32_t*>(p);
-  value_ = reinterpret_cast<float*>(p + round_up(capacity, 16) * sizeof(uint32_t));
+  value_ = reinterpret_cast<float*>(p + entries(capacity) * sizeof(uint32_t));
 }
 
-uint64_t CandidateList::collect_block(const float* x, uint64_t block, Isa isa,
-                                      std::atomic<uint64_t>& taken) noexcept {
+// A thread of several first selects into memory of its own, then takes room for what it found.
+void CandidateList::collect_block(const float* x, uint64_t block, Isa isa,
+                                  std::atomic<uint64_t>& taken) noexcept {
   alignas(64) uint32_t index[kSelectBlock + kSelectSlack];
   alignas(64) float value[kSelectBlock + kSelectSlack];
   const uint64_t begin = block * kSelectBlock;
-  const auto m = static_cast<uint32_t>(std::min<uint64_t>(kSelectBlock, n_ - begin));
   const uint64_t found = kernels::select_kernels(isa).select(
-      x + begin, m, static_cast<uint32_t>(begin), floor_, index, value);
+      x + begin, block_size(block), static_cast<uint32_t>(begin), floor_, index, value);
   const uint64_t at = taken.fetch_add(found, std::memory_order_relaxed);
   piece_[block] = {at, found};
   if (at + found <= capacity_) {
     std::copy_n(index, found, index_ + at);
     std::copy_n(value, found, value_ + at);
   }
-  return found;
+}
+
+void CandidateList::collect_alone(const float* x, Isa isa, Pass pass) noexcept {
+  const auto select = kernels::select_kernels(isa).select;
+  for (uint64_t i = 0; i < blocks_; ++i) {
+    const uint64_t block = pass == Pass::forward ? i : blocks_ - 1 - i;
+    const uint64_t begin = block * kSelectBlock;
+    const uint64_t at = std::min(count_, capacity_);  // past it nothing is kept, only counted
+    const uint64_t found = select(x + begin, block_size(block), static_cast<uint32_t>(begin),
+                                  floor_, index_ + at, value_ + at);
+    piece_[block] = {at, found};
+    count_ += found;
+  }
 }
 
 uint64_t CandidateList::collect(const float* x, uint32_t floor, const Work& work,
                                 Pass pass) noexcept {
   floor_ = floor;
+  count_ = 0;
+  if (work.pool == nullptr) {
+    collect_alone(x, work.isa, pass);
+    return count_;
+  }
   std::atomic<uint64_t> taken{0};
   const uint64_t tasks = ceil_div(blocks_, kBlocksPerTask);
   parallel_for(work.pool, tasks, [&](uint64_t i) {
@@ -152,6 +194,10 @@ uint64_t CandidateList::collect(const float* x, uint32_t floor, const Work& work
   });
   count_ = taken.load(std::memory_order_relaxed);
   return count_;
+}
+
+uint32_t CandidateList::block_size(uint64_t block) const noexcept {
+  return static_cast<uint32_t>(std::min<uint64_t>(kSelectBlock, n_ - block * kSelectBlock));
 }
 
 uint64_t CandidateList::count_from(uint32_t key, Isa isa) const noexcept {

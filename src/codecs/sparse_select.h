@@ -57,6 +57,8 @@ class CandidateList {
       }
     }
   }
+  /// The cut that keeps exactly k of the list, 1 <= k <= count().
+  [[nodiscard]] Cut exact_cut(uint64_t k) const noexcept;
   /// Writes what the cut keeps; the cut lies at or above floor().
   void write(Cut cut, SparseWriter& writer) const noexcept;
 
@@ -66,8 +68,11 @@ class CandidateList {
     uint64_t count;
   };
 
-  uint64_t collect_block(const float* x, uint64_t block, Isa isa,
-                         std::atomic<uint64_t>& taken) noexcept;
+  static uint64_t entries(uint64_t capacity) noexcept;
+  [[nodiscard]] uint32_t block_size(uint64_t block) const noexcept;
+  void collect_block(const float* x, uint64_t block, Isa isa,
+                     std::atomic<uint64_t>& taken) noexcept;
+  void collect_alone(const float* x, Isa isa, Pass pass) noexcept;
 
   uint64_t n_;
   uint64_t blocks_;

@@ -113,7 +113,7 @@ HWY_INLINE void moments(const float* HWY_RESTRICT x, uint32_t n, MomentsInput in
   uint32_t i = 0;
   for (; i + kMomentsLanes <= n; i += kMomentsLanes) {
     for (size_t v = 0; v < kVectors; ++v) {
-      if (v * kLanes % 16 == 0) prefetch_ahead(x + i + v * kLanes);
+      if (v * kLanes % 16 == 0) prefetch_ahead(x + i + v * kLanes + 1024);
       add_vector(s, v, x + i + v * kLanes, bound, scale, shift);
     }
   }

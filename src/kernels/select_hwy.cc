@@ -86,7 +86,7 @@ uint32_t select(const float* HWY_RESTRICT x, uint32_t n, uint32_t base, uint32_t
   const uint32_t groups = n / 16;
   uint32_t listed = 0;
   for (uint32_t g = 0; g < groups; ++g) {
-    prefetch_ahead(x + g * 16);
+    prefetch_ahead(x + g * 16 + 1024);  // 8 KiB: another 4 % from memory
     const uint32_t bits = group_bits(x + g * 16, bound);
     hits[listed] = static_cast<uint16_t>(bits);
     group[listed] = static_cast<uint16_t>(g);

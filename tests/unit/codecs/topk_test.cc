@@ -101,6 +101,26 @@ TEST(TopKTest, ExactWhateverTheSampleSays) {
   }
 }
 
+// Samples four elements of a line; the last line must not reach past the end.
+TEST(TopKTest, LargeUnits) {
+  const std::vector<float> x = draw(Shape::layered, (uint64_t{1} << 22) + 1001, 8);
+  const uint64_t k = kept_of(0.001, x.size());
+  std::vector<uint32_t> keys(x.size());
+  std::transform(x.begin(), x.end(), keys.begin(), kernels::magnitude_key);
+  const auto nth = keys.begin() + static_cast<long>(k - 1);
+  std::nth_element(keys.begin(), nth, keys.end(), std::greater<>());
+  const std::vector<float> y = driver(0.001).round_trip(x);
+  EXPECT_EQ(nonzeros(y), k);
+  for (size_t i = 0; i < x.size(); ++i) {
+    if (kernels::magnitude_key(x[i]) > *nth) {
+      ASSERT_EQ(y[i], x[i]);
+    }
+    if (kernels::magnitude_key(x[i]) < *nth) {
+      ASSERT_EQ(y[i], 0);
+    }
+  }
+}
+
 TEST(TopKTest, ThreadsChangeNoByte) {
   const std::vector<float> x = draw(Shape::layered, 700001, 5);
   const std::vector<uint8_t> alone = driver(0.01).encode(x);
