@@ -28,6 +28,7 @@ struct Options {
   uint32_t threads = 1;
   uint32_t peers = 1;
   double seconds = 1.0;
+  bool codec_only = false;
   bool json = false;
 };
 
@@ -118,6 +119,7 @@ Json point_json(const Point& point, const Options& options) {
           {"threads", point.options.threads},
           {"data", options.input.empty() ? options.data : options.input},
           {"feedback", point.feedback},
+          {"codec_only", point.options.codec_only},
           {"encode_x_memcpy", point.encode.x_memcpy.median},
           {"decode_x_memcpy", point.decode.x_memcpy.median},
           {"encode_s", point.encode.seconds.median},
@@ -208,9 +210,9 @@ int bench(const Options& options) {
   for (const std::vector<float>& values : *inputs) {
     for (const Spec& spec : *specs) {
       for (const Isa isa : *isas) {
-        const auto point = measure(
-            spec, values,
-            {isa, options.threads, options.seconds, options.peers, decode_mode(options.decode)});
+        const auto point = measure(spec, values,
+                                   {isa, options.threads, options.seconds, options.peers,
+                                    decode_mode(options.decode), options.codec_only});
         if (!point) return fail(point.error(), options.json, kBadAnswer);
         points.push_back(*point);
       }
@@ -259,6 +261,9 @@ Run add_bench(CLI::App& program) {
                    "write every element, add the sent ones, or what suits the codec")
       ->check(CLI::IsMember({"auto", "write", "add"}))
       ->capture_default_str();
+  command->add_flag(
+      "--codec-only", options->codec_only,
+      "the codec's own encode: no scan for NaN before it, no feedback unless it is fused");
   command->add_flag("--json", options->json, "machine-readable");
   return [options] { return bench(*options); };
 }

@@ -35,14 +35,16 @@ class Rank {
       : pool_(options.threads),
         codec_(spec, options.isa, options.threads > 1 ? &pool_ : nullptr),
         unit_(unit_of(elements)),
-        plan_(codec_.plan(unit_, 1)) {}
+        plan_(codec_.plan(unit_, 1)),
+        codec_only_(options.codec_only),
+        feedback_(spec.feedback() && (!options.codec_only || spec.contract().fused)) {}
 
   [[nodiscard]] bool reserve() {
     bool enough = kept_.reserve(plan_.kept_bytes) && scratch_.reserve(plan_.scratch_bytes) &&
                   state_.reserve(plan_.state_floats * sizeof(float)) &&
                   values_.reserve(float_bytes()) && copy_.reserve(float_bytes()) &&
                   target_.reserve(float_bytes());
-    if (codec_.spec().feedback()) enough = enough && residual_.reserve(float_bytes());
+    if (feedback_) enough = enough && residual_.reserve(float_bytes());
     for (uint32_t i = 0; i < plan_.rounds; ++i)
       enough = enough && out_[i].reserve(plan_.round[i].bytes);
     return enough;
@@ -61,7 +63,7 @@ class Rank {
   void encode() {
     const pipeline::UnitSlot slot = this->slot();
     Work work = this->work();
-    uint64_t bytes = codec_.encode(slot, place_, floats(values_), work, out_[0].bytes()).bytes;
+    uint64_t bytes = first_round(slot, work);
     for (uint32_t round = 1; round < plan_.rounds; ++round) {
       codec_.accept(slot, place_, round - 1, out_[round - 1].bytes().first(bytes), 1, work);
       bytes = codec_.encode_round(slot, place_, round, floats(values_), work, out_[round].bytes());
@@ -91,6 +93,7 @@ class Rank {
     return bytes;
   }
   [[nodiscard]] Bytes sent() const { return sent_; }
+  [[nodiscard]] bool feedback() const { return feedback_; }
   [[nodiscard]] bool lanes() const {
     return plan_.round[plan_.rounds - 1].kind == RoundKind::lanes;
   }
@@ -106,12 +109,17 @@ class Rank {
   }
 
  private:
+  uint64_t first_round(const pipeline::UnitSlot& slot, Work& work) {
+    if (codec_only_)
+      return codec_.encode_round(slot, place_, 0, floats(values_), work, out_[0].bytes());
+    return codec_.encode(slot, place_, floats(values_), work, out_[0].bytes()).bytes;
+  }
   [[nodiscard]] uint64_t float_bytes() const { return unit_.count * sizeof(float); }
   static float* floats(Arena& arena) { return reinterpret_cast<float*>(arena.bytes().data()); }
   [[nodiscard]] pipeline::UnitSlot slot() {
     return {unit_,
             plan_,
-            codec_.spec().feedback() ? floats(residual_) : nullptr,
+            feedback_ ? floats(residual_) : nullptr,
             {floats(state_), plan_.state_floats}};
   }
   [[nodiscard]] Work work() {
@@ -122,6 +130,8 @@ class Rank {
   pipeline::UnitCodec codec_;
   Unit unit_;
   Plan plan_;
+  bool codec_only_;
+  bool feedback_;
   Place place_{1, 1, 0, 1, 0, 1.0F};
   Arena kept_, scratch_, state_, values_, copy_, target_, residual_;
   std::array<Arena, kMaxRounds> out_;
@@ -197,7 +207,7 @@ Result<Point> measure(const Spec& spec, std::span<const float> values,
   }
   const std::unique_ptr<PinnedToCore> pinned =
       options.threads == 1 ? std::make_unique<PinnedToCore>() : nullptr;
-  Point point{spec.canonical(), values.size(), options, spec.feedback(), false, 0, 0, {}, {}, {}};
+  Point point{spec.canonical(), values.size(), options, rank->feedback(), false, 0, 0, {}, {}, {}};
   point.error = error_of_one_encoding(*rank, values);
   point.payload_bytes = rank->payload_bytes();
   point.ratio = static_cast<double>(values.size_bytes()) / static_cast<double>(point.payload_bytes);

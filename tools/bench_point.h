@@ -29,6 +29,9 @@ struct PointOptions {
   double seconds = 1.0;
   uint32_t peers = 1;  ///< payloads decoded in one call
   DecodeMode decode = DecodeMode::automatic;
+  /// Encode is the codec's own function: without the pipeline's look for zeros and NaN, and without
+  /// feedback unless the codec fuses it.
+  bool codec_only = false;
 };
 
 /// Median and quartiles over the samples that were kept.

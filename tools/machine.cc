@@ -15,6 +15,14 @@ namespace {
 
 static_assert(sizeof(cpu_set_t) == 128);
 
+constexpr const char* compiler() {
+#ifdef __clang__
+  return __VERSION__;  // says its own name
+#else
+  return "g++ " __VERSION__;
+#endif
+}
+
 std::string after_colon(const std::string& line) {
   const auto at = line.find(':');
   return at == std::string::npos || at + 2 > line.size() ? std::string() : line.substr(at + 2);
@@ -76,7 +84,7 @@ Json machine_json() {
           {"isas", isa_names()},
           {"huge_pages", huge_page_setting()},
           {"laconic", LACONIC_VERSION_STRING},
-          {"compiler", __VERSION__}};
+          {"compiler", compiler()}};
 }
 
 }  // namespace laconic::tools

@@ -28,9 +28,8 @@ constexpr Field kLaw = word_field<&Params::law>("law", 0, kLaws, "law");
 constexpr Field kRuns = flag_field<&Params::runs>("runs", true, "runs");
 
 Errc read(const Field& field, std::string_view text, Params* params) {
-  return read_member(field, text, params).error().code == Errc::internal
-             ? Errc::ok
-             : read_member(field, text, params).error().code;
+  const auto done = read_member(field, text, params);
+  return done ? Errc::ok : done.error().code;
 }
 
 TEST(FieldText, NumbersAreShortAndHaveNoPlus) {
