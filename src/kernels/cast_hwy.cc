@@ -57,6 +57,9 @@ HWY_INLINE V16 to_f16(VF x) {
   return hn::IfThenElse(hn::RebindMask(D16(), is_nan), nan, h);
 }
 
+/// to_f16 of finite numbers
+HWY_INLINE V16 finite_to_f16(VF x) { return hn::BitCast(D16(), hn::DemoteTo(DF16(), x)); }
+
 /// f16_to_float
 HWY_INLINE VF from_f16(V16 h) { return hn::PromoteTo(F32(), hn::BitCast(DF16(), h)); }
 #else
@@ -79,6 +82,8 @@ HWY_INLINE V16 to_f16(VF x) {
   return hn::TruncateTo(D16(), signed_h);
 }
 
+HWY_INLINE V16 finite_to_f16(VF x) { return to_f16(x); }
+
 HWY_INLINE VF from_f16(V16 h) {
   const I32 d;
   const VI v = hn::BitCast(d, hn::PromoteTo(U32(), h));
@@ -95,15 +100,18 @@ HWY_INLINE VF from_f16(V16 h) {
 }
 #endif
 
-/// float_to_bf16
-HWY_INLINE V16 to_bf16(VF x) {
+/// float_to_bf16 of finite numbers
+HWY_INLINE VU round_to_bf16(VF x) {
   const VU u = hn::BitCast(U32(), x);
-  const VU high = hn::ShiftRight<16>(u);
-  const VU odd = hn::And(high, hn::Set(U32(), 1));
-  const VU rounded = hn::ShiftRight<16>(hn::Add(hn::Add(u, hn::Set(U32(), 0x7FFF)), odd));
+  const VU odd = hn::And(hn::ShiftRight<16>(u), hn::Set(U32(), 1));
+  return hn::ShiftRight<16>(hn::Add(hn::Add(u, hn::Set(U32(), 0x7FFF)), odd));
+}
+
+HWY_INLINE V16 to_bf16(VF x) {
+  const VU high = hn::ShiftRight<16>(hn::BitCast(U32(), x));
   const VU nan = hn::Or(high, hn::Set(U32(), 0x40));
   const auto is_nan = hn::RebindMask(U32(), hn::Gt(magnitude(x), set32(0x7F800000)));
-  return hn::TruncateTo(D16(), hn::IfThenElse(is_nan, nan, rounded));
+  return hn::TruncateTo(D16(), hn::IfThenElse(is_nan, nan, round_to_bf16(x)));
 }
 
 /// bf16_to_float
@@ -111,81 +119,102 @@ HWY_INLINE VF from_bf16(V16 h) {
   return hn::BitCast(F32(), hn::ShiftLeft<16>(hn::PromoteTo(U32(), h)));
 }
 
-/// out_i = convert(w·x_i) for i in [begin, end). Output::stream needs out + begin aligned to two
-/// 16-bit halves of a vector, and a FlushStream afterwards.
-template <Output kOutput, class Convert, class Element>
-HWY_INLINE void narrow_loop(void* out, float w, const float* x, uint64_t begin, uint64_t end,
-                            Convert convert, Element element) {
-  const hn::Twice<D16> pair;
-  const VF weight = hn::Set(F32(), w);
+// What a format does with a vector that may hold anything, with a vector of finite numbers, and
+// with one element.
+
+struct ToF16 {
+  static HWY_INLINE V16 any(VF x) { return to_f16(x); }
+  static HWY_INLINE V16 finite(VF x) { return finite_to_f16(x); }
+  static HWY_INLINE uint16_t element(float w, float x) { return encode_f16(w, x, false); }
+};
+
+struct ToF16Saturated {
+  static HWY_INLINE V16 any(VF x) { return to_f16(saturate_f16(x)); }
+  static HWY_INLINE V16 finite(VF x) {
+    const VF limit = hn::Set(F32(), 65504.0F);
+    return finite_to_f16(hn::Max(hn::Min(x, limit), hn::Neg(limit)));
+  }
+  static HWY_INLINE uint16_t element(float w, float x) { return encode_f16(w, x, true); }
+};
+
+struct ToBf16 {
+  static HWY_INLINE V16 any(VF x) { return to_bf16(x); }
+  static HWY_INLINE V16 finite(VF x) { return hn::TruncateTo(D16(), round_to_bf16(x)); }
+  static HWY_INLINE uint16_t element(float w, float x) { return encode_bf16(w, x); }
+};
+
+template <Output kOutput>
+HWY_INLINE void store_pair(V16 low, V16 high, void* out, uint64_t i) {
+  const hn::Twice<D16> d;
+  auto* to = reinterpret_cast<uint16_t*>(static_cast<char*>(out) + i * sizeof(uint16_t));
+  if constexpr (kOutput == Output::stream) {
+    hn::Stream(hn::Combine(d, high, low), d, to);
+  } else {
+    hn::StoreU(hn::Combine(d, high, low), d, to);
+  }
+}
+
+/// Four vectors from i on. Nearly always all are finite, which is cheaper.
+template <Output kOutput, class To>
+HWY_INLINE void narrow_turn(void* out, VF weight, const float* x, uint64_t i) {
   const size_t lanes = lanes32();
-  const auto one = [&](uint64_t i)
-                       LACONIC_LAMBDA { return convert(hn::Mul(weight, load_f32(x, i))); };
-  const auto two = [&](uint64_t i) LACONIC_LAMBDA {
-    prefetch_span(x + i, 2 * lanes * sizeof(float));
-    const auto both = hn::Combine(pair, one(i + lanes), one(i));
-    auto* to = reinterpret_cast<uint16_t*>(static_cast<char*>(out) + i * sizeof(uint16_t));
-    if constexpr (kOutput == Output::stream) {
-      hn::Stream(both, pair, to);
-    } else {
-      hn::StoreU(both, pair, to);
-    }
-  };
+  prefetch_span(x + i, 4 * lanes * sizeof(float));
+  const VF v0 = hn::Mul(weight, load_f32(x, i));
+  const VF v1 = hn::Mul(weight, load_f32(x, i + lanes));
+  const VF v2 = hn::Mul(weight, load_f32(x, i + 2 * lanes));
+  const VF v3 = hn::Mul(weight, load_f32(x, i + 3 * lanes));
+  const VI largest =
+      hn::Max(hn::Max(magnitude(v0), magnitude(v1)), hn::Max(magnitude(v2), magnitude(v3)));
+  if (HWY_LIKELY(hn::AllFalse(I32(), hn::Gt(largest, set32(0x7F7FFFFF))))) {
+    const V16 h0 = To::finite(v0), h1 = To::finite(v1), h2 = To::finite(v2), h3 = To::finite(v3);
+    store_pair<kOutput>(h0, h1, out, i);
+    store_pair<kOutput>(h2, h3, out, i + 2 * lanes);
+  } else {
+    const V16 h0 = To::any(v0), h1 = To::any(v1), h2 = To::any(v2), h3 = To::any(v3);
+    store_pair<kOutput>(h0, h1, out, i);
+    store_pair<kOutput>(h2, h3, out, i + 2 * lanes);
+  }
+}
+
+template <Output kOutput, class To>
+HWY_INLINE void narrow_loop(void* out, float w, const float* x, uint64_t begin, uint64_t end) {
+  const VF weight = hn::Set(F32(), w);
   in_turns(
-      begin, end,
-      [&](uint64_t i) LACONIC_LAMBDA {
-        two(i);
-        two(i + 2 * lanes);
-      },
-      [&](uint64_t i) LACONIC_LAMBDA { store_16(one(i), out, i); },
-      [&](uint64_t i) LACONIC_LAMBDA { put<uint16_t>(out, i, element(w, x[i])); });
+      begin, end, [&](uint64_t i) LACONIC_LAMBDA { narrow_turn<kOutput, To>(out, weight, x, i); },
+      [&](uint64_t i)
+          LACONIC_LAMBDA { store_16(To::any(hn::Mul(weight, load_f32(x, i))), out, i); },
+      [&](uint64_t i) LACONIC_LAMBDA { put<uint16_t>(out, i, To::element(w, x[i])); });
 }
 
-template <class Convert, class Element>
-HWY_INLINE void narrow(void* out, Output output, float w, const float* x, uint64_t n,
-                       Convert convert, Element element) {
-  const uint64_t bytes = 2 * lanes32() * sizeof(uint16_t);
-  const uint64_t head = (bytes - reinterpret_cast<uintptr_t>(out) % bytes) % bytes;
-  if (output == Output::stream && head % sizeof(uint16_t) == 0) {
-    const uint64_t aligned = HWY_MIN(head / sizeof(uint16_t), n);
-    for (uint64_t i = 0; i < aligned; ++i) put<uint16_t>(out, i, element(w, x[i]));
-    narrow_loop<Output::stream>(out, w, x, aligned, n, convert, element);
-    hwy::FlushStream();
-  } else {
-    narrow_loop<Output::set>(out, w, x, 0, n, convert, element);
+/// out_i = To(w·x_i)
+template <class To>
+HWY_INLINE void narrow(void* out, float w, const float* x, uint64_t n) {
+  narrow_loop<Output::set, To>(out, w, x, 0, n);
+}
+
+/// The same past the caches, a whole line at a time: half lines cost more than they save.
+template <class To>
+HWY_INLINE void stream(void* out, float w, const float* x, uint64_t n) {
+  constexpr uint64_t kLine = 64;
+  const uint64_t head = (kLine - reinterpret_cast<uintptr_t>(out) % kLine) % kLine;
+  if (head % sizeof(uint16_t) != 0 || 4 * lanes32() * sizeof(uint16_t) < kLine) {
+    return narrow<To>(out, w, x, n);
   }
-}
-
-HWY_INLINE void f16_as(void* out, Output output, float w, const float* x, uint64_t n,
-                       bool saturate) {
-  if (saturate) {
-    narrow(
-        out, output, w, x, n, [](VF v) LACONIC_LAMBDA { return to_f16(saturate_f16(v)); },
-        [](float weight, float v) LACONIC_LAMBDA { return encode_f16(weight, v, true); });
-  } else {
-    narrow(
-        out, output, w, x, n, [](VF v) LACONIC_LAMBDA { return to_f16(v); },
-        [](float weight, float v) LACONIC_LAMBDA { return encode_f16(weight, v, false); });
-  }
-}
-
-HWY_INLINE void bf16_as(void* out, Output output, float w, const float* x, uint64_t n) {
-  narrow(
-      out, output, w, x, n, [](VF v) LACONIC_LAMBDA { return to_bf16(v); }, &encode_bf16);
+  const uint64_t aligned = HWY_MIN(head / sizeof(uint16_t), n);
+  for (uint64_t i = 0; i < aligned; ++i) put<uint16_t>(out, i, To::element(w, x[i]));
+  narrow_loop<Output::stream, To>(out, w, x, aligned, n);
+  hwy::FlushStream();
 }
 
 void narrow_f16(void* out, float w, const float* x, uint64_t n, bool saturate) {
-  f16_as(out, Output::set, w, x, n, saturate);
+  saturate ? narrow<ToF16Saturated>(out, w, x, n) : narrow<ToF16>(out, w, x, n);
 }
-void narrow_bf16(void* out, float w, const float* x, uint64_t n) {
-  bf16_as(out, Output::set, w, x, n);
-}
+void narrow_bf16(void* out, float w, const float* x, uint64_t n) { narrow<ToBf16>(out, w, x, n); }
+
 void stream_f16(void* out, float w, const float* x, uint64_t n, bool saturate) {
-  f16_as(out, Output::stream, w, x, n, saturate);
+  saturate ? stream<ToF16Saturated>(out, w, x, n) : stream<ToF16>(out, w, x, n);
 }
-void stream_bf16(void* out, float w, const float* x, uint64_t n) {
-  bf16_as(out, Output::stream, w, x, n);
-}
+void stream_bf16(void* out, float w, const float* x, uint64_t n) { stream<ToBf16>(out, w, x, n); }
 
 HWY_INLINE void prefetch_16(const void* data, uint64_t i, uint64_t n) {
   prefetch_span(static_cast<const char*>(data) + i * sizeof(uint16_t), n * sizeof(uint16_t));
