@@ -1,0 +1,139 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+#include "collective/model.h"
+
+#include <gtest/gtest.h>
+
+#include "collective/capacity.h"
+
+namespace laconic::collective {
+namespace {
+
+std::vector<Parameter> model() {
+  return {{"fc1.weight", 1024, 64}, {"fc1.bias", 1024, 1}, {"fc2.weight", 1024, 1024}, {"odd", 4099, 1}, {"head", 10, 1024}};
+}
+
+Options options(uint32_t world, StrategyKind strategy = StrategyKind::automatic) {
+  Options o;
+  o.world = world;
+  o.strategy = strategy;
+  o.caps.sums = 0b111;
+  return o;
+}
+
+Choice choice(const std::string& spec, const Options& o) {
+  auto c = choose_strategy(*Spec::parse(spec), model(), o);
+  EXPECT_TRUE(c) << c.error().message;
+  return c ? *c : Choice{};
+}
+
+TEST(Planner, PicksByContractWorldAndBytes) {
+  EXPECT_EQ(choice("none", options(4)).strategy, StrategyKind::native_sum);
+  EXPECT_EQ(choice("bf16", options(4)).strategy, StrategyKind::native_sum);
+  EXPECT_EQ(choice("powersgd", options(4)).strategy, StrategyKind::native_sum);
+  EXPECT_EQ(choice("topk:ratio=0.01", options(4)).strategy, StrategyKind::gather_all);
+  EXPECT_EQ(choice("topk:ratio=0.1", options(64)).strategy, StrategyKind::two_shot);
+  EXPECT_EQ(choice("3lc", options(4)).strategy, StrategyKind::two_shot);
+  EXPECT_EQ(choice("int8", options(4)).strategy, StrategyKind::two_shot);
+  EXPECT_EQ(choice("int8", options(2)).strategy, StrategyKind::gather_all);
+}
+
+TEST(Planner, AnEngineThatCannotAddGetsFrames) {
+  Options o = options(4);
+  o.caps.sums = 0b001;  // f32 only, as Gloo of torch 1.13 for bf16
+  EXPECT_NE(choice("bf16", o).strategy, StrategyKind::native_sum);
+}
+
+TEST(Planner, RefusesWhatTheContractForbids) {
+  const auto refused = [](const char* spec, StrategyKind kind) {
+    return choose_strategy(*Spec::parse(spec), model(), options(4, kind)).error();
+  };
+  EXPECT_EQ(refused("topk", StrategyKind::native_sum).code, Errc::unsupported);
+  EXPECT_EQ(refused("powersgd", StrategyKind::two_shot).code, Errc::unsupported);
+  EXPECT_NE(refused("powersgd", StrategyKind::gather_all).message.find("rounds"), std::string::npos);
+}
+
+TEST(Model, OwnersCoverEveryLargeParameterOnceInGranules) {
+  for (const uint32_t world : {1U, 2U, 3U, 4U, 7U, 8U}) {
+    auto m = Model::create(*Spec::parse("int8:block=256"), model(), options(world, StrategyKind::two_shot));
+    ASSERT_TRUE(m);
+    for (uint32_t p = 0; p < m->parameters().size(); ++p) {
+      if (m->assignment(p).raw) continue;
+      uint64_t at = 0;
+      for (const Piece& piece : m->assignment(p).pieces) {
+        EXPECT_EQ(piece.unit.offset, at);
+        EXPECT_EQ(at % 256, 0U);
+        EXPECT_LT(piece.owner, world);
+        at += piece.unit.count;
+      }
+      EXPECT_EQ(at, m->parameters()[p].count());
+    }
+    EXPECT_TRUE(m->assignment(1).raw) << "1024 elements are few";
+  }
+}
+
+TEST(Model, WholeParameterCodecsAreNeverCut) {
+  auto m = Model::create(*Spec::parse("powersgd"), model(), options(4));
+  ASSERT_TRUE(m);
+  EXPECT_EQ(m->assignment(2).pieces.size(), 1U);
+  EXPECT_EQ(m->assignment(2).pieces[0].unit.cols, 1024U);
+}
+
+TEST(Model, AgreementChangesWithEverythingThatMatters) {
+  const auto agreement = [](const std::string& spec, std::vector<Parameter> p, Options o) {
+    return Model::create(*Spec::parse(spec), std::move(p), o)->agreement();
+  };
+  const uint64_t base = agreement("3lc", model(), options(4));
+  EXPECT_EQ(agreement("3lc", model(), options(4)), base);
+  EXPECT_NE(agreement("3lc:s=1.5", model(), options(4)), base);
+  EXPECT_NE(agreement("3lc", model(), options(3)), base);
+  auto renamed = model();
+  renamed[0].name = "fc1.weights";
+  EXPECT_NE(agreement("3lc", renamed, options(4)), base);
+  Options seeded = options(4);
+  seeded.seed = 1;
+  EXPECT_NE(agreement("3lc", model(), seeded), base);
+  Options mine = options(4);
+  mine.rank = 3;
+  EXPECT_EQ(agreement("3lc", model(), mine), base) << "ranks agree";
+}
+
+TEST(Model, RefusesImpossibleArguments) {
+  auto twice = model();
+  twice[1].name = twice[0].name;
+  EXPECT_FALSE(Model::create(*Spec::parse("3lc"), twice, options(4)));
+  Options outside = options(4);
+  outside.rank = 4;
+  EXPECT_FALSE(Model::create(*Spec::parse("3lc"), model(), outside));
+  EXPECT_FALSE(Model::create(*Spec::parse("3lc"), {{"huge", uint64_t{1} << 40, 1 << 20}}, options(4)));
+}
+
+TEST(Capacity, ExactSizesKeepTheBound) {
+  Capacity c(5000, true);
+  c.saw(100);
+  EXPECT_EQ(c.bytes(), 5000U);
+}
+
+TEST(Capacity, FollowsWhatWasSeenWithAMargin) {
+  Capacity c(100000, false);
+  EXPECT_EQ(c.bytes(), 100000U) << "nothing known: the bound";
+  c.saw(10000);
+  EXPECT_GT(c.bytes(), 10000U);
+  EXPECT_LT(c.bytes(), 12000U);
+  c.saw(15000);
+  EXPECT_GT(c.bytes(), 20000U) << "it grew by half: expect as much again";
+  for (int i = 0; i < 40; ++i) c.saw(15000);
+  EXPECT_LT(c.bytes(), 17500U) << "growth is forgotten";
+  c.saw(99999999);
+  EXPECT_EQ(c.bytes(), 100000U) << "never above the bound";
+  c.saw(0);
+  EXPECT_GE(c.bytes(), kMinCapacity);
+}
+
+TEST(PredictedBytes, AreTheFormulas) {
+  EXPECT_EQ(predicted_bytes(StrategyKind::gather_all, 4, 1000, 200), 3600U);
+  EXPECT_EQ(predicted_bytes(StrategyKind::two_shot, 4, 1000, 200), 1800U);
+  EXPECT_EQ(predicted_bytes(StrategyKind::native_sum, 1, 1000, 200), 0U);
+}
+
+}  // namespace
+}  // namespace laconic::collective

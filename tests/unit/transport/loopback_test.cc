@@ -1,0 +1,92 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+#include "transport/loopback.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <atomic>
+#include <functional>
+#include <thread>
+#include <vector>
+
+namespace laconic::transport {
+namespace {
+
+void on_all(uint32_t world, const std::function<void(uint32_t)>& body) {
+  std::vector<std::jthread> threads;
+  for (uint32_t r = 0; r < world; ++r) threads.emplace_back([&, r] { body(r); });
+}
+
+TEST(Loopback, SumsInRankOrderOnEveryRank) {
+  LoopbackHub hub(3);
+  std::array<std::vector<float>, 3> x{{{1e8F, 1.0F}, {-1e8F, 2.0F}, {0.5F, 4.0F}}};
+  on_all(3, [&](uint32_t r) {
+    auto* at = reinterpret_cast<uint8_t*>(x[r].data());
+    const Step step{StepKind::all_reduce, DType::f32, false, 2, at, at, {}, {}, {}, {}};
+    ASSERT_TRUE(hub.engine(r).run({&step, 1}));
+  });
+  for (const auto& v : x) EXPECT_EQ(v, (std::vector<float>{0.5F, 7.0F}));  // (1e8 − 1e8) + 0.5, in this order
+  EXPECT_EQ(hub.rounds(0), 1U);
+}
+
+TEST(Loopback, SumsOfHalvesRoundAfterEachAddition) {
+  LoopbackHub hub(3);
+  std::array<uint16_t, 3> x{float_to_bf16(256.0F), float_to_bf16(1.0F), float_to_bf16(1.0F)};
+  on_all(3, [&](uint32_t r) {
+    auto* at = reinterpret_cast<uint8_t*>(&x[r]);
+    const Step step{StepKind::all_reduce, DType::bf16, false, 1, at, at, {}, {}, {}, {}};
+    ASSERT_TRUE(hub.engine(r).run({&step, 1}));
+  });
+  EXPECT_EQ(bf16_to_float(x[0]), 256.0F);  // 256 + 1 rounds to even, twice
+}
+
+TEST(Loopback, RaggedAllToAllAndItsBytes) {
+  LoopbackHub hub(2);
+  std::array<std::vector<uint8_t>, 2> send{{{1, 2, 3}, {4, 5, 6, 7}}};
+  std::array<std::vector<uint8_t>, 2> recv{{std::vector<uint8_t>(3), std::vector<uint8_t>(4)}};
+  const std::array<std::array<uint64_t, 2>, 2> counts{{{1, 2}, {2, 2}}};  // [from][to]
+  on_all(2, [&](uint32_t r) {
+    const std::array<uint64_t, 2> s{counts[r][0], counts[r][1]}, so{0, counts[r][0]};
+    const std::array<uint64_t, 2> g{counts[0][r], counts[1][r]}, go{0, counts[0][r]};
+    const Step step{StepKind::all_to_all, DType::u8, true, 0, send[r].data(), recv[r].data(), s, so, g, go};
+    ASSERT_TRUE(hub.engine(r).run({&step, 1}));
+  });
+  EXPECT_EQ(recv[0], (std::vector<uint8_t>{1, 4, 5}));
+  EXPECT_EQ(recv[1], (std::vector<uint8_t>{2, 3, 6, 7}));
+  EXPECT_EQ(hub.sent_bytes(0), 2U);
+}
+
+TEST(Loopback, DifferentCollectivesAreAnErrorOnEveryRank) {
+  LoopbackHub hub(2);
+  std::atomic<int> errors{0};
+  on_all(2, [&](uint32_t r) {
+    std::vector<float> x(4);
+    auto* at = reinterpret_cast<uint8_t*>(x.data());
+    const Step step{StepKind::all_reduce, DType::f32, false, r + 1, at, at, {}, {}, {}, {}};
+    const auto result = hub.engine(r).run({&step, 1});
+    if (!result && result.error().code == Errc::exchange_order) ++errors;
+  });
+  EXPECT_EQ(errors, 2);
+}
+
+TEST(Loopback, AKilledRankFailsTheOthers) {
+  LoopbackHub hub(2);
+  hub.kill(1);
+  float x = 1;
+  auto* at = reinterpret_cast<uint8_t*>(&x);
+  const Step step{StepKind::all_reduce, DType::f32, false, 1, at, at, {}, {}, {}, {}};
+  const auto result = hub.engine(0).run({&step, 1});
+  ASSERT_FALSE(result);
+  EXPECT_EQ(result.error().code, Errc::peer_failed);
+}
+
+TEST(Loopback, AnAbsentRankTimesOut) {
+  LoopbackHub hub(2, std::chrono::milliseconds(20));
+  float x = 1;
+  auto* at = reinterpret_cast<uint8_t*>(&x);
+  const Step step{StepKind::all_reduce, DType::f32, false, 1, at, at, {}, {}, {}, {}};
+  EXPECT_FALSE(hub.engine(0).run({&step, 1}));
+}
+
+}  // namespace
+}  // namespace laconic::transport
