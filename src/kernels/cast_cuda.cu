@@ -1,58 +1,80 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-//
-// The bodies are the constexpr functions of laconic/dtype.h, so that CPU and GPU cannot differ; not
-// the conversion instructions, whose NaN payloads do.
-#include <algorithm>
+#include <cuda_runtime.h>
 
 #include "kernels/cast_cuda.h"
-#include "laconic/dtype.h"
+#include "kernels/cast_elements.h"
 
+namespace laconic::kernels {
 namespace {
 
-constexpr unsigned kThreads = 256;
-// Enough blocks to fill any GPU; the loop in the kernel takes the rest.
-constexpr uint64_t kMaxBlocks = 8192;
+constexpr uint32_t kThreads = 256;
+constexpr uint64_t kMaxBlocks = 4096;  // a grid-stride loop covers the rest
 
-struct F32ToF16 {
-  __device__ uint16_t operator()(float x) const { return laconic::float_to_f16(x); }
-};
-struct F32ToBf16 {
-  __device__ uint16_t operator()(float x) const { return laconic::float_to_bf16(x); }
-};
-struct F16ToF32 {
-  __device__ float operator()(uint16_t h) const { return laconic::f16_to_float(h); }
-};
-struct Bf16ToF32 {
-  __device__ float operator()(uint16_t h) const { return laconic::bf16_to_float(h); }
-};
-
-template <typename Op, typename In, typename Out>
-__global__ void map_elements(const In* __restrict__ in, Out* __restrict__ out, uint64_t n) {
-  const uint64_t stride = uint64_t{gridDim.x} * blockDim.x;
-  for (uint64_t i = uint64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < n; i += stride) {
-    out[i] = Op{}(in[i]);
-  }
+/// out_i = body(i) for i < n, in a grid-stride loop.
+template <class Body>
+__global__ void for_each(uint64_t n, Body body) {
+  const uint64_t stride = static_cast<uint64_t>(gridDim.x) * blockDim.x;
+  for (uint64_t i = static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < n;
+       i += stride)
+    body(i);
 }
 
-template <typename Op, typename In, typename Out>
-int32_t launch(const In* in, Out* out, uint64_t n, void* stream) {
-  if (n == 0) return cudaSuccess;
-  const auto blocks = static_cast<unsigned>(std::min((n + kThreads - 1) / kThreads, kMaxBlocks));
-  map_elements<Op><<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(in, out, n);
-  return cudaGetLastError();
+struct NarrowF16 {
+  uint16_t* out;
+  float w;
+  const float* x;
+  bool saturate;
+  __device__ void operator()(uint64_t i) const { out[i] = encode_f16(w, x[i], saturate); }
+};
+
+struct NarrowBf16 {
+  uint16_t* out;
+  float w;
+  const float* x;
+  __device__ void operator()(uint64_t i) const { out[i] = encode_bf16(w, x[i]); }
+};
+
+template <float (*kToFloat)(uint16_t)>
+struct Widen {
+  float* out;
+  float w;
+  const uint16_t* x;
+  bool add;
+  __device__ void operator()(uint64_t i) const {
+    const float product = w * kToFloat(x[i]);
+    out[i] = add ? out[i] + product : product;
+  }
+};
+
+template <class Body>
+int32_t launch(uint64_t n, void* stream, Body body) {
+  if (n == 0) return 0;
+  const uint64_t wanted = (n + kThreads - 1) / kThreads;
+  const auto blocks = static_cast<uint32_t>(wanted < kMaxBlocks ? wanted : kMaxBlocks);
+  for_each<<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(n, body);
+  return static_cast<int32_t>(cudaGetLastError());
 }
 
 }  // namespace
+}  // namespace laconic::kernels
 
-int32_t laconic_cuda_f32_to_f16(const float* in, uint16_t* out, uint64_t n, void* stream) {
-  return launch<F32ToF16>(in, out, n, stream);
+using namespace laconic::kernels;  // NOLINT: the C symbols below
+
+int32_t laconic_cuda_narrow_f16(uint16_t* out, float w, const float* x, uint64_t n,
+                                int32_t saturate, void* stream) {
+  return launch(n, stream, NarrowF16{out, w, x, saturate != 0});
 }
-int32_t laconic_cuda_f32_to_bf16(const float* in, uint16_t* out, uint64_t n, void* stream) {
-  return launch<F32ToBf16>(in, out, n, stream);
+
+int32_t laconic_cuda_narrow_bf16(uint16_t* out, float w, const float* x, uint64_t n, void* stream) {
+  return launch(n, stream, NarrowBf16{out, w, x});
 }
-int32_t laconic_cuda_f16_to_f32(const uint16_t* in, float* out, uint64_t n, void* stream) {
-  return launch<F16ToF32>(in, out, n, stream);
+
+int32_t laconic_cuda_widen_f16(float* out, float w, const uint16_t* x, uint64_t n, int32_t add,
+                               void* stream) {
+  return launch(n, stream, Widen<&laconic::f16_to_float>{out, w, x, add != 0});
 }
-int32_t laconic_cuda_bf16_to_f32(const uint16_t* in, float* out, uint64_t n, void* stream) {
-  return launch<Bf16ToF32>(in, out, n, stream);
+
+int32_t laconic_cuda_widen_bf16(float* out, float w, const uint16_t* x, uint64_t n, int32_t add,
+                                void* stream) {
+  return launch(n, stream, Widen<&laconic::bf16_to_float>{out, w, x, add != 0});
 }

@@ -1,33 +1,26 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// Casts between fp32 and the two 16-bit floats on the GPU, bit for bit what the functions of
-// laconic/dtype.h give on the CPU. Plain C symbols: liblaconic_cuda.so exports them and is opened
-// at run time. Where CUDA is not built, cast_no_cuda.cc has the same symbols and every call returns
-// LACONIC_CUDA_ABSENT.
-//
-// in and out are device pointers of n elements, aligned to their type; stream is a cudaStream_t
-// (null is the default stream). A call only enqueues. Returns a cudaError_t, 0 is success.
+// The casts on a GPU: C symbols of liblaconic_cuda, which is opened at run time. All pointers are
+// device pointers aligned to their elements; `stream` is a cudaStream_t. Calls only enqueue. Same
+// bits as kernels/cast.h: both run the functions of laconic/dtype.h. Return 0, or the cudaError_t
+// of the launch; kCastNoCuda in a build without CUDA.
 #pragma once
 
 #include <cstdint>
 
-#define LACONIC_CUDA_ABSENT (-1)
-
-#if defined(__GNUC__)
-#define LACONIC_CUDA_API __attribute__((visibility("default")))
-#else
-#define LACONIC_CUDA_API
-#endif
+namespace laconic::kernels {
+inline constexpr int32_t kCastNoCuda = -1;
+}  // namespace laconic::kernels
 
 extern "C" {
-
-LACONIC_CUDA_API int32_t laconic_cuda_f32_to_f16(const float* in, uint16_t* out, uint64_t n,
-                                                 void* stream);
-LACONIC_CUDA_API int32_t laconic_cuda_f32_to_bf16(const float* in, uint16_t* out, uint64_t n,
-                                                  void* stream);
-LACONIC_CUDA_API int32_t laconic_cuda_f16_to_f32(const uint16_t* in, float* out, uint64_t n,
-                                                 void* stream);
-LACONIC_CUDA_API int32_t laconic_cuda_bf16_to_f32(const uint16_t* in, float* out, uint64_t n,
-                                                  void* stream);
-
-}  // extern "C"
+/// out = f16(w·x), saturating finite products if `saturate` is not 0.
+int32_t laconic_cuda_narrow_f16(uint16_t* out, float w, const float* x, uint64_t n,
+                                int32_t saturate, void* stream);
+/// out = bf16(w·x)
+int32_t laconic_cuda_narrow_bf16(uint16_t* out, float w, const float* x, uint64_t n, void* stream);
+/// out = w·x, or out += w·x if `add` is not 0; product and sum rounded separately.
+int32_t laconic_cuda_widen_f16(float* out, float w, const uint16_t* x, uint64_t n, int32_t add,
+                               void* stream);
+int32_t laconic_cuda_widen_bf16(float* out, float w, const uint16_t* x, uint64_t n, int32_t add,
+                                void* stream);
+}
