@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-import logging
 import os
 
+from . import environment
 from .errors import LaconicError
-
-log = logging.getLogger("laconic")
 
 
 class PassThrough:
@@ -35,14 +33,12 @@ class PassThrough:
         pass
 
 
-def _announce(text: str) -> None:
-    """Start-up and notices of rank 0: through logging if the program set it up, else one line on stderr."""
-    if log.handlers or logging.getLogger().handlers:
-        log.info(text)
-    else:
-        import sys
+def _speaks_for_node() -> bool:
+    """One process per node reports what it found in the environment."""
+    import torch.distributed as dist
 
-        print(f"laconic: {text}", file=sys.stderr)
+    local = os.environ.get("LOCAL_RANK")
+    return local == "0" if local is not None else dist.get_rank() == 0
 
 
 def attach(obj, spec: str | None = None, *, seed: int = 0, small_elements: int = 4096, strategy: str = "auto",
@@ -64,7 +60,7 @@ def attach(obj, spec: str | None = None, *, seed: int = 0, small_elements: int =
     Raises:
         LaconicError: unknown spec, another hook, ranks that disagree, parameters that cannot be exchanged.
     """
-    if os.environ.get("LACONIC_DISABLE", "") == "1":
+    if environment.disabled():
         return PassThrough()
     from torch.nn.parallel import DistributedDataParallel
 
@@ -72,14 +68,14 @@ def attach(obj, spec: str | None = None, *, seed: int = 0, small_elements: int =
         raise LaconicError(9, "unsupported", f"cannot attach to a {type(obj).__module__}.{type(obj).__qualname__}",
                            "wrap the model in torch.nn.parallel.DistributedDataParallel first, or start the script with "
                            "`python -m laconic.run`")
-    chosen = spec if spec is not None else os.environ.get("LACONIC_SPEC")
-    if not chosen:
-        raise LaconicError(1, "invalid_argument", "no spec given", 'attach(model, "3lc"), or set LACONIC_SPEC')
+    if _speaks_for_node():
+        environment.report_unknown()
+    chosen = spec if spec is not None else os.environ.get("LACONIC_SPEC", "")
     from .ddp import Handle
 
     handle = Handle(obj, chosen, seed=seed, small_elements=small_elements, strategy=strategy, threads=threads,
                     scaler=scaler)
     handle.register(obj)
     if handle.rank == 0 and not quiet:
-        _announce(handle.describe())
+        environment.say(handle.describe())
     return handle

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import logging
 import queue
 import threading
 
@@ -15,7 +14,6 @@ from .engine import _TORCH_TYPES, Engine, release_sibling, sibling_group
 from .errors import LaconicError
 from .session import STATE_VERSION, Layout, Session
 
-log = logging.getLogger("laconic")
 _DTYPES = {dtype: code for code, dtype in _TORCH_TYPES.items() if code != _lib.U8}
 
 
@@ -27,13 +25,14 @@ def shorten(names, limit: int = 3) -> str:
 class Job:
     """One bucket on its way through the worker."""
 
-    __slots__ = ("buffer", "flags", "future", "index", "layout", "left", "scale", "step")
+    __slots__ = ("buffer", "error", "flags", "future", "index", "layout", "left", "scale", "step")
 
     def __init__(self, layout, buffer, step, index, flags, scale):
         self.layout, self.buffer, self.step = layout, buffer, step
         self.index, self.flags, self.scale = index, flags, scale
         self.future = torch.futures.Future()
-        self.left = len(layout.parameters)  # parameters whose mean is not here yet (while resuming)
+        # While resuming: parameters whose mean is not here yet, and the first failure of one of them.
+        self.left, self.error = len(layout.parameters), None
 
 
 class Resumed:
@@ -64,12 +63,13 @@ class Resumed:
                 self.missing[bucket] = len(self.layouts[bucket].parameters)
                 yield bucket
 
-    def give(self, bucket: int):
-        """Copies a saved bucket's means back; yields the jobs that are complete with it."""
+    def give(self, bucket: int, error: LaconicError | None):
+        """Copies a saved bucket's means back, or its failure; yields the jobs that are complete with it."""
         layout = self.layouts[bucket]
         for p, at in zip(layout.parameters, layout.offsets):
             job, offset = self.jobs.pop(p)
             job.buffer[offset : offset + self.counts[p]] = self.buffers[bucket][at : at + self.counts[p]]
+            job.error = job.error or error
             job.left -= 1
             if job.left == 0:
                 yield job
@@ -82,21 +82,13 @@ class Handle:
         self._parameters = [(n, p) for n, p in ddp.module.named_parameters()
                             if p.requires_grad and n not in getattr(ddp, "parameters_to_ignore", ())]
         self._index = {id(p): i for i, (_, p) in enumerate(self._parameters)}
-        self._check_parameters()
         self._user_group = ddp.process_group
         self._group = sibling_group(self._user_group)
-        self._engine = Engine(self._group, limiter=_limiter())
-        self._world = self._engine.world
-        self.rank = self._engine.rank
-        failure = None
-        sums = self._engine.probe_sums()
         try:
-            self._session = Session(spec, [(n, tuple(p.shape)) for n, p in self._parameters], rank=self.rank,
-                                    world=self._world, seed=seed, small_elements=small_elements, strategy=strategy,
-                                    engine_sums=sums, threads=threads)
-        except LaconicError as error:  # the other ranks are about to compare cards with us
-            failure = error
-        self._agree(failure)
+            self._open(ddp, spec, seed=seed, small_elements=small_elements, strategy=strategy, threads=threads)
+        except LaconicError:  # on every rank
+            release_sibling(self._user_group, self._group)
+            raise
         explained = self._session.explain()
         self.spec = explained["spec"]
         self._raw = {i for i, p in enumerate(explained["parameters"]) if p["codec"] == "none"}
@@ -121,6 +113,24 @@ class Handle:
 
     # ---- set-up -----------------------------------------------------------------------------------------------------
 
+    def _open(self, ddp, spec, **options) -> None:
+        """Everything that one rank may refuse, and the agreement of all of them."""
+        self._engine = Engine(self._group)
+        self._world, self.rank = self._engine.world, self._engine.rank
+        sums = self._engine.probe_sums()
+        failure = None
+        try:
+            _refuse_hook(ddp)
+            self._check_parameters()
+            self._engine.limiter = _limiter()
+            self._session = Session(spec, [(n, tuple(p.shape)) for n, p in self._parameters], rank=self.rank,
+                                    world=self._world, engine_sums=sums, **options)
+        except LaconicError as error:  # the other ranks are about to compare cards with us
+            failure = error
+        except Exception as error:  # noqa: BLE001  an argument of a wrong type
+            failure = LaconicError(1, "invalid_argument", f"{type(error).__name__}: {error}", "see help(laconic.attach)")
+        self._agree(failure)
+
     def _check_parameters(self) -> None:
         for name, p in self._parameters:
             if p.dtype not in _DTYPES:
@@ -132,29 +142,17 @@ class Handle:
 
     def _agree(self, failure: LaconicError | None) -> None:
         """Every rank learns whether any rank could not start, before anything is compared."""
-        text = b"" if failure is None else str(failure).encode()[:500]
-        texts = self._engine.gather_bytes(text.ljust(500, b"\0"))
-        broken = [(r, texts[500 * r : 500 * (r + 1)].rstrip(b"\0").decode(errors="replace"))
-                  for r in range(self._world)]
-        broken = [(r, t) for r, t in broken if t]
-        if len(broken) == self._world and failure is not None:
+        texts = self._engine.gather_texts("" if failure is None else str(failure))
+        if failure is not None and len(set(texts)) == 1:
             raise failure
-        if broken:
-            rank, sentence = broken[0]
-            raise LaconicError(60, "ranks_disagree", f"rank {rank} could not attach: {sentence}",
-                               "give every rank the same call, file and LACONIC_* variables")
+        for rank, text in enumerate(texts):
+            if text:
+                raise LaconicError(60, "ranks_disagree", f"rank {rank} could not attach: {text}",
+                                   "give every rank the same call, file and LACONIC_* variables")
         self._session.agree(self._engine)
 
     def register(self, ddp) -> None:
-        try:
-            ddp.register_comm_hook(self, _hook)
-        except RuntimeError as error:
-            hooks = getattr(ddp, "_comm_hooks", None)
-            other = getattr(hooks[0][0], "__qualname__", None) if hooks else None
-            self.close()
-            raise LaconicError(9, "unsupported", "this model already has a communication hook"
-                               + (f" ({other})" if other else "") + f": {error}",
-                               "DDP takes one hook for ever: wrap the model anew and attach laconic first") from None
+        ddp.register_comm_hook(self, laconic_hook)
 
     def describe(self) -> str:
         """The one line that rank 0 logs at start."""
@@ -263,9 +261,13 @@ class Handle:
     def _exchange_resumed(self, job: Job) -> None:
         resumed = self._resumed
         for bucket in resumed.take(job):
-            self._exchange(resumed.layouts[bucket], resumed.buffers[bucket], job)
-            for done in resumed.give(bucket):
-                done.future.set_result(done.buffer)
+            error = None
+            try:
+                self._exchange(resumed.layouts[bucket], resumed.buffers[bucket], job)
+            except BaseException as failure:  # noqa: BLE001  every job that waits for this bucket has to hear of it
+                error = self._failed(failure, job)
+            for done in resumed.give(bucket, error):
+                done.future.set_result(done.error or done.buffer)
 
     def _failed(self, error: BaseException, job: Job) -> LaconicError:
         if not isinstance(error, LaconicError):
@@ -351,6 +353,27 @@ class Handle:
         return {"state": self.state_dict()}
 
 
+def other_hook(ddp) -> str | None:
+    """The name of the communication hook that this model already has."""
+    hooks = getattr(ddp, "_comm_hooks", None)  # torch >= 2.1
+    if hooks:
+        return getattr(hooks[0][0], "__qualname__", "unnamed")
+    return ddp._get_ddp_logging_data().get("comm_hook") or None  # noqa: SLF001  also PyTorch's built-in hooks
+
+
+def _refuse_hook(ddp) -> None:
+    other = other_hook(ddp)
+    if other == laconic_hook.__qualname__:
+        raise LaconicError(9, "unsupported", "laconic is attached to this model already",
+                           "use the handle that the first attach gave; to change the spec, wrap the model anew")
+    if other is not None:
+        raise LaconicError(9, "unsupported", f"this model already has a communication hook ({other})",
+                           "DDP takes one hook for ever: wrap the model anew and attach laconic first")
+    if getattr(ddp, "_use_python_reducer", False):
+        raise LaconicError(9, "unsupported", "torch._dynamo.config.optimize_ddp is 'python_reducer', which traces hooks",
+                           "leave optimize_ddp at its default: torch.compile then works with laconic")
+
+
 def _copy(to: int, source: int, count: int) -> None:
     import ctypes
 
@@ -368,5 +391,5 @@ def _limiter():
     return limiter_from_environment()
 
 
-def _hook(state, bucket):  # no annotations: DDP compares them, and a string never equals the class
+def laconic_hook(state, bucket):  # no annotations: DDP compares them, and a string never equals the class
     return state.on_bucket(bucket)

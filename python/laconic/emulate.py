@@ -12,29 +12,45 @@ import time
 
 from .errors import LaconicError
 
-VARIABLE = "LACONIC_EMULATE_RATE"
+RATE = "LACONIC_EMULATE_RATE"
+RATE_FILE = "LACONIC_EMULATE_RATE_FILE"  # the same number where it may change while running; 0: no limit
+
+
+def _rate(text: str, source: str) -> float:
+    """Bits per second; 0 for no limit."""
+    try:
+        rate = float(text or 0)
+    except ValueError:
+        rate = -1.0
+    if not 0 <= rate < float("inf"):
+        raise LaconicError(5, "value_out_of_range", f"{source} says {text!r}, which is no rate in bits per second",
+                           "50000000, or 0 for no limit")
+    return rate
 
 
 class Limiter:
-    """`rate` in bits per second, one direction."""
+    """`rate` in bits per second, one direction. With `path`, that file says the rate of the moment."""
 
-    def __init__(self, rate: float):
+    def __init__(self, rate: float, path: str = ""):
         self.rate = rate
+        self.path = path
 
     def spend(self, count: int) -> None:
         """Sleeps for the time that `count` bytes take."""
-        if count:
+        if self.path:
+            self._reread()
+        if count and self.rate:
             time.sleep(8.0 * count / self.rate)
+
+    def _reread(self) -> None:
+        try:
+            with open(self.path, encoding="ascii") as file:
+                self.rate = _rate(file.read().strip(), self.path)
+        except OSError:
+            pass  # the lab is gone: its last word holds
 
 
 def limiter_from_environment() -> Limiter | None:
-    text = os.environ.get(VARIABLE, "")
-    if not text:
-        return None
-    try:
-        rate = float(text)
-    except ValueError:
-        rate = 0.0
-    if not rate > 0:
-        raise LaconicError(5, "value_out_of_range", f"{VARIABLE}={text} is not a rate in bits per second", "50000000")
-    return Limiter(rate)
+    path = os.environ.get(RATE_FILE, "")
+    rate = _rate(os.environ.get(RATE, ""), RATE)
+    return Limiter(rate, path) if rate or path else None

@@ -30,6 +30,18 @@ def view(address: int, count: int, dtype: int) -> torch.Tensor:
     return torch.frombuffer(memory, dtype=_TORCH_TYPES[dtype], count=count)
 
 
+def _wait_all(works) -> None:
+    """Waits for every collective, also after one has failed: the others still use the exchange's memory."""
+    first = None
+    for work in works:
+        try:
+            work.wait()
+        except RuntimeError as error:
+            first = first or error
+    if first is not None:
+        raise first
+
+
 class Engine:
     """A process group as the library's engine: all_reduce, all_gather and all_to_all on bytes and lanes."""
 
@@ -76,8 +88,7 @@ class Engine:
                 sent += self._all_to_all(step, works)
         if self.limiter is not None:
             self.limiter.spend(sent)
-        for work in works:
-            work.wait()
+        _wait_all(works)
         return sent
 
     def _all_reduce(self, step, works) -> int:
@@ -114,6 +125,11 @@ class Engine:
         parts = [torch.empty_like(own) for _ in range(self.world)]
         dist.all_gather(parts, own, group=self.group)
         return b"".join(part.numpy().tobytes() for part in parts)
+
+    def gather_texts(self, text: str, limit: int = 500) -> list[str]:
+        """Every rank's sentence, cut to `limit` bytes, in rank order."""
+        texts = self.gather_bytes(text.encode()[:limit].ljust(limit, b"\0"))
+        return [texts[limit * r : limit * (r + 1)].rstrip(b"\0").decode(errors="replace") for r in range(self.world)]
 
 
 def group_timeout(group):

@@ -1,17 +1,20 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 """Zero lines: `torchrun --nproc-per-node 4 -m laconic.run --spec "topk:ratio=0.01" train.py ARGS`.
 
-Attaches to the first DistributedDataParallel model that the script runs forward, at its first forward. The class stays
-what it is; only its constructor is wrapped. A hook that the script registers itself wins: laconic then stands aside.
+Attaches to every DistributedDataParallel model of the script, at its first forward pass that records gradients. The class
+stays what it is; only its constructor is wrapped. A hook that the script registers itself wins: laconic stands aside.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import logging
 import os
 import runpy
 import sys
+
+from . import environment
 
 
 def _parse(arguments):
@@ -30,9 +33,12 @@ def _parse(arguments):
 
 def install(options, handles: list) -> None:
     """Wraps DistributedDataParallel.__init__: registration happens at the wrapper's first forward."""
+    import torch
     from torch.nn.parallel import DistributedDataParallel
 
     import laconic
+
+    from .ddp import other_hook
 
     original = DistributedDataParallel.__init__
 
@@ -41,13 +47,16 @@ def install(options, handles: list) -> None:
         original(self, *args, **kwargs)
 
         def first_forward(module, _inputs):
-            removal.remove()
-            if getattr(module, "_comm_hooks", None):
-                print(f"laconic: rank {os.environ.get('RANK', '?')}: the script has a communication hook of its own; "
-                      "standing aside", file=sys.stderr)
+            if not torch.is_grad_enabled():  # an evaluation, perhaps on one rank only: attaching takes all of them
                 return
-            handles.append(laconic.attach(module, options.spec, seed=options.seed, strategy=options.strategy,
-                                          small_elements=options.small_elements, threads=options.threads))
+            removal.remove()
+            hook = other_hook(module)
+            if hook is None:
+                handles.append(laconic.attach(module, options.spec, seed=options.seed, strategy=options.strategy,
+                                              small_elements=options.small_elements, threads=options.threads))
+            elif torch.distributed.get_rank() == 0:
+                environment.say(f"the script has a communication hook of its own ({hook}); standing aside",
+                                logging.WARNING)
 
         removal = self.register_forward_pre_hook(first_forward)
 
@@ -57,7 +66,7 @@ def install(options, handles: list) -> None:
 def main(arguments=None) -> None:
     options = _parse(sys.argv[1:] if arguments is None else arguments)
     handles: list = []
-    if os.environ.get("LACONIC_DISABLE", "") != "1":
+    if not environment.disabled():
         install(options, handles)
     sys.argv = [options.script, *options.arguments]
     try:

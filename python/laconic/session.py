@@ -19,6 +19,8 @@ class Session:
 
     def __init__(self, spec: str, parameters, *, rank: int, world: int, seed: int, small_elements: int, strategy: str,
                  engine_sums: int, threads: int):
+        if not spec:
+            raise LaconicError(1, "invalid_argument", "no spec given", 'attach(model, "3lc"), or set LACONIC_SPEC')
         if strategy not in STRATEGIES:
             raise LaconicError(1, "invalid_argument", f"strategy {strategy!r} is not known",
                                "one of " + ", ".join(STRATEGIES))

@@ -1,0 +1,53 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""The LACONIC_* variables: which there are, what to say of one that is none of them, and how loud to speak."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import os
+import sys
+
+log = logging.getLogger("laconic")
+
+PREFIX = "LACONIC_"
+KNOWN = {
+    "LACONIC_SPEC": "the spec where the call gives none",
+    "LACONIC_DISABLE": "1: attach does nothing at all, training is plain DDP",
+    "LACONIC_LOG": "warn, info or debug: from which level on laconic speaks (info)",
+    "LACONIC_LIBRARY": "path of liblaconic.so",
+    "LACONIC_CUDA_LIB": "path of the library with the GPU kernels",
+    "LACONIC_EMULATE_RATE": "bits per second that `laconic lab --emulate` asks senders to keep to",
+    "LACONIC_EMULATE_RATE_FILE": "the same, for rates that change",
+    "LACONIC_LAB": "set by `laconic lab`: how the network is shaped",
+    "LACONIC_LAB_CONTROL": "set by `laconic lab`: its control socket",
+}
+
+
+_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warn": logging.WARNING}
+_reported: set[str] = set()
+
+
+def disabled() -> bool:
+    """The kill switch."""
+    return os.environ.get("LACONIC_DISABLE", "") == "1"
+
+
+def say(text: str, level: int = logging.INFO) -> None:
+    """One line: through logging if the program has set it up, else on stderr."""
+    if level < _LEVELS.get(os.environ.get("LACONIC_LOG", ""), logging.INFO):
+        return
+    if log.hasHandlers():
+        log.log(level, text)
+    else:
+        print(f"laconic: {text}", file=sys.stderr)
+
+
+def report_unknown() -> None:
+    """A line for every variable with our prefix that means nothing to us, once in a process."""
+    for name in sorted(os.environ):
+        if name.startswith(PREFIX) and name not in KNOWN and name not in _reported:
+            _reported.add(name)
+            near = difflib.get_close_matches(name, KNOWN, n=1)
+            say(f"{name} is no variable of laconic; " + (f"did you mean {near[0]}?" if near else "there are " + ", ".join(KNOWN)),
+                logging.WARNING)
