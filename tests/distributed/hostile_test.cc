@@ -1,0 +1,106 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// Bytes from the network are hostile: whatever arrives instead of a bundle, every rank gets a sentence, nothing is
+// lost, and the next exchange works.
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "support/ranks.h"
+
+namespace laconic::test {
+namespace {
+
+const std::vector<Parameter> kModel{{"a", 60, 50}, {"bias", 9, 1}, {"b", 3000, 1}};
+
+/// An engine that damages what one rank receives in one collective.
+class Tampering final : public transport::Engine {
+ public:
+  Tampering(transport::Engine& engine, uint32_t victim, uint64_t call, uint64_t seed)
+      : engine_(&engine), victim_(victim), call_(call), random_(seed) {}
+  [[nodiscard]] uint32_t rank() const noexcept override { return engine_->rank(); }
+  [[nodiscard]] uint32_t world() const noexcept override { return engine_->world(); }
+  Result<void> run(std::span<const transport::Step> batch) override {
+    auto result = engine_->run(batch);
+    if (result && rank() == victim_ && calls_++ == call_) damage(batch[0]);
+    return result;
+  }
+
+ private:
+  void damage(const transport::Step& step) {
+    const uint32_t from = (rank() + 1) % world();
+    const uint64_t bytes = step.recv_counts[from];
+    uint8_t* at = step.recv + step.recv_offsets[from];
+    if (bytes == 0) return;
+    switch (random_() % 3) {
+      case 0: at[random_() % std::min<uint64_t>(bytes, 200)] ^= static_cast<uint8_t>(1U << random_() % 8); break;
+      case 1: std::memset(at, static_cast<int>(random_() % 256), bytes); break;
+      default:
+        for (uint64_t i = 0; i < bytes; ++i) at[i] = static_cast<uint8_t>(random_());
+    }
+  }
+
+  transport::Engine* engine_;
+  uint32_t victim_;
+  uint64_t call_;
+  uint64_t calls_ = 0;
+  std::mt19937_64 random_;
+};
+
+class Hostile : public testing::TestWithParam<std::tuple<std::string, StrategyKind>> {};
+
+TEST_P(Hostile, DamagedBundlesAreRefusedAndNothingIsLost) {
+  const auto& [spec, strategy] = GetParam();
+  const Layout layout = back_to_back(kModel, {0, 1, 2});
+  const uint64_t collectives = strategy == StrategyKind::two_shot ? 2 : 1;
+  for (uint64_t seed = 0; seed < 40; ++seed) {
+    Ranks group({spec, 3, kModel, strategy, 64, 1, 0b111});
+    auto buffers = gradients(3, layout.elements, seed);
+    const auto originals = buffers;
+    std::vector<Result<void>> results(3);
+    group.on_all([&](uint32_t r) {
+      Tampering engine(group.hub().engine(r), 1, seed % collectives, seed);
+      Bucket bucket;
+      bucket.buffer = buffers[r].data();
+      results[r] = session::drive(group.session(r), bucket, layout, engine);
+    });
+    ASSERT_FALSE(results[1]) << "seed " << seed;
+    EXPECT_FALSE(results[1].error().message.empty());
+    const bool all_know = strategy == StrategyKind::two_shot && seed % collectives == 0;
+    for (uint32_t r = 0; r < 3; ++r) {
+      if (all_know) {
+        EXPECT_FALSE(results[r]);
+      }
+      if (results[r]) continue;
+      // First step: what is put back is exactly the gradient.
+      for (const auto& e : group.session(r).store().entries()) {
+        if (e.kind != feedback::StateKind::residual) continue;
+        const uint32_t p = e.name == "residual/a" ? 0 : 2;
+        for (size_t i = 0; i < e.values.size(); ++i) {
+          ASSERT_EQ(e.values[i], originals[r][layout.offsets[p] + i]) << e.name << " rank " << r;
+        }
+      }
+    }
+    // Where only the victim noticed, the others have learnt lengths that it has not: the job has to restart.
+    const bool in_step = all_know || group.session(0).model().spec().contract().exact_size;
+    if (!in_step) continue;
+    buffers = gradients(3, layout.elements, seed + 100);
+    group.on_all([&](uint32_t r) {
+      Bucket bucket;
+      bucket.buffer = buffers[r].data();
+      bucket.step = 1;
+      results[r] = session::drive(group.session(r), bucket, layout, group.hub().engine(r));
+    });
+    for (const auto& result : results) EXPECT_TRUE(result) << result.error().message;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Hostile,
+                         testing::Values(std::tuple{"3lc", StrategyKind::two_shot},
+                                         std::tuple{"3lc", StrategyKind::gather_all},
+                                         std::tuple{"topk:ratio=0.1", StrategyKind::gather_all},
+                                         std::tuple{"sidco:ratio=0.1", StrategyKind::two_shot},
+                                         std::tuple{"int8+ef", StrategyKind::two_shot}));
+
+}  // namespace
+}  // namespace laconic::test
