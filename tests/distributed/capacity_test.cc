@@ -1,6 +1,7 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// Varying lengths travel at about their length; one that outgrows its capacity costs a repeat round and nothing else.
+// Varying lengths travel at about their length; one that outgrows its capacity costs a repeat round
+// and nothing else.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -10,7 +11,8 @@
 namespace laconic::test {
 namespace {
 
-const std::vector<Parameter> kModel{{"a", 300, 100}, {"bias", 50, 1}, {"b", 5000, 1}, {"c", 70, 900}};
+const std::vector<Parameter> kModel{
+    {"a", 300, 100}, {"bias", 50, 1}, {"b", 5000, 1}, {"c", 70, 900}};
 
 /// Gradients of which 3lc makes few bytes (one spike) or many (all alike).
 std::vector<std::vector<float>> shaped(uint32_t world, uint64_t n, uint64_t step, bool dense) {
@@ -40,7 +42,8 @@ TEST_P(Growing, OverflowRepeatsAndGivesTheSameBits) {
   auto a = shaped(world, layout.elements, 9, true);
   auto b = a;
   for (const auto& r : settled.exchange(layout, a, 9)) ASSERT_TRUE(r) << r.error().message;
-  for (uint64_t i = 0; i < 4; ++i) {  // brings the counter of exchanges level, at the bound's capacity
+  for (uint64_t i = 0; i < 4;
+       ++i) {  // brings the counter of exchanges level, at the bound's capacity
     auto g = shaped(world, layout.elements, 20 + i, true);
     for (const auto& r : fresh.exchange(layout, g, 20 + i)) ASSERT_TRUE(r) << r.error().message;
   }
@@ -49,7 +52,8 @@ TEST_P(Growing, OverflowRepeatsAndGivesTheSameBits) {
     EXPECT_GT(settled.session(0).stats().counters.overflow_repeats, before);
   }
   for (uint32_t r = 0; r < world; ++r) {
-    EXPECT_EQ(std::memcmp(a[r].data(), b[0].data(), layout.elements * sizeof(float)), 0) << "rank " << r;
+    EXPECT_EQ(std::memcmp(a[r].data(), b[0].data(), layout.elements * sizeof(float)), 0)
+        << "rank " << r;
   }
 }
 
@@ -70,14 +74,16 @@ TEST_P(Growing, SteadyStateTravelsAtAboutItsLength) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Growing,
-                         testing::Combine(testing::Values(StrategyKind::gather_all, StrategyKind::two_shot),
+                         testing::Combine(testing::Values(StrategyKind::gather_all,
+                                                          StrategyKind::two_shot),
                                           testing::Values(1U, 2U, 3U, 4U, 7U)));
 
 TEST(ExactSizes, NeverTakeAnExtraRound) {
-  for (const auto& [spec, strategy, rounds] : {std::tuple{"topk:ratio=0.1", StrategyKind::gather_all, 1U},
-                                               std::tuple{"int8", StrategyKind::two_shot, 2U},
-                                               std::tuple{"powersgd:rank=2", StrategyKind::native_sum, 2U},
-                                               std::tuple{"randomk", StrategyKind::native_sum, 1U}}) {
+  for (const auto& [spec, strategy, rounds] :
+       {std::tuple{"topk:ratio=0.1", StrategyKind::gather_all, 1U},
+        std::tuple{"int8", StrategyKind::two_shot, 2U},
+        std::tuple{"powersgd:rank=2", StrategyKind::native_sum, 2U},
+        std::tuple{"randomk", StrategyKind::native_sum, 1U}}) {
     Ranks group({spec, 4, kModel, strategy, 64, 1, 0b111});
     const Layout layout = back_to_back(kModel, {0, 1, 2, 3});
     for (uint64_t step = 0; step < 5; ++step) {
@@ -89,7 +95,8 @@ TEST(ExactSizes, NeverTakeAnExtraRound) {
 }
 
 TEST(Threads, NumberOfThreadsNeverChangesAResult) {
-  for (const char* spec : {"3lc", "3lc:scale=chunk", "topk:ratio=0.1", "int8:round=stochastic", "powersgd", "sidco:ratio=0.05"}) {
+  for (const char* spec : {"3lc", "3lc:scale=chunk", "topk:ratio=0.1", "int8:round=stochastic",
+                           "powersgd", "sidco:ratio=0.05"}) {
     const std::vector<Parameter> model{{"a", 700, 300}, {"b", 5000, 1}};
     Ranks one({spec, 2, model, StrategyKind::automatic, 64, 1, 0b111});
     Ranks three({spec, 2, model, StrategyKind::automatic, 64, 3, 0b111});

@@ -1,6 +1,7 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// Every strategy × codec × number of ranks × ragged sizes, over threads: replicas bit-identical, nothing lost.
+// Every strategy × codec × number of ranks × ragged sizes, over threads: replicas bit-identical,
+// nothing lost.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -14,7 +15,7 @@ namespace {
 
 const std::vector<Parameter>& ragged() {
   static const std::vector<Parameter> list{
-      {"fc1.weight", 61, 37}, {"fc1.bias", 61, 1}, {"tiny", 1, 1}, {"fc2.weight", 128, 129},
+      {"fc1.weight", 61, 37}, {"fc1.bias", 61, 1}, {"tiny", 1, 1},  {"fc2.weight", 128, 129},
       {"fc2.bias", 7, 1},     {"odd", 4099, 1},    {"norm", 16, 1}, {"head.weight", 17, 33}};
   return list;
 }
@@ -36,13 +37,15 @@ std::string case_name(const testing::TestParamInfo<Case>& info) {
 
 /// Every codec of the registry under every strategy that its contract allows.
 std::vector<Case> all_cases() {
-  std::vector<std::string> specs{"topk:ratio=0.1", "3lc:s=1.75", "3lc:scale=chunk", "int8:round=stochastic",
-                                 "int8+ef",        "bf16+ef",    "randomk:ratio=0.1", "powersgd:rank=2",
-                                 "sidco:ratio=0.05", "topk:ratio=0.1+noef"};
+  std::vector<std::string> specs{"topk:ratio=0.1",        "3lc:s=1.75",      "3lc:scale=chunk",
+                                 "int8:round=stochastic", "int8+ef",         "bf16+ef",
+                                 "randomk:ratio=0.1",     "powersgd:rank=2", "sidco:ratio=0.05",
+                                 "topk:ratio=0.1+noef"};
   for (const CodecTable* codec : all_codecs()) specs.emplace_back(codec->info.name);
   std::vector<Case> cases;
   for (const std::string& spec : specs) {
-    for (const StrategyKind strategy : {StrategyKind::native_sum, StrategyKind::gather_all, StrategyKind::two_shot}) {
+    for (const StrategyKind strategy :
+         {StrategyKind::native_sum, StrategyKind::gather_all, StrategyKind::two_shot}) {
       for (const uint32_t world : {1U, 2U, 3U, 4U, 7U, 8U}) {
         Options o;
         o.world = world;
@@ -50,7 +53,8 @@ std::vector<Case> all_cases() {
         o.small_elements = 16;
         o.caps.sums = 0b111;
         auto parsed = Spec::parse(spec);
-        if (parsed && collective::choose_strategy(*parsed, ragged(), o)) cases.push_back({spec, strategy, world});
+        if (parsed && collective::choose_strategy(*parsed, ragged(), o))
+          cases.push_back({spec, strategy, world});
       }
     }
   }
@@ -94,9 +98,12 @@ TEST_P(ExchangeTest, ReplicasAreBitIdenticalAndNothingIsLost) {
     const auto mean = exact_mean(buffers);
     in += total(mean);
     for (const double m : mean) magnitude += std::abs(m);
-    for (const auto& result : group.exchange(layout, buffers, step)) ASSERT_TRUE(result) << result.error().message;
+    for (const auto& result : group.exchange(layout, buffers, step))
+      ASSERT_TRUE(result) << result.error().message;
     for (uint32_t r = 1; r < group.world(); ++r) {
-      ASSERT_EQ(std::memcmp(buffers[0].data(), buffers[r].data(), layout.elements * sizeof(float)), 0) << "rank " << r;
+      ASSERT_EQ(std::memcmp(buffers[0].data(), buffers[r].data(), layout.elements * sizeof(float)),
+                0)
+          << "rank " << r;
     }
     for (const float x : buffers[0]) out += static_cast<double>(x);
   }
@@ -106,7 +113,8 @@ TEST_P(ExchangeTest, ReplicasAreBitIdenticalAndNothingIsLost) {
 }
 
 TEST_P(ExchangeTest, BucketsAreOnlyTransport) {
-  // Engine sums of floats may depend on the place in the buffer; the loopback adds in rank order, so here they do not.
+  // Engine sums of floats may depend on the place in the buffer; the loopback adds in rank order,
+  // so here they do not.
   Ranks one = ranks();
   Ranks two = ranks();
   const Layout whole = back_to_back(ragged(), {0, 1, 2, 3, 4, 5, 6, 7});
@@ -120,7 +128,8 @@ TEST_P(ExchangeTest, BucketsAreOnlyTransport) {
         std::vector<float> part(layout.elements);
         for (size_t i = 0; i < layout.parameters.size(); ++i) {
           std::copy_n(g.begin() + static_cast<ptrdiff_t>(whole.offsets[layout.parameters[i]]),
-                      ragged()[layout.parameters[i]].count(), part.begin() + static_cast<ptrdiff_t>(layout.offsets[i]));
+                      ragged()[layout.parameters[i]].count(),
+                      part.begin() + static_cast<ptrdiff_t>(layout.offsets[i]));
         }
         parts.push_back(std::move(part));
       }
@@ -128,9 +137,12 @@ TEST_P(ExchangeTest, BucketsAreOnlyTransport) {
     };
     auto b = pick(front);
     auto c = pick(rest);
-    for (const auto& result : one.exchange(whole, a, step)) ASSERT_TRUE(result) << result.error().message;
-    for (const auto& result : two.exchange(front, b, step)) ASSERT_TRUE(result) << result.error().message;
-    for (const auto& result : two.exchange(rest, c, step)) ASSERT_TRUE(result) << result.error().message;
+    for (const auto& result : one.exchange(whole, a, step))
+      ASSERT_TRUE(result) << result.error().message;
+    for (const auto& result : two.exchange(front, b, step))
+      ASSERT_TRUE(result) << result.error().message;
+    for (const auto& result : two.exchange(rest, c, step))
+      ASSERT_TRUE(result) << result.error().message;
     EXPECT_EQ(pick(front)[0], b[0]);
     EXPECT_EQ(pick(rest)[0], c[0]);
   }
@@ -140,18 +152,22 @@ TEST_P(ExchangeTest, NonFiniteGradientGoesOutUncompressedAndResidualsStay) {
   Ranks group = ranks();
   const Layout layout = back_to_back(ragged(), {0, 1, 2, 3, 4, 5, 6, 7});
   auto buffers = gradients(group.world(), layout.elements, 5);
-  for (const auto& result : group.exchange(layout, buffers, 0)) ASSERT_TRUE(result) << result.error().message;
+  for (const auto& result : group.exchange(layout, buffers, 0))
+    ASSERT_TRUE(result) << result.error().message;
   std::vector<std::vector<float>> before;
   for (uint32_t r = 0; r < group.world(); ++r) {
-    for (const auto& e : group.session(r).store().entries()) before.emplace_back(e.values.begin(), e.values.end());
+    for (const auto& e : group.session(r).store().entries())
+      before.emplace_back(e.values.begin(), e.values.end());
   }
   buffers = gradients(group.world(), layout.elements, 6);
   const uint32_t bad = group.world() - 1;
   const uint64_t at = layout.offsets[3] + 17;  // fc2.weight, compressed under every spec but none
   buffers[bad][at] = std::numeric_limits<float>::infinity();
   const auto mean = exact_mean(buffers);
-  for (const auto& result : group.exchange(layout, buffers, 1)) ASSERT_TRUE(result) << result.error().message;
-  for (uint32_t r = 0; r < group.world(); ++r) EXPECT_FALSE(std::isfinite(buffers[r][at])) << "rank " << r;
+  for (const auto& result : group.exchange(layout, buffers, 1))
+    ASSERT_TRUE(result) << result.error().message;
+  for (uint32_t r = 0; r < group.world(); ++r)
+    EXPECT_FALSE(std::isfinite(buffers[r][at])) << "rank " << r;
   const bool guarded = group.session(0).model().spec().feedback();
   if (!guarded) return;
   EXPECT_EQ(group.session(0).stats().fallbacks, 1U);
@@ -212,7 +228,8 @@ TEST_P(ExchangeTest, ALostPeerLosesNothing) {
   double compressed = 0;  // what went into units (small parameters keep no residual)
   for (uint32_t i = 0; i < ragged().size(); ++i) {
     if (group.session(0).model().assignment(i).raw) continue;
-    for (uint64_t k = 0; k < ragged()[i].count(); ++k) compressed += undelivered[layout.offsets[i] + k];
+    for (uint64_t k = 0; k < ragged()[i].count(); ++k)
+      compressed += undelivered[layout.offsets[i] + k];
   }
   EXPECT_NEAR(residual_sum(group), kept + compressed, 1e-4);
 }

@@ -1,7 +1,7 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// Bytes from the network are hostile: whatever arrives instead of a bundle, every rank gets a sentence, nothing is
-// lost, and the next exchange works.
+// Bytes from the network are hostile: whatever arrives instead of a bundle, every rank gets a
+// sentence, nothing is lost, and the next exchange works.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -33,8 +33,12 @@ class Tampering final : public transport::Engine {
     uint8_t* at = step.recv + step.recv_offsets[from];
     if (bytes == 0) return;
     switch (random_() % 3) {
-      case 0: at[random_() % std::min<uint64_t>(bytes, 200)] ^= static_cast<uint8_t>(1U << random_() % 8); break;
-      case 1: std::memset(at, static_cast<int>(random_() % 256), bytes); break;
+      case 0:
+        at[random_() % std::min<uint64_t>(bytes, 200)] ^= static_cast<uint8_t>(1U << random_() % 8);
+        break;
+      case 1:
+        std::memset(at, static_cast<int>(random_() % 256), bytes);
+        break;
       default:
         for (uint64_t i = 0; i < bytes; ++i) at[i] = static_cast<uint8_t>(random_());
     }
@@ -81,7 +85,8 @@ TEST_P(Hostile, DamagedBundlesAreRefusedAndNothingIsLost) {
         }
       }
     }
-    // Where only the victim noticed, the others have learnt lengths that it has not: the job has to restart.
+    // Where only the victim noticed, the others have learnt lengths that it has not: the job has to
+    // restart.
     const bool in_step = all_know || group.session(0).model().spec().contract().exact_size;
     if (!in_step) continue;
     buffers = gradients(3, layout.elements, seed + 100);

@@ -1,6 +1,7 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// N ranks as threads: every rank has a session and a buffer of its own and drives its exchange over the loopback hub.
+// N ranks as threads: every rank has a session and a buffer of its own and drives its exchange over
+// the loopback hub.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -25,7 +26,8 @@ using collective::StrategyKind;
 using session::Session;
 
 /// Parameters back to back in the order given, as DDP lays out a bucket.
-inline Layout back_to_back(const std::vector<Parameter>& parameters, const std::vector<uint32_t>& order) {
+inline Layout back_to_back(const std::vector<Parameter>& parameters,
+                           const std::vector<uint32_t>& order) {
   Layout layout;
   for (const uint32_t p : order) {
     layout.parameters.push_back(p);
@@ -47,7 +49,8 @@ struct Setup {
 
 class Ranks {
  public:
-  explicit Ranks(Setup setup) : setup_(std::move(setup)), hub_(setup_.world, std::chrono::seconds(60)) {
+  explicit Ranks(Setup setup)
+      : setup_(std::move(setup)), hub_(setup_.world, std::chrono::seconds(60)) {
     for (uint32_t r = 0; r < setup_.world; ++r) {
       Options o;
       o.rank = r;
@@ -75,8 +78,8 @@ class Ranks {
   }
 
   /// One exchange of the whole layout; `buffers[rank]` takes the mean. Gives every rank's result.
-  std::vector<Result<void>> exchange(const Layout& layout, std::vector<std::vector<float>>& buffers, uint64_t step,
-                                     bool flush = false) {
+  std::vector<Result<void>> exchange(const Layout& layout, std::vector<std::vector<float>>& buffers,
+                                     uint64_t step, bool flush = false) {
     std::vector<Result<void>> results(world());
     on_all([&](uint32_t r) {
       Bucket bucket;
@@ -113,7 +116,8 @@ inline std::vector<std::vector<float>> gradients(uint32_t world, uint64_t n, uin
 inline std::vector<double> exact_mean(const std::vector<std::vector<float>>& all) {
   std::vector<double> mean(all[0].size(), 0.0);
   for (const auto& g : all) {
-    for (size_t i = 0; i < g.size(); ++i) mean[i] += static_cast<double>(g[i]) / static_cast<double>(all.size());
+    for (size_t i = 0; i < g.size(); ++i)
+      mean[i] += static_cast<double>(g[i]) / static_cast<double>(all.size());
   }
   return mean;
 }

@@ -9,7 +9,11 @@ namespace laconic::collective {
 namespace {
 
 std::vector<Parameter> model() {
-  return {{"fc1.weight", 1024, 64}, {"fc1.bias", 1024, 1}, {"fc2.weight", 1024, 1024}, {"odd", 4099, 1}, {"head", 10, 1024}};
+  return {{"fc1.weight", 1024, 64},
+          {"fc1.bias", 1024, 1},
+          {"fc2.weight", 1024, 1024},
+          {"odd", 4099, 1},
+          {"head", 10, 1024}};
 }
 
 Options options(uint32_t world, StrategyKind strategy = StrategyKind::automatic) {
@@ -49,12 +53,14 @@ TEST(Planner, RefusesWhatTheContractForbids) {
   };
   EXPECT_EQ(refused("topk", StrategyKind::native_sum).code, Errc::unsupported);
   EXPECT_EQ(refused("powersgd", StrategyKind::two_shot).code, Errc::unsupported);
-  EXPECT_NE(refused("powersgd", StrategyKind::gather_all).message.find("rounds"), std::string::npos);
+  EXPECT_NE(refused("powersgd", StrategyKind::gather_all).message.find("rounds"),
+            std::string::npos);
 }
 
 TEST(Model, OwnersCoverEveryLargeParameterOnceInGranules) {
   for (const uint32_t world : {1U, 2U, 3U, 4U, 7U, 8U}) {
-    auto m = Model::create(*Spec::parse("int8:block=256"), model(), options(world, StrategyKind::two_shot));
+    auto m = Model::create(*Spec::parse("int8:block=256"), model(),
+                           options(world, StrategyKind::two_shot));
     ASSERT_TRUE(m);
     for (uint32_t p = 0; p < m->parameters().size(); ++p) {
       if (m->assignment(p).raw) continue;
@@ -104,7 +110,8 @@ TEST(Model, RefusesImpossibleArguments) {
   Options outside = options(4);
   outside.rank = 4;
   EXPECT_FALSE(Model::create(*Spec::parse("3lc"), model(), outside));
-  EXPECT_FALSE(Model::create(*Spec::parse("3lc"), {{"huge", uint64_t{1} << 40, 1 << 20}}, options(4)));
+  EXPECT_FALSE(
+      Model::create(*Spec::parse("3lc"), {{"huge", uint64_t{1} << 40, 1 << 20}}, options(4)));
 }
 
 TEST(Capacity, ExactSizesKeepTheBound) {

@@ -15,7 +15,8 @@ TEST(Store, ArraysAreZeroAlignedAndStay) {
   }
   EXPECT_EQ(store.entries()[0].values.data(), first.data());
   EXPECT_EQ(first[4], 3.0F);
-  for (const auto& e : store.entries()) EXPECT_EQ(reinterpret_cast<uintptr_t>(e.values.data()) % 64, 0U);
+  for (const auto& e : store.entries())
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(e.values.data()) % 64, 0U);
   EXPECT_EQ(store.entries()[7].values[999], 0.0F);
 }
 

@@ -25,7 +25,8 @@ TEST(Loopback, SumsInRankOrderOnEveryRank) {
     const Step step{StepKind::all_reduce, DType::f32, false, 2, at, at, {}, {}, {}, {}};
     ASSERT_TRUE(hub.engine(r).run({&step, 1}));
   });
-  for (const auto& v : x) EXPECT_EQ(v, (std::vector<float>{0.5F, 7.0F}));  // (1e8 − 1e8) + 0.5, in this order
+  for (const auto& v : x)
+    EXPECT_EQ(v, (std::vector<float>{0.5F, 7.0F}));  // (1e8 − 1e8) + 0.5, in this order
   EXPECT_EQ(hub.rounds(0), 1U);
 }
 
@@ -48,7 +49,8 @@ TEST(Loopback, RaggedAllToAllAndItsBytes) {
   on_all(2, [&](uint32_t r) {
     const std::array<uint64_t, 2> s{counts[r][0], counts[r][1]}, so{0, counts[r][0]};
     const std::array<uint64_t, 2> g{counts[0][r], counts[1][r]}, go{0, counts[0][r]};
-    const Step step{StepKind::all_to_all, DType::u8, true, 0, send[r].data(), recv[r].data(), s, so, g, go};
+    const Step step{StepKind::all_to_all, DType::u8, true, 0, send[r].data(),
+                    recv[r].data(),       s,         so,   g, go};
     ASSERT_TRUE(hub.engine(r).run({&step, 1}));
   });
   EXPECT_EQ(recv[0], (std::vector<uint8_t>{1, 4, 5}));

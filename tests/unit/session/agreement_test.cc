@@ -1,0 +1,103 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include "session/describe.h"
+#include "support/ranks.h"
+
+namespace laconic::test {
+namespace {
+
+const std::vector<Parameter> kModel{{"w", 100, 80}, {"b", 10, 1}};
+
+std::vector<uint8_t> cards(const std::vector<std::unique_ptr<Session>>& sessions) {
+  std::vector<uint8_t> all;
+  for (const auto& s : sessions) {
+    const auto card = s->agreement_card();
+    all.insert(all.end(), card.begin(), card.end());
+  }
+  return all;
+}
+
+std::unique_ptr<Session> rank(uint32_t r, const std::string& spec = "3lc",
+                              std::vector<Parameter> model = kModel, uint64_t seed = 1) {
+  Options o;
+  o.rank = r;
+  o.world = 3;
+  o.seed = seed;
+  auto s = Session::create(spec, std::move(model), o);
+  EXPECT_TRUE(s) << s.error().message;
+  return *std::move(s);
+}
+
+TEST(Agreement, EqualRanksAgree) {
+  std::vector<std::unique_ptr<Session>> s;
+  for (uint32_t r = 0; r < 3; ++r) s.push_back(rank(r));
+  for (const auto& session : s) EXPECT_TRUE(session->check_agreement(cards(s)));
+}
+
+TEST(Agreement, OneSentenceNamesBothSpecsOnEveryRank) {
+  std::vector<std::unique_ptr<Session>> s;
+  s.push_back(rank(0));
+  s.push_back(rank(1));
+  s.push_back(rank(2, "topk:ratio=0.05"));
+  const auto all = cards(s);
+  const std::string sentence = s[0]->check_agreement(all).error().message;
+  EXPECT_NE(sentence.find("'3lc'"), std::string::npos) << sentence;
+  EXPECT_NE(sentence.find("'topk:ratio=0.05'"), std::string::npos) << sentence;
+  EXPECT_NE(sentence.find("rank 2"), std::string::npos) << sentence;
+  for (const auto& session : s) EXPECT_EQ(session->check_agreement(all).error().message, sentence);
+}
+
+TEST(Agreement, EachDifferenceIsNamed) {
+  const auto sentence = [](std::unique_ptr<Session> odd) {
+    std::vector<std::unique_ptr<Session>> s;
+    s.push_back(rank(0));
+    s.push_back(std::move(odd));
+    s.push_back(rank(2));
+    const auto result = s[0]->check_agreement(cards(s));
+    return result ? std::string("agreed") : result.error().message;
+  };
+  EXPECT_NE(sentence(rank(1, "3lc", kModel, 2)).find("seed"), std::string::npos);
+  EXPECT_NE(sentence(rank(1, "3lc", {{"w", 100, 80}})).find("1 parameters"), std::string::npos);
+  EXPECT_NE(sentence(rank(1, "3lc", {{"v", 100, 80}, {"b", 10, 1}})).find("names or shapes"),
+            std::string::npos);
+  EXPECT_NE(sentence(rank(2)).find("rank"), std::string::npos) << "two ranks of the same number";
+}
+
+TEST(Agreement, AForeignCardIsRefused) {
+  std::vector<std::unique_ptr<Session>> s;
+  for (uint32_t r = 0; r < 3; ++r) s.push_back(rank(r));
+  auto all = cards(s);
+  std::fill(all.begin() + session::kAgreementBytes, all.begin() + 2 * session::kAgreementBytes,
+            uint8_t{0xEE});
+  EXPECT_FALSE(s[0]->check_agreement(all));
+  all.pop_back();
+  EXPECT_FALSE(s[0]->check_agreement(all));
+}
+
+TEST(Session, RefusesLayoutsThatDoNotFit) {
+  Options o;
+  auto s = *Session::create("3lc", kModel, o);
+  std::vector<float> buffer(8010);
+  Bucket bucket;
+  bucket.buffer = buffer.data();
+  Layout unknown{{7}, {0}, 8010};
+  EXPECT_FALSE(s->begin(bucket, unknown));
+  Layout outside{{0}, {100}, 8010};
+  EXPECT_FALSE(s->begin(bucket, outside));
+  Layout wraps{{0}, {~uint64_t{0}}, 8010};
+  EXPECT_FALSE(s->begin(bucket, wraps));
+  bucket.buffer = nullptr;
+  Layout fits{{0, 1}, {0, 8000}, 8010};
+  EXPECT_FALSE(s->begin(bucket, fits));
+}
+
+TEST(Session, ExplainsItsChoice) {
+  const auto s = rank(0, "topk");
+  const std::string text = session::explain(*s);
+  EXPECT_NE(text.find("\"strategy\": \"gather_all\""), std::string::npos) << text;
+  EXPECT_NE(text.find("index sets unite"), std::string::npos) << text;
+}
+
+}  // namespace
+}  // namespace laconic::test
