@@ -225,5 +225,23 @@ TEST(ExactCut, CountsTies) {
   EXPECT_EQ(cut.ties, 50U);
 }
 
+// Every rank, among values over many powers of two: also the ones at the seams of digits.
+TEST(CandidateList, CutsAtEveryRank) {
+  const uint64_t n = 1500;
+  std::vector<float> x = draw(Shape::gamma_half, n, 4);
+  const LentMemory scratch(CandidateList::scratch_bytes(n, n));
+  const Work work{{}, {scratch.data.get(), scratch.size}, best_isa(), nullptr};
+  CandidateList list({scratch.data.get(), scratch.size}, n, n);
+  const uint64_t m = list.collect(x.data(), kernels::magnitude_key(1e-5F), work, Pass::forward);
+  ASSERT_GT(m, 1200U);
+  std::vector<uint32_t> keys(n);
+  std::transform(x.begin(), x.end(), keys.begin(), kernels::magnitude_key);
+  std::sort(keys.begin(), keys.end(), std::greater<>());
+  for (uint64_t k = 1; k <= m; ++k) {
+    ASSERT_EQ(list.exact_cut(k).key, keys[k - 1]) << k;
+    ASSERT_EQ(list.exact_cut(k).ties, 1U) << k;
+  }
+}
+
 }  // namespace
 }  // namespace laconic::codecs
