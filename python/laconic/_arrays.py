@@ -1,8 +1,9 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""NumPy and torch arrays as pointers. Neither package is imported unless the caller hands one of its arrays over."""
+"""Arrays as pointers: NumPy's, torch's, and anything with a buffer of floats. Neither package has to be installed."""
 
 from __future__ import annotations
 
+import array as plain
 import ctypes
 import sys
 
@@ -47,8 +48,7 @@ def dtype_of(array) -> int:
 def tensor_of(array, writable: bool) -> _lib.Tensor:
     """A view for the C library; the caller keeps `array` alive. Errors come before a byte moves."""
     if not hasattr(array, "shape") or not hasattr(array, "dtype"):
-        raise _bad("invalid_argument", f"expected a NumPy array or a torch tensor, got {type(array).__name__}",
-                   "numpy.asarray(x, dtype=numpy.float32)")
+        return _buffer_tensor(array, writable)
     dtype = dtype_of(array)
     rows, cols = shape_of(array)
     if is_torch(array):
@@ -66,12 +66,57 @@ def tensor_of(array, writable: bool) -> _lib.Tensor:
     return _lib.Tensor(dtype=dtype, rows=rows, cols=cols, data=pointer)
 
 
-def float_view(address: int, count: int, owner):
-    """`count` floats at `address` as a NumPy array that keeps `owner` alive."""
-    import numpy
+def _buffer_tensor(array, writable: bool) -> _lib.Tensor:
+    """array.array("f"), a memoryview of floats or halves, a ctypes array of c_float."""
+    try:
+        view = memoryview(array)
+    except TypeError:
+        raise _bad("invalid_argument", f"expected an array of floats, got {type(array).__name__}",
+                   "a NumPy array, a torch tensor, or anything with a buffer of floats") from None
+    dtype = {"f": _lib.F32, "e": _lib.F16}.get(view.format.lstrip("<=@"))
+    if dtype is None:
+        raise _bad("dtype_unsupported", f"elements of format {view.format!r} are not supported",
+                   "float32 ('f') or float16 ('e'), as in array.array('f', values)")
+    if not view.c_contiguous:
+        raise _bad("invalid_argument", "the buffer is not contiguous", "copy it first")
+    if writable and view.readonly:
+        raise _bad("invalid_argument", "the output buffer is read-only", "give a writable one")
+    rows, cols = shape_of(view)
+    memory = bytearray(view) if view.readonly else view
+    keep = (ctypes.c_char * view.nbytes).from_buffer(memory) if view.nbytes else None
+    tensor = _lib.Tensor(dtype=dtype, rows=rows, cols=cols, data=ctypes.addressof(keep) if keep else None)
+    tensor.keep = keep
+    return tensor
 
+
+def numpy_or_none():
+    try:
+        import numpy
+    except ImportError:
+        return None
+    return numpy
+
+
+def float_view(address: int, count: int, owner) -> memoryview:
+    """`count` floats at `address`, writable; keeps `owner` alive."""
     if count == 0:
-        return numpy.zeros(0, dtype=numpy.float32)
+        return memoryview(plain.array("f"))
     buffer = (ctypes.c_float * count).from_address(address)
-    buffer._owner = owner  # noqa: SLF001  the array holds the buffer, the buffer holds the owner
-    return numpy.frombuffer(buffer, dtype=numpy.float32)
+    buffer._owner = owner  # noqa: SLF001  the view holds the buffer, the buffer holds the owner
+    return memoryview(buffer).cast("B").cast("f")
+
+
+def float_copy(values):
+    """float32 values of any array or sequence, flat: as a NumPy array, or as array.array where there is no NumPy."""
+    numpy = numpy_or_none()
+    if numpy is not None:
+        return numpy.array(values, dtype=numpy.float32).reshape(-1)
+    return plain.array("f", values)
+
+
+def empty(rows: int, cols: int, half: bool):
+    """An array to decode into: rows × cols, flat with one column; flat float32 without NumPy."""
+    numpy = numpy_or_none()
+    if numpy is None:
+        return plain.array("f", bytes(4 * rows * cols))
+    return numpy.empty(rows if cols == 1 else (rows, cols), dtype=numpy.float16 if half else numpy.float32)

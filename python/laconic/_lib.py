@@ -134,7 +134,7 @@ def _load() -> ctypes.CDLL:
             lib = ctypes.CDLL(str(path))
             break
     else:
-        raise LaconicError(61, "library_missing", "liblaconic.so was not found; looked at " + ", ".join(map(str, tried)),
+        raise LaconicError(9, "unsupported", "liblaconic.so was not found; looked at " + ", ".join(map(str, tried)),
                            "install the wheel, run `make build`, or set LACONIC_LIBRARY to its path")
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(lib, name, None)

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import ctypes
 import json
+import math
+import operator
 
 from . import _arrays, _lib
 from .errors import LaconicError
@@ -16,14 +18,20 @@ def codecs() -> dict[str, dict]:
     return {entry.pop("name"): entry for entry in listing}
 
 
-def _readable(frame) -> tuple[ctypes.Array, int]:
-    """Any bytes-like object as (pointer keeper, size), without a copy where it is writable or bytes."""
+def _readable(frame):
+    """Any bytes-like object as (pointer, size, what keeps the pointer valid), without a copy where that is possible."""
     view = memoryview(frame).cast("B")
     size = view.nbytes
-    if view.readonly:
+    if view.readonly or size == 0:
         data = frame if isinstance(frame, bytes) else bytes(view)
         return ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p), size, data
-    return (ctypes.c_char * size).from_buffer(view) if size else ctypes.c_char_p(b""), size, view
+    return (ctypes.c_char * size).from_buffer(view), size, view
+
+
+def _frame_info(pointer, size: int) -> _lib.FrameInfo:
+    info = _lib.FrameInfo()
+    _lib.check(_lib.lib.laconic_frame_parse(pointer, size, ctypes.byref(info)))
+    return info
 
 
 class Frame:
@@ -46,11 +54,8 @@ class Frame:
     @classmethod
     def parse(cls, frame) -> "Frame":
         """Verifies header and checksum; any bytes give a Frame or a LaconicError."""
-        data = bytes(frame)
-        info = _lib.FrameInfo()
-        buffer = ctypes.create_string_buffer(data, max(len(data), 1))
-        _lib.check(_lib.lib.laconic_frame_parse(buffer, len(data), ctypes.byref(info)))
-        return cls(info, data)
+        pointer, size, keep = _readable(frame)
+        return cls(_frame_info(pointer, size), bytes(keep))
 
     def __repr__(self) -> str:
         return f"Frame(spec={self.spec!r}, count={self.count}, payload={len(self.payload)} bytes)"
@@ -73,41 +78,44 @@ class Residual:
     def __len__(self) -> int:
         return _lib.lib.laconic_residual_count(self._handle)
 
+    def view(self) -> memoryview:
+        """The residual's floats: a view, writable."""
+        return _arrays.float_view(_lib.lib.laconic_residual_data(self._handle), len(self), self)
+
     def numpy(self):
         """The residual as a float32 array: a view, writable."""
-        return _arrays.float_view(_lib.lib.laconic_residual_data(self._handle), len(self), self)
+        import numpy
+
+        return numpy.frombuffer(self.view(), dtype=numpy.float32)
 
     def norm(self) -> float:
         """Euclidean norm."""
-        values = (ctypes.c_float * len(self)).from_address(_lib.lib.laconic_residual_data(self._handle)) if len(self) else []
-        return sum(float(x) * float(x) for x in values) ** 0.5
+        values = self.view()
+        numpy = _arrays.numpy_or_none()
+        if numpy is not None:
+            return float(numpy.linalg.norm(self.numpy().astype(numpy.float64)))
+        return math.sqrt(sum(map(operator.mul, values, values)))
 
-    def _state(self):
+    def _state(self) -> memoryview:
         count = ctypes.c_uint64()
         address = _lib.lib.laconic_residual_state(self._handle, ctypes.byref(count))
-        return address, count.value
+        return _arrays.float_view(address, count.value, self)
 
     def state_dict(self) -> dict:
-        """{"version", "residual", "state"}: copies, as float32 arrays."""
-        import numpy
-
-        address, count = self._state()
-        state = _arrays.float_view(address, count, self).copy() if count else numpy.zeros(0, dtype=numpy.float32)
-        return {"version": 1, "residual": self.numpy().copy(), "state": state}
+        """{"version", "residual", "state"}: copies, as float32 arrays (array.array where there is no NumPy)."""
+        return {"version": 1, "residual": _arrays.float_copy(self.view()), "state": _arrays.float_copy(self._state())}
 
     def load_state_dict(self, state: dict) -> None:
         """Continues from a state_dict of a residual of equal size."""
-        import numpy
-
         if state.get("version") != 1:
             raise LaconicError(80, "state_version", f"residual state of version {state.get('version')}", "this reads 1")
-        values = numpy.ascontiguousarray(state["residual"], dtype=numpy.float32)
-        if values.size != len(self):
-            raise LaconicError(84, "state_model", f"the state holds {values.size} elements, this residual {len(self)}",
+        values, extra = _arrays.float_copy(state["residual"]), _arrays.float_copy(state["state"])
+        if len(values) != len(self):
+            raise LaconicError(84, "state_model", f"the state holds {len(values)} elements, this residual {len(self)}",
                                "load it into a residual of the same tensor")
-        extra = numpy.ascontiguousarray(state["state"], dtype=numpy.float32)
-        self.numpy()[:] = values.reshape(-1)
-        _lib.check(_lib.lib.laconic_residual_set_state(self._handle, extra.ctypes.data, extra.size))
+        self.view()[:] = memoryview(values)
+        tensor = _arrays.tensor_of(extra, writable=False)
+        _lib.check(_lib.lib.laconic_residual_set_state(self._handle, tensor.data, len(extra)))
 
 
 class Codec:
@@ -144,7 +152,7 @@ class Codec:
 
     def encode(self, array, *, step: int = 0, seed: int = 0, rank: int = 0, world: int = 1,
                residual: Residual | None = None) -> bytes:
-        """A whole frame of `array` (float32, float16 or bfloat16; NumPy or torch; contiguous, on the CPU).
+        """A whole frame of `array` (float32, float16 or bfloat16; NumPy, torch or a buffer; contiguous, on the CPU).
 
         With `residual`, error feedback: what the frame does not carry stays there for the next call.
         """
@@ -159,13 +167,14 @@ class Codec:
                                            bound.value, ctypes.byref(written), None))
         return ctypes.string_at(out, written.value)
 
-    def decode(self, frame):
-        """The tensor of a frame: a NumPy array of the encoder's dtype (float32 for bfloat16), rows × cols or flat."""
-        import numpy
-
-        info = Frame.parse(frame)
-        dtype = numpy.float16 if info.dtype == "float16" else numpy.float32
-        out = numpy.empty(info.count if info.shape2d[1] == 1 else info.shape2d, dtype=dtype)
+    def decode(self, frame, out=None):
+        """The tensor of a frame, in `out` or in a new array of the encoder's dtype (float32 for bfloat16), rows × cols or
+        flat: NumPy's, or array.array("f") where there is no NumPy."""
+        if out is None:
+            pointer, size, keep = _readable(frame)
+            info = _frame_info(pointer, size)
+            out = _arrays.empty(info.rows, info.cols, half=info.dtype == _lib.F16)
+            del keep
         self._decode(frame, out, add=False, weight=1.0)
         return out
 
