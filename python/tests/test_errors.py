@@ -1,0 +1,250 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""What users are told when a call cannot work: in words, with the next thing to try, on every rank, never a hang."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+import laconic
+
+
+def told(call) -> laconic.LaconicError:
+    with pytest.raises(laconic.LaconicError) as caught:
+        call()
+    return caught.value
+
+
+# ---- one process ----
+
+@pytest.mark.parametrize(("spec", "code", "name", "words"), [
+    ("topkk", 3, "unknown_codec", ["'topkk'", "did you mean 'topk'?", "powersgd", "laconic list"]),
+    ("3cl", 3, "unknown_codec", ["'3cl'", "did you mean '3lc'?"]),
+    ("topk:ratoi=0.1", 4, "unknown_key", ["'ratoi'", "did you mean 'ratio'?", "1e-9 to 1", "default 0.01"]),
+    ("sidco:laws=exp", 4, "unknown_key", ["did you mean 'law'?", "ratio", "stages", "mode"]),
+    ("3lc:s=2", 5, "value_out_of_range", ["'2'", "1 to 2", "default is 1"]),
+    ("powersgd:rank=0", 5, "value_out_of_range", ["1 to 64", "default is 4"]),
+    ("int8:round=up", 5, "value_out_of_range", ["'up'", "nearest", "stochastic"]),
+    ("none+ef", 9, "unsupported", ["none"]),
+    ("", 2, "spec_syntax", ["name is missing", "topk:ratio=0.01"]),
+    ("topk:ratio", 2, "spec_syntax", ["key=value"]),
+])
+def test_a_wrong_spec_names_the_nearest_right_one(spec, code, name, words):
+    error = told(lambda: laconic.Codec(spec))
+    assert (error.code, error.name) == (code, name)
+    for word in words:
+        assert word in str(error), str(error)
+    assert error.message in str(error) and error.hint in str(error)
+
+
+def test_errors_travel_between_processes():
+    error = told(lambda: laconic.Codec("topk:ratoi=0.1"))
+    copy = pickle.loads(pickle.dumps(error))
+    assert (type(copy), copy.code, copy.name, copy.message, copy.hint, str(copy)) == (
+        laconic.LaconicError, error.code, error.name, error.message, error.hint, str(error))
+    assert isinstance(error, RuntimeError)
+
+
+@pytest.mark.parametrize("what", [None, "model", 3])
+def test_attach_takes_a_ddp_model(what):
+    pytest.importorskip("torch")
+    error = told(lambda: laconic.attach(what, "3lc"))
+    assert error.name == "unsupported" and type(what).__qualname__ in error.message
+    assert "DistributedDataParallel" in error.hint and "laconic.run" in error.hint
+
+
+def test_attach_names_what_it_was_given():
+    torch = pytest.importorskip("torch")
+    assert "torch.nn.modules.linear.Linear" in told(lambda: laconic.attach(torch.nn.Linear(2, 2), "3lc")).message
+
+
+# ---- ranks: every one of them hears the same ----
+
+def _attach(per_rank=None, environment=None, wrap=None, register=None, **same):
+    """What attach raises on this rank, and that the group still works afterwards."""
+    import os
+
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    import laconic
+
+    rank = dist.get_rank()
+    arguments = {"spec": "3lc", "quiet": True, **same, **(per_rank or {}).get(rank, {})}
+    width = arguments.pop("width", 80)
+    model = torch.nn.Linear(width, 80)
+    if arguments.pop("double", False):
+        model = model.double()
+    if arguments.pop("renamed", False):
+        model = torch.nn.Sequential(model)
+    ddp = DistributedDataParallel(model, process_group=dist.group.WORLD)
+    if register:
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+        if register == "laconic":
+            laconic.attach(ddp, "3lc", quiet=True)
+        else:
+            ddp.register_comm_hook(None, getattr(default_hooks, register))
+    os.environ.update((environment or {}).get(rank, {}))
+    try:
+        handle = laconic.attach(ddp, **arguments)
+        handle.close()
+        return None
+    except laconic.LaconicError as error:
+        return error
+    finally:
+        for name in (environment or {}).get(rank, {}):
+            del os.environ[name]
+        everyone = torch.ones(1)
+        dist.all_reduce(everyone)
+        assert everyone.item() == dist.get_world_size()
+
+
+def every_rank(pool, name, *words, **arguments):
+    errors = pool.run(_attach, **arguments)
+    assert all(isinstance(e, laconic.LaconicError) for e in errors), errors
+    assert {e.name for e in errors} == {name}, errors
+    assert len({e.message for e in errors}) == 1, errors
+    for word in words:
+        assert word in str(errors[0]), str(errors[0])
+    assert all(e.hint for e in errors)
+
+
+DISAGREEMENTS = {
+    "spec": ({2: {"spec": "topk:ratio=0.05"}}, ["the spec", "rank 0 has '3lc'", "rank 2 has 'topk:ratio=0.05'"]),
+    "option": ({1: {"spec": "3lc:s=1.5"}}, ["rank 0 has '3lc'", "rank 1 has '3lc:s=1.5'"]),
+    "feedback": ({1: {"spec": "3lc+noef"}}, ["rank 0 has '3lc'", "rank 1 has '3lc+noef'"]),
+    "seed": ({1: {"seed": 5}}, ["the seed", "rank 0 has 0", "rank 1 has 5"]),
+    "small_elements": ({2: {"small_elements": 64}}, ["small_elements", "4096", "64"]),
+    "strategy": ({2: {"strategy": "two_shot"}}, ["the strategy"]),
+    "names": ({1: {"renamed": True}}, ["the model", "names or shapes"]),
+}
+
+
+@pytest.mark.parametrize("what", DISAGREEMENTS)
+def test_ranks_that_disagree_hear_one_sentence(pools, what):
+    per_rank, words = DISAGREEMENTS[what]
+    every_rank(pools(3), "ranks_disagree", *words, per_rank=per_rank)
+
+
+def test_the_same_spec_in_other_words_is_no_disagreement(pools):
+    assert pools(3).run(_attach, per_rank={1: {"spec": "3lc:s=1.0,scale=unit"}}) == [None] * 3
+
+
+@pytest.mark.parametrize(("arguments", "words"), [
+    ({"spec": "topkk"}, ["'topkk'", "did you mean 'topk'?"]),
+    ({"spec": ""}, ["no spec given"]),
+    ({"strategy": "native_sum"}, ["native_sum", "3lc"]),
+    ({"strategy": "best"}, ["'best'", "two_shot"]),
+    ({"seed": "seven"}, ["TypeError"]),
+])
+def test_one_rank_that_cannot_attach_is_named_on_all(pools, arguments, words):
+    every_rank(pools(3), "ranks_disagree", "rank 1 could not attach", *words, per_rank={1: arguments})
+
+
+@pytest.mark.parametrize(("environment", "words"), [
+    ({"LACONIC_SPEC": "topk:ratoi=0.1"}, ["rank 2 could not attach", "'ratio'"]),
+    ({"LACONIC_EMULATE_RATE": "fast"}, ["rank 2 could not attach", "LACONIC_EMULATE_RATE", "fast"]),
+])
+def test_one_rank_with_a_wrong_variable_is_named_on_all(pools, environment, words):
+    every_rank(pools(3), "ranks_disagree", *words, environment={2: environment},
+               per_rank={2: {"spec": None}} if "LACONIC_SPEC" in environment else None)
+
+
+def test_a_variable_that_one_rank_lacks(pools):
+    every_rank(pools(3), "ranks_disagree", "rank 2 could not attach: no spec given", spec=None,
+               environment={r: {"LACONIC_SPEC": "3lc"} for r in (0, 1)})
+
+
+@pytest.mark.parametrize(("arguments", "name", "words"), [
+    ({"spec": "topkk"}, "unknown_codec", ["did you mean 'topk'?"]),
+    ({"spec": None}, "invalid_argument", ["no spec given", "LACONIC_SPEC"]),
+    ({"double": True}, "dtype_unsupported", ["parameter weight", "torch.float64", "float32"]),
+    ({"spec": "topk", "strategy": "native_sum"}, "unsupported", ["native_sum", "topk", "planner"]),
+    ({"register": "fp16_compress_hook"}, "unsupported", ["fp16_compress_hook", "wrap the model anew"]),
+    ({"register": "laconic"}, "unsupported", ["laconic is attached to this model already", "handle"]),
+])
+def test_what_all_ranks_do_wrong_is_said_as_it_is(pools, arguments, name, words):
+    every_rank(pools(3), name, *words, **arguments)
+
+
+# ---- variables ----
+
+def _announced(environment):
+    import contextlib
+    import io
+    import os
+
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    import laconic
+
+    heard = io.StringIO()
+    os.environ.update(environment)
+    with contextlib.redirect_stderr(heard):
+        for _ in range(2):
+            handle = laconic.attach(DistributedDataParallel(torch.nn.Linear(80, 80), process_group=dist.group.WORLD))
+            handle.close()
+    for name in environment:
+        del os.environ[name]
+    return heard.getvalue().splitlines()
+
+
+def test_unknown_variables_are_named_once(pools):
+    first, second = pools(2).run(_announced, environment={"LACONIC_SPEC": "topk", "LACONIC_SPCE": "3lc", "LACONIC_FROBNICATE": "1"})
+    notices = [line for line in first if "no variable" in line]
+    assert sorted(notices) == sorted(set(notices)) and len(notices) == 2
+    assert "LACONIC_SPCE" in notices[1] and "did you mean LACONIC_SPEC?" in notices[1]
+    assert "LACONIC_FROBNICATE" in notices[0] and "LACONIC_DISABLE" in notices[0]
+    assert [line for line in first if "topk on 1 of 2 tensors" in line] == first[-2:]  # the start line, at each attach
+    assert second == []  # one process per node speaks
+
+
+def test_log_level(pools):
+    first, _ = pools(2).run(_announced, environment={"LACONIC_SPEC": "topk", "LACONIC_LOG": "warn", "LACONIC_NOISE": "1"})
+    assert len(first) == 1 and "LACONIC_NOISE" in first[0]
+
+
+# ---- emulated links ----
+
+def test_emulated_rates(monkeypatch, tmp_path):
+    from laconic import emulate
+
+    slept = []
+    monkeypatch.setattr(emulate.time, "sleep", slept.append)
+    monkeypatch.delenv(emulate.RATE, raising=False)
+    monkeypatch.delenv(emulate.RATE_FILE, raising=False)
+    assert emulate.limiter_from_environment() is None
+
+    monkeypatch.setenv(emulate.RATE, "8000")
+    emulate.limiter_from_environment().spend(500)
+    assert slept == [0.5]
+
+    file = tmp_path / "rate"  # what `laconic lab --emulate` rewrites when the rate changes
+    file.write_text("16000\n")
+    monkeypatch.setenv(emulate.RATE_FILE, str(file))
+    limiter = emulate.limiter_from_environment()
+    limiter.spend(500)
+    file.write_text("0\n")
+    limiter.spend(500)
+    file.write_text("4000\n")
+    limiter.spend(500)
+    file.unlink()  # the lab is gone: its last word holds
+    limiter.spend(500)
+    assert slept == [0.5, 0.25, 1.0, 1.0]
+
+    monkeypatch.setenv(emulate.RATE, "")  # off at the start, a file for later
+    file.write_text("0")
+    limiter = emulate.limiter_from_environment()
+    limiter.spend(500)
+    file.write_text("8000")
+    limiter.spend(500)
+    assert slept[4:] == [0.5]
+
+    for wrong in ("fast", "-1", "inf", "nan"):
+        monkeypatch.setenv(emulate.RATE, wrong)
+        assert wrong in told(emulate.limiter_from_environment).message
