@@ -6,6 +6,7 @@
 #include <unordered_set>
 
 #include "base/hash.h"
+#include "wire/bundle.h"
 
 namespace laconic::collective {
 namespace {
@@ -162,7 +163,23 @@ Result<Model> Model::create(const Spec& spec, std::vector<Parameter> parameters,
   model.choice_ = *std::move(choice);
   model.parameters_ = std::move(parameters);
   model.assign();
+  if (auto ok = model.check_sizes(); !ok) return std::move(ok).error();
   return model;
+}
+
+/// What a bundle's slot and a packed index can say: 4 GiB and 2^32 elements.
+Result<void> Model::check_sizes() const {
+  if (choice_.strategy == StrategyKind::native_sum) return {};
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    for (const Piece& piece : assignments_[i].pieces) {
+      const Plan plan = spec_.codec().plan(spec_.params(), piece.unit, options_.world);
+      if (piece.unit.count < (uint64_t{1} << 32) && plan.round[0].bytes <= kMaxSlotBytes) continue;
+      return Error{Errc::shape_unsupported,
+                   "parameter " + parameters_[i].name + " is too large for " + spec_.canonical() + " in one piece",
+                   "at most 2^32 - 1 elements and 4 GiB of payload; split the parameter or use none"};
+    }
+  }
+  return {};
 }
 
 void Model::assign() {

@@ -92,6 +92,7 @@ class Model {
  private:
   explicit Model(Spec spec) : spec_(std::move(spec)) {}
   void assign();
+  [[nodiscard]] Result<void> check_sizes() const;
 
   Spec spec_;
   Options options_;

@@ -100,8 +100,8 @@ TEST(Capi, MisuseIsACodeAndASentence) {
   const Codec bad("3lx");
   EXPECT_EQ(bad.code, static_cast<int32_t>(laconic::Errc::unknown_codec));
   EXPECT_EQ(bad.handle, nullptr);
-  EXPECT_NE(std::string(laconic_last_message()).find("3lc"), std::string::npos)
-      << "names the nearest";
+  const std::string said = std::string(laconic_last_message()) + laconic_last_hint();
+  EXPECT_NE(said.find("3lc"), std::string::npos) << "names the nearest: " << said;
 
   const Codec codec("topk");
   auto x = ramp(100);

@@ -114,6 +114,14 @@ TEST(Model, RefusesImpossibleArguments) {
       Model::create(*Spec::parse("3lc"), {{"huge", uint64_t{1} << 40, 1 << 20}}, options(4)));
 }
 
+TEST(Model, RefusesPiecesThatABundleCannotSay) {
+  Options o = options(2, StrategyKind::gather_all);
+  const auto result = Model::create(*Spec::parse("topk"), {{"embedding", uint64_t{1} << 20, 4096}}, o);
+  ASSERT_FALSE(result);
+  EXPECT_EQ(result.error().code, Errc::shape_unsupported);
+  EXPECT_NE(result.error().message.find("embedding"), std::string::npos);
+}
+
 TEST(Capacity, ExactSizesKeepTheBound) {
   Capacity c(5000, true);
   c.saw(100);
