@@ -45,7 +45,7 @@ inline constexpr std::array<std::string_view, 18> kMoreSpecs{
     "powersgd:rank=1",   "powersgd:rank=2",
     "randomk:ratio=0.1", "thc:bits=4",
     "thc:bits=2",        "3lc:pad_one=on",
-    "fp16:saturate=off",
+    "fp16:saturate=off", "randomk:rescale=on",
 };
 
 /// Every codec with its defaults on four shapes, every further setting on one vector and one
@@ -64,6 +64,8 @@ inline std::vector<CodecCase> codec_cases() {
     cases.push_back({spec->canonical(), 12, 20});
   }
   cases.push_back({"randomk", 2000, 1});  // above 1024 the indices are drawn in another way
+  cases.push_back({"3lc:scale=chunk", 41000, 1});  // two chunks, the second a short one
+  cases.push_back({"powersgd:rank=1", 16390, 2});  // norms of more than one piece
   return cases;
 }
 

@@ -120,6 +120,7 @@ def parse_spec(text):
 # ---- codecs, each after its page in docs/format/codecs/ ------------------------------------------------------------
 
 DECODERS = {}  # name -> (number, payload version, function of (frame, keys) that gives the values)
+COPIES = {"none", "fp16", "bf16"}  # whose pages say that -0 stays -0
 
 
 def codec(name, number, version=1):
@@ -378,10 +379,11 @@ def orthonormal(vectors):
         if left < 0.5 * came_with:
             vector = without(vector, basis)
             left = dot(vector, vector) ** 0.5
-        if left > 0.0 and left >= 2.0**-20 * came_with:
-            basis.append([f32(v / left) for v in vector])
-        else:
+        if left == 0.0 or left < 2.0**-20 * came_with:
             basis.append([0.0] * len(vector))
+        else:
+            inverse = 1.0 / left
+            basis.append([f32(inverse * v) for v in vector])
     return basis
 
 
@@ -415,7 +417,8 @@ def decode(data):
     require(not frame.non_finite, "non_finite")
     if frame.zero:
         return [0.0] * frame.count
-    return [0.0 + value for value in function(frame, keys)]  # base + decoded: a -0 becomes +0
+    values = function(frame, keys)
+    return values if name in COPIES else [0.0 + value for value in values]  # base + decoded: a -0 becomes +0
 
 
 def main(files):

@@ -64,3 +64,20 @@ def test_cut_payloads_are_refused_or_decode(entry):
             second_decoder.DECODERS[name][2](frame, keys)
         except second_decoder.FrameError:
             pass
+
+
+AWKWARD = [-0.0, 0.0, 1.5, -1.5, 1e-40, -1e-42, 3.0e38, -2.0**-126, 65519.0, 0.1] * 13
+
+
+@pytest.mark.parametrize("spec", ["none", "fp16", "bf16", "int8:block=16", "topk:ratio=0.3", "randomk:ratio=0.3",
+                                  "sidco:ratio=0.1", "3lc", "3lc:zre=off,scale=chunk", "powersgd:rank=2"])
+@pytest.mark.parametrize("shape", [(130, 1), (10, 13), (1, 1), (0, 1)])
+def test_awkward_values(spec, shape):
+    """Both decoders on frames that the library writes now: signs of zeros, denormals, the largest numbers."""
+    laconic = pytest.importorskip("laconic")
+    numpy = pytest.importorskip("numpy")
+    count = shape[0] * shape[1]
+    values = numpy.array(AWKWARD[:count], dtype=numpy.float32).reshape(shape if shape[1] > 1 else count)
+    codec = laconic.Codec(spec)
+    frame = codec.encode(values, step=7, seed=3)
+    assert second_decoder.f32_bits(second_decoder.decode(frame)) == codec.decode(frame).tobytes()
