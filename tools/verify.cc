@@ -23,7 +23,7 @@ struct Options {
 
 Result<std::vector<float>> decode(const FrameView& frame, Bytes bytes) {
   const auto codec = TensorCodec::create(frame.info.spec);
-  if (!codec) return codec.error();
+  if (!codec) return Error{Errc::frame_codec, codec.error().message, codec.error().hint};
   std::vector<float> values(frame.info.count);
   const TensorRef out{DType::f32, frame.info.rows, frame.info.cols, values.data()};
   const Bytes frames[] = {bytes};

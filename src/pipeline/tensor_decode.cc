@@ -64,15 +64,25 @@ Result<void> check_payload(const Spec& spec, const Unit& unit, const Plan& plan,
 }
 
 /// The parameters that the frames were made with: ours, or (once parsed into `other`) their own.
+/// Rule 19 of FRAME.md.
 Result<const Spec*> spec_of(const FrameInfo& info, const Spec& ours, std::optional<Spec>& other) {
   if (other && info.spec == other->canonical()) return &*other;
   if (!other && info.spec == ours.canonical()) return &ours;
   if (other)
     return Error{Errc::frame_codec, "the frames have different specs", "decode them one by one"};
   auto parsed = Spec::parse(info.spec);
-  if (!parsed) return std::move(parsed).error();
-  if (&parsed->codec() != &ours.codec())
-    return Error{Errc::frame_field, "the frame's spec is not its codec's", {}};
+  if (!parsed) {
+    return Error{Errc::frame_codec,
+                 "the frame's spec '" + std::string(info.spec) +
+                     "' is not one of this build: " + parsed.error().message,
+                 parsed.error().hint};
+  }
+  if (&parsed->codec() != &ours.codec() || parsed->canonical() != info.spec) {
+    return Error{Errc::frame_codec,
+                 "the frame's spec '" + std::string(info.spec) +
+                     "' does not name its codec, or is not in canonical form",
+                 "the writer is broken: report it"};
+  }
   other = *std::move(parsed);
   return &*other;
 }
