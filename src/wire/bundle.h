@@ -41,8 +41,8 @@ enum class BundleKind : uint8_t {
   agreement = 2,     ///< floats that are gathered and reduced in rank order; lanes only
 };
 
-/// Who sends what, where in the run. `sequence` counts the exchanges of a step; `round` the rounds
-/// of one exchange.
+/// Who sends what, where in the run. `sequence` counts the exchanges since attach; `round` the
+/// rounds of one exchange.
 struct BundleId {
   BundleKind kind = BundleKind::contribution;
   uint8_t round = 0;
