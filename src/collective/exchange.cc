@@ -2,6 +2,7 @@
 #include "collective/exchange.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "kernels/cast.h"
 
@@ -28,7 +29,8 @@ Exchange::Exchange(RankState& state, Layout layout, Counters& counters)
     : state_(&state),
       counters_(&counters),
       layout_(std::move(layout)),
-      strategy_(make_strategy(state, layout_, counters)) {}
+      strategy_(make_strategy(state, layout_, counters)),
+      status_(state) {}
 
 Exchange::~Exchange() = default;
 
@@ -43,9 +45,9 @@ void Exchange::begin(const Bucket& bucket, uint32_t sequence) {
   failure_.reset();
   fell_back_ = false;
   phase_ = Phase::begun;
-  if (bucket.dtype != DType::f32 && !wide_.reserve(layout_.elements * sizeof(float))) {
-    fail(Error{Errc::out_of_memory, "no memory to widen a bucket", "use smaller buckets"});
-  }
+  const bool widens = bucket.dtype != DType::f32;
+  out_of_memory_ =
+      (widens && !wide_.reserve(layout_.elements * sizeof(float))) || !status_.reserve();
 }
 
 void Exchange::fail(Error error) { failure_ = std::move(error); }
@@ -55,33 +57,66 @@ void Exchange::start() {
   if (!local) widen();
   if (!bucket_.flush && !bucket_.raw) {
     phase_ = Phase::strategy;
-    strategy_->begin(
-        {gradient(), bucket_.step, sequence_, bucket_.index, local ? &*failure_ : nullptr});
+    strategy_->begin(input());
     return;
   }
   phase_ = Phase::raw;
-  if (local) {  // an engine's sum cannot carry a sentence: NaN tells the others that something is
-                // wrong here
-    std::fill_n(static_cast<uint8_t*>(bucket_.buffer), layout_.elements * dtype_size(bucket_.dtype),
-                uint8_t{0xFF});
+  if (local) {
+    poison();
   } else if (bucket_.flush) {
     add_residuals();
   }
 }
 
+Input Exchange::input() noexcept {
+  return {gradient(), bucket_.step, sequence_, bucket_.index, failure_ ? &*failure_ : nullptr};
+}
+
+/// An engine's sum cannot carry a sentence: all ones, a NaN in every type, says that there is one.
+void Exchange::poison() {
+  std::fill_n(static_cast<uint8_t*>(bucket_.buffer), layout_.elements * dtype_size(bucket_.dtype),
+              uint8_t{0xFF});
+  widen();
+}
+
+/// Some rank may have failed. The sum is the same on every rank, so all take the same turn.
+bool Exchange::poisoned() {
+  if (layout_.elements == 0) return false;
+  if (!raw_wide_) widen();
+  return !std::isfinite(*gradient());
+}
+
+Result<uint32_t> Exchange::after_raw(transport::Step& step) {
+  if (!fell_back_ && poisoned()) {
+    phase_ = Phase::status;
+    status_.emit(input(), step, *counters_);
+    return uint32_t{1};
+  }
+  phase_ = Phase::idle;
+  finish_raw();
+  return uint32_t{0};
+}
+
+Result<uint32_t> Exchange::after_status() {
+  phase_ = Phase::idle;
+  if (auto heard = status_.receive(input()); !heard) return std::move(heard).error();
+  finish_raw();
+  return uint32_t{0};
+}
+
 Result<uint32_t> Exchange::next(std::span<transport::Step> batch) {
   if (phase_ == Phase::idle)
     return Error{Errc::exchange_order, "next() after the end of an exchange", {}};
+  if (out_of_memory_) {
+    phase_ = Phase::idle;
+    return Error{Errc::out_of_memory, "no memory to widen a bucket", "use smaller buckets"};
+  }
   if (phase_ == Phase::begun) {
     start();
     if (phase_ == Phase::raw) return emit_raw(batch[0]).steps;
   }
-  if (phase_ == Phase::raw) {
-    phase_ = Phase::idle;
-    if (failure_) return *failure_;
-    finish_raw();
-    return uint32_t{0};
-  }
+  if (phase_ == Phase::raw) return after_raw(batch[0]);
+  if (phase_ == Phase::status) return after_status();
   auto result = strategy_->next(batch);
   if (!result) {
     phase_ = Phase::idle;
@@ -143,16 +178,19 @@ void Exchange::add_residuals() {
 }
 
 /// Delivered: a residual loses exactly what travelled (all of it in float32, all but the rounding
-/// in 16 bits).
+/// in 16 bits). Where the sum is not finite, on every rank alike, nothing was delivered.
 void Exchange::drop_residuals() {
+  const DType travelled = raw_wide_ ? DType::f32 : bucket_.dtype;
   for (size_t i = 0; i < layout_.parameters.size(); ++i) {
     const RankParameter& p = state_->parameter(layout_.parameters[i]);
     if (flushed_[i] == 0) continue;
+    if (!pipeline::scan(state_->codec(), gradient() + layout_.offsets[i], p.count).all_finite)
+      continue;
     const std::span<float> residual(p.residual, p.count);
     for (float& e : residual) {
-      const float sent = bucket_.dtype == DType::f32   ? e
-                         : bucket_.dtype == DType::f16 ? f16_to_float(float_to_f16(e))
-                                                       : bf16_to_float(float_to_bf16(e));
+      const float sent = travelled == DType::f32   ? e
+                         : travelled == DType::f16 ? f16_to_float(float_to_f16(e))
+                                                   : bf16_to_float(float_to_bf16(e));
       e -= sent;
     }
   }
@@ -179,8 +217,8 @@ Next Exchange::emit_raw(transport::Step& step) {
 }
 
 void Exchange::finish_raw() {
-  if (raw_wide_) narrow();
   if (bucket_.flush && !fell_back_) drop_residuals();
+  if (raw_wide_) narrow();
 }
 
 }  // namespace laconic::collective

@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 
+#include "collective/status_round.h"
 #include "collective/strategy.h"
 
 namespace laconic::collective {
@@ -40,9 +41,14 @@ class Exchange {
   [[nodiscard]] bool fell_back() const noexcept { return fell_back_; }
 
  private:
-  enum class Phase : uint8_t { idle, begun, strategy, raw };
+  enum class Phase : uint8_t { idle, begun, strategy, raw, status };
 
   void start();
+  Result<uint32_t> after_raw(transport::Step& step);
+  Result<uint32_t> after_status();
+  void poison();
+  [[nodiscard]] bool poisoned();
+  [[nodiscard]] Input input() noexcept;
   void add_residuals();
   void drop_residuals();
   Next emit_raw(transport::Step& step);
@@ -55,6 +61,7 @@ class Exchange {
   Counters* counters_;
   Layout layout_;
   std::unique_ptr<Strategy> strategy_;
+  StatusRound status_;
   std::vector<uint8_t> flushed_;  // by parameter of the layout: went out with its residual
   Arena wide_;
   Bucket bucket_;
@@ -64,6 +71,7 @@ class Exchange {
   bool raw_wide_ = false;  // the uncompressed sum travels as float32 because the engine cannot add
                            // the bucket's type
   bool fell_back_ = false;
+  bool out_of_memory_ = false;
 };
 
 }  // namespace laconic::collective

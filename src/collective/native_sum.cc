@@ -4,14 +4,14 @@
 // lane type; uncompressed parameters ride in the first. Several rounds depend on one another
 // (PowerSGD: P, then Q).
 //
-// Lanes travel bare, so trouble has to show in the numbers: a rank whose unit is not finite, or
-// that failed, sends NaN. Every rank sees it in the sum, and only then a round of status bundles
-// says what happened.
+// Trouble has to show in the numbers: a rank whose unit is not finite, or that failed, sends NaN.
+// Every rank sees it in the sum, and only then asks what happened (StatusRound).
 #include <algorithm>
 #include <array>
 #include <cmath>
 
 #include "collective/bucket_plan.h"
+#include "collective/status_round.h"
 #include "collective/strategy.h"
 
 namespace laconic::collective {
@@ -70,7 +70,6 @@ class NativeSum final : public Strategy {
   Result<Next> advance(std::span<transport::Step> batch);
   void finish();
   void undo(bool gradient_travels);
-  [[nodiscard]] BundleId id(uint32_t rank) const;
 
   RankState* state_;
   Counters* counters_;
@@ -83,8 +82,7 @@ class NativeSum final : public Strategy {
   std::vector<Bytes> sent_;  // copies of own lanes: the sum overwrites them
   std::vector<uint64_t> sent_offsets_;
   Arena sent_memory_;
-  Arena status_send_, status_recv_;
-  std::vector<uint64_t> send_counts_, send_offsets_, recv_counts_, recv_offsets_;
+  StatusRound status_;
   Input input_;
   Phase phase_ = Phase::idle;
   uint32_t round_ = 0;
@@ -96,7 +94,7 @@ class NativeSum final : public Strategy {
 };
 
 NativeSum::NativeSum(RankState& state, const Layout& layout, Counters& counters)
-    : state_(&state), counters_(&counters), plan_(state, layout) {
+    : state_(&state), counters_(&counters), plan_(state, layout), status_(state) {
   for (uint32_t r = 0; r < kMaxRounds; ++r) {
     for (uint8_t t = 0; t < kLaneTypes.size(); ++t) group(r, t).type = kLaneTypes[t];
   }
@@ -137,9 +135,7 @@ void NativeSum::reserve(const Layout& layout) {
     copies += round_up(s[0].bytes, 64);
   }
   if (keep_sent_) ok = ok && sent_memory_.reserve(std::max<uint64_t>(copies, 1));
-  const uint32_t world = state_->world();
-  ok = ok && status_send_.reserve(kMinCapacity) && status_recv_.reserve(world * kMinCapacity);
-  for (auto* v : {&send_counts_, &send_offsets_, &recv_counts_, &recv_offsets_}) v->resize(world);
+  ok = ok && status_.reserve();
   outcomes_.resize(plan_.units.size());
   sent_.resize(plan_.units.size());
   out_of_memory_ = !ok;
@@ -157,16 +153,6 @@ Place NativeSum::place(uint32_t unit, uint32_t round) const {
   if (kLaneTypes[slices_[unit][round].group] != DType::f32)
     p.prescale = 1.0F / static_cast<float>(p.world);
   return p;
-}
-
-BundleId NativeSum::id(uint32_t rank) const {
-  return {BundleKind::contribution,
-          0,
-          static_cast<uint16_t>(rank),
-          static_cast<uint16_t>(state_->world()),
-          input_.step,
-          input_.sequence,
-          state_->model().agreement()};
 }
 
 void NativeSum::begin(const Input& input) {
@@ -312,42 +298,13 @@ Result<Next> NativeSum::advance(std::span<transport::Step> batch) {
 }
 
 Next NativeSum::emit_status(transport::Step& step) {
-  if (input_.failure != nullptr) {
-    const BundleFailure failure{input_.failure->code, state_->rank(), input_.bucket,
-                                BundleFailure::kNoParameter, input_.failure->message};
-    write_failure_bundle(id(state_->rank()), failure, status_send_.bytes());
-  } else {
-    BundleWriter writer(status_send_.bytes(), {});
-    writer.finish(id(state_->rank()), kMinCapacity);
-  }
-  for (uint32_t r = 0; r < state_->world(); ++r) {
-    send_counts_[r] = recv_counts_[r] = kMinCapacity;
-    send_offsets_[r] = 0;
-    recv_offsets_[r] = r * kMinCapacity;
-  }
-  step = {transport::StepKind::all_gather,
-          DType::u8,
-          true,
-          0,
-          status_send_.bytes().data(),
-          status_recv_.bytes().data(),
-          send_counts_,
-          send_offsets_,
-          recv_counts_,
-          recv_offsets_};
-  counters_->wire_bytes += (state_->world() - 1) * kMinCapacity;
-  ++counters_->rounds;
+  status_.emit(input_, step, *counters_);
   phase_ = Phase::status;
   return {Verdict::steps, 1};
 }
 
 Result<Next> NativeSum::after_status(std::span<transport::Step> batch) {
-  for (uint32_t r = 0; r < state_->world(); ++r) {
-    const Bytes bytes(status_recv_.bytes().data() + r * kMinCapacity, kMinCapacity);
-    auto view = parse_bundle(bytes, {id(r), {}, {}});
-    if (!view) return std::move(view).error();
-    if (view->failed) return to_error(view->failure);
-  }
+  if (auto heard = status_.receive(input_); !heard) return std::move(heard).error();
   if (!guarded_) return advance(batch);  // casts carry NaN and infinity as they are
   undo(true);
   return Next{Verdict::take_raw, 0};
