@@ -12,6 +12,7 @@ from .errors import LaconicError
 
 STRATEGIES = {"auto": 0, "native_sum": 1, "gather_all": 2, "two_shot": 3}
 STATE_VERSION = 1
+PEER_FAILED = 61
 
 
 class Session:
@@ -66,7 +67,10 @@ class Session:
         if failure is not None:
             lib.laconic_exchange_fail(self._exchange, failure.code, failure.message.encode())
         while True:
-            _lib.check(lib.laconic_exchange_next(self._exchange, self._steps, ctypes.byref(self._count)))
+            code = lib.laconic_exchange_next(self._exchange, self._steps, ctypes.byref(self._count))
+            if code == PEER_FAILED and failure is not None:  # every rank, this one too, hears the same sentence
+                raise LaconicError(failure.code, failure.name, _lib.last_error(code).message, failure.hint)
+            _lib.check(code)
             if self._count.value == 0:
                 return
             start = time.perf_counter()

@@ -85,9 +85,19 @@ Result<void> compare(uint32_t r, const Card& a, const Card& b) {
   if (a.small_elements != b.small_elements) {
     return differ(0, r, "small_elements", n(a.small_elements), n(b.small_elements));
   }
-  if (a.strategy != b.strategy || a.sums != b.sums || a.agreement != b.agreement) {
-    return differ(0, r, "the strategy (or what their engines can add)",
-                  n(a.strategy) + "/" + n(a.sums), n(b.strategy) + "/" + n(b.sums));
+  if (a.strategy != b.strategy) {
+    const auto name = [](const Card& card) {
+      return std::string(
+          collective::strategy_name(static_cast<collective::StrategyKind>(card.strategy)));
+    };
+    return differ(0, r, "the strategy", name(a), name(b));
+  }
+  if (a.sums != b.sums) {
+    return differ(0, r, "what their engines can add (bits of f32, f16, bf16)", n(a.sums),
+                  n(b.sums));
+  }
+  if (a.agreement != b.agreement) {
+    return differ(0, r, "how the model is cut into units", n(a.agreement), n(b.agreement));
   }
   return {};
 }

@@ -297,7 +297,9 @@ Error to_error(const BundleFailure& failure) {
     text += ", parameter " + std::to_string(failure.parameter);
   }
   text.append(" (").append(errc_name(failure.code)).append("): ").append(failure.text);
-  return Error{Errc::peer_failed, std::move(text), {}};
+  return Error{Errc::peer_failed, std::move(text),
+               "see what rank " + std::to_string(failure.rank) +
+                   " says; what was not delivered stays in the residuals"};
 }
 
 }  // namespace laconic
