@@ -46,6 +46,7 @@ std::vector<Unit> units() {
 TEST_P(CodecLaw, ManyTermsEqualOneAfterAnother) {
   for (const Unit& unit : units()) {
     for (const uint32_t world : {2U, 3U, 8U, 11U}) {
+      if (unit.count > 10000 && world != 8) continue;
       SCOPED_TRACE(describe(unit, Data::laplace) + ", " + std::to_string(world) + " terms");
       Encoded3 encoded(spec_, conditions(unit), world);
       Exchange& exchange = encoded.exchange;
