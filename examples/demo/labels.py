@@ -1,0 +1,20 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""How exchanges are called in tables and pictures."""
+
+from __future__ import annotations
+
+BASELINES = {
+    "pytorch:ddp": "PyTorch DDP, fp32",
+    "pytorch:fp16": "PyTorch fp16 hook",
+    "pytorch:powersgd": "PyTorch PowerSGD hook, rank 4",
+}
+#: Floats of 16 bits still count as uncompressed: everybody has them.
+_UNCOMPRESSED = ("pytorch:ddp", "pytorch:fp16", "none", "bf16", "fp16")
+
+
+def label_of(spec: str) -> str:
+    return BASELINES.get(spec) or f"Laconic {spec}"
+
+
+def is_uncompressed(spec: str) -> bool:
+    return spec in _UNCOMPRESSED

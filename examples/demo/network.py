@@ -1,0 +1,55 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""The lab as a COMMAND in it sees it: the rate that rank 0 may change, and the kernel's count of this host's bytes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+from pathlib import Path
+
+_UNITS = {"": 1, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
+_SENT = Path("/sys/class/net/eth0/statistics/tx_bytes")
+
+
+def bits_per_second(rate: str) -> float:
+    """'50mbit' is 5e7, as `tc` and the lab read it; 'off' is 0."""
+    if rate == "off":
+        return 0.0
+    match = re.fullmatch(r"([0-9.]+)([kmgt]?)bit", rate)
+    if match is None:
+        raise ValueError(f"{rate!r} is not a rate: 50mbit, 1gbit, off")
+    return float(match[1]) * _UNITS[match[2]]
+
+
+class Network:
+    """Of one host. `emulated`: nothing is shaped, senders wait by themselves, and nothing is counted."""
+
+    def __init__(self, rank: int):
+        self.rank = rank
+        self.emulated = os.environ.get("LACONIC_LAB") == "emulated"
+        os.environ.pop("LACONIC_EMULATE_RATE", None)
+
+    def announce(self, rate: str) -> float:
+        """Before exchanges are made. Gives the rate that they have to keep to by themselves, 0 for none."""
+        if not self.emulated or rate == "off":
+            os.environ.pop("LACONIC_EMULATE_RATE", None)
+            return 0.0
+        os.environ["LACONIC_EMULATE_RATE"] = str(bits_per_second(rate))
+        return bits_per_second(rate)
+
+    def shape(self, rate: str) -> None:
+        """On rank 0, and followed by a barrier: the rate of every port, from now on."""
+        if self.emulated or self.rank != 0:
+            return
+        with socket.socket(socket.AF_UNIX) as control:
+            control.connect(os.environ["LACONIC_LAB_CONTROL"])
+            control.sendall(f"rate {rate}\n".encode())
+            answer = json.loads(control.makefile().readline())
+        if not answer["ok"]:
+            raise RuntimeError(f"the lab refused 'rate {rate}': {answer['error']['message']}")
+
+    def sent_bytes(self) -> int | None:
+        """By this host since it exists, frames with their headers; None if nobody counts."""
+        return None if self.emulated else int(_SENT.read_text())

@@ -1,0 +1,253 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""The page: one file that fetches nothing, light and dark. Also the table and the picture that the README shows."""
+
+from __future__ import annotations
+
+import re
+from html import escape
+from pathlib import Path
+
+import charts
+import tables
+from charts import Series
+from results import Results, Row
+
+_HERE = Path(__file__).parent
+_SLOW_BAR = 0.15  # seconds: longer bars get a chart of their own
+_PARTS = {"compute": "compute", "encode": "encode", "wire": "on the wire, and waiting for others",
+          "decode": "decode and merge", "rest": "hand-over", "exchange": "exchange, not told apart (PyTorch's own)"}
+_PART_STYLES = {"hand-over": "rest"}
+#: The same exchange has the same colour in every run.
+_STYLES = ("pytorch:ddp", "pytorch:fp16", "pytorch:powersgd", "bf16", "int8", "3lc", "3lc:s=1.75", "topk:ratio=0.01",
+           "topk:ratio=0.001", "sidco:ratio=0.001", "powersgd:rank=4")
+
+
+def styles(results: Results) -> dict[str, str]:
+    known = {spec: f"s{i}" for i, spec in enumerate(_STYLES)}
+    free = [f"s{i}" for i in range(3, 11) if f"s{i}" not in {known.get(row.spec) for row in results.rows}]
+    others = [row.spec for row in results.rows if row.spec not in known]
+    return {**known, **{spec: free[i % len(free)] if free else "s3" for i, spec in enumerate(others)}}
+
+
+def rate_text(results: Results) -> str:
+    """'50mbit' as people write it."""
+    units = {"": "", "k": "k", "m": "M", "g": "G", "t": "T"}
+    match = re.fullmatch(r"([0-9.]+)([kmgt]?)bit", results.plan["rate"])
+    return f"{match[1]} {units[match[2]]}bit/s" if match else "unshaped"
+
+
+def heading(results: Results) -> str:
+    words = f"{results.plan['workers']} workers, {rate_text(results)} each way"
+    return words + (" (emulated)" if results.emulated else "")
+
+
+# ---- charts -----------------------------------------------------------------------------------------------------------
+
+
+def over_steps(results: Results) -> list[Series]:
+    style = styles(results)
+    return [Series(r.label, style[r.spec], [(s, a) for s, a in r.curve]) for r in results.rows]
+
+
+def over_seconds(results: Results) -> list[Series]:
+    style = styles(results)
+    return [Series(r.label, style[r.spec], [(s * r.step, a) for s, a in r.curve]) for r in results.rows]
+
+
+def accuracy_chart(results: Results, seconds: bool) -> str:
+    mark = ", emulated" if results.emulated else ""
+    if seconds:
+        return charts.curves(over_seconds(results), "Accuracy over seconds", f"seconds at {rate_text(results)}{mark}",
+                             results.plan["target"], log=True)
+    return charts.curves(over_steps(results), "Accuracy over steps", "steps", results.plan["target"])
+
+
+def parts_of(row: Row) -> list[tuple[str, float]]:
+    """Shares of the mean step, scaled to the median that the table shows."""
+    scale = row.step / sum(row.parts.values())
+    return [(_PART_STYLES.get(name, name), value * scale) for name, value in row.parts.items()]
+
+
+def time_charts(results: Results) -> list[tuple[str, str]]:
+    mark = ", emulated" if results.emulated else ""
+    groups = [("fast exchanges", [r for r in results.rows if r.step <= _SLOW_BAR]),
+              ("slow exchanges, another scale", [r for r in results.rows if r.step > _SLOW_BAR])]
+    return [(f"Where a step's time goes: {name}",
+             charts.stacked([(r.label, parts_of(r)) for r in rows], f"Step time, {name}", f"milliseconds a step{mark}"))
+            for name, rows in groups if rows]
+
+
+def bytes_chart(results: Results) -> str:
+    style = styles(results)
+    rows = [(r.label, style[r.spec], r.own_bytes, r.kernel_bytes) for r in results.rows]
+    return charts.dots(rows, "Bytes a step", "bytes that a worker sends in a step")
+
+
+# ---- pieces of the page -----------------------------------------------------------------------------------------------
+
+
+def figure(caption: str, chart: str) -> str:
+    return f"<figure><figcaption>{escape(caption)}</figcaption>{chart}</figure>"
+
+
+def legend(results: Results) -> str:
+    style = styles(results)
+    items = [f'<li><svg viewBox="0 0 26 12" aria-hidden="true"><g class="series {style[r.spec]}">'
+             f'<polyline points="1,6 25,6"/></g></svg>{escape(r.label)}</li>' for r in results.rows]
+    return f'<ul class="legend">{"".join(items)}</ul>'
+
+
+def parts_legend(results: Results) -> str:
+    used = {_PART_STYLES.get(name, name) for row in results.rows for name in row.parts}
+    items = [f'<li><span class="swatch" style="background: var(--{name})"></span>{escape(words)}</li>'
+             for name, words in _PARTS.items() if name in used]
+    return f'<ul class="legend">{"".join(items)}</ul>'
+
+
+def table(results: Results) -> str:
+    """The best figure of each column stands out."""
+    rows = results.rows
+    timed = [r for r in rows if r.time_to_target is not None]
+    best = {1: min(rows, key=lambda r: r.step), 7: max(rows, key=lambda r: r.speedup),
+            8: max(rows, key=lambda r: r.speedup), 3: min(rows, key=lambda r: r.own_bytes),
+            6: max(rows, key=lambda r: r.final_accuracy)}
+    if timed:
+        best |= {4: min(timed, key=lambda r: r.steps_to_target or 0), 5: min(timed, key=lambda r: r.time_to_target)}
+    if rows[0].kernel_bytes is not None:
+        best[2] = min(rows, key=lambda r: r.kernel_bytes)
+    head = "".join(f"<th>{escape(c)}</th>" for c in tables.columns(results))
+    body = ""
+    for row in rows:
+        body += "<tr>" + "".join(f'<td class="best">{escape(c)}</td>' if best.get(i) is row else f"<td>{escape(c)}</td>"
+                                 for i, c in enumerate(tables.cells(row))) + "</tr>"
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def facts(results: Results) -> str:
+    fastest = min(results.rows, key=lambda r: r.step)
+    found = [(f"{fastest.speedup:.0f}×", f"as fast a step as fp32 DDP: {fastest.label}, {tables.milliseconds(fastest.step)}")]
+    hook = next((r for r in results.rows if r.spec == "pytorch:powersgd"), None)
+    if hook is not None and fastest is not hook:
+        found.append((f"{hook.step / fastest.step:.1f}×", "as fast as PyTorch's PowerSGD hook"))
+    timed = [r for r in results.rows if r.time_to_target is not None]
+    if timed:
+        first = min(timed, key=lambda r: r.time_to_target)
+        found.append((f"{first.time_to_target:.1f} s", f"to {100 * results.plan['target']:g} %: {first.label}"))
+    if results.none_ratio is not None:
+        found.append((f"{results.none_ratio:.2f}×", "the time of plain DDP's step with `none`, unshaped"))
+    return '<ul class="facts">' + "".join(f"<li><b>{escape(a)}</b>{escape(b)}</li>" for a, b in found) + "</ul>"
+
+
+def keys(pairs) -> str:
+    rows = "".join(f"<tr><td>{escape(str(a))}</td><td>{escape(str(b))}</td></tr>" for a, b in pairs)
+    return f'<table class="keys"><tbody>{rows}</tbody></table>'
+
+
+def environment(results: Results) -> list[tuple[str, str]]:
+    raw, lab, plan = results.raw, results.raw["lab"], results.plan
+    link = "emulated: senders wait, nothing is shaped" if results.emulated else (
+        f"{plan['rate']} each way, tbf burst {lab['burst'] // 1024} kB, queue {lab['queue'] // 1024} kB, "
+        f"TCP {lab['tcp']}")
+    specs = [f"{about['canonical']} by {about['strategy']}" for spec, about in raw["about"].items()
+             if not spec.startswith("pytorch:")]
+    return [*raw["machine"].items(), *raw["environment"].items(), ("link", link),
+            ("training", f"digits, 64-1024-1024-10, batch 32 a worker, SGD 0.05 momentum 0.9, cosine to 0 in "
+                         f"{plan['steps']} steps, seeds {plan['seeds']}, one bucket"),
+            ("shaped blocks", f"{plan['repeats']} repeats, exchanges in turn; {plan['slow_steps']} steps above 100 ms a "
+                              f"step, else until the target and at least {plan['fast_steps']}"),
+            ("exchanges", "; ".join(specs))]
+
+
+def page(results: Results) -> str:
+    target = f"{100 * results.plan['target']:g} %"
+    emulated = '<p class="emulated">Emulated: no network was shaped or counted.</p>' if results.emulated else ""
+    mark = " (emulated)" if results.emulated else ""
+    time_figures = "".join(figure(caption + mark, chart) for caption, chart in time_charts(results))
+    css = "".join((_HERE / name).read_text() for name in ("page.css", "chart.css"))
+    notes = "".join(f"<p>{escape(note)}</p>" for note in tables.notes(results))
+    phases = keys((name, f"{seconds:.1f} s") for name, seconds in results.phases.items())
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>Laconic: {escape(heading(results))}</title>
+<style>
+{css}</style>
+</head>
+<body>
+<h1>{escape(heading(results))}</h1>
+<p class="quiet">One model, one schedule, the same seeds; only the exchange of gradients differs. Digits of scikit-learn,
+a perceptron of 1 126 410 parameters, target {target} of {360} test samples.</p>
+{emulated}{facts(results)}
+<h2>Results{mark}</h2>
+{table(results)}
+<div class="notes">{notes}</div>
+<h2>Accuracy{mark}</h2>
+{legend(results)}
+<div class="charts">
+{figure(f"Over seconds at {rate_text(results)}{mark}", accuracy_chart(results, seconds=True))}
+{figure("Over steps", accuracy_chart(results, seconds=False))}
+</div>
+<h2>Bytes and time{mark}</h2>
+{parts_legend(results)}
+<div class="charts">
+{time_figures}
+{figure("Bytes a step: kernel's count (dot), own count (ring)" + mark, bytes_chart(results))}
+</div>
+<h2>To repeat it</h2>
+<pre>{escape(results.raw["command"])}</pre>
+{keys(environment(results))}
+<h2>How long the demo took</h2>
+{phases}
+</body>
+</html>
+"""
+
+
+# ---- for the README ---------------------------------------------------------------------------------------------------
+
+
+def picture(results: Results) -> str:
+    """Accuracy over seconds, with its legend, as a file of its own."""
+    chart = accuracy_chart(results, seconds=True)
+    inner = chart[chart.index(">") + 1 : chart.rindex("</svg>")]
+    style = styles(results)
+    rows, body = results.rows, []
+    for i, row in enumerate(sorted(rows, key=lambda r: r.step)):
+        y = 40 + 25 * i
+        body.append(f'<g class="series {style[row.spec]}"><polyline points="646,{y} 672,{y}"/></g>'
+                    + charts.text(680, y + 4, row.label, "start", "row")
+                    + charts.text(936, y + 4, tables.milliseconds(row.step), "end", "tick"))
+    body.append(charts.text(936, 18, "a step", "end", "name"))
+    css = "".join((_HERE / name).read_text() for name in ("page.css", "chart.css"))
+    css = css[: css.index("body {")] + css[css.index("svg text"):]
+    height = max(330, 50 + 25 * len(rows))
+    title = f"Accuracy over seconds: {heading(results)}"
+    return charts.svg([f"<style>{css}</style>", f'<rect width="960" height="{height + 40}" rx="8" '
+                       'style="fill: var(--paper)"/>', charts.text(52, 26, title, "start", "title"),
+                       f'<g transform="translate(0 36)">{inner}{"".join(body)}</g>'], height + 40, title, width=960)
+
+
+def publish(results: Results, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    seeds = len(results.plan["seeds"])
+    name = "demo" if seeds == 1 else "demo-seeds"
+    (folder / f"{name}.md").write_text(published(results, seeds))
+    if seeds == 1:
+        (folder / "demo.svg").write_text(picture(results) + "\n")
+
+
+def published(results: Results, seeds: int) -> str:
+    about = "\n".join(f"- {key}: {value}" for key, value in environment(results))
+    picture_line = "![Accuracy over seconds](demo.svg)\n\n" if seeds == 1 else ""
+    by_seed = ""
+    if seeds > 1:
+        lines = [f"| {r.label} | " + " | ".join(f"{100 * a:.2f} %" for a in r.final_by_seed)
+                 + f" | {100 * r.final_accuracy:.2f} % | {100 * (r.final_accuracy - results.rows[0].final_accuracy):+.2f} |"
+                 for r in results.rows]
+        head = "| exchange | " + " | ".join(f"seed {s}" for s in results.plan["seeds"]) + " | mean | points against fp32 |"
+        by_seed = "\n".join(["## Final accuracy by seed\n", head, "|---|" + "---:|" * (seeds + 2), *lines]) + "\n\n"
+    return (f"<!-- Written by `{results.raw['command']}`; copied by examples/demo/run.py --publish docs/results -->\n"
+            f"# The demo: {heading(results)}\n\n```\n{results.raw['command']}\n```\n\n{picture_line}"
+            f"{tables.markdown(results)}\n{by_seed}## Environment\n\n{about}\n")

@@ -1,0 +1,141 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""From what the ranks recorded to the figures of the table."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass, field
+
+from labels import label_of, is_uncompressed
+
+REFERENCE = "pytorch:ddp"
+LAST_EVALUATIONS = 5
+
+
+@dataclass
+class Row:
+    """One exchange. Times in seconds, bytes per step and worker."""
+
+    spec: str
+    label: str
+    strategy: str
+    step: float
+    step_low: float  # lowest and highest median of a repeat
+    step_high: float
+    slow: bool
+    kernel_bytes: float | None
+    own_bytes: float
+    steps_to_target: int | None
+    time_to_target: float | None
+    time_is_product: bool
+    final_accuracy: float
+    final_by_seed: list[float]
+    parts: dict[str, float]
+    unshaped_step: float
+    curve: list
+    speedup: float = 0.0
+    speedup_uncompressed: float = 0.0
+    rounds: float = 0.0
+    overflow_repeats: float = 0.0
+    uncompressed: bool = field(default=False)
+
+    @property
+    def overhead(self) -> float | None:
+        """Headers, acknowledgements and the engine's own messages, over the bytes that were asked for."""
+        return None if self.kernel_bytes is None else self.kernel_bytes / self.own_bytes - 1.0
+
+
+def mean(values) -> float:
+    return statistics.fmean(values)
+
+
+def over_ranks(series: list[list]) -> list[list[float]]:
+    """Per step, each part's mean over the ranks: they wait for one another, so sums are alike and parts are not."""
+    return [[mean(part) for part in zip(*step)] for step in zip(*series)]
+
+
+def median_step(steps: list[list[float]]) -> float:
+    return statistics.median(map(sum, steps))
+
+
+def final_of(curve: list) -> float:
+    return mean([accuracy for _, accuracy in curve[-LAST_EVALUATIONS:]])
+
+
+def first_at(curve: list, target: float) -> int | None:
+    return next((step for step, accuracy in curve if accuracy >= target), None)
+
+
+def split(blocks: list[list[dict]], steps: list[list[float]]) -> dict[str, float]:
+    """Mean seconds of a step by what they went into. PyTorch's own exchanges tell no more than their sum."""
+    compute, exchange, update = (mean(part) for part in zip(*steps))
+    own = [rank["own"] for block in blocks for rank in block]
+    if "encode_seconds" not in own[0]:
+        return {"compute": compute + update, "exchange": exchange}
+    parts = {name: mean([o[name + "_seconds"] for o in own]) for name in ("encode", "wire", "decode")}
+    rest = max(exchange - sum(parts.values()), 0.0)
+    return {"compute": compute + update, **parts, "hand-over": rest}
+
+
+class Results:
+    def __init__(self, raw: dict, plan: dict):
+        self.raw, self.plan = raw, plan
+        self.emulated = raw["emulated"]
+        self.ranks = raw["ranks"]
+        self.environment = raw["environment"]
+        self.rows = [self._row(spec) for spec in plan["specs"]]
+        reference = next(row for row in self.rows if row.spec == REFERENCE)
+        best = min((row for row in self.rows if row.uncompressed), key=lambda row: row.step)
+        self.best_uncompressed = best.label
+        for row in self.rows:
+            row.speedup = reference.step / row.step
+            row.speedup_uncompressed = best.step / row.step
+        self.none_ratios = [self._pair_ratio(i) for i in range(len(self.ranks[0]["pairs"]))]
+
+    @property
+    def phases(self) -> dict:
+        return self.ranks[0]["phases"]
+
+    @property
+    def none_ratio(self) -> float | None:
+        return statistics.median(self.none_ratios) if self.none_ratios else None
+
+    def _learned(self, spec: str) -> list[dict]:
+        return [run for run in self.ranks[0]["learn"] if run["spec"] == spec]
+
+    def _pair_ratio(self, pair: int) -> float:
+        plain, none = (median_step(over_ranks([rank["pairs"][pair][which] for rank in self.ranks]))
+                       for which in (0, 1))
+        return none / plain
+
+    def _unshaped(self, spec: str) -> float:
+        index = next(i for i, run in enumerate(self.ranks[0]["learn"]) if run["spec"] == spec)
+        return median_step(over_ranks([rank["learn"][index]["times"] for rank in self.ranks]))
+
+    def _row(self, spec: str) -> Row:
+        indices = [i for i, b in enumerate(self.ranks[0]["blocks"]) if b["spec"] == spec]
+        blocks = [[rank["blocks"][i] for rank in self.ranks] for i in indices]
+        by_block = [over_ranks([rank["times"] for rank in block]) for block in blocks]
+        steps = [step for block in by_block for step in block]
+        medians = [median_step(block) for block in by_block]
+        own = [rank["own"] for block in blocks for rank in block]
+        kernel = [rank["kernel_bytes"] for block in blocks for rank in block]
+        runs = self._learned(spec)
+        step, slow = median_step(steps), blocks[0][0]["slow"]
+        steps_to_target = first_at(runs[0]["curve"], self.plan["target"])
+        reached = [block[0]["reached"][1] for block in blocks if block[0]["reached"]]
+        time_to_target = None
+        if reached:
+            time_to_target = statistics.median(reached)
+        elif steps_to_target is not None:
+            time_to_target = steps_to_target * step
+        finals = [final_of(run["curve"]) for run in runs]
+        about = self.raw["about"][spec]
+        return Row(
+            spec=spec, label=label_of(spec), strategy=about["strategy"], step=step, step_low=min(medians),
+            step_high=max(medians), slow=slow, kernel_bytes=None if kernel[0] is None else mean(kernel),
+            own_bytes=mean([o["wire_bytes"] for o in own]), steps_to_target=steps_to_target,
+            time_to_target=time_to_target, time_is_product=not reached, final_accuracy=mean(finals),
+            final_by_seed=finals, parts=split(blocks, steps), unshaped_step=self._unshaped(spec),
+            curve=runs[0]["curve"], rounds=mean([o.get("rounds", 0) for o in own]),
+            overflow_repeats=mean([o.get("overflow_repeats", 0) for o in own]), uncompressed=is_uncompressed(spec))

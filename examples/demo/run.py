@@ -1,0 +1,124 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""Trains one model with several gradient exchanges over a slow link, and says which was worth it.
+
+    make demo                                   four workers, 50 Mbit/s, all exchanges
+    make demo RATE=200mbit SPECS="3lc topk:ratio=0.01"
+
+Workers run in `laconic lab`: one host each, the kernel holds every port to the rate. Where the machine does not allow
+that, senders wait instead, and everything is marked as emulated. Leaves demo/report.html.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import report  # noqa: E402
+import tables  # noqa: E402
+from lab import ROOT, DemoError, Progress, lab_works, laconic_command, run_lab  # noqa: E402
+from machine import machine  # noqa: E402
+from network import bits_per_second  # noqa: E402
+from results import REFERENCE, Results  # noqa: E402
+
+SPECS = ("pytorch:ddp pytorch:fp16 pytorch:powersgd bf16 int8 3lc 3lc:s=1.75 topk:ratio=0.01 topk:ratio=0.001 "
+         "sidco:ratio=0.001 powersgd:rank=4")
+
+
+def options(arguments=None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="examples/demo/run.py", description=__doc__.splitlines()[0])
+    parser.add_argument("--rate", default="50mbit", help="of every port, each way (default 50mbit)")
+    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--specs", default=SPECS, help="separated by spaces; pytorch:ddp is always there")
+    parser.add_argument("--seeds", type=int, default=1, help="final accuracies become means over so many runs")
+    parser.add_argument("--steps", type=int, default=200, help="of the runs that give the accuracy")
+    parser.add_argument("--every", type=int, default=5, help="steps between evaluations")
+    parser.add_argument("--target", type=float, default=0.95, help="accuracy on the test samples")
+    parser.add_argument("--repeats", type=int, default=3, help="of the blocks at the rate")
+    parser.add_argument("--slow-steps", type=int, default=3, help="per repeat, of exchanges above 100 ms a step")
+    parser.add_argument("--fast-steps", type=int, default=40, help="per repeat at least, of the others")
+    parser.add_argument("--pairs", type=int, default=7, help="of `none` against plain DDP")
+    parser.add_argument("--pair-steps", type=int, default=15)
+    parser.add_argument("--out", type=Path, default=ROOT / "demo")
+    parser.add_argument("--emulate", action="store_true", help="no network of the kernel: senders wait")
+    parser.add_argument("--publish", type=Path, metavar="FOLDER", help="also write table and picture there")
+    return parser.parse_args(arguments)
+
+
+def plan_of(given: argparse.Namespace) -> dict:
+    bits_per_second(given.rate)  # a wrong rate is said before anything starts
+    specs = list(dict.fromkeys([REFERENCE, *given.specs.split()]))
+    names = ("rate", "steps", "every", "target", "repeats", "slow_steps", "fast_steps", "pairs", "pair_steps")
+    return {**{name: getattr(given, name) for name in names}, "specs": specs, "workers": given.workers,
+            "seeds": list(range(given.seeds)), "timeout": 60}
+
+
+def command_line(given: argparse.Namespace) -> str:
+    """The make command that repeats this run."""
+    words = ["make demo"]
+    for name in ("rate", "workers", "specs", "seeds"):
+        if getattr(given, name) != options([]).__dict__[name]:
+            words.append(f'{name.upper()}="{getattr(given, name)}"')
+    return " ".join(words)
+
+
+def train(given: argparse.Namespace, plan: dict, progress: Progress) -> dict:
+    command = laconic_command()
+    emulate = given.emulate or not lab_works(command)
+    if emulate and not given.emulate:
+        progress.say("a lab cannot run here (`laconic lab --check` says why): going on with emulated links")
+    limit = 600 + 300 * given.seeds
+    with tempfile.TemporaryDirectory(prefix="laconic-demo-") as folder:
+        asked, answered = Path(folder) / "plan.json", Path(folder) / "result.json"
+        asked.write_text(json.dumps(plan))
+        worker = [sys.executable, str(Path(__file__).with_name("worker.py")), str(asked), str(answered)]
+        lab = run_lab(command, given.workers, worker, limit, emulate, progress)
+        raw = json.loads(answered.read_text())
+    return {**raw, "lab": lab}
+
+
+def phases_text(results: Results, total: float) -> str:
+    known = results.phases
+    lines = [f"{seconds:7.1f} s  {name}" for name, seconds in known.items()]
+    lines.append(f"{max(total - sum(known.values()), 0):7.1f} s  start of the workers, report")
+    return "\n".join([*lines, f"{total:7.1f} s  in all"])
+
+
+def demo(given: argparse.Namespace) -> None:
+    begin = time.monotonic()
+    progress, plan = Progress(), plan_of(given)
+    raw = train(given, plan, progress)
+    raw["machine"], raw["command"] = machine(), command_line(given)
+    given.out.mkdir(parents=True, exist_ok=True)
+    (given.out / "results.json").write_text(json.dumps({"plan": plan, **raw}))
+    results = Results(raw, plan)
+    page = given.out / "report.html"
+    page.write_text(report.page(results))
+    (given.out / "table.md").write_text(tables.markdown(results))
+    if given.publish:
+        report.publish(results, given.publish)
+    print(f"\n{report.heading(results)}\n\n{tables.text(results)}\n")
+    print(phases_text(results, time.monotonic() - begin))
+    print(f"\n{page}")
+
+
+def main() -> int:
+    given = options()
+    try:
+        demo(given)
+    except (DemoError, ValueError) as error:
+        print(f"demo: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("demo: interrupted; nothing is left running", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,70 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""The results as columns: for the terminal, for Markdown, for the page."""
+
+from __future__ import annotations
+
+from results import Results, Row
+
+NOTE_PRODUCT = "* steps to the target, from the run without a limit, times the median step"
+MISSING = "–"
+
+
+def milliseconds(seconds: float) -> str:
+    return f"{1e3 * seconds:.1f} ms" if seconds < 0.1 else f"{1e3 * seconds:,.0f} ms"
+
+
+def bytes_text(count: float | None) -> str:
+    return MISSING if count is None else f"{count:,.0f}"
+
+
+def seconds_text(row: Row) -> str:
+    if row.time_to_target is None:
+        return "not reached"
+    return f"{row.time_to_target:.1f} s" + ("*" if row.time_is_product else "")
+
+
+def columns(results: Results) -> list[str]:
+    target = f"{100 * results.plan['target']:g} %"
+    return ["exchange", "step (median)", "bytes a step, kernel", "bytes a step, Laconic", f"steps to {target}",
+            f"time to {target}", "final accuracy", "× fp32 DDP", "× best uncompressed"]
+
+
+def cells(row: Row) -> list[str]:
+    own = bytes_text(row.own_bytes) + ("†" if row.spec.startswith("pytorch:") else "")
+    steps = MISSING if row.steps_to_target is None else str(row.steps_to_target)
+    return [row.label, milliseconds(row.step), bytes_text(row.kernel_bytes), own, steps, seconds_text(row),
+            f"{100 * row.final_accuracy:.1f} %", f"{row.speedup:.1f}", f"{row.speedup_uncompressed:.1f}"]
+
+
+def notes(results: Results) -> list[str]:
+    seeds = len(results.plan["seeds"])
+    accuracy = (f"Final accuracy: mean of the last five evaluations of a run of {results.plan['steps']} steps without a "
+                "limit" + (f", over {seeds} seeds." if seeds > 1 else "."))
+    found = [NOTE_PRODUCT + ".",
+             "† Computed, as a ring's all-reduce. The kernel counts whole Ethernet frames, acknowledgements included.",
+             accuracy, f"Best uncompressed, 16-bit floats included: {results.best_uncompressed}."]
+    if results.none_ratio is not None:
+        each = " ".join(f"{ratio:.3f}" for ratio in results.none_ratios)
+        found.append(f"Laconic none against plain DDP, unshaped: {results.none_ratio:.3f} of its step "
+                     f"(median of {len(results.none_ratios)} alternating pairs: {each}).")
+    if results.emulated:
+        found.insert(0, "EMULATED: senders wait as long as their bytes would take; no network was shaped or counted.")
+    return found
+
+
+def text(results: Results) -> str:
+    rows = [columns(results)] + [cells(row) for row in results.rows]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+
+    def line(row):
+        return "  ".join([row[0].ljust(widths[0])] + [c.rjust(w) for c, w in zip(row[1:], widths[1:])])
+
+    return "\n".join([line(rows[0]), "  ".join("─" * w for w in widths), *map(line, rows[1:]), "", *notes(results)])
+
+
+def markdown(results: Results) -> str:
+    head = columns(results)
+    lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
+    lines += ["| " + " | ".join(c.replace("*", "\\*").replace("|", "\\|") for c in cells(row)) + " |"
+              for row in results.rows]
+    return "\n".join(lines) + "\n\n" + "  \n".join(n.replace("* ", "\\* ", 1) for n in notes(results)) + "\n"

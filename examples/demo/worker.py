@@ -1,0 +1,246 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""One rank of the demo. Started by run.py through `laconic lab`, one process per host, once for all exchanges."""
+
+from __future__ import annotations
+
+import datetime
+import gc
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from network import Network
+from training import Digits, Trainer, baseline_bytes
+
+import laconic
+
+#: Above this a spec runs few shaped steps, and its time to the target is steps times step time.
+SLOW_STEP = 0.1
+#: Steps before bytes and times count: lengths of payloads are predicted from earlier steps.
+WARM_UP = 10
+#: After so many the speed of an exchange shows: PyTorch's PowerSGD does not compress the first ones.
+FIRST_STEPS = 4
+
+
+def say(event: dict) -> None:
+    """A line that run.py understands."""
+    print("@demo " + json.dumps(event), flush=True)
+
+
+class Worker:
+    def __init__(self, plan: dict):
+        self.plan = plan
+        self.rank, self.world = dist.get_rank(), dist.get_world_size()
+        self.network = Network(self.rank)
+        self.data = Digits()
+        self.specs = plan["specs"]
+        self.steps = plan["steps"]
+        self.done = {"learn": [], "pairs": [], "blocks": [], "phases": {}}
+        self.about: dict[str, dict] = {}
+        self.slow: dict[str, bool] = {}
+        self.syncs = 0
+
+    # ---- small things -------------------------------------------------------------------------------------------------
+
+    def progress(self, phase: str, done: int, total: int, text: str) -> None:
+        if self.rank == 0:
+            say({"phase": phase, "done": done, "total": total, "text": text})
+
+    def from_rank_0(self, value: float) -> float:
+        """Also what keeps the ranks in step: nobody leaves before rank 0 is here."""
+        box = torch.tensor([value], dtype=torch.float64)
+        dist.broadcast(box, 0)
+        return box.item()
+
+    def trainer(self, spec: str, seed: int = 0, emulated_rate: float = 0.0) -> Trainer:
+        trainer = Trainer(spec, seed, self.data, self.steps, self.rank, self.world, emulated_rate)
+        self.about[spec] = {"canonical": trainer.canonical(), "strategy": trainer.strategy()}
+        return trainer
+
+    def timed(self, name: str, function) -> None:
+        begin = time.perf_counter()
+        function()
+        self.done["phases"][name] = time.perf_counter() - begin
+
+    # ---- phases -------------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        self.timed("accuracy, unshaped", self.learn)
+        self.timed("none against plain DDP, unshaped", self.pairs)
+        self.timed(f"step times at {self.plan['rate']}", self.shaped)
+
+    def learn(self) -> None:
+        """Full runs without a limit: accuracy over steps."""
+        total = len(self.plan["seeds"]) * len(self.specs)
+        for seed in self.plan["seeds"]:
+            for spec in self.specs:
+                trainer = self.trainer(spec, seed)
+                curve, times = [[0, self.evaluate(trainer)]], []
+                while trainer.step < self.steps:
+                    times.append(trainer.train_step())
+                    if trainer.step % self.plan["every"] == 0:
+                        curve.append([trainer.step, self.evaluate(trainer)])
+                trainer.close()
+                self.done["learn"].append({"spec": spec, "seed": seed, "curve": curve, "times": times})
+                self.progress("accuracy", len(self.done["learn"]), total, f"{spec}: {100 * curve[-1][1]:.1f} %")
+
+    def evaluate(self, trainer: Trainer) -> float:
+        return self.from_rank_0(trainer.accuracy() if self.rank == 0 else 0.0)
+
+    def pairs(self) -> None:
+        """`none` costs nothing: plain DDP and Laconic's none, turn about."""
+        trainers = [self.trainer("pytorch:ddp"), self.trainer("none")]
+        for trainer in trainers:
+            self.block_of_steps(trainer, WARM_UP)
+        for pair in range(self.plan["pairs"]):
+            times = [[], []]
+            for which in (0, 1) if pair % 2 == 0 else (1, 0):
+                dist.barrier()
+                self.block_of_steps(trainers[which], 2)
+                times[which] = self.block_of_steps(trainers[which], self.plan["pair_steps"])
+            self.done["pairs"].append(times)
+            self.progress("none", pair + 1, self.plan["pairs"], "none against plain DDP")
+        trainers[1].close()
+
+    def block_of_steps(self, trainer: Trainer, steps: int) -> list:
+        return [trainer.train_step() for _ in range(steps)]
+
+    def shaped(self) -> None:
+        """Blocks of steps at the rate, all exchanges in turn, each repeat in another order."""
+        rate = self.plan["rate"]
+        for repeat in range(self.plan["repeats"]):
+            shift = repeat * len(self.specs) // self.plan["repeats"]
+            order = self.specs[shift:] + self.specs[:shift]
+            emulated_rate = self.network.announce(rate)
+            trainers = {spec: self.trainer(spec, emulated_rate=emulated_rate) for spec in order}
+            dist.barrier()
+            self.network.shape(rate)
+            dist.barrier()
+            self.done.setdefault("sync_bytes", self.bytes_of_sync())
+            for spec in order:
+                block = self.shaped_block(trainers[spec])
+                self.done["blocks"].append({"spec": spec, "repeat": repeat, **block})
+                median = sorted(map(sum, block["times"]))[len(block["times"]) // 2]
+                self.progress("shaped", len(self.done["blocks"]), self.plan["repeats"] * len(self.specs),
+                              f"{spec}: {1e3 * median:.1f} ms a step")
+            self.network.shape("off")
+            self.network.announce("off")
+            dist.barrier()
+            for trainer in trainers.values():
+                trainer.close()
+            trainers.clear()
+            gc.collect()
+
+    def shaped_block(self, trainer: Trainer) -> dict:
+        """A training run from its beginning: a few steps of a slow exchange; of the others once to the target, and
+        `fast_steps` in later repeats."""
+        spec = trainer.spec
+        again = spec in self.slow
+        first = self.block_of_steps(trainer, 1 if again and self.slow[spec] else FIRST_STEPS)
+        if not again:
+            self.slow[spec] = self.from_rank_0(sum(first[-1])) > SLOW_STEP
+        if not self.slow[spec]:
+            first += self.block_of_steps(trainer, WARM_UP - len(first))
+        window = self.open_window(trainer)
+        reached = None
+        if self.slow[spec]:
+            times = self.block_of_steps(trainer, self.plan["slow_steps"])
+        elif again or not self.from_rank_0(self.reaches_target(spec)):
+            times = self.block_of_steps(trainer, self.plan["fast_steps"])
+        else:
+            times, reached = self.to_target(trainer, first)
+        return {"slow": self.slow[spec], "times": times, "reached": reached,
+                **self.close_window(trainer, window, len(times))}
+
+    def reaches_target(self, spec: str) -> bool:
+        """Whether it did without a limit. Only rank 0 knows."""
+        curve = next(run["curve"] for run in self.done["learn"] if run["spec"] == spec)
+        return max(accuracy for _, accuracy in curve) >= self.plan["target"]
+
+    def to_target(self, trainer: Trainer, first: list) -> tuple[list, list | None]:
+        """Steps until the target and at least `fast_steps` of them; at which step and second the target was reached."""
+        times, reached = [], None
+        while trainer.step < self.steps:
+            times.append(trainer.train_step())
+            if reached is None and trainer.step % self.plan["every"] == 0:
+                self.syncs += 1
+                if self.evaluate(trainer) >= self.plan["target"]:
+                    reached = [trainer.step, sum(map(sum, first + times))]
+            if reached is not None and len(times) >= self.plan["fast_steps"]:
+                break
+        return times, reached
+
+    # ---- bytes --------------------------------------------------------------------------------------------------------
+
+    def open_window(self, trainer: Trainer) -> dict:
+        dist.barrier()
+        self.syncs = 0
+        return {"sent": self.network.sent_bytes(), "own": trainer.counters()}
+
+    def close_window(self, trainer: Trainer, window: dict, steps: int) -> dict:
+        dist.barrier()
+        sent, own = self.network.sent_bytes(), trainer.counters()
+        kernel = None
+        if sent is not None:
+            barrier, evaluation = self.done["sync_bytes"]
+            kernel = (sent - window["sent"] - barrier - self.syncs * evaluation) / steps
+        per_step = {key: (own[key] - window["own"][key]) / steps for key in own}
+        if not own:
+            per_step = {"wire_bytes": baseline_bytes(trainer.spec, self.world)}
+        return {"kernel_bytes": kernel, "own": per_step}
+
+    def bytes_of_sync(self) -> list:
+        """What this host sends for a barrier, and for an evaluation's broadcast: to be taken off."""
+        if self.network.emulated:
+            return [0, 0]
+        counts = []
+        for sync in (dist.barrier, lambda: self.from_rank_0(0.0)):
+            dist.barrier()
+            time.sleep(0.1)  # acknowledgements may come late
+            before = self.network.sent_bytes()
+            for _ in range(10):
+                sync()
+            time.sleep(0.1)
+            counts.append((self.network.sent_bytes() - before) / 10)
+        return counts
+
+
+def environment() -> dict:
+    """What only this process knows; run.py adds the machine."""
+    import sklearn
+
+    return {"torch": torch.__version__, "scikit-learn": sklearn.__version__, "python": sys.version.split()[0],
+            "laconic": laconic.__version__, "threads per rank": torch.get_num_threads()}
+
+
+def main() -> None:
+    plan = json.loads(Path(sys.argv[1]).read_text())
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=plan["timeout"]))
+    worker = Worker(plan)
+    if worker.rank == 0:
+        say({"phase": "start", "done": 1, "total": 1, "text": f"{worker.world} workers, one process each"})
+    worker.run()
+    gathered = [None] * worker.world if worker.rank == 0 else None
+    dist.gather_object(worker.done, gathered)
+    if worker.rank == 0:
+        result = {"ranks": gathered, "about": worker.about, "environment": environment(),
+                  "emulated": worker.network.emulated}
+        Path(sys.argv[2]).write_text(json.dumps(result))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except Exception as error:  # noqa: BLE001  one sentence for run.py; the traceback would bury it
+        if os.environ.get("LACONIC_DEMO_TRACEBACK"):
+            raise
+        say({"error": f"{type(error).__name__}: {error}", "rank": int(os.environ.get("RANK", -1))})
+        sys.stdout.flush()
+        os._exit(1)  # waiting for the other ranks' connections could take the group's timeout

@@ -1,0 +1,164 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""The demo in miniature, its page, its failures; the transformer example on two ranks."""
+
+import html.parser
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+RUN = ROOT / "examples/demo/run.py"
+MINIATURE = ["--workers", "2", "--specs", "3lc topk:ratio=0.01", "--rate", "200mbit", "--emulate", "--steps", "14",
+             "--repeats", "1", "--slow-steps", "1", "--fast-steps", "2", "--pairs", "1", "--pair-steps", "2",
+             "--target", "0.2"]
+COLUMNS = ["exchange", "step (median)", "bytes a step, kernel", "bytes a step, Laconic", "steps to 20 %", "time to 20 %",
+           "final accuracy", "× fp32 DDP", "× best uncompressed"]
+
+
+def laconic_command():
+    for found in (os.environ.get("LACONIC_BIN"), ROOT / "build/release/bin/laconic", shutil.which("laconic")):
+        if found and os.access(found, os.X_OK):
+            return str(found)
+    pytest.skip("the laconic command is not built")
+
+
+def run(*words, **kwargs):
+    return subprocess.run([sys.executable, str(RUN), *words], capture_output=True, text=True, timeout=180, **kwargs)
+
+
+@pytest.fixture(scope="module")
+def miniature(tmp_path_factory):
+    laconic_command()
+    out = tmp_path_factory.mktemp("demo")
+    done = run(*MINIATURE, "--out", str(out), "--publish", str(out / "published"))
+    assert done.returncode == 0, done.stderr
+    return out, done
+
+
+class Attributes(html.parser.HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.tags, self.fetched = [], []
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.fetched += [(tag, k, v) for k, v in attributes if k in ("src", "href", "xlink:href", "srcset", "data")]
+
+
+def test_the_table_has_its_columns_and_a_row_for_each_exchange(miniature):
+    _, done = miniature
+    lines = done.stdout.splitlines()
+    head = next(line for line in lines if line.startswith("exchange"))
+    assert re.split(r"\s{2,}", head.strip()) == COLUMNS
+    for label in ("PyTorch DDP, fp32", "Laconic 3lc", "Laconic topk:ratio=0.01"):
+        row = next(line for line in lines if line.startswith(label + "  "))
+        assert len(re.split(r"\s{2,}", row.strip())) == len(COLUMNS)
+    assert "Laconic none against plain DDP" in done.stdout
+    assert "in all" in done.stdout
+
+
+def test_progress_is_plain_lines_when_nobody_watches(miniature):
+    _, done = miniature
+    assert "\r" not in done.stderr and "\033" not in done.stderr
+    assert re.search(r"accuracy +1/3 +pytorch:ddp", done.stderr)
+
+
+def test_the_page_fetches_nothing_and_knows_dark(miniature):
+    out, _ = miniature
+    page = (out / "report.html").read_text()
+    parser = Attributes()
+    parser.feed(page)
+    assert parser.fetched == []
+    assert not {"script", "link", "img", "iframe"} & set(parser.tags)
+    assert set(re.findall(r"https?://[^\"' )]+", page)) == {"http://www.w3.org/2000/svg"}
+    assert "url(" not in page and "@import" not in page
+    assert "prefers-color-scheme: dark" in page
+    assert parser.tags.count("figure") >= 4
+
+
+def test_every_table_and_picture_of_an_emulated_run_says_so(miniature):
+    out, done = miniature
+    page = (out / "report.html").read_text()
+    assert "EMULATED" in done.stdout and "EMULATED" in (out / "table.md").read_text()
+    captions = re.findall(r"<figcaption>(.*?)</figcaption>", page)
+    assert [c for c in captions if "emulated" not in c] == ["Over steps"]  # the only one without seconds or bytes
+    assert "emulated" in (out / "published/demo.svg").read_text()
+
+
+def test_bytes_and_parts_are_recorded_for_every_rank(miniature):
+    out, _ = miniature
+    result = json.loads((out / "results.json").read_text())
+    assert len(result["ranks"]) == 2
+    blocks = [block for rank in result["ranks"] for block in rank["blocks"] if block["spec"] == "3lc"]
+    assert blocks
+    for block in blocks:
+        assert block["kernel_bytes"] is None  # nobody counts on an emulated link
+        assert 0 < block["own"]["wire_bytes"] < 1_000_000
+        assert block["own"]["encode_seconds"] > 0
+
+
+def test_a_failing_run_ends_with_its_sentence(tmp_path):
+    laconic_command()
+    done = run(*MINIATURE, "--out", str(tmp_path), "--specs", "3lcc")
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("demo: worker ") and "3lc" in last
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_a_wrong_rate_is_said_before_anything_starts(tmp_path):
+    done = run("--rate", "50furlongs", "--out", str(tmp_path))
+    assert done.returncode == 1
+    assert "'50furlongs' is not a rate" in done.stderr
+
+
+def processes_with(marker):
+    found = []
+    for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if marker.encode() in path.read_bytes():
+                found.append(path.parent.name)
+        except OSError:
+            pass
+    return found
+
+
+def test_an_interrupted_demo_leaves_no_process(tmp_path):
+    laconic_command()
+    marker = str(tmp_path)
+    environment = dict(os.environ, TMPDIR=marker)
+    process = subprocess.Popen([sys.executable, str(RUN), *MINIATURE, "--steps", "2000", "--out", marker],
+                               stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=environment,
+                               start_new_session=True)
+    assert "start" in process.stderr.readline()
+    assert len(processes_with(marker)) >= 3  # this one, the workers
+    os.killpg(process.pid, signal.SIGINT)
+    said = process.stderr.read()
+    assert process.wait(60) == 130
+    assert "interrupted" in said and "Traceback" not in said
+    end = time.monotonic() + 20
+    while processes_with(marker) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert processes_with(marker) == []
+
+
+def test_the_transformer_learns_on_two_ranks(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog.\n" * 200)
+    environment = dict(os.environ, PYTHONPATH=str(ROOT / "python"))
+    done = subprocess.run([laconic_command(), "lab", "--emulate", "--hosts", "2", "--", sys.executable,
+                           str(ROOT / "examples/tiny_gpt.py"), "--compare", "3lc", "--text", str(text), "--steps", "6",
+                           "--every", "3"], capture_output=True, text=True, timeout=180, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    losses = [float(x) for x in re.findall(r" 3lc  step +\d+  loss ([0-9.]+)", done.stdout)]
+    assert len(losses) == 2 and losses[1] < losses[0]
+    row = next(line for line in done.stdout.splitlines() if re.match(r"\[0\] +3lc +[0-9.]+ ", line))
+    assert float(re.search(r"1:([0-9.]+)", row)[1]) > 20
