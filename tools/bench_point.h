@@ -14,6 +14,7 @@
 #include "laconic/isa.h"
 #include "laconic/spec.h"
 #include "laconic/thread_pool.h"
+#include "samples.h"
 
 namespace laconic::tools {
 
@@ -32,21 +33,6 @@ struct PointOptions {
   /// Encode is the codec's own function: without the pipeline's look for zeros and NaN, and without
   /// feedback unless the codec fuses it.
   bool codec_only = false;
-};
-
-/// Median and quartiles over the samples that were kept.
-struct Spread {
-  double median = 0;
-  double low = 0;
-  double high = 0;
-};
-
-struct Timing {
-  Spread x_memcpy;  ///< time of memcpy / time of the call; of `peers` memcpys for a fused decode
-  Spread seconds;   ///< of one call
-  Spread memcpy_seconds;
-  uint32_t samples = 0;
-  uint32_t rejected = 0;  ///< their memcpy was more than 30 % off the median
 };
 
 struct Point {

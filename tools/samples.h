@@ -1,4 +1,7 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// Times that mean something on a machine with neighbours: every sample of a call lies between two
+// samples of a yardstick, and only their ratio is believed.
 #pragma once
 
 #include <time.h>
@@ -8,9 +11,22 @@
 #include <cstdint>
 #include <vector>
 
-#include "bench_point.h"
-
 namespace laconic::tools {
+
+/// Median and quartiles over the samples that were kept.
+struct Spread {
+  double median = 0;
+  double low = 0;
+  double high = 0;
+};
+
+struct Timing {
+  Spread x_memcpy;  ///< time of memcpy / time of the call; of `peers` memcpys for a fused decode
+  Spread seconds;   ///< of one call
+  Spread memcpy_seconds;
+  uint32_t samples = 0;
+  uint32_t rejected = 0;  ///< their memcpy was more than 30 % off the median
+};
 
 /// Time of the calling thread on its core: what other processes took from it in between does not
 /// count. Calls that use several threads need the time on the wall instead.
@@ -58,6 +74,30 @@ struct Sample {
   double memcpy_seconds = 0;
   double seconds = 0;
 };
+
+/// Yardstick, call, yardstick, call, …: every call lies between two yardsticks of its own.
+/// `prepare` runs before each sample of the call and is not timed.
+template <class Yardstick, class Prepare, class Call>
+std::vector<Sample> samples_of(Clock clock, double seconds, Yardstick&& yardstick,
+                               Prepare&& prepare, Call&& call) {
+  constexpr double kSampleSeconds = 4e-3;  // at least; one call when that takes longer
+  constexpr uint32_t kMinSamples = 7;
+  const uint64_t lengths = repeats_for(clock, kSampleSeconds, yardstick);
+  const uint64_t calls = repeats_for(clock, kSampleSeconds, call);
+  std::vector<Sample> samples;
+  double total = 0;
+  double before = seconds_of(clock, lengths, yardstick);
+  while (total < seconds || samples.size() < kMinSamples) {
+    prepare();
+    const double taken = seconds_of(clock, calls, call);
+    const double after = seconds_of(clock, lengths, yardstick);
+    samples.push_back(
+        {(before + after) / 2 / static_cast<double>(lengths), taken / static_cast<double>(calls)});
+    total += before + taken;
+    before = after;
+  }
+  return samples;
+}
 
 inline Timing timing_of(const std::vector<Sample>& samples, double memcpys_per_call) {
   constexpr double kTolerance = 0.3;
