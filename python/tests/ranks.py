@@ -1,8 +1,8 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 """Real processes with real Gloo for tests: started once, given one function after another.
 
-Importing torch costs seconds; a pool of ranks pays it once for the whole session. A test that kills ranks takes a pool
-of its own.
+Importing torch costs seconds: a server process pays it once for the whole session, and ranks are forked from it. A test
+that kills ranks takes a pool of its own.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ class Ranks:
     """`world` processes in one process group."""
 
     def __init__(self, world: int, *, timeout: float = 60.0):
-        context = mp.get_context("spawn")
+        context = mp.get_context("forkserver")  # one import of torch for all ranks of the session
+        context.set_forkserver_preload(["torch._dynamo", "torch.distributed", "laconic.ddp"])
         port = free_port()
         self.world, self.pipes, self.processes = world, [], []
         for rank in range(world):
