@@ -100,3 +100,102 @@ def test_a_failure_during_a_flush_keeps_what_was_not_delivered(pools, spec):
     heard_by_all(results, 1)
     assert len({r["hash"] for r in results}) == 1
     assert all(r["after"] > 0 for r in results)
+
+
+# ---- a rank that is gone ----
+
+def _dies(spec, victim, call, signal, **options):
+    """Trains two steps; in the third, `victim` sends itself `signal` at its `call`-th collective (-1: before encoding)."""
+    import os
+
+    import torch.distributed as dist
+
+    rank = dist.get_rank()
+    ddp, handle, optimizer = training.build(dist.group.WORLD, spec, attach_options=options)
+    for step in range(2):
+        training.step_once(ddp, optimizer, rank, step)
+
+    gradients, calls = {}, []
+    exchange, run, on_bucket = handle._session.exchange, handle._engine.run, handle.on_bucket
+
+    def recorded(bucket):
+        names = {id(p): n for n, p in ddp.module.named_parameters()}
+        for p, g in zip(bucket.parameters(), bucket.gradients()):
+            gradients[names[id(p)]] = g.detach().clone().flatten()
+        return on_bucket(bucket)
+
+    def fatal_exchange(*arguments, **keywords):
+        if rank == victim and call == -1:
+            os.kill(os.getpid(), signal)
+        return exchange(*arguments, **keywords)
+
+    def fatal_run(steps, count):
+        if rank == victim and call == len(calls):
+            os.kill(os.getpid(), signal)
+        calls.append(count)
+        return run(steps, count)
+
+    handle.on_bucket, handle._session.exchange, handle._engine.run = recorded, fatal_exchange, fatal_run
+    before = handle.state_dict()["tensors"]
+    try:
+        training.step_once(ddp, optimizer, rank, 2)
+        return "noticed nothing"
+    except RuntimeError as error:
+        return {"raised": str(error), "last": handle.last_error, "calls": len(calls), "gradients": gradients,
+                "before": before, "after": handle.state_dict()["tensors"]}
+
+
+def nothing_is_lost(result):
+    """Every residual holds what it held and the gradient of the step that failed, bit for bit."""
+    residuals = [name for name in result["before"] if name.startswith("residual/")]
+    assert residuals
+    for name in residuals:
+        gradient = result["gradients"][name.partition("/")[2]]
+        assert gradient.abs().sum() > 0
+        assert torch.equal(result["after"][name], result["before"][name] + gradient), name
+    for name in result["before"]:
+        if name.startswith("owner_residual/"):  # the mean lives on in the senders: the owner's part is what it was
+            torch.testing.assert_close(result["after"][name], result["before"][name], rtol=0, atol=1e-6)
+
+
+# spec, options, the victim's collective (-1: before it encodes)
+DEATHS = [("3lc", {"strategy": "two_shot"}, -1), ("3lc", {"strategy": "two_shot"}, 0), ("3lc", {"strategy": "two_shot"}, 1),
+          ("topk:ratio=0.05", {}, 0), ("powersgd:rank=2", {}, 0), ("powersgd:rank=2", {}, 1)]
+
+
+@pytest.mark.parametrize(("spec", "options", "call"), DEATHS)
+def test_a_killed_rank_loses_nothing_of_the_others(spec, options, call):
+    import signal
+
+    pool = Ranks(3, timeout=8)
+    try:
+        pool.start(_dies, spec=spec, victim=1, call=call, signal=signal.SIGKILL, **options)
+        outcomes = pool.finish(30)
+    finally:
+        pool.close()
+    assert outcomes[1][0] == "dead"
+    for rank in (0, 2):
+        kind, result = outcomes[rank]
+        assert kind == "ok" and isinstance(result, dict), result
+        assert result["calls"] == max(call, 0) + 1  # it failed where the victim did
+        assert (result["last"].name, result["last"].code) == ("engine_failed", 62)
+        assert str(result["last"]) in result["raised"] and f"rank {rank}, bucket 0 (" in result["raised"]
+        assert "checkpoint" in result["last"].hint
+        nothing_is_lost(result)
+
+
+def test_a_rank_that_hangs_is_noticed_within_the_groups_timeout():
+    import signal
+    import time
+
+    pool = Ranks(2, timeout=4)
+    try:
+        pool.start(_dies, spec="topk:ratio=0.05", victim=1, call=0, signal=signal.SIGSTOP)
+        begin = time.monotonic()
+        kind, result = pool._receive(0, 40)
+        assert time.monotonic() - begin < 30  # the sibling group took the user's timeout, not torch's 30 minutes
+        assert kind == "ok" and result["last"].name == "engine_failed", result
+        nothing_is_lost(result)
+    finally:
+        pool.kill(1)
+        pool.close()
