@@ -78,7 +78,7 @@ def frame(x: Axis, y: Axis, x_label: str, y_text=None) -> list[str]:
     return [*body, text((x.begin + x.end) / 2, y.begin + 36, x_label, style="name")]
 
 
-def curves(series: list[Series], title: str, x_label: str, target: float, log: bool = False, low: float = 0.3,
+def curves(series: list[Series], title: str, x_label: str, target: float, log: bool = False, low: float = 0.5,
            height: int = 330) -> str:
     """Accuracy (0 to 1) upwards; `target` as a broken line."""
     values = [px for s in series for px, _ in s.points if px > 0]
@@ -96,7 +96,7 @@ def curves(series: list[Series], title: str, x_label: str, target: float, log: b
 
 
 _ROW = 26
-_NAMES = 190
+_NAMES = 205
 
 
 def stacked(rows: list[tuple[str, list[tuple[str, float]]]], title: str, x_label: str, unit: float = 1e3) -> str:

@@ -68,13 +68,12 @@ def parts_of(row: Row) -> list[tuple[str, float]]:
     return [(_PART_STYLES.get(name, name), value * scale) for name, value in row.parts.items()]
 
 
-def time_charts(results: Results) -> list[tuple[str, str]]:
+def time_charts(results: Results) -> list[str]:
     mark = ", emulated" if results.emulated else ""
     groups = [("fast exchanges", [r for r in results.rows if r.step <= _SLOW_BAR]),
               ("slow exchanges, another scale", [r for r in results.rows if r.step > _SLOW_BAR])]
-    return [(f"Where a step's time goes: {name}",
-             charts.stacked([(r.label, parts_of(r)) for r in rows], f"Step time, {name}", f"milliseconds a step{mark}"))
-            for name, rows in groups if rows]
+    return [charts.stacked([(r.label, parts_of(r)) for r in rows], f"Step time, {name}",
+                           f"milliseconds a step, {name}{mark}") for name, rows in groups if rows]
 
 
 def bytes_chart(results: Results) -> str:
@@ -134,7 +133,7 @@ def facts(results: Results) -> str:
         first = min(timed, key=lambda r: r.time_to_target)
         found.append((f"{first.time_to_target:.1f} s", f"to {100 * results.plan['target']:g} %: {first.label}"))
     if results.none_ratio is not None:
-        found.append((f"{results.none_ratio:.2f}×", "the time of plain DDP's step with `none`, unshaped"))
+        found.append((f"{results.none_ratio:.2f}×", "the time of plain DDP's step when Laconic compresses nothing (none), unshaped"))
     return '<ul class="facts">' + "".join(f"<li><b>{escape(a)}</b>{escape(b)}</li>" for a, b in found) + "</ul>"
 
 
@@ -162,7 +161,7 @@ def page(results: Results) -> str:
     target = f"{100 * results.plan['target']:g} %"
     emulated = '<p class="emulated">Emulated: no network was shaped or counted.</p>' if results.emulated else ""
     mark = " (emulated)" if results.emulated else ""
-    time_figures = "".join(figure(caption + mark, chart) for caption, chart in time_charts(results))
+    time_figure = figure("Where a step's time goes" + mark, "".join(time_charts(results)))
     css = "".join((_HERE / name).read_text() for name in ("page.css", "chart.css"))
     notes = "".join(f"<p>{escape(note)}</p>" for note in tables.notes(results))
     phases = keys((name, f"{seconds:.1f} s") for name, seconds in results.phases.items())
@@ -178,7 +177,7 @@ def page(results: Results) -> str:
 <body>
 <h1>{escape(heading(results))}</h1>
 <p class="quiet">One model, one schedule, the same seeds; only the exchange of gradients differs. Digits of scikit-learn,
-a perceptron of 1 126 410 parameters, target {target} of {360} test samples.</p>
+a perceptron of 1 126 410 parameters, target {target} of 360 test samples.</p>
 {emulated}{facts(results)}
 <h2>Results{mark}</h2>
 {table(results)}
@@ -192,7 +191,7 @@ a perceptron of 1 126 410 parameters, target {target} of {360} test samples.</p>
 <h2>Bytes and time{mark}</h2>
 {parts_legend(results)}
 <div class="charts">
-{time_figures}
+{time_figure}
 {figure("Bytes a step: kernel's count (dot), own count (ring)" + mark, bytes_chart(results))}
 </div>
 <h2>To repeat it</h2>

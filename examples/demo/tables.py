@@ -24,7 +24,7 @@ def seconds_text(row: Row) -> str:
 
 
 def columns(results: Results) -> list[str]:
-    target = f"{100 * results.plan['target']:g} %"
+    target = f"{100 * results.plan['target']:g}\u00a0%"
     return ["exchange", "step (median)", "bytes a step, kernel", "bytes a step, Laconic", f"steps to {target}",
             f"time to {target}", "final accuracy", "× fp32 DDP", "× best uncompressed"]
 

@@ -19,7 +19,7 @@ RUN = ROOT / "examples/demo/run.py"
 MINIATURE = ["--workers", "2", "--specs", "3lc topk:ratio=0.01", "--rate", "200mbit", "--emulate", "--steps", "14",
              "--repeats", "1", "--slow-steps", "1", "--fast-steps", "2", "--pairs", "1", "--pair-steps", "2",
              "--target", "0.2"]
-COLUMNS = ["exchange", "step (median)", "bytes a step, kernel", "bytes a step, Laconic", "steps to 20 %", "time to 20 %",
+COLUMNS = ["exchange", "step (median)", "bytes a step, kernel", "bytes a step, Laconic", "steps to 20\u00a0%", "time to 20\u00a0%",
            "final accuracy", "× fp32 DDP", "× best uncompressed"]
 
 
