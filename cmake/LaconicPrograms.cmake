@@ -60,9 +60,19 @@ if(LACONIC_BUILD_TOOLS AND (_tool_sources OR EXISTS ${PROJECT_SOURCE_DIR}/tools/
     set_target_properties(laconic_cli PROPERTIES OUTPUT_NAME laconic)
   endif()
 endif()
-if(LACONIC_BUILD_BENCH)
-  laconic_programs("" bench *_bench.cc laconic_all laconic_program_deps)
+if(LACONIC_BUILD_BENCH AND TARGET laconic_tools)
+  laconic_programs("" bench *_bench.cc laconic_tools)
+  if(TARGET c_abi_bench)  # measures what callers in C get, so it links what they link
+    set_property(TARGET c_abi_bench PROPERTY LINK_LIBRARIES laconic_flags laconic::c laconic_program_deps)
+    target_include_directories(c_abi_bench PRIVATE ${PROJECT_SOURCE_DIR}/tools)
+  endif()
 endif()
 if(LACONIC_BUILD_EXAMPLES AND TARGET laconic_static)
   laconic_programs(example_ examples *.cc laconic::laconic)  # what users see: public headers only
+  file(GLOB _c_examples CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/examples/*.c)
+  if(_c_examples)
+    enable_language(C)
+    set(CMAKE_C_STANDARD 99)
+    laconic_programs(example_ examples *.c laconic::c)  # the C ABI, from C
+  endif()
 endif()
