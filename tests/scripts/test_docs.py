@@ -1,0 +1,86 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""Documents against the code: links, the layer table, error numbers, codec pages, decisions, named tests."""
+
+import importlib.machinery
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "tests" / "golden" / "README.md"])
+
+
+def text_of(*parts):
+    return ROOT.joinpath(*parts).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    prose = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.S)
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose):
+        if re.match(r"[a-z]+:|#", target):
+            continue
+        assert (page.parent / target.split("#")[0]).exists(), target
+
+
+def layer_table():
+    """ARCHITECTURE.md's rows as module -> modules that it may include."""
+    rows = re.findall(r"^\| \d \| `(\w+)` \| (.*?) \|", text_of("ARCHITECTURE.md"), re.M)
+    return {module: re.findall(r"`(\w+)`", may) for module, may in rows}
+
+
+def test_layer_table_is_what_check_layers_checks():
+    loader = importlib.machinery.SourceFileLoader("check_layers", str(ROOT / "scripts" / "check_layers"))
+    script = importlib.util.module_from_spec(importlib.util.spec_from_loader("check_layers", loader))
+    loader.exec_module(script)
+    assert layer_table() == script.MAY_INCLUDE
+
+
+def test_layer_table_is_what_cmake_links():
+    """Modules without a source yet are in the table only."""
+    lines = re.findall(r"^laconic_module\((\w+)(?:\s+DEPS ([\w ]+))?\)", text_of("CMakeLists.txt"), re.M)
+    linked = {module: deps.split() for module, deps in lines}
+    table = {module: [m for m in may if m in linked] for module, may in layer_table().items() if module in linked}
+    assert linked == table
+
+
+def test_errors_are_all_documented():
+    enum = re.search(r"enum class Errc.*?\{(.*?)\};", text_of("include", "laconic", "error.h"), re.S)[1]
+    codes = {(name, int(number)) for name, number in re.findall(r"(\w+) = (\d+)", enum)}
+    rows = re.findall(r"^\| (\d+) \| `(\w+)` \|", text_of("docs", "format", "ERRORS.md"), re.M)
+    assert {(name, int(number)) for number, name in rows} == codes
+
+
+def test_every_codec_has_a_page_with_its_number():
+    cards = {}
+    for header in (ROOT / "src" / "codecs").glob("*.h"):
+        for name, number in re.findall(r'CodecInfo\s+info\{\s*"(\w+)",\s*(\d+),', header.read_text(encoding="utf-8")):
+            cards[name] = int(number)
+    assert len(cards) >= 9
+    pages = {page.stem for page in (ROOT / "docs" / "format" / "codecs").glob("*.md")}
+    assert pages == set(cards)
+    assert len(set(cards.values())) == len(cards), "two codecs with one number"
+
+
+def test_decisions_are_numbered_without_a_gap():
+    files = sorted(p.name for p in (ROOT / "docs" / "decisions").glob("0*.md"))
+    assert [int(name[:4]) for name in files] == list(range(1, len(files) + 1))
+    index = text_of("docs", "decisions", "README.md")
+    for name in files:
+        assert f"({name})" in index
+        assert text_of("docs", "decisions", name).startswith(f"# {name[:4]} ")
+
+
+def test_named_tests_exist():
+    """`Suite.Name` and `python/tests/file.py::test` in the documents."""
+    sources = "".join(p.read_text(encoding="utf-8") for p in (ROOT / "tests").rglob("*_test.cc"))
+    known = {f"{suite}.{name}" for suite, name in re.findall(r"\bTEST(?:_P|_F)?\((\w+), (\w+)\)", sources)}
+    for page in PAGES:
+        for name in re.findall(r"`([A-Z]\w+\.[A-Z]\w+)`", page.read_text(encoding="utf-8")):
+            assert name in known or not re.match(r"(CodecLaw|ExchangeTest|Growing|Hostile|Threads)\.", name), name
+        for file, name in re.findall(r"`([\w/]+\.py)::(test_\w+)`", page.read_text(encoding="utf-8")):
+            assert f"def {name}(" in text_of(file), f"{file}::{name}"
+
+

@@ -1,0 +1,83 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""The snippets of README.md and the guide that are marked `<!-- test: ... -->` do what they say.
+
+`<!-- test: run -->` before a fence runs it (sh, python, c, cpp; c and cpp are compiled first), `<!-- test: file NAME -->`
+only writes it. The snippets of a page run in their order in one empty folder. The environment variable LACONIC_BUILD names
+the build to take, build/release without it.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = Path(os.environ.get("LACONIC_BUILD", ROOT / "build" / "release"))
+LIBRARY = BUILD / "lib" / "liblaconic.so"
+ARCHIVE = BUILD / "lib" / "liblaconic.a"
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "guide").glob("*.md"))]
+SNIPPET = re.compile(r"^<!-- test: (run|file \S+) -->\n```(\w+)\n(.*?)^```$", re.M | re.S)
+MARKED = [page for page in PAGES if "<!-- test:" in page.read_text(encoding="utf-8")]
+
+
+def snippets(page):
+    """(what to do, language, text), in order."""
+    return SNIPPET.findall(page.read_text(encoding="utf-8"))
+
+
+def environment(folder):
+    path = os.pathsep.join([str(BUILD / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]])
+    return {**os.environ, "PATH": path, "LACONIC_LIBRARY": str(LIBRARY), "LD_LIBRARY_PATH": str(LIBRARY.parent),
+            "HOME": str(folder), "OMP_NUM_THREADS": "1"}
+
+
+def compiled(language, text, folder):
+    """The command line of a snippet: compiled if it has to be."""
+    source = folder / f"snippet.{'cc' if language == 'cpp' else language}"
+    if language in ("c", "cpp"):
+        source.write_text(text, encoding="utf-8")
+        program = folder / "snippet"
+        warnings = ["-Wall", "-Wextra", "-Werror", "-I", ROOT / "include"]
+        if language == "c":
+            command = [os.environ.get("CC", "cc"), "-std=c99", *warnings, source, "-L", LIBRARY.parent, "-llaconic"]
+        else:
+            command = [os.environ.get("CXX", "c++"), "-std=c++20", *warnings, source, ARCHIVE, "-pthread", "-ldl"]
+        done = subprocess.run([*map(str, command), "-o", str(program)], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return [str(program)]
+    source.write_text(text, encoding="utf-8")
+    return [sys.executable, str(source)] if language == "python" else ["bash", "-euo", "pipefail", str(source)]
+
+
+def needs(languages, text):
+    """Skips with what this machine lacks."""
+    if not LIBRARY.exists() or not (BUILD / "bin" / "laconic").exists():
+        pytest.skip(f"{BUILD} holds no built library and command")
+    if "cpp" in languages and not ARCHIVE.exists():
+        pytest.skip(f"{ARCHIVE} is not built")
+    for package in ("numpy", "torch"):
+        if f"import {package}" in text:
+            pytest.importorskip(package)
+
+
+@pytest.mark.parametrize("page", MARKED, ids=lambda page: page.name)
+def test_snippets(page, tmp_path):
+    found = snippets(page)
+    assert len(found) == page.read_text(encoding="utf-8").count("<!-- test:"), "a marker without a fence behind it"
+    needs({language for _, language, _ in found}, page.read_text(encoding="utf-8"))
+    for what, language, text in found:
+        if what != "run":
+            (tmp_path / what.split()[1]).write_text(text, encoding="utf-8")
+            continue
+        command = compiled(language, text, tmp_path)
+        done = subprocess.run(command, cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, timeout=240)
+        assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
+        assert done.stdout, "a snippet shows something"
+
+
+def test_the_readme_has_every_kind():
+    assert {language for _, language, _ in snippets(ROOT / "README.md")} == {"sh", "python", "cpp"}
+    assert any(language == "c" for page in MARKED for _, language, _ in snippets(page))
