@@ -120,7 +120,7 @@ def parse_spec(text):
 # ---- codecs, each after its page in docs/format/codecs/ ------------------------------------------------------------
 
 DECODERS = {}  # name -> (number, payload version, function of (frame, keys) that gives the values)
-COPIES = {"none", "fp16", "bf16"}  # whose pages say that -0 stays -0
+COPIES = {"none", "fp16", "bf16", "int8"}  # whose pages start without a base, so that -0 stays -0
 
 
 def codec(name, number, version=1):

@@ -61,6 +61,9 @@ def test_every_codec_has_a_page_with_its_number():
     assert len(cards) >= 9
     pages = {page.stem for page in (ROOT / "docs" / "format" / "codecs").glob("*.md")}
     assert pages == set(cards)
+    for name, number in cards.items():
+        page = text_of("docs", "format", "codecs", f"{name}.md")
+        assert re.search(rf"codec id, payload version \| {number}, \d+ \|", page, re.I), f"{name} has number {number}"
     assert len(set(cards.values())) == len(cards), "two codecs with one number"
 
 

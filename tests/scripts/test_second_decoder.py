@@ -74,8 +74,11 @@ AWKWARD = [-0.0, 0.0, 1.5, -1.5, 1e-40, -1e-42, 3.0e38, -2.0**-126, 65519.0, 0.1
 @pytest.mark.parametrize("shape", [(130, 1), (10, 13), (1, 1), (0, 1)])
 def test_awkward_values(spec, shape):
     """Both decoders on frames that the library writes now: signs of zeros, denormals, the largest numbers."""
-    laconic = pytest.importorskip("laconic")
     numpy = pytest.importorskip("numpy")
+    try:
+        import laconic
+    except RuntimeError as error:  # the library is not built
+        pytest.skip(str(error))
     count = shape[0] * shape[1]
     values = numpy.array(AWKWARD[:count], dtype=numpy.float32).reshape(shape if shape[1] > 1 else count)
     codec = laconic.Codec(spec)
