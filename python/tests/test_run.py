@@ -1,0 +1,286 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""`python -m laconic.run script.py`: an unmodified script finds everything as if it had been started alone."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing as mp
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from ranks import free_port  # noqa: E402
+
+import laconic  # noqa: E402
+
+SCRIPT = r'''
+import hashlib
+import json
+import pickle
+import sys
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import beside  # a module in the script's folder
+
+
+class Mine(DistributedDataParallel):
+    pass
+
+
+class Thing:
+    """Pickled by its name in __main__."""
+
+    value = 3
+
+
+def main():
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    rank, mode = dist.get_rank(), sys.argv[1] if len(sys.argv) > 1 else ""
+    ddp = (Mine if mode == "subclass" else DistributedDataParallel)(torch.nn.Linear(80, 80))
+    other = DistributedDataParallel(torch.nn.Linear(80, 80)) if mode == "two" else None
+    if mode == "hook":
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+        ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    if mode == "attach":
+        import laconic
+
+        laconic.attach(ddp, "int8")
+    if mode == "evaluate" and rank == 0:
+        with torch.no_grad():
+            ddp(torch.ones(1, 80))
+    generator = torch.Generator().manual_seed(rank)
+    for _ in range(3):
+        x = torch.randn(4, 80, generator=generator)
+        loss = ddp(x).square().mean() + (other(x).square().mean() if other else 0)
+        loss.backward()
+        with torch.no_grad():
+            for p in ddp.parameters():
+                p -= 0.1 * p.grad
+                p.grad = None
+    digest = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in ddp.parameters())).hexdigest()
+    print(json.dumps({"rank": rank, "argv": sys.argv, "name": __name__, "file": __file__, "main": sys.modules["__main__"].Thing is Thing,
+                      "pickled": pickle.loads(pickle.dumps(Thing())).value, "path": sys.path[0], "hash": digest,
+                      "isinstance": isinstance(ddp, DistributedDataParallel)}), flush=True)
+    dist.barrier()
+    if mode == "exit":
+        sys.exit(7)
+    if mode == "sentence":
+        sys.exit("a parting sentence")
+    if mode == "fail":
+        raise ValueError("the script's own trouble")
+
+
+if __name__ == "__main__":
+    main()
+'''
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    (tmp_path / "beside.py").write_text("")
+    return path
+
+
+class Outcome:
+    """What one rank printed, and how it ended."""
+
+    def __init__(self, code, out, err):
+        self.code, self.out, self.err = code, out, err
+        self.notices = [line for line in err.splitlines() if line.startswith("laconic: ")]
+
+    @property
+    def report(self) -> dict:
+        return json.loads(next(line for line in self.out.splitlines() if line.startswith("{")))
+
+
+def _launched(argv, environment, folder, name):
+    """In a process of its own, forked from one that has imported torch: `python ARGV`, with its output in files."""
+    import runpy
+
+    for stream, number in (("out", 1), ("err", 2)):
+        file = os.open(f"{folder}/{name}.{stream}", os.O_WRONLY | os.O_CREAT, 0o600)
+        os.dup2(file, number)
+    for variable in [v for v in os.environ if v.startswith("LACONIC_") and v != "LACONIC_LIBRARY"]:
+        del os.environ[variable]
+    os.environ.update(environment)
+    os.chdir(folder)
+    sys.argv, sys.path[:] = list(argv), [folder, *sys.path]
+    if argv[0] == "-m":
+        sys.argv = argv[1:]
+        runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.path[0] = os.path.dirname(argv[0])
+        runpy.run_path(argv[0], run_name="__main__")
+
+
+def launch(argv, folder, world=2, per_rank=None, **environment):
+    """Runs `python ARGV` on `world` ranks."""
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload(["torch._dynamo", "torch.distributed", "laconic.ddp"])
+    port, processes, outcomes = free_port(), [], []
+    for rank in range(world):
+        variables = {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1",
+                     "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", **environment,
+                     **(per_rank or {}).get(rank, {})}
+        name = f"{len(list(Path(folder).iterdir()))}-{rank}"
+        process = context.Process(target=_launched, args=([str(a) for a in argv], variables, str(folder), name), daemon=True)
+        process.start()
+        processes.append((process, Path(folder) / name))
+    for process, path in processes:
+        process.join(90)
+        if process.exitcode is None:
+            process.kill()
+            pytest.fail("the script hangs: " + path.with_suffix(".err").read_text())
+        outcomes.append(Outcome(process.exitcode, path.with_suffix(".out").read_text(), path.with_suffix(".err").read_text()))
+    return outcomes
+
+
+def with_laconic(script, *arguments, spec="topk:ratio=0.05", options=(), **more):
+    spec_option = ["--spec", spec] if spec else []
+    return launch(["-m", "laconic.run", *spec_option, *options, script, *arguments], script.parent, **more)
+
+
+def alone(script, *arguments, **more):
+    return launch([script, *arguments], script.parent, **more)
+
+
+def same_hash(outcomes):
+    assert [o.code for o in outcomes] == [0] * len(outcomes), [o.err for o in outcomes]
+    assert len({o.report["hash"] for o in outcomes}) == 1
+    return outcomes[0].report["hash"]
+
+
+# ---- the real launchers, once ----
+
+def environment_for(**more):
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("LACONIC_") or k == "LACONIC_LIBRARY"}
+    return {**clean, "PYTHONPATH": str(Path(laconic.__file__).parents[1]), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", **more}
+
+
+def test_under_torchrun(script):
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1", "--master-port",
+         str(free_port()), "-m", "laconic.run", "--spec", "3lc:s=1.5", "--summary", str(script), "--lr", "0.1", "--spec", "its own"],
+        env=environment_for(), cwd="/", capture_output=True, text=True, timeout=150)
+    assert done.returncode == 0, done.stderr
+    reports = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert sorted(r["rank"] for r in reports) == [0, 1] and len({r["hash"] for r in reports}) == 1
+    for report in reports:
+        assert report["argv"] == [str(script), "--lr", "0.1", "--spec", "its own"]
+        assert (report["name"], report["file"], report["path"]) == ("__main__", str(script), str(script.parent))
+        assert report["main"] and report["pickled"] == 3
+    notices = [line for line in done.stderr.splitlines() if line.startswith("laconic: ")]
+    assert len(notices) == 2, notices  # one line at the start, one at the end, both of rank 0
+    assert notices[0].startswith("laconic: 3lc:s=1.5 on 1 of 2 tensors")
+    assert "3 steps" in notices[1]
+
+
+def test_under_plain_environment_variables_with_a_traceback(script):
+    port, processes = free_port(), []
+    for rank in range(2):
+        environment = environment_for(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        processes.append(subprocess.Popen([sys.executable, "-m", "laconic.run", "--spec", "topk", str(script), "fail"], env=environment,
+                                          cwd=script.parent, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+    for process in processes:
+        out, err = process.communicate(timeout=120)
+        assert process.returncode == 1
+        assert json.loads(out)["argv"] == [str(script), "fail"]
+        assert err.rstrip().endswith("ValueError: the script's own trouble")
+        assert f'File "{script}", line {SCRIPT.splitlines().index("    main()") + 1}, in <module>' in err
+        assert 'raise ValueError("the script\'s own trouble")' in err
+        assert err.count("Traceback (most recent call last)") == 1
+
+
+# ---- everything else, from a warm process ----
+
+def test_the_script_finds_what_it_expects(script):
+    started = with_laconic(script, "--flag", "value")
+    expected = alone(script, "--flag", "value")
+    for ours, plain in zip(started, expected):
+        ours, plain = ours.report, plain.report
+        assert ours.pop("hash") != plain.pop("hash")  # it did compress
+        assert ours == plain
+
+
+@pytest.mark.parametrize(("mode", "code"), [("exit", 7), ("sentence", 1), ("fail", 1)])
+def test_exit_codes(script, mode, code):
+    for ours, plain in zip(with_laconic(script, mode), alone(script, mode)):
+        assert ours.code == plain.code == code
+        last = [[line for line in o.err.splitlines() if line not in o.notices][-1:] for o in (ours, plain)]
+        assert last[0] == last[1]
+
+
+def test_the_scripts_own_hook_wins(script):
+    ours, plain = with_laconic(script, "hook"), alone(script, "hook")
+    assert same_hash(ours) == same_hash(plain)
+    assert len(ours[0].notices) == 1 and ours[1].notices == []
+    assert "fp16_compress_hook" in ours[0].notices[0] and "standing aside" in ours[0].notices[0]
+
+
+def test_a_script_that_attaches_itself_wins(script):
+    ours = with_laconic(script, "attach", spec="topk")
+    assert same_hash(ours) == same_hash(alone(script, "attach"))
+    assert any("standing aside" in line for line in ours[0].notices)
+
+
+def test_disabled_is_plain_ddp_bit_for_bit(script):
+    ours = with_laconic(script, LACONIC_DISABLE="1", LACONIC_SPEC="3lc")
+    assert same_hash(ours) == same_hash(alone(script))
+    assert all(o.notices == [] for o in ours)
+    assert same_hash(with_laconic(script, "attach", LACONIC_DISABLE="1")) == same_hash(alone(script))
+
+
+@pytest.mark.parametrize(("option", "variable", "chosen"), [
+    (None, "topk:ratio=0.05", "topk:ratio=0.05"), ("int8", "topk:ratio=0.05", "int8"), ("int8", "no such codec", "int8")])
+def test_the_call_is_above_the_environment(script, option, variable, chosen):
+    outcomes = with_laconic(script, spec=option, LACONIC_SPEC=variable)
+    assert outcomes[0].notices[0].startswith(f"laconic: {chosen} on 1 of 2 tensors")
+    assert same_hash(outcomes) == same_hash(with_laconic(script, spec=chosen))
+
+
+def test_no_spec_at_all(script):
+    for outcome in with_laconic(script, spec=None):
+        assert outcome.code == 1 and "no spec given" in outcome.err and "LACONIC_SPEC" in outcome.err
+
+
+def test_options_reach_attach(script):
+    outcomes = with_laconic(script, spec="none", options=["--small-elements", "10000", "--strategy", "native_sum", "--threads", "2",
+                                                          "--seed", "3"])
+    assert "on 0 of 2 tensors" in outcomes[0].notices[0]
+    assert same_hash(outcomes) == same_hash(alone(script))
+
+
+def test_subclasses_and_several_models(script):
+    assert same_hash(with_laconic(script, "subclass")) == same_hash(with_laconic(script))
+    both = with_laconic(script, "two")
+    assert same_hash(both) == same_hash(with_laconic(script))
+    assert len(both[0].notices) == 2
+
+
+def test_an_evaluation_on_one_rank_does_not_attach(script):
+    assert same_hash(with_laconic(script, "evaluate")) == same_hash(with_laconic(script))
+
+
+def test_a_module_instead_of_a_file(script):
+    ours = launch(["-m", "laconic.run", "--spec", "none", "-m", "train", "--flag", "x"], script.parent)
+    plain = launch(["-m", "train", "--flag", "x"], script.parent)
+    assert same_hash(ours) == same_hash(plain)
+    assert ours[0].report == plain[0].report and ours[0].report["argv"] == [str(script), "--flag", "x"]
+
+
+def test_unknown_variables_are_named_once_per_node(script):
+    outcomes = with_laconic(script, LACONIC_SPCE="3lc")
+    assert len([line for line in outcomes[0].notices if "did you mean LACONIC_SPEC?" in line]) == 1
+    assert outcomes[1].notices == []
