@@ -27,10 +27,10 @@ build:  ## the library, the command, tests, benchmarks; PRESET= chooses another 
 test:  ## everything that must hold before a change goes in; TIER=quick for the short version
 	@scripts/test $(TIER)
 
-bench:  ## build and run the benchmarks in bench/
+bench:  ## measure every codec on this CPU into docs/results (5 minutes); QUICK=1: a minute's worth into out/bench
 	@scripts/bootstrap
-	@scripts/build release
-	@shopt -s nullglob; for b in build/release/bin/*_bench; do echo "== $${b##*/}"; $$b || exit 1; done
+	@scripts/build release laconic_cli laconic_c $(basename $(notdir $(wildcard bench/*_bench.cc)))
+	@.venv/bin/python bench/run.py $(if $(QUICK),--quick)
 
 fuzz:  ## run every libFuzzer target for SECONDS_EACH= (60) seconds; needs clang
 	@scripts/bootstrap

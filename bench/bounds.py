@@ -1,0 +1,115 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""What memory allows: the passes that a call makes, each at the speed that this run measured for such a pass.
+
+A pass is an operation of roofline_bench on every element, or on a part of them. Those that run on a chunk which lies in the second-level
+cache already are counted at that cache's speed. Arithmetic counts as nothing, so a ceiling is not always in reach.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from plan import KI, MI
+
+CACHED_SIZE = 256 * KI  # what the roofline of the second-level cache was measured on
+STREAM_SIZE = 32 * MI  # above it the library writes its outputs past the caches
+BYTES = {"read": 4, "read two": 8, "r += g": 12, "write": 4}  # per element
+
+
+@dataclass(frozen=True)
+class Pass:
+    operation: str
+    part: float = 1  # of the elements' bytes
+    cached: bool = False
+    why: str = ""
+
+
+LOOK = Pass("read", why="the look for NaN and infinity before anything changes")
+FEEDBACK = Pass("r += g", why="the gradient joins the residual")
+
+
+def narrow(part: float) -> Pass:
+    return Pass("write", part, why="the payload")
+
+
+def dense(part: float) -> list:
+    return [Pass("read", part, why="the payload"), Pass("write", why="every element")]
+
+
+ADD_ALL = Pass("r += g", why="the mean leaves the residual")
+SIDCO_1 = [LOOK, Pass("read", why="moments"), Pass("read", why="selection")]
+# The second stage's moments are those of the quarter above the first threshold, found by one more pass.
+SIDCO_2 = [LOOK, Pass("read", why="moments"), Pass("read", why="moments of the tail"), Pass("read", why="selection")]
+TOPK = [LOOK, Pass("read", why="selection")]
+PRODUCTS = [Pass("read", why="P = M Q"), Pass("read", why="Q = transposed M P")]
+
+ENCODE = {
+    "none": [Pass("read"), narrow(1)],
+    "fp16": [Pass("read"), narrow(1 / 2)],
+    "bf16": [Pass("read"), narrow(1 / 2)],
+    "int8": [Pass("read"), narrow(1 / 4)],
+    "int8:round=stochastic": [Pass("read"), narrow(1 / 4)],
+    "3lc": [Pass("read two", why="max |g + r|"), Pass("r += g", why="quantise, and what it loses")],
+    "3lc:scale=chunk": [Pass("r += g", why="quantise, and what it loses"),
+                        Pass("read two", cached=True, why="max |g + r| of a chunk")],
+    "topk+noef": TOPK,
+    "topk": [LOOK, FEEDBACK, *TOPK[1:]],
+    "topk:ratio=0.001+noef": TOPK,
+    "topk:ratio=0.001": [LOOK, FEEDBACK, *TOPK[1:]],
+    "sidco:ratio=0.01,stages=1+noef": SIDCO_1,
+    "sidco:ratio=0.01,stages=1": [LOOK, FEEDBACK, *SIDCO_1[1:]],
+    "sidco:ratio=0.01,stages=2+noef": SIDCO_2,
+    "sidco:ratio=0.01,stages=2": [LOOK, FEEDBACK, *SIDCO_2[1:]],
+    "powersgd+noef": [LOOK, *PRODUCTS],
+    "powersgd": [LOOK, FEEDBACK, *PRODUCTS, ADD_ALL],
+}
+DECODE = {
+    "none": dense(1), "fp16": dense(1 / 2), "bf16": dense(1 / 2), "int8": dense(1 / 4),
+    "int8:round=stochastic": dense(1 / 4), "3lc": dense(0), "3lc:scale=chunk": dense(0), "powersgd": dense(0),
+    "powersgd+noef": dense(0),
+}
+OTHER_BOUND = {
+    ("int8:round=stochastic", "encode"): "ten rounds of Philox per four numbers: arithmetic, not memory",
+    ("topk+noef", "decode"): "one cache line read and written per element sent: latency of the memory",
+}
+
+
+def passes_of(spec: str, direction: str) -> list:
+    return (ENCODE if direction == "encode" else DECODE).get(spec, [])
+
+
+def bytes_per_element(passes) -> float:
+    """That cross the memory or the shared cache."""
+    return sum(BYTES[p.operation] * p.part for p in passes if not p.cached)
+
+
+class Roofline:
+    def __init__(self, points):
+        self.speed = {(p["operation"], p["bytes"]): p["gb_per_s"] for p in points}
+
+    def knows(self, size: int) -> bool:
+        return ("memcpy", size) in self.speed
+
+    def ceiling(self, passes, size: int):
+        """In multiples of memcpy; None when the run has no roofline for it."""
+        if not passes or not self.knows(size):
+            return None
+        seconds = sum(p.part / self._speed(p, size) for p in passes)
+        return 1 / self.speed["memcpy", size] / seconds
+
+    def _speed(self, p: Pass, size: int) -> float:
+        cached = p.cached and ("memcpy", CACHED_SIZE) in self.speed
+        operation = p.operation
+        if operation == "write" and size > STREAM_SIZE:
+            operation = "write past the caches"
+        return self.speed[operation, CACHED_SIZE if cached else size]
+
+
+def in_words(passes) -> str:
+    return "; ".join(_word(p) for p in passes)
+
+
+def _word(p: Pass) -> str:
+    part = "" if p.part == 1 else f" ({p.part:g} of it)"
+    place = " in the cache" if p.cached else ""
+    return f"{p.operation}{part}{place}" + (f": {p.why}" if p.why else "")

@@ -1,0 +1,91 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""What is measured, and what it ought to be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+KI, MI = 1 << 10, 1 << 20
+GOAL_SIZES = (4 * MI, 256 * MI)
+
+# Every codec; those with feedback by default also without it.
+SPECS = ("none", "fp16", "bf16", "int8", "int8:round=stochastic", "3lc", "3lc:scale=chunk", "topk", "topk+noef",
+         "topk:ratio=0.001", "topk:ratio=0.001+noef", "sidco", "sidco:ratio=0.01,stages=1",
+         "sidco:ratio=0.01,stages=1+noef", "sidco:ratio=0.01,stages=2", "sidco:ratio=0.01,stages=2+noef", "randomk",
+         "randomk+noef", "powersgd", "powersgd+noef")
+
+FUSED_PEERS = 8
+FUSED_SPECS = ("3lc", "3lc:scale=chunk")
+
+# Streaming codecs, from which two threads are expected to be worth nearly two.
+THREADED_SPECS = ("fp16", "bf16", "int8", "int8:round=stochastic", "3lc", "3lc:scale=chunk", "topk", "topk+noef",
+                  "sidco:ratio=0.01,stages=1", "powersgd")
+THREADS_GOAL = 1.9
+SMALL_CALL_GOAL = 2.0  # microseconds
+
+
+@dataclass(frozen=True)
+class Goal:
+    """Multiples of memcpy at GOAL_SIZES; none where there is no goal."""
+    spec: str
+    encode: tuple = (None, None)
+    decode: tuple = (None, None)
+    peers: int = 1
+
+    def value(self, direction: str, size: int):
+        return getattr(self, direction)[GOAL_SIZES.index(size)]
+
+
+SPARSE_ADD = (20, 7)  # into a buffer
+GOALS = (
+    Goal("3lc:scale=chunk", (0.68, 0.52), (1.4, 1.4)),
+    Goal("3lc", (0.48, 0.32), (1.4, 1.4)),
+    Goal("topk+noef", (0.85, 0.85), SPARSE_ADD),
+    Goal("topk:ratio=0.001+noef", (1.5, 1.1), SPARSE_ADD),
+    Goal("sidco:ratio=0.01,stages=1+noef", (0.95, 0.60), SPARSE_ADD),
+    Goal("sidco:ratio=0.01,stages=2+noef", (0.65, 0.41), SPARSE_ADD),
+    Goal("int8", (1.35, 0.9), (1.5, 1.5)),
+    Goal("int8:round=stochastic", (0.80, 0.60), (1.5, 1.5)),
+    Goal("fp16", (1.35, 1.1), (1.3, 1.4)),
+    Goal("bf16", (1.35, 1.1), (1.3, 1.4)),
+    Goal("powersgd+noef", (0.95, 0.5), (1.9, 1.3)),
+    Goal("3lc", decode=(3.8, None), peers=FUSED_PEERS),
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much of it: the whole thing, or a minute's worth."""
+    sizes: tuple
+    isa_limits: dict  # instruction set -> largest size worth the time
+    seconds: dict  # size -> per point of the best instruction set
+    other_seconds: float
+    roofline_seconds: float
+    threads: dict  # size -> seconds per point
+    call_seconds: float
+    baseline_sizes: tuple
+    budget: float  # seconds; what would begin later is left out, and the report says so
+    specs: tuple = field(default=SPECS)
+
+    def cut(self, names, budget) -> "Plan":
+        return replace(self, specs=chosen(self.specs, names), budget=budget or self.budget)
+
+
+def chosen(specs, names):
+    """The specs of the codecs that were asked for; all when none was."""
+    return tuple(s for s in specs if not names or s.split(":")[0].split("+")[0] in names)
+
+
+FULL = Plan(
+    sizes=(4 * KI, 256 * KI, 4 * MI, 64 * MI, 256 * MI),
+    isa_limits={"scalar": 256 * KI},
+    seconds={4 * KI: 0.2, 256 * KI: 0.2, 4 * MI: 0.4, 64 * MI: 0.3, 256 * MI: 0.6},
+    other_seconds=0.1, roofline_seconds=0.2, threads={4 * MI: 0.3, 64 * MI: 0.4}, call_seconds=0.05,
+    baseline_sizes=GOAL_SIZES, budget=330)
+
+QUICK = Plan(
+    sizes=(4 * KI, 4 * MI),
+    isa_limits={"scalar": 4 * KI, "sse4": 4 * KI, "avx2": 4 * KI},
+    seconds={4 * KI: 0.02, 4 * MI: 0.02},
+    other_seconds=0.02, roofline_seconds=0.02, threads={4 * MI: 0.05}, call_seconds=0.01,
+    baseline_sizes=(4 * MI,), budget=60)

@@ -1,0 +1,329 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""The results as Markdown."""
+
+from __future__ import annotations
+
+import bounds
+from plan import GOAL_SIZES, GOALS, SMALL_CALL_GOAL, THREADS_GOAL, Goal
+from programs import size_word, with_flag
+
+MISSING = "–"
+
+
+# ---- words ----
+
+
+def size_text(size: int) -> str:
+    return size_word(size).replace("Mi", " MiB").replace("Ki", " KiB")
+
+
+def number(x, digits=2) -> str:
+    if x is None:
+        return MISSING
+    return f"{x:.3f}" if x < 0.1 else f"{x:.{digits}f}" if x < 10 else f"{x:.1f}" if x < 100 else f"{x:.0f}"
+
+
+def with_spread(x, spread) -> str:
+    return f"{number(x)} ({number(spread['low'])}–{number(spread['high'])})"
+
+
+def verdict(measured, goal) -> str:
+    """met, or missed by how much; nothing when there is no goal."""
+    if measured is None or goal is None:
+        return MISSING
+    part = measured / goal
+    if part >= 2:
+        return f"met, {part:.0f} times"
+    return f"met, {100 * (part - 1):+.0f} %" if part >= 1 else f"**missed by {100 * (1 - part):.0f} %**"
+
+
+def table(head, rows, left=1) -> str:
+    """`left` columns of words, the others of numbers."""
+    rule = "|---" * left + "|---:" * (len(head) - left) + "|"
+    lines = ["| " + " | ".join(head) + " |", rule]
+    return "\n".join(lines + ["| " + " | ".join(str(c).replace("|", "\\|") for c in row) + " |" for row in rows])
+
+
+def commands(results, *sections) -> str:
+    lines = [line for section in sections for line in results["commands"].get(section, [])]
+    return "```\n" + "\n".join(lines) + "\n```" if lines else ""
+
+
+class Points:
+    """Looks up what was measured."""
+
+    def __init__(self, results):
+        self.all = results["points"]
+        self.best = results["isas"][-1] if results["isas"] else ""
+        self._found = {(p["codec"], 4 * p["elements"], p["isa"]): p for p in results["points"]}
+
+    def get(self, spec, size, isa=None):
+        return self._found.get((spec, size, isa or self.best))
+
+    def sizes(self):
+        return sorted({4 * p["elements"] for p in self.all})
+
+    def specs(self):
+        return list(dict.fromkeys(p["codec"] for p in self.all))
+
+
+def reproduction(results, points) -> str:
+    """One command per instruction set for what the run did size by size."""
+    program = next(iter(results["commands"].get("machine", ["laconic"]))).split()[0]
+    lines = []
+    for isa in dict.fromkeys(p["isa"] for p in points.all):
+        sizes = sorted({4 * p["elements"] for p in points.all if p["isa"] == isa})
+        words = [program, "bench", "--isa", isa, *with_flag("--size", map(size_word, sizes)),
+                 *with_flag("--spec", points.specs())]
+        lines.append(" ".join(words))
+    return "```\n" + "\n".join(lines) + "\n```"
+
+
+def fused_of(results, spec, size):
+    return next((p for p in results["fused"] if p["codec"] == spec and 4 * p["elements"] == size), None)
+
+
+# ---- sections: each is a list of paragraphs ----
+
+
+def machine(results) -> list:
+    return ["## Machine", table(["", ""], results["machine"].items(), left=2)]
+
+
+METHOD = """\
+- Every figure is a **multiple of memcpy**: the time of the C library's `memcpy` of the same float bytes, divided by the
+  time of the call, for one thread pinned to its core. 1.0 means: as fast as copying the tensor.
+- Every sample of a call lies between two samples of memcpy in the same process and is compared with those two only.
+  Samples last 4 ms or one call, at least seven per figure; samples whose memcpy is more than 30 % off its median are
+  dropped. Figures are medians, in parentheses the quartiles. Time is that of the thread, so that what other processes
+  take does not count; where several threads work it is that on the wall.
+- Buffers are allocated, touched and reused. Nothing is allocated while time is taken.
+- *Encode* is the pipeline's whole work on one rank: the look for zeros and NaN, error feedback (the gradient joins the
+  residual, what is sent leaves it) unless the spec says `+noef`, all rounds of the codec, into the payload that travels.
+  *Decode* writes every element, or adds to a buffer for codecs that send few (top-k, random-k, SIDCo).
+- The data is Laplace of scale 1e-3, seeded. Ratio: float bytes by payload bytes. Error and cosine: of one encoding
+  without feedback; with feedback the error is sent later, not lost."""
+
+
+def method(results) -> list:
+    return ["## Method", METHOD]
+
+
+def goal_row(results, points, goal: Goal, direction: str) -> list:
+    cells = []
+    for size in GOAL_SIZES:
+        point = points.get(goal.spec, size) if goal.peers == 1 else fused_of(results, goal.spec, size)
+        measured = point and point[f"{direction}_x_memcpy"]
+        aim = goal.value(direction, size)
+        cells += [MISSING if aim is None else f"{aim:g}",
+                  with_spread(measured, point[f"{direction}_spread"]) if point else MISSING, verdict(measured, aim)]
+    what = f"fused decode of {goal.peers} peers" if goal.peers > 1 else direction
+    return [f"`{goal.spec}`", what, *cells]
+
+
+def default_row(results, points, spec: str, direction: str) -> list:
+    """With error feedback, beside a goal without: the ceiling of its passes stands where goals stand."""
+    line = bounds.Roofline(results["roofline"]["points"])
+    cells = []
+    for size in GOAL_SIZES:
+        point = points.get(spec, size)
+        ceiling = line.ceiling(bounds.passes_of(spec, direction), size)
+        cells += [MISSING if ceiling is None else f"ceiling {ceiling:.2f}",
+                  with_spread(point[f"{direction}_x_memcpy"], point[f"{direction}_spread"]) if point else MISSING, MISSING]
+    return [f"`{spec}` (default)", direction, *cells]
+
+
+def goal_rows(results, points) -> list:
+    rows = []
+    for goal in GOALS:
+        if goal.spec not in points.specs() and not any(p["codec"] == goal.spec for p in results["fused"]):
+            continue
+        for direction in ("encode", "decode"):
+            if any(v is not None for v in getattr(goal, direction)):
+                rows.append(goal_row(results, points, goal, direction))
+        default = goal.spec.removesuffix("+noef")
+        if default != goal.spec and default in points.specs():
+            rows.append(default_row(results, points, default, "encode"))
+    return rows
+
+
+def feedback_bound(results) -> str:
+    line = bounds.Roofline(results["roofline"]["points"])
+    one = [line.ceiling([bounds.FEEDBACK], size) for size in GOAL_SIZES]
+    two = [line.ceiling([bounds.FEEDBACK, bounds.Pass("read")], size) for size in GOAL_SIZES]
+    return ("Error feedback alone reads two floats and writes one per element: here that bounds a codec at "
+            f"{number(one[0])} / {number(one[1])} of memcpy at {size_text(GOAL_SIZES[0])} / {size_text(GOAL_SIZES[1])}, and "
+            f"at {number(two[0])} / {number(two[1])} if the sum is read once more. A *ceiling* is what the passes of "
+            "the row cost by the roofline below if arithmetic were free.")
+
+
+def goals(results) -> list:
+    points = Points(results)
+    heads = [f"{size_text(s)}: {word}" for s in GOAL_SIZES for word in ("goal", "measured", "")]
+    rows = goal_rows(results, points)
+    if not rows:
+        return []
+    return ["## Goals", f"One thread, {points.best}, multiples of memcpy.", table(["codec", "", *heads], rows, left=2),
+            feedback_bound(results), commands(results, "goals", "fused")]
+
+
+def missed(results, points) -> list:
+    """(goal, direction, size, measured)"""
+    found = []
+    for goal in GOALS:
+        for direction in ("encode", "decode"):
+            for size in GOAL_SIZES:
+                aim = goal.value(direction, size)
+                point = points.get(goal.spec, size) if goal.peers == 1 else fused_of(results, goal.spec, size)
+                if aim is not None and point and point[f"{direction}_x_memcpy"] < aim:
+                    found.append((goal, direction, size, point[f"{direction}_x_memcpy"]))
+    return found
+
+
+def bound_row(results, line, goal, direction, size, measured) -> list:
+    passes = bounds.passes_of(goal.spec, direction) if goal.peers == 1 else []
+    ceiling = line.ceiling(passes, size)
+    alone = next((p[f"{direction}_x_memcpy"] for p in results["codec_only"]
+                  if p["codec"] == goal.spec and 4 * p["elements"] == size), None)
+    words = [bounds.in_words(passes), bounds.OTHER_BOUND.get((goal.spec, direction), "")]
+    return [f"`{goal.spec}`" + (f", {goal.peers} peers" if goal.peers > 1 else ""), f"{direction}, {size_text(size)}",
+            "; ".join(w for w in words if w) or MISSING, f"{bounds.bytes_per_element(passes):g}" if passes else MISSING,
+            number(ceiling), number(measured), f"{100 * measured / ceiling:.0f} %" if ceiling else MISSING,
+            number(alone), f"{goal.value(direction, size):g}"]
+
+
+def what_bounds(results) -> list:
+    points = Points(results)
+    line = bounds.Roofline(results["roofline"]["points"])
+    rows = [bound_row(results, line, *miss) for miss in missed(results, points)]
+    if not rows:
+        return ["## What bounds the goals that were missed", "None was missed."] if goal_rows(results, points) else []
+    return ["## What bounds the goals that were missed",
+            table(["codec", "", "passes", "bytes per element", "ceiling", "measured", "of the ceiling", "codec alone", "goal"],
+                  rows, left=3),
+            "Bytes per element: read and written beyond the second-level cache. Ceiling: the passes at the speeds of the "
+            "roofline below, without arithmetic. Codec alone: its own encode, without the pipeline's look for "
+            "zeros and NaN before it.", commands(results, "codec only")]
+
+
+def roofline(results) -> list:
+    found = {(p["operation"], p["bytes"]): p for p in results["roofline"]["points"]}
+    sizes = sorted({size for _, size in found})
+    rows = [[operation, *(f"{p['gb_per_s']:.1f} ({p['x_memcpy']:.2f})" if p else MISSING for p in
+                          (found.get((operation, s)) for s in sizes))]
+            for operation in dict.fromkeys(operation for operation, _ in found)]
+    if not rows:
+        return []
+    return ["## Roofline", "What one core does with plain loops: GB of the tensor per second, in parentheses multiples of memcpy. "
+            "`read two` and `r += g` take two tensors, counted once.",
+            table(["operation", *map(size_text, sizes)], rows), commands(results, "roofline")]
+
+
+def threads(results) -> list:
+    found = results["threads"]
+    if not found:
+        return []
+    copies = {p["bytes"]: p["encode"] for p in found if p["codec"] == "memcpy"}
+
+    def speedup(s, size):
+        own = f"{number(s['median'])} ({number(s['low'])}–{number(s['high'])})"
+        return [own, verdict(s["median"], THREADS_GOAL)]
+
+    rows = [[f"`{p['codec']}`", size_text(p["bytes"]), *speedup(p["encode"], p["bytes"]), *speedup(p["decode"], p["bytes"]),
+             number(copies[p["bytes"]]["median"])] for p in found if p["codec"] != "memcpy"]
+    return ["## Two threads", f"Time with one thread over time with two, pairs by the clock on the wall; the goal is "
+            f"{THREADS_GOAL} from 4 MiB on. The last column is memcpy in slices by the same two threads: what the machine gives.",
+            table(["codec", "size", "encode", "", "decode", "", "memcpy"], rows), commands(results, "threads")]
+
+
+def small_calls(results) -> list:
+    found = results["c_abi"]
+    if not found:
+        return []
+
+    def micro(t):
+        good = t["microseconds"] <= SMALL_CALL_GOAL
+        return [f"{t['microseconds']:.2f} ({t['low']:.2f}–{t['high']:.2f})",
+                "met" if good else f"**missed by {100 * (t['microseconds'] / SMALL_CALL_GOAL - 1):.0f} %**"]
+
+    rows = [[f"`{p['codec']}`" + (" (feedback)" if p["feedback"] else ""), p["frame_bytes"], *micro(p["encode"]),
+             *micro(p["decode"])] for p in found if "encode" in p]
+    return ["## A call on 4 KiB through the C ABI",
+            f"`laconic_encode` and `laconic_decode` of liblaconic.so on 32 x 32 floats: a whole frame with its header and checksum, in "
+            f"microseconds. The goal is {SMALL_CALL_GOAL:g}.",
+            table(["codec", "frame bytes", "encode µs", "", "decode µs", ""], rows), commands(results, "c_abi")]
+
+
+def laconic_time(points, spec, size):
+    """Encode, in multiples of memcpy; PowerSGD's hook decodes too."""
+    point = points.get(spec, size)
+    if not point:
+        return None
+    if spec.startswith("powersgd"):
+        return 1 / (1 / point["encode_x_memcpy"] + 1 / point["decode_x_memcpy"])
+    return point["encode_x_memcpy"]
+
+
+def baseline_row(points, p) -> list:
+    plain = p["laconic"] + "+noef"
+    cells = []
+    for spec in (p["laconic"], plain):
+        own = laconic_time(points, spec, p["bytes"])
+        cells += [number(own), MISSING if own is None else f"{own / p['x_memcpy']:.1f}"]
+    return [p["what"], size_text(p["bytes"]), f"{1e3 * p['seconds']:.3g}", with_spread(p["x_memcpy"], p["spread"]),
+            f"`{p['laconic']}`", *cells]
+
+
+def baselines(results) -> list:
+    found = results["baselines"].get("points", [])
+    if not found:
+        return ["## PyTorch on the same machine", "Not measured: " + results["baselines"].get("reason", "unknown")]
+    points = Points(results)
+    return ["## PyTorch on the same machine",
+            f"PyTorch {results['baselines']['torch']}, one thread, against memcpy in its own process, huge pages. `torch.topk` is given |g| and "
+            "keeps no order. Laconic's figures are of this run: encode, for PowerSGD encode and decode. *Times as fast*: of "
+            "the multiples of memcpy.",
+            table(["PyTorch", "size", "ms", "x memcpy", "Laconic", "x memcpy", "times as fast", "without feedback", "times as fast"],
+                  [baseline_row(points, p) for p in found]), commands(results, "baselines")]
+
+
+def everything_row(points, isas, spec, size) -> list:
+    point = points.get(spec, size) or next((p for p in points.all if p["codec"] == spec and 4 * p["elements"] == size), None)
+    if point is None:
+        return []
+    error = point["error_metrics"]
+    cells = [f"`{spec}`", size_text(size), f"{point['payload_bytes']:,}", number(point["ratio"]),
+             f"{error['relative_l2']:.3g}", f"{error['cosine']:.4f}"]
+    for direction in ("encode", "decode"):
+        for isa in isas:
+            p = points.get(spec, size, isa)
+            cells.append(MISSING if p is None else with_spread(p[f"{direction}_x_memcpy"], p[f"{direction}_spread"])
+                         if isa == points.best else number(p[f"{direction}_x_memcpy"]))
+    return cells
+
+
+def everything(results) -> list:
+    points = Points(results)
+    isas = [isa for isa in reversed(results["isas"]) if any(p["isa"] == isa for p in points.all)]
+    rows = [everything_row(points, isas, spec, size) for spec in points.specs() for size in points.sizes()]
+    head = ["codec", "size", "bytes", "ratio", "rel. L2", "cosine", *(f"encode {isa}" for isa in isas),
+            *(f"decode {isa}" for isa in isas)]
+    return ["## Every codec, size and instruction set", "One thread, multiples of memcpy. Bytes and errors are the same on all instruction sets.",
+            table(head, [row for row in rows if row]), reproduction(results, points)]
+
+
+def not_measured(results) -> list:
+    lines = [f"- `{f['command']}`: {f['reason']}" for f in results["failures"]]
+    lines += [f"- left out for lack of time: {what}" for what in results["left_out"]]
+    return ["## Not measured", "\n".join(lines)] if lines else []
+
+
+def markdown(results) -> str:
+    intro = ("Made by `make bench` in one run" + (" of the short version: **not for publication**" if results["quick"] else "")
+             + f", {results['seconds']:.0f} s. All numbers, with their spreads, are in the JSON file beside this one; "
+             "`scripts/bench_compare A.json B.json` compares two runs.")
+    parts = ["# Codecs on a CPU", intro]
+    for section in (machine, method, goals, what_bounds, roofline, threads, small_calls, baselines, everything,
+                    not_measured):
+        parts += section(results)
+    return "\n\n".join(part for part in parts if part) + "\n"

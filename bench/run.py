@@ -1,0 +1,174 @@
+#!/usr/bin/env python3
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""Measures every codec on this machine's CPU and writes the results as Markdown and JSON.
+
+    make bench                                 the whole thing, about five minutes; wants a quiet machine
+    make bench QUICK=1                         a minute's worth, to see that it works
+    bench/run.py --quick --codecs topk,int8    a part of that
+
+Needs a release build (`scripts/build release`). Nothing is written before everything is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import plan as plans  # noqa: E402
+import report  # noqa: E402
+from bounds import CACHED_SIZE  # noqa: E402
+from machine import machine  # noqa: E402
+from programs import ROOT, ProgramError, Programs, size_word  # noqa: E402
+
+SCHEMA = 1
+
+
+def options(arguments=None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="bench/run.py", description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="a minute's worth; not for publication")
+    parser.add_argument("--codecs", default="", help="names, separated by commas; all without it")
+    parser.add_argument("--build", type=Path, default=ROOT / "build" / "release", help="folder of the build")
+    parser.add_argument("--out", type=Path, metavar="FOLDER",
+                        help="of codecs-cpu.md and codecs-cpu.json (default docs/results; with --quick out/bench)")
+    parser.add_argument("--budget", type=float, metavar="SECONDS", help="nothing begins later (default 330)")
+    given = parser.parse_args(arguments)
+    given.out = (given.out or ROOT / ("out/bench" if given.quick else "docs/results")).resolve()
+    given.build = given.build.resolve()
+    return given
+
+
+def progress(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+class Run:
+    """The measurements, in the order of their worth: what the budget cuts off is worth least."""
+
+    def __init__(self, plan: plans.Plan, programs: Programs, names):
+        self.plan, self.programs, self.names = plan, programs, names
+        self.results = {"points": [], "fused": [], "codec_only": [], "threads": [], "c_abi": [], "baselines": {},
+                        "roofline": {"points": []}, "left_out": []}
+
+    def everything(self) -> dict:
+        self.look_at_machine()
+        steps = [("roofline", self.roofline), *self.best_isa_steps(), ("fused decode", self.fused),
+                 ("codecs alone", self.codec_only), ("calls through the C ABI", self.c_abi), ("two threads", self.threads),
+                 ("PyTorch", self.baselines), *self.other_isa_steps()]
+        for what, step in steps:
+            if self.programs.elapsed() > self.plan.budget:
+                self.results["left_out"].append(what)
+                continue
+            progress(f"{self.programs.elapsed():5.0f} s  {what}")
+            step()
+        return self.results
+
+    # ---- steps ----
+
+    def look_at_machine(self):
+        """Also finds out whether there is a build at all."""
+        answer = self.programs.run("machine", [self.programs.binary("laconic"), "bench", "--json", "--spec", "none", "--size",
+                                               "4Ki", "--seconds", 0.01])
+        self.bench_machine = answer["machine"]
+        self.isas = answer["machine"]["isas"]
+
+    def roofline(self):
+        answer = self.programs.answer("roofline", "roofline_bench", self.plan.roofline_seconds,
+                                      *sorted({*self.plan.sizes, CACHED_SIZE}))
+        self.results["roofline"] = answer or self.results["roofline"]
+
+    def best_isa_steps(self):
+        """Goals first."""
+        best = self.isas[-1]
+        sizes = sorted(self.plan.sizes, key=lambda size: (size not in plans.GOAL_SIZES, size))
+        for size in sizes:
+            section = "goals" if size in plans.GOAL_SIZES else "all"
+            yield f"{size_word(size)}, {best}", lambda s=size, where=section: self.measure(
+                where, s, best, self.plan.seconds[s])
+
+    def other_isa_steps(self):
+        for isa in reversed(self.isas[:-1]):
+            for size in self.plan.sizes:
+                if size <= self.plan.isa_limits.get(isa, size):
+                    yield f"{size_word(size)}, {isa}", lambda s=size, i=isa: self.measure(
+                        "all", s, i, self.plan.other_seconds)
+
+    def measure(self, section: str, size: int, isa: str, seconds: float):
+        self.results["points"] += self.programs.bench(section, self.plan.specs, size, isa, seconds)
+
+    def fused(self):
+        specs = plans.chosen(plans.FUSED_SPECS, self.names)
+        for size in self.goal_sizes(specs)[:1]:
+            self.results["fused"] += self.programs.bench("fused", specs, size, self.isas[-1], self.plan.seconds[size],
+                                                         "--peers", plans.FUSED_PEERS)
+
+    def codec_only(self):
+        """Where the pipeline has work of its own before the codec's, and no feedback joins it."""
+        specs = [g.spec for g in plans.GOALS if g.spec.endswith("+noef") and g.spec in self.plan.specs]
+        for size in self.goal_sizes(specs):
+            self.results["codec_only"] += self.programs.bench("codec only", specs, size, self.isas[-1],
+                                                              self.plan.other_seconds, "--codec-only")
+
+    def c_abi(self):
+        self.results["c_abi"] = self.programs.points("c_abi", "c_abi_bench", self.plan.call_seconds, *self.plan.specs)
+
+    def threads(self):
+        specs = plans.chosen(plans.THREADED_SPECS, self.names)
+        for size, seconds in self.plan.threads.items():
+            self.results["threads"] += self.programs.points("threads", "threads_bench", seconds, size, *specs)
+
+    def baselines(self):
+        if importlib.util.find_spec("torch") is None:
+            self.results["baselines"] = {"reason": f"{sys.executable} has no torch"}
+            return
+        answer = self.programs.attempt("baselines", [sys.executable, ROOT / "bench" / "baselines.py", "--seconds",
+                                                     self.plan.other_seconds, *self.plan.baseline_sizes])
+        self.results["baselines"] = answer or {"reason": "see the end"}
+
+    def goal_sizes(self, specs) -> list:
+        return [size for size in plans.GOAL_SIZES if size in self.plan.sizes and specs]
+
+
+def write(folder: Path, results: dict) -> Path:
+    """Both files, or none."""
+    folder.mkdir(parents=True, exist_ok=True)
+    texts = {"codecs-cpu.md": report.markdown(results), "codecs-cpu.json": json.dumps(results, indent=1) + "\n"}
+    for name, text in texts.items():
+        (folder / f".{name}").write_text(text, encoding="utf-8")
+    for name in texts:
+        os.replace(folder / f".{name}", folder / name)
+    return folder / "codecs-cpu.md"
+
+
+def main() -> int:
+    given = options()
+    names = [name for name in given.codecs.split(",") if name]
+    plan = (plans.QUICK if given.quick else plans.FULL).cut(names, given.budget)
+    if not plan.specs:
+        progress(f"bench/run.py: no codec of --codecs {given.codecs} is in the plan; there are: "
+                 + ", ".join(dict.fromkeys(s.split(":")[0].split("+")[0] for s in plans.SPECS)))
+        return 2
+    programs = Programs(given.build)
+    run = Run(plan, programs, names)
+    try:
+        measured = run.everything()
+    except ProgramError as error:
+        progress(f"bench/run.py: {error}\n  build first: scripts/build release")
+        return 1
+    results = {"schema": SCHEMA, "quick": given.quick, "seconds": round(programs.elapsed(), 1), "isas": run.isas,
+               "machine": machine(given.build, run.bench_machine, measured["roofline"].get("clock_ghz")), **measured,
+               "commands": programs.commands, "failures": programs.failures}
+    path = write(given.out, results)
+    progress(f"{programs.elapsed():5.0f} s  wrote {path}")
+    for failure in programs.failures:
+        progress(f"failed: {failure['command']}\n  {failure['reason']}")
+    return 1 if programs.failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

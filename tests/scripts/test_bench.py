@@ -1,0 +1,172 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""make bench in miniature: the report's shape, not its figures."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = Path(os.environ.get("LACONIC_BUILD", ROOT / "build" / "release"))
+PROGRAMS = ("laconic", "roofline_bench", "threads_bench", "c_abi_bench")
+SPECS = ["int8", "int8:round=stochastic", "topk", "topk+noef", "topk:ratio=0.001", "topk:ratio=0.001+noef"]
+
+sys.path.insert(0, str(ROOT / "bench"))
+
+import bounds  # noqa: E402
+import plan  # noqa: E402
+import report  # noqa: E402
+
+
+def run(*words):
+    return subprocess.run([sys.executable, *map(str, words)], capture_output=True, text=True, timeout=300)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    missing = [name for name in PROGRAMS if not (BUILD / "bin" / name).exists()]
+    if missing:
+        pytest.skip(f"not built: {', '.join(missing)}")
+    folder = tmp_path_factory.mktemp("bench")
+    done = run(ROOT / "bench" / "run.py", "--quick", "--codecs", "topk,int8", "--budget", 300, "--build",
+               BUILD, "--out", folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def results(folder):
+    return json.loads((folder / "codecs-cpu.json").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def sections(folder):
+    """Heading -> text."""
+    text = (folder / "codecs-cpu.md").read_text(encoding="utf-8")
+    return dict(part.split("\n", 1) for part in re.split(r"^## ", text, flags=re.MULTILINE)[1:])
+
+
+def cells(line):
+    return [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+
+
+def table(section):
+    """Rows as dictionaries under the headings; headings need not differ, so later ones win."""
+    lines = [cells(line) for line in section.splitlines() if line.startswith("|")]
+    assert {len(line) for line in lines} == {len(lines[0])}, "ragged table"
+    return lines[0], lines[2:]
+
+
+# ---- a whole run ----
+
+
+def test_two_files_and_nothing_else(folder):
+    assert sorted(path.name for path in folder.iterdir()) == ["codecs-cpu.json", "codecs-cpu.md"]
+
+
+def test_every_spec_size_and_instruction_set_is_there(results):
+    assert results["failures"] == [] and results["left_out"] == []
+    best = results["isas"][-1]
+    wanted = {(spec, size, best) for spec in SPECS for size in plan.QUICK.sizes}
+    wanted |= {(spec, size, isa) for spec in SPECS for isa in results["isas"] for size in plan.QUICK.sizes
+               if size <= plan.QUICK.isa_limits.get(isa, 0)}
+    assert {(p["codec"], 4 * p["elements"], p["isa"]) for p in results["points"]} == wanted
+    for p in results["points"]:
+        assert p["encode_x_memcpy"] > 0 and p["decode_x_memcpy"] > 0 and p["payload_bytes"] > 0
+        assert p["encode_spread"]["low"] <= p["encode_x_memcpy"] <= p["encode_spread"]["high"]
+
+
+def test_every_section_has_a_table_and_its_command(sections):
+    for heading in ("Goals", "Roofline", "Two threads", "A call on 4 KiB through the C ABI",
+                    "Every codec, size and instruction set"):
+        _, rows = table(sections[heading])
+        assert rows and "\n```\n" in sections[heading], heading
+    assert table(sections["Machine"])[1]
+
+
+def test_goals_say_met_or_missed(sections):
+    _, rows = table(sections["Goals"])
+    assert [row[0] for row in rows if row[1] == "encode"] == [
+        "`topk+noef`", "`topk` (default)", "`topk:ratio=0.001+noef`", "`topk:ratio=0.001` (default)", "`int8`",
+        "`int8:round=stochastic`"]
+    for row in rows:
+        if "(default)" not in row[0]:
+            assert re.match(r"met, |\*\*missed by ", row[4]), row
+        else:
+            assert row[2].startswith("ceiling 0.") and row[4] == report.MISSING
+
+
+def test_missed_goals_are_explained(sections, results):
+    points = report.Points(results)
+    missed = report.missed(results, points)
+    if missed:
+        _, rows = table(sections["What bounds the goals that were missed"])
+        assert len(rows) == len(missed)
+
+
+def test_baselines_when_there_is_torch(sections):
+    pytest.importorskip("torch")
+    _, rows = table(sections["PyTorch on the same machine"])
+    assert [row[4] for row in rows] == ["`topk`", "`topk:ratio=0.001`", "`int8`", "`int8`", "`fp16`", "`bf16`", "`powersgd`"]
+
+
+def test_compare(folder, results, tmp_path):
+    path = folder / "codecs-cpu.json"
+    compare = ROOT / "scripts" / "bench_compare"
+    same = run(compare, path, path, "--fail", 1)
+    assert same.returncode == 0 and "0 of " in same.stdout
+    for p in results["points"]:
+        p["encode_x_memcpy"] /= 2
+        p["encode_spread"] = {"low": p["encode_x_memcpy"] * 0.9, "high": p["encode_x_memcpy"] * 1.1}
+    (tmp_path / "slow.json").write_text(json.dumps(results))
+    slower = run(compare, path, tmp_path / "slow.json", "--fail", 10)
+    assert slower.returncode == 1 and "0.50  encode, geometric mean" in slower.stdout
+    assert "1.00  decode, geometric mean" in slower.stdout
+
+
+# ---- what goes wrong ----
+
+
+def test_no_build(tmp_path):
+    done = run(ROOT / "bench" / "run.py", "--quick", "--build", tmp_path, "--out", tmp_path / "out")
+    assert done.returncode == 1 and "scripts/build release" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_no_such_codec(tmp_path):
+    done = run(ROOT / "bench" / "run.py", "--quick", "--codecs", "nonsense", "--out", tmp_path / "out")
+    assert done.returncode == 2 and "topk" in done.stderr
+
+
+# ---- parts ----
+
+
+@pytest.mark.parametrize("measured, goal, words", [
+    (1.0, 1.0, "met, +0 %"), (1.1, 1.0, "met, +10 %"), (230, 20, "met, 12 times"), (0.75, 1.0, "**missed by 25 %**"),
+    (None, 1.0, "–"), (1.0, None, "–")])
+def test_verdict(measured, goal, words):
+    assert report.verdict(measured, goal) == words
+
+
+def test_ceilings_are_sums_of_times():
+    size = 4 << 20
+    speeds = {"memcpy": 10, "read": 20, "read two": 10, "r += g": 10, "write": 20}
+    line = bounds.Roofline([{"operation": o, "bytes": size, "gb_per_s": s} for o, s in speeds.items()])
+    assert line.ceiling([bounds.Pass("read")], size) == 2
+    assert line.ceiling([bounds.Pass("read"), bounds.Pass("read")], size) == 1
+    assert line.ceiling(bounds.ENCODE["3lc"], size) == pytest.approx(0.5)
+    assert line.ceiling(bounds.ENCODE["fp16"], size) == pytest.approx(1 / (1 / 2 + 1 / 4))
+    assert line.ceiling([bounds.FEEDBACK], 64 << 20) is None
+    assert bounds.bytes_per_element(bounds.ENCODE["3lc"]) == 20
+    assert bounds.bytes_per_element(bounds.ENCODE["3lc:scale=chunk"]) == 12
+
+
+def test_every_goal_has_its_passes():
+    for goal in plan.GOALS:
+        if goal.encode[0] is not None:
+            assert bounds.passes_of(goal.spec, "encode"), goal.spec
+        assert goal.peers > 1 or goal.spec in plan.SPECS
