@@ -1,0 +1,136 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""What a step costs and does not cost: backward goes on meanwhile, no round carries only control, threads change no bit."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import training  # noqa: E402
+
+
+def _overlap(spec, buckets):
+    """Holds the first exchange until DDP has brought the last bucket."""
+    import threading
+    import time
+
+    import torch.distributed as dist
+
+    rank = dist.get_rank()
+    ddp, handle, optimizer = training.build(dist.group.WORLD, spec, buckets=buckets)
+    for step in range(3):  # until DDP has settled on its buckets
+        training.step_once(ddp, optimizer, rank, step)
+    log, all_hooks_returned = [], threading.Event()
+    on_bucket, exchange = handle.on_bucket, handle._exchange
+
+    def hook(bucket):
+        future = on_bucket(bucket)
+        log.append(("returned", bucket.index(), threading.current_thread().name, future.done()))
+        if bucket.is_last():
+            all_hooks_returned.set()
+        return future
+
+    def slow(layout, buffer, job):
+        time.sleep(0.04)
+        held = all_hooks_returned.wait(20)
+        exchange(layout, buffer, job)
+        log.append(("finished", job.index, threading.current_thread().name, held))
+
+    handle.on_bucket, handle._exchange = hook, slow
+    training.step_once(ddp, optimizer, rank, 3)
+    handle.on_bucket, handle._exchange = on_bucket, exchange
+    handle.close()
+    return log, threading.current_thread().name
+
+
+@pytest.mark.parametrize("spec", ["3lc", "powersgd:rank=2"])
+def test_backward_does_not_wait_for_the_codec(pools, spec):
+    for log, main in pools(2).run(_overlap, spec=spec, buckets=6):
+        returned = [entry for entry in log if entry[0] == "returned"]
+        finished = [entry for entry in log if entry[0] == "finished"]
+        assert len(returned) == len(finished) >= 2
+        assert log == returned + finished  # every hook was back before the first exchange ended
+        assert all(not done for _, _, _, done in returned) and {name for _, _, name, _ in returned} == {main}
+        assert all(held for _, _, _, held in finished), "an exchange was waited for inside the hook"
+        assert {name for _, _, name, _ in finished} == {"laconic"}
+        assert [index for _, index, _, _ in finished] == [index for _, index, _, _ in returned]  # first in, first out
+
+
+def _rounds(spec, buckets, steps=4, small=64, **options):
+    """Collectives of `steps` steps after DDP has settled: as counted by the session, and as torch was asked for them."""
+    import torch.distributed as dist
+
+    import laconic
+    from laconic import engine
+
+    rank = dist.get_rank()
+    torch.manual_seed(7)
+    net = training.Net(48)
+    total = sum(4 * p.numel() for p in net.parameters())
+    ddp = torch.nn.parallel.DistributedDataParallel(net, process_group=dist.group.WORLD, bucket_cap_mb=total / buckets / 2**20)
+    handle = laconic.attach(ddp, spec, small_elements=small, quiet=True, **options)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
+    for step in range(4):
+        training.step_once(ddp, optimizer, rank, step)
+    before, asked = handle.stats(), []
+    kept = {name: getattr(dist, name) for name in dir(dist)
+            if name.startswith(("all_", "reduce", "gather", "broadcast", "barrier", "send", "recv", "isend", "irecv", "scatter"))
+            and callable(getattr(dist, name))}
+    flat = engine._all_gather_flat
+
+    def counted(name, function):
+        def call(*arguments, **keywords):
+            asked.append(name)
+            return function(*arguments, **keywords)
+        return call
+
+    for name, function in kept.items():
+        setattr(dist, name, counted(name, function))
+    engine._all_gather_flat = counted("flat", flat)
+    for step in range(4, 4 + steps):
+        training.step_once(ddp, optimizer, rank, step)
+    for name, function in kept.items():
+        setattr(dist, name, function)
+    engine._all_gather_flat = flat
+    after, explained = handle.stats(), handle.explain()
+    handle.close()
+    return {"asked": len(asked), "strategy": explained["strategy"],
+            **{key: after[key] - before[key] for key in ("rounds", "exchanges", "steps", "overflow_repeats")}}
+
+
+# spec, options, strategy, collectives per bucket
+PLANNED = [("topk:ratio=0.05", {}, "gather_all", 1), ("int8", {"strategy": "gather_all"}, "gather_all", 1),
+           ("int8", {"strategy": "two_shot"}, "two_shot", 2), ("topk:ratio=0.05", {"strategy": "two_shot"}, "two_shot", 2),
+           ("randomk:ratio=0.05", {}, "native_sum", 1), ("powersgd:rank=2", {}, "native_sum", 2),
+           ("bf16", {}, "native_sum", 2),  # one of bfloat16, one of the small parameters' float32: in flight together
+           ("bf16", {"small": 0}, "native_sum", 1)]
+
+
+@pytest.mark.parametrize(("spec", "options", "strategy", "planned"), PLANNED)
+def test_no_round_carries_only_control(pools, spec, options, strategy, planned):
+    for counts in pools(3).run(_rounds, spec=spec, buckets=1, **options):
+        assert counts["strategy"] == strategy and counts["overflow_repeats"] == 0
+        assert counts["steps"] == counts["exchanges"] == 4
+        assert counts["rounds"] == counts["asked"] == 4 * planned
+
+
+def test_uncompressed_buckets_cost_what_they_cost_under_plain_ddp(pools):
+    for counts in pools(3).run(_rounds, spec="none", buckets=1):
+        assert counts["asked"] == 4 and counts["exchanges"] == 0  # the group's own all-reduce, no worker
+
+
+@pytest.mark.parametrize("spec", ["3lc", "sidco:ratio=0.05"])
+def test_sizes_that_vary_cost_a_round_only_when_they_outgrow_the_prediction(pools, spec):
+    for counts in pools(3).run(_rounds, spec=spec, buckets=1, strategy="gather_all"):
+        assert counts["rounds"] == counts["asked"] == counts["exchanges"] + counts["overflow_repeats"]
+        assert counts["overflow_repeats"] <= 1
+
+
+@pytest.mark.parametrize("spec", ["fp16", "int8:round=stochastic+ef", "topk:ratio=0.01", "randomk:ratio=0.01", "sidco:ratio=0.01",
+                                  "3lc", "3lc:s=1.75,scale=chunk", "powersgd:rank=2"])
+def test_threads_change_no_bit(pools, spec):
+    results = [pools(2).run(training.train, spec=spec, steps=3, width=512, attach_options={"threads": threads})
+               for threads in (1, 2, 1)]
+    assert len({r["hash"] for ranks in results for r in ranks}) == 1
+    assert len({r["stats"]["wire_bytes"] for ranks in results for r in ranks}) <= 2  # each rank sends what it sent
