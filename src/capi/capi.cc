@@ -59,6 +59,13 @@ int32_t fail(Errc code, const char* message, const char* hint = "") {
   return fail(Error{code, message, hint});
 }
 
+/// Where there is no memory for a sentence: `message` fits into a string without an allocation.
+int32_t fail_briefly(Errc code, const char* message) noexcept {
+  last_error().message.assign(message);
+  last_error().hint.clear();
+  return static_cast<int32_t>(code);
+}
+
 /// Runs `body` (which returns a code); memory running out is the one exception that can come from
 /// below.
 template <class Body>
@@ -66,9 +73,9 @@ int32_t guarded(Body&& body) noexcept {
   try {
     return body();
   } catch (const std::bad_alloc&) {
-    return static_cast<int32_t>(Errc::out_of_memory);
+    return fail_briefly(Errc::out_of_memory, "out of memory");
   } catch (...) {
-    return static_cast<int32_t>(Errc::internal);
+    return fail_briefly(Errc::internal, "internal error");
   }
 }
 

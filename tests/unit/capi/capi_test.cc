@@ -147,6 +147,19 @@ TEST(Capi, NonFiniteInputChangesNothing) {
   laconic_residual_destroy(residual);
 }
 
+TEST(Capi, AMessageIsNeverThatOfAnEarlierFailure) {
+  const Codec bad("nonsense");
+  EXPECT_NE(std::string(laconic_last_message()).find("nonsense"), std::string::npos);
+  laconic_residual* residual = nullptr;
+  ASSERT_EQ(laconic_residual_create(4, &residual), 0);
+  const float value = 0;
+  EXPECT_EQ(laconic_residual_set_state(residual, &value, uint64_t{1} << 61),
+            static_cast<int32_t>(laconic::Errc::internal));
+  EXPECT_STREQ(laconic_last_message(), "internal error");
+  EXPECT_STREQ(laconic_last_hint(), "");
+  laconic_residual_destroy(residual);
+}
+
 TEST(Capi, FramesAreVerified) {
   const Codec codec("3lc");
   const Codec other("topk");
