@@ -73,7 +73,7 @@ def test_snippets(page, tmp_path):
             (tmp_path / what.split()[1]).write_text(text, encoding="utf-8")
             continue
         command = compiled(language, text, tmp_path)
-        done = subprocess.run(command, cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, timeout=240)
+        done = subprocess.run(command, cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
         assert done.stdout, "a snippet shows something"
 
