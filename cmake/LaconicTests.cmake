@@ -22,7 +22,7 @@ function(laconic_test NAME LABEL DEPS)
   target_link_libraries(${NAME} PRIVATE
     laconic_flags laconic_test_support ${DEPS} laconic_program_deps GTest::gmock GTest::gtest_main)
   add_test(NAME ${NAME} COMMAND ${NAME} --gtest_brief=1)
-  set_tests_properties(${NAME} PROPERTIES LABELS ${LABEL} TIMEOUT 900)
+  set_tests_properties(${NAME} PROPERTIES LABELS ${LABEL} TIMEOUT 1800)
   add_dependencies(laconic_tests ${NAME})
   if(NAME IN_LIST LACONIC_THREADED_TESTS)
     set_property(TEST ${NAME} APPEND PROPERTY LABELS threads)
