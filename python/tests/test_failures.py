@@ -14,7 +14,7 @@ import laconic  # noqa: E402
 
 # spec, options: every strategy
 STRATEGIES = {
-    "native_sum": ("bf16", {}),
+    "native_sum": ("fp16", {}),
     "native_sum, two rounds": ("powersgd:rank=2", {}),
     "gather_all": ("topk:ratio=0.05", {}),
     "two_shot": ("3lc", {"strategy": "two_shot"}),

@@ -68,9 +68,11 @@ def main():
                 p -= 0.1 * p.grad
                 p.grad = None
     digest = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in ddp.parameters())).hexdigest()
-    print(json.dumps({"rank": rank, "argv": sys.argv, "name": __name__, "file": __file__, "main": sys.modules["__main__"].Thing is Thing,
-                      "pickled": pickle.loads(pickle.dumps(Thing())).value, "path": sys.path[0], "hash": digest,
-                      "isinstance": isinstance(ddp, DistributedDataParallel)}), flush=True)
+    report = {"rank": rank, "argv": sys.argv, "name": __name__, "file": __file__, "main": sys.modules["__main__"].Thing is Thing,
+              "pickled": pickle.loads(pickle.dumps(Thing())).value, "path": sys.path[0], "hash": digest,
+              "isinstance": isinstance(ddp, DistributedDataParallel)}
+    sys.stdout.write(json.dumps(report) + "\n")  # in one piece: ranks share a pipe
+    sys.stdout.flush()
     dist.barrier()
     if mode == "exit":
         sys.exit(7)
@@ -169,11 +171,16 @@ def environment_for(**more):
     return {**clean, "PYTHONPATH": str(Path(laconic.__file__).parents[1]), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", **more}
 
 
+def torchrun(*arguments, ranks=2):
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(ranks), "--master_addr", "127.0.0.1",
+               "--master_port", str(free_port()), *arguments]
+    return subprocess.run(command, env=environment_for(), cwd="/", capture_output=True, text=True, timeout=150)
+
+
 def test_under_torchrun(script):
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1", "--master-port",
-         str(free_port()), "-m", "laconic.run", "--spec", "3lc:s=1.5", "--summary", str(script), "--lr", "0.1", "--spec", "its own"],
-        env=environment_for(), cwd="/", capture_output=True, text=True, timeout=150)
+    done = torchrun("-m", "laconic.run", "--spec", "3lc:s=1.5", "--summary", str(script), "--lr", "0.1", "--spec", "its own")
+    if done.returncode != 0 and (trial := torchrun("--no_python", "true", ranks=1)).returncode != 0:
+        pytest.skip("torchrun itself does not start here: " + trial.stderr.splitlines()[-1])  # torch 1.13 under Python 3.11
     assert done.returncode == 0, done.stderr
     reports = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert sorted(r["rank"] for r in reports) == [0, 1] and len({r["hash"] for r in reports}) == 1
