@@ -24,6 +24,7 @@ class Pass:
     why: str = ""
 
 
+# The pipeline's, where the codec does not look itself; each point says whether.
 LOOK = Pass("read", why="the look for NaN and infinity before anything changes")
 FEEDBACK = Pass("r += g", why="the gradient joins the residual")
 
@@ -37,10 +38,10 @@ def dense(part: float) -> list:
 
 
 ADD_ALL = Pass("r += g", why="the mean leaves the residual")
-SIDCO_1 = [LOOK, Pass("read", why="moments"), Pass("read", why="selection")]
+SIDCO_1 = [Pass("read", why="moments"), Pass("read", why="selection")]
 # The second stage's moments are those of the quarter above the first threshold, found by one more pass.
-SIDCO_2 = [LOOK, Pass("read", why="moments"), Pass("read", why="moments of the tail"), Pass("read", why="selection")]
-TOPK = [LOOK, Pass("read", why="selection")]
+SIDCO_2 = [Pass("read", why="moments"), Pass("read", why="moments of the tail"), Pass("read", why="selection")]
+TOPK = [Pass("read", why="selection")]
 PRODUCTS = [Pass("read", why="P = M Q"), Pass("read", why="Q = transposed M P")]
 
 ENCODE = {
@@ -53,15 +54,15 @@ ENCODE = {
     "3lc:scale=chunk": [Pass("r += g", why="quantise, and what it loses"),
                         Pass("read two", cached=True, why="max |g + r| of a chunk")],
     "topk+noef": TOPK,
-    "topk": [LOOK, FEEDBACK, *TOPK[1:]],
+    "topk": [FEEDBACK, *TOPK],
     "topk:ratio=0.001+noef": TOPK,
-    "topk:ratio=0.001": [LOOK, FEEDBACK, *TOPK[1:]],
+    "topk:ratio=0.001": [FEEDBACK, *TOPK],
     "sidco:ratio=0.01,stages=1+noef": SIDCO_1,
-    "sidco:ratio=0.01,stages=1": [LOOK, FEEDBACK, *SIDCO_1[1:]],
+    "sidco:ratio=0.01,stages=1": [FEEDBACK, *SIDCO_1],
     "sidco:ratio=0.01,stages=2+noef": SIDCO_2,
-    "sidco:ratio=0.01,stages=2": [LOOK, FEEDBACK, *SIDCO_2[1:]],
-    "powersgd+noef": [LOOK, *PRODUCTS],
-    "powersgd": [LOOK, FEEDBACK, *PRODUCTS, ADD_ALL],
+    "sidco:ratio=0.01,stages=2": [FEEDBACK, *SIDCO_2],
+    "powersgd+noef": PRODUCTS,
+    "powersgd": [FEEDBACK, *PRODUCTS, ADD_ALL],
 }
 DECODE = {
     "none": dense(1), "fp16": dense(1 / 2), "bf16": dense(1 / 2), "int8": dense(1 / 4),
@@ -74,8 +75,10 @@ OTHER_BOUND = {
 }
 
 
-def passes_of(spec: str, direction: str) -> list:
-    return (ENCODE if direction == "encode" else DECODE).get(spec, [])
+def passes_of(spec: str, direction: str, scanned: bool = False) -> list:
+    if direction == "decode":
+        return DECODE.get(spec, [])
+    return [LOOK] * scanned + ENCODE[spec] if spec in ENCODE else []
 
 
 def bytes_per_element(passes) -> float:

@@ -81,7 +81,7 @@ FULL = Plan(
     isa_limits={"scalar": 256 * KI},
     seconds={4 * KI: 0.2, 256 * KI: 0.2, 4 * MI: 0.4, 64 * MI: 0.3, 256 * MI: 0.6},
     other_seconds=0.1, roofline_seconds=0.2, threads={4 * MI: 0.3, 64 * MI: 0.4}, call_seconds=0.05,
-    baseline_sizes=GOAL_SIZES, budget=330)
+    baseline_sizes=GOAL_SIZES, budget=320)
 
 QUICK = Plan(
     sizes=(4 * KI, 4 * MI),

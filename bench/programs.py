@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-TIMEOUT = 150  # seconds; no program of a plan needs half of it
+GRACE = 30  # seconds that what began within the budget may go on after it
 
 
 class ProgramError(Exception):
@@ -27,6 +27,7 @@ class TooSlow(ProgramError):
 class Programs:
     """The programs of one build, with a record of what was run and what went wrong."""
     build: Path
+    budget: float  # seconds from now
     commands: dict = field(default_factory=dict)  # section -> command lines
     failures: list = field(default_factory=list)
     started: float = field(default_factory=time.monotonic)
@@ -34,19 +35,22 @@ class Programs:
     def elapsed(self) -> float:
         return time.monotonic() - self.started
 
+    def time_left(self) -> float:
+        return self.budget + GRACE - self.elapsed()
+
     def run(self, section: str, words: list, note: bool = True) -> dict:
         """The program's JSON. Raises ProgramError with a sentence."""
         words = [str(word) for word in words]
         if note:
             self.commands.setdefault(section, []).append(self.shown(words))
         try:
-            done = subprocess.run(words, capture_output=True, text=True, timeout=TIMEOUT, cwd=ROOT,
+            done = subprocess.run(words, capture_output=True, text=True, timeout=max(1, self.time_left()), cwd=ROOT,
                                   env={**os.environ, "PYTHONWARNINGS": "ignore"})
             if done.returncode == 0:
                 return json.loads(done.stdout)
             reason = (done.stderr or done.stdout).strip()[-400:] or f"exit status {done.returncode}"
         except subprocess.TimeoutExpired:
-            raise TooSlow(f"took more than {TIMEOUT} s") from None
+            raise TooSlow("not finished when the time was over") from None
         except (OSError, ValueError) as error:
             reason = str(error)
         raise ProgramError(reason)

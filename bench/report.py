@@ -127,7 +127,7 @@ def default_row(results, points, spec: str, direction: str) -> list:
     cells = []
     for size in GOAL_SIZES:
         point = points.get(spec, size)
-        ceiling = line.ceiling(bounds.passes_of(spec, direction), size)
+        ceiling = line.ceiling(bounds.passes_of(spec, direction, bool(point and point["scanned"])), size)
         cells += [MISSING if ceiling is None else f"ceiling {ceiling:.2f}",
                   with_spread(point[f"{direction}_x_memcpy"], point[f"{direction}_spread"]) if point else MISSING, MISSING]
     return [f"`{spec}` (default)", direction, *cells]
@@ -181,10 +181,11 @@ def missed(results, points) -> list:
 
 
 def bound_row(results, line, goal, direction, size, measured) -> list:
-    passes = bounds.passes_of(goal.spec, direction) if goal.peers == 1 else []
+    scanned = direction == "encode" and Points(results).get(goal.spec, size)["scanned"]
+    passes = bounds.passes_of(goal.spec, direction, scanned) if goal.peers == 1 else []
     ceiling = line.ceiling(passes, size)
-    alone = next((p[f"{direction}_x_memcpy"] for p in results["codec_only"]
-                  if p["codec"] == goal.spec and 4 * p["elements"] == size), None)
+    alone = next((p["encode_x_memcpy"] for p in results["codec_only"] if direction == "encode"
+                  and p["codec"] == goal.spec and 4 * p["elements"] == size), None)
     words = [bounds.in_words(passes), bounds.OTHER_BOUND.get((goal.spec, direction), "")]
     return [f"`{goal.spec}`" + (f", {goal.peers} peers" if goal.peers > 1 else ""), f"{direction}, {size_text(size)}",
             "; ".join(w for w in words if w) or MISSING, f"{bounds.bytes_per_element(passes):g}" if passes else MISSING,
@@ -202,7 +203,7 @@ def what_bounds(results) -> list:
             table(["codec", "", "passes", "bytes per element", "ceiling", "measured", "of the ceiling", "codec alone", "goal"],
                   rows, left=3),
             "Bytes per element: read and written beyond the second-level cache. Ceiling: the passes at the speeds of the "
-            "roofline below, without arithmetic. Codec alone: its own encode, without the pipeline's look for "
+            "roofline below, without arithmetic; more than 100 % where a pass finds part of the tensor in the cache still. Codec alone: its own encode, without the pipeline's look for "
             "zeros and NaN before it.", commands(results, "codec only")]
 
 

@@ -120,6 +120,7 @@ Json point_json(const Point& point, const Options& options) {
           {"data", options.input.empty() ? options.data : options.input},
           {"feedback", point.feedback},
           {"codec_only", point.options.codec_only},
+          {"scanned", point.scanned},
           {"encode_x_memcpy", point.encode.x_memcpy.median},
           {"decode_x_memcpy", point.decode.x_memcpy.median},
           {"encode_s", point.encode.seconds.median},

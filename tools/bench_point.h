@@ -40,7 +40,8 @@ struct Point {
   uint64_t elements = 0;
   PointOptions options;
   bool feedback = false;
-  bool adds = false;  ///< decode adds to the target
+  bool adds = false;     ///< decode adds to the target
+  bool scanned = false;  ///< the pipeline looks for NaN and infinity before the codec encodes
   uint64_t payload_bytes = 0;
   double ratio = 0;
   Timing encode;

@@ -88,6 +88,11 @@ class Rank {
   }
   [[nodiscard]] Bytes sent() const { return sent_; }
   [[nodiscard]] bool feedback() const { return feedback_; }
+  /// As pipeline::UnitCodec::encode decides it.
+  [[nodiscard]] bool scanned() const {
+    const Contract& contract = codec_.contract();
+    return !codec_only_ && !(contract.checks_finite && (contract.fused || !feedback_));
+  }
   [[nodiscard]] bool lanes() const {
     return plan_.round[plan_.rounds - 1].kind == RoundKind::lanes;
   }
