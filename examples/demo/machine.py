@@ -22,10 +22,18 @@ def cpu() -> str:
 
 
 def commit() -> str:
-    asked = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True)
+    """Of this checkout, marked if files differ from it."""
+    asked = subprocess.run(["git", "-C", str(ROOT), "describe", "--always", "--abbrev=12", "--dirty=, with local changes"],
+                           capture_output=True, text=True)
     return asked.stdout.strip() if asked.returncode == 0 else "not a git checkout"
 
 
 def machine() -> dict:
-    return {"CPU": cpu(), "cores": len(os.sched_getaffinity(0)), "kernel": f"{platform.system()} {platform.release()}",
-            "commit": commit(), "date": datetime.date.today().isoformat()}
+    """Called when the runs begin: the load is what others do, not the demo's own."""
+    found = {"CPU": cpu(), "cores": len(os.sched_getaffinity(0)),
+             "kernel": f"{platform.system()} {platform.release()}", "commit": commit(),
+             "date": datetime.date.today().isoformat(),
+             "load at the start": f"{os.getloadavg()[0]:.1f} (an idle machine: 0)"}
+    if "LACONIC_LIBRARY" in os.environ:
+        found["library"] = "named by LACONIC_LIBRARY; the commit above may not be its own"
+    return found

@@ -36,7 +36,7 @@ def options(arguments=None) -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--specs", default=SPECS, help="separated by spaces; pytorch:ddp is always there")
     parser.add_argument("--seeds", type=int, default=1, help="final accuracies become means over so many runs")
-    parser.add_argument("--steps", type=int, default=200, help="of the runs that give the accuracy")
+    parser.add_argument("--steps", type=int, default=300, help="of the runs that give the accuracy")
     parser.add_argument("--every", type=int, default=5, help="steps between evaluations")
     parser.add_argument("--target", type=float, default=0.95, help="accuracy on the test samples")
     parser.add_argument("--repeats", type=int, default=3, help="of the blocks at the rate")
@@ -47,6 +47,7 @@ def options(arguments=None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=ROOT / "demo")
     parser.add_argument("--emulate", action="store_true", help="no network of the kernel: senders wait")
     parser.add_argument("--publish", type=Path, metavar="FOLDER", help="also write table and picture there")
+    parser.add_argument("--remark", default="", help="what a reader has to know of this run; goes under every table")
     return parser.parse_args(arguments)
 
 
@@ -92,8 +93,8 @@ def phases_text(results: Results, total: float) -> str:
 def demo(given: argparse.Namespace) -> None:
     begin = time.monotonic()
     progress, plan = Progress(), plan_of(given)
-    raw = train(given, plan, progress)
-    raw["machine"], raw["command"] = machine(), command_line(given)
+    here = machine()
+    raw = {**train(given, plan, progress), "machine": here, "command": command_line(given), "remark": given.remark}
     given.out.mkdir(parents=True, exist_ok=True)
     (given.out / "results.json").write_text(json.dumps({"plan": plan, **raw}))
     results = Results(raw, plan)

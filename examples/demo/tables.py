@@ -47,6 +47,11 @@ def notes(results: Results) -> list[str]:
         each = " ".join(f"{ratio:.3f}" for ratio in results.none_ratios)
         found.append(f"Laconic none against plain DDP, unshaped: {results.none_ratio:.3f} of its step "
                      f"(median of {len(results.none_ratios)} alternating pairs: {each}).")
+    if any(row.spec == "pytorch:powersgd" for row in results.rows):
+        found.append("PyTorch's PowerSGD hook sends its first two steps uncompressed: it does not start earlier. "
+                     "They count in its time to the target.")
+    if results.raw.get("remark"):
+        found.insert(0, "REMARK: " + results.raw["remark"])
     if results.emulated:
         found.insert(0, "EMULATED: senders wait as long as their bytes would take; no network was shaped or counted.")
     return found
