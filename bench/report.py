@@ -127,7 +127,7 @@ def default_row(results, points, spec: str, direction: str) -> list:
     cells = []
     for size in GOAL_SIZES:
         point = points.get(spec, size)
-        ceiling = line.ceiling(bounds.passes_of(spec, direction, bool(point and point["scanned"])), size)
+        ceiling = line.ceiling(bounds.passes_of(spec, direction, bool(point and point.get("scanned"))), size)
         cells += [MISSING if ceiling is None else f"ceiling {ceiling:.2f}",
                   with_spread(point[f"{direction}_x_memcpy"], point[f"{direction}_spread"]) if point else MISSING, MISSING]
     return [f"`{spec}` (default)", direction, *cells]
@@ -181,8 +181,8 @@ def missed(results, points) -> list:
 
 
 def bound_row(results, line, goal, direction, size, measured) -> list:
-    scanned = direction == "encode" and Points(results).get(goal.spec, size)["scanned"]
-    passes = bounds.passes_of(goal.spec, direction, scanned) if goal.peers == 1 else []
+    point = Points(results).get(goal.spec, size) or {}
+    passes = bounds.passes_of(goal.spec, direction, point.get("scanned", False)) if goal.peers == 1 else []
     ceiling = line.ceiling(passes, size)
     alone = next((p["encode_x_memcpy"] for p in results["codec_only"] if direction == "encode"
                   and p["codec"] == goal.spec and 4 * p["elements"] == size), None)

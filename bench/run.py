@@ -36,6 +36,7 @@ def options(arguments=None) -> argparse.Namespace:
     parser.add_argument("--build", type=Path, default=ROOT / "build" / "release", help="folder of the build")
     parser.add_argument("--out", type=Path, metavar="FOLDER",
                         help="of codecs-cpu.md and codecs-cpu.json (default docs/results; with --quick out/bench)")
+    parser.add_argument("--report", action="store_true", help="measure nothing: the page anew from FOLDER's JSON")
     parser.add_argument("--budget", type=float, metavar="SECONDS", help="nothing begins later, all ends 30 s later (default 320)")
     given = parser.parse_args(arguments)
     given.out = (given.out or ROOT / ("out/bench" if given.quick else "docs/results")).resolve()
@@ -134,19 +135,26 @@ class Run:
         return [size for size in plans.GOAL_SIZES if size in self.plan.sizes and specs]
 
 
+def write_whole(path: Path, text: str) -> None:
+    """The file is the old one or the new one, never a part."""
+    part = path.with_name(f".{path.name}")
+    part.write_text(text, encoding="utf-8")
+    os.replace(part, path)
+
+
 def write(folder: Path, results: dict) -> Path:
-    """Both files, or none."""
+    """The figures first: they took minutes, and the page can be made from them again."""
     folder.mkdir(parents=True, exist_ok=True)
-    texts = {"codecs-cpu.md": report.markdown(results), "codecs-cpu.json": json.dumps(results, indent=1) + "\n"}
-    for name, text in texts.items():
-        (folder / f".{name}").write_text(text, encoding="utf-8")
-    for name in texts:
-        os.replace(folder / f".{name}", folder / name)
+    write_whole(folder / "codecs-cpu.json", json.dumps(results, indent=1) + "\n")
+    write_whole(folder / "codecs-cpu.md", report.markdown(results))
     return folder / "codecs-cpu.md"
 
 
 def main() -> int:
     given = options()
+    if given.report:
+        progress(f"wrote {write(given.out, json.loads((given.out / 'codecs-cpu.json').read_text(encoding='utf-8')))}")
+        return 0
     names = [name for name in given.codecs.split(",") if name]
     plan = (plans.QUICK if given.quick else plans.FULL).cut(names, given.budget)
     if not plan.specs:

@@ -128,6 +128,22 @@ def test_compare(folder, results, tmp_path):
     assert "1.00  decode, geometric mean" in slower.stdout
 
 
+def test_the_page_can_be_made_again(folder):
+    page = folder / "codecs-cpu.md"
+    text = page.read_text(encoding="utf-8")
+    page.unlink()
+    assert run(ROOT / "bench" / "run.py", "--report", "--out", folder).returncode == 0
+    assert page.read_text(encoding="utf-8") == text
+
+
+@pytest.mark.parametrize("part", ["points", "fused", "codec_only", "threads", "c_abi", "baselines", "roofline"])
+def test_a_page_without_a_part(results, part):
+    """What failed or was cut off is missing, nothing else."""
+    empty = {"roofline": {"points": []}, "baselines": {}}.get(part, [])
+    text = report.markdown({**results, part: empty, "failures": [{"command": "x", "reason": "y"}]})
+    assert text.startswith("# Codecs on a CPU") and "## Not measured" in text
+
+
 # ---- what goes wrong ----
 
 
