@@ -81,7 +81,9 @@ HWY_INLINE void weighted_sum_turn(float* HWY_RESTRICT out, const Weighted* terms
   const size_t lanes = lanes32();
   if constexpr (kOutput == Output::add) prefetch_span(out + i, kVectors * lanes * sizeof(float));
   VF sum[kVectors];
-  prefetch(terms[0].data, i, kVectors * lanes);
+  // Beside stores past the caches, prefetches of the narrow input cost more than they bring.
+  constexpr bool kPrefetch = kOutput != Output::stream;
+  if constexpr (kPrefetch) prefetch(terms[0].data, i, kVectors * lanes);
   const VF first_weight = hn::Set(f, terms[0].weight);
   for (uint32_t v = 0; v < kVectors; ++v) {
     sum[v] = hn::Mul(first_weight, load(terms[0].data, i + v * lanes));
@@ -91,7 +93,7 @@ HWY_INLINE void weighted_sum_turn(float* HWY_RESTRICT out, const Weighted* terms
   }
   for (uint32_t t = 1; t < count; ++t) {
     const void* data = terms[t].data;
-    prefetch(data, i, kVectors * lanes);
+    if constexpr (kPrefetch) prefetch(data, i, kVectors * lanes);
     const VF weight = hn::Set(f, terms[t].weight);
     for (uint32_t v = 0; v < kVectors; ++v) {
       sum[v] = hn::Add(sum[v], hn::Mul(weight, load(data, i + v * lanes)));
