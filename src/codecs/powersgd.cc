@@ -165,6 +165,14 @@ void add_panels(const float* sums, uint64_t panels, uint64_t count, float presca
   }
 }
 
+bool all_finite(Bytes lanes) noexcept {
+  uint32_t bad = 0;
+  for (uint64_t at = 0; at + sizeof(float) <= lanes.size(); at += sizeof(float)) {
+    bad |= (load<uint32_t>(lanes.data() + at) & 0x7F800000U) == 0x7F800000U ? 1U : 0U;
+  }
+  return bad == 0;
+}
+
 // P = M·Q. Tasks run from the last rows to the first: whoever prepared M left its end in the cache,
 // and round 1 finds its beginning there.
 void encode_p(const Shape& shape, const float* m, const float* q, float prescale, Work& work,
@@ -234,14 +242,6 @@ void reconstruct(const Shape& shape, const float* p, const float* q, float weigh
   });
 }
 
-bool all_finite(Bytes lanes) noexcept {
-  uint32_t bad = 0;
-  for (uint64_t at = 0; at + sizeof(float) <= lanes.size(); at += sizeof(float)) {
-    bad |= (load<uint32_t>(lanes.data() + at) & 0x7F800000U) == 0x7F800000U ? 1U : 0U;
-  }
-  return bad == 0;
-}
-
 }  // namespace
 
 Contract PowerSgd::contract(const Params&) {
@@ -250,6 +250,7 @@ Contract PowerSgd::contract(const Params&) {
   contract.feedback = Feedback::aggregate;
   contract.feedback_default = true;
   contract.whole_parameter = true;
+  contract.checks_finite = true;
   return contract;  // contraction 0: a matrix orthogonal to Q is lost whole, its residual is not
 }
 
@@ -281,12 +282,13 @@ Encoded PowerSgd::encode(const Params& params, std::span<const float> state, con
   const Shape shape = shape_of(params, unit);
   if (shape.raw()) {
     encode_raw(source.values, unit.count, place.prescale, work, out);
-    return {bytes_of(unit.count)};
+    return {bytes_of(unit.count), all_finite(out.first(bytes_of(unit.count)))};
   }
   if (round == 0) {
     const float* const q = starting_factor(shape, params, state, unit, place, work);
     encode_p(shape, source.values, q, place.prescale, work, out);
-    return {bytes_of(shape.p_floats())};
+    // Every element of M is in some sum, times something or times zero: NaN and infinity show.
+    return {bytes_of(shape.p_floats()), all_finite(out.first(bytes_of(shape.p_floats())))};
   }
   encode_q(shape, source.values, floats_at(work.kept, 0), place.prescale, work, out);
   return {bytes_of(shape.q_floats())};

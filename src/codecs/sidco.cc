@@ -3,13 +3,17 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "codecs/exceedances.h"
 #include "codecs/sidco_fit.h"
 #include "codecs/sparse_payload.h"
+#include "kernels/select.h"
 
 namespace laconic::codecs {
 namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 using sidco::Adaptation;
 using sidco::Exceedances;
@@ -108,6 +112,7 @@ Contract Sidco::contract(const Params&) {
   c.feedback = Feedback::own;
   c.feedback_default = true;
   c.exact_size = false;
+  c.checks_finite = true;
   return c;
 }
 
@@ -141,6 +146,7 @@ Encoded Sidco::encode(const Params& p, std::span<const float> state, const Unit&
 
   Exceedances exceedances(source.values, n, k, law, work);
   const Moments all = exceedances.all();
+  if (exceedances.max_key() >= kernels::magnitude_key(kInfinity)) return {0, false};
   if (all.count <= k) {  // all that there is; says nothing about the fit
     return send(all.count, k, [&](SparseWriter& w) { exceedances.write_above({}, w); });
   }

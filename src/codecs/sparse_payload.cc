@@ -108,6 +108,8 @@ Errc check_sparse(const SparseView& set, uint64_t n) noexcept {
   return set.count == 0 || index[0] < n ? Errc::ok : Errc::payload_malformed;
 }
 
+bool values_finite(const SparseView& set) noexcept { return all_finite(set.values, set.count); }
+
 void add_range(const SparseView& set, float weight, uint64_t begin, uint64_t end, Isa isa,
                float* target) noexcept {
   const uint64_t first = begin == 0 ? 0 : lower_bound(set, begin);

@@ -58,6 +58,9 @@ class SparseWriter {
 /// poison every rank's sum).
 [[nodiscard]] Errc check_sparse(const SparseView& set, uint64_t n) noexcept;
 
+/// No value of the set is NaN or infinite.
+[[nodiscard]] bool values_finite(const SparseView& set) noexcept;
+
 /// Adds weight · values of the set at its indices within [begin, end).
 void add_range(const SparseView& set, float weight, uint64_t begin, uint64_t end, Isa isa,
                float* target) noexcept;

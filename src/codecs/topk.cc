@@ -122,6 +122,7 @@ Contract TopK::contract(const Params& p) {
   c.merge = Merge::set_union;
   c.feedback = Feedback::own;
   c.feedback_default = true;
+  c.checks_finite = true;
   // k/n of the energy at least; max(1, floor(r·n))/n is above r/2 for every n.
   c.contraction = static_cast<float>(p.ratio / 2);
   return c;
@@ -154,7 +155,8 @@ Encoded TopK::encode(const Params& p, std::span<const float>, const Unit& unit, 
     write_cut(source.values, n, {0, k - finder.list.count()}, work.isa, writer);  // zeros fill up
   }
   writer.finish();
-  return {sparse_bytes(k, n)};
+  // By its bits NaN and infinity are the largest magnitudes: if there is one, it was selected.
+  return {sparse_bytes(k, n), values_finite(sparse_view({out.data(), out.size()}, k, n))};
 }
 
 Errc TopK::check(const Params& p, const Unit& unit, uint32_t, Bytes payload) {

@@ -188,8 +188,8 @@ void TwoShot::finish() {
       codec.commit(u.piece->mean, state_->place(input_.step, 1), mean_sent_[i], {}, 1, out,
                    mean_work);
     }
-    std::memcpy(lane_segment_.data() + shares_[o].lane_begin, downs_[o].lanes.data(),
-                downs_[o].lanes.size());
+    std::copy(downs_[o].lanes.begin(), downs_[o].lanes.end(),
+              reinterpret_cast<uint8_t*>(lane_segment_.data() + shares_[o].lane_begin));
   }
   plan_.unpack_lanes(lane_segment_.data(), input_.gradient);
   phase_ = Phase::idle;

@@ -13,8 +13,8 @@ namespace laconic::collective {
 void TwoShot::encode_share(uint32_t owner) {
   Share& share = shares_[owner];
   share.writer.emplace(share.out.bytes(), share.up);
-  std::memcpy(share.writer->lanes().data(), lane_segment_.data() + share.lane_begin,
-              share.lane_count * sizeof(float));
+  std::copy_n(reinterpret_cast<const uint8_t*>(lane_segment_.data() + share.lane_begin),
+              share.lane_count * sizeof(float), share.writer->lanes().begin());
   for (const uint32_t i : share.units) encode_unit(i, *share.writer);
 }
 
