@@ -3,8 +3,8 @@
 
     bench/baselines.py [--seconds S] BYTES...
 
-Buffers are huge pages and outputs are allocated before, as in Laconic's own benchmark. The PowerSGD hook runs inside DDP (gloo, one
-process, a 1024 x 1024 parameter): its time is that on the wall, because gloo has threads of its own.
+Buffers are huge pages and outputs are allocated before, as in Laconic's own benchmark. The PowerSGD hook runs inside
+DDP (gloo, one process, a 1024 x 1024 parameter): its time is that on the wall, because gloo has threads of its own.
 """
 
 from __future__ import annotations

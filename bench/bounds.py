@@ -1,8 +1,9 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 """What memory allows: the passes that a call makes, each at the speed that this run measured for such a pass.
 
-A pass is an operation of roofline_bench on every element, or on a part of them. Those that run on a chunk which lies in the second-level
-cache already are counted at that cache's speed. Arithmetic counts as nothing, so a ceiling is not always in reach.
+A pass is an operation of roofline_bench on every element, or on a part of them. Those that run on a chunk which lies
+in the second-level cache already are counted at that cache's speed. Arithmetic counts as nothing, so a ceiling is not
+always in reach.
 """
 
 from __future__ import annotations

@@ -73,8 +73,8 @@ class Programs:
 
     def bench(self, section: str, specs, size: int, isa: str, seconds: float, *more) -> list:
         """Points of `laconic bench`. When one spec fails, the others are measured without it."""
-        head = [self.binary("laconic"), "bench", "--json", "--size", size_word(size), "--isa", isa, "--seconds", seconds,
-                *more]
+        head = [self.binary("laconic"), "bench", "--json", "--size", size_word(size), "--isa", isa, "--seconds",
+                seconds, *more]
         words = head + with_flag("--spec", specs)
         try:
             return self.run(section, words)["results"]

@@ -98,8 +98,8 @@ METHOD = """\
   dropped. Figures are medians, in parentheses the quartiles. Time is that of the thread, so that what other processes
   take does not count; where several threads work it is that on the wall.
 - Buffers are allocated, touched and reused. Nothing is allocated while time is taken.
-- *Encode* is the pipeline's whole work on one rank: the look for zeros and NaN, error feedback (the gradient joins the
-  residual, what is sent leaves it) unless the spec says `+noef`, all rounds of the codec, into the payload that travels.
+- *Encode* is the pipeline's whole work on one rank, into the payload that travels: the look for zeros and NaN, error
+  feedback (the gradient joins the residual, what is sent leaves it) unless the spec says `+noef`, all rounds.
   *Decode* writes every element, or adds to a buffer for codecs that send few (top-k, random-k, SIDCo).
 - The data is Laplace of scale 1e-3, seeded. Ratio: float bytes by payload bytes. Error and cosine: of one encoding
   without feedback; with feedback the error is sent later, not lost."""
@@ -128,8 +128,8 @@ def default_row(results, points, spec: str, direction: str) -> list:
     for size in GOAL_SIZES:
         point = points.get(spec, size)
         ceiling = line.ceiling(bounds.passes_of(spec, direction, bool(point and point.get("scanned"))), size)
-        cells += [MISSING if ceiling is None else f"ceiling {ceiling:.2f}",
-                  with_spread(point[f"{direction}_x_memcpy"], point[f"{direction}_spread"]) if point else MISSING, MISSING]
+        measured = with_spread(point[f"{direction}_x_memcpy"], point[f"{direction}_spread"]) if point else MISSING
+        cells += [MISSING if ceiling is None else f"ceiling {ceiling:.2f}", measured, MISSING]
     return [f"`{spec}` (default)", direction, *cells]
 
 
@@ -151,10 +151,11 @@ def feedback_bound(results) -> str:
     line = bounds.Roofline(results["roofline"]["points"])
     one = [line.ceiling([bounds.FEEDBACK], size) for size in GOAL_SIZES]
     two = [line.ceiling([bounds.FEEDBACK, bounds.Pass("read")], size) for size in GOAL_SIZES]
+    sizes = " / ".join(map(size_text, GOAL_SIZES))
     return ("Error feedback alone reads two floats and writes one per element: here that bounds a codec at "
-            f"{number(one[0])} / {number(one[1])} of memcpy at {size_text(GOAL_SIZES[0])} / {size_text(GOAL_SIZES[1])}, and "
-            f"at {number(two[0])} / {number(two[1])} if the sum is read once more. A *ceiling* is what the passes of "
-            "the row cost by the roofline below if arithmetic were free.")
+            f"{number(one[0])} / {number(one[1])} of memcpy at {sizes}, and at "
+            f"{number(two[0])} / {number(two[1])} if the sum is read once more. A *ceiling* is what the passes of the row "
+            "cost by the roofline below if arithmetic were free.")
 
 
 def goals(results) -> list:
@@ -200,11 +201,12 @@ def what_bounds(results) -> list:
     if not rows:
         return ["## What bounds the goals that were missed", "None was missed."] if goal_rows(results, points) else []
     return ["## What bounds the goals that were missed",
-            table(["codec", "", "passes", "bytes per element", "ceiling", "measured", "of the ceiling", "codec alone", "goal"],
-                  rows, left=3),
-            "Bytes per element: read and written beyond the second-level cache. Ceiling: the passes at the speeds of the "
-            "roofline below, without arithmetic; more than 100 % where a pass finds part of the tensor in the cache still. Codec alone: its own encode, without the pipeline's look for "
-            "zeros and NaN before it.", commands(results, "codec only")]
+            table(["codec", "", "passes", "bytes per element", "ceiling", "measured", "of the ceiling", "codec alone",
+                   "goal"], rows, left=3),
+            "Bytes per element: read and written beyond the second-level cache. Ceiling: the passes at the speeds of "
+            "the roofline below, without arithmetic; more than 100 % where a pass finds part of the tensor in the "
+            "cache still. Codec alone: its own encode, without the pipeline's look for zeros and NaN before it.",
+            commands(results, "codec only")]
 
 
 def roofline(results) -> list:
@@ -215,8 +217,8 @@ def roofline(results) -> list:
             for operation in dict.fromkeys(operation for operation, _ in found)]
     if not rows:
         return []
-    return ["## Roofline", "What one core does with plain loops: GB of the tensor per second, in parentheses multiples of memcpy. "
-            "`read two` and `r += g` take two tensors, counted once.",
+    return ["## Roofline", "What one core does with plain loops: GB of the tensor per second, in parentheses "
+            "multiples of memcpy. `read two` and `r += g` take two tensors, counted once.",
             table(["operation", *map(size_text, sizes)], rows), commands(results, "roofline")]
 
 
@@ -226,14 +228,15 @@ def threads(results) -> list:
         return []
     copies = {p["bytes"]: p["encode"] for p in found if p["codec"] == "memcpy"}
 
-    def speedup(s, size):
+    def speedup(s):
         own = f"{number(s['median'])} ({number(s['low'])}–{number(s['high'])})"
         return [own, verdict(s["median"], THREADS_GOAL)]
 
-    rows = [[f"`{p['codec']}`", size_text(p["bytes"]), *speedup(p["encode"], p["bytes"]), *speedup(p["decode"], p["bytes"]),
+    rows = [[f"`{p['codec']}`", size_text(p["bytes"]), *speedup(p["encode"]), *speedup(p["decode"]),
              number(copies[p["bytes"]]["median"])] for p in found if p["codec"] != "memcpy"]
     return ["## Two threads", f"Time with one thread over time with two, pairs by the clock on the wall; the goal is "
-            f"{THREADS_GOAL} from 4 MiB on. The last column is memcpy in slices by the same two threads: what the machine gives.",
+            f"{THREADS_GOAL} from 4 MiB on. The last column is memcpy in slices by the same two threads: what the "
+            "machine gives.",
             table(["codec", "size", "encode", "", "decode", "", "memcpy"], rows), commands(results, "threads")]
 
 
@@ -250,8 +253,8 @@ def small_calls(results) -> list:
     rows = [[f"`{p['codec']}`" + (" (feedback)" if p["feedback"] else ""), p["frame_bytes"], *micro(p["encode"]),
              *micro(p["decode"])] for p in found if "encode" in p]
     return ["## A call on 4 KiB through the C ABI",
-            f"`laconic_encode` and `laconic_decode` of liblaconic.so on 32 x 32 floats: a whole frame with its header and checksum, in "
-            f"microseconds. The goal is {SMALL_CALL_GOAL:g}.",
+            "`laconic_encode` and `laconic_decode` of liblaconic.so on 32 x 32 floats: a whole frame with its header "
+            f"and checksum, in microseconds. The goal is {SMALL_CALL_GOAL:g}.",
             table(["codec", "frame bytes", "encode µs", "", "decode µs", ""], rows), commands(results, "c_abi")]
 
 
@@ -281,15 +284,16 @@ def baselines(results) -> list:
         return ["## PyTorch on the same machine", "Not measured: " + results["baselines"].get("reason", "unknown")]
     points = Points(results)
     return ["## PyTorch on the same machine",
-            f"PyTorch {results['baselines']['torch']}, one thread, against memcpy in its own process, huge pages. `torch.topk` is given |g| and "
-            "keeps no order. Laconic's figures are of this run: encode, for PowerSGD encode and decode. *Times as fast*: of "
-            "the multiples of memcpy.",
-            table(["PyTorch", "size", "ms", "x memcpy", "Laconic", "x memcpy", "times as fast", "without feedback", "times as fast"],
-                  [baseline_row(points, p) for p in found]), commands(results, "baselines")]
+            f"PyTorch {results['baselines']['torch']}, one thread, against memcpy in its own process, huge pages. "
+            "`torch.topk` is given |g| and keeps no order. Laconic's figures are of this run: encode, for PowerSGD "
+            "encode and decode. *Times as fast*: of the multiples of memcpy.",
+            table(["PyTorch", "size", "ms", "x memcpy", "Laconic", "x memcpy", "times as fast", "without feedback",
+                   "times as fast"], [baseline_row(points, p) for p in found]), commands(results, "baselines")]
 
 
 def everything_row(points, isas, spec, size) -> list:
-    point = points.get(spec, size) or next((p for p in points.all if p["codec"] == spec and 4 * p["elements"] == size), None)
+    found = [p for p in points.all if p["codec"] == spec and 4 * p["elements"] == size]
+    point = found[0] if found else None
     if point is None:
         return []
     error = point["error_metrics"]
@@ -309,7 +313,8 @@ def everything(results) -> list:
     rows = [everything_row(points, isas, spec, size) for spec in points.specs() for size in points.sizes()]
     head = ["codec", "size", "bytes", "ratio", "rel. L2", "cosine", *(f"encode {isa}" for isa in isas),
             *(f"decode {isa}" for isa in isas)]
-    return ["## Every codec, size and instruction set", "One thread, multiples of memcpy. Bytes and errors are the same on all instruction sets.",
+    return ["## Every codec, size and instruction set",
+            "One thread, multiples of memcpy. Bytes and errors are the same on all instruction sets.",
             table(head, [row for row in rows if row]), reproduction(results, points)]
 
 
@@ -320,9 +325,9 @@ def not_measured(results) -> list:
 
 
 def markdown(results) -> str:
-    intro = ("Made by `make bench` in one run" + (" of the short version: **not for publication**" if results["quick"] else "")
-             + f", {results['seconds']:.0f} s. All numbers, with their spreads, are in the JSON file beside this one; "
-             "`scripts/bench_compare A.json B.json` compares two runs.")
+    short = " of the short version: **not for publication**" if results["quick"] else ""
+    intro = (f"Made by `make bench` in one run{short}, {results['seconds']:.0f} s. All numbers, with their spreads, "
+             "are in the JSON file beside this one; `scripts/bench_compare A.json B.json` compares two runs.")
     parts = ["# Codecs on a CPU", intro]
     for section in (machine, method, goals, what_bounds, roofline, threads, small_calls, baselines, everything,
                     not_measured):

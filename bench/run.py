@@ -37,7 +37,8 @@ def options(arguments=None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, metavar="FOLDER",
                         help="of codecs-cpu.md and codecs-cpu.json (default docs/results; with --quick out/bench)")
     parser.add_argument("--report", action="store_true", help="measure nothing: the page anew from FOLDER's JSON")
-    parser.add_argument("--budget", type=float, metavar="SECONDS", help="nothing begins later, all ends 30 s later (default 320)")
+    parser.add_argument("--budget", type=float, metavar="SECONDS",
+                        help="nothing begins later, all ends 30 s later (default 320)")
     given = parser.parse_args(arguments)
     given.out = (given.out or ROOT / ("out/bench" if given.quick else "docs/results")).resolve()
     given.build = given.build.resolve()
@@ -59,8 +60,8 @@ class Run:
     def everything(self) -> dict:
         self.look_at_machine()
         steps = [("roofline", self.roofline), *self.best_isa_steps(), ("fused decode", self.fused),
-                 ("codecs alone", self.codec_only), ("calls through the C ABI", self.c_abi), ("two threads", self.threads),
-                 ("PyTorch", self.baselines), *self.other_isa_steps()]
+                 ("codecs alone", self.codec_only), ("calls through the C ABI", self.c_abi),
+                 ("two threads", self.threads), ("PyTorch", self.baselines), *self.other_isa_steps()]
         for what, step in steps:
             if self.programs.elapsed() > self.programs.budget:
                 self.results["left_out"].append(what)
@@ -73,8 +74,8 @@ class Run:
 
     def look_at_machine(self):
         """Also finds out whether there is a build at all."""
-        answer = self.programs.run("machine", [self.programs.binary("laconic"), "bench", "--json", "--spec", "none", "--size",
-                                               "4Ki", "--seconds", 0.01])
+        answer = self.programs.run("machine", [self.programs.binary("laconic"), "bench", "--json", "--spec", "none",
+                                               "--size", "4Ki", "--seconds", 0.01])
         self.bench_machine = answer["machine"]
         self.isas = answer["machine"]["isas"]
 

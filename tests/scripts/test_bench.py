@@ -111,7 +111,8 @@ def test_missed_goals_are_explained(sections, results):
 def test_baselines_when_there_is_torch(sections):
     pytest.importorskip("torch")
     _, rows = table(sections["PyTorch on the same machine"])
-    assert [row[4] for row in rows] == ["`topk`", "`topk:ratio=0.001`", "`int8`", "`int8`", "`fp16`", "`bf16`", "`powersgd`"]
+    assert [row[4] for row in rows] == ["`topk`", "`topk:ratio=0.001`", "`int8`", "`int8`", "`fp16`", "`bf16`",
+                                        "`powersgd`"]
 
 
 def test_compare(folder, results, tmp_path):
