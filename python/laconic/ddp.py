@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import atexit
 import queue
 import threading
 
@@ -110,6 +111,8 @@ class Handle:
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._worker = threading.Thread(target=self._work, name="laconic", daemon=True)
         self._worker.start()
+        # A thread inside torch while the interpreter goes away ends the process with SIGABRT: let it end first.
+        atexit.register(_stop, self._jobs, self._worker)
 
     # ---- set-up -----------------------------------------------------------------------------------------------------
 
@@ -372,6 +375,13 @@ def _refuse_hook(ddp) -> None:
     if getattr(ddp, "_use_python_reducer", False):
         raise LaconicError(9, "unsupported", "torch._dynamo.config.optimize_ddp is 'python_reducer', which traces hooks",
                            "leave optimize_ddp at its default: torch.compile then works with laconic")
+
+
+def _stop(jobs, worker) -> None:
+    """At exit: ends an idle worker; one that still waits for a peer is left behind."""
+    if worker.is_alive():
+        jobs.put(None)
+        worker.join(5)
 
 
 def _copy(to: int, source: int, count: int) -> None:
