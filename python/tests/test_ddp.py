@@ -94,6 +94,47 @@ def test_a_parameter_without_gradient_keeps_its_residual(ranks, spec):
     assert ranks.run(_keeps_unused, spec=spec) == [(True, True)] * 4
 
 
+def _accumulates_in_the_open(spec):
+    """Two backward passes per step without no_sync: the second bucket holds the first one's mean as well."""
+    import torch.distributed as dist
+
+    ddp, handle, optimizer = training.build(dist.group.WORLD, spec)
+    rank = dist.get_rank()
+    for step in range(3):
+        optimizer.zero_grad()
+        for half in range(2):
+            x, y = training.batch(rank, 10 * step + half)
+            torch.nn.functional.cross_entropy(ddp(x), y).backward()
+        optimizer.step()
+    handle.close()
+    return training.digest(ddp)
+
+
+@pytest.mark.parametrize("spec", ["3lc", "powersgd:rank=2"])
+def test_accumulation_without_no_sync(pools, spec):
+    assert len(set(pools(3).run(_accumulates_in_the_open, spec=spec))) == 1
+
+
+def _compiled(spec):
+    import torch.distributed as dist
+
+    rank, hashes = dist.get_rank(), []
+    for compiled in (False, True):
+        ddp, handle, optimizer = training.build(dist.group.WORLD, spec, width=800, buckets=2)
+        model = torch.compile(ddp, backend="eager") if compiled else ddp
+        for step in range(4):
+            training.step_once(model, optimizer, rank, step)
+        hashes.append(training.digest(ddp))
+        handle.close()
+    return hashes
+
+
+@pytest.mark.skipif(not hasattr(torch, "compile"), reason="this torch has no torch.compile")
+def test_a_compiled_model_trains_the_same(pools):
+    for plain, compiled in pools(2).run(_compiled, spec="3lc"):
+        assert plain == compiled
+
+
 def _join(spec):
     import torch.distributed as dist
 

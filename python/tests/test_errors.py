@@ -61,7 +61,7 @@ def test_attach_names_what_it_was_given():
 
 # ---- ranks: every one of them hears the same ----
 
-def _attach(per_rank=None, environment=None, wrap=None, register=None, **same):
+def _attach(per_rank=None, environment=None, register=None, python_reducer=False, **same):
     """What attach raises on this rank, and that the group still works afterwards."""
     import os
 
@@ -87,6 +87,8 @@ def _attach(per_rank=None, environment=None, wrap=None, register=None, **same):
             laconic.attach(ddp, "3lc", quiet=True)
         else:
             ddp.register_comm_hook(None, getattr(default_hooks, register))
+    if python_reducer:
+        ddp._use_python_reducer = True
     os.environ.update((environment or {}).get(rank, {}))
     try:
         handle = laconic.attach(ddp, **arguments)
@@ -164,6 +166,7 @@ def test_a_variable_that_one_rank_lacks(pools):
     ({"double": True}, "dtype_unsupported", ["parameter weight", "torch.float64", "float32"]),
     ({"spec": "topk", "strategy": "native_sum"}, "unsupported", ["native_sum", "topk", "planner"]),
     ({"register": "fp16_compress_hook"}, "unsupported", ["fp16_compress_hook", "wrap the model anew"]),
+    ({"python_reducer": True}, "unsupported", ["optimize_ddp", "python_reducer", "default"]),
     ({"register": "laconic"}, "unsupported", ["laconic is attached to this model already", "handle"]),
 ])
 def test_what_all_ranks_do_wrong_is_said_as_it_is(pools, arguments, name, words):
