@@ -35,7 +35,7 @@ def narrow(part: float) -> Pass:
 
 
 def dense(part: float) -> list:
-    return [Pass("read", part, why="the payload"), Pass("write", why="every element")]
+    return [Pass("read", part, why="the payload")] * (part > 0) + [Pass("write", why="every element")]
 
 
 ADD_ALL = Pass("r += g", why="the mean leaves the residual")

@@ -64,7 +64,17 @@ Result<Point> measure(const Spec& spec, std::span<const float> values,
   }
   const std::unique_ptr<PinnedToCore> pinned =
       options.threads == 1 ? std::make_unique<PinnedToCore>() : nullptr;
-  Point point{spec.canonical(), values.size(), options, rank->feedback(), false, rank->scanned(), 0, 0, {}, {}, {}};
+  Point point{spec.canonical(),
+              values.size(),
+              options,
+              rank->feedback(),
+              false,
+              rank->scanned(),
+              0,
+              0,
+              {},
+              {},
+              {}};
   point.error = error_of_one_encoding(*rank, values);
   point.payload_bytes = rank->payload_bytes();
   point.ratio = static_cast<double>(values.size_bytes()) / static_cast<double>(point.payload_bytes);
