@@ -188,6 +188,8 @@ class Handle:
 
     def on_bucket(self, bucket):
         """Called by DDP in backward(): queues the bucket and returns a future of its mean."""
+        if not self._worker.is_alive():
+            raise LaconicError(1, "invalid_argument", "this model's handle was closed", "wrap the model anew and attach again")
         buffer = bucket.buffer()
         layout = self._layout(bucket, buffer)
         if not self._seen:

@@ -102,6 +102,25 @@ def test_a_failure_during_a_flush_keeps_what_was_not_delivered(pools, spec):
     assert all(r["after"] > 0 for r in results)
 
 
+def _trains_on_after_close(spec):
+    import torch.distributed as dist
+
+    ddp, handle, optimizer = training.build(dist.group.WORLD, spec)
+    training.step_once(ddp, optimizer, dist.get_rank(), 0)
+    handle.close()
+    handle.close()
+    try:
+        training.step_once(ddp, optimizer, dist.get_rank(), 1)
+    except RuntimeError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("spec", ["3lc", "none"])
+def test_a_closed_handle_says_so(pools, spec):
+    for message in pools(2).run(_trains_on_after_close, spec=spec, seconds=30):
+        assert message is not None and "handle was closed" in message and "attach again" in message
+
+
 # ---- a rank that is gone ----
 
 def _dies(spec, victim, call, signal, **options):

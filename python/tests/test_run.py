@@ -55,9 +55,11 @@ def main():
         import laconic
 
         laconic.attach(ddp, "int8")
-    if mode == "evaluate" and rank == 0:
-        with torch.no_grad():
-            ddp(torch.ones(1, 80))
+    if mode == "evaluate":
+        if rank == 0:
+            with torch.no_grad():
+                ddp(torch.ones(1, 80))
+        dist.barrier()
     generator = torch.Generator().manual_seed(rank)
     for _ in range(3):
         x = torch.randn(4, 80, generator=generator)
@@ -107,7 +109,7 @@ class Outcome:
         return json.loads(next(line for line in self.out.splitlines() if line.startswith("{")))
 
 
-def _launched(argv, environment, folder, name):
+def _launched(argv, environment, folder, name, cwd):
     """In a process of its own, forked from one that has imported torch: `python ARGV`, with its output in files."""
     import runpy
 
@@ -117,8 +119,8 @@ def _launched(argv, environment, folder, name):
     for variable in [v for v in os.environ if v.startswith("LACONIC_") and v != "LACONIC_LIBRARY"]:
         del os.environ[variable]
     os.environ.update(environment)
-    os.chdir(folder)
-    sys.argv, sys.path[:] = list(argv), [folder, *sys.path]
+    os.chdir(cwd)
+    sys.argv, sys.path[:] = list(argv), [cwd, *sys.path]
     if argv[0] == "-m":
         sys.argv = argv[1:]
         runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
@@ -127,17 +129,16 @@ def _launched(argv, environment, folder, name):
         runpy.run_path(argv[0], run_name="__main__")
 
 
-def launch(argv, folder, world=2, per_rank=None, **environment):
+def launch(argv, folder, world=2, cwd="/", **environment):
     """Runs `python ARGV` on `world` ranks."""
     context = mp.get_context("forkserver")
     context.set_forkserver_preload(["torch._dynamo", "torch.distributed", "laconic.ddp"])
     port, processes, outcomes = free_port(), [], []
     for rank in range(world):
         variables = {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1",
-                     "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", **environment,
-                     **(per_rank or {}).get(rank, {})}
+                     "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", **environment}
         name = f"{len(list(Path(folder).iterdir()))}-{rank}"
-        process = context.Process(target=_launched, args=([str(a) for a in argv], variables, str(folder), name), daemon=True)
+        process = context.Process(target=_launched, args=([str(a) for a in argv], variables, str(folder), name, str(cwd)), daemon=True)
         process.start()
         processes.append((process, Path(folder) / name))
     for process, path in processes:
@@ -281,8 +282,8 @@ def test_an_evaluation_on_one_rank_does_not_attach(script):
 
 
 def test_a_module_instead_of_a_file(script):
-    ours = launch(["-m", "laconic.run", "--spec", "none", "-m", "train", "--flag", "x"], script.parent)
-    plain = launch(["-m", "train", "--flag", "x"], script.parent)
+    ours = launch(["-m", "laconic.run", "--spec", "none", "-m", "train", "--flag", "x"], script.parent, cwd=script.parent)
+    plain = launch(["-m", "train", "--flag", "x"], script.parent, cwd=script.parent)
     assert same_hash(ours) == same_hash(plain)
     assert ours[0].report == plain[0].report and ours[0].report["argv"] == [str(script), "--flag", "x"]
 
