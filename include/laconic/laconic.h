@@ -156,6 +156,8 @@ typedef struct laconic_session_options {
   uint32_t
       engine_sums;  /* bit d set: the engine's all-reduce adds lanes of type d (LACONIC_F32, ...) */
   uint32_t threads; /* 0 = one */
+  uint32_t short_sends; /* 1: a rank may send fewer bytes than the receiver has room for */
+  uint32_t reserved;
 } laconic_session_options;
 
 LACONIC_API int32_t laconic_session_create(const laconic_session_options* options,
@@ -215,8 +217,8 @@ typedef struct laconic_step {
   uint32_t kind;
   uint32_t dtype;
   uint32_t needs_host;
-  uint32_t reserved;
-  uint64_t count; /* all_reduce: lanes at send, summed in place */
+  uint32_t short_sends; /* recv_counts are room: what arrives may be shorter */
+  uint64_t count;       /* all_reduce: lanes at send, summed in place */
   void* send;
   void* recv;
   const uint64_t* send_counts; /* bytes per rank, back to back at send (all_gather: every entry is

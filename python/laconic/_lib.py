@@ -49,7 +49,7 @@ class Parameter(ctypes.Structure):
 class SessionOptions(_Sized):
     _fields_ = [("struct_size", c_uint32), ("rank", c_uint32), ("world", c_uint32), ("strategy", c_uint32),
                 ("spec", c_char_p), ("seed", c_uint64), ("small_elements", c_uint64), ("engine_sums", c_uint32),
-                ("threads", c_uint32)]
+                ("threads", c_uint32), ("short_sends", c_uint32), ("reserved", c_uint32)]
 
 
 class Bucket(_Sized):
@@ -59,7 +59,7 @@ class Bucket(_Sized):
 
 
 class Step(ctypes.Structure):
-    _fields_ = [("kind", c_uint32), ("dtype", c_uint32), ("needs_host", c_uint32), ("reserved", c_uint32),
+    _fields_ = [("kind", c_uint32), ("dtype", c_uint32), ("needs_host", c_uint32), ("short_sends", c_uint32),
                 ("count", c_uint64), ("send", c_void_p), ("recv", c_void_p), ("send_counts", POINTER(c_uint64)),
                 ("recv_counts", POINTER(c_uint64)), ("send_bytes", c_uint64), ("recv_bytes", c_uint64)]
 

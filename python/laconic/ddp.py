@@ -127,7 +127,8 @@ class Handle:
             self._check_parameters()
             self._engine.limiter = _limiter()
             self._session = Session(spec, [(n, tuple(p.shape)) for n, p in self._parameters], rank=self.rank,
-                                    world=self._world, engine_sums=sums, **options)
+                                    world=self._world, engine_sums=sums,
+                                    short_sends=self._engine.short_sends, **options)
         except LaconicError as error:  # the other ranks are about to compare cards with us
             failure = error
         except Exception as error:  # noqa: BLE001  an argument of a wrong type

@@ -19,7 +19,7 @@ class Session:
     """Owns the C session. Parameters are (name, shape) pairs; their order is the order of indices in a Layout."""
 
     def __init__(self, spec: str, parameters, *, rank: int, world: int, seed: int, small_elements: int, strategy: str,
-                 engine_sums: int, threads: int):
+                 engine_sums: int, threads: int, short_sends: bool = False):
         if not spec:
             raise LaconicError(1, "invalid_argument", "no spec given", 'attach(model, "3lc"), or set LACONIC_SPEC')
         if strategy not in STRATEGIES:
@@ -31,7 +31,8 @@ class Session:
             entry.name = name.encode()
             entry.rows, entry.cols = _arrays.shape_of(type("Shape", (), {"shape": shape}))
         options = _lib.SessionOptions(rank=rank, world=world, strategy=STRATEGIES[strategy], spec=spec.encode(), seed=seed,
-                                      small_elements=small_elements, engine_sums=engine_sums, threads=threads)
+                                      small_elements=small_elements, engine_sums=engine_sums, threads=threads,
+                                      short_sends=int(short_sends))
         self._handle = ctypes.c_void_p()
         _lib.check(_lib.lib.laconic_session_create(ctypes.byref(options), listing, len(parameters),
                                                    ctypes.byref(self._handle)))

@@ -134,3 +134,31 @@ def test_threads_change_no_bit(pools, spec):
                for threads in (1, 2, 1)]
     assert len({r["hash"] for ranks in results for r in ranks}) == 1
     assert len({r["stats"]["wire_bytes"] for ranks in results for r in ranks}) <= 2  # each rank sends what it sent
+
+
+def _spent(spec, **options):
+    """Bytes that an emulated link charges for, and those that the session counts."""
+    import torch.distributed as dist
+
+    from laconic.emulate import Limiter
+
+    class Counting(Limiter):
+        total = 0
+
+        def spend(self, count):
+            self.total += count
+
+    ddp, handle, optimizer = training.build(dist.group.WORLD, spec, buckets=2, attach_options=options)
+    handle._engine.limiter = Counting(1.0)
+    for step in range(4):
+        training.step_once(ddp, optimizer, dist.get_rank(), step)
+    spent, counted = handle._engine.limiter.total, handle.stats()["wire_bytes"]
+    handle.close()
+    return spent, counted
+
+
+@pytest.mark.parametrize(("spec", "options"), [("topk:ratio=0.05", {}), ("3lc", {"strategy": "two_shot"}), ("powersgd:rank=2", {}),
+                                               ("fp16", {})])
+def test_an_emulated_link_charges_for_what_the_session_counts(pools, spec, options):
+    for spent, counted in pools(3).run(_spent, spec=spec, **options):
+        assert spent == counted > 0

@@ -282,6 +282,7 @@ int32_t laconic_session_create(const laconic_session_options* options,
     o.small_elements = options->small_elements;
     o.strategy = static_cast<laconic::collective::StrategyKind>(options->strategy);
     o.caps.sums = options->engine_sums;
+    o.caps.short_sends = options->short_sends != 0;
     o.threads = std::max<uint32_t>(options->threads, 1);
     std::vector<laconic::collective::Parameter> list;
     list.reserve(count);
@@ -387,6 +388,7 @@ int32_t laconic_exchange_next(laconic_exchange* exchange, laconic_step* steps, u
       c = {};
       c.kind = static_cast<uint32_t>(s.kind);
       c.dtype = static_cast<uint32_t>(s.dtype);
+      c.short_sends = s.short_sends ? 1 : 0;
       c.needs_host = s.needs_host ? 1 : 0;
       c.count = s.count;
       c.send = s.send;

@@ -24,7 +24,7 @@ class GatherAll final : public Strategy {
 
   [[nodiscard]] BundleId id(uint32_t rank) const;
   void encode();
-  void seal();
+  uint64_t seal();
   Next emit(transport::Step& step);
   Result<void> parse_all(bool* overflow, bool* non_finite);
   Result<Next> receive(std::span<transport::Step> batch);
@@ -66,7 +66,7 @@ GatherAll::GatherAll(RankState& state, const Layout& layout, Counters& counters)
     bounds_.push_back(static_cast<uint32_t>(u.piece->send.plan.round[0].bytes));
     bound += bundle_payload_bytes(bounds_.back());
   }
-  capacity_ = Capacity(bound, state.codec().contract().exact_size);
+  capacity_ = Capacity(bound, state.codec().contract().exact_size || state.short_sends());
   sent_.resize(plan_.units.size());
   views_.resize(world);
   cursors_.resize(world);
@@ -124,20 +124,25 @@ void GatherAll::encode() {
   }
 }
 
-void GatherAll::seal() {
+/// Gives the bytes to send: what the bundle takes where the engine allows it, else all that is
+/// granted.
+uint64_t GatherAll::seal() {
+  uint64_t bytes = 0;
   if (input_.failure != nullptr) {
     const BundleFailure failure{input_.failure->code, state_->rank(), input_.bucket,
                                 BundleFailure::kNoParameter, input_.failure->message};
-    write_failure_bundle(id(state_->rank()), failure, send_.bytes());
+    bytes = write_failure_bundle(id(state_->rank()), failure, send_.bytes());
   } else {
-    writer_->finish(id(state_->rank()), granted_);
+    bytes = writer_->finish(id(state_->rank()), granted_).bytes;
   }
+  return state_->short_sends() ? bytes : granted_;
 }
 
 Next GatherAll::emit(transport::Step& step) {
-  seal();
+  const uint64_t sending = seal();
   for (uint32_t r = 0; r < state_->world(); ++r) {
-    send_counts_[r] = recv_counts_[r] = granted_;
+    send_counts_[r] = sending;
+    recv_counts_[r] = granted_;
     send_offsets_[r] = 0;
     recv_offsets_[r] = r * granted_;
   }
@@ -151,7 +156,8 @@ Next GatherAll::emit(transport::Step& step) {
           send_offsets_,
           recv_counts_,
           recv_offsets_};
-  counters_->wire_bytes += (state_->world() - 1) * granted_;
+  step.short_sends = state_->short_sends();
+  counters_->wire_bytes += (state_->world() - 1) * sending;
   ++counters_->rounds;
   phase_ = Phase::received;
   return {Verdict::steps, 1};

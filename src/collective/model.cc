@@ -174,9 +174,11 @@ Result<void> Model::check_sizes() const {
     for (const Piece& piece : assignments_[i].pieces) {
       const Plan plan = spec_.codec().plan(spec_.params(), piece.unit, options_.world);
       if (piece.unit.count < (uint64_t{1} << 32) && plan.round[0].bytes <= kMaxSlotBytes) continue;
-      return Error{Errc::shape_unsupported,
-                   "parameter " + parameters_[i].name + " is too large for " + spec_.canonical() + " in one piece",
-                   "at most 2^32 - 1 elements and 4 GiB of payload; split the parameter or use none"};
+      return Error{
+          Errc::shape_unsupported,
+          "parameter " + parameters_[i].name + " is too large for " + spec_.canonical() +
+              " in one piece",
+          "at most 2^32 - 1 elements and 4 GiB of payload; split the parameter or use none"};
     }
   }
   return {};

@@ -39,6 +39,8 @@ class RankState {
   [[nodiscard]] const Model& model() const noexcept { return *model_; }
   [[nodiscard]] const pipeline::UnitCodec& codec() const noexcept { return *codec_; }
   [[nodiscard]] uint32_t rank() const noexcept { return model_->options().rank; }
+  /// Varying lengths travel as they are; capacities are bounds and nothing is predicted.
+  [[nodiscard]] bool short_sends() const noexcept { return model_->options().caps.short_sends; }
   [[nodiscard]] uint32_t world() const noexcept { return model_->options().world; }
   [[nodiscard]] Place place(uint64_t step, uint32_t hop) const noexcept {
     return {model_->options().seed, step, rank(), world(), hop, 1.0F};

@@ -31,7 +31,7 @@ void TwoShot::plan_shares() {
   }
   means_.resize(means);
   lane_segment_.resize(plan_.lanes);
-  const bool exact = state_->codec().contract().exact_size;
+  const bool exact = state_->codec().contract().exact_size || state_->short_sends();
   up_.resize(uint64_t{world_} * world_);
   down_.resize(world_);
   for (uint32_t o = 0; o < world_; ++o) {

@@ -61,7 +61,7 @@ class TwoShot final : public Strategy {
   void encode_share(uint32_t owner);
   void encode_unit(uint32_t index, BundleWriter& writer);
   Next emit_up(transport::Step& step);
-  void seal_up(uint32_t owner, uint64_t granted, MutBytes at);
+  uint64_t seal_up(uint32_t owner, uint64_t granted, MutBytes at);
   bool receive_up();
   void receive_share(uint32_t from, Bytes bytes);
   void fail(const BundleFailure& failure);
@@ -112,6 +112,7 @@ class TwoShot final : public Strategy {
   Phase phase_ = Phase::idle;
   uint8_t round_ = 0;
   std::optional<Told> told_;
+  uint64_t down_bytes_ = 0;       // of the own mean, to send
   bool mean_ready_ = false;       // own mean is encoded
   bool up_non_finite_ = false;    // some contribution to this owner is not finite
   bool down_non_finite_ = false;  // some owner says so

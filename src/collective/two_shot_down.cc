@@ -64,25 +64,28 @@ void TwoShot::incomplete_mean() {
 
 void TwoShot::seal_down(uint64_t granted) {
   const BundleId mine = id(BundleKind::mean, rank_);
+  uint64_t bytes = 0;
   if (told_) {
-    write_failure_bundle(mine,
-                         {told_->code, told_->rank, input_.bucket, told_->parameter, told_->text},
-                         down_send_.bytes());
+    bytes = write_failure_bundle(
+        mine, {told_->code, told_->rank, input_.bucket, told_->parameter, told_->text},
+        down_send_.bytes());
   } else {
-    mean_writer_->finish(mine, granted);
+    bytes = mean_writer_->finish(mine, granted).bytes;
   }
+  down_bytes_ = state_->short_sends() ? bytes : granted;
 }
 
 Next TwoShot::emit_down(transport::Step& step) {
+  const uint64_t sending = down_need_[rank_] == 0 ? 0 : down_bytes_;
   uint64_t recv = 0;
   for (uint32_t r = 0; r < world_; ++r) {
     recv_counts_[r] = down_need_[r];
     recv_offsets_[r] = recv;
-    send_counts_[r] = down_need_[rank_];
+    send_counts_[r] = sending;
     send_offsets_[r] = 0;
     recv += recv_counts_[r];
   }
-  counters_->wire_bytes += (world_ - 1) * down_need_[rank_];
+  counters_->wire_bytes += (world_ - 1) * sending;
   ++counters_->rounds;
   step = {transport::StepKind::all_gather,
           DType::u8,
@@ -93,7 +96,8 @@ Next TwoShot::emit_down(transport::Step& step) {
           send_counts_,
           send_offsets_,
           recv_counts_,
-          recv_offsets_};
+          recv_offsets_,
+          state_->short_sends()};
   phase_ = Phase::down_sent;
   return {Verdict::steps, 1};
 }

@@ -39,27 +39,30 @@ void TwoShot::encode_unit(uint32_t index, BundleWriter& writer) {
   }
 }
 
-void TwoShot::seal_up(uint32_t owner, uint64_t granted, MutBytes at) {
+/// Puts the bundle for an owner where it is sent from; gives the bytes to send.
+uint64_t TwoShot::seal_up(uint32_t owner, uint64_t granted, MutBytes at) {
   const BundleId mine = id(BundleKind::contribution, rank_);
+  uint64_t bytes = 0;
   if (told_) {
-    write_failure_bundle(
+    bytes = write_failure_bundle(
         mine, {told_->code, told_->rank, input_.bucket, told_->parameter, told_->text}, at);
-    return;
+  } else {
+    Share& share = shares_[owner];
+    bytes = share.writer->finish(mine, granted).bytes;
+    std::memcpy(at.data(), share.out.bytes().data(), bytes);
   }
-  Share& share = shares_[owner];
-  const BundleSize size = share.writer->finish(mine, granted);
-  std::memcpy(at.data(), share.out.bytes().data(), size.bytes);
+  return state_->short_sends() ? bytes : granted;
 }
 
 Next TwoShot::emit_up(transport::Step& step) {
   uint64_t send = 0, recv = 0;
   for (uint32_t r = 0; r < world_; ++r) {  // the own share never leaves this rank
-    send_counts_[r] = r == rank_ ? 0 : up_need(rank_, r);
-    recv_counts_[r] = r == rank_ ? 0 : up_need(r, rank_);
+    const uint64_t granted = r == rank_ ? 0 : up_need(rank_, r);
+    const MutBytes at = up_send_.bytes().subspan(send, granted);
     send_offsets_[r] = send;
+    send_counts_[r] = granted == 0 ? 0 : seal_up(r, granted, at);
+    recv_counts_[r] = r == rank_ ? 0 : up_need(r, rank_);
     recv_offsets_[r] = recv;
-    if (send_counts_[r] != 0)
-      seal_up(r, send_counts_[r], up_send_.bytes().subspan(send, send_counts_[r]));
     send += send_counts_[r];
     recv += recv_counts_[r];
   }
@@ -74,7 +77,8 @@ Next TwoShot::emit_up(transport::Step& step) {
           send_counts_,
           send_offsets_,
           recv_counts_,
-          recv_offsets_};
+          recv_offsets_,
+          state_->short_sends()};
   phase_ = Phase::up_sent;
   return {Verdict::steps, 1};
 }

@@ -142,7 +142,7 @@ AgreementCard Session::agreement_card() const {
   card.seed = model_->options().seed;
   card.small_elements = model_->options().small_elements;
   card.strategy = static_cast<uint32_t>(model_->choice().strategy);
-  card.sums = model_->options().caps.sums;
+  card.sums = model_->options().caps.sums | (model_->options().caps.short_sends ? 1U << 31 : 0U);
   put_text(card.version, LACONIC_VERSION_STRING);
   put_text(card.spec, model_->spec().canonical());
   AgreementCard bytes{};

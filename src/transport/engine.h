@@ -22,6 +22,9 @@ class Engine {
 /// Which lanes an engine can add. Probed once per group; bits by DType.
 struct EngineCaps {
   uint32_t sums = 1U << static_cast<uint32_t>(DType::f32);
+  /// A rank may send fewer bytes than the receiver has room for: varying lengths then need no
+  /// prediction and travel exactly. Gloo can; engines whose both sides name the size cannot.
+  bool short_sends = false;
   [[nodiscard]] constexpr bool can_sum(DType t) const noexcept {
     return (sums >> static_cast<uint32_t>(t) & 1U) != 0;
   }

@@ -34,6 +34,7 @@ struct Step {
   std::span<const uint64_t> send_offsets;  ///< bytes from `send`; back to back in rank order
   std::span<const uint64_t> recv_counts;
   std::span<const uint64_t> recv_offsets;
+  bool short_sends = false;  ///< recv_counts are room: what arrives may be shorter (EngineCaps)
 };
 
 inline constexpr uint32_t kMaxBatch = 4;

@@ -78,6 +78,25 @@ INSTANTIATE_TEST_SUITE_P(All, Growing,
                                                           StrategyKind::two_shot),
                                           testing::Values(1U, 2U, 3U, 4U, 7U)));
 
+TEST_P(Growing, ShortSendsTravelExactlyAndGiveTheSameBits) {
+  const auto [strategy, world] = GetParam();
+  Ranks predicted({"3lc", world, kModel, strategy, 64, 1, 0b111});
+  Ranks exact({"3lc", world, kModel, strategy, 64, 1, 0b111, true});
+  const Layout layout = back_to_back(kModel, {3, 2, 1, 0});
+  for (uint64_t step = 0; step < 12; ++step) {
+    auto a = shaped(world, layout.elements, step, step % 3 == 2);
+    auto b = a;
+    for (const auto& r : predicted.exchange(layout, a, step)) ASSERT_TRUE(r) << r.error().message;
+    for (const auto& r : exact.exchange(layout, b, step)) ASSERT_TRUE(r) << r.error().message;
+    EXPECT_EQ(std::memcmp(a[0].data(), b[0].data(), layout.elements * sizeof(float)), 0);
+  }
+  const auto& counters = exact.session(0).stats().counters;
+  EXPECT_EQ(counters.overflow_repeats, 0U);
+  EXPECT_EQ(counters.rounds, strategy == StrategyKind::two_shot ? 24U : 12U);
+  EXPECT_LE(counters.wire_bytes, predicted.session(0).stats().counters.wire_bytes);
+  EXPECT_EQ(counters.wire_bytes, exact.hub().sent_bytes(0)) << "counted is what is sent";
+}
+
 TEST(ExactSizes, NeverTakeAnExtraRound) {
   for (const auto& [spec, strategy, rounds] :
        {std::tuple{"topk:ratio=0.1", StrategyKind::gather_all, 1U},

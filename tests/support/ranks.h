@@ -45,6 +45,7 @@ struct Setup {
   uint64_t small_elements = 16;
   uint32_t threads = 1;
   uint32_t sums = 0b111;
+  bool short_sends = false;
 };
 
 class Ranks {
@@ -60,6 +61,7 @@ class Ranks {
       o.strategy = setup_.strategy;
       o.threads = setup_.threads;
       o.caps.sums = setup_.sums;
+      o.caps.short_sends = setup_.short_sends;
       auto s = Session::create(setup_.spec, setup_.parameters, o);
       EXPECT_TRUE(s) << s.error().message;
       sessions_.push_back(s ? *std::move(s) : nullptr);

@@ -186,7 +186,7 @@ TEST(Capi, FramesAreVerified) {
 TEST(Capi, ASessionOfOneRank) {
   std::vector<laconic_parameter> parameters{{"w", 100, 80}, {"b", 10, 1}};
   laconic_session_options options{
-      sizeof options, 0, 1, LACONIC_STRATEGY_AUTO, "topk:ratio=0.1", 1, 64, 1, 1};
+      sizeof options, 0, 1, LACONIC_STRATEGY_AUTO, "topk:ratio=0.1", 1, 64, 1, 1, 0, 0};
   laconic_session* session = nullptr;
   ASSERT_EQ(laconic_session_create(&options, parameters.data(), 2, &session), 0)
       << laconic_last_message();
