@@ -126,6 +126,7 @@ def test_a_closed_handle_says_so(pools, spec):
 def _dies(spec, victim, call, signal, **options):
     """Trains two steps; in the third, `victim` sends itself `signal` at its `call`-th collective (-1: before encoding)."""
     import os
+    import time
 
     import torch.distributed as dist
 
@@ -143,14 +144,18 @@ def _dies(spec, victim, call, signal, **options):
             gradients[names[id(p)]] = g.detach().clone().flatten()
         return on_bucket(bucket)
 
+    def die():
+        os.kill(os.getpid(), signal)
+        time.sleep(60)  # another thread may take the signal
+
     def fatal_exchange(*arguments, **keywords):
         if rank == victim and call == -1:
-            os.kill(os.getpid(), signal)
+            die()
         return exchange(*arguments, **keywords)
 
     def fatal_run(steps, count):
         if rank == victim and call == len(calls):
-            os.kill(os.getpid(), signal)
+            die()
         calls.append(count)
         return run(steps, count)
 
