@@ -9,8 +9,8 @@
 
 namespace laconic {
 
-/// Writes JSON text front to back; the library says what it knows this way without depending on a JSON library
-/// (tools parse with one). The caller opens and closes objects and lists in order.
+/// Writes JSON text front to back; the library says what it knows this way without depending on a
+/// JSON library (tools parse with one). The caller opens and closes objects and lists in order.
 class JsonText {
  public:
   JsonText& open(char bracket) {

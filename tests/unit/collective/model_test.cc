@@ -116,7 +116,8 @@ TEST(Model, RefusesImpossibleArguments) {
 
 TEST(Model, RefusesPiecesThatABundleCannotSay) {
   Options o = options(2, StrategyKind::gather_all);
-  const auto result = Model::create(*Spec::parse("topk"), {{"embedding", uint64_t{1} << 20, 4096}}, o);
+  const auto result =
+      Model::create(*Spec::parse("topk"), {{"embedding", uint64_t{1} << 20, 4096}}, o);
   ASSERT_FALSE(result);
   EXPECT_EQ(result.error().code, Errc::shape_unsupported);
   EXPECT_NE(result.error().message.find("embedding"), std::string::npos);
