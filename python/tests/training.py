@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 
@@ -11,6 +12,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import laconic
+from laconic.engine import Engine
 
 SPECS = ["none", "fp16", "bf16", "int8", "int8:round=stochastic+ef", "topk:ratio=0.05", "randomk:ratio=0.05", "3lc",
          "3lc:s=1.75", "sidco:ratio=0.05", "powersgd:rank=2"]
@@ -50,6 +52,19 @@ def digest(model) -> str:
 def batch(rank, step, n=8, dtype=torch.float32):
     g = torch.Generator().manual_seed(1000 * step + rank)
     return torch.randn(n, 20, generator=g).to(dtype), torch.randint(0, 5, (n,), generator=g)
+
+
+@contextlib.contextmanager
+def engine_without(*features):
+    """Engines made inside lack these features (names of probes), as other backends and versions of torch do."""
+    kept = {name: getattr(Engine, name) for name in features}
+    for name in features:
+        setattr(Engine, name, lambda self: False)
+    try:
+        yield
+    finally:
+        for name, function in kept.items():
+            setattr(Engine, name, function)
 
 
 def build(group, spec, *, width=48, dtype=torch.float32, buckets=1, model_options=None, ddp_options=None,
