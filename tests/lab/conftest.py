@@ -4,6 +4,7 @@
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 
@@ -55,8 +56,10 @@ class Lab:
         return lines, report, done
 
     def start(self, *words):
+        # Under nohup a child inherits that SIGHUP is ignored, and then it rightly stays ignored.
         return subprocess.Popen(
-            [*self.command, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            [*self.command, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
         )
 
 

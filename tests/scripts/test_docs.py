@@ -84,6 +84,7 @@ def test_named_tests_exist():
         for name in re.findall(r"`([A-Z]\w+\.[A-Z]\w+)`", page.read_text(encoding="utf-8")):
             assert name in known or not re.match(r"(CodecLaw|ExchangeTest|Growing|Hostile|Threads)\.", name), name
         for file, name in re.findall(r"`([\w/]+\.py)::(test_\w+)`", page.read_text(encoding="utf-8")):
-            assert f"def {name}(" in text_of(file), f"{file}::{name}"
+            where = file if "/" in file else f"python/tests/{file}"
+            assert f"def {name}(" in text_of(where), f"{file}::{name}"
 
 
