@@ -256,6 +256,9 @@ int32_t laconic_residual_set_state(laconic_residual* residual, const float* stat
   return guarded([&]() -> int32_t {
     if (residual == nullptr || (state == nullptr && count != 0))
       return fail(Errc::invalid_argument, "null argument");
+    if (count > laconic::kFrameMaxCount) {  // no array is that long: do not even form its end
+      return fail(Errc::out_of_memory, "no memory for a codec state of that size");
+    }
     residual->residual->set_state({state, count});
     return 0;
   });

@@ -154,8 +154,8 @@ TEST(Capi, AMessageIsNeverThatOfAnEarlierFailure) {
   ASSERT_EQ(laconic_residual_create(4, &residual), 0);
   const float value = 0;
   EXPECT_EQ(laconic_residual_set_state(residual, &value, uint64_t{1} << 61),
-            static_cast<int32_t>(laconic::Errc::internal));
-  EXPECT_STREQ(laconic_last_message(), "internal error");
+            static_cast<int32_t>(laconic::Errc::out_of_memory));
+  EXPECT_STREQ(laconic_last_message(), "no memory for a codec state of that size");
   EXPECT_STREQ(laconic_last_hint(), "");
   laconic_residual_destroy(residual);
 }
