@@ -12,6 +12,7 @@ namespace laconic::kernels {
 inline constexpr int32_t kCastNoCuda = -1;
 }  // namespace laconic::kernels
 
+#pragma GCC visibility push(default)
 extern "C" {
 /// out = f16(w·x), saturating finite products if `saturate` is not 0.
 int32_t laconic_cuda_narrow_f16(uint16_t* out, float w, const float* x, uint64_t n,
@@ -23,4 +24,5 @@ int32_t laconic_cuda_widen_f16(float* out, float w, const uint16_t* x, uint64_t 
                                void* stream);
 int32_t laconic_cuda_widen_bf16(float* out, float w, const uint16_t* x, uint64_t n, int32_t add,
                                 void* stream);
-}
+}  // extern "C"
+#pragma GCC visibility pop

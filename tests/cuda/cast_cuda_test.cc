@@ -8,10 +8,12 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <memory>
 #include <thread>
+#include <type_traits>
 #include <vector>
 
 #include "laconic/dtype.h"
@@ -64,9 +66,30 @@ size_t first_difference(const std::vector<In>& in, const std::vector<Out>& out,
                         Out (*expected)(In)) {
   for (size_t i = 0; i < in.size(); ++i) {
     const Out want = expected(in[i]);
+    if constexpr (std::is_same_v<In, float>) {
+      if (std::isnan(in[i])) continue;
+    } else {
+      if (std::isnan(want)) continue;
+    }
     if (std::memcmp(&want, &out[i], sizeof want) != 0) return i;
   }
   return in.size();
+}
+
+// The kernels multiply by a weight; 1 leaves every number as it is. What is left of a NaN after a
+// product is the processor's business: tests/unit/kernels/cast_cuda_test.cc pins the rule for
+// those.
+int32_t narrow_f16(const float* x, uint16_t* out, uint64_t n, void* stream) {
+  return laconic_cuda_narrow_f16(out, 1.0F, x, n, 0, stream);
+}
+int32_t narrow_bf16(const float* x, uint16_t* out, uint64_t n, void* stream) {
+  return laconic_cuda_narrow_bf16(out, 1.0F, x, n, stream);
+}
+int32_t widen_f16(const uint16_t* x, float* out, uint64_t n, void* stream) {
+  return laconic_cuda_widen_f16(out, 1.0F, x, n, 0, stream);
+}
+int32_t widen_bf16(const uint16_t* x, float* out, uint64_t n, void* stream) {
+  return laconic_cuda_widen_bf16(out, 1.0F, x, n, 0, stream);
 }
 
 // Slices of the 2^32 patterns, shared by the cores of this machine.
@@ -96,26 +119,21 @@ std::vector<uint16_t> every_16_bits() {
   return all;
 }
 
-TEST_F(CastCuda, EveryFloatToHalf) { every_float(&float_to_f16, &laconic_cuda_f32_to_f16); }
+TEST_F(CastCuda, EveryFloatToHalf) { every_float(&float_to_f16, &narrow_f16); }
 
-TEST_F(CastCuda, EveryFloatToBfloat) { every_float(&float_to_bf16, &laconic_cuda_f32_to_bf16); }
+TEST_F(CastCuda, EveryFloatToBfloat) { every_float(&float_to_bf16, &narrow_bf16); }
 
 TEST_F(CastCuda, EveryHalfToFloat) {
   const auto in = every_16_bits();
-  EXPECT_EQ(first_difference<float>(in, on_gpu<float>(in, &laconic_cuda_f16_to_f32), &f16_to_float),
-            in.size());
+  EXPECT_EQ(first_difference<float>(in, on_gpu<float>(in, &widen_f16), &f16_to_float), in.size());
 }
 
 TEST_F(CastCuda, EveryBfloatToFloat) {
   const auto in = every_16_bits();
-  EXPECT_EQ(
-      first_difference<float>(in, on_gpu<float>(in, &laconic_cuda_bf16_to_f32), &bf16_to_float),
-      in.size());
+  EXPECT_EQ(first_difference<float>(in, on_gpu<float>(in, &widen_bf16), &bf16_to_float), in.size());
 }
 
-TEST_F(CastCuda, NoElementsIsNoLaunch) {
-  EXPECT_EQ(laconic_cuda_f32_to_f16(nullptr, nullptr, 0, nullptr), 0);
-}
+TEST_F(CastCuda, NoElementsIsNoLaunch) { EXPECT_EQ(narrow_f16(nullptr, nullptr, 0, nullptr), 0); }
 
 }  // namespace
 }  // namespace laconic
