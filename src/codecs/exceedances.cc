@@ -2,8 +2,11 @@
 #include "codecs/exceedances.h"
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cmath>
+
+#include "codecs/magnitude_sample.h"
 
 namespace laconic::codecs::sidco {
 namespace {
@@ -20,6 +23,14 @@ constexpr uint64_t kTurningCount = uint64_t{1} << 22;
 constexpr uint32_t kInfinityKey = 0x7F800000U;
 
 uint64_t capacity_of(uint64_t n, uint64_t wanted) { return std::min(n, 4 * wanted + 4096); }
+
+// A list made for closing in holds at least this many times what is wanted: thresholds tried on the
+// way select more.
+constexpr double kListed = 2.4;
+
+uint64_t sample_bytes(uint64_t n, uint64_t wanted) {
+  return MagnitudeSample::pays(n, wanted) ? MagnitudeSample::size(n) * sizeof(uint32_t) : 0;
+}
 
 // Squares of magnitudes within 2^±50 and sums of 2^14 of them are normal floats.
 bool needs_scale(uint32_t max_key) {
@@ -61,7 +72,7 @@ Threshold threshold_at(double eta) noexcept {
 
 uint64_t Exceedances::scratch_bytes(uint64_t n, uint64_t wanted) noexcept {
   return CandidateList::scratch_bytes(n, capacity_of(n, wanted)) +
-         ceil_div(n, kMomentsChunk) * sizeof(ChunkMoments);
+         ceil_div(n, kMomentsChunk) * sizeof(ChunkMoments) + sample_bytes(n, wanted);
 }
 
 Exceedances::Exceedances(const float* x, uint64_t n, uint64_t wanted, Law law,
@@ -73,6 +84,7 @@ Exceedances::Exceedances(const float* x, uint64_t n, uint64_t wanted, Law law,
       work_(work),
       chunk_(reinterpret_cast<ChunkMoments*>(work.scratch.data() +
                                              CandidateList::scratch_bytes(n, capacity_))),
+      sample_(reinterpret_cast<uint32_t*>(chunk_ + ceil_div(n, kMomentsChunk))),
       list_(work.scratch, n, capacity_) {}
 
 Pass Exceedances::next_pass() noexcept {
@@ -181,10 +193,35 @@ void Exceedances::expect_only_above(Threshold eta, double expected) {
   if (!listed(eta) && expected <= static_cast<double>(capacity_ / 2)) count(eta);
 }
 
+void Exceedances::expect_about(uint64_t wanted) {
+  const bool enough = has_list_ && list_.count() >= wanted;  // later thresholds lie above its floor
+  if (enough || !MagnitudeSample::pays(n_, wanted)) return;
+  const MagnitudeSample sample(x_, n_, work_, sample_);
+  collect(std::max(1U, sample.bound(static_cast<uint64_t>(kListed * static_cast<double>(wanted)))));
+  keep_list_ = has_list_;
+}
+
+void Exceedances::collect(uint32_t floor) {
+  list_.collect(x_, floor, work_, next_pass());
+  has_list_ = list_.complete();
+}
+
+uint64_t Exceedances::count_in_memory(uint32_t floor) {
+  constexpr uint64_t kSlice = uint64_t{1} << 16;
+  const auto& kernels = kernels::select_kernels(work_.isa);
+  std::atomic<uint64_t> found{0};
+  parallel_for(work_.pool, ceil_div(n_, kSlice), [&](uint64_t i) {
+    const uint64_t begin = i * kSlice;
+    const uint64_t m = std::min(kSlice, n_ - begin);
+    found.fetch_add(kernels.count(x_ + begin, m, floor), std::memory_order_relaxed);
+  });
+  return found.load(std::memory_order_relaxed);
+}
+
 uint64_t Exceedances::count(Threshold eta) {
   if (listed(eta)) return list_.count_from(eta.key, work_.isa);
-  list_.collect(x_, eta.key, work_, next_pass());
-  has_list_ = list_.complete();
+  if (keep_list_) return count_in_memory(eta.key);
+  collect(eta.key);
   return list_.count();
 }
 

@@ -34,6 +34,9 @@ class Exceedances {
   Moments above(Threshold eta, double* low);
   /// How many exceed `eta`. With few expected, they are collected on the way.
   uint64_t count(Threshold eta);
+  /// Says that the thresholds asked about from now on close in on the one that `wanted` elements
+  /// exceed: a list of somewhat more is made, so that few questions cost a pass over memory.
+  void expect_about(uint64_t wanted);
   /// Says that about `expected` elements exceed `eta` and that all later questions lie above it.
   void expect_only_above(Threshold eta, double expected);
 
@@ -59,6 +62,8 @@ class Exceedances {
   Totals pass_over_memory(Kernel kernel, kernels::MomentsInput in);
   Totals pass_over_list(kernels::MomentsInput in) const;
   [[nodiscard]] bool listed(Threshold eta) const noexcept;
+  void collect(uint32_t floor);
+  [[nodiscard]] uint64_t count_in_memory(uint32_t floor);
   Pass next_pass() noexcept;
   Moments moments_of(const Totals& t, double shift) const;
 
@@ -68,8 +73,10 @@ class Exceedances {
   Law law_;
   const Work& work_;
   kernels::ChunkMoments* chunk_;
+  uint32_t* sample_;
   CandidateList list_;
   bool has_list_ = false;
+  bool keep_list_ = false;  ///< it is the one that expect_about() made
   bool backward_ = true;
   float scale_ = 1.0F;
   uint32_t max_key_ = 0;

@@ -155,7 +155,10 @@ Encoded Sidco::encode(const Params& p, std::span<const float> state, const Unit&
   s.eta = threshold_at(fitted_threshold(exceedances, law, all, delta, stages_of(p, state)));
   s.count = exceedances.count(s.eta);
   const uint64_t fitted = s.count;
-  if (p.guard) s = corrected(exceedances, s, k, all.count);
+  if (p.guard && !in_band(s.count, k)) {
+    exceedances.expect_about(k);
+    s = corrected(exceedances, s, k, all.count);
+  }
 
   const bool fits = p.guard ? in_band(s.count, k) : s.count >= 1 && s.count <= most;
   if (fits) {

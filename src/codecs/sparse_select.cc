@@ -22,8 +22,8 @@ struct KeyRange {
   uint32_t lowest = 0;
   uint32_t bits = 31;
 
-  [[nodiscard]] uint64_t end() const { return uint64_t{lowest} + (uint64_t{1} << bits); }
-  [[nodiscard]] bool contains(uint32_t key) const { return key >= lowest && key < end(); }
+  // One comparison, as keys below wrap round: in loops over random keys a branch is a guess.
+  [[nodiscard]] bool contains(uint32_t key) const { return key - lowest < (1U << bits); }
 };
 
 // Keys may lie there as keys or as the floats that they are the keys of.
@@ -105,15 +105,21 @@ void write_piece(const uint32_t* index, const float* value, uint64_t m, Cut* cut
                  SparseWriter& writer) {
   std::array<uint32_t, kSelectBlock + 1> kept_index;
   std::array<float, kSelectBlock + 1> kept_value;
+  const uint32_t above = cut->key;
+  uint64_t ties = cut->ties;
   uint64_t kept = 0;
   for (uint64_t j = 0; j < m; ++j) {
     const uint32_t key = magnitude_key(value[j]);
-    const bool tie = key == cut->key && cut->ties != 0;
+    const uint64_t larger = key > above ? 1U : 0U;
     kept_index[kept] = index[j];
     kept_value[kept] = value[j];
-    kept += key > cut->key || tie ? 1U : 0U;
-    cut->ties -= tie ? 1U : 0U;
+    kept += larger;  // no branch: whether a candidate is kept is a toss
+    if (key == above && ties != 0) {
+      ++kept;
+      --ties;
+    }
   }
+  cut->ties = ties;
   writer.append(kept_index.data(), kept_value.data(), kept);
 }
 

@@ -2,8 +2,8 @@
 #include "codecs/topk.h"
 
 #include <algorithm>
-#include <cmath>
 
+#include "codecs/magnitude_sample.h"
 #include "codecs/sparse_payload.h"
 #include "codecs/sparse_select.h"
 #include "kernels/select.h"
@@ -15,70 +15,22 @@ namespace {
 // than k candidates. The result is the exact top-k whatever the bound was.
 
 constexpr uint64_t kGroupUnits = uint64_t{1} << 16;  // up to here: maxima of groups
-constexpr uint64_t kLineUnits = uint64_t{1} << 22;   // above: four samples of each cache line
 constexpr uint64_t kSparse = 16;  // from n/16 on a bound would not help: select among all
 constexpr uint32_t kTries = 3;
-
-// A multiple of four.
-uint64_t sample_size(uint64_t n) { return std::max<uint64_t>(4096, n / 1024 * 4); }
 
 uint32_t group_count(uint64_t k) {
   return static_cast<uint32_t>(std::max<uint64_t>(64, std::bit_ceil(4 * k)));
 }
 
 bool uses_groups(uint64_t n, uint64_t k) { return n <= kGroupUnits && k * kSparse <= n; }
-bool uses_sample(uint64_t n, uint64_t k) { return n > kGroupUnits && k * kSparse <= n; }
 
 uint64_t key_count(uint64_t n, uint64_t k) {
   if (uses_groups(n, k)) return group_count(k);
-  return uses_sample(n, k) ? sample_size(n) : 0;
+  return MagnitudeSample::pays(n, k) ? MagnitudeSample::size(n) : 0;
 }
 
 // Expected candidates per wanted element are 1.1 to 1.7, 4 when the sample holds few of them.
 uint64_t capacity_of(uint64_t n, uint64_t k) { return std::min(n, 4 * k + 16384); }
-
-// Positions are a function of n alone: one per stratum of n/s elements, somewhere inside it.
-uint64_t sample_position(uint64_t i, uint64_t n, uint64_t s, uint64_t room) {
-  const uint64_t begin = n / s * i + n % s * i / s;
-  const uint32_t scrambled = static_cast<uint32_t>(i) * 0x9E3779B1U;
-  return begin + (((n / s - room) * (scrambled >> 8)) >> 24);
-}
-
-// The body of take_sample for positions [begin, end) of s; in large units, where a sample costs
-// what its cache misses cost, a position stands for four elements of one line.
-void take_points(const float* x, uint64_t n, uint64_t begin, uint64_t end, uint32_t* keys) {
-  const uint64_t s = sample_size(n);
-  for (uint64_t i = begin; i < end; ++i) {
-    keys[i] = kernels::magnitude_key(x[sample_position(i, n, s, 0)]);
-  }
-}
-void take_lines(const float* x, uint64_t n, uint64_t begin, uint64_t end, uint32_t* keys) {
-  const uint64_t s = sample_size(n) / 4;
-  for (uint64_t i = begin; i < end; ++i) {
-    const float* line = x + sample_position(i, n, s, 16) / 16 * 16;
-    for (uint64_t j = 0; j < 4; ++j) keys[4 * i + j] = kernels::magnitude_key(line[4 * j]);
-  }
-}
-
-void take_sample(const float* x, uint64_t n, const Work& work, uint32_t* keys) {
-  constexpr uint64_t kSlice = 1024;
-  const bool lines = n > kLineUnits;
-  const uint64_t positions = sample_size(n) / (lines ? 4 : 1);
-  parallel_for(work.pool, ceil_div(positions, kSlice), [&](uint64_t slice) {
-    const uint64_t begin = slice * kSlice;
-    (lines ? take_lines : take_points)(x, n, begin, std::min(positions, begin + kSlice), keys);
-  });
-}
-
-// Rank in the sample that keeps at least k elements of the unit with four standard deviations of
-// the binomial law; each further try doubles it.
-uint64_t sample_rank(uint64_t n, uint64_t k, uint32_t attempt) {
-  const uint64_t s = sample_size(n);
-  const double expected = static_cast<double>(k) / static_cast<double>(n) * static_cast<double>(s);
-  const double deviations = n > kLineUnits ? 6.0 : 4.0;
-  const double rank = expected + deviations * std::sqrt(expected) + 3.0;
-  return std::min(s, static_cast<uint64_t>(rank) << attempt);
-}
 
 struct Finder {
   const float* x;
@@ -104,10 +56,10 @@ struct Finder {
   // True when the list holds the top-k, or all non-zero elements and these are fewer than k.
   bool find() {
     if (uses_groups(n, k)) return collect_from(bound_of_groups());
-    if (!uses_sample(n, k)) return false;
-    take_sample(x, n, work, keys);
+    if (!MagnitudeSample::pays(n, k)) return false;
+    const MagnitudeSample sample(x, n, work, keys);
     for (uint32_t attempt = 0; attempt < kTries; ++attempt) {
-      const uint32_t bound = kth_largest(keys, sample_size(n), sample_rank(n, k, attempt));
+      const uint32_t bound = sample.bound(k, attempt);
       if (!collect_from(bound)) return false;
       if (list.count() >= k || bound <= 1) return true;
     }

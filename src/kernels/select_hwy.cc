@@ -30,30 +30,47 @@ HWY_INLINE VI load_keys(const float* x) {
   return hn::And(hn::BitCast(d, hn::LoadU(F(), x)), hn::Set(d, 0x7FFFFFFF));
 }
 
-// One bit per lane.
-HWY_INLINE uint32_t bits_of(hn::Mask<I> mask) {
-#if LACONIC_AVX512
-  return static_cast<uint32_t>(mask.raw);
-#elif HWY_ARCH_X86 && HWY_TARGET == HWY_AVX2
-  return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_castsi256_ps(mask.raw)));
-#elif HWY_ARCH_X86
-  return static_cast<uint32_t>(_mm_movemask_ps(_mm_castsi128_ps(mask.raw)));
+// Elements that share a word of hits.
+#if HWY_ARCH_X86 && HWY_TARGET == HWY_AVX2
+constexpr uint32_t kGroup = 32;
+using Bits = uint32_t;
 #else
-  uint8_t bits[8] = {};
-  hn::StoreMaskBits(I(), mask, bits);
-  return bits[0];
+constexpr uint32_t kGroup = 16;
+using Bits = uint16_t;
+#endif
+
+// One bit per element of a group whose key is above the bound.
+HWY_INLINE Bits group_bits(const float* x, VI bound) {
+#if LACONIC_AVX512
+  return static_cast<Bits>(hn::Gt(load_keys(x), bound).raw);
+#elif HWY_ARCH_X86 && HWY_TARGET == HWY_AVX2
+  const auto above = [&](size_t i) HWY_ATTR {
+    return hn::VecFromMask(I(), hn::Gt(load_keys(x + i), bound)).raw;
+  };
+  // Packing works within halves of a register: afterwards words of four elements are interleaved.
+  const __m256i low = _mm256_packs_epi32(above(0), above(8));
+  const __m256i high = _mm256_packs_epi32(above(16), above(24));
+  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+  const __m256i bytes = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(low, high), order);
+  return static_cast<Bits>(_mm256_movemask_epi8(bytes));
+#else
+  const size_t lanes = hn::Lanes(I());
+  uint32_t bits = 0;
+  for (size_t i = 0; i < kGroup; i += lanes) {
+    const auto above = hn::Gt(load_keys(x + i), bound);
+#if HWY_ARCH_X86
+    bits |= static_cast<uint32_t>(_mm_movemask_ps(_mm_castsi128_ps(above.raw))) << i;
+#else
+    uint8_t some[8] = {};
+    hn::StoreMaskBits(I(), above, some);
+    bits |= uint32_t{some[0]} << i;
+#endif
+  }
+  return static_cast<Bits>(bits);
 #endif
 }
 
-// A group is 16 elements, one bit each.
-HWY_INLINE uint32_t group_bits(const float* x, VI bound) {
-  const size_t lanes = hn::Lanes(I());
-  uint32_t bits = 0;
-  for (size_t i = 0; i < 16; i += lanes) bits |= bits_of(hn::Gt(load_keys(x + i), bound)) << i;
-  return bits;
-}
-
-// Appends the elements named by `bits`. Writes up to 16 entries.
+// Appends the elements named by `bits`. Writes up to 16 entries past the last one.
 HWY_INLINE uint32_t append_group(const float* x, uint32_t base, uint32_t bits, uint32_t* index,
                                  float* value) {
 #if LACONIC_AVX512
@@ -76,28 +93,29 @@ HWY_INLINE uint32_t append_group(const float* x, uint32_t base, uint32_t bits, u
 }
 
 // Two loops, neither with a branch on single elements. The first finds the groups that have a hit
-// at all and lists them by advancing a cursor, the second, over those (1.6 % of groups at density
-// 0.1 %, 15 % at 1 %), compresses them from the first-level cache.
+// at all and lists them by advancing a cursor, the second, over those (of groups of 16 1.6 % at
+// density 0.1 %, 15 % at 1 %), compresses them from the first-level cache.
 uint32_t select(const float* HWY_RESTRICT x, uint32_t n, uint32_t base, uint32_t floor,
                 uint32_t* HWY_RESTRICT index, float* HWY_RESTRICT value) {
-  uint16_t hits[kSelectBlock / 16 + 1];
-  uint16_t group[kSelectBlock / 16 + 1];
+  Bits hits[kSelectBlock / kGroup + 1];
+  uint16_t group[kSelectBlock / kGroup + 1];
   const VI bound = above(floor);
-  const uint32_t groups = n / 16;
+  const uint32_t groups = n / kGroup;
   uint32_t listed = 0;
   for (uint32_t g = 0; g < groups; ++g) {
-    prefetch_ahead(x + g * 16 + 1024);  // 8 KiB: another 4 % from memory
-    const uint32_t bits = group_bits(x + g * 16, bound);
-    hits[listed] = static_cast<uint16_t>(bits);
+    const float* const elements = x + g * kGroup;
+    for (uint32_t i = 0; i < kGroup; i += 16) prefetch_ahead(elements + i + 1024);  // 8 KiB: +4 %
+    const Bits bits = group_bits(elements, bound);
+    hits[listed] = bits;
     group[listed] = static_cast<uint16_t>(g);
     listed += bits != 0 ? 1U : 0U;
   }
   uint32_t found = 0;
   for (uint32_t j = 0; j < listed; ++j) {
-    const uint32_t i = group[j] * 16U;
+    const uint32_t i = group[j] * kGroup;
     found += append_group(x + i, base + i, hits[j], index + found, value + found);
   }
-  for (uint32_t i = groups * 16; i < n; ++i) {
+  for (uint32_t i = groups * kGroup; i < n; ++i) {
     index[found] = base + i;
     value[found] = x[i];
     found += magnitude_key(x[i]) >= floor ? 1U : 0U;

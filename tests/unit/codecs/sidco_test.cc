@@ -317,6 +317,29 @@ TEST(SidcoTest, ListAndMemoryGiveTheSameMoments) {
   }
 }
 
+// A list of the largest answers for thresholds above its floor, memory for those below.
+TEST(SidcoTest, ClosingInChangesNoCount) {
+  const std::vector<float> x = draw(Shape::heavy, 200003, 8);
+  const uint64_t wanted = 2000;
+  ThreadPool pool(2);
+  for (ThreadPool* threads : {static_cast<ThreadPool*>(nullptr), &pool}) {
+    const LentMemory scratch(sidco::Exceedances::scratch_bytes(x.size(), wanted));
+    const Work work{{}, {scratch.data.get(), scratch.size}, best_isa(), threads};
+    sidco::Exceedances unit(x.data(), x.size(), wanted, Law::exponential, work);
+    (void)unit.all();
+    unit.expect_about(wanted);
+    std::vector<float> sorted(x.size());
+    std::transform(x.begin(), x.end(), sorted.begin(), [](float v) { return std::fabs(v); });
+    std::sort(sorted.begin(), sorted.end(), std::greater<>());
+    for (const uint64_t rank : {20000U, 10U, 4000U, 150000U, 2000U, 1U}) {
+      const float value = sorted[rank];
+      const auto exceeding = static_cast<uint64_t>(
+          std::count_if(sorted.begin(), sorted.end(), [&](float a) { return a > value; }));
+      EXPECT_EQ(unit.count(sidco::threshold_at(static_cast<double>(value))), exceeding) << rank;
+    }
+  }
+}
+
 TEST(SidcoTest, RefusesWhatItWouldNotWrite) {
   const std::vector<float> x = draw(Shape::laplace, 10000, 1);
   const Driver d = driver(0.01, Law::exponential, 1, true);
