@@ -115,7 +115,7 @@ def goal_row(results, points, goal: Goal, direction: str) -> list:
     for size in GOAL_SIZES:
         point = points.get(goal.spec, size) if goal.peers == 1 else fused_of(results, goal.spec, size)
         measured = point and point[f"{direction}_x_memcpy"]
-        aim = goal.value(direction, size)
+        aim = goal.value(direction, size, points.best)
         cells += [MISSING if aim is None else f"{aim:g}",
                   with_spread(measured, point[f"{direction}_spread"]) if point else MISSING, verdict(measured, aim)]
     what = f"fused decode of {goal.peers} peers" if goal.peers > 1 else direction
@@ -159,6 +159,23 @@ def feedback_bound(results) -> str:
             "row cost by the roofline below if arithmetic were free.")
 
 
+def lesser_goals(results, points, isa: str = "avx2") -> list:
+    """Of an instruction set that is not this machine's best."""
+    size = GOAL_SIZES[0]
+    rows = []
+    for goal in GOALS:
+        point = points.get(goal.spec, size, isa)
+        aim = goal.value("encode", size, isa)
+        if point and aim is not None and isa != points.best:
+            measured = point["encode_x_memcpy"]
+            rows.append([f"`{goal.spec}`", f"{aim:g}", with_spread(measured, point["encode_spread"]),
+                         verdict(measured, aim)])
+    if not rows:
+        return []
+    return [f"The same machine with {isa}, encode at {size_text(size)}:",
+            table(["codec", "goal", "measured", ""], rows)]
+
+
 def goals(results) -> list:
     points = Points(results)
     heads = [f"{size_text(s)}: {word}" for s in GOAL_SIZES for word in ("goal", "measured", "")]
@@ -166,7 +183,7 @@ def goals(results) -> list:
     if not rows:
         return []
     return ["## Goals", f"One thread, {points.best}, multiples of memcpy.", table(["codec", "", *heads], rows, left=2),
-            feedback_bound(results), commands(results, "goals", "fused")]
+            *lesser_goals(results, points), feedback_bound(results), commands(results, "goals", "fused")]
 
 
 def missed(results, points) -> list:
@@ -175,7 +192,7 @@ def missed(results, points) -> list:
     for goal in GOALS:
         for direction in ("encode", "decode"):
             for size in GOAL_SIZES:
-                aim = goal.value(direction, size)
+                aim = goal.value(direction, size, points.best)
                 point = points.get(goal.spec, size) if goal.peers == 1 else fused_of(results, goal.spec, size)
                 if aim is not None and point and point[f"{direction}_x_memcpy"] < aim:
                     found.append((goal, direction, size, point[f"{direction}_x_memcpy"]))
@@ -192,7 +209,7 @@ def bound_row(results, line, goal, direction, size, measured) -> list:
     return [f"`{goal.spec}`" + (f", {goal.peers} peers" if goal.peers > 1 else ""), f"{direction}, {size_text(size)}",
             "; ".join(w for w in words if w) or MISSING, f"{bounds.bytes_per_element(passes):g}" if passes else MISSING,
             number(ceiling), number(measured), f"{100 * measured / ceiling:.0f} %" if ceiling else MISSING,
-            number(alone), f"{goal.value(direction, size):g}"]
+            number(alone), f"{goal.value(direction, size, Points(results).best):g}"]
 
 
 def what_bounds(results) -> list:
@@ -327,9 +344,10 @@ def not_measured(results) -> list:
 
 def markdown(results) -> str:
     short = " of the short version: **not for publication**" if results["quick"] else ""
-    intro = (f"Made by `make bench` in one run{short}, {results['seconds']:.0f} s. All numbers, with their spreads, "
-             "are in the JSON file beside this one; `scripts/bench_compare A.json B.json` compares two runs.")
-    parts = ["# Codecs on a CPU", intro]
+    intro = (f"Made by `{results.get('command', 'make bench')}` in one run{short}, {results['seconds']:.0f} s. All "
+             "numbers, with their spreads, are in the JSON file beside this one; `scripts/bench_compare A.json B.json` "
+             "compares two runs.")
+    parts = ["# Codecs on a CPU", intro, results.get("remark", "")]
     for section in (machine, method, goals, what_bounds, roofline, threads, small_calls, baselines, everything,
                     not_measured):
         parts += section(results)

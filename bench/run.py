@@ -35,7 +35,9 @@ def options(arguments=None) -> argparse.Namespace:
     parser.add_argument("--codecs", default="", help="names, separated by commas; all without it")
     parser.add_argument("--build", type=Path, default=ROOT / "build" / "release", help="folder of the build")
     parser.add_argument("--out", type=Path, metavar="FOLDER",
-                        help="of codecs-cpu.md and codecs-cpu.json (default docs/results; with --quick out/bench)")
+                        help="of NAME.md and NAME.json (default docs/results; with --quick out/bench)")
+    parser.add_argument("--name", default="codecs-cpu", help="of the two files (default codecs-cpu)")
+    parser.add_argument("--remark", default="", help="what a reader has to know of this run; goes under the title")
     parser.add_argument("--report", action="store_true", help="measure nothing: the page anew from FOLDER's JSON")
     parser.add_argument("--budget", type=float, metavar="SECONDS",
                         help="nothing begins later, all ends 30 s later (default 320)")
@@ -43,6 +45,14 @@ def options(arguments=None) -> argparse.Namespace:
     given.out = (given.out or ROOT / ("out/bench" if given.quick else "docs/results")).resolve()
     given.build = given.build.resolve()
     return given
+
+
+def command_line(given: argparse.Namespace) -> str:
+    """What repeats this run on another machine: without its folders."""
+    if not given.codecs and given.budget is None:
+        return "make bench QUICK=1" if given.quick else "make bench"
+    words = ["bench/run.py", *["--quick"] * given.quick, *(["--codecs", given.codecs] if given.codecs else [])]
+    return " ".join(words + ([f"--budget {given.budget:g}"] if given.budget is not None else []))
 
 
 def progress(text: str) -> None:
@@ -143,18 +153,20 @@ def write_whole(path: Path, text: str) -> None:
     os.replace(part, path)
 
 
-def write(folder: Path, results: dict) -> Path:
+def write(folder: Path, name: str, results: dict) -> Path:
     """The figures first: they took minutes, and the page can be made from them again."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / "codecs-cpu.json", json.dumps(results, indent=1) + "\n")
-    write_whole(folder / "codecs-cpu.md", report.markdown(results))
-    return folder / "codecs-cpu.md"
+    write_whole(folder / f"{name}.json", json.dumps(results, indent=1) + "\n")
+    write_whole(folder / f"{name}.md", report.markdown(results))
+    return folder / f"{name}.md"
 
 
 def main() -> int:
     given = options()
     if given.report:
-        progress(f"wrote {write(given.out, json.loads((given.out / 'codecs-cpu.json').read_text(encoding='utf-8')))}")
+        results = json.loads((given.out / f"{given.name}.json").read_text(encoding="utf-8"))
+        results["remark"] = given.remark or results.get("remark", "")
+        progress(f"wrote {write(given.out, given.name, results)}")
         return 0
     names = [name for name in given.codecs.split(",") if name]
     plan = (plans.QUICK if given.quick else plans.FULL).cut(names, given.budget)
@@ -169,10 +181,11 @@ def main() -> int:
     except ProgramError as error:
         progress(f"bench/run.py: {error}\n  build first: scripts/build release")
         return 1
-    results = {"schema": SCHEMA, "quick": given.quick, "seconds": round(programs.elapsed(), 1), "isas": run.isas,
+    results = {"schema": SCHEMA, "quick": given.quick, "remark": given.remark, "command": command_line(given),
+               "seconds": round(programs.elapsed(), 1), "isas": run.isas,
                "machine": machine(given.build, run.bench_machine, measured["roofline"].get("clock_ghz")), **measured,
                "commands": programs.commands, "failures": programs.failures}
-    path = write(given.out, results)
+    path = write(given.out, given.name, results)
     progress(f"{programs.elapsed():5.0f} s  wrote {path}")
     for failure in programs.failures:
         progress(f"failed: {failure['command']}\n  {failure['reason']}")
