@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <exception>
+#include <new>
+#include <stdexcept>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -58,6 +60,10 @@ int run(int argc, char** argv) {
   return kUsage;
 }
 
+/// A file may claim more elements than there is memory for.
+const Error kNoMemory{Errc::out_of_memory, "there is no memory for that many elements",
+                      "`laconic inspect` shows what a frame claims without decoding it"};
+
 }  // namespace
 }  // namespace laconic::tools
 
@@ -67,10 +73,18 @@ int main(int argc, char** argv) {
   if (argc > 1 && std::string_view(argv[1]) == "lab")
     return laconic::lab::lab_main(argc - 2, argv + 2);
 #endif
+  using laconic::Error;
+  namespace tools = laconic::tools;
+  const auto failed = [&](const Error& error) {
+    return tools::fail(error, tools::asks_for_json(argc, argv), tools::kBadAnswer);
+  };
   try {
-    return laconic::tools::run(argc, argv);
+    return tools::run(argc, argv);
+  } catch (const std::bad_alloc&) {
+    return failed(tools::kNoMemory);
+  } catch (const std::length_error&) {
+    return failed(tools::kNoMemory);
   } catch (const std::exception& error) {
-    return laconic::tools::fail({laconic::Errc::internal, error.what(), "please report this"},
-                                false, laconic::tools::kBadAnswer);
+    return failed({laconic::Errc::internal, error.what(), "please report this"});
   }
 }

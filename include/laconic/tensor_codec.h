@@ -64,8 +64,7 @@ class TensorCodec {
 
   /// Encodes `source` into `out` and gives the frame's size. `residual` null: no feedback, fresh
   /// codec state. An all-zero source sends nothing and leaves the residual; a non-finite one is an
-  /// error (non_finite, nothing changed) unless the payload is plain lanes and there is no
-  /// residual.
+  /// error (non_finite, nothing changed). Plain lanes without a residual carry either as it is.
   Result<uint64_t> encode(const TensorRef& source, const Place& place, uint64_t parameter,
                           Residual* residual, MutBytes out) const;
   /// out = base + weight · (d0 + …) over `frames` in their order, base = out when `add`, else 0.

@@ -6,9 +6,14 @@ import json
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "golden"))
+
+from xxh3 import xxh3_64  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 BINARY = Path(os.environ.get("LACONIC_CLI", ROOT / "build" / "release" / "bin" / "laconic"))
@@ -209,6 +214,22 @@ def test_verify_wants_the_same_number_of_values(tmp_path):
     path.write_bytes(bytes(4))
     frames = sorted((ROOT / "tests/golden/v1/frames").glob("topk*12x20.frame"))
     assert "240" in failure(USAGE, "verify", frames[0], "--original", path)["message"]
+
+
+def test_verify_of_more_elements_than_there_is_memory_for(tmp_path):
+    """A frame of zeros needs no payload: 106 bytes may claim 4 TiB."""
+    frames = json.loads((ROOT / "tests/golden/v1/manifest.json").read_text())["frames"]
+    whole = (ROOT / "tests/golden/v1" / next(f["file"] for f in frames if f["errc"] == "ok" and "topk" in f["file"]))
+    data = bytearray(whole.read_bytes())
+    data = data[:int.from_bytes(data[6:8], "little")]
+    data[5] = 1  # all zero, so without a payload
+    for at, value in ((24, 1 << 40), (32, 1 << 40), (40, 1), (80, 0)):
+        data[at:at + 8] = value.to_bytes(8, "little")
+    data[8:16] = xxh3_64(bytes(data[16:]), int.from_bytes(data[:8], "little")).to_bytes(8, "little")
+    path = tmp_path / "frame"
+    path.write_bytes(data)
+    assert answer("inspect", path)["frame"]["count"] == 1 << 40
+    assert failure(BAD_ANSWER, "verify", path)["name"] == "out_of_memory"
 
 
 # ---- doctor ----
