@@ -228,7 +228,7 @@ uint64_t Exceedances::count(Threshold eta) {
 void Exceedances::write_above(Threshold eta, SparseWriter& writer) {
   const Cut cut{eta.key - 1, 0};
   if (listed(eta)) {
-    list_.write(cut, writer);
+    list_.write(cut, work_, writer);
   } else {
     write_cut(x_, n_, cut, work_.isa, writer);
   }
@@ -236,7 +236,7 @@ void Exceedances::write_above(Threshold eta, SparseWriter& writer) {
 
 void Exceedances::write_largest(uint64_t wanted, SparseWriter& writer) {
   if (has_list_ && list_.count() >= wanted) {
-    list_.write(list_.exact_cut(wanted), writer);
+    list_.write(list_.exact_cut(wanted), work_, writer);
   } else if (wanted == 1) {
     write_cut(x_, n_, {max_key_, 1}, work_.isa, writer);
   } else {

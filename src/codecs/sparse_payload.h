@@ -43,6 +43,14 @@ class SparseWriter {
   SparseWriter(uint8_t* out, uint64_t count, uint64_t n) noexcept
       : bits_(out), values_(out + index_bytes(count, n)), width_(index_width(n)) {}
   void append(const uint32_t* index, const float* value, uint64_t m) noexcept;
+  /// A writer of its own for the entries from `first` on, a multiple of 8, where bytes begin:
+  /// threads write parts of a set, each to a multiple of 8 or to the end.
+  [[nodiscard]] SparseWriter part(uint64_t first) const noexcept {
+    SparseWriter from = *this;
+    from.bits_ += first / 8 * width_;
+    from.values_ += first * sizeof(float);
+    return from;
+  }
   /// Writes the last bits: once, when all are appended.
   void finish() noexcept;
 

@@ -13,6 +13,8 @@ using kernels::kSelectSlack;
 using kernels::magnitude_key;
 
 constexpr uint64_t kBlocksPerTask = 8;  // 128 KiB of floats
+constexpr uint64_t kBlocksPerShare = 32;
+constexpr uint64_t kPackedAtOnce = 4096;  // a multiple of 8
 constexpr uint32_t kDigitBits = 12;
 constexpr uint64_t kAllOutside = ~uint64_t{0};
 constexpr uint64_t kFew = 512;  // copied out and partitioned
@@ -100,27 +102,35 @@ Cut cut_of(const T* keys, uint64_t m, uint64_t k, uint32_t floor) {
   return {key, k - static_cast<uint64_t>(larger)};
 }
 
-// Elements that the cut keeps of one piece, through a buffer of a block.
+// What the cut keeps of one piece.
+struct Kept {
+  std::array<uint32_t, kSelectBlock + 1> index;
+  std::array<float, kSelectBlock + 1> value;
+
+  uint64_t take(const uint32_t* indices, const float* values, uint64_t m, Cut* cut) {
+    const uint32_t key_of_cut = cut->key;
+    uint64_t ties = cut->ties;
+    uint64_t kept = 0;
+    for (uint64_t j = 0; j < m; ++j) {
+      const uint32_t key = magnitude_key(values[j]);
+      index[kept] = indices[j];
+      value[kept] = values[j];
+      kept += key > key_of_cut ? 1U : 0U;  // no branch: whether a candidate is kept is a toss
+      if (key == key_of_cut && ties != 0) {
+        ++kept;
+        --ties;
+      }
+    }
+    cut->ties = ties;
+    return kept;
+  }
+};
+
 void write_piece(const uint32_t* index, const float* value, uint64_t m, Cut* cut,
                  SparseWriter& writer) {
-  std::array<uint32_t, kSelectBlock + 1> kept_index;
-  std::array<float, kSelectBlock + 1> kept_value;
-  const uint32_t above = cut->key;
-  uint64_t ties = cut->ties;
-  uint64_t kept = 0;
-  for (uint64_t j = 0; j < m; ++j) {
-    const uint32_t key = magnitude_key(value[j]);
-    const uint64_t larger = key > above ? 1U : 0U;
-    kept_index[kept] = index[j];
-    kept_value[kept] = value[j];
-    kept += larger;  // no branch: whether a candidate is kept is a toss
-    if (key == above && ties != 0) {
-      ++kept;
-      --ties;
-    }
-  }
-  cut->ties = ties;
-  writer.append(kept_index.data(), kept_value.data(), kept);
+  Kept kept;
+  const uint64_t count = kept.take(index, value, m, cut);
+  writer.append(kept.index.data(), kept.value.data(), count);
 }
 
 }  // namespace
@@ -142,7 +152,9 @@ uint64_t CandidateList::entries(uint64_t capacity) noexcept {
 }
 
 uint64_t CandidateList::scratch_bytes(uint64_t n, uint64_t capacity) noexcept {
-  return round_up(ceil_div(n, kSelectBlock) * sizeof(Piece), 64) + entries(capacity) * 8;
+  const uint64_t blocks = ceil_div(n, kSelectBlock);
+  return round_up(blocks * sizeof(Piece), 64) +
+         round_up(ceil_div(blocks, kBlocksPerShare) * sizeof(Share), 64) + entries(capacity) * 16;
 }
 
 CandidateList::CandidateList(MutBytes scratch, uint64_t n, uint64_t capacity) noexcept
@@ -150,8 +162,13 @@ CandidateList::CandidateList(MutBytes scratch, uint64_t n, uint64_t capacity) no
   uint8_t* p = scratch.data();
   piece_ = reinterpret_cast<Piece*>(p);
   p += round_up(blocks_ * sizeof(Piece), 64);
+  share_ = reinterpret_cast<Share*>(p);
+  p += round_up(ceil_div(blocks_, kBlocksPerShare) * sizeof(Share), 64);
+  const uint64_t room = entries(capacity);
   index_ = reinterpret_cast<uint32_t*>(p);
-  value_ = reinterpret_cast<float*>(p + entries(capacity) * sizeof(uint32_t));
+  value_ = reinterpret_cast<float*>(index_ + room);
+  kept_index_ = reinterpret_cast<uint32_t*>(value_ + room);
+  kept_value_ = reinterpret_cast<float*>(kept_index_ + room);
 }
 
 // A thread of several first selects into memory of its own, then takes room for what it found.
@@ -210,9 +227,59 @@ uint64_t CandidateList::count_from(uint32_t key, Isa isa) const noexcept {
   return kernels::select_kernels(isa).count(value_, count_, key);
 }
 
-void CandidateList::write(Cut cut, SparseWriter& writer) const noexcept {
+void CandidateList::write(Cut cut, const Work& work, SparseWriter& writer) noexcept {
+  if (work.pool != nullptr) return write_shared(cut, work, writer);
   for_each_piece([&](const uint32_t* index, const float* value, uint64_t m) {
     write_piece(index, value, m, &cut, writer);
+  });
+}
+
+// Gives every share its place among what is kept; ties go to the lowest indices. Returns how many
+// are kept.
+uint64_t CandidateList::place_shares(Cut cut, const Work& work) noexcept {
+  const uint64_t shares = ceil_div(blocks_, kBlocksPerShare);
+  parallel_for(work.pool, shares, [&](uint64_t s) {
+    Share share{0, 0};
+    for_pieces(s * kBlocksPerShare, std::min(blocks_, (s + 1) * kBlocksPerShare),
+               [&](const uint32_t*, const float* value, uint64_t m) {
+                 for (uint64_t j = 0; j < m; ++j) {
+                   share.kept += magnitude_key(value[j]) > cut.key ? 1U : 0U;
+                   share.ties += magnitude_key(value[j]) == cut.key ? 1U : 0U;
+                 }
+               });
+    share_[s] = share;
+  });
+  uint64_t place = 0;
+  for (uint64_t s = 0; s < shares; ++s) {
+    const uint64_t ties = std::min(cut.ties, share_[s].ties);
+    const uint64_t kept = share_[s].kept + ties;
+    share_[s] = {place, ties};
+    cut.ties -= ties;
+    place += kept;
+  }
+  return place;
+}
+
+// Counts, moves what is kept together, and packs it in parts that begin with a byte.
+void CandidateList::write_shared(Cut cut, const Work& work, const SparseWriter& writer) noexcept {
+  const uint64_t total = place_shares(cut, work);
+  parallel_for(work.pool, ceil_div(blocks_, kBlocksPerShare), [&](uint64_t s) {
+    Cut own{cut.key, share_[s].ties};
+    uint64_t at = share_[s].kept;
+    for_pieces(s * kBlocksPerShare, std::min(blocks_, (s + 1) * kBlocksPerShare),
+               [&](const uint32_t* index, const float* value, uint64_t m) {
+                 Kept kept;
+                 const uint64_t count = kept.take(index, value, m, &own);
+                 std::copy_n(kept.index.data(), count, kept_index_ + at);
+                 std::copy_n(kept.value.data(), count, kept_value_ + at);
+                 at += count;
+               });
+  });
+  parallel_for(work.pool, ceil_div(total, kPackedAtOnce), [&](uint64_t i) {
+    const uint64_t first = i * kPackedAtOnce;
+    SparseWriter part = writer.part(first);
+    part.append(kept_index_ + first, kept_value_ + first, std::min(kPackedAtOnce, total - first));
+    part.finish();
   });
 }
 

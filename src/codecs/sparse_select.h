@@ -51,16 +51,12 @@ class CandidateList {
   /// body(index, value, m) for the pieces in ascending order of indices.
   template <class Body>
   void for_each_piece(Body&& body) const {
-    for (uint64_t b = 0; b < blocks_; ++b) {
-      if (piece_[b].count != 0) {
-        body(index_ + piece_[b].at, value_ + piece_[b].at, uint64_t{piece_[b].count});
-      }
-    }
+    for_pieces(0, blocks_, body);
   }
   /// The cut that keeps exactly k of the list, 1 <= k <= count().
   [[nodiscard]] Cut exact_cut(uint64_t k) const noexcept;
-  /// Writes what the cut keeps; the cut lies at or above floor().
-  void write(Cut cut, SparseWriter& writer) const noexcept;
+  /// Writes what the cut keeps, with `writer` at its start; the cut lies at or above floor().
+  void write(Cut cut, const Work& work, SparseWriter& writer) noexcept;
 
  private:
   struct Piece {
@@ -68,7 +64,23 @@ class CandidateList {
     uint64_t count;
   };
 
+  /// Blocks that one thread cuts at a time: what lies above the cut, and on it; then where it goes.
+  struct Share {
+    uint64_t kept;
+    uint64_t ties;
+  };
+
   static uint64_t entries(uint64_t capacity) noexcept;
+  template <class Body>
+  void for_pieces(uint64_t begin, uint64_t end, Body&& body) const {
+    for (uint64_t b = begin; b < end; ++b) {
+      if (piece_[b].count != 0) {
+        body(index_ + piece_[b].at, value_ + piece_[b].at, uint64_t{piece_[b].count});
+      }
+    }
+  }
+  uint64_t place_shares(Cut cut, const Work& work) noexcept;
+  void write_shared(Cut cut, const Work& work, const SparseWriter& writer) noexcept;
   [[nodiscard]] uint32_t block_size(uint64_t block) const noexcept;
   void collect_block(const float* x, uint64_t block, Isa isa,
                      std::atomic<uint64_t>& taken) noexcept;
@@ -80,8 +92,11 @@ class CandidateList {
   uint64_t count_ = 0;
   uint32_t floor_ = 0;
   Piece* piece_;
+  Share* share_;
   uint32_t* index_;
   float* value_;
+  uint32_t* kept_index_;
+  float* kept_value_;
 };
 
 /// Writes what the cut keeps of x[0, n): for cuts that no list holds.

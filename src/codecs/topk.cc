@@ -102,7 +102,7 @@ Encoded TopK::encode(const Params& p, std::span<const float>, const Unit& unit, 
   if (!finder.find()) {
     write_cut(source.values, n, exact_cut(source.values, n, k), work.isa, writer);
   } else if (finder.list.count() >= k) {
-    finder.list.write(finder.list.exact_cut(k), writer);
+    finder.list.write(finder.list.exact_cut(k), work, writer);
   } else {
     write_cut(source.values, n, {0, k - finder.list.count()}, work.isa, writer);  // zeros fill up
   }

@@ -134,6 +134,23 @@ TEST(TopKTest, ThreadsChangeNoByte) {
   }
 }
 
+// One magnitude in fifty is the largest, so half of those are kept, from both threads' shares.
+TEST(TopKTest, ThreadsShareTies) {
+  std::vector<float> x(700001, 0.25F);
+  for (size_t i = 0; i < x.size(); i += 50) x[i] = i % 100 == 0 ? 1.0F : -1.0F;
+  Driver d = driver(0.01);
+  const std::vector<float> alone = d.decode(d.encode(x), vector_unit(x.size()));
+  for (const uint32_t threads : {2U, 3U}) {
+    ThreadPool pool(threads);
+    d.pool = &pool;
+    const std::vector<float> y = d.decode(d.encode(x), vector_unit(x.size()));
+    EXPECT_EQ(y, alone);
+    for (size_t i = 0; i < x.size(); ++i) {
+      ASSERT_EQ(y[i], i % 50 == 0 && i / 50 < 7000 ? x[i] : 0.0F) << i;
+    }
+  }
+}
+
 TEST(TopKTest, ManyPeersAddInOrder) {
   const uint64_t n = 600000;
   const Driver d = driver(0.01);
