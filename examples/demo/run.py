@@ -42,7 +42,7 @@ def options(arguments=None) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=3, help="of the blocks at the rate")
     parser.add_argument("--slow-steps", type=int, default=3, help="per repeat, of exchanges above 100 ms a step")
     parser.add_argument("--fast-steps", type=int, default=40, help="per repeat at least, of the others")
-    parser.add_argument("--pairs", type=int, default=7, help="of `none` against plain DDP")
+    parser.add_argument("--pairs", type=int, default=11, help="of `none` against plain DDP")
     parser.add_argument("--pair-steps", type=int, default=15)
     parser.add_argument("--out", type=Path, default=ROOT / "demo")
     parser.add_argument("--emulate", action="store_true", help="no network of the kernel: senders wait")
