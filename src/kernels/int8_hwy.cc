@@ -1,4 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+#include <bit>
+
 #include "kernels/int8.h"
 #include "kernels/int8_elements.h"
 
@@ -15,6 +17,8 @@
 #if LACONIC_SIMD_BODY
 HWY_BEFORE_NAMESPACE();
 namespace laconic::kernels::HWY_NAMESPACE {
+
+#define LACONIC_AVX2 (HWY_ARCH_X86 && HWY_TARGET == HWY_AVX2)
 
 using D8 = hn::Rebind<uint8_t, F32>;
 
@@ -46,15 +50,43 @@ HWY_INLINE void store_bytes(VU v, void* data, uint64_t i) {
   hn::StoreU(hn::TruncateTo(D8(), v), D8(), static_cast<uint8_t*>(data) + i);
 }
 
+#if LACONIC_AVX2
+/// Codes in four vectors of words, 16 each, as bytes in order. Highway's TruncateTo takes three
+/// shuffles for a quarter of that.
+HWY_INLINE void store_four(__m256i words01, __m256i words23, void* data, uint64_t i) {
+  const __m256i bytes = _mm256_packs_epi16(words01, words23);
+  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(static_cast<char*>(data) + i),
+                      _mm256_permutevar8x32_epi32(bytes, order));
+}
+#endif
+
 /// Scales and codes block by block. `quantize(begin, end, inverse)` writes the codes of a block.
 template <class Quantize>
 HWY_INLINE bool encode_blocks(const float* x, uint64_t n, uint32_t block, void* scales, void* codes,
                               Quantize quantize) {
   bool finite = true;
+#if LACONIC_AVX2
+  // A block's maximum before the codes of the one before it: its divisions take place beside them.
+  struct Scan {
+    uint32_t bits;
+    Int8Scale scale;
+  };
+  const auto scan = [&](uint64_t begin) LACONIC_LAMBDA {
+    const uint32_t bits = max_bits(x + begin, HWY_MIN(n - begin, uint64_t{block}));
+    return Scan{bits, int8_scale(bits)};
+  };
+  Scan next = scan(0);
+#endif
   for (uint64_t begin = 0, b = 0; begin < n; begin += block, ++b) {
     const uint64_t end = HWY_MIN(n, begin + block);
+#if LACONIC_AVX2
+    const auto [bits, s] = next;
+    if (end < n) next = scan(end);
+#else
     const uint32_t bits = max_bits(x + begin, end - begin);
     const Int8Scale s = int8_scale(bits);
+#endif
     put<float>(scales, b, s.scale);
     if (HWY_UNLIKELY(bits >= 0x7F800000U)) {
       finite = false;
@@ -79,10 +111,19 @@ bool encode_nearest(const float* x, uint64_t n, uint32_t block, void* scales, vo
         in_turns(
             begin, end,
             [&](uint64_t i) LACONIC_LAMBDA {
+#if LACONIC_AVX2
+              const auto rounded = [&](uint64_t k) LACONIC_LAMBDA {
+                return _mm256_cvtps_epi32(hn::Mul(load_f32(x, k), factor).raw);
+              };
+              store_four(_mm256_packs_epi32(rounded(i), rounded(i + lanes)),
+                         _mm256_packs_epi32(rounded(i + 2 * lanes), rounded(i + 3 * lanes)), codes,
+                         i);
+#else
               one(i);
               one(i + lanes);
               one(i + 2 * lanes);
               one(i + 3 * lanes);
+#endif
             },
             one,
             [&](uint64_t i) LACONIC_LAMBDA { put<int8_t>(codes, i, int8_nearest(x[i], inverse)); });
@@ -150,6 +191,40 @@ HWY_INLINE void quantize_part(const float* x, uint64_t begin, uint64_t end, floa
   for (; i < end; ++i) put<int8_t>(codes, i, int8_stochastic(x[i], inverse, bits[i - begin]));
 }
 
+#if LACONIC_AVX2
+/// Words of stochastic_codes of two vectors, by the same operations.
+HWY_INLINE __m256i stochastic_pair(const float* x, uint64_t i, VF inverse, VU r0, VU r1) {
+  const auto shifted = [&](uint64_t k, VU r) LACONIC_LAMBDA {
+    const VF fixed = hn::MulAdd(hn::Mul(load_f32(x, k), inverse), hn::Set(F32(), 32768.0F),
+                                hn::Set(F32(), kRoundingMagic));
+    return hn::ShiftRight<15>(hn::Add(hn::BitCast(U32(), fixed), r)).raw;
+  };
+  const __m256i words = _mm256_packus_epi32(shifted(i, r0), shifted(i + lanes32(), r1));
+  // the magic's own bits, shifted
+  const auto magic = static_cast<int16_t>(std::bit_cast<uint32_t>(kRoundingMagic) >> 15);
+  return _mm256_sub_epi16(words, _mm256_set1_epi16(magic));
+}
+
+/// Codes of the whole groups x[i, i + 64·kGroups).
+template <uint64_t kGroups>
+HWY_INLINE void quantize_groups(const float* x, uint64_t i, VF inverse, void* codes,
+                                const Philox& random, uint64_t offset) {
+  // All words first: more of the multiplications' chains overlap than with codes in between.
+  PhiloxWords words[2 * kGroups];
+  for (uint64_t g = 0; g < kGroups; ++g) {
+    random.words<2>((offset / kGroup + g) * 8, words + 2 * g);
+  }
+  for (uint64_t g = 0; g < kGroups; ++g) {
+    const uint64_t j = i + g * kGroup;
+    const GroupBits low = group_bits(words[2 * g]), high = group_bits(words[2 * g + 1]);
+    for (uint64_t k = 0; k < 4; k += 2) {
+      store_four(stochastic_pair(x, j + k * 16, inverse, low.r[k], high.r[k]),
+                 stochastic_pair(x, j + k * 16 + 16, inverse, low.r[k + 1], high.r[k + 1]), codes,
+                 j + k * 16);
+    }
+  }
+}
+#else
 /// Codes of the whole groups x[i, i + 64·kGroups).
 template <uint64_t kGroups>
 HWY_INLINE void quantize_groups(const float* x, uint64_t i, VF inverse, void* codes,
@@ -171,6 +246,7 @@ HWY_INLINE void quantize_groups(const float* x, uint64_t i, VF inverse, void* co
     }
   }
 }
+#endif
 
 /// Codes of the block x[begin, end); `first` is the offset of x[0].
 HWY_INLINE void quantize_block(const float* x, uint64_t begin, uint64_t end, float inverse,
@@ -257,6 +333,8 @@ bool any_minus_128(const void* codes, uint64_t n) {
 }
 
 constexpr Int8Kernels kTable{&encode_nearest, &encode_stochastic, &decode, &any_minus_128};
+
+#undef LACONIC_AVX2
 
 }  // namespace laconic::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();

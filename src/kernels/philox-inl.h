@@ -40,6 +40,13 @@ class Philox {
       keys_[2 * r] = hn::Set(U32(), key.k0 + r * 0x9E3779B9U);
       keys_[2 * r + 1] = hn::Set(U32(), key.k1 + r * 0xBB67AE85U);
     }
+    if constexpr (kPairedKeys) {
+      // an even round's in the odd lanes, the next one's in the even lanes
+      for (uint32_t r = 0; r < kRounds; r += 2) {
+        keys_[2 * r] = hn::OddEven(keys_[2 * r], keys_[2 * r + 2]);
+        keys_[2 * r + 1] = hn::OddEven(keys_[2 * r + 1], keys_[2 * r + 3]);
+      }
+    }
   }
 
   /// kWays vectors of blocks from `counter` on; the multiplier's latency is hidden by interleaving
@@ -57,10 +64,19 @@ class Philox {
     }
     for (uint32_t r = 0; r < kRounds; ++r) {
       for (uint32_t w = 0; w < kWays; ++w) {
-        const VU p0 = hn::BitCast(U32(), hn::MulEven(c0[w], m0));
-        const VU p1 = hn::BitCast(U32(), hn::MulEven(c2[w], m1));
-        c0[w] = hn::Xor3(hn::Shuffle2301(p1), c1[w], keys_[2 * r]);
-        c2[w] = hn::Xor3(hn::Shuffle2301(p0), c3[w], keys_[2 * r + 1]);
+        VU p0 = hn::BitCast(U32(), hn::MulEven(c0[w], m0));
+        VU p1 = hn::BitCast(U32(), hn::MulEven(c2[w], m1));
+        if constexpr (kPairedKeys) {
+          if (r % 2 == 0) {
+            p0 = hn::Xor(p0, keys_[2 * r + 1]);
+            p1 = hn::Xor(p1, keys_[2 * r]);
+          }
+          c0[w] = hn::Xor(hn::Shuffle2301(p1), c1[w]);
+          c2[w] = hn::Xor(hn::Shuffle2301(p0), c3[w]);
+        } else {
+          c0[w] = hn::Xor3(hn::Shuffle2301(p1), c1[w], keys_[2 * r]);
+          c2[w] = hn::Xor3(hn::Shuffle2301(p0), c3[w], keys_[2 * r + 1]);
+        }
         c1[w] = p1;
         c3[w] = p0;
       }
@@ -73,6 +89,10 @@ class Philox {
 
  private:
   static constexpr uint32_t kRounds = 10;
+  // Where a xor has two operands, keys would take two of a round's eight operations. A product's
+  // high half is used in its own round and its low half in the next, so one xor with both rounds'
+  // keys, every other round, does for both.
+  static constexpr bool kPairedKeys = HWY_ARCH_X86 && HWY_TARGET > HWY_AVX3;
   VU keys_[2 * kRounds];
   VU stream_low_, stream_high_;
   hn::Vec<U64> iota_ = hn::Iota(U64(), 0);  // once: Highway 1.0 builds it through memory
