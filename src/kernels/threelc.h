@@ -26,7 +26,7 @@ inline constexpr uint32_t kDigitWeight[kDigits] = {81, 27, 9, 3, 1};
 
 /// What turns values into digits: q = +1 where a > threshold, −1 where a < −threshold, else 0.
 struct ThreeLcScale {
-  float m = 0;          ///< what one digit is worth
+  float m = 0;          ///< what one digit is worth: 0 or not below the smallest normal number
   float threshold = 0;  ///< the largest float that is not above m / 2
 };
 
