@@ -20,6 +20,12 @@ using DI16 = hn::Rebind<int16_t, F32>;
 using DF16 = hn::Rebind<hwy::float16_t, F32>;
 using V16 = hn::Vec<D16>;
 
+#define LACONIC_AVX2 (HWY_ARCH_X86 && HWY_TARGET == HWY_AVX2)
+#if LACONIC_AVX2
+using D16x2 = hn::Twice<D16>;
+using V16x2 = hn::Vec<D16x2>;
+#endif
+
 // The instructions of F16C round to nearest even and treat denormals as dtype.h does. Elsewhere
 // integers do it: Highway's emulation on SSE4 truncates, and what Arm's instruction does depends on
 // a mode register.
@@ -154,6 +160,74 @@ HWY_INLINE void store_pair(V16 low, V16 high, void* out, uint64_t i) {
   }
 }
 
+#if LACONIC_AVX2
+/// What nearly every turn comes to: both pairs of vectors, and whether these are the right words.
+struct Narrowed {
+  V16x2 low, high;
+  bool valid;
+};
+
+/// The instruction is right by itself unless a word is infinity or NaN.
+HWY_INLINE Narrowed narrow_four(ToF16, VF v0, VF v1, VF v2, VF v3) {
+  const D16x2 d;
+  const V16x2 low = hn::Combine(d, finite_to_f16(v1), finite_to_f16(v0));
+  const V16x2 high = hn::Combine(d, finite_to_f16(v3), finite_to_f16(v2));
+  const V16x2 magnitudes = hn::Set(d, 0x7FFF);
+  const V16x2 largest = hn::Max(hn::And(low, magnitudes), hn::And(high, magnitudes));
+  const hn::RebindToSigned<D16x2> di;
+  const auto special = hn::Gt(hn::BitCast(di, largest), hn::Set(di, 0x7BFF));
+  return {low, high, hn::AllFalse(di, special)};
+}
+
+HWY_INLINE Narrowed narrow_four(ToF16Saturated, VF v0, VF v1, VF v2, VF v3) {
+  return narrow_four(ToF16(), v0, v1, v2, v3);
+}
+
+/// float_to_bf16 of two vectors that hold no NaN, on words: rounds up where the low word and the
+/// high one's last bit say so.
+HWY_INLINE V16x2 round_pair_to_bf16(VF low, VF high) {
+  const __m256i a = _mm256_castps_si256(low.raw), b = _mm256_castps_si256(high.raw);
+  const __m256i kept = _mm256_blend_epi16(_mm256_srli_epi32(a, 16), b, 0xAA);
+  const __m256i lost = _mm256_blend_epi16(a, _mm256_slli_epi32(b, 16), 0xAA);
+  const __m256i even = _mm256_andnot_si256(kept, _mm256_set1_epi16(1));
+  const __m256i up = _mm256_srli_epi16(_mm256_subs_epu16(lost, even), 15);
+  const __m256i order = _mm256_broadcastsi128_si256(
+      _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15));
+  const __m256i words = _mm256_shuffle_epi8(_mm256_add_epi16(kept, up), order);
+  return V16x2{_mm256_permute4x64_epi64(words, 0xD8)};
+}
+
+HWY_INLINE Narrowed narrow_four(ToBf16, VF v0, VF v1, VF v2, VF v3) {
+  const __m256 nan = _mm256_or_ps(_mm256_cmp_ps(v0.raw, v1.raw, _CMP_UNORD_Q),
+                                  _mm256_cmp_ps(v2.raw, v3.raw, _CMP_UNORD_Q));
+  return {round_pair_to_bf16(v0, v1), round_pair_to_bf16(v2, v3), _mm256_movemask_ps(nan) == 0};
+}
+
+/// Apart, so that what only it needs takes no registers of the loop.
+template <class To>
+HWY_NOINLINE void narrow_any(void* out, VF weight, const float* x, uint64_t i) {
+  for (uint64_t k = i; k < i + 4 * lanes32(); k += lanes32()) {
+    store_16(To::any(hn::Mul(weight, load_f32(x, k))), out, k);
+  }
+}
+
+/// narrow_turn into the caches, where operations are what counts. Without kScale the weight is 1.
+template <class To, bool kScale>
+HWY_INLINE void narrow_cached_turn(void* out, VF weight, const float* x, uint64_t i) {
+  const size_t lanes = lanes32();
+  prefetch_span(x + i, 4 * lanes * sizeof(float));
+  const auto product = [&](uint64_t k) LACONIC_LAMBDA {
+    return kScale ? hn::Mul(weight, load_f32(x, k)) : load_f32(x, k);
+  };
+  const Narrowed n = narrow_four(To(), product(i), product(i + lanes), product(i + 2 * lanes),
+                                 product(i + 3 * lanes));
+  if (HWY_UNLIKELY(!n.valid)) return narrow_any<To>(out, weight, x, i);
+  auto* to = reinterpret_cast<uint16_t*>(static_cast<char*>(out) + i * sizeof(uint16_t));
+  hn::StoreU(n.low, D16x2(), to);
+  hn::StoreU(n.high, D16x2(), to + 2 * lanes);
+}
+#endif
+
 /// Four vectors from i on. Nearly always all are finite, which is cheaper.
 template <Output kOutput, class To>
 HWY_INLINE void narrow_turn(void* out, VF weight, const float* x, uint64_t i) {
@@ -186,7 +260,7 @@ HWY_INLINE void stream_pair(void* out, VF weight, const float* x, uint64_t i) {
   store_pair<Output::stream>(low, high, out, i);
 }
 
-template <Output kOutput, class To>
+template <Output kOutput, class To, bool kScale = true>
 HWY_INLINE void narrow_loop(void* out, float w, const float* x, uint64_t begin, uint64_t end) {
   const VF weight = hn::Set(F32(), w);
   in_turns(
@@ -196,6 +270,10 @@ HWY_INLINE void narrow_loop(void* out, float w, const float* x, uint64_t begin, 
         if constexpr (kOutput == Output::stream && hn::MaxLanes(F32()) == 16) {
           stream_pair<To>(out, weight, x, i);
           stream_pair<To>(out, weight, x, i + 2 * lanes32());
+#if LACONIC_AVX2
+        } else if constexpr (kOutput == Output::set) {
+          narrow_cached_turn<To, kScale>(out, weight, x, i);
+#endif
         } else {
           narrow_turn<kOutput, To>(out, weight, x, i);
         }
@@ -208,6 +286,10 @@ HWY_INLINE void narrow_loop(void* out, float w, const float* x, uint64_t begin, 
 /// out_i = To(w·x_i)
 template <class To>
 HWY_INLINE void narrow(void* out, float w, const float* x, uint64_t n) {
+#if LACONIC_AVX2
+  // The usual weight, which spares a seventh of the operations.
+  if (w == 1.0F) return narrow_loop<Output::set, To, false>(out, w, x, 0, n);
+#endif
   narrow_loop<Output::set, To>(out, w, x, 0, n);
 }
 
@@ -260,6 +342,7 @@ void weighted_sum_bf16(float* out, Output output, const Weighted* terms, uint32_
 constexpr CastKernels kTable{&narrow_f16,        &narrow_bf16, &weighted_sum_f16,
                              &weighted_sum_bf16, &stream_f16,  &stream_bf16};
 
+#undef LACONIC_AVX2
 #undef LACONIC_F16C
 
 }  // namespace laconic::kernels::HWY_NAMESPACE
