@@ -249,10 +249,64 @@ HWY_INLINE void back_rows(const float* m, Panel panel, const float* p, uint64_t 
   });
 }
 
+#if HWY_ARCH_X86 && HWY_TARGET == HWY_AVX2
+
+// Sixteen registers hold the factors of only two rows, and sums would be loaded and stored once per
+// two products. So four rows pass while the sums of two vectors of columns stay in registers, and
+// the factors come from the first-level cache. Four and not eight: with the sums, lines of eight
+// rows a power of two apart would not fit one set of the cache.
+constexpr uint64_t kQuadRows = 4;
+
+template <uint64_t K>
+HWY_INLINE void back_four_rows(const float* m, Panel panel, const float* p, uint64_t p_stride,
+                               float* out, uint64_t stride) {
+  const D d;
+  HWY_ALIGN float pv[kQuadRows * K * kLanes];
+  for (uint64_t i = 0; i < kQuadRows; ++i) {
+    for (uint64_t k = 0; k < K; ++k) {
+      hn::Store(hn::Set(d, p[k * p_stride + i]), d, pv + (i * K + k) * kLanes);
+    }
+  }
+  const uint64_t whole = panel.cols - panel.cols % (2 * kLanes);
+  for (uint64_t j = 0; j < whole; j += 2 * kLanes) {
+    V sum[2][K];
+    for (uint64_t k = 0; k < K; ++k) {
+      sum[0][k] = hn::LoadU(d, out + k * stride + j);
+      sum[1][k] = hn::LoadU(d, out + k * stride + j + kLanes);
+    }
+    for (uint64_t i = 0; i < kQuadRows; ++i) {
+      const float* const row = m + i * panel.pitch + j;
+      const V m0 = hn::LoadU(d, row), m1 = hn::LoadU(d, row + kLanes);
+      for (uint64_t k = 0; k < K; ++k) {
+        const V factor = hn::Load(d, pv + (i * K + k) * kLanes);
+        sum[0][k] = hn::Add(sum[0][k], hn::Mul(m0, factor));
+        sum[1][k] = hn::Add(sum[1][k], hn::Mul(m1, factor));
+      }
+    }
+    for (uint64_t k = 0; k < K; ++k) {
+      hn::StoreU(sum[0][k], d, out + k * stride + j);
+      hn::StoreU(sum[1][k], d, out + k * stride + j + kLanes);
+    }
+  }
+  if (whole == panel.cols) return;
+  const Panel rest{kQuadRows, panel.cols - whole, panel.pitch};
+  for (uint64_t i = 0; i < kQuadRows; i += kBackRows) {
+    const float* const here = m + i * panel.pitch + whole;
+    back_rows<kBackRows, K>(here, rest, p + i, p_stride, here, out + whole, stride);
+  }
+}
+
+#endif
+
 // All rows of a block times K vectors of P.
 template <uint64_t K>
 HWY_INLINE void back_block(const float* m, Panel block, Factor p, float* out, uint64_t stride) {
   uint64_t i = 0;
+#if HWY_ARCH_X86 && HWY_TARGET == HWY_AVX2
+  for (; i + kQuadRows <= block.rows; i += kQuadRows) {
+    back_four_rows<K>(m + i * block.pitch, block, p.values + i, p.stride, out, stride);
+  }
+#endif
   for (; i + kBackRows <= block.rows; i += kBackRows) {
     const float* const here = m + i * block.pitch;
     back_rows<kBackRows, K>(here, block, p.values + i, p.stride, here + kBackRows * block.pitch,
@@ -264,21 +318,46 @@ HWY_INLINE void back_block(const float* m, Panel block, Factor p, float* out, ui
   }
 }
 
+// out = the sums of one tile of columns.
+HWY_INLINE void back_tile(const float* m, Panel tile, Factor p, float* out, uint64_t stride) {
+  for (uint64_t k = 0; k < p.rank; ++k) std::memset(out + k * stride, 0, tile.cols * sizeof(float));
+  for (uint64_t i = 0; i < tile.rows; i += kBackBlock) {
+    const Panel block{std::min(kBackBlock, tile.rows - i), tile.cols, tile.pitch};
+    for (uint64_t k = 0; k < p.rank; k += kGroup) {
+      const Factor part{p.values + k * p.stride + i, p.stride, std::min(kGroup, p.rank - k)};
+      with_constant<kGroup>(part.rank, [&](auto n) HWY_ATTR {
+        back_block<n()>(m + i * tile.pitch, block, part, out + k * stride, stride);
+      });
+    }
+  }
+}
+
+#if HWY_ARCH_X86 && HWY_TARGET == HWY_AVX2
+
+// Sums wait in memory of this call's own. At `out` another thread's sums begin where these end, and
+// a processor that fetches ahead of these would take those away from it again and again; and sums a
+// power of two apart would share cache sets with each other and with the rows of M.
+HWY_INLINE void back_own_tile(const float* m, Panel tile, Factor p, float* out, uint64_t stride) {
+  constexpr uint64_t kOwnStride = kBackTile + kDotLanes;
+  HWY_ALIGN float own[kGroup * kOwnStride];
+  back_tile(m, tile, p, own, kOwnStride);
+  for (uint64_t k = 0; k < p.rank; ++k) {
+    std::memcpy(out + k * stride, own + k * kOwnStride, tile.cols * sizeof(float));
+  }
+}
+
+#endif
+
 void back_project(const float* m, Panel panel, Factor p, float* out, uint64_t stride) {
   for (uint64_t j = 0; j < panel.cols; j += kBackTile) {
-    const uint64_t cols = std::min(kBackTile, panel.cols - j);
-    for (uint64_t k = 0; k < p.rank; ++k) {
-      std::memset(out + k * stride + j, 0, cols * sizeof(float));
+    const Panel tile{panel.rows, std::min(kBackTile, panel.cols - j), panel.pitch};
+#if HWY_ARCH_X86 && HWY_TARGET == HWY_AVX2
+    if (p.rank <= kGroup) {
+      back_own_tile(m + j, tile, p, out + j, stride);
+      continue;
     }
-    for (uint64_t i = 0; i < panel.rows; i += kBackBlock) {
-      const Panel block{std::min(kBackBlock, panel.rows - i), cols, panel.pitch};
-      for (uint64_t k = 0; k < p.rank; k += kGroup) {
-        const Factor part{p.values + k * p.stride + i, p.stride, std::min(kGroup, p.rank - k)};
-        with_constant<kGroup>(part.rank, [&](auto n) HWY_ATTR {
-          back_block<n()>(m + i * panel.pitch + j, block, part, out + k * stride + j, stride);
-        });
-      }
-    }
+#endif
+    back_tile(m + j, tile, p, out + j, stride);
   }
 }
 
