@@ -27,7 +27,6 @@ constexpr uint64_t kAlign = 64;
 constexpr uint64_t kTaskRows = 64;
 constexpr uint64_t kTaskCols = 1024;
 constexpr uint64_t kFewCols = 256;
-constexpr uint64_t kManyTasks = 16;
 constexpr uint64_t kTaskLanes = 65536;
 // Outputs that do not fit the shared cache are written past it.
 constexpr uint64_t kStreamBytes = uint64_t{32} << 20;
@@ -193,10 +192,12 @@ void encode_p(const Shape& shape, const float* m, const float* q, float prescale
   add_panels(sums, panels, shape.p_floats(), prescale, out);
 }
 
-// Columns of one task of Q': wide pieces stream better, narrow ones give threads more tasks.
+// Columns of one task of Q': wide pieces stream better, so they are only as narrow as it takes to
+// give every thread one.
 uint64_t task_columns(const Shape& shape, const ThreadPool* pool) noexcept {
-  const uint64_t tasks = shape.row_panels() * ceil_div(shape.cols, kTaskCols);
-  return pool != nullptr && tasks < kManyTasks ? kFewCols : kTaskCols;
+  const uint64_t threads = pool == nullptr ? 1 : pool->threads();
+  const uint64_t share = round_up(ceil_div(shape.row_panels() * shape.cols, threads), kAlign);
+  return std::clamp(share, kFewCols, kTaskCols);
 }
 
 // Q' = Mᵀ·P̂
