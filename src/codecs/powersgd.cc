@@ -18,8 +18,8 @@ namespace {
 
 using kernels::kColumnPanel;
 using kernels::kRowPanel;
+using kernels::Output;
 using kernels::Panel;
-using kernels::Write;
 using Params = PowerSgd::Params;
 
 constexpr uint64_t kAlign = 64;
@@ -28,8 +28,6 @@ constexpr uint64_t kTaskRows = 64;
 constexpr uint64_t kTaskCols = 1024;
 constexpr uint64_t kFewCols = 256;
 constexpr uint64_t kTaskLanes = 65536;
-// Outputs that do not fit the shared cache are written past it.
-constexpr uint64_t kStreamBytes = uint64_t{32} << 20;
 
 // ---- what a unit is, and where its numbers lie ----
 
@@ -230,7 +228,7 @@ const float* aligned_lanes(Bytes payload, Work& work) {
 }
 
 // out = base + weight · P̂·Q'ᵀ
-void reconstruct(const Shape& shape, const float* p, const float* q, float weight, Write write,
+void reconstruct(const Shape& shape, const float* p, const float* q, float weight, Output output,
                  const Work& work, float* out) {
   const auto& kernel = kernels::lowrank_kernels(work.isa);
   const uint64_t panels = shape.column_panels();
@@ -239,7 +237,7 @@ void reconstruct(const Shape& shape, const float* p, const float* q, float weigh
     const Panel part{std::min(kTaskRows, shape.rows - i), std::min(kColumnPanel, shape.cols - j),
                      shape.cols};
     kernel.reconstruct(out + i * shape.cols + j, part, {p + i, shape.rows, shape.rank},
-                       {q + j, shape.cols, shape.rank}, weight, write);
+                       {q + j, shape.cols, shape.rank}, weight, output);
   });
 }
 
@@ -318,12 +316,12 @@ void PowerSgd::decode(const Params& params, const Unit& unit, const Place&,
     if (!target.add) std::fill_n(target.values, unit.count, 0.0F);
     return decode_raw(terms, unit.count, work, target);
   }
-  const bool large = terms.size() == 1 && bytes_of(unit.count) >= kStreamBytes;
-  Write write = target.add ? Write::add : large ? Write::stream : Write::set;
+  const bool large = terms.size() == 1 && bytes_of(unit.count) >= kernels::kStreamBytes;
+  Output output = target.add ? Output::add : large ? Output::stream : Output::set;
   for (const Term& term : terms) {
     reconstruct(shape, floats_at(work.kept, 0), aligned_lanes(term.payload, work), term.weight,
-                write, work, target.values);
-    write = Write::add;
+                output, work, target.values);
+    output = Output::add;
   }
 }
 

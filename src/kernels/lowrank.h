@@ -15,6 +15,7 @@
 
 #include <cstdint>
 
+#include "kernels/output.h"
 #include "laconic/isa.h"
 
 namespace laconic::kernels {
@@ -38,20 +39,13 @@ struct Factor {
   uint64_t rank = 0;
 };
 
-/// How reconstruct writes.
-enum class Write : uint8_t {
-  set,     ///< out = 0 + w·d
-  stream,  ///< the same past the caches, for outputs larger than them
-  add,     ///< out = out + w·d
-};
-
 struct LowRankKernels {
   /// out[k·stride + i] = Σ_j m_ij · q_kj over the panel's columns.
   void (*project)(const float* m, Panel panel, Factor q, float* out, uint64_t stride);
   /// out[k·stride + j] = Σ_i m_ij · p_ki over the panel's rows.
   void (*back_project)(const float* m, Panel panel, Factor p, float* out, uint64_t stride);
   /// d_ij = Σ_k p_ki · q_kj; out_ij = base_ij + weight · d_ij. p.rank == q.rank >= 1.
-  void (*reconstruct)(float* out, Panel panel, Factor p, Factor q, float weight, Write write);
+  void (*reconstruct)(float* out, Panel panel, Factor p, Factor q, float weight, Output output);
 
   // Gram–Schmidt's steps, computed in double: squares of tiny gradients must not vanish.
   /// Σ x_i · y_i with the 16 virtual lanes of `project`, in double.

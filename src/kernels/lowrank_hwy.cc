@@ -368,12 +368,12 @@ void back_project(const float* m, Panel panel, Factor p, float* out, uint64_t st
 constexpr uint64_t kOutRows = 2;
 constexpr uint64_t kLongRows = HWY_MAX_BYTES == 64 || HWY_ARCH_ARM_A64 ? 4 : 2;
 
-template <Write kWrite>
+template <Output kOutput>
 HWY_INLINE void write_vector(V value, float* out, const auto& load, const auto& store) {
   const D d;
-  if constexpr (kWrite == Write::add) return store(hn::Add(load(out), value), out);
+  if constexpr (kOutput == Output::add) return store(hn::Add(load(out), value), out);
   const V sum = hn::Add(hn::Zero(d), value);
-  if constexpr (kWrite == Write::stream) return hn::Stream(sum, d, out);
+  if constexpr (kOutput == Output::stream) return hn::Stream(sum, d, out);
   store(sum, out);
 }
 
@@ -404,15 +404,15 @@ HWY_INLINE Factor vectors_from(Factor f, uint64_t first) {
 }
 
 // A tile of R rows and at most kTile columns. Sums of more than kGroup products wait in `sums`.
-template <uint64_t R, Write kWrite>
+template <uint64_t R, Output kOutput>
 HWY_INLINE void write_rows(float* out, Panel panel, Factor p, Factor q, float weight) {
   const D d;
   const V w = hn::Set(d, weight);
   const auto finish = [&](uint64_t i, uint64_t j, V sum, const auto& load, const auto& store)
                           HWY_ATTR {
                             float* const at = out + i * panel.pitch + j;
-                            if (kWrite == Write::add) prefetch(at + R * panel.pitch);
-                            write_vector<kWrite>(hn::Mul(w, sum), at, load, store);
+                            if (kOutput == Output::add) prefetch(at + R * panel.pitch);
+                            write_vector<kOutput>(hn::Mul(w, sum), at, load, store);
                           };
   if (p.rank <= kGroup) {
     with_constant<kGroup>(p.rank, [&](auto n) HWY_ATTR {
@@ -433,7 +433,7 @@ HWY_INLINE void write_rows(float* out, Panel panel, Factor p, Factor q, float we
   });
 }
 
-template <uint64_t R, Write kWrite>
+template <uint64_t R, Output kOutput>
 HWY_INLINE void write_panel(float* out, Panel panel, Factor p, Factor q, float weight) {
   for (uint64_t j = 0; j < panel.cols; j += kTile) {
     const Panel tile{panel.rows, std::min(kTile, panel.cols - j), panel.pitch};
@@ -441,18 +441,18 @@ HWY_INLINE void write_panel(float* out, Panel panel, Factor p, Factor q, float w
     const auto factor = [&](uint64_t i) { return Factor{p.values + i, p.stride, p.rank}; };
     uint64_t i = 0;
     for (; i + R <= panel.rows; i += R) {
-      write_rows<R, kWrite>(out + i * panel.pitch + j, tile, factor(i), qj, weight);
+      write_rows<R, kOutput>(out + i * panel.pitch + j, tile, factor(i), qj, weight);
     }
     for (; i < panel.rows; ++i) {
-      write_rows<1, kWrite>(out + i * panel.pitch + j, tile, factor(i), qj, weight);
+      write_rows<1, kOutput>(out + i * panel.pitch + j, tile, factor(i), qj, weight);
     }
   }
 }
 
-template <Write kWrite>
+template <Output kOutput>
 void write_all(float* out, Panel panel, Factor p, Factor q, float weight) {
-  if (p.rank <= kGroup) return write_panel<kOutRows, kWrite>(out, panel, p, q, weight);
-  write_panel<kLongRows, kWrite>(out, panel, p, q, weight);
+  if (p.rank <= kGroup) return write_panel<kOutRows, kOutput>(out, panel, p, q, weight);
+  write_panel<kLongRows, kOutput>(out, panel, p, q, weight);
 }
 
 bool can_stream(const float* out, Panel panel) {
@@ -460,12 +460,12 @@ bool can_stream(const float* out, Panel panel) {
          panel.pitch % kLanes == 0 && panel.cols % kLanes == 0;
 }
 
-void reconstruct(float* out, Panel panel, Factor p, Factor q, float weight, Write write) {
-  if (write == Write::add) return write_all<Write::add>(out, panel, p, q, weight);
-  if (write == Write::set || !can_stream(out, panel)) {
-    return write_all<Write::set>(out, panel, p, q, weight);
+void reconstruct(float* out, Panel panel, Factor p, Factor q, float weight, Output output) {
+  if (output == Output::add) return write_all<Output::add>(out, panel, p, q, weight);
+  if (output == Output::set || !can_stream(out, panel)) {
+    return write_all<Output::set>(out, panel, p, q, weight);
   }
-  write_all<Write::stream>(out, panel, p, q, weight);
+  write_all<Output::stream>(out, panel, p, q, weight);
   hwy::FlushStream();
 }
 

@@ -59,11 +59,11 @@ float element(Factor p, Factor q, uint64_t i, uint64_t j) {
   return d;
 }
 
-void reconstruct(float* out, Panel panel, Factor p, Factor q, float weight, Write write) {
+void reconstruct(float* out, Panel panel, Factor p, Factor q, float weight, Output output) {
   for (uint64_t i = 0; i < panel.rows; ++i) {
     float* const row = out + i * panel.pitch;
     for (uint64_t j = 0; j < panel.cols; ++j) {
-      const float base = write == Write::add ? row[j] : 0.0F;
+      const float base = output == Output::add ? row[j] : 0.0F;
       row[j] = base + weight * element(p, q, i, j);
     }
   }

@@ -87,17 +87,17 @@ TEST_P(LowRankOnEveryIsa, BackProjectHasTheBitsOfTheReference) {
 
 TEST_P(LowRankOnEveryIsa, ReconstructHasTheBitsOfTheReference) {
   for (const Case& c : cases()) {
-    for (const Write write : {Write::set, Write::add, Write::stream}) {
+    for (const Output output : {Output::set, Output::add, Output::stream}) {
       // Streams need aligned rows, or fall back: both are tried.
-      const bool aligned = write == Write::stream && c.cols % 2 == 0;
+      const bool aligned = output == Output::stream && c.cols % 2 == 0;
       const Panel panel{c.rows, c.cols, aligned ? (c.cols + 15) / 16 * 16 : c.cols + 3};
       const auto p = numbers(1 + c.rank * (c.rows + 1), 5), q = numbers(1 + c.rank * c.cols, 6);
       const Factor pf{p.data() + 1, c.rows + 1, c.rank}, qf{q.data() + 1, c.cols, c.rank};
       std::vector<float> a = numbers(32 + c.rows * panel.pitch, 8), b = a;
       const uint64_t offset = reinterpret_cast<uintptr_t>(a.data()) / sizeof(float) % 16;
       const uint64_t at = aligned ? (16 - offset) % 16 : 1;
-      fast.reconstruct(a.data() + at, panel, pf, qf, -0.3F, write);
-      slow.reconstruct(b.data() + at, panel, pf, qf, -0.3F, write);
+      fast.reconstruct(a.data() + at, panel, pf, qf, -0.3F, output);
+      slow.reconstruct(b.data() + at, panel, pf, qf, -0.3F, output);
       EXPECT_EQ(bits(a), bits(b)) << name(c);
     }
   }
@@ -158,7 +158,7 @@ TEST(LowRankReference, Products) {
   kLowRankScalar.back_project(m.data(), {rows, cols, cols}, {p.data(), rows, rank}, mtp.data(),
                               cols);
   kLowRankScalar.reconstruct(pq.data(), {rows, cols, cols}, {p.data(), rows, rank},
-                             {q.data(), cols, rank}, 0.5F, Write::set);
+                             {q.data(), cols, rank}, 0.5F, Output::set);
   for (uint64_t k = 0; k < rank; ++k) {
     for (uint64_t i = 0; i < rows; ++i) {
       double sum = 0, size = 0;
