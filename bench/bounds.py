@@ -70,9 +70,15 @@ DECODE = {
     "int8:round=stochastic": dense(1 / 4), "3lc": dense(0), "3lc:scale=chunk": dense(0), "powersgd": dense(0),
     "powersgd+noef": dense(0),
 }
+SPARSE_ADD = "one cache line read and written per element sent: latency of the memory"
 OTHER_BOUND = {
     ("int8:round=stochastic", "encode"): "ten rounds of Philox per four numbers: arithmetic, not memory",
-    ("topk+noef", "decode"): "one cache line read and written per element sent: latency of the memory",
+    ("topk+noef", "decode"): SPARSE_ADD,
+    ("topk:ratio=0.001+noef", "decode"): SPARSE_ADD,
+    ("sidco:ratio=0.01,stages=1+noef", "decode"): SPARSE_ADD,
+    ("sidco:ratio=0.01,stages=2+noef", "decode"): SPARSE_ADD,
+    ("powersgd+noef", "encode"): "16 multiplications and additions per element, not fused",
+    ("powersgd+noef", "decode"): "9 multiplications and additions per element, not fused",
 }
 
 

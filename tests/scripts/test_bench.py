@@ -189,6 +189,15 @@ def point(spec, isa, encode, decode=2.0):
             "encode_spread": {"low": encode, "high": encode}, "decode_spread": {"low": decode, "high": decode}}
 
 
+def test_the_speed_in_the_cache_is_by_memcpy_of_the_row():
+    large = {**point("int8", "avx2", 1.0), "memcpy_s": 1e-3, "encode_s": 1e-3}
+    small = {**point("int8", "avx2", 1.0), "elements": 1 << 16, "memcpy_s": 1e-5, "encode_s": 2.5e-5}
+    points = report.Points({"isas": ["avx2"], "points": [large, small]})
+    assert report.in_cache(points, "int8", "encode", 4 << 20) == pytest.approx(2.5)
+    assert report.in_cache(points, "int8", "encode", 64 << 20) is None
+    assert report.in_cache(report.Points({"isas": ["avx2"], "points": [large]}), "int8", "encode", 4 << 20) is None
+
+
 def test_each_instruction_set_has_goals_of_its_own():
     """An AVX2 machine is judged by AVX2's figure; beside AVX-512 it gets a table of its own."""
     blank = {"fused": [], "codec_only": [], "roofline": {"points": []}, "commands": {}}
