@@ -3,10 +3,20 @@
 
 from __future__ import annotations
 
+import statistics
+
 from results import Results, Row
 
 NOTE_PRODUCT = "* steps to the target, from the run without a limit, times the median step"
 MISSING = "–"
+
+
+def spread(ratios: list[float]) -> str:
+    """Each of a few; of many where the middle half of them lies."""
+    if len(ratios) < 8:
+        return "each: " + " ".join(f"{ratio:.3f}" for ratio in ratios)
+    low, _, high = statistics.quantiles(ratios, n=4)
+    return f"half of them between {low:.3f} and {high:.3f}"
 
 
 def milliseconds(seconds: float) -> str:
@@ -44,9 +54,8 @@ def notes(results: Results) -> list[str]:
              "† Computed, as a ring's all-reduce. The kernel counts whole Ethernet frames, acknowledgements included.",
              accuracy, f"Best uncompressed, 16-bit floats included: {results.best_uncompressed}."]
     if results.none_ratio is not None:
-        each = " ".join(f"{ratio:.3f}" for ratio in results.none_ratios)
-        found.append(f"Laconic none against plain DDP, unshaped: {results.none_ratio:.3f} of its step "
-                     f"(median of {len(results.none_ratios)} alternating pairs: {each}).")
+        found.append(f"Laconic none against plain DDP, unshaped: {results.none_ratio:.3f} of its step (median of "
+                     f"{len(results.none_ratios)} alternating pairs; {spread(results.none_ratios)}).")
     if any(row.spec == "pytorch:powersgd" for row in results.rows):
         found.append("PyTorch's PowerSGD hook sends its first two steps uncompressed: it does not start earlier. "
                      "They count in its time to the target.")

@@ -130,6 +130,11 @@ class Trainer:
         elif spec != "pytorch:ddp":  # plain DDP has no hook at all
             self.model.register_comm_hook(state, hook)
 
+    @property
+    def starts_uncompressed(self) -> bool:
+        """For POWERSGD_START steps."""
+        return self.spec == "pytorch:powersgd"
+
     def _note_gradient(self, _parameter) -> None:
         self._last_gradient = time.perf_counter()
 

@@ -100,7 +100,7 @@ class Worker:
             times = [[], []]
             for which in (0, 1) if pair % 2 == 0 else (1, 0):
                 dist.barrier()
-                self.block_of_steps(trainers[which], 2)
+                self.block_of_steps(trainers[which], 1)
                 times[which] = self.block_of_steps(trainers[which], self.plan["pair_steps"])
             self.done["pairs"].append(times)
             self.progress("none", pair + 1, self.plan["pairs"], "none against plain DDP")
@@ -140,9 +140,10 @@ class Worker:
         `fast_steps` in later repeats."""
         spec = trainer.spec
         again = spec in self.slow
-        first = self.block_of_steps(trainer, 1 if again and self.slow[spec] else FIRST_STEPS)
-        if not again:
-            self.slow[spec] = self.from_rank_0(sum(first[-1])) > SLOW_STEP
+        short = again and self.slow[spec] and not trainer.starts_uncompressed
+        first = self.block_of_steps(trainer, 1 if short else FIRST_STEPS)
+        if not again:  # by the better of two: one step alone may have met something else that ran
+            self.slow[spec] = self.from_rank_0(min(map(sum, first[-2:]))) > SLOW_STEP
         if not self.slow[spec]:
             first += self.block_of_steps(trainer, WARM_UP - len(first))
         window = self.open_window(trainer)

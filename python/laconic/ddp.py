@@ -108,6 +108,7 @@ class Handle:
         self._resumed: Resumed | None = None
         self._settled = False  # DDP's own layout was the saved one in the last iteration
         self._failure: LaconicError | None = None  # tests: what the next exchange on this rank fails with
+        self._closed = False
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._worker = threading.Thread(target=self._work, name="laconic", daemon=True)
         self._worker.start()
@@ -171,7 +172,7 @@ class Handle:
 
     def _layout(self, bucket, buffer) -> Layout:
         parameters = bucket.parameters()
-        key = tuple(id(p) for p in parameters)
+        key = tuple(map(id, parameters))
         layout = self._layouts.get(key)
         if layout is None or layout.elements != buffer.numel():
             try:
@@ -183,25 +184,27 @@ class Handle:
             for p in parameters:
                 offsets.append(at)
                 at += p.numel()
-            layout = Layout(indices, offsets, buffer.numel())
-            self._layouts[key] = layout
+            # Sums that are the engine's anyway, and nothing else in this bucket.
+            direct = self._session.layout_matters and self._raw.issuperset(indices)
+            layout = self._layouts[key] = Layout(indices, offsets, buffer.numel(), direct)
         return layout
 
     def on_bucket(self, bucket):
         """Called by DDP in backward(): queues the bucket and returns a future of its mean."""
-        if not self._worker.is_alive():
+        if self._closed:
             raise LaconicError(1, "invalid_argument", "this model's handle was closed", "wrap the model anew and attach again")
         buffer = bucket.buffer()
         layout = self._layout(bucket, buffer)
         if not self._seen:
             self._begin_iteration()
         self._seen.append(layout)
-        flags = _lib.BUCKET_FLUSH if self._flush_at == self.step else 0
-        job = Job(layout, buffer, self.step, bucket.index(), flags, self._scale)
+        step, flags = self.step, _lib.BUCKET_FLUSH if self._flush_at == self.step else 0
+        direct = layout.direct and flags == 0 and self._resumed is None and self._failure is None
         if bucket.is_last():
             self._end_iteration()
-        if self._direct(layout) and flags == 0 and self._resumed is None and self._failure is None:
+        if direct:
             return self._all_reduce(buffer)
+        job = Job(layout, buffer, step, bucket.index(), flags, self._scale)
         self._jobs.put(job)
         return job.future.then(self._result)
 
@@ -220,17 +223,11 @@ class Handle:
             own, saved = ({x.parameters for x in layouts} for layouts in (self._last_seen, self._resumed.layouts))
             self._settled = own == saved
 
-    def _direct(self, layout: Layout) -> bool:
-        """Nothing in this bucket is compressed, and the session's sums are the engine's anyway."""
-        if not self._session.layout_matters:
-            return False
-        return all(i in self._raw for i in layout.parameters)
-
     def _all_reduce(self, buffer):
-        """Plain DDP: the user group's own future; no worker is involved."""
+        """Plain DDP: the user group's own future; no worker is involved. The group itself, not torch.distributed's
+        function: between two layers the caches are cold, and every line of Python is felt."""
         buffer.mul_(1.0 / self._world)
-        work = dist.all_reduce(buffer, group=self._user_group, async_op=True)
-        return work.get_future().then(_first)
+        return self._user_group.allreduce([buffer]).get_future().then(_first)
 
     def _result(self, future):
         """A worker's failure leaves backward() as RuntimeError with our sentence."""
@@ -350,7 +347,8 @@ class Handle:
 
     def close(self) -> None:
         """Ends the worker. The model cannot exchange afterwards. Every rank calls it."""
-        if self._worker.is_alive():
+        if not self._closed:
+            self._closed = True
             self._jobs.put(None)
             self._worker.join()
             release_sibling(self._user_group, self._group)

@@ -123,9 +123,10 @@ class Session:
 
 
 class Layout:
-    """Which parameters (indices) lie where in one flat buffer."""
+    """Which parameters (indices) lie where in one flat buffer. `direct`: the engine's own sum is all it needs."""
 
-    def __init__(self, parameters, offsets, elements: int):
+    def __init__(self, parameters, offsets, elements: int, direct: bool = False):
+        self.direct = direct
         self.parameters = tuple(parameters)
         self.offsets = tuple(offsets)
         self.elements = elements

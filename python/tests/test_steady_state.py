@@ -57,6 +57,17 @@ def test_backward_does_not_wait_for_the_codec(pools, spec):
         assert [index for _, index, _, _ in finished] == [index for _, index, _, _ in returned]  # first in, first out
 
 
+class _CountedGroup:
+    """A group whose all-reduces are noted: a bucket without compression goes to the group itself."""
+
+    def __init__(self, group, asked):
+        self.group, self.asked = group, asked
+
+    def allreduce(self, *arguments):
+        self.asked.append("allreduce")
+        return self.group.allreduce(*arguments)
+
+
 def _rounds(spec, buckets, steps=4, small=64, without=(), **options):
     """Collectives of `steps` steps after DDP has settled: as counted by the session, and as torch was asked for them."""
     import torch.distributed as dist
@@ -90,11 +101,13 @@ def _rounds(spec, buckets, steps=4, small=64, without=(), **options):
         setattr(dist, name, counted(name, function))
     engine._all_gather_flat = counted("flat", flat)
     handle._engine._swap_step = counted("swap", handle._engine._swap_step)
+    user_group, handle._user_group = handle._user_group, _CountedGroup(handle._user_group, asked)
     for step in range(4, 4 + steps):
         training.step_once(ddp, optimizer, rank, step)
     for name, function in kept.items():
         setattr(dist, name, function)
     engine._all_gather_flat = flat
+    handle._user_group = user_group
     after, explained = handle.stats(), handle.explain()
     handle.close()
     return {"asked": len(asked), "strategy": explained["strategy"],
