@@ -120,17 +120,18 @@ def stacked(rows: list[tuple[str, list[tuple[str, float]]]], title: str, x_label
 
 
 def dots(rows: list[tuple[str, str, float, float | None]], title: str, x_label: str) -> str:
-    """On a logarithmic axis per row: a full dot (counted by the kernel) and a ring (own count)."""
+    """On a logarithmic axis per row: a full dot (counted by the kernel) and a ring (own count); nothing for 0."""
     height = len(rows) * _ROW + _TOP + _BOTTOM
-    values = [v for _, _, *pair in rows for v in pair if v]
+    values = [v for _, _, *pair in rows for v in pair if v] or [1.0]
     x = Axis(10 ** math.floor(math.log10(min(values))), max(values) * 2.6, _NAMES, WIDTH - _RIGHT, log=True)
     y = Axis(0.0, 1.0, height - _BOTTOM, _TOP)
     body = frame(x, y, x_label)
     for i, (name, style, own, kernel) in enumerate(rows):
         middle = _TOP + i * _ROW + _ROW / 2
-        end = x.at(kernel or own)
-        body += [text(_NAMES - 8, middle + 4, name, "end", "row"), line(x.begin, middle, end, middle, "stem"),
-                 f'<circle cx="{x.at(own):.1f}" cy="{middle:.1f}" r="6" class="ring {style}"/>']
+        end = x.at(kernel or own or x.low)
+        body += [text(_NAMES - 8, middle + 4, name, "end", "row"), line(x.begin, middle, end, middle, "stem")]
+        if own:
+            body.append(f'<circle cx="{x.at(own):.1f}" cy="{middle:.1f}" r="6" class="ring {style}"/>')
         if kernel:
             body.append(f'<circle cx="{end:.1f}" cy="{middle:.1f}" r="3.5" class="dot {style}"/>')
         body.append(text(end + 12, middle + 4, number(float(f"{kernel or own:.3g}")) + "B", "start"))

@@ -105,11 +105,12 @@ class Trainer:
     def __init__(self, spec: str, seed: int, data: Digits, steps: int, rank: int, world: int, emulated_rate: float = 0):
         self.spec, self.data, self.steps, self.step = spec, data, steps, 0
         self.model = DistributedDataParallel(make_model(seed), bucket_cap_mb=BUCKET_MB)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM, fused=True)
         self.handle = None
         self.batches = data.batches(seed, 1 << 30, rank, world)
         self._last_gradient = 0.0
-        for p in self.model.parameters():  # runs before DDP's own hook on the same parameter
+        # Backward ends with the first layer. Runs before DDP's own hook on the same parameter.
+        for p in self.model.module[0].parameters():
             p.register_post_accumulate_grad_hook(self._note_gradient)
         self._exchange(spec, seed, world, emulated_rate)
 

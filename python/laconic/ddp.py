@@ -95,6 +95,7 @@ class Handle:
         self._raw = {i for i, p in enumerate(explained["parameters"]) if p["codec"] == "none"}
         #: iterations since attach (or since the saved run's attach): the step number of all random streams
         self.step = 0
+        self._iterations = 0  # since attach, whatever was loaded
         #: the last failure of an exchange on this rank
         self.last_error: LaconicError | None = None
         self._scaler = scaler
@@ -186,7 +187,8 @@ class Handle:
                 at += p.numel()
             # Sums that are the engine's anyway, and nothing else in this bucket.
             direct = self._session.layout_matters and self._raw.issuperset(indices)
-            layout = self._layouts[key] = Layout(indices, offsets, buffer.numel(), direct)
+            layout = self._layouts[key] = Layout(indices, offsets, buffer.numel(), direct=direct,
+                                                         element_size=buffer.element_size())
         return layout
 
     def on_bucket(self, bucket):
@@ -203,6 +205,7 @@ class Handle:
         if bucket.is_last():
             self._end_iteration()
         if direct:
+            layout.sums += 1
             return self._all_reduce(buffer)
         job = Job(layout, buffer, step, bucket.index(), flags, self._scale)
         self._jobs.put(job)
@@ -219,6 +222,7 @@ class Handle:
     def _end_iteration(self) -> None:
         self._last_seen, self._seen = self._seen, []
         self.step += 1
+        self._iterations += 1
         if self._resumed is not None:
             own, saved = ({x.parameters for x in layouts} for layouts in (self._last_seen, self._resumed.layouts))
             self._settled = own == saved
@@ -284,8 +288,22 @@ class Handle:
     # ---- what users ask -------------------------------------------------------------------------------------------------
 
     def stats(self) -> dict:
-        """Counters since attach: steps, dense_bytes, wire_bytes, ratio, encode/decode/wire seconds, fallbacks, …"""
-        return self._session.stats()
+        """Counters since attach: steps, dense_bytes, wire_bytes, ratio, encode/decode/wire seconds, fallbacks, …
+
+        Buckets without compression, which PyTorch's own all-reduce sums, count in steps, elements, rounds and bytes, but
+        not as exchanges or seconds: those are of the worker.
+        """
+        stats = self._session.stats()
+        for layout in self._layouts.values():
+            elements = layout.sums * layout.elements
+            ring = 2 * (self._world - 1) * elements
+            stats["elements"] += elements
+            stats["rounds"] += layout.sums
+            stats["dense_bytes"] += 4 * ring // self._world
+            stats["wire_bytes"] += layout.element_size * ring // self._world
+        stats["steps"] = max(stats["steps"], self._iterations)
+        stats["ratio"] = stats["dense_bytes"] / stats["wire_bytes"] if stats["wire_bytes"] else 0.0
+        return stats
 
     def explain(self) -> dict:
         """What was picked and why: spec, strategy, reason, and every parameter's codec and largest payload."""

@@ -123,12 +123,14 @@ class Session:
 
 
 class Layout:
-    """Which parameters (indices) lie where in one flat buffer. `direct`: the engine's own sum is all it needs."""
+    """Which parameters (indices) lie where in one flat buffer."""
 
-    def __init__(self, parameters, offsets, elements: int, direct: bool = False):
-        self.direct = direct
+    def __init__(self, parameters, offsets, elements: int, *, direct: bool = False, element_size: int = 4):
         self.parameters = tuple(parameters)
         self.offsets = tuple(offsets)
         self.elements = elements
         self.c_parameters = (ctypes.c_uint32 * max(len(self.parameters), 1))(*self.parameters)
         self.c_offsets = (ctypes.c_uint64 * max(len(self.offsets), 1))(*self.offsets)
+        self.direct = direct  #: the engine's own sum is all that this buffer needs
+        self.element_size = element_size
+        self.sums = 0  #: how often it had that

@@ -173,6 +173,16 @@ def test_stats_and_explain(ranks):
         assert names["hidden.weight"].startswith("topk") and names["hidden.bias"] == "none"
 
 
+@pytest.mark.parametrize("buckets", [1, 3])
+def test_stats_count_what_plain_all_reduce_sums(ranks, buckets):
+    for stats, _ in ranks.run(_sizes, spec="none", buckets=buckets):
+        total = 5 * sum(p.numel() for p in training.Net(48).parameters())
+        ring = 4 * 2 * total * (4 - 1) / 4
+        assert (stats["steps"], stats["elements"], stats["exchanges"]) == (5, total, 0)
+        assert 0 <= ring - stats["wire_bytes"] < 5 * 4 and stats["wire_bytes"] == stats["dense_bytes"]
+        assert stats["ratio"] == 1.0 and stats["rounds"] >= 5
+
+
 def _flush(spec):
     import torch.distributed as dist
 

@@ -16,7 +16,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 RUN = ROOT / "examples/demo/run.py"
-MINIATURE = ["--workers", "2", "--specs", "3lc topk:ratio=0.01", "--rate", "200mbit", "--emulate", "--steps", "14",
+MINIATURE = ["--workers", "2", "--specs", "none 3lc topk:ratio=0.01", "--rate", "200mbit", "--emulate", "--steps", "14",
              "--repeats", "1", "--slow-steps", "1", "--fast-steps", "2", "--pairs", "1", "--pair-steps", "2",
              "--target", "0.2"]
 COLUMNS = ["exchange", "step (median)", "bytes a step, kernel", "bytes a step, Laconic", "steps to 20\u00a0%", "time to 20\u00a0%",
@@ -68,7 +68,7 @@ def test_the_table_has_its_columns_and_a_row_for_each_exchange(miniature):
 def test_progress_is_plain_lines_when_nobody_watches(miniature):
     _, done = miniature
     assert "\r" not in done.stderr and "\033" not in done.stderr
-    assert re.search(r"accuracy +1/3 +pytorch:ddp", done.stderr)
+    assert re.search(r"accuracy +1/4 +pytorch:ddp", done.stderr)
 
 
 def test_the_page_fetches_nothing_and_knows_dark(miniature):
@@ -103,6 +103,16 @@ def test_bytes_and_parts_are_recorded_for_every_rank(miniature):
         assert block["kernel_bytes"] is None  # nobody counts on an emulated link
         assert 0 < block["own"]["wire_bytes"] < 1_000_000
         assert block["own"]["encode_seconds"] > 0
+
+
+def test_bytes_of_a_lone_worker_are_drawn_too():
+    sys.path.insert(0, str(RUN.parent))
+    try:
+        import charts
+    finally:
+        sys.path.pop(0)
+    picture = charts.dots([("Laconic none", "laconic-0", 0.0, None)], "Bytes a step", "bytes")
+    assert picture.startswith("<svg") and "circle" not in picture
 
 
 def test_a_failing_run_ends_with_its_sentence(tmp_path):
