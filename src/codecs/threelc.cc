@@ -3,6 +3,7 @@
 
 #include "codecs/threelc_layout.h"
 #include "codecs/threelc_work.h"
+#include "kernels/zero_run.h"
 
 namespace laconic::codecs {
 namespace {
@@ -20,7 +21,7 @@ uint64_t bound(const ThreeLc::Params& params, uint64_t count) {
 bool is_scale(const uint8_t* p) { return load<uint32_t>(p) < 0x7F800000U; }
 
 bool are_digits(bool zre, uint64_t columns, Bytes coded) {
-  const kernels::ThreeLcKernels& k = kernels::threelc_kernels(best_isa());
+  const kernels::ZeroRunKernels& k = kernels::zero_run_kernels(best_isa());
   if (coded.size() > columns) return false;
   if (zre) return k.expanded_size(coded.data(), coded.size()) == columns;
   return coded.size() == columns && k.no_run_codes(coded.data(), coded.size());

@@ -4,6 +4,7 @@
 #include "codecs/threelc_layout.h"
 #include "codecs/threelc_work.h"
 #include "kernels/output.h"
+#include "kernels/zero_run.h"
 
 namespace laconic::codecs::threelc {
 namespace {
@@ -11,6 +12,7 @@ namespace {
 using kernels::kMaxUnpackTerms;
 using kernels::ThreeLcKernels;
 using kernels::ThreeLcTerm;
+using kernels::ZeroRunKernels;
 
 // Digit bytes that are expanded at once: of eight terms, 24 KiB.
 constexpr uint64_t kBlock = 2048;
@@ -18,7 +20,7 @@ constexpr uint64_t kBlock = 2048;
 // The digit bytes of one term in order, run codes expanded as they are needed.
 class DigitFeed {
  public:
-  void open(const ThreeLcKernels& kernel, bool zre, Bytes coded) {
+  void open(const ZeroRunKernels& kernel, bool zre, Bytes coded) {
     kernel_ = &kernel;
     if (zre) {
       coded_ = coded;
@@ -64,7 +66,7 @@ class DigitFeed {
   }
 
  private:
-  const ThreeLcKernels* kernel_ = nullptr;
+  const ZeroRunKernels* kernel_ = nullptr;
   Bytes coded_;
   const uint8_t* at_ = nullptr;
   uint64_t ready_ = 0;
@@ -74,6 +76,7 @@ class DigitFeed {
 // Terms that are decoded together, column by column, into one output.
 struct Decoder {
   const ThreeLcKernels& kernel;
+  const ZeroRunKernels& runs;
   bool zre = true;
   kernels::Output output = kernels::Output::set;
   uint32_t terms = 0;
@@ -168,7 +171,7 @@ void find_starts(const Decoder& d, Bytes coded, ThreadPool* pool, uint64_t tasks
   starts[0] = 0;
   parallel_for(pool, tasks, [&](uint64_t i) {
     const Bytes part = slice(coded, i);
-    starts[i + 1] = d.kernel.expanded_size(part.data(), part.size());
+    starts[i + 1] = d.runs.expanded_size(part.data(), part.size());
   });
   for (uint64_t i = 0; i < tasks; ++i) starts[i + 1] += starts[i];
 }
@@ -176,11 +179,11 @@ void find_starts(const Decoder& d, Bytes coded, ThreadPool* pool, uint64_t tasks
 // A feed that stands at `column`.
 void open_at(const Decoder& d, Bytes coded, const Starts& starts, uint32_t term, uint64_t column,
              DigitFeed& feed) {
-  if (!d.zre) return feed.open(d.kernel, false, coded.subspan(column));
+  if (!d.zre) return feed.open(d.runs, false, coded.subspan(column));
   const uint64_t* const first = starts.of(term);
   const uint64_t* const after = std::upper_bound(first, first + starts.tasks, column);
   const auto i = static_cast<uint64_t>(after - first - 1);
-  feed.open(d.kernel, true, coded.subspan(std::min<uint64_t>(i * kTaskColumns, coded.size())));
+  feed.open(d.runs, true, coded.subspan(std::min<uint64_t>(i * kTaskColumns, coded.size())));
   feed.skip(column - first[i]);
 }
 
@@ -201,7 +204,7 @@ void decode_unit(const Decoder& d, uint64_t count, std::span<const Term> payload
   };
   if (pool == nullptr) {
     return decode_range(0, rows.columns,
-                        [&](uint32_t t, DigitFeed& feed) { feed.open(d.kernel, d.zre, coded(t)); });
+                        [&](uint32_t t, DigitFeed& feed) { feed.open(d.runs, d.zre, coded(t)); });
   }
   for (uint32_t t = 0; t < d.terms && d.zre; ++t) {
     find_starts(d, coded(t), pool, starts.tasks, starts.of(t));
@@ -237,7 +240,7 @@ void decode_chunks(const Decoder& d, uint64_t count, std::span<const Term> paylo
       const Bytes payload = payloads[t].payload;
       const uint64_t* const at = starts.of(t) + c;
       set_values(terms[t], load<float>(payload.data() + chunks.scale_at(c)), payloads[t].weight);
-      feeds[t].open(d.kernel, d.zre, payload.subspan(at[0], at[1] - at[0]));
+      feeds[t].open(d.runs, d.zre, payload.subspan(at[0], at[1] - at[0]));
     }
     const Rows rows = chunks.rows(c);
     decode_columns(d, feeds, terms, rows, 0, rows.columns, out + chunks.first(c));
@@ -252,8 +255,8 @@ uint64_t decode_scratch(uint64_t columns) noexcept {
 
 void decode_terms(const ThreeLc::Params& params, uint64_t count, std::span<const Term> terms,
                   Work& work, Target target) {
-  const Decoder d{kernels::threelc_kernels(work.isa), params.zre,
-                  kernels::choose_output(target.add, count * sizeof(float)),
+  const Decoder d{kernels::threelc_kernels(work.isa), kernels::zero_run_kernels(work.isa),
+                  params.zre, kernels::choose_output(target.add, count * sizeof(float)),
                   static_cast<uint32_t>(terms.size())};
   if (params.scale == ThreeLc::Scale::unit) {
     decode_unit(d, count, terms, work, target.values);

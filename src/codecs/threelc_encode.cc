@@ -7,12 +7,14 @@
 
 #include "codecs/threelc_layout.h"
 #include "codecs/threelc_work.h"
+#include "kernels/zero_run.h"
 
 namespace laconic::codecs::threelc {
 namespace {
 
 using kernels::ThreeLcKernels;
 using kernels::ThreeLcScale;
+using kernels::ZeroRunKernels;
 
 // A tensor that has one M: the unit, or a chunk of it.
 struct Tensor {
@@ -37,6 +39,7 @@ struct Coded {
 
 struct Encoder {
   const ThreeLcKernels& kernel;
+  const ZeroRunKernels& runs;
   ThreeLc::Params params;
   ThreadPool* pool = nullptr;
   Coded* coded = nullptr;    // one per task
@@ -47,8 +50,12 @@ constexpr uint64_t slots_at(uint64_t tasks) { return round_up(tasks * sizeof(Cod
 
 Encoder make_encoder(const ThreeLc::Params& params, uint64_t columns, Work& work) {
   const uint64_t tasks = task_count(columns);
-  return {kernels::threelc_kernels(work.isa), params, useful_pool(work, tasks),
-          reinterpret_cast<Coded*>(work.scratch.data()), work.scratch.data() + slots_at(tasks)};
+  return {kernels::threelc_kernels(work.isa),
+          kernels::zero_run_kernels(work.isa),
+          params,
+          useful_pool(work, tasks),
+          reinterpret_cast<Coded*>(work.scratch.data()),
+          work.scratch.data() + slots_at(tasks)};
 }
 
 // ---- scale ----
@@ -155,19 +162,19 @@ struct RunWriter {
   }
 };
 
-Coded cut_ends(const ThreeLcKernels& kernel, const uint8_t* bytes, uint64_t n) {
+Coded cut_ends(const ZeroRunKernels& kernel, const uint8_t* bytes, uint64_t n) {
   Coded c;
   c.head = static_cast<uint32_t>(kernel.leading_zeros(bytes, n));
   if (c.head < n) c.tail = static_cast<uint32_t>(kernel.trailing_zeros(bytes, n));
   return c;
 }
 
-uint32_t encode_body(const ThreeLcKernels& kernel, const uint8_t* bytes, uint64_t n, const Coded& c,
+uint32_t encode_body(const ZeroRunKernels& kernel, const uint8_t* bytes, uint64_t n, const Coded& c,
                      uint8_t* to) {
   return static_cast<uint32_t>(kernel.run_encode(bytes + c.head, n - c.head - c.tail, to));
 }
 
-void append(const ThreeLcKernels& kernel, const uint8_t* bytes, uint64_t n, RunWriter& writer) {
+void append(const ZeroRunKernels& kernel, const uint8_t* bytes, uint64_t n, RunWriter& writer) {
   const Coded c = cut_ends(kernel, bytes, n);
   writer.run += c.head;
   if (c.head == n) return;
@@ -192,7 +199,7 @@ uint64_t encode_in_order(const Encoder& encoder, const Tensor& t, ThreeLcScale s
   RunWriter writer{to, 0};
   for (uint64_t task = 0; task < task_count(t.rows.columns); ++task) {
     const uint64_t n = pack_task(encoder, t, scale, task, bytes);
-    append(encoder.kernel, bytes, n, writer);
+    append(encoder.runs, bytes, n, writer);
   }
   writer.flush();
   return static_cast<uint64_t>(writer.to - to);
@@ -205,9 +212,9 @@ uint64_t encode_in_parallel(const Encoder& encoder, const Tensor& t, ThreeLcScal
   parallel_for(encoder.pool, tasks, [&](uint64_t i) {
     alignas(64) uint8_t bytes[kTaskColumns];
     const uint64_t n = pack_task(encoder, t, scale, i, bytes);
-    Coded c = cut_ends(encoder.kernel, bytes, n);
+    Coded c = cut_ends(encoder.runs, bytes, n);
     c.at = slot(encoder, i);
-    if (c.head < n) c.body = encode_body(encoder.kernel, bytes, n, c, slot(encoder, i));
+    if (c.head < n) c.body = encode_body(encoder.runs, bytes, n, c, slot(encoder, i));
     encoder.coded[i] = c;
   });
   RunWriter writer{to, 0};
@@ -237,7 +244,7 @@ uint32_t encode_chunk_body(const Encoder& encoder, const Tensor& t, ThreeLcScale
   if (!encoder.params.zre) return static_cast<uint32_t>(pack_task(encoder, t, scale, 0, to));
   alignas(64) uint8_t bytes[kTaskColumns];
   RunWriter writer{to, 0};
-  append(encoder.kernel, bytes, pack_task(encoder, t, scale, 0, bytes), writer);
+  append(encoder.runs, bytes, pack_task(encoder, t, scale, 0, bytes), writer);
   writer.flush();
   return static_cast<uint32_t>(writer.to - to);
 }
@@ -262,7 +269,7 @@ void encode_chunk(const Encoder& encoder, const Chunks& chunks, Source source, u
 void undo_chunk(const Encoder& encoder, const Tensor& t, float m, const Coded& coded) {
   alignas(64) uint8_t bytes[kTaskColumns + kernels::kExpandSlack];
   if (encoder.params.zre) {
-    encoder.kernel.expand(coded.at, coded.body, t.rows.columns, bytes);
+    encoder.runs.expand(coded.at, coded.body, t.rows.columns, bytes);
   } else {
     std::memcpy(bytes, coded.at, coded.body);
   }

@@ -1,10 +1,10 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
 // 3LC (Lim, Andersen, Kaminsky, arXiv 1802.07389): ternary quantization with error accumulation,
-// five digits per byte, a run code for the byte of five zeros. A tensor of n values is seen as a
-// matrix of five rows of `stride` = ceil(n / 5) columns, row-major; byte j holds column j. Kernels
-// work on complete columns: the caller keeps them off the at most four columns that reach beyond n.
-// Any alignment; nothing outside the stated spans is touched.
+// five digits per byte; kernels/zero_run.h shortens the runs of the byte of five zeros. A tensor of
+// n values is seen as a matrix of five rows of `stride` = ceil(n / 5) columns, row-major; byte j
+// holds column j. Kernels work on complete columns: the caller keeps them off the at most four
+// columns that reach beyond n. Any alignment; nothing outside the stated spans is touched.
 #pragma once
 
 #include <cstdint>
@@ -15,11 +15,6 @@ namespace laconic::kernels {
 
 inline constexpr uint32_t kDigits = 5;     ///< ternary digits per byte, most significant first
 inline constexpr uint8_t kZeroByte = 121;  ///< five zeros: 81 + 27 + 9 + 3 + 1
-inline constexpr uint8_t kFirstRunCode =
-    243;  ///< a run of two zero bytes; 3^5: no byte of digits reaches it
-inline constexpr uint32_t kLongestRun = 14;    ///< code 255
-inline constexpr uint32_t kRunBase = 241;      ///< code − kRunBase = length of the run
-inline constexpr uint32_t kExpandSlack = 256;  ///< room that expand() needs beyond `want`
 
 /// Weights of the digits of a byte.
 inline constexpr uint32_t kDigitWeight[kDigits] = {81, 27, 9, 3, 1};
@@ -42,11 +37,6 @@ inline constexpr uint64_t kStreamFollow = 16;
 /// Most terms that unpack() takes at once.
 inline constexpr uint32_t kMaxUnpackTerms = 8;
 
-struct ThreeLcExpanded {
-  uint64_t consumed = 0;  ///< coded bytes
-  uint64_t produced = 0;  ///< digit bytes
-};
-
 struct ThreeLcKernels {
   /// Largest absolute bits of x + e (of x where e is null): above 0x7F7FFFFF where any is infinite
   /// or NaN.
@@ -64,20 +54,6 @@ struct ThreeLcKernels {
   /// out: the call before wrote them.
   void (*unpack_stream)(const ThreeLcTerm* terms, uint32_t term_count, uint64_t columns,
                         uint64_t follow, bool first, float* out, uint64_t stride);
-  /// Zero bytes before the first other byte; n when there is no other.
-  uint64_t (*leading_zeros)(const uint8_t* bytes, uint64_t n);
-  /// Zero bytes behind the last other byte; n when there is no other.
-  uint64_t (*trailing_zeros)(const uint8_t* bytes, uint64_t n);
-  /// Canonical run code of bytes that neither begin nor end with the zero byte. Returns its length,
-  /// at most n.
-  uint64_t (*run_encode)(const uint8_t* bytes, uint64_t n, uint8_t* coded);
-  /// Expands from the start until at least `want` bytes came out or `coded` is used up. `bytes` has
-  /// room for want + kExpandSlack; the rest of that room may be overwritten.
-  ThreeLcExpanded (*expand)(const uint8_t* coded, uint64_t n, uint64_t want, uint8_t* bytes);
-  /// How many bytes expand() would make of all of them.
-  uint64_t (*expanded_size)(const uint8_t* coded, uint64_t n);
-  /// True when no byte is a run code.
-  bool (*no_run_codes)(const uint8_t* bytes, uint64_t n);
 };
 
 const ThreeLcKernels& threelc_kernels(Isa isa) noexcept;
