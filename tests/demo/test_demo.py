@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 import pytest
@@ -141,13 +142,22 @@ def processes_with(marker):
     return found
 
 
-def test_an_interrupted_demo_leaves_no_process(tmp_path):
+@pytest.fixture
+def short_path():
+    """pytest's own can be too long for a socket."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield folder
+
+
+def test_an_interrupted_demo_leaves_no_process(short_path):
     laconic_command()
-    marker = str(tmp_path)
+    marker = short_path
     environment = dict(os.environ, TMPDIR=marker)
     process = subprocess.Popen([sys.executable, str(RUN), *MINIATURE, "--steps", "2000", "--out", marker],
                                stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=environment,
-                               start_new_session=True)
+                               start_new_session=True,
+                               # a background job of a shell hands on that SIGINT is ignored
+                               preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     assert "start" in process.stderr.readline()
     assert len(processes_with(marker)) >= 3  # this one, the workers
     os.killpg(process.pid, signal.SIGINT)

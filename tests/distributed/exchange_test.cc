@@ -35,11 +35,12 @@ std::string case_name(const testing::TestParamInfo<Case>& info) {
   return name;
 }
 
-/// ThreadSanitizer looks at who touches what when, which two more ranks do not change: it gets the
-/// few that it can afford.
+/// What sanitizers look for, another number of ranks hardly changes: they get what they can afford.
 const std::vector<uint32_t>& worlds() {
 #if defined(__SANITIZE_THREAD__)
   static const std::vector<uint32_t> list{2, 3};
+#elif defined(__SANITIZE_ADDRESS__)
+  static const std::vector<uint32_t> list{1, 3, 8};
 #else
   static const std::vector<uint32_t> list{1, 2, 3, 4, 7, 8};
 #endif

@@ -56,10 +56,11 @@ class Lab:
         return lines, report, done
 
     def start(self, *words):
-        # Under nohup a child inherits that SIGHUP is ignored, and then it rightly stays ignored.
+        # A child of nohup inherits that SIGHUP is ignored, one of a shell's background job that SIGINT is; and then
+        # they rightly stay ignored.
         return subprocess.Popen(
             [*self.command, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
+            preexec_fn=lambda: [signal.signal(s, signal.SIG_DFL) for s in (signal.SIGHUP, signal.SIGINT)],
         )
 
 
