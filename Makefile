@@ -14,7 +14,7 @@ help:  ## this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
 demo:  ## train with and without compression over a slow link; RATE= WORKERS= SPECS= SEEDS= change it
-	@scripts/bootstrap --system
+	@scripts/bootstrap --required
 	@scripts/bootstrap --python & python=$$!; \
 	  scripts/build release laconic_c laconic_cli; built=$$?; wait $$python && exit $$built  # pip mostly waits
 	@.venv/bin/python examples/demo/run.py \

@@ -38,7 +38,7 @@ std::string case_name(const testing::TestParamInfo<Case>& info) {
 /// What sanitizers look for, another number of ranks hardly changes: they get what they can afford.
 const std::vector<uint32_t>& worlds() {
 #if defined(__SANITIZE_THREAD__)
-  static const std::vector<uint32_t> list{2, 3};
+  static const std::vector<uint32_t> list{3};
 #elif defined(__SANITIZE_ADDRESS__)
   static const std::vector<uint32_t> list{1, 3, 8};
 #else
