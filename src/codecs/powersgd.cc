@@ -316,8 +316,7 @@ void PowerSgd::decode(const Params& params, const Unit& unit, const Place&,
     if (!target.add) std::fill_n(target.values, unit.count, 0.0F);
     return decode_raw(terms, unit.count, work, target);
   }
-  const bool large = terms.size() == 1 && bytes_of(unit.count) >= kernels::kStreamBytes;
-  Output output = target.add ? Output::add : large ? Output::stream : Output::set;
+  Output output = kernels::choose_output(target.add, bytes_of(unit.count));
   for (const Term& term : terms) {
     reconstruct(shape, floats_at(work.kept, 0), aligned_lanes(term.payload, work), term.weight,
                 output, work, target.values);
