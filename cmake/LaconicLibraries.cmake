@@ -52,8 +52,7 @@ target_link_libraries(laconic_static PUBLIC Threads::Threads ${CMAKE_DL_LIBS})
 set_target_properties(laconic_static PROPERTIES OUTPUT_NAME laconic EXPORT_NAME laconic LINKER_LANGUAGE CXX)
 
 # ---- liblaconic_cuda.so: opened at run time, never linked ----
-file(GLOB _cuda_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/kernels/*_cuda.cu
-                                          ${PROJECT_SOURCE_DIR}/src/codecs/*/*_cuda.cu)
+file(GLOB_RECURSE _cuda_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/*_cuda.cu)
 if(LACONIC_WITH_CUDA AND _cuda_sources)
   add_library(laconic_cuda SHARED ${_cuda_sources})
   target_include_directories(laconic_cuda PRIVATE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)

@@ -1,26 +1,23 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 
-# Optional parts: NAME is on when LACONIC_WITH_<NAME> is. See laconic_drop_twins.
+# Optional parts: NAME is on when LACONIC_WITH_<NAME> is. See laconic_drop_absent.
 set(LACONIC_OPTIONAL_PARTS hwy cuda mpi gloo nccl)
 
-# An optional part is a pair of files with the same symbols in one folder: x_mpi.cc and x_no_mpi.cc, or mpi.cc and
-# no_mpi.cc. Of each pair, leaves one in the list named by SOURCES. A file without a partner stays.
-# The partner may be x_cuda.cu, which is not in the list: it goes into laconic_cuda, a library of its own.
-function(laconic_drop_twins SOURCES)
+# What an optional part brings lies in files named *_<part>.cc; no_<part>.cc defines the same symbols for a build
+# without it. Leaves one of the two in the list named by SOURCES. What the CUDA part brings are *_cuda.cu, which are
+# not in the list: they go into laconic_cuda, a library of its own.
+function(laconic_drop_absent SOURCES)
   set(kept ${${SOURCES}})
   foreach(part IN LISTS LACONIC_OPTIONAL_PARTS)
     string(TOUPPER ${part} upper)
-    foreach(absent IN LISTS ${SOURCES})
-      if(NOT absent MATCHES "(/|_)no_${part}\\.cc$")
-        continue()
+    if(LACONIC_WITH_${upper})
+      list(FILTER kept EXCLUDE REGEX "/no_${part}\\.cc$")
+    else()
+      list(FILTER kept EXCLUDE REGEX "_${part}\\.cc$")
+      if("${${SOURCES}}" MATCHES "([^;]*/no_${part}\\.cc)")
+        list(APPEND kept ${CMAKE_MATCH_1})
       endif()
-      string(REGEX REPLACE "no_${part}\\.cc$" "${part}" stem ${absent})
-      if(NOT LACONIC_WITH_${upper})
-        list(REMOVE_ITEM kept ${stem}.cc)
-      elseif(EXISTS ${stem}.cc OR EXISTS ${stem}.cu)
-        list(REMOVE_ITEM kept ${absent})
-      endif()
-    endforeach()
+    endif()
   endforeach()
   set(${SOURCES} ${kept} PARENT_SCOPE)
 endfunction()
@@ -30,8 +27,8 @@ endfunction()
 function(laconic_module NAME)
   cmake_parse_arguments(PARSE_ARGV 1 ARG "" "" "DEPS")
   set(dir ${PROJECT_SOURCE_DIR}/src/${NAME})
-  file(GLOB sources CONFIGURE_DEPENDS ${dir}/*.cc ${dir}/*/*.cc)
-  laconic_drop_twins(sources)
+  file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${dir}/*.cc)
+  laconic_drop_absent(sources)
   list(TRANSFORM ARG_DEPS PREPEND laconic_)
 
   set(target laconic_${NAME})

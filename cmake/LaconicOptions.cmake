@@ -44,7 +44,7 @@ endif()
 # ---- Highway ----
 set(LACONIC_WITH_HWY OFF)
 if(NOT LACONIC_HIGHWAY STREQUAL "OFF")
-  # Headers only, with the detection of src/kernels/simd.cc: liblaconic does not need Highway at run time.
+  # Headers only, with the detection of src/kernels/core/simd.cc: liblaconic does not need Highway at run time.
   find_path(LACONIC_HWY_INCLUDE_DIR hwy/highway.h)
   if(LACONIC_HWY_INCLUDE_DIR)
     set(LACONIC_WITH_HWY ON)

@@ -29,9 +29,8 @@ function(laconic_programs PREFIX DIR PATTERN)
   endforeach()
 endfunction()
 
-file(GLOB _tool_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tools/*.cc ${PROJECT_SOURCE_DIR}/tools/lab/*.cc)
-list(FILTER _tool_sources EXCLUDE REGEX "/tools/lab/")  # globbed only to notice that it appeared
-if(LACONIC_BUILD_TOOLS AND (_tool_sources OR EXISTS ${PROJECT_SOURCE_DIR}/tools/lab/CMakeLists.txt))
+file(GLOB _tool_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tools/*.cc)
+if(LACONIC_BUILD_TOOLS AND _tool_sources)
   if(_missing_deps)
     message(FATAL_ERROR "The laconic command needs ${_missing_deps}. Debian and Ubuntu: apt install libfmt-dev "
                         "libcli11-dev nlohmann-json3-dev. Or switch it off: -DLACONIC_BUILD_TOOLS=OFF")
@@ -39,10 +38,8 @@ if(LACONIC_BUILD_TOOLS AND (_tool_sources OR EXISTS ${PROJECT_SOURCE_DIR}/tools/
   # All but main.cc is a library, so that tests can call what the commands call.
   list(FILTER _tool_sources EXCLUDE REGEX "/main\\.cc$")
   set(_tools laconic_all)
-  if(EXISTS ${PROJECT_SOURCE_DIR}/tools/lab/CMakeLists.txt)
-    add_subdirectory(tools/lab)
-    list(APPEND _tools laconic_lab)
-  endif()
+  add_subdirectory(lab)
+  list(APPEND _tools laconic_lab)
   if(_tool_sources)
     add_library(laconic_tools STATIC ${_tool_sources})
     target_include_directories(laconic_tools PUBLIC ${PROJECT_SOURCE_DIR}/tools)

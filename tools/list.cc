@@ -6,7 +6,7 @@
 #include <array>
 #include <memory>
 
-#include "codecs/field_text.h"
+#include "codecs/registry/field_text.h"
 #include "command.h"
 #include "laconic/registry.h"
 #include "laconic/spec.h"

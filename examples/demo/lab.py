@@ -64,7 +64,7 @@ def environment(root: Path) -> dict:
 
 
 def run_lab(command: str, hosts: int, worker: list[str], timeout: float, emulate: bool, progress: Progress) -> dict:
-    """Gives what the lab says at the end: --json, see docs/guide/lab.md."""
+    """Gives what the lab says at the end: --json, see lab/README.md."""
     words = [command, "lab", "--hosts", str(hosts), "--json", "--timeout", f"{timeout:.0f}s"]
     words += ["--emulate"] if emulate else []
     # A session of its own: Ctrl-C comes here, and we pass it on once.

@@ -1,5 +1,5 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-#include "codecs/@NAME@.h"
+#include "codecs/@NAME@/@NAME@.h"
 
 #include <algorithm>
 #include <cmath>

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "kernels/basic.h"
+#include "kernels/core/basic.h"
 
 namespace laconic::aggregate {
 

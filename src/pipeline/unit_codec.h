@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <span>
 
-#include "kernels/basic.h"
+#include "kernels/core/basic.h"
 #include "laconic/codec.h"
 #include "laconic/spec.h"
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/arena.h"
-#include "kernels/cast.h"
+#include "kernels/cast/cast.h"
 #include "laconic/tensor_codec.h"
 
 namespace laconic {

@@ -2,7 +2,7 @@
 #include "session/describe.h"
 
 #include "base/json_text.h"
-#include "codecs/field_text.h"
+#include "codecs/registry/field_text.h"
 #include "laconic/laconic.h"
 #include "laconic/registry.h"
 #include "laconic/version.h"

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "collective/exchange.h"
+#include "collective/exchange/exchange.h"
 #include "feedback/store.h"
 #include "laconic/thread_pool.h"
 

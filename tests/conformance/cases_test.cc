@@ -3,7 +3,7 @@
 #include <cctype>
 #include <cmath>
 
-#include "codecs/field_text.h"
+#include "codecs/registry/field_text.h"
 #include "conformance/codec_law.h"
 
 namespace laconic::conformance {

@@ -2,7 +2,7 @@
 //
 // The GPU against the CPU's functions: every 32-bit and every 16-bit pattern with weight 1,
 // weights, saturation and sums on patterns of all kinds.
-#include "kernels/cast_cuda.h"
+#include "kernels/cast/cast_cuda.h"
 
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
@@ -17,7 +17,7 @@
 #include <thread>
 #include <vector>
 
-#include "kernels/cast_elements.h"
+#include "kernels/cast/cast_elements.h"
 #include "laconic/dtype.h"
 
 namespace laconic {

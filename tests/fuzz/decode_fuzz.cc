@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "codecs/field_text.h"
+#include "codecs/registry/field_text.h"
 #include "conformance/guarded.h"
 #include "laconic/registry.h"
 #include "laconic/spec.h"

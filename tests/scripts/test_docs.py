@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "tests" / "golden" / "README.md"])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "tests" / "golden" / "README.md", ROOT / "lab" / "README.md"])
 
 
 def text_of(*parts):
@@ -55,7 +55,7 @@ def test_errors_are_all_documented():
 
 def test_every_codec_has_a_page_with_its_number():
     cards = {}
-    for header in (ROOT / "src" / "codecs").glob("*.h"):
+    for header in (ROOT / "src" / "codecs").rglob("*.h"):
         for name, number in re.findall(r'CodecInfo\s+info\{\s*"(\w+)",\s*(\d+),', header.read_text(encoding="utf-8")):
             cards[name] = int(number)
     assert len(cards) >= 9

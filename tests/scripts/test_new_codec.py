@@ -36,9 +36,9 @@ def new_codec(tree, *arguments):
 
 def register(tree):
     """The one line (and the include that it needs), as the script's answer says."""
-    path = tree / "src" / "codecs" / "codec_list.h"
+    path = tree / "src" / "codecs" / "registry" / "codec_list.h"
     text = path.read_text()
-    text = text.replace("\nnamespace laconic::codecs {", f'#include "codecs/{NAME}.h"\n\nnamespace laconic::codecs {{', 1)
+    text = text.replace("\nnamespace laconic::codecs {", f'#include "codecs/{NAME}/{NAME}.h"\n\nnamespace laconic::codecs {{', 1)
     text = re.sub(r"using CodecList = TypeList<([^>]*)>", rf"using CodecList = TypeList<\1, {TYPE}>", text)
     path.write_text(text)
 
@@ -47,10 +47,10 @@ def test_writes_the_files_and_names_the_line(tree):
     done = new_codec(tree, NAME)
     assert done.returncode == 0, done.stderr
     assert "codec_list.h" in done.stdout and TYPE in done.stdout
-    for path in (f"src/codecs/{NAME}.h", f"src/codecs/{NAME}.cc", f"docs/format/codecs/{NAME}.md"):
+    for path in (f"src/codecs/{NAME}/{NAME}.h", f"src/codecs/{NAME}/{NAME}.cc", f"docs/format/codecs/{NAME}.md"):
         text = (tree / path).read_text()
         assert "@" not in text, path
-    number = int(re.search(rf'"{NAME}", (\d+)', (tree / f"src/codecs/{NAME}.h").read_text())[1])
+    number = int(re.search(rf'"{NAME}", (\d+)', (tree / f"src/codecs/{NAME}/{NAME}.h").read_text())[1])
     for header in (ROOT / "src" / "codecs").rglob("*.h"):
         assert f", {number}, " not in "".join(re.findall(r'CodecInfo info\{[^}]*\}', header.read_text()))
 
@@ -76,7 +76,7 @@ def compile_command(source):
 
 def compile_in(tree, source):
     """As the build compiles the registry, but with the copy's headers in front."""
-    command = compile_command("src/codecs/registry.cc")
+    command = compile_command("src/codecs/registry/registry.cc")
     output = tree / (Path(source).stem + ".o")
     command[command.index("-o") + 1] = str(output)
     command[-1] = str(tree / source)
@@ -103,7 +103,7 @@ def link_with(tree, objects):
 def test_the_worked_example_passes_the_conformance_suite(tree):
     assert new_codec(tree, NAME).returncode == 0
     register(tree)
-    objects = [compile_in(tree, "src/codecs/registry.cc"), compile_in(tree, f"src/codecs/{NAME}.cc")]
+    objects = [compile_in(tree, "src/codecs/registry/registry.cc"), compile_in(tree, f"src/codecs/{NAME}/{NAME}.cc")]
     binary = link_with(tree, objects)
     done = subprocess.run([binary, f"--gtest_filter=*/{NAME}*"], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-4000:]

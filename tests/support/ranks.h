@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "session/session.h"
-#include "transport/loopback.h"
+#include "transport/loopback/loopback.h"
 
 namespace laconic::test {
 

@@ -10,10 +10,10 @@
 #include <random>
 #include <vector>
 
-#include "codecs/cast.h"
-#include "codecs/int8.h"
-#include "codecs/none.h"
-#include "codecs/table.h"
+#include "codecs/cast/cast.h"
+#include "codecs/int8/int8.h"
+#include "codecs/none/none.h"
+#include "codecs/registry/table.h"
 
 namespace laconic::codecs {
 namespace {

@@ -1,5 +1,5 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-#include "codecs/field_text.h"
+#include "codecs/registry/field_text.h"
 
 #include <gtest/gtest.h>
 
@@ -7,7 +7,7 @@
 #include <clocale>
 #include <cstring>
 
-#include "codecs/nearest.h"
+#include "codecs/registry/nearest.h"
 
 namespace laconic::codecs {
 namespace {

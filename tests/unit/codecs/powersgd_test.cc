@@ -1,5 +1,5 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-#include "codecs/powersgd.h"
+#include "codecs/powersgd/powersgd.h"
 
 #include <gtest/gtest.h>
 
@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "codecs/gram_schmidt.h"
-#include "codecs/table.h"
+#include "codecs/powersgd/gram_schmidt.h"
+#include "codecs/registry/table.h"
 #include "laconic/random.h"
 
 namespace laconic::codecs {

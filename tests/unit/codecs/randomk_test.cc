@@ -1,12 +1,12 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-#include "codecs/randomk.h"
+#include "codecs/randomk/randomk.h"
 
 #include <gtest/gtest.h>
 
 #include <map>
 #include <set>
 
-#include "codecs/shared_indices.h"
+#include "codecs/randomk/shared_indices.h"
 #include "unit/codecs/sparse_driver.h"
 
 namespace laconic::codecs {

@@ -1,13 +1,13 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-#include "codecs/sidco.h"
+#include "codecs/sidco/sidco.h"
 
 #include <gtest/gtest.h>
 
 #include <limits>
 
-#include "codecs/exceedances.h"
-#include "codecs/sidco_fit.h"
-#include "codecs/sparse_payload.h"
+#include "codecs/sidco/exceedances.h"
+#include "codecs/sidco/sidco_fit.h"
+#include "codecs/sparse/sparse_payload.h"
 #include "unit/codecs/sparse_driver.h"
 
 namespace laconic::codecs {

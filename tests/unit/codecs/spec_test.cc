@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "codecs/field_text.h"
+#include "codecs/registry/field_text.h"
 #include "laconic/registry.h"
 
 namespace laconic {

@@ -1,5 +1,5 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-#include "codecs/threelc.h"
+#include "codecs/threelc/threelc.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "codecs/table.h"
+#include "codecs/registry/table.h"
 
 namespace laconic::codecs {
 namespace {

@@ -1,10 +1,10 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-#include "codecs/topk.h"
+#include "codecs/topk/topk.h"
 
 #include <gtest/gtest.h>
 
-#include "codecs/sparse_payload.h"
-#include "codecs/sparse_select.h"
+#include "codecs/sparse/sparse_payload.h"
+#include "codecs/sparse/sparse_select.h"
 #include "unit/codecs/sparse_driver.h"
 
 namespace laconic::codecs {

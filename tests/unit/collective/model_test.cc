@@ -1,9 +1,9 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-#include "collective/model.h"
+#include "collective/plan/model.h"
 
 #include <gtest/gtest.h>
 
-#include "collective/capacity.h"
+#include "collective/plan/capacity.h"
 
 namespace laconic::collective {
 namespace {

@@ -1,5 +1,5 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-#include "kernels/basic.h"
+#include "kernels/core/basic.h"
 
 #include <gtest/gtest.h>
 

@@ -1,11 +1,11 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-#include "kernels/cast.h"
+#include "kernels/cast/cast.h"
 
 #include <gtest/gtest.h>
 
 #include <cmath>
 
-#include "kernels/cast_cuda.h"
+#include "kernels/cast/cast_cuda.h"
 #include "unit/kernels/dense_inputs.h"
 
 namespace laconic::kernels {

@@ -7,7 +7,7 @@
 #include <random>
 #include <vector>
 
-#include "kernels/threelc.h"
+#include "kernels/threelc/threelc.h"
 
 namespace laconic::kernels {
 

@@ -1,5 +1,5 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-#include "kernels/int8.h"
+#include "kernels/int8/int8.h"
 
 #include <gtest/gtest.h>
 
@@ -7,7 +7,7 @@
 #include <cmath>
 #include <limits>
 
-#include "kernels/int8_elements.h"
+#include "kernels/int8/int8_elements.h"
 #include "unit/kernels/dense_inputs.h"
 
 namespace laconic::kernels {

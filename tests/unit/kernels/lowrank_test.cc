@@ -1,5 +1,5 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-#include "kernels/lowrank.h"
+#include "kernels/lowrank/lowrank.h"
 
 #include <gtest/gtest.h>
 

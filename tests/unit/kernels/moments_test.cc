@@ -1,9 +1,9 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-#include "kernels/moments.h"
+#include "kernels/sparse/moments.h"
 
 #include <gtest/gtest.h>
 
-#include "kernels/select.h"
+#include "kernels/sparse/select.h"
 #include "unit/kernels/dense_inputs.h"
 
 namespace laconic::kernels {

@@ -1,5 +1,5 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-#include "kernels/permute.h"
+#include "kernels/sparse/permute.h"
 
 #include <gtest/gtest.h>
 

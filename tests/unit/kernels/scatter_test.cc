@@ -1,5 +1,5 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-#include "kernels/scatter.h"
+#include "kernels/sparse/scatter.h"
 
 #include <gtest/gtest.h>
 

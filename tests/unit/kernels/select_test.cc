@@ -1,5 +1,5 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-#include "kernels/select.h"
+#include "kernels/sparse/select.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-#include "kernels/threelc.h"
+#include "kernels/threelc/threelc.h"
 
 #include <gtest/gtest.h>
 

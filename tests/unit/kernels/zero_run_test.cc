@@ -1,5 +1,5 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-#include "kernels/zero_run.h"
+#include "kernels/threelc/zero_run.h"
 
 #include <gtest/gtest.h>
 

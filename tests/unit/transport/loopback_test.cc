@@ -1,5 +1,5 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-#include "transport/loopback.h"
+#include "transport/loopback/loopback.h"
 
 #include <gtest/gtest.h>
 

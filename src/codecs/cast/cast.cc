@@ -1,0 +1,84 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+#include "codecs/cast/cast.h"
+
+#include "codecs/dense/dense_decode.h"
+#include "kernels/cast/cast.h"
+
+namespace laconic::codecs {
+namespace {
+
+constexpr uint64_t kHalf = 2;  // bytes per element of the payload
+
+Contract cast_contract() {
+  Contract c;
+  c.merge = Merge::linear;
+  c.feedback = Feedback::own;
+  // NaN and infinity travel as what they are, so that a loss scaler sees them after the sum:
+  // nothing to refuse.
+  c.checks_finite = true;
+  return c;
+}
+
+bool streams(const Unit& unit) { return unit.count * kHalf > kernels::kStreamBytes; }
+
+template <class Narrow>
+Encoded encode_cast(const Unit& unit, Source source, Work& work, MutBytes out, Narrow&& narrow) {
+  for_chunks(work.pool, unit.count, kDenseChunk, [&](uint64_t begin, uint64_t end) {
+    narrow(out.data() + begin * kHalf, source.values + begin, end - begin);
+  });
+  return {unit.count * kHalf, true};
+}
+
+}  // namespace
+
+Contract Fp16::contract(const Params&) { return cast_contract(); }
+
+Plan Fp16::plan(const Params&, const Unit& unit, uint32_t) {
+  return plan_lanes(DType::f16, unit.count);
+}
+
+Encoded Fp16::encode(const Params& params, std::span<const float>, const Unit& unit,
+                     const Place& place, uint32_t, Source source, Work& work, MutBytes out) {
+  const auto& kernels = kernels::cast_kernels(work.isa);
+  const auto narrow = streams(unit) ? kernels.stream_f16 : kernels.narrow_f16;
+  return encode_cast(unit, source, work, out, [&](uint8_t* to, const float* from, uint64_t n) {
+    narrow(to, place.prescale, from, n, params.saturate);
+  });
+}
+
+Errc Fp16::check(const Params&, const Unit& unit, uint32_t, Bytes payload) {
+  return check_length(payload, unit.count * kHalf);
+}
+
+void Fp16::decode(const Params&, const Unit& unit, const Place&, std::span<const Term> terms,
+                  Work& work, Target target) {
+  decode_dense(terms, target, unit.count, kDenseChunk, work.pool,
+               kernels::cast_kernels(work.isa).weighted_sum_f16);
+}
+
+Contract Bf16::contract(const Params&) { return cast_contract(); }
+
+Plan Bf16::plan(const Params&, const Unit& unit, uint32_t) {
+  return plan_lanes(DType::bf16, unit.count);
+}
+
+Encoded Bf16::encode(const Params&, std::span<const float>, const Unit& unit, const Place& place,
+                     uint32_t, Source source, Work& work, MutBytes out) {
+  const auto& kernels = kernels::cast_kernels(work.isa);
+  const auto narrow = streams(unit) ? kernels.stream_bf16 : kernels.narrow_bf16;
+  return encode_cast(unit, source, work, out, [&](uint8_t* to, const float* from, uint64_t n) {
+    narrow(to, place.prescale, from, n);
+  });
+}
+
+Errc Bf16::check(const Params&, const Unit& unit, uint32_t, Bytes payload) {
+  return check_length(payload, unit.count * kHalf);
+}
+
+void Bf16::decode(const Params&, const Unit& unit, const Place&, std::span<const Term> terms,
+                  Work& work, Target target) {
+  decode_dense(terms, target, unit.count, kDenseChunk, work.pool,
+               kernels::cast_kernels(work.isa).weighted_sum_bf16);
+}
+
+}  // namespace laconic::codecs

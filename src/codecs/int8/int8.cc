@@ -1,0 +1,88 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+#include "codecs/int8/int8.h"
+
+#include <atomic>
+
+#include "codecs/dense/dense_decode.h"
+#include "kernels/int8/int8.h"
+#include "laconic/random.h"
+
+namespace laconic::codecs {
+namespace {
+
+static_assert(kDenseTerms <= kernels::kInt8Terms);
+
+// Payload: ceil(count / block) scales (f32), then count codes (int8).
+uint64_t scale_bytes(const Int8::Params& params, const Unit& unit) {
+  return ceil_div(unit.count, params.block) * sizeof(float);
+}
+
+uint64_t payload_bytes(const Int8::Params& params, const Unit& unit) {
+  return scale_bytes(params, unit) + unit.count;
+}
+
+/// A task's share: whole blocks.
+uint64_t chunk_of(const Int8::Params& params) { return round_up(kDenseChunk, params.block); }
+
+bool valid_scale(const uint8_t* at) { return load<uint32_t>(at) < 0x7F800000U; }  // finite, no sign
+
+}  // namespace
+
+Contract Int8::contract(const Params& params) {
+  Contract c;
+  c.feedback = Feedback::own;
+  c.checks_finite = true;
+  c.stochastic = params.round == Round::stochastic;
+  c.unbiased = c.stochastic;
+  c.granule = params.block;
+  return c;
+}
+
+Plan Int8::plan(const Params& params, const Unit& unit, uint32_t) {
+  Plan plan;
+  plan.round[0].bytes = payload_bytes(params, unit);
+  return plan;
+}
+
+Encoded Int8::encode(const Params& params, std::span<const float>, const Unit& unit,
+                     const Place& place, uint32_t, Source source, Work& work, MutBytes out) {
+  const auto& kernels = kernels::int8_kernels(work.isa);
+  const RandomKey key = own_key(place.seed, place.step, unit.parameter, place.rank, place.hop);
+  uint8_t* codes = out.data() + scale_bytes(params, unit);
+  std::atomic<bool> finite{true};
+  for_chunks(work.pool, unit.count, chunk_of(params), [&](uint64_t begin, uint64_t end) {
+    const float* x = source.values + begin;
+    uint8_t* scales = out.data() + begin / params.block * sizeof(float);
+    const bool ok =
+        params.round == Round::nearest
+            ? kernels.encode_nearest(x, end - begin, params.block, scales, codes + begin)
+            : kernels.encode_stochastic(x, end - begin, params.block, scales, codes + begin, key,
+                                        unit.offset + begin);
+    if (!ok) finite.store(false, std::memory_order_relaxed);
+  });
+  return {payload_bytes(params, unit), finite.load(std::memory_order_relaxed)};
+}
+
+Errc Int8::check(const Params& params, const Unit& unit, uint32_t, Bytes payload) {
+  if (payload.size() != payload_bytes(params, unit)) return Errc::payload_malformed;
+  const uint64_t codes_at = scale_bytes(params, unit);
+  for (uint64_t i = 0; i < codes_at; i += sizeof(float)) {
+    if (!valid_scale(payload.data() + i)) return Errc::payload_malformed;
+  }
+  const bool bad =
+      kernels::int8_kernels(best_isa()).any_minus_128(payload.data() + codes_at, unit.count);
+  return bad ? Errc::payload_malformed : Errc::ok;
+}
+
+void Int8::decode(const Params& params, const Unit& unit, const Place&, std::span<const Term> terms,
+                  Work& work, Target target) {
+  const auto& kernels = kernels::int8_kernels(work.isa);
+  const kernels::Int8Layout layout{params.block, scale_bytes(params, unit)};
+  decode_dense(terms, target, unit.count, chunk_of(params), work.pool,
+               [&](float* out, kernels::Output output, const kernels::Weighted* operands,
+                   uint32_t count, uint64_t begin, uint64_t end) {
+                 kernels.decode(out, output, operands, count, layout, begin, end);
+               });
+}
+
+}  // namespace laconic::codecs

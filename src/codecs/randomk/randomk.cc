@@ -1,0 +1,106 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+#include "codecs/randomk/randomk.h"
+
+#include <algorithm>
+
+#include "codecs/randomk/shared_indices.h"
+#include "codecs/sparse/sparse_payload.h"
+
+namespace laconic::codecs {
+namespace {
+
+constexpr uint32_t kBlock = 512;  // indices made at a time, on the stack
+constexpr uint64_t kLanesPerTask = 4096;
+
+// body(first, m, indices) over blocks of lanes. Lanes name distinct elements, so blocks never meet.
+template <class Body>
+void for_each_block(const SharedIndices& indices, uint64_t k, const Work& work, Body&& body) {
+  parallel_for(work.pool, ceil_div(k, kLanesPerTask), [&](uint64_t task) {
+    const uint64_t end = std::min(k, (task + 1) * kLanesPerTask);
+    alignas(64) std::array<uint32_t, kBlock> index;
+    for (uint64_t first = task * kLanesPerTask; first < end; first += kBlock) {
+      const auto m = static_cast<uint32_t>(std::min<uint64_t>(kBlock, end - first));
+      indices.get(first, m, work.isa, index.data());
+      body(first, m, index.data());
+    }
+  });
+}
+
+float lane_scale(const RandomK::Params& p, uint64_t n, uint64_t k, const Place& place) {
+  const double rescale = p.rescale ? static_cast<double>(n) / static_cast<double>(k) : 1.0;
+  return static_cast<float>(rescale * static_cast<double>(place.prescale));
+}
+
+void clear(float* x, uint64_t n, const Work& work) {
+  parallel_for(work.pool, ceil_div(n, kScatterRange), [&](uint64_t task) {
+    const uint64_t begin = task * kScatterRange;
+    clear_range(x, begin, std::min(n, begin + kScatterRange), n * sizeof(float) >= kStreamingBytes,
+                work.isa);
+  });
+}
+
+// One lane of every term into the element at its index, in the order of the terms.
+void add_block(std::span<const Term> terms, uint64_t first, uint32_t m, const uint32_t* index,
+               float* target) {
+  if (terms.size() == 1) {
+    kernels::scatter_add(target, index, terms[0].payload.data() + 4 * first, m, terms[0].weight);
+    return;
+  }
+  for (uint32_t j = 0; j < m; ++j) {
+    float sum = target[index[j]];
+    for (const Term& term : terms) {
+      sum += term.weight * load<float>(term.payload.data() + 4 * (first + j));
+    }
+    target[index[j]] = sum;
+  }
+}
+
+}  // namespace
+
+Contract RandomK::contract(const Params& p) {
+  Contract c;
+  c.merge = Merge::linear;
+  c.feedback = Feedback::own;
+  c.feedback_default = !p.rescale;
+  c.unbiased = p.rescale;
+  return c;
+}
+
+Plan RandomK::plan(const Params& p, const Unit& unit, uint32_t) {
+  Plan plan;
+  plan.round[0] = {RoundKind::lanes, DType::f32, kept_of(p.ratio, unit.count) * sizeof(float)};
+  return plan;
+}
+
+Encoded RandomK::encode(const Params& p, std::span<const float>, const Unit& unit,
+                        const Place& place, uint32_t, Source source, Work& work, MutBytes out) {
+  const uint64_t k = kept_of(p.ratio, unit.count);
+  if (k == 0) return {};
+  const float scale = lane_scale(p, unit.count, k, place);
+  const SharedIndices indices(unit, place, k);
+  for_each_block(indices, k, work, [&](uint64_t first, uint32_t m, const uint32_t* index) {
+    for (uint32_t j = 0; j < m; ++j) {
+      store(out.data() + 4 * (first + j), source.values[index[j]] * scale);
+    }
+  });
+  return {k * sizeof(float)};
+}
+
+Errc RandomK::check(const Params& p, const Unit& unit, uint32_t, Bytes payload) {
+  if (unit.count > kMaxSparseCount) return Errc::shape_unsupported;
+  const uint64_t bytes = kept_of(p.ratio, unit.count) * sizeof(float);
+  return payload.size() == bytes ? Errc::ok : Errc::payload_malformed;
+}
+
+void RandomK::decode(const Params& p, const Unit& unit, const Place& place,
+                     std::span<const Term> terms, Work& work, Target target) {
+  if (!target.add) clear(target.values, unit.count, work);
+  const uint64_t k = kept_of(p.ratio, unit.count);
+  if (k == 0 || terms.empty()) return;
+  const SharedIndices indices(unit, place, k);
+  for_each_block(indices, k, work, [&](uint64_t first, uint32_t m, const uint32_t* index) {
+    add_block(terms, first, m, index, target.values);
+  });
+}
+
+}  // namespace laconic::codecs

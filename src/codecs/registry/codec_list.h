@@ -1,0 +1,25 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// Every codec of this build: one #include and one line of CodecList each. The conformance suite,
+// the fuzz targets, the command line, the Python classes and the table in docs/guide/specs.md
+// follow from this list. It is explicit because a linker drops objects whose only use is a static
+// constructor.
+#pragma once
+
+#include "codecs/cast/cast.h"
+#include "codecs/int8/int8.h"
+#include "codecs/none/none.h"
+#include "codecs/powersgd/powersgd.h"
+#include "codecs/randomk/randomk.h"
+#include "codecs/sidco/sidco.h"
+#include "codecs/threelc/threelc.h"
+#include "codecs/topk/topk.h"
+
+namespace laconic::codecs {
+
+template <class... C>
+struct TypeList {};
+
+using CodecList = TypeList<None, Fp16, Bf16, Int8, PowerSgd, TopK, RandomK, Sidco, ThreeLc>;
+
+}  // namespace laconic::codecs

@@ -1,0 +1,268 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// spec     = name [ ":" option { "," option } ] { "+" modifier }
+// option   = key "=" value
+// modifier = "ef" | "noef"
+// Reserved for later: stages joined by "|", modifiers with arguments.
+#include "laconic/spec.h"
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "base/concat.h"
+#include "base/hash.h"
+#include "codecs/registry/field_text.h"
+#include "codecs/registry/nearest.h"
+#include "laconic/registry.h"
+
+namespace laconic {
+namespace {
+
+constexpr std::size_t kMaxSpecLength = 1024;
+
+/// Text from elsewhere inside a message: short and printable.
+std::string quoted(std::string_view text) {
+  constexpr std::size_t kShown = 96;
+  std::string shown(text.substr(0, kShown));
+  for (char& c : shown) {
+    if (c < ' ' || c > '~') c = '?';
+  }
+  return concat({"'", shown, text.size() > kShown ? "...'" : "'"});
+}
+
+Error syntax(std::string_view spec, std::string_view what) {
+  return {Errc::spec_syntax, concat({"spec ", quoted(spec), ": ", what}),
+          "write name:key=value,key=value+ef, for example topk:ratio=0.01"};
+}
+
+std::string guess(std::string_view near) {
+  return near.empty() ? std::string() : concat({"did you mean '", near, "'? "});
+}
+
+/// "a,b,c" → "a", "b", "c"; one empty piece for an empty text.
+std::vector<std::string_view> split(std::string_view text, char separator) {
+  std::vector<std::string_view> pieces;
+  for (std::size_t at = 0; at <= text.size();) {
+    const std::size_t end = std::min(text.find(separator, at), text.size());
+    pieces.push_back(text.substr(at, end - at));
+    at = end + 1;
+  }
+  return pieces;
+}
+
+// ---- codec ----
+
+std::vector<std::string_view> codec_names() {
+  std::vector<std::string_view> names;
+  for (const CodecTable* codec : all_codecs()) names.push_back(codec->info.name);
+  return names;
+}
+
+std::string joined(const std::vector<std::string_view>& pieces) {
+  std::string text;
+  for (const std::string_view piece : pieces) text += concat({text.empty() ? "" : ", ", piece});
+  return text;
+}
+
+/// Names that people bring along from papers and from other programs, and what to write instead.
+constexpr std::array<std::pair<std::string_view, std::string_view>, 17> kForeignNames{{
+    {"auto", "this version does not choose a codec by itself: name one"},
+    {"batched_powersgd", "the codec here is powersgd; batching is done by the bucket"},
+    {"cgx", "the nearest codec here is int8"},
+    {"dgc", "momentum correction is not in this version; the nearest codec here is topk"},
+    {"efsignsgd", "sign codecs are not in this version"},
+    {"int4", "4-bit lanes are not in this version; the nearest codec here is int8"},
+    {"lz4", "lossless stages are not in this version"},
+    {"natural", "the nearest codec here is int8:round=stochastic"},
+    {"onebit", "sign codecs are not in this version; the nearest codec here is 3lc"},
+    {"qsgd", "the nearest codec here is int8:round=stochastic"},
+    {"redsync", "the nearest codec here is sidco"},
+    {"sign", "sign codecs are not in this version; the nearest codec here is 3lc"},
+    {"signsgd", "sign codecs are not in this version; the nearest codec here is 3lc"},
+    {"terngrad", "the nearest codec here is 3lc"},
+    {"thc", "thc is not in this version"},
+    {"threelc", "the codec is called 3lc"},
+    {"zstd", "lossless stages are not in this version"},
+}};
+
+std::string_view foreign_name(std::string_view name) {
+  for (const auto& [foreign, advice] : kForeignNames) {
+    if (foreign == name) return advice;
+  }
+  return {};
+}
+
+Error unknown_codec(std::string_view name) {
+  const auto names = codec_names();
+  std::string hint;
+  if (const auto advice = foreign_name(name); !advice.empty()) {
+    hint = concat({advice, "; "});
+  } else if (const auto near = codecs::nearest(name, names); !near.empty()) {
+    hint = guess(near);
+  }
+  return {Errc::unknown_codec, concat({"there is no codec ", quoted(name)}),
+          concat({hint, "codecs: ", joined(names), " (laconic list)"})};
+}
+
+// ---- options ----
+
+/// "ratio (1e-6 to 1, default 0.01), law (exp or gp, default exp)"
+std::string keys_of(const CodecTable& codec) {
+  if (codec.fields.empty()) return concat({codec.info.name, " has no keys"});
+  std::string text = concat({"keys of ", codec.info.name, ": "});
+  for (const Field& field : codec.fields) {
+    if (&field != codec.fields.data()) text += ", ";
+    text += concat({field.name, " (", codecs::range_text(field), ", default ",
+                    codecs::value_text(field, field.fallback), ")"});
+  }
+  return text;
+}
+
+Error unknown_key(const CodecTable& codec, std::string_view key) {
+  std::vector<std::string_view> names;
+  for (const Field& field : codec.fields) names.push_back(field.name);
+  const auto near = codecs::nearest(key, names);
+  return {Errc::unknown_key, concat({codec.info.name, " has no key ", quoted(key)}),
+          guess(near) + keys_of(codec)};
+}
+
+const Field* find_field(const CodecTable& codec, std::string_view key) {
+  for (const Field& field : codec.fields) {
+    if (field.name == key) return &field;
+  }
+  return nullptr;
+}
+
+/// Reads one "key=value" into `params`; `given` holds the keys seen before it.
+Result<void> read_option(const CodecTable& codec, std::string_view spec, std::string_view option,
+                         std::vector<const Field*>& given, void* params) {
+  const std::size_t equals = option.find('=');
+  if (equals == std::string_view::npos || equals == 0) {
+    return syntax(spec, concat({quoted(option), " is not key=value"}));
+  }
+  const std::string_view key = option.substr(0, equals);
+  const std::string_view value = option.substr(equals + 1);
+  const Field* field = find_field(codec, key);
+  if (field == nullptr) return unknown_key(codec, key);
+  if (std::find(given.begin(), given.end(), field) != given.end()) {
+    return syntax(spec, concat({"key ", quoted(key), " is given twice"}));
+  }
+  given.push_back(field);
+  if (value.empty()) return syntax(spec, concat({"key ", quoted(key), " has no value"}));
+  if (auto read = codecs::read_member(*field, value, params); !read) {
+    Error error = std::move(read).error();
+    error.message = concat({"spec ", quoted(spec), ": ", key, "=", error.message});
+    return error;
+  }
+  return {};
+}
+
+// ---- modifiers ----
+
+constexpr std::string_view kEf = "ef";
+constexpr std::string_view kNoEf = "noef";
+
+Error unknown_modifier(std::string_view spec, std::string_view modifier) {
+  const auto near = codecs::nearest(modifier, {kEf, kNoEf});
+  std::string what = concat({"there is no modifier ", quoted(modifier)});
+  if (!near.empty()) what += concat({", did you mean '", near, "'?"});
+  Error error = syntax(spec, what);
+  error.hint = "modifiers: +ef (error feedback on), +noef (off)";
+  return error;
+}
+
+/// True for +ef, false for +noef, nothing without a modifier.
+Result<std::optional<bool>> read_modifiers(std::string_view spec,
+                                           const std::vector<std::string_view>& modifiers) {
+  std::optional<bool> feedback;
+  for (const std::string_view modifier : modifiers) {
+    if (modifier != kEf && modifier != kNoEf) return unknown_modifier(spec, modifier);
+    if (feedback) return syntax(spec, "+ef and +noef: one of them, once");
+    feedback = modifier == kEf;
+  }
+  return feedback;
+}
+
+std::string why_no_feedback(const Contract& contract) {
+  if (contract.lossless) return "it loses nothing, so there is nothing to feed back";
+  if (contract.unbiased) return "it is unbiased: a residual would add noise and correct nothing";
+  return "its contract rules it out";
+}
+
+Error feedback_refused(const CodecTable& codec, std::string_view spec, const Contract& contract) {
+  return {Errc::unsupported,
+          concat({"spec ", quoted(spec), ": ", codec.info.name,
+                  " takes no error feedback: ", why_no_feedback(contract)}),
+          "leave +ef out"};
+}
+
+}  // namespace
+
+Result<Spec> Spec::parse(std::string_view text) {
+  if (text.size() > kMaxSpecLength) return syntax(text, "longer than 1024 characters");
+  if (text.find('|') != std::string_view::npos) {
+    return Error{Errc::unsupported,
+                 concat({"spec ", quoted(text), ": stages joined by '|' are not in this version"}),
+                 "name one codec"};
+  }
+  auto modifiers = split(text, '+');
+  const std::string_view body = modifiers.front();
+  modifiers.erase(modifiers.begin());
+
+  const std::size_t colon = body.find(':');
+  const std::string_view name = body.substr(0, colon);
+  if (name.empty()) return syntax(text, "the codec's name is missing");
+  const CodecTable* codec = find_codec(name);
+  if (codec == nullptr) return unknown_codec(name);
+
+  Spec spec = defaults(*codec);
+  if (colon != std::string_view::npos) {
+    std::vector<const Field*> given;
+    for (const std::string_view option : split(body.substr(colon + 1), ',')) {
+      if (auto read = read_option(*codec, text, option, given, spec.params_.bytes.data()); !read) {
+        return std::move(read).error();
+      }
+    }
+  }
+  const auto feedback = read_modifiers(text, modifiers);
+  if (!feedback) return feedback.error();
+  const Contract contract = spec.contract();
+  if (contract.feedback == Feedback::never && feedback->value_or(false)) {
+    return feedback_refused(*codec, text, contract);
+  }
+  spec.feedback_ = feedback->value_or(contract.feedback_default);
+  spec.finish();
+  return spec;
+}
+
+Spec Spec::defaults(const CodecTable& codec) {
+  Spec spec;
+  spec.codec_ = &codec;
+  codec.defaults(spec.params_.bytes.data());
+  spec.feedback_ = spec.contract().feedback_default;
+  spec.finish();
+  return spec;
+}
+
+void Spec::finish() {
+  ParamBlock defaults{};
+  codec_->defaults(defaults.bytes.data());
+  canonical_ = codec_->info.name;
+  char separator = ':';
+  for (const Field& field : codec_->fields) {
+    if (field.get(params()) == field.get(defaults.bytes.data())) continue;
+    canonical_ += separator;
+    canonical_ += concat({field.name, "=", codecs::member_text(field, params())});
+    separator = ',';
+  }
+  if (feedback_ != contract().feedback_default) {
+    canonical_ += "+";
+    canonical_ += feedback_ ? kEf : kNoEf;
+  }
+  hash_ = hash64(canonical_);
+}
+
+}  // namespace laconic

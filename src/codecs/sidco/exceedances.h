@@ -1,0 +1,85 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// Questions that SIDCo asks about a unit: moments above a threshold, counts above a threshold. They
+// are answered from memory, or, once few elements are left, from a list of those; the answers are
+// the same bits either way.
+#pragma once
+
+#include <cstdint>
+
+#include "codecs/sidco/sidco_fit.h"
+#include "codecs/sparse/sparse_select.h"
+#include "kernels/sparse/moments.h"
+#include "laconic/codec.h"
+
+namespace laconic::codecs::sidco {
+
+/// A threshold, as what it selects: every element with a key of at least `key`, that is, with
+/// |a| > `value`.
+struct Threshold {
+  uint32_t key = 1;
+  float value = 0;
+};
+/// The threshold next to η, which may be any double.
+[[nodiscard]] Threshold threshold_at(double eta) noexcept;
+
+class Exceedances {
+ public:
+  [[nodiscard]] static uint64_t scratch_bytes(uint64_t n, uint64_t wanted) noexcept;
+  Exceedances(const float* x, uint64_t n, uint64_t wanted, Law law, const Work& work) noexcept;
+
+  /// Of all non-zero magnitudes, divided by unit(): first call.
+  Moments all();
+  /// Of the distances from the smallest exceedance over `eta`, which is put into `low`.
+  Moments above(Threshold eta, double* low);
+  /// How many exceed `eta`. With few expected, they are collected on the way.
+  uint64_t count(Threshold eta);
+  /// Says that the thresholds asked about from now on close in on the one that `wanted` elements
+  /// exceed: a list of somewhat more is made, so that few questions cost a pass over memory.
+  void expect_about(uint64_t wanted);
+  /// Says that about `expected` elements exceed `eta` and that all later questions lie above it.
+  void expect_only_above(Threshold eta, double expected);
+
+  /// A power of two; magnitudes are measured in it, so that no square leaves the range of floats.
+  [[nodiscard]] double unit() const noexcept { return 1.0 / static_cast<double>(scale_); }
+  [[nodiscard]] uint32_t max_key() const noexcept { return max_key_; }
+
+  /// Writes exactly the elements that exceed `eta`, or the `wanted` largest.
+  void write_above(Threshold eta, SparseWriter& writer);
+  void write_largest(uint64_t wanted, SparseWriter& writer);
+
+ private:
+  struct Totals {
+    uint64_t count = 0;
+    uint32_t min_key = 0x7FFFFFFFU;
+    uint32_t max_key = 0;
+    double sum = 0;
+    double square = 0;
+    double log2_sum = 0;
+  };
+  using Kernel = void (*)(const float*, uint32_t, kernels::MomentsInput, kernels::ChunkMoments*);
+
+  Totals pass_over_memory(Kernel kernel, kernels::MomentsInput in);
+  Totals pass_over_list(kernels::MomentsInput in) const;
+  [[nodiscard]] bool listed(Threshold eta) const noexcept;
+  void collect(uint32_t floor);
+  [[nodiscard]] uint64_t count_in_memory(uint32_t floor);
+  Pass next_pass() noexcept;
+  Moments moments_of(const Totals& t, double shift) const;
+
+  const float* x_;
+  uint64_t n_;
+  uint64_t capacity_;
+  Law law_;
+  const Work& work_;
+  kernels::ChunkMoments* chunk_;
+  uint32_t* sample_;
+  CandidateList list_;
+  bool has_list_ = false;
+  bool keep_list_ = false;  ///< it is the one that expect_about() made
+  bool backward_ = true;
+  float scale_ = 1.0F;
+  uint32_t max_key_ = 0;
+};
+
+}  // namespace laconic::codecs::sidco

@@ -1,0 +1,200 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+#include "codecs/sidco/sidco.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "codecs/sidco/exceedances.h"
+#include "codecs/sidco/sidco_fit.h"
+#include "codecs/sparse/sparse_payload.h"
+#include "kernels/sparse/select.h"
+
+namespace laconic::codecs {
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+using sidco::Adaptation;
+using sidco::Exceedances;
+using sidco::Moments;
+using sidco::Threshold;
+using sidco::threshold_at;
+
+constexpr double kBand = 0.2;  // goal of the guard: (1 ± kBand)·k
+constexpr uint32_t kGuardPasses = 8;
+
+// Payload: u32 elements sent, u32 elements above the fitted threshold, the set.
+struct Header {
+  uint32_t count;
+  uint32_t fitted;
+};
+constexpr uint64_t kHeader = sizeof(Header);
+
+uint64_t most_sent(double ratio, uint64_t n) {
+  const uint64_t k = kept_of(ratio, n);
+  return std::min(n, k + ceil_div(k, 5));
+}
+
+bool in_band(uint64_t count, uint64_t k) {
+  const auto c = static_cast<double>(count);
+  const auto wanted = static_cast<double>(k);
+  return c >= (1 - kBand) * wanted && c <= (1 + kBand) * wanted;
+}
+
+uint32_t stages_of(const Sidco::Params& p, std::span<const float> state) {
+  if (p.stages != 0) return p.stages;
+  const auto adapted = static_cast<uint32_t>(Adaptation::read(state).stages);
+  return std::min(adapted, sidco::max_stages(p.ratio));
+}
+
+// The multi-stage fit, section 3 of the format page: η in the unit's own scale. `delta` is the
+// wanted part of the non-zero elements.
+double fitted_threshold(Exceedances& unit, sidco::Law law, const Moments& all, double delta,
+                        uint32_t stages) {
+  if (stages == 1 || delta >= sidco::kFirstRatio) {
+    return first_threshold(law, all, delta) * unit.unit();
+  }
+  const double step = std::pow(delta / sidco::kFirstRatio, 1.0 / (stages - 1));
+  double eta = first_threshold(law, all, sidco::kFirstRatio) * unit.unit();
+  double expected = static_cast<double>(all.count) * sidco::kFirstRatio;
+  for (uint32_t stage = 2; stage <= stages; ++stage) {
+    const Threshold threshold = threshold_at(eta);
+    unit.expect_only_above(threshold, expected);
+    double low = 0;
+    const Moments z = unit.above(threshold, &low);
+    if (z.count < 2) break;  // nothing to fit: the last η stands
+    eta = tail_threshold(law, low, z, step) * unit.unit();
+    expected = static_cast<double>(z.count) * step;
+  }
+  return eta;
+}
+
+struct Selection {
+  Threshold eta;
+  uint64_t count = 0;
+};
+
+// Guarded correction, section 8 of the reference: a bracket of thresholds and their counts, closed
+// by interpolation of ln(count) and by the geometric mean in turn.
+Selection corrected(Exceedances& unit, Selection s, uint64_t k, uint64_t nonzero) {
+  double low = 0;
+  double high = static_cast<double>(std::bit_cast<float>(unit.max_key()));
+  auto count_low = static_cast<double>(nonzero);
+  double count_high = 0;
+  const auto wanted = static_cast<double>(k);
+  double eta = static_cast<double>(s.eta.value);
+  bool interpolate = true;
+  for (uint32_t pass = 0; pass < kGuardPasses && !in_band(s.count, k); ++pass) {
+    const auto count = static_cast<double>(s.count);
+    (count > wanted ? low : high) = eta;
+    (count > wanted ? count_low : count_high) = count;
+    if (interpolate) {
+      const double part = (std::log(count_low) - std::log(wanted)) /
+                          (std::log(count_low) - std::log(std::max(count_high, 0.5)));
+      eta = low + (high - low) * part;
+    } else {
+      eta = low == 0 ? high / 3 : std::sqrt(low * high);
+    }
+    interpolate = !interpolate;
+    if (!(eta > low && eta < high)) eta = (low + high) / 2;
+    s.eta = threshold_at(eta);
+    s.count = unit.count(s.eta);
+  }
+  return s;
+}
+
+}  // namespace
+
+Contract Sidco::contract(const Params&) {
+  Contract c;
+  c.merge = Merge::set_union;
+  c.feedback = Feedback::own;
+  c.feedback_default = true;
+  c.exact_size = false;
+  c.checks_finite = true;
+  return c;
+}
+
+Plan Sidco::plan(const Params& p, const Unit& unit, uint32_t) {
+  const uint64_t n = unit.count;
+  Plan plan;
+  plan.round[0].bytes = kHeader + sparse_bytes(most_sent(p.ratio, n), n);
+  plan.state_floats = p.stages == 0 ? Adaptation::kFloats : 0;
+  plan.scratch_bytes = Exceedances::scratch_bytes(n, kept_of(p.ratio, n));
+  return plan;
+}
+
+void Sidco::init(const Params&, const Unit&, const Place&, std::span<float> state) {
+  Adaptation{}.write(state);
+}
+
+Encoded Sidco::encode(const Params& p, std::span<const float> state, const Unit& unit, const Place&,
+                      uint32_t, Source source, Work& work, MutBytes out) {
+  const uint64_t n = unit.count;
+  const uint64_t k = kept_of(p.ratio, n);
+  const uint64_t most = most_sent(p.ratio, n);
+  const auto law = static_cast<sidco::Law>(p.law);
+  const auto send = [&](uint64_t count, uint64_t fitted, auto&& write) -> Encoded {
+    store(out.data(), Header{static_cast<uint32_t>(count), static_cast<uint32_t>(fitted)});
+    SparseWriter writer(out.data() + kHeader, count, n);
+    write(writer);
+    writer.finish();
+    return {kHeader + sparse_bytes(count, n)};
+  };
+  if (n == 0) return send(0, 0, [](SparseWriter&) {});
+
+  Exceedances exceedances(source.values, n, k, law, work);
+  const Moments all = exceedances.all();
+  if (exceedances.max_key() >= kernels::magnitude_key(kInfinity)) return {0, false};
+  if (all.count <= k) {  // all that there is; says nothing about the fit
+    return send(all.count, k, [&](SparseWriter& w) { exceedances.write_above({}, w); });
+  }
+  const double delta = static_cast<double>(k) / static_cast<double>(all.count);
+  Selection s;
+  s.eta = threshold_at(fitted_threshold(exceedances, law, all, delta, stages_of(p, state)));
+  s.count = exceedances.count(s.eta);
+  const uint64_t fitted = s.count;
+  if (p.guard && !in_band(s.count, k)) {
+    exceedances.expect_about(k);
+    s = corrected(exceedances, s, k, all.count);
+  }
+
+  const bool fits = p.guard ? in_band(s.count, k) : s.count >= 1 && s.count <= most;
+  if (fits) {
+    return send(s.count, fitted, [&](SparseWriter& w) { exceedances.write_above(s.eta, w); });
+  }
+  const uint64_t exact = p.guard ? k : s.count == 0 ? 1 : most;
+  return send(exact, fitted, [&](SparseWriter& w) { exceedances.write_largest(exact, w); });
+}
+
+Errc Sidco::check(const Params& p, const Unit& unit, uint32_t, Bytes payload) {
+  const uint64_t n = unit.count;
+  if (n > kMaxSparseCount) return Errc::shape_unsupported;
+  if (payload.size() < kHeader) return Errc::payload_malformed;
+  const uint64_t count = load<Header>(payload.data()).count;
+  if (count > most_sent(p.ratio, n)) return Errc::bound_exceeded;
+  if (payload.size() != kHeader + sparse_bytes(count, n)) return Errc::payload_malformed;
+  return check_sparse(sparse_view(payload.subspan(kHeader), count, n), n);
+}
+
+void Sidco::decode(const Params&, const Unit& unit, const Place&, std::span<const Term> terms,
+                   Work& work, Target target) {
+  const uint64_t n = unit.count;
+  decode_sparse(terms, n, work, target, [n](Bytes payload) {
+    return sparse_view(payload.subspan(kHeader), load<Header>(payload.data()).count, n);
+  });
+}
+
+void Sidco::commit(const Params& p, std::span<float> state, const Unit& unit, const Place&,
+                   Bytes sent, Bytes, uint32_t, Work&) {
+  const uint64_t k = kept_of(p.ratio, unit.count);
+  if (p.stages != 0 || k == 0 || sent.size() < kHeader) return;
+  Adaptation adaptation = Adaptation::read(state);
+  const double ratio =
+      static_cast<double>(load<Header>(sent.data()).fitted) / static_cast<double>(k);
+  adaptation.observe(static_cast<sidco::Mode>(p.mode), ratio, sidco::max_stages(p.ratio));
+  adaptation.write(state);
+}
+
+}  // namespace laconic::codecs

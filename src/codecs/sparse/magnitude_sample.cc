@@ -1,0 +1,60 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+#include "codecs/sparse/magnitude_sample.h"
+
+#include <cmath>
+
+#include "codecs/sparse/sparse_select.h"
+#include "kernels/sparse/select.h"
+
+namespace laconic::codecs {
+namespace {
+
+constexpr uint64_t kLineUnits = uint64_t{1} << 22;  // above: four samples of each cache line
+
+// One position per stratum of n/s elements, somewhere inside it.
+uint64_t sample_position(uint64_t i, uint64_t n, uint64_t s, uint64_t room) {
+  const uint64_t begin = n / s * i + n % s * i / s;
+  const uint32_t scrambled = static_cast<uint32_t>(i) * 0x9E3779B1U;
+  return begin + (((n / s - room) * (scrambled >> 8)) >> 24);
+}
+
+// Positions [begin, end) of s; in large units, where a sample costs what its cache misses cost, a
+// position stands for four elements of one line.
+void take_points(const float* x, uint64_t n, uint64_t begin, uint64_t end, uint32_t* keys) {
+  const uint64_t s = MagnitudeSample::size(n);
+  for (uint64_t i = begin; i < end; ++i) {
+    keys[i] = kernels::magnitude_key(x[sample_position(i, n, s, 0)]);
+  }
+}
+void take_lines(const float* x, uint64_t n, uint64_t begin, uint64_t end, uint32_t* keys) {
+  const uint64_t s = MagnitudeSample::size(n) / 4;
+  for (uint64_t i = begin; i < end; ++i) {
+    const float* line = x + sample_position(i, n, s, 16) / 16 * 16;
+    for (uint64_t j = 0; j < 4; ++j) keys[4 * i + j] = kernels::magnitude_key(line[4 * j]);
+  }
+}
+
+}  // namespace
+
+MagnitudeSample::MagnitudeSample(const float* x, uint64_t n, const Work& work,
+                                 uint32_t* keys) noexcept
+    : n_(n), keys_(keys) {
+  constexpr uint64_t kSlice = 1024;
+  const bool lines = n > kLineUnits;
+  const uint64_t positions = size(n) / (lines ? 4 : 1);
+  parallel_for(work.pool, ceil_div(positions, kSlice), [&](uint64_t slice) {
+    const uint64_t begin = slice * kSlice;
+    (lines ? take_lines : take_points)(x, n, begin, std::min(positions, begin + kSlice), keys);
+  });
+}
+
+uint32_t MagnitudeSample::bound(uint64_t wanted, uint32_t attempt) const noexcept {
+  const uint64_t s = size(n_);
+  const double expected =
+      static_cast<double>(wanted) / static_cast<double>(n_) * static_cast<double>(s);
+  const double deviations = n_ > kLineUnits ? 6.0 : 4.0;
+  const double rank = expected + deviations * std::sqrt(expected) + 3.0;
+  return kth_largest(keys_, s, std::min(s, static_cast<uint64_t>(rank) << attempt));
+}
+
+}  // namespace laconic::codecs

@@ -1,0 +1,136 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+#include "codecs/sparse/sparse_payload.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+namespace laconic::codecs {
+namespace {
+
+constexpr uint32_t kBlock = 512;  // indices unpacked at a time, on the stack
+
+bool strictly_increasing(const uint32_t* index, uint32_t m) {
+  uint32_t bad = 0;
+  for (uint32_t j = 1; j < m; ++j) bad |= index[j] <= index[j - 1] ? 1U : 0U;
+  return bad == 0;
+}
+
+bool all_finite(const uint8_t* values, uint64_t count) {
+  constexpr uint32_t kExponent = 0x7F800000U;
+  uint32_t bad = 0;
+  for (uint64_t j = 0; j < count; ++j) {
+    bad |= (load<uint32_t>(values + 4 * j) & kExponent) == kExponent ? 1U : 0U;
+  }
+  return bad == 0;
+}
+
+bool padding_is_zero(const SparseView& set) {
+  const uint64_t bits = set.count * set.index.width;
+  return bits % 8 == 0 || (set.index.bits[bits / 8] >> (bits % 8)) == 0;
+}
+
+// Position of the first index that is not below `bound`.
+uint64_t lower_bound(const SparseView& set, uint64_t bound) {
+  uint64_t begin = 0;
+  uint64_t end = set.count;
+  while (begin < end) {
+    const uint64_t middle = begin + (end - begin) / 2;
+    if (kernels::packed_index(set.index, middle) < bound) {
+      begin = middle + 1;
+    } else {
+      end = middle;
+    }
+  }
+  return begin;
+}
+
+}  // namespace
+
+uint64_t kept_of(double ratio, uint64_t n) noexcept {
+  if (n == 0) return 0;
+  const auto k = static_cast<uint64_t>(std::floor(ratio * static_cast<double>(n)));
+  return std::clamp<uint64_t>(k, 1, n);
+}
+
+uint32_t index_width(uint64_t n) noexcept {
+  return n <= 1 ? 0 : static_cast<uint32_t>(std::bit_width(n - 1));
+}
+
+uint64_t index_bytes(uint64_t count, uint64_t n) noexcept {
+  return ceil_div(count * index_width(n), 8);
+}
+
+uint64_t sparse_bytes(uint64_t count, uint64_t n) noexcept {
+  return index_bytes(count, n) + count * sizeof(float);
+}
+
+SparseView sparse_view(Bytes set, uint64_t count, uint64_t n) noexcept {
+  return {{set.data(), set.size(), index_width(n)}, set.data() + index_bytes(count, n), count};
+}
+
+void SparseWriter::append(const uint32_t* index, const float* value, uint64_t m) noexcept {
+  if (m == 0) return;
+  std::memcpy(values_, value, m * sizeof(float));
+  values_ += m * sizeof(float);
+  uint64_t pending = pending_;
+  uint32_t bits = pending_bits_;
+  uint8_t* out = bits_;
+  for (uint64_t j = 0; j < m; ++j) {
+    pending |= uint64_t{index[j]} << bits;
+    bits += width_;
+    if (bits >= 32) {  // a periodic pattern of the width: well predicted
+      store(out, static_cast<uint32_t>(pending));
+      out += 4;
+      pending >>= 32;
+      bits -= 32;
+    }
+  }
+  pending_ = pending;
+  pending_bits_ = bits;
+  bits_ = out;
+}
+
+void SparseWriter::finish() noexcept { std::memcpy(bits_, &pending_, ceil_div(pending_bits_, 8)); }
+
+Errc check_sparse(const SparseView& set, uint64_t n) noexcept {
+  if (set.count > n || !padding_is_zero(set)) return Errc::payload_malformed;
+  if (!all_finite(set.values, set.count)) return Errc::payload_malformed;
+  const kernels::ScatterKernels& k = kernels::scatter_kernels(best_isa());
+  std::array<uint32_t, kBlock + 1> index;
+  for (uint64_t first = 0; first < set.count; first += kBlock) {
+    const auto m = static_cast<uint32_t>(std::min<uint64_t>(kBlock, set.count - first));
+    k.unpack(set.index, first, m, index.data() + 1);
+    const bool joined = first == 0 || index[0] < index[1];
+    if (!joined || !strictly_increasing(index.data() + 1, m)) return Errc::payload_malformed;
+    index[0] = index[m];
+  }
+  return set.count == 0 || index[0] < n ? Errc::ok : Errc::payload_malformed;
+}
+
+bool values_finite(const SparseView& set) noexcept { return all_finite(set.values, set.count); }
+
+void add_range(const SparseView& set, float weight, uint64_t begin, uint64_t end, Isa isa,
+               float* target) noexcept {
+  const uint64_t first = begin == 0 ? 0 : lower_bound(set, begin);
+  const uint64_t last = end >= kMaxSparseCount ? set.count : lower_bound(set, end);
+  const kernels::ScatterKernels& k = kernels::scatter_kernels(isa);
+  alignas(64) std::array<uint32_t, kBlock> index;
+  for (uint64_t at = first / 8 * 8; at < last; at += kBlock) {
+    const auto m = static_cast<uint32_t>(std::min<uint64_t>(kBlock, last - at));
+    const auto skip = static_cast<uint32_t>(first > at ? first - at : 0);
+    k.unpack(set.index, at, m, index.data());
+    kernels::scatter_add(target, index.data() + skip, set.values + 4 * (at + skip), m - skip,
+                         weight);
+  }
+}
+
+void clear_range(float* x, uint64_t begin, uint64_t end, bool streaming, Isa isa) noexcept {
+  if (streaming) {
+    kernels::scatter_kernels(isa).clear_streaming(x + begin, end - begin);
+  } else {
+    std::fill(x + begin, x + end, 0.0F);
+  }
+}
+
+}  // namespace laconic::codecs

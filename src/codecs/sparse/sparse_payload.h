@@ -1,0 +1,104 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// The set of (index, value) pairs that the sparse codecs send: `count` strictly increasing indices
+// below n, each in the fewest bits that hold n - 1, packed without gaps from the least significant
+// bit, zero bits up to the next byte; then `count` floats. A fixed width keeps the size a function
+// of the count and lets a decoder enter anywhere.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+
+#include "kernels/sparse/scatter.h"
+#include "laconic/codec.h"
+
+namespace laconic::codecs {
+
+/// Largest unit whose indices fit 32 bits.
+inline constexpr uint64_t kMaxSparseCount = uint64_t{1} << 32;
+
+/// Elements that a sparsifier keeps of n: max(1, floor(ratio·n)); 0 of 0.
+[[nodiscard]] uint64_t kept_of(double ratio, uint64_t n) noexcept;
+
+/// Bits of an index below n.
+[[nodiscard]] uint32_t index_width(uint64_t n) noexcept;
+[[nodiscard]] uint64_t index_bytes(uint64_t count, uint64_t n) noexcept;
+/// Bytes of a set of `count` out of n.
+[[nodiscard]] uint64_t sparse_bytes(uint64_t count, uint64_t n) noexcept;
+
+/// A set inside a payload, checked to have its exact size.
+struct SparseView {
+  kernels::PackedIndices index;
+  const uint8_t* values = nullptr;
+  uint64_t count = 0;
+};
+/// `set` holds at least sparse_bytes(count, n) bytes.
+[[nodiscard]] SparseView sparse_view(Bytes set, uint64_t count, uint64_t n) noexcept;
+
+/// Writes a set of known count piece by piece, in ascending order of indices.
+class SparseWriter {
+ public:
+  /// `out` holds sparse_bytes(count, n).
+  SparseWriter(uint8_t* out, uint64_t count, uint64_t n) noexcept
+      : bits_(out), values_(out + index_bytes(count, n)), width_(index_width(n)) {}
+  void append(const uint32_t* index, const float* value, uint64_t m) noexcept;
+  /// A writer of its own for the entries from `first` on, a multiple of 8, where bytes begin:
+  /// threads write parts of a set, each to a multiple of 8 or to the end.
+  [[nodiscard]] SparseWriter part(uint64_t first) const noexcept {
+    SparseWriter from = *this;
+    from.bits_ += first / 8 * width_;
+    from.values_ += first * sizeof(float);
+    return from;
+  }
+  /// Writes the last bits: once, when all are appended.
+  void finish() noexcept;
+
+ private:
+  uint8_t* bits_;
+  uint8_t* values_;
+  uint32_t width_;
+  uint32_t pending_bits_ = 0;  // fewer than 32 between calls
+  uint64_t pending_ = 0;
+};
+
+/// Indices strictly increasing and below n, padding zero, values finite (a NaN from one peer would
+/// poison every rank's sum).
+[[nodiscard]] Errc check_sparse(const SparseView& set, uint64_t n) noexcept;
+
+/// No value of the set is NaN or infinite.
+[[nodiscard]] bool values_finite(const SparseView& set) noexcept;
+
+/// Adds weight · values of the set at its indices within [begin, end).
+void add_range(const SparseView& set, float weight, uint64_t begin, uint64_t end, Isa isa,
+               float* target) noexcept;
+
+/// Elements of a target that one task clears and adds to, so that they stay in the second-level
+/// cache from the first peer to the last.
+inline constexpr uint64_t kScatterRange = uint64_t{1} << 18;
+/// Targets from this size on are cleared past the caches.
+inline constexpr uint64_t kStreamingBytes = uint64_t{32} << 20;
+
+void clear_range(float* x, uint64_t begin, uint64_t end, bool streaming, Isa isa) noexcept;
+
+/// Target (codec.h) of many sets. `view_of(payload)` gives a term's set. A term adds nothing where
+/// it has no value, which can change no bit except the sign of a zero.
+template <class ViewOf>
+void decode_sparse(std::span<const Term> terms, uint64_t n, const Work& work, Target target,
+                   ViewOf&& view_of) {
+  const bool whole =
+      target.add && (work.pool == nullptr || n <= kScatterRange) && terms.size() == 1;
+  const uint64_t range = whole ? n : kScatterRange;
+  parallel_for(work.pool, range == 0 ? 0 : ceil_div(n, range), [&](uint64_t task) {
+    const uint64_t begin = task * range;
+    const uint64_t end = n - begin < range ? n : begin + range;
+    if (!target.add) {
+      clear_range(target.values, begin, end, n * sizeof(float) >= kStreamingBytes, work.isa);
+    }
+    for (const Term& term : terms) {
+      add_range(view_of(term.payload), term.weight, begin, end, work.isa, target.values);
+    }
+  });
+}
+
+}  // namespace laconic::codecs

@@ -1,0 +1,28 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// The halves of 3lc behind codecs/threelc/threelc.h.
+#pragma once
+
+#include "codecs/threelc/threelc.h"
+
+namespace laconic::codecs::threelc {
+
+/// Bytes of Work::scratch for `columns` digit bytes.
+uint64_t encode_scratch(uint64_t columns) noexcept;
+uint64_t decode_scratch(uint64_t columns) noexcept;
+
+/// `count` is not zero.
+Encoded encode_unit(const ThreeLc::Params& params, uint64_t count, Source source, Work& work,
+                    MutBytes out);
+Encoded encode_chunks(const ThreeLc::Params& params, uint64_t count, Source source, Work& work,
+                      MutBytes out);
+/// One to kMaxUnpackTerms checked payloads.
+void decode_terms(const ThreeLc::Params& params, uint64_t count, std::span<const Term> terms,
+                  Work& work, Target target);
+
+/// The pool when it is worth cutting the work, else null.
+inline ThreadPool* useful_pool(const Work& work, uint64_t tasks) noexcept {
+  return work.pool != nullptr && work.pool->threads() > 1 && tasks > 1 ? work.pool : nullptr;
+}
+
+}  // namespace laconic::codecs::threelc

@@ -1,0 +1,129 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+#include "codecs/topk/topk.h"
+
+#include <algorithm>
+
+#include "codecs/sparse/magnitude_sample.h"
+#include "codecs/sparse/sparse_payload.h"
+#include "codecs/sparse/sparse_select.h"
+#include "kernels/sparse/select.h"
+
+namespace laconic::codecs {
+namespace {
+
+// Three ways to a lower bound of the k-th magnitude, from which one pass collects slightly more
+// than k candidates. The result is the exact top-k whatever the bound was.
+
+constexpr uint64_t kGroupUnits = uint64_t{1} << 16;  // up to here: maxima of groups
+constexpr uint64_t kSparse = 16;  // from n/16 on a bound would not help: select among all
+constexpr uint32_t kTries = 3;
+
+uint32_t group_count(uint64_t k) {
+  return static_cast<uint32_t>(std::max<uint64_t>(64, std::bit_ceil(4 * k)));
+}
+
+bool uses_groups(uint64_t n, uint64_t k) { return n <= kGroupUnits && k * kSparse <= n; }
+
+uint64_t key_count(uint64_t n, uint64_t k) {
+  if (uses_groups(n, k)) return group_count(k);
+  return MagnitudeSample::pays(n, k) ? MagnitudeSample::size(n) : 0;
+}
+
+// Expected candidates per wanted element are 1.1 to 1.7, 4 when the sample holds few of them.
+uint64_t capacity_of(uint64_t n, uint64_t k) { return std::min(n, 4 * k + 16384); }
+
+struct Finder {
+  const float* x;
+  uint64_t n;
+  uint64_t k;
+  const Work& work;
+  uint32_t* keys;
+  CandidateList list;
+
+  // k groups have a maximum of at least the k-th of the maxima, so k elements have.
+  uint32_t bound_of_groups() {
+    const uint32_t groups = group_count(k);
+    kernels::select_kernels(work.isa).group_max(x, n, groups, keys);
+    return kth_largest(keys, groups, k);
+  }
+
+  bool collect_from(uint32_t bound) {
+    // Floor 1 leaves out the zeros, of which there may be any number (embeddings).
+    list.collect(x, std::max(bound, 1U), work, Pass::forward);
+    return list.complete();
+  }
+
+  // True when the list holds the top-k, or all non-zero elements and these are fewer than k.
+  bool find() {
+    if (uses_groups(n, k)) return collect_from(bound_of_groups());
+    if (!MagnitudeSample::pays(n, k)) return false;
+    const MagnitudeSample sample(x, n, work, keys);
+    for (uint32_t attempt = 0; attempt < kTries; ++attempt) {
+      const uint32_t bound = sample.bound(k, attempt);
+      if (!collect_from(bound)) return false;
+      if (list.count() >= k || bound <= 1) return true;
+    }
+    return false;
+  }
+};
+
+}  // namespace
+
+Contract TopK::contract(const Params& p) {
+  Contract c;
+  c.merge = Merge::set_union;
+  c.feedback = Feedback::own;
+  c.feedback_default = true;
+  c.checks_finite = true;
+  // k/n of the energy at least; max(1, floor(r·n))/n is above r/2 for every n.
+  c.contraction = static_cast<float>(p.ratio / 2);
+  return c;
+}
+
+Plan TopK::plan(const Params& p, const Unit& unit, uint32_t) {
+  const uint64_t n = unit.count;
+  const uint64_t k = kept_of(p.ratio, n);
+  Plan plan;
+  plan.round[0].bytes = sparse_bytes(k, n);
+  plan.scratch_bytes =
+      CandidateList::scratch_bytes(n, capacity_of(n, k)) + key_count(n, k) * sizeof(uint32_t);
+  return plan;
+}
+
+Encoded TopK::encode(const Params& p, std::span<const float>, const Unit& unit, const Place&,
+                     uint32_t, Source source, Work& work, MutBytes out) {
+  const uint64_t n = unit.count;
+  const uint64_t k = kept_of(p.ratio, n);
+  if (n == 0) return {};
+  const uint64_t list_bytes = CandidateList::scratch_bytes(n, capacity_of(n, k));
+  auto* keys = reinterpret_cast<uint32_t*>(work.scratch.data() + list_bytes);
+  Finder finder{source.values, n, k, work, keys, CandidateList(work.scratch, n, capacity_of(n, k))};
+  SparseWriter writer(out.data(), k, n);
+  if (!finder.find()) {
+    write_cut(source.values, n, exact_cut(source.values, n, k), work.isa, writer);
+  } else if (finder.list.count() >= k) {
+    finder.list.write(finder.list.exact_cut(k), work, writer);
+  } else {
+    write_cut(source.values, n, {0, k - finder.list.count()}, work.isa, writer);  // zeros fill up
+  }
+  writer.finish();
+  // By its bits NaN and infinity are the largest magnitudes: if there is one, it was selected.
+  return {sparse_bytes(k, n), values_finite(sparse_view({out.data(), out.size()}, k, n))};
+}
+
+Errc TopK::check(const Params& p, const Unit& unit, uint32_t, Bytes payload) {
+  const uint64_t n = unit.count;
+  if (n > kMaxSparseCount) return Errc::shape_unsupported;
+  const uint64_t k = kept_of(p.ratio, n);
+  if (payload.size() != sparse_bytes(k, n)) return Errc::payload_malformed;
+  return check_sparse(sparse_view(payload, k, n), n);
+}
+
+void TopK::decode(const Params& p, const Unit& unit, const Place&, std::span<const Term> terms,
+                  Work& work, Target target) {
+  const uint64_t n = unit.count;
+  const uint64_t k = kept_of(p.ratio, n);
+  decode_sparse(terms, n, work, target, [&](Bytes payload) { return sparse_view(payload, k, n); });
+}
+
+}  // namespace laconic::codecs

@@ -1,0 +1,69 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+#include "collective/exchange/rank_state.h"
+
+namespace laconic::collective {
+
+using feedback::StateKind;
+
+Result<std::unique_ptr<RankState>> RankState::create(const Model& model,
+                                                     const pipeline::UnitCodec& codec,
+                                                     feedback::Store& store) {
+  std::unique_ptr<RankState> state(new RankState(model, codec));
+  if (auto r = state->bind(store); !r) return std::move(r).error();
+  return state;
+}
+
+Result<void> RankState::bind_state(feedback::Store& store, const std::string& name,
+                                   pipeline::UnitSlot& slot, uint32_t hop) {
+  slot.plan = codec_->plan(slot.unit, world());
+  if (slot.plan.state_floats == 0) return {};
+  auto values = store.add(
+      StateKind::codec_state,
+      "state/" + name + "@" + std::to_string(slot.unit.offset) + "#" + std::to_string(hop),
+      slot.plan.state_floats);
+  if (!values) return std::move(values).error();
+  slot.state = *values;
+  codec_->init(slot, place(0, hop));
+  return {};
+}
+
+Result<void> RankState::bind(feedback::Store& store) {
+  const bool feedback = model_->spec().feedback();
+  const bool owners = model_->choice().strategy == StrategyKind::two_shot;
+  for (uint32_t i = 0; i < model_->parameters().size(); ++i) {
+    const Parameter& p = model_->parameters()[i];
+    const Assignment& a = model_->assignment(i);
+    RankParameter mine;
+    mine.raw = a.raw;
+    mine.count = p.count();
+    if (!a.raw && feedback) {
+      auto residual = store.add(StateKind::residual, "residual/" + p.name, p.count());
+      if (!residual) return std::move(residual).error();
+      mine.residual = residual->data();
+    }
+    for (const Piece& piece : a.pieces) {
+      RankPiece bound;
+      bound.owner = piece.owner;
+      bound.send.unit = piece.unit;
+      bound.send.residual = mine.residual == nullptr ? nullptr : mine.residual + piece.unit.offset;
+      if (auto r = bind_state(store, p.name, bound.send, 0); !r) return r;
+      if (owners && piece.owner == rank()) {
+        bound.mean.unit = piece.unit;
+        if (feedback) {
+          auto residual =
+              store.add(StateKind::owner_residual,
+                        "owner_residual/" + p.name + "@" + std::to_string(piece.unit.offset),
+                        piece.unit.count);
+          if (!residual) return std::move(residual).error();
+          bound.mean.residual = residual->data();
+        }
+        if (auto r = bind_state(store, p.name, bound.mean, 1); !r) return r;
+      }
+      mine.pieces.push_back(std::move(bound));
+    }
+    parameters_.push_back(std::move(mine));
+  }
+  return {};
+}
+
+}  // namespace laconic::collective

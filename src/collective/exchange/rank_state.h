@@ -1,0 +1,61 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// What one rank holds for a model: the units it encodes and the units it owns, bound to their
+// memory in the store.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "collective/plan/model.h"
+#include "feedback/store.h"
+#include "pipeline/unit_codec.h"
+
+namespace laconic::collective {
+
+/// A piece of a parameter on this rank.
+struct RankPiece {
+  uint32_t owner = 0;
+  pipeline::UnitSlot send;  ///< hop 0: the own gradient's range
+  pipeline::UnitSlot mean;  ///< hop 1: the mean of that range; only bound when this rank owns it
+};
+
+struct RankParameter {
+  bool raw = true;
+  uint64_t count = 0;
+  float* residual = nullptr;  ///< whole parameter; null when raw or without feedback
+  std::vector<RankPiece> pieces;
+};
+
+class RankState {
+ public:
+  /// Allocates residuals and codec state in `store` (names: residual/P, owner_residual/P@offset,
+  /// state/P@offset#hop).
+  static Result<std::unique_ptr<RankState>> create(const Model& model,
+                                                   const pipeline::UnitCodec& codec,
+                                                   feedback::Store& store);
+
+  [[nodiscard]] const RankParameter& parameter(uint32_t index) const { return parameters_[index]; }
+  [[nodiscard]] const Model& model() const noexcept { return *model_; }
+  [[nodiscard]] const pipeline::UnitCodec& codec() const noexcept { return *codec_; }
+  [[nodiscard]] uint32_t rank() const noexcept { return model_->options().rank; }
+  /// Varying lengths travel as they are; capacities are bounds and nothing is predicted.
+  [[nodiscard]] bool short_sends() const noexcept { return model_->options().caps.short_sends; }
+  [[nodiscard]] uint32_t world() const noexcept { return model_->options().world; }
+  [[nodiscard]] Place place(uint64_t step, uint32_t hop) const noexcept {
+    return {model_->options().seed, step, rank(), world(), hop, 1.0F};
+  }
+
+ private:
+  RankState(const Model& model, const pipeline::UnitCodec& codec)
+      : model_(&model), codec_(&codec) {}
+  Result<void> bind(feedback::Store& store);
+  Result<void> bind_state(feedback::Store& store, const std::string& name, pipeline::UnitSlot& slot,
+                          uint32_t hop);
+
+  const Model* model_;
+  const pipeline::UnitCodec* codec_;
+  std::vector<RankParameter> parameters_;
+};
+
+}  // namespace laconic::collective

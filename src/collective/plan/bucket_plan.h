@@ -1,0 +1,88 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// A bucket's contents as a strategy sees them: units to encode, and uncompressed parameters as one
+// lane segment.
+#pragma once
+
+#include <cstring>
+#include <vector>
+
+#include "collective/exchange/strategy.h"
+#include "wire/bundle.h"
+
+namespace laconic::collective {
+
+/// A unit of this bucket. `offset`: its first element in the bucket's gradient buffer.
+struct BucketUnit {
+  const RankPiece* piece = nullptr;
+  uint64_t offset = 0;
+  uint32_t parameter = 0;
+};
+
+/// An uncompressed parameter: `count` floats at `offset` of the buffer, at `lane` of the bucket's
+/// lane segment.
+struct BucketRaw {
+  uint64_t offset = 0;
+  uint64_t count = 0;
+  uint64_t lane = 0;
+};
+
+struct BucketPlan {
+  std::vector<BucketUnit> units;
+  std::vector<BucketRaw> raw;
+  uint64_t lanes = 0;  ///< floats of all uncompressed parameters
+
+  BucketPlan(const RankState& state, const Layout& layout) {
+    for (size_t i = 0; i < layout.parameters.size(); ++i) {
+      const RankParameter& p = state.parameter(layout.parameters[i]);
+      if (p.raw) {
+        raw.push_back({layout.offsets[i], p.count, lanes});
+        lanes += p.count;
+      }
+      for (const RankPiece& piece : p.pieces) {
+        const uint64_t inside = piece.send.unit.offset;
+        units.push_back({&piece, layout.offsets[i] + inside, layout.parameters[i]});
+      }
+    }
+  }
+
+  void pack_lanes(const float* gradient, float* lane_segment) const {
+    for (const BucketRaw& r : raw) {
+      std::memcpy(lane_segment + r.lane, gradient + r.offset, r.count * sizeof(float));
+    }
+  }
+  void unpack_lanes(const float* lane_segment, float* gradient) const {
+    for (const BucketRaw& r : raw) {
+      std::memcpy(gradient + r.offset, lane_segment + r.lane, r.count * sizeof(float));
+    }
+  }
+};
+
+/// Lends `kept` and `scratch` to the units of one exchange: kept slices side by side, one scratch
+/// for all calls.
+class WorkMemory {
+ public:
+  void plan(const Plan& plan) {
+    offsets_.push_back(kept_bytes_);
+    sizes_.push_back(plan.kept_bytes);
+    kept_bytes_ += round_up(plan.kept_bytes, 64);
+    scratch_bytes_ = std::max(scratch_bytes_, plan.scratch_bytes);
+  }
+  [[nodiscard]] bool reserve() {
+    return kept_.reserve(kept_bytes_) && scratch_.reserve(scratch_bytes_);
+  }
+  [[nodiscard]] Work work(uint64_t index, const pipeline::UnitCodec& codec) {
+    return {kept_.bytes().subspan(offsets_[index], sizes_[index]), scratch_.bytes(), codec.isa(),
+            codec.pool()};
+  }
+
+ private:
+  std::vector<uint64_t> offsets_;
+  std::vector<uint64_t> sizes_;
+  uint64_t kept_bytes_ = 64;
+  uint64_t scratch_bytes_ = 64;
+  Arena kept_;
+  Arena scratch_;
+};
+
+}  // namespace laconic::collective

@@ -1,0 +1,356 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// native_sum: payloads that are lanes are summed by the engine's own all-reduce, one per round and
+// lane type; uncompressed parameters ride in the first. Several rounds depend on one another
+// (PowerSGD: P, then Q).
+//
+// Trouble has to show in the numbers: a rank whose unit is not finite, or that failed, sends NaN.
+// Every rank sees it in the sum, and only then asks what happened (StatusRound).
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "collective/exchange/status_round.h"
+#include "collective/exchange/strategy.h"
+#include "collective/plan/bucket_plan.h"
+
+namespace laconic::collective {
+namespace {
+
+constexpr std::array<DType, 3> kLaneTypes{DType::f32, DType::f16, DType::bf16};
+
+/// All lanes of one type in one round.
+struct LaneGroup {
+  DType type = DType::f32;
+  uint64_t lanes = 0;
+  Arena memory;
+  [[nodiscard]] uint64_t bytes() const noexcept { return lanes * dtype_size(type); }
+  [[nodiscard]] MutBytes span() noexcept { return memory.bytes().first(bytes()); }
+};
+
+/// Where a unit's lanes of one round lie.
+struct LaneSlice {
+  uint8_t group = 0;
+  uint64_t offset = 0;  // bytes
+  uint64_t bytes = 0;
+};
+
+bool finite_lane(DType type, const uint8_t* p) {
+  if (type == DType::f32) return std::isfinite(load<float>(p));
+  const auto h = load<uint16_t>(p);
+  return std::isfinite(type == DType::f16 ? f16_to_float(h) : bf16_to_float(h));
+}
+
+class NativeSum final : public Strategy {
+ public:
+  NativeSum(RankState& state, const Layout& layout, Counters& counters);
+  void begin(const Input& input) override;
+  Result<Next> next(std::span<transport::Step> batch) override;
+  void put_back() override { undo(false); }
+
+ private:
+  enum class Phase : uint8_t { idle, ready, summed, status };
+
+  void plan_lanes();
+  void reserve(const Layout& layout);
+  LaneGroup& group(uint32_t round, uint8_t index) {
+    return groups_[round * kLaneTypes.size() + index];
+  }
+  MutBytes lanes_of(uint32_t unit, uint32_t round);
+  [[nodiscard]] Place place(uint32_t unit, uint32_t round) const;
+  void encode_first();
+  void encode_first_unit(uint32_t i);
+  void encode_later();
+  void poison();
+  Next emit(std::span<transport::Step> batch);
+  Next emit_status(transport::Step& step);
+  bool trouble();
+  Result<Next> after_sum(std::span<transport::Step> batch);
+  Result<Next> after_status(std::span<transport::Step> batch);
+  Result<Next> advance(std::span<transport::Step> batch);
+  void finish();
+  void undo(bool gradient_travels);
+
+  RankState* state_;
+  Counters* counters_;
+  BucketPlan plan_;
+  WorkMemory memory_;
+  uint32_t rounds_ = 1;
+  std::array<LaneGroup, kMaxRounds * kLaneTypes.size()> groups_;
+  std::vector<std::array<LaneSlice, kMaxRounds>> slices_;
+  std::vector<pipeline::Outcome> outcomes_;
+  std::vector<Bytes> sent_;  // copies of own lanes: the sum overwrites them
+  std::vector<uint64_t> sent_offsets_;
+  Arena sent_memory_;
+  StatusRound status_;
+  Input input_;
+  Phase phase_ = Phase::idle;
+  uint32_t round_ = 0;
+  bool in_place_ =
+      false;  // only uncompressed parameters, back to back: the bucket is the lane segment
+  bool guarded_ = false;  // non-finite sums must not reach residual or state
+  bool keep_sent_ = false;
+  bool out_of_memory_ = false;
+};
+
+NativeSum::NativeSum(RankState& state, const Layout& layout, Counters& counters)
+    : state_(&state), counters_(&counters), plan_(state, layout), status_(state) {
+  for (uint32_t r = 0; r < kMaxRounds; ++r) {
+    for (uint8_t t = 0; t < kLaneTypes.size(); ++t) group(r, t).type = kLaneTypes[t];
+  }
+  plan_lanes();
+  guarded_ = state.model().spec().feedback() || rounds_ > 1;
+  keep_sent_ =
+      state.model().spec().feedback() && state.codec().contract().feedback == Feedback::own;
+  reserve(layout);
+}
+
+void NativeSum::plan_lanes() {
+  group(0, 0).lanes = plan_.lanes;
+  slices_.resize(plan_.units.size());
+  for (uint32_t i = 0; i < plan_.units.size(); ++i) {
+    const Plan& plan = plan_.units[i].piece->send.plan;
+    memory_.plan(plan);
+    rounds_ = std::max(rounds_, plan.rounds);
+    for (uint32_t r = 0; r < plan.rounds; ++r) {
+      const auto type = std::find(kLaneTypes.begin(), kLaneTypes.end(), plan.round[r].lane);
+      const auto index = static_cast<uint8_t>(type - kLaneTypes.begin());
+      LaneGroup& g = group(r, index);
+      slices_[i][r] = {index, g.bytes(), plan.round[r].bytes};
+      g.lanes += plan.round[r].bytes / dtype_size(g.type);
+    }
+  }
+}
+
+void NativeSum::reserve(const Layout& layout) {
+  in_place_ = plan_.units.empty() && plan_.lanes == layout.elements;
+  for (const BucketRaw& r : plan_.raw) in_place_ = in_place_ && r.offset == r.lane;
+  bool ok = memory_.reserve();
+  if (!in_place_) {
+    for (LaneGroup& g : groups_) ok = ok && g.memory.reserve(std::max<uint64_t>(g.bytes(), 1));
+  }
+  uint64_t copies = 0;
+  for (const auto& s : slices_) {
+    sent_offsets_.push_back(copies);
+    copies += round_up(s[0].bytes, 64);
+  }
+  if (keep_sent_) ok = ok && sent_memory_.reserve(std::max<uint64_t>(copies, 1));
+  ok = ok && status_.reserve();
+  outcomes_.resize(plan_.units.size());
+  sent_.resize(plan_.units.size());
+  out_of_memory_ = !ok;
+}
+
+MutBytes NativeSum::lanes_of(uint32_t unit, uint32_t round) {
+  const LaneSlice& s = slices_[unit][round];
+  return group(round, s.group).memory.bytes().subspan(s.offset, s.bytes);
+}
+
+/// 16-bit sums take the mean before they add, so that finite gradients cannot overflow
+/// (pytorch/pytorch#57410).
+Place NativeSum::place(uint32_t unit, uint32_t round) const {
+  Place p = state_->place(input_.step, 0);
+  if (kLaneTypes[slices_[unit][round].group] != DType::f32)
+    p.prescale = 1.0F / static_cast<float>(p.world);
+  return p;
+}
+
+void NativeSum::begin(const Input& input) {
+  input_ = input;
+  phase_ = Phase::ready;
+  round_ = 0;
+  std::fill(sent_.begin(), sent_.end(), Bytes{});
+  if (out_of_memory_) return;
+  if (input_.failure != nullptr) {
+    poison();
+  } else {
+    encode_first();
+  }
+}
+
+/// All ones is a NaN in every lane type.
+void NativeSum::poison() {
+  if (in_place_)
+    std::fill_n(reinterpret_cast<uint8_t*>(input_.gradient), group(0, 0).bytes(), uint8_t{0xFF});
+  for (uint8_t t = 0; t < kLaneTypes.size() && !in_place_; ++t) {
+    std::fill(group(round_, t).span().begin(), group(round_, t).span().end(), uint8_t{0xFF});
+  }
+}
+
+void NativeSum::encode_first() {
+  const auto& kernels = state_->codec().kernels();
+  const float mean = 1.0F / static_cast<float>(state_->world());
+  if (in_place_) return kernels.scale(input_.gradient, mean, plan_.lanes);
+  auto* lanes = reinterpret_cast<float*>(group(0, 0).memory.bytes().data());
+  plan_.pack_lanes(input_.gradient, lanes);
+  kernels.scale(lanes, mean, plan_.lanes);
+  for (uint32_t i = 0; i < plan_.units.size(); ++i) encode_first_unit(i);
+}
+
+void NativeSum::encode_first_unit(uint32_t i) {
+  const BucketUnit& u = plan_.units[i];
+  const MutBytes out = lanes_of(i, 0);
+  Work work = memory_.work(i, state_->codec());
+  outcomes_[i] = state_->codec()
+                     .encode(u.piece->send, place(i, 0), input_.gradient + u.offset, work, out)
+                     .outcome;
+  if (outcomes_[i] == pipeline::Outcome::zero) {
+    std::fill(out.begin(), out.end(), uint8_t{0});
+    ++counters_->zero_units;
+  } else if (outcomes_[i] == pipeline::Outcome::non_finite) {
+    std::fill(out.begin(), out.end(), uint8_t{0xFF});
+    ++counters_->non_finite_units;
+  } else {
+    sent_[i] = out;  // non-empty: there is something to undo
+    if (keep_sent_) {
+      const MutBytes copy = sent_memory_.bytes().subspan(sent_offsets_[i], out.size());
+      std::copy(out.begin(), out.end(), copy.begin());
+      sent_[i] = copy;
+    }
+  }
+}
+
+void NativeSum::encode_later() {
+  for (uint32_t i = 0; i < plan_.units.size(); ++i) {
+    const BucketUnit& u = plan_.units[i];
+    if (round_ >= u.piece->send.plan.rounds) continue;
+    const MutBytes out = lanes_of(i, round_);
+    Work work = memory_.work(i, state_->codec());
+    if (outcomes_[i] == pipeline::Outcome::payload) {
+      state_->codec().encode_round(u.piece->send, place(i, round_), round_,
+                                   input_.gradient + u.offset, work, out);
+    } else {
+      std::fill(out.begin(), out.end(), uint8_t{0});
+    }
+  }
+}
+
+Next NativeSum::emit(std::span<transport::Step> batch) {
+  uint32_t steps = 0;
+  for (uint8_t t = 0; t < kLaneTypes.size(); ++t) {
+    LaneGroup& g = group(round_, t);
+    if (g.lanes == 0) continue;
+    uint8_t* at = in_place_ ? reinterpret_cast<uint8_t*>(input_.gradient) : g.memory.bytes().data();
+    batch[steps++] = {
+        transport::StepKind::all_reduce, g.type, false, g.lanes, at, at, {}, {}, {}, {}};
+    counters_->wire_bytes += 2 * g.bytes() * (state_->world() - 1) / state_->world();
+    ++counters_->rounds;
+  }
+  phase_ = Phase::summed;
+  return {Verdict::steps, steps};
+}
+
+Result<Next> NativeSum::next(std::span<transport::Step> batch) {
+  if (out_of_memory_)
+    return Error{Errc::out_of_memory, "no memory for the exchange buffers", "use smaller buckets"};
+  if (phase_ == Phase::ready) return emit(batch);
+  if (phase_ == Phase::idle)
+    return Error{Errc::exchange_order, "next() after the end of an exchange", {}};
+  auto result = phase_ == Phase::summed ? after_sum(batch) : after_status(batch);
+  if (!result) put_back();
+  return result;
+}
+
+/// Sums are the same bits on every rank, so all take the same turn here.
+bool NativeSum::trouble() {
+  bool bad = false;
+  for (uint8_t t = 0; t < kLaneTypes.size(); ++t) {
+    LaneGroup& g = group(round_, t);
+    if (g.lanes == 0) continue;
+    const uint8_t* first =
+        in_place_ ? reinterpret_cast<uint8_t*>(input_.gradient) : g.memory.bytes().data();
+    bad = bad || !finite_lane(g.type, first);
+  }
+  for (uint32_t i = 0; guarded_ && i < plan_.units.size() && !bad; ++i) {
+    if (round_ >= plan_.units[i].piece->send.plan.rounds) continue;
+    const DType type = kLaneTypes[slices_[i][round_].group];
+    const MutBytes lanes = lanes_of(i, round_);
+    if (type == DType::f32) {
+      const auto* values = reinterpret_cast<const float*>(lanes.data());
+      bad = !pipeline::scan(state_->codec(), values, lanes.size() / sizeof(float)).all_finite;
+    } else {
+      for (uint64_t k = 0; k < lanes.size() && !bad; k += 2)
+        bad = !finite_lane(type, lanes.data() + k);
+    }
+  }
+  return bad;
+}
+
+Result<Next> NativeSum::after_sum(std::span<transport::Step> batch) {
+  if (trouble()) return emit_status(batch[0]);
+  return advance(batch);
+}
+
+Result<Next> NativeSum::advance(std::span<transport::Step> batch) {
+  const Place p = state_->place(input_.step, 0);
+  for (uint32_t i = 0; i < plan_.units.size(); ++i) {
+    const pipeline::UnitSlot& slot = plan_.units[i].piece->send;
+    if (round_ + 1 >= slot.plan.rounds) continue;
+    Work work = memory_.work(i, state_->codec());
+    state_->codec().accept(slot, p, round_, lanes_of(i, round_), state_->world(), work);
+  }
+  if (++round_ < rounds_) {
+    encode_later();
+    return emit(batch);
+  }
+  finish();
+  return Next{Verdict::done, 0};
+}
+
+Next NativeSum::emit_status(transport::Step& step) {
+  status_.emit(input_, step, *counters_);
+  phase_ = Phase::status;
+  return {Verdict::steps, 1};
+}
+
+Result<Next> NativeSum::after_status(std::span<transport::Step> batch) {
+  if (auto heard = status_.receive(input_); !heard) return std::move(heard).error();
+  if (!guarded_) return advance(batch);  // casts carry NaN and infinity as they are
+  undo(true);
+  return Next{Verdict::take_raw, 0};
+}
+
+void NativeSum::finish() {
+  phase_ = Phase::idle;
+  if (in_place_) return;
+  const pipeline::UnitCodec& codec = state_->codec();
+  plan_.unpack_lanes(reinterpret_cast<const float*>(group(0, 0).memory.bytes().data()),
+                     input_.gradient);
+  for (uint32_t i = 0; i < plan_.units.size(); ++i) {
+    const BucketUnit& u = plan_.units[i];
+    const uint32_t last = u.piece->send.plan.rounds - 1;
+    const Place p = place(i, last);
+    const MutBytes merged = lanes_of(i, last);
+    Work work = memory_.work(i, codec);
+    const Term sum{merged, p.prescale == 1.0F ? 1.0F / static_cast<float>(state_->world()) : 1.0F};
+    float* out = input_.gradient + u.offset;
+    codec.decode(u.piece->send.unit, p, {&sum, 1}, work, {out, false});
+    codec.commit(u.piece->send, p, keep_sent_ ? sent_[i] : Bytes{}, merged, state_->world(), out,
+                 work);
+  }
+}
+
+void NativeSum::undo(bool gradient_travels) {
+  if (phase_ == Phase::idle) return;
+  phase_ = Phase::idle;
+  for (uint32_t i = 0; i < plan_.units.size(); ++i) {
+    if (sent_[i].empty()) continue;
+    const BucketUnit& u = plan_.units[i];
+    Work work = memory_.work(i, state_->codec());
+    if (gradient_travels) {
+      state_->codec().take_back(u.piece->send, place(i, 0), sent_[i], input_.gradient + u.offset,
+                                work);
+    } else {
+      state_->codec().put_back(u.piece->send, place(i, 0), sent_[i], work);
+    }
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<Strategy> make_native_sum(RankState& state, const Layout& layout,
+                                          Counters& counters) {
+  return std::make_unique<NativeSum>(state, layout, counters);
+}
+
+}  // namespace laconic::collective

@@ -1,0 +1,105 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// Philox4x32-10 (Salmon et al., SC 2011) for a vector of counters, equal to laconic::philox word by
+// word. The four words of a block live in 64-bit lanes with garbage above their 32 bits, so that a
+// product's low half is the next word as it is and the high half costs one shuffle. Included by
+// *_hwy.cc files after highway.h, once per target.
+#if defined(LACONIC_KERNELS_PHILOX_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef LACONIC_KERNELS_PHILOX_INL_H_
+#undef LACONIC_KERNELS_PHILOX_INL_H_
+#else
+#define LACONIC_KERNELS_PHILOX_INL_H_
+#endif
+
+#include "kernels/core/simd.h"
+#include "kernels/core/stream-inl.h"
+#include "laconic/random.h"
+
+#if LACONIC_SIMD_BODY
+HWY_BEFORE_NAMESPACE();
+namespace laconic::kernels::HWY_NAMESPACE {
+
+using U64 = hn::RepartitionToWide<U32>;
+
+/// Words of the blocks counter, counter + 1, …: lane j of `w01` is word j % 2 of block j / 2, lane
+/// j of `w23` word 2 + j % 2 of it.
+struct PhiloxWords {
+  VU w01, w23;
+};
+
+/// Blocks that one vector of words holds.
+HWY_INLINE uint64_t philox_blocks() { return hn::Lanes(U64()); }
+
+/// A key with its ten round keys, ready for use.
+class Philox {
+ public:
+  HWY_INLINE Philox(RandomKey key, uint64_t stream)
+      : stream_low_(hn::Set(U32(), static_cast<uint32_t>(stream))),
+        stream_high_(hn::Set(U32(), static_cast<uint32_t>(stream >> 32))) {
+    for (uint32_t r = 0; r < kRounds; ++r) {
+      keys_[2 * r] = hn::Set(U32(), key.k0 + r * 0x9E3779B9U);
+      keys_[2 * r + 1] = hn::Set(U32(), key.k1 + r * 0xBB67AE85U);
+    }
+    if constexpr (kPairedKeys) {
+      // an even round's in the odd lanes, the next one's in the even lanes
+      for (uint32_t r = 0; r < kRounds; r += 2) {
+        keys_[2 * r] = hn::OddEven(keys_[2 * r], keys_[2 * r + 2]);
+        keys_[2 * r + 1] = hn::OddEven(keys_[2 * r + 1], keys_[2 * r + 3]);
+      }
+    }
+  }
+
+  /// kWays vectors of blocks from `counter` on; the multiplier's latency is hidden by interleaving
+  /// them.
+  template <uint32_t kWays>
+  HWY_INLINE void words(uint64_t counter, PhiloxWords* HWY_RESTRICT out) const {
+    const VU m0 = hn::Set(U32(), 0xD2511F53U), m1 = hn::Set(U32(), 0xCD9E8D57U);
+    VU c0[kWays], c1[kWays], c2[kWays], c3[kWays];
+    for (uint32_t w = 0; w < kWays; ++w) {
+      const auto counters = hn::Add(hn::Set(U64(), counter + w * philox_blocks()), iota_);
+      c0[w] = hn::BitCast(U32(), counters);
+      c1[w] = hn::Shuffle2301(c0[w]);
+      c2[w] = stream_low_;
+      c3[w] = stream_high_;
+    }
+    for (uint32_t r = 0; r < kRounds; ++r) {
+      for (uint32_t w = 0; w < kWays; ++w) {
+        VU p0 = hn::BitCast(U32(), hn::MulEven(c0[w], m0));
+        VU p1 = hn::BitCast(U32(), hn::MulEven(c2[w], m1));
+        if constexpr (kPairedKeys) {
+          if (r % 2 == 0) {
+            p0 = hn::Xor(p0, keys_[2 * r + 1]);
+            p1 = hn::Xor(p1, keys_[2 * r]);
+          }
+          c0[w] = hn::Xor(hn::Shuffle2301(p1), c1[w]);
+          c2[w] = hn::Xor(hn::Shuffle2301(p0), c3[w]);
+        } else {
+          c0[w] = hn::Xor3(hn::Shuffle2301(p1), c1[w], keys_[2 * r]);
+          c2[w] = hn::Xor3(hn::Shuffle2301(p0), c3[w], keys_[2 * r + 1]);
+        }
+        c1[w] = p1;
+        c3[w] = p0;
+      }
+    }
+    for (uint32_t w = 0; w < kWays; ++w) {
+      out[w] = {hn::OddEven(hn::Shuffle2301(c1[w]), c0[w]),
+                hn::OddEven(hn::Shuffle2301(c3[w]), c2[w])};
+    }
+  }
+
+ private:
+  static constexpr uint32_t kRounds = 10;
+  // Where a xor has two operands, keys would take two of a round's eight operations. A product's
+  // high half is used in its own round and its low half in the next, so one xor with both rounds'
+  // keys, every other round, does for both.
+  static constexpr bool kPairedKeys = HWY_ARCH_X86 && HWY_TARGET > HWY_AVX3;
+  VU keys_[2 * kRounds];
+  VU stream_low_, stream_high_;
+  hn::Vec<U64> iota_ = hn::Iota(U64(), 0);  // once: Highway 1.0 builds it through memory
+};
+
+}  // namespace laconic::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+#endif  // LACONIC_SIMD_BODY
+
+#endif  // include guard

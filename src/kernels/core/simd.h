@@ -1,0 +1,105 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// How a family of kernels is compiled for every instruction set. Four files per family; `basic` is
+// the model:
+//
+//   basic.h          struct BasicKernels of function pointers, `const BasicKernels&
+//   basic_kernels(Isa)`,
+//                    and `extern const BasicKernels kBasicScalar`
+//   basic_scalar.cc  the reference in plain C++: defines kBasicScalar
+//   basic_hwy.cc     one body in Highway, compiled once per target, each with its own `kTable`; the
+//   accessor basic_no_hwy.cc  the accessor of a build without Highway: returns kBasicScalar
+//
+// The Highway file includes, in this order: basic.h; [#define HWY_WANT_AVX3_DL]; #define
+// HWY_TARGET_INCLUDE "kernels/core/basic_hwy.cc"; this header; hwy/foreach_target.h; hwy/highway.h. Its
+// body stands inside
+// `#if LACONIC_SIMD_BODY`, so that Highway's emulated target is not compiled: there our reference
+// is used. Nothing is global and mutable: the accessor picks a constant table by Isa.
+#pragma once
+
+#include <cstdint>
+
+#include "laconic/isa.h"
+
+namespace laconic::kernels {
+
+/// Highway's bit set of targets that this processor runs, detected once (each detection is a row of
+/// slow CPUIDs). Zero in a build without Highway.
+int64_t simd_targets() noexcept;
+
+/// Fetches the line 4 KiB ahead of p, the distance that paid on every streaming loop. Harmless past
+/// the end. Always inline: as a function without visible effects g++ would drop the call.
+[[gnu::always_inline]] inline void prefetch_ahead(const void* p) noexcept {
+  __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(p) + 4096));
+}
+
+}  // namespace laconic::kernels
+
+#ifdef LACONIC_WITH_HWY
+
+// Not compiled: SSE2, SSSE3 (no gain over the reference worth the code), Zen 4 and Sapphire Rapids
+// (newer Highway only; AVX3_DL covers them) and all SVE (this code is written for vectors of known
+// size). As bits, because old versions of Highway do not have all the names.
+#define HWY_DISABLED_TARGETS ((0xFFLL << 18) | (1LL << 27) | (1LL << 26) | 0x507FLL)
+
+#include "hwy/detect_targets.h"
+
+/// True while a real instruction set is being compiled.
+#define LACONIC_SIMD_BODY (HWY_TARGET != HWY_EMU128 && HWY_TARGET != HWY_SCALAR)
+
+#if HWY_TARGETS & HWY_SSE4
+#define LACONIC_SIMD_SSE4(table) \
+  case Isa::sse4:                \
+    return N_SSE4::table;
+#else
+#define LACONIC_SIMD_SSE4(table)
+#endif
+
+#if HWY_TARGETS & HWY_AVX2
+#define LACONIC_SIMD_AVX2(table) \
+  case Isa::avx2:                \
+    return N_AVX2::table;
+#else
+#define LACONIC_SIMD_AVX2(table)
+#endif
+
+// AVX3_DL (Ice Lake and later: VBMI, VBMI2, VNNI) only in files that ask for it with
+// HWY_WANT_AVX3_DL.
+#if (HWY_TARGETS & HWY_AVX3_DL) && (HWY_TARGETS & HWY_AVX3)
+#define LACONIC_SIMD_AVX512(table) \
+  case Isa::avx512:                \
+    return (simd_targets() & HWY_AVX3_DL) != 0 ? N_AVX3_DL::table : N_AVX3::table;
+#elif HWY_TARGETS & HWY_AVX3_DL
+#define LACONIC_SIMD_AVX512(table) \
+  case Isa::avx512:                \
+    return N_AVX3_DL::table;
+#elif HWY_TARGETS & HWY_AVX3
+#define LACONIC_SIMD_AVX512(table) \
+  case Isa::avx512:                \
+    return N_AVX3::table;
+#else
+#define LACONIC_SIMD_AVX512(table)
+#endif
+
+// On Arm the static target is NEON, with or without AES instructions, which no kernel uses.
+#if HWY_ARCH_ARM_A64
+#define LACONIC_SIMD_NEON(table) \
+  case Isa::neon:                \
+    return HWY_NAMESPACE::table;
+#else
+#define LACONIC_SIMD_NEON(table)
+#endif
+
+/// Body of an accessor, inside `#if HWY_ONCE`: returns `table` of the target that `isa` names, else
+/// `scalar`.
+#define LACONIC_SIMD_SELECT(isa, table, scalar) \
+  switch (isa) {                                \
+    LACONIC_SIMD_SSE4(table)                    \
+    LACONIC_SIMD_AVX2(table)                    \
+    LACONIC_SIMD_AVX512(table)                  \
+    LACONIC_SIMD_NEON(table)                    \
+    default:                                    \
+      return scalar;                            \
+  }
+
+#endif  // LACONIC_WITH_HWY

@@ -1,0 +1,28 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// A build without Highway: every family's accessor gives the scalar reference.
+#include "kernels/cast/cast.h"
+#include "kernels/core/basic.h"
+#include "kernels/int8/int8.h"
+#include "kernels/lowrank/lowrank.h"
+#include "kernels/sparse/moments.h"
+#include "kernels/sparse/permute.h"
+#include "kernels/sparse/scatter.h"
+#include "kernels/sparse/select.h"
+#include "kernels/threelc/threelc.h"
+#include "kernels/threelc/zero_run.h"
+
+namespace laconic::kernels {
+
+const BasicKernels& basic_kernels(Isa) noexcept { return kBasicScalar; }
+const CastKernels& cast_kernels(Isa) noexcept { return kCastScalar; }
+const Int8Kernels& int8_kernels(Isa) noexcept { return kInt8Scalar; }
+const LowRankKernels& lowrank_kernels(Isa) noexcept { return kLowRankScalar; }
+const MomentsKernels& moments_kernels(Isa) noexcept { return kMomentsScalar; }
+const PermuteKernels& permute_kernels(Isa) noexcept { return kPermuteScalar; }
+const ScatterKernels& scatter_kernels(Isa) noexcept { return kScatterScalar; }
+const SelectKernels& select_kernels(Isa) noexcept { return kSelectScalar; }
+const ThreeLcKernels& threelc_kernels(Isa) noexcept { return kThreeLcScalar; }
+const ZeroRunKernels& zero_run_kernels(Isa) noexcept { return kZeroRunScalar; }
+
+}  // namespace laconic::kernels

@@ -1,0 +1,79 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// 3LC (Lim, Andersen, Kaminsky, arXiv 1802.07389): ternary quantization with error accumulation,
+// five digits per byte; kernels/threelc/zero_run.h shortens the runs of the byte of five zeros. A tensor of
+// n values is seen as a matrix of five rows of `stride` = ceil(n / 5) columns, row-major; byte j
+// holds column j. Kernels work on complete columns: the caller keeps them off the at most four
+// columns that reach beyond n. Any alignment; nothing outside the stated spans is touched.
+#pragma once
+
+#include <cstdint>
+
+#include "laconic/isa.h"
+
+namespace laconic::kernels {
+
+inline constexpr uint32_t kDigits = 5;     ///< ternary digits per byte, most significant first
+inline constexpr uint8_t kZeroByte = 121;  ///< five zeros: 81 + 27 + 9 + 3 + 1
+
+/// Weights of the digits of a byte.
+inline constexpr uint32_t kDigitWeight[kDigits] = {81, 27, 9, 3, 1};
+
+/// What turns values into digits: q = +1 where a > threshold, −1 where a < −threshold, else 0.
+struct ThreeLcScale {
+  float m = 0;          ///< what one digit is worth: 0 or not below the smallest normal number
+  float threshold = 0;  ///< the largest float that is not above m / 2
+};
+
+/// One payload's digit bytes and what its digits −1, 0, +1 add to the output.
+struct ThreeLcTerm {
+  const uint8_t* bytes = nullptr;
+  float value[3] = {0, 0, 0};
+};
+
+/// What unpack_stream() needs behind a call that is not the last one, to cut no vector.
+inline constexpr uint64_t kStreamFollow = 16;
+
+/// Most terms that unpack() takes at once.
+inline constexpr uint32_t kMaxUnpackTerms = 8;
+
+struct ThreeLcKernels {
+  /// Largest absolute bits of x + e (of x where e is null): above 0x7F7FFFFF where any is infinite
+  /// or NaN.
+  uint32_t (*max_abs_bits)(const float* x, const float* e, uint64_t n);
+  /// bytes[j] = digits of column j of a = x + e, and e = a − m·q. Null e: a = x, nothing is stored.
+  void (*pack)(const float* x, float* e, uint64_t stride, uint64_t columns, ThreeLcScale scale,
+               uint8_t* bytes);
+  /// out[i·stride + j] = (base + value0[digit]) + value1[digit] + …, base = out where `add`, else
+  /// 0.
+  void (*unpack)(const ThreeLcTerm* terms, uint32_t term_count, uint64_t columns, float* out,
+                 uint64_t stride, bool add);
+  /// The same without `add`, past the caches: for outputs that no cache holds. A row is cut only at
+  /// addresses that are multiples of a vector: `follow` says how many columns behind `columns` may
+  /// be written as well, and unless `first`, the columns before the first such address are left
+  /// out: the call before wrote them.
+  void (*unpack_stream)(const ThreeLcTerm* terms, uint32_t term_count, uint64_t columns,
+                        uint64_t follow, bool first, float* out, uint64_t stride);
+};
+
+const ThreeLcKernels& threelc_kernels(Isa isa) noexcept;
+extern const ThreeLcKernels kThreeLcScalar;
+
+/// Digit of weight `weight` in a byte: 0, 1, 2 for −1, 0, +1.
+[[nodiscard]] constexpr uint32_t digit_of(uint8_t byte, uint32_t weight) noexcept {
+  return byte / weight % 3;
+}
+
+/// One value: its digit's contribution −1, 0, +1, and a − m·q, which is exact (Sterbenz: m/2 < |a|
+/// ≤ m).
+struct Quantized {
+  int32_t q = 0;
+  float rest = 0;
+};
+[[nodiscard]] constexpr Quantized quantize(float a, ThreeLcScale scale) noexcept {
+  if (a > scale.threshold) return {1, a - scale.m};
+  if (a < -scale.threshold) return {-1, a + scale.m};
+  return {0, a};
+}
+
+}  // namespace laconic::kernels
