@@ -60,7 +60,8 @@ class Rank {
     uint64_t bytes = first_round(slot, work);
     for (uint32_t round = 1; round < plan_.rounds; ++round) {
       codec_.accept(slot, place_, round - 1, out_[round - 1].bytes().first(bytes), 1, work);
-      bytes = codec_.encode_round(slot, place_, round, floats(values_), work, out_[round].bytes());
+      bytes = codec_.encode_round(slot, place_, round, floats(values_), work, out_[round].bytes())
+                  .bytes;
     }
     sent_ = Bytes(out_[plan_.rounds - 1].bytes().data(), bytes);
     codec_.commit(slot, place_, sent_, lanes() ? sent_ : Bytes(), 1, floats(target_), work);
@@ -110,7 +111,7 @@ class Rank {
  private:
   uint64_t first_round(const pipeline::UnitSlot& slot, Work& work) {
     if (codec_only_)
-      return codec_.encode_round(slot, place_, 0, floats(values_), work, out_[0].bytes());
+      return codec_.encode_round(slot, place_, 0, floats(values_), work, out_[0].bytes()).bytes;
     return codec_.encode(slot, place_, floats(values_), work, out_[0].bytes()).bytes;
   }
   [[nodiscard]] uint64_t float_bytes() const { return unit_.count * sizeof(float); }

@@ -8,6 +8,7 @@
 #include <array>
 #include <concepts>
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <string_view>
 
@@ -96,6 +97,10 @@ struct Plan {
       0;  ///< persistent state of this unit (plain floats, saved with checkpoints)
   uint64_t kept_bytes = 0;     ///< lent to this unit from the first encode to commit (Work::kept)
   uint64_t scratch_bytes = 0;  ///< lent for one call (Work::scratch)
+  /// Up to this magnitude of its inputs nothing overflows, whatever finite numbers the codec state
+  /// holds: every round's encode succeeds; lanes, the decoded payload and what feedback leaves are
+  /// finite. With feedback (unless it is fused) larger inputs are not given to encode.
+  float largest_input = std::numeric_limits<float>::max();
 };
 
 /// Memory and means lent to a call. Both spans are 64-byte aligned and at least as large as
@@ -116,8 +121,10 @@ struct Source {
 
 struct Encoded {
   uint64_t bytes = 0;
-  bool finite =
-      true;  ///< false (only with Contract::checks_finite): input not finite, nothing was changed
+  /// False (only with Contract::checks_finite, or in a later round): the input or an output is not
+  /// finite. Nothing was changed, but for a residual that itself holds something beyond
+  /// Plan::largest_input.
+  bool finite = true;
 };
 
 /// One contributor's payload and its weight.

@@ -63,8 +63,10 @@ class TensorCodec {
   [[nodiscard]] Result<uint64_t> max_frame_bytes(uint64_t rows, uint64_t cols) const;
 
   /// Encodes `source` into `out` and gives the frame's size. `residual` null: no feedback, fresh
-  /// codec state. An all-zero source sends nothing and leaves the residual; a non-finite one is an
-  /// error (non_finite, nothing changed). Plain lanes without a residual carry either as it is.
+  /// codec state. An all-zero source sends nothing and leaves the residual. A source that is not
+  /// finite, or whose sum with the residual is not or is more than the codec can take, is an error
+  /// (non_finite, nothing changed); a residual that is itself not finite is set to zero first.
+  /// Plain lanes without a residual carry zeros, NaN and infinity as they are.
   Result<uint64_t> encode(const TensorRef& source, const Place& place, uint64_t parameter,
                           Residual* residual, MutBytes out) const;
   /// out = base + weight · (d0 + …) over `frames` in their order, base = out when `add`, else 0.

@@ -68,6 +68,14 @@ FrameInfo frame_info(const Spec& spec, const TensorRef& source, const Unit& unit
   return info;
 }
 
+Error non_finite(const Spec& spec) {
+  return {
+      Errc::non_finite,
+      "the tensor, or its sum with the residual, holds NaN, infinity or a value too large for " +
+          spec.canonical() + "; nothing was encoded and the residual is untouched",
+      "skip this step, or send it uncompressed (none)"};
+}
+
 /// Plain lanes carry NaN and infinity as they are; a residual they would poison.
 bool carries_non_finite(const UnitCodec& codec, const UnitSlot& slot) {
   return codec.contract().merge == Merge::linear && slot.plan.rounds == 1 &&
@@ -195,10 +203,7 @@ Result<uint64_t> TensorCodec::encode_payload(const UnitCodec& codec, const UnitS
   const auto encoded = codec.encode(slot, place, values, work, room);
   if (encoded.outcome == Outcome::zero) return kNothing;
   if (encoded.outcome == Outcome::non_finite) {
-    return Error{
-        Errc::non_finite,
-        "the tensor holds NaN or infinity; nothing was encoded and the residual is untouched",
-        "skip this step, or send it uncompressed (none)"};
+    return non_finite(codec.spec());
   }
   // The rounds of a multi-round codec lie one after another, with this rank as the only
   // contributor.
@@ -209,7 +214,12 @@ Result<uint64_t> TensorCodec::encode_payload(const UnitCodec& codec, const UnitS
     if (!merged) return no_memory();
     codec.accept(slot, place, round - 1, *merged, 1, work);
     const MutBytes at = room.subspan(bytes);
-    last = at.first(codec.encode_round(slot, place, round, values, work, at));
+    const auto next = codec.encode_round(slot, place, round, values, work, at);
+    if (next.outcome == Outcome::non_finite) {
+      codec.undo(slot, place, last, values, pipeline::Undo::gradient_travels, work);
+      return non_finite(codec.spec());
+    }
+    last = at.first(next.bytes);
     bytes += last.size();
   }
   if (codec.contract().feedback == Feedback::aggregate && slot.residual != nullptr) {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 
 namespace laconic::pipeline {
 namespace {
@@ -17,6 +18,20 @@ void over_slices(ThreadPool* pool, uint64_t n, Body&& body) {
   });
 }
 
+/// The largest of body(begin, count) over the slices, compared by bits, as absolute floats may be:
+/// infinity and NaN are on top.
+template <class Body>
+float max_over_slices(ThreadPool* pool, uint64_t n, Body&& body) {
+  std::atomic<uint32_t> most{0};
+  over_slices(pool, n, [&](uint64_t begin, uint64_t count) {
+    const uint32_t bits = float_bits(body(begin, count));
+    uint32_t seen = most.load(std::memory_order_relaxed);
+    while (seen < bits && !most.compare_exchange_weak(seen, bits, std::memory_order_relaxed)) {
+    }
+  });
+  return bits_float(most.load(std::memory_order_relaxed));
+}
+
 /// Lanes that were scaled for an engine's sum decode to 1/world of what was sent.
 float own_weight(const Place& place) {
   return place.prescale == 1.0F ? 1.0F : static_cast<float>(place.world);
@@ -25,8 +40,10 @@ float own_weight(const Place& place) {
 }  // namespace
 
 void add_to(const UnitCodec& codec, float* out, const float* x, uint64_t n) {
-  over_slices(codec.pool(), n, [&](uint64_t begin, uint64_t count) {
-    codec.kernels().add(out + begin, x + begin, count);
+  const uint64_t slices = ceil_div(n, kSlice);
+  parallel_for(codec.pool(), slices, [&](uint64_t i) {
+    const uint64_t begin = (slices - 1 - i) * kSlice;
+    codec.kernels().add(out + begin, x + begin, std::min(kSlice, n - begin));
   });
 }
 
@@ -37,14 +54,16 @@ void subtract_from(const UnitCodec& codec, float* out, const float* x, uint64_t 
 }
 
 kernels::Scan scan(const UnitCodec& codec, const float* x, uint64_t n) {
-  std::atomic<bool> nonzero{false};
-  std::atomic<bool> finite{true};
-  over_slices(codec.pool(), n, [&](uint64_t begin, uint64_t count) {
-    const kernels::Scan s = codec.kernels().scan(x + begin, count);
-    if (s.any_nonzero) nonzero.store(true, std::memory_order_relaxed);
-    if (!s.all_finite) finite.store(false, std::memory_order_relaxed);
+  const float most = max_over_slices(codec.pool(), n, [&](uint64_t begin, uint64_t count) {
+    return codec.kernels().scan(x + begin, count).max_abs;
   });
-  return {nonzero.load(), finite.load(), 0.0F};
+  return {most != 0, std::isfinite(most), most};
+}
+
+float max_abs_sum(const UnitCodec& codec, const float* x, const float* y, uint64_t n) {
+  return max_over_slices(codec.pool(), n, [&](uint64_t begin, uint64_t count) {
+    return codec.kernels().max_abs_sum(x + begin, y + begin, count);
+  });
 }
 
 UnitCodec::UnitCodec(const Spec& spec, Isa isa, ThreadPool* pool)
@@ -68,31 +87,62 @@ Source UnitCodec::source_of(const UnitSlot& slot, const float* gradient) const n
   return {slot.residual, nullptr};  // residual + gradient was accumulated there
 }
 
+/// Nothing overflows when these are encoded. A sum that is finite says the same of both its terms.
+bool UnitCodec::within_reach(const UnitSlot& slot, const float* gradient) const {
+  const uint64_t n = slot.unit.count;
+  const float most = slot.residual == nullptr ? scan(*this, gradient, n).max_abs
+                                              : max_abs_sum(*this, slot.residual, gradient, n);
+  return most <= slot.plan.largest_input;  // not if NaN
+}
+
+/// After a refusal: true when the residual alone was to blame; it is zero now.
+bool UnitCodec::reset_unusable(const UnitSlot& slot, const float* gradient) const {
+  if (slot.residual == nullptr) return false;
+  const uint64_t n = slot.unit.count;
+  if (!(scan(*this, gradient, n).max_abs <= slot.plan.largest_input)) return false;
+  if (scan(*this, slot.residual, n).max_abs <= slot.plan.largest_input) return false;
+  std::fill_n(slot.residual, n, 0.0F);
+  return true;
+}
+
 UnitEncoded UnitCodec::encode(const UnitSlot& slot, const Place& place, const float* gradient,
                               Work& work, MutBytes out) const {
   const uint64_t n = slot.unit.count;
   if (!kernels_->any_nonzero(gradient, n)) return {Outcome::zero, 0};
-  // A codec that refuses non-finite input may look at it itself, unless we are about to add it to
-  // the residual.
+  if (!scan(*this, slot.state.data(), slot.state.size()).all_finite) {
+    return {Outcome::non_finite, 0};
+  }
+  // A codec that refuses non-finite input may look at it itself, unless it is about to be added to
+  // the residual: from there it could not be taken out again bit for bit. What is within reach
+  // surely encodes.
   const bool codec_looks = contract_.checks_finite && (fused(slot) || slot.residual == nullptr);
-  if (!codec_looks && !scan(*this, gradient, n).all_finite) return {Outcome::non_finite, 0};
-  if (slot.residual != nullptr && !fused(slot)) add_to(*this, slot.residual, gradient, n);
-  const Encoded encoded = spec_->codec().encode(spec_->params(), slot.state, slot.unit, place, 0,
-                                                source_of(slot, gradient), work, out);
-  if (!encoded.finite) return {Outcome::non_finite, 0};
-  if (slot.residual != nullptr && !fused(slot) && contract_.feedback == Feedback::own) {
+  bool reset = false;
+  if (!codec_looks && !within_reach(slot, gradient)) {
+    reset = reset_unusable(slot, gradient);
+    if (!reset) return {Outcome::non_finite, 0};
+  }
+  const bool adds = slot.residual != nullptr && !fused(slot);
+  if (adds) add_to(*this, slot.residual, gradient, n);
+  UnitEncoded encoded = encode_round(slot, place, 0, gradient, work, out);
+  if (encoded.outcome != Outcome::payload && fused(slot) && reset_unusable(slot, gradient)) {
+    reset = true;
+    encoded = encode_round(slot, place, 0, gradient, work, out);
+  }
+  if (encoded.outcome != Outcome::payload) return encoded;
+  encoded.residual_reset = reset;
+  if (adds && contract_.feedback == Feedback::own) {
     const Term own{Bytes(out.data(), encoded.bytes), -own_weight(place)};
     decode(slot.unit, place, {&own, 1}, work, {slot.residual, true});
   }
-  return {Outcome::payload, encoded.bytes};
+  return encoded;
 }
 
-uint64_t UnitCodec::encode_round(const UnitSlot& slot, const Place& place, uint32_t round,
-                                 const float* gradient, Work& work, MutBytes out) const {
-  return spec_->codec()
-      .encode(spec_->params(), slot.state, slot.unit, place, round, source_of(slot, gradient), work,
-              out)
-      .bytes;
+UnitEncoded UnitCodec::encode_round(const UnitSlot& slot, const Place& place, uint32_t round,
+                                    const float* gradient, Work& work, MutBytes out) const {
+  const Encoded encoded = spec_->codec().encode(spec_->params(), slot.state, slot.unit, place,
+                                                round, source_of(slot, gradient), work, out);
+  if (!encoded.finite) return {Outcome::non_finite, 0};
+  return {Outcome::payload, encoded.bytes};
 }
 
 void UnitCodec::accept(const UnitSlot& slot, const Place& place, uint32_t round, MutBytes merged,
@@ -118,17 +168,24 @@ void UnitCodec::commit(const UnitSlot& slot, const Place& place, Bytes sent, Byt
   }
 }
 
-void UnitCodec::put_back(const UnitSlot& slot, const Place& place, Bytes sent, Work& work) const {
-  if (slot.residual == nullptr || contract_.feedback != Feedback::own) return;
-  const Term own{sent, own_weight(place)};
-  decode(slot.unit, place, {&own, 1}, work, {slot.residual, true});
+void UnitCodec::undo(const UnitSlot& slot, const Place& place, Bytes sent, const float* gradient,
+                     Undo why, Work& work) const {
+  if (slot.residual == nullptr) return;
+  if (contract_.feedback == Feedback::own) {
+    const Term own{sent, own_weight(place)};
+    decode(slot.unit, place, {&own, 1}, work, {slot.residual, true});
+  }
+  if (why == Undo::gradient_travels) {
+    subtract_from(*this, slot.residual, gradient, slot.unit.count);
+  }
 }
 
-void UnitCodec::take_back(const UnitSlot& slot, const Place& place, Bytes sent,
-                          const float* gradient, Work& work) const {
-  if (slot.residual == nullptr) return;
-  put_back(slot, place, sent, work);
-  subtract_from(*this, slot.residual, gradient, slot.unit.count);
+bool UnitCodec::keep(const UnitSlot& slot, const float* gradient) const {
+  const uint64_t n = slot.unit.count;
+  if (slot.residual == nullptr) return false;
+  if (!std::isfinite(max_abs_sum(*this, slot.residual, gradient, n))) return false;
+  add_to(*this, slot.residual, gradient, n);
+  return true;
 }
 
 }  // namespace laconic::pipeline

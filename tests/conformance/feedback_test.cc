@@ -3,6 +3,7 @@
 // Laws about error feedback: nothing is lost, and nothing but a saved state is needed to go on.
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "conformance/codec_law.h"
 #include "pipeline/unit_codec.h"
@@ -35,11 +36,15 @@ class Worker {
     Work work{kept_.bytes(), scratch_.bytes(), codec_.isa(), codec_.pool()};
     const Place at = place(step);
     const auto encoded = codec_.encode(slot_, at, gradient.data(), work, out_[0].bytes());
+    residual_reset_ = encoded.residual_reset;
     if (encoded.outcome != Outcome::payload) return encoded.outcome;
     uint64_t bytes = encoded.bytes;
     for (uint32_t round = 1; round < plan_.rounds; ++round) {
       codec_.accept(slot_, at, round - 1, MutBytes(out_[round - 1].data(), bytes), 1, work);
-      bytes = codec_.encode_round(slot_, at, round, gradient.data(), work, out_[round].bytes());
+      const auto later =
+          codec_.encode_round(slot_, at, round, gradient.data(), work, out_[round].bytes());
+      if (later.outcome != Outcome::payload) return later.outcome;
+      bytes = later.bytes;
     }
     const Bytes sent(out_[plan_.rounds - 1].data(), bytes);
     sent_.assign(sent.begin(), sent.end());
@@ -58,6 +63,13 @@ class Worker {
     std::copy(other.state_.floats().begin(), other.state_.floats().end(), state_.floats().begin());
   }
 
+  [[nodiscard]] bool residual_reset() const { return residual_reset_; }
+  [[nodiscard]] const Plan& plan() const { return plan_; }
+  [[nodiscard]] const UnitCodec& codec() const { return codec_; }
+  /// The bytes of a round as they leave.
+  [[nodiscard]] Bytes lanes(uint32_t round) const {
+    return Bytes(out_[round].data(), plan_.round[round].bytes);
+  }
   [[nodiscard]] std::span<float> residual() const { return residual_.floats(); }
   [[nodiscard]] std::span<float> state() const { return state_.floats(); }
   [[nodiscard]] const std::vector<uint8_t>& sent() const { return sent_; }
@@ -76,6 +88,7 @@ class Worker {
   Guarded kept_, scratch_, residual_, state_;
   std::array<Guarded, kMaxRounds> out_;
   UnitSlot slot_;
+  bool residual_reset_ = false;
   std::vector<uint8_t> sent_;
   std::vector<float> decoded_;
 };
@@ -179,6 +192,139 @@ TEST_P(CodecLaw, NonFiniteInputChangesNothing) {
       }
     }
     worker.expect_intact();
+  }
+}
+
+bool all_finite(std::span<const float> x) {
+  return std::all_of(x.begin(), x.end(), [](float v) { return std::isfinite(v); });
+}
+
+bool lanes_finite(const RoundPlan& round, Bytes lanes) {
+  if (round.kind == RoundKind::frame) return true;  // the decoded values are looked at
+  for (uint64_t i = 0; i < lanes.size(); i += dtype_size(round.lane)) {
+    const uint8_t* const p = lanes.data() + i;
+    const float x = round.lane == DType::f32   ? load<float>(p)
+                    : round.lane == DType::f16 ? f16_to_float(load<uint16_t>(p))
+                                               : bf16_to_float(load<uint16_t>(p));
+    if (!std::isfinite(x)) return false;
+  }
+  return true;
+}
+
+/// After a step that gave a payload.
+void expect_all_finite(const Worker& worker) {
+  EXPECT_TRUE(all_finite(worker.decoded())) << "decoded";
+  EXPECT_TRUE(all_finite(worker.residual())) << "residual";
+  EXPECT_TRUE(all_finite(worker.state())) << "state";
+  for (uint32_t round = 0; round < worker.plan().rounds; ++round) {
+    EXPECT_TRUE(lanes_finite(worker.plan().round[round], worker.lanes(round))) << "lanes " << round;
+  }
+}
+
+constexpr float kLargest = std::numeric_limits<float>::max();
+
+/// The last one has several chunks of every codec: what one of them changes, another may refuse.
+std::vector<Unit> units_of_chunks() {
+  return {vector_unit(1), vector_unit(257), matrix_unit(65, 33), vector_unit(90001)};
+}
+std::vector<uint64_t> places_in(const Unit& unit) {
+  if (unit.count > 10000) return {unit.count - 1};
+  return {0, unit.count / 2, unit.count - 1};
+}
+std::vector<float> sizes_for(const Unit& unit, float limit) {
+  if (unit.count > 10000) return {limit, kLargest};
+  return {3e5F, 1e30F, limit / 2, limit, 2 * limit, kLargest};
+}
+
+/// One element, every element, and every element with signs in turn.
+std::vector<std::vector<float>> huge_gradients(uint64_t n, float size) {
+  std::vector<float> spike = make(Data::laplace, n, 3);
+  spike[n - 1] = size;
+  std::vector<float> signs(n, size);
+  for (std::size_t i = 0; i < n; i += 2) signs[i] = -size;
+  return {spike, std::vector<float>(n, size), signs};
+}
+
+/// A step either gives a payload of which everything is finite, or changes nothing.
+void expect_finite_or_unchanged(Worker& worker, const std::vector<float>& gradient) {
+  const std::vector<float> residual(worker.residual().begin(), worker.residual().end());
+  const std::vector<float> state(worker.state().begin(), worker.state().end());
+  if (worker.step(1, gradient) == Outcome::payload) {
+    EXPECT_FALSE(worker.residual_reset());
+    return expect_all_finite(worker);
+  }
+  expect_same_bits(residual, worker.residual(), "residual");
+  expect_same_bits(state, worker.state(), "state");
+}
+
+/// Finite gradients of any size, up to what the plan promises and beyond it.
+TEST_P(CodecLaw, HugeInputIsEncodedOrChangesNothing) {
+  if (contract_.feedback == Feedback::never) return;  // no residual to harm
+  for (const Unit& unit : units_of_chunks()) {
+    const float limit = spec_.codec().plan(spec_.params(), unit, 1).largest_input;
+    for (const float size : sizes_for(unit, limit)) {
+      if (!std::isfinite(size)) continue;
+      for (const std::vector<float>& gradient : huge_gradients(unit.count, size)) {
+        SCOPED_TRACE(describe(unit, Data::laplace) + ", " + std::to_string(size));
+        Worker fresh(spec_, conditions(unit), 0xA5);
+        const bool encoded = fresh.step(0, gradient) == Outcome::payload;
+        EXPECT_TRUE(encoded || size > limit) << "the plan promises it";
+        EXPECT_TRUE(!encoded || size <= limit || contract_.fused) << "more than is promised";
+        Worker worker(spec_, conditions(unit), 0xA5);
+        worker.step(0, make(Data::laplace, unit.count, 1));
+        expect_finite_or_unchanged(worker, gradient);
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
+/// Both finite, their sum not.
+TEST_P(CodecLaw, ASumThatOverflowsChangesNothing) {
+  if (contract_.feedback == Feedback::never) return;  // no residual to harm
+  for (const Unit& unit : units_of_chunks()) {
+    const float limit = spec_.codec().plan(spec_.params(), unit, 1).largest_input;
+    for (const uint64_t at : places_in(unit)) {
+      SCOPED_TRACE(describe(unit, Data::laplace) + ", at " + std::to_string(at));
+      Worker worker(spec_, conditions(unit), 0xA5);
+      std::vector<float> gradient = make(Data::laplace, unit.count, 2);
+      worker.residual()[at] = gradient[at] = 0.7F * (contract_.fused ? kLargest : limit);
+      const std::vector<float> before(worker.residual().begin(), worker.residual().end());
+      ASSERT_EQ(worker.step(1, gradient), Outcome::non_finite);
+      expect_same_bits(before, worker.residual(), "residual");
+    }
+  }
+}
+
+/// A residual that is not finite is dropped, once, and the step is that of an empty residual.
+TEST_P(CodecLaw, AnUnusableResidualIsReset) {
+  if (contract_.feedback == Feedback::never) return;  // no residual
+  for (const Unit& unit : units_of_chunks()) {
+    const std::vector<float> gradient = make(Data::laplace, unit.count, 2);
+    Worker fresh(spec_, conditions(unit), 0xA5);
+    ASSERT_EQ(fresh.step(1, gradient), Outcome::payload);
+    for (const float bad : {NAN, INFINITY, -INFINITY}) {
+      for (const uint64_t at : places_in(unit)) {
+        SCOPED_TRACE(describe(unit, Data::laplace) + ", " + std::to_string(bad) + " at " +
+                     std::to_string(at));
+        Worker worker(spec_, conditions(unit), 0xA5);
+        for (float& x : worker.residual()) x = 0.125F;
+        worker.residual()[at] = bad;
+        std::vector<float> worse = gradient;
+        worse[unit.count - 1] = NAN;
+        const std::vector<float> before(worker.residual().begin(), worker.residual().end());
+        ASSERT_EQ(worker.step(0, worse), Outcome::non_finite) << "both";
+        expect_same_bits(before, worker.residual(), "residual");
+        ASSERT_EQ(worker.step(1, gradient), Outcome::payload);
+        EXPECT_TRUE(worker.residual_reset());
+        expect_same_bytes(fresh.sent(), worker.sent(), "payload");
+        expect_same_bits(fresh.residual(), worker.residual(), "residual");
+        ASSERT_EQ(worker.step(2, gradient), Outcome::payload);
+        EXPECT_FALSE(worker.residual_reset());
+        worker.expect_intact();
+        if (HasFailure()) return;
+      }
+    }
   }
 }
 

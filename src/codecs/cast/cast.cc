@@ -9,6 +9,9 @@ namespace {
 
 constexpr uint64_t kHalf = 2;  // bytes per element of the payload
 
+constexpr float kLargestToF16 = 0x1.FFDFFEp15F;  // 65520 rounds to infinity
+constexpr float kLargestBf16 = 0x1.FEp127F;      // leaves room for world · bf16(x / world), too
+
 Contract cast_contract() {
   Contract c;
   c.merge = Merge::linear;
@@ -33,8 +36,10 @@ Encoded encode_cast(const Unit& unit, Source source, Work& work, MutBytes out, N
 
 Contract Fp16::contract(const Params&) { return cast_contract(); }
 
-Plan Fp16::plan(const Params&, const Unit& unit, uint32_t) {
-  return plan_lanes(DType::f16, unit.count);
+Plan Fp16::plan(const Params& params, const Unit& unit, uint32_t) {
+  Plan plan = plan_lanes(DType::f16, unit.count);
+  if (!params.saturate) plan.largest_input = kLargestToF16;
+  return plan;
 }
 
 Encoded Fp16::encode(const Params& params, std::span<const float>, const Unit& unit,
@@ -59,7 +64,9 @@ void Fp16::decode(const Params&, const Unit& unit, const Place&, std::span<const
 Contract Bf16::contract(const Params&) { return cast_contract(); }
 
 Plan Bf16::plan(const Params&, const Unit& unit, uint32_t) {
-  return plan_lanes(DType::bf16, unit.count);
+  Plan plan = plan_lanes(DType::bf16, unit.count);
+  plan.largest_input = kLargestBf16;
+  return plan;
 }
 
 Encoded Bf16::encode(const Params&, std::span<const float>, const Unit& unit, const Place& place,

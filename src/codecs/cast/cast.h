@@ -22,7 +22,7 @@ struct Fp16 {
   };
 
   static Contract contract(const Params&);
-  static Plan plan(const Params&, const Unit& unit, uint32_t world);
+  static Plan plan(const Params& params, const Unit& unit, uint32_t world);
   static Encoded encode(const Params& params, std::span<const float> state, const Unit& unit,
                         const Place& place, uint32_t round, Source source, Work& work,
                         MutBytes out);

@@ -7,9 +7,12 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "codecs/powersgd/gram_schmidt.h"
+#include "kernels/core/basic.h"
 #include "kernels/lowrank/lowrank.h"
 #include "laconic/random.h"
 
@@ -56,6 +59,14 @@ Shape shape_of(const Params& params, const Unit& unit) noexcept {
 }
 
 constexpr uint64_t bytes_of(uint64_t floats) noexcept { return floats * sizeof(float); }
+
+// Norms of sums of `world` matrices of such elements, and so P, Q', their product and what it
+// leaves of M, are below half of FLT_MAX.
+float largest_input(uint64_t count, uint32_t world) noexcept {
+  const double elements = std::sqrt(static_cast<double>(std::max<uint64_t>(count, 1)));
+  const double margin = 4 * elements * static_cast<double>(std::max(world, 1U));
+  return static_cast<float>(static_cast<double>(std::numeric_limits<float>::max()) / margin);
+}
 
 // Scratch of the calls, section by section: a factor Q, panel sums, Gram–Schmidt's sums.
 struct Scratch {
@@ -128,6 +139,13 @@ void refill(const void* key, uint64_t k, std::span<float> vector) {
   draw(*static_cast<const RandomKey*>(key), k * vector.size(), vector);
 }
 
+// Takes a factor of any finite numbers to where its columns' norms are floats. Directions stay.
+void bring_into_range(std::span<float> q, Isa isa) {
+  constexpr float kFar = 0x1p64F;
+  const auto& kernels = kernels::basic_kernels(isa);
+  if (kernels.scan(q.data(), q.size()).max_abs > kFar) kernels.scale(q.data(), 1 / kFar, q.size());
+}
+
 // The factor that round 0 multiplies with: orth(Q) of the state or of a fresh draw, in scratch.
 const float* starting_factor(const Shape& shape, const Params& params, std::span<const float> state,
                              const Unit& unit, const Place& place, Work& work) {
@@ -135,6 +153,7 @@ const float* starting_factor(const Shape& shape, const Params& params, std::span
   const RandomKey key = shared_key(place.seed, place.step, unit.parameter);
   if (params.warm && state.size() == shape.q_floats()) {
     std::copy(state.begin(), state.end(), q);
+    bring_into_range({q, shape.q_floats()}, work.isa);
   } else {
     draw(key, 0, {q, shape.q_floats()});
   }
@@ -253,9 +272,10 @@ Contract PowerSgd::contract(const Params&) {
   return contract;  // contraction 0: a matrix orthogonal to Q is lost whole, its residual is not
 }
 
-Plan PowerSgd::plan(const Params& params, const Unit& unit, uint32_t) {
+Plan PowerSgd::plan(const Params& params, const Unit& unit, uint32_t world) {
   const Shape shape = shape_of(params, unit);
   Plan plan;
+  plan.largest_input = largest_input(unit.count, world);
   if (shape.raw()) {
     plan.round[0] = {RoundKind::lanes, DType::f32, bytes_of(unit.count)};
     return plan;
@@ -290,7 +310,7 @@ Encoded PowerSgd::encode(const Params& params, std::span<const float> state, con
     return {bytes_of(shape.p_floats()), all_finite(out.first(bytes_of(shape.p_floats())))};
   }
   encode_q(shape, source.values, floats_at(work.kept, 0), place.prescale, work, out);
-  return {bytes_of(shape.q_floats())};
+  return {bytes_of(shape.q_floats()), all_finite(out.first(bytes_of(shape.q_floats())))};
 }
 
 void PowerSgd::accept(const Params& params, const Unit& unit, const Place&, uint32_t,

@@ -2,6 +2,8 @@
 #include "codecs/randomk/randomk.h"
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 
 #include "codecs/randomk/shared_indices.h"
 #include "codecs/sparse/sparse_payload.h"
@@ -11,6 +13,7 @@ namespace {
 
 constexpr uint32_t kBlock = 512;  // indices made at a time, on the stack
 constexpr uint64_t kLanesPerTask = 4096;
+constexpr float kLargest = std::numeric_limits<float>::max();
 
 // body(first, m, indices) over blocks of lanes. Lanes name distinct elements, so blocks never meet.
 template <class Body>
@@ -26,9 +29,9 @@ void for_each_block(const SharedIndices& indices, uint64_t k, const Work& work, 
   });
 }
 
-float lane_scale(const RandomK::Params& p, uint64_t n, uint64_t k, const Place& place) {
+float lane_scale(const RandomK::Params& p, uint64_t n, uint64_t k, float prescale) {
   const double rescale = p.rescale ? static_cast<double>(n) / static_cast<double>(k) : 1.0;
-  return static_cast<float>(rescale * static_cast<double>(place.prescale));
+  return static_cast<float>(rescale * static_cast<double>(prescale));
 }
 
 void clear(float* x, uint64_t n, const Work& work) {
@@ -68,7 +71,11 @@ Contract RandomK::contract(const Params& p) {
 
 Plan RandomK::plan(const Params& p, const Unit& unit, uint32_t) {
   Plan plan;
-  plan.round[0] = {RoundKind::lanes, DType::f32, kept_of(p.ratio, unit.count) * sizeof(float)};
+  const uint64_t k = kept_of(p.ratio, unit.count);
+  plan.round[0] = {RoundKind::lanes, DType::f32, k * sizeof(float)};
+  if (p.rescale && k != 0) {
+    plan.largest_input = std::nextafter(kLargest / lane_scale(p, unit.count, k, 1), 0.0F);
+  }
   return plan;
 }
 
@@ -76,7 +83,7 @@ Encoded RandomK::encode(const Params& p, std::span<const float>, const Unit& uni
                         const Place& place, uint32_t, Source source, Work& work, MutBytes out) {
   const uint64_t k = kept_of(p.ratio, unit.count);
   if (k == 0) return {};
-  const float scale = lane_scale(p, unit.count, k, place);
+  const float scale = lane_scale(p, unit.count, k, place.prescale);
   const SharedIndices indices(unit, place, k);
   for_each_block(indices, k, work, [&](uint64_t first, uint32_t m, const uint32_t* index) {
     for (uint32_t j = 0; j < m; ++j) {

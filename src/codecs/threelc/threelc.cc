@@ -72,6 +72,7 @@ Plan ThreeLc::plan(const Params& params, const Unit& unit, uint32_t /*world*/) {
   plan.round[0].bytes = bound(params, unit.count);
   const uint64_t columns = rows_of(unit.count).columns;
   plan.scratch_bytes = std::max(encode_scratch(columns), decode_scratch(columns));
+  plan.largest_input = kLargestInput;
   return plan;
 }
 

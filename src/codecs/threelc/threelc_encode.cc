@@ -265,29 +265,24 @@ void encode_chunk(const Encoder& encoder, const Chunks& chunks, Source source, u
   store(header + chunks.length_at(c), static_cast<uint16_t>(coded.body));
 }
 
-// Takes a coded chunk back: e ← (e + M·q) − x, the former e within one rounding.
-void undo_chunk(const Encoder& encoder, const Tensor& t, float m, const Coded& coded) {
-  alignas(64) uint8_t bytes[kTaskColumns + kernels::kExpandSlack];
-  if (encoder.params.zre) {
-    encoder.runs.expand(coded.at, coded.body, t.rows.columns, bytes);
-  } else {
-    std::memcpy(bytes, coded.at, coded.body);
-  }
-  for (uint64_t i = 0; i < t.rows.count; ++i) {
-    const uint32_t weight = kernels::kDigitWeight[i / t.rows.columns];
-    const uint32_t digit = kernels::digit_of(bytes[i % t.rows.columns], weight);
-    t.residual[i] = (t.residual[i] + m * (static_cast<float>(digit) - 1.0F)) - t.values[i];
-  }
-}
-
-bool values_are_finite(const Encoder& encoder, const Chunks& chunks, Source source) {
-  const Source values{source.values, nullptr};
+uint32_t max_of_chunks(const Encoder& encoder, const Chunks& chunks, Source source) {
   std::atomic<uint32_t> most{0};
   parallel_for(encoder.pool, chunks.count, [&](uint64_t i) {
-    const Tensor last_first = chunk_of(chunks, values, chunks.count - 1 - i);
+    const Tensor last_first = chunk_of(chunks, source, chunks.count - 1 - i);
     raise_to(most, max_of_columns(encoder.kernel, last_first, 0));
   });
-  return most.load(std::memory_order_relaxed) < 0x7F800000U;
+  return most.load(std::memory_order_relaxed);
+}
+
+// Can x + e be coded, as far as x decides it? A chunk changes the residual before the next one is
+// looked at, so this has to be known before the first. No finite e is lost in the sum with a small
+// x, and one that makes M overflow all the same lies beyond kLargestInput itself.
+bool values_fit(const Encoder& encoder, const Chunks& chunks, Source source) {
+  constexpr uint32_t kSmall = std::bit_cast<uint32_t>(0x1p102F);
+  const uint32_t values = max_of_chunks(encoder, chunks, {source.values, nullptr});
+  if (values < kSmall) return true;
+  return scale_of(encoder.params.s, values).has_value() &&
+         scale_of(encoder.params.s, max_of_chunks(encoder, chunks, source)).has_value();
 }
 
 // Codes all chunks: behind each other when one thread does it, else each into its slot.
@@ -310,15 +305,6 @@ void encode_every_chunk(const Encoder& encoder, const Chunks& chunks, Source sou
 
 bool all_finite(const Encoder& encoder, uint64_t tasks) {
   return std::all_of(encoder.coded, encoder.coded + tasks, [](const Coded& c) { return c.finite; });
-}
-
-void undo_chunks(const Encoder& encoder, const Chunks& chunks, Source source,
-                 const uint8_t* header) {
-  for (uint64_t c = 0; c < chunks.count; ++c) {
-    if (!encoder.coded[c].finite) continue;
-    const float m = load<float>(header + chunks.scale_at(c));
-    undo_chunk(encoder, chunk_of(chunks, source, c), m, encoder.coded[c]);
-  }
 }
 
 }  // namespace
@@ -345,15 +331,9 @@ Encoded encode_chunks(const ThreeLc::Params& params, uint64_t count, Source sour
                       MutBytes out) {
   const Chunks chunks = chunks_of(count);
   const Encoder encoder = make_encoder(params, rows_of(count).columns, work);
-  // Chunks change the residual one by one, so what is not finite has to be known before the first.
-  // A finite input whose sum with the residual overflows is found on the way and taken back.
-  if (source.residual != nullptr && !values_are_finite(encoder, chunks, source)) return {0, false};
-
+  if (source.residual != nullptr && !values_fit(encoder, chunks, source)) return {0, false};
   encode_every_chunk(encoder, chunks, source, out.data());
-  if (!all_finite(encoder, chunks.count)) {
-    if (source.residual != nullptr) undo_chunks(encoder, chunks, source, out.data());
-    return {0, false};
-  }
+  if (!all_finite(encoder, chunks.count)) return {0, false};
   uint64_t made = 0;
   for (uint64_t c = 0; c < chunks.count; ++c) {
     encoder.coded[c].place = made;

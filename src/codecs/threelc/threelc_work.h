@@ -3,6 +3,8 @@
 // The halves of 3lc behind codecs/threelc/threelc.h.
 #pragma once
 
+#include <limits>
+
 #include "codecs/threelc/threelc.h"
 
 namespace laconic::codecs::threelc {
@@ -10,6 +12,9 @@ namespace laconic::codecs::threelc {
 /// Bytes of Work::scratch for `columns` digit bytes.
 uint64_t encode_scratch(uint64_t columns) noexcept;
 uint64_t decode_scratch(uint64_t columns) noexcept;
+
+/// M = s · max stays below half of FLT_MAX, as s < 2.
+inline constexpr float kLargestInput = std::numeric_limits<float>::max() / 4;
 
 /// `count` is not zero.
 Encoded encode_unit(const ThreeLc::Params& params, uint64_t count, Source source, Work& work,

@@ -17,7 +17,7 @@ class GatherAll final : public Strategy {
   GatherAll(RankState& state, const Layout& layout, Counters& counters);
   void begin(const Input& input) override;
   Result<Next> next(std::span<transport::Step> batch) override;
-  void put_back() override;
+  void put_back() override { undo(pipeline::Undo::gradient_lost); }
 
  private:
   enum class Phase : uint8_t { idle, send, received };
@@ -29,7 +29,7 @@ class GatherAll final : public Strategy {
   Result<void> parse_all(bool* overflow, bool* non_finite);
   Result<Next> receive(std::span<transport::Step> batch);
   Result<void> check_and_decode();
-  void take_back();
+  void undo(pipeline::Undo why);
 
   RankState* state_;
   Counters* counters_;
@@ -190,7 +190,7 @@ Result<Next> GatherAll::receive(std::span<transport::Step> batch) {
     return emit(batch[0]);
   }
   if (non_finite) {
-    take_back();
+    undo(pipeline::Undo::gradient_travels);
     return Next{Verdict::take_raw, 0};
   }
   if (auto r = check_and_decode(); !r) return std::move(r).error();
@@ -239,25 +239,15 @@ Result<void> GatherAll::check_and_decode() {
   return {};
 }
 
-void GatherAll::put_back() {
+void GatherAll::undo(pipeline::Undo why) {
   if (phase_ == Phase::idle) return;
-  phase_ = Phase::idle;
-  const Place place = state_->place(input_.step, 0);
-  for (size_t i = 0; i < plan_.units.size(); ++i) {
-    if (sent_[i].empty()) continue;
-    Work work = memory_.work(i, state_->codec());
-    state_->codec().put_back(plan_.units[i].piece->send, place, sent_[i], work);
-  }
-}
-
-void GatherAll::take_back() {
   phase_ = Phase::idle;
   const Place place = state_->place(input_.step, 0);
   for (size_t i = 0; i < plan_.units.size(); ++i) {
     if (sent_[i].empty()) continue;
     const BucketUnit& u = plan_.units[i];
     Work work = memory_.work(i, state_->codec());
-    state_->codec().take_back(u.piece->send, place, sent_[i], input_.gradient + u.offset, work);
+    state_->codec().undo(u.piece->send, place, sent_[i], input_.gradient + u.offset, why, work);
   }
 }
 

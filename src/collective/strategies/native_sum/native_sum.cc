@@ -46,7 +46,7 @@ class NativeSum final : public Strategy {
   NativeSum(RankState& state, const Layout& layout, Counters& counters);
   void begin(const Input& input) override;
   Result<Next> next(std::span<transport::Step> batch) override;
-  void put_back() override { undo(false); }
+  void put_back() override { undo(pipeline::Undo::gradient_lost); }
 
  private:
   enum class Phase : uint8_t { idle, ready, summed, status };
@@ -69,7 +69,7 @@ class NativeSum final : public Strategy {
   Result<Next> after_status(std::span<transport::Step> batch);
   Result<Next> advance(std::span<transport::Step> batch);
   void finish();
-  void undo(bool gradient_travels);
+  void undo(pipeline::Undo why);
 
   RankState* state_;
   Counters* counters_;
@@ -216,11 +216,15 @@ void NativeSum::encode_later() {
     if (round_ >= u.piece->send.plan.rounds) continue;
     const MutBytes out = lanes_of(i, round_);
     Work work = memory_.work(i, state_->codec());
-    if (outcomes_[i] == pipeline::Outcome::payload) {
-      state_->codec().encode_round(u.piece->send, place(i, round_), round_,
-                                   input_.gradient + u.offset, work, out);
-    } else {
+    if (outcomes_[i] != pipeline::Outcome::payload) {
       std::fill(out.begin(), out.end(), uint8_t{0});
+      continue;
+    }
+    const auto encoded = state_->codec().encode_round(u.piece->send, place(i, round_), round_,
+                                                      input_.gradient + u.offset, work, out);
+    if (encoded.outcome == pipeline::Outcome::non_finite) {
+      std::fill(out.begin(), out.end(), uint8_t{0xFF});
+      ++counters_->non_finite_units;
     }
   }
 }
@@ -306,7 +310,7 @@ Next NativeSum::emit_status(transport::Step& step) {
 Result<Next> NativeSum::after_status(std::span<transport::Step> batch) {
   if (auto heard = status_.receive(input_); !heard) return std::move(heard).error();
   if (!guarded_) return advance(batch);  // casts carry NaN and infinity as they are
-  undo(true);
+  undo(pipeline::Undo::gradient_travels);
   return Next{Verdict::take_raw, 0};
 }
 
@@ -330,19 +334,15 @@ void NativeSum::finish() {
   }
 }
 
-void NativeSum::undo(bool gradient_travels) {
+void NativeSum::undo(pipeline::Undo why) {
   if (phase_ == Phase::idle) return;
   phase_ = Phase::idle;
   for (uint32_t i = 0; i < plan_.units.size(); ++i) {
     if (sent_[i].empty()) continue;
     const BucketUnit& u = plan_.units[i];
     Work work = memory_.work(i, state_->codec());
-    if (gradient_travels) {
-      state_->codec().take_back(u.piece->send, place(i, 0), sent_[i], input_.gradient + u.offset,
-                                work);
-    } else {
-      state_->codec().put_back(u.piece->send, place(i, 0), sent_[i], work);
-    }
+    state_->codec().undo(u.piece->send, place(i, 0), sent_[i], input_.gradient + u.offset, why,
+                         work);
   }
 }
 

@@ -131,7 +131,7 @@ Result<Next> TwoShot::receive_down(std::span<transport::Step> batch) {
     if (auto r = parse_down(o, bytes); !r) return std::move(r).error();
   }
   if (down_non_finite_) {
-    undo(true);
+    undo(pipeline::Undo::gradient_travels);
     return Next{Verdict::take_raw, 0};
   }
   if (std::all_of(shares_.begin(), shares_.end(), [](const Share& s) { return s.delivered; })) {
@@ -150,7 +150,7 @@ Result<Next> TwoShot::receive_down(std::span<transport::Step> batch) {
 
 /// Undoes what this rank did as a sender and as an owner. The owner's mean is not delivered either
 /// way, and lives on in the senders: so its residual returns to what it was.
-void TwoShot::undo(bool gradient_travels) {
+void TwoShot::undo(pipeline::Undo why) {
   if (phase_ == Phase::idle) return;
   phase_ = Phase::idle;
   const pipeline::UnitCodec& codec = state_->codec();
@@ -158,15 +158,13 @@ void TwoShot::undo(bool gradient_travels) {
     const BucketUnit& u = plan_.units[i];
     Work work = memory_.work(i, codec);
     const Place place = state_->place(input_.step, 0);
-    if (!sent_[i].empty() && gradient_travels) {
-      codec.take_back(u.piece->send, place, sent_[i], input_.gradient + u.offset, work);
-    } else if (!sent_[i].empty()) {
-      codec.put_back(u.piece->send, place, sent_[i], work);
+    if (!sent_[i].empty()) {
+      codec.undo(u.piece->send, place, sent_[i], input_.gradient + u.offset, why, work);
     }
     if (mean_sent_[i].empty()) continue;
     Work mean_work = mean_memory_.work(i, codec);
-    codec.take_back(u.piece->mean, state_->place(input_.step, 1), mean_sent_[i],
-                    means_.data() + mean_offset_[i], mean_work);
+    codec.undo(u.piece->mean, state_->place(input_.step, 1), mean_sent_[i],
+               means_.data() + mean_offset_[i], pipeline::Undo::gradient_travels, mean_work);
   }
 }
 

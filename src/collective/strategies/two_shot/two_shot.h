@@ -38,7 +38,7 @@ class TwoShot final : public Strategy {
   TwoShot(RankState& state, const Layout& layout, Counters& counters);
   void begin(const Input& input) override;
   Result<Next> next(std::span<transport::Step> batch) override;
-  void put_back() override { undo(false); }
+  void put_back() override { undo(pipeline::Undo::gradient_lost); }
 
  private:
   enum class Phase : uint8_t { idle, up, up_sent, down_sent };
@@ -78,7 +78,7 @@ class TwoShot final : public Strategy {
   void stash_downs();
   Result<void> check_means() const;
   void finish();
-  void undo(bool gradient_travels);
+  void undo(pipeline::Undo why);
 
   RankState* state_;
   Counters* counters_;
