@@ -339,11 +339,11 @@ int32_t laconic_session_all_raw(const laconic_session* session) {
 int32_t laconic_session_scale_residuals(laconic_session* session, float factor) {
   if (!(factor > 0.0F) || factor > 3.0e38F)
     return fail(Errc::invalid_argument, "the factor must be positive and finite");
-  session->session->store().scale_residuals(factor);
+  session->session->scale_residuals(factor);
   return 0;
 }
 double laconic_session_residual_norm(const laconic_session* session) {
-  return session->session->store().residual_norm();
+  return session->session->stats().residual_norm;
 }
 
 int32_t laconic_exchange_begin(laconic_session* session, const laconic_bucket* bucket,
@@ -357,11 +357,8 @@ int32_t laconic_exchange_begin(laconic_session* session, const laconic_bucket* b
     layout.parameters.assign(bucket->parameters, bucket->parameters + bucket->count);
     layout.offsets.assign(bucket->offsets, bucket->offsets + bucket->count);
     layout.elements = bucket->elements;
-    const laconic::collective::Bucket b{bucket->buffer,
-                                        static_cast<DType>(bucket->dtype),
-                                        bucket->step,
-                                        bucket->index,
-                                        (bucket->flags & LACONIC_BUCKET_FLUSH) != 0,
+    const laconic::collective::Bucket b{bucket->buffer, static_cast<DType>(bucket->dtype),
+                                        bucket->step, bucket->index,
                                         (bucket->flags & LACONIC_BUCKET_RAW) != 0};
     auto exchange = session->session->begin(b, layout);
     if (!exchange) return fail(exchange.error());

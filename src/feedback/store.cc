@@ -7,8 +7,7 @@
 namespace laconic::feedback {
 
 Result<std::span<float>> Store::add(StateKind kind, std::string name, uint64_t count) {
-  const auto taken = [&](const Entry& e) { return e.name == name; };
-  if (std::any_of(entries_.begin(), entries_.end(), taken)) {
+  if (names_.contains(name)) {
     return Error{Errc::invalid_argument, "state " + name + " exists twice", {}};
   }
   Arena arena;
@@ -21,6 +20,7 @@ Result<std::span<float>> Store::add(StateKind kind, std::string name, uint64_t c
   std::fill(values.begin(), values.end(), 0.0F);
   memory_.push_back(std::move(arena));
   entries_.push_back({std::move(name), kind, values});
+  names_.insert(entries_.back().name);
   return values;
 }
 

@@ -10,6 +10,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <unordered_set>
 #include <vector>
 
 #include "base/arena.h"
@@ -41,7 +42,8 @@ class Store {
   [[nodiscard]] double residual_norm() const noexcept;
 
  private:
-  std::deque<Entry> entries_;
+  std::deque<Entry> entries_;  // never moved: names_ points into it
+  std::unordered_set<std::string_view> names_;
   std::vector<Arena> memory_;
 };
 

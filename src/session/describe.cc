@@ -146,7 +146,7 @@ std::string explain(const Session& session) {
 }
 
 std::string describe_stats(const Session& session) {
-  const Stats& s = session.stats();
+  const Stats s = session.stats();
   JsonText json;
   json.open('{')
       .field("steps", s.steps)
@@ -157,10 +157,12 @@ std::string describe_stats(const Session& session) {
   json.field("ratio", wire > 0 ? static_cast<double>(s.dense_bytes) / wire : 0.0);
   json.field("rounds", s.counters.rounds).field("overflow_repeats", s.counters.overflow_repeats);
   json.field("zero_units", s.counters.zero_units)
-      .field("non_finite_units", s.counters.non_finite_units);
+      .field("non_finite_units", s.counters.non_finite_units)
+      .field("residual_resets", s.counters.residual_resets);
   json.field("fallbacks", s.fallbacks).field("flushes", s.flushes).field("failures", s.failures);
+  json.field("flush_steps_left", s.flush_steps_left).field("exchange_layouts", s.layouts);
   json.field("encode_seconds", s.encode_seconds).field("decode_seconds", s.decode_seconds);
-  json.field("residual_norm", session.store().residual_norm()).close('}');
+  json.field("residual_norm", s.residual_norm).close('}');
   return json.take();
 }
 

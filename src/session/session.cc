@@ -2,6 +2,7 @@
 #include "session/session.h"
 
 #include <algorithm>
+#include <new>
 
 #include "laconic/version.h"
 
@@ -102,6 +103,22 @@ Result<void> compare(uint32_t r, const Card& a, const Card& b) {
   return {};
 }
 
+/// What allocates on the way is the text of an error; where even that fails, it is a short one.
+Result<uint32_t> advance(collective::Exchange& exchange, std::span<transport::Step> batch) {
+  try {
+    return exchange.next(batch);
+  } catch (const std::bad_alloc&) {
+    exchange.abort();
+    return Error{Errc::out_of_memory, "no memory", {}};
+  }
+}
+
+/// A number of steps in the flush state; anything else there (it can be loaded) counts as none.
+uint32_t flush_number(float value) {
+  return value >= 1.0F && value <= static_cast<float>(kMaxFlushSteps) ? static_cast<uint32_t>(value)
+                                                                      : 0;
+}
+
 }  // namespace
 
 Session::~Session() = default;
@@ -121,6 +138,10 @@ Result<std::unique_ptr<Session>> Session::create(std::string_view text,
   auto state = collective::RankState::create(*session->model_, *session->codec_, session->store_);
   if (!state) return std::move(state).error();
   session->state_ = *std::move(state);
+  if (auto ok = session->create_flush_state(); !ok) return std::move(ok).error();
+  auto spare = collective::Exchange::create_spare(*session->state_, session->stats_.counters);
+  if (!spare) return std::move(spare).error();
+  session->spare_ = *std::move(spare);
   return session;
 }
 
@@ -166,9 +187,18 @@ Result<void> Session::check_agreement(Bytes cards) const {
   return {};
 }
 
-Result<void> Session::check_layout(const collective::Layout& layout) const {
+Result<void> Session::create_flush_state() {
+  if (!model_->spec().feedback()) return {};
+  auto values = store_.add(feedback::StateKind::codec_state, "state/flush", 2);
+  if (!values) return std::move(values).error();
+  flush_state_ = *values;
+  return {};
+}
+
+Result<void> Session::check_layout(const collective::LayoutView& layout) const {
   const auto& parameters = model_->parameters();
-  if (layout.parameters.size() != layout.offsets.size()) return Errc::invalid_argument;
+  if (layout.parameters.size() != layout.offsets.size())
+    return Error{Errc::invalid_argument, "a bucket with as many parameters as offsets", {}};
   for (size_t i = 0; i < layout.parameters.size(); ++i) {
     uint64_t end = 0;
     if (layout.parameters[i] >= parameters.size() ||
@@ -184,60 +214,155 @@ Result<void> Session::check_layout(const collective::Layout& layout) const {
   return {};
 }
 
-collective::Exchange& Session::exchange_for(const collective::Layout& layout) {
+/// The exchange that was made for this layout, or a new one. Memory may run out here, and only here.
+Result<collective::Exchange*> Session::exchange_for(const collective::LayoutView& layout,
+                                                    DType dtype) {
   for (auto& exchange : exchanges_) {
-    if (exchange->layout() == layout) return *exchange;
+    if (exchange->is_for(layout, dtype)) return exchange.get();
   }
-  exchanges_.push_back(std::make_unique<collective::Exchange>(*state_, layout, stats_.counters));
-  return *exchanges_.back();
+  if (auto ok = check_layout(layout); !ok) return std::move(ok).error();
+  try {
+    exchanges_.reserve(exchanges_.size() + 1);
+    auto made = collective::Exchange::create(*state_, layout.copy(), dtype, stats_.counters);
+    if (!made) return std::move(made).error();
+    exchanges_.push_back(*std::move(made));
+  } catch (const std::bad_alloc&) {
+    return Error{Errc::out_of_memory, "no memory", {}};  // short: needs no memory itself
+  }
+  return exchanges_.back().get();
+}
+
+/// This rank has no exchange for the bucket. The others are about to enrol a new layout, which the
+/// spare can join; or they know the layout, and this rank brings another by mistake: then the
+/// exchange that the same bucket had before speaks their rounds.
+collective::Exchange& Session::messenger(const collective::Bucket& bucket, uint64_t elements) {
+  for (auto& exchange : exchanges_) {
+    const bool same_bucket = exchange->bucket().index == bucket.index;
+    if (exchange->enrolled() && same_bucket && exchange->dtype() == bucket.dtype &&
+        exchange->elements() <= elements)
+      return *exchange;
+  }
+  return *spare_;
+}
+
+uint32_t Session::wish() const noexcept {
+  return flush_state_.empty() ? 0 : flush_number(flush_state_[0]);
+}
+uint32_t Session::parts_to_come() const noexcept {
+  return flush_state_.empty() ? 0 : flush_number(flush_state_[1]);
+}
+
+Result<void> Session::flush(uint32_t steps) {
+  if (steps == 0 || steps > kMaxFlushSteps) {
+    return Error{Errc::value_out_of_range, "a flush in " + std::to_string(steps) + " steps",
+                 "1 to " + std::to_string(kMaxFlushSteps)};
+  }
+  const std::lock_guard lock(mutex_);
+  if (!flush_state_.empty() && parts_to_come() == 0) flush_state_[0] = static_cast<float>(steps);
+  return {};
+}
+
+/// All ranks hear the same in the same exchange.
+void Session::hear_flush(uint32_t steps) {
+  if (steps == 0 || flush_state_.empty() || parts_to_come() != 0) return;
+  flush_state_[0] = 0.0F;
+  flush_state_[1] = static_cast<float>(steps);
+}
+
+void Session::enter_step(uint64_t step) {
+  if (step == last_step_) return;
+  last_step_ = step;
+  ++stats_.steps;
+  parts_ = parts_to_come();
+  if (parts_ != 0) flush_state_[1] = static_cast<float>(parts_ - 1);
+}
+
+void Session::count(const collective::Bucket& bucket, uint64_t elements) {
+  const uint64_t world = model_->options().world;
+  ++stats_.exchanges;
+  if (parts_ != 0 && !bucket.raw) ++stats_.flushes;
+  stats_.elements += elements;
+  stats_.dense_bytes += 2 * (world - 1) * elements * sizeof(float) / world;
 }
 
 Result<collective::Exchange*> Session::begin(const collective::Bucket& bucket,
-                                             const collective::Layout& layout) {
+                                             const collective::LayoutView& layout) {
+  const std::lock_guard lock(mutex_);
   if (running_ != nullptr) {
     return Error{Errc::exchange_order, "an exchange is still running",
                  "drive it to its end or abort it first"};
   }
-  if (auto ok = check_layout(layout); !ok) return std::move(ok).error();
-  if (bucket.buffer == nullptr && layout.elements != 0) {
+  if (bucket.buffer == nullptr && layout.elements != 0)
     return Error{Errc::invalid_argument, "the bucket has no buffer", {}};
-  }
   if (bucket.dtype == DType::u8)
     return Error{Errc::dtype_unsupported, "gradients of type u8", "f32, f16 or bf16"};
-  collective::Exchange& exchange = exchange_for(layout);
-  exchange.begin(bucket, sequence_++);
-  if (bucket.step != last_step_) ++stats_.steps;
-  last_step_ = bucket.step;
-  ++stats_.exchanges;
-  if (bucket.flush) ++stats_.flushes;
-  stats_.elements += layout.elements;
-  const uint64_t world = model_->options().world;
-  stats_.dense_bytes += 2 * (world - 1) * layout.elements * sizeof(float) / world;
+  auto found = exchange_for(layout, bucket.dtype);
+  const bool local = found.ok();
+  collective::Exchange& exchange = local ? **found : messenger(bucket, layout.elements);
+  enter_step(bucket.step);
+  exchange.begin(bucket, sequence_++, {wish(), parts_});
+  if (broken_) {
+    if (local) exchange.abort();  // into the residuals
+    ++stats_.failures;
+    return *broken_;
+  }
+  if (!local) exchange.fail(std::move(found).error(), false);
+  count(bucket, layout.elements);
   running_ = &exchange;
   first_next_ = true;
   return &exchange;
 }
 
 Result<uint32_t> Session::next(collective::Exchange& exchange, std::span<transport::Step> batch) {
+  const std::lock_guard lock(mutex_);
   const Stopwatch watch(first_next_ ? &stats_.encode_seconds : &stats_.decode_seconds);
   first_next_ = false;
-  auto steps = exchange.next(batch);
+  auto steps = advance(exchange, batch);
   if (!steps) ++stats_.failures;
   if (!steps || *steps == 0) {
     running_ = nullptr;
     if (exchange.fell_back()) ++stats_.fallbacks;
   }
+  if (steps && *steps == 0) hear_flush(exchange.flush_heard());
   return steps;
 }
 
-void Session::abort(collective::Exchange& exchange) {
+void Session::abort(collective::Exchange& exchange, Error why) {
+  const std::lock_guard lock(mutex_);
   exchange.abort();
   ++stats_.failures;
   running_ = nullptr;
+  if (!broken_) broken_ = std::move(why);
+}
+
+void Session::abort(collective::Exchange& exchange) {
+  abort(exchange, Error{Errc::engine_failed, "the engine failed in an earlier exchange",
+                        "restart from the last checkpoint"});
+}
+
+void Session::release(const collective::LayoutView& layout, DType dtype) {
+  const std::lock_guard lock(mutex_);
+  std::erase_if(exchanges_, [&](const auto& exchange) {
+    return exchange.get() != running_ && exchange->is_for(layout, dtype);
+  });
+}
+
+void Session::scale_residuals(float factor) {
+  const std::lock_guard lock(mutex_);
+  store_.scale_residuals(factor);
+}
+
+Stats Session::stats() const {
+  const std::lock_guard lock(mutex_);
+  Stats stats = stats_;
+  stats.layouts = exchanges_.size();
+  stats.flush_steps_left = std::max(parts_to_come(), wish());
+  stats.residual_norm = store_.residual_norm();
+  return stats;
 }
 
 Result<void> drive(Session& session, const collective::Bucket& bucket,
-                   const collective::Layout& layout, transport::Engine& engine) {
+                   const collective::LayoutView& layout, transport::Engine& engine) {
   auto exchange = session.begin(bucket, layout);
   if (!exchange) return std::move(exchange).error();
   std::array<transport::Step, transport::kMaxBatch> batch;
@@ -246,7 +371,7 @@ Result<void> drive(Session& session, const collective::Bucket& bucket,
     if (!steps) return std::move(steps).error();
     if (*steps == 0) return {};
     if (auto ran = engine.run({batch.data(), *steps}); !ran) {
-      session.abort(**exchange);
+      session.abort(**exchange, ran.error());
       return ran;
     }
   }

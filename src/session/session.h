@@ -8,6 +8,8 @@
 #include <array>
 #include <chrono>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,18 +19,22 @@
 
 namespace laconic::session {
 
+/// Counts since creation.
 struct Stats {
   uint64_t exchanges = 0;
   uint64_t steps = 0;        ///< distinct step numbers seen
   uint64_t elements = 0;     ///< elements exchanged
   uint64_t dense_bytes = 0;  ///< what a float32 ring all-reduce would have sent
-  uint64_t fallbacks =
-      0;  ///< exchanges that went out uncompressed because a gradient was not finite
-  uint64_t flushes = 0;
+  uint64_t fallbacks = 0;    ///< exchanges uncompressed because a gradient was not finite
+  uint64_t flushes = 0;      ///< exchanges that took part of the residuals with them
   uint64_t failures = 0;
   double encode_seconds = 0;  ///< begin to the first step
   double decode_seconds = 0;  ///< all later work of ours
   collective::Counters counters;
+  // As of now:
+  uint64_t layouts = 0;           ///< bucket layouts that hold exchange buffers
+  uint64_t flush_steps_left = 0;  ///< draining steps still to come
+  double residual_norm = 0;       ///< sqrt of the sum of squares of this rank's residuals
 };
 
 inline constexpr uint64_t kAgreementBytes = 768;
@@ -44,42 +50,73 @@ class Session {
   [[nodiscard]] const collective::Model& model() const noexcept { return *model_; }
   [[nodiscard]] feedback::Store& store() noexcept { return store_; }
   [[nodiscard]] const feedback::Store& store() const noexcept { return store_; }
-  [[nodiscard]] const Stats& stats() const noexcept { return stats_; }
+  /// By value, from any thread at any time.
+  [[nodiscard]] Stats stats() const;
   [[nodiscard]] feedback::StateHeader state_header() const;
 
   /// What this rank tells the others before the first exchange: spec, sizes, version.
   [[nodiscard]] AgreementCard agreement_card() const;
-  /// `cards`: all ranks', in rank order. The same sentence on every rank when they differ.
+  /// `cards`: all ranks', in rank order. The same message on every rank when they differ.
   [[nodiscard]] Result<void> check_agreement(Bytes cards) const;
 
-  /// The exchange of a bucket, ready for next(). Fails only for arguments that make no exchange
-  /// possible; local trouble after that is told to the other ranks by the exchange itself.
+  /// The exchange of a bucket, ready for next(). Fails for a bucket without a buffer or of no float
+  /// type, while another exchange runs, and after the engine has failed once: then the gradient goes
+  /// into the residuals. What else is wrong on this rank (no memory, a layout that does not fit) the
+  /// exchange tells the other ranks.
   Result<collective::Exchange*> begin(const collective::Bucket& bucket,
-                                      const collective::Layout& layout);
+                                      const collective::LayoutView& layout);
   Result<uint32_t> next(collective::Exchange& exchange, std::span<transport::Step> batch);
+  /// The engine failed: undelivered gradients go into the residuals, and from now on begin() fails
+  /// with `why`: messages of this exchange may still be under way and would meet the next one.
+  void abort(collective::Exchange& exchange, Error why);
   void abort(collective::Exchange& exchange);
+  /// Frees the buffers of a layout that will not come back. Every rank does it between the same two
+  /// exchanges: a layout that does come back is enrolled again.
+  void release(const collective::LayoutView& layout, DType dtype);
+
+  /// Residuals shall go out with the gradients, an equal part in each of `steps` steps (1 to
+  /// kMaxFlushSteps). It suffices that one rank asks: the wish rides in the exchanges of the next
+  /// step, and the first draining step is the one after it. Where ranks ask for different numbers,
+  /// the bitwise OR of them holds. Nothing happens while a flush is draining, or without feedback.
+  Result<void> flush(uint32_t steps);
+  /// Multiplies every residual by `factor`: the unit of the gradients has changed.
+  void scale_residuals(float factor);
 
  private:
   Session() = default;
-  [[nodiscard]] Result<void> check_layout(const collective::Layout& layout) const;
-  collective::Exchange& exchange_for(const collective::Layout& layout);
+  [[nodiscard]] Result<void> check_layout(const collective::LayoutView& layout) const;
+  Result<collective::Exchange*> exchange_for(const collective::LayoutView& layout, DType dtype);
+  collective::Exchange& messenger(const collective::Bucket& bucket, uint64_t elements);
+  Result<void> create_flush_state();
+  void enter_step(uint64_t step);
+  void hear_flush(uint32_t steps);
+  void count(const collective::Bucket& bucket, uint64_t elements);
+  [[nodiscard]] uint32_t parts_to_come() const noexcept;
+  [[nodiscard]] uint32_t wish() const noexcept;
 
+  /// Held while anything of the below is read or written; never while an engine runs.
+  mutable std::mutex mutex_;
   std::unique_ptr<ThreadPool> pool_;
   std::unique_ptr<collective::Model> model_;
   std::unique_ptr<pipeline::UnitCodec> codec_;
   feedback::Store store_;
   std::unique_ptr<collective::RankState> state_;
+  std::unique_ptr<collective::Exchange> spare_;
   std::vector<std::unique_ptr<collective::Exchange>> exchanges_;
   Stats stats_;
   collective::Exchange* running_ = nullptr;
+  std::optional<Error> broken_;
   uint32_t sequence_ = 0;
   uint64_t last_step_ = ~uint64_t{0};
   bool first_next_ = false;
+  /// {this rank's wish, draining steps still to come}: part of saved state. Empty without feedback.
+  std::span<float> flush_state_;
+  uint32_t parts_ = 0;  // of this step: 1/parts of each residual goes out; 0: not draining
 };
 
 /// Runs one exchange to its end on an engine: the driver of C++ programs, tests and virtual
 /// workers.
 Result<void> drive(Session& session, const collective::Bucket& bucket,
-                   const collective::Layout& layout, transport::Engine& engine);
+                   const collective::LayoutView& layout, transport::Engine& engine);
 
 }  // namespace laconic::session

@@ -1,6 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What an exchange asks of an engine: three collectives on bytes and lanes. Whoever drives an
+// What an exchange asks of an engine: three collectives on bytes and lanes. Whatever drives an
 // exchange (c10d from Python, threads in one process, later MPI, Gloo, NCCL, a simulator) executes
 // steps and asks for the next batch.
 #pragma once
@@ -24,17 +24,18 @@ enum class StepKind : uint8_t {
 struct Step {
   StepKind kind = StepKind::all_reduce;
   DType dtype = DType::u8;
-  bool needs_host =
-      true;  ///< the exchange reads the result on the host before it can name the next batch
+  bool needs_host = true;    ///< the result is read on the host before the next batch is known
+  bool short_sends = false;  ///< recv_counts are room: what arrives may be shorter (EngineCaps)
+  /// The same number on all ranks, and not that of another step of the last 2^20 exchanges: for
+  /// engines whose messages carry tags. Below 2^28.
+  uint32_t tag = 0;
   uint64_t count = 0;  ///< all_reduce: lanes
   uint8_t* send = nullptr;
   uint8_t* recv = nullptr;
-  std::span<const uint64_t>
-      send_counts;  ///< bytes, by rank (all_gather: every entry is the own size)
-  std::span<const uint64_t> send_offsets;  ///< bytes from `send`; back to back in rank order
-  std::span<const uint64_t> recv_counts;
-  std::span<const uint64_t> recv_offsets;
-  bool short_sends = false;  ///< recv_counts are room: what arrives may be shorter (EngineCaps)
+  std::span<const uint64_t> send_counts{};   ///< bytes, by rank; all_gather: each is the own size
+  std::span<const uint64_t> send_offsets{};  ///< bytes from `send`, by rank; all_gather: zeros
+  std::span<const uint64_t> recv_counts{};
+  std::span<const uint64_t> recv_offsets{};
 };
 
 inline constexpr uint32_t kMaxBatch = 4;

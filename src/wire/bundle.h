@@ -3,8 +3,8 @@
 // The bundle: what one rank sends to another in one exchange, all units of a bucket behind one
 // header.
 //
-//   header (56) | slot table (4 per unit) | seen lengths (4 per rank, or none) | lanes (raw f32) |
-//   payloads, padded to 4
+//   header (60) | slot table (4 per unit) | seen lengths (4 per rank, or none) |
+//   lanes (raw f32) | payloads, padded to 4
 //
 // A transport moves capacities that all ranks know beforehand; a bundle lies at the start of one
 // and says how much of it is used. What does not fit is a value (`overflow`), and so is a rank's
@@ -21,18 +21,19 @@
 
 namespace laconic {
 
-inline constexpr uint8_t kBundleVersion = 1;
-inline constexpr uint64_t kBundleHeaderBytes = 56;
+inline constexpr uint8_t kBundleVersion = 2;
+inline constexpr uint64_t kBundleHeaderBytes = 60;
 /// Lanes and every payload start at a multiple of it (counted from the header, which a caller
 /// aligns as it likes).
 inline constexpr uint64_t kBundleAlign = 4;
-/// The least that an exchange grants: room for the longest failure bundle (56 + 20 + 512, rounded
-/// up).
+/// The least that an exchange grants: the longest failure bundle takes 60 + 20 + 512 bytes.
 inline constexpr uint64_t kMinCapacity = 640;
 inline constexpr uint64_t kMaxFailureText = 512;
 inline constexpr uint32_t kMaxWorld = 65535;
-/// The longest payload of a unit; larger units must be cut.
+/// The longest payload of a unit, and the longest lane segment of a bundle.
 inline constexpr uint32_t kMaxSlotBytes = 0xFFFFFFF0U;
+/// The most draining steps that a flush may be spread over.
+inline constexpr uint32_t kMaxFlushSteps = 65535;
 
 /// Which leg of an exchange.
 enum class BundleKind : uint8_t {
@@ -102,6 +103,10 @@ class BundleWriter {
   [[nodiscard]] MutBytes lanes() noexcept;
   /// Lanes that hold NaN or infinity: sets the bundle's flag (a non-finite slot sets it by itself).
   void mark_non_finite() noexcept { non_finite_ = true; }
+  /// The sender asks for a flush in that many steps, at most kMaxFlushSteps; 0: it does not.
+  void set_flush(uint32_t steps) noexcept { flush_ = steps; }
+  /// An owner's bundle that holds only seen lengths: some contributions have to travel again.
+  void mark_incomplete() noexcept { incomplete_ = true; }
   /// `index` in [0, shape.seen): the size of the bundle that was received from that rank.
   void set_seen(uint32_t index, uint64_t bundle_bytes) noexcept;
 
@@ -132,7 +137,9 @@ class BundleWriter {
   BundleShape shape_;
   uint64_t end_ = 0;
   uint32_t slot_ = 0;
+  uint32_t flush_ = 0;
   bool non_finite_ = false;
+  bool incomplete_ = false;
 };
 
 /// A bundle that says only that this rank failed. `out` holds at least kMinCapacity. Gives the
@@ -146,6 +153,7 @@ struct BundleExpect {
   BundleShape shape;
   /// Largest payload of each slot, shape.slots long: the plan's bounds.
   std::span<const uint32_t> slot_bounds;
+  uint64_t seen_bound = 0;  ///< the largest bundle that anyone may have sent to the sender
 };
 
 enum class SlotKind : uint8_t { payload, zero, non_finite };
@@ -175,12 +183,13 @@ class SlotCursor {
 /// A verified bundle. Points into the bytes that were parsed; holds nothing else.
 struct BundleView {
   bool non_finite = false;  ///< a slot or the lanes are not finite
-  bool overflow =
-      false;  ///< did not fit: no slots, lanes or seen lengths; `bytes` is what it would have taken
-  bool failed = false;    ///< the sender failed: only `failure` is there
-  uint64_t bytes = 0;     ///< size of the bundle
-  BundleFailure failure;  ///< text points into the parsed bytes
-  BundleShape shape;      ///< as expected; zeros when overflow or failed
+  bool overflow = false;    ///< did not fit: no slots, lanes or seen lengths
+  bool incomplete = false;  ///< an owner's: only the seen lengths mean something
+  bool failed = false;      ///< the sender failed: only `failure` is there
+  uint32_t flush = 0;       ///< steps of the flush that the sender asks for; 0: none
+  uint64_t bytes = 0;       ///< size of the bundle; with overflow, what it would have taken
+  BundleFailure failure;    ///< text points into the parsed bytes
+  BundleShape shape;        ///< as expected; zeros when overflow or failed
   Bytes lanes;
   Bytes table;
   Bytes seen_words;
@@ -196,11 +205,11 @@ struct BundleView {
 /// Total: every input gives a view or a numbered error. `capacity` is what the transport delivered;
 /// bytes behind the bundle are ignored. Sender, world and (for a healthy sender) step, sequence,
 /// kind, round, agreement and shape are compared with `expect`, every length with its bound. A
-/// failure bundle passes with any step, sequence and agreement: the sender's sentence is worth more
+/// failure bundle passes with any step, sequence and agreement: the sender's message is worth more
 /// than ours about them. Allocates only on failure.
 Result<BundleView> parse_bundle(Bytes capacity, const BundleExpect& expect);
 
-/// A peer's failure as an Error: code peer_failed, the sentence with rank, bucket and parameter;
+/// A peer's failure as an Error: code peer_failed, the message with rank, bucket and parameter;
 /// the same on all ranks.
 Error to_error(const BundleFailure& failure);
 

@@ -27,18 +27,19 @@ enum BundleAt : uint64_t {
   kWorldAt = 46,      // u16
   kSlotsAt = 48,      // u32
   kLaneBytesAt = 52,  // u32
-  kBodyAt = 56,
+  kFlushAt = 56,      // u32
+  kBodyAt = 60,
 };
 static_assert(kBodyAt == kBundleHeaderBytes);
 
 // Body of a failure.
 enum FailureAt : uint64_t {
-  kFailureCodeAt = 56,       // i32
-  kFailureRankAt = 60,       // u32
-  kFailureBucketAt = 64,     // u32
-  kFailureParameterAt = 68,  // u32
-  kFailureLengthAt = 72,     // u32
-  kFailureTextAt = 76,
+  kFailureCodeAt = 60,       // i32
+  kFailureRankAt = 64,       // u32
+  kFailureBucketAt = 68,     // u32
+  kFailureParameterAt = 72,  // u32
+  kFailureLengthAt = 76,     // u32
+  kFailureTextAt = 80,
 };
 static_assert(round_up(kFailureTextAt + kMaxFailureText, kBundleAlign) <= kMinCapacity);
 
@@ -48,7 +49,8 @@ inline constexpr uint8_t kNonFiniteFlag = 1;
 inline constexpr uint8_t kOverflowFlag = 2;
 inline constexpr uint8_t kFailedFlag = 4;
 inline constexpr uint8_t kSeenFlag = 8;
-inline constexpr uint8_t kAllFlags = 15;
+inline constexpr uint8_t kIncompleteFlag = 16;
+inline constexpr uint8_t kAllFlags = 31;
 
 // Words of the slot table: a length, or one of these.
 inline constexpr uint32_t kZeroSlot = 0;

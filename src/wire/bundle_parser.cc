@@ -28,6 +28,7 @@ struct Header {
   BundleShape shape;
   uint8_t flags = 0;
   uint64_t bytes = 0;
+  uint32_t flush = 0;
 
   [[nodiscard]] bool has(uint8_t flag) const noexcept { return (flags & flag) != 0; }
   [[nodiscard]] uint64_t valid_bytes() const noexcept {
@@ -49,6 +50,7 @@ Header get_header(const uint8_t* p) noexcept {
   h.shape.seen = h.has(kSeenFlag) ? h.id.world : 0;
   h.shape.lane_bytes = load<uint32_t>(p + kLaneBytesAt);
   h.bytes = load<uint64_t>(p + kBytesAt);
+  h.flush = load<uint32_t>(p + kFlushAt);
   return h;
 }
 
@@ -80,7 +82,7 @@ Result<void> check_start(Bytes in) {
 Result<void> check_integrity(Bytes in, const Header& h) {
   const uint64_t valid = h.valid_bytes();
   if (valid < kBundleHeaderBytes || valid % kBundleAlign != 0) {
-    return bundle_error(Errc::frame_field, "bytes", "a multiple of 4 from 56 on", valid);
+    return bundle_error(Errc::frame_field, "bytes", "a multiple of 4 from 60 on", valid);
   }
   if (valid > in.size()) {
     return bundle_error(Errc::frame_truncated, "length", at_least(valid), in.size());
@@ -95,9 +97,14 @@ Result<void> check_integrity(Bytes in, const Header& h) {
 Result<void> check_flags(const Header& h) {
   const bool known = (h.flags & ~kAllFlags) == 0;
   const bool alone = !h.has(kFailedFlag) || h.flags == kFailedFlag;
-  if (known && alone) return {};
-  return bundle_error(Errc::frame_field, "flags", "known flags, failed only alone",
-                      uint64_t{h.flags});
+  const bool owner = !h.has(kIncompleteFlag) || h.id.kind == BundleKind::mean;
+  if (!known || !alone || !owner) {
+    return bundle_error(Errc::frame_field, "flags",
+                        "known flags, failed only alone, incomplete only of a mean",
+                        uint64_t{h.flags});
+  }
+  if (h.flush <= kMaxFlushSteps) return {};
+  return bundle_error(Errc::frame_field, "flush", at_most(kMaxFlushSteps), h.flush);
 }
 
 Result<void> check_sender(const BundleId& id, const BundleId& expect) {
@@ -224,11 +231,24 @@ Result<void> check_slots(Bytes bundle, const Header& h, const BundleExpect& expe
   return bundle_error(Errc::frame_extended, "bytes", end, bundle.size());
 }
 
+// A length that an owner claims to have seen becomes memory and a message of ours: bounded by what
+// could have been sent at all.
+Result<void> check_seen(const BundleView& view, const BundleExpect& expect) {
+  for (uint32_t r = 0; r < view.shape.seen; ++r) {
+    if (view.seen(r) <= expect.seen_bound) continue;
+    return bundle_error(Errc::bound_exceeded, "seen length " + std::to_string(r),
+                        at_most(expect.seen_bound), view.seen(r));
+  }
+  return {};
+}
+
 BundleView make_view(Bytes bundle, const Header& h) noexcept {
   const uint64_t table = 4 * uint64_t{h.shape.slots};
   const uint64_t seen = 4 * uint64_t{h.shape.seen};
   BundleView view;
   view.non_finite = h.has(kNonFiniteFlag);
+  view.incomplete = h.has(kIncompleteFlag);
+  view.flush = h.flush;
   view.bytes = h.bytes;
   view.shape = h.shape;
   view.table = bundle.subspan(kBodyAt, table);
@@ -287,7 +307,9 @@ Result<BundleView> parse_bundle(Bytes capacity, const BundleExpect& expect) {
   if (auto r = check_shape(h.shape, expect.shape); !r) return std::move(r).error();
   if (h.has(kOverflowFlag)) return parse_overflow(h, capacity.size(), expect);
   if (auto r = check_slots(bundle, h, expect); !r) return std::move(r).error();
-  return make_view(bundle, h);
+  const BundleView view = make_view(bundle, h);
+  if (auto r = check_seen(view, expect); !r) return std::move(r).error();
+  return view;
 }
 
 Error to_error(const BundleFailure& failure) {

@@ -206,22 +206,35 @@ TEST_P(ExchangeTest, NonFiniteGradientGoesOutUncompressedAndResidualsStay) {
   }
 }
 
+/// One rank asks before step 2; step 3 and, in two parts, step 4 drain.
 TEST_P(ExchangeTest, FlushSendsTheResidualAndEmptiesIt) {
-  Ranks group = ranks();
-  const Layout layout = back_to_back(ragged(), {0, 1, 2, 3, 4, 5, 6, 7});
-  double in = 0, out = 0, magnitude = 0;
-  for (uint64_t step = 0; step < 4; ++step) {
-    auto buffers = gradients(group.world(), layout.elements, step + 20);
-    const auto mean = exact_mean(buffers);
-    in += total(mean);
-    for (const double m : mean) magnitude += std::abs(m);
-    for (const auto& result : group.exchange(layout, buffers, step, step == 3)) ASSERT_TRUE(result);
-    for (const float x : buffers[0]) out += static_cast<double>(x);
+  for (const uint64_t parts : {1U, 2U, 5U}) {
+    Ranks group = ranks();
+    const bool feedback = group.session(0).model().spec().feedback();
+    const Layout layout = back_to_back(ragged(), {0, 1, 2, 3, 4, 5, 6, 7});
+    double in = 0, out = 0, magnitude = 0;
+    for (uint64_t step = 0; step < 3 + parts; ++step) {
+      if (step == 2) {
+        ASSERT_TRUE(group.session(group.world() / 2).flush(static_cast<uint32_t>(parts)));
+      }
+      auto buffers = gradients(group.world(), layout.elements, step + 20);
+      const auto mean = exact_mean(buffers);
+      in += total(mean);
+      for (const double m : mean) magnitude += std::abs(m);
+      for (const auto& result : group.exchange(layout, buffers, step)) ASSERT_TRUE(result);
+      for (const float x : buffers[0]) out += static_cast<double>(x);
+      const uint64_t left = !feedback ? 0 : step < 2 ? 0 : step == 2 ? parts : 2 + parts - step;
+      for (uint32_t r = 0; r < group.world(); ++r)
+        EXPECT_EQ(group.session(r).stats().flush_steps_left, left) << "step " << step;
+    }
+    if (feedback) {
+      EXPECT_NEAR(in, out, 2e-5 * magnitude);  // an engine's 16-bit sum rounds
+    }
+    for (uint32_t r = 0; r < group.world(); ++r) {
+      EXPECT_EQ(group.session(r).stats().residual_norm, 0.0);
+      EXPECT_EQ(group.session(r).stats().flushes, feedback ? parts : 0U);
+    }
   }
-  if (group.session(0).model().spec().feedback()) {
-    EXPECT_NEAR(in, out, 2e-5 * magnitude);  // an engine's 16-bit sum rounds
-  }
-  EXPECT_EQ(group.session(0).store().residual_norm(), 0.0);
 }
 
 TEST_P(ExchangeTest, ALostPeerLosesNothing) {

@@ -32,8 +32,13 @@ void writes_again(Bytes capacity, const BundleView& view, const BundleExpect& ex
   std::vector<uint8_t> again(view.bytes);
   BundleWriter writer(again, view.shape);
   std::copy(view.lanes.begin(), view.lanes.end(), writer.lanes().begin());
-  for (uint32_t i = 0; i < view.shape.seen; ++i) writer.set_seen(i, view.seen(i));
+  for (uint32_t i = 0; i < view.shape.seen; ++i) {
+    require(view.seen(i) <= expect.seen_bound);
+    writer.set_seen(i, view.seen(i));
+  }
   if (view.non_finite) writer.mark_non_finite();
+  if (view.incomplete) writer.mark_incomplete();
+  writer.set_flush(view.flush);
   for (SlotCursor slots = view.slots(); slots.left() > 0;) {
     const Slot slot = slots.next();
     require(inside(slot.payload, capacity.first(view.bytes)));
@@ -103,6 +108,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   expect.shape.slots = static_cast<uint32_t>(bounds.size());
   expect.shape.seen = (data[0] & 2U) != 0 && expect.id.world <= 64 ? expect.id.world : 0U;
   expect.shape.lane_bytes = 4U * (data[4] % 16U);
+  expect.seen_bound = load<uint16_t>(data + 5);
   parse(capacity, expect);
   seal(capacity);
   parse(capacity, expect);

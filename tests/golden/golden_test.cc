@@ -133,6 +133,8 @@ void expect_contents(const BundleView& view, const Json& c) {
   EXPECT_EQ(view.bytes, c["bytes"].get<uint64_t>());
   if (view.overflow) return;
   EXPECT_EQ(view.non_finite, c["non_finite"].get<bool>());
+  EXPECT_EQ(view.incomplete, c["incomplete"].get<bool>());
+  EXPECT_EQ(view.flush, c["flush"].get<uint32_t>());
   EXPECT_EQ(hex_of(view.lanes), c["lanes"].get<std::string>());
   for (uint32_t i = 0; i < view.shape.seen; ++i)
     EXPECT_EQ(view.seen(i), c["seen"][i].get<uint64_t>());
@@ -164,6 +166,7 @@ TEST(Golden, bundles_say_what_the_manifest_says) {
     expect.shape = {static_cast<uint32_t>(bounds.size()), e["seen"].get<uint32_t>(),
                     e["lane_bytes"].get<uint32_t>()};
     expect.slot_bounds = bounds;
+    expect.seen_bound = e["seen_bound"].get<uint64_t>();
     const Buffer bytes = read_file(kDir / entry["file"].get<std::string>());
     const auto view = parse_bundle(bytes, expect);
     const Errc code = view ? Errc::ok : view.error().code;

@@ -220,6 +220,7 @@ Json expect_json(const BundleExpect& x) {
           {"sequence", x.id.sequence},
           {"agreement", x.id.agreement},
           {"seen", x.shape.seen},
+          {"seen_bound", x.seen_bound},
           {"lane_bytes", x.shape.lane_bytes},
           {"slot_bounds", std::vector<uint32_t>(x.slot_bounds.begin(), x.slot_bounds.end())}};
 }
@@ -254,6 +255,8 @@ Json contents_of(const BundleView& view) {
   for (uint32_t i = 0; i < view.shape.seen; ++i) seen.push_back(view.seen(i));
   return {{"bytes", view.bytes},
           {"non_finite", view.non_finite},
+          {"incomplete", view.incomplete},
+          {"flush", view.flush},
           {"slots", slots},
           {"seen", seen},
           {"lanes", hex_of(view.lanes)}};
@@ -285,14 +288,14 @@ class Bundles {
                {"expect", expect_json(expect)}};
     if (view) entry["contents"] = contents_of(*view);
     entries_.push_back(std::move(entry));
-    // What bundle_fuzz wants in front: where ids come from, slots, bound, lanes.
+    // What bundle_fuzz wants in front: where ids come from, slots, bound, lanes, seen bound.
     Buffer seed{static_cast<uint8_t>(expect.shape.seen != 0 ? 2 : 0),
                 static_cast<uint8_t>(expect.shape.slots),
                 100,
                 0,
                 static_cast<uint8_t>(expect.shape.lane_bytes / 4),
-                0,
-                0,
+                static_cast<uint8_t>(expect.seen_bound),
+                static_cast<uint8_t>(expect.seen_bound >> 8),
                 0};
     seed.insert(seed.end(), bytes.begin(), bytes.end());
     write_file(corpus_ / (name + ".seed"), seed);
@@ -310,6 +313,7 @@ Buffer example_bundle(const BundleShape& shape, uint64_t capacity) {
   BundleWriter writer(out, shape);
   for (uint32_t i = 0; i < shape.lane_bytes; i += 4) store(writer.lanes().data() + i, 1.5F);
   for (uint32_t r = 0; r < shape.seen; ++r) writer.set_seen(r, 100 * (r + 1));
+  writer.set_flush(10);
   writer.put(Buffer{1, 2, 3, 4, 5, 6, 7});
   writer.put_zero();
   writer.put_non_finite();
@@ -321,7 +325,7 @@ Buffer example_bundle(const BundleShape& shape, uint64_t capacity) {
 void add_bundles(Bundles& bundles) {
   const BundleShape shape{5, 3, 8};
   const std::vector<uint32_t> bounds{7, 100, 100, 8, 20};
-  const BundleExpect expect{example_id(), shape, bounds};
+  const BundleExpect expect{example_id(), shape, bounds, 300};
   const Buffer b = example_bundle(shape, 1000);
   const std::size_t n = b.size();
   bundles.add("full", b, expect);
@@ -331,7 +335,8 @@ void add_bundles(Bundles& bundles) {
   Buffer header(kBundleHeaderBytes);
   BundleWriter nothing(header, {});
   nothing.finish(example_id(), kMinCapacity);
-  bundles.add("nothing", header, {example_id(), {}, {}});
+  bundles.add("nothing", header, {example_id(), {}, {}, 0});
+  bundles.add("incomplete", patched<uint8_t>(b, 6, 0x19), expect);
   bundles.add("overflow", resized(example_bundle(shape, 64), 64), expect);
   Buffer failure(kMinCapacity);
   const BundleFailure said{Errc::non_finite, 2, 4, 17, "gradient of embed.weight: NaN · größer"};
@@ -339,29 +344,32 @@ void add_bundles(Bundles& bundles) {
   bundles.add("failure", failure, expect);
 
   bundles.add("bad-truncated", resized(b, n - 4), expect);
-  bundles.add("bad-header_cut", resized(b, 55), expect);
+  bundles.add("bad-header_cut", resized(b, 59), expect);
   bundles.add("bad-magic", flipped(b, 1), expect);
   bundles.add("bad-version", flipped(b, 4), expect);
+  bundles.add("bad-version_1", patched<uint8_t>(b, 4, 1), expect);  // of release 0.1
   bundles.add("bad-checksum", flipped(b, n - 1), expect);
-  bundles.add("bad-flag", patched<uint8_t>(b, 6, 0x19), expect);
+  bundles.add("bad-flag", patched<uint8_t>(b, 6, 0x29), expect);
   bundles.add("bad-non_finite_slot", patched<uint8_t>(b, 6, 8), expect);
-  bundles.add("bad-slot_bound", patched<uint32_t>(b, 56, 8), expect);
-  bundles.add("bad-slot_beyond", patched<uint32_t>(b, 60, 100), expect);
-  bundles.add("bad-slot_missing", patched<uint32_t>(b, 72, 0), expect);
-  bundles.add("bad-padding", patched<uint32_t>(b, 56, 3), expect);
+  bundles.add("bad-slot_bound", patched<uint32_t>(b, 60, 8), expect);
+  bundles.add("bad-slot_beyond", patched<uint32_t>(b, 64, 100), expect);
+  bundles.add("bad-slot_missing", patched<uint32_t>(b, 76, 0), expect);
+  bundles.add("bad-padding", patched<uint32_t>(b, 60, 3), expect);
   bundles.add("bad-rank", patched<uint16_t>(b, 44, 1), expect);
   bundles.add("bad-world", patched<uint16_t>(b, 46, 4), expect);
   bundles.add("bad-agreement", patched<uint64_t>(b, 24, 1), expect);
   bundles.add("bad-step", patched<uint64_t>(b, 16, 78), expect);
   bundles.add("bad-sequence", patched<uint32_t>(b, 40, 8), expect);
   bundles.add("bad-kind", patched<uint8_t>(b, 5, 9), expect);
+  bundles.add("bad-flush", patched<uint32_t>(b, 56, 65536), expect);
+  bundles.add("bad-seen", patched<uint32_t>(b, 84, 76), expect);
   bundles.add("bad-slots", patched<uint32_t>(b, 48, UINT32_MAX), expect);
   bundles.add("bad-lanes", patched<uint32_t>(b, 52, UINT32_MAX), expect);
   const Buffer over = resized(example_bundle(shape, 64), 64);
-  bundles.add("bad-overflow_fits", patched<uint64_t>(over, 32, 64, 56), expect);
-  bundles.add("bad-overflow_huge", patched<uint64_t>(over, 32, 1 << 30, 56), expect);
-  bundles.add("bad-failure_length", patched<uint32_t>(failure, 72, 513), expect);
-  bundles.add("bad-failure_text", patched<uint8_t>(failure, 80, 0xFF), expect);
+  bundles.add("bad-overflow_fits", patched<uint64_t>(over, 32, 64, 60), expect);
+  bundles.add("bad-overflow_huge", patched<uint64_t>(over, 32, 1 << 30, 60), expect);
+  bundles.add("bad-failure_length", patched<uint32_t>(failure, 76, 513), expect);
+  bundles.add("bad-failure_text", patched<uint8_t>(failure, 84, 0xFF), expect);
 }
 
 // ---- corpora ----

@@ -81,13 +81,12 @@ class Ranks {
 
   /// One exchange of the whole layout; `buffers[rank]` takes the mean. Gives every rank's result.
   std::vector<Result<void>> exchange(const Layout& layout, std::vector<std::vector<float>>& buffers,
-                                     uint64_t step, bool flush = false) {
+                                     uint64_t step) {
     std::vector<Result<void>> results(world());
     on_all([&](uint32_t r) {
       Bucket bucket;
       bucket.buffer = buffers[r].data();
       bucket.step = step;
-      bucket.flush = flush;
       results[r] = session::drive(session(r), bucket, layout, hub_.engine(r));
     });
     return results;

@@ -2,15 +2,15 @@
 #include "collective/exchange/exchange.h"
 
 #include <algorithm>
-#include <cmath>
 
+#include "collective/exchange/strategy_parts.h"
 #include "kernels/cast/cast.h"
 
 namespace laconic::collective {
 namespace {
 
-std::unique_ptr<Strategy> make_strategy(RankState& state, const Layout& layout,
-                                        Counters& counters) {
+Result<std::unique_ptr<Strategy>> make_strategy(RankState& state, const Layout& layout,
+                                                Counters& counters, StatusRound& status) {
   switch (state.model().choice().strategy) {
     case StrategyKind::gather_all:
       return make_gather_all(state, layout, counters);
@@ -20,205 +20,207 @@ std::unique_ptr<Strategy> make_strategy(RankState& state, const Layout& layout,
     case StrategyKind::automatic:
       break;
   }
-  return make_native_sum(state, layout, counters);
+  return make_native_sum(state, layout, counters, status);
 }
+
+/// See transport::Step::tag.
+uint32_t tag_of(uint32_t sequence, uint32_t batch, uint32_t index) {
+  return (sequence & 0xFFFFFU) << 8U | (batch & 0x3FU) << 2U | index;
+}
+static_assert(transport::kMaxBatch <= 4);
 
 }  // namespace
 
-Exchange::Exchange(RankState& state, Layout layout, Counters& counters)
+Exchange::Exchange(RankState& state, Layout layout, DType dtype, Counters& counters)
     : state_(&state),
       counters_(&counters),
       layout_(std::move(layout)),
-      strategy_(make_strategy(state, layout_, counters)),
-      status_(state) {}
+      dtype_(dtype),
+      status_(state),
+      uncompressed_(state, layout_, counters, status_) {}
 
-Exchange::~Exchange() = default;
+Result<std::unique_ptr<Exchange>> Exchange::create(RankState& state, Layout layout, DType dtype,
+                                                   Counters& counters) {
+  std::unique_ptr<Exchange> exchange(new Exchange(state, std::move(layout), dtype, counters));
+  if (auto ok = exchange->check_lanes(); !ok) return std::move(ok).error();
+  if (auto ok = exchange->reserve(); !ok) return std::move(ok).error();
+  auto strategy = make_strategy(state, exchange->layout_, counters, exchange->status_);
+  if (!strategy) return std::move(strategy).error();
+  exchange->strategy_ = *std::move(strategy);
+  return exchange;
+}
+
+Result<std::unique_ptr<Exchange>> Exchange::create_spare(RankState& state, Counters& counters) {
+  std::unique_ptr<Exchange> exchange(new Exchange(state, {}, DType::f32, counters));
+  if (!exchange->status_.reserve()) return no_exchange_memory();
+  return exchange;
+}
+
+/// A bundle says the length of its lane segment in 32 bits.
+Result<void> Exchange::check_lanes() const {
+  if (state_->model().choice().strategy == StrategyKind::native_sum) return {};
+  uint64_t lanes = 0;
+  for (const uint32_t p : layout_.parameters) {
+    if (state_->parameter(p).raw) lanes += state_->parameter(p).count;
+  }
+  if (lanes <= kMaxSlotBytes / sizeof(float)) return {};
+  return Error{Errc::shape_unsupported,
+               "a bucket with " + std::to_string(lanes) + " uncompressed elements",
+               "at most 2^30 - 4 in a bucket; use smaller buckets or strategy native_sum"};
+}
+
+Result<void> Exchange::reserve() {
+  const bool widens = dtype_ != DType::f32;
+  const uint64_t bytes = std::max<uint64_t>(layout_.elements, 1) * sizeof(float);
+  if ((widens && !wide_.reserve(bytes)) || !status_.reserve() || !uncompressed_.reserve())
+    return no_exchange_memory();
+  for (const uint32_t p : layout_.parameters)
+    has_units_ = has_units_ || !state_->parameter(p).pieces.empty();
+  return {};
+}
 
 float* Exchange::gradient() noexcept {
-  return bucket_.dtype == DType::f32 ? static_cast<float*>(bucket_.buffer)
-                                     : reinterpret_cast<float*>(wide_.bytes().data());
-}
-
-void Exchange::begin(const Bucket& bucket, uint32_t sequence) {
-  bucket_ = bucket;
-  sequence_ = sequence;
-  failure_.reset();
-  fell_back_ = false;
-  phase_ = Phase::begun;
-  const bool widens = bucket.dtype != DType::f32;
-  out_of_memory_ =
-      (widens && !wide_.reserve(layout_.elements * sizeof(float))) || !status_.reserve();
-}
-
-void Exchange::fail(Error error) { failure_ = std::move(error); }
-
-void Exchange::start() {
-  const bool local = failure_.has_value();
-  if (!local) widen();
-  if (!bucket_.flush && !bucket_.raw) {
-    phase_ = Phase::strategy;
-    strategy_->begin(input());
-    return;
-  }
-  phase_ = Phase::raw;
-  if (local) {
-    poison();
-  } else if (bucket_.flush) {
-    add_residuals();
-  }
+  return dtype_ == DType::f32 ? static_cast<float*>(bucket_.buffer)
+                              : reinterpret_cast<float*>(wide_.bytes().data());
 }
 
 Input Exchange::input() noexcept {
-  return {gradient(), bucket_.step, sequence_, bucket_.index, failure_ ? &*failure_ : nullptr};
+  return {.gradient = gradient(),
+          .buffer = bucket_.buffer,
+          .dtype = dtype_,
+          .step = bucket_.step,
+          .sequence = sequence_,
+          .bucket = bucket_.index,
+          .flush_wish = flush_.wish,
+          .failure = failure_ ? &*failure_ : nullptr};
 }
 
-/// An engine's sum cannot carry a sentence: all ones, a NaN in every type, says that there is one.
-void Exchange::poison() {
-  std::fill_n(static_cast<uint8_t*>(bucket_.buffer), layout_.elements * dtype_size(bucket_.dtype),
-              uint8_t{0xFF});
-  widen();
+void Exchange::begin(const Bucket& bucket, uint32_t sequence, const FlushTurn& flush) {
+  bucket_ = bucket;
+  sequence_ = sequence;
+  flush_ = flush;
+  failure_.reset();
+  batch_ = 0;
+  flush_heard_ = 0;
+  fell_back_ = false;
+  keeps_ = true;
+  phase_ = Phase::begun;
 }
 
-/// Some rank may have failed. The sum is the same on every rank, so all take the same turn.
-bool Exchange::poisoned() {
-  if (layout_.elements == 0) return false;
-  if (!raw_wide_) widen();
-  return !std::isfinite(*gradient());
-}
-
-Result<uint32_t> Exchange::after_raw(transport::Step& step) {
-  if (!fell_back_ && poisoned()) {
-    phase_ = Phase::status;
-    status_.emit(input(), step, *counters_);
-    return uint32_t{1};
-  }
-  phase_ = Phase::idle;
-  finish_raw();
-  return uint32_t{0};
-}
-
-Result<uint32_t> Exchange::after_status() {
-  phase_ = Phase::idle;
-  if (auto heard = status_.receive(input()); !heard) return std::move(heard).error();
-  finish_raw();
-  return uint32_t{0};
+void Exchange::fail(Error error, bool keep_gradient) {
+  failure_ = std::move(error);
+  keeps_ = keep_gradient;
 }
 
 Result<uint32_t> Exchange::next(std::span<transport::Step> batch) {
-  if (phase_ == Phase::idle)
-    return Error{Errc::exchange_order, "next() after the end of an exchange", {}};
-  if (out_of_memory_) {
+  auto steps = advance(batch);
+  if (!steps) {
     phase_ = Phase::idle;
-    return Error{Errc::out_of_memory, "no memory to widen a bucket", "use smaller buckets"};
+    return steps;
   }
+  for (uint32_t i = 0; i < *steps; ++i) batch[i].tag = tag_of(sequence_, batch_, i);
+  ++batch_;
+  return steps;
+}
+
+Result<uint32_t> Exchange::advance(std::span<transport::Step> batch) {
+  switch (phase_) {
+    case Phase::idle:
+      return Error{Errc::exchange_order, "next() after the end of an exchange", {}};
+    case Phase::begun:
+    case Phase::enrolling:
+      if (!enrolled_) return enroll(batch);
+      start();
+      break;
+    case Phase::strategy:
+      break;
+  }
+  return step_strategy(batch);
+}
+
+/// Every rank says whether it is ready for this layout; in the same exchange it is then used.
+Result<uint32_t> Exchange::enroll(std::span<transport::Step> batch) {
   if (phase_ == Phase::begun) {
-    start();
-    if (phase_ == Phase::raw) return emit_raw(batch[0]).steps;
+    phase_ = Phase::enrolling;
+    status_.emit(input(), failure_ ? &*failure_ : nullptr, batch[0], *counters_);
+    return uint32_t{1};
   }
-  if (phase_ == Phase::raw) return after_raw(batch[0]);
-  if (phase_ == Phase::status) return after_status();
-  auto result = strategy_->next(batch);
-  if (!result) {
-    phase_ = Phase::idle;
-    return std::move(result).error();
+  if (auto heard = status_.receive(input()); !heard) {
+    if (heard.error().code == Errc::peer_failed) {  // every rank has heard it
+      abort();
+      return std::move(heard).error();
+    }
+    fail(
+        std::move(heard).error());  // damage on the way to this rank: the others go on, and hear it
   }
+  enrolled_ = true;
+  start();
+  return step_strategy(batch);
+}
+
+/// A failure of this rank takes the gradient with it: nothing of it will be encoded.
+void Exchange::start() {
+  phase_ = Phase::strategy;
+  widen();
+  const bool drains = flush_.parts != 0 && has_units_;
+  if (failure_) keep();
+  running_ = strategy_.get();
+  if (bucket_.raw || drains) {
+    uncompressed_.set_mode(bucket_.raw ? Uncompressed::Mode::plain : Uncompressed::Mode::drain,
+                           flush_.parts);
+    running_ = &uncompressed_;
+  }
+  running_->begin(input());
+}
+
+Result<uint32_t> Exchange::step_strategy(std::span<transport::Step> batch) {
+  auto result = running_->next(batch);
+  flush_heard_ |= running_->flush_heard();
+  if (!result) return std::move(result).error();
   if (result->verdict == Verdict::steps) return result->steps;
-  if (result->verdict == Verdict::take_raw) {
-    fell_back_ = true;
-    phase_ = Phase::raw;
-    return emit_raw(batch[0]).steps;
+  if (result->verdict == Verdict::done) {
+    finish();
+    return uint32_t{0};
   }
-  narrow();
+  fall_back();
+  return step_strategy(batch);
+}
+
+void Exchange::fall_back() {
+  fell_back_ = true;
+  uncompressed_.set_mode(Uncompressed::Mode::fallback);
+  running_ = &uncompressed_;
+  running_->begin(input());
+}
+
+void Exchange::finish() {
   phase_ = Phase::idle;
-  return uint32_t{0};
+  if (running_ != &uncompressed_) narrow();  // that one has put its sum where it belongs
 }
 
 void Exchange::abort() {
-  if (phase_ == Phase::strategy) strategy_->put_back();
-  phase_ = Phase::idle;  // a flush keeps its sums in the residuals until it is delivered
+  if (phase_ == Phase::strategy) running_->abort();
+  if (phase_ == Phase::begun || phase_ == Phase::enrolling) {
+    widen();
+    keep();
+  }
+  phase_ = Phase::idle;
+}
+
+void Exchange::keep() {
+  if (strategy_ && keeps_ && !bucket_.raw) keep_gradients(*state_, layout_, gradient());
 }
 
 void Exchange::widen() {
-  if (bucket_.dtype == DType::f32) return;
+  if (dtype_ == DType::f32 || layout_.elements == 0) return;
   const auto& casts = kernels::cast_kernels(state_->codec().isa());
-  kernels::widen(casts, bucket_.dtype, gradient(), bucket_.buffer, layout_.elements);
+  kernels::widen(casts, dtype_, gradient(), bucket_.buffer, layout_.elements);
 }
 
 void Exchange::narrow() {
+  if (dtype_ == DType::f32) return;
   const auto& casts = kernels::cast_kernels(state_->codec().isa());
-  if (bucket_.dtype == DType::bf16)
-    casts.narrow_bf16(bucket_.buffer, 1.0F, gradient(), layout_.elements);
-  if (bucket_.dtype == DType::f16)
-    casts.narrow_f16(bucket_.buffer, 1.0F, gradient(), layout_.elements, false);
-}
-
-/// Flush: what goes out is gradient + residual + world · owner's residual (the owner's belongs to
-/// the mean). It stays in the residual until delivery. A parameter without a local gradient keeps
-/// its residual: DDP may discard the result.
-void Exchange::add_residuals() {
-  const pipeline::UnitCodec& codec = state_->codec();
-  flushed_.assign(layout_.parameters.size(), 0);
-  for (size_t i = 0; i < layout_.parameters.size(); ++i) {
-    const RankParameter& p = state_->parameter(layout_.parameters[i]);
-    float* g = gradient() + layout_.offsets[i];
-    if (p.residual == nullptr) continue;
-    const kernels::Scan scan = pipeline::scan(codec, g, p.count);
-    if (!scan.any_nonzero || !scan.all_finite) continue;
-    flushed_[i] = 1;
-    pipeline::add_to(codec, p.residual, g, p.count);
-    for (const RankPiece& piece : p.pieces) {
-      if (piece.mean.residual == nullptr) continue;
-      codec.kernels().axpy(piece.send.residual, static_cast<float>(state_->world()),
-                           piece.mean.residual, piece.mean.unit.count);
-      std::fill_n(piece.mean.residual, piece.mean.unit.count, 0.0F);
-    }
-    std::copy_n(p.residual, p.count, g);
-  }
-  narrow();
-}
-
-/// Delivered: a residual loses exactly what travelled (all of it in float32, all but the rounding
-/// in 16 bits). Where the sum is not finite, on every rank alike, nothing was delivered.
-void Exchange::drop_residuals() {
-  const DType travelled = raw_wide_ ? DType::f32 : bucket_.dtype;
-  for (size_t i = 0; i < layout_.parameters.size(); ++i) {
-    const RankParameter& p = state_->parameter(layout_.parameters[i]);
-    if (flushed_[i] == 0) continue;
-    if (!pipeline::scan(state_->codec(), gradient() + layout_.offsets[i], p.count).all_finite)
-      continue;
-    const std::span<float> residual(p.residual, p.count);
-    for (float& e : residual) {
-      const float sent = travelled == DType::f32   ? e
-                         : travelled == DType::f16 ? f16_to_float(float_to_f16(e))
-                                                   : bf16_to_float(float_to_bf16(e));
-      e -= sent;
-    }
-  }
-}
-
-Next Exchange::emit_raw(transport::Step& step) {
-  const uint64_t world = state_->world();
-  raw_wide_ = bucket_.dtype != DType::f32 && !state_->model().options().caps.can_sum(bucket_.dtype);
-  const float mean = 1.0F / static_cast<float>(world);
-  if (bucket_.dtype == DType::f32 || raw_wide_) {
-    state_->codec().kernels().scale(gradient(), mean, layout_.elements);
-  } else {
-    widen();
-    state_->codec().kernels().scale(gradient(), mean, layout_.elements);
-    narrow();
-  }
-  const DType dtype = raw_wide_ ? DType::f32 : bucket_.dtype;
-  auto* at =
-      raw_wide_ ? reinterpret_cast<uint8_t*>(gradient()) : static_cast<uint8_t*>(bucket_.buffer);
-  step = {transport::StepKind::all_reduce, dtype, false, layout_.elements, at, at, {}, {}, {}, {}};
-  counters_->wire_bytes += 2 * layout_.elements * dtype_size(dtype) * (world - 1) / world;
-  ++counters_->rounds;
-  return {Verdict::steps, 1};
-}
-
-void Exchange::finish_raw() {
-  if (bucket_.flush && !fell_back_) drop_residuals();
-  if (raw_wide_) narrow();
+  kernels::narrow(casts, dtype_, bucket_.buffer, gradient(), layout_.elements);
 }
 
 }  // namespace laconic::collective

@@ -1,8 +1,12 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// The exchange of one bucket: the strategy that the planner chose, the uncompressed way out when
-// some gradient is not finite or a flush is due, and the 16-bit inputs, which everything below sees
-// as float32. No I/O.
+// The exchange of one bucket: which strategy it takes (the planner's, or uncompressed when a flush
+// is due or some gradient is not finite), and the 16-bit inputs, which everything below sees as
+// float32. No I/O.
+//
+// All memory is taken when an exchange is made. The first use of a layout begins with a status
+// round, so that a rank without memory, or one that refuses the layout, says so on every rank; an
+// Exchange without a layout can do only that.
 #pragma once
 
 #include <memory>
@@ -10,6 +14,7 @@
 
 #include "collective/exchange/status_round.h"
 #include "collective/exchange/strategy.h"
+#include "collective/strategies/uncompressed/uncompressed.h"
 
 namespace laconic::collective {
 
@@ -18,60 +23,84 @@ struct Bucket {
   DType dtype = DType::f32;
   uint64_t step = 0;
   uint32_t index = 0;
-  bool flush = false;  ///< send uncompressed with the residual added; residuals become zero
-  bool raw = false;    ///< send uncompressed, residuals untouched
+  bool raw = false;  ///< send uncompressed, residuals untouched
+};
+
+/// What a session's flush makes of one exchange.
+struct FlushTurn {
+  uint32_t wish = 0;   ///< steps of the flush that this rank asks for; 0: none
+  uint32_t parts = 0;  ///< draining: 1/parts of each residual goes out; 0: not draining
 };
 
 class Exchange {
  public:
-  /// Allocates what the layout needs; reused for every step with this layout.
-  Exchange(RankState& state, Layout layout, Counters& counters);
-  ~Exchange();
+  /// For this layout and type of buffer, with all memory that it will ever need.
+  static Result<std::unique_ptr<Exchange>> create(RankState& state, Layout layout, DType dtype,
+                                                  Counters& counters);
+  /// Only for telling the other ranks of a failure.
+  static Result<std::unique_ptr<Exchange>> create_spare(RankState& state, Counters& counters);
 
-  [[nodiscard]] const Layout& layout() const noexcept { return layout_; }
-  /// Encodes. `sequence` counts the exchanges since attach, alike on all ranks.
-  void begin(const Bucket& bucket, uint32_t sequence);
-  /// Before the first next(): this rank has failed; all ranks will report it.
-  void fail(Error error);
+  [[nodiscard]] bool is_for(const LayoutView& layout, DType dtype) const noexcept {
+    return dtype == dtype_ && layout.same(layout_);
+  }
+  /// Every rank has used this layout; its buffer has that many elements.
+  [[nodiscard]] bool enrolled() const noexcept { return enrolled_; }
+  [[nodiscard]] uint64_t elements() const noexcept { return layout_.elements; }
+  [[nodiscard]] DType dtype() const noexcept { return dtype_; }
+  /// The bucket that was exchanged last.
+  [[nodiscard]] const Bucket& bucket() const noexcept { return bucket_; }
+  /// `sequence` counts the exchanges since attach, the same on all ranks.
+  void begin(const Bucket& bucket, uint32_t sequence, const FlushTurn& flush);
+  /// Before the first next(): this rank has failed; all ranks will report it. The gradient goes
+  /// into the residuals, unless the buffer is not one of this layout.
+  void fail(Error error, bool keep_gradient = true);
   /// The next batch; 0 steps: finished. On an error everything undelivered was put back.
   Result<uint32_t> next(std::span<transport::Step> batch);
   /// The engine failed: puts back what was not delivered. Idempotent.
   void abort();
   /// This exchange went out uncompressed because of a gradient that is not finite.
   [[nodiscard]] bool fell_back() const noexcept { return fell_back_; }
+  /// Steps of the flush that some rank asked for; 0: none.
+  [[nodiscard]] uint32_t flush_heard() const noexcept { return flush_heard_; }
 
  private:
-  enum class Phase : uint8_t { idle, begun, strategy, raw, status };
+  enum class Phase : uint8_t { idle, begun, enrolling, strategy };
 
+  Exchange(RankState& state, Layout layout, DType dtype, Counters& counters);
+  [[nodiscard]] Result<void> reserve();
+  [[nodiscard]] Result<void> check_lanes() const;
+  Result<uint32_t> advance(std::span<transport::Step> batch);
+  Result<uint32_t> enroll(std::span<transport::Step> batch);
   void start();
-  Result<uint32_t> after_raw(transport::Step& step);
-  Result<uint32_t> after_status();
-  void poison();
-  [[nodiscard]] bool poisoned();
-  [[nodiscard]] Input input() noexcept;
-  void add_residuals();
-  void drop_residuals();
-  Next emit_raw(transport::Step& step);
-  void finish_raw();
+  void keep();
+  Result<uint32_t> step_strategy(std::span<transport::Step> batch);
+  void fall_back();
+  void finish();
   void widen();
   void narrow();
+  [[nodiscard]] Input input() noexcept;
   [[nodiscard]] float* gradient() noexcept;
 
   RankState* state_;
   Counters* counters_;
   Layout layout_;
-  std::unique_ptr<Strategy> strategy_;
+  DType dtype_ = DType::f32;
   StatusRound status_;
-  std::vector<uint8_t> flushed_;  // by parameter of the layout: went out with its residual
+  Uncompressed uncompressed_;
+  std::unique_ptr<Strategy> strategy_;  // null: a spare, or only ever uncompressed
+  Strategy* running_ = nullptr;
   Arena wide_;
   Bucket bucket_;
-  uint32_t sequence_ = 0;
+  FlushTurn flush_;
   std::optional<Error> failure_;
+  uint32_t sequence_ = 0;
+  uint32_t batch_ = 0;  // of this exchange
+  uint32_t flush_heard_ = 0;
   Phase phase_ = Phase::idle;
-  bool raw_wide_ = false;  // the uncompressed sum travels as float32 because the engine cannot add
-                           // the bucket's type
+  bool has_units_ = false;
+  bool enrolled_ = false;  // every rank has what it needs for this layout
   bool fell_back_ = false;
-  bool out_of_memory_ = false;
+  bool keeps_ = true;  // a failure of this rank leaves the gradient in the residuals
 };
 
 }  // namespace laconic::collective

@@ -10,13 +10,14 @@
 #include "collective/plan/model.h"
 #include "feedback/store.h"
 #include "pipeline/unit_codec.h"
+#include "wire/bundle.h"
 
 namespace laconic::collective {
 
 /// A piece of a parameter on this rank.
 struct RankPiece {
   uint32_t owner = 0;
-  pipeline::UnitSlot send;  ///< hop 0: the own gradient's range
+  pipeline::UnitSlot send;  ///< hop 0: this rank's gradient in that range
   pipeline::UnitSlot mean;  ///< hop 1: the mean of that range; only bound when this rank owns it
 };
 
@@ -41,9 +42,22 @@ class RankState {
   [[nodiscard]] uint32_t rank() const noexcept { return model_->options().rank; }
   /// Varying lengths travel as they are; capacities are bounds and nothing is predicted.
   [[nodiscard]] bool short_sends() const noexcept { return model_->options().caps.short_sends; }
+  /// No payload outgrows what is granted: its size never varies, or need not be granted.
+  [[nodiscard]] bool exact() const noexcept {
+    return codec_->contract().exact_size || short_sends();
+  }
   [[nodiscard]] uint32_t world() const noexcept { return model_->options().world; }
   [[nodiscard]] Place place(uint64_t step, uint32_t hop) const noexcept {
     return {model_->options().seed, step, rank(), world(), hop, 1.0F};
+  }
+  [[nodiscard]] const std::string& name_of(uint32_t parameter) const {
+    return model_->parameters()[parameter].name;
+  }
+  /// The header's identity of a bundle from rank `from`.
+  [[nodiscard]] BundleId bundle_id(BundleKind kind, uint32_t from, uint64_t step, uint32_t sequence,
+                                   uint8_t round) const noexcept {
+    return {kind, round,    static_cast<uint16_t>(from), static_cast<uint16_t>(world()),
+            step, sequence, model_->agreement()};
   }
 
  private:

@@ -1,34 +1,41 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What an engine's sum cannot say: lanes travel bare, so a rank that failed sends NaN, and a sum
-// with NaN in it is followed by this round, in which every rank says what happened to it. It never
-// runs in steady state.
+// A round in which every rank says whether it is well: before the first exchange of a new layout,
+// and after an engine's sum with NaN in it, since lanes travel bare and a rank that failed can only
+// send NaN. It never runs in steady state, and the memory for it is taken at create.
 #pragma once
 
 #include <vector>
 
 #include "collective/exchange/rank_state.h"
 #include "collective/exchange/strategy.h"
-#include "wire/bundle.h"
 
 namespace laconic::collective {
 
 class StatusRound {
  public:
   explicit StatusRound(const RankState& state) : state_(&state) {}
-  /// False: no memory.
+  /// False: no memory. Needs kMinCapacity bytes per rank.
   [[nodiscard]] bool reserve();
-  /// An all-gather of small bundles: this rank's failure (null: none) to everybody.
-  void emit(const Input& input, transport::Step& step, Counters& counters);
+  /// An all-gather of small bundles: `failure` (null: none) to everybody.
+  void emit(const Input& input, const Error* failure, transport::Step& step, Counters& counters);
   /// The first rank's failure, the same on every rank.
   [[nodiscard]] Result<void> receive(const Input& input);
 
  private:
-  [[nodiscard]] BundleId id(const Input& input, uint32_t rank) const;
+  [[nodiscard]] BundleId id(const Input& input, uint32_t rank) const {
+    return state_->bundle_id(BundleKind::contribution, rank, input.step, input.sequence, 0);
+  }
 
   const RankState* state_;
   Arena send_, recv_;
-  std::vector<uint64_t> send_counts_, send_offsets_, recv_counts_, recv_offsets_;
+  std::vector<uint64_t> counts_, send_offsets_, recv_offsets_;
 };
+
+/// What this rank tells the others about a failure of its own.
+[[nodiscard]] inline BundleFailure own_failure(const RankState& state, const Input& input,
+                                               const Error& error) {
+  return {error.code, state.rank(), input.bucket, BundleFailure::kNoParameter, error.message};
+}
 
 }  // namespace laconic::collective

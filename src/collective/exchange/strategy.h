@@ -8,30 +8,26 @@
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <vector>
 
 #include "collective/exchange/rank_state.h"
+#include "collective/plan/layout.h"
 #include "laconic/error.h"
 #include "transport/step.h"
 
 namespace laconic::collective {
 
-/// Which parameters lie where in a bucket. Only transport: no value depends on it, except
-/// engine-added float sums.
-struct Layout {
-  std::vector<uint32_t> parameters;
-  std::vector<uint64_t> offsets;  ///< in elements, by position in `parameters`
-  uint64_t elements = 0;
-  friend bool operator==(const Layout&, const Layout&) = default;
-};
+class StatusRound;
 
 /// One exchange's input. `gradient` is float32 (widened if the bucket is not) and takes the mean at
 /// the end.
 struct Input {
   float* gradient = nullptr;
+  void* buffer = nullptr;  ///< the bucket itself, of type `dtype`; `gradient` when that is f32
+  DType dtype = DType::f32;
   uint64_t step = 0;
   uint32_t sequence = 0;           ///< exchanges since attach: the same on all ranks
   uint32_t bucket = 0;             ///< for messages
+  uint32_t flush_wish = 0;         ///< steps of the flush that this rank asks for; 0: none
   const Error* failure = nullptr;  ///< this rank has failed already: tell the others
 };
 
@@ -49,29 +45,34 @@ struct Next {
 
 /// Counted by strategies, read by the session.
 struct Counters {
-  uint64_t wire_bytes = 0;  ///< sent to other ranks; a ring is assumed for engine sums
-  uint64_t rounds = 0;      ///< collectives issued
-  uint64_t overflow_repeats =
-      0;  ///< rounds repeated because a payload outgrew its predicted capacity
+  uint64_t wire_bytes = 0;        ///< sent to other ranks; a ring is assumed for engine sums
+  uint64_t rounds = 0;            ///< collectives issued
+  uint64_t overflow_repeats = 0;  ///< rounds repeated for a payload beyond its predicted capacity
   uint64_t zero_units = 0;
   uint64_t non_finite_units = 0;
+  uint64_t residual_resets = 0;  ///< residuals that were not finite and started again from zero
 };
 
 class Strategy {
  public:
   virtual ~Strategy() = default;
-  /// Encodes. Never fails: what fails locally is told to the others by next().
+  /// Encodes. Never fails: what fails locally is told to the others by next(). Allocates nothing.
   virtual void begin(const Input& input) = 0;
   /// Errors (a peer's failure, hostile bytes) come after everything undelivered was put back.
   virtual Result<Next> next(std::span<transport::Step> batch) = 0;
-  /// The engine failed, or a peer did: residuals take back the own payloads. Idempotent.
-  virtual void put_back() = 0;
+  /// The engine failed: the gradient is lost, residuals take back what was sent. Idempotent.
+  virtual void abort() = 0;
+  /// Steps of the flush that some rank asked for in this exchange, the same on every rank; 0: none,
+  /// or not known yet.
+  [[nodiscard]] virtual uint32_t flush_heard() const noexcept { return 0; }
 };
 
-std::unique_ptr<Strategy> make_native_sum(RankState& state, const Layout& layout,
-                                          Counters& counters);
-std::unique_ptr<Strategy> make_gather_all(RankState& state, const Layout& layout,
-                                          Counters& counters);
-std::unique_ptr<Strategy> make_two_shot(RankState& state, const Layout& layout, Counters& counters);
+/// Each takes all memory that an exchange of this layout will need. `status` outlives the strategy.
+Result<std::unique_ptr<Strategy>> make_native_sum(RankState& state, const Layout& layout,
+                                                  Counters& counters, StatusRound& status);
+Result<std::unique_ptr<Strategy>> make_gather_all(RankState& state, const Layout& layout,
+                                                  Counters& counters);
+Result<std::unique_ptr<Strategy>> make_two_shot(RankState& state, const Layout& layout,
+                                                Counters& counters);
 
 }  // namespace laconic::collective

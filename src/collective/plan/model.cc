@@ -2,7 +2,6 @@
 #include "collective/plan/model.h"
 
 #include <algorithm>
-#include <numeric>
 #include <unordered_set>
 
 #include "base/hash.h"
@@ -30,33 +29,24 @@ bool all_lanes(const Plan& plan) {
                      [](const RoundPlan& r) { return r.kind == RoundKind::lanes; });
 }
 
-/// Payload bytes (bounds) of all rounds over the compressed parameters, and whether every round is
-/// lanes that the engine adds.
-struct Volume {
-  uint64_t payload = 0;
-  uint64_t raw = 0;
-  uint64_t rounds = 1;
-  bool lanes = true;
-  bool summable = true;
-};
+/// Pieces that two_shot cuts a parameter into.
+uint64_t pieces_of(const Spec& spec, const Parameter& p, uint64_t world) {
+  const uint64_t granule = std::max<uint32_t>(spec.contract().granule, 1);
+  return p.count() >= world * granule ? world : 1;
+}
 
-Volume volume_of(const Spec& spec, const std::vector<Parameter>& parameters,
-                 const Options& options) {
-  Volume v;
-  for (const Parameter& p : parameters) {
-    if (is_raw(spec, p, options)) {
-      v.raw += 4 * p.count();
-      continue;
-    }
-    const Plan plan = spec.codec().plan(spec.params(), whole_unit(p), options.world);
-    v.rounds = std::max<uint64_t>(v.rounds, plan.rounds);
-    v.lanes = v.lanes && all_lanes(plan);
-    for (uint32_t r = 0; r < plan.rounds; ++r) {
-      v.payload += plan.round[r].bytes;
-      v.summable = v.summable && options.caps.can_sum(plan.round[r].lane);
-    }
-  }
-  return v;
+/// One rank's bytes under a strategy, for payloads of that many bytes in all.
+uint64_t bytes_sent(StrategyKind strategy, uint64_t world, uint64_t payload, const Volume& v) {
+  const uint64_t content = payload + v.raw;
+  const uint64_t tables = 4 * v.units;
+  if (strategy == StrategyKind::native_sum) return 2 * (world - 1) * content / world;
+  if (strategy == StrategyKind::gather_all)
+    return (world - 1) * (content + tables + kBundleHeaderBytes);
+  // A bundle to every other owner; then this owner's, with a world-th of everything, to all.
+  const uint64_t seen = v.exact ? 0 : 4 * world;
+  const uint64_t up = (content + tables) * (world - 1) / world + (world - 1) * kBundleHeaderBytes;
+  const uint64_t down = (world - 1) * ((content + tables) / world + kBundleHeaderBytes + seen);
+  return up + down;
 }
 
 Error refuse(StrategyKind kind, const Spec& spec, std::string why) {
@@ -82,16 +72,37 @@ std::string_view strategy_name(StrategyKind kind) noexcept {
   return "unknown";
 }
 
-uint64_t predicted_bytes(StrategyKind strategy, uint32_t world, uint64_t payload,
-                         uint64_t raw) noexcept {
-  if (strategy == StrategyKind::gather_all) return (world - 1) * (payload + raw);
-  return 2 * (world - 1) * (payload + raw) / std::max<uint32_t>(world, 1);
+Volume volume_of(const Spec& spec, const std::vector<Parameter>& parameters, const Options& options,
+                 StrategyKind strategy) {
+  Volume v;
+  v.exact = spec.contract().exact_size || options.caps.short_sends;
+  for (const Parameter& p : parameters) {
+    if (is_raw(spec, p, options)) {
+      v.raw += 4 * p.count();
+      continue;
+    }
+    const Plan plan = spec.codec().plan(spec.params(), whole_unit(p), options.world);
+    v.units += strategy == StrategyKind::two_shot ? pieces_of(spec, p, options.world) : 1;
+    v.rounds = std::max<uint64_t>(v.rounds, plan.rounds);
+    v.lanes = v.lanes && all_lanes(plan);
+    for (uint32_t r = 0; r < plan.rounds; ++r) {
+      v.payload += plan.round[r].bytes;
+      v.expected += plan.round[r].bytes;
+      v.summable = v.summable && options.caps.can_sum(plan.round[r].lane);
+    }
+  }
+  return v;
+}
+
+Prediction predicted_bytes(StrategyKind strategy, uint32_t world, const Volume& volume) noexcept {
+  return {bytes_sent(strategy, world, volume.expected, volume),
+          bytes_sent(strategy, world, volume.payload, volume)};
 }
 
 Result<Choice> choose_strategy(const Spec& spec, const std::vector<Parameter>& parameters,
                                const Options& options) {
   const Contract contract = spec.contract();
-  const Volume v = volume_of(spec, parameters, options);
+  const Volume v = volume_of(spec, parameters, options, StrategyKind::gather_all);
   const bool native = v.lanes && v.summable && contract.merge == Merge::linear &&
                       (contract.headroom == 0 || options.world <= contract.headroom);
   if (options.strategy == StrategyKind::native_sum && !native) {
@@ -112,21 +123,23 @@ Result<Choice> choose_strategy(const Spec& spec, const std::vector<Parameter>& p
   if (v.rounds > 1)
     return refuse(StrategyKind::gather_all, spec, "it needs several rounds of summed lanes");
 
-  const uint64_t gather =
-      predicted_bytes(StrategyKind::gather_all, options.world, v.payload, v.raw);
-  const uint64_t shots = predicted_bytes(StrategyKind::two_shot, options.world, v.payload, v.raw);
-  const std::string figures = " (bytes a rank sends at most: gather_all " + std::to_string(gather) +
-                              ", two_shot " + std::to_string(shots) + ")";
+  const auto [gather, gather_most] = predicted_bytes(StrategyKind::gather_all, options.world, v);
+  const auto [shots, shots_most] =
+      predicted_bytes(StrategyKind::two_shot, options.world,
+                      volume_of(spec, parameters, options, StrategyKind::two_shot));
+  const auto text = [](uint64_t n) { return std::to_string(n); };
+  const std::string figures = " (bytes a rank is expected to send, and at most: gather_all " +
+                              text(gather) + ", " + text(gather_most) + "; two_shot " +
+                              text(shots) + ", " + text(shots_most) + ")";
   if (contract.whole_parameter || options.world <= 2) {
     return Choice{StrategyKind::gather_all, "one round" + figures};
   }
   // A union of index sets loses nothing; re-encoding it does. So sparse codecs gather as long as
   // that stays far below the dense ring.
-  const uint64_t dense =
-      std::accumulate(parameters.begin(), parameters.end(), uint64_t{0},
-                      [](uint64_t sum, const Parameter& p) { return sum + 4 * p.count(); });
+  Volume dense;
+  for (const Parameter& p : parameters) dense.raw += 4 * p.count();
   if (contract.merge == Merge::set_union &&
-      gather <= predicted_bytes(StrategyKind::native_sum, options.world, dense, 0) / 8) {
+      gather <= predicted_bytes(StrategyKind::native_sum, options.world, dense).expected / 8) {
     return Choice{StrategyKind::gather_all,
                   "index sets unite without a second loss, far below the dense ring" + figures};
   }
@@ -143,6 +156,10 @@ Result<Model> Model::create(const Spec& spec, std::vector<Parameter> parameters,
                  "rank " + std::to_string(options.rank) + " is outside a world of " +
                      std::to_string(options.world),
                  {}};
+  }
+  if (options.world > kMaxWorld) {
+    return Error{Errc::invalid_argument, "a world of " + std::to_string(options.world) + " ranks",
+                 "at most " + std::to_string(kMaxWorld)};
   }
   std::unordered_set<std::string_view> names;
   for (const Parameter& p : parameters) {
@@ -169,11 +186,18 @@ Result<Model> Model::create(const Spec& spec, std::vector<Parameter> parameters,
 
 /// What a bundle's slot and a packed index can say: 4 GiB and 2^32 elements.
 Result<void> Model::check_sizes() const {
-  if (choice_.strategy == StrategyKind::native_sum) return {};
+  const bool bundles = choice_.strategy != StrategyKind::native_sum;
   for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (assignments_[i].raw && bundles && parameters_[i].count() > kMaxSlotBytes / sizeof(float)) {
+      return Error{Errc::shape_unsupported,
+                   "parameter " + parameters_[i].name + " is too large to ride in a bundle",
+                   "at most 2^30 - 4 uncompressed elements; split the parameter"};
+    }
     for (const Piece& piece : assignments_[i].pieces) {
       const Plan plan = spec_.codec().plan(spec_.params(), piece.unit, options_.world);
-      if (piece.unit.count < (uint64_t{1} << 32) && plan.round[0].bytes <= kMaxSlotBytes) continue;
+      if (piece.unit.count < (uint64_t{1} << 32) &&
+          (!bundles || plan.round[0].bytes <= kMaxSlotBytes))
+        continue;
       return Error{
           Errc::shape_unsupported,
           "parameter " + parameters_[i].name + " is too large for " + spec_.canonical() +

@@ -55,11 +55,27 @@ struct Choice {
   std::string reason;
 };
 
-/// Bytes that one rank sends in a step under a strategy; a pure function, also used by explain()
-/// and its tests. `payload` is the bytes of all compressed units of one rank, `raw` the bytes of
-/// uncompressed lanes.
-uint64_t predicted_bytes(StrategyKind strategy, uint32_t world, uint64_t payload,
-                         uint64_t raw) noexcept;
+/// What a model's exchange consists of, as far as its bytes go.
+struct Volume {
+  uint64_t payload = 0;   ///< bytes of one rank's compressed units, at most
+  uint64_t expected = 0;  ///< likewise, as RoundPlan::expected has it
+  uint64_t raw = 0;       ///< bytes of uncompressed lanes
+  uint64_t units = 0;     ///< slots of one rank's bundles, each 4 bytes; pieces under two_shot
+  uint64_t rounds = 1;    ///< of the codec
+  bool lanes = true;      ///< every round is lanes,
+  bool summable = true;   ///< of a type that the engine adds
+  bool exact = true;      ///< no lengths have to be predicted
+};
+/// Of the units that `strategy` would cut.
+Volume volume_of(const Spec& spec, const std::vector<Parameter>& parameters, const Options& options,
+                 StrategyKind strategy);
+
+/// Bytes that one rank sends in a step whose parameters travel in one bucket, headers included.
+struct Prediction {
+  uint64_t expected = 0;
+  uint64_t at_most = 0;
+};
+Prediction predicted_bytes(StrategyKind strategy, uint32_t world, const Volume& volume) noexcept;
 
 /// Refuses what the contract forbids; otherwise the strategy with the fewest predicted bytes plus
 /// rounds.

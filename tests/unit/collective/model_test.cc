@@ -145,10 +145,24 @@ TEST(Capacity, FollowsWhatWasSeenWithAMargin) {
   EXPECT_GE(c.bytes(), kMinCapacity);
 }
 
-TEST(PredictedBytes, AreTheFormulas) {
-  EXPECT_EQ(predicted_bytes(StrategyKind::gather_all, 4, 1000, 200), 3600U);
-  EXPECT_EQ(predicted_bytes(StrategyKind::two_shot, 4, 1000, 200), 1800U);
-  EXPECT_EQ(predicted_bytes(StrategyKind::native_sum, 1, 1000, 200), 0U);
+TEST(PredictedBytes, CountHeadersTablesAndSeenLengths) {
+  Volume v;
+  v.payload = 1000;
+  v.expected = 400;
+  v.raw = 200;
+  v.units = 8;
+  const auto sent = [&](StrategyKind kind, uint32_t world) {
+    const Prediction p = predicted_bytes(kind, world, v);
+    return std::pair{p.expected, p.at_most};
+  };
+  EXPECT_EQ(sent(StrategyKind::gather_all, 4),
+            (std::pair{uint64_t{3 * (600 + 32 + 60)}, uint64_t{3 * (1200 + 32 + 60)}}));
+  EXPECT_EQ(sent(StrategyKind::two_shot, 4),
+            (std::pair{uint64_t{2 * 3 * (632 / 4 + 60)}, uint64_t{2 * 3 * (1232 / 4 + 60)}}));
+  v.exact = false;  // four bytes of seen lengths a rank, in every owner's mean to every rank
+  EXPECT_EQ(sent(StrategyKind::two_shot, 4).first, 2U * 3 * (632 / 4 + 60) + 3 * 16);
+  EXPECT_EQ(sent(StrategyKind::gather_all, 1).first, 0U);
+  EXPECT_EQ(sent(StrategyKind::two_shot, 1).first, 0U);
 }
 
 }  // namespace

@@ -75,21 +75,31 @@ TEST(Agreement, AForeignCardIsRefused) {
   EXPECT_FALSE(s[0]->check_agreement(all));
 }
 
+/// What does not fit on this rank is told to all of them, so the exchange begins.
 TEST(Session, RefusesLayoutsThatDoNotFit) {
   Options o;
   auto s = *Session::create("3lc", kModel, o);
   std::vector<float> buffer(8010);
   Bucket bucket;
   bucket.buffer = buffer.data();
-  Layout unknown{{7}, {0}, 8010};
-  EXPECT_FALSE(s->begin(bucket, unknown));
-  Layout outside{{0}, {100}, 8010};
-  EXPECT_FALSE(s->begin(bucket, outside));
-  Layout wraps{{0}, {~uint64_t{0}}, 8010};
-  EXPECT_FALSE(s->begin(bucket, wraps));
+  transport::LoopbackHub hub(1);
+  const auto code = [&](const Layout& layout) {
+    const auto done = session::drive(*s, bucket, layout, hub.engine(0));
+    return done ? Errc::ok : done.error().code;
+  };
+  EXPECT_EQ(code({{7}, {0}, 8010}), Errc::peer_failed);
+  EXPECT_EQ(code({{0}, {100}, 8010}), Errc::peer_failed);
+  EXPECT_EQ(code({{0}, {~uint64_t{0}}, 8010}), Errc::peer_failed);
+  EXPECT_EQ(code({{0, 1}, {0}, 8010}), Errc::peer_failed);
+  const Layout fits{{0, 1}, {0, 8000}, 8010};
+  EXPECT_EQ(code(fits), Errc::ok);
+  EXPECT_EQ(code({{7}, {0}, 8010}), Errc::peer_failed) << "a layout that has worked stands in";
+  EXPECT_EQ(code(fits), Errc::ok);
   bucket.buffer = nullptr;
-  Layout fits{{0, 1}, {0, 8000}, 8010};
-  EXPECT_FALSE(s->begin(bucket, fits));
+  EXPECT_EQ(code(fits), Errc::invalid_argument);
+  bucket.buffer = buffer.data();
+  bucket.dtype = DType::u8;
+  EXPECT_EQ(code(fits), Errc::dtype_unsupported);
 }
 
 TEST(Session, ExplainsItsChoice) {

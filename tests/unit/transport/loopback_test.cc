@@ -22,7 +22,7 @@ TEST(Loopback, SumsInRankOrderOnEveryRank) {
   std::array<std::vector<float>, 3> x{{{1e8F, 1.0F}, {-1e8F, 2.0F}, {0.5F, 4.0F}}};
   on_all(3, [&](uint32_t r) {
     auto* at = reinterpret_cast<uint8_t*>(x[r].data());
-    const Step step{StepKind::all_reduce, DType::f32, false, 2, at, at, {}, {}, {}, {}};
+    const Step step{.dtype = DType::f32, .count = 2, .send = at, .recv = at};
     ASSERT_TRUE(hub.engine(r).run({&step, 1}));
   });
   for (const auto& v : x)
@@ -35,7 +35,7 @@ TEST(Loopback, SumsOfHalvesRoundAfterEachAddition) {
   std::array<uint16_t, 3> x{float_to_bf16(256.0F), float_to_bf16(1.0F), float_to_bf16(1.0F)};
   on_all(3, [&](uint32_t r) {
     auto* at = reinterpret_cast<uint8_t*>(&x[r]);
-    const Step step{StepKind::all_reduce, DType::bf16, false, 1, at, at, {}, {}, {}, {}};
+    const Step step{.dtype = DType::bf16, .count = 1, .send = at, .recv = at};
     ASSERT_TRUE(hub.engine(r).run({&step, 1}));
   });
   EXPECT_EQ(bf16_to_float(x[0]), 256.0F);  // 256 + 1 rounds to even, twice
@@ -49,8 +49,13 @@ TEST(Loopback, RaggedAllToAllAndItsBytes) {
   on_all(2, [&](uint32_t r) {
     const std::array<uint64_t, 2> s{counts[r][0], counts[r][1]}, so{0, counts[r][0]};
     const std::array<uint64_t, 2> g{counts[0][r], counts[1][r]}, go{0, counts[0][r]};
-    const Step step{StepKind::all_to_all, DType::u8, true, 0, send[r].data(),
-                    recv[r].data(),       s,         so,   g, go};
+    const Step step{.kind = StepKind::all_to_all,
+                    .send = send[r].data(),
+                    .recv = recv[r].data(),
+                    .send_counts = s,
+                    .send_offsets = so,
+                    .recv_counts = g,
+                    .recv_offsets = go};
     ASSERT_TRUE(hub.engine(r).run({&step, 1}));
   });
   EXPECT_EQ(recv[0], (std::vector<uint8_t>{1, 4, 5}));
@@ -64,7 +69,7 @@ TEST(Loopback, DifferentCollectivesAreAnErrorOnEveryRank) {
   on_all(2, [&](uint32_t r) {
     std::vector<float> x(4);
     auto* at = reinterpret_cast<uint8_t*>(x.data());
-    const Step step{StepKind::all_reduce, DType::f32, false, r + 1, at, at, {}, {}, {}, {}};
+    const Step step{.dtype = DType::f32, .count = r + 1, .send = at, .recv = at};
     const auto result = hub.engine(r).run({&step, 1});
     if (!result && result.error().code == Errc::exchange_order) ++errors;
   });
@@ -76,7 +81,7 @@ TEST(Loopback, AKilledRankFailsTheOthers) {
   hub.kill(1);
   float x = 1;
   auto* at = reinterpret_cast<uint8_t*>(&x);
-  const Step step{StepKind::all_reduce, DType::f32, false, 1, at, at, {}, {}, {}, {}};
+  const Step step{.dtype = DType::f32, .count = 1, .send = at, .recv = at};
   const auto result = hub.engine(0).run({&step, 1});
   ASSERT_FALSE(result);
   EXPECT_EQ(result.error().code, Errc::peer_failed);
@@ -86,7 +91,7 @@ TEST(Loopback, AnAbsentRankTimesOut) {
   LoopbackHub hub(2, std::chrono::milliseconds(20));
   float x = 1;
   auto* at = reinterpret_cast<uint8_t*>(&x);
-  const Step step{StepKind::all_reduce, DType::f32, false, 1, at, at, {}, {}, {}, {}};
+  const Step step{.dtype = DType::f32, .count = 1, .send = at, .recv = at};
   EXPECT_FALSE(hub.engine(0).run({&step, 1}));
 }
 

@@ -44,6 +44,7 @@ struct Example {
     store(writer.lanes().data(), 1.5F);
     store(writer.lanes().data() + 4, -2.5F);
     for (uint32_t r = 0; r < 3; ++r) writer.set_seen(r, 100 * (r + 1));
+    writer.set_flush(10);
     writer.put(Buffer{1, 2, 3, 4, 5, 6, 7});
     writer.put_zero();
     writer.put_non_finite();
@@ -53,7 +54,7 @@ struct Example {
     return writer;
   }
 
-  BundleExpect expect() const { return {id, shape, bounds}; }
+  BundleExpect expect() const { return {id, shape, bounds, 300}; }
   Buffer used() const {
     return {out.begin(), out.begin() + static_cast<std::ptrdiff_t>(size.bytes)};
   }
@@ -76,7 +77,7 @@ Buffer with(Buffer bytes, std::size_t at, T value, std::size_t valid) {
 TEST(Bundle, round_trips) {
   Example e;
   EXPECT_FALSE(e.size.overflow);
-  EXPECT_EQ(e.size.bytes, 56 + 5 * 4 + 3 * 4 + 8 + 8 + 8 + 4U);
+  EXPECT_EQ(e.size.bytes, 60 + 5 * 4 + 3 * 4 + 8 + 8 + 8 + 4U);
   EXPECT_EQ(e.size.needed, e.size.bytes);
   EXPECT_EQ(e.out[e.size.bytes], 0xEE);
   const auto view = parse_bundle(e.out, e.expect());
@@ -106,7 +107,7 @@ TEST(Bundle, round_trips) {
 TEST(Bundle, lies_as_documented) {
   const Buffer b = Example().used();
   EXPECT_EQ(std::string(b.begin(), b.begin() + 4), "LACB");
-  EXPECT_EQ(b[4], 1);
+  EXPECT_EQ(b[4], 2);
   EXPECT_EQ(b[5], 1);
   EXPECT_EQ(b[6], 1 + 8);
   EXPECT_EQ(b[7], 1);
@@ -118,13 +119,14 @@ TEST(Bundle, lies_as_documented) {
   EXPECT_EQ(load<uint16_t>(&b[46]), 3);
   EXPECT_EQ(load<uint32_t>(&b[48]), 5U);
   EXPECT_EQ(load<uint32_t>(&b[52]), 8U);
-  EXPECT_EQ(load<uint32_t>(&b[56]), 7U);
-  EXPECT_EQ(load<uint32_t>(&b[60]), 0U);
-  EXPECT_EQ(load<uint32_t>(&b[64]), 0xFFFFFFFFU);
-  EXPECT_EQ(load<uint32_t>(&b[76]), 25U);  // 100 bytes, in words
-  EXPECT_EQ(load<float>(&b[88]), 1.5F);
-  EXPECT_EQ(b[96], 1);
-  EXPECT_EQ(b[103], 0);
+  EXPECT_EQ(load<uint32_t>(&b[56]), 10U);
+  EXPECT_EQ(load<uint32_t>(&b[60]), 7U);
+  EXPECT_EQ(load<uint32_t>(&b[64]), 0U);
+  EXPECT_EQ(load<uint32_t>(&b[68]), 0xFFFFFFFFU);
+  EXPECT_EQ(load<uint32_t>(&b[80]), 25U);  // 100 bytes, in words
+  EXPECT_EQ(load<float>(&b[92]), 1.5F);
+  EXPECT_EQ(b[100], 1);
+  EXPECT_EQ(b[107], 0);
 }
 
 TEST(Bundle, nothing_at_all_is_a_header) {
@@ -152,7 +154,7 @@ TEST(Bundle, overflow_is_a_value_and_can_be_completed) {
   // Overflowing although it would have fitted; and asking for more than the plan's bounds.
   moved.resize(needed);
   EXPECT_EQ(code_of(moved, small.expect()), Errc::frame_field);
-  EXPECT_EQ(code_of(with<uint64_t>(moved, 32, 1 << 20, 56), small.expect()), Errc::bound_exceeded);
+  EXPECT_EQ(code_of(with<uint64_t>(moved, 32, 1 << 20, 60), small.expect()), Errc::bound_exceeded);
   // The repeat round.
   BundleWriter writer = small.write();
   writer.finish(small.id, 64);
@@ -235,22 +237,56 @@ TEST(Bundle, bodies_are_checked_behind_the_checksum) {
   const std::size_t n = b.size();
   const auto code = [&](const Buffer& bytes) { return code_of(bytes, e.expect()); };
   EXPECT_EQ(code(with<uint8_t>(b, 6, 8, n)), Errc::frame_field);      // non-finite slot, no flag
-  EXPECT_EQ(code(with<uint8_t>(b, 6, 0x19, n)), Errc::frame_field);   // unknown flag
+  EXPECT_EQ(code(with<uint8_t>(b, 6, 0x29, n)), Errc::frame_field);   // unknown flag
   EXPECT_EQ(code(with<uint8_t>(b, 6, 4 | 8, n)), Errc::frame_field);  // failed and more
-  EXPECT_EQ(code(with<uint8_t>(b, 6, 1, n)), Errc::frame_count);      // no seen lengths
-  EXPECT_EQ(code(with<uint32_t>(b, 56, 3, n)), Errc::frame_field);    // padding not zero
-  EXPECT_EQ(code(with<uint32_t>(b, 56, 8, n)), Errc::bound_exceeded);
-  EXPECT_EQ(code(with<uint32_t>(b, 56, 0xFFFFFFFEU, n)), Errc::bound_exceeded);
-  EXPECT_EQ(code(with<uint32_t>(b, 72, 0, n)), Errc::frame_extended);
-  EXPECT_EQ(code(with<uint32_t>(b, 60, 100, n)), Errc::frame_truncated);
+  EXPECT_EQ(code(with<uint8_t>(b, 6, 1 | 8 | 16, n)), Errc::ok);      // an owner's, incomplete
+  EXPECT_EQ(code(with<uint32_t>(b, 56, kMaxFlushSteps, n)), Errc::ok);
+  EXPECT_EQ(code(with<uint32_t>(b, 56, kMaxFlushSteps + 1, n)), Errc::frame_field);
+  EXPECT_EQ(code(with<uint8_t>(b, 6, 1, n)), Errc::frame_count);    // no seen lengths
+  EXPECT_EQ(code(with<uint32_t>(b, 60, 3, n)), Errc::frame_field);  // padding not zero
+  EXPECT_EQ(code(with<uint32_t>(b, 60, 8, n)), Errc::bound_exceeded);
+  EXPECT_EQ(code(with<uint32_t>(b, 60, 0xFFFFFFFEU, n)), Errc::bound_exceeded);
+  EXPECT_EQ(code(with<uint32_t>(b, 76, 0, n)), Errc::frame_extended);
+  EXPECT_EQ(code(with<uint32_t>(b, 64, 100, n)), Errc::frame_truncated);
   EXPECT_EQ(code(with<uint64_t>(b, 32, n - 4, n - 4)), Errc::frame_truncated);
   EXPECT_EQ(code(with<uint64_t>(b, 32, n - 1, n - 1)), Errc::frame_field);
-  EXPECT_EQ(code(with<uint64_t>(b, 32, 52, 52)), Errc::frame_field);
-  EXPECT_EQ(code(with<uint64_t>(b, 32, 60, 60)), Errc::frame_truncated);
+  EXPECT_EQ(code(with<uint64_t>(b, 32, 56, 56)), Errc::frame_field);
+  EXPECT_EQ(code(with<uint64_t>(b, 32, 64, 64)), Errc::frame_truncated);
   EXPECT_EQ(code(with<uint64_t>(b, 32, UINT64_MAX - 3, n)), Errc::frame_truncated);
   EXPECT_EQ(code(with<uint32_t>(b, 48, 0xFFFFFFFFU, n)), Errc::frame_count);
   EXPECT_EQ(code(with<uint32_t>(b, 0, 0, n)), Errc::frame_magic);
-  EXPECT_EQ(code(with<uint8_t>(b, 4, 2, n)), Errc::frame_version);
+  EXPECT_EQ(code(with<uint8_t>(b, 4, 1, n)), Errc::frame_version);
+}
+
+/// What an owner says it saw becomes a capacity of ours: an honest rank once was told to send 1 GiB
+/// from a buffer of 60 kB.
+TEST(Bundle, seen_lengths_are_bounded) {
+  Example e;
+  EXPECT_EQ(code_of(e.used(), e.expect()), Errc::ok);
+  BundleExpect expect = e.expect();
+  expect.seen_bound = 299;
+  EXPECT_EQ(code_of(e.used(), expect), Errc::bound_exceeded);
+  BundleWriter writer = e.write();
+  writer.set_seen(1, uint64_t{1} << 30);
+  e.size = writer.finish(e.id, 1000);
+  EXPECT_EQ(code_of(e.used(), e.expect()), Errc::bound_exceeded);
+}
+
+TEST(Bundle, only_an_owners_mean_can_be_incomplete) {
+  Example e;
+  BundleWriter writer = e.write();
+  writer.mark_incomplete();
+  e.size = writer.finish(e.id, 1000);
+  const Buffer bytes = e.used();
+  const auto view = parse_bundle(bytes, e.expect());
+  ASSERT_TRUE(view) << view.error().message;
+  EXPECT_TRUE(view->incomplete);
+  EXPECT_EQ(view->flush, 10U);
+  e.id.kind = BundleKind::contribution;
+  e.size = e.write().finish(e.id, 1000);
+  EXPECT_EQ(code_of(e.used(), e.expect()), Errc::ok);
+  EXPECT_EQ(code_of(with<uint8_t>(e.used(), 6, 1 | 8 | 16, e.used().size()), e.expect()),
+            Errc::frame_field);
 }
 
 TEST(Bundle, bits_behind_the_end_do_not_matter) {
@@ -305,13 +341,13 @@ TEST(Failure, bodies_are_checked) {
   out.resize(n);
   const auto code = [&](const Buffer& bytes) { return code_of(bytes, e.expect()); };
   ASSERT_EQ(code(out), Errc::ok);
-  EXPECT_EQ(code(with<int32_t>(out, 56, 0, n)), Errc::frame_field);
-  EXPECT_EQ(code(with<int32_t>(out, 56, 12345, n)), Errc::frame_field);
-  EXPECT_EQ(code(with<uint32_t>(out, 72, 5, n)), Errc::frame_field);
-  EXPECT_EQ(code(with<uint32_t>(out, 72, 0xFFFFFFFFU, n)), Errc::frame_field);
-  EXPECT_EQ(code(with<uint8_t>(out, 76, 0xFF, n)), Errc::frame_field);
-  EXPECT_EQ(code(with<uint64_t>(out, 32, 60, 60)), Errc::frame_field);
-  EXPECT_EQ(code(with<uint32_t>(out, 72, 3, n)), Errc::frame_field);  // padding is not zero
+  EXPECT_EQ(code(with<int32_t>(out, 60, 0, n)), Errc::frame_field);
+  EXPECT_EQ(code(with<int32_t>(out, 60, 12345, n)), Errc::frame_field);
+  EXPECT_EQ(code(with<uint32_t>(out, 76, 5, n)), Errc::frame_field);
+  EXPECT_EQ(code(with<uint32_t>(out, 76, 0xFFFFFFFFU, n)), Errc::frame_field);
+  EXPECT_EQ(code(with<uint8_t>(out, 80, 0xFF, n)), Errc::frame_field);
+  EXPECT_EQ(code(with<uint64_t>(out, 32, 64, 64)), Errc::frame_field);
+  EXPECT_EQ(code(with<uint32_t>(out, 76, 3, n)), Errc::frame_field);  // padding is not zero
   EXPECT_EQ(code(with<uint32_t>(out, 48, 1, n)), Errc::frame_field);
   EXPECT_EQ(code(with<uint32_t>(out, 52, 4, n)), Errc::frame_field);
   BundleExpect other = e.expect();

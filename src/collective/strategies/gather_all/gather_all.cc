@@ -2,11 +2,11 @@
 //
 // gather_all: every rank's bundle to every rank, decode-and-add in rank order. One round; (n − 1)·S
 // bytes a rank. Uncompressed parameters ride in the bundle's lane segment.
-#include <array>
-
 #include "aggregate/mean.h"
+#include "collective/exchange/bucket_plan.h"
+#include "collective/exchange/status_round.h"
 #include "collective/exchange/strategy.h"
-#include "collective/plan/bucket_plan.h"
+#include "collective/exchange/strategy_parts.h"
 #include "collective/plan/capacity.h"
 
 namespace laconic::collective {
@@ -15,20 +15,28 @@ namespace {
 class GatherAll final : public Strategy {
  public:
   GatherAll(RankState& state, const Layout& layout, Counters& counters);
+  /// False: no memory.
+  [[nodiscard]] bool reserve();
   void begin(const Input& input) override;
   Result<Next> next(std::span<transport::Step> batch) override;
-  void put_back() override { undo(pipeline::Undo::gradient_lost); }
+  void abort() override { undo(pipeline::Undo::gradient_lost); }
+  [[nodiscard]] uint32_t flush_heard() const noexcept override { return flush_heard_; }
 
  private:
   enum class Phase : uint8_t { idle, send, received };
+  static constexpr uint8_t kMaxRounds = 2;  // what outgrew its capacity travels once more
 
-  [[nodiscard]] BundleId id(uint32_t rank) const;
+  [[nodiscard]] BundleId id(uint32_t rank) const {
+    return state_->bundle_id(BundleKind::contribution, rank, input_.step, input_.sequence, round_);
+  }
   void encode();
   uint64_t seal();
   Next emit(transport::Step& step);
   Result<void> parse_all(bool* overflow, bool* non_finite);
   Result<Next> receive(std::span<transport::Step> batch);
-  Result<void> check_and_decode();
+  Result<void> check_all();
+  void decode();
+  void mean_of_lanes();
   void undo(pipeline::Undo why);
 
   RankState* state_;
@@ -37,6 +45,7 @@ class GatherAll final : public Strategy {
   WorkMemory memory_;
   Capacity capacity_;
   BundleShape shape_;
+  uint64_t bound_ = 0;
   std::vector<uint32_t> bounds_;
   std::vector<Bytes> sent_;  // own payloads, by unit; empty: nothing was sent
   Arena send_, recv_;
@@ -45,55 +54,46 @@ class GatherAll final : public Strategy {
   std::vector<SlotCursor> cursors_;
   std::vector<Slot> slots_;
   std::vector<Term> terms_;
-  std::vector<const void*> lanes_;
-  std::vector<float> lane_mean_;
+  std::vector<const void*> rows_;
   std::vector<uint64_t> send_counts_, send_offsets_, recv_counts_, recv_offsets_;
   Input input_;
   Phase phase_ = Phase::idle;
   uint8_t round_ = 0;
   uint64_t granted_ = 0;
-  bool out_of_memory_ = false;
+  uint32_t flush_heard_ = 0;
 };
 
 GatherAll::GatherAll(RankState& state, const Layout& layout, Counters& counters)
     : state_(&state), counters_(&counters), plan_(state, layout) {
-  const uint32_t world = state.world();
   shape_ = {static_cast<uint32_t>(plan_.units.size()), 0,
             static_cast<uint32_t>(plan_.lanes * sizeof(float))};
-  uint64_t bound = bundle_front_bytes(shape_);
+  bound_ = bundle_front_bytes(shape_);
   for (const BucketUnit& u : plan_.units) {
     memory_.plan(u.piece->send.plan);
     bounds_.push_back(static_cast<uint32_t>(u.piece->send.plan.round[0].bytes));
-    bound += bundle_payload_bytes(bounds_.back());
+    bound_ += bundle_payload_bytes(bounds_.back());
   }
-  capacity_ = Capacity(bound, state.codec().contract().exact_size || state.short_sends());
+  bound_ = std::max(bound_, kMinCapacity);
+  capacity_ = Capacity(bound_, state.exact());
+}
+
+bool GatherAll::reserve() {
+  const uint32_t world = state_->world();
   sent_.resize(plan_.units.size());
   views_.resize(world);
   cursors_.resize(world);
   slots_.resize(world);
   terms_.resize(world);
-  lanes_.resize(world);
-  lane_mean_.resize(plan_.lanes);
+  rows_.resize(world);
   for (auto* v : {&send_counts_, &send_offsets_, &recv_counts_, &recv_offsets_}) v->resize(world);
-  bound = std::max(bound, kMinCapacity);
-  out_of_memory_ =
-      !memory_.reserve() || !send_.reserve(bound) || !recv_.reserve(world * round_up(bound, 64));
-}
-
-BundleId GatherAll::id(uint32_t rank) const {
-  return {BundleKind::contribution,
-          round_,
-          static_cast<uint16_t>(rank),
-          static_cast<uint16_t>(state_->world()),
-          input_.step,
-          input_.sequence,
-          state_->model().agreement()};
+  return memory_.reserve() && send_.reserve(bound_) && recv_.reserve(world * round_up(bound_, 64));
 }
 
 void GatherAll::begin(const Input& input) {
   input_ = input;
   phase_ = Phase::send;
   round_ = 0;
+  flush_heard_ = 0;
   granted_ = capacity_.bytes();
   std::fill(sent_.begin(), sent_.end(), Bytes{});
   if (input_.failure == nullptr) encode();
@@ -101,40 +101,27 @@ void GatherAll::begin(const Input& input) {
 
 void GatherAll::encode() {
   writer_.emplace(send_.bytes(), shape_);
-  plan_.pack_lanes(input_.gradient, reinterpret_cast<float*>(writer_->lanes().data()));
+  writer_->set_flush(input_.flush_wish);
+  plan_.over_lanes(0, plan_.lanes, [&](uint64_t at, uint64_t lane, uint64_t count) {
+    std::memcpy(writer_->lanes().data() + lane * sizeof(float), input_.gradient + at,
+                count * sizeof(float));
+  });
   const Place place = state_->place(input_.step, 0);
   for (size_t i = 0; i < plan_.units.size(); ++i) {
-    const BucketUnit& u = plan_.units[i];
     Work work = memory_.work(i, state_->codec());
-    const MutBytes room = writer_->room();
-    const auto encoded =
-        state_->codec().encode(u.piece->send, place, input_.gradient + u.offset, work, room);
-    switch (encoded.outcome) {
-      case pipeline::Outcome::payload:
-        sent_[i] = Bytes(room.data(), encoded.bytes);
-        writer_->put(static_cast<uint32_t>(encoded.bytes));
-        break;
-      case pipeline::Outcome::zero:
-        writer_->put_zero(), ++counters_->zero_units;
-        break;
-      case pipeline::Outcome::non_finite:
-        writer_->put_non_finite(), ++counters_->non_finite_units;
-        break;
-    }
+    sent_[i] = encode_unit(state_->codec(), plan_.units[i].piece->send, place,
+                           input_.gradient + plan_.units[i].offset, work, *writer_, *counters_);
   }
 }
 
 /// Gives the bytes to send: what the bundle takes where the engine allows it, else all that is
 /// granted.
 uint64_t GatherAll::seal() {
-  uint64_t bytes = 0;
-  if (input_.failure != nullptr) {
-    const BundleFailure failure{input_.failure->code, state_->rank(), input_.bucket,
-                                BundleFailure::kNoParameter, input_.failure->message};
-    bytes = write_failure_bundle(id(state_->rank()), failure, send_.bytes());
-  } else {
-    bytes = writer_->finish(id(state_->rank()), granted_).bytes;
-  }
+  const BundleId own = id(state_->rank());
+  const uint64_t bytes =
+      input_.failure != nullptr
+          ? write_failure_bundle(own, own_failure(*state_, input_, *input_.failure), send_.bytes())
+          : writer_->finish(own, granted_).bytes;
   return state_->short_sends() ? bytes : granted_;
 }
 
@@ -143,20 +130,16 @@ Next GatherAll::emit(transport::Step& step) {
   for (uint32_t r = 0; r < state_->world(); ++r) {
     send_counts_[r] = sending;
     recv_counts_[r] = granted_;
-    send_offsets_[r] = 0;
     recv_offsets_[r] = r * granted_;
   }
-  step = {transport::StepKind::all_gather,
-          DType::u8,
-          true,
-          0,
-          send_.bytes().data(),
-          recv_.bytes().data(),
-          send_counts_,
-          send_offsets_,
-          recv_counts_,
-          recv_offsets_};
-  step.short_sends = state_->short_sends();
+  step = {.kind = transport::StepKind::all_gather,
+          .short_sends = state_->short_sends(),
+          .send = send_.bytes().data(),
+          .recv = recv_.bytes().data(),
+          .send_counts = send_counts_,
+          .send_offsets = send_offsets_,
+          .recv_counts = recv_counts_,
+          .recv_offsets = recv_offsets_};
   counters_->wire_bytes += (state_->world() - 1) * sending;
   ++counters_->rounds;
   phase_ = Phase::received;
@@ -172,6 +155,7 @@ Result<void> GatherAll::parse_all(bool* overflow, bool* non_finite) {
     if (view->failed) return to_error(view->failure);
     *overflow = *overflow || view->overflow;
     *non_finite = *non_finite || view->non_finite;
+    flush_heard_ |= view->flush;
     needed = std::max(needed, view->bytes);
     views_[r] = *view;
   }
@@ -185,46 +169,48 @@ Result<Next> GatherAll::receive(std::span<transport::Step> batch) {
   bool non_finite = false;
   if (auto r = parse_all(&overflow, &non_finite); !r) return std::move(r).error();
   if (overflow) {
+    if (++round_ == kMaxRounds) return too_many_rounds();
     ++counters_->overflow_repeats;
-    ++round_;
     return emit(batch[0]);
   }
   if (non_finite) {
     undo(pipeline::Undo::gradient_travels);
     return Next{Verdict::take_raw, 0};
   }
-  if (auto r = check_and_decode(); !r) return std::move(r).error();
+  if (auto r = check_all(); !r) return std::move(r).error();
+  decode();
   phase_ = Phase::idle;
   return Next{Verdict::done, 0};
 }
 
 Result<Next> GatherAll::next(std::span<transport::Step> batch) {
-  if (out_of_memory_)
-    return Error{Errc::out_of_memory, "no memory for the exchange buffers", "use smaller buckets"};
   if (phase_ == Phase::send) return emit(batch[0]);
   if (phase_ != Phase::received)
     return Error{Errc::exchange_order, "next() after the end of an exchange", {}};
   auto result = receive(batch);
-  if (!result) put_back();
+  if (!result) abort();
   return result;
 }
 
-Result<void> GatherAll::check_and_decode() {
-  const pipeline::UnitCodec& codec = state_->codec();
-  const Place place = state_->place(input_.step, 0);
-  // All payloads are checked before the first float is written: an error leaves the gradients as
-  // they were.
+/// All payloads are checked before the first float is written: an error leaves the gradients as
+/// they were.
+Result<void> GatherAll::check_all() {
   for (uint32_t r = 0; r < state_->world(); ++r) {
     SlotCursor cursor = views_[r].slots();
     for (const BucketUnit& u : plan_.units) {
-      const std::string& name = state_->model().parameters()[u.parameter].name;
-      if (auto ok = aggregate::check_slot(codec.spec(), u.piece->send.unit, cursor.next(), r, name);
+      if (auto ok = aggregate::check_slot(state_->codec().spec(), u.piece->send.unit, cursor.next(),
+                                          r, state_->name_of(u.parameter));
           !ok)
         return ok;
     }
     cursors_[r] = views_[r].slots();
-    lanes_[r] = views_[r].lanes.data();
   }
+  return {};
+}
+
+void GatherAll::decode() {
+  const pipeline::UnitCodec& codec = state_->codec();
+  const Place place = state_->place(input_.step, 0);
   for (size_t i = 0; i < plan_.units.size(); ++i) {
     const BucketUnit& u = plan_.units[i];
     for (uint32_t r = 0; r < state_->world(); ++r) slots_[r] = cursors_[r].next();
@@ -234,9 +220,15 @@ Result<void> GatherAll::check_and_decode() {
     codec.commit(u.piece->send, place, sent_[i], {}, state_->world(), input_.gradient + u.offset,
                  work);
   }
-  aggregate::mean_of_lanes(codec.isa(), lanes_, lane_mean_.data(), plan_.lanes);
-  plan_.unpack_lanes(lane_mean_.data(), input_.gradient);
-  return {};
+  mean_of_lanes();
+}
+
+void GatherAll::mean_of_lanes() {
+  plan_.over_lanes(0, plan_.lanes, [&](uint64_t at, uint64_t lane, uint64_t count) {
+    for (uint32_t r = 0; r < state_->world(); ++r)
+      rows_[r] = views_[r].lanes.data() + lane * sizeof(float);
+    aggregate::mean_of_lanes(state_->codec().isa(), rows_, input_.gradient + at, count);
+  });
 }
 
 void GatherAll::undo(pipeline::Undo why) {
@@ -253,9 +245,11 @@ void GatherAll::undo(pipeline::Undo why) {
 
 }  // namespace
 
-std::unique_ptr<Strategy> make_gather_all(RankState& state, const Layout& layout,
-                                          Counters& counters) {
-  return std::make_unique<GatherAll>(state, layout, counters);
+Result<std::unique_ptr<Strategy>> make_gather_all(RankState& state, const Layout& layout,
+                                                  Counters& counters) {
+  auto strategy = std::make_unique<GatherAll>(state, layout, counters);
+  if (!strategy->reserve()) return no_exchange_memory();
+  return std::unique_ptr<Strategy>(std::move(strategy));
 }
 
 }  // namespace laconic::collective

@@ -10,9 +10,10 @@
 #include <array>
 #include <cmath>
 
+#include "collective/exchange/bucket_plan.h"
 #include "collective/exchange/status_round.h"
 #include "collective/exchange/strategy.h"
-#include "collective/plan/bucket_plan.h"
+#include "collective/exchange/strategy_parts.h"
 
 namespace laconic::collective {
 namespace {
@@ -35,24 +36,34 @@ struct LaneSlice {
   uint64_t bytes = 0;
 };
 
-bool finite_lane(DType type, const uint8_t* p) {
-  if (type == DType::f32) return std::isfinite(load<float>(p));
+float lane_value(DType type, const uint8_t* p) {
+  if (type == DType::f32) return load<float>(p);
   const auto h = load<uint16_t>(p);
-  return std::isfinite(type == DType::f16 ? f16_to_float(h) : bf16_to_float(h));
+  return type == DType::f16 ? f16_to_float(h) : bf16_to_float(h);
 }
+
+bool finite_lane(DType type, const uint8_t* p) { return std::isfinite(lane_value(type, p)); }
+
+/// A flush is asked for in bits, one lane each: whatever type the lanes have, and however many
+/// ranks add theirs, a bit is set where the sum is above zero.
+constexpr uint32_t kWishLanes = 16;
+static_assert(kMaxFlushSteps >> kWishLanes == 0);
 
 class NativeSum final : public Strategy {
  public:
-  NativeSum(RankState& state, const Layout& layout, Counters& counters);
+  NativeSum(RankState& state, const Layout& layout, Counters& counters, StatusRound& status);
+  /// False: no memory.
+  [[nodiscard]] bool reserve(const Layout& layout);
   void begin(const Input& input) override;
   Result<Next> next(std::span<transport::Step> batch) override;
-  void put_back() override { undo(pipeline::Undo::gradient_lost); }
+  void abort() override { undo(pipeline::Undo::gradient_lost); }
+  [[nodiscard]] uint32_t flush_heard() const noexcept override { return flush_heard_; }
 
  private:
   enum class Phase : uint8_t { idle, ready, summed, status };
 
   void plan_lanes();
-  void reserve(const Layout& layout);
+  void plan_wish();
   LaneGroup& group(uint32_t round, uint8_t index) {
     return groups_[round * kLaneTypes.size() + index];
   }
@@ -61,6 +72,9 @@ class NativeSum final : public Strategy {
   void encode_first();
   void encode_first_unit(uint32_t i);
   void encode_later();
+  void encode_later_unit(uint32_t i);
+  void put_wish();
+  void hear_wish();
   void poison();
   Next emit(std::span<transport::Step> batch);
   Next emit_status(transport::Step& step);
@@ -79,30 +93,32 @@ class NativeSum final : public Strategy {
   std::array<LaneGroup, kMaxRounds * kLaneTypes.size()> groups_;
   std::vector<std::array<LaneSlice, kMaxRounds>> slices_;
   std::vector<pipeline::Outcome> outcomes_;
-  std::vector<Bytes> sent_;  // copies of own lanes: the sum overwrites them
+  std::vector<Bytes> sent_;  // copies of this rank's lanes: the sum overwrites them
   std::vector<uint64_t> sent_offsets_;
   Arena sent_memory_;
-  StatusRound status_;
+  StatusRound* status_;
   Input input_;
   Phase phase_ = Phase::idle;
   uint32_t round_ = 0;
-  bool in_place_ =
-      false;  // only uncompressed parameters, back to back: the bucket is the lane segment
-  bool guarded_ = false;  // non-finite sums must not reach residual or state
+  uint32_t flush_heard_ = 0;
+  bool wishes_ = false;    // there is a residual to flush: the wish has lanes
+  LaneSlice wish_;         // in round 0
+  bool in_place_ = false;  // uncompressed parameters only, back to back: the bucket is the lanes
+  bool guarded_ = false;   // non-finite sums must not reach residual or state
   bool keep_sent_ = false;
-  bool out_of_memory_ = false;
 };
 
-NativeSum::NativeSum(RankState& state, const Layout& layout, Counters& counters)
-    : state_(&state), counters_(&counters), plan_(state, layout), status_(state) {
+NativeSum::NativeSum(RankState& state, const Layout& layout, Counters& counters,
+                     StatusRound& status)
+    : state_(&state), counters_(&counters), plan_(state, layout), status_(&status) {
   for (uint32_t r = 0; r < kMaxRounds; ++r) {
     for (uint8_t t = 0; t < kLaneTypes.size(); ++t) group(r, t).type = kLaneTypes[t];
   }
   plan_lanes();
+  plan_wish();
   guarded_ = state.model().spec().feedback() || rounds_ > 1;
   keep_sent_ =
       state.model().spec().feedback() && state.codec().contract().feedback == Feedback::own;
-  reserve(layout);
 }
 
 void NativeSum::plan_lanes() {
@@ -122,7 +138,18 @@ void NativeSum::plan_lanes() {
   }
 }
 
-void NativeSum::reserve(const Layout& layout) {
+/// The wish rides behind the first lanes that travel anyway.
+void NativeSum::plan_wish() {
+  wishes_ = state_->model().spec().feedback() && !plan_.units.empty();
+  if (!wishes_) return;
+  while (group(0, wish_.group).lanes == 0) ++wish_.group;
+  LaneGroup& g = group(0, wish_.group);
+  wish_.offset = g.bytes();
+  wish_.bytes = kWishLanes * dtype_size(g.type);
+  g.lanes += kWishLanes;
+}
+
+bool NativeSum::reserve(const Layout& layout) {
   in_place_ = plan_.units.empty() && plan_.lanes == layout.elements;
   for (const BucketRaw& r : plan_.raw) in_place_ = in_place_ && r.offset == r.lane;
   bool ok = memory_.reserve();
@@ -135,10 +162,9 @@ void NativeSum::reserve(const Layout& layout) {
     copies += round_up(s[0].bytes, 64);
   }
   if (keep_sent_) ok = ok && sent_memory_.reserve(std::max<uint64_t>(copies, 1));
-  ok = ok && status_.reserve();
   outcomes_.resize(plan_.units.size());
   sent_.resize(plan_.units.size());
-  out_of_memory_ = !ok;
+  return ok;
 }
 
 MutBytes NativeSum::lanes_of(uint32_t unit, uint32_t round) {
@@ -159,8 +185,8 @@ void NativeSum::begin(const Input& input) {
   input_ = input;
   phase_ = Phase::ready;
   round_ = 0;
+  flush_heard_ = 0;
   std::fill(sent_.begin(), sent_.end(), Bytes{});
-  if (out_of_memory_) return;
   if (input_.failure != nullptr) {
     poison();
   } else {
@@ -182,18 +208,44 @@ void NativeSum::encode_first() {
   const float mean = 1.0F / static_cast<float>(state_->world());
   if (in_place_) return kernels.scale(input_.gradient, mean, plan_.lanes);
   auto* lanes = reinterpret_cast<float*>(group(0, 0).memory.bytes().data());
-  plan_.pack_lanes(input_.gradient, lanes);
-  kernels.scale(lanes, mean, plan_.lanes);
+  plan_.over_lanes(0, plan_.lanes, [&](uint64_t at, uint64_t lane, uint64_t count) {
+    kernels.mul(lanes + lane, mean, input_.gradient + at, count);
+  });
   for (uint32_t i = 0; i < plan_.units.size(); ++i) encode_first_unit(i);
+  if (wishes_) put_wish();
+}
+
+void NativeSum::put_wish() {
+  LaneGroup& g = group(0, wish_.group);
+  uint8_t* at = g.memory.bytes().data() + wish_.offset;
+  for (uint32_t bit = 0; bit < kWishLanes; ++bit) {
+    const bool set = (input_.flush_wish >> bit & 1U) != 0;
+    const float lane = set ? 1.0F / static_cast<float>(state_->world()) : 0.0F;
+    if (g.type == DType::f32) {
+      store(at + 4 * bit, lane);
+    } else {
+      store(at + 2 * bit, g.type == DType::f16 ? float_to_f16(lane) : float_to_bf16(lane));
+    }
+  }
+}
+
+/// A rank that failed has sent NaN: then nobody heard anything.
+void NativeSum::hear_wish() {
+  LaneGroup& g = group(0, wish_.group);
+  const uint8_t* at = g.memory.bytes().data() + wish_.offset;
+  for (uint32_t bit = 0; bit < kWishLanes; ++bit) {
+    if (lane_value(g.type, at + bit * dtype_size(g.type)) > 0.0F) flush_heard_ |= 1U << bit;
+  }
 }
 
 void NativeSum::encode_first_unit(uint32_t i) {
   const BucketUnit& u = plan_.units[i];
   const MutBytes out = lanes_of(i, 0);
   Work work = memory_.work(i, state_->codec());
-  outcomes_[i] = state_->codec()
-                     .encode(u.piece->send, place(i, 0), input_.gradient + u.offset, work, out)
-                     .outcome;
+  const pipeline::UnitEncoded encoded =
+      state_->codec().encode(u.piece->send, place(i, 0), input_.gradient + u.offset, work, out);
+  outcomes_[i] = encoded.outcome;
+  if (encoded.residual_reset) ++counters_->residual_resets;
   if (outcomes_[i] == pipeline::Outcome::zero) {
     std::fill(out.begin(), out.end(), uint8_t{0});
     ++counters_->zero_units;
@@ -212,21 +264,23 @@ void NativeSum::encode_first_unit(uint32_t i) {
 
 void NativeSum::encode_later() {
   for (uint32_t i = 0; i < plan_.units.size(); ++i) {
-    const BucketUnit& u = plan_.units[i];
-    if (round_ >= u.piece->send.plan.rounds) continue;
-    const MutBytes out = lanes_of(i, round_);
-    Work work = memory_.work(i, state_->codec());
-    if (outcomes_[i] != pipeline::Outcome::payload) {
-      std::fill(out.begin(), out.end(), uint8_t{0});
-      continue;
-    }
-    const auto encoded = state_->codec().encode_round(u.piece->send, place(i, round_), round_,
-                                                      input_.gradient + u.offset, work, out);
-    if (encoded.outcome == pipeline::Outcome::non_finite) {
-      std::fill(out.begin(), out.end(), uint8_t{0xFF});
-      ++counters_->non_finite_units;
-    }
+    if (round_ < plan_.units[i].piece->send.plan.rounds) encode_later_unit(i);
   }
+}
+
+void NativeSum::encode_later_unit(uint32_t i) {
+  const BucketUnit& u = plan_.units[i];
+  const MutBytes out = lanes_of(i, round_);
+  if (outcomes_[i] != pipeline::Outcome::payload) {
+    std::fill(out.begin(), out.end(), uint8_t{0});
+    return;
+  }
+  Work work = memory_.work(i, state_->codec());
+  const pipeline::UnitEncoded encoded = state_->codec().encode_round(
+      u.piece->send, place(i, round_), round_, input_.gradient + u.offset, work, out);
+  if (encoded.outcome != pipeline::Outcome::non_finite) return;
+  std::fill(out.begin(), out.end(), uint8_t{0xFF});
+  ++counters_->non_finite_units;
 }
 
 Next NativeSum::emit(std::span<transport::Step> batch) {
@@ -235,8 +289,11 @@ Next NativeSum::emit(std::span<transport::Step> batch) {
     LaneGroup& g = group(round_, t);
     if (g.lanes == 0) continue;
     uint8_t* at = in_place_ ? reinterpret_cast<uint8_t*>(input_.gradient) : g.memory.bytes().data();
-    batch[steps++] = {
-        transport::StepKind::all_reduce, g.type, false, g.lanes, at, at, {}, {}, {}, {}};
+    batch[steps++] = {.kind = transport::StepKind::all_reduce,
+                      .dtype = g.type,
+                      .count = g.lanes,
+                      .send = at,
+                      .recv = at};
     counters_->wire_bytes += 2 * g.bytes() * (state_->world() - 1) / state_->world();
     ++counters_->rounds;
   }
@@ -245,13 +302,11 @@ Next NativeSum::emit(std::span<transport::Step> batch) {
 }
 
 Result<Next> NativeSum::next(std::span<transport::Step> batch) {
-  if (out_of_memory_)
-    return Error{Errc::out_of_memory, "no memory for the exchange buffers", "use smaller buckets"};
   if (phase_ == Phase::ready) return emit(batch);
   if (phase_ == Phase::idle)
     return Error{Errc::exchange_order, "next() after the end of an exchange", {}};
   auto result = phase_ == Phase::summed ? after_sum(batch) : after_status(batch);
-  if (!result) put_back();
+  if (!result) abort();
   return result;
 }
 
@@ -281,6 +336,7 @@ bool NativeSum::trouble() {
 }
 
 Result<Next> NativeSum::after_sum(std::span<transport::Step> batch) {
+  if (wishes_ && round_ == 0) hear_wish();
   if (trouble()) return emit_status(batch[0]);
   return advance(batch);
 }
@@ -302,13 +358,13 @@ Result<Next> NativeSum::advance(std::span<transport::Step> batch) {
 }
 
 Next NativeSum::emit_status(transport::Step& step) {
-  status_.emit(input_, step, *counters_);
+  status_->emit(input_, input_.failure, step, *counters_);
   phase_ = Phase::status;
   return {Verdict::steps, 1};
 }
 
 Result<Next> NativeSum::after_status(std::span<transport::Step> batch) {
-  if (auto heard = status_.receive(input_); !heard) return std::move(heard).error();
+  if (auto heard = status_->receive(input_); !heard) return std::move(heard).error();
   if (!guarded_) return advance(batch);  // casts carry NaN and infinity as they are
   undo(pipeline::Undo::gradient_travels);
   return Next{Verdict::take_raw, 0};
@@ -318,8 +374,10 @@ void NativeSum::finish() {
   phase_ = Phase::idle;
   if (in_place_) return;
   const pipeline::UnitCodec& codec = state_->codec();
-  plan_.unpack_lanes(reinterpret_cast<const float*>(group(0, 0).memory.bytes().data()),
-                     input_.gradient);
+  const auto* lanes = reinterpret_cast<const float*>(group(0, 0).memory.bytes().data());
+  plan_.over_lanes(0, plan_.lanes, [&](uint64_t at, uint64_t lane, uint64_t count) {
+    std::copy_n(lanes + lane, count, input_.gradient + at);
+  });
   for (uint32_t i = 0; i < plan_.units.size(); ++i) {
     const BucketUnit& u = plan_.units[i];
     const uint32_t last = u.piece->send.plan.rounds - 1;
@@ -348,9 +406,11 @@ void NativeSum::undo(pipeline::Undo why) {
 
 }  // namespace
 
-std::unique_ptr<Strategy> make_native_sum(RankState& state, const Layout& layout,
-                                          Counters& counters) {
-  return std::make_unique<NativeSum>(state, layout, counters);
+Result<std::unique_ptr<Strategy>> make_native_sum(RankState& state, const Layout& layout,
+                                                  Counters& counters, StatusRound& status) {
+  auto strategy = std::make_unique<NativeSum>(state, layout, counters, status);
+  if (!strategy->reserve(layout)) return no_exchange_memory();
+  return std::unique_ptr<Strategy>(std::move(strategy));
 }
 
 }  // namespace laconic::collective

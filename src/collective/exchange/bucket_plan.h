@@ -4,11 +4,12 @@
 // lane segment.
 #pragma once
 
-#include <cstring>
+#include <algorithm>
 #include <vector>
 
-#include "collective/exchange/strategy.h"
-#include "wire/bundle.h"
+#include "base/arena.h"
+#include "collective/exchange/rank_state.h"
+#include "collective/plan/layout.h"
 
 namespace laconic::collective {
 
@@ -46,14 +47,17 @@ struct BucketPlan {
     }
   }
 
-  void pack_lanes(const float* gradient, float* lane_segment) const {
-    for (const BucketRaw& r : raw) {
-      std::memcpy(lane_segment + r.lane, gradient + r.offset, r.count * sizeof(float));
-    }
-  }
-  void unpack_lanes(const float* lane_segment, float* gradient) const {
-    for (const BucketRaw& r : raw) {
-      std::memcpy(gradient + r.offset, lane_segment + r.lane, r.count * sizeof(float));
+  /// body(at, lane, count) for every stretch of the lanes [begin, end): `at` is its place in the
+  /// gradient buffer.
+  template <class Body>
+  void over_lanes(uint64_t begin, uint64_t end, Body&& body) const {
+    auto r = std::upper_bound(raw.begin(), raw.end(), begin,
+                              [](uint64_t lane, const BucketRaw& x) { return lane < x.lane; });
+    if (r != raw.begin()) --r;
+    for (; r != raw.end() && r->lane < end; ++r) {
+      const uint64_t first = std::max(begin, r->lane);
+      const uint64_t last = std::min(end, r->lane + r->count);
+      if (first < last) body(r->offset + (first - r->lane), first, last - first);
     }
   }
 };

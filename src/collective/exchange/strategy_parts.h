@@ -1,0 +1,55 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// What strategies that send bundles do with one unit, and the errors that they share.
+#pragma once
+
+#include "collective/exchange/strategy.h"
+#include "wire/bundle.h"
+
+namespace laconic::collective {
+
+/// Encodes into the bundle's next slot. Gives the payload as it lies there; empty: nothing to undo.
+inline Bytes encode_unit(const pipeline::UnitCodec& codec, const pipeline::UnitSlot& slot,
+                         const Place& place, const float* gradient, Work& work,
+                         BundleWriter& writer, Counters& counters) {
+  const MutBytes room = writer.room();
+  const pipeline::UnitEncoded encoded = codec.encode(slot, place, gradient, work, room);
+  if (encoded.residual_reset) ++counters.residual_resets;
+  switch (encoded.outcome) {
+    case pipeline::Outcome::payload:
+      writer.put(static_cast<uint32_t>(encoded.bytes));
+      return room.first(encoded.bytes);
+    case pipeline::Outcome::zero:
+      writer.put_zero();
+      ++counters.zero_units;
+      break;
+    case pipeline::Outcome::non_finite:
+      writer.put_non_finite();
+      ++counters.non_finite_units;
+      break;
+  }
+  return {};
+}
+
+/// The gradient of a parameter (at `gradient`) travels no way: into its residual with it.
+inline void keep_gradient(const RankState& state, uint32_t parameter, const float* gradient) {
+  for (const RankPiece& piece : state.parameter(parameter).pieces)
+    state.codec().keep(piece.send, gradient + piece.send.unit.offset);
+}
+inline void keep_gradients(const RankState& state, const LayoutView& layout,
+                           const float* gradient) {
+  for (size_t i = 0; i < layout.parameters.size(); ++i)
+    keep_gradient(state, layout.parameters[i], gradient + layout.offsets[i]);
+}
+
+inline Error no_exchange_memory() {
+  return {Errc::out_of_memory, "no memory for the exchange buffers", "use smaller buckets"};
+}
+
+/// A sender said twice that its bundle does not fit: what it needs was granted after the first.
+inline Error too_many_rounds() {
+  return {Errc::bound_exceeded, "a rank asks for one more repeat round than any bundle needs",
+          "all ranks must run the same version of laconic"};
+}
+
+}  // namespace laconic::collective

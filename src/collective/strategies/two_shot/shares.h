@@ -1,0 +1,62 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// What goes to each owner and comes back from it: known from the layout alone, the same on every
+// rank. Grows with the number of ranks, never with its square.
+#pragma once
+
+#include <vector>
+
+#include "collective/exchange/bucket_plan.h"
+#include "wire/bundle.h"
+
+namespace laconic::collective {
+
+struct Share {
+  std::vector<uint32_t> units;  ///< indices into the bucket's units
+  std::vector<uint32_t> bounds;
+  uint64_t lane_begin = 0;  ///< the owner's part of the lane segment, in floats
+  uint64_t lane_end = 0;
+  BundleShape up, down;
+  uint64_t up_bound = 0, down_bound = 0;    ///< bytes of a whole bundle at most
+  uint64_t up_offset = 0, down_offset = 0;  ///< of all bounds side by side
+};
+
+struct Shares {
+  std::vector<Share> of;  ///< by owner
+  uint64_t up_bytes = 0, down_bytes = 0;
+
+  Shares(const RankState& state, const BucketPlan& plan) : of(state.world()) {
+    for (uint32_t i = 0; i < plan.units.size(); ++i) {
+      const RankPiece& piece = *plan.units[i].piece;
+      of[piece.owner].units.push_back(i);
+      of[piece.owner].bounds.push_back(static_cast<uint32_t>(piece.send.plan.round[0].bytes));
+    }
+    const uint64_t world = state.world();
+    for (uint64_t o = 0; o < world; ++o) {
+      Share& share = of[o];
+      share.lane_begin = plan.lanes * o / world;
+      share.lane_end = plan.lanes * (o + 1) / world;
+      const uint64_t lane_bytes = (share.lane_end - share.lane_begin) * sizeof(float);
+      share.up = {static_cast<uint32_t>(share.units.size()), 0, static_cast<uint32_t>(lane_bytes)};
+      share.down = share.up;
+      if (!state.exact()) share.down.seen = state.world();
+      uint64_t payloads = 0;
+      for (const uint32_t bound : share.bounds) payloads += bundle_payload_bytes(bound);
+      share.up_bound = std::max(bundle_front_bytes(share.up) + payloads, kMinCapacity);
+      share.down_bound = std::max(bundle_front_bytes(share.down) + payloads, kMinCapacity);
+      share.up_offset = up_bytes;
+      share.down_offset = down_bytes;
+      up_bytes += round_up(share.up_bound, 64);
+      down_bytes += round_up(share.down_bound, 64);
+    }
+  }
+};
+
+/// Counts and offsets of one collective, by rank.
+struct Sizes {
+  std::vector<uint64_t> send_counts, send_offsets, recv_counts, recv_offsets;
+  explicit Sizes(uint32_t world)
+      : send_counts(world), send_offsets(world), recv_counts(world), recv_offsets(world) {}
+};
+
+}  // namespace laconic::collective

@@ -1,0 +1,222 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+#include "collective/strategies/two_shot/way_down.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "aggregate/mean.h"
+#include "collective/exchange/strategy_parts.h"
+
+namespace laconic::collective {
+
+WayDown::WayDown(RankState& state, const BucketPlan& plan, const Shares& shares, Counters& counters)
+    : state_(&state), plan_(&plan), shares_(&shares), counters_(&counters), sizes_(state.world()) {
+  uint64_t means = 0;
+  for (const BucketUnit& u : plan.units) {
+    const bool mine = u.piece->owner == state.rank();
+    memory_.plan(mine ? u.piece->mean.plan : Plan{});
+    mean_offsets_.push_back(means);
+    if (mine) means += round_up(u.piece->send.unit.count, 16);
+  }
+  mean_offsets_.push_back(means);
+  sent_.resize(plan.units.size());
+  for (const Share& share : shares.of) capacity_.emplace_back(share.down_bound, state.exact());
+  need_.resize(state.world());
+  views_.resize(state.world());
+  delivered_.resize(state.world());
+}
+
+bool WayDown::reserve() {
+  return memory_.reserve() && means_.reserve((mean_offsets_.back() + 1) * sizeof(float)) &&
+         out_.reserve(own().down_bound) && recv_.reserve(shares_->down_bytes) &&
+         (state_->exact() || stash_.reserve(shares_->down_bytes));
+}
+
+void WayDown::begin(const Input& input) {
+  input_ = input;
+  encoded_ = false;
+  flush_ = 0;
+  std::fill(sent_.begin(), sent_.end(), Bytes{});
+  std::fill(delivered_.begin(), delivered_.end(), uint8_t{0});
+  for (uint32_t o = 0; o < state_->world(); ++o) need_[o] = capacity_[o].bytes();
+}
+
+void WayDown::start_bundle(const WayUp& up) {
+  writer_.emplace(out_.bytes(), own().down);
+  for (uint32_t r = 0; r < own().down.seen; ++r) writer_->set_seen(r, up.seen(r));
+}
+
+void WayDown::encode(WayUp& up) {
+  start_bundle(up);
+  writer_->set_flush(up.flush());
+  up.mean_of_lanes(writer_->lanes().data());
+  if (up.non_finite()) {  // nothing of this owner's will be used: say so and keep the residual
+    for (size_t i = 0; i < own().units.size(); ++i) writer_->put_non_finite();
+    writer_->mark_non_finite();
+  } else {
+    up.first_mean();
+    for (const uint32_t unit : own().units) {
+      up.next_mean(unit, mean_of(unit));
+      encode_mean(unit);
+    }
+  }
+  encoded_ = true;
+}
+
+void WayDown::encode_mean(uint32_t unit) {
+  const pipeline::UnitSlot& slot = plan_->units[unit].piece->mean;
+  Work work = memory_.work(unit, state_->codec());
+  Counters units;  // a mean's outcome is not one of this rank's units
+  sent_[unit] = encode_unit(state_->codec(), slot, state_->place(input_.step, 1), mean_of(unit),
+                            work, *writer_, units);
+  counters_->residual_resets += units.residual_resets;
+}
+
+/// Sender and owner know what was granted, so a length above it says which contribution has to
+/// travel again.
+void WayDown::put_incomplete(const WayUp& up) {
+  start_bundle(up);
+  writer_->mark_incomplete();
+  std::fill(writer_->lanes().begin(), writer_->lanes().end(), uint8_t{0});
+  for (uint32_t i = 0; i < own().down.slots; ++i) writer_->put_zero();
+}
+
+uint64_t WayDown::seal(const Told& told) {
+  const uint64_t granted = need_[state_->rank()];
+  if (granted == 0) return 0;
+  const BundleId mine = id(state_->rank());
+  const uint64_t bytes =
+      told ? told.write(mine, out_.bytes()) : writer_->finish(mine, granted).bytes;
+  return state_->short_sends() ? bytes : granted;
+}
+
+void WayDown::emit(uint8_t round, const Told& told, transport::Step& step) {
+  round_ = round;
+  const uint64_t sending = seal(told);
+  uint64_t recv = 0;
+  for (uint32_t r = 0; r < state_->world(); ++r) {
+    sizes_.send_counts[r] = sending;
+    sizes_.recv_counts[r] = need_[r];
+    sizes_.recv_offsets[r] = recv;
+    recv += need_[r];
+  }
+  counters_->wire_bytes += (state_->world() - 1) * sending;
+  ++counters_->rounds;
+  step = {.kind = transport::StepKind::all_gather,
+          .short_sends = state_->short_sends(),
+          .send = out_.bytes().data(),
+          .recv = recv_.bytes().data(),
+          .send_counts = sizes_.send_counts,
+          .send_offsets = sizes_.send_offsets,
+          .recv_counts = sizes_.recv_counts,
+          .recv_offsets = sizes_.recv_offsets};
+}
+
+Result<WayDown::Heard> WayDown::receive(WayUp& up) {
+  Heard heard;
+  for (uint32_t o = 0; o < state_->world(); ++o) {
+    if (sizes_.recv_counts[o] == 0) continue;
+    const Bytes bytes = Bytes(recv_.bytes()).subspan(sizes_.recv_offsets[o], sizes_.recv_counts[o]);
+    if (auto r = parse(o, bytes, up, heard); !r) return std::move(r).error();
+  }
+  heard.all_delivered = std::all_of(delivered_.begin(), delivered_.end(),
+                                    [](uint8_t delivered) { return delivered != 0; });
+  return heard;
+}
+
+/// An owner's bundle: its mean, or what has to travel again before there is one.
+Result<void> WayDown::parse(uint32_t owner, Bytes bytes, WayUp& up, Heard& heard) {
+  auto view = parse_bundle(bytes, expect(owner));
+  if (!view) return std::move(view).error();
+  if (view->failed) return to_error(view->failure);
+  heard.non_finite = heard.non_finite || view->non_finite;
+  if (view->incomplete) {
+    const bool mine = owner == state_->rank();
+    if (mine ? !up.regrant_from() : state_->exact())
+      return Error{Errc::bound_exceeded, "an owner misses a contribution that it was granted", {}};
+    if (!mine) up.regrant_to(owner, view->seen(state_->rank()));
+    heard.up_again = true;
+    need_[owner] = capacity_[owner].bytes();
+    return {};
+  }
+  up.regrant_to(owner, 0);
+  if (owner == state_->rank()) (void)up.regrant_from();
+  if (view->overflow) {
+    need_[owner] = round_up(view->bytes, 64);
+    return {};
+  }
+  flush_ |= view->flush;
+  views_[owner] = *view;
+  delivered_[owner] = 1;
+  need_[owner] = 0;
+  return {};
+}
+
+void WayDown::stash() {
+  for (uint32_t o = 0; o < state_->world(); ++o) {
+    if (delivered_[o] == 0 || sizes_.recv_counts[o] == 0) continue;
+    const MutBytes at = stash_.bytes().subspan(shares_->of[o].down_offset, views_[o].bytes);
+    std::memcpy(at.data(), recv_.bytes().data() + sizes_.recv_offsets[o], at.size());
+    if (auto view = parse_bundle(at, expect(o))) views_[o] = *view;
+  }
+}
+
+Result<void> WayDown::check() const {
+  for (uint32_t o = 0; o < state_->world(); ++o) {
+    SlotCursor cursor = views_[o].slots();
+    for (const uint32_t i : shares_->of[o].units) {
+      const BucketUnit& u = plan_->units[i];
+      if (auto ok = aggregate::check_slot(state_->codec().spec(), u.piece->send.unit, cursor.next(),
+                                          o, state_->name_of(u.parameter));
+          !ok)
+        return ok;
+    }
+  }
+  return {};
+}
+
+void WayDown::finish(WayUp& up) {
+  for (uint32_t o = 0; o < state_->world(); ++o) {
+    decode_share(o, up);
+    capacity_[o].saw(views_[o].bytes);
+    if (o != state_->rank() && !state_->exact()) up.learn_to(o, views_[o].seen(state_->rank()));
+  }
+  if (!state_->exact()) up.learn_from();
+}
+
+void WayDown::decode_share(uint32_t owner, WayUp& up) {
+  const pipeline::UnitCodec& codec = state_->codec();
+  const Place down = state_->place(input_.step, 1);
+  const Share& share = shares_->of[owner];
+  SlotCursor cursor = views_[owner].slots();
+  for (const uint32_t i : share.units) {
+    const BucketUnit& u = plan_->units[i];
+    const Slot slot = cursor.next();
+    Work work = up.work(i);
+    float* out = input_.gradient + u.offset;
+    aggregate::mean_of_unit(codec.spec(), u.piece->send.unit, down, {&slot, 1}, {&term_, 1}, work,
+                            out);
+    codec.commit(u.piece->send, state_->place(input_.step, 0), up.sent(i), {}, state_->world(), out,
+                 work);
+    if (owner != state_->rank()) continue;
+    Work mean_work = memory_.work(i, codec);
+    codec.commit(u.piece->mean, down, sent_[i], {}, 1, out, mean_work);
+  }
+  const uint8_t* lanes = views_[owner].lanes.data();
+  plan_->over_lanes(
+      share.lane_begin, share.lane_end, [&](uint64_t at, uint64_t lane, uint64_t count) {
+        std::memcpy(input_.gradient + at, lanes + (lane - share.lane_begin) * sizeof(float),
+                    count * sizeof(float));
+      });
+}
+
+void WayDown::undo() {
+  for (const uint32_t i : own().units) {
+    if (sent_[i].empty()) continue;
+    Work work = memory_.work(i, state_->codec());
+    state_->codec().undo(plan_->units[i].piece->mean, state_->place(input_.step, 1), sent_[i],
+                         mean_of(i), pipeline::Undo::gradient_travels, work);
+  }
+}
+
+}  // namespace laconic::collective

@@ -1,0 +1,89 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// two_shot's way down: an owner re-encodes the mean with error feedback of its own, sends it to
+// all, and every rank decodes the same bytes, the owner its own too. 3LC's pull.
+#pragma once
+
+#include <optional>
+
+#include "collective/plan/capacity.h"
+#include "collective/strategies/two_shot/way_up.h"
+
+namespace laconic::collective {
+
+class WayDown {
+ public:
+  WayDown(RankState& state, const BucketPlan& plan, const Shares& shares, Counters& counters);
+  /// False: no memory.
+  [[nodiscard]] bool reserve();
+
+  void begin(const Input& input);
+  /// This owner's bundle: the re-encoded means of what arrived, or only the lengths that it saw.
+  void encode(WayUp& up);
+  void put_incomplete(const WayUp& up);
+  [[nodiscard]] bool encoded() const noexcept { return encoded_; }
+  /// An all-gather of the owners' bundles that are still to be delivered.
+  void emit(uint8_t round, const Told& told, transport::Step& step);
+
+  /// What the owners' bundles said, the same on every rank.
+  struct Heard {
+    bool non_finite = false;
+    bool all_delivered = false;
+    bool up_again = false;  ///< some contribution has to travel again
+  };
+  /// Takes in what the round brought, and what is to be granted in the next.
+  Result<Heard> receive(WayUp& up);
+  /// Before a repeat round: what has arrived moves out of the way.
+  void stash();
+
+  // Once everything is delivered:
+  [[nodiscard]] Result<void> check() const;
+  void finish(WayUp& up);
+  /// OR of the flushes that any rank asked for; known as soon as one owner has said so.
+  [[nodiscard]] uint32_t flush() const noexcept { return flush_; }
+
+  /// The owner's mean was not delivered, and lives on in the senders: its residual returns to what
+  /// it was.
+  void undo();
+
+ private:
+  [[nodiscard]] BundleId id(uint32_t owner) const {
+    return state_->bundle_id(BundleKind::mean, owner, input_.step, input_.sequence, round_);
+  }
+  [[nodiscard]] const Share& own() const { return shares_->of[state_->rank()]; }
+  [[nodiscard]] BundleExpect expect(uint32_t owner) const {
+    const Share& share = shares_->of[owner];
+    return {id(owner), share.down, share.bounds, share.up_bound};
+  }
+  [[nodiscard]] float* mean_of(uint32_t unit) {
+    return reinterpret_cast<float*>(means_.bytes().data()) + mean_offsets_[unit];
+  }
+  void start_bundle(const WayUp& up);
+  void encode_mean(uint32_t unit);
+  uint64_t seal(const Told& told);
+  Result<void> parse(uint32_t owner, Bytes bytes, WayUp& up, Heard& heard);
+  void decode_share(uint32_t owner, WayUp& up);
+
+  RankState* state_;
+  const BucketPlan* plan_;
+  const Shares* shares_;
+  Counters* counters_;
+  WorkMemory memory_;
+  Arena means_;  // of this owner's units, side by side; needed until delivery is sure
+  std::vector<uint64_t> mean_offsets_;
+  std::vector<Bytes> sent_;  // re-encoded means, by unit; empty: not owned or nothing sent
+  std::vector<Capacity> capacity_;
+  std::vector<uint64_t> need_;  // bytes to grant each owner in this round; 0: delivered
+  std::vector<BundleView> views_;
+  std::vector<uint8_t> delivered_;
+  std::optional<BundleWriter> writer_;
+  Sizes sizes_;
+  Arena out_, recv_, stash_;
+  Input input_;
+  uint8_t round_ = 0;
+  uint32_t flush_ = 0;
+  bool encoded_ = false;
+  Term term_;  // scratch
+};
+
+}  // namespace laconic::collective

@@ -1,0 +1,193 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+#include "collective/strategies/two_shot/way_up.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "aggregate/mean.h"
+#include "collective/exchange/strategy_parts.h"
+
+namespace laconic::collective {
+
+WayUp::WayUp(RankState& state, const BucketPlan& plan, const Shares& shares, Counters& counters)
+    : state_(&state), plan_(&plan), shares_(&shares), counters_(&counters), sizes_(state.world()) {
+  const uint32_t world = state.world();
+  for (const BucketUnit& u : plan.units) memory_.plan(u.piece->send.plan);
+  sent_.resize(plan.units.size());
+  for (const Share& share : shares.of) to_.emplace_back(share.up_bound, state.exact());
+  from_.assign(world, Capacity(own().up_bound, state.exact()));
+  for (auto* v : {&need_to_, &need_from_, &seen_}) v->resize(world);
+  writers_.resize(world);
+  views_.resize(world);
+  here_.resize(world);
+  cursors_.resize(world);
+  slots_.resize(world);
+  terms_.resize(world);
+  lanes_.resize(world);
+}
+
+bool WayUp::reserve() {
+  const uint64_t room = state_->world() * round_up(own().up_bound, 64);
+  return memory_.reserve() && out_.reserve(shares_->up_bytes) && recv_.reserve(room) &&
+         (state_->exact() || stash_.reserve(room));
+}
+
+void WayUp::begin(const Input& input) {
+  input_ = input;
+  non_finite_ = false;
+  flush_ = 0;
+  std::fill(sent_.begin(), sent_.end(), Bytes{});
+  std::fill(here_.begin(), here_.end(), uint8_t{0});
+  std::fill(seen_.begin(), seen_.end(), uint64_t{0});
+  for (uint32_t r = 0; r < state_->world(); ++r) {
+    const bool self = r == state_->rank();  // its own share never leaves this rank
+    need_to_[r] = self ? 0 : to_[r].bytes();
+    need_from_[r] = self ? 0 : from_[r].bytes();
+  }
+  if (input_.failure != nullptr) return;
+  for (uint32_t o = 0; o < state_->world(); ++o) encode_share(o);
+}
+
+void WayUp::encode_share(uint32_t owner) {
+  const Share& share = shares_->of[owner];
+  BundleWriter& writer = writers_[owner].emplace(out(owner), share.up);
+  writer.set_flush(input_.flush_wish);
+  uint8_t* lanes = writer.lanes().data();
+  plan_->over_lanes(share.lane_begin, share.lane_end,
+                    [&](uint64_t at, uint64_t lane, uint64_t count) {
+                      std::memcpy(lanes + (lane - share.lane_begin) * sizeof(float),
+                                  input_.gradient + at, count * sizeof(float));
+                    });
+  const Place place = state_->place(input_.step, 0);
+  for (const uint32_t i : share.units) {
+    const BucketUnit& u = plan_->units[i];
+    Work lent = work(i);
+    sent_[i] = encode_unit(state_->codec(), u.piece->send, place, input_.gradient + u.offset, lent,
+                           writer, *counters_);
+  }
+}
+
+/// Completes the bundle for an owner where it was encoded; gives the bytes to send.
+uint64_t WayUp::seal(uint32_t owner, uint64_t granted, const Told& told) {
+  const BundleId own = id(state_->rank());
+  const uint64_t bytes =
+      told ? told.write(own, out(owner)) : writers_[owner]->finish(own, granted).bytes;
+  return state_->short_sends() ? bytes : granted;
+}
+
+void WayUp::emit(uint8_t round, const Told& told, transport::Step& step) {
+  round_ = round;
+  uint64_t recv = 0;
+  for (uint32_t r = 0; r < state_->world(); ++r) {
+    sizes_.send_offsets[r] = shares_->of[r].up_offset;
+    sizes_.send_counts[r] = need_to_[r] == 0 ? 0 : seal(r, need_to_[r], told);
+    sizes_.recv_offsets[r] = recv;
+    sizes_.recv_counts[r] = need_from_[r];
+    recv += need_from_[r];
+    counters_->wire_bytes += sizes_.send_counts[r];
+  }
+  ++counters_->rounds;
+  step = {.kind = transport::StepKind::all_to_all,
+          .short_sends = state_->short_sends(),
+          .send = out_.bytes().data(),
+          .recv = recv_.bytes().data(),
+          .send_counts = sizes_.send_counts,
+          .send_offsets = sizes_.send_offsets,
+          .recv_counts = sizes_.recv_counts,
+          .recv_offsets = sizes_.recv_offsets};
+}
+
+bool WayUp::receive(Told& told) {
+  const uint32_t self = state_->rank();
+  if (here_[self] == 0 && !told) {
+    writers_[self]->finish(id(self), own().up_bound);
+    receive_from(self, out(self), told);
+  }
+  for (uint32_t r = 0; r < state_->world(); ++r) {
+    if (sizes_.recv_counts[r] != 0)
+      receive_from(r, Bytes(recv_.bytes()).subspan(sizes_.recv_offsets[r], sizes_.recv_counts[r]),
+                   told);
+  }
+  return std::all_of(here_.begin(), here_.end(), [](uint8_t here) { return here != 0; });
+}
+
+/// One rank's contribution to this owner.
+void WayUp::receive_from(uint32_t from, Bytes bytes, Told& told) {
+  const auto fail = [&](const Error& error) { told.note(state_->rank(), input_.bucket, error); };
+  auto view = parse_bundle(bytes, {id(from), own().up, own().bounds});
+  if (!view) return fail(view.error());
+  if (view->failed) return told.note(view->failure);
+  seen_[from] = view->bytes;
+  if (view->overflow) return;
+  non_finite_ = non_finite_ || view->non_finite;
+  flush_ |= view->flush;
+  SlotCursor cursor = view->slots();
+  for (const uint32_t i : own().units) {
+    const BucketUnit& u = plan_->units[i];
+    auto ok = aggregate::check_slot(state_->codec().spec(), u.piece->send.unit, cursor.next(), from,
+                                    state_->name_of(u.parameter));
+    if (!ok) return fail(ok.error());
+  }
+  views_[from] = *view;
+  here_[from] = 1;
+}
+
+void WayUp::stash() {
+  const uint64_t room = round_up(own().up_bound, 64);
+  for (uint32_t r = 0; r < state_->world(); ++r) {
+    if (here_[r] == 0 || r == state_->rank() || sizes_.recv_counts[r] == 0) continue;
+    const MutBytes at = stash_.bytes().subspan(r * room, views_[r].bytes);
+    std::memcpy(at.data(), recv_.bytes().data() + sizes_.recv_offsets[r], at.size());
+    if (auto view = parse_bundle(at, {id(r), own().up, own().bounds})) views_[r] = *view;
+  }
+}
+
+void WayUp::regrant_to(uint32_t owner, uint64_t seen) {
+  const bool cut = need_to_[owner] != 0 && seen > need_to_[owner];
+  need_to_[owner] = cut ? round_up(seen, 64) : 0;
+}
+
+bool WayUp::regrant_from() {
+  bool any = false;
+  for (uint32_t r = 0; r < state_->world(); ++r) {
+    const bool cut = need_from_[r] != 0 && seen_[r] > need_from_[r];
+    need_from_[r] = cut ? round_up(seen_[r], 64) : 0;
+    any = any || cut;
+  }
+  return any;
+}
+
+void WayUp::learn_from() {
+  for (uint32_t r = 0; r < state_->world(); ++r) {
+    if (r != state_->rank()) from_[r].saw(seen_[r]);
+  }
+}
+
+void WayUp::mean_of_lanes(uint8_t* out) {
+  for (uint32_t r = 0; r < state_->world(); ++r) lanes_[r] = views_[r].lanes.data();
+  aggregate::mean_of_lanes(state_->codec().isa(), lanes_, reinterpret_cast<float*>(out),
+                           own().lane_end - own().lane_begin);
+}
+
+void WayUp::first_mean() {
+  for (uint32_t r = 0; r < state_->world(); ++r) cursors_[r] = views_[r].slots();
+}
+
+void WayUp::next_mean(uint32_t unit, float* out) {
+  for (uint32_t r = 0; r < state_->world(); ++r) slots_[r] = cursors_[r].next();
+  Work lent = work(unit);
+  aggregate::mean_of_unit(state_->codec().spec(), plan_->units[unit].piece->send.unit,
+                          state_->place(input_.step, 0), slots_, terms_, lent, out);
+}
+
+void WayUp::undo(pipeline::Undo why) {
+  const Place place = state_->place(input_.step, 0);
+  for (uint32_t i = 0; i < plan_->units.size(); ++i) {
+    if (sent_[i].empty()) continue;
+    const BucketUnit& u = plan_->units[i];
+    Work lent = work(i);
+    state_->codec().undo(u.piece->send, place, sent_[i], input_.gradient + u.offset, why, lent);
+  }
+}
+
+}  // namespace laconic::collective

@@ -1,0 +1,96 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// two_shot's way up: every rank sends each owner its ranges, and the owner takes the mean of what
+// arrives. 3LC's push, with the server spread over the ranks (3LC, MLSys 2019, section 3).
+#pragma once
+
+#include <optional>
+
+#include "collective/plan/capacity.h"
+#include "collective/strategies/two_shot/shares.h"
+#include "collective/strategies/two_shot/told.h"
+#include "pipeline/unit_codec.h"
+
+namespace laconic::collective {
+
+class WayUp {
+ public:
+  WayUp(RankState& state, const BucketPlan& plan, const Shares& shares, Counters& counters);
+  /// False: no memory.
+  [[nodiscard]] bool reserve();
+
+  /// Starts an exchange: grants capacities and, unless this rank has failed already, encodes.
+  void begin(const Input& input);
+  /// An all-to-all of the bundles that are still to be delivered.
+  void emit(uint8_t round, const Told& told, transport::Step& step);
+  /// Takes in what the round brought. True: every contribution to this owner is here and checked.
+  [[nodiscard]] bool receive(Told& told);
+  /// Before a repeat round: what has arrived moves out of the way.
+  void stash();
+
+  /// What this owner received from a rank, as bytes of its whole bundle.
+  [[nodiscard]] uint64_t seen(uint32_t from) const { return seen_[from]; }
+  /// An owner says which length it saw of this rank's bundle: 0 when all is well. A longer one than
+  /// was granted travels again.
+  void regrant_to(uint32_t owner, uint64_t seen);
+  /// This owner's side of the same: true if any contribution has to travel again.
+  bool regrant_from();
+  /// Everything was delivered to `owner`: both ends learn the length.
+  void learn_to(uint32_t owner, uint64_t seen) { to_[owner].saw(seen); }
+  void learn_from();
+
+  // Once receive() was true:
+  /// Some contribution to this owner is not finite.
+  [[nodiscard]] bool non_finite() const noexcept { return non_finite_; }
+  /// OR of the flushes that the contributors ask for.
+  [[nodiscard]] uint32_t flush() const noexcept { return flush_; }
+  /// Mean of the owner's lanes, at any alignment.
+  void mean_of_lanes(uint8_t* out);
+  /// Means of this owner's units, in their order: one call each.
+  void first_mean();
+  void next_mean(uint32_t unit, float* out);
+
+  /// This rank's payload of a unit; empty: nothing was sent.
+  [[nodiscard]] Bytes sent(uint32_t unit) const { return sent_[unit]; }
+  [[nodiscard]] Work work(uint32_t unit) { return memory_.work(unit, state_->codec()); }
+  void undo(pipeline::Undo why);
+
+ private:
+  [[nodiscard]] BundleId id(uint32_t from) const {
+    return state_->bundle_id(BundleKind::contribution, from, input_.step, input_.sequence, round_);
+  }
+  [[nodiscard]] const Share& own() const { return shares_->of[state_->rank()]; }
+  [[nodiscard]] MutBytes out(uint32_t owner) {
+    return out_.bytes().subspan(shares_->of[owner].up_offset, shares_->of[owner].up_bound);
+  }
+  void encode_share(uint32_t owner);
+  uint64_t seal(uint32_t owner, uint64_t granted, const Told& told);
+  void receive_from(uint32_t from, Bytes bytes, Told& told);
+
+  RankState* state_;
+  const BucketPlan* plan_;
+  const Shares* shares_;
+  Counters* counters_;
+  WorkMemory memory_;
+  std::vector<Bytes> sent_;        // by unit
+  std::vector<Capacity> to_;       // by owner: of this rank's bundles
+  std::vector<Capacity> from_;     // by rank: of bundles to this owner
+  std::vector<uint64_t> need_to_;  // bytes to grant in this round; 0: nothing travels
+  std::vector<uint64_t> need_from_;
+  std::vector<uint64_t> seen_;
+  std::vector<std::optional<BundleWriter>> writers_;
+  std::vector<BundleView> views_;  // of contributions to this owner
+  std::vector<uint8_t> here_;
+  std::vector<SlotCursor> cursors_;
+  std::vector<Slot> slots_;
+  std::vector<Term> terms_;
+  std::vector<const void*> lanes_;
+  Sizes sizes_;
+  Arena out_, recv_, stash_;
+  Input input_;
+  uint8_t round_ = 0;
+  uint32_t flush_ = 0;
+  bool non_finite_ = false;
+};
+
+}  // namespace laconic::collective

@@ -1,0 +1,69 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// uncompressed: the bucket as it is, by the engine's own all-reduce. The way out when some rank's
+// gradient is not finite, the way in which a flush drains residuals, and what the caller may ask
+// for. One round; a sum that is NaN from its first element on is followed by a status round.
+#pragma once
+
+#include "collective/exchange/status_round.h"
+#include "collective/exchange/strategy.h"
+
+namespace laconic::collective {
+
+class Uncompressed final : public Strategy {
+ public:
+  enum class Mode : uint8_t {
+    plain,     ///< residuals untouched
+    fallback,  ///< the strategy has undone its work: a failure now must not lose the gradient
+    drain,     ///< a part of each residual goes with the gradient
+  };
+
+  Uncompressed(RankState& state, const Layout& layout, Counters& counters, StatusRound& status);
+  [[nodiscard]] bool reserve();
+
+  /// Before begin(). `parts`: for drain, the steps left to drain in, this one included: 1/parts of
+  /// each residual goes out.
+  void set_mode(Mode mode, uint32_t parts = 0) noexcept {
+    mode_ = mode;
+    parts_ = parts;
+  }
+  void begin(const Input& input) override;
+  Result<Next> next(std::span<transport::Step> batch) override;
+  /// Adds the gradients of compressed parameters to their residuals, but in plain mode.
+  void abort() override;
+
+ private:
+  enum class Phase : uint8_t { idle, ready, summed, status };
+
+  [[nodiscard]] bool keeps_gradient() const noexcept { return mode_ != Mode::plain; }
+  [[nodiscard]] float part() const noexcept { return 1.0F / static_cast<float>(parts_); }
+  bool copy_gradient();
+  void add_residuals();
+  bool add_residual(size_t i);
+  void take_owned_residual(const RankPiece& piece);
+  void drop_residuals();
+  void drop_residual(size_t i);
+  void poison();
+  [[nodiscard]] bool poisoned();
+  void widen();
+  void narrow();
+  Next emit(transport::Step& step);
+  Result<Next> finish();
+
+  RankState* state_;
+  Counters* counters_;
+  StatusRound* status_;
+  const Layout* layout_;
+  std::vector<uint8_t> drained_;  // by parameter of the layout: went out with its residual
+  std::vector<uint64_t> copies_;  // by parameter of the layout: where its gradient is kept
+  uint64_t copied_ = 0;           // floats of all of them
+  Arena copy_;                    // gradients of parameters with a residual, until delivery is sure
+  Input input_;
+  std::optional<Error> trouble_;
+  Mode mode_ = Mode::plain;
+  uint32_t parts_ = 0;
+  Phase phase_ = Phase::idle;
+  bool wide_ = false;  // the sum travels as float32: the engine cannot add the bucket's type
+};
+
+}  // namespace laconic::collective
