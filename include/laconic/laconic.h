@@ -2,14 +2,36 @@
  *
  * Laconic's C ABI: the stable boundary used by Python and by any language that can call C.
  *
- * Rules. Every function that can fail returns a code: 0 or an Errc of laconic/error.h
- * (docs/format/ERRORS.md). laconic_last_message() and laconic_last_hint() describe the last failure
- * of the calling thread. No exception leaves the library, nothing is printed, nothing aborts.
- * Distinct objects may be used from distinct threads; one object is used by one thread at a time,
- * except a laconic_codec, which is immutable and may be shared. Structs passed by pointer begin
- * with their size (sizeof in the caller's header): fields are only ever appended. Texts are UTF-8
- * with a length, or NUL-terminated where the comment says so. `stream` is a CUDA stream handle for
- * device pointers; CPU calls ignore it.
+ * Rules.
+ *
+ * Codes. A function that can fail returns 0 or an Errc of laconic/error.h (docs/format/ERRORS.md);
+ * laconic_last_message() and laconic_last_hint() describe the last failure of the calling thread.
+ * Functions that return something else give "" (texts), NULL (other pointers) or 0 (numbers) when
+ * they fail. No exception leaves the library, nothing is printed, nothing aborts. When memory runs
+ * out the code is out_of_memory and every object can still be used.
+ *
+ * Null pointers are invalid_argument, unless the comment says that an argument may be null. What
+ * returns void (destroy, abort) takes null and does nothing. Arrays may be null when their count is
+ * 0. A handle that a failed create or begin should have given is null.
+ *
+ * Enums, flags and numbers outside the values listed here are invalid_argument, and so are fields
+ * named reserved that are not 0.
+ *
+ * Structs that begin with struct_size: set it to sizeof in your header and all else to zero, then
+ * fill in fields. Later versions only append fields, and zero means their default. The library
+ * reads and writes min(struct_size, its own sizeof) bytes: it takes fields that your struct lacks
+ * as zero, ignores fields that it does not know, and leaves those and struct_size as they are when
+ * it writes. A struct_size that ends before the line "may be missing" is invalid_argument.
+ * laconic_parameter has no struct_size and stays as it is; laconic_exchange_next is told the size
+ * of a laconic_step.
+ *
+ * Threads. Distinct objects may be used from distinct threads; one object is used by one thread at
+ * a time. Exceptions: a laconic_codec is immutable and may be shared; laconic_session_explain,
+ * _stats and _residual_norm may be called while another thread drives an exchange of that session
+ * (they wait while one of its calls is running).
+ *
+ * Texts are UTF-8 with a length, or NUL-terminated where the comment says so. `stream` is a CUDA
+ * stream handle for device pointers; CPU calls ignore it, and it may be null.
  */
 #ifndef LACONIC_LACONIC_H_
 #define LACONIC_LACONIC_H_
@@ -27,40 +49,40 @@
 extern "C" {
 #endif
 
-/* ---- Versions and errors
- * --------------------------------------------------------------------------------------- */
+/* ---- Versions and errors ---- */
 
-#define LACONIC_ABI_VERSION 1
+#define LACONIC_ABI_VERSION 2
 
-/* The ABI this library was built with; a caller refuses another than its own LACONIC_ABI_VERSION.
- */
+/* The ABI this library was built with. A caller refuses any but its own LACONIC_ABI_VERSION. */
 LACONIC_API int32_t laconic_abi_version(void);
 /* "0.1.0", NUL-terminated, static. */
 LACONIC_API const char* laconic_version(void);
 /* JSON object: version, abi, compiler, flags, instruction sets built and available, CUDA.
  * NUL-terminated, static. */
 LACONIC_API const char* laconic_build_info(void);
-/* Stable name of a code ("frame_checksum"), NUL-terminated, static. */
+/* Stable name of a code ("frame_checksum"), "unknown" for any other number. NUL-terminated,
+ * static. */
 LACONIC_API const char* laconic_error_name(int32_t code);
-/* Message and hint of the calling thread's last failure, NUL-terminated, valid until its next
- * failure. */
+/* Message and hint of the calling thread's last failure, "" before the first. NUL-terminated, valid
+ * until that thread's next failure. */
 LACONIC_API const char* laconic_last_message(void);
 LACONIC_API const char* laconic_last_hint(void);
-/* The JSON of `laconic list --json`: every codec with its parameters and contract. NUL-terminated,
+/* What `laconic list --json` prints: every codec with its parameters and contract. NUL-terminated,
  * static. */
 LACONIC_API const char* laconic_codecs_json(void);
 
 /* Element types. */
 enum { LACONIC_F32 = 0, LACONIC_F16 = 1, LACONIC_BF16 = 2, LACONIC_U8 = 3 };
 
-/* ---- One codec: bytes in, bytes out
- * ----------------------------------------------------------------------------- */
+/* ---- One codec: bytes in, bytes out ---- */
 
-typedef struct laconic_codec laconic_codec; /* a parsed spec; immutable */
-typedef struct laconic_residual
-    laconic_residual; /* error feedback and codec state of one tensor on one rank */
+/* A parsed spec; immutable. */
+typedef struct laconic_codec laconic_codec;
+/* Error feedback and codec state of one tensor on one rank. */
+typedef struct laconic_residual laconic_residual;
 
-/* Parses `spec` (length bytes). On failure *out is null. threads: 0 = one. */
+/* Parses `spec` (length bytes). threads: 0 means one, at most LACONIC_MAX_THREADS. */
+#define LACONIC_MAX_THREADS 1024
 LACONIC_API int32_t laconic_codec_create(const char* spec, size_t length, uint32_t threads,
                                          laconic_codec** out);
 LACONIC_API void laconic_codec_destroy(laconic_codec* codec);
@@ -72,6 +94,7 @@ LACONIC_API const char* laconic_codec_json(const laconic_codec* codec);
 LACONIC_API int32_t laconic_codec_max_frame_bytes(const laconic_codec* codec, uint64_t rows,
                                                   uint64_t cols, uint64_t* bytes);
 
+/* Nothing may be missing. */
 typedef struct laconic_tensor {
   uint32_t struct_size;
   uint32_t dtype;      /* LACONIC_F32, _F16 or _BF16 */
@@ -84,21 +107,22 @@ typedef struct laconic_place {
   uint32_t rank, world;
   uint32_t reserved;
   uint64_t seed, step;
+  /* may be missing: */
   uint64_t parameter; /* identity for random streams; 0 is fine for a lone tensor */
 } laconic_place;
 
-/* Encodes a tensor into a stand-alone frame. residual may be null (no feedback, fresh codec state).
- * Fails with non_finite (and changes nothing) when the input is not finite and the codec keeps a
- * residual or cannot carry it. */
+/* Encodes a tensor into a stand-alone frame of *written bytes. residual may be null (no feedback,
+ * fresh codec state). Fails with non_finite (and changes nothing) when the input is not finite and
+ * the codec keeps a residual or cannot carry it. */
 LACONIC_API int32_t laconic_encode(const laconic_codec* codec, const laconic_tensor* source,
                                    const laconic_place* place, laconic_residual* residual,
                                    void* out, uint64_t capacity, uint64_t* written, void* stream);
-/* out = base + weight * decoded; base = out when add != 0, else 0. The frame's codec must be the
- * codec's. */
+/* out = base + weight * decoded; base = out when add != 0, else 0. The frame's codec must be this
+ * one. `out` is unchanged after a failure. */
 LACONIC_API int32_t laconic_decode(const laconic_codec* codec, const void* frame, uint64_t bytes,
                                    float weight, int32_t add, const laconic_tensor* out,
                                    void* stream);
-/* The same for several frames of equal shape at once, in the order given (fused). */
+/* The same for `count` frames of equal shape at once, added in the order given (fused). */
 LACONIC_API int32_t laconic_decode_many(const laconic_codec* codec, const void* const* frames,
                                         const uint64_t* bytes, uint32_t count, float weight,
                                         int32_t add, const laconic_tensor* out, void* stream);
@@ -106,14 +130,17 @@ LACONIC_API int32_t laconic_decode_many(const laconic_codec* codec, const void* 
 typedef struct laconic_frame_info {
   uint32_t struct_size;
   uint32_t codec_id, payload_version, dtype;
-  uint64_t rows, cols, step, seed;
+  uint64_t rows, cols;
+  /* may be missing: */
+  uint64_t step, seed;
   uint32_t rank, world, contributors;
   uint32_t spec_bytes;
   const char* spec; /* inside the frame, not NUL-terminated */
   uint64_t payload_offset, payload_bytes, frame_bytes;
 } laconic_frame_info;
 
-/* Parses and verifies a frame's header and checksum. Total: any bytes give an answer. */
+/* Parses and verifies a frame's header and checksum. Total: any bytes give an answer. `info` is
+ * unchanged after a failure. */
 LACONIC_API int32_t laconic_frame_parse(const void* frame, uint64_t bytes,
                                         laconic_frame_info* info);
 
@@ -122,14 +149,15 @@ LACONIC_API void laconic_residual_destroy(laconic_residual* residual);
 /* The count floats of error feedback; a view, valid until destroy. */
 LACONIC_API float* laconic_residual_data(laconic_residual* residual);
 LACONIC_API uint64_t laconic_residual_count(const laconic_residual* residual);
-/* Codec state (warm starts, adaptive stages): empty before the first encode. */
+/* Codec state (warm starts, adaptive stages): a view of *count floats, valid until the next encode
+ * or set_state. Empty (*count == 0) before the first encode. */
 LACONIC_API float* laconic_residual_state(laconic_residual* residual, uint64_t* count);
-/* Replaces the codec state, e.g. from a checkpoint. */
+/* Replaces the codec state, e.g. from a checkpoint. state_corrupt when a value is not finite; the
+ * next encode refuses a count that is not its codec's with state_spec. */
 LACONIC_API int32_t laconic_residual_set_state(laconic_residual* residual, const float* state,
                                                uint64_t count);
 
-/* ---- A session: a model's exchange on one rank
- * ------------------------------------------------------------------- */
+/* ---- A session: a model's exchange on one rank ---- */
 
 typedef struct laconic_session laconic_session;
 typedef struct laconic_exchange laconic_exchange;
@@ -151,11 +179,11 @@ typedef struct laconic_session_options {
   uint32_t rank, world;
   uint32_t strategy;
   const char* spec; /* NUL-terminated */
+  /* may be missing: */
   uint64_t seed;
   uint64_t small_elements; /* parameters of at most this many elements go uncompressed */
-  uint32_t
-      engine_sums;  /* bit d set: the engine's all-reduce adds lanes of type d (LACONIC_F32, ...) */
-  uint32_t threads; /* 0 = one */
+  uint32_t engine_sums; /* bit d: the engine's all-reduce adds lanes of type d, LACONIC_F32, ... */
+  uint32_t threads;     /* 0 means one, at most LACONIC_MAX_THREADS */
   uint32_t short_sends; /* 1: a rank may send fewer bytes than the receiver has room for */
   uint32_t reserved;
 } laconic_session_options;
@@ -166,36 +194,43 @@ LACONIC_API int32_t laconic_session_create(const laconic_session_options* option
 LACONIC_API void laconic_session_destroy(laconic_session* session);
 
 /* Agreement: every rank gathers LACONIC_AGREEMENT_BYTES of every rank once, before the first
- * exchange. check fails on every rank with one sentence that names what differs (spec, sizes,
- * version) and which ranks. */
+ * exchange. check fails on every rank with one message that names what differs (spec, sizes,
+ * version) and which ranks. gathered: all ranks' bytes, in rank order. */
 #define LACONIC_AGREEMENT_BYTES 768
-LACONIC_API void laconic_session_agreement(const laconic_session* session, void* out);
+LACONIC_API int32_t laconic_session_agreement(const laconic_session* session, void* out);
 LACONIC_API int32_t laconic_session_check_agreement(const laconic_session* session,
                                                     const void* gathered);
 
-/* JSON: what was picked and why, per parameter. NUL-terminated, valid until the next call on the
- * session. */
-LACONIC_API const char* laconic_session_explain(laconic_session* session);
+/* JSON: what was picked and why, per parameter. NUL-terminated, valid until the calling thread's
+ * next call of explain or stats. */
+LACONIC_API const char* laconic_session_explain(const laconic_session* session);
 /* JSON: counters since creation (steps, bytes raw and on the wire, seconds encoding and decoding,
- * fallbacks, ...). */
-LACONIC_API const char* laconic_session_stats(laconic_session* session);
+ * fallbacks, ...). NUL-terminated, valid as long as explain's. */
+LACONIC_API const char* laconic_session_stats(const laconic_session* session);
 /* 1 when engine-added float sums make the place of an element in the buffer matter (resume keeps
  * the layout then). */
 LACONIC_API int32_t laconic_session_layout_matters(const laconic_session* session);
 /* 1 when every unit is uncompressed: the caller may all-reduce the bucket itself, without any
  * exchange. */
 LACONIC_API int32_t laconic_session_all_raw(const laconic_session* session);
-/* Multiplies every residual by `factor`: the gradients' unit has changed (AMP loss scale). */
+/* Multiplies every residual by `factor`, positive and finite: the gradients' unit has changed (AMP
+ * loss scale). */
 LACONIC_API int32_t laconic_session_scale_residuals(laconic_session* session, float factor);
-/* sqrt(sum of squares) of all own residuals. */
+/* sqrt(sum of squares) of this rank's own residuals. */
 LACONIC_API double laconic_session_residual_norm(const laconic_session* session);
 
-/* One bucket: which parameters lie where in one flat, contiguous, writable buffer. */
-enum {
-  LACONIC_BUCKET_FLUSH = 1, /* send uncompressed with the residual added; residuals become zero */
-  LACONIC_BUCKET_RAW = 2
-}; /* send uncompressed, residuals untouched */
+/* Residuals shall go out with the gradients, an equal part in each of `steps` steps, 1 to 65535. It
+ * suffices that one rank asks: the wish rides in the exchanges of the next step, and the first
+ * draining step is the one after it. Where ranks ask for different numbers, the bitwise OR of them
+ * holds. Nothing happens while a flush is draining, or without feedback. stats has
+ * flush_steps_left. */
+LACONIC_API int32_t laconic_session_flush(laconic_session* session, uint32_t steps);
 
+/* Flags of a bucket. RAW: send uncompressed, residuals untouched. */
+enum { LACONIC_BUCKET_RAW = 2 };
+
+/* One bucket: which parameters lie where in one flat, contiguous, writable buffer. Nothing may be
+ * missing. */
 typedef struct laconic_bucket {
   uint32_t struct_size;
   uint32_t dtype; /* of the buffer */
@@ -211,61 +246,91 @@ typedef struct laconic_bucket {
 
 enum { LACONIC_ALL_REDUCE = 0, LACONIC_ALL_GATHER = 1, LACONIC_ALL_TO_ALL = 2 };
 
-/* One collective to execute; see src/transport/step.h. Pointers are valid until the next call on
- * the exchange. */
+/* One collective to execute. Pointers are valid until the next call on the exchange; counts and
+ * offsets are bytes, one entry per rank, and null for an all_reduce.
+ *
+ * ALL_REDUCE: `count` lanes of `dtype` at send (== recv), to be summed in place over all ranks.
+ * ALL_GATHER: the same send_bytes bytes at send go to every rank (each send_counts[r] is that size,
+ * each send_offsets[r] is 0). ALL_TO_ALL: send_counts[r] bytes at send + send_offsets[r] go to rank
+ * r. In both, what rank r sends arrives at recv + recv_offsets[r], recv_counts[r] bytes of it; the
+ * entry of this rank is copied from itself. Ranges need not be adjacent. */
 typedef struct laconic_step {
   uint32_t kind;
   uint32_t dtype;
-  uint32_t needs_host;
-  uint32_t short_sends; /* recv_counts are room: what arrives may be shorter */
-  uint64_t count;       /* all_reduce: lanes at send, summed in place */
+  uint32_t needs_host;  /* 1: next reads the result on the host */
+  uint32_t short_sends; /* 1: recv_counts are room, what arrives may be shorter */
+  uint64_t count;
   void* send;
   void* recv;
-  const uint64_t* send_counts; /* bytes per rank, back to back at send (all_gather: every entry is
-                                  the own size, and the own bytes lie once at send) */
-  const uint64_t* recv_counts; /* bytes per rank, back to back at recv */
-  uint64_t send_bytes, recv_bytes;
+  const uint64_t* send_counts;
+  const uint64_t* recv_counts;
+  uint64_t send_bytes, recv_bytes; /* sums of the counts; all_gather: send_bytes is one copy */
+  const uint64_t* send_offsets;
+  const uint64_t* recv_offsets;
+  /* may be missing: */
+  uint32_t tag; /* the same number on all ranks for this step; differs from that of any other step
+                   of the last 2^20 exchanges; for engines with message tags */
+  uint32_t reserved;
 } laconic_step;
 
+/* A room of this many steps is enough for every batch. */
 #define LACONIC_MAX_BATCH 4
 
-/* Starts the exchange of a bucket: encodes. Local failures do not stop it: the exchange then tells
- * the other ranks. An exchange must be driven to its end (next gives *count == 0, or a failure)
- * before the next begins. */
+/* Starts the exchange of a bucket. What is wrong on this rank alone (no memory, a layout that does
+ * not fit the model) does not stop it: the exchange tells the other ranks. The first exchange of a
+ * layout begins with a small step in which every rank says that it is ready. It must be driven to its end (next gives *count == 0, or a failure) or aborted
+ * before the next begins; calls on one that has ended are exchange_order. *out belongs to the
+ * session. */
 LACONIC_API int32_t laconic_exchange_begin(laconic_session* session, const laconic_bucket* bucket,
                                            laconic_exchange** out);
-/* Marks a local failure (before the first next): all ranks will report `message`. */
-LACONIC_API void laconic_exchange_fail(laconic_exchange* exchange, int32_t code,
-                                       const char* message);
-/* The next batch of steps; *count == 0: finished, the mean lies in the buffer. A failure (a peer's
- * error, hostile bytes) has already put back what was not delivered. */
+/* Marks a local failure, before the first next: all ranks will report `message`. A code that is not
+ * a failure of docs/format/ERRORS.md is told as internal; message (NUL-terminated) may be null. */
+LACONIC_API int32_t laconic_exchange_fail(laconic_exchange* exchange, int32_t code,
+                                          const char* message);
+/* The next batch of *count steps, written `step_size` (sizeof(laconic_step) in your header) bytes
+ * apart, to be executed before the next call. *count == 0: finished, the mean lies in the buffer.
+ * buffer_too_small: the batch needs *count steps of room; nothing has happened, call again with
+ * that. Any other failure (a peer's error, hostile bytes) has ended the exchange and has put back
+ * what was not delivered. */
 LACONIC_API int32_t laconic_exchange_next(laconic_exchange* exchange, laconic_step* steps,
-                                          uint32_t* count);
-/* The engine failed: puts the own payloads back into the residuals. Nothing undelivered is lost. */
+                                          uint32_t step_size, uint32_t room, uint32_t* count);
+/* The engine failed: puts this rank's payloads back into its residuals. Nothing undelivered is
+ * lost. From then on every begin of the session fails with engine_failed, after it has added the
+ * bucket's gradients to the residuals: messages of this exchange may still be under way. Does
+ * nothing to an exchange that has ended. */
 LACONIC_API void laconic_exchange_abort(laconic_exchange* exchange);
+/* Frees the buffers of a layout that will not come back (dtype, elements, count, parameters and
+ * offsets of `bucket` say which). Every rank does it between the same two exchanges; one that comes
+ * back starts like a new one. */
+LACONIC_API int32_t laconic_session_release_layout(laconic_session* session,
+                                                   const laconic_bucket* bucket);
 
-/* ---- Saved state: named float arrays, one set per rank
- * ------------------------------------------------------------- */
+/* ---- Saved state: named float arrays, one set per rank ---- */
 
 typedef struct laconic_state_header {
   uint32_t struct_size;
   uint32_t version;
   uint32_t rank, world;
+  /* may be missing: */
   uint64_t model_hash, agreement;
   char spec[256]; /* canonical, NUL-terminated */
 } laconic_state_header;
 
-LACONIC_API void laconic_session_state_header(const laconic_session* session,
-                                              laconic_state_header* out);
+LACONIC_API int32_t laconic_session_state_header(const laconic_session* session,
+                                                 laconic_state_header* out);
 LACONIC_API uint32_t laconic_session_state_count(const laconic_session* session);
-/* Entry i: name such as "residual/fc1.weight" (NUL-terminated, lives as long as the session) and a
- * view of its floats. */
+/* Entry i: name such as "residual/fc1.weight" (NUL-terminated) and a view of its floats; both live
+ * as long as the session. */
 LACONIC_API int32_t laconic_session_state_entry(laconic_session* session, uint32_t i,
                                                 const char** name, float** data, uint64_t* count);
-/* Refuses another rank's state, another world size, model, spec or version with a sentence that
- * says so. The caller then copies every entry of equal name and count. */
+/* Is this a header of the state that the session continues? state_corrupt when no session can have
+ * written it; the state of another version, world, rank, model or spec has a code of its own. */
 LACONIC_API int32_t laconic_session_state_accepts(const laconic_session* session,
                                                   const laconic_state_header* header);
+/* May these values be copied into entry i? state_corrupt, with the entry's name, when count differs
+ * or a value is not finite. Check every entry before the first is copied. */
+LACONIC_API int32_t laconic_session_state_check(const laconic_session* session, uint32_t i,
+                                                const float* values, uint64_t count);
 
 #ifdef __cplusplus
 }

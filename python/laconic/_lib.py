@@ -10,12 +10,13 @@ from pathlib import Path
 
 from .errors import LaconicError
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 F32, F16, BF16, U8 = 0, 1, 2, 3
 AGREEMENT_BYTES = 768
+MAX_THREADS = 1024
 MAX_BATCH = 4
 ALL_REDUCE, ALL_GATHER, ALL_TO_ALL = 0, 1, 2
-BUCKET_FLUSH, BUCKET_RAW = 1, 2
+BUCKET_RAW = 2
 
 
 class _Sized(ctypes.Structure):
@@ -61,7 +62,9 @@ class Bucket(_Sized):
 class Step(ctypes.Structure):
     _fields_ = [("kind", c_uint32), ("dtype", c_uint32), ("needs_host", c_uint32), ("short_sends", c_uint32),
                 ("count", c_uint64), ("send", c_void_p), ("recv", c_void_p), ("send_counts", POINTER(c_uint64)),
-                ("recv_counts", POINTER(c_uint64)), ("send_bytes", c_uint64), ("recv_bytes", c_uint64)]
+                ("recv_counts", POINTER(c_uint64)), ("send_bytes", c_uint64), ("recv_bytes", c_uint64),
+                ("send_offsets", POINTER(c_uint64)), ("recv_offsets", POINTER(c_uint64)), ("tag", c_uint32),
+                ("reserved", c_uint32)]
 
 
 class StateHeader(_Sized):
@@ -97,22 +100,25 @@ _SIGNATURES = {
     "laconic_residual_set_state": (c_int32, [_P, c_void_p, c_uint64]),
     "laconic_session_create": (c_int32, [POINTER(SessionOptions), POINTER(Parameter), c_uint32, POINTER(_P)]),
     "laconic_session_destroy": (None, [_P]),
-    "laconic_session_agreement": (None, [_P, c_void_p]),
+    "laconic_session_agreement": (c_int32, [_P, c_void_p]),
     "laconic_session_check_agreement": (c_int32, [_P, c_void_p]),
     "laconic_session_explain": (c_char_p, [_P]),
     "laconic_session_stats": (c_char_p, [_P]),
     "laconic_session_layout_matters": (c_int32, [_P]),
     "laconic_session_all_raw": (c_int32, [_P]),
     "laconic_session_scale_residuals": (c_int32, [_P, c_float]),
+    "laconic_session_flush": (c_int32, [_P, c_uint32]),
+    "laconic_session_release_layout": (c_int32, [_P, POINTER(Bucket)]),
     "laconic_session_residual_norm": (c_double, [_P]),
     "laconic_exchange_begin": (c_int32, [_P, POINTER(Bucket), POINTER(_P)]),
-    "laconic_exchange_fail": (None, [_P, c_int32, c_char_p]),
-    "laconic_exchange_next": (c_int32, [_P, POINTER(Step), POINTER(c_uint32)]),
+    "laconic_exchange_fail": (c_int32, [_P, c_int32, c_char_p]),
+    "laconic_exchange_next": (c_int32, [_P, POINTER(Step), c_uint32, c_uint32, POINTER(c_uint32)]),
     "laconic_exchange_abort": (None, [_P]),
-    "laconic_session_state_header": (None, [_P, POINTER(StateHeader)]),
+    "laconic_session_state_header": (c_int32, [_P, POINTER(StateHeader)]),
     "laconic_session_state_count": (c_uint32, [_P]),
     "laconic_session_state_entry": (c_int32, [_P, c_uint32, POINTER(c_char_p), POINTER(c_void_p), POINTER(c_uint64)]),
     "laconic_session_state_accepts": (c_int32, [_P, POINTER(StateHeader)]),
+    "laconic_session_state_check": (c_int32, [_P, c_uint32, c_void_p, c_uint64]),
 }
 
 

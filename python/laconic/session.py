@@ -68,7 +68,8 @@ class Session:
         if failure is not None:
             lib.laconic_exchange_fail(self._exchange, failure.code, failure.message.encode())
         while True:
-            code = lib.laconic_exchange_next(self._exchange, self._steps, ctypes.byref(self._count))
+            code = lib.laconic_exchange_next(self._exchange, self._steps, ctypes.sizeof(_lib.Step), len(self._steps),
+                                              ctypes.byref(self._count))
             if code == PEER_FAILED and failure is not None:  # every rank, this one too, hears the same sentence
                 raise LaconicError(failure.code, failure.name, _lib.last_error(code).message, failure.hint)
             _lib.check(code)

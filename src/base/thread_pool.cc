@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <new>
 #include <system_error>
 #include <thread>
 #include <vector>
@@ -112,12 +113,13 @@ struct ThreadPool::Impl {
     }
   }
 
-  // A system that refuses a thread gives a smaller pool: results are the same.
+  // A system that refuses a thread, or memory for one, gives a smaller pool: results are the same.
   void start(uint32_t count) {
     workers.reserve(count);
     try {
       while (workers.size() < count) workers.emplace_back([this] { worker_main(); });
     } catch (const std::system_error&) {
+    } catch (const std::bad_alloc&) {
     }
   }
 };

@@ -1,11 +1,17 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// The C boundary: what every function of laconic.h does before and after its work. Checks what
-// crosses it and keeps every failure's words for the calling thread.
+// The C boundary: what every function of laconic.h does before and after its work. The rules are in
+// the head of that header.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <new>
+#include <span>
+#include <type_traits>
 
 #include "laconic/error.h"
 #include "laconic/laconic.h"
@@ -13,30 +19,88 @@
 namespace laconic::capi {
 
 /// Keeps the error for laconic_last_message() and laconic_last_hint() and gives its number.
-int32_t fail(const Error& error);
+int32_t fail(Error error);
 int32_t fail(Errc code, const char* message, const char* hint = "");
-/// Where there is no memory for a message: `message` fits into a string without an allocation.
-int32_t fail_briefly(Errc code, const char* message) noexcept;
-int32_t bad_struct(const char* what);
-const char* last_message() noexcept;
-const char* last_hint() noexcept;
+/// `which`: the arguments that must not be null.
+int32_t null_argument(const char* which);
+/// Where there may be no memory for a message: the two that need none.
+int32_t fail_out_of_memory() noexcept;
+int32_t fail_internal() noexcept;
 
-/// Runs `body` (which returns a code); memory running out is the one exception that can come from
-/// below.
+/// Runs `body`, which returns a code. Below the boundary only memory running out throws.
 template <class Body>
 int32_t guarded(Body&& body) noexcept {
   try {
     return body();
   } catch (const std::bad_alloc&) {
-    return fail_briefly(Errc::out_of_memory, "out of memory");
+    return fail_out_of_memory();
   } catch (...) {
-    return fail_briefly(Errc::internal, "internal error");
+    return fail_internal();
   }
 }
 
-template <class T>
-bool sized(const T* p) {
-  return p != nullptr && p->struct_size >= sizeof(T);
+/// The same for functions that return something else: `body(out)` fills it in and returns a code;
+/// after a failure the caller gets `failed`.
+template <class T, class Body>
+T guarded_value(T failed, Body&& body) noexcept {
+  T value = failed;
+  return guarded([&] { return body(value); }) == 0 ? value : failed;
 }
+
+// ---- structs that begin with struct_size ----
+
+/// Bytes that a caller of the first release has: up to the line "may be missing" in laconic.h.
+template <class T>
+inline constexpr size_t kRequired = sizeof(T);
+template <>
+inline constexpr size_t kRequired<laconic_place> = offsetof(laconic_place, parameter);
+template <>
+inline constexpr size_t kRequired<laconic_frame_info> = offsetof(laconic_frame_info, step);
+template <>
+inline constexpr size_t kRequired<laconic_session_options> = offsetof(laconic_session_options,
+                                                                      seed);
+template <>
+inline constexpr size_t kRequired<laconic_step> = offsetof(laconic_step, tag);
+template <>
+inline constexpr size_t kRequired<laconic_state_header> = offsetof(laconic_state_header,
+                                                                   model_hash);
+
+/// `size` is too small for `required` (or, 0, the struct is null): an invalid_argument that says it.
+int32_t bad_struct(const char* name, size_t size, size_t required);
+
+template <class T>
+int32_t check_struct(const T* theirs, const char* name) {
+  if (theirs == nullptr) return null_argument(name);
+  if (theirs->struct_size >= kRequired<T>) return 0;
+  return bad_struct(name, theirs->struct_size, kRequired<T>);
+}
+
+/// *own = what the caller's struct says; what it lacks is zero.
+template <class T>
+int32_t read_struct(const T* theirs, const char* name, T* own) {
+  static_assert(std::is_trivially_copyable_v<T>);
+  if (const int32_t bad = check_struct(theirs, name); bad != 0) return bad;
+  *own = {};
+  std::memcpy(own, theirs, std::min<size_t>(theirs->struct_size, sizeof(T)));
+  return 0;
+}
+
+/// As much of `own` as the caller's struct, already checked, has room for; its size stays.
+template <class T>
+void write_struct(T own, T* theirs) {
+  own.struct_size = theirs->struct_size;
+  std::memcpy(theirs, &own, std::min<size_t>(theirs->struct_size, sizeof(T)));
+}
+
+// ---- values ----
+
+/// The place of the first value that is NaN or infinite; values.size() when there is none.
+inline size_t first_not_finite(std::span<const float> values) {
+  const auto bad = [](float x) { return !std::isfinite(x); };
+  return static_cast<size_t>(std::find_if(values.begin(), values.end(), bad) - values.begin());
+}
+
+/// 0, or invalid_argument for more threads than a machine has use for (a negative number of them).
+int32_t check_threads(uint32_t threads);
 
 }  // namespace laconic::capi

@@ -1,75 +1,173 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// One bucket: encoded, driven step by step, decoded.
+// One bucket: begun, driven step by step, ended.
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <string>
+#include <utility>
+
 #include "capi/handles.h"
+
+namespace {
 
 using laconic::DType;
 using laconic::Errc;
 using laconic::Error;
+using laconic::Result;
 using laconic::capi::bad_struct;
 using laconic::capi::fail;
 using laconic::capi::guarded;
-using laconic::capi::sized;
+using laconic::capi::kRequired;
+using laconic::capi::null_argument;
+using laconic::capi::read_struct;
+
+int32_t read_layout(const laconic_bucket* theirs, laconic_bucket* b) {
+  if (const int32_t bad = read_struct(theirs, "bucket", b); bad != 0) return bad;
+  if (b->dtype > LACONIC_BF16) {
+    return fail(Errc::invalid_argument, "the bucket is of no float type",
+                "LACONIC_F32, LACONIC_F16 or LACONIC_BF16");
+  }
+  if ((b->flags & ~uint32_t{LACONIC_BUCKET_RAW}) != 0)
+    return fail(Errc::invalid_argument, "the bucket has an unknown flag");
+  if (b->count != 0 && (b->parameters == nullptr || b->offsets == nullptr))
+    return null_argument("the parameters and offsets of a bucket");
+  return 0;
+}
+
+int32_t read_bucket(const laconic_bucket* theirs, laconic_bucket* b) {
+  if (const int32_t bad = read_layout(theirs, b); bad != 0) return bad;
+  if (b->elements != 0 && b->buffer == nullptr) return null_argument("the buffer of a bucket");
+  return 0;
+}
+
+laconic::collective::LayoutView to_layout(const laconic_bucket& b) {
+  return {{b.parameters, b.count}, {b.offsets, b.count}, b.elements};
+}
+
+laconic::collective::Bucket to_bucket(const laconic_bucket& b) {
+  laconic::collective::Bucket bucket;
+  bucket.buffer = b.buffer;
+  bucket.dtype = static_cast<DType>(b.dtype);
+  bucket.step = b.step;
+  bucket.index = b.index;
+  bucket.raw = (b.flags & LACONIC_BUCKET_RAW) != 0;
+  return bucket;
+}
+
+uint64_t sum(std::span<const uint64_t> counts) {
+  return std::accumulate(counts.begin(), counts.end(), uint64_t{0});
+}
+
+laconic_step to_c(const laconic::transport::Step& s) {
+  const bool gathers = s.kind == laconic::transport::StepKind::all_gather;
+  laconic_step c{};
+  c.kind = static_cast<uint32_t>(s.kind);
+  c.dtype = static_cast<uint32_t>(s.dtype);
+  c.needs_host = s.needs_host ? 1 : 0;
+  c.short_sends = s.short_sends ? 1 : 0;
+  c.count = s.count;
+  c.send = s.send;
+  c.recv = s.recv;
+  c.send_counts = s.send_counts.data();
+  c.recv_counts = s.recv_counts.data();
+  c.send_bytes = gathers && !s.send_counts.empty() ? s.send_counts[0] : sum(s.send_counts);
+  c.recv_bytes = sum(s.recv_counts);
+  c.tag = s.tag;
+  c.send_offsets = s.send_offsets.data();
+  c.recv_offsets = s.recv_offsets.data();
+  return c;
+}
+
+int32_t not_running() {
+  return fail(Errc::exchange_order, "no exchange is running", "laconic_exchange_begin starts one");
+}
+
+/// The exchange is over: the library's, whatever becomes of it, is not touched again.
+laconic::collective::Exchange& end(laconic_exchange& e) {
+  return *std::exchange(e.running, nullptr);
+}
+
+/// The next batch of the library's exchange.
+Result<uint32_t> advance(laconic_exchange& e) {
+  e.started = true;
+  auto steps = e.owner->session->next(*e.running, e.batch);
+  if (!steps || *steps == 0) end(e);
+  return steps;
+}
+
+int32_t check_room(uint32_t needed, uint32_t room) {
+  if (needed <= room) return 0;
+  return fail(Error{Errc::buffer_too_small,
+                    "the batch has " + std::to_string(needed) + " steps, there is room for " +
+                        std::to_string(room),
+                    "a room of LACONIC_MAX_BATCH is always enough; call again, nothing is lost"});
+}
+
+}  // namespace
 
 extern "C" {
 
 int32_t laconic_exchange_begin(laconic_session* session, const laconic_bucket* bucket,
                                laconic_exchange** out) {
   return guarded([&]() -> int32_t {
-    if (session == nullptr || out == nullptr) return fail(Errc::invalid_argument, "null argument");
-    *out = nullptr;
-    if (!sized(bucket) || bucket->dtype > LACONIC_BF16)
-      return bad_struct("bucket is null, too old or of no float type");
-    auto& layout = session->layout;
-    layout.parameters.assign(bucket->parameters, bucket->parameters + bucket->count);
-    layout.offsets.assign(bucket->offsets, bucket->offsets + bucket->count);
-    layout.elements = bucket->elements;
-    const laconic::collective::Bucket b{bucket->buffer,
-                                        static_cast<DType>(bucket->dtype),
-                                        bucket->step,
-                                        bucket->index,
-                                        (bucket->flags & LACONIC_BUCKET_RAW) != 0};
-    auto exchange = session->session->begin(b, layout);
-    if (!exchange) return fail(exchange.error());
-    session->exchange.session = session->session.get();
-    session->exchange.exchange = *exchange;
-    *out = &session->exchange;
+    if (out != nullptr) *out = nullptr;
+    if (session == nullptr || out == nullptr) return null_argument("session and out");
+    laconic_bucket b;
+    if (const int32_t bad = read_bucket(bucket, &b); bad != 0) return bad;
+    auto exchange = session->session->begin(to_bucket(b), to_layout(b));
+    if (!exchange) return fail(std::move(exchange).error());
+    laconic_exchange& handle = session->exchange;
+    handle.running = *exchange;
+    handle.started = false;
+    handle.pending = 0;
+    *out = &handle;
     return 0;
   });
 }
 
-void laconic_exchange_fail(laconic_exchange* exchange, int32_t code, const char* message) {
-  (void)guarded([&]() -> int32_t {
-    exchange->exchange->fail(Error{static_cast<Errc>(code), message == nullptr ? "" : message, {}});
+int32_t laconic_exchange_fail(laconic_exchange* exchange, int32_t code, const char* message) {
+  return guarded([&]() -> int32_t {
+    if (exchange == nullptr) return null_argument("exchange");
+    if (exchange->running == nullptr) return not_running();
+    if (exchange->started) {
+      return fail(Errc::exchange_order, "the exchange has sent its first steps",
+                  "laconic_exchange_fail comes before the first laconic_exchange_next");
+    }
+    const auto known = static_cast<Errc>(code);
+    const bool listed = known != Errc::ok && laconic::errc_name(known) != "unknown";
+    Error error{listed ? known : Errc::internal, {}, {}};
+    try {
+      if (message != nullptr) error.message = message;
+    } catch (const std::bad_alloc&) {  // the code alone has to do: a failure must be told
+    }
+    exchange->owner->session->fail(*exchange->running, std::move(error));
     return 0;
   });
 }
 
-int32_t laconic_exchange_next(laconic_exchange* exchange, laconic_step* steps, uint32_t* count) {
+int32_t laconic_exchange_next(laconic_exchange* exchange, laconic_step* steps, uint32_t step_size,
+                              uint32_t room, uint32_t* count) {
   return guarded([&]() -> int32_t {
     static_assert(laconic::transport::kMaxBatch == LACONIC_MAX_BATCH);
-    auto n = exchange->session->next(*exchange->exchange, exchange->batch);
-    if (!n) return fail(n.error());
-    *count = *n;
-    for (uint32_t i = 0; i < *n; ++i) {
-      const auto& s = exchange->batch[i];
-      laconic_step& c = steps[i];
-      c = {};
-      c.kind = static_cast<uint32_t>(s.kind);
-      c.dtype = static_cast<uint32_t>(s.dtype);
-      c.short_sends = s.short_sends ? 1 : 0;
-      c.needs_host = s.needs_host ? 1 : 0;
-      c.count = s.count;
-      c.send = s.send;
-      c.recv = s.recv;
-      c.send_counts = s.send_counts.data();
-      c.recv_counts = s.recv_counts.data();
-      if (s.kind == laconic::transport::StepKind::all_gather) {
-        c.send_bytes = s.send_counts.empty() ? 0 : s.send_counts[0];
-      } else {
-        for (const uint64_t b : s.send_counts) c.send_bytes += b;
-      }
-      for (const uint64_t b : s.recv_counts) c.recv_bytes += b;
+    if (count != nullptr) *count = 0;
+    if (exchange == nullptr || steps == nullptr || count == nullptr)
+      return null_argument("exchange, steps and count");
+    if (step_size < kRequired<laconic_step>)
+      return bad_struct("step", step_size, kRequired<laconic_step>);
+    if (exchange->running == nullptr) return not_running();
+    if (exchange->pending == 0) {
+      auto n = advance(*exchange);
+      if (!n) return fail(std::move(n).error());
+      exchange->pending = *n;
+    }
+    *count = exchange->pending;
+    if (const int32_t bad = check_room(exchange->pending, room); bad != 0) return bad;
+    exchange->pending = 0;
+    for (uint32_t i = 0; i < *count; ++i) {
+      const laconic_step step = to_c(exchange->batch[i]);
+      std::memcpy(reinterpret_cast<char*>(steps) + size_t{i} * step_size, &step,
+                  std::min<size_t>(step_size, sizeof step));
     }
     return 0;
   });
@@ -77,7 +175,18 @@ int32_t laconic_exchange_next(laconic_exchange* exchange, laconic_step* steps, u
 
 void laconic_exchange_abort(laconic_exchange* exchange) {
   (void)guarded([&]() -> int32_t {
-    exchange->session->abort(*exchange->exchange);
+    if (exchange == nullptr) return 0;
+    if (exchange->running != nullptr) exchange->owner->session->abort(end(*exchange));
+    return 0;
+  });
+}
+
+int32_t laconic_session_release_layout(laconic_session* session, const laconic_bucket* bucket) {
+  return guarded([&]() -> int32_t {
+    if (session == nullptr) return null_argument("session");
+    laconic_bucket b;
+    if (const int32_t bad = read_layout(bucket, &b); bad != 0) return bad;
+    session->session->release(to_layout(b), static_cast<DType>(b.dtype));
     return 0;
   });
 }

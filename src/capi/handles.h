@@ -5,19 +5,20 @@
 
 #include <array>
 #include <memory>
-#include <string>
 
 #include "capi/boundary.h"
 #include "session/session.h"
 
+/// A session's one exchange: every begin gives the same handle.
 struct laconic_exchange {
-  laconic::session::Session* session = nullptr;
-  laconic::collective::Exchange* exchange = nullptr;
+  laconic_session* owner = nullptr;
+  laconic::collective::Exchange* running = nullptr;  // null: none, or it has ended
+  bool started = false;                              // next was called
+  uint32_t pending = 0;  // steps of `batch` that the caller had no room for
   std::array<laconic::transport::Step, laconic::transport::kMaxBatch> batch;
 };
+
 struct laconic_session {
   std::unique_ptr<laconic::session::Session> session;
   laconic_exchange exchange;
-  laconic::collective::Layout layout;
-  std::string text;
 };

@@ -3,23 +3,32 @@
 // What the library says about itself.
 #include <string>
 
-#include "laconic/laconic.h"
+#include "capi/boundary.h"
 #include "laconic/version.h"
 #include "session/describe.h"
+
+using laconic::capi::guarded_value;
 
 extern "C" {
 
 int32_t laconic_abi_version(void) { return LACONIC_ABI_VERSION; }
 const char* laconic_version(void) { return LACONIC_VERSION_STRING; }
 
+// The texts are made at the first call; one that finds no memory leaves the making to the next.
 const char* laconic_build_info(void) {
-  static const std::string text = laconic::session::describe_build();
-  return text.c_str();
+  return guarded_value<const char*>("", [](const char*& out) {
+    static const std::string text = laconic::session::describe_build();
+    out = text.c_str();
+    return 0;
+  });
 }
 
 const char* laconic_codecs_json(void) {
-  static const std::string text = laconic::session::describe_codecs();
-  return text.c_str();
+  return guarded_value<const char*>("", [](const char*& out) {
+    static const std::string text = laconic::session::describe_codecs();
+    out = text.c_str();
+    return 0;
+  });
 }
 
 }  // extern "C"

@@ -2,19 +2,63 @@
 //
 // A session: a model's exchange on one rank.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "capi/handles.h"
 #include "session/describe.h"
 
+namespace {
+
 using laconic::Bytes;
 using laconic::Errc;
-using laconic::capi::bad_struct;
+using laconic::capi::check_threads;
 using laconic::capi::fail;
 using laconic::capi::guarded;
-using laconic::capi::sized;
+using laconic::capi::guarded_value;
+using laconic::capi::null_argument;
+using laconic::capi::read_struct;
+
+constexpr uint32_t kSums =
+    1U << LACONIC_F32 | 1U << LACONIC_F16 | 1U << LACONIC_BF16 | 1U << LACONIC_U8;
+
+int32_t read_options(const laconic_session_options* theirs, laconic_session_options* options) {
+  if (const int32_t bad = read_struct(theirs, "options", options); bad != 0) return bad;
+  if (options->spec == nullptr) return null_argument("options.spec");
+  if (options->strategy > LACONIC_STRATEGY_TWO_SHOT)
+    return fail(Errc::invalid_argument, "unknown strategy number", "a LACONIC_STRATEGY_ number");
+  if ((options->engine_sums & ~kSums) != 0)
+    return fail(Errc::invalid_argument, "engine_sums has a bit of no element type");
+  if (options->short_sends > 1) return fail(Errc::invalid_argument, "short_sends is not 0 or 1");
+  if (options->reserved != 0) return fail(Errc::invalid_argument, "options.reserved is not 0");
+  return check_threads(options->threads);
+}
+
+laconic::collective::Options to_options(const laconic_session_options& options) {
+  laconic::collective::Options o;
+  o.rank = options.rank;
+  o.world = options.world;
+  o.seed = options.seed;
+  o.small_elements = options.small_elements;
+  o.strategy = static_cast<laconic::collective::StrategyKind>(options.strategy);
+  o.caps.sums = options.engine_sums;
+  o.caps.short_sends = options.short_sends != 0;
+  o.threads = std::max<uint32_t>(options.threads, 1);
+  return o;
+}
+
+/// What stats and explain return lives until the calling thread's next call of either: they may be
+/// asked by any thread at any time.
+const char* keep(std::string text) {
+  thread_local std::string kept;
+  kept = std::move(text);
+  return kept.c_str();
+}
+
+}  // namespace
 
 extern "C" {
 
@@ -22,30 +66,22 @@ int32_t laconic_session_create(const laconic_session_options* options,
                                const laconic_parameter* parameters, uint32_t count,
                                laconic_session** out) {
   return guarded([&]() -> int32_t {
+    if (out != nullptr) *out = nullptr;
     if (out == nullptr || (parameters == nullptr && count != 0))
-      return fail(Errc::invalid_argument, "null argument");
-    *out = nullptr;
-    if (!sized(options) || options->spec == nullptr)
-      return bad_struct("options is null or of an older header");
-    if (options->strategy > LACONIC_STRATEGY_TWO_SHOT)
-      return fail(Errc::invalid_argument, "unknown strategy number");
-    laconic::collective::Options o;
-    o.rank = options->rank;
-    o.world = options->world;
-    o.seed = options->seed;
-    o.small_elements = options->small_elements;
-    o.strategy = static_cast<laconic::collective::StrategyKind>(options->strategy);
-    o.caps.sums = options->engine_sums;
-    o.caps.short_sends = options->short_sends != 0;
-    o.threads = std::max<uint32_t>(options->threads, 1);
+      return null_argument("parameters and out");
+    laconic_session_options o;
+    if (const int32_t bad = read_options(options, &o); bad != 0) return bad;
     std::vector<laconic::collective::Parameter> list;
     list.reserve(count);
-    for (uint32_t i = 0; i < count; ++i)
-      list.push_back({parameters[i].name, parameters[i].rows, parameters[i].cols});
-    auto session = laconic::session::Session::create(options->spec, std::move(list), o);
-    if (!session) return fail(session.error());
+    for (const laconic_parameter& p : std::span(parameters, count)) {
+      if (p.name == nullptr) return null_argument("the name of a parameter");
+      list.push_back({p.name, p.rows, p.cols});
+    }
+    auto session = laconic::session::Session::create(o.spec, std::move(list), to_options(o));
+    if (!session) return fail(std::move(session).error());
     auto handle = std::make_unique<laconic_session>();
     handle->session = *std::move(session);
+    handle->exchange.owner = handle.get();
     *out = handle.release();
     return 0;
   });
@@ -53,48 +89,86 @@ int32_t laconic_session_create(const laconic_session_options* options,
 
 void laconic_session_destroy(laconic_session* session) { delete session; }
 
-void laconic_session_agreement(const laconic_session* session, void* out) {
-  const auto card = session->session->agreement_card();
-  static_assert(sizeof card == LACONIC_AGREEMENT_BYTES);
-  std::memcpy(out, card.data(), card.size());
+int32_t laconic_session_agreement(const laconic_session* session, void* out) {
+  return guarded([&]() -> int32_t {
+    if (session == nullptr || out == nullptr) return null_argument("session and out");
+    const auto card = session->session->agreement_card();
+    static_assert(sizeof card == LACONIC_AGREEMENT_BYTES);
+    std::memcpy(out, card.data(), card.size());
+    return 0;
+  });
 }
 
 int32_t laconic_session_check_agreement(const laconic_session* session, const void* gathered) {
   return guarded([&]() -> int32_t {
-    const uint64_t bytes =
-        uint64_t{session->session->model().options().world} * LACONIC_AGREEMENT_BYTES;
-    auto same =
-        session->session->check_agreement(Bytes(static_cast<const uint8_t*>(gathered), bytes));
-    return same ? 0 : fail(same.error());
+    if (session == nullptr || gathered == nullptr) return null_argument("session and gathered");
+    const uint64_t world = session->session->model().options().world;
+    auto same = session->session->check_agreement(
+        Bytes(static_cast<const uint8_t*>(gathered), world * LACONIC_AGREEMENT_BYTES));
+    return same ? 0 : fail(std::move(same).error());
   });
 }
 
-const char* laconic_session_explain(laconic_session* session) {
-  session->text = laconic::session::explain(*session->session);
-  return session->text.c_str();
+const char* laconic_session_explain(const laconic_session* session) {
+  return guarded_value<const char*>("", [&](const char*& out) -> int32_t {
+    if (session == nullptr) return null_argument("session");
+    out = keep(laconic::session::explain(*session->session));  // fixed since create: no lock
+    return 0;
+  });
 }
-const char* laconic_session_stats(laconic_session* session) {
-  session->text = laconic::session::describe_stats(*session->session);
-  return session->text.c_str();
+
+const char* laconic_session_stats(const laconic_session* session) {
+  return guarded_value<const char*>("", [&](const char*& out) -> int32_t {
+    if (session == nullptr) return null_argument("session");
+    out = keep(laconic::session::describe_stats(*session->session));
+    return 0;
+  });
 }
+
 int32_t laconic_session_layout_matters(const laconic_session* session) {
-  return session->session->model().layout_matters() ? 1 : 0;
+  return guarded_value<int32_t>(0, [&](int32_t& out) -> int32_t {
+    if (session == nullptr) return null_argument("session");
+    out = session->session->model().layout_matters() ? 1 : 0;
+    return 0;
+  });
 }
+
 int32_t laconic_session_all_raw(const laconic_session* session) {
-  const auto& model = session->session->model();
-  for (uint32_t i = 0; i < model.parameters().size(); ++i) {
-    if (!model.assignment(i).raw) return 0;
-  }
-  return 1;
+  return guarded_value<int32_t>(0, [&](int32_t& out) -> int32_t {
+    if (session == nullptr) return null_argument("session");
+    const auto& model = session->session->model();
+    out = 1;
+    for (uint32_t i = 0; i < model.parameters().size(); ++i) {
+      if (!model.assignment(i).raw) out = 0;
+    }
+    return 0;
+  });
 }
+
 int32_t laconic_session_scale_residuals(laconic_session* session, float factor) {
-  if (!(factor > 0.0F) || factor > 3.0e38F)
-    return fail(Errc::invalid_argument, "the factor must be positive and finite");
-  session->session->scale_residuals(factor);
-  return 0;
+  return guarded([&]() -> int32_t {
+    if (session == nullptr) return null_argument("session");
+    if (!(factor > 0.0F) || !std::isfinite(factor))
+      return fail(Errc::invalid_argument, "the factor must be positive and finite");
+    session->session->scale_residuals(factor);
+    return 0;
+  });
 }
+
+int32_t laconic_session_flush(laconic_session* session, uint32_t steps) {
+  return guarded([&]() -> int32_t {
+    if (session == nullptr) return null_argument("session");
+    auto asked = session->session->flush(steps);
+    return asked ? 0 : fail(std::move(asked).error());
+  });
+}
+
 double laconic_session_residual_norm(const laconic_session* session) {
-  return session->session->stats().residual_norm;
+  return guarded_value<double>(0.0, [&](double& out) -> int32_t {
+    if (session == nullptr) return null_argument("session");
+    out = session->session->stats().residual_norm;
+    return 0;
+  });
 }
 
 }  // extern "C"

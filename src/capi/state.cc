@@ -6,53 +6,128 @@
 #include <string>
 
 #include "capi/handles.h"
+#include "wire/bundle.h"
+
+namespace {
 
 using laconic::Errc;
-using laconic::capi::bad_struct;
+using laconic::Error;
+using laconic::capi::check_struct;
 using laconic::capi::fail;
+using laconic::capi::first_not_finite;
 using laconic::capi::guarded;
-using laconic::capi::sized;
+using laconic::capi::guarded_value;
+using laconic::capi::null_argument;
+using laconic::capi::read_struct;
+using laconic::capi::write_struct;
+
+int32_t no_such_entry(uint32_t i, size_t entries) {
+  return fail(
+      Error{Errc::invalid_argument,
+            "there is no entry " + std::to_string(i) + ", the state has " + std::to_string(entries),
+            {}});
+}
+
+int32_t corrupt(std::string what) {
+  return fail(Error{Errc::state_corrupt, std::move(what), "take an older checkpoint"});
+}
+
+/// A canonical spec: 1 to 255 characters of '!' to '~', and nothing but zeros behind them.
+bool is_spec_text(const char (&field)[sizeof laconic_state_header::spec]) {
+  const auto printable = [](char c) { return c >= '!' && c <= '~'; };
+  const char* const last = std::find_if_not(std::begin(field), std::end(field), printable);
+  return last != std::begin(field) && last != std::end(field) &&
+         std::all_of(last, std::end(field), [](char c) { return c == '\0'; });
+}
+
+/// What no session can have written, whatever its model.
+int32_t check_possible(const laconic_state_header& saved) {
+  if (saved.version == 0) return corrupt("the saved state has no version");
+  if (saved.world == 0 || saved.world > laconic::kMaxWorld)
+    return corrupt("the saved state is of a world of " + std::to_string(saved.world) + " ranks");
+  if (saved.rank >= saved.world) {
+    return corrupt("the saved state is of rank " + std::to_string(saved.rank) + " in a world of " +
+                   std::to_string(saved.world));
+  }
+  if (!is_spec_text(saved.spec)) return corrupt("the spec in the saved state is not a text");
+  return 0;
+}
+
+}  // namespace
 
 extern "C" {
 
-void laconic_session_state_header(const laconic_session* session, laconic_state_header* out) {
-  const auto header = session->session->state_header();
-  *out = {};
-  out->struct_size = sizeof *out;
-  out->version = header.version;
-  out->rank = header.rank;
-  out->world = header.world;
-  out->model_hash = header.model_hash;
-  out->agreement = header.agreement;
-  std::copy_n(header.spec.data(), std::min(header.spec.size(), sizeof out->spec - 1), out->spec);
+int32_t laconic_session_state_header(const laconic_session* session, laconic_state_header* out) {
+  return guarded([&]() -> int32_t {
+    if (session == nullptr) return null_argument("session");
+    if (const int32_t bad = check_struct(out, "out"); bad != 0) return bad;
+    const auto header = session->session->state_header();
+    laconic_state_header own{};
+    own.version = header.version;
+    own.rank = header.rank;
+    own.world = header.world;
+    own.model_hash = header.model_hash;
+    own.agreement = header.agreement;
+    std::copy_n(header.spec.data(), std::min(header.spec.size(), sizeof own.spec - 1), own.spec);
+    write_struct(own, out);
+    return 0;
+  });
 }
 
 uint32_t laconic_session_state_count(const laconic_session* session) {
-  return static_cast<uint32_t>(session->session->store().entries().size());
+  return guarded_value<uint32_t>(0, [&](uint32_t& out) -> int32_t {
+    if (session == nullptr) return null_argument("session");
+    out = static_cast<uint32_t>(session->session->store().entries().size());
+    return 0;
+  });
 }
 
 int32_t laconic_session_state_entry(laconic_session* session, uint32_t i, const char** name,
                                     float** data, uint64_t* count) {
-  const auto& entries = session->session->store().entries();
-  if (i >= entries.size()) return fail(Errc::invalid_argument, "no such entry");
-  *name = entries[i].name.c_str();
-  *data = entries[i].values.data();
-  *count = entries[i].values.size();
-  return 0;
+  return guarded([&]() -> int32_t {
+    if (session == nullptr || name == nullptr || data == nullptr || count == nullptr)
+      return null_argument("session, name, data and count");
+    const auto& entries = session->session->store().entries();
+    if (i >= entries.size()) return no_such_entry(i, entries.size());
+    *name = entries[i].name.c_str();
+    *data = entries[i].values.data();
+    *count = entries[i].values.size();
+    return 0;
+  });
 }
 
 int32_t laconic_session_state_accepts(const laconic_session* session,
                                       const laconic_state_header* header) {
   return guarded([&]() -> int32_t {
-    if (!sized(header)) return bad_struct("header is null or of an older version");
-    const char* end = static_cast<const char*>(std::memchr(header->spec, 0, sizeof header->spec));
-    if (end == nullptr)
-      return fail(Errc::state_corrupt, "the spec in the saved state is not terminated");
-    const laconic::feedback::StateHeader saved{header->version,   header->rank,
-                                               header->world,     header->model_hash,
-                                               header->agreement, std::string(header->spec, end)};
-    auto ok = laconic::feedback::accepts(session->session->state_header(), saved);
-    return ok ? 0 : fail(ok.error());
+    if (session == nullptr) return null_argument("session");
+    laconic_state_header h;
+    if (const int32_t bad = read_struct(header, "header", &h); bad != 0) return bad;
+    const auto mine = session->session->state_header();
+    if (h.version == mine.version || h.version == 0) {  // another version has rules of its own
+      if (const int32_t bad = check_possible(h); bad != 0) return bad;
+    }
+    h.spec[sizeof h.spec - 1] = '\0';
+    auto ok = laconic::feedback::accepts(
+        mine, {h.version, h.rank, h.world, h.model_hash, h.agreement, h.spec});
+    return ok ? 0 : fail(std::move(ok).error());
+  });
+}
+
+int32_t laconic_session_state_check(const laconic_session* session, uint32_t i, const float* values,
+                                    uint64_t count) {
+  return guarded([&]() -> int32_t {
+    if (session == nullptr) return null_argument("session");
+    const auto& entries = session->session->store().entries();
+    if (i >= entries.size()) return no_such_entry(i, entries.size());
+    const auto& entry = entries[i];
+    if (count != entry.values.size()) {
+      return corrupt(entry.name + " holds " + std::to_string(count) + " values, this run needs " +
+                     std::to_string(entry.values.size()));
+    }
+    if (values == nullptr && count != 0) return null_argument("values");
+    const size_t at = first_not_finite({values, count});
+    if (at == count) return 0;
+    return corrupt("value " + std::to_string(at) + " of " + entry.name + " is not finite");
   });
 }
 

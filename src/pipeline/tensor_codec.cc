@@ -113,15 +113,18 @@ TensorCodec::Lease::Lease(const TensorCodec& codec) : codec_(codec) {
     space_ = std::move(codec.free_.back());
     codec.free_.pop_back();
   }
+  if (space_ == nullptr) space_ = std::make_unique<Workspace>();
   has_pool_ = codec.pool_ != nullptr && !codec.pool_busy_;
   if (has_pool_) codec.pool_busy_ = true;
-  if (space_ == nullptr) space_ = std::make_unique<Workspace>();
 }
 
 TensorCodec::Lease::~Lease() {
   const std::lock_guard lock(codec_.mutex_);
   if (has_pool_) codec_.pool_busy_ = false;
-  codec_.free_.push_back(std::move(space_));
+  try {
+    codec_.free_.push_back(std::move(space_));
+  } catch (const std::bad_alloc&) {  // no memory to remember it: it is freed
+  }
 }
 
 Result<std::unique_ptr<Residual>> Residual::create(uint64_t count) {

@@ -89,12 +89,14 @@ Result<const Spec*> spec_of(const FrameInfo& info, const Spec& ours, std::option
 
 }  // namespace
 
-/// Parses and verifies all frames into space.views; gives the spec that they share.
+/// Parses and verifies all frames into space.views and takes all memory that decoding them needs;
+/// gives the spec that they share.
 Result<const Spec*> TensorCodec::verify(std::span<const Bytes> frames, uint64_t count,
                                         Workspace& space, std::optional<Spec>& other) const {
   space.views.clear();
   const Spec* spec = &spec_;
   Plan largest;
+  uint64_t merged = 0;  // the largest round that is copied before it is taken in
   for (const Bytes bytes : frames) {
     auto view = parse_frame(bytes);
     if (!view) return std::move(view).error();
@@ -109,13 +111,16 @@ Result<const Spec*> TensorCodec::verify(std::span<const Bytes> frames, uint64_t 
     const Plan plan = spec->codec().plan(spec->params(), unit, 1);
     largest.kept_bytes = std::max(largest.kept_bytes, plan.kept_bytes);
     largest.scratch_bytes = std::max(largest.scratch_bytes, plan.scratch_bytes);
+    for (uint32_t round = 0; round + 1 < plan.rounds; ++round)
+      merged = std::max(merged, plan.round[round].bytes);
     if (!view->info.flags.zero) {
       if (auto ok = check_payload(*spec, unit, plan, view->payload); !ok)
         return std::move(ok).error();
     }
     space.views.push_back(*view);
   }
-  if (!space.reserve(largest)) return no_memory();
+  space.terms.reserve(frames.size());
+  if (!space.reserve(largest) || !space.merged.reserve(merged + 1)) return no_memory();
   return spec;
 }
 

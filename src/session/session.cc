@@ -313,6 +313,11 @@ Result<collective::Exchange*> Session::begin(const collective::Bucket& bucket,
   return &exchange;
 }
 
+void Session::fail(collective::Exchange& exchange, Error error) {
+  const std::lock_guard lock(mutex_);
+  exchange.fail(std::move(error));
+}
+
 Result<uint32_t> Session::next(collective::Exchange& exchange, std::span<transport::Step> batch) {
   const std::lock_guard lock(mutex_);
   const Stopwatch watch(first_next_ ? &stats_.encode_seconds : &stats_.decode_seconds);

@@ -65,6 +65,8 @@ class Session {
   /// exchange tells the other ranks.
   Result<collective::Exchange*> begin(const collective::Bucket& bucket,
                                       const collective::LayoutView& layout);
+  /// Before the first next(): this rank has failed; all ranks will report it.
+  void fail(collective::Exchange& exchange, Error error);
   Result<uint32_t> next(collective::Exchange& exchange, std::span<transport::Step> batch);
   /// The engine failed: undelivered gradients go into the residuals, and from now on begin() fails
   /// with `why`: messages of this exchange may still be under way and would meet the next one.

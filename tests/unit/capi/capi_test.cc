@@ -1,9 +1,8 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// The C boundary: every misuse is a code and a sentence, never a crash.
+// The C boundary: every misuse is a code and a message, never a crash.
 #include <gtest/gtest.h>
 
-#include <cmath>
 #include <cstring>
 #include <limits>
 #include <string>
@@ -11,7 +10,9 @@
 
 #include "laconic/error.h"
 #include "laconic/laconic.h"
+#include "unit/capi/world.h"
 
+namespace laconic {
 namespace {
 
 laconic_tensor tensor(std::vector<float>& v, uint64_t cols = 1) {
@@ -44,11 +45,7 @@ std::vector<uint8_t> encode(const Codec& codec, std::vector<float>& x,
   return out;
 }
 
-std::vector<float> ramp(size_t n) {
-  std::vector<float> x(n);
-  for (size_t i = 0; i < n; ++i) x[i] = std::sin(static_cast<float>(i));
-  return x;
-}
+using test::wave;
 
 TEST(Capi, VersionsAndTextsAreThere) {
   EXPECT_EQ(laconic_abi_version(), LACONIC_ABI_VERSION);
@@ -60,7 +57,7 @@ TEST(Capi, VersionsAndTextsAreThere) {
 
 TEST(Capi, EncodeDecodeAndAdd) {
   const Codec codec("int8:block=64");
-  auto x = ramp(1000);
+  auto x = wave(1000);
   const auto frame = encode(codec, x);
   std::vector<float> out(1000, 1.0F);
   const auto t = tensor(out);
@@ -74,7 +71,7 @@ TEST(Capi, DecodeManyEqualsOneByOne) {
   std::vector<const void*> pointers;
   std::vector<uint64_t> sizes;
   for (int k = 0; k < 20; ++k) {
-    auto x = ramp(777);
+    auto x = wave(777);
     for (float& v : x) v *= 0.1F + static_cast<float>(k);
     frames.push_back(encode(codec, x));
   }
@@ -96,22 +93,22 @@ TEST(Capi, DecodeManyEqualsOneByOne) {
   for (size_t i = 0; i < fused.size(); ++i) EXPECT_EQ(fused[i], single[i]);
 }
 
-TEST(Capi, MisuseIsACodeAndASentence) {
+TEST(Capi, MisuseIsACodeAndAMessage) {
   const Codec bad("3lx");
-  EXPECT_EQ(bad.code, static_cast<int32_t>(laconic::Errc::unknown_codec));
+  EXPECT_EQ(bad.code, static_cast<int32_t>(Errc::unknown_codec));
   EXPECT_EQ(bad.handle, nullptr);
   const std::string said = std::string(laconic_last_message()) + laconic_last_hint();
   EXPECT_NE(said.find("3lc"), std::string::npos) << "names the nearest: " << said;
 
   const Codec codec("topk");
-  auto x = ramp(100);
+  auto x = wave(100);
   auto t = tensor(x);
   auto p = place();
   uint64_t written = 0;
   std::vector<uint8_t> small(20);
   EXPECT_EQ(
       laconic_encode(codec.handle, &t, &p, nullptr, small.data(), small.size(), &written, nullptr),
-      static_cast<int32_t>(laconic::Errc::buffer_too_small));
+      static_cast<int32_t>(Errc::buffer_too_small));
   EXPECT_NE(laconic_encode(nullptr, &t, &p, nullptr, small.data(), 20, &written, nullptr), 0);
   EXPECT_NE(laconic_encode(codec.handle, nullptr, &p, nullptr, small.data(), 20, &written, nullptr),
             0);
@@ -131,7 +128,7 @@ TEST(Capi, NonFiniteInputChangesNothing) {
   const Codec codec("3lc");
   laconic_residual* residual = nullptr;
   ASSERT_EQ(laconic_residual_create(100, &residual), 0);
-  auto x = ramp(100);
+  auto x = wave(100);
   encode(codec, x, residual);
   const std::vector<float> before(laconic_residual_data(residual),
                                   laconic_residual_data(residual) + 100);
@@ -142,7 +139,7 @@ TEST(Capi, NonFiniteInputChangesNothing) {
   uint64_t written = 0;
   EXPECT_EQ(
       laconic_encode(codec.handle, &t, &p, residual, out.data(), out.size(), &written, nullptr),
-      static_cast<int32_t>(laconic::Errc::non_finite));
+      static_cast<int32_t>(Errc::non_finite));
   EXPECT_EQ(std::memcmp(before.data(), laconic_residual_data(residual), 400), 0);
   laconic_residual_destroy(residual);
 }
@@ -154,7 +151,7 @@ TEST(Capi, AMessageIsNeverThatOfAnEarlierFailure) {
   ASSERT_EQ(laconic_residual_create(4, &residual), 0);
   const float value = 0;
   EXPECT_EQ(laconic_residual_set_state(residual, &value, uint64_t{1} << 61),
-            static_cast<int32_t>(laconic::Errc::out_of_memory));
+            static_cast<int32_t>(Errc::out_of_memory));
   EXPECT_STREQ(laconic_last_message(), "no memory for a codec state of that size");
   EXPECT_STREQ(laconic_last_hint(), "");
   laconic_residual_destroy(residual);
@@ -163,20 +160,20 @@ TEST(Capi, AMessageIsNeverThatOfAnEarlierFailure) {
 TEST(Capi, FramesAreVerified) {
   const Codec codec("3lc");
   const Codec other("topk");
-  auto x = ramp(100);
+  auto x = wave(100);
   auto frame = encode(codec, x);
   std::vector<float> out(100), few(99);
   const auto t = tensor(out);
   const auto wrong = tensor(few);
   EXPECT_EQ(laconic_decode(other.handle, frame.data(), frame.size(), 1.0F, 0, &t, nullptr),
-            static_cast<int32_t>(laconic::Errc::frame_codec));
+            static_cast<int32_t>(Errc::frame_codec));
   EXPECT_EQ(laconic_decode(codec.handle, frame.data(), frame.size(), 1.0F, 0, &wrong, nullptr),
-            static_cast<int32_t>(laconic::Errc::frame_count));
+            static_cast<int32_t>(Errc::frame_count));
   EXPECT_EQ(laconic_decode(codec.handle, frame.data(), frame.size() - 1, 1.0F, 0, &t, nullptr),
-            static_cast<int32_t>(laconic::Errc::frame_truncated));
+            static_cast<int32_t>(Errc::frame_truncated));
   frame.back() ^= 1U;
   EXPECT_EQ(laconic_decode(codec.handle, frame.data(), frame.size(), 1.0F, 0, &t, nullptr),
-            static_cast<int32_t>(laconic::Errc::frame_checksum));
+            static_cast<int32_t>(Errc::frame_checksum));
   laconic_frame_info info{};
   info.struct_size = sizeof info;
   EXPECT_NE(laconic_frame_parse(frame.data(), frame.size(), &info), 0);
@@ -184,58 +181,18 @@ TEST(Capi, FramesAreVerified) {
 }
 
 TEST(Capi, ASessionOfOneRank) {
-  std::vector<laconic_parameter> parameters{{"w", 100, 80}, {"b", 10, 1}};
-  laconic_session_options options{
-      sizeof options, 0, 1, LACONIC_STRATEGY_AUTO, "topk:ratio=0.1", 1, 64, 1, 1, 0, 0};
-  laconic_session* session = nullptr;
-  ASSERT_EQ(laconic_session_create(&options, parameters.data(), 2, &session), 0)
-      << laconic_last_message();
+  test::World world({});
+  laconic_session* const session = world.ranks[0].session;
   std::vector<uint8_t> card(LACONIC_AGREEMENT_BYTES);
-  laconic_session_agreement(session, card.data());
+  ASSERT_EQ(laconic_session_agreement(session, card.data()), 0);
   EXPECT_EQ(laconic_session_check_agreement(session, card.data()), 0);
+  EXPECT_EQ(laconic_session_state_count(session), 2U);  // residual/w, state/flush
 
-  auto buffer = ramp(8010);
-  const std::vector<uint32_t> which{1, 0};
-  const std::vector<uint64_t> offsets{0, 10};
-  laconic_bucket bucket{sizeof bucket, LACONIC_F32,   0, 0, 5, buffer.data(), 8010, 2,
-                        which.data(),  offsets.data()};
-  laconic_exchange* exchange = nullptr;
-  ASSERT_EQ(laconic_exchange_begin(session, &bucket, &exchange), 0);
-  EXPECT_NE(laconic_exchange_begin(session, &bucket, &exchange), 0) << "one at a time";
-  laconic_step steps[LACONIC_MAX_BATCH];
-  uint32_t count = 0;
-  ASSERT_EQ(laconic_session_state_count(session), 1U);
-  exchange = nullptr;
-  laconic_session_destroy(session);
-
-  ASSERT_EQ(laconic_session_create(&options, parameters.data(), 2, &session), 0);
-  ASSERT_EQ(laconic_exchange_begin(session, &bucket, &exchange), 0);
-  for (;;) {
-    ASSERT_EQ(laconic_exchange_next(exchange, steps, &count), 0) << laconic_last_message();
-    if (count == 0) break;
-    ASSERT_EQ(steps[0].kind, static_cast<uint32_t>(LACONIC_ALL_GATHER));
-    std::memcpy(steps[0].recv, steps[0].send, steps[0].recv_bytes);  // a world of one
-  }
-  EXPECT_NE(laconic_exchange_next(exchange, steps, &count), 0) << "it has ended";
+  ASSERT_EQ(world.exchange(), 0) << laconic_last_message();
   EXPECT_NE(std::string(laconic_session_stats(session)).find("\"exchanges\": 1"),
             std::string::npos);
   EXPECT_GT(laconic_session_residual_norm(session), 0.0);
-
-  laconic_state_header header{};
-  laconic_session_state_header(session, &header);
-  EXPECT_STREQ(header.spec, "topk:ratio=0.1");
-  EXPECT_EQ(laconic_session_state_accepts(session, &header), 0);
-  header.rank = 1;
-  EXPECT_EQ(laconic_session_state_accepts(session, &header),
-            static_cast<int32_t>(laconic::Errc::state_rank));
-  std::memset(header.spec, 'x', sizeof header.spec);
-  EXPECT_EQ(laconic_session_state_accepts(session, &header),
-            static_cast<int32_t>(laconic::Errc::state_corrupt));
-
-  const std::vector<uint64_t> outside{8005, 10};
-  bucket.offsets = outside.data();
-  EXPECT_NE(laconic_exchange_begin(session, &bucket, &exchange), 0) << "outside the buffer";
-  laconic_session_destroy(session);
 }
 
 }  // namespace
+}  // namespace laconic
