@@ -161,7 +161,7 @@ TEST(UnitCodec, KeepWithoutAResidualKeepsNothing) {
 // A sum over ranks follows, and what is taken out of the residual is world times the lane.
 TEST(UnitCodec, PrescaledLanesNearTheLargestFloatLeaveAFiniteResidual) {
   for (const char* spec : {"fp16+ef", "fp16:saturate=off+ef", "bf16+ef"}) {
-    for (const uint32_t world : {2U, 3U, 7U, 64U, 1000U}) {
+    for (const uint32_t world : {2U, 3U, 64U, 508U, 509U}) {
       Fixture f(spec);
       f.place.world = world;
       f.place.prescale = 1.0F / static_cast<float>(world);
