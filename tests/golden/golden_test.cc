@@ -87,6 +87,20 @@ TEST(Golden, frames_decode_to_the_recorded_bits_on_every_instruction_set) {
   }
 }
 
+TEST(Golden, payloads_are_refused_as_the_manifest_says) {
+  int refused = 0;
+  for (const Json& entry : manifest()["frames"]) {
+    if (!entry.contains("payload")) continue;
+    SCOPED_TRACE(entry["file"].get<std::string>());
+    const auto values =
+        decode_frame(read_file(kDir / entry["file"].get<std::string>()), Isa::scalar);
+    ASSERT_FALSE(values);
+    EXPECT_EQ(errc_name(values.error().code), entry["payload"].get<std::string>());
+    ++refused;
+  }
+  EXPECT_GT(refused, 0);
+}
+
 // Not a promise of the format (a later encoder may choose better), but nothing may change
 // unnoticed.
 TEST(Golden, encoders_still_write_these_bytes) {

@@ -79,8 +79,9 @@ class Frames {
  public:
   explicit Frames(fs::path dir) : dir_(std::move(dir)) {}
 
-  void add(const std::string& name, const Buffer& frame,
-           const std::vector<float>* values = nullptr) {
+  /// `refused`: the codec's answer to a payload in a sound frame.
+  void add(const std::string& name, const Buffer& frame, const std::vector<float>* values = nullptr,
+           Errc refused = Errc::ok) {
     write_file(dir_ / "frames" / (name + ".frame"), frame);
     Json entry{{"file", "frames/" + name + ".frame"}};
     const auto view = parse_frame(frame);
@@ -88,6 +89,7 @@ class Frames {
     entry["errc"] = errc_name(code);
     entry["number"] = static_cast<int>(code);
     if (view) entry["fields"] = fields_of(*view);
+    if (refused != Errc::ok) entry["payload"] = errc_name(refused);
     if (values != nullptr) {
       const auto* bytes = reinterpret_cast<const uint8_t*>(values->data());
       write_file(dir_ / "frames" / (name + ".f32"), Bytes(bytes, values->size() * sizeof(float)));
@@ -117,6 +119,25 @@ bool add_codec_frames(Frames& frames) {
     frames.add(file_of(c), frame, &*back);
   }
   return true;
+}
+
+// Scales of int8 are the only field of a payload that is a float and not a value.
+void add_int8_scales(Frames& frames) {
+  const auto with_scale = [](float scale) {
+    const FrameInfo header = header_of({"int8", 257, 1});
+    const Buffer frame = encode_frame(*Spec::parse("int8"), header, input(257), Isa::scalar);
+    const FrameView view = *parse_frame(frame);
+    Buffer payload(view.payload.begin(), view.payload.end());
+    store(payload.data(), scale);
+    Buffer changed(frame.size());
+    (void)write_frame(view.info, payload, changed);
+    return changed;
+  };
+  const Buffer largest = with_scale(0x1.020406p121F);
+  const auto values = decode_frame(largest, Isa::scalar);
+  frames.add("int8-largest_scale-257x1", largest, values ? &*values : nullptr);
+  frames.add("refused-int8-scale_above_largest-257x1", with_scale(0x1.020408p121F), nullptr,
+             Errc::payload_malformed);
 }
 
 Buffer raw_frame(FrameInfo info, std::size_t payload_bytes) {
@@ -417,6 +438,7 @@ int run(const fs::path& dir, const fs::path& corpus) {
   add_header_frames(frames);
   add_bad_frames(frames);
   if (!add_codec_frames(frames)) return 1;
+  add_int8_scales(frames);
   Bundles bundles(dir, corpus / "bundle");
   add_bundles(bundles);
   const Json manifest{{"version", 1}, {"frames", frames.entries()}, {"bundles", bundles.entries()}};

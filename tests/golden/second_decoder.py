@@ -162,6 +162,9 @@ def decode_bf16(frame, keys):
     return f32_array(b"".join(b"\0\0" + frame.payload[i : i + 2] for i in range(0, 2 * frame.count, 2)))
 
 
+INT8_LARGEST_SCALE = float.fromhex("0x1.020406p121")
+
+
 @codec("int8", 8)
 def decode_int8(frame, keys):
     block = int(keys.get("block", 256))
@@ -169,7 +172,7 @@ def decode_int8(frame, keys):
     exactly(frame, 4 * blocks + frame.count)
     scales = f32_array(frame.payload[: 4 * blocks])
     codes = struct.unpack(f"<{frame.count}b", frame.payload[4 * blocks :])
-    well_formed(all(map(is_scale, scales)) and -128 not in codes)
+    well_formed(all(map(is_scale, scales)) and max(scales, default=0.0) <= INT8_LARGEST_SCALE and -128 not in codes)
     return [f32(scales[i // block] * code) for i, code in enumerate(codes)]
 
 

@@ -49,6 +49,13 @@ def test_values(entry):
     assert second_decoder.f32_bits(values) == (V1 / entry["values"]).read_bytes()
 
 
+@pytest.mark.parametrize("entry", [entry for entry in FRAMES if "payload" in entry], ids=name_of)
+def test_refused_payloads(entry):
+    with pytest.raises(second_decoder.FrameError) as error:
+        second_decoder.decode((V1 / entry["file"]).read_bytes())
+    assert error.value.errc == entry["payload"]
+
+
 @pytest.mark.parametrize("entry", WITH_VALUES, ids=name_of)
 def test_cut_payloads_are_refused_or_decode(entry):
     """Never another exception than FrameError, whatever the payload's length."""

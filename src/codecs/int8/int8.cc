@@ -24,7 +24,11 @@ uint64_t payload_bytes(const Int8::Params& params, const Unit& unit) {
 /// A task's share: whole blocks.
 uint64_t chunk_of(const Int8::Params& params) { return round_up(kDenseChunk, params.block); }
 
-bool valid_scale(const uint8_t* at) { return load<uint32_t>(at) < 0x7F800000U; }  // finite, no sign
+// The largest float whose product with 127 is finite.
+constexpr float kLargestScale = 0x1.020406p121F;
+
+// By its bits, so that NaN and everything with a sign are larger.
+bool valid_scale(const uint8_t* at) { return load<uint32_t>(at) <= float_bits(kLargestScale); }
 
 }  // namespace
 

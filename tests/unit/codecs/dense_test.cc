@@ -263,7 +263,8 @@ TEST(Int8, ZerosAndDenormalsBecomeZero) {
 TEST(Int8, HostileScalesAndCodesAreRejected) {
   Runner<Int8> run(300);
   const std::vector<uint8_t> good = run.encode(normal(300, 1));
-  for (const uint32_t scale : {0x7F800000U, 0x7FC00000U, 0x80000000U, 0xBF800000U, 0xFFFFFFFFU}) {
+  for (const uint32_t scale : {0x7C010204U, 0x7F7FFFFFU, 0x7F800000U, 0x7FC00000U, 0x80000000U,
+                               0xBF800000U, 0xFFFFFFFFU}) {
     std::vector<uint8_t> bad = good;
     store(bad.data() + 4, scale);
     EXPECT_EQ(run.check(bad), Errc::payload_malformed) << scale;
