@@ -36,6 +36,9 @@ enum class Feedback : uint8_t {
               ///< ranks
 };
 
+/// Elements of the largest unit. Up to here no size that a plan computes wraps.
+inline constexpr uint64_t kMaxUnitCount = uint64_t{1} << 40;
+
 /// What a codec promises. Everything else reads it; the conformance suite holds the codec to it.
 struct Contract {
   Merge merge = Merge::none;
@@ -50,8 +53,9 @@ struct Contract {
   bool exact_size = true;  ///< every payload is exactly RoundPlan::bytes; else bytes is the bound
   bool whole_parameter = false;  ///< a parameter is never cut into owners' ranges (PowerSGD)
   float contraction = 0.0F;  ///< delta: |x − Q(x)|² ≤ (1 − delta)|x|² for every x; 0 = no promise
-  uint32_t headroom = 0;  ///< contributors before lanes overflow; 0 = unlimited
-  uint32_t granule = 1;   ///< owners' cuts fall on multiples of it
+  uint32_t headroom = 0;               ///< contributors before lanes overflow; 0 = unlimited
+  uint32_t granule = 1;                ///< owners' cuts fall on multiples of it
+  uint64_t max_count = kMaxUnitCount;  ///< elements of the largest unit that it can index
 };
 
 /// What is encoded as one tensor: a parameter, or one owner's range of it. Never a bucket.
@@ -85,6 +89,10 @@ struct RoundPlan {
   RoundKind kind = RoundKind::frame;
   DType lane = DType::f32;  ///< for lanes
   uint64_t bytes = 0;  ///< exact size when Contract::exact_size (always for lanes), else the bound
+  /// What to reckon with, at most `bytes` and equal to it where the size is exact: to a quarter, the
+  /// mean size for independent normal elements. The same on every machine. A codec that leaves it
+  /// at 0 means `bytes`: the table fills it in.
+  uint64_t expected = 0;
 };
 
 inline constexpr uint32_t kMaxRounds = 3;

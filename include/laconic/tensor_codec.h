@@ -59,7 +59,8 @@ class TensorCodec {
   ~TensorCodec();
 
   [[nodiscard]] const Spec& spec() const noexcept { return spec_; }
-  /// The largest frame of a rows × cols tensor. shape_unsupported when that is not addressable.
+  /// The largest frame of a rows × cols tensor. shape_unsupported when the codec cannot index it
+  /// (Contract::max_count), here and in encode and decode.
   [[nodiscard]] Result<uint64_t> max_frame_bytes(uint64_t rows, uint64_t cols) const;
 
   /// Encodes `source` into `out` and gives the frame's size. `residual` null: no feedback, fresh

@@ -29,14 +29,15 @@ Result<void> check_tensor(const TensorRef& t) {
   return {};
 }
 
-Result<Unit> unit_of(const TensorRef& t, uint64_t parameter) {
-  uint64_t count = 0;
-  if (!checked_mul(t.rows, t.cols, &count) || count > kFrameMaxCount) {
-    return Error{Errc::shape_unsupported,
-                 std::to_string(t.rows) + " x " + std::to_string(t.cols) + " is too large",
-                 "at most 2^40 elements in one tensor"};
-  }
-  return Unit{count, t.rows, t.cols, parameter, 0};
+Result<Unit> unit_of(const Spec& spec, const TensorRef& t, uint64_t parameter) {
+  static_assert(kMaxUnitCount <= kFrameMaxCount);
+  // Should the product wrap, check_unit refuses rows and cols.
+  const Unit unit{t.rows * t.cols, t.rows, t.cols, parameter, 0};
+  if (check_unit(spec, unit) == Errc::ok) return unit;
+  return Error{Errc::shape_unsupported,
+               std::to_string(t.rows) + " x " + std::to_string(t.cols) + " is too large for " +
+                   spec.canonical(),
+               "at most " + std::to_string(spec.contract().max_count) + " elements in one tensor"};
 }
 
 }  // namespace pipeline
@@ -154,7 +155,7 @@ Result<std::unique_ptr<TensorCodec>> TensorCodec::create(std::string_view text, 
 }
 
 Result<uint64_t> TensorCodec::max_frame_bytes(uint64_t rows, uint64_t cols) const {
-  auto unit = pipeline::unit_of({DType::f32, rows, cols, nullptr}, 0);
+  auto unit = pipeline::unit_of(spec_, {DType::f32, rows, cols, nullptr}, 0);
   if (!unit) return std::move(unit).error();
   const Plan plan = spec_.codec().plan(spec_.params(), *unit, 1);
   return frame_header_bytes(spec_.canonical().size()) + payload_bound(plan);
@@ -163,7 +164,7 @@ Result<uint64_t> TensorCodec::max_frame_bytes(uint64_t rows, uint64_t cols) cons
 Result<uint64_t> TensorCodec::encode(const TensorRef& source, const Place& place,
                                      uint64_t parameter, Residual* residual, MutBytes out) const {
   if (auto ok = pipeline::check_tensor(source); !ok) return std::move(ok).error();
-  auto unit = pipeline::unit_of(source, parameter);
+  auto unit = pipeline::unit_of(spec_, source, parameter);
   if (!unit) return std::move(unit).error();
   const Lease lease(*this);
   Workspace& space = lease.space();

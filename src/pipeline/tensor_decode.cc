@@ -127,7 +127,7 @@ Result<const Spec*> TensorCodec::verify(std::span<const Bytes> frames, uint64_t 
 Result<void> TensorCodec::decode(std::span<const Bytes> frames, float weight, bool add,
                                  const TensorRef& out) const {
   if (auto ok = pipeline::check_tensor(out); !ok) return ok;
-  auto shape = pipeline::unit_of(out, 0);
+  auto shape = pipeline::unit_of(spec_, out, 0);
   if (!shape) return std::move(shape).error();
   const Lease lease(*this);
   Workspace& space = lease.space();

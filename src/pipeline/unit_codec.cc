@@ -66,6 +66,14 @@ float max_abs_sum(const UnitCodec& codec, const float* x, const float* y, uint64
   });
 }
 
+Errc check_unit(const Spec& spec, const Unit& unit) {
+  uint64_t product = 0;
+  uint64_t end = 0;
+  const bool sane = checked_mul(unit.rows, unit.cols, &product) && product == unit.count &&
+                    checked_add(unit.offset, unit.count, &end);
+  return sane && unit.count <= spec.contract().max_count ? Errc::ok : Errc::shape_unsupported;
+}
+
 UnitCodec::UnitCodec(const Spec& spec, Isa isa, ThreadPool* pool)
     : spec_(&spec),
       contract_(spec.contract()),

@@ -38,6 +38,11 @@ struct UnitEncoded {
   bool residual_reset = false;
 };
 
+/// Can the codec take such a unit? shape_unsupported when it has more elements than the codec can
+/// index (Contract::max_count), when rows · cols is not count, or when the offset of its end does
+/// not fit 64 bits; else ok, and no size in the unit's plan has wrapped.
+[[nodiscard]] Errc check_unit(const Spec& spec, const Unit& unit);
+
 /// Where the gradient of a failed exchange is.
 enum class Undo : uint8_t {
   gradient_lost,     ///< lost with the exchange: the residual has to keep it

@@ -63,8 +63,8 @@ namespace pipeline {
 inline Error no_memory() { return {Errc::out_of_memory, "no memory for a codec's work space", {}}; }
 /// Type and pointer of a tensor are usable.
 Result<void> check_tensor(const TensorRef& t);
-/// The tensor as a unit; shape_unsupported when it is too large.
-Result<Unit> unit_of(const TensorRef& t, uint64_t parameter);
+/// The tensor as a unit of `spec`; shape_unsupported when it is too large for it.
+Result<Unit> unit_of(const Spec& spec, const TensorRef& t, uint64_t parameter);
 
 }  // namespace pipeline
 }  // namespace laconic

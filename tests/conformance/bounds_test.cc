@@ -2,7 +2,10 @@
 //
 // Laws about sizes: a payload stays within the bound that the plan gave before any data was seen,
 // and every call stays within the memory it was given (canaries around all of it).
+#include <cmath>
+
 #include "conformance/codec_law.h"
+#include "pipeline/unit_codec.h"
 
 namespace laconic::conformance {
 namespace {
@@ -44,12 +47,67 @@ TEST_P(CodecLaw, PlanIsPure) {
     EXPECT_EQ(a.scratch_bytes, b.scratch_bytes);
     for (uint32_t i = 0; i < a.rounds; ++i) {
       EXPECT_EQ(a.round[i].bytes, b.round[i].bytes);
+      EXPECT_EQ(a.round[i].expected, b.round[i].expected);
+      EXPECT_LE(a.round[i].expected, a.round[i].bytes);
       const bool lanes = a.round[i].kind == RoundKind::lanes;
       if (lanes) {
         EXPECT_EQ(a.round[i].bytes % dtype_size(a.round[i].lane), 0U);
       }
     }
   }
+}
+
+/// What a plan expects is what normal elements take on average, to a quarter, once the codec's state
+/// has had time to adapt to them.
+TEST_P(CodecLaw, ExpectedBytesAreThoseOfNormalElements) {
+  for (const Unit& unit : {vector_unit(1000), matrix_unit(65, 33), vector_unit(90001)}) {
+    constexpr uint32_t kSamples = 6;
+    double bytes = 0;
+    Exchange exchange = this->exchange(unit);
+    const uint32_t before = contract_.exact_size || exchange.plan().state_floats == 0 ? 0 : 40;
+    for (uint32_t call = 0; call < before + kSamples; ++call) {
+      const std::vector<float> values = make(Data::gaussian, unit.count, call + 1);
+      ASSERT_TRUE(exchange.encode(values.data()));
+      exchange.commit();
+      if (call >= before) bytes += static_cast<double>(exchange.payload().size());
+    }
+    bytes /= kSamples;
+    const auto expected = static_cast<double>(exchange.last().expected);
+    if (contract_.exact_size) {
+      EXPECT_EQ(bytes, expected);
+    } else {
+      EXPECT_NEAR(bytes, expected, expected / 4) << describe(unit, Data::gaussian);
+    }
+  }
+}
+
+/// Up to the count that the contract names no size wraps.
+TEST_P(CodecLaw, SizesOfTheLargestUnits) {
+  const uint64_t n = contract_.max_count;
+  ASSERT_LE(n, kMaxUnitCount);
+  for (const uint32_t world : {1U, 65535U}) {
+    Plan smaller = spec_.codec().plan(spec_.params(), vector_unit(n / 2), world);
+    for (const Unit& unit : {vector_unit(n), matrix_unit(n / (1 << 15), 1 << 15)}) {
+      const Plan plan = spec_.codec().plan(spec_.params(), unit, world);
+      uint64_t bytes = 0, bytes_of_half = 0;
+      for (uint32_t i = 0; i < kMaxRounds; ++i) {
+        bytes += plan.round[i].bytes;
+        bytes_of_half += smaller.round[i].bytes;
+        EXPECT_LE(plan.round[i].expected, plan.round[i].bytes);
+      }
+      if (unit.cols == 1) {
+        EXPECT_GE(bytes, bytes_of_half);
+        EXPECT_GE(plan.scratch_bytes, smaller.scratch_bytes);
+      }
+      for (const uint64_t size : {bytes, plan.kept_bytes, plan.scratch_bytes, plan.state_floats}) {
+        EXPECT_LT(size, uint64_t{1} << 50);
+      }
+      EXPECT_TRUE(std::isfinite(plan.largest_input) && plan.largest_input > 1e4F);
+      EXPECT_EQ(pipeline::check_unit(spec_, unit), Errc::ok);
+    }
+  }
+  EXPECT_EQ(pipeline::check_unit(spec_, vector_unit(n + 1)), Errc::shape_unsupported);
+  EXPECT_EQ(pipeline::check_unit(spec_, vector_unit(~uint64_t{0})), Errc::shape_unsupported);
 }
 
 TEST_P(CodecLaw, ContractIsConsistent) {

@@ -64,6 +64,7 @@ Contract RandomK::contract(const Params& p) {
   Contract c;
   c.merge = Merge::linear;
   c.feedback = Feedback::own;
+  c.max_count = kMaxSparseCount;
   c.feedback_default = !p.rescale;
   c.unbiased = p.rescale;
   return c;

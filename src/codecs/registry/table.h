@@ -18,7 +18,11 @@ struct TableOf {
   static void defaults(void* params) { *static_cast<P*>(params) = P{}; }
   static Contract contract(const void* params) { return C::contract(as(params)); }
   static Plan plan(const void* params, const Unit& unit, uint32_t world) {
-    return C::plan(as(params), unit, world);
+    Plan plan = C::plan(as(params), unit, world);
+    for (RoundPlan& round : plan.round) {
+      if (round.expected == 0) round.expected = round.bytes;
+    }
+    return plan;
   }
   static void init(const void* params, const Unit& unit, const Place& place,
                    std::span<float> state) {

@@ -110,6 +110,7 @@ Contract Sidco::contract(const Params&) {
   Contract c;
   c.merge = Merge::set_union;
   c.feedback = Feedback::own;
+  c.max_count = kMaxSparseCount;
   c.feedback_default = true;
   c.exact_size = false;
   c.checks_finite = true;
@@ -120,6 +121,7 @@ Plan Sidco::plan(const Params& p, const Unit& unit, uint32_t) {
   const uint64_t n = unit.count;
   Plan plan;
   plan.round[0].bytes = kHeader + sparse_bytes(most_sent(p.ratio, n), n);
+  plan.round[0].expected = kHeader + sparse_bytes(kept_of(p.ratio, n), n);  // what is aimed at
   plan.state_floats = p.stages == 0 ? Adaptation::kFloats : 0;
   plan.scratch_bytes = Exceedances::scratch_bytes(n, kept_of(p.ratio, n));
   return plan;

@@ -15,8 +15,8 @@
 
 namespace laconic::codecs {
 
-/// Largest unit whose indices fit 32 bits.
-inline constexpr uint64_t kMaxSparseCount = uint64_t{1} << 32;
+/// Largest unit: its indices and counts fit 32 bits.
+inline constexpr uint64_t kMaxSparseCount = (uint64_t{1} << 32) - 1;
 
 /// Elements that a sparsifier keeps of n: max(1, floor(ratio·n)); 0 of 0.
 [[nodiscard]] uint64_t kept_of(double ratio, uint64_t n) noexcept;

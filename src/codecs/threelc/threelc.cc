@@ -70,6 +70,7 @@ Plan ThreeLc::plan(const Params& params, const Unit& unit, uint32_t /*world*/) {
   plan.rounds = 1;
   plan.round[0].kind = RoundKind::frame;
   plan.round[0].bytes = bound(params, unit.count);
+  plan.round[0].expected = std::min(plan.round[0].bytes, expected_bytes(params, unit.count));
   const uint64_t columns = rows_of(unit.count).columns;
   plan.scratch_bytes = std::max(encode_scratch(columns), decode_scratch(columns));
   plan.largest_input = kLargestInput;

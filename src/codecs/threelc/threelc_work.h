@@ -13,6 +13,11 @@ namespace laconic::codecs::threelc {
 uint64_t encode_scratch(uint64_t columns) noexcept;
 uint64_t decode_scratch(uint64_t columns) noexcept;
 
+/// Mean payload of `count` independent normal elements (RoundPlan::expected). Such elements once
+/// corrected by error feedback are spread more evenly and send more, up to five times as much at
+/// s = 1; gradients with heavier tails send less.
+uint64_t expected_bytes(const ThreeLc::Params& params, uint64_t count) noexcept;
+
 /// M = s · max stays below half of FLT_MAX, as s < 2.
 inline constexpr float kLargestInput = std::numeric_limits<float>::max() / 4;
 

@@ -73,6 +73,7 @@ Contract TopK::contract(const Params& p) {
   Contract c;
   c.merge = Merge::set_union;
   c.feedback = Feedback::own;
+  c.max_count = kMaxSparseCount;
   c.feedback_default = true;
   c.checks_finite = true;
   // k/n of the energy at least; max(1, floor(r·n))/n is above r/2 for every n.

@@ -50,5 +50,33 @@ TEST(TensorDecode, RefusesASpecThatDoesNotFitTheFrame) {
   }
 }
 
+// Nothing of such a tensor is there to be read or written: a refusal looks at its shape alone.
+TEST(TensorCodec, RefusesWhatTheCodecCannotIndex) {
+  constexpr uint64_t kTooMany = uint64_t{1} << 32;
+  float one = 1;
+  std::vector<uint8_t> out(1000);
+  for (const char* spec : {"topk", "randomk", "sidco"}) {
+    const auto codec = TensorCodec::create(spec);
+    EXPECT_TRUE((*codec)->max_frame_bytes(kTooMany - 1, 1));
+    for (const uint64_t rows : {kTooMany, kTooMany / 2, kTooMany << 20}) {
+      const uint64_t cols = rows < kTooMany ? 2 : 1;
+      const auto size = (*codec)->max_frame_bytes(rows, cols);
+      ASSERT_FALSE(size);
+      EXPECT_EQ(size.error().code, Errc::shape_unsupported);
+      const auto done = (*codec)->encode({DType::f32, rows, cols, &one}, {}, 1, nullptr, out);
+      ASSERT_FALSE(done);
+      EXPECT_EQ(done.error().code, Errc::shape_unsupported);
+      const auto back = (*codec)->decode({}, 1.0F, false, {DType::f32, rows, cols, &one});
+      ASSERT_FALSE(back);
+      EXPECT_EQ(back.error().code, Errc::shape_unsupported);
+      EXPECT_EQ(one, 1.0F);
+    }
+  }
+  const auto none = TensorCodec::create("none");
+  EXPECT_TRUE((*none)->max_frame_bytes(kTooMany, 256));
+  EXPECT_FALSE((*none)->max_frame_bytes(kTooMany, 257));
+  EXPECT_FALSE((*none)->max_frame_bytes(kTooMany, kTooMany));  // wraps to 0
+}
+
 }  // namespace
 }  // namespace laconic

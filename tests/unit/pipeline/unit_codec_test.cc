@@ -158,6 +158,16 @@ TEST(UnitCodec, KeepWithoutAResidualKeepsNothing) {
   EXPECT_FALSE(f.codec.keep(f.slot, noise(1).data()));
 }
 
+TEST(UnitCodec, AUnitThatIsNotItsShapeIsRefused) {
+  const Spec none = *Spec::parse("none");
+  EXPECT_EQ(check_unit(none, {12, 3, 4, 0, 0}), Errc::ok);
+  EXPECT_EQ(check_unit(none, {0, 0, 4, 0, 0}), Errc::ok);
+  EXPECT_EQ(check_unit(none, {11, 3, 4, 0, 0}), Errc::shape_unsupported);
+  EXPECT_EQ(check_unit(none, {0, uint64_t{1} << 32, uint64_t{1} << 32, 0, 0}),
+            Errc::shape_unsupported);
+  EXPECT_EQ(check_unit(none, {12, 12, 1, 0, ~uint64_t{0} - 11}), Errc::shape_unsupported);
+}
+
 // A sum over ranks follows, and what is taken out of the residual is world times the lane.
 TEST(UnitCodec, PrescaledLanesNearTheLargestFloatLeaveAFiniteResidual) {
   for (const char* spec : {"fp16+ef", "fp16:saturate=off+ef", "bf16+ef"}) {
