@@ -26,6 +26,7 @@ class Session:
             raise LaconicError(1, "invalid_argument", f"strategy {strategy!r} is not known",
                                "one of " + ", ".join(STRATEGIES))
         self.names = [name for name, _ in parameters]
+        self.rank, self.world = rank, world
         listing = (_lib.Parameter * max(len(parameters), 1))()
         for entry, (name, shape) in zip(listing, parameters):
             entry.name = name.encode()
@@ -134,4 +135,3 @@ class Layout:
         self.c_offsets = (ctypes.c_uint64 * max(len(self.offsets), 1))(*self.offsets)
         self.direct = direct  #: the engine's own sum is all that this buffer needs
         self.element_size = element_size
-        self.sums = 0  #: how often it had that

@@ -24,7 +24,7 @@ def _train(spec, short):
         Engine._probe_short_sends = original
     for step in range(12):
         training.step_once(ddp, optimizer, dist.get_rank(), step)
-    stats, used, digest = handle.stats(), handle._engine.short_sends, training.digest(ddp)
+    stats, used, digest = handle.stats(), handle.worker.engine.short_sends, training.digest(ddp)
     handle.close()
     return used, stats, digest
 

@@ -21,11 +21,21 @@ STRATEGIES = {
 }
 
 
+def _local_failure(session):
+    """The next exchange fails on this rank before it begins, as if it had no memory."""
+    exchange = session.exchange
+
+    def fails(*arguments, **keywords):
+        session.exchange = exchange
+        exchange(*arguments, **keywords, failure=laconic.LaconicError(101, "internal", "the test told this rank to fail",
+                                                                      "stop telling it"))
+
+    session.exchange = fails
+
+
 def _fails(spec, victim, buckets=1, flush=False, resume=False, **options):
     """Trains three steps, fails on `victim` in the fourth, trains two more."""
     import torch.distributed as dist
-
-    import laconic
 
     rank = dist.get_rank()
     ddp, handle, optimizer = training.build(dist.group.WORLD, spec, buckets=buckets, attach_options=options)
@@ -39,7 +49,7 @@ def _fails(spec, victim, buckets=1, flush=False, resume=False, **options):
     if flush:
         handle.flush()
     if rank == victim:
-        handle._failure = laconic.LaconicError(101, "internal", "the test told this rank to fail", "stop telling it")
+        _local_failure(handle.worker.session)
     before = handle.stats()["residual_norm"]
     raised = None
     try:
@@ -137,7 +147,8 @@ def _dies(spec, victim, call, signal, without=(), **options):
         training.step_once(ddp, optimizer, rank, step)
 
     gradients, calls = {}, []
-    exchange, run, on_bucket = handle._session.exchange, handle._engine.run, handle.on_bucket
+    session, engine = handle.worker.session, handle.worker.engine
+    exchange, run, on_bucket = session.exchange, engine.run, handle.on_bucket
 
     def recorded(bucket):
         names = {id(p): n for n, p in ddp.module.named_parameters()}
@@ -160,7 +171,7 @@ def _dies(spec, victim, call, signal, without=(), **options):
         calls.append(count)
         return run(steps, count)
 
-    handle.on_bucket, handle._session.exchange, handle._engine.run = recorded, fatal_exchange, fatal_run
+    handle.on_bucket, session.exchange, engine.run = recorded, fatal_exchange, fatal_run
     before = handle.state_dict()["tensors"]
     try:
         training.step_once(ddp, optimizer, rank, 2)

@@ -22,7 +22,8 @@ def _overlap(spec, buckets):
     for step in range(3):  # until DDP has settled on its buckets
         training.step_once(ddp, optimizer, rank, step)
     log, all_hooks_returned = [], threading.Event()
-    on_bucket, exchange = handle.on_bucket, handle._exchange
+    session = handle.worker.session
+    on_bucket, exchange = handle.on_bucket, session.exchange
 
     def hook(bucket):
         future = on_bucket(bucket)
@@ -31,15 +32,15 @@ def _overlap(spec, buckets):
             all_hooks_returned.set()
         return future
 
-    def slow(layout, buffer, job):
+    def slow(*arguments, index, **keywords):
         time.sleep(0.04)
         held = all_hooks_returned.wait(20)
-        exchange(layout, buffer, job)
-        log.append(("finished", job.index, threading.current_thread().name, held))
+        exchange(*arguments, index=index, **keywords)
+        log.append(("finished", index, threading.current_thread().name, held))
 
-    handle.on_bucket, handle._exchange = hook, slow
+    handle.on_bucket, session.exchange = hook, slow
     training.step_once(ddp, optimizer, rank, 3)
-    handle.on_bucket, handle._exchange = on_bucket, exchange
+    handle.on_bucket, session.exchange = on_bucket, exchange
     handle.close()
     return log, threading.current_thread().name
 
@@ -100,7 +101,7 @@ def _rounds(spec, buckets, steps=4, small=64, without=(), **options):
     for name, function in kept.items():
         setattr(dist, name, counted(name, function))
     engine._all_gather_flat = counted("flat", flat)
-    handle._engine._swap_step = counted("swap", handle._engine._swap_step)
+    handle.worker.engine._swap_step = counted("swap", handle.worker.engine._swap_step)
     user_group, handle._user_group = handle._user_group, _CountedGroup(handle._user_group, asked)
     for step in range(4, 4 + steps):
         training.step_once(ddp, optimizer, rank, step)
@@ -194,10 +195,10 @@ def _spent(spec, **options):
             self.total += count
 
     ddp, handle, optimizer = training.build(dist.group.WORLD, spec, buckets=2, attach_options=options)
-    handle._engine.limiter = Counting(1.0)
+    handle.worker.engine.limiter = Counting(1.0)
     for step in range(4):
         training.step_once(ddp, optimizer, dist.get_rank(), step)
-    spent, counted = handle._engine.limiter.total, handle.stats()["wire_bytes"]
+    spent, counted = handle.worker.engine.limiter.total, handle.stats()["wire_bytes"]
     handle.close()
     return spent, counted
 

@@ -1,0 +1,203 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""One rank's worker: takes (layout, buffer), gives a future of the mean over all ranks. Knows no framework's hook.
+
+It owns the queue, the thread, the unit of the residuals, flush, state and counters. What stands in front of it
+(laconic.ddp) knows where gradients come from and which of them share a buffer.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import functools
+import queue
+import threading
+
+import torch
+
+from . import _lib
+from .engine import _TORCH_TYPES, Engine
+from .errors import LaconicError
+from .session import STATE_VERSION, Layout, Session
+
+DTYPES = {dtype: code for code, dtype in _TORCH_TYPES.items() if code != _lib.U8}
+
+
+def shorten(names, limit: int = 3) -> str:
+    names = list(names)
+    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
+
+
+def result(future):
+    """The value of a worker's future; a failure is raised as RuntimeError with our text. Give it to `then`."""
+    value = future.value()
+    if isinstance(value, BaseException):
+        raise RuntimeError(str(value)) from value
+    return value
+
+
+class Job:
+    """One buffer on its way through the worker."""
+
+    __slots__ = ("buffer", "flags", "future", "index", "layout", "scale", "step")
+
+    def __init__(self, layout, buffer, step, index, flags, scale):
+        self.layout, self.buffer, self.step = layout, buffer, step
+        self.index, self.flags, self.scale = index, flags, scale
+        self.future = torch.futures.Future()
+
+
+class Worker:
+    """Exchanges buffers strictly first in, first out: collectives are matched by order on all ranks.
+
+    `submit`, `next_step`, `summed_elsewhere` and `flush` belong to the thread that trains.
+    """
+
+    def __init__(self, session: Session, engine: Engine):
+        self.session = session
+        self.engine = engine
+        #: iterations since attach (or since the saved run's attach): the step number of all random streams
+        self.step = 0
+        #: the last failure of an exchange on this rank
+        self.last_error: LaconicError | None = None
+        self._iterations = 0  # since attach, whatever was loaded
+        self._unit = 1.0  # of the residuals; only the worker's thread changes it
+        self._flush_at: int | None = None
+        self._rounds, self._elements, self._bytes = 0, 0, 0  # of sums that the worker did not make
+        self._closed = False
+        self._tasks: queue.SimpleQueue = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="laconic", daemon=True)
+        self._thread.start()
+        # A thread inside torch while the interpreter goes away ends the process with SIGABRT: let it end first.
+        atexit.register(_stop, self._tasks, self._thread)
+
+    # ---- the thread that trains -----------------------------------------------------------------------------------------
+
+    def submit(self, layout: Layout, buffer: torch.Tensor, *, index: int = 0, scale: float = 1.0):
+        """Queues a flat CPU buffer; gives a torch future of it. `scale`: what its gradients are multiplied by (AMP).
+
+        The value is the buffer, which then holds the mean, or the LaconicError that kept it from coming: see `result`.
+        """
+        self.check_open()
+        job = Job(layout, buffer, self.step, index, self._flags(), scale)
+        self._tasks.put(functools.partial(self._serve, job))
+        return job.future
+
+    def check_open(self) -> None:
+        if self._closed:
+            raise LaconicError(1, "invalid_argument", "this model's handle was closed", "wrap the model anew and attach again")
+
+    def next_step(self) -> None:
+        """Every buffer of this step was submitted, or summed elsewhere."""
+        self.step += 1
+        self._iterations += 1
+
+    def flushing(self) -> bool:
+        return self._flush_at == self.step
+
+    def _flags(self) -> int:
+        return _lib.BUCKET_FLUSH if self.flushing() else 0
+
+    def summed_elsewhere(self, layout: Layout) -> None:
+        """Counts a buffer that needed nothing but the sum of the caller's own group."""
+        self._rounds += 1
+        self._elements += layout.elements
+        self._bytes += layout.elements * layout.element_size
+
+    # ---- the worker's thread --------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        while True:
+            task = self._tasks.get()
+            if task is None:
+                return
+            task()
+
+    def _serve(self, job: Job) -> None:
+        value = job.buffer
+        try:
+            if job.scale != self._unit:  # residuals are kept in the unit of the scaled gradients of the moment
+                self.session.scale_residuals(job.scale / self._unit)
+                self._unit = job.scale
+            self.session.exchange(job.layout, job.buffer.data_ptr(), DTYPES[job.buffer.dtype], self.engine,
+                                  step=job.step, index=job.index, flags=job.flags)
+        except BaseException as error:  # noqa: BLE001  it has to reach whoever waits for the mean, whatever it is
+            value = self._failed(error, job)
+        job.future.set_result(value)
+
+    def _failed(self, error: BaseException, job: Job) -> LaconicError:
+        if not isinstance(error, LaconicError):
+            error = LaconicError(62, "engine_failed", f"{type(error).__name__}: {error}",
+                                 "a peer is gone or the network failed; restart from the last checkpoint")
+        names = [self.session.names[i] for i in job.layout.parameters]
+        message = (f"rank {self.session.rank}, bucket {job.index} ({shorten(names)}), step {job.step}: "
+                   f"{error.message}")
+        self.last_error = LaconicError(error.code, error.name, message, error.hint)
+        return self.last_error
+
+    # ---- what users ask -------------------------------------------------------------------------------------------------
+
+    def stats(self) -> dict:
+        """Counters since attach: those of the session and of the sums that were made elsewhere."""
+        stats = self.session.stats()
+        world = self.session.world
+        stats["elements"] += self._elements
+        stats["rounds"] += self._rounds
+        stats["dense_bytes"] += 4 * self._elements * 2 * (world - 1) // world
+        stats["wire_bytes"] += self._bytes * 2 * (world - 1) // world
+        stats["steps"] = max(stats["steps"], self._iterations)
+        stats["ratio"] = stats["dense_bytes"] / stats["wire_bytes"] if stats["wire_bytes"] else 0.0
+        return stats
+
+    def explain(self) -> dict:
+        """What was picked and why: spec, strategy, reason, and every parameter's codec and largest payload."""
+        return self.session.explain()
+
+    def flush(self) -> None:
+        """The next step goes out uncompressed with the residuals added. Every rank has to call it."""
+        self._flush_at = self.step
+
+    def state_dict(self) -> dict:
+        """{"version", "header", "step", "tensors"}: what this rank must have to continue bit for bit."""
+        tensors = {}
+        for name, address, count in self.session.entries():
+            values = torch.empty(count, dtype=torch.float32)
+            if count:
+                ctypes.memmove(values.data_ptr(), address, 4 * count)
+            if not name.startswith("state/"):
+                values /= self._unit  # saved in unscaled units
+            tensors[name] = values
+        return {"version": STATE_VERSION, "header": self.session.header(), "step": self.step, "tensors": tensors}
+
+    def load_state_dict(self, state: dict) -> None:
+        """Continues a saved run. Another rank's state, world size, model, spec or version is an error that says so."""
+        self.session.accepts(state["header"])
+        mine = {name: (address, count) for name, address, count in self.session.entries()}
+        for name, (_, count) in mine.items():
+            saved = state["tensors"].get(name)
+            if saved is None or saved.numel() != count:
+                raise LaconicError(81, "state_corrupt", f"the state lacks {name} with {count} floats",
+                                   "it was damaged, or saved by another version")
+        for name, (address, count) in mine.items():
+            values = state["tensors"][name].to(torch.float32).contiguous()
+            if not name.startswith("state/"):
+                values = values * self._unit
+            if count:
+                ctypes.memmove(address, values.data_ptr(), 4 * count)
+        self.step = int(state["step"])
+
+    def close(self) -> bool:
+        """Ends the thread after what is queued. False if that was done before."""
+        if self._closed:
+            return False
+        self._closed = True
+        self._tasks.put(None)
+        self._thread.join()
+        return True
+
+
+def _stop(tasks, thread) -> None:
+    """At exit: ends an idle thread; one that still waits for a peer is left behind."""
+    if thread.is_alive():
+        tasks.put(None)
+        thread.join(5)
