@@ -4,9 +4,12 @@
 from __future__ import annotations
 
 import os
+import sys
 
 from . import environment
 from .errors import LaconicError
+
+DISABLED = "LACONIC_DISABLE=1"
 
 
 class PassThrough:
@@ -18,10 +21,10 @@ class PassThrough:
         return {"disabled": True}
 
     def explain(self) -> dict:
-        return {"disabled": True, "reason": "LACONIC_DISABLE=1"}
+        return {"disabled": True, "reason": DISABLED}
 
-    def flush(self) -> None:
-        pass
+    def flush(self, steps: int = 10) -> int:
+        return self.step  # nothing is held back
 
     def state_dict(self) -> dict:
         return {"disabled": True}
@@ -58,24 +61,63 @@ def attach(obj, spec: str | None = None, *, seed: int = 0, small_elements: int =
         quiet: do not announce what was attached.
 
     Raises:
-        LaconicError: unknown spec, another hook, ranks that disagree, parameters that cannot be exchanged.
+        LaconicError: unknown spec, another hook, ranks that disagree (LACONIC_DISABLE=1 on some only included), a rank that
+            does not make the call within the group's time-out, parameters that cannot be exchanged.
     """
-    if environment.disabled():
+    disabled = environment.disabled()
+    if disabled and "torch" not in sys.modules:
         return PassThrough()
-    from torch.nn.parallel import DistributedDataParallel
-
-    if not isinstance(obj, DistributedDataParallel):
-        raise LaconicError(9, "unsupported", f"cannot attach to a {type(obj).__module__}.{type(obj).__qualname__}",
-                           "wrap the model in torch.nn.parallel.DistributedDataParallel first, or start the script with "
-                           "`python -m laconic.run`")
+    group, refusal = _look_at(obj)
+    if disabled and group is None:
+        return PassThrough()
+    meeting = None if group is None else _meet(group, disabled, refusal)
+    if refusal is not None:
+        raise refusal
+    if disabled:
+        return PassThrough()
     if _speaks_for_node():
         environment.report_unknown()
     chosen = spec if spec is not None else os.environ.get("LACONIC_SPEC", "")
     from .ddp import Handle
 
-    handle = Handle(obj, chosen, seed=seed, small_elements=small_elements, strategy=strategy, threads=threads,
+    handle = Handle(obj, chosen, meeting, seed=seed, small_elements=small_elements, strategy=strategy, threads=threads,
                     scaler=scaler)
     handle.register(obj)
     if handle.rank == 0 and not quiet:
         environment.say(handle.describe())
     return handle
+
+
+def _look_at(obj):
+    """The group whose ranks attach together, or None; and why this rank cannot."""
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    if isinstance(obj, DistributedDataParallel):
+        return obj.process_group, None
+    refusal = LaconicError(9, "unsupported", f"cannot attach to a {type(obj).__module__}.{type(obj).__qualname__}",
+                           "wrap the model in torch.nn.parallel.DistributedDataParallel first, or start the script with "
+                           "`python -m laconic.run`")
+    return (dist.group.WORLD if dist.is_available() and dist.is_initialized() else None), refusal
+
+
+def _meet(group, disabled: bool, refusal: LaconicError | None):
+    """Every rank learns what every other one is about to do, before any collective; one message where they differ."""
+    from .group import Meeting
+
+    word = DISABLED if disabled else "" if refusal is None else str(refusal)
+    meeting = Meeting(group, word)
+    if len(set(meeting.words)) == 1:
+        return meeting
+    off = [rank for rank, said in enumerate(meeting.words) if said == DISABLED]
+    if off:
+        on = [rank for rank, said in enumerate(meeting.words) if said != DISABLED]
+        raise LaconicError(60, "ranks_disagree", f"{DISABLED} is set on rank {_listed(off)} and not on rank {_listed(on)}",
+                           "set it for all ranks or for none")
+    rank, said = next((rank, said) for rank, said in enumerate(meeting.words) if said)
+    raise LaconicError(60, "ranks_disagree", f"rank {rank} could not attach: {said}",
+                       "give every rank the same call, file and LACONIC_* variables")
+
+
+def _listed(ranks: list[int], limit: int = 8) -> str:
+    return ", ".join(map(str, ranks[:limit])) + (f" and {len(ranks) - limit} more" if len(ranks) > limit else "")

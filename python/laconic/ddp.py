@@ -8,8 +8,9 @@ import functools
 import torch
 import torch.distributed as dist
 
-from .engine import Engine, release_sibling, sibling_group
+from .engine import Engine
 from .errors import LaconicError
+from .group import Meeting, Sibling
 from .session import Layout, Session
 from .worker import DTYPES, Worker, result
 
@@ -75,17 +76,17 @@ class Resumed:
 class Handle:
     """What `laconic.attach` gives: counters, explanation, saved state, flush."""
 
-    def __init__(self, ddp, spec: str, *, seed: int, small_elements: int, strategy: str, threads: int, scaler):
+    def __init__(self, ddp, spec: str, meeting: Meeting, *, seed: int, small_elements: int, strategy: str, threads: int, scaler):
         self._parameters = [(n, p) for n, p in ddp.module.named_parameters()
                             if p.requires_grad and n not in getattr(ddp, "parameters_to_ignore", ())]
         self._index = {id(p): i for i, (_, p) in enumerate(self._parameters)}
         self._user_group = ddp.process_group
-        self._group = sibling_group(self._user_group)
+        self._sibling = Sibling(self._user_group, meeting)
         try:
             session, engine = self._open(ddp, spec, seed=seed, small_elements=small_elements, strategy=strategy,
                                          threads=threads)
         except LaconicError:  # on every rank
-            release_sibling(self._user_group, self._group)
+            self._sibling.release()
             raise
         explained = session.explain()
         self.spec = explained["spec"]
@@ -114,7 +115,7 @@ class Handle:
 
     def _open(self, ddp, spec, **options):
         """Everything that one rank may refuse, and the agreement of all of them."""
-        engine = Engine(self._group)
+        engine = Engine(self._sibling.group)
         self._world, self.rank = engine.world, engine.rank
         sums = engine.probe_sums()
         session, failure = None, None
@@ -150,7 +151,7 @@ class Handle:
         elements = sum(p["elements"] for p in packed)
         return (f"{e['spec']} on {len(packed)} of {len(e['parameters'])} tensors ({elements} of {e['elements']} elements) "
                 f"by {e['strategy']}; {e['uncompressed_elements']} elements as they are; "
-                f"{dist.get_backend(self._group)}, {self._world} ranks")
+                f"{dist.get_backend(self._user_group)}, {self._world} ranks")
 
     # ---- the hook -----------------------------------------------------------------------------------------------------
 
@@ -183,9 +184,9 @@ class Handle:
         if not self._seen:
             self._begin_iteration()
         self._seen.append(layout)
-        if layout.direct and self._resumed is None and not worker.flushing():
+        if layout.direct and self._resumed is None and not worker.flushing() and worker.broken is None:
             worker.summed_elsewhere(layout)
-            future, then = self._all_reduce(buffer), _first
+            future, then = self._all_reduce(buffer), functools.partial(self._summed, layout)
         else:
             submit = worker.submit if self._resumed is None else functools.partial(self._resumed.submit, worker)
             future, then = submit(layout, buffer, index=bucket.index(), scale=self._scale), result
@@ -211,6 +212,14 @@ class Handle:
         function: between two layers the caches are cold, and every line of Python is felt."""
         buffer.mul_(1.0 / self._world)
         return self._user_group.allreduce([buffer]).get_future()
+
+    def _summed(self, layout, future):
+        try:
+            value = future.value()
+        except RuntimeError as error:
+            broken = self.worker.break_off(error, layout)
+            raise RuntimeError(str(broken)) from error
+        return value[0] if isinstance(value, (list, tuple)) else value
 
     # ---- what users ask -------------------------------------------------------------------------------------------------
 
@@ -260,8 +269,8 @@ class Handle:
 
     def close(self) -> None:
         """Ends the worker. The model cannot exchange afterwards. Every rank calls it."""
-        if self.worker.close():
-            release_sibling(self._user_group, self._group)
+        if self.worker.close() and self.worker.broken is None:
+            self._sibling.release()
 
     def __getstate__(self):
         return {"state": self.state_dict()}
@@ -294,15 +303,10 @@ def _refuse_hook(ddp) -> None:
                            "use the handle that the first attach gave; to change the spec, wrap the model anew")
     if other is not None:
         raise LaconicError(9, "unsupported", f"this model already has a communication hook ({other})",
-                           "DDP takes one hook for ever: wrap the model anew and attach laconic first")
+                           "DDP takes one hook only: wrap the model anew and attach laconic first")
     if getattr(ddp, "_use_python_reducer", False):
         raise LaconicError(9, "unsupported", "torch._dynamo.config.optimize_ddp is 'python_reducer', which traces hooks",
                            "leave optimize_ddp at its default: torch.compile then works with laconic")
-
-
-def _first(future):
-    value = future.value()
-    return value[0] if isinstance(value, (list, tuple)) else value
 
 
 def _limiter():

@@ -30,16 +30,15 @@ def view(address: int, count: int, dtype: int) -> torch.Tensor:
     return torch.frombuffer(memory, dtype=_TORCH_TYPES[dtype], count=count)
 
 
-def _wait_all(works) -> None:
+def _wait_all(works, failure: BaseException | None = None) -> None:
     """Waits for every collective, also after one has failed: the others still use the exchange's memory."""
-    first = None
     for work in works:
         try:
             work.wait()
         except RuntimeError as error:
-            first = first or error
-    if first is not None:
-        raise first
+            failure = failure or error
+    if failure is not None:
+        raise failure
 
 
 class Engine:
@@ -86,12 +85,13 @@ class Engine:
             return False
         room = torch.zeros(2 * self.world, dtype=torch.uint8)
         own = torch.ones(1, dtype=torch.uint8)
-        _wait_all(self._swap([own] * self.world, list(room.split(2)), tag=0))
+        works = []
+        self._swap([own] * self.world, list(room.split(2)), 0, works)
+        _wait_all(works)
         return int(room.sum()) == self.world - 1
 
-    def _swap(self, sends, receives, tag: int):
+    def _swap(self, sends, receives, tag: int, works) -> None:
         """sends[r] to rank r, receives[r] from rank r, all at once, without a thread of Gloo's in between."""
-        works = []
         for k in range(1, self.world):
             peer = (self.rank - k) % self.world
             if receives[peer].numel():
@@ -100,7 +100,6 @@ class Engine:
             peer = (self.rank + k) % self.world
             if sends[peer].numel():
                 works.append(self.group.send([sends[peer]], peer, tag))
-        return works
 
     def _swap_step(self, step, works) -> int:
         """all_gather or all_to_all whose receivers have room for more than what arrives."""
@@ -114,26 +113,30 @@ class Engine:
         else:
             sends = list(own.split(send_sizes))
         self._tag += 1
-        works.extend(self._swap(sends, receives, self._tag))
+        self._swap(sends, receives, self._tag, works)
         return sum(size for r, size in enumerate(send_sizes) if r != self.rank)
 
     def run(self, steps, count: int) -> int:
         """Executes a batch and waits for it. All steps are in flight at once. Gives the bytes sent to other ranks."""
         sent, works = 0, []
-        for i in range(count):
-            step = steps[i]
-            if step.kind == _lib.ALL_REDUCE:
-                sent += self._all_reduce(step, works)
-            elif step.short_sends:
-                sent += self._swap_step(step, works)
-            elif step.kind == _lib.ALL_GATHER:
-                sent += self._all_gather(step, works)
-            else:
-                sent += self._all_to_all(step, works)
-        if self.limiter is not None:
-            self.limiter.spend(sent)
+        try:
+            for i in range(count):
+                sent += self._start(steps[i], works)
+            if self.limiter is not None:
+                self.limiter.spend(sent)
+        except Exception as error:  # noqa: BLE001  what has begun still uses the exchange's memory
+            _wait_all(works, error)
         _wait_all(works)
         return sent
+
+    def _start(self, step, works) -> int:
+        if step.kind == _lib.ALL_REDUCE:
+            return self._all_reduce(step, works)
+        if step.short_sends:
+            return self._swap_step(step, works)
+        if step.kind == _lib.ALL_GATHER:
+            return self._all_gather(step, works)
+        return self._all_to_all(step, works)
 
     def _all_reduce(self, step, works) -> int:
         lanes = view(step.send, step.count, step.dtype)
@@ -174,48 +177,3 @@ class Engine:
         """Every rank's sentence, cut to `limit` bytes, in rank order."""
         texts = self.gather_bytes(text.encode()[:limit].ljust(limit, b"\0"))
         return [texts[limit * r : limit * (r + 1)].rstrip(b"\0").decode(errors="replace") for r in range(self.world)]
-
-
-def group_timeout(group):
-    """The group's timeout, or None where torch does not tell: a sibling must not wait longer than its original."""
-    for options in (
-        lambda: group._get_backend(torch.device("cpu")).options,  # noqa: SLF001  torch >= 2.0
-        lambda: group.options,
-    ):
-        try:
-            return options()._timeout  # noqa: SLF001
-        except (AttributeError, RuntimeError):
-            continue
-    return None
-
-
-_free_siblings: dict = {}  # group → siblings whose handles were closed
-
-
-def sibling_group(group):
-    """A group of the same ranks, backend and timeout, for one worker thread.
-
-    Collective over the group (torch 1.13: over the world). Siblings are reused after `release_sibling`, never destroyed:
-    torch derives a local group's name from how many there are, and a name that comes again meets stale addresses.
-    """
-    if _free_siblings.get(group):
-        return _free_siblings[group].pop()
-    ranks_of = getattr(dist, "get_process_group_ranks", None)
-    if ranks_of is not None:
-        ranks = ranks_of(group)
-    else:  # torch 1.13
-        ranks = [dist.distributed_c10d._get_global_rank(group, r) for r in range(dist.get_world_size(group))]  # noqa: SLF001
-    timeout = group_timeout(group)
-    keywords = {"ranks": ranks, "backend": dist.get_backend(group)}
-    if timeout is not None:
-        keywords["timeout"] = timeout
-    if len(ranks) == dist.get_world_size():
-        return dist.new_group(**keywords)
-    try:  # ranks outside the group know nothing of this call
-        return dist.new_group(use_local_synchronization=True, **keywords)
-    except TypeError:
-        return dist.new_group(**keywords)
-
-
-def release_sibling(group, sibling) -> None:
-    _free_siblings.setdefault(group, []).append(sibling)

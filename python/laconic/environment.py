@@ -13,7 +13,7 @@ log = logging.getLogger("laconic")
 PREFIX = "LACONIC_"
 KNOWN = {
     "LACONIC_SPEC": "the spec where the call gives none",
-    "LACONIC_DISABLE": "1: attach does nothing at all, training is plain DDP",
+    "LACONIC_DISABLE": "1, on all ranks: attach changes nothing, training is plain DDP",
     "LACONIC_LOG": "warn, info or debug: from which level on laconic speaks (info)",
     "LACONIC_LIBRARY": "path of liblaconic.so",
     "LACONIC_CUDA_LIB": "path of the library with the GPU kernels",

@@ -54,7 +54,7 @@ def install(options, handles: list) -> None:
             if hook is None:
                 handles.append(laconic.attach(module, options.spec, seed=options.seed, strategy=options.strategy,
                                               small_elements=options.small_elements, threads=options.threads))
-            elif torch.distributed.get_rank() == 0:
+            elif torch.distributed.get_rank() == 0 and not environment.disabled():
                 environment.say(f"the script has a communication hook of its own ({hook}); standing aside",
                                 logging.WARNING)
 
@@ -66,8 +66,7 @@ def install(options, handles: list) -> None:
 def main(arguments=None) -> None:
     options = _parse(sys.argv[1:] if arguments is None else arguments)
     handles: list = []
-    if not environment.disabled():
-        install(options, handles)
+    install(options, handles)  # under LACONIC_DISABLE=1 too: attach then tells the ranks where it is not set
     sys.argv = [options.script, *options.arguments]
     try:
         if options.module:

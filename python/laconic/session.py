@@ -12,7 +12,13 @@ from .errors import LaconicError
 
 STRATEGIES = {"auto": 0, "native_sum": 1, "gather_all": 2, "two_shot": 3}
 STATE_VERSION = 1
-PEER_FAILED = 61
+PEER_FAILED, ENGINE_FAILED = 61, 62
+
+
+def engine_failed(error: BaseException) -> LaconicError:
+    """What came out of the engine, in the words of this package."""
+    return LaconicError(ENGINE_FAILED, "engine_failed", f"{type(error).__name__}: {error}",
+                        "a peer is gone or the network failed; restart from the last checkpoint")
 
 
 class Session:
@@ -60,29 +66,43 @@ class Session:
                  flags: int = 0, failure: LaconicError | None = None) -> None:
         """Replaces the gradients at `address` by their mean over all ranks.
 
-        After an exception nothing undelivered is lost: own payloads are back in the residuals.
+        After an exception nothing undelivered is lost: this rank's payloads are back in the residuals. Whatever leaves the
+        engine ends as engine_failed; the session then exchanges nothing any more.
         """
-        lib = _lib.lib
-        bucket = _lib.Bucket(dtype=dtype, index=index, flags=flags, step=step, buffer=address, elements=layout.elements,
-                             count=len(layout.parameters), parameters=layout.c_parameters, offsets=layout.c_offsets)
-        _lib.check(lib.laconic_exchange_begin(self._handle, ctypes.byref(bucket), ctypes.byref(self._exchange)))
+        self._begin(layout, address, dtype, step, index, flags)
         if failure is not None:
-            lib.laconic_exchange_fail(self._exchange, failure.code, failure.message.encode())
-        while True:
-            code = lib.laconic_exchange_next(self._exchange, self._steps, ctypes.sizeof(_lib.Step), len(self._steps),
-                                              ctypes.byref(self._count))
-            if code == PEER_FAILED and failure is not None:  # every rank, this one too, hears the same sentence
-                raise LaconicError(failure.code, failure.name, _lib.last_error(code).message, failure.hint)
-            _lib.check(code)
-            if self._count.value == 0:
-                return
+            _lib.lib.laconic_exchange_fail(self._exchange, failure.code, failure.message.encode())
+        while self._next(failure):
             start = time.perf_counter()
             try:
                 engine.run(self._steps, self._count.value)
-            except BaseException:
-                lib.laconic_exchange_abort(self._exchange)
-                raise
+            except BaseException as error:  # noqa: BLE001
+                _lib.lib.laconic_exchange_abort(self._exchange)
+                raise engine_failed(error) from error
             self.wire_seconds += time.perf_counter() - start
+
+    def keep(self, layout: "Layout", address: int, dtype: int, *, step: int, index: int = 0) -> None:
+        """Adds the gradients at `address` to the residuals, without an exchange: the engine has failed before."""
+        try:
+            self._begin(layout, address, dtype, step, index, 0)
+        except LaconicError as error:
+            if error.code != ENGINE_FAILED:
+                raise
+        else:  # the session has not heard of the failure yet
+            _lib.lib.laconic_exchange_abort(self._exchange)
+
+    def _begin(self, layout, address, dtype, step, index, flags) -> None:
+        bucket = layout.bucket(address, dtype, step=step, index=index, flags=flags)
+        _lib.check(_lib.lib.laconic_exchange_begin(self._handle, ctypes.byref(bucket), ctypes.byref(self._exchange)))
+
+    def _next(self, failure) -> bool:
+        """Fetches the next batch of steps; False at the end."""
+        code = _lib.lib.laconic_exchange_next(self._exchange, self._steps, ctypes.sizeof(_lib.Step), len(self._steps),
+                                                   ctypes.byref(self._count))
+        if code == PEER_FAILED and failure is not None:  # every rank, this one too, hears the same message
+            raise LaconicError(failure.code, failure.name, _lib.last_error(code).message, failure.hint)
+        _lib.check(code)
+        return self._count.value != 0
 
     def explain(self) -> dict:
         return json.loads(_lib.lib.laconic_session_explain(self._handle).decode())
@@ -135,3 +155,8 @@ class Layout:
         self.c_offsets = (ctypes.c_uint64 * max(len(self.offsets), 1))(*self.offsets)
         self.direct = direct  #: the engine's own sum is all that this buffer needs
         self.element_size = element_size
+
+    def bucket(self, address: int, dtype: int, *, step: int = 0, index: int = 0, flags: int = 0) -> _lib.Bucket:
+        """The library's view of a buffer of this layout."""
+        return _lib.Bucket(dtype=dtype, index=index, flags=flags, step=step, buffer=address, elements=self.elements,
+                           count=len(self.parameters), parameters=self.c_parameters, offsets=self.c_offsets)

@@ -8,6 +8,7 @@ It owns the queue, the thread, the unit of the residuals, flush, state and count
 from __future__ import annotations
 
 import atexit
+import concurrent.futures
 import ctypes
 import functools
 import queue
@@ -18,7 +19,7 @@ import torch
 from . import _lib
 from .engine import _TORCH_TYPES, Engine
 from .errors import LaconicError
-from .session import STATE_VERSION, Layout, Session
+from .session import ENGINE_FAILED, STATE_VERSION, Layout, Session, engine_failed
 
 DTYPES = {dtype: code for code, dtype in _TORCH_TYPES.items() if code != _lib.U8}
 
@@ -50,7 +51,10 @@ class Job:
 class Worker:
     """Exchanges buffers strictly first in, first out: collectives are matched by order on all ranks.
 
-    `submit`, `next_step`, `summed_elsewhere` and `flush` belong to the thread that trains.
+    The first failure of the engine breaks it: everything queued or submitted afterwards fails at once with that failure's
+    message and touches no network, where a late message could meet an old receive of another rank. Gradients of such jobs
+    go into the residuals. `submit`, `next_step`, `summed_elsewhere` and `flush` belong to the thread that trains; `stats`
+    and `explain` may be called by any thread at any time.
     """
 
     def __init__(self, session: Session, engine: Engine):
@@ -60,6 +64,9 @@ class Worker:
         self.step = 0
         #: the last failure of an exchange on this rank
         self.last_error: LaconicError | None = None
+        #: the failure that broke this worker; the same object is every later job's
+        self.broken: LaconicError | None = None
+        self._lock = threading.Lock()  # of the counters
         self._iterations = 0  # since attach, whatever was loaded
         self._unit = 1.0  # of the residuals; only the worker's thread changes it
         self._flush_at: int | None = None
@@ -90,7 +97,8 @@ class Worker:
     def next_step(self) -> None:
         """Every buffer of this step was submitted, or summed elsewhere."""
         self.step += 1
-        self._iterations += 1
+        with self._lock:
+            self._iterations += 1
 
     def flushing(self) -> bool:
         return self._flush_at == self.step
@@ -100,9 +108,10 @@ class Worker:
 
     def summed_elsewhere(self, layout: Layout) -> None:
         """Counts a buffer that needed nothing but the sum of the caller's own group."""
-        self._rounds += 1
-        self._elements += layout.elements
-        self._bytes += layout.elements * layout.element_size
+        with self._lock:
+            self._rounds += 1
+            self._elements += layout.elements
+            self._bytes += layout.elements * layout.element_size
 
     # ---- the worker's thread --------------------------------------------------------------------------------------------
 
@@ -119,33 +128,60 @@ class Worker:
             if job.scale != self._unit:  # residuals are kept in the unit of the scaled gradients of the moment
                 self.session.scale_residuals(job.scale / self._unit)
                 self._unit = job.scale
-            self.session.exchange(job.layout, job.buffer.data_ptr(), DTYPES[job.buffer.dtype], self.engine,
-                                  step=job.step, index=job.index, flags=job.flags)
+            arguments = job.layout, job.buffer.data_ptr(), DTYPES[job.buffer.dtype]
+            numbers = {"step": job.step, "index": job.index}
+            if self.broken is None:
+                self.session.exchange(*arguments, self.engine, **numbers, flags=job.flags)
+            else:
+                self.session.keep(*arguments, **numbers)
+                value = self.broken
         except BaseException as error:  # noqa: BLE001  it has to reach whoever waits for the mean, whatever it is
-            value = self._failed(error, job)
+            value = self.broken or self._failed(error, job.layout, job.step, f"bucket {job.index}")
         job.future.set_result(value)
 
-    def _failed(self, error: BaseException, job: Job) -> LaconicError:
+    def _failed(self, error: BaseException, layout: Layout, step: int, what: str) -> LaconicError:
         if not isinstance(error, LaconicError):
-            error = LaconicError(62, "engine_failed", f"{type(error).__name__}: {error}",
-                                 "a peer is gone or the network failed; restart from the last checkpoint")
-        names = [self.session.names[i] for i in job.layout.parameters]
-        message = (f"rank {self.session.rank}, bucket {job.index} ({shorten(names)}), step {job.step}: "
-                   f"{error.message}")
+            error = engine_failed(error)
+        names = [self.session.names[i] for i in layout.parameters]
+        message = f"rank {self.session.rank}, {what} ({shorten(names)}), step {step}: {error.message}"
         self.last_error = LaconicError(error.code, error.name, message, error.hint)
+        if error.code == ENGINE_FAILED:
+            with self._lock:
+                self.broken = self.broken or self.last_error
         return self.last_error
+
+    def break_off(self, error: BaseException, layout: Layout) -> LaconicError:
+        """The caller's own sum of a buffer failed: nothing of this worker may go out any more. Gives the first failure."""
+        return self.broken or self._failed(engine_failed(error), layout, self.step, "an uncompressed bucket")
+
+    def _between_jobs(self, what):
+        """What `what()` gives in the worker's thread, after everything that is queued."""
+        if self._closed or threading.current_thread() is self._thread:
+            return what()
+        box = concurrent.futures.Future()
+
+        def task():
+            try:
+                box.set_result(what())
+            except BaseException as error:  # noqa: BLE001  raised below
+                box.set_exception(error)
+
+        self._tasks.put(task)
+        return box.result()
 
     # ---- what users ask -------------------------------------------------------------------------------------------------
 
     def stats(self) -> dict:
         """Counters since attach: those of the session and of the sums that were made elsewhere."""
+        with self._lock:
+            rounds, elements, size, iterations = self._rounds, self._elements, self._bytes, self._iterations
         stats = self.session.stats()
         world = self.session.world
-        stats["elements"] += self._elements
-        stats["rounds"] += self._rounds
-        stats["dense_bytes"] += 4 * self._elements * 2 * (world - 1) // world
-        stats["wire_bytes"] += self._bytes * 2 * (world - 1) // world
-        stats["steps"] = max(stats["steps"], self._iterations)
+        stats["elements"] += elements
+        stats["rounds"] += rounds
+        stats["dense_bytes"] += 4 * elements * 2 * (world - 1) // world
+        stats["wire_bytes"] += size * 2 * (world - 1) // world
+        stats["steps"] = max(stats["steps"], iterations)
         stats["ratio"] = stats["dense_bytes"] / stats["wire_bytes"] if stats["wire_bytes"] else 0.0
         return stats
 
@@ -158,7 +194,13 @@ class Worker:
         self._flush_at = self.step
 
     def state_dict(self) -> dict:
-        """{"version", "header", "step", "tensors"}: what this rank must have to continue bit for bit."""
+        """{"version", "header", "step", "tensors"}: what this rank must have to continue bit for bit.
+
+        Waits for what is queued: after a failure the jobs behind it still put their gradients into the residuals.
+        """
+        return self._between_jobs(self._state_dict)
+
+    def _state_dict(self) -> dict:
         tensors = {}
         for name, address, count in self.session.entries():
             values = torch.empty(count, dtype=torch.float32)

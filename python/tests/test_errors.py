@@ -89,6 +89,8 @@ def _attach(per_rank=None, environment=None, register=None, python_reducer=False
             ddp.register_comm_hook(None, getattr(default_hooks, register))
     if python_reducer:
         ddp._use_python_reducer = True
+    if arguments.pop("unwrapped", False):
+        ddp = model
     os.environ.update((environment or {}).get(rank, {}))
     try:
         handle = laconic.attach(ddp, **arguments)
@@ -126,7 +128,7 @@ DISAGREEMENTS = {
 
 
 @pytest.mark.parametrize("what", DISAGREEMENTS)
-def test_ranks_that_disagree_hear_one_sentence(pools, what):
+def test_ranks_that_disagree_hear_one_message(pools, what):
     per_rank, words = DISAGREEMENTS[what]
     every_rank(pools(3), "ranks_disagree", *words, per_rank=per_rank)
 
@@ -158,6 +160,78 @@ def test_one_rank_with_a_wrong_variable_is_named_on_all(pools, environment, word
 def test_a_variable_that_one_rank_lacks(pools):
     every_rank(pools(3), "ranks_disagree", "rank 2 could not attach: no spec given", spec=None,
                environment={r: {"LACONIC_SPEC": "3lc"} for r in (0, 1)})
+
+
+@pytest.mark.parametrize("off", [[1], [0, 2]])
+def test_the_kill_switch_on_some_ranks_only_is_one_message(pools, off):
+    on = ", ".join(str(r) for r in range(3) if r not in off)
+    every_rank(pools(3), "ranks_disagree", f"LACONIC_DISABLE=1 is set on rank {', '.join(map(str, off))} and not on rank {on}",
+               environment={r: {"LACONIC_DISABLE": "1"} for r in off})
+
+
+def test_the_kill_switch_on_all_ranks(pools):
+    assert pools(3).run(_attach, environment={r: {"LACONIC_DISABLE": "1"} for r in range(3)}, register="fp16_compress_hook") == [None] * 3
+
+
+def test_one_rank_without_ddp_is_named_on_all(pools):
+    every_rank(pools(3), "ranks_disagree", "rank 1 could not attach: cannot attach to a torch.nn.modules.linear.Linear",
+               per_rank={1: {"unwrapped": True}})
+
+
+def _attach_but_one(absent, patience):
+    """What attach raises where one rank never calls it."""
+    import datetime
+
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    import laconic
+
+    group = dist.new_group(timeout=datetime.timedelta(seconds=patience))
+    ddp = DistributedDataParallel(torch.nn.Linear(80, 80), process_group=group)
+    if dist.get_rank() == absent:
+        return None
+    try:
+        laconic.attach(ddp, "3lc", quiet=True)
+    except laconic.LaconicError as error:
+        return error
+
+
+def test_a_rank_that_does_not_attach_is_named(pools):
+    first, absent, last = pools(3).run(_attach_but_one, absent=1, patience=3)
+    assert absent is None and first.message == last.message
+    assert (first.code, first.name) == (63, "timed_out") and "rank 1 did not call laconic.attach within 3 s" in first.message
+
+
+def _siblings(failing):
+    """Names of the sibling groups of three handles in a row, and of two at a time; the first may be `failing`."""
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    import laconic
+
+    group, seen = dist.new_group(), []
+
+    def attach():
+        handle = laconic.attach(DistributedDataParallel(torch.nn.Linear(80, 80), process_group=group), "3lc", quiet=True)
+        seen.append(id(handle._sibling.group))
+        return handle
+
+    first = attach()
+    if failing == dist.get_rank():  # this rank alone knows of it
+        first.worker.broken = laconic.LaconicError(62, "engine_failed", "the test says so")
+    first.close()
+    for handle in (attach(), attach()):
+        handle.close()
+    attach().close()
+    return [seen.index(x) for x in seen]
+
+
+def test_siblings_are_used_again_but_not_after_a_failure(pools):
+    assert pools(3).run(_siblings, failing=None) == [[0, 0, 2, 0]] * 3
+    assert pools(3).run(_siblings, failing=1) == [[0, 1, 2, 1]] * 3
 
 
 @pytest.mark.parametrize(("arguments", "name", "words"), [

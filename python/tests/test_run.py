@@ -129,14 +129,14 @@ def _launched(argv, environment, folder, name, cwd):
         runpy.run_path(argv[0], run_name="__main__")
 
 
-def launch(argv, folder, world=2, cwd="/", **environment):
-    """Runs `python ARGV` on `world` ranks."""
+def launch(argv, folder, world=2, cwd="/", per_rank=None, **environment):
+    """Runs `python ARGV` on `world` ranks. per_rank: rank → variables for that rank only."""
     context = mp.get_context("forkserver")
     context.set_forkserver_preload(["torch._dynamo", "torch.distributed", "laconic.ddp"])
     port, processes, outcomes = free_port(), [], []
     for rank in range(world):
         variables = {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1",
-                     "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", **environment}
+                     "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", **environment, **(per_rank or {}).get(rank, {})}
         name = f"{len(list(Path(folder).iterdir()))}-{rank}"
         process = context.Process(target=_launched, args=([str(a) for a in argv], variables, str(folder), name, str(cwd)), daemon=True)
         process.start()
@@ -248,6 +248,19 @@ def test_disabled_is_plain_ddp_bit_for_bit(script):
     assert same_hash(ours) == same_hash(alone(script))
     assert all(o.notices == [] for o in ours)
     assert same_hash(with_laconic(script, "attach", LACONIC_DISABLE="1")) == same_hash(alone(script))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_kill_switch_on_one_rank_ends_the_script_on_all(script, rank):
+    outcomes = with_laconic(script, per_rank={rank: {"LACONIC_DISABLE": "1"}})
+    for outcome in outcomes:
+        assert outcome.code == 1
+        assert f"LACONIC_DISABLE=1 is set on rank {rank} and not on rank {1 - rank}" in outcome.err.splitlines()[-1]
+
+
+def test_the_scripts_own_hook_under_the_kill_switch(script):
+    ours = with_laconic(script, "hook", LACONIC_DISABLE="1")
+    assert same_hash(ours) == same_hash(alone(script, "hook")) and all(o.notices == [] for o in ours)
 
 
 @pytest.mark.parametrize(("option", "variable", "chosen"), [

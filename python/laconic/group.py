@@ -1,0 +1,124 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""Process groups: a word from every rank before the first collective, and siblings for worker threads."""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import json
+
+import torch
+import torch.distributed as dist
+
+from .errors import LaconicError
+
+_PATIENCE = datetime.timedelta(minutes=30)  # torch's default, where a group does not tell its timeout
+
+
+def group_timeout(group):
+    """The group's timeout, or None where torch does not tell: a sibling must not wait longer than its original."""
+    for options in (
+        lambda: group._get_backend(torch.device("cpu")).options,  # noqa: SLF001  torch >= 2.0
+        lambda: group.options,
+    ):
+        try:
+            return options()._timeout  # noqa: SLF001
+        except (AttributeError, RuntimeError):
+            continue
+    return None
+
+
+def _store(group):
+    """The store through which the group's ranks found each other; None where there is none (MPI)."""
+    try:
+        return dist.distributed_c10d._pg_map[group][1]  # noqa: SLF001  the same since torch 1.13
+    except (AttributeError, KeyError, IndexError, TypeError):
+        return None
+
+
+class Meeting:
+    """Every rank's word on one call of attach, told through the group's store.
+
+    No collective is involved, so ranks that are about to go different ways still hear of each other, and none of them
+    waits in a collective that the others never enter.
+
+    Attributes: `words` of all ranks in rank order; `number` of the meeting, the same on all ranks (None without a store);
+    `free`: numbers of the siblings that every rank has released in good order.
+    """
+
+    def __init__(self, group, word: str):
+        """Blocks until every rank has said its word; LaconicError (timed_out) names those that did not in the group's time."""
+        world, store = dist.get_world_size(group), _store(group)
+        self.words, self.number, self.free = [word] * world, None, set()
+        if world == 1:
+            self.number, self.free = next(_alone), set(_free_siblings.get(group, ()))
+        if store is None or world == 1:
+            return
+        rank = dist.get_rank(group)
+        # Counted in the store, so that a group that is destroyed and made again does not read its predecessor's words.
+        self.number = store.add(f"laconic/meetings/{rank}", 1)
+        keys = [f"laconic/{self.number}/{r}" for r in range(world)]
+        store.set(keys[rank], json.dumps({"word": word, "free": sorted(_free_siblings.get(group, ()))}))
+        patience = group_timeout(group) or _PATIENCE
+        try:
+            store.wait(keys, patience)
+            said = [json.loads(store.get(key)) for key in keys]
+        except RuntimeError as error:
+            raise _nobody_came(store, keys, patience, error) from None
+        self.words = [entry["word"] for entry in said]
+        self.free = set.intersection(*(set(entry["free"]) for entry in said))
+
+
+def _nobody_came(store, keys, patience, error) -> LaconicError:
+    try:
+        absent = [str(r) for r, key in enumerate(keys) if not store.check([key])]
+    except RuntimeError:
+        absent = []
+    if not absent:
+        return LaconicError(62, "engine_failed", f"the group's store failed: {error}", "restart from the last checkpoint")
+    return LaconicError(63, "timed_out", f"rank {', '.join(absent)} did not call laconic.attach within "
+                        f"{patience.total_seconds():g} s", "every rank of the group makes the call, in the same order")
+
+
+_alone = itertools.count()
+_free_siblings: dict = {}  # group → number of the meeting that made it → a sibling whose handle was closed
+
+
+class Sibling:
+    """A group of the same ranks, backend and timeout, for one worker thread.
+
+    Collective over the group (torch 1.13: over the world). Siblings are reused after `release`, never destroyed: torch
+    derives a local group's name from how many there are, and a name that comes again meets stale addresses.
+    """
+
+    def __init__(self, of, meeting: Meeting):
+        self.of = of
+        if meeting.free:
+            self.number = min(meeting.free)
+            self.group = _free_siblings[of].pop(self.number)
+        else:
+            self.number = meeting.number
+            self.group = _new_group(of)
+
+    def release(self) -> None:
+        """For the next attach to the same group. Not after a failed collective: stale messages may be on their way."""
+        if self.number is not None:
+            _free_siblings.setdefault(self.of, {})[self.number] = self.group
+
+
+def _new_group(group):
+    ranks_of = getattr(dist, "get_process_group_ranks", None)
+    if ranks_of is not None:
+        ranks = ranks_of(group)
+    else:  # torch 1.13
+        ranks = [dist.distributed_c10d._get_global_rank(group, r) for r in range(dist.get_world_size(group))]  # noqa: SLF001
+    timeout = group_timeout(group)
+    keywords = {"ranks": ranks, "backend": dist.get_backend(group)}
+    if timeout is not None:
+        keywords["timeout"] = timeout
+    if len(ranks) == dist.get_world_size():
+        return dist.new_group(**keywords)
+    try:  # ranks outside the group know nothing of this call
+        return dist.new_group(use_local_synchronization=True, **keywords)
+    except TypeError:
+        return dist.new_group(**keywords)
