@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import array as plain
 import ctypes
+import math
 import sys
 
 from . import _lib
@@ -112,6 +113,12 @@ def float_copy(values):
     if numpy is not None:
         return numpy.array(values, dtype=numpy.float32).reshape(-1)
     return plain.array("f", values)
+
+
+def all_finite(values) -> bool:
+    """Of what float_copy gave."""
+    numpy = numpy_or_none()
+    return bool(numpy.isfinite(values).all()) if numpy is not None else all(map(math.isfinite, values))
 
 
 def empty(rows: int, cols: int, half: bool):

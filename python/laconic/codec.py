@@ -4,12 +4,16 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import json
 import math
 import operator
 
 from . import _arrays, _lib
+from ._checks import U32, U64, finite, text, whole
 from .errors import LaconicError
+
+MAX_ELEMENTS = 2**28
 
 
 def codecs() -> dict[str, dict]:
@@ -18,9 +22,27 @@ def codecs() -> dict[str, dict]:
     return {entry.pop("name"): entry for entry in listing}
 
 
+def _checked(function):
+    """A call that runs out of memory while it allocates ends as LaconicError too."""
+
+    @functools.wraps(function)
+    def call(*arguments, **keywords):
+        try:
+            return function(*arguments, **keywords)
+        except MemoryError as error:
+            raise LaconicError(100, "out_of_memory", f"{function.__qualname__}: {error or 'no memory'}", "less at once") from None
+
+    return call
+
+
 def _readable(frame):
     """Any bytes-like object as (pointer, size, what keeps the pointer valid), without a copy where that is possible."""
-    view = memoryview(frame).cast("B")
+    try:
+        view = memoryview(frame)
+        view = view.cast("B") if view.nbytes else memoryview(b"")
+    except (TypeError, ValueError, BufferError) as error:
+        raise LaconicError(1, "invalid_argument", f"a frame cannot be read from {type(frame).__name__}: {error}",
+                           "contiguous bytes: bytes, bytearray, memoryview, a NumPy array") from None
     size = view.nbytes
     if view.readonly or size == 0:
         data = frame if isinstance(frame, bytes) else bytes(view)
@@ -52,6 +74,7 @@ class Frame:
         self.payload = data[info.payload_offset : info.payload_offset + info.payload_bytes]
 
     @classmethod
+    @_checked
     def parse(cls, frame) -> "Frame":
         """Verifies header and checksum; any bytes give a Frame or a LaconicError."""
         pointer, size, keep = _readable(frame)
@@ -66,8 +89,7 @@ class Residual:
 
     def __init__(self, n: int):
         self._handle = ctypes.c_void_p()
-        if n < 0:
-            raise LaconicError(1, "invalid_argument", f"a residual of {n} elements", "n >= 0")
+        n = whole("the number of elements", n, 0, U64 // 4)
         _lib.check(_lib.lib.laconic_residual_create(n, ctypes.byref(self._handle)))
 
     def __del__(self):
@@ -101,21 +123,46 @@ class Residual:
         address = _lib.lib.laconic_residual_state(self._handle, ctypes.byref(count))
         return _arrays.float_view(address, count.value, self)
 
+    @_checked
     def state_dict(self) -> dict:
         """{"version", "residual", "state"}: copies, as float32 arrays (array.array where there is no NumPy)."""
         return {"version": 1, "residual": _arrays.float_copy(self.view()), "state": _arrays.float_copy(self._state())}
 
+    @_checked
     def load_state_dict(self, state: dict) -> None:
-        """Continues from a state_dict of a residual of equal size."""
-        if state.get("version") != 1:
-            raise LaconicError(80, "state_version", f"residual state of version {state.get('version')}", "this reads 1")
-        values, extra = _arrays.float_copy(state["residual"]), _arrays.float_copy(state["state"])
+        """Continues from a state_dict of a residual of equal size. A state that is refused changes nothing."""
+        if not isinstance(state, dict) or state.keys() != {"version", "residual", "state"}:
+            raise _damaged("it is not a dict of version, residual and state")
+        if type(state["version"]) is not int:
+            raise _damaged(f"its version is {state['version']!r}")
+        if state["version"] != 1:
+            raise LaconicError(80, "state_version", f"residual state of version {state['version']}", "this reads 1")
+        values, extra = (_saved_floats(state, key) for key in ("residual", "state"))
         if len(values) != len(self):
             raise LaconicError(84, "state_model", f"the state holds {len(values)} elements, this residual {len(self)}",
                                "load it into a residual of the same tensor")
-        self.view()[:] = memoryview(values)
         tensor = _arrays.tensor_of(extra, writable=False)
-        _lib.check(_lib.lib.laconic_residual_set_state(self._handle, tensor.data, len(extra)))
+        _lib.check(_lib.lib.laconic_residual_set_state(self._handle, tensor.data, len(extra)))  # nothing after it can fail
+        self.view()[:] = memoryview(values)
+
+
+def _damaged(what: str) -> LaconicError:
+    return LaconicError(81, "state_corrupt", f"the residual's state is damaged: {what}", "take an older checkpoint")
+
+
+def _saved_floats(state: dict, key: str):
+    """The float32 values of a saved array, all of them finite."""
+    saved = state[key]
+    try:
+        view = memoryview(saved.detach().numpy() if _arrays.is_torch(saved) else saved)
+        if view.format.lstrip("<=@") != "f" or view.ndim != 1:
+            raise TypeError(f"format {view.format!r} with {view.ndim} dimensions")
+        values = _arrays.float_copy(saved)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise _damaged(f"{key} is no flat array of float32 ({error})") from None
+    if not _arrays.all_finite(values):
+        raise _damaged(f"{key} holds a value that is not finite")
+    return values
 
 
 class Codec:
@@ -123,8 +170,8 @@ class Codec:
 
     def __init__(self, spec: str, *, threads: int = 1):
         self._handle = ctypes.c_void_p()
-        text = spec.encode()
-        _lib.check(_lib.lib.laconic_codec_create(text, len(text), threads, ctypes.byref(self._handle)))
+        spec, threads = text("spec", spec), whole("threads", threads, 0, 1024)
+        _lib.check(_lib.lib.laconic_codec_create(spec, len(spec), threads, ctypes.byref(self._handle)))
         #: canonical spec: fixed option order, defaults left out
         self.spec = _lib.lib.laconic_codec_spec(self._handle).decode()
         description = json.loads(_lib.lib.laconic_codec_json(self._handle).decode())
@@ -142,14 +189,18 @@ class Codec:
 
     def max_frame_bytes(self, shape) -> int:
         """The largest frame of a tensor of `shape` (an int or a tuple)."""
-        dims = (shape,) if isinstance(shape, int) else tuple(shape)
-        cols = 1
-        for d in dims[1:]:
-            cols *= d
+        try:
+            dims = tuple(shape)
+        except TypeError:
+            dims = (shape,)
+        dims = [whole("a dimension", d, 0, U64) for d in dims]
+        rows = dims[0] if dims else 1
+        cols = whole("the product of all dimensions but the first", math.prod(dims[1:]), 0, U64)
         bound = ctypes.c_uint64()
-        _lib.check(_lib.lib.laconic_codec_max_frame_bytes(self._handle, dims[0] if dims else 1, cols, ctypes.byref(bound)))
+        _lib.check(_lib.lib.laconic_codec_max_frame_bytes(self._handle, rows, cols, ctypes.byref(bound)))
         return bound.value
 
+    @_checked
     def encode(self, array, *, step: int = 0, seed: int = 0, rank: int = 0, world: int = 1,
                residual: Residual | None = None) -> bytes:
         """A whole frame of `array` (float32, float16 or bfloat16; NumPy, torch or a buffer; contiguous, on the CPU).
@@ -157,7 +208,8 @@ class Codec:
         With `residual`, error feedback: what the frame does not carry stays there for the next call.
         """
         tensor = _arrays.tensor_of(array, writable=False)
-        place = _lib.Place(rank=rank, world=world, seed=seed, step=step)
+        place = _lib.Place(rank=whole("rank", rank, 0, U32), world=whole("world", world, 1, U32), seed=whole("seed", seed, 0, U64),
+                           step=whole("step", step, 0, U64))
         bound = ctypes.c_uint64()
         _lib.check(_lib.lib.laconic_codec_max_frame_bytes(self._handle, tensor.rows, tensor.cols, ctypes.byref(bound)))
         out = ctypes.create_string_buffer(bound.value)
@@ -167,17 +219,27 @@ class Codec:
                                            bound.value, ctypes.byref(written), None))
         return ctypes.string_at(out, written.value)
 
-    def decode(self, frame, out=None):
+    @_checked
+    def decode(self, frame, out=None, *, max_elements: int = MAX_ELEMENTS):
         """The tensor of a frame, in `out` or in a new array of the encoder's dtype (float32 for bfloat16), rows × cols or
-        flat: NumPy's, or array.array("f") where there is no NumPy."""
+        flat: NumPy's, or array.array("f") where there is no NumPy.
+
+        Without `out`, a frame that claims more than `max_elements` (2**28, 1 GiB of float32) is refused with bound_exceeded
+        before anything is allocated: a header of a hundred bytes can claim terabytes, and sparse payloads are short.
+        """
         if out is None:
+            most = whole("max_elements", max_elements, 0, U64)
             pointer, size, keep = _readable(frame)
             info = _frame_info(pointer, size)
+            if info.rows * info.cols > most:
+                raise LaconicError(29, "bound_exceeded", f"the frame claims {info.rows} x {info.cols} elements, more than "
+                                   f"max_elements = {most}", "decode(..., max_elements=) if it comes from a writer you trust")
             out = _arrays.empty(info.rows, info.cols, half=info.dtype == _lib.F16)
             del keep
         self._decode(frame, out, add=False, weight=1.0)
         return out
 
+    @_checked
     def decode_add(self, frame, out, *, weight: float = 1.0):
         """out += weight · decoded, in place; the fast path of sparse codecs. Gives `out` back."""
         self._decode(frame, out, add=True, weight=weight)
@@ -186,5 +248,5 @@ class Codec:
     def _decode(self, frame, out, *, add: bool, weight: float) -> None:
         tensor = _arrays.tensor_of(out, writable=True)
         pointer, size, keep = _readable(frame)
-        _lib.check(_lib.lib.laconic_decode(self._handle, pointer, size, weight, int(add), ctypes.byref(tensor), None))
+        _lib.check(_lib.lib.laconic_decode(self._handle, pointer, size, finite("weight", weight), int(add), ctypes.byref(tensor), None))
         del keep

@@ -8,6 +8,7 @@ import json
 import time
 
 from . import _arrays, _lib
+from ._checks import U64, text, whole
 from .errors import LaconicError
 
 STRATEGIES = {"auto": 0, "native_sum": 1, "gather_all": 2, "two_shot": 3}
@@ -28,16 +29,18 @@ class Session:
                  engine_sums: int, threads: int, short_sends: bool = False):
         if not spec:
             raise LaconicError(1, "invalid_argument", "no spec given", 'attach(model, "3lc"), or set LACONIC_SPEC')
-        if strategy not in STRATEGIES:
+        if not isinstance(strategy, str) or strategy not in STRATEGIES:
             raise LaconicError(1, "invalid_argument", f"strategy {strategy!r} is not known",
                                "one of " + ", ".join(STRATEGIES))
+        spec, seed = text("spec", spec), whole("seed", seed, 0, U64)
+        small_elements, threads = whole("small_elements", small_elements, 0, U64), whole("threads", threads, 0, 1024)
         self.names = [name for name, _ in parameters]
         self.rank, self.world = rank, world
         listing = (_lib.Parameter * max(len(parameters), 1))()
         for entry, (name, shape) in zip(listing, parameters):
-            entry.name = name.encode()
+            entry.name = text("a parameter's name", name)
             entry.rows, entry.cols = _arrays.shape_of(type("Shape", (), {"shape": shape}))
-        options = _lib.SessionOptions(rank=rank, world=world, strategy=STRATEGIES[strategy], spec=spec.encode(), seed=seed,
+        options = _lib.SessionOptions(rank=rank, world=world, strategy=STRATEGIES[strategy], spec=spec, seed=seed,
                                       small_elements=small_elements, engine_sums=engine_sums, threads=threads,
                                       short_sends=int(short_sends))
         self._handle = ctypes.c_void_p()

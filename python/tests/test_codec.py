@@ -276,6 +276,116 @@ def test_non_finite_input_changes_nothing(spec, value):
     np.testing.assert_array_equal(residual.numpy(), before)
 
 
+@pytest.mark.parametrize("call", [
+    lambda c: laconic.Codec("topk", threads=-1), lambda c: laconic.Codec("topk", threads=2**32), lambda c: laconic.Codec("topk", threads=1.0),
+    lambda c: laconic.Codec("topk", threads=1025), lambda c: laconic.Codec(None), lambda c: laconic.Codec("topk\0"),
+    lambda c: c.encode(gradient(9), rank=-1), lambda c: c.encode(gradient(9), rank=2**32, world=2**32 + 1),
+    lambda c: c.encode(gradient(9), world=2**32), lambda c: c.encode(gradient(9), world=0), lambda c: c.encode(gradient(9), seed=2**64),
+    lambda c: c.encode(gradient(9), seed=-1), lambda c: c.encode(gradient(9), step=2**64), lambda c: c.encode(gradient(9), step=1.5),
+    lambda c: c.max_frame_bytes(-1), lambda c: c.max_frame_bytes((2**32, 2**32, 2**32)), lambda c: c.max_frame_bytes((4, -4)),
+    lambda c: c.max_frame_bytes("9"), lambda c: c.decode(c.encode(gradient(9)), max_elements=-1),
+    lambda c: c.decode_add(c.encode(gradient(9)), np.zeros(9, np.float32), weight="one"),
+    lambda c: c.decode_add(c.encode(gradient(9)), np.zeros(9, np.float32), weight=1e39),
+    lambda c: laconic.Residual(-1), lambda c: laconic.Residual(2**64), lambda c: laconic.Residual(2.5), lambda c: laconic.Residual("9"),
+])
+def test_numbers_that_would_wrap_are_refused(call):
+    error = refused(lambda: call(laconic.Codec("topk")), "invalid_argument")
+    assert error.code == 1 and error.hint
+
+
+@pytest.mark.parametrize("frame", ["text", None, 7, [1, 2], np.zeros((4, 4), np.uint8).T[1:]])
+def test_frames_that_are_no_bytes(frame):
+    for call in (laconic.Codec("topk").decode, laconic.Frame.parse):
+        refused(lambda call=call: call(frame), "invalid_argument")
+
+
+def test_an_empty_array_is_a_truncated_frame():
+    for frame in (b"", np.zeros(0, np.uint8), bytearray()):
+        refused(lambda frame=frame: laconic.Frame.parse(frame), "frame_truncated")
+
+
+# The first 96 bytes of XXH3's secret.
+SECRET = bytes.fromhex("b8fe6c3923a44bbe7c01812cf721ad1cded46de9839097db7240a4a4b7b3671fcb79e64eccc0e578825ad07dccff7221b8084674f743248e"
+                       "e03590e6813a264c3c2852bb91c300cb88d0658b1b532ea371644897a20df94e3819ef46a9deacd8a8fa763fe39c34")
+
+
+def checksum(frame: bytes) -> bytes:
+    """XXH3-64 of a frame without payload, 65 to 96 bytes behind offset 16 (FRAME.md, section 1)."""
+    data, seed, mask = frame[16:], int.from_bytes(frame[:8], "little"), 2**64 - 1
+    assert 64 < len(data) <= 96
+
+    def word(source, at):
+        return int.from_bytes(source[at : at + 8], "little")
+
+    total = len(data) * 0x9E3779B185EBCA87
+    for at, secret in ((32, 64), (-48, 80), (16, 32), (-32, 48), (0, 0), (-16, 16)):
+        at %= len(data)
+        product = ((word(data, at) ^ (word(SECRET, secret) + seed & mask))
+                   * (word(data, at + 8) ^ (word(SECRET, secret + 8) - seed & mask)))
+        total += (product & mask) ^ (product >> 64)
+    total &= mask
+    total = (total ^ (total >> 37)) * 0x165667919E3779F9 & mask
+    return (total ^ (total >> 32)).to_bytes(8, "little")
+
+
+def claims(rows, cols):
+    """The codec, and a frame of 104 bytes: rows x cols zeros, which take no payload."""
+    codec = laconic.Codec("topk")
+    frame = bytearray(codec.encode(np.zeros((3, 5), np.float32)))
+    assert len(frame) == 104 and frame[8:16] == checksum(frame)
+    frame[24:48] = b"".join(n.to_bytes(8, "little") for n in (rows * cols, rows, cols))
+    frame[8:16] = checksum(frame)
+    return codec, bytes(frame)
+
+
+def test_a_header_allocates_nothing_by_itself():
+    codec, frame = claims(2**20, 2**20)
+    parsed = laconic.Frame.parse(frame)
+    assert parsed.count == 2**40
+    error = refused(lambda: codec.decode(frame), "bound_exceeded")
+    assert error.code == 29 and "1048576 x 1048576" in error.message and "max_elements" in error.hint
+    whole = codec.encode(gradient((3, 5)))
+    refused(lambda: codec.decode(whole, max_elements=14), "bound_exceeded")
+    assert codec.decode(whole, max_elements=15).shape == (3, 5)
+
+
+def test_memory_that_runs_out_is_an_error_of_ours(monkeypatch):
+    codec, frame = claims(2**20, 2**20)
+
+    def empty(*arguments, **keywords):
+        raise MemoryError("the test has no memory")
+
+    monkeypatch.setattr(np, "empty", empty)
+    error = refused(lambda: codec.decode(frame, max_elements=2**40), "out_of_memory")
+    assert error.code == 100 and "the test has no memory" in error.message
+    refused(lambda: laconic.Residual(2**60), "out_of_memory", "shape_unsupported", "invalid_argument")
+
+
+GOOD_STATE = {"version": 1, "residual": np.ones(10, np.float32), "state": np.zeros(0, np.float32)}
+
+
+@pytest.mark.parametrize(("change", "name"), [
+    (None, "state_corrupt"), ({"version": 2}, "state_version"), ({"version": True}, "state_corrupt"), ({"version": "1"}, "state_corrupt"),
+    ({"residual": np.full(10, np.nan, np.float32)}, "state_corrupt"), ({"residual": np.full(10, np.inf, np.float32)}, "state_corrupt"),
+    ({"residual": np.ones(10)}, "state_corrupt"), ({"residual": np.ones(10, np.float16)}, "state_corrupt"),
+    ({"residual": np.ones((2, 5), np.float32)}, "state_corrupt"), ({"residual": None}, "state_corrupt"), ({"residual": "ten"}, "state_corrupt"),
+    ({"residual": np.ones(11, np.float32)}, "state_model"), ({"state": np.full(3, np.nan, np.float32)}, "state_corrupt"),
+    ({"state": [1.0]}, "state_corrupt"), ({"more": 1}, "state_corrupt"), ("residual", "state_corrupt"), ("state", "state_corrupt")])
+def test_a_damaged_residual_is_refused_and_changes_nothing(change, name):
+    residual = laconic.Residual(10)
+    laconic.Codec("powersgd:rank=2").encode(gradient(10), residual=residual)
+    before = pickle.dumps(residual.state_dict())
+    state = dict(GOOD_STATE)
+    if isinstance(change, str):
+        del state[change]
+    elif change is None:
+        state = None
+    else:
+        state.update(change)
+    refused(lambda: residual.load_state_dict(state), name)
+    assert pickle.dumps(residual.state_dict()) == before
+
+
 def test_ranks_outside_the_world_are_refused():
     refused(lambda: laconic.Codec("topk").encode(gradient(), rank=2, world=2), "invalid_argument")
 
