@@ -37,3 +37,29 @@ def test_exact_lengths_change_no_bit_and_repeat_no_round(ranks, spec):
     assert all(used for used, _, _ in exact) and not any(used for used, _, _ in granted)
     assert all(stats["overflow_repeats"] == 0 for _, stats, _ in exact)
     assert exact[0][1]["wire_bytes"] <= granted[0][1]["wire_bytes"]
+
+
+def test_what_has_begun_is_waited_for_when_the_batch_cannot_be_started():
+    """Collectives in flight write to the exchange's memory."""
+    from laconic.engine import Engine
+
+    class Work:
+        waited = False
+
+        def wait(self):
+            self.waited = True
+
+    class Half(Engine):
+        def __init__(self):
+            self.limiter, self.begun = None, Work()
+
+        def _start(self, step, works):
+            if step == "second":
+                raise ValueError("no")
+            works.append(self.begun)
+            return 0
+
+    engine = Half()
+    with pytest.raises(ValueError, match="no"):
+        engine.run(["first", "second"], 2)
+    assert engine.begun.waited
