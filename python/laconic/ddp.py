@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 
 import torch
 import torch.distributed as dist
@@ -12,6 +13,7 @@ from .engine import Engine
 from .errors import LaconicError
 from .group import Meeting, Sibling
 from .session import Layout, Session
+from .state import check_fields, check_layout
 from .worker import DTYPES, Worker, result
 
 
@@ -246,26 +248,24 @@ class Handle:
         return {**self.worker.state_dict(), "layout": [[names[i] for i in layout.parameters] for layout in layouts]}
 
     def load_state_dict(self, state: dict) -> None:
-        """Continues a saved run. Another rank's state, world size, model, spec or version is an error that says so."""
-        if not isinstance(state, dict) or not {"header", "tensors", "step", "layout"} <= state.keys():
-            raise LaconicError(81, "state_corrupt", "this is not a state of laconic",
-                               "pass what handle.state_dict() gave on this rank")
-        self.worker.load_state_dict(state)
-        self._resume_layout(state["layout"])
+        """Continues a saved run. Another rank's state, world size, model, spec or version is an error that says so, a
+        damaged one state_corrupt that names what; either changes nothing."""
+        check_fields("it", state, {"version", "header", "step", "tensors", "layout"})
+        load = self.worker.prepare({key: value for key, value in state.items() if key != "layout"})
+        matters = self.worker.session.layout_matters
+        buckets = check_layout(state["layout"], self.worker.session.names, [p.dtype for _, p in self._parameters],
+                               required=matters and state["step"] > 0)
+        load()
+        self._resumed = self._resume(buckets) if matters and buckets else None
+        self._settled = False
 
-    def _resume_layout(self, saved: list[list[str]]) -> None:
-        if not self.worker.session.layout_matters or not saved:
-            return
-        index = {name: i for i, name in enumerate(self.worker.session.names)}
+    def _resume(self, buckets: list[list[int]]) -> Resumed:
         counts = [p.numel() for _, p in self._parameters]
         layouts = []
-        for names in saved:
-            offsets, at = [], 0
-            for name in names:
-                offsets.append(at)
-                at += counts[index[name]]
-            layouts.append(Layout([index[name] for name in names], offsets, at))
-        self._resumed = Resumed(layouts, counts)
+        for indices in buckets:
+            offsets = [0, *itertools.accumulate(counts[i] for i in indices)]
+            layouts.append(Layout(indices, offsets[:-1], offsets[-1]))
+        return Resumed(layouts, counts)
 
     def close(self) -> None:
         """Ends the worker. The model cannot exchange afterwards. Every rank calls it."""

@@ -12,7 +12,6 @@ from ._checks import U64, text, whole
 from .errors import LaconicError
 
 STRATEGIES = {"auto": 0, "native_sum": 1, "gather_all": 2, "two_shot": 3}
-STATE_VERSION = 1
 PEER_FAILED, ENGINE_FAILED = 61, 62
 
 
@@ -136,14 +135,8 @@ class Session:
                 "agreement": header.agreement, "spec": header.spec.decode()}
 
     def accepts(self, saved: dict) -> None:
-        """Refuses a header of another rank, world size, model, spec or version."""
-        try:
-            header = _lib.StateHeader(version=saved["version"], rank=saved["rank"], world=saved["world"],
-                                      model_hash=saved["model_hash"], agreement=saved["agreement"],
-                                      spec=saved["spec"].encode())
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise LaconicError(81, "state_corrupt", f"this is not a state of laconic: {error!r}",
-                               "pass what handle.state_dict() gave on this rank") from None
+        """Refuses the header of another rank, world size, model, spec or version. Its fields are those of `header`."""
+        header = _lib.StateHeader(**{**saved, "spec": saved["spec"].encode()})
         _lib.check(_lib.lib.laconic_session_state_accepts(self._handle, ctypes.byref(header)))
 
 

@@ -17,9 +17,11 @@ import threading
 import torch
 
 from . import _lib
+from ._checks import U64
 from .engine import _TORCH_TYPES, Engine
 from .errors import LaconicError
-from .session import ENGINE_FAILED, STATE_VERSION, Layout, Session, engine_failed
+from .session import ENGINE_FAILED, Layout, Session, engine_failed
+from .state import VERSION, check_fields, check_header, check_number, check_tensors, check_version
 
 DTYPES = {dtype: code for code, dtype in _TORCH_TYPES.items() if code != _lib.U8}
 
@@ -209,24 +211,31 @@ class Worker:
             if not name.startswith("state/"):
                 values /= self._unit  # saved in unscaled units
             tensors[name] = values
-        return {"version": STATE_VERSION, "header": self.session.header(), "step": self.step, "tensors": tensors}
+        return {"version": VERSION, "header": self.session.header(), "step": self.step, "tensors": tensors}
 
     def load_state_dict(self, state: dict) -> None:
-        """Continues a saved run. Another rank's state, world size, model, spec or version is an error that says so."""
+        """Continues a saved run. A state that is damaged, or another's, is refused and changes nothing."""
+        self.prepare(state)()
+
+    def prepare(self, state: dict):
+        """Checks a state whole and changes nothing; gives a call that loads it and cannot fail."""
+        return self._between_jobs(functools.partial(self._prepare, state))
+
+    def _prepare(self, state: dict):
+        check_fields("it", state, {"version", "header", "step", "tensors"})
+        check_version(state["version"])
+        check_header(state["header"])
         self.session.accepts(state["header"])
-        mine = {name: (address, count) for name, address, count in self.session.entries()}
-        for name, (_, count) in mine.items():
-            saved = state["tensors"].get(name)
-            if saved is None or saved.numel() != count:
-                raise LaconicError(81, "state_corrupt", f"the state lacks {name} with {count} floats",
-                                   "it was damaged, or saved by another version")
-        for name, (address, count) in mine.items():
-            values = state["tensors"][name].to(torch.float32).contiguous()
-            if not name.startswith("state/"):
-                values = values * self._unit
-            if count:
-                ctypes.memmove(address, values.data_ptr(), 4 * count)
-        self.step = int(state["step"])
+        step = check_number("step", state["step"], U64 >> 1)
+        ready = check_tensors(state["tensors"], list(self.session.entries()), self._unit)
+
+        def load():
+            for address, values in ready:
+                if values.numel():
+                    ctypes.memmove(address, values.data_ptr(), 4 * values.numel())
+            self.step = step
+
+        return functools.partial(self._between_jobs, load)
 
     def close(self) -> bool:
         """Ends the thread after what is queued. False if that was done before."""

@@ -9,6 +9,8 @@ torch = pytest.importorskip("torch")
 
 import training  # noqa: E402
 
+import laconic  # noqa: E402
+
 
 @pytest.mark.parametrize("spec", training.SPECS)
 def test_resume_is_bit_identical_at_three_ranks(pools, spec):
@@ -62,8 +64,6 @@ def test_the_saved_state_is_plain_data(pools, spec):
 def _swap(what):
     import torch.distributed as dist
 
-    import laconic
-
     ddp, handle, optimizer = training.build(dist.group.WORLD, "3lc")
     training.step_once(ddp, optimizer, dist.get_rank(), 0)
     state = handle.state_dict()
@@ -91,7 +91,7 @@ def _swap(what):
             state["tensors"].popitem()
             handle.load_state_dict(state)
         else:
-            handle.load_state_dict({"nonsense": 1})
+            handle.load_state_dict({**state, "nonsense": 1})
     except laconic.LaconicError as e:
         error = (e.name, e.message, e.hint)
     handle.close()
@@ -100,9 +100,169 @@ def _swap(what):
 
 @pytest.mark.parametrize(("what", "name", "word"), [
     ("rank", "state_rank", "rank"), ("world", "state_world", "3 ranks"), ("model", "state_model", "another model"),
-    ("spec", "state_spec", "3lc"), ("version", "state_version", "99"), ("lacking", "state_corrupt", "lacks"),
-    ("nonsense", "state_corrupt", "not a state")])
+    ("spec", "state_spec", "3lc"), ("version", "state_version", "99"), ("lacking", "state_corrupt", "tensors lacks"),
+    ("nonsense", "state_corrupt", "nonsense")])
 def test_foreign_state_is_refused(ranks, what, name, word):
     for error in ranks.run(_swap, what=what):
         assert error is not None
         assert error[0] == name and word in error[1]
+
+
+# ---- damaged state ----
+
+RESIDUAL, FACTOR = "residual/hidden.weight", "state/hidden.weight@0#0"
+
+
+def _put(*path):
+    """A change: the last of `path` is put where the others lead."""
+    def change(state):
+        *keys, last, value = path
+        for key in keys:
+            state = state[key]
+        state[last] = value(state[last]) if callable(value) else value
+    return change
+
+
+def _drop(*path):
+    def change(state):
+        for key in path[:-1]:
+            state = state[key]
+        del state[path[-1]]
+    return change
+
+
+def _poisoned(value):
+    def change(x):
+        x = x.clone()
+        x[-1] = value
+        return x
+    return change
+
+
+# what → change, code's name, word of the message
+DAMAGES = {
+    "no version": (_drop("version"), "state_corrupt", "'version'"),
+    "version 2": (_put("version", 2), "state_version", "version 2"),
+    "version true": (_put("version", True), "state_corrupt", "version is True"),
+    "version text": (_put("version", "1"), "state_corrupt", "version is '1'"),
+    "unknown key": (_put("extra", 1), "state_corrupt", "'extra'"),
+    "header none": (_put("header", None), "state_corrupt", "header is a NoneType"),
+    "header lacks": (_drop("header", "agreement"), "state_corrupt", "lacks 'agreement'"),
+    "header unknown": (_put("header", "more", 1), "state_corrupt", "'more'"),
+    "rank wraps": (_put("header", "rank", lambda rank: rank + 2**32), "state_corrupt", "header's rank"),
+    "rank negative": (_put("header", "rank", -1), "state_corrupt", "header's rank is -1"),
+    "rank bool": (_put("header", "rank", bool), "state_corrupt", "header's rank"),
+    "rank float": (_put("header", "rank", float), "state_corrupt", "header's rank"),
+    "world wraps": (_put("header", "world", lambda world: world + 2**32), "state_corrupt", "header's world"),
+    "model wraps": (_put("header", "model_hash", lambda hash: hash + 2**64), "state_corrupt", "header's model_hash"),
+    "agreement negative": (_put("header", "agreement", -1), "state_corrupt", "header's agreement"),
+    "header's version wraps": (_put("header", "version", lambda version: version + 2**32), "state_corrupt", "header's version"),
+    "spec none": (_put("header", "spec", None), "state_corrupt", "header's spec"),
+    "spec cut off": (_put("header", "spec", lambda spec: spec + "\0more"), "state_corrupt", "header's spec"),
+    "spec long": (_put("header", "spec", "x" * 256), "state_corrupt", "header's spec"),
+    "step uneven": (_put("step", 2.5), "state_corrupt", "step is 2.5"),
+    "step negative": (_put("step", -1), "state_corrupt", "step is -1"),
+    "step bool": (_put("step", True), "state_corrupt", "step is True"),
+    "step large": (_put("step", 2**64), "state_corrupt", "step is"),
+    "step text": (_put("step", "3"), "state_corrupt", "step is '3'"),
+    "tensors none": (_put("tensors", None), "state_corrupt", "tensors is a NoneType"),
+    "tensor lacks": (_drop("tensors", RESIDUAL), "state_corrupt", f"tensors lacks '{RESIDUAL}'"),
+    "tensor unknown": (_put("tensors", "residual/more", torch.zeros(1)), "state_corrupt", "'residual/more'"),
+    "tensor list": (_put("tensors", RESIDUAL, lambda x: x.tolist()), "state_corrupt", f"{RESIDUAL} is a list"),
+    "tensor half": (_put("tensors", RESIDUAL, lambda x: x.half()), "state_corrupt", f"{RESIDUAL} is a tensor of torch.float16"),
+    "tensor int": (_put("tensors", RESIDUAL, lambda x: x.long()), "state_corrupt", f"{RESIDUAL} is a tensor of torch.int64"),
+    "tensor double": (_put("tensors", FACTOR, lambda x: x.double()), "state_corrupt", "torch.float64"),
+    "tensor sparse": (_put("tensors", RESIDUAL, lambda x: x.to_sparse()), "state_corrupt", "sparse"),
+    "tensor elsewhere": (_put("tensors", RESIDUAL, lambda x: x.to("meta")), "state_corrupt", "meta"),
+    "tensor short": (_put("tensors", RESIDUAL, lambda x: x[1:]), "state_corrupt", "shape"),
+    "tensor square": (_put("tensors", RESIDUAL, lambda x: x.reshape(48, 48)), "state_corrupt", "shape"),
+    "residual nan": (_put("tensors", RESIDUAL, _poisoned(float("nan"))), "state_corrupt", f"{RESIDUAL} holds"),
+    "residual inf": (_put("tensors", RESIDUAL, _poisoned(float("inf"))), "state_corrupt", f"{RESIDUAL} holds"),
+    "codec nan": (_put("tensors", FACTOR, _poisoned(float("nan"))), "state_corrupt", f"{FACTOR} holds"),
+    "codec inf": (_put("tensors", FACTOR, _poisoned(float("-inf"))), "state_corrupt", f"{FACTOR} holds"),
+    "layout none": (_put("layout", None), "state_corrupt", "layout is not"),
+    "layout text": (_put("layout", [["last.bias"], "last.weight"]), "state_corrupt", "layout is not"),
+    "layout hollow": (_put("layout", lambda layout: [*layout, []]), "state_corrupt", "layout is not"),
+    "layout empty": (_put("layout", []), "state_corrupt", "layout lacks"),
+    "layout lacks": (_put("layout", -1, lambda bucket: bucket[:-1]), "state_corrupt", "layout lacks"),
+    "layout twice": (_put("layout", lambda layout: [*layout, layout[0][:1]]), "state_corrupt", "twice"),
+    "layout unknown": (_put("layout", -1, lambda bucket: [*bucket, "more"]), "state_corrupt", "'more'"),
+    "layout number": (_put("layout", -1, lambda bucket: [*bucket, 3]), "state_corrupt", "unknown parameter 3"),
+}
+
+
+def _bits(state):
+    return {**state, "tensors": {name: x.numpy().tobytes() for name, x in state["tensors"].items()}}
+
+
+def _damaged(cases):
+    """For every case: what loading raised, and whether the handle's state and its next step are what they would have been."""
+    import copy
+
+    import torch.distributed as dist
+
+    rank, told, hashes = dist.get_rank(), {}, []
+    for damaged in (False, True):
+        ddp, handle, optimizer = training.build(dist.group.WORLD, "powersgd:rank=2", buckets=3)
+        for step in range(3):
+            training.step_once(ddp, optimizer, rank, step)
+        good = handle.state_dict()
+        for step in (3, 4):
+            training.step_once(ddp, optimizer, rank, step)
+        for case in cases if damaged else ():
+            state, before, error = copy.deepcopy(good), handle.state_dict(), None
+            DAMAGES[case][0](state)
+            try:
+                handle.load_state_dict(state)
+            except laconic.LaconicError as e:
+                error = (e.code, e.name, e.message)
+            told[case] = error, _bits(handle.state_dict()) == _bits(before)
+        for step in (5, 6):
+            training.step_once(ddp, optimizer, rank, step)
+        hashes.append(training.digest(ddp))
+        handle.close()
+    return told, hashes[0] == hashes[1]
+
+
+@pytest.fixture(scope="module")
+def damages(pools):
+    return pools(2).run(_damaged, cases=list(DAMAGES))
+
+
+@pytest.mark.parametrize("case", DAMAGES)
+def test_damaged_state_is_named_and_changes_nothing(damages, case):
+    _, name, word = DAMAGES[case]
+    for told, _ in damages:
+        error, untouched = told[case]
+        assert error is not None, "was accepted"
+        assert error[:2] == ({"state_corrupt": 81, "state_version": 80}[name], name) and word in error[2], error
+        assert untouched
+
+
+def test_training_goes_on_after_refused_states(damages):
+    assert all(same for _, same in damages)
+
+
+def _loaded_halfway(spec):
+    """A saved residual that fits into float32, but not in the unit of a scaler's gradients."""
+    import torch.distributed as dist
+
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)
+    scaler.scale(torch.ones(1))
+    ddp, handle, optimizer = training.build(dist.group.WORLD, spec, attach_options={"scaler": scaler})
+    x, y = training.batch(dist.get_rank(), 0)
+    (torch.nn.functional.cross_entropy(ddp(x), y) * scaler.get_scale()).backward()
+    state, before = handle.state_dict(), handle.state_dict()
+    list(state["tensors"].values())[-1].fill_(1e30)
+    try:
+        handle.load_state_dict(state)
+        return "was accepted"
+    except laconic.LaconicError as error:
+        return error.name, _bits(handle.state_dict()) == _bits(before)
+    finally:
+        handle.close()
+
+
+@pytest.mark.skipif(not hasattr(torch, "amp") or not hasattr(torch.amp, "GradScaler"), reason="this torch has no GradScaler for the CPU")
+def test_a_residual_too_large_for_the_loss_scale_is_refused(pools):
+    assert pools(2).run(_loaded_halfway, spec="topk:ratio=0.05") == [("state_corrupt", True)] * 2

@@ -1,0 +1,90 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""Saved state: what is checked before the first float of it is copied."""
+
+from __future__ import annotations
+
+import torch
+
+from ._checks import U32, U64
+from .errors import LaconicError
+
+VERSION = 1
+_HEADER = {"version": U32, "rank": U32, "world": U32, "model_hash": U64, "agreement": U64}
+
+
+def corrupt(what: str) -> LaconicError:
+    return LaconicError(81, "state_corrupt", f"the state is damaged: {what}",
+                        "pass what handle.state_dict() gave on this rank, or take an older checkpoint")
+
+
+def check_fields(what: str, value, fields) -> None:
+    """A dict of exactly these keys."""
+    if not isinstance(value, dict):
+        raise corrupt(f"{what} is a {type(value).__name__}, not a dict")
+    for problem, keys in (("lacks", fields - value.keys()), ("has an unknown", value.keys() - fields)):
+        if keys:
+            raise corrupt(f"{what} {problem} {min(keys, key=str)!r}")
+
+
+def check_number(what: str, value, most: int) -> int:
+    if type(value) is not int or not 0 <= value <= most:
+        raise corrupt(f"{what} is {value!r}, not a whole number from 0 to {most}")
+    return value
+
+
+def check_version(version) -> None:
+    if check_number("version", version, U32) != VERSION:
+        raise LaconicError(80, "state_version", f"state has version {version}, this package reads {VERSION}",
+                           "load it with the version that wrote it, flush() and save again")
+
+
+def check_header(header) -> None:
+    """Types and ranges; whose state it is, the session says."""
+    check_fields("header", header, {*_HEADER, "spec"})
+    for name, most in _HEADER.items():
+        check_number(f"header's {name}", header[name], most)
+    spec = header["spec"]
+    if not isinstance(spec, str) or not spec.isascii() or "\0" in spec or len(spec) > 255:
+        raise corrupt(f"header's spec is {spec!r}")
+
+
+def check_tensors(tensors, entries: list, unit: float) -> list:
+    """(address, float32 values in the unit of the residuals of now) for every (name, address, count) in `entries`."""
+    counts = {name: count for name, _, count in entries}
+    check_fields("tensors", tensors, counts.keys())
+    return [(address, _values(name, tensors[name], count, unit)) for name, address, count in entries]
+
+
+def _values(name: str, saved, count: int, unit: float) -> torch.Tensor:
+    if not isinstance(saved, torch.Tensor):
+        raise corrupt(f"{name} is a {type(saved).__name__}, not a tensor")
+    if saved.dtype != torch.float32 or saved.layout != torch.strided or saved.device.type != "cpu":
+        raise corrupt(f"{name} is a tensor of {saved.dtype} ({saved.layout}, {saved.device}), not of float32 on the CPU")
+    if tuple(saved.shape) != (count,):
+        raise corrupt(f"{name} has the shape {tuple(saved.shape)}, not ({count},)")
+    values = saved.detach().contiguous()
+    if not name.startswith("state/") and unit != 1.0:
+        values = values * unit
+    if not bool(values.isfinite().all()):
+        raise corrupt(f"{name} holds a value that is not finite")
+    return values
+
+
+def check_layout(layout, names: list[str], dtypes: list, required: bool) -> list[list[int]]:
+    """Indices of the parameters of every bucket: all of them once. An empty layout is that of a run before its first step."""
+    if not isinstance(layout, list) or not all(isinstance(bucket, list) and bucket for bucket in layout):
+        raise corrupt("layout is not a list of lists of parameter names")
+    index = {name: i for i, name in enumerate(names)}
+    seen: set[int] = set()
+    for bucket in layout:
+        for name in bucket:
+            if not isinstance(name, str) or name not in index:
+                raise corrupt(f"layout has an unknown parameter {name!r}")
+            if index[name] in seen:
+                raise corrupt(f"layout has {name} twice")
+            seen.add(index[name])
+        if len({dtypes[index[name]] for name in bucket}) > 1:
+            raise corrupt(f"layout has a bucket of several element types, with {bucket[0]}")
+    if len(seen) < len(names) and (layout or required):
+        raise corrupt(f"layout lacks {next(name for name in names if index[name] not in seen)}")
+    return [[index[name] for name in bucket] for bucket in layout]
