@@ -3,10 +3,6 @@
 # Two ways to install: a prefix with headers, libraries, CMake and pkg-config files; or, under scikit-build, the
 # component `wheel` with the library inside the Python package and the command among its scripts.
 
-if(NOT TARGET laconic_c)
-  return()
-endif()
-
 if(SKBUILD)
   # A wheel holds no symbolic links: one file, without version suffixes.
   set_property(TARGET laconic_c PROPERTY VERSION)

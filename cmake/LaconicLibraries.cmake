@@ -15,20 +15,11 @@ endforeach()
 add_library(laconic_all INTERFACE)
 target_link_libraries(laconic_all INTERFACE laconic_capi laconic_session)
 
-if(NOT _objects)
-  return()  # no module has a source yet
-endif()
-
 # ---- liblaconic.so ----
 add_library(laconic_c SHARED)
 add_library(laconic::c ALIAS laconic_c)
-get_target_property(_type laconic_capi TYPE)
-if(_type STREQUAL "STATIC_LIBRARY")
-  # The objects of capi are listed because nothing in the library calls them; they pull in the rest.
-  target_sources(laconic_c PRIVATE $<TARGET_OBJECTS:laconic_capi>)
-else()
-  target_sources(laconic_c PRIVATE ${_objects})
-endif()
+# The objects of capi are listed because nothing in the library calls them; they pull in the rest.
+target_sources(laconic_c PRIVATE $<TARGET_OBJECTS:laconic_capi>)
 set(_map ${PROJECT_SOURCE_DIR}/cmake/laconic.map)
 target_link_libraries(laconic_c PRIVATE laconic_flags laconic_session ${CMAKE_DL_LIBS})
 target_include_directories(laconic_c INTERFACE

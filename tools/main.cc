@@ -12,11 +12,9 @@
 #include <vector>
 
 #include "command.h"
+#include "lab/lab.h"
 #include "laconic/version.h"
 #include "output.h"
-#ifdef LACONIC_WITH_LAB
-#include "lab/lab.h"
-#endif
 
 namespace laconic::tools {
 namespace {
@@ -46,9 +44,7 @@ int run(int argc, char** argv) {
   program.footer("Exit status: 0 fine, 1 the answer is bad, 2 usage. Every command takes --json.");
   std::vector<std::pair<const char*, Run>> commands;
   for (const auto& [name, add] : kCommands) commands.emplace_back(name, add(program));
-#ifdef LACONIC_WITH_LAB
   program.add_subcommand("lab", "a network of several hosts on this machine, with given rates");
-#endif
   try {
     program.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -68,11 +64,9 @@ const Error kNoMemory{Errc::out_of_memory, "there is no memory for that many ele
 }  // namespace laconic::tools
 
 int main(int argc, char** argv) {
-#ifdef LACONIC_WITH_LAB
   // The lab has many words of its own, some of them another program's: it reads them all itself.
   if (argc > 1 && std::string_view(argv[1]) == "lab")
     return laconic::lab::lab_main(argc - 2, argv + 2);
-#endif
   using laconic::Error;
   namespace tools = laconic::tools;
   const auto failed = [&](const Error& error) {

@@ -16,7 +16,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 def _command():
     if given := os.environ.get("LACONIC_BIN"):
         return [given] if given.endswith("laconic-lab") else [given, "lab"]
-    places = ("*/laconic-lab", "*/laconic", "*/bin/laconic")
+    places = ("*/laconic-lab", "*/bin/laconic")
     found = [path for place in places for path in ROOT.glob("build/" + place)]
     for path in sorted(found, key=lambda p: p.stat().st_mtime, reverse=True):
         command = [str(path)] if path.name == "laconic-lab" else [str(path), "lab"]
@@ -32,13 +32,12 @@ class Lab:
     def __init__(self, command):
         self.command = command
 
-    def run(self, *words, prefix=(), timeout=60, **kwargs):
+    def run(self, *words, prefix=(), timeout=60):
         return subprocess.run(
             [*prefix, *self.command, *words],
             capture_output=True,
             text=True,
             timeout=timeout,
-            **kwargs,
         )
 
     def json(self, *words, **kwargs):
@@ -55,11 +54,12 @@ class Lab:
                 lines.setdefault(int(rank), []).append(text)
         return lines, report, done
 
-    def start(self, *words):
+    def start(self, *words, env=None):
         # A child of nohup inherits that SIGHUP is ignored, one of a shell's background job that SIGINT is; and then
         # they rightly stay ignored.
         return subprocess.Popen(
             [*self.command, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            env={**os.environ, **(env or {})},
             preexec_fn=lambda: [signal.signal(s, signal.SIG_DFL) for s in (signal.SIGHUP, signal.SIGINT)],
         )
 

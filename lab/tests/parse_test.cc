@@ -4,10 +4,10 @@
 // counters.
 #include <gtest/gtest.h>
 
-#include "lab/counters.h"
-#include "lab/network.h"
-#include "lab/options.h"
-#include "lab/units.h"
+#include "../src/counters.h"
+#include "../src/network.h"
+#include "../src/options.h"
+#include "../src/units.h"
 
 namespace laconic::lab {
 namespace {

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "tests" / "golden" / "README.md", ROOT / "lab" / "README.md"])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "tests" / "golden" / "README.md",
+                ROOT / "lab" / "README.md"])
 
 
 def text_of(*parts):
@@ -88,3 +89,19 @@ def test_named_tests_exist():
             assert f"def {name}(" in text_of(where), f"{file}::{name}"
 
 
+def test_the_lab_stands_alone():
+    """Its sources include each other, what a system or a registry package brings, and one header of Laconic."""
+    foreign = set()
+    sources = [*(ROOT / "lab").rglob("*.cc"), *(ROOT / "lab").rglob("*.h")]
+    assert len(sources) > 30
+    for path in sources:
+        for header in re.findall(r'^#include "(.+)"', path.read_text(encoding="utf-8"), re.M):
+            if header != "lab/lab.h" and not (path.parent / header).is_file():
+                foreign.add(header)
+    assert foreign == {"laconic/error.h"}
+
+
+def test_the_lab_guide_names_every_source():
+    guide = text_of("lab", "README.md").split("## Working on it")[1]
+    for path in (ROOT / "lab" / "src").glob("*.h"):
+        assert re.search(rf"\b{path.stem}\b", guide), path.name

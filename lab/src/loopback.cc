@@ -10,8 +10,8 @@
 #include <cstdlib>
 #include <filesystem>
 
-#include "lab/link.h"
-#include "lab/process.h"
+#include "link.h"
+#include "process.h"
 
 namespace laconic::lab {
 namespace {

@@ -1,5 +1,5 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-#include "lab/output.h"
+#include "output.h"
 
 #include <unistd.h>
 

@@ -1,5 +1,5 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-#include "lab/sandbox.h"
+#include "sandbox.h"
 
 #include <fcntl.h>
 #include <sched.h>
@@ -15,7 +15,7 @@
 #include <cstring>
 #include <string>
 
-#include "lab/process.h"
+#include "process.h"
 
 namespace laconic::lab {
 namespace {

@@ -1,5 +1,5 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-#include "lab/event_loop.h"
+#include "event_loop.h"
 
 #include <poll.h>
 

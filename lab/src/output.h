@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-#include "lab/process.h"
+#include "process.h"
 
 namespace laconic::lab {
 

@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "lab/link.h"
-#include "lab/options.h"
-#include "lab/process.h"
+#include "link.h"
+#include "options.h"
+#include "process.h"
 
 namespace laconic::lab {
 

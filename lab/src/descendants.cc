@@ -1,5 +1,5 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-#include "lab/descendants.h"
+#include "descendants.h"
 
 #include <signal.h>
 #include <sys/types.h>

@@ -1,5 +1,5 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-#include "lab/units.h"
+#include "units.h"
 
 #include <algorithm>
 #include <array>

@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "lab/options.h"
 #include "laconic/error.h"
+#include "options.h"
 
 namespace laconic::lab {
 

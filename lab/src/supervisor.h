@@ -11,11 +11,11 @@
 #include <string>
 #include <vector>
 
-#include "lab/control.h"
-#include "lab/event_loop.h"
-#include "lab/host.h"
-#include "lab/output.h"
-#include "lab/report.h"
+#include "control.h"
+#include "event_loop.h"
+#include "host.h"
+#include "output.h"
+#include "report.h"
 
 namespace laconic::lab {
 

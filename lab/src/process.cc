@@ -1,5 +1,5 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-#include "lab/process.h"
+#include "process.h"
 
 #include <fcntl.h>
 #include <sched.h>

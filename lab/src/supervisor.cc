@@ -1,5 +1,5 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-#include "lab/supervisor.h"
+#include "supervisor.h"
 
 #include <fcntl.h>
 #include <signal.h>
@@ -12,7 +12,7 @@
 #include <cerrno>
 #include <filesystem>
 
-#include "lab/descendants.h"
+#include "descendants.h"
 
 namespace laconic::lab {
 namespace {

@@ -1,5 +1,5 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-#include "lab/host.h"
+#include "host.h"
 
 #include <fcntl.h>
 #include <sched.h>

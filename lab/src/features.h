@@ -6,8 +6,8 @@
 #include <optional>
 #include <string>
 
-#include "lab/report.h"
-#include "lab/sandbox.h"
+#include "report.h"
+#include "sandbox.h"
 
 namespace laconic::lab {
 

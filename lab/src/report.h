@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "lab/host.h"
-#include "lab/link.h"
-#include "lab/options.h"
+#include "host.h"
+#include "link.h"
+#include "options.h"
 
 namespace laconic::lab {
 

@@ -7,10 +7,10 @@
 #include <cstdlib>
 #include <iostream>
 
-#include "lab/control.h"
-#include "lab/features.h"
-#include "lab/sandbox.h"
-#include "lab/supervisor.h"
+#include "control.h"
+#include "features.h"
+#include "sandbox.h"
+#include "supervisor.h"
 
 namespace laconic::lab {
 namespace {

@@ -10,8 +10,8 @@
 #include <string_view>
 #include <vector>
 
-#include "lab/event_loop.h"
-#include "lab/process.h"
+#include "event_loop.h"
+#include "process.h"
 
 namespace laconic::lab {
 

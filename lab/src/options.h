@@ -8,8 +8,8 @@
 #include <string_view>
 #include <vector>
 
-#include "lab/units.h"
 #include "laconic/error.h"
+#include "units.h"
 
 namespace laconic::lab {
 

@@ -1,13 +1,13 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-#include "lab/features.h"
+#include "features.h"
 
 #include <unistd.h>
 
 #include <iostream>
 
-#include "lab/mounts.h"
-#include "lab/network.h"
-#include "lab/process.h"
+#include "mounts.h"
+#include "network.h"
+#include "process.h"
 
 namespace laconic::lab {
 namespace {

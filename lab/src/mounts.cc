@@ -1,12 +1,12 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-#include "lab/mounts.h"
+#include "mounts.h"
 
 #include <sched.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "lab/process.h"
+#include "process.h"
 
 namespace laconic::lab {
 namespace {

@@ -9,8 +9,8 @@
 #include <string_view>
 #include <vector>
 
-#include "lab/link.h"
-#include "lab/process.h"
+#include "link.h"
+#include "process.h"
 
 namespace laconic::lab {
 

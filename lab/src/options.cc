@@ -1,5 +1,5 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-#include "lab/options.h"
+#include "options.h"
 
 #include <CLI/CLI.hpp>
 #include <algorithm>

@@ -1,5 +1,5 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-#include "lab/control.h"
+#include "control.h"
 
 #include <sys/socket.h>
 #include <sys/stat.h>

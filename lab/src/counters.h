@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-#include "lab/link.h"
+#include "link.h"
 
 namespace laconic::lab {
 

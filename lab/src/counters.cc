@@ -1,11 +1,11 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-#include "lab/counters.h"
+#include "counters.h"
 
 #include <fcntl.h>
 
 #include <sstream>
 
-#include "lab/process.h"
+#include "process.h"
 
 namespace laconic::lab {
 

@@ -1,5 +1,5 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-#include "lab/segmentation.h"
+#include "segmentation.h"
 
 #include <linux/ethtool.h>
 #include <linux/sockios.h>
@@ -10,7 +10,7 @@
 
 #include <cstring>
 
-#include "lab/process.h"
+#include "process.h"
 
 namespace laconic::lab {
 namespace {

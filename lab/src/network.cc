@@ -1,5 +1,5 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-#include "lab/network.h"
+#include "network.h"
 
 #include <fcntl.h>
 #include <sched.h>
@@ -9,9 +9,9 @@
 #include <cmath>
 #include <thread>
 
-#include "lab/counters.h"
-#include "lab/mounts.h"
-#include "lab/segmentation.h"
+#include "counters.h"
+#include "mounts.h"
+#include "segmentation.h"
 
 namespace laconic::lab {
 namespace {
