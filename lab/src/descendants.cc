@@ -6,11 +6,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <fstream>
-#include <vector>
 
 namespace laconic::lab {
-namespace {
 
 std::vector<pid_t> children() {
   std::ifstream list("/proc/thread-self/children");
@@ -19,11 +18,15 @@ std::vector<pid_t> children() {
   return pids;
 }
 
-}  // namespace
-
-void kill_descendants() {
+void kill_descendants(const std::vector<pid_t>& spared) {
+  const auto is_spared = [&](pid_t pid) {
+    return std::find(spared.begin(), spared.end(), pid) != spared.end();
+  };
   // Killing a child hands its children to us: repeat until there are none.
-  for (std::vector<pid_t> pids = children(); !pids.empty(); pids = children()) {
+  for (;;) {
+    std::vector<pid_t> pids = children();
+    std::erase_if(pids, is_spared);
+    if (pids.empty()) return;
     for (const pid_t pid : pids) kill(pid, SIGKILL);
     for (const pid_t pid : pids) waitpid(pid, nullptr, 0);
   }

@@ -3,11 +3,18 @@
 // Ending what COMMANDs left behind.
 #pragma once
 
+#include <sys/types.h>
+
+#include <vector>
+
 namespace laconic::lab {
 
-/// Kills every descendant of this process, including those that went into the background. In a
-/// sandbox the kernel does it as well; with --emulate nobody else would. Needs
-/// PR_SET_CHILD_SUBREAPER to see orphans.
-void kill_descendants();
+/// The children of this process, adopted orphans and the dead that nobody waited for among them.
+std::vector<pid_t> children();
+
+/// Kills every descendant of this process, including those that went into the background, but for
+/// the `spared` children. In a sandbox the kernel does it as well; with --emulate nobody else would.
+/// Needs PR_SET_CHILD_SUBREAPER to see orphans.
+void kill_descendants(const std::vector<pid_t>& spared = {});
 
 }  // namespace laconic::lab

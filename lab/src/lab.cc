@@ -5,6 +5,7 @@
 #include <sys/socket.h>
 
 #include <cstdlib>
+#include <filesystem>
 #include <iostream>
 
 #include "control.h"
@@ -57,9 +58,9 @@ int free_port() {
   return ntohs(address.sin_port);
 }
 
-/// The inside of the sandbox: network, COMMANDs, report.
-int live(const Options& options, Isolation isolation, int lifeline) {
-  auto link = options.emulate ? make_loopback_link(options) : make_kernel_link(options);
+/// The inside of the sandbox: COMMANDs, report.
+int live(const Options& options, Isolation isolation, Result<std::unique_ptr<Link>> link,
+         int lifeline) {
   if (!link) return fail(link.error(), options.json);
   Supervisor supervisor(options, std::move(*link));
   Report report = supervisor.run(lifeline);
@@ -68,7 +69,6 @@ int live(const Options& options, Isolation isolation, int lifeline) {
 }
 
 Result<Isolation> isolation_for(const Options& options) {
-  if (options.emulate) return Isolation::none;
   for (const char* tool : {"ip", "tc"})
     if (find_program(tool).empty())
       return Error{
@@ -80,17 +80,39 @@ Result<Isolation> isolation_for(const Options& options) {
   return isolation;
 }
 
+int run_in_namespaces(const Options& options) {
+  const auto isolation = isolation_for(options);
+  if (!isolation) return fail(isolation.error(), options.json);
+  const auto status = run_sandboxed(*isolation, [&](int lifeline) {
+    return live(options, *isolation, make_kernel_link(options), lifeline);
+  });
+  return status ? *status : fail(status.error(), options.json);
+}
+
+int run_emulated(const Options& options) {
+  const std::string folder = unused_folder();
+  const auto tidy = [&] {
+    std::error_code ignored;
+    std::filesystem::remove_all(folder, ignored);
+  };
+  const auto guarded = [&](int lifeline, const Body& body) {
+    const auto status = run_guarded(lifeline, tidy, body);
+    return status ? *status : fail(status.error(), options.json);
+  };
+  return guarded(kNoLifeline, [&](int outer) {
+    return guarded(outer, [&](int inner) {
+      return live(options, Isolation::none, make_loopback_link(options, folder), inner);
+    });
+  });
+}
+
 int run(Options options) {
   if (find_program(options.command.front()).empty())
     return fail({Errc::invalid_argument, "there is no program '" + options.command.front() + "'",
                  "COMMAND is looked up in PATH"},
                 options.json);
   if (options.emulate && !options.port_given) options.port = free_port();
-  const auto isolation = isolation_for(options);
-  if (!isolation) return fail(isolation.error(), options.json);
-  const auto status =
-      run_sandboxed(*isolation, [&](int lifeline) { return live(options, *isolation, lifeline); });
-  return status ? *status : fail(status.error(), options.json);
+  return options.emulate ? run_emulated(options) : run_in_namespaces(options);
 }
 
 }  // namespace

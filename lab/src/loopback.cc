@@ -2,10 +2,11 @@
 //
 // --emulate: no namespaces. The hosts share 127.0.0.1; whoever sends is told the rate and asked to
 // keep to it.
-#include <netinet/in.h>
-#include <sys/socket.h>
+#include <sys/random.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -59,10 +60,18 @@ class Loopback final : public Link {
 
 }  // namespace
 
-Result<std::unique_ptr<Link>> make_loopback_link(const Options& options) {
+// Only the name: whoever may have to remove the folder must know it before it exists.
+std::string unused_folder() {
+  uint64_t number = 0;
+  if (getrandom(&number, sizeof number, 0) != sizeof number)
+    number = static_cast<uint64_t>(getpid());
   const char* base = std::getenv("TMPDIR");
-  std::string folder = std::string(base != nullptr ? base : "/tmp") + "/laconic-lab-XXXXXX";
-  if (mkdtemp(folder.data()) == nullptr) return system_error("making the folder " + folder);
+  return std::string(base != nullptr ? base : "/tmp") + "/laconic-lab-" + std::to_string(number);
+}
+
+Result<std::unique_ptr<Link>> make_loopback_link(const Options& options,
+                                                 const std::string& folder) {
+  if (mkdir(folder.c_str(), 0700) != 0) return system_error("making the folder " + folder);
   auto link = std::make_unique<Loopback>(folder);
   std::error_code failed;
   for (int rank = 0; rank < options.hosts && !failed; ++rank)

@@ -2,9 +2,11 @@
 #include "sandbox.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <sched.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/signalfd.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -13,8 +15,11 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <optional>
 #include <string>
+#include <vector>
 
+#include "descendants.h"
 #include "process.h"
 
 namespace laconic::lab {
@@ -66,8 +71,7 @@ Result<void> map_caller_to_root(pid_t child) {
 }
 
 /// The child's side: wait for the user map, arrange to die with the parent, run.
-[[noreturn]] void live_inside(Isolation isolation, Pipe gate, Pipe lifeline,
-                              const std::function<int(int)>& body) {
+[[noreturn]] void live_inside(Isolation isolation, Pipe gate, Pipe lifeline, const Body& body) {
   lifeline.write.reset();
   gate.write.reset();
   char go = 0;
@@ -75,44 +79,41 @@ Result<void> map_caller_to_root(pid_t child) {
   // Out of the terminal's foreground group: a Ctrl-C reaches the parent alone, which passes it on
   // once.
   setsid();
-  // Without namespaces the lifeline must do, because somebody has to be left to stop the hosts.
+  // Without namespaces the lifeline must do, because somebody has to be left to end the hosts.
   if (isolation != Isolation::none) prctl(PR_SET_PDEATHSIG, SIGKILL);
   const int status = body(lifeline.read.get());
   std::fflush(nullptr);
   _exit(status);
 }
 
-/// Passes signals on until the child has ended; returns its exit status.
-int wait_for_child(pid_t child, const sigset_t& watched) {
+/// Passes signals on until the child has ended and returns its wait status; nothing when `lifeline`
+/// (-1: none) has ended first.
+std::optional<int> wait_for_child(pid_t child, const sigset_t& watched, int lifeline) {
+  const Fd signals(signalfd(-1, &watched, SFD_CLOEXEC | SFD_NONBLOCK));
   for (;;) {
     int status = 0;
-    if (waitpid(child, &status, WNOHANG) == child)
-      return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-    const int signal = sigwaitinfo(&watched, nullptr);
-    if (signal > 0 && signal != SIGCHLD) kill(child, signal);
+    if (waitpid(child, &status, WNOHANG) == child) return status;
+    std::array<pollfd, 2> polled{{{signals.get(), POLLIN, 0}, {lifeline, POLLIN, 0}}};
+    if (poll(polled.data(), polled.size(), -1) < 0) continue;
+    if (polled[1].revents != 0) return std::nullopt;
+    for (signalfd_siginfo info; read(signals.get(), &info, sizeof info) == sizeof info;)
+      if (info.ssi_signo != SIGCHLD) kill(child, static_cast<int>(info.ssi_signo));
   }
 }
 
-bool permitted(Isolation isolation) {
-  const Result<int> status = run_sandboxed(isolation, [](int) { return 0; });
-  return status && *status == 0;
+/// The exit status of a child, or an error if it did not exit by itself.
+Result<int> exit_status_of(std::optional<int> wait_status) {
+  if (!wait_status) return 1;  // our own parent is gone: nobody reads this
+  if (WIFEXITED(*wait_status)) return WEXITSTATUS(*wait_status);
+  const char* name = sigabbrev_np(WTERMSIG(*wait_status));
+  return Error{Errc::engine_failed,
+               std::string("the process that ran the hosts was ended by SIG") +
+                   (name != nullptr ? name : "?"),
+               "what it had started was ended too"};
 }
 
-}  // namespace
-
-std::string_view isolation_name(Isolation isolation) {
-  switch (isolation) {
-    case Isolation::root:
-      return "root";
-    case Isolation::user:
-      return "user namespace";
-    case Isolation::none:
-      return "none";
-  }
-  return "none";
-}
-
-Result<int> run_sandboxed(Isolation isolation, const std::function<int(int lifeline)>& body) {
+/// `body` in a child of its own namespaces, if any; ends with the child or with `lifeline`.
+Result<int> run_child(Isolation isolation, int lifeline_of_ours, const Body& body) {
   auto gate = make_pipe();
   auto lifeline = make_pipe();
   if (!gate) return std::move(gate).error();
@@ -139,10 +140,43 @@ Result<int> run_sandboxed(Isolation isolation, const std::function<int(int lifel
         isolation == Isolation::user ? map_caller_to_root(child) : Result<void>();
     if (mapped) write_all(gate->write.get(), "g");
     gate->write.reset();
-    result = wait_for_child(child, watched);
+    result = exit_status_of(wait_for_child(child, watched, lifeline_of_ours));
     if (!mapped) result = mapped.error();
   }
   sigprocmask(SIG_SETMASK, &before, nullptr);
+  return result;
+}
+
+bool permitted(Isolation isolation) {
+  const Result<int> status = run_child(isolation, kNoLifeline, [](int) { return 0; });
+  return status && *status == 0;
+}
+
+}  // namespace
+
+std::string_view isolation_name(Isolation isolation) {
+  switch (isolation) {
+    case Isolation::root:
+      return "root";
+    case Isolation::user:
+      return "user namespace";
+    case Isolation::none:
+      return "none";
+  }
+  return "none";
+}
+
+Result<int> run_sandboxed(Isolation isolation, const Body& body) {
+  return run_child(isolation, kNoLifeline, body);
+}
+
+Result<int> run_guarded(int lifeline, const std::function<void()>& tidy, const Body& body) {
+  // A shell may have started others before it became us by exec.
+  const std::vector<pid_t> not_ours = children();
+  prctl(PR_SET_CHILD_SUBREAPER, 1);
+  Result<int> result = run_child(Isolation::none, lifeline, body);
+  kill_descendants(not_ours);
+  tidy();
   return result;
 }
 

@@ -2,7 +2,7 @@
 //
 // The process in which a lab lives. Everything the lab makes (interfaces, mounts, processes)
 // belongs to namespaces whose first process is ours: when that one ends, however it ends, the
-// kernel removes the rest.
+// kernel removes the rest. With --emulate there are no namespaces, and guards take their place.
 #pragma once
 
 #include <functional>
@@ -20,11 +20,22 @@ enum class Isolation {
 
 std::string_view isolation_name(Isolation isolation);
 
-/// Runs `body` in a child that is process 1 of its own namespaces and returns its exit status.
-/// SIGINT, SIGTERM, SIGHUP and SIGQUIT are passed on to the child, which finds them blocked and
-/// must read them from a signalfd. `lifeline` is readable (end of file) as soon as the calling
-/// process is gone.
-Result<int> run_sandboxed(Isolation isolation, const std::function<int(int lifeline)>& body);
+/// What a child runs; its result is the exit status. `lifeline` can be read (end of file) as soon as
+/// the process that waits for the child is gone. SIGINT, SIGTERM, SIGHUP and SIGQUIT are passed on
+/// to the child, which finds them blocked and must read them from a signalfd.
+using Body = std::function<int(int lifeline)>;
+
+constexpr int kNoLifeline = -1;
+
+/// Runs `body` in a child that is process 1 of its own namespaces and returns its exit status, or an
+/// error if a signal ended it.
+Result<int> run_sandboxed(Isolation isolation, const Body& body);
+
+/// The same without namespaces: when the child has ended, however it ended, or when `lifeline` has,
+/// this process ends all that came of the child and calls `tidy`. Nobody does that for a guard that
+/// is killed itself, hence two of them, one around the other, and a `body` that watches its
+/// lifeline: whichever two of the three processes are killed, the third one cleans up.
+Result<int> run_guarded(int lifeline, const std::function<void()>& tidy, const Body& body);
 
 /// Root's own namespaces if permitted, else a user namespace; an error in words when neither works.
 Result<Isolation> choose_isolation();

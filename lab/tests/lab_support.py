@@ -20,6 +20,10 @@ def processes_with(marker):
     return [pid for pid in found if pid != os.getpid()]
 
 
+def children_of(pid):
+    return [int(word) for word in pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 def eventually(condition, limit=15.0):
     """Whether `condition` becomes true; the limit is only there to end a failing test."""
     end = time.monotonic() + limit

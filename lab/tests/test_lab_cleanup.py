@@ -1,6 +1,7 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 """Nothing stays behind, however a lab ends."""
 
+import json
 import os
 import pathlib
 import signal
@@ -9,7 +10,7 @@ import sys
 import tempfile
 
 import pytest
-from lab_support import eventually, processes_with
+from lab_support import children_of, eventually, processes_with
 
 MARKER = f"lab-cleanup-test-{os.getpid()}"
 # A COMMAND with a child in the background, in a session of its own, that ignores polite requests.
@@ -96,6 +97,65 @@ def test_emulation_leaves_no_folder(any_lab):
                               env={**os.environ, "TMPDIR": folder})
         assert done.returncode == 0, done.stderr
         assert os.listdir(folder) == []
+
+
+@pytest.fixture
+def emulation(any_lab):
+    """A running emulation: its Popen, its processes (outer, guard, inner), its $TMPDIR."""
+    with tempfile.TemporaryDirectory() as folder:
+        outer = any_lab.start("--emulate", "--json", "--", *COMMAND, env={"TMPDIR": folder})
+        for _ in range(2):
+            assert outer.stdout.readline().endswith("up\n")
+        [guard] = children_of(outer.pid)
+        [inner] = children_of(guard)
+        assert len(children_of(inner)) == 2 and len(os.listdir(folder)) == 1
+        yield outer, {"outer": outer.pid, "guard": guard, "inner": inner}, folder
+        for pid in processes_with(MARKER):
+            os.kill(pid, signal.SIGKILL)
+        outer.wait()
+        outer.stdout.close()
+
+
+def kill_at_once(pids):
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)  # so that none sees another one's death
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    "victims",
+    ["outer", "guard", "inner", "outer guard", "outer inner", "guard inner"],
+)
+def test_kill_9_inside_an_emulation(emulation, victims):
+    outer, processes, folder = emulation
+    kill_at_once([processes[name] for name in victims.split()])
+    outer.wait()
+    assert eventually(lambda: not processes_with(MARKER)), "processes are left"
+    assert eventually(lambda: not os.listdir(folder)), "a folder is left"
+    if "outer" not in victims:
+        assert outer.returncode == 1
+        error = json.loads(outer.stdout.read())["error"]
+        assert error["name"] == "engine_failed" and "ended by SIGKILL" in error["message"]
+
+
+def test_kill_9_of_a_whole_emulation_ends_the_commands(emulation):
+    _, processes, _ = emulation
+    commands = children_of(processes["inner"])
+    kill_at_once(processes.values())
+    assert eventually(lambda: not set(commands) & set(processes_with(MARKER)))
+
+
+def test_an_emulation_spares_what_its_shell_had_started(any_lab):
+    script = f'sleep 600 >/dev/null 2>&1 & echo $! && exec "$@"  # {MARKER}'
+    done = any_lab.run("--emulate", "--hosts", "1", "--", "true", prefix=["sh", "-c", script, "sh"],
+                       timeout=30)
+    sleeper = int(done.stdout.split()[0])
+    try:
+        assert done.returncode == 0
+        assert pathlib.Path(f"/proc/{sleeper}/comm").read_text() == "sleep\n"
+    finally:
+        os.kill(sleeper, signal.SIGKILL)
 
 
 def test_an_unshaped_emulation_sets_no_rate(any_lab):
