@@ -100,7 +100,7 @@ class Session:
     def _next(self, failure) -> bool:
         """Fetches the next batch of steps; False at the end."""
         code = _lib.lib.laconic_exchange_next(self._exchange, self._steps, ctypes.sizeof(_lib.Step), len(self._steps),
-                                                   ctypes.byref(self._count))
+                                              ctypes.byref(self._count))
         if code == PEER_FAILED and failure is not None:  # every rank, this one too, hears the same message
             raise LaconicError(failure.code, failure.name, _lib.last_error(code).message, failure.hint)
         _lib.check(code)

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <new>
 
+#include "collective/exchange/strategy_parts.h"
 #include "laconic/version.h"
 
 namespace laconic::session {
@@ -103,12 +104,12 @@ Result<void> compare(uint32_t r, const Card& a, const Card& b) {
   return {};
 }
 
-/// What allocates on the way is the text of an error; where even that fails, it is a short one.
-Result<uint32_t> advance(collective::Exchange& exchange, std::span<transport::Step> batch) {
+/// What `body` gives. Where there is no memory (for the text of an error, say), a short error.
+template <class Body>
+auto without_throwing(Body&& body) -> decltype(body()) {
   try {
-    return exchange.next(batch);
+    return body();
   } catch (const std::bad_alloc&) {
-    exchange.abort();
     return Error{Errc::out_of_memory, "no memory", {}};
   }
 }
@@ -220,16 +221,14 @@ Result<collective::Exchange*> Session::exchange_for(const collective::LayoutView
   for (auto& exchange : exchanges_) {
     if (exchange->is_for(layout, dtype)) return exchange.get();
   }
-  if (auto ok = check_layout(layout); !ok) return std::move(ok).error();
-  try {
+  return without_throwing([&]() -> Result<collective::Exchange*> {
+    if (auto ok = check_layout(layout); !ok) return std::move(ok).error();
     exchanges_.reserve(exchanges_.size() + 1);
     auto made = collective::Exchange::create(*state_, layout.copy(), dtype, stats_.counters);
     if (!made) return std::move(made).error();
     exchanges_.push_back(*std::move(made));
-  } catch (const std::bad_alloc&) {
-    return Error{Errc::out_of_memory, "no memory", {}};  // short: needs no memory itself
-  }
-  return exchanges_.back().get();
+    return exchanges_.back().get();
+  });
 }
 
 /// This rank has no exchange for the bucket. The others are about to enrol a new layout, which the
@@ -285,9 +284,8 @@ void Session::count(const collective::Bucket& bucket, uint64_t elements) {
   stats_.dense_bytes += 2 * (world - 1) * elements * sizeof(float) / world;
 }
 
-Result<collective::Exchange*> Session::begin(const collective::Bucket& bucket,
-                                             const collective::LayoutView& layout) {
-  const std::lock_guard lock(mutex_);
+Result<void> Session::check_bucket(const collective::Bucket& bucket,
+                                   const collective::LayoutView& layout) const {
   if (running_ != nullptr) {
     return Error{Errc::exchange_order, "an exchange is still running",
                  "drive it to its end or abort it first"};
@@ -296,17 +294,34 @@ Result<collective::Exchange*> Session::begin(const collective::Bucket& bucket,
     return Error{Errc::invalid_argument, "the bucket has no buffer", {}};
   if (bucket.dtype == DType::u8)
     return Error{Errc::dtype_unsupported, "gradients of type u8", "f32, f16 or bf16"};
+  return {};
+}
+
+/// No exchange will take this gradient.
+void Session::keep(const collective::Bucket& bucket, const collective::LayoutView& layout) {
+  const auto fits = without_throwing([&] { return check_layout(layout); });
+  if (fits && !bucket.raw) collective::keep_gradients(*state_, layout, bucket.buffer, bucket.dtype);
+}
+
+Result<collective::Exchange*> Session::begin(const collective::Bucket& bucket,
+                                             const collective::LayoutView& layout) {
+  const std::lock_guard lock(mutex_);
+  auto fits = without_throwing([&] { return check_bucket(bucket, layout); });
+  if (!fits) return std::move(fits).error();
+  enter_step(bucket.step);
+  if (broken_) {
+    keep(bucket, layout);
+    ++stats_.failures;
+    return without_throwing([&]() -> Result<collective::Exchange*> { return *broken_; });
+  }
   auto found = exchange_for(layout, bucket.dtype);
   const bool local = found.ok();
   collective::Exchange& exchange = local ? **found : messenger(bucket, layout.elements);
-  enter_step(bucket.step);
   exchange.begin(bucket, sequence_++, {wish(), parts_});
-  if (broken_) {
-    if (local) exchange.abort();  // into the residuals
-    ++stats_.failures;
-    return *broken_;
+  if (!local) {
+    keep(bucket, layout);
+    exchange.fail(std::move(found).error(), false);
   }
-  if (!local) exchange.fail(std::move(found).error(), false);
   count(bucket, layout.elements);
   running_ = &exchange;
   first_next_ = true;
@@ -322,8 +337,11 @@ Result<uint32_t> Session::next(collective::Exchange& exchange, std::span<transpo
   const std::lock_guard lock(mutex_);
   const Stopwatch watch(first_next_ ? &stats_.encode_seconds : &stats_.decode_seconds);
   first_next_ = false;
-  auto steps = advance(exchange, batch);
-  if (!steps) ++stats_.failures;
+  auto steps = without_throwing([&] { return exchange.next(batch); });
+  if (!steps) {
+    exchange.abort();  // it has done so itself, unless there was no memory to say why
+    ++stats_.failures;
+  }
   if (!steps || *steps == 0) {
     running_ = nullptr;
     if (exchange.fell_back()) ++stats_.fallbacks;

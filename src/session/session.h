@@ -86,6 +86,9 @@ class Session {
 
  private:
   Session() = default;
+  [[nodiscard]] Result<void> check_bucket(const collective::Bucket& bucket,
+                                          const collective::LayoutView& layout) const;
+  void keep(const collective::Bucket& bucket, const collective::LayoutView& layout);
   [[nodiscard]] Result<void> check_layout(const collective::LayoutView& layout) const;
   Result<collective::Exchange*> exchange_for(const collective::LayoutView& layout, DType dtype);
   collective::Exchange& messenger(const collective::Bucket& bucket, uint64_t elements);

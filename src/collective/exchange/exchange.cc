@@ -161,9 +161,9 @@ Result<uint32_t> Exchange::enroll(std::span<transport::Step> batch) {
 /// A failure of this rank takes the gradient with it: nothing of it will be encoded.
 void Exchange::start() {
   phase_ = Phase::strategy;
-  widen();
   const bool drains = flush_.parts != 0 && has_units_;
   if (failure_) keep();
+  widen();
   running_ = strategy_.get();
   if (bucket_.raw || drains) {
     uncompressed_.set_mode(bucket_.raw ? Uncompressed::Mode::plain : Uncompressed::Mode::drain,
@@ -200,15 +200,12 @@ void Exchange::finish() {
 
 void Exchange::abort() {
   if (phase_ == Phase::strategy) running_->abort();
-  if (phase_ == Phase::begun || phase_ == Phase::enrolling) {
-    widen();
-    keep();
-  }
+  if (phase_ == Phase::begun || phase_ == Phase::enrolling) keep();
   phase_ = Phase::idle;
 }
 
 void Exchange::keep() {
-  if (strategy_ && keeps_ && !bucket_.raw) keep_gradients(*state_, layout_, gradient());
+  if (strategy_ && keeps_ && !bucket_.raw) keep_gradients(*state_, layout_, bucket_.buffer, dtype_);
 }
 
 void Exchange::widen() {

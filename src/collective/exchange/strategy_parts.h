@@ -36,11 +36,9 @@ inline void keep_gradient(const RankState& state, uint32_t parameter, const floa
   for (const RankPiece& piece : state.parameter(parameter).pieces)
     state.codec().keep(piece.send, gradient + piece.send.unit.offset);
 }
-inline void keep_gradients(const RankState& state, const LayoutView& layout,
-                           const float* gradient) {
-  for (size_t i = 0; i < layout.parameters.size(); ++i)
-    keep_gradient(state, layout.parameters[i], gradient + layout.offsets[i]);
-}
+/// Those of a whole bucket, of any type. Needs no memory.
+void keep_gradients(const RankState& state, const LayoutView& layout, const void* buffer,
+                    DType dtype);
 
 inline Error no_exchange_memory() {
   return {Errc::out_of_memory, "no memory for the exchange buffers", "use smaller buckets"};

@@ -5,6 +5,7 @@
 #include <unordered_set>
 
 #include "base/hash.h"
+#include "pipeline/unit_codec.h"
 #include "wire/bundle.h"
 
 namespace laconic::collective {
@@ -29,10 +30,11 @@ bool all_lanes(const Plan& plan) {
                      [](const RoundPlan& r) { return r.kind == RoundKind::lanes; });
 }
 
-/// Pieces that two_shot cuts a parameter into.
-uint64_t pieces_of(const Spec& spec, const Parameter& p, uint64_t world) {
-  const uint64_t granule = std::max<uint32_t>(spec.contract().granule, 1);
-  return p.count() >= world * granule ? world : 1;
+uint64_t granule_of(const Spec& spec) { return std::max<uint32_t>(spec.contract().granule, 1); }
+
+/// two_shot cuts a parameter where every owner gets at least a granule of it.
+bool is_cut(const Spec& spec, const Parameter& p, uint64_t world) {
+  return p.count() >= world * granule_of(spec);
 }
 
 /// One rank's bytes under a strategy, for payloads of that many bytes in all.
@@ -82,12 +84,13 @@ Volume volume_of(const Spec& spec, const std::vector<Parameter>& parameters, con
       continue;
     }
     const Plan plan = spec.codec().plan(spec.params(), whole_unit(p), options.world);
-    v.units += strategy == StrategyKind::two_shot ? pieces_of(spec, p, options.world) : 1;
+    v.units +=
+        strategy == StrategyKind::two_shot && is_cut(spec, p, options.world) ? options.world : 1;
     v.rounds = std::max<uint64_t>(v.rounds, plan.rounds);
     v.lanes = v.lanes && all_lanes(plan);
     for (uint32_t r = 0; r < plan.rounds; ++r) {
       v.payload += plan.round[r].bytes;
-      v.expected += plan.round[r].bytes;
+      v.expected += plan.round[r].expected;
       v.summable = v.summable && options.caps.can_sum(plan.round[r].lane);
     }
   }
@@ -184,7 +187,7 @@ Result<Model> Model::create(const Spec& spec, std::vector<Parameter> parameters,
   return model;
 }
 
-/// What a bundle's slot and a packed index can say: 4 GiB and 2^32 elements.
+/// What a codec can index and a bundle can say: 4 GiB of payload in a slot, 4 GiB of lanes.
 Result<void> Model::check_sizes() const {
   const bool bundles = choice_.strategy != StrategyKind::native_sum;
   for (size_t i = 0; i < parameters_.size(); ++i) {
@@ -195,14 +198,13 @@ Result<void> Model::check_sizes() const {
     }
     for (const Piece& piece : assignments_[i].pieces) {
       const Plan plan = spec_.codec().plan(spec_.params(), piece.unit, options_.world);
-      if (piece.unit.count < (uint64_t{1} << 32) &&
+      if (pipeline::check_unit(spec_, piece.unit) == Errc::ok &&
           (!bundles || plan.round[0].bytes <= kMaxSlotBytes))
         continue;
-      return Error{
-          Errc::shape_unsupported,
-          "parameter " + parameters_[i].name + " is too large for " + spec_.canonical() +
-              " in one piece",
-          "at most 2^32 - 1 elements and 4 GiB of payload; split the parameter or use none"};
+      return Error{Errc::shape_unsupported,
+                   "parameter " + parameters_[i].name + " is too large for " + spec_.canonical() +
+                       " in one piece",
+                   "split the parameter or use none"};
     }
   }
   return {};
@@ -220,7 +222,7 @@ void Model::assign() {
   agreement_ = hash_text(listing);
 
   const bool cut = choice_.strategy == StrategyKind::two_shot;
-  const uint64_t granule = std::max<uint32_t>(spec_.contract().granule, 1);
+  const uint64_t granule = granule_of(spec_);
   const uint64_t world = options_.world;
   std::vector<uint64_t> load(world, 0);  // elements of uncut pieces, by owner
   for (const Parameter& p : parameters_) {
@@ -228,7 +230,7 @@ void Model::assign() {
     a.raw = is_raw(spec_, p, options_);
     const Unit whole = whole_unit(p);
     if (!a.raw && !cut) a.pieces.push_back({whole, 0});
-    if (!a.raw && cut && whole.count >= world * granule) {
+    if (!a.raw && cut && is_cut(spec_, p, world)) {
       for (uint64_t r = 0; r < world; ++r) {
         const uint64_t granules = whole.count / granule;
         const uint64_t begin = granules * r / world * granule;

@@ -157,8 +157,7 @@ LoopbackHub::~LoopbackHub() = default;
 
 Engine& LoopbackHub::engine(uint32_t rank) { return impl_->engines[rank]; }
 
-void LoopbackHub::kill(uint32_t rank) {
-  (void)rank;  // one missing rank breaks every collective, as in a real group
+void LoopbackHub::break_off() {
   const std::lock_guard lock(impl_->mutex);
   impl_->broken = true;
   impl_->met.notify_all();

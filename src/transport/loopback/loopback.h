@@ -24,9 +24,8 @@ class LoopbackHub {
 
   /// The engine of one rank; lives as long as the hub.
   Engine& engine(uint32_t rank);
-  /// From now on `rank` answers nothing: every collective it should take part in fails on all
-  /// others at once.
-  void kill(uint32_t rank);
+  /// A peer is gone: from now on every collective fails on every rank, at once.
+  void break_off();
   /// Bytes that `rank` put on the wire so far: what a direct exchange sends, a ring all-reduce for
   /// sums.
   [[nodiscard]] uint64_t sent_bytes(uint32_t rank) const;

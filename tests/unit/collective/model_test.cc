@@ -123,6 +123,39 @@ TEST(Model, RefusesPiecesThatABundleCannotSay) {
   EXPECT_NE(result.error().message.find("embedding"), std::string::npos);
 }
 
+TEST(Model, RefusesWorldsThatAHeaderCannotSay) {
+  EXPECT_TRUE(Model::create(*Spec::parse("int8"), model(), options(kMaxWorld)));
+  const auto refused = Model::create(*Spec::parse("int8"), model(), options(kMaxWorld + 1));
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, Errc::invalid_argument);
+}
+
+/// The length of a lane segment has 32 bits, packing had 64: more than 4 GiB overran the buffer.
+TEST(Model, RefusesLanesThatABundleCannotSay) {
+  Options o = options(3, StrategyKind::gather_all);
+  o.small_elements = uint64_t{1} << 40;
+  const auto code = [&](uint64_t elements) {
+    const auto made = Model::create(*Spec::parse("topk"), {{"w", elements, 1}}, o);
+    return made ? Errc::ok : made.error().code;
+  };
+  EXPECT_EQ(code(kMaxSlotBytes / 4), Errc::ok);
+  EXPECT_EQ(code(kMaxSlotBytes / 4 + 1), Errc::shape_unsupported);
+  o.strategy = StrategyKind::native_sum;
+  const auto bare = Model::create(*Spec::parse("bf16"), {{"w", kMaxSlotBytes, 1}}, o);
+  EXPECT_TRUE(bare) << "lanes travel bare";
+}
+
+TEST(Model, RefusesWhatASparseCodecCannotIndexUnderEveryStrategy) {
+  const auto code = [&](const char* spec, uint64_t elements, StrategyKind strategy) {
+    const auto made = Model::create(*Spec::parse(spec), {{"w", elements, 1}}, options(2, strategy));
+    return made ? Errc::ok : made.error().code;
+  };
+  const uint64_t many = (uint64_t{1} << 32) + 1;
+  EXPECT_EQ(code("randomk:ratio=0.001", many, StrategyKind::native_sum), Errc::shape_unsupported);
+  EXPECT_EQ(code("topk:ratio=0.001", many, StrategyKind::gather_all), Errc::shape_unsupported);
+  EXPECT_EQ(code("bf16", many, StrategyKind::native_sum), Errc::ok);
+}
+
 TEST(Capacity, ExactSizesKeepTheBound) {
   Capacity c(5000, true);
   c.saw(100);

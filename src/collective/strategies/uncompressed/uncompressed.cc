@@ -43,7 +43,7 @@ void Uncompressed::begin(const Input& input) {
   std::fill(drained_.begin(), drained_.end(), uint8_t{0});
   if (input_.failure == nullptr && keeps_gradient() && !copy_gradient())
     trouble_ = Error{Errc::out_of_memory, "no memory", {}};  // short: needs none itself
-  if (trouble_) keep_gradients(*state_, *layout_, input_.gradient);
+  if (trouble_) keep_gradients(*state_, *layout_, input_.gradient, DType::f32);
   if (input_.failure != nullptr || trouble_) return poison();
   if (mode_ == Mode::drain) add_residuals();
 }
@@ -51,7 +51,7 @@ void Uncompressed::begin(const Input& input) {
 /// An all-reduce that fails leaves neither gradient nor sum in its buffer. The memory is taken now:
 /// uncompressed exchanges of compressed parameters are rare, and it is as large as they are.
 bool Uncompressed::copy_gradient() {
-  if (!copy_.reserve(std::max<uint64_t>(copied_, 1) * sizeof(float))) return false;
+  if (!copy_.reserve(copied_ * sizeof(float))) return false;
   auto* copies = reinterpret_cast<float*>(copy_.bytes().data());
   for (size_t i = 0; i < copies_.size(); ++i) {
     if (copies_[i] == kNoCopy) continue;

@@ -35,7 +35,9 @@ class Uncompressed final : public Strategy {
  private:
   enum class Phase : uint8_t { idle, ready, summed, status };
 
-  [[nodiscard]] bool keeps_gradient() const noexcept { return mode_ != Mode::plain; }
+  [[nodiscard]] bool keeps_gradient() const noexcept {
+    return mode_ != Mode::plain && copied_ != 0;
+  }
   [[nodiscard]] float part() const noexcept { return 1.0F / static_cast<float>(parts_); }
   bool copy_gradient();
   void add_residuals();

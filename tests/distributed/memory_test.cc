@@ -1,0 +1,221 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// One rank without memory: every allocation of an exchange fails in turn, on one rank. All ranks
+// hear of it in the same words, nobody waits, and the next step works.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <limits>
+#include <new>
+
+#include "support/ranks.h"
+
+#if !defined(__SANITIZE_ADDRESS__) && \
+    !defined(__SANITIZE_THREAD__)  // they have allocators of theirs
+
+namespace {
+
+/// Counts down the allocations of this thread; the one that meets 0 fails, once. -1: none does.
+thread_local int64_t countdown = -1;
+
+bool fails() { return countdown >= 0 && countdown-- == 0; }
+
+void* allocate(size_t bytes) {
+  void* p = fails() ? nullptr : std::malloc(bytes);
+  if (p == nullptr) throw std::bad_alloc();
+  return p;
+}
+
+}  // namespace
+
+void* operator new(size_t bytes) { return allocate(bytes); }
+void* operator new[](size_t bytes) { return allocate(bytes); }
+void operator delete(void* p) noexcept { std::free(p); }
+void operator delete[](void* p) noexcept { std::free(p); }
+void operator delete(void* p, size_t) noexcept { std::free(p); }
+void operator delete[](void* p, size_t) noexcept { std::free(p); }
+
+/// What arenas call.
+extern "C" void* aligned_alloc(size_t alignment, size_t bytes) {
+  void* p = nullptr;
+  if (fails() || posix_memalign(&p, alignment, bytes) != 0) return nullptr;
+  return p;
+}
+
+namespace laconic::test {
+namespace {
+
+const std::vector<Parameter> kModel{{"a", 60, 50}, {"bias", 9, 1}, {"b", 3000, 1}};
+constexpr uint32_t kWorld = 3;
+constexpr uint32_t kPoor = 1;
+
+/// Does not count: engines have memory of their own.
+class Uncounted final : public transport::Engine {
+ public:
+  explicit Uncounted(transport::Engine& engine) : engine_(&engine) {}
+  [[nodiscard]] uint32_t rank() const noexcept override { return engine_->rank(); }
+  [[nodiscard]] uint32_t world() const noexcept override { return engine_->world(); }
+  Result<void> run(std::span<const transport::Step> batch) override {
+    const int64_t left = std::exchange(countdown, -1);
+    auto done = engine_->run(batch);
+    countdown = left;
+    return done;
+  }
+
+ private:
+  transport::Engine* engine_;
+};
+
+struct Step {
+  uint64_t step = 0;
+  bool bad_gradient = false;
+  int64_t failing = -1;  ///< which allocation of the poor rank
+};
+
+/// One exchange; rank kPoor's `failing`-th allocation fails. Gives whether one did.
+bool exchange(Ranks& group, const Layout& layout, DType dtype, const Step& step,
+              std::vector<Result<void>>& results) {
+  auto g = gradients(kWorld, layout.elements, step.step);
+  if (step.bad_gradient) g[0][5] = std::numeric_limits<float>::infinity();
+  std::vector<std::vector<uint16_t>> half(kWorld, std::vector<uint16_t>(layout.elements));
+  bool failed = false;
+  group.on_all([&](uint32_t r) {
+    for (size_t i = 0; i < g[r].size(); ++i) half[r][i] = float_to_bf16(g[r][i]);
+    Bucket bucket;
+    bucket.buffer = dtype == DType::f32 ? static_cast<void*>(g[r].data()) : half[r].data();
+    bucket.dtype = dtype;
+    bucket.step = step.step;
+    Uncounted engine(group.hub().engine(r));
+    const collective::LayoutView view(layout);
+    if (r == kPoor) countdown = step.failing;
+    results[r] = session::drive(group.session(r), bucket, view, engine);
+    if (r == kPoor) failed = step.failing >= 0 && countdown < 0;
+    countdown = -1;
+  });
+  return failed;
+}
+
+double residual_sum(Ranks& group) {
+  double sum = 0;
+  for (uint32_t r = 0; r < kWorld; ++r) {
+    for (const auto& e : group.session(r).store().entries()) {
+      const double weight = e.kind == feedback::StateKind::residual         ? 1.0 / kWorld
+                            : e.kind == feedback::StateKind::owner_residual ? 1.0
+                                                                            : 0.0;
+      for (const float x : e.values) sum += weight * static_cast<double>(x);
+    }
+  }
+  return sum;
+}
+
+using Case = std::tuple<const char*, StrategyKind, DType>;
+class NoMemory : public testing::TestWithParam<Case> {
+ protected:
+  Ranks ranks() {
+    const auto& [spec, strategy, dtype] = GetParam();
+    return Ranks({spec, kWorld, kModel, strategy, 64, 1, 0b111});
+  }
+
+  /// `prepare` brings a new group to the exchange `step`, in which each allocation fails in turn.
+  /// Gives how many there were.
+  int64_t fail_each(const std::function<void(Ranks&, const Layout&)>& prepare, Step step) {
+    const DType dtype = std::get<2>(GetParam());
+    const Layout layout = back_to_back(kModel, {0, 1, 2});
+    for (step.failing = 0; step.failing < 500; ++step.failing) {
+      Ranks group = ranks();
+      prepare(group, layout);
+      std::vector<Result<void>> results(kWorld);
+      const double before = residual_sum(group);
+      const bool failed = exchange(group, layout, dtype, step, results);
+      if (!failed) {
+        for (const auto& r : results) EXPECT_TRUE(r) << r.error().message;
+        return step.failing;
+      }
+      expect_one_message(results, step.failing);
+      if (!results[0] && !step.bad_gradient) {
+        expect_kept(group, layout, dtype, step, before);
+      }
+      exchange(group, layout, dtype, {step.step + 1, false, -1}, results);
+      for (const auto& r : results)
+        EXPECT_TRUE(r) << "the step after allocation " << step.failing << ": " << r.error().message;
+      if (HasFailure()) break;
+    }
+    return step.failing;
+  }
+
+  static void expect_one_message(const std::vector<Result<void>>& results, int64_t failing) {
+    for (uint32_t r = 0; r < kWorld; ++r) {
+      ASSERT_EQ(results[r].ok(), results[0].ok()) << "allocation " << failing << " rank " << r;
+      if (results[r]) continue;
+      EXPECT_EQ(results[r].error().message, results[0].error().message);
+      EXPECT_NE(results[r].error().message.find("rank 1 failed"), std::string::npos)
+          << results[r].error().message;
+      EXPECT_NE(results[r].error().message.find("out_of_memory"), std::string::npos);
+    }
+  }
+
+  /// The gradients of compressed parameters went into the residuals.
+  static void expect_kept(Ranks& group, const Layout& layout, DType dtype, const Step& step,
+                          double before) {
+    if (!group.session(0).model().spec().feedback()) return;
+    auto g = gradients(kWorld, layout.elements, step.step);
+    double lost = 0;
+    for (const auto& rank : g) {
+      for (size_t i = 0; i < rank.size(); ++i) {
+        if (i >= layout.offsets[1] && i < layout.offsets[2]) continue;  // bias has no residual
+        const float x = dtype == DType::f32 ? rank[i] : bf16_to_float(float_to_bf16(rank[i]));
+        lost += static_cast<double>(x) / kWorld;
+      }
+    }
+    EXPECT_NEAR(residual_sum(group), before + lost, 1e-3) << "allocation " << step.failing;
+  }
+};
+
+TEST_P(NoMemory, ForANewLayoutIsToldOnEveryRank) {
+  EXPECT_GT(fail_each([](Ranks&, const Layout&) {}, {0, false, -1}), 5);
+}
+
+TEST_P(NoMemory, IsNeverNeededOnceALayoutIsKnown) {
+  const DType dtype = std::get<2>(GetParam());
+  const auto first = [&](Ranks& group, const Layout& layout) {
+    std::vector<Result<void>> results(kWorld);
+    exchange(group, layout, dtype, {0, false, -1}, results);
+  };
+  EXPECT_EQ(fail_each(first, {1, false, -1}), 0) << "a step of the steady state allocated";
+}
+
+TEST_P(NoMemory, InTheUncompressedWayOutIsToldOnEveryRank) {
+  const DType dtype = std::get<2>(GetParam());
+  const auto first = [&](Ranks& group, const Layout& layout) {
+    std::vector<Result<void>> results(kWorld);
+    exchange(group, layout, dtype, {0, false, -1}, results);
+  };
+  const bool feedback = ranks().session(0).model().spec().feedback();
+  EXPECT_EQ(fail_each(first, {1, true, -1}) > 0, feedback);
+}
+
+TEST_P(NoMemory, InADrainingStepIsToldOnEveryRank) {
+  const DType dtype = std::get<2>(GetParam());
+  const auto until_drain = [&](Ranks& group, const Layout& layout) {
+    std::vector<Result<void>> results(kWorld);
+    EXPECT_TRUE(group.session(2).flush(2));
+    exchange(group, layout, dtype, {0, false, -1}, results);
+  };
+  const bool feedback = ranks().session(0).model().spec().feedback();
+  EXPECT_EQ(fail_each(until_drain, {1, false, -1}) > 0, feedback);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, NoMemory,
+    testing::Values(Case{"3lc", StrategyKind::two_shot, DType::f32},
+                    Case{"3lc", StrategyKind::gather_all, DType::f32},
+                    Case{"int8", StrategyKind::two_shot, DType::f32},
+                    Case{"topk:ratio=0.1", StrategyKind::gather_all, DType::bf16},
+                    Case{"powersgd:rank=2", StrategyKind::native_sum, DType::f32},
+                    Case{"bf16+ef", StrategyKind::native_sum, DType::bf16},
+                    Case{"none", StrategyKind::native_sum, DType::f32}));
+
+}  // namespace
+}  // namespace laconic::test
+
+#endif
