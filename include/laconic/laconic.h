@@ -278,9 +278,9 @@ typedef struct laconic_step {
 
 /* Starts the exchange of a bucket. What is wrong on this rank alone (no memory, a layout that does
  * not fit the model) does not stop it: the exchange tells the other ranks. The first exchange of a
- * layout begins with a small step in which every rank says that it is ready. It must be driven to its end (next gives *count == 0, or a failure) or aborted
- * before the next begins; calls on one that has ended are exchange_order. *out belongs to the
- * session. */
+ * layout begins with a small step in which every rank says that it is ready. An exchange must be
+ * driven to its end (next gives *count == 0, or a failure) or aborted before the next begins; calls
+ * on one that has ended are exchange_order. *out belongs to the session. */
 LACONIC_API int32_t laconic_exchange_begin(laconic_session* session, const laconic_bucket* bucket,
                                            laconic_exchange** out);
 /* Marks a local failure, before the first next: all ranks will report `message`. A code that is not

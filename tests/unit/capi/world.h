@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,7 @@ struct WorldSetup {
   const char* spec = "topk:ratio=0.1";
   uint32_t world = 1;
   uint32_t strategy = LACONIC_STRATEGY_AUTO;
+  uint32_t sums = 1U << LACONIC_F32;  // the engine below adds no others
 };
 
 class World {
@@ -35,6 +37,7 @@ class World {
   struct Rank {
     laconic_session* session = nullptr;
     laconic_exchange* exchange = nullptr;  // not null: begun and, as far as is known, not ended
+    bool ended = false;                    // it has, and the others still run theirs
     std::vector<float> buffer = std::vector<float>(kElements);
     laconic_step steps[LACONIC_MAX_BATCH] = {};
     uint32_t count = 0;  // steps fetched and not yet executed
@@ -47,6 +50,7 @@ class World {
       EXPECT_EQ(laconic_session_create(&o, parameters(), 2, &ranks[r].session), 0)
           << laconic_last_message();
     }
+    gather_cards();
   }
   ~World() {
     for (Rank& rank : ranks) laconic_session_destroy(rank.session);
@@ -67,14 +71,15 @@ class World {
     o.spec = setup_.spec;
     o.seed = 1;
     o.small_elements = 64;
-    o.engine_sums = 1U << LACONIC_F32;
+    o.engine_sums = setup_.sums;
     return o;
   }
 
-  /// Both parameters, the biases first.
+  /// Both parameters, the biases first; or the other way round from now on: another layout, which
+  /// the sessions see for the first time.
   laconic_bucket bucket(uint32_t rank) {
-    static constexpr uint32_t kWhich[] = {1, 0};
-    static constexpr uint64_t kOffsets[] = {0, kBiases};
+    static constexpr uint32_t kWhich[] = {1, 0, 1};
+    static constexpr uint64_t kOffsets[2][2] = {{0, kBiases}, {0, kWeights}};
     laconic_bucket b{};
     b.struct_size = sizeof b;
     b.dtype = LACONIC_F32;
@@ -82,8 +87,8 @@ class World {
     b.buffer = ranks[rank].buffer.data();
     b.elements = kElements;
     b.count = 2;
-    b.parameters = kWhich;
-    b.offsets = kOffsets;
+    b.parameters = kWhich + (weights_first ? 1 : 0);
+    b.offsets = kOffsets[weights_first ? 1 : 0];
     return b;
   }
 
@@ -93,7 +98,7 @@ class World {
   }
   void begin_all() {
     for (uint32_t r = 0; r < ranks.size(); ++r) {
-      if (ranks[r].exchange != nullptr) continue;
+      if (ranks[r].exchange != nullptr || ranks[r].ended) continue;
       EXPECT_EQ(begin(r), 0) << laconic_last_message();
     }
   }
@@ -101,23 +106,38 @@ class World {
     Rank& r = ranks[rank];
     r.code = laconic_exchange_next(r.exchange, r.steps, sizeof(laconic_step), LACONIC_MAX_BATCH,
                                    &r.count);
-    if (r.code != 0 || r.count == 0) r.exchange = nullptr;
+    if (r.code != 0 || r.count == 0) {
+      r.exchange = nullptr;
+      r.ended = true;
+    }
     return r.code;
   }
+
+  /// What the ranks gather before the first exchange.
+  [[nodiscard]] std::vector<uint8_t>& cards() { return cards_; }
 
   /// Brings every rank to the end of the exchange that one of them has begun. Where they cannot go
   /// on together (one has given up before its turn), the others abort, as after a lost peer.
   void settle() {
-    if (std::none_of(ranks.begin(), ranks.end(), [](auto& r) { return r.exchange != nullptr; }))
-      return;
+    const auto runs = [](const Rank& r) { return r.exchange != nullptr || r.ended; };
+    if (std::none_of(ranks.begin(), ranks.end(), runs)) return;
     begin_all();
-    while (step_together()) run();
+    while (advance()) {
+    }
     for (Rank& rank : ranks) {
       if (rank.exchange != nullptr) laconic_exchange_abort(rank.exchange);
       rank.exchange = nullptr;
+      rank.ended = false;
       rank.count = 0;
     }
     ++step_;
+  }
+
+  /// Every rank's next batch, executed; false when one of them has ended.
+  bool advance() {
+    if (!step_together()) return false;
+    run();
+    return true;
   }
 
   /// One exchange of new gradients to its end: 0, or the first rank's failure.
@@ -133,6 +153,14 @@ class World {
   }
 
  private:
+  void gather_cards() {
+    cards_.resize(ranks.size() * LACONIC_AGREEMENT_BYTES);
+    for (uint32_t r = 0; r < ranks.size(); ++r) {
+      uint8_t* const card = cards_.data() + r * LACONIC_AGREEMENT_BYTES;
+      EXPECT_EQ(laconic_session_agreement(ranks[r].session, card), 0);
+    }
+  }
+
   /// Every rank has its next batch; false when one of them has ended.
   bool step_together() {
     for (uint32_t r = 0; r < ranks.size(); ++r) {
@@ -144,7 +172,7 @@ class World {
   /// The engine.
   void run() {
     for (uint32_t i = 0; i < ranks[0].count; ++i) {
-      for (Rank& rank : ranks) ASSERT_EQ(rank.steps[i].kind, ranks[0].steps[i].kind);
+      for (Rank& rank : ranks) { ASSERT_EQ(rank.steps[i].kind, ranks[0].steps[i].kind); ASSERT_EQ(rank.steps[i].tag, ranks[0].steps[i].tag); } EXPECT_TRUE(tags_.insert(ranks[0].steps[i].tag).second) << "a tag came twice";
       if (ranks[0].steps[i].kind == LACONIC_ALL_REDUCE) {
         add(i);
       } else {
@@ -178,9 +206,12 @@ class World {
 
   WorldSetup setup_;
   uint64_t step_ = 0;
+  std::vector<uint8_t> cards_;
+  std::set<uint32_t> tags_;  // of all steps so far
 
  public:
   std::vector<Rank> ranks;
+  bool weights_first = false;
 };
 
 }  // namespace laconic::test

@@ -1,6 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// The C boundary: every misuse is a code and a message, never a crash.
+// One codec through the C ABI: every misuse is a code and a message, never a crash.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -180,18 +180,75 @@ TEST(Capi, FramesAreVerified) {
   EXPECT_NE(laconic_frame_parse(nullptr, 0, &info), 0);
 }
 
-TEST(Capi, ASessionOfOneRank) {
-  test::World world({});
-  laconic_session* const session = world.ranks[0].session;
-  std::vector<uint8_t> card(LACONIC_AGREEMENT_BYTES);
-  ASSERT_EQ(laconic_session_agreement(session, card.data()), 0);
-  EXPECT_EQ(laconic_session_check_agreement(session, card.data()), 0);
-  EXPECT_EQ(laconic_session_state_count(session), 2U);  // residual/w, state/flush
+TEST(Capi, APlaceWithoutAParameterIsOfParameterZero) {
+  const Codec codec("int8:round=stochastic");
+  auto x = wave(100);
+  const auto t = tensor(x);
+  const auto frame_of = [&](const laconic_place* place) {
+    std::vector<uint8_t> out(4096);
+    uint64_t written = 0;
+    EXPECT_EQ(
+        laconic_encode(codec.handle, &t, place, nullptr, out.data(), out.size(), &written, nullptr),
+        0);
+    out.resize(written);
+    return out;
+  };
+  laconic_place p = place();
+  const auto zero = frame_of(&p);
+  p.parameter = 5;
+  const auto five = frame_of(&p);
+  p.struct_size = offsetof(laconic_place, parameter);
+  EXPECT_EQ(frame_of(&p), zero);
+  EXPECT_NE(five, zero);
+  p.struct_size -= 1;
+  std::vector<uint8_t> out(4096);
+  uint64_t written = 0;
+  EXPECT_EQ(
+      laconic_encode(codec.handle, &t, &p, nullptr, out.data(), out.size(), &written, nullptr),
+      static_cast<int32_t>(Errc::invalid_argument));
+}
 
-  ASSERT_EQ(world.exchange(), 0) << laconic_last_message();
-  EXPECT_NE(std::string(laconic_session_stats(session)).find("\"exchanges\": 1"),
-            std::string::npos);
-  EXPECT_GT(laconic_session_residual_norm(session), 0.0);
+TEST(Capi, FrameInfoGetsWhatFits) {
+  const Codec codec("3lc");
+  auto x = wave(100);
+  const auto frame = encode(codec, x);
+  laconic_frame_info whole{};
+  whole.struct_size = sizeof whole;
+  ASSERT_EQ(laconic_frame_parse(frame.data(), frame.size(), &whole), 0);
+  EXPECT_EQ(whole.rows, 100U);
+  EXPECT_EQ(std::string(whole.spec, whole.spec_bytes), "3lc");
+  EXPECT_EQ(whole.payload_offset + whole.payload_bytes, whole.frame_bytes);
+  laconic_frame_info few;
+  std::memset(&few, 0xFF, sizeof few);
+  few.struct_size = offsetof(laconic_frame_info, step);
+  ASSERT_EQ(laconic_frame_parse(frame.data(), frame.size(), &few), 0);
+  EXPECT_EQ(few.cols, 1U);
+  EXPECT_EQ(few.step, ~uint64_t{0}) << "not written";
+  few.struct_size -= 8;
+  EXPECT_EQ(laconic_frame_parse(frame.data(), frame.size(), &few),
+            static_cast<int32_t>(Errc::invalid_argument));
+}
+
+TEST(Capi, NumbersOutsideTheirRangeAreRefused) {
+  const auto invalid = static_cast<int32_t>(Errc::invalid_argument);
+  laconic_codec* codec = nullptr;
+  ASSERT_EQ(laconic_codec_create("3lc", 3, LACONIC_MAX_THREADS + 1, &codec), invalid);
+  ASSERT_EQ(laconic_codec_create("3lc", 3, static_cast<uint32_t>(-1), &codec), invalid);
+  EXPECT_EQ(codec, nullptr);
+  const Codec good("3lc");
+  auto x = wave(100);
+  const auto t = tensor(x);
+  std::vector<uint8_t> out(4096);
+  uint64_t written = 0;
+  const auto refused = [&](auto change) {
+    laconic_place p = place();
+    change(p);
+    return laconic_encode(good.handle, &t, &p, nullptr, out.data(), out.size(), &written,
+                          nullptr) == invalid;
+  };
+  EXPECT_TRUE(refused([](auto& p) { p.world = 0; }));
+  EXPECT_TRUE(refused([](auto& p) { p.rank = 1; }));
+  EXPECT_TRUE(refused([](auto& p) { p.reserved = 1; }));
 }
 
 }  // namespace

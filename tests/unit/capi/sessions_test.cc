@@ -1,0 +1,115 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// Sessions through the C ABI: what create takes and refuses, and what a session says.
+#include <limits>
+
+#include "laconic/error.h"
+#include "unit/capi/world.h"
+
+namespace laconic::test {
+namespace {
+
+constexpr int32_t code_of(Errc code) { return static_cast<int32_t>(code); }
+
+TEST(Sessions, OneRank) {
+  World world({});
+  laconic_session* const session = world.ranks[0].session;
+  std::vector<uint8_t> card(LACONIC_AGREEMENT_BYTES);
+  ASSERT_EQ(laconic_session_agreement(session, card.data()), 0);
+  EXPECT_EQ(laconic_session_check_agreement(session, card.data()), 0);
+  EXPECT_EQ(laconic_session_state_count(session), 2U);  // residual/w, state/flush
+
+  ASSERT_EQ(world.exchange(), 0) << laconic_last_message();
+  EXPECT_NE(std::string(laconic_session_stats(session)).find("\"exchanges\": 1"),
+            std::string::npos);
+  EXPECT_GT(laconic_session_residual_norm(session), 0.0);
+
+  
+}
+
+struct Created {
+  explicit Created(const laconic_session_options& options) {
+    code = laconic_session_create(&options, World::parameters(), 2, &session);
+  }
+  ~Created() { laconic_session_destroy(session); }
+  Created(const Created&) = delete;
+  Created& operator=(const Created&) = delete;
+  laconic_session* session = nullptr;
+  int32_t code = 0;
+};
+
+TEST(Sessions, OptionsOutsideTheirRangeAreRefused) {
+  const World world({});
+  const auto refused = [&](auto change) {
+    laconic_session_options options = world.options(0);
+    change(options);
+    const Created created(options);
+    EXPECT_EQ(created.session, nullptr);
+    return created.code == code_of(Errc::invalid_argument);
+  };
+  EXPECT_TRUE(refused([](auto& o) { o.strategy = LACONIC_STRATEGY_TWO_SHOT + 1; }));
+  EXPECT_TRUE(refused([](auto& o) { o.engine_sums = 1U << 4; }));
+  EXPECT_TRUE(refused([](auto& o) { o.engine_sums = 1U << 31; }));
+  EXPECT_TRUE(refused([](auto& o) { o.short_sends = 2; }));
+  EXPECT_TRUE(refused([](auto& o) { o.threads = LACONIC_MAX_THREADS + 1; }));
+  EXPECT_TRUE(refused([](auto& o) { o.threads = static_cast<uint32_t>(-1); }));
+  EXPECT_TRUE(refused([](auto& o) { o.reserved = 1; }));
+  EXPECT_TRUE(refused([](auto& o) { o.world = 0; }));
+  EXPECT_TRUE(refused([](auto& o) { o.rank = 1; }));
+  EXPECT_TRUE(refused([](auto& o) { o.struct_size = offsetof(laconic_session_options, spec); }));
+}
+
+TEST(Sessions, OptionsThatAreMissingAreZero) {
+  const World world({});
+  laconic_session_options options = world.options(0);
+  options.seed = ~uint64_t{0};
+  options.small_elements = ~uint64_t{0};
+  options.engine_sums = ~0U;
+  options.threads = options.short_sends = options.reserved = ~0U;
+  options.struct_size = offsetof(laconic_session_options, seed);
+  const Created created(options);
+  ASSERT_EQ(created.code, 0) << laconic_last_message();
+  const std::string text = laconic_session_explain(created.session);
+  for (const char* zero : {"\"seed\": 0,", "\"small_elements\": 0,", "\"threads\": 1,"})
+    EXPECT_NE(text.find(zero), std::string::npos) << text;
+}
+
+TEST(Sessions, ResidualsAreScaledByPositiveFiniteFactors) {
+  World world({});
+  laconic_session* const session = world.ranks[0].session;
+  ASSERT_EQ(world.exchange(), 0);
+  const double before = laconic_session_residual_norm(session);
+  const float infinity = std::numeric_limits<float>::infinity();
+  for (const float bad : {0.0F, -1.0F, infinity, std::numeric_limits<float>::quiet_NaN()})
+    EXPECT_EQ(laconic_session_scale_residuals(session, bad), code_of(Errc::invalid_argument));
+  EXPECT_EQ(laconic_session_residual_norm(session), before);
+  EXPECT_EQ(laconic_session_scale_residuals(session, 0.5F), 0);
+  EXPECT_NEAR(laconic_session_residual_norm(session), before / 2, 1e-6 * before);
+}
+
+TEST(Sessions, TheAgreementNamesWhatDiffers) {
+  World world({"topk:ratio=0.1", 2, LACONIC_STRATEGY_GATHER_ALL});
+  EXPECT_EQ(laconic_session_check_agreement(world.ranks[0].session, world.cards().data()), 0);
+  const World other({"topk:ratio=0.2", 2, LACONIC_STRATEGY_GATHER_ALL});
+  ASSERT_EQ(laconic_session_agreement(other.ranks[1].session,
+                                      world.cards().data() + LACONIC_AGREEMENT_BYTES),
+            0);
+  EXPECT_EQ(laconic_session_check_agreement(world.ranks[0].session, world.cards().data()),
+            code_of(Errc::ranks_disagree));
+  EXPECT_NE(std::string(laconic_last_message()).find("'topk:ratio=0.2'"), std::string::npos);
+}
+
+/// Not what a newer laconic.h may change: programs compiled before go on.
+TEST(Sessions, StructsStartAsInTheFirstRelease) {
+  EXPECT_EQ(sizeof(laconic_parameter), 24U);
+  EXPECT_EQ(offsetof(laconic_session_options, reserved), 52U);
+  EXPECT_EQ(offsetof(laconic_bucket, offsets), 56U);
+  EXPECT_EQ(offsetof(laconic_step, tag), 88U);
+  EXPECT_EQ(offsetof(laconic_state_header, spec), 32U);
+  EXPECT_EQ(offsetof(laconic_frame_info, frame_bytes), 88U);
+  EXPECT_EQ(offsetof(laconic_place, parameter), 32U);
+  EXPECT_EQ(offsetof(laconic_tensor, data), 24U);
+}
+
+}  // namespace
+}  // namespace laconic::test
