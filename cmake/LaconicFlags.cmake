@@ -23,6 +23,18 @@ target_compile_definitions(laconic_flags INTERFACE
   XXH_INLINE_ALL
   $<$<CONFIG:Debug>:_GLIBCXX_ASSERTIONS>)
 
+if(LACONIC_HARDEN)
+  # The library reads bytes from other ranks and from files: a fault in a parser shall end the process, not more.
+  # tests/install/audit reads this off the finished files. Sanitizers bring checks of their own for C functions, and
+  # without optimisation there are none. Some distributions define the macro in the compiler, hence -U first.
+  target_compile_options(laconic_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-fstack-protector-strong>)
+  if(NOT LACONIC_SANITIZE)
+    target_compile_options(laconic_flags INTERFACE
+      $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<NOT:$<CONFIG:Debug>>>:-U_FORTIFY_SOURCE$<SEMICOLON>-D_FORTIFY_SOURCE=2>)
+  endif()
+  target_link_options(laconic_flags INTERFACE LINKER:-z,relro LINKER:-z,now LINKER:-z,noexecstack)
+endif()
+
 if(LACONIC_SANITIZE)
   target_compile_options(laconic_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:
     -fsanitize=${LACONIC_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer>)
