@@ -104,7 +104,7 @@ class NativeSum final : public Strategy {
   bool wishes_ = false;    // there is a residual to flush: the wish has lanes
   LaneSlice wish_;         // in round 0
   bool in_place_ = false;  // uncompressed parameters only, back to back: the bucket is the lanes
-  bool guarded_ = false;   // non-finite sums must not reach residual or state
+  bool guarded_ = false;   // a sum that is not finite must not reach mean, residual or state
   bool keep_sent_ = false;
 };
 
@@ -116,7 +116,11 @@ NativeSum::NativeSum(RankState& state, const Layout& layout, Counters& counters,
   }
   plan_lanes();
   plan_wish();
-  guarded_ = state.model().spec().feedback() || rounds_ > 1;
+  // Casts (16-bit lanes) without feedback carry NaN and infinity as they are. Of anything else the
+  // lanes of a gradient that is not finite mean nothing.
+  guarded_ = state.model().spec().feedback() ||
+             std::any_of(slices_.begin(), slices_.end(),
+                         [](const auto& s) { return kLaneTypes[s[0].group] == DType::f32; });
   keep_sent_ =
       state.model().spec().feedback() && state.codec().contract().feedback == Feedback::own;
 }
