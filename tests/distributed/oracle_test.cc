@@ -1,0 +1,295 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// After every step each rank holds what the oracle computes, bit for bit: every element of the
+// bucket, every residual, every codec state, every counter.
+#include "support/oracle.h"
+
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cstring>
+#include <limits>
+
+#include "laconic/registry.h"
+#include "support/ranks.h"
+
+namespace laconic::test {
+namespace {
+
+enum Index : uint32_t { kFc1, kFc1Bias, kTiny, kFc2, kFc2Bias, kOdd, kNorm, kHead };
+const std::vector<Parameter>& model() {
+  static const std::vector<Parameter> list{
+      {"fc1.weight", 61, 37}, {"fc1.bias", 61, 1}, {"tiny", 1, 1},  {"fc2.weight", 67, 65},
+      {"fc2.bias", 7, 1},     {"odd", 1031, 1},    {"norm", 16, 1}, {"head.weight", 17, 33}};
+  return list;
+}
+
+struct Case {
+  std::string spec;
+  StrategyKind strategy;
+  uint32_t world;
+  DType dtype = DType::f32;
+  uint32_t sums = 0b111;
+  bool short_sends = false;
+};
+
+void PrintTo(const Case& c, std::ostream* out) {
+  *out << c.spec << " by " << strategy_name(c.strategy) << " on " << c.world;
+}
+std::string case_name(const testing::TestParamInfo<Case>& info) {
+  const Case& c = info.param;
+  std::string name = c.spec + "_" + std::string(strategy_name(c.strategy)) + "_" +
+                     std::to_string(c.world) + "_" + std::string(dtype_name(c.dtype)) +
+                     (c.sums == 0b111 ? "" : "_f32sums") + (c.short_sends ? "_short" : "");
+  for (char& x : name) {
+    if (std::isalnum(static_cast<unsigned char>(x)) == 0) x = '_';
+  }
+  return name;
+}
+
+/// Sanitizers look for other things: they get the numbers of ranks and types that they can afford.
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+constexpr std::array kWorlds{3U};
+constexpr std::array kTypes{DType::f32, DType::f16};
+#else
+constexpr std::array kWorlds{1U, 2U, 3U, 8U};
+constexpr std::array kTypes{DType::f32, DType::f16, DType::bf16};
+#endif
+
+bool allowed(const Case& c) {
+  Options o;
+  o.world = c.world;
+  o.strategy = c.strategy;
+  o.small_elements = 16;
+  o.caps.sums = c.sums;
+  const auto spec = Spec::parse(c.spec);
+  return spec && collective::choose_strategy(*spec, model(), o);
+}
+
+std::vector<Case> all_cases() {
+  std::vector<std::string> specs{"topk:ratio=0.1",
+                                 "topk:ratio=0.1+noef",
+                                 "3lc:s=1.75",
+                                 "3lc:scale=chunk+noef",
+                                 "3lc:zre=off",
+                                 "int8+ef",
+                                 "int8:block=64,round=stochastic",
+                                 "int8:round=stochastic+ef",
+                                 "fp16+ef",
+                                 "fp16:saturate=off+ef",
+                                 "bf16+ef",
+                                 "randomk:ratio=0.1",
+                                 "randomk:ratio=0.1,rescale=on",
+                                 "powersgd:rank=2",
+                                 "powersgd:rank=2,warm=off+noef",
+                                 "sidco:ratio=0.05",
+                                 "sidco:ratio=0.05,stages=2+noef"};
+  for (const CodecTable* codec : all_codecs()) specs.emplace_back(codec->info.name);
+  std::vector<Case> cases;
+  for (const std::string& spec : specs) {
+    EXPECT_TRUE(Spec::parse(spec)) << spec;
+    for (const StrategyKind strategy :
+         {StrategyKind::native_sum, StrategyKind::gather_all, StrategyKind::two_shot}) {
+      for (const uint32_t world : kWorlds) {
+        for (const DType dtype : kTypes) {
+          Case c{spec, strategy, world, dtype};
+          if (!allowed(c)) continue;
+          // Half of the 16-bit buckets meet an engine that adds float32 only.
+          if (dtype != DType::f32 && (world % 2 == 0) == (dtype == DType::bf16)) c.sums = 0b001;
+          if (!allowed(c)) c.sums = 0b111;
+          cases.push_back(c);
+        }
+        Case c{spec, strategy, world, DType::f32, 0b111, true};
+        if (allowed(c) && (spec == "3lc" || spec == "sidco" || spec == "int8+ef"))
+          cases.push_back(c);
+      }
+    }
+  }
+  return cases;
+}
+
+/// A bucket's bytes on every rank.
+using Buffers = std::vector<std::vector<uint8_t>>;
+
+Buffers narrowed(DType dtype, const std::vector<Floats>& values) {
+  Buffers buffers;
+  for (const Floats& v : values) {
+    std::vector<uint8_t> bytes(v.size() * dtype_size(dtype));
+    for (size_t i = 0; i < v.size(); ++i) {
+      if (dtype == DType::f32) store(bytes.data() + 4 * i, v[i]);
+      if (dtype == DType::f16) store(bytes.data() + 2 * i, float_to_f16(v[i]));
+      if (dtype == DType::bf16) store(bytes.data() + 2 * i, float_to_bf16(v[i]));
+    }
+    buffers.push_back(std::move(bytes));
+  }
+  return buffers;
+}
+Floats widened(DType dtype, const std::vector<uint8_t>& bytes) {
+  Floats values(bytes.size() / dtype_size(dtype));
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (dtype == DType::f32) values[i] = load<float>(bytes.data() + 4 * i);
+    if (dtype == DType::f16) values[i] = f16_to_float(load<uint16_t>(bytes.data() + 2 * i));
+    if (dtype == DType::bf16) values[i] = bf16_to_float(load<uint16_t>(bytes.data() + 2 * i));
+  }
+  return values;
+}
+
+/// One NaN is as good as another.
+void expect_same(std::span<const float> expected, std::span<const float> found,
+                 const std::string& what) {
+  ASSERT_EQ(expected.size(), found.size()) << what;
+  for (size_t i = 0; i < expected.size(); ++i) {
+    const bool same = std::bit_cast<uint32_t>(expected[i]) == std::bit_cast<uint32_t>(found[i]) ||
+                      (std::isnan(expected[i]) && std::isnan(found[i]));
+    ASSERT_TRUE(same) << what << "[" << i << "] is " << found[i] << ", the oracle says "
+                      << expected[i];
+  }
+}
+
+class OracleTest : public testing::TestWithParam<Case> {
+ protected:
+  OracleTest()
+      : ranks_({GetParam().spec, GetParam().world, model(), GetParam().strategy, 16, 1,
+                GetParam().sums, GetParam().short_sends}),
+        oracle_(ranks_.setup()) {}
+
+  /// The whole model of one step, as two buckets.
+  void step(uint64_t number, const std::vector<Floats>& values) {
+    const Layout whole = back_to_back(model(), {0, 1, 2, 3, 4, 5, 6, 7});
+    for (const Layout& bucket :
+         {back_to_back(model(), {7, 6, 5, 4}), back_to_back(model(), {3, 2, 1, 0})}) {
+      std::vector<Floats> part;
+      for (const Floats& v : values) {
+        part.emplace_back();
+        for (const uint32_t p : bucket.parameters) {
+          const auto from = v.begin() + static_cast<ptrdiff_t>(whole.offsets[p]);
+          part.back().insert(part.back().end(), from,
+                             from + static_cast<ptrdiff_t>(model()[p].count()));
+        }
+      }
+      exchange(bucket, part, number);
+      if (HasFatalFailure()) return;
+    }
+  }
+
+  void exchange(const Layout& layout, const std::vector<Floats>& values, uint64_t number) {
+    const DType dtype = GetParam().dtype;
+    Buffers buffers = narrowed(dtype, values);
+    std::vector<Floats> expected;
+    for (const auto& bytes : buffers) expected.push_back(widened(dtype, bytes));
+    std::vector<Result<void>> results(ranks_.world());
+    ranks_.on_all([&](uint32_t r) {
+      Bucket bucket;
+      bucket.buffer = buffers[r].data();
+      bucket.dtype = dtype;
+      bucket.step = number;
+      results[r] = session::drive(ranks_.session(r), bucket, layout, ranks_.hub().engine(r));
+    });
+    oracle_.exchange(layout, dtype, expected, number);
+    for (uint32_t r = 0; r < ranks_.world(); ++r) {
+      SCOPED_TRACE("step " + std::to_string(number) + ", rank " + std::to_string(r));
+      ASSERT_TRUE(results[r]) << results[r].error().message;
+      expect_same(expected[r], widened(dtype, buffers[r]), "mean");
+      expect_memory(r);
+      expect_counters(r);
+      if (HasFatalFailure()) return;
+    }
+  }
+
+  void expect_memory(uint32_t rank) {
+    const auto& entries = ranks_.session(rank).store().entries();
+    ASSERT_EQ(entries.size(), oracle_.memory(rank).size());
+    for (const auto& entry : entries) {
+      const auto found = oracle_.memory(rank).find(entry.name);
+      ASSERT_NE(found, oracle_.memory(rank).end()) << entry.name;
+      expect_same(found->second, entry.values, entry.name);
+    }
+  }
+
+  void expect_counters(uint32_t rank) {
+    const session::Stats stats = ranks_.session(rank).stats();
+    const Oracle::Counters& expected = oracle_.counters(rank);
+    ASSERT_EQ(stats.elements, expected.elements);
+    ASSERT_EQ(stats.dense_bytes, expected.dense_bytes);
+    ASSERT_EQ(stats.fallbacks, expected.fallbacks);
+    ASSERT_EQ(stats.flushes, expected.flushes);
+    ASSERT_EQ(stats.counters.residual_resets, expected.residual_resets);
+    ASSERT_EQ(stats.counters.zero_units, expected.zero_units);
+    ASSERT_EQ(stats.counters.non_finite_units, expected.non_finite_units);
+    ASSERT_EQ(stats.counters.wire_bytes, ranks_.hub().sent_bytes(rank))
+        << "counted is what is sent";
+    ASSERT_EQ(stats.counters.rounds, ranks_.hub().rounds(rank));
+    if (!oracle_.counts_bytes()) return;
+    ASSERT_EQ(stats.counters.wire_bytes, expected.wire_bytes);
+    ASSERT_EQ(stats.counters.rounds, expected.rounds);
+  }
+
+  void flush(uint32_t rank, uint32_t steps) {
+    ASSERT_TRUE(ranks_.session(rank).flush(steps));
+    oracle_.flush(rank, steps);
+  }
+
+  /// Seeded gradients of the whole model, by rank.
+  std::vector<Floats> fresh(uint64_t seed) const {
+    return gradients(GetParam().world, whole_.elements, seed);
+  }
+  float* parameter(Floats& values, uint32_t index) const {
+    return values.data() + whole_.offsets[index];
+  }
+  void clear(Floats& values, uint32_t index) const {
+    std::fill_n(parameter(values, index), model()[index].count(), 0.0F);
+  }
+
+  Layout whole_ = back_to_back(model(), {0, 1, 2, 3, 4, 5, 6, 7});
+  Ranks ranks_;
+  Oracle oracle_;
+};
+
+TEST_P(OracleTest, EveryRankHoldsWhatTheOracleComputes) {
+  const uint32_t world = GetParam().world;
+  auto values = fresh(1);  // step 0: pairs of ranks cancel out, so that a mean is zero
+  for (uint32_t r = 0; r < world && world > 1; ++r) {
+    const uint64_t count = model()[kFc1].count();
+    if (r % 2 == 1) {
+      const float* x = parameter(values[r - 1], kFc1);
+      std::transform(x, x + count, parameter(values[r], kFc1), std::negate<>());
+    } else if (r + 1 == world) {
+      clear(values[r], kFc1);
+    }
+  }
+  ASSERT_NO_FATAL_FAILURE(step(0, values));
+
+  values = fresh(2);  // step 1: a unit and a part of one are zero on one rank
+  clear(values[world / 2], kOdd);
+  std::fill_n(parameter(values[0], kFc2), 600, 0.0F);
+  ASSERT_NO_FATAL_FAILURE(step(1, values));
+
+  values = fresh(3);  // step 2: one is zero everywhere; what is not compressed carries infinity
+  for (Floats& v : values) clear(v, kHead);
+  parameter(values[0], kNorm)[5] = std::numeric_limits<float>::infinity();
+  ASSERT_NO_FATAL_FAILURE(step(2, values));
+
+  values = fresh(4);  // step 3: one is not finite on one rank
+  parameter(values[world - 1], kFc2)[1000] = std::numeric_limits<float>::infinity();
+  clear(values[0], kFc1Bias);
+  ASSERT_NO_FATAL_FAILURE(step(3, values));
+
+  values = fresh(5);  // step 4: a magnitude that fp16 does not have
+  parameter(values[0], kFc1)[7] = 3e5F;
+  ASSERT_NO_FATAL_FAILURE(step(4, values));
+
+  // One rank asks for a flush; step 5 is the last compressed one, 6 and 7 take a half and the rest.
+  flush(world / 2, 2);
+  ASSERT_NO_FATAL_FAILURE(step(5, fresh(6)));
+  flush(0, 5);        // too late
+  values = fresh(7);  // a parameter without a gradient keeps its residual
+  clear(values[0], kOdd);
+  ASSERT_NO_FATAL_FAILURE(step(6, values));
+  ASSERT_NO_FATAL_FAILURE(step(7, fresh(8)));
+  ASSERT_NO_FATAL_FAILURE(step(8, fresh(9)));
+}
+
+INSTANTIATE_TEST_SUITE_P(All, OracleTest, testing::ValuesIn(all_cases()), case_name);
+
+}  // namespace
+}  // namespace laconic::test

@@ -1,0 +1,641 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// What every rank must hold after an exchange, by plain loops over the codec's table alone: no
+// pipeline, no strategy, no bundle. Written from ARCHITECTURE.md and docs/format/FRAME.md. One
+// object plays all ranks of a group, on the scalar reference kernels.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "base/arena.h"
+#include "base/hash.h"
+#include "support/ranks.h"
+
+namespace laconic::test {
+
+using Floats = std::vector<float>;
+
+inline float round_to(DType type, float x) {
+  if (type == DType::f16) return f16_to_float(float_to_f16(x));
+  if (type == DType::bf16) return bf16_to_float(float_to_bf16(x));
+  return x;
+}
+inline bool all_zero(const float* x, uint64_t n) {
+  return std::all_of(x, x + n, [](float v) { return v == 0; });
+}
+inline bool all_finite(const float* x, uint64_t n) {
+  return std::all_of(x, x + n, [](float v) { return std::isfinite(v); });
+}
+
+class Oracle {
+ public:
+  struct Counters {
+    uint64_t elements = 0, dense_bytes = 0, wire_bytes = 0, rounds = 0;
+    uint64_t zero_units = 0, non_finite_units = 0, fallbacks = 0, flushes = 0;
+    uint64_t residual_resets = 0;
+  };
+
+  explicit Oracle(const Setup& setup, uint64_t seed = 42)
+      : setup_(setup),
+        spec_(*Spec::parse(setup.spec)),
+        codec_(spec_.codec()),
+        contract_(spec_.contract()),
+        seed_(seed),
+        world_(setup.world),
+        part_(1.0F / static_cast<float>(setup.world)),
+        carries_(!spec_.feedback() && (codec_.info.name == "fp16" || codec_.info.name == "bf16")),
+        memory_(world_),
+        counters_(world_),
+        pieces_(setup.parameters.size()) {
+    assign_pieces();
+    for (uint32_t rank = 0; rank < world_; ++rank) remember(rank);
+  }
+
+  /// "residual/P", "owner_residual/P@offset", "state/P@offset#hop".
+  [[nodiscard]] const std::map<std::string, Floats>& memory(uint32_t rank) const {
+    return memory_[rank];
+  }
+  [[nodiscard]] const Counters& counters(uint32_t rank) const { return counters_[rank]; }
+  /// Are wire_bytes and rounds known beforehand? Not where capacities are predicted.
+  [[nodiscard]] bool counts_bytes() const {
+    return setup_.strategy == StrategyKind::native_sum || contract_.exact_size ||
+           setup_.short_sends;
+  }
+
+  /// One rank asks for a flush in that many steps; nothing while one is draining.
+  void flush(uint32_t rank, uint32_t steps) {
+    if (spec_.feedback() && memory_[rank].at(kFlush)[1] == 0)
+      memory_[rank].at(kFlush)[0] = static_cast<float>(steps);
+  }
+
+  /// One exchange. `values[rank]`: a bucket of `dtype`, widened; becomes what the rank holds.
+  void exchange(const Layout& layout, DType dtype, std::vector<Floats>& values, uint64_t step) {
+    layout_ = &layout;
+    dtype_ = dtype;
+    units_ = units_of(layout);
+    enter(step);
+    for (Counters& c : counters_) {
+      c.elements += layout.elements;
+      c.dense_bytes += 2 * (world_ - 1) * layout.elements * 4 / world_;
+      c.flushes += parts_ != 0 ? 1 : 0;
+    }
+    enroll();
+    if (parts_ != 0 && !units_.empty()) return drain(values);
+    const std::vector<Floats> gradients = values;
+    if (compressed(values)) {
+      for (Floats& v : values) narrow(v);
+    } else {
+      for (Counters& c : counters_) ++c.fallbacks;
+      values = gradients;
+      uncompressed(values);
+    }
+    hear_flush();
+  }
+
+ private:
+  struct Piece {
+    Unit unit;
+    uint32_t owner = 0;
+    Plan plan;
+    std::string parameter;
+    [[nodiscard]] std::string at() const { return parameter + "@" + std::to_string(unit.offset); }
+  };
+  struct InBucket {  // a unit and its first element in the bucket
+    const Piece* piece;
+    uint64_t offset;
+  };
+  struct Coded {
+    bool sent = false, non_finite = false;
+    std::vector<uint8_t> bytes;
+  };
+  using ByRank = std::vector<std::vector<Coded>>;  // [rank][unit of the bucket]
+
+  // ---- what exists ----
+
+  void assign_pieces() {
+    std::vector<uint64_t> load(world_);
+    for (size_t i = 0; i < setup_.parameters.size(); ++i) {
+      const Parameter& p = setup_.parameters[i];
+      const Unit whole{p.count(), p.rows, p.cols, name_hash(p.name), 0};
+      if (p.count() <= setup_.small_elements || codec_.info.name == "none") continue;
+      if (setup_.strategy != StrategyKind::two_shot) {
+        add_piece(i, whole, 0);
+      } else if (p.count() < uint64_t{world_} * contract_.granule) {
+        const auto least = std::min_element(load.begin(), load.end()) - load.begin();
+        load[static_cast<size_t>(least)] += p.count();
+        add_piece(i, whole, static_cast<uint32_t>(least));
+      } else {
+        const uint64_t granules = p.count() / contract_.granule;
+        for (uint64_t r = 0, begin = 0; r < world_; ++r) {
+          const uint64_t end =
+              r + 1 == world_ ? p.count() : granules * (r + 1) / world_ * contract_.granule;
+          add_piece(i, {end - begin, end - begin, 1, whole.parameter, begin},
+                    static_cast<uint32_t>(r));
+          begin = end;
+        }
+      }
+    }
+  }
+  void add_piece(size_t i, const Unit& unit, uint32_t owner) {
+    pieces_[i].push_back(
+        {unit, owner, codec_.plan(spec_.params(), unit, world_), setup_.parameters[i].name});
+  }
+  static uint64_t name_hash(const std::string& name) {
+    return hash64(Bytes(reinterpret_cast<const uint8_t*>(name.data()), name.size()));
+  }
+
+  void remember(uint32_t rank) {
+    if (spec_.feedback()) memory_[rank][kFlush] = {0, 0};
+    for (size_t i = 0; i < pieces_.size(); ++i) {
+      const Parameter& p = setup_.parameters[i];
+      if (!pieces_[i].empty() && spec_.feedback())
+        memory_[rank]["residual/" + p.name].resize(p.count());
+      for (const Piece& piece : pieces_[i]) {
+        start_state(rank, piece, 0);
+        if (setup_.strategy != StrategyKind::two_shot || piece.owner != rank) continue;
+        start_state(rank, piece, 1);
+        if (spec_.feedback())
+          memory_[rank]["owner_residual/" + piece.at()].resize(piece.unit.count);
+      }
+    }
+  }
+  void start_state(uint32_t rank, const Piece& piece, uint32_t hop) {
+    if (piece.plan.state_floats == 0) return;
+    Floats& values = memory_[rank]["state/" + piece.at() + "#" + std::to_string(hop)];
+    values.resize(piece.plan.state_floats);
+    const Place start{seed_, 0, rank, world_, hop, 1.0F};
+    codec_.init(spec_.params(), piece.unit, start, values);
+  }
+  float* residual(uint32_t rank, const Piece& piece, uint32_t hop) {
+    if (!spec_.feedback()) return nullptr;
+    return hop == 1 ? memory_[rank].at("owner_residual/" + piece.at()).data()
+                    : memory_[rank].at("residual/" + piece.parameter).data() + piece.unit.offset;
+  }
+  std::span<float> state(uint32_t rank, const Piece& piece, uint32_t hop) {
+    const auto found = memory_[rank].find("state/" + piece.at() + "#" + std::to_string(hop));
+    return found == memory_[rank].end() ? std::span<float>() : std::span<float>(found->second);
+  }
+  [[nodiscard]] std::vector<InBucket> units_of(const Layout& layout) const {
+    std::vector<InBucket> list;
+    for (size_t i = 0; i < layout.parameters.size(); ++i) {
+      for (const Piece& piece : pieces_[layout.parameters[i]])
+        list.push_back({&piece, layout.offsets[i] + piece.unit.offset});
+    }
+    return list;
+  }
+  /// body(offset, count) for every uncompressed parameter of the bucket.
+  template <class Body>
+  void for_raw(const Body& body) const {
+    for (size_t i = 0; i < layout_->parameters.size(); ++i) {
+      const uint32_t p = layout_->parameters[i];
+      if (pieces_[p].empty()) body(layout_->offsets[i], setup_.parameters[p].count());
+    }
+  }
+  [[nodiscard]] uint64_t raw_lanes() const {
+    uint64_t lanes = 0;
+    for_raw([&](uint64_t, uint64_t count) { lanes += count; });
+    return lanes;
+  }
+
+  // ---- one unit ----
+
+  /// 16-bit lanes that an engine adds are divided before the sum, so that it cannot overflow.
+  [[nodiscard]] Place place(uint32_t rank, uint32_t hop, const RoundPlan& round) const {
+    const bool divided = setup_.strategy == StrategyKind::native_sum && round.lane != DType::f32;
+    return {seed_, step_, rank, world_, hop, divided ? part_ : 1.0F};
+  }
+  Work work(uint32_t rank, const Piece& piece, uint32_t hop) {
+    Arena& kept = kept_[std::to_string(rank) + piece.at() + std::to_string(hop)];
+    EXPECT_TRUE(kept.reserve(piece.plan.kept_bytes + 64));
+    EXPECT_TRUE(scratch_.reserve(piece.plan.scratch_bytes + 64));
+    return {kept.bytes(), scratch_.bytes(), Isa::scalar, nullptr};
+  }
+  void decode(uint32_t rank, const Piece& piece, uint32_t hop, std::span<const Term> terms,
+              Target target) {
+    Work lent = work(rank, piece, hop);
+    codec_.decode(spec_.params(), piece.unit, place(rank, hop, piece.plan.round[0]), terms, lent,
+                  target);
+  }
+  [[nodiscard]] std::vector<uint8_t> encode_round(uint32_t rank, const Piece& piece, uint32_t hop,
+                                                  uint32_t round, Source source) {
+    std::vector<uint8_t> bytes(piece.plan.round[round].bytes);
+    Work lent = work(rank, piece, hop);
+    const Encoded encoded =
+        codec_.encode(spec_.params(), state(rank, piece, hop), piece.unit,
+                      place(rank, hop, piece.plan.round[round]), round, source, lent, bytes);
+    EXPECT_TRUE(encoded.finite) << setup_.spec;
+    bytes.resize(encoded.bytes);
+    return bytes;
+  }
+  /// Round 0 with feedback: afterwards residual = residual + gradient - what was sent.
+  Coded encode(uint32_t rank, const Piece& piece, uint32_t hop, const float* gradient) {
+    const uint64_t n = piece.unit.count;
+    float* e = residual(rank, piece, hop);
+    if (all_zero(gradient, n)) return {};
+    if (!carries_ && !within_reach(piece, gradient)) return {false, true, {}};
+    if (e != nullptr && !within_reach(piece, e)) {
+      std::fill_n(e, n, 0.0F);
+      ++counters_[rank].residual_resets;
+    }
+    Floats sum(gradient, gradient + n);
+    for (uint64_t k = 0; e != nullptr && k < n; ++k) sum[k] += e[k];
+    if (!carries_ && !within_reach(piece, sum.data())) return {false, true, {}};
+    if (e != nullptr && contract_.fused)
+      return {true, false, encode_round(rank, piece, hop, 0, {gradient, e})};
+    if (e != nullptr) std::copy(sum.begin(), sum.end(), e);
+    Coded coded{true, false, encode_round(rank, piece, hop, 0, {sum.data(), nullptr})};
+    if (e != nullptr && contract_.feedback == Feedback::own) add_sent(rank, piece, hop, coded, -1);
+    return coded;
+  }
+  /// Finite, and no more than the codec takes.
+  static bool within_reach(const Piece& piece, const float* x) {
+    return std::all_of(x, x + piece.unit.count,
+                       [&](float v) { return std::abs(v) <= piece.plan.largest_input; });
+  }
+  /// residual += sign · what was sent
+  void add_sent(uint32_t rank, const Piece& piece, uint32_t hop, const Coded& coded, float sign) {
+    const bool divided = place(rank, hop, piece.plan.round[0]).prescale != 1.0F;
+    const Term own{coded.bytes, divided ? sign * static_cast<float>(world_) : sign};
+    decode(rank, piece, hop, {&own, 1}, {residual(rank, piece, hop), true});
+  }
+  /// The values travel another way: the residual returns to what it was, within one rounding.
+  void take_back(uint32_t rank, const Piece& piece, uint32_t hop, const Coded& coded,
+                 const float* values) {
+    float* e = residual(rank, piece, hop);
+    if (!coded.sent || e == nullptr) return;
+    if (contract_.feedback == Feedback::own) add_sent(rank, piece, hop, coded, 1);
+    for (uint64_t k = 0; k < piece.unit.count; ++k) e[k] -= values[k];
+  }
+  void commit(uint32_t rank, const Piece& piece, uint32_t hop, const Coded& coded, Bytes merged,
+              const float* mean) {
+    Work lent = work(rank, piece, hop);
+    const RoundPlan& last = piece.plan.round[piece.plan.rounds - 1];
+    codec_.commit(spec_.params(), state(rank, piece, hop), piece.unit, place(rank, hop, last),
+                  coded.bytes, merged, hop == 1 ? 1 : world_, lent);
+    float* e = residual(rank, piece, hop);
+    if (contract_.feedback != Feedback::aggregate || e == nullptr) return;
+    for (uint64_t k = 0; k < piece.unit.count; ++k) e[k] -= mean[k];
+  }
+
+  // ---- the three strategies; false: some gradient is not finite, everything was taken back ----
+
+  bool compressed(std::vector<Floats>& values) {
+    switch (setup_.strategy) {
+      case StrategyKind::gather_all:
+        return gather_all(values);
+      case StrategyKind::two_shot:
+        return two_shot(values);
+      default:
+        return native_sum(values);
+    }
+  }
+
+  ByRank encode_all(const std::vector<Floats>& values) {
+    ByRank all(world_);
+    for (uint32_t r = 0; r < world_; ++r) {
+      for (const InBucket& u : units_) {
+        all[r].push_back(encode(r, *u.piece, 0, values[r].data() + u.offset));
+        if (all[r].back().non_finite) {
+          ++counters_[r].non_finite_units;
+        } else if (!all[r].back().sent) {
+          ++counters_[r].zero_units;
+        }
+      }
+    }
+    return all;
+  }
+  bool take_all_back(const ByRank& coded, const std::vector<Floats>& values) {
+    for (uint32_t r = 0; r < world_; ++r) {
+      for (size_t i = 0; i < coded[r].size(); ++i) {
+        take_back(r, *units_[i].piece, 0, coded[r][i], values[r].data() + units_[i].offset);
+      }
+    }
+    return false;
+  }
+  /// Weighted terms of all ranks that sent something, in rank order; the others count in 1/world.
+  [[nodiscard]] Floats mean_of(const ByRank& coded, size_t unit, const Piece& piece,
+                               uint32_t reader) {
+    std::vector<Term> terms;
+    for (uint32_t r = 0; r < world_; ++r) {
+      if (coded[r][unit].sent) terms.push_back({coded[r][unit].bytes, part_});
+    }
+    Floats mean(piece.unit.count);
+    if (!terms.empty()) decode(reader, piece, 0, terms, {mean.data(), false});
+    return mean;
+  }
+  void set_raw_means(std::vector<Floats>& values) const {
+    for_raw([&](uint64_t offset, uint64_t count) {
+      for (uint64_t k = offset; k < offset + count; ++k) {
+        float sum = values[0][k];
+        for (uint32_t r = 1; r < world_; ++r) sum += values[r][k];
+        for (Floats& v : values) v[k] = sum * part_;
+      }
+    });
+  }
+  void set(std::vector<Floats>& values, uint64_t offset, const Floats& mean) const {
+    for (Floats& v : values)
+      std::copy(mean.begin(), mean.end(), v.begin() + static_cast<ptrdiff_t>(offset));
+  }
+
+  bool gather_all(std::vector<Floats>& values) {
+    const ByRank coded = encode_all(values);
+    for (uint32_t r = 0; r < world_; ++r) {
+      std::vector<size_t> everything(units_.size());
+      for (size_t i = 0; i < units_.size(); ++i) everything[i] = i;
+      sends(r, world_ - 1, bundle_bytes(everything, coded[r], 0, raw_lanes()));
+      ++counters_[r].rounds;
+    }
+    if (any_non_finite(coded)) return take_all_back(coded, values);
+    for (size_t i = 0; i < units_.size(); ++i) {
+      const Floats mean = mean_of(coded, i, *units_[i].piece, 0);
+      set(values, units_[i].offset, mean);
+      for (uint32_t r = 0; r < world_; ++r)
+        commit(r, *units_[i].piece, 0, coded[r][i], {}, mean.data());
+    }
+    set_raw_means(values);
+    return true;
+  }
+
+  bool two_shot(std::vector<Floats>& values) {
+    const ByRank coded = encode_all(values);
+    std::vector<Floats> means(units_.size());
+    std::vector<Coded> recoded(units_.size());
+    bool bad = false;
+    for (uint32_t o = 0; o < world_; ++o) {
+      std::vector<size_t> owned;
+      for (size_t i = 0; i < units_.size(); ++i) {
+        if (units_[i].piece->owner == o) owned.push_back(i);
+      }
+      bool refused = false;  // an owner that got something not finite re-encodes nothing
+      for (const size_t i : owned) {
+        for (uint32_t r = 0; r < world_; ++r) refused = refused || coded[r][i].non_finite;
+      }
+      for (const size_t i : owned) {
+        means[i] = mean_of(coded, i, *units_[i].piece, o);
+        if (!refused) recoded[i] = encode(o, *units_[i].piece, 1, means[i].data());
+        bad = bad || refused || recoded[i].non_finite;
+      }
+      const uint64_t lanes = raw_lanes() * (o + 1) / world_ - raw_lanes() * o / world_;
+      for (uint32_t r = 0; r < world_; ++r) {
+        if (r != o) sends(r, 1, bundle_bytes(owned, coded[r], 0, lanes));
+      }
+      sends(o, world_ - 1, bundle_bytes(owned, recoded, seen_lengths(), lanes));
+      counters_[o].rounds += 2;
+    }
+    for (size_t i = 0; i < units_.size(); ++i) {
+      const InBucket& u = units_[i];
+      const uint32_t o = u.piece->owner;
+      if (bad) {
+        take_back(o, *u.piece, 1, recoded[i], means[i].data());
+        continue;
+      }
+      Floats out(u.piece->unit.count);
+      const Term mean{recoded[i].bytes, 1.0F};
+      if (recoded[i].sent) decode(o, *u.piece, 1, {&mean, 1}, {out.data(), false});
+      set(values, u.offset, out);
+      for (uint32_t r = 0; r < world_; ++r) commit(r, *u.piece, 0, coded[r][i], {}, out.data());
+      commit(o, *u.piece, 1, recoded[i], {}, out.data());
+    }
+    if (bad) return take_all_back(coded, values);
+    set_raw_means(values);
+    return true;
+  }
+
+  bool native_sum(std::vector<Floats>& values) {
+    ByRank coded = encode_all(values);
+    uint32_t rounds = 1;
+    for (const InBucket& u : units_) rounds = std::max(rounds, u.piece->plan.rounds);
+    std::vector<std::vector<uint8_t>> sums(units_.size());
+    const ByRank first = coded;
+    bool bad = any_non_finite(coded);
+    for (uint32_t round = 0; round < rounds && !bad; ++round) {
+      for (size_t i = 0; i < units_.size(); ++i) {
+        const Piece& piece = *units_[i].piece;
+        if (round >= piece.plan.rounds) continue;
+        for (uint32_t r = 0; r < world_ && round > 0; ++r) {
+          std::vector<uint8_t> merged = sums[i];
+          Work lent = work(r, piece, 0);
+          codec_.accept(spec_.params(), piece.unit, place(r, 0, piece.plan.round[round - 1]),
+                        round - 1, merged, world_, lent);
+          if (!coded[r][i].sent) continue;
+          const float* e = residual(r, piece, 0);
+          coded[r][i].bytes = encode_round(r, piece, 0, round,
+                                           {e ? e : values[r].data() + units_[i].offset, nullptr});
+        }
+        bad = !sum_lanes(piece.plan.round[round], coded, i, sums[i]) || bad;
+      }
+      count_sums(round);
+    }
+    if (bad) {
+      if (any_non_finite(coded)) count_sums(0);
+      tell_all();
+      return take_all_back(first, values);
+    }
+    for (size_t i = 0; i < units_.size(); ++i) {
+      const Piece& piece = *units_[i].piece;
+      const bool divided = place(0, 0, piece.plan.round[piece.plan.rounds - 1]).prescale != 1.0F;
+      const Term sum{sums[i], divided ? 1.0F : part_};
+      Floats mean(piece.unit.count);
+      decode(0, piece, 0, {&sum, 1}, {mean.data(), false});
+      set(values, units_[i].offset, mean);
+      for (uint32_t r = 0; r < world_; ++r) commit(r, piece, 0, coded[r][i], sums[i], mean.data());
+    }
+    for_raw([&](uint64_t offset, uint64_t count) {
+      for (uint64_t k = offset; k < offset + count; ++k) {
+        float sum = values[0][k] * part_;
+        for (uint32_t r = 1; r < world_; ++r) sum += values[r][k] * part_;
+        for (Floats& v : values) v[k] = sum;
+      }
+    });
+    return true;
+  }
+  /// Rank order, rounded to the lane's type after every addition. False: the sum is not finite and
+  /// must not reach residual or state.
+  bool sum_lanes(const RoundPlan& plan, const ByRank& coded, size_t unit,
+                 std::vector<uint8_t>& sum) const {
+    const uint64_t size = dtype_size(plan.lane);
+    sum.assign(plan.bytes, 0);
+    bool finite = true;
+    for (uint64_t at = 0; at < plan.bytes; at += size) {
+      float total = 0;
+      for (uint32_t r = 0; r < world_; ++r) {
+        const float x = coded[r][unit].sent ? load_lane(plan.lane, &coded[r][unit].bytes[at]) : 0;
+        total = r == 0 ? x : round_to(plan.lane, total + x);
+      }
+      store_lane(plan.lane, &sum[at], total);
+      finite = finite && std::isfinite(total);
+    }
+    return finite || carries_;
+  }
+  static float load_lane(DType type, const uint8_t* at) {
+    if (type == DType::f32) return load<float>(at);
+    return type == DType::f16 ? f16_to_float(load<uint16_t>(at))
+                              : bf16_to_float(load<uint16_t>(at));
+  }
+  static void store_lane(DType type, uint8_t* at, float x) {
+    if (type == DType::f32) return store(at, x);
+    store(at, type == DType::f16 ? float_to_f16(x) : float_to_bf16(x));
+  }
+
+  // ---- the uncompressed way ----
+
+  void narrow(Floats& values) const {
+    for (float& x : values) x = round_to(dtype_, x);
+  }
+  /// The bucket's type where the engine adds it, else float32.
+  [[nodiscard]] DType travelling() const {
+    return (setup_.sums >> static_cast<uint32_t>(dtype_) & 1U) != 0 ? dtype_ : DType::f32;
+  }
+  void uncompressed(std::vector<Floats>& values) {
+    const DType type = travelling();
+    for (uint64_t k = 0; k < layout_->elements; ++k) {
+      float sum = 0;
+      for (uint32_t r = 0; r < world_; ++r) {
+        const float x = round_to(type, round_to(type, values[r][k]) * part_);
+        sum = r == 0 ? x : round_to(type, sum + x);
+      }
+      for (Floats& v : values) v[k] = round_to(dtype_, sum);
+    }
+    for (Counters& c : counters_) {
+      c.wire_bytes += 2 * layout_->elements * dtype_size(type) * (world_ - 1) / world_;
+      ++c.rounds;
+    }
+  }
+  /// "state/flush" is {this rank's wish, draining steps to come}: the step that follows the wish is
+  /// the first to drain, and takes a part of 1/steps.
+  void enter(uint64_t step) {
+    if (step == step_) return;
+    step_ = step;
+    parts_ = 0;
+    for (auto& memory : memory_) {
+      if (!spec_.feedback()) continue;
+      float& left = memory.at(kFlush)[1];
+      parts_ = static_cast<uint32_t>(left);
+      if (left != 0) --left;
+    }
+  }
+  /// Wishes travel with what is compressed; that of one rank is enough, several are joined by OR.
+  void hear_flush() {
+    uint32_t steps = 0;
+    for (uint32_t r = 0; r < world_ && spec_.feedback(); ++r)
+      steps |= static_cast<uint32_t>(memory_[r].at(kFlush)[0]);
+    if (steps == 0 || (units_.empty() && setup_.strategy == StrategyKind::native_sum)) return;
+    for (auto& memory : memory_) memory.at(kFlush) = {0, static_cast<float>(steps)};
+  }
+  /// Of a flush: gradient + residual/parts travels, and the residual loses what did. An owner's
+  /// residual belongs to the mean, so it counts `world` times among the ranks' own.
+  void drain(std::vector<Floats>& values) {
+    const float part = 1.0F / static_cast<float>(parts_);
+    const DType type = travelling();
+    for (uint32_t r = 0; r < world_; ++r) {
+      for (size_t i = 0; i < layout_->parameters.size(); ++i) {
+        const Parameter& p = setup_.parameters[layout_->parameters[i]];
+        const auto kept = memory_[r].find("residual/" + p.name);
+        float* g = values[r].data() + layout_->offsets[i];
+        // A parameter without a local gradient keeps its residual: DDP may discard the result.
+        if (kept == memory_[r].end() || all_zero(g, p.count())) continue;
+        float* e = kept->second.data();
+        for (const Piece& piece : pieces_[layout_->parameters[i]]) {
+          if (setup_.strategy != StrategyKind::two_shot || piece.owner != r) continue;
+          float* owned = residual(r, piece, 1);
+          for (uint64_t k = 0; k < piece.unit.count; ++k) {
+            e[piece.unit.offset + k] += static_cast<float>(world_) * owned[k];
+            owned[k] = 0;
+          }
+        }
+        for (uint64_t k = 0; k < p.count(); ++k) {
+          const float share = part * e[k];
+          g[k] += share;
+          e[k] -= share;
+          if (type != DType::f32) e[k] += g[k] - round_to(type, g[k]);
+        }
+      }
+    }
+    uncompressed(values);
+  }
+
+  // ---- bytes ----
+
+  static bool any_non_finite(const ByRank& coded) {
+    return std::any_of(coded.begin(), coded.end(), [](const std::vector<Coded>& rank) {
+      return std::any_of(rank.begin(), rank.end(), [](const Coded& c) { return c.non_finite; });
+    });
+  }
+  void sends(uint32_t rank, uint64_t receivers, uint64_t bytes) {
+    counters_[rank].wire_bytes += receivers * bytes;
+  }
+  /// FRAME.md, section 4. Without short sends all that is granted travels: the bounds, and at least
+  /// room for a failure.
+  [[nodiscard]] uint64_t bundle_bytes(const std::vector<size_t>& slots,
+                                      const std::vector<Coded>& coded, uint64_t seen,
+                                      uint64_t lanes) const {
+    uint64_t bytes = kHeader + 4 * (slots.size() + seen + lanes);
+    for (const size_t i : slots) {
+      const uint64_t payload =
+          setup_.short_sends ? coded[i].bytes.size() : units_[i].piece->plan.round[0].bytes;
+      bytes += (payload + 3) / 4 * 4;
+    }
+    return setup_.short_sends ? bytes : std::max<uint64_t>(bytes, 640);
+  }
+  /// An owner repeats the lengths that it received where the others need them to predict the next.
+  [[nodiscard]] uint64_t seen_lengths() const { return counts_bytes() ? 0 : world_; }
+  /// The first use of a layout begins with a message from every rank that it is ready.
+  void enroll() {
+    const auto known = std::pair(layout_->parameters, dtype_);
+    if (std::find(enrolled_.begin(), enrolled_.end(), known) != enrolled_.end()) return;
+    enrolled_.push_back(known);
+    tell_all();
+  }
+  void tell_all() {
+    for (uint32_t r = 0; r < world_; ++r) sends(r, world_ - 1, 640), ++counters_[r].rounds;
+  }
+  void count_sums(uint32_t round) {
+    std::map<DType, uint64_t> bytes;
+    if (round == 0 && raw_lanes() != 0) bytes[DType::f32] += 4 * raw_lanes();
+    for (const InBucket& u : units_) {
+      if (round < u.piece->plan.rounds)
+        bytes[u.piece->plan.round[round].lane] += u.piece->plan.round[round].bytes;
+    }
+    // The wish to flush rides behind the first lanes.
+    if (round == 0 && spec_.feedback() && !units_.empty())
+      bytes.begin()->second += kWishLanes * dtype_size(bytes.begin()->first);
+    for (const auto& [type, sum] : bytes) {
+      for (Counters& c : counters_) {
+        c.wire_bytes += 2 * sum * (world_ - 1) / world_;
+        ++c.rounds;
+      }
+    }
+  }
+
+  static constexpr const char* kFlush = "state/flush";
+  static constexpr uint64_t kHeader = 60;
+  static constexpr uint64_t kWishLanes = 16;
+
+  Setup setup_;
+  Spec spec_;
+  const CodecTable& codec_;
+  Contract contract_;
+  uint64_t seed_;
+  uint32_t world_;
+  float part_;
+  bool carries_;  // casts without feedback carry NaN and infinity as they are
+  std::vector<std::map<std::string, Floats>> memory_;
+  std::vector<Counters> counters_;
+  std::vector<std::vector<Piece>> pieces_;  // by parameter; none: uncompressed
+  std::map<std::string, Arena> kept_;
+  Arena scratch_;
+  std::vector<std::pair<std::vector<uint32_t>, DType>> enrolled_;
+  const Layout* layout_ = nullptr;
+  std::vector<InBucket> units_;  // of the bucket
+  DType dtype_ = DType::f32;
+  uint64_t step_ = ~uint64_t{0};
+  uint32_t parts_ = 0;  // of this step: 1/parts of every residual goes out; 0: no flush
+};
+
+}  // namespace laconic::test
