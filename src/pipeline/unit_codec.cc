@@ -5,26 +5,20 @@
 #include <atomic>
 #include <cmath>
 
+#include "base/slices.h"
+
 namespace laconic::pipeline {
 namespace {
 
 constexpr uint64_t kSlice = 1 << 16;  // 256 KiB of floats: a thread's share at a time
-
-template <class Body>
-void over_slices(ThreadPool* pool, uint64_t n, Body&& body) {
-  parallel_for(pool, ceil_div(n, kSlice), [&](uint64_t i) {
-    const uint64_t begin = i * kSlice;
-    body(begin, std::min(kSlice, n - begin));
-  });
-}
 
 /// The largest of body(begin, count) over the slices, compared by bits, as absolute floats may be:
 /// infinity and NaN are on top.
 template <class Body>
 float max_over_slices(ThreadPool* pool, uint64_t n, Body&& body) {
   std::atomic<uint32_t> most{0};
-  over_slices(pool, n, [&](uint64_t begin, uint64_t count) {
-    const uint32_t bits = float_bits(body(begin, count));
+  for_slices(pool, n, kSlice, [&](uint64_t begin, uint64_t end) {
+    const uint32_t bits = float_bits(body(begin, end - begin));
     uint32_t seen = most.load(std::memory_order_relaxed);
     while (seen < bits && !most.compare_exchange_weak(seen, bits, std::memory_order_relaxed)) {
     }
@@ -39,17 +33,18 @@ float own_weight(const Place& place) {
 
 }  // namespace
 
+// A look at both went before and left their ends in the cache; the codec, which comes next, begins
+// at the beginning.
 void add_to(const UnitCodec& codec, float* out, const float* x, uint64_t n) {
-  const uint64_t slices = ceil_div(n, kSlice);
-  parallel_for(codec.pool(), slices, [&](uint64_t i) {
-    const uint64_t begin = (slices - 1 - i) * kSlice;
-    codec.kernels().add(out + begin, x + begin, std::min(kSlice, n - begin));
-  });
+  const auto add = [&](uint64_t begin, uint64_t end) {
+    codec.kernels().add(out + begin, x + begin, end - begin);
+  };
+  for_slices(codec.pool(), n, kSlice, add, Pass::backward);
 }
 
 void subtract_from(const UnitCodec& codec, float* out, const float* x, uint64_t n) {
-  over_slices(codec.pool(), n, [&](uint64_t begin, uint64_t count) {
-    codec.kernels().axpy(out + begin, -1.0F, x + begin, count);
+  for_slices(codec.pool(), n, kSlice, [&](uint64_t begin, uint64_t end) {
+    codec.kernels().axpy(out + begin, -1.0F, x + begin, end - begin);
   });
 }
 

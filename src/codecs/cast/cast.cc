@@ -26,7 +26,7 @@ bool streams(const Unit& unit) { return unit.count * kHalf > kernels::kStreamByt
 
 template <class Narrow>
 Encoded encode_cast(const Unit& unit, Source source, Work& work, MutBytes out, Narrow&& narrow) {
-  for_chunks(work.pool, unit.count, kDenseChunk, [&](uint64_t begin, uint64_t end) {
+  for_slices(work.pool, unit.count, kDenseChunk, [&](uint64_t begin, uint64_t end) {
     narrow(out.data() + begin * kHalf, source.values + begin, end - begin);
   });
   return {unit.count * kHalf, true};

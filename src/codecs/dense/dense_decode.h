@@ -1,6 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What the codecs of dense payloads share: fixed chunks over the pool, and the weighted sum of many
+// What the codecs of dense payloads share: the size of a task's share, and the weighted sum of many
 // payloads.
 #pragma once
 
@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <span>
 
+#include "base/slices.h"
 #include "kernels/core/output.h"
 #include "laconic/codec.h"
 
@@ -16,13 +17,6 @@ namespace laconic::codecs {
 
 /// A task's share: 256 KiB of floats, so that a second pass over it hits the L2 cache.
 inline constexpr uint64_t kDenseChunk = uint64_t{1} << 16;
-
-/// body(begin, end) over chunks of `chunk` elements of [0, count), spread over the pool.
-template <class Body>
-void for_chunks(ThreadPool* pool, uint64_t count, uint64_t chunk, Body&& body) {
-  parallel_for(pool, ceil_div(count, chunk),
-               [&](uint64_t i) { body(i * chunk, std::min(count, (i + 1) * chunk)); });
-}
 
 /// Operands that one kernel call takes; more are added in further calls, in order.
 inline constexpr uint64_t kDenseTerms = 16;
@@ -34,7 +28,7 @@ void decode_dense(std::span<const Term> terms, Target target, uint64_t count, ui
                   ThreadPool* pool, Sum&& sum) {
   const bool one_call = terms.size() <= kDenseTerms;
   const auto output = kernels::choose_output(target.add, one_call ? count * sizeof(float) : 0);
-  for_chunks(pool, count, chunk, [&](uint64_t begin, uint64_t end) {
+  for_slices(pool, count, chunk, [&](uint64_t begin, uint64_t end) {
     std::array<kernels::Weighted, kDenseTerms> operands;
     uint64_t done = 0;
     do {

@@ -54,7 +54,7 @@ Encoded Int8::encode(const Params& params, std::span<const float>, const Unit& u
   const RandomKey key = own_key(place.seed, place.step, unit.parameter, place.rank, place.hop);
   uint8_t* codes = out.data() + scale_bytes(params, unit);
   std::atomic<bool> finite{true};
-  for_chunks(work.pool, unit.count, chunk_of(params), [&](uint64_t begin, uint64_t end) {
+  for_slices(work.pool, unit.count, chunk_of(params), [&](uint64_t begin, uint64_t end) {
     const float* x = source.values + begin;
     uint8_t* scales = out.data() + begin / params.block * sizeof(float);
     const bool ok =

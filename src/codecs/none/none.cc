@@ -15,7 +15,7 @@ void copy(ThreadPool* pool, void* out, const void* in, uint64_t bytes) {
     if (bytes > 0) std::memcpy(out, in, bytes);
     return;
   }
-  for_chunks(pool, bytes, uint64_t{4} << 20, [&](uint64_t begin, uint64_t end) {
+  for_slices(pool, bytes, uint64_t{4} << 20, [&](uint64_t begin, uint64_t end) {
     std::memcpy(static_cast<char*>(out) + begin, static_cast<const char*>(in) + begin, end - begin);
   });
 }
@@ -44,7 +44,7 @@ Encoded None::encode(const Params&, std::span<const float>, const Unit& unit, co
     return {bytes, true};
   }
   const auto& kernels = kernels::basic_kernels(work.isa);
-  for_chunks(work.pool, unit.count, kDenseChunk, [&](uint64_t begin, uint64_t end) {
+  for_slices(work.pool, unit.count, kDenseChunk, [&](uint64_t begin, uint64_t end) {
     kernels.mul(out.data() + begin * sizeof(float), place.prescale, source.values + begin,
                 end - begin);
   });

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/slices.h"
 #include "kernels/lowrank/lowrank.h"
 
 namespace laconic::codecs {
@@ -38,16 +39,13 @@ class GramSchmidt {
  private:
   template <class Body>
   void for_pieces(const Body& body) {
-    if (v_.length <= kPiece) return body(uint64_t{0}, uint64_t{0}, v_.length);
-    parallel_for(pool_, ceil_div(v_.length, kPiece), [&](uint64_t piece) {
-      const uint64_t first = piece * kPiece;
-      body(piece, first, std::min(kPiece, v_.length - first));
-    });
+    for_slices(pool_, v_.length, kPiece,
+               [&](uint64_t first, uint64_t end) { body(first, end - first); });
   }
 
   double dot(uint64_t k, uint64_t l) {
-    for_pieces([&](uint64_t piece, uint64_t first, uint64_t n) {
-      partial_[piece] = kernels_.dot(v_[k] + first, v_[l] + first, n);
+    for_pieces([&](uint64_t first, uint64_t n) {
+      partial_[first / kPiece] = kernels_.dot(v_[k] + first, v_[l] + first, n);
     });
     double sum = 0;
     for (uint64_t i = 0; i < ceil_div(v_.length, kPiece); ++i) sum += partial_[i];
@@ -59,13 +57,12 @@ class GramSchmidt {
   // v_k ← v_k − (v_l · v_k) v_l
   void take_out(uint64_t l, uint64_t k) {
     const double c = dot(l, k);
-    for_pieces([&](uint64_t, uint64_t first, uint64_t n) {
-      kernels_.subtract(v_[k] + first, c, v_[l] + first, n);
-    });
+    for_pieces(
+        [&](uint64_t first, uint64_t n) { kernels_.subtract(v_[k] + first, c, v_[l] + first, n); });
   }
 
   void scale(uint64_t k, double c) {
-    for_pieces([&](uint64_t, uint64_t first, uint64_t n) { kernels_.scale(v_[k] + first, c, n); });
+    for_pieces([&](uint64_t first, uint64_t n) { kernels_.scale(v_[k] + first, c, n); });
   }
 
   VectorSet v_;

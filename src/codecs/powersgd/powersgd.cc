@@ -1,8 +1,8 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// Names as in the paper: M (rows x cols) is the gradient, P = M·Q, Q' = Mᵀ·P̂ with P̂ = orth(P), and
-// the decoded matrix is P̂·Q'ᵀ. A factor is stored vector by vector: r vectors of `rows` or `cols`
-// floats.
+// Names as in the paper: M (rows x cols) is the gradient, P = M·Q, Q' = Mᵀ·P̂ with P̂ = orth(P),
+// and the decoded matrix is P̂·Q'ᵀ. A factor is stored vector by vector: r vectors of `rows` or
+// `cols` floats.
 #include "codecs/powersgd/powersgd.h"
 
 #include <algorithm>
@@ -11,6 +11,7 @@
 #include <cstring>
 #include <limits>
 
+#include "base/slices.h"
 #include "codecs/powersgd/gram_schmidt.h"
 #include "kernels/core/basic.h"
 #include "kernels/lowrank/lowrank.h"
@@ -88,22 +89,15 @@ float* floats_at(MutBytes memory, uint64_t offset) noexcept {
 
 // ---- raw lanes ----
 
-template <class Body>
-void for_lanes(ThreadPool* pool, uint64_t count, const Body& body) {
-  parallel_for(pool, ceil_div(count, kTaskLanes), [&](uint64_t task) {
-    body(task * kTaskLanes, std::min(count, (task + 1) * kTaskLanes));
-  });
-}
-
 void encode_raw(const float* values, uint64_t count, float prescale, const Work& work,
                 MutBytes out) {
-  for_lanes(work.pool, count, [&](uint64_t first, uint64_t last) {
+  for_slices(work.pool, count, kTaskLanes, [&](uint64_t first, uint64_t last) {
     for (uint64_t i = first; i < last; ++i) store(out.data() + bytes_of(i), values[i] * prescale);
   });
 }
 
 void decode_raw(std::span<const Term> terms, uint64_t count, const Work& work, Target target) {
-  for_lanes(work.pool, count, [&](uint64_t first, uint64_t last) {
+  for_slices(work.pool, count, kTaskLanes, [&](uint64_t first, uint64_t last) {
     for (const Term& term : terms) {
       for (uint64_t i = first; i < last; ++i) {
         target.values[i] += term.weight * load<float>(term.payload.data() + bytes_of(i));
@@ -133,8 +127,8 @@ void draw(RandomKey key, uint64_t first, std::span<float> out) noexcept {
   }
 }
 
-// A zero or dependent vector of Q is drawn anew, alike on all ranks; else a zero gradient would end
-// the warm start for ever.
+// A zero or dependent vector of Q is replaced by one that all ranks share; else one gradient of
+// zeros would end the warm start.
 void refill(const void* key, uint64_t k, std::span<float> vector) {
   draw(*static_cast<const RandomKey*>(key), k * vector.size(), vector);
 }
@@ -189,7 +183,7 @@ bool all_finite(Bytes lanes) noexcept {
   return bad == 0;
 }
 
-// P = M·Q. Tasks run from the last rows to the first: whoever prepared M left its end in the cache,
+// P = M·Q. Tasks run from the last rows to the first: what prepared M left its end in the cache,
 // and round 1 finds its beginning there.
 void encode_p(const Shape& shape, const float* m, const float* q, float prescale, Work& work,
               MutBytes out) {

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "base/slices.h"
 #include "codecs/randomk/shared_indices.h"
 #include "codecs/sparse/sparse_payload.h"
 
@@ -18,10 +19,9 @@ constexpr float kLargest = std::numeric_limits<float>::max();
 // body(first, m, indices) over blocks of lanes. Lanes name distinct elements, so blocks never meet.
 template <class Body>
 void for_each_block(const SharedIndices& indices, uint64_t k, const Work& work, Body&& body) {
-  parallel_for(work.pool, ceil_div(k, kLanesPerTask), [&](uint64_t task) {
-    const uint64_t end = std::min(k, (task + 1) * kLanesPerTask);
+  for_slices(work.pool, k, kLanesPerTask, [&](uint64_t begin, uint64_t end) {
     alignas(64) std::array<uint32_t, kBlock> index;
-    for (uint64_t first = task * kLanesPerTask; first < end; first += kBlock) {
+    for (uint64_t first = begin; first < end; first += kBlock) {
       const auto m = static_cast<uint32_t>(std::min<uint64_t>(kBlock, end - first));
       indices.get(first, m, work.isa, index.data());
       body(first, m, index.data());
@@ -35,10 +35,9 @@ float lane_scale(const RandomK::Params& p, uint64_t n, uint64_t k, float prescal
 }
 
 void clear(float* x, uint64_t n, const Work& work) {
-  parallel_for(work.pool, ceil_div(n, kScatterRange), [&](uint64_t task) {
-    const uint64_t begin = task * kScatterRange;
-    clear_range(x, begin, std::min(n, begin + kScatterRange), n * sizeof(float) >= kStreamingBytes,
-                work.isa);
+  const bool streaming = n * sizeof(float) >= kStreamingBytes;
+  for_slices(work.pool, n, kScatterRange, [&](uint64_t begin, uint64_t end) {
+    clear_range(x, begin, end, streaming, work.isa);
   });
 }
 

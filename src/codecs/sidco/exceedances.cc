@@ -94,13 +94,10 @@ Pass Exceedances::next_pass() noexcept {
 
 Exceedances::Totals Exceedances::pass_over_memory(Kernel kernel, MomentsInput in) {
   const uint64_t chunks = ceil_div(n_, kMomentsChunk);
-  const bool backward = next_pass() == Pass::backward;
-  parallel_for(work_.pool, chunks, [&](uint64_t i) {
-    const uint64_t c = backward ? chunks - 1 - i : i;
-    const uint64_t begin = c * kMomentsChunk;
-    const auto m = static_cast<uint32_t>(std::min<uint64_t>(kMomentsChunk, n_ - begin));
-    kernel(x_ + begin, m, in, chunk_ + c);
-  });
+  const auto look = [&](uint64_t begin, uint64_t end) {
+    kernel(x_ + begin, static_cast<uint32_t>(end - begin), in, chunk_ + begin / kMomentsChunk);
+  };
+  for_slices(work_.pool, n_, kMomentsChunk, look, next_pass());
   Totals t;
   for (uint64_t c = 0; c < chunks; ++c) {
     const ChunkMoments& m = chunk_[c];
@@ -210,10 +207,8 @@ uint64_t Exceedances::count_in_memory(uint32_t floor) {
   constexpr uint64_t kSlice = uint64_t{1} << 16;
   const auto& kernels = kernels::select_kernels(work_.isa);
   std::atomic<uint64_t> found{0};
-  parallel_for(work_.pool, ceil_div(n_, kSlice), [&](uint64_t i) {
-    const uint64_t begin = i * kSlice;
-    const uint64_t m = std::min(kSlice, n_ - begin);
-    found.fetch_add(kernels.count(x_ + begin, m, floor), std::memory_order_relaxed);
+  for_slices(work_.pool, n_, kSlice, [&](uint64_t begin, uint64_t end) {
+    found.fetch_add(kernels.count(x_ + begin, end - begin, floor), std::memory_order_relaxed);
   });
   return found.load(std::memory_order_relaxed);
 }

@@ -42,9 +42,8 @@ MagnitudeSample::MagnitudeSample(const float* x, uint64_t n, const Work& work,
   constexpr uint64_t kSlice = 1024;
   const bool lines = n > kLineUnits;
   const uint64_t positions = size(n) / (lines ? 4 : 1);
-  parallel_for(work.pool, ceil_div(positions, kSlice), [&](uint64_t slice) {
-    const uint64_t begin = slice * kSlice;
-    (lines ? take_lines : take_points)(x, n, begin, std::min(positions, begin + kSlice), keys);
+  for_slices(work.pool, positions, kSlice, [&](uint64_t begin, uint64_t end) {
+    (lines ? take_lines : take_points)(x, n, begin, end, keys);
   });
 }
 

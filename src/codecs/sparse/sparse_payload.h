@@ -6,10 +6,12 @@
 // of the count and lets a decoder enter anywhere.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <span>
 
+#include "base/slices.h"
 #include "kernels/sparse/scatter.h"
 #include "laconic/codec.h"
 
@@ -88,10 +90,8 @@ void decode_sparse(std::span<const Term> terms, uint64_t n, const Work& work, Ta
                    ViewOf&& view_of) {
   const bool whole =
       target.add && (work.pool == nullptr || n <= kScatterRange) && terms.size() == 1;
-  const uint64_t range = whole ? n : kScatterRange;
-  parallel_for(work.pool, range == 0 ? 0 : ceil_div(n, range), [&](uint64_t task) {
-    const uint64_t begin = task * range;
-    const uint64_t end = n - begin < range ? n : begin + range;
+  const uint64_t range = whole ? std::max<uint64_t>(n, 1) : kScatterRange;
+  for_slices(work.pool, n, range, [&](uint64_t begin, uint64_t end) {
     if (!target.add) {
       clear_range(target.values, begin, end, n * sizeof(float) >= kStreamingBytes, work.isa);
     }

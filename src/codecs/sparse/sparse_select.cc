@@ -209,12 +209,10 @@ uint64_t CandidateList::collect(const float* x, uint32_t floor, const Work& work
     return count_;
   }
   std::atomic<uint64_t> taken{0};
-  const uint64_t tasks = ceil_div(blocks_, kBlocksPerTask);
-  parallel_for(work.pool, tasks, [&](uint64_t i) {
-    const uint64_t task = pass == Pass::forward ? i : tasks - 1 - i;
-    const uint64_t end = std::min(blocks_, (task + 1) * kBlocksPerTask);
-    for (uint64_t b = task * kBlocksPerTask; b < end; ++b) collect_block(x, b, work.isa, taken);
-  });
+  const auto collect_blocks = [&](uint64_t begin, uint64_t end) {
+    for (uint64_t b = begin; b < end; ++b) collect_block(x, b, work.isa, taken);
+  };
+  for_slices(work.pool, blocks_, kBlocksPerTask, collect_blocks, pass);
   count_ = taken.load(std::memory_order_relaxed);
   return count_;
 }
@@ -238,16 +236,15 @@ void CandidateList::write(Cut cut, const Work& work, SparseWriter& writer) noexc
 // are kept.
 uint64_t CandidateList::place_shares(Cut cut, const Work& work) noexcept {
   const uint64_t shares = ceil_div(blocks_, kBlocksPerShare);
-  parallel_for(work.pool, shares, [&](uint64_t s) {
+  for_slices(work.pool, blocks_, kBlocksPerShare, [&](uint64_t begin, uint64_t end) {
     Share share{0, 0};
-    for_pieces(s * kBlocksPerShare, std::min(blocks_, (s + 1) * kBlocksPerShare),
-               [&](const uint32_t*, const float* value, uint64_t m) {
-                 for (uint64_t j = 0; j < m; ++j) {
-                   share.kept += magnitude_key(value[j]) > cut.key ? 1U : 0U;
-                   share.ties += magnitude_key(value[j]) == cut.key ? 1U : 0U;
-                 }
-               });
-    share_[s] = share;
+    for_pieces(begin, end, [&](const uint32_t*, const float* value, uint64_t m) {
+      for (uint64_t j = 0; j < m; ++j) {
+        share.kept += magnitude_key(value[j]) > cut.key ? 1U : 0U;
+        share.ties += magnitude_key(value[j]) == cut.key ? 1U : 0U;
+      }
+    });
+    share_[begin / kBlocksPerShare] = share;
   });
   uint64_t place = 0;
   for (uint64_t s = 0; s < shares; ++s) {
@@ -263,22 +260,20 @@ uint64_t CandidateList::place_shares(Cut cut, const Work& work) noexcept {
 // Counts, moves what is kept together, and packs it in parts that begin with a byte.
 void CandidateList::write_shared(Cut cut, const Work& work, const SparseWriter& writer) noexcept {
   const uint64_t total = place_shares(cut, work);
-  parallel_for(work.pool, ceil_div(blocks_, kBlocksPerShare), [&](uint64_t s) {
-    Cut own{cut.key, share_[s].ties};
-    uint64_t at = share_[s].kept;
-    for_pieces(s * kBlocksPerShare, std::min(blocks_, (s + 1) * kBlocksPerShare),
-               [&](const uint32_t* index, const float* value, uint64_t m) {
-                 Kept kept;
-                 const uint64_t count = kept.take(index, value, m, &own);
-                 std::copy_n(kept.index.data(), count, kept_index_ + at);
-                 std::copy_n(kept.value.data(), count, kept_value_ + at);
-                 at += count;
-               });
+  for_slices(work.pool, blocks_, kBlocksPerShare, [&](uint64_t begin, uint64_t end) {
+    Cut own{cut.key, share_[begin / kBlocksPerShare].ties};
+    uint64_t at = share_[begin / kBlocksPerShare].kept;
+    for_pieces(begin, end, [&](const uint32_t* index, const float* value, uint64_t m) {
+      Kept kept;
+      const uint64_t count = kept.take(index, value, m, &own);
+      std::copy_n(kept.index.data(), count, kept_index_ + at);
+      std::copy_n(kept.value.data(), count, kept_value_ + at);
+      at += count;
+    });
   });
-  parallel_for(work.pool, ceil_div(total, kPackedAtOnce), [&](uint64_t i) {
-    const uint64_t first = i * kPackedAtOnce;
+  for_slices(work.pool, total, kPackedAtOnce, [&](uint64_t first, uint64_t end) {
     SparseWriter part = writer.part(first);
-    part.append(kept_index_ + first, kept_value_ + first, std::min(kPackedAtOnce, total - first));
+    part.append(kept_index_ + first, kept_value_ + first, end - first);
     part.finish();
   });
 }

@@ -26,10 +26,6 @@ struct Cut {
 /// The k-th largest of keys[0, m), 1 <= k <= m.
 [[nodiscard]] uint32_t kth_largest(const uint32_t* keys, uint64_t m, uint64_t k) noexcept;
 
-/// In which order a pass visits the unit. The second of two passes over a unit that does not fit a
-/// cache finds the end of the first still there when it runs backward.
-enum class Pass : uint8_t { forward, backward };
-
 /// The elements of a unit whose key is at least some floor, in lent memory. Threads write pieces in
 /// any order; a table of pieces restores the order of indices, so results do not depend on them.
 class CandidateList {
