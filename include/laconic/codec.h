@@ -15,6 +15,7 @@
 #include "laconic/bytes.h"
 #include "laconic/dtype.h"
 #include "laconic/error.h"
+#include "laconic/fields.h"
 #include "laconic/isa.h"
 #include "laconic/thread_pool.h"
 
@@ -31,9 +32,8 @@ enum class Merge : uint8_t {
 /// Which part of an exchange error feedback takes out of the residual.
 enum class Feedback : uint8_t {
   never,      ///< harmful or meaningless; +ef is refused
-  own,        ///< the own decoded payload: e ← a − Q(a)
-  aggregate,  ///< the decoded mean: e_i ← a_i − mean (PowerSGD); conservation holds summed over
-              ///< ranks
+  own,        ///< the rank's own decoded payload: e ← a − Q(a)
+  aggregate,  ///< the decoded mean: e_i ← a_i − mean (PowerSGD); conserved in the sum over ranks
 };
 
 /// Elements of the largest unit. Up to here no size that a plan computes wraps.
@@ -44,10 +44,9 @@ struct Contract {
   Merge merge = Merge::none;
   Feedback feedback = Feedback::never;
   bool feedback_default = false;  ///< on unless the spec says +noef
-  bool fused =
-      false;  ///< encode updates the residual itself (Source::residual); requires Feedback::own
+  bool fused = false;          ///< encode updates Source::residual itself; requires Feedback::own
   bool checks_finite = false;  ///< encode detects non-finite input before it changes anything
-  bool stochastic = false;     ///< uses the own random stream
+  bool stochastic = false;     ///< draws from the rank's own random stream
   bool unbiased = false;       ///< E[decode(encode(x))] = x
   bool lossless = false;
   bool exact_size = true;  ///< every payload is exactly RoundPlan::bytes; else bytes is the bound
@@ -74,8 +73,7 @@ struct Place {
   uint32_t rank = 0;
   uint32_t world = 1;
   uint32_t hop = 0;       ///< 0: a rank's own gradient; 1: an owner's re-encoded mean
-  float prescale = 1.0F;  ///< encode multiplies its output lanes by this (1/world when a 16-bit
-                          ///< engine sum follows)
+  float prescale = 1.0F;  ///< of output lanes: 1/world when an engine's 16-bit sum follows
 };
 
 enum class RoundKind : uint8_t {
@@ -101,8 +99,7 @@ inline constexpr uint32_t kMaxRounds = 3;
 struct Plan {
   uint32_t rounds = 1;
   std::array<RoundPlan, kMaxRounds> round{};
-  uint64_t state_floats =
-      0;  ///< persistent state of this unit (plain floats, saved with checkpoints)
+  uint64_t state_floats = 0;   ///< state that outlives a step, saved with checkpoints
   uint64_t kept_bytes = 0;     ///< lent to this unit from the first encode to commit (Work::kept)
   uint64_t scratch_bytes = 0;  ///< lent for one call (Work::scratch)
   /// Up to this magnitude of its inputs nothing overflows, whatever finite numbers the codec state
@@ -111,8 +108,7 @@ struct Plan {
   float largest_input = std::numeric_limits<float>::max();
 };
 
-/// Memory and means lent to a call. Both spans are 64-byte aligned and at least as large as
-/// planned.
+/// Memory and means lent to a call. Both spans are 64-byte aligned and no smaller than planned.
 struct Work {
   MutBytes kept;
   MutBytes scratch;
@@ -120,8 +116,8 @@ struct Work {
   ThreadPool* pool = nullptr;  ///< null: calling thread only
 };
 
-/// Input of encode. `residual` null: encode `values` as they are. Else (fused codecs only): let a =
-/// values + residual; encode a and leave residual = a − decode(payload). The spans do not overlap.
+/// Input of encode. `residual` null: encode `values` as they are. Else (fused codecs only) encode
+/// a = values + residual and leave residual = a − decode(payload). The spans do not overlap.
 struct Source {
   const float* values = nullptr;
   float* residual = nullptr;
@@ -148,101 +144,6 @@ struct Target {
   bool add = false;
 };
 
-// ---------------------------------------------------------------------------------------------------------------------
-// Parameters: an array of field descriptions; parser, canonical text, JSON, keywords, docs and fuzz
-// inputs loop over it.
-
-enum class FieldType : uint8_t { real, integer, word, flag };
-
-struct Field {
-  std::string_view name;
-  FieldType type = FieldType::real;
-  double fallback = 0;  ///< the default; index of the word for words; 0 or 1 for flags
-  double min = 0;
-  double max = 0;
-  bool max_open = false;                    ///< the range is [min, max)
-  std::span<const std::string_view> words;  ///< texts of a word field
-  std::string_view help;
-  double (*get)(const void* params) = nullptr;
-  void (*set)(void* params, double value) = nullptr;  ///< converts to the member's type
-};
-
-namespace detail {
-template <class M>
-struct MemberOf;
-template <class P, class T>
-struct MemberOf<T P::*> {
-  using Params = P;
-  using Type = T;
-};
-template <auto Member>
-double get_member(const void* params) {
-  using M = MemberOf<decltype(Member)>;
-  return static_cast<double>(static_cast<const typename M::Params*>(params)->*Member);
-}
-template <auto Member>
-void set_member(void* params, double value) {
-  using M = MemberOf<decltype(Member)>;
-  static_cast<typename M::Params*>(params)->*Member = static_cast<typename M::Type>(value);
-}
-}  // namespace detail
-
-template <auto Member>
-constexpr Field real_field(std::string_view name, double fallback, double min, double max,
-                           std::string_view help, bool max_open = false) {
-  return {name,
-          FieldType::real,
-          fallback,
-          min,
-          max,
-          max_open,
-          {},
-          help,
-          &detail::get_member<Member>,
-          &detail::set_member<Member>};
-}
-template <auto Member>
-constexpr Field integer_field(std::string_view name, double fallback, double min, double max,
-                              std::string_view help) {
-  return {name,
-          FieldType::integer,
-          fallback,
-          min,
-          max,
-          false,
-          {},
-          help,
-          &detail::get_member<Member>,
-          &detail::set_member<Member>};
-}
-template <auto Member>
-constexpr Field word_field(std::string_view name, double fallback,
-                           std::span<const std::string_view> words, std::string_view help) {
-  return {name,
-          FieldType::word,
-          fallback,
-          0,
-          static_cast<double>(words.size()) - 1,
-          false,
-          words,
-          help,
-          &detail::get_member<Member>,
-          &detail::set_member<Member>};
-}
-template <auto Member>
-constexpr Field flag_field(std::string_view name, bool fallback, std::string_view help) {
-  return {name,
-          FieldType::flag,
-          fallback ? 1.0 : 0.0,
-          0,
-          1,
-          false,
-          {},
-          help,
-          &detail::get_member<Member>,
-          &detail::set_member<Member>};
-}
-
 /// Room for any codec's Params; trivially copyable, nothing on the heap.
 struct ParamBlock {
   alignas(8) std::array<unsigned char, 48> bytes{};
@@ -257,8 +158,7 @@ struct CodecInfo {
   std::string_view source;  ///< paper, equation
 };
 
-/// A codec behind one constant table of function pointers. Built by the registry from a type (see
-/// codec_list.h).
+/// A codec behind one constant table of function pointers, which the registry makes of a type.
 struct CodecTable {
   CodecInfo info;
   std::span<const Field> fields;
@@ -278,7 +178,7 @@ struct CodecTable {
   /// Decodes payloads of the last round (all checked). Cannot fail.
   void (*decode)(const void* params, const Unit& unit, const Place& place,
                  std::span<const Term> terms, Work& work, Target target);
-  /// After delivery. `sent`: the own payload of the last round; `merged`: the last round's summed
+  /// After delivery. `sent`: the rank's own payload of the last round; `merged`: that round's summed
   /// lanes (empty for frames). The only function that writes state. Null: stateless.
   void (*commit)(const void* params, std::span<float> state, const Unit& unit, const Place& place,
                  Bytes sent, Bytes merged, uint32_t contributors, Work& work);
