@@ -1,7 +1,7 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
 // The stand-alone frame: one encoded tensor that describes itself, to be stored or sent by any
-// means. What ranks exchange step by step is the bundle (src/wire/bundle.h). Specification:
+// means. What ranks exchange step by step is the bundle (src/wire/bundle.h). Both are specified in
 // docs/format/FRAME.md.
 #pragma once
 
@@ -15,8 +15,7 @@
 namespace laconic {
 
 inline constexpr uint8_t kFrameVersion = 1;
-/// The header up to the spec's text; the text and zeros up to a multiple of 8 follow, then the
-/// payload.
+/// The header up to the spec's text. The text follows, zeros up to a multiple of 8, the payload.
 inline constexpr uint64_t kFrameFixedBytes = 98;
 inline constexpr uint64_t kFrameMaxSpec = 255;
 /// Elements of a frame: 4 TiB of f32. More is taken for a broken count.
@@ -24,14 +23,12 @@ inline constexpr uint64_t kFrameMaxCount = uint64_t{1} << 40;
 
 /// Frames without a payload. At most one is set.
 struct FrameFlags {
-  bool zero = false;  ///< every element is zero: nothing was encoded, decodes to zeros
-  bool non_finite =
-      false;  ///< the input held NaN or infinity: nothing was encoded, cannot be decoded
+  bool zero = false;        ///< every element is zero: nothing was encoded, decodes to zeros
+  bool non_finite = false;  ///< the input held NaN or infinity: nothing was encoded or decodes
   friend bool operator==(const FrameFlags&, const FrameFlags&) = default;
 };
 
-/// Everything that a header says. The defaults are a valid frame of nothing, but for `spec` and
-/// `codec`.
+/// Everything that a header says. But for `spec` and `codec` the defaults make a frame of nothing.
 struct FrameInfo {
   FrameFlags flags;
   uint16_t codec = 0;           ///< CodecInfo::id

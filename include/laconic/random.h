@@ -10,7 +10,7 @@
 
 namespace laconic {
 
-/// Two words of key. Streams: shared_key for what all ranks must draw alike (random-k's indices,
+/// Two words of key. Streams: shared_key for what all ranks must share (random-k's indices,
 /// PowerSGD's start); own_key for rounding, which must differ between ranks and between the hops of
 /// one exchange.
 struct RandomKey {
@@ -40,7 +40,7 @@ using RandomBlock = std::array<uint32_t, 4>;
   return {c0, c1, c2, c3};
 }
 
-/// Key of what all ranks draw alike: a function of (seed, step, parameter) only.
+/// Key of what all ranks share: a function of (seed, step, parameter) only.
 [[nodiscard]] RandomKey shared_key(uint64_t seed, uint64_t step, uint64_t parameter) noexcept;
 /// Key of what must differ between ranks and hops.
 [[nodiscard]] RandomKey own_key(uint64_t seed, uint64_t step, uint64_t parameter, uint32_t rank,

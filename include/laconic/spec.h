@@ -14,8 +14,8 @@ namespace laconic {
 /// `sidco:ratio=0.001,law=gp+noef`.
 class Spec {
  public:
-  /// Errors name the nearest valid name or key and list the keys with ranges. Never depends on the
-  /// locale.
+  /// Errors name the nearest valid name or key and list the keys with ranges. The locale does not
+  /// matter.
   static Result<Spec> parse(std::string_view text);
   /// The spec of a codec with its default parameters.
   static Spec defaults(const CodecTable& codec);

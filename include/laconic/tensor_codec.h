@@ -32,8 +32,8 @@ struct TensorRef {
   void* data = nullptr;
 };
 
-/// Error feedback and codec state of one tensor on one rank. Grows to what the codec asks for at
-/// its first encode.
+/// Error feedback and codec state of one tensor on one rank. The first encode gives the state the
+/// size that the codec asks for.
 class Residual {
  public:
   /// `count` zeros. out_of_memory when there is none.
@@ -50,8 +50,7 @@ class Residual {
   std::vector<float> state_;
 };
 
-/// A spec ready to encode and decode. Immutable and thread-safe; memory is kept and reused between
-/// calls.
+/// A spec ready to encode and decode. Thread-safe; memory is kept and used again by later calls.
 class TensorCodec {
  public:
   /// `threads` counts the caller; results never depend on it.

@@ -7,9 +7,8 @@
 
 namespace laconic {
 
-/// A fixed set of threads that runs one parallel loop at a time. Results never depend on the number
-/// of threads: tasks are numbered, and every codec gives task i the same elements whatever the pool
-/// is.
+/// A fixed set of threads that runs one parallel loop at a time. Results never depend on how many:
+/// tasks are numbered, and every codec gives task i the same elements whatever the pool is.
 class ThreadPool {
  public:
   /// `threads` counts the calling thread: 1 means no thread of its own.
@@ -20,8 +19,8 @@ class ThreadPool {
 
   [[nodiscard]] uint32_t threads() const noexcept;
 
-  /// Calls body(context, i) for i in [0, tasks), the caller taking part; returns when all are done.
-  /// No allocation.
+  /// Calls body(context, i) for i in [0, tasks), the caller taking part; returns when all are done
+  /// and allocates nothing.
   void run(uint64_t tasks, void (*body)(void* context, uint64_t task), void* context);
 
  private:
@@ -29,8 +28,7 @@ class ThreadPool {
   std::unique_ptr<Impl> impl_;
 };
 
-/// body(i) for i in [0, tasks): in order on the caller when pool is null, else spread over the
-/// pool.
+/// body(i) for i in [0, tasks): in order on the caller when pool is null, else spread over it.
 template <class Body>
 void parallel_for(ThreadPool* pool, uint64_t tasks, Body&& body) {
   if (pool == nullptr || tasks <= 1) {

@@ -1,8 +1,7 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// Frames in, floats out, no I/O: the mean of what several ranks sent for one unit or one lane
-// segment. Contributors are added in rank order with one association, so every rank computes the
-// same bits.
+// Payloads in, floats out, no I/O: the mean of what several ranks sent for one unit or one lane
+// segment. Contributors are added in rank order with one association: the same bits on every rank.
 #pragma once
 
 #include <span>
@@ -13,14 +12,13 @@
 
 namespace laconic::aggregate {
 
-/// Is a peer's slot something that decode may see? payload_malformed names the rank and the
-/// parameter.
+/// May decode see a peer's slot? If not: payload_malformed, naming the rank and the parameter.
 Result<void> check_slot(const Spec& spec, const Unit& unit, const Slot& slot, uint32_t rank,
                         std::string_view parameter);
 
-/// A unit's slots, by rank, all checked, to their mean: out = ((w·d0 + w·d1) + …) with w =
-/// 1/slots.size(). `terms` is scratch for as many entries. Zero slots contribute nothing but count
-/// in the divisor.
+/// A unit's slots, by rank, all checked, to their mean: out = ((w·d0 + w·d1) + …), where
+/// w = 1/slots.size(). `terms` is scratch for as many entries. Zero slots contribute nothing but
+/// count in the divisor.
 void mean_of_unit(const Spec& spec, const Unit& unit, const Place& place,
                   std::span<const Slot> slots, std::span<Term> terms, Work& work, float* out);
 

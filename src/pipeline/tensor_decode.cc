@@ -19,7 +19,7 @@ Unit unit_of(const FrameInfo& i) { return {i.count, i.rows, i.cols, i.parameter,
 Place place_of(const FrameInfo& i) { return {i.seed, i.step, i.rank, i.world, i.hop, 1.0F}; }
 
 /// Frames that differ only in who sent them decode fused.
-bool alike(const FrameInfo& a, const FrameInfo& b) {
+bool decode_together(const FrameInfo& a, const FrameInfo& b) {
   return a.seed == b.seed && a.step == b.step && a.parameter == b.parameter &&
          a.offset == b.offset && a.rows == b.rows && a.cols == b.cols && a.hop == b.hop;
 }
@@ -147,7 +147,8 @@ Result<void> TensorCodec::decode(std::span<const Bytes> frames, float weight, bo
     do {
       if (!space.views[i].info.flags.zero) space.terms.push_back({space.views[i].payload, weight});
       ++i;
-    } while (plan.rounds == 1 && i < space.views.size() && alike(first, space.views[i].info));
+    } while (plan.rounds == 1 && i < space.views.size() &&
+             decode_together(first, space.views[i].info));
     if (space.terms.empty()) continue;
     for (uint32_t round = 0; round + 1 < plan.rounds;
          ++round) {  // all rounds but the last are taken in first

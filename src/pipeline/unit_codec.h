@@ -79,8 +79,8 @@ class UnitCodec {
               Target target) const;
 
   /// Delivered: state moves on; aggregate feedback takes the mean out of the residual. `mean` is
-  /// the decoded mean of this unit (for aggregate feedback), `sent` the own payload (empty when
-  /// nothing was sent).
+  /// the decoded mean of this unit (for aggregate feedback), `sent` the rank's own payload (empty
+  /// when nothing was sent).
   void commit(const UnitSlot& slot, const Place& place, Bytes sent, Bytes merged,
               uint32_t contributors, const float* mean, Work& work) const;
   /// Not delivered after an encode that gave a payload, `sent`. The residual takes the payload back

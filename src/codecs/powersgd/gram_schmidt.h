@@ -31,7 +31,7 @@ inline constexpr double kDependent = 0x1p-20;
 /// set and thread count.
 void orthonormalize(VectorSet vectors, Work& work, MutBytes scratch);
 
-/// The same, but a zero or dependent vector is drawn anew by refill(context, k, vector).
+/// The same, but refill(context, k, vector) replaces a zero or dependent vector.
 void orthonormalize(VectorSet vectors, Work& work, MutBytes scratch,
                     void (*refill)(const void* context, uint64_t k, std::span<float> vector),
                     const void* context);

@@ -1,6 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// Random-k: k elements at indices that every rank draws alike, so that what travels are k floats
+// Random-k: k elements at indices that all ranks share, so that what travels are k floats
 // which an engine may add. docs/format/codecs/randomk.md.
 #pragma once
 

@@ -2,8 +2,8 @@
 //
 // Every codec of this build: one #include and one line of CodecList each. The conformance suite,
 // the fuzz targets, the command line, the Python classes and the table in docs/guide/specs.md
-// follow from this list. It is explicit because a linker drops objects whose only use is a static
-// constructor.
+// follow from this list. It is explicit, as a linker drops objects that only a static constructor
+// uses.
 #pragma once
 
 #include "codecs/cast/cast.h"

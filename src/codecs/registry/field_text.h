@@ -1,7 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// Values and ranges of a codec's fields as text: what the spec parser reads and prints, and what
-// tools show.
+// Values and ranges of a codec's fields as text: what specs are made of and what tools show.
 #pragma once
 
 #include <string>

@@ -38,8 +38,7 @@ struct Rows {
   return ceil_div(columns, kTaskColumns);
 }
 
-/// A unit cut into chunks. The payload begins with every chunk's M, then every chunk's coded
-/// length.
+/// A unit cut into chunks. The payload begins with every chunk's M, then comes every coded length.
 struct Chunks {
   uint64_t elements = 0;
   uint64_t count = 0;

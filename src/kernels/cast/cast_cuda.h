@@ -2,8 +2,8 @@
 //
 // The casts on a GPU: C symbols of liblaconic_cuda, which is opened at run time. All pointers are
 // device pointers aligned to their elements; `stream` is a cudaStream_t. Calls only enqueue. Same
-// bits as kernels/cast/cast.h: both run the functions of laconic/dtype.h. Return 0, or the cudaError_t
-// of the launch; kCastNoCuda in a build without CUDA.
+// bits as kernels/cast/cast.h: both run the functions of laconic/dtype.h. Return 0, or the
+// cudaError_t of the launch; kCastNoCuda in a build without CUDA.
 #pragma once
 
 #include <cstdint>

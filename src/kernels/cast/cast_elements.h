@@ -1,7 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// One element of a cast: the body of the reference, of the vector loops' tails and of the GPU
-// kernels.
+// One element of a cast: the body of the reference, of vector loops' tails and of the GPU kernels.
 #pragma once
 
 #include <cstdint>

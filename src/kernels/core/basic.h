@@ -2,8 +2,7 @@
 //
 // Loops over float spans that the pipeline and most codecs share. Any length, any alignment
 // (operands of type void* need not even have a float's); nothing outside [0, n) is read or written.
-// Every product and every sum is rounded on its own, so that all instruction sets give the same
-// bits.
+// Every product and every sum is rounded on its own: all instruction sets give the same bits.
 #pragma once
 
 #include <cstdint>

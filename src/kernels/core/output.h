@@ -12,8 +12,7 @@ enum class Output : uint8_t {
   add,     ///< out = out + w·d
 };
 
-/// Above this size an output would push everything else out of a core's share of the last-level
-/// cache.
+/// Above this an output would push everything else out of a core's share of the last-level cache.
 inline constexpr uint64_t kStreamBytes = uint64_t{32} << 20;
 
 [[nodiscard]] constexpr Output choose_output(bool add, uint64_t bytes) noexcept {

@@ -49,8 +49,7 @@ class Philox {
     }
   }
 
-  /// kWays vectors of blocks from `counter` on; the multiplier's latency is hidden by interleaving
-  /// them.
+  /// kWays vectors of blocks from `counter` on, interleaved to hide the multiplier's latency.
   template <uint32_t kWays>
   HWY_INLINE void words(uint64_t counter, PhiloxWords* HWY_RESTRICT out) const {
     const VU m0 = hn::Set(U32(), 0xD2511F53U), m1 = hn::Set(U32(), 0xCD9E8D57U);

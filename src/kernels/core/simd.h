@@ -1,20 +1,28 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// How a family of kernels is compiled for every instruction set. Four files per family; `basic` is
+// How a family of kernels is compiled for every instruction set. Three files per family; `basic` is
 // the model:
 //
-//   basic.h          struct BasicKernels of function pointers, `const BasicKernels&
-//   basic_kernels(Isa)`,
-//                    and `extern const BasicKernels kBasicScalar`
+//   basic.h          struct BasicKernels of function pointers, its accessor basic_kernels(Isa), and
+//                    `extern const BasicKernels kBasicScalar`
 //   basic_scalar.cc  the reference in plain C++: defines kBasicScalar
-//   basic_hwy.cc     one body in Highway, compiled once per target, each with its own `kTable`; the
-//   accessor basic_no_hwy.cc  the accessor of a build without Highway: returns kBasicScalar
+//   basic_hwy.cc     one body in Highway, compiled once per target, each with its own `kTable`; and
+//                    the accessor
 //
-// The Highway file includes, in this order: basic.h; [#define HWY_WANT_AVX3_DL]; #define
-// HWY_TARGET_INCLUDE "kernels/core/basic_hwy.cc"; this header; hwy/foreach_target.h; hwy/highway.h. Its
-// body stands inside
-// `#if LACONIC_SIMD_BODY`, so that Highway's emulated target is not compiled: there our reference
-// is used. Nothing is global and mutable: the accessor picks a constant table by Isa.
+// and a line in kernels/no_hwy.cc, the accessors of a build without Highway: it returns kBasicScalar.
+//
+// The Highway file includes, in this order:
+//
+//   basic.h
+//   [#define HWY_WANT_AVX3_DL]
+//   #define HWY_TARGET_INCLUDE "kernels/core/basic_hwy.cc"
+//   this header
+//   hwy/foreach_target.h
+//   hwy/highway.h
+//
+// Its body stands inside `#if LACONIC_SIMD_BODY`, so that Highway's emulated target is not compiled:
+// there our reference is used. Nothing is global and mutable: the accessor picks a constant table by
+// Isa.
 #pragma once
 
 #include <cstdint>
@@ -63,8 +71,7 @@ int64_t simd_targets() noexcept;
 #define LACONIC_SIMD_AVX2(table)
 #endif
 
-// AVX3_DL (Ice Lake and later: VBMI, VBMI2, VNNI) only in files that ask for it with
-// HWY_WANT_AVX3_DL.
+// AVX3_DL (Ice Lake and later: VBMI, VBMI2, VNNI) only in files that define HWY_WANT_AVX3_DL.
 #if (HWY_TARGETS & HWY_AVX3_DL) && (HWY_TARGETS & HWY_AVX3)
 #define LACONIC_SIMD_AVX512(table) \
   case Isa::avx512:                \
@@ -90,8 +97,7 @@ int64_t simd_targets() noexcept;
 #define LACONIC_SIMD_NEON(table)
 #endif
 
-/// Body of an accessor, inside `#if HWY_ONCE`: returns `table` of the target that `isa` names, else
-/// `scalar`.
+/// Body of an accessor, inside `#if HWY_ONCE`: returns `table` of `isa`'s target, else `scalar`.
 #define LACONIC_SIMD_SELECT(isa, table, scalar) \
   switch (isa) {                                \
     LACONIC_SIMD_SSE4(table)                    \

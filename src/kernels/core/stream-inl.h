@@ -53,8 +53,7 @@ HWY_INLINE void in_turns(uint64_t begin, uint64_t end, Four four, One one, Eleme
   for (; i < end; ++i) element(i);
 }
 
-/// Elements before the first one of out + begin that a full vector store past the caches may start
-/// at.
+/// The first element from `begin` on at which a full vector store past the caches may start.
 HWY_INLINE uint64_t stream_head(const float* out, uint64_t begin, uint64_t end) {
   const uint64_t bytes = lanes32() * sizeof(float);
   const uint64_t misaligned = reinterpret_cast<uintptr_t>(out + begin) % bytes;
@@ -72,8 +71,7 @@ HWY_INLINE void store_f32(VF value, float* out) {
 }
 
 /// kVectors vectors of the weighted sum of `count` >= 1 operands, accumulators in registers.
-/// `load(data, i)` decodes a vector of elements from i on; `prefetch(data, i, m)` fetches ahead for
-/// m elements.
+/// `load(data, i)` decodes a vector of elements from i on; `prefetch(data, i, m)` fetches m ahead.
 template <Output kOutput, uint32_t kVectors, class Load, class Prefetch>
 HWY_INLINE void weighted_sum_turn(float* HWY_RESTRICT out, const Weighted* terms, uint32_t count,
                                   uint64_t i, Load load, Prefetch prefetch) {
@@ -120,8 +118,7 @@ HWY_INLINE void weighted_sum_loop(float* out, const Weighted* terms, uint32_t co
   weighted_sum_scalar(out, kOutput, terms, count, i, end, decode);
 }
 
-/// BasicKernels::weighted_sum for operands that `load` decodes a vector of and `decode` one element
-/// of.
+/// BasicKernels::weighted_sum; `load` decodes a vector of an operand, `decode` one element.
 template <class Load, class Prefetch, class Decode>
 HWY_INLINE void weighted_sum_of(float* out, Output output, const Weighted* terms, uint32_t count,
                                 uint64_t begin, uint64_t end, Load load, Prefetch prefetch,

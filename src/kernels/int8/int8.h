@@ -1,14 +1,14 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// 8-bit quantization in blocks. With max = the largest |x| of a block, all in float32, each
-// operation rounded:
+// 8-bit quantization in blocks. With max = the largest |x| of a block, in float32, every operation
+// rounded:
 //
 //   scale   = max / 127, one step towards 0 if scale·127 would be infinite (max = FLT_MAX alone);
 //             0 if max < kInt8Tiny
 //   inverse = 127 / max, one step towards 0 if max·inverse would exceed 127; 0 if max < kInt8Tiny
 //   nearest     code = x·inverse to the nearest integer, ties to even
-//   stochastic  code = floor((f + r) / 2^15), f = x·inverse·2^15 to the nearest integer, r = 15
-//   random bits
+//   stochastic  code = floor((f + r) / 2^15), f = x·inverse·2^15 to the nearest integer,
+//               r = 15 random bits
 //
 // so |code| <= 127 always. A block that is not finite gets scale 0 and codes 0.
 //

@@ -2,14 +2,16 @@
 //
 // Products of a large matrix M (rows x cols, row by row) with skinny factors, for PowerSGD (Vogels
 // et al., NeurIPS 2019, Algorithm 1). A factor is `rank` vectors, each contiguous, `stride` apart:
-// P has vectors of length rows, Q of length cols. All spans may have any alignment that a float
-// has.
+// P has vectors of length rows, Q of length cols. Spans may have any alignment of a float.
 //
 // Every sum has one association, so that the bits depend neither on the instruction set nor on how
 // a caller cuts the work into panels (as long as it keeps to kColumnPanel and kRowPanel):
-//   project       16 virtual lanes: lane l adds the columns l, l + 16, … to +0; then fold 8, 4, 2,
-//   1 back_project  adds the rows in order to +0 reconstruct   adds the rank's products in order,
-//   starting with the first product
+//
+//   project       16 virtual lanes: lane l adds the columns l, l + 16, … to +0; then the lanes are
+//                 folded by 8, 4, 2, 1
+//   back_project  adds the rows in order to +0
+//   reconstruct   adds the rank's products in order, starting with the first product
+//
 // Products and sums are rounded separately (no fused multiply-add).
 #pragma once
 

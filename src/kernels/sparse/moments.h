@@ -15,8 +15,7 @@ namespace laconic::kernels {
 inline constexpr uint32_t kMomentsChunk = 1U << 14;
 inline constexpr uint32_t kMomentsLanes = 64;
 
-/// Which elements count, and as what: those with magnitude_key(x) >= floor, as z = |x|·scale -
-/// shift.
+/// Which elements count, those with magnitude_key(x) >= floor, and as what: z = |x|·scale - shift.
 struct MomentsInput {
   uint32_t floor = 1;  ///< 1: every non-zero element
   float scale = 1.0F;  ///< a power of two against under- and overflow of the squares

@@ -1,10 +1,10 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
 // 3LC (Lim, Andersen, Kaminsky, arXiv 1802.07389): ternary quantization with error accumulation,
-// five digits per byte; kernels/threelc/zero_run.h shortens the runs of the byte of five zeros. A tensor of
-// n values is seen as a matrix of five rows of `stride` = ceil(n / 5) columns, row-major; byte j
-// holds column j. Kernels work on complete columns: the caller keeps them off the at most four
-// columns that reach beyond n. Any alignment; nothing outside the stated spans is touched.
+// five digits per byte; kernels/threelc/zero_run.h shortens the runs of the byte of five zeros. A
+// tensor of n values is seen as a matrix of five rows of `stride` = ceil(n / 5) columns, row-major;
+// byte j holds column j. Kernels work on complete columns: the caller keeps them off the at most
+// four columns that reach beyond n. Any alignment; nothing outside the stated spans is touched.
 #pragma once
 
 #include <cstdint>
@@ -44,8 +44,7 @@ struct ThreeLcKernels {
   /// bytes[j] = digits of column j of a = x + e, and e = a − m·q. Null e: a = x, nothing is stored.
   void (*pack)(const float* x, float* e, uint64_t stride, uint64_t columns, ThreeLcScale scale,
                uint8_t* bytes);
-  /// out[i·stride + j] = (base + value0[digit]) + value1[digit] + …, base = out where `add`, else
-  /// 0.
+  /// out[i·stride + j] = (base + value0[digit]) + value1[digit] + …, base = out if `add`, else 0.
   void (*unpack)(const ThreeLcTerm* terms, uint32_t term_count, uint64_t columns, float* out,
                  uint64_t stride, bool add);
   /// The same without `add`, past the caches: for outputs that no cache holds. A row is cut only at
@@ -64,8 +63,8 @@ extern const ThreeLcKernels kThreeLcScalar;
   return byte / weight % 3;
 }
 
-/// One value: its digit's contribution −1, 0, +1, and a − m·q, which is exact (Sterbenz: m/2 < |a|
-/// ≤ m).
+/// One value: its digit's contribution −1, 0, +1, and a − m·q, which is exact by Sterbenz's lemma,
+/// as m/2 < |a| ≤ m.
 struct Quantized {
   int32_t q = 0;
   float rest = 0;
