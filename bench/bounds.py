@@ -27,6 +27,7 @@ class Pass:
 
 # The pipeline's, where the codec does not look itself; each point says whether.
 LOOK = Pass("read", why="the look for NaN and infinity before anything changes")
+LOOK_AT_SUM = Pass("read two", why="the look at g + r before anything changes")
 FEEDBACK = Pass("r += g", why="the gradient joins the residual")
 
 
@@ -85,7 +86,10 @@ OTHER_BOUND = {
 def passes_of(spec: str, direction: str, scanned: bool = False) -> list:
     if direction == "decode":
         return DECODE.get(spec, [])
-    return [LOOK] * scanned + ENCODE[spec] if spec in ENCODE else []
+    if spec not in ENCODE:
+        return []
+    look = LOOK_AT_SUM if FEEDBACK in ENCODE[spec] else LOOK
+    return [look] * scanned + ENCODE[spec]
 
 
 def bytes_per_element(passes) -> float:
