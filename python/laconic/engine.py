@@ -30,6 +30,33 @@ def view(address: int, count: int, dtype: int) -> torch.Tensor:
     return torch.frombuffer(memory, dtype=_TORCH_TYPES[dtype], count=count)
 
 
+def _parts(address: int, sizes, offsets) -> list[torch.Tensor]:
+    """A view of every rank's bytes."""
+    return [view(address + offsets[r], size, _lib.U8) for r, size in enumerate(sizes)]
+
+
+def _flat(address: int, sizes, offsets) -> torch.Tensor | None:
+    """One view of every rank's bytes, or None where they do not lie back to back."""
+    end = offsets[0]
+    for r, size in enumerate(sizes):
+        if offsets[r] != end and size:
+            return None
+        end += size
+    return view(address + offsets[0], end - offsets[0], _lib.U8)
+
+
+class _Spread:
+    """A collective into a buffer of its own, whose parts go to their places when it has ended."""
+
+    def __init__(self, work, source, parts):
+        self.work, self.source, self.parts = work, source, parts
+
+    def wait(self):
+        self.work.wait()
+        for part, arrived in zip(self.parts, self.source.split([part.numel() for part in self.parts])):
+            part.copy_(arrived)
+
+
 def _wait_all(works, failure: BaseException | None = None) -> None:
     """Waits for every collective, also after one has failed: the others still use the exchange's memory."""
     for work in works:
@@ -52,7 +79,6 @@ class Engine:
         self._flat_gather = self._probe_flat_gather()
         #: Gloo's receives take what arrives, up to their room: varying lengths travel as they are
         self.short_sends = self._probe_short_sends()
-        self._tag = 0
 
     def probe_sums(self) -> int:
         """Bits of the lane types that this group's all-reduce adds. A collective call: every rank makes it."""
@@ -64,7 +90,7 @@ class Engine:
                 if x.item() == self.world:
                     sums |= 1 << dtype
             except (RuntimeError, ValueError, TypeError):
-                continue  # "Invalid scalar type": refused before a byte is sent, on every rank alike
+                continue  # "Invalid scalar type": refused before a byte is sent, on every rank
         return sums
 
     def _probe_flat_gather(self) -> bool:
@@ -103,18 +129,15 @@ class Engine:
 
     def _swap_step(self, step, works) -> int:
         """all_gather or all_to_all whose receivers have room for more than what arrives."""
-        send_sizes = step.send_counts[: self.world]
-        recv_sizes = step.recv_counts[: self.world]
-        receives = list(view(step.recv, step.recv_bytes, _lib.U8).split(recv_sizes))
-        own = view(step.send, step.send_bytes, _lib.U8)
+        sizes = step.send_counts[: self.world]
+        receives = _parts(step.recv, step.recv_counts[: self.world], step.recv_offsets)
         if step.kind == _lib.ALL_GATHER:
-            sends = [own] * self.world
-            receives[self.rank][: own.numel()] = own
+            sends = [view(step.send, step.send_bytes, _lib.U8)] * self.world
         else:
-            sends = list(own.split(send_sizes))
-        self._tag += 1
-        self._swap(sends, receives, self._tag, works)
-        return sum(size for r, size in enumerate(send_sizes) if r != self.rank)
+            sends = _parts(step.send, sizes, step.send_offsets)
+        receives[self.rank][: sizes[self.rank]] = sends[self.rank]
+        self._swap(sends, receives, step.tag, works)
+        return sum(size for r, size in enumerate(sizes) if r != self.rank)
 
     def run(self, steps, count: int) -> int:
         """Executes a batch and waits for it. All steps are in flight at once. Gives the bytes sent to other ranks."""
@@ -146,25 +169,30 @@ class Engine:
     def _all_gather(self, step, works) -> int:
         sizes = step.recv_counts[: self.world]
         send = view(step.send, step.send_bytes, _lib.U8)
-        recv = view(step.recv, step.recv_bytes, _lib.U8)
-        if all(size == sizes[0] for size in sizes):
-            if self._flat_gather:
-                works.append(_all_gather_flat(recv, send, group=self.group, async_op=True))
-            else:
-                parts = list(recv.split(sizes[0])) if sizes[0] else [recv] * self.world
-                works.append(dist.all_gather(parts, send, group=self.group, async_op=True))
-        else:  # ragged: the same bytes to everybody
-            works.append(dist.all_to_all_single(recv, send.repeat(self.world), sizes, [step.send_bytes] * self.world,
-                                                group=self.group, async_op=True))
+        flat = _flat(step.recv, sizes, step.recv_offsets)
+        if any(size != sizes[0] for size in sizes):  # ragged: the same bytes to everybody
+            self._exchange(send.repeat(self.world), [step.send_bytes] * self.world, step, sizes, works)
+        elif self._flat_gather and flat is not None:
+            works.append(_all_gather_flat(flat, send, group=self.group, async_op=True))
+        else:
+            parts = _parts(step.recv, sizes, step.recv_offsets)
+            works.append(dist.all_gather(parts, send, group=self.group, async_op=True))
         return step.send_bytes * (self.world - 1)
 
     def _all_to_all(self, step, works) -> int:
-        send_sizes = step.send_counts[: self.world]
-        recv_sizes = step.recv_counts[: self.world]
-        send = view(step.send, step.send_bytes, _lib.U8)
-        recv = view(step.recv, step.recv_bytes, _lib.U8)
-        works.append(dist.all_to_all_single(recv, send, recv_sizes, send_sizes, group=self.group, async_op=True))
-        return sum(size for r, size in enumerate(send_sizes) if r != self.rank)
+        sizes = step.send_counts[: self.world]
+        send = _flat(step.send, sizes, step.send_offsets)
+        if send is None:
+            send = torch.cat(_parts(step.send, sizes, step.send_offsets))
+        self._exchange(send, sizes, step, step.recv_counts[: self.world], works)
+        return sum(size for r, size in enumerate(sizes) if r != self.rank)
+
+    def _exchange(self, send, send_sizes, step, recv_sizes, works) -> None:
+        """all_to_all of bytes that lie back to back; what arrives is put where the step wants it."""
+        flat = _flat(step.recv, recv_sizes, step.recv_offsets)
+        recv = torch.empty(sum(recv_sizes), dtype=torch.uint8) if flat is None else flat
+        work = dist.all_to_all_single(recv, send, recv_sizes, send_sizes, group=self.group, async_op=True)
+        works.append(work if flat is not None else _Spread(work, recv, _parts(step.recv, recv_sizes, step.recv_offsets)))
 
     def gather_bytes(self, data: bytes) -> bytes:
         """Every rank's `data` (equal lengths), in rank order."""
@@ -174,6 +202,6 @@ class Engine:
         return b"".join(part.numpy().tobytes() for part in parts)
 
     def gather_texts(self, text: str, limit: int = 500) -> list[str]:
-        """Every rank's sentence, cut to `limit` bytes, in rank order."""
+        """Every rank's text, cut to `limit` bytes, in rank order."""
         texts = self.gather_bytes(text.encode()[:limit].ljust(limit, b"\0"))
         return [texts[limit * r : limit * (r + 1)].rstrip(b"\0").decode(errors="replace") for r in range(self.world)]
