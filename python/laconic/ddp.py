@@ -21,8 +21,13 @@ class Resumed:
     """After a resume: sums are cut along the saved layout until DDP's own layout is the saved one again.
 
     An engine's float sums depend on an element's place in the buffer, and DDP starts every run with another layout than
-    the one it settles on. Buckets are collected into the saved layout's buffers, exchanged there, and copied back.
+    the one it settles on. Buckets are collected into the saved layout's buffers, exchanged there, and copied back. Where
+    the strategy adds in an order of its own, only steps that go out uncompressed need this (a flush that goes on, a
+    fallback), so it ends after some iterations even if DDP never comes back to the saved layout.
     """
+
+    #: DDP has its final layout from the second iteration on, with a static graph from the third
+    ITERATIONS = 3
 
     class Part:
         """One of DDP's buckets, cut up."""
@@ -33,13 +38,25 @@ class Resumed:
             # Parameters whose mean is not here yet, and the first failure of one of them.
             self.left, self.error = len(layout.parameters), None
 
-    def __init__(self, layouts: list[Layout], counts: list[int]):
+    def __init__(self, layouts: list[Layout], counts: list[int], *, bounded: bool):
         self.layouts = layouts
+        self.left = Resumed.ITERATIONS if bounded else None
         self.counts = counts
         self.where = {p: (b, o) for b, layout in enumerate(layouts) for p, o in zip(layout.parameters, layout.offsets)}
         self.buffers: dict[int, torch.Tensor] = {}
         self.missing = [len(layout.parameters) for layout in layouts]
         self.parts: dict[int, tuple[Resumed.Part, int]] = {}
+
+    def ended(self, own: list[Layout]) -> bool:
+        """After an iteration in which DDP brought these layouts: are they what goes on from here?"""
+        if self.left is not None:
+            self.left -= 1
+        return self.left == 0 or {x.parameters for x in own} == {x.parameters for x in self.layouts}
+
+    def release(self, worker: Worker, own: list[Layout]) -> None:
+        for layout in self.layouts:
+            if layout.parameters not in {x.parameters for x in own}:
+                worker.release(layout)
 
     def submit(self, worker: Worker, layout: Layout, buffer, **options):
         """As Worker.submit."""
@@ -99,7 +116,6 @@ class Handle:
         self._seen: list[Layout] = []      # this iteration's buckets
         self._last_seen: list[Layout] = []
         self._resumed: Resumed | None = None
-        self._settled = False  # DDP's own layout was the saved one in the last iteration
         #: takes the buckets; see laconic.worker
         self.worker = Worker(session, engine)
 
@@ -162,6 +178,8 @@ class Handle:
         key = tuple(map(id, parameters))
         layout = self._layouts.get(key)
         if layout is None or layout.elements != buffer.numel():
+            if layout is not None:
+                self.worker.release(layout)
             try:
                 indices = [self._index[k] for k in key]
             except KeyError:
@@ -186,7 +204,7 @@ class Handle:
         if not self._seen:
             self._begin_iteration()
         self._seen.append(layout)
-        if layout.direct and self._resumed is None and not worker.flushing() and worker.broken is None:
+        if layout.direct and self._resumed is None and worker.broken is None:
             worker.summed_elsewhere(layout)
             future, then = self._all_reduce(buffer), functools.partial(self._summed, layout)
         else:
@@ -197,17 +215,25 @@ class Handle:
         return future.then(then)
 
     def _begin_iteration(self) -> None:
-        if self._settled:  # the worker is idle between iterations
-            self._resumed, self._settled = None, False
         if self._scaler is not None and self._scaler.is_enabled():
             self._scale = float(self._scaler.get_scale())
 
     def _end_iteration(self) -> None:
+        self._forget_layouts()
         self._last_seen, self._seen = self._seen, []
         self.worker.next_step()
-        if self._resumed is not None:
-            own, saved = ({x.parameters for x in layouts} for layouts in (self._last_seen, self._resumed.layouts))
-            self._settled = own == saved
+        if self._resumed is not None and self._resumed.ended(self._last_seen):
+            self._resumed.release(self.worker, self._last_seen)
+            self._resumed = None
+
+    def _forget_layouts(self) -> None:
+        """What DDP brought neither in this iteration nor in the last one: it rebuilds its buckets after the first, and the
+        exchange of a bucket holds several times its size."""
+        kept = {id(layout) for layouts in (self._seen, self._last_seen) for layout in layouts}
+        if len(kept) < len(self._layouts):
+            for key, layout in list(self._layouts.items()):
+                if id(layout) not in kept:
+                    self.worker.release(self._layouts.pop(key))
 
     def _all_reduce(self, buffer):
         """Plain DDP: the user group's own future; no worker is involved. The group itself, not torch.distributed's
@@ -228,8 +254,8 @@ class Handle:
     def stats(self) -> dict:
         """Counters since attach: steps, dense_bytes, wire_bytes, ratio, encode/decode/wire seconds, fallbacks, …
 
-        Buckets without compression, which PyTorch's own all-reduce sums, count in steps, elements, rounds and bytes, but
-        not as exchanges or seconds: those are of the worker.
+        May be called from any thread at any time, as may explain(). Buckets without compression, which PyTorch's own
+        all-reduce sums, count in steps, elements, rounds and bytes, but not as exchanges or seconds: those are the worker's.
         """
         return self.worker.stats()
 
@@ -237,9 +263,15 @@ class Handle:
         """What was picked and why: spec, strategy, reason, and every parameter's codec and largest payload."""
         return self.worker.explain()
 
-    def flush(self) -> None:
-        """The next step goes out uncompressed with the residuals added. Every rank has to call it."""
-        self.worker.flush()
+    def flush(self, steps: int = 10) -> int:
+        """Drains the residuals: an equal part of them goes out in each of `steps` steps (1 to 65535; 1: all at once).
+
+        Gives the number of the step after which they are empty, `handle.step + steps`: the first step after the call
+        carries the wish to the other ranks, the next one is the first that drains. One rank's call is enough; ranks that
+        call it give the same number. A flush that is under way goes on as it is, and so does one that was saved with
+        state_dict. `stats()["flush_steps_left"]` counts down.
+        """
+        return self.worker.flush(steps)
 
     def state_dict(self) -> dict:
         """Everything that this rank must have to continue bit for bit. One per rank: residuals differ."""
@@ -252,12 +284,10 @@ class Handle:
         damaged one state_corrupt that names what; either changes nothing."""
         check_fields("it", state, {"version", "header", "step", "tensors", "layout"})
         load = self.worker.prepare({key: value for key, value in state.items() if key != "layout"})
-        matters = self.worker.session.layout_matters
         buckets = check_layout(state["layout"], self.worker.session.names, [p.dtype for _, p in self._parameters],
-                               required=matters and state["step"] > 0)
+                               required=state["step"] > 0)
         load()
-        self._resumed = self._resume(buckets) if matters and buckets else None
-        self._settled = False
+        self._resumed = self._resume(buckets) if buckets else None
 
     def _resume(self, buckets: list[list[int]]) -> Resumed:
         counts = [p.numel() for _, p in self._parameters]
@@ -265,7 +295,7 @@ class Handle:
         for indices in buckets:
             offsets = [0, *itertools.accumulate(counts[i] for i in indices)]
             layouts.append(Layout(indices, offsets[:-1], offsets[-1]))
-        return Resumed(layouts, counts)
+        return Resumed(layouts, counts, bounded=not self.worker.session.layout_matters)
 
     def close(self) -> None:
         """Ends the worker. The model cannot exchange afterwards. Every rank calls it."""

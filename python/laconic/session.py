@@ -58,20 +58,20 @@ class Session:
             self._handle = None
 
     def agree(self, engine) -> None:
-        """Compares cards with all ranks; the same sentence on every rank when they differ."""
+        """Compares cards with all ranks; the same message on every rank when they differ."""
         card = ctypes.create_string_buffer(_lib.AGREEMENT_BYTES)
         _lib.lib.laconic_session_agreement(self._handle, card)
         cards = engine.gather_bytes(card.raw)
         _lib.check(_lib.lib.laconic_session_check_agreement(self._handle, cards))
 
     def exchange(self, layout: "Layout", address: int, dtype: int, engine, *, step: int, index: int = 0,
-                 flags: int = 0, failure: LaconicError | None = None) -> None:
+                 failure: LaconicError | None = None) -> None:
         """Replaces the gradients at `address` by their mean over all ranks.
 
         After an exception nothing undelivered is lost: this rank's payloads are back in the residuals. Whatever leaves the
         engine ends as engine_failed; the session then exchanges nothing any more.
         """
-        self._begin(layout, address, dtype, step, index, flags)
+        self._begin(layout, address, dtype, step, index)
         if failure is not None:
             _lib.lib.laconic_exchange_fail(self._exchange, failure.code, failure.message.encode())
         while self._next(failure):
@@ -86,15 +86,15 @@ class Session:
     def keep(self, layout: "Layout", address: int, dtype: int, *, step: int, index: int = 0) -> None:
         """Adds the gradients at `address` to the residuals, without an exchange: the engine has failed before."""
         try:
-            self._begin(layout, address, dtype, step, index, 0)
+            self._begin(layout, address, dtype, step, index)
         except LaconicError as error:
             if error.code != ENGINE_FAILED:
                 raise
         else:  # the session has not heard of the failure yet
             _lib.lib.laconic_exchange_abort(self._exchange)
 
-    def _begin(self, layout, address, dtype, step, index, flags) -> None:
-        bucket = layout.bucket(address, dtype, step=step, index=index, flags=flags)
+    def _begin(self, layout, address, dtype, step, index) -> None:
+        bucket = layout.bucket(address, dtype, step=step, index=index)
         _lib.check(_lib.lib.laconic_exchange_begin(self._handle, ctypes.byref(bucket), ctypes.byref(self._exchange)))
 
     def _next(self, failure) -> bool:
@@ -105,6 +105,18 @@ class Session:
             raise LaconicError(failure.code, failure.name, _lib.last_error(code).message, failure.hint)
         _lib.check(code)
         return self._count.value != 0
+
+    def release(self, layout: "Layout") -> None:
+        """Frees the buffers of a layout. Every rank does it between the same two exchanges."""
+        _lib.check(_lib.lib.laconic_session_release_layout(self._handle, ctypes.byref(layout.bucket(0, layout.dtype))))
+
+    def flush(self, steps: int) -> int:
+        """Asks for a flush in `steps` steps; gives the parts that one under way has left (0: there is none)."""
+        _lib.check(_lib.lib.laconic_session_flush(self._handle, steps))
+        for name, address, _ in self.entries():
+            if name == "state/flush":
+                return int((ctypes.c_float * 2).from_address(address)[1])
+        return 0
 
     def explain(self) -> dict:
         return json.loads(_lib.lib.laconic_session_explain(self._handle).decode())
@@ -149,10 +161,11 @@ class Layout:
         self.elements = elements
         self.c_parameters = (ctypes.c_uint32 * max(len(self.parameters), 1))(*self.parameters)
         self.c_offsets = (ctypes.c_uint64 * max(len(self.offsets), 1))(*self.offsets)
+        self.dtype: int | None = None  #: LACONIC_F32, …: of the buffers that were exchanged
         self.direct = direct  #: the engine's own sum is all that this buffer needs
         self.element_size = element_size
 
-    def bucket(self, address: int, dtype: int, *, step: int = 0, index: int = 0, flags: int = 0) -> _lib.Bucket:
+    def bucket(self, address: int, dtype: int, *, step: int = 0, index: int = 0) -> _lib.Bucket:
         """The library's view of a buffer of this layout."""
-        return _lib.Bucket(dtype=dtype, index=index, flags=flags, step=step, buffer=address, elements=self.elements,
+        return _lib.Bucket(dtype=dtype, index=index, step=step, buffer=address, elements=self.elements,
                            count=len(self.parameters), parameters=self.c_parameters, offsets=self.c_offsets)

@@ -67,6 +67,8 @@ def _values(name: str, saved, count: int, unit: float) -> torch.Tensor:
         values = values * unit
     if not bool(values.isfinite().all()):
         raise corrupt(f"{name} holds a value that is not finite")
+    if name == "state/flush" and not all(x.is_integer() and 0 <= x <= 65535 for x in values.tolist()):
+        raise corrupt(f"{name} holds {values.tolist()}, not two numbers of steps")
     return values
 
 

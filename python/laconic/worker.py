@@ -11,13 +11,14 @@ import atexit
 import concurrent.futures
 import ctypes
 import functools
+import logging
 import queue
 import threading
 
 import torch
 
-from . import _lib
-from ._checks import U64
+from . import _lib, environment
+from ._checks import U64, whole
 from .engine import _TORCH_TYPES, Engine
 from .errors import LaconicError
 from .session import ENGINE_FAILED, Layout, Session, engine_failed
@@ -39,14 +40,18 @@ def result(future):
     return value
 
 
+#: steps between two looks at what nobody may have asked for: the counters include a norm, a pass over all residuals
+LOOK_EVERY = 1000
+
+
 class Job:
     """One buffer on its way through the worker."""
 
-    __slots__ = ("buffer", "flags", "future", "index", "layout", "scale", "step")
+    __slots__ = ("buffer", "future", "index", "layout", "scale", "step")
 
-    def __init__(self, layout, buffer, step, index, flags, scale):
+    def __init__(self, layout, buffer, step, index, scale):
         self.layout, self.buffer, self.step = layout, buffer, step
-        self.index, self.flags, self.scale = index, flags, scale
+        self.index, self.scale = index, scale
         self.future = torch.futures.Future()
 
 
@@ -71,8 +76,8 @@ class Worker:
         self._lock = threading.Lock()  # of the counters
         self._iterations = 0  # since attach, whatever was loaded
         self._unit = 1.0  # of the residuals; only the worker's thread changes it
-        self._flush_at: int | None = None
         self._rounds, self._elements, self._bytes = 0, 0, 0  # of sums that the worker did not make
+        self._resets_reported = False
         self._closed = False
         self._tasks: queue.SimpleQueue = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="laconic", daemon=True)
@@ -88,7 +93,8 @@ class Worker:
         The value is the buffer, which then holds the mean, or the LaconicError that kept it from coming: see `result`.
         """
         self.check_open()
-        job = Job(layout, buffer, self.step, index, self._flags(), scale)
+        layout.dtype = DTYPES[buffer.dtype]
+        job = Job(layout, buffer, self.step, index, scale)
         self._tasks.put(functools.partial(self._serve, job))
         return job.future
 
@@ -101,12 +107,13 @@ class Worker:
         self.step += 1
         with self._lock:
             self._iterations += 1
+        if self._iterations % LOOK_EVERY == 0:
+            self._tasks.put(self._look)
 
-    def flushing(self) -> bool:
-        return self._flush_at == self.step
-
-    def _flags(self) -> int:
-        return _lib.BUCKET_FLUSH if self.flushing() else 0
+    def release(self, layout: Layout) -> None:
+        """A layout that is not coming back, at least for a while: frees its buffers, between the same two jobs on every rank."""
+        if layout.dtype is not None:  # has been exchanged
+            self._tasks.put(functools.partial(self.session.release, layout))
 
     def summed_elsewhere(self, layout: Layout) -> None:
         """Counts a buffer that needed nothing but the sum of the caller's own group."""
@@ -130,10 +137,10 @@ class Worker:
             if job.scale != self._unit:  # residuals are kept in the unit of the scaled gradients of the moment
                 self.session.scale_residuals(job.scale / self._unit)
                 self._unit = job.scale
-            arguments = job.layout, job.buffer.data_ptr(), DTYPES[job.buffer.dtype]
+            arguments = job.layout, job.buffer.data_ptr(), job.layout.dtype
             numbers = {"step": job.step, "index": job.index}
             if self.broken is None:
-                self.session.exchange(*arguments, self.engine, **numbers, flags=job.flags)
+                self.session.exchange(*arguments, self.engine, **numbers)
             else:
                 self.session.keep(*arguments, **numbers)
                 value = self.broken
@@ -185,15 +192,34 @@ class Worker:
         stats["wire_bytes"] += size * 2 * (world - 1) // world
         stats["steps"] = max(stats["steps"], iterations)
         stats["ratio"] = stats["dense_bytes"] / stats["wire_bytes"] if stats["wire_bytes"] else 0.0
+        self._report(stats["residual_resets"])
         return stats
+
+    def _look(self) -> None:
+        self._report(self.session.stats()["residual_resets"])
+
+    def _report(self, resets: int) -> None:
+        """One line, once: a residual that is lost is gradient that is lost."""
+        with self._lock:
+            first, self._resets_reported = resets > 0 and not self._resets_reported, self._resets_reported or resets > 0
+        if first:
+            environment.say(f"rank {self.session.rank}: a residual was not finite and was set to zero; "
+                            'stats()["residual_resets"] counts them', logging.WARNING)
 
     def explain(self) -> dict:
         """What was picked and why: spec, strategy, reason, and every parameter's codec and largest payload."""
         return self.session.explain()
 
-    def flush(self) -> None:
-        """The next step goes out uncompressed with the residuals added. Every rank has to call it."""
-        self._flush_at = self.step
+    def flush(self, steps: int = 10) -> int:
+        """Drains the residuals: an equal part of them goes out in each of `steps` steps (1 to 65535; 1: all at once).
+
+        Gives the number of the step after which they are empty: the first step after the call carries the wish, the next
+        one is the first that drains. One rank's call is enough; ranks that call it give the same number. A flush that is
+        under way goes on as it is.
+        """
+        steps = whole("steps", steps, 1, 65535)
+        left = self._between_jobs(functools.partial(self.session.flush, steps))
+        return self.step + left - 1 if left else self.step + steps
 
     def state_dict(self) -> dict:
         """{"version", "header", "step", "tensors"}: what this rank must have to continue bit for bit.
@@ -203,6 +229,7 @@ class Worker:
         return self._between_jobs(self._state_dict)
 
     def _state_dict(self) -> dict:
+        self._look()
         tensors = {}
         for name, address, count in self.session.entries():
             values = torch.empty(count, dtype=torch.float32)
@@ -242,6 +269,7 @@ class Worker:
         if self._closed:
             return False
         self._closed = True
+        self._tasks.put(self._look)
         self._tasks.put(None)
         self._thread.join()
         return True

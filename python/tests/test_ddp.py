@@ -183,26 +183,159 @@ def test_stats_count_what_plain_all_reduce_sums(ranks, buckets):
         assert stats["ratio"] == 1.0 and stats["rounds"] >= 5
 
 
-def _flush(spec):
+def _flush(spec, steps, asking=(0, 1, 2, 3), again=None, **options):
+    """Four steps, a flush asked for by some ranks, and the norm of the residuals after every later step."""
     import torch.distributed as dist
 
-    ddp, handle, optimizer = training.build(dist.group.WORLD, spec)
+    ddp, handle, optimizer = training.build(dist.group.WORLD, spec, **options)
     rank = dist.get_rank()
     for step in range(4):
         training.step_once(ddp, optimizer, rank, step)
-    before = handle.stats()["residual_norm"]
-    handle.flush()
-    training.step_once(ddp, optimizer, rank, 4)
-    after = handle.stats()["residual_norm"]
-    training.step_once(ddp, optimizer, rank, 5)
-    result = before, after, handle.stats()["residual_norm"], training.digest(ddp)
+    empty_after = handle.flush(steps) if rank in asking else None
+    norms, left = {}, {}
+    for step in range(4, 4 + steps + 3):
+        if step == again:
+            assert handle.flush(7) == empty_after  # under way already
+        training.step_once(ddp, optimizer, rank, step)
+        norms[step], left[step] = handle.stats()["residual_norm"], handle.stats()["flush_steps_left"]
+    result = {"norms": norms, "left": left, "empty_after": empty_after, "hash": training.digest(ddp), "stats": handle.stats()}
     handle.close()
     return result
 
 
-@pytest.mark.parametrize("spec", ["3lc", "topk:ratio=0.05", "powersgd:rank=2"])
-def test_flush(ranks, spec):
-    results = ranks.run(_flush, spec=spec)
-    assert len({r[3] for r in results}) == 1
-    for before, after, later, _ in results:
-        assert before > 0 and after == 0 and later > 0
+FLUSHED = {"gather_all": ("topk:ratio=0.05", {}), "two_shot": ("3lc", {"attach_options": {"strategy": "two_shot"}}),
+           "native_sum": ("randomk:ratio=0.05", {}), "native_sum, two rounds": ("powersgd:rank=2", {})}
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+@pytest.mark.parametrize("which", FLUSHED)
+def test_a_flush_drains_equal_parts(ranks, which, steps):
+    spec, options = FLUSHED[which]
+    results = ranks.run(_flush, spec=spec, steps=steps, buckets=2, **options)
+    assert len({r["hash"] for r in results}) == 1
+    for result in results:
+        norms, left = result["norms"], result["left"]
+        assert result["empty_after"] == 4 + steps and norms[4] > 0 and left[4] == steps
+        # Under two_shot an owner's residual joins the rank's own with the first part.
+        whole = norms[5] / (1 - 1 / steps) if which == "two_shot" and steps > 1 else norms[4]
+        for part in range(1, steps):
+            assert norms[4 + part] == pytest.approx(whole * (1 - part / steps), rel=1e-4) and left[4 + part] == steps - part
+        assert norms[4 + steps] == 0 and left[4 + steps] == 0
+        assert norms[5 + steps] > 0 and left[5 + steps] == 0  # compressed again
+
+
+@pytest.mark.parametrize("asking", [[0], [3], [1, 2]])
+@pytest.mark.parametrize("which", FLUSHED)
+def test_one_rank_may_ask_for_a_flush(ranks, which, asking):
+    spec, options = FLUSHED[which]
+    results = ranks.run(_flush, spec=spec, steps=2, asking=asking, again=None, buckets=3, **options)
+    assert len({r["hash"] for r in results}) == 1
+    for rank, result in enumerate(results):
+        assert result["empty_after"] == (6 if rank in asking else None)
+        assert result["norms"][5] > 0 and result["norms"][6] == 0 and result["norms"][7] > 0
+
+
+def test_a_flush_under_way_is_not_asked_for_again(ranks):
+    for result in ranks.run(_flush, spec="topk:ratio=0.05", steps=4, again=6):
+        assert result["norms"][7] > 0 and result["norms"][8] == 0 and result["norms"][9] > 0
+
+
+def test_a_flush_of_nothing(ranks):
+    for result in ranks.run(_flush, spec="none", steps=2, buckets=2):
+        assert set(result["norms"].values()) == {0.0} and result["stats"]["exchanges"] == 0
+
+
+def _wrong_flush():
+    import torch.distributed as dist
+
+    import laconic
+
+    ddp, handle, _ = training.build(dist.group.WORLD, "topk")
+    told = []
+    for steps in (0, -1, 65536, 2**32 + 1, 2.0, "3"):
+        try:
+            handle.flush(steps)
+        except laconic.LaconicError as error:
+            told.append((error.name, f"steps is {steps!r}" in error.message))
+    handle.close()
+    return told
+
+
+def test_a_flush_in_steps_that_cannot_be(pools):
+    assert pools(2).run(_wrong_flush) == [[("invalid_argument", True)] * 6] * 2
+
+
+def _watched(spec, steps):
+    """Trains while another thread reads the counters all the time."""
+    import json
+    import threading
+
+    import torch.distributed as dist
+
+    ddp, handle, optimizer = training.build(dist.group.WORLD, spec, buckets=3)
+    seen, wrong, done = [], [], threading.Event()
+
+    def watch():
+        try:
+            while not done.is_set():
+                stats, explained = handle.stats(), handle.explain()
+                seen.append((stats["steps"], stats["wire_bytes"], stats["elements"], stats["rounds"]))
+                if json.dumps(explained) != expected:
+                    wrong.append("explain")
+        except BaseException as error:  # noqa: BLE001
+            wrong.append(repr(error))
+
+    expected = json.dumps(handle.explain())
+    threads = [threading.Thread(target=watch) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for step in range(steps):
+        training.step_once(ddp, optimizer, dist.get_rank(), step)
+        handle.stats()
+    done.set()
+    for thread in threads:
+        thread.join()
+    final, hash_ = handle.stats(), training.digest(ddp)
+    handle.close()
+    return {"wrong": wrong, "seen": len(seen), "monotone": all(a <= final[key] for s in seen for a, key in zip(
+        s, ("steps", "wire_bytes", "elements", "rounds"))), "steps": final["steps"], "hash": hash_}
+
+
+@pytest.mark.parametrize("spec", ["topk:ratio=0.05", "none"])
+def test_any_thread_may_ask_for_counters_at_any_time(pools, spec):
+    results = pools(2).run(_watched, spec=spec, steps=200)
+    assert len({r["hash"] for r in results}) == 1
+    for result in results:
+        assert result["wrong"] == [] and result["monotone"] and result["seen"] > 20 and result["steps"] == 200
+
+
+def _layouts(spec, steps, **options):
+    """Layouts with buffers after each step."""
+    import torch.distributed as dist
+
+    ddp, handle, optimizer = training.build(dist.group.WORLD, spec, buckets=16, **options)
+    counts = []
+    for step in range(steps):
+        training.step_once(ddp, optimizer, dist.get_rank(), step)
+        handle.worker.state_dict()  # the worker has done what was queued
+        counts.append((handle.stats()["exchange_layouts"], len(handle._layouts)))
+    hash_ = training.digest(ddp)
+    handle.close()
+    return counts, hash_
+
+
+@pytest.mark.parametrize("options", [{}, {"ddp_options": {"static_graph": True}}, {"ddp_options": {"find_unused_parameters": True}}])
+def test_buffers_of_layouts_that_ddp_has_left_are_freed(pools, options):
+    results = pools(2).run(_layouts, spec="topk:ratio=0.05", steps=6, **options)
+    assert len({hash_ for _, hash_ in results}) == 1
+    for counts, _ in results:
+        first = counts[0]
+        if "find_unused_parameters" in options.get("ddp_options", {}):  # never rebuilt
+            assert set(counts) == {first}
+        else:  # rebuilt after the first step (static graph: the second)
+            assert first == (1, 1) and max(counts) == (4, 4) and counts[-2:] == [(3, 3)] * 2
+
+
+def test_an_uncompressed_bucket_has_no_buffers_and_stays(pools):
+    for counts, _ in pools(2).run(_layouts, spec="none", steps=5):
+        assert counts[-1] == (0, 3)

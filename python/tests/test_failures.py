@@ -34,20 +34,21 @@ def _local_failure(session):
 
 
 def _fails(spec, victim, buckets=1, flush=False, resume=False, **options):
-    """Trains three steps, fails on `victim` in the fourth, trains two more."""
+    """Trains some steps, fails on `victim` in step 3, trains two more."""
     import torch.distributed as dist
 
     rank = dist.get_rank()
     ddp, handle, optimizer = training.build(dist.group.WORLD, spec, buckets=buckets, attach_options=options)
-    for step in range(3):
+    for step in range(2 if flush else 3):
         training.step_once(ddp, optimizer, rank, step)
     if resume:
         state = handle.state_dict()
         handle.close()
         ddp, handle, optimizer = training.build(dist.group.WORLD, spec, buckets=buckets, attach_options=options)
         handle.load_state_dict(state)
-    if flush:
-        handle.flush()
+    if flush:  # the step that fails is the first of three that drain
+        handle.flush(3)
+        training.step_once(ddp, optimizer, rank, 2)
     if rank == victim:
         _local_failure(handle.worker.session)
     before = handle.stats()["residual_norm"]
@@ -66,7 +67,7 @@ def _fails(spec, victim, buckets=1, flush=False, resume=False, **options):
 
 
 def heard_by_all(results, rank):
-    """Every rank's backward() raised the failing rank's sentence, with where it happened and what to do."""
+    """Every rank's backward() raised the failing rank's message, with where it happened and what to do."""
     for r, result in enumerate(results):
         assert result["raised"] is not None, f"rank {r} noticed nothing"
         for word in (f"rank {rank} failed in bucket", "(internal)", "the test told this rank to fail", f"rank {r}, bucket ",
@@ -77,7 +78,7 @@ def heard_by_all(results, rank):
         assert (error.name, error.code) == (("internal", 101) if r == rank else ("peer_failed", 61))
         assert str(error) in result["raised"] and error.hint and error.hint in result["raised"]
         assert result["failures"] >= 1
-    assert len({result["last"].message.partition("step 3: ")[2] for result in results}) == 1, "not the same sentence"
+    assert len({result["last"].message.partition("step 3: ")[2] for result in results}) == 1, "not the same message"
 
 
 @pytest.mark.parametrize("victim", [0, 2])
@@ -133,7 +134,7 @@ def test_a_closed_handle_says_so(pools, spec):
 
 # ---- a rank that is gone ----
 
-def _dies(spec, victim, call, signal, without=(), **options):
+def _dies(spec, victim, call, signal, without=(), buckets=1, **options):
     """Trains two steps; in the third, `victim` sends itself `signal` at its `call`-th collective (-1: before encoding)."""
     import os
     import time
@@ -142,7 +143,7 @@ def _dies(spec, victim, call, signal, without=(), **options):
 
     rank = dist.get_rank()
     with training.engine_without(*without):
-        ddp, handle, optimizer = training.build(dist.group.WORLD, spec, attach_options=options)
+        ddp, handle, optimizer = training.build(dist.group.WORLD, spec, buckets=buckets, attach_options=options)
     for step in range(2):
         training.step_once(ddp, optimizer, rank, step)
 
@@ -236,3 +237,209 @@ def test_a_rank_that_hangs_is_noticed_within_the_groups_timeout():
     finally:
         pool.kill(1)
         pool.close()
+
+
+# ---- an engine that fails ----
+
+class FailingEngine:
+    """Fails at its `at`-th batch from now on: before the collectives, or after them (their results are thrown away)."""
+
+    def __init__(self, engine, at, late):
+        self.engine, self.at, self.late, self.calls = engine, at, late, 0
+
+    def run(self, steps, count):
+        self.calls += 1
+        if self.calls - 1 != self.at:
+            return self.engine.run(steps, count)
+        if self.late:
+            self.engine.run(steps, count)
+        raise OSError("the test pulled the plug")
+
+
+def _engine_fails(spec, victims, at, late, patience=2, **options):
+    """Two steps, one whose engine fails on `victims` at batch `at`, one more on the broken handle."""
+    import datetime
+
+    import torch.distributed as dist
+
+    rank = dist.get_rank()
+    group = dist.new_group(timeout=datetime.timedelta(seconds=patience))
+    ddp, handle, optimizer = training.build(group, spec, buckets=16, attach_options=options)
+    for step in range(2):
+        training.step_once(ddp, optimizer, rank, step)
+    gradients, buckets, on_bucket = {}, [], handle.on_bucket
+    names = {id(p): n for n, p in ddp.module.named_parameters()}
+
+    def recorded(bucket):
+        buckets.append([names[id(p)] for p in bucket.parameters()])
+        for p, g in zip(bucket.parameters(), bucket.gradients()):
+            gradients[names[id(p)]] = g.detach().clone().flatten()
+        return on_bucket(bucket)
+
+    handle.on_bucket = recorded
+    if rank in victims:
+        handle.worker.engine = FailingEngine(handle.worker.engine, at, late)
+    before = handle.state_dict()["tensors"]
+    try:
+        training.step_once(ddp, optimizer, rank, 2)
+        raised = None
+    except RuntimeError as error:
+        raised = str(error)
+    result = {"before": before, "after": handle.state_dict()["tensors"], "gradients": dict(gradients), "buckets": list(buckets),
+              "calls": getattr(handle.worker.engine, "calls", None), "raised": raised, "last": handle.last_error}
+    if raised:
+        handle.worker.engine = FailingEngine(None, 0, False)
+        try:
+            training.step_once(ddp, optimizer, rank, 3)
+            result["again"] = None
+        except RuntimeError as error:
+            result["again"] = str(error)
+        result["asked"] = handle.worker.engine.calls
+    handle.close()
+    return result
+
+
+def broke_off(result, rank):
+    """backward() raised, the failure names its bucket, and what came behind it failed likewise without the engine."""
+    error = result["last"]
+    assert (error.code, error.name) == (62, "engine_failed") and str(error) in result["raised"]
+    assert f"rank {rank}, bucket " in error.message and "step 2: " in error.message
+    assert str(error) in result["again"] and result["asked"] == 0, "a broken handle went on"
+    failed = int(error.message.partition(", bucket ")[2].split()[0])
+    assert len(result["buckets"]) == 3
+    for bucket, names in enumerate(result["buckets"]):
+        for name in names:
+            residual = result["after"].get(f"residual/{name}")
+            if residual is None or bucket < failed:
+                continue
+            expected = result["before"][f"residual/{name}"] + result["gradients"][name]
+            if bucket == failed:  # was encoded, and put back
+                torch.testing.assert_close(residual, expected, rtol=1e-6, atol=1e-6)
+            else:
+                assert torch.equal(residual, expected), name
+
+
+INJECTED = {
+    "native_sum": ("randomk:ratio=0.05", {}),
+    "native_sum, two rounds": ("powersgd:rank=2", {}),
+    "gather_all": ("topk:ratio=0.05", {}),
+    "two_shot": ("int8+ef", {"strategy": "two_shot"}),
+}
+
+
+@pytest.mark.parametrize(("which", "victims", "late"), [
+    *((which, victims, False) for which in INJECTED for victims in ([1], [0, 1, 2])), ("two_shot", [0], True)])
+def test_an_engine_that_fails_at_any_batch(pools, which, victims, late):
+    """Every rank ends with a message, none by a signal, none in a wait that has no end."""
+    spec, options = INJECTED[which]
+    pool, batches = pools(3), 6 if "two" in which else 3
+    for at in range(batches + 1):
+        pool.start(_engine_fails, spec=spec, victims=victims, at=at, late=late, **options)
+        outcomes = pool.finish(30)
+        assert [kind for kind, _ in outcomes] == ["ok"] * 3, outcomes
+        results = [result for _, result in outcomes]
+        for rank, result in enumerate(results):
+            if rank in victims:
+                assert result["calls"] == min(at + 1, batches)
+            if at < batches and (rank in victims or not late or at + 1 < batches):  # the last batch may have served the others
+                broke_off(result, rank)
+                assert ("the test pulled the plug" in result["raised"]) == (rank in victims)
+        if at == batches:
+            assert all(result["raised"] is None for result in results)
+
+
+@pytest.mark.parametrize("call", [0, 2, 3])
+def test_a_killed_rank_ends_no_other_by_a_signal(call):
+    import signal
+
+    pool = Ranks(3, timeout=8)
+    try:
+        pool.start(_dies, spec="int8", victim=1, call=call, signal=signal.SIGKILL, strategy="two_shot", buckets=16)
+        outcomes = pool.finish(30)
+    finally:
+        pool.close()
+    assert [kind for kind, _ in outcomes] == ["ok", "dead", "ok"]
+    for rank in (0, 2):
+        assert outcomes[rank][1]["last"].name == "engine_failed"
+
+
+def _sums_fail(spec):
+    """One bucket's plain all-reduce fails on rank 1; what rank 1 asks of its group afterwards."""
+    import datetime
+
+    import torch.distributed as dist
+
+    class Group:
+        """A process group whose all-reduce fails."""
+
+        calls = 0
+
+        def allreduce(self, buffers):
+            self.calls += 1
+            raise_later = torch.futures.Future()
+            raise_later.set_exception(RuntimeError("the test pulled the plug"))
+            return type("Work", (), {"get_future": lambda work: raise_later})()
+
+    group = dist.new_group(timeout=datetime.timedelta(seconds=2))
+    ddp, handle, optimizer = training.build(group, spec, buckets=16)
+    for step in range(2):
+        training.step_once(ddp, optimizer, dist.get_rank(), step)
+    handle._user_group, raised = Group(), []
+    for step in (2, 3):
+        try:
+            training.step_once(ddp, optimizer, dist.get_rank(), step)
+        except RuntimeError as error:
+            raised.append(str(error))
+    result = handle._user_group.calls, raised, handle.last_error
+    handle.close()
+    return result
+
+
+def test_a_failing_all_reduce_of_an_uncompressed_bucket_breaks_the_handle(pools):
+    for calls, raised, error in pools(2).run(_sums_fail, spec="none"):
+        assert calls == 1 and len(raised) == 2 and all(str(error) in text for text in raised)
+        assert error.name == "engine_failed" and "an uncompressed bucket (last.bias, last.weight), step 2" in error.message
+
+
+# ---- a residual that is not finite ----
+
+def _poisoned_residual(ask):
+    """Lines that this rank says when rank 1's residual turned infinite, asked for counters or not."""
+    import contextlib
+    import ctypes
+    import io
+
+    import torch.distributed as dist
+
+    from laconic import worker
+
+    heard, rank, kept = io.StringIO(), dist.get_rank(), worker.LOOK_EVERY
+    worker.LOOK_EVERY = 4 if ask == "never" else kept
+    with contextlib.redirect_stderr(heard):
+        ddp, handle, optimizer = training.build(dist.group.WORLD, "topk:ratio=0.05")
+        for step in range(2):
+            training.step_once(ddp, optimizer, rank, step)
+        for name, address, _ in handle.worker.session.entries():
+            if rank == 1 and name == "residual/hidden.weight":
+                ctypes.c_float.from_address(address).value = float("inf")
+        for step in range(2, 5):
+            training.step_once(ddp, optimizer, rank, step)
+            if ask == "stats":
+                handle.stats()
+        if ask == "state":
+            handle.state_dict()
+        if ask == "never":
+            handle.worker._between_jobs(lambda: None)  # the look is behind the jobs
+        lines = heard.getvalue().splitlines()
+        handle.close()
+    worker.LOOK_EVERY = kept
+    return lines, heard.getvalue().splitlines(), training.digest(ddp)
+
+
+@pytest.mark.parametrize("ask", ["stats", "state", "never", "close"])
+def test_a_residual_that_was_reset_is_said_once(pools, ask):
+    results = pools(2).run(_poisoned_residual, ask=ask)
+    assert len({hash_ for _, _, hash_ in results}) == 1
+    (nothing, _, _), (before_close, lines, _) = results
+    assert nothing == [] and len(lines) == 1 and (before_close == lines) == (ask != "close")
+    assert "rank 1: a residual was not finite" in lines[0] and "residual_resets" in lines[0]

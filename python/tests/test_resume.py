@@ -40,6 +40,15 @@ def test_a_checkpoint_before_ddp_has_rebuilt_its_buckets(pools, spec):
         assert results[0][0] == results[0][1]
 
 
+@pytest.mark.parametrize("asked", [1, 2, 4])
+@pytest.mark.parametrize("spec", ["topk:ratio=0.05", "3lc", "powersgd:rank=2", "randomk:ratio=0.05"])
+def test_a_state_saved_during_a_flush_goes_on_with_it(pools, spec, asked):
+    """Saved after four steps: with two parts gone, one, or with the wish not told yet. Without the flush a run ends elsewhere."""
+    flushed = pools(3).run(training.resume, spec=spec, buckets=4, flush=(asked, 4))
+    assert all(h == flushed[0] for h in flushed) and flushed[0][0] == flushed[0][1]
+    assert flushed[0] != pools(3).run(training.resume, spec=spec, buckets=4)[0]
+
+
 def _loads_as_data(spec):
     """torch.load with its default since 2.6: nothing but tensors and plain values."""
     import io
@@ -74,7 +83,7 @@ def _swap(what):
         if what == "rank":
             handle.load_state_dict(states[(dist.get_rank() + 1) % 4])
         elif what == "world":
-            state["header"]["world"] = 3
+            state["header"]["world"] = 5
             handle.load_state_dict(state)
         elif what == "model":
             other, handle2, _ = training.build(dist.group.WORLD, "3lc", width=32)
@@ -99,7 +108,7 @@ def _swap(what):
 
 
 @pytest.mark.parametrize(("what", "name", "word"), [
-    ("rank", "state_rank", "rank"), ("world", "state_world", "3 ranks"), ("model", "state_model", "another model"),
+    ("rank", "state_rank", "rank"), ("world", "state_world", "5 ranks"), ("model", "state_model", "another model"),
     ("spec", "state_spec", "3lc"), ("version", "state_version", "99"), ("lacking", "state_corrupt", "tensors lacks"),
     ("nonsense", "state_corrupt", "nonsense")])
 def test_foreign_state_is_refused(ranks, what, name, word):
@@ -180,6 +189,9 @@ DAMAGES = {
     "residual inf": (_put("tensors", RESIDUAL, _poisoned(float("inf"))), "state_corrupt", f"{RESIDUAL} holds"),
     "codec nan": (_put("tensors", FACTOR, _poisoned(float("nan"))), "state_corrupt", f"{FACTOR} holds"),
     "codec inf": (_put("tensors", FACTOR, _poisoned(float("-inf"))), "state_corrupt", f"{FACTOR} holds"),
+    "flush half a step": (_put("tensors", "state/flush", torch.tensor([0.0, 1.5])), "state_corrupt", "state/flush holds [0.0, 1.5]"),
+    "flush negative": (_put("tensors", "state/flush", torch.tensor([-1.0, 0.0])), "state_corrupt", "state/flush holds"),
+    "flush too long": (_put("tensors", "state/flush", torch.tensor([0.0, 65536.0])), "state_corrupt", "state/flush holds"),
     "layout none": (_put("layout", None), "state_corrupt", "layout is not"),
     "layout text": (_put("layout", [["last.bias"], "last.weight"]), "state_corrupt", "layout is not"),
     "layout hollow": (_put("layout", lambda layout: [*layout, []]), "state_corrupt", "layout is not"),
@@ -253,7 +265,7 @@ def _loaded_halfway(spec):
     x, y = training.batch(dist.get_rank(), 0)
     (torch.nn.functional.cross_entropy(ddp(x), y) * scaler.get_scale()).backward()
     state, before = handle.state_dict(), handle.state_dict()
-    list(state["tensors"].values())[-1].fill_(1e30)
+    state["tensors"][RESIDUAL].fill_(1e30)
     try:
         handle.load_state_dict(state)
         return "was accepted"

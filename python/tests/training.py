@@ -118,14 +118,18 @@ def on_odd_steps(rank, step):
     return step % 2 == 1
 
 
-def resume(spec, buckets, before=4, after=4, **options):
-    """Hashes of an uninterrupted run and of one that is saved, thrown away and resumed."""
+def resume(spec, buckets, before=4, after=4, flush=None, **options):
+    """Hashes of an uninterrupted run and of one that is saved, thrown away and resumed. `flush`: (before which step, steps)."""
     group, rank = dist.group.WORLD, dist.get_rank()
     hashes = []
     for interrupted in (False, True):
         ddp, handle, optimizer = build(group, spec, buckets=buckets, **options)
         for step in range(before):
+            if flush is not None and flush[0] == step:
+                handle.flush(flush[1])
             step_once(ddp, optimizer, rank, step)
+        if flush is not None and flush[0] == before:
+            handle.flush(flush[1])
         if interrupted:
             file = io.BytesIO()
             torch.save({"model": ddp.module.state_dict(), "optimizer": optimizer.state_dict(),
