@@ -6,9 +6,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <bit>
-#include <cstring>
+#include <functional>
 #include <limits>
+#include <ostream>
 
 #include "laconic/registry.h"
 #include "support/ranks.h"
@@ -229,6 +232,14 @@ class OracleTest : public testing::TestWithParam<Case> {
     oracle_.flush(rank, steps);
   }
 
+  void damage(uint32_t rank, const std::string& name) {
+    for (const auto& entry : ranks_.session(rank).store().entries()) {
+      if (entry.name != name) continue;
+      entry.values[3] = std::numeric_limits<float>::infinity();
+      oracle_.memory(rank).at(name)[3] = std::numeric_limits<float>::infinity();
+    }
+  }
+
   /// Seeded gradients of the whole model, by rank.
   std::vector<Floats> fresh(uint64_t seed) const {
     return gradients(GetParam().world, whole_.elements, seed);
@@ -286,6 +297,7 @@ TEST_P(OracleTest, EveryRankHoldsWhatTheOracleComputes) {
   clear(values[0], kOdd);
   ASSERT_NO_FATAL_FAILURE(step(6, values));
   ASSERT_NO_FATAL_FAILURE(step(7, fresh(8)));
+  damage(0, "residual/odd");  // step 8 starts that one again from zero
   ASSERT_NO_FATAL_FAILURE(step(8, fresh(9)));
 }
 

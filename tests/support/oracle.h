@@ -57,10 +57,8 @@ class Oracle {
     for (uint32_t rank = 0; rank < world_; ++rank) remember(rank);
   }
 
-  /// "residual/P", "owner_residual/P@offset", "state/P@offset#hop".
-  [[nodiscard]] const std::map<std::string, Floats>& memory(uint32_t rank) const {
-    return memory_[rank];
-  }
+  /// "residual/P", "owner_residual/P@offset", "state/P@offset#hop", "state/flush".
+  [[nodiscard]] std::map<std::string, Floats>& memory(uint32_t rank) { return memory_[rank]; }
   [[nodiscard]] const Counters& counters(uint32_t rank) const { return counters_[rank]; }
   /// Are wire_bytes and rounds known beforehand? Not where capacities are predicted.
   [[nodiscard]] bool counts_bytes() const {
@@ -238,14 +236,16 @@ class Oracle {
     const uint64_t n = piece.unit.count;
     float* e = residual(rank, piece, hop);
     if (all_zero(gradient, n)) return {};
-    if (!carries_ && !within_reach(piece, gradient)) return {false, true, {}};
-    if (e != nullptr && !within_reach(piece, e)) {
-      std::fill_n(e, n, 0.0F);
-      ++counters_[rank].residual_resets;
-    }
     Floats sum(gradient, gradient + n);
     for (uint64_t k = 0; e != nullptr && k < n; ++k) sum[k] += e[k];
-    if (!carries_ && !within_reach(piece, sum.data())) return {false, true, {}};
+    if (!carries_ && !within_reach(piece, sum.data())) {
+      const bool residual_alone =
+          e != nullptr && within_reach(piece, gradient) && !within_reach(piece, e);
+      if (!residual_alone) return {false, true, {}};
+      ++counters_[rank].residual_resets;
+      std::fill_n(e, n, 0.0F);
+      sum.assign(gradient, gradient + n);
+    }
     if (e != nullptr && contract_.fused)
       return {true, false, encode_round(rank, piece, hop, 0, {gradient, e})};
     if (e != nullptr) std::copy(sum.begin(), sum.end(), e);

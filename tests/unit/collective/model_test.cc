@@ -41,6 +41,15 @@ TEST(Planner, PicksByContractWorldAndBytes) {
   EXPECT_EQ(choice("int8", options(2)).strategy, StrategyKind::gather_all);
 }
 
+TEST(Planner, OneRoundLessIsWorthSomeBytes) {
+  const auto by_size = [](uint64_t elements) {
+    return choose_strategy(*Spec::parse("int8"), {{"w", elements, 1}}, options(3))->strategy;
+  };
+  // At three ranks gather_all sends half as much again as two_shot: here 3 kB, there 700 kB.
+  EXPECT_EQ(by_size(5000), StrategyKind::gather_all);
+  EXPECT_EQ(by_size(1 << 20), StrategyKind::two_shot);
+}
+
 TEST(Planner, AnEngineThatCannotAddGetsFrames) {
   Options o = options(4);
   o.caps.sums = 0b001;  // f32 only, as Gloo of torch 1.13 for bf16
