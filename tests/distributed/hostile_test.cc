@@ -6,7 +6,9 @@
 
 #include <cstring>
 
+#include "base/hash.h"
 #include "support/ranks.h"
+#include "wire/bundle.h"
 
 namespace laconic::test {
 namespace {
@@ -98,6 +100,60 @@ TEST_P(Hostile, DamagedBundlesAreRefusedAndNothingIsLost) {
       results[r] = session::drive(group.session(r), bucket, layout, group.hub().engine(r));
     });
     for (const auto& result : results) EXPECT_TRUE(result) << result.error().message;
+  }
+}
+
+/// A liar that keeps its checksums right: an owner's mean claims to have seen `claimed` bytes of a
+/// rank that was granted less, in every exchange.
+class Lying final : public transport::Engine {
+ public:
+  Lying(transport::Engine& engine, uint64_t claimed) : engine_(&engine), claimed_(claimed) {}
+  [[nodiscard]] uint32_t rank() const noexcept override { return engine_->rank(); }
+  [[nodiscard]] uint32_t world() const noexcept override { return engine_->world(); }
+  Result<void> run(std::span<const transport::Step> batch) override {
+    const transport::Step& step = batch[0];
+    uint8_t* own = step.send;
+    const bool mean = step.kind == transport::StepKind::all_gather && own[5] == 1;
+    if (mean && rank() == 0) lie(own);
+    return engine_->run(batch);
+  }
+
+ private:
+  void lie(uint8_t* bundle) {
+    const auto slots = load<uint32_t>(bundle + 48);
+    const uint64_t seen = kBundleHeaderBytes + 4 * uint64_t{slots};
+    for (uint32_t r = 0; r < world(); ++r)
+      store(bundle + seen + 4 * r, static_cast<uint32_t>(claimed_ / 4));
+    store(bundle + 6, static_cast<uint8_t>(bundle[6] | 16U));  // incomplete: it wants more
+    const auto bytes = load<uint64_t>(bundle + 32);
+    store(bundle + 8, hash64(Bytes(bundle + 16, bytes - 16), load<uint64_t>(bundle)));
+  }
+
+  transport::Engine* engine_;
+  uint64_t claimed_;
+};
+
+/// Above the bound it is refused as it arrives; below it the repeat rounds are counted. Honest ranks
+/// never send what they do not have.
+TEST(HostileOwner, LengthsThatNobodySentAreRefused) {
+  const Layout layout = back_to_back(kModel, {0, 1, 2});
+  for (const uint64_t claimed : {uint64_t{1} << 30, uint64_t{1200}}) {
+    Ranks group({"3lc", 3, kModel, StrategyKind::two_shot, 64, 1, 0b111});
+    std::vector<Result<void>> results(3);
+    for (uint64_t step = 0; step < 3; ++step) {
+      auto buffers = gradients(3, layout.elements, step);
+      const auto originals = buffers;
+      group.on_all([&](uint32_t r) {
+        Lying engine(group.hub().engine(r), step == 2 ? claimed : 0);
+        Bucket bucket;
+        bucket.buffer = buffers[r].data();
+        bucket.step = step;
+        transport::Engine& honest = group.hub().engine(r);
+        results[r] = session::drive(group.session(r), bucket, layout, step == 2 ? engine : honest);
+      });
+      for (uint32_t r = 0; r < 3; ++r) ASSERT_EQ(results[r].ok(), step < 2) << "rank " << r;
+    }
+    for (uint32_t r = 0; r < 3; ++r) EXPECT_EQ(results[r].error().code, Errc::bound_exceeded);
   }
 }
 

@@ -23,8 +23,6 @@ TEST(Sessions, OneRank) {
   EXPECT_NE(std::string(laconic_session_stats(session)).find("\"exchanges\": 1"),
             std::string::npos);
   EXPECT_GT(laconic_session_residual_norm(session), 0.0);
-
-  
 }
 
 struct Created {

@@ -172,7 +172,11 @@ class World {
   /// The engine.
   void run() {
     for (uint32_t i = 0; i < ranks[0].count; ++i) {
-      for (Rank& rank : ranks) { ASSERT_EQ(rank.steps[i].kind, ranks[0].steps[i].kind); ASSERT_EQ(rank.steps[i].tag, ranks[0].steps[i].tag); } EXPECT_TRUE(tags_.insert(ranks[0].steps[i].tag).second) << "a tag came twice";
+      for (Rank& rank : ranks) {
+        ASSERT_EQ(rank.steps[i].kind, ranks[0].steps[i].kind);
+        ASSERT_EQ(rank.steps[i].tag, ranks[0].steps[i].tag);
+      }
+      EXPECT_TRUE(tags_.insert(ranks[0].steps[i].tag).second) << "a tag came twice";
       if (ranks[0].steps[i].kind == LACONIC_ALL_REDUCE) {
         add(i);
       } else {
