@@ -316,7 +316,11 @@ Result<collective::Exchange*> Session::begin(const collective::Bucket& bucket,
   }
   auto found = exchange_for(layout, bucket.dtype);
   const bool local = found.ok();
-  collective::Exchange& exchange = local ? **found : messenger(bucket, layout.elements);
+  // Memory runs out over a layout that is new, and new on all ranks: they are about to enrol it.
+  const bool enrols = !local && found.error().code == Errc::out_of_memory;
+  collective::Exchange& exchange = local    ? **found
+                                   : enrols ? *spare_
+                                            : messenger(bucket, layout.elements);
   exchange.begin(bucket, sequence_++, {wish(), parts_});
   if (!local) {
     keep(bucket, layout);
@@ -359,8 +363,13 @@ void Session::abort(collective::Exchange& exchange, Error why) {
 }
 
 void Session::abort(collective::Exchange& exchange) {
-  abort(exchange, Error{Errc::engine_failed, "the engine failed in an earlier exchange",
-                        "restart from the last checkpoint"});
+  Error why{Errc::engine_failed, {}, {}};
+  try {
+    why.message = "the engine failed in an earlier exchange";
+    why.hint = "restart from the last checkpoint";
+  } catch (const std::bad_alloc&) {  // the code alone has to do: payloads must be put back
+  }
+  abort(exchange, std::move(why));
 }
 
 void Session::release(const collective::LayoutView& layout, DType dtype) {

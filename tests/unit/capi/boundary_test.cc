@@ -248,6 +248,7 @@ TEST(WithoutMemory, AnExchangeEndsWhereAMessageFindsNone) {
       return done;
     };
     World other(scene.setup), world(scene.setup);
+    for (World* w : {&other, &world}) EXPECT_EQ(w->exchange(), 0);
     const int rounds = fail_and_advance(other, 100);  // until rank 0 hears of it
     fail_and_advance(world, rounds);
     with_each_allocation_failing([&] { return world.next(0); },

@@ -137,7 +137,7 @@ class World {
   bool advance() {
     if (!step_together()) return false;
     run();
-    return true;
+    return !testing::Test::HasFatalFailure();
   }
 
   /// One exchange of new gradients to its end: 0, or the first rank's failure.
