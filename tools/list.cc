@@ -3,14 +3,15 @@
 // laconic list: what can be named in a spec.
 #include <fmt/format.h>
 
-#include <array>
 #include <memory>
+#include <span>
 
 #include "codecs/registry/field_text.h"
 #include "command.h"
 #include "laconic/registry.h"
 #include "laconic/spec.h"
 #include "output.h"
+#include "session/describe.h"
 
 namespace laconic::tools {
 namespace {
@@ -20,65 +21,6 @@ struct Options {
   bool json = false;
   bool markdown = false;
 };
-
-constexpr std::array<std::string_view, 4> kMerge{"none", "linear", "set_union", "vote"};
-constexpr std::array<std::string_view, 3> kFeedback{"never", "own", "aggregate"};
-
-std::string_view merge_name(Merge merge) { return kMerge[static_cast<std::size_t>(merge)]; }
-std::string_view feedback_name(Feedback feedback) {
-  return kFeedback[static_cast<std::size_t>(feedback)];
-}
-
-// ---- JSON ----
-
-Json json_value(const Field& field, double value) {
-  if (field.type == FieldType::word) return codecs::value_text(field, value);
-  if (field.type == FieldType::flag) return value != 0;
-  if (field.type == FieldType::integer) return static_cast<int64_t>(value);
-  return value;
-}
-
-Json json_field(const Field& field) {
-  Json json{{"name", field.name},
-            {"type", codecs::field_type_name(field.type)},
-            {"default", json_value(field, field.fallback)},
-            {"min", field.type == FieldType::word ? Json() : json_value(field, field.min)},
-            {"max", field.type == FieldType::word ? Json() : json_value(field, field.max)},
-            {"max_open", field.max_open},
-            {"help", field.help}};
-  if (field.type == FieldType::word)
-    json["words"] = std::vector<std::string_view>(field.words.begin(), field.words.end());
-  return json;
-}
-
-Json json_contract(const Contract& contract) {
-  return {{"merge", merge_name(contract.merge)},
-          {"feedback", feedback_name(contract.feedback)},
-          {"feedback_default", contract.feedback_default},
-          {"fused", contract.fused},
-          {"stochastic", contract.stochastic},
-          {"unbiased", contract.unbiased},
-          {"lossless", contract.lossless},
-          {"exact_size", contract.exact_size},
-          {"whole_parameter", contract.whole_parameter},
-          {"contraction", contract.contraction},
-          {"headroom", contract.headroom},
-          {"granule", contract.granule}};
-}
-
-Json json_codec(const CodecTable& codec) {
-  Json params = Json::array();
-  for (const Field& field : codec.fields) params.push_back(json_field(field));
-  return {{"name", codec.info.name},
-          {"id", codec.info.id},
-          {"version", codec.info.version},
-          {"summary", codec.info.summary},
-          {"source", codec.info.source},
-          {"params", params},
-          {"contract", json_contract(Spec::defaults(codec).contract())}};
-}
-
-// ---- tables ----
 
 std::string feedback_text(const Contract& contract) {
   if (contract.feedback == Feedback::never) return "never";
@@ -134,16 +76,22 @@ Table key_table(std::span<const CodecTable* const> of) {
   return table;
 }
 
+/// What laconic_codecs_json() gives, and a line feed.
+int print_codecs_json(std::span<const CodecTable* const> of) {
+  fmt::print("{}\n", session::describe_codecs(of));
+  return kFine;
+}
+
 int print_one(const CodecTable& codec, bool json) {
   if (json) {
-    print_json({{"codecs", Json::array({json_codec(codec)})}});
-    return kFine;
+    const CodecTable* const of[] = {&codec};
+    return print_codecs_json(of);
   }
   const Contract contract = Spec::defaults(codec).contract();
   fmt::print("{}: {}\n", codec.info.name, codec.info.summary);
   fmt::print("source: {}\n", codec.info.source);
   fmt::print("ratio {} (1024 x 1024, defaults), error feedback {}, merge {}\n", ratio_text(codec),
-             feedback_text(contract), merge_name(contract.merge));
+             feedback_text(contract), session::merge_name(contract.merge));
   if (codec.fields.empty()) return kFine;
   fmt::print("\n");
   const CodecTable* const of[] = {&codec};
@@ -153,10 +101,9 @@ int print_one(const CodecTable& codec, bool json) {
 
 int print_all(const Options& options) {
   if (options.json) {
-    Json codecs = Json::array();
-    for (const CodecTable* codec : all_codecs()) codecs.push_back(json_codec(*codec));
-    print_json({{"codecs", codecs}});
-  } else if (options.markdown) {
+    return print_codecs_json(all_codecs());
+  }
+  if (options.markdown) {
     codec_table().print_markdown();
     fmt::print("\n");
     key_table(all_codecs()).print_markdown();

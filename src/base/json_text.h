@@ -41,11 +41,12 @@ class JsonText {
   JsonText& value(uint64_t n) { return raw(std::to_string(n)); }
   JsonText& value(uint32_t n) { return raw(std::to_string(n)); }
   JsonText& value(double x) {
-    if (!std::isfinite(x)) return raw("null");
+    if (!std::isfinite(x)) return null();
     char buffer[32];
     const auto end = std::to_chars(buffer, buffer + sizeof buffer, x).ptr;
     return raw(std::string_view(buffer, static_cast<size_t>(end - buffer)));
   }
+  JsonText& null() { return raw("null"); }
   template <class T>
   JsonText& field(std::string_view name, const T& x) {
     return key(name).value(x);

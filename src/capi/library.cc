@@ -4,6 +4,7 @@
 #include <string>
 
 #include "capi/boundary.h"
+#include "laconic/registry.h"
 #include "laconic/version.h"
 #include "session/describe.h"
 
@@ -25,7 +26,7 @@ const char* laconic_build_info(void) {
 
 const char* laconic_codecs_json(void) {
   return guarded_value<const char*>("", [](const char*& out) {
-    static const std::string text = laconic::session::describe_codecs();
+    static const std::string text = laconic::session::describe_codecs(laconic::all_codecs());
     out = text.c_str();
     return 0;
   });

@@ -10,20 +10,6 @@
 namespace laconic::session {
 namespace {
 
-std::string_view merge_name(Merge m) {
-  switch (m) {
-    case Merge::none:
-      return "none";
-    case Merge::linear:
-      return "linear";
-    case Merge::set_union:
-      return "set_union";
-    case Merge::vote:
-      return "vote";
-  }
-  return "unknown";
-}
-
 std::string_view feedback_name(Feedback f) {
   switch (f) {
     case Feedback::never:
@@ -68,16 +54,24 @@ void put_value(JsonText& json, const Field& f, double value) {
   }
 }
 
+/// A word has no range.
+void put_bound(JsonText& json, const Field& f, std::string_view name, double value) {
+  json.key(name);
+  if (f.type == FieldType::word) {
+    json.null();
+  } else {
+    put_value(json, f, value);
+  }
+}
+
 void put_field(JsonText& json, const Field& f) {
   json.open('{').field("name", f.name).field("type", codecs::field_type_name(f.type));
   json.key("default");
   put_value(json, f, f.fallback);
-  json.key("min");
-  put_value(json, f, f.min);
-  json.key("max");
-  put_value(json, f, f.max);
-  if (f.max_open) json.field("max_open", true);
-  if (!f.words.empty()) {
+  put_bound(json, f, "min", f.min);
+  put_bound(json, f, "max", f.max);
+  json.field("max_open", f.max_open);
+  if (f.type == FieldType::word) {
     json.key("words").open('[');
     for (const auto word : f.words) json.value(word);
     json.close(']');
@@ -87,13 +81,31 @@ void put_field(JsonText& json, const Field& f) {
 
 }  // namespace
 
-std::string describe_codecs() {
+std::string_view merge_name(Merge merge) noexcept {
+  switch (merge) {
+    case Merge::none:
+      return "none";
+    case Merge::linear:
+      return "linear";
+    case Merge::set_union:
+      return "set_union";
+    case Merge::vote:
+      return "vote";
+  }
+  return "unknown";
+}
+
+std::string describe_codecs(std::span<const CodecTable* const> codecs) {
   JsonText json;
   json.open('{').key("codecs").open('[');
-  for (const CodecTable* codec : all_codecs()) {
+  for (const CodecTable* codec : codecs) {
     const Spec spec = Spec::defaults(*codec);
-    json.open('{').field("name", codec->info.name).field("summary", codec->info.summary);
-    json.field("source", codec->info.source).key("params").open('[');
+    json.open('{').field("name", codec->info.name);
+    json.field("id", uint32_t{codec->info.id}).field("version", uint32_t{codec->info.version});
+    json.field("summary", codec->info.summary)
+        .field("source", codec->info.source)
+        .key("params")
+        .open('[');
     for (const Field& f : codec->fields) put_field(json, f);
     json.close(']');
     put_contract(json, spec.contract());

@@ -3,16 +3,20 @@
 // What the library says about itself, as JSON text.
 #pragma once
 
+#include <span>
 #include <string>
+#include <string_view>
 
 #include "laconic/spec.h"
 #include "session/session.h"
 
 namespace laconic::session {
 
-/// {"codecs": [{"name", "summary", "source", "params": [...], "contract": {...}}]}: what `laconic
-/// list --json` prints.
-std::string describe_codecs();
+/// "none", "linear", "set_union" or "vote".
+std::string_view merge_name(Merge merge) noexcept;
+/// {"codecs": [{"name", "id", "version", "summary", "source", "params": [...], "contract": {...}}]}:
+/// what `laconic list --json` prints and laconic_codecs_json() gives.
+std::string describe_codecs(std::span<const CodecTable* const> codecs);
 /// {"spec", "name", "feedback", "contract"}
 std::string describe_spec(const Spec& spec);
 /// What was picked for the model and why, per parameter.

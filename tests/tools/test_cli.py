@@ -96,6 +96,15 @@ def test_list_json():
         assert codec["contract"]["feedback"] in ("never", "own", "aggregate")
 
 
+def test_list_json_is_what_the_library_says():
+    from laconic import _lib
+
+    said = _lib.lib.laconic_codecs_json()
+    assert laconic("list", "--json").stdout.encode() == said + b"\n"
+    for codec in json.loads(said)["codecs"]:
+        assert answer("list", codec["name"])["codecs"] == [codec]
+
+
 def test_list_one():
     assert [codec["name"] for codec in answer("list", "none")["codecs"]] == ["none"]
     error = failure(USAGE, "list", "nome")
