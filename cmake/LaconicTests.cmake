@@ -13,14 +13,28 @@ if(BUILD_TESTING)
   endif()
 endif()
 
+# Reading GoogleTest and the usual standard headers is a quarter of what compiling a test costs: they are read once for
+# all test programs, which therefore share their flags. Macros may differ as long as these headers do not look at them.
+function(laconic_test_pch)
+  # A program, because only those of its kind share all flags with it (-fPIE).
+  file(CONFIGURE OUTPUT laconic_test_pch.cc CONTENT "int main() { return 0; }\n")  # written only if it differs
+  add_executable(laconic_test_pch EXCLUDE_FROM_ALL ${CMAKE_CURRENT_BINARY_DIR}/laconic_test_pch.cc)
+  target_link_libraries(laconic_test_pch PRIVATE laconic_flags GTest::gtest Threads::Threads)
+  target_precompile_headers(laconic_test_pch PRIVATE
+    <gtest/gtest.h> <algorithm> <cmath> <random> <string> <vector>)
+  # ccache looks at the text that gcc -E gives, which must then name the precompiled header.
+  target_compile_options(laconic_test_pch PRIVATE $<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess>)
+endfunction()
+
 # laconic_test(NAME LABEL DEPS SOURCES...): a GoogleTest executable.
 function(laconic_test NAME LABEL DEPS)
   add_executable(${NAME} ${ARGN})
   target_include_directories(${NAME} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
   target_include_directories(${NAME} SYSTEM PRIVATE ${LACONIC_XXHASH_INCLUDE_DIR})
-  target_compile_definitions(${NAME} PRIVATE LACONIC_TEST_DATA="${PROJECT_SOURCE_DIR}/tests")
   target_link_libraries(${NAME} PRIVATE
     laconic_flags laconic_test_support ${DEPS} laconic_program_deps GTest::gmock GTest::gtest_main)
+  target_precompile_headers(${NAME} REUSE_FROM laconic_test_pch)
+  target_compile_options(${NAME} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess>)
   add_test(NAME ${NAME} COMMAND ${NAME} --gtest_brief=1)
   set_tests_properties(${NAME} PROPERTIES LABELS ${LABEL} TIMEOUT 1800)
   add_dependencies(laconic_tests ${NAME})
@@ -105,6 +119,8 @@ endfunction()
 # tests/golden: *_test.cc -> test_golden, which replays the files; make_golden, which wrote them, is no test.
 function(laconic_golden_tests)
   laconic_folder_tests(golden laconic_pipeline)
+  # Here alone: with a path of this checkout in its command line, a file is compiled again in every other one.
+  target_compile_definitions(test_golden PRIVATE LACONIC_TEST_DATA="${PROJECT_SOURCE_DIR}/tests")
   add_executable(make_golden EXCLUDE_FROM_ALL ${PROJECT_SOURCE_DIR}/tests/golden/make_golden.cc)
   target_include_directories(make_golden PRIVATE ${PROJECT_SOURCE_DIR}/tests)
   target_link_libraries(make_golden PRIVATE laconic_flags laconic_pipeline laconic_program_deps)
@@ -115,6 +131,7 @@ function(laconic_all_tests)
   if(LACONIC_FUZZ)
     return()  # that build is for libFuzzer alone
   endif()
+  laconic_test_pch()
   laconic_test_support()
   laconic_unit_tests()
   laconic_folder_tests(conformance laconic_all)
