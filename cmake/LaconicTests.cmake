@@ -57,6 +57,12 @@ function(laconic_test_support)
   endif()
 endfunction()
 
+# Files that read others of tests/. These alone: with a path of this checkout in its command line, a file is compiled
+# again in every other one.
+set_source_files_properties(
+  ${PROJECT_SOURCE_DIR}/tests/golden/golden_test.cc ${PROJECT_SOURCE_DIR}/tests/unit/capi/boundary_test.cc
+  PROPERTIES COMPILE_DEFINITIONS LACONIC_TEST_DATA="${PROJECT_SOURCE_DIR}/tests")
+
 # tests/unit/<module>/*_test.cc -> test_<module>, linking that module and what it may use.
 function(laconic_unit_tests)
   get_property(modules GLOBAL PROPERTY LACONIC_MODULES)
@@ -119,8 +125,6 @@ endfunction()
 # tests/golden: *_test.cc -> test_golden, which replays the files; make_golden, which wrote them, is no test.
 function(laconic_golden_tests)
   laconic_folder_tests(golden laconic_pipeline)
-  # Here alone: with a path of this checkout in its command line, a file is compiled again in every other one.
-  target_compile_definitions(test_golden PRIVATE LACONIC_TEST_DATA="${PROJECT_SOURCE_DIR}/tests")
   add_executable(make_golden EXCLUDE_FROM_ALL ${PROJECT_SOURCE_DIR}/tests/golden/make_golden.cc)
   target_include_directories(make_golden PRIVATE ${PROJECT_SOURCE_DIR}/tests)
   target_link_libraries(make_golden PRIVATE laconic_flags laconic_pipeline laconic_program_deps)

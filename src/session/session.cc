@@ -231,15 +231,15 @@ Result<collective::Exchange*> Session::exchange_for(const collective::LayoutView
   });
 }
 
-/// This rank has no exchange for the bucket. The others are about to enrol a new layout, which the
-/// spare can join; or they know the layout, and this rank brings another by mistake: then the
-/// exchange that the same bucket had before speaks their rounds.
-collective::Exchange& Session::messenger(const collective::Bucket& bucket, uint64_t elements) {
+/// This rank has no exchange for the bucket. Where memory ran out, the layout is new, and the others
+/// are about to enrol it: the spare joins them. Where the layout does not fit, this rank may have
+/// brought it by mistake: the exchange that the same bucket had before speaks the others' rounds.
+collective::Exchange& Session::messenger(const Error& why, const collective::Bucket& bucket,
+                                         const collective::LayoutView& layout) {
   for (auto& exchange : exchanges_) {
-    const bool same_bucket = exchange->bucket().index == bucket.index;
-    if (exchange->enrolled() && same_bucket && exchange->dtype() == bucket.dtype &&
-        exchange->elements() <= elements)
-      return *exchange;
+    const bool known = exchange->enrolled() && exchange->bucket().index == bucket.index &&
+                       exchange->dtype() == bucket.dtype && exchange->elements() <= layout.elements;
+    if (known && why.code != Errc::out_of_memory) return *exchange;
   }
   return *spare_;
 }
@@ -316,11 +316,7 @@ Result<collective::Exchange*> Session::begin(const collective::Bucket& bucket,
   }
   auto found = exchange_for(layout, bucket.dtype);
   const bool local = found.ok();
-  // Memory runs out over a layout that is new, and new on all ranks: they are about to enrol it.
-  const bool enrols = !local && found.error().code == Errc::out_of_memory;
-  collective::Exchange& exchange = local    ? **found
-                                   : enrols ? *spare_
-                                            : messenger(bucket, layout.elements);
+  collective::Exchange& exchange = local ? **found : messenger(found.error(), bucket, layout);
   exchange.begin(bucket, sequence_++, {wish(), parts_});
   if (!local) {
     keep(bucket, layout);

@@ -91,7 +91,8 @@ class Session {
   void keep(const collective::Bucket& bucket, const collective::LayoutView& layout);
   [[nodiscard]] Result<void> check_layout(const collective::LayoutView& layout) const;
   Result<collective::Exchange*> exchange_for(const collective::LayoutView& layout, DType dtype);
-  collective::Exchange& messenger(const collective::Bucket& bucket, uint64_t elements);
+  collective::Exchange& messenger(const Error& why, const collective::Bucket& bucket,
+                                  const collective::LayoutView& layout);
   Result<void> create_flush_state();
   void enter_step(uint64_t step);
   void hear_flush(uint32_t steps);
