@@ -140,14 +140,19 @@ std::string explain(const Session& session) {
     const auto& p = model.parameters()[i];
     const auto& a = model.assignment(i);
     uint64_t bytes = a.raw ? p.count() * sizeof(float) : 0;
+    uint64_t expected = bytes;
     for (const auto& piece : a.pieces) {
       const Plan plan = model.spec().codec().plan(model.spec().params(), piece.unit, options.world);
-      for (uint32_t r = 0; r < plan.rounds; ++r) bytes += plan.round[r].bytes;
+      for (uint32_t r = 0; r < plan.rounds; ++r) {
+        bytes += plan.round[r].bytes;
+        expected += plan.round[r].expected;
+      }
     }
     json.open('{').field("name", p.name).field("elements", p.count());
     json.field("codec",
                a.raw ? std::string_view("none") : std::string_view(model.spec().canonical()));
     json.field("pieces", static_cast<uint64_t>(a.pieces.size()))
+        .field("payload_bytes_expected", expected)
         .field("payload_bytes_at_most", bytes)
         .close('}');
     raw += a.raw ? p.count() : 0;

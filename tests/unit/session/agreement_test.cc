@@ -107,6 +107,9 @@ TEST(Session, ExplainsItsChoice) {
   const std::string text = session::explain(*s);
   EXPECT_NE(text.find("\"strategy\": \"gather_all\""), std::string::npos) << text;
   EXPECT_NE(text.find("index sets unite"), std::string::npos) << text;
+  EXPECT_NE(text.find("\"payload_bytes_expected\": 450, \"payload_bytes_at_most\": 450"),
+            std::string::npos)
+      << text;
 }
 
 }  // namespace
