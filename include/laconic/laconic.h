@@ -14,8 +14,8 @@
  * returns void (destroy, abort) takes null and does nothing. Arrays may be null when their count is
  * 0. A handle that a failed create or begin should have given is null.
  *
- * Enums, flags and numbers outside the values listed here are invalid_argument, and so are fields
- * named reserved that are not 0.
+ * Enums, flags and numbers outside the values listed here are invalid_argument (unless a comment
+ * names another code), and so are fields named reserved that are not 0.
  *
  * Structs that begin with struct_size: set it to sizeof in your header and all else to zero, then
  * fill in fields. Later versions only append fields, and zero means their default. The library
@@ -219,11 +219,11 @@ LACONIC_API int32_t laconic_session_scale_residuals(laconic_session* session, fl
 /* sqrt(sum of squares) of this rank's own residuals. */
 LACONIC_API double laconic_session_residual_norm(const laconic_session* session);
 
-/* Residuals shall go out with the gradients, an equal part in each of `steps` steps, 1 to 65535. It
- * suffices that one rank asks: the wish rides in the exchanges of the next step, and the first
- * draining step is the one after it. Where ranks ask for different numbers, the bitwise OR of them
- * holds. Nothing happens while a flush is draining, or without feedback. stats has
- * flush_steps_left. */
+/* Residuals shall go out with the gradients, an equal part in each of `steps` steps (1 to 65535,
+ * else value_out_of_range). It suffices that one rank asks: the wish rides in the exchanges of the
+ * next step, and the first draining step is the one after it. Where ranks ask for different
+ * numbers, the bitwise OR of them holds. Nothing happens while a flush is draining, or without
+ * feedback. stats has flush_steps_left. */
 LACONIC_API int32_t laconic_session_flush(laconic_session* session, uint32_t steps);
 
 /* Flags of a bucket. RAW: send uncompressed, residuals untouched. */

@@ -8,6 +8,7 @@ import os
 from ctypes import POINTER, c_char, c_char_p, c_double, c_float, c_int32, c_size_t, c_uint32, c_uint64, c_void_p
 from pathlib import Path
 
+from . import errors
 from .errors import LaconicError
 
 ABI_VERSION = 2
@@ -140,17 +141,17 @@ def _load() -> ctypes.CDLL:
             lib = ctypes.CDLL(str(path))
             break
     else:
-        raise LaconicError(9, "unsupported", "liblaconic.so was not found; looked at " + ", ".join(map(str, tried)),
+        raise errors.error("unsupported", "liblaconic.so was not found; looked at " + ", ".join(map(str, tried)),
                            "install the wheel, run `make build`, or set LACONIC_LIBRARY to its path")
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(lib, name, None)
         if function is None:
-            raise LaconicError(9, "unsupported", f"{path} lacks {name}: it is another version of laconic",
+            raise errors.error("unsupported", f"{path} lacks {name}: it is another version of laconic",
                                "reinstall laconic, or rebuild with `make build`")
         function.restype, function.argtypes = result, arguments
     abi = lib.laconic_abi_version()
     if abi != ABI_VERSION:
-        raise LaconicError(9, "unsupported", f"{path} has ABI {abi}, the Python package at {__file__} needs {ABI_VERSION}",
+        raise errors.error("unsupported", f"{path} has ABI {abi}, the Python package at {__file__} needs {ABI_VERSION}",
                            "install both from the same version")
     lib.path = path
     return lib

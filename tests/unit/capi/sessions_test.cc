@@ -85,6 +85,42 @@ TEST(Sessions, ResidualsAreScaledByPositiveFiniteFactors) {
   EXPECT_NEAR(laconic_session_residual_norm(session), before / 2, 1e-6 * before);
 }
 
+TEST(Sessions, AFlushIsAskedForInSteps) {
+  World world({"topk:ratio=0.1", 2, LACONIC_STRATEGY_GATHER_ALL});
+  laconic_session* const session = world.ranks[0].session;
+  const auto left = [&](const char* steps) {
+    const std::string wanted = std::string("\"flush_steps_left\": ") + steps + ",";
+    return std::string(laconic_session_stats(session)).find(wanted) != std::string::npos;
+  };
+  for (const uint32_t bad : {0U, 65536U, ~0U})
+    EXPECT_EQ(laconic_session_flush(session, bad), code_of(Errc::value_out_of_range));
+  EXPECT_TRUE(left("0"));
+  ASSERT_EQ(laconic_session_flush(session, 2), 0);
+  EXPECT_TRUE(left("2"));
+  for (int step = 0; step < 3; ++step) ASSERT_EQ(world.exchange(), 0);
+  EXPECT_TRUE(left("0"));
+}
+
+TEST(Sessions, ALayoutIsReleased) {
+  World world({});
+  laconic_session* const session = world.ranks[0].session;
+  const auto layouts = [&](const char* count) {
+    const std::string wanted = std::string("\"exchange_layouts\": ") + count + ",";
+    return std::string(laconic_session_stats(session)).find(wanted) != std::string::npos;
+  };
+  ASSERT_EQ(world.exchange(), 0);
+  EXPECT_TRUE(layouts("1"));
+  laconic_bucket bucket = world.bucket(0);
+  bucket.dtype = LACONIC_F16;  // another layout: nothing happens
+  EXPECT_EQ(laconic_session_release_layout(session, &bucket), 0);
+  EXPECT_TRUE(layouts("1"));
+  bucket.dtype = LACONIC_F32;
+  bucket.buffer = nullptr;
+  EXPECT_EQ(laconic_session_release_layout(session, &bucket), 0);
+  EXPECT_TRUE(layouts("0"));
+  EXPECT_EQ(world.exchange(), 0) << "it may come back";
+}
+
 TEST(Sessions, TheAgreementNamesWhatDiffers) {
   World world({"topk:ratio=0.1", 2, LACONIC_STRATEGY_GATHER_ALL});
   EXPECT_EQ(laconic_session_check_agreement(world.ranks[0].session, world.cards().data()), 0);
