@@ -47,6 +47,39 @@ def test_layer_table_is_what_cmake_links():
     assert linked == table
 
 
+def folders_in_tree():
+    """The folders of ARCHITECTURE.md's tree, as paths."""
+    block = re.search(r"```tree\n(.*?)```", text_of("ARCHITECTURE.md"), re.S)[1]
+    found, above = set(), []
+    for line in block.splitlines():
+        indent, name = re.match(r"( *)(\w+)/", line).groups()
+        above = [*above[: len(indent) // 2], name]
+        found.add("/".join(above))
+    return found
+
+
+def folders_on_disk():
+    """Folders that hold files of the project: two levels deep, three in src/."""
+    ignored = {line.rstrip("/") for line in text_of(".gitignore").splitlines()}  # "/name": in the root only
+    found, todo = set(), [(ROOT, 2)]
+    while todo:
+        folder, depth = todo.pop()
+        for path in (p for p in folder.iterdir() if p.is_dir()):
+            name = path.relative_to(ROOT).as_posix()
+            if path.name.startswith(".") or {path.name, f"/{name}"} & ignored or name in {"venv", "shared"}:
+                continue
+            if not any(p.is_file() and "__pycache__" not in p.parts for p in path.rglob("*")):
+                continue
+            found.add(name)
+            if depth > 1:
+                todo.append((path, 2 if name == "src" else depth - 1))
+    return found
+
+
+def test_the_tree_is_the_tree_on_disk():
+    assert folders_in_tree() == folders_on_disk()
+
+
 def test_errors_are_all_documented():
     enum = re.search(r"enum class Errc.*?\{(.*?)\};", text_of("include", "laconic", "error.h"), re.S)[1]
     codes = {(name, int(number)) for name, number in re.findall(r"(\w+) = (\d+)", enum)}

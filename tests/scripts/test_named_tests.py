@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [page for page in sorted((ROOT / "docs").rglob("*.md")) if re.search(r"\btest_\w+", page.read_text(encoding="utf-8"))]
-FILES = {path.name: path for folder in ("python/tests", "tests") for path in (ROOT / folder).rglob("test_*.py")}
+FILES = {path.name: path for folder in ("lab/tests", "python/tests", "tests") for path in (ROOT / folder).rglob("test_*.py")}
 FUNCTIONS = {name for path in FILES.values() for name in re.findall(r"^def (test_\w+)", path.read_text(encoding="utf-8"), re.M)}
 
 
