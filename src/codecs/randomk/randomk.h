@@ -15,7 +15,7 @@ struct RandomK {
     double ratio = 0.01;
     bool rescale = false;
   };
-  static constexpr CodecInfo info{"randomk", 5, 1, "k elements drawn alike on all ranks",
+  static constexpr CodecInfo info{"randomk", 5, 1, "the same k random elements on every rank",
                                   "Stich et al., NeurIPS 2018; Konecny et al., 2016"};
   static constexpr std::array fields{
       real_field<&Params::ratio>("ratio", 0.01, 1e-9, 1.0, "fraction of the elements sent"),
