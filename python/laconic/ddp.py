@@ -280,7 +280,7 @@ class Handle:
         return {**self.worker.state_dict(), "layout": [[names[i] for i in layout.parameters] for layout in layouts]}
 
     def load_state_dict(self, state: dict) -> None:
-        """Continues a saved run. Another rank's state, world size, model, spec or version is an error that says so, a
+        """Continues a saved run. Another rank's state, world size, model, spec or version is refused with the reason, a
         damaged one state_corrupt that names what; either changes nothing."""
         check_fields("it", state, {"version", "header", "step", "tensors", "layout"})
         load = self.worker.prepare({key: value for key, value in state.items() if key != "layout"})
@@ -330,10 +330,10 @@ def _refuse_hook(ddp) -> None:
     other = other_hook(ddp)
     if other == laconic_hook.__qualname__:
         raise LaconicError(9, "unsupported", "laconic is attached to this model already",
-                           "use the handle that the first attach gave; to change the spec, wrap the model anew")
+                           "use the handle that the first attach gave; to change the spec, wrap the model again")
     if other is not None:
         raise LaconicError(9, "unsupported", f"this model already has a communication hook ({other})",
-                           "DDP takes one hook only: wrap the model anew and attach laconic first")
+                           "DDP takes one hook only: wrap the model again and attach laconic first")
     if getattr(ddp, "_use_python_reducer", False):
         raise LaconicError(9, "unsupported", "torch._dynamo.config.optimize_ddp is 'python_reducer', which traces hooks",
                            "leave optimize_ddp at its default: torch.compile then works with laconic")

@@ -100,7 +100,7 @@ class Worker:
 
     def check_open(self) -> None:
         if self._closed:
-            raise LaconicError(1, "invalid_argument", "this model's handle was closed", "wrap the model anew and attach again")
+            raise LaconicError(1, "invalid_argument", "this model's handle was closed", "wrap the model again and attach again")
 
     def next_step(self) -> None:
         """Every buffer of this step was submitted, or summed elsewhere."""
@@ -144,7 +144,7 @@ class Worker:
             else:
                 self.session.keep(*arguments, **numbers)
                 value = self.broken
-        except BaseException as error:  # noqa: BLE001  it has to reach whoever waits for the mean, whatever it is
+        except BaseException as error:  # noqa: BLE001  it has to reach the thread that waits for the mean
             value = self.broken or self._failed(error, job.layout, job.step, f"bucket {job.index}")
         job.future.set_result(value)
 

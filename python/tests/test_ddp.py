@@ -11,7 +11,7 @@ import training  # noqa: E402
 from ranks import RankError  # noqa: E402
 
 
-def alike(results):
+def same_everywhere(results):
     assert len({r["hash"] for r in results}) == 1, "replicas differ"
     assert all(r["finite"] for r in results)
     return results[0]
@@ -19,25 +19,25 @@ def alike(results):
 
 @pytest.mark.parametrize("spec", training.SPECS)
 def test_replicas_are_bit_identical(ranks, spec):
-    alike(ranks.run(training.train, spec=spec, steps=8, buckets=3))
+    same_everywhere(ranks.run(training.train, spec=spec, steps=8, buckets=3))
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
 @pytest.mark.parametrize("spec", ["none", "3lc", "topk:ratio=0.05", "powersgd:rank=2"])
 def test_any_number_of_ranks(pools, spec, world):
-    alike(pools(world).run(training.train, spec=spec, steps=4))
+    same_everywhere(pools(world).run(training.train, spec=spec, steps=4))
 
 
 def test_none_equals_plain_ddp(ranks):
-    with_hook = alike(ranks.run(training.train, spec="none", steps=6))
-    plain = alike(ranks.run(training.train, spec=None, steps=6))
+    with_hook = same_everywhere(ranks.run(training.train, spec="none", steps=6))
+    plain = same_everywhere(ranks.run(training.train, spec=None, steps=6))
     assert with_hook["hash"] == plain["hash"]
 
 
 @pytest.mark.parametrize("spec", ["int8", "3lc", "topk:ratio=0.05", "sidco:ratio=0.05"])
 def test_buckets_are_only_transport(ranks, spec):
-    one = alike(ranks.run(training.train, spec=spec, steps=6, buckets=1))
-    many = alike(ranks.run(training.train, spec=spec, steps=6, buckets=6))
+    one = same_everywhere(ranks.run(training.train, spec=spec, steps=6, buckets=1))
+    many = same_everywhere(ranks.run(training.train, spec=spec, steps=6, buckets=6))
     assert one["hash"] == many["hash"]
 
 
@@ -57,7 +57,7 @@ MODES = {
 def test_modes(ranks, spec, mode):
     if mode in ("bf16", "fp16"):
         plain_ddp_works(ranks, mode)
-    alike(ranks.run(training.train, spec=spec, steps=5, buckets=2, **MODES[mode]))
+    same_everywhere(ranks.run(training.train, spec=spec, steps=5, buckets=2, **MODES[mode]))
 
 
 def plain_ddp_works(ranks, mode):
@@ -70,7 +70,7 @@ def plain_ddp_works(ranks, mode):
 @pytest.mark.parametrize("branch", [training.on_rank_zero, training.on_odd_steps])
 @pytest.mark.parametrize("spec", ["3lc", "topk:ratio=0.05", "int8", "powersgd:rank=2", "randomk:ratio=0.05"])
 def test_unused_parameters(ranks, spec, branch):
-    alike(ranks.run(training.train, spec=spec, steps=6, buckets=2, branch=branch, model_options={"unused": True},
+    same_everywhere(ranks.run(training.train, spec=spec, steps=6, buckets=2, branch=branch, model_options={"unused": True},
                     ddp_options={"find_unused_parameters": True}))
 
 

@@ -63,3 +63,77 @@ def test_what_has_begun_is_waited_for_when_the_batch_cannot_be_started():
     with pytest.raises(ValueError, match="no"):
         engine.run(["first", "second"], 2)
     assert engine.begun.waited
+
+
+def _tags(spec):
+    """Tags of all messages of three steps."""
+    import torch.distributed as dist
+
+    ddp, handle, optimizer = training.build(dist.group.WORLD, spec, buckets=16, attach_options={"strategy": "two_shot"})
+    engine, tags = handle.worker.engine, []
+    swap = engine._swap
+
+    def recorded(sends, receives, tag, works):
+        tags.append(tag)
+        swap(sends, receives, tag, works)
+
+    engine._swap = recorded
+    for step in range(3):
+        training.step_once(ddp, optimizer, dist.get_rank(), step)
+    handle.close()
+    return tags
+
+
+def test_every_message_has_a_tag_of_its_own(pools):
+    """Ranks count nothing themselves: after a failure they would count differently."""
+    results = pools(3).run(_tags, spec="int8")
+    assert all(tags == results[0] for tags in results)
+    assert len(results[0]) > 12 and len(set(results[0])) == len(results[0])
+
+
+def _apart(features, kind, ragged, short):
+    """Runs one step whose parts lie apart, in another order than the ranks'; what arrived where, and what lay between."""
+    import ctypes
+
+    import torch.distributed as dist
+
+    from laconic import _lib
+    from laconic.engine import Engine
+
+    with training.engine_without(*features):
+        engine = Engine(dist.new_group())
+    rank, world, room = engine.rank, engine.world, 16
+
+    def size(source, target):
+        return (3 + source if ragged else 5) + (target if ragged and kind == _lib.ALL_TO_ALL else 0)
+
+    def numbers(values):
+        return (ctypes.c_uint64 * world)(*values)
+
+    offsets = [room * (world - 1 - r) + 2 for r in range(world)]
+    send, recv = torch.zeros(room * world, dtype=torch.uint8), torch.full((room * world,), 99, dtype=torch.uint8)
+    if kind == _lib.ALL_GATHER:
+        send_offsets, send_counts = [0] * world, [size(rank, 0)] * world
+        send[: send_counts[0]] = 10 * rank
+    else:
+        send_offsets, send_counts = offsets, [size(rank, r) for r in range(world)]
+        for r in range(world):
+            send[offsets[r] : offsets[r] + send_counts[r]] = 10 * rank + r
+    recv_counts = [size(r, rank) for r in range(world)]
+    arrays = [numbers(x) for x in (send_counts, recv_counts, send_offsets, offsets)]
+    step = _lib.Step(kind=kind, dtype=_lib.U8, short_sends=int(short), send=send.data_ptr(), recv=recv.data_ptr(), tag=7,
+                     send_bytes=send_counts[0] if kind == _lib.ALL_GATHER else sum(send_counts), recv_bytes=sum(recv_counts))
+    step.send_counts, step.recv_counts, step.send_offsets, step.recv_offsets = arrays
+    sent = engine.run([step], 1)
+    expected = torch.full_like(recv, 99)
+    for r in range(world):
+        expected[offsets[r] : offsets[r] + recv_counts[r]] = 10 * r + (rank if kind == _lib.ALL_TO_ALL else 0)
+    return bool(torch.equal(recv, expected)), sent == sum(send_counts) - send_counts[rank]
+
+
+@pytest.mark.parametrize("features", [[], ["_probe_short_sends"], ["_probe_short_sends", "_probe_flat_gather"]])
+@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("kind", [1, 2])
+def test_parts_need_not_be_adjacent(pools, kind, ragged, features):
+    """all_gather and all_to_all, as messages and as torch's collectives."""
+    assert pools(3).run(_apart, features=features, kind=kind, ragged=ragged, short=not features) == [(True, True)] * 3

@@ -247,7 +247,7 @@ def test_siblings_are_used_again_but_not_after_a_failure(pools):
     ({"threads": 2**32 + 1}, "invalid_argument", ["threads is 4294967297"]),
     ({"strategy": ["auto"]}, "invalid_argument", ["strategy"]),
     ({"spec": 3}, "invalid_argument", ["spec is 3"]),
-    ({"register": "fp16_compress_hook"}, "unsupported", ["fp16_compress_hook", "wrap the model anew"]),
+    ({"register": "fp16_compress_hook"}, "unsupported", ["fp16_compress_hook", "wrap the model again"]),
     ({"python_reducer": True}, "unsupported", ["optimize_ddp", "python_reducer", "default"]),
     ({"register": "laconic"}, "unsupported", ["laconic is attached to this model already", "handle"]),
 ])
