@@ -8,8 +8,7 @@ import ctypes
 import math
 import sys
 
-from . import _lib
-from .errors import LaconicError
+from . import _lib, errors
 
 _TORCH_TYPES = {"torch.float32": _lib.F32, "torch.float16": _lib.F16, "torch.bfloat16": _lib.BF16}
 _NUMPY_TYPES = {"float32": _lib.F32, "float16": _lib.F16, "bfloat16": _lib.BF16}
@@ -18,11 +17,6 @@ _NUMPY_TYPES = {"float32": _lib.F32, "float16": _lib.F16, "bfloat16": _lib.BF16}
 def is_torch(array) -> bool:
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(array, torch.Tensor)
-
-
-def _bad(name: str, message: str, hint: str) -> LaconicError:
-    code = {"dtype_unsupported": 6, "invalid_argument": 1, "unsupported": 9}[name]
-    return LaconicError(code, name, message, hint)
 
 
 def shape_of(array) -> tuple[int, int]:
@@ -41,8 +35,8 @@ def dtype_of(array) -> int:
     kinds = _TORCH_TYPES if is_torch(array) else _NUMPY_TYPES
     code = kinds.get(str(array.dtype))
     if code is None:
-        raise _bad("dtype_unsupported", f"elements of type {array.dtype} are not supported",
-                   "convert to float32, float16 or bfloat16")
+        raise errors.error("dtype_unsupported", f"elements of type {array.dtype} are not supported",
+                           "convert to float32, float16 or bfloat16")
     return code
 
 
@@ -54,15 +48,15 @@ def tensor_of(array, writable: bool) -> _lib.Tensor:
     rows, cols = shape_of(array)
     if is_torch(array):
         if array.device.type != "cpu":
-            raise _bad("unsupported", f"the tensor lies on {array.device}; this build encodes on the CPU", ".cpu() first")
+            raise errors.error("unsupported", f"the tensor lies on {array.device}; this build encodes on the CPU", ".cpu() first")
         if not array.is_contiguous():
-            raise _bad("invalid_argument", "the tensor is not contiguous", ".contiguous() first")
+            raise errors.error("invalid_argument", "the tensor is not contiguous", ".contiguous() first")
         pointer = array.data_ptr()
     else:
         if not array.flags["C_CONTIGUOUS"]:
-            raise _bad("invalid_argument", "the array is not C-contiguous", "numpy.ascontiguousarray(x) first")
+            raise errors.error("invalid_argument", "the array is not C-contiguous", "numpy.ascontiguousarray(x) first")
         if writable and not array.flags["WRITEABLE"]:
-            raise _bad("invalid_argument", "the output array is read-only", "give a writable copy")
+            raise errors.error("invalid_argument", "the output array is read-only", "give a writable copy")
         pointer = array.ctypes.data
     return _lib.Tensor(dtype=dtype, rows=rows, cols=cols, data=pointer)
 
@@ -72,16 +66,16 @@ def _buffer_tensor(array, writable: bool) -> _lib.Tensor:
     try:
         view = memoryview(array)
     except TypeError:
-        raise _bad("invalid_argument", f"expected an array of floats, got {type(array).__name__}",
-                   "a NumPy array, a torch tensor, or anything with a buffer of floats") from None
+        raise errors.error("invalid_argument", f"expected an array of floats, got {type(array).__name__}",
+                           "a NumPy array, a torch tensor, or anything with a buffer of floats") from None
     dtype = {"f": _lib.F32, "e": _lib.F16}.get(view.format.lstrip("<=@"))
     if dtype is None:
-        raise _bad("dtype_unsupported", f"elements of format {view.format!r} are not supported",
-                   "float32 ('f') or float16 ('e'), as in array.array('f', values)")
+        raise errors.error("dtype_unsupported", f"elements of format {view.format!r} are not supported",
+                           "float32 ('f') or float16 ('e'), as in array.array('f', values)")
     if not view.c_contiguous:
-        raise _bad("invalid_argument", "the buffer is not contiguous", "copy it first")
+        raise errors.error("invalid_argument", "the buffer is not contiguous", "copy it first")
     if writable and view.readonly:
-        raise _bad("invalid_argument", "the output buffer is read-only", "give a writable one")
+        raise errors.error("invalid_argument", "the output buffer is read-only", "give a writable one")
     rows, cols = shape_of(view)
     memory = bytearray(view) if view.readonly else view
     keep = (ctypes.c_char * view.nbytes).from_buffer(memory) if view.nbytes else None

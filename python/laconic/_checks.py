@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import operator
 
-from .errors import LaconicError
+from . import errors
 
 U32 = 2**32 - 1
 U64 = 2**64 - 1
@@ -19,7 +19,7 @@ def whole(name: str, value, least: int, most: int) -> int:
     except TypeError:
         number = None
     if number is None or not least <= number <= most:
-        raise LaconicError(1, "invalid_argument", f"{name} is {value!r}", f"a whole number from {least} to {most}")
+        raise errors.error("invalid_argument", f"{name} is {value!r}", f"a whole number from {least} to {most}")
     return number
 
 
@@ -30,12 +30,12 @@ def finite(name: str, value) -> float:
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not abs(number) <= 3.4028234663852886e38:
-        raise LaconicError(1, "invalid_argument", f"{name} is {value!r}", "a number that float32 can hold")
+        raise errors.error("invalid_argument", f"{name} is {value!r}", "a number that float32 can hold")
     return number
 
 
 def text(name: str, value) -> bytes:
     """`value` as UTF-8 for a NUL-terminated argument."""
     if not isinstance(value, str) or "\0" in value:
-        raise LaconicError(1, "invalid_argument", f"{name} is {value!r}", "a str without NUL")
+        raise errors.error("invalid_argument", f"{name} is {value!r}", "a str without NUL")
     return value.encode(errors="replace")

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import sys
 
-from . import environment
+from . import environment, errors
 from .errors import LaconicError
 
 DISABLED = "LACONIC_DISABLE=1"
@@ -95,7 +95,7 @@ def _look_at(obj):
 
     if isinstance(obj, DistributedDataParallel):
         return obj.process_group, None
-    refusal = LaconicError(9, "unsupported", f"cannot attach to a {type(obj).__module__}.{type(obj).__qualname__}",
+    refusal = errors.error("unsupported", f"cannot attach to a {type(obj).__module__}.{type(obj).__qualname__}",
                            "wrap the model in torch.nn.parallel.DistributedDataParallel first, or start the script with "
                            "`python -m laconic.run`")
     return (dist.group.WORLD if dist.is_available() and dist.is_initialized() else None), refusal
@@ -112,10 +112,10 @@ def _meet(group, disabled: bool, refusal: LaconicError | None):
     off = [rank for rank, said in enumerate(meeting.words) if said == DISABLED]
     if off:
         on = [rank for rank, said in enumerate(meeting.words) if said != DISABLED]
-        raise LaconicError(60, "ranks_disagree", f"{DISABLED} is set on rank {_listed(off)} and not on rank {_listed(on)}",
+        raise errors.error("ranks_disagree", f"{DISABLED} is set on rank {_listed(off)} and not on rank {_listed(on)}",
                            "set it for all ranks or for none")
     rank, said = next((rank, said) for rank, said in enumerate(meeting.words) if said)
-    raise LaconicError(60, "ranks_disagree", f"rank {rank} could not attach: {said}",
+    raise errors.error("ranks_disagree", f"rank {rank} could not attach: {said}",
                        "give every rank the same call, file and LACONIC_* variables")
 
 

@@ -9,7 +9,7 @@ import json
 import math
 import operator
 
-from . import _arrays, _lib
+from . import _arrays, _lib, errors
 from ._checks import U32, U64, finite, text, whole
 from .errors import LaconicError
 
@@ -30,7 +30,7 @@ def _checked(function):
         try:
             return function(*arguments, **keywords)
         except MemoryError as error:
-            raise LaconicError(100, "out_of_memory", f"{function.__qualname__}: {error or 'no memory'}", "less at once") from None
+            raise errors.error("out_of_memory", f"{function.__qualname__}: {error or 'no memory'}", "less at once") from None
 
     return call
 
@@ -41,7 +41,7 @@ def _readable(frame):
         view = memoryview(frame)
         view = view.cast("B") if view.nbytes else memoryview(b"")
     except (TypeError, ValueError, BufferError) as error:
-        raise LaconicError(1, "invalid_argument", f"a frame cannot be read from {type(frame).__name__}: {error}",
+        raise errors.error("invalid_argument", f"a frame cannot be read from {type(frame).__name__}: {error}",
                            "contiguous bytes: bytes, bytearray, memoryview, a NumPy array") from None
     size = view.nbytes
     if view.readonly or size == 0:
@@ -136,10 +136,10 @@ class Residual:
         if type(state["version"]) is not int:
             raise _damaged(f"its version is {state['version']!r}")
         if state["version"] != 1:
-            raise LaconicError(80, "state_version", f"residual state of version {state['version']}", "this reads 1")
+            raise errors.error("state_version", f"residual state of version {state['version']}", "this reads 1")
         values, extra = (_saved_floats(state, key) for key in ("residual", "state"))
         if len(values) != len(self):
-            raise LaconicError(84, "state_model", f"the state holds {len(values)} elements, this residual {len(self)}",
+            raise errors.error("state_model", f"the state holds {len(values)} elements, this residual {len(self)}",
                                "load it into a residual of the same tensor")
         tensor = _arrays.tensor_of(extra, writable=False)
         _lib.check(_lib.lib.laconic_residual_set_state(self._handle, tensor.data, len(extra)))  # nothing after it can fail
@@ -147,7 +147,7 @@ class Residual:
 
 
 def _damaged(what: str) -> LaconicError:
-    return LaconicError(81, "state_corrupt", f"the residual's state is damaged: {what}", "take an older checkpoint")
+    return errors.error("state_corrupt", f"the residual's state is damaged: {what}", "take an older checkpoint")
 
 
 def _saved_floats(state: dict, key: str):
@@ -170,7 +170,7 @@ class Codec:
 
     def __init__(self, spec: str, *, threads: int = 1):
         self._handle = ctypes.c_void_p()
-        spec, threads = text("spec", spec), whole("threads", threads, 0, 1024)
+        spec, threads = text("spec", spec), whole("threads", threads, 0, _lib.MAX_THREADS)
         _lib.check(_lib.lib.laconic_codec_create(spec, len(spec), threads, ctypes.byref(self._handle)))
         #: canonical spec: fixed option order, defaults left out
         self.spec = _lib.lib.laconic_codec_spec(self._handle).decode()
@@ -232,7 +232,7 @@ class Codec:
             pointer, size, keep = _readable(frame)
             info = _frame_info(pointer, size)
             if info.rows * info.cols > most:
-                raise LaconicError(29, "bound_exceeded", f"the frame claims {info.rows} x {info.cols} elements, more than "
+                raise errors.error("bound_exceeded", f"the frame claims {info.rows} x {info.cols} elements, more than "
                                    f"max_elements = {most}", "decode(..., max_elements=) if it comes from a writer you trust")
             out = _arrays.empty(info.rows, info.cols, half=info.dtype == _lib.F16)
             del keep

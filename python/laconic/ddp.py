@@ -9,6 +9,7 @@ import itertools
 import torch
 import torch.distributed as dist
 
+from . import errors
 from .engine import Engine
 from .errors import LaconicError
 from .group import Meeting, Sibling
@@ -146,17 +147,17 @@ class Handle:
         except LaconicError as error:  # the other ranks are about to compare cards with us
             failure = error
         except Exception as error:  # noqa: BLE001  an argument of a wrong type
-            failure = LaconicError(1, "invalid_argument", f"{type(error).__name__}: {error}", "see help(laconic.attach)")
+            failure = errors.error("invalid_argument", f"{type(error).__name__}: {error}", "see help(laconic.attach)")
         _agree(engine, session, failure)
         return session, engine
 
     def _check_parameters(self) -> None:
         for name, p in self._parameters:
             if p.dtype not in DTYPES:
-                raise LaconicError(6, "dtype_unsupported", f"parameter {name} is {p.dtype}",
+                raise errors.error("dtype_unsupported", f"parameter {name} is {p.dtype}",
                                    "float32, float16 or bfloat16; freeze it, or keep it out of DDP")
             if p.device.type != "cpu":
-                raise LaconicError(9, "unsupported", f"parameter {name} lies on {p.device}; this version exchanges CPU "
+                raise errors.error("unsupported", f"parameter {name} lies on {p.device}; this version exchanges CPU "
                                    "gradients (Gloo)", "train on the CPU, or wait for the CUDA kernels")
 
     def register(self, ddp) -> None:
@@ -183,7 +184,7 @@ class Handle:
             try:
                 indices = [self._index[k] for k in key]
             except KeyError:
-                raise LaconicError(84, "state_model", "DDP brings a parameter that was not there at attach",
+                raise errors.error("state_model", "DDP brings a parameter that was not there at attach",
                                    "attach after the last change of the model") from None
             offsets, at = [], 0
             for p in parameters:
@@ -313,7 +314,7 @@ def _agree(engine: Engine, session: Session | None, failure: LaconicError | None
         raise failure
     for rank, text in enumerate(texts):
         if text:
-            raise LaconicError(60, "ranks_disagree", f"rank {rank} could not attach: {text}",
+            raise errors.error("ranks_disagree", f"rank {rank} could not attach: {text}",
                                "give every rank the same call, file and LACONIC_* variables")
     session.agree(engine)
 
@@ -329,13 +330,13 @@ def other_hook(ddp) -> str | None:
 def _refuse_hook(ddp) -> None:
     other = other_hook(ddp)
     if other == laconic_hook.__qualname__:
-        raise LaconicError(9, "unsupported", "laconic is attached to this model already",
+        raise errors.error("unsupported", "laconic is attached to this model already",
                            "use the handle that the first attach gave; to change the spec, wrap the model again")
     if other is not None:
-        raise LaconicError(9, "unsupported", f"this model already has a communication hook ({other})",
+        raise errors.error("unsupported", f"this model already has a communication hook ({other})",
                            "DDP takes one hook only: wrap the model again and attach laconic first")
     if getattr(ddp, "_use_python_reducer", False):
-        raise LaconicError(9, "unsupported", "torch._dynamo.config.optimize_ddp is 'python_reducer', which traces hooks",
+        raise errors.error("unsupported", "torch._dynamo.config.optimize_ddp is 'python_reducer', which traces hooks",
                            "leave optimize_ddp at its default: torch.compile then works with laconic")
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 
-from .errors import LaconicError
+from . import errors
 
 RATE = "LACONIC_EMULATE_RATE"
 RATE_FILE = "LACONIC_EMULATE_RATE_FILE"  # the same number where it may change while running; 0: no limit
@@ -23,7 +23,7 @@ def _rate(text: str, source: str) -> float:
     except ValueError:
         rate = -1.0
     if not 0 <= rate < float("inf"):
-        raise LaconicError(5, "value_out_of_range", f"{source} says {text!r}, which is no rate in bits per second",
+        raise errors.error("value_out_of_range", f"{source} says {text!r}, which is no rate in bits per second",
                            "50000000, or 0 for no limit")
     return rate
 

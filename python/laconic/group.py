@@ -10,6 +10,7 @@ import json
 import torch
 import torch.distributed as dist
 
+from . import errors
 from .errors import LaconicError
 
 _PATIENCE = datetime.timedelta(minutes=30)  # torch's default, where a group does not tell its timeout
@@ -75,8 +76,8 @@ def _nobody_came(store, keys, patience, error) -> LaconicError:
     except RuntimeError:
         absent = []
     if not absent:
-        return LaconicError(62, "engine_failed", f"the group's store failed: {error}", "restart from the last checkpoint")
-    return LaconicError(63, "timed_out", f"rank {', '.join(absent)} did not call laconic.attach within "
+        return errors.error("engine_failed", f"the group's store failed: {error}", "restart from the last checkpoint")
+    return errors.error("timed_out", f"rank {', '.join(absent)} did not call laconic.attach within "
                         f"{patience.total_seconds():g} s", "every rank of the group makes the call, in the same order")
 
 

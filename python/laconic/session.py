@@ -7,17 +7,17 @@ import ctypes
 import json
 import time
 
-from . import _arrays, _lib
+from . import _arrays, _lib, errors
 from ._checks import U64, text, whole
 from .errors import LaconicError
 
 STRATEGIES = {"auto": 0, "native_sum": 1, "gather_all": 2, "two_shot": 3}
-PEER_FAILED, ENGINE_FAILED = 61, 62
+PEER_FAILED, ENGINE_FAILED = errors.CODES["peer_failed"], errors.CODES["engine_failed"]
 
 
 def engine_failed(error: BaseException) -> LaconicError:
     """What came out of the engine, in the words of this package."""
-    return LaconicError(ENGINE_FAILED, "engine_failed", f"{type(error).__name__}: {error}",
+    return errors.error("engine_failed", f"{type(error).__name__}: {error}",
                         "a peer is gone or the network failed; restart from the last checkpoint")
 
 
@@ -27,12 +27,12 @@ class Session:
     def __init__(self, spec: str, parameters, *, rank: int, world: int, seed: int, small_elements: int, strategy: str,
                  engine_sums: int, threads: int, short_sends: bool = False):
         if not spec:
-            raise LaconicError(1, "invalid_argument", "no spec given", 'attach(model, "3lc"), or set LACONIC_SPEC')
+            raise errors.error("invalid_argument", "no spec given", 'attach(model, "3lc"), or set LACONIC_SPEC')
         if not isinstance(strategy, str) or strategy not in STRATEGIES:
-            raise LaconicError(1, "invalid_argument", f"strategy {strategy!r} is not known",
+            raise errors.error("invalid_argument", f"strategy {strategy!r} is not known",
                                "one of " + ", ".join(STRATEGIES))
         spec, seed = text("spec", spec), whole("seed", seed, 0, U64)
-        small_elements, threads = whole("small_elements", small_elements, 0, U64), whole("threads", threads, 0, 1024)
+        small_elements, threads = whole("small_elements", small_elements, 0, U64), whole("threads", threads, 0, _lib.MAX_THREADS)
         self.names = [name for name, _ in parameters]
         self.rank, self.world = rank, world
         listing = (_lib.Parameter * max(len(parameters), 1))()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import torch
 
+from . import errors
 from ._checks import U32, U64
 from .errors import LaconicError
 
@@ -13,7 +14,7 @@ _HEADER = {"version": U32, "rank": U32, "world": U32, "model_hash": U64, "agreem
 
 
 def corrupt(what: str) -> LaconicError:
-    return LaconicError(81, "state_corrupt", f"the state is damaged: {what}",
+    return errors.error("state_corrupt", f"the state is damaged: {what}",
                         "pass what handle.state_dict() gave on this rank, or take an older checkpoint")
 
 
@@ -34,7 +35,7 @@ def check_number(what: str, value, most: int) -> int:
 
 def check_version(version) -> None:
     if check_number("version", version, U32) != VERSION:
-        raise LaconicError(80, "state_version", f"state has version {version}, this package reads {VERSION}",
+        raise errors.error("state_version", f"state has version {version}, this package reads {VERSION}",
                            "load it with the version that wrote it, flush() and save again")
 
 

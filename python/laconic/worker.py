@@ -17,7 +17,7 @@ import threading
 
 import torch
 
-from . import _lib, environment
+from . import _lib, environment, errors
 from ._checks import U64, whole
 from .engine import _TORCH_TYPES, Engine
 from .errors import LaconicError
@@ -100,7 +100,7 @@ class Worker:
 
     def check_open(self) -> None:
         if self._closed:
-            raise LaconicError(1, "invalid_argument", "this model's handle was closed", "wrap the model again and attach again")
+            raise errors.error("invalid_argument", "this model's handle was closed", "wrap the model again and attach again")
 
     def next_step(self) -> None:
         """Every buffer of this step was submitted, or summed elsewhere."""
