@@ -3,7 +3,7 @@
 // The bundle: what one rank sends to another in one exchange, all units of a bucket behind one
 // header.
 //
-//   header (60) | slot table (4 per unit) | seen lengths (4 per rank, or none) |
+//   header (60) | slot table (4 per unit) | seen length (4, or none) |
 //   lanes (raw f32) | payloads, padded to 4
 //
 // A transport moves capacities that all ranks know beforehand; a bundle lies at the start of one
@@ -57,7 +57,7 @@ struct BundleId {
 /// The fixed part of a bundle's body; agreed, so both sides know it.
 struct BundleShape {
   uint32_t slots = 0;       ///< units
-  uint32_t seen = 0;        ///< 0, or world: how many lengths an owner repeats
+  uint32_t seen = 0;        ///< 0 or 1: how many lengths an owner repeats
   uint32_t lane_bytes = 0;  ///< a multiple of 4
 };
 
@@ -95,7 +95,7 @@ struct BundleSize {
 /// bundle_payload_bytes), which is more than the capacity that will travel. No allocation.
 class BundleWriter {
  public:
-  /// `out` must hold bundle_front_bytes(shape); the lanes are not cleared, seen lengths and slots
+  /// `out` must hold bundle_front_bytes(shape); the lanes are not cleared, seen length and slots
   /// are.
   BundleWriter(MutBytes out, const BundleShape& shape) noexcept;
 
@@ -105,10 +105,10 @@ class BundleWriter {
   void mark_non_finite() noexcept { non_finite_ = true; }
   /// The sender asks for a flush in that many steps, at most kMaxFlushSteps; 0: it does not.
   void set_flush(uint32_t steps) noexcept { flush_ = steps; }
-  /// An owner's bundle that holds only seen lengths: some contributions have to travel again.
+  /// An owner's bundle that holds only its seen length: some contributions have to travel again.
   void mark_incomplete() noexcept { incomplete_ = true; }
-  /// `index` in [0, shape.seen): the size of the bundle that was received from that rank.
-  void set_seen(uint32_t index, uint64_t bundle_bytes) noexcept;
+  /// With shape.seen: the size of the largest bundle that was sent to this owner.
+  void set_seen(uint64_t bundle_bytes) noexcept;
 
   /// Where the next slot's payload goes: all the room left in `out`.
   [[nodiscard]] MutBytes room() noexcept;
@@ -183,8 +183,8 @@ class SlotCursor {
 /// A verified bundle. Points into the bytes that were parsed; holds nothing else.
 struct BundleView {
   bool non_finite = false;  ///< a slot or the lanes are not finite
-  bool overflow = false;    ///< did not fit: no slots, lanes or seen lengths
-  bool incomplete = false;  ///< an owner's: only the seen lengths mean something
+  bool overflow = false;    ///< did not fit: no slots, lanes or seen length
+  bool incomplete = false;  ///< an owner's: only the seen length means something
   bool failed = false;      ///< the sender failed: only `failure` is there
   uint32_t flush = 0;       ///< steps of the flush that the sender asks for; 0: none
   uint64_t bytes = 0;       ///< size of the bundle; with overflow, what it would have taken
@@ -192,13 +192,13 @@ struct BundleView {
   BundleShape shape;        ///< as expected; zeros when overflow or failed
   Bytes lanes;
   Bytes table;
-  Bytes seen_words;
+  Bytes seen_word;
   const uint8_t* payloads = nullptr;
 
   [[nodiscard]] SlotCursor slots() const noexcept { return {table.data(), shape.slots, payloads}; }
-  /// What the sender received from rank `index`, in bytes.
-  [[nodiscard]] uint64_t seen(uint32_t index) const noexcept {
-    return uint64_t{load<uint32_t>(seen_words.data() + 4 * uint64_t{index})} * kBundleAlign;
+  /// With shape.seen: the largest bundle that was sent to the owner, in bytes.
+  [[nodiscard]] uint64_t seen() const noexcept {
+    return uint64_t{load<uint32_t>(seen_word.data())} * kBundleAlign;
   }
 };
 

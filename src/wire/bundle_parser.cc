@@ -47,7 +47,7 @@ Header get_header(const uint8_t* p) noexcept {
   h.id.agreement = load<uint64_t>(p + kAgreementAt);
   h.flags = load<uint8_t>(p + kFlagsAt);
   h.shape.slots = load<uint32_t>(p + kSlotsAt);
-  h.shape.seen = h.has(kSeenFlag) ? h.id.world : 0;
+  h.shape.seen = h.has(kSeenFlag) ? 1 : 0;
   h.shape.lane_bytes = load<uint32_t>(p + kLaneBytesAt);
   h.bytes = load<uint64_t>(p + kBytesAt);
   h.flush = load<uint32_t>(p + kFlushAt);
@@ -58,8 +58,7 @@ Header get_header(const uint8_t* p) noexcept {
 Result<void> check_expectation(const BundleExpect& expect) {
   const BundleShape& shape = expect.shape;
   const bool fits = expect.id.rank < expect.id.world && expect.slot_bounds.size() == shape.slots &&
-                    shape.lane_bytes % kBundleAlign == 0 &&
-                    (shape.seen == 0 || shape.seen == expect.id.world);
+                    shape.lane_bytes % kBundleAlign == 0 && shape.seen <= 1;
   if (fits) return {};
   return Error{Errc::invalid_argument, "bundle: what the receiver expects contradicts itself", {}};
 }
@@ -231,15 +230,11 @@ Result<void> check_slots(Bytes bundle, const Header& h, const BundleExpect& expe
   return bundle_error(Errc::frame_extended, "bytes", end, bundle.size());
 }
 
-// A length that an owner claims to have seen becomes memory and a message of ours: bounded by what
+// The length that an owner claims to have seen becomes memory and a message of ours: bounded by what
 // could have been sent at all.
 Result<void> check_seen(const BundleView& view, const BundleExpect& expect) {
-  for (uint32_t r = 0; r < view.shape.seen; ++r) {
-    if (view.seen(r) <= expect.seen_bound) continue;
-    return bundle_error(Errc::bound_exceeded, "seen length " + std::to_string(r),
-                        at_most(expect.seen_bound), view.seen(r));
-  }
-  return {};
+  if (view.shape.seen == 0 || view.seen() <= expect.seen_bound) return {};
+  return bundle_error(Errc::bound_exceeded, "seen length", at_most(expect.seen_bound), view.seen());
 }
 
 BundleView make_view(Bytes bundle, const Header& h) noexcept {
@@ -252,7 +247,7 @@ BundleView make_view(Bytes bundle, const Header& h) noexcept {
   view.bytes = h.bytes;
   view.shape = h.shape;
   view.table = bundle.subspan(kBodyAt, table);
-  view.seen_words = bundle.subspan(kBodyAt + table, seen);
+  view.seen_word = bundle.subspan(kBodyAt + table, seen);
   view.lanes = bundle.subspan(kBodyAt + table + seen, h.shape.lane_bytes);
   view.payloads = bundle.data() + bundle_front_bytes(h.shape);
   return view;

@@ -59,9 +59,9 @@ MutBytes BundleWriter::lanes() noexcept {
   return out_.subspan(bundle_front_bytes(shape_) - shape_.lane_bytes, shape_.lane_bytes);
 }
 
-void BundleWriter::set_seen(uint32_t index, uint64_t bundle_bytes) noexcept {
+void BundleWriter::set_seen(uint64_t bundle_bytes) noexcept {
   const auto words = static_cast<uint32_t>(ceil_div(bundle_bytes, kBundleAlign));
-  store(out_.data() + kBodyAt + 4 * (uint64_t{shape_.slots} + index), words);
+  store(out_.data() + kBodyAt + 4 * uint64_t{shape_.slots}, words);
 }
 
 MutBytes BundleWriter::room() noexcept { return out_.subspan(end_); }

@@ -18,9 +18,13 @@ namespace {
 /// Counts down the allocations of this thread; the one that meets 0 fails, once. -1: none does.
 thread_local int64_t countdown = -1;
 
+/// Bytes that this thread has asked for.
+thread_local uint64_t taken = 0;
+
 bool fails() { return countdown >= 0 && countdown-- == 0; }
 
 void* allocate(size_t bytes) {
+  taken += bytes;
   void* p = fails() ? nullptr : std::malloc(bytes);
   if (p == nullptr) throw std::bad_alloc();
   return p;
@@ -38,6 +42,7 @@ void operator delete[](void* p, size_t) noexcept { std::free(p); }
 /// What arenas call.
 extern "C" void* aligned_alloc(size_t alignment, size_t bytes) {
   void* p = nullptr;
+  taken += bytes;
   if (fails() || posix_memalign(&p, alignment, bytes) != 0) return nullptr;
   return p;
 }
@@ -203,6 +208,33 @@ TEST_P(NoMemory, InADrainingStepIsToldOnEveryRank) {
   };
   const bool feedback = ranks().session(0).model().spec().feedback();
   EXPECT_EQ(fail_each(until_drain, {1, false, -1}) > 0, feedback);
+}
+
+/// What a session and the exchange of one small bucket take on one rank.
+uint64_t bytes_taken(uint32_t world, StrategyKind strategy, bool short_sends) {
+  Options o;
+  o.world = world;
+  o.strategy = strategy;
+  o.small_elements = 64;
+  o.caps.short_sends = short_sends;
+  const Layout layout = back_to_back(kModel, {0, 1, 2});
+  std::vector<float> buffer(layout.elements);
+  Bucket bucket;
+  bucket.buffer = buffer.data();
+  const uint64_t before = taken;
+  auto session = *Session::create("3lc", kModel, o);
+  EXPECT_TRUE(session->begin(bucket, layout));
+  return taken - before;
+}
+
+/// Matrices of world x world once took 625 MB for one small bucket of 4,000 ranks.
+TEST(Memory, GrowsWithTheNumberOfRanksNotWithItsSquare) {
+  for (const bool short_sends : {false, true}) {
+    const uint64_t some = bytes_taken(1000, StrategyKind::two_shot, short_sends);
+    const uint64_t many = bytes_taken(4000, StrategyKind::two_shot, short_sends);
+    EXPECT_LT(many, 6 * some) << short_sends;
+    EXPECT_LT(many, uint64_t{64} << 20) << short_sends;
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(

@@ -150,8 +150,9 @@ void expect_contents(const BundleView& view, const Json& c) {
   EXPECT_EQ(view.incomplete, c["incomplete"].get<bool>());
   EXPECT_EQ(view.flush, c["flush"].get<uint32_t>());
   EXPECT_EQ(hex_of(view.lanes), c["lanes"].get<std::string>());
-  for (uint32_t i = 0; i < view.shape.seen; ++i)
-    EXPECT_EQ(view.seen(i), c["seen"][i].get<uint64_t>());
+  if (view.shape.seen != 0) {
+    EXPECT_EQ(view.seen(), c["seen"].get<uint64_t>());
+  }
   SlotCursor slots = view.slots();
   ASSERT_EQ(slots.left(), c["slots"].size());
   for (const Json& want : c["slots"]) {

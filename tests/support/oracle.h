@@ -583,8 +583,8 @@ class Oracle {
     }
     return setup_.short_sends ? bytes : std::max<uint64_t>(bytes, 640);
   }
-  /// An owner repeats the lengths that it received where the others need them to predict the next.
-  [[nodiscard]] uint64_t seen_lengths() const { return counts_bytes() ? 0 : world_; }
+  /// An owner repeats the largest length that it received where the next is predicted from it.
+  [[nodiscard]] uint64_t seen_lengths() const { return counts_bytes() ? 0 : 1; }
   /// The first use of a layout begins with a message from every rank that it is ready.
   void enroll() {
     const auto known = std::pair(layout_->parameters, dtype_);

@@ -45,7 +45,7 @@ uint64_t bytes_sent(StrategyKind strategy, uint64_t world, uint64_t payload, con
   if (strategy == StrategyKind::gather_all)
     return (world - 1) * (content + tables + kBundleHeaderBytes);
   // A bundle to every other owner; then this owner's, with a world-th of everything, to all.
-  const uint64_t seen = v.exact ? 0 : 4 * world;
+  const uint64_t seen = v.exact ? 0 : 4;
   const uint64_t up = (content + tables) * (world - 1) / world + (world - 1) * kBundleHeaderBytes;
   const uint64_t down = (world - 1) * ((content + tables) / world + kBundleHeaderBytes + seen);
   return up + down;

@@ -201,8 +201,8 @@ TEST(PredictedBytes, CountHeadersTablesAndSeenLengths) {
             (std::pair{uint64_t{3 * (600 + 32 + 60)}, uint64_t{3 * (1200 + 32 + 60)}}));
   EXPECT_EQ(sent(StrategyKind::two_shot, 4),
             (std::pair{uint64_t{2 * 3 * (632 / 4 + 60)}, uint64_t{2 * 3 * (1232 / 4 + 60)}}));
-  v.exact = false;  // four bytes of seen lengths a rank, in every owner's mean to every rank
-  EXPECT_EQ(sent(StrategyKind::two_shot, 4).first, 2U * 3 * (632 / 4 + 60) + 3 * 16);
+  v.exact = false;  // the seen length in every owner's mean
+  EXPECT_EQ(sent(StrategyKind::two_shot, 4).first, 2U * 3 * (632 / 4 + 60) + 3 * 4);
   EXPECT_EQ(sent(StrategyKind::gather_all, 1).first, 0U);
   EXPECT_EQ(sent(StrategyKind::two_shot, 1).first, 0U);
 }

@@ -26,10 +26,10 @@ BundleId example_id() {
   return id;
 }
 
-// Five units: 7 bytes, zero, non-finite, 8 bytes, 1 byte; three seen lengths; two lanes.
+// Five units: 7 bytes, zero, non-finite, 8 bytes, 1 byte; a seen length; two lanes.
 struct Example {
   BundleId id = example_id();
-  BundleShape shape{5, 3, 8};
+  BundleShape shape{5, 1, 8};
   std::vector<uint32_t> bounds{7, 100, 100, 8, 20};
   Buffer out = Buffer(1000, 0xEE);
   BundleSize size;
@@ -43,7 +43,7 @@ struct Example {
     BundleWriter writer(out, shape);
     store(writer.lanes().data(), 1.5F);
     store(writer.lanes().data() + 4, -2.5F);
-    for (uint32_t r = 0; r < 3; ++r) writer.set_seen(r, 100 * (r + 1));
+    writer.set_seen(300);
     writer.set_flush(10);
     writer.put(Buffer{1, 2, 3, 4, 5, 6, 7});
     writer.put_zero();
@@ -77,7 +77,7 @@ Buffer with(Buffer bytes, std::size_t at, T value, std::size_t valid) {
 TEST(Bundle, round_trips) {
   Example e;
   EXPECT_FALSE(e.size.overflow);
-  EXPECT_EQ(e.size.bytes, 60 + 5 * 4 + 3 * 4 + 8 + 8 + 8 + 4U);
+  EXPECT_EQ(e.size.bytes, 60 + 5 * 4 + 4 + 8 + 8 + 8 + 4U);
   EXPECT_EQ(e.size.needed, e.size.bytes);
   EXPECT_EQ(e.out[e.size.bytes], 0xEE);
   const auto view = parse_bundle(e.out, e.expect());
@@ -87,8 +87,7 @@ TEST(Bundle, round_trips) {
   EXPECT_FALSE(view->failed);
   EXPECT_EQ(view->bytes, e.size.bytes);
   EXPECT_EQ(load<float>(view->lanes.data()), 1.5F);
-  EXPECT_EQ(view->seen(0), 100U);
-  EXPECT_EQ(view->seen(2), 300U);
+  EXPECT_EQ(view->seen(), 300U);
   SlotCursor slots = view->slots();
   ASSERT_EQ(slots.left(), 5U);
   Slot s = slots.next();
@@ -123,10 +122,10 @@ TEST(Bundle, lies_as_documented) {
   EXPECT_EQ(load<uint32_t>(&b[60]), 7U);
   EXPECT_EQ(load<uint32_t>(&b[64]), 0U);
   EXPECT_EQ(load<uint32_t>(&b[68]), 0xFFFFFFFFU);
-  EXPECT_EQ(load<uint32_t>(&b[80]), 25U);  // 100 bytes, in words
-  EXPECT_EQ(load<float>(&b[92]), 1.5F);
-  EXPECT_EQ(b[100], 1);
-  EXPECT_EQ(b[107], 0);
+  EXPECT_EQ(load<uint32_t>(&b[80]), 75U);  // 300 bytes, in words
+  EXPECT_EQ(load<float>(&b[84]), 1.5F);
+  EXPECT_EQ(b[92], 1);
+  EXPECT_EQ(b[99], 0);
 }
 
 TEST(Bundle, nothing_at_all_is_a_header) {
@@ -209,8 +208,7 @@ TEST(Bundle, what_ranks_disagree_about_is_named) {
     change(expect);
     return code_of(e.out, expect);
   };
-  EXPECT_EQ(changed([](BundleExpect& x) { x.id.world = 4, x.shape.seen = 4; }),
-            Errc::ranks_disagree);
+  EXPECT_EQ(changed([](BundleExpect& x) { x.id.world = 4; }), Errc::ranks_disagree);
   EXPECT_EQ(changed([](BundleExpect& x) { x.id.rank = 1; }), Errc::ranks_disagree);
   EXPECT_EQ(changed([](BundleExpect& x) { x.id.agreement ^= 1; }), Errc::ranks_disagree);
   EXPECT_EQ(changed([](BundleExpect& x) { ++x.id.step; }), Errc::exchange_order);
@@ -260,14 +258,14 @@ TEST(Bundle, bodies_are_checked_behind_the_checksum) {
 
 /// What an owner says it saw becomes a capacity of ours: an honest rank once was told to send 1 GiB
 /// from a buffer of 60 kB.
-TEST(Bundle, seen_lengths_are_bounded) {
+TEST(Bundle, a_seen_length_is_bounded) {
   Example e;
   EXPECT_EQ(code_of(e.used(), e.expect()), Errc::ok);
   BundleExpect expect = e.expect();
   expect.seen_bound = 299;
   EXPECT_EQ(code_of(e.used(), expect), Errc::bound_exceeded);
   BundleWriter writer = e.write();
-  writer.set_seen(1, uint64_t{1} << 30);
+  writer.set_seen(uint64_t{1} << 30);
   e.size = writer.finish(e.id, 1000);
   EXPECT_EQ(code_of(e.used(), e.expect()), Errc::bound_exceeded);
 }

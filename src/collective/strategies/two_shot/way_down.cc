@@ -43,7 +43,7 @@ void WayDown::begin(const Input& input) {
 
 void WayDown::start_bundle(const WayUp& up) {
   writer_.emplace(out_.bytes(), own().down);
-  for (uint32_t r = 0; r < own().down.seen; ++r) writer_->set_seen(r, up.seen(r));
+  if (own().down.seen != 0) writer_->set_seen(up.seen());
 }
 
 void WayDown::encode(WayUp& up) {
@@ -72,8 +72,7 @@ void WayDown::encode_mean(uint32_t unit) {
   counters_->residual_resets += units.residual_resets;
 }
 
-/// Sender and owner know what was granted, so a length above it says which contribution has to
-/// travel again.
+/// A sender knows whether its contribution fitted; what it is granted next is the seen length.
 void WayDown::put_incomplete(const WayUp& up) {
   start_bundle(up);
   writer_->mark_incomplete();
@@ -131,16 +130,14 @@ Result<void> WayDown::parse(uint32_t owner, Bytes bytes, WayUp& up, Heard& heard
   if (view->failed) return to_error(view->failure);
   heard.non_finite = heard.non_finite || view->non_finite;
   if (view->incomplete) {
-    const bool mine = owner == state_->rank();
-    if (mine ? !up.regrant_from() : state_->exact())
+    if (state_->exact())
       return Error{Errc::bound_exceeded, "an owner misses a contribution that it was granted", {}};
-    if (!mine) up.regrant_to(owner, view->seen(state_->rank()));
+    up.regrant(owner, view->seen());
     heard.up_again = true;
     need_[owner] = capacity_[owner].bytes();
     return {};
   }
-  up.regrant_to(owner, 0);
-  if (owner == state_->rank()) (void)up.regrant_from();
+  up.regrant(owner, 0);
   if (view->overflow) {
     need_[owner] = round_up(view->bytes, 64);
     return {};
@@ -179,9 +176,8 @@ void WayDown::finish(WayUp& up) {
   for (uint32_t o = 0; o < state_->world(); ++o) {
     decode_share(o, up);
     capacity_[o].saw(views_[o].bytes);
-    if (o != state_->rank() && !state_->exact()) up.learn_to(o, views_[o].seen(state_->rank()));
+    if (!state_->exact()) up.learn(o, views_[o].seen());
   }
-  if (!state_->exact()) up.learn_from();
 }
 
 void WayDown::decode_share(uint32_t owner, WayUp& up) {

@@ -14,12 +14,12 @@ WayUp::WayUp(RankState& state, const BucketPlan& plan, const Shares& shares, Cou
   const uint32_t world = state.world();
   for (const BucketUnit& u : plan.units) memory_.plan(u.piece->send.plan);
   sent_.resize(plan.units.size());
-  for (const Share& share : shares.of) to_.emplace_back(share.up_bound, state.exact());
-  from_.assign(world, Capacity(own().up_bound, state.exact()));
-  for (auto* v : {&need_to_, &need_from_, &seen_}) v->resize(world);
+  for (const Share& share : shares.of) capacity_.emplace_back(share.up_bound, state.exact());
+  for (auto* v : {&need_to_, &need_from_}) v->resize(world);
   writers_.resize(world);
   views_.resize(world);
   here_.resize(world);
+  overflowed_.resize(world);
   cursors_.resize(world);
   slots_.resize(world);
   terms_.resize(world);
@@ -38,11 +38,11 @@ void WayUp::begin(const Input& input) {
   flush_ = 0;
   std::fill(sent_.begin(), sent_.end(), Bytes{});
   std::fill(here_.begin(), here_.end(), uint8_t{0});
-  std::fill(seen_.begin(), seen_.end(), uint64_t{0});
+  seen_ = 0;
   for (uint32_t r = 0; r < state_->world(); ++r) {
     const bool self = r == state_->rank();  // its own share never leaves this rank
-    need_to_[r] = self ? 0 : to_[r].bytes();
-    need_from_[r] = self ? 0 : from_[r].bytes();
+    need_to_[r] = self ? 0 : capacity_[r].bytes();
+    need_from_[r] = self ? 0 : capacity_[state_->rank()].bytes();
   }
   if (input_.failure != nullptr) return;
   for (uint32_t o = 0; o < state_->world(); ++o) encode_share(o);
@@ -70,8 +70,14 @@ void WayUp::encode_share(uint32_t owner) {
 /// Completes the bundle for an owner where it was encoded; gives the bytes to send.
 uint64_t WayUp::seal(uint32_t owner, uint64_t granted, const Told& told) {
   const BundleId own = id(state_->rank());
-  const uint64_t bytes =
-      told ? told.write(own, out(owner)) : writers_[owner]->finish(own, granted).bytes;
+  uint64_t bytes = 0;
+  if (told) {
+    bytes = told.write(own, out(owner));
+  } else {
+    const BundleSize size = writers_[owner]->finish(own, granted);
+    overflowed_[owner] = size.overflow ? 1 : 0;
+    bytes = size.bytes;
+  }
   return state_->short_sends() ? bytes : granted;
 }
 
@@ -117,7 +123,7 @@ void WayUp::receive_from(uint32_t from, Bytes bytes, Told& told) {
   auto view = parse_bundle(bytes, {id(from), own().up, own().bounds});
   if (!view) return fail(view.error());
   if (view->failed) return told.note(view->failure);
-  seen_[from] = view->bytes;
+  seen_ = std::max(seen_, view->bytes);
   if (view->overflow) return;
   non_finite_ = non_finite_ || view->non_finite;
   flush_ |= view->flush;
@@ -142,24 +148,14 @@ void WayUp::stash() {
   }
 }
 
-void WayUp::regrant_to(uint32_t owner, uint64_t seen) {
-  const bool cut = need_to_[owner] != 0 && seen > need_to_[owner];
-  need_to_[owner] = cut ? round_up(seen, 64) : 0;
-}
-
-bool WayUp::regrant_from() {
-  bool any = false;
+void WayUp::regrant(uint32_t owner, uint64_t seen) {
+  const uint64_t again = round_up(seen, 64);
+  const bool cut = need_to_[owner] != 0 && seen != 0 && overflowed_[owner] != 0;
+  need_to_[owner] = cut ? again : 0;
+  if (owner != state_->rank()) return;
   for (uint32_t r = 0; r < state_->world(); ++r) {
-    const bool cut = need_from_[r] != 0 && seen_[r] > need_from_[r];
-    need_from_[r] = cut ? round_up(seen_[r], 64) : 0;
-    any = any || cut;
-  }
-  return any;
-}
-
-void WayUp::learn_from() {
-  for (uint32_t r = 0; r < state_->world(); ++r) {
-    if (r != state_->rank()) from_[r].saw(seen_[r]);
+    const bool missing = need_from_[r] != 0 && seen != 0 && here_[r] == 0;
+    need_from_[r] = missing ? again : 0;
   }
 }
 

@@ -28,16 +28,13 @@ class WayUp {
   /// Before a repeat round: what has arrived moves out of the way.
   void stash();
 
-  /// What this owner received from a rank, as bytes of its whole bundle.
-  [[nodiscard]] uint64_t seen(uint32_t from) const { return seen_[from]; }
-  /// An owner says which length it saw of this rank's bundle: 0 when all is well. A longer one than
-  /// was granted travels again.
-  void regrant_to(uint32_t owner, uint64_t seen);
-  /// This owner's side of the same: true if any contribution has to travel again.
-  bool regrant_from();
-  /// Everything was delivered to `owner`: both ends learn the length.
-  void learn_to(uint32_t owner, uint64_t seen) { to_[owner].saw(seen); }
-  void learn_from();
+  /// The largest bundle that any rank made for this owner, in bytes; 0 before one arrived.
+  [[nodiscard]] uint64_t seen() const { return seen_; }
+  /// An owner says what the largest bundle for it takes, or 0: it has them all. A bundle of this
+  /// rank that did not fit travels again, and so, to this owner, does one that is not here.
+  void regrant(uint32_t owner, uint64_t seen);
+  /// Everything was delivered to `owner`: all ranks learn what the largest bundle took.
+  void learn(uint32_t owner, uint64_t seen) { capacity_[owner].saw(seen); }
 
   // Once receive() was true:
   /// Some contribution to this owner is not finite.
@@ -72,15 +69,14 @@ class WayUp {
   const Shares* shares_;
   Counters* counters_;
   WorkMemory memory_;
-  std::vector<Bytes> sent_;        // by unit
-  std::vector<Capacity> to_;       // by owner: of this rank's bundles
-  std::vector<Capacity> from_;     // by rank: of bundles to this owner
-  std::vector<uint64_t> need_to_;  // bytes to grant in this round; 0: nothing travels
-  std::vector<uint64_t> need_from_;
-  std::vector<uint64_t> seen_;
+  std::vector<Bytes> sent_;          // by unit
+  std::vector<Capacity> capacity_;   // by owner: of the bundles to it, the same on all ranks
+  std::vector<uint64_t> need_to_;    // bytes to grant in this round; 0: nothing travels
+  std::vector<uint64_t> need_from_;  // likewise, by sender to this owner
   std::vector<std::optional<BundleWriter>> writers_;
-  std::vector<BundleView> views_;  // of contributions to this owner
-  std::vector<uint8_t> here_;
+  std::vector<BundleView> views_;    // of contributions to this owner
+  std::vector<uint8_t> here_;        // by sender: its contribution to this owner
+  std::vector<uint8_t> overflowed_;  // by owner: this rank's bundle did not fit
   std::vector<SlotCursor> cursors_;
   std::vector<Slot> slots_;
   std::vector<Term> terms_;
@@ -88,6 +84,7 @@ class WayUp {
   Sizes sizes_;
   Arena out_, recv_, stash_;
   Input input_;
+  uint64_t seen_ = 0;
   uint8_t round_ = 0;
   uint32_t flush_ = 0;
   bool non_finite_ = false;
