@@ -23,7 +23,7 @@ int fail(const laconic::Error& error) {
   return 1;
 }
 
-/// A "gradient" of one step: heavy-tailed, alike on every machine.
+/// A "gradient" of one step: heavy-tailed, the same on every machine.
 void fill(std::vector<float>& x, uint64_t step) {
   for (uint64_t i = 0; i < x.size(); ++i) {
     const uint32_t word = laconic::philox({2026, 7}, i / 4, step)[i % 4];

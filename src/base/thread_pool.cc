@@ -37,7 +37,7 @@ struct ThreadPool::Impl {
   void* context = nullptr;
   uint64_t tasks = 0;
 
-  alignas(64) std::atomic<uint64_t> next{0};   // first task that nobody has taken
+  alignas(64) std::atomic<uint64_t> next{0};   // first task not taken yet
   alignas(64) std::atomic<uint32_t> state{0};  // kOpen, and how many workers are inside
   alignas(64) std::atomic<uint32_t> epoch{0};  // counts loops; workers sleep on it
   std::atomic<bool> busy{false};               // somebody is in run()

@@ -8,7 +8,8 @@ namespace laconic::feedback {
 
 Result<std::span<float>> Store::add(StateKind kind, std::string name, uint64_t count) {
   if (names_.contains(name)) {
-    return Error{Errc::invalid_argument, "state " + name + " exists twice", {}};
+    return Error{Errc::invalid_argument, "state " + name + " exists already",
+                 "names of parameters must differ"};
   }
   Arena arena;
   if (!arena.reserve(std::max<uint64_t>(count, 1) * sizeof(float))) {
@@ -43,35 +44,37 @@ double Store::residual_norm() const noexcept {
 Result<void> accepts(const StateHeader& mine, const StateHeader& saved) {
   const auto number = [](auto x) { return std::to_string(x); };
   if (saved.version != mine.version) {
-    return Error{Errc::state_version,
-                 "state has version " + number(saved.version) + ", this library reads " +
-                     number(mine.version),
-                 "load it with the version that wrote it, flush() and save again"};
+    return Error{
+        Errc::state_version,
+        "state: expected version " + number(mine.version) + ", found " + number(saved.version),
+        "load it with the release that wrote it, or start without it"};
   }
   if (saved.world != mine.world) {
     return Error{Errc::state_world,
-                 "state was saved by " + number(saved.world) + " ranks, this group has " +
-                     number(mine.world),
+                 "state: expected that of " + number(mine.world) + " ranks, found that of " +
+                     number(saved.world),
                  "flush() before the last checkpoint, then start without the old state"};
   }
   if (saved.rank != mine.rank) {
     return Error{Errc::state_rank,
-                 "state of rank " + number(saved.rank) + " given to rank " + number(mine.rank),
+                 "state: expected that of rank " + number(mine.rank) + ", found that of rank " +
+                     number(saved.rank),
                  "residuals differ by rank: save and load one state per rank"};
   }
   if (saved.model_hash != mine.model_hash) {
     return Error{Errc::state_model,
-                 "state belongs to another model (parameter names or shapes differ)",
+                 "state: expected this model, found another (parameter names or shapes differ)",
                  "load it into the model that wrote it"};
   }
   if (saved.spec != mine.spec) {
     return Error{Errc::state_spec,
-                 "state was saved under '" + saved.spec + "', this run uses '" + mine.spec + "'",
+                 "state: expected spec '" + mine.spec + "', found '" + saved.spec + "'",
                  "attach with the saved spec, or flush() before changing it"};
   }
   if (saved.agreement != mine.agreement) {
     return Error{Errc::state_spec,
-                 "state was saved under other settings (seed, small_elements or strategy)",
+                 "state: expected this run's settings, found other ones (seed, small_elements or "
+                 "strategy)",
                  "attach with the settings that wrote it"};
   }
   return {};

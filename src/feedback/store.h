@@ -38,7 +38,7 @@ class Store {
   [[nodiscard]] const std::deque<Entry>& entries() const noexcept { return entries_; }
   /// Multiplies every residual by `factor`: the unit of the gradients has changed (AMP loss scale).
   void scale_residuals(float factor) noexcept;
-  /// sqrt of the sum of squares over the own residuals.
+  /// sqrt of the sum of squares over this rank's own residuals, without those of its means.
   [[nodiscard]] double residual_norm() const noexcept;
 
  private:
@@ -60,7 +60,7 @@ struct StateHeader {
 inline constexpr uint32_t kStateVersion = 1;
 
 /// Is a state that was saved under `saved` the one that `mine` continues? Another version, rank,
-/// world, model or spec is an error that says so.
+/// world, model or spec has its own error (docs/format/ERRORS.md, 80 to 85).
 Result<void> accepts(const StateHeader& mine, const StateHeader& saved);
 
 }  // namespace laconic::feedback

@@ -175,12 +175,15 @@ AgreementCard Session::agreement_card() const {
 Result<void> Session::check_agreement(Bytes cards) const {
   const uint32_t world = model_->options().world;
   if (cards.size() != world * kAgreementBytes) {
-    return Error{
-        Errc::ranks_disagree, "expected the cards of " + std::to_string(world) + " ranks", {}};
+    return Error{Errc::ranks_disagree,
+                 "agreement: expected " + std::to_string(world * kAgreementBytes) +
+                     " bytes of cards, found " + std::to_string(cards.size()),
+                 "gather every rank's card, in rank order"};
   }
   const auto first = load<Card>(cards.data());
   if (first.magic != kCardMagic)
-    return Error{Errc::ranks_disagree, "rank 0 runs another version of laconic", {}};
+    return Error{Errc::ranks_disagree, "rank 0 runs another version of laconic",
+                 "install the same version on every rank"};
   for (uint32_t r = 0; r < world; ++r) {
     if (auto same = compare(r, first, load<Card>(cards.data() + r * kAgreementBytes)); !same)
       return same;
@@ -199,23 +202,25 @@ Result<void> Session::create_flush_state() {
 Result<void> Session::check_layout(const collective::LayoutView& layout) const {
   const auto& parameters = model_->parameters();
   if (layout.parameters.size() != layout.offsets.size())
-    return Error{Errc::invalid_argument, "a bucket with as many parameters as offsets", {}};
+    return Error{Errc::invalid_argument,
+                 "bucket: expected " + std::to_string(layout.parameters.size()) +
+                     " offsets, found " + std::to_string(layout.offsets.size()),
+                 "one offset for each parameter"};
   for (size_t i = 0; i < layout.parameters.size(); ++i) {
     uint64_t end = 0;
     if (layout.parameters[i] >= parameters.size() ||
         !checked_add(layout.offsets[i], parameters[layout.parameters[i]].count(), &end) ||
         end > layout.elements) {
       return Error{Errc::shape_unsupported,
-                   "entry " + std::to_string(i) +
-                       " of the bucket lies outside its buffer or "
-                       "names no parameter of the attached model",
+                   "bucket: entry " + std::to_string(i) +
+                       " lies outside the buffer or names no parameter of the attached model",
                    "attach again after the model has changed"};
     }
   }
   return {};
 }
 
-/// The exchange that was made for this layout, or a new one. Memory may run out here, and only here.
+/// The exchange that was made for this layout, or a new one: this is where memory may run out.
 Result<collective::Exchange*> Session::exchange_for(const collective::LayoutView& layout,
                                                     DType dtype) {
   for (auto& exchange : exchanges_) {
@@ -253,8 +258,10 @@ uint32_t Session::parts_to_come() const noexcept {
 
 Result<void> Session::flush(uint32_t steps) {
   if (steps == 0 || steps > kMaxFlushSteps) {
-    return Error{Errc::value_out_of_range, "a flush in " + std::to_string(steps) + " steps",
-                 "1 to " + std::to_string(kMaxFlushSteps)};
+    return Error{Errc::value_out_of_range,
+                 "flush: expected 1 to " + std::to_string(kMaxFlushSteps) + " steps, found " +
+                     std::to_string(steps),
+                 "10 drains in equal parts, 1 all at once"};
   }
   const std::lock_guard lock(mutex_);
   if (!flush_state_.empty() && parts_to_come() == 0) flush_state_[0] = static_cast<float>(steps);
@@ -291,9 +298,11 @@ Result<void> Session::check_bucket(const collective::Bucket& bucket,
                  "drive it to its end or abort it first"};
   }
   if (bucket.buffer == nullptr && layout.elements != 0)
-    return Error{Errc::invalid_argument, "the bucket has no buffer", {}};
+    return Error{Errc::invalid_argument, "bucket: expected a buffer, found null",
+                 "only a bucket without elements may lack one"};
   if (bucket.dtype == DType::u8)
-    return Error{Errc::dtype_unsupported, "gradients of type u8", "f32, f16 or bf16"};
+    return Error{Errc::dtype_unsupported, "bucket: expected f32, f16 or bf16, found u8",
+                 "convert the gradients first"};
   return {};
 }
 

@@ -32,7 +32,7 @@ struct Step {
   uint64_t count = 0;  ///< all_reduce: lanes
   uint8_t* send = nullptr;
   uint8_t* recv = nullptr;
-  std::span<const uint64_t> send_counts{};   ///< bytes, by rank; all_gather: each is the own size
+  std::span<const uint64_t> send_counts{};   ///< bytes, by rank; all_gather: all the same
   std::span<const uint64_t> send_offsets{};  ///< bytes from `send`, by rank; all_gather: zeros
   std::span<const uint64_t> recv_counts{};
   std::span<const uint64_t> recv_offsets{};

@@ -84,8 +84,7 @@ struct BundleFailure {
 
 /// What BundleWriter::finish made.
 struct BundleSize {
-  uint64_t bytes =
-      0;  ///< valid bytes at the start of `out`: all of it, or only the header on overflow
+  uint64_t bytes = 0;     ///< valid at the start of `out`: the whole bundle, or its header only
   uint64_t needed = 0;    ///< the size of the whole bundle
   bool overflow = false;  ///< needed > capacity
 };
@@ -125,9 +124,8 @@ class BundleWriter {
   [[nodiscard]] uint32_t slots_written() const noexcept { return slot_; }
 
   /// Writes header and checksum after the last slot. When the bundle is larger than `capacity` (at
-  /// least kMinCapacity), the header says so and only the header is valid; the payloads stay where
-  /// they are, and a second finish with a larger capacity completes the same bundle for the repeat
-  /// round.
+  /// least kMinCapacity), only its header is valid, with the flag; the payloads stay where they
+  /// are, and a second finish with a larger capacity completes the bundle for the repeat round.
   BundleSize finish(const BundleId& id, uint64_t capacity) noexcept;
 
  private:

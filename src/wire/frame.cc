@@ -60,7 +60,7 @@ uint8_t flag_bits(FrameFlags flags) noexcept {
                               (flags.non_finite ? kNonFiniteFlag : 0));
 }
 
-// The rules that bind writers and readers alike. `code` is what a broken field is called: a mistake
+// The rules that bind both writers and readers. `code` is what a broken field is called: a mistake
 // of the caller, or of the bytes. The order is that of FRAME.md.
 Result<void> check_fields(const FrameInfo& info, uint64_t payload_bytes, Errc field, Errc count) {
   const auto bad = [](Errc code, std::string_view name, const wire::Said& expected,

@@ -1,6 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// Sentences of parsers: "frame: <field>: expected <what>, found <what>". Used on failure only.
+// Messages of parsers: "frame: <field>: expected <what>, found <what>". Used on failure only.
 #pragma once
 
 #include <concepts>
@@ -13,7 +13,7 @@
 
 namespace laconic::wire {
 
-/// A value in a sentence: a number in decimal, or text as it is.
+/// A value in a message: a number in decimal, or text as it is.
 class Said {
  public:
   template <std::integral T>

@@ -64,9 +64,10 @@ Result<void> Exchange::check_lanes() const {
     if (state_->parameter(p).raw) lanes += state_->parameter(p).count;
   }
   if (lanes <= kMaxSlotBytes / sizeof(float)) return {};
-  return Error{Errc::shape_unsupported,
-               "a bucket with " + std::to_string(lanes) + " uncompressed elements",
-               "at most 2^30 - 4 in a bucket; use smaller buckets or strategy native_sum"};
+  return Error{
+      Errc::shape_unsupported,
+      "bucket: expected at most 2^30 - 4 uncompressed elements, found " + std::to_string(lanes),
+      "use smaller buckets or strategy native_sum"};
 }
 
 Result<void> Exchange::reserve() {
@@ -138,7 +139,7 @@ Result<uint32_t> Exchange::advance(std::span<transport::Step> batch) {
   return step_strategy(batch);
 }
 
-/// Every rank says whether it is ready for this layout; in the same exchange it is then used.
+/// Every rank tells whether it is ready for this layout; the same exchange then uses it.
 Result<uint32_t> Exchange::enroll(std::span<transport::Step> batch) {
   if (phase_ == Phase::begun) {
     phase_ = Phase::enrolling;
@@ -150,8 +151,8 @@ Result<uint32_t> Exchange::enroll(std::span<transport::Step> batch) {
       abort();
       return std::move(heard).error();
     }
-    fail(
-        std::move(heard).error());  // damage on the way to this rank: the others go on, and hear it
+    // Damage on the way to this rank: the others go on, and hear of it from the strategy.
+    fail(std::move(heard).error());
   }
   enrolled_ = true;
   start();

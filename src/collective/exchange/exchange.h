@@ -4,9 +4,9 @@
 // is due or some gradient is not finite), and the 16-bit inputs, which everything below sees as
 // float32. No I/O.
 //
-// All memory is taken when an exchange is made. The first use of a layout begins with a status
-// round, so that a rank without memory, or one that refuses the layout, says so on every rank; an
-// Exchange without a layout can do only that.
+// What a strategy needs is allocated when an exchange is made. The first use of a layout begins
+// with a status round, in which a rank without memory, or one that refuses the layout, tells the
+// others; an Exchange without a layout can do only that.
 #pragma once
 
 #include <memory>
@@ -34,7 +34,7 @@ struct FlushTurn {
 
 class Exchange {
  public:
-  /// For this layout and type of buffer, with all memory that it will ever need.
+  /// For this layout and type of buffer, with all memory that the strategy will need.
   static Result<std::unique_ptr<Exchange>> create(RankState& state, Layout layout, DType dtype,
                                                   Counters& counters);
   /// Only for telling the other ranks of a failure.
@@ -49,7 +49,8 @@ class Exchange {
   [[nodiscard]] DType dtype() const noexcept { return dtype_; }
   /// The bucket that was exchanged last.
   [[nodiscard]] const Bucket& bucket() const noexcept { return bucket_; }
-  /// `sequence` counts the exchanges since attach, the same on all ranks.
+  /// Only takes note; the first next() encodes. `sequence` counts the exchanges since attach, the
+  /// same on all ranks.
   void begin(const Bucket& bucket, uint32_t sequence, const FlushTurn& flush);
   /// Before the first next(): this rank has failed; all ranks will report it. The gradient goes
   /// into the residuals, unless the buffer is not one of this layout.

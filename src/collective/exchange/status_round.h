@@ -1,7 +1,7 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// A round in which every rank says whether it is well: before the first exchange of a new layout,
-// and after an engine's sum with NaN in it, since lanes travel bare and a rank that failed can only
+// A round in which every rank tells whether it has failed: before a layout's first exchange, and
+// after an engine's sum with NaN in it, since lanes travel bare and a rank that failed can only
 // send NaN. It never runs in steady state, and the memory for it is taken at create.
 #pragma once
 

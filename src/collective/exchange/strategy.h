@@ -34,8 +34,7 @@ struct Input {
 enum class Verdict : uint8_t {
   steps,     ///< execute the batch, then ask again
   done,      ///< the mean is in the gradient buffer, state is committed
-  take_raw,  ///< some rank's gradient is not finite: undone on every rank, the bucket has to go out
-             ///< uncompressed
+  take_raw,  ///< some rank's gradient is not finite: undone, has to go out uncompressed
 };
 
 struct Next {
@@ -56,7 +55,8 @@ struct Counters {
 class Strategy {
  public:
   virtual ~Strategy() = default;
-  /// Encodes. Never fails: what fails locally is told to the others by next(). Allocates nothing.
+  /// Encodes. Never fails: what fails locally is told to the others by next(). Allocates nothing,
+  /// except for uncompressed's copy of the gradient.
   virtual void begin(const Input& input) = 0;
   /// Errors (a peer's failure, hostile bytes) come after everything undelivered was put back.
   virtual Result<Next> next(std::span<transport::Step> batch) = 0;

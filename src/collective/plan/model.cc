@@ -156,20 +156,24 @@ Result<Model> Model::create(const Spec& spec, std::vector<Parameter> parameters,
                             const Options& options) {
   if (options.world == 0 || options.rank >= options.world) {
     return Error{Errc::invalid_argument,
-                 "rank " + std::to_string(options.rank) + " is outside a world of " +
-                     std::to_string(options.world),
-                 {}};
+                 "rank: expected a number below " + std::to_string(options.world) +
+                     ", the number of ranks, found " + std::to_string(options.rank),
+                 "ranks count from 0"};
   }
   if (options.world > kMaxWorld) {
-    return Error{Errc::invalid_argument, "a world of " + std::to_string(options.world) + " ranks",
-                 "at most " + std::to_string(kMaxWorld)};
+    return Error{Errc::invalid_argument,
+                 "world: expected at most " + std::to_string(kMaxWorld) + " ranks, found " +
+                     std::to_string(options.world),
+                 "use several groups"};
   }
   std::unordered_set<std::string_view> names;
   for (const Parameter& p : parameters) {
     uint64_t count = 0;
     if (!checked_mul(p.rows, p.cols, &count) || count > (uint64_t{1} << 40)) {
-      return Error{Errc::shape_unsupported, "parameter " + p.name + " is too large",
-                   "at most 2^40 elements"};
+      return Error{Errc::shape_unsupported,
+                   "parameter " + p.name + ": expected at most 2^40 elements, found " +
+                       std::to_string(p.rows) + " x " + std::to_string(p.cols),
+                   "split the parameter"};
     }
     if (!names.insert(p.name).second) {
       return Error{Errc::invalid_argument, "two parameters are named " + p.name,
@@ -193,8 +197,10 @@ Result<void> Model::check_sizes() const {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     if (assignments_[i].raw && bundles && parameters_[i].count() > kMaxSlotBytes / sizeof(float)) {
       return Error{Errc::shape_unsupported,
-                   "parameter " + parameters_[i].name + " is too large to ride in a bundle",
-                   "at most 2^30 - 4 uncompressed elements; split the parameter"};
+                   "parameter " + parameters_[i].name +
+                       ": expected at most 2^30 - 4 uncompressed elements, found " +
+                       std::to_string(parameters_[i].count()),
+                   "split the parameter or use strategy native_sum"};
     }
     for (const Piece& piece : assignments_[i].pieces) {
       const Plan plan = spec_.codec().plan(spec_.params(), piece.unit, options_.world);

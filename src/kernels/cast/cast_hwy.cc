@@ -184,7 +184,7 @@ HWY_INLINE Narrowed narrow_four(ToF16Saturated, VF v0, VF v1, VF v2, VF v3) {
 }
 
 /// float_to_bf16 of two vectors that hold no NaN, on words: rounds up where the low word and the
-/// high one's last bit say so.
+/// high one's last bit ask for it.
 HWY_INLINE V16x2 round_pair_to_bf16(VF low, VF high) {
   const __m256i a = _mm256_castps_si256(low.raw), b = _mm256_castps_si256(high.raw);
   const __m256i kept = _mm256_blend_epi16(_mm256_srli_epi32(a, 16), b, 0xAA);

@@ -108,7 +108,7 @@ Result<void> LoopbackHub::Impl::RankEngine::run_one(const Step& step) {
   if (!hub_->meet()) return gone;
   const bool agree = hub_->agreed();
   if (agree) step.kind == StepKind::all_reduce ? sum(step) : move(step);
-  if (!hub_->meet()) return gone;  // nobody reuses a send buffer before all have read it
+  if (!hub_->meet()) return gone;  // no send buffer is used again before all have read it
   if (!agree)
     return Error{Errc::exchange_order, "ranks issued different collectives",
                  "the same order on all ranks"};

@@ -233,7 +233,7 @@ void NativeSum::put_wish() {
   }
 }
 
-/// A rank that failed has sent NaN: then nobody heard anything.
+/// A rank that failed has sent NaN: then no rank hears a wish.
 void NativeSum::hear_wish() {
   LaneGroup& g = group(0, wish_.group);
   const uint8_t* at = g.memory.bytes().data() + wish_.offset;

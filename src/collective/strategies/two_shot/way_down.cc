@@ -50,7 +50,7 @@ void WayDown::encode(WayUp& up) {
   start_bundle(up);
   writer_->set_flush(up.flush());
   up.mean_of_lanes(writer_->lanes().data());
-  if (up.non_finite()) {  // nothing of this owner's will be used: say so and keep the residual
+  if (up.non_finite()) {  // nothing of this owner's will be used: mark it and keep the residual
     for (size_t i = 0; i < own().units.size(); ++i) writer_->put_non_finite();
     writer_->mark_non_finite();
   } else {
@@ -131,7 +131,8 @@ Result<void> WayDown::parse(uint32_t owner, Bytes bytes, WayUp& up, Heard& heard
   heard.non_finite = heard.non_finite || view->non_finite;
   if (view->incomplete) {
     if (state_->exact())
-      return Error{Errc::bound_exceeded, "an owner misses a contribution that it was granted", {}};
+      return Error{Errc::bound_exceeded, "an owner lacks a contribution that it was granted",
+                   "all ranks must run the same version of laconic"};
     up.regrant(owner, view->seen());
     heard.up_again = true;
     need_[owner] = capacity_[owner].bytes();

@@ -100,7 +100,7 @@ void Uncompressed::take_owned_residual(const RankPiece& piece) {
 }
 
 /// Delivered: a residual loses what travelled of it, and keeps what 16 bits rounded off. Where the
-/// sum is not finite, on every rank alike, nothing was delivered.
+/// sum is not finite, which it then is on every rank, nothing was delivered.
 void Uncompressed::drop_residuals() {
   for (size_t i = 0; i < drained_.size(); ++i) {
     const RankParameter& p = state_->parameter(layout_->parameters[i]);
@@ -123,7 +123,7 @@ void Uncompressed::drop_residual(size_t i) {
   }
 }
 
-/// An engine's sum cannot carry a message: all ones, a NaN in every type, says that there is one.
+/// A sum cannot carry a message: all ones, a NaN in every type, announce that there is one.
 void Uncompressed::poison() {
   std::fill_n(static_cast<uint8_t*>(input_.buffer), layout_->elements * dtype_size(input_.dtype),
               uint8_t{0xFF});
