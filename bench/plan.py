@@ -72,7 +72,7 @@ class Plan:
     threads: dict  # size -> seconds per point
     call_seconds: float
     baseline_sizes: tuple
-    budget: float  # seconds; what would begin later is left out, and the report says so
+    budget: float  # seconds; what would begin later is left out, and the report names it
     specs: tuple = field(default=SPECS)
 
     def cut(self, names, budget) -> "Plan":

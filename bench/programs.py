@@ -39,7 +39,7 @@ class Programs:
         return self.budget + GRACE - self.elapsed()
 
     def run(self, section: str, words: list, note: bool = True) -> dict:
-        """The program's JSON. Raises ProgramError with a sentence."""
+        """The program's JSON. Raises ProgramError with a message."""
         words = [str(word) for word in words]
         if note:
             self.commands.setdefault(section, []).append(self.shown(words))

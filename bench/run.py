@@ -38,7 +38,7 @@ def options(arguments=None) -> argparse.Namespace:
                         help="of NAME.md and NAME.json (default docs/results; with --quick out/bench)")
     parser.add_argument("--name", default="codecs-cpu", help="of the two files (default codecs-cpu)")
     parser.add_argument("--remark", default="", help="what a reader has to know of this run; goes under the title")
-    parser.add_argument("--report", action="store_true", help="measure nothing: the page anew from FOLDER's JSON")
+    parser.add_argument("--report", action="store_true", help="measure nothing: write the page again from FOLDER's JSON")
     parser.add_argument("--budget", type=float, metavar="SECONDS",
                         help="nothing begins later, all ends 30 s later (default 320)")
     given = parser.parse_args(arguments)

@@ -112,7 +112,7 @@ function(laconic_example_tests)
 endfunction()
 
 # tests/cuda/*_test.cc -> test_cuda, linking laconic_cuda alone: the core must not be needed to run a kernel.
-# On a machine without a GPU the cases skip and say so.
+# On a machine without a GPU the cases are skipped.
 function(laconic_cuda_tests)
   file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/cuda/*_test.cc)
   if(TARGET laconic_cuda)

@@ -42,7 +42,7 @@ bool use_colour() noexcept;
 
 void print_json(const Json& value);
 
-/// {"error": {"code", "name", "message", "hint"}} on standard output, or a sentence on standard
+/// {"error": {"code", "name", "message", "hint"}} on standard output, or a message on standard
 /// error. Gives `status` back.
 int fail(const Error& error, bool json, int status);
 

@@ -17,7 +17,7 @@ _LINE = re.compile(r"^(?:\[(\d+)\] )?(.*)$")
 
 
 class DemoError(Exception):
-    """One sentence for the user."""
+    """A message for the user."""
 
 
 def laconic_command() -> str:

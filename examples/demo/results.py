@@ -50,7 +50,7 @@ def mean(values) -> float:
 
 
 def over_ranks(series: list[list]) -> list[list[float]]:
-    """Per step, each part's mean over the ranks: they wait for one another, so sums are alike and parts are not."""
+    """Per step, each part's mean over the ranks: they wait for one another, so their sums agree and their parts do not."""
     return [[mean(part) for part in zip(*step)] for step in zip(*series)]
 
 

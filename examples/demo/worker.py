@@ -251,7 +251,7 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
-    except Exception as error:  # noqa: BLE001  one sentence for run.py; the traceback would bury it
+    except Exception as error:  # noqa: BLE001  one message for run.py; the traceback would bury it
         if os.environ.get("LACONIC_DEMO_TRACEBACK"):
             raise
         say({"error": f"{type(error).__name__}: {error}", "rank": int(os.environ.get("RANK", -1))})

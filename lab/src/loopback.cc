@@ -1,6 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// --emulate: no namespaces. The hosts share 127.0.0.1; whoever sends is told the rate and asked to
+// --emulate: no namespaces. The hosts share 127.0.0.1; a sender is told the rate and asked to
 // keep to it.
 #include <sys/random.h>
 #include <sys/stat.h>
@@ -60,7 +60,7 @@ class Loopback final : public Link {
 
 }  // namespace
 
-// Only the name: whoever may have to remove the folder must know it before it exists.
+// Only the name: any process that may have to remove the folder must know it first.
 std::string unused_folder() {
   uint64_t number = 0;
   if (getrandom(&number, sizeof number, 0) != sizeof number)

@@ -9,7 +9,7 @@
 namespace laconic::lab {
 namespace {
 
-/// A line without end (a progress bar, binary output) is cut here rather than kept for ever.
+/// A line without end (a progress bar, binary output) is cut here rather than kept until its end.
 constexpr std::size_t kLongestLine = 64 * 1024;
 
 }  // namespace

@@ -108,7 +108,7 @@ class Exchange {
     return encode({&source, 1});
   }
 
-  /// The own bytes of the last round, or of an earlier one.
+  /// A rank's own bytes of the last round, or of an earlier one.
   [[nodiscard]] Bytes payload(uint32_t rank = 0) const { return payload(rank, plan_.rounds - 1); }
   [[nodiscard]] Bytes payload(uint32_t rank, uint32_t round) const {
     return Bytes(ranks_[rank].out[round].data(), ranks_[rank].bytes[round]);

@@ -171,7 +171,7 @@ TEST_P(CodecLaw, SavedStateGoesOnIdentically) {
   }
 }
 
-/// Whoever looks for them, codec or pipeline: NaN and infinity are not encoded, and the residual
+/// Whether codec or pipeline looks for them: NaN and infinity are not encoded, and the residual
 /// stays bit for bit.
 TEST_P(CodecLaw, NonFiniteInputChangesNothing) {
   if (contract_.lossless) return;  // they travel like any other value

@@ -1,7 +1,7 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
 // Bytes from the network are hostile: whatever arrives instead of a bundle, every rank gets a
-// sentence, nothing is lost, and the next exchange works.
+// message, nothing is lost, and the next exchange works.
 #include <gtest/gtest.h>
 
 #include <cstring>

@@ -1,6 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// Any bytes give a bundle or an error with a sentence; what was accepted lies inside the capacity
+// Any bytes give a bundle or an error with a message; what was accepted lies inside the capacity
 // and is what our writer makes of it. The first 8 bytes say what the receiver expects; the rest is
 // what a peer sent, tried once as it is and once with a right checksum.
 #include <algorithm>

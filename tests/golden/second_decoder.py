@@ -2,7 +2,7 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 """A second decoder of stand-alone frames, in plain Python and written from docs/format/ alone.
 
-It shares no code with the library, so what both decode alike is what the documents say. Speed is no aim.
+It shares no code with the library, so what both decode to the same values is what the documents say. Speed is no aim.
 usage: second_decoder.py FILE...      prints the header and the first values of each frame
 """
 

@@ -1,9 +1,10 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""Documents against the code: links, the layer table, error numbers, codec pages, decisions, named tests."""
+"""Documents against the code: links, the tree, the layer table, error numbers, codec pages, decisions, named tests; English."""
 
 import importlib.machinery
 import importlib.util
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -114,12 +115,66 @@ def test_named_tests_exist():
     """`Suite.Name` and `python/tests/file.py::test` in the documents."""
     sources = "".join(p.read_text(encoding="utf-8") for p in (ROOT / "tests").rglob("*_test.cc"))
     known = {f"{suite}.{name}" for suite, name in re.findall(r"\bTEST(?:_P|_F)?\((\w+), (\w+)\)", sources)}
+    suites = {name.split(".")[0] for name in known}
     for page in PAGES:
-        for name in re.findall(r"`([A-Z]\w+\.[A-Z]\w+)`", page.read_text(encoding="utf-8")):
-            assert name in known or not re.match(r"(CodecLaw|ExchangeTest|Growing|Hostile|Threads)\.", name), name
+        for name in re.findall(r"`([A-Z]\w+\.[A-Za-z]\w+)`", page.read_text(encoding="utf-8")):
+            suite, test = name.split(".")
+            like_a_test = test[0].isupper() or (suite in suites and "_" in test)
+            assert name in known or not like_a_test, f"{page.name} names {name}"
         for file, name in re.findall(r"`([\w/]+\.py)::(test_\w+)`", page.read_text(encoding="utf-8")):
             where = file if "/" in file else f"python/tests/{file}"
             assert f"def {name}(" in text_of(where), f"{file}::{name}"
+
+
+#: what a native reader stumbles over, and what to write
+ENGLISH = {
+    r"\bthe own\b": "its own, this rank's",
+    r"\bfor ever\b": "for good, always",
+    r"\banew\b": "again",
+    r"\balike\b": "the same on all ranks",
+    r"\b(?:say|says|said) so\b": "say what is said",
+    r"\bwhoever\b": "any rank that",
+    r"\bsentences?\b": "message",
+    r"\bDESIGN\b|\bROADMAP\b": "a document of this repository",
+}
+#: (path, phrase) that mean something else: two things that resemble each other, a variable, a quotation
+ENGLISH_EXCEPTIONS = {
+    ("include/laconic/laconic.h", "says so"),
+    ("python/tests/test_errors.py", "says so"),
+    ("python/tests/test_run.py", "sentence"),
+    ("tests/distributed/capacity_test.cc", "alike"),
+    ("tests/distributed/exchange_test.cc", "sentences"),
+    ("tests/unit/session/agreement_test.cc", "sentence"),
+    ("tools/gradients.h", "alike"),
+}
+TEXT = {".md", ".h", ".cc", ".cu", ".c", ".py", ".cmake", ".txt", ".toml", ".sh", ""}
+
+
+def texts():
+    """Tracked files that people write and read; without git, those of the folders that hold them."""
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.split("\n")
+    if len(listed) < 2:
+        folders = sorted(name for name in folders_on_disk() if "/" not in name)
+        listed = [p.relative_to(ROOT).as_posix() for folder in folders for p in (ROOT / folder).rglob("*")] + \
+                 [p.name for p in ROOT.iterdir()]
+    skipped = ("docs/results/", "tests/fuzz/corpus/", "tests/golden/v1/", "tests/scripts/test_docs.py", "LICENSE")
+    for name in listed:
+        path = ROOT / name
+        if path.suffix in TEXT and not name.startswith(skipped) and path.is_file() and "__pycache__" not in name:
+            yield name, path.read_text(encoding="utf-8")
+
+
+def test_english():
+    found, used = [], set()
+    for name, text in texts():
+        for pattern, better in ENGLISH.items():
+            for hit in re.finditer(pattern, text, re.I if pattern.islower() else 0):
+                if (name, hit[0].lower()) in ENGLISH_EXCEPTIONS:
+                    used.add((name, hit[0].lower()))
+                else:
+                    found.append(f"{name}:{text.count(chr(10), 0, hit.start()) + 1}: '{hit[0]}': {better}")
+    assert not found, "\n".join(found)
+    assert used == ENGLISH_EXCEPTIONS, f"exceptions without need: {sorted(ENGLISH_EXCEPTIONS - used)}"
 
 
 def test_the_lab_stands_alone():

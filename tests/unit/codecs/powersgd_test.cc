@@ -242,7 +242,7 @@ TEST(PowerSgd, RecoversAFixedLowRankMatrix) {
 }
 
 // The warm start is power iteration: the error falls to that of the best rank-r approximation. The
-// cold start forgets (GRACE's PyTorch version drew Q anew in every step).
+// cold start forgets (GRACE's PyTorch version drew Q again in every step).
 TEST(PowerSgd, WarmStartConvergesToTheDominantDirections) {
   const uint64_t rows = 48, cols = 64;
   Floats m = low_rank(rows, cols, 2, 21);

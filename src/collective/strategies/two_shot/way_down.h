@@ -39,7 +39,7 @@ class WayDown {
   // Once everything is delivered:
   [[nodiscard]] Result<void> check() const;
   void finish(WayUp& up);
-  /// OR of the flushes that any rank asked for; known as soon as one owner has said so.
+  /// OR of the flushes that any rank asked for; known as soon as one owner's mean is here.
   [[nodiscard]] uint32_t flush() const noexcept { return flush_; }
 
   /// The owner's mean was not delivered, and lives on in the senders: its residual returns to what
