@@ -24,7 +24,8 @@ Result<void> check_tensor(const TensorRef& t) {
                  "float32, float16 or bfloat16"};
   }
   if (t.data == nullptr && t.rows != 0 && t.cols != 0) {
-    return Error{Errc::invalid_argument, "the tensor has elements but no data", {}};
+    return Error{Errc::invalid_argument, "tensor: expected data, found null",
+                 "only a tensor without elements may lack it"};
   }
   return {};
 }
@@ -129,8 +130,9 @@ TensorCodec::Lease::~Lease() {
 }
 
 Result<std::unique_ptr<Residual>> Residual::create(uint64_t count) {
-  const Error none{
-      Errc::out_of_memory, "no memory for a residual of " + std::to_string(count) + " floats", {}};
+  const Error none{Errc::out_of_memory,
+                   "no memory for a residual of " + std::to_string(count) + " floats",
+                   "encode without feedback (+noef), or free memory first"};
   auto residual = std::make_unique<Residual>();
   try {
     residual->values_.assign(count, 0.0F);

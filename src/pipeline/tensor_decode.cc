@@ -38,8 +38,9 @@ Result<void> check_header(const FrameInfo& info, const Spec& spec, uint64_t coun
                  "an output of the frame's shape"};
   }
   if (info.flags.non_finite) {
-    return Error{
-        Errc::non_finite, "the frame says that its tensor was not finite; it holds no values", {}};
+    return Error{Errc::non_finite,
+                 "the frame says that its tensor was not finite: it holds no values",
+                 "skip the step that it belongs to"};
   }
   return {};
 }
@@ -50,7 +51,8 @@ Result<void> check_payload(const Spec& spec, const Unit& unit, const Plan& plan,
     const bool last = round + 1 == plan.rounds;
     const uint64_t size = last ? payload.size() - at : plan.round[round].bytes;
     if (size > payload.size() - at)
-      return Error{Errc::payload_malformed, "the payload ends inside a round", {}};
+      return Error{Errc::payload_malformed, "the payload ends inside a round",
+                   "the frame is damaged or forged"};
     const Errc bad = spec.codec().check(spec.params(), unit, round, payload.subspan(at, size));
     if (bad != Errc::ok) {
       return Error{bad,

@@ -60,7 +60,9 @@ class TensorCodec::Lease {
 
 namespace pipeline {
 
-inline Error no_memory() { return {Errc::out_of_memory, "no memory for a codec's work space", {}}; }
+inline Error no_memory() {
+  return {Errc::out_of_memory, "no memory for a codec's work space", "encode less at once"};
+}
 /// Type and pointer of a tensor are usable.
 Result<void> check_tensor(const TensorRef& t);
 /// The tensor as a unit of `spec`; shape_unsupported when it is too large for it.

@@ -60,7 +60,8 @@ Result<void> check_expectation(const BundleExpect& expect) {
   const bool fits = expect.id.rank < expect.id.world && expect.slot_bounds.size() == shape.slots &&
                     shape.lane_bytes % kBundleAlign == 0 && shape.seen <= 1;
   if (fits) return {};
-  return Error{Errc::invalid_argument, "bundle: what the receiver expects contradicts itself", {}};
+  return Error{Errc::invalid_argument, "bundle: what the receiver expects contradicts itself",
+               "a mistake of this program, not of a peer: please report it"};
 }
 
 Result<void> check_start(Bytes in) {

@@ -127,7 +127,7 @@ Result<uint32_t> Exchange::next(std::span<transport::Step> batch) {
 Result<uint32_t> Exchange::advance(std::span<transport::Step> batch) {
   switch (phase_) {
     case Phase::idle:
-      return Error{Errc::exchange_order, "next() after the end of an exchange", {}};
+      return exchange_has_ended();
     case Phase::begun:
     case Phase::enrolling:
       if (!enrolled_) return enroll(batch);

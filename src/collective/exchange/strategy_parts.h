@@ -44,6 +44,10 @@ inline Error no_exchange_memory() {
   return {Errc::out_of_memory, "no memory for the exchange buffers", "use smaller buckets"};
 }
 
+inline Error exchange_has_ended() {
+  return {Errc::exchange_order, "next() after the end of an exchange", "begin the next one first"};
+}
+
 /// A sender said twice that its bundle does not fit: what it needs was granted after the first.
 inline Error too_many_rounds() {
   return {Errc::bound_exceeded, "a rank asks for one more repeat round than any bundle needs",

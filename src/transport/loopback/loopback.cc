@@ -111,7 +111,7 @@ Result<void> LoopbackHub::Impl::RankEngine::run_one(const Step& step) {
   if (!hub_->meet()) return gone;  // no send buffer is used again before all have read it
   if (!agree)
     return Error{Errc::exchange_order, "ranks issued different collectives",
-                 "the same order on all ranks"};
+                 "issue the same ones in the same order on all ranks"};
   if (step.kind == StepKind::all_reduce && !sum_.empty())
     std::memcpy(step.recv, sum_.data(), sum_.size());
   ++hub_->rounds[rank_];

@@ -185,8 +185,7 @@ Result<Next> GatherAll::receive(std::span<transport::Step> batch) {
 
 Result<Next> GatherAll::next(std::span<transport::Step> batch) {
   if (phase_ == Phase::send) return emit(batch[0]);
-  if (phase_ != Phase::received)
-    return Error{Errc::exchange_order, "next() after the end of an exchange", {}};
+  if (phase_ != Phase::received) return exchange_has_ended();
   auto result = receive(batch);
   if (!result) abort();
   return result;

@@ -307,8 +307,7 @@ Next NativeSum::emit(std::span<transport::Step> batch) {
 
 Result<Next> NativeSum::next(std::span<transport::Step> batch) {
   if (phase_ == Phase::ready) return emit(batch);
-  if (phase_ == Phase::idle)
-    return Error{Errc::exchange_order, "next() after the end of an exchange", {}};
+  if (phase_ == Phase::idle) return exchange_has_ended();
   auto result = phase_ == Phase::summed ? after_sum(batch) : after_status(batch);
   if (!result) abort();
   return result;

@@ -75,8 +75,7 @@ class TwoShot final : public Strategy {
 Result<Next> TwoShot::next(std::span<transport::Step> batch) {
   if (phase_ == Phase::up) return emit_up(batch[0]);
   if (phase_ == Phase::up_sent) return receive_up(batch[0]);
-  if (phase_ != Phase::down_sent)
-    return Error{Errc::exchange_order, "next() after the end of an exchange", {}};
+  if (phase_ != Phase::down_sent) return exchange_has_ended();
   auto result = receive_down(batch[0]);
   if (!result) abort();
   return result;

@@ -183,7 +183,7 @@ Result<Next> Uncompressed::next(std::span<transport::Step> batch) {
       return std::move(heard).error();
     }
   } else if (phase_ != Phase::summed) {
-    return Error{Errc::exchange_order, "next() after the end of an exchange", {}};
+    return exchange_has_ended();
   }
   return finish();
 }
