@@ -1,7 +1,7 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// How many bytes to grant a bundle whose length varies: predicted from lengths that sender and
-// receivers know, so that no round carries only sizes (docs/decisions/0004). A prediction that was
+// How many bytes to grant a bundle whose length varies: predicted from lengths that every rank
+// knows, so that no round carries only sizes (docs/decisions/0004 and 0018). A prediction that was
 // too small costs a repeat round, never data.
 #pragma once
 
@@ -23,7 +23,7 @@ class Capacity {
     const uint64_t margin = std::max(last_ / 16, 2 * growth_) + 64;
     return std::clamp(round_up(last_ + margin, 64), kMinCapacity, bound_);
   }
-  /// Sender and receivers call it with the same `needed`.
+  /// Every rank calls it with the same `needed`.
   void saw(uint64_t needed) noexcept {
     const uint64_t grown = seen_ && needed > last_ ? needed - last_ : 0;
     growth_ = std::max(grown, growth_ - growth_ / 4);  // forget slowly: growth comes in bursts
