@@ -1,0 +1,135 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// What every rank tells the others before the first exchange, and the one message about what
+// differs.
+#include <algorithm>
+#include <cstring>
+
+#include "laconic/version.h"
+#include "session/session.h"
+
+namespace laconic::session {
+namespace {
+
+/// The fixed layout of an agreement card. Text fields are cut, never unterminated.
+struct Card {
+  std::array<char, 8> magic;
+  uint32_t abi;
+  uint32_t rank;
+  uint32_t world;
+  uint32_t parameters;
+  uint64_t elements;
+  uint64_t agreement;
+  uint64_t model_hash;
+  uint64_t seed;
+  uint64_t small_elements;
+  uint32_t strategy;
+  uint32_t sums;
+  std::array<char, 32> version;
+  std::array<char, 512> spec;
+};
+static_assert(sizeof(Card) <= kAgreementBytes);
+constexpr std::array<char, 8> kCardMagic{'L', 'A', 'C', 'A', 'G', 'R', 'E', '1'};
+
+template <size_t N>
+void put_text(std::array<char, N>& field, std::string_view text) {
+  field.fill('\0');
+  std::copy_n(text.data(), std::min(text.size(), N - 1), field.data());
+}
+template <size_t N>
+std::string text_of(const std::array<char, N>& field) {
+  return {field.data(),
+          static_cast<size_t>(std::find(field.begin(), field.end(), '\0') - field.begin())};
+}
+
+Error differ(uint32_t a, uint32_t b, std::string_view what, const std::string& x,
+             const std::string& y) {
+  return Error{Errc::ranks_disagree,
+               "ranks disagree on " + std::string(what) + ": rank " + std::to_string(a) + " has " +
+                   x + ", rank " + std::to_string(b) + " has " + y,
+               "give every rank the same call, file and LACONIC_* variables"};
+}
+
+Result<void> compare(uint32_t r, const Card& a, const Card& b) {
+  const auto n = [](auto x) { return std::to_string(x); };
+  const auto q = [](const std::string& s) { return "'" + s + "'"; };
+  if (b.magic != kCardMagic || text_of(a.version) != text_of(b.version)) {
+    return differ(0, r, "the version of laconic", text_of(a.version),
+                  b.magic == kCardMagic ? text_of(b.version) : "?");
+  }
+  if (text_of(a.spec) != text_of(b.spec))
+    return differ(0, r, "the spec", q(text_of(a.spec)), q(text_of(b.spec)));
+  if (a.world != b.world) return differ(0, r, "the number of ranks", n(a.world), n(b.world));
+  if (b.rank != r) return differ(r, r, "its own rank", n(r), n(b.rank));
+  if (a.parameters != b.parameters || a.elements != b.elements) {
+    return differ(0, r, "the model",
+                  n(a.parameters) + " parameters with " + n(a.elements) + " elements",
+                  n(b.parameters) + " parameters with " + n(b.elements) + " elements");
+  }
+  if (a.model_hash != b.model_hash) {
+    return differ(0, r, "the model", "model " + n(a.model_hash),
+                  "model " + n(b.model_hash) + " (names or shapes)");
+  }
+  if (a.seed != b.seed) return differ(0, r, "the seed", n(a.seed), n(b.seed));
+  if (a.small_elements != b.small_elements) {
+    return differ(0, r, "small_elements", n(a.small_elements), n(b.small_elements));
+  }
+  if (a.strategy != b.strategy) {
+    const auto name = [](const Card& card) {
+      return std::string(
+          collective::strategy_name(static_cast<collective::StrategyKind>(card.strategy)));
+    };
+    return differ(0, r, "the strategy", name(a), name(b));
+  }
+  if (a.sums != b.sums) {
+    return differ(0, r, "what their engines can add (bits of f32, f16, bf16)", n(a.sums),
+                  n(b.sums));
+  }
+  if (a.agreement != b.agreement) {
+    return differ(0, r, "how the model is cut into units", n(a.agreement), n(b.agreement));
+  }
+  return {};
+}
+
+}  // namespace
+
+AgreementCard Session::agreement_card() const {
+  Card card{};
+  card.magic = kCardMagic;
+  card.rank = model_->options().rank;
+  card.world = model_->options().world;
+  card.parameters = static_cast<uint32_t>(model_->parameters().size());
+  for (const auto& p : model_->parameters()) card.elements += p.count();
+  card.agreement = model_->agreement();
+  card.model_hash = model_->model_hash();
+  card.seed = model_->options().seed;
+  card.small_elements = model_->options().small_elements;
+  card.strategy = static_cast<uint32_t>(model_->choice().strategy);
+  card.sums = model_->options().caps.sums | (model_->options().caps.short_sends ? 1U << 31 : 0U);
+  put_text(card.version, LACONIC_VERSION_STRING);
+  put_text(card.spec, model_->spec().canonical());
+  AgreementCard bytes{};
+  std::memcpy(bytes.data(), &card, sizeof card);
+  return bytes;
+}
+
+Result<void> Session::check_agreement(Bytes cards) const {
+  const uint32_t world = model_->options().world;
+  if (cards.size() != world * kAgreementBytes) {
+    return Error{Errc::ranks_disagree,
+                 "agreement: expected " + std::to_string(world * kAgreementBytes) +
+                     " bytes of cards, found " + std::to_string(cards.size()),
+                 "gather every rank's card, in rank order"};
+  }
+  const auto first = load<Card>(cards.data());
+  if (first.magic != kCardMagic)
+    return Error{Errc::ranks_disagree, "rank 0 runs another version of laconic",
+                 "install the same version on every rank"};
+  for (uint32_t r = 0; r < world; ++r) {
+    if (auto same = compare(r, first, load<Card>(cards.data() + r * kAgreementBytes)); !same)
+      return same;
+  }
+  return {};
+}
+
+}  // namespace laconic::session
