@@ -121,8 +121,6 @@ class BundleWriter {
   /// The unit is not finite and was not encoded.
   void put_non_finite() noexcept;
 
-  [[nodiscard]] uint32_t slots_written() const noexcept { return slot_; }
-
   /// Writes header and checksum after the last slot. When the bundle is larger than `capacity` (at
   /// least kMinCapacity), only its header is valid, with the flag; the payloads stay where they
   /// are, and a second finish with a larger capacity completes the bundle for the repeat round.

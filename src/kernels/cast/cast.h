@@ -43,10 +43,5 @@ inline void narrow(const CastKernels& k, DType type, void* out, const float* x, 
   if (type == DType::f16) k.narrow_f16(out, 1.0F, x, n, false);
   if (type == DType::bf16) k.narrow_bf16(out, 1.0F, x, n);
 }
-/// out += x
-inline void widen_add(const CastKernels& k, DType type, float* out, const void* x, uint64_t n) {
-  const Weighted term{x, 1.0F};
-  (type == DType::f16 ? k.weighted_sum_f16 : k.weighted_sum_bf16)(out, Output::add, &term, 1, 0, n);
-}
 
 }  // namespace laconic::kernels
