@@ -87,9 +87,9 @@ struct RoundPlan {
   RoundKind kind = RoundKind::frame;
   DType lane = DType::f32;  ///< for lanes
   uint64_t bytes = 0;  ///< exact size when Contract::exact_size (always for lanes), else the bound
-  /// What to reckon with, at most `bytes` and equal to it where the size is exact: to a quarter, the
-  /// mean size for independent normal elements. The same on every machine. A codec that leaves it
-  /// at 0 means `bytes`: the table fills it in.
+  /// What to reckon with, at most `bytes` and equal to it where the size is exact: to a quarter,
+  /// the mean size for independent normal elements. The same on every machine. A codec that leaves
+  /// it at 0 means `bytes`: the table fills it in.
   uint64_t expected = 0;
 };
 
@@ -178,8 +178,8 @@ struct CodecTable {
   /// Decodes payloads of the last round (all checked). Cannot fail.
   void (*decode)(const void* params, const Unit& unit, const Place& place,
                  std::span<const Term> terms, Work& work, Target target);
-  /// After delivery. `sent`: the rank's own payload of the last round; `merged`: that round's summed
-  /// lanes (empty for frames). The only function that writes state. Null: stateless.
+  /// After delivery. `sent`: the rank's own payload of the last round; `merged`: that round's
+  /// summed lanes (empty for frames). The only function that writes state. Null: stateless.
   void (*commit)(const void* params, std::span<float> state, const Unit& unit, const Place& place,
                  Bytes sent, Bytes merged, uint32_t contributors, Work& work);
 };

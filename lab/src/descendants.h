@@ -13,8 +13,8 @@ namespace laconic::lab {
 std::vector<pid_t> children();
 
 /// Kills every descendant of this process, including those that went into the background, but for
-/// the `spared` children. In a sandbox the kernel does it as well; with --emulate nobody else would.
-/// Needs PR_SET_CHILD_SUBREAPER to see orphans.
+/// the `spared` children. In a sandbox the kernel does it as well; with --emulate nobody else
+/// would. Needs PR_SET_CHILD_SUBREAPER to see orphans.
 void kill_descendants(const std::vector<pid_t>& spared = {});
 
 }  // namespace laconic::lab

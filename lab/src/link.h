@@ -56,8 +56,8 @@ Result<std::unique_ptr<Link>> make_kernel_link(const Options& options);
 /// A name in $TMPDIR that nothing has yet, for make_loopback_link.
 std::string unused_folder();
 
-/// Everybody on 127.0.0.1; the rate is announced, not enforced. Makes `folder`, which must not exist,
-/// and removes it at its end.
+/// Everybody on 127.0.0.1; the rate is announced, not enforced. Makes `folder`, which must not
+/// exist, and removes it at its end.
 Result<std::unique_ptr<Link>> make_loopback_link(const Options& options, const std::string& folder);
 
 }  // namespace laconic::lab

@@ -20,15 +20,15 @@ enum class Isolation {
 
 std::string_view isolation_name(Isolation isolation);
 
-/// What a child runs; its result is the exit status. `lifeline` can be read (end of file) as soon as
-/// the process that waits for the child is gone. SIGINT, SIGTERM, SIGHUP and SIGQUIT are passed on
-/// to the child, which finds them blocked and must read them from a signalfd.
+/// What a child runs; its result is the exit status. `lifeline` can be read (end of file) as soon
+/// as the process that waits for the child is gone. SIGINT, SIGTERM, SIGHUP and SIGQUIT are passed
+/// on to the child, which finds them blocked and must read them from a signalfd.
 using Body = std::function<int(int lifeline)>;
 
 constexpr int kNoLifeline = -1;
 
-/// Runs `body` in a child that is process 1 of its own namespaces and returns its exit status, or an
-/// error if a signal ended it.
+/// Runs `body` in a child that is process 1 of its own namespaces and returns its exit status, or
+/// an error if a signal ended it.
 Result<int> run_sandboxed(Isolation isolation, const Body& body);
 
 /// The same without namespaces: when the child has ended, however it ended, or when `lifeline` has,

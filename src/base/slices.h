@@ -13,8 +13,8 @@ namespace laconic {
 /// finds the end of the first still there when it runs backward.
 enum class Pass : uint8_t { forward, backward };
 
-/// body(begin, end) for [0, count) cut at the multiples of `slice`: in order on the caller when pool
-/// is null, else spread over the pool. The cuts do not depend on the pool.
+/// body(begin, end) for [0, count) cut at the multiples of `slice`: in order on the caller when
+/// pool is null, else spread over the pool. The cuts do not depend on the pool.
 template <class Body>
 void for_slices(ThreadPool* pool, uint64_t count, uint64_t slice, Body&& body,
                 Pass pass = Pass::forward) {

@@ -65,7 +65,7 @@ template <>
 inline constexpr size_t kRequired<laconic_state_header> = offsetof(laconic_state_header,
                                                                    model_hash);
 
-/// `size` is too small for `required` (or, 0, the struct is null): an invalid_argument that says it.
+/// `size` is too small for `required` (or, 0, the struct is null): invalid_argument with a message.
 int32_t bad_struct(const char* name, size_t size, size_t required);
 
 template <class T>

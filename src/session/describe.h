@@ -14,8 +14,8 @@ namespace laconic::session {
 
 /// "none", "linear", "set_union" or "vote".
 std::string_view merge_name(Merge merge) noexcept;
-/// {"codecs": [{"name", "id", "version", "summary", "source", "params": [...], "contract": {...}}]}:
-/// what `laconic list --json` prints and laconic_codecs_json() gives.
+/// {"codecs": [{"name", "id", "version", "summary", "source", "params": [...],
+/// "contract": {...}}]}: what `laconic list --json` prints and laconic_codecs_json() gives.
 std::string describe_codecs(std::span<const CodecTable* const> codecs);
 /// {"spec", "name", "feedback", "contract"}
 std::string describe_spec(const Spec& spec);

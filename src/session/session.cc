@@ -116,9 +116,10 @@ Result<collective::Exchange*> Session::exchange_for(const collective::LayoutView
   });
 }
 
-/// This rank has no exchange for the bucket. Where memory ran out, the layout is new, and the others
-/// are about to enrol it: the spare joins them. Where the layout does not fit, this rank may have
-/// brought it by mistake: the exchange that the same bucket had before speaks the others' rounds.
+/// This rank has no exchange for the bucket. Where memory ran out, the layout is new, and the
+/// others are about to enrol it: the spare joins them. Where the layout does not fit, this rank may
+/// have brought it by mistake: the exchange that the same bucket had before speaks the others'
+/// rounds.
 collective::Exchange& Session::messenger(const Error& why, const collective::Bucket& bucket,
                                          const collective::LayoutView& layout) {
   for (auto& exchange : exchanges_) {

@@ -60,9 +60,9 @@ class Session {
   [[nodiscard]] Result<void> check_agreement(Bytes cards) const;
 
   /// The exchange of a bucket, ready for next(). Fails for a bucket without a buffer or of no float
-  /// type, while another exchange runs, and after the engine has failed once: then the gradient goes
-  /// into the residuals. What else is wrong on this rank (no memory, a layout that does not fit) the
-  /// exchange tells the other ranks.
+  /// type, while another exchange runs, and after the engine has failed once: then the gradient
+  /// goes into the residuals. What else is wrong on this rank (no memory, a layout that does not
+  /// fit) the exchange tells the other ranks.
   Result<collective::Exchange*> begin(const collective::Bucket& bucket,
                                       const collective::LayoutView& layout);
   /// Before the first next(): this rank has failed; all ranks will report it.

@@ -231,8 +231,8 @@ Result<void> check_slots(Bytes bundle, const Header& h, const BundleExpect& expe
   return bundle_error(Errc::frame_extended, "bytes", end, bundle.size());
 }
 
-// The length that an owner claims to have seen becomes memory and a message of ours: bounded by what
-// could have been sent at all.
+// The length that an owner claims to have seen becomes memory and a message of ours: bounded by
+// what could have been sent at all.
 Result<void> check_seen(const BundleView& view, const BundleExpect& expect) {
   if (view.shape.seen == 0 || view.seen() <= expect.seen_bound) return {};
   return bundle_error(Errc::bound_exceeded, "seen length", at_most(expect.seen_bound), view.seen());

@@ -57,8 +57,8 @@ TEST_P(CodecLaw, PlanIsPure) {
   }
 }
 
-/// What a plan expects is what normal elements take on average, to a quarter, once the codec's state
-/// has had time to adapt to them.
+/// What a plan expects is what normal elements take on average, to a quarter, once the codec's
+/// state has had time to adapt to them.
 TEST_P(CodecLaw, ExpectedBytesAreThoseOfNormalElements) {
   for (const Unit& unit : {vector_unit(1000), matrix_unit(65, 33), vector_unit(90001)}) {
     constexpr uint32_t kSamples = 6;

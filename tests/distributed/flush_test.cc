@@ -1,6 +1,7 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// A flush is agreed by all ranks one step ahead, whichever of them asks, and is part of saved state.
+// A flush is agreed by all ranks one step ahead, whichever of them asks, and is part of saved
+// state.
 #include <gtest/gtest.h>
 
 #include <cstring>

@@ -132,8 +132,8 @@ class Lying final : public transport::Engine {
   uint64_t claimed_;
 };
 
-/// Above the bound it is refused as it arrives; below it the repeat rounds are counted. Honest ranks
-/// never send what they do not have.
+/// Above the bound it is refused as it arrives; below it the repeat rounds are counted. Honest
+/// ranks never send what they do not have.
 TEST(HostileOwner, LengthsThatNobodySentAreRefused) {
   const Layout layout = back_to_back(kModel, {0, 1, 2});
   for (const uint64_t claimed : {uint64_t{1} << 30, uint64_t{1200}}) {

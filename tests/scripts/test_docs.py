@@ -177,6 +177,13 @@ def test_english():
     assert used == ENGLISH_EXCEPTIONS, f"exceptions without need: {sorted(ENGLISH_EXCEPTIONS - used)}"
 
 
+def test_lines_of_comments_fit():
+    """clang-format lays out code in 100 columns and leaves comments as they are."""
+    long = [f"{name}:{number}" for name, text in texts() if name.endswith((".h", ".cc")) and "/templates/" not in name
+            for number, line in enumerate(text.splitlines(), 1) if len(line) > 100]
+    assert not long, "\n".join(long)
+
+
 def test_the_lab_stands_alone():
     """Its sources include each other, what a system or a registry package brings, and one header of Laconic."""
     foreign = set()

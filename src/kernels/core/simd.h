@@ -9,7 +9,8 @@
 //   basic_hwy.cc     one body in Highway, compiled once per target, each with its own `kTable`; and
 //                    the accessor
 //
-// and a line in kernels/no_hwy.cc, the accessors of a build without Highway: it returns kBasicScalar.
+// and a line in kernels/no_hwy.cc, the accessors of a build without Highway: it returns
+// kBasicScalar.
 //
 // The Highway file includes, in this order:
 //
@@ -20,9 +21,9 @@
 //   hwy/foreach_target.h
 //   hwy/highway.h
 //
-// Its body stands inside `#if LACONIC_SIMD_BODY`, so that Highway's emulated target is not compiled:
-// there our reference is used. Nothing is global and mutable: the accessor picks a constant table by
-// Isa.
+// Its body stands inside `#if LACONIC_SIMD_BODY`, so that Highway's emulated target is not
+// compiled: there our reference is used. Nothing is global and mutable: the accessor picks a
+// constant table by Isa.
 #pragma once
 
 #include <cstdint>
