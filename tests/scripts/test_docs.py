@@ -22,9 +22,14 @@ def text_of(*parts):
 def test_links_lead_somewhere(page):
     prose = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.S)
     for target in re.findall(r"\]\(([^)\s]+)\)", prose):
-        if re.match(r"[a-z]+:|#", target):
+        if re.match(r"[a-z]+:", target):
             continue
-        assert (page.parent / target.split("#")[0]).exists(), target
+        file, _, anchor = target.partition("#")
+        where = page.parent / file if file else page
+        assert where.exists(), target
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", where.read_text(encoding="utf-8"), re.M)
+            assert anchor in {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}, target
 
 
 def layer_table():
