@@ -8,9 +8,12 @@
 
 #include <cmath>
 #include <functional>
+#include <map>
+#include <mutex>
 #include <random>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "session/session.h"
@@ -98,18 +101,27 @@ class Ranks {
   std::vector<std::unique_ptr<Session>> sessions_;
 };
 
+/// Drawn once per process: most cases ask for the same ones, and drawing them took most of their time.
+inline const std::vector<float>& normal_numbers(uint64_t n, uint64_t seed) {
+  static std::mutex mutex;
+  static std::map<std::pair<uint64_t, uint64_t>, std::vector<float>> drawn;
+  const std::scoped_lock lock(mutex);
+  const auto [at, is_new] = drawn.try_emplace({n, seed}, n);
+  if (is_new) {
+    std::mt19937_64 random(seed);
+    std::normal_distribution<float> normal(0.0F, 0.01F);
+    for (float& x : at->second) x = normal(random);
+  }
+  return at->second;
+}
+
 /// Seeded gradients, different on every rank: a common part and noise.
 inline std::vector<std::vector<float>> gradients(uint32_t world, uint64_t n, uint64_t seed) {
-  std::mt19937_64 common(seed);
-  std::normal_distribution<float> normal(0.0F, 0.01F);
-  std::vector<float> base(n);
-  for (float& x : base) x = normal(common);
+  const std::vector<float>& common = normal_numbers(n, seed);
   std::vector<std::vector<float>> all;
   for (uint32_t r = 0; r < world; ++r) {
-    std::mt19937_64 own(seed * 1000 + r + 1);
-    std::vector<float> g(base);
-    for (float& x : g) x += normal(own);
-    all.push_back(std::move(g));
+    all.push_back(normal_numbers(n, seed * 1000 + r + 1));
+    for (size_t i = 0; i < n; ++i) all.back()[i] += common[i];
   }
   return all;
 }

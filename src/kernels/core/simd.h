@@ -49,7 +49,17 @@ int64_t simd_targets() noexcept;
 // Not compiled: SSE2, SSSE3 (no gain over the reference worth the code), Zen 4 and Sapphire Rapids
 // (newer Highway only; AVX3_DL covers them) and all SVE (this code is written for vectors of known
 // size). As bits, because old versions of Highway do not have all the names.
-#define HWY_DISABLED_TARGETS ((0xFFLL << 18) | (1LL << 27) | (1LL << 26) | 0x507FLL)
+#define LACONIC_SIMD_NEVER ((0xFFLL << 18) | (1LL << 27) | (1LL << 26) | 0x507FLL)
+
+// Sanitizers take many times as long over a kernel. They see AVX2, whose tails go through memory as
+// those of SSE4 do, and where addresses are looked at AVX-512, whose tails are masked.
+#if defined(__SANITIZE_THREAD__)
+#define HWY_DISABLED_TARGETS (LACONIC_SIMD_NEVER | 0x980LL)  // SSE4, AVX3, AVX3_DL
+#elif defined(__SANITIZE_ADDRESS__)
+#define HWY_DISABLED_TARGETS (LACONIC_SIMD_NEVER | 0x800LL)  // SSE4
+#else
+#define HWY_DISABLED_TARGETS LACONIC_SIMD_NEVER
+#endif
 
 #include "hwy/detect_targets.h"
 
