@@ -226,8 +226,8 @@ void Session::fail(collective::Exchange& exchange, Error error) {
 Result<uint32_t> Session::next(collective::Exchange& exchange, std::span<transport::Step> batch) {
   const std::lock_guard lock(mutex_);
   const Stopwatch watch(first_next_ ? &stats_.encode_seconds : &stats_.decode_seconds);
-  first_next_ = false;
   auto steps = without_throwing([&] { return exchange.next(batch); });
+  first_next_ = first_next_ && exchange.enrolling();
   if (!steps) {
     exchange.abort();  // it has done so itself, unless there was no memory to say why
     ++stats_.failures;

@@ -28,7 +28,7 @@ struct Stats {
   uint64_t fallbacks = 0;    ///< exchanges uncompressed because a gradient was not finite
   uint64_t flushes = 0;      ///< exchanges that took part of the residuals with them
   uint64_t failures = 0;
-  double encode_seconds = 0;  ///< begin to the first step
+  double encode_seconds = 0;  ///< begin to the first step that carries gradients
   double decode_seconds = 0;  ///< all later work of ours
   collective::Counters counters;
   // As of now:

@@ -180,6 +180,17 @@ TEST_P(NoMemory, ForANewLayoutIsToldOnEveryRank) {
   EXPECT_GT(fail_each([](Ranks&, const Layout&) {}, {0, false, -1}), 5);
 }
 
+/// The same bucket had another layout before, which is enrolled.
+TEST_P(NoMemory, ForASecondLayoutIsToldOnEveryRank) {
+  const DType dtype = std::get<2>(GetParam());
+  const auto other = [&](Ranks& group, const Layout&) {
+    std::vector<Result<void>> results(kWorld);
+    exchange(group, back_to_back(kModel, {2, 1, 0}), dtype, {0, false, -1}, results);
+    for (const auto& r : results) ASSERT_TRUE(r);
+  };
+  EXPECT_GT(fail_each(other, {1, false, -1}), 5);
+}
+
 TEST_P(NoMemory, IsNeverNeededOnceALayoutIsKnown) {
   const DType dtype = std::get<2>(GetParam());
   const auto first = [&](Ranks& group, const Layout& layout) {

@@ -43,6 +43,8 @@ class Exchange {
   [[nodiscard]] bool is_for(const LayoutView& layout, DType dtype) const noexcept {
     return dtype == dtype_ && layout.same(layout_);
   }
+  /// The steps that next() gave last only ask whether every rank is ready.
+  [[nodiscard]] bool enrolling() const noexcept { return phase_ == Phase::enrolling; }
   /// Every rank has used this layout; its buffer has that many elements.
   [[nodiscard]] bool enrolled() const noexcept { return enrolled_; }
   [[nodiscard]] uint64_t elements() const noexcept { return layout_.elements; }
