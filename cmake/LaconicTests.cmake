@@ -2,12 +2,15 @@
 #
 # One executable and one ctest entry per folder of tests: starting a process per case would cost more than the cases.
 
-# Build targets: all test programs, and those that ThreadSanitizer has something to say about (ctest label threads).
+# Build targets and ctest labels: all test programs; those that ThreadSanitizer has something to say about (threads);
+# those of what a build without Highway replaces, and of the bytes that must not change by it (kernels).
 set(LACONIC_THREADED_TESTS
   test_base test_transport test_collective test_session test_capi test_distributed)
+set(LACONIC_KERNEL_TESTS test_kernels test_conformance test_golden)
 if(BUILD_TESTING)
   add_custom_target(laconic_tests)
   add_custom_target(laconic_threaded_tests)
+  add_custom_target(laconic_kernel_tests)
   if(NOT LACONIC_FUZZ)
     find_package(GTest REQUIRED)
   endif()
@@ -22,8 +25,14 @@ function(laconic_test_pch)
   target_link_libraries(laconic_test_pch PRIVATE laconic_flags GTest::gtest Threads::Threads)
   target_precompile_headers(laconic_test_pch PRIVATE
     <gtest/gtest.h> <algorithm> <cmath> <random> <string> <vector>)
+  laconic_test_options(laconic_test_pch)
+endfunction()
+
+# What tests call is optimised, the tests themselves hardly: they are compiled more often than they run.
+function(laconic_test_options TARGET)
   # ccache looks at the text that gcc -E gives, which must then name the precompiled header.
-  target_compile_options(laconic_test_pch PRIVATE $<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess>)
+  target_compile_options(${TARGET} PRIVATE
+    $<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess> $<IF:$<CONFIG:Debug>,-O0,-O1>)
 endfunction()
 
 # laconic_test(NAME LABEL DEPS SOURCES...): a GoogleTest executable.
@@ -34,13 +43,17 @@ function(laconic_test NAME LABEL DEPS)
   target_link_libraries(${NAME} PRIVATE
     laconic_flags laconic_test_support ${DEPS} laconic_program_deps GTest::gmock GTest::gtest_main)
   target_precompile_headers(${NAME} REUSE_FROM laconic_test_pch)
-  target_compile_options(${NAME} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess>)
+  laconic_test_options(${NAME})
   add_test(NAME ${NAME} COMMAND ${NAME} --gtest_brief=1)
   set_tests_properties(${NAME} PROPERTIES LABELS ${LABEL} TIMEOUT 1800)
   add_dependencies(laconic_tests ${NAME})
   if(NAME IN_LIST LACONIC_THREADED_TESTS)
     set_property(TEST ${NAME} APPEND PROPERTY LABELS threads)
     add_dependencies(laconic_threaded_tests ${NAME})
+  endif()
+  if(NAME IN_LIST LACONIC_KERNEL_TESTS)
+    set_property(TEST ${NAME} APPEND PROPERTY LABELS kernels)
+    add_dependencies(laconic_kernel_tests ${NAME})
   endif()
 endfunction()
 
@@ -138,7 +151,7 @@ function(laconic_all_tests)
   laconic_test_pch()
   laconic_test_support()
   laconic_unit_tests()
-  laconic_folder_tests(conformance laconic_all)
+  laconic_folder_tests(conformance laconic_pipeline)
   laconic_folder_tests(distributed laconic_all)
   laconic_golden_tests()
   if(TARGET test_lab)  # lab/ adds its own tests; `laconic_tests` is all of them
