@@ -48,8 +48,8 @@ INSTANTIATE_TEST_SUITE_P(Registry, CodecLaw, testing::ValuesIn(all_cases()), cas
 
 bool is_default(const std::string& spec) { return spec == Spec::parse(spec)->codec().info.name; }
 
-/// Default settings run on every instruction set. Other settings run on the best one and the scalar
-/// reference; under sanitizers, which look for what no setting of a codec changes, on the best alone.
+/// Default settings run on every instruction set, other settings on the best one and the scalar
+/// reference; under sanitizers, which look for what no setting changes, on the best alone.
 std::vector<Isa> isas_for(const std::string& spec) {
   if (is_default(spec)) return {available_isas().begin(), available_isas().end()};
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)

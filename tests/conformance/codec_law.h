@@ -29,8 +29,8 @@ inline void PrintTo(const Case& c, std::ostream* out) {
   *out << c.spec << " on " << isa_name(c.isa);
 }
 
-/// Default, ends and middle of every field's range, every word: one field changed at a time. Which of
-/// them run on which instruction set, isas_for() in cases_test.cc says.
+/// Default, ends and middle of every field's range, every word: one field changed at a time.
+/// isas_for() in cases_test.cc says which of them run on which instruction set.
 std::vector<Case> all_cases();
 std::string case_name(const testing::TestParamInfo<Case>& info);
 

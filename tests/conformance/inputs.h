@@ -101,8 +101,8 @@ inline float sample(Data data, Random& random, uint64_t i, uint64_t n) {
   return 0.0F;
 }
 
-/// Drawn once per process: every case asks for the same ones, and drawing them took longer than what
-/// is done with them.
+/// Drawn once per process: every case asks for the same ones, and drawing them took longer than
+/// what is done with them.
 inline const std::vector<float>& make(Data data, uint64_t n, uint64_t seed = 1) {
   static std::map<std::tuple<Data, uint64_t, uint64_t>, std::vector<float>> drawn;
   const auto [at, is_new] = drawn.try_emplace({data, n, seed});

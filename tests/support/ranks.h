@@ -101,7 +101,7 @@ class Ranks {
   std::vector<std::unique_ptr<Session>> sessions_;
 };
 
-/// Drawn once per process: most cases ask for the same ones, and drawing them took most of their time.
+/// Drawn once per process: most cases ask for the same, and drawing them took most of their time.
 inline const std::vector<float>& normal_numbers(uint64_t n, uint64_t seed) {
   static std::mutex mutex;
   static std::map<std::pair<uint64_t, uint64_t>, std::vector<float>> drawn;
