@@ -53,9 +53,16 @@ int64_t simd_targets() noexcept;
 
 // Sanitizers take many times as long over a kernel. They see AVX2, whose tails go through memory as
 // those of SSE4 do, and where addresses are looked at AVX-512, whose tails are masked.
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer)  // clang
+#define LACONIC_SIMD_ADDRESSES
+#endif
+#elif defined(__SANITIZE_ADDRESS__)
+#define LACONIC_SIMD_ADDRESSES
+#endif
 #if defined(__SANITIZE_THREAD__)
 #define HWY_DISABLED_TARGETS (LACONIC_SIMD_NEVER | 0x980LL)  // SSE4, AVX3, AVX3_DL
-#elif defined(__SANITIZE_ADDRESS__)
+#elif defined(LACONIC_SIMD_ADDRESSES)
 #define HWY_DISABLED_TARGETS (LACONIC_SIMD_NEVER | 0x800LL)  // SSE4
 #else
 #define HWY_DISABLED_TARGETS LACONIC_SIMD_NEVER
