@@ -348,7 +348,7 @@ class Oracle {
     for (uint32_t r = 0; r < world_; ++r) {
       std::vector<size_t> everything(units_.size());
       for (size_t i = 0; i < units_.size(); ++i) everything[i] = i;
-      sends(r, world_ - 1, bundle_bytes(everything, coded[r], 0, raw_lanes()));
+      sends(r, world_ - 1, bundle_bytes(everything, coded[r], raw_lanes()));
       ++counters_[r].rounds;
     }
     if (any_non_finite(coded)) return take_all_back(coded, values);
@@ -383,9 +383,9 @@ class Oracle {
       }
       const uint64_t lanes = raw_lanes() * (o + 1) / world_ - raw_lanes() * o / world_;
       for (uint32_t r = 0; r < world_; ++r) {
-        if (r != o) sends(r, 1, bundle_bytes(owned, coded[r], 0, lanes));
+        if (r != o) sends(r, 1, bundle_bytes(owned, coded[r], lanes));
       }
-      sends(o, world_ - 1, bundle_bytes(owned, recoded, seen_lengths(), lanes));
+      sends(o, world_ - 1, bundle_bytes(owned, recoded, lanes));
       counters_[o].rounds += 2;
     }
     for (size_t i = 0; i < units_.size(); ++i) {
@@ -570,12 +570,11 @@ class Oracle {
   void sends(uint32_t rank, uint64_t receivers, uint64_t bytes) {
     counters_[rank].wire_bytes += receivers * bytes;
   }
-  /// FRAME.md, section 4. Without short sends all that is granted travels: the bounds, and at least
-  /// room for a failure.
+  /// FRAME.md, section 4, without the lengths that predictions need. Without short sends all that
+  /// is granted travels: the bounds, and at least room for a failure.
   [[nodiscard]] uint64_t bundle_bytes(const std::vector<size_t>& slots,
-                                      const std::vector<Coded>& coded, uint64_t seen,
-                                      uint64_t lanes) const {
-    uint64_t bytes = kHeader + 4 * (slots.size() + seen + lanes);
+                                      const std::vector<Coded>& coded, uint64_t lanes) const {
+    uint64_t bytes = kHeader + 4 * (slots.size() + lanes);
     for (const size_t i : slots) {
       const uint64_t payload =
           setup_.short_sends ? coded[i].bytes.size() : units_[i].piece->plan.round[0].bytes;
@@ -583,8 +582,6 @@ class Oracle {
     }
     return setup_.short_sends ? bytes : std::max<uint64_t>(bytes, 640);
   }
-  /// An owner repeats the largest length that it received where the next is predicted from it.
-  [[nodiscard]] uint64_t seen_lengths() const { return counts_bytes() ? 0 : 1; }
   /// The first use of a layout begins with a message from every rank that it is ready.
   void enroll() {
     const auto known = std::pair(layout_->parameters, dtype_);

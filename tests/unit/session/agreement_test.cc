@@ -62,6 +62,22 @@ TEST(Agreement, EachDifferenceIsNamed) {
   EXPECT_NE(sentence(rank(1, "3lc", {{"v", 100, 80}, {"b", 10, 1}})).find("names or shapes"),
             std::string::npos);
   EXPECT_NE(sentence(rank(2)).find("rank"), std::string::npos) << "two ranks of the same number";
+  const auto set = [](auto change) {
+    Options o;
+    o.rank = 1;
+    o.world = 3;
+    o.seed = 1;
+    change(o);
+    return *Session::create("3lc", kModel, o);
+  };
+  EXPECT_NE(sentence(set([](Options& o) { o.caps.sums = 0b011; })).find("can add"),
+            std::string::npos);
+  EXPECT_NE(sentence(set([](Options& o) { o.caps.short_sends = true; })).find("can add"),
+            std::string::npos);
+  EXPECT_NE(sentence(set([](Options& o) { o.small_elements = 5; })).find("small_elements"),
+            std::string::npos);
+  EXPECT_NE(sentence(set([](Options& o) { o.strategy = StrategyKind::two_shot; })).find("strategy"),
+            std::string::npos);
 }
 
 TEST(Agreement, AForeignCardIsRefused) {
