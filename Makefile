@@ -8,7 +8,7 @@ TIER ?= all
 SECONDS_EACH ?= 60
 
 .DEFAULT_GOAL := help
-.PHONY: help demo build test bench fuzz format clean
+.PHONY: help demo build test bench fuzz mutants format clean
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -36,6 +36,10 @@ bench:  ## measure every codec on this CPU into docs/results (5 minutes); QUICK=
 fuzz:  ## run every libFuzzer target for SECONDS_EACH= (60) seconds; needs clang
 	@scripts/bootstrap
 	@scripts/fuzz $(SECONDS_EACH)
+
+mutants:  ## put each one-line fault of tests/mutants into a copy; every one has to fail a test (half an hour)
+	@scripts/bootstrap
+	@scripts/mutants
 
 format:  ## lay out all C++ and CUDA sources with clang-format 14
 	@scripts/bootstrap
