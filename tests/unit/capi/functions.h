@@ -199,7 +199,9 @@ inline std::span<const Function> codec_functions() {
        true},
       {"laconic_codec_destroy", Gives::nothing,
        [](Objects& o, Arguments& a) -> int32_t {
-         laconic_codec_destroy(a("codec", std::exchange(o.made_codec, nullptr)));
+         auto* const given = a("codec", o.made_codec);
+         laconic_codec_destroy(given);
+         if (given != nullptr) o.made_codec = nullptr;  // null destroys nothing
          return 0;
        }},
       {"laconic_codec_spec", Gives::value,
@@ -255,7 +257,9 @@ inline std::span<const Function> codec_functions() {
        true},
       {"laconic_residual_destroy", Gives::nothing,
        [](Objects& o, Arguments& a) -> int32_t {
-         laconic_residual_destroy(a("residual", std::exchange(o.made_residual, nullptr)));
+         auto* const given = a("residual", o.made_residual);
+         laconic_residual_destroy(given);
+         if (given != nullptr) o.made_residual = nullptr;  // null destroys nothing
          return 0;
        }},
       {"laconic_residual_data", Gives::value,
@@ -297,7 +301,9 @@ inline std::span<const Function> session_functions() {
        true},
       {"laconic_session_destroy", Gives::nothing,
        [](Objects& o, Arguments& a) -> int32_t {
-         laconic_session_destroy(a("session", std::exchange(o.made_session, nullptr)));
+         auto* const given = a("session", o.made_session);
+         laconic_session_destroy(given);
+         if (given != nullptr) o.made_session = nullptr;  // null destroys nothing
          return 0;
        }},
       {"laconic_session_agreement", Gives::code,
