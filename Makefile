@@ -37,7 +37,7 @@ fuzz:  ## run every libFuzzer target for SECONDS_EACH= (60) seconds; needs clang
 	@scripts/bootstrap
 	@scripts/fuzz $(SECONDS_EACH)
 
-mutants:  ## put each one-line fault of tests/mutants into a copy; every one has to fail a test (half an hour)
+mutants:  ## put each one-line fault of tests/mutants into a copy; every one has to fail a test (ten minutes)
 	@scripts/bootstrap
 	@scripts/mutants
 

@@ -31,7 +31,7 @@ def script():
 @pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.stem)
 def test_patch_applies_and_is_one_fault(patch, script):
     mutant = script.read_patch(patch)
-    assert mutant.fault.endswith("."), "a patch begins with a sentence that says what is wrong"
+    assert mutant.fault.endswith("."), "a patch begins with what is wrong, in words that end with a full stop"
     assert mutant.kills, "name the test that should notice"
     text = patch.read_text(encoding="utf-8")
     assert len(re.findall(r"^@@ ", text, re.M)) == 1
