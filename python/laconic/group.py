@@ -65,20 +65,27 @@ class Meeting:
             store.wait(keys, patience)
             said = [json.loads(store.get(key)) for key in keys]
         except RuntimeError as error:
-            raise _nobody_came(store, keys, patience, error) from None
+            raise _nobody_came(store, keys, rank, patience, error) from None
         self.words = [entry["word"] for entry in said]
         self.free = set.intersection(*(set(entry["free"]) for entry in said))
 
 
-def _nobody_came(store, keys, patience, error) -> LaconicError:
-    try:
-        absent = [str(r) for r, key in enumerate(keys) if not store.check([key])]
-    except RuntimeError:
-        absent = []
-    if not absent:
+def _nobody_came(store, keys, rank, patience, error) -> LaconicError:
+    absent = [r for r, key in enumerate(keys) if not _holds(store, key)]
+    if not absent or rank in absent:  # this rank's own word is there, unless the store is gone
         return errors.error("engine_failed", f"the group's store failed: {error}", "restart from the last checkpoint")
-    return errors.error("timed_out", f"rank {', '.join(absent)} did not call laconic.attach within "
+    return errors.error("timed_out", f"rank {', '.join(map(str, absent))} did not call laconic.attach within "
                         f"{patience.total_seconds():g} s", "every rank of the group makes the call, in the same order")
+
+
+def _holds(store, key: str) -> bool:
+    try:
+        if hasattr(store, "check"):
+            return store.check([key])
+        store.wait([key], datetime.timedelta(milliseconds=100))  # torch 1.13
+        return True
+    except RuntimeError:
+        return False
 
 
 _alone = itertools.count()

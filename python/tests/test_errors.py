@@ -6,6 +6,7 @@ from __future__ import annotations
 import pickle
 
 import pytest
+from ranks import Ranks
 
 import laconic
 
@@ -198,8 +199,12 @@ def _attach_but_one(absent, patience):
         return error
 
 
-def test_a_rank_that_does_not_attach_is_named(pools):
-    first, absent, last = pools(3).run(_attach_but_one, absent=1, patience=3)
+def test_a_rank_that_does_not_attach_is_named():
+    ranks = Ranks(3)  # of its own: under torch 1.13 a store that has timed out once answers nothing any more
+    try:
+        first, absent, last = ranks.run(_attach_but_one, absent=1, patience=3)
+    finally:
+        ranks.close()
     assert absent is None and first.message == last.message
     assert (first.code, first.name) == (63, "timed_out") and "rank 1 did not call laconic.attach within 3 s" in first.message
 

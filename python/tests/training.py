@@ -73,7 +73,10 @@ def build(group, spec, *, width=48, dtype=torch.float32, buckets=1, model_option
     net = Net(width, **(model_options or {})).to(dtype)
     total = sum(p.numel() * p.element_size() for p in net.parameters())
     cap = (total / buckets) / (1 << 20) if buckets > 1 else 100
+    first = dist._DEFAULT_FIRST_BUCKET_BYTES  # noqa: SLF001  torch 1.13 fills the first bucket up to this, whatever the cap
+    dist._DEFAULT_FIRST_BUCKET_BYTES = min(first, int(cap * (1 << 20)))  # noqa: SLF001
     ddp = DistributedDataParallel(net, process_group=group, bucket_cap_mb=cap, **(ddp_options or {}))
+    dist._DEFAULT_FIRST_BUCKET_BYTES = first  # noqa: SLF001
     handle = None
     if spec is not None:
         handle = laconic.attach(ddp, spec, small_elements=64, quiet=True, **(attach_options or {}))
