@@ -28,6 +28,11 @@ if(LACONIC_HARDEN)
   # tests/install/audit reads this off the finished files. Sanitizers bring checks of their own for C functions, and
   # without optimisation there are none. Some distributions define the macro in the compiler, hence -U first.
   target_compile_options(laconic_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-fstack-protector-strong>)
+  # But for the loops of the sparse decode: there it takes 4 to 5 % of 4 MiB (topk, sidco); no other codec loses over 1 %.
+  # Their input was checked, and what they keep on the stack has a fixed size.
+  set_source_files_properties(
+    ${PROJECT_SOURCE_DIR}/src/kernels/sparse/scatter_hwy.cc ${PROJECT_SOURCE_DIR}/src/codecs/sparse/sparse_payload.cc
+    PROPERTIES COMPILE_OPTIONS -fno-stack-protector)
   if(NOT LACONIC_SANITIZE)
     target_compile_options(laconic_flags INTERFACE
       $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<NOT:$<CONFIG:Debug>>>:-U_FORTIFY_SOURCE$<SEMICOLON>-D_FORTIFY_SOURCE=2>)
