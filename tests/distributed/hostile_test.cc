@@ -156,6 +156,22 @@ TEST(HostileOwner, LengthsThatNobodySentAreRefused) {
   }
 }
 
+/// A rank that can only tell of its failure, and to which the others' answers arrive damaged.
+TEST(HostileStatus, ARankThatRefusesItsLayoutStopsWithTheOthers) {
+  const Layout outside{{0}, {1}, 3000};
+  Ranks group({"3lc", 3, kModel, StrategyKind::two_shot, 64, 1, 0b111});
+  std::vector<float> buffers[3];
+  group.on_all([&](uint32_t r) {
+    buffers[r].resize(3001);
+    Tampering engine(group.hub().engine(r), 2, 0, 1);  // what rank 0 says
+    Bucket bucket;
+    bucket.buffer = buffers[r].data();
+    const auto done = session::drive(group.session(r), bucket, outside, engine);
+    ASSERT_FALSE(done) << "rank " << r;
+    EXPECT_FALSE(done.error().message.empty());
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(All, Hostile,
                          testing::Values(std::tuple{"3lc", StrategyKind::two_shot},
                                          std::tuple{"3lc", StrategyKind::gather_all},

@@ -147,7 +147,8 @@ Result<uint32_t> Exchange::enroll(std::span<transport::Step> batch) {
     return uint32_t{1};
   }
   if (auto heard = status_.receive(input()); !heard) {
-    if (heard.error().code == Errc::peer_failed) {  // every rank has heard it
+    // Every rank has heard of it, this one's own failure included: the others stop here.
+    if (heard.error().code == Errc::peer_failed || failure_) {
       abort();
       return std::move(heard).error();
     }
