@@ -9,12 +9,12 @@
 from __future__ import annotations
 
 from ._lib import lib as _clib
-from .attach import attach
+from .attach import attach, handle_of, handles
 from .codec import Codec, Frame, Residual, codecs
 from .errors import LaconicError
 
 __version__ = _clib.laconic_version().decode()
-__all__ = ["Codec", "Frame", "LaconicError", "Residual", "attach", "codecs", "show_versions"]
+__all__ = ["Codec", "Frame", "LaconicError", "Residual", "attach", "codecs", "handle_of", "handles", "show_versions"]
 
 
 def show_versions() -> dict:

@@ -3,19 +3,25 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
+import weakref
 
 from . import environment, errors
+from .codec import spec_with
 from .errors import LaconicError
 
 DISABLED = "LACONIC_DISABLE=1"
+
+#: wrapper → its handle, in the order of attach
+_attached: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
 class PassThrough:
     """The handle under LACONIC_DISABLE=1: nothing was touched, training is plain DDP bit for bit."""
 
-    spec, step, last_error = "none", 0, None
+    spec, step, last_error, closed, parameters, rank, warmup = "none", 0, None, False, [], 0, 0
 
     def stats(self) -> dict:
         return {"disabled": True}
@@ -32,8 +38,31 @@ class PassThrough:
     def load_state_dict(self, state: dict) -> None:
         pass
 
+    def at_end(self, callback) -> None:
+        pass
+
     def close(self) -> None:
         pass
+
+
+def handles() -> list:
+    """The handles of all models that are attached in this process and still there, in the order of attach."""
+    return [handle for handle in list(_attached.values()) if not handle.closed]
+
+
+def handle_of(model):
+    """The handle of an attached wrapper, or of the model inside one; None where there is none.
+
+    Frameworks hide the wrapper: their `model` will do.
+    """
+    model = getattr(model, "_orig_mod", model)  # torch.compile
+    for wrapper, handle in reversed(list(_attached.items())):
+        inner = wrapper
+        while inner is not None and not handle.closed:
+            if inner is model:
+                return handle
+            inner = getattr(inner, "module", None)
+    return None
 
 
 def _speaks_for_node() -> bool:
@@ -45,7 +74,7 @@ def _speaks_for_node() -> bool:
 
 
 def attach(obj, spec: str | None = None, *, seed: int = 0, small_elements: int = 4096, strategy: str = "auto",
-           threads: int = 1, scaler=None, quiet: bool = False):
+           threads: int = 1, scaler=None, warmup: int = 0, quiet: bool = False, **options):
     """Compresses the gradient exchange of a DistributedDataParallel model. Gives a Handle.
 
     A collective call: every rank makes it, with the same arguments, right after wrapping the model.
@@ -58,52 +87,77 @@ def attach(obj, spec: str | None = None, *, seed: int = 0, small_elements: int =
         strategy: "auto", "native_sum", "gather_all" or "two_shot"; the planner refuses what the codec forbids.
         threads: for encoding and decoding on this rank; results do not depend on it.
         scaler: the torch GradScaler in use, so that residuals stay right when the loss scale changes.
+        warmup: so many first steps go uncompressed, by PyTorch's own all-reduce.
         quiet: do not announce what was attached.
+        options: the codec's keys, as in `attach(ddp, "topk", ratio=0.01)`.
 
     Raises:
         LaconicError: unknown spec, another hook, ranks that disagree (LACONIC_DISABLE=1 on some only included), a rank that
-            does not make the call within the group's time-out, parameters that cannot be exchanged.
+            does not make the call within the group's time-out, parameters on another device than the CPU.
     """
     disabled = environment.disabled()
     if disabled and "torch" not in sys.modules:
         return PassThrough()
-    group, refusal = _look_at(obj)
+    wrapper, group, refusal = _look_at(obj)
     if disabled and group is None:
         return PassThrough()
     meeting = None if group is None else _meet(group, disabled, refusal)
     if refusal is not None:
         raise refusal
     if disabled:
-        return PassThrough()
+        _attached[wrapper] = PassThrough()
+        return _attached[wrapper]
     if _speaks_for_node():
         environment.report_unknown()
     chosen = spec if spec is not None else os.environ.get("LACONIC_SPEC", "")
     from .ddp import Handle
 
-    handle = Handle(obj, chosen, meeting, seed=seed, small_elements=small_elements, strategy=strategy, threads=threads,
-                    scaler=scaler)
-    handle.register(obj)
+    handle = Handle(wrapper, functools.partial(spec_with, chosen, options), meeting, seed=seed, small_elements=small_elements,
+                    strategy=strategy, threads=threads, scaler=scaler, warmup=warmup)
+    handle.register(wrapper)
+    _attached[wrapper] = handle
     if handle.rank == 0 and not quiet:
         environment.say(handle.describe())
     return handle
 
 
 def _look_at(obj):
-    """The group whose ranks attach together, or None; and why this rank cannot."""
+    """The DDP wrapper; the group whose ranks attach together, or None; and why this rank cannot."""
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
-    if isinstance(obj, DistributedDataParallel):
-        return obj.process_group, None
-    refusal = errors.error("unsupported", f"cannot attach to a {type(obj).__module__}.{type(obj).__qualname__}",
-                           "wrap the model in torch.nn.parallel.DistributedDataParallel first, or start the script with "
-                           "`python -m laconic.run`")
-    return (dist.group.WORLD if dist.is_available() and dist.is_initialized() else None), refusal
+    wrapper = getattr(obj, "_orig_mod", obj)  # torch.compile
+    if not isinstance(wrapper, DistributedDataParallel):
+        wrapper = _replicated(wrapper)
+    if wrapper is not None:
+        return wrapper, wrapper.process_group, None
+    refusal = errors.error("unsupported", f"cannot attach to a {type(obj).__module__}.{type(obj).__qualname__}", _instead(obj))
+    return None, (dist.group.WORLD if dist.is_available() and dist.is_initialized() else None), refusal
+
+
+def _instead(obj) -> str:
+    """What to do with an object that is no wrapper of ours."""
+    if any(word in base.__name__ for base in type(obj).__mro__ for word in ("FSDP", "FullyShardedDataParallel", "ReplicateModule")):
+        return "this version exchanges the gradients of DistributedDataParallel alone: sharded ones travel uncompressed"
+    return ("wrap the model in torch.nn.parallel.DistributedDataParallel first, or start the script with "
+            "`python -m laconic.run`, which finds the wrapper")
+
+
+def _replicated(module):
+    """The DDP inside a module that went through torch's composable replicate(); None for any other module."""
+    if not any(base.__module__ == "torch.distributed._composable.replicate" for base in type(module).__mro__):
+        return None
+    from torch.distributed._composable.replicate import replicate
+
+    state = replicate.state(module)
+    if state._init_args:  # noqa: SLF001  made at the first forward otherwise
+        state.lazy_init()
+    return state._ddp  # noqa: SLF001
 
 
 def _meet(group, disabled: bool, refusal: LaconicError | None):
     """Every rank learns what every other one is about to do, before any collective; one message where they differ."""
-    from .group import Meeting
+    from .group import Meeting, listed
 
     word = DISABLED if disabled else "" if refusal is None else str(refusal)
     meeting = Meeting(group, word)
@@ -112,12 +166,9 @@ def _meet(group, disabled: bool, refusal: LaconicError | None):
     off = [rank for rank, said in enumerate(meeting.words) if said == DISABLED]
     if off:
         on = [rank for rank, said in enumerate(meeting.words) if said != DISABLED]
-        raise errors.error("ranks_disagree", f"{DISABLED} is set on rank {_listed(off)} and not on rank {_listed(on)}",
+        raise errors.error("ranks_disagree", f"{DISABLED} is set on rank {listed(off)} and not on rank {listed(on)}",
                            "set it for all ranks or for none")
     rank, said = next((rank, said) for rank, said in enumerate(meeting.words) if said)
     raise errors.error("ranks_disagree", f"rank {rank} could not attach: {said}",
                        "give every rank the same call, file and LACONIC_* variables")
 
-
-def _listed(ranks: list[int], limit: int = 8) -> str:
-    return ", ".join(map(str, ranks[:limit])) + (f" and {len(ranks) - limit} more" if len(ranks) > limit else "")

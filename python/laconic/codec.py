@@ -8,6 +8,7 @@ import functools
 import json
 import math
 import operator
+import weakref
 
 from . import _arrays, _lib, errors
 from ._checks import U32, U64, finite, text, whole
@@ -91,11 +92,7 @@ class Residual:
         self._handle = ctypes.c_void_p()
         n = whole("the number of elements", n, 0, U64 // 4)
         _lib.check(_lib.lib.laconic_residual_create(n, ctypes.byref(self._handle)))
-
-    def __del__(self):
-        if getattr(self, "_handle", None):
-            _lib.lib.laconic_residual_destroy(self._handle)
-            self._handle = None
+        weakref.finalize(self, _lib.lib.laconic_residual_destroy, self._handle).atexit = False
 
     def __len__(self) -> int:
         return _lib.lib.laconic_residual_count(self._handle)
@@ -165,24 +162,39 @@ def _saved_floats(state: dict, key: str):
     return values
 
 
-class Codec:
-    """A codec made from a spec: ``Codec("int8:block=256")``. Immutable, may be shared between threads."""
+def spec_with(spec: str, options: dict) -> str:
+    """A spec's text with further keys, as ``spec_with("topk", {"ratio": 0.01})``; switches may be bools."""
+    if not options:
+        return spec
+    text("spec", spec)
+    head, plus, modifiers = spec.partition("+")
+    given = [f"{key}={_option(value)}" for key, value in options.items()]
+    return head + (":" if ":" not in head else ",") + ",".join(given) + plus + modifiers
 
-    def __init__(self, spec: str, *, threads: int = 1):
+
+def _option(value) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return str(value).replace("e+", "e")  # a plus sign begins a modifier
+
+
+class Codec:
+    """A codec made from a spec: ``Codec("int8:block=256")``. Immutable, may be shared between threads.
+
+    Keys may be given as keywords: ``Codec("int8", block=256)``.
+    """
+
+    def __init__(self, spec: str, *, threads: int = 1, **options):
         self._handle = ctypes.c_void_p()
-        spec, threads = text("spec", spec), whole("threads", threads, 0, _lib.MAX_THREADS)
+        spec, threads = text("spec", spec_with(spec, options)), whole("threads", threads, 0, _lib.MAX_THREADS)
         _lib.check(_lib.lib.laconic_codec_create(spec, len(spec), threads, ctypes.byref(self._handle)))
+        weakref.finalize(self, _lib.lib.laconic_codec_destroy, self._handle).atexit = False
         #: canonical spec: fixed option order, defaults left out
         self.spec = _lib.lib.laconic_codec_spec(self._handle).decode()
         description = json.loads(_lib.lib.laconic_codec_json(self._handle).decode())
         self.name = description["name"]
         self.feedback = description["feedback"]
         self.contract = description["contract"]
-
-    def __del__(self):
-        if getattr(self, "_handle", None):
-            _lib.lib.laconic_codec_destroy(self._handle)
-            self._handle = None
 
     def __repr__(self) -> str:
         return f"Codec({self.spec!r})"

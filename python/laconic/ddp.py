@@ -5,17 +5,22 @@ from __future__ import annotations
 
 import functools
 import itertools
+import json
+import os
+import weakref
 
 import torch
 import torch.distributed as dist
 
 from . import errors
+from ._checks import U64, whole
 from .engine import Engine
+from .environment import place
 from .errors import LaconicError
 from .group import Meeting, Sibling
-from .session import Layout, Session
+from .session import Layout, Session, engine_failed
 from .state import check_fields, check_layout
-from .worker import DTYPES, Worker, result
+from .worker import DTYPES, Worker, result, shorten
 
 
 class Resumed:
@@ -59,11 +64,11 @@ class Resumed:
             if layout.parameters not in {x.parameters for x in own}:
                 worker.release(layout)
 
-    def submit(self, worker: Worker, layout: Layout, buffer, **options):
-        """As Worker.submit."""
+    def submit(self, exchange, layout: Layout, buffer, **options):
+        """As `exchange`, which is Worker.submit or takes the same."""
         part = Resumed.Part(layout, buffer)
         for bucket in self._take(part):
-            exchanged = worker.submit(self.layouts[bucket], self.buffers[bucket], **options)
+            exchanged = exchange(self.layouts[bucket], self.buffers[bucket], **options)
             exchanged.then(lambda future, bucket=bucket: self._give(bucket, future.value()))
         return part.future
 
@@ -94,31 +99,42 @@ class Resumed:
 
 
 class Handle:
-    """What `laconic.attach` gives: counters, explanation, saved state, flush."""
+    """What `laconic.attach` gives: counters, explanation, saved state, flush.
 
-    def __init__(self, ddp, spec: str, meeting: Meeting, *, seed: int, small_elements: int, strategy: str, threads: int, scaler):
-        self._parameters = [(n, p) for n, p in ddp.module.named_parameters()
-                            if p.requires_grad and n not in getattr(ddp, "parameters_to_ignore", ())]
+    It ends with its wrapper: when that is collected, or `close` is called, everything is freed but for the last counters.
+    """
+
+    def __init__(self, ddp, spec, meeting: Meeting, *, seed: int, small_elements: int, strategy: str, threads: int, scaler,
+                 warmup: int):
+        self._parameters, self._foreign = _sorted_out(ddp)
         self._index = {id(p): i for i, (_, p) in enumerate(self._parameters)}
+        self._foreign_ids = {id(p) for _, p, _ in self._foreign}
         self._user_group = ddp.process_group
         self._sibling = Sibling(self._user_group, meeting)
         try:
             session, engine = self._open(ddp, spec, seed=seed, small_elements=small_elements, strategy=strategy,
-                                         threads=threads)
+                                         threads=threads, warmup=warmup)
         except LaconicError:  # on every rank
             self._sibling.release()
             raise
         explained = session.explain()
         self.spec = explained["spec"]
         self._raw = {i for i, p in enumerate(explained["parameters"]) if p["codec"] == "none"}
+        # Sums that are the engine's: then an element's place in the buffer matters.
+        self._engine_sums = session.layout_matters or session.all_raw
+        self._all_raw = session.all_raw
         self._scaler = scaler
         self._scale = 1.0  # of this iteration's gradients
         self._layouts: dict[tuple, Layout] = {}
         self._seen: list[Layout] = []      # this iteration's buckets
         self._last_seen: list[Layout] = []
+        self._in_iteration = False
         self._resumed: Resumed | None = None
         #: takes the buckets; see laconic.worker
         self.worker = Worker(session, engine)
+        self.worker.at_end(self._release_group)
+        self._wrapper_ends = weakref.finalize(ddp, self.worker.end)
+        self._wrapper_ends.atexit = False
 
     @property
     def step(self) -> int:
@@ -130,9 +146,19 @@ class Handle:
         """The last failure of an exchange on this rank."""
         return self.worker.last_error
 
+    @property
+    def closed(self) -> bool:
+        """Its wrapper has gone, or `close` was called."""
+        return self.worker.closed
+
+    @property
+    def parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
+        """Names and tensors of what is exchanged here, in the order of saved state."""
+        return list(self._parameters)
+
     # ---- set-up -----------------------------------------------------------------------------------------------------
 
-    def _open(self, ddp, spec, **options):
+    def _open(self, ddp, spec, *, warmup, **options):
         """Everything that one rank may refuse, and the agreement of all of them."""
         engine = Engine(self._sibling.group)
         self._world, self.rank = engine.world, engine.rank
@@ -140,27 +166,38 @@ class Handle:
         session, failure = None, None
         try:
             _refuse_hook(ddp)
-            self._check_parameters()
+            self._check_devices()
+            self.warmup = whole("warmup", warmup, 0, U64 >> 1)
             engine.limiter = _limiter()
-            session = Session(spec, [(n, tuple(p.shape)) for n, p in self._parameters], rank=self.rank,
+            session = Session(spec(), [(n, tuple(p.shape)) for n, p in self._parameters], rank=self.rank,
                               world=self._world, engine_sums=sums, short_sends=engine.short_sends, **options)
         except LaconicError as error:  # the other ranks are about to compare cards with us
             failure = error
         except Exception as error:  # noqa: BLE001  an argument of a wrong type
             failure = errors.error("invalid_argument", f"{type(error).__name__}: {error}", "see help(laconic.attach)")
         _agree(engine, session, failure)
+        cards = engine.gather_texts(json.dumps([self.warmup, len(self._foreign), place()]))
+        self._check_cards([json.loads(card) for card in cards])
         return session, engine
 
-    def _check_parameters(self) -> None:
-        for name, p in self._parameters:
-            if p.dtype not in DTYPES:
-                raise errors.error("dtype_unsupported", f"parameter {name} is {p.dtype}",
-                                   "float32, float16 or bfloat16; freeze it, or keep it out of DDP")
+    def _check_cards(self, cards: list) -> None:
+        """What the library does not compare. `cards`: of every rank, in rank order."""
+        for what, at in (("warmup", 0), ("the number of parameters that no codec takes", 1)):
+            other = next((r for r, card in enumerate(cards) if card[at] != cards[0][at]), None)
+            if other is not None:
+                raise errors.error("ranks_disagree", f"{what} is {cards[0][at]} on rank 0 and {cards[other][at]} on rank {other}",
+                                   "give every rank the same call, file and LACONIC_* variables")
+        self._one_machine = len({card[2] for card in cards}) == 1
+
+    def _check_devices(self) -> None:
+        for name, p in self._parameters + [(name, p) for name, p, _ in self._foreign]:
             if p.device.type != "cpu":
                 raise errors.error("unsupported", f"parameter {name} lies on {p.device}; this version exchanges CPU "
                                    "gradients (Gloo)", "train on the CPU, or wait for the CUDA kernels")
 
     def register(self, ddp) -> None:
+        copied = getattr(ddp, "_comm_hooks", [])
+        copied[:] = [(hook, state) for hook, state in copied if not isinstance(state, PickledHandle)]
         ddp.register_comm_hook(self, laconic_hook)
 
     def describe(self) -> str:
@@ -168,9 +205,32 @@ class Handle:
         e = self.explain()
         packed = [p for p in e["parameters"] if p["codec"] != "none"]
         elements = sum(p["elements"] for p in packed)
-        return (f"{e['spec']} on {len(packed)} of {len(e['parameters'])} tensors ({elements} of {e['elements']} elements) "
-                f"by {e['strategy']}; {e['uncompressed_elements']} elements as they are; "
-                f"{dist.get_backend(self._user_group)}, {self._world} ranks")
+        text = f"{dist.get_backend(self._user_group)}, {self._world} rank{'s' if self._world > 1 else ''}"
+        if self._all_raw:
+            text = (f"{e['spec']}: nothing to compress in {len(e['parameters'])} tensors ({self._why_all_raw(e)}): PyTorch's own "
+                    f"all-reduce; {text}")
+        else:
+            text = (f"{e['spec']} on {len(packed)} of {len(e['parameters'])} tensors ({elements} of {e['elements']} elements) "
+                    f"by {e['strategy']}; {e['uncompressed_elements']} elements as they are; {text}")
+            if self.warmup > self.step:
+                text += f"; uncompressed for {self.warmup - self.step} steps"
+        if self._foreign:
+            named = shorten(f"{name} ({reason})" for name, _, reason in self._foreign)
+            text += f"; PyTorch's own all-reduce for what no codec takes: {named}"
+        if not self._all_raw and self.worker.engine.limiter is None:
+            if self._world == 1:
+                text += "; one rank exchanges nothing"
+            elif self._one_machine and "LACONIC_LAB" not in os.environ:
+                text += "; all ranks are on this machine, where compression cannot pay: no network is in between"
+        return text
+
+    @staticmethod
+    def _why_all_raw(explained: dict) -> str:
+        if explained["spec"] == "none":
+            return "none compresses nothing"
+        if not explained["parameters"]:
+            return "there is none that a codec takes"
+        return f"none has more than {explained['small_elements']} elements"
 
     # ---- the hook -----------------------------------------------------------------------------------------------------
 
@@ -191,35 +251,47 @@ class Handle:
                 offsets.append(at)
                 at += p.numel()
             # Sums that are the engine's anyway, and nothing else in this bucket.
-            direct = self.worker.session.layout_matters and self._raw.issuperset(indices)
-            layout = self._layouts[key] = Layout(indices, offsets, buffer.numel(), direct=direct,
-                                                         element_size=buffer.element_size())
+            direct = self._engine_sums and self._raw.issuperset(indices)
+            layout = self._layouts[key] = Layout(indices, offsets, buffer.numel(), direct=direct)
         return layout
 
     def on_bucket(self, bucket):
         """Called by DDP in backward(): queues the bucket and returns a future of its mean."""
         worker = self.worker
         worker.check_open()
-        buffer = bucket.buffer()
-        layout = self._layout(bucket, buffer)
-        if not self._seen:
+        if not self._in_iteration:
             self._begin_iteration()
-        self._seen.append(layout)
-        if layout.direct and self._resumed is None and worker.broken is None:
-            worker.summed_elsewhere(layout)
-            future, then = self._all_reduce(buffer), functools.partial(self._summed, layout)
+        if self._foreign_ids and id(bucket.parameters()[0]) in self._foreign_ids:  # DDP mixes no element types
+            future, then = self._sum_foreign(bucket.buffer())
         else:
-            submit = worker.submit if self._resumed is None else functools.partial(self._resumed.submit, worker)
-            future, then = submit(layout, buffer, index=bucket.index(), scale=self._scale), result
+            future, then = self._exchange(bucket)
         if bucket.is_last():
             self._end_iteration()
         return future.then(then)
 
+    def _exchange(self, bucket):
+        """A future of the bucket's mean and what is to be done with its value."""
+        worker, buffer = self.worker, bucket.buffer()
+        layout = self._layout(bucket, buffer)
+        self._seen.append(layout)
+        plain = layout.direct or worker.step < self.warmup
+        if plain and self._resumed is None and worker.broken is None:
+            size = buffer.numel() * buffer.element_size()
+            worker.summed_elsewhere(buffer.numel(), 4 * buffer.numel(), size)
+            return self._all_reduce(buffer), functools.partial(self._summed, layout)
+        options = {"index": bucket.index(), "scale": self._scale}
+        if self._resumed is None:
+            return worker.submit(layout, buffer, **options), result
+        exchange = self._submit_plain if (plain or self._all_raw) and worker.broken is None else worker.submit
+        return self._resumed.submit(exchange, layout, buffer, **options), result
+
     def _begin_iteration(self) -> None:
+        self._in_iteration = True
         if self._scaler is not None and self._scaler.is_enabled():
             self._scale = float(self._scaler.get_scale())
 
     def _end_iteration(self) -> None:
+        self._in_iteration = False
         self._forget_layouts()
         self._last_seen, self._seen = self._seen, []
         self.worker.next_step()
@@ -250,6 +322,29 @@ class Handle:
             raise RuntimeError(str(broken)) from error
         return value[0] if isinstance(value, (list, tuple)) else value
 
+    def _submit_plain(self, layout, buffer, **_):
+        """As Worker.submit, by the user group's own sum."""
+        self.worker.summed_elsewhere(buffer.numel(), 4 * buffer.numel(), buffer.numel() * buffer.element_size())
+        future = torch.futures.Future()
+
+        def summed(done):
+            try:
+                future.set_result(self._summed(layout, done))
+            except RuntimeError as error:
+                future.set_result(error.__cause__ if isinstance(error.__cause__, LaconicError) else engine_failed(error))
+
+        self._all_reduce(buffer).then(summed)
+        return future
+
+    def _sum_foreign(self, buffer):
+        """What no codec takes: sparse gradients, float64, complex. As DDP would have summed it."""
+        size = buffer._nnz() * buffer[:1].numel() if buffer.is_sparse else buffer.numel()
+        lanes = torch.view_as_real(buffer) if buffer.is_complex() else buffer
+        future = self._all_reduce(lanes)
+        self.worker.summed_elsewhere(size, size * buffer.element_size(), size * buffer.element_size())
+        whole_bucket = functools.partial(self._summed, _NO_LAYOUT)
+        return future, whole_bucket if lanes is buffer else lambda done: (whole_bucket(done), buffer)[1]
+
     # ---- what users ask -------------------------------------------------------------------------------------------------
 
     def stats(self) -> dict:
@@ -261,8 +356,12 @@ class Handle:
         return self.worker.stats()
 
     def explain(self) -> dict:
-        """What was picked and why: spec, strategy, reason, and every parameter's codec and largest payload."""
-        return self.worker.explain()
+        """What was picked and why: spec, strategy, reason, memory, and every parameter's codec and largest payload, or why it
+        is not compressed. docs/guide/pytorch.md has every key."""
+        explained = self.worker.explain()
+        foreign = [{"name": name, "elements": p.numel(), "codec": "none", "reason": f"no codec takes {reason}"}
+                   for name, p, reason in self._foreign]
+        return {**explained, "warmup": self.warmup, "parameters": explained["parameters"] + foreign}
 
     def flush(self, steps: int = 10) -> int:
         """Drains the residuals: an equal part of them goes out in each of `steps` steps (1 to 65535; 1: all at once).
@@ -283,12 +382,20 @@ class Handle:
     def load_state_dict(self, state: dict) -> None:
         """Continues a saved run. Another rank's state, world size, model, spec or version is refused with the reason, a
         damaged one state_corrupt that names what; either changes nothing."""
+        self.prepare(state)()
+
+    def prepare(self, state: dict):
+        """Checks a saved state as load_state_dict does and changes nothing; gives a call that loads it and cannot fail."""
         check_fields("it", state, {"version", "header", "step", "tensors", "layout"})
         load = self.worker.prepare({key: value for key, value in state.items() if key != "layout"})
         buckets = check_layout(state["layout"], self.worker.session.names, [p.dtype for _, p in self._parameters],
-                               required=state["step"] > 0)
-        load()
-        self._resumed = self._resume(buckets) if buckets else None
+                               required=state["step"] > 0 and len(self._parameters) > 0)
+
+        def continues():
+            load()
+            self._resumed = self._resume(buckets) if buckets else None
+
+        return continues
 
     def _resume(self, buckets: list[list[int]]) -> Resumed:
         counts = [p.numel() for _, p in self._parameters]
@@ -296,15 +403,60 @@ class Handle:
         for indices in buckets:
             offsets = [0, *itertools.accumulate(counts[i] for i in indices)]
             layouts.append(Layout(indices, offsets[:-1], offsets[-1]))
-        return Resumed(layouts, counts, bounded=not self.worker.session.layout_matters)
+        return Resumed(layouts, counts, bounded=not self._engine_sums and self.worker.step >= self.warmup)
+
+    def gather_texts(self, text: str) -> list[str]:
+        """Every rank's text (500 bytes of UTF-8 at most), in rank order. Collective: every rank makes the call, between two
+        iterations."""
+        return self.worker.gather_texts(text)
+
+    def at_end(self, callback) -> None:
+        """`callback()` is called once when the wrapper goes away or the handle is closed, in a thread of laconic's; state_dict
+        and parameters are whole then. Not at the end of the process: see atexit."""
+        self.worker.at_end(callback)
 
     def close(self) -> None:
-        """Ends the worker. The model cannot exchange afterwards. Every rank calls it."""
-        if self.worker.close() and self.worker.broken is None:
+        """Ends the worker and frees what it holds; stats() and explain() stay. The model cannot exchange afterwards. Every
+        rank calls it."""
+        self.worker.close()
+
+    def _release_group(self) -> None:
+        if self.worker.broken is None:
             self._sibling.release()
 
-    def __getstate__(self):
-        return {"state": self.state_dict()}
+    def __reduce__(self):
+        return PickledHandle, (self.spec,)
+
+
+class PickledHandle:
+    """What a pickle, or a copy, of a wrapper has of its handle: the spec. The residual stays where it is, and the copy's
+    reducer knows no hook: attach to it."""
+
+    def __init__(self, spec: str):
+        self.spec = spec
+
+    def on_bucket(self, bucket):
+        raise errors.error("unsupported", "this handle came out of a pickle", "call laconic.attach after loading the model")
+
+
+_NO_LAYOUT = Layout((), (), 0)
+
+
+def _sorted_out(ddp) -> tuple[list, list]:
+    """(name, parameter) of what a codec may take, and (name, parameter, what it is) of what none does."""
+    sparse = {id(p) for m in ddp.module.modules() if isinstance(m, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and m.sparse
+              for p in m.parameters(recurse=False)}
+    ours, foreign = [], []
+    for name, p in ddp.module.named_parameters():
+        if not p.requires_grad or name in getattr(ddp, "parameters_to_ignore", ()):
+            continue
+        if id(p) in sparse:
+            foreign.append((name, p, "sparse gradients"))
+        elif p.dtype not in DTYPES:
+            foreign.append((name, p, str(p.dtype).removeprefix("torch.")))
+        else:
+            ours.append((name, p))
+    return ours, foreign
 
 
 def _agree(engine: Engine, session: Session | None, failure: LaconicError | None) -> None:
@@ -320,18 +472,17 @@ def _agree(engine: Engine, session: Session | None, failure: LaconicError | None
 
 
 def other_hook(ddp) -> str | None:
-    """The name of the communication hook that this model already has."""
-    hooks = getattr(ddp, "_comm_hooks", None)  # torch >= 2.1
-    if hooks:
-        return getattr(hooks[0][0], "__qualname__", "unnamed")
-    return ddp._get_ddp_logging_data().get("comm_hook") or None  # noqa: SLF001  also PyTorch's built-in hooks
+    """The name of the communication hook that this model's reducer has. A copy's list of hooks is the original's; its reducer
+    is new."""
+    return ddp._get_ddp_logging_data().get("comm_hook") or None  # noqa: SLF001
 
 
 def _refuse_hook(ddp) -> None:
     other = other_hook(ddp)
     if other == laconic_hook.__qualname__:
         raise errors.error("unsupported", "laconic is attached to this model already",
-                           "use the handle that the first attach gave; to change the spec, wrap the model again")
+                           "use the handle that the first attach gave, laconic.handle_of(model); to change the spec, wrap the "
+                           "model again")
     if other is not None:
         raise errors.error("unsupported", f"this model already has a communication hook ({other})",
                            "DDP takes one hook only: wrap the model again and attach laconic first")

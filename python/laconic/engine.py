@@ -199,7 +199,7 @@ class Engine:
         own = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         parts = [torch.empty_like(own) for _ in range(self.world)]
         dist.all_gather(parts, own, group=self.group)
-        return b"".join(part.numpy().tobytes() for part in parts)
+        return b"".join(ctypes.string_at(part.data_ptr(), part.numel()) for part in parts)
 
     def gather_texts(self, text: str, limit: int = 500) -> list[str]:
         """Every rank's text, cut to `limit` bytes, in rank order."""

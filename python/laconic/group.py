@@ -6,14 +6,19 @@ from __future__ import annotations
 import datetime
 import itertools
 import json
+import logging
+import time
+import weakref
 
 import torch
 import torch.distributed as dist
 
-from . import errors
+from . import environment, errors
 from .errors import LaconicError
 
 _PATIENCE = datetime.timedelta(minutes=30)  # torch's default, where a group does not tell its timeout
+#: seconds after which a line names the ranks that are awaited
+NAMED_AFTER = 60.0
 
 
 def group_timeout(group):
@@ -62,7 +67,7 @@ class Meeting:
         store.set(keys[rank], json.dumps({"word": word, "free": sorted(_free_siblings.get(group, ()))}))
         patience = group_timeout(group) or _PATIENCE
         try:
-            store.wait(keys, patience)
+            _wait(store, keys, rank, patience.total_seconds())
             said = [json.loads(store.get(key)) for key in keys]
         except RuntimeError as error:
             raise _nobody_came(store, keys, rank, patience, error) from None
@@ -70,12 +75,35 @@ class Meeting:
         self.free = set.intersection(*(set(entry["free"]) for entry in said))
 
 
+def _wait(store, keys, rank: int, patience: float) -> None:
+    """RuntimeError if a key is not there in time. A rank that loads data for minutes is no fault, but after one of them a line
+    names those that are awaited, told by the first rank that is here."""
+    if not hasattr(store, "check"):  # torch 1.13, whose store does not survive a time-out
+        return store.wait(keys, datetime.timedelta(seconds=patience))
+    begin = time.monotonic()
+    try:
+        return store.wait(keys, datetime.timedelta(seconds=min(NAMED_AFTER, patience)))
+    except RuntimeError:
+        absent = [r for r, key in enumerate(keys) if not _holds(store, key)]
+        left = patience - (time.monotonic() - begin)
+        if not absent or rank in absent or left <= 0:
+            raise
+    if rank == min(set(range(len(keys))).difference(absent)):
+        environment.say(f"waiting for rank {listed(absent)} to attach; the others wait for at most {left:.0f} s more",
+                        logging.WARNING)
+    store.wait(keys, datetime.timedelta(seconds=left))
+
+
 def _nobody_came(store, keys, rank, patience, error) -> LaconicError:
     absent = [r for r, key in enumerate(keys) if not _holds(store, key)]
     if not absent or rank in absent:  # this rank's own word is there, unless the store is gone
         return errors.error("engine_failed", f"the group's store failed: {error}", "restart from the last checkpoint")
-    return errors.error("timed_out", f"rank {', '.join(map(str, absent))} did not call laconic.attach within "
-                        f"{patience.total_seconds():g} s", "every rank of the group makes the call, in the same order")
+    return errors.error("timed_out", f"rank {listed(absent)} did not attach within {patience.total_seconds():g} s: was it started "
+                        "without laconic?", "every rank of the group calls laconic.attach, or runs under laconic.run")
+
+
+def listed(ranks: list[int], limit: int = 8) -> str:
+    return ", ".join(map(str, ranks[:limit])) + (f" and {len(ranks) - limit} more" if len(ranks) > limit else "")
 
 
 def _holds(store, key: str) -> bool:
@@ -89,7 +117,8 @@ def _holds(store, key: str) -> bool:
 
 
 _alone = itertools.count()
-_free_siblings: dict = {}  # group → number of the meeting that made it → a sibling whose handle was closed
+# group → number of the meeting that made it → a sibling whose handle was closed
+_free_siblings: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
 class Sibling:

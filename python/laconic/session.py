@@ -3,13 +3,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import time
+import weakref
 
 from . import _arrays, _lib, errors
 from ._checks import U64, text, whole
 from .errors import LaconicError
+
+_NOTHING = contextlib.nullcontext()
+
+
+def no_span(_name):
+    """No profiler looks."""
+    return _NOTHING
+
 
 STRATEGIES = {"auto": 0, "native_sum": 1, "gather_all": 2, "two_shot": 3}
 PEER_FAILED, ENGINE_FAILED = errors.CODES["peer_failed"], errors.CODES["engine_failed"]
@@ -45,6 +55,8 @@ class Session:
         self._handle = ctypes.c_void_p()
         _lib.check(_lib.lib.laconic_session_create(ctypes.byref(options), listing, len(parameters),
                                                    ctypes.byref(self._handle)))
+        self._destroy = weakref.finalize(self, _lib.lib.laconic_session_destroy, self._handle)
+        self._destroy.atexit = False  # the system frees it; a worker that waits for a peer may still be in there
         self._steps = (_lib.Step * _lib.MAX_BATCH)()
         self._count = ctypes.c_uint32()
         self._exchange = ctypes.c_void_p()
@@ -52,10 +64,9 @@ class Session:
         self.all_raw = bool(_lib.lib.laconic_session_all_raw(self._handle))
         self.wire_seconds = 0.0
 
-    def __del__(self):
-        if getattr(self, "_handle", None):
-            _lib.lib.laconic_session_destroy(self._handle)
-            self._handle = None
+    def close(self) -> None:
+        """Frees everything. No other call may follow, or be under way in another thread."""
+        self._destroy()
 
     def agree(self, engine) -> None:
         """Compares cards with all ranks; the same message on every rank when they differ."""
@@ -65,23 +76,28 @@ class Session:
         _lib.check(_lib.lib.laconic_session_check_agreement(self._handle, cards))
 
     def exchange(self, layout: "Layout", address: int, dtype: int, engine, *, step: int, index: int = 0,
-                 failure: LaconicError | None = None) -> None:
+                 failure: LaconicError | None = None, span=no_span) -> None:
         """Replaces the gradients at `address` by their mean over all ranks.
 
         After an exception nothing undelivered is lost: this rank's payloads are back in the residuals. Whatever leaves the
-        engine ends as engine_failed; the session then exchanges nothing any more.
+        engine ends as engine_failed; the session then exchanges nothing any more. `span(name)`: a context around a part.
         """
-        self._begin(layout, address, dtype, step, index)
-        if failure is not None:
-            _lib.lib.laconic_exchange_fail(self._exchange, failure.code, failure.message.encode())
-        while self._next(failure):
+        with span("laconic::encode"):
+            self._begin(layout, address, dtype, step, index)
+            if failure is not None:
+                _lib.lib.laconic_exchange_fail(self._exchange, failure.code, failure.message.encode())
+            more = self._next(failure)
+        while more:
             start = time.perf_counter()
             try:
-                engine.run(self._steps, self._count.value)
+                with span("laconic::wire"):
+                    engine.run(self._steps, self._count.value)
             except BaseException as error:  # noqa: BLE001
                 _lib.lib.laconic_exchange_abort(self._exchange)
                 raise engine_failed(error) from error
             self.wire_seconds += time.perf_counter() - start
+            with span("laconic::decode"):
+                more = self._next(failure)
 
     def keep(self, layout: "Layout", address: int, dtype: int, *, step: int, index: int = 0) -> None:
         """Adds the gradients at `address` to the residuals, without an exchange: the engine has failed before."""
@@ -155,7 +171,7 @@ class Session:
 class Layout:
     """Which parameters (indices) lie where in one flat buffer."""
 
-    def __init__(self, parameters, offsets, elements: int, *, direct: bool = False, element_size: int = 4):
+    def __init__(self, parameters, offsets, elements: int, *, direct: bool = False):
         self.parameters = tuple(parameters)
         self.offsets = tuple(offsets)
         self.elements = elements
@@ -163,7 +179,6 @@ class Layout:
         self.c_offsets = (ctypes.c_uint64 * max(len(self.offsets), 1))(*self.offsets)
         self.dtype: int | None = None  #: LACONIC_F32, …: of the buffers that were exchanged
         self.direct = direct  #: the engine's own sum is all that this buffer needs
-        self.element_size = element_size
 
     def bucket(self, address: int, dtype: int, *, step: int = 0, index: int = 0) -> _lib.Bucket:
         """The library's view of a buffer of this layout."""

@@ -14,6 +14,8 @@ import functools
 import logging
 import queue
 import threading
+import time
+import weakref
 
 import torch
 
@@ -21,7 +23,7 @@ from . import _lib, environment, errors
 from ._checks import U64, whole
 from .engine import _TORCH_TYPES, Engine
 from .errors import LaconicError
-from .session import ENGINE_FAILED, Layout, Session, engine_failed
+from .session import ENGINE_FAILED, Layout, Session, engine_failed, no_span
 from .state import VERSION, check_fields, check_header, check_number, check_tensors, check_version
 
 DTYPES = {dtype: code for code, dtype in _TORCH_TYPES.items() if code != _lib.U8}
@@ -42,17 +44,52 @@ def result(future):
 
 #: steps between two looks at what nobody may have asked for: the counters include a norm, a pass over all residuals
 LOOK_EVERY = 1000
+#: steps before the first of them: what is wrong with a ratio shows soon
+FIRST_LOOK = 20
+#: below it a line says that more is sent than without compression; headers alone stay above it
+RATIO_OF_NOTHING = 0.99
 
 
 class Job:
     """One buffer on its way through the worker."""
 
-    __slots__ = ("buffer", "future", "index", "layout", "scale", "step")
+    __slots__ = ("buffer", "future", "index", "layout", "profiled", "scale", "step", "submitted")
 
     def __init__(self, layout, buffer, step, index, scale):
         self.layout, self.buffer, self.step = layout, buffer, step
         self.index, self.scale = index, scale
         self.future = torch.futures.Future()
+        self.profiled = _profiler_runs()
+        self.submitted = time.perf_counter()
+
+
+_profiler_runs = getattr(torch.autograd, "_profiler_enabled", lambda: False)
+
+
+class Clock:
+    """Seconds of this rank's jobs, in sums: `queue`, from submission until the worker turns to a job; `backward_wait`, from a
+    step's last submission until its last job has ended: what backward() had to wait for."""
+
+    def __init__(self):
+        self.queue = self.backward_wait = 0.0
+        self._jobs = 0
+        self._waiting_since: float | None = None
+
+    def submitted(self) -> None:
+        self._jobs += 1
+
+    def started(self, job: Job) -> None:
+        self.queue += time.perf_counter() - job.submitted
+
+    def step_ended(self) -> None:
+        if self._jobs > 0:
+            self._waiting_since = time.perf_counter()
+
+    def ended(self) -> None:
+        self._jobs -= 1
+        if self._jobs == 0 and self._waiting_since is not None:
+            self.backward_wait += time.perf_counter() - self._waiting_since
+            self._waiting_since = None
 
 
 class Worker:
@@ -76,14 +113,16 @@ class Worker:
         self._lock = threading.Lock()  # of the counters
         self._iterations = 0  # since attach, whatever was loaded
         self._unit = 1.0  # of the residuals; only the worker's thread changes it
-        self._rounds, self._elements, self._bytes = 0, 0, 0  # of sums that the worker did not make
-        self._resets_reported = False
+        self._rounds, self._elements, self._dense, self._bytes = 0, 0, 0, 0  # of sums that the worker did not make
+        self._resets_reported, self._ratio_reported = False, False
+        self._clock = Clock()
         self._closed = False
+        self._at_end: list = []
+        self._last_words: tuple[dict, dict] | None = None  # stats and explain of a worker that has ended
+        self._session_in_use = threading.Lock()  # by a thread that asks, against the end
         self._tasks: queue.SimpleQueue = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._work, name="laconic", daemon=True)
-        self._thread.start()
-        # A thread inside torch while the interpreter goes away ends the process with SIGABRT: let it end first.
-        atexit.register(_stop, self._tasks, self._thread)
+        self._thread = _start_thread(self._tasks)
+        weakref.finalize(self, self._tasks.put, None).atexit = False  # whoever drops it unclosed
 
     # ---- the thread that trains -----------------------------------------------------------------------------------------
 
@@ -95,7 +134,14 @@ class Worker:
         self.check_open()
         layout.dtype = DTYPES[buffer.dtype]
         job = Job(layout, buffer, self.step, index, scale)
-        self._tasks.put(functools.partial(self._serve, job))
+        with self._lock:
+            self._clock.submitted()
+        task = functools.partial(self._serve, job)
+        if job.profiled:  # what a profiler knows of a thread goes from one to another in the callbacks of futures alone
+            start = torch.futures.Future()
+            start.then(lambda _: self._serve(job))
+            task = functools.partial(start.set_result, None)
+        self._tasks.put(task)
         return job.future
 
     def check_open(self) -> None:
@@ -106,8 +152,9 @@ class Worker:
         """Every buffer of this step was submitted, or summed elsewhere."""
         self.step += 1
         with self._lock:
+            self._clock.step_ended()
             self._iterations += 1
-        if self._iterations % LOOK_EVERY == 0:
+        if self._iterations % LOOK_EVERY == 0 or self._iterations == FIRST_LOOK:
             self._tasks.put(self._look)
 
     def release(self, layout: Layout) -> None:
@@ -115,24 +162,20 @@ class Worker:
         if layout.dtype is not None:  # has been exchanged
             self._tasks.put(functools.partial(self.session.release, layout))
 
-    def summed_elsewhere(self, layout: Layout) -> None:
-        """Counts a buffer that needed nothing but the sum of the caller's own group."""
+    def summed_elsewhere(self, elements: int, dense: int, size: int) -> None:
+        """Counts a buffer that needed nothing but the sum of the caller's own group: its bytes, dense and as they are."""
         with self._lock:
             self._rounds += 1
-            self._elements += layout.elements
-            self._bytes += layout.elements * layout.element_size
+            self._elements += elements
+            self._dense += dense
+            self._bytes += size
 
     # ---- the worker's thread --------------------------------------------------------------------------------------------
 
-    def _work(self) -> None:
-        while True:
-            task = self._tasks.get()
-            if task is None:
-                return
-            task()
-
     def _serve(self, job: Job) -> None:
         value = job.buffer
+        with self._lock:
+            self._clock.started(job)
         try:
             if job.scale != self._unit:  # residuals are kept in the unit of the scaled gradients of the moment
                 self.session.scale_residuals(job.scale / self._unit)
@@ -140,19 +183,23 @@ class Worker:
             arguments = job.layout, job.buffer.data_ptr(), job.layout.dtype
             numbers = {"step": job.step, "index": job.index}
             if self.broken is None:
-                self.session.exchange(*arguments, self.engine, **numbers)
+                span = torch.profiler.record_function if job.profiled else no_span
+                self.session.exchange(*arguments, self.engine, span=span, **numbers)
             else:
                 self.session.keep(*arguments, **numbers)
                 value = self.broken
         except BaseException as error:  # noqa: BLE001  it has to reach the thread that waits for the mean
             value = self.broken or self._failed(error, job.layout, job.step, f"bucket {job.index}")
+        with self._lock:
+            self._clock.ended()
         job.future.set_result(value)
 
     def _failed(self, error: BaseException, layout: Layout, step: int, what: str) -> LaconicError:
         if not isinstance(error, LaconicError):
             error = engine_failed(error)
         names = [self.session.names[i] for i in layout.parameters]
-        message = f"rank {self.session.rank}, {what} ({shorten(names)}), step {step}: {error.message}"
+        what += f" ({shorten(names)})" if names else ""
+        message = f"rank {self.session.rank}, {what}, step {step}: {error.message}"
         self.last_error = LaconicError(error.code, error.name, message, error.hint)
         if error.code == ENGINE_FAILED:
             with self._lock:
@@ -165,8 +212,9 @@ class Worker:
 
     def _between_jobs(self, what):
         """What `what()` gives in the worker's thread, after everything that is queued."""
-        if self._closed or threading.current_thread() is self._thread:
+        if threading.current_thread() is self._thread:
             return what()
+        self.check_open()
         box = concurrent.futures.Future()
 
         def task():
@@ -182,33 +230,48 @@ class Worker:
 
     def stats(self) -> dict:
         """Counters since attach: those of the session and of the sums that were made elsewhere."""
+        return self._ask(self._stats, 0)
+
+    def explain(self) -> dict:
+        """What was picked and why: spec, strategy, reason, and every parameter's codec and largest payload."""
+        return self._ask(self.session.explain, 1)
+
+    def _ask(self, what, which: int) -> dict:
+        with self._session_in_use:
+            return what() if self._last_words is None else self._last_words[which].copy()
+
+    def _stats(self) -> dict:
         with self._lock:
-            rounds, elements, size, iterations = self._rounds, self._elements, self._bytes, self._iterations
+            rounds, elements, dense, size, iterations = self._rounds, self._elements, self._dense, self._bytes, self._iterations
+            times = {"queue_seconds": self._clock.queue, "backward_wait_seconds": self._clock.backward_wait}
         stats = self.session.stats()
         world = self.session.world
         stats["elements"] += elements
         stats["rounds"] += rounds
-        stats["dense_bytes"] += 4 * elements * 2 * (world - 1) // world
+        stats["dense_bytes"] += dense * 2 * (world - 1) // world
         stats["wire_bytes"] += size * 2 * (world - 1) // world
         stats["steps"] = max(stats["steps"], iterations)
         stats["ratio"] = stats["dense_bytes"] / stats["wire_bytes"] if stats["wire_bytes"] else 0.0
-        self._report(stats["residual_resets"])
+        stats.update(times)
+        self._report(stats)
         return stats
 
     def _look(self) -> None:
-        self._report(self.session.stats()["residual_resets"])
+        self._stats()
 
-    def _report(self, resets: int) -> None:
-        """One line, once: a residual that is lost is gradient that is lost."""
+    def _report(self, stats: dict) -> None:
+        """One line, once: a residual that is lost is gradient that is lost, and a ratio below 1 is no compression."""
         with self._lock:
-            first, self._resets_reported = resets > 0 and not self._resets_reported, self._resets_reported or resets > 0
-        if first:
+            reset = stats["residual_resets"] > 0 and not self._resets_reported
+            longer = 0 < stats["ratio"] < RATIO_OF_NOTHING and not self._ratio_reported
+            self._resets_reported, self._ratio_reported = self._resets_reported or reset, self._ratio_reported or longer
+        if reset:
             environment.say(f"rank {self.session.rank}: a residual was not finite and was set to zero; "
                             'stats()["residual_resets"] counts them', logging.WARNING)
-
-    def explain(self) -> dict:
-        """What was picked and why: spec, strategy, reason, and every parameter's codec and largest payload."""
-        return self.session.explain()
+        if longer and self.session.rank == 0:
+            environment.say(f"more is sent than PyTorch's own all-reduce would send ({stats['ratio']:.2f} : 1 after "
+                            f"{stats['steps']} steps): choose another spec or strategy, or train without laconic",
+                            logging.WARNING)
 
     def flush(self, steps: int = 10) -> int:
         """Drains the residuals: an equal part of them goes out in each of `steps` steps (1 to 65535; 1: all at once).
@@ -264,19 +327,84 @@ class Worker:
 
         return functools.partial(self._between_jobs, load)
 
+    @property
+    def closed(self) -> bool:
+        """Nothing may be submitted any more."""
+        return self._closed
+
+    def gather_texts(self, text: str) -> list[str]:
+        """Every rank's text, in rank order: see Engine.gather_texts. Every rank makes the call between the same two jobs."""
+        return self._between_jobs(functools.partial(self._gather_texts, text))
+
+    def _gather_texts(self, text: str) -> list[str]:
+        if self.broken is not None:
+            raise self.broken
+        return self.engine.gather_texts(text)
+
+    def at_end(self, callback) -> None:
+        """`callback()` is called once, in the worker's thread, when this worker ends: state may still be saved then."""
+        self._at_end.append(callback)
+
+    def end(self) -> bool:
+        """Ends the worker behind what is queued and frees what it holds, but for the last counters. Does not wait: it may be
+        called while objects are collected. False if that was done before."""
+        with self._lock:
+            ended, self._closed = self._closed, True
+        if not ended:
+            self._tasks.put(self._finish)
+            self._tasks.put(None)
+        return not ended
+
+    def _finish(self) -> None:
+        for callback in self._at_end:
+            try:
+                callback()
+            except Exception as error:  # noqa: BLE001  nobody waits for this thread
+                environment.say(f"rank {self.session.rank}: at the end of a model: {type(error).__name__}: {error}", logging.WARNING)
+        self._at_end.clear()
+        stats, explained = self._stats(), self.session.explain()
+        with self._session_in_use:
+            self._last_words = stats, explained
+            self.session.close()
+
     def close(self) -> bool:
-        """Ends the thread after what is queued. False if that was done before."""
-        if self._closed:
-            return False
-        self._closed = True
-        self._tasks.put(self._look)
-        self._tasks.put(None)
-        self._thread.join()
-        return True
+        """As `end`, and waits for it."""
+        first = self.end()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+        return first
 
 
-def _stop(tasks, thread) -> None:
-    """At exit: ends an idle thread; one that still waits for a peer is left behind."""
-    if thread.is_alive():
+# ---- the threads ------------------------------------------------------------------------------------------------------------
+
+_running: dict[threading.Thread, queue.SimpleQueue] = {}
+
+
+def _start_thread(tasks: queue.SimpleQueue) -> threading.Thread:
+    thread = threading.Thread(target=_work, args=(tasks,), name="laconic", daemon=True)
+    _running[thread] = tasks
+    thread.start()
+    return thread
+
+
+def _work(tasks: queue.SimpleQueue) -> None:
+    """Knows no worker: one that nobody else holds goes away."""
+    while True:
+        task = tasks.get()
+        if task is None:
+            break
+        task()
+        del task  # it holds the worker
+    _running.pop(threading.current_thread(), None)
+
+
+@atexit.register
+def _stop() -> None:
+    """A thread inside torch while the interpreter goes away ends the process with SIGABRT: lets idle ones end first; one that
+    still waits for a peer is left behind."""
+    threads = list(_running.items())
+    for _, tasks in threads:
         tasks.put(None)
-        thread.join(5)
+    deadline = time.monotonic() + 5
+    for thread, _ in threads:
+        thread.join(max(deadline - time.monotonic(), 0))

@@ -1,0 +1,68 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""Files of one rank's saved state: written whole or not at all, and recognised by the parameters that they belong to."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import os
+from pathlib import Path
+
+import torch
+
+from .state import corrupt
+
+PARTIAL = ".partial"
+
+
+def fingerprint(parameters) -> str:
+    """Hash over the (name, tensor) pairs, names, shapes, types and values, as 32 hexadecimal digits."""
+    h = hashlib.blake2b(digest_size=16)
+    for name, p in parameters:
+        values = p.detach().cpu().contiguous()
+        h.update(f"{name} {tuple(values.shape)} {values.dtype};".encode())
+        size = values.numel() * values.element_size()
+        if size:
+            h.update((ctypes.c_char * size).from_address(values.data_ptr()))
+    return h.hexdigest()
+
+
+def save(path: Path, content: dict) -> None:
+    """Writes tensors and plain values to `path`, whose folder is made. After a crash the file is there whole or not at all.
+
+    OSError where the disk refuses.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + PARTIAL)
+    try:
+        with open(partial, "wb") as file:
+            torch.save(content, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except RuntimeError as error:  # torch's writer hides what the system said
+        raise OSError(f"{path} could not be written: {error}") from error
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+    with contextlib.suppress(OSError):  # a folder that cannot be opened for this
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def load(path: Path) -> dict:
+    """What `save` wrote. LaconicError (state_corrupt) where the file is damaged, OSError where it cannot be read."""
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except OSError:
+        raise
+    except Exception as error:  # noqa: BLE001  torch raises whatever its unpickler met
+        raise corrupt(f"{path}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}") from None
+    if not isinstance(content, dict):
+        raise corrupt(f"{path} holds a {type(content).__name__}, not a dict")
+    return content
