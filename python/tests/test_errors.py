@@ -76,8 +76,6 @@ def _attach(per_rank=None, environment=None, register=None, python_reducer=False
     arguments = {"spec": "3lc", "quiet": True, **same, **(per_rank or {}).get(rank, {})}
     width = arguments.pop("width", 80)
     model = torch.nn.Linear(width, 80)
-    if arguments.pop("double", False):
-        model = model.double()
     if arguments.pop("renamed", False):
         model = torch.nn.Sequential(model)
     ddp = DistributedDataParallel(model, process_group=dist.group.WORLD)
