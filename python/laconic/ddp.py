@@ -338,7 +338,7 @@ class Handle:
 
     def _sum_foreign(self, buffer):
         """What no codec takes: sparse gradients, float64, complex. As DDP would have summed it."""
-        size = buffer._nnz() * buffer[:1].numel() if buffer.is_sparse else buffer.numel()
+        size = (buffer._values() if buffer.is_sparse else buffer).numel()  # noqa: SLF001
         lanes = torch.view_as_real(buffer) if buffer.is_complex() else buffer
         future = self._all_reduce(lanes)
         self.worker.summed_elsewhere(size, size * buffer.element_size(), size * buffer.element_size())

@@ -1,0 +1,238 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""A handle's life: found from the model, ended with its wrapper, absent from pickles, silent at exit."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist  # noqa: E402
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+
+import laconic  # noqa: E402
+
+
+def _wrapped(width=80):
+    return DistributedDataParallel(torch.nn.Linear(width, 80))
+
+
+def _steps(ddp, count=3, width=80):
+    for step in range(count):
+        ddp.zero_grad()
+        generator = torch.Generator().manual_seed(10 * step + dist.get_rank())
+        ddp(torch.randn(4, width, generator=generator)).square().mean().backward()
+    return [p.grad.clone() for p in ddp.parameters()]
+
+
+# ---- found from the model ----
+
+def _found():
+    before = laconic.handles()
+    first, second = _wrapped(), _wrapped()
+    one, two = laconic.attach(first, "3lc", quiet=True), laconic.attach(second, "topk", quiet=True)
+    outer = torch.nn.Module()
+    outer.module = first.module  # not a wrapper
+    found = [laconic.handle_of(first) is one, laconic.handle_of(first.module) is one, laconic.handle_of(second.module) is two,
+             laconic.handle_of(torch.nn.Linear(2, 2)) is None, laconic.handle_of(outer) is None, laconic.handles() == [*before, one, two]]
+    if hasattr(torch, "compile"):
+        found.append(laconic.handle_of(torch.compile(second)) is two)
+    one.close()
+    found += [laconic.handle_of(first) is None, laconic.handles() == [*before, two]]
+    two.close()
+    return found
+
+
+def test_a_handle_is_found_from_the_wrapper_and_the_model_in_it(pools):
+    for found in pools(2).run(_found):
+        assert all(found), found
+
+
+# ---- ended with its wrapper ----
+
+def _threads():
+    return sum(t.name == "laconic" for t in threading.enumerate())
+
+
+def _eventually(true, seconds=20.0):
+    deadline = time.monotonic() + seconds
+    while not true():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def _ends(keep, width):
+    """Wraps and drops models, with or without keeping their handles: threads left, sessions freed, groups made."""
+    import ctypes
+
+    from laconic import _lib
+
+    destroyed, kept, groups, saved = [], [], set(), []
+    threads, original = _threads(), _lib.lib.laconic_session_destroy
+
+    class Counting:  # in the place of a ctypes function
+        def __call__(self, handle):
+            destroyed.append(ctypes.cast(handle, ctypes.c_void_p).value)
+            return original(handle)
+
+    _lib.lib.laconic_session_destroy = Counting()
+    try:
+        for _ in range(4):
+            ddp = _wrapped(width)
+            handle = laconic.attach(ddp, "3lc", quiet=True)
+            _steps(ddp, width=width)
+            groups.add(id(handle._sibling.group))
+            handle.at_end(lambda handle=handle: saved.append((handle.state_dict()["step"], len(handle.parameters))))
+            if keep:
+                kept.append(handle)
+            del ddp, handle
+            gc.collect()
+            ended = _eventually(lambda: _threads() == threads)
+    finally:
+        _lib.lib.laconic_session_destroy = original
+    after = [(h.closed, h.stats()["steps"], h.explain()["spec"], h.step) for h in kept]
+    try:
+        kept[0].state_dict() if kept else None
+        refused = None
+    except laconic.LaconicError as error:
+        refused = error.name
+    return ended, len(destroyed), len(groups), saved, after, refused
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_wrappers_end_frees_session_thread_and_group(pools, keep):
+    for ended, destroyed, groups, saved, after, refused in pools(2).run(_ends, keep=keep, width=120):
+        assert ended and destroyed == 4
+        assert groups == 1  # the next attach takes the one that was freed
+        assert saved == [(3, 2)] * 4  # at its end a handle is still whole
+        assert after == [(True, 3, "3lc", 3)] * (4 if keep else 0)
+        assert refused == ("invalid_argument" if keep else None)
+
+
+def _closed_twice():
+    """A handle that ended may be closed again; its model refuses to exchange."""
+    ddp = _wrapped()
+    handle = laconic.attach(ddp, "3lc", quiet=True)
+    _steps(ddp, 1)
+    handle.close()
+    handle.close()
+    try:
+        _steps(ddp, 1)
+    except RuntimeError as error:
+        return str(error)
+
+
+def test_a_closed_handle_refuses_to_exchange(pools):
+    for said in pools(2).run(_closed_twice):
+        assert "this model's handle was closed" in said
+
+
+# ---- pickles ----
+
+def _copied(how):
+    """Gradients of a model, of its copy before attaching, and of its copy after; sizes of pickles with and without laconic."""
+    plain = len(pickle.dumps(_wrapped()))
+    ddp = _wrapped()
+    handle = laconic.attach(ddp, "topk:ratio=0.05", quiet=True)
+    expected = _steps(ddp)
+    size = len(pickle.dumps(ddp))
+    if how == "deepcopy":
+        other = copy.deepcopy(ddp)
+    elif how == "pickle":
+        other = pickle.loads(pickle.dumps(ddp))
+    else:
+        file = io.BytesIO()
+        torch.save(ddp, file)
+        file.seek(0)
+        other = torch.load(file, weights_only=False)
+    for p in other.parameters():
+        p.grad = None
+    uncompressed = _steps(other, 1)
+    third = laconic.attach(copy.deepcopy(other), "topk:ratio=0.05", quiet=True)  # a wrapper that nobody keeps
+    again = laconic.attach(other, "topk:ratio=0.05", quiet=True)
+    compressed = _steps(other)
+    kept = len(getattr(other, "_comm_hooks", [1]))
+    again.close(), third.close()
+    assert handle.stats()["steps"] == 3  # the first is as it was
+    handle.close()
+    return {"equal": all(map(torch.equal, expected, compressed)), "dense": int((uncompressed[0] != 0).sum()),
+            "sparse": int((compressed[0] != 0).sum()), "more": size - plain, "kept": kept}
+
+
+@pytest.mark.parametrize("how", ["deepcopy", "pickle", "torch.save"])
+def test_a_copy_has_no_residual_and_may_be_attached(pools, how):
+    for outcome in pools(2).run(_copied, how=how):
+        assert outcome["equal"] and outcome["dense"] == 6400 and outcome["sparse"] <= 640
+        assert outcome["more"] < 1000  # a residual would take 25,600 bytes
+        assert outcome["kept"] == 1
+
+
+# ---- silent at exit ----
+
+KEPT = """
+import sys, types
+sys.modules["keeper"] = types.ModuleType("keeper")
+sys.modules["keeper"].main = sys.modules["__main__"]  # as dill does: what the program keeps outlives the modules of laconic
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+import laconic
+
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+ddp = DistributedDataParallel(torch.nn.Linear(80, 80))
+handle = laconic.attach(ddp, "3lc", quiet=True)
+ddp(torch.ones(2, 80)).sum().backward()
+codec, residual = laconic.Codec("3lc"), laconic.Residual(64)
+codec.encode(torch.ones(64), residual=residual)
+print("done")
+"""
+
+
+def test_what_is_kept_to_the_end_prints_nothing():
+    environment = {**os.environ, "PYTHONPATH": str(Path(laconic.__file__).parents[1]), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", KEPT], env=environment, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "done\n")
+    assert "laconic" not in done.stderr and "Traceback" not in done.stderr, done.stderr
+
+
+# ---- keywords ----
+
+def test_keywords_are_the_codecs_keys():
+    assert laconic.Codec("topk", ratio=0.05).spec == laconic.Codec("topk:ratio=0.05").spec == "topk:ratio=0.05"
+    assert laconic.Codec("int8:round=stochastic+ef", block=512).spec == "int8:block=512,round=stochastic+ef"
+    assert laconic.Codec("powersgd", warm=False).spec == "powersgd:warm=off"
+    assert laconic.Codec("topk", ratio=1e-5).spec == "topk:ratio=1e-5"
+    for spec, options, name in (("topk", {"ration": 0.1}, "unknown_key"), ("topk:ratio=0.1", {"ratio": 0.1}, "spec_syntax"),
+                                ("topk", {"ratio": 2}, "value_out_of_range"), (3, {"ratio": 1}, "invalid_argument"),
+                                ("topk", {"ratio": "0.1,x=2"}, "unknown_key")):
+        with pytest.raises(laconic.LaconicError) as caught:
+            laconic.Codec(spec, **options)
+        assert caught.value.name == name
+
+
+def _with_keywords():
+    ddp, another = _wrapped(), _wrapped()
+    handles = [laconic.attach(ddp, "topk", ratio=0.05, quiet=True), laconic.attach(another, "topk:ratio=0.05", quiet=True)]
+    with pytest.raises(laconic.LaconicError) as caught:
+        laconic.attach(_wrapped(), "topk", stratgy="two_shot")
+    return [h.spec for h in handles], str(caught.value)
+
+
+def test_attach_takes_them_too(pools):
+    for specs, said in pools(2).run(_with_keywords):
+        assert specs == ["topk:ratio=0.05"] * 2
+        assert "stratgy" in said
+
+

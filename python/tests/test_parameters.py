@@ -1,0 +1,158 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""Parameters that no codec takes go the group's own way, as under plain DDP; a model with nothing to compress, too."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist  # noqa: E402
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+
+import laconic  # noqa: E402
+
+
+class Mixed(torch.nn.Module):
+    """A sparse embedding, float64 and complex weights beside an ordinary layer."""
+
+    def __init__(self, kinds):
+        super().__init__()
+        self.kinds = kinds
+        self.plain = torch.nn.Linear(24, 80)
+        if "sparse" in kinds:
+            self.table = torch.nn.Embedding(50, 24, sparse=True)
+        if "bag" in kinds:
+            self.bag = torch.nn.EmbeddingBag(50, 24, sparse=True)
+        if "double" in kinds:
+            self.wide = torch.nn.Linear(80, 20).double()
+        if "complex" in kinds:
+            self.phase = torch.nn.Parameter(torch.randn(80, 20, dtype=torch.complex64))
+
+    def forward(self, x, rows):
+        if "sparse" in self.kinds:
+            x = x + self.table(rows)
+        if "bag" in self.kinds:
+            x = x + self.bag(rows[:, None])
+        h = torch.relu(self.plain(x))
+        out = h.sum()
+        if "double" in self.kinds:
+            out = out + self.wide(h.double()).square().mean()
+        if "complex" in self.kinds:
+            out = out + (h.to(torch.complex64) @ self.phase).abs().square().mean()
+        return out
+
+
+def _train(kinds, spec, steps=4, **options):
+    """Parameters after training, the handle's words, and what was said at attach."""
+    rank, heard = dist.get_rank(), io.StringIO()
+    torch.manual_seed(3)
+    ddp = DistributedDataParallel(Mixed(kinds))
+    handle = None
+    if spec is not None:
+        with contextlib.redirect_stderr(heard):
+            handle = laconic.attach(ddp, spec, small_elements=64, **options)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
+    generator = torch.Generator().manual_seed(rank)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        ddp(torch.randn(6, 24, generator=generator), torch.randint(0, 50, (6,), generator=generator)).backward()
+        optimizer.step()
+    values = {name: p.detach().clone() for name, p in ddp.module.named_parameters()}
+    if handle is None:
+        return values, None, None, None
+    said = values, handle.stats(), handle.explain(), heard.getvalue()
+    state = handle.state_dict()
+    handle.load_state_dict(state)  # names only what it holds
+    handle.close()
+    return said
+
+
+KINDS = [["sparse"], ["bag"], ["double"], ["complex"], ["sparse", "double", "complex"]]
+FOREIGN = {"sparse": ("table.weight", "sparse gradients"), "bag": ("bag.weight", "sparse gradients"), "double": ("wide.weight", "float64"),
+           "complex": ("phase", "complex64")}
+
+
+@pytest.mark.parametrize("kinds", KINDS, ids="+".join)
+def test_what_no_codec_takes_goes_the_groups_own_way(pools, kinds):
+    plain = pools(2).run(_plain, kinds=kinds)
+    if isinstance(plain[0], str):
+        pytest.skip(f"this PyTorch does not train such a model: {plain[0]}")
+    for (expected, *_), (got, stats, _, _) in zip(plain, pools(2).run(_train, kinds=kinds, spec="none")):
+        assert all(torch.equal(expected[name], got[name]) for name in expected)  # bit for bit
+        assert stats["ratio"] == 1
+    for values, stats, explained, said in pools(2).run(_train, kinds=kinds, spec="topk:ratio=0.05"):
+        assert not torch.equal(values["plain.weight"], plain[0][0]["plain.weight"])  # which is compressed
+        entries = {p["name"]: p for p in explained["parameters"]}
+        for kind in kinds:
+            name, reason = FOREIGN[kind]
+            assert entries[name]["codec"] == "none" and entries[name]["reason"] == f"no codec takes {reason}"
+            assert not said or f"{name} ({reason})" in said
+        assert stats["steps"] == 4 and stats["failures"] == 0
+
+
+def _plain(kinds):
+    try:
+        return _train(kinds, None)
+    except RuntimeError as error:
+        return str(error).splitlines()[0]
+
+
+def test_the_line_names_them_on_rank_0_alone(pools):
+    said = [outcome[3] for outcome in pools(2).run(_train, kinds=["double", "sparse"], spec="topk")]
+    assert "wide.weight (float64)" in said[0] and said[0].count("\n") == 1 and said[1] == ""
+
+
+def test_replicas_stay_equal_where_a_codec_meets_foreign_parameters(pools):
+    outcomes = pools(3).run(_train, kinds=["double"], spec="3lc")
+    for values, *_ in outcomes[1:]:
+        assert all(torch.equal(values[name], p) for name, p in outcomes[0][0].items())
+
+
+# ---- nothing to compress ----
+
+def _small(spec, **options):
+    rank, heard = dist.get_rank(), io.StringIO()
+    torch.manual_seed(3)
+    ddp = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(20, 30), torch.nn.ReLU(), torch.nn.Linear(30, 4)))
+    with contextlib.redirect_stderr(heard):
+        handle = laconic.attach(ddp, spec, **options) if spec else None
+    generator = torch.Generator().manual_seed(rank)
+    for _ in range(3):
+        ddp.zero_grad()
+        ddp(torch.randn(5, 20, generator=generator)).square().mean().backward()
+    grads = [p.grad.clone() for p in ddp.parameters()]
+    return grads, handle.stats() if handle else None, heard.getvalue()
+
+
+@pytest.mark.parametrize("strategy", ["auto", "gather_all", "two_shot"])
+def test_a_model_of_small_tensors_sends_what_plain_ddp_sends(pools, strategy):
+    plain = pools(4).run(_small, spec=None)
+    for (expected, _, _), (got, stats, said) in zip(plain, pools(4).run(_small, spec="topk:ratio=0.01", strategy=strategy)):
+        assert all(map(torch.equal, expected, got))
+        assert stats["wire_bytes"] == stats["dense_bytes"] > 0 and stats["exchanges"] == 0
+        assert not said or ("nothing to compress in 4 tensors (none has more than 4096 elements): PyTorch's own all-reduce" in said
+                            and "ratio" not in said)
+
+
+def _sends_more(steps):
+    """topk with half of the elements: eight bytes for each, to everybody."""
+    heard = io.StringIO()
+    ddp = DistributedDataParallel(torch.nn.Linear(80, 80))
+    handle = laconic.attach(ddp, "topk:ratio=0.9", strategy="gather_all", quiet=True)
+    with contextlib.redirect_stderr(heard):
+        for _ in range(steps):
+            ddp(torch.randn(2, 80)).square().mean().backward()
+        handle.worker._between_jobs(lambda: None)  # the look is behind the jobs
+    return handle.stats()["ratio"], heard.getvalue()
+
+
+def test_a_ratio_below_one_warns_once_on_rank_0(pools):
+    outcomes = pools(3).run(_sends_more, steps=25)
+    assert all(ratio < 0.9 for ratio, _ in outcomes)
+    lines = outcomes[0][1].splitlines()
+    assert len(lines) == 1 and "more is sent than PyTorch's own all-reduce would send" in lines[0]
+    assert [said for _, said in outcomes[1:]] == ["", ""]
