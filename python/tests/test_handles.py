@@ -183,9 +183,8 @@ def test_a_copy_has_no_residual_and_may_be_attached(pools, how):
 # ---- silent at exit ----
 
 KEPT = """
-import sys, types
-sys.modules["keeper"] = types.ModuleType("keeper")
-sys.modules["keeper"].main = sys.modules["__main__"]  # as dill does: what the program keeps outlives the modules of laconic
+import sys
+sys.main = sys.modules["__main__"]  # dill keeps it, too: what the program holds outlives the modules of laconic
 import torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 import laconic
