@@ -312,11 +312,18 @@ class Handle:
         """Plain DDP: the user group's own future; no worker is involved. The group itself, not torch.distributed's
         function: between two layers the caches are cold, and every line of Python is felt."""
         buffer.mul_(1.0 / self._world)
-        return self._user_group.allreduce([buffer]).get_future()
+        try:
+            return self._user_group.allreduce([buffer]).get_future()
+        except RuntimeError as error:  # out of the hook, DDP would not survive it
+            failed = torch.futures.Future()
+            failed.set_result(error)
+            return failed
 
     def _summed(self, layout, future):
         try:
             value = future.value()
+            if isinstance(value, RuntimeError):
+                raise value
         except RuntimeError as error:
             broken = self.worker.break_off(error, layout)
             raise RuntimeError(str(broken)) from error
