@@ -278,7 +278,7 @@ class Handle:
         if plain and self._resumed is None and worker.broken is None:
             size = buffer.numel() * buffer.element_size()
             worker.summed_elsewhere(buffer.numel(), 4 * buffer.numel(), size)
-            return self._all_reduce(buffer), functools.partial(self._summed, layout)
+            return self._all_reduce(buffer), functools.partial(self._summed, layout, worker.step)
         options = {"index": bucket.index(), "scale": self._scale}
         if self._resumed is None:
             return worker.submit(layout, buffer, **options), result
@@ -319,24 +319,24 @@ class Handle:
             failed.set_result(error)
             return failed
 
-    def _summed(self, layout, future):
+    def _summed(self, layout, step, future):
         try:
             value = future.value()
             if isinstance(value, RuntimeError):
                 raise value
         except RuntimeError as error:
-            broken = self.worker.break_off(error, layout)
+            broken = self.worker.break_off(error, layout, step)
             raise RuntimeError(str(broken)) from error
         return value[0] if isinstance(value, (list, tuple)) else value
 
     def _submit_plain(self, layout, buffer, **_):
         """As Worker.submit, by the user group's own sum."""
         self.worker.summed_elsewhere(buffer.numel(), 4 * buffer.numel(), buffer.numel() * buffer.element_size())
-        future = torch.futures.Future()
+        future, step = torch.futures.Future(), self.worker.step
 
         def summed(done):
             try:
-                future.set_result(self._summed(layout, done))
+                future.set_result(self._summed(layout, step, done))
             except RuntimeError as error:
                 future.set_result(error.__cause__ if isinstance(error.__cause__, LaconicError) else engine_failed(error))
 
@@ -349,7 +349,7 @@ class Handle:
         lanes = torch.view_as_real(buffer) if buffer.is_complex() else buffer
         future = self._all_reduce(lanes)
         self.worker.summed_elsewhere(size, size * buffer.element_size(), size * buffer.element_size())
-        whole_bucket = functools.partial(self._summed, _NO_LAYOUT)
+        whole_bucket = functools.partial(self._summed, _NO_LAYOUT, self.worker.step)
         return future, whole_bucket if lanes is buffer else lambda done: (whole_bucket(done), buffer)[1]
 
     # ---- what users ask -------------------------------------------------------------------------------------------------

@@ -206,9 +206,9 @@ class Worker:
                 self.broken = self.broken or self.last_error
         return self.last_error
 
-    def break_off(self, error: BaseException, layout: Layout) -> LaconicError:
+    def break_off(self, error: BaseException, layout: Layout, step: int) -> LaconicError:
         """The caller's own sum of a buffer failed: nothing of this worker may go out any more. Gives the first failure."""
-        return self.broken or self._failed(engine_failed(error), layout, self.step, "an uncompressed bucket")
+        return self.broken or self._failed(engine_failed(error), layout, step, "an uncompressed bucket")
 
     def _between_jobs(self, what):
         """What `what()` gives in the worker's thread, after everything that is queued."""
