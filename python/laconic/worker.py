@@ -53,17 +53,24 @@ RATIO_OF_NOTHING = 0.99
 class Job:
     """One buffer on its way through the worker."""
 
-    __slots__ = ("buffer", "future", "index", "layout", "profiled", "scale", "step", "submitted")
+    __slots__ = ("buffer", "future", "index", "layout", "scale", "step", "submitted")
 
     def __init__(self, layout, buffer, step, index, scale):
         self.layout, self.buffer, self.step = layout, buffer, step
         self.index, self.scale = index, scale
         self.future = torch.futures.Future()
-        self.profiled = _profiler_runs()
         self.submitted = time.perf_counter()
 
 
-_profiler_runs = getattr(torch.autograd, "_profiler_enabled", lambda: False)
+# torch's profiler looks at the thread that started it, or at all (profile_all_threads): a range from submission to the mean
+# for the one, ranges of the worker's parts for the other. The latter cost less than a microsecond where nobody looks.
+_profiler_looks = getattr(torch.autograd, "_profiler_enabled", lambda: False)
+_span = getattr(getattr(torch._C, "_profiler", None), "_RecordFunctionFast", no_span)  # noqa: SLF001
+
+
+def _seen_by_the_profiler(future):
+    with torch.profiler.record_function("laconic::exchange") as seen:
+        return seen._call_end_callbacks_on_future(future)  # noqa: SLF001
 
 
 class Clock:
@@ -136,13 +143,9 @@ class Worker:
         job = Job(layout, buffer, self.step, index, scale)
         with self._lock:
             self._clock.submitted()
-        task = functools.partial(self._serve, job)
-        if job.profiled:  # what a profiler knows of a thread goes from one to another in the callbacks of futures alone
-            start = torch.futures.Future()
-            start.then(lambda _: self._serve(job))
-            task = functools.partial(start.set_result, None)
-        self._tasks.put(task)
-        return job.future
+        future = _seen_by_the_profiler(job.future) if _profiler_looks() else job.future
+        self._tasks.put(functools.partial(self._serve, job))
+        return future
 
     def check_open(self) -> None:
         if self._closed:
@@ -183,8 +186,7 @@ class Worker:
             arguments = job.layout, job.buffer.data_ptr(), job.layout.dtype
             numbers = {"step": job.step, "index": job.index}
             if self.broken is None:
-                span = torch.profiler.record_function if job.profiled else no_span
-                self.session.exchange(*arguments, self.engine, span=span, **numbers)
+                self.session.exchange(*arguments, self.engine, span=_span, **numbers)
             else:
                 self.session.keep(*arguments, **numbers)
                 value = self.broken

@@ -1,0 +1,228 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""What a handle tells: where the time went, in figures and to torch's profiler; what the start line says."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import io
+import json
+import os
+import time
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist  # noqa: E402
+import training  # noqa: E402
+from ranks import Ranks  # noqa: E402
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+
+import laconic  # noqa: E402
+
+
+class Slow:
+    """An engine that takes its time."""
+
+    def __init__(self, engine, seconds):
+        self._engine, self._seconds = engine, seconds
+
+    def __getattr__(self, name):
+        return getattr(self._engine, name)
+
+    def run(self, steps, count):
+        time.sleep(self._seconds)
+        return self._engine.run(steps, count)
+
+
+def _timed(pause, steps, **options):
+    """Counters of `steps` steps whose engine takes `pause` seconds a batch; what backward() took in all; batches."""
+    ddp, handle, optimizer = training.build(dist.group.WORLD, "topk:ratio=0.05", buckets=2, **options)
+    for step in range(3):  # buckets have their places, lengths are known
+        training.step_once(ddp, optimizer, dist.get_rank(), step)
+    handle.worker.engine = Slow(handle.worker.engine, pause)
+    before, took = handle.stats(), 0.0
+    for step in range(steps):
+        x, y = training.batch(dist.get_rank(), step)
+        loss = torch.nn.functional.cross_entropy(ddp(x), y)
+        begin = time.perf_counter()
+        loss.backward()
+        took += time.perf_counter() - begin
+    after = handle.stats()
+    handle.close()
+    return {key: after[key] - before[key] for key in ("queue_seconds", "backward_wait_seconds", "wire_seconds", "exchanges")}, took
+
+
+def test_queue_and_backward_wait_are_what_they_are_called(pools):
+    """Two buckets of 50 ms each, submitted at once: they wait 0 and 50 ms, backward() for all 100."""
+    for counted, took in pools(2).run(_timed, pause=0.05, steps=3):
+        assert counted["exchanges"] == 2 * 3
+        assert counted["wire_seconds"] >= 6 * 0.05
+        assert 0.7 * 3 * 0.05 < counted["queue_seconds"] < took
+        assert 0.7 * counted["wire_seconds"] < counted["backward_wait_seconds"] < took
+
+
+def _nothing_waits():
+    """Plain sums are nobody's wait: the worker has no part in them."""
+    ddp, handle, optimizer = training.build(dist.group.WORLD, "none", buckets=2)
+    for step in range(3):
+        training.step_once(ddp, optimizer, dist.get_rank(), step)
+    stats = handle.stats()
+    handle.close()
+    return stats["queue_seconds"], stats["backward_wait_seconds"]
+
+
+def test_plain_sums_are_nobodys_wait(pools):
+    assert pools(2).run(_nothing_waits) == [(0.0, 0.0)] * 2
+
+
+ALL_THREADS = "profile_all_threads"
+
+
+def _profiled(all_threads):
+    """Names and counts of our ranges in a profile of two steps, the longest of them in seconds, and the exchanges in it."""
+    ddp, handle, optimizer = training.build(dist.group.WORLD, "3lc", buckets=2, attach_options={"strategy": "two_shot"})
+    for step in range(3):
+        training.step_once(ddp, optimizer, dist.get_rank(), step)
+    handle.worker.engine = Slow(handle.worker.engine, 0.02)
+    options = {}
+    if all_threads:
+        options["experimental_config"] = torch._C._profiler._ExperimentalConfig(**{ALL_THREADS: True})
+    before = handle.stats()["exchanges"]
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], **options) as profile:
+        for step in range(3, 5):
+            training.step_once(ddp, optimizer, dist.get_rank(), step)
+    exchanges = handle.stats()["exchanges"] - before
+    handle.close()
+    ours = {e.key: e for e in profile.key_averages() if e.key.startswith("laconic::")}
+    return {key: e.count for key, e in ours.items()}, {key: e.cpu_time_total / 1e6 for key, e in ours.items()}, exchanges
+
+
+def test_the_profiler_sees_every_exchange(pools):
+    for counts, seconds, exchanges in pools(2).run(_profiled, all_threads=False):
+        assert exchanges == 4 and counts["laconic::exchange"] == 4
+        assert seconds["laconic::exchange"] > 4 * 2 * 0.02  # until the mean is here
+
+
+@pytest.mark.skipif(ALL_THREADS not in (getattr(torch._C._profiler, "_ExperimentalConfig", int).__init__.__doc__ or ""),
+                    reason="this PyTorch's profiler sees one thread")
+def test_a_profile_of_all_threads_has_encode_wire_and_decode(pools):
+    for counts, seconds, exchanges in pools(2).run(_profiled, all_threads=True):
+        assert counts["laconic::encode"] == exchanges == 4
+        assert counts["laconic::wire"] == counts["laconic::decode"] == 2 * exchanges  # there and back
+        assert seconds["laconic::wire"] > 8 * 0.02 > seconds["laconic::encode"] + seconds["laconic::decode"]
+
+
+def _profile_changes_nothing(profiled):
+    context = torch.profiler.profile() if profiled else contextlib.nullcontext()
+    with context:
+        return training.train("3lc", steps=4, buckets=2)["hash"]
+
+
+def test_profiling_changes_no_bit(pools):
+    assert pools(2).run(_profile_changes_nothing, profiled=True) == pools(2).run(_profile_changes_nothing, profiled=False)
+
+
+# ---- the start line, and who is awaited ----
+
+def _start_line(spec="3lc", variables=(), size=80):
+    heard = io.StringIO()
+    os.environ.update(variables)
+    try:
+        with contextlib.redirect_stderr(heard):
+            handle = laconic.attach(DistributedDataParallel(torch.nn.Linear(size, size)), spec)
+        handle.close()
+    finally:
+        for name in dict(variables):
+            del os.environ[name]
+    return heard.getvalue()
+
+
+def test_the_start_line_says_that_one_machine_needs_no_compression(pools):
+    said = pools(2).run(_start_line)
+    assert said[1] == "" and said[0].count("\n") == 1
+    assert said[0].rstrip().endswith("all ranks are on this machine, where compression cannot pay: no network is in between")
+    assert "this machine" not in pools(2).run(_start_line, variables=[("LACONIC_LAB", "50mbit")])[0]
+    assert "this machine" not in pools(2).run(_start_line, spec="none")[0]
+
+
+def _elsewhere():
+    """Rank 1 is in another network."""
+    from laconic import ddp
+
+    if dist.get_rank() == 1:
+        ddp.place, kept = (lambda: "elsewhere"), ddp.place
+    try:
+        return _start_line()
+    finally:
+        if dist.get_rank() == 1:
+            ddp.place = kept
+
+
+def test_ranks_on_two_machines_hear_nothing_of_that(pools):
+    said = pools(2).run(_elsewhere)
+    assert "3lc on 1 of 2 tensors" in said[0] and "this machine" not in said[0]
+
+
+def test_one_rank_is_told_that_it_exchanges_nothing(pools):
+    said, = pools(1).run(_start_line)
+    assert "gloo, 1 rank;" in said and said.rstrip().endswith("one rank exchanges nothing")
+
+
+def _late(late, named_after, patience, pause):
+    """Rank `late` attaches after so many seconds, or never: what is said on each rank, and how it ended."""
+    from laconic import group as groups
+
+    group = dist.new_group(timeout=datetime.timedelta(seconds=patience))
+    ddp = DistributedDataParallel(torch.nn.Linear(80, 80), process_group=group)
+    heard, groups.NAMED_AFTER = io.StringIO(), named_after
+    ended = "attached"
+    with contextlib.redirect_stderr(heard):
+        try:
+            if dist.get_rank() == late:
+                if pause is None:
+                    return "absent", ""
+                time.sleep(pause)
+            laconic.attach(ddp, "3lc", quiet=True).close()
+        except laconic.LaconicError as error:
+            ended = f"{error.name}: {error}"
+    return ended, heard.getvalue()
+
+
+@pytest.mark.skipif(not hasattr(dist.Store, "check"), reason="this PyTorch's store does not survive a wait that has timed out")
+@pytest.mark.parametrize("pause", [3, None])
+def test_a_line_names_the_ranks_that_are_awaited(pause):
+    ranks = Ranks(3)
+    try:
+        outcomes = ranks.run(_late, late=0, named_after=1.0, patience=5 if pause is None else 60, pause=pause)
+    finally:
+        ranks.close()
+    awaited = "laconic: waiting for rank 0 to attach; the others wait for at most "
+    assert outcomes[1][1].startswith(awaited) and outcomes[1][1].count("\n") == 1 and outcomes[2][1] == ""
+    if pause is None:
+        for ended, _ in outcomes[1:]:
+            assert ended.startswith("timed_out: rank 0 did not attach within 5 s: was it started without laconic?")
+    else:
+        assert [ended for ended, _ in outcomes] == ["attached"] * 3
+
+
+def test_the_documented_keys_are_the_keys(pools):
+    """docs/guide/pytorch.md has a row for each."""
+    import re
+    from pathlib import Path
+
+    page = (Path(__file__).resolve().parents[2] / "docs" / "guide" / "pytorch.md").read_text(encoding="utf-8")
+    stats, explained = pools(2).run(_told)[0]
+    for heading, keys in (("### `stats()`", stats), ("### `explain()`", explained)):
+        section = page.split(heading)[1].split("\n#")[0]
+        documented = set(re.findall(r"^\| `(\w+)`", section, re.M))
+        assert documented == set(keys), (heading, documented.symmetric_difference(keys))
+
+
+def _told():
+    ddp, handle, optimizer = training.build(dist.group.WORLD, "3lc")
+    training.step_once(ddp, optimizer, dist.get_rank(), 0)
+    told = handle.stats(), handle.explain()
+    handle.close()
+    return [sorted(json.loads(json.dumps(t))) for t in told]
