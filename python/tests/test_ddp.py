@@ -339,3 +339,39 @@ def test_buffers_of_layouts_that_ddp_has_left_are_freed(pools, options):
 def test_an_uncompressed_bucket_has_no_buffers_and_stays(pools):
     for counts, _ in pools(2).run(_layouts, spec="none", steps=5):
         assert counts[-1] == (0, 3)
+
+
+def _replicated(spec, steps=3):
+    """Parameters after training a module that went through replicate(), and its handle's words."""
+    import torch.distributed as dist
+    from torch.distributed._composable.replicate import replicate
+
+    import laconic
+
+    torch.manual_seed(5)
+    model = torch.nn.Sequential(torch.nn.Linear(20, 80), torch.nn.ReLU(), torch.nn.Linear(80, 5))
+    model = replicate(model)
+    handle = laconic.attach(model, spec, small_elements=64, quiet=True) if spec else None
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for step in range(steps):
+        x, y = training.batch(dist.get_rank(), step)
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    values = [p.detach().clone() for p in model.parameters()]
+    return values, handle and (handle.stats()["steps"], handle.stats()["ratio"])
+
+
+def test_a_replicated_module_is_attached(pools):
+    import sys
+
+    pytest.importorskip("torch.distributed._composable.replicate")
+    if not hasattr(sys.modules["torch.distributed._composable.replicate"], "DDP"):
+        pytest.skip("this PyTorch's replicate() leaves no trace on the module")
+    plain = pools(2).run(_replicated, spec=None)
+    for (expected, _), (got, (steps, _)) in zip(plain, pools(2).run(_replicated, spec="none")):
+        assert steps == 3 and all(map(torch.equal, expected, got))
+    compressed = pools(2).run(_replicated, spec="topk:ratio=0.05")
+    assert all(steps == 3 and ratio > 3 for _, (steps, ratio) in compressed)
+    assert all(map(torch.equal, compressed[0][0], compressed[1][0]))
+    assert not all(map(torch.equal, compressed[0][0], plain[0][0]))

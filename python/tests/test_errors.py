@@ -259,6 +259,35 @@ def test_what_all_ranks_do_wrong_is_said_as_it_is(pools, arguments, name, words)
     every_rank(pools(3), name, *words, **arguments)
 
 
+def _sharded(kind):
+    import torch
+    import torch.distributed as dist
+
+    import laconic
+
+    model = torch.nn.Linear(80, 80)
+    if kind == "fully_shard":
+        from torch.distributed.fsdp import fully_shard
+
+        model = fully_shard(model, mesh=dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),)))
+    else:
+        from torch.distributed._composable.replicate_with_fsdp import replicate
+
+        model = replicate(model, mesh=dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),)))
+    try:
+        laconic.attach(model, "3lc")
+    except laconic.LaconicError as error:
+        return error.name, error.message, error.hint
+
+
+@pytest.mark.parametrize("kind", ["fully_shard", "replicate_with_fsdp"])
+def test_sharded_models_are_refused_with_a_hint_that_holds(pools, kind):
+    pytest.importorskip("torch.distributed._composable.replicate_with_fsdp", reason="this PyTorch has no FSDP2")
+    for name, message, hint in pools(2).run(_sharded, kind=kind):
+        assert name == "unsupported" and "cannot attach to a " in message
+        assert "laconic.run" not in hint and "DistributedDataParallel alone" in hint
+
+
 # ---- variables ----
 
 def _announced(environment):

@@ -112,6 +112,25 @@ def test_replicas_stay_equal_where_a_codec_meets_foreign_parameters(pools):
         assert all(torch.equal(values[name], p) for name, p in outcomes[0][0].items())
 
 
+def _on_another_device():
+    class Moved(torch.nn.Parameter):
+        """Says that it lies elsewhere; no second device is needed for that."""
+
+        device = torch.device("meta")
+
+    ddp = DistributedDataParallel(torch.nn.Linear(80, 80))
+    ddp.module.weight.__class__ = Moved
+    try:
+        laconic.attach(ddp, "3lc")
+    except laconic.LaconicError as error:
+        return error.name, error.message
+
+
+def test_parameters_on_another_device_are_named(pools):
+    for name, message in pools(2).run(_on_another_device):
+        assert name == "unsupported" and message.startswith("parameter weight lies on meta")
+
+
 # ---- nothing to compress ----
 
 def _small(spec, **options):
