@@ -344,13 +344,11 @@ class Handle:
         return future
 
     def _sum_foreign(self, buffer):
-        """What no codec takes: sparse gradients, float64, complex. As DDP would have summed it."""
-        size = (buffer._values() if buffer.is_sparse else buffer).numel()  # noqa: SLF001
-        lanes = torch.view_as_real(buffer) if buffer.is_complex() else buffer
-        future = self._all_reduce(lanes)
-        self.worker.summed_elsewhere(size, size * buffer.element_size(), size * buffer.element_size())
-        whole_bucket = functools.partial(self._summed, _NO_LAYOUT, self.worker.step)
-        return future, whole_bucket if lanes is buffer else lambda done: (whole_bucket(done), buffer)[1]
+        """What no codec takes: sparse gradients, float64, complex (which DDP brings as pairs of real numbers)."""
+        elements = (buffer._values() if buffer.is_sparse else buffer).numel()  # noqa: SLF001
+        size = elements * buffer.element_size()
+        self.worker.summed_elsewhere(elements, size, size)
+        return self._all_reduce(buffer), functools.partial(self._summed, _NO_LAYOUT, self.worker.step)
 
     # ---- what users ask -------------------------------------------------------------------------------------------------
 
