@@ -129,7 +129,7 @@ class Worker:
         self._session_in_use = threading.Lock()  # by a thread that asks, against the end
         self._tasks: queue.SimpleQueue = queue.SimpleQueue()
         self._thread = _start_thread(self._tasks)
-        weakref.finalize(self, self._tasks.put, None).atexit = False  # whoever drops it unclosed
+        weakref.finalize(self, self._tasks.put, None).atexit = False  # where it is dropped unclosed
 
     # ---- the thread that trains -----------------------------------------------------------------------------------------
 
