@@ -38,6 +38,15 @@ class PassThrough:
     def load_state_dict(self, state: dict) -> None:
         pass
 
+    def prepare(self, state: dict):
+        return lambda: None
+
+    def describe(self) -> str:
+        return DISABLED
+
+    def gather_texts(self, text: str) -> list[str]:
+        return [text]
+
     def at_end(self, callback) -> None:
         pass
 

@@ -59,6 +59,15 @@ def test_a_handle_is_found_from_the_wrapper_and_the_model_in_it(pools):
         assert all(found), found
 
 
+def test_the_disabled_handle_has_what_a_handle_has():
+    from laconic.attach import PassThrough
+    from laconic.ddp import Handle
+
+    for_ddp = {"register", "on_bucket"}
+    wanted = {name for name in vars(Handle) if not name.startswith("_")} - for_ddp | {"spec", "rank", "warmup"}
+    assert wanted <= set(dir(PassThrough)), wanted - set(dir(PassThrough))
+
+
 # ---- ended with its wrapper ----
 
 def _threads():
