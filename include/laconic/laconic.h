@@ -201,11 +201,17 @@ LACONIC_API int32_t laconic_session_agreement(const laconic_session* session, vo
 LACONIC_API int32_t laconic_session_check_agreement(const laconic_session* session,
                                                     const void* gathered);
 
-/* JSON: what was picked and why, per parameter. NUL-terminated, valid until the calling thread's
- * next call of explain or stats. */
+/* JSON: what was picked and why, per parameter, and the memory that it takes as of now, in bytes:
+ *   residual_bytes   error feedback, a float for each element; 0 without feedback
+ *   state_bytes      what else a saved state holds: warm starts of codecs, a flush that is under way
+ *   exchange_bytes   buffers of the bucket layouts, as they were allocated; 0 before the first
+ *                    exchange, less after laconic_session_release_layout
+ *   parameters[i].reason   why it is not compressed; of a compressed one, how it was cut, or ""
+ * NUL-terminated, valid until the calling thread's next call of explain or stats. */
 LACONIC_API const char* laconic_session_explain(const laconic_session* session);
 /* JSON: counters since creation (steps, bytes raw and on the wire, seconds encoding and decoding,
- * fallbacks, ...). NUL-terminated, valid as long as explain's. */
+ * fallbacks, ...), and residual_bytes as explain has it. NUL-terminated, valid as long as
+ * explain's. */
 LACONIC_API const char* laconic_session_stats(const laconic_session* session);
 /* 1 when engine-added float sums make the place of an element in the buffer matter (resume keeps
  * the layout then). */

@@ -112,7 +112,7 @@ int32_t laconic_session_check_agreement(const laconic_session* session, const vo
 const char* laconic_session_explain(const laconic_session* session) {
   return guarded_value<const char*>("", [&](const char*& out) -> int32_t {
     if (session == nullptr) return null_argument("session");
-    out = keep(laconic::session::explain(*session->session));  // fixed since create: no lock
+    out = keep(laconic::session::explain(*session->session));
     return 0;
   });
 }

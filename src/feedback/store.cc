@@ -41,6 +41,22 @@ double Store::residual_norm() const noexcept {
   return std::sqrt(sum);
 }
 
+uint64_t Store::residual_bytes() const noexcept {
+  uint64_t bytes = 0;
+  for (const Entry& entry : entries_) {
+    if (entry.kind != StateKind::codec_state) bytes += entry.values.size_bytes();
+  }
+  return bytes;
+}
+
+uint64_t Store::state_bytes() const noexcept {
+  uint64_t bytes = 0;
+  for (const Entry& entry : entries_) {
+    if (entry.kind == StateKind::codec_state) bytes += entry.values.size_bytes();
+  }
+  return bytes;
+}
+
 Result<void> accepts(const StateHeader& mine, const StateHeader& saved) {
   const auto number = [](auto x) { return std::to_string(x); };
   if (saved.version != mine.version) {

@@ -40,6 +40,10 @@ class Store {
   void scale_residuals(float factor) noexcept;
   /// sqrt of the sum of squares over this rank's own residuals, without those of its means.
   [[nodiscard]] double residual_norm() const noexcept;
+  /// Of all residuals, those of means that this rank owns included: four for every float.
+  [[nodiscard]] uint64_t residual_bytes() const noexcept;
+  /// Of everything else. Both together are what a saved state holds.
+  [[nodiscard]] uint64_t state_bytes() const noexcept;
 
  private:
   std::deque<Entry> entries_;  // never moved: names_ points into it

@@ -134,6 +134,10 @@ std::string explain(const Session& session) {
   json.field("rank", options.rank).field("world", options.world).field("seed", options.seed);
   json.field("small_elements", options.small_elements).field("threads", options.threads);
   json.field("isa", isa_name(best_isa()));
+  const Memory memory = session.memory();  // the rest is fixed since create
+  json.field("residual_bytes", memory.residual_bytes)
+      .field("state_bytes", memory.state_bytes)
+      .field("exchange_bytes", memory.exchange_bytes);
   uint64_t raw = 0, total = 0;
   json.key("parameters").open('[');
   for (uint32_t i = 0; i < model.parameters().size(); ++i) {
@@ -151,6 +155,7 @@ std::string explain(const Session& session) {
     json.open('{').field("name", p.name).field("elements", p.count());
     json.field("codec",
                a.raw ? std::string_view("none") : std::string_view(model.spec().canonical()));
+    json.field("reason", a.reason);
     json.field("pieces", static_cast<uint64_t>(a.pieces.size()))
         .field("payload_bytes_expected", expected)
         .field("payload_bytes_at_most", bytes)
@@ -179,7 +184,7 @@ std::string describe_stats(const Session& session) {
   json.field("fallbacks", s.fallbacks).field("flushes", s.flushes).field("failures", s.failures);
   json.field("flush_steps_left", s.flush_steps_left).field("exchange_layouts", s.layouts);
   json.field("encode_seconds", s.encode_seconds).field("decode_seconds", s.decode_seconds);
-  json.field("residual_norm", s.residual_norm).close('}');
+  json.field("residual_bytes", s.residual_bytes).field("residual_norm", s.residual_norm).close('}');
   return json.take();
 }
 

@@ -19,7 +19,8 @@ std::string_view merge_name(Merge merge) noexcept;
 std::string describe_codecs(std::span<const CodecTable* const> codecs);
 /// {"spec", "name", "feedback", "contract"}
 std::string describe_spec(const Spec& spec);
-/// What was picked for the model and why, per parameter.
+/// What was picked for the model and why, per parameter, and the memory that it takes now. From any
+/// thread at any time.
 std::string explain(const Session& session);
 std::string describe_stats(const Session& session);
 /// Version, ABI, compiler, instruction sets.

@@ -275,8 +275,16 @@ Stats Session::stats() const {
   Stats stats = stats_;
   stats.layouts = exchanges_.size();
   stats.flush_steps_left = std::max(parts_to_come(), wish());
+  stats.residual_bytes = store_.residual_bytes();
   stats.residual_norm = store_.residual_norm();
   return stats;
+}
+
+Memory Session::memory() const {
+  const std::lock_guard lock(mutex_);
+  Memory memory{store_.residual_bytes(), store_.state_bytes(), 0};
+  for (const auto& exchange : exchanges_) memory.exchange_bytes += exchange->held_bytes();
+  return memory;
 }
 
 Result<void> drive(Session& session, const collective::Bucket& bucket,

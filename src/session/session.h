@@ -34,7 +34,15 @@ struct Stats {
   // As of now:
   uint64_t layouts = 0;           ///< bucket layouts that hold exchange buffers
   uint64_t flush_steps_left = 0;  ///< draining steps still to come
+  uint64_t residual_bytes = 0;    ///< as Memory has it
   double residual_norm = 0;       ///< sqrt of the sum of squares of this rank's residuals
+};
+
+/// What a session holds as of now, in bytes, as far as it grows with the model.
+struct Memory {
+  uint64_t residual_bytes = 0;  ///< error feedback, that of owned means included
+  uint64_t state_bytes = 0;     ///< what else outlives a step: codec state, the flush's numbers
+  uint64_t exchange_bytes = 0;  ///< buffers and tables of all bucket layouts
 };
 
 inline constexpr uint64_t kAgreementBytes = 768;
@@ -52,6 +60,7 @@ class Session {
   [[nodiscard]] const feedback::Store& store() const noexcept { return store_; }
   /// By value, from any thread at any time.
   [[nodiscard]] Stats stats() const;
+  [[nodiscard]] Memory memory() const;
   [[nodiscard]] feedback::StateHeader state_header() const;
 
   /// What this rank tells the others before the first exchange: spec, sizes, version.

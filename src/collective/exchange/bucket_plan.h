@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/arena.h"
+#include "collective/exchange/held.h"
 #include "collective/exchange/rank_state.h"
 #include "collective/plan/layout.h"
 
@@ -47,6 +48,8 @@ struct BucketPlan {
     }
   }
 
+  [[nodiscard]] uint64_t held_bytes() const noexcept { return held(units, raw); }
+
   /// body(at, lane, count) for every stretch of the lanes [begin, end): `at` is its place in the
   /// gradient buffer.
   template <class Body>
@@ -78,6 +81,9 @@ class WorkMemory {
   [[nodiscard]] Work work(uint64_t index, const pipeline::UnitCodec& codec) {
     return {kept_.bytes().subspan(offsets_[index], sizes_[index]), scratch_.bytes(), codec.isa(),
             codec.pool()};
+  }
+  [[nodiscard]] uint64_t held_bytes() const noexcept {
+    return held(offsets_, sizes_, kept_, scratch_);
   }
 
  private:

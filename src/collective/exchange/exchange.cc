@@ -96,6 +96,11 @@ Input Exchange::input() noexcept {
           .failure = failure_ ? &*failure_ : nullptr};
 }
 
+uint64_t Exchange::held_bytes() const noexcept {
+  return held(layout_.parameters, layout_.offsets, status_, uncompressed_, wide_) +
+         (strategy_ ? strategy_->held_bytes() : 0);
+}
+
 void Exchange::begin(const Bucket& bucket, uint32_t sequence, const FlushTurn& flush) {
   bucket_ = bucket;
   sequence_ = sequence;

@@ -65,6 +65,8 @@ class Exchange {
   [[nodiscard]] bool fell_back() const noexcept { return fell_back_; }
   /// Steps of the flush that some rank asked for; 0: none.
   [[nodiscard]] uint32_t flush_heard() const noexcept { return flush_heard_; }
+  /// Buffers and tables of this layout, as they were taken from the system.
+  [[nodiscard]] uint64_t held_bytes() const noexcept;
 
  private:
   enum class Phase : uint8_t { idle, begun, enrolling, strategy };

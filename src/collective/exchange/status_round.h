@@ -7,6 +7,7 @@
 
 #include <vector>
 
+#include "collective/exchange/held.h"
 #include "collective/exchange/rank_state.h"
 #include "collective/exchange/strategy.h"
 
@@ -21,6 +22,9 @@ class StatusRound {
   void emit(const Input& input, const Error* failure, transport::Step& step, Counters& counters);
   /// The first rank's failure, the same on every rank.
   [[nodiscard]] Result<void> receive(const Input& input);
+  [[nodiscard]] uint64_t held_bytes() const noexcept {
+    return held(send_, recv_, counts_, send_offsets_, recv_offsets_);
+  }
 
  private:
   [[nodiscard]] BundleId id(const Input& input, uint32_t rank) const {

@@ -65,6 +65,8 @@ class Strategy {
   /// Steps of the flush that some rank asked for in this exchange, the same on every rank; 0: none,
   /// or not known yet.
   [[nodiscard]] virtual uint32_t flush_heard() const noexcept { return 0; }
+  /// Memory that it has taken and not given back, the object itself not included.
+  [[nodiscard]] virtual uint64_t held_bytes() const noexcept = 0;
 };
 
 /// Each takes all memory that an exchange of this layout will need. `status` outlives the strategy.

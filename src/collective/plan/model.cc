@@ -21,8 +21,10 @@ uint64_t hash_text(std::string_view text) {
 
 Unit whole_unit(const Parameter& p) { return {p.count(), p.rows, p.cols, hash_text(p.name), 0}; }
 
+bool compresses_nothing(const Spec& spec) { return spec.codec().info.name == "none"; }
+
 bool is_raw(const Spec& spec, const Parameter& p, const Options& options) {
-  return p.count() <= options.small_elements || spec.codec().info.name == "none";
+  return compresses_nothing(spec) || p.count() <= options.small_elements;
 }
 
 bool all_lanes(const Plan& plan) {
@@ -35,6 +37,19 @@ uint64_t granule_of(const Spec& spec) { return std::max<uint32_t>(spec.contract(
 /// two_shot cuts a parameter where every owner gets at least a granule of it.
 bool is_cut(const Spec& spec, const Parameter& p, uint64_t world) {
   return p.count() >= world * granule_of(spec);
+}
+
+/// Why a parameter is not compressed, or how it was cut; nothing to say of one that went in one
+/// piece where all do.
+std::string reason_of(const Spec& spec, const Options& options, StrategyKind strategy,
+                      const Assignment& a) {
+  const auto n = [](uint64_t x) { return std::to_string(x); };
+  if (a.raw && compresses_nothing(spec)) return "none compresses nothing";
+  if (a.raw) return "at most small_elements = " + n(options.small_elements) + " elements";
+  if (strategy != StrategyKind::two_shot || options.world == 1) return {};
+  if (a.pieces.size() > 1) return "cut into " + n(a.pieces.size()) + " ranges, one for each owner";
+  return "whole to owner " + n(a.pieces[0].owner) + ": fewer than " + n(granule_of(spec)) +
+         " elements for each of " + n(options.world) + " ranks";
 }
 
 /// One rank's bytes under a strategy, for payloads of that many bytes in all.
@@ -250,6 +265,7 @@ void Model::assign() {
       load[owner] += whole.count;
       a.pieces.push_back({whole, static_cast<uint32_t>(owner)});
     }
+    a.reason = reason_of(spec_, options_, choice_.strategy, a);
     assignments_.push_back(std::move(a));
   }
 }

@@ -45,7 +45,8 @@ struct Piece {
 
 /// How one parameter travels.
 struct Assignment {
-  bool raw = true;  ///< uncompressed lanes (small, or spec none)
+  bool raw = true;     ///< uncompressed lanes
+  std::string reason;  ///< why it is; of a compressed one, how it was cut, if it was
   std::vector<Piece> pieces;
 };
 

@@ -121,6 +121,60 @@ TEST(Sessions, ALayoutIsReleased) {
   EXPECT_EQ(world.exchange(), 0) << "it may come back";
 }
 
+/// The whole number behind a key that occurs once, or in `text` first.
+uint64_t number(const std::string& text, const std::string& key) {
+  const size_t at = text.find("\"" + key + "\": ");
+  EXPECT_NE(at, std::string::npos) << key << " in " << text;
+  return at == std::string::npos ? 0 : std::stoull(text.substr(at + key.size() + 4));
+}
+
+uint64_t saved_bytes(laconic_session* session) {
+  uint64_t floats = 0;
+  for (uint32_t i = 0; i < laconic_session_state_count(session); ++i) {
+    const char* name = nullptr;
+    float* data = nullptr;
+    uint64_t count = 0;
+    EXPECT_EQ(laconic_session_state_entry(session, i, &name, &data, &count), 0);
+    floats += count;
+  }
+  return floats * sizeof(float);
+}
+
+TEST(Sessions, SayWhatMemoryTheyTake) {
+  for (const char* spec : {"topk:ratio=0.1", "topk:ratio=0.1+noef", "powersgd:rank=2", "none"}) {
+    World world({spec});
+    laconic_session* const session = world.ranks[0].session;
+    const std::string text = laconic_session_explain(session);
+    const bool feedback = std::string(spec) == "topk:ratio=0.1" || spec[0] == 'p';
+    EXPECT_EQ(number(text, "residual_bytes"), feedback ? 4 * World::kWeights : 0) << spec;
+    EXPECT_EQ(number(laconic_session_stats(session), "residual_bytes"),
+              number(text, "residual_bytes"));
+    EXPECT_EQ(number(text, "residual_bytes") + number(text, "state_bytes"), saved_bytes(session))
+        << spec;
+  }
+}
+
+TEST(Sessions, ExchangeMemoryComesAndGoesWithLayouts) {
+  World world({"topk:ratio=0.1", 2, LACONIC_STRATEGY_GATHER_ALL});
+  const auto held = [&] {
+    return number(laconic_session_explain(world.ranks[0].session), "exchange_bytes");
+  };
+  EXPECT_EQ(held(), 0U);
+  ASSERT_EQ(world.exchange(), 0);
+  const uint64_t one = held();
+  EXPECT_GT(one, 0U);
+  ASSERT_EQ(world.exchange(), 0);
+  EXPECT_EQ(held(), one) << "a layout that is known";
+  world.weights_first = true;
+  ASSERT_EQ(world.exchange(), 0);
+  EXPECT_EQ(held(), 2 * one) << "the same parameters in another order";
+  for (const bool weights_first : {false, true}) {
+    world.weights_first = weights_first;
+    for (uint32_t r = 0; r < 2; ++r) world.release(r);
+    EXPECT_EQ(held(), weights_first ? 0U : one);
+  }
+}
+
 TEST(Sessions, TheAgreementNamesWhatDiffers) {
   World world({"topk:ratio=0.1", 2, LACONIC_STRATEGY_GATHER_ALL});
   EXPECT_EQ(laconic_session_check_agreement(world.ranks[0].session, world.cards().data()), 0);

@@ -92,6 +92,12 @@ class World {
     return b;
   }
 
+  /// The layout that bucket() has now will not come back.
+  void release(uint32_t rank) {
+    const laconic_bucket b = bucket(rank);
+    EXPECT_EQ(laconic_session_release_layout(ranks[rank].session, &b), 0);
+  }
+
   int32_t begin(uint32_t rank) {
     const laconic_bucket b = bucket(rank);
     return laconic_exchange_begin(ranks[rank].session, &b, &ranks[rank].exchange);

@@ -21,6 +21,10 @@ class GatherAll final : public Strategy {
   Result<Next> next(std::span<transport::Step> batch) override;
   void abort() override { undo(pipeline::Undo::gradient_lost); }
   [[nodiscard]] uint32_t flush_heard() const noexcept override { return flush_heard_; }
+  [[nodiscard]] uint64_t held_bytes() const noexcept override {
+    return held(plan_, memory_, bounds_, sent_, send_, recv_, views_, cursors_, slots_, terms_,
+                rows_, send_counts_, send_offsets_, recv_counts_, recv_offsets_);
+  }
 
  private:
   enum class Phase : uint8_t { idle, send, received };

@@ -58,6 +58,7 @@ class NativeSum final : public Strategy {
   Result<Next> next(std::span<transport::Step> batch) override;
   void abort() override { undo(pipeline::Undo::gradient_lost); }
   [[nodiscard]] uint32_t flush_heard() const noexcept override { return flush_heard_; }
+  [[nodiscard]] uint64_t held_bytes() const noexcept override;
 
  private:
   enum class Phase : uint8_t { idle, ready, summed, status };
@@ -169,6 +170,12 @@ bool NativeSum::reserve(const Layout& layout) {
   outcomes_.resize(plan_.units.size());
   sent_.resize(plan_.units.size());
   return ok;
+}
+
+uint64_t NativeSum::held_bytes() const noexcept {
+  uint64_t lanes = 0;
+  for (const LaneGroup& g : groups_) lanes += held(g.memory);
+  return lanes + held(plan_, memory_, slices_, outcomes_, sent_, sent_offsets_, sent_memory_);
 }
 
 MutBytes NativeSum::lanes_of(uint32_t unit, uint32_t round) {

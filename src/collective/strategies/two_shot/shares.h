@@ -50,6 +50,11 @@ struct Shares {
       down_bytes += round_up(share.down_bound, 64);
     }
   }
+  [[nodiscard]] uint64_t held_bytes() const noexcept {
+    uint64_t lists = held(of);
+    for (const Share& share : of) lists += held(share.units, share.bounds);
+    return lists;
+  }
 };
 
 /// Counts and offsets of one collective, by rank.
@@ -57,6 +62,9 @@ struct Sizes {
   std::vector<uint64_t> send_counts, send_offsets, recv_counts, recv_offsets;
   explicit Sizes(uint32_t world)
       : send_counts(world), send_offsets(world), recv_counts(world), recv_offsets(world) {}
+  [[nodiscard]] uint64_t held_bytes() const noexcept {
+    return held(send_counts, send_offsets, recv_counts, recv_offsets);
+  }
 };
 
 }  // namespace laconic::collective

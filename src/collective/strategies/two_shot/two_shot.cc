@@ -41,6 +41,9 @@ class TwoShot final : public Strategy {
   Result<Next> next(std::span<transport::Step> batch) override;
   void abort() override { undo(pipeline::Undo::gradient_lost); }
   [[nodiscard]] uint32_t flush_heard() const noexcept override { return down_.flush(); }
+  [[nodiscard]] uint64_t held_bytes() const noexcept override {
+    return held(plan_, shares_, up_, down_);
+  }
 
  private:
   enum class Phase : uint8_t { idle, up, up_sent, down_sent };

@@ -46,6 +46,11 @@ class WayDown {
   /// it was.
   void undo();
 
+  [[nodiscard]] uint64_t held_bytes() const noexcept {
+    return held(memory_, means_, mean_offsets_, sent_, capacity_, need_, views_, delivered_, sizes_,
+                out_, recv_, stash_);
+  }
+
  private:
   [[nodiscard]] BundleId id(uint32_t owner) const {
     return state_->bundle_id(BundleKind::mean, owner, input_.step, input_.sequence, round_);

@@ -52,6 +52,11 @@ class WayUp {
   [[nodiscard]] Work work(uint32_t unit) { return memory_.work(unit, state_->codec()); }
   void undo(pipeline::Undo why);
 
+  [[nodiscard]] uint64_t held_bytes() const noexcept {
+    return held(memory_, sent_, capacity_, need_to_, need_from_, writers_, views_, here_,
+                overflowed_, cursors_, slots_, terms_, lanes_, sizes_, out_, recv_, stash_);
+  }
+
  private:
   [[nodiscard]] BundleId id(uint32_t from) const {
     return state_->bundle_id(BundleKind::contribution, from, input_.step, input_.sequence, round_);

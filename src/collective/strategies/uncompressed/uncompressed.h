@@ -31,6 +31,9 @@ class Uncompressed final : public Strategy {
   Result<Next> next(std::span<transport::Step> batch) override;
   /// Adds the gradients of compressed parameters to their residuals, but in plain mode.
   void abort() override;
+  [[nodiscard]] uint64_t held_bytes() const noexcept override {
+    return held(drained_, copies_, copy_);
+  }
 
  private:
   enum class Phase : uint8_t { idle, ready, summed, status };

@@ -1,0 +1,313 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// What a session says of its memory, against what it has asked the system for and not given back.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstdlib>
+#include <limits>
+#include <memory>
+#include <new>
+#include <set>
+#include <unordered_map>
+
+#include "laconic/dtype.h"
+#include "session/describe.h"
+#include "support/ranks.h"
+
+namespace laconic::test {
+namespace {
+
+const std::vector<Parameter> kModel{{"a", 60, 50}, {"bias", 9, 1}, {"b", 3000, 1}, {"c", 40, 10}};
+constexpr uint32_t kWorld = 3;
+constexpr uint64_t kCompressed = 3000 + 3000 + 400;
+
+/// A model's session on one rank that never meets the others.
+std::unique_ptr<Session> session(const char* spec, uint32_t world, uint32_t rank,
+                                 StrategyKind strategy = StrategyKind::automatic) {
+  Options o;
+  o.world = world;
+  o.rank = rank;
+  o.small_elements = 64;
+  o.strategy = strategy;
+  auto made = Session::create(spec, kModel, o);
+  EXPECT_TRUE(made) << made.error().message;
+  return *std::move(made);
+}
+
+TEST(Memory, ResidualsAreOneFloatForEachCompressedElement) {
+  const auto bytes = [](const char* spec) {
+    const auto s = session(spec, kWorld, 1);
+    EXPECT_EQ(s->stats().residual_bytes, s->memory().residual_bytes);
+    return s->memory().residual_bytes;
+  };
+  EXPECT_EQ(bytes("topk:ratio=0.1"), 4 * kCompressed);
+  EXPECT_EQ(bytes("powersgd:rank=2"), 4 * kCompressed);
+  EXPECT_EQ(bytes("topk:ratio=0.1+noef"), 0U);
+  EXPECT_EQ(bytes("bf16"), 0U);
+  EXPECT_EQ(bytes("bf16+ef"), 4 * kCompressed);
+  EXPECT_EQ(bytes("none"), 0U);
+}
+
+/// Each rank's own, and every mean's with one of them.
+TEST(Memory, ResidualsOfOwnedMeansCount) {
+  uint64_t sum = 0;
+  for (uint32_t r = 0; r < kWorld; ++r)
+    sum += session("3lc", kWorld, r, StrategyKind::two_shot)->memory().residual_bytes;
+  EXPECT_EQ(sum, 4 * kCompressed * (kWorld + 1));
+}
+
+/// PowerSGD remembers a factor of cols x rank for each matrix; the flush two numbers where there is
+/// something to flush.
+TEST(Memory, StateIsWhatElseIsRemembered) {
+  const auto bytes = [](const char* spec) {
+    return session(spec, kWorld, 0)->memory().state_bytes;
+  };
+  EXPECT_EQ(bytes("topk:ratio=0.1+noef"), 0U);
+  EXPECT_EQ(bytes("topk:ratio=0.1"), 2 * sizeof(float));
+  EXPECT_EQ(bytes("powersgd:rank=2") % sizeof(float), 0U);
+  EXPECT_GE(bytes("powersgd:rank=2"), (50 + 10) * 2 * sizeof(float));
+  EXPECT_EQ(bytes("powersgd:rank=4") - bytes("powersgd:rank=2"),
+            bytes("powersgd:rank=6") - bytes("powersgd:rank=4"));
+}
+
+std::vector<std::string> reasons(const Session& s) {
+  std::vector<std::string> found;
+  for (uint32_t i = 0; i < kModel.size(); ++i) found.push_back(s.model().assignment(i).reason);
+  return found;
+}
+
+TEST(Reasons, SayWhatIsNotCompressedAndHowTheRestWasCut) {
+  using testing::ElementsAre;
+  const std::string small = "at most small_elements = 64 elements";
+  const std::string nothing = "none compresses nothing";
+  EXPECT_THAT(reasons(*session("topk", kWorld, 0)), ElementsAre("", small, "", ""));
+  EXPECT_THAT(reasons(*session("none", kWorld, 0)),
+              ElementsAre(nothing, nothing, nothing, nothing));
+  EXPECT_THAT(reasons(*session("int8:block=256", kWorld, 0, StrategyKind::two_shot)),
+              ElementsAre("cut into 3 ranges, one for each owner", small,
+                          "cut into 3 ranges, one for each owner",
+                          "whole to owner 0: fewer than 256 elements for each of 3 ranks"));
+  EXPECT_THAT(reasons(*session("int8:block=256", 1, 0, StrategyKind::two_shot)),
+              ElementsAre("", small, "", ""));
+  EXPECT_NE(session::explain(*session("topk", kWorld, 0)).find("\"reason\": \"" + small + "\""),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace laconic::test
+
+#if !defined(__SANITIZE_ADDRESS__) && \
+    !defined(__SANITIZE_THREAD__)  // they have allocators of theirs
+
+extern "C" void __libc_free(void* p);  // NOLINT: glibc's own, behind the free below
+
+namespace {
+
+/// Memory without a ledger.
+template <class T>
+struct Plain {
+  using value_type = T;
+  Plain() = default;
+  template <class U>
+  Plain(const Plain<U>&) {}  // NOLINT(google-explicit-constructor)
+  T* allocate(size_t n) { return static_cast<T*>(std::malloc(n * sizeof(T))); }
+  void deallocate(T* p, size_t) { __libc_free(p); }
+  friend bool operator==(const Plain&, const Plain&) { return true; }
+};
+
+/// What the ranks have asked for and not given back.
+struct Ledger {
+  struct Taken {
+    int rank;
+    size_t bytes;
+  };
+  std::mutex mutex;
+  std::unordered_map<void*, Taken, std::hash<void*>, std::equal_to<>,
+                     Plain<std::pair<void* const, Taken>>>
+      taken;
+  std::array<uint64_t, 8> bytes{};
+};
+
+Ledger& ledger() {
+  static auto* const one = new (std::malloc(sizeof(Ledger))) Ledger;
+  return *one;
+}
+
+/// The rank whose code this thread runs; -1: nobody's.
+thread_local int rank_here = -1;
+
+void note(void* p, size_t bytes) {
+  if (rank_here < 0 || p == nullptr) return;
+  const std::lock_guard lock(ledger().mutex);
+  ledger().taken[p] = {rank_here, bytes};
+  ledger().bytes[static_cast<size_t>(rank_here)] += bytes;
+}
+
+void forget(void* p) {
+  const std::lock_guard lock(ledger().mutex);
+  const auto at = ledger().taken.find(p);
+  if (at == ledger().taken.end()) return;
+  ledger().bytes[static_cast<size_t>(at->second.rank)] -= at->second.bytes;
+  ledger().taken.erase(at);
+}
+
+void* allocate(size_t bytes) {
+  void* const p = std::malloc(bytes);
+  if (p == nullptr) throw std::bad_alloc();
+  note(p, bytes);
+  return p;
+}
+
+}  // namespace
+
+void* operator new(size_t bytes) { return allocate(bytes); }
+void* operator new[](size_t bytes) { return allocate(bytes); }
+void operator delete(void* p) noexcept { std::free(p); }
+void operator delete[](void* p) noexcept { std::free(p); }
+void operator delete(void* p, size_t) noexcept { std::free(p); }
+void operator delete[](void* p, size_t) noexcept { std::free(p); }
+
+/// What arenas call.
+extern "C" void* aligned_alloc(size_t alignment, size_t bytes) {
+  void* p = nullptr;
+  if (posix_memalign(&p, alignment, bytes) != 0) return nullptr;
+  note(p, bytes);
+  return p;
+}
+extern "C" void free(void* p) {
+  if (p != nullptr) forget(p);
+  __libc_free(p);
+}
+
+namespace laconic::test {
+namespace {
+
+uint64_t taken_by(uint32_t rank) {
+  const std::lock_guard lock(ledger().mutex);
+  return ledger().bytes[rank];
+}
+
+/// Whether every batch finds the session's count to be the ledger's, but for the objects that the
+/// buffers hang on: `unsaid` is what was taken and not reported.
+class Auditor final : public transport::Engine {
+ public:
+  Auditor(transport::Engine& engine, const Session& session, std::set<uint64_t>* unsaid)
+      : engine_(&engine), session_(&session), unsaid_(unsaid) {}
+  [[nodiscard]] uint32_t rank() const noexcept override { return engine_->rank(); }
+  [[nodiscard]] uint32_t world() const noexcept override { return engine_->world(); }
+  Result<void> run(std::span<const transport::Step> batch) override {
+    const int here = std::exchange(rank_here, -1);  // engines have memory of their own
+    unsaid_->insert(taken_by(rank()) - session_->memory().exchange_bytes);
+    auto done = engine_->run(batch);
+    rank_here = here;
+    return done;
+  }
+
+ private:
+  transport::Engine* engine_;
+  const Session* session_;
+  std::set<uint64_t>* unsaid_;
+};
+
+using Case = std::tuple<const char*, StrategyKind, DType, bool>;
+
+class ExchangeMemory : public testing::TestWithParam<Case> {
+ protected:
+  ExchangeMemory() : group_(setup()) {}
+
+  static test::Setup setup() {
+    const auto& [spec, strategy, dtype, short_sends] = GetParam();
+    return {spec, kWorld, kModel, strategy, 64, 1, 0b111, short_sends};
+  }
+
+  /// Gives, by rank, what the batches found taken and not reported.
+  std::array<std::set<uint64_t>, kWorld> exchange(const Layout& layout, bool bad = false) {
+    const DType dtype = std::get<2>(GetParam());
+    auto g = gradients(kWorld, layout.elements, step_);
+    if (bad) g[0][5] = std::numeric_limits<float>::infinity();
+    std::vector<std::vector<uint16_t>> half(kWorld, std::vector<uint16_t>(layout.elements));
+    std::array<std::set<uint64_t>, kWorld> unsaid;
+    group_.on_all([&](uint32_t r) {
+      for (size_t i = 0; i < g[r].size(); ++i) half[r][i] = float_to_bf16(g[r][i]);
+      Bucket bucket;
+      bucket.buffer = dtype == DType::f32 ? static_cast<void*>(g[r].data()) : half[r].data();
+      bucket.dtype = dtype;
+      bucket.step = step_;
+      Auditor engine(group_.hub().engine(r), group_.session(r), &unsaid[r]);
+      rank_here = static_cast<int>(r);
+      const bool done = session::drive(group_.session(r), bucket, layout, engine).ok();
+      rank_here = -1;
+      EXPECT_TRUE(done);
+    });
+    ++step_;
+    return unsaid;
+  }
+  void release(const Layout& layout) {
+    for (uint32_t r = 0; r < kWorld; ++r)
+      group_.session(r).release(layout, std::get<2>(GetParam()));
+  }
+  uint64_t reported(uint32_t rank) { return group_.session(rank).memory().exchange_bytes; }
+
+  Ranks group_;
+  uint64_t step_ = 0;
+};
+
+TEST_P(ExchangeMemory, IsCountedToTheByte) {
+  const Layout one = back_to_back(kModel, {0, 1, 2});
+  const Layout two = back_to_back(kModel, {3, 1});
+  const Layout three = back_to_back(kModel, {1});
+  for (const Layout& layout : {one, two, three}) exchange(layout);  // room for three in the list
+  for (const Layout& layout : {one, two, three}) release(layout);
+  std::array<uint64_t, kWorld> before{};
+  std::array<uint64_t, kWorld> objects{};
+  for (uint32_t r = 0; r < kWorld; ++r) {
+    before[r] = taken_by(r);
+    EXPECT_EQ(reported(r), 0U);
+  }
+
+  uint64_t made = 0;
+  for (const Layout& layout : {one, two, three}) {
+    ++made;
+    for (const bool bad : {false, true, false}) {  // an infinite gradient takes a copy with it
+      const auto unsaid = exchange(layout, bad);
+      for (uint32_t r = 0; r < kWorld; ++r) {
+        ASSERT_EQ(unsaid[r].size(), 1U) << "rank " << r;
+        const uint64_t found = *unsaid[r].begin() - before[r];
+        if (objects[r] == 0) objects[r] = found;
+        EXPECT_EQ(found, made * objects[r]) << "rank " << r << ", layout " << made;
+      }
+    }
+  }
+  for (uint32_t r = 0; r < kWorld; ++r) {
+    EXPECT_LT(objects[r], 8192U) << "two objects, no buffers";
+    EXPECT_GT(reported(r), kWorld * 640U * 3);
+  }
+
+  const uint64_t all = reported(0);
+  release(one);
+  EXPECT_LT(reported(0), all);
+  EXPECT_EQ(taken_by(0), before[0] + reported(0) + 2 * objects[0]) << "it has gone to the system";
+  release(two);
+  release(three);
+  for (uint32_t r = 0; r < kWorld; ++r) {
+    EXPECT_EQ(reported(r), 0U);
+    EXPECT_EQ(taken_by(r), before[r]);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, ExchangeMemory,
+    testing::Values(Case{"3lc", StrategyKind::two_shot, DType::f32, false},
+                    Case{"3lc", StrategyKind::two_shot, DType::f32, true},
+                    Case{"topk:ratio=0.1", StrategyKind::gather_all, DType::bf16, false},
+                    Case{"int8", StrategyKind::gather_all, DType::f32, true},
+                    Case{"powersgd:rank=2", StrategyKind::native_sum, DType::f32, false},
+                    Case{"bf16+ef", StrategyKind::native_sum, DType::bf16, false},
+                    Case{"none", StrategyKind::native_sum, DType::f32, false}));
+
+}  // namespace
+}  // namespace laconic::test
+
+#endif
