@@ -1,0 +1,302 @@
+#!/usr/bin/env python3
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""Trains with every optimizer of PyTorch's and with warm-ups, compressed and not, and writes docs/results/convergence.md.
+
+    bench/convergence.py                    the whole thing, ten minutes on two idle cores; a busy machine changes no figure
+    bench/convergence.py --quick            a minute's worth into out/bench, to see that it works
+    bench/convergence.py --report           trains nothing: writes the page again from out/bench/convergence.json
+
+Needs a release build (`scripts/build release`), or LACONIC_LIBRARY. Four processes exchange over Gloo; nothing is timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import json
+import math
+import os
+import platform
+import socket
+import sys
+import tempfile
+import time
+from importlib import metadata
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import machine  # noqa: E402
+from convergence_page import page  # noqa: E402
+from programs import ROOT  # noqa: E402
+
+RESULTS = ROOT / "out" / "bench"
+WORLD = 4
+LAYERS = (64, 256, 256, 10)  # of the optimizers' runs; warm-up takes the demo's model
+#: Never those of a final run: what is chosen on them has seen neither their batches nor the test samples.
+TUNING_SEED = 100
+HELD_OUT = 5  # tuning holds out every fifth training sample
+
+OPTIMIZER_SPECS = ("none", "bf16", "int8", "3lc", "topk:ratio=0.01", "powersgd:rank=4")
+WARMUP_SPECS = ("topk:ratio=0.001", "sidco:ratio=0.001", "3lc:s=1.75")
+WARMUPS = (0, 10, 30, 60)
+LOOKS = (25, 50, 100, 300)
+
+#: name → torch.optim's class, its arguments, learning rates to choose from
+OPTIMIZERS = {
+    "SGD": ("SGD", {}, (0.1, 0.3, 1.0, 3.0)),
+    "SGD, momentum 0.9": ("SGD", {"momentum": 0.9}, (0.01, 0.03, 0.1, 0.3)),
+    "SGD, Nesterov 0.9": ("SGD", {"momentum": 0.9, "nesterov": True}, (0.01, 0.03, 0.1, 0.3)),
+    "Adam": ("Adam", {}, (0.001, 0.003, 0.01, 0.03)),
+    "AdamW": ("AdamW", {}, (0.001, 0.003, 0.01, 0.03)),
+    "RMSprop": ("RMSprop", {}, (0.0003, 0.001, 0.003, 0.01)),
+    "Adagrad": ("Adagrad", {}, (0.003, 0.01, 0.03, 0.1)),
+    "LBFGS": ("LBFGS", {"max_iter": 4, "history_size": 10}, (0.01, 0.03, 0.1, 0.3)),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What is trained: everything, or a minute's worth."""
+
+    seeds: tuple[int, ...] = (0, 1, 2)
+    optimizers: tuple[str, ...] = tuple(OPTIMIZERS)
+    optimizer_specs: tuple[str, ...] = OPTIMIZER_SPECS
+    steps: int = 150  # of the optimizers' runs; LBFGS takes as many gradients
+    warmup_specs: tuple[str, ...] = WARMUP_SPECS
+    warmups: tuple[int, ...] = WARMUPS
+    warmup_steps: int = 300
+    looks: tuple[int, ...] = LOOKS
+
+
+QUICK = Plan(seeds=(0, 1), optimizers=("SGD, momentum 0.9", "LBFGS"), optimizer_specs=("none", "3lc"), steps=20,
+             warmup_specs=("topk:ratio=0.001",), warmups=(0, 5), warmup_steps=15, looks=(5, 15))
+
+
+def options(arguments=None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="bench/convergence.py", description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="a minute's worth into out/bench; not for publication")
+    parser.add_argument("--report", action="store_true", help="train nothing: write the page again")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="of convergence.md (docs/results; with --quick out/bench)")
+    given = parser.parse_args(arguments)
+    given.out = (given.out or ROOT / ("out/bench" if given.quick else "docs/results")).resolve()
+    return given
+
+
+# ---- one rank ---------------------------------------------------------------------------------------------------------
+
+
+class Rank:
+    """Trains what the plan says, one run after another."""
+
+    def __init__(self, rank: int, plan: Plan):
+        # Behind everything else: other modules there are called as ours.
+        sys.path.append(str(ROOT / "examples" / "demo"))
+        import training
+
+        self.rank, self.plan, self.demo = rank, plan, training
+        self.data = training.Digits()
+        self.done = 0
+        self.begun = time.monotonic()
+
+    def everything(self) -> dict:
+        rates = {name: self.best_rate(name) for name in self.plan.optimizers}
+        runs = []
+        for name in self.plan.optimizers:
+            for spec in self.plan.optimizer_specs:
+                runs += [{"optimizer": name, "spec": spec, "seed": seed,
+                          **self.optimizer_run(name, rates[name]["best"], spec, seed)} for seed in self.plan.seeds]
+                self.progress(f"{name} with {spec}: loss {runs[-1]['loss']:.3g}")
+        return {"rates": rates, "optimizers": runs, "warmups": self.warmup_runs(), "looks": self.plan.looks,
+                "about": self.about()}
+
+    def about(self) -> dict:
+        """What the page says in words."""
+        demo, plan = self.demo, self.plan
+        words = ", ".join(f"{key}={value}" for key, value in OPTIMIZERS["LBFGS"][1].items())
+        return {"world": WORLD, "train": len(self.data.train), "test": demo.TEST_SAMPLES, "steps": plan.steps,
+                "batch": demo.BATCH, "layers": "-".join(map(str, LAYERS)), "seeds": len(plan.seeds),
+                "seed_list": ", ".join(map(str, plan.seeds)), "tuning_seed": TUNING_SEED, "lbfgs": words,
+                "demo": f"{'-'.join(map(str, demo.LAYERS))}, learning rate {demo.LEARNING_RATE}, a cosine to 0",
+                "warmup_steps": plan.warmup_steps}
+
+    def progress(self, text: str) -> None:
+        if self.rank == 0:
+            print(f"{time.monotonic() - self.begun:5.0f} s  {text}", file=sys.stderr, flush=True)
+
+    # ---- optimizers ----
+
+    def best_rate(self, name: str) -> dict:
+        """The learning rate with the least loss on samples held out of the training set."""
+        kept, held_out = split(self.data)
+        losses = {rate: self.loss(self.train(name, rate, "none", TUNING_SEED, kept), held_out) for rate in OPTIMIZERS[name][2]}
+        best = min(losses, key=lambda rate: (not math.isfinite(losses[rate]), losses[rate]))
+        self.progress(f"{name}: " + ", ".join(f"{rate:g} {loss:.3g}" for rate, loss in losses.items()))
+        return {"best": best, "losses": list(losses.items())}
+
+    def optimizer_run(self, name: str, rate: float, spec: str, seed: int) -> dict:
+        model = self.train(name, rate, spec, seed, self.data)
+        return {"loss": self.loss(model, self.data), "accuracy": self.data.accuracy(model)}
+
+    @staticmethod
+    def loss(model, samples) -> float:
+        import torch
+
+        with torch.no_grad():
+            return torch.nn.functional.cross_entropy(model(samples.train), samples.train_labels).item()
+
+    def train(self, name: str, rate: float, spec: str, seed: int, samples):
+        """Gives the model."""
+        import torch
+        from torch.nn.parallel import DistributedDataParallel
+
+        import laconic
+
+        torch.manual_seed(seed)
+        layers = [layer for a, b in zip(LAYERS, LAYERS[1:]) for layer in (torch.nn.Linear(a, b), torch.nn.ReLU())]
+        ddp = DistributedDataParallel(torch.nn.Sequential(*layers[:-1]))
+        handle = laconic.attach(ddp, spec, seed=seed, quiet=True)
+        kind, arguments, _ = OPTIMIZERS[name]
+        optimizer = getattr(torch.optim, kind)(ddp.parameters(), lr=rate, **arguments)
+        (self.full_batches if kind == "LBFGS" else self.mini_batches)(ddp, optimizer, rate, seed, samples)
+        handle.close()
+        return ddp.module
+
+    def mini_batches(self, ddp, optimizer, rate: float, seed: int, samples) -> None:
+        """As in the demo: a cosine to 0 over fresh permutations."""
+        from torch import nn
+
+        steps = self.plan.steps
+        for step, (images, labels) in enumerate(self.demo.Digits.batches(samples, seed, steps, self.rank, WORLD)):
+            optimizer.param_groups[0]["lr"] = rate * 0.5 * (1 + math.cos(math.pi * step / steps))
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(ddp(images), labels).backward()
+            optimizer.step()
+
+    def full_batches(self, ddp, optimizer, rate: float, seed: int, samples) -> None:  # noqa: ARG002  the same for both
+        """LBFGS: several backward() a step, on this rank's quarter of all samples. All ranks see the mean loss: one that
+        stopped by its own would leave the others waiting."""
+        import torch.distributed as dist
+        from torch import nn
+
+        images, labels = samples.train[self.rank::WORLD], samples.train_labels[self.rank::WORLD]
+        gradients = 0
+
+        def closure():
+            nonlocal gradients
+            gradients += 1
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(ddp(images), labels)
+            loss.backward()
+            mean = loss.detach().clone()
+            dist.all_reduce(mean)
+            return mean / WORLD
+
+        while gradients < self.plan.steps:
+            optimizer.step(closure)
+
+    # ---- warm-up ----
+
+    def warmup_runs(self) -> list:
+        cases = [("none", 0), *((spec, k) for spec in self.plan.warmup_specs for k in self.plan.warmups)]
+        runs = []
+        for spec, warmup in cases:
+            for seed in self.plan.seeds:
+                runs.append({"spec": spec, "warmup": warmup, "seed": seed, "accuracy": self.warmup_run(spec, warmup, seed)})
+            self.progress(f"{spec}, warm-up {warmup}: " + ", ".join(f"{100 * a:.1f} %" for a in runs[-1]["accuracy"]))
+        return runs
+
+    def warmup_run(self, spec: str, warmup: int, seed: int) -> list:
+        """The accuracy at each look."""
+        trainer = warmed_up(self.demo.Trainer, warmup)(spec, seed, self.data, self.plan.warmup_steps, self.rank, WORLD)
+        seen = []
+        for look in self.plan.looks:
+            while trainer.step < look:
+                trainer.train_step()
+            seen.append(trainer.accuracy())
+        trainer.close()
+        return seen
+
+
+@dataclasses.dataclass
+class Samples:
+    """Some of the training samples, under the names of the demo's."""
+
+    train: object
+    train_labels: object
+
+
+def split(data) -> tuple[Samples, Samples]:
+    """Training samples without every HELD_OUT-th, and those."""
+    import torch
+
+    out = torch.arange(len(data.train)) % HELD_OUT == 0
+    return Samples(data.train[~out], data.train_labels[~out]), Samples(data.train[out], data.train_labels[out])
+
+
+def warmed_up(trainer: type, warmup: int) -> type:
+    """The demo's trainer, with a warm-up."""
+    import laconic
+
+    class WarmedUp(trainer):
+        def _exchange(self, spec, seed, world, emulated_rate):
+            self.handle = laconic.attach(self.model, spec, seed=seed, quiet=True, warmup=warmup)
+
+    return WarmedUp
+
+
+def run_rank(rank: int, plan: Plan, port: int, out: str) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=WORLD,
+                            timeout=datetime.timedelta(seconds=120))
+    found = Rank(rank, plan).everything()
+    if rank == 0:
+        Path(out).write_text(json.dumps(found), encoding="utf-8")
+    dist.destroy_process_group()
+
+
+# ---- all of them ------------------------------------------------------------------------------------------------------
+
+
+def train_everything(plan: Plan) -> dict:
+    import torch.multiprocessing as mp
+
+    os.environ.update(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
+    if "LACONIC_LIBRARY" not in os.environ and (ROOT / "build/release/lib/liblaconic.so").exists():
+        os.environ["LACONIC_LIBRARY"] = str(ROOT / "build/release/lib/liblaconic.so")
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "found.json"
+        mp.spawn(run_rank, (plan, port, str(out)), nprocs=WORLD)  # raises, and ends the others, when one fails
+        return json.loads(out.read_text(encoding="utf-8"))
+
+
+def environment() -> dict:
+    return {"CPU": machine.cpu(), "cores": len(os.sched_getaffinity(0)), "commit": machine.commit(),
+            "date": datetime.date.today().isoformat(), "python": platform.python_version(),
+            **{name: metadata.version(name) for name in ("torch", "scikit-learn", "numpy")}}
+
+
+def main() -> None:
+    given = options()
+    results = RESULTS / f"convergence{'-quick' if given.quick else ''}.json"
+    if not given.report:
+        about, begun = environment(), time.monotonic()
+        found = train_everything(QUICK if given.quick else Plan())
+        found["environment"] = {**about, "time it took": f"{time.monotonic() - begun:.0f} s, load at the end {os.getloadavg()[0]:.1f}"}
+        found["about"]["quick"] = "A quick run, not for publication." if given.quick else ""
+        RESULTS.mkdir(parents=True, exist_ok=True)
+        results.write_text(json.dumps(found), encoding="utf-8")
+    given.out.mkdir(parents=True, exist_ok=True)
+    text = page(json.loads(results.read_text(encoding="utf-8")))
+    (given.out / "convergence.md").write_text("\n".join(line.rstrip() for line in text.splitlines()) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
