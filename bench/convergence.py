@@ -3,9 +3,11 @@
 """Trains with every optimizer of PyTorch's and with warm-ups, compressed and not, and writes docs/results/convergence.md.
 
     bench/convergence.py                    the whole thing, ten minutes on two idle cores; a busy machine changes no figure
+    bench/convergence.py --part warmup      one half of it; the page is written once there are both
     bench/convergence.py --quick            a minute's worth into out/bench, to see that it works
-    bench/convergence.py --report           trains nothing: writes the page again from out/bench/convergence.json
 
+Every run's figures go to out/bench at once: what was cut off goes on where it was, and what is complete only writes the
+page again (`--again` trains everything again).
 Needs a release build (`scripts/build release`), or LACONIC_LIBRARY. Four processes exchange over Gloo; nothing is timed.
 """
 
@@ -20,7 +22,6 @@ import os
 import platform
 import socket
 import sys
-import tempfile
 import time
 from importlib import metadata
 from pathlib import Path
@@ -32,6 +33,7 @@ from convergence_page import page  # noqa: E402
 from programs import ROOT  # noqa: E402
 
 RESULTS = ROOT / "out" / "bench"
+PARTS = ("optimizers", "warmup")
 WORLD = 4
 LAYERS = (64, 256, 256, 10)  # of the optimizers' runs; warm-up takes the demo's model
 #: Never those of a final run: what is chosen on them has seen neither their batches nor the test samples.
@@ -63,7 +65,8 @@ class Plan:
     seeds: tuple[int, ...] = (0, 1, 2)
     optimizers: tuple[str, ...] = tuple(OPTIMIZERS)
     optimizer_specs: tuple[str, ...] = OPTIMIZER_SPECS
-    steps: int = 150  # of the optimizers' runs; LBFGS takes as many gradients
+    steps: int = 150  # of the optimizers' runs
+    lbfgs_gradients: int = 60
     warmup_specs: tuple[str, ...] = WARMUP_SPECS
     warmups: tuple[int, ...] = WARMUPS
     warmup_steps: int = 300
@@ -71,17 +74,46 @@ class Plan:
 
 
 QUICK = Plan(seeds=(0, 1), optimizers=("SGD, momentum 0.9", "LBFGS"), optimizer_specs=("none", "3lc"), steps=20,
-             warmup_specs=("topk:ratio=0.001",), warmups=(0, 5), warmup_steps=15, looks=(5, 15))
+             lbfgs_gradients=12, warmup_specs=("topk:ratio=0.001",), warmups=(0, 5), warmup_steps=15, looks=(5, 15))
 
 
 def options(arguments=None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="bench/convergence.py", description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a minute's worth into out/bench; not for publication")
-    parser.add_argument("--report", action="store_true", help="train nothing: write the page again")
+    parser.add_argument("--part", choices=PARTS, action="append", help="train only this one")
+    parser.add_argument("--again", action="store_true", help="forget what was trained before")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="of convergence.md (docs/results; with --quick out/bench)")
     given = parser.parse_args(arguments)
+    given.part = given.part or list(PARTS)
     given.out = (given.out or ROOT / ("out/bench" if given.quick else "docs/results")).resolve()
     return given
+
+
+# ---- what was trained -------------------------------------------------------------------------------------------------
+
+
+class Results:
+    """The figures of one part, in a file."""
+
+    def __init__(self, part: str, quick: bool):
+        self.part, self.plan = part, QUICK if quick else Plan()
+        self.path = RESULTS / f"convergence-{part}{'-quick' if quick else ''}.json"
+
+    def load(self) -> dict:
+        """Of this plan; without figures where there are none, or those of another plan."""
+        mine = json.loads(json.dumps(dataclasses.asdict(self.plan)))  # tuples are lists in a file
+        try:
+            found = json.loads(self.path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            found = {}
+        return found if found.get("plan") == mine else {"plan": mine, "runs": {}, "seconds": 0.0, "complete": False}
+
+    def save(self, found: dict) -> None:
+        """At once or not at all: whoever is cut off leaves a whole file."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        beside = self.path.with_suffix(".new")
+        beside.write_text(json.dumps(found, indent=0), encoding="utf-8")
+        beside.replace(self.path)
 
 
 # ---- one rank ---------------------------------------------------------------------------------------------------------
@@ -90,34 +122,55 @@ def options(arguments=None) -> argparse.Namespace:
 class Rank:
     """Trains what the plan says, one run after another."""
 
-    def __init__(self, rank: int, plan: Plan):
+    def __init__(self, rank: int, results: Results, found: dict):
         # Behind everything else: other modules there are called as ours.
         sys.path.append(str(ROOT / "examples" / "demo"))
         import training
 
-        self.rank, self.plan, self.demo = rank, plan, training
+        self.rank, self.results, self.found, self.demo = rank, results, found, training
+        self.plan = results.plan
         self.data = training.Digits()
-        self.done = 0
-        self.begun = time.monotonic()
+        self.begun = self.saved = time.monotonic()
 
-    def everything(self) -> dict:
-        rates = {name: self.best_rate(name) for name in self.plan.optimizers}
-        runs = []
+    def everything(self) -> None:
+        self.found["about"] = self.about()
+        {"optimizers": self.optimizers, "warmup": self.warmups}[self.results.part]()
+        self.found["complete"] = True
+        self.save()
+
+    def once(self, key: str, train):
+        """What `train()` gave, now or in a run that was cut off. The same on all ranks: they began with the same figures."""
+        if key not in self.found["runs"]:
+            self.found["runs"][key] = train()
+            self.save()
+        return self.found["runs"][key]
+
+    def save(self) -> None:
+        now = time.monotonic()
+        self.found["seconds"] += now - self.saved
+        self.saved = now
+        if self.rank == 0:
+            self.results.save(self.found)
+
+    def optimizers(self) -> None:
+        rates = {name: self.once(f"{name}/rate", lambda name=name: self.best_rate(name))["best"] for name in self.plan.optimizers}
         for name in self.plan.optimizers:
             for spec in self.plan.optimizer_specs:
-                runs += [{"optimizer": name, "spec": spec, "seed": seed,
-                          **self.optimizer_run(name, rates[name]["best"], spec, seed)} for seed in self.plan.seeds]
-                self.progress(f"{name} with {spec}: loss {runs[-1]['loss']:.3g}")
-        return {"rates": rates, "optimizers": runs, "warmups": self.warmup_runs(), "looks": self.plan.looks,
-                "about": self.about()}
+                runs = [self.once(f"{name}/{spec}/{seed}", lambda seed=seed: self.optimizer_run(name, rates[name], spec, seed))
+                        for seed in self.plan.seeds]
+                self.progress(f"{name} with {spec}: loss " + ", ".join(f"{run['loss']:.3g}" for run in runs))
+
+    def progress(self, text: str) -> None:
+        if self.rank == 0:
+            print(f"{time.monotonic() - self.begun:5.0f} s  {text}", file=sys.stderr, flush=True)
 
     def about(self) -> dict:
         """What the page says in words."""
         demo, plan = self.demo, self.plan
         words = ", ".join(f"{key}={value}" for key, value in OPTIMIZERS["LBFGS"][1].items())
         return {"world": WORLD, "train": len(self.data.train), "test": demo.TEST_SAMPLES, "steps": plan.steps,
-                "batch": demo.BATCH, "layers": "-".join(map(str, LAYERS)), "seeds": len(plan.seeds),
-                "seed_list": ", ".join(map(str, plan.seeds)), "tuning_seed": TUNING_SEED, "lbfgs": words,
+                "lbfgs_gradients": plan.lbfgs_gradients, "batch": demo.BATCH, "layers": "-".join(map(str, LAYERS)),
+                "seeds": len(plan.seeds), "seed_list": ", ".join(map(str, plan.seeds)), "tuning_seed": TUNING_SEED, "lbfgs": words,
                 "demo": f"{'-'.join(map(str, demo.LAYERS))}, learning rate {demo.LEARNING_RATE}, a cosine to 0",
                 "warmup_steps": plan.warmup_steps}
 
@@ -193,19 +246,16 @@ class Rank:
             dist.all_reduce(mean)
             return mean / WORLD
 
-        while gradients < self.plan.steps:
+        while gradients < self.plan.lbfgs_gradients:
             optimizer.step(closure)
 
     # ---- warm-up ----
 
-    def warmup_runs(self) -> list:
-        cases = [("none", 0), *((spec, k) for spec in self.plan.warmup_specs for k in self.plan.warmups)]
-        runs = []
-        for spec, warmup in cases:
-            for seed in self.plan.seeds:
-                runs.append({"spec": spec, "warmup": warmup, "seed": seed, "accuracy": self.warmup_run(spec, warmup, seed)})
-            self.progress(f"{spec}, warm-up {warmup}: " + ", ".join(f"{100 * a:.1f} %" for a in runs[-1]["accuracy"]))
-        return runs
+    def warmups(self) -> None:
+        for spec, warmup in [("none", 0), *((spec, k) for spec in self.plan.warmup_specs for k in self.plan.warmups)]:
+            runs = [self.once(f"{spec}/{warmup}/{seed}", lambda seed=seed: self.warmup_run(spec, warmup, seed))
+                    for seed in self.plan.seeds]
+            self.progress(f"{spec}, warm-up {warmup}: " + ", ".join(f"{100 * run[-1]:.1f} %" for run in runs))
 
     def warmup_run(self, spec: str, warmup: int, seed: int) -> list:
         """The accuracy at each look."""
@@ -246,35 +296,29 @@ def warmed_up(trainer: type, warmup: int) -> type:
     return WarmedUp
 
 
-def run_rank(rank: int, plan: Plan, port: int, out: str) -> None:
+def run_rank(rank: int, results: Results, found: dict, port: int) -> None:
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=WORLD,
                             timeout=datetime.timedelta(seconds=120))
-    found = Rank(rank, plan).everything()
-    if rank == 0:
-        Path(out).write_text(json.dumps(found), encoding="utf-8")
+    Rank(rank, results, found).everything()
     dist.destroy_process_group()
 
 
 # ---- all of them ------------------------------------------------------------------------------------------------------
 
 
-def train_everything(plan: Plan) -> dict:
+def train(results: Results, found: dict) -> None:
     import torch.multiprocessing as mp
 
     os.environ.update(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
-    if "LACONIC_LIBRARY" not in os.environ and (ROOT / "build/release/lib/liblaconic.so").exists():
-        os.environ["LACONIC_LIBRARY"] = str(ROOT / "build/release/lib/liblaconic.so")
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "found.json"
-        mp.spawn(run_rank, (plan, port, str(out)), nprocs=WORLD)  # raises, and ends the others, when one fails
-        return json.loads(out.read_text(encoding="utf-8"))
+    found.setdefault("environment", environment())
+    mp.spawn(run_rank, (results, found, port), nprocs=WORLD)  # raises, and ends the others, when one fails
 
 
 def environment() -> dict:
@@ -283,20 +327,24 @@ def environment() -> dict:
             **{name: metadata.version(name) for name in ("torch", "scikit-learn", "numpy")}}
 
 
-def main() -> None:
+def main() -> int:
     given = options()
-    results = RESULTS / f"convergence{'-quick' if given.quick else ''}.json"
-    if not given.report:
-        about, begun = environment(), time.monotonic()
-        found = train_everything(QUICK if given.quick else Plan())
-        found["environment"] = {**about, "time it took": f"{time.monotonic() - begun:.0f} s, load at the end {os.getloadavg()[0]:.1f}"}
-        found["about"]["quick"] = "A quick run, not for publication." if given.quick else ""
-        RESULTS.mkdir(parents=True, exist_ok=True)
-        results.write_text(json.dumps(found), encoding="utf-8")
+    both = {part: Results(part, given.quick) for part in PARTS}
+    for part in given.part:
+        if given.again:
+            both[part].path.unlink(missing_ok=True)
+        found = both[part].load()
+        if not found["complete"]:
+            train(both[part], found)
+    found = {part: results.load() for part, results in both.items()}
+    missing = [part for part in PARTS if not found[part]["complete"]]
+    if missing:
+        print(f"no page yet: {', '.join(missing)} not trained", file=sys.stderr)
+        return 0
     given.out.mkdir(parents=True, exist_ok=True)
-    text = page(json.loads(results.read_text(encoding="utf-8")))
-    (given.out / "convergence.md").write_text("\n".join(line.rstrip() for line in text.splitlines()) + "\n", encoding="utf-8")
+    (given.out / "convergence.md").write_text(page(**found, quick=given.quick), encoding="utf-8")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

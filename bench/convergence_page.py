@@ -79,15 +79,15 @@ def listed(names) -> str:
 
 class Optimizers:
     def __init__(self, found: dict):
-        self.rates = found["rates"]
-        self.names = list(self.rates)
-        self.specs = list(dict.fromkeys(run["spec"] for run in found["optimizers"]))
-        self._runs = found["optimizers"]
+        self.names, self.specs, self.seeds = (found["plan"][key] for key in ("optimizers", "optimizer_specs", "seeds"))
+        self._runs = found["runs"]
 
     def values(self, key: str, name: str, spec: str) -> list:
         """By seed."""
-        runs = [r for r in self._runs if (r["optimizer"], r["spec"]) == (name, spec)]
-        return [r[key] for r in sorted(runs, key=lambda r: r["seed"])]
+        return [self._runs[f"{name}/{spec}/{seed}"][key] for seed in self.seeds]
+
+    def rate(self, name: str) -> dict:
+        return self._runs[f"{name}/rate"]
 
     def table_of(self, key: str, cell) -> str:
         rows = [[name, *(cell(self.values(key, name, spec), self.values(key, name, "none")) for spec in self.specs)]
@@ -97,8 +97,8 @@ class Optimizers:
     def rate_table(self) -> str:
         rows = []
         for name in self.names:
-            tried = ", ".join(f"{rate:g}: {loss:.3g}" for rate, loss in self.rates[name]["losses"])
-            rows.append([name, tried, f"{self.rates[name]['best']:g}"])
+            tried = ", ".join(f"{rate:g}: {loss:.3g}" for rate, loss in self.rate(name)["losses"])
+            rows.append([name, tried, f"{self.rate(name)['best']:g}"])
         return table(["optimizer", "learning rates tried: loss on held-out samples", "taken"], rows, left=2)
 
     def statements(self) -> list[str]:
@@ -119,14 +119,13 @@ class Optimizers:
 
 class Warmups:
     def __init__(self, found: dict):
-        self._runs = found["warmups"]
-        self.cases = list(dict.fromkeys((r["spec"], r["warmup"]) for r in self._runs))
-        self.looks = found["looks"]
+        plan = found["plan"]
+        self.looks, self.seeds, self._runs = plan["looks"], plan["seeds"], found["runs"]
+        self.cases = [("none", 0), *((spec, warmup) for spec in plan["warmup_specs"] for warmup in plan["warmups"])]
 
     def values(self, spec: str, warmup: int, look: int) -> list:
-        at = self.looks.index(look)
-        runs = [r for r in self._runs if (r["spec"], r["warmup"]) == (spec, warmup)]
-        return [r["accuracy"][at] for r in sorted(runs, key=lambda r: r["seed"])]
+        """By seed."""
+        return [self._runs[f"{spec}/{warmup}/{seed}"][self.looks.index(look)] for seed in self.seeds]
 
     def cell(self, spec: str, warmup: int, look: int) -> str:
         """In italics where nothing has been compressed yet."""
@@ -177,7 +176,7 @@ chance, a star better; everything else is no significant difference. With {compa
 
 ## Optimizers
 
-A perceptron {layers}, {steps} steps of {batch} samples a rank, a cosine to 0 (LBFGS: {steps} gradients of all samples, {lbfgs}, a constant
+A perceptron {layers}, {steps} steps of {batch} samples a rank, a cosine to 0 (LBFGS: {lbfgs_gradients} gradients of all samples, {lbfgs}, a constant
 rate, the mean loss of all ranks). Parameters of at most 4096 elements, the last layer here, go uncompressed. The learning rate was
 chosen once per optimizer, uncompressed, with seed {tuning_seed}, training on four fifths of the training samples; all specs take it.
 
@@ -212,12 +211,19 @@ Points below `none` at the same step; ↓ fewer and ↑ more than the same spec 
 """
 
 
-def page(found: dict) -> str:
-    optimizers, warmups = Optimizers(found), Warmups(found)
-    about = found["about"]
-    comparisons = 2 * len(optimizers.names) * (len(optimizers.specs) - 1) + 2 * (len(warmups.cases) - 1) * len(warmups.looks)
-    return PAGE.format(
-        **about, comparisons=comparisons, guessing=GUESSING, rates=optimizers.rate_table(),
-        losses=optimizers.table_of("loss", loss_cell), accuracies=optimizers.table_of("accuracy", accuracy_cell),
-        statements="\n".join(optimizers.statements()), warmups=warmups.main_table(), gaps=warmups.gap_table(),
-        environment="\n".join(f"- {name}: {value}" for name, value in found["environment"].items()))
+def page(optimizers: dict, warmup: dict, quick: bool) -> str:
+    """Of the figures of both parts."""
+    about = {**warmup["about"], **optimizers["about"]}
+    environment = {**optimizers["environment"], "time it took": f"optimizers {optimizers['seconds']:.0f} s, warm-up "
+                   f"{warmup['seconds']:.0f} s; not a measurement: others used the machine, too"}
+    if warmup["environment"]["commit"] != environment["commit"]:
+        environment["commit"] += f"; warm-up {warmup['environment']['commit']}"
+    runs, warmups = Optimizers(optimizers), Warmups(warmup)
+    comparisons = 2 * len(runs.names) * (len(runs.specs) - 1) + 2 * (len(warmups.cases) - 1) * len(warmups.looks)
+    text = PAGE.format(
+        **about, quick="A quick run, not for publication." if quick else "", comparisons=comparisons, guessing=GUESSING,
+        rates=runs.rate_table(), losses=runs.table_of("loss", loss_cell),
+        accuracies=runs.table_of("accuracy", accuracy_cell), statements="\n".join(runs.statements()),
+        warmups=warmups.main_table(), gaps=warmups.gap_table(),
+        environment="\n".join(f"- {name}: {value}" for name, value in environment.items()))
+    return "\n".join(line.rstrip() for line in text.splitlines()) + "\n"

@@ -1,0 +1,194 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""bench/convergence.py: what it calls a difference, its page, its files, and a training of a few steps."""
+
+import dataclasses
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = Path(os.environ.get("LACONIC_BUILD", ROOT / "build" / "release"))
+sys.path.insert(0, str(ROOT / "bench"))
+
+import convergence  # noqa: E402
+import convergence_page  # noqa: E402
+
+SAMPLE = 1 / convergence_page.TEST_SAMPLES
+
+
+# ---- differences ----
+
+
+@pytest.mark.parametrize("differences, sign", [
+    ([1.0, 1.1, 0.9], 1),          # t = 17
+    ([-1.0, -1.1, -0.9], -1),
+    ([1.0, 2.0, 6.0], 0),          # t = 1.96, and 4.30 is asked for
+    ([0.0, 0.0, 0.0], 0),
+    ([5.0], 0),                    # one seed says nothing
+])
+def test_differences_beyond_chance(differences, sign):
+    assert convergence_page.verdict(differences) == sign
+
+
+def test_equal_differences_of_one_test_sample_are_chance():
+    """Their spread is 0, but accuracies come in steps."""
+    plain = [0.95, 0.96, 0.94]
+    assert convergence_page.accuracy_verdict([a - SAMPLE for a in plain], plain) == 0
+    assert convergence_page.accuracy_verdict([a - 2 * SAMPLE for a in plain], plain) == 1
+    assert convergence_page.accuracy_verdict([a + 2 * SAMPLE for a in plain], plain) == -1
+
+
+def test_losses_are_compared_in_logarithms():
+    plain = [0.001, 0.01, 0.1]
+    assert convergence_page.loss_verdict([2 * x for x in plain], plain) == 1
+    assert convergence_page.loss_verdict([x / 2 for x in plain], plain) == -1
+    assert convergence_page.loss_cell([0.5, 0.5, 0.5], [0.5, 0.6, 0.4]) == "0.5"
+
+
+@pytest.mark.parametrize("loss", [5160.0, 2.5, float("inf"), float("nan")])
+def test_a_seed_that_learned_nothing_is_counted(loss):
+    assert convergence_page.loss_cell([0.1, loss, 0.1], [0.1, 0.1, 0.1]) == "**failed, 1 of 3**"
+
+
+# ---- the page ----
+
+
+def figures():
+    """Of the full plans; int8 ruins RMSprop alone, and a warm-up of 60 steps helps 3lc:s=1.75 at step 300."""
+    plan = json.loads(json.dumps(dataclasses.asdict(convergence.Plan())))
+    about = {"world": 4, "train": 1437, "test": 360, "steps": 150, "lbfgs_gradients": 60, "batch": 32, "layers": "64-10",
+             "seeds": 3, "seed_list": "0, 1, 2", "tuning_seed": 100, "lbfgs": "max_iter=4", "demo": "64-10", "warmup_steps": 300}
+    common = {"plan": plan, "about": about, "environment": {"CPU": "one", "commit": "abc"}, "seconds": 1.0, "complete": True}
+    runs = {f"{name}/rate": {"best": 0.1, "losses": [[0.1, 0.2], [0.3, 0.25]]} for name in plan["optimizers"]}
+    for name in plan["optimizers"]:
+        for spec in plan["optimizer_specs"]:
+            for seed in plan["seeds"]:
+                bad = (name, spec) == ("RMSprop", "int8")
+                runs[f"{name}/{spec}/{seed}"] = {"loss": (0.4 if bad else 0.1) + 0.001 * seed,
+                                                 "accuracy": (0.80 if bad else 0.95) + 0.01 * seed}
+    warm = {f"none/0/{seed}": [0.90, 0.91, 0.92, 0.96 + 0.001 * seed] for seed in plan["seeds"]}
+    for spec in plan["warmup_specs"]:
+        for warmup in plan["warmups"]:
+            for seed in plan["seeds"]:
+                final = 0.95 if (spec, warmup) == ("3lc:s=1.75", 60) else 0.93
+                plain = warm[f"none/0/{seed}"]
+                warm[f"{spec}/{warmup}/{seed}"] = [plain[at] if warmup >= look else 0.80 for at, look in enumerate((25, 50, 100))]
+                warm[f"{spec}/{warmup}/{seed}"].append(final + 0.001 * seed)
+    return {"optimizers": {**common, "runs": runs}, "warmup": {**common, "runs": warm}}
+
+
+def rows_of(text, heading):
+    section = text.split(f"## {heading}\n")[1].split("\n## ")[0]
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in section.splitlines() if line.startswith("|")]
+    return [line for line in lines if not line[0].startswith("---")]
+
+
+def test_the_page_marks_what_differs_and_nothing_else():
+    text = convergence_page.page(**figures(), quick=False)
+    optimizers = rows_of(text, "Optimizers")
+    bold = [(row[0], cell) for row in optimizers for cell in row if "**" in cell]
+    assert bold == [("RMSprop", "**0.401**"), ("RMSprop", "**81.0**")]
+    assert "- `int8`: the loss is worse with RMSprop; the accuracy with RMSprop." in text
+    assert "- `3lc`: the loss is worse with none of them; the accuracy with none of them." in text
+    assert "{" not in text and "None" not in text
+    assert "With 176 comparisons" in text  # 8 x 5 losses and accuracies; 12 cases at 4 steps, against two others
+
+
+def test_the_page_tells_a_running_warm_up_from_what_it_leaves():
+    rows = rows_of(convergence_page.page(**figures(), quick=False), "Warm-up")
+    second = [row[0] for row in rows].index("spec", 1)
+    accuracies, gaps = rows[:second], rows[second:]
+    last = {(row[0], row[1]): row[2:] for row in accuracies}[("`3lc:s=1.75`", "60")]
+    assert last[:3] == ["*90.0 ± 0.0*", "*91.0 ± 0.0*", "**80.0 ± 0.0**"]
+    gap = {(row[0], row[1]): row[2:] for row in gaps}
+    assert gap[("`3lc:s=1.75`", "60")] == ["*0.0*", "*0.0*", "12.0", "1.0 ↓"]
+    assert gap[("`3lc:s=1.75`", "30")] == ["*0.0*", "11.0", "12.0", "3.0"]
+
+
+def test_the_page_of_a_quick_run_says_that_it_is_one():
+    assert "not for publication" in convergence_page.page(**figures(), quick=True)
+    assert "not for publication" not in convergence_page.page(**figures(), quick=False)
+
+
+# ---- files ----
+
+
+@pytest.fixture
+def results(tmp_path, monkeypatch):
+    monkeypatch.setattr(convergence, "RESULTS", tmp_path / "out")
+    return convergence.Results("optimizers", quick=True)
+
+
+def test_figures_of_another_plan_are_not_taken(results):
+    found = results.load()
+    found["runs"]["SGD/none/0"] = {"loss": 0.1}
+    results.save(found)
+    assert results.load()["runs"] == {"SGD/none/0": {"loss": 0.1}}
+    results.plan = dataclasses.replace(results.plan, steps=21)
+    assert results.load()["runs"] == {} and not results.load()["complete"]
+
+
+def test_a_damaged_file_is_as_none(results):
+    results.save(results.load())
+    results.path.write_text(results.path.read_text()[:20])
+    assert results.load()["runs"] == {}
+
+
+def test_a_file_is_replaced_at_once(results, monkeypatch):
+    """Cut off in the middle of writing, the old one is whole."""
+    found = results.load()
+    results.save({**found, "runs": {"a": 1}})
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        results.save({**found, "runs": {"a": 1, "b": 2}})
+    assert results.load()["runs"] == {"a": 1}
+
+
+def test_what_was_trained_is_not_trained_again(results):
+    rank = object.__new__(convergence.Rank)
+    rank.rank, rank.results, rank.found, rank.saved = 0, results, results.load(), 0.0
+    assert rank.once("a", lambda: 1) == 1
+    again = object.__new__(convergence.Rank)
+    again.rank, again.results, again.found, again.saved = 0, results, results.load(), 0.0
+    assert again.once("a", lambda: 2) == 1
+    assert again.once("b", lambda: 2) == 2
+    assert results.load()["runs"] == {"a": 1, "b": 2}
+
+
+def test_the_page_waits_for_both_parts(results, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(convergence, "train", lambda results, found: results.save({**found, "complete": True}))
+    monkeypatch.setattr(sys, "argv", ["convergence.py", "--quick", "--part", "optimizers", "--out", str(tmp_path)])
+    assert convergence.main() == 0
+    assert "warmup not trained" in capsys.readouterr().err and not (tmp_path / "convergence.md").exists()
+
+
+# ---- a training ----
+
+
+def test_a_training_of_a_few_steps(results, monkeypatch):
+    """Four processes: mini-batches and LBFGS, from where a run was cut off."""
+    pytest.importorskip("torch")
+    pytest.importorskip("sklearn")
+    library = os.environ.get("LACONIC_LIBRARY", BUILD / "lib" / "liblaconic.so")
+    if not Path(library).exists():
+        pytest.skip(f"not built: {library}")
+    monkeypatch.setenv("LACONIC_LIBRARY", str(library))
+    results.plan = dataclasses.replace(results.plan, seeds=(0,), steps=3, lbfgs_gradients=5)
+    before = results.load()
+    trained = {"SGD, momentum 0.9/rate": {"best": 0.1, "losses": [[0.1, 1.0]]}, "LBFGS/none/0": {"loss": 1.5, "accuracy": 0.5}}
+    before["runs"] = dict(trained)
+    convergence.train(results, before)
+    found = results.load()
+    assert found["complete"] and len(found["runs"]) == 2 + 2 * 2
+    assert {key: found["runs"][key] for key in trained} == trained, "what was trained before stays"
+    runs = {key: run for key, run in found["runs"].items() if not key.endswith("rate")}
+    assert all(0 < run["loss"] < 10 and 0 < run["accuracy"] < 1 for run in runs.values())
+    assert len({run["loss"] for run in runs.values()}) == 4, "each optimizer and spec trains its own way"
+    assert found["runs"]["LBFGS/rate"]["best"] in dict(map(tuple, found["runs"]["LBFGS/rate"]["losses"]))
