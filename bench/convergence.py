@@ -174,10 +174,6 @@ class Rank:
                 "demo": f"{'-'.join(map(str, demo.LAYERS))}, learning rate {demo.LEARNING_RATE}, a cosine to 0",
                 "warmup_steps": plan.warmup_steps}
 
-    def progress(self, text: str) -> None:
-        if self.rank == 0:
-            print(f"{time.monotonic() - self.begun:5.0f} s  {text}", file=sys.stderr, flush=True)
-
     # ---- optimizers ----
 
     def best_rate(self, name: str) -> dict:
