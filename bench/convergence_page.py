@@ -171,8 +171,9 @@ Written by bench/convergence.py. {world} processes on one machine, Gloo, `laconi
 
 Differences are taken seed by seed, between runs with the same start and the same batches, and are called beyond chance where Student's t
 says so at 95 % (losses in logarithms; accuracies with at least half a test sample, 0.14 points, of spread). **Bold** is worse than `none` beyond
-chance, a star better; everything else is no significant difference. With {comparisons} comparisons on this page a few are marked by chance, and
-{seeds} seeds leave differences of a point or so unseen. Seeds {seed_list} had no part in any choice.
+chance, a star better; everything else is no significant difference. With {comparisons} comparisons on this page a few are marked by chance. With
+{seeds} seeds a difference has to be {needed:.1f} times its own spread over the seeds to be marked: an unmarked one may be real, and even a wide gap
+is unmarked where seeds scatter. Seeds {seed_list} had no part in any choice.
 
 ## Optimizers
 
@@ -221,7 +222,7 @@ def page(optimizers: dict, warmup: dict, quick: bool) -> str:
     runs, warmups = Optimizers(optimizers), Warmups(warmup)
     comparisons = 2 * len(runs.names) * (len(runs.specs) - 1) + 2 * (len(warmups.cases) - 1) * len(warmups.looks)
     text = PAGE.format(
-        **about, quick="A quick run, not for publication." if quick else "", comparisons=comparisons, guessing=GUESSING,
+        **about, needed=T95[about["seeds"] - 1] / math.sqrt(about["seeds"]), quick="A quick run, not for publication." if quick else "", comparisons=comparisons, guessing=GUESSING,
         rates=runs.rate_table(), losses=runs.table_of("loss", loss_cell),
         accuracies=runs.table_of("accuracy", accuracy_cell), statements="\n".join(runs.statements()),
         warmups=warmups.main_table(), gaps=warmups.gap_table(),
