@@ -109,7 +109,7 @@ class Results:
         return found if found.get("plan") == mine else {"plan": mine, "runs": {}, "seconds": 0.0, "complete": False}
 
     def save(self, found: dict) -> None:
-        """At once or not at all: whoever is cut off leaves a whole file."""
+        """At once or not at all: a run that is cut off leaves a whole file."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         beside = self.path.with_suffix(".new")
         beside.write_text(json.dumps(found, indent=0), encoding="utf-8")

@@ -177,8 +177,8 @@ is unmarked where seeds scatter. Seeds {seed_list} had no part in any choice.
 
 ## Optimizers
 
-A perceptron {layers}, {steps} steps of {batch} samples a rank, a cosine to 0 (LBFGS: {lbfgs_gradients} gradients of all samples, {lbfgs}, a constant
-rate, the mean loss of all ranks). Parameters of at most 4096 elements, the last layer here, go uncompressed. The learning rate was
+A perceptron {layers}, {steps} steps of {batch} samples a rank, a cosine to 0 (LBFGS: {lbfgs_gradients} gradients of all samples, {lbfgs},
+a constant rate, the mean loss of all ranks). Parameters of at most 4096 elements, the last layer here, go uncompressed. The learning rate was
 chosen once per optimizer, uncompressed, with seed {tuning_seed}, training on four fifths of the training samples; all specs take it.
 
 {rates}
@@ -197,8 +197,9 @@ Beyond chance:
 
 ## Warm-up
 
-The demo's model and schedule ({demo}): SGD with momentum, {warmup_steps} steps. `warmup=K` of `attach` sends the first K steps
-uncompressed. Accuracy at four steps, %, mean and standard deviation of {seeds} seeds; *in italics* where the warm-up is still going on:
+The demo's model and schedule ({demo}): SGD with momentum, {warmup_steps} steps. `warmup=K` of
+`attach` sends the first K steps uncompressed. Accuracy, %, mean and standard deviation of {seeds} seeds; *in italics* where the warm-up is still
+going on:
 
 {warmups}
 

@@ -203,7 +203,7 @@ LACONIC_API int32_t laconic_session_check_agreement(const laconic_session* sessi
 
 /* JSON: what was picked and why, per parameter, and the memory that it takes as of now, in bytes:
  *   residual_bytes   error feedback, a float for each element; 0 without feedback
- *   state_bytes      what else a saved state holds: warm starts of codecs, a flush that is under way
+ *   state_bytes      what else a saved state holds: warm starts of codecs, a flush under way
  *   exchange_bytes   buffers of the bucket layouts, as they were allocated; 0 before the first
  *                    exchange, less after laconic_session_release_layout
  *   parameters[i].reason   why it is not compressed; of a compressed one, how it was cut, or ""
