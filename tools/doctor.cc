@@ -34,6 +34,9 @@ struct Options {
   bool test = false;
 };
 
+constexpr const char* kAboutPyTorch =
+    "python -m laconic.doctor looks at PyTorch, Gloo and the network, and tries an exchange";
+
 // ---- findings ----
 
 Json isa_findings() {
@@ -180,6 +183,7 @@ void print_report(const Json& report) {
                                       : "FAILED: " + t.at("why").get<std::string>());
   }
   print_line("usable", report.at("ok").get<bool>() ? "yes" : "no");
+  print_line("PyTorch", kAboutPyTorch);
 }
 
 int doctor(const Options& options) {

@@ -202,7 +202,7 @@ DAMAGES = {
 
 
 def _bits(state):
-    return {**state, "tensors": {name: x.numpy().tobytes() for name, x in state["tensors"].items()}}
+    return {**state, "tensors": {name: training.raw(x) for name, x in state["tensors"].items()}}
 
 
 def _damaged(cases):

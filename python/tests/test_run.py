@@ -69,7 +69,7 @@ def main():
             for p in ddp.parameters():
                 p -= 0.1 * p.grad
                 p.grad = None
-    digest = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in ddp.parameters())).hexdigest()
+    digest = hashlib.sha256(b"".join(bytes(p.detach().view(torch.uint8).flatten().tolist()) for p in ddp.parameters())).hexdigest()
     report = {"rank": rank, "argv": sys.argv, "name": __name__, "file": __file__, "main": sys.modules["__main__"].Thing is Thing,
               "pickled": pickle.loads(pickle.dumps(Thing())).value, "path": sys.path[0], "hash": digest,
               "isinstance": isinstance(ddp, DistributedDataParallel)}

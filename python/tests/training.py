@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import io
 
@@ -41,11 +42,17 @@ class Net(torch.nn.Module):
         return self.last(h)
 
 
+def raw(tensor) -> bytes:
+    """A tensor's bytes, without NumPy, which torch does not bring."""
+    values = tensor.detach().contiguous()
+    return ctypes.string_at(values.data_ptr(), values.numel() * values.element_size())
+
+
 def digest(model) -> str:
     """Hash over all parameters, bit for bit."""
     h = hashlib.sha256()
     for p in model.parameters():
-        h.update(p.detach().contiguous().view(torch.uint8).numpy().tobytes())
+        h.update(raw(p))
     return h.hexdigest()
 
 

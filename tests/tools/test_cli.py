@@ -250,7 +250,8 @@ def test_doctor():
     assert report["isa"]["chosen"] == report["isa"]["available"][-1]
     assert report["cuda"]["found"] or report["cuda"]["why"]
     assert report["network_lab"]["able"] or report["network_lab"]["why"]
-    assert "usable       yes" in laconic("doctor").stdout
+    text = laconic("doctor").stdout.splitlines()
+    assert "usable       yes" in text and "python -m laconic.doctor" in text[-1]
 
 
 def test_doctor_names_the_cuda_library_it_looked_for():

@@ -1,0 +1,316 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""`python -m laconic.doctor`: is everything here that training with laconic needs? Tries it with two processes.
+
+Exit status 0 if the exchange between them works, else 1; every line that is not as it should be names what mends it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import difflib
+import fcntl
+import hashlib
+import importlib
+import json
+import os
+import platform
+import re
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import warnings
+from pathlib import Path
+
+from . import _lib, environment
+
+#: seconds until processes that do not start, and an exchange that does not come about, are given up
+PATIENCE = 60.0
+SPEC = "3lc"
+_STEPS = 3
+#: set by launchers; what the doctor starts is not part of their job
+_LAUNCHER = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"}
+_SIOCGIFADDR = 0x8915  # netdevice(7)
+
+
+class Check:
+    """One line: `ok` is False for what stops training, None for what is worth knowing; `mend` is a command."""
+
+    def __init__(self, name: str, ok: bool | None, text: str, mend: str = ""):
+        self.name, self.ok, self.text, self.mend = name, ok, text, mend
+
+    def line(self) -> str:
+        mend = f"; mend it with: {self.mend}" if self.mend else ""
+        return f"{self.name:<12} {'NO: ' if self.ok is False else ''}{self.text}{mend}"
+
+
+# ---- what is here -----------------------------------------------------------------------------------------------------------
+
+
+def _library() -> Check:
+    build = json.loads(_lib.lib.laconic_build_info().decode())
+    return Check("laconic", True, f"{build['version']}, {_lib.lib.path}, kernels for {build['isa']}")
+
+
+def _imported(name: str):
+    """The module; None where it is not installed; the text of the failure where it is and cannot be imported."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's word on NumPy: there is a line of ours
+            return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        return None if error.name == name else f"{type(error).__name__}: {error}"
+    except Exception as error:  # noqa: BLE001  a library that is missing, another Python's package
+        return f"{type(error).__name__}: {error}"
+
+
+def _torch() -> tuple[Check, Check]:
+    """torch itself, and whether its distributed part has Gloo."""
+    torch, pip = _imported("torch"), f"{sys.executable} -m pip install"
+    if torch is None:
+        return (Check("torch", False, "not installed; laconic.Codec works without it, training does not", f"{pip} torch"),
+                Check("gloo", None, "comes with torch"))
+    if isinstance(torch, str):
+        return (Check("torch", False, f"cannot be imported: {torch}", f"{pip} --force-reinstall torch"),
+                Check("gloo", None, "comes with torch"))
+    import torch.distributed as dist
+
+    here = Check("torch", True, torch.__version__)
+    gloo = getattr(dist, "is_gloo_available", None)
+    if not dist.is_available() or (gloo is not None and not gloo()):
+        return here, Check("gloo", False, "this torch was built without it", f"{pip} --force-reinstall torch")
+    return here, Check("gloo", True, "part of this torch")
+
+
+def _numpy() -> Check:
+    numpy = _imported("numpy")
+    if numpy is None:
+        return Check("numpy", None, "not installed, and not needed: decode() gives array.array then. torch warns of it when "
+                     "it is imported, and its all_gather_object() needs it")
+    return Check("numpy", None, f"cannot be imported: {numpy}" if isinstance(numpy, str) else numpy.__version__)
+
+
+def _variables() -> Check:
+    """The LACONIC_* variables: those that are set, and those that mean nothing."""
+    here = {name: value for name, value in sorted(os.environ.items()) if name.startswith(environment.PREFIX)}
+    told, unknown = [f"{name}={value}" for name, value in here.items()], set(here).difference(environment.KNOWN)
+    for name in sorted(unknown):
+        near = difflib.get_close_matches(name, environment.KNOWN, n=1)
+        told.append(f"{name} is no variable of laconic" + (f": did you mean {near[0]}?" if near else ""))
+    if environment.disabled():
+        told.append("LACONIC_DISABLE=1 switches laconic off: training is plain DDP")
+    mend = "unset " + " ".join(sorted(unknown)) if unknown else ""
+    return Check("variables", None, "; ".join(told) if told else "no LACONIC_* variable is set", mend)
+
+
+# ---- the exchange, between two processes of this file -------------------------------------------------------------------------
+
+
+def _clean_environment(folder: Path, interface: str | None) -> dict[str, str]:
+    """Nothing of ours but where the library is, nothing of a launcher's; what torch leaves behind goes into the folder."""
+    kept = {name: value for name, value in os.environ.items() if name not in _LAUNCHER
+            and (not name.startswith(environment.PREFIX) or name == "LACONIC_LIBRARY")}
+    kept.setdefault("OMP_NUM_THREADS", "1")
+    kept["TMPDIR"] = str(folder)
+    if interface is not None:
+        kept["GLOO_SOCKET_IFNAME"] = interface
+    return kept
+
+
+def exchange(patience: float, interface: str | None = None) -> dict:
+    """{"ratio", "equal", "address"} of rank 0, or {"error"}. Leaves no process and no file, also when it is interrupted."""
+    folder = Path(tempfile.mkdtemp(prefix="laconic-doctor-"))
+    ranks: list[subprocess.Popen] = []
+    try:
+        for rank in range(2):
+            with open(folder / f"{rank}.out", "wb") as out, open(folder / f"{rank}.err", "wb") as err:
+                command = [sys.executable, "-m", "laconic.doctor", "--rank", str(rank), "--folder", str(folder),
+                           "--patience", str(patience)]
+                ranks.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=out, stderr=err,
+                                              env=_clean_environment(folder, interface)))
+        if _wait(ranks, patience, lambda: len(list(folder.glob("*.ready"))) == 2):  # importing torch may take its time
+            _wait(ranks, patience, lambda: False)
+        return _answer(folder, [process.poll() for process in ranks], patience)
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+            process.stdin.close()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _wait(ranks: list[subprocess.Popen], seconds: float, reached) -> bool:
+    """Until both have ended, one has failed, or it is too late; True as soon as `reached()`."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and not reached():
+        statuses = [process.poll() for process in ranks]
+        if None not in statuses or any(statuses):
+            return False
+        time.sleep(0.05)
+    return reached()
+
+
+def _answer(folder: Path, statuses: list[int | None], patience: float) -> dict:
+    if statuses == [0, 0]:
+        return json.loads((folder / "0.out").read_text(encoding="utf-8"))
+    for rank, status in enumerate(statuses):
+        if status:
+            said = (folder / f"{rank}.err").read_text(encoding="utf-8", errors="replace")
+            how = f"was ended by signal {-status}" if status < 0 else "failed"
+            return {"error": f"process {rank} {how}: {_reason(said)}"}
+    return {"error": f"nothing for {patience:.0f} s"}
+
+
+def _reason(said: str) -> str:
+    """The line of what a process wrote that tells why it ended."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    named = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Interrupt)\b|Fatal|Segmentation", line)]
+    return (named or lines or ["it said nothing"])[-1]
+
+
+def _rank(rank: int, folder: Path, patience: float) -> None:
+    """One of the two processes. Ends when its parent does, which holds its stdin open."""
+    threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
+    import datetime
+
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    from .attach import attach
+
+    torch.set_num_threads(1)
+    (folder / f"{rank}.ready").touch()
+    dist.init_process_group("gloo", store=dist.FileStore(str(folder / "store"), 2), rank=rank, world_size=2,
+                            timeout=datetime.timedelta(seconds=patience))
+    address = _listening()
+    torch.manual_seed(0)
+    ddp = DistributedDataParallel(torch.nn.Linear(512, 128))
+    handle = attach(ddp, SPEC, quiet=True)
+    data = torch.Generator().manual_seed(rank)
+    for _ in range(_STEPS):
+        ddp(torch.randn(16, 512, generator=data)).square().mean().backward()
+        with torch.no_grad():
+            for p in ddp.parameters():
+                p -= 0.1 * p.grad
+                p.grad = None
+    from .files import fingerprint
+
+    hashes = handle.gather_texts(fingerprint(ddp.module.named_parameters()))
+    ratio = handle.stats()["ratio"]
+    handle.close()
+    print(json.dumps({"ratio": ratio, "equal": len(set(hashes)) == 1, "address": address}), flush=True)
+    dist.destroy_process_group()
+
+
+def _end_with_parent(folder: Path) -> None:
+    os.read(0, 1)  # not sys.stdin, whose lock the end of the interpreter wants
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(1)
+
+
+def _listening() -> str:
+    """The address on which this process, that is Gloo, is listening; empty where /proc does not tell."""
+    with contextlib.suppress(OSError, ValueError, StopIteration):
+        targets = [os.readlink(entry) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()]
+        sockets = {found[1] for found in map(re.compile(r"socket:\[(\d+)\]").fullmatch, targets) if found}
+        for family, file in ((socket.AF_INET, "tcp"), (socket.AF_INET6, "tcp6")):
+            for line in Path(f"/proc/self/net/{file}").read_text(encoding="ascii").splitlines()[1:]:
+                fields = line.split()
+                if fields[3] == "0A" and fields[9] in sockets:  # LISTEN
+                    words = bytes.fromhex(fields[1].partition(":")[0])
+                    raw = struct.pack(f"={len(words) // 4}I", *struct.unpack(f">{len(words) // 4}I", words))
+                    return socket.inet_ntop(family, raw)
+    return ""
+
+
+# ---- what the exchange says ---------------------------------------------------------------------------------------------------
+
+
+def _name_of(address: str) -> str:
+    """The interface that has an IPv4 address; empty if none has."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):
+                answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                if socket.inet_ntoa(answer[20:24]) == address:
+                    return name
+    return ""
+
+
+def _interface(found: dict) -> Check:
+    given = os.environ.get("GLOO_SOCKET_IFNAME", "")
+    names = [name for _, name in socket.if_nameindex()]
+    unknown = [name for name in given.split(",") if name and name not in names]
+    if unknown:
+        return Check("interface", False, f"GLOO_SOCKET_IFNAME names {', '.join(unknown)}, and there are {', '.join(names)}",
+                     "unset GLOO_SOCKET_IFNAME")
+    chosen = "GLOO_SOCKET_IFNAME" if given else "Gloo's choice; GLOO_SOCKET_IFNAME chooses another"
+    address = found.get("address", "")
+    if not address:
+        return Check("interface", None, f"{given} ({chosen})" if given else "Gloo's choice: GLOO_SOCKET_IFNAME is not set")
+    name = _name_of(address)
+    note = ", which reaches this machine only" if address.startswith("127.") or address == "::1" else ""
+    return Check("interface", None, f"{name} " * bool(name) + f"{address}{note} ({chosen})")
+
+
+def _exchanged(found: dict) -> Check:
+    if "error" in found:
+        return Check("exchange", False, f"two processes, {SPEC}: {found['error']}", _mend())
+    if not found["equal"]:
+        return Check("exchange", False, f"two processes, {SPEC}: the replicas differ; please report this")
+    return Check("exchange", True, f"two processes, {SPEC}: {found['ratio']:.1f} to 1, replicas equal")
+
+
+def _mend() -> str:
+    """After an exchange that failed: another interface, if it works with that one."""
+    if os.environ.get("GLOO_SOCKET_IFNAME"):
+        return "unset GLOO_SOCKET_IFNAME"
+    return "export GLOO_SOCKET_IFNAME=lo  # on one machine" if "error" not in exchange(PATIENCE / 2, "lo") else ""
+
+
+def examine() -> tuple[list[Check], dict]:
+    """Every check, and what the exchange gave."""
+    torch, gloo = _torch()
+    python = Check("python", True, f"{platform.python_version()}, {sys.executable}")
+    checks = [_library(), python, torch, gloo, _numpy(), _variables()]
+    if not (torch.ok and gloo.ok):
+        return [*checks, Check("exchange", False, "not tried")], {}
+    found = exchange(PATIENCE)
+    return [*checks, _interface(found), _exchanged(found)], found
+
+
+def main(arguments=None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m laconic.doctor", description=__doc__.splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="machine-readable")
+    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--patience", type=float, help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.rank is not None:
+        _rank(options.rank, options.folder, options.patience)
+        return 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # cleans up on its way, as after Ctrl-C
+    try:
+        checks, found = examine()
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    usable = all(check.ok is not False for check in checks)
+    if options.json:
+        listed = [{"name": c.name, "ok": c.ok, "text": c.text, "mend": c.mend} for c in checks]
+        print(json.dumps({"ok": usable, "checks": listed, "exchange": found}, indent=2))
+    else:
+        for check in checks:
+            print(check.line())
+        print(f"{'usable':<12} {'yes' if usable else 'no'}")
+    return 0 if usable else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,198 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""`python -m laconic.doctor`: what it finds, what it says of what is missing, and that it leaves nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import laconic
+from laconic import doctor
+
+PACKAGE = str(Path(laconic.__file__).parents[1])
+BLOCK = """
+import runpy, sys
+
+
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in BLOCKED:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+sys.meta_path.insert(0, Block())
+sys.argv = ["doctor", *sys.argv[1:]]
+runpy.run_module("laconic.doctor", run_name="__main__")
+"""
+#: a torch in which no rank ever finds another one
+HANGING_TORCH = {
+    "torch/__init__.py": "__version__ = 'stub'\ndef set_num_threads(n): pass\n",
+    "torch/distributed.py": "import time\nFileStore = lambda *_: None\ndef is_available(): return True\n"
+                            "def init_process_group(*_, **__): time.sleep(1000)\n",
+    "torch/nn/__init__.py": "",
+    "torch/nn/parallel.py": "DistributedDataParallel = None\n",
+}
+
+
+def environment(tmp_path, **variables):
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("LACONIC_") or name == "LACONIC_LIBRARY"}
+    kept.pop("GLOO_SOCKET_IFNAME", None)
+    temporary = tmp_path / "temporary"
+    temporary.mkdir(exist_ok=True)
+    return {**kept, "PYTHONPATH": PACKAGE, "TMPDIR": str(temporary), **variables}
+
+
+def run(tmp_path, *words, program=("-m", "laconic.doctor"), timeout=150, **variables):
+    """The doctor in a process of its own. Whatever it finds, nothing stays in its folder for temporary files."""
+    done = subprocess.run([sys.executable, *program, *words], env=environment(tmp_path, **variables), capture_output=True, text=True,
+                          timeout=timeout, check=False)
+    assert not list((tmp_path / "temporary").iterdir())
+    return done
+
+
+def lines(done):
+    """{name: the rest of its line}"""
+    return dict(line.split(None, 1) for line in done.stdout.splitlines())
+
+
+def test_two_processes_exchange(tmp_path):
+    """Variables of a launcher, a spec and the kill switch change nothing of what is tried."""
+    pytest.importorskip("torch")
+    done = run(tmp_path, "--json", LACONIC_DISABLE="1", LACONIC_SPEC="none", RANK="5", WORLD_SIZE="9", MASTER_ADDR="nowhere.invalid")
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(done.stdout)
+    checks = {check["name"]: check for check in report["checks"]}
+    assert report["ok"] is True and report["exchange"]["equal"] is True and report["exchange"]["ratio"] > 15
+    assert list(checks) == ["laconic", "python", "torch", "gloo", "numpy", "variables", "interface", "exchange"]
+    assert laconic.__version__ in checks["laconic"]["text"] and "liblaconic.so" in checks["laconic"]["text"]
+    assert "switches laconic off" in checks["variables"]["text"] and "LACONIC_SPEC=none" in checks["variables"]["text"]
+    assert f"{report['exchange']['ratio']:.1f} to 1, replicas equal" in checks["exchange"]["text"]
+    assert checks["torch"]["text"] == sys.modules["torch"].__version__
+    address = report["exchange"]["address"]
+    assert address in checks["interface"]["text"] and not any(check["mend"] for check in checks.values())
+
+
+def test_without_torch_and_numpy(tmp_path):
+    done = run(tmp_path, program=("-c", f"BLOCKED = ('torch', 'numpy')\n{BLOCK}"), LACONIC_SPEK="3lc", LACONIC_WHATEVER="1")
+    assert done.returncode == 1, done.stderr
+    said = lines(done)
+    assert said["torch"].startswith("NO: not installed") and said["torch"].endswith(f"mend it with: {sys.executable} -m pip install torch")
+    assert "not needed" in said["numpy"] and said["exchange"] == "NO: not tried" and said["usable"] == "no"
+    assert "LACONIC_SPEK is no variable of laconic: did you mean LACONIC_SPEC?" in said["variables"]
+    assert said["variables"].endswith("mend it with: unset LACONIC_SPEK LACONIC_WHATEVER")
+
+
+def test_a_torch_that_is_broken(tmp_path):
+    (tmp_path / "torch.py").write_text("raise OSError('libtorch.so: cannot open shared object file')\n")
+    done = run(tmp_path, PYTHONPATH=os.pathsep.join([str(tmp_path), PACKAGE]))
+    assert done.returncode == 1, done.stderr
+    assert "cannot be imported: OSError: libtorch.so" in lines(done)["torch"]
+
+
+def test_a_torch_without_gloo(tmp_path):
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("__version__ = 'stub'\n")
+    (tmp_path / "torch" / "distributed.py").write_text("def is_available(): return True\ndef is_gloo_available(): return False\n")
+    done = run(tmp_path, PYTHONPATH=os.pathsep.join([str(tmp_path), PACKAGE]))
+    assert done.returncode == 1, done.stderr
+    assert lines(done)["gloo"].startswith("NO: this torch was built without it") and lines(done)["exchange"] == "NO: not tried"
+
+
+def test_an_interface_that_is_not_there(tmp_path):
+    pytest.importorskip("torch")
+    done = run(tmp_path, GLOO_SOCKET_IFNAME="nonexistent0")
+    assert done.returncode == 1, done.stderr
+    said = lines(done)
+    assert said["interface"].startswith("NO: GLOO_SOCKET_IFNAME names nonexistent0, and there are lo")
+    assert "nonexistent0" in said["exchange"] and said["exchange"].endswith("mend it with: unset GLOO_SOCKET_IFNAME")
+
+
+def test_a_library_that_is_not_there(tmp_path):
+    done = run(tmp_path, LACONIC_LIBRARY="/nonexistent/liblaconic.so")
+    assert done.returncode == 1
+    assert "/nonexistent/liblaconic.so" in done.stderr.splitlines()[-1] and "LACONIC_LIBRARY" in done.stderr.splitlines()[-1]
+
+
+@pytest.fixture
+def hanging(tmp_path):
+    """PYTHONPATH of a torch that hangs."""
+    for name, text in HANGING_TORCH.items():
+        path = tmp_path / "hanging" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return os.pathsep.join([str(tmp_path / "hanging"), PACKAGE])
+
+
+def test_processes_that_do_not_find_each_other(tmp_path, hanging):
+    program = "import sys; from laconic import doctor; doctor.PATIENCE = 1.0; sys.exit(doctor.main())"
+    done = run(tmp_path, program=("-c", program), PYTHONPATH=hanging, timeout=60)
+    assert done.returncode == 1, done.stderr
+    assert "nothing for 1 s" in lines(done)["exchange"]
+
+
+def children(process) -> list[int]:
+    with contextlib.suppress(OSError):
+        return list(map(int, Path(f"/proc/{process}/task/{process}/children").read_text().split()))
+    return []
+
+
+def eventually(condition, seconds=30.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def in_init(process: int) -> bool:
+    """Whether a rank has come as far as it will: it watches its parent, beside the main thread."""
+    with contextlib.suppress(OSError):
+        return len(os.listdir(f"/proc/{process}/task")) >= 2
+    return False
+
+
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_nothing_stays_behind_when_it_is_interrupted(tmp_path, hanging, ending):
+    process = subprocess.Popen([sys.executable, "-m", "laconic.doctor"], env=environment(tmp_path, PYTHONPATH=hanging),
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        if not Path(f"/proc/{process.pid}/task/{process.pid}/children").exists():
+            pytest.skip("this kernel does not list children")
+        eventually(lambda: len(children(process.pid)) == 2 and all(map(in_init, children(process.pid))))
+        ranks = children(process.pid)
+        process.send_signal(ending)
+        _, said = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    eventually(lambda: not any(Path(f"/proc/{rank}/cmdline").exists() and Path(f"/proc/{rank}/cmdline").read_bytes() for rank in ranks))
+    eventually(lambda: not list((tmp_path / "temporary").iterdir()))
+    assert process.returncode == (-ending if ending == signal.SIGKILL else 128 + ending)
+    assert said == ""
+
+
+def test_another_interface_is_named_where_it_works(monkeypatch):
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    tried = []
+    monkeypatch.setattr(doctor, "exchange", lambda patience, interface=None: tried.append(interface) or {"ratio": 20.0, "equal": True})
+    assert "GLOO_SOCKET_IFNAME=lo" in doctor._exchanged({"error": "no route"}).mend
+    assert tried == ["lo"]
+    monkeypatch.setattr(doctor, "exchange", lambda patience, interface=None: {"error": "no route"})
+    assert doctor._exchanged({"error": "no route"}).mend == ""
+
+
+def test_replicas_that_differ_are_a_failure():
+    assert doctor._exchanged({"ratio": 20.0, "equal": False, "address": ""}).ok is False
+
+
+@pytest.mark.parametrize(("said", "reason"), [
+    ("Traceback\n  x\nRuntimeError: no route\n[W] leaked\n", "RuntimeError: no route"), ("", "it said nothing"),
+    ("Fatal Python error: x\nThread 1\n  File y\n", "Fatal Python error: x"), ("only this\n", "only this")])
+def test_the_line_that_tells_why_is_found(said, reason):
+    assert doctor._reason(said) == reason
