@@ -1,6 +1,6 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 #
-# Options and dependencies. After this file LACONIC_WITH_CUDA and LACONIC_WITH_HWY say what is really used.
+# Options. After this file LACONIC_WITH_CUDA and LACONIC_WITH_HWY say what is really used.
 
 # On with the compilers that every change is built with; a newer one may warn of more, and a user who only wants to
 # build must not fail over that.
@@ -33,27 +33,7 @@ if(PROJECT_IS_TOP_LEVEL)
   set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
 endif()
 
-set(THREADS_PREFER_PTHREAD_FLAG ON)
-find_package(Threads REQUIRED)
-
-# xxHash is used from its header alone (XXH_INLINE_ALL), so nothing is linked.
-find_path(LACONIC_XXHASH_INCLUDE_DIR xxhash.h)
-if(NOT LACONIC_XXHASH_INCLUDE_DIR)
-  message(FATAL_ERROR "xxhash.h not found. Debian and Ubuntu: apt install libxxhash-dev")
-endif()
-
-# ---- Highway ----
-set(LACONIC_WITH_HWY OFF)
-if(NOT LACONIC_HIGHWAY STREQUAL "OFF")
-  # Headers only, with the detection of src/kernels/core/simd.cc: liblaconic does not need Highway at run time.
-  find_path(LACONIC_HWY_INCLUDE_DIR hwy/highway.h)
-  if(LACONIC_HWY_INCLUDE_DIR)
-    set(LACONIC_WITH_HWY ON)
-  elseif(LACONIC_HIGHWAY STREQUAL "ON")
-    message(FATAL_ERROR "LACONIC_HIGHWAY=ON, but Highway was not found. "
-                        "Debian and Ubuntu: apt install libhwy-dev")
-  endif()
-endif()
+include(LaconicDependencies)
 
 # ---- CUDA ----
 set(LACONIC_WITH_CUDA OFF)

@@ -11,9 +11,6 @@ if(BUILD_TESTING)
   add_custom_target(laconic_tests)
   add_custom_target(laconic_threaded_tests)
   add_custom_target(laconic_kernel_tests)
-  if(NOT LACONIC_FUZZ)
-    find_package(GTest REQUIRED)
-  endif()
 endif()
 
 # Reading GoogleTest and the usual standard headers is a quarter of what compiling a test costs: they are read once for

@@ -1,0 +1,59 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+#
+# What a build takes from the system, looked for in one place: a user who lacks four packages hears of four in one
+# message, not of the first of them.
+set(THREADS_PREFER_PTHREAD_FLAG ON)
+find_package(Threads REQUIRED)
+
+# laconic_lacks(WHAT PACKAGES): WHAT was not found; Debian and Ubuntu have it in PACKAGES.
+macro(laconic_lacks WHAT PACKAGES)
+  list(APPEND _lacking "${WHAT}")
+  string(APPEND _packages " ${PACKAGES}")
+endmacro()
+
+# xxHash and Highway are used from their headers alone (Highway with the detection of src/kernels/core/simd.cc): nothing
+# is linked, and liblaconic needs neither at run time.
+find_path(LACONIC_XXHASH_INCLUDE_DIR xxhash.h)
+if(NOT LACONIC_XXHASH_INCLUDE_DIR)
+  laconic_lacks(xxHash libxxhash-dev)
+endif()
+
+set(LACONIC_WITH_HWY OFF)
+if(NOT LACONIC_HIGHWAY STREQUAL "OFF")
+  find_path(LACONIC_HWY_INCLUDE_DIR hwy/highway.h)
+  if(LACONIC_HWY_INCLUDE_DIR)
+    set(LACONIC_WITH_HWY ON)
+  elseif(LACONIC_HIGHWAY STREQUAL "ON" OR _lacking)
+    laconic_lacks(Highway libhwy-dev)
+  else()
+    message(WARNING "Highway was not found: kernels without SIMD, several times slower. Debian and Ubuntu: "
+                    "sudo apt install libhwy-dev. LACONIC_HIGHWAY=OFF says that this is intended.")
+  endif()
+endif()
+
+# Of the command and of the tests, never of the library.
+find_package(fmt QUIET)
+find_package(CLI11 QUIET)
+find_package(nlohmann_json QUIET)
+if(LACONIC_BUILD_TOOLS)
+  foreach(_entry "fmt libfmt-dev" "CLI11 libcli11-dev" "nlohmann_json nlohmann-json3-dev")
+    separate_arguments(_entry)
+    list(GET _entry 0 _package)
+    if(NOT ${_package}_FOUND)
+      laconic_lacks(${_entry})
+    endif()
+  endforeach()
+endif()
+if(BUILD_TESTING AND NOT LACONIC_FUZZ)
+  find_package(GTest QUIET)
+  if(NOT GTest_FOUND)
+    laconic_lacks(GoogleTest "libgtest-dev libgmock-dev")
+  endif()
+endif()
+
+if(_lacking)
+  list(JOIN _lacking ", " _lacking)
+  message(FATAL_ERROR "Laconic needs ${_lacking}. Debian and Ubuntu:\n"
+                      "  sudo apt install${_packages}\n"
+                      "The library alone: -DLACONIC_BUILD_TOOLS=OFF -DBUILD_TESTING=OFF; then xxHash is all that it needs.")
+endif()
