@@ -76,8 +76,7 @@ def _swap(what):
     ddp, handle, optimizer = training.build(dist.group.WORLD, "3lc")
     training.step_once(ddp, optimizer, dist.get_rank(), 0)
     state = handle.state_dict()
-    states = [None] * dist.get_world_size()
-    dist.all_gather_object(states, state)
+    states = training.gathered(state)
     error = None
     try:
         if what == "rank":

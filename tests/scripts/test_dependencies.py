@@ -56,3 +56,10 @@ def test_a_machine_without_a_compiler_hears_what_to_install(tmp_path):
     assert status != 0 and count == 1, said
     wanted = re.search(r"apt install ([-\w+ ]+)", said)[1].split()
     assert "g++" in wanted and set(wanted) <= set(REQUIRED)
+
+
+def test_the_readme_names_the_same_packages():
+    """In its install lines: what CMake names where there is no compiler."""
+    named = [set(re.search(r"sudo apt install (g\+\+[-\w+ ]+)", (ROOT / file).read_text(encoding="utf-8"))[1].split())
+             for file in ("README.md", "CMakeLists.txt")]
+    assert named[0] == named[1] and "libhwy-dev" in named[0]

@@ -81,3 +81,10 @@ def test_snippets(page, tmp_path):
 def test_the_readme_has_every_kind():
     assert {language for _, language, _ in snippets(ROOT / "README.md")} == {"sh", "python", "cpp"}
     assert any(language == "c" for page in MARKED for _, language, _ in snippets(page))
+
+
+def test_what_people_read_first_needs_no_numpy():
+    """torch does not bring it; tests/install/run readme runs these pages where it is not."""
+    for page in (ROOT / "README.md", ROOT / "docs" / "guide" / "quickstart.md"):
+        for _, _, text in snippets(page):
+            assert not re.search(r"\bimport numpy|from numpy|\.numpy\(", text), text

@@ -98,6 +98,16 @@ def test_what_is_installed_needs_nothing_beyond_the_pins():
                 assert brought or canonicalize_name(need.name) in pinned, f"{name} needs {need.name}"
 
 
+def test_the_oldest_python_is_the_same_everywhere():
+    """Nobody is promised a Python that the wheel, the pins or bootstrap refuse."""
+    said = {"pyproject.toml": r'requires-python = ">=3\.(\d+)"', "scripts/bootstrap": r"not \(3, (\d+)\) <= sys",
+            "README.md": r"Python 3\.(\d+) or newer", "scripts/lock": r'"--python-version", "3\.(\d+)"',
+            "docs/guide/quickstart.md": r"Python 3\.(\d+) or newer", "scripts/wheel": r"every Python from 3\.(\d+) on"}
+    for file, pattern in said.items():
+        assert re.findall(pattern, (SCRIPTS.parent / file).read_text(encoding="utf-8")) == [PYTHONS[0].partition(".")[2]], file
+    assert lock_script().PYTHONS == {f"cp{python.replace('.', '')}" for python in PYTHONS}
+
+
 @pytest.mark.parametrize(
     "wheel, runs",
     [
