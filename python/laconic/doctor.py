@@ -34,8 +34,6 @@ from . import _lib, environment
 PATIENCE = 60.0
 SPEC = "3lc"
 _STEPS = 3
-#: set by launchers; what the doctor starts is not part of their job
-_LAUNCHER = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"}
 _SIOCGIFADDR = 0x8915  # netdevice(7)
 
 
@@ -113,9 +111,9 @@ def _variables() -> Check:
 
 
 def _clean_environment(folder: Path, interface: str | None) -> dict[str, str]:
-    """Nothing of ours but where the library is, nothing of a launcher's; what torch leaves behind goes into the folder."""
-    kept = {name: value for name, value in os.environ.items() if name not in _LAUNCHER
-            and (not name.startswith(environment.PREFIX) or name == "LACONIC_LIBRARY")}
+    """No variable of ours but where the library is; what torch leaves behind goes into the folder."""
+    kept = {name: value for name, value in os.environ.items()
+            if not name.startswith(environment.PREFIX) or name == "LACONIC_LIBRARY"}
     kept.setdefault("OMP_NUM_THREADS", "1")
     kept["TMPDIR"] = str(folder)
     if interface is not None:

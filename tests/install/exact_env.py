@@ -110,6 +110,8 @@ def write_commands(distribution, scripts):
 def make(folder, wanted, wheel):
     """The names in the new environment, sorted."""
     names = closure(wanted, of_wheel(wheel) if wheel else of_checkout())
+    if folder.exists() and not (folder / "pyvenv.cfg").exists():
+        raise SystemExit(f"{folder} is there and no environment")
     shutil.rmtree(folder, ignore_errors=True)
     venv.create(folder, symlinks=True, with_pip=False)
     [site] = (folder / "lib").glob("python3.*/site-packages")
