@@ -28,10 +28,10 @@ class Hidden:
 
 
 sys.meta_path.insert(0, Hidden())
-warnings.filterwarnings("ignore", "Failed to initialize NumPy")  # torch's own word on it, while it is imported
 import torch
 
 warnings.simplefilter("error")
+warnings.filterwarnings("ignore", "Failed to initialize NumPy")  # torch's own word on it
 import laconic
 import laconic.attach, laconic.ddp, laconic.emulate, laconic.files, laconic.run
 
