@@ -123,7 +123,10 @@ def _clean_environment(folder: Path, interface: str | None) -> dict[str, str]:
 
 def exchange(patience: float, interface: str | None = None) -> dict:
     """{"ratio", "equal", "address"} of rank 0, or {"error"}. Leaves no process and no file, also when it is interrupted."""
-    folder = Path(tempfile.mkdtemp(prefix="laconic-doctor-"))
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="laconic-doctor-"))
+    except OSError as error:
+        return {"error": f"no folder for temporary files: {error}"}
     ranks: list[subprocess.Popen] = []
     try:
         for rank in range(2):
@@ -135,6 +138,8 @@ def exchange(patience: float, interface: str | None = None) -> dict:
         if _wait(ranks, patience, lambda: len(list(folder.glob("*.ready"))) == 2):  # importing torch may take its time
             _wait(ranks, patience, lambda: False)
         return _answer(folder, [process.poll() for process in ranks], patience)
+    except (OSError, ValueError) as error:  # no disk, no memory for a process, an answer that is cut off
+        return {"error": f"{type(error).__name__}: {error}"}
     finally:
         for process in ranks:
             process.kill()

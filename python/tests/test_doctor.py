@@ -52,8 +52,8 @@ def environment(tmp_path, **variables):
 
 def run(tmp_path, *words, program=("-m", "laconic.doctor"), timeout=150, **variables):
     """The doctor in a process of its own. Whatever it finds, nothing stays in its folder for temporary files."""
-    done = subprocess.run([sys.executable, *program, *words], env=environment(tmp_path, **variables), capture_output=True, text=True,
-                          timeout=timeout, check=False)
+    done = subprocess.run([sys.executable, *program, *words], env=environment(tmp_path, **variables), capture_output=True,
+                          text=True, timeout=timeout, check=False)
     assert not list((tmp_path / "temporary").iterdir())
     return done
 
@@ -66,7 +66,8 @@ def lines(done):
 def test_two_processes_exchange(tmp_path):
     """Variables of a launcher, a spec and the kill switch change nothing of what is tried."""
     pytest.importorskip("torch")
-    done = run(tmp_path, "--json", LACONIC_DISABLE="1", LACONIC_SPEC="none", RANK="5", WORLD_SIZE="9", MASTER_ADDR="nowhere.invalid")
+    done = run(tmp_path, "--json", LACONIC_DISABLE="1", LACONIC_SPEC="none", RANK="5", WORLD_SIZE="9",
+               MASTER_ADDR="nowhere.invalid")
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads(done.stdout)
     checks = {check["name"]: check for check in report["checks"]}
@@ -84,7 +85,8 @@ def test_without_torch_and_numpy(tmp_path):
     done = run(tmp_path, program=("-c", f"BLOCKED = ('torch', 'numpy')\n{BLOCK}"), LACONIC_SPEK="3lc", LACONIC_WHATEVER="1")
     assert done.returncode == 1, done.stderr
     said = lines(done)
-    assert said["torch"].startswith("NO: not installed") and said["torch"].endswith(f"mend it with: {sys.executable} -m pip install torch")
+    assert said["torch"].startswith("NO: not installed")
+    assert said["torch"].endswith(f"mend it with: {sys.executable} -m pip install torch")
     assert "not needed" in said["numpy"] and said["exchange"] == "NO: not tried" and said["usable"] == "no"
     assert "LACONIC_SPEK is no variable of laconic: did you mean LACONIC_SPEC?" in said["variables"]
     assert said["variables"].endswith("mend it with: unset LACONIC_SPEK LACONIC_WHATEVER")
@@ -158,6 +160,12 @@ def in_init(process: int) -> bool:
     return False
 
 
+def running(process: int) -> bool:
+    with contextlib.suppress(OSError):
+        return bool(Path(f"/proc/{process}/cmdline").read_bytes())  # a zombie has none
+    return False
+
+
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_nothing_stays_behind_when_it_is_interrupted(tmp_path, hanging, ending):
     process = subprocess.Popen([sys.executable, "-m", "laconic.doctor"], env=environment(tmp_path, PYTHONPATH=hanging),
@@ -171,7 +179,7 @@ def test_nothing_stays_behind_when_it_is_interrupted(tmp_path, hanging, ending):
         _, said = process.communicate(timeout=30)
     finally:
         process.kill()
-    eventually(lambda: not any(Path(f"/proc/{rank}/cmdline").exists() and Path(f"/proc/{rank}/cmdline").read_bytes() for rank in ranks))
+    eventually(lambda: not any(map(running, ranks)))
     eventually(lambda: not list((tmp_path / "temporary").iterdir()))
     assert process.returncode == (-ending if ending == signal.SIGKILL else 128 + ending)
     assert said == ""
@@ -180,11 +188,23 @@ def test_nothing_stays_behind_when_it_is_interrupted(tmp_path, hanging, ending):
 def test_another_interface_is_named_where_it_works(monkeypatch):
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     tried = []
-    monkeypatch.setattr(doctor, "exchange", lambda patience, interface=None: tried.append(interface) or {"ratio": 20.0, "equal": True})
+    monkeypatch.setattr(doctor, "exchange", lambda patience, interface=None: tried.append(interface) or {"ratio": 20.0})
     assert "GLOO_SOCKET_IFNAME=lo" in doctor._exchanged({"error": "no route"}).mend
     assert tried == ["lo"]
     monkeypatch.setattr(doctor, "exchange", lambda patience, interface=None: {"error": "no route"})
     assert doctor._exchanged({"error": "no route"}).mend == ""
+
+
+def test_a_machine_that_has_no_room(monkeypatch, tmp_path):
+    monkeypatch.setattr(doctor.tempfile, "tempdir", str(tmp_path / "absent"))
+    assert "no folder for temporary files" in doctor.exchange(1.0)["error"]
+    monkeypatch.setattr(doctor.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(doctor, "_answer", lambda *_: json.loads('{"rat'))
+    monkeypatch.setattr(doctor.sys, "executable", "/bin/true")
+    assert "JSONDecodeError" in doctor.exchange(5.0)["error"]
+    monkeypatch.setattr(doctor.sys, "executable", "/nonexistent/python")
+    assert "FileNotFoundError" in doctor.exchange(5.0)["error"]
+    assert not list(tmp_path.iterdir())
 
 
 def test_replicas_that_differ_are_a_failure():
