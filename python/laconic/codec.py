@@ -151,7 +151,12 @@ def _saved_floats(state: dict, key: str):
     """The float32 values of a saved array, all of them finite."""
     saved = state[key]
     try:
-        view = memoryview(saved.detach().numpy() if _arrays.is_torch(saved) else saved)
+        if _arrays.is_torch(saved):
+            saved = saved.detach().contiguous()
+            if str(saved.dtype) != "torch.float32" or saved.dim() != 1 or saved.device.type != "cpu":
+                raise TypeError(f"{saved.dtype} with {saved.dim()} dimensions on {saved.device}")
+            saved = _arrays.float_view(saved.data_ptr(), saved.numel(), saved)
+        view = memoryview(saved)
         if view.format.lstrip("<=@") != "f" or view.ndim != 1:
             raise TypeError(f"format {view.format!r} with {view.ndim} dimensions")
         values = _arrays.float_copy(saved)

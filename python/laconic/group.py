@@ -73,6 +73,20 @@ class Meeting:
             raise _nobody_came(store, keys, rank, patience, error) from None
         self.words = [entry["word"] for entry in said]
         self.free = set.intersection(*(set(entry["free"]) for entry in said))
+        if len(set(self.words)) > 1:
+            _let_others_read(store, f"laconic/{self.number}/read", world)
+
+
+def _let_others_read(store, key: str, world: int) -> None:
+    """Ranks that differ are about to raise, and the one that hosts the store may end with it: it waits for the others a while."""
+    deadline = time.monotonic() + 5
+    try:
+        read = store.add(key, 1)
+        while read < world and time.monotonic() < deadline:
+            time.sleep(0.01)
+            read = store.add(key, 0)
+    except RuntimeError:
+        pass  # the host has heard everybody, or has ended
 
 
 def _wait(store, keys, rank: int, patience: float) -> None:

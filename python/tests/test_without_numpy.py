@@ -51,6 +51,11 @@ for dtype in (torch.float32, torch.float16, torch.bfloat16):
             assert again.view() == residual.view() and again.norm() == residual.norm() > 0
         plain = codec.decode(frame)
         assert type(plain) is array.array and torch.equal(torch.frombuffer(plain, dtype=torch.float32), out.flatten()), spec
+
+state = laconic.Residual(4).state_dict()
+again = laconic.Residual(4)
+again.load_state_dict({**state, "residual": torch.tensor([1.0, 2.0, 3.0, 4.0])})
+assert again.view().tolist() == [1, 2, 3, 4]
 assert "numpy" not in sys.modules
 print("no NumPy")
 """
