@@ -2,13 +2,14 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 """Trains with every optimizer of PyTorch's and with warm-ups, compressed and not, and writes docs/results/convergence.md.
 
-    bench/convergence.py                    the whole thing, ten minutes on two idle cores; a busy machine changes no figure
+    bench/convergence.py                    the whole thing, a quarter of an hour; a busy machine changes no figure
     bench/convergence.py --part warmup      one half of it; the page is written once there are both
     bench/convergence.py --quick            a minute's worth into out/bench, to see that it works
 
 Every run's figures go to out/bench at once: what was cut off goes on where it was, and what is complete only writes the
 page again (`--again` trains everything again).
-Needs a release build (`scripts/build release`), or LACONIC_LIBRARY. Four processes exchange over Gloo; nothing is timed.
+Needs a release build (`scripts/build release`), or LACONIC_LIBRARY. Four processes exchange over Gloo, two in a quick run;
+nothing is timed.
 """
 
 from __future__ import annotations
@@ -34,7 +35,6 @@ from programs import ROOT  # noqa: E402
 
 RESULTS = ROOT / "out" / "bench"
 PARTS = ("optimizers", "warmup")
-WORLD = 4
 LAYERS = (64, 256, 256, 10)  # of the optimizers' runs; warm-up takes the demo's model
 #: Never those of a final run: what is chosen on them has seen neither their batches nor the test samples.
 TUNING_SEED = 100
@@ -62,6 +62,7 @@ OPTIMIZERS = {
 class Plan:
     """What is trained: everything, or a minute's worth."""
 
+    world: int = 4
     seeds: tuple[int, ...] = (0, 1, 2)
     optimizers: tuple[str, ...] = tuple(OPTIMIZERS)
     optimizer_specs: tuple[str, ...] = OPTIMIZER_SPECS
@@ -73,7 +74,7 @@ class Plan:
     looks: tuple[int, ...] = LOOKS
 
 
-QUICK = Plan(seeds=(0, 1), optimizers=("SGD, momentum 0.9", "LBFGS"), optimizer_specs=("none", "3lc"), steps=20,
+QUICK = Plan(world=2, seeds=(0, 1), optimizers=("SGD, momentum 0.9", "LBFGS"), optimizer_specs=("none", "3lc"), steps=20,
              lbfgs_gradients=12, warmup_specs=("topk:ratio=0.001",), warmups=(0, 5), warmup_steps=15, looks=(5, 15))
 
 
@@ -168,10 +169,10 @@ class Rank:
         """What the page says in words."""
         demo, plan = self.demo, self.plan
         words = ", ".join(f"{key}={value}" for key, value in OPTIMIZERS["LBFGS"][1].items())
-        return {"world": WORLD, "train": len(self.data.train), "test": demo.TEST_SAMPLES, "steps": plan.steps,
+        return {"world": plan.world, "train": len(self.data.train), "test": demo.TEST_SAMPLES, "steps": plan.steps,
                 "lbfgs_gradients": plan.lbfgs_gradients, "batch": demo.BATCH, "layers": "-".join(map(str, LAYERS)),
-                "seeds": len(plan.seeds), "seed_list": ", ".join(map(str, plan.seeds)), "tuning_seed": TUNING_SEED, "lbfgs": words,
-                "demo": f"{'-'.join(map(str, demo.LAYERS))}, learning rate {demo.LEARNING_RATE}, a cosine to 0",
+                "seeds": len(plan.seeds), "seed_list": ", ".join(map(str, plan.seeds)), "tuning_seed": TUNING_SEED,
+                "lbfgs": words, "demo": f"{'-'.join(map(str, demo.LAYERS))}, learning rate {demo.LEARNING_RATE}, a cosine to 0",
                 "warmup_steps": plan.warmup_steps}
 
     # ---- optimizers ----
@@ -217,7 +218,7 @@ class Rank:
         from torch import nn
 
         steps = self.plan.steps
-        for step, (images, labels) in enumerate(self.demo.Digits.batches(samples, seed, steps, self.rank, WORLD)):
+        for step, (images, labels) in enumerate(self.demo.Digits.batches(samples, seed, steps, self.rank, self.plan.world)):
             optimizer.param_groups[0]["lr"] = rate * 0.5 * (1 + math.cos(math.pi * step / steps))
             optimizer.zero_grad()
             nn.functional.cross_entropy(ddp(images), labels).backward()
@@ -229,7 +230,7 @@ class Rank:
         import torch.distributed as dist
         from torch import nn
 
-        images, labels = samples.train[self.rank::WORLD], samples.train_labels[self.rank::WORLD]
+        images, labels = samples.train[self.rank::self.plan.world], samples.train_labels[self.rank::self.plan.world]
         gradients = 0
 
         def closure():
@@ -240,7 +241,7 @@ class Rank:
             loss.backward()
             mean = loss.detach().clone()
             dist.all_reduce(mean)
-            return mean / WORLD
+            return mean / self.plan.world
 
         while gradients < self.plan.lbfgs_gradients:
             optimizer.step(closure)
@@ -255,7 +256,7 @@ class Rank:
 
     def warmup_run(self, spec: str, warmup: int, seed: int) -> list:
         """The accuracy at each look."""
-        trainer = warmed_up(self.demo.Trainer, warmup)(spec, seed, self.data, self.plan.warmup_steps, self.rank, WORLD)
+        trainer = warmed_up(self.demo.Trainer, warmup)(spec, seed, self.data, self.plan.warmup_steps, self.rank, self.plan.world)
         seen = []
         for look in self.plan.looks:
             while trainer.step < look:
@@ -297,7 +298,7 @@ def run_rank(rank: int, results: Results, found: dict, port: int) -> None:
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=WORLD,
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=results.plan.world,
                             timeout=datetime.timedelta(seconds=120))
     Rank(rank, results, found).everything()
     dist.destroy_process_group()
@@ -314,7 +315,7 @@ def train(results: Results, found: dict) -> None:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
     found.setdefault("environment", environment())
-    mp.spawn(run_rank, (results, found, port), nprocs=WORLD)  # raises, and ends the others, when one fails
+    mp.spawn(run_rank, (results, found, port), nprocs=results.plan.world)  # raises, and ends the others, when one fails
 
 
 def environment() -> dict:

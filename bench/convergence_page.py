@@ -170,7 +170,7 @@ Written by bench/convergence.py. {world} processes on one machine, Gloo, `laconi
 {test} samples. Nothing is timed. {quick}
 
 Differences are taken seed by seed, between runs with the same start and the same batches, and are called beyond chance where Student's t
-says so at 95 % (losses in logarithms; accuracies with at least half a test sample, 0.14 points, of spread). **Bold** is worse than `none` beyond
+is beyond its 95 % (losses in logarithms; accuracies with at least half a test sample, 0.14 points, of spread). **Bold** is worse than `none` beyond
 chance, a star better; everything else is no significant difference. With {comparisons} comparisons on this page a few are marked by chance. With
 {seeds} seeds a difference has to be {needed:.1f} times its own spread over the seeds to be marked: an unmarked one may be real, and even a wide gap
 is unmarked where seeds scatter. Seeds {seed_list} had no part in any choice.

@@ -173,7 +173,7 @@ def test_the_page_waits_for_both_parts(results, tmp_path, monkeypatch, capsys):
 
 
 def test_a_training_of_a_few_steps(results, monkeypatch):
-    """Four processes: mini-batches and LBFGS, from where a run was cut off."""
+    """Two processes: mini-batches and LBFGS, from where a run was cut off."""
     pytest.importorskip("torch")
     pytest.importorskip("sklearn")
     library = os.environ.get("LACONIC_LIBRARY", BUILD / "lib" / "liblaconic.so")
