@@ -275,17 +275,21 @@ def _watched(spec, steps):
     ddp, handle, optimizer = training.build(dist.group.WORLD, spec, buckets=3)
     seen, wrong, done = [], [], threading.Event()
 
+    def fixed(explained):
+        """All but the memory of exchanges, which comes and goes with layouts."""
+        return json.dumps({key: value for key, value in explained.items() if key != "exchange_bytes"})
+
     def watch():
         try:
             while not done.is_set():
                 stats, explained = handle.stats(), handle.explain()
                 seen.append((stats["steps"], stats["wire_bytes"], stats["elements"], stats["rounds"]))
-                if json.dumps(explained) != expected:
+                if fixed(explained) != expected:
                     wrong.append("explain")
         except BaseException as error:  # noqa: BLE001
             wrong.append(repr(error))
 
-    expected = json.dumps(handle.explain())
+    expected = fixed(handle.explain())
     threads = [threading.Thread(target=watch) for _ in range(2)]
     for thread in threads:
         thread.start()
