@@ -1,0 +1,151 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""What the callbacks share: attaching or saying why not, and a state file per rank that goes with a checkpoint."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import laconic
+from laconic import environment, files
+from laconic.attach import PassThrough
+from laconic.errors import LaconicError
+from laconic.group import listed
+
+READY = "ready"
+_FIELDS = {"version", "fingerprint", "state"}
+VERSION = 1
+
+
+def world() -> int:
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def say_once(text: str, level: int = logging.WARNING) -> None:
+    """One line, on rank 0 of all processes."""
+    if not environment.disabled() and (world() == 1 or dist.get_rank() == 0):
+        environment.say(text, level)
+
+
+def attach(model, spec: str | None, options: dict, ours, why: str):
+    """The handle that a wrapper has already, or a new one. None for what is no wrapper: rank 0 says why, and training goes on.
+
+    `ours`: the handle that this callback got before. LaconicError on all ranks where some have a wrapper and others none.
+    """
+    wrapped = isinstance(model, DistributedDataParallel)
+    if world() == 1 and not wrapped:
+        return say_once("one process exchanges nothing: LaconicCallback does not attach", logging.INFO)
+    handle = laconic.handle_of(model)
+    if handle is None:
+        try:
+            return laconic.attach(model, spec, **options)  # in any case: the other ranks hear of a rank that has no wrapper
+        except LaconicError as error:
+            if error.name != "unsupported" or wrapped:
+                raise
+            return say_once(f"nothing is compressed: {why}")
+    if handle is not ours and spec is not None and spec != handle.spec and not isinstance(handle, PassThrough):
+        say_once(f"this model is attached already with {handle.spec}; {spec} of LaconicCallback is not used")
+    return handle
+
+
+def keeps_state(handle) -> bool:
+    return handle is not None and not isinstance(handle, PassThrough)
+
+
+def content_of(handle) -> dict:
+    """What a rank must have to continue, and which parameters it goes with."""
+    return {"version": VERSION, "fingerprint": files.fingerprint(handle.parameters), "state": handle.state_dict()}
+
+
+def save(handle, path: Path) -> None:
+    """Writes this rank's state. Collective: no rank goes on before all have written, and rank 0 tells who could not."""
+    trouble = write(path, content_of(handle))
+    troubled = [(rank, text) for rank, text in enumerate(handle.gather_texts(trouble)) if text]
+    if troubled and handle.rank == 0:
+        _say_unsaved([rank for rank, _ in troubled], troubled[0][1])
+
+
+def write(path: Path, content: dict) -> str:
+    """What went wrong, or nothing."""
+    try:
+        files.save(path, content)
+    except OSError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def _say_unsaved(ranks: list[int], trouble: str) -> None:
+    environment.say(f"the state of rank {listed(ranks)} was not saved, a run that resumes here starts with empty residuals: "
+                    f"{trouble}", logging.WARNING)
+
+
+def save_alone(rank: int, path: Path, content: dict) -> None:
+    """As `save`, where there is no exchange any more."""
+    trouble = write(path, content)
+    if trouble:
+        _say_unsaved([rank], trouble)
+
+
+def resume(handle, paths: list[Path]) -> bool:
+    """Loads the first of `paths` that fits this model, on all ranks or on none, and says which on rank 0. Collective."""
+    text, load = _first_that_fits(handle, paths)
+    texts = handle.gather_texts(text)
+    loads = text.startswith(READY) and len(set(texts)) == 1
+    if loads:
+        load()
+    if handle.rank == 0:
+        if loads:
+            environment.say(f"residuals continue at step {handle.step}")
+        else:
+            environment.say(f"residuals start at zero: {_why_not(texts)}", logging.WARNING)
+    return loads
+
+
+def resume_from(handle, content: dict) -> bool:
+    """Loads a state that is still in memory, on all ranks or on none. Collective."""
+    text, load = _fits(handle, content, "the last run")
+    loads = text.startswith(READY) and set(handle.gather_texts(text)) == {text}
+    if loads:
+        load()
+    return loads
+
+
+def _why_not(texts: list[str]) -> str:
+    without = [rank for rank, text in enumerate(texts) if not text.startswith(READY)]
+    if not without:
+        return "the ranks' files were not saved at the same step"
+    return f"rank {listed(without)}: {texts[without[0]]}"
+
+
+def _first_that_fits(handle, paths: list[Path]):
+    """("ready" and what has to be the same on all ranks, a call that loads) of the first that fits, or (why none does, None)."""
+    reasons = []
+    for path in paths:
+        try:
+            text, load = _fits(handle, files.load(path), str(path))
+        except FileNotFoundError:
+            text, load = f"there is no {path}", None
+        except (OSError, LaconicError) as error:
+            text, load = str(error), None
+        if load is not None:
+            return text, load
+        reasons.append(text)
+    # A file that is there and does not fit says more than one that is not there.
+    return next((r for r in reasons if not r.startswith("there is no ")), reasons[0]), None
+
+
+def _fits(handle, content: dict, what: str):
+    if content.keys() != _FIELDS:
+        return f"{what} is no state that a LaconicCallback saved", None
+    if content["version"] != VERSION:
+        return f"{what} has version {content['version']}, this package reads {VERSION}", None
+    if content["fingerprint"] != files.fingerprint(handle.parameters):
+        return f"{what} goes with other parameters than those that the model has now", None
+    try:
+        load = handle.prepare(content["state"])
+    except LaconicError as error:
+        return f"{what}: {error}", None
+    return f"{READY} {content['state']['step']} {content['fingerprint']}", load

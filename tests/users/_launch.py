@@ -1,0 +1,79 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""What the scripts of this folder share: starting ranks, collecting what each of them saw, comparing it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+SECONDS = 240
+SKIPPED = 3  # exit status of a script that has nothing to run on here; its last line says why
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def start(*arguments, seconds: int = SECONDS, **environment) -> str:
+    """Runs `python ARGUMENTS` to its end and gives its output; SystemExit with that output where it fails or hangs."""
+    process = subprocess.Popen([sys.executable, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                               env={**os.environ, **environment}, start_new_session=True)
+    try:
+        output, _ = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, 9)
+        output, _ = process.communicate()
+        raise SystemExit(f"{output}\nstill running after {seconds} s: {' '.join(map(str, arguments))}") from None
+    if process.returncode != 0:
+        raise SystemExit(f"{output}\nexit status {process.returncode}: {' '.join(map(str, arguments))}")
+    return output
+
+
+def torchrun(*arguments, world: int = 2, **options) -> str:
+    """As `start`, by torchrun on `world` ranks."""
+    return start("-m", "torch.distributed.run", "--nproc-per-node", world, "--master-addr", "127.0.0.1", "--master-port", free_port(),
+                 *arguments, **options)
+
+
+def digest(model) -> str:
+    """Hash over all parameters, bit for bit."""
+    h = hashlib.sha256()
+    for p in model.parameters():
+        h.update(p.detach().cpu().numpy().tobytes())
+    return h.hexdigest()
+
+
+def report(folder, name: str, rank: int, **values) -> None:
+    """What one rank saw."""
+    Path(folder, f"{name}-{rank}.json").write_text(json.dumps(values), encoding="utf-8")
+
+
+def reports(folder, name: str, world: int = 2) -> list[dict]:
+    return [json.loads(Path(folder, f"{name}-{rank}.json").read_text(encoding="utf-8")) for rank in range(world)]
+
+
+def check(holds: bool, what: str) -> None:
+    print(("ok: " if holds else "FAILED: ") + what, flush=True)
+    if not holds:
+        raise SystemExit(1)
+
+
+def check_training(seen: list[dict], output: str, *, ratio: float = 5.0) -> None:
+    """Replicas are equal, the loss fell on every rank, and few bytes travelled."""
+    check(len({rank["digest"] for rank in seen}) == 1, "replicas are equal bit for bit")
+    check(all(rank["last"] < 0.8 * rank["first"] for rank in seen),
+          "the loss fell: " + ", ".join(f"{rank['first']:.3f} to {rank['last']:.3f}" for rank in seen))
+    check(seen[0]["ratio"] > ratio, f"{seen[0]['ratio']:.1f} : 1")
+    check("Traceback" not in output, "no traceback")
+
+
+def check_announced(output: str, words: str = "laconic: ") -> None:
+    lines = [line for line in output.splitlines() if words in line]
+    check(len(lines) > 0, f"rank 0 says: {lines[0] if lines else '(nothing)'}")

@@ -1,0 +1,53 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""An Accelerate script that knows nothing of laconic: `accelerate launch -m laconic.run`. Needs accelerate."""
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from _launch import check_announced, check_training, digest, free_port, report, reports, start
+
+NEEDS = ["accelerate"]
+
+
+def rank_main(folder: Path) -> None:
+    import torch
+    from accelerate import Accelerator
+    from accelerate.utils import set_seed
+
+    set_seed(0)
+    accelerator = Accelerator(cpu=True)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 64))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    x = torch.randn(1280, 64)
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, x.flip(1)), batch_size=16)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    losses = []
+    for inputs, targets in loader:
+        loss = torch.nn.functional.mse_loss(model(inputs), targets)
+        accelerator.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    laconic = sys.modules.get("laconic")  # for the test alone: what the exchange of this model counted
+    handle = laconic.handle_of(model) if laconic else None
+    report(folder, "unchanged", accelerator.process_index, digest=digest(model), first=losses[0], last=losses[-1],
+           ratio=handle.stats()["ratio"] if handle else 0)
+    accelerator.end_training()
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        output = start("-m", "accelerate.commands.launch", "--cpu", "--num_processes", 2, "--num_machines", 1, "--mixed_precision", "no",
+                       "--dynamo_backend", "no", "--main_process_ip", "127.0.0.1", "--main_process_port", free_port(),
+                       "-m", "laconic.run", "--spec", "3lc", "--summary", __file__, name)
+        check_announced(output, "laconic: 3lc on ")
+        check_training(reports(name, "unchanged"), output)
+
+
+if __name__ == "__main__":
+    if "RANK" in os.environ:
+        rank_main(Path(sys.argv[1]))
+    else:
+        main()
