@@ -1,7 +1,6 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 """An Accelerate script that knows nothing of laconic: `accelerate launch -m laconic.run`. Needs accelerate."""
 
-import os
 import sys
 import tempfile
 from pathlib import Path
@@ -39,15 +38,16 @@ def rank_main(folder: Path) -> None:
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as name:
-        output = start("-m", "accelerate.commands.launch", "--cpu", "--num_processes", 2, "--num_machines", 1, "--mixed_precision", "no",
-                       "--dynamo_backend", "no", "--main_process_ip", "127.0.0.1", "--main_process_port", free_port(),
-                       "-m", "laconic.run", "--spec", "3lc", "--summary", __file__, name)
+        # On CPUs `accelerate launch --cpu` starts one process, or leaves the rest to mpirun; --multi_gpu hands over to torchrun.
+        output = start("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", 2, "--num_machines", 1,
+                       "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_ip", "127.0.0.1",
+                       "--main_process_port", free_port(), "-m", "laconic.run", "--spec", "3lc", "--summary", __file__, name)
         check_announced(output, "laconic: 3lc on ")
         check_training(reports(name, "unchanged"), output)
 
 
 if __name__ == "__main__":
-    if "RANK" in os.environ:
+    if len(sys.argv) > 1:
         rank_main(Path(sys.argv[1]))
     else:
         main()

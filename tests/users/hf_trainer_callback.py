@@ -4,7 +4,6 @@
 Checkpoints rotate (save_total_limit), and a second train() of the same Trainer goes on. Needs transformers and accelerate.
 """
 
-import os
 import random
 import sys
 import tempfile
@@ -32,7 +31,7 @@ def train(spec: str, folder: Path, resume: bool):
         dataloader_pin_memory=False)
     callback = LaconicCallback(spec, seed=3)
     trainer = Trainer(GPT2LMHeadModel(config), arguments, train_dataset=data, callbacks=[callback])
-    trainer.train(resume_from_checkpoint=str(folder / "checkpoint-12") if resume else None)
+    trainer.train(resume_from_checkpoint=str(folder / "checkpoint-30") if resume else None)
     return trainer, callback
 
 
@@ -72,7 +71,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if "RANK" in os.environ:
+    if len(sys.argv) > 1:
         rank_main(Path(sys.argv[1]), sys.argv[2] == "resumed")
     else:
         main()

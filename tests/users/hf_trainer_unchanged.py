@@ -4,7 +4,6 @@
 Needs transformers and accelerate.
 """
 
-import os
 import sys
 import tempfile
 from pathlib import Path
@@ -41,7 +40,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if "RANK" in os.environ:
+    if len(sys.argv) > 1:
         rank_main(Path(sys.argv[1]))
     else:
         main()

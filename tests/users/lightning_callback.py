@@ -6,7 +6,6 @@ is saved after fit() has them, too. For lightning.pytorch and pytorch_lightning.
 """
 
 import importlib
-import os
 import sys
 import tempfile
 from pathlib import Path
@@ -57,16 +56,19 @@ def rank_main(folder: Path, package: str, spec: str, resume: bool) -> None:
     report(folder, name, trainer.global_rank, digest=digest(model), first=model.losses[0], last=model.losses[-1],
            ratio=callback.handle.stats()["ratio"], steps=trainer.global_step,
            files=sorted(str(p.relative_to(folder)) for p in folder.glob("*.laconic/*")))
-    if resume:
+    if not resume:
         return
     trainer.save_checkpoint(folder / "after.ckpt")
     trainer.fit_loop.max_epochs = 5
     trainer.fit(model, data)
     longer = callback.handle.step
-    callback = LaconicCallback(spec, seed=3)
-    trainer = pl.Trainer(**options, max_epochs=5, enable_checkpointing=False, callbacks=[callback])
-    trainer.fit(module_of(pl), data, ckpt_path=folder / "after.ckpt")
-    report(folder, f"{spec}-more", trainer.global_rank, longer=longer, after=callback.handle.step)
+    steps = {}
+    for file in ("after.ckpt", "last.ckpt"):  # the latter is a link
+        callback = LaconicCallback(spec, seed=3)
+        trainer = pl.Trainer(**options, max_epochs=6, enable_checkpointing=False, callbacks=[callback])
+        trainer.fit(module_of(pl), data, ckpt_path=folder / file)
+        steps[file] = callback.handle.step
+    report(folder, f"{spec}-more", trainer.global_rank, longer=longer, steps=steps)
 
 
 def main() -> None:
@@ -78,18 +80,20 @@ def main() -> None:
             check_training(whole, output)
             check(whole[0]["files"] == [f"step={n}.ckpt.laconic/rank-{r}.pt" for n in (30, 40) for r in (0, 1)],
                   f"{package}: a folder beside each of the two checkpoints that are left")
-            more = reports(name, f"{spec}-more")
-            check(all(rank["longer"] == 50 for rank in more), "a second fit() goes on with the residuals of the first")
-            check(all(rank["after"] == 50 for rank in more) and "residuals continue at step 40" in output,
-                  "a checkpoint that was saved after fit() has the residuals")
             output = torchrun(__file__, name, package, spec, "resumed")
             check("laconic: residuals continue at step 30" in output, "residuals continue at step 30")
             both = [rank["digest"] for how in ("whole", "resumed") for rank in reports(name, f"{spec}-{how}")]
             check(len(set(both)) == 1, f"{package}, {spec}: resumed equals uninterrupted")
+            more = reports(name, f"{spec}-more")
+            check(all(rank["longer"] == 50 for rank in more), "a second fit() goes on with the residuals of the first")
+            check(all(rank["steps"]["after.ckpt"] > 40 for rank in more) and "residuals continue at step 40" in output,
+                  "a checkpoint that was saved after fit() has the residuals")
+            check(all(rank["steps"]["last.ckpt"] > 50 for rank in more) and "residuals continue at step 50" in output,
+                  "a link to a checkpoint has them, too")
 
 
 if __name__ == "__main__":
-    if "RANK" in os.environ:
+    if len(sys.argv) > 1:
         rank_main(Path(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4] == "resumed")
     else:
         main()
