@@ -8,7 +8,7 @@ TIER ?= all
 SECONDS_EACH ?= 60
 
 .DEFAULT_GOAL := help
-.PHONY: help demo build test bench fuzz mutants format clean
+.PHONY: help demo build test users bench fuzz mutants format clean
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -27,6 +27,11 @@ build:  ## the library, the command, tests, benchmarks; PRESET= chooses another 
 
 test:  ## everything that must hold before a change goes in; TIER=quick for the short version
 	@scripts/test $(TIER)
+
+users:  ## programs of Hugging Face, Lightning and others, each with laconic; NAMES= chooses some (ten minutes)
+	@scripts/bootstrap
+	@scripts/build release laconic_c
+	@scripts/users $(NAMES)
 
 bench:  ## measure every codec on this CPU into docs/results (5 minutes); QUICK=1: a minute's worth into out/bench
 	@scripts/bootstrap

@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -13,6 +14,9 @@ from pathlib import Path
 
 SECONDS = 240
 SKIPPED = 3  # exit status of a script that has nothing to run on here; its last line says why
+
+
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
 
 
 def free_port() -> int:
@@ -28,12 +32,24 @@ def start(*arguments, seconds: int = SECONDS, **environment) -> str:
     try:
         output, _ = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, 9)
+        _end(process)
         output, _ = process.communicate()
         raise SystemExit(f"{output}\nstill running after {seconds} s: {' '.join(map(str, arguments))}") from None
+    except BaseException:  # scripts/users, or a hand on the keyboard, ends this program
+        _end(process)
+        raise
     if process.returncode != 0:
         raise SystemExit(f"{output}\nexit status {process.returncode}: {' '.join(map(str, arguments))}")
     return output
+
+
+def _end(process) -> None:
+    """torchrun's ranks are in sessions of their own: it ends them itself, if it is given the time."""
+    process.terminate()
+    try:
+        process.wait(20)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def torchrun(*arguments, world: int = 2, **options) -> str:
