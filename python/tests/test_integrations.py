@@ -156,7 +156,7 @@ def put_text(folder):
     (lose, ["rank 1: ", "there is no "]),
     (tear, ["rank 1: ", "damaged"]),
     (change_model, ["rank 0, 1: ", "other parameters"]),
-    (swap, ["rank 0, 1: ", "rank 1"]),
+    (swap, ["rank 0, 1: ", "laconic-rank-0.pt: ", "rank 1"]),
     (put_text, ["rank 0: ", "no state that a LaconicCallback saved"]),
 ], ids=["lost", "torn", "other-model", "swapped", "foreign"])
 def test_all_ranks_load_or_none_and_rank_0_says_why(pools, tmp_path, harm, words):

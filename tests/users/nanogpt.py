@@ -18,6 +18,20 @@ from _launch import SKIPPED, check, check_announced, torchrun
 
 NEEDS = ["numpy"]
 FILES = ["train.py", "model.py", "configurator.py"]
+#: a configuration file of nanoGPT's own kind. Under torchrun train.py puts each rank on cuda:<rank>; this leads it to the CPU.
+CONFIGURATION = """
+torch.cuda.set_device = lambda device: None
+torch.nn.Module.to = lambda self, device: self
+torch.Tensor.pin_memory = lambda self: self
+_to, _load, _wrap = torch.Tensor.to, torch.load, DDP
+torch.Tensor.to = lambda self, *args, **kw: self if str(args[:1]).startswith("('cuda") else _to(self, *args, **kw)
+torch.load = lambda path, map_location: _load(path, map_location="cpu")
+DDP = lambda model, device_ids: _wrap(model)
+
+device, backend, dtype, compile, wandb_log = "cpu", "gloo", "float32", False, False
+dataset, n_layer, n_head, n_embd, block_size, batch_size, gradient_accumulation_steps = "made", 2, 4, 64, 64, 8, 2
+eval_interval, eval_iters, log_interval, lr_decay_iters, warmup_iters, learning_rate, min_lr = 40, 4, 10, 120, 5, 5e-3, 5e-4
+"""
 WORDS = "the cat sat on a mat and saw two small birds in the old tree behind our house before rain came".split()
 
 
@@ -40,11 +54,7 @@ def train(folder: Path, *options) -> str:
     here = os.getcwd()
     os.chdir(folder)
     try:
-        return torchrun("-m", "laconic.run", "--spec", "3lc", "--summary", folder / "train.py", "--device=cpu", "--backend=gloo",
-                        "--compile=False", "--dataset=made", "--dtype=float32", "--n_layer=2", "--n_head=4", "--n_embd=64", "--block_size=64",
-                        "--batch_size=8", "--gradient_accumulation_steps=2", "--dropout=0.0", "--eval_interval=40", "--eval_iters=4",
-                        "--log_interval=10", "--lr_decay_iters=120", "--warmup_iters=5", "--learning_rate=5e-3", "--min_lr=5e-4",
-                        "--always_save_checkpoint=True", "--out_dir=out", *options)
+        return torchrun("-m", "laconic.run", "--spec", "3lc", "--summary", folder / "train.py", "cpu.py", *options)
     finally:
         os.chdir(here)
 
@@ -59,6 +69,7 @@ def main() -> int:
         for file in FILES:
             shutil.copy(Path(checkout, file), folder)
         write_data(folder / "data" / "made")
+        (folder / "cpu.py").write_text(CONFIGURATION, encoding="utf-8")
         output = train(folder, "--max_iters=80")
         check_announced(output, "laconic: 3lc on ")
         losses = [float(x) for x in re.findall(r"^step \d+: train loss ([\d.]+)", output, re.M)]
