@@ -1,5 +1,5 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""The callbacks against stand-ins for the frameworks: what these show to a callback, and nothing else. `make users` has the real ones."""
+"""The callbacks against stand-ins for the frameworks: what these show to a callback. `make users` has the real ones."""
 
 from __future__ import annotations
 
@@ -202,6 +202,22 @@ def test_a_state_that_cannot_be_written_is_said_and_training_goes_on(pools, tmp_
     assert outcomes[0]["step"] == 8 and outcomes[0]["hash"] == outcomes[1]["hash"]
 
 
+def after_a_failure(folder):
+    transformers, _ = callbacks()
+    with said() as lines:
+        trainer = Trainer(model(), transformers.LaconicCallback("3lc", **OPTIONS), folder)
+        trainer.train(2)
+        trainer.callback.handle.worker.broken = laconic.LaconicError(62, "engine_failed", "a peer is gone")
+        Path(folder, "checkpoint-2").mkdir(exist_ok=True)
+        trainer.callback.on_save(trainer.args, types.SimpleNamespace(global_step=2), None)
+    return Path(folder, "checkpoint-2", f"laconic-rank-{dist.get_rank()}.pt").is_file(), lines
+
+
+def test_a_survivor_still_saves(pools, tmp_path):
+    for saved, lines in pools(2).run(after_a_failure, folder=str(tmp_path)):
+        assert saved and not any("not saved" in line for line in lines)
+
+
 def test_models_without_optimizer_and_searches_have_no_state(pools, tmp_path):
     outcomes = pools(2).run(hf, folder=tmp_path, until=2, save_at=(2,), arguments={"save_only_model": True})
     assert outcomes[0]["files"] == []
@@ -225,7 +241,7 @@ def unwrapped(which, arguments=None):
     return lines, callback.handle is not None, ddp is not None
 
 
-@pytest.mark.parametrize("arguments, words", [({}, "not wrapped"), ({"fsdp": ["full_shard"]}, "FSDP"), ({"deepspeed": {}, "fsdp": "x"}, "FSDP"),
+@pytest.mark.parametrize("arguments, words", [({}, "not wrapped"), ({"fsdp": ["full_shard"]}, "FSDP"),
                                               ({"deepspeed": "config.json"}, "DeepSpeed")])
 def test_a_trainer_without_ddp_is_said_and_goes_on(pools, arguments, words):
     (lines, attached, _), (others, *_) = pools(2).run(unwrapped, which=(0, 1), arguments=arguments)
@@ -351,6 +367,7 @@ class Fit:
 def fitted(folder, name="4.ckpt", spec="3lc"):
     """A run that saves and one that resumes; a second fit; checkpoints after it; what is removed."""
     _, lightning = callbacks()
+    state_file = lightning.state_file
     path, after, weights = (str(Path(folder, file)) for file in (name, "after.ckpt", "weights.ckpt"))
     with said() as lines:
         trainer = Fit(model(), lightning.LaconicCallback(spec, **OPTIONS))
@@ -367,11 +384,14 @@ def fitted(folder, name="4.ckpt", spec="3lc"):
         resumed = [Fit(model(), lightning.LaconicCallback(spec, **OPTIONS)).fit(8, ckpt_path=p)
                    for p in (path, str(Path(folder, "last.ckpt")))]
         Fit(model(), lightning.LaconicCallback(spec, **OPTIONS)).fit(9, ckpt_path=after)
+        if dist.get_rank() == 0:
+            state_file(path, 2).touch()  # of a larger world, before
         dist.barrier()
         trainer.strategy.remove_checkpoint(path)
     dist.barrier()
     left = sorted(p.name for p in Path(folder).glob("*.laconic"))
-    return {"whole": whole, "resumed": resumed, "files": files, "left": left, "again": again, "lines": lines}
+    return {"whole": whole, "resumed": resumed, "files": files, "left": left, "again": again, "lines": lines,
+            "followed": [trainer.strategy.save_checkpoint.args[1].__name__, trainer.strategy.remove_checkpoint.args[1].__name__]}
 
 
 @pytest.mark.parametrize("spec", ["3lc", "topk:ratio=0.05"])
@@ -383,6 +403,7 @@ def test_a_resumed_fit_equals_the_uninterrupted_one(pools, tmp_path, spec):
         assert outcome["resumed"] == [outcomes[0]["whole"]] * 2
         assert outcome["files"] == [f"{name}.ckpt.laconic/rank-{rank}.pt" for name in ("4", "after") for rank in (0, 1)]
         assert outcome["again"] == 10, "a second fit goes on with the residuals of the first"
+        assert outcome["followed"] == ["save_checkpoint", "remove_checkpoint"], "once, however many fits there are"
         assert outcome["left"] == ["after.ckpt.laconic"], "away with its checkpoint"
 
 
@@ -423,6 +444,7 @@ except ImportError as error:
     print(error)
 """
     paths = os.pathsep.join(path for path in sys.path if path)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": paths}, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60,
+                          env={**os.environ, "PYTHONPATH": paths})
     assert done.returncode == 0, done.stderr
     assert "pip install lightning" in done.stdout

@@ -27,8 +27,8 @@ def free_port() -> int:
 
 def start(*arguments, seconds: int = SECONDS, **environment) -> str:
     """Runs `python ARGUMENTS` to its end and gives its output; SystemExit with that output where it fails or hangs."""
-    process = subprocess.Popen([sys.executable, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                               env={**os.environ, **environment}, start_new_session=True)
+    process = subprocess.Popen([sys.executable, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                               text=True, env={**os.environ, **environment}, start_new_session=True)
     try:
         output, _ = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
@@ -54,8 +54,8 @@ def _end(process) -> None:
 
 def torchrun(*arguments, world: int = 2, **options) -> str:
     """As `start`, by torchrun on `world` ranks."""
-    return start("-m", "torch.distributed.run", "--nproc-per-node", world, "--master-addr", "127.0.0.1", "--master-port", free_port(),
-                 *arguments, **options)
+    return start("-m", "torch.distributed.run", "--nproc-per-node", world, "--master-addr", "127.0.0.1",
+                 "--master-port", free_port(), *arguments, **options)
 
 
 def digest(model) -> str:

@@ -48,5 +48,6 @@ if __name__ == "__main__":
         optimizer.zero_grad()
         losses.append(loss.item())
     dill.dumps(lambda: losses)
-    report(Path(sys.argv[1]), "kept", dist.get_rank(), digest=digest(model), first=losses[0], last=losses[-1], ratio=handle.stats()["ratio"])
+    report(Path(sys.argv[1]), "kept", dist.get_rank(), digest=digest(model), first=losses[0], last=losses[-1],
+           ratio=handle.stats()["ratio"])
     # neither handle.close() nor destroy_process_group(): the interpreter ends with all of it

@@ -24,7 +24,8 @@ def train(spec: str, folder: Path, resume: bool):
     config = GPT2Config(vocab_size=256, n_positions=32, n_embd=64, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0)
     start = random.Random(0)
     begins = [start.randrange(256) for _ in range(256)]
-    data = [{"input_ids": [(b + 3 * i) % 256 for i in range(32)], "labels": [(b + 3 * i) % 256 for i in range(32)]} for b in begins]
+    rows = [[(b + 3 * i) % 256 for i in range(32)] for b in begins]
+    data = [{"input_ids": row, "labels": row} for row in rows]
     arguments = TrainingArguments(
         output_dir=str(folder), per_device_train_batch_size=8, max_steps=45, learning_rate=1e-2, lr_scheduler_type="constant",
         logging_steps=1, save_steps=15, save_total_limit=2, report_to="none", use_cpu=True, ddp_backend="gloo", disable_tqdm=True,
@@ -42,8 +43,8 @@ def rank_main(folder: Path, resume: bool) -> None:
         losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
         name = f"{spec}-{'resumed' if resume else 'whole'}"
         report(folder, name, trainer.args.process_index, digest=digest(trainer.model), first=losses[0], last=losses[-1],
-               ratio=callback.handle.stats()["ratio"], step=callback.handle.step, files=sorted(p.name for p in place.glob("*/laconic*")),
-               folders=sorted(p.name for p in place.iterdir()))
+               ratio=callback.handle.stats()["ratio"], step=callback.handle.step,
+               files=sorted(p.name for p in place.glob("*/laconic*")), folders=sorted(p.name for p in place.iterdir()))
         if resume and spec == SPECS[0]:  # once more, with the same wrapper and handle
             handle = callback.handle
             trainer.args.max_steps = 6

@@ -46,7 +46,8 @@ def rank_main(folder: Path) -> None:
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as name:
-        output = start("-m", "laconic.run", "--spec", "3lc", __file__, name, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
+        output = start("-m", "laconic.run", "--spec", "3lc", __file__, name, MASTER_ADDR="127.0.0.1",
+                       MASTER_PORT=str(free_port()))
         check_announced(output, "laconic: 3lc on ")
         check_training(reports(name, "unchanged"), output)
 

@@ -51,8 +51,8 @@ def rank_main(folder: Path, line: bool) -> None:
         right = (net(data.tensors[0]).argmax(1) == data.tensors[1]).float().mean().item()
     counted = sys.modules.get("laconic")  # for the test alone: what the exchange of this model counted
     handle = counted.handle_of(model) if counted else None
-    report(folder, "line" if line else "unchanged", dist.get_rank(), digest=digest(model), first=means[0], last=means[-1], right=right,
-           ratio=handle.stats()["ratio"] if handle else 0)
+    report(folder, "line" if line else "unchanged", dist.get_rank(), digest=digest(model), first=means[0], last=means[-1],
+           right=right, ratio=handle.stats()["ratio"] if handle else 0)
     dist.destroy_process_group()
 
 

@@ -63,9 +63,14 @@ def content_of(handle) -> dict:
 def save(handle, path: Path) -> None:
     """Writes this rank's state. Collective: no rank goes on before all have written, and rank 0 tells who could not."""
     trouble = write(path, content_of(handle))
-    troubled = [(rank, text) for rank, text in enumerate(handle.gather_texts(trouble)) if text]
+    try:
+        texts = handle.gather_texts(trouble)
+    except RuntimeError:  # the exchange has failed: this rank still saves what it has, and the next step tells of the failure
+        return _say_unsaved([handle.rank], trouble) if trouble else None
+    troubled = [(rank, text) for rank, text in enumerate(texts) if text]
     if troubled and handle.rank == 0:
         _say_unsaved([rank for rank, _ in troubled], troubled[0][1])
+    return None
 
 
 def write(path: Path, content: dict) -> str:

@@ -79,7 +79,8 @@ class LaconicCallback(_base()):
         if not _shared.keeps_state(self.handle) or "optimizer_states" not in checkpoint:  # of weights alone: none resumes there
             return
         if _remote(path):
-            _shared.say_once(f"states are saved to local folders only: a run that resumes from {path} starts with empty residuals")
+            _shared.say_once("states are saved to local folders only: a run that resumes from "
+                             f"{path} starts with empty residuals")
         elif not self.handle.closed:
             _shared.save(self.handle, state_file(path, self.handle.rank))
         elif self._last is not None:
