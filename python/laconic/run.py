@@ -1,20 +1,28 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 """Zero lines: `torchrun --nproc-per-node 4 -m laconic.run --spec "topk:ratio=0.01" train.py ARGS`.
 
-Attaches to every DistributedDataParallel model of the script, at its first forward pass that records gradients. The class
-stays what it is; only its constructor is wrapped. A hook that the script registers itself wins: laconic stands aside.
+Attaches to every DistributedDataParallel model of the script, at its first forward pass that records gradients, and of the
+Python processes that the script starts. A hook that the script registers itself wins: laconic stands aside.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
-import logging
 import os
 import runpy
 import sys
 
-from . import environment
+from . import automatic
+from ._checks import U64
+
+
+def _whole(least: int):
+    def parse(text: str) -> int:
+        if not text.isdecimal() or not least <= int(text) <= U64 >> 1:
+            raise argparse.ArgumentTypeError(f"{text} is not a whole number from {least}")
+        return int(text)
+
+    return parse
 
 
 def _parse(arguments):
@@ -24,6 +32,12 @@ def _parse(arguments):
     parser.add_argument("--strategy", default="auto", help="auto, native_sum, gather_all or two_shot")
     parser.add_argument("--small-elements", type=int, default=4096, help="parameters up to this size go uncompressed")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--warmup-steps", type=int, default=0, metavar="K", help="the first K steps go uncompressed")
+    parser.add_argument("--state", metavar="DIR", default=None,
+                        help="keep every rank's residuals in DIR, and continue with those that fit the model's parameters")
+    parser.add_argument("--state-every", type=_whole(1), default=500, metavar="N",
+                        help="steps between two saved states: a divisor of the steps between the script's checkpoints (500)")
+    parser.add_argument("--state-keep", type=_whole(2), default=3, metavar="K", help="states to keep, at least 2 (3)")
     parser.add_argument("--summary", action="store_true", help="print counters of rank 0 at the end")
     parser.add_argument("-m", dest="module", action="store_true", help="the script is a module name")
     parser.add_argument("script")
@@ -31,55 +45,23 @@ def _parse(arguments):
     return parser.parse_args(arguments)
 
 
-def install(options, handles: list) -> None:
-    """Wraps DistributedDataParallel.__init__: registration happens at the wrapper's first forward."""
-    import torch
-    from torch.nn.parallel import DistributedDataParallel
-
-    import laconic
-
-    from .ddp import other_hook
-
-    original = DistributedDataParallel.__init__
-
-    @functools.wraps(original)
-    def construct(self, *args, **kwargs):
-        original(self, *args, **kwargs)
-
-        def first_forward(module, _inputs):
-            if not torch.is_grad_enabled():  # an evaluation, perhaps on one rank only: attaching takes all of them
-                return
-            removal.remove()
-            hook = other_hook(module)
-            if hook is None:
-                handles.append(laconic.attach(module, options.spec, seed=options.seed, strategy=options.strategy,
-                                              small_elements=options.small_elements, threads=options.threads))
-            elif torch.distributed.get_rank() == 0 and not environment.disabled():
-                environment.say(f"the script has a communication hook of its own ({hook}); standing aside",
-                                logging.WARNING)
-
-        removal = self.register_forward_pre_hook(first_forward)
-
-    DistributedDataParallel.__init__ = construct
-
-
 def main(arguments=None) -> None:
     options = _parse(sys.argv[1:] if arguments is None else arguments)
-    handles: list = []
-    install(options, handles)  # under LACONIC_DISABLE=1 too: attach then tells the ranks where it is not set
+    automatic.start(options)  # under LACONIC_DISABLE=1 too: attach then tells the ranks where it is not set
     sys.argv = [options.script, *options.arguments]
+    ended = "failed"
     try:
         if options.module:
             runpy.run_module(options.script, run_name="__main__", alter_sys=True)
         else:
             sys.path[0] = os.path.dirname(os.path.abspath(options.script))
             runpy.run_path(options.script, run_name="__main__")
+        ended = "returned"
+    except SystemExit:
+        ended = "left"
+        raise
     finally:
-        if options.summary and handles and handles[0].explain().get("rank") == 0:
-            stats = handles[0].stats()
-            print(f"laconic: {stats['steps']} steps, {stats['wire_bytes']} bytes sent, {stats['ratio']:.1f}:1 against a "
-                  f"float32 ring, encode {stats['encode_seconds']:.2f} s, wire {stats['wire_seconds']:.2f} s, "
-                  f"decode {stats['decode_seconds']:.2f} s", file=sys.stderr)
+        automatic.finish(ended)
 
 
 if __name__ == "__main__":

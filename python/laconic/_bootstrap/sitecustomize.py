@@ -1,0 +1,39 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""Run by Python at the start of every process that a script under laconic.run starts: PYTHONPATH leads here.
+
+Takes this folder out of sys.path, listens for torch, and hands on to the sitecustomize that would have been found without it.
+"""
+
+import os
+import sys
+
+
+def _listen_for_torch():
+    here = os.path.dirname(os.path.abspath(__file__))
+    try:
+        if os.environ.get("LACONIC_RUN"):
+            sys.path.insert(0, here)
+            import laconic_imports
+
+            laconic_imports.install()
+    except Exception as error:  # noqa: BLE001  an interpreter has to start, whatever is wrong with us
+        if sys.stderr is not None:
+            print(f"laconic: nothing will be compressed in process {os.getpid()}: {type(error).__name__}: {error}", file=sys.stderr)
+    finally:
+        sys.path[:] = [folder for folder in sys.path if os.path.abspath(folder) != here]
+
+
+def _hand_on():
+    """Whatever the next one raises is Python's to report, as ever."""
+    ours = sys.modules.pop("sitecustomize", None)
+    try:
+        import sitecustomize  # noqa: F401
+    except ModuleNotFoundError as error:
+        if error.name != "sitecustomize":
+            raise
+        if ours is not None:
+            sys.modules["sitecustomize"] = ours
+
+
+_listen_for_torch()
+_hand_on()
