@@ -80,8 +80,8 @@ class Process:
         self.starter = starter  # the user started it, and none above it is under laconic.run
         self.rank: int | None = None  # in the default group, of which the process is or was a member
         self.optimizers = False
-        self.constructed = self.trained = 0  # wrappers that were made here, and those of them that came to train
-        self.met = 0  # wrappers at their first forward pass with gradients, copies and unpickled ones too
+        self.constructed = 0  # wrappers that were made here
+        self.trained = 0  # wrappers that came to a forward pass with gradients; copies of the former may be among them
         self.sharded: set[str] = set()
         self.models: list[Model] = []
         self.summed_up = self.over = False
@@ -90,7 +90,6 @@ class Process:
 
 _process = Process()
 _models: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
-_constructed: weakref.WeakSet = weakref.WeakSet()
 
 
 def _forked() -> None:
@@ -209,9 +208,8 @@ def _watch_forward(wrapper_class) -> None:
     _wrap(wrapper_class, "_pre_forward" if hasattr(wrapper_class, "_pre_forward") else "forward", before=before)
 
 
-def _count(wrapper) -> None:
+def _count(_) -> None:
     _process.constructed += 1
-    _constructed.add(wrapper)
     _end_with_a_word()
 
 
@@ -255,9 +253,7 @@ def _first_forward(wrapper) -> None:
     from .ddp import other_hook
 
     model = _models[wrapper] = Model(wrapper)
-    _process.met += 1
-    if wrapper in _constructed:
-        _process.trained += 1
+    _process.trained += 1
     hook = other_hook(wrapper)
     if hook is not None:
         _stand_aside(wrapper, hook)
@@ -379,7 +375,7 @@ def _not_attached(ended: str) -> str | None:
                        "recorded gradients")
     if reasons:
         return "not compressed: " + "; ".join(reasons)
-    if not process.constructed and not process.met:
+    if not process.constructed and not process.trained:
         return "nothing was compressed: no model was wrapped in DistributedDataParallel"
     return None
 

@@ -1,0 +1,387 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""laconic.run: processes that the script starts, every kind of wrapper, and what it says when there is nothing to attach to."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from launches import environment_for, launch  # noqa: E402
+from ranks import free_port  # noqa: E402
+
+import laconic  # noqa: E402
+
+BOOTSTRAP = Path(laconic.__file__).parent / "_bootstrap"
+
+# What all scripts share: a model that a codec takes, plain updates, a report of rank and parameters.
+COMMON = r'''
+import copy
+import gc
+import hashlib
+import json
+import os
+import pickle
+import subprocess
+import sys
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+
+def network():
+    torch.manual_seed(0)
+    return torch.nn.Linear(80, 80)
+
+
+def train(model, rank, steps=3):
+    generator = torch.Generator().manual_seed(rank)
+    for _ in range(steps):
+        model(torch.randn(4, 80, generator=generator)).square().mean().backward()
+        with torch.no_grad():
+            for p in model.parameters():
+                p -= 0.1 * p.grad
+                p.grad = None
+
+
+def report(model, **more):
+    digest = hashlib.sha256(b"".join(bytes(p.detach().view(-1).view(torch.uint8).tolist()) for p in model.parameters()))
+    line = {"rank": dist.get_rank(), "hash": digest.hexdigest(), **more}
+    sys.stdout.write(json.dumps(line) + "\n")  # in one piece: ranks share a pipe
+    sys.stdout.flush()
+
+
+def rank_of(rank=None, port=None):
+    if rank is not None:
+        os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    seconds = int(os.environ.get("TIMEOUT", "60"))
+    import datetime
+
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=seconds))
+    ddp = DistributedDataParallel(network())
+    train(ddp, dist.get_rank())
+    report(ddp)
+    dist.barrier()
+'''
+
+STARTS = COMMON + r'''
+if __name__ == "__main__":
+    how, port = sys.argv[1], sys.argv[2]
+    if how == "spawn":
+        import torch.multiprocessing
+
+        torch.multiprocessing.spawn(rank_of, (port,), nprocs=2)
+    elif how == "rank":
+        rank_of(int(sys.argv[3]), port)
+    else:
+        flags = {"popen": [], "isolated": ["-I"]}[how]
+        children = [subprocess.Popen([sys.executable, *(flags if rank == 1 else []), __file__, "rank", port, str(rank)])
+                    for rank in range(2)]
+        sys.exit(max(abs(child.wait()) for child in children))
+'''
+
+KINDS = COMMON + r'''
+import laconic
+
+
+def bits(model):
+    return [p.detach().clone() for p in model.parameters()]
+
+
+def main(kind):
+    dist.init_process_group("gloo")
+    rank, ddp = dist.get_rank(), None
+    if kind == "plain":
+        train(DistributedDataParallel(network()), rank, 6)
+    if kind == "replicate":
+        from torch.distributed._composable.replicate import replicate
+
+        model = replicate(network())
+        train(model, rank)
+        report(model, spec=laconic.handles()[0].spec)
+        return
+    ddp = DistributedDataParallel(network())
+    if kind in ("pickle", "copy"):
+        again = (lambda m: pickle.loads(pickle.dumps(m))) if kind == "pickle" else copy.deepcopy
+        before = len(pickle.dumps(ddp))
+        ddp = again(ddp)
+        train(ddp, rank)
+        grown = len(pickle.dumps(ddp)) - before
+        first, ddp = laconic.handle_of(ddp), again(ddp)
+        assert laconic.handle_of(ddp) is None
+        train(ddp, rank)
+        second = laconic.handle_of(ddp)
+        report(ddp, specs=[first.spec, second.spec], different=first is not second, grown=grown,
+               residual=4 * 80 * 80, steps=[first.step, second.step])
+        return
+    compiled = torch.compile(ddp, backend="eager") if kind == "compiled" else ddp
+    train(compiled, rank, 6)
+    report(ddp, attached=laconic.handle_of(ddp) is not None)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
+'''
+
+NOTHING = COMMON + r'''
+def main(kind):
+    if kind == "help":
+        import argparse
+
+        argparse.ArgumentParser().parse_args(["--help"])
+    if kind in ("alone", "leaves"):
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        model(torch.ones(1, 80)).sum().backward()
+        optimizer.step()
+        if kind == "leaves":
+            sys.exit(0)
+        return
+    if kind == "fails":
+        raise ValueError("the script's own trouble")
+    dist.init_process_group("gloo")
+    rank, model = dist.get_rank(), network()
+    if kind in ("fully_shard", "fsdp_replicate"):
+        mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))
+        if kind == "fully_shard":
+            from torch.distributed.fsdp import fully_shard
+
+            model = fully_shard(model, mesh=mesh)
+        else:
+            from torch.distributed._composable.replicate_with_fsdp import replicate
+
+            model = replicate(model, mesh=mesh)
+        model(torch.ones(1, 80)).sum().backward()
+    if kind == "fsdp":
+        from torch.distributed.fsdp import FullyShardedDataParallel
+
+        FullyShardedDataParallel(model, device_id=torch.device("cpu"))(torch.ones(1, 80)).sum().backward()
+    if kind == "unused":
+        train(DistributedDataParallel(model), rank)
+        with torch.no_grad():
+            DistributedDataParallel(network())(torch.ones(1, 80))
+    if kind == "workers":
+        ddp = DistributedDataParallel(model)
+        loader = torch.utils.data.DataLoader(list(range(4)), num_workers=2, multiprocessing_context="fork")
+        train(ddp, rank)
+        assert len(list(loader)) == 4
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
+'''
+
+
+def written(folder, text):
+    path = folder / "train.py"
+    path.write_text(text)
+    return path
+
+
+def under_run(script, *arguments, options=(), spec="3lc", **more):
+    return launch(["-m", "laconic.run", "--spec", spec, *options, script, *arguments], script.parent, **more)
+
+
+def reports(outcome):
+    found = [json.loads(line) for line in outcome.out.splitlines() if line.startswith("{")]
+    return sorted(found, key=lambda report: report["rank"])
+
+
+def one_line_start(outcome, spec="3lc"):
+    """Nothing was said but what attach says, by one rank."""
+    assert len(outcome.notices) == 1 and outcome.notices[0].startswith(f"laconic: {spec} on 1 of 2 tensors"), outcome.err
+
+
+# ---- processes that the script starts ----
+
+@pytest.fixture(scope="module")
+def compressed(tmp_path_factory):
+    """The parameters' hash of STARTS with 3lc and without."""
+    script = written(tmp_path_factory.mktemp("alone"), KINDS.replace("ddp, rank, 6", "ddp, rank, 3").replace("compiled, rank, 6", "compiled, rank, 3"))
+    hashes = [{reports(o)[0]["hash"] for o in outcomes} for outcomes in (under_run(script, "ddp"), launch([script, "ddp"], script.parent))]
+    assert [len(h) for h in hashes] == [1, 1] and hashes[0] != hashes[1]
+    return hashes[0].pop(), hashes[1].pop()
+
+
+def start(tmp_path, how, argv=("-m", "laconic.run", "--spec", "3lc"), **more):
+    script = written(tmp_path, STARTS)
+    return launch([*argv, script, how, free_port()], tmp_path, world=1, daemon=False, **more)[0]
+
+
+def test_ranks_that_torch_spawns(tmp_path, compressed):
+    outcome = start(tmp_path, "spawn", ["-m", "laconic.run", "--spec", "3lc", "--summary"])
+    assert outcome.code == 0, outcome.err
+    assert [r["hash"] for r in reports(outcome)] == [compressed[0]] * 2
+    assert len(outcome.notices) == 2 and "3lc on 1 of 2" in outcome.notices[0] and "3 steps" in outcome.notices[1]
+
+
+def test_ranks_that_are_subprocesses_and_the_kill_switch(tmp_path, compressed):
+    outcome = start(tmp_path, "popen", LACONIC_DISABLE="1")
+    assert outcome.code == 0, outcome.err
+    assert [r["hash"] for r in reports(outcome)] == [compressed[1]] * 2 and outcome.notices == []
+
+
+def test_a_rank_that_is_not_reached_is_named(tmp_path):
+    begin = time.monotonic()
+    outcome = start(tmp_path, "isolated", TIMEOUT="3")
+    assert outcome.code != 0 and "rank 1 did not attach within 3 s: was it started without laconic?" in outcome.err
+    assert time.monotonic() - begin < 60
+
+
+def test_torchruns_ranks(tmp_path, compressed):
+    script = written(tmp_path, STARTS)
+    script.write_text(STARTS.replace('how, port = sys.argv[1], sys.argv[2]', 'how = "env"; rank_of(); sys.exit()'))
+    arguments = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_addr", "127.0.0.1", "--master_port", free_port()]
+    outcome = launch(["-m", "laconic.run", "--spec", "3lc", *arguments, script], tmp_path, world=1, daemon=False)[0]
+    if outcome.code != 0 and not hasattr(torch, "compile"):
+        pytest.skip("torchrun itself does not start under torch 1.13 and Python 3.11")
+    assert outcome.code == 0, outcome.err
+    assert [r["hash"] for r in reports(outcome)] == [compressed[0]] * 2
+    one_line_start(outcome)
+
+
+def test_an_inner_run_wins(tmp_path):
+    script = written(tmp_path, KINDS)
+    inner = under_run(script, "ddp", spec="topk", options=["-m", "laconic.run", "--spec", "int8"][:0], world=2)
+    outer = launch(["-m", "laconic.run", "--spec", "topk", "--summary", "-m", "laconic.run", "--spec", "3lc", script, "ddp"], tmp_path)
+    one_line_start(outer[0])
+    assert outer[1].notices == []
+    assert reports(outer[0])[0]["hash"] != reports(inner[0])[0]["hash"]
+
+
+# ---- the start of an interpreter under LACONIC_RUN ----
+
+def interpreter(code, *folders, bootstrap=BOOTSTRAP, **variables):
+    path = os.pathsep.join(map(str, [bootstrap, *folders]))
+    done = subprocess.run([sys.executable, "-c", code], env={**environment_for(**variables), "PYTHONPATH": path}, cwd="/",
+                          capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+SEEN = """
+import json, sys
+print(json.dumps({"path": sys.path, "ours": [f for f in sys.meta_path if hasattr(f, "watches_for_laconic")] != [],
+                  "modules": sorted(sys.modules), "mark": getattr(sys, "mark", None)}))
+"""
+
+
+def test_the_next_sitecustomize_runs_as_ever(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.mark = __name__, __file__, sys.modules[__name__].__file__\n")
+    for variables in ({"LACONIC_RUN": "{}"}, {}):
+        done = interpreter(SEEN, tmp_path, **variables)
+        seen = json.loads(done.stdout)
+        assert seen["mark"] == ["sitecustomize", str(tmp_path / "sitecustomize.py"), str(tmp_path / "sitecustomize.py")]
+        assert str(BOOTSTRAP) not in seen["path"] and str(tmp_path) in seen["path"]
+        assert seen["ours"] == bool(variables) and done.stderr == ""
+
+
+def test_an_interpreter_that_needs_no_torch_loads_nothing_for_it():
+    with_it, without = (set(json.loads(interpreter(SEEN, **v).stdout)["modules"]) for v in ({"LACONIC_RUN": "{}"}, {}))
+    assert with_it - without == {"laconic_imports"}
+
+
+def test_a_broken_sitecustomize_is_reported_by_python_itself(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text("import no_such_module\n")
+    done = interpreter(SEEN, tmp_path, LACONIC_RUN="{}")
+    assert "no_such_module" in done.stderr and "laconic" not in done.stderr
+    assert json.loads(done.stdout)["ours"]
+
+
+def test_a_damaged_bootstrap_stops_no_interpreter(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text((BOOTSTRAP / "sitecustomize.py").read_text())
+    (tmp_path / "laconic_imports.py").write_text("1 / 0\n")
+    done = interpreter(SEEN, bootstrap=tmp_path, LACONIC_RUN="{}")
+    assert len(done.stderr.splitlines()) == 1 and done.stderr.startswith("laconic: nothing will be compressed in process ")
+    assert "ZeroDivisionError" in done.stderr and str(tmp_path) not in json.loads(done.stdout)["path"]
+
+
+def test_options_that_cannot_be_read_stop_no_import(tmp_path):
+    for parent in ("torch", "torch/nn", "torch/nn/parallel", "torch/optim"):
+        (tmp_path / parent).mkdir()
+        (tmp_path / parent / "__init__.py").write_text("")
+    (tmp_path / "torch/nn/parallel/distributed.py").write_text("class DistributedDataParallel: pass")
+    (tmp_path / "torch/optim/optimizer.py").write_text("class Optimizer: pass")
+    done = interpreter("import torch.nn.parallel.distributed, torch.optim.optimizer", tmp_path, LACONIC_RUN='{"spec": ')
+    assert len(done.stderr.splitlines()) == 1 and "LACONIC_RUN does not hold what laconic.run has written" in done.stderr
+
+
+# ---- every kind of wrapper ----
+
+def kinds(tmp_path, kind, **more):
+    outcomes = under_run(written(tmp_path, KINDS), kind, **more)
+    assert [o.code for o in outcomes] == [0, 0], outcomes[0].err
+    found = [reports(o)[0] for o in outcomes]
+    assert found[0]["hash"] == found[1]["hash"]
+    return found[0], outcomes
+
+
+@pytest.mark.parametrize("kind", ["pickle", "copy"])
+def test_wrappers_that_are_pickled_and_copied(tmp_path, kind):
+    """Before the first forward pass and after it; the copy trains on compressed, and begins without residuals."""
+    report, outcomes = kinds(tmp_path, kind)
+    assert report["specs"] == ["3lc", "3lc"] and report["different"] and report["steps"] == [3, 3]
+    assert report["grown"] < report["residual"] / 4
+    assert len(outcomes[0].notices) == 2 and outcomes[1].notices == []
+
+
+@pytest.mark.skipif(not hasattr(torch, "compile"), reason="this torch has no torch.compile")
+def test_a_compiled_wrapper_trains_the_same(tmp_path):
+    compiled, outcomes = kinds(tmp_path, "compiled")
+    one_line_start(outcomes[0])
+    assert compiled["hash"] == kinds(tmp_path, "ddp")[0]["hash"]
+
+
+def test_replicate(tmp_path, compressed):
+    pytest.importorskip("torch.distributed._composable.replicate", reason="this torch has no replicate()")
+    report, outcomes = kinds(tmp_path, "replicate")
+    one_line_start(outcomes[0])
+    assert report["spec"] == "3lc" and report["hash"] == compressed[0]
+
+
+# ---- nothing to attach to ----
+
+@pytest.mark.parametrize(("kind", "world", "said"), [
+    ("alone", 1, "ran in one process, without torch.distributed"),
+    ("leaves", 1, "ran in one process, without torch.distributed"),
+    ("alone", 2, "ran in one process, without torch.distributed"),
+    ("group", 2, "no model was wrapped in DistributedDataParallel"),
+    ("unused", 2, "1 of 2 DistributedDataParallel models: no forward pass through the wrapper recorded gradients"),
+    ("fully_shard", 2, "fully_shard(): this version exchanges"),
+    ("fsdp_replicate", 2, "replicate() of FSDP2: this version exchanges"),
+    ("fsdp", 2, "FullyShardedDataParallel: this version exchanges"),
+])
+def test_what_was_not_attached_is_said_once(tmp_path, kind, world, said):
+    if kind == "fsdp" and not hasattr(torch, "compile"):
+        pytest.skip("FSDP of torch 1.13 cannot be imported under Python 3.11")
+    if kind == "fully_shard":
+        pytest.importorskip("torch.distributed.fsdp._fully_shard", reason="this torch has no FSDP2")
+    if kind == "fsdp_replicate":
+        pytest.importorskip("torch.distributed._composable.replicate_with_fsdp", reason="this torch has no replicate() of FSDP2")
+    outcomes = under_run(written(tmp_path, NOTHING), kind, world=world)
+    assert [o.code for o in outcomes] == [0] * world, outcomes[0].err
+    last = [line for line in outcomes[0].notices if "compressed: " in line]
+    assert len(last) == 1 and last[0] == outcomes[0].notices[-1] and said in last[0]
+    assert len(outcomes[0].notices) == (2 if kind == "unused" else 1)
+    assert all(o.notices == [] for o in outcomes[1:])
+
+
+@pytest.mark.parametrize(("kind", "world", "code"), [("help", 1, 0), ("fails", 1, 1), ("workers", 2, 0)])
+def test_no_false_alarm(tmp_path, kind, world, code):
+    outcomes = under_run(written(tmp_path, NOTHING), kind, world=world, daemon=False)
+    assert [o.code for o in outcomes] == [code] * world
+    assert [len(o.notices) for o in outcomes] == [1, 0][:world] if kind == "workers" else [0]
+
+
+def test_nothing_is_said_under_the_kill_switch(tmp_path):
+    assert under_run(written(tmp_path, NOTHING), "alone", world=1, LACONIC_DISABLE="1")[0].notices == []
