@@ -127,7 +127,7 @@ class Keeper:
             name = Name(self._model, self.ordinal, self._rank, self._world, step, parameters)
             files.save(self._folder / str(name), {"state": state, "tensors": files.fingerprint(state["tensors"].items())})
             self._forget_old()
-        except (OSError, RuntimeError, MemoryError) as error:
+        except Exception as error:  # noqa: BLE001  training goes on, whatever it is
             self._warn(f"the state of step {step} was not saved in {self._folder}", error)
 
     def _warn(self, what: str, error: BaseException) -> None:
@@ -199,7 +199,7 @@ class Keeper:
         for name, path in here[:_OFFERS]:
             try:
                 offers[(name.ordinal, name.step)] = self._prepare(name, path)
-            except (OSError, RuntimeError, MemoryError) as error:
+            except Exception as error:  # noqa: BLE001  the other ranks are waiting to hear of it
                 refused = refused or f"step {name.step} is refused: {getattr(error, 'message', error)}"
         return offers, refused
 
@@ -229,7 +229,7 @@ def _card(ordinal: int, keys: list, reason: str) -> str:
     """For Handle.gather_texts."""
     text = json.dumps([ordinal, keys, reason])
     while len(text) > _TEXT:
-        reason = reason[: len(reason) - (len(text) - _TEXT) // 6 - 1]  # a character takes up to six
+        reason = reason[: -1 - (len(text) - _TEXT) // 12]  # a character takes up to twelve
         text = json.dumps([ordinal, keys, reason])
     return text
 
