@@ -14,6 +14,7 @@ import json
 import logging
 import multiprocessing.util
 import os
+import resource
 import sys
 import tempfile
 import types
@@ -381,7 +382,8 @@ def _not_attached(ended: str) -> str | None:
 
 
 def _no_group(process: Process, ended: str) -> str | None:
-    if ended == "left" and not process.optimizers:  # --help
+    had_children = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss > 0
+    if ended == "left" and not process.optimizers and not had_children:  # --help
         return None
     return ("nothing was compressed: the script ran in one process, without torch.distributed; "
             "see `torchrun --nproc-per-node N -m laconic.run`")

@@ -32,7 +32,7 @@ def _parse(arguments):
     parser.add_argument("--strategy", default="auto", help="auto, native_sum, gather_all or two_shot")
     parser.add_argument("--small-elements", type=int, default=4096, help="parameters up to this size go uncompressed")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--warmup-steps", type=int, default=0, metavar="K", help="the first K steps go uncompressed")
+    parser.add_argument("--warmup-steps", type=_whole(0), default=0, metavar="K", help="the first K steps go uncompressed")
     parser.add_argument("--state", metavar="DIR", default=None,
                         help="keep every rank's residuals in DIR, and continue with those that fit the model's parameters")
     parser.add_argument("--state-every", type=_whole(1), default=500, metavar="N",

@@ -79,6 +79,17 @@ if __name__ == "__main__":
         import torch.multiprocessing
 
         torch.multiprocessing.spawn(rank_of, (port,), nprocs=2)
+    elif how.startswith("fork"):
+        import multiprocessing
+
+        context = multiprocessing.get_context("fork")
+        target, more = (rank_of, (port,)) if how == "fork" else (train, (0,))
+        children = [context.Process(target=target, args=(network() if target is train else rank, *more)) for rank in range(2)]
+        for child in children:
+            child.start()
+        for child in children:
+            child.join()
+        sys.exit(max(abs(child.exitcode) for child in children))
     elif how == "rank":
         rank_of(int(sys.argv[3]), port)
     else:
@@ -168,6 +179,10 @@ def main(kind):
         train(DistributedDataParallel(model), rank)
         with torch.no_grad():
             DistributedDataParallel(network())(torch.ones(1, 80))
+        child = os.fork()
+        if child == 0:
+            sys.exit()  # has nothing to say and nothing to save
+        os.waitpid(child, 0)
     if kind == "workers":
         ddp = DistributedDataParallel(model)
         loader = torch.utils.data.DataLoader(list(range(4)), num_workers=2, multiprocessing_context="fork")
@@ -188,8 +203,8 @@ def written(folder, text):
     return path
 
 
-def under_run(script, *arguments, options=(), spec="3lc", **more):
-    return launch(["-m", "laconic.run", "--spec", spec, *options, script, *arguments], script.parent, **more)
+def under_run(script, *arguments, options=(), spec="3lc", outer=(), **more):
+    return launch([*outer, "-m", "laconic.run", "--spec", spec, *options, script, *arguments], script.parent, **more)
 
 
 def reports(outcome):
@@ -225,6 +240,20 @@ def test_ranks_that_torch_spawns(tmp_path, compressed):
     assert len(outcome.notices) == 2 and "3lc on 1 of 2" in outcome.notices[0] and "3 steps" in outcome.notices[1]
 
 
+def test_ranks_that_are_forked(tmp_path, compressed):
+    """Such processes run no atexit."""
+    outcome = start(tmp_path, "fork", ["-m", "laconic.run", "--spec", "3lc", "--summary", "--state", tmp_path / "states"])
+    assert outcome.code == 0, outcome.err
+    assert [r["hash"] for r in reports(outcome)] == [compressed[0]] * 2
+    assert len(outcome.notices) == 3 and "3lc on 1 of 2" in outcome.notices[0] and "3 steps" in outcome.notices[2]
+    assert sorted(name.split("-")[2] for name in os.listdir(tmp_path / "states")) == ["rank0of2", "rank1of2"]
+
+
+def test_a_launcher_of_processes_that_are_no_ranks(tmp_path):
+    outcome = start(tmp_path, "fork_alone")
+    assert len(outcome.notices) == 1 and "nothing was compressed: the script ran" in outcome.notices[0], outcome.err
+
+
 def test_ranks_that_are_subprocesses_and_the_kill_switch(tmp_path, compressed):
     outcome = start(tmp_path, "popen", LACONIC_DISABLE="1")
     assert outcome.code == 0, outcome.err
@@ -252,11 +281,9 @@ def test_torchruns_ranks(tmp_path, compressed):
 
 def test_an_inner_run_wins(tmp_path):
     script = written(tmp_path, KINDS)
-    inner = under_run(script, "ddp", spec="topk", options=["-m", "laconic.run", "--spec", "int8"][:0], world=2)
-    outer = launch(["-m", "laconic.run", "--spec", "topk", "--summary", "-m", "laconic.run", "--spec", "3lc", script, "ddp"], tmp_path)
-    one_line_start(outer[0])
-    assert outer[1].notices == []
-    assert reports(outer[0])[0]["hash"] != reports(inner[0])[0]["hash"]
+    outcomes = under_run(script, "ddp", spec="3lc", outer=["-m", "laconic.run", "--spec", "topk", "--summary"])
+    one_line_start(outcomes[0])  # one finder, one attach, no summary
+    assert outcomes[1].notices == [] and reports(outcomes[0])[0]["hash"] == reports(under_run(script, "ddp")[0])[0]["hash"]
 
 
 # ---- the start of an interpreter under LACONIC_RUN ----
@@ -362,10 +389,8 @@ def test_replicate(tmp_path, compressed):
     ("fsdp", 2, "FullyShardedDataParallel: this version exchanges"),
 ])
 def test_what_was_not_attached_is_said_once(tmp_path, kind, world, said):
-    if kind == "fsdp" and not hasattr(torch, "compile"):
+    if kind in ("fsdp", "fully_shard") and not hasattr(torch, "compile"):
         pytest.skip("FSDP of torch 1.13 cannot be imported under Python 3.11")
-    if kind == "fully_shard":
-        pytest.importorskip("torch.distributed.fsdp._fully_shard", reason="this torch has no FSDP2")
     if kind == "fsdp_replicate":
         pytest.importorskip("torch.distributed._composable.replicate_with_fsdp", reason="this torch has no replicate() of FSDP2")
     outcomes = under_run(written(tmp_path, NOTHING), kind, world=world)

@@ -14,6 +14,8 @@ torch = pytest.importorskip("torch")
 from launches import environment_for, launch  # noqa: E402
 from ranks import free_port  # noqa: E402
 
+from laconic import run  # noqa: E402
+
 SCRIPT = r'''
 import hashlib
 import json
@@ -178,7 +180,24 @@ def test_the_scripts_own_hook_wins(script):
 def test_a_script_that_attaches_itself_wins(script):
     ours = with_laconic(script, "attach", spec="topk")
     assert same_hash(ours) == same_hash(alone(script, "attach"))
-    assert any("standing aside" in line for line in ours[0].notices)
+    assert len([n for n in ours[0].notices if "the script attaches laconic itself; standing aside" in n]) == 1
+    kept = with_laconic(script, "attach", spec="topk", options=["--state", script.parent / "states"])
+    assert len([n for n in kept[0].notices if "standing aside; --state keeps nothing of this model" in n]) == 1
+    assert not (script.parent / "states").exists()
+
+
+def test_a_rank_that_attaches_itself_beside_one_under_run(script):
+    mixed = script.parent / "mixed.py"
+    mixed.write_text("import os, runpy, sys\n"
+                     f"sys.argv[1:] = ['--spec', 'int8', {str(script)!r}] if os.environ['RANK'] == '0' else ['attach']\n"
+                     "if os.environ['RANK'] == '0':\n"
+                     "    runpy.run_module('laconic.run', run_name='__main__', alter_sys=True)\n"
+                     f"sys.path.insert(0, {str(script.parent)!r})\n"
+                     f"runpy.run_path({str(script)!r}, run_name='__main__')\n")
+    outcomes = launch([mixed], script.parent)
+    assert [o.code for o in outcomes] == [1, 1]
+    assert "rank 1 calls laconic.attach and is not under laconic.run" in outcomes[0].err
+    assert "rank 0 could not attach: it runs under laconic.run" in outcomes[1].err
 
 
 def test_disabled_is_plain_ddp_bit_for_bit(script):
@@ -219,6 +238,20 @@ def test_options_reach_attach(script):
                                                           "--seed", "3"])
     assert "nothing to compress in 2 tensors" in outcomes[0].notices[0]
     assert same_hash(outcomes) == same_hash(alone(script))
+
+
+def test_warm_up(script):
+    outcomes = with_laconic(script, options=["--warmup-steps", "2"])
+    assert "uncompressed for 2 steps" in outcomes[0].notices[0]
+    assert same_hash(outcomes) not in (same_hash(with_laconic(script)), plain := same_hash(alone(script)))
+    assert same_hash(with_laconic(script, options=["--warmup-steps", "3"])) == plain
+
+
+@pytest.mark.parametrize("options", [["--state-keep", "1"], ["--state-every", "0"], ["--state-every", "x"], ["--warmup-steps", "-1"]])
+def test_numbers_that_cannot_be(options, capsys):
+    with pytest.raises(SystemExit) as refused:
+        run._parse([*options, "train.py"])
+    assert refused.value.code == 2 and f"argument {options[0]}: {options[1]} is not a whole number" in capsys.readouterr().err
 
 
 def test_subclasses_and_several_models(script):
