@@ -93,8 +93,8 @@ class Keeper:
         header = handle.worker.session.header()
         self._model, self._world = f"{header['model_hash']:016x}", header["world"]
         self._rank = dist.get_rank()  # in the default group: several groups may share the folder
-        alike = [other.ordinal for other in others if other._model == self._model and not other.done.is_set()]
-        self.ordinal = 1 + max(alike, default=-1)
+        same = [other.ordinal for other in others if other._model == self._model and not other.done.is_set()]
+        self.ordinal = 1 + max(same, default=-1)
         self._saved_step = handle.step
         self._updates = Updates(handle)
         self._warned = False
@@ -119,7 +119,7 @@ class Keeper:
                 self.done.set()
 
     def _save(self) -> None:
-        """A rank that cannot goes on training and says so once."""
+        """A rank that cannot goes on training, and warns once."""
         self._saved_step = step = self.handle.step
         try:
             parameters = files.fingerprint(self.handle.parameters)

@@ -66,6 +66,7 @@ def rank_of(rank=None, port=None):
     import datetime
 
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=seconds))
+    os.chdir("/")
     ddp = DistributedDataParallel(network())
     train(ddp, dist.get_rank())
     report(ddp)
@@ -242,7 +243,7 @@ def test_ranks_that_torch_spawns(tmp_path, compressed):
 
 def test_ranks_that_are_forked(tmp_path, compressed):
     """Such processes run no atexit."""
-    outcome = start(tmp_path, "fork", ["-m", "laconic.run", "--spec", "3lc", "--summary", "--state", tmp_path / "states"])
+    outcome = start(tmp_path, "fork", ["-m", "laconic.run", "--spec", "3lc", "--summary", "--state", "states"], cwd=tmp_path)
     assert outcome.code == 0, outcome.err
     assert [r["hash"] for r in reports(outcome)] == [compressed[0]] * 2
     assert len(outcome.notices) == 3 and "3lc on 1 of 2" in outcome.notices[0] and "3 steps" in outcome.notices[2]
@@ -271,12 +272,12 @@ def test_torchruns_ranks(tmp_path, compressed):
     script = written(tmp_path, STARTS)
     script.write_text(STARTS.replace('how, port = sys.argv[1], sys.argv[2]', 'how = "env"; rank_of(); sys.exit()'))
     arguments = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_addr", "127.0.0.1", "--master_port", free_port()]
-    outcome = launch(["-m", "laconic.run", "--spec", "3lc", *arguments, script], tmp_path, world=1, daemon=False)[0]
+    outcome = launch(["-m", "laconic.run", "--spec", "3lc", "--summary", *arguments, script], tmp_path, world=1, daemon=False)[0]
     if outcome.code != 0 and not hasattr(torch, "compile"):
         pytest.skip("torchrun itself does not start under torch 1.13 and Python 3.11")
     assert outcome.code == 0, outcome.err
     assert [r["hash"] for r in reports(outcome)] == [compressed[0]] * 2
-    one_line_start(outcome)
+    assert len(outcome.notices) == 2 and "3lc on 1 of 2" in outcome.notices[0] and "3 steps" in outcome.notices[1]
 
 
 def test_an_inner_run_wins(tmp_path):
@@ -316,6 +317,13 @@ def test_the_next_sitecustomize_runs_as_ever(tmp_path):
 def test_an_interpreter_that_needs_no_torch_loads_nothing_for_it():
     with_it, without = (set(json.loads(interpreter(SEEN, **v).stdout)["modules"]) for v in ({"LACONIC_RUN": "{}"}, {}))
     assert with_it - without == {"laconic_imports"}
+
+
+def test_nobody_listens_twice():
+    more = "from laconic._bootstrap import laconic_imports as ours, sitecustomize\nours.install()\nimport sys\n"
+    done = interpreter(more + "print(sum(hasattr(f, 'watches_for_laconic') for f in sys.meta_path))",
+                       BOOTSTRAP.parents[1], LACONIC_RUN="{}")
+    assert done.stdout.strip() == "1"
 
 
 def test_a_broken_sitecustomize_is_reported_by_python_itself(tmp_path):
