@@ -106,7 +106,7 @@ os.register_at_fork(after_in_child=_forked)
 def start(options) -> None:
     """In laconic.run: hands the options to this process and to all that it starts. An inner laconic.run's replace an outer one's."""
     above = _options_from(os.environ.get(VARIABLE, ""))
-    _process.starter = above is None
+    _process.starter = _process.starter or above is None  # two of them may run in one process
     given = {"spec": options.spec, "seed": options.seed, "strategy": options.strategy, "small_elements": options.small_elements,
              "threads": options.threads, "warmup": options.warmup_steps, "summary": options.summary,
              "state": options.state and os.path.abspath(options.state), "state_every": options.state_every,
@@ -253,31 +253,35 @@ def _before_forward(wrapper) -> None:
 def _first_forward(wrapper) -> None:
     from .ddp import other_hook
 
-    model = _models[wrapper] = Model(wrapper)
-    _process.trained += 1
-    hook = other_hook(wrapper)
+    model, options, hook = Model(wrapper), _options(), other_hook(wrapper)
+    keeps_state = False
     if hook is not None:
         _stand_aside(wrapper, hook)
-        return
-    options = _options()
-    keeps_state = _all_keep_state(wrapper.process_group, options)
-    handle = _attach(wrapper, options)
-    _is_rank()
-    _process.models.append(model)
-    model.attached(handle, options.summary)
-    _end_with_a_word()
-    if keeps_state and not environment.disabled():
-        from .state_folder import Keeper
-
-        model.keeper = Keeper(handle, model.name, options, others=[m.keeper for m in _process.models if m.keeper is not None])
-        model.keeper.resume()
+    else:  # a script that catches the error and tries again gets it again
+        keeps_state = _all_keep_state(wrapper.process_group, options) and not environment.disabled()
+        _attach(model, wrapper, options)
+    _models[wrapper] = model
+    _process.trained += 1
+    if keeps_state:
+        _resume(model, options)
 
 
-def _attach(wrapper, options):
+def _attach(model: Model, wrapper, options) -> None:
     from .attach import attach
 
-    return attach(wrapper, options.spec, seed=options.seed, strategy=options.strategy, small_elements=options.small_elements,
-                  threads=options.threads, warmup=options.warmup)
+    handle = attach(wrapper, options.spec, seed=options.seed, strategy=options.strategy, small_elements=options.small_elements,
+                    threads=options.threads, warmup=options.warmup)
+    model.attached(handle, options.summary)
+    _process.models.append(model)
+    _end_with_a_word()
+
+
+def _resume(model: Model, options) -> None:
+    from .state_folder import Keeper
+
+    others = [other.keeper for other in _process.models if other.keeper is not None]
+    model.keeper = Keeper(model.handle, model.name, options, others)
+    model.keeper.resume()
 
 
 def _stand_aside(wrapper, hook: str) -> None:

@@ -104,15 +104,9 @@ KINDS = COMMON + r'''
 import laconic
 
 
-def bits(model):
-    return [p.detach().clone() for p in model.parameters()]
-
-
 def main(kind):
     dist.init_process_group("gloo")
     rank, ddp = dist.get_rank(), None
-    if kind == "plain":
-        train(DistributedDataParallel(network()), rank, 6)
     if kind == "replicate":
         from torch.distributed._composable.replicate import replicate
 
@@ -133,6 +127,15 @@ def main(kind):
         second = laconic.handle_of(ddp)
         report(ddp, specs=[first.spec, second.spec], different=first is not second, grown=grown,
                residual=4 * 80 * 80, steps=[first.step, second.step])
+        return
+    if kind == "stubborn":
+        told = []
+        for _ in range(2):
+            try:
+                train(ddp, rank, 1)
+            except laconic.LaconicError as error:
+                told.append(error.name)
+        report(ddp, told=told)
         return
     compiled = torch.compile(ddp, backend="eager") if kind == "compiled" else ddp
     train(compiled, rank, 6)
@@ -272,19 +275,27 @@ def test_torchruns_ranks(tmp_path, compressed):
     script = written(tmp_path, STARTS)
     script.write_text(STARTS.replace('how, port = sys.argv[1], sys.argv[2]', 'how = "env"; rank_of(); sys.exit()'))
     arguments = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_addr", "127.0.0.1", "--master_port", free_port()]
-    outcome = launch(["-m", "laconic.run", "--spec", "3lc", "--summary", *arguments, script], tmp_path, world=1, daemon=False)[0]
+    outcome = launch(["-m", "laconic.run", "--spec", "3lc", "--summary", "--state", tmp_path / "states", *arguments, script], tmp_path,
+                     world=1, daemon=False)[0]
     if outcome.code != 0 and not hasattr(torch, "compile"):
         pytest.skip("torchrun itself does not start under torch 1.13 and Python 3.11")
     assert outcome.code == 0, outcome.err
     assert [r["hash"] for r in reports(outcome)] == [compressed[0]] * 2
-    assert len(outcome.notices) == 2 and "3lc on 1 of 2" in outcome.notices[0] and "3 steps" in outcome.notices[1]
+    assert len(outcome.notices) == 3 and "3lc on 1 of 2" in outcome.notices[0] and "3 steps" in outcome.notices[2]
+    assert sorted(name.split("-")[2] for name in os.listdir(tmp_path / "states")) == ["rank0of2", "rank1of2"]
 
 
 def test_an_inner_run_wins(tmp_path):
     script = written(tmp_path, KINDS)
-    outcomes = under_run(script, "ddp", spec="3lc", outer=["-m", "laconic.run", "--spec", "topk", "--summary"])
+    outer = ["-m", "laconic.run", "--spec", "topk", "--summary"]
+    outcomes = under_run(script, "ddp", spec="3lc", outer=outer)
     one_line_start(outcomes[0])  # one finder, one attach, no summary
     assert outcomes[1].notices == [] and reports(outcomes[0])[0]["hash"] == reports(under_run(script, "ddp")[0])[0]["hash"]
+
+
+def test_two_runs_in_one_process_say_one_line(tmp_path):
+    outer = ["-m", "laconic.run", "--spec", "topk"]
+    assert len(under_run(written(tmp_path, NOTHING), "alone", world=1, outer=outer)[0].notices) == 1
 
 
 # ---- the start of an interpreter under LACONIC_RUN ----
@@ -382,6 +393,11 @@ def test_replicate(tmp_path, compressed):
     report, outcomes = kinds(tmp_path, "replicate")
     one_line_start(outcomes[0])
     assert report["spec"] == "3lc" and report["hash"] == compressed[0]
+
+
+def test_a_script_that_catches_the_refusal_does_not_train_uncompressed(tmp_path):
+    report, _ = kinds(tmp_path, "stubborn", spec="no_such_codec")
+    assert report["told"] == ["unknown_codec"] * 2
 
 
 # ---- nothing to attach to ----
