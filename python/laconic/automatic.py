@@ -104,7 +104,8 @@ os.register_at_fork(after_in_child=_forked)
 # ---- options -----------------------------------------------------------------------------------------------------------
 
 def start(options) -> None:
-    """In laconic.run: hands the options to this process and to all that it starts. An inner laconic.run's replace an outer one's."""
+    """In laconic.run: hands the options to this process and to all that it starts. Those of an inner laconic.run replace an
+    outer one's."""
     above = _options_from(os.environ.get(VARIABLE, ""))
     _process.starter = _process.starter or above is None  # two of them may run in one process
     given = {"spec": options.spec, "seed": options.seed, "strategy": options.strategy, "small_elements": options.small_elements,
@@ -299,8 +300,8 @@ def _all_keep_state(group, options) -> bool:
     said = Meeting(group, WITH_STATE if options.state else UNDER_RUN).words
     alone = [rank for rank, word in enumerate(said) if word not in (UNDER_RUN, WITH_STATE)]
     if alone:
-        raise errors.error("ranks_disagree", f"rank {listed(alone)} calls laconic.attach and is not under laconic.run, as the others "
-                           "are", "start every rank the same way")
+        raise errors.error("ranks_disagree", f"rank {listed(alone)} calls laconic.attach and is not under laconic.run, as the "
+                           "others are", "start every rank the same way")
     without = [rank for rank, word in enumerate(said) if word == UNDER_RUN]
     if WITH_STATE in said and without:
         _warn_on_first(group, f"rank {listed(without)} runs without --state: no rank keeps or loads a state")
@@ -356,8 +357,8 @@ def _summary(stats: dict) -> str:
         sent = f"{stats['wire_bytes']} bytes sent, {shown} against a float32 ring"
         if ratio < 1:
             sent += " (more than without compression)"
-    return (f"{stats['steps']} steps, {sent}, encode {stats['encode_seconds']:.2f} s, wire {stats['wire_seconds']:.2f} s, "
-            f"decode {stats['decode_seconds']:.2f} s")
+    seconds = ", ".join(f"{part} {stats[f'{part}_seconds']:.2f} s" for part in ("encode", "wire", "decode"))
+    return f"{stats['steps']} steps, {sent}, {seconds}"
 
 
 def _not_attached(ended: str) -> str | None:

@@ -252,4 +252,5 @@ def _by_rank(reasons: list[str]) -> str:
 
 def _worth(reasons: list[str]) -> int:
     """An empty folder is how every first run begins."""
-    return logging.INFO if all(reason.startswith("no state in ") and "parameters" not in reason for reason in reasons) else logging.WARNING
+    empty = all(reason.startswith("no state in ") and "these parameters" not in reason for reason in reasons)
+    return logging.INFO if empty else logging.WARNING

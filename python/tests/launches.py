@@ -51,15 +51,17 @@ def _launched(argv, environment, folder, name, cwd):
 
 
 def launch(argv, folder, world=2, cwd="/", per_rank=None, daemon=True, **environment):
-    """Runs `python ARGV` on `world` ranks. per_rank: rank → variables for that rank only. daemon=False: it starts processes."""
+    """Runs `python ARGV` on `world` ranks. per_rank: rank → variables for that rank only. daemon=False: they start processes."""
     context = mp.get_context("forkserver")
     context.set_forkserver_preload(["torch._dynamo", "torch.distributed", "laconic.ddp"])
     port, processes, outcomes = free_port(), [], []
     for rank in range(world):
         variables = {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1",
-                     "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", **environment, **(per_rank or {}).get(rank, {})}
+                     "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", **environment,
+                     **(per_rank or {}).get(rank, {})}
         name = f"{len(list(Path(folder).iterdir()))}-{rank}"
-        process = context.Process(target=_launched, args=([str(a) for a in argv], variables, str(folder), name, str(cwd)), daemon=daemon)
+        arguments = [str(a) for a in argv], variables, str(folder), name, str(cwd)
+        process = context.Process(target=_launched, args=arguments, daemon=daemon)
         process.start()
         processes.append((process, Path(folder) / name))
     for process, path in processes:
@@ -68,7 +70,8 @@ def launch(argv, folder, world=2, cwd="/", per_rank=None, daemon=True, **environ
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             pytest.fail("the script hangs: " + path.with_suffix(".err").read_text())
-        outcomes.append(Outcome(process.exitcode, path.with_suffix(".out").read_text(), path.with_suffix(".err").read_text()))
+        out, err = (path.with_suffix(suffix).read_text() for suffix in (".out", ".err"))
+        outcomes.append(Outcome(process.exitcode, out, err))
     return outcomes
 
 

@@ -138,7 +138,7 @@ def main(kind):
         report(ddp, told=told)
         return
     compiled = torch.compile(ddp, backend="eager") if kind == "compiled" else ddp
-    train(compiled, rank, 6)
+    train(compiled, rank)
     report(ddp, attached=laconic.handle_of(ddp) is not None)
 
 
@@ -226,8 +226,9 @@ def one_line_start(outcome, spec="3lc"):
 @pytest.fixture(scope="module")
 def compressed(tmp_path_factory):
     """The parameters' hash of STARTS with 3lc and without."""
-    script = written(tmp_path_factory.mktemp("alone"), KINDS.replace("ddp, rank, 6", "ddp, rank, 3").replace("compiled, rank, 6", "compiled, rank, 3"))
-    hashes = [{reports(o)[0]["hash"] for o in outcomes} for outcomes in (under_run(script, "ddp"), launch([script, "ddp"], script.parent))]
+    script = written(tmp_path_factory.mktemp("alone"), KINDS)
+    both = under_run(script, "ddp"), launch([script, "ddp"], script.parent)
+    hashes = [{reports(o)[0]["hash"] for o in outcomes} for outcomes in both]
     assert [len(h) for h in hashes] == [1, 1] and hashes[0] != hashes[1]
     return hashes[0].pop(), hashes[1].pop()
 
@@ -274,9 +275,9 @@ def test_a_rank_that_is_not_reached_is_named(tmp_path):
 def test_torchruns_ranks(tmp_path, compressed):
     script = written(tmp_path, STARTS)
     script.write_text(STARTS.replace('how, port = sys.argv[1], sys.argv[2]', 'how = "env"; rank_of(); sys.exit()'))
-    arguments = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_addr", "127.0.0.1", "--master_port", free_port()]
-    outcome = launch(["-m", "laconic.run", "--spec", "3lc", "--summary", "--state", tmp_path / "states", *arguments, script], tmp_path,
-                     world=1, daemon=False)[0]
+    command = ["-m", "laconic.run", "--spec", "3lc", "--summary", "--state", tmp_path / "states", "-m", "torch.distributed.run",
+               "--nproc_per_node", "2", "--master_addr", "127.0.0.1", "--master_port", free_port(), script]
+    outcome = launch(command, tmp_path, world=1, daemon=False)[0]
     if outcome.code != 0 and not hasattr(torch, "compile"):
         pytest.skip("torchrun itself does not start under torch 1.13 and Python 3.11")
     assert outcome.code == 0, outcome.err

@@ -18,7 +18,8 @@ def _listen_for_torch():
             laconic_imports.install()
     except Exception as error:  # noqa: BLE001  an interpreter has to start, whatever is wrong with us
         if sys.stderr is not None:
-            print(f"laconic: nothing will be compressed in process {os.getpid()}: {type(error).__name__}: {error}", file=sys.stderr)
+            what = f"{type(error).__name__}: {error}"
+            print(f"laconic: nothing will be compressed in process {os.getpid()}: {what}", file=sys.stderr)
     finally:
         sys.path[:] = [folder for folder in sys.path if os.path.abspath(folder) != here]
 
