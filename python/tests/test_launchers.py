@@ -310,9 +310,11 @@ def interpreter(code, *folders, bootstrap=BOOTSTRAP, **variables):
 
 
 SEEN = """
-import json, sys
+import sys
+loaded = sorted(sys.modules)
+import json
 print(json.dumps({"path": sys.path, "ours": [f for f in sys.meta_path if hasattr(f, "watches_for_laconic")] != [],
-                  "modules": sorted(sys.modules), "mark": getattr(sys, "mark", None)}))
+                  "modules": loaded, "mark": getattr(sys, "mark", None)}))
 """
 
 
