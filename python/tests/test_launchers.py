@@ -71,6 +71,7 @@ def rank_of(rank=None, port=None):
     train(ddp, dist.get_rank())
     report(ddp)
     dist.barrier()
+    return ddp
 '''
 
 STARTS = COMMON + r'''
@@ -273,8 +274,9 @@ def test_a_rank_that_is_not_reached_is_named(tmp_path):
 
 
 def test_torchruns_ranks(tmp_path, compressed):
+    """Their models are there to the end of the process."""
     script = written(tmp_path, STARTS)
-    script.write_text(STARTS.replace('how, port = sys.argv[1], sys.argv[2]', 'how = "env"; rank_of(); sys.exit()'))
+    script.write_text(STARTS.replace('how, port = sys.argv[1], sys.argv[2]', 'kept = rank_of(); sys.exit()'))
     command = ["-m", "laconic.run", "--spec", "3lc", "--summary", "--state", tmp_path / "states", "-m", "torch.distributed.run",
                "--nproc_per_node", "2", "--master_addr", "127.0.0.1", "--master_port", free_port(), script]
     outcome = launch(command, tmp_path, world=1, daemon=False)[0]
