@@ -326,7 +326,8 @@ def test_a_disk_that_is_full(tmp_path):
     outcomes = runs(6)
     assert hash_of(outcomes) == plain
     for rank, outcome in enumerate(outcomes):
-        assert len([n for n in outcome.notices if f"rank {rank}: the state of step 2 was not saved in {runs.states}: " in n]) == 1
+        warnings = [n for n in outcome.notices if "was not saved" in n]
+        assert len(warnings) == 1 and f"rank {rank}: the state of step 2 was not saved in {runs.states}: " in warnings[0]
     assert list(runs.states.iterdir()) == []
 
 
