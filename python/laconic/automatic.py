@@ -17,7 +17,6 @@ import os
 import resource
 import sys
 import tempfile
-import time
 import types
 import uuid
 import weakref
@@ -31,8 +30,6 @@ UNDER_RUN = "it runs under laconic.run"
 WITH_STATE = UNDER_RUN + " with --state"
 #: seconds that the end of the process waits for the state of a model that has gone
 PATIENCE = 60.0
-#: seconds that a rank which cannot attach waits for those that hear the same
-LINGER = 2.0
 
 
 class Model:
@@ -262,30 +259,12 @@ def _first_forward(wrapper) -> None:
     if hook is not None:
         _stand_aside(wrapper, hook)
     else:  # a script that catches the error and tries again gets it again
-        try:
-            keeps_state = _all_keep_state(wrapper.process_group, options) and not environment.disabled()
-            _attach(model, wrapper, options)
-        except errors.LaconicError:
-            _let_the_others_read(wrapper.process_group)
-            raise
+        keeps_state = _all_keep_state(wrapper.process_group, options) and not environment.disabled()
+        _attach(model, wrapper, options)
     _models[wrapper] = model
     _process.trained += 1
     if keeps_state:
         _resume(model, options)
-
-
-def _let_the_others_read(group) -> None:
-    """An error is about to end this process, and the group's store may live in it: the others have to read there what it is."""
-    import torch.distributed as dist
-
-    from .group import _store
-
-    store, deadline = _store(group), time.monotonic() + LINGER
-    with contextlib.suppress(RuntimeError, AttributeError):
-        here = store.add("laconic/leaving", 1)
-        while here < dist.get_world_size(group) and time.monotonic() < deadline:
-            time.sleep(0.02)
-            here = store.add("laconic/leaving", 0)
 
 
 def _attach(model: Model, wrapper, options) -> None:
