@@ -65,6 +65,7 @@ def handle_of(model):
     Frameworks hide the wrapper: their `model` will do.
     """
     model = getattr(model, "_orig_mod", model)  # torch.compile
+    model = (_replicated(model) if "torch" in sys.modules else None) or model
     for wrapper, handle in reversed(list(_attached.items())):
         inner = wrapper
         while inner is not None and not handle.closed:
@@ -137,7 +138,7 @@ def _look_at(obj):
 
     wrapper = getattr(obj, "_orig_mod", obj)  # torch.compile
     if not isinstance(wrapper, DistributedDataParallel):
-        wrapper = _replicated(wrapper)
+        wrapper = _replicated(wrapper, make=True)
     if wrapper is not None:
         return wrapper, wrapper.process_group, None
     refusal = errors.error("unsupported", f"cannot attach to a {type(obj).__module__}.{type(obj).__qualname__}", _instead(obj))
@@ -152,16 +153,16 @@ def _instead(obj) -> str:
             "`python -m laconic.run`, which finds the wrapper")
 
 
-def _replicated(module):
+def _replicated(module, make: bool = False):
     """The DDP inside a module that went through torch's composable replicate(); None for any other module."""
     if not any(base.__module__ == "torch.distributed._composable.replicate" for base in type(module).__mro__):
         return None
     from torch.distributed._composable.replicate import replicate
 
     state = replicate.state(module)
-    if state._init_args:  # noqa: SLF001  made at the first forward otherwise
+    if make and state._init_args:  # noqa: SLF001  at the first forward otherwise
         state.lazy_init()
-    return state._ddp  # noqa: SLF001
+    return getattr(state, "_ddp", None)
 
 
 def _meet(group, disabled: bool, refusal: LaconicError | None):

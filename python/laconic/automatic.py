@@ -81,6 +81,7 @@ class Process:
         self.starter = starter  # the user started it, and none above it is under laconic.run
         self.rank: int | None = None  # in the default group, of which the process is or was a member
         self.optimizers = False
+        self.scalers: weakref.WeakSet = weakref.WeakSet()  # torch's GradScalers
         self.constructed = 0  # wrappers that were made here
         self.trained = 0  # wrappers that came to a forward pass with gradients; copies of the former may be among them
         self.sharded: set[str] = set()
@@ -175,6 +176,8 @@ def imported(module) -> None:
             package.init_process_group = module.init_process_group
     elif name == "torch.optim.optimizer":
         _wrap(module.Optimizer, "__init__", after=_note_optimizer)
+    elif name in ("torch.amp.grad_scaler", "torch.cuda.amp.grad_scaler"):
+        _wrap(module.GradScaler, "__init__", after=_note_scaler)
     elif name == "torch.distributed.fsdp.fully_sharded_data_parallel":
         _wrap(module.FullyShardedDataParallel, "__init__", after=_note_sharded)
     else:
@@ -227,6 +230,19 @@ def _note_optimizer(_) -> None:
     _process.optimizers = True
 
 
+def _note_scaler(scaler) -> None:
+    _process.scalers.add(scaler)
+
+
+def _scaler(group):
+    """The GradScaler in use: residuals have to follow its scale. Of several, none can be told to be this model's."""
+    enabled = [scaler for scaler in _process.scalers if scaler.is_enabled()]
+    if len(enabled) > 1:
+        _warn_on_first(group, f"the script has {len(enabled)} GradScalers: residuals do not follow a scale that changes; call "
+                       "laconic.attach(model, scaler=...) in the script")
+    return enabled[0] if len(enabled) == 1 else None
+
+
 def _note_sharded(state) -> None:
     kind = type(state)
     if "FullyShardedDataParallel" in [base.__name__ for base in kind.__mro__]:
@@ -271,7 +287,7 @@ def _attach(model: Model, wrapper, options) -> None:
     from .attach import attach
 
     handle = attach(wrapper, options.spec, seed=options.seed, strategy=options.strategy, small_elements=options.small_elements,
-                    threads=options.threads, warmup=options.warmup)
+                    threads=options.threads, warmup=options.warmup, scaler=_scaler(wrapper.process_group))
     model.attached(handle, options.summary)
     _process.models.append(model)
     _end_with_a_word()

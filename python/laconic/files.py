@@ -38,7 +38,10 @@ def save(path: Path, content: dict) -> None:
     partial = path.with_name(path.name + PARTIAL)
     try:
         with open(partial, "wb") as file:
-            torch.save(content, file)
+            writer = _Writer(file)
+            torch.save(content, writer)
+            if writer.error is not None:
+                raise writer.error
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, path)
@@ -53,6 +56,25 @@ def save(path: Path, content: dict) -> None:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+class _Writer:
+    """Keeps the first failure for later: out of `write` it would end the process under torch 1.13."""
+
+    def __init__(self, file):
+        self._file = file
+        self.error: OSError | None = None
+
+    def write(self, data) -> int:
+        if self.error is None:
+            try:
+                self._file.write(data)
+            except OSError as error:
+                self.error = error
+        return len(data)
+
+    def flush(self) -> None:
+        pass
 
 
 def load(path: Path) -> dict:

@@ -355,7 +355,9 @@ def _replicated(spec, steps=3):
     torch.manual_seed(5)
     model = torch.nn.Sequential(torch.nn.Linear(20, 80), torch.nn.ReLU(), torch.nn.Linear(80, 5))
     model = replicate(model)
+    assert laconic.handle_of(model) is None
     handle = laconic.attach(model, spec, small_elements=64, quiet=True) if spec else None
+    assert laconic.handle_of(model) is handle
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     for step in range(steps):
         x, y = training.batch(dist.get_rank(), step)

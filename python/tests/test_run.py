@@ -265,6 +265,47 @@ def test_an_evaluation_on_one_rank_does_not_attach(script):
     assert same_hash(with_laconic(script, "evaluate")) == same_hash(with_laconic(script))
 
 
+SCALED = r'''
+import hashlib, json, sys
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+ddp = DistributedDataParallel(torch.nn.Linear(80, 80))
+scalers = [torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2) for _ in range(2 if "two" in sys.argv else 1)]
+scaler = scalers[0]
+if "attach" in sys.argv:
+    import laconic
+
+    laconic.attach(ddp, "topk:ratio=0.05", scaler=scaler)
+optimizer = torch.optim.SGD(ddp.parameters(), 0.05)
+generator = torch.Generator().manual_seed(dist.get_rank())
+for _ in range(6):
+    scaler.scale(ddp(torch.randn(4, 80, generator=generator)).square().mean()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+digest = hashlib.sha256(b"".join(bytes(p.detach().view(-1).view(torch.uint8).tolist()) for p in ddp.parameters())).hexdigest()
+sys.stdout.write(json.dumps({"rank": dist.get_rank(), "hash": digest}) + "\n")
+sys.stdout.flush()
+dist.barrier()
+'''
+
+
+@pytest.mark.skipif(not hasattr(torch.amp, "GradScaler"), reason="this PyTorch scales no losses on the CPU")
+def test_residuals_follow_the_scripts_grad_scaler(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(SCALED)
+    found = with_laconic(script)
+    assert same_hash(found) == same_hash(alone(script, "attach"))
+    several = with_laconic(script, "two")
+    assert same_hash(several) != same_hash(found)
+    assert len([line for line in several[0].notices if "has 2 GradScalers: residuals do not follow a scale" in line]) == 1
+
+
 def test_a_module_instead_of_a_file(script):
     ours = launch(["-m", "laconic.run", "--spec", "none", "-m", "train", "--flag", "x"], script.parent, cwd=script.parent)
     plain = launch(["-m", "train", "--flag", "x"], script.parent, cwd=script.parent)

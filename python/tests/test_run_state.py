@@ -316,7 +316,6 @@ def test_a_folder_that_cannot_be_used(tmp_path):
     assert "start at zero" in outcomes[0].err
 
 
-@pytest.mark.skipif(not hasattr(torch, "compile"), reason="torch 1.13 ends the process when its writer meets a full disk")
 def test_a_disk_that_is_full(tmp_path):
     runs = Runs(tmp_path)
     plain = hash_of(runs(6, state=False))
@@ -340,6 +339,15 @@ def test_a_card_fits_and_keeps_its_reason():
         assert len(text.encode()) <= 500
         ordinal, back, shortened = json.loads(text)
         assert [tuple(k) for k in back] == keys and reason.startswith(shortened) and (len(shortened) > 25 or not reason)
+
+
+def test_reasons():
+    keeper = state_folder.Keeper.__new__(state_folder.Keeper)
+    keeper._folder, keeper._model = "states", "ab" * 8
+    other = state_folder.Name("00ff" * 4, 0, 0, 2, 8, "ab" * 16)
+    assert keeper._nothing([(other, "path")], []) == "the states in states are of other models"
+    assert state_folder._why(["", ""]) == "no state is of the same step on all ranks"
+    assert state_folder._why(["", "gone", "gone"]) == "rank 1, 2: gone"
 
 
 def test_names():

@@ -12,6 +12,8 @@ WATCHED = (
     "torch.distributed.distributed_c10d",
     "torch.nn.parallel.distributed",
     "torch.optim.optimizer",
+    "torch.amp.grad_scaler",
+    "torch.cuda.amp.grad_scaler",
     "torch.distributed.fsdp.fully_sharded_data_parallel",
     "torch.distributed.fsdp._fully_shard._fsdp_state",
     "torch.distributed._composable.fsdp._fsdp_state",
