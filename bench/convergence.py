@@ -125,7 +125,7 @@ class Rank:
 
     def __init__(self, rank: int, results: Results, found: dict):
         # Behind everything else: other modules there are called as ours.
-        sys.path.append(str(ROOT / "examples" / "demo"))
+        sys.path.insert(0, str(ROOT / "examples" / "demo"))
         import training
 
         self.rank, self.results, self.found, self.demo = rank, results, found, training

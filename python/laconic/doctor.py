@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import difflib
 import fcntl
 import hashlib
 import importlib
@@ -99,8 +98,8 @@ def _variables() -> Check:
     here = {name: value for name, value in sorted(os.environ.items()) if name.startswith(environment.PREFIX)}
     told, unknown = [f"{name}={value}" for name, value in here.items()], set(here).difference(environment.KNOWN)
     for name in sorted(unknown):
-        near = difflib.get_close_matches(name, environment.KNOWN, n=1)
-        told.append(f"{name} is no variable of laconic" + (f": did you mean {near[0]}?" if near else ""))
+        near = environment.nearest(name)
+        told.append(f"{name} is no variable of laconic" + (f": did you mean {near}?" if near else ""))
     if environment.disabled():
         told.append("LACONIC_DISABLE=1 switches laconic off: training is plain DDP")
     mend = "unset " + " ".join(sorted(unknown)) if unknown else ""

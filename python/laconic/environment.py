@@ -49,9 +49,15 @@ def report_unknown() -> None:
     for name in sorted(os.environ):
         if name.startswith(PREFIX) and name not in KNOWN and name not in _reported:
             _reported.add(name)
-            near = difflib.get_close_matches(name, KNOWN, n=1)
-            say(f"{name} is no variable of laconic; " + (f"did you mean {near[0]}?" if near else "there are " + ", ".join(KNOWN)),
+            near = nearest(name)
+            say(f"{name} is no variable of laconic; " + (f"did you mean {near}?" if near else "there are " + ", ".join(KNOWN)),
                 logging.WARNING)
+
+
+def nearest(name: str) -> str | None:
+    """The variable that was perhaps meant. Their common beginning does not count."""
+    near = difflib.get_close_matches(name.removeprefix(PREFIX), [known.removeprefix(PREFIX) for known in KNOWN], n=1)
+    return PREFIX + near[0] if near else None
 
 
 def place() -> str:

@@ -57,17 +57,23 @@ class Ranks:
     def __init__(self, world: int, *, timeout: float = 60.0):
         context = mp.get_context("forkserver")  # one import of torch for all ranks of the session
         context.set_forkserver_preload(["torch._dynamo", "torch.distributed", "laconic.ddp"])
-        port = free_port()
-        self.world, self.pipes, self.processes = world, [], []
-        for rank in range(world):
+        self.world = world
+        for _ in range(3):  # a port that was free may be somebody else's by the time that rank 0 listens
+            self.pipes, self.processes = [], []
+            self._start(context, free_port(), timeout)
+            if all(self._receive(rank, 180)[0] == "ready" for rank in range(world)):
+                return
+            self.close()
+        raise RuntimeError(f"{world} ranks do not come together")
+
+    def _start(self, context, port: int, timeout: float) -> None:
+        for rank in range(self.world):
             here, there = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, world, port, timeout, there), daemon=True)
+            process = context.Process(target=_serve, args=(rank, self.world, port, timeout, there), daemon=True)
             process.start()
             there.close()
             self.pipes.append(here)
             self.processes.append(process)
-        for rank in range(world):
-            assert self._receive(rank, 180)[0] == "ready"
 
     def _receive(self, rank: int, seconds: float):
         if not self.pipes[rank].poll(seconds):
@@ -117,3 +123,4 @@ class Ranks:
             process.join(5)
             if process.is_alive():
                 process.kill()
+                process.join()

@@ -172,6 +172,7 @@ def test_the_page_waits_for_both_parts(results, tmp_path, monkeypatch, capsys):
 # ---- a training ----
 
 
+@pytest.mark.slow
 def test_a_training_of_a_few_steps(results, monkeypatch):
     """Two processes: mini-batches and LBFGS, from where a run was cut off."""
     pytest.importorskip("torch")
