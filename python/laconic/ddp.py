@@ -338,13 +338,17 @@ class Handle:
             try:
                 future.set_result(self._summed(layout, step, done))
             except RuntimeError as error:
-                future.set_result(error.__cause__ if isinstance(error.__cause__, LaconicError) else engine_failed(error))
+                future.set_result(self.worker.broken or engine_failed(error))
 
         self._all_reduce(buffer).then(summed)
         return future
 
     def _sum_foreign(self, buffer):
         """What no codec takes: sparse gradients, float64, complex (which DDP brings as pairs of real numbers)."""
+        if self.worker.broken is not None:  # nothing goes out any more
+            failed = torch.futures.Future()
+            failed.set_result(self.worker.broken)
+            return failed, result
         elements = (buffer._values() if buffer.is_sparse else buffer).numel()  # noqa: SLF001
         size = elements * buffer.element_size()
         self.worker.summed_elsewhere(elements, size, size)

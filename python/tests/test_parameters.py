@@ -112,6 +112,33 @@ def test_replicas_stay_equal_where_a_codec_meets_foreign_parameters(pools):
         assert all(torch.equal(values[name], p) for name, p in outcomes[0][0].items())
 
 
+def _after_a_failure():
+    """The engine fails in the first step: what the next one says, and what it asks of the group."""
+    ddp = DistributedDataParallel(Mixed(["double"]))
+    handle = laconic.attach(ddp, "topk:ratio=0.05", small_elements=64, quiet=True)
+
+    class Counting:
+        calls = 0
+
+        def allreduce(self, buffers):
+            Counting.calls += 1
+            raise RuntimeError("the test ends the network")
+
+    said = []
+    handle.worker.broken = laconic.LaconicError(62, "engine_failed", "the engine failed before")
+    handle._user_group = Counting()
+    try:
+        ddp(torch.randn(6, 24), torch.zeros(6, dtype=torch.long)).backward()
+    except RuntimeError as error:
+        said.append(str(error))
+    return said, Counting.calls
+
+
+def test_after_a_failure_they_go_nowhere_either(pools):
+    for said, calls in pools(2).run(_after_a_failure):
+        assert len(said) == 1 and "the engine failed before" in said[0] and calls == 0
+
+
 def _on_another_device():
     class Moved(torch.nn.Parameter):
         """Says that it lies elsewhere; no second device is needed for that."""
