@@ -7,17 +7,22 @@ that kills ranks takes a pool of its own.
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing as mp
 import os
+import random
 import signal
 import socket
 import traceback
 
 
 def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+    """Below those that the system hands out to connections: one of these would be somebody's before rank 0 listens."""
+    while True:
+        port = random.SystemRandom().randrange(12000, 32000)
+        with socket.socket() as s, contextlib.suppress(OSError):
+            s.bind(("127.0.0.1", port))
+            return port
 
 
 def _serve(rank: int, world: int, port: int, timeout: float, pipe) -> None:

@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -267,10 +266,8 @@ def test_ranks_that_are_subprocesses_and_the_kill_switch(tmp_path, compressed):
 
 
 def test_a_rank_that_is_not_reached_is_named(tmp_path):
-    begin = time.monotonic()
     outcome = start(tmp_path, "isolated", TIMEOUT="3")
     assert outcome.code != 0 and "rank 1 did not attach within 3 s: was it started without laconic?" in outcome.err
-    assert time.monotonic() - begin < 60
 
 
 def test_torchruns_ranks(tmp_path, compressed):
