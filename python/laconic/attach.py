@@ -146,7 +146,7 @@ def _look_at(obj):
 
 
 def _instead(obj) -> str:
-    """What to do with an object that is no wrapper of ours."""
+    """What to do with an object that is not a wrapper."""
     if any(word in base.__name__ for base in type(obj).__mro__ for word in ("FSDP", "FullyShardedDataParallel", "ReplicateModule")):
         return "this version exchanges the gradients of DistributedDataParallel alone: sharded ones travel uncompressed"
     return ("wrap the model in torch.nn.parallel.DistributedDataParallel first, or start the script with "

@@ -99,7 +99,7 @@ def _variables() -> Check:
     told, unknown = [f"{name}={value}" for name, value in here.items()], set(here).difference(environment.KNOWN)
     for name in sorted(unknown):
         near = environment.nearest(name)
-        told.append(f"{name} is no variable of laconic" + (f": did you mean {near}?" if near else ""))
+        told.append(f"{name} is not a variable of laconic" + (f": did you mean {near}?" if near else ""))
     if environment.disabled():
         told.append("LACONIC_DISABLE=1 switches laconic off: training is plain DDP")
     mend = "unset " + " ".join(sorted(unknown)) if unknown else ""

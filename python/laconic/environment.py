@@ -50,7 +50,7 @@ def report_unknown() -> None:
         if name.startswith(PREFIX) and name not in KNOWN and name not in _reported:
             _reported.add(name)
             near = nearest(name)
-            say(f"{name} is no variable of laconic; " + (f"did you mean {near}?" if near else "there are " + ", ".join(KNOWN)),
+            say(f"{name} is not a variable of laconic; " + (f"did you mean {near}?" if near else "there are " + ", ".join(KNOWN)),
                 logging.WARNING)
 
 

@@ -88,7 +88,7 @@ def test_without_torch_and_numpy(tmp_path):
     assert said["torch"].startswith("NO: not installed")
     assert said["torch"].endswith(f"mend it with: {sys.executable} -m pip install torch")
     assert "not needed" in said["numpy"] and said["exchange"] == "NO: not tried" and said["usable"] == "no"
-    assert "LACONIC_SPEK is no variable of laconic: did you mean LACONIC_SPEC?" in said["variables"]
+    assert "LACONIC_SPEK is not a variable of laconic: did you mean LACONIC_SPEC?" in said["variables"]
     assert said["variables"].endswith("mend it with: unset LACONIC_SPEK LACONIC_WHATEVER")
 
 

@@ -314,7 +314,7 @@ def _announced(environment):
 
 def test_unknown_variables_are_named_once(pools):
     first, second = pools(2).run(_announced, environment={"LACONIC_SPEC": "topk", "LACONIC_SPCE": "3lc", "LACONIC_FROBNICATE": "1"})
-    notices = [line for line in first if "no variable" in line]
+    notices = [line for line in first if "not a variable" in line]
     assert sorted(notices) == sorted(set(notices)) and len(notices) == 2
     assert "LACONIC_SPCE" in notices[1] and "did you mean LACONIC_SPEC?" in notices[1]
     assert "LACONIC_FROBNICATE" in notices[0] and "LACONIC_DISABLE" in notices[0]
