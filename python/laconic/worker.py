@@ -117,7 +117,8 @@ class Worker:
         self.last_error: LaconicError | None = None
         #: the failure that broke this worker; the same object is every later job's
         self.broken: LaconicError | None = None
-        self._lock = threading.Lock()  # of the counters
+        # Of the counters. Objects may be collected while a thread holds it, this worker's wrapper among them: see `end`.
+        self._lock = threading.RLock()
         self._iterations = 0  # since attach, whatever was loaded
         self._unit = 1.0  # of the residuals; only the worker's thread changes it
         self._rounds, self._elements, self._dense, self._bytes = 0, 0, 0, 0  # of sums that the worker did not make
@@ -126,7 +127,7 @@ class Worker:
         self._closed = False
         self._at_end: list = []
         self._last_words: tuple[dict, dict] | None = None  # stats and explain of a worker that has ended
-        self._session_in_use = threading.Lock()  # by a thread that asks, against the end
+        self._session_in_use = threading.RLock()  # by a thread that asks, against the end
         self._tasks: queue.SimpleQueue = queue.SimpleQueue()
         self._thread = _start_thread(self._tasks)
         weakref.finalize(self, self._tasks.put, None).atexit = False  # where it is dropped unclosed

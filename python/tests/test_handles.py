@@ -131,6 +131,27 @@ def test_a_wrappers_end_frees_session_thread_and_group(pools, keep):
         assert refused == ("invalid_argument" if keep else None)
 
 
+def _collected_at_a_bad_moment():
+    """The collector may run while the counters are locked, in the thread that has locked them."""
+    ddp = _wrapped()
+    handle = laconic.attach(ddp, "3lc", quiet=True)
+    _steps(ddp, 1)
+    ended = []
+
+    def collect():
+        with handle.worker._session_in_use, handle.worker._lock:
+            ended.append(handle.worker.end())
+
+    thread = threading.Thread(target=collect, daemon=True)
+    thread.start()
+    thread.join(20)
+    return ended
+
+
+def test_a_wrapper_may_be_collected_while_counters_are_locked(pools):
+    assert pools(2).run(_collected_at_a_bad_moment) == [[True]] * 2
+
+
 def _closed_twice():
     """A handle that ended may be closed again; its model refuses to exchange."""
     ddp = _wrapped()
