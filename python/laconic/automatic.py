@@ -96,7 +96,8 @@ _models: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 def _forked() -> None:
     global _process  # noqa: PLW0603
-    _process = Process()  # models, group and last words are the parent's
+    _process = Process()  # models, group, last words and the sign are the parent's
+    atexit.unregister(_other_ranks_were_met)
 
 
 os.register_at_fork(after_in_child=_forked)

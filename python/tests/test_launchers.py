@@ -259,6 +259,23 @@ def test_a_launcher_of_processes_that_are_no_ranks(tmp_path):
     assert len(outcome.notices) == 1 and "nothing was compressed: the script ran" in outcome.notices[0], outcome.err
 
 
+def test_a_forked_child_leaves_the_sign_and_the_process_takes_it_away():
+    code = """
+import json, os, sys
+from laconic import automatic, run
+automatic.start(run._parse(["train.py"]))
+sign = json.loads(os.environ["LACONIC_RUN"])["met"]
+open(sign, "w").close()
+child = os.fork()
+if child == 0:
+    sys.exit()
+os.waitpid(child, 0)
+print(os.path.exists(sign), sign)
+"""
+    there, sign = interpreter(code).stdout.split()
+    assert there == "True" and not os.path.exists(sign)
+
+
 def test_ranks_that_are_subprocesses_and_the_kill_switch(tmp_path, compressed):
     outcome = start(tmp_path, "popen", LACONIC_DISABLE="1")
     assert outcome.code == 0, outcome.err

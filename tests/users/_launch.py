@@ -71,6 +71,14 @@ def report(folder, name: str, rank: int, **values) -> None:
     Path(folder, f"{name}-{rank}.json").write_text(json.dumps(values), encoding="utf-8")
 
 
+def report_training(folder, name: str, rank: int, model, losses: list[float], **more) -> None:
+    """For check_training, by a program that need not know laconic: it looks for itself whether laconic is here."""
+    laconic = sys.modules.get("laconic")
+    handle = laconic.handle_of(model) if laconic else None
+    report(folder, name, rank, digest=digest(model), first=losses[0], last=losses[-1],
+           ratio=handle.stats()["ratio"] if handle else 0, **more)
+
+
 def reports(folder, name: str, world: int = 2) -> list[dict]:
     return [json.loads(Path(folder, f"{name}-{rank}.json").read_text(encoding="utf-8")) for rank in range(world)]
 

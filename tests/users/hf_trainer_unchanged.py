@@ -8,7 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from _launch import check, check_announced, check_training, digest, report, reports, torchrun
+from _launch import check, check_announced, check_training, report_training, reports, torchrun
 
 NEEDS = ["transformers", "accelerate"]
 
@@ -25,10 +25,7 @@ def rank_main(folder: Path) -> None:
     trainer = Trainer(GPT2LMHeadModel(config), arguments, train_dataset=[{"input_ids": row, "labels": row} for row in rows])
     trainer.train()
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    laconic = sys.modules.get("laconic")  # for the test alone: what the exchange of this model counted
-    handle = laconic.handle_of(trainer.model) if laconic else None
-    report(folder, "unchanged", trainer.args.process_index, digest=digest(trainer.model), first=losses[0], last=losses[-1],
-           ratio=handle.stats()["ratio"] if handle else 0)
+    report_training(folder, "unchanged", trainer.args.process_index, trainer.model, losses)
 
 
 def main() -> None:
