@@ -110,6 +110,8 @@ def start(options) -> None:
     outer one's."""
     above = _options_from(os.environ.get(VARIABLE, ""))
     _process.starter = _process.starter or above is None  # two of them may run in one process
+    if above is None:
+        atexit.register(_other_ranks_were_met)  # whatever happens, the sign does not stay
     given = {"spec": options.spec, "seed": options.seed, "strategy": options.strategy, "small_elements": options.small_elements,
              "threads": options.threads, "warmup": options.warmup_steps, "summary": options.summary,
              "state": options.state and os.path.abspath(options.state), "state_every": options.state_every,
