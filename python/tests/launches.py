@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import multiprocessing as mp
 import os
 import signal
 import sys
 from pathlib import Path
 
 import pytest
-from ranks import free_port
+from ranks import free_port, server
 
 import laconic
 
@@ -52,8 +51,7 @@ def _launched(argv, environment, folder, name, cwd):
 
 def launch(argv, folder, world=2, cwd="/", per_rank=None, daemon=True, **environment):
     """Runs `python ARGV` on `world` ranks. per_rank: rank → variables for that rank only. daemon=False: they start processes."""
-    context = mp.get_context("forkserver")
-    context.set_forkserver_preload(["torch._dynamo", "torch.distributed", "laconic.ddp"])
+    context = server()
     port, processes, outcomes = free_port(), [], []
     for rank in range(world):
         variables = {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1",

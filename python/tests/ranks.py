@@ -14,6 +14,7 @@ import random
 import signal
 import socket
 import traceback
+from multiprocessing import forkserver
 
 
 def free_port() -> int:
@@ -23,6 +24,22 @@ def free_port() -> int:
         with socket.socket() as s, contextlib.suppress(OSError):
             s.bind(("127.0.0.1", port))
             return port
+
+
+def server():
+    """Where processes are forked from one that has imported torch."""
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload(["preloaded"])
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.path.dirname(os.path.abspath(__file__)), before]))
+    try:
+        forkserver.ensure_running()
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
+    return context
 
 
 def _serve(rank: int, world: int, port: int, timeout: float, pipe) -> None:
@@ -60,8 +77,7 @@ class Ranks:
     """`world` processes in one process group."""
 
     def __init__(self, world: int, *, timeout: float = 60.0):
-        context = mp.get_context("forkserver")  # one import of torch for all ranks of the session
-        context.set_forkserver_preload(["torch._dynamo", "torch.distributed", "laconic.ddp"])
+        context = server()
         self.world = world
         for _ in range(3):  # a port that was free may be somebody else's by the time that rank 0 listens
             self.pipes, self.processes = [], []

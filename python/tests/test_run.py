@@ -112,43 +112,39 @@ def same_hash(outcomes):
 
 # ---- the real launchers, once ----
 
-def torchrun(*arguments, ranks=2):
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(ranks), "--master_addr", "127.0.0.1",
-               "--master_port", str(free_port()), *arguments]
-    return subprocess.run(command, env=environment_for(), cwd="/", capture_output=True, text=True, timeout=150)
+def torchrun(folder, *arguments, ranks=2):
+    command = ["-m", "torch.distributed.run", "--nproc_per_node", ranks, "--master_addr", "127.0.0.1", "--master_port", free_port()]
+    return launch([*command, *arguments], folder, world=1, daemon=False)[0]
 
 
 def test_under_torchrun(script):
-    done = torchrun("-m", "laconic.run", "--spec", "3lc:s=1.5", "--summary", str(script), "--lr", "0.1", "--spec", "its own")
-    if done.returncode != 0 and (trial := torchrun("--no_python", "true", ranks=1)).returncode != 0:
-        pytest.skip("torchrun itself does not start here: " + trial.stderr.splitlines()[-1])  # torch 1.13 under Python 3.11
-    assert done.returncode == 0, done.stderr
-    reports = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    done = torchrun(script.parent, "-m", "laconic.run", "--spec", "3lc:s=1.5", "--summary", script, "--lr", "0.1", "--spec", "its own")
+    if done.code != 0 and (trial := torchrun(script.parent, "--no_python", "true", ranks=1)).code != 0:
+        pytest.skip("torchrun itself does not start here: " + trial.err.splitlines()[-1])  # torch 1.13 under Python 3.11
+    assert done.code == 0, done.err
+    reports = [json.loads(line) for line in done.out.splitlines() if line.startswith("{")]
     assert sorted(r["rank"] for r in reports) == [0, 1] and len({r["hash"] for r in reports}) == 1
     for report in reports:
         assert report["argv"] == [str(script), "--lr", "0.1", "--spec", "its own"]
         assert (report["name"], report["file"], report["path"]) == ("__main__", str(script), str(script.parent))
         assert report["main"] and report["pickled"] == 3
-    notices = [line for line in done.stderr.splitlines() if line.startswith("laconic: ")]
+    notices = done.notices
     assert len(notices) == 2, notices  # one line at the start, one at the end, both of rank 0
     assert notices[0].startswith("laconic: 3lc:s=1.5 on 1 of 2 tensors")
     assert "3 steps" in notices[1]
 
 
 def test_under_plain_environment_variables_with_a_traceback(script):
-    port, processes = free_port(), []
-    for rank in range(2):
-        environment = environment_for(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-        processes.append(subprocess.Popen([sys.executable, "-m", "laconic.run", "--spec", "topk", str(script), "fail"], env=environment,
-                                          cwd=script.parent, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
-    for process in processes:
-        out, err = process.communicate(timeout=120)
-        assert process.returncode == 1
-        assert json.loads(out)["argv"] == [str(script), "fail"]
-        assert err.rstrip().endswith("ValueError: the script's own trouble")
-        assert f'File "{script}", line {SCRIPT.splitlines().index("    main()") + 1}, in <module>' in err
-        assert 'raise ValueError("the script\'s own trouble")' in err
-        assert err.count("Traceback (most recent call last)") == 1
+    environment = environment_for(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
+    done = subprocess.run([sys.executable, "-m", "laconic.run", "--spec", "topk", str(script), "fail"], env=environment,
+                          cwd=script.parent, capture_output=True, text=True, timeout=120)
+    err = done.stderr
+    assert done.returncode == 1
+    assert json.loads(done.stdout)["argv"] == [str(script), "fail"]
+    assert err.rstrip().endswith("ValueError: the script's own trouble")
+    assert f'File "{script}", line {SCRIPT.splitlines().index("    main()") + 1}, in <module>' in err
+    assert 'raise ValueError("the script\'s own trouble")' in err
+    assert err.count("Traceback (most recent call last)") == 1
 
 
 # ---- everything else, from a warm process ----

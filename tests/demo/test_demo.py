@@ -118,7 +118,7 @@ def test_bytes_of_a_lone_worker_are_drawn_too():
 
 def test_a_failing_run_ends_with_its_sentence(tmp_path):
     laconic_command()
-    done = run(*MINIATURE, "--out", str(tmp_path), "--specs", "3lcc")
+    done = run(*MINIATURE, "--out", str(tmp_path), "--specs", "3lcc", "--workers", "1")
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("demo: worker ") and "3lc" in last

@@ -20,6 +20,8 @@ LIBRARY = BUILD / "lib" / "liblaconic.so"
 ARCHIVE = BUILD / "lib" / "liblaconic.a"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "guide").glob("*.md"))]
 SNIPPET = re.compile(r"^<!-- test: (run|file \S+) -->\n```(\w+)\n(.*?)^```$", re.M | re.S)
+#: whose shell and Python snippets tests/install/run runs, with nothing but the package
+RUN_INSTALLED = ("README.md", "docs/guide/quickstart.md")
 MARKED = [page for page in PAGES if "<!-- test:" in page.read_text(encoding="utf-8")]
 
 
@@ -72,6 +74,8 @@ def test_snippets(page, tmp_path):
         if what != "run":
             (tmp_path / what.split()[1]).write_text(text, encoding="utf-8")
             continue
+        if str(page.relative_to(ROOT)) in RUN_INSTALLED and language in ("sh", "python"):
+            continue
         command = compiled(language, text, tmp_path)
         done = subprocess.run(command, cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
@@ -83,8 +87,13 @@ def test_the_readme_has_every_kind():
     assert any(language == "c" for page in MARKED for _, language, _ in snippets(page))
 
 
+def test_what_people_read_first_is_run_where_it_is_installed():
+    said = (ROOT / "tests" / "install" / "run").read_text(encoding="utf-8")
+    assert "snippets.py\" \"$work/exact\" " + " ".join(RUN_INSTALLED) + "\n" in said
+
+
 def test_what_people_read_first_needs_no_numpy():
-    """torch does not bring it; tests/install/run readme runs these pages where it is not."""
-    for page in (ROOT / "README.md", ROOT / "docs" / "guide" / "quickstart.md"):
-        for _, _, text in snippets(page):
+    """torch does not bring it."""
+    for page in RUN_INSTALLED:
+        for _, _, text in snippets(ROOT / page):
             assert not re.search(r"\bimport numpy|from numpy|\.numpy\(", text), text
