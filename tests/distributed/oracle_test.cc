@@ -7,7 +7,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <functional>
 #include <limits>
@@ -15,6 +14,7 @@
 
 #include "laconic/registry.h"
 #include "support/ranks.h"
+#include "support/subset.h"
 
 namespace laconic::test {
 namespace {
@@ -50,14 +50,10 @@ std::string case_name(const testing::TestParamInfo<Case>& info) {
   return name;
 }
 
-/// Sanitizers look for other things: they get the numbers of ranks and types that they can afford.
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-constexpr std::array kWorlds{3U};
-constexpr std::array kTypes{DType::f32, DType::f16};
-#else
-constexpr std::array kWorlds{1U, 2U, 3U, 8U};
-constexpr std::array kTypes{DType::f32, DType::f16, DType::bf16};
-#endif
+const std::vector<uint32_t> kWorlds =
+    kOneWorld ? std::vector<uint32_t>{3} : std::vector<uint32_t>{1, 2, 3, 8};
+const std::vector<DType> kTypes = kOneWorld ? std::vector{DType::f32, DType::f16}
+                                            : std::vector{DType::f32, DType::f16, DType::bf16};
 
 bool allowed(const Case& c) {
   Options o;
@@ -87,6 +83,7 @@ std::vector<Case> all_cases() {
                                  "powersgd:rank=2,warm=off+noef",
                                  "sidco:ratio=0.05",
                                  "sidco:ratio=0.05,stages=2+noef"};
+  if (kOnlyDefaults) specs.clear();
   for (const CodecTable* codec : all_codecs()) specs.emplace_back(codec->info.name);
   std::vector<Case> cases;
   for (const std::string& spec : specs) {
