@@ -126,11 +126,12 @@ class Rank:
     def __init__(self, rank: int, results: Results, found: dict):
         # Behind everything else: other modules there are called as ours.
         sys.path.insert(0, str(ROOT / "examples" / "demo"))
-        import training
+        import models
+        import trainer
 
-        self.rank, self.results, self.found, self.demo = rank, results, found, training
+        self.rank, self.results, self.found, self.trainer, self.demo = rank, results, found, trainer.Trainer, models.load("mlp")
         self.plan = results.plan
-        self.data = training.Digits()
+        self.data = self.demo.data(None)
         self.begun = self.saved = time.monotonic()
 
     def everything(self) -> None:
@@ -169,7 +170,7 @@ class Rank:
         """What the page says in words."""
         demo, plan = self.demo, self.plan
         words = ", ".join(f"{key}={value}" for key, value in OPTIMIZERS["LBFGS"][1].items())
-        return {"world": plan.world, "train": len(self.data.train), "test": demo.TEST_SAMPLES, "steps": plan.steps,
+        return {"world": plan.world, "train": len(self.data.train), "test": len(self.data.test), "steps": plan.steps,
                 "lbfgs_gradients": plan.lbfgs_gradients, "batch": demo.BATCH, "layers": "-".join(map(str, LAYERS)),
                 "seeds": len(plan.seeds), "seed_list": ", ".join(map(str, plan.seeds)), "tuning_seed": TUNING_SEED,
                 "lbfgs": words, "demo": f"{'-'.join(map(str, demo.LAYERS))}, learning rate {demo.LEARNING_RATE}, a cosine to 0",
@@ -218,7 +219,7 @@ class Rank:
         from torch import nn
 
         steps = self.plan.steps
-        for step, (images, labels) in enumerate(self.demo.Digits.batches(samples, seed, steps, self.rank, self.plan.world)):
+        for step, (images, labels) in zip(range(steps), self.demo.batches(samples, seed, self.rank, self.plan.world)):
             optimizer.param_groups[0]["lr"] = rate * 0.5 * (1 + math.cos(math.pi * step / steps))
             optimizer.zero_grad()
             nn.functional.cross_entropy(ddp(images), labels).backward()
@@ -256,30 +257,22 @@ class Rank:
 
     def warmup_run(self, spec: str, warmup: int, seed: int) -> list:
         """The accuracy at each look."""
-        trainer = warmed_up(self.demo.Trainer, warmup)(spec, seed, self.data, self.plan.warmup_steps, self.rank, self.plan.world)
+        trainer = warmed_up(self.trainer, warmup)(self.demo, spec, seed, self.data, self.plan.warmup_steps, self.rank, self.plan.world)
         seen = []
         for look in self.plan.looks:
             while trainer.step < look:
                 trainer.train_step()
-            seen.append(trainer.accuracy())
+            seen.append(trainer.quality())
         trainer.close()
         return seen
 
 
-@dataclasses.dataclass
-class Samples:
-    """Some of the training samples, under the names of the demo's."""
-
-    train: object
-    train_labels: object
-
-
-def split(data) -> tuple[Samples, Samples]:
-    """Training samples without every HELD_OUT-th, and those."""
+def split(data) -> tuple:
+    """The demo's data with training samples without every HELD_OUT-th, and with those alone."""
     import torch
 
     out = torch.arange(len(data.train)) % HELD_OUT == 0
-    return Samples(data.train[~out], data.train_labels[~out]), Samples(data.train[out], data.train_labels[out])
+    return tuple(type(data)(data.train[which], data.train_labels[which], data.test, data.test_labels) for which in (~out, out))
 
 
 def warmed_up(trainer: type, warmup: int) -> type:

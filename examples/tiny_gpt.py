@@ -5,8 +5,8 @@
     torchrun --nproc-per-node 4 examples/tiny_gpt.py --spec topk:ratio=0.01
     laconic lab --hosts 4 --rate 50mbit -- python examples/tiny_gpt.py --compare "3lc topk:ratio=0.01 powersgd:rank=4"
 
-It reads the sources of Python's own standard library, or --text FILE. `ddp` as a spec is plain DistributedDataParallel.
-Compression is one line of this file: search for `attach`.
+The model is the demo's (examples/demo/models/gpt.py). It reads the sources of Python's own standard library, or --text FILE.
+`ddp` as a spec is plain DistributedDataParallel. Compression is one line of this file: search for `attach`.
 """
 
 from __future__ import annotations
@@ -14,71 +14,20 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
-import sysconfig
+import sys
 import time
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 import laconic
 
-CHARACTERS = 128  # ASCII; anything else is read as "?"
-CONTEXT = 64
-WIDTH, LAYERS, HEADS = 160, 4, 5
-LEARNING_RATE = 2e-3
+sys.path.insert(0, str(Path(__file__).parent / "demo"))
 
-
-def read_text(path: str | None, limit: int = 2_000_000) -> torch.Tensor:
-    """At most `limit` characters as numbers."""
-    files = [Path(path)] if path else sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
-    data, left = [], limit
-    for file in files:
-        if left <= 0:
-            break
-        text = file.read_text(encoding="utf-8", errors="replace")[:left]
-        data.append(text.encode("ascii", errors="replace"))
-        left -= len(text)
-    return torch.frombuffer(bytearray(b"".join(data)), dtype=torch.uint8).long()
-
-
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.before_attention, self.before_mixing = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.queries_keys_values = nn.Linear(WIDTH, 3 * WIDTH, bias=False)
-        self.attended = nn.Linear(WIDTH, WIDTH, bias=False)
-        self.mixing = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
-
-    def forward(self, x):
-        batch, length, _ = x.shape
-        parts = self.queries_keys_values(self.before_attention(x)).view(batch, length, 3, HEADS, WIDTH // HEADS)
-        q, k, v = parts.permute(2, 0, 3, 1, 4)
-        heads = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.attended(heads.transpose(1, 2).reshape(batch, length, WIDTH))
-        return x + self.mixing(self.before_mixing(x))
-
-
-class TinyGPT(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.characters = nn.Embedding(CHARACTERS, WIDTH)
-        self.places = nn.Parameter(0.02 * torch.randn(CONTEXT, WIDTH))
-        self.blocks = nn.Sequential(*[Block() for _ in range(LAYERS)])
-        self.head = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, CHARACTERS, bias=False))
-
-    def forward(self, x):
-        return self.head(self.blocks(self.characters(x) + self.places))
-
-
-def batch_of(text: torch.Tensor, size: int, generator: torch.Generator):
-    """`size` random excerpts, and the same moved on by one character."""
-    starts = torch.randint(len(text) - CONTEXT - 1, (size,), generator=generator)
-    excerpts = torch.stack([text[s : s + CONTEXT + 1] for s in starts.tolist()])
-    return excerpts[:, :-1], excerpts[:, 1:]
+import text  # noqa: E402
+from models import gpt  # noqa: E402
 
 
 def traffic(handle, model, steps: int) -> tuple[float, float]:
@@ -89,20 +38,20 @@ def traffic(handle, model, steps: int) -> tuple[float, float]:
     return sent, dense / sent if sent else 1.0
 
 
-def train(spec: str, text: torch.Tensor, options) -> dict:
+def train(spec: str, data: torch.Tensor, options) -> dict:
     """Trains from the same start as every other spec; rank 0 prints."""
     torch.manual_seed(options.seed)
     rank = dist.get_rank()
-    model = DistributedDataParallel(TinyGPT())
+    model = DistributedDataParallel(gpt.build(data))
     handle = None if spec == "ddp" else laconic.attach(model, spec, seed=options.seed)  # all there is to it
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=gpt.LEARNING_RATE)
     generator = torch.Generator().manual_seed(1 + options.seed * dist.get_world_size() + rank)
     times, losses = [], []
     for step in range(1, options.steps + 1):
-        x, y = batch_of(text, options.batch, generator)
+        batch = text.excerpts(data, options.batch, generator)
         begin = time.perf_counter()
         optimizer.zero_grad()
-        loss = functional.cross_entropy(model(x).flatten(0, 1), y.flatten())
+        loss = gpt.loss(model, batch)
         loss.backward()
         optimizer.step()
         times.append(time.perf_counter() - begin)
@@ -145,9 +94,9 @@ def main() -> None:
         os.environ.setdefault(name, alone)  # without torchrun or the lab: one rank
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 1)))
     dist.init_process_group("gloo")
-    text = read_text(options.text)
+    data = text.read(options.text)
     specs = ["ddp", *options.compare.split()] if options.compare else [options.spec]
-    results = [train(spec, text, options) for spec in specs]
+    results = [train(spec, data, options) for spec in specs]
     if options.compare and dist.get_rank() == 0:
         print_table(results)
     dist.destroy_process_group()

@@ -74,21 +74,23 @@ def frame(x: Axis, y: Axis, x_label: str, y_text=None) -> list[str]:
                  text(x.begin - 8, y.at(value) + 4, y_text(value), "end")]
     for value in x.ticks():
         body += [line(x.at(value), y.begin, x.at(value), y.end, "grid"),
-                 text(x.at(value), y.begin + 17, number(value) if x.log else f"{value:,g}")]
-    return [*body, text((x.begin + x.end) / 2, y.begin + 36, x_label, style="name")]
+                 text(x.at(value), max(y.begin, y.end) + 17, number(value) if x.log else f"{value:,g}")]
+    return [*body, text((x.begin + x.end) / 2, max(y.begin, y.end) + 36, x_label, style="name")]
 
 
-def curves(series: list[Series], title: str, x_label: str, target: float, log: bool = False, low: float = 0.5,
-           height: int = 330) -> str:
-    """Accuracy (0 to 1) upwards; `target` as a broken line."""
+def curves(series: list[Series], title: str, x_label: str, target: float, y_text, bottom: float, top: float,
+           log: bool = False, height: int = 330) -> str:
+    """From `bottom` to `top`, which may be less; `target` as a broken line."""
     values = [px for s in series for px, _ in s.points if px > 0]
     x_low = min(values) if log else 0.0
     x = Axis(x_low, max(values), _LEFT, WIDTH - _RIGHT, log)
-    y = Axis(low, 1.0, height - _BOTTOM, _TOP)
-    body = frame(x, y, x_label, lambda v: f"{100 * v:.0f} %")
+    y = Axis(bottom, top, height - _BOTTOM, _TOP)
+    if top < bottom:
+        y = Axis(top, bottom, _TOP, height - _BOTTOM)
+    body = frame(x, y, x_label, y_text)
     body += [line(x.begin, y.at(target), x.end, y.at(target), "target")]
     for s in series:
-        points = [(x.at(px), y.at(max(py, low))) for px, py in s.points if px >= x_low and px > 0]
+        points = [(x.at(px), y.at(min(max(py, y.low), y.high))) for px, py in s.points if px >= x_low and px > 0]
         path = " ".join(f"{px:.1f},{py:.1f}" for px, py in points)
         body.append(f'<g class="series {s.style}"><title>{escape(s.label)}</title>'
                     f'<polyline points="{path}" class="halo"/><polyline points="{path}"/></g>')

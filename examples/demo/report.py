@@ -54,12 +54,16 @@ def over_seconds(results: Results) -> list[Series]:
     return [Series(r.label, style[r.spec], [(s * r.step, a) for s, a in r.curve]) for r in results.rows]
 
 
-def accuracy_chart(results: Results, seconds: bool) -> str:
-    mark = ", emulated" if results.emulated else ""
-    if seconds:
-        return charts.curves(over_seconds(results), "Accuracy over seconds", f"seconds at {rate_text(results)}{mark}",
-                             results.plan["target"], log=True)
-    return charts.curves(over_steps(results), "Accuracy over steps", "steps", results.plan["target"])
+def quality_chart(results: Results, seconds: bool) -> str:
+    mark, quality = ", emulated" if results.emulated else "", results.quality
+    series = over_seconds(results) if seconds else over_steps(results)
+    words = f"seconds at {rate_text(results)}{mark}" if seconds else "steps"
+    return charts.curves(series, f"{subject(results)} over {words.split()[0]}", words, results.plan["target"], quality.short,
+                         quality.worst, quality.top([v for s in series for _, v in s.points]), log=seconds)
+
+
+def subject(results: Results) -> str:
+    return results.quality.name.capitalize()
 
 
 def parts_of(row: Row) -> list[tuple[str, float]]:
@@ -109,7 +113,7 @@ def table(results: Results) -> str:
     timed = [r for r in rows if r.time_to_target is not None]
     best = {1: min(rows, key=lambda r: r.step), 7: max(rows, key=lambda r: r.speedup),
             8: max(rows, key=lambda r: r.speedup), 3: min(rows, key=lambda r: r.own_bytes),
-            6: max(rows, key=lambda r: r.final_accuracy)}
+            6: next(r for r in rows if r.final == results.quality.best([row.final for row in rows]))}
     if timed:
         best |= {4: min(timed, key=lambda r: r.steps_to_target or 0), 5: min(timed, key=lambda r: r.time_to_target)}
     if rows[0].kernel_bytes is not None:
@@ -118,7 +122,7 @@ def table(results: Results) -> str:
     body = ""
     for row in rows:
         body += "<tr>" + "".join(f'<td class="best">{escape(c)}</td>' if best.get(i) is row else f"<td>{escape(c)}</td>"
-                                 for i, c in enumerate(tables.cells(row))) + "</tr>"
+                                 for i, c in enumerate(tables.cells(results, row))) + "</tr>"
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
@@ -131,7 +135,7 @@ def facts(results: Results) -> str:
     timed = [r for r in results.rows if r.time_to_target is not None]
     if timed:
         first = min(timed, key=lambda r: r.time_to_target)
-        found.append((f"{first.time_to_target:.1f} s", f"to {100 * results.plan['target']:g} %: {first.label}"))
+        found.append((f"{first.time_to_target:.1f} s", f"to {results.target}: {first.label}"))
     if results.none_ratio is not None:
         found.append((f"{results.none_ratio:.2f}×", "the time of plain DDP's step when Laconic compresses nothing (none), unshaped"))
     return '<ul class="facts">' + "".join(f"<li><b>{escape(a)}</b>{escape(b)}</li>" for a, b in found) + "</ul>"
@@ -150,15 +154,15 @@ def environment(results: Results) -> list[tuple[str, str]]:
     specs = [f"{about['canonical']} by {about['strategy']}" for spec, about in raw["about"].items()
              if not spec.startswith("pytorch:")]
     return [*raw["machine"].items(), *raw["environment"].items(), ("link", link),
-            ("training", f"digits, 64-1024-1024-10, batch 32 a worker, SGD 0.05 momentum 0.9, cosine to 0 in "
+            ("training", f"{results.model.what}: {results.parameters:,} parameters; {raw['training']}, cosine to 0 in "
                          f"{plan['steps']} steps, seeds {plan['seeds']}, one bucket"),
+            *([("data", Path(plan["data"]).name)] if plan["data"] else []),
             ("shaped blocks", f"{plan['repeats']} repeats, exchanges in turn; {plan['slow_steps']} steps above 100 ms a "
                               f"step, else until the target and at least {plan['fast_steps']}"),
             ("exchanges", "; ".join(specs))]
 
 
 def page(results: Results) -> str:
-    target = f"{100 * results.plan['target']:g} %"
     emulated = '<p class="emulated">Emulated: no network was shaped or counted.</p>' if results.emulated else ""
     mark = " (emulated)" if results.emulated else ""
     time_figure = figure("Where a step's time goes" + mark, "".join(time_charts(results)))
@@ -176,17 +180,17 @@ def page(results: Results) -> str:
 </head>
 <body>
 <h1>{escape(heading(results))}</h1>
-<p class="quiet">One model, one schedule, the same seeds; only the exchange of gradients differs. Digits of scikit-learn,
-a perceptron of 1 126 410 parameters, target {target} of 360 test samples.</p>
+<p class="quiet">One model, one schedule, the same seeds; only the exchange of gradients differs. {escape(results.model.what.capitalize())},
+{results.parameters:,} parameters; target {escape(results.target)}.</p>
 {emulated}{facts(results)}
 <h2>Results{mark}</h2>
 {table(results)}
 <div class="notes">{notes}</div>
-<h2>Accuracy{mark}</h2>
+<h2>{escape(subject(results))}{mark}</h2>
 {legend(results)}
 <div class="charts">
-{figure(f"Over seconds at {rate_text(results)}{mark}", accuracy_chart(results, seconds=True))}
-{figure("Over steps", accuracy_chart(results, seconds=False))}
+{figure(f"Over seconds at {rate_text(results)}{mark}", quality_chart(results, seconds=True))}
+{figure("Over steps", quality_chart(results, seconds=False))}
 </div>
 <h2>Bytes and time{mark}</h2>
 {parts_legend(results)}
@@ -208,8 +212,8 @@ a perceptron of 1 126 410 parameters, target {target} of 360 test samples.</p>
 
 
 def picture(results: Results) -> str:
-    """Accuracy over seconds, with its legend, as a file of its own."""
-    chart = accuracy_chart(results, seconds=True)
+    """Quality over seconds, with its legend, as a file of its own."""
+    chart = quality_chart(results, seconds=True)
     inner = chart[chart.index(">") + 1 : chart.rindex("</svg>")]
     style = styles(results)
     rows, body = results.rows, []
@@ -222,34 +226,34 @@ def picture(results: Results) -> str:
     css = "".join((_HERE / name).read_text() for name in ("page.css", "chart.css"))
     css = css[: css.index("body {")] + css[css.index("svg text"):]
     height = max(330, 50 + 25 * len(rows))
-    title = f"Accuracy over seconds: {heading(results)}"
+    title = f"{subject(results)} over seconds: {heading(results)}"
     return charts.svg([f"<style>{css}</style>", f'<rect width="960" height="{height + 40}" rx="8" '
                        'style="fill: var(--paper)"/>', charts.text(52, 26, title, "start", "title"),
                        f'<g transform="translate(0 36)">{inner}{"".join(body)}</g>'], height + 40, title, width=960)
 
 
 def publish(results: Results, folder: Path) -> None:
-    """demo.md and demo.svg; of several seeds demo-seeds.md, which is about accuracy only."""
+    """demo.md and demo.svg, demo-MODEL.md of other models than mlp; of several seeds demo-seeds.md, without times."""
     folder.mkdir(parents=True, exist_ok=True)
+    name = "demo" if results.plan["model"] == "mlp" else f"demo-{results.plan['model']}"
     if len(results.plan["seeds"]) > 1:
-        (folder / "demo-seeds.md").write_text(document(results, "final accuracies", accuracy_by_seed(results)))
+        (folder / f"{name}-seeds.md").write_text(document(results, f"final {results.quality.name}", by_seed(results)))
         return
-    picture_line = "![Accuracy over seconds](demo.svg)\n\n"
-    (folder / "demo.md").write_text(document(results, heading(results), picture_line + tables.markdown(results)))
-    (folder / "demo.svg").write_text(picture(results) + "\n")
+    picture_line = f"![{subject(results)} over seconds]({name}.svg)\n\n"
+    (folder / f"{name}.md").write_text(document(results, heading(results), picture_line + tables.markdown(results)))
+    (folder / f"{name}.svg").write_text(picture(results) + "\n")
 
 
-def accuracy_by_seed(results: Results) -> str:
-    """No times: they are those of demo.md, and accuracies do not depend on them."""
-    seeds, plain = results.plan["seeds"], results.rows[0].final_accuracy
-    head = ["exchange", *(f"seed {seed}" for seed in seeds), "mean", "points against fp32"]
+def by_seed(results: Results) -> str:
+    """No times: they are those of demo.md, and quality does not depend on them."""
+    seeds, plain, quality = results.plan["seeds"], results.rows[0].final, results.quality
+    head = ["exchange", *(f"seed {seed}" for seed in seeds), "mean", "against fp32"]
     lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
     for row in results.rows:
-        values = [*(f"{100 * a:.2f} %" for a in row.final_by_seed), f"{100 * row.final_accuracy:.2f} %",
-                  f"{100 * (row.final_accuracy - plain):+.2f}"]
+        values = [*map(quality.precise, row.final_by_seed), quality.precise(row.final), quality.difference(row.final - plain)]
         lines.append("| " + " | ".join([row.label, *values]) + " |")
     return "\n".join(lines) + (f"\n\nEach is the mean of the last five evaluations of a run of {results.plan['steps']} "
-                               "steps; one test sample is 0.28 points.\n")
+                               "steps.\n")
 
 
 def document(results: Results, subject: str, body: str) -> str:

@@ -7,6 +7,8 @@ import statistics
 from dataclasses import dataclass, field
 
 from labels import label_of, is_uncompressed
+from models import MODELS
+from quality import Quality
 
 REFERENCE = "pytorch:ddp"
 LAST_EVALUATIONS = 5
@@ -28,7 +30,7 @@ class Row:
     steps_to_target: int | None
     time_to_target: float | None
     time_is_product: bool
-    final_accuracy: float
+    final: float  # quality
     final_by_seed: list[float]
     parts: dict[str, float]
     unshaped_step: float
@@ -59,11 +61,11 @@ def median_step(steps: list[list[float]]) -> float:
 
 
 def final_of(curve: list) -> float:
-    return mean([accuracy for _, accuracy in curve[-LAST_EVALUATIONS:]])
+    return mean([value for _, value in curve[-LAST_EVALUATIONS:]])
 
 
-def first_at(curve: list, target: float) -> int | None:
-    return next((step for step, accuracy in curve if accuracy >= target), None)
+def first_at(curve: list, quality: Quality, target: float) -> int | None:
+    return next((step for step, value in curve if quality.reached(value, target)), None)
 
 
 def split(blocks: list[list[dict]], steps: list[list[float]]) -> dict[str, float]:
@@ -80,6 +82,8 @@ def split(blocks: list[list[dict]], steps: list[list[float]]) -> dict[str, float
 class Results:
     def __init__(self, raw: dict, plan: dict):
         self.raw, self.plan = raw, plan
+        self.model = MODELS[plan["model"]]
+        self.quality = self.model.quality
         self.emulated = raw["emulated"]
         self.ranks = raw["ranks"]
         self.environment = raw["environment"]
@@ -91,6 +95,14 @@ class Results:
             row.speedup = reference.step / row.step
             row.speedup_uncompressed = best.step / row.step
         self.none_ratios = [self._pair_ratio(i) for i in range(len(self.ranks[0]["pairs"]))]
+
+    @property
+    def target(self) -> str:
+        return self.quality.short(self.plan["target"])
+
+    @property
+    def parameters(self) -> int:
+        return next(iter(self.raw["about"].values()))["parameters"]
 
     @property
     def phases(self) -> dict:
@@ -122,7 +134,7 @@ class Results:
         kernel = [rank["kernel_bytes"] for block in blocks for rank in block]
         runs = self._learned(spec)
         step, slow = median_step(steps), blocks[0][0]["slow"]
-        steps_to_target = first_at(runs[0]["curve"], self.plan["target"])
+        steps_to_target = first_at(runs[0]["curve"], self.quality, self.plan["target"])
         reached = [block[0]["reached"][1] for block in blocks if block[0]["reached"]]
         time_to_target = None
         if reached:
@@ -135,7 +147,7 @@ class Results:
             spec=spec, label=label_of(spec), strategy=about["strategy"], step=step, step_low=min(medians),
             step_high=max(medians), slow=slow, kernel_bytes=None if kernel[0] is None else mean(kernel),
             own_bytes=mean([o["wire_bytes"] for o in own]), steps_to_target=steps_to_target,
-            time_to_target=time_to_target, time_is_product=not reached, final_accuracy=mean(finals),
+            time_to_target=time_to_target, time_is_product=not reached, final=mean(finals),
             final_by_seed=finals, parts=split(blocks, steps), unshaped_step=self._unshaped(spec),
             curve=runs[0]["curve"], rounds=mean([o.get("rounds", 0) for o in own]),
             overflow_repeats=mean([o.get("overflow_repeats", 0) for o in own]), uncompressed=is_uncompressed(spec))

@@ -2,6 +2,7 @@
 """Trains one model with several gradient exchanges over a slow link, and says which was worth it.
 
     make demo                                   four workers, 50 Mbit/s, all exchanges
+    make demo MODEL=gpt                         another model: mlp, cnn, lstm, gpt
     make demo RATE=200mbit SPECS="3lc topk:ratio=0.01"
 
 Workers run in `laconic lab`: one host each, the kernel holds every port to the rate. Where the machine does not allow
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 import time
@@ -23,6 +25,7 @@ import report  # noqa: E402
 import tables  # noqa: E402
 from lab import ROOT, DemoError, Progress, lab_works, laconic_command, run_lab  # noqa: E402
 from machine import machine  # noqa: E402
+from models import MODELS  # noqa: E402
 from network import bits_per_second  # noqa: E402
 from results import REFERENCE, Results  # noqa: E402
 
@@ -32,13 +35,15 @@ SPECS = ("pytorch:ddp pytorch:fp16 pytorch:powersgd bf16 int8 3lc 3lc:s=1.75 top
 
 def options(arguments=None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="examples/demo/run.py", description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="mlp", choices=MODELS, help="what is trained (default mlp)")
+    parser.add_argument("--data", help="a file to learn from: CIFAR-10 as .npz for cnn, text for lstm and gpt")
     parser.add_argument("--rate", default="50mbit", help="of every port, each way (default 50mbit)")
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--specs", default=SPECS, help="separated by spaces; pytorch:ddp is always there")
-    parser.add_argument("--seeds", type=int, default=1, help="final accuracies become means over so many runs")
-    parser.add_argument("--steps", type=int, default=300, help="of the runs that give the accuracy")
-    parser.add_argument("--every", type=int, default=5, help="steps between evaluations")
-    parser.add_argument("--target", type=float, default=0.95, help="accuracy on the test samples")
+    parser.add_argument("--seeds", type=int, default=1, help="final qualities become means over so many runs")
+    parser.add_argument("--steps", type=int, help="of the runs that give the final quality (default: the model's)")
+    parser.add_argument("--every", type=int, help="steps between evaluations (default: the model's)")
+    parser.add_argument("--target", type=float, help="accuracy, or bits a character, on test samples (default: the model's)")
     parser.add_argument("--repeats", type=int, default=3, help="of the blocks at the rate")
     parser.add_argument("--slow-steps", type=int, default=3, help="per repeat, of exchanges above 100 ms a step")
     parser.add_argument("--fast-steps", type=int, default=40, help="per repeat at least, of the others")
@@ -48,21 +53,28 @@ def options(arguments=None) -> argparse.Namespace:
     parser.add_argument("--emulate", action="store_true", help="no network of the kernel: senders wait")
     parser.add_argument("--publish", type=Path, metavar="FOLDER", help="also write table and picture there")
     parser.add_argument("--remark", default="", help="what a reader has to know of this run; goes under every table")
-    return parser.parse_args(arguments)
+    given = parser.parse_args(arguments)
+    for name in ("steps", "every", "target"):
+        if getattr(given, name) is None:
+            setattr(given, name, getattr(MODELS[given.model], name))
+    return given
 
 
 def plan_of(given: argparse.Namespace) -> dict:
     bits_per_second(given.rate)  # a wrong rate is said before anything starts
     specs = list(dict.fromkeys([REFERENCE, *given.specs.split()]))
-    names = ("rate", "steps", "every", "target", "repeats", "slow_steps", "fast_steps", "pairs", "pair_steps")
-    return {**{name: getattr(given, name) for name in names}, "specs": specs, "workers": given.workers,
+    data = os.path.abspath(given.data) if given.data else None
+    if data and not os.access(data, os.R_OK):
+        raise ValueError(f"{given.data} cannot be read")
+    names = ("model", "rate", "steps", "every", "target", "repeats", "slow_steps", "fast_steps", "pairs", "pair_steps")
+    return {**{name: getattr(given, name) for name in names}, "data": data, "specs": specs, "workers": given.workers,
             "seeds": list(range(given.seeds)), "timeout": 60}
 
 
 def command_line(given: argparse.Namespace) -> str:
     """The make command that repeats this run."""
     words = ["make demo"]
-    for name in ("rate", "workers", "specs", "seeds"):
+    for name in ("model", "data", "rate", "workers", "specs", "seeds"):
         if getattr(given, name) != options([]).__dict__[name]:
             words.append(f'{name.upper()}="{getattr(given, name)}"')
     return " ".join(words)

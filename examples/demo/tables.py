@@ -34,25 +34,25 @@ def seconds_text(row: Row) -> str:
 
 
 def columns(results: Results) -> list[str]:
-    target = f"{100 * results.plan['target']:g}\u00a0%"
+    target = results.target.replace(" ", "\u00a0")
     return ["exchange", "step (median)", "bytes a step, kernel", "bytes a step, Laconic", f"steps to {target}",
-            f"time to {target}", "final accuracy", "× fp32 DDP", "× best uncompressed"]
+            f"time to {target}", f"final {results.quality.name}", "× fp32 DDP", "× best uncompressed"]
 
 
-def cells(row: Row) -> list[str]:
+def cells(results: Results, row: Row) -> list[str]:
     own = bytes_text(row.own_bytes) + ("†" if row.spec.startswith("pytorch:") else "")
     steps = MISSING if row.steps_to_target is None else str(row.steps_to_target)
     return [row.label, milliseconds(row.step), bytes_text(row.kernel_bytes), own, steps, seconds_text(row),
-            f"{100 * row.final_accuracy:.1f} %", f"{row.speedup:.1f}", f"{row.speedup_uncompressed:.1f}"]
+            results.quality.text(row.final), f"{row.speedup:.1f}", f"{row.speedup_uncompressed:.1f}"]
 
 
 def notes(results: Results) -> list[str]:
     seeds = len(results.plan["seeds"])
-    accuracy = (f"Final accuracy: mean of the last five evaluations of a run of {results.plan['steps']} steps without a "
+    final = (f"Final {results.quality.name}: mean of the last five evaluations of a run of {results.plan['steps']} steps without a "
                 "limit" + (f", over {seeds} seeds." if seeds > 1 else "."))
     found = [NOTE_PRODUCT + ".",
              "† Computed, as a ring's all-reduce. The kernel counts whole Ethernet frames, acknowledgements included.",
-             accuracy, f"Best uncompressed, 16-bit floats included: {results.best_uncompressed}."]
+             final, f"Best uncompressed, 16-bit floats included: {results.best_uncompressed}."]
     if results.none_ratio is not None:
         found.append(f"Laconic none against plain DDP, unshaped: {results.none_ratio:.3f} of its step (median of "
                      f"{len(results.none_ratios)} alternating pairs; {spread(results.none_ratios)}).")
@@ -67,7 +67,7 @@ def notes(results: Results) -> list[str]:
 
 
 def text(results: Results) -> str:
-    rows = [columns(results)] + [cells(row) for row in results.rows]
+    rows = [columns(results)] + [cells(results, row) for row in results.rows]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
 
     def line(row):
@@ -79,6 +79,6 @@ def text(results: Results) -> str:
 def markdown(results: Results) -> str:
     head = columns(results)
     lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
-    lines += ["| " + " | ".join(c.replace("*", "\\*").replace("|", "\\|") for c in cells(row)) + " |"
+    lines += ["| " + " | ".join(c.replace("*", "\\*").replace("|", "\\|") for c in cells(results, row)) + " |"
               for row in results.rows]
     return "\n".join(lines) + "\n\n" + "  \n".join(n.replace("* ", "\\* ", 1) for n in notes(results)) + "\n"

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from models import MODELS, load
 from network import Network
-from training import Digits, Trainer, baseline_bytes
+from trainer import Trainer
 
 import laconic
 
@@ -36,7 +37,8 @@ class Worker:
         self.plan = plan
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.network = Network(self.rank)
-        self.data = Digits()
+        self.kind, self.quality = load(plan["model"]), MODELS[plan["model"]].quality
+        self.data = self.kind.data(plan["data"])
         self.specs = plan["specs"]
         self.steps = plan["steps"]
         self.done = {"learn": [], "pairs": [], "blocks": [], "phases": {}}
@@ -57,8 +59,9 @@ class Worker:
         return box.item()
 
     def trainer(self, spec: str, seed: int = 0, emulated_rate: float = 0.0) -> Trainer:
-        trainer = Trainer(spec, seed, self.data, self.steps, self.rank, self.world, emulated_rate)
-        self.about[spec] = {"canonical": trainer.canonical(), "strategy": trainer.strategy()}
+        trainer = Trainer(self.kind, spec, seed, self.data, self.steps, self.rank, self.world, emulated_rate)
+        self.about[spec] = {"canonical": trainer.canonical(), "strategy": trainer.strategy(),
+                            "parameters": sum(p.numel() for p in trainer.model.parameters())}
         return trainer
 
     def timed(self, name: str, function) -> None:
@@ -69,12 +72,12 @@ class Worker:
     # ---- phases -------------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        self.timed("accuracy, unshaped", self.learn)
+        self.timed(f"{self.quality.name}, unshaped", self.learn)
         self.timed("none against plain DDP, unshaped", self.pairs)
         self.timed(f"step times at {self.plan['rate']}", self.shaped)
 
     def learn(self) -> None:
-        """Full runs without a limit: accuracy over steps."""
+        """Full runs without a limit: quality over steps."""
         total = len(self.plan["seeds"]) * len(self.specs)
         for seed in self.plan["seeds"]:
             for spec in self.specs:
@@ -86,10 +89,10 @@ class Worker:
                         curve.append([trainer.step, self.evaluate(trainer)])
                 trainer.close()
                 self.done["learn"].append({"spec": spec, "seed": seed, "curve": curve, "times": times})
-                self.progress("accuracy", len(self.done["learn"]), total, f"{spec}: {100 * curve[-1][1]:.1f} %")
+                self.progress(self.quality.name.split()[0], len(self.done["learn"]), total, f"{spec}: {self.quality.text(curve[-1][1])}")
 
     def evaluate(self, trainer: Trainer) -> float:
-        return self.from_rank_0(trainer.accuracy() if self.rank == 0 else 0.0)
+        return self.from_rank_0(trainer.quality() if self.rank == 0 else 0.0)
 
     def pairs(self) -> None:
         """`none` costs nothing: plain DDP and Laconic's none, turn about."""
@@ -170,7 +173,10 @@ class Worker:
     def reaches_target(self, spec: str) -> bool:
         """Whether it did without a limit. Only rank 0 knows."""
         curve = next(run["curve"] for run in self.done["learn"] if run["spec"] == spec)
-        return max(accuracy for _, accuracy in curve) >= self.plan["target"]
+        return self.reached(self.quality.best([value for _, value in curve]))
+
+    def reached(self, value: float) -> bool:
+        return self.quality.reached(value, self.plan["target"])
 
     def to_target(self, trainer: Trainer, first: list) -> tuple[list, list | None]:
         """Steps until the target and at least `fast_steps` of them; at which step and second the target was reached."""
@@ -179,7 +185,7 @@ class Worker:
             times.append(trainer.train_step())
             if reached is None and trainer.step % self.plan["every"] == 0:
                 self.syncs += 1
-                if self.evaluate(trainer) >= self.plan["target"]:
+                if self.reached(self.evaluate(trainer)):
                     reached = [trainer.step, sum(map(sum, first + times))]
             if reached is not None and len(times) >= self.plan["fast_steps"]:
                 break
@@ -201,7 +207,7 @@ class Worker:
             kernel = (sent - window["sent"] - barrier - self.syncs * evaluation) / steps
         per_step = {key: (own[key] - window["own"][key]) / steps for key in own}
         if not own:
-            per_step = {"wire_bytes": baseline_bytes(trainer.spec, self.world)}
+            per_step = {"wire_bytes": trainer.baseline_bytes(self.world)}
         return {"kernel_bytes": kernel, "own": per_step}
 
     def bytes_of_sync(self) -> list:
@@ -222,9 +228,9 @@ class Worker:
 
 def environment() -> dict:
     """What only this process knows; run.py adds the machine."""
-    import sklearn
-
-    return {"torch": torch.__version__, "scikit-learn": sklearn.__version__, "python": sys.version.split()[0],
+    sklearn = sys.modules.get("sklearn")
+    digits = {"scikit-learn": sklearn.__version__} if sklearn else {}
+    return {"torch": torch.__version__, **digits, "python": sys.version.split()[0],
             "laconic": laconic.__version__, "threads per rank": torch.get_num_threads()}
 
 
@@ -241,7 +247,7 @@ def main() -> None:
     gathered = [None] * worker.world if worker.rank == 0 else None
     dist.gather_object(worker.done, gathered)
     if worker.rank == 0:
-        result = {"ranks": gathered, "about": worker.about, "environment": environment(),
+        result = {"ranks": gathered, "about": worker.about, "environment": environment(), "training": worker.kind.TRAINING,
                   "emulated": worker.network.emulated}
         Path(sys.argv[2]).write_text(json.dumps(result))
     dist.barrier()

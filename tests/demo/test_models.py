@@ -1,0 +1,252 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""The demo's models: shapes, seeds, replicas, resuming, the page of a quality of which less is better, files that are no data."""
+
+import hashlib
+import itertools
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+numpy = pytest.importorskip("numpy")
+pytest.importorskip("sklearn")
+
+ROOT = Path(__file__).resolve().parents[2]
+RUN = ROOT / "examples/demo/run.py"
+sys.path[:0] = [str(RUN.parent), str(ROOT / "python/tests")]
+
+import digits  # noqa: E402
+import models  # noqa: E402
+import quality  # noqa: E402
+import tables  # noqa: E402
+import text  # noqa: E402
+from ranks import Ranks  # noqa: E402
+from test_demo import laconic_command  # noqa: E402
+
+SMALL = {"mlp": (1.0e6, 1.2e6), "cnn": (0.2e6, 0.5e6), "lstm": (1e6, 2e6), "gpt": (1e6, 3e6)}
+LINES = "the quick brown fox jumps over the lazy dog.\n" * 400
+
+
+@pytest.fixture(scope="module")
+def pair():
+    ranks = Ranks(2)
+    yield ranks
+    ranks.close()
+
+
+# ---- every model ----
+
+@pytest.mark.parametrize("name", models.MODELS)
+def test_a_model_has_all_that_the_demo_asks_for(name):
+    model, kind = models.MODELS[name], models.load(name)
+    data = kind.data(None)
+    net = kind.build(data)
+    assert SMALL[name][0] <= sum(p.numel() for p in net.parameters()) <= SMALL[name][1]
+    first, other, again = (next(kind.batches(data, seed, 1, 4)) for seed in (0, 1, 0))
+    assert all(torch.equal(a, b) for a, b in zip(first, again)) and not torch.equal(first[0], other[0])
+    assert not torch.equal(first[0], next(kind.batches(data, 0, 2, 4))[0])  # every rank its own
+    loss = kind.loss(net, first)
+    assert loss.ndim == 0 and loss.requires_grad and math.isfinite(loss.item())
+    value = kind.evaluate(net, data)
+    assert net.training and 0 <= value <= (1 if model.quality is quality.ACCURACY else 9)
+    assert kind.evaluate(net, data) == value and not model.quality.reached(value, model.target)
+    assert str(kind.LEARNING_RATE) in kind.TRAINING and str(kind.BATCH) in kind.TRAINING
+
+
+def _digest(*tensors):
+    return hashlib.sha256(b"".join(bytes(t.detach().flatten().view(torch.uint8).tolist()) for t in tensors)).hexdigest()
+
+
+def _trained(name, spec, seed, steps, state=None):
+    """(parameters' hash, state) after `steps` more steps."""
+    sys.path.insert(0, str(RUN.parent))
+    import models
+    import torch.distributed as dist
+    from trainer import Trainer
+
+    kind = models.load(name)
+    data = kind.data(None)
+    trainer = Trainer(kind, spec, seed, data, 20, dist.get_rank(), 2)
+    if state:
+        trainer.step = state["step"]
+        trainer.model.module.load_state_dict(state["model"])
+        trainer.optimizer.load_state_dict(state["optimizer"])
+        trainer.handle.load_state_dict(state["laconic"])
+        trainer.batches = itertools.islice(trainer.batches, state["step"], None)
+    for _ in range(steps):
+        trainer.train_step()
+    after = {"step": trainer.step, "model": {k: v.clone() for k, v in trainer.model.module.state_dict().items()},
+             "optimizer": trainer.optimizer.state_dict(), "laconic": trainer.handle.state_dict() if trainer.handle else None}
+    found = _digest(*trainer.model.parameters())
+    trainer.close()
+    return found, after
+
+
+def _replicas(name):
+    return [_trained(name, spec, seed, 3)[0] for spec, seed in (("pytorch:ddp", 0), ("3lc", 0), ("3lc", 0), ("3lc", 1))]
+
+
+@pytest.mark.parametrize("name", models.MODELS)
+def test_replicas_are_bit_identical_and_seeds_decide(pair, name):
+    (plain, one, again, other), second = pair.run(_replicas, name=name)
+    assert [plain, one, again, other] == second
+    assert one == again and len({plain, one, other}) == 3
+
+
+def _interrupted(name, spec):
+    whole, _ = _trained(name, spec, 0, 5)
+    _, state = _trained(name, spec, 0, 3)
+    return whole, _trained(name, spec, 0, 2, state)[0]
+
+
+@pytest.mark.parametrize("name", ["lstm", "gpt"])
+def test_resuming_with_adam_is_bit_identical(pair, name):
+    for whole, resumed in pair.run(_interrupted, name=name, spec="3lc"):
+        assert whole == resumed
+
+
+def _stands(name):
+    sys.path.insert(0, str(RUN.parent))
+    import models
+    from trainer import Trainer, first_parameters
+
+    kind = models.load(name)
+    trainer = Trainer(kind, "pytorch:ddp", 0, kind.data(None), 20, 0, 2)
+    last = []
+    for label, p in trainer.model.module.named_parameters():
+        p.register_post_accumulate_grad_hook(lambda _, label=label: last.append(label))
+    trainer.train_step()
+    of_first = {label for label, p in trainer.model.module.named_parameters()
+                if any(p is q for q in first_parameters(trainer.model.module))}
+    return last[-1], of_first
+
+
+@pytest.mark.parametrize("name", models.MODELS)
+def test_the_last_gradient_belongs_to_the_first_layer(pair, name):
+    """What is split into compute and exchange there would else be split too early."""
+    for last, of_first in pair.run(_stands, name=name):
+        assert last in of_first
+
+
+def test_the_bytes_of_pytorchs_exchanges():
+    from trainer import baseline_bytes
+
+    shapes = [torch.zeros(s) for s in ((1024, 64), (1024,), (32, 16, 3, 3), (8, 8))]
+    elements = 65536 + 1024 + 4608 + 64
+    assert baseline_bytes("pytorch:ddp", shapes, 4) == 0  # nothing of them is trained
+    for tensor in shapes:
+        tensor.requires_grad_()
+    assert baseline_bytes("pytorch:ddp", shapes, 4) == 2 * 4 * elements * 3 // 4
+    assert baseline_bytes("pytorch:fp16", shapes, 4) == 2 * 2 * elements * 3 // 4
+    # rank 4: 4 * (1024 + 64) and 4 * (32 + 144); 8 x 8 is not worth it
+    assert baseline_bytes("pytorch:powersgd", shapes, 4) == 2 * 4 * (4352 + 1024 + 704 + 64) * 3 // 4
+
+
+# ---- quality, page ----
+
+def test_less_is_better_where_it_is():
+    assert quality.ACCURACY.reached(0.95, 0.95) and not quality.ACCURACY.reached(0.94, 0.95)
+    assert quality.BITS.reached(3.0, 3.0) and not quality.BITS.reached(3.01, 3.0)
+    assert (quality.ACCURACY.best([1, 2]), quality.BITS.best([1, 2])) == (2, 1)
+    assert quality.BITS.top([3.3, 2.2]) == 2.0 and quality.BITS.short(3.0) == "3 bits"
+
+
+def test_bits_a_character_and_a_file_of_the_users(tmp_path):
+    laconic_command()
+    (tmp_path / "own.txt").write_text(LINES)
+    done = subprocess.run([sys.executable, str(RUN), "--model", "lstm", "--data", str(tmp_path / "own.txt"), "--workers", "2",
+                           "--specs", "3lc", "--emulate", "--rate", "1gbit", "--steps", "6", "--every", "3", "--repeats", "1", "--slow-steps", "1",
+                           "--fast-steps", "1", "--pairs", "1", "--pair-steps", "1", "--target", "0.1", "--out", str(tmp_path / "out"),
+                           "--publish", str(tmp_path)], capture_output=True, text=True, timeout=180)
+    assert done.returncode == 0, done.stderr
+    assert "steps to 0.1 bits" in done.stdout.replace("\u00a0", " ") and "final bits a character" in done.stdout
+    row = next(line for line in done.stdout.splitlines() if line.startswith("Laconic 3lc"))
+    assert "not reached" in row
+    page = (tmp_path / "out/report.html").read_text()
+    assert "Bits a character over seconds" in page and "own.txt" in page and "1,257,600" in page
+    assert "![Bits a character over seconds](demo-lstm.svg)" in (tmp_path / "demo-lstm.md").read_text()
+    assert (tmp_path / "demo-lstm.svg").exists()
+
+
+def test_a_target_that_is_not_reached_is_said():
+    class Never:
+        time_to_target = None
+
+    assert tables.seconds_text(Never) == "not reached"
+
+
+def test_better_is_above_on_charts():
+    import charts
+    import re
+
+    series = [charts.Series("x", "s0", [(1, 4.0), (2, 3.0)])]
+    down = charts.curves(series, "t", "steps", 3.5, quality.BITS.short, 5.0, 2.0)
+    up = charts.curves(series, "t", "steps", 3.5, quality.BITS.short, 2.0, 5.0)
+    heights = [[float(point.split(",")[1]) for point in re.search(r'points="([^"]+)"', chart)[1].split()] for chart in (down, up)]
+    assert heights[0][1] < heights[0][0] and heights[1][1] > heights[1][0]
+
+
+# ---- data ----
+
+def test_shifting_moves_by_at_most_a_pixel_and_differs_by_sample():
+    image = torch.zeros(64, 1, 8, 8)
+    image[:, :, 4, 4] = 1
+    places = {tuple(place[2:]) for place in digits.shifted(image, 1, torch.Generator().manual_seed(0)).nonzero().tolist()}
+    assert places == {(y, x) for y in (3, 4, 5) for x in (3, 4, 5)}
+
+
+def _archive(path, **more):
+    pixels, labels = numpy.arange(4 * 32 * 32 * 3).reshape(4, 32, 32, 3).astype("uint8"), numpy.array([0, 9, 3, 1], "uint8")
+    parts = {"train_images": pixels, "train_labels": labels, "test_images": pixels, "test_labels": labels}
+    numpy.savez(path, **{**parts, **more})
+    return str(path)
+
+
+def test_cifar10_as_arrays(tmp_path):
+    images = digits.cifar10(_archive(tmp_path / "a.npz"))
+    assert images.train.shape == (4, 3, 32, 32) and images.train.dtype == torch.float32
+    assert images.train[1, 2, 0, 5] == pytest.approx((32 * 32 * 3 + 5 * 3 + 2) % 256 / 255)
+    assert images.test_labels.tolist() == [0, 9, 3, 1]
+    kind = models.load("cnn")
+    assert kind.build(images)(images.train).shape == (4, 10)
+
+
+def test_cifar10_as_jpeg_files(tmp_path):
+    image = pytest.importorskip("PIL.Image", reason="JPEG files need Pillow")
+    import io
+
+    files = []
+    for shade in (0, 128, 255, 64):
+        buffer = io.BytesIO()
+        image.new("RGB", (32, 32), (shade, 0, 0)).save(buffer, "JPEG", quality=95)
+        files.append(buffer.getvalue())
+    packed = {"jpeg": numpy.frombuffer(b"".join(files), "uint8"), "offsets": numpy.cumsum([0, *map(len, files)]).astype("uint32"),
+              "labels": numpy.array([1, 2, 3, 4])}
+    numpy.savez(tmp_path / "a.npz", **{f"{name}_{what}": values for name in ("train", "test") for what, values in packed.items()})
+    red = digits.cifar10(str(tmp_path / "a.npz")).train[:, 0].mean((1, 2))
+    assert red.tolist() == pytest.approx([0, 128 / 255, 1, 64 / 255], abs=0.02)
+
+
+def test_files_that_are_no_data(tmp_path):
+    (tmp_path / "text.npz").write_text("no archive")
+    (tmp_path / "cut.npz").write_bytes(Path(_archive(tmp_path / "whole.npz")).read_bytes()[:5000])
+    numpy.savez(tmp_path / "other.npz", x=numpy.zeros(3))
+    for path in ("text.npz", "cut.npz", "other.npz", _archive(tmp_path / "labels.npz", train_labels=numpy.array([0, 1, 2])),
+                 _archive(tmp_path / "classes.npz", test_labels=numpy.array([0, 1, 2, 10]))):
+        with pytest.raises(ValueError, match="is not CIFAR-10 as .npz"):
+            digits.cifar10(str(tmp_path / path))
+    (tmp_path / "short.txt").write_text("too short")
+    with pytest.raises(ValueError, match="has 9 characters"):
+        text.Text(str(tmp_path / "short.txt"))
+    with pytest.raises(ValueError, match="mlp is for the digits alone"):
+        models.load("mlp").data("x.npz")
+
+
+@pytest.mark.parametrize(("words", "code", "said"), [
+    (["--model", "resnet"], 2, "invalid choice: 'resnet'"), (["--model", "gpt", "--data", "absent.txt"], 1, "absent.txt cannot be read")])
+def test_what_cannot_start_says_one_line(tmp_path, words, code, said):
+    done = subprocess.run([sys.executable, str(RUN), *words, "--out", str(tmp_path)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == code and said in done.stderr.splitlines()[-1]
