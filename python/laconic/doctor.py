@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import hashlib
 import importlib
+import faulthandler
 import json
 import os
 import platform
@@ -29,6 +30,8 @@ from pathlib import Path
 
 from . import _lib, environment
 
+#: characters of what a process that failed has written, for --json
+_MOST_SAID = 4000
 #: seconds until processes that do not start, and an exchange that does not come about, are given up
 PATIENCE = 60.0
 SPEC = "3lc"
@@ -165,19 +168,21 @@ def _answer(folder: Path, statuses: list[int | None], patience: float) -> dict:
         if status:
             said = (folder / f"{rank}.err").read_text(encoding="utf-8", errors="replace")
             how = f"was ended by signal {-status}" if status < 0 else "failed"
-            return {"error": f"process {rank} {how}: {_reason(said)}"}
+            return {"error": f"process {rank} {how}: {_reason(said)}", "said": said[-_MOST_SAID:]}
     return {"error": f"nothing for {patience:.0f} s"}
 
 
 def _reason(said: str) -> str:
     """The line of what a process wrote that tells why it ended."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
-    named = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Interrupt)\b|Fatal|Segmentation", line)]
-    return (named or lines or ["it said nothing"])[-1]
+    named = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Interrupt)\b|Fatal|Segmentation|terminate called", line)]
+    specific = [line for line in named if line != "Fatal Python error: Aborted"]  # something before it says why
+    return (specific or named or lines or ["it said nothing"])[-1]
 
 
 def _rank(rank: int, folder: Path, patience: float) -> None:
     """One of the two processes. Ends when its parent does, which holds its stdin open."""
+    faulthandler.enable()  # a library that aborts says where
     threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
     import datetime
 

@@ -140,6 +140,14 @@ def test_processes_that_do_not_find_each_other(tmp_path, hanging):
     assert "nothing for 1 s" in lines(done)["exchange"]
 
 
+def test_a_process_that_aborts_says_where(tmp_path, hanging):
+    """What the processes wrote is seen nowhere else."""
+    (tmp_path / "hanging/torch/__init__.py").write_text("import os\n__version__ = 'stub'\ndef set_num_threads(n): os.abort()\n")
+    code = "import json; from laconic import doctor; print(json.dumps(doctor.exchange(30.0)))"
+    found = json.loads(run(tmp_path, program=("-c", code), PYTHONPATH=hanging).stdout)
+    assert "was ended by signal 6: Fatal Python error: Aborted" in found["error"] and "in set_num_threads" in found["said"]
+
+
 def children(process) -> list[int]:
     with contextlib.suppress(OSError):
         return list(map(int, Path(f"/proc/{process}/task/{process}/children").read_text().split()))
@@ -213,6 +221,8 @@ def test_replicas_that_differ_are_a_failure():
 
 @pytest.mark.parametrize(("said", "reason"), [
     ("Traceback\n  x\nRuntimeError: no route\n[W] leaked\n", "RuntimeError: no route"), ("", "it said nothing"),
-    ("Fatal Python error: x\nThread 1\n  File y\n", "Fatal Python error: x"), ("only this\n", "only this")])
+    ("Fatal Python error: x\nThread 1\n  File y\n", "Fatal Python error: x"),
+    ("terminate called without y\nFatal Python error: Aborted\n\nThread 1\n  File y\n", "terminate called without y"),
+    ("Fatal Python error: Aborted\n  File y\n", "Fatal Python error: Aborted"), ("only this\n", "only this")])
 def test_the_line_that_tells_why_is_found(said, reason):
     assert doctor._reason(said) == reason
