@@ -18,7 +18,8 @@ demo:  ## train with and without compression over a slow link; MODEL= DATA= RATE
 	@scripts/bootstrap --python & python=$$!; \
 	  scripts/build release laconic_c laconic_cli; built=$$?; wait $$python && exit $$built  # pip mostly waits
 	@.venv/bin/python examples/demo/run.py \
-	  $(if $(MODEL),--model "$(MODEL)") $(if $(DATA),--data "$(DATA)") $(if $(RATE),--rate "$(RATE)") $(if $(WORKERS),--workers "$(WORKERS)") \
+	  $(if $(MODEL),--model "$(MODEL)") $(if $(DATA),--data "$(DATA)") \
+	  $(if $(RATE),--rate "$(RATE)") $(if $(WORKERS),--workers "$(WORKERS)") \
 	  $(if $(SPECS),--specs "$(SPECS)") $(if $(SEEDS),--seeds "$(SEEDS)")
 
 build:  ## the library, the command, tests, benchmarks; PRESET= chooses another preset

@@ -129,7 +129,7 @@ class Rank:
         import models
         import trainer
 
-        self.rank, self.results, self.found, self.trainer, self.demo = rank, results, found, trainer.Trainer, models.load("mlp")
+        self.rank, self.results, self.found, self.trainer, self.demo = rank, results, found, trainer, models.load("mlp")
         self.plan = results.plan
         self.data = self.demo.data(None)
         self.begun = self.saved = time.monotonic()
@@ -188,7 +188,13 @@ class Rank:
 
     def optimizer_run(self, name: str, rate: float, spec: str, seed: int) -> dict:
         model = self.train(name, rate, spec, seed, self.data)
-        return {"loss": self.loss(model, self.data), "accuracy": self.data.accuracy(model)}
+        return {"loss": self.loss(model, self.data), "accuracy": self.accuracy(model)}
+
+    def accuracy(self, model) -> float:
+        import torch
+
+        with torch.no_grad():
+            return self.data.evaluate(model)
 
     @staticmethod
     def loss(model, samples) -> float:
@@ -216,13 +222,11 @@ class Rank:
 
     def mini_batches(self, ddp, optimizer, rate: float, seed: int, samples) -> None:
         """As in the demo: a cosine to 0 over fresh permutations."""
-        from torch import nn
-
         steps = self.plan.steps
-        for step, (images, labels) in zip(range(steps), self.demo.batches(samples, seed, self.rank, self.plan.world)):
-            optimizer.param_groups[0]["lr"] = rate * 0.5 * (1 + math.cos(math.pi * step / steps))
+        for step, batch in zip(range(steps), samples.batches(self.demo.BATCH, seed, self.rank, self.plan.world)):
+            optimizer.param_groups[0]["lr"] = rate * self.trainer.schedule(step, steps)
             optimizer.zero_grad()
-            nn.functional.cross_entropy(ddp(images), labels).backward()
+            samples.loss(ddp, batch).backward()
             optimizer.step()
 
     def full_batches(self, ddp, optimizer, rate: float, seed: int, samples) -> None:  # noqa: ARG002  the same for both
@@ -257,7 +261,8 @@ class Rank:
 
     def warmup_run(self, spec: str, warmup: int, seed: int) -> list:
         """The accuracy at each look."""
-        trainer = warmed_up(self.trainer, warmup)(self.demo, spec, seed, self.data, self.plan.warmup_steps, self.rank, self.plan.world)
+        trainer = warmed_up(self.trainer.Trainer, warmup)(
+            self.demo, spec, seed, self.data, self.plan.warmup_steps, self.rank, self.plan.world)
         seen = []
         for look in self.plan.looks:
             while trainer.step < look:

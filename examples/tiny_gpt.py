@@ -51,7 +51,7 @@ def train(spec: str, data: torch.Tensor, options) -> dict:
         batch = text.excerpts(data, options.batch, generator)
         begin = time.perf_counter()
         optimizer.zero_grad()
-        loss = gpt.loss(model, batch)
+        loss = text.Text.loss(model, batch)
         loss.backward()
         optimizer.step()
         times.append(time.perf_counter() - begin)

@@ -27,7 +27,7 @@ def number(value: float) -> str:
 
 
 class Axis:
-    """From values to places. `log` axes have ticks at powers of ten, linear ones at round steps."""
+    """From values to places; `low` may be the larger one. `log` axes have ticks at powers of ten, linear ones at round steps."""
 
     def __init__(self, low: float, high: float, begin: float, end: float, log: bool = False):
         self.log, self.low, self.high, self.begin, self.end = log, low, high, begin, end
@@ -46,11 +46,12 @@ class Axis:
             if len(decades) > 2:
                 return decades
             return [m * d for d in [10.0 ** (first - 1), *decades] for m in (1, 2, 5) if self.low <= m * d <= self.high]
-        span = self.high - self.low
+        low, high = sorted((self.low, self.high))
+        span = high - low
         step = 10.0 ** math.floor(math.log10(span / 4))
         step *= next(m for m in (1, 2, 2.5, 5, 10) if span / (step * m) <= 6)
-        count = math.floor((self.high + 1e-9) / step) - math.ceil((self.low - 1e-9) / step)
-        return [(math.ceil((self.low - 1e-9) / step) + i) * step for i in range(count + 1)]
+        count = math.floor((high + 1e-9) / step) - math.ceil((low - 1e-9) / step)
+        return [(math.ceil((low - 1e-9) / step) + i) * step for i in range(count + 1)]
 
 
 def svg(body: list[str], height: int, title: str, width: int = WIDTH) -> str:
@@ -74,8 +75,8 @@ def frame(x: Axis, y: Axis, x_label: str, y_text=None) -> list[str]:
                  text(x.begin - 8, y.at(value) + 4, y_text(value), "end")]
     for value in x.ticks():
         body += [line(x.at(value), y.begin, x.at(value), y.end, "grid"),
-                 text(x.at(value), max(y.begin, y.end) + 17, number(value) if x.log else f"{value:,g}")]
-    return [*body, text((x.begin + x.end) / 2, max(y.begin, y.end) + 36, x_label, style="name")]
+                 text(x.at(value), y.begin + 17, number(value) if x.log else f"{value:,g}")]
+    return [*body, text((x.begin + x.end) / 2, y.begin + 36, x_label, style="name")]
 
 
 def curves(series: list[Series], title: str, x_label: str, target: float, y_text, bottom: float, top: float,
@@ -85,12 +86,11 @@ def curves(series: list[Series], title: str, x_label: str, target: float, y_text
     x_low = min(values) if log else 0.0
     x = Axis(x_low, max(values), _LEFT, WIDTH - _RIGHT, log)
     y = Axis(bottom, top, height - _BOTTOM, _TOP)
-    if top < bottom:
-        y = Axis(top, bottom, _TOP, height - _BOTTOM)
+    least, most = sorted((bottom, top))
     body = frame(x, y, x_label, y_text)
     body += [line(x.begin, y.at(target), x.end, y.at(target), "target")]
     for s in series:
-        points = [(x.at(px), y.at(min(max(py, y.low), y.high))) for px, py in s.points if px >= x_low and px > 0]
+        points = [(x.at(px), y.at(min(max(py, least), most))) for px, py in s.points if px >= x_low and px > 0]
         path = " ".join(f"{px:.1f},{py:.1f}" for px, py in points)
         body.append(f'<g class="series {s.style}"><title>{escape(s.label)}</title>'
                     f'<polyline points="{path}" class="halo"/><polyline points="{path}"/></g>')

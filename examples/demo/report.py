@@ -154,7 +154,7 @@ def environment(results: Results) -> list[tuple[str, str]]:
     specs = [f"{about['canonical']} by {about['strategy']}" for spec, about in raw["about"].items()
              if not spec.startswith("pytorch:")]
     return [*raw["machine"].items(), *raw["environment"].items(), ("link", link),
-            ("training", f"{results.model.what}: {results.parameters:,} parameters; {raw['training']}, cosine to 0 in "
+            ("training", f"{results.model.what}: {raw['parameters']:,} parameters; {raw['training']}, cosine to 0 in "
                          f"{plan['steps']} steps, seeds {plan['seeds']}, one bucket"),
             *([("data", Path(plan["data"]).name)] if plan["data"] else []),
             ("shaped blocks", f"{plan['repeats']} repeats, exchanges in turn; {plan['slow_steps']} steps above 100 ms a "
@@ -181,7 +181,7 @@ def page(results: Results) -> str:
 <body>
 <h1>{escape(heading(results))}</h1>
 <p class="quiet">One model, one schedule, the same seeds; only the exchange of gradients differs. {escape(results.model.what.capitalize())},
-{results.parameters:,} parameters; target {escape(results.target)}.</p>
+{results.raw['parameters']:,} parameters; target {escape(results.target)}.</p>
 {emulated}{facts(results)}
 <h2>Results{mark}</h2>
 {table(results)}

@@ -101,10 +101,6 @@ class Results:
         return self.quality.short(self.plan["target"])
 
     @property
-    def parameters(self) -> int:
-        return next(iter(self.raw["about"].values()))["parameters"]
-
-    @property
     def phases(self) -> dict:
         return self.ranks[0]["phases"]
 

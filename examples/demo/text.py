@@ -25,7 +25,7 @@ def read(path: str | None, limit: int = 2_000_000) -> torch.Tensor:
         try:
             text = file.read_text(encoding="utf-8", errors="replace")[:left]
         except OSError as error:
-            raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+            raise ValueError(f"{file} cannot be read: {error.strerror}") from None
         data.append(text.encode("ascii", errors="replace"))
         left -= len(text)
     return torch.frombuffer(bytearray(b"".join(data)), dtype=torch.uint8) if data and data[0] else torch.empty(0, dtype=torch.uint8)
@@ -54,16 +54,11 @@ class Text:
         while True:
             yield excerpts(self.train, size, generator)
 
-    def bits(self, model) -> float:
-        """Bits a character of the test excerpts, in evaluation mode."""
-        was_training = model.training
-        model.eval()
-        with torch.no_grad():
-            loss = cross_entropy(model, self.test).item()
-        model.train(was_training)
-        return loss / math.log(2)
+    @staticmethod
+    def loss(model, batch) -> torch.Tensor:
+        x, y = batch
+        return functional.cross_entropy(model(x).flatten(0, 1), y.flatten())
 
-
-def cross_entropy(model, batch) -> torch.Tensor:
-    x, y = batch
-    return functional.cross_entropy(model(x).flatten(0, 1), y.flatten())
+    def evaluate(self, model) -> float:
+        """Bits a character of the test excerpts."""
+        return self.loss(model, self.test).item() / math.log(2)

@@ -73,7 +73,7 @@ class Trainer:
         self.model = DistributedDataParallel(kind.build(data), bucket_cap_mb=BUCKET_MB)
         self.optimizer = kind.optimizer(self.model.parameters())
         self.handle = None
-        self.batches = kind.batches(data, seed, rank, world)
+        self.batches = data.batches(kind.BATCH, seed, rank, world)
         self._last_gradient = 0.0
         # Backward ends with the first layer. Runs before DDP's own hook on the same parameter.
         for p in first_parameters(self.model.module):
@@ -111,7 +111,7 @@ class Trainer:
         self.optimizer.param_groups[0]["lr"] = self.kind.LEARNING_RATE * schedule(self.step, self.steps)
         begin = time.perf_counter()
         self.optimizer.zero_grad()
-        self.kind.loss(self.model, batch).backward()
+        self.data.loss(self.model, batch).backward()
         exchanged = time.perf_counter()
         self.optimizer.step()
         end = time.perf_counter()
@@ -119,7 +119,12 @@ class Trainer:
         return self._last_gradient - begin, exchanged - self._last_gradient, end - exchanged
 
     def quality(self) -> float:
-        return self.kind.evaluate(self.model.module, self.data)
+        """On the test samples, in evaluation mode."""
+        self.model.module.eval()
+        with torch.no_grad():
+            value = self.data.evaluate(self.model.module)
+        self.model.module.train()
+        return value
 
     def baseline_bytes(self, world: int) -> int:
         return baseline_bytes(self.spec, self.model.parameters(), world)

@@ -60,8 +60,7 @@ class Worker:
 
     def trainer(self, spec: str, seed: int = 0, emulated_rate: float = 0.0) -> Trainer:
         trainer = Trainer(self.kind, spec, seed, self.data, self.steps, self.rank, self.world, emulated_rate)
-        self.about[spec] = {"canonical": trainer.canonical(), "strategy": trainer.strategy(),
-                            "parameters": sum(p.numel() for p in trainer.model.parameters())}
+        self.about[spec] = {"canonical": trainer.canonical(), "strategy": trainer.strategy()}
         return trainer
 
     def timed(self, name: str, function) -> None:
@@ -173,7 +172,7 @@ class Worker:
     def reaches_target(self, spec: str) -> bool:
         """Whether it did without a limit. Only rank 0 knows."""
         curve = next(run["curve"] for run in self.done["learn"] if run["spec"] == spec)
-        return self.reached(self.quality.best([value for _, value in curve]))
+        return any(self.reached(value) for _, value in curve)
 
     def reached(self, value: float) -> bool:
         return self.quality.reached(value, self.plan["target"])
@@ -248,6 +247,7 @@ def main() -> None:
     dist.gather_object(worker.done, gathered)
     if worker.rank == 0:
         result = {"ranks": gathered, "about": worker.about, "environment": environment(), "training": worker.kind.TRAINING,
+                  "parameters": sum(p.numel() for p in worker.kind.build(worker.data).parameters()),
                   "emulated": worker.network.emulated}
         Path(sys.argv[2]).write_text(json.dumps(result))
     dist.barrier()

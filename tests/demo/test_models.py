@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-torch = pytest.importorskip("torch")
-numpy = pytest.importorskip("numpy")
-pytest.importorskip("sklearn")
+torch = pytest.importorskip("torch", reason="the demo needs torch")
+numpy = pytest.importorskip("numpy", reason="the demo's data need NumPy")
+pytest.importorskip("sklearn", reason="the digits are scikit-learn's")
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = ROOT / "examples/demo/run.py"
@@ -21,7 +21,6 @@ sys.path[:0] = [str(RUN.parent), str(ROOT / "python/tests")]
 import digits  # noqa: E402
 import models  # noqa: E402
 import quality  # noqa: E402
-import tables  # noqa: E402
 import text  # noqa: E402
 from ranks import Ranks  # noqa: E402
 from test_demo import laconic_command  # noqa: E402
@@ -45,14 +44,14 @@ def test_a_model_has_all_that_the_demo_asks_for(name):
     data = kind.data(None)
     net = kind.build(data)
     assert SMALL[name][0] <= sum(p.numel() for p in net.parameters()) <= SMALL[name][1]
-    first, other, again = (next(kind.batches(data, seed, 1, 4)) for seed in (0, 1, 0))
+    first, other, again = (next(data.batches(kind.BATCH, seed, 1, 4)) for seed in (0, 1, 0))
     assert all(torch.equal(a, b) for a, b in zip(first, again)) and not torch.equal(first[0], other[0])
-    assert not torch.equal(first[0], next(kind.batches(data, 0, 2, 4))[0])  # every rank its own
-    loss = kind.loss(net, first)
+    assert not torch.equal(first[0], next(data.batches(kind.BATCH, 0, 2, 4))[0])  # every rank its own
+    loss = data.loss(net, first)
     assert loss.ndim == 0 and loss.requires_grad and math.isfinite(loss.item())
-    value = kind.evaluate(net, data)
-    assert net.training and 0 <= value <= (1 if model.quality is quality.ACCURACY else 9)
-    assert kind.evaluate(net, data) == value and not model.quality.reached(value, model.target)
+    value = data.evaluate(net.eval())
+    assert 0 <= value <= (1 if model.quality is quality.ACCURACY else 9)
+    assert data.evaluate(net) == value and not model.quality.reached(value, model.target)
     assert str(kind.LEARNING_RATE) in kind.TRAINING and str(kind.BATCH) in kind.TRAINING
 
 
@@ -100,6 +99,25 @@ def _interrupted(name, spec):
     whole, _ = _trained(name, spec, 0, 5)
     _, state = _trained(name, spec, 0, 3)
     return whole, _trained(name, spec, 0, 2, state)[0]
+
+
+def _judged(name):
+    """Whether a second look sees the same, the first changed nothing, and the model trains on."""
+    sys.path.insert(0, str(RUN.parent))
+    import models
+    from trainer import Trainer
+
+    kind = models.load(name)
+    trainer = Trainer(kind, "pytorch:ddp", 0, kind.data(None), 20, 0, 2)
+    trainer.train_step()
+    before = _digest(*trainer.model.module.state_dict().values())
+    first, second = trainer.quality(), trainer.quality()
+    return first == second, before == _digest(*trainer.model.module.state_dict().values()), trainer.model.module.training
+
+
+def test_evaluating_changes_nothing(pair):
+    """Batch norm's averages would, in training mode."""
+    assert pair.run(_judged, name="cnn") == [(True, True, True)] * 2
 
 
 @pytest.mark.parametrize("name", ["lstm", "gpt"])
@@ -171,16 +189,10 @@ def test_bits_a_character_and_a_file_of_the_users(tmp_path):
     assert (tmp_path / "demo-lstm.svg").exists()
 
 
-def test_a_target_that_is_not_reached_is_said():
-    class Never:
-        time_to_target = None
-
-    assert tables.seconds_text(Never) == "not reached"
-
-
 def test_better_is_above_on_charts():
-    import charts
     import re
+
+    import charts
 
     series = [charts.Series("x", "s0", [(1, 4.0), (2, 3.0)])]
     down = charts.curves(series, "t", "steps", 3.5, quality.BITS.short, 5.0, 2.0)
@@ -228,6 +240,26 @@ def test_cifar10_as_jpeg_files(tmp_path):
     numpy.savez(tmp_path / "a.npz", **{f"{name}_{what}": values for name in ("train", "test") for what, values in packed.items()})
     red = digits.cifar10(str(tmp_path / "a.npz")).train[:, 0].mean((1, 2))
     assert red.tolist() == pytest.approx([0, 128 / 255, 1, 64 / 255], abs=0.02)
+
+
+def test_jpeg_files_without_pillow(tmp_path, monkeypatch):
+    parts = {"jpeg": numpy.zeros(4, "uint8"), "offsets": numpy.array([0, 4]), "labels": numpy.array([1])}
+    numpy.savez(tmp_path / "a.npz", **{f"{name}_{what}": values for name in ("train", "test") for what, values in parts.items()})
+    with pytest.raises(ValueError, match="is not CIFAR-10"):
+        digits.cifar10(str(tmp_path / "a.npz"))
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(ValueError, match="pip install pillow"):
+        digits.cifar10(str(tmp_path / "a.npz"))
+
+
+def test_the_last_tenth_of_a_text_is_for_evaluation(tmp_path):
+    (tmp_path / "a.txt").write_text("a" * 9000 + "z" * 1000)
+    one = text.Text(str(tmp_path / "a.txt"))
+    assert set(one.train.tolist()) == {ord("a")} and set(one.test[0].flatten().tolist()) == {ord("z")}
+    varied = tmp_path / "b.txt"
+    varied.write_text("".join(chr(33 + i * i % 89) for i in range(20_000)))
+    one, again = text.Text(str(varied)), text.Text(str(varied))
+    assert torch.equal(one.test[0], again.test[0]) and torch.equal(one.test[0][:, 1:], one.test[1][:, :-1])
 
 
 def test_files_that_are_no_data(tmp_path):

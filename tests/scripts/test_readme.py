@@ -89,7 +89,7 @@ def test_the_readme_has_every_kind():
 
 def test_what_people_read_first_is_run_where_it_is_installed():
     said = (ROOT / "tests" / "install" / "run").read_text(encoding="utf-8")
-    assert "snippets.py\" \"$work/exact\" " + " ".join(RUN_INSTALLED) + "\n" in said
+    assert f'snippets.py" "$work/exact" {" ".join(RUN_INSTALLED)}\n' in said
 
 
 def test_what_people_read_first_needs_no_numpy():

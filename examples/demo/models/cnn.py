@@ -27,7 +27,7 @@ class Block(nn.Module):
 
 
 def data(path):
-    return cifar10(path) if path else digits(flat=False)
+    return cifar10(path, shift=1) if path else digits(shift=1)
 
 
 def build(images) -> nn.Module:
@@ -39,16 +39,3 @@ def build(images) -> nn.Module:
 
 def optimizer(parameters):
     return torch.optim.SGD(parameters, lr=LEARNING_RATE, momentum=0.9, fused=True)
-
-
-def batches(images, seed, rank, world):
-    return images.batches(BATCH, seed, rank, world, shift=1)
-
-
-def loss(model, batch):
-    images, labels = batch
-    return nn.functional.cross_entropy(model(images), labels)
-
-
-def evaluate(model, images) -> float:
-    return images.accuracy(model)

@@ -32,14 +32,3 @@ def build(_data) -> nn.Module:
 
 def optimizer(parameters):
     return torch.optim.Adam(parameters, lr=LEARNING_RATE, fused=True)
-
-
-def batches(data, seed, rank, world):
-    return data.batches(BATCH, seed, rank, world)
-
-
-loss = text.cross_entropy
-
-
-def evaluate(model, data) -> float:
-    return data.bits(model)

@@ -26,16 +26,3 @@ def build(_data) -> nn.Module:
 
 def optimizer(parameters):
     return torch.optim.SGD(parameters, lr=LEARNING_RATE, momentum=0.9, fused=True)
-
-
-def batches(images, seed, rank, world):
-    return images.batches(BATCH, seed, rank, world)
-
-
-def loss(model, batch):
-    images, labels = batch
-    return nn.functional.cross_entropy(model(images), labels)
-
-
-def evaluate(model, images) -> float:
-    return images.accuracy(model)
