@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import types
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -10,6 +12,7 @@ torch = pytest.importorskip("torch")
 import training  # noqa: E402
 
 import laconic  # noqa: E402
+from laconic.resumed import Resumed  # noqa: E402
 
 
 @pytest.mark.parametrize("spec", training.SPECS)
@@ -38,6 +41,14 @@ def test_a_checkpoint_before_ddp_has_rebuilt_its_buckets(pools, spec):
     assert all(r == results[0] for r in results)
     if spec in ("topk:ratio=0.05", "3lc"):
         assert results[0][0] == results[0][1]
+
+
+def test_a_saved_layout_that_does_not_come_back_is_given_up_where_the_order_of_sums_is_ours():
+    saved, other = ([types.SimpleNamespace(parameters=parameters, offsets=(0, 4))] for parameters in ((0, 1), (1, 0)))
+    assert [Resumed(saved, [4, 4], bounded=True).ended(saved), Resumed(saved, [4, 4], bounded=False).ended(saved)] == [True, True]
+    ours, engines = Resumed(saved, [4, 4], bounded=True), Resumed(saved, [4, 4], bounded=False)
+    assert [ours.ended(other) for _ in range(3)] == [False, False, True]
+    assert not any(engines.ended(other) for _ in range(10))
 
 
 @pytest.mark.parametrize("asked", [1, 2, 4])
