@@ -7,7 +7,10 @@ nothing here asks for a version number.
 
 from __future__ import annotations
 
+import collections
 import ctypes
+import itertools
+import weakref
 
 import torch
 import torch.distributed as dist
@@ -57,6 +60,20 @@ class _Spread:
             part.copy_(arrived)
 
 
+# A collective that has ended is still held by the backend's own thread for a moment. If that thread is the last to let go of
+# it, or of a tensor that Python made, it wants the interpreter; while that goes away, the process ends with SIGABRT. So a
+# collective is held here until the engine's next batch, and the last ones to the very end: nothing clears these two.
+_held: dict[int, list] = {}
+_held_of_ended: collections.deque = collections.deque(maxlen=16)
+ctypes.pythonapi.Py_IncRef(ctypes.py_object(_held))
+ctypes.pythonapi.Py_IncRef(ctypes.py_object(_held_of_ended))
+_engines = itertools.count()
+
+
+def _engine_ended(number: int) -> None:
+    _held_of_ended.append(_held.pop(number))
+
+
 def _wait_all(works, failure: BaseException | None = None) -> None:
     """Waits for every collective, also after one has failed: the others still use the exchange's memory."""
     for work in works:
@@ -76,9 +93,22 @@ class Engine:
         self.rank = dist.get_rank(group)
         self.world = dist.get_world_size(group)
         self.limiter = limiter  # emulated links only: see laconic.emulate
+        self._number = next(_engines)
+        self._hold([])
+        weakref.finalize(self, _engine_ended, self._number).atexit = False
         self._flat_gather = self._probe_flat_gather()
         #: Gloo's receives take what arrives, up to their room: varying lengths travel as they are
         self.short_sends = self._probe_short_sends()
+
+    def _hold(self, works: list) -> list:
+        """A batch's collectives, which are held from here to the next batch."""
+        _held[self._number] = works
+        return works
+
+    def _finished(self, work) -> None:
+        """Waits for a collective that is a batch of its own."""
+        self._hold([work])
+        work.wait()
 
     def probe_sums(self) -> int:
         """Bits of the lane types that this group's all-reduce adds. A collective call: every rank makes it."""
@@ -86,7 +116,7 @@ class Engine:
         for dtype in (_lib.F32, _lib.F16, _lib.BF16):
             try:
                 x = torch.ones(1, dtype=_TORCH_TYPES[dtype])
-                dist.all_reduce(x, group=self.group)
+                self._finished(dist.all_reduce(x, group=self.group, async_op=True))
                 if x.item() == self.world:
                     sums |= 1 << dtype
             except (RuntimeError, ValueError, TypeError):
@@ -98,7 +128,7 @@ class Engine:
             return False
         try:
             out = torch.zeros(self.world, dtype=torch.uint8)
-            _all_gather_flat(out, torch.ones(1, dtype=torch.uint8), group=self.group)
+            self._finished(_all_gather_flat(out, torch.ones(1, dtype=torch.uint8), group=self.group, async_op=True))
             return int(out.sum()) == self.world
         except (RuntimeError, ValueError, TypeError, NotImplementedError):
             return False
@@ -141,7 +171,7 @@ class Engine:
 
     def run(self, steps, count: int) -> int:
         """Executes a batch and waits for it. All steps are in flight at once. Gives the bytes sent to other ranks."""
-        sent, works = 0, []
+        sent, works = 0, self._hold([])
         try:
             for i in range(count):
                 sent += self._start(steps[i], works)
@@ -198,7 +228,7 @@ class Engine:
         """Every rank's `data` (equal lengths), in rank order."""
         own = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         parts = [torch.empty_like(own) for _ in range(self.world)]
-        dist.all_gather(parts, own, group=self.group)
+        self._finished(dist.all_gather(parts, own, group=self.group, async_op=True))
         return b"".join(ctypes.string_at(part.data_ptr(), part.numel()) for part in parts)
 
     def gather_texts(self, text: str, limit: int = 500) -> list[str]:

@@ -3,6 +3,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -137,3 +141,37 @@ def _apart(features, kind, ragged, short):
 def test_parts_need_not_be_adjacent(pools, kind, ragged, features):
     """all_gather and all_to_all, as messages and as torch's collectives."""
     assert pools(3).run(_apart, features=features, kind=kind, ragged=ragged, short=not features) == [(True, True)] * 3
+
+
+def test_collectives_are_held_beyond_the_end_of_the_interpreter():
+    """Whoever drops one last wants the interpreter, and Gloo's threads end the process with SIGABRT if it is going away."""
+    program = """if True:
+        import os
+        import laconic.engine as goes_last  # a module that main names is cleared
+        import torch
+        import torch.distributed as dist
+        from laconic.engine import Engine
+
+        class Seen:
+            def __init__(self, work):
+                self.work, self.wait = work, work.wait
+
+            def __del__(self, write=os.write):
+                write(1, b"-")
+
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        begin, waited = dist.all_gather, Engine(dist.group.WORLD)
+        dist.all_gather = lambda *words, **named: Seen(begin(*words, **named))
+        ended, batch = Engine(dist.group.WORLD), Engine(dist.group.WORLD)
+        for engine in (waited, waited, ended, batch):
+            engine.gather_bytes(b"x")
+        lanes = torch.ones(1)
+        batch._start = lambda step, works: works.append(Seen(dist.all_reduce(lanes, async_op=True))) or 0
+        batch.run([None, None], 2)
+        del ended, engine
+        os.write(1, b".")
+        """
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False,
+                          env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"})
+    # a "-" for each collective that the engine's next batch has let go of: of `waited` and of `batch`; none at the end
+    assert (done.returncode, done.stdout) == (0, "--."), done.stderr
