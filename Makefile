@@ -13,13 +13,13 @@ SECONDS_EACH ?= 60
 help:  ## this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
-demo:  ## train with and without compression over a slow link; MODEL= DATA= RATE= WORKERS= SPECS= SEEDS= change it
+demo:  ## train with and without compression over a slow link; MODEL= DATA= RATE= NETWORKS= WORKERS= SPECS= SEEDS= change it
 	@scripts/bootstrap --required
 	@scripts/bootstrap --python & python=$$!; \
 	  scripts/build release laconic_c laconic_cli; built=$$?; wait $$python && exit $$built  # pip mostly waits
 	@.venv/bin/python examples/demo/run.py \
 	  $(if $(MODEL),--model "$(MODEL)") $(if $(DATA),--data "$(DATA)") \
-	  $(if $(RATE),--rate "$(RATE)") $(if $(WORKERS),--workers "$(WORKERS)") \
+	  $(if $(RATE),--rate "$(RATE)") $(if $(NETWORKS),--networks "$(NETWORKS)") $(if $(WORKERS),--workers "$(WORKERS)") \
 	  $(if $(SPECS),--specs "$(SPECS)") $(if $(SEEDS),--seeds "$(SEEDS)")
 
 build:  ## the library, the command, tests, benchmarks; PRESET= chooses another preset

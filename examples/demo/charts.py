@@ -138,3 +138,46 @@ def dots(rows: list[tuple[str, str, float, float | None]], title: str, x_label: 
             body.append(f'<circle cx="{end:.1f}" cy="{middle:.1f}" r="3.5" class="dot {style}"/>')
         body.append(text(end + 12, middle + 4, number(float(f"{kernel or own:.3g}")) + "B", "start"))
     return svg(body, height, title)
+
+
+HEAT_LEVELS = 6
+_CELL = 84
+
+
+def heat_level(value: float, best: float) -> int:
+    """0 near the best; each level more is twice the value, the last one has no end."""
+    if value <= best:
+        return 0
+    return min(HEAT_LEVELS - 1, round(math.log2(value / best))) if best > 0 else HEAT_LEVELS - 1
+
+
+def heat_map(rows: list[str], columns: list[str], values: list[list[float | None]], title: str, cell_text,
+             missing: str = "not reached") -> str:
+    """values[row][column], less is better; colours compare within a column. A column's label may have several lines."""
+    head = 16 * max(column.count("\n") + 1 for column in columns) + _TOP
+    cell = max(_CELL, (WIDTH - _NAMES - _RIGHT) // len(columns))
+    body = [text(_NAMES + (j + 0.5) * cell, head - 8 - 16 * (len(lines) - 1 - i), words)
+            for j, lines in enumerate(column.split("\n") for column in columns) for i, words in enumerate(lines)]
+    known = [[value for value in column if value is not None] for column in zip(*values)]
+    for i, (row, line_of) in enumerate(zip(rows, values)):
+        top = head + i * _ROW
+        body.append(text(_NAMES - 8, top + 17, row, "end", "row"))
+        for j, value in enumerate(line_of):
+            style = "heat none" if value is None else f"heat h{heat_level(value, min(known[j]))}"
+            words = missing if value is None else cell_text(value)
+            label = "cell best" if value is not None and value == min(known[j]) else "cell"
+            about = escape(f"{row}, {columns[j]}: {words}".replace("\n", " "))
+            body += [f'<rect x="{_NAMES + j * cell + 1}" y="{top + 1}" width="{cell - 2}" height="{_ROW - 2}" rx="3" '
+                     f'class="{style}"><title>{about}</title></rect>', text(_NAMES + (j + 0.5) * cell, top + 17, words, style=label)]
+    bottom = head + len(rows) * _ROW + 12
+    return svg([*body, *heat_legend(bottom)], bottom + 26, title, max(WIDTH, _NAMES + len(columns) * cell + _RIGHT))
+
+
+def heat_legend(top: int) -> list[str]:
+    body = [text(_NAMES - 8, top + 13, "times the column's best", "end", "name")]
+    for level in range(HEAT_LEVELS):
+        words = f"{2**level}×" + (" and more" if level == HEAT_LEVELS - 1 else "")
+        x = _NAMES + 58 * level
+        body += [f'<rect x="{x + 1}" y="{top}" width="18" height="18" rx="3" class="heat h{level}"/>',
+                 text(x + 24, top + 13, words, "start")]
+    return body

@@ -10,6 +10,7 @@ import socket
 from pathlib import Path
 
 _UNITS = {"": 1, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
+_RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?)([kmgt]?)bit")
 _SENT = Path("/sys/class/net/eth0/statistics/tx_bytes")
 
 
@@ -17,10 +18,16 @@ def bits_per_second(rate: str) -> float:
     """'50mbit' is 5e7, as `tc` and the lab read it; 'off' is 0."""
     if rate == "off":
         return 0.0
-    match = re.fullmatch(r"([0-9.]+)([kmgt]?)bit", rate)
+    match = _RATE.fullmatch(rate)
     if match is None:
         raise ValueError(f"{rate!r} is not a rate: 50mbit, 1gbit, off")
     return float(match[1]) * _UNITS[match[2]]
+
+
+def rate_text(rate: str) -> str:
+    """'50mbit' as people write it: '50 Mbit/s'."""
+    match = _RATE.fullmatch(rate)
+    return f"{match[1]} {match[2] if match[2] == 'k' else match[2].upper()}bit/s" if match else "unshaped"
 
 
 class Network:

@@ -8,8 +8,10 @@ from html import escape
 from pathlib import Path
 
 import charts
+import overview
 import tables
 from charts import Series
+from network import rate_text
 from results import Results, Row
 
 _HERE = Path(__file__).parent
@@ -29,16 +31,13 @@ def styles(results: Results) -> dict[str, str]:
     return {**known, **{spec: free[i % len(free)] if free else "s3" for i, spec in enumerate(others)}}
 
 
-def rate_text(results: Results) -> str:
-    """'50mbit' as people write it."""
-    units = {"": "", "k": "k", "m": "M", "g": "G", "t": "T"}
-    match = re.fullmatch(r"([0-9.]+)([kmgt]?)bit", results.plan["rate"])
-    return f"{match[1]} {units[match[2]]}bit/s" if match else "unshaped"
+def heading(views: list[Results]) -> str:
+    rates = ", ".join(rate_text(results.network) for results in views)
+    return f"{views[0].plan['workers']} workers, {rates} each way" + mark(views[0])
 
 
-def heading(results: Results) -> str:
-    words = f"{results.plan['workers']} workers, {rate_text(results)} each way"
-    return words + (" (emulated)" if results.emulated else "")
+def mark(results: Results) -> str:
+    return " (emulated)" if results.emulated else ""
 
 
 # ---- charts -----------------------------------------------------------------------------------------------------------
@@ -55,9 +54,9 @@ def over_seconds(results: Results) -> list[Series]:
 
 
 def quality_chart(results: Results, seconds: bool) -> str:
-    mark, quality = ", emulated" if results.emulated else "", results.quality
+    emulated, quality = ", emulated" if results.emulated else "", results.quality
     series = over_seconds(results) if seconds else over_steps(results)
-    words = f"seconds at {rate_text(results)}{mark}" if seconds else "steps"
+    words = f"seconds at {rate_text(results.network)}{emulated}" if seconds else "steps"
     return charts.curves(series, f"{subject(results)} over {words.split()[0]}", words, results.plan["target"], quality.short,
                          quality.worst, quality.top([v for s in series for _, v in s.points]), log=seconds)
 
@@ -73,11 +72,11 @@ def parts_of(row: Row) -> list[tuple[str, float]]:
 
 
 def time_charts(results: Results) -> list[str]:
-    mark = ", emulated" if results.emulated else ""
+    emulated = ", emulated" if results.emulated else ""
     groups = [("fast exchanges", [r for r in results.rows if r.step <= _SLOW_BAR]),
               ("slow exchanges, another scale", [r for r in results.rows if r.step > _SLOW_BAR])]
     return [charts.stacked([(r.label, parts_of(r)) for r in rows], f"Step time, {name}",
-                           f"milliseconds a step, {name}{mark}") for name, rows in groups if rows]
+                           f"milliseconds a step, {name}{emulated}") for name, rows in groups if rows]
 
 
 def bytes_chart(results: Results) -> str:
@@ -118,11 +117,16 @@ def table(results: Results) -> str:
         best |= {4: min(timed, key=lambda r: r.steps_to_target or 0), 5: min(timed, key=lambda r: r.time_to_target)}
     if rows[0].kernel_bytes is not None:
         best[2] = min(rows, key=lambda r: r.kernel_bytes)
-    head = "".join(f"<th>{escape(c)}</th>" for c in tables.columns(results))
+    return html_table(tables.rows_of(results), {(rows.index(row), column) for column, row in best.items()})
+
+
+def html_table(rows: list[list[str]], best=()) -> str:
+    """The first row is the head; `best`: (row below it, column) of cells that stand out."""
+    head = "".join(f"<th>{escape(c)}</th>" for c in rows[0])
     body = ""
-    for row in rows:
-        body += "<tr>" + "".join(f'<td class="best">{escape(c)}</td>' if best.get(i) is row else f"<td>{escape(c)}</td>"
-                                 for i, c in enumerate(tables.cells(results, row))) + "</tr>"
+    for i, row in enumerate(rows[1:]):
+        body += "<tr>" + "".join(f'<td class="best">{escape(c)}</td>' if (i, j) in best else f"<td>{escape(c)}</td>"
+                                 for j, c in enumerate(row)) + "</tr>"
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
@@ -149,7 +153,7 @@ def keys(pairs) -> str:
 def environment(results: Results) -> list[tuple[str, str]]:
     raw, lab, plan = results.raw, results.raw["lab"], results.plan
     link = "emulated: senders wait, nothing is shaped" if results.emulated else (
-        f"{plan['rate']} each way, tbf burst {lab['burst'] // 1024} kB, queue {lab['queue'] // 1024} kB, "
+        f"{', '.join(plan['networks'])} each way, tbf burst {lab['burst'] // 1024} kB, queue {lab['queue'] // 1024} kB, "
         f"TCP {lab['tcp']}")
     specs = [f"{about['canonical']} by {about['strategy']}" for spec, about in raw["about"].items()
              if not spec.startswith("pytorch:")]
@@ -157,50 +161,98 @@ def environment(results: Results) -> list[tuple[str, str]]:
             ("training", f"{results.model.what}: {raw['parameters']:,} parameters; {raw['training']}, cosine to 0 in "
                          f"{plan['steps']} steps, seeds {plan['seeds']}, one bucket"),
             *([("data", Path(plan["data"]).name)] if plan["data"] else []),
-            ("shaped blocks", f"{plan['repeats']} repeats, exchanges in turn; {plan['slow_steps']} steps above 100 ms a "
-                              f"step, else until the target and at least {plan['fast_steps']}"),
+            ("shaped blocks", blocks_text(plan)),
             ("exchanges", "; ".join(specs))]
 
 
-def page(results: Results) -> str:
-    emulated = '<p class="emulated">Emulated: no network was shaped or counted.</p>' if results.emulated else ""
-    mark = " (emulated)" if results.emulated else ""
-    time_figure = figure("Where a step's time goes" + mark, "".join(time_charts(results)))
+def blocks_text(plan: dict) -> str:
+    until = "until the target and at least " if len(plan["networks"]) == 1 else ""
+    return (f"{plan['repeats']} repeats, exchanges in turn; {plan['slow_steps']} steps above 100 ms a step, else "
+            f"{until}{plan['fast_steps']}")
+
+
+def html_notes(lines: list[str]) -> str:
+    return '<div class="notes">' + "".join(f"<p>{escape(line)}</p>" for line in lines) + "</div>"
+
+
+def steps_figure(results: Results) -> str:
+    return figure("Over steps", quality_chart(results, seconds=False))
+
+
+def seconds_figure(results: Results) -> str:
+    return figure(f"Over seconds at {rate_text(results.network)}{mark(results)}", quality_chart(results, seconds=True))
+
+
+def step_figures(results: Results) -> str:
+    return (figure("Where a step's time goes" + mark(results), "".join(time_charts(results)))
+            + figure("Bytes a step: kernel's count (dot), own count (ring)" + mark(results), bytes_chart(results)))
+
+
+def of_one(results: Results) -> str:
+    return f"""{facts(results)}
+<h2>Results{mark(results)}</h2>
+{table(results)}
+{html_notes(tables.notes(results))}
+<h2>{escape(subject(results))}{mark(results)}</h2>
+{legend(results)}
+<div class="charts">
+{seconds_figure(results)}
+{steps_figure(results)}
+</div>
+<h2>Bytes and time{mark(results)}</h2>
+{parts_legend(results)}
+<div class="charts">
+{step_figures(results)}
+</div>"""
+
+
+def of_several(views: list[Results]) -> str:
+    first = views[0]
+    overviews = f"""<h2>Which exchange reaches the target first{mark(first)}</h2>
+{html_table(overview.rows_of(views))}
+<div class="charts">
+{figure(f"Time to {first.target}{mark(first)}", overview.heat_map(views))}
+{steps_figure(first)}
+</div>
+{legend(first)}
+{html_notes(overview.shared_notes(views))}"""
+    return "\n".join([overviews, *map(section, views)])
+
+
+def section(results: Results) -> str:
+    """Of one network among several."""
+    return f"""<h2>{escape(rate_text(results.network))}{mark(results)}</h2>
+{table(results)}
+{html_notes([tables.best_uncompressed(results)])}
+{parts_legend(results)}
+<div class="charts">
+{seconds_figure(results)}
+{step_figures(results)}
+</div>"""
+
+
+def page(views: list[Results]) -> str:
+    first = views[0]
+    emulated = '<p class="emulated">Emulated: no network was shaped or counted.</p>' if first.emulated else ""
     css = "".join((_HERE / name).read_text() for name in ("page.css", "chart.css"))
-    notes = "".join(f"<p>{escape(note)}</p>" for note in tables.notes(results))
-    phases = keys((name, f"{seconds:.1f} s") for name, seconds in results.phases.items())
+    phases = keys((name, f"{seconds:.1f} s") for name, seconds in first.phases.items())
     return f"""<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>Laconic: {escape(heading(results))}</title>
+<title>Laconic: {escape(heading(views))}</title>
 <style>
 {css}</style>
 </head>
 <body>
-<h1>{escape(heading(results))}</h1>
-<p class="quiet">One model, one schedule, the same seeds; only the exchange of gradients differs. {escape(results.model.what.capitalize())},
-{results.raw['parameters']:,} parameters; target {escape(results.target)}.</p>
-{emulated}{facts(results)}
-<h2>Results{mark}</h2>
-{table(results)}
-<div class="notes">{notes}</div>
-<h2>{escape(subject(results))}{mark}</h2>
-{legend(results)}
-<div class="charts">
-{figure(f"Over seconds at {rate_text(results)}{mark}", quality_chart(results, seconds=True))}
-{figure("Over steps", quality_chart(results, seconds=False))}
-</div>
-<h2>Bytes and time{mark}</h2>
-{parts_legend(results)}
-<div class="charts">
-{time_figure}
-{figure("Bytes a step: kernel's count (dot), own count (ring)" + mark, bytes_chart(results))}
-</div>
+<h1>{escape(heading(views))}</h1>
+<p class="quiet">One model, one schedule, the same seeds; only the exchange of gradients differs. {escape(first.model.what.capitalize())},
+{first.raw['parameters']:,} parameters; target {escape(first.target)}.</p>
+{emulated}{of_several(views) if len(views) > 1 else of_one(first)}
 <h2>To repeat it</h2>
-<pre>{escape(results.raw["command"])}</pre>
-{keys(environment(results))}
+<pre>{escape(first.raw["command"])}</pre>
+{keys(environment(first))}
 <h2>How long the demo took</h2>
 {phases}
 </body>
@@ -213,8 +265,7 @@ def page(results: Results) -> str:
 
 def picture(results: Results) -> str:
     """Quality over seconds, with its legend, as a file of its own."""
-    chart = quality_chart(results, seconds=True)
-    inner = chart[chart.index(">") + 1 : chart.rindex("</svg>")]
+    inner = inside(quality_chart(results, seconds=True))
     style = styles(results)
     rows, body = results.rows, []
     for i, row in enumerate(sorted(rows, key=lambda r: r.step)):
@@ -223,25 +274,49 @@ def picture(results: Results) -> str:
                     + charts.text(680, y + 4, row.label, "start", "row")
                     + charts.text(936, y + 4, tables.milliseconds(row.step), "end", "tick"))
     body.append(charts.text(936, 18, "a step", "end", "name"))
+    title = f"{subject(results)} over seconds: {heading([results])}"
+    return standing_alone([inner, *body], title, 960, max(330, 50 + 25 * len(rows)))
+
+
+def standing_alone(body: list[str], title: str, width: int, height: int) -> str:
+    """A picture with its title, its ground and the colours of the page."""
     css = "".join((_HERE / name).read_text() for name in ("page.css", "chart.css"))
     css = css[: css.index("body {")] + css[css.index("svg text"):]
-    height = max(330, 50 + 25 * len(rows))
-    title = f"{subject(results)} over seconds: {heading(results)}"
-    return charts.svg([f"<style>{css}</style>", f'<rect width="960" height="{height + 40}" rx="8" '
+    return charts.svg([f"<style>{css}</style>", f'<rect width="{width}" height="{height + 40}" rx="8" '
                        'style="fill: var(--paper)"/>', charts.text(52, 26, title, "start", "title"),
-                       f'<g transform="translate(0 36)">{inner}{"".join(body)}</g>'], height + 40, title, width=960)
+                       f'<g transform="translate(0 36)">{"".join(body)}</g>'], height + 40, title, width)
 
 
-def publish(results: Results, folder: Path) -> None:
-    """demo.md and demo.svg, demo-MODEL.md of other models than mlp; of several seeds demo-seeds.md, without times."""
+def heat_picture(views: list[Results]) -> str:
+    chart = overview.heat_map(views)
+    width, height = map(int, re.match(r'<svg viewBox="0 0 (\d+) (\d+)"', chart).groups())
+    return standing_alone([inside(chart)], f"{overview.title(views)}: {heading(views)}", width, height)
+
+
+def inside(chart: str) -> str:
+    return chart[chart.index(">") + 1 : chart.rindex("</svg>")]
+
+
+def markdown(views: list[Results]) -> str:
+    return overview.markdown(views) if len(views) > 1 else tables.markdown(views[0])
+
+
+def publish(views: list[Results], folder: Path) -> None:
+    """demo.md and demo.svg, demo-MODEL.* of other models than mlp; of several networks demo-networks.*; of several seeds
+    demo-seeds.md, without times."""
     folder.mkdir(parents=True, exist_ok=True)
+    results = views[0]
     name = "demo" if results.plan["model"] == "mlp" else f"demo-{results.plan['model']}"
     if len(results.plan["seeds"]) > 1:
         (folder / f"{name}-seeds.md").write_text(document(results, f"final {results.quality.name}", by_seed(results)))
-        return
-    picture_line = f"![{subject(results)} over seconds]({name}.svg)\n\n"
-    (folder / f"{name}.md").write_text(document(results, heading(results), picture_line + tables.markdown(results)))
-    (folder / f"{name}.svg").write_text(picture(results) + "\n")
+    if len(views) > 1:
+        body = overview.markdown(views, f"![{overview.title(views)}]({name}-networks.svg)")
+        (folder / f"{name}-networks.md").write_text(document(results, heading(views), body))
+        (folder / f"{name}-networks.svg").write_text(heat_picture(views) + "\n")
+    elif len(results.plan["seeds"]) == 1:
+        body = f"![{subject(results)} over seconds]({name}.svg)\n\n" + tables.markdown(results)
+        (folder / f"{name}.md").write_text(document(results, heading(views), body))
+        (folder / f"{name}.svg").write_text(picture(results) + "\n")
 
 
 def by_seed(results: Results) -> str:

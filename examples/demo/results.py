@@ -80,8 +80,10 @@ def split(blocks: list[list[dict]], steps: list[list[float]]) -> dict[str, float
 
 
 class Results:
-    def __init__(self, raw: dict, plan: dict):
-        self.raw, self.plan = raw, plan
+    """Of one network, one of plan["networks"]."""
+
+    def __init__(self, raw: dict, plan: dict, network: str):
+        self.raw, self.plan, self.network = raw, plan, network
         self.model = MODELS[plan["model"]]
         self.quality = self.model.quality
         self.emulated = raw["emulated"]
@@ -121,7 +123,7 @@ class Results:
         return median_step(over_ranks([rank["learn"][index]["times"] for rank in self.ranks]))
 
     def _row(self, spec: str) -> Row:
-        indices = [i for i, b in enumerate(self.ranks[0]["blocks"]) if b["spec"] == spec]
+        indices = [i for i, b in enumerate(self.ranks[0]["blocks"]) if (b["network"], b["spec"]) == (self.network, spec)]
         blocks = [[rank["blocks"][i] for rank in self.ranks] for i in indices]
         by_block = [over_ranks([rank["times"] for rank in block]) for block in blocks]
         steps = [step for block in by_block for step in block]
@@ -147,3 +149,7 @@ class Results:
             final_by_seed=finals, parts=split(blocks, steps), unshaped_step=self._unshaped(spec),
             curve=runs[0]["curve"], rounds=mean([o.get("rounds", 0) for o in own]),
             overflow_repeats=mean([o.get("overflow_repeats", 0) for o in own]), uncompressed=is_uncompressed(spec))
+
+
+def by_network(raw: dict, plan: dict) -> list[Results]:
+    return [Results(raw, plan, network) for network in plan["networks"]]

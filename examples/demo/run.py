@@ -4,6 +4,7 @@
     make demo                                   four workers, 50 Mbit/s, all exchanges
     make demo MODEL=gpt                         another model: mlp, cnn, lstm, gpt
     make demo RATE=200mbit SPECS="3lc topk:ratio=0.01"
+    make demo NETWORKS="20mbit 200mbit 1gbit"   learns once, then measures step times on each
 
 Workers run in `laconic lab`: one host each, the kernel holds every port to the rate. Where the machine does not allow
 that, senders wait instead, and everything is marked as emulated. Leaves demo/report.html.
@@ -21,23 +22,28 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import overview  # noqa: E402
 import report  # noqa: E402
 import tables  # noqa: E402
 from lab import ROOT, DemoError, Progress, lab_works, laconic_command, run_lab  # noqa: E402
 from machine import machine  # noqa: E402
 from models import MODELS  # noqa: E402
 from network import bits_per_second  # noqa: E402
-from results import REFERENCE, Results  # noqa: E402
+from results import REFERENCE, by_network  # noqa: E402
 
 SPECS = ("pytorch:ddp pytorch:fp16 pytorch:powersgd bf16 int8 3lc 3lc:s=1.75 topk:ratio=0.01 topk:ratio=0.001 "
          "sidco:ratio=0.001 powersgd:rank=4")
+
+
+RATE = "50mbit"
 
 
 def options(arguments=None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="examples/demo/run.py", description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="mlp", choices=MODELS, help="what is trained (default mlp)")
     parser.add_argument("--data", help="a file to learn from: CIFAR-10 as .npz for cnn, text for lstm and gpt")
-    parser.add_argument("--rate", default="50mbit", help="of every port, each way (default 50mbit)")
+    parser.add_argument("--rate", help=f"of every port, each way (default {RATE})")
+    parser.add_argument("--networks", help="several rates, separated by spaces")
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--specs", default=SPECS, help="separated by spaces; pytorch:ddp is always there")
     parser.add_argument("--seeds", type=int, default=1, help="final qualities become means over so many runs")
@@ -60,21 +66,33 @@ def options(arguments=None) -> argparse.Namespace:
     return given
 
 
+def networks_of(given: argparse.Namespace) -> list[str]:
+    """A wrong rate is reported before anything starts."""
+    if given.rate is not None and given.networks is not None:
+        raise ValueError("give either RATE (--rate) or NETWORKS (--networks)")
+    rates = [given.rate or RATE] if given.networks is None else list(dict.fromkeys(given.networks.split()))
+    if not rates:
+        raise ValueError("NETWORKS (--networks) names no rate")
+    for rate in rates:
+        bits_per_second(rate)
+    return rates
+
+
 def plan_of(given: argparse.Namespace) -> dict:
-    bits_per_second(given.rate)  # a wrong rate is said before anything starts
+    networks = networks_of(given)
     specs = list(dict.fromkeys([REFERENCE, *given.specs.split()]))
     data = os.path.abspath(given.data) if given.data else None
     if data and not os.access(data, os.R_OK):
         raise ValueError(f"{given.data} cannot be read")
-    names = ("model", "rate", "steps", "every", "target", "repeats", "slow_steps", "fast_steps", "pairs", "pair_steps")
-    return {**{name: getattr(given, name) for name in names}, "data": data, "specs": specs, "workers": given.workers,
-            "seeds": list(range(given.seeds)), "timeout": 60}
+    names = ("model", "steps", "every", "target", "repeats", "slow_steps", "fast_steps", "pairs", "pair_steps")
+    return {**{name: getattr(given, name) for name in names}, "networks": networks, "data": data, "specs": specs,
+            "workers": given.workers, "seeds": list(range(given.seeds)), "timeout": 60}
 
 
 def command_line(given: argparse.Namespace) -> str:
     """The make command that repeats this run."""
     words = ["make demo"]
-    for name in ("model", "data", "rate", "workers", "specs", "seeds"):
+    for name in ("model", "data", "rate", "networks", "workers", "specs", "seeds"):
         if getattr(given, name) != options([]).__dict__[name]:
             words.append(f'{name.upper()}="{getattr(given, name)}"')
     return " ".join(words)
@@ -85,7 +103,7 @@ def train(given: argparse.Namespace, plan: dict, progress: Progress) -> dict:
     emulate = given.emulate or not lab_works(command)
     if emulate and not given.emulate:
         progress.say("a lab cannot run here (`laconic lab --check` says why): going on with emulated links")
-    limit = 600 + 300 * given.seeds
+    limit = 300 + 300 * given.seeds + 300 * len(plan["networks"])
     with tempfile.TemporaryDirectory(prefix="laconic-demo-") as folder:
         asked, answered = Path(folder) / "plan.json", Path(folder) / "result.json"
         asked.write_text(json.dumps(plan))
@@ -95,8 +113,7 @@ def train(given: argparse.Namespace, plan: dict, progress: Progress) -> dict:
     return {**raw, "lab": lab}
 
 
-def phases_text(results: Results, total: float) -> str:
-    known = results.phases
+def phases_text(known: dict, total: float) -> str:
     lines = [f"{seconds:7.1f} s  {name}" for name, seconds in known.items()]
     lines.append(f"{max(total - sum(known.values()), 0):7.1f} s  start of the workers, report")
     return "\n".join([*lines, f"{total:7.1f} s  in all"])
@@ -109,14 +126,14 @@ def demo(given: argparse.Namespace) -> None:
     raw = {**train(given, plan, progress), "machine": here, "command": command_line(given), "remark": given.remark}
     given.out.mkdir(parents=True, exist_ok=True)
     (given.out / "results.json").write_text(json.dumps({"plan": plan, **raw}))
-    results = Results(raw, plan)
+    views = by_network(raw, plan)
     page = given.out / "report.html"
-    page.write_text(report.page(results))
-    (given.out / "table.md").write_text(tables.markdown(results))
+    page.write_text(report.page(views))
+    (given.out / "table.md").write_text(report.markdown(views))
     if given.publish:
-        report.publish(results, given.publish)
-    print(f"\n{report.heading(results)}\n\n{tables.text(results)}\n")
-    print(phases_text(results, time.monotonic() - begin))
+        report.publish(views, given.publish)
+    print(f"\n{report.heading(views)}\n\n{overview.text(views) if len(views) > 1 else tables.text(views[0])}\n")
+    print(phases_text(views[0].phases, time.monotonic() - begin))
     print(f"\n{page}")
 
 

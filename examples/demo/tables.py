@@ -46,13 +46,17 @@ def cells(results: Results, row: Row) -> list[str]:
             results.quality.text(row.final), f"{row.speedup:.1f}", f"{row.speedup_uncompressed:.1f}"]
 
 
+def best_uncompressed(results: Results) -> str:
+    return f"Best uncompressed, 16-bit floats included: {results.best_uncompressed}."
+
+
 def notes(results: Results) -> list[str]:
     seeds = len(results.plan["seeds"])
     final = (f"Final {results.quality.name}: mean of the last five evaluations of a run of {results.plan['steps']} steps without a "
                 "limit" + (f", over {seeds} seeds." if seeds > 1 else "."))
     found = [NOTE_PRODUCT + ".",
              "† Computed, as a ring's all-reduce. The kernel counts whole Ethernet frames, acknowledgements included.",
-             final, f"Best uncompressed, 16-bit floats included: {results.best_uncompressed}."]
+             final, best_uncompressed(results)]
     if results.none_ratio is not None:
         found.append(f"Laconic none against plain DDP, unshaped: {results.none_ratio:.3f} of its step (median of "
                      f"{len(results.none_ratios)} alternating pairs; {spread(results.none_ratios)}).")
@@ -67,18 +71,31 @@ def notes(results: Results) -> list[str]:
 
 
 def text(results: Results) -> str:
-    rows = [columns(results)] + [cells(results, row) for row in results.rows]
+    return text_of_rows(rows_of(results)) + "\n\n" + "\n".join(notes(results))
+
+
+def rows_of(results: Results) -> list[list[str]]:
+    return [columns(results)] + [cells(results, row) for row in results.rows]
+
+
+def text_of_rows(rows: list[list[str]]) -> str:
+    """The first one is the head."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
 
     def line(row):
         return "  ".join([row[0].ljust(widths[0])] + [c.rjust(w) for c, w in zip(row[1:], widths[1:])])
 
-    return "\n".join([line(rows[0]), "  ".join("─" * w for w in widths), *map(line, rows[1:]), "", *notes(results)])
+    return "\n".join([line(rows[0]), "  ".join("─" * w for w in widths), *map(line, rows[1:])])
 
 
 def markdown(results: Results) -> str:
-    head = columns(results)
-    lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
-    lines += ["| " + " | ".join(c.replace("*", "\\*").replace("|", "\\|") for c in cells(results, row)) + " |"
-              for row in results.rows]
-    return "\n".join(lines) + "\n\n" + "  \n".join(n.replace("* ", "\\* ", 1) for n in notes(results)) + "\n"
+    return markdown_of_rows(rows_of(results)) + "\n" + markdown_of_notes(notes(results))
+
+
+def markdown_of_rows(rows: list[list[str]]) -> str:
+    lines = ["| " + " | ".join(c.replace("*", "\\*").replace("|", "\\|") for c in row) + " |\n" for row in rows]
+    return lines[0] + "|---|" + "---:|" * (len(rows[0]) - 1) + "\n" + "".join(lines[1:])
+
+
+def markdown_of_notes(lines: list[str]) -> str:
+    return "  \n".join(n.replace("* ", "\\* ", 1) for n in lines) + "\n"

@@ -43,7 +43,7 @@ class Worker:
         self.steps = plan["steps"]
         self.done = {"learn": [], "pairs": [], "blocks": [], "phases": {}}
         self.about: dict[str, dict] = {}
-        self.slow: dict[str, bool] = {}
+        self.slow: dict[tuple[str, str], bool] = {}  # by network and spec
         self.syncs = 0
 
     # ---- small things -------------------------------------------------------------------------------------------------
@@ -73,7 +73,8 @@ class Worker:
     def run(self) -> None:
         self.timed(f"{self.quality.name}, unshaped", self.learn)
         self.timed("none against plain DDP, unshaped", self.pairs)
-        self.timed(f"step times at {self.plan['rate']}", self.shaped)
+        for rate in self.plan["networks"]:
+            self.timed(f"step times at {rate}", lambda: self.shaped(rate))
 
     def learn(self) -> None:
         """Full runs without a limit: quality over steps."""
@@ -111,9 +112,8 @@ class Worker:
     def block_of_steps(self, trainer: Trainer, steps: int) -> list:
         return [trainer.train_step() for _ in range(steps)]
 
-    def shaped(self) -> None:
+    def shaped(self, rate: str) -> None:
         """Blocks of steps at the rate, all exchanges in turn, each repeat in another order."""
-        rate = self.plan["rate"]
         for repeat in range(self.plan["repeats"]):
             shift = repeat * len(self.specs) // self.plan["repeats"]
             order = self.specs[shift:] + self.specs[:shift]
@@ -124,11 +124,9 @@ class Worker:
             dist.barrier()
             self.done.setdefault("sync_bytes", self.bytes_of_sync())
             for spec in order:
-                block = self.shaped_block(trainers[spec])
-                self.done["blocks"].append({"spec": spec, "repeat": repeat, **block})
-                median = sorted(map(sum, block["times"]))[len(block["times"]) // 2]
-                self.progress("shaped", len(self.done["blocks"]), self.plan["repeats"] * len(self.specs),
-                              f"{spec}: {1e3 * median:.1f} ms a step")
+                block = self.shaped_block(rate, trainers[spec])
+                self.done["blocks"].append({"network": rate, "spec": spec, "repeat": repeat, **block})
+                self.progress_of_blocks()
             self.network.shape("off")
             self.network.announce("off")
             dist.barrier()
@@ -137,40 +135,50 @@ class Worker:
             trainers.clear()
             gc.collect()
 
-    def shaped_block(self, trainer: Trainer) -> dict:
-        """A training run from its beginning: a few steps of a slow exchange; of the others once to the target, and
-        `fast_steps` in later repeats."""
-        spec = trainer.spec
-        again = spec in self.slow
-        short = again and self.slow[spec] and not trainer.starts_uncompressed
+    def progress_of_blocks(self) -> None:
+        block = self.done["blocks"][-1]
+        median = sorted(map(sum, block["times"]))[len(block["times"]) // 2]
+        self.progress("shaped", len(self.done["blocks"]), len(self.plan["networks"]) * self.plan["repeats"] * len(self.specs),
+                      f"{block['spec']} at {block['network']}: {1e3 * median:.1f} ms a step")
+
+    def shaped_block(self, rate: str, trainer: Trainer) -> dict:
+        """A training run from its beginning: a few steps of a slow exchange; of the others `fast_steps`, on the only
+        network once to the target."""
+        key = rate, trainer.spec
+        again = key in self.slow
+        short = again and self.slow[key] and not trainer.starts_uncompressed
         first = self.block_of_steps(trainer, 1 if short else FIRST_STEPS)
         if not again:
-            first += self.look_at_speed(trainer, first[-1])
-        if not self.slow[spec]:
+            more, self.slow[key] = self.look_at_speed(trainer, first[-1])
+            first += more
+        slow = self.slow[key]
+        if not slow:
             first += self.block_of_steps(trainer, WARM_UP - len(first))
         window = self.open_window(trainer)
         reached = None
-        if self.slow[spec]:
+        if slow:
             times = self.block_of_steps(trainer, self.plan["slow_steps"])
-        elif again or not self.from_rank_0(self.reaches_target(spec)):
+        elif again or not self.from_rank_0(self.runs_to_target(trainer.spec)):
             times = self.block_of_steps(trainer, self.plan["fast_steps"])
         else:
             times, reached = self.to_target(trainer, first)
-        return {"slow": self.slow[spec], "times": times, "reached": reached,
+        return {"slow": slow, "times": times, "reached": reached,
                 **self.close_window(trainer, window, len(times))}
 
-    def look_at_speed(self, trainer: Trainer, last: tuple) -> list:
-        """Slow or not. Within a factor of three of the border, by more steps: a single one may have met something
+    def look_at_speed(self, trainer: Trainer, last: tuple) -> tuple[list, bool]:
+        """The steps that it took, and whether they are slow. Within a factor of three of the border, by more steps: a single one may have met something
         else that ran on this machine."""
         more = []
         if self.from_rank_0(sum(last)) < 3 * SLOW_STEP:
             more = self.block_of_steps(trainer, WARM_UP - FIRST_STEPS)
             last = sorted(more, key=sum)[len(more) // 2]
-        self.slow[trainer.spec] = self.from_rank_0(sum(last)) > SLOW_STEP
-        return more
+        return more, self.from_rank_0(sum(last)) > SLOW_STEP
 
-    def reaches_target(self, spec: str) -> bool:
-        """Whether it did without a limit. Only rank 0 knows."""
+    def runs_to_target(self, spec: str) -> bool:
+        """On one network, if the target was reached without a limit, which only rank 0 knows. On several it would take
+        too long."""
+        if len(self.plan["networks"]) > 1:
+            return False
         curve = next(run["curve"] for run in self.done["learn"] if run["spec"] == spec)
         return any(self.reached(value) for _, value in curve)
 

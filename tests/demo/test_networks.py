@@ -1,0 +1,160 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""The demo over several networks: what it refuses, its overview and its heat map, from times that are known."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+RUN = ROOT / "examples/demo/run.py"
+sys.path.insert(0, str(RUN.parent))
+
+import charts  # noqa: E402
+import network  # noqa: E402
+import overview  # noqa: E402
+import report  # noqa: E402
+import results  # noqa: E402
+import run  # noqa: E402
+import tables  # noqa: E402
+
+NETWORKS = ["20mbit", "1gbit"]
+#: milliseconds a step by network; steps to 95 %
+STEPS = {"pytorch:ddp": (3000, 60), "3lc": (40, 20), "topk:ratio=0.01": (100, 10)}
+REACHED = {"pytorch:ddp": 50, "3lc": 60, "topk:ratio=0.01": None}
+
+
+def block(rate, spec, step, **more):
+    return {"network": rate, "spec": spec, "repeat": 0, "slow": step > 100, "times": [[step / 4e3, step / 2e3, step / 4e3]] * 3,
+            "reached": None, "kernel_bytes": 1100.0, "own": {"wire_bytes": 1000.0}, **more}
+
+
+def learned(spec):
+    last = REACHED[spec]
+    curve = [[0, 0.1]] + [[step, 0.96 if last and step >= last else 0.5] for step in range(10, 101, 10)]
+    return {"spec": spec, "seed": 0, "curve": curve, "times": [[1e-3, 1e-3, 1e-3]] * 3}
+
+
+def made_up(networks=NETWORKS, **changes):
+    """What two ranks would have recorded, and its plan. Slowest and fastest exchange trade places between the networks."""
+    blocks = [block(rate, spec, STEPS[spec][NETWORKS.index(rate)]) for rate in networks for spec in STEPS]
+    rank = {"learn": [learned(spec) for spec in STEPS], "pairs": [], "blocks": blocks, "phases": {"step times at 20mbit": 1.0}}
+    raw = {"ranks": [rank, rank], "about": {spec: {"canonical": spec, "strategy": ""} for spec in STEPS}, "environment": {},
+           "training": "batch 1", "parameters": 10, "emulated": False, "machine": {}, "command": "make demo", "remark": "",
+           "lab": {"burst": 1024, "queue": 1024, "tcp": "reno"}}
+    plan = {**run.plan_of(run.options(["--networks", " ".join(networks), "--specs", " ".join(STEPS)])), **changes}
+    return results.by_network(raw, plan)
+
+
+# ---- what is asked for ----
+
+def test_networks_are_a_list_and_one_rate_is_too():
+    assert run.plan_of(run.options(["--networks", "20mbit  1gbit 20mbit"]))["networks"] == NETWORKS
+    assert run.plan_of(run.options(["--rate", "2.5gbit"]))["networks"] == ["2.5gbit"]
+    plan = run.plan_of(run.options([]))
+    assert plan["networks"] == ["50mbit"] and "rate" not in plan
+    assert run.command_line(run.options(["--networks", "20mbit 1gbit"])) == 'make demo NETWORKS="20mbit 1gbit"'
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (["--networks", "20mbit 1furlong"], "'1furlong' is not a rate"), (["--rate", "1.2.3mbit"], "'1.2.3mbit' is not a rate"),
+    (["--networks", "20mbit", "--rate", "50mbit"], "give either RATE (--rate) or NETWORKS (--networks)"),
+    (["--networks", " "], "names no rate")])
+def test_wrong_networks_are_refused(words, said):
+    with pytest.raises(ValueError, match=re.escape(said)):
+        run.plan_of(run.options(words))
+
+
+def test_a_wrong_network_is_said_before_anything_starts(tmp_path):
+    done = subprocess.run([sys.executable, str(RUN), "--networks", "20mbit 50furlongs", "--out", str(tmp_path)],
+                          capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and done.stderr.splitlines() == ["demo: '50furlongs' is not a rate: 50mbit, 1gbit, off"]
+
+
+def test_rates_as_people_write_them():
+    assert [network.rate_text(rate) for rate in ("50mbit", "2.5gbit", "9600bit", "64kbit", "off")] == [
+        "50 Mbit/s", "2.5 Gbit/s", "9600 bit/s", "64 kbit/s", "unshaped"]
+
+
+# ---- results and overview ----
+
+def test_every_network_has_its_own_times():
+    slow, fast = made_up()
+    assert [row.step for row in slow.rows] == pytest.approx([3.0, 0.04, 0.1])
+    assert [row.step for row in fast.rows] == pytest.approx([0.06, 0.02, 0.01])
+    assert [row.slow for row in slow.rows] == [True, False, False]
+    assert [row.time_to_target for row in slow.rows] == [pytest.approx(150.0), pytest.approx(2.4), None]
+    assert [row.time_to_target for row in fast.rows] == [pytest.approx(3.0), pytest.approx(1.2), None]
+
+
+def test_the_overview_names_the_first_and_by_how_much():
+    head, slow, fast = overview.rows_of(made_up())
+    assert head == ["network", "first to 95\u00a0%", "time", "times sooner than fp32 DDP", "than the runner-up", "runner-up"]
+    assert slow == ["20 Mbit/s", "Laconic 3lc", "2.4 s*", "62.5", "62.5", "PyTorch DDP, fp32"]
+    assert fast == ["1 Gbit/s", "Laconic 3lc", "1.2 s*", "2.5", "2.5", "PyTorch DDP, fp32"]
+
+
+def test_a_target_that_nothing_reaches():
+    views = made_up(target=0.99)
+    assert overview.rows_of(views)[1] == ["20 Mbit/s", "not reached", *["–"] * 4]
+    assert re.findall(r"<title>([^<]*)</title>", overview.heat_map(views))[0] == "PyTorch DDP, fp32, 20 Mbit/s: not reached"
+    assert overview.text(views).count("not reached") == 2 + 6
+
+
+def test_a_target_that_the_start_has_already_reached():
+    """Nothing is sooner than no time."""
+    assert overview.rows_of(made_up(target=0.05))[1][2:] == ["0.0 s*", "–", "–", "Laconic 3lc"]
+
+
+def test_the_pages_of_several_networks(tmp_path):
+    views = made_up()
+    page = report.page(views)
+    assert re.findall(r"<h2>([^<]*)</h2>", page)[:3] == ["Which exchange reaches the target first", "20 Mbit/s", "1 Gbit/s"]
+    assert page.count("not reached") >= 4
+    report.publish(views, tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["demo-networks.md", "demo-networks.svg"]
+    written = (tmp_path / "demo-networks.md").read_text()
+    assert "![Time to 95 %](demo-networks.svg)" in written and "\n## 1 Gbit/s\n" in written and "## Environment" in written
+    assert "20mbit, 1gbit each way" in written and "else until" not in written
+    assert 'class="heat h0"' in (tmp_path / "demo-networks.svg").read_text()
+    for results_of_one in made_up(["20mbit"], model="gpt"), made_up(model="gpt"):
+        report.publish(results_of_one, tmp_path)
+    assert {path.name for path in tmp_path.glob("demo-gpt*")} == {
+        "demo-gpt.md", "demo-gpt.svg", "demo-gpt-networks.md", "demo-gpt-networks.svg"}
+
+
+def test_one_network_needs_no_overview():
+    page = report.page(made_up(["20mbit"]))
+    assert "Which exchange" not in page and "<h1>4 workers, 20 Mbit/s each way</h1>" in page
+    assert tables.markdown(made_up(["20mbit"])[0]) == report.markdown(made_up(["20mbit"]))
+
+
+# ---- heat map ----
+
+def test_levels_of_heat_are_powers_of_two():
+    assert [charts.heat_level(value, 2.0) for value in (2.0, 2.7, 3.0, 4.0, 8.0, 16.0, 32.0, 64.0, 6400.0)] == [0, 0, 1, 1, 2, 3, 4, 5, 5]
+    assert charts.heat_level(0.0, 0.0) == 0 and charts.heat_level(1.0, 0.0) == 5
+
+
+def test_the_heat_map_compares_within_a_column():
+    chart = charts.heat_map(["a", "b"], ["mlp\n20mbit", "gpt\n1gbit"], [[1.0, None], [8.0, 5.0]], "t", lambda s: f"{s:g} s")
+    cells = re.findall(r'class="heat (\w+)"><title>([^<]*)</title>', chart)
+    assert cells == [("h0", "a, mlp 20mbit: 1 s"), ("none", "a, gpt 1gbit: not reached"), ("h3", "b, mlp 20mbit: 8 s"),
+                     ("h0", "b, gpt 1gbit: 5 s")]
+    assert re.findall(r'class="cell( best)?">([^<]*)<', chart) == [(" best", "1 s"), ("", "not reached"), ("", "8 s"), (" best", "5 s")]
+    assert all(f">{words}<" in chart for words in ("mlp", "20mbit", "gpt", "1gbit"))
+
+
+def test_a_wide_heat_map_is_wider():
+    chart = charts.heat_map(["a"], ["x"] * 12, [[1.0] * 12], "t", str)
+    width = int(re.match(r'<svg viewBox="0 0 (\d+)', chart)[1])
+    last = max(float(x) + float(w) for x, w in re.findall(r'<rect x="(\d+)" y="\d+" width="(\d+)"', chart))
+    assert charts.WIDTH < last <= width
+
+
+def test_every_level_of_heat_has_a_colour_in_light_and_dark():
+    colours, classes = (RUN.with_name(name).read_text() for name in ("page.css", "chart.css"))
+    for level in range(charts.HEAT_LEVELS):
+        assert colours.count(f"--h{level}:") == 2 and f".h{level} {{" in classes
