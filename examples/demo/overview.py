@@ -69,7 +69,8 @@ def shared_notes(views: list[Results]) -> list[str]:
 def text(views: list[Results]) -> str:
     parts = [tables.text_of_rows(rows_of(views)), "\n".join(shared_notes(views))]
     for results in views:
-        parts += [rate_text(results.network), tables.text_of_rows(tables.rows_of(results)), tables.best_uncompressed(results)]
+        parts += [rate_text(results.network), tables.text_of_rows(tables.rows_of(results)), tables.best_uncompressed(results),
+                  *tables.bound_text(results)]
     return "\n\n".join(parts)
 
 
@@ -79,5 +80,5 @@ def markdown(views: list[Results], picture: str = "") -> str:
              tables.markdown_of_notes(shared_notes(views))]
     for results in views:
         parts += [f"## {rate_text(results.network)}\n", tables.markdown_of_rows(tables.rows_of(results)),
-                  tables.best_uncompressed(results) + "\n"]
+                  tables.best_uncompressed(results) + "\n", *tables.bound_markdown(results, "###")]
     return "\n".join(parts)

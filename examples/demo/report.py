@@ -175,6 +175,12 @@ def html_notes(lines: list[str]) -> str:
     return '<div class="notes">' + "".join(f"<p>{escape(line)}</p>" for line in lines) + "</div>"
 
 
+def bounds(results: Results, heading: str) -> str:
+    rows = tables.bound_rows(results)
+    return (f"<{heading}>{escape(tables.BOUNDS)}{mark(results)}</{heading}>\n{html_table(rows)}\n"
+            f"{html_notes([tables.ABOUT_BOUNDS])}\n") if rows else ""
+
+
 def steps_figure(results: Results) -> str:
     return figure("Over steps", quality_chart(results, seconds=False))
 
@@ -193,7 +199,7 @@ def of_one(results: Results) -> str:
 <h2>Results{mark(results)}</h2>
 {table(results)}
 {html_notes(tables.notes(results))}
-<h2>{escape(subject(results))}{mark(results)}</h2>
+{bounds(results, "h2")}<h2>{escape(subject(results))}{mark(results)}</h2>
 {legend(results)}
 <div class="charts">
 {seconds_figure(results)}
@@ -224,7 +230,7 @@ def section(results: Results) -> str:
     return f"""<h2>{escape(rate_text(results.network))}{mark(results)}</h2>
 {table(results)}
 {html_notes([tables.best_uncompressed(results)])}
-{parts_legend(results)}
+{bounds(results, "h3")}{parts_legend(results)}
 <div class="charts">
 {seconds_figure(results)}
 {step_figures(results)}

@@ -34,6 +34,7 @@ class Row:
     final_by_seed: list[float]
     parts: dict[str, float]
     unshaped_step: float
+    bound: float | None  # a step that sends as many bytes without a codec
     curve: list
     speedup: float = 0.0
     speedup_uncompressed: float = 0.0
@@ -122,6 +123,12 @@ class Results:
         index = next(i for i, run in enumerate(self.ranks[0]["learn"]) if run["spec"] == spec)
         return median_step(over_ranks([rank["learn"][index]["times"] for rank in self.ranks]))
 
+    def _bound(self, spec: str) -> float | None:
+        blocks = [[bound["times"] for bound in rank["bounds"] if (bound["network"], bound["spec"]) == (self.network, spec)]
+                  for rank in self.ranks]
+        steps = [step for block in zip(*blocks) for step in over_ranks(block)]
+        return median_step(steps) if steps else None
+
     def _row(self, spec: str) -> Row:
         indices = [i for i, b in enumerate(self.ranks[0]["blocks"]) if (b["network"], b["spec"]) == (self.network, spec)]
         blocks = [[rank["blocks"][i] for rank in self.ranks] for i in indices]
@@ -146,7 +153,7 @@ class Results:
             step_high=max(medians), slow=slow, kernel_bytes=None if kernel[0] is None else mean(kernel),
             own_bytes=mean([o["wire_bytes"] for o in own]), steps_to_target=steps_to_target,
             time_to_target=time_to_target, time_is_product=not reached, final=mean(finals),
-            final_by_seed=finals, parts=split(blocks, steps), unshaped_step=self._unshaped(spec),
+            final_by_seed=finals, parts=split(blocks, steps), unshaped_step=self._unshaped(spec), bound=self._bound(spec),
             curve=runs[0]["curve"], rounds=mean([o.get("rounds", 0) for o in own]),
             overflow_repeats=mean([o.get("overflow_repeats", 0) for o in own]), uncompressed=is_uncompressed(spec))
 

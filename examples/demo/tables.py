@@ -70,8 +70,30 @@ def notes(results: Results) -> list[str]:
     return found
 
 
+BOUNDS = "What the codec's own work costs"
+ABOUT_BOUNDS = ("Without codec work: as many zero bytes as the exchange sends, all to all, and the gradients as they are. The "
+                "difference is what encoding, decoding and further rounds cost.")
+
+
+def bound_rows(results: Results) -> list[list[str]]:
+    """Nothing where nothing was measured."""
+    rows = [[row.label, milliseconds(row.step), milliseconds(row.bound), f"{1e3 * (row.step - row.bound):,.1f} ms"]
+            for row in results.rows if row.bound is not None]
+    return [["exchange", "step", "the same bytes, no codec work", "difference"], *rows] if rows else []
+
+
 def text(results: Results) -> str:
-    return text_of_rows(rows_of(results)) + "\n\n" + "\n".join(notes(results))
+    return "\n\n".join([text_of_rows(rows_of(results)), "\n".join(notes(results)), *bound_text(results)])
+
+
+def bound_text(results: Results) -> list[str]:
+    rows = bound_rows(results)
+    return [BOUNDS, text_of_rows(rows), ABOUT_BOUNDS] if rows else []
+
+
+def bound_markdown(results: Results, level: str = "##") -> list[str]:
+    rows = bound_rows(results)
+    return [f"{level} {BOUNDS}\n", markdown_of_rows(rows), ABOUT_BOUNDS + "\n"] if rows else []
 
 
 def rows_of(results: Results) -> list[list[str]]:
@@ -89,7 +111,7 @@ def text_of_rows(rows: list[list[str]]) -> str:
 
 
 def markdown(results: Results) -> str:
-    return markdown_of_rows(rows_of(results)) + "\n" + markdown_of_notes(notes(results))
+    return "\n".join([markdown_of_rows(rows_of(results)), markdown_of_notes(notes(results)), *bound_markdown(results)])
 
 
 def markdown_of_rows(rows: list[list[str]]) -> str:

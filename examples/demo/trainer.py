@@ -11,6 +11,7 @@ import math
 import time
 
 import torch
+import zeros
 from labels import BASELINES
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -48,11 +49,11 @@ def baseline_bytes(spec: str, parameters, world: int) -> int:
     return ring_bytes(4 * floats, world)
 
 
-def _slowed(hook, seconds: float):
-    """A hook that first waits as long as its bytes would take: for emulated links, where nothing is shaped."""
+def _slowed(hook, payload, rate: float):
+    """A hook that first waits as long as payload() bytes would take: for emulated links, where nothing is shaped."""
 
     def wait_then_exchange(state, bucket):
-        time.sleep(seconds)
+        time.sleep(8.0 * payload() / rate)
         return hook(state, bucket)
 
     return wait_then_exchange
@@ -73,6 +74,7 @@ class Trainer:
         self.model = DistributedDataParallel(kind.build(data), bucket_cap_mb=BUCKET_MB)
         self.optimizer = kind.optimizer(self.model.parameters())
         self.handle = None
+        self.zeros = zeros.Zeros() if spec == zeros.SPEC else None
         self.batches = data.batches(kind.BATCH, seed, rank, world)
         self._last_gradient = 0.0
         # Backward ends with the first layer. Runs before DDP's own hook on the same parameter.
@@ -81,21 +83,26 @@ class Trainer:
         self._exchange(spec, seed, world, emulated_rate)
 
     def _exchange(self, spec: str, seed: int, world: int, emulated_rate: float) -> None:
-        if spec not in BASELINES:
+        if spec not in (*BASELINES, zeros.SPEC):
             self.handle = laconic.attach(self.model, spec, seed=seed, quiet=True)
             return
-        wait = 8.0 * self.baseline_bytes(world) / emulated_rate if emulated_rate else 0.0
-        state, hook = None, default_hooks.allreduce_hook
-        if spec == "pytorch:fp16":
-            hook = default_hooks.fp16_compress_hook
-        elif spec == "pytorch:powersgd":
-            state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=POWERSGD_RANK, start_powerSGD_iter=POWERSGD_START,
-                                                random_seed=seed)
-            hook = powerSGD_hook.powerSGD_hook
-        if wait:
-            self.model.register_comm_hook(state, _slowed(hook, wait))
+        state, hook = self._hook(spec, seed)
+        if emulated_rate:
+            self.model.register_comm_hook(state, _slowed(hook, lambda: self._payload(world), emulated_rate))
         elif spec != "pytorch:ddp":  # plain DDP has no hook at all
             self.model.register_comm_hook(state, hook)
+
+    def _hook(self, spec: str, seed: int) -> tuple:
+        """(state, hook)"""
+        if spec == "pytorch:powersgd":
+            state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=POWERSGD_RANK, start_powerSGD_iter=POWERSGD_START,
+                                                random_seed=seed)
+            return state, powerSGD_hook.powerSGD_hook
+        return {"pytorch:ddp": (None, default_hooks.allreduce_hook), "pytorch:fp16": (None, default_hooks.fp16_compress_hook),
+                zeros.SPEC: (self.zeros, zeros.send_zeros)}[spec]
+
+    def _payload(self, world: int) -> int:
+        return self.zeros.payload if self.zeros else self.baseline_bytes(world)
 
     @property
     def starts_uncompressed(self) -> bool:

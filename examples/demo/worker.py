@@ -13,6 +13,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import zeros
+from labels import BASELINES
 from models import MODELS, load
 from network import Network
 from trainer import Trainer
@@ -25,6 +27,8 @@ SLOW_STEP = 0.1
 WARM_UP = 10
 #: After so many the speed of an exchange shows: PyTorch's PowerSGD does not compress the first ones.
 FIRST_STEPS = 4
+#: Repeats in which the bytes of an exchange are sent without its codec; steps before times count, and steps, if slow and if not.
+BOUND_REPEATS, BOUND_SLOW, BOUND_FAST = 2, (1, 2), (2, 10)
 
 
 def say(event: dict) -> None:
@@ -41,7 +45,7 @@ class Worker:
         self.data = self.kind.data(plan["data"])
         self.specs = plan["specs"]
         self.steps = plan["steps"]
-        self.done = {"learn": [], "pairs": [], "blocks": [], "phases": {}}
+        self.done = {"learn": [], "pairs": [], "blocks": [], "bounds": [], "phases": {}}
         self.about: dict[str, dict] = {}
         self.slow: dict[tuple[str, str], bool] = {}  # by network and spec
         self.syncs = 0
@@ -62,6 +66,9 @@ class Worker:
         trainer = Trainer(self.kind, spec, seed, self.data, self.steps, self.rank, self.world, emulated_rate)
         self.about[spec] = {"canonical": trainer.canonical(), "strategy": trainer.strategy()}
         return trainer
+
+    def zeros_trainer(self, emulated_rate: float) -> Trainer:
+        return Trainer(self.kind, zeros.SPEC, 0, self.data, self.steps, self.rank, self.world, emulated_rate)
 
     def timed(self, name: str, function) -> None:
         begin = time.perf_counter()
@@ -119,6 +126,8 @@ class Worker:
             order = self.specs[shift:] + self.specs[:shift]
             emulated_rate = self.network.announce(rate)
             trainers = {spec: self.trainer(spec, emulated_rate=emulated_rate) for spec in order}
+            if self.plan["bound"] and self.world > 1 and repeat < BOUND_REPEATS:
+                trainers[zeros.SPEC] = self.zeros_trainer(emulated_rate)
             dist.barrier()
             self.network.shape(rate)
             dist.barrier()
@@ -127,6 +136,9 @@ class Worker:
                 block = self.shaped_block(rate, trainers[spec])
                 self.done["blocks"].append({"network": rate, "spec": spec, "repeat": repeat, **block})
                 self.progress_of_blocks()
+                if zeros.SPEC in trainers and spec not in BASELINES:
+                    times = self.bound(trainers[zeros.SPEC], block)
+                    self.done["bounds"].append({"network": rate, "spec": spec, "repeat": repeat, **times})
             self.network.shape("off")
             self.network.announce("off")
             dist.barrier()
@@ -164,6 +176,13 @@ class Worker:
             times, reached = self.to_target(trainer, first)
         return {"slow": slow, "times": times, "reached": reached,
                 **self.close_window(trainer, window, len(times))}
+
+    def bound(self, trainer: Trainer, block: dict) -> dict:
+        """Steps that send the bytes of the block's steps without a codec."""
+        trainer.zeros.payload = int(self.from_rank_0(block["own"]["wire_bytes"]))
+        warm_up, steps = BOUND_SLOW if block["slow"] else BOUND_FAST
+        self.block_of_steps(trainer, warm_up)
+        return {"payload": trainer.zeros.payload, "times": self.block_of_steps(trainer, steps)}
 
     def look_at_speed(self, trainer: Trainer, last: tuple) -> tuple[list, bool]:
         """The steps that it took, and whether they are slow. Within a factor of three of the border, by more steps: a single one may have met something

@@ -104,6 +104,10 @@ def test_bytes_and_parts_are_recorded_for_every_rank(miniature):
         assert block["kernel_bytes"] is None  # nobody counts on an emulated link
         assert 0 < block["own"]["wire_bytes"] < 1_000_000
         assert block["own"]["encode_seconds"] > 0
+    bounds = result["ranks"][1]["bounds"]
+    assert [bound["spec"] for bound in bounds] == ["none", "3lc", "topk:ratio=0.01"]
+    assert [bound["payload"] for bound in bounds] == [int(block["own"]["wire_bytes"]) for block in result["ranks"][0]["blocks"][1:]]
+    assert [len(bound["times"]) for bound in bounds] == [2 if block["slow"] else 10 for block in result["ranks"][0]["blocks"][1:]]
 
 
 def test_bytes_of_a_lone_worker_are_drawn_too():

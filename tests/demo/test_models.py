@@ -163,6 +163,62 @@ def test_the_bytes_of_pytorchs_exchanges():
     assert baseline_bytes("pytorch:powersgd", shapes, 4) == 2 * 4 * (4352 + 1024 + 704 + 64) * 3 // 4
 
 
+def _sent_zeros(payload):
+    """(what went into the collectives, bytes that the loopback interface carried, whether gradients are this rank's)"""
+    sys.path.insert(0, str(RUN.parent))
+    import models
+    import torch.distributed as dist
+    import zeros
+    from trainer import Trainer
+
+    def carried():
+        dist.barrier()
+        return int(Path("/sys/class/net/lo/statistics/tx_bytes").read_text())
+
+    kind = models.load("mlp")
+    data = kind.data(None)
+    trainer = Trainer(kind, zeros.SPEC, 0, data, 20, dist.get_rank(), 2)
+    trainer.zeros.payload = 1
+    trainer.train_step()  # DDP's own first messages
+    before = [p.detach().clone() for p in trainer.model.parameters()]
+    calls, original = [], dist.all_to_all_single
+
+    def recorded(received, sent, *splits, **more):
+        calls.append((sent.dtype, sent.numel(), int(sent.count_nonzero()), received.numel(), *splits))
+        return original(received, sent, *splits, **more)
+
+    dist.all_to_all_single, trainer.zeros.payload = recorded, payload
+    try:
+        begin = carried()
+        trainer.train_step()
+        sent = carried() - begin
+    finally:
+        dist.all_to_all_single = original
+    alone = kind.build(data)
+    for p, value in zip(alone.parameters(), before):
+        p.data = value
+    batches = data.batches(kind.BATCH, 0, dist.get_rank(), 2)
+    batch = [next(batches) for _ in range(2)][1]
+    data.loss(alone, batch).backward()
+    return calls, sent, all(torch.equal(p.grad, q.grad) for p, q in zip(alone.parameters(), trainer.model.parameters()))
+
+
+def test_zeros_are_sent_in_place_of_gradients(pair):
+    for rank, (calls, sent, unchanged) in enumerate(pair.run(_sent_zeros, payload=1_000_000)):
+        splits = [0, 1_000_000] if rank == 0 else [1_000_000, 0]
+        assert calls == [(torch.uint8, 1_000_000, 0, 1_000_000, splits, splits)]
+        assert sent >= 2_000_000 and unchanged  # both ranks use this interface
+
+
+def test_zeros_are_shared_among_the_other_ranks(monkeypatch):
+    import torch.distributed as dist
+    import zeros
+
+    monkeypatch.setattr(dist, "get_rank", lambda: 2)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 4)
+    assert zeros.Zeros(301).splits() == [100, 100, 0, 100]
+
+
 # ---- quality, page ----
 
 def test_less_is_better_where_it_is():

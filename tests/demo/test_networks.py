@@ -23,6 +23,7 @@ import tables  # noqa: E402
 NETWORKS = ["20mbit", "1gbit"]
 #: milliseconds a step by network; steps to 95 %
 STEPS = {"pytorch:ddp": (3000, 60), "3lc": (40, 20), "topk:ratio=0.01": (100, 10)}
+BOUNDS = {"3lc": (35, 12), "topk:ratio=0.01": (20, 10.5)}
 REACHED = {"pytorch:ddp": 50, "3lc": 60, "topk:ratio=0.01": None}
 
 
@@ -40,7 +41,9 @@ def learned(spec):
 def made_up(networks=NETWORKS, **changes):
     """What two ranks would have recorded, and its plan. Slowest and fastest exchange trade places between the networks."""
     blocks = [block(rate, spec, STEPS[spec][NETWORKS.index(rate)]) for rate in networks for spec in STEPS]
-    rank = {"learn": [learned(spec) for spec in STEPS], "pairs": [], "blocks": blocks, "phases": {"step times at 20mbit": 1.0}}
+    bounds = [{"network": rate, "spec": spec, "repeat": 0, "payload": 1000, "times": [[0.0, 1e-3 * BOUNDS[spec][NETWORKS.index(rate)], 0.0]]}
+              for rate in networks for spec in BOUNDS]
+    rank = {"bounds": bounds, "learn": [learned(spec) for spec in STEPS], "pairs": [], "blocks": blocks, "phases": {"step times at 20mbit": 1.0}}
     raw = {"ranks": [rank, rank], "about": {spec: {"canonical": spec, "strategy": ""} for spec in STEPS}, "environment": {},
            "training": "batch 1", "parameters": 10, "emulated": False, "machine": {}, "command": "make demo", "remark": "",
            "lab": {"burst": 1024, "queue": 1024, "tcp": "reno"}}
@@ -129,6 +132,35 @@ def test_one_network_needs_no_overview():
     page = report.page(made_up(["20mbit"]))
     assert "Which exchange" not in page and "<h1>4 workers, 20 Mbit/s each way</h1>" in page
     assert tables.markdown(made_up(["20mbit"])[0]) == report.markdown(made_up(["20mbit"]))
+
+
+# ---- the same bytes without a codec ----
+
+def test_what_the_codec_costs():
+    slow, fast = made_up()
+    assert [row.bound for row in slow.rows] == [None, pytest.approx(0.035), pytest.approx(0.02)]
+    assert tables.bound_rows(slow)[1:] == [["Laconic 3lc", "40.0 ms", "35.0 ms", "5.0 ms"],
+                                           ["Laconic topk:ratio=0.01", "100 ms", "20.0 ms", "80.0 ms"]]
+    assert tables.bound_rows(fast)[2] == ["Laconic topk:ratio=0.01", "10.0 ms", "10.5 ms", "-0.5 ms"]
+
+
+def test_what_the_codec_costs_is_in_text_and_pages():
+    views = made_up()
+    row = "| Laconic 3lc | 40.0 ms | 35.0 ms | 5.0 ms |"
+    assert row in tables.markdown(views[0]) and row in overview.markdown(views)
+    assert tables.text(views[0]).count(tables.ABOUT_BOUNDS) == 1 and overview.text(views).count(tables.ABOUT_BOUNDS) == 2
+    for page, heading in ((report.page(views), "h3"), (report.page(views[:1]), "h2")):
+        assert f"<{heading}>What the codec&#x27;s own work costs</{heading}>" in page and "<td>35.0 ms</td>" in page
+
+
+def test_without_bounds_there_is_no_such_table():
+    assert run.plan_of(run.options([]))["bound"] and not run.plan_of(run.options(["--no-bound"]))["bound"]
+    views = made_up()
+    for results_of_one in views:
+        for row in results_of_one.rows:
+            row.bound = None
+    assert not any(tables.BOUNDS in written for written in (tables.text(views[0]), tables.markdown(views[0]), overview.text(views)))
+    assert "own work" not in report.page(views)
 
 
 # ---- heat map ----
