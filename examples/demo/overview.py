@@ -67,7 +67,7 @@ def shared_notes(views: list[Results]) -> list[str]:
 
 
 def text(views: list[Results]) -> str:
-    parts = [tables.text_of_rows(rows_of(views)), "\n".join(shared_notes(views))]
+    parts = [*([tables.text_of_rows(rows_of(views))] if views[0].learned else []), "\n".join(shared_notes(views))]
     for results in views:
         parts += [rate_text(results.network), tables.text_of_rows(tables.rows_of(results)), tables.best_uncompressed(results),
                   *tables.bound_text(results)]
@@ -76,8 +76,8 @@ def text(views: list[Results]) -> str:
 
 def markdown(views: list[Results], picture: str = "") -> str:
     """picture: a line that shows the heat map."""
-    parts = [tables.markdown_of_rows(rows_of(views)), *([picture + "\n"] if picture else []),
-             tables.markdown_of_notes(shared_notes(views))]
+    parts = [tables.markdown_of_rows(rows_of(views))] if views[0].learned else []
+    parts += [*([picture + "\n"] if picture else []), tables.markdown_of_notes(shared_notes(views))]
     for results in views:
         parts += [f"## {rate_text(results.network)}\n", tables.markdown_of_rows(tables.rows_of(results)),
                   tables.best_uncompressed(results) + "\n", *tables.bound_markdown(results, "###")]

@@ -111,8 +111,9 @@ def table(results: Results) -> str:
     rows = results.rows
     timed = [r for r in rows if r.time_to_target is not None]
     best = {1: min(rows, key=lambda r: r.step), 7: max(rows, key=lambda r: r.speedup),
-            8: max(rows, key=lambda r: r.speedup), 3: min(rows, key=lambda r: r.own_bytes),
-            6: next(r for r in rows if r.final == results.quality.best([row.final for row in rows]))}
+            8: max(rows, key=lambda r: r.speedup), 3: min(rows, key=lambda r: r.own_bytes)}
+    if results.learned:
+        best[6] = next(r for r in rows if r.final == results.quality.best([row.final for row in rows]))
     if timed:
         best |= {4: min(timed, key=lambda r: r.steps_to_target or 0), 5: min(timed, key=lambda r: r.time_to_target)}
     if rows[0].kernel_bytes is not None:
@@ -166,7 +167,8 @@ def environment(results: Results) -> list[tuple[str, str]]:
 
 
 def blocks_text(plan: dict) -> str:
-    until = "until the target and at least " if len(plan["networks"]) == 1 else ""
+    to_target = len(plan["networks"]) == 1 and not plan["times_only"]
+    until = "until the target and at least " if to_target else ""
     return (f"{plan['repeats']} repeats, exchanges in turn; {plan['slow_steps']} steps above 100 ms a step, else "
             f"{until}{plan['fast_steps']}")
 
@@ -189,6 +191,16 @@ def seconds_figure(results: Results) -> str:
     return figure(f"Over seconds at {rate_text(results.network)}{mark(results)}", quality_chart(results, seconds=True))
 
 
+def quality_section(results: Results) -> str:
+    return f"""<h2>{escape(subject(results))}{mark(results)}</h2>
+{legend(results)}
+<div class="charts">
+{seconds_figure(results)}
+{steps_figure(results)}
+</div>
+""" if results.learned else ""
+
+
 def step_figures(results: Results) -> str:
     return (figure("Where a step's time goes" + mark(results), "".join(time_charts(results)))
             + figure("Bytes a step: kernel's count (dot), own count (ring)" + mark(results), bytes_chart(results)))
@@ -199,13 +211,7 @@ def of_one(results: Results) -> str:
 <h2>Results{mark(results)}</h2>
 {table(results)}
 {html_notes(tables.notes(results))}
-{bounds(results, "h2")}<h2>{escape(subject(results))}{mark(results)}</h2>
-{legend(results)}
-<div class="charts">
-{seconds_figure(results)}
-{steps_figure(results)}
-</div>
-<h2>Bytes and time{mark(results)}</h2>
+{bounds(results, "h2")}{quality_section(results)}<h2>Bytes and time{mark(results)}</h2>
 {parts_legend(results)}
 <div class="charts">
 {step_figures(results)}
@@ -213,16 +219,19 @@ def of_one(results: Results) -> str:
 
 
 def of_several(views: list[Results]) -> str:
+    shown = [overview_section(views)] if views[0].learned else []
+    return "\n".join([*shown, html_notes(overview.shared_notes(views)), *map(section, views)])
+
+
+def overview_section(views: list[Results]) -> str:
     first = views[0]
-    overviews = f"""<h2>Which exchange reaches the target first{mark(first)}</h2>
+    return f"""<h2>Which exchange reaches the target first{mark(first)}</h2>
 {html_table(overview.rows_of(views))}
 <div class="charts">
 {figure(f"Time to {first.target}{mark(first)}", overview.heat_map(views))}
 {steps_figure(first)}
 </div>
-{legend(first)}
-{html_notes(overview.shared_notes(views))}"""
-    return "\n".join([overviews, *map(section, views)])
+{legend(first)}"""
 
 
 def section(results: Results) -> str:
@@ -232,7 +241,7 @@ def section(results: Results) -> str:
 {html_notes([tables.best_uncompressed(results)])}
 {bounds(results, "h3")}{parts_legend(results)}
 <div class="charts">
-{seconds_figure(results)}
+{seconds_figure(results) if results.learned else ""}
 {step_figures(results)}
 </div>"""
 

@@ -30,10 +30,10 @@ class Row:
     steps_to_target: int | None
     time_to_target: float | None
     time_is_product: bool
-    final: float  # quality
+    final: float | None  # quality; like all that is learned, nothing if only times were measured
     final_by_seed: list[float]
     parts: dict[str, float]
-    unshaped_step: float
+    unshaped_step: float | None
     bound: float | None  # a step that sends as many bytes without a codec
     curve: list
     speedup: float = 0.0
@@ -104,6 +104,10 @@ class Results:
         return self.quality.short(self.plan["target"])
 
     @property
+    def learned(self) -> bool:
+        return not self.plan["times_only"]
+
+    @property
     def phases(self) -> dict:
         return self.ranks[0]["phases"]
 
@@ -119,8 +123,10 @@ class Results:
                        for which in (0, 1))
         return none / plain
 
-    def _unshaped(self, spec: str) -> float:
-        index = next(i for i, run in enumerate(self.ranks[0]["learn"]) if run["spec"] == spec)
+    def _unshaped(self, spec: str) -> float | None:
+        index = next((i for i, run in enumerate(self.ranks[0]["learn"]) if run["spec"] == spec), None)
+        if index is None:
+            return None
         return median_step(over_ranks([rank["learn"][index]["times"] for rank in self.ranks]))
 
     def _bound(self, spec: str) -> float | None:
@@ -139,7 +145,8 @@ class Results:
         kernel = [rank["kernel_bytes"] for block in blocks for rank in block]
         runs = self._learned(spec)
         step, slow = median_step(steps), blocks[0][0]["slow"]
-        steps_to_target = first_at(runs[0]["curve"], self.quality, self.plan["target"])
+        curve = runs[0]["curve"] if runs else []
+        steps_to_target = first_at(curve, self.quality, self.plan["target"])
         reached = [block[0]["reached"][1] for block in blocks if block[0]["reached"]]
         time_to_target = None
         if reached:
@@ -152,9 +159,9 @@ class Results:
             spec=spec, label=label_of(spec), strategy=about["strategy"], step=step, step_low=min(medians),
             step_high=max(medians), slow=slow, kernel_bytes=None if kernel[0] is None else mean(kernel),
             own_bytes=mean([o["wire_bytes"] for o in own]), steps_to_target=steps_to_target,
-            time_to_target=time_to_target, time_is_product=not reached, final=mean(finals),
+            time_to_target=time_to_target, time_is_product=not reached, final=mean(finals) if finals else None,
             final_by_seed=finals, parts=split(blocks, steps), unshaped_step=self._unshaped(spec), bound=self._bound(spec),
-            curve=runs[0]["curve"], rounds=mean([o.get("rounds", 0) for o in own]),
+            curve=curve, rounds=mean([o.get("rounds", 0) for o in own]),
             overflow_repeats=mean([o.get("overflow_repeats", 0) for o in own]), uncompressed=is_uncompressed(spec))
 
 

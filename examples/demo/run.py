@@ -56,6 +56,7 @@ def options(arguments=None) -> argparse.Namespace:
     parser.add_argument("--pairs", type=int, default=31, help="of `none` against plain DDP")
     parser.add_argument("--pair-steps", type=int, default=5)
     parser.add_argument("--no-bound", dest="bound", action="store_false", help="leave out steps with the same bytes and no codec")
+    parser.add_argument("--times-only", action="store_true", help="step times and bytes alone: nothing is learned")
     parser.add_argument("--out", type=Path, default=ROOT / "demo")
     parser.add_argument("--emulate", action="store_true", help="no network of the kernel: senders wait")
     parser.add_argument("--publish", type=Path, metavar="FOLDER", help="also write table and picture there")
@@ -80,12 +81,15 @@ def networks_of(given: argparse.Namespace) -> list[str]:
 
 
 def plan_of(given: argparse.Namespace) -> dict:
+    if given.times_only and given.publish:
+        raise ValueError("--times-only has no quality to --publish")
     networks = networks_of(given)
     specs = list(dict.fromkeys([REFERENCE, *given.specs.split()]))
     data = os.path.abspath(given.data) if given.data else None
     if data and not os.access(data, os.R_OK):
         raise ValueError(f"{given.data} cannot be read")
-    names = ("model", "steps", "every", "target", "repeats", "slow_steps", "fast_steps", "pairs", "pair_steps", "bound")
+    names = ("model", "steps", "every", "target", "repeats", "slow_steps", "fast_steps", "pairs", "pair_steps", "bound",
+             "times_only")
     return {**{name: getattr(given, name) for name in names}, "networks": networks, "data": data, "specs": specs,
             "workers": given.workers, "seeds": list(range(given.seeds)), "timeout": 60}
 

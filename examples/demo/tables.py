@@ -29,7 +29,7 @@ def bytes_text(count: float | None) -> str:
 
 def seconds_text(row: Row) -> str:
     if row.time_to_target is None:
-        return "not reached"
+        return "not reached" if row.curve else MISSING
     return f"{row.time_to_target:.1f} s" + ("*" if row.time_is_product else "")
 
 
@@ -43,7 +43,7 @@ def cells(results: Results, row: Row) -> list[str]:
     own = bytes_text(row.own_bytes) + ("†" if row.spec.startswith("pytorch:") else "")
     steps = MISSING if row.steps_to_target is None else str(row.steps_to_target)
     return [row.label, milliseconds(row.step), bytes_text(row.kernel_bytes), own, steps, seconds_text(row),
-            results.quality.text(row.final), f"{row.speedup:.1f}", f"{row.speedup_uncompressed:.1f}"]
+            MISSING if row.final is None else results.quality.text(row.final), f"{row.speedup:.1f}", f"{row.speedup_uncompressed:.1f}"]
 
 
 def best_uncompressed(results: Results) -> str:
@@ -54,13 +54,13 @@ def notes(results: Results) -> list[str]:
     seeds = len(results.plan["seeds"])
     final = (f"Final {results.quality.name}: mean of the last five evaluations of a run of {results.plan['steps']} steps without a "
                 "limit" + (f", over {seeds} seeds." if seeds > 1 else "."))
-    found = [NOTE_PRODUCT + ".",
-             "† Computed, as a ring's all-reduce. The kernel counts whole Ethernet frames, acknowledgements included.",
-             final, best_uncompressed(results)]
+    computed = "† Computed, as a ring's all-reduce. The kernel counts whole Ethernet frames, acknowledgements included."
+    found = [NOTE_PRODUCT + ".", computed, final] if results.learned else [computed, "Times only: nothing was learned."]
+    found.append(best_uncompressed(results))
     if results.none_ratio is not None:
         found.append(f"Laconic none against plain DDP, unshaped: {results.none_ratio:.3f} of its step (median of "
                      f"{len(results.none_ratios)} alternating pairs; {spread(results.none_ratios)}).")
-    if any(row.spec == "pytorch:powersgd" for row in results.rows):
+    if results.learned and any(row.spec == "pytorch:powersgd" for row in results.rows):
         found.append("PyTorch's PowerSGD hook sends its first two steps uncompressed: it does not start earlier. "
                      "They count in its time to the target.")
     if results.raw.get("remark"):

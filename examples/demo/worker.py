@@ -78,8 +78,9 @@ class Worker:
     # ---- phases -------------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        self.timed(f"{self.quality.name}, unshaped", self.learn)
-        self.timed("none against plain DDP, unshaped", self.pairs)
+        if not self.plan["times_only"]:
+            self.timed(f"{self.quality.name}, unshaped", self.learn)
+            self.timed("none against plain DDP, unshaped", self.pairs)
         for rate in self.plan["networks"]:
             self.timed(f"step times at {rate}", lambda: self.shaped(rate))
 
@@ -196,7 +197,7 @@ class Worker:
     def runs_to_target(self, spec: str) -> bool:
         """On one network, if the target was reached without a limit, which only rank 0 knows. On several it would take
         too long."""
-        if len(self.plan["networks"]) > 1:
+        if self.plan["times_only"] or len(self.plan["networks"]) > 1:
             return False
         curve = next(run["curve"] for run in self.done["learn"] if run["spec"] == spec)
         return any(self.reached(value) for _, value in curve)

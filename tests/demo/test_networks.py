@@ -1,6 +1,7 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 """The demo over several networks: what it refuses, its overview and its heat map, from times that are known."""
 
+import json
 import re
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import report  # noqa: E402
 import results  # noqa: E402
 import run  # noqa: E402
 import tables  # noqa: E402
+from test_demo import laconic_command  # noqa: E402
 
 NETWORKS = ["20mbit", "1gbit"]
 #: milliseconds a step by network; steps to 95 %
@@ -38,16 +40,16 @@ def learned(spec):
     return {"spec": spec, "seed": 0, "curve": curve, "times": [[1e-3, 1e-3, 1e-3]] * 3}
 
 
-def made_up(networks=NETWORKS, **changes):
-    """What two ranks would have recorded, and its plan. Slowest and fastest exchange trade places between the networks."""
+def made_up(networks=NETWORKS, times_only=False, **changes):
+    """The results of what two ranks would have recorded."""
     blocks = [block(rate, spec, STEPS[spec][NETWORKS.index(rate)]) for rate in networks for spec in STEPS]
     bounds = [{"network": rate, "spec": spec, "repeat": 0, "payload": 1000, "times": [[0.0, 1e-3 * BOUNDS[spec][NETWORKS.index(rate)], 0.0]]}
               for rate in networks for spec in BOUNDS]
-    rank = {"bounds": bounds, "learn": [learned(spec) for spec in STEPS], "pairs": [], "blocks": blocks, "phases": {"step times at 20mbit": 1.0}}
+    rank = {"bounds": bounds, "learn": [] if times_only else [learned(spec) for spec in STEPS], "pairs": [], "blocks": blocks, "phases": {"step times at 20mbit": 1.0}}
     raw = {"ranks": [rank, rank], "about": {spec: {"canonical": spec, "strategy": ""} for spec in STEPS}, "environment": {},
            "training": "batch 1", "parameters": 10, "emulated": False, "machine": {}, "command": "make demo", "remark": "",
            "lab": {"burst": 1024, "queue": 1024, "tcp": "reno"}}
-    plan = {**run.plan_of(run.options(["--networks", " ".join(networks), "--specs", " ".join(STEPS)])), **changes}
+    plan = {**run.plan_of(run.options(["--networks", " ".join(networks), "--specs", " ".join(STEPS)])), "times_only": times_only, **changes}
     return results.by_network(raw, plan)
 
 
@@ -132,6 +134,42 @@ def test_one_network_needs_no_overview():
     page = report.page(made_up(["20mbit"]))
     assert "Which exchange" not in page and "<h1>4 workers, 20 Mbit/s each way</h1>" in page
     assert tables.markdown(made_up(["20mbit"])[0]) == report.markdown(made_up(["20mbit"]))
+
+
+# ---- times alone ----
+
+def test_a_run_for_times_alone(tmp_path):
+    laconic_command()
+    done = subprocess.run([sys.executable, str(RUN), "--times-only", "--networks", "200mbit 1gbit", "--workers", "2", "--specs", "3lc",
+                           "--emulate", "--repeats", "1", "--slow-steps", "1", "--fast-steps", "2", "--out", str(tmp_path)],
+                          capture_output=True, text=True, timeout=180)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "results.json").read_text())
+    assert found["plan"]["networks"] == ["200mbit", "1gbit"]
+    for rank in found["ranks"]:
+        assert rank["learn"] == rank["pairs"] == []
+        assert list(rank["phases"]) == ["step times at 200mbit", "step times at 1gbit"]
+        assert [(b["network"], b["spec"], b["reached"]) for b in rank["blocks"]] == [
+            (rate, spec, None) for rate in ("200mbit", "1gbit") for spec in ("pytorch:ddp", "3lc")]
+        assert [(b["network"], b["spec"]) for b in rank["bounds"]] == [("200mbit", "3lc"), ("1gbit", "3lc")]
+    rows = [re.split(r"\s{2,}", line) for line in done.stdout.splitlines() if line.startswith(("Laconic 3lc", "PyTorch DDP"))]
+    assert [row[4:7] for row in rows if len(row) == 9] == [["–", "–", "–"]] * 4
+    assert "not reached" not in done.stdout and "Times only: nothing was learned." in done.stdout
+    steps = [float(re.match(r"[0-9.,]+", row[1].replace(",", ""))[0]) for row in rows if row[0] == "PyTorch DDP, fp32"]
+    assert steps[0] > 180 > steps[1] > 36  # milliseconds for 4.5 MB
+
+
+@pytest.mark.parametrize("networks", [NETWORKS, NETWORKS[:1]])
+def test_pages_of_times_alone(networks):
+    views = made_up(networks, times_only=True)
+    page = report.page(views)
+    assert "<td>–</td>" in page and "not reached" not in page and "Over steps" not in page and "Over seconds" not in page
+    assert "else 40" in page and "Which exchange" not in page and "not reached" not in report.markdown(views)
+
+
+def test_times_alone_are_not_published():
+    with pytest.raises(ValueError, match="--times-only has no quality"):
+        run.plan_of(run.options(["--times-only", "--publish", "docs"]))
 
 
 # ---- the same bytes without a codec ----
