@@ -263,7 +263,7 @@ def page(views: list[Results]) -> str:
 <body>
 <h1>{escape(heading(views))}</h1>
 <p class="quiet">One model, one schedule, the same seeds; only the exchange of gradients differs. {escape(first.model.what.capitalize())},
-{first.raw['parameters']:,} parameters; target {escape(first.target)}.</p>
+{first.raw['parameters']:,} parameters; target {escape(first.target)}. {escape(first.choice)}</p>
 {emulated}{of_several(views) if len(views) > 1 else of_one(first)}
 <h2>To repeat it</h2>
 <pre>{escape(first.raw["command"])}</pre>
@@ -349,6 +349,7 @@ def by_seed(results: Results) -> str:
 def document(results: Results, subject: str, body: str) -> str:
     about = "\n".join(f"- {key}: {value}" for key, value in environment(results))
     phases = "\n".join(f"- {name}: {seconds:.0f} s" for name, seconds in results.phases.items())
+    choice = f"{results.choice}\n\n" if results.choice else ""
     return (f"# The demo: {subject}\n\n```\n{results.raw['command']}\n```\n\nWritten by examples/demo/run.py with "
             "`--publish docs/results`.\n\n"
-            f"{body}\n## Environment\n\n{about}\n\n## Time it took\n\n{phases}\n")
+            f"{choice}{body}\n## Environment\n\n{about}\n\n## Time it took\n\n{phases}\n")

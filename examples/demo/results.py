@@ -104,6 +104,12 @@ class Results:
         return self.quality.short(self.plan["target"])
 
     @property
+    def choice(self) -> str:
+        """How steps and target were chosen; nothing if this run has others, or other data."""
+        own = (self.plan["steps"], self.plan["target"]) == (self.model.steps, self.model.target) and not self.plan["data"]
+        return self.model.choice if own else ""
+
+    @property
     def learned(self) -> bool:
         return not self.plan["times_only"]
 

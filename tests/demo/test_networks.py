@@ -14,6 +14,7 @@ RUN = ROOT / "examples/demo/run.py"
 sys.path.insert(0, str(RUN.parent))
 
 import charts  # noqa: E402
+import models  # noqa: E402
 import network  # noqa: E402
 import overview  # noqa: E402
 import report  # noqa: E402
@@ -199,6 +200,22 @@ def test_without_bounds_there_is_no_such_table():
             row.bound = None
     assert not any(tables.BOUNDS in written for written in (tables.text(views[0]), tables.markdown(views[0]), overview.text(views)))
     assert "own work" not in report.page(views)
+
+
+# ---- how target and length were chosen ----
+
+@pytest.mark.parametrize("name", models.MODELS)
+def test_pages_say_how_steps_and_target_were_chosen(tmp_path, name):
+    model = models.MODELS[name]
+    own = {"model": name, "steps": model.steps, "target": model.target}
+    views = made_up(NETWORKS[:1], **own)
+    report.publish(views, tmp_path)
+    written = next(tmp_path.glob("*.md")).read_text()
+    assert model.choice in written and model.choice in report.page(views) and "seeds 1, 2 and 3" in model.choice
+    for other in ({"steps": 7}, {"target": 0.5}, {"data": "text.txt"}):
+        views = made_up(NETWORKS[:1], **own | other)
+        report.publish(views, tmp_path)
+        assert "seeds 1, 2 and 3" not in next(tmp_path.glob("*.md")).read_text() + report.page(views)
 
 
 # ---- heat map ----
