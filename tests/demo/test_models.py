@@ -163,6 +163,17 @@ def test_the_bytes_of_pytorchs_exchanges():
     assert baseline_bytes("pytorch:powersgd", shapes, 4) == 2 * 4 * (4352 + 1024 + 704 + 64) * 3 // 4
 
 
+@pytest.mark.parametrize(("networks", "times_only", "runs"), [
+    (["1gbit"], False, True), (["20mbit", "1gbit"], False, False), (["1gbit"], True, False)])
+def test_only_on_one_network_an_exchange_runs_to_the_target(networks, times_only, runs):
+    from worker import Worker
+
+    worker = Worker.__new__(Worker)
+    worker.plan, worker.quality = {"networks": networks, "times_only": times_only, "target": 0.5}, quality.ACCURACY
+    worker.done = {"learn": [{"spec": "3lc", "curve": [[0, 0.1], [5, 0.6]]}, {"spec": "int8", "curve": [[0, 0.1]]}]}
+    assert worker.runs_to_target("3lc") == runs and not worker.runs_to_target("int8")
+
+
 def _sent_zeros(payload):
     """(what went into the collectives, bytes that the loopback interface carried, whether gradients are this rank's)"""
     sys.path.insert(0, str(RUN.parent))
