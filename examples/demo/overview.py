@@ -38,7 +38,7 @@ def lead(results: Results) -> Lead:
 
 def rows_of(views: list[Results]) -> list[list[str]]:
     target = views[0].target.replace(" ", "\u00a0")
-    head = ["network", f"first to {target}", "time", "times sooner than fp32 DDP", "than the runner-up", "runner-up"]
+    head = ["network", f"first to {target}", "time", "× sooner than fp32 DDP", "× sooner than the runner-up", "runner-up"]
     return [head, *(cells(lead(results)) for results in views)]
 
 

@@ -305,7 +305,7 @@ def standing_alone(body: list[str], title: str, width: int, height: int) -> str:
 def heat_picture(views: list[Results]) -> str:
     chart = overview.heat_map(views)
     width, height = map(int, re.match(r'<svg viewBox="0 0 (\d+) (\d+)"', chart).groups())
-    return standing_alone([inside(chart)], f"{overview.title(views)}: {heading(views)}", width, height)
+    return standing_alone([inside(chart)], f"{overview.title(views)}: {views[0].plan['workers']} workers", width, height)
 
 
 def inside(chart: str) -> str:

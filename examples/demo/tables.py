@@ -60,9 +60,11 @@ def notes(results: Results) -> list[str]:
     if results.none_ratio is not None:
         found.append(f"Laconic none against plain DDP, unshaped: {results.none_ratio:.3f} of its step (median of "
                      f"{len(results.none_ratios)} alternating pairs; {spread(results.none_ratios)}).")
-    if results.learned and any(row.spec == "pytorch:powersgd" for row in results.rows):
+    hook = next((row for row in results.rows if row.spec == "pytorch:powersgd"), None)
+    if hook is not None and results.learned:
+        counted = "do not count" if hook.time_is_product else "count"
         found.append("PyTorch's PowerSGD hook sends its first two steps uncompressed: it does not start earlier. "
-                     "They count in its time to the target.")
+                     f"They {counted} in its time to the target.")
     if results.raw.get("remark"):
         found.insert(0, "REMARK: " + results.raw["remark"])
     if results.emulated:

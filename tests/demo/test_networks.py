@@ -97,7 +97,7 @@ def test_every_network_has_its_own_times():
 
 def test_the_overview_names_the_first_and_by_how_much():
     head, slow, fast = overview.rows_of(made_up())
-    assert head == ["network", "first to 95\u00a0%", "time", "times sooner than fp32 DDP", "than the runner-up", "runner-up"]
+    assert head == ["network", "first to 95\u00a0%", "time", "× sooner than fp32 DDP", "× sooner than the runner-up", "runner-up"]
     assert slow == ["20 Mbit/s", "Laconic 3lc", "2.4 s*", "62.5", "62.5", "PyTorch DDP, fp32"]
     assert fast == ["1 Gbit/s", "Laconic 3lc", "1.2 s*", "2.5", "2.5", "PyTorch DDP, fp32"]
 
@@ -135,6 +135,15 @@ def test_one_network_needs_no_overview():
     page = report.page(made_up(["20mbit"]))
     assert "Which exchange" not in page and "<h1>4 workers, 20 Mbit/s each way</h1>" in page
     assert tables.markdown(made_up(["20mbit"])[0]) == report.markdown(made_up(["20mbit"]))
+
+
+def test_what_is_said_of_the_first_steps_of_pytorchs_powersgd(monkeypatch):
+    for known in (STEPS, REACHED, BOUNDS):
+        monkeypatch.setitem(known, "pytorch:powersgd", known["3lc"])
+    view = made_up()[0]
+    assert "They do not count in its time to the target." in tables.text(view)
+    next(row for row in view.rows if row.spec == "pytorch:powersgd").time_is_product = False
+    assert "They count in its time to the target." in tables.text(view)
 
 
 # ---- times alone ----
