@@ -168,7 +168,8 @@ def heat_map(rows: list[str], columns: list[str], values: list[list[float | None
             label = "cell best" if value is not None and value == min(known[j]) else "cell"
             about = escape(f"{row}, {columns[j]}: {words}".replace("\n", " "))
             body += [f'<rect x="{_NAMES + j * cell + 1}" y="{top + 1}" width="{cell - 2}" height="{_ROW - 2}" rx="3" '
-                     f'class="{style}"><title>{about}</title></rect>', text(_NAMES + (j + 0.5) * cell, top + 17, words, style=label)]
+                     f'class="{style}"><title>{about}</title></rect>',
+                     text(_NAMES + (j + 0.5) * cell, top + 17, words, style=label)]
     bottom = head + len(rows) * _ROW + 12
     return svg([*body, *heat_legend(bottom)], bottom + 26, title, max(WIDTH, _NAMES + len(columns) * cell + _RIGHT))
 

@@ -54,7 +54,8 @@ def heat_map(views: list[Results]) -> str:
     """Times to the target, exchanges by networks."""
     labels = [row.label for row in views[0].rows]
     values = [[results.rows[i].time_to_target for results in views] for i in range(len(labels))]
-    return charts.heat_map(labels, [rate_text(results.network) for results in views], values, title(views), lambda s: f"{s:.1f} s")
+    networks = [rate_text(results.network) for results in views]
+    return charts.heat_map(labels, networks, values, title(views), lambda seconds: f"{seconds:.1f} s")
 
 
 def title(views: list[Results]) -> str:

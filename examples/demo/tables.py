@@ -43,7 +43,8 @@ def cells(results: Results, row: Row) -> list[str]:
     own = bytes_text(row.own_bytes) + ("†" if row.spec.startswith("pytorch:") else "")
     steps = MISSING if row.steps_to_target is None else str(row.steps_to_target)
     return [row.label, milliseconds(row.step), bytes_text(row.kernel_bytes), own, steps, seconds_text(row),
-            MISSING if row.final is None else results.quality.text(row.final), f"{row.speedup:.1f}", f"{row.speedup_uncompressed:.1f}"]
+            MISSING if row.final is None else results.quality.text(row.final), f"{row.speedup:.1f}",
+            f"{row.speedup_uncompressed:.1f}"]
 
 
 def best_uncompressed(results: Results) -> str:
@@ -74,8 +75,8 @@ def notes(results: Results) -> list[str]:
 
 BOUNDS = "What the codec's own work costs"
 ABOUT_BOUNDS = ("Without codec work: as many zero bytes as the exchange sends, all to all, and the gradients as they are. The "
-                "difference is what encoding, decoding and further rounds cost; below zero, its rounds load the links more evenly, or "
-                "it is noise.")
+                "difference is what encoding, decoding and further rounds cost; below zero, its rounds load the links more evenly, "
+                "or it is noise.")
 
 
 def bound_rows(results: Results) -> list[list[str]]:

@@ -186,8 +186,8 @@ class Worker:
         return {"payload": trainer.zeros.payload, "times": self.block_of_steps(trainer, steps)}
 
     def look_at_speed(self, trainer: Trainer, last: tuple) -> tuple[list, bool]:
-        """The steps that it took, and whether they are slow. Within a factor of three of the border, by more steps: a single one may have met something
-        else that ran on this machine."""
+        """The steps that it took, and whether they are slow. Within a factor of three of the border, by more steps: a
+        single one may have met something else that ran on this machine."""
         more = []
         if self.from_rank_0(sum(last)) < 3 * SLOW_STEP:
             more = self.block_of_steps(trainer, WARM_UP - FIRST_STEPS)
