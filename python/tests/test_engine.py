@@ -144,7 +144,7 @@ def test_parts_need_not_be_adjacent(pools, kind, ragged, features):
 
 
 def test_collectives_are_held_beyond_the_end_of_the_interpreter():
-    """Whoever drops one last wants the interpreter, and Gloo's threads end the process with SIGABRT if it is going away."""
+    """The last to drop one wants the interpreter, and Gloo's threads end the process with SIGABRT if it is going away."""
     program = """if True:
         import os
         import laconic.engine as goes_last  # a module that main names is cleared
