@@ -23,5 +23,6 @@ Run add_bench(CLI::App& program);
 Run add_inspect(CLI::App& program);
 Run add_verify(CLI::App& program);
 Run add_doctor(CLI::App& program);
+Run add_laws(CLI::App& program);
 
 }  // namespace laconic::tools

@@ -3,7 +3,9 @@
 
 import array
 import json
+import math
 import os
+import random
 import re
 import subprocess
 import sys
@@ -60,7 +62,7 @@ def test_version():
 def test_help_is_fine_and_names_every_command():
     done = laconic("--help")
     assert done.returncode == FINE
-    for command in ("list", "bench", "inspect", "verify", "doctor"):
+    for command in ("list", "bench", "inspect", "verify", "doctor", "laws"):
         assert command in done.stdout
         assert laconic(command, "--help").returncode == FINE
 
@@ -239,6 +241,95 @@ def test_verify_of_more_elements_than_there_is_memory_for(tmp_path):
     path.write_bytes(data)
     assert answer("inspect", path)["frame"]["count"] == 1 << 40
     assert failure(BAD_ANSWER, "verify", path)["name"] == "out_of_memory"
+
+
+# ---- laws ----
+
+
+def floats(path, values):
+    path.write_bytes(array.array("f", values).tobytes())
+    return path
+
+
+def laplace(count, seed):
+    """As quantiles in a random order, so that distances are small: signs in turn."""
+    order = random.Random(seed).sample(range(count), count)
+    return [(-1) ** i * -math.log1p(-(i + 0.5) / count) for i in order]
+
+
+def test_laws_json(tmp_path):
+    path = floats(tmp_path / "layer.f32", laplace(20000, 0) + [math.copysign(math.expm1(0.2 * abs(x)) / 0.2, x)
+                                                              for x in laplace(20000, 1)])
+    specs = ["sidco:ratio=0.01,stages=3", "sidco:ratio=0.01,law=gp,stages=1,guard=off"]
+    tensors = answer("laws", "--values", "20000", *[word for spec in specs for word in ("--spec", spec)], path)["tensors"]
+    assert [(t["file"], t["index"], t["values"], t["nonzero"]) for t in tensors] == [(str(path), i, 20000, 20000) for i in (0, 1)]
+    for t in tensors:
+        assert {law: set(t["laws"][law]) for law in t["laws"]} == {
+            "exponential": {"ks"}, "gamma": {"ks", "shape"}, "pareto": {"ks", "shape"}, "normal": {"ks"}, "laplace": {"ks"}}
+        assert [fit["spec"] for fit in t["fits"]] == specs and t["compressibility"] > 0
+        for fit, stages in zip(t["fits"], (3, 1)):
+            assert fit["wanted"] == 200 and len(fit["stages"]) == stages
+            assert fit["fitted"] == fit["stages"][-1]["selected"]
+            assert fit["stages"][-1]["wanted"] == pytest.approx(200)
+        assert t["fits"][0]["sent"] == pytest.approx(200, rel=0.2)
+    near, far = (t["laws"] for t in tensors)
+    assert near["exponential"]["ks"] < 0.002 and near["laplace"]["ks"] < 0.002 < 0.1 < near["normal"]["ks"]
+    assert far["exponential"]["ks"] > 0.04 > 0.01 > far["pareto"]["ks"]
+    assert far["pareto"]["shape"] == pytest.approx(0.2, abs=0.03)
+
+
+def test_laws_selects_what_a_threshold_selects(tmp_path):
+    values = laplace(5000, 3)
+    fit = answer("laws", floats(tmp_path / "a", values), "--spec", "sidco:ratio=0.01,stages=2")["tensors"][0]["fits"][0]
+    assert sum(abs(x) > fit["threshold"] for x in array.array("f", values)) == fit["sent"]
+    for stage in fit["stages"]:
+        assert sum(abs(x) > stage["threshold"] for x in array.array("f", values)) == stage["selected"]
+
+
+def test_laws_adapts_along_a_file(tmp_path):
+    """A normal law needs more than one stage: five calls with a tensor move the number, one does not."""
+    draw = random.Random(0).gauss
+    path = floats(tmp_path / "a", [draw(0, 1) for _ in range(3 * 5000)])
+    specs = ("--spec", "sidco:ratio=0.01", "--values", 5000, path)
+    assert [len(t["fits"][0]["stages"]) for t in answer("laws", *specs)["tensors"]] == [1, 1, 1]
+    assert [len(t["fits"][0]["stages"]) for t in answer("laws", "--calls", 5, *specs)["tensors"]] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(("values", "why"), [
+    ([], "too few values: 0"), ([1.0], "too few values: 1"), ([0.0] * 100, "too few values: 0"),
+    ([0.0] * 100 + [1.0] * 15, "too few values: 15"), ([1.0] * 50 + [math.nan], "not finite"), ([math.inf] * 50, "not finite"),
+])
+def test_laws_says_what_it_cannot_fit(tmp_path, values, why):
+    path = floats(tmp_path / "a", values)
+    tensor, = answer("laws", path)["tensors"]
+    assert tensor["why"].startswith(why) and "laws" not in tensor and tensor["values"] == len(values)
+    assert why in laconic("laws", path).stdout
+
+
+def test_laws_of_equal_and_of_tiny_tensors(tmp_path):
+    """Equal magnitudes have no spread: what the codec does not fit is null."""
+    tensor, = answer("laws", floats(tmp_path / "a", [2.0, -2.0] * 8))["tensors"]
+    assert tensor["laws"]["gamma"] is None and tensor["laws"]["pareto"] is None
+    assert tensor["fits"][0]["sent"] == tensor["fits"][0]["wanted"] == 1 and tensor["fits"][0]["exact"]
+    tensor, = answer("laws", tmp_path / "a", "--spec", "sidco:ratio=1")["tensors"]
+    assert tensor["fits"][0]["stages"] == [] and tensor["fits"][0]["sent"] == 16
+
+
+@pytest.mark.parametrize(("words", "name", "message"), [
+    (["/nonexistent"], "invalid_argument", "/nonexistent: cannot open"),
+    (["/"], "invalid_argument", "/: cannot"),
+    (["{file}", "--spec", "sidco:law=normal"], "value_out_of_range", "law"),
+    (["{file}", "--spec", "topk"], "invalid_argument", "topk fits no law"),
+    (["{file}", "--values", "3"], "invalid_argument", "8 values are not a whole number of tensors of 3"),
+    (["{odd}"], "invalid_argument", "7 bytes are not a whole number of float32"),
+    (["{file}", "--calls", "0"], "invalid_argument", "--calls"),
+    ([], "invalid_argument", "files"),
+])
+def test_laws_errors(tmp_path, words, name, message):
+    paths = {"file": floats(tmp_path / "file", [1.0] * 8), "odd": tmp_path / "odd"}
+    paths["odd"].write_bytes(bytes(7))
+    error = failure(USAGE, "laws", *[word.format(**paths) for word in words])
+    assert error["name"] == name and message in error["message"]
 
 
 # ---- doctor ----

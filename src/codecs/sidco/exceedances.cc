@@ -93,6 +93,7 @@ Pass Exceedances::next_pass() noexcept {
 }
 
 Exceedances::Totals Exceedances::pass_over_memory(Kernel kernel, MomentsInput in) {
+  ++passes_;
   const uint64_t chunks = ceil_div(n_, kMomentsChunk);
   const auto look = [&](uint64_t begin, uint64_t end) {
     kernel(x_ + begin, static_cast<uint32_t>(end - begin), in, chunk_ + begin / kMomentsChunk);
@@ -199,11 +200,13 @@ void Exceedances::expect_about(uint64_t wanted) {
 }
 
 void Exceedances::collect(uint32_t floor) {
+  ++passes_;
   list_.collect(x_, floor, work_, next_pass());
   has_list_ = list_.complete();
 }
 
 uint64_t Exceedances::count_in_memory(uint32_t floor) {
+  ++passes_;
   constexpr uint64_t kSlice = uint64_t{1} << 16;
   const auto& kernels = kernels::select_kernels(work_.isa);
   std::atomic<uint64_t> found{0};
@@ -220,12 +223,17 @@ uint64_t Exceedances::count(Threshold eta) {
   return list_.count();
 }
 
+void Exceedances::write_from_memory(Cut cut, SparseWriter& writer) {
+  ++passes_;
+  write_cut(x_, n_, cut, work_.isa, writer);
+}
+
 void Exceedances::write_above(Threshold eta, SparseWriter& writer) {
   const Cut cut{eta.key - 1, 0};
   if (listed(eta)) {
     list_.write(cut, work_, writer);
   } else {
-    write_cut(x_, n_, cut, work_.isa, writer);
+    write_from_memory(cut, writer);
   }
 }
 
@@ -233,9 +241,10 @@ void Exceedances::write_largest(uint64_t wanted, SparseWriter& writer) {
   if (has_list_ && list_.count() >= wanted) {
     list_.write(list_.exact_cut(wanted), work_, writer);
   } else if (wanted == 1) {
-    write_cut(x_, n_, {max_key_, 1}, work_.isa, writer);
+    write_from_memory({max_key_, 1}, writer);
   } else {
-    write_cut(x_, n_, exact_cut(x_, n_, wanted), work_.isa, writer);
+    ++passes_;  // the first of exact_cut's
+    write_from_memory(exact_cut(x_, n_, wanted), writer);
   }
 }
 

@@ -43,6 +43,8 @@ class Exceedances {
   /// A power of two; magnitudes are measured in it, so that no square leaves the range of floats.
   [[nodiscard]] double unit() const noexcept { return 1.0 / static_cast<double>(scale_); }
   [[nodiscard]] uint32_t max_key() const noexcept { return max_key_; }
+  /// How often all elements have been read.
+  [[nodiscard]] uint32_t passes() const noexcept { return passes_; }
 
   /// Writes exactly the elements that exceed `eta`, or the `wanted` largest.
   void write_above(Threshold eta, SparseWriter& writer);
@@ -64,6 +66,7 @@ class Exceedances {
   [[nodiscard]] bool listed(Threshold eta) const noexcept;
   void collect(uint32_t floor);
   [[nodiscard]] uint64_t count_in_memory(uint32_t floor);
+  void write_from_memory(Cut cut, SparseWriter& writer);
   Pass next_pass() noexcept;
   Moments moments_of(const Totals& t, double shift) const;
 
@@ -80,6 +83,7 @@ class Exceedances {
   bool backward_ = true;
   float scale_ = 1.0F;
   uint32_t max_key_ = 0;
+  uint32_t passes_ = 0;
 };
 
 }  // namespace laconic::codecs::sidco

@@ -7,6 +7,7 @@
 
 #include "codecs/sidco/exceedances.h"
 #include "codecs/sidco/sidco_fit.h"
+#include "codecs/sidco/trace.h"
 #include "codecs/sparse/sparse_payload.h"
 #include "kernels/sparse/select.h"
 
@@ -20,6 +21,7 @@ using sidco::Exceedances;
 using sidco::Moments;
 using sidco::Threshold;
 using sidco::threshold_at;
+using sidco::Trace;
 
 constexpr double kBand = 0.2;  // goal of the guard: (1 ± kBand)·k
 constexpr uint32_t kGuardPasses = 8;
@@ -51,21 +53,29 @@ uint32_t stages_of(const Sidco::Params& p, std::span<const float> state) {
 // The multi-stage fit, section 3 of the format page: η in the unit's own scale. `delta` is the
 // wanted part of the non-zero elements.
 double fitted_threshold(Exceedances& unit, sidco::Law law, const Moments& all, double delta,
-                        uint32_t stages) {
+                        uint32_t stages, Trace& trace) {
+  const auto count = static_cast<double>(all.count);
   if (stages == 1 || delta >= sidco::kFirstRatio) {
-    return first_threshold(law, all, delta) * unit.unit();
+    const double eta = first_threshold(law, all, delta) * unit.unit();
+    trace.add({all, 0, threshold_at(eta), count * delta});
+    return eta;
   }
   const double step = std::pow(delta / sidco::kFirstRatio, 1.0 / (stages - 1));
   double eta = first_threshold(law, all, sidco::kFirstRatio) * unit.unit();
-  double expected = static_cast<double>(all.count) * sidco::kFirstRatio;
+  double expected = count * sidco::kFirstRatio;
+  double wanted = expected;
+  trace.add({all, 0, threshold_at(eta), wanted});
   for (uint32_t stage = 2; stage <= stages; ++stage) {
     const Threshold threshold = threshold_at(eta);
     unit.expect_only_above(threshold, expected);
     double low = 0;
     const Moments z = unit.above(threshold, &low);
+    trace.last().selected = z.count;
     if (z.count < 2) break;  // nothing to fit: the last η stands
     eta = tail_threshold(law, low, z, step) * unit.unit();
     expected = static_cast<double>(z.count) * step;
+    wanted *= step;
+    trace.add({z, low, threshold_at(eta), wanted});
   }
   return eta;
 }
@@ -77,7 +87,7 @@ struct Selection {
 
 // Guarded correction, section 8 of the reference: a bracket of thresholds and their counts, closed
 // by interpolation of ln(count) and by the geometric mean in turn.
-Selection corrected(Exceedances& unit, Selection s, uint64_t k, uint64_t nonzero) {
+Selection corrected(Exceedances& unit, Selection s, uint64_t k, uint64_t nonzero, Trace& trace) {
   double low = 0;
   double high = static_cast<double>(std::bit_cast<float>(unit.max_key()));
   auto count_low = static_cast<double>(nonzero);
@@ -100,6 +110,7 @@ Selection corrected(Exceedances& unit, Selection s, uint64_t k, uint64_t nonzero
     if (!(eta > low && eta < high)) eta = (low + high) / 2;
     s.eta = threshold_at(eta);
     s.count = unit.count(s.eta);
+    ++trace.corrections;
   }
   return s;
 }
@@ -133,41 +144,60 @@ void Sidco::init(const Params&, const Unit&, const Place&, std::span<float> stat
 
 Encoded Sidco::encode(const Params& p, std::span<const float> state, const Unit& unit, const Place&,
                       uint32_t, Source source, Work& work, MutBytes out) {
+  Trace trace;
+  return sidco::encode_traced(p, state, unit, source, work, out, trace);
+}
+
+Encoded sidco::encode_traced(const Sidco::Params& p, std::span<const float> state, const Unit& unit,
+                             Source source, Work& work, MutBytes out, Trace& trace) {
   const uint64_t n = unit.count;
   const uint64_t k = kept_of(p.ratio, n);
   const uint64_t most = most_sent(p.ratio, n);
-  const auto law = static_cast<sidco::Law>(p.law);
-  const auto send = [&](uint64_t count, uint64_t fitted, auto&& write) -> Encoded {
-    store(out.data(), Header{static_cast<uint32_t>(count), static_cast<uint32_t>(fitted)});
+  const auto law = static_cast<Law>(p.law);
+  const auto send = [&](uint64_t count, auto&& write) -> Encoded {
+    trace.sent = count;
+    store(out.data(), Header{static_cast<uint32_t>(count), static_cast<uint32_t>(trace.fitted)});
     SparseWriter writer(out.data() + kHeader, count, n);
     write(writer);
     writer.finish();
     return {kHeader + sparse_bytes(count, n)};
   };
-  if (n == 0) return send(0, 0, [](SparseWriter&) {});
+  trace = {};
+  if (n == 0) return send(0, [](SparseWriter&) {});
 
+  trace.wanted = k;
   Exceedances exceedances(source.values, n, k, law, work);
   const Moments all = exceedances.all();
   if (exceedances.max_key() >= kernels::magnitude_key(kInfinity)) return {0, false};
+  trace.unit = exceedances.unit();
+  trace.nonzero = all.count;
+  const auto send_above = [&](Threshold eta, uint64_t count) {
+    const Encoded sent = send(count, [&](SparseWriter& w) { exceedances.write_above(eta, w); });
+    trace.memory_passes = exceedances.passes();
+    return sent;
+  };
   if (all.count <= k) {  // all that there is; says nothing about the fit
-    return send(all.count, k, [&](SparseWriter& w) { exceedances.write_above({}, w); });
+    trace.fitted = k;
+    return send_above({}, all.count);
   }
   const double delta = static_cast<double>(k) / static_cast<double>(all.count);
   Selection s;
-  s.eta = threshold_at(fitted_threshold(exceedances, law, all, delta, stages_of(p, state)));
+  s.eta = threshold_at(fitted_threshold(exceedances, law, all, delta, stages_of(p, state), trace));
   s.count = exceedances.count(s.eta);
-  const uint64_t fitted = s.count;
+  trace.last().selected = s.count;
+  trace.fitted = s.count;
   if (p.guard && !in_band(s.count, k)) {
     exceedances.expect_about(k);
-    s = corrected(exceedances, s, k, all.count);
+    s = corrected(exceedances, s, k, all.count, trace);
   }
-
+  trace.eta = s.eta;
   const bool fits = p.guard ? in_band(s.count, k) : s.count >= 1 && s.count <= most;
-  if (fits) {
-    return send(s.count, fitted, [&](SparseWriter& w) { exceedances.write_above(s.eta, w); });
-  }
+  if (fits) return send_above(s.eta, s.count);
+  trace.exact = true;
   const uint64_t exact = p.guard ? k : s.count == 0 ? 1 : most;
-  return send(exact, fitted, [&](SparseWriter& w) { exceedances.write_largest(exact, w); });
+  const Encoded sent = send(exact, [&](SparseWriter& w) { exceedances.write_largest(exact, w); });
+  trace.memory_passes = exceedances.passes();
+  return sent;
 }
 
 Errc Sidco::check(const Params& p, const Unit& unit, uint32_t, Bytes payload) {

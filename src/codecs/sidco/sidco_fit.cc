@@ -50,33 +50,23 @@ double upper_fraction(double alpha, double x) {
   return h;
 }
 
-// Q(α, x), upper regularised incomplete gamma function.
-double upper_gamma(double alpha, double x) {
-  if (x <= 0) return 1;
-  const double front = std::exp(alpha * std::log(x) - x - log_gamma(alpha));
-  return x < alpha + 1 ? 1 - front * lower_series(alpha, x) : front * upper_fraction(alpha, x);
-}
-
 double exponential(double mean, double delta) { return mean * std::log(1 / delta); }
 
-// (β/ξ)(δ^-ξ - 1) from mean and variance; β L where the variance says nothing or ξ is near 0.
+// (β/ξ)(δ^-ξ - 1), or β L for ξ near 0.
 double pareto(const Moments& m, double delta) {
-  if (m.count < 2 || !(m.variance > 0) || !(m.mean > 0)) return exponential(m.mean, delta);
-  const double square = m.mean * m.mean / m.variance;
-  const double xi = (1 - square) / 2;
-  const double beta = m.mean * (square + 1) / 2;
+  const std::optional<Shape> law = pareto_fit(m);
+  if (!law) return exponential(m.mean, delta);
+  const auto [xi, beta] = *law;
   const double length = std::log(1 / delta);
-  if (std::fabs(xi) < 1e-9) return beta * length;
+  if (std::fabs(xi) < kNoShape) return beta * length;
   const double eta = beta / xi * std::expm1(xi * length);
   return std::isfinite(eta) ? eta : exponential(m.mean, delta);
 }
 
 double gamma(const Moments& m, double delta) {
-  const double s = std::log(m.mean) - m.log_mean;
-  // Below it α exceeds 5000: nearly equal magnitudes, which no gamma law describes.
-  if (!(s > 1e-4)) return exponential(m.mean, delta);
-  const double alpha = (3 - s + std::sqrt((s - 3) * (s - 3) + 24 * s)) / (12 * s);
-  return m.mean / alpha * inverse_upper_gamma(alpha, delta);
+  const std::optional<Shape> law = gamma_fit(m);
+  if (!law) return exponential(m.mean, delta);
+  return law->scale * inverse_upper_gamma(law->shape, delta);
 }
 
 constexpr double kTolerance = 0.2;  // ε_H = ε_L of the paper
@@ -88,6 +78,26 @@ bool keeps_direction(double now, double before) {
 }
 
 }  // namespace
+
+double upper_gamma(double alpha, double x) {
+  if (x <= 0) return 1;
+  const double front = std::exp(alpha * std::log(x) - x - log_gamma(alpha));
+  return x < alpha + 1 ? 1 - front * lower_series(alpha, x) : front * upper_fraction(alpha, x);
+}
+
+std::optional<Shape> gamma_fit(const Moments& a) {
+  const double s = std::log(a.mean) - a.log_mean;
+  // Below it α exceeds 5000: nearly equal magnitudes, which no gamma law describes.
+  if (!(s > 1e-4)) return {};
+  const double alpha = (3 - s + std::sqrt((s - 3) * (s - 3) + 24 * s)) / (12 * s);
+  return Shape{alpha, a.mean / alpha};
+}
+
+std::optional<Shape> pareto_fit(const Moments& m) {
+  if (m.count < 2 || !(m.variance > 0) || !(m.mean > 0)) return {};
+  const double square = m.mean * m.mean / m.variance;
+  return Shape{(1 - square) / 2, m.mean * (square + 1) / 2};
+}
 
 double inverse_upper_gamma(double alpha, double delta) {
   if (delta >= 1) return 0;

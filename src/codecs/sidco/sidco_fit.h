@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 
 namespace laconic::codecs::sidco {
@@ -20,8 +21,21 @@ struct Moments {
   double log_mean = 0;  ///< mean of ln a
 };
 
+/// Q(α, x): the regularised upper incomplete gamma function.
+[[nodiscard]] double upper_gamma(double alpha, double x);
 /// Quantile of the regularised lower incomplete gamma function from above: x with Q(α, x) = δ.
 [[nodiscard]] double inverse_upper_gamma(double alpha, double delta);
+
+/// Pareto shapes nearer to 0 are taken as 0.
+inline constexpr double kNoShape = 1e-9;
+/// Shape and scale of a fitted law, in the unit of the moments. None where the moments say nothing
+/// about a shape: the exponential law stands in.
+struct Shape {
+  double shape = 0;  ///< α of the gamma law, ξ of the generalised Pareto law
+  double scale = 0;
+};
+[[nodiscard]] std::optional<Shape> gamma_fit(const Moments& a);
+[[nodiscard]] std::optional<Shape> pareto_fit(const Moments& m);
 
 /// η(δ) of the law fitted to all magnitudes: the fraction δ is expected above it.
 [[nodiscard]] double first_threshold(Law law, const Moments& a, double delta);

@@ -1,0 +1,591 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""What gradient_laws.py recorded, as Markdown with plots: every statement in it is computed from the figures."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import statistics
+import textwrap
+from pathlib import Path
+
+import charts
+from charts import Axis, Series
+
+MODES = ("without", "with")  # error feedback
+HOLDS = 0.05  # a law holds where the median distance is below
+BAND = 0.2  # of the guard
+#: As `laconic laws` names them: the page's name, the class of its colour
+LAWS = {"exponential": ("exponential", "s5"), "gamma": ("gamma", "s7"), "pareto": ("generalised Pareto", "s10"),
+        "normal": ("normal", "s3"), "laplace": ("Laplace", "s1")}
+FITTED = ("exponential", "gamma", "pareto")  # those that sidco knows
+ROWS = [(law, stages, mode) for law in ("exp", "gp", "p")
+        for stages, mode in ((0, "signed"), (0, "faithful"), (1, "signed"), (2, "signed"), (3, "signed"))]
+DEFAULT = ("exp", 0, "signed")  # of sidco
+WANTED, SELECTED, DISTANCE = range(3)  # of a stage
+
+
+# ---- the figures ----
+
+
+def setting_of(spec: str) -> tuple:
+    """law, stages, mode, guard: a canonical spec leaves defaults out."""
+    given = dict(re.findall(r"(\w+)=([\w.-]+)", spec))
+    return given.get("law", "exp"), int(given.get("stages", 0)), given.get("mode", "signed"), given.get("guard", "on")
+
+
+class Figures:
+    """Of several runs. A record counts where there was something to fit."""
+
+    def __init__(self, found: list[dict]):
+        self.runs = found
+        self.models = list(dict.fromkeys(run["plan"]["model"] for run in found))
+        self.about = found[0]["plan"]
+        for run in found:
+            for record in (r for layer in run["layers"] for r in layer["records"] if "fits" in r):
+                record["settings"] = {setting_of(spec): fit for spec, fit in record["fits"].items()}
+
+    def records(self, feedback: bool, model: str | None = None, compressed: bool = True):
+        """(model, layer, record)"""
+        for run in self.runs:
+            if run["plan"]["feedback"] == feedback and model in (None, run["plan"]["model"]):
+                for layer in run["layers"]:
+                    if layer["compressed"] or not compressed:
+                        for record in layer["records"]:
+                            if "why" not in record:
+                                yield run["plan"]["model"], layer, record
+
+    def has(self, feedback: bool, model: str | None = None) -> bool:
+        return any(True for _ in self.records(feedback, model))
+
+    def along(self, feedback: bool, model: str, value, middle=statistics.median) -> list[tuple[float, float]]:
+        """(step, median over the compressed layers) of what `value(record)` gives; None does not count."""
+        by_step = {}
+        for _, _, record in self.records(feedback, model):
+            got = value(record)
+            if got is not None:
+                by_step.setdefault(record["step"], []).append(got)
+        return [(step, middle(values)) for step, values in sorted(by_step.items())]
+
+    def values(self, feedback: bool, model: str | None, value) -> list:
+        """What `value(record)` gives; None does not count."""
+        return [got for _, _, record in self.records(feedback, model) if (got := value(record)) is not None]
+
+    def distances(self, law: str, feedback: bool, model: str | None = None) -> list[float]:
+        return self.values(feedback, model, lambda record: record["ks"][law])
+
+    def weighted(self, feedback: bool, value) -> list[tuple[float, float]]:
+        """(value, weight): every model weighs 1, each of its records and layers the same."""
+        found = []
+        for model in self.models:
+            values = self.values(feedback, model, value)
+            found += [(v, 1 / len(values)) for v in values]
+        return found
+
+
+def quantile(weighted: list[tuple[float, float]], part: float) -> float:
+    ordered = sorted(weighted)
+    whole, below = sum(weight for _, weight in ordered), 0.0
+    for value, weight in ordered:
+        below += weight
+        if below >= part * whole * (1 - 1e-12):
+            return value
+    return float("nan")
+
+
+def share(weighted: list[tuple[float, float]], test) -> float:
+    return sum(weight for value, weight in weighted if test(value)) / sum(weight for _, weight in weighted)
+
+
+def mean(weighted: list[tuple[float, float]]) -> float:
+    return sum(value * weight for value, weight in weighted) / sum(weight for _, weight in weighted)
+
+
+def fit(record: dict, row: tuple, guard: str = "on") -> dict | None:
+    return record["settings"].get((*row, guard))
+
+
+def part_of(record: dict, row: tuple, key: str, guard: str = "on") -> float | None:
+    """`fitted` or `sent` over what was wanted; None where everything was sent."""
+    got = fit(record, row, guard)
+    return got[key] / got["wanted"] if got and got["stages"] else None
+
+
+def counted(record: dict, row: tuple, key: str) -> float | None:
+    """`corrections` or `memory_passes`."""
+    got = fit(record, row)
+    return float(got[key]) if got and got["stages"] else None
+
+
+def stage_part(record: dict, row: tuple, stage: int) -> float | None:
+    got = fit(record, row)
+    return got["stages"][stage][SELECTED] / got["stages"][stage][WANTED] if got and len(got["stages"]) > stage else None
+
+
+def stage_distance(record: dict, row: tuple, stage: int) -> float | None:
+    got = fit(record, row)
+    return got["stages"][stage][DISTANCE] if got and len(got["stages"]) > stage else None
+
+
+def element_passes(figures: Figures, feedback: bool, row: tuple, guard: str) -> float:
+    """How often an element is read: the mean over the models of the mean over their elements."""
+    means = []
+    for model in figures.models:
+        read = elements = 0
+        for _, layer, record in figures.records(feedback, model):
+            got = fit(record, row, guard)
+            if got is not None:
+                count = 1
+                for side in layer["shape"]:
+                    count *= side
+                read, elements = read + count * got["memory_passes"], elements + count
+        if elements:
+            means.append(read / elements)
+    return statistics.fmean(means) if means else float("nan")
+
+
+# ---- words ----
+
+
+def number(x: float) -> str:
+    return "–" if x != x else f"{x:.2f}" if x < 10 else f"{x:.0f}"
+
+
+def percent(x: float) -> str:
+    return f"{100 * x:.0f}\u00a0%"
+
+
+def table(head: list[str], rows: list[list[str]], left: int = 1) -> str:
+    lines = ["| " + " | ".join(row) + " |" for row in [head, *rows]]
+    return "\n".join([lines[0], "|" + "---|" * left + "---:|" * (len(head) - left), *lines[1:]])
+
+
+def listed(names) -> str:
+    names = list(names)
+    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
+
+
+def row_text(row: tuple) -> str:
+    law, stages, mode = row
+    return f"`law={law}`" + (f", `stages={stages}`" if stages else f", adaptive, `mode={mode}`")
+
+
+# ---- plots ----
+
+_PANEL, _HIGH, _LEFT, _GAP, _TOP = 400, 150, 60, 76, 92
+
+
+def panels(title: str, legend: list[tuple[str, str]], cells: dict, models: list[str], y_text, low: float, high: float,
+           log: bool = False, target: float | None = None) -> str:
+    """A row per model, a column per mode; `cells[model, feedback]` are series over steps."""
+    width, step = _LEFT + 2 * _PANEL + _GAP + 24, _HIGH + 72
+    body = [charts.text(_LEFT, 28, title, "start", "title")]
+    place = _LEFT
+    for label, style in legend:
+        body += [f'<g class="series {style}"><polyline points="{place},48 {place + 24},48"/></g>',
+                 charts.text(place + 30, 52, label, "start", "row")]
+        place += 48 + 7 * len(label)
+    for r, model in enumerate(models):
+        for c, feedback in enumerate((False, True)):
+            series = cells.get((model, feedback))
+            if not series or not any(s.points for s in series):
+                continue
+            left, top = _LEFT + c * (_PANEL + _GAP), _TOP + r * step
+            last = max(x for s in series for x, _ in s.points) or 1
+            x = Axis(0.0, last, left, left + _PANEL)
+            y = Axis(low, high, top + _HIGH, top, log)
+            body += charts.frame(x, y, "steps", y_text)
+            body.append(charts.text(left, top - 8, f"{model}, {MODES[feedback]} error feedback", "start", "name"))
+            if target is not None:
+                body.append(charts.line(x.begin, y.at(target), x.end, y.at(target), "target"))
+            for s in series:
+                points = " ".join(f"{x.at(px):.1f},{y.at(min(max(py, low), high)):.1f}" for px, py in s.points)
+                body.append(f'<g class="series {s.style}"><polyline points="{points}"/></g>')
+    height = _TOP + len(models) * step
+    return picture(body, height, title, width)
+
+
+def picture(body: list[str], height: int, title: str, width: int) -> str:
+    """A file of its own: with its colours."""
+    css = "".join((Path(charts.__file__).parent / name).read_text(encoding="utf-8") for name in ("page.css", "chart.css"))
+    css = css[: css.index("body {")] + css[css.index("svg text"):]
+    back = f'<rect width="{width}" height="{height}" rx="8" style="fill: var(--paper)"/>'
+    return charts.svg([f"<style>{css}</style>", back, *body], height, title, width) + "\n"
+
+
+def highest(cells: dict) -> float:
+    """Of an axis."""
+    return 1.05 * max((y for series in cells.values() for s in series for _, y in s.points), default=1.0) or 1.0
+
+
+def both_modes(figures: Figures, series_of) -> dict:
+    return {(model, feedback): series_of(model, feedback) for model in figures.models for feedback in (False, True)}
+
+
+def distance_plot(figures: Figures) -> str:
+    cells = both_modes(figures, lambda model, feedback: [
+        Series(label, style, figures.along(feedback, model, lambda r, law=law: r["ks"][law]))
+        for law, (label, style) in LAWS.items()])
+    return panels("Kolmogorov–Smirnov distance of the magnitudes, median of the compressed layers", list(LAWS.values()), cells,
+                  figures.models, charts.number, 0.0, highest(cells), target=HOLDS)
+
+
+def kinds_plot(figures: Figures) -> str:
+    """A row per model and kind of layer, with feedback a full dot and without a ring."""
+    rows = kind_rows(figures)
+    names, width, step = 190, 860, 22
+    height = 100 + len(rows) * step + 44
+    x = Axis(0.0, 1.05 * max((value for _, _, cells in rows for value in cells.values()), default=1.0), names, width - 20)
+    y = Axis(0.0, 1.0, height - 44, 80)
+    body = [charts.text(20, 28, "Distance by kind of layer, median", "start", "title"),
+            *charts.frame(x, y, "Kolmogorov–Smirnov distance")]
+    place = names
+    for law in FITTED:
+        label, style = LAWS[law]
+        body += [f'<circle cx="{place}" cy="52" r="4" class="dot {style}"/>', charts.text(place + 10, 56, label, "start", "row")]
+        place += 36 + 7 * len(label)
+    body.append(charts.text(place, 56, "full: with error feedback, ring: without", "start", "name"))
+    for i, (model, kind, cells) in enumerate(rows):
+        middle = 90 + i * step
+        body.append(charts.text(names - 10, middle + 4, f"{model}, {kind}", "end", "row"))
+        for (law, feedback), value in cells.items():
+            shape = 'r="4" class="dot' if feedback else 'r="5" style="fill: none" class="ring'
+            body.append(f'<circle cx="{x.at(value):.1f}" cy="{middle}" {shape} {LAWS[law][1]}"/>')
+    return picture(body, height, "Distance by kind of layer", width)
+
+
+STAGE_STYLES = ("s5", "s7", "s10")
+
+
+def stages_plot(figures: Figures) -> str:
+    row = ("exp", 3, "signed")
+    cells = both_modes(figures, lambda model, feedback: [
+        Series(f"stage {i + 1}", style, figures.along(feedback, model, lambda r, i=i: stage_part(r, row, i)))
+        for i, style in enumerate(STAGE_STYLES)])
+    return panels("Selected over wanted by stage, law=exp,stages=3, before the guard; median of the compressed layers",
+                  [(f"after stage {i + 1}", style) for i, style in enumerate(STAGE_STYLES)], cells, figures.models,
+                  charts.number, 0.1, 10.0, log=True, target=1.0)
+
+
+def compressibility_plot(figures: Figures) -> str:
+    cells = both_modes(figures, lambda model, feedback: [
+        Series("p", "s5", figures.along(feedback, model, lambda r: r["compressibility"]))])
+    return panels("Exponent of compressibility, median of the compressed layers", [("p", "s5")], cells, figures.models,
+                  charts.number, 0.0, max(1.0, highest(cells)), target=0.5)
+
+
+def guard_plot(figures: Figures) -> str:
+    def series(label: str, style: str, key: str, model: str, feedback: bool) -> Series:
+        return Series(label, style, figures.along(feedback, model, lambda r: counted(r, DEFAULT, key), statistics.fmean))
+
+    kinds = [("thresholds tried by the guard", "s10", "corrections"), ("passes over memory in all", "s5", "memory_passes")]
+    cells = both_modes(figures, lambda model, feedback: [series(*kind, model, feedback) for kind in kinds])
+    return panels("The guard of the default setting: mean of the compressed layers", [kind[:2] for kind in kinds], cells,
+                  figures.models, charts.number, 0.0, highest(cells))
+
+
+# ---- tables ----
+
+
+def kind_rows(figures: Figures) -> list[tuple[str, str, dict]]:
+    """(model, kind, {(law, feedback): median distance}), small layers too."""
+    found: dict = {}
+    for feedback in (False, True):
+        for model, layer, record in figures.records(feedback, compressed=False):
+            cells = found.setdefault((model, layer["kind"]), {})
+            for law in FITTED:
+                if record["ks"][law] is not None:
+                    cells.setdefault((law, feedback), []).append(record["ks"][law])
+    return [(model, kind, {key: statistics.median(values) for key, values in cells.items()})
+            for (model, kind), cells in sorted(found.items(), key=lambda item: (figures.models.index(item[0][0]), item[0][1]))]
+
+
+def cell(values, bold=lambda _: False) -> str:
+    if not values:
+        return "–"
+    middle = statistics.median(values)
+    text = f"{middle:.3f}"
+    return f"**{text}**" if bold(middle) else text
+
+
+def distance_table(figures: Figures) -> str:
+    rows = [[model, MODES[feedback], *(cell(figures.distances(law, feedback, model), lambda v: v < HOLDS) for law in LAWS)]
+            for model in figures.models for feedback in (False, True) if figures.has(feedback, model)]
+    return table(["model", "feedback", *(label for label, _ in LAWS.values())], rows, left=2)
+
+
+def kind_table(figures: Figures) -> str:
+    rows = []
+    for model, kind, cells in kind_rows(figures):
+        rows.append([model, kind, *(cell([cells[law, feedback]] if (law, feedback) in cells else [], lambda v: v < HOLDS)
+                                    for feedback in (False, True) for law in FITTED)])
+    return table(["model", "kind", *(f"{LAWS[law][0]}, {mode}" for mode in MODES for law in FITTED)], rows, left=2)
+
+
+def tail_table(figures: Figures) -> str:
+    rows = []
+    for model, feedback in itertools.product(figures.models, (False, True)):
+        if figures.has(feedback, model):
+            cells = [figures.values(feedback, model, lambda r, law=law, i=i: stage_distance(r, (law, 3, "signed"), i))
+                     for law in ("exp", "p") for i in range(3)]
+            rows.append([model, MODES[feedback], *(cell(values, lambda v: v < HOLDS) for values in cells)])
+    head = [f"{LAWS[law][0]}, {where}" for law in ("exponential", "pareto") for where in ("all", "largest quarter", "stage 3")]
+    return table(["model", "feedback", *head], rows, left=2)
+
+
+def compressibility_table(figures: Figures) -> str:
+    rows = []
+    for model, feedback in itertools.product(figures.models, (False, True)):
+        values = [(p, 1.0) for p in figures.values(feedback, model, lambda r: r["compressibility"])]
+        if values:
+            rows.append([model, MODES[feedback], *(f"{quantile(values, part):.2f}" for part in (0.1, 0.5, 0.9)),
+                         percent(share(values, lambda p: p > 0.5))])
+    return table(["model", "feedback", "10 %", "median", "90 %", "above ½"], rows, left=2)
+
+
+def guard_table(figures: Figures) -> str:
+    rows = []
+    for model, feedback in itertools.product(figures.models, (False, True)):
+        fits = [got for _, _, r in figures.records(feedback, model) if (got := fit(r, DEFAULT)) and got["stages"]]
+        if fits:
+            parts, tried = [(got["fitted"] / got["wanted"], 1.0) for got in fits], [got["corrections"] for got in fits]
+            rows.append([model, MODES[feedback], *(number(quantile(parts, part)) for part in (0.1, 0.5, 0.9)),
+                         percent(sum(n > 0 for n in tried) / len(fits)), number(statistics.fmean(tried)), str(max(tried)),
+                         percent(sum(got["exact"] for got in fits) / len(fits)), adapted_text(figures, feedback, model)])
+    return table(["model", "feedback", "fitted / wanted, 10 %", "median", "90 %", "corrected", "thresholds tried, mean", "most",
+                  "sent exactly", "stages in the training"], rows, left=2)
+
+
+def adapted_text(figures: Figures, feedback: bool, model: str) -> str:
+    """What the training's own adaptation had come to: least, median, most."""
+    found = sorted(stages for run in figures.runs if (run["plan"]["model"], run["plan"]["feedback"]) == (model, feedback)
+                   for layer in run["layers"] for stages in layer["adapted"])
+    return f"{found[0]}, {statistics.median(found):g}, {found[-1]}" if found else "–"
+
+
+def spread(values: list[tuple[float, float]]) -> str:
+    if not values:
+        return "–"
+    return f"{number(quantile(values, 0.5))} ({number(quantile(values, 0.1))} – {number(quantile(values, 0.9))})"
+
+
+def default_table(figures: Figures, feedback: bool) -> str:
+    rows = []
+    for row in ROWS:
+        fitted = figures.weighted(feedback, lambda r, row=row: part_of(r, row, "fitted"))
+        if not fitted:
+            continue
+        sent, unguarded = (figures.weighted(feedback, lambda r, row=row, guard=guard: part_of(r, row, "sent", guard))
+                           for guard in ("on", "off"))
+        tried = figures.weighted(feedback, lambda r, row=row: counted(r, row, "corrections"))
+        rows.append([f"**{row_text(row)}**" if row == DEFAULT else row_text(row), spread(fitted), percent(share(fitted, in_band)),
+                     spread(unguarded), number(element_passes(figures, feedback, row, "off")), spread(sent), number(mean(tried)),
+                     number(element_passes(figures, feedback, row, "on"))])
+    return table(["setting", "fitted", "within 20 %", "sent, `guard=off`", "passes", "sent, `guard=on`", "thresholds tried",
+                  "passes"], rows)
+
+
+def in_band(part: float) -> bool:
+    return 1 - BAND <= part <= 1 + BAND
+
+
+# ---- statements ----
+
+
+def mode_text(feedback: bool) -> str:
+    return f"{MODES[feedback].capitalize()} error feedback"
+
+
+def nearest_law(record: dict) -> str:
+    """A Laplace law is no other than the exponential one, but for its centre."""
+    return min((d, law) for law, d in record["ks"].items() if d is not None and law != "laplace")[1]
+
+
+def law_statements(figures: Figures, feedback: bool) -> list[str]:
+    lines = []
+    for law in FITTED:
+        distances = {model: figures.distances(law, feedback, model) for model in figures.models}
+        medians = {model: statistics.median(found) for model, found in distances.items() if found}
+        holds = listed(f"{model} ({d:.3f})" for model, d in medians.items() if d < HOLDS)
+        fails = listed(f"{model} ({d:.3f})" for model, d in medians.items() if d >= HOLDS)
+        words = ", and ".join([f"holds in {holds}"] * bool(holds) + [f"does not hold in {fails}"] * bool(fails))
+        lines.append(f"{mode_text(feedback)} the {LAWS[law][0]} law {words}.")
+    nearest = figures.weighted(feedback, nearest_law)
+    parts = [f"{LAWS[law][0]} in {percent(share(nearest, lambda v, law=law: v == law))}" for law in (*FITTED, "normal")]
+    return [*lines, f"{mode_text(feedback)} the nearest law is {listed(parts)} of the records."]
+
+
+def tail_statement(figures: Figures, feedback: bool) -> list[str]:
+    pairs = []
+    for law, name in (("exp", "exponential"), ("p", "pareto")):
+        row = (law, 3, "signed")
+        all_of, tail = (figures.weighted(feedback, lambda r, i=i, row=row: stage_distance(r, row, i)) for i in (0, 2))
+        if all_of and tail:
+            pairs.append(f"{quantile(all_of, 0.5):.3f} and {quantile(tail, 0.5):.3f} with the {LAWS[name][0]} law")
+    words = "the median distances of all magnitudes and of the tail that the third of three stages is fitted to are"
+    return [f"{mode_text(feedback)} {words} {listed(pairs)}."] if pairs else []
+
+
+def compressible_statement(figures: Figures, feedback: bool) -> list[str]:
+    values = figures.weighted(feedback, lambda r: r["compressibility"])
+    if not values:
+        return []
+    part, middle = percent(share(values, lambda p: p > 0.5)), quantile(values, 0.5)
+    return [f"{mode_text(feedback)} {part} of the records are compressible in the sense of p > ½; the median p is {middle:.2f}."]
+
+
+def default_statement(figures: Figures, feedback: bool) -> list[str]:
+    """The default beside the setting that needs the guard least, and the one that reads least."""
+    cost, hit, off = {}, {}, {}
+    for row in ROWS:
+        fitted = figures.weighted(feedback, lambda r, row=row: part_of(r, row, "fitted"))
+        if fitted:
+            cost[row], hit[row] = element_passes(figures, feedback, row, "on"), share(fitted, in_band)
+            off[row] = quantile(fitted, 0.5)
+    if DEFAULT not in cost:
+        return []
+    cheapest, surest = min(cost, key=cost.get), max(hit, key=hit.get)
+    sure = "no other setting is within 20 % more often" if hit[surest] <= hit[DEFAULT] else \
+        f"{row_text(surest)} is within 20 % most often ({percent(hit[surest])}; {number(cost[surest])} passes)"
+    cheap = "no other setting reads less" if cost[cheapest] >= cost[DEFAULT] else \
+        f"{row_text(cheapest)} reads least ({number(cost[cheapest])} passes; within 20 % in {percent(hit[cheapest])})"
+    return [f"{mode_text(feedback)} the default, {row_text(DEFAULT)}, selects {number(off[DEFAULT])} of what is wanted in the "
+            f"median before the guard, and is within 20 % in {percent(hit[DEFAULT])} of the records; with the guard it reads an "
+            f"element {number(cost[DEFAULT])} times. Of the others, {sure}, and {cheap}."]
+
+
+def statements(figures: Figures) -> str:
+    lines = [line for part in (law_statements, tail_statement, compressible_statement, default_statement)
+             for feedback in (False, True) if figures.has(feedback) for line in part(figures, feedback)]
+    return "\n".join(wrapped(f"- {line}", "  ") for line in lines)
+
+
+def wrapped(line: str, indent: str = "") -> str:
+    return textwrap.fill(line, 130, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+PAGE = """# The laws of real gradients
+
+```
+{command}
+```
+
+Written by examples/gradient_laws.py. `sidco` computes its threshold from a law that it fits to the magnitudes of a gradient
+([sidco](../format/codecs/sidco.md)). Here the gradients of the demo's models are compared with these laws along the training,
+by the encoder's own fits (`laconic laws`).
+
+{trainings}
+
+- *Without error feedback*: rank 0's own gradient in an uncompressed training. *With*: residual + gradient in a training with
+  `sidco:ratio={ratio}`, which is what `sidco` encodes there.
+- Figures are of parameters that are compressed, those of more than 4096 elements, unless layers are told apart by kind. Zeros
+  are left out, as in the encoder. Where models are put together each weighs the same, and so does each record of a model.
+- *Distance*: Kolmogorov–Smirnov, the largest difference between the law's distribution function and that of the magnitudes.
+  **Bold** and "holds": a median below {holds}, so that the part of the elements above any threshold is off by less than
+  {holds_percent} of all. Normal and Laplace laws are there for comparison. They are fitted to the signed values and folded at 0;
+  folded, a Laplace law centred at 0 is the exponential law.
+- *Exponent of compressibility*: p of a(j) ~ j^-p for the magnitudes in descending order, by least squares in logarithms over
+  the ranks from k (what is wanted) to half of the non-zero elements. Where p > ½ holds for all ranks, the error of keeping the
+  k largest falls as k^(½ - p).
+
+## In short
+
+{short}
+
+## Distance along the training
+
+![Distance along the training](gradient-laws-distance.svg)
+
+Median distance:
+
+{distances}
+
+## By kind of layer
+
+Small layers included, which travel uncompressed and have no residual.
+
+![Distance by kind of layer](gradient-laws-kinds.svg)
+
+{kinds}
+
+## Tails
+
+What the stages of `stages=3` are fitted to: all magnitudes, those above the first threshold (a quarter is wanted), those above
+the second. Even a true law has a distance of about 0.8/√m from m elements.
+
+{tails}
+
+## Selected and wanted by stage
+
+![Selected over wanted by stage](gradient-laws-stages.svg)
+
+## Compressibility
+
+![Exponent of compressibility](gradient-laws-compressibility.svg)
+
+{compressibility}
+
+## The guard
+
+With the default setting. Corrected: encodings in which the fit missed the band of 20 %. Sent exactly: no threshold reached the
+band, and the k largest were searched. Stages in the training: least, median and most that adaptation had come to at the records.
+
+![Work of the guard](gradient-laws-guard.svg)
+
+{guard}
+
+## Candidates for the default
+
+In parts of what is wanted: median (10 % – 90 %). *Fitted* is the number before the guard, *within 20 %* the share of encodings
+that need none; *passes* is how often an element is read, the writing included, in the mean over elements. A pass that takes
+logarithms (`gp`) counts like any other and costs more. Adaptive stages are a replay: they see each record {every} times, as many
+as there are steps between two, and so adapt to other gradients than in the training. The default is bold.
+
+With error feedback:
+
+{with_feedback}
+
+Without:
+
+{without_feedback}
+
+## Environment
+
+{environment}
+"""
+
+
+def trainings(figures: Figures) -> str:
+    about, seeds = figures.about, sorted({run["plan"]["seed"] for run in figures.runs})
+    steps = {run["plan"]["model"]: run["plan"]["steps"] for run in figures.runs}
+    counts = listed(f"{n} steps ({model})" for model, n in steps.items())
+    return wrapped(f"{about['world']} processes, the demo's batches, optimizers and schedules; rank 0 records one step in "
+                   f"{about['every']} of {counts}. Seeds: {', '.join(map(str, seeds))}.")
+
+
+def environment(figures: Figures) -> str:
+    seconds = sum(sum(run["seconds"].values()) for run in figures.runs)
+    words = {**figures.runs[0]["environment"], "recorded and fitted in": f"{seconds:.0f} s"}
+    return wrapped("; ".join(f"{key}: {value}" for key, value in words.items()) + ".")
+
+
+def page(figures: Figures) -> str:
+    about = figures.about
+    return PAGE.format(
+        command="examples/gradient_laws.py", trainings=trainings(figures), every=about["every"], ratio=about["ratio"],
+        holds=HOLDS, holds_percent=percent(HOLDS), short=statements(figures), distances=distance_table(figures),
+        kinds=kind_table(figures), tails=tail_table(figures), compressibility=compressibility_table(figures),
+        guard=guard_table(figures), with_feedback=default_table(figures, True), without_feedback=default_table(figures, False),
+        environment=environment(figures))
+
+
+PLOTS = {"distance": distance_plot, "kinds": kinds_plot, "stages": stages_plot, "compressibility": compressibility_plot,
+         "guard": guard_plot}
+
+
+def write_page(found: list[dict], folder: Path) -> None:
+    figures = Figures(found)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, plot in PLOTS.items():
+        (folder / f"gradient-laws-{name}.svg").write_text(plot(figures), encoding="utf-8")
+    (folder / "gradient-laws.md").write_text(page(figures), encoding="utf-8")
