@@ -1,0 +1,284 @@
+#!/usr/bin/env python3
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""Trains the demo's models with every exchange, without a network: what docs/results/models.md and learning.md are made of.
+
+    bench/learning.py                       every run of every question that is not there yet
+    bench/learning.py --question long       of one question; --slots 4: four runs at once, on as many processors as ranks
+
+A run is a file in out/models/learning, written when it has ended: what was cut off goes on where it was. Nothing is timed,
+so a busy machine changes no figure. Needs a release build, or LACONIC_LIBRARY.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import dataclasses
+import datetime
+import json
+import os
+import platform
+import socket
+import sys
+import time
+import types
+from importlib import metadata
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import machine  # noqa: E402
+from programs import ROOT  # noqa: E402
+
+RESULTS = ROOT / "out" / "models" / "learning"
+REFERENCE = "pytorch:ddp"
+WORLD = 4
+SEEDS = (0, 1, 2)
+MODELS = ("mlp", "cnn", "lstm", "gpt")
+SPECS = (REFERENCE, "pytorch:fp16", "pytorch:powersgd", "fp16", "bf16", "int8", "3lc", "3lc:s=1.75", "topk:ratio=0.01",
+         "topk:ratio=0.001", "randomk:ratio=0.01", "sidco:ratio=0.01", "sidco:ratio=0.001", "powersgd:rank=4")
+LONG_MODELS, LONG_STEPS = ("mlp", "cnn"), 5000
+LONG_SPECS = (REFERENCE, "3lc:s=1.75", "topk:ratio=0.001", "sidco:ratio=0.001")
+WARMUPS, WARMUP_STEPS = (0, 50, 200), 400
+WARMUP_SPECS = ("3lc", "3lc:s=1.75", "topk:ratio=0.001")
+NORM_SPECS = ("3lc", "topk:ratio=0.001", "sidco:ratio=0.001")
+OPTIMIZER_MODELS = ("gpt", "cnn")
+OPTIMIZER_SPECS = (REFERENCE, "int8", "3lc", "topk:ratio=0.01", "powersgd:rank=4")
+#: name → torch.optim's class, its arguments
+OPTIMIZERS = {"SGD": ("SGD", {}), "momentum": ("SGD", {"momentum": 0.9}), "Adam": ("Adam", {}), "AdamW": ("AdamW", {})}
+#: learning rates to choose from, by what uncompressed training learns of held-out samples with a seed of its own
+RATES = {("gpt", "SGD"): (0.3, 1.0, 3.0), ("gpt", "momentum"): (0.03, 0.1, 0.3), ("gpt", "Adam"): (1e-3, 2e-3, 4e-3),
+         ("gpt", "AdamW"): (1e-3, 2e-3, 4e-3), ("cnn", "SGD"): (0.1, 0.3, 1.0), ("cnn", "momentum"): (0.03, 0.1, 0.3),
+         ("cnn", "Adam"): (1e-3, 3e-3, 1e-2), ("cnn", "AdamW"): (1e-3, 3e-3, 1e-2)}
+TUNING_SEED = 100
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """One run. steps 0: as many as the demo's."""
+
+    question: str
+    model: str
+    spec: str
+    seed: int = 0
+    steps: int = 0
+    every: int = 0
+    warmup: int = 0
+    optimizer: str = ""
+    rate: float = 0.0
+    norms: bool = False
+
+    @property
+    def path(self) -> Path:
+        words = [self.question, self.model, self.spec.replace(":", "_"), f"seed{self.seed}"]
+        words += [f"warmup{self.warmup}"] * (self.question == "warmup") + [f"{self.optimizer}_{self.rate:g}"] * bool(self.optimizer)
+        return RESULTS / ("-".join(words) + ".json")
+
+    def load(self) -> dict | None:
+        """What was trained of this very run."""
+        try:
+            found = json.loads(self.path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        return found if found["cell"] == dataclasses.asdict(self) else None
+
+
+def cells(question: str) -> list[Cell]:
+    if question == "seeds":
+        return [Cell(question, m, spec, seed) for seed in SEEDS for m in MODELS for spec in SPECS]
+    if question == "long":
+        return [Cell(question, m, spec, seed, LONG_STEPS, 100) for seed in SEEDS for m in LONG_MODELS for spec in LONG_SPECS]
+    if question == "warmup":
+        return [Cell(question, m, spec, seed, WARMUP_STEPS, 25, k) for seed in SEEDS for m in MODELS
+                for spec, k in [(REFERENCE, 0), *((spec, k) for spec in WARMUP_SPECS for k in WARMUPS)]]
+    if question == "norms":
+        return [Cell(question, m, spec, norms=True) for m in MODELS for spec in NORM_SPECS]
+    if question == "tuning":
+        return [Cell(question, m, REFERENCE, TUNING_SEED, optimizer=name, rate=rate) for (m, name), rates in RATES.items() for rate in rates]
+    return [Cell("optimizers", m, spec, seed, optimizer=name, rate=best_rate(m, name)) for seed in SEEDS for m in OPTIMIZER_MODELS
+            for name in OPTIMIZERS for spec in OPTIMIZER_SPECS]
+
+
+QUESTIONS = ("seeds", "long", "norms", "tuning", "optimizers", "warmup")
+
+
+def best_rate(model: str, optimizer: str) -> float:
+    """Of the tuning runs, which have to be there."""
+    found = {}
+    for cell in cells("tuning"):
+        if (cell.model, cell.optimizer) == (model, optimizer):
+            run = cell.load()
+            if run is None:
+                raise ValueError(f"{cell.path.name} is missing: run --question tuning first")
+            found[cell.rate] = final_of(run["curve"])
+    return (max if model in ("mlp", "cnn") else min)(found, key=found.__getitem__)
+
+
+def final_of(curve: list) -> float:
+    """The mean of the last five evaluations; of a run that went astray the worst value there is."""
+    last = [value for _, value in curve[-5:]]
+    return sum(last) / len(last)
+
+
+# ---- one rank ---------------------------------------------------------------------------------------------------------
+
+
+def trainer_of(cell: Cell, demo, base: type):
+    """The demo's trainer and model, with the cell's warm-up and optimizer."""
+    import torch
+
+    import laconic
+
+    kind = types.SimpleNamespace(**{name: getattr(demo, name) for name in ("build", "optimizer", "BATCH", "LEARNING_RATE")})
+    if cell.optimizer:
+        name, arguments = OPTIMIZERS[cell.optimizer]
+        kind.LEARNING_RATE = cell.rate
+        kind.optimizer = lambda parameters: getattr(torch.optim, name)(parameters, lr=cell.rate, **arguments)
+
+    class Warmed(base):
+        def _exchange(self, spec, seed, world, emulated_rate):
+            if not cell.warmup:
+                return super()._exchange(spec, seed, world, emulated_rate)
+            self.handle = laconic.attach(self.model, spec, seed=seed, quiet=True, warmup=cell.warmup)
+            return None
+
+    return kind, Warmed
+
+
+def held_out(data):
+    """The same data, judged by a part of its training samples, which it then does not learn from."""
+    import text
+    import torch
+
+    mine = copy.copy(data)
+    if isinstance(data, text.Text):
+        cut = len(data.train) * 9 // 10
+        mine.train, mine.test = data.train[:cut], text.excerpts(data.train[cut:], text.TEST_EXCERPTS, torch.Generator().manual_seed(0))
+        return mine
+    out = torch.arange(len(data.train)) % 5 == 0
+    mine.train, mine.train_labels, mine.test, mine.test_labels = (
+        data.train[~out], data.train_labels[~out], data.train[out], data.train_labels[out])
+    return mine
+
+
+class Norms:
+    """Per parameter, on rank 0: the norm of its own gradient, and of the residual that is added to it."""
+
+    def __init__(self, trainer):
+        self.trainer, self.found = trainer, {}
+
+    def note(self, step: int, batch) -> None:
+        """Before a step with this batch."""
+        import torch
+
+        residuals = self.trainer.handle.state_dict()["tensors"]
+        module = self.trainer.model.module
+        buffers = [b.clone() for b in module.buffers()]
+        self.trainer.optimizer.zero_grad()
+        with self.trainer.model.no_sync():
+            self.trainer.data.loss(self.trainer.model, batch).backward()
+        for name, p in module.named_parameters():
+            residual = residuals.get(f"residual/{name}")
+            norm = None if residual is None else torch.linalg.vector_norm(residual.double()).item()
+            self.found.setdefault(name, []).append([step, norm, torch.linalg.vector_norm(p.grad.double()).item()])
+        self.trainer.optimizer.zero_grad()
+        for buffer, before in zip(module.buffers(), buffers):
+            buffer.copy_(before)
+
+
+def train(cell: Cell, demo, model, base: type, data, rank: int) -> dict:
+    steps, every = cell.steps or model.steps, cell.every or model.every
+    kind, trainer_class = trainer_of(cell, demo, base)
+    begun = time.monotonic()
+    trainer = trainer_class(kind, cell.spec, cell.seed, held_out(data) if cell.question == "tuning" else data, steps, rank, WORLD)
+    norms = Norms(trainer) if cell.norms else None
+    coming = [next(trainer.batches) for _ in range(steps)] if norms else []
+    if norms:
+        trainer.batches = iter(coming)
+    curve = [[0, trainer.quality()]]
+    while trainer.step < steps:
+        if norms and trainer.step % every == 0 and trainer.step:
+            norms.note(trainer.step, coming[trainer.step])
+        trainer.train_step()
+        if trainer.step % every == 0:
+            curve.append([trainer.step, trainer.quality()])
+    ratio = trainer.handle.stats()["ratio"] if trainer.handle else None
+    trainer.close()
+    return {"curve": curve, "ratio": ratio, "norms": norms.found if norms else None, "seconds": time.monotonic() - begun}
+
+
+def run_rank(rank: int, mine: list[Cell], port: int, text_file: str | None) -> None:
+    import torch
+    import torch.distributed as dist
+
+    # Behind everything else: other modules there are called as ours.
+    sys.path.insert(0, str(ROOT / "examples" / "demo"))
+    import models
+    import trainer
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=WORLD,
+                            timeout=datetime.timedelta(seconds=300))
+    loaded, data = {name: models.load(name) for name in MODELS}, {}
+    for i, cell in enumerate(mine):
+        if cell.model not in data:
+            data[cell.model] = loaded[cell.model].data(text_file if cell.model in ("lstm", "gpt") else None)
+        found = train(cell, loaded[cell.model], models.MODELS[cell.model], trainer.Trainer, data[cell.model], rank)
+        if rank == 0:
+            save(cell.path, {"cell": dataclasses.asdict(cell), **found, "environment": environment()})
+            print(f"{i + 1}/{len(mine)} {cell.path.stem}: {found['curve'][-1][1]:.4f}, {found['seconds']:.0f} s", file=sys.stderr, flush=True)
+    dist.destroy_process_group()
+
+
+def save(path: Path, found: dict) -> None:
+    """At once or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_suffix(".new")
+    beside.write_text(json.dumps(found), encoding="utf-8")
+    beside.replace(path)
+
+
+def environment() -> dict:
+    return {"CPU": machine.cpu(), "date": datetime.date.today().isoformat(), "python": platform.python_version(),
+            **{name: metadata.version(name) for name in ("torch", "scikit-learn")}}
+
+
+# ---- all of them ------------------------------------------------------------------------------------------------------
+
+
+def run_group(mine: list[Cell], text_file: str | None):
+    """Four ranks in the background that train one cell after another."""
+    import torch.multiprocessing as mp
+
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    return mp.spawn(run_rank, (mine, port, text_file), nprocs=WORLD, join=False)
+
+
+def answer(question: str, slots: int, text_file: str | None) -> None:
+    missing = [cell for cell in cells(question) if cell.load() is None]
+    if not missing:
+        return
+    print(f"{question}: {len(missing)} runs", file=sys.stderr, flush=True)
+    missing.sort(key=lambda cell: cell.seed)  # whole seeds first, whatever comes in between
+    groups = [run_group(missing[slot::slots], text_file) for slot in range(min(slots, len(missing)))]
+    for group in groups:
+        while not group.join():
+            pass
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="bench/learning.py", description=__doc__.splitlines()[0])
+    parser.add_argument("--question", choices=QUESTIONS, action="append", help="only this one; again for more")
+    parser.add_argument("--slots", type=int, default=1, help="runs at once, of four ranks each (default 1)")
+    parser.add_argument("--text", help="what lstm and gpt read (default: the sources of this Python's standard library)")
+    given = parser.parse_args()
+    os.environ.update(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
+    for question in given.question or QUESTIONS:
+        answer(question, given.slots, given.text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
