@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-import re
 from html import escape
 from pathlib import Path
 
 import charts
 import overview
+import pictures
 import tables
 from charts import Series
 from network import rate_text
@@ -280,7 +280,7 @@ def page(views: list[Results]) -> str:
 
 def picture(results: Results) -> str:
     """Quality over seconds, with its legend, as a file of its own."""
-    inner = inside(quality_chart(results, seconds=True))
+    inner = pictures.inside(quality_chart(results, seconds=True))
     style = styles(results)
     rows, body = results.rows, []
     for i, row in enumerate(sorted(rows, key=lambda r: r.step)):
@@ -290,26 +290,11 @@ def picture(results: Results) -> str:
                     + charts.text(936, y + 4, tables.milliseconds(row.step), "end", "tick"))
     body.append(charts.text(936, 18, "a step", "end", "name"))
     title = f"{subject(results)} over seconds: {heading([results])}"
-    return standing_alone([inner, *body], title, 960, max(330, 50 + 25 * len(rows)))
-
-
-def standing_alone(body: list[str], title: str, width: int, height: int) -> str:
-    """A picture with its title, its ground and the colours of the page."""
-    css = "".join((_HERE / name).read_text() for name in ("page.css", "chart.css"))
-    css = css[: css.index("body {")] + css[css.index("svg text"):]
-    return charts.svg([f"<style>{css}</style>", f'<rect width="{width}" height="{height + 40}" rx="8" '
-                       'style="fill: var(--paper)"/>', charts.text(52, 26, title, "start", "title"),
-                       f'<g transform="translate(0 36)">{"".join(body)}</g>'], height + 40, title, width)
+    return pictures.standing_alone([inner, *body], title, 960, max(330, 50 + 25 * len(rows)))
 
 
 def heat_picture(views: list[Results]) -> str:
-    chart = overview.heat_map(views)
-    width, height = map(int, re.match(r'<svg viewBox="0 0 (\d+) (\d+)"', chart).groups())
-    return standing_alone([inside(chart)], f"{overview.title(views)}: {views[0].plan['workers']} workers", width, height)
-
-
-def inside(chart: str) -> str:
-    return chart[chart.index(">") + 1 : chart.rindex("</svg>")]
+    return pictures.of_chart(overview.heat_map(views), f"{overview.title(views)}: {views[0].plan['workers']} workers")
 
 
 def markdown(views: list[Results]) -> str:

@@ -74,9 +74,8 @@ def notes(results: Results) -> list[str]:
 
 
 BOUNDS = "What the codec's own work costs"
-ABOUT_BOUNDS = ("Without codec work: as many zero bytes as the exchange sends, all to all, and the gradients as they are. The "
-                "difference is what encoding, decoding and further rounds cost; below zero, its rounds load the links more evenly, "
-                "or it is noise.")
+ABOUT_BOUNDS = ("Without codec work: as many zero bytes as the exchange sends, in as many rounds, and the gradients as they are. The "
+                "difference is what encoding and decoding cost; below zero, it is noise.")
 
 
 def bound_rows(results: Results) -> list[list[str]]:

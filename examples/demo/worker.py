@@ -28,7 +28,7 @@ WARM_UP = 10
 #: After so many the speed of an exchange shows: PyTorch's PowerSGD does not compress the first ones.
 FIRST_STEPS = 4
 #: Repeats in which the bytes of an exchange are sent without its codec; steps before times count, and steps, if slow and if not.
-BOUND_REPEATS, BOUND_SLOW, BOUND_FAST = 2, (1, 2), (2, 10)
+BOUND_REPEATS, BOUND_SLOW, BOUND_FAST = 2, (1, 3), (2, 10)
 
 
 def say(event: dict) -> None:
@@ -138,7 +138,7 @@ class Worker:
                 self.done["blocks"].append({"network": rate, "spec": spec, "repeat": repeat, **block})
                 self.progress_of_blocks()
                 if zeros.SPEC in trainers and spec not in BASELINES:
-                    times = self.bound(trainers[zeros.SPEC], block)
+                    times = self.bound(trainers[zeros.SPEC], spec, block)
                     self.done["bounds"].append({"network": rate, "spec": spec, "repeat": repeat, **times})
             self.network.shape("off")
             self.network.announce("off")
@@ -178,9 +178,10 @@ class Worker:
         return {"slow": slow, "times": times, "reached": reached,
                 **self.close_window(trainer, window, len(times))}
 
-    def bound(self, trainer: Trainer, block: dict) -> dict:
+    def bound(self, trainer: Trainer, spec: str, block: dict) -> dict:
         """Steps that send the bytes of the block's steps without a codec."""
         trainer.zeros.payload = int(self.from_rank_0(block["own"]["wire_bytes"]))
+        trainer.zeros.strategy = self.about[spec]["strategy"]
         warm_up, steps = BOUND_SLOW if block["slow"] else BOUND_FAST
         self.block_of_steps(trainer, warm_up)
         return {"payload": trainer.zeros.payload, "times": self.block_of_steps(trainer, steps)}

@@ -1,6 +1,7 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 """The demo's models: shapes, seeds, replicas, resuming, the page of a quality of which less is better, files that are no data."""
 
+import functools
 import hashlib
 import itertools
 import math
@@ -174,7 +175,7 @@ def test_only_on_one_network_an_exchange_runs_to_the_target(networks, times_only
     assert worker.runs_to_target("3lc") == runs and not worker.runs_to_target("int8")
 
 
-def _sent_zeros(payload):
+def _sent_zeros(payload, strategy):
     """(what went into the collectives, bytes that the loopback interface carried, whether gradients are this rank's)"""
     sys.path.insert(0, str(RUN.parent))
     import models
@@ -192,19 +193,23 @@ def _sent_zeros(payload):
     trainer.zeros.payload = 1
     trainer.train_step()  # DDP's own first messages
     before = [p.detach().clone() for p in trainer.model.parameters()]
-    calls, original = [], dist.all_to_all_single
+    calls, originals = [], {name: getattr(dist, name) for name in ("all_to_all_single", "all_reduce")}
 
-    def recorded(received, sent, *splits, **more):
-        calls.append((sent.dtype, sent.numel(), int(sent.count_nonzero()), received.numel(), *splits))
-        return original(received, sent, *splits, **more)
+    def recorded(name, *words):
+        tensors = [word for word in words if isinstance(word, torch.Tensor)]
+        calls.append((name, {t.dtype for t in tensors}, sum(int(t.count_nonzero()) for t in tensors[-1:]), *map(len, words)))
+        return originals[name](*words)
 
-    dist.all_to_all_single, trainer.zeros.payload = recorded, payload
+    trainer.zeros.payload, trainer.zeros.strategy = payload, strategy
     try:
+        for name in originals:
+            setattr(dist, name, functools.partial(recorded, name))
         begin = carried()
         trainer.train_step()
         sent = carried() - begin
     finally:
-        dist.all_to_all_single = original
+        for name, original in originals.items():
+            setattr(dist, name, original)
     alone = kind.build(data)
     for p, value in zip(alone.parameters(), before):
         p.data = value
@@ -214,20 +219,25 @@ def _sent_zeros(payload):
     return calls, sent, all(torch.equal(p.grad, q.grad) for p, q in zip(alone.parameters(), trainer.model.parameters()))
 
 
-def test_zeros_are_sent_in_place_of_gradients(pair):
-    for rank, (calls, sent, unchanged) in enumerate(pair.run(_sent_zeros, payload=1_000_000)):
-        splits = [0, 1_000_000] if rank == 0 else [1_000_000, 0]
-        assert calls == [(torch.uint8, 1_000_000, 0, 1_000_000, splits, splits)]
-        assert sent >= 2_000_000 and unchanged  # both ranks use this interface
+@pytest.mark.parametrize(("strategy", "rounds"), [("gather_all", [500_000]), ("two_shot", [250_000] * 2), ("native_sum", None)])
+def test_zeros_are_sent_in_place_of_gradients(pair, strategy, rounds):
+    for calls, sent, unchanged in pair.run(_sent_zeros, payload=500_000, strategy=strategy):
+        if rounds is None:  # a ring of two sends half of it twice
+            assert calls == [("all_reduce", {torch.uint8}, 0, 500_000)]
+        else:
+            assert calls == [("all_to_all_single", {torch.uint8}, 0, n, n, 2, 2) for n in rounds]
+        assert 1_000_000 <= sent < 1_200_000 and unchanged  # both ranks use this interface
 
 
-def test_zeros_are_shared_among_the_other_ranks(monkeypatch):
+@pytest.mark.parametrize(("strategy", "expected"), [("gather_all", [100, 100, 0, 100]), ("two_shot", [50, 50, 0, 50])])
+def test_zeros_are_shared_among_the_other_ranks(monkeypatch, strategy, expected):
     import torch.distributed as dist
     import zeros
 
     monkeypatch.setattr(dist, "get_rank", lambda: 2)
     monkeypatch.setattr(dist, "get_world_size", lambda: 4)
-    assert zeros.Zeros(301).splits() == [100, 100, 0, 100]
+    assert zeros.Zeros(301, strategy).splits() == expected
+    assert zeros.Zeros(600, "native_sum").sum_bytes() == 400  # a ring of four sends 6/4 of it
 
 
 # ---- quality, page ----

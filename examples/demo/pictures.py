@@ -1,0 +1,28 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""Charts as files of their own: with a title, a ground, and the colours of the page."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import charts
+
+_HERE = Path(__file__).parent
+
+
+def inside(chart: str) -> str:
+    return chart[chart.index(">") + 1 : chart.rindex("</svg>")]
+
+
+def standing_alone(body: list[str], title: str, width: int, height: int) -> str:
+    css = "".join((_HERE / name).read_text() for name in ("page.css", "chart.css"))
+    css = css[: css.index("body {")] + css[css.index("svg text"):]
+    return charts.svg([f"<style>{css}</style>", f'<rect width="{width}" height="{height + 40}" rx="8" '
+                       'style="fill: var(--paper)"/>', charts.text(52, 26, title, "start", "title"),
+                       f'<g transform="translate(0 36)">{"".join(body)}</g>'], height + 40, title, width)
+
+
+def of_chart(chart: str, title: str) -> str:
+    width, height = map(int, re.match(r'<svg viewBox="0 0 (\d+) (\d+)"', chart).groups())
+    return standing_alone([inside(chart)], title, width, height)
