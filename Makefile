@@ -8,7 +8,7 @@ TIER ?= all
 SECONDS_EACH ?= 60
 
 .DEFAULT_GOAL := help
-.PHONY: help demo build test users bench fuzz mutants format clean
+.PHONY: help demo build test users bench models fuzz mutants format clean
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -38,6 +38,11 @@ bench:  ## measure every codec on this CPU into docs/results (5 minutes); QUICK=
 	@scripts/bootstrap
 	@scripts/build release laconic_cli laconic_c $(basename $(notdir $(wildcard bench/*_bench.cc)))
 	@.venv/bin/python bench/run.py $(if $(QUICK),--quick)
+
+models:  ## every model of the demo with every exchange on four networks into docs/results/models.md (four hours, in parts)
+	@scripts/bootstrap
+	@scripts/build release laconic_c laconic_cli
+	@.venv/bin/python bench/matrix.py
 
 fuzz:  ## run every libFuzzer target for SECONDS_EACH= (60) seconds; needs clang
 	@scripts/bootstrap

@@ -31,8 +31,8 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent / "demo")]
 
 from gradient_laws_page import MODES, write_page  # noqa: E402
+from host import machine  # noqa: E402
 from lab import ROOT, DemoError, laconic_command  # noqa: E402
-from machine import machine  # noqa: E402
 from models import MODELS, load  # noqa: E402
 
 SMALL = 4096  # parameters of at most so many elements go uncompressed by default

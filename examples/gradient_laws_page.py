@@ -10,6 +10,7 @@ import textwrap
 from pathlib import Path
 
 import charts
+import pictures
 from charts import Axis, Series
 
 MODES = ("without", "with")  # error feedback
@@ -207,10 +208,8 @@ def panels(title: str, legend: list[tuple[str, str]], cells: dict, models: list[
 
 def picture(body: list[str], height: int, title: str, width: int) -> str:
     """A file of its own: with its colours."""
-    css = "".join((Path(charts.__file__).parent / name).read_text(encoding="utf-8") for name in ("page.css", "chart.css"))
-    css = css[: css.index("body {")] + css[css.index("svg text"):]
     back = f'<rect width="{width}" height="{height}" rx="8" style="fill: var(--paper)"/>'
-    return charts.svg([f"<style>{css}</style>", back, *body], height, title, width) + "\n"
+    return charts.svg([pictures.style(), back, *body], height, title, width) + "\n"
 
 
 def highest(cells: dict) -> float:

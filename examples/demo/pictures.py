@@ -15,10 +15,14 @@ def inside(chart: str) -> str:
     return chart[chart.index(">") + 1 : chart.rindex("</svg>")]
 
 
+def style() -> str:
+    """The page's colours and what charts make of them."""
+    css = "".join((_HERE / name).read_text(encoding="utf-8") for name in ("page.css", "chart.css"))
+    return f"<style>{css[: css.index('body {')]}{css[css.index('svg text'):]}</style>"
+
+
 def standing_alone(body: list[str], title: str, width: int, height: int) -> str:
-    css = "".join((_HERE / name).read_text() for name in ("page.css", "chart.css"))
-    css = css[: css.index("body {")] + css[css.index("svg text"):]
-    return charts.svg([f"<style>{css}</style>", f'<rect width="{width}" height="{height + 40}" rx="8" '
+    return charts.svg([style(), f'<rect width="{width}" height="{height + 40}" rx="8" '
                        'style="fill: var(--paper)"/>', charts.text(52, 26, title, "start", "title"),
                        f'<g transform="translate(0 36)">{"".join(body)}</g>'], height + 40, title, width)
 

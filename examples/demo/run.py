@@ -23,10 +23,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 import overview  # noqa: E402
-import report  # noqa: E402
+import pages  # noqa: E402
 import tables  # noqa: E402
+from host import machine  # noqa: E402
 from lab import ROOT, DemoError, Progress, lab_works, laconic_command, run_lab  # noqa: E402
-from machine import machine  # noqa: E402
 from models import MODELS  # noqa: E402
 from network import bits_per_second  # noqa: E402
 from results import REFERENCE, by_network  # noqa: E402
@@ -133,11 +133,11 @@ def demo(given: argparse.Namespace) -> None:
     (given.out / "results.json").write_text(json.dumps({"plan": plan, **raw}))
     views = by_network(raw, plan)
     page = given.out / "report.html"
-    page.write_text(report.page(views))
-    (given.out / "table.md").write_text(report.markdown(views))
+    page.write_text(pages.page(views))
+    (given.out / "table.md").write_text(pages.markdown(views))
     if given.publish:
-        report.publish(views, given.publish)
-    print(f"\n{report.heading(views)}\n\n{overview.text(views) if len(views) > 1 else tables.text(views[0])}\n")
+        pages.publish(views, given.publish)
+    print(f"\n{pages.heading(views)}\n\n{overview.text(views) if len(views) > 1 else tables.text(views[0])}\n")
     print(phases_text(views[0].phases, time.monotonic() - begin))
     print(f"\n{page}")
 

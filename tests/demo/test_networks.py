@@ -17,7 +17,7 @@ import charts  # noqa: E402
 import models  # noqa: E402
 import network  # noqa: E402
 import overview  # noqa: E402
-import report  # noqa: E402
+import pages  # noqa: E402
 import results  # noqa: E402
 import run  # noqa: E402
 import tables  # noqa: E402
@@ -117,25 +117,25 @@ def test_a_target_that_the_start_has_already_reached():
 
 def test_the_pages_of_several_networks(tmp_path):
     views = made_up()
-    page = report.page(views)
+    page = pages.page(views)
     assert re.findall(r"<h2>([^<]*)</h2>", page)[:3] == ["Which exchange reaches the target first", "20 Mbit/s", "1 Gbit/s"]
     assert page.count("not reached") >= 4
-    report.publish(views, tmp_path)
+    pages.publish(views, tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["demo-networks.md", "demo-networks.svg"]
     written = (tmp_path / "demo-networks.md").read_text()
     assert "![Time to 95 %](demo-networks.svg)" in written and "\n## 1 Gbit/s\n" in written and "## Environment" in written
     assert "20mbit, 1gbit each way" in written and "else until" not in written
     assert 'class="heat h0"' in (tmp_path / "demo-networks.svg").read_text()
     for results_of_one in made_up(["20mbit"], model="gpt"), made_up(model="gpt"):
-        report.publish(results_of_one, tmp_path)
+        pages.publish(results_of_one, tmp_path)
     assert {path.name for path in tmp_path.glob("demo-gpt*")} == {
         "demo-gpt.md", "demo-gpt.svg", "demo-gpt-networks.md", "demo-gpt-networks.svg"}
 
 
 def test_one_network_needs_no_overview():
-    page = report.page(made_up(["20mbit"]))
+    page = pages.page(made_up(["20mbit"]))
     assert "Which exchange" not in page and "<h1>4 workers, 20 Mbit/s each way</h1>" in page
-    assert tables.markdown(made_up(["20mbit"])[0]) == report.markdown(made_up(["20mbit"]))
+    assert tables.markdown(made_up(["20mbit"])[0]) == pages.markdown(made_up(["20mbit"]))
 
 
 def test_what_is_said_of_the_first_steps_of_pytorchs_powersgd(monkeypatch):
@@ -173,9 +173,9 @@ def test_a_run_for_times_alone(tmp_path):
 @pytest.mark.parametrize("networks", [NETWORKS, NETWORKS[:1]])
 def test_pages_of_times_alone(networks):
     views = made_up(networks, times_only=True)
-    page = report.page(views)
+    page = pages.page(views)
     assert "<td>–</td>" in page and "not reached" not in page and "Over steps" not in page and "Over seconds" not in page
-    assert "else 40" in page and "Which exchange" not in page and "not reached" not in report.markdown(views)
+    assert "else 40" in page and "Which exchange" not in page and "not reached" not in pages.markdown(views)
 
 
 def test_times_alone_are_not_published():
@@ -198,7 +198,7 @@ def test_what_the_codec_costs_is_in_text_and_pages():
     row = "| Laconic 3lc | 40.0 ms | 35.0 ms | 5.0 ms |"
     assert row in tables.markdown(views[0]) and row in overview.markdown(views)
     assert tables.text(views[0]).count(tables.ABOUT_BOUNDS) == 1 and overview.text(views).count(tables.ABOUT_BOUNDS) == 2
-    for page, heading in ((report.page(views), "h3"), (report.page(views[:1]), "h2")):
+    for page, heading in ((pages.page(views), "h3"), (pages.page(views[:1]), "h2")):
         assert f"<{heading}>What the codec&#x27;s own work costs</{heading}>" in page and "<td>35.0 ms</td>" in page
 
 
@@ -210,7 +210,7 @@ def test_without_bounds_there_is_no_such_table():
             row.bound = None
     written = tables.text(views[0]) + tables.markdown(views[0]) + overview.text(views)
     assert tables.BOUNDS not in written
-    assert "own work" not in report.page(views)
+    assert "own work" not in pages.page(views)
 
 
 # ---- how target and length were chosen ----
@@ -220,13 +220,13 @@ def test_pages_say_how_steps_and_target_were_chosen(tmp_path, name):
     model = models.MODELS[name]
     own = {"model": name, "steps": model.steps, "target": model.target}
     views = made_up(NETWORKS[:1], **own)
-    report.publish(views, tmp_path)
+    pages.publish(views, tmp_path)
     written = next(tmp_path.glob("*.md")).read_text()
-    assert model.choice in written and model.choice in report.page(views) and "seeds 1, 2 and 3" in model.choice
+    assert model.choice in written and model.choice in pages.page(views) and "had no part in" in model.choice
     for other in ({"steps": 7}, {"target": 0.5}, {"data": "text.txt"}):
         views = made_up(NETWORKS[:1], **own | other)
-        report.publish(views, tmp_path)
-        assert "seeds 1, 2 and 3" not in next(tmp_path.glob("*.md")).read_text() + report.page(views)
+        pages.publish(views, tmp_path)
+        assert "had no part in" not in next(tmp_path.glob("*.md")).read_text() + pages.page(views)
 
 
 # ---- heat map ----

@@ -20,8 +20,8 @@ class Model:
 
 
 CHOICE = ("Steps and target were chosen with seed 0: enough steps for uncompressed training to have clearly converged, and a "
-          "target a little short of where it ends. Other seeds decide: make models compares final quality over seeds 1, 2 and 3, "
-          "which had no part in the choice (docs/results/models.md).")
+          "target a little short of where it ends. Other seeds decide: docs/results/models.md has three, of which two had no part in "
+          "the choice.")
 
 MODELS = {
     "mlp": Model("a perceptron 64-1024-1024-10 on the digits of scikit-learn", ACCURACY, 0.95, 300, 5, CHOICE),

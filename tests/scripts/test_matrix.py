@@ -1,0 +1,148 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""bench/matrix.py: the page of all models and networks from figures that are known, and what it runs."""
+
+import itertools
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "bench"))
+
+import learning  # noqa: E402
+import matrix  # noqa: E402
+import matrix_page  # noqa: E402
+
+SPECS = ("pytorch:ddp", "3lc", "topk:ratio=0.01")
+#: milliseconds a step
+STEPS = {("mlp", "20mbit"): (3000, 40, 100), ("mlp", "1gbit"): (60, 20, 10),
+         ("lstm", "20mbit"): (4000, 50, 200), ("lstm", "1gbit"): (90, 95, 92)}
+#: steps to the target by seed; final quality by seed
+LEARNT = {("mlp", "pytorch:ddp"): ((50, 60, 70), (0.97, 0.97, 0.97)), ("mlp", "3lc"): ((60, 60, 60), (0.90, 0.91, 0.89)),
+          ("mlp", "topk:ratio=0.01"): ((100, 150, None), (0.97, 0.96, 0.94)),
+          ("lstm", "pytorch:ddp"): ((100, 100, 100), (2.5, 2.6, 2.4)), ("lstm", "3lc"): ((None, 200, None), (3.5, 3.6, 3.4)),
+          ("lstm", "topk:ratio=0.01"): ((100, 120, 110), (2.5, 2.7, 2.3))}
+
+
+def run(model, reached, final):
+    """Far from the target but for one evaluation; the last five are the final quality."""
+    about = matrix_page.MODELS[model]
+    far = 0.1 if about.quality.higher_is_better else 6.0
+    curve = [[step, about.target if step == reached else far] for step in range(0, 201, 10)]
+    return {"curve": curve + [[step, final] for step in range(210, 260, 10)], "environment": {"CPU": "some CPU", "torch": "2.0"}}
+
+
+def raw(model, network):
+    steps = dict(zip(SPECS, STEPS[model, network]))
+    blocks = [{"network": network, "spec": spec, "repeat": 0, "slow": False, "times": [[step / 4e3, step / 2e3, step / 4e3]] * 3,
+               "reached": None, "kernel_bytes": 1e3 * step, "own": {"wire_bytes": 1000.0}} for spec, step in steps.items()]
+    bounds = [{"network": network, "spec": spec, "repeat": 0, "payload": 1000, "times": [[0.0, steps[spec] / 2e3, 0.0]]}
+              for spec in SPECS[1:]]
+    rank = {"learn": [], "pairs": [], "blocks": blocks, "bounds": bounds, "phases": {}}
+    about = matrix_page.MODELS[model]
+    plan = {"model": model, "networks": [network], "specs": list(SPECS), "steps": about.steps, "every": about.every,
+            "target": about.target, "seeds": [0], "workers": 2, "times_only": True, "data": None}
+    return {"plan": plan, "ranks": [rank, rank], "about": {spec: {"canonical": spec, "strategy": ""} for spec in SPECS},
+            "environment": {"torch": "2.1"}, "machine": {"CPU": "other CPU"}, "training": "batch 1", "parameters": 10,
+            "emulated": False}
+
+
+@pytest.fixture
+def found():
+    runs = {key: [run(key[0], *pair) for pair in zip(*values)] for key, values in LEARNT.items()}
+    return {"learning": runs, "times": {key: raw(*key) for key in STEPS}, "missing": []}
+
+
+def table_after(page, title):
+    """The rows of the first table behind a line."""
+    lines = page[page.index(title):].splitlines()
+    begin = next(i for i, line in enumerate(lines) if line.startswith("|"))
+    return [[cell.strip() for cell in line.split("|")[1:-1]]
+            for line in itertools.takewhile(lambda line: line.startswith("|"), lines[begin:])]
+
+
+def test_time_is_the_median_of_the_seeds_steps_times_the_step(found):
+    cells = {(cell.model, cell.network): cell.time for cell in matrix_page.cells(found)}
+    assert cells["mlp", "20mbit"] == pytest.approx({"pytorch:ddp": 180.0, "3lc": 2.4, "topk:ratio=0.01": 15.0})
+    # two of three runs do not get there: neither does the exchange
+    assert cells["lstm", "1gbit"] == {"pytorch:ddp": pytest.approx(9.0), "3lc": None, "topk:ratio=0.01": pytest.approx(10.12)}
+
+
+def test_the_first_of_each_cell_and_by_how_much(found):
+    rows = table_after(matrix_page.page(found), "## First")[2:]
+    assert [row[1:] for row in rows] == [
+        ["20 Mbit/s", "`3lc`", "`topk:ratio=0.01`", "2.4 s", "75.0", "6.2"],
+        ["1 Gbit/s", "`3lc`", "`topk:ratio=0.01`", "1.2 s", "3.0", "1.2"],
+        ["20 Mbit/s", "`topk:ratio=0.01`", "PyTorch DDP, fp32", "22.0 s", "18.2", "18.2"],
+        ["1 Gbit/s", "PyTorch DDP, fp32", "`topk:ratio=0.01`", "9.0 s", "1.0", "1.1"]]
+    assert [row[0] for row in rows] == ["`mlp`, 95 %"] * 2 + ["`lstm`, 3 bits"] * 2
+
+
+def test_ranks_and_flips(found):
+    page = matrix_page.page(found)
+    assert table_after(page, "## Rankings")[2:] == [["PyTorch DDP, fp32", "3", "3", "2", "1"], ["`3lc`", "1", "1", "–", "–"],
+                                                   ["`topk:ratio=0.01`", "2", "2", "1", "2"]]
+    flips = matrix_page.flips(matrix_page.cells(found))
+    # 3lc is before both on mlp and does not get there on lstm; topk against fp32: 18 times sooner, 1.12 times later, which is not clear
+    assert [(f.one, f.other, f.before.name, f.behind.name) for f in flips] == [
+        ("pytorch:ddp", "3lc", "lstm at 20 Mbit/s", "mlp at 20 Mbit/s"), ("3lc", "topk:ratio=0.01", "mlp at 20 Mbit/s", "lstm at 20 Mbit/s")]
+    assert "Of 3 pairs of exchanges 2 change" in page
+    assert "- `3lc` before `topk:ratio=0.01`: mlp at 20 Mbit/s (× 6.2); behind it: lstm at 20 Mbit/s (`3lc` does not get there)." in page
+
+
+def test_quality_against_fp32(found):
+    page = matrix_page.page(found)
+    mlp, lstm = (table_after(page, f"## {name}")[2:] for name in ("mlp", "lstm"))
+    assert [row[1:] for row in mlp] == [["50, 60, 70", "97.00 %", "0.00 points", "–"],
+                                        ["60, 60, 60", "90.00 %", "1.00 points", "**-7.00 points**"],
+                                        ["100, 150, –", "95.67 %", "1.53 points", "-1.33 points"]]
+    assert [row[-1] for row in lstm] == ["–", "**+1.0000**", "+0.0000"]
+
+
+def test_times_and_bounds_of_a_model(found):
+    page = matrix_page.page(found)
+    section = page[page.index("## lstm"):]
+    times = table_after(section[section.index("In bold"):], "|")
+    assert times[0] == ["exchange", "bytes a step, kernel", "× fewer than fp32", "step at 20 Mbit/s, ms", "time to target",
+                        "step at 1 Gbit/s, ms", "time to target"]
+    assert times[3] == ["`3lc`", "50,000", "80.0", "50.0", "not reached", "95.0", "not reached"]
+    assert table_after(section, "What the codec")[2:] == [["`3lc`", "25.0", "50.0", "47.5", "95.0"],
+                                                         ["`topk:ratio=0.01`", "100", "200", "46.0", "92.0"]]
+
+
+def test_environment_names_both_machines_and_the_picture_is_whole(found):
+    page = matrix_page.page(found)
+    assert "- learning, CPU: some CPU\n" in page and "- step times, CPU: other CPU\n" in page and "Emulated" not in page
+    titles = re.findall(r"<title>([^<]*)</title>", matrix_page.pictures(found)["models.svg"])
+    assert len(titles) == 12 and titles[4] == "Laconic 3lc, mlp 20 Mbit/s: 2.4 s" and titles[6].endswith("lstm 20 Mbit/s: –")
+    for cell in found["times"].values():
+        cell["emulated"] = True
+    assert "**Emulated:" in matrix_page.page(found)
+
+
+def test_what_is_missing_is_named_and_nothing_is_written(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(matrix, "TIMES", tmp_path / "times")
+    monkeypatch.setattr(learning, "RESULTS", tmp_path / "learning")
+    assert matrix.write(tmp_path / "docs") == 1 and not (tmp_path / "docs").exists()
+    said = capsys.readouterr().err
+    assert "seeds-mlp-pytorch_ddp-seed0" in said and "times of gpt at 1gbit" in said
+
+
+def test_cells_that_are_there_are_not_measured_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(matrix, "TIMES", tmp_path)
+    file = matrix.times_file("cnn", "1gbit")
+    file.parent.mkdir()
+    file.write_text(json.dumps({}))
+    asked = []
+
+    def answered(command, **_):
+        asked.append(command)
+        return type("Done", (), {"returncode": 0})
+
+    monkeypatch.setattr(matrix.subprocess, "run", answered)
+    assert matrix.measure() and len(asked) == len(learning.MODELS) * len(matrix.NETWORKS) - 1
+    assert {tuple(c[c.index("--model") + 1:c.index("--model") + 4:2]) for c in asked}.isdisjoint({("cnn", "1gbit")})
+    assert all("--times-only" in command and command[command.index("--specs") + 1].split() == list(learning.SPECS) for command in asked)
