@@ -146,3 +146,13 @@ def test_cells_that_are_there_are_not_measured_again(tmp_path, monkeypatch):
     assert matrix.measure() and len(asked) == len(learning.MODELS) * len(matrix.NETWORKS) - 1
     assert {tuple(c[c.index("--model") + 1:c.index("--model") + 4:2]) for c in asked}.isdisjoint({("cnn", "1gbit")})
     assert all("--times-only" in command and command[command.index("--specs") + 1].split() == list(learning.SPECS) for command in asked)
+
+
+def test_readme_has_the_pages_figures():
+    page = (ROOT / "docs/results/models.md").read_text(encoding="utf-8")
+    rows = [row for row in table_after(page, "## First")[2:] if row[1] == "50 Mbit/s" and not row[0].startswith("`mlp`")]
+    assert len(rows) == 3
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for name, _, first, _, time, sooner, _ in rows:
+        model = name.split(",")[0]
+        assert re.search(rf"- {model},.*: {re.escape(first)}, {re.escape(time)}, {re.escape(sooner)} times sooner", readme)
