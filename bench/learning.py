@@ -4,9 +4,11 @@
 
     bench/learning.py                       every run of every question that is not there yet
     bench/learning.py --question long       of one question; --slots 4: four runs at once, on as many processors as ranks
+    bench/learning.py --page                trains nothing, writes docs/results/learning.md from what is there
 
 A run is a file in out/models/learning, written when it has ended: what was cut off goes on where it was. Nothing is timed,
-so a busy machine changes no figure. Needs a release build, or LACONIC_LIBRARY.
+so a busy machine changes no figure. Without --question the page is written at the end. Needs a release build, or
+LACONIC_LIBRARY.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import copy
 import dataclasses
 import datetime
 import json
+import math
 import os
 import platform
 import socket
@@ -28,10 +31,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 import machine  # noqa: E402
+from learning_page import REFERENCE, final_of, missing, write_page  # noqa: E402
 from programs import ROOT  # noqa: E402
 
 RESULTS = ROOT / "out" / "models" / "learning"
-REFERENCE = "pytorch:ddp"
 WORLD = 4
 SEEDS = (0, 1, 2)
 MODELS = ("mlp", "cnn", "lstm", "gpt")
@@ -95,7 +98,11 @@ def cells(question: str) -> list[Cell]:
         return [Cell(question, m, spec, norms=True) for m in MODELS for spec in NORM_SPECS]
     if question == "tuning":
         return [Cell(question, m, REFERENCE, TUNING_SEED, optimizer=name, rate=rate) for (m, name), rates in RATES.items() for rate in rates]
-    return [Cell("optimizers", m, spec, seed, optimizer=name, rate=best_rate(m, name)) for seed in SEEDS for m in OPTIMIZER_MODELS
+    return optimizer_cells(best_rate)
+
+
+def optimizer_cells(rate_of) -> list[Cell]:
+    return [Cell("optimizers", m, spec, seed, optimizer=name, rate=rate_of(m, name)) for seed in SEEDS for m in OPTIMIZER_MODELS
             for name in OPTIMIZERS for spec in OPTIMIZER_SPECS]
 
 
@@ -111,13 +118,16 @@ def best_rate(model: str, optimizer: str) -> float:
             if run is None:
                 raise ValueError(f"{cell.path.name} is missing: run --question tuning first")
             found[cell.rate] = final_of(run["curve"])
-    return (max if model in ("mlp", "cnn") else min)(found, key=found.__getitem__)
+    learned = {rate: value for rate, value in found.items() if math.isfinite(value)} or found
+    return (max if model in ("mlp", "cnn") else min)(learned, key=learned.__getitem__)
 
 
-def final_of(curve: list) -> float:
-    """The mean of the last five evaluations; of a run that went astray the worst value there is."""
-    last = [value for _, value in curve[-5:]]
-    return sum(last) / len(last)
+def known(question: str) -> list[tuple[Cell, dict | None]]:
+    """Its runs, and what was trained of them. Before tuning is complete no optimizer has a rate, or a run."""
+    try:
+        return [(cell, cell.load()) for cell in cells(question)]
+    except ValueError:
+        return [(cell, None) for cell in optimizer_cells(lambda *_: 0.0)]
 
 
 # ---- one rank ---------------------------------------------------------------------------------------------------------
@@ -186,11 +196,12 @@ class Norms:
             buffer.copy_(before)
 
 
-def train(cell: Cell, demo, model, base: type, data, rank: int) -> dict:
+def train(cell: Cell, demo, model, base: type, data, rank: int, world: int) -> dict:
     steps, every = cell.steps or model.steps, cell.every or model.every
     kind, trainer_class = trainer_of(cell, demo, base)
     begun = time.monotonic()
-    trainer = trainer_class(kind, cell.spec, cell.seed, held_out(data) if cell.question == "tuning" else data, steps, rank, WORLD)
+    learnt = held_out(data) if cell.question == "tuning" else data
+    trainer = trainer_class(kind, cell.spec, cell.seed, learnt, steps, rank, world)
     norms = Norms(trainer) if cell.norms else None
     coming = [next(trainer.batches) for _ in range(steps)] if norms else []
     if norms:
@@ -207,7 +218,7 @@ def train(cell: Cell, demo, model, base: type, data, rank: int) -> dict:
     return {"curve": curve, "ratio": ratio, "norms": norms.found if norms else None, "seconds": time.monotonic() - begun}
 
 
-def run_rank(rank: int, mine: list[Cell], port: int, text_file: str | None) -> None:
+def run_rank(rank: int, world: int, mine: list[Cell], folder: Path, port: int, text_file: str | None) -> None:
     import torch
     import torch.distributed as dist
 
@@ -217,15 +228,15 @@ def run_rank(rank: int, mine: list[Cell], port: int, text_file: str | None) -> N
     import trainer
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=WORLD,
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world,
                             timeout=datetime.timedelta(seconds=300))
     loaded, data = {name: models.load(name) for name in MODELS}, {}
     for i, cell in enumerate(mine):
         if cell.model not in data:
             data[cell.model] = loaded[cell.model].data(text_file if cell.model in ("lstm", "gpt") else None)
-        found = train(cell, loaded[cell.model], models.MODELS[cell.model], trainer.Trainer, data[cell.model], rank)
+        found = train(cell, loaded[cell.model], models.MODELS[cell.model], trainer.Trainer, data[cell.model], rank, world)
         if rank == 0:
-            save(cell.path, {"cell": dataclasses.asdict(cell), **found, "environment": environment()})
+            save(folder / cell.path.name, {"cell": dataclasses.asdict(cell), **found, "environment": environment()})
             print(f"{i + 1}/{len(mine)} {cell.path.stem}: {found['curve'][-1][1]:.4f}, {found['seconds']:.0f} s", file=sys.stderr, flush=True)
     dist.destroy_process_group()
 
@@ -253,7 +264,7 @@ def run_group(mine: list[Cell], text_file: str | None):
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
-    return mp.spawn(run_rank, (mine, port, text_file), nprocs=WORLD, join=False)
+    return mp.spawn(run_rank, (WORLD, mine, RESULTS, port, text_file), nprocs=WORLD, join=False)
 
 
 def answer(question: str, slots: int, text_file: str | None) -> None:
@@ -268,16 +279,34 @@ def answer(question: str, slots: int, text_file: str | None) -> None:
             pass
 
 
-def main() -> int:
+def main(arguments=None) -> int:
     parser = argparse.ArgumentParser(prog="bench/learning.py", description=__doc__.splitlines()[0])
     parser.add_argument("--question", choices=QUESTIONS, action="append", help="only this one; again for more")
     parser.add_argument("--slots", type=int, default=1, help="runs at once, of four ranks each (default 1)")
     parser.add_argument("--text", help="what lstm and gpt read (default: the sources of this Python's standard library)")
-    given = parser.parse_args()
-    os.environ.update(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
-    for question in given.question or QUESTIONS:
-        answer(question, given.slots, given.text)
+    parser.add_argument("--page", action="store_true", help="train nothing, write the page from what is there")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results", metavar="FOLDER",
+                        help="of learning.md (docs/results)")
+    given = parser.parse_args(arguments)
+    if not given.page:
+        train_all(given.question or QUESTIONS, given.slots, given.text)
+    if given.page or not given.question:
+        publish(given.out)
     return 0
+
+
+def train_all(questions, slots: int, text_file: str | None) -> None:
+    os.environ.update(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
+    for question in questions:
+        answer(question, slots, text_file)
+
+
+def publish(folder: Path) -> None:
+    """The page, and on stderr what it lacks."""
+    found = {question: known(question) for question in QUESTIONS}
+    write_page(found, folder)
+    if missing(found):
+        print(missing(found), file=sys.stderr)
 
 
 if __name__ == "__main__":

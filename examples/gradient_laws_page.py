@@ -12,6 +12,7 @@ from pathlib import Path
 import charts
 import pictures
 from charts import Axis, Series
+from pictures import Panel
 
 MODES = ("without", "with")  # error feedback
 HOLDS = 0.05  # a law holds where the median distance is below
@@ -173,43 +174,13 @@ def row_text(row: tuple) -> str:
 
 # ---- plots ----
 
-_PANEL, _HIGH, _LEFT, _GAP, _TOP = 400, 150, 60, 76, 92
-
 
 def panels(title: str, legend: list[tuple[str, str]], cells: dict, models: list[str], y_text, low: float, high: float,
            log: bool = False, target: float | None = None) -> str:
     """A row per model, a column per mode; `cells[model, feedback]` are series over steps."""
-    width, step = _LEFT + 2 * _PANEL + _GAP + 24, _HIGH + 72
-    body = [charts.text(_LEFT, 28, title, "start", "title")]
-    place = _LEFT
-    for label, style in legend:
-        body += [f'<g class="series {style}"><polyline points="{place},48 {place + 24},48"/></g>',
-                 charts.text(place + 30, 52, label, "start", "row")]
-        place += 48 + 7 * len(label)
-    for r, model in enumerate(models):
-        for c, feedback in enumerate((False, True)):
-            series = cells.get((model, feedback))
-            if not series or not any(s.points for s in series):
-                continue
-            left, top = _LEFT + c * (_PANEL + _GAP), _TOP + r * step
-            last = max(x for s in series for x, _ in s.points) or 1
-            x = Axis(0.0, last, left, left + _PANEL)
-            y = Axis(low, high, top + _HIGH, top, log)
-            body += charts.frame(x, y, "steps", y_text)
-            body.append(charts.text(left, top - 8, f"{model}, {MODES[feedback]} error feedback", "start", "name"))
-            if target is not None:
-                body.append(charts.line(x.begin, y.at(target), x.end, y.at(target), "target"))
-            for s in series:
-                points = " ".join(f"{x.at(px):.1f},{y.at(min(max(py, low), high)):.1f}" for px, py in s.points)
-                body.append(f'<g class="series {s.style}"><polyline points="{points}"/></g>')
-    height = _TOP + len(models) * step
-    return picture(body, height, title, width)
-
-
-def picture(body: list[str], height: int, title: str, width: int) -> str:
-    """A file of its own: with its colours."""
-    back = f'<rect width="{width}" height="{height}" rx="8" style="fill: var(--paper)"/>'
-    return charts.svg([pictures.style(), back, *body], height, title, width) + "\n"
+    rows = [[Panel(f"{model}, {MODES[feedback]} error feedback", cells.get((model, feedback), []), low, high)
+             for feedback in (False, True)] for model in models]
+    return pictures.panels(title, legend, rows, y_text, log, target)
 
 
 def highest(cells: dict) -> float:
@@ -250,7 +221,7 @@ def kinds_plot(figures: Figures) -> str:
         for (law, feedback), value in cells.items():
             shape = 'r="4" class="dot' if feedback else 'r="5" style="fill: none" class="ring'
             body.append(f'<circle cx="{x.at(value):.1f}" cy="{middle}" {shape} {LAWS[law][1]}"/>')
-    return picture(body, height, "Distance by kind of layer", width)
+    return pictures.on_ground(body, height, "Distance by kind of layer", width)
 
 
 STAGE_STYLES = ("s5", "s7", "s10")
@@ -586,5 +557,5 @@ def write_page(found: list[dict], folder: Path) -> None:
     figures = Figures(found)
     folder.mkdir(parents=True, exist_ok=True)
     for name, plot in PLOTS.items():
-        (folder / f"gradient-laws-{name}.svg").write_text(plot(figures), encoding="utf-8")
+        (folder / f"gradient-laws-{name}.svg").write_text(plot(figures) + "\n", encoding="utf-8")
     (folder / "gradient-laws.md").write_text(page(figures), encoding="utf-8")

@@ -1,0 +1,426 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""bench/learning.py: its runs and their files, its page from runs with known answers, and two trainings of a few steps."""
+
+import dataclasses
+import json
+import math
+import os
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = Path(os.environ.get("LACONIC_BUILD", ROOT / "build" / "release"))
+sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "examples"), str(ROOT / "examples" / "demo")]
+
+import learning  # noqa: E402
+import learning_page  # noqa: E402
+
+FP32 = learning.REFERENCE
+PLACE = {"CPU": "one", "date": "2026-01-02", "python": "3.11", "torch": "2.0", "scikit-learn": "1.0"}
+RATES = {"SGD": 0.3, "momentum": 0.1, "Adam": 1e-3, "AdamW": 1e-3}
+PARAMETERS = {"mlp": ["0.weight", "0.bias", "4.weight", "4.bias"], "cnn": ["0.weight", "1.weight", "4.path.0.weight", "8.weight"],
+              "lstm": ["characters.weight", "memory.weight_hh_l0", "memory.bias_hh_l0", "head.weight"],
+              "gpt": ["places", "characters.weight", "blocks.0.before_mixing.weight", "blocks.0.mixing.0.weight", "head.1.weight"]}
+
+
+# ---- runs with known answers ----
+
+
+def curve(cell, below, steps, every):
+    """`below(step)`: points of accuracy below fp32, or hundredths of a bit above it."""
+    plain, sign = (0.90, -0.01) if cell.model in ("mlp", "cnn") else (3.0, 0.01)
+    wobble = 0.001 * cell.seed  # of all exchanges of a seed
+    return [[0, 0.1]] + [[step, plain + wobble + sign * below(step)] for step in range(every, steps + 1, every)]
+
+
+def noise(cell):
+    """Differs by seed, so that differences have a spread."""
+    return 0.02 * cell.seed
+
+
+def long_gap(cell):
+    return {"3lc:s=1.75": lambda step: 2 if step <= 2000 else 0.1, "topk:ratio=0.001": lambda step: 1,
+            "sidco:ratio=0.001": lambda step: 2 if step == 3000 else 0}.get(cell.spec, lambda step: 0)
+
+
+def warmup_gap(cell):
+    """3lc: closed by 50 steps, by 200 smaller; 3lc:s=1.75: unchanged; topk: no gap without a warm-up, one of 1 after 50 steps."""
+    after = {("3lc", 0): 3, ("3lc", 200): 1.5, ("3lc:s=1.75", 0): 3, ("3lc:s=1.75", 50): 3, ("3lc:s=1.75", 200): 3,
+             ("topk:ratio=0.001", 50): 1}.get((cell.spec, cell.warmup), 0)
+    return lambda step: after + noise(cell) if after and step > cell.warmup else 0
+
+
+def optimizer_gap(cell):
+    """3lc harms Adam with gpt, topk everything; powersgd fails with AdamW and gpt."""
+    if (cell.spec, cell.optimizer, cell.model) == ("powersgd:rank=4", "AdamW", "gpt") and cell.seed == 1:
+        return lambda step: math.nan
+    bad = cell.spec == "topk:ratio=0.01" or (cell.spec, cell.optimizer, cell.model) == ("3lc", "Adam", "gpt")
+    return lambda step: 2 + noise(cell) if bad else 0
+
+
+def ratios(cell):
+    """Residual over gradient by parameter, None without a residual."""
+    small = ("bias", "before_", "0.weight", "1.weight", "8.weight") if cell.model == "cnn" else ("bias", "before_")
+    found = {}
+    for i, name in enumerate(PARAMETERS[cell.model]):
+        plain = any(part in name for part in small) and not name.startswith(("4.path", "head"))
+        found[name] = None if plain else {"characters.weight": 50.0, "head.weight": 70.0, "4.weight": 2.5}.get(name, 5.0 + i)
+    return found
+
+
+def norms(cell):
+    return {name: [[step, None if ratio is None else ratio * step, float(step)] for step in (10, 20, 30)]
+            for name, ratio in ratios(cell).items()}
+
+
+def run_of(cell):
+    gap = {"long": long_gap, "warmup": warmup_gap, "optimizers": optimizer_gap}.get(cell.question, lambda _: lambda step: 1)(cell)
+    if cell.question == "seeds" and cell.spec == FP32:
+        gap = lambda step: 0  # noqa: E731
+    if cell.question == "tuning":
+        gap = lambda step: 0 if cell.rate == RATES[cell.optimizer] else 1  # noqa: E731
+    ratio = {"int8": 4.0, "3lc": 20.0, "powersgd:rank=4": 30.0, "topk:ratio=0.01": 50.0}.get(cell.spec)
+    return {"cell": dataclasses.asdict(cell), "curve": curve(cell, gap, cell.steps or 200, cell.every or 10), "ratio": ratio,
+            "norms": norms(cell) if cell.norms else None, "environment": PLACE}
+
+
+@pytest.fixture
+def found(monkeypatch):
+    """Everything, by question."""
+    monkeypatch.setattr(learning, "best_rate", lambda model, optimizer: RATES[optimizer])
+    return {question: [(cell, run_of(cell)) for cell in learning.cells(question)] for question in learning.QUESTIONS}
+
+
+def without(found, question, test):
+    """Runs of cells that pass the test are missing."""
+    return {**found, question: [(cell, None if test(cell) else run) for cell, run in found[question]]}
+
+
+def page(found):
+    return learning_page.page(found, learning_page.sections(found))
+
+
+def flat(text):
+    return " ".join(text.split())
+
+
+def section(text, heading):
+    return text.split(f"## {heading}\n")[1].split("\n## ")[0]
+
+
+def rows_of(text, heading):
+    """Those of all tables of a section, by their first two cells."""
+    rows = [line for line in section(text, heading).splitlines() if line.startswith("|")]
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in rows]
+    return {tuple(line[:2]): line[2:] for line in lines}
+
+
+def tables_of(text, heading):
+    parts = [part for part in section(text, heading).split("\n\n") if part.startswith("|")]
+    return [rows_of(f"## {heading}\n{part}", heading) for part in parts]
+
+
+# ---- a long run ----
+
+
+@pytest.mark.parametrize("differences, step", [
+    ([(1, -1.0), (2, -0.3), (3, 0.0)], 2),
+    ([(1, 0.0), (2, -0.31), (3, 0.5), (4, 0.1)], 3),   # what is better is within; a relapse counts
+    ([(1, 0.0), (2, -0.31)], None),
+    ([(1, 0.0), (2, math.nan)], None),
+    ([], None),
+])
+def test_within_from(differences, step):
+    assert learning_page.within_from(differences) == step
+
+
+def test_smoothing_takes_five_evaluations_and_not_the_start():
+    points = [(0, 100.0), *((step, float(step)) for step in range(1, 8))]
+    assert learning_page.smoothed(points) == [(5, 3.0), (6, 4.0), (7, 5.0)]
+
+
+def test_a_long_run_says_what_ends_within_0_3_points_and_from_where(found):
+    rows = rows_of(page(found), "A long run")
+    # 3lc is good from step 2100 on, sidco but for step 3000: four evaluations later it is out of the mean.
+    assert rows["mlp", "`3lc:s=1.75`"][-2:] == ["2500", "yes"]
+    assert rows["mlp", "`sidco:ratio=0.001`"][-2:] == ["3500", "yes"]
+    assert rows["cnn", "`topk:ratio=0.001`"][-2:] == ["–", "no"]
+    assert rows["cnn", "`topk:ratio=0.001`"][1:3] == ["-1.00 (-1.00, -1.00, -1.00)"] * 2
+    assert rows["mlp", "fp32"][0] == "90.1 ± 0.1"
+    text = flat(page(found))
+    assert "cnn ends within 0.3 points of fp32 with `3lc:s=1.75` and `sidco:ratio=0.001`, and not within 0.3 points with " \
+        "`topk:ratio=0.001`. After 200 steps it is with none of them." in text
+    assert "One of the 360 test samples is 0.28 points" in text
+
+
+def test_worse_than_fp32_beyond_chance_is_bold(found):
+    rows = rows_of(page(found), "A long run")
+    assert rows["mlp", "`topk:ratio=0.001`"][0] == "**89.1 ± 0.1**"
+    assert rows["mlp", "`3lc:s=1.75`"][0] == "90.0 ± 0.1"  # 0.1 points: less than half a sample
+
+
+# ---- beyond chance ----
+
+
+@pytest.mark.parametrize("model, values, plain, sign", [
+    ("mlp", [0.90, 0.91, 0.89], [0.95, 0.96, 0.94], 1),
+    ("mlp", [0.95, 0.96, 0.94], [0.90, 0.91, 0.89], -1),
+    ("mlp", [0.948, 0.958, 0.938], [0.95, 0.96, 0.94], 0),     # less than a test sample
+    ("gpt", [3.1, 3.2, 3.1], [3.0, 3.1, 3.0], 1),              # fewer bits are better
+    ("gpt", [3.0, 3.1, 3.0], [3.1, 3.2, 3.1], -1),
+    ("gpt", [3.1, 3.0, 3.2], [3.0, 3.1, 3.0], 0),
+    ("gpt", [3.0, 7.5, 3.0], [3.0, 3.0, 3.0], 1),              # one seed failed
+    ("gpt", [3.0, math.nan, 3.0], [3.0, 3.0, 3.0], 1),
+    ("gpt", [3.0, 3.0, 3.0], [3.0, math.inf, 3.0], -1),
+    ("cnn", [0.95, 0.10, 0.95], [0.95, 0.95, 0.95], 1),
+    ("gpt", [9.9, 3.0], [math.nan, 3.0], 0),
+])
+def test_worse_and_better_beyond_chance(model, values, plain, sign):
+    assert learning_page.judged(model, values, plain) == sign
+
+
+# ---- warm-up ----
+
+
+def test_warm_up_tells_closed_from_smaller_from_unchanged(found):
+    text = flat(section(page(found), "Warm-up"))
+    everything = "mlp, cnn, lstm and gpt"
+    effects = {"`3lc`, 50": "closed", "`3lc`, 200": "smaller", "`3lc:s=1.75`, 50": "not changed beyond chance",
+               "`topk:ratio=0.001`, 50": "larger", "`topk:ratio=0.001`, 200": "not beyond chance even without a warm-up"}
+    for case, effect in effects.items():
+        words = f"{effect} with {everything}"
+        assert f"{case} steps of warm-up: after them the gap is {words}; at the end it is {words}." in text
+    assert "the gap that follows the warm-up is closed in 4, smaller in 4, not changed beyond chance in 8, larger in 4 and not " \
+        "beyond chance even without a warm-up in 4" in text
+
+
+def test_a_gap_after_a_warm_up_stands_beside_that_of_the_same_steps_without_one(found):
+    finals, gaps = tables_of(page(found), "Warm-up")
+    assert gaps["`3lc`", "200"] == ["1.5 (3.0) ↑"] * 2 + ["0.015 (0.030) ↑"] * 2
+    assert gaps["`3lc:s=1.75`", "50"] == ["3.0 (3.0)"] * 2 + ["0.030 (0.030)"] * 2
+    assert finals["`3lc`", "0"][0] == "**87.1 ± 0.1**" and finals["`3lc`", "50"][0] == "90.1 ± 0.1 ↑"
+    assert finals["`topk:ratio=0.001`", "50"][2] == "**3.011 ± 0.001** ↓"
+    assert finals["fp32", "–"][2] == "3.001 ± 0.001"
+
+
+# ---- optimizers ----
+
+
+def test_the_spec_that_sends_least_without_harm_suits_an_optimizer(found):
+    text = flat(section(page(found), "Optimizers"))
+    fine = "of the specs that are not worse beyond chance with any model"
+    assert f"- SGD: {fine} `powersgd:rank=4` sends the least, 1/30 (gpt) and 1/30 (cnn) of fp32's bytes; it ends at +0.000 bits " \
+        "(gpt), +0.0 points (cnn). Worse: `topk:ratio=0.01` with +0.020 bits (gpt), -2.0 points (cnn)." in text
+    assert f"- Adam: {fine} `powersgd:rank=4`" in text and "Worse: `3lc` with +0.020 bits (gpt) and `topk:ratio=0.01` with" in text
+    assert f"- AdamW: {fine} `3lc` sends the least, 1/20" in text and "and `powersgd:rank=4` with failed (gpt)." in text
+
+
+def test_final_qualities_and_rates_of_the_optimizers(found):
+    tables = tables_of(page(found), "Optimizers")
+    gpt = {name: cells for (name, _), cells in tables[0].items()}
+    assert gpt["AdamW"] == ["3.001 ± 0.001", "3.001 ± 0.001 (+0.000)", "3.001 ± 0.001 (+0.000)", "**3.021 ± 0.001 (+0.020)**",
+                            "**failed, 1 of 3**"]
+    assert tables[-1]["cnn", "momentum"] == ["0.03: 99.0, 0.1: 100.0, 0.3: 99.0", "0.1"]
+    text = flat(section(page(found), "Optimizers"))
+    assert "At an edge of what was tried, so that another rate may be better: SGD with gpt (the smallest), Adam with gpt (the " \
+        "smallest), AdamW with gpt (the smallest), Adam with cnn (the smallest) and AdamW with cnn (the smallest)." in text
+
+
+def test_one_seed_recommends_nothing(found):
+    text = page(without(found, "optimizers", lambda cell: cell.seed > 0))
+    assert "With one seed no spec can be recommended." in text and "sends the least" not in text
+
+
+# ---- which parameters suffer ----
+
+
+def test_the_worst_parameters_are_named(found):
+    text = flat(section(page(found), "Which parameters suffer"))
+    assert "gpt: `characters.weight` is worst with `3lc`, `topk:ratio=0.001` and `sidco:ratio=0.001`. By kind: embedding 27.5 " \
+        "(`3lc`), 27.5 (`topk:ratio=0.001`), 27.5 (`sidco:ratio=0.001`); norm uncompressed; head 9.0 (`3lc`)," in text
+    by_kind, worst = tables_of(page(found), "Which parameters suffer")
+    assert worst["gpt", "`3lc`"] == ["`characters.weight` (embedding) 50.0", "`head.1.weight` (head) 9.0",
+                                     "`blocks.0.mixing.0.weight` (hidden weight) 8.0"]
+    assert worst["mlp", "`3lc`"][0] == "`0.weight` (hidden weight) 5.0"
+    assert by_kind["gpt", "`3lc`"] == ["27.5", "uncompressed", "–", "9.0", "8.0"]
+    assert by_kind["cnn", "`3lc`"] == ["–", "uncompressed", "–", "uncompressed", "7.0 (1 of 2 uncompressed)"]
+    assert "In 12 trainings the worst parameter is a hidden weight in 6, a head in 3 and an embedding in 3." in text
+
+
+def test_kinds_are_those_of_the_modules():
+    """As gradient_laws.py finds them in the models themselves."""
+    pytest.importorskip("torch")
+    pytest.importorskip("sklearn")
+    import gradient_laws
+    import models
+
+    hidden = {"convolution", "recurrent", "linear"}
+    for model in learning.MODELS:
+        kind = models.load(model)
+        for name, found in gradient_laws.kinds(kind.build(kind.data(None) if model == "cnn" else None)).items():
+            assert learning_page.kind_of(model, name) == (learning_page.HIDDEN if found in hidden else found), (model, name)
+
+
+# ---- the page ----
+
+
+def test_runs_that_are_missing_are_listed_and_their_sections_left_out(found, tmp_path, capsys, monkeypatch):
+    last = page(found).splitlines()[-1]
+    assert "missing" not in last
+    found = without(found, "norms", lambda cell: cell.model == "gpt")
+    found = without(found, "long", lambda cell: cell.seed == 2 and cell.model == "cnn")
+    found = without(found, "optimizers", lambda cell: True)
+    text = page(found)
+    assert text.splitlines()[-1] == "Runs that are missing: 4 of 24 (long), 3 of 12 (norms), 120 of 120 (optimizers)."
+    assert "## A long run" in text and "## Warm-up" in text and "suffer\n" not in text and "## Optimizers" not in text
+    assert "Seeds 0 and 1, of 3 so far." in flat(text) and "(-1.00, -1.00)" in text
+    monkeypatch.setattr(learning, "known", found.__getitem__)
+    assert learning.main(["--page", "--out", str(tmp_path)]) == 0
+    assert capsys.readouterr().err.strip() == text.splitlines()[-1]
+    assert (tmp_path / "learning.md").read_text() == text
+
+
+def test_a_seed_needs_all_its_runs(found):
+    runs = learning_page.Runs(without(found, "long", lambda cell: (cell.seed, cell.spec) == (1, FP32))["long"])
+    assert runs.seeds == [0, 2] and len(runs.of("mlp", FP32)) == 2
+
+
+def test_pictures_are_on_the_page_and_whole_and_older_ones_go(found, tmp_path):
+    (tmp_path / "learning-old.svg").write_text("old")
+    (tmp_path / "other.svg").write_text("of another page")
+    learning_page.write_page(found, tmp_path)
+    text = (tmp_path / "learning.md").read_text()
+    pictures = sorted(path.name for path in tmp_path.glob("*.svg"))
+    assert pictures == ["learning-long.svg", *(f"learning-norms-{m}.svg" for m in ("cnn", "gpt", "lstm", "mlp")),
+                        "learning-warmup.svg", "other.svg"]
+    for name in pictures[:-1]:
+        assert f"({name})" in text
+        root = ElementTree.fromstring((tmp_path / name).read_text())
+        lines = [line.get("points") for line in root.iter("{http://www.w3.org/2000/svg}polyline")]
+        assert len(lines) > 3 and all(lines) and "nan" not in " ".join(lines)
+
+
+def test_what_went_astray_does_not_stop_the_page(found, tmp_path):
+    """NaN in every evaluation but the first, of one seed of everything but fp32; residuals and gradients, too."""
+    for cells in found.values():
+        for cell, run in cells:
+            if cell.spec != FP32 and cell.seed == 0:
+                run["curve"] = [[step, math.nan if step else value] for step, value in run["curve"]]
+            for records in (run["norms"] or {}).values():
+                records[0][1] = None if records[0][1] is None else math.nan
+                records[1][2] = 0.0
+    learning_page.write_page(found, tmp_path)
+    text = (tmp_path / "learning.md").read_text()
+    assert rows_of(text, "A long run")["mlp", "`3lc:s=1.75`"] == [
+        "**failed, 1 of 3**", "failed (failed, -0.10, -0.10)", "failed (failed, -1.00, -1.00)", "–", "no"]
+    assert "nan" not in text.lower().replace("nanogpt", "")
+    assert "`characters.weight` (embedding) 50.0" in text
+
+
+def test_comparisons_over_different_machines_are_named(found):
+    assert "different places" not in page(found)
+    assert f"- {sum(map(len, found.values()))} runs, 2026-01-02: one, python 3.11, torch 2.0, scikit-learn 1.0" in page(found)
+    for cell, run in found["long"]:
+        if (cell.model, cell.spec, cell.seed) == ("mlp", FP32, 1):
+            run["environment"] = {**PLACE, "CPU": "another"}
+        if cell.model == "cnn" and cell.seed == 0:
+            run["environment"] = {**PLACE, "CPU": "another"}
+    assert "another text: long, mlp, seed 1." in flat(page(found))
+
+
+# ---- runs and their files ----
+
+
+@pytest.fixture
+def results(tmp_path, monkeypatch):
+    monkeypatch.setattr(learning, "RESULTS", tmp_path / "learning")
+    return learning.RESULTS
+
+
+def test_every_run_has_a_file_of_its_own(found):
+    cells = [cell for runs in found.values() for cell, _ in runs]
+    assert len({cell.path for cell in cells}) == len(set(cells)) == len(cells) > 400
+
+
+def test_a_file_of_another_run_is_not_taken(results):
+    cell = learning.cells("long")[0]
+    assert cell.load() is None
+    learning.save(cell.path, run_of(cell))
+    assert cell.load()["curve"] and [c.path.name for c, run in learning.known("long") if run] == [cell.path.name]
+    longer = dataclasses.replace(cell, steps=cell.steps + 1)
+    assert longer.path == cell.path and longer.load() is None
+    cell.path.write_text(cell.path.read_text()[:20])
+    assert cell.load() is None
+
+
+@pytest.mark.parametrize("model, optimizer, learnt, best", [
+    ("cnn", "SGD", {0.1: 0.9, 0.3: 0.95, 1.0: 0.5}, 0.3),            # accuracy: the most
+    ("gpt", "SGD", {0.3: 3.5, 1.0: 3.2, 3.0: 9.0}, 1.0),             # bits: the fewest
+    ("gpt", "SGD", {0.3: math.nan, 1.0: 3.2, 3.0: 3.1}, 3.0),        # a rate that led astray is not taken, wherever it stands
+    ("gpt", "SGD", {0.3: 3.2, 1.0: math.nan, 3.0: math.inf}, 0.3),
+])
+def test_the_best_rate_is_chosen_by_the_last_five_evaluations(results, model, optimizer, learnt, best):
+    for cell in learning.cells("tuning"):
+        if (cell.model, cell.optimizer) == (model, optimizer):
+            flattering = 1.0 if model == "cnn" else 0.0  # only early in the worst run
+            start = [[step, flattering] for step in range(5)] if learnt[cell.rate] == list(learnt.values())[-1] else []
+            learning.save(cell.path, {**run_of(cell), "curve": start + [[10 + step, learnt[cell.rate]] for step in range(5)]})
+    assert learning.best_rate(model, optimizer) == best
+
+
+def test_without_tuning_the_optimizers_runs_are_missing(results):
+    with pytest.raises(ValueError, match="run --question tuning first"):
+        learning.cells("optimizers")
+    assert [run for _, run in learning.known("optimizers")] == [None] * 120
+
+
+def test_held_out_samples_are_not_learnt_from(tmp_path):
+    torch = pytest.importorskip("torch")
+    import digits
+    import text
+
+    numbers = torch.arange(20)
+    images = digits.Images(numbers.float(), numbers, torch.tensor([99.0]), torch.tensor([99]))
+    mine = learning.held_out(images)
+    learnt, judged = set(mine.train.tolist()), set(mine.test.tolist())
+    assert learnt | judged == set(range(20)) and not learnt & judged and len(judged) == 4
+    assert mine.train_labels.tolist() == mine.train.tolist() and mine.test_labels.tolist() == mine.test.tolist()
+    assert len(images.train) == 20 and images.test.tolist() == [99.0], "the data itself stays as it is"
+    (tmp_path / "a.txt").write_text("a" * 8100 + "b" * 900 + "z" * 1000)  # nine tenths of nine tenths are learnt from
+    whole = text.Text(str(tmp_path / "a.txt"))
+    mine = learning.held_out(whole)
+    assert {chr(c) for c in mine.train.tolist()} == {"a"} and {chr(c) for c in mine.test[0].flatten().tolist()} == {"b"}
+    assert len(whole.train) == 9000
+
+
+# ---- a training ----
+
+
+@pytest.mark.slow
+def test_two_trainings_of_a_few_steps(results, monkeypatch):
+    """Two processes: with norms, and with a warm-up, an optimizer and a rate."""
+    pytest.importorskip("torch")
+    pytest.importorskip("sklearn")
+    library = os.environ.get("LACONIC_LIBRARY", BUILD / "lib" / "liblaconic.so")
+    if not Path(library).exists():
+        pytest.skip(f"not built: {library}")
+    monkeypatch.setenv("LACONIC_LIBRARY", str(library))
+    mine = [learning.Cell("norms", "mlp", "3lc", steps=4, every=2, norms=True),
+            learning.Cell("warmup", "cnn", "topk:ratio=0.01", 1, 3, 1, warmup=2, optimizer="Adam", rate=1e-3)]
+    monkeypatch.setattr(learning, "cells", lambda question: mine)
+    monkeypatch.setattr(learning, "WORLD", 2)
+    learning.train_all(["norms"], 1, None)
+    first, second = (cell.load() for cell in mine)
+    assert [step for step, _ in first["curve"]] == [0, 2, 4] and [step for step, _ in second["curve"]] == [0, 1, 2, 3]
+    assert first["ratio"] > 10 and first["environment"]["torch"] and second["norms"] is None
+    [[step, residual, gradient]] = first["norms"]["2.weight"]
+    assert step == 2 and residual > 0 and gradient > 0
+    [[_, residual, gradient]] = first["norms"]["2.bias"]
+    assert residual is None and gradient > 0
+    before = {path: path.stat().st_mtime_ns for path in results.iterdir()}
+    assert len(before) == 2 and all(json.loads(path.read_text())["cell"] for path in before)
+    learning.train_all(["norms"], 1, None)
+    assert {path: path.stat().st_mtime_ns for path in results.iterdir()} == before, "what was trained is not trained again"
