@@ -55,7 +55,7 @@ def test_what_has_begun_is_waited_for_when_the_batch_cannot_be_started():
 
     class Half(Engine):
         def __init__(self):
-            self.limiter, self.begun = None, Work()
+            self.limiter, self.begun, self._number = None, Work(), -1
 
         def _start(self, step, works):
             if step == "second":

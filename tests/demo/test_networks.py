@@ -103,6 +103,13 @@ def test_the_overview_names_the_first_and_by_how_much():
     assert fast == ["1 Gbit/s", "Laconic 3lc", "1.2 s*", "2.5", "2.5", "PyTorch DDP, fp32"]
 
 
+def test_the_overview_tells_the_runner_up_from_fp32(monkeypatch):
+    monkeypatch.setitem(REACHED, "topk:ratio=0.01", 80)
+    _, slow, fast = overview.rows_of(made_up())
+    assert slow[2:] == ["2.4 s*", "62.5", "3.3", "Laconic topk:ratio=0.01"]
+    assert fast[1:] == ["Laconic topk:ratio=0.01", "0.8 s*", "3.8", "1.5", "Laconic 3lc"]
+
+
 def test_a_target_that_nothing_reaches():
     views = made_up(target=0.99)
     assert overview.rows_of(views)[1] == ["20 Mbit/s", "not reached", *["–"] * 4]
