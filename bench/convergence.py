@@ -124,7 +124,6 @@ class Rank:
     """Trains what the plan says, one run after another."""
 
     def __init__(self, rank: int, results: Results, found: dict):
-        # Behind everything else: other modules there are called as ours.
         sys.path.insert(0, str(ROOT / "examples" / "demo"))
         import models
         import trainer

@@ -222,7 +222,6 @@ def run_rank(rank: int, world: int, mine: list[Cell], folder: Path, port: int, t
     import torch
     import torch.distributed as dist
 
-    # Behind everything else: other modules there are called as ours.
     sys.path.insert(0, str(ROOT / "examples" / "demo"))
     import models
     import trainer

@@ -15,7 +15,6 @@ from convergence_page import TEST_SAMPLES, verdict
 from programs import ROOT
 from report import MISSING, table
 
-# Behind everything else: other modules there are called as ours.
 sys.path.append(str(ROOT / "examples" / "demo"))
 
 import charts  # noqa: E402
