@@ -226,7 +226,7 @@ def test_zeros_are_sent_in_place_of_gradients(pair, strategy, rounds):
             assert calls == [("all_reduce", {torch.uint8}, 0, 500_000)]
         else:
             assert calls == [("all_to_all_single", {torch.uint8}, 0, n, n, 2, 2) for n in rounds]
-        assert 1_000_000 <= sent < 1_200_000 and unchanged  # both ranks use this interface
+        assert sent >= 1_000_000 and unchanged  # both ranks use this interface, and so may others
 
 
 @pytest.mark.parametrize(("strategy", "expected"), [("gather_all", [100, 100, 0, 100]), ("two_shot", [50, 50, 0, 50])])
