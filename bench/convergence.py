@@ -21,7 +21,6 @@ import json
 import math
 import os
 import platform
-import socket
 import sys
 import time
 from importlib import metadata
@@ -30,8 +29,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 import machine  # noqa: E402
-from convergence_page import page  # noqa: E402
 from programs import ROOT  # noqa: E402
+import group  # noqa: E402
+from convergence_page import page  # noqa: E402
 
 RESULTS = ROOT / "out" / "bench"
 PARTS = ("optimizers", "warmup")
@@ -124,7 +124,6 @@ class Rank:
     """Trains what the plan says, one run after another."""
 
     def __init__(self, rank: int, results: Results, found: dict):
-        sys.path.insert(0, str(ROOT / "examples" / "demo"))
         import models
         import trainer
 
@@ -290,29 +289,16 @@ def warmed_up(trainer: type, warmup: int) -> type:
     return WarmedUp
 
 
-def run_rank(rank: int, results: Results, found: dict, port: int) -> None:
-    import torch
-    import torch.distributed as dist
-
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=results.plan.world,
-                            timeout=datetime.timedelta(seconds=120))
+def run_rank(rank: int, results: Results, found: dict) -> None:
     Rank(rank, results, found).everything()
-    dist.destroy_process_group()
 
 
 # ---- all of them ------------------------------------------------------------------------------------------------------
 
 
 def train(results: Results, found: dict) -> None:
-    import torch.multiprocessing as mp
-
-    os.environ.update(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
     found.setdefault("environment", environment())
-    mp.spawn(run_rank, (results, found, port), nprocs=results.plan.world)  # raises, and ends the others, when one fails
+    group.wait(group.start(run_rank, results.plan.world, results, found))
 
 
 def environment() -> dict:

@@ -6,13 +6,15 @@ from __future__ import annotations
 import math
 import statistics
 
-from report import table
+import programs  # noqa: F401  gives the next one its path
+from prose import listed, table
 
 #: Two-sided 95 % of Student's t, by degrees of freedom.
 T95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
 CLASSES = 10
 GUESSING = math.log(CLASSES)  # the loss of a model that knows nothing
 TEST_SAMPLES = 360
+NOBODY = "none of them"
 
 
 def verdict(differences, least: float = 0.0) -> int:
@@ -68,12 +70,6 @@ def spread_cell(accuracies, plain) -> str:
     return marked(f"{percent(statistics.fmean(accuracies))} ± {percent(spread)}", accuracy_verdict(accuracies, plain))
 
 
-def listed(names) -> str:
-    """a, b and c; nothing of no names."""
-    names = list(names)
-    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]])) or "none of them"
-
-
 # ---- optimizers ----
 
 
@@ -109,8 +105,8 @@ class Optimizers:
                 for key, judge in (("loss", loss_verdict), ("accuracy", accuracy_verdict)):
                     if judge(self.values(key, name, spec), self.values(key, name, "none")) > 0:
                         worse[key].append(name)
-            lines.append(f"- `{spec}`: the loss is worse with {listed(worse['loss'])}; the accuracy with "
-                         f"{listed(worse['accuracy'])}.")
+            lines.append(f"- `{spec}`: the loss is worse with {listed(worse['loss'], NOBODY)}; the accuracy with "
+                         f"{listed(worse['accuracy'], NOBODY)}.")
         return lines
 
 

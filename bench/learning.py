@@ -19,9 +19,7 @@ import dataclasses
 import datetime
 import json
 import math
-import os
 import platform
-import socket
 import sys
 import time
 import types
@@ -31,13 +29,16 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 import machine  # noqa: E402
-from learning_page import REFERENCE, final_of, missing, write_page  # noqa: E402
 from programs import ROOT  # noqa: E402
+import group  # noqa: E402
+import models  # noqa: E402
+from learning_page import missing, write_page  # noqa: E402
+from results import REFERENCE, final_of  # noqa: E402
 
 RESULTS = ROOT / "out" / "models" / "learning"
 WORLD = 4
 SEEDS = (0, 1, 2)
-MODELS = ("mlp", "cnn", "lstm", "gpt")
+MODELS, READERS = tuple(models.MODELS), ("lstm", "gpt")  # readers take a text
 SPECS = (REFERENCE, "pytorch:fp16", "pytorch:powersgd", "fp16", "bf16", "int8", "3lc", "3lc:s=1.75", "topk:ratio=0.01",
          "topk:ratio=0.001", "randomk:ratio=0.01", "sidco:ratio=0.01", "sidco:ratio=0.001", "powersgd:rank=4")
 LONG_MODELS, LONG_STEPS = ("mlp", "cnn"), 5000
@@ -119,7 +120,8 @@ def best_rate(model: str, optimizer: str) -> float:
                 raise ValueError(f"{cell.path.name} is missing: run --question tuning first")
             found[cell.rate] = final_of(run["curve"])
     learned = {rate: value for rate, value in found.items() if math.isfinite(value)} or found
-    return (max if model in ("mlp", "cnn") else min)(learned, key=learned.__getitem__)
+    best = max if models.MODELS[model].quality.higher_is_better else min
+    return best(learned, key=learned.__getitem__)
 
 
 def known(question: str) -> list[tuple[Cell, dict | None]]:
@@ -175,25 +177,23 @@ class Norms:
     """Per parameter, on rank 0: the norm of its own gradient, and of the residual that is added to it."""
 
     def __init__(self, trainer):
-        self.trainer, self.found = trainer, {}
+        from layers import OwnGradients, kinds
 
-    def note(self, step: int, batch) -> None:
-        """Before a step with this batch."""
-        import torch
+        self.trainer, self.gradients, self.kinds = trainer, OwnGradients(trainer.model.module), kinds(trainer.model.module)
+        self.found = {name: [] for name in self.kinds}
 
-        residuals = self.trainer.handle.state_dict()["tensors"]
-        module = self.trainer.model.module
-        buffers = [b.clone() for b in module.buffers()]
-        self.trainer.optimizer.zero_grad()
-        with self.trainer.model.no_sync():
-            self.trainer.data.loss(self.trainer.model, batch).backward()
-        for name, p in module.named_parameters():
+    def step(self) -> None:
+        """One training step, noted."""
+        residuals, step = self.trainer.handle.state_dict()["tensors"], self.trainer.step
+        for name, gradient in self.gradients.of(self.trainer.train_step).items():
             residual = residuals.get(f"residual/{name}")
-            norm = None if residual is None else torch.linalg.vector_norm(residual.double()).item()
-            self.found.setdefault(name, []).append([step, norm, torch.linalg.vector_norm(p.grad.double()).item()])
-        self.trainer.optimizer.zero_grad()
-        for buffer, before in zip(module.buffers(), buffers):
-            buffer.copy_(before)
+            self.found[name].append([step, None if residual is None else norm_of(residual), norm_of(gradient)])
+
+
+def norm_of(values) -> float:
+    import torch
+
+    return torch.linalg.vector_norm(values.double()).item()
 
 
 def train(cell: Cell, demo, model, base: type, data, rank: int, world: int) -> dict:
@@ -203,41 +203,29 @@ def train(cell: Cell, demo, model, base: type, data, rank: int, world: int) -> d
     learnt = held_out(data) if cell.question == "tuning" else data
     trainer = trainer_class(kind, cell.spec, cell.seed, learnt, steps, rank, world)
     norms = Norms(trainer) if cell.norms else None
-    coming = [next(trainer.batches) for _ in range(steps)] if norms else []
-    if norms:
-        trainer.batches = iter(coming)
     curve = [[0, trainer.quality()]]
     while trainer.step < steps:
-        if norms and trainer.step % every == 0 and trainer.step:
-            norms.note(trainer.step, coming[trainer.step])
-        trainer.train_step()
+        noted = norms and trainer.step and trainer.step % every == 0
+        (norms.step if noted else trainer.train_step)()
         if trainer.step % every == 0:
             curve.append([trainer.step, trainer.quality()])
     ratio = trainer.handle.stats()["ratio"] if trainer.handle else None
     trainer.close()
-    return {"curve": curve, "ratio": ratio, "norms": norms.found if norms else None, "seconds": time.monotonic() - begun}
+    return {"curve": curve, "ratio": ratio, "norms": norms.found if norms else None,
+            "kinds": norms.kinds if norms else None, "seconds": time.monotonic() - begun}
 
 
-def run_rank(rank: int, world: int, mine: list[Cell], folder: Path, port: int, text_file: str | None) -> None:
-    import torch
-    import torch.distributed as dist
-
-    sys.path.insert(0, str(ROOT / "examples" / "demo"))
-    import models
+def run_rank(rank: int, world: int, mine: list[Cell], folder: Path, text_file: str | None) -> None:
     import trainer
 
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world,
-                            timeout=datetime.timedelta(seconds=300))
     loaded, data = {name: models.load(name) for name in MODELS}, {}
     for i, cell in enumerate(mine):
         if cell.model not in data:
-            data[cell.model] = loaded[cell.model].data(text_file if cell.model in ("lstm", "gpt") else None)
+            data[cell.model] = loaded[cell.model].data(text_file if cell.model in READERS else None)
         found = train(cell, loaded[cell.model], models.MODELS[cell.model], trainer.Trainer, data[cell.model], rank, world)
         if rank == 0:
             save(folder / cell.path.name, {"cell": dataclasses.asdict(cell), **found, "environment": environment()})
             print(f"{i + 1}/{len(mine)} {cell.path.stem}: {found['curve'][-1][1]:.4f}, {found['seconds']:.0f} s", file=sys.stderr, flush=True)
-    dist.destroy_process_group()
 
 
 def save(path: Path, found: dict) -> None:
@@ -256,26 +244,16 @@ def environment() -> dict:
 # ---- all of them ------------------------------------------------------------------------------------------------------
 
 
-def run_group(mine: list[Cell], text_file: str | None):
-    """Four ranks in the background that train one cell after another."""
-    import torch.multiprocessing as mp
-
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    return mp.spawn(run_rank, (WORLD, mine, RESULTS, port, text_file), nprocs=WORLD, join=False)
-
-
 def answer(question: str, slots: int, text_file: str | None) -> None:
     missing = [cell for cell in cells(question) if cell.load() is None]
     if not missing:
         return
     print(f"{question}: {len(missing)} runs", file=sys.stderr, flush=True)
     missing.sort(key=lambda cell: cell.seed)  # whole seeds first, whatever comes in between
-    groups = [run_group(missing[slot::slots], text_file) for slot in range(min(slots, len(missing)))]
-    for group in groups:
-        while not group.join():
-            pass
+    started = [group.start(run_rank, WORLD, WORLD, missing[slot::slots], RESULTS, text_file)
+               for slot in range(min(slots, len(missing)))]
+    for ranks in started:
+        group.wait(ranks)
 
 
 def main(arguments=None) -> int:
@@ -295,7 +273,6 @@ def main(arguments=None) -> int:
 
 
 def train_all(questions, slots: int, text_file: str | None) -> None:
-    os.environ.update(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
     for question in questions:
         answer(question, slots, text_file)
 

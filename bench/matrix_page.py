@@ -3,26 +3,22 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 import statistics
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 from convergence_page import TEST_SAMPLES, verdict
-from programs import ROOT
-from report import MISSING, table
+from report import MISSING
 
-sys.path.append(str(ROOT / "examples" / "demo"))
-
-import charts  # noqa: E402
-from labels import label_of  # noqa: E402
-from models import MODELS  # noqa: E402
-from network import rate_text  # noqa: E402
-from pictures import of_chart  # noqa: E402
-from results import REFERENCE, Results, final_of, first_at  # noqa: E402
+import charts
+from labels import label_of
+from models import MODELS
+from network import rate_text
+from overview import lead
+from pictures import of_chart
+from prose import table
+from results import REFERENCE, Results, final_of, first_at
 
 #: One exchange before another counts where it is by so much sooner: less may be noise.
 CLEAR = 1.2
@@ -47,18 +43,21 @@ class Learnt:
 
 @dataclass
 class Cell:
-    """One model on one network, by spec. time: steps to the target times the median step; None if it is not reached."""
+    """One model on one network. A row's time: steps to the target, as they were learnt, times the median step."""
 
     model: str
     network: str
     results: Results
-    time: dict[str, float | None]
 
     @property
     def name(self) -> str:
         return f"{self.model} at {rate_text(self.network)}"
 
-    @functools.cached_property
+    @property
+    def time(self) -> dict[str, float | None]:
+        return {row.spec: row.time_to_target for row in self.results.rows}
+
+    @property
     def order(self) -> list[str]:
         """Those that reach the target, the soonest first."""
         return sorted((spec for spec, time in self.time.items() if time is not None), key=self.time.get)
@@ -77,11 +76,10 @@ def cells(found: dict) -> list[Cell]:
     known, made = learnt(found), []
     for (model, network), raw in found["times"].items():
         results = Results(raw, raw["plan"], network)
-        time = {}
         for row in results.rows:
             steps = known[model, row.spec].usual_steps
-            time[row.spec] = None if steps is None else steps * row.step
-        made.append(Cell(model, network, results, time))
+            row.time_to_target = None if steps is None else steps * row.step
+        made.append(Cell(model, network, results))
     return made
 
 
@@ -104,14 +102,11 @@ def leaders(made: list[Cell]) -> str:
     head = ["model", "network", "first to its target", "runner-up", "time", "× sooner than fp32 DDP", "× sooner than the runner-up"]
     rows = []
     for cell in made:
-        target = MODELS[cell.model]
-        name = [f"`{cell.model}`, {target.quality.short(target.target)}", rate_text(cell.network)]
-        if not cell.order:
-            rows.append([*name, "not reached", *[MISSING] * 4])
-            continue
-        first, second = cell.order[0], cell.order[1] if len(cell.order) > 1 else None
-        sooner = [f"{cell.time[other] / cell.time[first]:.1f}" if other and cell.time[other] else MISSING for other in (REFERENCE, second)]
-        rows.append([*name, code(first), code(second) if second else MISSING, seconds(cell.time[first]), *sooner])
+        target, found = MODELS[cell.model], lead(cell.results)
+        names = [code(row.spec) if row else MISSING for row in (found.first, found.runner_up)]
+        ratios = [MISSING if ratio is None else f"{ratio:.1f}" for ratio in (found.over_reference, found.over_runner_up)]
+        rows.append([f"`{cell.model}`, {target.quality.short(target.target)}", rate_text(cell.network), *names,
+                     seconds(found.first and found.first.time_to_target), *ratios])
     return table(head, rows, left=4)
 
 

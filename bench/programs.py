@@ -7,11 +7,13 @@ import json
 import os
 import shlex
 import subprocess
+import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT / "examples" / "demo"))  # models, charts and words are the demo's
 GRACE = 30  # seconds that what began within the budget may go on after it
 
 

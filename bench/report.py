@@ -6,6 +6,7 @@ from __future__ import annotations
 import bounds
 from plan import GOAL_SIZES, GOALS, SMALL_CALL_GOAL, THREADS_GOAL, Goal
 from programs import size_word, with_flag
+from prose import table
 
 MISSING = "–"
 
@@ -35,13 +36,6 @@ def verdict(measured, goal) -> str:
     if part >= 2:
         return f"met, {part:.0f} times"
     return f"met, {100 * (part - 1):+.0f} %" if part >= 1 else f"**missed by {100 * (1 - part):.0f} %**"
-
-
-def table(head, rows, left=1) -> str:
-    """`left` columns of words, the others of numbers."""
-    rule = "|---" * left + "|---:" * (len(head) - left) + "|"
-    lines = ["| " + " | ".join(head) + " |", rule]
-    return "\n".join(lines + ["| " + " | ".join(str(c).replace("|", "\\|") for c in row) + " |" for row in rows])
 
 
 def commands(results, *sections) -> str:

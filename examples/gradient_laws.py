@@ -15,13 +15,11 @@ Needs a release build (`scripts/build release`), or LACONIC_LIBRARY and LACONIC_
 from __future__ import annotations
 
 import argparse
-import datetime
-import functools
 import hashlib
 import itertools
 import json
+import math
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -30,7 +28,9 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent / "demo")]
 
-from gradient_laws_page import MODES, write_page  # noqa: E402
+import group  # noqa: E402
+from gradient_laws_figures import MODES  # noqa: E402
+from gradient_laws_page import write_page  # noqa: E402
 from host import machine  # noqa: E402
 from lab import ROOT, DemoError, laconic_command  # noqa: E402
 from models import MODELS, load  # noqa: E402
@@ -74,64 +74,34 @@ def options(arguments=None) -> argparse.Namespace:
 # ---- training -----------------------------------------------------------------------------------------------------------
 
 
-def kinds(module) -> dict[str, str]:
-    """Of every parameter, by name."""
-    from torch import nn
-
-    head = [name for name, part in module.named_modules() if isinstance(part, nn.Linear)][-1]
-    found = {}
-    for name, part in module.named_modules():
-        for own, _ in part.named_parameters(recurse=False):
-            path = f"{name}.{own}" if name else own
-            if isinstance(part, (nn.LayerNorm, nn.BatchNorm2d)):
-                found[path] = "norm"
-            elif "bias" in own:
-                found[path] = "bias"
-            elif isinstance(part, nn.Embedding) or not name:
-                found[path] = "embedding"  # a parameter of the model itself is one of places
-            elif name == head:
-                found[path] = "head"
-            else:
-                found[path] = {"Conv2d": "convolution", "LSTM": "recurrent", "Linear": "linear"}.get(type(part).__name__, "other")
-    return found
-
-
 class Recorder:
     """Appends what rank 0 would encode to a file per parameter."""
 
     def __init__(self, trainer, folder: Path):
-        self.trainer, self.folder, self.steps = trainer, folder, []
-        self.parameters = dict(trainer.model.module.named_parameters())
-        self.found = None
-        self.stages = {name: [] for name in self.parameters}  # of the fit, as they have adapted; none without sidco
-        for name, parameter in self.parameters.items():
-            # Runs when the rank's own gradient is there; DDP puts the mean in its place at the end of backward.
-            parameter.register_post_accumulate_grad_hook(functools.partial(self._keep, name))
+        from layers import OwnGradients
 
-    def _keep(self, name: str, parameter) -> None:
-        if self.found is not None:
-            self.found[name] = parameter.grad.detach().clone()
+        self.trainer, self.folder, self.steps = trainer, folder, []
+        self.gradients = OwnGradients(trainer.model.module)
+        self.parameters = self.gradients.parameters
+        self.stages = {name: [] for name in self.parameters}  # of the fit, as they have adapted; none without sidco
 
     def step(self) -> None:
         """One training step, recorded."""
         held = self.trainer.handle.state_dict()["tensors"]
-        self.found = {}
         self.steps.append(self.trainer.step)
-        self.trainer.train_step()
-        for i, (name, parameter) in enumerate(self.parameters.items()):
-            gradient = self.found.get(name)
-            if gradient is None:
-                raise DemoError(f"{name} has no gradient")
-            residual, state = held.get(f"residual/{name}"), held.get(f"state/{name}@0#0")
+        found = self.gradients.of(self.trainer.train_step)
+        for i, name in enumerate(self.parameters):
+            gradient, residual, state = found[name], held.get(f"residual/{name}"), held.get(f"state/{name}@0#0")
             if state is not None and len(state):
                 self.stages[name].append(int(state[0]))
             if residual is not None:
-                gradient = gradient + residual.view_as(parameter)
+                gradient = gradient + residual.view_as(gradient)
             with (self.folder / f"{i}.f32").open("ab") as file:
                 file.write(gradient.contiguous().numpy().tobytes())
-        self.found = None
 
     def about(self) -> dict:
+        from layers import kinds
+
         kind = kinds(self.trainer.model.module)
         return {"steps": self.steps, "layers": [{"name": name, "shape": list(p.shape), "kind": kind[name],
                                                  "compressed": p.numel() > SMALL, "adapted": self.stages[name]}
@@ -146,14 +116,9 @@ def digest(module) -> str:
     return found.hexdigest()
 
 
-def run_rank(rank: int, plan: dict, folder: str, port: int) -> None:
-    import torch
-    import torch.distributed as dist
+def run_rank(rank: int, plan: dict, folder: str) -> None:
     from trainer import Trainer
 
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=plan["world"],
-                            timeout=datetime.timedelta(seconds=120))
     kind = load(plan["model"])
     spec = f"sidco:ratio={plan['ratio']!r}" if plan["feedback"] else "none"
     trainer = Trainer(kind, spec, plan["seed"], kind.data(plan["data"]), plan["steps"], rank, plan["world"])
@@ -167,18 +132,11 @@ def run_rank(rank: int, plan: dict, folder: str, port: int) -> None:
         about = {**recorder.about(), "quality": trainer.quality(), "parameters": digest(trainer.model.module)}
         (Path(folder) / "about.json").write_text(json.dumps(about), encoding="utf-8")
     trainer.close()
-    dist.destroy_process_group()
 
 
 def train(plan: dict, folder: Path) -> dict:
     """Leaves the recorded vectors in `folder`."""
-    import torch.multiprocessing as mp
-
-    os.environ.update(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    mp.spawn(run_rank, (plan, str(folder), port), nprocs=plan["world"])  # raises, and ends the others, when one fails
+    group.wait(group.start(run_rank, plan["world"], plan, str(folder)))
     return json.loads((folder / "about.json").read_text(encoding="utf-8"))
 
 
@@ -208,9 +166,7 @@ def record_of(step: int, tensor: dict) -> dict:
 
 def fit_layer(command: str, path: Path, layer: dict, plan: dict, steps: list[int]) -> list[dict]:
     """The records of one layer. Adaptive stages see each record as often as steps lie between two."""
-    count = 1
-    for side in layer["shape"]:
-        count *= side
+    count = math.prod(layer["shape"])
     tried = specs(plan["ratio"]) if layer["compressed"] else [f"sidco:ratio={plan['ratio']!r}"]
     words = [command, "laws", "--json", "--values", str(count), "--calls", str(plan["every"]),
              *[word for spec in tried for word in ("--spec", spec)], str(path)]

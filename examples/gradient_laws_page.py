@@ -4,149 +4,13 @@
 from __future__ import annotations
 
 import itertools
-import re
 import statistics
-import textwrap
 from pathlib import Path
 
-import charts
-import pictures
-from charts import Axis, Series
-from pictures import Panel
-
-MODES = ("without", "with")  # error feedback
-HOLDS = 0.05  # a law holds where the median distance is below
-BAND = 0.2  # of the guard
-#: As `laconic laws` names them: the page's name, the class of its colour
-LAWS = {"exponential": ("exponential", "s5"), "gamma": ("gamma", "s7"), "pareto": ("generalised Pareto", "s10"),
-        "normal": ("normal", "s3"), "laplace": ("Laplace", "s1")}
-FITTED = ("exponential", "gamma", "pareto")  # those that sidco knows
-ROWS = [(law, stages, mode) for law in ("exp", "gp", "p")
-        for stages, mode in ((0, "signed"), (0, "faithful"), (1, "signed"), (2, "signed"), (3, "signed"))]
-DEFAULT = ("exp", 0, "signed")  # of sidco
-WANTED, SELECTED, DISTANCE = range(3)  # of a stage
-
-
-# ---- the figures ----
-
-
-def setting_of(spec: str) -> tuple:
-    """law, stages, mode, guard: a canonical spec leaves defaults out."""
-    given = dict(re.findall(r"(\w+)=([\w.-]+)", spec))
-    return given.get("law", "exp"), int(given.get("stages", 0)), given.get("mode", "signed"), given.get("guard", "on")
-
-
-class Figures:
-    """Of several runs. A record counts where there was something to fit."""
-
-    def __init__(self, found: list[dict]):
-        self.runs = found
-        self.models = list(dict.fromkeys(run["plan"]["model"] for run in found))
-        self.about = found[0]["plan"]
-        for run in found:
-            for record in (r for layer in run["layers"] for r in layer["records"] if "fits" in r):
-                record["settings"] = {setting_of(spec): fit for spec, fit in record["fits"].items()}
-
-    def records(self, feedback: bool, model: str | None = None, compressed: bool = True):
-        """(model, layer, record)"""
-        for run in self.runs:
-            if run["plan"]["feedback"] == feedback and model in (None, run["plan"]["model"]):
-                for layer in run["layers"]:
-                    if layer["compressed"] or not compressed:
-                        for record in layer["records"]:
-                            if "why" not in record:
-                                yield run["plan"]["model"], layer, record
-
-    def has(self, feedback: bool, model: str | None = None) -> bool:
-        return any(True for _ in self.records(feedback, model))
-
-    def along(self, feedback: bool, model: str, value, middle=statistics.median) -> list[tuple[float, float]]:
-        """(step, median over the compressed layers) of what `value(record)` gives; None does not count."""
-        by_step = {}
-        for _, _, record in self.records(feedback, model):
-            got = value(record)
-            if got is not None:
-                by_step.setdefault(record["step"], []).append(got)
-        return [(step, middle(values)) for step, values in sorted(by_step.items())]
-
-    def values(self, feedback: bool, model: str | None, value) -> list:
-        """What `value(record)` gives; None does not count."""
-        return [got for _, _, record in self.records(feedback, model) if (got := value(record)) is not None]
-
-    def distances(self, law: str, feedback: bool, model: str | None = None) -> list[float]:
-        return self.values(feedback, model, lambda record: record["ks"][law])
-
-    def weighted(self, feedback: bool, value) -> list[tuple[float, float]]:
-        """(value, weight): every model weighs 1, each of its records and layers the same."""
-        found = []
-        for model in self.models:
-            values = self.values(feedback, model, value)
-            found += [(v, 1 / len(values)) for v in values]
-        return found
-
-
-def quantile(weighted: list[tuple[float, float]], part: float) -> float:
-    ordered = sorted(weighted)
-    whole, below = sum(weight for _, weight in ordered), 0.0
-    for value, weight in ordered:
-        below += weight
-        if below >= part * whole * (1 - 1e-12):
-            return value
-    return float("nan")
-
-
-def share(weighted: list[tuple[float, float]], test) -> float:
-    return sum(weight for value, weight in weighted if test(value)) / sum(weight for _, weight in weighted)
-
-
-def mean(weighted: list[tuple[float, float]]) -> float:
-    return sum(value * weight for value, weight in weighted) / sum(weight for _, weight in weighted)
-
-
-def fit(record: dict, row: tuple, guard: str = "on") -> dict | None:
-    return record["settings"].get((*row, guard))
-
-
-def part_of(record: dict, row: tuple, key: str, guard: str = "on") -> float | None:
-    """`fitted` or `sent` over what was wanted; None where everything was sent."""
-    got = fit(record, row, guard)
-    return got[key] / got["wanted"] if got and got["stages"] else None
-
-
-def counted(record: dict, row: tuple, key: str) -> float | None:
-    """`corrections` or `memory_passes`."""
-    got = fit(record, row)
-    return float(got[key]) if got and got["stages"] else None
-
-
-def stage_part(record: dict, row: tuple, stage: int) -> float | None:
-    got = fit(record, row)
-    return got["stages"][stage][SELECTED] / got["stages"][stage][WANTED] if got and len(got["stages"]) > stage else None
-
-
-def stage_distance(record: dict, row: tuple, stage: int) -> float | None:
-    got = fit(record, row)
-    return got["stages"][stage][DISTANCE] if got and len(got["stages"]) > stage else None
-
-
-def element_passes(figures: Figures, feedback: bool, row: tuple, guard: str) -> float:
-    """How often an element is read: the mean over the models of the mean over their elements."""
-    means = []
-    for model in figures.models:
-        read = elements = 0
-        for _, layer, record in figures.records(feedback, model):
-            got = fit(record, row, guard)
-            if got is not None:
-                count = 1
-                for side in layer["shape"]:
-                    count *= side
-                read, elements = read + count * got["memory_passes"], elements + count
-        if elements:
-            means.append(read / elements)
-    return statistics.fmean(means) if means else float("nan")
-
-
-# ---- words ----
+from gradient_laws_figures import (BAND, DEFAULT, FITTED, Figures, HOLDS, LAWS, MODES, ROWS, counted, element_passes, fit,
+    kind_rows, mean, part_of, quantile, share, stage_distance)
+from gradient_laws_plots import PLOTS
+from prose import bullets, listed, table, wrapped
 
 
 def number(x: float) -> str:
@@ -157,117 +21,12 @@ def percent(x: float) -> str:
     return f"{100 * x:.0f}\u00a0%"
 
 
-def table(head: list[str], rows: list[list[str]], left: int = 1) -> str:
-    lines = ["| " + " | ".join(row) + " |" for row in [head, *rows]]
-    return "\n".join([lines[0], "|" + "---|" * left + "---:|" * (len(head) - left), *lines[1:]])
-
-
-def listed(names) -> str:
-    names = list(names)
-    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
-
-
 def row_text(row: tuple) -> str:
     law, stages, mode = row
     return f"`law={law}`" + (f", `stages={stages}`" if stages else f", adaptive, `mode={mode}`")
 
 
-# ---- plots ----
-
-
-def panels(title: str, legend: list[tuple[str, str]], cells: dict, models: list[str], y_text, low: float, high: float,
-           log: bool = False, target: float | None = None) -> str:
-    """A row per model, a column per mode; `cells[model, feedback]` are series over steps."""
-    rows = [[Panel(f"{model}, {MODES[feedback]} error feedback", cells.get((model, feedback), []), low, high)
-             for feedback in (False, True)] for model in models]
-    return pictures.panels(title, legend, rows, y_text, log, target)
-
-
-def highest(cells: dict) -> float:
-    """Of an axis."""
-    return 1.05 * max((y for series in cells.values() for s in series for _, y in s.points), default=1.0) or 1.0
-
-
-def both_modes(figures: Figures, series_of) -> dict:
-    return {(model, feedback): series_of(model, feedback) for model in figures.models for feedback in (False, True)}
-
-
-def distance_plot(figures: Figures) -> str:
-    cells = both_modes(figures, lambda model, feedback: [
-        Series(label, style, figures.along(feedback, model, lambda r, law=law: r["ks"][law]))
-        for law, (label, style) in LAWS.items()])
-    return panels("Kolmogorov–Smirnov distance of the magnitudes, median of the compressed layers", list(LAWS.values()), cells,
-                  figures.models, charts.number, 0.0, highest(cells), target=HOLDS)
-
-
-def kinds_plot(figures: Figures) -> str:
-    """A row per model and kind of layer, with feedback a full dot and without a ring."""
-    rows = kind_rows(figures)
-    names, width, step = 190, 860, 22
-    height = 100 + len(rows) * step + 44
-    x = Axis(0.0, 1.05 * max((value for _, _, cells in rows for value in cells.values()), default=1.0), names, width - 20)
-    y = Axis(0.0, 1.0, height - 44, 80)
-    body = [charts.text(20, 28, "Distance by kind of layer, median", "start", "title"),
-            *charts.frame(x, y, "Kolmogorov–Smirnov distance")]
-    place = names
-    for law in FITTED:
-        label, style = LAWS[law]
-        body += [f'<circle cx="{place}" cy="52" r="4" class="dot {style}"/>', charts.text(place + 10, 56, label, "start", "row")]
-        place += 36 + 7 * len(label)
-    body.append(charts.text(place, 56, "full: with error feedback, ring: without", "start", "name"))
-    for i, (model, kind, cells) in enumerate(rows):
-        middle = 90 + i * step
-        body.append(charts.text(names - 10, middle + 4, f"{model}, {kind}", "end", "row"))
-        for (law, feedback), value in cells.items():
-            shape = 'r="4" class="dot' if feedback else 'r="5" style="fill: none" class="ring'
-            body.append(f'<circle cx="{x.at(value):.1f}" cy="{middle}" {shape} {LAWS[law][1]}"/>')
-    return pictures.on_ground(body, height, "Distance by kind of layer", width)
-
-
-STAGE_STYLES = ("s5", "s7", "s10")
-
-
-def stages_plot(figures: Figures) -> str:
-    row = ("exp", 3, "signed")
-    cells = both_modes(figures, lambda model, feedback: [
-        Series(f"stage {i + 1}", style, figures.along(feedback, model, lambda r, i=i: stage_part(r, row, i)))
-        for i, style in enumerate(STAGE_STYLES)])
-    return panels("Selected over wanted by stage, law=exp,stages=3, before the guard; median of the compressed layers",
-                  [(f"after stage {i + 1}", style) for i, style in enumerate(STAGE_STYLES)], cells, figures.models,
-                  charts.number, 0.1, 10.0, log=True, target=1.0)
-
-
-def compressibility_plot(figures: Figures) -> str:
-    cells = both_modes(figures, lambda model, feedback: [
-        Series("p", "s5", figures.along(feedback, model, lambda r: r["compressibility"]))])
-    return panels("Exponent of compressibility, median of the compressed layers", [("p", "s5")], cells, figures.models,
-                  charts.number, 0.0, max(1.0, highest(cells)), target=0.5)
-
-
-def guard_plot(figures: Figures) -> str:
-    def series(label: str, style: str, key: str, model: str, feedback: bool) -> Series:
-        return Series(label, style, figures.along(feedback, model, lambda r: counted(r, DEFAULT, key), statistics.fmean))
-
-    kinds = [("thresholds tried by the guard", "s10", "corrections"), ("passes over memory in all", "s5", "memory_passes")]
-    cells = both_modes(figures, lambda model, feedback: [series(*kind, model, feedback) for kind in kinds])
-    return panels("The guard of the default setting: mean of the compressed layers", [kind[:2] for kind in kinds], cells,
-                  figures.models, charts.number, 0.0, highest(cells))
-
-
 # ---- tables ----
-
-
-def kind_rows(figures: Figures) -> list[tuple[str, str, dict]]:
-    """(model, kind, {(law, feedback): median distance}), small layers too."""
-    found: dict = {}
-    for feedback in (False, True):
-        for model, layer, record in figures.records(feedback, compressed=False):
-            cells = found.setdefault((model, layer["kind"]), {})
-            for law in FITTED:
-                if record["ks"][law] is not None:
-                    cells.setdefault((law, feedback), []).append(record["ks"][law])
-    return [(model, kind, {key: statistics.median(values) for key, values in cells.items()})
-            for (model, kind), cells in sorted(found.items(), key=lambda item: (figures.models.index(item[0][0]), item[0][1]))]
 
 
 def cell(values, bold=lambda _: False) -> str:
@@ -427,11 +186,7 @@ def default_statement(figures: Figures, feedback: bool) -> list[str]:
 def statements(figures: Figures) -> str:
     lines = [line for part in (law_statements, tail_statement, compressible_statement, default_statement)
              for feedback in (False, True) if figures.has(feedback) for line in part(figures, feedback)]
-    return "\n".join(wrapped(f"- {line}", "  ") for line in lines)
-
-
-def wrapped(line: str, indent: str = "") -> str:
-    return textwrap.fill(line, 130, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return bullets(lines)
 
 
 PAGE = """# The laws of real gradients
@@ -547,10 +302,6 @@ def page(figures: Figures) -> str:
         kinds=kind_table(figures), tails=tail_table(figures), compressibility=compressibility_table(figures),
         guard=guard_table(figures), with_feedback=default_table(figures, True), without_feedback=default_table(figures, False),
         environment=environment(figures))
-
-
-PLOTS = {"distance": distance_plot, "kinds": kinds_plot, "stages": stages_plot, "compressibility": compressibility_plot,
-         "guard": guard_plot}
 
 
 def write_page(found: list[dict], folder: Path) -> None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import faulthandler
 import fcntl
 import hashlib
 import importlib
-import faulthandler
 import json
 import os
 import platform

@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-BUILD = Path(os.environ.get("LACONIC_BUILD", ROOT / "build" / "release"))
-sys.path[:0] = [str(ROOT / "examples"), str(ROOT / "examples" / "demo")]
+sys.path[:0] = [str(ROOT / "tests" / "support"), str(ROOT / "examples"), str(ROOT / "examples" / "demo")]
 
 import gradient_laws  # noqa: E402
+import gradient_laws_figures  # noqa: E402
 import gradient_laws_page  # noqa: E402
+from training_here import needs, needs_models  # noqa: E402
 
 SETTINGS = ["--model", "mlp", "--steps", "4", "--every", "2", "--world", "1"]
 
@@ -24,14 +25,9 @@ SETTINGS = ["--model", "mlp", "--steps", "4", "--every", "2", "--world", "1"]
 @pytest.fixture(scope="module")
 def environment():
     """Of the build under test."""
-    pytest.importorskip("torch")
-    pytest.importorskip("sklearn")
-    library = Path(os.environ.get("LACONIC_LIBRARY", BUILD / "lib" / "liblaconic.so"))
-    command = Path(os.environ.get("LACONIC_BIN", BUILD / "bin" / "laconic"))
-    for path in (library, command):
-        if not path.exists():
-            pytest.skip(f"not built: {path}")
-    return {**os.environ, "LACONIC_LIBRARY": str(library), "LACONIC_BIN": str(command)}
+    needs_models()
+    files = {"LACONIC_LIBRARY": "lib/liblaconic.so", "LACONIC_BIN": "bin/laconic"}
+    return {**os.environ, **{variable: needs(variable, place) for variable, place in files.items()}}
 
 
 def run(environment, *words):
@@ -83,12 +79,11 @@ with tempfile.TemporaryDirectory() as folder:
             else:
                 assert left is None
                 assert torch.equal(seen, p.grad.flatten())  # one rank: its gradient is the mean
-    recorder.found = {}
-    recorder._keep(name, p)
-    p.grad.add_(1)  # as DDP puts the mean there
-    assert not torch.equal(recorder.found[name], p.grad)
     assert recorder.about()["steps"] == [0, 1, 2, 3, 4]
     assert gradient_laws.digest(plain.model.module) == gradient_laws.digest(trainer.model.module)
+    held = recorder.gradients.of(trainer.train_step)
+    p.grad.add_(1)  # as DDP puts the mean there
+    assert not torch.equal(held[name], p.grad)
     dist.destroy_process_group()
 """
 
@@ -101,14 +96,14 @@ def test_what_is_recorded_is_what_the_codec_encodes(environment):
 
 
 def test_kinds_of_layers():
-    pytest.importorskip("torch")
-    pytest.importorskip("sklearn")
+    needs_models()
+    import layers
     import models
 
     found = {}
     for name in models.MODELS:
         kind = models.load(name)
-        found[name] = gradient_laws.kinds(kind.build(kind.data(None) if name in ("mlp", "cnn") else None))
+        found[name] = layers.kinds(kind.build(kind.data(None) if name in ("mlp", "cnn") else None))
     assert set(found["mlp"].values()) == {"linear", "bias", "head"}
     assert set(found["cnn"].values()) == {"convolution", "norm", "bias", "head"}
     assert set(found["lstm"].values()) == {"embedding", "recurrent", "bias", "head"}
@@ -129,11 +124,11 @@ def test_figures(recorded):
         assert layers["2.weight"]["compressed"] and not layers["2.bias"]["compressed"]
         assert [record["step"] for record in layers["2.weight"]["records"]] == [0, 2]
         record = layers["2.weight"]["records"][1]
-        assert set(record["ks"]) == set(gradient_laws_page.LAWS) and 0 < record["ks"]["gamma"] < 0.2
+        assert set(record["ks"]) == set(gradient_laws_figures.LAWS) and 0 < record["ks"]["gamma"] < 0.2
         assert len(record["fits"]) == len(gradient_laws.specs(0.001)) == 30
-        assert {gradient_laws_page.setting_of(spec)[:3] for spec in record["fits"]} == set(gradient_laws_page.ROWS)
+        assert {gradient_laws_figures.setting_of(spec)[:3] for spec in record["fits"]} == set(gradient_laws_figures.ROWS)
         for fit in record["fits"].values():
-            assert fit["wanted"] == 1048 and fit["stages"][-1][gradient_laws_page.SELECTED] == fit["fitted"]
+            assert fit["wanted"] == 1048 and fit["stages"][-1][gradient_laws_figures.SELECTED] == fit["fitted"]
         assert layers["4.bias"]["records"][0]["why"].startswith("too few values: 10")
         assert layers["2.weight"]["adapted"] == ([1, 1] if mode == "with" else []) and not layers["2.bias"]["adapted"]
     first, later = ([figures["layers"][2]["records"][i]["ks"] for figures in found.values()] for i in (0, 1))
@@ -218,7 +213,7 @@ def figures(model, feedback, exponential, records=3, fitted=100, shape=(1000, 10
 
 
 def page_of(*found):
-    return gradient_laws_page.page(gradient_laws_page.Figures(list(found)))
+    return gradient_laws_page.page(gradient_laws_figures.Figures(list(found)))
 
 
 def test_the_page_says_where_a_law_holds():
@@ -246,13 +241,13 @@ def test_the_page_compares_the_default_with_the_others():
 
 
 def test_models_weigh_the_same():
-    found = gradient_laws_page.Figures([figures("mlp", True, 0.1, records=9, fitted=50), figures("gpt", True, 0.1, records=1)])
+    found = gradient_laws_figures.Figures([figures("mlp", True, 0.1, records=9, fitted=50), figures("gpt", True, 0.1, records=1)])
     row = ("exp", 2, "signed")
-    parts = found.weighted(True, lambda r: gradient_laws_page.part_of(r, row, "fitted"))
+    parts = found.weighted(True, lambda r: gradient_laws_figures.part_of(r, row, "fitted"))
     assert sorted({(value, round(weight, 6)) for value, weight in parts}) == [(0.5, round(1 / 9, 6)), (1.0, 1.0)]
-    assert gradient_laws_page.mean(parts) == pytest.approx(0.75)
-    assert gradient_laws_page.quantile(parts, 0.5) == 0.5 and gradient_laws_page.quantile(parts, 0.6) == 1.0
-    assert gradient_laws_page.share(parts, gradient_laws_page.in_band) == pytest.approx(0.5)
+    assert gradient_laws_figures.mean(parts) == pytest.approx(0.75)
+    assert gradient_laws_figures.quantile(parts, 0.5) == 0.5 and gradient_laws_figures.quantile(parts, 0.6) == 1.0
+    assert gradient_laws_figures.share(parts, gradient_laws_page.in_band) == pytest.approx(0.5)
 
 
 def test_passes_are_of_elements():
@@ -260,5 +255,5 @@ def test_passes_are_of_elements():
     for spec in small["layers"][0]["records"][0]["fits"].values():
         spec["memory_passes"] = 13
     big["layers"] += small["layers"]
-    found = gradient_laws_page.Figures([big])
-    assert gradient_laws_page.element_passes(found, True, ("exp", 2, "signed"), "on") == pytest.approx((10 * 2 + 13) / 11)
+    found = gradient_laws_figures.Figures([big])
+    assert gradient_laws_figures.element_passes(found, True, ("exp", 2, "signed"), "on") == pytest.approx((10 * 2 + 13) / 11)

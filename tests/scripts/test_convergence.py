@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-BUILD = Path(os.environ.get("LACONIC_BUILD", ROOT / "build" / "release"))
-sys.path.insert(0, str(ROOT / "bench"))
+sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "tests" / "support")]
 
 import convergence  # noqa: E402
 import convergence_page  # noqa: E402
+from training_here import needs_library  # noqa: E402
 
 SAMPLE = 1 / convergence_page.TEST_SAMPLES
 
@@ -175,12 +175,7 @@ def test_the_page_waits_for_both_parts(results, tmp_path, monkeypatch, capsys):
 @pytest.mark.slow
 def test_a_training_of_a_few_steps(results, monkeypatch):
     """Two processes: mini-batches and LBFGS, from where a run was cut off."""
-    pytest.importorskip("torch")
-    pytest.importorskip("sklearn")
-    library = os.environ.get("LACONIC_LIBRARY", BUILD / "lib" / "liblaconic.so")
-    if not Path(library).exists():
-        pytest.skip(f"not built: {library}")
-    monkeypatch.setenv("LACONIC_LIBRARY", str(library))
+    needs_library(monkeypatch)
     results.plan = dataclasses.replace(results.plan, seeds=(0,), steps=3, lbfgs_gradients=5)
     before = results.load()
     trained = {"SGD, momentum 0.9/rate": {"best": 0.1, "losses": [[0.1, 1.0]]}, "LBFGS/none/0": {"loss": 1.5, "accuracy": 0.5}}

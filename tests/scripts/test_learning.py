@@ -4,7 +4,6 @@
 import dataclasses
 import json
 import math
-import os
 import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
@@ -12,18 +11,23 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-BUILD = Path(os.environ.get("LACONIC_BUILD", ROOT / "build" / "release"))
-sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "examples"), str(ROOT / "examples" / "demo")]
+sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "tests" / "support")]
 
 import learning  # noqa: E402
 import learning_page  # noqa: E402
+import learning_runs  # noqa: E402
+from training_here import needs_library, needs_models  # noqa: E402
 
 FP32 = learning.REFERENCE
 PLACE = {"CPU": "one", "date": "2026-01-02", "python": "3.11", "torch": "2.0", "scikit-learn": "1.0"}
 RATES = {"SGD": 0.3, "momentum": 0.1, "Adam": 1e-3, "AdamW": 1e-3}
-PARAMETERS = {"mlp": ["0.weight", "0.bias", "4.weight", "4.bias"], "cnn": ["0.weight", "1.weight", "4.path.0.weight", "8.weight"],
-              "lstm": ["characters.weight", "memory.weight_hh_l0", "memory.bias_hh_l0", "head.weight"],
-              "gpt": ["places", "characters.weight", "blocks.0.before_mixing.weight", "blocks.0.mixing.0.weight", "head.1.weight"]}
+#: with their kinds
+PARAMETERS = {
+    "mlp": {"0.weight": "linear", "0.bias": "bias", "4.weight": "head", "4.bias": "bias"},
+    "cnn": {"0.weight": "convolution", "1.weight": "norm", "4.path.0.weight": "convolution", "8.weight": "head"},
+    "lstm": {"characters.weight": "embedding", "memory.weight_hh_l0": "recurrent", "memory.bias_hh_l0": "bias", "head.weight": "head"},
+    "gpt": {"places": "embedding", "characters.weight": "embedding", "blocks.0.before_mixing.weight": "norm",
+            "blocks.0.mixing.0.weight": "linear", "head.1.weight": "head"}}
 
 
 # ---- runs with known answers ----
@@ -84,7 +88,7 @@ def run_of(cell):
         gap = lambda step: 0 if cell.rate == RATES[cell.optimizer] else 1  # noqa: E731
     ratio = {"int8": 4.0, "3lc": 20.0, "powersgd:rank=4": 30.0, "topk:ratio=0.01": 50.0}.get(cell.spec)
     return {"cell": dataclasses.asdict(cell), "curve": curve(cell, gap, cell.steps or 200, cell.every or 10), "ratio": ratio,
-            "norms": norms(cell) if cell.norms else None, "environment": PLACE}
+            "norms": norms(cell) if cell.norms else None, "kinds": PARAMETERS[cell.model], "environment": PLACE}
 
 
 @pytest.fixture
@@ -134,12 +138,12 @@ def tables_of(text, heading):
     ([], None),
 ])
 def test_within_from(differences, step):
-    assert learning_page.within_from(differences) == step
+    assert learning_runs.within_from(differences) == step
 
 
 def test_smoothing_takes_five_evaluations_and_not_the_start():
     points = [(0, 100.0), *((step, float(step)) for step in range(1, 8))]
-    assert learning_page.smoothed(points) == [(5, 3.0), (6, 4.0), (7, 5.0)]
+    assert learning_runs.smoothed(points) == [(5, 3.0), (6, 4.0), (7, 5.0)]
 
 
 def test_a_long_run_says_what_ends_within_0_3_points_and_from_where(found):
@@ -179,7 +183,7 @@ def test_worse_than_fp32_beyond_chance_is_bold(found):
     ("gpt", [9.9, 3.0], [math.nan, 3.0], 0),
 ])
 def test_worse_and_better_beyond_chance(model, values, plain, sign):
-    assert learning_page.judged(model, values, plain) == sign
+    assert learning_runs.judged(model, values, plain) == sign
 
 
 # ---- warm-up ----
@@ -250,20 +254,6 @@ def test_the_worst_parameters_are_named(found):
     assert "In 12 trainings the worst parameter is a hidden weight in 6, a head in 3 and an embedding in 3." in text
 
 
-def test_kinds_are_those_of_the_modules():
-    """As gradient_laws.py finds them in the models themselves."""
-    pytest.importorskip("torch")
-    pytest.importorskip("sklearn")
-    import gradient_laws
-    import models
-
-    hidden = {"convolution", "recurrent", "linear"}
-    for model in learning.MODELS:
-        kind = models.load(model)
-        for name, found in gradient_laws.kinds(kind.build(kind.data(None) if model == "cnn" else None)).items():
-            assert learning_page.kind_of(model, name) == (learning_page.HIDDEN if found in hidden else found), (model, name)
-
-
 # ---- the page ----
 
 
@@ -284,7 +274,7 @@ def test_runs_that_are_missing_are_listed_and_their_sections_left_out(found, tmp
 
 
 def test_a_seed_needs_all_its_runs(found):
-    runs = learning_page.Runs(without(found, "long", lambda cell: (cell.seed, cell.spec) == (1, FP32))["long"])
+    runs = learning_runs.Runs(without(found, "long", lambda cell: (cell.seed, cell.spec) == (1, FP32))["long"])
     assert runs.seeds == [0, 2] and len(runs.of("mlp", FP32)) == 2
 
 
@@ -378,7 +368,7 @@ def test_without_tuning_the_optimizers_runs_are_missing(results):
 
 
 def test_held_out_samples_are_not_learnt_from(tmp_path):
-    torch = pytest.importorskip("torch")
+    torch = needs_models()
     import digits
     import text
 
@@ -402,12 +392,7 @@ def test_held_out_samples_are_not_learnt_from(tmp_path):
 @pytest.mark.slow
 def test_two_trainings_of_a_few_steps(results, monkeypatch):
     """Two processes: with norms, and with a warm-up, an optimizer and a rate."""
-    pytest.importorskip("torch")
-    pytest.importorskip("sklearn")
-    library = os.environ.get("LACONIC_LIBRARY", BUILD / "lib" / "liblaconic.so")
-    if not Path(library).exists():
-        pytest.skip(f"not built: {library}")
-    monkeypatch.setenv("LACONIC_LIBRARY", str(library))
+    needs_library(monkeypatch)
     mine = [learning.Cell("norms", "mlp", "3lc", steps=4, every=2, norms=True),
             learning.Cell("warmup", "cnn", "topk:ratio=0.01", 1, 3, 1, warmup=2, optimizer="Adam", rate=1e-3)]
     monkeypatch.setattr(learning, "cells", lambda question: mine)
@@ -417,7 +402,7 @@ def test_two_trainings_of_a_few_steps(results, monkeypatch):
     assert [step for step, _ in first["curve"]] == [0, 2, 4] and [step for step, _ in second["curve"]] == [0, 1, 2, 3]
     assert first["ratio"] > 10 and first["environment"]["torch"] and second["norms"] is None
     [[step, residual, gradient]] = first["norms"]["2.weight"]
-    assert step == 2 and residual > 0 and gradient > 0
+    assert step == 2 and residual > 0 and gradient > 0 and first["kinds"]["2.weight"] == "linear"
     [[_, residual, gradient]] = first["norms"]["2.bias"]
     assert residual is None and gradient > 0
     before = {path: path.stat().st_mtime_ns for path in results.iterdir()}

@@ -81,6 +81,14 @@ def test_the_first_of_each_cell_and_by_how_much(found):
     assert [row[0] for row in rows] == ["`mlp`, 95 %"] * 2 + ["`lstm`, 3 bits"] * 2
 
 
+def test_a_cell_in_which_nothing_gets_there(found):
+    for spec in SPECS:
+        found["learning"]["mlp", spec] = [run("mlp", None, 0.5)] * 3
+    page = matrix_page.page(found)
+    assert table_after(page, "## First")[2:4] == [["`mlp`, 95 %", rate, "–", "–", "not reached", "–", "–"] for rate in ("20 Mbit/s", "1 Gbit/s")]
+    assert [row[1:3] for row in table_after(page, "## Rankings")[2:]] == [["–", "–"]] * 3
+
+
 def test_ranks_and_flips(found):
     page = matrix_page.page(found)
     assert table_after(page, "## Rankings")[2:] == [["PyTorch DDP, fp32", "3", "3", "2", "1"], ["`3lc`", "1", "1", "–", "–"],
@@ -91,6 +99,21 @@ def test_ranks_and_flips(found):
         ("pytorch:ddp", "3lc", "lstm at 20 Mbit/s", "mlp at 20 Mbit/s"), ("3lc", "topk:ratio=0.01", "mlp at 20 Mbit/s", "lstm at 20 Mbit/s")]
     assert "Of 3 pairs of exchanges 2 change" in page
     assert "- `3lc` before `topk:ratio=0.01`: mlp at 20 Mbit/s (× 6.2); behind it: lstm at 20 Mbit/s (`3lc` does not get there)." in page
+
+
+def test_flips_are_named_of_contenders(found, monkeypatch):
+    monkeypatch.setattr(matrix_page, "CONTENDERS", 1)
+    del found["times"]["lstm", "1gbit"]  # there fp32 is first
+    page = matrix_page.page(found)
+    assert "Of 3 pairs of exchanges 2 change" in page
+    assert "- `3lc` before `topk:ratio=0.01`" in page and "- PyTorch DDP, fp32 before" not in page
+
+
+def test_neither_is_before_the_other_where_both_do_not_get_there(found):
+    for spec in SPECS[:2]:
+        found["learning"]["lstm", spec] = [run("lstm", None, 3.5)] * 3
+    cell = matrix_page.cells(found)[2]
+    assert matrix_page.ratio(cell, "pytorch:ddp", "3lc") == 1.0 and matrix_page.ratio(cell, "topk:ratio=0.01", "3lc") == float("inf")
 
 
 def test_quality_against_fp32(found):

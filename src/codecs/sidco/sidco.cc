@@ -162,7 +162,6 @@ Encoded sidco::encode_traced(const Sidco::Params& p, std::span<const float> stat
     writer.finish();
     return {kHeader + sparse_bytes(count, n)};
   };
-  trace = {};
   if (n == 0) return send(0, [](SparseWriter&) {});
 
   trace.wanted = k;

@@ -140,7 +140,7 @@ double tail_threshold(Law law, double low, const Moments& z, double delta) {
 
 uint32_t max_stages(double delta) {
   const double stages = std::ceil(std::log(delta) / std::log(0.5));
-  return static_cast<uint32_t>(std::clamp(stages, 1.0, 30.0));
+  return static_cast<uint32_t>(std::clamp(stages, 1.0, double{kMostStages}));
 }
 
 Adaptation Adaptation::read(std::span<const float> state) {

@@ -44,7 +44,8 @@ struct Shape {
 
 /// Ratio of the first stage when there are several.
 inline constexpr double kFirstRatio = 0.25;
-/// Stages from which a ratio δ gains nothing: ceil(ln δ / ln ½), at least 1.
+inline constexpr uint32_t kMostStages = 30;
+/// Stages from which a ratio δ gains nothing: ceil(ln δ / ln ½), from 1 to kMostStages.
 [[nodiscard]] uint32_t max_stages(double delta);
 
 /// The rule that moves the number of stages; the paper's modes -1 and -3.

@@ -22,8 +22,6 @@ struct Stage {
 };
 
 struct Trace {
-  static constexpr uint32_t kMostStages = 30;
-
   double unit = 1;  ///< of the moments
   uint64_t nonzero = 0;
   uint64_t wanted = 0;
@@ -40,7 +38,7 @@ struct Trace {
   Stage& last() { return stage[stages - 1]; }
 };
 
-/// Sidco::encode, with a report.
+/// Sidco::encode, with a report: `trace` has to be a new one.
 Encoded encode_traced(const Sidco::Params& p, std::span<const float> state, const Unit& unit,
                       Source source, Work& work, MutBytes out, Trace& trace);
 

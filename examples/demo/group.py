@@ -1,0 +1,37 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""Processes of this machine as ranks, for programs that learn and time nothing."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import socket
+
+PATIENCE = datetime.timedelta(seconds=300)
+
+
+def start(function, world: int, *arguments):
+    """`function(rank, *arguments)` in `world` processes, which are a Gloo group. Gives what `wait` waits for."""
+    import torch.multiprocessing as mp
+
+    os.environ.update(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    return mp.spawn(_rank, (world, port, function, arguments), nprocs=world, join=False)
+
+
+def wait(started) -> None:
+    """Raises, and ends the other processes, when one fails."""
+    while not started.join():
+        pass
+
+
+def _rank(rank: int, world: int, port: int, function, arguments) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world, timeout=PATIENCE)
+    function(rank, *arguments)
+    dist.destroy_process_group()
