@@ -51,7 +51,7 @@ OPTIMIZER_SPECS = (REFERENCE, "int8", "3lc", "topk:ratio=0.01", "powersgd:rank=4
 #: name → torch.optim's class, its arguments
 OPTIMIZERS = {"SGD": ("SGD", {}), "momentum": ("SGD", {"momentum": 0.9}), "Adam": ("Adam", {}), "AdamW": ("AdamW", {})}
 #: learning rates to choose from, by what uncompressed training learns of held-out samples with a seed of its own
-RATES = {("gpt", "SGD"): (0.3, 1.0, 3.0), ("gpt", "momentum"): (0.03, 0.1, 0.3), ("gpt", "Adam"): (1e-3, 2e-3, 4e-3),
+RATES = {("gpt", "SGD"): (0.1, 0.3, 0.6), ("gpt", "momentum"): (0.03, 0.1, 0.3), ("gpt", "Adam"): (1e-3, 2e-3, 4e-3),
          ("gpt", "AdamW"): (1e-3, 2e-3, 4e-3), ("cnn", "SGD"): (0.1, 0.3, 1.0), ("cnn", "momentum"): (0.03, 0.1, 0.3),
          ("cnn", "Adam"): (1e-3, 3e-3, 1e-2), ("cnn", "AdamW"): (1e-3, 3e-3, 1e-2)}
 TUNING_SEED = 100

@@ -241,8 +241,7 @@ In bold: worse than fp32 beyond chance (t-test of the differences by seed, 95 %)
 
 {times_table(mine)}
 
-What the codec's own work costs, beside an exchange of as many zero bytes in as many rounds (torch's all-to-all, which the zeros
-take, can be slower than the exchange's own messages where they are long):
+What the codec's own work costs, beside an exchange of as many zero bytes in as many rounds:
 
 {bound_table(mine)}
 """

@@ -10,8 +10,8 @@ GOAL_SIZES = (4 * MI, 256 * MI)
 
 # Every codec; those with feedback by default also without it.
 SPECS = ("none", "fp16", "bf16", "int8", "int8:round=stochastic", "3lc", "3lc:scale=chunk", "topk", "topk+noef",
-         "topk:ratio=0.001", "topk:ratio=0.001+noef", "sidco", "sidco:ratio=0.01,stages=1",
-         "sidco:ratio=0.01,stages=1+noef", "sidco:ratio=0.01,stages=2", "sidco:ratio=0.01,stages=2+noef", "randomk",
+         "topk:ratio=0.001", "topk:ratio=0.001+noef", "sidco", "sidco:ratio=0.01,law=exp,stages=1",
+         "sidco:ratio=0.01,law=exp,stages=1+noef", "sidco:ratio=0.01,law=exp,stages=2", "sidco:ratio=0.01,law=exp,stages=2+noef", "randomk",
          "randomk+noef", "powersgd", "powersgd+noef")
 
 FUSED_PEERS = 8
@@ -19,7 +19,7 @@ FUSED_SPECS = ("3lc", "3lc:scale=chunk")
 
 # Streaming codecs, from which two threads are expected to be worth nearly two.
 THREADED_SPECS = ("fp16", "bf16", "int8", "int8:round=stochastic", "3lc", "3lc:scale=chunk", "topk", "topk+noef",
-                  "sidco:ratio=0.01,stages=1", "powersgd")
+                  "sidco:ratio=0.01,law=exp,stages=1", "powersgd")
 THREADS_GOAL = 1.9
 SMALL_CALL_GOAL = 2.0  # microseconds
 
@@ -50,8 +50,8 @@ GOALS = (
     Goal("3lc", (0.48, 0.32), (1.4, 1.4), avx2=0.45),
     Goal("topk+noef", (0.85, 0.85), SPARSE_ADD, avx2=0.65),
     Goal("topk:ratio=0.001+noef", (1.5, 1.1), SPARSE_ADD, avx2=1.1),
-    Goal("sidco:ratio=0.01,stages=1+noef", (0.95, 0.60), SPARSE_ADD, avx2=0.75),
-    Goal("sidco:ratio=0.01,stages=2+noef", (0.65, 0.41), SPARSE_ADD, avx2=0.5),
+    Goal("sidco:ratio=0.01,law=exp,stages=1+noef", (0.95, 0.60), SPARSE_ADD, avx2=0.75),
+    Goal("sidco:ratio=0.01,law=exp,stages=2+noef", (0.65, 0.41), SPARSE_ADD, avx2=0.5),
     Goal("int8", (1.35, 0.9), (1.5, 1.5), avx2=1.2),
     Goal("int8:round=stochastic", (0.80, 0.60), (1.5, 1.5), avx2=0.5),
     Goal("fp16", (1.35, 1.1), (1.3, 1.4), avx2=1.2),

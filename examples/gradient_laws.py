@@ -2,7 +2,7 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 """Whether gradients follow the laws that SIDCo fits: records the demo's models in training and fits each layer's gradients.
 
-    examples/gradient_laws.py                      all four models, then docs/results/gradient-laws.md (six minutes)
+    examples/gradient_laws.py                      all four models, then docs/results/gradient-laws.md (six minutes, on an idle machine)
     examples/gradient_laws.py --model gpt          records one of them; what is there already is not recorded again
     examples/gradient_laws.py --page               only writes the page, from what was recorded
 
@@ -37,7 +37,8 @@ from models import MODELS, load  # noqa: E402
 
 SMALL = 4096  # parameters of at most so many elements go uncompressed by default
 LAWS = ("exp", "gp", "p")
-STAGES = ("stages=0,mode=signed", "stages=0,mode=faithful", "stages=1", "stages=2", "stages=3")
+STAGES = ("mode=fixed", "mode=signed", "mode=faithful", "stages=1", "stages=2", "stages=3")
+TIMES = 5  # encodings of a record that a time is the median of
 GUARDS = ("on", "off")
 
 
@@ -83,7 +84,6 @@ class Recorder:
         self.trainer, self.folder, self.steps = trainer, folder, []
         self.gradients = OwnGradients(trainer.model.module)
         self.parameters = self.gradients.parameters
-        self.stages = {name: [] for name in self.parameters}  # of the fit, as they have adapted; none without sidco
 
     def step(self) -> None:
         """One training step, recorded."""
@@ -91,9 +91,7 @@ class Recorder:
         self.steps.append(self.trainer.step)
         found = self.gradients.of(self.trainer.train_step)
         for i, name in enumerate(self.parameters):
-            gradient, residual, state = found[name], held.get(f"residual/{name}"), held.get(f"state/{name}@0#0")
-            if state is not None and len(state):
-                self.stages[name].append(int(state[0]))
+            gradient, residual = found[name], held.get(f"residual/{name}")
             if residual is not None:
                 gradient = gradient + residual.view_as(gradient)
             with (self.folder / f"{i}.f32").open("ab") as file:
@@ -104,7 +102,7 @@ class Recorder:
 
         kind = kinds(self.trainer.model.module)
         return {"steps": self.steps, "layers": [{"name": name, "shape": list(p.shape), "kind": kind[name],
-                                                 "compressed": p.numel() > SMALL, "adapted": self.stages[name]}
+                                                 "compressed": p.numel() > SMALL}
                                                 for name, p in self.parameters.items()]}
 
 
@@ -150,7 +148,7 @@ def short(value):
 
 def fit_of(fit: dict) -> dict:
     """Of a stage: wanted, selected, distance."""
-    return {**{key: fit[key] for key in ("wanted", "fitted", "sent", "corrections", "exact", "memory_passes")},
+    return {**{key: fit[key] for key in ("wanted", "fitted", "sent", "corrections", "exact", "memory_passes", "seconds")},
             "stages": [[short(stage[key]) for key in ("wanted", "selected", "ks")] for stage in fit["stages"]]}
 
 
@@ -158,7 +156,7 @@ def record_of(step: int, tensor: dict) -> dict:
     if "why" in tensor:
         return {"step": step, "nonzero": tensor["nonzero"], "why": tensor["why"]}
     laws = tensor["laws"]
-    return {"step": step, "nonzero": tensor["nonzero"], "compressibility": short(tensor["compressibility"]),
+    return {"step": step, "nonzero": tensor["nonzero"], "compressibility": short(tensor["compressibility"]), "copy_seconds": tensor["copy_seconds"],
             "ks": {law: short(found["ks"]) if found else None for law, found in laws.items()},
             "shape": {law: short(found["shape"]) for law, found in laws.items() if found and "shape" in found},
             "fits": {fit["spec"]: fit_of(fit) for fit in tensor["fits"]}}
@@ -168,7 +166,7 @@ def fit_layer(command: str, path: Path, layer: dict, plan: dict, steps: list[int
     """The records of one layer. Adaptive stages see each record as often as steps lie between two."""
     count = math.prod(layer["shape"])
     tried = specs(plan["ratio"]) if layer["compressed"] else [f"sidco:ratio={plan['ratio']!r}"]
-    words = [command, "laws", "--json", "--values", str(count), "--calls", str(plan["every"]),
+    words = [command, "laws", "--json", "--values", str(count), "--calls", str(plan["every"]), "--times", str(plan["times"]),
              *[word for spec in tried for word in ("--spec", spec)], str(path)]
     done = subprocess.run(words, capture_output=True, text=True)
     if done.returncode != 0:
@@ -182,7 +180,7 @@ def fit_layer(command: str, path: Path, layer: dict, plan: dict, steps: list[int
 def plans(given: argparse.Namespace) -> list[dict]:
     data = os.path.abspath(given.data) if given.data else None
     return [{"model": model, "feedback": feedback, "seed": seed, "steps": given.steps or MODELS[model].steps,
-             "every": given.every, "ratio": given.ratio, "world": given.world, "data": data}
+             "every": given.every, "times": TIMES, "ratio": given.ratio, "world": given.world, "data": data}
             for model in given.model for seed in given.seeds for feedback in (False, True)]
 
 

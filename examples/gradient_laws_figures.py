@@ -15,15 +15,15 @@ LAWS = {"exponential": ("exponential", "s5"), "gamma": ("gamma", "s7"), "pareto"
         "normal": ("normal", "s3"), "laplace": ("Laplace", "s1")}
 FITTED = ("exponential", "gamma", "pareto")  # those that sidco knows
 ROWS = [(law, stages, mode) for law in ("exp", "gp", "p")
-        for stages, mode in ((0, "signed"), (0, "faithful"), (1, "signed"), (2, "signed"), (3, "signed"))]
-DEFAULT = ("exp", 0, "signed")  # of sidco
+        for stages, mode in ((0, "fixed"), (0, "signed"), (0, "faithful"), (1, "fixed"), (2, "fixed"), (3, "fixed"))]
+DEFAULT = ("p", 0, "fixed")  # of sidco
 WANTED, SELECTED, DISTANCE = range(3)  # of a stage
 
 
 def setting_of(spec: str) -> tuple:
     """law, stages, mode, guard: a canonical spec leaves defaults out."""
     given = dict(re.findall(r"(\w+)=([\w.-]+)", spec))
-    return given.get("law", "exp"), int(given.get("stages", 0)), given.get("mode", "signed"), given.get("guard", "on")
+    return given.get("law", DEFAULT[0]), int(given.get("stages", DEFAULT[1])), given.get("mode", DEFAULT[2]), given.get("guard", "on")
 
 
 class Figures:
@@ -132,6 +132,17 @@ def element_passes(figures: Figures, feedback: bool, row: tuple, guard: str) -> 
         if elements:
             means.append(read / elements)
     return statistics.fmean(means) if means else float("nan")
+
+
+def time_over_copy(figures: Figures, feedback: bool, row: tuple, model: str | None = None) -> float:
+    """Encoding all records over copying them; without a model the mean over the models."""
+    ratios = []
+    for each in figures.models if model is None else [model]:
+        pairs = [(got["seconds"], record["copy_seconds"]) for _, _, record in figures.records(feedback, each)
+                 if (got := fit(record, row)) is not None]
+        if pairs:
+            ratios.append(sum(encoding for encoding, _ in pairs) / sum(copying for _, copying in pairs))
+    return statistics.fmean(ratios) if ratios else float("nan")
 
 
 def kind_rows(figures: Figures) -> list[tuple[str, str, dict]]:

@@ -65,11 +65,11 @@ STAGE_STYLES = ("s5", "s7", "s10")
 
 
 def stages_plot(figures: Figures) -> str:
-    row = ("exp", 3, "signed")
+    row = ("p", 3, "fixed")
     cells = both_modes(figures, lambda model, feedback: [
         Series(f"stage {i + 1}", style, figures.along(feedback, model, lambda r, i=i: stage_part(r, row, i)))
         for i, style in enumerate(STAGE_STYLES)])
-    return panels("Selected over wanted by stage, law=exp,stages=3, before the guard; median of the compressed layers",
+    return panels("Selected over wanted by stage, law=p,stages=3, before the guard; median of the compressed layers",
                   [(f"after stage {i + 1}", style) for i, style in enumerate(STAGE_STYLES)], cells, figures.models,
                   charts.number, 0.1, 10.0, log=True, target=1.0)
 

@@ -7,7 +7,9 @@
 
 #include <algorithm>
 #include <bit>
+#include <chrono>
 #include <cmath>
+#include <cstring>
 #include <memory>
 
 #include "base/arena.h"
@@ -38,11 +40,25 @@ struct Options {
   std::vector<std::string> specs;
   uint64_t values = 0;
   uint32_t calls = 1;
+  uint32_t times = 0;
   bool json = false;
 };
 
 Error no_memory(uint64_t n) {
   return {Errc::out_of_memory, fmt::format("there is no memory for {} values", n), {}};
+}
+
+/// Median over `times` calls.
+template <typename Call>
+double median_seconds(uint32_t times, Call&& call) {
+  std::vector<double> seconds(times);
+  for (double& s : seconds) {
+    const auto begin = std::chrono::steady_clock::now();
+    call();
+    s = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  }
+  std::nth_element(seconds.begin(), seconds.begin() + times / 2, seconds.end());
+  return seconds[times / 2];
 }
 
 /// One setting of the codec, with its state, over the tensors of a file.
@@ -58,7 +74,9 @@ class Coder {
   }
 
   [[nodiscard]] bool reserve() {
-    return scratch_.reserve(plan_.scratch_bytes) && out_.reserve(plan_.round[0].bytes);
+    const bool enough = scratch_.reserve(plan_.scratch_bytes) && out_.reserve(plan_.round[0].bytes);
+    work_ = {{}, scratch_.bytes(), best_isa(), nullptr};
+    return enough;
   }
 
   /// The first of `calls` calls with the same values. The state goes on through all of them.
@@ -66,26 +84,37 @@ class Coder {
     Trace first;
     float stages = 0;
     Bytes payload;
-    Work work{{}, scratch_.bytes(), best_isa(), nullptr};
     for (uint32_t call = 0; call < calls; ++call) {
       const float now = state_.empty() ? 1 : state_[0];
       if (call == 0 || now != stages) {  // else the same payload again
         Trace trace;
-        const Encoded done = codecs::sidco::encode_traced(params_, state_, unit_, {x, nullptr},
-                                                          work, out_.bytes(), trace);
-        payload = Bytes(out_.bytes()).first(done.bytes);
+        payload = encode(x, trace);
         if (call == 0) first = trace;
       }
       stages = now;
-      Sidco::commit(params_, state_, unit_, place_, payload, {}, 1, work);
+      Sidco::commit(params_, state_, unit_, place_, payload, {}, 1, work_);
     }
     return first;
+  }
+
+  /// Seconds that a call with the state as it is takes.
+  [[nodiscard]] double seconds(const float* x, uint32_t times) {
+    return median_seconds(times, [&] {
+      Trace trace;
+      encode(x, trace);
+    });
   }
 
   [[nodiscard]] const Spec& spec() const noexcept { return *spec_; }
   [[nodiscard]] Law law() const noexcept { return static_cast<Law>(params_.law); }
 
  private:
+  Bytes encode(const float* x, Trace& trace) {
+    const Encoded done = codecs::sidco::encode_traced(params_, state_, unit_, {x, nullptr}, work_,
+                                                      out_.bytes(), trace);
+    return Bytes(out_.bytes()).first(done.bytes);
+  }
+
   const Spec* spec_;
   Sidco::Params params_;
   Place place_{};
@@ -94,6 +123,7 @@ class Coder {
   std::vector<float> state_;
   Arena scratch_;
   Arena out_;
+  Work work_{};
 };
 
 /// A tensor's non-zero values.
@@ -182,8 +212,14 @@ Json fit_json(const Values& v, const Trace& t, const Coder& coder) {
           {"memory_passes", t.memory_passes}};
 }
 
+double copy_seconds(std::span<const float> x, uint32_t times) {
+  std::vector<float> copy(x.size());
+  return median_seconds(times, [&] { std::memcpy(copy.data(), x.data(), x.size_bytes()); });
+}
+
 /// Everything about one tensor. Too few values, or some that are not finite, have "why" instead.
-Result<Json> tensor_json(std::span<const float> x, std::vector<Coder>& coders, uint32_t calls) {
+Result<Json> tensor_json(std::span<const float> x, std::vector<Coder>& coders,
+                         const Options& options) {
   const Values v = non_zero(x);
   Json json{{"values", x.size()}, {"nonzero", v.values.size()}};
   if (!v.finite) {
@@ -199,7 +235,12 @@ Result<Json> tensor_json(std::span<const float> x, std::vector<Coder>& coders, u
   if (!laws) return no_memory(x.size());
   json["laws"] = std::move(*laws);
   Json fits = Json::array();
-  for (Coder& coder : coders) fits.push_back(fit_json(v, coder.encode(x.data(), calls), coder));
+  if (options.times != 0) json["copy_seconds"] = copy_seconds(x, options.times);
+  for (Coder& coder : coders) {
+    const double seconds = options.times == 0 ? 0 : coder.seconds(x.data(), options.times);
+    fits.push_back(fit_json(v, coder.encode(x.data(), options.calls), coder));
+    if (options.times != 0) fits.back()["seconds"] = seconds;
+  }
   const auto exponent = codecs::sidco::compressibility(v.ascending, fits[0]["wanted"]);
   json["compressibility"] = exponent ? Json(*exponent) : Json(nullptr);
   json["fits"] = std::move(fits);
@@ -242,7 +283,7 @@ Result<Json> file_json(const std::string& path, const Options& options,
   Json tensors = Json::array();
   const uint64_t count = n == 0 ? 1 : values->size() / n;
   for (uint64_t i = 0; i < count; ++i) {
-    auto tensor = tensor_json(std::span(*values).subspan(i * n, n), coders, options.calls);
+    auto tensor = tensor_json(std::span(*values).subspan(i * n, n), coders, options);
     if (!tensor) return tensor.error();
     Json entry{{"file", path}, {"index", i}};
     entry.update(*tensor);
@@ -328,6 +369,12 @@ Run add_laws(CLI::App& program) {
                    "calls with each tensor, the first of which is reported: what the adaptive "
                    "number of stages learns from")
       ->check(CLI::Range(1, 1000000))
+      ->capture_default_str();
+  command
+      ->add_option("--times", options->times,
+                   "time so many encodings of each tensor, and as many copies of it: the medians "
+                   "are in --json")
+      ->check(CLI::Range(0, 1000000))
       ->capture_default_str();
   command->add_flag("--json", options->json, "machine-readable");
   return [options] { return laws(*options); };

@@ -75,8 +75,7 @@ def notes(results: Results) -> list[str]:
 
 BOUNDS = "What the codec's own work costs"
 ABOUT_BOUNDS = ("Without codec work: as many zero bytes as the exchange sends, in as many rounds, and the gradients as they are. The "
-                "difference is what encoding and decoding cost. Below zero, it is noise, or torch's all-to-all, which the zeros take, is "
-                "slower than the exchange's own messages.")
+                "difference is what encoding and decoding cost; below zero it is noise.")
 
 
 def bound_rows(results: Results) -> list[list[str]]:

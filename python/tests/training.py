@@ -18,7 +18,7 @@ import laconic
 from laconic.engine import Engine
 
 SPECS = ["none", "fp16", "bf16", "int8", "int8:round=stochastic+ef", "topk:ratio=0.05", "randomk:ratio=0.05", "3lc",
-         "3lc:s=1.75", "sidco:ratio=0.05", "powersgd:rank=2"]
+         "3lc:s=1.75", "sidco:ratio=0.05,mode=signed", "powersgd:rank=2"]
 
 
 class Net(torch.nn.Module):

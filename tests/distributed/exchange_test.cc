@@ -45,10 +45,11 @@ const std::vector<uint32_t>& worlds() {
 
 /// Every codec of the registry under every strategy that its contract allows.
 std::vector<Case> all_cases() {
-  std::vector<std::string> specs{"topk:ratio=0.1",        "3lc:s=1.75",      "3lc:scale=chunk",
-                                 "int8:round=stochastic", "int8+ef",         "bf16+ef",
-                                 "randomk:ratio=0.1",     "powersgd:rank=2", "sidco:ratio=0.05",
-                                 "topk:ratio=0.1+noef"};
+  std::vector<std::string> specs{
+      "topk:ratio=0.1",        "3lc:s=1.75",      "3lc:scale=chunk",
+      "int8:round=stochastic", "int8+ef",         "bf16+ef",
+      "randomk:ratio=0.1",     "powersgd:rank=2", "sidco:ratio=0.05,mode=signed",
+      "topk:ratio=0.1+noef"};
   if (kOnlyDefaults) specs.clear();
   for (const CodecTable* codec : all_codecs()) specs.emplace_back(codec->info.name);
   std::vector<Case> cases;

@@ -82,6 +82,7 @@ std::vector<Case> all_cases() {
                                  "powersgd:rank=2",
                                  "powersgd:rank=2,warm=off+noef",
                                  "sidco:ratio=0.05",
+                                 "sidco:ratio=0.05,law=exp,mode=signed",
                                  "sidco:ratio=0.05,stages=2+noef"};
   if (kOnlyDefaults) specs.clear();
   for (const CodecTable* codec : all_codecs()) specs.emplace_back(codec->info.name);

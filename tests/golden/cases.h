@@ -36,16 +36,26 @@ struct CodecCase {
 };
 
 /// Settings beyond each codec's default; those that this build does not know are left out.
-inline constexpr std::array<std::string_view, 18> kMoreSpecs{
-    "int8:block=64",     "int8:round=stochastic",
-    "topk:ratio=0.1",    "topk:ratio=0.5",
-    "3lc:s=1.5",         "3lc:s=1.9",
-    "3lc:zre=off",       "3lc:scale=chunk",
-    "sidco:ratio=0.05",  "sidco:ratio=0.05,law=gp",
-    "powersgd:rank=1",   "powersgd:rank=2",
-    "randomk:ratio=0.1", "thc:bits=4",
-    "thc:bits=2",        "3lc:pad_one=on",
-    "fp16:saturate=off", "randomk:rescale=on",
+inline constexpr std::array<std::string_view, 19> kMoreSpecs{
+    "int8:block=64",
+    "int8:round=stochastic",
+    "topk:ratio=0.1",
+    "topk:ratio=0.5",
+    "3lc:s=1.5",
+    "3lc:s=1.9",
+    "3lc:zre=off",
+    "3lc:scale=chunk",
+    "sidco:ratio=0.05",
+    "sidco:ratio=0.05,law=gp",
+    "sidco:ratio=0.05,law=exp,mode=signed",
+    "powersgd:rank=1",
+    "powersgd:rank=2",
+    "randomk:ratio=0.1",
+    "thc:bits=4",
+    "thc:bits=2",
+    "3lc:pad_one=on",
+    "fp16:saturate=off",
+    "randomk:rescale=on",
 };
 
 /// Every codec with its defaults on four shapes, every further setting on one vector and one

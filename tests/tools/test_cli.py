@@ -290,7 +290,7 @@ def test_laws_adapts_along_a_file(tmp_path):
     """A normal law needs more than one stage: five calls with a tensor move the number, one does not."""
     draw = random.Random(0).gauss
     path = floats(tmp_path / "a", [draw(0, 1) for _ in range(3 * 5000)])
-    specs = ("--spec", "sidco:ratio=0.01", "--values", 5000, path)
+    specs = ("--spec", "sidco:ratio=0.01,law=exp,mode=signed", "--values", 5000, path)
     assert [len(t["fits"][0]["stages"]) for t in answer("laws", *specs)["tensors"]] == [1, 1, 1]
     assert [len(t["fits"][0]["stages"]) for t in answer("laws", "--calls", 5, *specs)["tensors"]] == [1, 2, 3]
 

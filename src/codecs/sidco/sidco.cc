@@ -44,8 +44,13 @@ bool in_band(uint64_t count, uint64_t k) {
   return c >= (1 - kBand) * wanted && c <= (1 + kBand) * wanted;
 }
 
+sidco::Mode mode_of(const Sidco::Params& p) { return static_cast<sidco::Mode>(p.mode); }
+
+bool adapts(const Sidco::Params& p) { return p.stages == 0 && mode_of(p) != sidco::Mode::fixed; }
+
 uint32_t stages_of(const Sidco::Params& p, std::span<const float> state) {
   if (p.stages != 0) return p.stages;
+  if (!adapts(p)) return sidco::fixed_stages(p.ratio);
   const auto adapted = static_cast<uint32_t>(Adaptation::read(state).stages);
   return std::min(adapted, sidco::max_stages(p.ratio));
 }
@@ -133,7 +138,7 @@ Plan Sidco::plan(const Params& p, const Unit& unit, uint32_t) {
   Plan plan;
   plan.round[0].bytes = kHeader + sparse_bytes(most_sent(p.ratio, n), n);
   plan.round[0].expected = kHeader + sparse_bytes(kept_of(p.ratio, n), n);  // what is aimed at
-  plan.state_floats = p.stages == 0 ? Adaptation::kFloats : 0;
+  plan.state_floats = adapts(p) ? Adaptation::kFloats : 0;
   plan.scratch_bytes = Exceedances::scratch_bytes(n, kept_of(p.ratio, n));
   return plan;
 }
@@ -220,11 +225,11 @@ void Sidco::decode(const Params&, const Unit& unit, const Place&, std::span<cons
 void Sidco::commit(const Params& p, std::span<float> state, const Unit& unit, const Place&,
                    Bytes sent, Bytes, uint32_t, Work&) {
   const uint64_t k = kept_of(p.ratio, unit.count);
-  if (p.stages != 0 || k == 0 || sent.size() < kHeader) return;
+  if (!adapts(p) || k == 0 || sent.size() < kHeader) return;
   Adaptation adaptation = Adaptation::read(state);
   const double ratio =
       static_cast<double>(load<Header>(sent.data()).fitted) / static_cast<double>(k);
-  adaptation.observe(static_cast<sidco::Mode>(p.mode), ratio, sidco::max_stages(p.ratio));
+  adaptation.observe(mode_of(p), ratio, sidco::max_stages(p.ratio));
   adaptation.write(state);
 }
 

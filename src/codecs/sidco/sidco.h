@@ -13,24 +13,25 @@ namespace laconic::codecs {
 struct Sidco {
   struct Params {
     double ratio = 0.001;
-    uint8_t law = 0;
-    uint8_t mode = 1;
+    uint8_t law = 2;
+    uint8_t mode = 2;
     uint8_t stages = 0;
     bool guard = true;
   };
   static constexpr std::array<std::string_view, 3> kLaws{"exp", "gp", "p"};
-  static constexpr std::array<std::string_view, 2> kModes{"faithful", "signed"};
+  static constexpr std::array<std::string_view, 3> kModes{"faithful", "signed", "fixed"};
 
   static constexpr CodecInfo info{"sidco", 7, 1, "elements above a fitted threshold",
                                   "Abdelmoniem et al., MLSys 2021, arXiv 2101.10761"};
   static constexpr std::array fields{
       real_field<&Params::ratio>("ratio", 0.001, 1e-9, 1.0, "fraction of the elements aimed at"),
-      word_field<&Params::law>("law", 0, kLaws,
+      word_field<&Params::law>("law", 2, kLaws,
                                "law of the magnitudes: exponential, gamma then generalised Pareto, "
                                "generalised Pareto"),
-      integer_field<&Params::stages>("stages", 0, 0, 10, "stages of the fit; 0: adaptive"),
-      word_field<&Params::mode>("mode", 1, kModes,
-                                "rule of the adaptive number: the paper's -1 or its -3"),
+      integer_field<&Params::stages>("stages", 0, 0, 10, "stages of the fit; 0: as mode says"),
+      word_field<&Params::mode>(
+          "mode", 2, kModes,
+          "fixed: stages by the ratio; else adaptive, by the paper's rule -1 or its -3"),
       flag_field<&Params::guard>(
           "guard", true, "correct the threshold until the count is within 20 % of the aim")};
 

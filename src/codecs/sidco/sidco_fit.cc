@@ -69,6 +69,8 @@ double gamma(const Moments& m, double delta) {
   return law->scale * inverse_upper_gamma(law->shape, delta);
 }
 
+constexpr double kLaterParts = 16;
+
 constexpr double kTolerance = 0.2;  // ε_H = ε_L of the paper
 constexpr float kPeriod = 5;        // calls between updates, Q of the paper
 
@@ -141,6 +143,11 @@ double tail_threshold(Law law, double low, const Moments& z, double delta) {
 uint32_t max_stages(double delta) {
   const double stages = std::ceil(std::log(delta) / std::log(0.5));
   return static_cast<uint32_t>(std::clamp(stages, 1.0, double{kMostStages}));
+}
+
+uint32_t fixed_stages(double delta) {
+  const double later = std::round(std::log(kFirstRatio / delta) / std::log(kLaterParts));
+  return 1 + static_cast<uint32_t>(std::max(later, 0.0));
 }
 
 Adaptation Adaptation::read(std::span<const float> state) {

@@ -48,8 +48,11 @@ inline constexpr uint32_t kMostStages = 30;
 /// Stages from which a ratio δ gains nothing: ceil(ln δ / ln ½), from 1 to kMostStages.
 [[nodiscard]] uint32_t max_stages(double delta);
 
-/// The rule that moves the number of stages; the paper's modes -1 and -3.
-enum class Mode : uint8_t { faithful = 0, signed_direction = 1 };
+/// Stages for a ratio δ without adaptation: after the first, each keeps about 1/16.
+[[nodiscard]] uint32_t fixed_stages(double delta);
+
+/// The rule that moves the number of stages, the paper's modes -1 and -3; or none.
+enum class Mode : uint8_t { faithful = 0, signed_direction = 1, fixed = 2 };
 
 /// State of a unit, as the plain floats that are saved.
 struct Adaptation {

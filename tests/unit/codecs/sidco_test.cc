@@ -70,6 +70,15 @@ TEST(SidcoFit, MostStages) {
   EXPECT_EQ(sidco::max_stages(1), 1U);
 }
 
+TEST(SidcoFit, FixedStagesKeepASixteenthEach) {
+  EXPECT_EQ(sidco::fixed_stages(1), 1U);
+  EXPECT_EQ(sidco::fixed_stages(0.1), 1U);
+  EXPECT_EQ(sidco::fixed_stages(0.01), 2U);
+  EXPECT_EQ(sidco::fixed_stages(0.001), 3U);
+  EXPECT_EQ(sidco::fixed_stages(1e-4), 4U);
+  EXPECT_EQ(sidco::fixed_stages(1e-9), 8U);
+}
+
 // ---- adaptation ----
 
 float stages_after(Mode mode, std::initializer_list<double> means, uint32_t most = 7) {
@@ -121,6 +130,18 @@ TEST(SidcoAdaptation, CommitLearnsFromTheUncorrectedCount) {
     Sidco::commit(d.params, d.state, unit, d.place, payload, {}, 1, work);
   }
   EXPECT_EQ(Adaptation::read(d.state).stages, 2);
+}
+
+TEST(SidcoTest, TheDefaultTakesTheStagesOfItsRatioAndKeepsNoState) {
+  const std::vector<float> x = draw(Shape::heavy, 100000, 1);
+  for (const double ratio : {0.1, 0.01, 0.001}) {
+    Driver d;
+    d.params.ratio = ratio;
+    EXPECT_EQ(Sidco::plan(d.params, vector_unit(x.size()), 1).state_floats, 0U);
+    const auto stages = static_cast<uint8_t>(sidco::fixed_stages(ratio));
+    EXPECT_EQ(d.encode(x), driver(ratio, Law::pareto, stages, true).encode(x)) << ratio;
+    EXPECT_NE(d.encode(x), driver(ratio, Law::pareto, stages + 1, true).encode(x)) << ratio;
+  }
 }
 
 // ---- quality gates ----

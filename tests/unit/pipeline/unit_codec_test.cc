@@ -184,7 +184,7 @@ TEST(UnitCodec, PrescaledLanesNearTheLargestFloatLeaveAFiniteResidual) {
 }
 
 TEST(UnitCodec, StateThatIsNotFiniteChangesNothing) {
-  for (const char* spec : {"powersgd", "sidco"}) {
+  for (const char* spec : {"powersgd", "sidco:mode=signed"}) {
     for (const float bad : {kNan, kInfinity}) {
       Fixture f(spec, 50);
       f.state.back() = bad;
