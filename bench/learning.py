@@ -6,9 +6,9 @@
     bench/learning.py --question long       of one question; --slots 4: four runs at once, on as many processors as ranks
     bench/learning.py --page                trains nothing, writes docs/results/learning.md from what is there
 
-A run is a file in out/models/learning, written when it has ended: what was cut off goes on where it was. Nothing is timed,
-so a busy machine changes no figure. Without --question the page is written at the end. Needs a release build, or
-LACONIC_LIBRARY.
+A run is a file in out/models/learning, written when it has ended: what was cut off goes on where it was. With the page all runs
+go into learning.json beside it, and are not trained again. Nothing is timed, so a busy machine changes no figure. Without
+--question the page is written at the end. Needs a release build, or LACONIC_LIBRARY.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import argparse
 import copy
 import dataclasses
 import datetime
+import functools
 import json
 import math
 import platform
@@ -36,6 +37,7 @@ from learning_page import missing, write_page  # noqa: E402
 from results import REFERENCE, final_of  # noqa: E402
 
 RESULTS = ROOT / "out" / "models" / "learning"
+KEPT = ROOT / "docs" / "results" / "learning.json"
 WORLD = 4
 SEEDS = (0, 1, 2)
 MODELS, READERS = tuple(models.MODELS), ("lstm", "gpt")  # readers take a text
@@ -79,12 +81,22 @@ class Cell:
         return RESULTS / ("-".join(words) + ".json")
 
     def load(self) -> dict | None:
-        """What was trained of this very run."""
-        try:
-            found = json.loads(self.path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return None
-        return found if found["cell"] == dataclasses.asdict(self) else None
+        """What was trained of this very run, lately or for the page."""
+        for found in (read(self.path), kept(KEPT).get(self.path.stem)):
+            if found and found["cell"] == dataclasses.asdict(self):
+                return found
+        return None
+
+
+def read(path: Path) -> dict:
+    """Of a file that is not there or not whole: nothing."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+
+
+kept = functools.cache(read)  # by the names of the runs' files
 
 
 def cells(question: str) -> list[Cell]:
@@ -197,17 +209,18 @@ def norm_of(values) -> float:
 
 
 def train(cell: Cell, demo, model, base: type, data, rank: int, world: int) -> dict:
+    """What is saved, on rank 0: it alone evaluates."""
     steps, every = cell.steps or model.steps, cell.every or model.every
     kind, trainer_class = trainer_of(cell, demo, base)
     begun = time.monotonic()
     learnt = held_out(data) if cell.question == "tuning" else data
     trainer = trainer_class(kind, cell.spec, cell.seed, learnt, steps, rank, world)
     norms = Norms(trainer) if cell.norms else None
-    curve = [[0, trainer.quality()]]
+    curve = [[0, trainer.quality()]] if rank == 0 else []
     while trainer.step < steps:
         noted = norms and trainer.step and trainer.step % every == 0
         (norms.step if noted else trainer.train_step)()
-        if trainer.step % every == 0:
+        if rank == 0 and trainer.step % every == 0:
             curve.append([trainer.step, trainer.quality()])
     ratio = trainer.handle.stats()["ratio"] if trainer.handle else None
     trainer.close()
@@ -277,10 +290,23 @@ def train_all(questions, slots: int, text_file: str | None) -> None:
         answer(question, slots, text_file)
 
 
+def rounded(value):
+    """Floats to six digits, at any depth."""
+    if isinstance(value, dict):
+        return {key: rounded(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [rounded(each) for each in value]
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
 def publish(folder: Path) -> None:
-    """The page, and on stderr what it lacks."""
-    found = {question: known(question) for question in QUESTIONS}
+    """The page with the runs that it is made of, and on stderr what it lacks."""
+    found = {question: [(cell, rounded(run)) for cell, run in known(question)] for question in QUESTIONS}
     write_page(found, folder)
+    runs = {cell.path.stem: {key: value for key, value in run.items() if key != "seconds"}
+            for cells_of in found.values() for cell, run in cells_of if run}
+    lines = [f"{json.dumps(name)}: {json.dumps(run, separators=(',', ':'))}" for name, run in runs.items()]
+    (folder / KEPT.name).write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
     if missing(found):
         print(missing(found), file=sys.stderr)
 
