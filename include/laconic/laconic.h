@@ -51,7 +51,7 @@ extern "C" {
 
 /* ---- Versions and errors ---- */
 
-#define LACONIC_ABI_VERSION 2
+#define LACONIC_ABI_VERSION 3
 
 /* The ABI this library was built with. A caller refuses any but its own LACONIC_ABI_VERSION. */
 LACONIC_API int32_t laconic_abi_version(void);
@@ -250,7 +250,22 @@ typedef struct laconic_bucket {
   const uint64_t* offsets;    /* element offset of each in the buffer */
 } laconic_bucket;
 
-enum { LACONIC_ALL_REDUCE = 0, LACONIC_ALL_GATHER = 1, LACONIC_ALL_TO_ALL = 2 };
+enum {
+  LACONIC_ALL_REDUCE = 0,
+  LACONIC_ALL_GATHER = 1,
+  LACONIC_ALL_TO_ALL = 2,
+  LACONIC_MESSAGES = 3
+};
+
+/* To one other rank, and from it; a length of 0: nothing on that way. */
+typedef struct laconic_message {
+  uint32_t peer;
+  uint32_t reserved;
+  const void* send;
+  uint64_t send_bytes;
+  void* recv;
+  uint64_t recv_room; /* what arrives is as long, or shorter where short_sends says so */
+} laconic_message;
 
 /* One collective to execute. Pointers are valid until the next call on the exchange; counts and
  * offsets are bytes, one entry per rank, and null for an all_reduce.
@@ -259,11 +274,13 @@ enum { LACONIC_ALL_REDUCE = 0, LACONIC_ALL_GATHER = 1, LACONIC_ALL_TO_ALL = 2 };
  * ALL_GATHER: the same send_bytes bytes at send go to every rank (each send_counts[r] is that size,
  * each send_offsets[r] is 0). ALL_TO_ALL: send_counts[r] bytes at send + send_offsets[r] go to rank
  * r. In both, what rank r sends arrives at recv + recv_offsets[r], recv_counts[r] bytes of it; the
- * entry of this rank is copied from itself. Ranges need not be adjacent. */
+ * entry of this rank is copied from itself. Ranges need not be adjacent. MESSAGES: message_count of
+ * them at once, every peer at most once, this rank not at all; counts and offsets are null. No
+ * strategy of this version asks for it. */
 typedef struct laconic_step {
   uint32_t kind;
   uint32_t dtype;
-  uint32_t needs_host;  /* 1: next reads the result on the host */
+  uint32_t reserved;
   uint32_t short_sends; /* 1: recv_counts are room, what arrives may be shorter */
   uint64_t count;
   void* send;
@@ -276,7 +293,8 @@ typedef struct laconic_step {
   /* may be missing: */
   uint32_t tag; /* the same number on all ranks for this step; differs from that of any other step
                    of the last 2^20 exchanges; for engines with message tags */
-  uint32_t reserved;
+  uint32_t message_count;
+  const laconic_message* messages;
 } laconic_step;
 
 /* A room of this many steps is enough for every batch. */

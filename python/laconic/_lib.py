@@ -11,12 +11,12 @@ from pathlib import Path
 from . import errors
 from .errors import LaconicError
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 F32, F16, BF16, U8 = 0, 1, 2, 3
 AGREEMENT_BYTES = 768
 MAX_THREADS = 1024
 MAX_BATCH = 4
-ALL_REDUCE, ALL_GATHER, ALL_TO_ALL = 0, 1, 2
+ALL_REDUCE, ALL_GATHER, ALL_TO_ALL, MESSAGES = 0, 1, 2, 3
 BUCKET_RAW = 2
 
 
@@ -60,12 +60,17 @@ class Bucket(_Sized):
                 ("parameters", POINTER(c_uint32)), ("offsets", POINTER(c_uint64))]
 
 
+class Message(ctypes.Structure):
+    _fields_ = [("peer", c_uint32), ("reserved", c_uint32), ("send", c_void_p), ("send_bytes", c_uint64), ("recv", c_void_p),
+                ("recv_room", c_uint64)]
+
+
 class Step(ctypes.Structure):
-    _fields_ = [("kind", c_uint32), ("dtype", c_uint32), ("needs_host", c_uint32), ("short_sends", c_uint32),
+    _fields_ = [("kind", c_uint32), ("dtype", c_uint32), ("reserved", c_uint32), ("short_sends", c_uint32),
                 ("count", c_uint64), ("send", c_void_p), ("recv", c_void_p), ("send_counts", POINTER(c_uint64)),
                 ("recv_counts", POINTER(c_uint64)), ("send_bytes", c_uint64), ("recv_bytes", c_uint64),
                 ("send_offsets", POINTER(c_uint64)), ("recv_offsets", POINTER(c_uint64)), ("tag", c_uint32),
-                ("reserved", c_uint32)]
+                ("message_count", c_uint32), ("messages", POINTER(Message))]
 
 
 class StateHeader(_Sized):

@@ -185,11 +185,24 @@ class Engine:
     def _start(self, step, works) -> int:
         if step.kind == _lib.ALL_REDUCE:
             return self._all_reduce(step, works)
+        if step.kind == _lib.MESSAGES:
+            return self._messages(step, works)
         if step.short_sends:
             return self._swap_step(step, works)
         if step.kind == _lib.ALL_GATHER:
             return self._all_gather(step, works)
         return self._all_to_all(step, works)
+
+    def _messages(self, step, works) -> int:
+        """Receives first: a backend that sends only into a posted receive finds it."""
+        listed = step.messages[: step.message_count]
+        for m in listed:
+            if m.recv_room:
+                works.append(self.group.recv([view(m.recv, m.recv_room, _lib.U8)], m.peer, step.tag))
+        for m in listed:
+            if m.send_bytes:
+                works.append(self.group.send([view(m.send, m.send_bytes, _lib.U8)], m.peer, step.tag))
+        return sum(m.send_bytes for m in listed)
 
     def _all_reduce(self, step, works) -> int:
         lanes = view(step.send, step.count, step.dtype)

@@ -143,6 +143,34 @@ def test_parts_need_not_be_adjacent(pools, kind, ragged, features):
     assert pools(3).run(_apart, features=features, kind=kind, ragged=ragged, short=not features) == [(True, True)] * 3
 
 
+def _ring(lengths):
+    """Bytes to the next rank and from the one before; what arrived, and how many bytes left."""
+    import torch.distributed as dist
+
+    from laconic import _lib
+    from laconic.engine import Engine
+
+    engine = Engine(dist.new_group())
+    rank, world = engine.rank, engine.world
+    after, before = (rank + 1) % world, (rank - 1) % world
+    send = torch.full((lengths[rank],), 10 + rank, dtype=torch.uint8)
+    recv = torch.full((max(lengths),), 99, dtype=torch.uint8)
+    room = max(lengths) if engine.short_sends and lengths[before] else lengths[before]
+    listed = (_lib.Message * 2)(_lib.Message(peer=after, send=send.data_ptr(), send_bytes=lengths[rank]),
+                                _lib.Message(peer=before, recv=recv.data_ptr(), recv_room=room))
+    step = _lib.Step(kind=_lib.MESSAGES, dtype=_lib.U8, short_sends=1, messages=listed, message_count=2, tag=9)
+    sent = engine.run([step], 1)
+    return recv.tolist(), sent
+
+
+@pytest.mark.parametrize("lengths", [[5, 3, 9], [4, 0, 7]])
+def test_messages_go_to_those_who_are_listed(pools, lengths):
+    for rank, (arrived, sent) in enumerate(pools(3).run(_ring, lengths=lengths)):
+        before = (rank - 1) % 3
+        assert arrived == [10 + before] * lengths[before] + [99] * (max(lengths) - lengths[before])
+        assert sent == lengths[rank]
+
+
 def test_collectives_are_held_beyond_the_end_of_the_interpreter():
     """The last to drop one wants the interpreter, and Gloo's threads end the process with SIGABRT if it is going away."""
     program = """if True:

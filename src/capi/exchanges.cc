@@ -2,6 +2,7 @@
 //
 // One bucket: begun, driven step by step, ended.
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 #include <numeric>
 #include <string>
@@ -59,12 +60,18 @@ uint64_t sum(std::span<const uint64_t> counts) {
   return std::accumulate(counts.begin(), counts.end(), uint64_t{0});
 }
 
-laconic_step to_c(const laconic::transport::Step& s) {
-  const bool gathers = s.kind == laconic::transport::StepKind::all_gather;
+// What a step lists is handed on as it is.
+static_assert(sizeof(laconic_message) == sizeof(laconic::Message) &&
+              offsetof(laconic_message, send) == offsetof(laconic::Message, send) &&
+              offsetof(laconic_message, send_bytes) == offsetof(laconic::Message, send_bytes) &&
+              offsetof(laconic_message, recv) == offsetof(laconic::Message, recv) &&
+              offsetof(laconic_message, recv_room) == offsetof(laconic::Message, recv_room));
+
+laconic_step to_c(const laconic::Step& s) {
+  const bool gathers = s.kind == laconic::StepKind::all_gather;
   laconic_step c{};
   c.kind = static_cast<uint32_t>(s.kind);
   c.dtype = static_cast<uint32_t>(s.dtype);
-  c.needs_host = s.needs_host ? 1 : 0;
   c.short_sends = s.short_sends ? 1 : 0;
   c.count = s.count;
   c.send = s.send;
@@ -76,6 +83,8 @@ laconic_step to_c(const laconic::transport::Step& s) {
   c.tag = s.tag;
   c.send_offsets = s.send_offsets.data();
   c.recv_offsets = s.recv_offsets.data();
+  c.message_count = static_cast<uint32_t>(s.messages.size());
+  c.messages = reinterpret_cast<const laconic_message*>(s.messages.data());
   return c;
 }
 
@@ -149,7 +158,7 @@ int32_t laconic_exchange_fail(laconic_exchange* exchange, int32_t code, const ch
 int32_t laconic_exchange_next(laconic_exchange* exchange, laconic_step* steps, uint32_t step_size,
                               uint32_t room, uint32_t* count) {
   return guarded([&]() -> int32_t {
-    static_assert(laconic::transport::kMaxBatch == LACONIC_MAX_BATCH);
+    static_assert(laconic::kMaxBatch == LACONIC_MAX_BATCH);
     if (count != nullptr) *count = 0;
     if (exchange == nullptr || steps == nullptr || count == nullptr)
       return null_argument("exchange, steps and count");

@@ -15,7 +15,7 @@ struct laconic_exchange {
   laconic::collective::Exchange* running = nullptr;  // null: none, or it has ended
   bool started = false;                              // next was called
   uint32_t pending = 0;  // steps of `batch` that the caller had no room for
-  std::array<laconic::transport::Step, laconic::transport::kMaxBatch> batch;
+  std::array<laconic::Step, laconic::kMaxBatch> batch;
 };
 
 struct laconic_session {

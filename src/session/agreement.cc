@@ -31,6 +31,15 @@ struct Card {
 static_assert(sizeof(Card) <= kAgreementBytes);
 constexpr std::array<char, 8> kCardMagic{'L', 'A', 'C', 'A', 'G', 'R', 'E', '1'};
 
+struct FailureCard {
+  std::array<char, 8> magic;
+  int32_t code;
+  std::array<char, 512> message;
+  std::array<char, 128> hint;
+};
+static_assert(sizeof(FailureCard) <= kAgreementBytes);
+constexpr std::array<char, 8> kFailureMagic{'L', 'A', 'C', 'F', 'A', 'I', 'L', '1'};
+
 template <size_t N>
 void put_text(std::array<char, N>& field, std::string_view text) {
   field.fill('\0');
@@ -92,6 +101,29 @@ Result<void> compare(uint32_t r, const Card& a, const Card& b) {
 }
 
 }  // namespace
+
+AgreementCard failure_card(const Error& why) noexcept {
+  FailureCard card{};
+  card.magic = kFailureMagic;
+  card.code = static_cast<int32_t>(why.code);
+  put_text(card.message, why.message);
+  put_text(card.hint, why.hint);
+  AgreementCard bytes{};
+  std::memcpy(bytes.data(), &card, sizeof card);
+  return bytes;
+}
+
+Result<void> check_failures(Bytes cards) {
+  for (uint32_t r = 0; (r + 1) * kAgreementBytes <= cards.size(); ++r) {
+    const auto card = load<FailureCard>(cards.data() + r * kAgreementBytes);
+    if (card.magic != kFailureMagic) continue;
+    const auto claimed = static_cast<Errc>(card.code);
+    const bool known = claimed != Errc::ok && errc_name(claimed) != "unknown";
+    return Error{known ? claimed : Errc::peer_failed,
+                 "rank " + std::to_string(r) + ": " + text_of(card.message), text_of(card.hint)};
+  }
+  return {};
+}
 
 AgreementCard Session::agreement_card() const {
   Card card{};

@@ -205,14 +205,33 @@ Result<collective::Exchange*> Session::begin(const collective::Bucket& bucket,
     return without_throwing([&]() -> Result<collective::Exchange*> { return *broken_; });
   }
   auto found = exchange_for(layout, bucket.dtype);
-  const bool local = found.ok();
-  collective::Exchange& exchange = local ? **found : messenger(found.error(), bucket, layout);
-  exchange.begin(bucket, sequence_++, {wish(), parts_});
-  if (!local) {
-    keep(bucket, layout);
-    exchange.fail(std::move(found).error(), false);
+  if (found) return run(**found, bucket, layout.elements, {});
+  keep(bucket, layout);
+  collective::Exchange& exchange = messenger(found.error(), bucket, layout);
+  return run(exchange, bucket, layout.elements, std::move(found).error());
+}
+
+Result<collective::Exchange*> Session::begin_failed(uint64_t step,
+                                                    const collective::LayoutView& layout,
+                                                    Error why) {
+  const std::lock_guard lock(mutex_);
+  const collective::Bucket nothing{.step = step};
+  if (auto ok = check_bucket(nothing, {}); !ok) return std::move(ok).error();
+  enter_step(step);
+  if (broken_) {
+    ++stats_.failures;
+    return without_throwing([&]() -> Result<collective::Exchange*> { return *broken_; });
   }
-  count(bucket, layout.elements);
+  auto found = exchange_for(layout, nothing.dtype);
+  return run(found ? **found : messenger(found.error(), nothing, layout), nothing, layout.elements,
+             std::move(why));
+}
+
+collective::Exchange* Session::run(collective::Exchange& exchange, const collective::Bucket& bucket,
+                                   uint64_t elements, std::optional<Error> local_failure) {
+  exchange.begin(bucket, sequence_++, {wish(), parts_});
+  if (local_failure) exchange.fail(*std::move(local_failure), false);
+  count(bucket, elements);
   running_ = &exchange;
   first_next_ = true;
   return &exchange;
@@ -223,7 +242,7 @@ void Session::fail(collective::Exchange& exchange, Error error) {
   exchange.fail(std::move(error));
 }
 
-Result<uint32_t> Session::next(collective::Exchange& exchange, std::span<transport::Step> batch) {
+Result<uint32_t> Session::next(collective::Exchange& exchange, std::span<Step> batch) {
   const std::lock_guard lock(mutex_);
   const Stopwatch watch(first_next_ ? &stats_.encode_seconds : &stats_.decode_seconds);
   auto steps = without_throwing([&] { return exchange.next(batch); });
@@ -288,10 +307,10 @@ Memory Session::memory() const {
 }
 
 Result<void> drive(Session& session, const collective::Bucket& bucket,
-                   const collective::LayoutView& layout, transport::Engine& engine) {
+                   const collective::LayoutView& layout, Engine& engine) {
   auto exchange = session.begin(bucket, layout);
   if (!exchange) return std::move(exchange).error();
-  std::array<transport::Step, transport::kMaxBatch> batch;
+  std::array<Step, kMaxBatch> batch;
   for (;;) {
     auto steps = session.next(**exchange, batch);
     if (!steps) return std::move(steps).error();

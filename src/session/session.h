@@ -47,6 +47,11 @@ struct Memory {
 
 inline constexpr uint64_t kAgreementBytes = 768;
 using AgreementCard = std::array<uint8_t, kAgreementBytes>;
+/// In place of a card: this rank has no session, and why.
+AgreementCard failure_card(const Error& why) noexcept;
+/// `cards`: as for Session::check_agreement. The first failure card's Error, with its rank's name,
+/// the same on every rank.
+Result<void> check_failures(Bytes cards);
 
 class Session {
  public:
@@ -74,9 +79,13 @@ class Session {
   /// fit) the exchange tells the other ranks.
   Result<collective::Exchange*> begin(const collective::Bucket& bucket,
                                       const collective::LayoutView& layout);
+  /// The exchange that all other ranks begin with a bucket of `layout`, which this rank cannot
+  /// bring: all ranks will report `why`. Nothing goes into the residuals.
+  Result<collective::Exchange*> begin_failed(uint64_t step, const collective::LayoutView& layout,
+                                             Error why);
   /// Before the first next(): this rank has failed; all ranks will report it.
   void fail(collective::Exchange& exchange, Error error);
-  Result<uint32_t> next(collective::Exchange& exchange, std::span<transport::Step> batch);
+  Result<uint32_t> next(collective::Exchange& exchange, std::span<Step> batch);
   /// The engine failed: undelivered gradients go into the residuals, and from now on begin() fails
   /// with `why`: messages of this exchange may still be under way and would meet the next one.
   void abort(collective::Exchange& exchange, Error why);
@@ -98,6 +107,8 @@ class Session {
   [[nodiscard]] Result<void> check_bucket(const collective::Bucket& bucket,
                                           const collective::LayoutView& layout) const;
   void keep(const collective::Bucket& bucket, const collective::LayoutView& layout);
+  collective::Exchange* run(collective::Exchange& exchange, const collective::Bucket& bucket,
+                            uint64_t elements, std::optional<Error> local_failure);
   [[nodiscard]] Result<void> check_layout(const collective::LayoutView& layout) const;
   Result<collective::Exchange*> exchange_for(const collective::LayoutView& layout, DType dtype);
   collective::Exchange& messenger(const Error& why, const collective::Bucket& bucket,
@@ -132,6 +143,6 @@ class Session {
 /// Runs one exchange to its end on an engine: the driver of C++ programs, tests and virtual
 /// workers.
 Result<void> drive(Session& session, const collective::Bucket& bucket,
-                   const collective::LayoutView& layout, transport::Engine& engine);
+                   const collective::LayoutView& layout, Engine& engine);
 
 }  // namespace laconic::session

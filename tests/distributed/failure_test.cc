@@ -19,15 +19,15 @@ constexpr uint32_t kWorld = 3;
 constexpr uint64_t kSteps = 6;
 
 /// Fails for good at call `at` of rank 1, before anything is sent; -1: never. Counts calls.
-class Breaking final : public transport::Engine {
+class Breaking final : public Engine {
  public:
-  Breaking(transport::LoopbackHub& hub, uint32_t rank, int64_t at)
+  Breaking(LoopbackHub& hub, uint32_t rank, int64_t at)
       : hub_(&hub), engine_(&hub.engine(rank)), at_(at) {}
   [[nodiscard]] uint32_t rank() const noexcept override { return engine_->rank(); }
   [[nodiscard]] uint32_t world() const noexcept override { return engine_->world(); }
-  Result<void> run(std::span<const transport::Step> batch) override {
+  Result<void> run(std::span<const Step> batch) override {
     if (calls_++ == at_ && rank() == 1) {
-      hub_->break_off();
+      hub_->break_off(1);
       return Error{Errc::engine_failed, "the cable is cut", {}};
     }
     return engine_->run(batch);
@@ -35,8 +35,8 @@ class Breaking final : public transport::Engine {
   [[nodiscard]] int64_t calls() const { return calls_; }
 
  private:
-  transport::LoopbackHub* hub_;
-  transport::Engine* engine_;
+  LoopbackHub* hub_;
+  Engine* engine_;
   int64_t at_;
   int64_t calls_ = 0;
 };

@@ -16,20 +16,20 @@ namespace {
 const std::vector<Parameter> kModel{{"a", 60, 50}, {"bias", 9, 1}, {"b", 3000, 1}};
 
 /// An engine that damages what one rank receives in one collective. Collective 0 enrols the layout.
-class Tampering final : public transport::Engine {
+class Tampering final : public Engine {
  public:
-  Tampering(transport::Engine& engine, uint32_t victim, uint64_t call, uint64_t seed)
+  Tampering(Engine& engine, uint32_t victim, uint64_t call, uint64_t seed)
       : engine_(&engine), victim_(victim), call_(call), random_(seed) {}
   [[nodiscard]] uint32_t rank() const noexcept override { return engine_->rank(); }
   [[nodiscard]] uint32_t world() const noexcept override { return engine_->world(); }
-  Result<void> run(std::span<const transport::Step> batch) override {
+  Result<void> run(std::span<const Step> batch) override {
     auto result = engine_->run(batch);
     if (result && rank() == victim_ && calls_++ == call_) damage(batch[0]);
     return result;
   }
 
  private:
-  void damage(const transport::Step& step) {
+  void damage(const Step& step) {
     const uint32_t from = (rank() + 1) % world();
     const uint64_t bytes = step.recv_counts[from];
     uint8_t* at = step.recv + step.recv_offsets[from];
@@ -47,7 +47,7 @@ class Tampering final : public transport::Engine {
     }
   }
 
-  transport::Engine* engine_;
+  Engine* engine_;
   uint32_t victim_;
   uint64_t call_;
   uint64_t calls_ = 0;
@@ -105,15 +105,15 @@ TEST_P(Hostile, DamagedBundlesAreRefusedAndNothingIsLost) {
 
 /// A liar that keeps its checksums right: an owner's mean claims to have seen `claimed` bytes of a
 /// rank that was granted less, in every exchange.
-class Lying final : public transport::Engine {
+class Lying final : public Engine {
  public:
-  Lying(transport::Engine& engine, uint64_t claimed) : engine_(&engine), claimed_(claimed) {}
+  Lying(Engine& engine, uint64_t claimed) : engine_(&engine), claimed_(claimed) {}
   [[nodiscard]] uint32_t rank() const noexcept override { return engine_->rank(); }
   [[nodiscard]] uint32_t world() const noexcept override { return engine_->world(); }
-  Result<void> run(std::span<const transport::Step> batch) override {
-    const transport::Step& step = batch[0];
+  Result<void> run(std::span<const Step> batch) override {
+    const Step& step = batch[0];
     uint8_t* own = step.send;
-    const bool mean = step.kind == transport::StepKind::all_gather && own[5] == 1;
+    const bool mean = step.kind == StepKind::all_gather && own[5] == 1;
     if (mean && rank() == 0) lie(own);
     return engine_->run(batch);
   }
@@ -128,7 +128,7 @@ class Lying final : public transport::Engine {
     store(bundle + 8, hash64(Bytes(bundle + 16, bytes - 16), load<uint64_t>(bundle)));
   }
 
-  transport::Engine* engine_;
+  Engine* engine_;
   uint64_t claimed_;
 };
 
@@ -147,7 +147,7 @@ TEST(HostileOwner, LengthsThatNobodySentAreRefused) {
         Bucket bucket;
         bucket.buffer = buffers[r].data();
         bucket.step = step;
-        transport::Engine& honest = group.hub().engine(r);
+        Engine& honest = group.hub().engine(r);
         results[r] = session::drive(group.session(r), bucket, layout, step == 2 ? engine : honest);
       });
       for (uint32_t r = 0; r < 3; ++r) ASSERT_EQ(results[r].ok(), step < 2) << "rank " << r;

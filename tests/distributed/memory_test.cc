@@ -55,12 +55,12 @@ constexpr uint32_t kWorld = 3;
 constexpr uint32_t kPoor = 1;
 
 /// Does not count: engines have memory of their own.
-class Uncounted final : public transport::Engine {
+class Uncounted final : public Engine {
  public:
-  explicit Uncounted(transport::Engine& engine) : engine_(&engine) {}
+  explicit Uncounted(Engine& engine) : engine_(&engine) {}
   [[nodiscard]] uint32_t rank() const noexcept override { return engine_->rank(); }
   [[nodiscard]] uint32_t world() const noexcept override { return engine_->world(); }
-  Result<void> run(std::span<const transport::Step> batch) override {
+  Result<void> run(std::span<const Step> batch) override {
     const int64_t left = std::exchange(countdown, -1);
     auto done = engine_->run(batch);
     countdown = left;
@@ -68,7 +68,7 @@ class Uncounted final : public transport::Engine {
   }
 
  private:
-  transport::Engine* engine_;
+  Engine* engine_;
 };
 
 struct Step {

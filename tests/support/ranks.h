@@ -16,8 +16,8 @@
 #include <utility>
 #include <vector>
 
+#include "laconic/loopback.h"
 #include "session/session.h"
-#include "transport/loopback/loopback.h"
 
 namespace laconic::test {
 
@@ -74,7 +74,7 @@ class Ranks {
   [[nodiscard]] uint32_t world() const { return setup_.world; }
   [[nodiscard]] const Setup& setup() const { return setup_; }
   Session& session(uint32_t rank) { return *sessions_[rank]; }
-  transport::LoopbackHub& hub() { return hub_; }
+  LoopbackHub& hub() { return hub_; }
 
   /// body(rank) on every rank at once.
   void on_all(const std::function<void(uint32_t)>& body) {
@@ -97,7 +97,7 @@ class Ranks {
 
  private:
   Setup setup_;
-  transport::LoopbackHub hub_;
+  LoopbackHub hub_;
   std::vector<std::unique_ptr<Session>> sessions_;
 };
 

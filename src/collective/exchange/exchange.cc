@@ -23,11 +23,11 @@ Result<std::unique_ptr<Strategy>> make_strategy(RankState& state, const Layout& 
   return make_native_sum(state, layout, counters, status);
 }
 
-/// See transport::Step::tag.
+/// See Step::tag.
 uint32_t tag_of(uint32_t sequence, uint32_t batch, uint32_t index) {
   return (sequence & 0xFFFFFU) << 8U | (batch & 0x3FU) << 2U | index;
 }
-static_assert(transport::kMaxBatch <= 4);
+static_assert(kMaxBatch <= 4);
 
 }  // namespace
 
@@ -118,7 +118,7 @@ void Exchange::fail(Error error, bool keep_gradient) {
   keeps_ = keep_gradient;
 }
 
-Result<uint32_t> Exchange::next(std::span<transport::Step> batch) {
+Result<uint32_t> Exchange::next(std::span<Step> batch) {
   auto steps = advance(batch);
   if (!steps) {
     phase_ = Phase::idle;
@@ -129,7 +129,7 @@ Result<uint32_t> Exchange::next(std::span<transport::Step> batch) {
   return steps;
 }
 
-Result<uint32_t> Exchange::advance(std::span<transport::Step> batch) {
+Result<uint32_t> Exchange::advance(std::span<Step> batch) {
   switch (phase_) {
     case Phase::idle:
       return exchange_has_ended();
@@ -145,7 +145,7 @@ Result<uint32_t> Exchange::advance(std::span<transport::Step> batch) {
 }
 
 /// Every rank tells whether it is ready for this layout; the same exchange then uses it.
-Result<uint32_t> Exchange::enroll(std::span<transport::Step> batch) {
+Result<uint32_t> Exchange::enroll(std::span<Step> batch) {
   if (phase_ == Phase::begun) {
     phase_ = Phase::enrolling;
     status_.emit(input(), failure_ ? &*failure_ : nullptr, batch[0], *counters_);
@@ -180,7 +180,7 @@ void Exchange::start() {
   running_->begin(input());
 }
 
-Result<uint32_t> Exchange::step_strategy(std::span<transport::Step> batch) {
+Result<uint32_t> Exchange::step_strategy(std::span<Step> batch) {
   auto result = running_->next(batch);
   flush_heard_ |= running_->flush_heard();
   if (!result) return std::move(result).error();

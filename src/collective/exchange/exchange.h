@@ -58,7 +58,7 @@ class Exchange {
   /// into the residuals, unless the buffer is not one of this layout.
   void fail(Error error, bool keep_gradient = true);
   /// The next batch; 0 steps: finished. On an error everything undelivered was put back.
-  Result<uint32_t> next(std::span<transport::Step> batch);
+  Result<uint32_t> next(std::span<Step> batch);
   /// The engine failed: puts back what was not delivered. Idempotent.
   void abort();
   /// This exchange went out uncompressed because of a gradient that is not finite.
@@ -74,11 +74,11 @@ class Exchange {
   Exchange(RankState& state, Layout layout, DType dtype, Counters& counters);
   [[nodiscard]] Result<void> reserve();
   [[nodiscard]] Result<void> check_lanes() const;
-  Result<uint32_t> advance(std::span<transport::Step> batch);
-  Result<uint32_t> enroll(std::span<transport::Step> batch);
+  Result<uint32_t> advance(std::span<Step> batch);
+  Result<uint32_t> enroll(std::span<Step> batch);
   void start();
   void keep();
-  Result<uint32_t> step_strategy(std::span<transport::Step> batch);
+  Result<uint32_t> step_strategy(std::span<Step> batch);
   void fall_back();
   void finish();
   void widen();

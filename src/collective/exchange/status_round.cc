@@ -12,15 +12,14 @@ bool StatusRound::reserve() {
   return send_.reserve(kMinCapacity) && recv_.reserve(world * kMinCapacity);
 }
 
-void StatusRound::emit(const Input& input, const Error* failure, transport::Step& step,
-                       Counters& counters) {
+void StatusRound::emit(const Input& input, const Error* failure, Step& step, Counters& counters) {
   const BundleId own = id(input, state_->rank());
   if (failure != nullptr) {
     write_failure_bundle(own, own_failure(*state_, input, *failure), send_.bytes());
   } else {
     BundleWriter(send_.bytes(), {}).finish(own, kMinCapacity);
   }
-  step = {.kind = transport::StepKind::all_gather,
+  step = {.kind = StepKind::all_gather,
           .send = send_.bytes().data(),
           .recv = recv_.bytes().data(),
           .send_counts = counts_,

@@ -11,8 +11,8 @@
 
 #include "collective/exchange/rank_state.h"
 #include "collective/plan/layout.h"
+#include "laconic/engine.h"
 #include "laconic/error.h"
-#include "transport/step.h"
 
 namespace laconic::collective {
 
@@ -59,7 +59,7 @@ class Strategy {
   /// except for uncompressed's copy of the gradient.
   virtual void begin(const Input& input) = 0;
   /// Errors (a peer's failure, hostile bytes) come after everything undelivered was put back.
-  virtual Result<Next> next(std::span<transport::Step> batch) = 0;
+  virtual Result<Next> next(std::span<Step> batch) = 0;
   /// The engine failed: the gradient is lost, residuals take back what was sent. Idempotent.
   virtual void abort() = 0;
   /// Steps of the flush that some rank asked for in this exchange, the same on every rank; 0: none,

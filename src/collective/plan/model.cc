@@ -89,6 +89,14 @@ std::string_view strategy_name(StrategyKind kind) noexcept {
   return "unknown";
 }
 
+std::optional<StrategyKind> strategy_of(std::string_view name) noexcept {
+  for (const StrategyKind kind : {StrategyKind::automatic, StrategyKind::native_sum,
+                                  StrategyKind::gather_all, StrategyKind::two_shot}) {
+    if (name == strategy_name(kind)) return kind;
+  }
+  return {};
+}
+
 Volume volume_of(const Spec& spec, const std::vector<Parameter>& parameters, const Options& options,
                  StrategyKind strategy) {
   Volume v;

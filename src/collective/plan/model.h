@@ -6,26 +6,24 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "laconic/codec.h"
+#include "laconic/engine.h"
+#include "laconic/parameter.h"
 #include "laconic/spec.h"
-#include "transport/engine.h"
 
 namespace laconic::collective {
 
 enum class StrategyKind : uint8_t { automatic = 0, native_sum = 1, gather_all = 2, two_shot = 3 };
 std::string_view strategy_name(StrategyKind kind) noexcept;
+/// None for a name that is no strategy's.
+std::optional<StrategyKind> strategy_of(std::string_view name) noexcept;
 
-/// One parameter as the user's model lists it.
-struct Parameter {
-  std::string name;
-  uint64_t rows = 0;  ///< first dimension
-  uint64_t cols = 1;  ///< product of the others; 1 for vectors
-  [[nodiscard]] uint64_t count() const noexcept { return rows * cols; }
-};
+using laconic::Parameter;
 
 struct Options {
   uint32_t rank = 0;
@@ -33,7 +31,7 @@ struct Options {
   uint64_t seed = 0;
   uint64_t small_elements = 4096;  ///< parameters of at most this many elements go uncompressed
   StrategyKind strategy = StrategyKind::automatic;
-  transport::EngineCaps caps;
+  EngineCaps caps;
   uint32_t threads = 1;
 };
 

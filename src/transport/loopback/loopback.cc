@@ -1,31 +1,57 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-#include "transport/loopback/loopback.h"
+#include "laconic/loopback.h"
 
+#include <algorithm>
 #include <condition_variable>
 #include <cstring>
 #include <mutex>
+#include <string>
+#include <vector>
 
-namespace laconic::transport {
+#include "transport/lanes.h"
+
+namespace laconic {
 namespace {
 
-float lane(const uint8_t* p, DType t, uint64_t i) {
-  if (t == DType::f32) {
-    float x;
-    std::memcpy(&x, p + 4 * i, 4);
-    return x;
-  }
-  uint16_t h;
-  std::memcpy(&h, p + 2 * i, 2);
-  return t == DType::f16 ? f16_to_float(h) : bf16_to_float(h);
+const Message* message_with(const Step& step, uint32_t peer) {
+  const auto at = std::find_if(step.messages.begin(), step.messages.end(),
+                               [&](const Message& m) { return m.peer == peer; });
+  return at == step.messages.end() ? nullptr : &*at;
 }
 
-void store_lane(uint8_t* p, DType t, uint64_t i, float x) {
-  if (t == DType::f32) {
-    std::memcpy(p + 4 * i, &x, 4);
-    return;
-  }
-  const uint16_t h = t == DType::f16 ? float_to_f16(x) : float_to_bf16(x);
-  std::memcpy(p + 2 * i, &h, 2);
+/// What one rank sends another in a step that is no sum.
+struct Sent {
+  const uint8_t* data = nullptr;
+  uint64_t bytes = 0;
+};
+Sent sent_to(const Step& step, uint32_t peer) {
+  if (step.kind != StepKind::messages)
+    return {step.send + step.send_offsets[peer], step.send_counts[peer]};
+  const Message* m = message_with(step, peer);
+  return m == nullptr ? Sent{} : Sent{m->send, m->send_bytes};
+}
+
+struct Room {
+  uint8_t* data = nullptr;
+  uint64_t bytes = 0;
+};
+Room room_from(const Step& step, uint32_t peer) {
+  if (step.kind != StepKind::messages)
+    return {step.recv + step.recv_offsets[peer], step.recv_counts[peer]};
+  const Message* m = message_with(step, peer);
+  return m == nullptr ? Room{} : Room{m->recv, m->recv_room};
+}
+
+/// Every peer exists and is listed once.
+bool lists_peers(const Step& step, uint32_t rank, uint32_t world) {
+  return std::all_of(step.messages.begin(), step.messages.end(), [&](const Message& m) {
+    return m.peer < world && m.peer != rank && message_with(step, m.peer) == &m;
+  });
+}
+
+/// Nothing where something is expected, or the other way round, would leave a peer waiting.
+bool fits(uint64_t bytes, uint64_t room, bool short_sends) {
+  return bytes == room || (short_sends && bytes < room && bytes != 0);
 }
 
 }  // namespace
@@ -36,6 +62,7 @@ struct LoopbackHub::Impl {
     RankEngine(Impl* hub, uint32_t rank) : hub_(hub), rank_(rank) {}
     [[nodiscard]] uint32_t rank() const noexcept override { return rank_; }
     [[nodiscard]] uint32_t world() const noexcept override { return hub_->world; }
+    [[nodiscard]] EngineCaps caps() const noexcept override { return hub_->caps; }
     Result<void> run(std::span<const Step> batch) override;
 
    private:
@@ -48,50 +75,75 @@ struct LoopbackHub::Impl {
     std::vector<uint8_t> sum_;
   };
 
-  /// All living ranks wait here; false when one is dead or late.
-  bool meet() {
+  /// All living ranks wait here; false when one is gone or late.
+  bool meet(uint32_t rank) {
     std::unique_lock lock(mutex);
-    if (broken) return false;
+    if (!gone.empty()) return false;
     const uint64_t turn = generation;
+    here[rank] = true;
     if (++waiting == world) {
       waiting = 0;
+      here.assign(world, false);
       ++generation;
       met.notify_all();
       return true;
     }
-    met.wait_for(lock, timeout, [&] { return generation != turn || broken; });
-    if (generation == turn) broken = true;
-    if (broken) met.notify_all();
+    met.wait_for(lock, timeout, [&] { return generation != turn || !gone.empty(); });
+    if (generation == turn && gone.empty()) {
+      gone = late_ranks();
+      met.notify_all();
+    }
     return generation != turn;
   }
 
-  /// Every rank posted the same collective, with matching sizes. All ranks get the same answer.
+  /// "ranks 1 and 3 did not come within 30000 ms"
+  [[nodiscard]] std::string late_ranks() const {
+    std::vector<std::string> late;
+    for (uint32_t r = 0; r < world; ++r) {
+      if (!here[r]) late.push_back(std::to_string(r));
+    }
+    std::string names = late.size() == 1 ? "rank " : "ranks ";
+    for (size_t i = 0; i < late.size(); ++i)
+      names += (i == 0 ? "" : i + 1 < late.size() ? ", " : " and ") + late[i];
+    return names + " did not come within " + std::to_string(timeout.count()) + " ms";
+  }
+
+  /// Every rank posted the same step, with sizes that fit. All ranks get the same answer.
   [[nodiscard]] bool agreed() const {
     for (uint32_t a = 0; a < world; ++a) {
-      if (posted[a].kind != posted[0].kind || posted[a].dtype != posted[0].dtype) return false;
-      if (posted[a].kind == StepKind::all_reduce) {
-        if (posted[a].count != posted[0].count) return false;
+      const Step &first = posted[0], &own = posted[a];
+      if (own.kind != first.kind || own.dtype != first.dtype) return false;
+      if (own.kind == StepKind::all_reduce) {
+        if (own.count != first.count) return false;
         continue;
       }
+      if (!lists_peers(own, a, world)) return false;
       for (uint32_t b = 0; b < world; ++b) {
-        const uint64_t sent_bytes = posted[a].send_counts[b], room = posted[b].recv_counts[a];
-        if (sent_bytes > room || (sent_bytes != room && !posted[a].short_sends)) return false;
+        if (!fits(sent_to(own, b).bytes, room_from(posted[b], a).bytes, own.short_sends))
+          return false;
       }
     }
     return true;
   }
 
+  Error failure() const {
+    const std::lock_guard lock(mutex);
+    return {Errc::peer_failed, "loopback: " + gone, "restart the group"};
+  }
+
   uint32_t world;
   std::chrono::milliseconds timeout;
+  EngineCaps caps;
   mutable std::mutex mutex;
   std::condition_variable met;
   uint32_t waiting = 0;
   uint64_t generation = 0;
-  bool broken = false;
+  std::vector<bool> here;
+  std::string gone;  // who, and why; empty: nobody
   std::vector<Step> posted;
   std::vector<uint64_t> sent;
   std::vector<uint64_t> rounds;
-  std::vector<RankEngine> engines;
+  std::vector<std::unique_ptr<RankEngine>> engines;
 };
 
 Result<void> LoopbackHub::Impl::RankEngine::run(std::span<const Step> batch) {
@@ -102,13 +154,12 @@ Result<void> LoopbackHub::Impl::RankEngine::run(std::span<const Step> batch) {
 }
 
 Result<void> LoopbackHub::Impl::RankEngine::run_one(const Step& step) {
-  const Error gone{Errc::peer_failed, "a rank of the loopback group is gone or late",
-                   "restart the group"};
   hub_->posted[rank_] = step;
-  if (!hub_->meet()) return gone;
+  if (!hub_->meet(rank_)) return hub_->failure();
   const bool agree = hub_->agreed();
   if (agree) step.kind == StepKind::all_reduce ? sum(step) : move(step);
-  if (!hub_->meet()) return gone;  // no send buffer is used again before all have read it
+  if (!hub_->meet(rank_))
+    return hub_->failure();  // no buffer is used again before all have read it
   if (!agree)
     return Error{Errc::exchange_order, "ranks issued different collectives",
                  "issue the same ones in the same order on all ranks"};
@@ -120,46 +171,41 @@ Result<void> LoopbackHub::Impl::RankEngine::run_one(const Step& step) {
 
 void LoopbackHub::Impl::RankEngine::move(const Step& step) {
   for (uint32_t r = 0; r < hub_->world; ++r) {
-    const Step& from = hub_->posted[r];
-    const uint64_t bytes = from.send_counts[rank_];
-    const uint64_t offset = step.kind == StepKind::all_to_all ? from.send_offsets[rank_] : 0;
-    if (bytes != 0) std::memcpy(step.recv + step.recv_offsets[r], from.send + offset, bytes);
-    if (r != rank_) hub_->sent[rank_] += step.send_counts[r];
+    const Sent from = sent_to(hub_->posted[r], rank_);
+    if (from.bytes != 0) std::memcpy(room_from(step, r).data, from.data, from.bytes);
+    if (r != rank_) hub_->sent[rank_] += sent_to(step, r).bytes;
   }
 }
 
 void LoopbackHub::Impl::RankEngine::sum(const Step& step) {
-  const uint64_t size = dtype_size(step.dtype);
-  sum_.resize(step.count * size);
-  for (uint64_t i = 0; i < step.count; ++i) {
-    float total = lane(hub_->posted[0].send, step.dtype, i);
-    for (uint32_t r = 1; r < hub_->world; ++r) {
-      store_lane(sum_.data(), step.dtype, i, total + lane(hub_->posted[r].send, step.dtype, i));
-      total = lane(sum_.data(), step.dtype, i);
-    }
-    store_lane(sum_.data(), step.dtype, i, total);
-  }
-  hub_->sent[rank_] += 2 * step.count * size * (hub_->world - 1) / hub_->world;
+  const uint64_t bytes = step.count * dtype_size(step.dtype);
+  const uint8_t* first = hub_->posted[0].send;
+  sum_.assign(first, first + bytes);
+  for (uint32_t r = 1; r < hub_->world; ++r)
+    transport::add_lanes(step.dtype, sum_.data(), hub_->posted[r].send, step.count);
+  hub_->sent[rank_] += 2 * bytes * (hub_->world - 1) / hub_->world;
 }
 
-LoopbackHub::LoopbackHub(uint32_t world, std::chrono::milliseconds timeout)
+LoopbackHub::LoopbackHub(uint32_t world, std::chrono::milliseconds timeout, EngineCaps caps)
     : impl_(std::make_unique<Impl>()) {
   impl_->world = world;
   impl_->timeout = timeout;
+  impl_->caps = caps;
+  impl_->here.resize(world);
   impl_->posted.resize(world);
   impl_->sent.resize(world);
   impl_->rounds.resize(world);
-  impl_->engines.reserve(world);
-  for (uint32_t r = 0; r < world; ++r) impl_->engines.emplace_back(impl_.get(), r);
+  for (uint32_t r = 0; r < world; ++r)
+    impl_->engines.push_back(std::make_unique<Impl::RankEngine>(impl_.get(), r));
 }
 
 LoopbackHub::~LoopbackHub() = default;
 
-Engine& LoopbackHub::engine(uint32_t rank) { return impl_->engines[rank]; }
+Engine& LoopbackHub::engine(uint32_t rank) { return *impl_->engines[rank]; }
 
-void LoopbackHub::break_off() {
+void LoopbackHub::break_off(uint32_t rank) {
   const std::lock_guard lock(impl_->mutex);
-  impl_->broken = true;
+  if (impl_->gone.empty()) impl_->gone = "rank " + std::to_string(rank) + " is gone";
   impl_->met.notify_all();
 }
 
@@ -173,4 +219,4 @@ uint64_t LoopbackHub::rounds(uint32_t rank) const {
   return impl_->rounds[rank];
 }
 
-}  // namespace laconic::transport
+}  // namespace laconic

@@ -35,7 +35,7 @@ TEST(Exchanges, BothRanksGetTheSameMeanUnderEveryStrategy) {
 
 /// A caller whose laconic_step is `size` bytes: what it sees of one batch, and what lies behind.
 TEST(Exchanges, StepsAreWrittenAtTheCallersStride) {
-  for (const size_t size : {offsetof(laconic_step, tag), offsetof(laconic_step, reserved),
+  for (const size_t size : {offsetof(laconic_step, tag), offsetof(laconic_step, messages),
                             sizeof(laconic_step), sizeof(laconic_step) + 24}) {
     SCOPED_TRACE(size);
     // Float biases and 16-bit weights: two sums in one batch.

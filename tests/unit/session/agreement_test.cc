@@ -98,7 +98,7 @@ TEST(Session, RefusesLayoutsThatDoNotFit) {
   std::vector<float> buffer(8010);
   Bucket bucket;
   bucket.buffer = buffer.data();
-  transport::LoopbackHub hub(1);
+  LoopbackHub hub(1);
   const auto code = [&](const Layout& layout) {
     const auto done = session::drive(*s, bucket, layout, hub.engine(0));
     return done ? Errc::ok : done.error().code;

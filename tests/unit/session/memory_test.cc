@@ -191,13 +191,13 @@ uint64_t taken_by(uint32_t rank) {
 
 /// Whether every batch finds the session's count to be the ledger's, but for the objects that the
 /// buffers hang on: `unsaid` is what was taken and not reported.
-class Auditor final : public transport::Engine {
+class Auditor final : public Engine {
  public:
-  Auditor(transport::Engine& engine, const Session& session, std::set<uint64_t>* unsaid)
+  Auditor(Engine& engine, const Session& session, std::set<uint64_t>* unsaid)
       : engine_(&engine), session_(&session), unsaid_(unsaid) {}
   [[nodiscard]] uint32_t rank() const noexcept override { return engine_->rank(); }
   [[nodiscard]] uint32_t world() const noexcept override { return engine_->world(); }
-  Result<void> run(std::span<const transport::Step> batch) override {
+  Result<void> run(std::span<const Step> batch) override {
     const int here = std::exchange(rank_here, -1);  // engines have memory of their own
     unsaid_->insert(taken_by(rank()) - session_->memory().exchange_bytes);
     auto done = engine_->run(batch);
@@ -206,7 +206,7 @@ class Auditor final : public transport::Engine {
   }
 
  private:
-  transport::Engine* engine_;
+  Engine* engine_;
   const Session* session_;
   std::set<uint64_t>* unsaid_;
 };

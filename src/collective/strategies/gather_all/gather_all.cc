@@ -18,7 +18,7 @@ class GatherAll final : public Strategy {
   /// False: no memory.
   [[nodiscard]] bool reserve();
   void begin(const Input& input) override;
-  Result<Next> next(std::span<transport::Step> batch) override;
+  Result<Next> next(std::span<Step> batch) override;
   void abort() override { undo(pipeline::Undo::gradient_lost); }
   [[nodiscard]] uint32_t flush_heard() const noexcept override { return flush_heard_; }
   [[nodiscard]] uint64_t held_bytes() const noexcept override {
@@ -35,9 +35,9 @@ class GatherAll final : public Strategy {
   }
   void encode();
   uint64_t seal();
-  Next emit(transport::Step& step);
+  Next emit(Step& step);
   Result<void> parse_all(bool* overflow, bool* non_finite);
-  Result<Next> receive(std::span<transport::Step> batch);
+  Result<Next> receive(std::span<Step> batch);
   Result<void> check_all();
   void decode();
   void mean_of_lanes();
@@ -129,14 +129,14 @@ uint64_t GatherAll::seal() {
   return state_->short_sends() ? bytes : granted_;
 }
 
-Next GatherAll::emit(transport::Step& step) {
+Next GatherAll::emit(Step& step) {
   const uint64_t sending = seal();
   for (uint32_t r = 0; r < state_->world(); ++r) {
     send_counts_[r] = sending;
     recv_counts_[r] = granted_;
     recv_offsets_[r] = r * granted_;
   }
-  step = {.kind = transport::StepKind::all_gather,
+  step = {.kind = StepKind::all_gather,
           .short_sends = state_->short_sends(),
           .send = send_.bytes().data(),
           .recv = recv_.bytes().data(),
@@ -168,7 +168,7 @@ Result<void> GatherAll::parse_all(bool* overflow, bool* non_finite) {
   return {};
 }
 
-Result<Next> GatherAll::receive(std::span<transport::Step> batch) {
+Result<Next> GatherAll::receive(std::span<Step> batch) {
   bool overflow = false;
   bool non_finite = false;
   if (auto r = parse_all(&overflow, &non_finite); !r) return std::move(r).error();
@@ -187,7 +187,7 @@ Result<Next> GatherAll::receive(std::span<transport::Step> batch) {
   return Next{Verdict::done, 0};
 }
 
-Result<Next> GatherAll::next(std::span<transport::Step> batch) {
+Result<Next> GatherAll::next(std::span<Step> batch) {
   if (phase_ == Phase::send) return emit(batch[0]);
   if (phase_ != Phase::received) return exchange_has_ended();
   auto result = receive(batch);

@@ -55,7 +55,7 @@ class NativeSum final : public Strategy {
   /// False: no memory.
   [[nodiscard]] bool reserve(const Layout& layout);
   void begin(const Input& input) override;
-  Result<Next> next(std::span<transport::Step> batch) override;
+  Result<Next> next(std::span<Step> batch) override;
   void abort() override { undo(pipeline::Undo::gradient_lost); }
   [[nodiscard]] uint32_t flush_heard() const noexcept override { return flush_heard_; }
   [[nodiscard]] uint64_t held_bytes() const noexcept override;
@@ -77,12 +77,12 @@ class NativeSum final : public Strategy {
   void put_wish();
   void hear_wish();
   void poison();
-  Next emit(std::span<transport::Step> batch);
-  Next emit_status(transport::Step& step);
+  Next emit(std::span<Step> batch);
+  Next emit_status(Step& step);
   bool trouble();
-  Result<Next> after_sum(std::span<transport::Step> batch);
-  Result<Next> after_status(std::span<transport::Step> batch);
-  Result<Next> advance(std::span<transport::Step> batch);
+  Result<Next> after_sum(std::span<Step> batch);
+  Result<Next> after_status(std::span<Step> batch);
+  Result<Next> advance(std::span<Step> batch);
   void finish();
   void undo(pipeline::Undo why);
 
@@ -294,17 +294,14 @@ void NativeSum::encode_later_unit(uint32_t i) {
   ++counters_->non_finite_units;
 }
 
-Next NativeSum::emit(std::span<transport::Step> batch) {
+Next NativeSum::emit(std::span<Step> batch) {
   uint32_t steps = 0;
   for (uint8_t t = 0; t < kLaneTypes.size(); ++t) {
     LaneGroup& g = group(round_, t);
     if (g.lanes == 0) continue;
     uint8_t* at = in_place_ ? reinterpret_cast<uint8_t*>(input_.gradient) : g.memory.bytes().data();
-    batch[steps++] = {.kind = transport::StepKind::all_reduce,
-                      .dtype = g.type,
-                      .count = g.lanes,
-                      .send = at,
-                      .recv = at};
+    batch[steps++] = {
+        .kind = StepKind::all_reduce, .dtype = g.type, .count = g.lanes, .send = at, .recv = at};
     counters_->wire_bytes += 2 * g.bytes() * (state_->world() - 1) / state_->world();
     ++counters_->rounds;
   }
@@ -312,7 +309,7 @@ Next NativeSum::emit(std::span<transport::Step> batch) {
   return {Verdict::steps, steps};
 }
 
-Result<Next> NativeSum::next(std::span<transport::Step> batch) {
+Result<Next> NativeSum::next(std::span<Step> batch) {
   if (phase_ == Phase::ready) return emit(batch);
   if (phase_ == Phase::idle) return exchange_has_ended();
   auto result = phase_ == Phase::summed ? after_sum(batch) : after_status(batch);
@@ -345,13 +342,13 @@ bool NativeSum::trouble() {
   return bad;
 }
 
-Result<Next> NativeSum::after_sum(std::span<transport::Step> batch) {
+Result<Next> NativeSum::after_sum(std::span<Step> batch) {
   if (wishes_ && round_ == 0) hear_wish();
   if (trouble()) return emit_status(batch[0]);
   return advance(batch);
 }
 
-Result<Next> NativeSum::advance(std::span<transport::Step> batch) {
+Result<Next> NativeSum::advance(std::span<Step> batch) {
   const Place p = state_->place(input_.step, 0);
   for (uint32_t i = 0; i < plan_.units.size(); ++i) {
     const pipeline::UnitSlot& slot = plan_.units[i].piece->send;
@@ -367,13 +364,13 @@ Result<Next> NativeSum::advance(std::span<transport::Step> batch) {
   return Next{Verdict::done, 0};
 }
 
-Next NativeSum::emit_status(transport::Step& step) {
+Next NativeSum::emit_status(Step& step) {
   status_->emit(input_, input_.failure, step, *counters_);
   phase_ = Phase::status;
   return {Verdict::steps, 1};
 }
 
-Result<Next> NativeSum::after_status(std::span<transport::Step> batch) {
+Result<Next> NativeSum::after_status(std::span<Step> batch) {
   if (auto heard = status_->receive(input_); !heard) return std::move(heard).error();
   if (!guarded_) return advance(batch);  // casts carry NaN and infinity as they are
   undo(pipeline::Undo::gradient_travels);

@@ -38,7 +38,7 @@ class TwoShot final : public Strategy {
     up_.begin(input);
     down_.begin(input);
   }
-  Result<Next> next(std::span<transport::Step> batch) override;
+  Result<Next> next(std::span<Step> batch) override;
   void abort() override { undo(pipeline::Undo::gradient_lost); }
   [[nodiscard]] uint32_t flush_heard() const noexcept override { return down_.flush(); }
   [[nodiscard]] uint64_t held_bytes() const noexcept override {
@@ -50,18 +50,18 @@ class TwoShot final : public Strategy {
   /// The first contributions may outgrow their capacities, then the means made of them.
   static constexpr uint8_t kMaxRounds = 3;
 
-  Next emit_up(transport::Step& step) {
+  Next emit_up(Step& step) {
     up_.emit(round_, told_, step);
     phase_ = Phase::up_sent;
     return {Verdict::steps, 1};
   }
-  Next emit_down(transport::Step& step) {
+  Next emit_down(Step& step) {
     down_.emit(round_, told_, step);
     phase_ = Phase::down_sent;
     return {Verdict::steps, 1};
   }
-  Next receive_up(transport::Step& step);
-  Result<Next> receive_down(transport::Step& step);
+  Next receive_up(Step& step);
+  Result<Next> receive_down(Step& step);
   void undo(pipeline::Undo why);
 
   uint32_t rank_;
@@ -75,7 +75,7 @@ class TwoShot final : public Strategy {
   uint8_t round_ = 0;
 };
 
-Result<Next> TwoShot::next(std::span<transport::Step> batch) {
+Result<Next> TwoShot::next(std::span<Step> batch) {
   if (phase_ == Phase::up) return emit_up(batch[0]);
   if (phase_ == Phase::up_sent) return receive_up(batch[0]);
   if (phase_ != Phase::down_sent) return exchange_has_ended();
@@ -84,14 +84,14 @@ Result<Next> TwoShot::next(std::span<transport::Step> batch) {
   return result;
 }
 
-Next TwoShot::receive_up(transport::Step& step) {
+Next TwoShot::receive_up(Step& step) {
   const bool complete = up_.receive(told_);
   if (!complete && !told_) up_.stash();
   if (!told_ && !down_.encoded()) complete ? down_.encode(up_) : down_.put_incomplete(up_);
   return emit_down(step);
 }
 
-Result<Next> TwoShot::receive_down(transport::Step& step) {
+Result<Next> TwoShot::receive_down(Step& step) {
   auto heard = down_.receive(up_);
   if (!heard) return std::move(heard).error();
   if (heard->non_finite) {

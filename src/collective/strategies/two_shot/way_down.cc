@@ -89,7 +89,7 @@ uint64_t WayDown::seal(const Told& told) {
   return state_->short_sends() ? bytes : granted;
 }
 
-void WayDown::emit(uint8_t round, const Told& told, transport::Step& step) {
+void WayDown::emit(uint8_t round, const Told& told, Step& step) {
   round_ = round;
   const uint64_t sending = seal(told);
   uint64_t recv = 0;
@@ -101,7 +101,7 @@ void WayDown::emit(uint8_t round, const Told& told, transport::Step& step) {
   }
   counters_->wire_bytes += (state_->world() - 1) * sending;
   ++counters_->rounds;
-  step = {.kind = transport::StepKind::all_gather,
+  step = {.kind = StepKind::all_gather,
           .short_sends = state_->short_sends(),
           .send = out_.bytes().data(),
           .recv = recv_.bytes().data(),

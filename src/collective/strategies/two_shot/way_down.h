@@ -23,7 +23,7 @@ class WayDown {
   void put_incomplete(const WayUp& up);
   [[nodiscard]] bool encoded() const noexcept { return encoded_; }
   /// An all-gather of the owners' bundles that are still to be delivered.
-  void emit(uint8_t round, const Told& told, transport::Step& step);
+  void emit(uint8_t round, const Told& told, Step& step);
 
   /// What the owners' bundles said, the same on every rank.
   struct Heard {

@@ -81,7 +81,7 @@ uint64_t WayUp::seal(uint32_t owner, uint64_t granted, const Told& told) {
   return state_->short_sends() ? bytes : granted;
 }
 
-void WayUp::emit(uint8_t round, const Told& told, transport::Step& step) {
+void WayUp::emit(uint8_t round, const Told& told, Step& step) {
   round_ = round;
   uint64_t recv = 0;
   for (uint32_t r = 0; r < state_->world(); ++r) {
@@ -93,7 +93,7 @@ void WayUp::emit(uint8_t round, const Told& told, transport::Step& step) {
     counters_->wire_bytes += sizes_.send_counts[r];
   }
   ++counters_->rounds;
-  step = {.kind = transport::StepKind::all_to_all,
+  step = {.kind = StepKind::all_to_all,
           .short_sends = state_->short_sends(),
           .send = out_.bytes().data(),
           .recv = recv_.bytes().data(),

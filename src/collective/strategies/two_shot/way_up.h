@@ -22,7 +22,7 @@ class WayUp {
   /// Starts an exchange: grants capacities and, unless this rank has failed already, encodes.
   void begin(const Input& input);
   /// An all-to-all of the bundles that are still to be delivered.
-  void emit(uint8_t round, const Told& told, transport::Step& step);
+  void emit(uint8_t round, const Told& told, Step& step);
   /// Takes in what the round brought. True: every contribution to this owner is here and checked.
   [[nodiscard]] bool receive(Told& told);
   /// Before a repeat round: what has arrived moves out of the way.

@@ -149,7 +149,7 @@ void Uncompressed::narrow() {
   kernels::narrow(casts, input_.dtype, input_.buffer, input_.gradient, layout_->elements);
 }
 
-Next Uncompressed::emit(transport::Step& step) {
+Next Uncompressed::emit(Step& step) {
   const uint64_t world = state_->world();
   wide_ = input_.dtype != DType::f32 && !state_->model().options().caps.can_sum(input_.dtype);
   if (!wide_) widen();  // what a 16-bit bucket holds by now is what travels
@@ -159,7 +159,7 @@ Next Uncompressed::emit(transport::Step& step) {
   const DType dtype = wide_ ? DType::f32 : input_.dtype;
   auto* at =
       wide_ ? reinterpret_cast<uint8_t*>(input_.gradient) : static_cast<uint8_t*>(input_.buffer);
-  step = {.kind = transport::StepKind::all_reduce,
+  step = {.kind = StepKind::all_reduce,
           .dtype = dtype,
           .count = layout_->elements,
           .send = at,
@@ -170,7 +170,7 @@ Next Uncompressed::emit(transport::Step& step) {
   return {Verdict::steps, 1};
 }
 
-Result<Next> Uncompressed::next(std::span<transport::Step> batch) {
+Result<Next> Uncompressed::next(std::span<Step> batch) {
   if (phase_ == Phase::ready) return emit(batch[0]);
   if (phase_ == Phase::summed && poisoned()) {
     phase_ = Phase::status;

@@ -28,7 +28,7 @@ class Uncompressed final : public Strategy {
     parts_ = parts;
   }
   void begin(const Input& input) override;
-  Result<Next> next(std::span<transport::Step> batch) override;
+  Result<Next> next(std::span<Step> batch) override;
   /// Adds the gradients of compressed parameters to their residuals, but in plain mode.
   void abort() override;
   [[nodiscard]] uint64_t held_bytes() const noexcept override {
@@ -52,7 +52,7 @@ class Uncompressed final : public Strategy {
   [[nodiscard]] bool poisoned();
   void widen();
   void narrow();
-  Next emit(transport::Step& step);
+  Next emit(Step& step);
   Result<Next> finish();
 
   RankState* state_;

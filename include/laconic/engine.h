@@ -1,0 +1,143 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// Engines: what moves bytes between ranks, and never sees what they mean. An exchange asks for
+// steps; whatever drives it (a session over an Engine, torch.distributed from Python, a C program)
+// executes them and asks for the next batch. docs/guide/engines.md.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "laconic/dtype.h"
+#include "laconic/error.h"
+
+namespace laconic {
+
+enum class StepKind : uint8_t {
+  all_reduce = 0,  ///< `send` == `recv`: `count` lanes of `dtype`, summed in place
+  all_gather = 1,  ///< own bytes at `send`; rank r's recv_counts[r] bytes at recv + recv_offsets[r]
+  all_to_all = 2,  ///< send_counts[r] bytes at send + send_offsets[r] to r; received likewise
+  messages = 3,    ///< what `messages` lists, all at once
+};
+
+/// To one other rank, and from it. Where this rank sends nothing, the peer's message has no room,
+/// and the peer need not list this rank.
+struct Message {
+  uint32_t peer = 0;
+  const uint8_t* send = nullptr;
+  uint64_t send_bytes = 0;
+  uint8_t* recv = nullptr;
+  uint64_t recv_room = 0;  ///< what arrives is as long, or shorter where Step::short_sends says so
+};
+
+/// One collective. Steps of one batch are independent: an engine may have all of them in flight at
+/// once, but issues them in order on every rank. Pointers stay valid until the next call on the
+/// exchange.
+struct Step {
+  StepKind kind = StepKind::all_reduce;
+  DType dtype = DType::u8;
+  bool short_sends = false;  ///< recv_counts are room: what arrives may be shorter (EngineCaps)
+  /// The same number on all ranks, and not that of another step of the last 2^20 exchanges: for
+  /// engines whose messages carry tags. Below 2^28.
+  uint32_t tag = 0;
+  uint64_t count = 0;  ///< all_reduce: lanes
+  uint8_t* send = nullptr;
+  uint8_t* recv = nullptr;
+  std::span<const uint64_t> send_counts{};   ///< bytes, by rank; all_gather: all the same
+  std::span<const uint64_t> send_offsets{};  ///< bytes from `send`, by rank; all_gather: zeros
+  std::span<const uint64_t> recv_counts{};
+  std::span<const uint64_t> recv_offsets{};
+  std::span<const Message> messages{};  ///< every peer at most once, this rank not at all
+};
+
+inline constexpr uint32_t kMaxBatch = 4;
+
+/// What an engine can do. The same on all ranks: agreement compares it.
+struct EngineCaps {
+  /// Types whose lanes it adds; bits by DType.
+  uint32_t sums = 1U << static_cast<uint32_t>(DType::f32);
+  /// A rank may send fewer bytes than the receiver has room for: varying lengths then need no
+  /// prediction and travel exactly.
+  bool short_sends = false;
+  [[nodiscard]] constexpr bool can_sum(DType t) const noexcept {
+    return (sums >> static_cast<uint32_t>(t) & 1U) != 0;
+  }
+};
+/// float32, half and bfloat16.
+inline constexpr uint32_t kAllSums = 1U << static_cast<uint32_t>(DType::f32) |
+                                     1U << static_cast<uint32_t>(DType::f16) |
+                                     1U << static_cast<uint32_t>(DType::bf16);
+
+/// A batch that has been started.
+struct Ticket {
+  uint64_t number = 0;
+};
+using Deadline = std::chrono::steady_clock::time_point;
+
+/// Moves bytes between ranks. Only rank, world and run have to be written; start and wait then run
+/// batches on one thread of the engine's own, in the order of their starts.
+class Engine {
+ public:
+  Engine();
+  virtual ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  [[nodiscard]] virtual uint32_t rank() const noexcept = 0;
+  [[nodiscard]] virtual uint32_t world() const noexcept = 0;
+  /// Fixed; all ranks' are the same. By default sums of float32 alone.
+  [[nodiscard]] virtual EngineCaps caps() const noexcept;
+
+  /// Executes a batch; returns when all its steps are complete or one has failed (peer gone, time
+  /// out). Never called by two threads at once.
+  virtual Result<void> run(std::span<const Step> batch) = 0;
+
+  /// Begins a batch of at most kMaxBatch steps; all ranks begin the same ones in the same order.
+  /// What the steps point to has to live until wait() has returned a value, and after a failure as
+  /// long as the engine. After a batch has failed those behind it fail alike, unexecuted.
+  virtual Result<Ticket> start(std::span<const Step> batch);
+  /// Returns when the batch is complete. Once for each ticket, else exchange_order. `timed_out`: it
+  /// was not at the deadline, and may still be running; the engine is of no use any more.
+  virtual Result<void> wait(Ticket ticket, Deadline deadline);
+  /// Frees `memory` when the engine ends: a batch that has timed out may still use it.
+  void keep_until_end(std::shared_ptr<void> memory) noexcept;
+
+ protected:
+  /// Returns when no batch is being executed; none will be from then on. For destructors of engines
+  /// that can be destroyed before all tickets have been waited for: they see to it that run()
+  /// returns, then call this, while their members are still there.
+  void stop() noexcept;
+
+ private:
+  class Thread;
+  std::vector<std::shared_ptr<void>> kept_;
+  std::unique_ptr<Thread> thread_;  // last: it ends first
+};
+
+/// An engine of which only rank, world and move have to be written: all steps are made of messages,
+/// and sums are taken in rank order, so that they are the same bits as those of LoopbackHub.
+class MessageEngine : public Engine {
+ public:
+  /// All sums; no short sends, unless the engine below overrides this.
+  [[nodiscard]] EngineCaps caps() const noexcept override;
+  Result<void> run(std::span<const Step> batch) final;
+
+ protected:
+  /// Moves all messages at once: a peer may send before it receives, or the other way round. Every
+  /// peer is listed at most once, this rank not at all. `tag` as in Step. Returns when everything
+  /// has arrived and no memory of `messages` is needed any more, or with what went wrong.
+  virtual Result<void> move(std::span<const Message> messages, uint32_t tag) = 0;
+
+ private:
+  Result<void> run_one(const Step& step);
+  Result<void> exchange(const Step& step);
+  Result<void> sum(const Step& step);
+
+  std::vector<Message> messages_;
+  std::vector<uint8_t> terms_;
+};
+
+}  // namespace laconic

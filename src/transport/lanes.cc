@@ -1,0 +1,33 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+#include "transport/lanes.h"
+
+#include <cstring>
+
+namespace laconic::transport {
+namespace {
+
+template <class Lane, class Widen, class Narrow>
+void add(uint8_t* total, const uint8_t* x, uint64_t count, Widen widen, Narrow narrow) noexcept {
+  for (uint64_t i = 0; i < count; ++i) {
+    Lane a, b;
+    std::memcpy(&a, total + i * sizeof(Lane), sizeof(Lane));
+    std::memcpy(&b, x + i * sizeof(Lane), sizeof(Lane));
+    const Lane sum = narrow(widen(a) + widen(b));
+    std::memcpy(total + i * sizeof(Lane), &sum, sizeof(Lane));
+  }
+}
+
+}  // namespace
+
+void add_lanes(DType type, uint8_t* total, const uint8_t* x, uint64_t count) noexcept {
+  const auto same = [](float value) { return value; };
+  if (type == DType::f32) {
+    add<float>(total, x, count, same, same);
+  } else if (type == DType::f16) {
+    add<uint16_t>(total, x, count, f16_to_float, float_to_f16);
+  } else {
+    add<uint16_t>(total, x, count, bf16_to_float, float_to_bf16);
+  }
+}
+
+}  // namespace laconic::transport

@@ -1,0 +1,15 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// Sums of lanes as engines take them: in the lanes' own type, rounded after each addition.
+#pragma once
+
+#include <cstdint>
+
+#include "laconic/dtype.h"
+
+namespace laconic::transport {
+
+/// total[i] += x[i] for `count` lanes. No alignment is needed.
+void add_lanes(DType type, uint8_t* total, const uint8_t* x, uint64_t count) noexcept;
+
+}  // namespace laconic::transport

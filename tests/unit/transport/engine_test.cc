@@ -1,0 +1,405 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// What every engine does alike: the loopback, one that only moves messages, and the latter's
+// batches on a thread of its own.
+#include "laconic/engine.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <atomic>
+#include <functional>
+#include <numeric>
+#include <semaphore>
+#include <thread>
+#include <vector>
+
+#include "laconic/loopback.h"
+#include "support/mailboxes.h"
+
+namespace laconic {
+namespace {
+
+using Bytes = std::vector<uint8_t>;
+
+void on_all(uint32_t world, const std::function<void(uint32_t)>& body) {
+  std::vector<std::jthread> threads;
+  for (uint32_t r = 0; r < world; ++r) threads.emplace_back([&, r] { body(r); });
+}
+
+/// Both kinds of engine, and how a batch gets to them.
+enum class Kind { loopback, messages, loopback_started, messages_started };
+
+class Group {
+ public:
+  Group(Kind kind, uint32_t world, bool short_sends = false)
+      : started_(kind == Kind::loopback_started || kind == Kind::messages_started) {
+    if (kind == Kind::loopback || kind == Kind::loopback_started) {
+      hub_ = std::make_unique<LoopbackHub>(world, std::chrono::seconds(30),
+                                           EngineCaps{kAllSums, short_sends});
+    } else {
+      mailboxes_ = std::make_unique<test::Mailboxes>(world, short_sends);
+    }
+  }
+  Engine& engine(uint32_t rank) { return hub_ ? hub_->engine(rank) : mailboxes_->engine(rank); }
+  Result<void> run(uint32_t rank, std::span<const Step> batch) {
+    if (!started_) return engine(rank).run(batch);
+    auto ticket = engine(rank).start(batch);
+    if (!ticket) return std::move(ticket).error();
+    return engine(rank).wait(*ticket, std::chrono::steady_clock::now() + std::chrono::seconds(30));
+  }
+
+ private:
+  bool started_;
+  std::unique_ptr<LoopbackHub> hub_;
+  std::unique_ptr<test::Mailboxes> mailboxes_;
+};
+
+/// What rank `from` sends rank `to` in step `step`: its length and bytes differ for all of them.
+Bytes letter(uint32_t from, uint32_t to, uint32_t step) {
+  Bytes bytes((from * 7 + to * 13 + step * 5) % 29);
+  for (size_t i = 0; i < bytes.size(); ++i)
+    bytes[i] = static_cast<uint8_t>(from * 64 + to * 8 + step + i);
+  return bytes;
+}
+
+/// Counts and offsets of ragged letters, with a gap before each.
+struct Ragged {
+  std::vector<uint64_t> counts, offsets;
+  Bytes memory;
+  void add(uint64_t count) {
+    counts.push_back(count);
+    offsets.push_back(memory.size() + 3);
+    memory.resize(memory.size() + 3 + count, 0xEE);
+  }
+  [[nodiscard]] Bytes at(uint32_t r) const {
+    const auto begin = memory.begin() + static_cast<int64_t>(offsets[r]);
+    return {begin, begin + static_cast<int64_t>(counts[r])};
+  }
+  void put(uint32_t r, const Bytes& bytes) {
+    std::copy(bytes.begin(), bytes.end(), memory.begin() + static_cast<int64_t>(offsets[r]));
+  }
+};
+
+class EngineLaw : public testing::TestWithParam<std::tuple<Kind, uint32_t>> {
+ protected:
+  [[nodiscard]] Group group(bool short_sends = false) const {
+    return {std::get<0>(GetParam()), world(), short_sends};
+  }
+  [[nodiscard]] static uint32_t world() { return std::get<1>(GetParam()); }
+};
+
+TEST_P(EngineLaw, RaggedAllToAllGetsToItsPlaces) {
+  Group all = group();
+  on_all(world(), [&](uint32_t me) {
+    Ragged send, recv;
+    for (uint32_t r = 0; r < world(); ++r) {
+      send.add(letter(me, r, 0).size());
+      send.put(r, letter(me, r, 0));
+      recv.add(letter(r, me, 0).size());
+    }
+    const Step step{.kind = StepKind::all_to_all,
+                    .send = send.memory.data(),
+                    .recv = recv.memory.data(),
+                    .send_counts = send.counts,
+                    .send_offsets = send.offsets,
+                    .recv_counts = recv.counts,
+                    .recv_offsets = recv.offsets};
+    ASSERT_TRUE(all.run(me, {&step, 1}));
+    for (uint32_t r = 0; r < world(); ++r) EXPECT_EQ(recv.at(r), letter(r, me, 0)) << me << r;
+    EXPECT_EQ(recv.memory[0], 0xEE);  // what lies between is not touched
+  });
+}
+
+TEST_P(EngineLaw, AllGatherHasEveryRanksBytesOfAnyLength) {
+  Group all = group();
+  on_all(world(), [&](uint32_t me) {
+    Bytes own = letter(me, 0, 1);
+    Ragged recv;
+    for (uint32_t r = 0; r < world(); ++r) recv.add(letter(r, 0, 1).size());
+    const std::vector<uint64_t> counts(world(), own.size()), zeros(world(), 0);
+    const Step step{.kind = StepKind::all_gather,
+                    .send = own.data(),
+                    .recv = recv.memory.data(),
+                    .send_counts = counts,
+                    .send_offsets = zeros,
+                    .recv_counts = recv.counts,
+                    .recv_offsets = recv.offsets};
+    ASSERT_TRUE(all.run(me, {&step, 1}));
+    for (uint32_t r = 0; r < world(); ++r) EXPECT_EQ(recv.at(r), letter(r, 0, 1)) << me << r;
+  });
+}
+
+TEST_P(EngineLaw, MessagesGoToThoseWhoAreListed) {
+  Group all = group();
+  on_all(world(), [&](uint32_t me) {
+    // A ring: to the next rank only, which sends to its next; two ranks send each other.
+    const uint32_t next = (me + 1) % world(), before = (me + world() - 1) % world();
+    const Bytes out = letter(me, next, 2);
+    Bytes in(letter(before, me, 2).size());
+    std::vector<Message> messages;
+    if (world() == 2) {
+      messages = {{next, out.data(), out.size(), in.data(), in.size()}};
+    } else if (world() > 2) {
+      messages = {{next, out.data(), out.size(), nullptr, 0},
+                  {before, nullptr, 0, in.data(), in.size()}};
+    }
+    const Step step{.kind = StepKind::messages, .messages = messages};
+    ASSERT_TRUE(all.run(me, {&step, 1}));
+    EXPECT_EQ(in, world() > 1 ? letter(before, me, 2) : Bytes(in.size()));
+  });
+}
+
+TEST_P(EngineLaw, WhatIsShorterThanItsRoomArrives) {
+  Group all = group(true);
+  ASSERT_TRUE(all.engine(0).caps().short_sends);
+  on_all(world(), [&](uint32_t me) {
+    std::vector<Bytes> out(world()), in(world(), Bytes(64, 0xEE));
+    std::vector<Message> messages;
+    for (uint32_t r = 0; r < world(); ++r) {
+      out[r] = Bytes(1 + me + r, static_cast<uint8_t>(me));
+      if (r != me)
+        messages.push_back({r, out[r].data(), out[r].size(), in[r].data(), in[r].size()});
+    }
+    const Step step{.kind = StepKind::messages, .short_sends = true, .messages = messages};
+    ASSERT_TRUE(all.run(me, {&step, 1}));
+    for (uint32_t r = 0; r < world(); ++r) {
+      if (r == me) continue;
+      Bytes expected(64, 0xEE);
+      std::fill_n(expected.begin(), 1 + me + r, static_cast<uint8_t>(r));
+      EXPECT_EQ(in[r], expected);
+    }
+  });
+}
+
+/// In rank order, rounded to the type after each addition: computed here in doubles.
+float sum_of(DType type, uint64_t lane, uint32_t world,
+             const std::function<float(uint32_t, uint64_t)>& x) {
+  const auto rounded = [&](double v) {
+    const auto f = static_cast<float>(v);  // exact for two lanes of 16 bits, rounded once for f32
+    return type == DType::f32   ? f
+           : type == DType::f16 ? f16_to_float(float_to_f16(f))
+                                : bf16_to_float(float_to_bf16(f));
+  };
+  double total = static_cast<double>(x(0, lane));
+  for (uint32_t r = 1; r < world; ++r)
+    total = static_cast<double>(rounded(total + static_cast<double>(x(r, lane))));
+  return static_cast<float>(total);
+}
+
+TEST_P(EngineLaw, SumsAreTakenInRankOrderInTheirType) {
+  for (const DType type : {DType::f32, DType::f16, DType::bf16}) {
+    for (const uint64_t count : {0U, 1U, 2U, 7U, 1001U}) {
+      Group all = group();
+      // Multiples of 1/8 up to 32, exact in all three types, whose sums are not.
+      const auto x = [](uint32_t r, uint64_t i) {
+        return static_cast<float>(static_cast<int64_t>((i * 37 + r * 101) % 251) - 125) *
+               (r == 1 ? 16.0F : 0.125F);
+      };
+      on_all(world(), [&](uint32_t me) {
+        const uint64_t size = dtype_size(type);
+        Bytes lanes(count * size);
+        for (uint64_t i = 0; i < count; ++i) {
+          const float value = x(me, i);
+          const uint16_t half = type == DType::f16 ? float_to_f16(value) : float_to_bf16(value);
+          std::memcpy(lanes.data() + i * size,
+                      type == DType::f32 ? static_cast<const void*>(&value) : &half, size);
+        }
+        const Step step{.dtype = type, .count = count, .send = lanes.data(), .recv = lanes.data()};
+        ASSERT_TRUE(all.run(me, {&step, 1}));
+        const auto half_of = [&](uint64_t i) {
+          uint16_t h = 0;
+          std::memcpy(&h, lanes.data() + 2 * i, 2);
+          return type == DType::f16 ? f16_to_float(h) : bf16_to_float(h);
+        };
+        for (uint64_t i = 0; i < count; ++i) {
+          float found = 0;
+          if (type == DType::f32) {
+            std::memcpy(&found, lanes.data() + 4 * i, 4);
+          } else {
+            found = half_of(i);
+          }
+          ASSERT_EQ(found, sum_of(type, i, world(), x))
+              << "lane " << i << " of type " << static_cast<int>(type);
+        }
+      });
+    }
+  }
+}
+
+TEST_P(EngineLaw, StepsOfABatchAndBatchesKeepTheirOrder) {
+  Group all = group();
+  on_all(world(), [&](uint32_t me) {
+    for (uint32_t turn = 0; turn < 5; ++turn) {
+      std::array<float, kMaxBatch> x{};
+      std::vector<Step> batch;
+      for (uint32_t i = 0; i < kMaxBatch; ++i) {
+        x[i] = static_cast<float>(turn * kMaxBatch + i);
+        auto* at = reinterpret_cast<uint8_t*>(&x[i]);
+        batch.push_back({.dtype = DType::f32, .count = 1, .send = at, .recv = at});
+      }
+      ASSERT_TRUE(all.run(me, batch));
+      for (uint32_t i = 0; i < kMaxBatch; ++i)
+        EXPECT_EQ(x[i], static_cast<float>((turn * kMaxBatch + i) * world()));
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(All, EngineLaw,
+                         testing::Combine(testing::Values(Kind::loopback, Kind::messages,
+                                                          Kind::loopback_started,
+                                                          Kind::messages_started),
+                                          testing::Values(1U, 2U, 3U, 5U)));
+
+TEST(Loopback, MessagesThatDoNotMatchAreAnErrorOnEveryRank) {
+  using List = std::vector<Message>;
+  uint8_t byte = 0, room[2] = {};
+  const std::array<std::array<List, 2>, 5> wrong{{
+      {{{{1, &byte, 1, nullptr, 0}}, {}}},                          // nobody receives it
+      {{{{1, nullptr, 0, room, 1}}, {}}},                           // nobody sends it
+      {{{{1, &byte, 1, nullptr, 0}}, {{0, nullptr, 0, room, 2}}}},  // exact sizes
+      {{{{1, &byte, 1, nullptr, 0}, {1, &byte, 1, nullptr, 0}},
+        {{0, nullptr, 0, room, 1}}}},    // twice
+      {{{{0, &byte, 1, room, 1}}, {}}},  // to itself
+  }};
+  for (const auto& lists : wrong) {
+    LoopbackHub hub(2);
+    on_all(2, [&](uint32_t r) {
+      const Step step{.kind = StepKind::messages, .messages = lists[r]};
+      const auto result = hub.engine(r).run({&step, 1});
+      ASSERT_FALSE(result);
+      EXPECT_EQ(result.error().code, Errc::exchange_order);
+    });
+  }
+}
+
+// ---- tickets ----
+
+constexpr auto kSoon = std::chrono::milliseconds(30);
+constexpr auto kLong = std::chrono::seconds(30);
+Deadline in(std::chrono::milliseconds time) { return std::chrono::steady_clock::now() + time; }
+
+/// Waits for permission before each batch; `fail_at` fails.
+class Gated : public Engine {
+ public:
+  explicit Gated(int fail_at = -1) : fail_at_(fail_at) {}
+  ~Gated() override {
+    gate.release(100);
+    stop();
+  }
+  [[nodiscard]] uint32_t rank() const noexcept override { return 0; }
+  [[nodiscard]] uint32_t world() const noexcept override { return 1; }
+  Result<void> run(std::span<const Step> batch) override {
+    gate.acquire();
+    order.push_back(batch[0].tag);
+    if (++runs == fail_at_) return Error{Errc::engine_failed, "the cable is cut", {}};
+    if (throws) throw 1;
+    return {};
+  }
+  Result<Ticket> begin(uint32_t tag) {
+    const Step step{.tag = tag};
+    return start({&step, 1});
+  }
+  std::counting_semaphore<> gate{0};
+  std::vector<uint32_t> order;
+  std::atomic<int> runs{0};
+  bool throws = false;
+
+ private:
+  int fail_at_;
+};
+
+TEST(Tickets, BatchesRunInTheOrderOfTheirStartsHoweverTheyAreWaitedFor) {
+  Gated engine;
+  std::array<Ticket, 3> tickets;
+  for (uint32_t i = 0; i < 3; ++i) tickets[i] = *engine.begin(10 + i);
+  EXPECT_EQ(engine.runs, 0);  // start does not wait
+  engine.gate.release(3);
+  for (const uint32_t i : {2U, 0U, 1U}) EXPECT_TRUE(engine.wait(tickets[i], in(kLong)));
+  EXPECT_EQ(engine.order, (std::vector<uint32_t>{10, 11, 12}));
+}
+
+TEST(Tickets, EachIsWaitedForOnce) {
+  Gated engine;
+  engine.gate.release(2);
+  const Ticket first = *engine.begin(0), second = *engine.begin(1);
+  EXPECT_TRUE(engine.wait(second, in(kLong)));
+  EXPECT_FALSE(engine.wait(second, in(kLong)));
+  EXPECT_TRUE(engine.wait(first, in(kLong)));
+  for (const Ticket ticket : {first, second, Ticket{99}}) {
+    const auto again = engine.wait(ticket, in(kLong));
+    ASSERT_FALSE(again);
+    EXPECT_EQ(again.error().code, Errc::exchange_order);
+  }
+  EXPECT_EQ(Gated().wait({1}, in(kLong)).error().code, Errc::exchange_order);
+}
+
+TEST(Tickets, ADeadlineEndsTheWaitAndNotTheBatch) {
+  Gated engine;
+  const Ticket ticket = *engine.begin(0);
+  const auto late = engine.wait(ticket, in(kSoon));
+  ASSERT_FALSE(late);
+  EXPECT_EQ(late.error().code, Errc::timed_out);
+  EXPECT_EQ(engine.wait(ticket, in(std::chrono::milliseconds(0))).error().code, Errc::timed_out);
+  engine.gate.release();
+  EXPECT_TRUE(engine.wait(ticket, in(kLong)));
+}
+
+TEST(Tickets, WhatIsBehindAFailureFailsAlikeWithoutBeingRun) {
+  Gated engine(2);
+  engine.gate.release(4);
+  std::array<Ticket, 4> tickets;
+  for (uint32_t i = 0; i < 4; ++i) tickets[i] = *engine.begin(i);
+  EXPECT_TRUE(engine.wait(tickets[0], in(kLong)));
+  for (const uint32_t i : {1U, 2U, 3U}) {
+    const auto failed = engine.wait(tickets[i], in(kLong));
+    ASSERT_FALSE(failed);
+    EXPECT_EQ(failed.error().message, "the cable is cut");
+  }
+  EXPECT_EQ(engine.runs, 2);
+}
+
+TEST(Tickets, AnEngineThatThrowsHasFailed) {
+  Gated engine;
+  engine.throws = true;
+  engine.gate.release();
+  const auto failed = engine.wait(*engine.begin(0), in(kLong));
+  ASSERT_FALSE(failed);
+  EXPECT_EQ(failed.error().code, Errc::engine_failed);
+}
+
+TEST(Tickets, AnEngineThatEndsFailsWhatItHasNotExecuted) {
+  struct Ending final : Gated {
+    void end() { gate.release(), stop(); }
+  } engine;
+  const Ticket first = *engine.begin(0), second = *engine.begin(1);
+  engine.end();
+  EXPECT_LE(engine.runs, 1);
+  const auto later = engine.wait(second, in(kLong));
+  ASSERT_FALSE(later);
+  EXPECT_EQ(later.error().code, Errc::engine_failed);
+  EXPECT_EQ(engine.wait(first, in(kLong)).ok(), engine.runs == 1);
+}
+
+TEST(Tickets, WhatABatchMayStillUseLivesAsLongAsTheEngine) {
+  std::weak_ptr<void> seen;
+  {
+    Gated engine;
+    auto memory = std::make_shared<int>(7);
+    seen = memory;
+    engine.keep_until_end(std::move(memory));
+    EXPECT_FALSE(seen.expired());
+  }
+  EXPECT_TRUE(seen.expired());
+}
+
+TEST(Tickets, ABatchIsBounded) {
+  Gated engine;
+  const std::vector<Step> steps(kMaxBatch + 1);
+  const auto refused = engine.start(steps);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, Errc::invalid_argument);
+}
+
+}  // namespace
+}  // namespace laconic
