@@ -71,6 +71,8 @@ inline constexpr uint32_t kAllSums = 1U << static_cast<uint32_t>(DType::f32) |
                                      1U << static_cast<uint32_t>(DType::f16) |
                                      1U << static_cast<uint32_t>(DType::bf16);
 
+/// Batches that may have been started and not waited for.
+inline constexpr uint32_t kMaxTickets = 16;
 /// A batch that has been started.
 struct Ticket {
   uint64_t number = 0;
@@ -95,7 +97,7 @@ class Engine {
   /// out). Never called by two threads at once.
   virtual Result<void> run(std::span<const Step> batch) = 0;
 
-  /// Begins a batch of at most kMaxBatch steps; all ranks begin the same ones in the same order.
+  /// Begins a batch of at most kMaxBatch steps, of at most kMaxTickets at a time; all ranks begin the same ones in the same order.
   /// What the steps point to has to live until wait() has returned a value, and after a failure as
   /// long as the engine. After a batch has failed those behind it fail alike, unexecuted.
   virtual Result<Ticket> start(std::span<const Step> batch);

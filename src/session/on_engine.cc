@@ -22,28 +22,21 @@ collective::Layout back_to_back(const std::vector<Parameter>& parameters) {
   return layout;
 }
 
-Result<std::unique_ptr<session::Session>> make(std::string_view spec,
-                                               std::vector<Parameter> parameters,
-                                               const Engine& engine,
-                                               const SessionOptions& options) {
-  try {
-    collective::Options o;
-    o.rank = engine.rank();
-    o.world = engine.world();
-    o.caps = engine.caps();
-    o.seed = options.seed;
-    o.small_elements = options.small_elements;
-    o.threads = options.threads;
-    const auto strategy = collective::strategy_of(options.plan);
-    if (!strategy) {
-      return Error{Errc::invalid_argument, "plan: there is no strategy '" + options.plan + "'",
-                   "auto, native_sum, gather_all or two_shot"};
-    }
-    o.strategy = *strategy;
-    return session::Session::create(spec, std::move(parameters), o);
-  } catch (const std::bad_alloc&) {
-    return Errc::out_of_memory;
+Result<collective::Options> options_of(const Engine& engine, const SessionOptions& options) {
+  const auto strategy = collective::strategy_of(options.plan);
+  if (!strategy) {
+    return Error{Errc::invalid_argument, "plan: there is no strategy '" + options.plan + "'",
+                 "auto, native_sum, gather_all or two_shot"};
   }
+  collective::Options o;
+  o.rank = engine.rank();
+  o.world = engine.world();
+  o.caps = engine.caps();
+  o.seed = options.seed;
+  o.small_elements = options.small_elements;
+  o.threads = options.threads;
+  o.strategy = *strategy;
+  return o;
 }
 
 Result<void> execute(Engine& engine, std::span<const Step> batch,
@@ -54,7 +47,7 @@ Result<void> execute(Engine& engine, std::span<const Step> batch,
   return engine.wait(*ticket, deadline);
 }
 
-/// What all ranks tell each other. Taken before anything of this rank's can fail.
+/// What all ranks tell each other, with memory that is taken before anything else can fail.
 class Cards {
  public:
   explicit Cards(const Engine& engine)
@@ -86,19 +79,6 @@ class Cards {
   std::vector<uint64_t> counts_, zeros_, offsets_;
 };
 
-/// All ranks have a session, and the same one.
-Result<void> agree(const Result<std::unique_ptr<session::Session>>& mine, Engine& engine,
-                   std::chrono::milliseconds timeout) {
-  const auto cards = std::make_shared<Cards>(engine);
-  const auto own = mine ? (*mine)->agreement_card() : session::failure_card(mine.error());
-  if (auto done = cards->gather(own, engine, timeout); !done) {
-    if (done.error().code == Errc::timed_out) engine.keep_until_end(cards);
-    return done;
-  }
-  if (auto ok = session::check_failures(cards->all()); !ok) return ok;
-  return (*mine)->check_agreement(cards->all());
-}
-
 }  // namespace
 
 struct Session::Inner {
@@ -108,9 +88,33 @@ struct Session::Inner {
   std::chrono::milliseconds timeout{};
   bool in_flight = false;  // for good: a batch has timed out
 
+  /// This rank's, before it has been compared with the others'.
+  static Result<std::unique_ptr<Session>> make(std::string_view spec,
+                                               std::vector<Parameter> parameters, Engine& engine,
+                                               const SessionOptions& options);
   Result<void> average(uint64_t step, std::span<float> gradient);
   Result<void> drive(collective::Exchange& exchange);
 };
+
+Result<std::unique_ptr<Session>> Session::Inner::make(std::string_view spec,
+                                                      std::vector<Parameter> parameters,
+                                                      Engine& engine,
+                                                      const SessionOptions& options) {
+  try {
+    const auto theirs = options_of(engine, options);
+    if (!theirs) return theirs.error();
+    auto inner = std::make_unique<Inner>();
+    inner->layout = back_to_back(parameters);
+    inner->engine = &engine;
+    inner->timeout = options.timeout;
+    auto session = session::Session::create(spec, std::move(parameters), *theirs);
+    if (!session) return std::move(session).error();
+    inner->session = *std::move(session);
+    return std::unique_ptr<Session>(new Session(std::move(inner)));
+  } catch (const std::bad_alloc&) {
+    return Errc::out_of_memory;
+  }
+}
 
 Session::Session(std::unique_ptr<Inner> inner) : inner_(std::move(inner)) {}
 
@@ -123,14 +127,25 @@ Session::~Session() {
 Result<std::unique_ptr<Session>> Session::create(std::string_view spec,
                                                  std::vector<Parameter> parameters, Engine& engine,
                                                  const SessionOptions& options) {
-  auto inner = std::make_unique<Inner>();
-  inner->layout = back_to_back(parameters);
-  inner->engine = &engine;
-  inner->timeout = options.timeout;
-  auto made = make(spec, std::move(parameters), engine, options);
-  if (auto ok = agree(made, engine, options.timeout); !ok) return std::move(ok).error();
-  inner->session = *std::move(made);
-  return std::unique_ptr<Session>(new Session(std::move(inner)));
+  try {
+    const auto cards = std::make_shared<Cards>(engine);
+    // No step: whatever the engine needs for its first batch it takes now.
+    if (auto ready = execute(engine, {}, options.timeout); !ready) return std::move(ready).error();
+    auto mine = Inner::make(spec, std::move(parameters), engine, options);
+    const auto own =
+        mine ? (*mine)->inner_->session->agreement_card() : session::failure_card(mine.error());
+    if (auto done = cards->gather(own, engine, options.timeout); !done) {
+      if (done.error().code == Errc::timed_out) engine.keep_until_end(cards);
+      return std::move(done).error();
+    }
+    if (auto ok = session::check_failures(cards->all()); !ok) return std::move(ok).error();
+    if (!mine) return std::move(mine).error();
+    const session::Session& own_session = *(*mine)->inner_->session;
+    if (auto ok = own_session.check_agreement(cards->all()); !ok) return std::move(ok).error();
+    return mine;
+  } catch (const std::bad_alloc&) {  // too early to tell anybody, or too late to matter to them
+    return Errc::out_of_memory;
+  }
 }
 
 Result<void> Session::average(uint64_t step, std::span<float> gradient) {

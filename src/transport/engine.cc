@@ -5,7 +5,6 @@
 #include <array>
 #include <condition_variable>
 #include <cstddef>
-#include <deque>
 #include <mutex>
 #include <new>
 #include <string>
@@ -15,7 +14,7 @@
 
 namespace laconic {
 
-/// Executes batches one after the other. Made by the first start().
+/// Executes batches one after the other. Made by the first start(); nothing is allocated later.
 class Engine::Thread {
  public:
   explicit Thread(Engine* engine) : engine_(engine), thread_([this] { serve(); }) {}
@@ -23,34 +22,33 @@ class Engine::Thread {
   Thread(const Thread&) = delete;
   Thread& operator=(const Thread&) = delete;
 
-  Ticket add(std::span<const Step> batch) {
+  Result<Ticket> add(std::span<const Step> batch) {
     const std::lock_guard lock(mutex_);
-    Job& job = jobs_.emplace_back();
+    Job& job = at(last_ + 1);
+    if (job.state != State::free) {
+      return Error{Errc::exchange_order,
+                   std::to_string(kMaxTickets) + " batches have not been waited for",
+                   "wait for each ticket"};
+    }
     std::copy(batch.begin(), batch.end(), job.steps.begin());
     job.count = batch.size();
     job.number = ++last_;
+    job.state = stopping_ ? State::ended : State::waiting;
+    job.result = stopping_ ? Result<void>(Errc::engine_failed) : Result<void>();
     changed_.notify_all();
-    return {job.number};
+    return Ticket{job.number};
   }
 
   Result<void> wait(uint64_t number, Deadline deadline) {
     std::unique_lock lock(mutex_);
-    const auto job = std::find_if(jobs_.begin(), jobs_.end(),
-                                  [&](const Job& j) { return j.number == number && !j.taken; });
-    if (job == jobs_.end())
-      return Error{Errc::exchange_order, "the engine has no such ticket",
-                   "wait for each ticket once"};
-    // Neither add() nor another wait() moves a job: references to elements of a deque stay good
-    // when its ends change, and only ended jobs at its front are removed.
-    Job& mine = *job;
-    if (!changed_.wait_until(lock, deadline, [&] { return mine.ended; })) {
+    Job& job = at(number);
+    if (job.number != number || job.state == State::free) return no_such_ticket();
+    if (!changed_.wait_until(lock, deadline, [&] { return job.state == State::ended; })) {
       return Error{Errc::timed_out, "the engine did not end a batch in time",
                    "look for the rank that stopped; the group cannot go on"};
     }
-    Result<void> result = std::move(mine.result);
-    mine.taken = true;
-    while (!jobs_.empty() && jobs_.front().taken) jobs_.pop_front();
-    return result;
+    job.state = State::free;
+    return std::move(job.result);
   }
 
   /// What has not been executed fails.
@@ -62,38 +60,46 @@ class Engine::Thread {
     if (thread_.joinable()) thread_.join();
     lock.lock();
     for (Job& job : jobs_) {
-      if (!job.ended) job.result = Errc::engine_failed;
-      job.ended = true;
+      if (job.state == State::waiting) end(job, Errc::engine_failed);
     }
-    changed_.notify_all();
+  }
+
+  static Error no_such_ticket() {
+    return {Errc::exchange_order, "the engine has no such ticket", "wait for each ticket once"};
   }
 
  private:
+  enum class State : uint8_t { free, waiting, ended };
   struct Job {
     uint64_t number = 0;
     std::array<Step, kMaxBatch> steps{};
     size_t count = 0;
     Result<void> result;
-    bool ended = false;
-    bool taken = false;
+    State state = State::free;
   };
+
+  Job& at(uint64_t number) { return jobs_[number % kMaxTickets]; }
 
   void serve() {
     std::unique_lock lock(mutex_);
-    for (;;) {
-      changed_.wait(lock, [&] { return stopping_ || next() != nullptr; });
+    for (uint64_t number = 1;; ++number) {
+      changed_.wait(lock, [&] { return stopping_ || last_ >= number; });
       if (stopping_) return;
-      Job& job = *next();
+      Job& job = at(number);
       if (failure_.ok()) {
         lock.unlock();
         Result<void> result = run(job);
         lock.lock();
         failure_ = std::move(result);
       }
-      job.result = copy(failure_);
-      job.ended = true;
-      changed_.notify_all();
+      end(job, copy(failure_));
     }
+  }
+
+  void end(Job& job, Result<void> result) noexcept {
+    job.result = std::move(result);
+    job.state = State::ended;
+    changed_.notify_all();
   }
 
   Result<void> run(const Job& job) noexcept {
@@ -114,15 +120,10 @@ class Engine::Thread {
     }
   }
 
-  Job* next() {
-    const auto at = std::find_if(jobs_.begin(), jobs_.end(), [](const Job& j) { return !j.ended; });
-    return at == jobs_.end() ? nullptr : &*at;
-  }
-
   Engine* engine_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<Job> jobs_;
+  std::array<Job, kMaxTickets> jobs_;
   uint64_t last_ = 0;
   bool stopping_ = false;
   Result<void> failure_;
@@ -152,10 +153,7 @@ Result<Ticket> Engine::start(std::span<const Step> batch) {
 }
 
 Result<void> Engine::wait(Ticket ticket, Deadline deadline) {
-  if (!thread_)
-    return Error{Errc::exchange_order, "the engine has no such ticket",
-                 "wait for each ticket once"};
-  return thread_->wait(ticket.number, deadline);
+  return thread_ ? thread_->wait(ticket.number, deadline) : Result<void>(Thread::no_such_ticket());
 }
 
 void Engine::keep_until_end(std::shared_ptr<void> memory) noexcept {

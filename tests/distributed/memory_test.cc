@@ -8,6 +8,7 @@
 #include <limits>
 #include <new>
 
+#include "laconic/session.h"
 #include "support/ranks.h"
 
 #if !defined(__SANITIZE_ADDRESS__) && \
@@ -219,6 +220,43 @@ TEST_P(NoMemory, InADrainingStepIsToldOnEveryRank) {
   };
   const bool feedback = ranks().session(0).model().spec().feedback();
   EXPECT_EQ(fail_each(until_drain, {1, false, -1}) > 0, feedback);
+}
+
+/// laconic::Session, on one rank without memory: made, and averaging for the first and second time.
+TEST(PublicSessionMemory, IsToldOnEveryRank) {
+  constexpr uint64_t kElements = 60 * 50 + 9 + 3000;
+  constexpr int64_t kUntold = 10;  // cards and the engine's thread: without them nobody can be told
+  for (int64_t failing = kUntold; failing < 500; ++failing) {
+    LoopbackHub hub(kWorld);
+    std::vector<std::string> created(kWorld), averaged(kWorld), next(kWorld);
+    bool failed = false;
+    std::vector<std::jthread> ranks;
+    const auto rank = [&](uint32_t r) {
+      std::vector<float> g(kElements, 1.0F);
+      std::vector<Parameter> model = kModel;
+      Result<void> done;
+      if (r == kPoor) countdown = failing;
+      auto session = laconic::Session::create("3lc", std::move(model), hub.engine(r));
+      if (session) done = (*session)->average(0, g);
+      if (r == kPoor) failed = countdown < 0;
+      countdown = -1;
+      created[r] = session ? "" : session.error().message;
+      averaged[r] = done.error().message;
+      if (session) next[r] = (*session)->average(1, g) ? "fine" : "failed";
+    };
+    for (uint32_t r = 0; r < kWorld; ++r) ranks.emplace_back(rank, r);
+    ranks.clear();
+    for (uint32_t r = 0; r < kWorld; ++r) {
+      EXPECT_EQ(created[r], created[0]) << failing;
+      EXPECT_EQ(averaged[r], averaged[0]) << failing;
+      EXPECT_EQ(next[r], created[0].empty() ? "fine" : "") << failing;
+    }
+    if (!failed) {
+      EXPECT_GT(failing, 40);
+      return;
+    }
+  }
+  ADD_FAILURE() << "allocates without end";
 }
 
 /// What a session and the exchange of one small bucket take on one rank.

@@ -334,6 +334,20 @@ TEST(Tickets, EachIsWaitedForOnce) {
   EXPECT_EQ(Gated().wait({1}, in(kLong)).error().code, Errc::exchange_order);
 }
 
+TEST(Tickets, AreBoundedAndComeBack) {
+  Gated engine;
+  engine.gate.release(50);
+  for (uint32_t turn = 0; turn < 2; ++turn) {
+    std::vector<Ticket> tickets;
+    for (uint32_t i = 0; i < kMaxTickets; ++i) tickets.push_back(*engine.begin(i));
+    const auto refused = engine.begin(99);
+    ASSERT_FALSE(refused);
+    EXPECT_EQ(refused.error().code, Errc::exchange_order);
+    for (const Ticket ticket : tickets) EXPECT_TRUE(engine.wait(ticket, in(kLong)));
+  }
+  EXPECT_EQ(engine.runs, 2 * static_cast<int>(kMaxTickets));
+}
+
 TEST(Tickets, ADeadlineEndsTheWaitAndNotTheBatch) {
   Gated engine;
   const Ticket ticket = *engine.begin(0);
