@@ -30,7 +30,7 @@ struct Message {
   const uint8_t* send = nullptr;
   uint64_t send_bytes = 0;
   uint8_t* recv = nullptr;
-  uint64_t recv_room = 0;  ///< what arrives is as long, or shorter where Step::short_sends says so
+  uint64_t recv_room = 0;  ///< exactly what arrives, or, with Step::short_sends, at least
 };
 
 /// One collective. Steps of one batch are independent: an engine may have all of them in flight at
@@ -97,9 +97,10 @@ class Engine {
   /// out). Never called by two threads at once.
   virtual Result<void> run(std::span<const Step> batch) = 0;
 
-  /// Begins a batch of at most kMaxBatch steps, of at most kMaxTickets at a time; all ranks begin the same ones in the same order.
-  /// What the steps point to has to live until wait() has returned a value, and after a failure as
-  /// long as the engine. After a batch has failed those behind it fail alike, unexecuted.
+  /// Begins a batch of at most kMaxBatch steps, of at most kMaxTickets at a time; all ranks begin
+  /// the same ones in the same order. What the steps point to has to live until wait() has returned
+  /// a value, and after a failure as long as the engine. Behind a batch that failed nothing is
+  /// executed: later ones fail with the same Error.
   virtual Result<Ticket> start(std::span<const Step> batch);
   /// Returns when the batch is complete. Once for each ticket, else exchange_order. `timed_out`: it
   /// was not at the deadline, and may still be running; the engine is of no use any more.

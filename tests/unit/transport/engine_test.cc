@@ -1,7 +1,7 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What every engine does alike: the loopback, one that only moves messages, and the latter's
-// batches on a thread of its own.
+// What every engine has to do: the loopback, one that only moves messages, and both with batches on
+// a thread of their own.
 #include "laconic/engine.h"
 
 #include <gtest/gtest.h>
