@@ -54,9 +54,13 @@ class Long:
             near = [spec for m, spec in self.cases if m == model and self.within_from(m, spec) is not None]
             far = [spec for m, spec in self.cases if m == model and spec not in near]
             parts = ["within 0.3 points of fp32 with " + listed(map(name, near))] * bool(near)
-            parts += ["not within 0.3 points with " + listed(map(name, far))] * bool(far)
+            parts += ["not within 0.3 points with " + listed(f"{name(spec)} ({self.chance(model, spec)})" for spec in far)] * bool(far)
             lines.append(f"{model} ends {', and '.join(parts)}.{self.before(model)}")
         return lines
+
+    def chance(self, model: str, spec: str) -> str:
+        beyond = judged(model, self.runs.finals(model, spec), self.runs.finals(model, REFERENCE))
+        return "worse beyond chance" if beyond > 0 else "a difference that may be chance"
 
     def before(self, model: str) -> str:
         known = {spec: points for m, spec in self.cases if m == model and (points := self.points(self.short, m, spec))}

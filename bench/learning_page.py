@@ -47,7 +47,9 @@ A section shows the seeds of which all its runs are there, and is left out where
 
 def sections(found: dict[str, list[tuple]]) -> list:
     runs = {question: Runs(cells) for question, cells in found.items()}
-    makers = {"long": lambda: Long(runs["long"], runs["seeds"]), "warmup": lambda: Warmups(runs["warmup"]),
+    compared = {(cell.model, cell.spec) for cell, _ in found["long"]}
+    short = Runs([(cell, run) for cell, run in found["seeds"] if (cell.model, cell.spec) in compared])
+    makers = {"long": lambda: Long(runs["long"], short), "warmup": lambda: Warmups(runs["warmup"]),
               "optimizers": lambda: Optimizers(runs["optimizers"], found["tuning"]), "norms": lambda: Norms(runs["norms"])}
     return [make() for question, make in makers.items() if runs[question].seeds]
 

@@ -177,7 +177,9 @@ def running(process: int) -> bool:
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_nothing_stays_behind_when_it_is_interrupted(tmp_path, hanging, ending):
     process = subprocess.Popen([sys.executable, "-m", "laconic.doctor"], env=environment(tmp_path, PYTHONPATH=hanging),
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                               # a background job of a shell hands on that SIGINT is ignored
+                               preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     try:
         if not Path(f"/proc/{process.pid}/task/{process.pid}/children").exists():
             pytest.skip("this kernel does not list children")
