@@ -149,6 +149,7 @@ def test_environment_names_both_machines_and_the_picture_is_whole(found):
 def test_what_is_missing_is_named_and_nothing_is_written(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(matrix, "TIMES", tmp_path / "times")
     monkeypatch.setattr(learning, "RESULTS", tmp_path / "learning")
+    monkeypatch.setattr(learning, "KEPT", tmp_path / "learning.json")
     assert matrix.write(tmp_path / "docs") == 1 and not (tmp_path / "docs").exists()
     said = capsys.readouterr().err
     assert "seeds-mlp-pytorch_ddp-seed0" in said and "times of gpt at 1gbit" in said
