@@ -6,6 +6,7 @@
 #include <cstring>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "transport/lanes.h"
@@ -60,6 +61,7 @@ struct LoopbackHub::Impl {
   class RankEngine final : public Engine {
    public:
     RankEngine(Impl* hub, uint32_t rank) : hub_(hub), rank_(rank) {}
+    ~RankEngine() override { stop(); }
     [[nodiscard]] uint32_t rank() const noexcept override { return rank_; }
     [[nodiscard]] uint32_t world() const noexcept override { return hub_->world; }
     [[nodiscard]] EngineCaps caps() const noexcept override { return hub_->caps; }
@@ -124,6 +126,12 @@ struct LoopbackHub::Impl {
       }
     }
     return true;
+  }
+
+  void end(std::string why) {
+    const std::lock_guard lock(mutex);
+    if (gone.empty()) gone = std::move(why);
+    met.notify_all();
   }
 
   Error failure() const {
@@ -199,14 +207,13 @@ LoopbackHub::LoopbackHub(uint32_t world, std::chrono::milliseconds timeout, Engi
     impl_->engines.push_back(std::make_unique<Impl::RankEngine>(impl_.get(), r));
 }
 
-LoopbackHub::~LoopbackHub() = default;
+/// Batches that still wait for a rank end now: their threads use what is about to go.
+LoopbackHub::~LoopbackHub() { impl_->end("the group has ended"); }
 
 Engine& LoopbackHub::engine(uint32_t rank) { return *impl_->engines[rank]; }
 
 void LoopbackHub::break_off(uint32_t rank) {
-  const std::lock_guard lock(impl_->mutex);
-  if (impl_->gone.empty()) impl_->gone = "rank " + std::to_string(rank) + " is gone";
-  impl_->met.notify_all();
+  impl_->end("rank " + std::to_string(rank) + " is gone");
 }
 
 uint64_t LoopbackHub::sent_bytes(uint32_t rank) const {

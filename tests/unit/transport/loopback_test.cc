@@ -88,6 +88,15 @@ TEST(Loopback, ALostPeerFailsEverybody) {
   EXPECT_EQ(result.error().message, "loopback: rank 1 is gone");
 }
 
+TEST(Loopback, AGroupMayEndWhileARankStillWaits) {
+  float x = 1;
+  auto* at = reinterpret_cast<uint8_t*>(&x);
+  const Step step{.dtype = DType::f32, .count = 1, .send = at, .recv = at};
+  LoopbackHub hub(2, std::chrono::hours(1));
+  ASSERT_TRUE(hub.engine(0).start({&step, 1}));
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+}
+
 TEST(Loopback, AbsentRanksAreNamedToAllOthers) {
   LoopbackHub hub(4, std::chrono::milliseconds(20));
   on_all(2, [&](uint32_t r) {
