@@ -264,7 +264,7 @@ typedef struct laconic_message {
   const void* send;
   uint64_t send_bytes;
   void* recv;
-  uint64_t recv_room; /* what arrives is as long, or shorter where short_sends says so */
+  uint64_t recv_room; /* exactly what arrives, or, with short_sends, at least */
 } laconic_message;
 
 /* One collective to execute. Pointers are valid until the next call on the exchange; counts and

@@ -48,9 +48,8 @@ class Session {
   /// create; every rank calls it with the same steps. After an Error the gradient may hold
   /// anything; what has not been delivered lies in the residuals. `ranks_disagree`, a peer's
   /// trouble and local trouble (a wrong length, no memory) are every rank's Error, and the next
-  /// step may go on. When the engine itself fails (`peer_failed`, `engine_failed`, `timed_out`) the
-  /// session is of no use any more; after `timed_out` the gradient has to live as long as the
-  /// engine.
+  /// step may go on. An Error of the engine itself is that of every later call, too; after
+  /// `timed_out` the gradient has to live as long as the engine.
   Result<void> average(uint64_t step, std::span<float> gradient);
 
   /// Residuals go out with the gradients, an equal part in each of `steps` steps (1 to 65535); the
