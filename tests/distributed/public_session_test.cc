@@ -145,7 +145,7 @@ TEST(PublicSession, AGradientOfAnotherLengthIsEveryRanksErrorAndTheNextStepGoesO
         const auto failed = session->average(1, r == 1 ? wrong : mine);
         ASSERT_FALSE(failed);
         EXPECT_NE(failed.error().message.find("the gradient has " + std::to_string(length) +
-                                              " elements, the model 6337"),
+                                              " elements, its parameters 6337"),
                   std::string::npos)
             << failed.error().message;
         const auto next = session->average(2, mine);
