@@ -243,7 +243,7 @@ enum { LACONIC_BUCKET_RAW = 2 };
 typedef struct laconic_bucket {
   uint32_t struct_size;
   uint32_t dtype; /* of the buffer */
-  uint32_t index; /* for messages and stats only */
+  uint32_t index; /* for messages only; of a part of a bucket, its number in the upper 16 bits */
   uint32_t flags;
   uint64_t step; /* the same on all ranks */
   void* buffer;  /* gradients in, mean gradients out */

@@ -217,8 +217,9 @@ Result<void> Session::Inner::submit(uint64_t at_step, const Cut& cut, std::span<
   step = at_step;
   if (cut.parts.size() > 1) session->count_parts(cut.parts.size());
   Result<void> first;
-  for (const collective::Part& part : cut.parts) {
-    const uint32_t index = buckets++;
+  const uint32_t bucket = buckets++;
+  for (uint32_t number = 0; const collective::Part& part : cut.parts) {
+    const uint32_t index = bucket | number++ << 16U;
     Result<void> submitted;
     if (gradient.size() == cut.whole.elements) {
       submitted = window->submit(
