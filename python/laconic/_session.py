@@ -34,10 +34,12 @@ def engine_failed(error: BaseException) -> LaconicError:
 class Flight:
     """An exchange that has begun: the library's handle, and the batch that is on its way."""
 
-    __slots__ = ("batch", "failure", "handle")
+    __slots__ = ("batch", "failure", "handle", "index", "since", "step")
 
-    def __init__(self, failure):
-        self.handle, self.failure, self.batch = ctypes.c_void_p(), failure, None
+    def __init__(self, step: int, index: int, failure=None):
+        self.handle, self.failure = ctypes.c_void_p(), failure
+        self.step, self.index = step, index
+        self.batch, self.since = None, 0.0
 
 
 #: exchanges in flight at a time, and float32 bytes of the parts that buckets are cut into
@@ -74,12 +76,15 @@ class CSession:
         self._steps = (_lib.Step * _lib.MAX_BATCH)()
         self._count = ctypes.c_uint32()
         self.window, self.part = window, part
+        self.trace = None  #: see laconic.trace
         self.layout_matters = bool(_lib.lib.laconic_session_layout_matters(self._handle))
         self.all_raw = bool(_lib.lib.laconic_session_all_raw(self._handle))
         self.wire_seconds = 0.0
 
     def close(self) -> None:
         """Frees everything. No other call may follow, or be under way in another thread."""
+        if self.trace is not None:
+            self.trace.close()
         self._destroy()
 
     def agree(self, engine) -> None:
@@ -104,9 +109,9 @@ class CSession:
               failure: LaconicError | None = None, span=no_span) -> Flight | None:
         """The first half of `exchange`: its first batch is on its way. None: it has ended already. Up to `window` exchanges
         of different parameters may be in flight; when the engine fails, all of them are undone."""
-        flight = Flight(failure)
-        with span("laconic::encode"):
-            self._begin(flight, layout, address, dtype, step, index)
+        flight = Flight(step, index, failure)
+        with span("laconic::encode"), self._traced("encode", flight):
+            self._begin(flight, layout, address, dtype)
             if failure is not None:
                 _lib.lib.laconic_exchange_fail(flight.handle, failure.code, failure.message.encode())
             more = self._next(flight)
@@ -125,19 +130,25 @@ class CSession:
                     engine.wait(flight.batch)
             except BaseException as error:  # noqa: BLE001
                 self._abort(flight, error)
-            self.wire_seconds += time.perf_counter() - start
-            with span("laconic::decode"):
+            now = time.perf_counter()
+            self.wire_seconds += now - start
+            if self.trace is not None:
+                self.trace.wire(flight.since, now, flight.step, flight.index)
+            with span("laconic::decode"), self._traced("decode", flight):
                 more = self._next(flight)
             if more:
                 self._start(flight, engine)
 
     def _start(self, flight: Flight, engine) -> None:
-        start = time.perf_counter()
+        start = flight.since = time.perf_counter()
         try:
             flight.batch = engine.start(self._steps, self._count.value)
         except BaseException as error:  # noqa: BLE001
             self._abort(flight, error)
         self.wire_seconds += time.perf_counter() - start
+
+    def _traced(self, name: str, flight: Flight):
+        return _NOTHING if self.trace is None else self.trace.span(name, flight.step, flight.index)
 
     @staticmethod
     def _abort(flight: Flight, error: BaseException):
@@ -150,17 +161,17 @@ class CSession:
 
     def keep(self, layout: "Layout", address: int, dtype: int, *, step: int, index: int = 0) -> None:
         """Adds the gradients at `address` to the residuals, without an exchange: the engine has failed before."""
-        flight = Flight(None)
+        flight = Flight(step, index)
         try:
-            self._begin(flight, layout, address, dtype, step, index)
+            self._begin(flight, layout, address, dtype)
         except LaconicError as error:
             if error.code != ENGINE_FAILED:
                 raise
         else:  # the session has not heard of the failure yet
             self.abort(flight)
 
-    def _begin(self, flight, layout, address, dtype, step, index) -> None:
-        bucket = layout.bucket(address, dtype, step=step, index=index)
+    def _begin(self, flight, layout, address, dtype) -> None:
+        bucket = layout.bucket(address, dtype, step=flight.step, index=flight.index)
         _lib.check(_lib.lib.laconic_exchange_begin(self._handle, ctypes.byref(bucket), ctypes.byref(flight.handle)))
 
     def _next(self, flight: Flight) -> bool:

@@ -12,7 +12,7 @@ import weakref
 import torch
 import torch.distributed as dist
 
-from . import errors
+from . import errors, trace
 from ._checks import U64, whole
 from ._session import CSession, Layout, engine_failed
 from .engine import Engine
@@ -58,6 +58,7 @@ class Handle:
         self._in_iteration = False
         self._resumed: Resumed | None = None
         #: takes the buckets; see laconic.worker
+        session.trace = trace.from_environment(self.rank, session.window)
         self.worker = Worker(session, engine)
         self.worker.at_end(self._release_group)
         self._wrapper_ends = weakref.finalize(ddp, self.worker.end)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import time
 
@@ -168,3 +169,54 @@ def test_state_within_a_step_undoes_what_is_in_flight(pools):
         assert residuals
         for name in residuals:
             torch.testing.assert_close(saved[f"residual/{name}"], before[f"residual/{name}"] + gradients[name], rtol=1e-6, atol=1e-7)
+
+
+def _traced(folder):
+    import os
+
+    os.environ["LACONIC_TRACE"] = f"{folder}/trace.json"
+    try:
+        ddp, handle, optimizer = training.build(dist.group.WORLD, "3lc", buckets=3,
+                                                attach_options={"strategy": "two_shot", "window": 3})
+    finally:
+        del os.environ["LACONIC_TRACE"]
+    for step in range(4):
+        training.step_once(ddp, optimizer, dist.get_rank(), step)
+    exchanges = handle.stats()["exchanges"]
+    handle.close()
+    return exchanges
+
+
+def test_a_trace_has_every_part_of_every_exchange(pools, tmp_path):
+    exchanges = pools(2).run(_traced, folder=str(tmp_path))[0]
+    for rank in (0, 1):
+        events = [e for e in json.loads((tmp_path / f"trace.rank{rank}.json").read_text(encoding="utf-8")) if e["ph"] == "X"]
+        assert {e["pid"] for e in events} == {rank}
+        named = {name: [e for e in events if e["cat"] == name] for name in ("encode", "wire", "decode")}
+        assert len(named["encode"]) == exchanges and len(named["wire"]) == len(named["decode"]) >= 2 * exchanges
+        computing = sorted((e["ts"], e["ts"] + e["dur"]) for e in named["encode"] + named["decode"])
+        assert all(ended <= begun + 1 for (_, ended), (begun, _) in zip(computing, computing[1:]))  # one thread
+        for place in {e["tid"] for e in named["wire"]}:
+            taken = sorted((e["ts"], e["ts"] + e["dur"]) for e in named["wire"] if e["tid"] == place)
+            assert all(ended <= begun + 1 for (_, ended), (begun, _) in zip(taken, taken[1:]))
+        # the second exchange of a step is encoded while the first is on the wire
+        assert any(w["ts"] < e["ts"] and e["ts"] + e["dur"] < w["ts"] + w["dur"] for w in named["wire"] for e in named["encode"])
+
+
+def test_a_trace_that_cannot_be_written_is_a_line(tmp_path, monkeypatch, caplog):
+    from laconic import trace
+
+    monkeypatch.setenv("LACONIC_TRACE", str(tmp_path / "none" / "trace.json"))
+    said = []
+    monkeypatch.setattr(trace.environment, "say", lambda text, *_: said.append(text))
+    assert trace.from_environment(1, 2) is None and "LACONIC_TRACE" in said[0]
+    monkeypatch.setenv("LACONIC_TRACE", "")
+    assert trace.from_environment(1, 2) is None
+    monkeypatch.setenv("LACONIC_TRACE", str(tmp_path / "few"))
+    monkeypatch.setattr(trace, "LIMIT", 8)
+    few = trace.from_environment(1, 2)
+    for step in range(9):
+        with few.span("encode", step, 1 << 16 | 2):
+            pass
+    assert len([e for e in json.loads((tmp_path / "few.rank1.json").read_text()) if e["ph"] == "X"]) == 4
+    assert "goes no further" in said[1]
