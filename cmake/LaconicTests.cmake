@@ -161,6 +161,13 @@ function(laconic_engine_tests)
   target_link_libraries(laconic_engine_table PRIVATE laconic_flags PUBLIC laconic_all GTest::gtest)
   laconic_test_options(laconic_engine_table)
   laconic_folder_tests(engines laconic_engine_table)
+  foreach(mpi IN LISTS LACONIC_MPIS)  # launched by test_mpi.py
+    add_executable(mpi_ranks_${mpi} ${PROJECT_SOURCE_DIR}/tests/engines/mpi_ranks.cc)
+    target_link_libraries(mpi_ranks_${mpi} PRIVATE
+      laconic_flags laconic_engine_table laconic_program_deps laconic_mpi::${mpi})
+    laconic_test_options(mpi_ranks_${mpi})
+    add_dependencies(laconic_tests mpi_ranks_${mpi})
+  endforeach()
 endfunction()
 
 function(laconic_all_tests)
