@@ -161,6 +161,18 @@ function(laconic_engine_tests)
   target_link_libraries(laconic_engine_table PRIVATE laconic_flags PUBLIC laconic_all GTest::gtest)
   laconic_test_options(laconic_engine_table)
   laconic_folder_tests(engines laconic_engine_table)
+  foreach(fault IN ITEMS "" 1 2 3 4)  # beside the program that opens them
+    set(fake fake_plugin)
+    if(fault)
+      set(fake fake_plugin_${fault})
+    endif()
+    laconic_plugin(${fake} ${PROJECT_SOURCE_DIR}/tests/engines/fake_plugin.cc)
+    set_target_properties(${fake} PROPERTIES LIBRARY_OUTPUT_DIRECTORY $<TARGET_FILE_DIR:test_engines>)
+    if(fault)
+      target_compile_definitions(${fake} PRIVATE FAULT=${fault})
+    endif()
+    add_dependencies(test_engines ${fake})
+  endforeach()
   foreach(mpi IN LISTS LACONIC_MPIS)  # launched by test_mpi.py
     add_executable(mpi_ranks_${mpi} ${PROJECT_SOURCE_DIR}/tests/engines/mpi_ranks.cc)
     target_link_libraries(mpi_ranks_${mpi} PRIVATE

@@ -18,6 +18,7 @@
 #include "engines/engine_table.h"
 #include "session/session.h"
 #include "support/ranks.h"
+#include "transport/plugin/plugin.h"
 
 namespace laconic::test {
 namespace {
@@ -119,7 +120,7 @@ Result<void> drive(Session& session, const collective::Bucket& bucket, const Lay
 /// One step in which `victim` is struck at batch `at`. The others say what they got, what the next
 /// step gives, how long it took, and how far their residuals are from their gradients, which have
 /// not been delivered.
-int struck(MpiEngine& mpi, const Arguments& arguments) {
+int struck(Engine& mpi, const Arguments& arguments) {
   const bool victim = mpi.rank() == arguments.number("victim", 1);
   Struck engine(mpi, victim ? arguments.number("at", 0) : ~uint64_t{0},
                 arguments.text("signal") == "kill" ? SIGKILL : SIGSTOP,
@@ -154,8 +155,7 @@ int struck(MpiEngine& mpi, const Arguments& arguments) {
          {{"first", error_json(first)},
           {"next", error_json(next)},
           {"seconds", took.count()},
-          {"away", away},
-          {"status", error_json(mpi.status())}});
+          {"away", away}});
   return 0;
 }
 
@@ -223,6 +223,17 @@ int main(int argc, char** argv) {
   const Arguments arguments(argc, argv);
   const std::string mode = arguments.text("mode");
   if (mode == "foreign") return foreign(arguments);
+  if (!arguments.text("plugin").empty()) {
+    laconic::transport::PluginOptions options;
+    options.world = static_cast<uint32_t>(arguments.number("world", 0));
+    const auto engine = laconic::transport::open_plugin(arguments.text("plugin"), options);
+    if (!engine) {
+      std::ofstream(arguments.text("out") + "." + std::to_string(::getpid()))
+          << Json{{"opened", error_json(engine.error())}}.dump() << "\n";
+      return 7;
+    }
+    return mode == "table" ? table(**engine, arguments) : struck(**engine, arguments);
+  }
   laconic::MpiOptions options;
   options.timeout = std::chrono::milliseconds(arguments.number("timeout", 60'000));
   options.largest_call = arguments.number("largest_call", uint64_t{1} << 30);

@@ -325,7 +325,7 @@ class MpiEngine final : public Engine {
       }
       const Step& step = job.steps[job.issued];
       step.kind == StepKind::all_reduce ? issue_sum(job, step) : issue_messages(job, step);
-      ++job.issued;
+      if (status_) ++job.issued;
     }
   }
 
@@ -477,24 +477,27 @@ class MpiEngine final : public Engine {
     return true;
   }
 
+  /// A part that has gone wrong stays pending: its job never ends.
   void ended_part(const Part& part, const MPI_Status& status) {
     Job& job = at(part.job);
-    --job.pending;
-    if (part.kind == Kind::sum || part.kind == Kind::send) return;
-    int bytes = 0;
-    MPI_Get_count(&status, MPI_BYTE, &bytes);
-    const auto arrived = static_cast<uint64_t>(bytes);
-    if (part.kind == Kind::receive) {
-      if (arrived == part.bytes) return;
-      return die(Error{Errc::exchange_order,
-                       "mpi: rank " + std::to_string(part.peer) + " sent " +
-                           std::to_string(arrived) + " bytes, expected " +
-                           std::to_string(part.bytes),
-                       "issue the same steps in the same order on all ranks"});
+    if (part.kind == Kind::receive || part.kind == Kind::receive_short) {
+      int bytes = 0;
+      MPI_Get_count(&status, MPI_BYTE, &bytes);
+      const auto arrived = static_cast<uint64_t>(bytes);
+      if (part.kind == Kind::receive && arrived != part.bytes) {
+        return die(Error{Errc::exchange_order,
+                         "mpi: rank " + std::to_string(part.peer) + " sent " +
+                             std::to_string(arrived) + " bytes, expected " +
+                             std::to_string(part.bytes),
+                         "issue the same steps in the same order on all ranks"});
+      }
+      if (part.unknown && arrived == options_.largest_call) {
+        receive_part(job, part, part.at + arrived, part.room - arrived);
+      } else if (part.unknown) {
+        --unknown_;
+      }
     }
-    if (arrived == options_.largest_call)
-      return receive_part(job, part, part.at + arrived, part.room - arrived);
-    if (part.unknown) --unknown_;
+    --job.pending;
   }
 
   void forget_ended() {
