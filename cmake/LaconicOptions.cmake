@@ -19,7 +19,8 @@ set(LACONIC_SANITIZE "" CACHE STRING "Sanitizers, as for -fsanitize= (for exampl
 set(LACONIC_HIGHWAY AUTO CACHE STRING "SIMD kernels through Google Highway: AUTO, ON or OFF")
 set(LACONIC_CUDA AUTO CACHE STRING "GPU kernels (library laconic_cuda): AUTO, ON or OFF")
 set(LACONIC_CUDA_ARCHITECTURES "80;90" CACHE STRING "GPU architectures, as for CMAKE_CUDA_ARCHITECTURES")
-set_property(CACHE LACONIC_HIGHWAY LACONIC_CUDA PROPERTY STRINGS AUTO ON OFF)
+set(LACONIC_MPI AUTO CACHE STRING "Plug-ins and tests of MPI, for each library that is here: AUTO, ON or OFF")
+set_property(CACHE LACONIC_HIGHWAY LACONIC_CUDA LACONIC_MPI PROPERTY STRINGS AUTO ON OFF)
 
 get_property(_is_multi_config GLOBAL PROPERTY GENERATOR_IS_MULTI_CONFIG)
 if(NOT CMAKE_BUILD_TYPE AND NOT _is_multi_config AND PROJECT_IS_TOP_LEVEL)
@@ -34,6 +35,7 @@ if(PROJECT_IS_TOP_LEVEL)
 endif()
 
 include(LaconicDependencies)
+include(LaconicMpi)
 
 # ---- CUDA ----
 set(LACONIC_WITH_CUDA OFF)
