@@ -89,7 +89,7 @@ class Session {
   /// Before the first next(): this rank has failed; all ranks will report it.
   void fail(collective::Exchange& exchange, Error error);
   Result<uint32_t> next(collective::Exchange& exchange, std::span<Step> batch);
-  /// The engine failed: what the exchanges in flight have not delivered goes into the residuals, and
+  /// The engine failed: what exchanges in flight have not delivered goes into the residuals, and
   /// from now on begin() fails with `why`: messages of theirs may still be under way and would meet
   /// the next ones.
   void abort(Error why);
