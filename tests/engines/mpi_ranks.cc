@@ -200,8 +200,8 @@ int kept(std::unique_ptr<MpiEngine> engine, const Arguments& arguments) {
   return 0;
 }
 
-/// Two batches with one tag in flight, messages of unknown lengths, one of six full parts: they keep
-/// their order.
+/// Two batches with one tag in flight, their messages of unknown lengths, one of six full parts:
+/// they keep their order.
 int one_tag(Engine& engine, const Arguments& arguments) {
   constexpr uint64_t kRoom = 4096;
   const uint32_t peer = 1 - engine.rank();
