@@ -29,6 +29,10 @@ if(TARGET laconic_cuda)  # opened at run time, so nobody links it and it is not 
   install(TARGETS laconic_cuda LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 endif()
 
+if(LACONIC_PLUGINS)  # opened at run time, too
+  install(TARGETS ${LACONIC_PLUGINS} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+endif()
+
 install(EXPORT laconic-targets NAMESPACE laconic:: DESTINATION ${_cmake_dir})
 configure_package_config_file(cmake/laconicConfig.cmake.in ${PROJECT_BINARY_DIR}/laconicConfig.cmake
   INSTALL_DESTINATION ${_cmake_dir} PATH_VARS CMAKE_INSTALL_INCLUDEDIR NO_SET_AND_CHECK_MACRO)

@@ -18,9 +18,10 @@ option(LACONIC_FUZZ "Fuzz targets are libFuzzer binaries (needs clang)" OFF)
 set(LACONIC_SANITIZE "" CACHE STRING "Sanitizers, as for -fsanitize= (for example address,undefined)")
 set(LACONIC_HIGHWAY AUTO CACHE STRING "SIMD kernels through Google Highway: AUTO, ON or OFF")
 set(LACONIC_CUDA AUTO CACHE STRING "GPU kernels (library laconic_cuda): AUTO, ON or OFF")
-set(LACONIC_GLOO AUTO CACHE STRING "Tests and plug-in of the Gloo engine: AUTO, ON or OFF")
 set(LACONIC_CUDA_ARCHITECTURES "80;90" CACHE STRING "GPU architectures, as for CMAKE_CUDA_ARCHITECTURES")
-set_property(CACHE LACONIC_HIGHWAY LACONIC_CUDA LACONIC_GLOO PROPERTY STRINGS AUTO ON OFF)
+set(LACONIC_MPI AUTO CACHE STRING "Plug-ins and tests of MPI, for each library that is here: AUTO, ON or OFF")
+set(LACONIC_GLOO AUTO CACHE STRING "Plug-in and tests of Gloo: AUTO, ON or OFF")
+set_property(CACHE LACONIC_HIGHWAY LACONIC_CUDA LACONIC_MPI LACONIC_GLOO PROPERTY STRINGS AUTO ON OFF)
 
 get_property(_is_multi_config GLOBAL PROPERTY GENERATOR_IS_MULTI_CONFIG)
 if(NOT CMAKE_BUILD_TYPE AND NOT _is_multi_config AND PROJECT_IS_TOP_LEVEL)
@@ -35,6 +36,7 @@ if(PROJECT_IS_TOP_LEVEL)
 endif()
 
 include(LaconicDependencies)
+include(LaconicMpi)
 
 # ---- CUDA ----
 set(LACONIC_WITH_CUDA OFF)

@@ -113,6 +113,9 @@ class Engine {
   /// that can be destroyed before all tickets have been waited for: they see to it that run()
   /// returns, then call this, while their members are still there.
   void stop() noexcept;
+  /// What keep_until_end was given is never freed. For destructors of engines whose network may use
+  /// the memory as long as the process lives.
+  void keep_for_good() noexcept;
 
  private:
   class Thread;

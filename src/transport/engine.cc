@@ -156,14 +156,26 @@ Result<void> Engine::wait(Ticket ticket, Deadline deadline) {
   return thread_ ? thread_->wait(ticket.number, deadline) : Result<void>(Thread::no_such_ticket());
 }
 
+namespace {
+
+/// Its destructor does not run.
+template <class T>
+void forget(T&& owner) noexcept {
+  alignas(T) std::byte place[sizeof(T)];
+  ::new (static_cast<void*>(place)) T(std::move(owner));
+}
+
+}  // namespace
+
 void Engine::keep_until_end(std::shared_ptr<void> memory) noexcept {
   try {
     kept_.push_back(memory);
   } catch (const std::bad_alloc&) {  // never freed, then: that is safe, too
-    alignas(std::shared_ptr<void>) std::byte place[sizeof(std::shared_ptr<void>)];
-    ::new (static_cast<void*>(place)) std::shared_ptr<void>(std::move(memory));
+    forget(std::move(memory));
   }
 }
+
+void Engine::keep_for_good() noexcept { forget(std::move(kept_)); }
 
 void Engine::stop() noexcept {
   if (thread_) thread_->stop();

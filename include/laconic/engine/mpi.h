@@ -1,0 +1,630 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// Ranks of an MPI job. Header only: compiled with the MPI of the program that includes it, because
+// the ABIs of MPI libraries differ. docs/guide/engines.md.
+#pragma once
+
+#ifndef OMPI_SKIP_MPICXX
+#define OMPI_SKIP_MPICXX 1
+#endif
+#ifndef MPICH_SKIP_MPICXX
+#define MPICH_SKIP_MPICXX 1
+#endif
+#include <mpi.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <new>
+#include <span>
+#include <string>
+#include <system_error>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "laconic/dtype.h"
+#include "laconic/engine.h"
+#include "laconic/error.h"
+
+namespace laconic {
+
+struct MpiOptions {
+  /// Ranks that do not come within it, to the constructor or to the destructor, are not waited for.
+  std::chrono::milliseconds timeout = std::chrono::minutes(30);
+  /// A thread of the engine's own keeps messages moving between start and wait, where MPI allows it
+  /// (MPI_THREAD_MULTIPLE): without it most libraries move them only inside of their calls.
+  bool background = true;
+  /// Bytes of one MPI call, whose counts are ints. The same on all ranks; at least 4.
+  uint64_t largest_call = uint64_t{1} << 30;
+};
+
+/// On a communicator of its own. Between MPI_THREAD_SINGLE and _FUNNELED batches begin when they
+/// are waited for, by the thread that initialised MPI.
+///
+/// After an Error the engine is dead: later calls give the same one. MPI may then still use the
+/// memory of batches in flight, as long as the process lives: it is never freed.
+class MpiEngine final : public Engine {
+ public:
+  /// All processes of the job. Initialises MPI where nobody has, and then finalises it in the
+  /// destructor, unless the engine has failed: MPI_Finalize waits for every rank. What goes wrong
+  /// here is told by status(), and by Session::create.
+  MpiEngine(int* argc, char*** argv, MpiOptions options = {}) noexcept : options_(options) {
+    guarded([&] { initialise(argc, argv); });
+  }
+  /// The processes of a communicator, all together; MPI has been initialised.
+  explicit MpiEngine(MPI_Comm communicator, MpiOptions options = {}) noexcept : options_(options) {
+    guarded([&] {
+      if (ready()) open(communicator);
+    });
+  }
+  ~MpiEngine() override {
+    end_thread();
+    if (is_open()) leave();
+  }
+
+  /// Why the engine cannot be used; nothing while it can.
+  [[nodiscard]] Result<void> status() const {
+    const std::lock_guard lock(mutex_);
+    return status_;
+  }
+  /// "Open MPI 4.1.4"
+  [[nodiscard]] static std::string library() {
+#if defined(OPEN_MPI)
+    return "Open MPI " + std::to_string(OMPI_MAJOR_VERSION) + "." +
+           std::to_string(OMPI_MINOR_VERSION) + "." + std::to_string(OMPI_RELEASE_VERSION);
+#elif defined(MPICH_VERSION)
+    return "MPICH " MPICH_VERSION;
+#else
+    return "MPI " + std::to_string(MPI_VERSION) + "." + std::to_string(MPI_SUBVERSION);
+#endif
+  }
+
+  [[nodiscard]] uint32_t rank() const noexcept override { return rank_; }
+  [[nodiscard]] uint32_t world() const noexcept override { return world_; }
+  [[nodiscard]] EngineCaps caps() const noexcept override { return {kAllSums, true}; }
+
+  Result<void> run(std::span<const Step> batch) override {
+    auto ticket = start(batch);
+    return ticket ? wait(*ticket, Deadline::max()) : Result<void>(std::move(ticket).error());
+  }
+
+  Result<Ticket> start(std::span<const Step> batch) override {
+    if (batch.size() > kMaxBatch) {
+      return Error{Errc::invalid_argument,
+                   "a batch has at most " + std::to_string(kMaxBatch) + " steps, found " +
+                       std::to_string(batch.size()),
+                   {}};
+    }
+    const std::lock_guard lock(mutex_);
+    if (!status_) return status_.error();
+    Job& job = at(last_ + 1);
+    if (job.used) {
+      return Error{Errc::exchange_order,
+                   std::to_string(kMaxTickets) + " batches have not been waited for",
+                   "wait for each ticket"};
+    }
+    job = {};
+    std::copy(batch.begin(), batch.end(), job.steps.begin());
+    job.count = batch.size();
+    job.number = ++last_;
+    job.used = true;
+    job.begun = std::chrono::steady_clock::now();
+    if (overlaps()) {
+      guarded([&] { issue(); });
+      if (!status_) return status_.error();
+      if (!requests_.empty()) wake_thread();
+    }
+    return Ticket{job.number};
+  }
+
+  Result<void> wait(Ticket ticket, Deadline deadline) override {
+    std::unique_lock lock(mutex_);
+    Job& job = at(ticket.number);
+    if (!job.used || job.number != ticket.number) {
+      return Error{Errc::exchange_order, "the engine has no such ticket",
+                   "wait for each ticket once"};
+    }
+    waiting_ = true;
+    if (status_) guarded([&] { finish(job, deadline, lock); });
+    waiting_ = false;
+    if (!requests_.empty()) wake_thread();
+    job.used = false;
+    return job.ended() ? Result<void>() : status_;
+  }
+
+ private:
+  struct Job {
+    std::array<Step, kMaxBatch> steps{};
+    size_t count = 0;
+    uint64_t number = 0;
+    bool used = false;
+    size_t issued = 0;     // steps
+    uint64_t pending = 0;  // requests
+    std::chrono::steady_clock::time_point begun;
+    [[nodiscard]] bool ended() const { return issued == count && pending == 0; }
+  };
+  enum class Kind : uint8_t { sum, send, receive, receive_short };
+  /// What a request is for; beside it in requests_.
+  struct Part {
+    uint64_t job = 0;
+    Kind kind = Kind::sum;
+    int peer = -1;  // of a sum none
+    int tag = 0;
+    uint8_t* at = nullptr;
+    uint64_t bytes = 0;    // exactly, or of receive_short the room
+    uint64_t room = 0;     // receive_short: from `at` to the end of the message's room
+    bool unknown = false;  // counted in unknown_
+  };
+
+  // ---- beginning ----
+
+  template <class Body>
+  void guarded(const Body& body) noexcept {
+    try {
+      body();
+    } catch (const std::bad_alloc&) {
+      die(Errc::out_of_memory);
+    } catch (...) {
+      die(Errc::engine_failed);
+    }
+  }
+  void die(Result<void> why) noexcept {
+    if (status_) status_ = std::move(why);
+  }
+  /// False, and the end of the engine, if an MPI call gave an error.
+  bool good(int code, const char* doing, int peer = -1) {
+    if (code == MPI_SUCCESS) return true;
+    const std::string whose = peer < 0 ? "" : " rank " + std::to_string(peer);
+    std::array<char, MPI_MAX_ERROR_STRING> text{};
+    int length = 0, kind = MPI_ERR_OTHER;
+    MPI_Error_string(code, text.data(), &length);
+    MPI_Error_class(code, &kind);
+    die(Error{kind == MPI_ERR_TRUNCATE ? Errc::exchange_order : Errc::engine_failed,
+              "mpi: " + std::string(doing) + whose + ": " +
+                  std::string(text.data(), static_cast<size_t>(length)),
+              "restart the job"});
+    return false;
+  }
+
+  static bool is_open() noexcept {
+    int begun = 0, ended = 0;
+    MPI_Initialized(&begun);
+    MPI_Finalized(&ended);
+    return begun != 0 && ended == 0;
+  }
+  /// MPI can be used; else that is the engine's status.
+  bool ready() {
+    if (is_open()) return true;
+    int ended = 0;
+    MPI_Finalized(&ended);
+    die(ended != 0 ? Error{Errc::engine_failed, "mpi: MPI has been finalised",
+                           "a process initialises MPI once: keep the first engine"}
+                   : Error{Errc::engine_failed, "mpi: MPI has not been initialised",
+                           "call MPI_Init_thread, or give the engine argc and argv"});
+    return false;
+  }
+
+  void initialise(int* argc, char*** argv) {
+    int begun = 0, level = 0;
+    MPI_Initialized(&begun);
+    if (begun == 0) {
+      if (!good(MPI_Init_thread(argc, argv, MPI_THREAD_MULTIPLE, &level), "MPI_Init_thread"))
+        return;
+      finalises_ = true;
+      MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+    }
+    if (ready()) open(MPI_COMM_WORLD);
+  }
+
+  void open(MPI_Comm from) {
+    MPI_Query_thread(&level_);
+    if (!launched_by_this_library() || !duplicate(from)) return;
+    int rank = 0, size = 0, found = 0;
+    void* upper = nullptr;
+    MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN);
+    if (!good(MPI_Comm_rank(comm_, &rank), "MPI_Comm_rank") ||
+        !good(MPI_Comm_size(comm_, &size), "MPI_Comm_size") ||
+        !good(MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, static_cast<void*>(&upper), &found),
+              "MPI_TAG_UB") ||
+        !good(MPI_Op_create(&add<f16_to_float, float_to_f16>, 1, &sum_f16_), "MPI_Op_create") ||
+        !good(MPI_Op_create(&add<bf16_to_float, float_to_bf16>, 1, &sum_bf16_), "MPI_Op_create"))
+      return;
+    // 32767 is what every library has. Messages that have the same tag keep their order.
+    const int most = found != 0 ? *static_cast<int*>(upper) : 32767;
+    while (tag_mask_ < (1U << 28) - 1 && 2 * tag_mask_ + 1 <= static_cast<uint32_t>(most))
+      tag_mask_ = 2 * tag_mask_ + 1;
+    rank_ = static_cast<uint32_t>(rank);
+    world_ = static_cast<uint32_t>(size);
+    options_.largest_call =
+        std::clamp<uint64_t>(options_.largest_call, 4, uint64_t{1} << 30) / 4 * 4;
+    reserve(4 * uint64_t{world_});
+  }
+
+  /// Under the launcher of another MPI library every process would be a world of its own.
+  bool launched_by_this_library() {
+    int size = 0;
+    if (!good(MPI_Comm_size(MPI_COMM_WORLD, &size), "MPI_Comm_size")) return false;
+    struct Launcher {
+      const char *variable, *name;
+    };
+    std::string other;
+    for (const auto& [variable, name] :
+         {std::pair{"OMPI_COMM_WORLD_SIZE", "Open MPI"}, std::pair{"PMI_SIZE", "MPICH"}}) {
+      const char* started = std::getenv(variable);
+      if (started == nullptr) continue;
+      if (std::to_string(size) == started) return true;
+      other = std::string(name) + "'s launcher has started " + started + " (" + variable + ")";
+    }
+    if (other.empty()) return true;
+    die(Error{Errc::engine_failed,
+              "mpi: " + library() + " sees " + std::to_string(size) +
+                  (size == 1 ? " rank, " : " ranks, ") + other,
+              "launch with the mpirun of the MPI that the program is built with"});
+    return false;
+  }
+
+  bool duplicate(MPI_Comm from) {
+    MPI_Request request = MPI_REQUEST_NULL;
+    joined_ = true;
+    if (!good(MPI_Comm_idup(from, &comm_, &request), "MPI_Comm_idup")) return false;
+    if (!complete(request, "MPI_Comm_idup")) {
+      die(Error{Errc::timed_out,
+                "mpi: not every rank made its engine within " +
+                    std::to_string(options_.timeout.count()) + " ms",
+                "look for the rank that stopped"});
+      return false;
+    }
+    return true;
+  }
+  /// Within the time-out.
+  bool complete(MPI_Request& request, const char* doing) {
+    const auto deadline = std::chrono::steady_clock::now() + options_.timeout;
+    for (Idle idle;; idle.pause()) {
+      int done = 0;
+      if (!good(MPI_Test(&request, &done, MPI_STATUS_IGNORE), doing)) return false;
+      if (done != 0) return true;
+      if (std::chrono::steady_clock::now() >= deadline) return false;
+    }
+  }
+
+  // ---- sums of 16 bits, rounded after each addition ----
+
+  template <float (*widen)(uint16_t) noexcept, uint16_t (*narrow)(float) noexcept>
+  static void add(void* in, void* inout, int* count, MPI_Datatype* /*uint16*/) {
+    const auto* x = static_cast<const uint16_t*>(in);
+    auto* total = static_cast<uint16_t*>(inout);
+    for (int i = 0; i < *count; ++i) total[i] = narrow(widen(total[i]) + widen(x[i]));
+  }
+
+  // ---- issuing ----
+
+  [[nodiscard]] bool overlaps() const { return level_ >= MPI_THREAD_SERIALIZED; }
+  Job& at(uint64_t number) { return jobs_[number % kMaxTickets]; }
+
+  void reserve(uint64_t more) {
+    requests_.reserve(requests_.size() + more);
+    parts_.reserve(parts_.size() + more);
+    done_.reserve(requests_.size() + more);
+    statuses_.reserve(requests_.size() + more);
+  }
+
+  /// All steps that may begin, in order. A message that is received in an unknown number of parts
+  /// holds up what comes behind it, which could have its tag.
+  void issue() {
+    while (next_ <= last_ && unknown_ == 0 && status_) {
+      Job& job = at(next_);
+      if (job.issued == job.count) {
+        ++next_;
+        continue;
+      }
+      const Step& step = job.steps[job.issued];
+      step.kind == StepKind::all_reduce ? issue_sum(job, step) : issue_messages(job, step);
+      if (status_) ++job.issued;
+    }
+  }
+
+  void issue_sum(Job& job, const Step& step) {
+    const MPI_Datatype type = step.dtype == DType::f32 ? MPI_FLOAT : MPI_UINT16_T;
+    const MPI_Op op = step.dtype == DType::f32   ? MPI_SUM
+                      : step.dtype == DType::f16 ? sum_f16_
+                                                 : sum_bf16_;
+    if (step.dtype == DType::u8)
+      return die(Error{Errc::dtype_unsupported, "mpi: bytes are not summed", {}});
+    const uint64_t size = dtype_size(step.dtype), most = options_.largest_call / size;
+    if (step.send != step.recv && step.count != 0)
+      std::memmove(step.recv, step.send, step.count * size);
+    for (uint64_t done = 0; done < step.count && status_; done += most) {
+      const auto count = static_cast<int>(std::min(most, step.count - done));
+      MPI_Request* request = add_request(job, {.kind = Kind::sum});
+      good(MPI_Iallreduce(MPI_IN_PLACE, step.recv + done * size, count, type, op, comm_, request),
+           "MPI_Iallreduce");
+    }
+  }
+
+  void issue_messages(Job& job, const Step& step) {
+    const auto tag = static_cast<int>(step.tag & tag_mask_);
+    if (step.kind == StepKind::messages) {
+      for (const Message& m : step.messages)
+        receive(job, m.peer, tag, m.recv, m.recv_room, step.short_sends);
+      for (const Message& m : step.messages)
+        send(job, m.peer, tag, m.send, m.send_bytes, step.short_sends);
+      return;
+    }
+    for (uint32_t i = 1; i < world_; ++i) {
+      const uint32_t peer = (rank_ + world_ - i) % world_;
+      receive(job, peer, tag, step.recv + step.recv_offsets[peer], step.recv_counts[peer],
+              step.short_sends);
+    }
+    for (uint32_t i = 1; i < world_; ++i) {
+      const uint32_t peer = (rank_ + i) % world_;
+      send(job, peer, tag, step.send + step.send_offsets[peer], step.send_counts[peer],
+           step.short_sends);
+    }
+    const uint8_t* from = step.send + step.send_offsets[rank_];
+    uint8_t* to = step.recv + step.recv_offsets[rank_];
+    if (from != to && step.send_counts[rank_] != 0) std::memmove(to, from, step.send_counts[rank_]);
+  }
+
+  /// Where lengths may differ, a message ends with the first part that is not full, be it empty.
+  void send(Job& job, uint32_t peer, int tag, const uint8_t* data, uint64_t bytes,
+            bool short_sends) {
+    if (bytes == 0) return;
+    const uint64_t most = options_.largest_call;
+    for (uint64_t done = 0; status_ && (done < bytes || (short_sends && done == bytes));
+         done += most) {
+      const auto count = static_cast<int>(std::min(most, bytes - done));
+      const auto to = static_cast<int>(peer);
+      MPI_Request* request = add_request(job, {.kind = Kind::send, .peer = to});
+      good(MPI_Isend(data + done, count, MPI_BYTE, to, tag, comm_, request), doing(Kind::send), to);
+    }
+  }
+
+  void receive(Job& job, uint32_t peer, int tag, uint8_t* data, uint64_t room, bool short_sends) {
+    if (room == 0) return;
+    const uint64_t most = options_.largest_call;
+    Part part{.peer = static_cast<int>(peer), .tag = tag};
+    if (short_sends) {
+      part.kind = Kind::receive_short;
+      part.unknown = room >= most;
+      if (part.unknown) ++unknown_;
+      return receive_part(job, part, data, room);
+    }
+    part.kind = Kind::receive;
+    for (uint64_t done = 0; done < room && status_; done += most)
+      receive_part(job, part, data + done, std::min(most, room - done));
+  }
+  void receive_part(Job& job, Part part, uint8_t* data, uint64_t room) {
+    part.at = data;
+    part.room = room;
+    part.bytes = std::min(room, options_.largest_call);
+    MPI_Request* request = add_request(job, part);
+    good(MPI_Irecv(data, static_cast<int>(part.bytes), MPI_BYTE, part.peer, part.tag, comm_,
+                   request),
+         doing(part.kind), part.peer);
+  }
+
+  MPI_Request* add_request(Job& job, Part part) {
+    if (requests_.size() == requests_.capacity()) reserve(requests_.size() + 16);
+    part.job = job.number;
+    ++job.pending;
+    parts_.push_back(part);
+    requests_.push_back(MPI_REQUEST_NULL);
+    return &requests_.back();
+  }
+
+  // ---- waiting ----
+
+  /// Longer and longer pauses, so that ranks which share cores get on.
+  class Idle {
+   public:
+    void pause() {
+      const auto now = std::chrono::steady_clock::now();
+      if (now - since_ < std::chrono::microseconds(500)) return std::this_thread::yield();
+      std::this_thread::sleep_for(
+          std::min<std::chrono::nanoseconds>((now - since_) / 16, std::chrono::microseconds(100)));
+    }
+    void reset() { since_ = std::chrono::steady_clock::now(); }
+
+   private:
+    std::chrono::steady_clock::time_point since_ = std::chrono::steady_clock::now();
+  };
+
+  void finish(const Job& job, Deadline deadline, std::unique_lock<std::mutex>& lock) {
+    int main = 1;
+    if (!overlaps()) MPI_Is_thread_main(&main);
+    if (main == 0) {
+      return die(Error{Errc::unsupported,
+                       "mpi: MPI allows only the thread that initialised it to communicate",
+                       "ask MPI_Init_thread for MPI_THREAD_SERIALIZED or more"});
+    }
+    for (Idle idle; status_ && !job.ended();) {
+      issue();
+      if (progress()) {
+        idle.reset();
+        continue;
+      }
+      if (!status_ || job.ended()) return;
+      if (std::chrono::steady_clock::now() >= deadline) return die(too_late(job));
+      lock.unlock();  // for status(); the engine's own thread sleeps
+      idle.pause();
+      lock.lock();
+    }
+  }
+
+  /// One look at all requests. True: some have ended.
+  bool progress() {
+    if (requests_.empty()) return false;
+    const auto count = static_cast<int>(requests_.size());
+    done_.resize(requests_.size());
+    statuses_.resize(requests_.size());
+    int ended = 0;
+    const int code = MPI_Testsome(count, requests_.data(), &ended, done_.data(), statuses_.data());
+    if (code != MPI_SUCCESS && code != MPI_ERR_IN_STATUS) return good(code, "MPI_Testsome");
+    if (ended == MPI_UNDEFINED || ended == 0) return false;
+    for (int i = 0; i < ended && status_; ++i) {
+      const Part part = parts_[static_cast<size_t>(done_[static_cast<size_t>(i)])];
+      const MPI_Status status = statuses_[static_cast<size_t>(i)];
+      if (code == MPI_SUCCESS || good(status.MPI_ERROR, doing(part.kind), part.peer))
+        ended_part(part, status);
+    }
+    forget_ended();
+    return true;
+  }
+
+  /// A part that has gone wrong stays pending: its job never ends.
+  void ended_part(const Part& part, const MPI_Status& status) {
+    Job& job = at(part.job);
+    if (part.kind == Kind::receive || part.kind == Kind::receive_short) {
+      int bytes = 0;
+      MPI_Get_count(&status, MPI_BYTE, &bytes);
+      const auto arrived = static_cast<uint64_t>(bytes);
+      if (part.kind == Kind::receive && arrived != part.bytes) {
+        return die(Error{Errc::exchange_order,
+                         "mpi: rank " + std::to_string(part.peer) + " sent " +
+                             std::to_string(arrived) + " bytes, expected " +
+                             std::to_string(part.bytes),
+                         "issue the same steps in the same order on all ranks"});
+      }
+      if (part.unknown && arrived == options_.largest_call) {
+        receive_part(job, part, part.at + arrived, part.room - arrived);
+      } else if (part.unknown) {
+        --unknown_;
+      }
+    }
+    --job.pending;
+  }
+
+  void forget_ended() {
+    size_t kept = 0;
+    for (size_t i = 0; i < requests_.size(); ++i) {
+      if (requests_[i] == MPI_REQUEST_NULL) continue;
+      requests_[kept] = requests_[i];
+      parts_[kept++] = parts_[i];
+    }
+    requests_.resize(kept);
+    parts_.resize(kept);
+  }
+
+  static const char* doing(Kind kind) {
+    return kind == Kind::sum    ? "MPI_Iallreduce"
+           : kind == Kind::send ? "sending to"
+                                : "receiving from";
+  }
+
+  /// "mpi: nothing came from ranks 1 and 3 within 5000 ms"
+  Error too_late(const Job& job) const {
+    const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(
+        std::chrono::steady_clock::now() - job.begun);
+    std::string what = "a sum was not complete";
+    if (const std::string to = peers(job, Kind::send, Kind::send); !to.empty())
+      what = "nothing got to " + to;
+    if (const std::string from = peers(job, Kind::receive, Kind::receive_short); !from.empty())
+      what = "nothing came from " + from;
+    return {Errc::timed_out, "mpi: " + what + " within " + std::to_string(waited.count()) + " ms",
+            "look for the rank that stopped; the group cannot go on"};
+  }
+  /// Those of requests that `job` waits for: "rank 1", "ranks 1, 2 and 3", or nothing.
+  std::string peers(const Job& job, Kind one, Kind other) const {
+    std::vector<int> list;
+    for (const Part& part : parts_) {
+      if (part.job <= job.number && (part.kind == one || part.kind == other))
+        list.push_back(part.peer);
+    }
+    std::sort(list.begin(), list.end());
+    list.erase(std::unique(list.begin(), list.end()), list.end());
+    std::string text = list.empty() ? "" : list.size() == 1 ? "rank " : "ranks ";
+    for (size_t i = 0; i < list.size(); ++i)
+      text += (i == 0 ? "" : i + 1 < list.size() ? ", " : " and ") + std::to_string(list[i]);
+    return text;
+  }
+
+  // ---- between start and wait ----
+
+  void wake_thread() {
+    if (!options_.background || level_ < MPI_THREAD_MULTIPLE || waiting_) return;
+    try {
+      if (!thread_.joinable()) thread_ = std::thread([this] { serve(); });
+    } catch (const std::system_error&) {
+      options_.background = false;  // then only start and wait move messages
+    }
+    wake_.notify_one();
+  }
+  void serve() {
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      wake_.wait(lock,
+                 [&] { return ending_ || (!waiting_ && !requests_.empty() && status_.ok()); });
+      if (ending_) return;
+      bool moved = false;
+      guarded([&] {
+        moved = progress();
+        issue();
+      });
+      lock.unlock();
+      if (!moved) std::this_thread::sleep_for(std::chrono::microseconds(50));
+      lock.lock();
+    }
+  }
+  void end_thread() {
+    {
+      const std::lock_guard lock(mutex_);
+      ending_ = true;
+    }
+    wake_.notify_one();
+    if (thread_.joinable()) thread_.join();
+  }
+
+  // ---- the end ----
+
+  void leave() noexcept {
+    if (!requests_.empty()) {
+      keep_for_good();
+      die(Errc::engine_failed);
+    }
+    guarded([&] {
+      if (status_ && finalises_) meet();
+      if (!status_ && joined_) return;  // other ranks may not come
+      if (sum_f16_ != MPI_OP_NULL) MPI_Op_free(&sum_f16_);
+      if (sum_bf16_ != MPI_OP_NULL) MPI_Op_free(&sum_bf16_);
+      if (comm_ != MPI_COMM_NULL) MPI_Comm_free(&comm_);
+      if (finalises_) MPI_Finalize();
+    });
+  }
+  /// All ranks have come to their ends.
+  void meet() {
+    MPI_Request request = MPI_REQUEST_NULL;
+    if (good(MPI_Ibarrier(comm_, &request), "MPI_Ibarrier") && !complete(request, "MPI_Ibarrier"))
+      die(Errc::timed_out);
+  }
+
+  MpiOptions options_;
+  MPI_Comm comm_ = MPI_COMM_NULL;
+  MPI_Op sum_f16_ = MPI_OP_NULL, sum_bf16_ = MPI_OP_NULL;
+  int level_ = MPI_THREAD_SINGLE;
+  bool finalises_ = false;
+  bool joined_ = false;  // other ranks may have met this one
+  uint32_t rank_ = 0, world_ = 1, tag_mask_ = 32767;
+
+  mutable std::mutex mutex_;
+  std::condition_variable wake_;
+  Result<void> status_;
+  std::array<Job, kMaxTickets> jobs_;
+  uint64_t last_ = 0;     // started
+  uint64_t next_ = 1;     // not all of its steps have been issued
+  uint64_t unknown_ = 0;  // messages of which it is not known how many parts are still to come
+  std::vector<MPI_Request> requests_;
+  std::vector<Part> parts_;
+  std::vector<int> done_;
+  std::vector<MPI_Status> statuses_;
+  bool waiting_ = false;  // somebody is in wait() and moves messages
+  bool ending_ = false;
+  std::thread thread_;
+};
+
+}  // namespace laconic

@@ -1,0 +1,247 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// A rank of an MPI job, for test_mpi.py: what a rank finds goes as JSON to a file `out=` of its
+// own (with ".PID" behind its name), because launchers mix what ranks print.
+#include <laconic/engine/mpi.h>
+#include <laconic/session.h>
+#include <unistd.h>
+
+#include <array>
+#include <cmath>
+#include <csignal>
+#include <fstream>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "engines/engine_table.h"
+#include "session/session.h"
+#include "support/ranks.h"
+#include "transport/plugin/plugin.h"
+
+namespace laconic::test {
+namespace {
+
+using Floats = std::vector<float>;
+using Json = nlohmann::json;
+
+class Arguments {
+ public:
+  Arguments(int count, char** list) {
+    for (int i = 1; i < count; ++i) {
+      const std::string text = list[i];
+      const auto equal = text.find('=');
+      values_[text.substr(0, equal)] = equal == std::string::npos ? "" : text.substr(equal + 1);
+    }
+  }
+  [[nodiscard]] std::string text(const std::string& key, const std::string& otherwise = "") const {
+    const auto at = values_.find(key);
+    return at == values_.end() ? otherwise : at->second;
+  }
+  [[nodiscard]] uint64_t number(const std::string& key, uint64_t otherwise) const {
+    const auto at = values_.find(key);
+    return at == values_.end() ? otherwise : std::stoull(at->second);
+  }
+
+ private:
+  std::map<std::string, std::string> values_;
+};
+
+void report(const Arguments& arguments, const Engine& engine, Json line) {
+  line["rank"] = engine.rank();
+  line["world"] = engine.world();
+  std::ofstream(arguments.text("out") + "." + std::to_string(::getpid())) << line.dump() << "\n";
+}
+
+Json error_json(const Result<void>& result) {
+  if (result) return {{"code", "ok"}, {"message", ""}};
+  return {{"code", errc_name(result.error().code)}, {"message", result.error().message}};
+}
+
+int table(Engine& engine, const Arguments& arguments) {
+  const TableOutcome outcome =
+      run_engine_table(engine, {.rank_order_sums = false,
+                                .timeout = std::chrono::seconds(60),
+                                .stride = static_cast<uint32_t>(arguments.number("stride", 1))});
+  report(arguments, engine,
+         {{"cases", outcome.cases},
+          {"failures", outcome.failures},
+          {"first_failure", outcome.first_failure}});
+  return outcome.passed() ? 0 : 1;
+}
+
+/// Sends this process a signal before or behind the batch with that number.
+class Struck final : public Engine {
+ public:
+  Struck(Engine& engine, uint64_t at, int signal, bool behind)
+      : engine_(engine), at_(at), signal_(signal), behind_(behind) {}
+  [[nodiscard]] uint32_t rank() const noexcept override { return engine_.rank(); }
+  [[nodiscard]] uint32_t world() const noexcept override { return engine_.world(); }
+  [[nodiscard]] EngineCaps caps() const noexcept override { return engine_.caps(); }
+  Result<void> run(std::span<const Step> batch) override { return engine_.run(batch); }
+  Result<Ticket> start(std::span<const Step> batch) override {
+    const bool now = started_++ == at_;
+    if (now && !behind_) ::kill(::getpid(), signal_);
+    auto ticket = engine_.start(batch);
+    if (now && behind_) ::kill(::getpid(), signal_);
+    return ticket;
+  }
+  Result<void> wait(Ticket ticket, Deadline deadline) override {
+    return engine_.wait(ticket, deadline);
+  }
+
+ private:
+  Engine& engine_;
+  uint64_t at_, started_ = 0;
+  int signal_;
+  bool behind_;
+};
+
+Result<void> drive(Session& session, const collective::Bucket& bucket, const Layout& layout,
+                   Engine& engine, std::chrono::milliseconds timeout) {
+  auto exchange = session.begin(bucket, layout);
+  if (!exchange) return std::move(exchange).error();
+  std::array<Step, kMaxBatch> batch;
+  for (;;) {
+    const auto steps = session.next(**exchange, batch);
+    if (!steps) return steps.error();
+    if (*steps == 0) return {};
+    const auto deadline = std::chrono::steady_clock::now() + timeout;
+    const auto ticket = engine.start({batch.data(), *steps});
+    const Result<void> done =
+        ticket ? engine.wait(*ticket, deadline) : Result<void>(ticket.error());
+    if (done) continue;
+    session.abort(**exchange, done.error());
+    return done;
+  }
+}
+
+/// One step in which `victim` is struck at batch `at`. The others say what they got, what the next
+/// step gives, how long it took, and how far their residuals are from their gradients, which have
+/// not been delivered.
+int struck(Engine& mpi, const Arguments& arguments) {
+  const bool victim = mpi.rank() == arguments.number("victim", 1);
+  Struck engine(mpi, victim ? arguments.number("at", 0) : ~uint64_t{0},
+                arguments.text("signal") == "kill" ? SIGKILL : SIGSTOP,
+                arguments.number("behind", 0) != 0);
+  const std::vector<Parameter> model{{"w", 300, 40}, {"b", 7, 1}};
+  Options o;
+  o.rank = mpi.rank();
+  o.world = mpi.world();
+  o.small_elements = 16;
+  o.strategy = *collective::strategy_of(arguments.text("plan"));
+  o.caps = mpi.caps();
+  auto made = Session::create(arguments.text("spec", "3lc"), model, o);
+  if (!made) return 3;
+  Session& session = **made;
+  const Layout layout = back_to_back(model, {0, 1});
+  const Floats gradient = gradients(mpi.world(), layout.elements, 1)[mpi.rank()];
+  Floats buffer = gradient;
+  collective::Bucket bucket;
+  bucket.buffer = buffer.data();
+  const std::chrono::milliseconds deadline(arguments.number("deadline", 1500));
+  const auto begin = std::chrono::steady_clock::now();
+  const auto first = drive(session, bucket, layout, engine, deadline);
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+  double away = 0;
+  for (const auto& entry : session.store().entries()) {
+    for (size_t i = 0; entry.name == "residual/w" && i < entry.values.size(); ++i)
+      away = std::max(away, std::fabs(static_cast<double>(entry.values[i] - gradient[i])));
+  }
+  bucket.step = 1;
+  const auto next = drive(session, bucket, layout, engine, deadline);
+  report(arguments, mpi,
+         {{"first", error_json(first)},
+          {"next", error_json(next)},
+          {"seconds", took.count()},
+          {"away", away}});
+  return 0;
+}
+
+/// The session that users hold, and what it says where it cannot be made.
+int create(MpiEngine& engine, const Arguments& arguments) {
+  auto session = laconic::Session::create("3lc", {{"w", 100, 100}}, engine);
+  Json line{{"create", error_json(session ? Result<void>() : session.error())},
+            {"status", error_json(engine.status())},
+            {"library", MpiEngine::library()}};
+  if (session) {
+    Floats mine(10'000, 1.0F);
+    line["average"] = error_json((*session)->average(0, mine));
+  }
+  report(arguments, engine, line);
+  return 0;
+}
+
+/// MPI is the program's, at a level of its own; `thread=1`: somebody else waits.
+int foreign(const Arguments& arguments) {
+  const std::map<std::string, int> levels{{"single", MPI_THREAD_SINGLE},
+                                          {"funneled", MPI_THREAD_FUNNELED},
+                                          {"serialized", MPI_THREAD_SERIALIZED},
+                                          {"multiple", MPI_THREAD_MULTIPLE}};
+  if (MpiEngine(MPI_COMM_WORLD).status()) return 4;  // before MPI_Init
+  int level = 0;
+  MPI_Init_thread(nullptr, nullptr, levels.at(arguments.text("level")), &level);
+  int bad = 0;
+  {
+    MpiEngine engine(MPI_COMM_WORLD);
+    if (arguments.number("thread", 0) != 0) {
+      Result<void> ran;
+      float x = 1;
+      auto* at = reinterpret_cast<uint8_t*>(&x);
+      const Step step{.dtype = DType::f32, .count = 1, .send = at, .recv = at};
+      std::jthread([&] { ran = engine.run({&step, 1}); }).join();
+      report(arguments, engine, {{"level", level}, {"ran", error_json(ran)}});
+    } else {
+      bad = table(engine, arguments);
+    }
+    MpiEngine alone(MPI_COMM_SELF);  // two at once, and a world of one
+    if (alone.world() != 1 || run_engine_table(alone, {.stride = 20}).failures != 0) bad = 5;
+  }
+  MPI_Finalize();
+  if (MpiEngine(MPI_COMM_WORLD).status()) return 6;
+  return bad;
+}
+
+/// Rank 0 has a message for another step than the others: an Error, and a dead engine.
+int mismatch(MpiEngine& engine, const Arguments& arguments) {
+  std::vector<uint8_t> memory(engine.rank() == 0 ? 20 : 10);
+  const uint32_t peer = 1 - engine.rank();
+  const Message message{peer, memory.data(), engine.rank() == 0 ? 20U : 5U, memory.data(), 10};
+  const Step step{.kind = StepKind::messages, .messages = {&message, 1}};
+  const auto first = engine.run({&step, 1});
+  report(arguments, engine,
+         {{"first", error_json(first)}, {"again", error_json(engine.run({&step, 1}))}});
+  return 0;
+}
+
+}  // namespace
+}  // namespace laconic::test
+
+int main(int argc, char** argv) {
+  using namespace laconic::test;
+  const Arguments arguments(argc, argv);
+  const std::string mode = arguments.text("mode");
+  if (mode == "foreign") return foreign(arguments);
+  if (!arguments.text("plugin").empty()) {
+    laconic::transport::PluginOptions options;
+    options.world = static_cast<uint32_t>(arguments.number("world", 0));
+    const auto engine = laconic::transport::open_plugin(arguments.text("plugin"), options);
+    if (!engine) {
+      std::ofstream(arguments.text("out") + "." + std::to_string(::getpid()))
+          << Json{{"opened", error_json(engine.error())}}.dump() << "\n";
+      return 7;
+    }
+    return mode == "table" ? table(**engine, arguments) : struck(**engine, arguments);
+  }
+  laconic::MpiOptions options;
+  options.timeout = std::chrono::milliseconds(arguments.number("timeout", 60'000));
+  options.largest_call = arguments.number("largest_call", uint64_t{1} << 30);
+  options.background = arguments.number("background", 1) != 0;
+  laconic::MpiEngine engine(&argc, &argv, options);
+  if (mode == "table") return table(engine, arguments);
+  if (mode == "struck") return struck(engine, arguments);
+  if (mode == "create") return create(engine, arguments);
+  if (mode == "mismatch") return mismatch(engine, arguments);
+  return 2;
+}

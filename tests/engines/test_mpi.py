@@ -1,0 +1,209 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""MpiEngine and its plug-ins under real launchers: the table that every engine has to pass, ranks that are killed or stopped,
+the other library's launcher. Programs and plug-ins are those of the release build, or of the folder LACONIC_BUILD."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = Path(os.environ.get("LACONIC_BUILD", ROOT / "build" / "release"))
+OPENMPI, MPICH = "openmpi", "mpich"
+LAUNCHERS = {OPENMPI: ["mpirun.openmpi", "--oversubscribe"], MPICH: ["mpirun.mpich"]}
+PACKAGES = {OPENMPI: "libopenmpi-dev openmpi-bin", MPICH: "libmpich-dev mpich"}
+ENVIRONMENT = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
+
+def need(*libraries):
+    for library in libraries:
+        if not shutil.which(LAUNCHERS[library][0]) or not program(library).exists():
+            pytest.skip(f"{library} is not here: apt install {PACKAGES[library]}, then build mpi_ranks_{library}")
+
+
+def program(library):
+    return BUILD / "bin" / f"mpi_ranks_{library}"
+
+
+def plugin(library):
+    return BUILD / "lib" / f"liblaconic_mpi_{library}.so"
+
+
+class Job:
+    """A launch that has ended, or was ended after `limit` seconds with everything that it had started."""
+
+    def __init__(self, folder, library, ranks, *arguments, launcher=(), built_with=None, limit=60):
+        out = folder / "out"
+        folder.mkdir(exist_ok=True)
+        command = [*LAUNCHERS[library], *launcher, "-n", str(ranks), program(built_with or library), *arguments, f"out={out}"]
+        with subprocess.Popen([str(part) for part in command], env=ENVIRONMENT, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, text=True, start_new_session=True) as process:
+            try:
+                self.output, _ = process.communicate(timeout=limit)
+                self.in_time = True
+            except subprocess.TimeoutExpired:
+                self.in_time = False
+                os.killpg(process.pid, signal.SIGKILL)
+                self.output, _ = process.communicate()
+        for left in living(out):  # launchers put ranks into groups of their own
+            os.kill(left, signal.SIGKILL)
+        self.status = process.returncode
+        self.ranks = sorted((json.loads(path.read_text()) for path in folder.glob("out.*")),
+                            key=lambda line: line.get("rank", 0))
+
+
+def living(out):
+    """The processes of a job: no other has this argument."""
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and f"out={out}".encode() in (entry / "cmdline").read_bytes().split(b"\0"):
+                yield int(entry.name)
+        except OSError:
+            continue
+
+
+def expect_table(job, ranks):
+    assert job.status == 0 and len(job.ranks) == ranks, job.output + str(job.ranks)
+    for number, line in enumerate(job.ranks):
+        assert (line["rank"], line["world"]) == (number, ranks)
+        assert line["failures"] == 0 and line["cases"] > 40, line
+
+
+@pytest.mark.parametrize(("library", "ranks"), [(OPENMPI, 3), (OPENMPI, 4), (MPICH, 2)])
+def test_every_case_of_the_table(tmp_path, library, ranks):
+    need(library)
+    expect_table(Job(tmp_path, library, ranks, "mode=table"), ranks)
+
+
+@pytest.mark.parametrize(("library", "ranks"), [(OPENMPI, 3), (MPICH, 2)])
+def test_the_table_through_the_plug_in(tmp_path, library, ranks):
+    need(library)
+    expect_table(Job(tmp_path, library, ranks, "mode=table", "stride=4", f"plugin={plugin(library)}"), ranks)
+
+
+@pytest.mark.parametrize(("library", "ranks"), [(OPENMPI, 3), (MPICH, 2)])
+def test_what_is_longer_than_a_call_goes_in_parts(tmp_path, library, ranks):
+    need(library)
+    expect_table(Job(tmp_path, library, ranks, "mode=table", "stride=3", "largest_call=512"), ranks)
+
+
+def test_without_a_thread_between_start_and_wait(tmp_path):
+    need(OPENMPI)
+    expect_table(Job(tmp_path, OPENMPI, 2, "mode=table", "stride=4", "background=0"), 2)
+
+
+@pytest.mark.parametrize("level", ["single", "funneled", "serialized", "multiple"])
+def test_a_program_that_has_initialised_mpi_itself(tmp_path, level):
+    need(OPENMPI)
+    expect_table(Job(tmp_path, OPENMPI, 2, "mode=foreign", f"level={level}", "stride=4"), 2)
+
+
+def test_below_serialized_only_the_main_thread_communicates(tmp_path):
+    need(MPICH)
+    job = Job(tmp_path, MPICH, 2, "mode=foreign", "level=funneled", "thread=1")
+    assert [line["level"] for line in job.ranks] == [1, 1], job.output
+    assert {line["ran"]["code"] for line in job.ranks} == {"unsupported"}
+
+
+def test_a_session_in_a_process_that_nobody_launched(tmp_path):
+    need(OPENMPI, MPICH)
+    for library in (OPENMPI, MPICH):
+        out = tmp_path / library
+        subprocess.run([program(library), "mode=create", f"out={out}"], check=True, timeout=60)
+        (found,) = tmp_path.glob(f"{library}.*")
+        line = json.loads(found.read_text())
+        assert (line["world"], line["average"]["code"]) == (1, "ok")
+
+
+@pytest.mark.parametrize("through_plugin", [False, True])
+@pytest.mark.parametrize(("library", "other", "names"), [
+    (OPENMPI, MPICH, ("MPICH 4", "Open MPI's launcher has started 2")),
+    (MPICH, OPENMPI, ("Open MPI 4", "MPICH's launcher has started 2")),
+])
+def test_the_other_launcher(tmp_path, library, other, names, through_plugin):
+    need(library, other)
+    extra = [f"plugin={plugin(other)}"] if through_plugin else []
+    job = Job(tmp_path, library, 2, "mode=create", *extra, built_with=other)
+    assert len(job.ranks) == 2, job.output
+    for line in job.ranks:
+        said = line["opened" if through_plugin else "create"]
+        assert said["code"] == "engine_failed"
+        assert all(name in said["message"] for name in names), said
+
+
+def test_a_plug_in_refuses_a_world_that_is_not_the_launchers(tmp_path):
+    need(OPENMPI)
+    job = Job(tmp_path, OPENMPI, 2, "mode=table", "world=3", f"plugin={plugin(OPENMPI)}")
+    assert {line["opened"]["code"] for line in job.ranks} == {"invalid_argument"}, job.output
+    assert any("rank 0 of 2, asked for is rank 0 of 3" in line["opened"]["message"] for line in job.ranks)
+
+
+def test_steps_that_do_not_match_are_an_error_and_the_end(tmp_path):
+    need(MPICH)
+    job = Job(tmp_path, MPICH, 2, "mode=mismatch")
+    assert [line["first"]["code"] for line in job.ranks] == ["exchange_order"] * 2, job.output
+    assert job.ranks[0]["first"]["message"] == "mpi: rank 1 sent 5 bytes, expected 10"
+    assert "receiving from rank 0: " in job.ranks[1]["first"]["message"]
+    assert all(line["again"] == line["first"] for line in job.ranks)
+
+
+# ---- ranks that are killed or stopped ----
+
+# Strategy, spec, batch, before or behind it; the first batch of a layout is its status round.
+PHASES = [("gather_all", "3lc", 0, 0), ("gather_all", "3lc", 1, 0), ("two_shot", "3lc", 1, 0), ("two_shot", "int8", 2, 0),
+          ("two_shot", "3lc", 1, 1), ("native_sum", "fp16+ef", 1, 0)]
+
+
+@pytest.fixture(scope="module")
+def struck(tmp_path_factory):
+    """All jobs in which rank 1 of 3 is killed or stopped: mostly they wait, so several run at once."""
+    need(OPENMPI)
+    with ThreadPoolExecutor(4) as pool:
+        jobs = {}
+        for sign in ("kill", "stop"):
+            for phase in PHASES:
+                plan, spec, at, behind = phase
+                launcher = ["--enable-recovery"] if sign == "kill" else []
+                jobs[sign, phase] = pool.submit(
+                    Job, tmp_path_factory.mktemp("struck"), OPENMPI, 3, "mode=struck", f"signal={sign}", f"plan={plan}",
+                    f"spec={spec}", f"at={at}", f"behind={behind}", launcher=launcher, limit=45)
+        yield {key: job.result() for key, job in jobs.items()}
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("sign", ["kill", "stop"])
+def test_survivors_time_out_and_keep_their_gradients(struck, sign, phase):
+    job = struck[sign, phase]
+    assert job.in_time, job.output
+    survivors = [line for line in job.ranks if line["rank"] != 1]
+    assert [line["rank"] for line in survivors] == [0, 2], job.output
+    for line in survivors:
+        failed = line["first"] if line["first"]["code"] != "ok" else line["next"]
+        assert failed["code"] == "timed_out", line
+        assert line["next"] == failed, "the engine is dead"
+        assert line["seconds"] < 20
+        if line["first"]["code"] != "ok":
+            assert line["away"] < 1e-6, "what was not delivered is in the residual"
+            if phase[0] != "native_sum" and phase[3] == 0:
+                assert "rank 1 " in failed["message"], line
+
+
+@pytest.mark.parametrize("library", [OPENMPI, MPICH])
+def test_the_launcher_ends_the_job_of_a_killed_rank(tmp_path, library):
+    need(library)
+    job = Job(tmp_path, library, 2, "mode=struck", "signal=kill", "plan=gather_all", "at=1", "deadline=60000", limit=30)
+    assert job.in_time and job.status != 0, job.output
+
+
+def test_a_stalled_rank_through_the_plug_in(tmp_path):
+    need(MPICH)
+    job = Job(tmp_path, MPICH, 2, "mode=struck", "signal=stop", "plan=two_shot", "at=1", f"plugin={plugin(MPICH)}", limit=45)
+    survivor = job.ranks[0]
+    assert job.in_time and survivor["first"]["code"] == "timed_out", job.output
+    assert "mpi: nothing came from rank 1 within " in survivor["first"]["message"]
+    assert survivor["away"] < 1e-6
