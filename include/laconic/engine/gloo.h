@@ -39,8 +39,8 @@ namespace laconic {
 struct GlooOptions {
   uint32_t rank = 0;
   uint32_t world = 1;
-  /// "file:FOLDER", empty and seen by all ranks, or "tcp:HOST:PORT", where rank 0 listens. A world of
-  /// one needs none.
+  /// "file:FOLDER", empty and seen by all ranks, or "tcp:HOST:PORT", where rank 0 listens. Not
+  /// needed in a world of one.
   std::string rendezvous{};
   /// The network interface that Gloo uses ("eth0"); empty: that of this host's name.
   std::string interface_{};
@@ -51,9 +51,10 @@ struct GlooOptions {
 /// Sums are Gloo's own (a ring: not in rank order, the same bits on all ranks), in all three types;
 /// everything else goes directly, all at once. Messages may be shorter than their room.
 ///
-/// When a rank dies, every rank that waits hears of it within a moment, by name. A rank that ends its
-/// engine in peace disturbs nobody who does not need it any more. After the first Error the group is
-/// over: all its connections are closed, and no memory of a step is used any more.
+/// When a rank dies, every rank that waits gets an Error that names it, in well under a second. A
+/// rank that destroys its engine disturbs no rank that has what it needs of it. After the first
+/// Error the group is over: all its connections are closed, and no memory of a step is used any
+/// more.
 class GlooEngine final : public Engine {
  public:
   /// All ranks together.
@@ -77,6 +78,12 @@ class GlooEngine final : public Engine {
     }
   }
 
+  /// "Gloo 0.5.0": the headers that this was compiled with.
+  [[nodiscard]] static std::string library() {
+    return "Gloo " + std::to_string(GLOO_VERSION_MAJOR) + "." + std::to_string(GLOO_VERSION_MINOR) +
+           "." + std::to_string(GLOO_VERSION_PATCH);
+  }
+
   ~GlooEngine() override {
     if (context_ != nullptr && !fault()) {
       if (unfinished_ == 0) {
@@ -94,7 +101,7 @@ class GlooEngine final : public Engine {
   [[nodiscard]] EngineCaps caps() const noexcept override { return {kAllSums, true}; }
 
   Result<void> run(std::span<const Step> batch) override {
-    // The base's thread executes; whoever else calls waits for it as for any other batch.
+    // The base's thread executes; any other caller waits for it as for any batch.
     if (started_ && (thread_ == std::thread::id() || thread_ == std::this_thread::get_id())) {
       thread_ = std::this_thread::get_id();
       return execute(batch);
@@ -245,6 +252,7 @@ class GlooEngine final : public Engine {
     bool receives;
   };
   static constexpr auto kGlance = std::chrono::milliseconds(50);
+  static constexpr std::chrono::milliseconds kGrace{250};
   static constexpr auto kForever = std::chrono::hours(24 * 365);
   /// Gloo's collectives begin their slots with small numbers.
   static constexpr uint64_t kSlots = uint64_t{0x4C} << 56, kFarewell = kSlots | uint64_t{1} << 48;
@@ -465,7 +473,7 @@ class GlooEngine final : public Engine {
     return fault_;
   }
 
-  /// The group is over. `why` without a message: a connection has broken, or this rank has no memory.
+  /// The group is over. `why` without a message: a connection has broken, or memory is short.
   Error fail(Error why, const char* said = "") noexcept {
     const std::lock_guard lock(mutex_);
     const NoSigpipe guard;
@@ -507,7 +515,7 @@ class GlooEngine final : public Engine {
 
   /// The board is lost, and rank 0 with it, unless that one ended in peace.
   Error without_board(Error own, const Error& lost) {
-    if (lost.code == Errc::timed_out) return {Errc::timed_out, "rank 0 does not answer", hint()};
+    if (lost.code == Errc::timed_out) return {Errc::timed_out, "rank 0 did not answer", hint()};
     if (own.message.empty()) own.message = who_is_gone("");  // before others leave because of it
     for (const Deadline until = soon(); rank() != 0 && Clock::now() < until;) {
       if (is_gone(0)) return {Errc::peer_failed, "rank 0 is gone", hint()};
@@ -573,15 +581,18 @@ class GlooEngine final : public Engine {
       const std::lock_guard lock(mutex_);
       needed = needed_[ticket.number % kMaxTickets];
     }
+    // Those who are about to say where they wait have a moment for it.
+    const Deadline until = Clock::now() + std::min(waited / 4, kGrace);
     std::vector<uint32_t> absent;
-    for (uint32_t peer = 0; peer < needed.size(); ++peer) {
-      if (!needed[peer] || peer == rank()) continue;
-      const auto there = board_->get(place(peer, ticket), soon());
-      if (!there && board_->kept_by_rank_0()) {
-        absent = {0};
-        break;
+    for (;;) {
+      absent.clear();
+      for (uint32_t peer = 0; peer < needed.size(); ++peer) {
+        if (!needed[peer] || peer == rank()) continue;
+        const auto there = board_->get(place(peer, ticket), soon());
+        if (there && there->empty()) absent.push_back(peer);
       }
-      if (!there || there->empty()) absent.push_back(peer);
+      if (absent.size() < 2 || Clock::now() >= until) break;
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
     return {Errc::timed_out,
             (absent.empty() ? "a batch did not end"

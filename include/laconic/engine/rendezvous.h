@@ -1,9 +1,9 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// Where the ranks of a group find each other before they can talk: a folder that all of them see, or
-// a TCP port of rank 0. Holds small values, each written once. Header only; for engines whose own
-// library has no launcher. Nobody is asked for a password: whoever reaches the port can disturb the
-// group, as in Gloo and MPI, but not the process that listens.
+// Where the ranks of a group find each other before they can talk: a folder that all of them see,
+// or a TCP port of rank 0. Holds small values, each written once. Header only; for engines whose
+// own library has no launcher. There are no passwords: any program that reaches the port can
+// disturb the group, as in Gloo and MPI, but not harm the process that listens.
 #pragma once
 
 #include <fcntl.h>
@@ -42,8 +42,8 @@ namespace laconic::rendezvous {
 using Clock = std::chrono::steady_clock;
 inline constexpr size_t kMaxKey = 64;
 inline constexpr size_t kMaxValue = size_t{1} << 20;
-/// Keys that begin with this are news: over TCP every rank is told them at once, so that they outlive
-/// rank 0.
+/// Keys that begin with this are news: over TCP every rank is told them at once, so that they
+/// outlive rank 0.
 inline constexpr std::string_view kNews = "news.";
 inline constexpr size_t kMaxNews = 1024;
 /// Why ranks cannot meet, and why a group has ended.
@@ -57,8 +57,8 @@ inline std::string names_of(const std::vector<uint32_t>& ranks) {
   return names;
 }
 
-/// Values by key, written once, the same for all ranks. Keys: 1 to kMaxKey letters, digits, '.', '_',
-/// '-', the first no dot; values: 1 to kMaxValue bytes, news at most kMaxNews. Any thread.
+/// Values by key, written once, the same for all ranks. Keys: 1 to kMaxKey letters, digits, '.',
+/// '_', '-', the first no dot; values: 1 to kMaxValue bytes, news at most kMaxNews. Any thread.
 class Board {
  public:
   Board() = default;
@@ -201,8 +201,8 @@ class FolderBoard final : public Board {
 
 namespace detail {
 
-// Requests and answers over TCP, little-endian: "LCN1", kind, length of the key, two zeros, length of
-// the value (4 bytes), key, value.
+// Requests and answers over TCP, little-endian: "LCN1", kind, length of the key, two zeros, length
+// of the value (4 bytes), key, value.
 enum class Kind : uint8_t {
   put = 1,
   get = 2,     ///< no value
@@ -269,8 +269,9 @@ inline Result<Addresses> resolve(const std::string& host, const std::string& por
 /// Keeps the values. One thread, which answers all ranks and believes none.
 class Server {
  public:
-  static Result<std::unique_ptr<Server>> listen(const std::string& host, const std::string& port,
-                                                uint32_t world) {
+  static Result<std::unique_ptr<Server>> listen(
+      const std::string& host, const std::string& port, uint32_t world,
+      std::chrono::milliseconds patience = std::chrono::seconds(10)) {
     auto addresses = resolve(host, port);
     if (!addresses) return std::move(addresses).error();
     int error = EADDRNOTAVAIL;
@@ -279,7 +280,7 @@ class Server {
       const int on = 1;
       if (fd && ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0 &&
           ::bind(fd.get(), at->ai_addr, at->ai_addrlen) == 0 && ::listen(fd.get(), 128) == 0) {
-        std::unique_ptr<Server> server(new Server(std::move(fd), world));
+        std::unique_ptr<Server> server(new Server(std::move(fd), world, patience));
         server->stop_ = Fd(::eventfd(0, EFD_CLOEXEC));
         if (!server->stop_) break;
         server->thread_ = std::thread([s = server.get()] { s->serve(); });
@@ -306,10 +307,11 @@ class Server {
     Deadline until;
     bool gone = false;
   };
-  static constexpr auto kPatience = std::chrono::seconds(10), kLinger = std::chrono::seconds(2);
+  static constexpr auto kLinger = std::chrono::seconds(2);
   static constexpr size_t kMaxHeld = size_t{64} << 20, kMaxKeys = 1U << 16, kMaxNewsKeys = 8;
 
-  Server(Fd fd, uint32_t world) : listener_(std::move(fd)), world_(world) {}
+  Server(Fd fd, uint32_t world, std::chrono::milliseconds patience)
+      : listener_(std::move(fd)), world_(world), patience_(patience) {}
 
   void serve() noexcept {
     for (;;) {
@@ -357,7 +359,7 @@ class Server {
     ::setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     Peer peer;
     peer.fd = std::move(fd);
-    peer.until = Clock::now() + kPatience;
+    peer.until = Clock::now() + patience_;
     peers_.push_back(std::move(peer));
     for (const auto& [key, value] : held_) {
       if (key.starts_with(kNews)) peers_.back().out += encode(Kind::news, key, value);
@@ -376,14 +378,14 @@ class Server {
     }
     if (peer.in.empty() && !peer.waits) {
       peer.waits = true;
-      peer.until = Clock::now() + kPatience;
+      peer.until = Clock::now() + patience_;
     }
     peer.in.append(bytes, static_cast<size_t>(n));
     Frame frame;
     Taken taken = Taken::nothing;
     while (!peer.gone && (taken = take(&peer.in, &frame)) == Taken::frame) {
       answer(peer, frame);
-      peer.until = Clock::now() + kPatience;
+      peer.until = Clock::now() + patience_;
       if (peer.out.size() > 2 * kMaxValue) peer.gone = true;
     }
     peer.gone = peer.gone || taken == Taken::nonsense;
@@ -437,6 +439,7 @@ class Server {
 
   Fd listener_, stop_;
   size_t world_, seen_ = 0;
+  std::chrono::milliseconds patience_;  // with a first request, and with the rest of one
   bool stopping_ = false;
   Deadline end_;
   std::list<Peer> peers_;
@@ -674,7 +677,7 @@ inline Result<void> meet(Board& board, uint32_t rank, uint32_t world,
   for (uint32_t r = 0; r < world; ++r) missing.push_back(r);
   for (auto pause = std::chrono::milliseconds(1);;
        pause = std::min(2 * pause, std::chrono::milliseconds(20))) {
-    // News first: whoever has all cards goes on, and reads no more of them.
+    // News first: a rank that has all cards goes on, and reads no more of them.
     auto bad = board.get(news, std::max(deadline, soon()));
     if (!bad) return bad.error();
     if (!bad->empty()) return read_news(*bad, hint);

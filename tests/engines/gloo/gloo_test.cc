@@ -1,6 +1,7 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// Ranks are processes here, forked before there is a thread, so that they can be killed and stopped.
+// Ranks are processes here, forked before there is a thread, so that they can be killed and
+// stopped.
 #include "laconic/engine/gloo.h"
 
 #include <dirent.h>
@@ -15,6 +16,7 @@
 #include "engines/engine_table.h"
 #include "laconic/random.h"
 #include "laconic/session.h"
+#include "transport/plugin/plugin.h"
 
 namespace laconic {
 namespace {
@@ -261,6 +263,71 @@ TEST_P(GlooTable, IsPassed) {
 INSTANTIATE_TEST_SUITE_P(Ranks, GlooTable, testing::Values(3, 4),
                          testing::PrintToStringParamName());
 
+// ---- the plug-in ----
+
+transport::PluginOptions plugged(uint32_t rank, uint32_t world, const std::string& where) {
+  transport::PluginOptions wanted;
+  wanted.timeout = seconds(30);
+  wanted.rank = rank;
+  wanted.world = world;
+  wanted.rendezvous = where;
+  wanted.interface = "lo";
+  return wanted;
+}
+
+std::string plugin_file() {
+  return std::filesystem::read_symlink("/proc/self/exe").parent_path() / "../lib" /
+         LACONIC_GLOO_PLUGIN;
+}
+
+TEST(GlooPlugin, PassesTheTable) {
+  const Place place;
+  Processes ranks(3, [&](uint32_t rank, const Stage& stage) {
+    auto engine = transport::open_plugin(plugin_file(), plugged(rank, 3, place.folder()));
+    if (!engine) return stage.say(text(engine));
+    test::TableOptions options{.rank_order_sums = false};
+    options.stride = 5;
+    const auto outcome = test::run_engine_table(**engine, options);
+    stage.say(outcome.passed() ? "passed" : outcome.first_failure);
+  });
+  for (uint32_t r = 0; r < 3; ++r) EXPECT_EQ(ranks.heard(r), "passed");
+}
+
+TEST(GlooPlugin, SaysWhatItIsAndWhatIsWrong) {
+  Processes ranks(1, [&](uint32_t, const Stage& stage) {
+    const auto table = transport::load_plugin(plugin_file());
+    stage.say(table ? std::string((*table)->engine) + ", " + (*table)->library : text(table));
+    stage.say(text(transport::open_plugin(plugin_file(), plugged(3, 3, "file:x"))));
+    stage.say(text(transport::open_plugin(plugin_file(), plugged(0, 3, "x"))));
+    stage.say(text(transport::open_plugin(plugin_file(), plugged(0, 0, "file:x"))));
+  });
+  EXPECT_EQ(ranks.heard(0), "gloo, " + GlooEngine::library());
+  EXPECT_TRUE(ranks.heard(0).ends_with("there is no rank 3 in a world of 3"));
+  EXPECT_TRUE(ranks.heard(0).ends_with("a rendezvous cannot be 'x'"));
+  EXPECT_TRUE(ranks.heard(0).ends_with("there is no rank 0 in a world of 0"));
+}
+
+/// An exception of Gloo's is caught in the plug-in, and its fault is told through it.
+TEST(GlooPlugin, TellsWhoIsGone) {
+  constexpr uint32_t kWorld = 3;
+  const Place place;
+  Processes ranks(kWorld, [&](uint32_t rank, const Stage& stage) {
+    auto engine = transport::open_plugin(plugin_file(), plugged(rank, kWorld, place.folder()));
+    if (!engine) return stage.say(text(engine));
+    const Batch batch(StepKind::all_gather, rank, kWorld, 3 << 20, 2);
+    stage.say("ready");
+    if (rank == 2) stage.await_go();
+    stage.say(text(batch.run(**engine)));
+    stage.say(text(batch.run(**engine)));
+  });
+  for (uint32_t r = 0; r < kWorld; ++r) ASSERT_EQ(ranks.heard(r), "ready");
+  ranks.send(2, SIGKILL);
+  for (const uint32_t r : {0U, 1U, 0U, 1U}) {
+    const std::string said = ranks.heard(r);
+    EXPECT_TRUE(said.ends_with("rank 2 is gone")) << said;
+  }
+}
+
 // ---- sums ----
 
 float noise(uint32_t rank, uint64_t i) {
@@ -434,7 +501,7 @@ TEST_P(GlooStall, IsATimeOutThatNamesTheRankAndLeavesTheMemoryAlone) {
   const uint32_t victim = GetParam().victim;
   std::vector<uint32_t> others;
   survivors([&](uint32_t r) { others.push_back(r); });
-  fall(SIGSTOP, milliseconds(800), others,
+  fall(SIGSTOP, milliseconds(600), others,
        [&](uint32_t rank, const Stage& stage, std::unique_ptr<GlooEngine>, Batch& batch) {
          if (rank == victim) return;
          batch.overwrite(0x5A);
@@ -444,7 +511,7 @@ TEST_P(GlooStall, IsATimeOutThatNamesTheRankAndLeavesTheMemoryAlone) {
   if (GetParam().phase.in_batch) survivors([&](uint32_t r) { ranks_->go(r); });
   survivors([&](uint32_t r) {
     const std::string said = ranks_->heard(r);
-    const std::string rank = "timed_out: rank " + std::to_string(victim) + " d";
+    const std::string rank = "timed_out: rank " + std::to_string(victim) + " did not answer";
     EXPECT_TRUE(said.starts_with(rank)) << "rank " << r << ": " << said;
   });
   ranks_->send(victim, SIGCONT);
@@ -607,7 +674,8 @@ TEST(GlooMeeting, AFolderServesOneJob) {
   }
 }
 
-/// Rank 0 of both, and rank 1 of one: whoever comes second is refused, and those who wait hear of it.
+/// Ranks 0 and 1 of one job, and rank 1 of another: the second of a rank is refused, and those who
+/// wait hear of it.
 TEST(GlooMeeting, TwoJobsAtOnePlaceAreRefused) {
   for (const bool tcp : {false, true}) {
     const Place place;
@@ -621,7 +689,7 @@ TEST(GlooMeeting, TwoJobsAtOnePlaceAreRefused) {
   }
   const std::string where = Place::port();
   Processes ranks(2, [&](uint32_t, const Stage& stage) {
-    auto engine = GlooEngine::create(options(0, 2, where, seconds(2)));
+    auto engine = GlooEngine::create(options(0, 2, where, milliseconds(500)));
     stage.say(text(engine));
   });
   const std::string a = ranks.heard(0), b = ranks.heard(1);
