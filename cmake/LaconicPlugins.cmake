@@ -19,7 +19,8 @@ function(laconic_plugin TARGET SOURCE)
   set_target_properties(${TARGET} PROPERTIES LINK_DEPENDS ${map})
 endfunction()
 
-set(LACONIC_PLUGINS)  # installed
+set(LACONIC_PLUGINS)   # installed
+set(LACONIC_LAUNCHED)  # programs that tests in Python launch
 foreach(_mpi IN LISTS LACONIC_MPIS)
   laconic_plugin(laconic_mpi_${_mpi} ${PROJECT_SOURCE_DIR}/plugins/mpi.cc laconic_mpi::${_mpi})
   list(APPEND LACONIC_PLUGINS laconic_mpi_${_mpi})

@@ -14,6 +14,7 @@ endforeach()
 # laconic_programs(PREFIX DIR PATTERN DEPS...): one executable per file, named PREFIX<file>.
 function(laconic_programs PREFIX DIR PATTERN)
   file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${DIR}/${PATTERN})
+  list(FILTER sources EXCLUDE REGEX "/mpi_[a-z_]+\\.cc$")  # once for each MPI: below
   foreach(source IN LISTS sources)
     get_filename_component(name ${source} NAME_WE)
     add_executable(${PREFIX}${name} ${source})
@@ -49,6 +50,15 @@ if(LACONIC_BUILD_BENCH AND LACONIC_BUILD_TOOLS)
 endif()
 if(LACONIC_BUILD_EXAMPLES)
   laconic_programs(example_ examples *.cc laconic::laconic)  # what users see: public headers only
+  find_package(Eigen3 QUIET NO_MODULE)
+  if(TARGET Eigen3::Eigen)
+    foreach(mpi IN LISTS LACONIC_MPIS)  # launched by tests/engines/test_mpi.py
+      add_executable(example_mpi_train_${mpi} ${PROJECT_SOURCE_DIR}/examples/mpi_train.cc)
+      target_link_libraries(example_mpi_train_${mpi} PRIVATE
+        laconic_flags laconic::laconic laconic_mpi::${mpi} Eigen3::Eigen)
+      list(APPEND LACONIC_LAUNCHED example_mpi_train_${mpi})
+    endforeach()
+  endif()
   enable_language(C)
   set(CMAKE_C_STANDARD 99)
   laconic_programs(example_ examples *.c laconic::c)  # the C ABI, from C

@@ -185,8 +185,11 @@ typedef struct laconic_session_options {
   uint32_t engine_sums; /* bit d: the engine's all-reduce adds lanes of type d, LACONIC_F32, ... */
   uint32_t threads;     /* 0 means one, at most LACONIC_MAX_THREADS */
   uint32_t short_sends; /* 1: a rank may send fewer bytes than the receiver has room for */
-  uint32_t reserved;
+  uint32_t window;      /* exchanges in flight at a time, at most LACONIC_MAX_WINDOW; 0 means one */
+  uint64_t part; /* dense bytes at which the caller cuts buckets, 0: not at all; only agreed on */
 } laconic_session_options;
+
+#define LACONIC_MAX_WINDOW 8
 
 LACONIC_API int32_t laconic_session_create(const laconic_session_options* options,
                                            const laconic_parameter* parameters, uint32_t count,
@@ -220,7 +223,7 @@ LACONIC_API int32_t laconic_session_layout_matters(const laconic_session* sessio
  * exchange. */
 LACONIC_API int32_t laconic_session_all_raw(const laconic_session* session);
 /* Multiplies every residual by `factor`, positive and finite: the gradients' unit has changed (AMP
- * loss scale). */
+ * loss scale). Not while an exchange is in flight: exchange_order. */
 LACONIC_API int32_t laconic_session_scale_residuals(laconic_session* session, float factor);
 /* sqrt(sum of squares) of this rank's own residuals. */
 LACONIC_API double laconic_session_residual_norm(const laconic_session* session);
@@ -240,7 +243,7 @@ enum { LACONIC_BUCKET_RAW = 2 };
 typedef struct laconic_bucket {
   uint32_t struct_size;
   uint32_t dtype; /* of the buffer */
-  uint32_t index; /* for messages and stats only */
+  uint32_t index; /* for messages only; of a part of a bucket, its number in the upper 16 bits */
   uint32_t flags;
   uint64_t step; /* the same on all ranks */
   void* buffer;  /* gradients in, mean gradients out */
@@ -302,9 +305,13 @@ typedef struct laconic_step {
 
 /* Starts the exchange of a bucket. What is wrong on this rank alone (no memory, a layout that does
  * not fit the model) does not stop it: the exchange tells the other ranks. The first exchange of a
- * layout begins with a small step in which every rank says that it is ready. An exchange must be
- * driven to its end (next gives *count == 0, or a failure) or aborted before the next begins; calls
- * on one that has ended are exchange_order. *out belongs to the session. */
+ * layout begins with a small step in which every rank says that it is ready. Up to options.window
+ * exchanges of one step, of different parameters, may be in flight; one has ended when next gives
+ * *count == 0 or a failure, or after abort. All ranks execute the steps of all exchanges in one
+ * order, which may not depend on time: first steps in the order of the begins; docs/guide/c-abi.md.
+ * One more in flight, one of another step, or a parameter that is in flight is exchange_order, and
+ * so are calls on an exchange that has ended. *out belongs to the session, which may give it again
+ * when the exchange has ended. */
 LACONIC_API int32_t laconic_exchange_begin(laconic_session* session, const laconic_bucket* bucket,
                                            laconic_exchange** out);
 /* Marks a local failure, before the first next: all ranks will report `message`. A code that is not
@@ -318,10 +325,10 @@ LACONIC_API int32_t laconic_exchange_fail(laconic_exchange* exchange, int32_t co
  * what was not delivered. */
 LACONIC_API int32_t laconic_exchange_next(laconic_exchange* exchange, laconic_step* steps,
                                           uint32_t step_size, uint32_t room, uint32_t* count);
-/* The engine failed: puts this rank's payloads back into its residuals. Nothing undelivered is
- * lost. From then on every begin of the session fails with engine_failed, after it has added the
- * bucket's gradients to the residuals: messages of this exchange may still be under way. Does
- * nothing to an exchange that has ended. */
+/* The engine failed: puts this rank's payloads of every exchange in flight back into its residuals,
+ * and ends them all. Nothing undelivered is lost. From then on every begin fails with
+ * engine_failed, after it has added the bucket's gradients to the residuals: messages of these
+ * exchanges may still be under way. Does nothing to an exchange that has ended. */
 LACONIC_API void laconic_exchange_abort(laconic_exchange* exchange);
 /* Frees the buffers of a layout that will not come back (dtype, elements, count, parameters and
  * offsets of `bucket` say which). Every rank does it between the same two exchanges; one that comes

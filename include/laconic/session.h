@@ -26,8 +26,20 @@ struct SessionOptions {
   uint64_t seed = 0;               ///< of everything random
   uint64_t small_elements = 4096;  ///< parameters of at most so many elements go uncompressed
   uint32_t threads = 1;            ///< of this rank's codecs; no bit depends on them
+  /// Exchanges in flight at a time, 1 to 8: with 2, one is encoded while another is on the wire.
+  uint32_t window = 2;
+  /// Buckets are cut between parameters into parts of at most so many bytes of float32, each an
+  /// exchange of its own; 0: not at all. No parameter is cut for it.
+  uint64_t part = uint64_t{8} << 20U;
   /// A batch of the engine's that takes longer has failed.
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
+};
+
+/// Gradients that are there: parameters, by their places in the list of create, whose gradients lie
+/// back to back in `gradient`.
+struct Bucket {
+  std::span<float> gradient;
+  std::span<const uint32_t> parameters;
 };
 
 /// Averages gradients over all ranks of an engine, compressed. One thread at a time; explain() and
@@ -39,7 +51,7 @@ class Session {
   static Result<std::unique_ptr<Session>> create(std::string_view spec,
                                                  std::vector<Parameter> parameters, Engine& engine,
                                                  const SessionOptions& options = {});
-  /// After a batch has timed out its buffers are left to the engine, which may still use them.
+  /// After the engine has failed its buffers are left to the engine, which may still use them.
   ~Session();
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
@@ -48,9 +60,26 @@ class Session {
   /// create; every rank calls it with the same steps. After an Error the gradient may hold
   /// anything; what has not been delivered lies in the residuals. `ranks_disagree`, a peer's
   /// trouble and local trouble (a wrong length, no memory) are every rank's Error, and the next
-  /// step may go on. An Error of the engine itself is that of every later call, too; after
-  /// `timed_out` the gradient has to live as long as the engine.
+  /// step may go on. An Error of the engine itself is that of every later call, too; the
+  /// gradient then has to live as long as the engine.
   Result<void> average(uint64_t step, std::span<float> gradient);
+
+  /// The same, bucket by bucket, as soon as gradients are there: `submit` begins an exchange and
+  /// returns while it is on the wire. Every rank submits the same buckets in the same order,
+  /// each parameter once in a step, and at the end of the step calls wait(), after which all means
+  /// are there. Until then the buckets' memory stays where it is. submit gives the Error of the
+  /// engine, or of a bucket that has no place (exchange_order, invalid_argument: nothing was sent);
+  /// wait() gives the first of all others.
+  Result<void> submit(uint64_t step, const Bucket& bucket);
+  Result<void> wait();
+
+  /// What this rank must keep to continue bit for bit: residuals, codec state, flush. Between two
+  /// steps, on every rank after the same one. docs/format/STATE.md.
+  [[nodiscard]] Result<std::vector<uint8_t>> save() const;
+  /// Continues what this rank has saved. State that is damaged, or of another rank, world, model,
+  /// spec or version, is refused and changes nothing; under native_sum that of another `part`, too:
+  /// there the place of an element decides the last bit of its sum.
+  Result<void> load(std::span<const uint8_t> state);
 
   /// Residuals go out with the gradients, an equal part in each of `steps` steps (1 to 65535); the
   /// first is the second step from now. One rank's call is enough.

@@ -16,6 +16,7 @@ F32, F16, BF16, U8 = 0, 1, 2, 3
 AGREEMENT_BYTES = 768
 MAX_THREADS = 1024
 MAX_BATCH = 4
+MAX_WINDOW = 8
 ALL_REDUCE, ALL_GATHER, ALL_TO_ALL, MESSAGES = 0, 1, 2, 3
 BUCKET_RAW = 2
 
@@ -51,7 +52,7 @@ class Parameter(ctypes.Structure):
 class SessionOptions(_Sized):
     _fields_ = [("struct_size", c_uint32), ("rank", c_uint32), ("world", c_uint32), ("strategy", c_uint32),
                 ("spec", c_char_p), ("seed", c_uint64), ("small_elements", c_uint64), ("engine_sums", c_uint32),
-                ("threads", c_uint32), ("short_sends", c_uint32), ("reserved", c_uint32)]
+                ("threads", c_uint32), ("short_sends", c_uint32), ("window", c_uint32), ("part", c_uint64)]
 
 
 class Bucket(_Sized):

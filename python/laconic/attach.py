@@ -84,7 +84,7 @@ def _speaks_for_node() -> bool:
 
 
 def attach(obj, spec: str | None = None, *, seed: int = 0, small_elements: int = 4096, strategy: str = "auto",
-           threads: int = 1, scaler=None, warmup: int = 0, quiet: bool = False, **options):
+           threads: int = 1, scaler=None, warmup: int = 0, window: int = 2, part: int = 8 << 20, quiet: bool = False, **options):
     """Compresses the gradient exchange of a DistributedDataParallel model. Gives a Handle.
 
     A collective call: every rank makes it, with the same arguments, right after wrapping the model.
@@ -98,6 +98,9 @@ def attach(obj, spec: str | None = None, *, seed: int = 0, small_elements: int =
         threads: for encoding and decoding on this rank; results do not depend on it.
         scaler: the torch GradScaler in use, so that residuals stay right when the loss scale changes.
         warmup: so many first steps go uncompressed, by PyTorch's own all-reduce.
+        window: exchanges in flight at a time, 1 to 8; equal on all ranks. With 2, one is encoded while another is on the wire.
+        part: buckets are cut between parameters into parts of at most so many bytes of float32, each an exchange of its own;
+            equal on all ranks. 0: not at all.
         quiet: do not announce what was attached.
         options: the codec's keys, as in `attach(ddp, "topk", ratio=0.01)`.
 
@@ -123,7 +126,7 @@ def attach(obj, spec: str | None = None, *, seed: int = 0, small_elements: int =
     from .ddp import Handle
 
     handle = Handle(wrapper, functools.partial(spec_with, chosen, options), meeting, seed=seed, small_elements=small_elements,
-                    strategy=strategy, threads=threads, scaler=scaler, warmup=warmup)
+                    strategy=strategy, threads=threads, scaler=scaler, warmup=warmup, window=window, part=part)
     handle.register(wrapper)
     _attached[wrapper] = handle
     if handle.rank == 0 and not quiet:

@@ -12,14 +12,14 @@ import weakref
 import torch
 import torch.distributed as dist
 
-from . import errors
+from . import errors, trace
 from ._checks import U64, whole
+from ._session import CSession, Layout, engine_failed
 from .engine import Engine
 from .environment import place
 from .errors import LaconicError
 from .group import Meeting, Sibling
 from .resumed import Resumed
-from .session import Layout, Session, engine_failed
 from .state import check_fields, check_layout
 from .worker import DTYPES, Worker, result, shorten
 
@@ -31,15 +31,16 @@ class Handle:
     """
 
     def __init__(self, ddp, spec, meeting: Meeting, *, seed: int, small_elements: int, strategy: str, threads: int, scaler,
-                 warmup: int):
+                 warmup: int, window: int, part: int):
         self._parameters, self._foreign = _sorted_out(ddp)
         self._index = {id(p): i for i, (_, p) in enumerate(self._parameters)}
+        self._counts = [p.numel() for _, p in self._parameters]
         self._foreign_ids = {id(p) for _, p, _ in self._foreign}
         self._user_group = ddp.process_group
         self._sibling = Sibling(self._user_group, meeting)
         try:
             session, engine = self._open(ddp, spec, seed=seed, small_elements=small_elements, strategy=strategy,
-                                         threads=threads, warmup=warmup)
+                                         threads=threads, warmup=warmup, window=window, part=part)
         except LaconicError:  # on every rank
             self._sibling.release()
             raise
@@ -57,6 +58,7 @@ class Handle:
         self._in_iteration = False
         self._resumed: Resumed | None = None
         #: takes the buckets; see laconic.worker
+        session.trace = trace.from_environment(self.rank, session.window)
         self.worker = Worker(session, engine)
         self.worker.at_end(self._release_group)
         self._wrapper_ends = weakref.finalize(ddp, self.worker.end)
@@ -95,7 +97,7 @@ class Handle:
             self._check_devices()
             self.warmup = whole("warmup", warmup, 0, U64 >> 1)
             engine.limiter = _limiter()
-            session = Session(spec(), [(n, tuple(p.shape)) for n, p in self._parameters], rank=self.rank,
+            session = CSession(spec(), [(n, tuple(p.shape)) for n, p in self._parameters], rank=self.rank,
                               world=self._world, engine_sums=sums, short_sends=engine.short_sends, **options)
         except LaconicError as error:  # the other ranks are about to compare cards with us
             failure = error
@@ -179,6 +181,8 @@ class Handle:
             # Sums that are the engine's anyway, and nothing else in this bucket.
             direct = self._engine_sums and self._raw.issuperset(indices)
             layout = self._layouts[key] = Layout(indices, offsets, buffer.numel(), direct=direct)
+            if not direct:
+                layout.cut(self._counts, self.worker.session.part)
         return layout
 
     def on_bucket(self, bucket):
@@ -221,9 +225,11 @@ class Handle:
         self._forget_layouts()
         self._last_seen, self._seen = self._seen, []
         self.worker.next_step()
-        if self._resumed is not None and self._resumed.ended(self._last_seen):
-            self._resumed.release(self.worker, self._last_seen)
-            self._resumed = None
+        if self._resumed is not None:
+            own = self._last_seen if self._resumed.uncut else _parts_of(self._last_seen)
+            if self._resumed.ended(own):
+                self._resumed.release(self.worker, own)
+                self._resumed = None
 
     def _forget_layouts(self) -> None:
         """What DDP brought neither in this iteration nor in the last one: it rebuilds its buckets after the first, and the
@@ -311,6 +317,8 @@ class Handle:
     def state_dict(self) -> dict:
         """Everything that this rank must have to continue bit for bit. One per rank: residuals differ."""
         layouts = self._resumed.layouts if self._resumed is not None else self._last_seen
+        if self.worker.step >= self.warmup:  # what goes uncompressed is not cut
+            layouts = _parts_of(layouts)
         names = self.worker.session.names
         return {**self.worker.state_dict(), "layout": [[names[i] for i in layout.parameters] for layout in layouts]}
 
@@ -333,12 +341,13 @@ class Handle:
         return continues
 
     def _resume(self, buckets: list[list[int]]) -> Resumed:
-        counts = [p.numel() for _, p in self._parameters]
-        layouts = []
+        uncut, layouts = self.worker.step < self.warmup, []
         for indices in buckets:
-            offsets = [0, *itertools.accumulate(counts[i] for i in indices)]
+            offsets = [0, *itertools.accumulate(self._counts[i] for i in indices)]
             layouts.append(Layout(indices, offsets[:-1], offsets[-1]))
-        return Resumed(layouts, counts, bounded=not self._engine_sums and self.worker.step >= self.warmup)
+            if uncut:  # until the warm-up ends
+                layouts[-1].cut(self._counts, self.worker.session.part)
+        return Resumed(layouts, self._counts, bounded=not self._engine_sums and not uncut, uncut=uncut)
 
     def gather_texts(self, text: str) -> list[str]:
         """Every rank's text (500 bytes of UTF-8 at most), in rank order. Collective: every rank makes the call, between two
@@ -377,6 +386,10 @@ class PickledHandle:
 _NO_LAYOUT = Layout((), (), 0)
 
 
+def _parts_of(layouts: list[Layout]) -> list[Layout]:
+    return [part for layout in layouts for _, part in layout.parts]
+
+
 def _sorted_out(ddp) -> tuple[list, list]:
     """(name, parameter) of what a codec may take, and (name, parameter, what it is) of what none does."""
     sparse = {id(p) for m in ddp.module.modules() if isinstance(m, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and m.sparse
@@ -394,7 +407,7 @@ def _sorted_out(ddp) -> tuple[list, list]:
     return ours, foreign
 
 
-def _agree(engine: Engine, session: Session | None, failure: LaconicError | None) -> None:
+def _agree(engine: Engine, session: CSession | None, failure: LaconicError | None) -> None:
     """Every rank learns whether any rank could not start, before anything is compared."""
     texts = engine.gather_texts("" if failure is None else str(failure))
     if failure is not None and len(set(texts)) == 1:

@@ -34,13 +34,24 @@ class Limiter:
     def __init__(self, rate: float, path: str = ""):
         self.rate = rate
         self.path = path
+        self.free = 0.0  # when the link has sent what it was given
 
-    def spend(self, count: int) -> None:
-        """Sleeps for the time that `count` bytes take."""
+    def send(self, count: int) -> float:
+        """`count` bytes go out behind those that are still on their way. Gives the time at which the last one is there."""
         if self.path:
             self._reread()
+        now = time.monotonic()
         if count and self.rate:
-            time.sleep(8.0 * count / self.rate)
+            self.free = max(self.free, now) + 8.0 * count / self.rate
+            return self.free
+        return now
+
+    @staticmethod
+    def wait(arrives: float) -> None:
+        """Sleeps until then."""
+        left = arrives - time.monotonic()
+        if left > 0:
+            time.sleep(left)
 
     def _reread(self) -> None:
         try:

@@ -62,7 +62,7 @@ class _Spread:
 
 # A collective that has ended is still held by the backend's own thread for a moment. If that thread is the last to let go of
 # it, or of a tensor that Python made, it wants the interpreter; while that goes away, the process ends with SIGABRT. So a
-# collective is held here until the engine's next batch, and the last ones to the very end: nothing clears these two.
+# collective is held here until a batch begins after its end, and the last ones to the very end: nothing clears these two.
 _held: dict[int, list] = {}
 _held_of_ended: collections.deque = collections.deque(maxlen=16)
 ctypes.pythonapi.Py_IncRef(ctypes.py_object(_held))
@@ -85,8 +85,19 @@ def _wait_all(works, failure: BaseException | None = None) -> None:
         raise failure
 
 
+class Batch:
+    """Collectives that are under way together."""
+
+    __slots__ = ("arrives", "ended", "sent", "works")
+
+    def __init__(self, works=()):
+        self.works, self.sent = list(works), 0
+        self.arrives = 0.0  #: on an emulated link: when the last byte is there
+        self.ended = False
+
+
 class Engine:
-    """A process group as the library's engine: all_reduce, all_gather and all_to_all on bytes and lanes."""
+    """A process group as the library's engine: all_reduce, all_gather, all_to_all and messages on bytes and lanes."""
 
     def __init__(self, group, *, limiter=None):
         self.group = group
@@ -94,21 +105,22 @@ class Engine:
         self.world = dist.get_world_size(group)
         self.limiter = limiter  # emulated links only: see laconic.emulate
         self._number = next(_engines)
-        self._hold([])
+        _held[self._number] = []
         weakref.finalize(self, _engine_ended, self._number).atexit = False
         self._flat_gather = self._probe_flat_gather()
         #: Gloo's receives take what arrives, up to their room: varying lengths travel as they are
         self.short_sends = self._probe_short_sends()
 
-    def _hold(self, works: list) -> list:
-        """A batch's collectives, which are held from here to the next batch."""
-        _held[self._number] = works
-        return works
+    def _hold(self, batch: Batch) -> Batch:
+        """Its collectives are held from here until a batch begins after its end."""
+        _held[self._number] = [other for other in _held.get(self._number, ()) if not other.ended] + [batch]
+        return batch
 
     def _finished(self, work) -> None:
         """Waits for a collective that is a batch of its own."""
-        self._hold([work])
+        batch = self._hold(Batch([work]))
         work.wait()
+        batch.ended = True
 
     def probe_sums(self) -> int:
         """Bits of the lane types that this group's all-reduce adds. A collective call: every rank makes it."""
@@ -169,18 +181,38 @@ class Engine:
         self._swap(sends, receives, step.tag, works)
         return sum(size for r, size in enumerate(sizes) if r != self.rank)
 
-    def run(self, steps, count: int) -> int:
-        """Executes a batch and waits for it. All steps are in flight at once. Gives the bytes sent to other ranks."""
-        sent, works = 0, self._hold([])
+    def start(self, steps, count: int) -> Batch:
+        """Issues a batch, all of its steps at once."""
+        batch = self._hold(Batch())
         try:
             for i in range(count):
-                sent += self._start(steps[i], works)
-            if self.limiter is not None:
-                self.limiter.spend(sent)
+                batch.sent += self._start(steps[i], batch.works)
         except Exception as error:  # noqa: BLE001  what has begun still uses the exchange's memory
-            _wait_all(works, error)
-        _wait_all(works)
-        return sent
+            batch.ended = True
+            _wait_all(batch.works, error)
+        if self.limiter is not None:
+            batch.arrives = self.limiter.send(batch.sent)
+        return batch
+
+    def wait(self, batch: Batch) -> None:
+        """Returns when all of a batch has arrived."""
+        batch.ended = True
+        _wait_all(batch.works)
+        if self.limiter is not None:
+            self.limiter.wait(batch.arrives)
+
+    def settle(self, batch: Batch) -> None:
+        """As wait, whatever becomes of it: behind a failure, before the exchange's memory is used again."""
+        try:
+            self.wait(batch)
+        except RuntimeError:
+            pass
+
+    def run(self, steps, count: int) -> int:
+        """Executes a batch and waits for it. Gives the bytes sent to other ranks."""
+        batch = self.start(steps, count)
+        self.wait(batch)
+        return batch.sent
 
     def _start(self, step, works) -> int:
         if step.kind == _lib.ALL_REDUCE:

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import torch
 
+from ._session import Layout
 from .errors import LaconicError
-from .session import Layout
 from .worker import Worker
 
 
@@ -31,8 +31,9 @@ class Resumed:
             # Parameters whose mean is not here yet, and the first failure of one of them.
             self.left, self.error = len(layout.parameters), None
 
-    def __init__(self, layouts: list[Layout], counts: list[int], *, bounded: bool):
+    def __init__(self, layouts: list[Layout], counts: list[int], *, bounded: bool, uncut: bool = False):
         self.layouts = layouts
+        self.uncut = uncut  #: these are DDP's buckets, not their parts
         self.left = Resumed.ITERATIONS if bounded else None
         self.counts = counts
         self.where = {p: (b, o) for b, layout in enumerate(layouts) for p, o in zip(layout.parameters, layout.offsets)}

@@ -8,6 +8,7 @@ It owns the queue, the thread, the unit of the residuals, flush, state and count
 from __future__ import annotations
 
 import atexit
+import collections
 import concurrent.futures
 import ctypes
 import functools
@@ -21,9 +22,9 @@ import torch
 
 from . import _lib, environment, errors
 from ._checks import U64, whole
+from ._session import ENGINE_FAILED, CSession, Layout, engine_failed, no_span
 from .engine import _TORCH_TYPES, Engine
 from .errors import LaconicError
-from .session import ENGINE_FAILED, Layout, Session, engine_failed, no_span
 from .state import VERSION, check_fields, check_header, check_number, check_tensors, check_version
 
 DTYPES = {dtype: code for code, dtype in _TORCH_TYPES.items() if code != _lib.U8}
@@ -53,11 +54,13 @@ RATIO_OF_NOTHING = 0.99
 class Job:
     """One buffer on its way through the worker."""
 
-    __slots__ = ("buffer", "future", "index", "layout", "scale", "step", "submitted")
+    __slots__ = ("buffer", "error", "future", "index", "layout", "left", "scale", "step", "submitted")
 
     def __init__(self, layout, buffer, step, index, scale):
         self.layout, self.buffer, self.step = layout, buffer, step
         self.index, self.scale = index, scale
+        # Of its parts: how many have not ended, and the first failure of one.
+        self.left, self.error = len(layout.parts), None
         self.future = torch.futures.Future()
         self.submitted = time.perf_counter()
 
@@ -100,7 +103,10 @@ class Clock:
 
 
 class Worker:
-    """Exchanges buffers strictly first in, first out: collectives are matched by order on all ranks.
+    """Exchanges buffers in the order of their submission: collectives are matched by order on all ranks.
+
+    Up to `session.window` exchanges are in flight. What is issued when is a function of that order, never of time: the first
+    batch of exchange i; then all that is left of i - window + 1; at the end of a step all that is left, in order.
 
     The first failure of the engine breaks it: everything queued or submitted afterwards fails at once with that failure's
     message and touches no network, where a late message could meet an old receive of another rank. Gradients of such jobs
@@ -108,7 +114,7 @@ class Worker:
     and `explain` may be called by any thread at any time.
     """
 
-    def __init__(self, session: Session, engine: Engine):
+    def __init__(self, session: CSession, engine: Engine):
         self.session = session
         self.engine = engine
         #: iterations since attach (or since the saved run's attach): the step number of all random streams
@@ -124,6 +130,8 @@ class Worker:
         self._rounds, self._elements, self._dense, self._bytes = 0, 0, 0, 0  # of sums that the worker did not make
         self._resets_reported, self._ratio_reported = False, False
         self._clock = Clock()
+        self._flights: collections.deque = collections.deque()  # (exchange in flight, its job, its part's layout)
+        self._parts, self._window_wait = 0, 0.0
         self._closed = False
         self._at_end: list = []
         self._last_words: tuple[dict, dict] | None = None  # stats and explain of a worker that has ended
@@ -140,6 +148,8 @@ class Worker:
         The value is the buffer, which then holds the mean, or the LaconicError that kept it from coming: see `result`.
         """
         self.check_open()
+        for _, part in layout.parts:
+            part.dtype = DTYPES[buffer.dtype]
         layout.dtype = DTYPES[buffer.dtype]
         job = Job(layout, buffer, self.step, index, scale)
         with self._lock:
@@ -158,13 +168,15 @@ class Worker:
         with self._lock:
             self._clock.step_ended()
             self._iterations += 1
+        self._tasks.put(self._end_step)
         if self._iterations % LOOK_EVERY == 0 or self._iterations == FIRST_LOOK:
             self._tasks.put(self._look)
 
     def release(self, layout: Layout) -> None:
         """A layout that is not coming back, at least for a while: frees its buffers, between the same two jobs on every rank."""
         if layout.dtype is not None:  # has been exchanged
-            self._tasks.put(functools.partial(self.session.release, layout))
+            for _, part in layout.parts:
+                self._tasks.put(functools.partial(self.session.release, part))
 
     def summed_elsewhere(self, elements: int, dense: int, size: int) -> None:
         """Counts a buffer that needed nothing but the sum of the caller's own group: its bytes, dense and as they are."""
@@ -177,27 +189,90 @@ class Worker:
     # ---- the worker's thread --------------------------------------------------------------------------------------------
 
     def _serve(self, job: Job) -> None:
-        value = job.buffer
         with self._lock:
             self._clock.started(job)
+            self._parts += len(job.layout.parts) if len(job.layout.parts) > 1 else 0
+        for number, (first, layout) in enumerate(job.layout.parts):
+            try:
+                flight = self._begin(job, layout, job.buffer.data_ptr() + first * job.buffer.element_size(), number)
+            except BaseException as error:  # noqa: BLE001  it has to reach the thread that waits for the mean
+                self._part_failed(job, layout, error)
+                continue
+            if flight is None:
+                self._part_ended(job)
+                continue
+            self._flights.append((flight, job, layout))
+            room = self.session.window - 1
+            since = time.perf_counter()
+            waits = len(self._flights) > room > 0
+            while len(self._flights) > room:
+                self._finish_first()
+            if waits:
+                with self._lock:
+                    self._window_wait += time.perf_counter() - since
+
+    def _begin(self, job: Job, layout: Layout, address: int, number: int):
+        """The exchange in flight; None where it has ended. After a failure of the engine the gradients are kept."""
+        if self.broken is not None:
+            self._break_off_flights()
+        if job.scale != self._unit:  # residuals are kept in the unit of the scaled gradients of the moment
+            self.session.scale_residuals(job.scale / self._unit)
+            self._unit = job.scale
+        numbers = {"step": job.step, "index": job.index | number << 16}
+        if self.broken is not None:
+            self.session.keep(layout, address, layout.dtype, **numbers)
+            raise self.broken
+        return self.session.begin(layout, address, layout.dtype, self.engine, span=_span, **numbers)
+
+    def _finish_first(self) -> None:
+        flight, job, layout = self._flights.popleft()
         try:
-            if job.scale != self._unit:  # residuals are kept in the unit of the scaled gradients of the moment
-                self.session.scale_residuals(job.scale / self._unit)
-                self._unit = job.scale
-            arguments = job.layout, job.buffer.data_ptr(), job.layout.dtype
-            numbers = {"step": job.step, "index": job.index}
-            if self.broken is None:
-                self.session.exchange(*arguments, self.engine, span=_span, **numbers)
-            else:
-                self.session.keep(*arguments, **numbers)
-                value = self.broken
-        except BaseException as error:  # noqa: BLE001  it has to reach the thread that waits for the mean
-            value = self.broken or self._failed(error, job.layout, job.step, f"bucket {job.index}")
-        with self._lock:
-            self._clock.ended()
-        job.future.set_result(value)
+            self.session.finish(flight, self.engine, span=_span)
+        except BaseException as error:  # noqa: BLE001  as above
+            self._part_failed(job, layout, error)
+        else:
+            self._part_ended(job)
+
+    def _part_failed(self, job: Job, layout: Layout, error: BaseException) -> None:
+        self._part_ended(job, self._failed(error, layout, job.step, f"bucket {job.index}"))
+        if self.broken is not None:
+            self._break_off_flights()
+
+    def _part_ended(self, job: Job, error: LaconicError | None = None) -> None:
+        job.error = job.error or error
+        job.left -= 1
+        if job.left == 0:
+            with self._lock:
+                self._clock.ended()
+            job.future.set_result(job.error or job.buffer)
+
+    def _end_step(self) -> None:
+        if self.broken is not None:
+            self._break_off_flights()
+        while self._flights:
+            self._finish_first()
+
+    def _break_off_flights(self) -> None:
+        """All in flight are undone. Their collectives end before anybody uses their memory again."""
+        if self._flights:
+            self.session.abort(self._flights[0][0])
+        while self._flights:
+            flight, job, _ = self._flights.popleft()
+            self.engine.settle(flight.batch)
+            self._part_ended(job, self.broken)
+
+    def _undo_unfinished(self) -> None:
+        """State is wanted in the middle of a step that may never end: what is in flight goes back into the residuals, and
+        nothing is exchanged any more."""
+        if self._flights:
+            _, job, layout = self._flights[0]
+            why = RuntimeError("the state was saved in the middle of a step, whose exchanges were undone for it")
+            self._failed(engine_failed(why), layout, job.step, f"bucket {job.index}")
+            self._break_off_flights()
 
     def _failed(self, error: BaseException, layout: Layout, step: int, what: str) -> LaconicError:
+        if error is self.broken:
+            return error
         if not isinstance(error, LaconicError):
             error = engine_failed(error)
         names = [self.session.names[i] for i in layout.parameters]
@@ -207,7 +282,7 @@ class Worker:
         if error.code == ENGINE_FAILED:
             with self._lock:
                 self.broken = self.broken or self.last_error
-        return self.last_error
+        return self.broken or self.last_error
 
     def break_off(self, error: BaseException, layout: Layout, step: int) -> LaconicError:
         """The caller's own sum of a buffer failed: nothing of this worker may go out any more. Gives the first failure."""
@@ -246,7 +321,8 @@ class Worker:
     def _stats(self) -> dict:
         with self._lock:
             rounds, elements, dense, size, iterations = self._rounds, self._elements, self._dense, self._bytes, self._iterations
-            times = {"queue_seconds": self._clock.queue, "backward_wait_seconds": self._clock.backward_wait}
+            times = {"queue_seconds": self._clock.queue, "backward_wait_seconds": self._clock.backward_wait,
+                     "window_wait_seconds": self._window_wait, "parts": self._parts}
         stats = self.session.stats()
         world = self.session.world
         stats["elements"] += elements
@@ -290,11 +366,13 @@ class Worker:
     def state_dict(self) -> dict:
         """{"version", "header", "step", "tensors"}: what this rank must have to continue bit for bit.
 
-        Waits for what is queued: after a failure the jobs behind it still put their gradients into the residuals.
+        Waits for what is queued: after a failure the jobs behind it still put their gradients into the residuals. In the
+        middle of a step it undoes the exchanges in flight, and this worker exchanges nothing any more.
         """
         return self._between_jobs(self._state_dict)
 
     def _state_dict(self) -> dict:
+        self._undo_unfinished()
         self._look()
         tensors = {}
         for name, address, count in self.session.entries():
@@ -359,6 +437,7 @@ class Worker:
         return not ended
 
     def _finish(self) -> None:
+        self._undo_unfinished()
         for callback in self._at_end:
             try:
                 callback()

@@ -332,36 +332,49 @@ def test_log_level(pools):
 def test_emulated_rates(monkeypatch, tmp_path):
     from laconic import emulate
 
-    slept = []
+    clock, slept = [100.0], []
+    monkeypatch.setattr(emulate.time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(emulate.time, "sleep", slept.append)
     monkeypatch.delenv(emulate.RATE, raising=False)
     monkeypatch.delenv(emulate.RATE_FILE, raising=False)
     assert emulate.limiter_from_environment() is None
 
+    def spend(limiter, count):
+        """Seconds until `count` bytes are there, when nothing else is on the link."""
+        clock[0] += 100
+        slept.clear()
+        limiter.wait(limiter.send(count))
+        return sum(slept)
+
     monkeypatch.setenv(emulate.RATE, "8000")
-    emulate.limiter_from_environment().spend(500)
-    assert slept == [0.5]
+    limiter = emulate.limiter_from_environment()
+    assert spend(limiter, 500) == 0.5
+    clock[0] += 100
+    first, second = limiter.send(500), limiter.send(1000)  # one behind the other
+    assert (first - clock[0], second - clock[0]) == (0.5, 1.5)
+    clock[0] += 1.25
+    slept.clear()
+    limiter.wait(first)
+    limiter.wait(second)
+    assert slept == [0.25]
 
     file = tmp_path / "rate"  # what `laconic lab --emulate` rewrites when the rate changes
     file.write_text("16000\n")
     monkeypatch.setenv(emulate.RATE_FILE, str(file))
     limiter = emulate.limiter_from_environment()
-    limiter.spend(500)
-    file.write_text("0\n")
-    limiter.spend(500)
-    file.write_text("4000\n")
-    limiter.spend(500)
+    seconds = [spend(limiter, 500)]
+    for rate in ("0\n", "4000\n"):
+        file.write_text(rate)
+        seconds.append(spend(limiter, 500))
     file.unlink()  # the lab is gone: its last word holds
-    limiter.spend(500)
-    assert slept == [0.5, 0.25, 1.0, 1.0]
+    assert [*seconds, spend(limiter, 500)] == [0.25, 0.0, 1.0, 1.0]
 
     monkeypatch.setenv(emulate.RATE, "")  # off at the start, a file for later
     file.write_text("0")
     limiter = emulate.limiter_from_environment()
-    limiter.spend(500)
+    assert spend(limiter, 500) == 0
     file.write_text("8000")
-    limiter.spend(500)
-    assert slept[4:] == [0.5]
+    assert spend(limiter, 500) == 0.5
 
     for wrong in ("fast", "-1", "inf", "nan"):
         monkeypatch.setenv(emulate.RATE, wrong)

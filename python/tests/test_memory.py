@@ -26,11 +26,11 @@ def _exchange_without_memory(spec, strategy, halves):
 
     from laconic.engine import Engine
     from laconic.errors import LaconicError
-    from laconic.session import Layout, Session
+    from laconic._session import CSession, Layout
 
     rank, world = dist.get_rank(), dist.get_world_size()
     engine = Engine(dist.group.WORLD)
-    session = Session(spec, [("w", (2000, 2000))], rank=rank, world=world, seed=0, small_elements=64, strategy=strategy,
+    session = CSession(spec, [("w", (2000, 2000))], rank=rank, world=world, seed=0, small_elements=64, strategy=strategy,
                       engine_sums=engine.probe_sums(), threads=1, short_sends=engine.short_sends)
     layout = Layout([0], [0], ELEMENTS)
     generator = torch.Generator().manual_seed(rank)

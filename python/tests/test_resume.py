@@ -29,6 +29,24 @@ def test_resume_under_other_layouts(pools, options):
         assert hashes[0][0] == hashes[0][1], spec
 
 
+@pytest.mark.parametrize("options", [{}, {"warmup": 4}, {"warmup": 5}, {"warmup": 3}])
+@pytest.mark.parametrize("spec", ["powersgd:rank=2", "bf16", "3lc"])
+def test_resume_with_buckets_in_parts(pools, spec, options):
+    """Saved after four steps: the engine's sums are cut as they were, in a warm-up by bucket, behind it by part."""
+    hashes = pools(3).run(training.resume, spec=spec, buckets=2, attach_options={"part": 4096, "window": 3, **options})
+    assert all(h == hashes[0] for h in hashes) and hashes[0][0] == hashes[0][1]
+
+
+def _other_part(spec):
+    return training.resume(spec=spec, buckets=2, attach_options={"part": 4096}, resumed_options={"part": 0})
+
+
+@pytest.mark.parametrize("spec", ["powersgd:rank=2", "3lc"])
+def test_a_saved_layout_of_other_parts_is_kept(pools, spec):
+    hashes = pools(3).run(_other_part, spec=spec)
+    assert all(h == hashes[0] for h in hashes) and hashes[0][0] == hashes[0][1]
+
+
 def _after_one_step(spec):
     return training.resume(spec=spec, buckets=4, before=1)
 

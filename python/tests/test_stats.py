@@ -31,9 +31,9 @@ class Slow:
     def __getattr__(self, name):
         return getattr(self._engine, name)
 
-    def run(self, steps, count):
+    def wait(self, batch):
         time.sleep(self._seconds)
-        return self._engine.run(steps, count)
+        self._engine.wait(batch)
 
 
 def _timed(pause, steps, **options):
@@ -55,8 +55,8 @@ def _timed(pause, steps, **options):
 
 
 def test_queue_and_backward_wait_are_what_they_are_called(pools):
-    """Two buckets of 50 ms each, submitted at once: they wait 0 and 50 ms, backward() for all 100."""
-    for counted, took in pools(2).run(_timed, pause=0.05, steps=3):
+    """Two buckets of 50 ms each, submitted at once: one by one they wait 0 and 50 ms, backward() for all 100."""
+    for counted, took in pools(2).run(_timed, pause=0.05, steps=3, attach_options={"window": 1}):
         assert counted["exchanges"] == 2 * 3
         assert counted["wire_seconds"] >= 6 * 0.05
         assert 0.7 * 3 * 0.05 < counted["queue_seconds"] < took

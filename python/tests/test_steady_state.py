@@ -23,7 +23,7 @@ def _overlap(spec, buckets):
         training.step_once(ddp, optimizer, rank, step)
     log, all_hooks_returned = [], threading.Event()
     session = handle.worker.session
-    on_bucket, exchange = handle.on_bucket, session.exchange
+    on_bucket, begin = handle.on_bucket, session.begin
 
     def hook(bucket):
         future = on_bucket(bucket)
@@ -35,12 +35,13 @@ def _overlap(spec, buckets):
     def slow(*arguments, index, **keywords):
         time.sleep(0.04)
         held = all_hooks_returned.wait(20)
-        exchange(*arguments, index=index, **keywords)
+        flight = begin(*arguments, index=index, **keywords)
         log.append(("finished", index, threading.current_thread().name, held))
+        return flight
 
-    handle.on_bucket, session.exchange = hook, slow
+    handle.on_bucket, session.begin = hook, slow
     training.step_once(ddp, optimizer, rank, 3)
-    handle.on_bucket, session.exchange = on_bucket, exchange
+    handle.on_bucket, session.begin = on_bucket, begin
     handle.close()
     return log, threading.current_thread().name
 
@@ -191,8 +192,9 @@ def _spent(spec, **options):
     class Counting(Limiter):
         total = 0
 
-        def spend(self, count):
+        def send(self, count):
             self.total += count
+            return 0.0
 
     ddp, handle, optimizer = training.build(dist.group.WORLD, spec, buckets=2, attach_options=options)
     handle.worker.engine.limiter = Counting(1.0)

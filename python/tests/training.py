@@ -139,8 +139,9 @@ def on_odd_steps(rank, step):
     return step % 2 == 1
 
 
-def resume(spec, buckets, before=4, after=4, flush=None, **options):
-    """Hashes of an uninterrupted run and of one that is saved, thrown away and resumed. `flush`: (before which step, steps)."""
+def resume(spec, buckets, before=4, after=4, flush=None, resumed_options=None, **options):
+    """Hashes of an uninterrupted run and of one that is saved, thrown away and resumed. `flush`: (before which step, steps);
+    `resumed_options`: what the resumed run attaches with, if not the same."""
     group, rank = dist.group.WORLD, dist.get_rank()
     hashes = []
     for interrupted in (False, True):
@@ -159,6 +160,8 @@ def resume(spec, buckets, before=4, after=4, flush=None, **options):
             del ddp, handle, optimizer
             file.seek(0)
             saved = torch.load(file, weights_only=False)
+            if resumed_options is not None:
+                options["attach_options"] = resumed_options
             ddp, handle, optimizer = build(group, spec, buckets=buckets, **options)
             ddp.module.load_state_dict(saved["model"])
             optimizer.load_state_dict(saved["optimizer"])

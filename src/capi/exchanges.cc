@@ -97,6 +97,11 @@ laconic::collective::Exchange& end(laconic_exchange& e) {
   return *std::exchange(e.running, nullptr);
 }
 
+/// A place of the window in which nothing runs: the session has not refused to begin another.
+laconic_exchange& idle_place(laconic_session& session) {
+  return *std::ranges::find(session.exchanges, nullptr, &laconic_exchange::running);
+}
+
 /// The next batch of the library's exchange.
 Result<uint32_t> advance(laconic_exchange& e) {
   e.started = true;
@@ -126,7 +131,7 @@ int32_t laconic_exchange_begin(laconic_session* session, const laconic_bucket* b
     if (const int32_t bad = read_bucket(bucket, &b); bad != 0) return bad;
     auto exchange = session->session->begin(to_bucket(b), to_layout(b));
     if (!exchange) return fail(std::move(exchange).error());
-    laconic_exchange& handle = session->exchange;
+    laconic_exchange& handle = idle_place(*session);
     handle.running = *exchange;
     handle.started = false;
     handle.pending = 0;
@@ -185,7 +190,9 @@ int32_t laconic_exchange_next(laconic_exchange* exchange, laconic_step* steps, u
 void laconic_exchange_abort(laconic_exchange* exchange) {
   (void)guarded([&]() -> int32_t {
     if (exchange == nullptr) return 0;
-    if (exchange->running != nullptr) exchange->owner->session->abort(end(*exchange));
+    if (exchange->running == nullptr) return 0;
+    exchange->owner->session->abort();
+    for (laconic_exchange& each : exchange->owner->exchanges) each.running = nullptr;
     return 0;
   });
 }

@@ -9,7 +9,7 @@
 #include "capi/boundary.h"
 #include "session/session.h"
 
-/// A session's one exchange: every begin gives the same handle.
+/// A place in a session's window: begin gives one in which no exchange runs.
 struct laconic_exchange {
   laconic_session* owner = nullptr;
   laconic::collective::Exchange* running = nullptr;  // null: none, or it has ended
@@ -20,5 +20,5 @@ struct laconic_exchange {
 
 struct laconic_session {
   std::unique_ptr<laconic::session::Session> session;
-  laconic_exchange exchange;
+  std::array<laconic_exchange, laconic::collective::kMaxWindow> exchanges;
 };

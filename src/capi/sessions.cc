@@ -33,7 +33,6 @@ int32_t read_options(const laconic_session_options* theirs, laconic_session_opti
   if ((options->engine_sums & ~kSums) != 0)
     return fail(Errc::invalid_argument, "engine_sums has a bit of no element type");
   if (options->short_sends > 1) return fail(Errc::invalid_argument, "short_sends is not 0 or 1");
-  if (options->reserved != 0) return fail(Errc::invalid_argument, "options.reserved is not 0");
   return check_threads(options->threads);
 }
 
@@ -47,6 +46,8 @@ laconic::collective::Options to_options(const laconic_session_options& options) 
   o.caps.sums = options.engine_sums;
   o.caps.short_sends = options.short_sends != 0;
   o.threads = std::max<uint32_t>(options.threads, 1);
+  o.window = std::max<uint32_t>(options.window, 1);
+  o.part = options.part;
   return o;
 }
 
@@ -81,7 +82,7 @@ int32_t laconic_session_create(const laconic_session_options* options,
     if (!session) return fail(std::move(session).error());
     auto handle = std::make_unique<laconic_session>();
     handle->session = *std::move(session);
-    handle->exchange.owner = handle.get();
+    for (laconic_exchange& exchange : handle->exchanges) exchange.owner = handle.get();
     *out = handle.release();
     return 0;
   });
@@ -150,6 +151,10 @@ int32_t laconic_session_scale_residuals(laconic_session* session, float factor) 
     if (session == nullptr) return null_argument("session");
     if (!(factor > 0.0F) || !std::isfinite(factor))
       return fail(Errc::invalid_argument, "the factor must be positive and finite");
+    if (session->session->in_flight() != 0) {
+      return fail(Errc::exchange_order, "an exchange is in flight",
+                  "scale residuals between two steps");
+    }
     session->session->scale_residuals(factor);
     return 0;
   });

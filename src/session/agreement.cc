@@ -25,11 +25,14 @@ struct Card {
   uint64_t small_elements;
   uint32_t strategy;
   uint32_t sums;
+  uint64_t part;
+  uint32_t window;
+  uint32_t reserved;
   std::array<char, 32> version;
   std::array<char, 512> spec;
 };
 static_assert(sizeof(Card) <= kAgreementBytes);
-constexpr std::array<char, 8> kCardMagic{'L', 'A', 'C', 'A', 'G', 'R', 'E', '1'};
+constexpr std::array<char, 8> kCardMagic{'L', 'A', 'C', 'A', 'G', 'R', 'E', '2'};
 
 struct FailureCard {
   std::array<char, 8> magic;
@@ -83,6 +86,8 @@ Result<void> compare(uint32_t r, const Card& a, const Card& b) {
   if (a.small_elements != b.small_elements) {
     return differ(0, r, "small_elements", n(a.small_elements), n(b.small_elements));
   }
+  if (a.window != b.window) return differ(0, r, "the window", n(a.window), n(b.window));
+  if (a.part != b.part) return differ(0, r, "part", n(a.part), n(b.part));
   if (a.strategy != b.strategy) {
     const auto name = [](const Card& card) {
       return std::string(
@@ -136,6 +141,8 @@ AgreementCard Session::agreement_card() const {
   card.model_hash = model_->model_hash();
   card.seed = model_->options().seed;
   card.small_elements = model_->options().small_elements;
+  card.window = model_->options().window;
+  card.part = model_->options().part;
   card.strategy = static_cast<uint32_t>(model_->choice().strategy);
   card.sums = model_->options().caps.sums | (model_->options().caps.short_sends ? 1U << 31 : 0U);
   put_text(card.version, LACONIC_VERSION_STRING);

@@ -133,6 +133,7 @@ std::string explain(const Session& session) {
       .field("reason", model.choice().reason);
   json.field("rank", options.rank).field("world", options.world).field("seed", options.seed);
   json.field("small_elements", options.small_elements).field("threads", options.threads);
+  json.field("window", options.window).field("part", options.part);
   json.field("isa", isa_name(best_isa()));
   const Memory memory = session.memory();  // the rest is fixed since create
   json.field("residual_bytes", memory.residual_bytes)
@@ -182,6 +183,7 @@ std::string describe_stats(const Session& session) {
       .field("non_finite_units", s.counters.non_finite_units)
       .field("residual_resets", s.counters.residual_resets);
   json.field("fallbacks", s.fallbacks).field("flushes", s.flushes).field("failures", s.failures);
+  json.field("parts", s.parts).field("window_wait_seconds", s.window_wait_seconds);
   json.field("flush_steps_left", s.flush_steps_left).field("exchange_layouts", s.layouts);
   json.field("encode_seconds", s.encode_seconds).field("decode_seconds", s.decode_seconds);
   json.field("residual_bytes", s.residual_bytes).field("residual_norm", s.residual_norm).close('}');

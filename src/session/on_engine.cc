@@ -1,25 +1,38 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// The public session: a model's session, the one layout of its flat gradient, and an engine.
+// The public session: a model's session, the layouts of its buckets, and an engine.
+#include <algorithm>
 #include <cstring>
 #include <new>
+#include <optional>
 #include <utility>
 
 #include "laconic/session.h"
 #include "session/describe.h"
-#include "session/session.h"
+#include "session/saved_state.h"
+#include "session/window.h"
 
 namespace laconic {
 namespace {
 
-collective::Layout back_to_back(const std::vector<Parameter>& parameters) {
-  collective::Layout layout;
-  for (const Parameter& p : parameters) {
-    layout.parameters.push_back(static_cast<uint32_t>(layout.parameters.size()));
-    layout.offsets.push_back(layout.elements);
-    layout.elements += p.count();
+/// A bucket that comes again and again, and its parts.
+struct Cut {
+  collective::Layout whole;
+  std::vector<collective::Part> parts;
+};
+
+/// None if a parameter is not in the model.
+std::optional<Cut> cut_up(const std::vector<Parameter>& model, std::span<const uint32_t> parameters,
+                          uint64_t part) {
+  Cut cut;
+  for (const uint32_t p : parameters) {
+    if (p >= model.size()) return {};
+    cut.whole.parameters.push_back(p);
+    cut.whole.offsets.push_back(cut.whole.elements);
+    cut.whole.elements += model[p].count();
   }
-  return layout;
+  cut.parts = collective::cut(cut.whole, part);
+  return cut;
 }
 
 Result<collective::Options> options_of(const Engine& engine, const SessionOptions& options) {
@@ -35,6 +48,8 @@ Result<collective::Options> options_of(const Engine& engine, const SessionOption
   o.seed = options.seed;
   o.small_elements = options.small_elements;
   o.threads = options.threads;
+  o.window = options.window;
+  o.part = options.part;
   o.strategy = *strategy;
   return o;
 }
@@ -79,21 +94,34 @@ class Cards {
   std::vector<uint64_t> counts_, zeros_, offsets_;
 };
 
+Error wrong_length(uint64_t found, uint64_t expected) {
+  Error why{Errc::shape_unsupported, {}, {}};
+  try {
+    why.message = "the gradient has " + std::to_string(found) + " elements, its parameters " +
+                  std::to_string(expected);
+    why.hint = "give all of them, back to back";
+  } catch (const std::bad_alloc&) {  // the code alone has to do
+  }
+  return why;
+}
+
 }  // namespace
 
 struct Session::Inner {
   std::unique_ptr<session::Session> session;
   Engine* engine = nullptr;
-  collective::Layout layout;
-  std::chrono::milliseconds timeout{};
-  bool in_flight = false;  // for good: a batch has timed out
+  std::optional<session::Window> window;
+  std::vector<uint32_t> all;               // the parameters of average()
+  std::vector<std::unique_ptr<Cut>> cuts;  // that of `all` is the first
+  uint64_t step = 0;                       // of what was submitted last, and
+  uint32_t buckets = 0;                    // how many that step has had
 
   /// This rank's, before it has been compared with the others'.
   static Result<std::unique_ptr<Session>> make(std::string_view spec,
                                                std::vector<Parameter> parameters, Engine& engine,
                                                const SessionOptions& options);
-  Result<void> average(uint64_t step, std::span<float> gradient);
-  Result<void> drive(collective::Exchange& exchange);
+  Result<const Cut*> cut_of(std::span<const uint32_t> parameters);
+  Result<void> submit(uint64_t step, const Cut& cut, std::span<float> gradient);
 };
 
 Result<std::unique_ptr<Session>> Session::Inner::make(std::string_view spec,
@@ -104,12 +132,13 @@ Result<std::unique_ptr<Session>> Session::Inner::make(std::string_view spec,
     const auto theirs = options_of(engine, options);
     if (!theirs) return theirs.error();
     auto inner = std::make_unique<Inner>();
-    inner->layout = back_to_back(parameters);
     inner->engine = &engine;
-    inner->timeout = options.timeout;
+    for (uint32_t i = 0; i < parameters.size(); ++i) inner->all.push_back(i);
+    inner->cuts.push_back(std::make_unique<Cut>(*cut_up(parameters, inner->all, options.part)));
     auto session = session::Session::create(spec, std::move(parameters), *theirs);
     if (!session) return std::move(session).error();
     inner->session = *std::move(session);
+    inner->window.emplace(*inner->session, engine, options.timeout);
     return std::unique_ptr<Session>(new Session(std::move(inner)));
   } catch (const std::bad_alloc&) {
     return Errc::out_of_memory;
@@ -119,7 +148,7 @@ Result<std::unique_ptr<Session>> Session::Inner::make(std::string_view spec,
 Session::Session(std::unique_ptr<Inner> inner) : inner_(std::move(inner)) {}
 
 Session::~Session() {
-  if (!inner_->in_flight) return;
+  if (!inner_->window || !inner_->window->left_behind()) return;
   Engine* engine = inner_->engine;
   engine->keep_until_end(std::move(inner_));
 }
@@ -149,44 +178,67 @@ Result<std::unique_ptr<Session>> Session::create(std::string_view spec,
 }
 
 Result<void> Session::average(uint64_t step, std::span<float> gradient) {
-  return inner_->average(step, gradient);
+  if (inner_->session->in_flight() != 0) {
+    return Error{Errc::exchange_order, "buckets are in flight", "call wait() first"};
+  }
+  auto submitted = inner_->submit(step, *inner_->cuts.front(), gradient);
+  return submitted ? wait() : submitted;
 }
 
-Result<void> Session::Inner::average(uint64_t step, std::span<float> gradient) {
-  collective::Bucket bucket;
-  bucket.buffer = gradient.data();
-  bucket.step = step;
-  if (gradient.size() == layout.elements) {
-    auto exchange = session->begin(bucket, layout);
-    return exchange ? drive(**exchange) : Result<void>(std::move(exchange).error());
+Result<void> Session::submit(uint64_t step, const Bucket& bucket) {
+  auto cut = inner_->cut_of(bucket.parameters);
+  if (!cut) return std::move(cut).error();
+  return inner_->submit(step, **cut, bucket.gradient);
+}
+
+Result<void> Session::wait() { return inner_->window->finish(); }
+
+/// Those of a bucket that was here before, or new ones.
+Result<const Cut*> Session::Inner::cut_of(std::span<const uint32_t> parameters) {
+  for (const auto& cut : cuts) {
+    if (std::ranges::equal(cut->whole.parameters, parameters)) return cut.get();
   }
-  // The other ranks are about to average: this one has to tell them.
-  Error why{Errc::shape_unsupported, {}, {}};
   try {
-    why.message = "the gradient has " + std::to_string(gradient.size()) + " elements, the model " +
-                  std::to_string(layout.elements);
-    why.hint = "give all parameters, back to back";
-  } catch (const std::bad_alloc&) {  // the code alone has to do
+    auto made = cut_up(session->model().parameters(), parameters, session->model().options().part);
+    if (!made) {
+      return Error{Errc::invalid_argument,
+                   "the bucket names a parameter that the model does not have",
+                   "places in the list that create() was given"};
+    }
+    cuts.push_back(std::make_unique<Cut>(*std::move(made)));
+    return cuts.back().get();
+  } catch (const std::bad_alloc&) {
+    return Error{Errc::out_of_memory, "no memory for a new bucket", {}};
   }
-  auto exchange = session->begin_failed(step, layout, std::move(why));
-  return exchange ? drive(**exchange) : Result<void>(std::move(exchange).error());
 }
 
-Result<void> Session::Inner::drive(collective::Exchange& exchange) {
-  std::array<Step, kMaxBatch> batch;
-  for (;;) {
-    auto steps = session->next(exchange, batch);
-    if (!steps) return std::move(steps).error();
-    if (*steps == 0) return {};
-    if (auto ran = execute(*engine, {batch.data(), *steps}, timeout); !ran) {
-      in_flight = in_flight || ran.error().code == Errc::timed_out;
-      session->abort(exchange, ran.error());
-      return ran;
+Result<void> Session::Inner::submit(uint64_t at_step, const Cut& cut, std::span<float> gradient) {
+  if (at_step != step) buckets = 0;
+  step = at_step;
+  if (cut.parts.size() > 1) session->count_parts(cut.parts.size());
+  Result<void> first;
+  const uint32_t bucket = buckets++;
+  for (uint32_t number = 0; const collective::Part& part : cut.parts) {
+    const uint32_t index = bucket | number++ << 16U;
+    Result<void> submitted;
+    if (gradient.size() == cut.whole.elements) {
+      submitted = window->submit(
+          {.buffer = gradient.data() + part.first, .step = step, .index = index}, part.layout);
+    } else {  // the other ranks are about to exchange it: this one has to tell them
+      submitted = window->submit_failed(step, index, part.layout,
+                                        wrong_length(gradient.size(), cut.whole.elements));
     }
+    // After a failure of the engine, too: gradients go into the residuals.
+    if (!submitted && first) first = std::move(submitted);
   }
+  return first;
 }
 
 Result<void> Session::flush(uint32_t steps) { return inner_->session->flush(steps); }
+Result<std::vector<uint8_t>> Session::save() const { return session::save_state(*inner_->session); }
+Result<void> Session::load(std::span<const uint8_t> state) {
+  return session::load_state(*inner_->session, state);
+}
 std::string Session::explain() const { return session::explain(*inner_->session); }
 std::string Session::stats() const { return session::describe_stats(*inner_->session); }
 

@@ -48,6 +48,12 @@ Result<std::unique_ptr<Session>> Session::create(std::string_view text,
                                                  const collective::Options& options) {
   auto spec = Spec::parse(text);
   if (!spec) return std::move(spec).error();
+  if (options.window == 0 || options.window > collective::kMaxWindow) {
+    return Error{Errc::value_out_of_range,
+                 "window: expected 1 to " + std::to_string(collective::kMaxWindow) + ", found " +
+                     std::to_string(options.window),
+                 "2 overlaps encoding and wire, 1 exchanges one after the other"};
+  }
   std::unique_ptr<Session> session(new Session());
   auto model = collective::Model::create(*spec, std::move(parameters), options);
   if (!model) return std::move(model).error();
@@ -58,10 +64,13 @@ Result<std::unique_ptr<Session>> Session::create(std::string_view text,
   auto state = collective::RankState::create(*session->model_, *session->codec_, session->store_);
   if (!state) return std::move(state).error();
   session->state_ = *std::move(state);
+  session->moving_.resize(session->model_->parameters().size());
   if (auto ok = session->create_flush_state(); !ok) return std::move(ok).error();
-  auto spare = collective::Exchange::create_spare(*session->state_, session->stats_.counters);
-  if (!spare) return std::move(spare).error();
-  session->spare_ = *std::move(spare);
+  for (uint32_t i = 0; i < options.window; ++i) {
+    auto spare = collective::Exchange::create_spare(*session->state_, session->stats_.counters);
+    if (!spare) return std::move(spare).error();
+    session->spares_.push_back(*std::move(spare));
+  }
   return session;
 }
 
@@ -117,7 +126,7 @@ Result<collective::Exchange*> Session::exchange_for(const collective::LayoutView
 }
 
 /// This rank has no exchange for the bucket. Where memory ran out, the layout is new, and the
-/// others are about to enrol it: the spare joins them. Where the layout does not fit, this rank may
+/// others are about to enrol it: a spare joins them. Where the layout does not fit, this rank may
 /// have brought it by mistake: the exchange that the same bucket had before speaks the others'
 /// rounds.
 collective::Exchange& Session::messenger(const Error& why, const collective::Bucket& bucket,
@@ -125,9 +134,35 @@ collective::Exchange& Session::messenger(const Error& why, const collective::Buc
   for (auto& exchange : exchanges_) {
     const bool known = exchange->enrolled() && exchange->bucket().index == bucket.index &&
                        exchange->dtype() == bucket.dtype && exchange->elements() <= layout.elements;
-    if (known && why.code != Errc::out_of_memory) return *exchange;
+    if (known && why.code != Errc::out_of_memory && !is_running(*exchange)) return *exchange;
   }
-  return *spare_;
+  const auto idle = [&](const auto& spare) { return !is_running(*spare); };
+  return **std::ranges::find_if(spares_, idle);  // as many as the window has places
+}
+
+bool Session::is_running(const collective::Exchange& exchange) const noexcept {
+  const auto end = running_.begin() + running_count_;
+  return std::any_of(running_.begin(), end,
+                     [&](const Running& r) { return r.exchange == &exchange; });
+}
+
+Session::Running* Session::running(const collective::Exchange& exchange) noexcept {
+  const auto end = running_.begin() + running_count_;
+  const auto found = std::find_if(running_.begin(), end,
+                                  [&](const Running& r) { return r.exchange == &exchange; });
+  return found == end ? nullptr : &*found;
+}
+
+void Session::ended(const collective::Exchange& exchange) noexcept {
+  Running* const at = running(exchange);
+  if (at == nullptr) return;
+  mark(exchange, false);
+  std::copy(at + 1, running_.data() + running_count_, at);
+  --running_count_;
+}
+
+void Session::mark(const collective::Exchange& exchange, bool moves) noexcept {
+  for (const uint32_t p : exchange.layout().parameters) moving_[p] = moves;
 }
 
 uint32_t Session::wish() const noexcept {
@@ -174,10 +209,7 @@ void Session::count(const collective::Bucket& bucket, uint64_t elements) {
 
 Result<void> Session::check_bucket(const collective::Bucket& bucket,
                                    const collective::LayoutView& layout) const {
-  if (running_ != nullptr) {
-    return Error{Errc::exchange_order, "an exchange is still running",
-                 "drive it to its end or abort it first"};
-  }
+  if (auto ok = check_window(bucket, layout); !ok) return ok;
   if (bucket.buffer == nullptr && layout.elements != 0)
     return Error{Errc::invalid_argument, "bucket: expected a buffer, found null",
                  "only a bucket without elements may lack one"};
@@ -185,6 +217,27 @@ Result<void> Session::check_bucket(const collective::Bucket& bucket,
     return Error{Errc::dtype_unsupported, "bucket: expected f32, f16 or bf16, found u8",
                  "convert the gradients first"};
   return {};
+}
+
+Result<void> Session::check_window(const collective::Bucket& bucket,
+                                   const collective::LayoutView& layout) const {
+  if (running_count_ == 0) return {};
+  if (running_count_ >= model_->options().window) {
+    return Error{
+        Errc::exchange_order,
+        std::to_string(running_count_) + " exchanges are running, as many as the window has",
+        "drive one to its end or abort them first"};
+  }
+  if (bucket.step != last_step_) {
+    return Error{Errc::exchange_order,
+                 "exchanges of step " + std::to_string(last_step_) + " are running",
+                 "drive a step's exchanges to their ends before the next step begins"};
+  }
+  const bool moves = std::ranges::any_of(
+      layout.parameters, [&](uint32_t p) { return p < moving_.size() && moving_[p]; });
+  if (!moves) return {};
+  return Error{Errc::exchange_order, "a parameter of this bucket is in flight already",
+               "every parameter lies in one bucket of a step"};
 }
 
 /// No exchange will take this gradient.
@@ -211,12 +264,12 @@ Result<collective::Exchange*> Session::begin(const collective::Bucket& bucket,
   return run(exchange, bucket, layout.elements, std::move(found).error());
 }
 
-Result<collective::Exchange*> Session::begin_failed(uint64_t step,
+Result<collective::Exchange*> Session::begin_failed(uint64_t step, uint32_t index,
                                                     const collective::LayoutView& layout,
                                                     Error why) {
   const std::lock_guard lock(mutex_);
-  const collective::Bucket nothing{.step = step};
-  if (auto ok = check_bucket(nothing, {}); !ok) return std::move(ok).error();
+  const collective::Bucket nothing{.step = step, .index = index};
+  if (auto ok = check_window(nothing, layout); !ok) return std::move(ok).error();
   enter_step(step);
   if (broken_) {
     ++stats_.failures;
@@ -232,8 +285,8 @@ collective::Exchange* Session::run(collective::Exchange& exchange, const collect
   exchange.begin(bucket, sequence_++, {wish(), parts_});
   if (local_failure) exchange.fail(*std::move(local_failure), false);
   count(bucket, elements);
-  running_ = &exchange;
-  first_next_ = true;
+  running_[running_count_++] = {&exchange, true};
+  mark(exchange, true);
   return &exchange;
 }
 
@@ -244,43 +297,63 @@ void Session::fail(collective::Exchange& exchange, Error error) {
 
 Result<uint32_t> Session::next(collective::Exchange& exchange, std::span<Step> batch) {
   const std::lock_guard lock(mutex_);
-  const Stopwatch watch(first_next_ ? &stats_.encode_seconds : &stats_.decode_seconds);
+  Running* const run = running(exchange);
+  if (run == nullptr) return collective::exchange_has_ended();
+  const Stopwatch watch(run->first_next ? &stats_.encode_seconds : &stats_.decode_seconds);
   auto steps = without_throwing([&] { return exchange.next(batch); });
-  first_next_ = first_next_ && exchange.enrolling();
+  run->first_next = run->first_next && exchange.enrolling();
   if (!steps) {
     exchange.abort();  // it has done so itself, unless there was no memory to say why
     ++stats_.failures;
   }
   if (!steps || *steps == 0) {
-    running_ = nullptr;
+    ended(exchange);
     if (exchange.fell_back()) ++stats_.fallbacks;
   }
   if (steps && *steps == 0) hear_flush(exchange.flush_heard());
   return steps;
 }
 
-void Session::abort(collective::Exchange& exchange, Error why) {
+void Session::abort(Error why) {
   const std::lock_guard lock(mutex_);
-  exchange.abort();
-  ++stats_.failures;
-  running_ = nullptr;
+  for (const Running& r : std::span(running_).first(running_count_)) {
+    r.exchange->abort();
+    mark(*r.exchange, false);
+    ++stats_.failures;
+  }
+  running_count_ = 0;
   if (!broken_) broken_ = std::move(why);
 }
 
-void Session::abort(collective::Exchange& exchange) {
+void Session::abort() {
   Error why{Errc::engine_failed, {}, {}};
   try {
     why.message = "the engine failed in an earlier exchange";
     why.hint = "restart from the last checkpoint";
   } catch (const std::bad_alloc&) {  // the code alone has to do: payloads must be put back
   }
-  abort(exchange, std::move(why));
+  abort(std::move(why));
+}
+
+uint32_t Session::in_flight() const {
+  const std::lock_guard lock(mutex_);
+  return running_count_;
+}
+
+void Session::count_parts(uint64_t parts) {
+  const std::lock_guard lock(mutex_);
+  stats_.parts += parts;
+}
+
+void Session::count_window_wait(double seconds) {
+  const std::lock_guard lock(mutex_);
+  stats_.window_wait_seconds += seconds;
 }
 
 void Session::release(const collective::LayoutView& layout, DType dtype) {
   const std::lock_guard lock(mutex_);
   std::erase_if(exchanges_, [&](const auto& exchange) {
-    return exchange.get() != running_ && exchange->is_for(layout, dtype);
+    return !is_running(*exchange) && exchange->is_for(layout, dtype);
   });
 }
 
@@ -316,7 +389,7 @@ Result<void> drive(Session& session, const collective::Bucket& bucket,
     if (!steps) return std::move(steps).error();
     if (*steps == 0) return {};
     if (auto ran = engine.run({batch.data(), *steps}); !ran) {
-      session.abort(**exchange, ran.error());
+      session.abort(ran.error());
       return ran;
     }
   }

@@ -28,8 +28,10 @@ struct Stats {
   uint64_t fallbacks = 0;    ///< exchanges uncompressed because a gradient was not finite
   uint64_t flushes = 0;      ///< exchanges that took part of the residuals with them
   uint64_t failures = 0;
-  double encode_seconds = 0;  ///< begin to the first step that carries gradients
-  double decode_seconds = 0;  ///< all later work of ours
+  uint64_t parts = 0;              ///< exchanges that carried a part of a bucket that was cut
+  double window_wait_seconds = 0;  ///< waiting for an older exchange, because the window was full
+  double encode_seconds = 0;       ///< begin to the first step that carries gradients
+  double decode_seconds = 0;       ///< all later work of ours
   collective::Counters counters;
   // As of now:
   uint64_t layouts = 0;           ///< bucket layouts that hold exchange buffers
@@ -73,25 +75,33 @@ class Session {
   /// `cards`: all ranks', in rank order. The same message on every rank when they differ.
   [[nodiscard]] Result<void> check_agreement(Bytes cards) const;
 
-  /// The exchange of a bucket, ready for next(). Fails for a bucket without a buffer or of no float
-  /// type, while another exchange runs, and after the engine has failed once: then the gradient
-  /// goes into the residuals. What else is wrong on this rank (no memory, a layout that does not
-  /// fit) the exchange tells the other ranks.
+  /// The exchange of a bucket, ready for next(). Up to Options::window of one step may run at a
+  /// time. Fails for a bucket without a buffer or of no float type, for a parameter that is in
+  /// flight, while exchanges of another step run, and after the engine has failed once: then the
+  /// gradient goes into the residuals. What else is wrong on this rank (no memory, a layout that
+  /// does not fit) the exchange tells the other ranks.
   Result<collective::Exchange*> begin(const collective::Bucket& bucket,
                                       const collective::LayoutView& layout);
   /// The exchange that all other ranks begin with a bucket of `layout`, which this rank cannot
   /// bring: all ranks will report `why`. Nothing goes into the residuals.
-  Result<collective::Exchange*> begin_failed(uint64_t step, const collective::LayoutView& layout,
-                                             Error why);
+  Result<collective::Exchange*> begin_failed(uint64_t step, uint32_t index,
+                                             const collective::LayoutView& layout, Error why);
   /// Before the first next(): this rank has failed; all ranks will report it.
   void fail(collective::Exchange& exchange, Error error);
   Result<uint32_t> next(collective::Exchange& exchange, std::span<Step> batch);
-  /// The engine failed: undelivered gradients go into the residuals, and from now on begin() fails
-  /// with `why`: messages of this exchange may still be under way and would meet the next one.
-  void abort(collective::Exchange& exchange, Error why);
-  void abort(collective::Exchange& exchange);
-  /// Frees the buffers of a layout that will not come back. Every rank does it between the same two
-  /// exchanges: a layout that does come back is enrolled again.
+  /// The engine failed: what exchanges in flight have not delivered goes into the residuals, and
+  /// from now on begin() fails with `why`: messages of theirs may still be under way and would meet
+  /// the next ones.
+  void abort(Error why);
+  void abort();
+  /// Exchanges that have begun and not ended.
+  [[nodiscard]] uint32_t in_flight() const;
+  /// From the driver, for the counters: a bucket travels in so many exchanges; it has waited
+  /// for an older exchange because the window was full.
+  void count_parts(uint64_t parts);
+  void count_window_wait(double seconds);
+  /// Frees the buffers of a layout that will not come back, unless it is in flight. Every rank does
+  /// it between the same two exchanges: a layout that does come back is enrolled again.
   void release(const collective::LayoutView& layout, DType dtype);
 
   /// Residuals shall go out with the gradients, an equal part in each of `steps` steps (1 to
@@ -103,9 +113,21 @@ class Session {
   void scale_residuals(float factor);
 
  private:
+  /// An exchange in flight.
+  struct Running {
+    collective::Exchange* exchange = nullptr;
+    bool first_next = true;  // no step that carries gradients has been given yet
+  };
+
   Session() = default;
   [[nodiscard]] Result<void> check_bucket(const collective::Bucket& bucket,
                                           const collective::LayoutView& layout) const;
+  [[nodiscard]] Result<void> check_window(const collective::Bucket& bucket,
+                                          const collective::LayoutView& layout) const;
+  [[nodiscard]] bool is_running(const collective::Exchange& exchange) const noexcept;
+  Running* running(const collective::Exchange& exchange) noexcept;
+  void ended(const collective::Exchange& exchange) noexcept;
+  void mark(const collective::Exchange& exchange, bool moves) noexcept;
   void keep(const collective::Bucket& bucket, const collective::LayoutView& layout);
   collective::Exchange* run(collective::Exchange& exchange, const collective::Bucket& bucket,
                             uint64_t elements, std::optional<Error> local_failure);
@@ -127,21 +149,21 @@ class Session {
   std::unique_ptr<pipeline::UnitCodec> codec_;
   feedback::Store store_;
   std::unique_ptr<collective::RankState> state_;
-  std::unique_ptr<collective::Exchange> spare_;
+  std::vector<std::unique_ptr<collective::Exchange>> spares_;  // one for each place in the window
   std::vector<std::unique_ptr<collective::Exchange>> exchanges_;
   Stats stats_;
-  collective::Exchange* running_ = nullptr;
+  std::array<Running, collective::kMaxWindow> running_{};  // in the order of their begins
+  uint32_t running_count_ = 0;
+  std::vector<bool> moving_;  // by parameter: in a bucket that is in flight
   std::optional<Error> broken_;
   uint32_t sequence_ = 0;
   uint64_t last_step_ = ~uint64_t{0};
-  bool first_next_ = false;
   /// {this rank's wish, draining steps still to come}: part of saved state. Empty without feedback.
   std::span<float> flush_state_;
   uint32_t parts_ = 0;  // of this step: 1/parts of each residual goes out; 0: not draining
 };
 
-/// Runs one exchange to its end on an engine: the driver of C++ programs, tests and virtual
-/// workers.
+/// Runs one exchange to its end on an engine, by its run(): for tests. Programs: Window.
 Result<void> drive(Session& session, const collective::Bucket& bucket,
                    const collective::LayoutView& layout, Engine& engine);
 

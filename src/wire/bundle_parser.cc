@@ -310,7 +310,8 @@ Result<BundleView> parse_bundle(Bytes capacity, const BundleExpect& expect) {
 
 Error to_error(const BundleFailure& failure) {
   std::string text = "rank " + std::to_string(failure.rank);
-  text += " failed in bucket " + std::to_string(failure.bucket);
+  text += " failed in bucket " + std::to_string(failure.bucket & 0xFFFFU);
+  if (failure.bucket >> 16U != 0) text += ", part " + std::to_string(failure.bucket >> 16U);
   if (failure.parameter != BundleFailure::kNoParameter) {
     text += ", parameter " + std::to_string(failure.parameter);
   }

@@ -145,7 +145,7 @@ TEST(PublicSession, AGradientOfAnotherLengthIsEveryRanksErrorAndTheNextStepGoesO
         const auto failed = session->average(1, r == 1 ? wrong : mine);
         ASSERT_FALSE(failed);
         EXPECT_NE(failed.error().message.find("the gradient has " + std::to_string(length) +
-                                              " elements, the model 6337"),
+                                              " elements, its parameters 6337"),
                   std::string::npos)
             << failed.error().message;
         const auto next = session->average(2, mine);
@@ -206,6 +206,155 @@ TEST(PublicSession, OneRanksFlushDrainsAllResiduals) {
     }
     EXPECT_NE(session->stats().find("\"residual_norm\": 0}"), std::string::npos)
         << session->stats();
+  });
+}
+
+SessionOptions in_parts(uint32_t window, uint64_t part, const std::string& plan = "auto") {
+  SessionOptions options;
+  options.plan = plan;
+  options.seed = 42;
+  options.small_elements = 16;
+  options.window = window;
+  options.part = part;
+  return options;
+}
+
+TEST(PublicSession, WindowAndPartChangeNoValue) {
+  for (const auto& [spec, plan] : std::vector<std::pair<std::string, std::string>>{
+           {"3lc", "two_shot"}, {"topk:ratio=0.1", "gather_all"}, {"int8+ef", "two_shot"}}) {
+    std::vector<std::vector<float>> wanted;
+    for (const auto& [window, part] :
+         std::vector<std::pair<uint32_t, uint64_t>>{{1, 0}, {1, 6000}, {2, 6000}, {3, 1}}) {
+      LoopbackHub hub(2);
+      std::vector<std::vector<float>> got(2);
+      on_all(2, [&](uint32_t r) {
+        auto made =
+            PublicSession::create(spec, kModel, hub.engine(r), in_parts(window, part, plan));
+        ASSERT_TRUE(made) << made.error().message;
+        for (uint64_t step = 0; step < 3; ++step) {
+          got[r] = gradients(2, kElements, step)[r];
+          ASSERT_TRUE((*made)->average(step, got[r]));
+        }
+        const uint64_t parts = part == 0 ? 0 : part == 1 ? 9 : 6;  // of three buckets
+        EXPECT_NE((*made)->stats().find("\"parts\": " + std::to_string(parts) + ","),
+                  std::string::npos)
+            << (*made)->stats();
+      });
+      if (wanted.empty()) wanted = got;
+      EXPECT_EQ(got, wanted) << spec << " window " << window << " part " << part;
+    }
+  }
+}
+
+TEST(PublicSession, BucketsGiveTheValuesOfTheWhole) {
+  LoopbackHub hub(2), other(2);
+  on_all(2, [&](uint32_t r) {
+    auto whole = *PublicSession::create("3lc", kModel, hub.engine(r), in_parts(2, 0));
+    auto pieces = *PublicSession::create("3lc", kModel, other.engine(r), in_parts(2, 0));
+    const std::vector<uint32_t> last{2}, others{0, 1}, none{7};
+    for (uint64_t step = 0; step < 3; ++step) {
+      auto mine = gradients(2, kElements, step)[r];
+      auto again = mine;
+      ASSERT_TRUE(whole->average(step, mine));
+      ASSERT_TRUE(pieces->submit(step, {std::span(again).subspan(64 * 80 + 17), last}));
+      EXPECT_EQ(pieces->average(step, again).error().message, "buckets are in flight");
+      EXPECT_FALSE(pieces->save());
+      ASSERT_TRUE(pieces->submit(step, {std::span(again).first(64 * 80 + 17), others}));
+      EXPECT_EQ(pieces->submit(step, {{}, none}).error().code, Errc::invalid_argument);
+      ASSERT_TRUE(pieces->wait());
+      EXPECT_EQ(again, mine);
+    }
+  });
+}
+
+TEST(PublicSession, EveryOptionIsAgreedOnButThreads) {
+  const auto both = [](auto change) {
+    LoopbackHub hub(2);
+    std::vector<std::string> said(2);
+    on_all(2, [&](uint32_t r) {
+      SessionOptions options = in_parts(2, 0);
+      if (r == 1) change(options);
+      const Made made = PublicSession::create("3lc", kModel, hub.engine(r), options);
+      said[r] = made ? "agreed" : made.error().message;
+    });
+    EXPECT_EQ(said[0], said[1]);
+    return said[0];
+  };
+  const std::string on = "ranks disagree on ", of = ": rank 0 has ";
+  EXPECT_EQ(both([](auto& o) { o.threads = 2; }), "agreed");
+  EXPECT_EQ(both([](auto& o) { o.seed = 1; }), on + "the seed" + of + "42, rank 1 has 1");
+  EXPECT_EQ(both([](auto& o) { o.small_elements = 1; }),
+            on + "small_elements" + of + "16, rank 1 has 1");
+  EXPECT_EQ(both([](auto& o) { o.window = 3; }), on + "the window" + of + "2, rank 1 has 3");
+  EXPECT_EQ(both([](auto& o) { o.part = 8; }), on + "part" + of + "0, rank 1 has 8");
+  EXPECT_EQ(both([](auto& o) { o.plan = "two_shot"; }),
+            on + "the strategy" + of + "gather_all, rank 1 has two_shot");
+}
+
+TEST(PublicSession, SavedStateContinuesBitForBit) {
+  for (const std::string spec : {"3lc", "powersgd:rank=2", "topk:ratio=0.01"}) {
+    LoopbackHub hub(2);
+    on_all(2, [&](uint32_t r) {
+      auto straight = *make(hub.engine(r), spec);
+      std::vector<float> mine;
+      std::vector<uint8_t> state;
+      for (uint64_t step = 0; step < 6; ++step) {
+        mine = gradients(2, kElements, step)[r];
+        ASSERT_TRUE(straight->average(step, mine));
+        if (step == 1 && r == 0) {
+          ASSERT_TRUE(straight->flush(3));  // goes on in the resumed run
+        }
+        if (step == 2) state = *straight->save();
+      }
+      auto resumed = *make(hub.engine(r), spec);
+      const auto loaded = resumed->load(state);
+      ASSERT_TRUE(loaded) << loaded.error().message;
+      std::vector<float> again;
+      for (uint64_t step = 3; step < 6; ++step) {
+        again = gradients(2, kElements, step)[r];
+        ASSERT_TRUE(resumed->average(step, again));
+      }
+      EXPECT_EQ(again, mine);
+      EXPECT_EQ(*resumed->save(), *straight->save());
+    });
+  }
+}
+
+TEST(PublicSession, StateThatIsNotItsOwnIsRefusedAndChangesNothing) {
+  LoopbackHub hub(2), third(2), fourth(2);
+  std::vector<std::vector<uint8_t>> states(2);
+  on_all(2, [&](uint32_t r) {
+    auto session = *make(hub.engine(r), "powersgd:rank=2");
+    auto mine = gradients(2, kElements, 1)[r];
+    ASSERT_TRUE(session->average(0, mine));
+    states[r] = *session->save();
+  });
+  const auto refusal = [](PublicSession& session, std::span<const uint8_t> state) {
+    const auto before = *session.save();
+    const auto loaded = session.load(state);
+    EXPECT_EQ(*session.save(), before);
+    return loaded ? Errc::ok : loaded.error().code;
+  };
+  on_all(2, [&](uint32_t r) {
+    auto session = *make(hub.engine(r), "powersgd:rank=2");
+    const auto& own = states[r];
+    EXPECT_EQ(refusal(*session, states[1 - r]), Errc::state_rank);
+    for (size_t cut = 0; cut < own.size(); cut += std::max<size_t>(1, own.size() / 97))
+      EXPECT_EQ(refusal(*session, std::span(own).first(cut)), Errc::state_corrupt) << cut;
+    for (size_t at = 0; at < own.size(); at += 101) {
+      auto damaged = own;
+      damaged[at] ^= 4;
+      EXPECT_EQ(refusal(*session, damaged), Errc::state_corrupt) << at;
+    }
+    auto longer = own;
+    longer.push_back(0);
+    EXPECT_EQ(refusal(*session, longer), Errc::state_corrupt);
+    auto spec = *make(third.engine(r), "powersgd:rank=3");
+    EXPECT_EQ(refusal(*spec, own), Errc::state_spec);
+    // The engine adds: an element's place decides the last bit of its sum.
+    auto parts = *PublicSession::create("powersgd:rank=2", kModel, fourth.engine(r),
+                                        in_parts(2, 4096, "native_sum"));
+    EXPECT_EQ(refusal(*parts, own), Errc::state_spec);
   });
 }
 

@@ -6,9 +6,11 @@
 #include <laconic/session.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <csignal>
+#include <filesystem>
 #include <fstream>
 #include <map>
 #include <memory>
@@ -48,10 +50,29 @@ class Arguments {
   std::map<std::string, std::string> values_;
 };
 
+/// Whole or not at all: launchers kill the others when one rank ends without MPI_Finalize. So this
+/// one waits, within bounds, until `reports=` ranks have said what they found.
+void write(const Arguments& arguments, const Json& line) {
+  namespace fs = std::filesystem;
+  const fs::path out = arguments.text("out");
+  const fs::path part = out.string() + "-part." + std::to_string(::getpid());
+  std::ofstream(part) << line.dump() << "\n";
+  fs::rename(part, out.string() + "." + std::to_string(::getpid()));
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  for (uint64_t found = 0; found < arguments.number("reports", 1);) {
+    if (std::chrono::steady_clock::now() > deadline) return;
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    const fs::directory_iterator all(out.parent_path());
+    found = static_cast<uint64_t>(std::count_if(begin(all), end(all), [&](const auto& entry) {
+      return entry.path().stem() == out.filename();
+    }));
+  }
+}
+
 void report(const Arguments& arguments, const Engine& engine, Json line) {
   line["rank"] = engine.rank();
   line["world"] = engine.world();
-  std::ofstream(arguments.text("out") + "." + std::to_string(::getpid())) << line.dump() << "\n";
+  write(arguments, line);
 }
 
 Json error_json(const Result<void>& result) {
@@ -159,6 +180,75 @@ int struck(Engine& mpi, const Arguments& arguments) {
   return 0;
 }
 
+/// Rank 1 sends nothing: the memory of rank 0's receive outlives the engine, which MPI does not.
+int kept(std::unique_ptr<MpiEngine> engine, const Arguments& arguments) {
+  const auto memory = std::make_shared<std::array<uint8_t, 64>>();
+  const std::weak_ptr<void> seen = memory;
+  Json line{{"rank", engine->rank()}};
+  if (engine->rank() == 0) {
+    const Message message{1, nullptr, 0, memory->data(), memory->size()};
+    const Step step{.kind = StepKind::messages, .messages = {&message, 1}};
+    const auto ticket = engine->start({&step, 1});
+    const auto late = engine->wait(*ticket, std::chrono::steady_clock::now());
+    line["late"] = error_json(late);
+    engine->keep_until_end(memory);
+  }
+  const bool used = engine->rank() == 0;
+  engine.reset();
+  line["kept"] = used && seen.use_count() > 1;
+  write(arguments, line);
+  return 0;
+}
+
+/// Two batches with one tag in flight, messages of several parts and of unknown lengths: they keep
+/// their order.
+int one_tag(Engine& engine, const Arguments& arguments) {
+  constexpr uint64_t kRoom = 4096;
+  const uint32_t peer = 1 - engine.rank();
+  const std::array<uint64_t, 2> lengths{3000, 700};
+  std::array<std::vector<uint8_t>, 2> out, in;
+  std::array<Message, 2> messages;
+  std::array<Step, 2> steps;
+  std::vector<Ticket> tickets;
+  for (size_t i = 0; i < 2; ++i) {
+    out[i].assign(lengths[i], static_cast<uint8_t>(i + 1));
+    in[i].resize(kRoom);
+    messages[i] = {peer, out[i].data(), out[i].size(), in[i].data(), kRoom};
+    steps[i] = {.kind = StepKind::messages, .short_sends = true, .messages = {&messages[i], 1}};
+    tickets.push_back(*engine.start({&steps[i], 1}));
+  }
+  bool right = true;
+  for (size_t i = 0; i < 2; ++i) {
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+    right = right && engine.wait(tickets[i], deadline).ok();
+    out[i].resize(kRoom);
+    right = right && in[i] == out[i];
+  }
+  report(arguments, engine, {{"right", right}});
+  return 0;
+}
+
+/// Rank 0 begins to receive what no library sends unasked, and does not wait for it before rank 1,
+/// which waits for its send, has reported.
+int between(Engine& engine, const Arguments& arguments) {
+  std::vector<uint8_t> memory(8'000'000);
+  const bool receives = engine.rank() == 0;
+  const Message message{1 - engine.rank(), memory.data(), receives ? 0 : memory.size(),
+                        memory.data(), receives ? memory.size() : 0};
+  const Step step{.kind = StepKind::messages, .messages = {&message, 1}};
+  const Ticket ticket = *engine.start({&step, 1});
+  const auto end = [&] {
+    return error_json(
+        engine.wait(ticket, std::chrono::steady_clock::now() + std::chrono::seconds(10)));
+  };
+  if (receives) {
+    write(arguments, {{"rank", 0}, {"begun", true}});  // until both have reported
+    return end()["code"] == "ok" ? 0 : 1;
+  }
+  report(arguments, engine, {{"ended", end()}});
+  return 0;
+}
+
 /// The session that users hold, and what it says where it cannot be made.
 int create(MpiEngine& engine, const Arguments& arguments) {
   auto session = laconic::Session::create("3lc", {{"w", 100, 100}}, engine);
@@ -228,8 +318,7 @@ int main(int argc, char** argv) {
     options.world = static_cast<uint32_t>(arguments.number("world", 0));
     const auto engine = laconic::transport::open_plugin(arguments.text("plugin"), options);
     if (!engine) {
-      std::ofstream(arguments.text("out") + "." + std::to_string(::getpid()))
-          << Json{{"opened", error_json(engine.error())}}.dump() << "\n";
+      write(arguments, {{"opened", error_json(engine.error())}});
       return 7;
     }
     return mode == "table" ? table(**engine, arguments) : struck(**engine, arguments);
@@ -238,10 +327,14 @@ int main(int argc, char** argv) {
   options.timeout = std::chrono::milliseconds(arguments.number("timeout", 60'000));
   options.largest_call = arguments.number("largest_call", uint64_t{1} << 30);
   options.background = arguments.number("background", 1) != 0;
+  if (mode == "kept")
+    return kept(std::make_unique<laconic::MpiEngine>(&argc, &argv, options), arguments);
   laconic::MpiEngine engine(&argc, &argv, options);
   if (mode == "table") return table(engine, arguments);
   if (mode == "struck") return struck(engine, arguments);
   if (mode == "create") return create(engine, arguments);
+  if (mode == "one_tag") return one_tag(engine, arguments);
+  if (mode == "between") return between(engine, arguments);
   if (mode == "mismatch") return mismatch(engine, arguments);
   return 2;
 }

@@ -4,9 +4,11 @@ the other library's launcher. Programs and plug-ins are those of the release bui
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -92,6 +94,28 @@ def test_what_is_longer_than_a_call_goes_in_parts(tmp_path, library, ranks):
     expect_table(Job(tmp_path, library, ranks, "mode=table", "stride=3", "largest_call=512"), ranks)
 
 
+@pytest.mark.parametrize("library", [OPENMPI, MPICH])
+def test_messages_with_one_tag_keep_their_order(tmp_path, library):
+    need(library)
+    job = Job(tmp_path, library, 2, "mode=one_tag", "largest_call=512")
+    assert [line["right"] for line in job.ranks] == [True, True], job.output
+
+
+@pytest.mark.parametrize("library", [OPENMPI, MPICH])
+def test_messages_move_between_start_and_wait(tmp_path, library):
+    need(library)
+    job = Job(tmp_path, library, 2, "mode=between", "reports=2")
+    assert job.status == 0 and job.ranks[1]["ended"]["code"] == "ok", job.output
+
+
+@pytest.mark.parametrize("library", [OPENMPI, MPICH])
+def test_memory_in_flight_outlives_the_engine(tmp_path, library):
+    need(library)
+    job = Job(tmp_path, library, 2, "mode=kept", "timeout=200", "reports=2")
+    assert job.ranks[0]["late"]["code"] == "timed_out", job.output
+    assert job.ranks[0]["kept"]
+
+
 def test_without_a_thread_between_start_and_wait(tmp_path):
     need(OPENMPI)
     expect_table(Job(tmp_path, OPENMPI, 2, "mode=table", "stride=4", "background=0"), 2)
@@ -145,11 +169,45 @@ def test_a_plug_in_refuses_a_world_that_is_not_the_launchers(tmp_path):
 
 def test_steps_that_do_not_match_are_an_error_and_the_end(tmp_path):
     need(MPICH)
-    job = Job(tmp_path, MPICH, 2, "mode=mismatch")
+    job = Job(tmp_path, MPICH, 2, "mode=mismatch", "reports=2")
     assert [line["first"]["code"] for line in job.ranks] == ["exchange_order"] * 2, job.output
     assert job.ranks[0]["first"]["message"] == "mpi: rank 1 sent 5 bytes, expected 10"
     assert "receiving from rank 0: " in job.ranks[1]["first"]["message"]
     assert all(line["again"] == line["first"] for line in job.ranks)
+
+
+def example(library):
+    return BUILD / "bin" / f"example_mpi_train_{library}"
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    pytest.importorskip("sklearn")
+    file = tmp_path_factory.mktemp("digits") / "digits.txt"
+    subprocess.run([sys.executable, ROOT / "examples" / "export_digits.py", file], check=True, timeout=120)
+    return file
+
+
+def trained(library, digits, spec, ranks):
+    """Accuracy and weights of every rank; 1: without a launcher."""
+    command = [example(library), digits, spec]
+    if ranks > 1:
+        command = [*LAUNCHERS[library], "-n", str(ranks), *command]
+    result = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=120, check=True)
+    found = re.findall(rf"rank \d of {ranks}: accuracy ([\d.]+), weights ([0-9a-f]+)", result.stdout)
+    assert len(found) == ranks, result.stdout + result.stderr
+    return [(float(accuracy), weights) for accuracy, weights in found]
+
+
+def test_the_example_reaches_one_processs_accuracy(digits):
+    need(OPENMPI, MPICH)
+    if not example(OPENMPI).exists():
+        pytest.skip("Eigen is not here: apt install libeigen3-dev")
+    ((alone, _),) = trained(OPENMPI, digits, "none", 1)
+    found = [*trained(OPENMPI, digits, "3lc", 2), *trained(MPICH, digits, "3lc", 2)]
+    assert alone > 0.95
+    assert all(accuracy >= alone - 0.01 for accuracy, _ in found)
+    assert len({weights for _, weights in found}) == 1, "replicas and libraries give the same bits"
 
 
 # ---- ranks that are killed or stopped ----
@@ -171,7 +229,7 @@ def struck(tmp_path_factory):
                 launcher = ["--enable-recovery"] if sign == "kill" else []
                 jobs[sign, phase] = pool.submit(
                     Job, tmp_path_factory.mktemp("struck"), OPENMPI, 3, "mode=struck", f"signal={sign}", f"plan={plan}",
-                    f"spec={spec}", f"at={at}", f"behind={behind}", launcher=launcher, limit=45)
+                    f"spec={spec}", f"at={at}", f"behind={behind}", "reports=2", launcher=launcher, limit=45)
         yield {key: job.result() for key, job in jobs.items()}
 
 

@@ -45,6 +45,7 @@ class Exchange {
   }
   /// The steps that next() gave last only ask whether every rank is ready.
   [[nodiscard]] bool enrolling() const noexcept { return phase_ == Phase::enrolling; }
+  [[nodiscard]] const Layout& layout() const noexcept { return layout_; }
   /// Every rank has used this layout; its buffer has that many elements.
   [[nodiscard]] bool enrolled() const noexcept { return enrolled_; }
   [[nodiscard]] uint64_t elements() const noexcept { return layout_.elements; }

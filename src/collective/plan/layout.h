@@ -38,4 +38,27 @@ struct LayoutView {
   }
 };
 
+/// A piece of a bucket that is exchanged on its own.
+struct Part {
+  uint64_t first = 0;  ///< element of the bucket
+  Layout layout;       ///< as of a bucket that begins there
+};
+
+/// Cuts a back-to-back layout between parameters, into parts of at most `bytes` of float32 unless a
+/// single parameter has more. 0: one part.
+inline std::vector<Part> cut(const LayoutView& whole, uint64_t bytes) {
+  std::vector<Part> parts(1);
+  for (size_t i = 0; i < whole.parameters.size(); ++i) {
+    const uint64_t begin = whole.offsets[i];
+    const uint64_t end = i + 1 < whole.offsets.size() ? whole.offsets[i + 1] : whole.elements;
+    const bool full = bytes != 0 && (end - parts.back().first) * sizeof(float) > bytes;
+    if (full && !parts.back().layout.parameters.empty()) parts.push_back({begin, {}});
+    Part& last = parts.back();
+    last.layout.parameters.push_back(whole.parameters[i]);
+    last.layout.offsets.push_back(begin - last.first);
+    last.layout.elements = end - last.first;
+  }
+  return parts;
+}
+
 }  // namespace laconic::collective

@@ -25,6 +25,8 @@ std::optional<StrategyKind> strategy_of(std::string_view name) noexcept;
 
 using laconic::Parameter;
 
+inline constexpr uint32_t kMaxWindow = 8;
+
 struct Options {
   uint32_t rank = 0;
   uint32_t world = 1;
@@ -33,6 +35,8 @@ struct Options {
   StrategyKind strategy = StrategyKind::automatic;
   EngineCaps caps;
   uint32_t threads = 1;
+  uint32_t window = 1;  ///< exchanges that may be in flight at a time, at most kMaxWindow
+  uint64_t part = 0;    ///< dense bytes of a bucket's parts, which the driver cuts; 0: uncut
 };
 
 /// A piece of a parameter that is coded as a tensor of its own.

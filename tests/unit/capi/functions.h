@@ -295,7 +295,7 @@ inline std::span<const Function> session_functions() {
          laconic_parameter parameters[] = {World::parameters()[0], World::parameters()[1]};
          parameters[1].name = a("parameters[1].name", parameters[1].name);
          return laconic_session_create(
-             a.sized("options", &options, offsetof(laconic_session_options, reserved)),
+             a.sized("options", &options, offsetof(laconic_session_options, window)),
              a("parameters", &parameters[0]), 2, a("out", &o.made_session));
        },
        true},

@@ -51,10 +51,14 @@ TEST(Sessions, OptionsOutsideTheirRangeAreRefused) {
   EXPECT_TRUE(refused([](auto& o) { o.short_sends = 2; }));
   EXPECT_TRUE(refused([](auto& o) { o.threads = LACONIC_MAX_THREADS + 1; }));
   EXPECT_TRUE(refused([](auto& o) { o.threads = static_cast<uint32_t>(-1); }));
-  EXPECT_TRUE(refused([](auto& o) { o.reserved = 1; }));
   EXPECT_TRUE(refused([](auto& o) { o.world = 0; }));
   EXPECT_TRUE(refused([](auto& o) { o.rank = 1; }));
   EXPECT_TRUE(refused([](auto& o) { o.struct_size = offsetof(laconic_session_options, spec); }));
+  laconic_session_options options = world.options(0);
+  options.window = LACONIC_MAX_WINDOW;
+  EXPECT_EQ(Created(options).code, 0);
+  options.window = LACONIC_MAX_WINDOW + 1;
+  EXPECT_EQ(Created(options).code, code_of(Errc::value_out_of_range));
 }
 
 TEST(Sessions, OptionsThatAreMissingAreZero) {
@@ -63,12 +67,14 @@ TEST(Sessions, OptionsThatAreMissingAreZero) {
   options.seed = ~uint64_t{0};
   options.small_elements = ~uint64_t{0};
   options.engine_sums = ~0U;
-  options.threads = options.short_sends = options.reserved = ~0U;
+  options.threads = options.short_sends = options.window = ~0U;
+  options.part = ~uint64_t{0};
   options.struct_size = offsetof(laconic_session_options, seed);
   const Created created(options);
   ASSERT_EQ(created.code, 0) << laconic_last_message();
   const std::string text = laconic_session_explain(created.session);
-  for (const char* zero : {"\"seed\": 0,", "\"small_elements\": 0,", "\"threads\": 1,"})
+  for (const char* zero : {"\"seed\": 0,", "\"small_elements\": 0,", "\"threads\": 1,",
+                           "\"window\": 1,", "\"part\": 0,"})
     EXPECT_NE(text.find(zero), std::string::npos) << text;
 }
 
@@ -190,7 +196,7 @@ TEST(Sessions, TheAgreementNamesWhatDiffers) {
 /// Not what a newer laconic.h may change: programs compiled before go on.
 TEST(Sessions, StructsStartAsInTheFirstRelease) {
   EXPECT_EQ(sizeof(laconic_parameter), 24U);
-  EXPECT_EQ(offsetof(laconic_session_options, reserved), 52U);
+  EXPECT_EQ(offsetof(laconic_session_options, window), 52U);
   EXPECT_EQ(offsetof(laconic_bucket, offsets), 56U);
   EXPECT_EQ(offsetof(laconic_step, tag), 88U);
   EXPECT_EQ(offsetof(laconic_state_header, spec), 32U);

@@ -1,5 +1,5 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""The C session of a model on one rank, and the exchange of one flat buffer over an engine."""
+"""The C session of a model on one rank, and the exchanges of flat buffers over an engine."""
 
 from __future__ import annotations
 
@@ -31,17 +31,33 @@ def engine_failed(error: BaseException) -> LaconicError:
                         "a peer is gone or the network failed; restart from the last checkpoint")
 
 
-class Session:
+class Flight:
+    """An exchange that has begun: the library's handle, and the batch that is on its way."""
+
+    __slots__ = ("batch", "failure", "handle", "index", "since", "step")
+
+    def __init__(self, step: int, index: int, failure=None):
+        self.handle, self.failure = ctypes.c_void_p(), failure
+        self.step, self.index = step, index
+        self.batch, self.since = None, 0.0
+
+
+#: exchanges in flight at a time, and float32 bytes of the parts that buckets are cut into
+WINDOW, PART = 2, 8 << 20
+
+
+class CSession:
     """Owns the C session. Parameters are (name, shape) pairs; their order is the order of indices in a Layout."""
 
     def __init__(self, spec: str, parameters, *, rank: int, world: int, seed: int, small_elements: int, strategy: str,
-                 engine_sums: int, threads: int, short_sends: bool = False):
+                 engine_sums: int, threads: int, short_sends: bool = False, window: int = WINDOW, part: int = PART):
         if not spec:
             raise errors.error("invalid_argument", "no spec given", 'attach(model, "3lc"), or set LACONIC_SPEC')
         if not isinstance(strategy, str) or strategy not in STRATEGIES:
             raise errors.error("invalid_argument", f"strategy {strategy!r} is not known",
                                "one of " + ", ".join(STRATEGIES))
         spec, seed = text("spec", spec), whole("seed", seed, 0, U64)
+        window, part = whole("window", window, 1, _lib.MAX_WINDOW), whole("part", part, 0, U64)
         small_elements, threads = whole("small_elements", small_elements, 0, U64), whole("threads", threads, 0, _lib.MAX_THREADS)
         self.names = [name for name, _ in parameters]
         self.rank, self.world = rank, world
@@ -51,7 +67,7 @@ class Session:
             entry.rows, entry.cols = _arrays.shape_of(type("Shape", (), {"shape": shape}))
         options = _lib.SessionOptions(rank=rank, world=world, strategy=STRATEGIES[strategy], spec=spec, seed=seed,
                                       small_elements=small_elements, engine_sums=engine_sums, threads=threads,
-                                      short_sends=int(short_sends))
+                                      short_sends=int(short_sends), window=window, part=part)
         self._handle = ctypes.c_void_p()
         _lib.check(_lib.lib.laconic_session_create(ctypes.byref(options), listing, len(parameters),
                                                    ctypes.byref(self._handle)))
@@ -59,13 +75,16 @@ class Session:
         self._destroy.atexit = False  # the system frees it; a worker that waits for a peer may still be in there
         self._steps = (_lib.Step * _lib.MAX_BATCH)()
         self._count = ctypes.c_uint32()
-        self._exchange = ctypes.c_void_p()
+        self.window, self.part = window, part
+        self.trace = None  #: see laconic.trace
         self.layout_matters = bool(_lib.lib.laconic_session_layout_matters(self._handle))
         self.all_raw = bool(_lib.lib.laconic_session_all_raw(self._handle))
         self.wire_seconds = 0.0
 
     def close(self) -> None:
         """Frees everything. No other call may follow, or be under way in another thread."""
+        if self.trace is not None:
+            self.trace.close()
         self._destroy()
 
     def agree(self, engine) -> None:
@@ -82,43 +101,85 @@ class Session:
         After an exception nothing undelivered is lost: this rank's payloads are back in the residuals. Whatever leaves the
         engine ends as engine_failed; the session then exchanges nothing any more. `span(name)`: a context around a part.
         """
-        with span("laconic::encode"):
-            self._begin(layout, address, dtype, step, index)
+        flight = self.begin(layout, address, dtype, engine, step=step, index=index, failure=failure, span=span)
+        if flight is not None:
+            self.finish(flight, engine, span=span)
+
+    def begin(self, layout: "Layout", address: int, dtype: int, engine, *, step: int, index: int = 0,
+              failure: LaconicError | None = None, span=no_span) -> Flight | None:
+        """The first half of `exchange`: its first batch is on its way. None: it has ended already. Up to `window` exchanges
+        of different parameters may be in flight; when the engine fails, all of them are undone."""
+        flight = Flight(step, index, failure)
+        with span("laconic::encode"), self._traced("encode", flight):
+            self._begin(flight, layout, address, dtype)
             if failure is not None:
-                _lib.lib.laconic_exchange_fail(self._exchange, failure.code, failure.message.encode())
-            more = self._next(failure)
+                _lib.lib.laconic_exchange_fail(flight.handle, failure.code, failure.message.encode())
+            more = self._next(flight)
+        if not more:
+            return None
+        self._start(flight, engine)
+        return flight
+
+    def finish(self, flight: Flight, engine, *, span=no_span) -> None:
+        """The second half."""
+        more = True
         while more:
             start = time.perf_counter()
             try:
                 with span("laconic::wire"):
-                    engine.run(self._steps, self._count.value)
+                    engine.wait(flight.batch)
             except BaseException as error:  # noqa: BLE001
-                _lib.lib.laconic_exchange_abort(self._exchange)
-                raise engine_failed(error) from error
-            self.wire_seconds += time.perf_counter() - start
-            with span("laconic::decode"):
-                more = self._next(failure)
+                self._abort(flight, error)
+            now = time.perf_counter()
+            self.wire_seconds += now - start
+            if self.trace is not None:
+                self.trace.wire(flight.since, now, flight.step, flight.index)
+            with span("laconic::decode"), self._traced("decode", flight):
+                more = self._next(flight)
+            if more:
+                self._start(flight, engine)
+
+    def _start(self, flight: Flight, engine) -> None:
+        start = flight.since = time.perf_counter()
+        try:
+            flight.batch = engine.start(self._steps, self._count.value)
+        except BaseException as error:  # noqa: BLE001
+            self._abort(flight, error)
+        self.wire_seconds += time.perf_counter() - start
+
+    def _traced(self, name: str, flight: Flight):
+        return _NOTHING if self.trace is None else self.trace.span(name, flight.step, flight.index)
+
+    @staticmethod
+    def _abort(flight: Flight, error: BaseException):
+        _lib.lib.laconic_exchange_abort(flight.handle)
+        raise engine_failed(error) from error
+
+    def abort(self, flight: Flight) -> None:
+        """Undoes it and every other exchange in flight; the session exchanges nothing any more."""
+        _lib.lib.laconic_exchange_abort(flight.handle)
 
     def keep(self, layout: "Layout", address: int, dtype: int, *, step: int, index: int = 0) -> None:
         """Adds the gradients at `address` to the residuals, without an exchange: the engine has failed before."""
+        flight = Flight(step, index)
         try:
-            self._begin(layout, address, dtype, step, index)
+            self._begin(flight, layout, address, dtype)
         except LaconicError as error:
             if error.code != ENGINE_FAILED:
                 raise
         else:  # the session has not heard of the failure yet
-            _lib.lib.laconic_exchange_abort(self._exchange)
+            self.abort(flight)
 
-    def _begin(self, layout, address, dtype, step, index) -> None:
-        bucket = layout.bucket(address, dtype, step=step, index=index)
-        _lib.check(_lib.lib.laconic_exchange_begin(self._handle, ctypes.byref(bucket), ctypes.byref(self._exchange)))
+    def _begin(self, flight, layout, address, dtype) -> None:
+        bucket = layout.bucket(address, dtype, step=flight.step, index=flight.index)
+        _lib.check(_lib.lib.laconic_exchange_begin(self._handle, ctypes.byref(bucket), ctypes.byref(flight.handle)))
 
-    def _next(self, failure) -> bool:
+    def _next(self, flight: Flight) -> bool:
         """Fetches the next batch of steps; False at the end."""
-        code = _lib.lib.laconic_exchange_next(self._exchange, self._steps, ctypes.sizeof(_lib.Step), len(self._steps),
+        code = _lib.lib.laconic_exchange_next(flight.handle, self._steps, ctypes.sizeof(_lib.Step), len(self._steps),
                                               ctypes.byref(self._count))
-        if code == PEER_FAILED and failure is not None:  # every rank, this one too, hears the same message
-            raise LaconicError(failure.code, failure.name, _lib.last_error(code).message, failure.hint)
+        if code == PEER_FAILED and flight.failure is not None:  # every rank, this one too, hears the same message
+            raise LaconicError(flight.failure.code, flight.failure.name, _lib.last_error(code).message, flight.failure.hint)
         _lib.check(code)
         return self._count.value != 0
 
@@ -179,8 +240,31 @@ class Layout:
         self.c_offsets = (ctypes.c_uint64 * max(len(self.offsets), 1))(*self.offsets)
         self.dtype: int | None = None  #: LACONIC_F32, …: of the buffers that were exchanged
         self.direct = direct  #: the engine's own sum is all that this buffer needs
+        self._parts: list[tuple[int, Layout]] | None = None
+
+    @property
+    def parts(self) -> list[tuple[int, "Layout"]]:
+        """What is exchanged on its own: the element at which it begins, and its layout."""
+        return self._parts or [(0, self)]
 
     def bucket(self, address: int, dtype: int, *, step: int = 0, index: int = 0) -> _lib.Bucket:
         """The library's view of a buffer of this layout."""
         return _lib.Bucket(dtype=dtype, index=index, step=step, buffer=address, elements=self.elements,
                            count=len(self.parameters), parameters=self.c_parameters, offsets=self.c_offsets)
+
+    def cut(self, counts, part: int) -> "Layout":
+        """Cuts it between parameters into parts of at most `part` bytes of float32, unless a single parameter has more; 0: not
+        at all. counts: elements of the model's parameters. Gives itself."""
+        starts = [0]
+        for i, (parameter, offset) in enumerate(zip(self.parameters, self.offsets)):
+            if part and i > starts[-1] and 4 * (offset + counts[parameter] - self.offsets[starts[-1]]) > part:
+                starts.append(i)
+        if len(starts) > 1:
+            ends = [*starts[1:], len(self.parameters)]
+            self._parts = []
+            for start, end in zip(starts, ends):
+                first = self.offsets[start]
+                last = self.elements if end == len(self.parameters) else self.offsets[end]
+                self._parts.append((first, Layout(self.parameters[start:end], [o - first for o in self.offsets[start:end]],
+                                                  last - first)))
+        return self

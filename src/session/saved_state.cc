@@ -1,0 +1,194 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+#include "session/saved_state.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <new>
+#include <string>
+#include <string_view>
+
+#include "base/hash.h"
+
+namespace laconic::session {
+namespace {
+
+constexpr std::array<char, 8> kMagic{'L', 'A', 'C', 'S', 'T', 'A', 'T', 'E'};
+
+/// What a state begins with; the spec's text follows, then the entries, then the checksum.
+struct Head {
+  std::array<char, 8> magic;
+  uint32_t version;
+  uint32_t rank;
+  uint32_t world;
+  uint32_t entries;
+  uint64_t model_hash;
+  uint64_t agreement;
+  uint64_t part;
+  uint32_t spec_bytes;
+  uint32_t reserved;
+};
+static_assert(sizeof(Head) == 56);
+
+/// Before each entry's name and values.
+struct EntryHead {
+  uint64_t count;
+  uint32_t name_bytes;
+  uint32_t reserved;
+};
+static_assert(sizeof(EntryHead) == 16);
+
+Error in_flight_error() {
+  return {Errc::exchange_order, "state: exchanges are in flight",
+          "save and load between two steps: call wait() first"};
+}
+
+Error corrupt(std::string what) {
+  return {Errc::state_corrupt, "state: " + std::move(what), "take an older checkpoint"};
+}
+
+/// Of what decides the place of an element in a sum that the engine takes.
+uint64_t part_of(const Session& session) {
+  return session.model().layout_matters() ? session.model().options().part : 0;
+}
+
+template <class T>
+void put(std::vector<uint8_t>& out, const T* data, size_t bytes) {
+  const auto* from = reinterpret_cast<const uint8_t*>(data);
+  out.insert(out.end(), from, from + bytes);
+}
+
+/// Takes bytes from the front, never more than there are.
+class Reader {
+ public:
+  explicit Reader(Bytes bytes) : bytes_(bytes) {}
+  /// Empty if there are fewer; of 0 bytes, too.
+  Bytes take(uint64_t bytes) {
+    if (bytes > bytes_.size()) {
+      short_ = true;
+      return {};
+    }
+    const Bytes taken = bytes_.first(bytes);
+    bytes_ = bytes_.subspan(bytes);
+    return taken;
+  }
+  template <class T>
+  T take() {
+    const Bytes bytes = take(sizeof(T));
+    return bytes.empty() ? T{} : load<T>(bytes.data());
+  }
+  [[nodiscard]] bool ran_short() const { return short_; }
+  [[nodiscard]] bool at_end() const { return bytes_.empty(); }
+
+ private:
+  Bytes bytes_;
+  bool short_ = false;
+};
+
+std::string_view text_of(Bytes bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+bool finite(Bytes values) {
+  for (size_t i = 0; i < values.size(); i += sizeof(float)) {
+    if (!std::isfinite(load<float>(values.data() + i))) return false;
+  }
+  return true;
+}
+
+Result<void> check_head(const Session& session, const Head& head, std::string_view spec) {
+  auto fits = feedback::accepts(
+      session.state_header(),
+      {head.version, head.rank, head.world, head.model_hash, head.agreement, std::string(spec)});
+  if (!fits) return fits;
+  if (head.part == part_of(session)) return {};
+  return Error{Errc::state_spec,
+               "state: expected one saved with part=" + std::to_string(part_of(session)) +
+                   ", found part=" + std::to_string(head.part),
+               "the engine adds: parts of another size would change the last bit of its sums"};
+}
+
+/// The values of an entry, whose name and size are known.
+Result<Bytes> read_entry(Reader& reader, const feedback::Store::Entry& entry) {
+  const auto head = reader.take<EntryHead>();
+  const auto name = text_of(reader.take(head.name_bytes));
+  if (name != entry.name || head.count != entry.values.size())
+    return corrupt("expected " + entry.name + " with " + std::to_string(entry.values.size()) +
+                   " values");
+  const Bytes values = reader.take(entry.values.size_bytes());
+  if (reader.ran_short()) return corrupt("it ends inside " + entry.name);
+  if (!finite(values)) return corrupt("a value of " + entry.name + " is not finite");
+  return values;
+}
+
+Result<void> load_checked(Session& session, Bytes state) {
+  const auto& entries = session.store().entries();
+  if (state.size() < sizeof(Head) + sizeof(uint64_t)) return corrupt("it is too short");
+  const Bytes body = state.first(state.size() - sizeof(uint64_t));
+  Reader reader(body);
+  const auto head = reader.take<Head>();
+  if (head.magic != kMagic) return corrupt("these bytes are none");
+  if (hash64(body) != load<uint64_t>(body.data() + body.size())) return corrupt("it is damaged");
+  const auto spec = text_of(reader.take(head.spec_bytes));
+  if (auto fits = check_head(session, head, spec); !fits) return fits;
+  if (head.entries != entries.size())
+    return corrupt("expected " + std::to_string(entries.size()) + " entries");
+  std::vector<Bytes> values;
+  for (const auto& entry : entries) {
+    auto read = read_entry(reader, entry);
+    if (!read) return std::move(read).error();
+    values.push_back(*read);
+  }
+  if (!reader.at_end()) return corrupt("something follows its end");
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (!values[i].empty())
+      std::memcpy(entries[i].values.data(), values[i].data(), values[i].size());
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<std::vector<uint8_t>> save_state(const Session& session) {
+  try {
+    if (session.in_flight() != 0) return in_flight_error();
+    const auto header = session.state_header();
+    const auto& entries = session.store().entries();
+    const Head head{kMagic,
+                    header.version,
+                    header.rank,
+                    header.world,
+                    static_cast<uint32_t>(entries.size()),
+                    header.model_hash,
+                    header.agreement,
+                    part_of(session),
+                    static_cast<uint32_t>(header.spec.size()),
+                    0};
+    std::vector<uint8_t> out;
+    put(out, &head, sizeof head);
+    put(out, header.spec.data(), header.spec.size());
+    for (const auto& entry : entries) {
+      const EntryHead each{entry.values.size(), static_cast<uint32_t>(entry.name.size()), 0};
+      put(out, &each, sizeof each);
+      put(out, entry.name.data(), entry.name.size());
+      put(out, entry.values.data(), entry.values.size_bytes());
+    }
+    const uint64_t checksum = hash64(out);
+    put(out, &checksum, sizeof checksum);
+    return out;
+  } catch (const std::bad_alloc&) {
+    return Error{Errc::out_of_memory, "no memory", {}};
+  }
+}
+
+Result<void> load_state(Session& session, Bytes state) {
+  try {
+    if (session.in_flight() != 0) return in_flight_error();
+    return load_checked(session, state);
+  } catch (const std::bad_alloc&) {
+    return Error{Errc::out_of_memory, "no memory", {}};
+  }
+}
+
+}  // namespace laconic::session

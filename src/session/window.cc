@@ -1,0 +1,95 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+#include "session/window.h"
+
+#include <algorithm>
+#include <new>
+#include <utility>
+
+namespace laconic::session {
+
+Result<void> Window::submit(const collective::Bucket& bucket,
+                            const collective::LayoutView& layout) {
+  return issue(session_->begin(bucket, layout));
+}
+
+Result<void> Window::submit_failed(uint64_t step, uint32_t index,
+                                   const collective::LayoutView& layout, Error why) {
+  return issue(session_->begin_failed(step, index, layout, std::move(why)));
+}
+
+Result<void> Window::issue(Result<collective::Exchange*> begun) {
+  if (!begun) return std::move(begun).error();
+  Flight flight{*begun, {}};
+  auto more = start(*flight.exchange, &flight.ticket);
+  if (!more) return fail(std::move(more).error());
+  if (*more) flights_[count_++] = flight;
+  const uint32_t room = session_->model().options().window - 1;
+  const auto since = std::chrono::steady_clock::now();
+  const bool waits = count_ > room && room != 0;
+  while (count_ > room) {
+    if (auto ended = end_first(); !ended) return ended;
+  }
+  if (waits) {
+    session_->count_window_wait(
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - since).count());
+  }
+  return {};
+}
+
+/// The exchange's next batch is on its way; false: it has ended, with an Error that was noted. Its
+/// own Error is the engine's.
+Result<bool> Window::start(collective::Exchange& exchange, Ticket* ticket) {
+  std::array<Step, kMaxBatch> batch;
+  auto steps = session_->next(exchange, batch);
+  if (!steps) note(std::move(steps).error());
+  if (!steps || *steps == 0) return false;
+  auto started = engine_->start({batch.data(), *steps});
+  if (!started) return std::move(started).error();
+  *ticket = *started;
+  return true;
+}
+
+Result<void> Window::wait(Ticket ticket) {
+  return engine_->wait(ticket, std::chrono::steady_clock::now() + timeout_);
+}
+
+Result<void> Window::end_first() {
+  Flight& flight = flights_[0];
+  for (;;) {
+    if (auto done = wait(flight.ticket); !done) return fail(std::move(done).error());
+    auto more = start(*flight.exchange, &flight.ticket);
+    if (!more) return fail(std::move(more).error());
+    if (!*more) break;
+  }
+  std::copy(flights_.begin() + 1, flights_.begin() + count_, flights_.begin());
+  --count_;
+  return {};
+}
+
+Result<void> Window::finish() {
+  while (count_ != 0) {
+    if (auto ended = end_first(); !ended) return ended;
+  }
+  if (!first_) return {};
+  return *std::exchange(first_, std::nullopt);
+}
+
+/// Nothing of ours goes out any more.
+Result<void> Window::fail(Error why) {
+  count_ = 0;
+  first_.reset();
+  left_behind_ = true;
+  Error copy{why.code, {}, {}};
+  try {
+    copy = why;
+  } catch (const std::bad_alloc&) {  // the code alone has to do: payloads must be put back
+  }
+  session_->abort(std::move(copy));
+  return why;
+}
+
+void Window::note(Error why) {
+  if (!first_) first_ = std::move(why);
+}
+
+}  // namespace laconic::session

@@ -1,0 +1,56 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// Drives a session's exchanges over an engine, up to Options::window of them in flight: encoding of
+// one, wire of another. What is issued when is a function of the order of the buckets, the same on
+// all ranks, and never of time: the first batch of exchange i, then all that is left of exchange
+// i - window + 1; at the end of a step all that is left, in order.
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <optional>
+
+#include "session/session.h"
+
+namespace laconic::session {
+
+class Window {
+ public:
+  /// A batch that takes longer than `timeout` has failed.
+  Window(Session& session, Engine& engine, std::chrono::milliseconds timeout) noexcept
+      : session_(&session), engine_(&engine), timeout_(timeout) {}
+
+  /// Begins an exchange. Gives the Error of one that could not begin, or the engine's; that of an
+  /// exchange (a peer's trouble, hostile bytes) stops no other one, and is what finish() gives.
+  Result<void> submit(const collective::Bucket& bucket, const collective::LayoutView& layout);
+  /// The exchange of `layout` that this rank cannot bring: all ranks will report `why`.
+  Result<void> submit_failed(uint64_t step, uint32_t index, const collective::LayoutView& layout,
+                             Error why);
+  /// Ends all exchanges in order. The first Error since the last finish().
+  Result<void> finish();
+  /// The engine has failed: it may still use the memory of what was in flight.
+  [[nodiscard]] bool left_behind() const noexcept { return left_behind_; }
+
+ private:
+  struct Flight {
+    collective::Exchange* exchange = nullptr;
+    Ticket ticket;
+  };
+
+  Result<void> issue(Result<collective::Exchange*> begun);
+  Result<bool> start(collective::Exchange& exchange, Ticket* ticket);
+  Result<void> wait(Ticket ticket);
+  Result<void> end_first();
+  Result<void> fail(Error why);
+  void note(Error why);
+
+  Session* session_;
+  Engine* engine_;
+  std::chrono::milliseconds timeout_;
+  std::array<Flight, collective::kMaxWindow> flights_{};  // in the order of their begins
+  uint32_t count_ = 0;
+  std::optional<Error> first_;
+  bool left_behind_ = false;
+};
+
+}  // namespace laconic::session
