@@ -133,7 +133,7 @@ Result<void> drive(Session& session, const collective::Bucket& bucket, const Lay
     const Result<void> done =
         ticket ? engine.wait(*ticket, deadline) : Result<void>(ticket.error());
     if (done) continue;
-    session.abort(**exchange, done.error());
+    session.abort(done.error());
     return done;
   }
 }
