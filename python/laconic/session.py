@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import collections
 import ctypes
+import functools
 import itertools
 import math
 import threading
@@ -91,9 +92,9 @@ class Session:
                 raise errors.error("invalid_argument", "nobody tells Gloo of the other ranks",
                                    'engine="gloo" takes rank, world and rendezvous="file:FOLDER" or "tcp:HOST:PORT"')
             world = whole("world", world, 1, U32)
-            self._engine = plugin.PluginEngine(plugin.gloo_path(), timeout=timeout, rank=whole("rank", rank, 0, world - 1),
-                                               world=world, rendezvous=_text("rendezvous", rendezvous),
-                                               interface=_text("interface", interface))
+            options = {"rank": whole("rank", rank, 0, world - 1), "world": world,
+                       "rendezvous": _text("rendezvous", rendezvous), "interface": _text("interface", interface)}
+            self._engine = plugin.PluginEngine(plugin.gloo_path(), timeout=timeout, **options)
         elif engine == "c10d":
             self._engine = self._open_c10d(group)
         else:
@@ -162,56 +163,55 @@ class Session:
                 # What a rank gives that has nothing to give: its residuals stay as they are.
                 memory = (ctypes.c_float * max(layout.elements for _, layout in self._layout.parts))()
             self._next_step = step + 1
-            error = self._exchange(step, memory, failure)
-            if self._session.broken is not None:
+            whole_before = self._session.broken is None
+            failures = self._exchange(step, memory, failure)
+            if self._session.broken is not None and whole_before:
                 plugin.keep_for_good(self._session, memory, array)
-            if error is not None:
-                raise error
+            if failures:
+                raise failures[0] if failure is None or self._session.broken is not None else failure
 
-    def _exchange(self, step: int, memory, failure: LaconicError | None) -> BaseException | None:
+    def _exchange(self, step: int, memory, failure: LaconicError | None) -> list[BaseException]:
         """Up to `window` parts in flight. What is issued when is a function of their order, never of time: the first batch of
-        part i; then all that is left of i - window + 1; at the end all that is left, in order. Gives the first failure."""
-        session, flights = self._session, collections.deque()
-        self._first: BaseException | None = None
-        self._parts += len(self._layout.parts) if len(self._layout.parts) > 1 else 0
+        part i; then all that is left of i - window + 1; at the end all that is left, in order. Gives what failed."""
+        session, flights, failures = self._session, collections.deque(), []
+        parts = self._layout.parts
+        self._parts += len(parts) if len(parts) > 1 else 0
         room = session.window - 1
-        for number, (first, layout) in enumerate(self._layout.parts):
-            address = ctypes.addressof(memory) + (0 if failure is not None else 4 * first)
+        for number, (first, layout) in enumerate(parts):
+            place = (layout, ctypes.addressof(memory) + (0 if failure is not None else 4 * first), _lib.F32)
             numbers = {"step": step, "index": number << 16}
             if session.broken is not None:
-                session.keep(layout, address, _lib.F32, **numbers)
-                self._note(session.broken)
+                session.keep(*place, **numbers)
+                failures.append(session.broken)
                 continue
-            flight = self._try(lambda: session.begin(layout, address, _lib.F32, self._engine, failure=failure, **numbers), flights)  # noqa: B023
+            begin = functools.partial(session.begin, *place, self._engine, failure=failure, **numbers)
+            flight = self._try(begin, flights, failures)
             if flight is not None:
                 flights.append(flight)
             waits, since = len(flights) > room > 0, time.perf_counter()
             while len(flights) > room:
-                self._finish_first(flights)
+                self._finish_first(flights, failures)
             self._window_wait += time.perf_counter() - since if waits else 0.0
         while flights:
-            self._finish_first(flights)
-        return self._first
+            self._finish_first(flights, failures)
+        return failures
 
-    def _finish_first(self, flights) -> None:
+    def _finish_first(self, flights, failures) -> None:
         flight = flights.popleft()
-        self._try(lambda: self._session.finish(flight, self._engine), flights)
+        self._try(functools.partial(self._session.finish, flight, self._engine), flights, failures)
 
-    def _try(self, what, flights) -> Flight | None:
+    def _try(self, what, flights, failures) -> Flight | None:
         """What `what()` gives. After a failure of the engine all in flight are undone; their batches end before anybody uses their
         memory again."""
         try:
             return what()
         except LaconicError as error:
             cause = error.__cause__
-            self._note(error if cause is None or isinstance(cause, Exception) else cause)  # or KeyboardInterrupt
+            failures.append(error if cause is None or isinstance(cause, Exception) else cause)  # or KeyboardInterrupt
         if self._session.broken is not None:
             while flights:
                 self._engine.settle(flights.popleft().batch)
         return None
-
-    def _note(self, error: BaseException) -> None:
-        self._first = self._first or error
 
     def _check_open(self) -> None:
         if self._last_words is not None:
