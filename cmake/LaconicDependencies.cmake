@@ -31,6 +31,19 @@ if(NOT LACONIC_HIGHWAY STREQUAL "OFF")
   endif()
 endif()
 
+# laconic_gloo::gloo: for what is compiled against include/laconic/engine/gloo.h.
+if(NOT LACONIC_GLOO STREQUAL "OFF")
+  find_path(LACONIC_GLOO_INCLUDE_DIR gloo/rendezvous/context.h)
+  find_library(LACONIC_GLOO_LIBRARY gloo)
+  if(LACONIC_GLOO_INCLUDE_DIR AND LACONIC_GLOO_LIBRARY)
+    add_library(laconic_gloo::gloo INTERFACE IMPORTED)
+    target_include_directories(laconic_gloo::gloo SYSTEM INTERFACE ${LACONIC_GLOO_INCLUDE_DIR})
+    target_link_libraries(laconic_gloo::gloo INTERFACE ${LACONIC_GLOO_LIBRARY} Threads::Threads)
+  elseif(LACONIC_GLOO STREQUAL "ON")
+    laconic_lacks(Gloo libgloo-dev)
+  endif()
+endif()
+
 # Of the command and of the tests, never of the library.
 find_package(fmt QUIET)
 find_package(CLI11 QUIET)

@@ -2,15 +2,19 @@
 #
 # Engines in libraries of their own (include/laconic/plugin.h), opened at run time: built where what they stand on is.
 
-# laconic_plugin(TARGET SOURCE DEPS...): exports laconic_plugin_v1 and nothing else.
+# laconic_plugin(TARGET SOURCE [SHARED_RUNTIME] DEPS...): exports laconic_plugin_v1 and nothing else. SHARED_RUNTIME: what
+# it stands on is C++ itself, and throws.
 function(laconic_plugin TARGET SOURCE)
+  cmake_parse_arguments(arg "SHARED_RUNTIME" "" "" ${ARGN})
   set(map ${PROJECT_SOURCE_DIR}/cmake/plugin.map)
   add_library(${TARGET} MODULE ${SOURCE})
   target_include_directories(${TARGET} PRIVATE ${PROJECT_SOURCE_DIR}/plugins)
-  target_link_libraries(${TARGET} PRIVATE laconic_flags laconic_transport ${ARGN})
+  target_link_libraries(${TARGET} PRIVATE laconic_flags laconic_transport ${arg_UNPARSED_ARGUMENTS})
   target_link_options(${TARGET} PRIVATE LINKER:--version-script=${map} LINKER:--exclude-libs,ALL)
   if(NOT LACONIC_SANITIZE)
-    target_link_options(${TARGET} PRIVATE -static-libstdc++ -static-libgcc LINKER:--no-undefined LINKER:--as-needed)
+    target_link_options(${TARGET} PRIVATE
+      $<$<NOT:$<BOOL:${arg_SHARED_RUNTIME}>>:-static-libstdc++$<SEMICOLON>-static-libgcc>
+      LINKER:--no-undefined LINKER:--as-needed)
   endif()
   set_target_properties(${TARGET} PROPERTIES LINK_DEPENDS ${map})
 endfunction()
@@ -21,3 +25,7 @@ foreach(_mpi IN LISTS LACONIC_MPIS)
   laconic_plugin(laconic_mpi_${_mpi} ${PROJECT_SOURCE_DIR}/plugins/mpi.cc laconic_mpi::${_mpi})
   list(APPEND LACONIC_PLUGINS laconic_mpi_${_mpi})
 endforeach()
+if(TARGET laconic_gloo::gloo)
+  laconic_plugin(laconic_gloo ${PROJECT_SOURCE_DIR}/plugins/gloo.cc SHARED_RUNTIME laconic_gloo::gloo)
+  list(APPEND LACONIC_PLUGINS laconic_gloo)
+endif()

@@ -187,6 +187,24 @@ function(laconic_engine_tests)
   endif()
 endfunction()
 
+# tests/engines/gloo/*_test.cc -> test_gloo: processes over Gloo, where it is.
+function(laconic_gloo_tests)
+  if(TARGET laconic_gloo::gloo)
+    file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/engines/gloo/*_test.cc)
+    laconic_test(test_gloo engines "laconic_engine_table;laconic_gloo::gloo" ${sources})
+    target_compile_definitions(test_gloo PRIVATE LACONIC_GLOO_PLUGIN="$<TARGET_FILE_NAME:laconic_gloo>")
+    add_dependencies(test_gloo laconic_gloo)
+  else()
+    laconic_skipped_test(test_gloo engines "Gloo was not found (libgloo-dev), or LACONIC_GLOO is OFF")
+  endif()
+endfunction()
+
+# A test that ctest lists as skipped, with the reason.
+function(laconic_skipped_test NAME LABEL REASON)
+  add_test(NAME ${NAME} COMMAND ${CMAKE_COMMAND} -E echo "skipped: ${REASON}")
+  set_tests_properties(${NAME} PROPERTIES LABELS ${LABEL} SKIP_REGULAR_EXPRESSION "^skipped: ")
+endfunction()
+
 function(laconic_all_tests)
   laconic_fuzz_targets()
   if(LACONIC_FUZZ)
@@ -198,6 +216,7 @@ function(laconic_all_tests)
   laconic_folder_tests(conformance laconic_pipeline)
   laconic_folder_tests(distributed laconic_all)
   laconic_engine_tests()
+  laconic_gloo_tests()
   laconic_golden_tests()
   if(TARGET test_lab)  # lab/ adds its own tests; `laconic_tests` is all of them
     add_dependencies(laconic_tests test_lab)

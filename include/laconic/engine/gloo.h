@@ -1,0 +1,663 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// Gloo as an engine. Header only, compiled with the user's own Gloo; link with gloo.
+// docs/guide/engines.md.
+#pragma once
+
+#include <gloo/allreduce.h>
+#include <gloo/config.h>
+#include <gloo/math.h>
+#include <gloo/rendezvous/context.h>
+#include <gloo/rendezvous/store.h>
+#include <gloo/transport/tcp/device.h>
+#include <gloo/transport/unbound_buffer.h>
+#include <signal.h>
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <optional>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "laconic/dtype.h"
+#include "laconic/engine.h"
+#include "laconic/engine/rendezvous.h"
+
+namespace laconic {
+
+struct GlooOptions {
+  uint32_t rank = 0;
+  uint32_t world = 1;
+  /// "file:FOLDER", empty and seen by all ranks, or "tcp:HOST:PORT", where rank 0 listens. Not
+  /// needed in a world of one.
+  std::string rendezvous{};
+  /// The network interface that Gloo uses ("eth0"); empty: that of this host's name.
+  std::string interface_{};
+  /// Ranks that have not come by then fail the group.
+  std::chrono::milliseconds timeout = std::chrono::minutes(30);
+};
+
+/// Sums are Gloo's own (a ring: not in rank order, the same bits on all ranks), in all three types;
+/// everything else goes directly, all at once. Messages may be shorter than their room.
+///
+/// When a rank dies, every rank that waits gets an Error that names it, in well under a second. A
+/// rank that destroys its engine disturbs no rank that has what it needs of it. After the first
+/// Error the group is over: all its connections are closed, and no memory of a step is used any
+/// more.
+class GlooEngine final : public Engine {
+ public:
+  /// All ranks together.
+  static Result<std::unique_ptr<GlooEngine>> create(const GlooOptions& options) {
+    if (options.world < 1 || options.rank >= options.world) {
+      return Error{Errc::invalid_argument,
+                   "there is no rank " + std::to_string(options.rank) + " in a world of " +
+                       std::to_string(options.world),
+                   {}};
+    }
+    try {
+      std::unique_ptr<GlooEngine> engine(new GlooEngine(options));
+      if (options.world > 1) {
+        if (auto done = engine->meet(); !done) return done.error();
+      }
+      return engine;
+    } catch (const std::bad_alloc&) {
+      return Error{Errc::out_of_memory, "no memory", {}};
+    } catch (const std::exception& e) {
+      return Error{Errc::engine_failed, std::string("Gloo: ") + e.what(), {}};
+    }
+  }
+
+  /// "Gloo 0.5.0": the headers that this was compiled with.
+  [[nodiscard]] static std::string library() {
+    return "Gloo " + std::to_string(GLOO_VERSION_MAJOR) + "." + std::to_string(GLOO_VERSION_MINOR) +
+           "." + std::to_string(GLOO_VERSION_PATCH);
+  }
+
+  ~GlooEngine() override {
+    if (context_ != nullptr && !fault()) {
+      if (unfinished_ == 0) {
+        part();
+      } else {
+        fail({Errc::peer_failed, "rank " + std::to_string(rank()) + " has ended in a batch", {}});
+      }
+    }
+    tear_down();  // whatever is being executed returns
+    stop();
+  }
+
+  [[nodiscard]] uint32_t rank() const noexcept override { return options_.rank; }
+  [[nodiscard]] uint32_t world() const noexcept override { return options_.world; }
+  [[nodiscard]] EngineCaps caps() const noexcept override { return {kAllSums, true}; }
+
+  Result<void> run(std::span<const Step> batch) override {
+    // The base's thread executes; any other caller waits for it as for any batch.
+    if (started_ && (thread_ == std::thread::id() || thread_ == std::this_thread::get_id())) {
+      thread_ = std::this_thread::get_id();
+      return execute(batch);
+    }
+    auto ticket = start(batch);
+    if (!ticket) return ticket.error();
+    return wait(*ticket, Deadline::max());
+  }
+
+  Result<Ticket> start(std::span<const Step> batch) override {
+    started_ = true;
+    auto ticket = Engine::start(batch);
+    if (!ticket) return ticket;
+    ++unfinished_;
+    const std::lock_guard lock(mutex_);
+    std::vector<bool>& needed = needed_[ticket->number % kMaxTickets];
+    try {
+      needed.assign(world(), false);
+      for (const Step& step : batch) {
+        if (step.kind != StepKind::messages) needed.assign(world(), true);
+        for (const Message& m : step.messages) needed[m.peer] = true;
+      }
+    } catch (const std::bad_alloc&) {
+      needed.clear();  // nobody is named, then
+    }
+    return ticket;
+  }
+
+  Result<void> wait(Ticket ticket, Deadline deadline) override {
+    const Deadline begin = Clock::now();
+    // Before the end, so that all ranks have said where they wait when the first one asks.
+    const Deadline sign = begin + (deadline - begin) / 4 * 3;
+    bool signed_ = false;
+    for (;;) {
+      auto done = Engine::wait(ticket, std::min(deadline, Clock::now() + kGlance));
+      if (done || done.error().code != Errc::timed_out || context_ == nullptr) return done;
+      if (fault()) return after_fault(ticket);
+      const Deadline now = Clock::now();
+      if (now >= deadline) {
+        fail(late(ticket, std::chrono::duration_cast<std::chrono::milliseconds>(deadline - begin)));
+      } else if (glance()) {
+        fail({Errc::peer_failed, {}, {}});
+      } else if (!signed_ && now >= sign) {
+        signed_ = true;
+        (void)board_->put(place(rank(), ticket), "1", soon());
+      }
+    }
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  using Buffer = std::unique_ptr<::gloo::transport::UnboundBuffer>;
+
+  /// Buffers that can be made to return from a wait, all at once and for good. Gloo itself wakes no
+  /// wait for a transfer that has been begun when its connection ends.
+  class Waits final : public ::gloo::transport::Context {
+   public:
+    explicit Waits(std::shared_ptr<::gloo::Context> real)
+        : Context(real->rank, real->size), real_(std::move(real)) {}
+    std::unique_ptr<::gloo::transport::UnboundBuffer> createUnboundBuffer(void* at,
+                                                                          size_t bytes) override {
+      return std::make_unique<Wait>(this, real_->createUnboundBuffer(at, bytes));
+    }
+    std::unique_ptr<::gloo::transport::Pair>& getPair(int peer) override {
+      return real_->getPair(peer);
+    }
+    std::unique_ptr<::gloo::transport::Pair>& createPair(int) override {
+      throw std::logic_error("all pairs are there");
+    }
+    void break_off() noexcept {
+      const std::lock_guard lock(mutex_);
+      broken_off_ = true;
+      for (Wait* buffer = first_; buffer != nullptr; buffer = buffer->next_) buffer->abort();
+    }
+
+   private:
+    class Wait final : public ::gloo::transport::UnboundBuffer {
+     public:
+      Wait(Waits* waits, Buffer real)
+          : UnboundBuffer(real->ptr, real->size), waits_(waits), real_(std::move(real)) {
+        const std::lock_guard lock(waits_->mutex_);
+        next_ = std::exchange(waits_->first_, this);
+        if (next_ != nullptr) next_->before_ = this;
+        if (waits_->broken_off_) abort();
+      }
+      ~Wait() override {
+        const std::lock_guard lock(waits_->mutex_);
+        (before_ != nullptr ? before_->next_ : waits_->first_) = next_;
+        if (next_ != nullptr) next_->before_ = before_;
+      }
+      bool waitRecv(int* rank, std::chrono::milliseconds timeout) override {
+        return checked(real_->waitRecv(rank, timeout));
+      }
+      bool waitSend(int* rank, std::chrono::milliseconds timeout) override {
+        return checked(real_->waitSend(rank, timeout));
+      }
+      void abortWaitRecv() override { real_->abortWaitRecv(); }
+      void abortWaitSend() override { real_->abortWaitSend(); }
+      void send(int to, uint64_t slot, size_t offset, size_t bytes) override {
+        real_->send(to, slot, offset, bytes);
+      }
+      void recv(int from, uint64_t slot, size_t offset, size_t bytes) override {
+        real_->recv(from, slot, offset, bytes);
+      }
+      void recv(std::vector<int> from, uint64_t slot, size_t offset, size_t bytes) override {
+        real_->recv(std::move(from), slot, offset, bytes);
+      }
+
+     private:
+      friend class Waits;
+      static bool checked(bool done) {
+        if (!done) throw std::runtime_error("the group is over");
+        return done;
+      }
+      void abort() noexcept {
+        real_->abortWaitRecv();
+        real_->abortWaitSend();
+      }
+      Waits* waits_;
+      Buffer real_;
+      Wait *next_ = nullptr, *before_ = nullptr;
+    };
+
+    std::shared_ptr<::gloo::Context> real_;
+    std::mutex mutex_;
+    Wait* first_ = nullptr;
+    bool broken_off_ = false;
+  };
+
+  /// What collectives of Gloo run on.
+  class Interruptible final : public ::gloo::Context {
+   public:
+    explicit Interruptible(const std::shared_ptr<::gloo::Context>& real)
+        : Context(real->rank, real->size) {
+      auto waits = std::make_shared<Waits>(real);
+      waits_ = waits.get();
+      transportContext_ = std::move(waits);
+    }
+    void break_off() noexcept { waits_->break_off(); }
+
+   private:
+    Waits* waits_;
+  };
+
+  /// An operation under way. Its buffer waits for nothing else.
+  struct Transfer {
+    Buffer buffer;
+    bool receives;
+  };
+  static constexpr auto kGlance = std::chrono::milliseconds(50);
+  static constexpr std::chrono::milliseconds kGrace{250};
+  static constexpr auto kForever = std::chrono::hours(24 * 365);
+  /// Gloo's collectives begin their slots with small numbers.
+  static constexpr uint64_t kSlots = uint64_t{0x4C} << 56, kFarewell = kSlots | uint64_t{1} << 48;
+
+  /// Gloo writes to sockets without MSG_NOSIGNAL: no SIGPIPE in this thread, nor in those that it
+  /// starts, for as long as this lives.
+  class NoSigpipe {
+   public:
+    NoSigpipe() noexcept {
+      sigset_t pending;
+      ::sigpending(&pending);
+      was_pending_ = ::sigismember(&pending, SIGPIPE) == 1;
+      ::sigemptyset(&pipe_);
+      ::sigaddset(&pipe_, SIGPIPE);
+      ::pthread_sigmask(SIG_BLOCK, &pipe_, &before_);
+    }
+    ~NoSigpipe() {
+      const timespec at_once{};
+      while (!was_pending_ && ::sigtimedwait(&pipe_, nullptr, &at_once) < 0 && errno == EINTR) {
+      }
+      ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+    }
+    NoSigpipe(const NoSigpipe&) = delete;
+    NoSigpipe& operator=(const NoSigpipe&) = delete;
+
+   private:
+    sigset_t pipe_, before_;
+    bool was_pending_;
+  };
+
+  /// What Gloo wants to know of other ranks while it connects them.
+  class Store final : public ::gloo::rendezvous::Store {
+   public:
+    Store(rendezvous::Board* board, Deadline deadline) : board_(board), deadline_(deadline) {}
+    void set(const std::string& key, const std::vector<char>& data) override {
+      checked(board_->put(name(key), std::string(data.begin(), data.end()), deadline_));
+    }
+    std::vector<char> get(const std::string& key) override {
+      for (;;) {
+        const std::string value = checked(board_->get(name(key), deadline_));
+        if (!value.empty()) return {value.begin(), value.end()};
+        const std::string news = checked(board_->get(news_of_meeting(), deadline_));
+        if (!news.empty()) throw std::runtime_error(rendezvous::read_news(news, {}).message);
+        if (Clock::now() >= deadline_)
+          throw std::runtime_error("a rank did not come to be connected in time");
+        std::this_thread::sleep_for(std::chrono::milliseconds(2));
+      }
+    }
+    void wait(const std::vector<std::string>& keys) override {
+      for (const std::string& key : keys) (void)get(key);
+    }
+    void wait(const std::vector<std::string>& keys, const std::chrono::milliseconds&) override {
+      wait(keys);
+    }
+
+   private:
+    static std::string name(const std::string& key) {
+      std::string safe = "gloo." + key;
+      for (char& c : safe) c = rendezvous::is_key({&c, 1}) || c == '.' ? c : '_';
+      return safe;
+    }
+    static std::string checked(Result<std::string> result) {
+      if (!result) throw std::runtime_error(result.error().message);
+      return *std::move(result);
+    }
+    rendezvous::Board* board_;
+    Deadline deadline_;
+  };
+
+  explicit GlooEngine(const GlooOptions& options) : options_(options) {}
+
+  static std::string news_of_meeting() { return std::string(rendezvous::kMeeting); }
+  static std::string news_of_fault() { return std::string(rendezvous::kFault); }
+  static std::string hint() { return "restart the group with the ranks that are left"; }
+  static Deadline soon() { return Clock::now() + std::chrono::milliseconds(500); }
+  static std::string place(uint32_t rank, Ticket ticket) {
+    return "waits." + std::to_string(rank) + "." + std::to_string(ticket.number);
+  }
+
+  // ---- the beginning ----
+
+  Result<void> meet() {
+    const auto timeout = std::clamp<std::chrono::milliseconds>(
+        options_.timeout, std::chrono::milliseconds(1), std::chrono::hours(24 * 30));
+    const Deadline deadline = Clock::now() + timeout;
+    auto board = rendezvous::open(options_.rendezvous, rank(), world(), deadline);
+    if (!board) return board.error();
+    board_ = *std::move(board);
+    if (auto met = rendezvous::meet(*board_, rank(), world(), timeout, deadline); !met) return met;
+    try {
+      connect(deadline);
+    } catch (const std::exception& e) {
+      const Error own{Errc::engine_failed,
+                      "Gloo cannot connect rank " + std::to_string(rank()) + ": " + e.what(),
+                      "look whether the ranks reach each other over this network interface"};
+      const auto told = board_->put(news_of_meeting(), rendezvous::write_news(own), soon());
+      return told ? rendezvous::read_news(*told, own.hint) : own;
+    }
+    return {};
+  }
+
+  void connect(Deadline deadline) {
+    const NoSigpipe guard;
+    ::gloo::transport::tcp::attr attributes;
+    attributes.iface = options_.interface_;
+    auto device = ::gloo::transport::tcp::CreateDevice(attributes);
+    auto context = std::make_shared<::gloo::rendezvous::Context>(static_cast<int>(rank()),
+                                                                 static_cast<int>(world()));
+    context->setTimeout(
+        std::max(std::chrono::milliseconds(1000),
+                 std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now())));
+    Store store(board_.get(), std::max(deadline, Clock::now() + std::chrono::seconds(1)));
+    context->connectFullMesh(store, device);
+    farewells_.resize(world());
+    watches_.resize(world());
+    for (uint32_t peer = 0; peer < world(); ++peer) {
+      if (peer == rank()) continue;
+      watches_[peer] = context->createUnboundBuffer(&farewells_[peer], 1);
+      watches_[peer]->recv(static_cast<int>(peer), kFarewell);
+    }
+    batches_ = std::make_shared<Interruptible>(context);
+    context_ = std::move(context);
+  }
+
+  // ---- batches ----
+
+  Result<void> execute(std::span<const Step> batch) noexcept {
+    if (auto known = fault()) return *std::move(known);
+    const NoSigpipe guard;
+    executing_ = true;
+    Result<void> result = Errc::ok;
+    try {
+      std::vector<Transfer> transfers;
+      for (const Step& step : batch) {
+        if (step.kind != StepKind::all_reduce) post(step, &transfers);
+      }
+      for (const Step& step : batch) {
+        if (step.kind == StepKind::all_reduce) sum(step);
+      }
+      for (Transfer& t : transfers) {
+        (void)(t.receives ? t.buffer->waitRecv(kForever) : t.buffer->waitSend(kForever));
+      }
+    } catch (const std::bad_alloc&) {
+      result = fail({Errc::out_of_memory, {}, {}});
+    } catch (const std::exception& e) {
+      result = fail({Errc::peer_failed, {}, {}}, e.what());
+    } catch (...) {
+      result = fail({Errc::peer_failed, {}, {}});
+    }
+    executing_ = false;
+    --unfinished_;
+    return result;
+  }
+
+  void post(const Step& step, std::vector<Transfer>* transfers) {
+    const uint64_t slot = kSlots | step.tag;
+    const auto receive = [&](uint32_t peer, uint8_t* at, uint64_t room) {
+      if (room == 0) return;
+      transfers->push_back({batches_->createUnboundBuffer(at, room), true});
+      transfers->back().buffer->recv(static_cast<int>(peer), slot);
+    };
+    const auto send = [&](uint32_t peer, const uint8_t* at, uint64_t bytes) {
+      if (bytes == 0) return;
+      transfers->push_back({batches_->createUnboundBuffer(const_cast<uint8_t*>(at), bytes), false});
+      transfers->back().buffer->send(static_cast<int>(peer), slot);
+    };
+    if (step.kind == StepKind::messages) {
+      for (const Message& m : step.messages) receive(m.peer, m.recv, m.recv_room);
+      for (const Message& m : step.messages) send(m.peer, m.send, m.send_bytes);
+      return;
+    }
+    const uint8_t* own = step.send + step.send_offsets[rank()];
+    uint8_t* place = step.recv + step.recv_offsets[rank()];
+    if (step.send_counts[rank()] != 0 && own != place)
+      std::memmove(place, own, step.send_counts[rank()]);
+    for (uint32_t k = 1; k < world(); ++k) {  // everybody begins with another one
+      const uint32_t peer = (rank() + world() - k) % world();
+      receive(peer, step.recv + step.recv_offsets[peer], step.recv_counts[peer]);
+    }
+    for (uint32_t k = 1; k < world(); ++k) {
+      const uint32_t peer = (rank() + k) % world();
+      send(peer, step.send + step.send_offsets[peer], step.send_counts[peer]);
+    }
+  }
+
+  void sum(const Step& step) {
+    if (step.count == 0 || world() == 1) return;
+    ::gloo::AllreduceOptions options(batches_);
+    options.setTag(step.tag);
+    options.setTimeout(kForever);
+    if (step.dtype == DType::f32) {
+      options.setOutput(reinterpret_cast<float*>(step.recv), step.count);
+      options.setReduceFunction([](void* total, const void* a, const void* b, size_t n) {
+        ::gloo::sum<float>(total, a, b, n);
+      });
+    } else if (step.dtype == DType::f16) {
+      options.setOutput(reinterpret_cast<uint16_t*>(step.recv), step.count);
+      options.setReduceFunction(add_16_bits<f16_to_float, float_to_f16>);
+    } else {
+      options.setOutput(reinterpret_cast<uint16_t*>(step.recv), step.count);
+      options.setReduceFunction(add_16_bits<bf16_to_float, float_to_bf16>);
+    }
+    ::gloo::allreduce(options);
+  }
+
+  /// Rounded after each addition.
+  template <auto kWiden, auto kNarrow>
+  static void add_16_bits(void* total, const void* a, const void* b, size_t count) {
+    auto* out = static_cast<uint16_t*>(total);
+    const auto *x = static_cast<const uint16_t*>(a), *y = static_cast<const uint16_t*>(b);
+    for (size_t i = 0; i < count; ++i) out[i] = kNarrow(kWiden(x[i]) + kWiden(y[i]));
+  }
+
+  // ---- failures ----
+
+  std::optional<Error> fault() {
+    const std::lock_guard lock(mutex_);
+    return fault_;
+  }
+
+  /// The group is over. `why` without a message: a connection has broken, or memory is short.
+  Error fail(Error why, const char* said = "") noexcept {
+    const std::lock_guard lock(mutex_);
+    const NoSigpipe guard;
+    if (!fault_) {
+      const Errc code = why.code;
+      try {
+        fault_ = agree(std::move(why), said);
+      } catch (...) {
+        fault_ = Error{code, {}, {}};
+      }
+      tear_down();  // not before the others can read why
+    }
+    try {
+      return *fault_;
+    } catch (...) {
+      return {fault_->code, {}, {}};
+    }
+  }
+
+  /// What all ranks say has happened: the first of them that hears of it writes it on the board.
+  Error agree(Error own, const char* said) {
+    if (context_ == nullptr) return own;  // one rank
+    const auto told = board_->get(news_of_fault(), soon());
+    if (told && !told->empty()) return rendezvous::read_news(*told, hint());
+    own.hint = hint();
+    if (!told) {
+      if (board_->kept_by_rank_0()) return without_board(std::move(own), told.error());
+    }
+    const bool no_memory = own.code == Errc::out_of_memory;
+    if (no_memory)
+      own.message = "rank " + std::to_string(rank()) + " has no memory";
+    else if (own.message.empty())
+      own.message = who_is_gone(said);
+    Error news{no_memory ? Errc::peer_failed : own.code, own.message, {}};
+    const auto first = board_->put(news_of_fault(), rendezvous::write_news(news), soon());
+    if (!first || no_memory) return own;
+    return rendezvous::read_news(*first, hint());
+  }
+
+  /// The board is lost, and rank 0 with it, unless that one ended in peace.
+  Error without_board(Error own, const Error& lost) {
+    if (lost.code == Errc::timed_out) return {Errc::timed_out, "rank 0 did not answer", hint()};
+    if (own.message.empty()) own.message = who_is_gone("");  // before others leave because of it
+    for (const Deadline until = soon(); rank() != 0 && Clock::now() < until;) {
+      if (is_gone(0)) return {Errc::peer_failed, "rank 0 is gone", hint()};
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return own;
+  }
+
+  std::string who_is_gone(const char* said) {
+    std::vector<uint32_t> gone;
+    for (uint32_t peer = 0; peer < world(); ++peer) {
+      if (is_gone(peer)) gone.push_back(peer);
+    }
+    if (!gone.empty())
+      return rendezvous::names_of(gone) + (gone.size() == 1 ? " is gone" : " are gone");
+    for (uint32_t peer = 0; peer < world(); ++peer) {
+      if (!takes_more(peer)) gone.push_back(peer);
+    }
+    if (!gone.empty())
+      return rendezvous::names_of(gone) + (gone.size() == 1 ? " has" : " have") +
+             " ended before the others";
+    return std::string("Gloo failed: ") + said;
+  }
+
+  /// Some rank's connection has broken.
+  bool glance() {
+    const std::lock_guard lock(mutex_);
+    for (uint32_t peer = 0; peer < world(); ++peer) {
+      if (is_gone(peer)) return true;
+    }
+    return false;
+  }
+
+  /// The connection has broken without a farewell. A wait that was broken off before it began tells
+  /// at once.
+  bool is_gone(uint32_t peer) noexcept {
+    if (watches_[peer] == nullptr) return false;
+    try {
+      watches_[peer]->abortWaitRecv();
+      (void)watches_[peer]->waitRecv(nullptr, kForever);
+      return false;
+    } catch (...) {
+      return true;
+    }
+  }
+
+  /// The connection stands.
+  bool takes_more(uint32_t peer) noexcept {
+    if (peer == rank()) return true;
+    try {
+      char byte = 0;
+      context_->createUnboundBuffer(&byte, 1)->recv(static_cast<int>(peer), kFarewell + 1);
+      return true;
+    } catch (...) {
+      return false;
+    }
+  }
+
+  /// Who did not come to the batch, of those whom it needs.
+  Error late(Ticket ticket, std::chrono::milliseconds waited) {
+    std::vector<bool> needed;
+    {
+      const std::lock_guard lock(mutex_);
+      needed = needed_[ticket.number % kMaxTickets];
+    }
+    // Those who are about to say where they wait have a moment for it.
+    const Deadline until = Clock::now() + std::min(waited / 4, kGrace);
+    std::vector<uint32_t> absent;
+    for (;;) {
+      absent.clear();
+      for (uint32_t peer = 0; peer < needed.size(); ++peer) {
+        if (!needed[peer] || peer == rank()) continue;
+        const auto there = board_->get(place(peer, ticket), soon());
+        if (there && there->empty()) absent.push_back(peer);
+      }
+      if (absent.size() < 2 || Clock::now() >= until) break;
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    return {Errc::timed_out,
+            (absent.empty() ? "a batch did not end"
+                            : rendezvous::names_of(absent) + " did not answer") +
+                " within " + std::to_string(waited.count()) + " ms",
+            hint()};
+  }
+
+  /// The batch may have been complete all the same.
+  Result<void> after_fault(Ticket ticket) {
+    const auto done = Engine::wait(ticket, Clock::now() + std::chrono::seconds(5));
+    if (done) return done;
+    Error known = *fault();
+    if (executing_) known.code = Errc::timed_out;  // its memory is still in use
+    return known;
+  }
+
+  /// Tells every peer that what it does not get any more it does not need.
+  void part() noexcept {
+    const NoSigpipe guard;
+    const Deadline until = Clock::now() + std::chrono::seconds(1);
+    try {
+      char byte = 1;
+      std::vector<Buffer> sent;
+      for (uint32_t peer = 0; peer < world(); ++peer) {
+        if (peer == rank()) continue;
+        try {
+          Buffer buffer = context_->createUnboundBuffer(&byte, 1);
+          buffer->send(static_cast<int>(peer), kFarewell);
+          sent.push_back(std::move(buffer));
+        } catch (const std::exception&) {  // it has ended already
+        }
+      }
+      for (const Buffer& buffer : sent) {
+        const auto left =
+            std::chrono::duration_cast<std::chrono::milliseconds>(until - Clock::now());
+        (void)buffer->waitSend(std::max(left, std::chrono::milliseconds(1)));
+      }
+    } catch (...) {
+    }
+  }
+
+  /// Closes all connections, which is what Gloo does when a wait has timed out, and ends all waits.
+  void tear_down() noexcept {
+    if (context_ == nullptr) return;
+    try {
+      char byte = 0;
+      (void)context_->createUnboundBuffer(&byte, 1)->waitRecv(std::chrono::milliseconds(1));
+    } catch (...) {
+    }
+    batches_->break_off();
+  }
+
+  const GlooOptions options_;
+  std::unique_ptr<rendezvous::Board> board_;
+  std::shared_ptr<::gloo::rendezvous::Context> context_;
+  std::shared_ptr<Interruptible> batches_;  // the same connections
+  std::vector<char> farewells_;
+  std::vector<Buffer> watches_;
+  std::mutex mutex_;  // of what follows, and of the watches
+  std::optional<Error> fault_;
+  std::array<std::vector<bool>, kMaxTickets> needed_;
+  std::atomic<bool> executing_ = false, started_ = false;
+  std::atomic<int64_t> unfinished_ = 0;
+  std::atomic<std::thread::id> thread_{};
+};
+
+}  // namespace laconic
