@@ -72,7 +72,8 @@ def mpi_path() -> str:
     named = os.environ.get(MPI_LIBRARY, "")
     if named:
         if "/" in named and not Path(named).exists():
-            raise errors.error("unsupported", f"{MPI_LIBRARY} is {named}, which is not there", f"unset {MPI_LIBRARY}, or correct it")
+            raise errors.error("unsupported", f"{MPI_LIBRARY} is {named}, which is not there",
+                               f"unset {MPI_LIBRARY}, or correct it")
         return named
     for variable, name, library, packages in _LAUNCHERS:
         if variable in os.environ:

@@ -105,13 +105,15 @@ class Session:
         try:
             import torch.distributed as dist
         except ImportError as error:
-            raise errors.error("unsupported", f'engine="c10d" needs torch: {error}', "pip install torch, or take mpi or gloo") from None
+            raise errors.error("unsupported", f'engine="c10d" needs torch: {error}',
+                               "pip install torch, or take mpi or gloo") from None
         from .engine import Engine
         from .group import Meeting, Sibling
 
         if group is None:
             if not (dist.is_available() and dist.is_initialized()):
-                raise errors.error("invalid_argument", "torch has no process group yet", "torch.distributed.init_process_group first")
+                raise errors.error("invalid_argument", "torch has no process group yet",
+                                   "torch.distributed.init_process_group first")
             group = dist.group.WORLD
         self._sibling = Sibling(group, Meeting(group, ""))
         return Engine(self._sibling.group)
@@ -315,7 +317,7 @@ class Session:
         self.close()
 
 
-# ---- arguments --------------------------------------------------------------------------------------------------------------------
+# ---- arguments ------------------------------------------------------------------------------------------------------------
 
 
 def _seconds(timeout) -> float:
@@ -341,7 +343,8 @@ def _listed(parameters) -> list[tuple[str, tuple[int, ...]]]:
         try:
             name, shape = entry
         except (TypeError, ValueError):
-            raise errors.error("invalid_argument", f"a parameter is {entry!r}", 'a pair of name and shape, ("w1", (64, 256))') from None
+            raise errors.error("invalid_argument", f"a parameter is {entry!r}",
+                               'a pair of name and shape, ("w1", (64, 256))') from None
         dims = shape if isinstance(shape, (tuple, list)) else (shape,)
         listed.append((name, tuple(whole(f"the shape of {name!r}", d, 0, U64) for d in dims)))
     return listed

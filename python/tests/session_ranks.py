@@ -128,10 +128,10 @@ def arrays(ranks):
             heard[name] = said(lambda g=g, step=step: session.average(step, g))
         heard["step"] = said(lambda: session.average("three" if session.rank == 1 else 20, good.copy()))
         plain = gradient(session.rank, 30)
-        flat, matrix = (numpy.frombuffer(plain, numpy.float32).copy() for _ in range(2))
+        flat, matrix, interface = (numpy.frombuffer(plain, numpy.float32).copy() for _ in range(3))
         before = session.state_dict()
         found = []
-        for g in (plain, flat, matrix.reshape(1, -1), Interface(numpy.frombuffer(gradient(session.rank, 30), numpy.float32).copy())):
+        for g in (plain, flat, matrix.reshape(1, -1), Interface(interface)):
             session.load_state_dict(before)
             session.average(30, g)
             found.append(digest(getattr(g, "x", g)))
@@ -186,8 +186,9 @@ def disagree(ranks):
     result = {}
     with ranks.session() as session:
         me = session.rank
-    for name, own in {"spec": {"spec": "int8"}, "unknown spec": {"spec": "tokp"}, "window": {"window": 3}, "wrong window": {"window": 9},
-                      "model": {"model": MODEL[:-1]}, "no model": {"model": 5}, "shape": {"model": [("a", "b")]},
+    for name, own in {"spec": {"spec": "int8"}, "unknown spec": {"spec": "tokp"}, "window": {"window": 3},
+                      "wrong window": {"window": 9}, "model": {"model": MODEL[:-1]}, "no model": {"model": 5},
+                      "shape": {"model": [("a", "b")]},
                       "world": {"rank": me, "world": 7} if ranks.place["engine"] == "mpi" else {"seed": -1}}.items():
         result[name] = said(lambda own=own: ranks.session(**(own if me == 1 else {})))
     with ranks.session() as session:
@@ -208,7 +209,8 @@ def lives(ranks):
     for step in range(2, 2 + again):
         second.average(step, array("f", [1e-3]) * ELEMENTS)  # of a gradient that is zero nothing goes out
         norms.append(second.stats()["residual_norm"])
-    return {"digests": digests, "left": [left, again], "norms": norms, "stats": first.stats()["steps"], "spec": first.explain()["spec"],
+    return {"digests": digests, "left": [left, again], "norms": norms,
+            "stats": first.stats()["steps"], "spec": first.explain()["spec"],
             "closed": [said(lambda: first.average(2, array("f", bytes(4 * ELEMENTS))))[1], said(first.state_dict)[0]]}
 
 

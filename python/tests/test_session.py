@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -137,7 +139,7 @@ def test_an_array_that_cannot_be_averaged_is_every_ranks_error(tmp_path, engine,
     for name, word in words.items():
         assert other[name][0] == "peer_failed" and "rank 1" in other[name][1] and word in other[name][1], other[name]
         assert own[name][0] in ("dtype_unsupported", "shape_unsupported", "invalid_argument") and word in own[name][1], own[name]
-    assert len({digest for given in job.ranks.values() for digest in given["found"]}) == 1, "buffers, matrices and interfaces alike"
+    assert len({digest for given in job.ranks.values() for digest in given["found"]}) == 1, "buffers, matrices, interfaces"
 
 
 @pytest.mark.parametrize(("engine", "ranks"), [("openmpi", 2), ("gloo", 2)])
@@ -217,7 +219,26 @@ def test_under_the_other_launcher_both_are_named(tmp_path):
         assert "MPICH 4" in given["said"][1] and "Open MPI's launcher has started 2" in given["said"][1]
 
 
-# ---- without ranks -----------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("example", "package"), [("jax_train", "jax"), ("keras_train", "tensorflow")])
+def test_the_examples_reach_one_processs_accuracy(example, package):
+    need("openmpi")
+    for name in (package, "sklearn"):
+        if importlib.util.find_spec(name) is None:
+            pytest.skip(f"{name} is not here: pip install {'tensorflow-cpu' if name == 'tensorflow' else name}")
+    command = [sys.executable, str(HERE.parents[1] / "examples" / f"{example}.py")]
+
+    def ranks(*launcher):
+        done = subprocess.run([*launcher, *command, "--spec", "3lc"], env=ENVIRONMENT, capture_output=True, text=True, timeout=240,
+                              check=True)
+        return re.findall(r"rank \d of \d: accuracy ([\d.]+), weights ([0-9a-f]+)", done.stdout)
+
+    ((alone, _),), together = ranks(), ranks(*LAUNCHERS["openmpi"], "-n", "2")
+    assert float(alone) > 0.95
+    assert len(together) == 2 and len(set(together)) == 1, "replicas have the same bits"
+    assert float(together[0][0]) >= float(alone) - 0.01
+
+
+# ---- without ranks --------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -298,7 +319,8 @@ def test_arguments_that_no_engine_takes(options, words):
 
 def test_arrays_are_taken_as_they_lie():
     torch = pytest.importorskip("torch")
-    for values in (array("f", [1, 2, 3]), torch.tensor([1.0, 2.0, 3.0]), (ctypes.c_float * 3)(1, 2, 3), memoryview(array("f", [1, 2, 3]))):
+    plain = array("f", [1, 2, 3])
+    for values in (plain, torch.tensor([1.0, 2.0, 3.0]), (ctypes.c_float * 3)(1, 2, 3), memoryview(plain[:])):
         view = _arrays.floats_in_place(values, 3)
         view[1] = 7
         assert list(map(float, values)) == [1, 7, 3]
