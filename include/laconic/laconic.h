@@ -307,7 +307,7 @@ typedef struct laconic_step {
  * not fit the model) does not stop it: the exchange tells the other ranks. The first exchange of a
  * layout begins with a small step in which every rank says that it is ready. Up to options.window
  * exchanges of one step, of different parameters, may be in flight; one has ended when next gives
- * *count == 0 or a failure, or after abort. All ranks execute the steps of all exchanges in the same
+ * *count == 0 or a failure, or after abort. All ranks execute the steps of all exchanges in one
  * order, which may not depend on time: first steps in the order of the begins; docs/guide/c-abi.md.
  * One more in flight, one of another step, or a parameter that is in flight is exchange_order, and
  * so are calls on an exchange that has ended. *out belongs to the session, which may give it again
@@ -326,7 +326,7 @@ LACONIC_API int32_t laconic_exchange_fail(laconic_exchange* exchange, int32_t co
 LACONIC_API int32_t laconic_exchange_next(laconic_exchange* exchange, laconic_step* steps,
                                           uint32_t step_size, uint32_t room, uint32_t* count);
 /* The engine failed: puts this rank's payloads of every exchange in flight back into its residuals,
- * and ends them all. Nothing undelivered is lost. From then on every begin of the session fails with
+ * and ends them all. Nothing undelivered is lost. From then on every begin fails with
  * engine_failed, after it has added the bucket's gradients to the residuals: messages of these
  * exchanges may still be under way. Does nothing to an exchange that has ended. */
 LACONIC_API void laconic_exchange_abort(laconic_exchange* exchange);

@@ -1,12 +1,12 @@
 /* Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
  *
  * An engine in a library of its own, opened at run time: liblaconic_mpi_openmpi.so,
- * liblaconic_mpi_mpich.so, liblaconic_gloo.so. They are built where the engine's own library is, and
- * whoever opens one (the command, the Python package) needs nothing of it. docs/guide/engines.md.
+ * liblaconic_mpi_mpich.so, liblaconic_gloo.so. They are built where the engine's own library is;
+ * what opens one (the command, the Python package) needs nothing of it. docs/guide/engines.md.
  *
  * The rules of laconic.h hold: codes, null pointers, structs that begin with struct_size. Errors
  * have no place of their own here: who calls lends `message` with `room` bytes (may be null and 0),
- * and gets a sentence, cut to fit, NUL-terminated; "" after success. An engine is used by one thread
+ * and gets a text, cut to fit, NUL-terminated; "" after success. An engine is used by one thread
  * at a time. */
 #ifndef LACONIC_PLUGIN_H_
 #define LACONIC_PLUGIN_H_
@@ -26,14 +26,13 @@ typedef struct laconic_engine_options {
   uint32_t struct_size;
   uint32_t reserved;
   double timeout; /* seconds that ranks wait for each other to come; 0: 30 minutes */
-  /* The rest is for engines that no launcher tells: MPI takes none of it, and refuses a world that is
-   * not the launcher's. */
+  /* The rest is for engines that no launcher tells. MPI takes none of it, and refuses a world that
+   * is not the launcher's. */
   uint32_t rank, world; /* world 0: as the launcher says */
-  const char*
-      rendezvous; /* NUL-terminated: "file:FOLDER", empty and seen by all, or "tcp:HOST:PORT",
-                              where rank 0 listens */
-  const char* interface_; /* NUL-terminated: the network to use, by its name; null: that of this
-                              host's name */
+  /* NUL-terminated: "file:FOLDER", empty and seen by all, or "tcp:HOST:PORT": rank 0 listens */
+  const char* rendezvous;
+  /* NUL-terminated: the network to use, by its name; null: that of this host's name */
+  const char* interface_;
 } laconic_engine_options;
 
 typedef struct laconic_engine_info {

@@ -64,8 +64,8 @@ class Session {
   /// gradient then has to live as long as the engine.
   Result<void> average(uint64_t step, std::span<float> gradient);
 
-  /// The same, bucket by bucket, as soon as gradients are there: `submit` begins the exchange of one
-  /// and returns while it is on the wire. Every rank submits the same buckets in the same order,
+  /// The same, bucket by bucket, as soon as gradients are there: `submit` begins an exchange and
+  /// returns while it is on the wire. Every rank submits the same buckets in the same order,
   /// each parameter once in a step, and at the end of the step calls wait(), after which all means
   /// are there. Until then the buckets' memory stays where it is. submit gives the Error of the
   /// engine, or of a bucket that has no place (exchange_order, invalid_argument: nothing was sent);

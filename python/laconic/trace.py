@@ -71,7 +71,7 @@ class Trace:
 
 
 def from_environment(rank: int, window: int) -> Trace | None:
-    """The trace that LACONIC_TRACE asks for. Training does not end over a file that cannot be written: a line says so."""
+    """The trace that LACONIC_TRACE asks for. Training does not end over a file that cannot be written: a line says what is wrong."""
     wanted = os.environ.get(VARIABLE, "")
     if not wanted:
         return None

@@ -62,7 +62,7 @@ def _issued(window, buckets):
 
 @pytest.mark.parametrize("window", [1, 2, 3])
 def test_the_order_of_issue_is_that_of_the_buckets(pools, window):
-    """First batch of i; then what is left of i - window + 1; at the end of a step all that is left. On every rank alike."""
+    """First batch of i; then what is left of i - window + 1; at the end of a step all that is left. The same on every rank."""
     first, *others = pools(3).run(_issued, window=window, buckets=16)
     assert others == [first] * 2
     exchanges = sorted({exchange for exchange, _ in first})

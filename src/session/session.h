@@ -89,14 +89,14 @@ class Session {
   /// Before the first next(): this rank has failed; all ranks will report it.
   void fail(collective::Exchange& exchange, Error error);
   Result<uint32_t> next(collective::Exchange& exchange, std::span<Step> batch);
-  /// The engine failed: what every exchange in flight has not delivered goes into the residuals, and
+  /// The engine failed: what exchanges in flight have not delivered goes into the residuals, and
   /// from now on begin() fails with `why`: messages of theirs may still be under way and would meet
   /// the next ones.
   void abort(Error why);
   void abort();
   /// Exchanges that have begun and not ended.
   [[nodiscard]] uint32_t in_flight() const;
-  /// Whoever drives says so, for the counters: a bucket travels in so many exchanges; it has waited
+  /// From the driver, for the counters: a bucket travels in so many exchanges; it has waited
   /// for an older exchange because the window was full.
   void count_parts(uint64_t parts);
   void count_window_wait(double seconds);

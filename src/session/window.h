@@ -20,8 +20,8 @@ class Window {
   Window(Session& session, Engine& engine, std::chrono::milliseconds timeout) noexcept
       : session_(&session), engine_(&engine), timeout_(timeout) {}
 
-  /// Begins an exchange. Gives the Error of one that could not begin, or that of the engine; that of
-  /// an exchange (a peer's trouble, hostile bytes) stops no other one, and is what finish() gives.
+  /// Begins an exchange. Gives the Error of one that could not begin, or the engine's; that of an
+  /// exchange (a peer's trouble, hostile bytes) stops no other one, and is what finish() gives.
   Result<void> submit(const collective::Bucket& bucket, const collective::LayoutView& layout);
   /// The exchange of `layout` that this rank cannot bring: all ranks will report `why`.
   Result<void> submit_failed(uint64_t step, uint32_t index, const collective::LayoutView& layout,

@@ -36,7 +36,7 @@ struct Options {
   EngineCaps caps;
   uint32_t threads = 1;
   uint32_t window = 1;  ///< exchanges that may be in flight at a time, at most kMaxWindow
-  uint64_t part = 0;    ///< dense bytes of a bucket's parts, which whoever drives cuts; 0: uncut
+  uint64_t part = 0;    ///< dense bytes of a bucket's parts, which the driver cuts; 0: uncut
 };
 
 /// A piece of a parameter that is coded as a tensor of its own.

@@ -157,6 +157,54 @@ TEST(Exchanges, CallsOutOfOrderAreCodes) {
   EXPECT_EQ(world.exchange(), 0);
 }
 
+/// Two buckets of one step, each with a handle of its own; an abort ends both.
+TEST(Exchanges, AsManyAsTheWindowHasAreInFlight) {
+  const World world({"topk:ratio=0.1", 2, LACONIC_STRATEGY_GATHER_ALL});
+  laconic_session_options options = world.options(0);
+  options.window = 2;
+  laconic_session* session = nullptr;
+  ASSERT_EQ(laconic_session_create(&options, World::parameters(), 2, &session), 0);
+  std::vector<float> weights = wave(World::kWeights), biases = wave(World::kBiases);
+  constexpr uint32_t kWhich[] = {0, 1};
+  constexpr uint64_t kOffset = 0;
+  const auto begin = [&](uint32_t p, laconic_exchange** out) {
+    laconic_bucket b{};
+    b.struct_size = sizeof b;
+    b.step = 3;
+    b.index = p;
+    b.buffer = p == 0 ? weights.data() : biases.data();
+    b.elements = p == 0 ? World::kWeights : World::kBiases;
+    b.count = 1;
+    b.parameters = kWhich + p;
+    b.offsets = &kOffset;
+    return laconic_exchange_begin(session, &b, out);
+  };
+  laconic_exchange *first = nullptr, *second = nullptr, *third = nullptr;
+  ASSERT_EQ(begin(0, &first), 0);
+  EXPECT_EQ(begin(0, &third), code_of(Errc::exchange_order));  // its parameter is in flight
+  ASSERT_EQ(begin(1, &second), 0);
+  EXPECT_NE(first, second);
+  laconic_step steps[LACONIC_MAX_BATCH] = {};
+  uint32_t count = 0;
+  for (laconic_exchange* each : {second, first}) {
+    EXPECT_EQ(laconic_exchange_next(each, steps, sizeof steps[0], LACONIC_MAX_BATCH, &count), 0);
+    EXPECT_GT(count, 0U);
+  }
+  EXPECT_EQ(laconic_session_scale_residuals(session, 2.0F), code_of(Errc::exchange_order));
+  laconic_exchange_abort(second);
+  for (laconic_exchange* each : {first, second}) {
+    EXPECT_EQ(laconic_exchange_next(each, steps, sizeof steps[0], LACONIC_MAX_BATCH, &count),
+              code_of(Errc::exchange_order));
+    laconic_exchange_abort(each);  // nothing to abort
+  }
+  double kept = 0;  // "b" travels uncompressed: it has no residual
+  for (const float x : wave(World::kWeights)) kept += double{x} * double{x};
+  EXPECT_NEAR(laconic_session_residual_norm(session), std::sqrt(kept), 1e-4);
+  EXPECT_EQ(laconic_session_scale_residuals(session, 2.0F), 0);
+  EXPECT_EQ(begin(0, &first), code_of(Errc::engine_failed));
+  laconic_session_destroy(session);
+}
+
 TEST(Exchanges, AnAbortPutsTheGradientIntoTheResidual) {
   World world({"topk:ratio=0.1", 2, LACONIC_STRATEGY_GATHER_ALL});
   ASSERT_EQ(world.exchange(), 0);
