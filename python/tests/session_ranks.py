@@ -161,7 +161,9 @@ def refused(ranks):
         trained(session, 2)
         state = session.state_dict()
         header, entries = state["header"], state["entries"]
-        name = next(name for name in entries if name.startswith("residual/"))
+        name = [name for name in entries if name.startswith("residual/")][-1]
+        trained(session, 1, begin=2)  # so that a state that is copied in part is seen
+        now = session.state_dict()
         nan = array("f", [math.nan]).tobytes() + entries[name][4:]
         others = {
             "rank": {**state, "header": {**header, "rank": 1 - session.rank}},
@@ -178,7 +180,7 @@ def refused(ranks):
             "list": [],
         }
         heard = {key: said(lambda other=other: session.load_state_dict(other))[0] for key, other in others.items()}
-        return {"heard": heard, "unchanged": session.state_dict() == state}
+        return {"heard": heard, "unchanged": session.state_dict() == now != state}
 
 
 def disagree(ranks):
@@ -235,6 +237,11 @@ def undone(ranks, error="engine"):
     residuals = b"".join(data for name, data in session.state_dict()["entries"].items() if name.startswith("residual/"))
     session.close()
     return {"heard": heard, "again": again, "kept": residuals == bytes(gradient(session.rank, 0)), "calls": len(calls)}
+
+
+def traced(ranks):
+    with ranks.session(part=12000) as session:
+        trained(session, 1)
 
 
 def stopped(ranks, pids):

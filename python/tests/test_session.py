@@ -189,8 +189,17 @@ def test_a_failure_of_the_engine_undoes_all_in_flight(tmp_path, error):
     for given in job.ranks.values():
         assert given["kept"] and given["calls"] == 3, given
         word = "the cable is out" if error == "engine" else "KeyboardInterrupt"
-        assert word in given["heard"][0] + given["heard"][1]
+        assert given["heard"][0] == ("engine_failed" if error == "engine" else "KeyboardInterrupt"), given
         assert given["again"][0] == "engine_failed" and word in given["again"][1]
+
+
+def test_a_trace_has_every_part(tmp_path):
+    job = Job(tmp_path, "openmpi", 2, "traced", environment={"LACONIC_TRACE": f"{tmp_path}/trace.json"})
+    assert job.status == [0], job.output
+    for rank in range(2):
+        events = json.loads((tmp_path / f"trace.rank{rank}.json").read_text())
+        for kind in ("encode", "wire", "decode"):
+            assert {event["args"]["part"] for event in events if event.get("cat") == kind} == set(range(6))
 
 
 @pytest.mark.parametrize("engine", ["openmpi", "gloo"])
