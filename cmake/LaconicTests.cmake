@@ -5,7 +5,7 @@
 # Build targets and ctest labels: all test programs; those that ThreadSanitizer has something to say about (threads);
 # those of what a build without Highway replaces, and of the bytes that must not change by it (kernels).
 set(LACONIC_THREADED_TESTS
-  test_base test_transport test_collective test_session test_capi test_distributed)
+  test_base test_transport test_collective test_session test_capi test_distributed test_engines)
 set(LACONIC_KERNEL_TESTS test_kernels test_conformance test_golden)
 # Sanitized, they take longer than all others together: ctest may run both halves at once.
 set(LACONIC_HALVED_TESTS test_distributed)
@@ -152,6 +152,17 @@ function(laconic_golden_tests)
   target_link_libraries(make_golden PRIVATE laconic_flags laconic_pipeline laconic_program_deps)
 endfunction()
 
+# tests/engines: the table that every engine has to pass, for the programs that run it over MPI and Gloo, and
+# *_test.cc -> test_engines.
+function(laconic_engine_tests)
+  add_library(laconic_engine_table STATIC EXCLUDE_FROM_ALL ${PROJECT_SOURCE_DIR}/tests/engines/engine_table.cc)
+  target_include_directories(laconic_engine_table PUBLIC ${PROJECT_SOURCE_DIR}/tests)
+  target_include_directories(laconic_engine_table SYSTEM PRIVATE ${LACONIC_XXHASH_INCLUDE_DIR})
+  target_link_libraries(laconic_engine_table PRIVATE laconic_flags PUBLIC laconic_all GTest::gtest)
+  laconic_test_options(laconic_engine_table)
+  laconic_folder_tests(engines laconic_engine_table)
+endfunction()
+
 function(laconic_all_tests)
   laconic_fuzz_targets()
   if(LACONIC_FUZZ)
@@ -162,6 +173,7 @@ function(laconic_all_tests)
   laconic_unit_tests()
   laconic_folder_tests(conformance laconic_pipeline)
   laconic_folder_tests(distributed laconic_all)
+  laconic_engine_tests()
   laconic_golden_tests()
   if(TARGET test_lab)  # lab/ adds its own tests; `laconic_tests` is all of them
     add_dependencies(laconic_tests test_lab)

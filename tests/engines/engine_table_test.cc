@@ -1,0 +1,97 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// The reference engine passes the table, and the table notices an engine that does not.
+#include "engines/engine_table.h"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "laconic/loopback.h"
+#include "support/subset.h"
+
+namespace laconic::test {
+namespace {
+
+std::vector<TableOutcome> on_all(uint32_t world, const TableOptions& options,
+                                 const std::function<Engine&(uint32_t)>& engine) {
+  std::vector<TableOutcome> outcomes(world);
+  std::vector<std::jthread> threads;
+  for (uint32_t r = 0; r < world; ++r)
+    threads.emplace_back([&, r] { outcomes[r] = run_engine_table(engine(r), options); });
+  threads.clear();
+  return outcomes;
+}
+
+class EngineTable : public testing::TestWithParam<std::tuple<uint32_t, bool>> {};
+
+TEST_P(EngineTable, HoldsOverTheLoopback) {
+  const auto [world, short_sends] = GetParam();
+  LoopbackHub hub(world, std::chrono::seconds(60), {kAllSums, short_sends});
+  const TableOptions options{.stride = kOneWorld ? 3U : 1U};
+  for (const TableOutcome& outcome :
+       on_all(world, options, [&](uint32_t r) -> Engine& { return hub.engine(r); })) {
+    EXPECT_TRUE(outcome.passed()) << outcome.failures << " of " << outcome.cases << " cases; "
+                                  << outcome.first_failure;
+    EXPECT_GT(outcome.cases, kOneWorld ? 50U : 120U);
+  }
+}
+
+const std::vector<uint32_t> kWorlds =
+    kOneWorld ? std::vector<uint32_t>{3} : std::vector<uint32_t>{1, 2, 3, 4, 5};
+INSTANTIATE_TEST_SUITE_P(All, EngineTable,
+                         testing::Combine(testing::ValuesIn(kWorlds), testing::Bool()));
+
+/// An engine over another, with one fault.
+class Faulty final : public Engine {
+ public:
+  enum class Fault { none, flipped_byte, last_place, sums_not_alike };
+  Faulty(Engine& engine, Fault fault) : engine_(engine), fault_(fault) {}
+  ~Faulty() override { stop(); }
+  [[nodiscard]] uint32_t rank() const noexcept override { return engine_.rank(); }
+  [[nodiscard]] uint32_t world() const noexcept override { return engine_.world(); }
+  [[nodiscard]] EngineCaps caps() const noexcept override { return engine_.caps(); }
+  Result<void> run(std::span<const Step> batch) override {
+    if (auto done = engine_.run(batch); !done) return done;
+    for (const Step& step : batch) spoil(step);
+    return {};
+  }
+
+ private:
+  void spoil(const Step& step) const {
+    const bool sum = step.kind == StepKind::all_reduce && step.count > 5;
+    if (fault_ == Fault::flipped_byte && step.kind == StepKind::all_gather && rank() == 1 &&
+        step.recv_counts[0] > 100)
+      step.recv[step.recv_offsets[0] + 90] ^= 1;
+    // What engines' own sums may be: one unit in the last place, the same on all ranks, or not.
+    if ((fault_ == Fault::last_place || (fault_ == Fault::sums_not_alike && rank() == 0)) && sum)
+      step.recv[0] ^= 1;
+  }
+  Engine& engine_;
+  Fault fault_;
+};
+
+TableOutcome with(Faulty::Fault fault, bool rank_order_sums) {
+  LoopbackHub hub(2);
+  std::vector<std::unique_ptr<Faulty>> engines;
+  for (uint32_t r = 0; r < 2; ++r)
+    engines.push_back(std::make_unique<Faulty>(hub.engine(r), fault));
+  const TableOptions options{.rank_order_sums = rank_order_sums, .stride = 4};
+  const auto outcomes = on_all(2, options, [&](uint32_t r) -> Engine& { return *engines[r]; });
+  return outcomes[1];
+}
+
+TEST(EngineTableItself, NoticesAFault) {
+  EXPECT_TRUE(with(Faulty::Fault::none, true).passed());
+  EXPECT_FALSE(with(Faulty::Fault::flipped_byte, false).passed());
+  EXPECT_FALSE(with(Faulty::Fault::last_place, true).passed());
+  const auto own_sums = with(Faulty::Fault::last_place, false);
+  EXPECT_TRUE(own_sums.passed()) << own_sums.first_failure;
+  EXPECT_FALSE(with(Faulty::Fault::sums_not_alike, false).passed());
+}
+
+}  // namespace
+}  // namespace laconic::test
