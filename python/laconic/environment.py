@@ -17,6 +17,7 @@ KNOWN = {
     "LACONIC_LOG": "warn, info or debug: from which level on laconic speaks (info)",
     "LACONIC_LIBRARY": "path of liblaconic.so",
     "LACONIC_CUDA_LIB": "path of the library with the GPU kernels",
+    "LACONIC_NCCL_LIB": "path of libnccl.so.2",
     "LACONIC_RUN": "set by laconic.run: its options, for the processes that the script starts",
     "LACONIC_EMULATE_RATE": "bits per second that `laconic lab --emulate` asks senders to keep to",
     "LACONIC_EMULATE_RATE_FILE": "the same, for rates that change",

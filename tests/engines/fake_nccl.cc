@@ -1,7 +1,7 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// A recording NCCL and CUDA driver in one library, on host memory: ranks are threads of one process,
-// each with a device of its own. Streams are threads, so that what is asked for too early is not
+// A recording NCCL and CUDA driver in one library, on host memory: ranks are threads of one
+// process, each with a device of its own. Streams are threads, so that what is asked for too early is not
 // there yet. Addresses on a device are marked, and memory is known: a pointer to the wrong side, or
 // beyond a piece, fails the call. With FAKE_NCCL_OLD it has the symbols of NCCL 2.7.
 #include "fake_nccl.h"
@@ -73,11 +73,22 @@ struct Piece {
   bool on_device;
 };
 
+/// For programs that open the library by themselves.
+int devices_told() {
+  const char* const told = std::getenv("FAKE_NCCL_DEVICES");
+  return told != nullptr ? std::atoi(told) : 2;
+}
+
 /// Never destroyed: threads that block stay behind.
 struct World {
   std::mutex mutex;
   std::condition_variable changed;
-  int version = 0, devices = 0;
+#ifdef FAKE_NCCL_OLD
+  int version = 2708;
+#else
+  int version = 22703;
+#endif
+  int devices = devices_told();
   uint64_t epoch = 0;  // reset() ends what blocks
   std::map<int, std::string> calls;
   std::map<std::pair<int, std::string>, int> failures;

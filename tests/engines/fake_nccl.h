@@ -6,7 +6,7 @@
 #include <cstdint>
 
 struct FakeNccl {
-  /// As it was loaded: no faults, no calls, version and number of devices as given here. Calls that
+  /// No faults, no calls, version and number of devices as given here. Calls that
   /// block return.
   void (*reset)(int version, int devices);
   /// The next call of that name on the device gives `code`.

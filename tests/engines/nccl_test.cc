@@ -453,7 +453,7 @@ TEST(NcclCreate, ABroadcastThatFailsIsItsError) {
 }
 
 /// The old one blocks: its thread stays behind, with what it uses.
-TEST(NcclCreate, ARankThatDoesNotComeIsNotWaitedForForEver) {
+TEST(NcclCreate, ARankThatDoesNotComeIsGivenUp) {
   for (const int version : {kNew, kOld}) {
     const Fake fake(version);
     Board board;
@@ -479,8 +479,8 @@ struct Failing {
 
 class NcclFails : public testing::TestWithParam<Failing> {};
 
-/// Rank 1's call fails: its Error is one sentence, rank 0 waits for its time-out.
-TEST_P(NcclFails, WithOneSentenceThatNamesTheCall) {
+/// Rank 1's call fails; rank 0 waits for its time-out.
+TEST_P(NcclFails, WithAMessageThatNamesTheCall) {
   const Failing& failing = GetParam();
   const Fake fake;
   const bool early = std::string(failing.call) == "ncclCommInitRankConfig" ||

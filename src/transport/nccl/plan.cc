@@ -72,7 +72,7 @@ Result<void> Plan::add_sum(const Step& step, EngineCaps caps) {
   return {};
 }
 
-/// Every rank knows all lengths, and so decides alike.
+/// Every rank knows all lengths, so that all take the same way.
 void Plan::add_gather(const Step& step, uint32_t rank, uint32_t world) {
   const auto counts = step.recv_counts;
   const uint64_t mine = counts[rank];

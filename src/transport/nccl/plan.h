@@ -1,6 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// A batch of steps as NCCL calls over one piece of memory, and what is copied into it and out of it.
+// A batch of steps as NCCL calls over one piece of memory, with what is copied in and out.
 #pragma once
 
 #include <array>
