@@ -1,9 +1,9 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
 // A recording NCCL and CUDA driver in one library, on host memory: ranks are threads of one
-// process, each with a device of its own. Streams are threads, so that what is asked for too early is not
-// there yet. Addresses on a device are marked, and memory is known: a pointer to the wrong side, or
-// beyond a piece, fails the call. With FAKE_NCCL_OLD it has the symbols of NCCL 2.7.
+// process, each with a device of its own. Streams are threads, so that what is asked for too early
+// is not there yet. Addresses on a device are marked, and memory is known: a pointer to the wrong
+// side, or beyond a piece, fails the call. With FAKE_NCCL_OLD it has the symbols of NCCL 2.7.
 #include "fake_nccl.h"
 
 #include <algorithm>
@@ -94,13 +94,13 @@ struct World {
   std::map<std::pair<int, std::string>, int> failures;
   std::set<std::pair<int, std::string>> blocks;
   std::map<int, int> async_errors;
-  std::set<int> hanging;
+  std::map<int, bool> hanging;  // by device: even if aborted
   std::string last_error;
   uint64_t next_id = 0;
   std::map<uint64_t, std::shared_ptr<Hub>> hubs;
   std::map<void*, std::shared_ptr<Communicator>> communicators;
   std::set<void*> streams;
-  int contexts = 0;
+  int contexts = 0, groups = 0;
   std::map<uint64_t, Piece> memory;
 };
 World& world() {
@@ -115,10 +115,16 @@ struct Group {
   std::shared_ptr<Communicator> comm;
   Stream* stream = nullptr;
 };
-thread_local Group group;
-thread_local std::vector<int> contexts;  // of this thread: their devices
+/// Of a thread. Trivial, and in memory that is there before the thread: ThreadSanitizer does not see
+/// how the loader frees other kinds.
+struct Local {
+  Group* group;
+  int contexts[16];  // their devices
+  int depth;         // of these
+};
+__attribute__((tls_model("initial-exec"))) thread_local Local local;
 
-int current() { return contexts.empty() ? -1 : contexts.back(); }
+int current() { return local.depth == 0 ? -1 : local.contexts[local.depth - 1]; }
 
 struct Stream {
   explicit Stream(int d) : device(d), thread([this] { serve(); }) {}
@@ -198,8 +204,11 @@ void execute(Lock& lock, const std::shared_ptr<Communicator>& comm,
   World& w = world();
   Hub& hub = *comm->hub;
   const auto wait = [&](const std::function<bool()>& there) {
-    w.changed.wait(
-        lock, [&] { return comm->aborted || (w.hanging.count(comm->device) == 0 && there()); });
+    w.changed.wait(lock, [&] {
+      const auto hanging = w.hanging.find(comm->device);
+      if (hanging == w.hanging.end()) return comm->aborted || there();
+      return comm->aborted && !hanging->second;
+    });
     return !comm->aborted;
   };
   std::vector<uint64_t> numbers;
@@ -265,7 +274,8 @@ int issue_one(const char* name, Operation o, void* comm, void* stream,
   const auto c = known(comm);
   const bool real_type =
       o.type == 1 || o.type == 6 || o.type == 7 || (o.type == 9 && w.version >= 21000);
-  if (!c || w.streams.count(stream) == 0 || !real_type || group.depth == 0) return kInvalidArgument;
+  if (!c || w.streams.count(stream) == 0 || !real_type || local.group == nullptr)
+    return kInvalidArgument;
   const uint64_t bytes = o.count * size_of(o.type);
   if (o.kind != Operation::recv) {
     o.from = memory_at(reinterpret_cast<uint64_t>(o.from), bytes, true);
@@ -277,16 +287,16 @@ int issue_one(const char* name, Operation o, void* comm, void* stream,
     o.to = memory_at(reinterpret_cast<uint64_t>(o.to), room, true);
     if (o.to == nullptr) return kInvalidArgument;
   }
-  group.operations.push_back(o);
-  group.comm = c;
-  group.stream = static_cast<Stream*>(stream);
+  local.group->operations.push_back(o);
+  local.group->comm = c;
+  local.group->stream = static_cast<Stream*>(stream);
   return c->blocking ? 0 : kInProgress;
 }
 
 int issue(const char* name, const Operation& o, void* comm, void* stream,
           const std::string& arguments) {
   const int code = issue_one(name, o, comm, stream, arguments);
-  if (code != 0 && code != kInProgress) group.failure = code;
+  if (code != 0 && code != kInProgress && local.group != nullptr) local.group->failure = code;
   return code;
 }
 
@@ -375,53 +385,62 @@ int copy(uint64_t to, uint64_t from, uint64_t bytes, void* stream, bool to_devic
 
 // ---- controls ----
 
+namespace {
+
+FakeNccl controls() {
+  FakeNccl c{};
+  c.reset = [](int version, int devices) {
+    World& w = world();
+    const Lock lock(w.mutex);
+    ++w.epoch;
+    w.version = version;
+    w.devices = devices;
+    w.calls.clear();
+    w.failures.clear();
+    w.blocks.clear();
+    w.async_errors.clear();
+    w.hanging.clear();
+    w.last_error.clear();
+    w.changed.notify_all();
+  };
+  c.fail = [](int device, const char* call, int code) {
+    const Lock lock(world().mutex);
+    world().failures[{device, call}] = code;
+  };
+  c.block = [](int device, const char* call) {
+    const Lock lock(world().mutex);
+    world().blocks.insert({device, call});
+  };
+  c.async_error = [](int device, int code) {
+    const Lock lock(world().mutex);
+    world().async_errors[device] = code;
+    world().last_error = "the cable is cut";
+  };
+  c.hang = [](int device, bool for_good) {
+    const Lock lock(world().mutex);
+    world().hanging[device] = for_good;
+  };
+  c.calls = [](int device, char* out, uint64_t room) -> uint64_t {
+    const Lock lock(world().mutex);
+    const std::string calls = std::exchange(world().calls[device], {});
+    std::strncpy(out, calls.c_str(), room - 1);
+    out[room - 1] = '\0';
+    return calls.size();
+  };
+  c.alive = []() -> uint64_t {
+    World& w = world();
+    const Lock lock(w.mutex);
+    return w.communicators.size() + w.streams.size() + w.memory.size() +
+           static_cast<uint64_t>(w.contexts + w.groups);
+  };
+  return c;
+}
+
+}  // namespace
+
 EXPORTED const FakeNccl* fake_nccl() {
-  static const FakeNccl controls{[](int version, int devices) {
-                                   World& w = world();
-                                   const Lock lock(w.mutex);
-                                   ++w.epoch;
-                                   w.version = version;
-                                   w.devices = devices;
-                                   w.calls.clear();
-                                   w.failures.clear();
-                                   w.blocks.clear();
-                                   w.async_errors.clear();
-                                   w.hanging.clear();
-                                   w.last_error.clear();
-                                   w.changed.notify_all();
-                                 },
-                                 [](int device, const char* call, int code) {
-                                   const Lock lock(world().mutex);
-                                   world().failures[{device, call}] = code;
-                                 },
-                                 [](int device, const char* call) {
-                                   const Lock lock(world().mutex);
-                                   world().blocks.insert({device, call});
-                                 },
-                                 [](int device, int code) {
-                                   const Lock lock(world().mutex);
-                                   world().async_errors[device] = code;
-                                   world().last_error = "the cable is cut";
-                                 },
-                                 [](int device) {
-                                   const Lock lock(world().mutex);
-                                   world().hanging.insert(device);
-                                 },
-                                 [](int device, char* out, uint64_t room) -> uint64_t {
-                                   const Lock lock(world().mutex);
-                                   const std::string calls =
-                                       std::exchange(world().calls[device], {});
-                                   std::strncpy(out, calls.c_str(), room - 1);
-                                   out[room - 1] = '\0';
-                                   return calls.size();
-                                 },
-                                 []() -> uint64_t {
-                                   World& w = world();
-                                   const Lock lock(w.mutex);
-                                   return w.communicators.size() + w.streams.size() +
-                                          w.memory.size() + static_cast<uint64_t>(w.contexts);
-                                 }};
-  return &controls;
+  static const FakeNccl all = controls();
+  return &all;
 }
 
 // ---- NCCL ----
@@ -507,7 +526,8 @@ EXPORTED int ncclCommGetAsyncError(void* comm, int* error) {
 EXPORTED int ncclGroupStart() {
   Lock lock(world().mutex);
   const int code = begin(lock, current(), "ncclGroupStart");
-  group.depth += code == 0 ? 1 : 0;
+  if (code == 0 && local.group == nullptr) local.group = new Group;
+  if (code == 0) ++local.group->depth, ++world().groups;
   return code;
 }
 
@@ -515,10 +535,13 @@ EXPORTED int ncclGroupEnd() {
   World& w = world();
   Lock lock(w.mutex);
   const int code = begin(lock, current(), "ncclGroupEnd");
-  if (group.depth == 0) return 5;
-  if (--group.depth > 0) return code;
-  const Group ended = std::exchange(group, {});
+  if (local.group == nullptr) return 5;
+  --w.groups;
+  if (--local.group->depth > 0) return code;
+  const Group ended = *local.group;
+  delete std::exchange(local.group, nullptr);
   if (code != 0 || ended.failure != 0 || !ended.comm) return code != 0 ? code : ended.failure;
+  if (ended.comm->aborted) return kInvalidArgument;
   const auto launch = [ended] {
     ended.stream->work.emplace_back(
         [ended](Lock& held) { execute(held, ended.comm, ended.operations); });
@@ -623,13 +646,13 @@ EXPORTED int cuCtxPushCurrent_v2(void* context) {
   const int device = static_cast<int>(reinterpret_cast<uint64_t>(context)) - 1;
   Lock lock(world().mutex);
   if (const int code = begin(lock, device, "cuCtxPushCurrent", {}, false); code != 0) return code;
-  contexts.push_back(device);
+  local.contexts[local.depth++] = device;
   return 0;
 }
 
 EXPORTED int cuCtxPopCurrent_v2(void**) {
-  if (contexts.empty()) return 201;
-  contexts.pop_back();
+  if (local.depth == 0) return 201;
+  --local.depth;
   return 0;
 }
 

@@ -15,12 +15,13 @@ struct FakeNccl {
   void (*block)(int device, const char* call);
   /// The communicator's asynchronous error from now on.
   void (*async_error)(int device, int code);
-  /// No group of the device ends, unless its communicator is aborted.
-  void (*hang)(int device);
+  /// No group of the device ends, unless its communicator is aborted, or not even then.
+  void (*hang)(int device, bool for_good);
   /// Calls of the device since the last time, a line each, NUL-terminated: without those that only
   /// ask, or change a thread's context. Gives their length.
   uint64_t (*calls)(int device, char* out, uint64_t room);
-  /// Communicators, streams, contexts and pieces of memory that have not been freed.
+  /// Communicators, streams, contexts and pieces of memory that have not been freed, and groups
+  /// that have not ended.
   uint64_t (*alive)();
 };
 

@@ -28,7 +28,8 @@ namespace {
 using Bytes = std::vector<uint8_t>;
 using std::chrono::milliseconds;
 constexpr int kNew = 22703, kOld = 2708;
-constexpr auto kSoon = milliseconds(150);  // for what will not come
+constexpr auto kSoon = milliseconds(150);       // for what will not come
+constexpr auto kPatience = milliseconds(1000);  // the same, where ranks have to meet first
 
 /// The fake beside this program, as it was loaded.
 class Fake {
@@ -84,6 +85,8 @@ class Board {
       if (rank == 0) {
         written_.set_value(Bytes(id.begin(), id.end()));
       } else {
+        if (shared_.wait_for(std::chrono::seconds(20)) != std::future_status::ready)
+          return Error{Errc::timed_out, "rank 0 has shared nothing", {}};
         const Bytes& from_0 = shared_.get();
         std::copy(from_0.begin(), from_0.end(), id.begin());
       }
@@ -109,7 +112,7 @@ class Group {
       : created_(none_yet(world)) {
     Board board;
     on_all(world, [&](uint32_t r) {
-      NcclOptions options{fake.libraries(), r, world, r, timeout, std::chrono::seconds(2)};
+      NcclOptions options{fake.libraries(), r, world, r, timeout, std::chrono::seconds(20)};
       created_[r] = NcclEngine::create(options, board.share(r));
     });
   }
@@ -433,7 +436,7 @@ TEST(NcclCreate, WhatRankZeroLacksIsEveryRanksError) {
 
 TEST(NcclCreate, ADeviceThatIsNotThereIsNamed) {
   const Fake fake(kNew, 1);
-  Group group(fake, 2, kSoon);
+  Group group(fake, 2, kPatience);
   EXPECT_EQ(group.created(1).error().message,
             "rank 1: NCCL 2.27.3: cuDeviceGet failed on GPU 1: invalid device ordinal");
   EXPECT_EQ(group.created(0).error().code, Errc::timed_out);
@@ -487,8 +490,10 @@ TEST_P(NcclFails, WithAMessageThatNamesTheCall) {
                      std::string(failing.call) == "cuDevicePrimaryCtxRetain" ||
                      std::string(failing.call) == "cuStreamCreate";
   if (early) fake->fail(1, failing.call, failing.code);
+  const bool behind = std::string(failing.call) == "cuMemcpyDtoHAsync" ||
+                      std::string(failing.call) == "cuStreamQuery";  // rank 0 has all it needs
   {
-    Group group(fake, 2, 2 * kSoon);
+    Group group(fake, 2, early ? milliseconds(kPatience) : std::chrono::seconds(60));
     std::vector<Result<void>> results(2);
     if (early) {
       results = {group.created(0).error(), group.created(1).error()};
@@ -500,9 +505,14 @@ TEST_P(NcclFails, WithAMessageThatNamesTheCall) {
         Moves gather(r, 2, [](uint32_t, uint32_t) { return 20; });
         Moves all(r, 2, [](uint32_t from, uint32_t to) { return 8 + from + to; });
         const std::array<Step, 3> batch{sum_of(lanes), gather.all_gather(), all.all_to_all()};
+        if (r == 0) {
+          const auto deadline = behind ? std::chrono::seconds(30) : milliseconds(kSoon);
+          const auto ticket = group[0].start(batch);
+          results[0] = group[0].wait(*ticket, std::chrono::steady_clock::now() + deadline);
+          return;
+        }
         results[r] = group[r].run(batch);
         EXPECT_TRUE(fake.no_context());
-        if (results[r]) return;  // the failure came when rank 0 had all it needs
         const auto again = group[r].run(batch);
         EXPECT_EQ(again.error().message, results[r].error().message);
       });
@@ -510,8 +520,6 @@ TEST_P(NcclFails, WithAMessageThatNamesTheCall) {
     ASSERT_FALSE(results[1]);
     EXPECT_EQ(results[1].error().code, failing.errc);
     EXPECT_EQ(results[1].error().message, std::string("rank 1: NCCL 2.27.3: ") + failing.says);
-    const bool behind = std::string(failing.call) == "cuMemcpyDtoHAsync" ||
-                        std::string(failing.call) == "cuStreamQuery";
     EXPECT_EQ(results[0].ok(), behind);
     EXPECT_EQ(results[0].error().code == Errc::timed_out, !behind);
   }
@@ -602,9 +610,9 @@ TEST(NcclEngine, AStreamThatHangsIsAbortedAfterTheTimeOut) {
   for (const int version : {kNew, kOld}) {
     const Fake fake(version);
     {
-      Group group(fake, 2, kSoon);
+      Group group(fake, 2, kPatience);
       ASSERT_TRUE(group.all());
-      fake->hang(1);
+      fake->hang(1, false);
       on_all(2, [&](uint32_t r) {
         const auto result = run_alone(group[r]);
         EXPECT_EQ(result.ok(), r == 0) << version;
@@ -620,7 +628,7 @@ TEST(NcclEngine, AStreamThatHangsIsAbortedAfterTheTimeOut) {
 TEST(NcclEngine, AnOldGroupThatBlocksIsLeftBehind) {
   const Fake fake(kOld);
   {
-    Group group(fake, 2, kSoon);
+    Group group(fake, 2, kPatience);
     ASSERT_TRUE(group.all());
     fake->block(0, "ncclGroupEnd");
     EXPECT_EQ(run_alone(group[0]).error().code, Errc::timed_out);
@@ -629,34 +637,76 @@ TEST(NcclEngine, AnOldGroupThatBlocksIsLeftBehind) {
   EXPECT_TRUE(fake.becomes(0));
 }
 
-/// What the GPU may still use is not freed: that would wait for it.
-TEST(NcclEngine, AnAbortThatBlocksIsBoundedAndFreesNothing) {
+/// Two ranks with little patience.
+std::vector<Created> impatient(const Fake& fake) {
+  Board board;
+  std::vector<Created> created = none_yet(2);
+  on_all(2, [&](uint32_t r) {
+    created[r] = NcclEngine::create({fake.libraries(), r, 2, r, kPatience, kSoon}, board.share(r));
+  });
+  return created;
+}
+constexpr uint64_t kOneRanks = 4;  // two pieces of memory, stream, context
+
+/// Freeing memory waits for all that runs on the GPU.
+TEST(NcclEngine, WhatAnAbortThatBlocksMayUseIsNotFreed) {
   const Fake fake;
   {
-    Board board;
-    std::vector<Created> created = none_yet(2);
-    on_all(2, [&](uint32_t r) {
-      created[r] = NcclEngine::create({fake.libraries(), r, 2, r, kSoon, kSoon}, board.share(r));
-    });
+    auto created = impatient(fake);
     ASSERT_TRUE(created[0]);
+    fake->fail(0, "ncclAllReduce", 1);  // with nothing on the stream
     fake->block(0, "ncclCommAbort");
-    EXPECT_EQ(run_alone(**created[0]).error().code, Errc::timed_out);
+    EXPECT_EQ(run_alone(**created[0]).error().code, Errc::engine_failed);
     on_all(2, [&](uint32_t r) { created[r] = Errc::internal; });
   }
   EXPECT_EQ(fake.calls(0).find("Free"), std::string::npos);
   fake->reset(kNew, 8);
-  EXPECT_TRUE(fake.becomes(4));  // two pieces of memory, stream, context
+  EXPECT_TRUE(fake.becomes(kOneRanks));
+}
+
+TEST(NcclEngine, WhatAStreamThatOutlivesTheAbortUsesIsNotFreed) {
+  const Fake fake;
+  {
+    auto created = impatient(fake);
+    ASSERT_TRUE(created[0]);
+    fake->hang(0, true);
+    EXPECT_EQ(run_alone(**created[0]).error().code, Errc::timed_out);
+    on_all(2, [&](uint32_t r) { created[r] = Errc::internal; });
+  }
+  const std::string calls = fake.calls(0);
+  EXPECT_NE(calls.find("ncclCommAbort\n"), std::string::npos);
+  EXPECT_EQ(calls.find("Free"), std::string::npos);
+  EXPECT_EQ(fake.alive(), kOneRanks);
+  fake->reset(kNew, 8);
+}
+
+TEST(NcclEngine, AnAsynchronousErrorEndsAWait) {
+  const Fake fake;
+  {
+    Group group(fake, 2);
+    ASSERT_TRUE(group.all());
+    std::vector<float> lanes(10);
+    const Step step = sum_of(lanes);
+    const auto ticket = group[0].start({&step, 1});
+    while (fake.calls(0).find("cuMemcpyDtoHAsync") == std::string::npos) std::this_thread::yield();
+    fake->async_error(0, 6);  // all that is left is to wait for the stream
+    const auto result =
+        group[0].wait(*ticket, std::chrono::steady_clock::now() + std::chrono::seconds(30));
+    EXPECT_EQ(result.error().code, Errc::peer_failed);
+  }
+  EXPECT_EQ(fake.alive(), 0U);
 }
 
 TEST(NcclEngine, AnEndThatBlocksIsBounded) {
   for (const char* call : {"ncclCommFinalize", "ncclCommDestroy"}) {
     const Fake fake;
     Board board;
-    auto engine = NcclEngine::create({fake.libraries(), 0, 1, 0, kSoon, kSoon}, board.share(0));
+    auto engine = NcclEngine::create({fake.libraries(), 0, 1, 0, kPatience, kSoon}, board.share(0));
     ASSERT_TRUE(engine);
     fake->block(0, call);
     engine = Errc::internal;
     fake->reset(kNew, 8);
+    EXPECT_TRUE(fake.becomes(2));  // stream and context stay
   }
 }
 
@@ -669,7 +719,8 @@ TEST(NcclEngine, MayEndWhileABatchWaits) {
     const Step step = sum_of(lanes);
     ASSERT_TRUE(group[0].start({&step, 1}));
     while (fake.calls(0).find("ncclGroupEnd") == std::string::npos) std::this_thread::yield();
-    group.created(0) = Errc::internal;
+    auto ended = std::async(std::launch::async, [&] { group.created(0) = Errc::internal; });
+    EXPECT_EQ(ended.wait_for(std::chrono::seconds(20)), std::future_status::ready);
     EXPECT_NE(fake.calls(0).find("ncclCommAbort\n"), std::string::npos);
   }
   EXPECT_EQ(fake.alive(), 0U);

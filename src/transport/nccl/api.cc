@@ -81,10 +81,9 @@ Result<NcclCalls> open_nccl(const std::string& library) {
                  "install nvidia-nccl-cu12 with pip, or name libnccl.so.2 of NCCL 2.7 or newer"};
   }
   if (const int code = nccl.get_version(&nccl.version_code); code != kNcclSuccess) {
-    return Error{
-        Errc::unsupported,
-        concat({"NCCL cannot be used: ncclGetVersion failed: ", text_of(nccl, nullptr, code)}),
-        "install another version of NCCL"};
+    return Error{Errc::unsupported,
+                 concat({"NCCL cannot be used: ncclGetVersion failed: ", text_of(nccl, code)}),
+                 "install another version of NCCL"};
   }
   nccl.version = version_text(nccl.version_code);
   if (nccl.version_code < kOldestNccl) {
@@ -128,10 +127,10 @@ Result<CudaCalls> open_cuda(const std::string& library) {
   return cuda;
 }
 
-std::string text_of(const NcclCalls& nccl, NcclComm comm, int code) {
+std::string text_of(const NcclCalls& nccl, int code) {
   const char* const name = nccl.get_error_string(code);
   std::string text = one_line(name != nullptr ? name : "error " + std::to_string(code));
-  const char* const last = nccl.get_last_error != nullptr ? nccl.get_last_error(comm) : nullptr;
+  const char* const last = nccl.get_last_error != nullptr ? nccl.get_last_error(nullptr) : nullptr;
   if (last != nullptr && *last != '\0') text += concat({": ", one_line(last)});
   return text;
 }

@@ -100,7 +100,7 @@ Result<NcclCalls> open_nccl(const std::string& library);
 Result<CudaCalls> open_cuda(const std::string& library);
 
 /// One line, without a full stop at its end.
-std::string text_of(const NcclCalls& nccl, NcclComm comm, int code);
+std::string text_of(const NcclCalls& nccl, int code);
 std::string text_of(const CudaCalls& cuda, int code);
 
 }  // namespace laconic::transport::nccl

@@ -62,10 +62,11 @@ Core::Core(const NcclOptions& options, NcclCalls nccl, CudaCalls cuda)
 
 /// Freeing memory waits for the GPU, so that it must not be done while something hangs there.
 Core::~Core() {
-  if (context_ == nullptr || in_use_) return;
+  if (context_ == nullptr || stuck_) return;
   {
     const Current current(*this);
     if (current.code() != kCudaSuccess) return;
+    if (stream_ != nullptr && cuda_.stream_query(stream_) == kCudaNotReady) return;
     free_memory();
     if (stream_ != nullptr) cuda_.stream_destroy(stream_);
   }
@@ -122,7 +123,6 @@ Result<void> Core::execute(const Plan& plan, Deadline deadline) {
   if (auto r = reserve(plan.bytes()); !r) return r;
   auto* const host = static_cast<uint8_t*>(host_);
   plan.copy_in(host);
-  in_use_ = true;  // until the stream is seen idle
   if (plan.bytes_in() != 0) {
     if (auto r = cuda_result("cuMemcpyHtoDAsync",
                              cuda_.copy_to_device(gpu_, host, plan.bytes_in(), stream_));
@@ -130,13 +130,14 @@ Result<void> Core::execute(const Plan& plan, Deadline deadline) {
       return r;
   }
   if (nccl_.nonblocking()) {
-    if (auto r = group(plan); !r) return r;
+    if (auto r = group(plan, comm_); !r) return r;
     // Not before: the copy back has to lie behind NCCL's kernels on the stream.
     if (auto r = until(deadline, kLate, [&] { return settled(); }); !r) return r;
   } else {
     const auto copy = std::make_shared<const Plan>(plan);
-    auto r = until_back(deadline, kLate,
-                        [self = shared_from_this(), copy] { return self->group(*copy); });
+    auto r = until_back(deadline, kLate, [self = shared_from_this(), copy, comm = comm_] {
+      return self->group(*copy, comm);
+    });
     if (!r) return r;
   }
   if (const uint64_t begin = plan.out_begin(), bytes = plan.bytes() - begin; bytes != 0) {
@@ -147,40 +148,39 @@ Result<void> Core::execute(const Plan& plan, Deadline deadline) {
   }
   plan.copy_own();
   if (auto r = until(deadline, kLate, [&] { return stream_idle(); }); !r) return r;
-  in_use_ = false;
   plan.copy_out(host);
   return {};
 }
 
-Result<void> Core::group(const Plan& plan) {
+Result<void> Core::group(const Plan& plan, NcclComm comm) {
   if (auto r = nccl_result("ncclGroupStart", nccl_.group_start()); !r) return r;
   Result<void> called;
   for (const Call& c : plan.calls()) {
-    called = call(c, plan);
+    called = call(c, plan, comm);
     if (!called) break;
   }
   auto ended = nccl_result("ncclGroupEnd", nccl_.group_end());  // in any case: it is the thread's
   return called ? std::move(ended) : std::move(called);
 }
 
-Result<void> Core::call(const Call& c, const Plan& plan) {
+Result<void> Core::call(const Call& c, const Plan& plan, NcclComm comm) {
   const auto at = [&](Place place) { return reinterpret_cast<void*>(gpu_ + plan.at(place)); };
   const auto peer = static_cast<int>(c.peer);
   switch (c.kind) {
     case CallKind::all_reduce:
       return nccl_result("ncclAllReduce",
                          nccl_.all_reduce(at(c.from), at(c.to), c.count, dtype_of(c.dtype),
-                                          kNcclSum, comm_, stream_));
+                                          kNcclSum, comm, stream_));
     case CallKind::all_gather:
       return nccl_result("ncclAllGather", nccl_.all_gather(at(c.from), at(c.to), c.count,
-                                                           kNcclUint8, comm_, stream_));
+                                                           kNcclUint8, comm, stream_));
     case CallKind::send:
       return nccl_result("ncclSend",
-                         nccl_.send(at(c.from), c.count, kNcclUint8, peer, comm_, stream_));
+                         nccl_.send(at(c.from), c.count, kNcclUint8, peer, comm, stream_));
     case CallKind::recv:
       break;
   }
-  return nccl_result("ncclRecv", nccl_.recv(at(c.to), c.count, kNcclUint8, peer, comm_, stream_));
+  return nccl_result("ncclRecv", nccl_.recv(at(c.to), c.count, kNcclUint8, peer, comm, stream_));
 }
 
 /// Rounded up, so that batches of about the same size do not each take new memory.
@@ -275,11 +275,11 @@ void Core::end(std::chrono::milliseconds most, std::function<void()> work) noexc
     const auto deadline = Clock::now() + most;
     for (Pause pause; !outcome->there; pause()) {
       if (Clock::now() < deadline) continue;
-      in_use_ = true;
+      stuck_ = true;
       return;
     }
   } catch (const std::bad_alloc&) {
-    in_use_ = true;
+    stuck_ = true;
   }
 }
 
@@ -308,10 +308,8 @@ void Core::abort() noexcept {
       [abort = nccl_.comm_abort, comm = std::exchange(comm_, nullptr)] { abort(comm); });
   const Current current(*this);
   const auto deadline = Clock::now() + options_.grace;
-  int code = cuda_.stream_query(stream_);
-  for (Pause pause; code == kCudaNotReady && Clock::now() < deadline; pause())
-    code = cuda_.stream_query(stream_);
-  if (code == kCudaSuccess) in_use_ = false;
+  for (Pause pause; cuda_.stream_query(stream_) == kCudaNotReady && Clock::now() < deadline;)
+    pause();
 }
 
 std::string Core::about(std::string_view what) const {
@@ -320,7 +318,7 @@ std::string Core::about(std::string_view what) const {
 
 Error Core::nccl_error(std::string_view call, int code) const {
   return {code == kNcclRemoteError ? Errc::peer_failed : Errc::engine_failed,
-          about(concat({call, " failed: ", text_of(nccl_, comm_, code)})),
+          about(concat({call, " failed: ", text_of(nccl_, code)})),
           "NCCL_DEBUG=WARN makes NCCL say more"};
 }
 

@@ -33,7 +33,7 @@ class Core : public std::enable_shared_from_this<Core> {
   Result<void> execute(const Plan& plan, Deadline deadline);
   /// Waits until the others end theirs, too.
   void leave() noexcept;
-  /// Afterwards nothing runs on the GPU, or what it uses is never freed.
+  /// Waits until nothing runs on the GPU. What is still used when the Core ends is never freed.
   void abort() noexcept;
 
   /// From any thread: execute() and join() return soon, with timed_out.
@@ -52,8 +52,9 @@ class Core : public std::enable_shared_from_this<Core> {
 
   Result<void> reserve(uint64_t bytes);
   void free_memory() noexcept;
-  Result<void> group(const Plan& plan);
-  Result<void> call(const Call& call, const Plan& plan);
+  /// `comm` by value: one that is left behind sees no other.
+  Result<void> group(const Plan& plan, NcclComm comm);
+  Result<void> call(const Call& call, const Plan& plan, NcclComm comm);
   /// Whether NCCL has done all that it was asked for; its asynchronous error, if there is one.
   Result<bool> settled() const;
   Result<bool> stream_idle() const;
@@ -78,7 +79,7 @@ class Core : public std::enable_shared_from_this<Core> {
   CudaAddress gpu_ = 0;
   void* host_ = nullptr;
   std::atomic<bool> given_up_{false};
-  bool in_use_ = false;  // by the GPU, for all that is known
+  bool stuck_ = false;  // the communicator's end has not returned
 };
 
 }  // namespace laconic::transport::nccl

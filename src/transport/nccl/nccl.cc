@@ -52,7 +52,7 @@ Result<nccl::NcclUniqueId> unique_id(const Result<nccl::NcclCalls>& calls,
       id = {};
       so_far = Error{Errc::engine_failed,
                      concat({"rank 0: NCCL ", calls->version,
-                             ": ncclGetUniqueId failed: ", nccl::text_of(*calls, nullptr, code)}),
+                             ": ncclGetUniqueId failed: ", nccl::text_of(*calls, code)}),
                      "NCCL_DEBUG=WARN makes NCCL say more"};
     }
   }

@@ -33,7 +33,8 @@ struct Call {
 /// Reused: after the largest batch nothing is allocated.
 class Plan {
  public:
-  /// `exchange_order` for steps that no engine could execute, `unsupported` for lanes not in `caps`.
+  /// `exchange_order` for steps that no engine could execute, `unsupported` for other lanes than
+  /// those of `caps`.
   Result<void> make(std::span<const Step> batch, uint32_t rank, uint32_t world, EngineCaps caps);
 
   [[nodiscard]] std::span<const Call> calls() const noexcept { return calls_; }
