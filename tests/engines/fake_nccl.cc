@@ -115,8 +115,8 @@ struct Group {
   std::shared_ptr<Communicator> comm;
   Stream* stream = nullptr;
 };
-/// Of a thread. Trivial, and in memory that is there before the thread: ThreadSanitizer does not see
-/// how the loader frees other kinds.
+/// Of a thread. Trivial, and in memory that is there before the thread: ThreadSanitizer does not
+/// see how the loader frees other kinds.
 struct Local {
   Group* group;
   int contexts[16];  // their devices
