@@ -152,6 +152,17 @@ function(laconic_golden_tests)
   target_link_libraries(make_golden PRIVATE laconic_flags laconic_pipeline laconic_program_deps)
 endfunction()
 
+# A recording NCCL as a library that is opened at run time, and the same with the symbols of an old version.
+function(laconic_fake_nccl)
+  foreach(name fake_nccl fake_nccl_old)
+    add_library(laconic_${name} SHARED EXCLUDE_FROM_ALL ${PROJECT_SOURCE_DIR}/tests/engines/fake_nccl.cc)
+    target_include_directories(laconic_${name} PRIVATE ${PROJECT_SOURCE_DIR}/include)
+    target_link_libraries(laconic_${name} PRIVATE laconic_flags Threads::Threads)
+    add_dependencies(test_engines laconic_${name})
+  endforeach()
+  target_compile_definitions(laconic_fake_nccl_old PRIVATE FAKE_NCCL_OLD)
+endfunction()
+
 # tests/engines: the table that every engine has to pass, for the programs that run it over MPI and Gloo, and
 # *_test.cc -> test_engines.
 function(laconic_engine_tests)
@@ -161,6 +172,7 @@ function(laconic_engine_tests)
   target_link_libraries(laconic_engine_table PRIVATE laconic_flags PUBLIC laconic_all GTest::gtest)
   laconic_test_options(laconic_engine_table)
   laconic_folder_tests(engines laconic_engine_table)
+  laconic_fake_nccl()
   foreach(fault IN ITEMS "" 1 2 3 4)  # beside the program that opens them
     set(fake fake_plugin)
     if(fault)

@@ -19,6 +19,7 @@
 #include "command.h"
 #include "error_metrics.h"
 #include "gradients.h"
+#include "laconic/engine/nccl.h"
 #include "laconic/isa.h"
 #include "laconic/registry.h"
 #include "laconic/tensor_codec.h"
@@ -62,6 +63,20 @@ Json cuda_findings() {
           {"library", library},
           {"why", reason != nullptr ? reason : ""},
           {"override", "LACONIC_CUDA_LIB"}};
+}
+
+Json nccl_findings() {
+  NcclLibraries libraries;
+  const char* const named = std::getenv("LACONIC_NCCL_LIB");
+  if (named != nullptr && *named != '\0') libraries.nccl = named;
+  const auto found = find_nccl(libraries);
+  return {{"found", found.ok()},
+          {"able", found && found->why_not.empty()},
+          {"library", libraries.nccl},
+          {"version", found ? found->version : ""},
+          {"gpus", found ? found->gpus : 0},
+          {"why", found ? found->why_not : found.error().message},
+          {"override", "LACONIC_NCCL_LIB"}};
 }
 
 /// Tried in a child, so that this process keeps its own namespaces.
@@ -163,6 +178,14 @@ std::string yes_or_why(bool yes, const Json& finding) {
   return yes ? "yes" : fmt::format("no: {}", finding.at("why").get<std::string>());
 }
 
+std::string nccl_text(const Json& nccl) {
+  const auto why = nccl.at("why").get<std::string>();
+  if (!nccl.at("found").get<bool>()) return "no: " + why;
+  const auto version = nccl.at("version").get<std::string>();
+  if (!nccl.at("able").get<bool>()) return fmt::format("{}, and cannot run here: {}", version, why);
+  return fmt::format("{}, GPUs: {}", version, nccl.at("gpus").get<uint32_t>());
+}
+
 void print_report(const Json& report) {
   const Json& machine = report.at("machine");
   print_line("laconic", report.at("version").get<std::string>() + ", " +
@@ -175,6 +198,7 @@ void print_report(const Json& report) {
                          fmt::join(isa_names(), ", "), isa.at("why").get<std::string>()));
   print_line("huge pages", machine.at("huge_pages").get<std::string>());
   print_line("CUDA", yes_or_why(report.at("cuda").at("found").get<bool>(), report.at("cuda")));
+  print_line("NCCL", nccl_text(report.at("nccl")));
   print_line("network lab",
              yes_or_why(report.at("network_lab").at("able").get<bool>(), report.at("network_lab")));
   for (const Json& t : report.at("codecs")) {
@@ -195,6 +219,7 @@ int doctor(const Options& options) {
                     {"machine", machine_json()},
                     {"isa", isa_findings()},
                     {"cuda", cuda_findings()},
+                    {"nccl", nccl_findings()},
                     {"network_lab", namespace_findings()},
                     {"codecs", to_json(tests)}};
   options.json ? print_json(report) : print_report(report);

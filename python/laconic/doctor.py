@@ -28,7 +28,7 @@ import time
 import warnings
 from pathlib import Path
 
-from . import _lib, environment
+from . import _lib, _nccl, environment
 
 #: characters of what a process that failed has written, for --json
 _MOST_SAID = 4000
@@ -94,6 +94,16 @@ def _numpy() -> Check:
         return Check("numpy", None, "not installed, and not needed: decode() gives array.array then. torch warns of it when "
                      "it is imported, and its all_gather_object() needs it")
     return Check("numpy", None, f"cannot be imported: {numpy}" if isinstance(numpy, str) else numpy.__version__)
+
+
+def _nccl_here() -> Check:
+    """For the C++ engine; training in Python needs none."""
+    found = _nccl.find()
+    if not found.version:
+        mend = "unset LACONIC_NCCL_LIB" if os.environ.get("LACONIC_NCCL_LIB") else ""
+        return Check("nccl", None, f"not here: {found.why_not}", mend)
+    here = f"{found.version}, {found.library} ({found.chosen})"
+    return Check("nccl", None, f"{here}; cannot run: {found.why_not}" if found.why_not else f"{here}; GPUs: {found.gpus}")
 
 
 def _variables() -> Check:
@@ -286,7 +296,7 @@ def examine() -> tuple[list[Check], dict]:
     """Every check, and what the exchange gave."""
     torch, gloo = _torch()
     python = Check("python", True, f"{platform.python_version()}, {sys.executable}")
-    checks = [_library(), python, torch, gloo, _numpy(), _variables()]
+    checks = [_library(), python, torch, gloo, _nccl_here(), _numpy(), _variables()]
     if not (torch.ok and gloo.ok):
         return [*checks, Check("exchange", False, "not tried")], {}
     found = exchange(PATIENCE)

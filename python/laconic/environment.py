@@ -18,6 +18,7 @@ KNOWN = {
     "LACONIC_LIBRARY": "path of liblaconic.so",
     "LACONIC_MPI_LIB": "path of the plug-in for MPI, liblaconic_mpi_*.so, instead of the launcher's",
     "LACONIC_CUDA_LIB": "path of the library with the GPU kernels",
+    "LACONIC_NCCL_LIB": "path of libnccl.so.2",
     "LACONIC_TRACE": "FILE: a Chrome trace of what is encoded, on the wire and decoded when, per rank",
     "LACONIC_RUN": "set by laconic.run: its options, for the processes that the script starts",
     "LACONIC_EMULATE_RATE": "bits per second that `laconic lab --emulate` asks senders to keep to",

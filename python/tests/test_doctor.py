@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import signal
@@ -72,7 +73,7 @@ def test_two_processes_exchange(tmp_path):
     report = json.loads(done.stdout)
     checks = {check["name"]: check for check in report["checks"]}
     assert report["ok"] is True and report["exchange"]["equal"] is True and report["exchange"]["ratio"] > 15
-    assert list(checks) == ["laconic", "python", "torch", "gloo", "numpy", "variables", "interface", "exchange"]
+    assert list(checks) == ["laconic", "python", "torch", "gloo", "nccl", "numpy", "variables", "interface", "exchange"]
     assert laconic.__version__ in checks["laconic"]["text"] and "liblaconic.so" in checks["laconic"]["text"]
     assert "switches laconic off" in checks["variables"]["text"] and "LACONIC_SPEC=none" in checks["variables"]["text"]
     assert f"{report['exchange']['ratio']:.1f} to 1, replicas equal" in checks["exchange"]["text"]
@@ -121,6 +122,59 @@ def test_a_library_that_is_not_there(tmp_path):
     done = run(tmp_path, LACONIC_LIBRARY="/nonexistent/liblaconic.so")
     assert done.returncode == 1
     assert "/nonexistent/liblaconic.so" in done.stderr.splitlines()[-1] and "LACONIC_LIBRARY" in done.stderr.splitlines()[-1]
+
+
+# ---- NCCL: which one, and why it cannot run ----
+
+
+def nccl_line(tmp_path, **variables):
+    """What a process says of it. Without torch, so that no exchange is tried."""
+    done = run(tmp_path, program=("-c", f"BLOCKED = ('torch',)\n{BLOCK}"), **variables)
+    return lines(done)["nccl"]
+
+
+@pytest.fixture
+def fake_nccl():
+    """Its CUDA driver is the same library: the loader finds it before a real one."""
+    library = Path(laconic._lib.lib.path).parent / "liblaconic_fake_nccl.so"
+    if not library.exists():
+        pytest.skip("the recording NCCL is not built: scripts/build release laconic_fake_nccl")
+    return library
+
+
+def test_nccl_by_the_variable_with_and_without_gpus(tmp_path, fake_nccl):
+    (tmp_path / "libcuda.so.1").symlink_to(fake_nccl)
+    variables = {"LACONIC_NCCL_LIB": str(fake_nccl), "LD_LIBRARY_PATH": str(tmp_path)}
+    here = f"2.27.3, {fake_nccl} (LACONIC_NCCL_LIB)"
+    assert nccl_line(tmp_path, **variables) == f"{here}; GPUs: 2"
+    why = "no GPU: no CUDA-capable device is detected"
+    assert nccl_line(tmp_path, **variables, FAKE_NCCL_DEVICES="0") == f"{here}; cannot run: {why}"
+
+
+def test_nccl_of_an_old_version_and_without_a_driver(tmp_path, fake_nccl):
+    old = fake_nccl.with_name("liblaconic_fake_nccl_old.so")
+    (tmp_path / "libcuda.so.1").write_bytes(b"no library")
+    said = nccl_line(tmp_path, LACONIC_NCCL_LIB=str(old), LD_LIBRARY_PATH=str(tmp_path))
+    assert said.startswith(f"2.7.8, {old} (LACONIC_NCCL_LIB); cannot run: no NVIDIA driver: ")
+
+
+def test_nccl_that_pip_installed_comes_before_the_systems(tmp_path, fake_nccl):
+    lib = tmp_path / "site" / "nvidia" / "nccl" / "lib"
+    lib.mkdir(parents=True)
+    (lib / "libnccl.so.2").symlink_to(fake_nccl)
+    said = nccl_line(tmp_path, PYTHONPATH=os.pathsep.join([str(tmp_path / "site"), PACKAGE]))
+    assert said.startswith(f"2.27.3, {lib / 'libnccl.so.2'} (installed by pip)")
+    (tmp_path / "system").mkdir()
+    (tmp_path / "system" / "libnccl.so.2").symlink_to(fake_nccl)
+    if importlib.util.find_spec("nvidia") is None:
+        assert nccl_line(tmp_path, LD_LIBRARY_PATH=str(tmp_path / "system")).startswith("2.27.3, libnccl.so.2 (the system's)")
+
+
+def test_nccl_that_is_not_there(tmp_path):
+    said = nccl_line(tmp_path, LACONIC_NCCL_LIB="/nonexistent/libnccl.so.2")
+    assert said.startswith("not here: /nonexistent/libnccl.so.2: cannot open shared object file")
+    assert said.endswith("mend it with: unset LACONIC_NCCL_LIB")
+    assert "undefined symbol: ncclGetVersion" in nccl_line(tmp_path, LACONIC_NCCL_LIB="libm.so.6")
 
 
 @pytest.fixture

@@ -340,6 +340,7 @@ def test_doctor():
     assert report["ok"] is True
     assert report["isa"]["chosen"] == report["isa"]["available"][-1]
     assert report["cuda"]["found"] or report["cuda"]["why"]
+    assert report["nccl"]["able"] or report["nccl"]["why"]
     assert report["network_lab"]["able"] or report["network_lab"]["why"]
     text = laconic("doctor").stdout.splitlines()
     assert "usable       yes" in text and "python -m laconic.doctor" in text[-1]
@@ -348,3 +349,20 @@ def test_doctor():
 def test_doctor_names_the_cuda_library_it_looked_for():
     done = laconic("doctor", env={"LACONIC_CUDA_LIB": "/nonexistent/lib.so"})
     assert "/nonexistent/lib.so" in done.stdout
+
+
+def test_doctor_says_what_nccl_is_here_and_why_it_cannot_run(tmp_path):
+    done = laconic("doctor", env={"LACONIC_NCCL_LIB": "/nonexistent/libnccl.so.2"})
+    assert re.search(r"^NCCL +no: NCCL cannot be used: /nonexistent/libnccl.so.2: cannot open", done.stdout, re.M)
+    fake = BINARY.parents[1] / "lib" / "liblaconic_fake_nccl.so"
+    if not fake.exists():
+        pytest.skip("the recording NCCL is not built: scripts/build release laconic_fake_nccl")
+    (tmp_path / "libcuda.so.1").symlink_to(fake)  # what the loader finds before a real driver
+    env = {"LACONIC_NCCL_LIB": str(fake), "LD_LIBRARY_PATH": str(tmp_path)}
+    assert "\nNCCL         2.27.3, GPUs: 2\n" in laconic("doctor", env=env).stdout
+    found = json.loads(laconic("doctor", "--json", env={**env, "FAKE_NCCL_DEVICES": "0"}).stdout)["nccl"]
+    why = "no GPU: cuInit failed: no CUDA-capable device is detected"
+    assert found == {"found": True, "able": False, "library": str(fake), "version": "2.27.3", "gpus": 0, "why": why,
+                     "override": "LACONIC_NCCL_LIB"}
+    text = laconic("doctor", env={**env, "FAKE_NCCL_DEVICES": "0"}).stdout
+    assert f"\nNCCL         2.27.3, and cannot run here: {why}\n" in text

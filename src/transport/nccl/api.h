@@ -1,0 +1,106 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// What the engine calls of NCCL and of CUDA's driver, declared here so that neither has to be
+// installed where Laconic is built.
+// https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api.html
+// https://docs.nvidia.com/cuda/cuda-driver-api
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "laconic/engine/nccl.h"
+#include "laconic/error.h"
+
+namespace laconic::transport::nccl {
+
+// ncclResult_t, as far as it is looked at.
+inline constexpr int kNcclSuccess = 0, kNcclRemoteError = 6, kNcclInProgress = 7;
+// ncclRedOp_t, ncclDataType_t.
+inline constexpr int kNcclSum = 0;
+inline constexpr int kNcclUint8 = 1, kNcclFloat16 = 6, kNcclFloat32 = 7, kNcclBfloat16 = 9;
+/// NCCL_VERSION(2, 7, 0) and NCCL_VERSION(2, 10, 0): up to 2.8 minor versions count hundreds of
+/// thousands.
+inline constexpr int kOldestNccl = 2700, kFirstNcclWithBfloat16 = 21000;
+
+using NcclComm = void*;  // ncclComm_t
+struct NcclUniqueId {
+  char internal[128];
+};
+/// ncclConfig_t as of 2.14, which newer versions take for what it is: it carries size and version.
+struct NcclConfig {
+  size_t size = sizeof(NcclConfig);
+  unsigned int magic = 0xcafebeef;
+  unsigned int version = 21400;
+  int blocking = 1;
+};
+
+// CUresult, as far as it is looked at.
+inline constexpr int kCudaSuccess = 0, kCudaOutOfMemory = 2, kCudaNoDevice = 100,
+                     kCudaNotReady = 600;
+inline constexpr unsigned int kCudaStreamNonBlocking = 1;
+
+using CudaDevice = int;        // CUdevice
+using CudaContext = void*;     // CUcontext
+using CudaStream = void*;      // CUstream, which is cudaStream_t
+using CudaAddress = uint64_t;  // CUdeviceptr
+static_assert(sizeof(void*) == 8, "CUDA has 64-bit platforms only");
+
+struct NcclCalls {
+  int (*get_version)(int*) = nullptr;
+  int (*get_unique_id)(NcclUniqueId*) = nullptr;
+  int (*comm_init_rank)(NcclComm*, int, NcclUniqueId, int) = nullptr;
+  int (*comm_init_rank_config)(NcclComm*, int, NcclUniqueId, int, NcclConfig*) = nullptr;  // 2.14
+  int (*comm_finalize)(NcclComm) = nullptr;                                                // 2.14
+  int (*comm_destroy)(NcclComm) = nullptr;
+  int (*comm_abort)(NcclComm) = nullptr;
+  int (*comm_get_async_error)(NcclComm, int*) = nullptr;
+  int (*group_start)() = nullptr;
+  int (*group_end)() = nullptr;
+  int (*all_reduce)(const void*, void*, size_t, int, int, NcclComm, CudaStream) = nullptr;
+  int (*all_gather)(const void*, void*, size_t, int, NcclComm, CudaStream) = nullptr;
+  int (*send)(const void*, size_t, int, int, NcclComm, CudaStream) = nullptr;
+  int (*recv)(void*, size_t, int, int, NcclComm, CudaStream) = nullptr;
+  const char* (*get_error_string)(int) = nullptr;
+  const char* (*get_last_error)(NcclComm) = nullptr;  // 2.13
+
+  int version_code = 0;
+  std::string version;
+
+  /// Whether calls can return before they have done their work: all waits are bounded then.
+  [[nodiscard]] bool nonblocking() const noexcept {
+    return comm_init_rank_config != nullptr && comm_finalize != nullptr;
+  }
+};
+
+struct CudaCalls {
+  int (*init)(unsigned int) = nullptr;
+  int (*get_error_string)(int, const char**) = nullptr;
+  int (*device_get_count)(int*) = nullptr;
+  int (*device_get)(CudaDevice*, int) = nullptr;
+  int (*primary_context_retain)(CudaContext*, CudaDevice) = nullptr;
+  int (*primary_context_release)(CudaDevice) = nullptr;
+  int (*context_push)(CudaContext) = nullptr;
+  int (*context_pop)(CudaContext*) = nullptr;
+  int (*stream_create)(CudaStream*, unsigned int) = nullptr;
+  int (*stream_destroy)(CudaStream) = nullptr;
+  int (*stream_query)(CudaStream) = nullptr;
+  int (*memory_alloc)(CudaAddress*, size_t) = nullptr;
+  int (*memory_free)(CudaAddress) = nullptr;
+  int (*host_alloc)(void**, size_t, unsigned int) = nullptr;
+  int (*host_free)(void*) = nullptr;
+  int (*copy_to_device)(CudaAddress, const void*, size_t, CudaStream) = nullptr;
+  int (*copy_to_host)(void*, CudaAddress, size_t, CudaStream) = nullptr;
+};
+
+/// Libraries stay open until the process ends: both have threads of their own.
+Result<NcclCalls> open_nccl(const std::string& library);
+/// Initialised, with at least one GPU.
+Result<CudaCalls> open_cuda(const std::string& library);
+
+/// One line, without a full stop at its end.
+std::string text_of(const NcclCalls& nccl, int code);
+std::string text_of(const CudaCalls& cuda, int code);
+
+}  // namespace laconic::transport::nccl

@@ -1,0 +1,85 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// One rank's GPU, communicator and staging memory. Shared by the engine and by the threads in which
+// it makes calls that may never return: what these use lives as long as they do.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "laconic/engine/nccl.h"
+#include "transport/nccl/api.h"
+#include "transport/nccl/plan.h"
+
+namespace laconic::transport::nccl {
+
+class Core : public std::enable_shared_from_this<Core> {
+ public:
+  Core(const NcclOptions& options, NcclCalls nccl, CudaCalls cuda);
+  ~Core();
+  Core(const Core&) = delete;
+  Core& operator=(const Core&) = delete;
+
+  /// Context and stream.
+  Result<void> open();
+  /// With all other ranks.
+  Result<void> join(const NcclUniqueId& id, Deadline deadline);
+  /// What `plan` says, of the steps it was made from.
+  Result<void> execute(const Plan& plan, Deadline deadline);
+  /// Waits until the others end theirs, too.
+  void leave() noexcept;
+  /// Waits until nothing runs on the GPU. What is still used when the Core ends is never freed.
+  void abort() noexcept;
+
+  /// From any thread: execute() and join() return soon, with timed_out.
+  void give_up() noexcept { given_up_ = true; }
+  [[nodiscard]] Error nccl_error(std::string_view call, int code) const;
+  [[nodiscard]] EngineCaps caps() const noexcept;
+
+ private:
+  class Current;  // the context, for a thread and a scope
+  using Condition = std::function<Result<bool>()>;
+
+  [[nodiscard]] Error cuda_error(std::string_view call, int code) const;
+  [[nodiscard]] Result<void> cuda_result(std::string_view call, int code) const;
+  [[nodiscard]] Result<void> nccl_result(std::string_view call, int code) const;
+  [[nodiscard]] std::string about(std::string_view what) const;
+
+  Result<void> reserve(uint64_t bytes);
+  void free_memory() noexcept;
+  /// `comm` by value: one that is left behind sees no other.
+  Result<void> group(const Plan& plan, NcclComm comm);
+  Result<void> call(const Call& call, const Plan& plan, NcclComm comm);
+  /// Whether NCCL has done all that it was asked for; its asynchronous error, if there is one.
+  Result<bool> settled() const;
+  Result<bool> stream_idle() const;
+  /// Until `condition` is true or an Error; timed_out with `what` at the deadline.
+  Result<void> until(Deadline deadline, std::string_view what, const Condition& condition) const;
+  /// A call that may never return, in a thread of its own that then stays behind.
+  struct Outcome;
+  std::shared_ptr<Outcome> aside(std::function<Result<void>()> work);
+  Result<void> until_back(Deadline deadline, std::string_view what,
+                          std::function<Result<void>()> work);
+  /// The communicator's, for at most `most`.
+  void end(std::chrono::milliseconds most, std::function<void()> work) noexcept;
+
+  NcclOptions options_;
+  NcclCalls nccl_;
+  CudaCalls cuda_;
+  CudaDevice device_ = 0;
+  CudaContext context_ = nullptr;
+  CudaStream stream_ = nullptr;
+  NcclComm comm_ = nullptr;
+  uint64_t reserved_ = 0;
+  CudaAddress gpu_ = 0;
+  void* host_ = nullptr;
+  std::atomic<bool> given_up_{false};
+  bool stuck_ = false;  // the communicator's end has not returned
+};
+
+}  // namespace laconic::transport::nccl

@@ -1,0 +1,85 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// A batch of steps as NCCL calls over one piece of memory, with what is copied in and out.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "laconic/engine.h"
+#include "laconic/error.h"
+
+namespace laconic::transport::nccl {
+
+/// What goes to the GPU lies in the first two areas, what comes back in the last two: a copy each.
+enum class Area : uint8_t { sent, summed, received };
+struct Place {
+  Area area = Area::sent;
+  uint64_t offset = 0;
+};
+
+enum class CallKind : uint8_t { all_reduce, all_gather, send, recv };
+struct Call {
+  CallKind kind = CallKind::all_reduce;
+  DType dtype = DType::u8;
+  uint32_t peer = 0;   // send, recv
+  uint64_t count = 0;  // lanes or bytes; all_gather: of one rank
+  Place from{};        // all but recv
+  Place to{};          // all but send
+};
+
+/// Reused: after the largest batch nothing is allocated.
+class Plan {
+ public:
+  /// `exchange_order` for steps that no engine could execute, `unsupported` for other lanes than
+  /// those of `caps`.
+  Result<void> make(std::span<const Step> batch, uint32_t rank, uint32_t world, EngineCaps caps);
+
+  [[nodiscard]] std::span<const Call> calls() const noexcept { return calls_; }
+  [[nodiscard]] uint64_t bytes() const noexcept {
+    return begin(Area::received) + size(Area::received);
+  }
+  /// All that is copied to the GPU, from 0 on.
+  [[nodiscard]] uint64_t bytes_in() const noexcept { return begin(Area::received); }
+  /// All that is copied back begins here, and goes to the end.
+  [[nodiscard]] uint64_t out_begin() const noexcept { return begin(Area::summed); }
+  [[nodiscard]] uint64_t at(Place place) const noexcept { return begin(place.area) + place.offset; }
+
+  void copy_in(uint8_t* memory) const noexcept;
+  void copy_out(const uint8_t* memory) const noexcept;
+  /// A rank's bytes for itself, which do not travel.
+  void copy_own() const noexcept;
+
+ private:
+  struct Piece {
+    uint8_t* host;
+    uint64_t bytes;
+    Place place;
+  };
+  struct Own {
+    const uint8_t* from;
+    uint8_t* to;
+    uint64_t bytes;
+  };
+
+  Result<void> add(const Step& step, uint32_t rank, uint32_t world, EngineCaps caps);
+  Result<void> add_sum(const Step& step, EngineCaps caps);
+  void add_gather(const Step& step, uint32_t rank, uint32_t world);
+  void add_all_to_all(const Step& step, uint32_t rank, uint32_t world);
+  Result<void> add_messages(const Step& step, uint32_t rank, uint32_t world);
+  void send(const uint8_t* from, uint64_t bytes, uint32_t peer);
+  void receive(uint8_t* to, uint64_t bytes, uint32_t peer);
+
+  Place take(Area area, uint64_t bytes);
+  [[nodiscard]] uint64_t size(Area a) const noexcept { return sizes_[static_cast<size_t>(a)]; }
+  [[nodiscard]] uint64_t begin(Area area) const noexcept;
+
+  std::array<uint64_t, 3> sizes_{};
+  std::vector<Call> calls_;
+  std::vector<Piece> in_, out_;
+  std::vector<Own> own_;
+};
+
+}  // namespace laconic::transport::nccl

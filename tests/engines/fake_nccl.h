@@ -1,0 +1,29 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// What a test tells the recording NCCL, and asks it. A rank is known by its device.
+#pragma once
+
+#include <cstdint>
+
+struct FakeNccl {
+  /// No faults, no calls, version and number of devices as given here. Calls that
+  /// block return.
+  void (*reset)(int version, int devices);
+  /// The next call of that name on the device gives `code`.
+  void (*fail)(int device, const char* call, int code);
+  /// The next call of that name on the device does not return before reset().
+  void (*block)(int device, const char* call);
+  /// The communicator's asynchronous error from now on.
+  void (*async_error)(int device, int code);
+  /// No group of the device ends, unless its communicator is aborted, or not even then.
+  void (*hang)(int device, bool for_good);
+  /// Calls of the device since the last time, a line each, NUL-terminated: without those that only
+  /// ask, or change a thread's context. Gives their length.
+  uint64_t (*calls)(int device, char* out, uint64_t room);
+  /// Communicators, streams, contexts and pieces of memory that have not been freed, and groups
+  /// that have not ended.
+  uint64_t (*alive)();
+};
+
+/// The library's one symbol of its own.
+extern "C" const FakeNccl* fake_nccl();
