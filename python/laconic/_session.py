@@ -27,6 +27,8 @@ PEER_FAILED, ENGINE_FAILED = errors.CODES["peer_failed"], errors.CODES["engine_f
 
 def engine_failed(error: BaseException) -> LaconicError:
     """What came out of the engine, in the words of this package."""
+    if isinstance(error, LaconicError) and error.code == ENGINE_FAILED:
+        return error
     return errors.error("engine_failed", f"{type(error).__name__}: {error}",
                         "a peer is gone or the network failed; restart from the last checkpoint")
 
@@ -86,6 +88,10 @@ class CSession:
         if self.trace is not None:
             self.trace.close()
         self._destroy()
+
+    def abandon(self) -> None:
+        """Frees nothing, ever: a collective that has not ended uses its memory."""
+        self._destroy.detach()
 
     def agree(self, engine) -> None:
         """Compares cards with all ranks; the same message on every rank when they differ."""
