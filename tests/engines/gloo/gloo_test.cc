@@ -542,6 +542,38 @@ TEST(GlooRun, HearsOfADeathToo) {
   for (const uint32_t r : {0U, 1U, 3U}) EXPECT_EQ(ranks.heard(r), "peer_failed: rank 2 is gone");
 }
 
+/// Gloo itself ends no wait for a message of which a part has arrived.
+TEST(GlooRun, HearsOfADeathInTheMiddleOfAMessage) {
+  constexpr uint32_t kWorld = 3;
+  constexpr uint64_t kBig = uint64_t{256} << 20;
+  const Place place;
+  Processes ranks(kWorld, [&](uint32_t rank, const Stage& stage) {
+    auto engine = join(stage, options(rank, kWorld, place.folder()));
+    std::vector<uint8_t> data(kBig, rank == 1 ? 1 : 0);
+    std::vector<Message> messages;
+    for (uint32_t r = 0; r < kWorld; ++r) {
+      if (rank == 1 && r != 1) messages.push_back({r, data.data(), kBig, nullptr, 0});
+    }
+    if (rank != 1) messages = {{1, nullptr, 0, data.data(), kBig}};
+    const Step step{.kind = StepKind::messages, .tag = 1, .messages = messages};
+    auto ticket = engine->start({&step, 1});
+    if (rank == 0) {
+      const volatile uint8_t* part = data.data() + 1'000'000;
+      while (*part == 0) std::this_thread::yield();
+      stage.say("part");
+    }
+    stage.say(text(engine->wait(*ticket, Clock::now() + seconds(50))));
+    engine.reset();
+    stage.say("ended");
+  });
+  ASSERT_EQ(ranks.heard(0), "part");
+  ranks.send(1, SIGKILL);
+  for (const uint32_t r : {0U, 2U}) {
+    EXPECT_EQ(ranks.heard(r), "peer_failed: rank 1 is gone");
+    EXPECT_EQ(ranks.heard(r), "ended");
+  }
+}
+
 // ---- the end ----
 
 /// Rank 0 ends its engine while others still need each other, but not rank 0.
