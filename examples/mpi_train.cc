@@ -3,8 +3,7 @@
 // A perceptron for scikit-learn's digits, trained by the ranks of an MPI job:
 //
 //   python examples/export_digits.py digits.txt
-//   mpic++ -std=c++20 -I/usr/include/eigen3 examples/mpi_train.cc
-//     $(pkg-config --cflags --libs laconic++)
+//   g++ -std=c++20 mpi_train.cc $(pkg-config --cflags --libs laconic++ eigen3 mpi-c)
 //   mpirun -n 2 ./a.out digits.txt 3lc
 #include <laconic/engine/mpi.h>
 #include <laconic/random.h>

@@ -1,14 +1,17 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// laconic bench: how fast codecs are here, in multiples of memcpy.
+// laconic bench: how fast codecs are here, in multiples of memcpy; with --engine, what they are
+// worth on a network.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <charconv>
 #include <memory>
 
+#include "bench_engine.h"
 #include "bench_point.h"
 #include "command.h"
+#include "engines.h"
 #include "files.h"
 #include "gradients.h"
 #include "laconic/registry.h"
@@ -30,6 +33,7 @@ struct Options {
   double seconds = 1.0;
   bool codec_only = false;
   bool json = false;
+  EngineBench over;
 };
 
 // ---- arguments ----
@@ -229,6 +233,12 @@ int bench(const Options& options) {
   return kFine;
 }
 
+int bench_over(const CLI::App& command, const Options& options) {
+  const auto specs = parse_specs(options.specs);
+  if (!specs) return fail_everywhere(specs.error(), options.json, kUsage);
+  return bench_engine(command, options.over, *specs, options.threads, options.json);
+}
+
 }  // namespace
 
 Run add_bench(CLI::App& program) {
@@ -266,7 +276,13 @@ Run add_bench(CLI::App& program) {
       "--codec-only", options->codec_only,
       "the codec's own encode: no scan for NaN before it, no feedback unless it is fused");
   command->add_flag("--json", options->json, "machine-readable");
-  return [options] { return bench(*options); };
+  CLI::Option* engine = add_engine_options(*command, options->over);
+  for (const char* alone :
+       {"--size", "--isa", "--seconds", "--data", "--input", "--peers", "--decode", "--codec-only"})
+    command->get_option(alone)->excludes(engine);
+  return [command, options] {
+    return options->over.engine.empty() ? bench(*options) : bench_over(*command, *options);
+  };
 }
 
 }  // namespace laconic::tools

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "command.h"
+#include "engines.h"
 #include "lab/lab.h"
 #include "laconic/version.h"
 #include "output.h"
@@ -33,8 +34,9 @@ bool asks_for_json(int argc, char** argv) {
 int answer(const CLI::App& program, const CLI::ParseError& error, bool json) {
   const bool is_help = error.get_exit_code() == static_cast<int>(CLI::ExitCodes::Success);
   if (is_help) return program.exit(error);
-  return fail({Errc::invalid_argument, error.what(), "laconic --help, or laconic COMMAND --help"},
-              json, kUsage);
+  return fail_everywhere(
+      {Errc::invalid_argument, error.what(), "laconic --help, or laconic COMMAND --help"}, json,
+      kUsage);
 }
 
 int run(int argc, char** argv) {

@@ -52,7 +52,8 @@ typedef struct laconic_plugin {
   /* All ranks together. */
   int32_t (*open)(const laconic_engine_options* options, laconic_engine** out, char* message,
                   uint64_t room);
-  /* After a wait that has timed out memory of its steps may be used until here. */
+  /* After a failure memory of its steps may be used until here; MPI may use it as long as the
+   * process lives. */
   void (*close)(laconic_engine* engine);
   int32_t (*describe)(const laconic_engine* engine, laconic_engine_info* out);
   /* Begins a batch of `count` steps (at most LACONIC_MAX_BATCH), `step_size` bytes apart. Up to 16

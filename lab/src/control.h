@@ -17,17 +17,22 @@ namespace laconic::lab {
 
 class ControlServer {
  public:
-  /// Answers one request line of `rank`. The answer is sent when the change has been made.
-  using Handler = std::function<std::string(int rank, std::string_view line)>;
+  struct Answer {
+    std::string line;
+    std::vector<int> descriptors;  ///< open files that go with it; they stay open here
+  };
+
+  /// Answers one request line. The answer is sent when the change has been made.
+  using Handler = std::function<Answer(std::string_view line)>;
 
   ControlServer(EventLoop& loop, Handler handler) : loop_(loop), handler_(std::move(handler)) {}
 
-  /// Listens on `folder`/laconic-lab.sock for the COMMAND of `rank`.
-  Result<void> listen_in(const std::string& folder, int rank);
+  /// Listens on `folder`/laconic-lab.sock for the COMMANDs of a host.
+  Result<void> listen_in(const std::string& folder);
 
  private:
-  void accept_on(int listener, int rank);
-  void read_from(int fd, int rank);
+  void accept_on(int listener);
+  void read_from(int fd);
   void close_connection(int fd);
 
   EventLoop& loop_;
@@ -40,7 +45,12 @@ class ControlServer {
   std::map<int, Connection> connections_;
 };
 
+struct ControlReply {
+  std::string line;
+  std::vector<Fd> descriptors;
+};
+
 /// The client: sends `line` to the socket at `path` and returns the answer.
-Result<std::string> send_control(const std::string& path, std::string_view line);
+Result<ControlReply> send_control(const std::string& path, std::string_view line);
 
 }  // namespace laconic::lab

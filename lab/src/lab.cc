@@ -10,6 +10,7 @@
 
 #include "control.h"
 #include "features.h"
+#include "launcher.h"
 #include "sandbox.h"
 #include "supervisor.h"
 
@@ -40,8 +41,8 @@ int send(const Options& options) {
                 options.json);
   const auto answer = send_control(path, options.send);
   if (!answer) return fail(answer.error(), options.json);
-  std::cout << *answer << std::endl;
-  const Json parsed = Json::parse(*answer, nullptr, false);
+  std::cout << answer->line << std::endl;
+  const Json parsed = Json::parse(answer->line, nullptr, false);
   return !parsed.is_discarded() && parsed.value("ok", false) ? 0 : 1;
 }
 
@@ -60,9 +61,9 @@ int free_port() {
 
 /// The inside of the sandbox: COMMANDs, report.
 int live(const Options& options, Isolation isolation, Result<std::unique_ptr<Link>> link,
-         int lifeline) {
+         const OpenFileLimit& files, int lifeline) {
   if (!link) return fail(link.error(), options.json);
-  Supervisor supervisor(options, std::move(*link));
+  Supervisor supervisor(options, std::move(*link), files);
   Report report = supervisor.run(lifeline);
   report.isolation = isolation_name(isolation);
   return print(report, options.json);
@@ -83,14 +84,16 @@ Result<Isolation> isolation_for(const Options& options) {
 int run_in_namespaces(const Options& options) {
   const auto isolation = isolation_for(options);
   if (!isolation) return fail(isolation.error(), options.json);
+  const OpenFileLimit files;
   const auto status = run_sandboxed(*isolation, [&](int lifeline) {
-    return live(options, *isolation, make_kernel_link(options), lifeline);
+    return live(options, *isolation, make_kernel_link(options), files, lifeline);
   });
   return status ? *status : fail(status.error(), options.json);
 }
 
 int run_emulated(const Options& options) {
   const std::string folder = unused_folder();
+  const OpenFileLimit files;
   const auto tidy = [&] {
     std::error_code ignored;
     std::filesystem::remove_all(folder, ignored);
@@ -101,7 +104,7 @@ int run_emulated(const Options& options) {
   };
   return guarded(kNoLifeline, [&](int outer) {
     return guarded(outer, [&](int inner) {
-      return live(options, Isolation::none, make_loopback_link(options, folder), inner);
+      return live(options, Isolation::none, make_loopback_link(options, folder), files, inner);
     });
   });
 }
@@ -127,6 +130,7 @@ int lab_main(int argc, char** argv) {
   }
   if (options->check) return print_check(options->json);
   if (!options->send.empty()) return send(*options);
+  if (!options->on.empty()) return fail(become_command_on_host(*options), options->json);
   return run(*options);
 }
 

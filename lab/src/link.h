@@ -15,7 +15,7 @@
 
 namespace laconic::lab {
 
-/// What one host has sent and received since its COMMAND started.
+/// What one host has sent and received since the COMMANDs were started.
 struct PortCounters {
   uint64_t tx_bytes = 0, rx_bytes = 0, tx_packets = 0, rx_packets = 0;
 };
@@ -35,19 +35,19 @@ class Link {
   /// One entry per host; none when hosts have no port of their own.
   [[nodiscard]] virtual Result<std::vector<PortCounters>> counters() = 0;
 
-  [[nodiscard]] virtual std::string address(int rank) const = 0;
+  [[nodiscard]] virtual std::string address(int host) const = 0;
 
-  /// Environment of the COMMAND of `rank` that depends on the network.
-  [[nodiscard]] virtual Variables environment(int rank) const = 0;
+  /// Environment of the COMMANDs of `host` that depends on the network.
+  [[nodiscard]] virtual Variables environment(int host) const = 0;
 
-  /// Folder, seen from here, in which the control socket of `rank` is made.
-  [[nodiscard]] virtual std::string folder(int rank) const = 0;
+  /// Folder, seen from here, in which the control socket of `host` is made.
+  [[nodiscard]] virtual std::string folder(int host) const = 0;
 
-  /// The same folder as the COMMAND sees it.
-  [[nodiscard]] virtual std::string folder_inside(int rank) const = 0;
+  /// The same folder as a COMMAND sees it.
+  [[nodiscard]] virtual std::string folder_inside(int host) const = 0;
 
-  /// In a fresh child process: become a process of host `rank`. Notes are for people, not fatal.
-  virtual Result<void> enter(int rank) = 0;
+  /// The namespaces of `host`, which enter_namespaces (mounts.h) takes; none where hosts have none.
+  [[nodiscard]] virtual std::vector<int> namespaces(int host) const = 0;
 };
 
 /// Bridge, veth pairs and token buckets in the current (private) namespaces.

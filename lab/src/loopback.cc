@@ -47,9 +47,9 @@ class Loopback final : public Link {
             {"GLOO_SOCKET_IFNAME", "lo"}};
   }
 
-  std::string folder(int rank) const override { return folder_ + "/host" + std::to_string(rank); }
-  std::string folder_inside(int rank) const override { return folder(rank); }
-  Result<void> enter(int) override { return {}; }
+  std::string folder(int host) const override { return folder_ + "/host" + std::to_string(host); }
+  std::string folder_inside(int host) const override { return folder(host); }
+  std::vector<int> namespaces(int) const override { return {}; }
 
  private:
   [[nodiscard]] std::string rate_file() const { return folder_ + "/rate"; }
@@ -74,8 +74,8 @@ Result<std::unique_ptr<Link>> make_loopback_link(const Options& options,
   if (mkdir(folder.c_str(), 0700) != 0) return system_error("making the folder " + folder);
   auto link = std::make_unique<Loopback>(folder);
   std::error_code failed;
-  for (int rank = 0; rank < options.hosts && !failed; ++rank)
-    std::filesystem::create_directory(link->folder(rank), failed);
+  for (int host = 0; host < options.hosts && !failed; ++host)
+    std::filesystem::create_directory(link->folder(host), failed);
   if (failed)
     return Error{Errc::engine_failed, "making a folder in " + folder + ": " + failed.message(), {}};
   return std::unique_ptr<Link>(std::move(link));

@@ -1,12 +1,13 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 #include "mounts.h"
 
+#include <fcntl.h>
 #include <sched.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "process.h"
+#include <filesystem>
 
 namespace laconic::lab {
 namespace {
@@ -37,7 +38,7 @@ void show_own_interfaces(const std::string& stage) {
 
 }  // namespace
 
-std::string shm_folder(int rank) { return std::string(kShm) + "/host" + std::to_string(rank); }
+std::string shm_folder(int host) { return std::string(kShm) + "/host" + std::to_string(host); }
 
 Result<void> make_private_mounts(int hosts, const std::string& hosts_file) {
   if (mount("", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0)
@@ -52,17 +53,41 @@ Result<void> make_private_mounts(int hosts, const std::string& hosts_file) {
   const std::string file = std::string(kShm) + "/hosts";
   if (const Result<void> written = write_file(file, hosts_file); !written) return written;
   if (const Result<void> bound = bind(file, "/etc/hosts"); !bound) return bound;
-  for (int rank = 0; rank < hosts; ++rank)
-    if (const Result<void> made = make_folder(shm_folder(rank), 01777); !made) return made;
+  for (int host = 0; host < hosts; ++host)
+    if (const Result<void> made = make_folder(shm_folder(host), 01777); !made) return made;
   return {};
 }
 
-Result<void> enter_mounts(int rank, const std::string& name) {
-  if (unshare(CLONE_NEWNS | CLONE_NEWUTS) != 0)
-    return system_error("unsharing the mounts of a host");
+Result<void> make_host_mounts(int host, const std::string& name) {
   if (sethostname(name.c_str(), name.size()) != 0) return system_error("naming a host");
-  show_own_interfaces(std::string(kShm) + "/sys" + std::to_string(rank));
-  return bind(shm_folder(rank), kShm);
+  show_own_interfaces(std::string(kShm) + "/sys" + std::to_string(host));
+  return bind(shm_folder(host), kShm);
+}
+
+Result<Namespaces> current_namespaces() {
+  const auto open_one = [](const char* kind) {
+    return Fd(open((std::string("/proc/self/ns/") + kind).c_str(), O_RDONLY | O_CLOEXEC));
+  };
+  Namespaces now{open_one("net"), open_one("uts"), open_one("ipc"), open_one("mnt")};
+  if (!now.network || !now.name || !now.ipc || !now.mounts)
+    return system_error("opening our namespaces");
+  return now;
+}
+
+Result<void> unshare_namespaces() {
+  if (unshare(CLONE_NEWNET | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWNS) != 0)
+    return system_error("making a host's namespaces");
+  return {};
+}
+
+Result<void> enter_namespaces(std::span<const int> namespaces) {
+  // Entering a mount namespace sets the working folder to its root.
+  std::error_code unknown;
+  const std::filesystem::path folder = std::filesystem::current_path(unknown);
+  for (const int one : namespaces)
+    if (setns(one, 0) != 0) return system_error("entering a host's namespaces");
+  if (!unknown) std::filesystem::current_path(folder, unknown);  // gone: at the root, then
+  return {};
 }
 
 }  // namespace laconic::lab

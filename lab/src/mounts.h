@@ -4,21 +4,41 @@
 // host's.
 #pragma once
 
+#include <span>
 #include <string>
+#include <vector>
 
 #include "laconic/error.h"
+#include "process.h"
 
 namespace laconic::lab {
 
 /// The folder that becomes /dev/shm of a host; exists only inside the lab.
-std::string shm_folder(int rank);
+std::string shm_folder(int host);
 
 /// Once, in the lab's mount namespace: nothing propagates out, /proc shows the lab's processes,
 /// /dev/shm is an own tmpfs with one folder per host, /etc/hosts is `hosts_file`.
 Result<void> make_private_mounts(int hosts, const std::string& hosts_file);
 
-/// In a process of host `rank`, in its network namespace: own mount and host names, own /dev/shm,
-/// and below /sys/class/net the host's interfaces where the kernel permits that.
-Result<void> enter_mounts(int rank, const std::string& name);
+/// In the namespaces of `host`: its name, its own /dev/shm, and below /sys/class/net its interfaces
+/// where the kernel permits that.
+Result<void> make_host_mounts(int host, const std::string& name);
+
+/// What makes a process one of a host's.
+struct Namespaces {
+  Fd network, name, ipc, mounts;
+  [[nodiscard]] std::vector<int> all() const {
+    return {network.get(), name.get(), ipc.get(), mounts.get()};
+  }
+};
+
+/// Those that the calling process is in.
+Result<Namespaces> current_namespaces();
+
+/// Moves the calling process into new ones.
+Result<void> unshare_namespaces();
+
+/// Moves the calling process, which has one thread, into given ones. The working folder stays.
+Result<void> enter_namespaces(std::span<const int> namespaces);
 
 }  // namespace laconic::lab

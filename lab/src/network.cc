@@ -2,21 +2,16 @@
 #include "network.h"
 
 #include <fcntl.h>
-#include <sched.h>
-#include <unistd.h>
 
 #include <chrono>
 #include <cmath>
 #include <thread>
 
 #include "counters.h"
-#include "mounts.h"
 #include "segmentation.h"
 
 namespace laconic::lab {
 namespace {
-
-constexpr const char* kOwnNetwork = "/proc/self/ns/net";
 
 /// Neighbour discovery of IPv6 would put unasked packets on the ports and into their counters.
 void disable_ipv6() {
@@ -55,20 +50,20 @@ std::string for_device(std::string lines, const std::string& device) {
   return lines;
 }
 
-std::string port(int rank) { return "port" + std::to_string(rank); }
+std::string port(int host) { return "port" + std::to_string(host); }
 
 }  // namespace
 
-std::string host_address(int rank) { return "10.77.0." + std::to_string(rank + 1); }
+std::string host_address(int host) { return "10.77.0." + std::to_string(host + 1); }
 
-std::string host_name(int rank) { return "host" + std::to_string(rank); }
+std::string host_name(int host) { return "host" + std::to_string(host); }
 
 std::string hosts_file(int hosts) {
   std::string text = "127.0.0.1 localhost\n";
   for (const char* form :
        {"", "::ffff:"})  // the second is how a dual-stack socket (c10d's) sees its peer
-    for (int rank = 0; rank < hosts; ++rank)
-      text += form + host_address(rank) + " " + host_name(rank) + "\n";
+    for (int host = 0; host < hosts; ++host)
+      text += form + host_address(host) + " " + host_name(host) + "\n";
   return text;
 }
 
@@ -84,24 +79,26 @@ Result<std::unique_ptr<Link>> Network::make(const Options& options) {
   if (const Result<void> mounts = make_private_mounts(hosts, hosts_file(hosts)); !mounts)
     return mounts.error();
   auto network = std::make_unique<Network>();
-  network->switch_ = Fd(open(kOwnNetwork, O_RDONLY | O_CLOEXEC));
-  if (!network->switch_) return system_error("opening our network namespace");
+  auto own = current_namespaces();
+  if (!own) return std::move(own).error();
+  network->own_ = std::move(*own);
   disable_ipv6();
-  for (int rank = 0; rank < hosts; ++rank)
-    if (const Result<void> added = network->add_namespace(options.tcp); !added)
-      return added.error();
+  for (int host = 0; host < hosts; ++host)
+    if (const Result<void> added = network->add_host(options.tcp); !added) return added.error();
   if (const Result<void> added = network->add_interfaces(); !added) return added.error();
   return std::unique_ptr<Link>(std::move(network));
 }
 
-Result<void> Network::add_namespace(const std::string& tcp) {
-  if (unshare(CLONE_NEWNET) != 0) return system_error("making a host's network namespace");
-  namespaces_.emplace_back(open(kOwnNetwork, O_RDONLY | O_CLOEXEC));
+Result<void> Network::add_host(const std::string& tcp) {
+  const int host = hosts();
+  if (const auto made = unshare_namespaces(); !made) return made;
   disable_ipv6();
   if (const auto set = set_congestion_control(tcp); !set) return set;
-  if (!namespaces_.back() || setns(switch_.get(), CLONE_NEWNET) != 0)
-    return system_error("returning from a host's network namespace");
-  return {};
+  if (const auto mounted = make_host_mounts(host, host_name(host)); !mounted) return mounted;
+  auto made = current_namespaces();
+  if (!made) return std::move(made).error();
+  hosts_.push_back(std::move(*made));
+  return enter_namespaces(own_.all());
 }
 
 Result<void> Network::add_interfaces() {
@@ -112,15 +109,14 @@ Result<void> Network::add_interfaces() {
       "up\n";
   if (const auto made = run_tool({"ip", "-batch", "-"}, bridge); !made) return made.error();
   std::string ports;
-  for (int rank = 0; rank < hosts(); ++rank) {
+  for (int host = 0; host < hosts(); ++host) {
     // Process 1 of the sandbox is we: the other end of the pair arrives in the switch.
-    const std::string host = "link set lo up\nlink add name eth0 type veth peer name " +
-                             port(rank) + " netns 1\naddr add " + host_address(rank) +
-                             "/24 dev eth0\nlink set eth0 up\n";
-    const auto made =
-        run_tool({"ip", "-batch", "-"}, host, namespaces_[static_cast<std::size_t>(rank)].get());
+    const std::string lines = "link set lo up\nlink add name eth0 type veth peer name " +
+                              port(host) + " netns 1\naddr add " + host_address(host) +
+                              "/24 dev eth0\nlink set eth0 up\n";
+    const auto made = run_tool({"ip", "-batch", "-"}, lines, network_of(host));
     if (!made) return made.error();
-    ports += "link set " + port(rank) + " master br0 up\n";
+    ports += "link set " + port(host) + " master br0 up\n";
   }
   const auto made = run_tool({"ip", "-batch", "-"}, ports);
   return made ? Result<void>() : made.error();
@@ -130,11 +126,11 @@ Result<void> Network::add_interfaces() {
 Result<void> Network::tc(const std::string& lines, bool with_ports) {
   const std::vector<std::string> command{"tc", "-batch", "-"};
   std::string ports;
-  for (int rank = 0; rank < hosts(); ++rank) {
-    const int netns = namespaces_[static_cast<std::size_t>(rank)].get();
+  for (int host = 0; host < hosts(); ++host) {
+    const int netns = network_of(host);
     if (const auto done = run_tool(command, for_device(lines, "eth0"), netns); !done)
       return done.error();
-    ports += for_device(lines, port(rank));
+    ports += for_device(lines, port(host));
   }
   if (!with_ports) return {};
   const auto done = run_tool(command, ports);
@@ -144,8 +140,9 @@ Result<void> Network::tc(const std::string& lines, bool with_ports) {
 Result<void> Network::shape(const Shaping& wanted) {
   const Shaping before = now_.value_or(Shaping{});
   const bool exact = wanted.rate != kUnshaped || wanted.loss > 0;
-  for (const Fd& host : namespaces_)
-    if (const auto set = set_segmentation_offload(host.get(), switch_.get(), "eth0", !exact); !set)
+  const int home = own_.network.get();
+  for (const Namespaces& host : hosts_)
+    if (const auto set = set_segmentation_offload(host.network.get(), home, "eth0", !exact); !set)
       return set;
   if (wanted.rate != kUnshaped) {
     if (const auto set = set_rate(wanted); !set) return set;
@@ -184,8 +181,8 @@ Result<void> Network::unshape(const Shaping& wanted) {
 
 Result<void> Network::set_loss(double share) {
   std::string lines;
-  for (int rank = 0; rank < hosts(); ++rank) {
-    const std::string device = " dev " + port(rank);
+  for (int host = 0; host < hosts(); ++host) {
+    const std::string device = " dev " + port(host);
     if (now_ && now_->loss > 0) lines += "qdisc del" + device + " clsact\n";
     if (share <= 0) continue;
     lines += "qdisc add" + device + " clsact\nfilter add" + device +
@@ -199,8 +196,8 @@ Result<std::vector<PortCounters>> Network::counters() {
   auto devices = read_net_dev();
   if (!devices) return std::move(devices).error();
   std::vector<PortCounters> all;
-  for (int rank = 0; rank < hosts(); ++rank) {
-    const PortCounters& p = (*devices)[port(rank)];
+  for (int host = 0; host < hosts(); ++host) {
+    const PortCounters& p = (*devices)[port(host)];
     // Seen from the switch: what its port receives is what the host has sent.
     all.push_back({p.rx_bytes, p.tx_bytes, p.rx_packets, p.tx_packets});
   }
@@ -212,12 +209,10 @@ Variables Network::environment(int) const {
       {"GLOO_SOCKET_IFNAME", "eth0"}, {"NCCL_SOCKET_IFNAME", "eth0"}, {"TP_SOCKET_IFNAME", "eth0"}};
 }
 
-std::string Network::folder(int rank) const { return shm_folder(rank); }
+std::string Network::folder(int host) const { return shm_folder(host); }
 
-Result<void> Network::enter(int rank) {
-  if (setns(namespaces_[static_cast<std::size_t>(rank)].get(), CLONE_NEWNET) != 0)
-    return system_error("joining a host's network namespace");
-  return enter_mounts(rank, host_name(rank));
+std::vector<int> Network::namespaces(int host) const {
+  return hosts_[static_cast<std::size_t>(host)].all();
 }
 
 Result<std::unique_ptr<Link>> make_kernel_link(const Options& options) {

@@ -10,12 +10,13 @@
 #include <vector>
 
 #include "link.h"
+#include "mounts.h"
 #include "process.h"
 
 namespace laconic::lab {
 
-std::string host_address(int rank);
-std::string host_name(int rank);
+std::string host_address(int host);
+std::string host_name(int host);
 
 /// Names for all addresses, so that reverse look-ups succeed.
 std::string hosts_file(int hosts);
@@ -32,23 +33,26 @@ class Network final : public Link {
   std::string_view shaped_by() const override { return "kernel"; }
   Result<void> shape(const Shaping& shaping) override;
   Result<std::vector<PortCounters>> counters() override;
-  std::string address(int rank) const override { return host_address(rank); }
-  Variables environment(int rank) const override;
-  std::string folder(int rank) const override;
+  std::string address(int host) const override { return host_address(host); }
+  Variables environment(int host) const override;
+  std::string folder(int host) const override;
   std::string folder_inside(int) const override { return "/dev/shm"; }
-  Result<void> enter(int rank) override;
+  std::vector<int> namespaces(int host) const override;
 
  private:
-  Result<void> add_namespace(const std::string& tcp);
+  Result<void> add_host(const std::string& tcp);
   Result<void> add_interfaces();
   Result<void> tc(const std::string& host_batch, bool with_ports);
   Result<void> set_rate(const Shaping& shaping);
   Result<void> unshape(const Shaping& shaping);
   Result<void> set_loss(double share);
-  [[nodiscard]] int hosts() const { return static_cast<int>(namespaces_.size()); }
+  [[nodiscard]] int hosts() const { return static_cast<int>(hosts_.size()); }
+  [[nodiscard]] int network_of(int host) const {
+    return hosts_[static_cast<std::size_t>(host)].network.get();
+  }
 
-  Fd switch_;                   ///< our own network namespace
-  std::vector<Fd> namespaces_;  ///< one per host
+  Namespaces own_;  ///< the switch's network, and what is around the hosts
+  std::vector<Namespaces> hosts_;
   std::optional<Shaping> now_;
 };
 

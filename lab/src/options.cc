@@ -9,6 +9,7 @@ namespace laconic::lab {
 namespace {
 
 constexpr int kMaxHosts = 200;
+constexpr int kMaxRanks = 200;
 
 /// The options whose values have units arrive as text.
 struct Texts {
@@ -20,7 +21,10 @@ Error usage(std::string message, std::string hint = "laconic lab --help lists th
 }
 
 void declare(CLI::App& app, Options& o, Texts& t) {
-  app.add_option("--hosts", o.hosts, "number of hosts, one process each (default 2)");
+  app.add_option("--hosts", o.hosts, "number of hosts (default 2)");
+  app.add_option("--per-host", o.per_host, "ranks on each host, which share its link (default 1)");
+  app.add_flag("--launcher", o.launcher,
+               "COMMAND runs once, on host 0: an mpirun, which finds all hosts in its environment");
   app.add_option("--rate", t.rate, "rate of every port, each way: 50mbit, 1gbit, off (default)");
   app.add_option("--burst", t.burst, "size of the token bucket (default 64kb)");
   app.add_option("--queue", t.queue, "bytes that wait at a port before packets drop (default 1mb)");
@@ -29,19 +33,22 @@ void declare(CLI::App& app, Options& o, Texts& t) {
   app.add_option("--delay", t.delay, "one-way delay: 10ms (needs netem in the kernel)");
   app.add_option("--tcp", o.tcp, "congestion control: reno (default), cubic, bbr, system");
   app.add_option("--port", o.port, "MASTER_PORT (default 29500; a free one with --emulate)");
-  app.add_option("--logs", o.logs, "folder for rank0.out, rank0.err, ...");
-  app.add_option("--grace", t.grace, "wait before stopping the others when a host failed (5s)");
+  app.add_option("--logs", o.logs,
+                 "folder for rank0.out, rank0.err, ... (launcher.out, launcher.err)");
+  app.add_option("--grace", t.grace, "wait before stopping the others when a rank failed (5s)");
   app.add_option("--timeout", t.timeout, "stop everything after this time");
-  app.add_flag("--keep-going", o.keep_going, "let the other hosts finish when one failed");
-  app.add_flag("!--no-pin", o.pin, "do not pin host i to core i mod cores");
+  app.add_flag("--keep-going", o.keep_going, "let the other ranks finish when one failed");
+  app.add_flag("!--no-pin", o.pin, "do not pin rank i to core i mod cores");
   app.add_flag("--raw", o.raw, "pass output through without rank prefixes");
   app.add_flag("--emulate", o.emulate, "no namespaces: loopback, the rate is only announced");
   app.add_flag("--json", o.json, "one JSON object on stdout at the end; output goes to stderr");
   app.add_flag("--check", o.check, "report what this machine can do, run nothing");
   app.add_option("--send", o.send, "inside a lab: send one control line, print the answer");
+  app.add_option("--on", o.on, "inside a lab: run all words that follow HOST on it, as ssh does");
   app.footer(
       "COMMAND follows --, for example:\n"
-      "  laconic lab --hosts 4 --rate 50mbit -- python train.py");
+      "  laconic lab --hosts 4 --rate 50mbit -- python train.py\n"
+      "  laconic lab --hosts 4 --rate 50mbit --launcher -- mpirun -n 4 ./train");
 }
 
 /// Stores the parsed `text` in `target` unless the option was absent.
@@ -69,6 +76,13 @@ Result<void> validate(const Options& o) {
   if (o.hosts < 1 || o.hosts > kMaxHosts)
     return usage("--hosts " + std::to_string(o.hosts) + " is outside 1 to " +
                  std::to_string(kMaxHosts));
+  if (const int most = kMaxRanks / o.hosts; o.per_host < 1 || o.per_host > most)
+    return usage("--per-host " + std::to_string(o.per_host) + " is outside 1 to " +
+                 std::to_string(most) + ", as a lab has at most " + std::to_string(kMaxRanks) +
+                 " ranks");
+  if (o.launcher && o.emulate)
+    return usage("--launcher needs hosts of their own, which --emulate does not make",
+                 "mpirun -n 4 COMMAND runs on this machine without a lab");
   if (o.port < 1 || o.port > 65535) return usage("--port must be from 1 to 65535");
   // A bucket smaller than a packet never lets that packet pass.
   if (o.shaping.burst < 2048) return usage("--burst is below 2kb, less than a packet needs");
@@ -79,24 +93,41 @@ Result<void> validate(const Options& o) {
   if (o.raw && o.json) return usage("--raw and --json exclude each other");
   if (o.check || !o.send.empty()) return {};
   if (o.command.empty())
-    return usage("there is no COMMAND", "laconic lab --hosts 4 --rate 50mbit -- COMMAND ARGUMENTS");
+    return usage("there is no COMMAND",
+                 o.on.empty() ? "laconic lab --hosts 4 --rate 50mbit -- COMMAND ARGUMENTS"
+                              : "laconic lab --on HOST COMMAND ARGUMENTS");
   return {};
+}
+
+/// Our own words and COMMAND.
+struct Parts {
+  std::vector<std::string> ours, command;
+};
+
+/// COMMAND follows `--`; after `--on HOST` it may stand without, as launchers call their remote
+/// shell.
+Parts split(const std::vector<std::string>& words) {
+  auto end = std::find(words.begin(), words.end(), "--");
+  const auto on = std::find(words.begin(), end, "--on");
+  if (on != end && on + 1 != end) end = on + 2;
+  const auto command = end != words.end() && *end == "--" ? end + 1 : end;
+  return {{words.begin(), end}, {command, words.end()}};
 }
 
 }  // namespace
 
 bool wants_json(const std::vector<std::string>& words) {
-  const auto end = std::find(words.begin(), words.end(), "--");
-  return std::find(words.begin(), end, "--json") != end;
+  const std::vector<std::string> ours = split(words).ours;
+  return std::find(ours.begin(), ours.end(), "--json") != ours.end();
 }
 
 Result<Options> parse_options(const std::vector<std::string>& words) {
-  const auto dashes = std::find(words.begin(), words.end(), "--");
+  const Parts parts = split(words);
   Options options;
   Texts texts;
-  CLI::App app{"Runs COMMAND once per host on a network that the kernel shapes.", "laconic lab"};
+  CLI::App app{"Runs COMMAND on all hosts of a network that the kernel shapes.", "laconic lab"};
   declare(app, options, texts);
-  std::vector<std::string> before(words.begin(), dashes);
+  std::vector<std::string> before = parts.ours;
   std::reverse(before.begin(), before.end());  // CLI11 takes its words from the back
   try {
     app.parse(before);
@@ -111,7 +142,8 @@ Result<Options> parse_options(const std::vector<std::string>& words) {
     return usage(error.what());
   }
   options.port_given = app.count("--port") > 0;
-  if (dashes != words.end()) options.command.assign(dashes + 1, words.end());
+  options.command = parts.command;
+  if (app.count("--on") > 0 && options.on.empty()) return usage("--on lacks the name of a host");
   if (const Result<void> units = read_units(texts, options); !units) return units.error();
   if (const Result<void> valid = validate(options); !valid) return valid.error();
   if (!options.schedule.empty() && options.schedule.front().at.count() == 0)

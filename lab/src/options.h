@@ -24,6 +24,8 @@ struct Shaping {
 
 struct Options {
   int hosts = 2;
+  int per_host = 1;       ///< ranks on each host
+  bool launcher = false;  ///< COMMAND runs once, on host 0, and starts the ranks itself
   Shaping shaping;
   std::string tcp = "reno";  ///< congestion control; "system" leaves the machine's
   std::vector<RateChange> schedule;
@@ -40,10 +42,11 @@ struct Options {
   std::optional<Duration> timeout;
   bool check = false;
   std::string send;  ///< a line for the control socket of the lab that we run in
+  std::string on;    ///< the host of that lab on which COMMAND is to run; empty for none
   std::string help;  ///< text to print instead of doing anything
 };
 
-/// Reads the words after `laconic lab`. COMMAND follows `--`.
+/// Reads the words after `laconic lab`. COMMAND follows `--`, or `--on HOST`.
 Result<Options> parse_options(const std::vector<std::string>& words);
 
 /// Whether the words ask for JSON: errors in the rest of the line are then JSON too.

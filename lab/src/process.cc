@@ -68,6 +68,15 @@ void Fd::reset() {
   fd_ = -1;
 }
 
+OpenFileLimit::OpenFileLimit() {
+  getrlimit(RLIMIT_NOFILE, &before_);
+  rlimit most = before_;
+  most.rlim_cur = most.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &most);
+}
+
+void OpenFileLimit::restore() const { setrlimit(RLIMIT_NOFILE, &before_); }
+
 Error system_error(std::string_view action) {
   return Error{Errc::engine_failed, std::string(action) + ": " + std::strerror(errno), {}};
 }

@@ -3,6 +3,8 @@
 // Running helper programs (ip, tc) and the few file operations that need care with partial results.
 #pragma once
 
+#include <sys/resource.h>
+
 #include <string>
 #include <string_view>
 #include <utility>
@@ -26,6 +28,21 @@ class Fd {
 
  private:
   int fd_ = -1;
+};
+
+/// A lab holds several files per host and per rank: while this lives, as many may be open as the
+/// machine permits.
+class OpenFileLimit {
+ public:
+  OpenFileLimit();
+  ~OpenFileLimit() { restore(); }
+  OpenFileLimit(const OpenFileLimit&) = delete;
+  OpenFileLimit& operator=(const OpenFileLimit&) = delete;
+  /// In a child as well: what it starts gets the limit that we were started with.
+  void restore() const;
+
+ private:
+  rlimit before_{};
 };
 
 struct Pipe {

@@ -29,14 +29,53 @@ std::string row(const std::vector<std::string>& cells) {
   return line;
 }
 
-std::string host_row(const HostReport& h) {
-  const auto counter = [&](uint64_t PortCounters::*field) {
-    return h.port ? grouped((*h.port).*field) : "-";
-  };
-  return row({std::to_string(h.rank), h.address, h.core < 0 ? "-" : std::to_string(h.core),
-              h.ending ? describe(*h.ending) : "running", counter(&PortCounters::tx_bytes),
-              counter(&PortCounters::rx_bytes), counter(&PortCounters::tx_packets),
-              counter(&PortCounters::rx_packets)});
+/// Those of a host stand in the row of its first rank.
+std::vector<std::string> counter_cells(const std::optional<PortCounters>& port) {
+  if (!port) return {"-", "-", "-", "-"};
+  return {grouped(port->tx_bytes), grouped(port->rx_bytes), grouped(port->tx_packets),
+          grouped(port->rx_packets)};
+}
+
+std::string table_row(std::vector<std::string> cells, const std::vector<std::string>& counters) {
+  cells.insert(cells.end(), counters.begin(), counters.end());
+  return row(cells);
+}
+
+std::string status_of(const WorkerReport& worker) {
+  return worker.ending ? describe(*worker.ending) : "running";
+}
+
+std::string worker_row(const WorkerReport& w, const HostReport& host) {
+  return table_row(
+      {w.rank ? std::to_string(*w.rank) : "-", host.address,
+       w.core < 0 ? "-" : std::to_string(w.core), status_of(w)},
+      w.local_rank == 0 ? counter_cells(host.port) : std::vector<std::string>{"", "", "", ""});
+}
+
+bool launched(const Report& r) { return !r.workers.empty() && !r.workers[0].rank; }
+
+/// "4 hosts", "4 hosts of 2 ranks".
+std::string size_of(const Report& r) {
+  const std::string hosts = std::to_string(r.hosts.size()) + " hosts";
+  if (r.per_host == 1) return hosts;
+  return hosts + " of " + std::to_string(r.per_host) + (launched(r) ? " slots" : " ranks");
+}
+
+/// The ranks of a launcher are not ours: a row for each host, the launcher's end in that of host 0.
+std::string launcher_rows(const Report& r) {
+  std::string text;
+  for (std::size_t i = 0; i < r.hosts.size(); ++i)
+    text += table_row({std::to_string(i), r.hosts[i].address, "-",
+                       i == 0 && !r.workers.empty() ? status_of(r.workers[0]) : "-"},
+                      counter_cells(r.hosts[i].port));
+  return text;
+}
+
+std::string worker_rows(const Report& r) {
+  std::string text;
+  for (const WorkerReport& worker : r.workers)
+    text += worker_row(worker, r.hosts[static_cast<std::size_t>(worker.host)]);
+  return text;
 }
 
 std::string one_decimal(double value) {
@@ -67,15 +106,47 @@ Json to_json(const RateEvent& e) {
           {"cause", e.cause}};
 }
 
-Json to_json(const HostReport& h) {
-  Json json{{"rank", h.rank}, {"address", h.address}};
-  json["core"] = h.core < 0 ? Json() : Json(h.core);
-  json["exit"] = h.ending && h.ending->signal == 0 ? Json(h.ending->code) : Json();
-  json["signal"] = h.ending && h.ending->signal != 0 ? Json(describe(*h.ending)) : Json();
+void add_ending(const std::optional<Ending>& ending, Json& json) {
+  json["exit"] = ending && ending->signal == 0 ? Json(ending->code) : Json();
+  json["signal"] = ending && ending->signal != 0 ? Json(describe(*ending)) : Json();
+}
+
+void add_end_of(const WorkerReport& w, Json& json) {
+  json["core"] = w.core < 0 ? Json() : Json(w.core);
+  add_ending(w.ending, json);
+}
+
+Json rank_json(const WorkerReport& w) {
+  Json json{{"rank", *w.rank}, {"host", w.host}, {"local_rank", w.local_rank}};
+  add_end_of(w, json);
+  return json;
+}
+
+/// With `only`, the one rank of the host.
+Json host_json(std::size_t host, const HostReport& h, const WorkerReport* only) {
+  Json json{{"host", host}};
+  if (only != nullptr) json["rank"] = *only->rank;
+  json["address"] = h.address;
+  if (only != nullptr) add_end_of(*only, json);
   const Json port = h.port ? to_json(*h.port) : Json();
   for (const char* key : {"tx_bytes", "rx_bytes", "tx_packets", "rx_packets"})
     json[key] = h.port ? port[key] : Json();
   return json;
+}
+
+void add_ends(const Report& r, Json& json) {
+  json["launcher"] = Json();
+  json["per_rank"] = Json::array();
+  for (const WorkerReport& worker : r.workers) {
+    if (worker.rank)
+      json["per_rank"].push_back(rank_json(worker));
+    else
+      add_ending(worker.ending, json["launcher"]);
+  }
+  const bool one_rank_each = r.workers.size() == r.hosts.size() && !launched(r);
+  json["per_host"] = Json::array();
+  for (std::size_t i = 0; i < r.hosts.size(); ++i)
+    json["per_host"].push_back(host_json(i, r.hosts[i], one_rank_each ? &r.workers[i] : nullptr));
 }
 
 /// "rates: off at 0.0 s (start), 10mbit at 2.1 s (control)".
@@ -116,6 +187,12 @@ Json to_json(const Error& error) {
           {"hint", error.hint}};
 }
 
+Error error_from(const Json& answer) {
+  const Json error = answer.is_object() ? answer.value("error", Json::object()) : Json::object();
+  return {static_cast<Errc>(error.value("code", static_cast<int>(Errc::engine_failed))),
+          error.value("message", "the lab's answer is not understood"), error.value("hint", "")};
+}
+
 Json to_json(const PortCounters& p) {
   return {{"tx_bytes", p.tx_bytes},
           {"rx_bytes", p.rx_bytes},
@@ -125,6 +202,7 @@ Json to_json(const PortCounters& p) {
 
 Json to_json(const Report& r) {
   Json json{{"hosts", r.hosts.size()},
+            {"ranks_per_host", r.per_host},
             {"shaped", r.shaped_by},
             {"isolation", r.isolation},
             {"rate", format_rate(r.shaping.rate)},
@@ -138,19 +216,18 @@ Json to_json(const Report& r) {
             {"command", r.command}};
   json["rates"] = Json::array();
   for (const RateEvent& event : r.rates) json["rates"].push_back(to_json(event));
-  json["per_host"] = Json::array();
-  for (const HostReport& host : r.hosts) json["per_host"].push_back(to_json(host));
+  add_ends(r, json);
   if (r.error) json["error"] = to_json(*r.error);
   return json;
 }
 
 std::string to_text(const Report& r) {
-  std::string text = "laconic lab: " + std::to_string(r.hosts.size()) + " hosts, " + definition(r) +
-                     "; " + one_decimal(seconds(r.time)) + " s\n";
+  std::string text = "laconic lab: " + size_of(r) + ", " + definition(r) + "; " +
+                     one_decimal(seconds(r.time)) + " s\n";
   if (r.rates.size() > 1) text += rates_line(r.rates);
-  text += row({"rank", "address", "core", "status", "sent bytes", "received bytes", "sent pkts",
-               "recv pkts"});
-  for (const HostReport& host : r.hosts) text += host_row(host);
+  text += row({launched(r) ? "host" : "rank", "address", "core", "status", "sent bytes",
+               "received bytes", "sent pkts", "recv pkts"});
+  text += launched(r) ? launcher_rows(r) : worker_rows(r);
   return r.error ? text + to_text(*r.error) : text;
 }
 

@@ -8,18 +8,23 @@
 #include <string>
 #include <vector>
 
-#include "host.h"
 #include "link.h"
 #include "options.h"
+#include "worker.h"
 
 namespace laconic::lab {
 
 struct HostReport {
-  int rank = 0;
   std::string address;
-  int core = -1;
-  std::optional<Ending> ending;
   std::optional<PortCounters> port;
+};
+
+struct WorkerReport {
+  std::optional<int> rank;  ///< none: the launcher
+  int host = 0;
+  int local_rank = 0;
+  int core = -1;  ///< -1: not pinned to a single one
+  std::optional<Ending> ending;
 };
 
 struct RateEvent {
@@ -36,7 +41,9 @@ struct Report {
   std::vector<RateEvent> rates;
   std::vector<std::string> command;
   Duration time{};
+  int per_host = 1;
   std::vector<HostReport> hosts;
+  std::vector<WorkerReport> workers;
   std::optional<Error> error;
 };
 
@@ -50,6 +57,8 @@ int exit_status(const Error& error);
 
 /// {"code", "name", "message", "hint"}.
 Json to_json(const Error& error);
+/// The error in an answer of the control socket.
+Error error_from(const Json& answer);
 Json to_json(const PortCounters& port);
 Json to_json(const Report& report);
 

@@ -13,6 +13,8 @@
 #include <filesystem>
 
 #include "descendants.h"
+#include "launcher.h"
+#include "network.h"
 
 namespace laconic::lab {
 namespace {
@@ -37,16 +39,18 @@ std::string refusal(const Error& error) {
 
 }  // namespace
 
-Supervisor::Supervisor(const Options& options, std::unique_ptr<Link> link)
+Supervisor::Supervisor(const Options& options, std::unique_ptr<Link> link,
+                       const OpenFileLimit& files)
     : options_(options),
       link_(std::move(link)),
-      control_(loop_, [this](int rank, std::string_view line) { return answer(rank, line); }),
+      files_(files),
+      control_(loop_, [this](std::string_view line) { return answer(line); }),
       shaping_(options.shaping),
       start_(Clock::now()) {}
 
 Report Supervisor::run(int lifeline) {
   Result<void> ready = prepare(lifeline);
-  if (ready) ready = start_hosts();
+  if (ready) ready = start_workers();
   if (ready) {
     plan_timers();
     loop_.run();
@@ -71,8 +75,12 @@ Result<void> Supervisor::prepare(int lifeline) {
     link_.reset();
     _exit(1);
   });
-  for (int rank = 0; rank < options_.hosts; ++rank)
-    if (auto made = control_.listen_in(link_->folder(rank), rank); !made) return made;
+  for (int host = 0; host < options_.hosts; ++host) {
+    const std::string folder = link_->folder(host);
+    if (auto made = control_.listen_in(folder); !made) return made;
+    if (!options_.launcher) continue;
+    if (auto written = write_launcher_files(options_, folder); !written) return written;
+  }
   std::error_code failed;
   if (!options_.logs.empty()) std::filesystem::create_directories(options_.logs, failed);
   if (failed)
@@ -84,37 +92,35 @@ Result<void> Supervisor::prepare(int lifeline) {
   return {};
 }
 
-Result<void> Supervisor::start_hosts() {
-  const std::vector<int> cores = usable_cores();
-  hosts_.resize(static_cast<std::size_t>(options_.hosts));
+Result<void> Supervisor::start_workers() {
+  workers_ = plan_workers(options_, usable_cores());
   start_ = Clock::now();
   rates_.push_back({Duration(0), shaping_.rate, "start"});
-  for (std::size_t i = 0; i < hosts_.size(); ++i) {
-    hosts_[i].rank = static_cast<int>(i);
-    if (options_.pin && !cores.empty()) hosts_[i].core = cores[i % cores.size()];
-    if (auto started = start_host(options_, *link_, hosts_[i]); !started) return started;
-    if (auto relayed = relay_output(hosts_[i]); !relayed) return relayed;
+  for (Worker& worker : workers_) {
+    if (auto started = start_worker(options_, *link_, files_, worker); !started) return started;
+    if (auto relayed = relay_output(worker); !relayed) return relayed;
   }
   return {};
 }
 
-Result<void> Supervisor::relay_output(Host& host) {
+Result<void> Supervisor::relay_output(Worker& worker) {
   if (options_.raw) return {};
   // stdout belongs to the JSON object alone.
   const int target = options_.json ? STDERR_FILENO : STDOUT_FILENO;
-  if (auto out = relay_stream(host, std::move(host.out), target, ".out"); !out) return out;
-  return relay_stream(host, std::move(host.err), STDERR_FILENO, ".err");
+  if (auto out = relay_stream(worker, std::move(worker.out), target, ".out"); !out) return out;
+  return relay_stream(worker, std::move(worker.err), STDERR_FILENO, ".err");
 }
 
-Result<void> Supervisor::relay_stream(Host& host, Fd source, int target, const char* suffix) {
-  const std::string rank = std::to_string(host.rank);
+Result<void> Supervisor::relay_stream(Worker& worker, Fd source, int target, const char* suffix) {
+  const std::string rank = worker.rank ? std::to_string(*worker.rank) : "";
   Fd log;
   if (!options_.logs.empty()) {
-    const std::string path = options_.logs + "/rank" + rank + suffix;
+    const std::string path =
+        options_.logs + "/" + (worker.rank ? "rank" + rank : "launcher") + suffix;
     log = Fd(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
     if (!log) return system_error("opening the log " + path);
   }
-  const std::string prefix = options_.hosts > 1 ? "[" + rank + "] " : "";
+  const std::string prefix = workers_.size() > 1 ? "[" + rank + "] " : "";
   LineRelay& relay = relays_.emplace_back(std::move(source), target, prefix, std::move(log));
   loop_.watch(relay.source(), [this, &relay] {
     if (!relay.drain()) loop_.remove(relay.source());
@@ -155,18 +161,19 @@ void Supervisor::on_signal() {
 void Supervisor::reap() {
   int status = 0;
   for (pid_t pid = waitpid(-1, &status, WNOHANG); pid > 0; pid = waitpid(-1, &status, WNOHANG)) {
-    const auto host =
-        std::find_if(hosts_.begin(), hosts_.end(), [&](const Host& h) { return h.pid == pid; });
-    if (host == hosts_.end()) continue;  // an orphan of a COMMAND
-    host->ending = ending_from(status);
-    on_ending(*host);
+    const auto worker = std::find_if(workers_.begin(), workers_.end(),
+                                     [&](const Worker& w) { return w.pid == pid; });
+    if (worker == workers_.end()) continue;  // an orphan of a COMMAND
+    worker->ending = ending_from(status);
+    on_ending(*worker);
   }
 }
 
-void Supervisor::on_ending(Host& host) {
-  if (std::all_of(hosts_.begin(), hosts_.end(), [](const Host& h) { return h.ending.has_value(); }))
+void Supervisor::on_ending(Worker& worker) {
+  if (std::all_of(workers_.begin(), workers_.end(),
+                  [](const Worker& w) { return w.ending.has_value(); }))
     return loop_.stop();
-  if (host.ending->good() || options_.keep_going || stopping_) return;
+  if (worker.ending->good() || options_.keep_going || stopping_) return;
   loop_.at(Clock::now() + options_.grace, [this] { stop(std::nullopt); });
 }
 
@@ -174,14 +181,14 @@ void Supervisor::stop(std::optional<Error> why) {
   if (stopping_) return;
   stopping_ = true;
   error_ = std::move(why);
-  if (!error_) error_ = failed_hosts();  // now, before those that we end look like failures too
+  if (!error_) error_ = failures();  // now, before those that we end look like failures too
   signal_all(SIGTERM);
   loop_.at(Clock::now() + kKillAfter, [this] { signal_all(SIGKILL); });
 }
 
 void Supervisor::signal_all(int signal) {
-  for (const Host& host : hosts_)
-    if (host.pid > 0 && (!host.ending || signal == SIGKILL)) kill(-host.pid, signal);
+  for (const Worker& worker : workers_)
+    if (worker.pid > 0 && (!worker.ending || signal == SIGKILL)) kill(-worker.pid, signal);
 }
 
 Result<void> Supervisor::change_rate(BitRate rate, const char* cause) {
@@ -193,41 +200,74 @@ Result<void> Supervisor::change_rate(BitRate rate, const char* cause) {
   return {};
 }
 
-std::string Supervisor::answer(int, std::string_view line) {
-  if (line.starts_with("rate ")) return answer_rate(line.substr(5));
-  if (line == "status")
-    return Json{{"ok", true},
-                {"shaped", link_->shaped_by()},
-                {"rate", format_rate(shaping_.rate)},
-                {"rate_bits_per_second", shaping_.rate},
-                {"seconds", seconds(elapsed())}}
-        .dump();
-  if (line == "counters") {
-    const auto now = counters();
-    if (!now) return refusal(now.error());
-    Json ports = Json::array();
-    for (const PortCounters& port : *now) ports.push_back(to_json(port));
-    return Json{{"ok", true}, {"seconds", seconds(elapsed())}, {"per_host", ports}}.dump();
-  }
-  return refusal(Error{Errc::invalid_argument, "unknown request '" + std::string(line) + "'",
-                       "valid requests: rate RATE, status, counters"});
+ControlServer::Answer Supervisor::answer(std::string_view line) {
+  if (line.starts_with("rate ")) return {answer_rate(line.substr(5)), {}};
+  if (line == "status") return {answer_status(), {}};
+  if (line == "counters") return {answer_counters(), {}};
+  if (line.starts_with("enter ")) return answer_enter(line.substr(6));
+  return {refusal(Error{Errc::invalid_argument, "unknown request '" + std::string(line) + "'",
+                        "valid requests: rate RATE, status, counters, enter HOST"}),
+          {}};
+}
+
+std::string Supervisor::answer_status() {
+  return Json{{"ok", true},
+              {"shaped", link_->shaped_by()},
+              {"rate", format_rate(shaping_.rate)},
+              {"rate_bits_per_second", shaping_.rate},
+              {"seconds", seconds(elapsed())}}
+      .dump();
 }
 
 std::string Supervisor::answer_rate(std::string_view text) {
   const auto rate = parse_rate(text);
   if (!rate) return refusal(rate.error());
   if (auto changed = change_rate(*rate, "control"); !changed) return refusal(changed.error());
-  return answer(0, "status");
+  return answer_status();
 }
 
-std::optional<Error> Supervisor::failed_hosts() const {
+std::string Supervisor::answer_counters() {
+  const auto now = counters();
+  if (!now) return refusal(now.error());
+  Json ports = Json::array();
+  for (const PortCounters& port : *now) ports.push_back(to_json(port));
+  return Json{{"ok", true}, {"seconds", seconds(elapsed())}, {"per_host", ports}}.dump();
+}
+
+ControlServer::Answer Supervisor::answer_enter(std::string_view name) {
+  int host = 0;
+  while (host < options_.hosts && name != host_name(host) && name != host_address(host)) ++host;
+  if (host == options_.hosts) {
+    const std::string last = host_name(options_.hosts - 1);
+    return {refusal(Error{Errc::invalid_argument, "there is no host '" + std::string(name) + "'",
+                          "this lab has " + host_name(0) + (host > 1 ? " to " + last : "")}),
+            {}};
+  }
+  const std::vector<int> namespaces = link_->namespaces(host);
+  if (namespaces.empty())
+    return {refusal(Error{Errc::unsupported, "an emulated lab has no hosts to enter", {}}), {}};
+  return {Json{{"ok", true},
+               {"host", host_name(host)},
+               {"cores", cores_of(options_, usable_cores(), host)}}
+              .dump(),
+          namespaces};
+}
+
+std::string Supervisor::name_of(const Worker& worker) const {
+  if (!worker.rank) return {};
+  const std::string rank = "rank " + std::to_string(*worker.rank);
+  return (options_.per_host > 1 ? rank + " on " + host_name(worker.host) : rank) + " ";
+}
+
+std::optional<Error> Supervisor::failures() const {
   std::string names;
-  for (const Host& host : hosts_)
-    if (host.ending && !host.ending->good())
-      names += (names.empty() ? "rank " : ", rank ") + std::to_string(host.rank) + " (" +
-               describe(*host.ending) + ")";
+  for (const Worker& worker : workers_)
+    if (worker.ending && !worker.ending->good())
+      names += (names.empty() ? "" : ", ") + name_of(worker) + "(" + describe(*worker.ending) + ")";
   if (names.empty()) return std::nullopt;
-  return Error{Errc::peer_failed, "COMMAND failed on " + names, "its last lines of output say why"};
+  const std::string where = options_.launcher ? " " : " on ";
+  return Error{Errc::peer_failed, "COMMAND failed" + where + names,
+               "its last lines of output say why"};
 }
 
 Duration Supervisor::elapsed() const {
@@ -258,16 +298,18 @@ Report Supervisor::report() {
   r.tcp = options_.tcp;
   r.rates = rates_;
   r.command = options_.command;
-  r.error = error_ ? error_ : failed_hosts();
+  r.error = error_ ? error_ : failures();
   const auto ports = counters();
-  for (std::size_t i = 0; i < hosts_.size(); ++i) {
-    HostReport& host = r.hosts.emplace_back();
-    host.rank = static_cast<int>(i);
-    host.address = link_->address(host.rank);
-    host.core = hosts_[i].core;
-    host.ending = hosts_[i].ending;
-    if (ports && i < ports->size()) host.port = (*ports)[i];
+  r.per_host = options_.per_host;
+  for (int host = 0; host < options_.hosts; ++host) {
+    HostReport& one = r.hosts.emplace_back();
+    one.address = link_->address(host);
+    const auto i = static_cast<std::size_t>(host);
+    if (ports && i < ports->size()) one.port = (*ports)[i];
   }
+  for (const Worker& worker : workers_)
+    r.workers.push_back({worker.rank, worker.host, worker.local_rank,
+                         worker.cores.size() == 1 ? worker.cores[0] : -1, worker.ending});
   return r;
 }
 

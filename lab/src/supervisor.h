@@ -13,15 +13,15 @@
 
 #include "control.h"
 #include "event_loop.h"
-#include "host.h"
 #include "output.h"
 #include "report.h"
+#include "worker.h"
 
 namespace laconic::lab {
 
 class Supervisor {
  public:
-  Supervisor(const Options& options, std::unique_ptr<Link> link);
+  Supervisor(const Options& options, std::unique_ptr<Link> link, const OpenFileLimit& files);
 
   /// `lifeline` ends when the lab's outer process is gone. Blocks until all COMMANDs have ended.
   Report run(int lifeline);
@@ -30,30 +30,35 @@ class Supervisor {
   using Clock = EventLoop::Clock;
 
   Result<void> prepare(int lifeline);
-  Result<void> start_hosts();
-  Result<void> relay_output(Host& host);
-  Result<void> relay_stream(Host& host, Fd source, int target, const char* suffix);
+  Result<void> start_workers();
+  Result<void> relay_output(Worker& worker);
+  Result<void> relay_stream(Worker& worker, Fd source, int target, const char* suffix);
   void plan_timers();
   void on_signal();
   void reap();
-  void on_ending(Host& host);
+  void on_ending(Worker& worker);
   void stop(std::optional<Error> why);
   void signal_all(int signal);
   Result<void> change_rate(BitRate rate, const char* cause);
-  std::string answer(int rank, std::string_view line);
+  ControlServer::Answer answer(std::string_view line);
+  std::string answer_status();
   std::string answer_rate(std::string_view text);
-  [[nodiscard]] std::optional<Error> failed_hosts() const;
+  std::string answer_counters();
+  ControlServer::Answer answer_enter(std::string_view host);
+  [[nodiscard]] std::optional<Error> failures() const;
   [[nodiscard]] Duration elapsed() const;
+  [[nodiscard]] std::string name_of(const Worker& worker) const;
   Result<std::vector<PortCounters>> counters();
   Report report();
 
   const Options& options_;
   std::unique_ptr<Link> link_;
+  const OpenFileLimit& files_;
   EventLoop loop_;
   ControlServer control_;
   Fd signals_;
   std::list<LineRelay> relays_;
-  std::vector<Host> hosts_;
+  std::vector<Worker> workers_;
   std::vector<RateEvent> rates_;
   std::vector<PortCounters> at_start_;
   Shaping shaping_;

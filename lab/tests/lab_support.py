@@ -5,6 +5,7 @@ import os
 import pathlib
 import time
 
+PER_PACKET = 1448 / 1514  # TCP payload of a full frame
 TRANSFER = str(pathlib.Path(__file__).with_name("transfer.py"))
 
 

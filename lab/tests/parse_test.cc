@@ -8,6 +8,7 @@
 #include "../src/network.h"
 #include "../src/options.h"
 #include "../src/units.h"
+#include "../src/worker.h"
 
 namespace laconic::lab {
 namespace {
@@ -113,12 +114,62 @@ TEST(LabOptions, UsageErrors) {
       {"--loss", "2", "--", "x"},
       {"--emulate", "--delay", "1ms", "--", "x"},
       {"--port", "70000", "--", "x"},
+      {"--per-host", "0", "--", "x"},
+      {"--hosts", "200", "--per-host", "2", "--", "x"},
+      {"--emulate", "--launcher", "--", "x"},
+      {"--on"},
+      {"--on", "--", "x"},
+      {"--on", "", "x"},
+      {"--on", "host1"},
+      {"--on", "host1", "--"},
   };
   for (const auto& words : lines) {
     const auto o = parse_options(words);
     ASSERT_FALSE(o) << ::testing::PrintToString(words);
     EXPECT_EQ(o.error().code, Errc::invalid_argument);
   }
+}
+
+TEST(LabOptions, AllThatFollowsTheHostOfOnIsTheCommand) {
+  const std::vector<std::string> command{"orted", "--json", "--", "--hosts", "x"};
+  for (const bool dashes : {false, true}) {
+    std::vector<std::string> words{"--json", "--on", "host1"};
+    if (dashes) words.emplace_back("--");
+    words.insert(words.end(), command.begin(), command.end());
+    const auto o = parse_options(words);
+    ASSERT_TRUE(o) << o.error().message;
+    EXPECT_EQ(o->on, "host1");
+    EXPECT_EQ(o->command, command);
+    EXPECT_TRUE(o->json);
+  }
+  EXPECT_TRUE(parse_options({"--", "ssh", "--on", "host1"})->on.empty());
+}
+
+TEST(LabWorkers, RanksOfAHostFollowOneAnother) {
+  Options options;
+  options.hosts = 2;
+  options.per_host = 3;
+  const std::vector<Worker> workers = plan_workers(options, {4, 7});
+  ASSERT_EQ(workers.size(), 6U);
+  EXPECT_EQ(*workers[4].rank, 4);
+  EXPECT_EQ(workers[4].host, 1);
+  EXPECT_EQ(workers[4].local_rank, 1);
+  EXPECT_EQ(workers[3].cores, std::vector<int>{7});
+  EXPECT_EQ(cores_of(options, {4, 7, 9}, 1), (std::vector<int>{4, 7, 9}));
+  options.per_host = 1;
+  EXPECT_EQ(cores_of(options, {4, 7, 9}, 1), std::vector<int>{7});
+}
+
+TEST(LabWorkers, ALauncherHasTheCoresOfHost0) {
+  Options options;
+  options.launcher = true;
+  options.per_host = 2;
+  const std::vector<Worker> workers = plan_workers(options, {0, 1, 2});
+  ASSERT_EQ(workers.size(), 1U);
+  EXPECT_FALSE(workers[0].rank);
+  EXPECT_EQ(workers[0].cores, (std::vector<int>{0, 1}));
+  options.pin = false;
+  EXPECT_TRUE(plan_workers(options, {0, 1, 2})[0].cores.empty());
 }
 
 TEST(LabCounters, ReadsTheKernelsTable) {

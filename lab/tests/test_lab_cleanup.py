@@ -39,12 +39,13 @@ def mounts():
     return pathlib.Path("/proc/self/mounts").read_text()
 
 
-@pytest.fixture(params=["kernel", "emulated"])
+@pytest.fixture(params=["kernel", "emulated", "per-host"])
 def running(request):
-    lab = request.getfixturevalue("lab" if request.param == "kernel" else "any_lab")
+    lab = request.getfixturevalue("any_lab" if request.param == "emulated" else "lab")
     before = interfaces(), mounts()
     process = lab.start(
-        *(["--emulate"] if request.param == "emulated" else []), "--hosts", "2", "--", *COMMAND
+        *(["--emulate"] if request.param == "emulated" else []),
+        *(["--hosts", "1", "--per-host"] if request.param == "per-host" else ["--hosts"]), "2", "--", *COMMAND
     )
     for _ in range(2):
         assert process.stdout.readline().endswith("up\n")

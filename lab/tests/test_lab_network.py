@@ -7,10 +7,9 @@ import subprocess
 import sys
 
 import pytest
-from lab_support import TRANSFER
+from lab_support import PER_PACKET, TRANSFER
 
 MEGABYTE = 1_000_000
-PER_PACKET = 1448 / 1514  # TCP payload of a full frame
 
 
 def transfer(lab, words, *arguments, **kwargs):
@@ -45,6 +44,16 @@ def test_receiving_is_shaped_as_well(lab):
     alone = MEGABYTE * 8 / 20e6
     assert float(lines[0]) > 2 * alone
     assert report["per_host"][0]["rx_bytes"] > 3 * MEGABYTE / PER_PACKET
+
+
+def test_ranks_of_one_host_share_its_rate(lab):
+    lines, report = transfer(lab, ["--hosts", "2", "--per-host", "2", "--rate", "20mbit"], MEGABYTE)
+    alone = MEGABYTE * 8 / 20e6
+    assert float(lines[0]) > 1.5 * alone  # ranks 2 and 3 send through one port
+    wire = MEGABYTE / PER_PACKET
+    first, second = report["per_host"]
+    assert 2 * wire <= second["tx_bytes"] <= 2.1 * wire
+    assert second["tx_bytes"] == first["rx_bytes"]  # what rank 1 sends to rank 0 stays on host 0
 
 
 def test_control_changes_the_rate_and_acknowledges(lab):

@@ -34,6 +34,78 @@ def test_environment_names_and_cores(lab):
         assert report["per_host"][rank]["address"] == f"10.77.0.{rank + 1}"
 
 
+PER_HOST = """
+import os, socket
+names = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK MASTER_ADDR"
+print(*[os.environ[n] for n in names.split()])
+print(*os.sched_getaffinity(0), socket.gethostname())
+print(*[os.readlink("/proc/self/ns/" + kind) for kind in ("net", "uts", "ipc", "mnt")])
+"""
+
+
+def test_per_host_numbers_ranks_as_torchrun_does(lab):
+    lines, report, done = lab.python(PER_HOST, "--hosts", "2", "--per-host", "3")
+    assert done.returncode == 0, done.stderr
+    cores = sorted(os.sched_getaffinity(0))
+    for rank in range(6):
+        host, local = divmod(rank, 3)
+        core = cores[rank % len(cores)]
+        assert lines[rank][0] == f"{rank} 6 {local} 3 {host} 10.77.0.1"
+        assert lines[rank][1] == f"{core} host{host}"
+        assert report["per_rank"][rank] == {"rank": rank, "host": host, "local_rank": local, "core": core,
+                                            "exit": 0, "signal": None}
+    assert report["hosts"] == 2 and report["ranks_per_host"] == 3 and report["launcher"] is None
+    assert [list(host) for host in report["per_host"]] == [
+        ["host", "address", "tx_bytes", "rx_bytes", "tx_packets", "rx_packets"]] * 2
+    places = [set(lines[rank][2].split()) for rank in range(6)]
+    assert places[0] == places[1] == places[2] and places[3] == places[4] == places[5]
+    assert not places[0] & places[3]
+
+
+def test_ranks_of_a_host_share_memory_files(lab):
+    code = """
+import os, pathlib, time
+rank = os.environ["RANK"]
+other = pathlib.Path("/dev/shm/r" + str(int(rank) ^ 1))
+pathlib.Path("/dev/shm/r" + rank).touch()
+while not other.exists(): time.sleep(0.01)
+print(sorted(f for f in os.listdir("/dev/shm") if f[0] == "r"))
+"""
+    lines, _, _ = lab.python(code, "--per-host", "2", "--timeout", "20s")
+    assert lines == {0: ["['r0', 'r1']"], 1: ["['r0', 'r1']"], 2: ["['r2', 'r3']"], 3: ["['r2', 'r3']"]}
+
+
+def test_one_of_several_ranks_of_a_host_fails(lab):
+    code = "import os, time; os.environ['RANK'] == '2' and os.kill(os.getpid(), 9); time.sleep(600)"
+    _, report, done = lab.python(code, "--per-host", "2", "--grace", "100ms")
+    assert done.returncode == 1
+    assert [rank["signal"] for rank in report["per_rank"]] == ["SIGTERM", "SIGTERM", "SIGKILL", "SIGTERM"]
+    assert report["error"]["message"] == "COMMAND failed on rank 2 on host1 (SIGKILL)"
+
+
+def test_the_table_has_a_row_per_rank_and_counts_per_host(lab):
+    done = lab.run("--per-host", "2", "--", "true")
+    first, heading, *rows = done.stderr.splitlines()
+    assert "2 hosts of 2 ranks, unshaped" in first and heading.split()[0] == "rank"
+    assert [row.split()[:2] for row in rows] == [
+        ["0", "10.77.0.1"], ["1", "10.77.0.1"], ["2", "10.77.0.2"], ["3", "10.77.0.2"]]
+    assert [len(row.split()) for row in rows] == [9, 5, 9, 5]
+
+
+def test_per_host_in_an_emulation(any_lab):
+    code = "import os; print(*[os.environ[n] for n in ('RANK', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'WORLD_SIZE')])"
+    lines, report, _ = any_lab.python(code, "--emulate", "--per-host", "2")
+    assert lines == {rank: [f"{rank} {rank % 2} 2 4"] for rank in range(4)}
+    assert len(report["per_host"]) == 2 and report["per_host"][1]["tx_bytes"] is None
+
+
+def test_a_lab_may_need_more_files_than_the_soft_limit(lab):
+    few = ["sh", "-c", 'ulimit -Sn 64 && exec "$@"', "sh"]
+    done = lab.run("--hosts", "10", "--per-host", "2", "--", "sh", "-c", "ulimit -n", prefix=few)
+    assert done.returncode == 0, done.stderr
+    assert {line.split()[1] for line in done.stdout.splitlines()} == {"64"}  # what we were given
+
+
 def test_no_pin_leaves_all_cores(lab):
     lines, report, _ = lab.python("import os; print(len(os.sched_getaffinity(0)))", "--no-pin")
     assert lines[1] == [str(len(os.sched_getaffinity(0)))]
@@ -143,6 +215,10 @@ def test_much_output_arrives_complete(lab):
         (["python", "x.py"], "'python'", "follow --"),
         (["--", "no-such-program"], "no program 'no-such-program'", "PATH"),
         (["--emulate", "--loss", "1%", "--", "true"], "cannot lose", "--loss"),
+        (["--per-host", "0", "--", "true"], "--per-host 0 is outside 1 to 100", "--help"),
+        (["--hosts", "3", "--per-host", "67", "--", "true"], "67 is outside 1 to 66, as a lab has", "--help"),
+        (["--per-host", "two", "--", "true"], "--per-host", "--help"),
+        (["--emulate", "--launcher", "--", "true"], "--emulate does not make", "mpirun"),
     ],
 )
 def test_usage_errors(any_lab, words, message, hint):

@@ -3,6 +3,7 @@
 
     handle = laconic.attach(ddp_model, "3lc:s=1.5")        # after the DDP wrapper
     torchrun --nproc-per-node 4 -m laconic.run --spec "topk:ratio=0.01" train.py
+    session = laconic.Session("3lc", parameters, engine="mpi")       # NumPy arrays over MPI or Gloo; no torch needed
     frame = laconic.Codec("int8:block=256").encode(array)  # bytes in, bytes out; no torch needed
 """
 
@@ -12,9 +13,10 @@ from ._lib import lib as _clib
 from .attach import attach, handle_of, handles
 from .codec import Codec, Frame, Residual, codecs
 from .errors import LaconicError
+from .session import Session
 
 __version__ = _clib.laconic_version().decode()
-__all__ = ["Codec", "Frame", "LaconicError", "Residual", "attach", "codecs", "handle_of", "handles", "show_versions"]
+__all__ = ["Codec", "Frame", "LaconicError", "Residual", "Session", "attach", "codecs", "handle_of", "handles", "show_versions"]
 
 
 def show_versions() -> dict:

@@ -121,3 +121,56 @@ def empty(rows: int, cols: int, half: bool):
     if numpy is None:
         return plain.array("f", bytes(4 * rows * cols))
     return numpy.empty(rows if cols == 1 else (rows, cols), dtype=numpy.float16 if half else numpy.float32)
+
+
+def floats_in_place(array, count: int):
+    """`count` float32 values in one piece of memory that may be written, as a ctypes array; the caller keeps `array` alive.
+
+    Takes torch's CPU tensors, whatever has a buffer of floats (NumPy's arrays, array.array("f")) or an __array_interface__.
+    """
+    if is_torch(array):
+        tensor = tensor_of(array, writable=True)
+        _check_floats(array.numel() if tensor.dtype == _lib.F32 else None, array.dtype, count)
+        return (ctypes.c_float * count).from_address(tensor.data or 0) if count else (ctypes.c_float * 0)()
+    try:
+        view = memoryview(array)
+    except (TypeError, ValueError, BufferError):
+        return _floats_of_interface(array, count)
+    kind = getattr(array, "dtype", f"format {view.format!r}")
+    _check_floats(view.nbytes // 4 if view.format.lstrip("=@" + _NATIVE) == "f" else None, kind, count)
+    _check_place(view.c_contiguous, view.readonly)
+    return (ctypes.c_float * count).from_buffer(view) if count else (ctypes.c_float * 0)()
+
+
+_NATIVE = "<" if sys.byteorder == "little" else ">"
+
+
+def _floats_of_interface(array, count: int):
+    interface = getattr(array, "__array_interface__", None)
+    if not isinstance(interface, dict):
+        raise errors.error("invalid_argument", f"expected an array of float32 values, got {type(array).__name__}",
+                           "a NumPy array, or anything with a buffer of floats")
+    shape, (address, readonly) = interface["shape"], interface["data"]
+    kind = interface["typestr"]
+    _check_floats(math.prod(shape) if kind == f"{_NATIVE}f4" else None, kind, count)
+    strides = interface.get("strides")
+    packed = tuple(4 * math.prod(shape[i + 1 :]) for i in range(len(shape)))
+    _check_place(strides is None or count == 0 or tuple(strides) == packed, readonly)
+    return (ctypes.c_float * count).from_address(address) if count else (ctypes.c_float * 0)()
+
+
+def _check_floats(found: int | None, kind, count: int) -> None:
+    """found: how many float32 values there are; None: they are of another type, `kind`."""
+    if found is None:
+        raise errors.error("dtype_unsupported", f"elements of type {kind} are not exchanged", "convert to float32")
+    if found != count:
+        raise errors.error("shape_unsupported", f"the gradient has {found} elements, its parameters {count}",
+                           "give all of them, back to back")
+
+
+def _check_place(contiguous: bool, readonly: bool) -> None:
+    if not contiguous:
+        raise errors.error("invalid_argument", "the array is not C-contiguous", "numpy.ascontiguousarray(x) first")
+    if readonly:
+        raise errors.error("invalid_argument", "the array is read-only, and takes the mean in place",
+                           "numpy.array(x) makes a copy that can be written")

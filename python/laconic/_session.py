@@ -27,10 +27,28 @@ PEER_FAILED, ENGINE_FAILED = errors.CODES["peer_failed"], errors.CODES["engine_f
 
 def engine_failed(error: BaseException) -> LaconicError:
     """What came out of the engine, in the words of this package."""
-    if isinstance(error, LaconicError) and error.code == ENGINE_FAILED:
+    if isinstance(error, LaconicError):  # a plug-in says itself what it is
         return error
     return errors.error("engine_failed", f"{type(error).__name__}: {error}",
                         "a peer is gone or the network failed; restart from the last checkpoint")
+
+
+def gather_texts(engine, text: str, limit: int = 500) -> list[str]:
+    """Every rank's text, cut to `limit` bytes, in rank order."""
+    texts = engine.gather_bytes(text.encode()[:limit].ljust(limit, b"\0"))
+    return [texts[limit * r : limit * (r + 1)].rstrip(b"\0").decode(errors="replace") for r in range(engine.world)]
+
+
+def agree(engine, session: CSession | None, failure: LaconicError | None, what: str) -> None:
+    """Every rank learns whether any rank could not do `what`, before anything is compared."""
+    texts = gather_texts(engine, "" if failure is None else str(failure))
+    if failure is not None and len(set(texts)) == 1:
+        raise failure
+    for rank, text in enumerate(texts):
+        if text:
+            raise errors.error("ranks_disagree", f"rank {rank} could not {what}: {text}",
+                               "give every rank the same call, file and LACONIC_* variables")
+    session.agree(engine)
 
 
 class Flight:
@@ -82,16 +100,13 @@ class CSession:
         self.layout_matters = bool(_lib.lib.laconic_session_layout_matters(self._handle))
         self.all_raw = bool(_lib.lib.laconic_session_all_raw(self._handle))
         self.wire_seconds = 0.0
+        self.broken: LaconicError | None = None  #: the engine's first failure
 
     def close(self) -> None:
         """Frees everything. No other call may follow, or be under way in another thread."""
         if self.trace is not None:
             self.trace.close()
         self._destroy()
-
-    def abandon(self) -> None:
-        """Frees nothing, ever: a collective that has not ended uses its memory."""
-        self._destroy.detach()
 
     def agree(self, engine) -> None:
         """Compares cards with all ranks; the same message on every rank when they differ."""
@@ -156,10 +171,13 @@ class CSession:
     def _traced(self, name: str, flight: Flight):
         return _NOTHING if self.trace is None else self.trace.span(name, flight.step, flight.index)
 
-    @staticmethod
-    def _abort(flight: Flight, error: BaseException):
+    def _abort(self, flight: Flight, error: BaseException):
         _lib.lib.laconic_exchange_abort(flight.handle)
-        raise engine_failed(error) from error
+        failed = engine_failed(error)
+        self.broken = self.broken or failed
+        if failed is error:
+            raise failed
+        raise failed from error
 
     def abort(self, flight: Flight) -> None:
         """Undoes it and every other exchange in flight; the session exchanges nothing any more."""

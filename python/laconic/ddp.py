@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from . import errors, trace
 from ._checks import U64, whole
-from ._session import CSession, Layout, engine_failed
+from ._session import CSession, Layout, agree, engine_failed, gather_texts
 from .engine import Engine
 from .environment import place
 from .errors import LaconicError
@@ -103,8 +103,8 @@ class Handle:
             failure = error
         except Exception as error:  # noqa: BLE001  an argument of a wrong type
             failure = errors.error("invalid_argument", f"{type(error).__name__}: {error}", "see help(laconic.attach)")
-        _agree(engine, session, failure)
-        cards = engine.gather_texts(json.dumps([self.warmup, len(self._foreign), place()]))
+        agree(engine, session, failure, "attach")
+        cards = gather_texts(engine, json.dumps([self.warmup, len(self._foreign), place()]))
         self._check_cards([json.loads(card) for card in cards])
         return session, engine
 
@@ -405,18 +405,6 @@ def _sorted_out(ddp) -> tuple[list, list]:
         else:
             ours.append((name, p))
     return ours, foreign
-
-
-def _agree(engine: Engine, session: CSession | None, failure: LaconicError | None) -> None:
-    """Every rank learns whether any rank could not start, before anything is compared."""
-    texts = engine.gather_texts("" if failure is None else str(failure))
-    if failure is not None and len(set(texts)) == 1:
-        raise failure
-    for rank, text in enumerate(texts):
-        if text:
-            raise errors.error("ranks_disagree", f"rank {rank} could not attach: {text}",
-                               "give every rank the same call, file and LACONIC_* variables")
-    session.agree(engine)
 
 
 def other_hook(ddp) -> str | None:

@@ -389,8 +389,3 @@ class Engine:
         parts = [torch.empty_like(own) for _ in range(self.world)]
         self.wait(self._hold(Batch([dist.all_gather(parts, own, group=self.group, async_op=True)])))
         return b"".join(ctypes.string_at(part.data_ptr(), part.numel()) for part in parts)
-
-    def gather_texts(self, text: str, limit: int = 500) -> list[str]:
-        """Every rank's text, cut to `limit` bytes, in rank order."""
-        texts = self.gather_bytes(text.encode()[:limit].ljust(limit, b"\0"))
-        return [texts[limit * r : limit * (r + 1)].rstrip(b"\0").decode(errors="replace") for r in range(self.world)]

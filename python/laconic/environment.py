@@ -16,6 +16,7 @@ KNOWN = {
     "LACONIC_DISABLE": "1, on all ranks: attach changes nothing, training is plain DDP",
     "LACONIC_LOG": "warn, info or debug: from which level on laconic speaks (info)",
     "LACONIC_LIBRARY": "path of liblaconic.so",
+    "LACONIC_MPI_LIB": "path of the plug-in for MPI, liblaconic_mpi_*.so, instead of the launcher's",
     "LACONIC_CUDA_LIB": "path of the library with the GPU kernels",
     "LACONIC_TRACE": "FILE: a Chrome trace of what is encoded, on the wire and decoded when, per rank",
     "LACONIC_RUN": "set by laconic.run: its options, for the processes that the script starts",

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from . import errors
 from ._checks import U32, U64
 from .errors import LaconicError
@@ -15,7 +13,7 @@ _HEADER = {"version": U32, "rank": U32, "world": U32, "model_hash": U64, "agreem
 
 def corrupt(what: str) -> LaconicError:
     return errors.error("state_corrupt", f"the state is damaged: {what}",
-                        "pass what handle.state_dict() gave on this rank, or take an older checkpoint")
+                        "pass what state_dict() gave on this rank, or take an older checkpoint")
 
 
 def check_fields(what: str, value, fields) -> None:
@@ -56,7 +54,9 @@ def check_tensors(tensors, entries: list, unit: float) -> list:
     return [(address, _values(name, tensors[name], count, unit)) for name, address, count in entries]
 
 
-def _values(name: str, saved, count: int, unit: float) -> torch.Tensor:
+def _values(name: str, saved, count: int, unit: float):
+    import torch
+
     if not isinstance(saved, torch.Tensor):
         raise corrupt(f"{name} is a {type(saved).__name__}, not a tensor")
     if saved.dtype != torch.float32 or saved.layout != torch.strided or saved.device.type != "cpu":

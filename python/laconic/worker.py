@@ -22,7 +22,7 @@ import torch
 
 from . import _lib, environment, errors
 from ._checks import U64, whole
-from ._session import ENGINE_FAILED, CSession, Layout, engine_failed, no_span
+from ._session import ENGINE_FAILED, CSession, Layout, engine_failed, gather_texts, no_span
 from .engine import _TORCH_TYPES, Engine
 from .errors import LaconicError
 from .state import VERSION, check_fields, check_header, check_number, check_tensors, check_version
@@ -414,13 +414,13 @@ class Worker:
         return self._closed
 
     def gather_texts(self, text: str) -> list[str]:
-        """Every rank's text, in rank order: see Engine.gather_texts. Every rank makes the call between the same two jobs."""
+        """Every rank's text, in rank order: 500 bytes of each at most. Every rank makes the call between the same two jobs."""
         return self._between_jobs(functools.partial(self._gather_texts, text))
 
     def _gather_texts(self, text: str) -> list[str]:
         if self.broken is not None:
             raise self.broken
-        return self.engine.gather_texts(text)
+        return gather_texts(self.engine, text)
 
     def at_end(self, callback) -> None:
         """`callback()` is called once, in the worker's thread, when this worker ends: state may still be saved then."""

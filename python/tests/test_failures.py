@@ -442,7 +442,7 @@ INJECTED = {
     "native_sum, two rounds": ("powersgd:rank=2", {}),
     "gather_all": ("topk:ratio=0.05", {}),
     "two_shot": ("int8+ef", {"strategy": "two_shot"}),
-    "two_shot, all in flight": ("int8+ef", {"strategy": "two_shot", "window": 4}),
+    "two_shot-in-flight": ("int8+ef", {"strategy": "two_shot", "window": 4}),
 }
 
 

@@ -133,7 +133,7 @@ Result<void> drive(Session& session, const collective::Bucket& bucket, const Lay
     const Result<void> done =
         ticket ? engine.wait(*ticket, deadline) : Result<void>(ticket.error());
     if (done) continue;
-    session.abort(**exchange, done.error());
+    session.abort(done.error());
     return done;
   }
 }
@@ -200,12 +200,12 @@ int kept(std::unique_ptr<MpiEngine> engine, const Arguments& arguments) {
   return 0;
 }
 
-/// Two batches with one tag in flight, messages of several parts and of unknown lengths: they keep
-/// their order.
+/// Two batches with one tag in flight, their messages of unknown lengths, one of six full parts:
+/// they keep their order.
 int one_tag(Engine& engine, const Arguments& arguments) {
   constexpr uint64_t kRoom = 4096;
   const uint32_t peer = 1 - engine.rank();
-  const std::array<uint64_t, 2> lengths{3000, 700};
+  const std::array<uint64_t, 2> lengths{6 * 512, 700};
   std::array<std::vector<uint8_t>, 2> out, in;
   std::array<Message, 2> messages;
   std::array<Step, 2> steps;

@@ -14,6 +14,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -547,28 +548,39 @@ class MpiEngine final : public Engine {
   // ---- between start and wait ----
 
   void wake_thread() {
-    if (!options_.background || level_ < MPI_THREAD_MULTIPLE || waiting_) return;
+    if (!options_.background || level_ < MPI_THREAD_MULTIPLE) return;
     try {
       if (!thread_.joinable()) thread_ = std::thread([this] { serve(); });
     } catch (const std::system_error&) {
       options_.background = false;  // then only start and wait move messages
     }
-    wake_.notify_one();
+    if (dozing_) wake_.notify_one();
   }
+  /// Keeps away from the lock while somebody waits, who moves messages faster, and for a moment
+  /// after each start: most are waited for at once.
   void serve() {
-    std::unique_lock lock(mutex_);
-    for (;;) {
-      wake_.wait(lock,
-                 [&] { return ending_ || (!waiting_ && !requests_.empty() && status_.ok()); });
-      if (ending_) return;
-      bool moved = false;
-      guarded([&] {
-        moved = progress();
-        issue();
-      });
-      lock.unlock();
-      if (!moved) std::this_thread::sleep_for(std::chrono::microseconds(50));
-      lock.lock();
+    constexpr std::chrono::microseconds kPause(100);
+    constexpr int kDozeAfter = 10;
+    auto pause = kPause;
+    for (int quiet = 0; !ending_;) {
+      std::this_thread::sleep_for(pause);
+      pause = std::clamp(2 * pause, kPause, 5 * kPause);
+      if (waiting_) continue;
+      std::unique_lock lock(mutex_, std::try_to_lock);
+      if (!lock) continue;
+      pause = kPause;
+      if (!requests_.empty() && status_) {
+        quiet = 0;
+        guarded([&] {
+          if (progress()) pause = std::chrono::microseconds(0);
+          issue();
+        });
+      } else if (++quiet >= kDozeAfter) {
+        dozing_ = true;
+        wake_.wait(lock, [&] { return ending_ || (!requests_.empty() && status_.ok()); });
+        dozing_ = false;
+        quiet = 0;
+      }
     }
   }
   void end_thread() {
@@ -622,8 +634,9 @@ class MpiEngine final : public Engine {
   std::vector<Part> parts_;
   std::vector<int> done_;
   std::vector<MPI_Status> statuses_;
-  bool waiting_ = false;  // somebody is in wait() and moves messages
-  bool ending_ = false;
+  std::atomic<bool> waiting_ = false;  // somebody is in wait() and moves messages
+  std::atomic<bool> ending_ = false;
+  bool dozing_ = false;  // the thread has to be woken
   std::thread thread_;
 };
 

@@ -1,0 +1,185 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+#include "worker.h"
+
+#include <fcntl.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <set>
+
+#include "launcher.h"
+#include "mounts.h"
+
+namespace laconic::lab {
+namespace {
+
+void add_rank(const Options& o, const Worker& worker, Variables& all) {
+  const auto number = [&](const char* name, std::optional<int> value) {
+    all.emplace_back(name, value ? std::to_string(*value) : "");  // empty: removed
+  };
+  // As torchrun numbers them. A launcher numbers its ranks by itself.
+  const bool is_rank = worker.rank.has_value();
+  const auto if_rank = [&](int value) {
+    return is_rank ? std::optional<int>(value) : std::nullopt;
+  };
+  number("RANK", worker.rank);
+  number("WORLD_SIZE", if_rank(o.hosts * o.per_host));
+  number("LOCAL_RANK", if_rank(worker.local_rank));
+  number("LOCAL_WORLD_SIZE", if_rank(o.per_host));
+  number("GROUP_RANK", if_rank(worker.host));
+}
+
+Variables environment(const Options& o, const Link& link, const Worker& worker) {
+  Variables all = link.environment(worker.host);
+  add_rank(o, worker, all);
+  const std::string folder = link.folder_inside(worker.host);
+  if (o.launcher)
+    for (auto& variable : launcher_environment(folder)) all.push_back(std::move(variable));
+  const auto add = [&](const char* name, std::string value) {
+    all.emplace_back(name, std::move(value));
+  };
+  add("MASTER_ADDR", link.address(0));
+  add("MASTER_PORT", std::to_string(o.port));
+  add("LACONIC_LAB", std::string(link.shaped_by()));
+  add("LACONIC_LAB_CONTROL", folder + "/laconic-lab.sock");
+  // Threads beyond the one core only take turns on it (torchrun sets the same).
+  if (!worker.cores.empty() && std::getenv("OMP_NUM_THREADS") == nullptr)
+    add("OMP_NUM_THREADS", "1");
+  return all;
+}
+
+void restore_signals() {
+  sigset_t none;
+  sigemptyset(&none);
+  sigprocmask(SIG_SETMASK, &none, nullptr);
+  signal(SIGPIPE, SIG_DFL);
+}
+
+void redirect(int out, int err) {
+  const int null = open("/dev/null", O_RDONLY);
+  dup2(null, STDIN_FILENO);
+  if (out >= 0) dup2(out, STDOUT_FILENO);
+  if (err >= 0) dup2(err, STDERR_FILENO);
+}
+
+/// Says why and ends; `report` is closed by a successful exec, so that our parent reads nothing
+/// then.
+[[noreturn]] void give_up(int report, const std::string& why) {
+  write_all(report, why);
+  _exit(127);
+}
+
+[[noreturn]] void become_command(const Options& o, const Link& link, const OpenFileLimit& files,
+                                 const Worker& worker, int out, int err, int report) {
+  setsid();
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  restore_signals();
+  if (const auto entered = enter_namespaces(link.namespaces(worker.host)); !entered)
+    give_up(report, entered.error().message);
+  pin(worker.cores);
+  files.restore();
+  for (const auto& [name, value] : environment(o, link, worker)) {
+    if (value.empty())
+      unsetenv(name.c_str());
+    else
+      setenv(name.c_str(), value.c_str(), 1);
+  }
+  redirect(out, err);
+  std::vector<char*> words;
+  for (const std::string& word : o.command) words.push_back(const_cast<char*>(word.c_str()));
+  words.push_back(nullptr);
+  execvp(words[0], words.data());
+  give_up(report, "cannot run '" + o.command[0] + "': " + std::strerror(errno));
+}
+
+}  // namespace
+
+Ending ending_from(int wait_status) {
+  if (WIFSIGNALED(wait_status)) return {0, WTERMSIG(wait_status)};
+  return {WEXITSTATUS(wait_status), 0};
+}
+
+std::string describe(const Ending& ending) {
+  if (ending.signal == 0) return "exit " + std::to_string(ending.code);
+  const char* name = sigabbrev_np(ending.signal);
+  return name != nullptr ? std::string("SIG") + name : "signal " + std::to_string(ending.signal);
+}
+
+std::vector<int> usable_cores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  std::vector<int> cores;
+  if (sched_getaffinity(0, sizeof set, &set) != 0) return cores;
+  for (int core = 0; core < CPU_SETSIZE; ++core)
+    if (CPU_ISSET(static_cast<std::size_t>(core), &set)) cores.push_back(core);
+  return cores;
+}
+
+std::vector<int> cores_of(const Options& options, const std::vector<int>& usable, int host) {
+  if (!options.pin || usable.empty()) return {};
+  std::set<int> cores;
+  for (int local = 0; local < options.per_host; ++local)
+    cores.insert(usable[static_cast<std::size_t>(host * options.per_host + local) % usable.size()]);
+  return {cores.begin(), cores.end()};
+}
+
+std::vector<Worker> plan_workers(const Options& options, const std::vector<int>& usable) {
+  std::vector<Worker> workers;
+  if (options.launcher) {
+    workers.emplace_back().cores = cores_of(options, usable, 0);
+    return workers;
+  }
+  for (int rank = 0; rank < options.hosts * options.per_host; ++rank) {
+    Worker& worker = workers.emplace_back();
+    worker.rank = rank;
+    worker.host = rank / options.per_host;
+    worker.local_rank = rank % options.per_host;
+    if (options.pin && !usable.empty())
+      worker.cores = {usable[static_cast<std::size_t>(rank) % usable.size()]};
+  }
+  return workers;
+}
+
+void pin(const std::vector<int>& cores) {
+  if (cores.empty()) return;
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (const int core : cores) CPU_SET(static_cast<std::size_t>(core), &set);
+  sched_setaffinity(0, sizeof set, &set);
+}
+
+Result<void> start_worker(const Options& options, const Link& link, const OpenFileLimit& files,
+                          Worker& worker) {
+  auto report = make_pipe();
+  if (!report) return std::move(report).error();
+  Pipe out, err;
+  if (!options.raw) {
+    for (Pipe* pipe : {&out, &err}) {
+      auto made = make_pipe();
+      if (!made) return std::move(made).error();
+      *pipe = std::move(*made);
+      fcntl(pipe->read.get(), F_SETFL, O_NONBLOCK);
+    }
+  }
+  const pid_t pid = fork();
+  if (pid < 0) return system_error("starting a COMMAND");
+  if (pid == 0)
+    become_command(options, link, files, worker, out.write.get(), err.write.get(),
+                   report->write.get());
+  report->write.reset();
+  worker.pid = pid;
+  worker.out = std::move(out.read);
+  worker.err = std::move(err.read);
+  const std::string why = read_all(report->read.get());
+  if (why.empty()) return {};
+  const std::string who = worker.rank ? "rank " + std::to_string(*worker.rank) : "launcher";
+  return Error{Errc::engine_failed, who + ": " + why, {}};
+}
+
+}  // namespace laconic::lab

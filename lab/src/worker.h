@@ -1,0 +1,56 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// One running COMMAND: a rank on a host, or the launcher of all ranks.
+#pragma once
+
+#include <sys/types.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "link.h"
+#include "options.h"
+#include "process.h"
+
+namespace laconic::lab {
+
+/// How a COMMAND ended.
+struct Ending {
+  int code = 0;    ///< exit status, if no signal
+  int signal = 0;  ///< 0 if it ended by itself
+  [[nodiscard]] bool good() const { return code == 0 && signal == 0; }
+};
+
+Ending ending_from(int wait_status);
+
+/// "exit 3", "SIGKILL".
+std::string describe(const Ending& ending);
+
+struct Worker {
+  std::optional<int> rank;  ///< none: the launcher
+  int host = 0;
+  int local_rank = 0;
+  std::vector<int> cores;  ///< empty: not pinned
+  pid_t pid = 0;
+  std::optional<Ending> ending;
+  Fd out, err;  ///< our ends of its pipes; none with --raw
+};
+
+/// The processors that we may use, in order.
+std::vector<int> usable_cores();
+
+/// Those of one host: rank r runs on core r mod cores. None if hosts are not pinned.
+std::vector<int> cores_of(const Options& options, const std::vector<int>& usable, int host);
+
+/// What is to be started: the ranks, those of a host one after the other, or the launcher alone.
+std::vector<Worker> plan_workers(const Options& options, const std::vector<int>& usable);
+
+/// Restricts this process to `cores`, unless that is empty.
+void pin(const std::vector<int>& cores);
+
+/// Starts the COMMAND of `worker` and fills in the rest of it.
+Result<void> start_worker(const Options& options, const Link& link, const OpenFileLimit& files,
+                          Worker& worker);
+
+}  // namespace laconic::lab

@@ -1,0 +1,356 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""`laconic.Session`: gradients of any framework, averaged over all ranks of an engine. Needs no torch, but for engine="c10d"."""
+
+from __future__ import annotations
+
+import collections
+import ctypes
+import functools
+import itertools
+import math
+import threading
+import time
+
+from . import _arrays, _lib, environment, errors, plugin, trace
+from ._checks import U32, U64, whole
+from ._session import PART, WINDOW, CSession, Flight, Layout, agree
+from .errors import LaconicError
+from .state import VERSION, check_fields, check_header, check_number, check_version, corrupt
+
+ENGINES = ("mpi", "gloo", "c10d")
+TIMEOUT = 1800.0
+
+
+class Session:
+    """Averages a model's gradients over all ranks, compressed.
+
+        with laconic.Session("3lc", [("w1", (64, 256)), ("b1", (256,))], engine="mpi") as session:
+            for step in range(300):
+                gradient[:] = ...              # float32, all parameters back to back
+                session.average(step, gradient)
+
+    One thread at a time trains; `stats` and `explain` may be asked by any thread at any time. Attributes: `rank`, `world`, `spec`.
+    """
+
+    def __init__(self, spec: str, parameters, engine: str = "mpi", *, seed: int = 0, small_elements: int = 4096,
+                 strategy: str = "auto", threads: int = 1, window: int = WINDOW, part: int = PART, timeout: float = TIMEOUT,
+                 rank: int | None = None, world: int | None = None, rendezvous: str | None = None, interface: str | None = None,
+                 group=None):
+        """All ranks together: they compare spec, parameters and options, and where one differs, or cannot make its session, all
+        get a LaconicError.
+
+        Args:
+            spec: "3lc:s=1.5", "topk:ratio=0.01", … (`laconic list`).
+            parameters: (name, shape) pairs, in the order in which their gradients lie in the array.
+            engine: "mpi", the processes that mpirun has started (or this one alone); "gloo"; "c10d", a process group of torch.
+            seed: of all random streams; equal on all ranks.
+            small_elements: parameters of at most this many elements go uncompressed.
+            strategy: "auto", "native_sum", "gather_all" or "two_shot".
+            threads: for encoding and decoding on this rank; results do not depend on it.
+            window: exchanges in flight at a time, 1 to 8; equal on all ranks.
+            part: the array is cut between parameters into parts of at most so many bytes, each an exchange of its own; equal on
+                all ranks. 0: not at all.
+            timeout: seconds that a rank waits for the others; c10d has its group's own.
+            rank, world: of "gloo". "mpi" has the launcher's and refuses others.
+            rendezvous: of "gloo": "file:FOLDER", an empty folder that all see, or "tcp:HOST:PORT", where rank 0 listens.
+            interface: of "gloo": the network to use, by its name.
+            group: of "c10d": the process group, by default that of all ranks.
+        """
+        self._lock, self._in_use = threading.RLock(), threading.RLock()
+        self._last_words: tuple[dict, dict] | None = None
+        self._window_wait, self._parts, self._next_step = 0.0, 0, 0
+        self._open_engine(engine, timeout, rank, world, rendezvous, interface, group)
+        try:
+            self._session, self._layout = self._open_session(spec, parameters, rank, world, seed=seed, threads=threads,
+                                                             small_elements=small_elements, strategy=strategy, window=window,
+                                                             part=part)
+        except BaseException:
+            self._end_engine()
+            raise
+        if self.rank == 0:
+            environment.report_unknown()
+        self._session.trace = trace.from_environment(self.rank, self._session.window)
+        explained = self._session.explain()
+        self.spec: str = explained["spec"]
+
+    # ---- set-up ---------------------------------------------------------------------------------------------------------------
+
+    def _open_engine(self, engine, timeout, rank, world, rendezvous, interface, group) -> None:
+        self._sibling = None
+        timeout = _seconds(timeout)
+        if (rank is None) != (world is None):
+            raise errors.error("invalid_argument", f"rank is {rank!r} and world is {world!r}", "give both or neither")
+        if engine != "gloo" and (rendezvous is not None or interface is not None):
+            raise errors.error("invalid_argument", f"engine {engine!r} takes no rendezvous and no interface",
+                               'they are for engine="gloo"')
+        if engine != "c10d" and group is not None:
+            raise errors.error("invalid_argument", f"engine {engine!r} takes no group", 'it is for engine="c10d"')
+        if engine == "mpi":
+            self._engine = plugin.open_mpi(timeout=timeout)
+        elif engine == "gloo":
+            if rank is None or rendezvous is None:
+                raise errors.error("invalid_argument", "nobody tells Gloo of the other ranks",
+                                   'engine="gloo" takes rank, world and rendezvous="file:FOLDER" or "tcp:HOST:PORT"')
+            world = whole("world", world, 1, U32)
+            options = {"rank": whole("rank", rank, 0, world - 1), "world": world,
+                       "rendezvous": _text("rendezvous", rendezvous), "interface": _text("interface", interface)}
+            self._engine = plugin.PluginEngine(plugin.gloo_path(), timeout=timeout, **options)
+        elif engine == "c10d":
+            self._engine = self._open_c10d(group)
+        else:
+            raise errors.error("invalid_argument", f"engine {engine!r} is not known", "one of " + ", ".join(ENGINES))
+        self.rank, self.world = self._engine.rank, self._engine.world
+
+    def _open_c10d(self, group):
+        try:
+            import torch.distributed as dist
+        except ImportError as error:
+            raise errors.error("unsupported", f'engine="c10d" needs torch: {error}',
+                               "pip install torch, or take mpi or gloo") from None
+        from .engine import Engine
+        from .group import Meeting, Sibling
+
+        if group is None:
+            if not (dist.is_available() and dist.is_initialized()):
+                raise errors.error("invalid_argument", "torch has no process group yet",
+                                   "torch.distributed.init_process_group first")
+            group = dist.group.WORLD
+        self._sibling = Sibling(group, Meeting(group, ""))
+        return Engine(self._sibling.group)
+
+    def _open_session(self, spec, parameters, rank, world, **options) -> tuple[CSession, Layout]:
+        """Everything that one rank may refuse, and the agreement of all of them."""
+        session = layout = failure = None
+        sums = self._engine.probe_sums()
+        try:
+            if rank is not None and (rank, world) != (self.rank, self.world):
+                raise errors.error("invalid_argument", f"the launcher has made this rank {self.rank} of {self.world}, asked for is "
+                                   f"rank {rank} of {world}", "leave rank and world to the launcher")
+            listed = _listed(parameters)
+            session = CSession(spec, listed, rank=self.rank, world=self.world, engine_sums=sums,
+                               short_sends=self._engine.short_sends, **options)
+            layout = _layout(listed, session.part)
+        except LaconicError as error:  # the other ranks are about to compare cards with us
+            failure = error
+        except Exception as error:  # noqa: BLE001  an argument of a wrong type
+            failure = errors.error("invalid_argument", f"{type(error).__name__}: {error}", "see help(laconic.Session)")
+        agree(self._engine, session, failure, "make its session")
+        return session, layout
+
+    # ---- exchange -------------------------------------------------------------------------------------------------------------
+
+    def average(self, step: int, array) -> None:
+        """Replaces the values of `array` by their mean over all ranks: C-contiguous float32, all parameters back to back, a NumPy
+        array or anything else with a buffer or an __array_interface__. Every rank makes the call, with the same step.
+
+        Raises:
+            LaconicError: on every rank if one has trouble (a wrong array, no memory): the next step may go on, and the array may
+                hold anything. A failure of the engine is that of every later call, too; what was not delivered lies in the
+                residuals.
+        """
+        with self._lock:
+            self._check_open()
+            failure = memory = None
+            try:
+                step = whole("step", step, 0, U64 >> 1)
+                memory = _arrays.floats_in_place(array, self._layout.elements)
+            except LaconicError as error:  # the other ranks are about to exchange theirs
+                failure = error
+            except Exception as error:  # noqa: BLE001
+                failure = errors.error("invalid_argument", f"{type(error).__name__}: {error}", "give a flat float32 array")
+            if failure is not None and self._session.broken is not None:
+                raise self._session.broken
+            if failure is not None:
+                step = self._next_step if type(step) is not int or not 0 <= step <= U64 >> 1 else step
+                # What a rank gives that has nothing to give: its residuals stay as they are.
+                memory = (ctypes.c_float * max(layout.elements for _, layout in self._layout.parts))()
+            self._next_step = step + 1
+            whole_before = self._session.broken is None
+            failures = self._exchange(step, memory, failure)
+            if self._session.broken is not None and whole_before:
+                plugin.keep_for_good(self._session, memory, array)
+            if failures:
+                raise failures[0] if failure is None or self._session.broken is not None else failure
+
+    def _exchange(self, step: int, memory, failure: LaconicError | None) -> list[BaseException]:
+        """Up to `window` parts in flight. What is issued when is a function of their order, never of time: the first batch of
+        part i; then all that is left of i - window + 1; at the end all that is left, in order. Gives what failed."""
+        session, flights, failures = self._session, collections.deque(), []
+        parts = self._layout.parts
+        self._parts += len(parts) if len(parts) > 1 else 0
+        room = session.window - 1
+        for number, (first, layout) in enumerate(parts):
+            place = (layout, ctypes.addressof(memory) + (0 if failure is not None else 4 * first), _lib.F32)
+            numbers = {"step": step, "index": number << 16}
+            if session.broken is not None:
+                session.keep(*place, **numbers)
+                failures.append(session.broken)
+                continue
+            begin = functools.partial(session.begin, *place, self._engine, failure=failure, **numbers)
+            flight = self._try(begin, flights, failures)
+            if flight is not None:
+                flights.append(flight)
+            waits, since = len(flights) > room > 0, time.perf_counter()
+            while len(flights) > room:
+                self._finish_first(flights, failures)
+            self._window_wait += time.perf_counter() - since if waits else 0.0
+        while flights:
+            self._finish_first(flights, failures)
+        return failures
+
+    def _finish_first(self, flights, failures) -> None:
+        flight = flights.popleft()
+        self._try(functools.partial(self._session.finish, flight, self._engine), flights, failures)
+
+    def _try(self, what, flights, failures) -> Flight | None:
+        """What `what()` gives. After a failure of the engine all in flight are undone; their batches end before anybody uses their
+        memory again."""
+        try:
+            return what()
+        except LaconicError as error:
+            cause = error.__cause__
+            failures.append(error if cause is None or isinstance(cause, Exception) else cause)  # or KeyboardInterrupt
+        if self._session.broken is not None:
+            while flights:
+                self._engine.settle(flights.popleft().batch)
+        return None
+
+    def _check_open(self) -> None:
+        if self._last_words is not None:
+            raise errors.error("invalid_argument", "this session was closed", "make another one")
+
+    # ---- what users ask --------------------------------------------------------------------------------------------------------
+
+    def stats(self) -> dict:
+        """Counters: steps, dense_bytes, wire_bytes, ratio, encode/decode/wire seconds, fallbacks, …"""
+        with self._in_use:
+            return self._stats() if self._last_words is None else self._last_words[0].copy()
+
+    def _stats(self) -> dict:
+        return {**self._session.stats(), "parts": self._parts, "window_wait_seconds": self._window_wait}
+
+    def explain(self) -> dict:
+        """What was picked and why: spec, strategy, reason, and every parameter's codec and largest payload; engine and library."""
+        with self._in_use:
+            return self._explain() if self._last_words is None else self._last_words[1].copy()
+
+    def _explain(self) -> dict:
+        return {**self._session.explain(), "engine": getattr(self._engine, "name", "c10d"),
+                "library": getattr(self._engine, "library", "torch")}
+
+    def flush(self, steps: int = 10) -> int:
+        """Drains the residuals: an equal part of them goes out in each of `steps` steps (1 to 65535; 1: all at once).
+
+        Gives how many more calls of `average` it takes until they are empty: the first one carries the wish to the other ranks.
+        One rank's call is enough. A flush that is under way goes on as it is.
+        """
+        with self._lock:
+            self._check_open()
+            steps = whole("steps", steps, 1, 65535)
+            return self._session.flush(steps) or steps + 1
+
+    def state_dict(self) -> dict:
+        """What this rank must keep to continue bit for bit, as plain data: {"version", "header", "part", "entries"}, entries being
+        the bytes of float32 values (little-endian) by name. One per rank, after the same step: residuals differ."""
+        with self._lock:
+            self._check_open()
+            return {"version": VERSION, "header": self._session.header(), "part": self._part(),
+                    "entries": {name: ctypes.string_at(address, 4 * count) if count else b""
+                                for name, address, count in self._session.entries()}}
+
+    def load_state_dict(self, state: dict) -> None:
+        """Continues what this rank has saved. A state that is damaged, or of another rank, world size, model, spec or version, is
+        refused and changes nothing; where the engine adds that of another `part`, too: it would change the last bit of sums."""
+        with self._lock:
+            self._check_open()
+            check_fields("it", state, {"version", "header", "part", "entries"})
+            check_version(state["version"])
+            check_header(state["header"])
+            self._session.accepts(state["header"])
+            if check_number("part", state["part"], U64) != self._part():
+                raise errors.error("state_spec", f"state: expected one saved with part={self._part()}, found part={state['part']}",
+                                   "the engine adds: parts of another size would change the last bit of its sums")
+            entries = list(self._session.entries())
+            check_fields("entries", state["entries"], {name for name, _, _ in entries})
+            ready = [self._checked(i, name, state["entries"][name]) for i, (name, _, _) in enumerate(entries)]
+            for (_, address, count), values in zip(entries, ready):
+                if count:
+                    ctypes.memmove(address, values, 4 * count)
+
+    def _part(self) -> int:
+        return self._session.part if self._session.layout_matters else 0
+
+    def _checked(self, i: int, name: str, saved):
+        if not isinstance(saved, (bytes, bytearray)) or len(saved) % 4:
+            raise corrupt(f"{name} is {type(saved).__name__}, not the bytes of float32 values")
+        values = (ctypes.c_float * (len(saved) // 4)).from_buffer_copy(saved)
+        _lib.check(_lib.lib.laconic_session_state_check(self._session._handle, i, values, len(values)))  # noqa: SLF001
+        return values
+
+    # ---- the end -----------------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Frees what it holds; stats() and explain() stay. Every rank calls it, or none: it is done at the end of the process,
+        too."""
+        with self._lock, self._in_use:
+            if self._last_words is not None:
+                return
+            self._last_words = self._stats(), self._explain()
+            if self._session.broken is None:
+                self._session.close()
+            elif self._session.trace is not None:
+                self._session.trace.close()
+            self._end_engine()
+
+    def _end_engine(self) -> None:
+        if self._sibling is None:
+            self._engine.close()
+        elif getattr(self, "_session", None) is None or self._session.broken is None:
+            self._sibling.release()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, kind, error, where) -> None:
+        if isinstance(error, SystemExit) and error.code:
+            plugin.abandon()
+        self.close()
+
+
+# ---- arguments ------------------------------------------------------------------------------------------------------------
+
+
+def _seconds(timeout) -> float:
+    try:
+        seconds = float(timeout)
+    except (TypeError, ValueError, OverflowError):
+        seconds = math.nan
+    if not 0 < seconds <= 1e8:
+        raise errors.error("invalid_argument", f"timeout is {timeout!r}", "seconds, above 0")
+    return seconds
+
+
+def _text(name: str, value) -> str | None:
+    if value is not None and (not isinstance(value, str) or "\0" in value):
+        raise errors.error("invalid_argument", f"{name} is {value!r}", "a str without NUL")
+    return value
+
+
+def _listed(parameters) -> list[tuple[str, tuple[int, ...]]]:
+    """(name, shape) of every parameter; a shape may be a single number."""
+    listed = []
+    for entry in parameters:
+        try:
+            name, shape = entry
+        except (TypeError, ValueError):
+            raise errors.error("invalid_argument", f"a parameter is {entry!r}",
+                               'a pair of name and shape, ("w1", (64, 256))') from None
+        dims = shape if isinstance(shape, (tuple, list)) else (shape,)
+        listed.append((name, tuple(whole(f"the shape of {name!r}", d, 0, U64) for d in dims)))
+    return listed
+
+
+def _layout(parameters, part: int) -> Layout:
+    counts = [math.prod(shape) for _, shape in parameters]
+    offsets = [0, *itertools.accumulate(counts)]
+    return Layout(range(len(counts)), offsets[:-1], offsets[-1]).cut(counts, part)

@@ -1,0 +1,340 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""laconic.Session over the plug-ins of C++, with real processes: session_ranks.py has what they do."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from array import array
+from pathlib import Path
+
+import pytest
+
+import laconic
+from laconic import LaconicError, _arrays, _lib, plugin
+
+HERE = Path(__file__).resolve().parent
+LAUNCHERS = {"openmpi": ["mpirun.openmpi", "--oversubscribe"], "mpich": ["mpirun.mpich"]}
+NEEDS = {"openmpi": "libopenmpi-dev openmpi-bin", "mpich": "libmpich-dev mpich", "gloo": "libgloo-dev"}
+FILES = {"openmpi": "liblaconic_mpi_openmpi.so", "mpich": "liblaconic_mpi_mpich.so", "gloo": "liblaconic_gloo.so"}
+ENVIRONMENT = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+               "PYTHONPATH": os.pathsep.join(sys.path), "LACONIC_LIBRARY": str(_lib.lib.path)}
+
+
+def need(*engines):
+    for engine in engines:
+        here = Path(_lib.lib.path).resolve().parent / FILES[engine]
+        if not here.exists() or (engine in LAUNCHERS and not shutil.which(LAUNCHERS[engine][0])):
+            pytest.skip(f"{engine} is not here: apt install {NEEDS[engine]}, then build {FILES[engine]}")
+
+
+class Job:
+    """Ranks that have ended, or were ended after `limit` seconds: by the launcher of an MPI, or started one by one for Gloo."""
+
+    def __init__(self, folder, engine, ranks, function, *arguments, environment=None, limit=60):
+        need(engine)
+        self.out = folder / function
+        command = [sys.executable, str(HERE / "session_ranks.py"), function, str(self.out), *arguments]
+        if engine == "gloo":
+            commands = [[*command, "engine=gloo", f"rank={rank}", f"world={ranks}", f"rendezvous=file:{folder}/meet"]
+                        for rank in range(ranks)]
+        else:
+            commands = [[*LAUNCHERS[engine], "-n", str(ranks), *command]]
+        started = [subprocess.Popen(each, env={**ENVIRONMENT, **(environment or {})}, stdout=subprocess.PIPE,
+                                    stderr=subprocess.STDOUT, text=True, start_new_session=True) for each in commands]
+        self.output, self.in_time = "", True
+        for process in started:
+            try:
+                self.output += process.communicate(timeout=limit)[0]
+            except subprocess.TimeoutExpired:
+                self.in_time = False
+                os.killpg(process.pid, signal.SIGKILL)
+                self.output += process.communicate()[0]
+        for left in living(self.out):  # launchers put ranks into groups of their own
+            os.kill(left, signal.SIGKILL)
+        self.status = [process.returncode for process in started]
+        self.ranks = {int(path.suffix[1:]): json.loads(path.read_text()) for path in folder.glob(f"{function}.[0-9]*")}
+
+    def same(self, ranks):
+        """What all ranks gave, the same on all."""
+        assert sorted(self.ranks) == list(range(ranks)) and set(self.status) == {0}, self.output
+        assert all(given == self.ranks[0] for given in self.ranks.values()), self.ranks
+        return self.ranks[0]
+
+
+def living(out):
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and str(out).encode() in (entry / "cmdline").read_bytes().split(b"\0"):
+                yield int(entry.name)
+        except OSError:
+            continue
+
+
+ENGINES = [("openmpi", 3), ("mpich", 2), ("gloo", 3)]
+
+
+@pytest.fixture(scope="module")
+def means(tmp_path_factory):
+    jobs = {}
+
+    def of(engine, ranks):
+        need(engine)
+        if (engine, ranks) not in jobs:
+            jobs[engine, ranks] = Job(tmp_path_factory.mktemp("means"), engine, ranks, "means")
+        return jobs[engine, ranks]
+
+    return of
+
+
+@pytest.mark.parametrize(("engine", "ranks"), ENGINES)
+def test_the_mean_and_the_same_bits_on_all_ranks(means, engine, ranks):
+    job = means(engine, ranks)
+    assert sorted(job.ranks) == list(range(ranks)) and set(job.status) == {0}, job.output
+    for rank, given in job.ranks.items():
+        assert given["place"] == [rank, ranks]
+        assert given["away"] < 1e-6
+        assert given["exact"] == job.ranks[0]["exact"]
+        for key, digests in given["exact"].items():
+            assert digests == given["exact"][key[:-1] + "1"], "no bit depends on the window"
+    assert job.ranks[0]["library"].startswith({"openmpi": "Open MPI 4", "mpich": "MPICH", "gloo": "Gloo"}[engine])
+
+
+@pytest.mark.parametrize(("engine", "ranks"), ENGINES)
+def test_neither_torch_nor_numpy_is_imported(means, engine, ranks):
+    assert {tuple(given["modules"] + given["modules_after"]) for given in means(engine, ranks).ranks.values()} == {()}
+
+
+def _over_c10d():
+    import session_ranks
+
+    return session_ranks.exact(lambda spec, **options: laconic.Session(spec, session_ranks.MODEL, engine="c10d", small_elements=100,
+                                                                       **options))
+
+
+@pytest.mark.parametrize(("engine", "ranks"), ENGINES)
+def test_the_bits_are_those_of_torchs_gloo(means, pools, engine, ranks):
+    job = means(engine, ranks)
+    assert pools(ranks).run(_over_c10d) == [job.ranks[0]["exact"]] * ranks
+
+
+@pytest.mark.parametrize(("engine", "ranks"), [("openmpi", 2), ("gloo", 2)])
+def test_an_array_that_cannot_be_averaged_is_every_ranks_error(tmp_path, engine, ranks):
+    pytest.importorskip("numpy")
+    job = Job(tmp_path, engine, ranks, "arrays")
+    assert sorted(job.ranks) == [0, 1], job.output
+    other, own = (job.ranks[rank]["heard"] for rank in (0, 1))
+    words = {"float64": "float64", "swapped": ">f4", "int32": "int32", "read-only": "is read-only", "apart": "not C-contiguous",
+             "short": "has 25285 elements, its parameters 25286", "long": "format 'B'", "list": "got list", "bytes": "format 'B'",
+             "none": "got NoneType", "interface, read-only": "is read-only", "interface, type": "<f8",
+             "interface, apart": "not C-contiguous", "step": "step is 'three'"}
+    assert set(words) == set(own)
+    for name, word in words.items():
+        assert other[name][0] == "peer_failed" and "rank 1" in other[name][1] and word in other[name][1], other[name]
+        assert own[name][0] in ("dtype_unsupported", "shape_unsupported", "invalid_argument") and word in own[name][1], own[name]
+    assert len({digest for given in job.ranks.values() for digest in given["found"]}) == 1, "buffers, matrices, interfaces"
+
+
+@pytest.mark.parametrize(("engine", "ranks"), [("openmpi", 2), ("gloo", 2)])
+def test_a_saved_run_goes_on_bit_for_bit(tmp_path, engine, ranks):
+    given = Job(tmp_path, engine, ranks, "resume").same(ranks)
+    assert len(given) == 3
+    for through, resumed, same, remembers in given.values():
+        assert resumed == through and same and remembers
+
+
+def test_a_state_of_another_is_refused_and_changes_nothing(tmp_path):
+    given = Job(tmp_path, "openmpi", 2, "refused").same(2)
+    assert given["unchanged"]
+    assert given["heard"] == {"rank": "state_rank", "world": "state_world", "spec": "state_spec", "model": "state_model",
+                              "version": "state_version", "part": "state_spec",
+                              **dict.fromkeys(["lacking", "short", "odd", "text", "nan", "list"], "state_corrupt")}
+
+
+@pytest.mark.parametrize(("engine", "ranks"), [("openmpi", 3), ("gloo", 3)])
+def test_ranks_that_differ_hear_the_same(tmp_path, engine, ranks):
+    heard = Job(tmp_path, engine, ranks, "disagree").same(ranks)
+    assert len(heard.pop("good")) == 1, "sessions can be made after one that could not"
+    assert {name for name, _ in heard.values()} == {"ranks_disagree"}
+    for key, word in {"spec": "rank 1 has 'int8'", "unknown spec": "rank 1 could not make its session: there is no codec 'tokp'",
+                      "window": "rank 1 has 3", "wrong window": "window is 9", "model": "rank 1 has 6 parameters",
+                      "no model": "'int' object is not iterable", "shape": "the shape of 'a' is 'b'"}.items():
+        assert word in heard[key][1], heard[key]
+    if engine == "openmpi":
+        assert "the launcher has made this rank 1 of 3, asked for is rank 1 of 7" in heard["world"][1]
+
+
+@pytest.mark.parametrize(("engine", "ranks"), [("openmpi", 2), ("mpich", 2), ("gloo", 2)])
+def test_sessions_come_and_go(tmp_path, engine, ranks):
+    job = Job(tmp_path, engine, ranks, "lives")
+    for norms in [given.pop("norms") for given in job.ranks.values()]:  # residuals differ
+        assert norms[-1] == 0 and all(norms[:-1])
+    given = job.same(ranks)
+    assert given["left"] == [3, 4], "one step carries the wish; asked again before it, the last one counts"
+    assert given["stats"] == 2 and given["spec"].startswith("3lc")
+    assert given["closed"] == ["this session was closed (make another one)", "invalid_argument"]
+
+
+@pytest.mark.parametrize("error", ["engine", "interrupt"])
+def test_a_failure_of_the_engine_undoes_all_in_flight(tmp_path, error):
+    job = Job(tmp_path, "openmpi", 2, "undone", f"error={error}")
+    assert sorted(job.ranks) == [0, 1], job.output
+    for given in job.ranks.values():
+        assert given["kept"] and given["calls"] == 3, given
+        word = "the cable is out" if error == "engine" else "KeyboardInterrupt"
+        assert given["heard"][0] == ("engine_failed" if error == "engine" else "KeyboardInterrupt"), given
+        assert given["again"][0] == "engine_failed" and word in given["again"][1]
+
+
+def test_a_trace_has_every_part(tmp_path):
+    job = Job(tmp_path, "openmpi", 2, "traced", environment={"LACONIC_TRACE": f"{tmp_path}/trace.json"})
+    assert job.status == [0], job.output
+    for rank in range(2):
+        events = json.loads((tmp_path / f"trace.rank{rank}.json").read_text())
+        for kind in ("encode", "wire", "decode"):
+            assert {event["args"]["part"] for event in events if event.get("cat") == kind} == set(range(6))
+
+
+@pytest.mark.parametrize("engine", ["openmpi", "gloo"])
+def test_a_rank_that_stops_is_named_at_the_time_out(tmp_path, engine):
+    job = Job(tmp_path, engine, 3, "stopped", f"pids={tmp_path}/pid")
+    assert job.in_time and {0, 2}.issuperset(job.ranks) and job.ranks, job.output
+    for given in job.ranks.values():
+        assert given["heard"][0] == "timed_out" and "rank 1" in given["heard"][1], given
+        assert given["again"] == given["heard"]
+
+
+@pytest.mark.parametrize("how", ["raise", "exit"])
+@pytest.mark.parametrize("library", ["openmpi", "mpich"])
+def test_a_rank_that_goes_ends_the_job(tmp_path, library, how):
+    job = Job(tmp_path, library, 2, "leaves", f"how={how}", limit=30)
+    assert job.in_time and job.status != [0], job.output
+
+
+def test_under_the_other_launcher_both_are_named(tmp_path):
+    need("openmpi", "mpich")
+    path = Path(_lib.lib.path).resolve().parent / FILES["mpich"]
+    job = Job(tmp_path, "openmpi", 2, "opened", environment={"LACONIC_MPI_LIB": str(path)})
+    assert job.ranks, job.output
+    for given in job.ranks.values():
+        assert given["said"][0] == "engine_failed"
+        assert "MPICH 4" in given["said"][1] and "Open MPI's launcher has started 2" in given["said"][1]
+
+
+@pytest.mark.parametrize(("example", "package"), [("jax_train", "jax"), ("keras_train", "tensorflow")])
+def test_the_examples_reach_one_processs_accuracy(example, package):
+    need("openmpi")
+    for name in (package, "sklearn"):
+        if importlib.util.find_spec(name) is None:
+            pytest.skip(f"{name} is not here: pip install {'tensorflow-cpu' if name == 'tensorflow' else name}")
+    command = [sys.executable, str(HERE.parents[1] / "examples" / f"{example}.py")]
+
+    def ranks(*launcher):
+        done = subprocess.run([*launcher, *command, "--spec", "3lc"], env=ENVIRONMENT, capture_output=True, text=True, timeout=240,
+                              check=True)
+        return re.findall(r"rank \d of \d: accuracy ([\d.]+), weights ([0-9a-f]+)", done.stdout)
+
+    ((alone, _),), together = ranks(), ranks(*LAUNCHERS["openmpi"], "-n", "2")
+    assert float(alone) > 0.95
+    assert len(together) == 2 and len(set(together)) == 1, "replicas have the same bits"
+    assert float(together[0][0]) >= float(alone) - 0.01
+
+
+# ---- without ranks --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch):
+    """The library lies where no plug-in is."""
+    for variable in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "LACONIC_MPI_LIB"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(_lib.lib, "path", tmp_path / "liblaconic.so")
+    return tmp_path
+
+
+@pytest.mark.parametrize(("variable", "target", "words"), [
+    (None, "laconic_mpi_openmpi", "the plug-in for MPI is not here"),
+    ("OMPI_COMM_WORLD_SIZE", "laconic_mpi_openmpi", "Open MPI, whose launcher has started this process"),
+    ("PMI_SIZE", "laconic_mpi_mpich", "MPICH, whose launcher has started this process")])
+def test_a_plug_in_that_is_not_there(elsewhere, monkeypatch, variable, target, words):
+    if variable:
+        monkeypatch.setenv(variable, "2")
+    with pytest.raises(LaconicError) as caught:
+        laconic.Session("3lc", [("w", 5)])
+    assert caught.value.name == "unsupported" and words in str(caught.value)
+    assert f"there is no lib{target}.so in {elsewhere}" in str(caught.value)
+    assert f"scripts/build release {target}" in caught.value.hint
+
+
+def test_gloo_that_is_not_there(elsewhere):
+    with pytest.raises(LaconicError, match="liblaconic_gloo.so in .*scripts/build release laconic_gloo"):
+        laconic.Session("3lc", [("w", 5)], engine="gloo", rank=0, world=1, rendezvous="file:/nonexistent")
+
+
+def test_the_launcher_decides_which_mpi(elsewhere, monkeypatch):
+    for name in FILES.values():
+        (elsewhere / name).touch()
+    assert plugin.mpi_path().endswith("mpi_openmpi.so")
+    monkeypatch.setenv("PMI_SIZE", "2")
+    assert plugin.mpi_path().endswith("mpi_mpich.so")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    assert plugin.mpi_path().endswith("mpi_openmpi.so")
+    monkeypatch.setenv("LACONIC_MPI_LIB", "my_mpi.so")
+    assert plugin.mpi_path() == "my_mpi.so"
+    monkeypatch.setenv("LACONIC_MPI_LIB", "/nonexistent/my_mpi.so")
+    with pytest.raises(LaconicError, match="LACONIC_MPI_LIB is /nonexistent/my_mpi.so, which is not there"):
+        plugin.mpi_path()
+
+
+def test_what_is_no_plug_in(tmp_path):
+    with pytest.raises(LaconicError, match="it has no laconic_plugin_v1"):
+        plugin.load(str(_lib.lib.path))
+    (tmp_path / "text.so").write_text("nothing")
+    with pytest.raises(LaconicError, match="text.so"):
+        plugin.load(str(tmp_path / "text.so"))
+
+
+@pytest.mark.parametrize("part", [0.001, 0.5, 0.99])
+def test_a_plug_in_that_was_cut_off(tmp_path, part):
+    data = Path(_lib.lib.path).read_bytes()
+    (tmp_path / "cut.so").write_bytes(data[: int(part * len(data))])
+    code = f"from laconic import plugin; plugin.load({str(tmp_path / 'cut.so')!r})"
+    done = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1 and ("is cut off" in done.stderr or "laconic_plugin_v1" in done.stderr), done
+
+
+@pytest.mark.parametrize(("options", "words"), [
+    ({"engine": "nccl"}, "one of mpi, gloo, c10d"),
+    ({"timeout": 0}, "timeout is 0"),
+    ({"timeout": "soon"}, "timeout is 'soon'"),
+    ({"rank": 0}, "give both or neither"),
+    ({"rendezvous": "file:x"}, "takes no rendezvous"),
+    ({"group": object()}, "takes no group"),
+    ({"engine": "gloo"}, "takes rank, world and rendezvous"),
+    ({"engine": "gloo", "rank": 2, "world": 2, "rendezvous": "file:x"}, "rank is 2"),
+])
+def test_arguments_that_no_engine_takes(options, words):
+    with pytest.raises(LaconicError) as caught:
+        laconic.Session("3lc", [("w", 5)], **options)
+    assert caught.value.name == "invalid_argument" and words in str(caught.value)
+
+
+def test_arrays_are_taken_as_they_lie():
+    torch = pytest.importorskip("torch")
+    plain = array("f", [1, 2, 3])
+    for values in (plain, torch.tensor([1.0, 2.0, 3.0]), (ctypes.c_float * 3)(1, 2, 3), memoryview(plain[:])):
+        view = _arrays.floats_in_place(values, 3)
+        view[1] = 7
+        assert list(map(float, values)) == [1, 7, 3]
+    with pytest.raises(LaconicError, match="not contiguous"):
+        _arrays.floats_in_place(torch.zeros(4, 4).t(), 16)
+    with pytest.raises(LaconicError, match="float16 are not exchanged"):
+        _arrays.floats_in_place(torch.zeros(4, dtype=torch.float16), 4)
+    assert len(_arrays.floats_in_place(array("f"), 0)) == 0

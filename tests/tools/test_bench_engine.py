@@ -1,0 +1,301 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""laconic bench --engine: its columns, what it refuses, and that ranks end together with one message."""
+
+import contextlib
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from test_cli import BAD_ANSWER, BINARY, FINE, USAGE, answer, failure, laconic
+
+pytestmark = pytest.mark.skipif(not BINARY.exists(), reason=f"{BINARY} is not built")
+
+LIBRARIES = BINARY.parents[1] / "lib"
+LOOPBACK = ("bench", "--engine", "loopback", "--iterations", "3", "--warmup", "1")
+QUICK = ("--min", "4K", "--max", "8K", "--spec", "none")
+
+
+# ---- the loopback: columns and numbers ----
+
+
+def rows(text):
+    return [line.split() for line in text.splitlines() if not line.startswith("#")]
+
+
+def test_columns_are_those_of_nccl_tests():
+    done = laconic(*LOOPBACK, "--ranks", "2", "--min", "4K", "--max", "16K", "--spec", "int8", "--spec", "none")
+    assert done.returncode == FINE, done.stderr
+    headings = [line.split() for line in done.stdout.splitlines() if line.startswith("#")]
+    columns = ["time", "algbw", "busbw", "error"]
+    assert ["#", "size", "count", "type", *columns, "codec", *columns, "speed-up"] in headings
+    assert headings[0] == "# loopback, 2 ranks; 3 iterations after 2".split()
+    found = rows(done.stdout)
+    assert [row[:3] + [row[7]] for row in found] == [
+        [str(size), str(size // 4), "float", spec] for size in (4096, 8192, 16384) for spec in ("int8", "none")]
+    for row in found:
+        native, speedup = float(row[3]), float(row[12])
+        assert row[6] == "0", "sums of these gradients are exact"
+        assert speedup == pytest.approx(native / float(row[8]), abs=0.01, rel=0.05)
+        assert float(row[4]) == pytest.approx(int(row[0]) / native / 1e3, abs=0.0051, rel=0.01)
+
+
+@pytest.mark.parametrize("ranks", [1, 3, 4])
+def test_bandwidths_follow_from_the_time_in_the_same_row(ranks):
+    """nccl-tests, doc/PERFORMANCE.md: algbw = S/t, busbw = algbw * 2(n-1)/n, GB/s of 1e9 bytes."""
+    result = answer(*LOOPBACK, "--ranks", ranks, "--min", "4K", "--max", "8K", "--spec", "int8")
+    assert result["engine"] == {"name": "loopback", "library": "loopback", "ranks": ranks}
+    assert len(result["results"]) == 2
+    for row in result["results"]:
+        assert set(row) == {"size", "count", "type", "codec", "time", "algbw", "busbw", "error", "native", "speedup"}
+        for line in (row, row["native"]):
+            assert line["time"] > 0
+            assert line["algbw"] == pytest.approx(row["size"] / (line["time"] * 1e-6) / 1e9)
+            assert line["busbw"] == pytest.approx(line["algbw"] * 2 * (ranks - 1) / ranks)
+        assert row["speedup"] == pytest.approx(row["native"]["time"] / row["time"])
+
+
+@pytest.mark.parametrize("words", [
+    ["--plan", "gather_all"], ["--plan", "two_shot"], ["--plan", "native_sum"],
+    ["--window", "1", "--part", "0"], ["--window", "3", "--part", "1M", "--min", "4M", "--max", "4M"], ["--seed", "7", "--threads", "2"],
+])
+def test_what_is_not_compressed_is_exact(words):
+    sizes = () if "--min" in words else ("--min", "4K", "--max", "64K")
+    for row in answer(*LOOPBACK, "--ranks", "4", "--spec", "none", *sizes, *words)["results"]:
+        assert row["error"] == 0 and row["native"]["error"] == 0
+
+
+@pytest.mark.parametrize(("spec", "low", "high"), [
+    ("fp16", 1e-6, 2e-3),             # half a unit in the last of 11 bits; the largest mean is below the largest term
+    ("int8", 1e-3, 0.05),             # a 127th of the block's largest, once or twice
+    ("topk:ratio=0.001", 0.3, 1.01),  # most of the largest means are not sent in the first step
+])
+def test_errors_are_the_codecs(spec, low, high):
+    for row in answer(*LOOPBACK, "--ranks", "4", "--min", "4K", "--max", "64K", "--spec", spec)["results"]:
+        assert low < row["error"] < high and row["native"]["error"] == 0
+
+
+def test_sizes_double_from_min_to_max():
+    def sizes(*words):
+        return [row["size"] for row in answer(*LOOPBACK, "--spec", "none", *words)["results"]]
+
+    assert sizes("--min", "5000", "--max", "40K") == [5000, 10000, 20000, 40000]
+    assert sizes("--min", "1K", "--max", "4Ki") == [1024, 2048, 4096]
+    assert sizes("--min", "1M", "--max", "1M") == [1 << 20]
+    assert sizes("--min", "6", "--max", "12") == [4, 12], "whole elements"
+
+
+def test_options_are_in_the_answer():
+    words = ("--window", "1", "--part", "64K", "--plan", "two_shot", "--seed", "9", "--threads", "2")
+    said = answer(*LOOPBACK, *QUICK, *words)["options"]
+    assert said == {"iterations": 3, "warmup": 1, "window": 1, "part": 65536, "threads": 2, "plan": "two_shot", "seed": 9}
+
+
+def test_without_a_spec_every_codec_is_measured():
+    codecs = [codec["name"] for codec in answer("list")["codecs"]]
+    rows = answer(*LOOPBACK, "--min", "4K", "--max", "4K")["results"]
+    assert [row["codec"] for row in rows] == codecs
+
+
+# ---- what is refused ----
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    (["--engine", "loopback", "--max", "4X"], "--max '4X' is not a size"),
+    (["--engine", "loopback", "--min", "4k"], "--min '4k' is not a size"),
+    (["--engine", "loopback", "--min", "3"], "--min '3' is not a size of at least 4 bytes"),
+    (["--engine", "loopback", "--part", "99999999999G"], "--part"),
+    (["--engine", "loopback", "--min", "8K", "--max", "4K"], "--min 8K is more than --max 4K"),
+    (["--engine", "loopback", "--spec", "int9"], "int9"),
+    (["--engine", "loopback", "--plan", "ring"], "there is no strategy 'ring'"),
+    (["--engine", "loopback", "--iterations", "0"], "--iterations"),
+    (["--engine", "loopback", "--window", "9"], "--window"),
+    (["--engine", "loopback", "--timeout", "0"], "--timeout"),
+    (["--engine", "loopback", "--ranks", "0"], "--ranks"),
+    (["--engine", "loopback", "--world", "2"], "--world is for --engine gloo"),
+    (["--engine", "loopback", "--size", "4K"], "--size excludes --engine"),
+    (["--engine", "loopback", "--codec-only"], "--codec-only excludes --engine"),
+    (["--engine", "mpi", "--ranks", "2"], "--ranks is for --engine loopback"),
+    (["--engine", "mpi", "--rank", "0"], "--rank is for --engine gloo"),
+    (["--engine", "gloo", "--world", "2", "--rendezvous", "file:/tmp"], "needs --rank"),
+    (["--engine", "gloo", "--rank", "0", "--rendezvous", "file:/tmp"], "needs --world"),
+    (["--engine", "gloo", "--rank", "0", "--world", "2"], "needs --rendezvous"),
+    (["--engine", "gloo", "--rank", "2", "--world", "2", "--rendezvous", "file:/tmp"], "--rank 2 of --world 2"),
+    (["--engine", "tcp"], "--engine"),
+    (["--min", "4K"], "--min requires --engine"),
+])
+def test_usage_errors(words, message):
+    assert message in failure(USAGE, "bench", *words)["message"]
+
+
+def test_no_memory_is_every_ranks_error():
+    words = (*LOOPBACK, "--spec", "none", "--min", "64G", "--max", "64G")
+    done = subprocess.run([BINARY, *words], capture_output=True, text=True, timeout=120,
+                          preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30)))
+    assert (done.returncode, done.stdout) == (BAD_ANSWER, "")
+    assert "rank 0 has no memory for 17179869184 elements (out_of_memory" in done.stderr
+
+
+def test_mpi_without_a_launcher_says_what_to_do():
+    error = failure(BAD_ANSWER, "bench", "--engine", "mpi")
+    assert "OMPI_COMM_WORLD_SIZE" in error["message"] and "PMI_SIZE" in error["message"]
+    assert "mpirun" in error["hint"] and "LACONIC_MPI_LIB" in error["hint"]
+
+
+@pytest.mark.parametrize(("rank", "local_rank", "said"), [(0, 0, "laconic: "), (1, 1, None), (2, 0, "laconic: rank 2: ")])
+def test_a_plug_in_that_is_not_there_is_one_message_a_host(rank, local_rank, said):
+    env = {"OMPI_COMM_WORLD_SIZE": "3", "OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_LOCAL_RANK": str(local_rank)}
+    done = laconic("bench", "--engine", "mpi", env={**env, "LACONIC_MPI_LIB": "/nonexistent/plugin.so"})
+    assert done.returncode == BAD_ANSWER and done.stdout == ""
+    if said is None:
+        assert done.stderr == ""
+    else:
+        assert done.stderr.startswith(said + "/nonexistent/plugin.so") and "LACONIC_MPI_LIB" in done.stderr
+
+
+@pytest.mark.parametrize(("variable", "library"), [("OMPI_COMM_WORLD_SIZE", "openmpi"), ("PMI_SIZE", "mpich")])
+def test_the_plug_in_is_the_launchers(tmp_path, variable, library):
+    """A copy of the command that has no plug-ins beside it says which one it wants, and what brings it."""
+    program = tmp_path / "laconic"
+    shutil.copy(BINARY, program)
+    done = subprocess.run([program, "bench", "--engine", "mpi"], capture_output=True, text=True, timeout=60,
+                          env={**os.environ, variable: "2"})
+    assert done.returncode == BAD_ANSWER
+    assert f"liblaconic_mpi_{library}.so" in done.stderr and "apt install" in done.stderr
+
+
+def test_a_plug_in_of_another_engine_is_refused():
+    plugin = next(LIBRARIES.glob("liblaconic_mpi_*.so"), None)
+    if plugin is None:
+        pytest.skip("no MPI is here")
+    done = laconic("bench", "--engine", "gloo", "--rank", "0", "--world", "1", "--rendezvous", "file:/tmp",
+                   env={"LACONIC_GLOO_LIB": str(plugin)})
+    assert done.returncode == BAD_ANSWER and "is a plug-in for mpi, not for gloo" in done.stderr
+
+
+# ---- MPI, by real launchers ----
+
+OPENMPI, MPICH = "openmpi", "mpich"
+LAUNCHERS = {OPENMPI: ["mpirun.openmpi", "--oversubscribe"], MPICH: ["mpirun.mpich"]}
+PACKAGES = {OPENMPI: "libopenmpi-dev openmpi-bin", MPICH: "libmpich-dev mpich"}
+ENVIRONMENT = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
+
+def need(*libraries):
+    for library in libraries:
+        if not shutil.which(LAUNCHERS[library][0]) or not (LIBRARIES / f"liblaconic_mpi_{library}.so").exists():
+            pytest.skip(f"{library} is not here: apt install {PACKAGES[library]}, then build laconic_mpi_{library}")
+
+
+def mpirun(library, *words, env=None, first=(), second=()):
+    """Two ranks with the same words, but for what is given."""
+    one = ["-n", "1", BINARY, "bench", "--engine", "mpi", "--iterations", "3", "--timeout", "60"]
+    command = [*LAUNCHERS[library], *one, *words, *first, ":", *one, *words, *second]
+    return subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=120,
+                          env={**ENVIRONMENT, **(env or {})})
+
+
+def messages(text):
+    return [line for line in text.splitlines() if line.startswith("laconic: ")]
+
+
+@pytest.mark.parametrize(("library", "name"), [(OPENMPI, "Open MPI "), (MPICH, "MPICH ")])
+def test_ranks_of_mpi_measure_and_one_prints(library, name):
+    need(library)
+    done = mpirun(library, "--min", "4K", "--max", "16K", "--spec", "int8", "--json")
+    assert done.returncode == FINE, done.stderr
+    result = json.loads(done.stdout)
+    assert result["engine"]["library"].startswith(name) and result["engine"]["ranks"] == 2
+    assert [row["size"] for row in result["results"]] == [4096, 8192, 16384]
+    for row in result["results"]:
+        assert row["native"]["error"] == 0 < row["error"] < 0.05
+        assert row["busbw"] == pytest.approx(row["algbw"]), "2(n-1)/n is 1"
+
+
+@pytest.mark.parametrize(("first", "second", "status", "message"), [
+    (["--nonsense"], ["--nonsense"], USAGE, "laconic: The following argument was not expected: --nonsense"),
+    (["--min", "x"], ["--min", "x"], USAGE, "laconic: --min 'x' is not a size"),
+    (["--spec", "int9"], ["--spec", "int9"], USAGE, "laconic: "),
+    (["--plan", "ring"], ["--plan", "ring"], USAGE, "laconic: rank 0: plan: there is no strategy 'ring'"),
+    (["--min", "4K"], ["--min", "2K"], BAD_ANSWER, "laconic: rank 1 was started with --min 2048, rank 0 with --min 4096"),
+    (["--seed", "1"], ["--seed", "2"], BAD_ANSWER, "laconic: rank 1 was started with --seed 2, rank 0 with --seed 1"),
+    (["--spec", "int8"], ["--spec", "none"], BAD_ANSWER, "laconic: rank 1 was started with --spec none, rank 0 with --spec int8"),
+])
+def test_what_all_ranks_know_is_one_message(first, second, status, message):
+    need(MPICH)
+    done = mpirun(MPICH, "--max", "8K", first=first, second=second)
+    assert done.returncode == status, done.stdout + done.stderr
+    said = messages(done.stdout + done.stderr)
+    assert len(said) == 1 and said[0].startswith(message), said
+
+
+@pytest.mark.parametrize(("library", "other", "names"), [
+    (OPENMPI, MPICH, ("MPICH 4", "Open MPI's launcher has started 2")),
+    (MPICH, OPENMPI, ("Open MPI 4", "MPICH's launcher has started 2")),
+])
+def test_the_other_librarys_plug_in_is_one_message_with_both_names(library, other, names):
+    need(library, other)
+    done = mpirun(library, *QUICK, env={"LACONIC_MPI_LIB": str(LIBRARIES / f"liblaconic_mpi_{other}.so")})
+    said = messages(done.stdout + done.stderr)
+    assert done.returncode != FINE and len(said) == 1, done.stdout + done.stderr
+    assert all(name in said[0] for name in names)
+
+
+def ranks_of(mark):
+    """Process by rank: no other has this argument."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        try:
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+            if entry.name.isdigit() and mark.encode() in words and words[0] == os.fsencode(BINARY):
+                environment = dict(v.split(b"=", 1) for v in (entry / "environ").read_bytes().split(b"\0") if b"=" in v)
+                found[int(environment[b"OMPI_COMM_WORLD_RANK"])] = int(entry.name)
+        except OSError:
+            continue
+    return found
+
+
+def kill_all(mark):
+    for process in ranks_of(mark).values():
+        with contextlib.suppress(ProcessLookupError):  # the launcher kills them, too
+            os.kill(process, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(("stopped", "speaks"), [(1, "laconic: "), (0, "laconic: rank 1: ")])
+def test_a_stopped_rank_ends_the_job_and_another_speaks(stopped, speaks):
+    need(OPENMPI)
+    mark = str(time.monotonic_ns() >> 2)
+    command = [*LAUNCHERS[OPENMPI], "-n", "2", BINARY, "bench", "--engine", "mpi", "--min", "1K", "--max", "1G", "--spec", "int8",
+               "--timeout", "3", "--iterations", "50", "--seed", mark]
+    with subprocess.Popen([str(word) for word in command], env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                          text=True, start_new_session=True) as process:
+        limit = threading.Timer(90, lambda: os.killpg(process.pid, signal.SIGKILL))  # no reader waits longer
+        limit.start()
+        try:
+            while process.stdout.readline().startswith("#"):  # until the first row: all ranks are there
+                pass
+            os.kill(ranks_of(mark)[stopped], signal.SIGSTOP)
+            said = []
+            while not said:
+                line = process.stderr.readline()
+                assert line, "the job has ended without a message"
+                said = messages(line)
+            kill_all(mark)  # the launcher may wait for the stopped one
+            _, error = process.communicate(timeout=60)
+            said += messages(error)
+        finally:
+            limit.cancel()
+            kill_all(mark)
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode != FINE
+    assert len(said) == 1 or stopped == 0, said  # the launcher wakes rank 0 to end it: then it may say its own
+    assert said[0].startswith(speaks) and "timed_out" in said[0], said
+    assert f"from rank {stopped} " in said[0] or f"to rank {stopped} " in said[0] or "a sum was not complete" in said[0], said
