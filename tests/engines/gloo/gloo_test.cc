@@ -451,8 +451,9 @@ class GlooFall : public testing::TestWithParam<Fall> {
       stage.say("ready");
       if (later) stage.await_go();
       if (later) ticket = engine->start(batch.steps());
-      stage.say(
-          text(engine->wait(*ticket, Clock::now() + (rank == victim ? seconds(50) : timeout))));
+      // One after the other, so that the first has to tell the rest why it leaves.
+      const auto patience = rank == victim ? seconds(50) : timeout + rank * milliseconds(40);
+      stage.say(text(engine->wait(*ticket, Clock::now() + patience)));
       after(rank, stage, std::move(engine), batch);
     });
     for (uint32_t r = 0; r < kWorld; ++r) ASSERT_EQ(ranks_->heard(r), "ready");
