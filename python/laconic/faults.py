@@ -108,6 +108,8 @@ class Faults:
 
     def _agreed(self, error, age, peer) -> str:
         said, lost = _within(0.5, self._told)
+        if lost:  # torch prints a warning for every call
+            self._store = None
         if said is not None:
             return said
         if age > 0.8 * self.timeout:  # Gloo's own time-outs close connections, too
