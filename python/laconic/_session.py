@@ -108,6 +108,10 @@ class CSession:
             self.trace.close()
         self._destroy()
 
+    def abandon(self) -> None:
+        """Frees nothing, ever: a collective that has not ended uses its memory."""
+        self._destroy.detach()
+
     def agree(self, engine) -> None:
         """Compares cards with all ranks; the same message on every rank when they differ."""
         card = ctypes.create_string_buffer(_lib.AGREEMENT_BYTES)

@@ -9,13 +9,18 @@ from __future__ import annotations
 
 import collections
 import ctypes
+import datetime
 import itertools
+import queue
+import threading
+import time
 import weakref
 
 import torch
 import torch.distributed as dist
 
 from . import _lib
+from .faults import Faults
 
 _TORCH_TYPES = {_lib.F32: torch.float32, _lib.F16: torch.float16, _lib.BF16: torch.bfloat16, _lib.U8: torch.uint8}
 _SIZES = {_lib.F32: 4, _lib.F16: 2, _lib.BF16: 2, _lib.U8: 1}
@@ -54,10 +59,17 @@ class _Spread:
     def __init__(self, work, source, parts):
         self.work, self.source, self.parts = work, source, parts
 
-    def wait(self):
-        self.work.wait()
+    def wait(self, *timeout):
+        self.work.wait(*timeout)
         for part, arrived in zip(self.parts, self.source.split([part.numel() for part in self.parts])):
             part.copy_(arrived)
+
+
+class _Direct:
+    """To or from one rank. It cannot be waited for a while: a time-out closes all connections."""
+
+    def __init__(self, work, peer, size):
+        self.work, self.peer, self.size = work, peer, size
 
 
 # A collective that has ended is still held by the backend's own thread for a moment. If that thread is the last to let go of
@@ -74,30 +86,64 @@ def _engine_ended(number: int) -> None:
     _held_of_ended.append(_held.pop(number))
 
 
-def _wait_all(works, failure: BaseException | None = None) -> None:
-    """Waits for every collective, also after one has failed: the others still use the exchange's memory."""
-    for work in works:
+_GLANCE = datetime.timedelta(milliseconds=100)  # a wait that takes longer looks whether the group has failed
+_SETTLED = 0.3  # seconds that collectives have to end after their connections
+# Bytes of direct messages that a connection takes at once. Gloo ends no wait for a message of which a part has arrived when
+# its sender dies: more than that is waited for by a thread that can be left behind.
+_ATOMIC = 1 << 16
+
+
+class _Waiter:
+    """A thread that waits for direct messages."""
+
+    def __init__(self):
+        self._tasks: queue.SimpleQueue = queue.SimpleQueue()
+        threading.Thread(target=self._serve, args=(self._tasks,), name="laconic-waiter", daemon=True).start()
+        weakref.finalize(self, self._tasks.put, None).atexit = False
+
+    def wait(self, works, glance) -> None:
+        ended, failed = threading.Event(), []
+        self._tasks.put((works, ended, failed))
+        while not ended.wait(_GLANCE.total_seconds()):
+            glance()
+        if failed:
+            raise failed[0]
+
+    @staticmethod
+    def _serve(tasks) -> None:
+        for works, ended, failed in iter(tasks.get, None):
+            try:
+                _wait_direct(works)
+            except RuntimeError as error:
+                failed.append(error)
+            ended.set()
+
+
+def _wait_direct(works) -> None:
+    for direct in works:
         try:
-            work.wait()
+            direct.work.wait()
         except RuntimeError as error:
-            failure = failure or error
-    if failure is not None:
-        raise failure
+            error.peer = direct.peer
+            raise
 
 
 class Batch:
     """Collectives that are under way together."""
 
-    __slots__ = ("arrives", "ended", "sent", "works")
+    __slots__ = ("arrives", "ended", "sent", "since", "works")
 
     def __init__(self, works=()):
         self.works, self.sent = list(works), 0
+        self.since = time.monotonic()
         self.arrives = 0.0  #: on an emulated link: when the last byte is there
         self.ended = False
 
 
 class Engine:
     """A process group as the library's engine: all_reduce, all_gather, all_to_all and messages on bytes and lanes."""
+
+    _faults: Faults | None = None  # of groups of Gloo
 
     def __init__(self, group, *, limiter=None):
         self.group = group
@@ -107,6 +153,12 @@ class Engine:
         self._number = next(_engines)
         _held[self._number] = []
         weakref.finalize(self, _engine_ended, self._number).atexit = False
+        direct = dist.get_backend(group) == "gloo" and hasattr(group, "send") and hasattr(group, "recv")
+        if direct and self.world > 1:
+            self._faults = Faults(group)
+        self._waiter: _Waiter | None = None
+        #: a collective has not ended with its connections: what it was to read and write has to live
+        self.abandoned = False
         self._flat_gather = self._probe_flat_gather()
         #: Gloo's receives take what arrives, up to their room: varying lengths travel as they are
         self.short_sends = self._probe_short_sends()
@@ -117,9 +169,9 @@ class Engine:
         return batch
 
     def _finished(self, work) -> None:
-        """Waits for a collective that is a batch of its own."""
+        """Waits for a collective that is a batch of its own, and that the backend may refuse."""
         batch = self._hold(Batch([work]))
-        work.wait()
+        self._complete(batch)
         batch.ended = True
 
     def probe_sums(self) -> int:
@@ -147,15 +199,13 @@ class Engine:
 
     def _probe_short_sends(self) -> bool:
         """Point-to-point on this group, with receives that have more room than what arrives."""
-        if dist.get_backend(self.group) != "gloo":  # elsewhere both sides have to name the size
-            return False
-        if not (hasattr(self.group, "send") and hasattr(self.group, "recv")):
+        if self._faults is None:  # on other backends both sides have to name the size
             return False
         room = torch.zeros(2 * self.world, dtype=torch.uint8)
         own = torch.ones(1, dtype=torch.uint8)
-        works = []
-        self._swap([own] * self.world, list(room.split(2)), 0, works)
-        _wait_all(works)
+        batch = self._hold(Batch())
+        self._swap([own] * self.world, list(room.split(2)), 0, batch.works)
+        self.wait(batch)
         return int(room.sum()) == self.world - 1
 
     def _swap(self, sends, receives, tag: int, works) -> None:
@@ -163,11 +213,17 @@ class Engine:
         for k in range(1, self.world):
             peer = (self.rank - k) % self.world
             if receives[peer].numel():
-                works.append(self.group.recv([receives[peer]], peer, tag))
+                self._receive(receives[peer], peer, tag, works)
         for k in range(1, self.world):
             peer = (self.rank + k) % self.world
             if sends[peer].numel():
-                works.append(self.group.send([sends[peer]], peer, tag))
+                self._send(sends[peer], peer, tag, works)
+
+    def _receive(self, room, peer: int, tag: int, works) -> None:
+        works.append(_Direct(self.group.recv([room], peer, tag), peer, room.numel()))
+
+    def _send(self, data, peer: int, tag: int, works) -> None:
+        works.append(_Direct(self.group.send([data], peer, tag), peer, data.numel()))
 
     def _swap_step(self, step, works) -> int:
         """all_gather or all_to_all whose receivers have room for more than what arrives."""
@@ -188,16 +244,18 @@ class Engine:
             for i in range(count):
                 batch.sent += self._start(steps[i], batch.works)
         except Exception as error:  # noqa: BLE001  what has begun still uses the exchange's memory
-            batch.ended = True
-            _wait_all(batch.works, error)
+            self._failed(batch, error)
         if self.limiter is not None:
             batch.arrives = self.limiter.send(batch.sent)
         return batch
 
     def wait(self, batch: Batch) -> None:
         """Returns when all of a batch has arrived."""
+        try:
+            self._complete(batch)
+        except RuntimeError as error:
+            self._failed(batch, error)
         batch.ended = True
-        _wait_all(batch.works)
         if self.limiter is not None:
             self.limiter.wait(batch.arrives)
 
@@ -205,6 +263,60 @@ class Engine:
         """As wait, whatever becomes of it: behind a failure, before the exchange's memory is used again."""
         try:
             self.wait(batch)
+        except RuntimeError:
+            pass
+
+    def _complete(self, batch: Batch) -> None:
+        if self._faults is None:
+            for work in batch.works:
+                work.wait()
+            return
+        if self._faults.known is not None:
+            raise self._faults.known
+        self._faults.begin_waiting()
+        direct = [work for work in batch.works if isinstance(work, _Direct)]
+        under_way = sum(work.size for other in _held[self._number] if not other.ended
+                        for work in other.works if isinstance(work, _Direct))
+        if under_way > _ATOMIC:
+            self._waiter = self._waiter or _Waiter()
+            self._waiter.wait(direct, self._glance)
+        else:
+            _wait_direct(direct)
+        for work in batch.works:
+            if not isinstance(work, _Direct):
+                self._wait_for(work)
+
+    def _wait_for(self, work) -> None:
+        while True:
+            try:
+                return work.wait(_GLANCE)
+            except RuntimeError:
+                if getattr(work, "work", work).is_completed():
+                    return work.wait()
+            self._glance()
+
+    def _glance(self) -> None:
+        if self._faults.look():
+            raise RuntimeError("the group has failed")
+
+    def _failed(self, batch: Batch, error: BaseException) -> None:
+        """Raises what all ranks report. No collective of the batch uses memory any more."""
+        batch.ended = True
+        if self._faults is not None:
+            fault = self._faults.heard(error, time.monotonic() - batch.since, getattr(error, "peer", None))
+            for work in batch.works:
+                if not isinstance(work, _Direct):  # these use no memory without a connection
+                    self._settle(work, datetime.timedelta(seconds=max(self._faults.since + _SETTLED - time.monotonic(), 0.001)))
+                    self.abandoned = self.abandoned or not getattr(work, "work", work).is_completed()
+            raise fault from error
+        for work in batch.works:
+            self._settle(work)
+        raise error
+
+    @staticmethod
+    def _settle(work, *timeout) -> None:
+        try:
+            work.wait(*timeout)
         except RuntimeError:
             pass
 
@@ -230,10 +342,10 @@ class Engine:
         listed = step.messages[: step.message_count]
         for m in listed:
             if m.recv_room:
-                works.append(self.group.recv([view(m.recv, m.recv_room, _lib.U8)], m.peer, step.tag))
+                self._receive(view(m.recv, m.recv_room, _lib.U8), m.peer, step.tag, works)
         for m in listed:
             if m.send_bytes:
-                works.append(self.group.send([view(m.send, m.send_bytes, _lib.U8)], m.peer, step.tag))
+                self._send(view(m.send, m.send_bytes, _lib.U8), m.peer, step.tag, works)
         return sum(m.send_bytes for m in listed)
 
     def _all_reduce(self, step, works) -> int:
@@ -273,5 +385,5 @@ class Engine:
         """Every rank's `data` (equal lengths), in rank order."""
         own = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         parts = [torch.empty_like(own) for _ in range(self.world)]
-        self._finished(dist.all_gather(parts, own, group=self.group, async_op=True))
+        self.wait(self._hold(Batch([dist.all_gather(parts, own, group=self.group, async_op=True)])))
         return b"".join(ctypes.string_at(part.data_ptr(), part.numel()) for part in parts)

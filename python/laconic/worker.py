@@ -447,6 +447,8 @@ class Worker:
         stats, explained = self._stats(), self.session.explain()
         with self._session_in_use:
             self._last_words = stats, explained
+            if getattr(self.engine, "abandoned", False):
+                self.session.abandon()
             self.session.close()
 
     def close(self) -> bool:

@@ -218,8 +218,119 @@ def test_a_killed_rank_loses_nothing_of_the_others(spec, options, call):
         assert result["calls"] == max(call, 0) + 1  # it failed where the victim did
         assert (result["last"].name, result["last"].code) == ("engine_failed", 62)
         assert str(result["last"]) in result["raised"] and f"rank {rank}, bucket 0 (" in result["raised"]
-        assert "checkpoint" in result["last"].hint
+        assert "checkpoint" in result["last"].hint and "rank 1 is gone" in result["last"].message
         nothing_is_lost(result)
+
+
+def _dies_while_all_reduce(victim, begun):
+    """`victim` dies in the third step: before its sum begins, or when it has begun everywhere but on rank 1."""
+    import os
+    import signal
+    import time
+
+    import torch.distributed as dist
+
+    rank = dist.get_rank()
+    ddp, handle, optimizer = training.build(dist.group.WORLD, "fp16+ef", attach_options={"strategy": "native_sum"})
+    for step in range(2):
+        training.step_once(ddp, optimizer, rank, step)
+    store, gradients = dist.distributed_c10d._get_default_store(), {}
+    engine, on_bucket = handle.worker.engine, handle.on_bucket
+    start = engine.start
+
+    def recorded(bucket):
+        names = {id(p): n for n, p in ddp.module.named_parameters()}
+        for p, g in zip(bucket.parameters(), bucket.gradients()):
+            gradients[names[id(p)]] = g.detach().clone().flatten()
+        return on_bucket(bucket)
+
+    def fatal(steps, count):
+        if rank == 1 and begun:
+            store.get("begun")  # blocks until then
+        batch = None if rank == victim and not begun else start(steps, count)
+        if rank == victim:
+            if begun:
+                store.set("begun", "yes")
+            os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(60)
+        return batch
+
+    handle.on_bucket, engine.start = recorded, fatal
+    before = handle.state_dict()["tensors"]
+    try:
+        training.step_once(ddp, optimizer, rank, 2)
+        return "noticed nothing"
+    except RuntimeError as error:
+        return {"raised": str(error), "last": handle.last_error, "gradients": gradients, "before": before,
+                "after": handle.state_dict()["tensors"]}
+
+
+@pytest.mark.parametrize(("victim", "begun"), [(2, False), (2, True), (3, True), (0, False)])  # rank 0 hosts the store
+def test_all_hear_who_died_in_a_ring_not_only_its_neighbours(victim, begun):
+    pool = Ranks(4, timeout=600)  # Gloo itself tells the others only then
+    try:
+        pool.start(_dies_while_all_reduce, victim=victim, begun=begun)
+        outcomes = pool.finish(30)
+    finally:
+        pool.close()
+    assert outcomes[victim][0] == "dead"
+    for rank in {0, 1, 2, 3} - {victim}:
+        kind, result = outcomes[rank]
+        assert kind == "ok" and isinstance(result, dict), result
+        assert f"rank {victim} is gone" in result["last"].message and str(result["last"]) in result["raised"]
+        nothing_is_lost(result)
+
+
+def _dies_in_a_message():
+    """Rank 1 sends everybody a long message, and dies when a part of it is there. Gloo ends no wait for the rest."""
+    import ctypes
+    import os
+    import signal
+
+    import torch.distributed as dist
+
+    from laconic import _lib
+    from laconic.engine import Engine
+    from laconic.group import Meeting, Sibling
+
+    group = dist.group.WORLD
+    engine = Engine(Sibling(group, Meeting(group, "")).group)
+    pids = torch.frombuffer(bytearray(engine.gather_bytes(os.getpid().to_bytes(8, "little"))), dtype=torch.int64)
+    data = torch.full((300_000_000,), engine.rank, dtype=torch.uint8)
+    peers = [r for r in range(engine.world) if r != 1] if engine.rank == 1 else [1]
+    sends = engine.rank == 1
+    listed = (_lib.Message * len(peers))(*[
+        _lib.Message(peer=peer, send=data.data_ptr() if sends else None, send_bytes=len(data) if sends else 0,
+                     recv=None if sends else data.data_ptr(), recv_room=0 if sends else len(data)) for peer in peers])
+    step = _lib.Step(kind=_lib.MESSAGES, dtype=_lib.U8, messages=listed, message_count=len(peers), tag=9)
+    batch = engine.start(ctypes.pointer(step), 1)
+    if engine.rank == 0:
+        while data[1_000_000] == 0:
+            pass
+        os.kill(int(pids[1]), signal.SIGKILL)
+    try:
+        engine.wait(batch)
+        return "noticed nothing"
+    except RuntimeError as error:
+        data.fill_(77)
+        try:
+            engine.start(ctypes.pointer(step), 1)
+            again = "began"
+        except RuntimeError as same:
+            again = str(same)
+        return str(error), again, bool((data == 77).all())
+
+
+def test_a_message_of_which_a_part_has_arrived_is_given_up():
+    pool = Ranks(3, timeout=600)
+    try:
+        pool.start(_dies_in_a_message)
+        outcomes = pool.finish(60)
+    finally:
+        pool.close()
+    for rank in (0, 2):
+        kind, (message, again, untouched) = outcomes[rank]
+        assert kind == "ok" and message.startswith("rank 1 is gone") and again == message and untouched, outcomes
 
 
 def test_a_rank_that_hangs_is_noticed_within_the_groups_timeout():
@@ -233,6 +344,7 @@ def test_a_rank_that_hangs_is_noticed_within_the_groups_timeout():
         kind, result = pool._receive(0, 40)
         assert time.monotonic() - begin < 30  # the sibling group took the user's timeout, not torch's 30 minutes
         assert kind == "ok" and result["last"].name == "engine_failed", result
+        assert "rank 1 did not answer within 4 s" in result["last"].message
         nothing_is_lost(result)
     finally:
         pool.kill(1)

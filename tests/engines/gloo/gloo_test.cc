@@ -16,6 +16,7 @@
 #include "engines/engine_table.h"
 #include "laconic/random.h"
 #include "laconic/session.h"
+#include "support/subset.h"
 #include "transport/plugin/plugin.h"
 
 namespace laconic {
@@ -25,7 +26,7 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-constexpr auto kLong = seconds(60);  // nothing takes as long unless something is wrong
+constexpr auto kLong = seconds(100);  // nothing takes as long unless something is wrong
 
 /// What a rank's process has to talk to the test with.
 class Stage {
@@ -255,7 +256,9 @@ TEST_P(GlooTable, IsPassed) {
   const std::string where = world == 4 ? Place::port() : place.folder();
   Processes ranks(world, [&](uint32_t rank, const Stage& stage) {
     const auto engine = join(stage, options(rank, world, where));
-    const auto outcome = test::run_engine_table(*engine, false);
+    test::TableOptions wanted{.rank_order_sums = false};
+    wanted.stride = test::kOneWorld ? 9 : 1;
+    const auto outcome = test::run_engine_table(*engine, wanted);
     stage.say(outcome.passed() ? "passed" : outcome.first_failure);
   });
   for (uint32_t r = 0; r < world; ++r) EXPECT_EQ(ranks.heard(r), "passed");
@@ -286,7 +289,7 @@ TEST(GlooPlugin, PassesTheTable) {
     auto engine = transport::open_plugin(plugin_file(), plugged(rank, 3, place.folder()));
     if (!engine) return stage.say(text(engine));
     test::TableOptions options{.rank_order_sums = false};
-    options.stride = 5;
+    options.stride = test::kOneWorld ? 15 : 5;
     const auto outcome = test::run_engine_table(**engine, options);
     stage.say(outcome.passed() ? "passed" : outcome.first_failure);
   });
@@ -451,8 +454,9 @@ class GlooFall : public testing::TestWithParam<Fall> {
       stage.say("ready");
       if (later) stage.await_go();
       if (later) ticket = engine->start(batch.steps());
-      stage.say(
-          text(engine->wait(*ticket, Clock::now() + (rank == victim ? seconds(50) : timeout))));
+      // One after the other, so that the first has to tell the rest why it leaves.
+      const auto patience = rank == victim ? seconds(50) : timeout + rank * milliseconds(40);
+      stage.say(text(engine->wait(*ticket, Clock::now() + patience)));
       after(rank, stage, std::move(engine), batch);
     });
     for (uint32_t r = 0; r < kWorld; ++r) ASSERT_EQ(ranks_->heard(r), "ready");
@@ -540,6 +544,35 @@ TEST(GlooRun, HearsOfADeathToo) {
   for (uint32_t r = 0; r < kWorld; ++r) ASSERT_EQ(ranks.heard(r), "ready");
   ranks.send(2, SIGKILL);
   for (const uint32_t r : {0U, 1U, 3U}) EXPECT_EQ(ranks.heard(r), "peer_failed: rank 2 is gone");
+}
+
+/// Gloo itself ends no wait for a message of which a part has arrived.
+TEST(GlooRun, HearsOfADeathInTheMiddleOfAMessage) {
+  constexpr uint32_t kWorld = 2;
+  constexpr uint64_t kBig = uint64_t{256} << 20;
+  const Place place;
+  Processes ranks(kWorld, [&](uint32_t rank, const Stage& stage) {
+    auto engine = join(stage, options(rank, kWorld, place.folder()));
+    auto sender = static_cast<float>(rank == 1 ? ::getpid() : 0);  // exact below 2^24
+    auto* at = reinterpret_cast<uint8_t*>(&sender);
+    const Step tell{.dtype = DType::f32, .tag = 1, .count = 1, .send = at, .recv = at};
+    if (auto done = engine->run({&tell, 1}); !done) stage.say(text(done));
+    std::vector<uint8_t> data(kBig, static_cast<uint8_t>(rank));
+    Message message{1 - rank, nullptr, 0, data.data(), kBig};
+    if (rank == 1) message = {0, data.data(), kBig, nullptr, 0};
+    const Step step{.kind = StepKind::messages, .tag = 2, .messages = {&message, 1}};
+    auto ticket = engine->start({&step, 1});
+    if (rank == 0) {
+      const volatile uint8_t* part = data.data() + 1'000'000;
+      while (*part == 0) std::this_thread::yield();
+      ::kill(static_cast<pid_t>(sender), SIGKILL);
+    }
+    stage.say(text(engine->wait(*ticket, Clock::now() + seconds(50))));
+    engine.reset();
+    stage.say("ended");
+  });
+  EXPECT_EQ(ranks.heard(0), "peer_failed: rank 1 is gone");
+  EXPECT_EQ(ranks.heard(0), "ended");
 }
 
 // ---- the end ----
