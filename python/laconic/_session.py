@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import ctypes
 import json
@@ -255,6 +256,66 @@ class CSession:
         """Refuses the header of another rank, world size, model, spec or version. Its fields are those of `header`."""
         header = _lib.StateHeader(**{**saved, "spec": saved["spec"].encode()})
         _lib.check(_lib.lib.laconic_session_state_accepts(self._handle, ctypes.byref(header)))
+
+
+class Window:
+    """Up to `session.window` exchanges of a session in flight. What is issued when is a function of the order of submission, never
+    of time: the first batch of exchange i; then all that is left of i - window + 1; in `finish` all that is left, in order."""
+
+    def __init__(self, session: CSession):
+        self._session = session
+        self._flights: collections.deque = collections.deque()  # (exchange in flight, whom its end is told)
+        self.waited = 0.0  #: seconds, for an older exchange because as many as may be were in flight
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._flights)
+
+    def submit(self, engine, ended, layout: "Layout", address: int, dtype: int, *, span=no_span, **options) -> None:
+        """As CSession.exchange, with its options. ended(error): called once, now or later, in the order of submission, when the
+        mean is there (None) or will not come."""
+        try:
+            flight = self._session.begin(layout, address, dtype, engine, span=span, **options)
+        except BaseException as error:  # noqa: BLE001  it has to reach the one that waits for the mean
+            return self._failed(engine, ended, error)
+        if flight is None:
+            return ended(None)
+        self._flights.append((flight, ended))
+        room = self._session.window - 1
+        since = time.perf_counter()
+        waits = len(self._flights) > room > 0
+        while len(self._flights) > room:
+            self._finish_first(engine, span)
+        if waits:
+            self.waited += time.perf_counter() - since
+        return None
+
+    def finish(self, engine, *, span=no_span) -> None:
+        """Ends all in flight."""
+        while self._flights:
+            self._finish_first(engine, span)
+
+    def break_off(self, engine, error: LaconicError) -> None:
+        """Undoes all in flight; the session exchanges nothing any more. Batches end before anybody uses their memory again."""
+        if self._flights:
+            self._session.abort(self._flights[0][0])
+        while self._flights:
+            flight, ended = self._flights.popleft()
+            engine.settle(flight.batch)
+            ended(error)
+
+    def _finish_first(self, engine, span) -> None:
+        flight, ended = self._flights.popleft()
+        try:
+            self._session.finish(flight, engine, span=span)
+        except BaseException as error:  # noqa: BLE001  as above
+            return self._failed(engine, ended, error)
+        return ended(None)
+
+    def _failed(self, engine, ended, error: BaseException) -> None:
+        ended(error)
+        if self._session.broken is not None:
+            self.break_off(engine, self._session.broken)
 
 
 class Layout:

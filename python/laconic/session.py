@@ -3,17 +3,14 @@
 
 from __future__ import annotations
 
-import collections
 import ctypes
-import functools
 import itertools
 import math
 import threading
-import time
 
 from . import _arrays, _lib, environment, errors, plugin, trace
 from ._checks import U32, U64, whole
-from ._session import PART, WINDOW, CSession, Flight, Layout, agree
+from ._session import PART, WINDOW, CSession, Layout, Window, agree
 from .errors import LaconicError
 from .state import VERSION, check_fields, check_header, check_number, check_version, corrupt
 
@@ -58,7 +55,8 @@ class Session:
         """
         self._lock, self._in_use = threading.RLock(), threading.RLock()
         self._last_words: tuple[dict, dict] | None = None
-        self._window_wait, self._parts, self._next_step = 0.0, 0, 0
+        self._parts, self._next_step = 0, 0
+        self._failures: list[BaseException] = []  # of the last average()
         self._open_engine(engine, timeout, rank, world, rendezvous, interface, group)
         try:
             self._session, self._layout = self._open_session(spec, parameters, rank, world, seed=seed, threads=threads,
@@ -69,6 +67,7 @@ class Session:
             raise
         if self.rank == 0:
             environment.report_unknown()
+        self._window = Window(self._session)
         self._session.trace = trace.from_environment(self.rank, self._session.window)
         explained = self._session.explain()
         self.spec: str = explained["spec"]
@@ -173,47 +172,26 @@ class Session:
                 raise failures[0] if failure is None or self._session.broken is not None else failure
 
     def _exchange(self, step: int, memory, failure: LaconicError | None) -> list[BaseException]:
-        """Up to `window` parts in flight. What is issued when is a function of their order, never of time: the first batch of
-        part i; then all that is left of i - window + 1; at the end all that is left, in order. Gives what failed."""
-        session, flights, failures = self._session, collections.deque(), []
+        """Gives what failed."""
+        session, failures = self._session, self._failures
         parts = self._layout.parts
         self._parts += len(parts) if len(parts) > 1 else 0
-        room = session.window - 1
+        failures.clear()
         for number, (first, layout) in enumerate(parts):
             place = (layout, ctypes.addressof(memory) + (0 if failure is not None else 4 * first), _lib.F32)
             numbers = {"step": step, "index": number << 16}
             if session.broken is not None:
                 session.keep(*place, **numbers)
                 failures.append(session.broken)
-                continue
-            begin = functools.partial(session.begin, *place, self._engine, failure=failure, **numbers)
-            flight = self._try(begin, flights, failures)
-            if flight is not None:
-                flights.append(flight)
-            waits, since = len(flights) > room > 0, time.perf_counter()
-            while len(flights) > room:
-                self._finish_first(flights, failures)
-            self._window_wait += time.perf_counter() - since if waits else 0.0
-        while flights:
-            self._finish_first(flights, failures)
+            else:
+                self._window.submit(self._engine, self._part_ended, *place, failure=failure, **numbers)
+        self._window.finish(self._engine)
         return failures
 
-    def _finish_first(self, flights, failures) -> None:
-        flight = flights.popleft()
-        self._try(functools.partial(self._session.finish, flight, self._engine), flights, failures)
-
-    def _try(self, what, flights, failures) -> Flight | None:
-        """What `what()` gives. After a failure of the engine all in flight are undone; their batches end before anybody uses their
-        memory again."""
-        try:
-            return what()
-        except LaconicError as error:
+    def _part_ended(self, error: BaseException | None) -> None:
+        if error is not None:
             cause = error.__cause__
-            failures.append(error if cause is None or isinstance(cause, Exception) else cause)  # or KeyboardInterrupt
-        if self._session.broken is not None:
-            while flights:
-                self._engine.settle(flights.popleft().batch)
-        return None
+            self._failures.append(error if cause is None or isinstance(cause, Exception) else cause)  # or KeyboardInterrupt
 
     def _check_open(self) -> None:
         if self._last_words is not None:
@@ -227,7 +205,7 @@ class Session:
             return self._stats() if self._last_words is None else self._last_words[0].copy()
 
     def _stats(self) -> dict:
-        return {**self._session.stats(), "parts": self._parts, "window_wait_seconds": self._window_wait}
+        return {**self._session.stats(), "parts": self._parts, "window_wait_seconds": self._window.waited}
 
     def explain(self) -> dict:
         """What was picked and why: spec, strategy, reason, and every parameter's codec and largest payload; engine and library."""

@@ -8,7 +8,6 @@ It owns the queue, the thread, the unit of the residuals, flush, state and count
 from __future__ import annotations
 
 import atexit
-import collections
 import concurrent.futures
 import ctypes
 import functools
@@ -22,7 +21,7 @@ import torch
 
 from . import _lib, environment, errors
 from ._checks import U64, whole
-from ._session import ENGINE_FAILED, CSession, Layout, engine_failed, gather_texts, no_span
+from ._session import ENGINE_FAILED, CSession, Layout, Window, engine_failed, gather_texts, no_span
 from .engine import _TORCH_TYPES, Engine
 from .errors import LaconicError
 from .state import VERSION, check_fields, check_header, check_number, check_tensors, check_version
@@ -103,10 +102,7 @@ class Clock:
 
 
 class Worker:
-    """Exchanges buffers in the order of their submission: collectives are matched by order on all ranks.
-
-    Up to `session.window` exchanges are in flight. What is issued when is a function of that order, never of time: the first
-    batch of exchange i; then all that is left of i - window + 1; at the end of a step all that is left, in order.
+    """Exchanges buffers in the order of their submission, several in flight: see Window. A step ends with none.
 
     The first failure of the engine breaks it: everything queued or submitted afterwards fails at once with that failure's
     message and touches no network, where a late message could meet an old receive of another rank. Gradients of such jobs
@@ -130,8 +126,8 @@ class Worker:
         self._rounds, self._elements, self._dense, self._bytes = 0, 0, 0, 0  # of sums that the worker did not make
         self._resets_reported, self._ratio_reported = False, False
         self._clock = Clock()
-        self._flights: collections.deque = collections.deque()  # (exchange in flight, its job, its part's layout)
-        self._parts, self._window_wait = 0, 0.0
+        self._window = Window(session)
+        self._parts = 0
         self._closed = False
         self._at_end: list = []
         self._last_words: tuple[dict, dict] | None = None  # stats and explain of a worker that has ended
@@ -192,54 +188,31 @@ class Worker:
         with self._lock:
             self._clock.started(job)
             self._parts += len(job.layout.parts) if len(job.layout.parts) > 1 else 0
-        for number, (first, layout) in enumerate(job.layout.parts):
-            try:
-                flight = self._begin(job, layout, job.buffer.data_ptr() + first * job.buffer.element_size(), number)
-            except BaseException as error:  # noqa: BLE001  it has to reach the thread that waits for the mean
-                self._part_failed(job, layout, error)
-                continue
-            if flight is None:
-                self._part_ended(job)
-                continue
-            self._flights.append((flight, job, layout))
-            room = self.session.window - 1
-            since = time.perf_counter()
-            waits = len(self._flights) > room > 0
-            while len(self._flights) > room:
-                self._finish_first()
-            if waits:
-                with self._lock:
-                    self._window_wait += time.perf_counter() - since
-
-    def _begin(self, job: Job, layout: Layout, address: int, number: int):
-        """The exchange in flight; None where it has ended. After a failure of the engine the gradients are kept."""
         if self.broken is not None:
-            self._break_off_flights()
+            self._window.break_off(self.engine, self.broken)
         if job.scale != self._unit:  # residuals are kept in the unit of the scaled gradients of the moment
             self.session.scale_residuals(job.scale / self._unit)
             self._unit = job.scale
-        numbers = {"step": job.step, "index": job.index | number << 16}
-        if self.broken is not None:
-            self.session.keep(layout, address, layout.dtype, **numbers)
-            raise self.broken
-        return self.session.begin(layout, address, layout.dtype, self.engine, span=_span, **numbers)
+        for number, (first, layout) in enumerate(job.layout.parts):
+            place = layout, job.buffer.data_ptr() + first * job.buffer.element_size(), layout.dtype
+            numbers = {"step": job.step, "index": job.index | number << 16}
+            ended = functools.partial(self._part_ended, job, layout)
+            if self.broken is None:
+                self._window.submit(self.engine, ended, *place, span=_span, **numbers)
+            else:
+                ended(self._keep(*place, **numbers))
 
-    def _finish_first(self) -> None:
-        flight, job, layout = self._flights.popleft()
+    def _keep(self, *place, **numbers) -> LaconicError:
+        """The engine has failed: the gradients go into the residuals."""
         try:
-            self.session.finish(flight, self.engine, span=_span)
-        except BaseException as error:  # noqa: BLE001  as above
-            self._part_failed(job, layout, error)
-        else:
-            self._part_ended(job)
+            self.session.keep(*place, **numbers)
+        except LaconicError as error:
+            return error
+        return self.broken
 
-    def _part_failed(self, job: Job, layout: Layout, error: BaseException) -> None:
-        self._part_ended(job, self._failed(error, layout, job.step, f"bucket {job.index}"))
-        if self.broken is not None:
-            self._break_off_flights()
-
-    def _part_ended(self, job: Job, error: LaconicError | None = None) -> None:
-        job.error = job.error or error
+    def _part_ended(self, job: Job, layout: Layout, error: BaseException | None) -> None:
+        if error is not None:
+            job.error = job.error or self._failed(error, layout, job.step, f"bucket {job.index}")
         job.left -= 1
         if job.left == 0:
             with self._lock:
@@ -248,33 +221,21 @@ class Worker:
 
     def _end_step(self) -> None:
         if self.broken is not None:
-            self._break_off_flights()
-        while self._flights:
-            self._finish_first()
-
-    def _break_off_flights(self) -> None:
-        """All in flight are undone. Their collectives end before anybody uses their memory again."""
-        if self._flights:
-            self.session.abort(self._flights[0][0])
-        while self._flights:
-            flight, job, _ = self._flights.popleft()
-            self.engine.settle(flight.batch)
-            self._part_ended(job, self.broken)
+            self._window.break_off(self.engine, self.broken)
+        self._window.finish(self.engine, span=_span)
 
     def _undo_unfinished(self) -> None:
         """State is wanted in the middle of a step that may never end: what is in flight goes back into the residuals, and
         nothing is exchanged any more."""
-        if self._flights:
-            _, job, layout = self._flights[0]
+        if self._window.in_flight:
             why = RuntimeError("the state was saved in the middle of a step, whose exchanges were undone for it")
-            self._failed(engine_failed(why), layout, job.step, f"bucket {job.index}")
-            self._break_off_flights()
+            self._window.break_off(self.engine, engine_failed(why))
 
     def _failed(self, error: BaseException, layout: Layout, step: int, what: str) -> LaconicError:
-        if error is self.broken:
-            return error
         if not isinstance(error, LaconicError):
             error = engine_failed(error)
+        if self.broken is not None and error.code == ENGINE_FAILED:  # all that follows is this one
+            return self.broken
         names = [self.session.names[i] for i in layout.parameters]
         what += f" ({shorten(names)})" if names else ""
         message = f"rank {self.session.rank}, {what}, step {step}: {error.message}"
@@ -322,7 +283,7 @@ class Worker:
         with self._lock:
             rounds, elements, dense, size, iterations = self._rounds, self._elements, self._dense, self._bytes, self._iterations
             times = {"queue_seconds": self._clock.queue, "backward_wait_seconds": self._clock.backward_wait,
-                     "window_wait_seconds": self._window_wait, "parts": self._parts}
+                     "window_wait_seconds": self._window.waited, "parts": self._parts}
         stats = self.session.stats()
         world = self.session.world
         stats["elements"] += elements

@@ -14,7 +14,6 @@ using laconic::Errc;
 using laconic::Error;
 using laconic::capi::check_struct;
 using laconic::capi::fail;
-using laconic::capi::first_not_finite;
 using laconic::capi::guarded;
 using laconic::capi::guarded_value;
 using laconic::capi::null_argument;
@@ -120,14 +119,11 @@ int32_t laconic_session_state_check(const laconic_session* session, uint32_t i, 
     const auto& entries = session->session->store().entries();
     if (i >= entries.size()) return no_such_entry(i, entries.size());
     const auto& entry = entries[i];
-    if (count != entry.values.size()) {
-      return corrupt(entry.name + " holds " + std::to_string(count) + " values, this run needs " +
-                     std::to_string(entry.values.size()));
-    }
-    if (values == nullptr && count != 0) return null_argument("values");
-    const size_t at = first_not_finite({values, count});
-    if (at == count) return 0;
-    return corrupt("value " + std::to_string(at) + " of " + entry.name + " is not finite");
+    if (values == nullptr && count != 0 && count == entry.values.size())
+      return null_argument("values");
+    auto fits =
+        laconic::feedback::check_values(entry, reinterpret_cast<const uint8_t*>(values), count);
+    return fits ? 0 : fail(std::move(fits).error());
   });
 }
 

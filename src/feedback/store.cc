@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "laconic/bytes.h"
+
 namespace laconic::feedback {
 
 Result<std::span<float>> Store::add(StateKind kind, std::string name, uint64_t count) {
@@ -55,6 +57,21 @@ uint64_t Store::state_bytes() const noexcept {
     if (entry.kind == StateKind::codec_state) bytes += entry.values.size_bytes();
   }
   return bytes;
+}
+
+Result<void> check_values(const Store::Entry& entry, const uint8_t* values, uint64_t count) {
+  const auto corrupt = [](std::string what) {
+    return Error{Errc::state_corrupt, std::move(what), "take an older checkpoint"};
+  };
+  if (count != entry.values.size()) {
+    return corrupt(entry.name + " holds " + std::to_string(count) + " values, this run needs " +
+                   std::to_string(entry.values.size()));
+  }
+  for (uint64_t i = 0; i < count; ++i) {
+    if (!std::isfinite(load<float>(values + i * sizeof(float))))
+      return corrupt("value " + std::to_string(i) + " of " + entry.name + " is not finite");
+  }
+  return {};
 }
 
 Result<void> accepts(const StateHeader& mine, const StateHeader& saved) {

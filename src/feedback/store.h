@@ -63,6 +63,10 @@ struct StateHeader {
 
 inline constexpr uint32_t kStateVersion = 1;
 
+/// state_corrupt when `count` float32 values at `values`, of any alignment, are not what `entry` may
+/// hold.
+Result<void> check_values(const Store::Entry& entry, const uint8_t* values, uint64_t count);
+
 /// Is a state that was saved under `saved` the one that `mine` continues? Another version, rank,
 /// world, model or spec has its own error (docs/format/ERRORS.md, 80 to 85).
 Result<void> accepts(const StateHeader& mine, const StateHeader& saved);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 #include <new>
+#include <numeric>
 #include <optional>
 #include <utility>
 
@@ -111,10 +112,8 @@ struct Session::Inner {
   std::unique_ptr<session::Session> session;
   Engine* engine = nullptr;
   std::optional<session::Window> window;
-  std::vector<uint32_t> all;               // the parameters of average()
-  std::vector<std::unique_ptr<Cut>> cuts;  // that of `all` is the first
-  uint64_t step = 0;                       // of what was submitted last, and
-  uint32_t buckets = 0;                    // how many that step has had
+  std::vector<std::unique_ptr<Cut>> cuts;  // that of average() is the first
+  uint32_t buckets = 0;                    // since the last wait()
 
   /// This rank's, before it has been compared with the others'.
   static Result<std::unique_ptr<Session>> make(std::string_view spec,
@@ -133,8 +132,9 @@ Result<std::unique_ptr<Session>> Session::Inner::make(std::string_view spec,
     if (!theirs) return theirs.error();
     auto inner = std::make_unique<Inner>();
     inner->engine = &engine;
-    for (uint32_t i = 0; i < parameters.size(); ++i) inner->all.push_back(i);
-    inner->cuts.push_back(std::make_unique<Cut>(*cut_up(parameters, inner->all, options.part)));
+    std::vector<uint32_t> all(parameters.size());
+    std::iota(all.begin(), all.end(), 0U);
+    inner->cuts.push_back(std::make_unique<Cut>(*cut_up(parameters, all, options.part)));
     auto session = session::Session::create(spec, std::move(parameters), *theirs);
     if (!session) return std::move(session).error();
     inner->session = *std::move(session);
@@ -182,7 +182,8 @@ Result<void> Session::average(uint64_t step, std::span<float> gradient) {
     return Error{Errc::exchange_order, "buckets are in flight", "call wait() first"};
   }
   auto submitted = inner_->submit(step, *inner_->cuts.front(), gradient);
-  return submitted ? wait() : submitted;
+  auto done = wait();
+  return submitted ? std::move(done) : std::move(submitted);
 }
 
 Result<void> Session::submit(uint64_t step, const Bucket& bucket) {
@@ -191,7 +192,10 @@ Result<void> Session::submit(uint64_t step, const Bucket& bucket) {
   return inner_->submit(step, **cut, bucket.gradient);
 }
 
-Result<void> Session::wait() { return inner_->window->finish(); }
+Result<void> Session::wait() {
+  inner_->buckets = 0;
+  return inner_->window->finish();
+}
 
 /// Those of a bucket that was here before, or new ones.
 Result<const Cut*> Session::Inner::cut_of(std::span<const uint32_t> parameters) {
@@ -212,9 +216,7 @@ Result<const Cut*> Session::Inner::cut_of(std::span<const uint32_t> parameters) 
   }
 }
 
-Result<void> Session::Inner::submit(uint64_t at_step, const Cut& cut, std::span<float> gradient) {
-  if (at_step != step) buckets = 0;
-  step = at_step;
+Result<void> Session::Inner::submit(uint64_t step, const Cut& cut, std::span<float> gradient) {
   if (cut.parts.size() > 1) session->count_parts(cut.parts.size());
   Result<void> first;
   const uint32_t bucket = buckets++;

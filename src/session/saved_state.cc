@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <cstring>
 #include <new>
 #include <string>
@@ -53,9 +52,8 @@ uint64_t part_of(const Session& session) {
   return session.model().layout_matters() ? session.model().options().part : 0;
 }
 
-template <class T>
-void put(std::vector<uint8_t>& out, const T* data, size_t bytes) {
-  const auto* from = reinterpret_cast<const uint8_t*>(data);
+void put(std::vector<uint8_t>& out, const void* data, size_t bytes) {
+  const auto* from = static_cast<const uint8_t*>(data);
   out.insert(out.end(), from, from + bytes);
 }
 
@@ -90,13 +88,6 @@ std::string_view text_of(Bytes bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
-bool finite(Bytes values) {
-  for (size_t i = 0; i < values.size(); i += sizeof(float)) {
-    if (!std::isfinite(load<float>(values.data() + i))) return false;
-  }
-  return true;
-}
-
 Result<void> check_head(const Session& session, const Head& head, std::string_view spec) {
   auto fits = feedback::accepts(
       session.state_header(),
@@ -113,12 +104,11 @@ Result<void> check_head(const Session& session, const Head& head, std::string_vi
 Result<Bytes> read_entry(Reader& reader, const feedback::Store::Entry& entry) {
   const auto head = reader.take<EntryHead>();
   const auto name = text_of(reader.take(head.name_bytes));
-  if (name != entry.name || head.count != entry.values.size())
-    return corrupt("expected " + entry.name + " with " + std::to_string(entry.values.size()) +
-                   " values");
+  if (name != entry.name) return corrupt("expected " + entry.name);
   const Bytes values = reader.take(entry.values.size_bytes());
   if (reader.ran_short()) return corrupt("it ends inside " + entry.name);
-  if (!finite(values)) return corrupt("a value of " + entry.name + " is not finite");
+  if (auto fits = feedback::check_values(entry, values.data(), head.count); !fits)
+    return std::move(fits).error();
   return values;
 }
 
@@ -166,6 +156,10 @@ Result<std::vector<uint8_t>> save_state(const Session& session) {
                     static_cast<uint32_t>(header.spec.size()),
                     0};
     std::vector<uint8_t> out;
+    uint64_t bytes = sizeof head + header.spec.size() + sizeof(uint64_t);
+    for (const auto& entry : entries)
+      bytes += sizeof(EntryHead) + entry.name.size() + entry.values.size_bytes();
+    out.reserve(bytes);
     put(out, &head, sizeof head);
     put(out, header.spec.data(), header.spec.size());
     for (const auto& entry : entries) {

@@ -140,24 +140,16 @@ collective::Exchange& Session::messenger(const Error& why, const collective::Buc
   return **std::ranges::find_if(spares_, idle);  // as many as the window has places
 }
 
-bool Session::is_running(const collective::Exchange& exchange) const noexcept {
-  const auto end = running_.begin() + running_count_;
-  return std::any_of(running_.begin(), end,
-                     [&](const Running& r) { return r.exchange == &exchange; });
-}
-
-Session::Running* Session::running(const collective::Exchange& exchange) noexcept {
-  const auto end = running_.begin() + running_count_;
-  const auto found = std::find_if(running_.begin(), end,
-                                  [&](const Running& r) { return r.exchange == &exchange; });
-  return found == end ? nullptr : &*found;
+uint32_t Session::place_of(const collective::Exchange& exchange) const noexcept {
+  uint32_t place = 0;
+  while (place < running_count_ && running_[place].exchange != &exchange) ++place;
+  return place;
 }
 
 void Session::ended(const collective::Exchange& exchange) noexcept {
-  Running* const at = running(exchange);
-  if (at == nullptr) return;
   mark(exchange, false);
-  std::copy(at + 1, running_.data() + running_count_, at);
+  const auto at = running_.begin() + place_of(exchange);
+  std::copy(at + 1, running_.begin() + running_count_, at);
   --running_count_;
 }
 
@@ -297,11 +289,11 @@ void Session::fail(collective::Exchange& exchange, Error error) {
 
 Result<uint32_t> Session::next(collective::Exchange& exchange, std::span<Step> batch) {
   const std::lock_guard lock(mutex_);
-  Running* const run = running(exchange);
-  if (run == nullptr) return collective::exchange_has_ended();
-  const Stopwatch watch(run->first_next ? &stats_.encode_seconds : &stats_.decode_seconds);
+  if (!is_running(exchange)) return collective::exchange_has_ended();
+  Running& run = running_[place_of(exchange)];
+  const Stopwatch watch(run.first_next ? &stats_.encode_seconds : &stats_.decode_seconds);
   auto steps = without_throwing([&] { return exchange.next(batch); });
-  run->first_next = run->first_next && exchange.enrolling();
+  run.first_next = run.first_next && exchange.enrolling();
   if (!steps) {
     exchange.abort();  // it has done so itself, unless there was no memory to say why
     ++stats_.failures;

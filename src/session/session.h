@@ -124,8 +124,11 @@ class Session {
                                           const collective::LayoutView& layout) const;
   [[nodiscard]] Result<void> check_window(const collective::Bucket& bucket,
                                           const collective::LayoutView& layout) const;
-  [[nodiscard]] bool is_running(const collective::Exchange& exchange) const noexcept;
-  Running* running(const collective::Exchange& exchange) noexcept;
+  /// Its place among those that run; running_count_ if it does not.
+  [[nodiscard]] uint32_t place_of(const collective::Exchange& exchange) const noexcept;
+  [[nodiscard]] bool is_running(const collective::Exchange& exchange) const noexcept {
+    return place_of(exchange) != running_count_;
+  }
   void ended(const collective::Exchange& exchange) noexcept;
   void mark(const collective::Exchange& exchange, bool moves) noexcept;
   void keep(const collective::Bucket& bucket, const collective::LayoutView& layout);

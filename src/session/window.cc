@@ -78,7 +78,7 @@ Result<void> Window::finish() {
 Result<void> Window::fail(Error why) {
   count_ = 0;
   first_.reset();
-  left_behind_ = true;
+  failed_ = true;
   Error copy{why.code, {}, {}};
   try {
     copy = why;

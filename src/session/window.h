@@ -28,8 +28,8 @@ class Window {
                              Error why);
   /// Ends all exchanges in order. The first Error since the last finish().
   Result<void> finish();
-  /// The engine has failed: it may still use the memory of what was in flight.
-  [[nodiscard]] bool left_behind() const noexcept { return left_behind_; }
+  /// The engine may still use the memory of exchanges: it has failed, or they are in flight.
+  [[nodiscard]] bool left_behind() const noexcept { return failed_ || count_ != 0; }
 
  private:
   struct Flight {
@@ -50,7 +50,7 @@ class Window {
   std::array<Flight, collective::kMaxWindow> flights_{};  // in the order of their begins
   uint32_t count_ = 0;
   std::optional<Error> first_;
-  bool left_behind_ = false;
+  bool failed_ = false;
 };
 
 }  // namespace laconic::session

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <latch>
 #include <limits>
 #include <optional>
 #include <thread>
@@ -266,6 +267,22 @@ TEST(PublicSession, BucketsGiveTheValuesOfTheWhole) {
       ASSERT_TRUE(pieces->wait());
       EXPECT_EQ(again, mine);
     }
+  });
+}
+
+/// Sanitizers see whether the engine still finds what it sends and receives.
+TEST(PublicSession, MayEndWithBucketsInFlight) {
+  std::vector<std::vector<float>> mine;
+  for (uint32_t r = 0; r < 2; ++r) mine.push_back(gradients(2, kElements, 1)[r]);
+  LoopbackHub hub(2);
+  std::latch gone(1);
+  on_all(2, [&](uint32_t r) {
+    auto session = *PublicSession::create("3lc", kModel, hub.engine(r), in_parts(8, 1));
+    const std::vector<uint32_t> all{0, 1, 2};
+    if (r == 1) gone.wait();
+    ASSERT_TRUE(session->submit(0, {mine[r], all}));
+    session.reset();  // all of rank 0's are still waiting for rank 1's
+    if (r == 0) gone.count_down();
   });
 }
 
