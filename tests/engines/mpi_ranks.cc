@@ -104,58 +104,39 @@ int table(Engine& engine, const Arguments& arguments) {
   return outcome.passed() ? 0 : 1;
 }
 
-/// Sends this process a signal before or behind the batch with that number.
+/// Waits for each batch for a time, and sends this process a signal before or behind the start of
+/// the one with that number.
 class Struck final : public Engine {
  public:
-  Struck(Engine& engine, uint64_t at, int signal, bool behind)
-      : engine_(engine), at_(at), signal_(signal), behind_(behind) {}
+  Struck(Engine& engine, std::chrono::milliseconds timeout, uint64_t at, int signal, bool behind)
+      : engine_(engine), timeout_(timeout), at_(at), signal_(signal), behind_(behind) {}
   [[nodiscard]] uint32_t rank() const noexcept override { return engine_.rank(); }
   [[nodiscard]] uint32_t world() const noexcept override { return engine_.world(); }
   [[nodiscard]] EngineCaps caps() const noexcept override { return engine_.caps(); }
-  Result<void> run(std::span<const Step> batch) override { return engine_.run(batch); }
-  Result<Ticket> start(std::span<const Step> batch) override {
-    const bool now = started_++ == at_;
+  Result<void> run(std::span<const Step> batch) override {
+    const bool now = ran_++ == at_;
+    const auto deadline = std::chrono::steady_clock::now() + timeout_;
     if (now && !behind_) ::kill(::getpid(), signal_);
-    auto ticket = engine_.start(batch);
+    const auto ticket = engine_.start(batch);
     if (now && behind_) ::kill(::getpid(), signal_);
-    return ticket;
-  }
-  Result<void> wait(Ticket ticket, Deadline deadline) override {
-    return engine_.wait(ticket, deadline);
+    return ticket ? engine_.wait(*ticket, deadline) : Result<void>(ticket.error());
   }
 
  private:
   Engine& engine_;
-  uint64_t at_, started_ = 0;
+  std::chrono::milliseconds timeout_;
+  uint64_t at_, ran_ = 0;
   int signal_;
   bool behind_;
 };
-
-Result<void> drive(Session& session, const collective::Bucket& bucket, const Layout& layout,
-                   Engine& engine, std::chrono::milliseconds timeout) {
-  auto exchange = session.begin(bucket, layout);
-  if (!exchange) return std::move(exchange).error();
-  std::array<Step, kMaxBatch> batch;
-  for (;;) {
-    const auto steps = session.next(**exchange, batch);
-    if (!steps) return steps.error();
-    if (*steps == 0) return {};
-    const auto deadline = std::chrono::steady_clock::now() + timeout;
-    const auto ticket = engine.start({batch.data(), *steps});
-    const Result<void> done =
-        ticket ? engine.wait(*ticket, deadline) : Result<void>(ticket.error());
-    if (done) continue;
-    session.abort(done.error());
-    return done;
-  }
-}
 
 /// One step in which `victim` is struck at batch `at`. The others say what they got, what the next
 /// step gives, how long it took, and how far their residuals are from their gradients, which have
 /// not been delivered.
 int struck(Engine& mpi, const Arguments& arguments) {
   const bool victim = mpi.rank() == arguments.number("victim", 1);
-  Struck engine(mpi, victim ? arguments.number("at", 0) : ~uint64_t{0},
+  const std::chrono::milliseconds timeout(arguments.number("deadline", 1500));
+  Struck engine(mpi, timeout, victim ? arguments.number("at", 0) : ~uint64_t{0},
                 arguments.text("signal") == "kill" ? SIGKILL : SIGSTOP,
                 arguments.number("behind", 0) != 0);
   const std::vector<Parameter> model{{"w", 300, 40}, {"b", 7, 1}};
@@ -173,9 +154,8 @@ int struck(Engine& mpi, const Arguments& arguments) {
   Floats buffer = gradient;
   collective::Bucket bucket;
   bucket.buffer = buffer.data();
-  const std::chrono::milliseconds deadline(arguments.number("deadline", 1500));
   const auto begin = std::chrono::steady_clock::now();
-  const auto first = drive(session, bucket, layout, engine, deadline);
+  const auto first = session::drive(session, bucket, layout, engine);
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
   double away = 0;
   for (const auto& entry : session.store().entries()) {
@@ -183,7 +163,7 @@ int struck(Engine& mpi, const Arguments& arguments) {
       away = std::max(away, std::fabs(static_cast<double>(entry.values[i] - gradient[i])));
   }
   bucket.step = 1;
-  const auto next = drive(session, bucket, layout, engine, deadline);
+  const auto next = session::drive(session, bucket, layout, engine);
   report(arguments, mpi,
          {{"first", error_json(first)},
           {"next", error_json(next)},

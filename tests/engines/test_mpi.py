@@ -5,7 +5,6 @@ the other library's launcher. Programs and plug-ins are those of the release bui
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,16 +15,14 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = Path(os.environ.get("LACONIC_BUILD", ROOT / "build" / "release"))
-OPENMPI, MPICH = "openmpi", "mpich"
-LAUNCHERS = {OPENMPI: ["mpirun.openmpi", "--oversubscribe"], MPICH: ["mpirun.mpich"]}
-PACKAGES = {OPENMPI: "libopenmpi-dev openmpi-bin", MPICH: "libmpich-dev mpich"}
-ENVIRONMENT = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+sys.path.insert(0, str(ROOT / "tests" / "support"))
+
+from mpi_launchers import ENVIRONMENT, LAUNCHERS, MPICH, OPENMPI, need_mpi  # noqa: E402
 
 
 def need(*libraries):
     for library in libraries:
-        if not shutil.which(LAUNCHERS[library][0]) or not program(library).exists():
-            pytest.skip(f"{library} is not here: apt install {PACKAGES[library]}, then build mpi_ranks_{library}")
+        need_mpi(library, program(library))
 
 
 def program(library):
