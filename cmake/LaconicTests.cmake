@@ -154,8 +154,10 @@ endfunction()
 
 # A recording NCCL as a library that is opened at run time, and the same with the symbols of an old version.
 function(laconic_fake_nccl)
+  set(dir ${PROJECT_SOURCE_DIR}/tests/engines)
   foreach(name fake_nccl fake_nccl_old)
-    add_library(laconic_${name} SHARED EXCLUDE_FROM_ALL ${PROJECT_SOURCE_DIR}/tests/engines/fake_nccl.cc)
+    add_library(laconic_${name} SHARED EXCLUDE_FROM_ALL
+      ${dir}/fake_world.cc ${dir}/fake_nccl.cc ${dir}/fake_cuda.cc)
     target_include_directories(laconic_${name} PRIVATE ${PROJECT_SOURCE_DIR}/include)
     target_link_libraries(laconic_${name} PRIVATE laconic_flags Threads::Threads)
     add_dependencies(test_engines laconic_${name})
@@ -166,7 +168,9 @@ endfunction()
 # tests/engines: the table that every engine has to pass, for the programs that run it over MPI and Gloo, and
 # *_test.cc -> test_engines.
 function(laconic_engine_tests)
-  add_library(laconic_engine_table STATIC EXCLUDE_FROM_ALL ${PROJECT_SOURCE_DIR}/tests/engines/engine_table.cc)
+  set(dir ${PROJECT_SOURCE_DIR}/tests/engines)
+  add_library(laconic_engine_table STATIC EXCLUDE_FROM_ALL
+    ${dir}/engine_table.cc ${dir}/raw_steps.cc ${dir}/table.cc)
   target_include_directories(laconic_engine_table PUBLIC ${PROJECT_SOURCE_DIR}/tests)
   target_include_directories(laconic_engine_table SYSTEM PRIVATE ${LACONIC_XXHASH_INCLUDE_DIR})
   target_link_libraries(laconic_engine_table PRIVATE laconic_flags PUBLIC laconic_all GTest::gtest)

@@ -20,20 +20,14 @@
 #include <new>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "laconic/engine.h"
 #include "laconic/plugin.h"
+#include "transport/c_step.h"
 
-/// What stands behind the C boundary: an engine and the messages of its batches in flight.
+/// What stands behind the C boundary.
 struct laconic_engine {
-  struct Flight {
-    bool used = false;
-    uint64_t ticket = 0;
-    std::array<std::vector<laconic::Message>, laconic::kMaxBatch> messages;
-  };
   std::unique_ptr<laconic::Engine> engine;
-  std::array<Flight, laconic::kMaxTickets> flights;
 };
 
 namespace laconic::plugin {
@@ -76,8 +70,7 @@ Result<T> read(const T* theirs, size_t required, const char* name) {
   return own;
 }
 
-inline Result<Step> step_of(const laconic_step& from, const Engine& engine,
-                            std::vector<Message>* messages) {
+inline Result<Step> step_of(const laconic_step& from, const Engine& engine) {
   if (from.kind > LACONIC_MESSAGES) return wrong("a step has an unknown kind");
   if (from.dtype > LACONIC_U8) return wrong("a step has an unknown dtype");
   if (from.reserved != 0 || from.short_sends > 1)
@@ -100,16 +93,13 @@ inline Result<Step> step_of(const laconic_step& from, const Engine& engine,
     if (from.message_count >= world && from.message_count != 0)
       return wrong("a step lists more messages than there are peers");
     if (from.message_count != 0 && from.messages == nullptr) return wrong("messages is null");
-    for (uint32_t i = 0; i < from.message_count; ++i) {
-      const laconic_message& m = from.messages[i];
-      if (m.peer >= world || m.peer == engine.rank() || m.reserved != 0)
-        return wrong("a message has a wrong peer, or a reserved field that is not 0");
+    // Exchanges hand on their own lists, of which `reserved` is padding.
+    step.messages = {reinterpret_cast<const Message*>(from.messages), from.message_count};
+    for (const Message& m : step.messages) {
+      if (m.peer >= world || m.peer == engine.rank()) return wrong("a message has a wrong peer");
       if ((m.send_bytes != 0 && m.send == nullptr) || (m.recv_room != 0 && m.recv == nullptr))
         return wrong("a message's buffer is null");
-      messages->push_back({m.peer, static_cast<const uint8_t*>(m.send), m.send_bytes,
-                           static_cast<uint8_t*>(m.recv), m.recv_room});
     }
-    step.messages = *messages;
   } else {
     if (from.send_counts == nullptr || from.send_offsets == nullptr ||
         from.recv_counts == nullptr || from.recv_offsets == nullptr)
@@ -171,24 +161,18 @@ struct Table {
         return wrong("engine, steps or ticket is null");
       if (step_size < offsetof(laconic_step, tag)) return wrong("step_size is too small");
       if (count > kMaxBatch) return wrong("a batch has too many steps");
-      const auto flight = std::find_if(engine->flights.begin(), engine->flights.end(),
-                                       [](const auto& f) { return !f.used; });
-      if (flight == engine->flights.end())
-        return Error{Errc::exchange_order, "16 batches have not been waited for", {}};
       std::array<Step, kMaxBatch> batch;
       for (uint32_t i = 0; i < count; ++i) {
         laconic_step own{};
         std::memcpy(&own, reinterpret_cast<const uint8_t*>(steps) + uint64_t{i} * step_size,
                     std::min<size_t>(step_size, sizeof own));
-        flight->messages[i].clear();
-        auto step = step_of(own, *engine->engine, &flight->messages[i]);
+        auto step = step_of(own, *engine->engine);
         if (!step) return std::move(step).error();
         batch[i] = *step;
       }
       const auto started = engine->engine->start({batch.data(), count});
       if (!started) return started.error();
-      flight->used = true;
-      flight->ticket = *ticket = started->number;
+      *ticket = started->number;
       return {};
     });
   }
@@ -198,13 +182,7 @@ struct Table {
     return guarded(message, room, [&]() -> Result<void> {
       if (engine == nullptr) return wrong("engine is null");
       if (std::isnan(timeout)) return wrong("timeout is not a time");
-      const auto done = engine->engine->wait({ticket}, deadline_in(timeout));
-      // What has timed out may still be running, with its messages.
-      if (!done && done.error().code == Errc::timed_out) return done;
-      for (auto& flight : engine->flights) {
-        if (flight.ticket == ticket) flight.used = false;
-      }
-      return done;
+      return engine->engine->wait({ticket}, deadline_in(timeout));
     });
   }
 

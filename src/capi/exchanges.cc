@@ -2,13 +2,12 @@
 //
 // One bucket: begun, driven step by step, ended.
 #include <algorithm>
-#include <cstddef>
 #include <cstring>
-#include <numeric>
 #include <string>
 #include <utility>
 
 #include "capi/handles.h"
+#include "transport/c_step.h"
 
 namespace {
 
@@ -54,38 +53,6 @@ laconic::collective::Bucket to_bucket(const laconic_bucket& b) {
   bucket.index = b.index;
   bucket.raw = (b.flags & LACONIC_BUCKET_RAW) != 0;
   return bucket;
-}
-
-uint64_t sum(std::span<const uint64_t> counts) {
-  return std::accumulate(counts.begin(), counts.end(), uint64_t{0});
-}
-
-// What a step lists is handed on as it is.
-static_assert(sizeof(laconic_message) == sizeof(laconic::Message) &&
-              offsetof(laconic_message, send) == offsetof(laconic::Message, send) &&
-              offsetof(laconic_message, send_bytes) == offsetof(laconic::Message, send_bytes) &&
-              offsetof(laconic_message, recv) == offsetof(laconic::Message, recv) &&
-              offsetof(laconic_message, recv_room) == offsetof(laconic::Message, recv_room));
-
-laconic_step to_c(const laconic::Step& s) {
-  const bool gathers = s.kind == laconic::StepKind::all_gather;
-  laconic_step c{};
-  c.kind = static_cast<uint32_t>(s.kind);
-  c.dtype = static_cast<uint32_t>(s.dtype);
-  c.short_sends = s.short_sends ? 1 : 0;
-  c.count = s.count;
-  c.send = s.send;
-  c.recv = s.recv;
-  c.send_counts = s.send_counts.data();
-  c.recv_counts = s.recv_counts.data();
-  c.send_bytes = gathers && !s.send_counts.empty() ? s.send_counts[0] : sum(s.send_counts);
-  c.recv_bytes = sum(s.recv_counts);
-  c.tag = s.tag;
-  c.send_offsets = s.send_offsets.data();
-  c.recv_offsets = s.recv_offsets.data();
-  c.message_count = static_cast<uint32_t>(s.messages.size());
-  c.messages = reinterpret_cast<const laconic_message*>(s.messages.data());
-  return c;
 }
 
 int32_t not_running() {
@@ -179,7 +146,7 @@ int32_t laconic_exchange_next(laconic_exchange* exchange, laconic_step* steps, u
     if (const int32_t bad = check_room(exchange->pending, room); bad != 0) return bad;
     exchange->pending = 0;
     for (uint32_t i = 0; i < *count; ++i) {
-      const laconic_step step = to_c(exchange->batch[i]);
+      const laconic_step step = laconic::transport::to_c(exchange->batch[i]);
       std::memcpy(reinterpret_cast<char*>(steps) + size_t{i} * step_size, &step,
                   std::min<size_t>(step_size, sizeof step));
     }

@@ -24,11 +24,6 @@ using Made = Result<std::unique_ptr<PublicSession>>;
 const std::vector<laconic::Parameter> kModel{{"w", 64, 80}, {"b", 17, 1}, {"v", 40, 30}};
 constexpr uint64_t kElements = 64 * 80 + 17 + 40 * 30;
 
-void on_all(uint32_t world, const std::function<void(uint32_t)>& body) {
-  std::vector<std::jthread> threads;
-  for (uint32_t r = 0; r < world; ++r) threads.emplace_back([&, r] { body(r); });
-}
-
 /// An engine for every rank, of either kind.
 struct Engines {
   Engines(bool messages, uint32_t world, bool short_sends = false)

@@ -4,359 +4,20 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
-#include <numeric>
-#include <optional>
 #include <vector>
 
+#include "engines/table.h"
 #include "laconic/registry.h"
+#include "support/lanes.h"
 #include "support/oracle.h"
 #include "support/ranks.h"
-#include "support/subset.h"
 
 namespace laconic::test {
 namespace {
-
-using Memory = std::vector<uint8_t>;
-using Found = std::optional<std::string>;  // what is wrong; nothing: as it should be
-
-/// Runs batches and notes what is wrong. The engine's own failure ends the table.
-class Table {
- public:
-  Table(Engine& engine, const TableOptions& options) : engine_(engine), options_(options) {}
-
-  [[nodiscard]] uint32_t me() const { return engine_.rank(); }
-  [[nodiscard]] uint32_t world() const { return engine_.world(); }
-  [[nodiscard]] EngineCaps caps() const { return engine_.caps(); }
-  [[nodiscard]] const TableOptions& options() const { return options_; }
-  [[nodiscard]] bool dead() const { return dead_; }
-  TableOutcome& outcome() { return outcome_; }
-
-  void begin(std::string name) {
-    name_ = std::move(name);
-    failed_ = false;
-    ++outcome_.cases;
-  }
-  /// A case fails once.
-  void check(const Found& wrong) {
-    if (!wrong || failed_) return;
-    failed_ = true;
-    ++outcome_.failures;
-    if (outcome_.first_failure.empty())
-      outcome_.first_failure = name_ + ", rank " + std::to_string(me()) + ": " + *wrong;
-  }
-  Result<Ticket> start(std::span<const Step> batch) {
-    auto ticket = engine_.start(batch);
-    if (!ticket) died("start", ticket.error());
-    return ticket;
-  }
-  bool wait(Ticket ticket) {
-    const auto done = engine_.wait(ticket, std::chrono::steady_clock::now() + options_.timeout);
-    if (!done) died("wait", done.error());
-    return done.ok();
-  }
-  bool run(std::span<const Step> batch) {
-    const auto ticket = start(batch);
-    return ticket && wait(*ticket);
-  }
-  void died(const char* where, const Error& why) {
-    dead_ = true;
-    check(std::string(where) + " gave " + std::string(errc_name(why.code)) + ": " + why.message);
-  }
-
- private:
-  Engine& engine_;
-  TableOptions options_;
-  TableOutcome outcome_;
-  std::string name_;
-  bool failed_ = false;
-  bool dead_ = false;
-};
-
-// ---- comparing ----
-
-Found differs(const Memory& expected, const Memory& found, const std::string& what) {
-  if (expected.size() != found.size()) return what + " has another size";
-  for (size_t i = 0; i < found.size(); ++i) {
-    if (expected[i] == found[i]) continue;
-    return what + "[" + std::to_string(i) + "] is " + std::to_string(found[i]) + ", expected " +
-           std::to_string(expected[i]);
-  }
-  return {};
-}
-
-/// bound 0: bit for bit, but one NaN is as good as another.
-Found differs(std::span<const float> expected, std::span<const float> found, double bound,
-              const std::string& what) {
-  if (expected.size() != found.size()) return what + " has another length";
-  double largest = 0;
-  for (const float x : expected) {
-    if (std::isfinite(x)) largest = std::max(largest, std::fabs(static_cast<double>(x)));
-  }
-  for (size_t i = 0; i < found.size(); ++i) {
-    const double a = static_cast<double>(expected[i]), b = static_cast<double>(found[i]);
-    const bool same = std::memcmp(&expected[i], &found[i], sizeof(float)) == 0 ||
-                      (std::isnan(a) && std::isnan(b));
-    if (same || (bound > 0 && std::fabs(a - b) <= bound * largest)) continue;
-    return what + "[" + std::to_string(i) + "] is " + std::to_string(b) + ", the oracle has " +
-           std::to_string(a);
-  }
-  return {};
-}
-
-// ---- raw steps ----
-
-/// What rank `from` sends rank `to`: length and bytes differ for all of them, and some are empty.
-Memory letter(uint32_t from, uint32_t to, uint32_t turn) {
-  Memory bytes((from * 7 + to * 13 + turn * 5) % 29);
-  for (size_t i = 0; i < bytes.size(); ++i)
-    bytes[i] = static_cast<uint8_t>(from * 64 + to * 8 + turn + i);
-  return bytes;
-}
-
-/// Letters one behind the other, with a gap before each.
-struct Ragged {
-  std::vector<uint64_t> counts, offsets;
-  Memory memory;
-  void add(const Memory& bytes, bool fill) {
-    counts.push_back(bytes.size());
-    offsets.push_back(memory.size() + 3);
-    memory.resize(memory.size() + 3, 0xEE);
-    if (fill) memory.insert(memory.end(), bytes.begin(), bytes.end());
-    memory.resize(offsets.back() + bytes.size(), 0xEE);
-  }
-};
-
-void all_to_all(Table& table, uint32_t turn) {
-  table.begin("all_to_all " + std::to_string(turn));
-  Ragged send, recv, expected;
-  for (uint32_t r = 0; r < table.world(); ++r) {
-    send.add(letter(table.me(), r, turn), true);
-    recv.add(letter(r, table.me(), turn), false);
-    expected.add(letter(r, table.me(), turn), true);
-  }
-  const Step step{.kind = StepKind::all_to_all,
-                  .tag = 8 + turn,
-                  .send = send.memory.data(),
-                  .recv = recv.memory.data(),
-                  .send_counts = send.counts,
-                  .send_offsets = send.offsets,
-                  .recv_counts = recv.counts,
-                  .recv_offsets = recv.offsets};
-  if (table.run({&step, 1})) table.check(differs(expected.memory, recv.memory, "recv"));
-}
-
-void all_gather(Table& table, uint32_t turn) {
-  table.begin("all_gather " + std::to_string(turn));
-  Memory own = letter(table.me(), 0, turn);
-  Ragged recv, expected;
-  for (uint32_t r = 0; r < table.world(); ++r) {
-    recv.add(letter(r, 0, turn), false);
-    expected.add(letter(r, 0, turn), true);
-  }
-  const std::vector<uint64_t> counts(table.world(), own.size()), zeros(table.world());
-  const Step step{.kind = StepKind::all_gather,
-                  .tag = 16 + turn,
-                  .send = own.data(),
-                  .recv = recv.memory.data(),
-                  .send_counts = counts,
-                  .send_offsets = zeros,
-                  .recv_counts = recv.counts,
-                  .recv_offsets = recv.offsets};
-  if (table.run({&step, 1})) table.check(differs(expected.memory, recv.memory, "recv"));
-}
-
-/// A ring: to the next rank, from the one before. `bytes` may be more than an engine sends at once.
-void ring(Table& table, uint64_t bytes) {
-  table.begin("ring of messages of " + std::to_string(bytes) + " bytes");
-  const uint32_t world = table.world();
-  const uint32_t next = (table.me() + 1) % world, before = (table.me() + world - 1) % world;
-  const auto content = [&](uint32_t rank) {
-    Memory all(bytes);
-    for (uint64_t i = 0; i < bytes; ++i) all[i] = static_cast<uint8_t>(i * 7 + (i >> 8) + rank);
-    return all;
-  };
-  const Memory out = content(table.me());
-  Memory in(bytes);
-  std::vector<Message> messages;
-  if (world == 2) {
-    messages = {{next, out.data(), bytes, in.data(), bytes}};
-  } else if (world > 2) {
-    messages = {{next, out.data(), bytes, nullptr, 0}, {before, nullptr, 0, in.data(), bytes}};
-  }
-  const Step step{.kind = StepKind::messages, .tag = (1U << 28) - 1, .messages = messages};
-  if (table.run({&step, 1}) && world > 1) table.check(differs(content(before), in, "recv"));
-}
-
-void shorter_than_room(Table& table, StepKind kind) {
-  if (!table.caps().short_sends) return;
-  table.begin(kind == StepKind::messages ? "short messages" : "short all_to_all");
-  constexpr uint64_t kRoom = 64;
-  const uint32_t world = table.world(), me = table.me();
-  const auto length = [](uint32_t from, uint32_t to) { return 1 + from * 3 + to; };
-  Memory out(world * kRoom), in(world * kRoom, 0xEE), expected(world * kRoom, 0xEE);
-  std::vector<Message> messages;
-  std::vector<uint64_t> counts, rooms(world, kRoom), offsets;
-  for (uint32_t r = 0; r < world; ++r) {
-    offsets.push_back(r * kRoom);
-    counts.push_back(r == me ? kRoom : length(me, r));
-    std::fill_n(out.begin() + static_cast<ptrdiff_t>(offsets[r]), kRoom,
-                static_cast<uint8_t>(me + 1));
-    const bool received = r != me || kind == StepKind::all_to_all;
-    std::fill_n(expected.begin() + static_cast<ptrdiff_t>(offsets[r]),
-                !received ? 0
-                : r == me ? kRoom
-                          : length(r, me),
-                static_cast<uint8_t>(r + 1));
-    if (r != me)
-      messages.push_back({r, out.data() + offsets[r], counts[r], in.data() + offsets[r], kRoom});
-  }
-  Step step{.kind = kind, .short_sends = true, .tag = 77};
-  if (kind == StepKind::messages) {
-    step.messages = messages;
-  } else {
-    step.send = out.data();
-    step.recv = in.data();
-    step.send_counts = counts;
-    step.send_offsets = step.recv_offsets = offsets;
-    step.recv_counts = rooms;
-  }
-  if (table.run({&step, 1})) table.check(differs(expected, in, "recv"));
-}
-
-float round_lane(DType type, double x) { return round_to(type, static_cast<float>(x)); }
-
-/// Multiples of 1/8, exact in all types; their sums are not.
-float lane(uint32_t rank, uint64_t i) {
-  return static_cast<float>(static_cast<int64_t>((i * 37 + rank * 101) % 251) - 125) *
-         (rank == 1 ? 16.0F : 0.125F);
-}
-void put_lane(DType type, uint8_t* at, float x) {
-  const uint16_t half = type == DType::f16 ? float_to_f16(x) : float_to_bf16(x);
-  std::memcpy(at, type == DType::f32 ? static_cast<const void*>(&x) : &half, dtype_size(type));
-}
-float get_lane(DType type, const uint8_t* at) {
-  float x = 0;
-  uint16_t half = 0;
-  std::memcpy(type == DType::f32 ? static_cast<void*>(&x) : &half, at, dtype_size(type));
-  return type == DType::f32 ? x : type == DType::f16 ? f16_to_float(half) : bf16_to_float(half);
-}
-
-void sum(Table& table, DType type, uint64_t count) {
-  if (!table.caps().can_sum(type)) return;
-  table.begin("sum of " + std::to_string(count) + " lanes of " + std::string(dtype_name(type)));
-  const uint64_t size = dtype_size(type);
-  Memory lanes(count * size);
-  uint8_t* at = lanes.data();
-  Floats expected(count), found(count);
-  for (uint64_t i = 0; i < count; ++i) {
-    put_lane(type, at + i * size, lane(table.me(), i));
-    double total = static_cast<double>(lane(0, i));
-    for (uint32_t r = 1; r < table.world(); ++r)
-      total = static_cast<double>(round_lane(type, total + static_cast<double>(lane(r, i))));
-    expected[i] = static_cast<float>(total);
-  }
-  const Step step{.dtype = type, .tag = 5, .count = count, .send = at, .recv = at};
-  if (!table.run({&step, 1})) return;
-  for (uint64_t i = 0; i < count; ++i) found[i] = get_lane(type, at + i * size);
-  const double bound = table.options().rank_order_sums ? 0 : sum_bound(type, table.world());
-  table.check(differs(expected, found, bound, "sum"));
-}
-
-/// As many batches of as many steps as may be under way, waited for from the last to the first.
-void tickets(Table& table) {
-  table.begin("tickets");
-  std::array<std::array<float, kMaxBatch>, kMaxTickets> x{};
-  std::array<std::array<Step, kMaxBatch>, kMaxTickets> batches;
-  std::vector<Ticket> started;
-  for (uint32_t turn = 0; turn < kMaxTickets && !table.dead(); ++turn) {
-    for (uint32_t i = 0; i < kMaxBatch; ++i) {
-      x[turn][i] = static_cast<float>(turn * kMaxBatch + i);
-      auto* at = reinterpret_cast<uint8_t*>(&x[turn][i]);
-      batches[turn][i] = {
-          .dtype = DType::f32, .tag = turn * kMaxBatch + i, .count = 1, .send = at, .recv = at};
-    }
-    if (const auto ticket = table.start(batches[turn])) started.push_back(*ticket);
-  }
-  for (; !started.empty() && !table.dead(); started.pop_back()) table.wait(started.back());
-  for (uint32_t i = 0; i < kMaxTickets * kMaxBatch && !table.dead(); ++i) {
-    const auto expected = static_cast<float>(i * table.world());
-    const float found = x[i / kMaxBatch][i % kMaxBatch];
-    if (found != expected) table.check("batch " + std::to_string(i / kMaxBatch) + " is wrong");
-  }
-}
-
-/// Messages and sums of one batch, with those of the next behind them.
-void mixed_batches(Table& table) {
-  table.begin("mixed batches");
-  constexpr uint32_t kTurns = 3;
-  struct Turn {
-    Memory own, all, expected;
-    std::vector<uint64_t> counts, zeros, offsets;
-    float sum = 1;
-    std::array<Step, 3> steps;
-  };
-  std::vector<Turn> turns(kTurns);
-  std::vector<Ticket> started;
-  const uint32_t world = table.world();
-  for (uint32_t t = 0; t < kTurns && !table.dead(); ++t) {
-    Turn& turn = turns[t];
-    const uint64_t bytes = t == 1 ? 200'000 : 10;  // beyond what an engine sends at once unasked
-    turn.own.assign(bytes, static_cast<uint8_t>(table.me() * 16 + t));
-    turn.all.resize(bytes * world);
-    turn.counts.assign(world, bytes);
-    turn.zeros.assign(world, 0);
-    for (uint32_t r = 0; r < world; ++r) {
-      turn.offsets.push_back(r * bytes);
-      turn.expected.insert(turn.expected.end(), bytes, static_cast<uint8_t>(r * 16 + t));
-    }
-    auto* at = reinterpret_cast<uint8_t*>(&turn.sum);
-    turn.steps = {Step{.kind = StepKind::all_gather,
-                       .tag = 100 + 3 * t,
-                       .send = turn.own.data(),
-                       .recv = turn.all.data(),
-                       .send_counts = turn.counts,
-                       .send_offsets = turn.zeros,
-                       .recv_counts = turn.counts,
-                       .recv_offsets = turn.offsets},
-                  Step{.dtype = DType::f32, .tag = 101 + 3 * t, .count = 1, .send = at, .recv = at},
-                  Step{.kind = StepKind::messages, .tag = 102 + 3 * t}};
-    if (const auto ticket = table.start(turn.steps)) started.push_back(*ticket);
-  }
-  for (const Ticket ticket : started) {
-    if (!table.dead()) table.wait(ticket);
-  }
-  for (uint32_t t = 0; t < kTurns && !table.dead(); ++t) {
-    table.check(differs(turns[t].expected, turns[t].all, "gathered"));
-    if (turns[t].sum != static_cast<float>(world)) table.check("a sum is wrong");
-  }
-}
-
-void raw_steps(Table& table) {
-  for (const uint32_t turn : {0U, 1U, 2U}) {
-    if (!table.dead()) all_to_all(table, turn);
-    if (!table.dead()) all_gather(table, turn);
-  }
-  for (const uint64_t bytes : {uint64_t{1}, uint64_t{5000}, uint64_t{3'000'001}}) {
-    if (!table.dead()) ring(table, bytes);
-  }
-  for (const StepKind kind : {StepKind::messages, StepKind::all_to_all}) {
-    if (!table.dead()) shorter_than_room(table, kind);
-  }
-  for (const DType type : {DType::f32, DType::f16, DType::bf16}) {
-    for (const uint64_t count : {0U, 1U, 2U, 7U, 1001U, 70'001U}) {
-      if (!table.dead()) sum(table, type, count);
-    }
-  }
-  if (!table.dead()) tickets(table);
-  if (!table.dead()) mixed_batches(table);
-}
-
-// ---- sessions ----
 
 /// Sizes that 8 does not divide, rows and columns that it does not either; one that is raw, one
 /// that is empty, and one of which two_shot cannot give every owner a part.
@@ -425,13 +86,13 @@ std::vector<Case> cases(uint32_t world, EngineCaps caps) {
 Memory narrowed(DType dtype, const Floats& values) {
   Memory bytes(values.size() * dtype_size(dtype) + 4);  // an empty bucket has a buffer, too
   for (size_t i = 0; i < values.size(); ++i)
-    put_lane(dtype, bytes.data() + i * dtype_size(dtype), values[i]);
+    store_lane(dtype, bytes.data() + i * dtype_size(dtype), values[i]);
   return bytes;
 }
 Floats widened(DType dtype, const Memory& bytes, uint64_t count) {
   Floats values(count);
   for (size_t i = 0; i < count; ++i)
-    values[i] = get_lane(dtype, bytes.data() + i * dtype_size(dtype));
+    values[i] = load_lane(dtype, bytes.data() + i * dtype_size(dtype));
   return values;
 }
 
@@ -629,7 +290,9 @@ TableOutcome run_engine_table(Engine& engine, const TableOptions& options) {
   uint32_t number = 0;
   for (const Case& c : cases(table.world(), table.caps())) {
     if (table.dead()) break;
-    if (number++ % options.stride == 0) run_case(table, c);
+    if (number++ % options.stride != 0) continue;
+    ++table.outcome().sessions;
+    run_case(table, c);
   }
   return table.outcome();
 }

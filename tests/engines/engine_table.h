@@ -15,6 +15,7 @@ namespace laconic::test {
 
 struct TableOutcome {
   uint64_t cases = 0;
+  uint64_t sessions = 0;  ///< among the cases; the others are raw steps
   uint64_t failures = 0;
   std::string first_failure;  ///< the case, the step, what was found and what was expected
   [[nodiscard]] bool passed() const noexcept { return cases != 0 && failures == 0; }

@@ -7,22 +7,19 @@
 
 #include <functional>
 #include <memory>
-#include <thread>
 #include <vector>
 
 #include "laconic/loopback.h"
+#include "support/on_all.h"
 #include "support/subset.h"
 
 namespace laconic::test {
 namespace {
 
-std::vector<TableOutcome> on_all(uint32_t world, const TableOptions& options,
-                                 const std::function<Engine&(uint32_t)>& engine) {
+std::vector<TableOutcome> run_on_all(uint32_t world, const TableOptions& options,
+                                     const std::function<Engine&(uint32_t)>& engine) {
   std::vector<TableOutcome> outcomes(world);
-  std::vector<std::jthread> threads;
-  for (uint32_t r = 0; r < world; ++r)
-    threads.emplace_back([&, r] { outcomes[r] = run_engine_table(engine(r), options); });
-  threads.clear();
+  on_all(world, [&](uint32_t r) { outcomes[r] = run_engine_table(engine(r), options); });
   return outcomes;
 }
 
@@ -33,7 +30,7 @@ TEST_P(EngineTable, HoldsOverTheLoopback) {
   LoopbackHub hub(world, std::chrono::seconds(60), {kAllSums, short_sends});
   const TableOptions options{.stride = kOneWorld ? 3U : 1U};
   for (const TableOutcome& outcome :
-       on_all(world, options, [&](uint32_t r) -> Engine& { return hub.engine(r); })) {
+       run_on_all(world, options, [&](uint32_t r) -> Engine& { return hub.engine(r); })) {
     EXPECT_TRUE(outcome.passed()) << outcome.failures << " of " << outcome.cases << " cases; "
                                   << outcome.first_failure;
     EXPECT_GT(outcome.cases, kOneWorld ? 50U : 120U);
@@ -80,7 +77,7 @@ TableOutcome with(Faulty::Fault fault, bool rank_order_sums) {
   for (uint32_t r = 0; r < 2; ++r)
     engines.push_back(std::make_unique<Faulty>(hub.engine(r), fault));
   const TableOptions options{.rank_order_sums = rank_order_sums, .stride = 4};
-  const auto outcomes = on_all(2, options, [&](uint32_t r) -> Engine& { return *engines[r]; });
+  const auto outcomes = run_on_all(2, options, [&](uint32_t r) -> Engine& { return *engines[r]; });
   return outcomes[1];
 }
 
@@ -91,6 +88,19 @@ TEST(EngineTableItself, NoticesAFault) {
   const auto own_sums = with(Faulty::Fault::last_place, false);
   EXPECT_TRUE(own_sums.passed()) << own_sums.first_failure;
   EXPECT_FALSE(with(Faulty::Fault::sums_not_alike, false).passed());
+}
+
+/// Sessions of a stride, beginning with the first; all raw steps.
+TEST(EngineTableItself, TakesOneSessionInSoMany) {
+  const auto with_stride = [](uint32_t stride) {
+    LoopbackHub hub(1);
+    return run_engine_table(hub.engine(0), {.stride = stride});
+  };
+  const TableOutcome all = with_stride(1), some = with_stride(7), one = with_stride(1'000'000);
+  EXPECT_EQ(one.sessions, 1U);
+  EXPECT_EQ(some.sessions, (all.sessions + 6) / 7);
+  for (const TableOutcome& part : {some, one})
+    EXPECT_EQ(part.cases - part.sessions, all.cases - all.sessions);
 }
 
 }  // namespace

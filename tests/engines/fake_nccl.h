@@ -15,8 +15,9 @@ struct FakeNccl {
   void (*block)(int device, const char* call);
   /// The communicator's asynchronous error from now on.
   void (*async_error)(int device, int code);
-  /// No group of the device ends, unless its communicator is aborted, or not even then.
-  void (*hang)(int device, bool for_good);
+  /// No group of the device ends before its communicator has been aborted and its stream then been
+  /// asked so many times whether it is done; negative: not even then.
+  void (*hang)(int device, int queries);
   /// Calls of the device since the last time, a line each, NUL-terminated: without those that only
   /// ask, or change a thread's context. Gives their length.
   uint64_t (*calls)(int device, char* out, uint64_t room);

@@ -25,6 +25,18 @@
 namespace laconic::test {
 namespace {
 
+/// What an engine calls of MPI at its end, and for how many seconds MPI_Finalize finds that nothing
+/// has been called.
+struct Calls {
+  std::vector<std::string> names;
+  std::chrono::steady_clock::time_point last;
+  std::chrono::duration<double> rest{0};
+};
+Calls& calls() {
+  static Calls all;
+  return all;
+}
+
 using Floats = std::vector<float>;
 using Json = nlohmann::json;
 
@@ -92,58 +104,39 @@ int table(Engine& engine, const Arguments& arguments) {
   return outcome.passed() ? 0 : 1;
 }
 
-/// Sends this process a signal before or behind the batch with that number.
+/// Waits for each batch for a time, and sends this process a signal before or behind the start of
+/// the one with that number.
 class Struck final : public Engine {
  public:
-  Struck(Engine& engine, uint64_t at, int signal, bool behind)
-      : engine_(engine), at_(at), signal_(signal), behind_(behind) {}
+  Struck(Engine& engine, std::chrono::milliseconds timeout, uint64_t at, int signal, bool behind)
+      : engine_(engine), timeout_(timeout), at_(at), signal_(signal), behind_(behind) {}
   [[nodiscard]] uint32_t rank() const noexcept override { return engine_.rank(); }
   [[nodiscard]] uint32_t world() const noexcept override { return engine_.world(); }
   [[nodiscard]] EngineCaps caps() const noexcept override { return engine_.caps(); }
-  Result<void> run(std::span<const Step> batch) override { return engine_.run(batch); }
-  Result<Ticket> start(std::span<const Step> batch) override {
-    const bool now = started_++ == at_;
+  Result<void> run(std::span<const Step> batch) override {
+    const bool now = ran_++ == at_;
+    const auto deadline = std::chrono::steady_clock::now() + timeout_;
     if (now && !behind_) ::kill(::getpid(), signal_);
-    auto ticket = engine_.start(batch);
+    const auto ticket = engine_.start(batch);
     if (now && behind_) ::kill(::getpid(), signal_);
-    return ticket;
-  }
-  Result<void> wait(Ticket ticket, Deadline deadline) override {
-    return engine_.wait(ticket, deadline);
+    return ticket ? engine_.wait(*ticket, deadline) : Result<void>(ticket.error());
   }
 
  private:
   Engine& engine_;
-  uint64_t at_, started_ = 0;
+  std::chrono::milliseconds timeout_;
+  uint64_t at_, ran_ = 0;
   int signal_;
   bool behind_;
 };
-
-Result<void> drive(Session& session, const collective::Bucket& bucket, const Layout& layout,
-                   Engine& engine, std::chrono::milliseconds timeout) {
-  auto exchange = session.begin(bucket, layout);
-  if (!exchange) return std::move(exchange).error();
-  std::array<Step, kMaxBatch> batch;
-  for (;;) {
-    const auto steps = session.next(**exchange, batch);
-    if (!steps) return steps.error();
-    if (*steps == 0) return {};
-    const auto deadline = std::chrono::steady_clock::now() + timeout;
-    const auto ticket = engine.start({batch.data(), *steps});
-    const Result<void> done =
-        ticket ? engine.wait(*ticket, deadline) : Result<void>(ticket.error());
-    if (done) continue;
-    session.abort(done.error());
-    return done;
-  }
-}
 
 /// One step in which `victim` is struck at batch `at`. The others say what they got, what the next
 /// step gives, how long it took, and how far their residuals are from their gradients, which have
 /// not been delivered.
 int struck(Engine& mpi, const Arguments& arguments) {
   const bool victim = mpi.rank() == arguments.number("victim", 1);
-  Struck engine(mpi, victim ? arguments.number("at", 0) : ~uint64_t{0},
+  const std::chrono::milliseconds timeout(arguments.number("deadline", 1500));
+  Struck engine(mpi, timeout, victim ? arguments.number("at", 0) : ~uint64_t{0},
                 arguments.text("signal") == "kill" ? SIGKILL : SIGSTOP,
                 arguments.number("behind", 0) != 0);
   const std::vector<Parameter> model{{"w", 300, 40}, {"b", 7, 1}};
@@ -161,9 +154,8 @@ int struck(Engine& mpi, const Arguments& arguments) {
   Floats buffer = gradient;
   collective::Bucket bucket;
   bucket.buffer = buffer.data();
-  const std::chrono::milliseconds deadline(arguments.number("deadline", 1500));
   const auto begin = std::chrono::steady_clock::now();
-  const auto first = drive(session, bucket, layout, engine, deadline);
+  const auto first = session::drive(session, bucket, layout, engine);
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
   double away = 0;
   for (const auto& entry : session.store().entries()) {
@@ -171,7 +163,7 @@ int struck(Engine& mpi, const Arguments& arguments) {
       away = std::max(away, std::fabs(static_cast<double>(entry.values[i] - gradient[i])));
   }
   bucket.step = 1;
-  const auto next = drive(session, bucket, layout, engine, deadline);
+  const auto next = session::drive(session, bucket, layout, engine);
   report(arguments, mpi,
          {{"first", error_json(first)},
           {"next", error_json(next)},
@@ -196,6 +188,21 @@ int kept(std::unique_ptr<MpiEngine> engine, const Arguments& arguments) {
   const bool used = engine->rank() == 0;
   engine.reset();
   line["kept"] = used && seen.use_count() > 1;
+  write(arguments, line);
+  return 0;
+}
+
+/// The calls of an engine's end. The `absent=` rank does not come before the others have given up.
+int end(std::unique_ptr<MpiEngine> engine, const Arguments& arguments) {
+  Json line{{"rank", engine->rank()}};
+  if (engine->rank() == arguments.number("absent", ~uint64_t{0})) {
+    write(arguments, line);
+    return 0;
+  }
+  calls().names.clear();
+  engine.reset();
+  line["calls"] = calls().names;
+  line["rest"] = calls().rest.count();
   write(arguments, line);
   return 0;
 }
@@ -293,20 +300,45 @@ int foreign(const Arguments& arguments) {
   return bad;
 }
 
-/// Rank 0 has a message for another step than the others: an Error, and a dead engine.
+/// Rank 1 sends `sent=` bytes, rank 0 expects 10 and nothing else: an Error, and a dead engine.
 int mismatch(MpiEngine& engine, const Arguments& arguments) {
-  std::vector<uint8_t> memory(engine.rank() == 0 ? 20 : 10);
-  const uint32_t peer = 1 - engine.rank();
-  const Message message{peer, memory.data(), engine.rank() == 0 ? 20U : 5U, memory.data(), 10};
+  std::vector<uint8_t> memory(arguments.number("sent", 0));
+  std::array<uint8_t, 10> room{};
+  const Message message = engine.rank() == 0 ? Message{1, nullptr, 0, room.data(), room.size()}
+                                             : Message{0, memory.data(), memory.size(), nullptr, 0};
   const Step step{.kind = StepKind::messages, .messages = {&message, 1}};
-  const auto first = engine.run({&step, 1});
-  report(arguments, engine,
-         {{"first", error_json(first)}, {"again", error_json(engine.run({&step, 1}))}});
+  Json line{{"first", error_json(engine.run({&step, 1}))}};
+  if (engine.rank() == 0) line["again"] = error_json(engine.run({&step, 1}));
+  report(arguments, engine, line);
   return 0;
 }
 
 }  // namespace
 }  // namespace laconic::test
+
+// MPI's profiling interface: these stand before the library's own.
+extern "C" {
+int MPI_Ialltoall(const void* send, int send_count, MPI_Datatype send_type, void* recv,
+                  int recv_count, MPI_Datatype recv_type, MPI_Comm comm, MPI_Request* request) {
+  laconic::test::calls().names.emplace_back(send == MPI_IN_PLACE ? "MPI_Ialltoall in place" : "?");
+  return PMPI_Ialltoall(send, send_count, send_type, recv, recv_count, recv_type, comm, request);
+}
+int MPI_Ibarrier(MPI_Comm comm, MPI_Request* request) {
+  laconic::test::calls().names.emplace_back("MPI_Ibarrier");
+  return PMPI_Ibarrier(comm, request);
+}
+int MPI_Test(MPI_Request* request, int* done, MPI_Status* status) {
+  const int code = PMPI_Test(request, done, status);
+  laconic::test::calls().last = std::chrono::steady_clock::now();
+  return code;
+}
+int MPI_Finalize() {
+  auto& calls = laconic::test::calls();
+  calls.names.emplace_back("MPI_Finalize");
+  calls.rest = std::chrono::steady_clock::now() - calls.last;
+  return PMPI_Finalize();
+}
+}
 
 int main(int argc, char** argv) {
   using namespace laconic::test;
@@ -327,8 +359,10 @@ int main(int argc, char** argv) {
   options.timeout = std::chrono::milliseconds(arguments.number("timeout", 60'000));
   options.largest_call = arguments.number("largest_call", uint64_t{1} << 30);
   options.background = arguments.number("background", 1) != 0;
-  if (mode == "kept")
-    return kept(std::make_unique<laconic::MpiEngine>(&argc, &argv, options), arguments);
+  if (mode == "kept" || mode == "end") {
+    auto engine = std::make_unique<laconic::MpiEngine>(&argc, &argv, options);
+    return mode == "kept" ? kept(std::move(engine), arguments) : end(std::move(engine), arguments);
+  }
   laconic::MpiEngine engine(&argc, &argv, options);
   if (mode == "table") return table(engine, arguments);
   if (mode == "struck") return struck(engine, arguments);

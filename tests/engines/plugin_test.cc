@@ -13,7 +13,6 @@
 #include <fstream>
 #include <functional>
 #include <limits>
-#include <thread>
 #include <vector>
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -21,6 +20,7 @@
 #endif
 
 #include "engines/engine_table.h"
+#include "support/on_all.h"
 #include "support/subset.h"
 
 namespace laconic::test {
@@ -57,12 +57,9 @@ TEST(Plugin, AnEngineBehindTheBoundaryPassesTheTable) {
       engines.push_back(*std::move(engine));
     }
     std::vector<TableOutcome> outcomes(world);
-    std::vector<std::jthread> threads;
-    for (uint32_t r = 0; r < world; ++r) {
-      threads.emplace_back(
-          [&, r] { outcomes[r] = run_engine_table(*engines[r], {.stride = kOneWorld ? 9U : 3U}); });
-    }
-    threads.clear();
+    on_all(world, [&](uint32_t r) {
+      outcomes[r] = run_engine_table(*engines[r], {.stride = kOneWorld ? 9U : 3U});
+    });
     for (const TableOutcome& outcome : outcomes)
       EXPECT_TRUE(outcome.passed()) << outcome.first_failure;
   }

@@ -15,17 +15,13 @@
 
 #include "base/arena.h"
 #include "base/hash.h"
+#include "support/lanes.h"
 #include "support/ranks.h"
 
 namespace laconic::test {
 
 using Floats = std::vector<float>;
 
-inline float round_to(DType type, float x) {
-  if (type == DType::f16) return f16_to_float(float_to_f16(x));
-  if (type == DType::bf16) return bf16_to_float(float_to_bf16(x));
-  return x;
-}
 inline bool all_zero(const float* x, uint64_t n) {
   return std::all_of(x, x + n, [](float v) { return v == 0; });
 }
@@ -472,15 +468,6 @@ class Oracle {
       finite = finite && std::isfinite(total);
     }
     return finite || carries_;
-  }
-  static float load_lane(DType type, const uint8_t* at) {
-    if (type == DType::f32) return load<float>(at);
-    return type == DType::f16 ? f16_to_float(load<uint16_t>(at))
-                              : bf16_to_float(load<uint16_t>(at));
-  }
-  static void store_lane(DType type, uint8_t* at, float x) {
-    if (type == DType::f32) return store(at, x);
-    store(at, type == DType::f16 ? float_to_f16(x) : float_to_bf16(x));
   }
 
   // ---- the uncompressed way ----

@@ -12,12 +12,12 @@
 #include <mutex>
 #include <random>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "laconic/loopback.h"
 #include "session/session.h"
+#include "support/on_all.h"
 
 namespace laconic::test {
 
@@ -77,10 +77,7 @@ class Ranks {
   LoopbackHub& hub() { return hub_; }
 
   /// body(rank) on every rank at once.
-  void on_all(const std::function<void(uint32_t)>& body) {
-    std::vector<std::jthread> threads;
-    for (uint32_t r = 0; r < world(); ++r) threads.emplace_back([&, r] { body(r); });
-  }
+  void on_all(const std::function<void(uint32_t)>& body) { test::on_all(world(), body); }
 
   /// One exchange of the whole layout; `buffers[rank]` takes the mean. Gives every rank's result.
   std::vector<Result<void>> exchange(const Layout& layout, std::vector<std::vector<float>>& buffers,

@@ -8,13 +8,17 @@ import resource
 import shutil
 import signal
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from test_cli import BAD_ANSWER, BINARY, FINE, USAGE, answer, failure, laconic
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+
+from mpi_launchers import ENVIRONMENT, LAUNCHERS, MPICH, OPENMPI, need_mpi  # noqa: E402
+from test_cli import BAD_ANSWER, BINARY, FINE, USAGE, answer, failure, laconic  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not BINARY.exists(), reason=f"{BINARY} is not built")
 
@@ -182,16 +186,9 @@ def test_a_plug_in_of_another_engine_is_refused():
 
 # ---- MPI, by real launchers ----
 
-OPENMPI, MPICH = "openmpi", "mpich"
-LAUNCHERS = {OPENMPI: ["mpirun.openmpi", "--oversubscribe"], MPICH: ["mpirun.mpich"]}
-PACKAGES = {OPENMPI: "libopenmpi-dev openmpi-bin", MPICH: "libmpich-dev mpich"}
-ENVIRONMENT = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-
-
 def need(*libraries):
     for library in libraries:
-        if not shutil.which(LAUNCHERS[library][0]) or not (LIBRARIES / f"liblaconic_mpi_{library}.so").exists():
-            pytest.skip(f"{library} is not here: apt install {PACKAGES[library]}, then build laconic_mpi_{library}")
+        need_mpi(library, LIBRARIES / f"liblaconic_mpi_{library}.so")
 
 
 def mpirun(library, *words, env=None, first=(), second=()):

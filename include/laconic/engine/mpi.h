@@ -20,6 +20,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <mutex>
 #include <new>
 #include <span>
@@ -251,9 +252,6 @@ class MpiEngine final : public Engine {
   bool launched_by_this_library() {
     int size = 0;
     if (!good(MPI_Comm_size(MPI_COMM_WORLD, &size), "MPI_Comm_size")) return false;
-    struct Launcher {
-      const char *variable, *name;
-    };
     std::string other;
     for (const auto& [variable, name] :
          {std::pair{"OMPI_COMM_WORLD_SIZE", "Open MPI"}, std::pair{"PMI_SIZE", "MPICH"}}) {
@@ -274,7 +272,7 @@ class MpiEngine final : public Engine {
     MPI_Request request = MPI_REQUEST_NULL;
     joined_ = true;
     if (!good(MPI_Comm_idup(from, &comm_, &request), "MPI_Comm_idup")) return false;
-    if (!complete(request, "MPI_Comm_idup")) {
+    if (!complete(request, "MPI_Comm_idup", end_of_patience())) {
       die(Error{Errc::timed_out,
                 "mpi: not every rank made its engine within " +
                     std::to_string(options_.timeout.count()) + " ms",
@@ -283,9 +281,10 @@ class MpiEngine final : public Engine {
     }
     return true;
   }
-  /// Within the time-out.
-  bool complete(MPI_Request& request, const char* doing) {
-    const auto deadline = std::chrono::steady_clock::now() + options_.timeout;
+  [[nodiscard]] Deadline end_of_patience() const {
+    return std::chrono::steady_clock::now() + options_.timeout;
+  }
+  bool complete(MPI_Request& request, const char* doing, Deadline deadline) {
     for (Idle idle;; idle.pause()) {
       int done = 0;
       if (!good(MPI_Test(&request, &done, MPI_STATUS_IGNORE), doing)) return false;
@@ -594,6 +593,15 @@ class MpiEngine final : public Engine {
 
   // ---- the end ----
 
+  /// MPICH 4.0 over UCX closes its connections in MPI_Finalize, and a rank that has closed its own
+  /// answers nobody any more: one that still opens or uses a connection then waits for good
+  /// (https://github.com/pmodels/mpich/pull/6596).
+#if defined(MPICH_VERSION)
+  static constexpr bool kFinalizeMayHang = true;
+#else
+  static constexpr bool kFinalizeMayHang = false;
+#endif
+
   void leave() noexcept {
     if (!requests_.empty()) {
       keep_for_good();
@@ -610,9 +618,26 @@ class MpiEngine final : public Engine {
   }
   /// All ranks have come to their ends.
   void meet() {
+    const Deadline deadline = end_of_patience();
+    const bool may_hang = kFinalizeMayHang && world_ > 1;
+    if (may_hang) talk_to_all(deadline);
     MPI_Request request = MPI_REQUEST_NULL;
-    if (good(MPI_Ibarrier(comm_, &request), "MPI_Ibarrier") && !complete(request, "MPI_Ibarrier"))
-      die(Errc::timed_out);
+    if (status_) ends_by(deadline, MPI_Ibarrier(comm_, &request), request, "MPI_Ibarrier");
+    // Until all have left the barrier none may close its connections.
+    if (status_ && may_hang) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  }
+  /// In place, because then every pair of ranks exchanges messages, however many there are.
+  void talk_to_all(Deadline deadline) {
+    const auto bytes = std::make_shared<std::vector<char>>(world_);
+    MPI_Request request = MPI_REQUEST_NULL;
+    keep_until_end(bytes);
+    ends_by(deadline,
+            MPI_Ialltoall(MPI_IN_PLACE, 0, MPI_CHAR, bytes->data(), 1, MPI_CHAR, comm_, &request),
+            request, "MPI_Ialltoall");
+    if (!status_) keep_for_good();
+  }
+  void ends_by(Deadline deadline, int code, MPI_Request& request, const char* doing) {
+    if (good(code, doing) && !complete(request, doing, deadline)) die(Errc::timed_out);
   }
 
   MpiOptions options_;

@@ -11,7 +11,8 @@
 #include <fstream>
 #include <memory>
 #include <utility>
-#include <vector>
+
+#include "transport/c_step.h"
 
 namespace laconic::transport {
 namespace {
@@ -28,7 +29,7 @@ Result<void> told(const Call& call) {
   return Error{static_cast<Errc>(code), message.data(), {}};
 }
 
-/// Forwards everything. Steps are kept in the table's form until they have been waited for.
+/// Forwards everything.
 class PluginEngine final : public Engine {
  public:
   PluginEngine(const laconic_plugin& table, laconic_engine* engine, const laconic_engine_info& info)
@@ -36,9 +37,7 @@ class PluginEngine final : public Engine {
   /// Batches that have failed may use their memory as long as the process lives.
   ~PluginEngine() override {
     table_.close(engine_);
-    if (!failed_) return;
-    keep_until_end(std::move(flights_));
-    keep_for_good();
+    if (failed_) keep_for_good();
   }
 
   [[nodiscard]] uint32_t rank() const noexcept override { return info_.rank; }
@@ -54,48 +53,11 @@ class PluginEngine final : public Engine {
   Result<void> wait(Ticket ticket, Deadline deadline) override;
 
  private:
-  struct Flight {
-    bool used = false;
-    uint64_t ticket = 0;
-    std::array<laconic_step, kMaxBatch> steps{};
-    std::array<std::vector<laconic_message>, kMaxBatch> messages;
-  };
-  static laconic_step step_of(const Step& step, std::vector<laconic_message>* messages);
-
   const laconic_plugin& table_;
   laconic_engine* engine_;
   laconic_engine_info info_;
-  using Flights = std::array<Flight, kMaxTickets>;
-  std::shared_ptr<Flights> flights_ = std::make_shared<Flights>();
   bool failed_ = false;
 };
-
-laconic_step PluginEngine::step_of(const Step& step, std::vector<laconic_message>* messages) {
-  laconic_step to{};
-  to.kind = static_cast<uint32_t>(step.kind);
-  to.dtype = static_cast<uint32_t>(step.dtype);
-  to.short_sends = step.short_sends ? 1 : 0;
-  to.count = step.count;
-  to.send = step.send;
-  to.recv = step.recv;
-  to.tag = step.tag;
-  if (step.kind == StepKind::messages) {
-    messages->clear();
-    for (const Message& m : step.messages)
-      messages->push_back({m.peer, 0, m.send, m.send_bytes, m.recv, m.recv_room});
-    to.message_count = static_cast<uint32_t>(messages->size());
-    to.messages = messages->data();
-  } else if (step.kind != StepKind::all_reduce) {
-    to.send_counts = step.send_counts.data();
-    to.send_offsets = step.send_offsets.data();
-    to.recv_counts = step.recv_counts.data();
-    to.recv_offsets = step.recv_offsets.data();
-    const bool gather = step.kind == StepKind::all_gather;
-    for (const uint64_t n : step.send_counts) to.send_bytes = gather ? n : to.send_bytes + n;
-    for (const uint64_t n : step.recv_counts) to.recv_bytes += n;
-  }
-  return to;
-}
 
 Result<Ticket> PluginEngine::start(std::span<const Step> batch) {
   if (batch.size() > kMaxBatch) {
@@ -104,43 +66,23 @@ Result<Ticket> PluginEngine::start(std::span<const Step> batch) {
                      std::to_string(batch.size()),
                  {}};
   }
-  const auto flight =
-      std::find_if(flights_->begin(), flights_->end(), [](const Flight& f) { return !f.used; });
-  if (flight == flights_->end()) {
-    return Error{Errc::exchange_order,
-                 std::to_string(kMaxTickets) + " batches have not been waited for",
-                 "wait for each ticket"};
-  }
-  for (size_t i = 0; i < batch.size(); ++i)
-    flight->steps[i] = step_of(batch[i], &flight->messages[i]);
-  uint64_t ticket = 0;
+  std::array<laconic_step, kMaxBatch> steps;
+  std::transform(batch.begin(), batch.end(), steps.begin(), to_c);
+  Ticket ticket;
   const auto started = told([&](char* message, uint64_t room) {
-    return table_.start(engine_, flight->steps.data(), sizeof(laconic_step),
-                        static_cast<uint32_t>(batch.size()), &ticket, message, room);
+    return table_.start(engine_, steps.data(), sizeof(laconic_step),
+                        static_cast<uint32_t>(batch.size()), &ticket.number, message, room);
   });
-  if (!started) {
-    failed_ = true;
-    return started.error();
-  }
-  flight->used = true;
-  flight->ticket = ticket;
-  return Ticket{ticket};
+  failed_ = failed_ || !started;
+  return started ? Result<Ticket>(ticket) : Result<Ticket>(started.error());
 }
 
 Result<void> PluginEngine::wait(Ticket ticket, Deadline deadline) {
-  const auto flight = std::find_if(flights_->begin(), flights_->end(), [&](const Flight& f) {
-    return f.used && f.ticket == ticket.number;
-  });
-  if (flight == flights_->end()) {
-    return Error{Errc::exchange_order, "the engine has no such ticket",
-                 "wait for each ticket once"};
-  }
   const std::chrono::duration<double> left = deadline - std::chrono::steady_clock::now();
   auto done = told([&](char* message, uint64_t room) {
     return table_.wait(engine_, ticket.number, std::max(left.count(), 0.0), message, room);
   });
   failed_ = failed_ || !done;
-  flight->used = !done && done.error().code == Errc::timed_out;
   return done;
 }
 

@@ -15,17 +15,20 @@
 #include <vector>
 
 #include "laconic/loopback.h"
+#include "support/lanes.h"
+#include "support/letters.h"
 #include "support/mailboxes.h"
+#include "support/on_all.h"
 
 namespace laconic {
 namespace {
 
 using Bytes = std::vector<uint8_t>;
 
-void on_all(uint32_t world, const std::function<void(uint32_t)>& body) {
-  std::vector<std::jthread> threads;
-  for (uint32_t r = 0; r < world; ++r) threads.emplace_back([&, r] { body(r); });
-}
+using test::lane;
+using test::letter;
+using test::on_all;
+using test::Ragged;
 
 /// Both kinds of engine, and how a batch gets to them.
 enum class Kind { loopback, messages, loopback_started, messages_started };
@@ -55,32 +58,6 @@ class Group {
   std::unique_ptr<test::Mailboxes> mailboxes_;
 };
 
-/// What rank `from` sends rank `to` in step `step`: its length and bytes differ for all of them.
-Bytes letter(uint32_t from, uint32_t to, uint32_t step) {
-  Bytes bytes((from * 7 + to * 13 + step * 5) % 29);
-  for (size_t i = 0; i < bytes.size(); ++i)
-    bytes[i] = static_cast<uint8_t>(from * 64 + to * 8 + step + i);
-  return bytes;
-}
-
-/// Counts and offsets of ragged letters, with a gap before each.
-struct Ragged {
-  std::vector<uint64_t> counts, offsets;
-  Bytes memory;
-  void add(uint64_t count) {
-    counts.push_back(count);
-    offsets.push_back(memory.size() + 3);
-    memory.resize(memory.size() + 3 + count, 0xEE);
-  }
-  [[nodiscard]] Bytes at(uint32_t r) const {
-    const auto begin = memory.begin() + static_cast<int64_t>(offsets[r]);
-    return {begin, begin + static_cast<int64_t>(counts[r])};
-  }
-  void put(uint32_t r, const Bytes& bytes) {
-    std::copy(bytes.begin(), bytes.end(), memory.begin() + static_cast<int64_t>(offsets[r]));
-  }
-};
-
 class EngineLaw : public testing::TestWithParam<std::tuple<Kind, uint32_t>> {
  protected:
   [[nodiscard]] Group group(bool short_sends = false) const {
@@ -92,11 +69,11 @@ class EngineLaw : public testing::TestWithParam<std::tuple<Kind, uint32_t>> {
 TEST_P(EngineLaw, RaggedAllToAllGetsToItsPlaces) {
   Group all = group();
   on_all(world(), [&](uint32_t me) {
-    Ragged send, recv;
+    Ragged send, recv, expected;
     for (uint32_t r = 0; r < world(); ++r) {
-      send.add(letter(me, r, 0).size());
-      send.put(r, letter(me, r, 0));
+      send.add(letter(me, r, 0));
       recv.add(letter(r, me, 0).size());
+      expected.add(letter(r, me, 0));
     }
     const Step step{.kind = StepKind::all_to_all,
                     .send = send.memory.data(),
@@ -106,8 +83,7 @@ TEST_P(EngineLaw, RaggedAllToAllGetsToItsPlaces) {
                     .recv_counts = recv.counts,
                     .recv_offsets = recv.offsets};
     ASSERT_TRUE(all.run(me, {&step, 1}));
-    for (uint32_t r = 0; r < world(); ++r) EXPECT_EQ(recv.at(r), letter(r, me, 0)) << me << r;
-    EXPECT_EQ(recv.memory[0], 0xEE);  // what lies between is not touched
+    EXPECT_EQ(recv.memory, expected.memory) << me;  // what lies between is not touched
   });
 }
 
@@ -115,8 +91,11 @@ TEST_P(EngineLaw, AllGatherHasEveryRanksBytesOfAnyLength) {
   Group all = group();
   on_all(world(), [&](uint32_t me) {
     Bytes own = letter(me, 0, 1);
-    Ragged recv;
-    for (uint32_t r = 0; r < world(); ++r) recv.add(letter(r, 0, 1).size());
+    Ragged recv, expected;
+    for (uint32_t r = 0; r < world(); ++r) {
+      recv.add(letter(r, 0, 1).size());
+      expected.add(letter(r, 0, 1));
+    }
     const std::vector<uint64_t> counts(world(), own.size()), zeros(world(), 0);
     const Step step{.kind = StepKind::all_gather,
                     .send = own.data(),
@@ -126,7 +105,7 @@ TEST_P(EngineLaw, AllGatherHasEveryRanksBytesOfAnyLength) {
                     .recv_counts = recv.counts,
                     .recv_offsets = recv.offsets};
     ASSERT_TRUE(all.run(me, {&step, 1}));
-    for (uint32_t r = 0; r < world(); ++r) EXPECT_EQ(recv.at(r), letter(r, 0, 1)) << me << r;
+    EXPECT_EQ(recv.memory, expected.memory) << me;
   });
 }
 
@@ -172,54 +151,20 @@ TEST_P(EngineLaw, WhatIsShorterThanItsRoomArrives) {
   });
 }
 
-/// In rank order, rounded to the type after each addition: computed here in doubles.
-float sum_of(DType type, uint64_t lane, uint32_t world,
-             const std::function<float(uint32_t, uint64_t)>& x) {
-  const auto rounded = [&](double v) {
-    const auto f = static_cast<float>(v);  // exact for two lanes of 16 bits, rounded once for f32
-    return type == DType::f32   ? f
-           : type == DType::f16 ? f16_to_float(float_to_f16(f))
-                                : bf16_to_float(float_to_bf16(f));
-  };
-  double total = static_cast<double>(x(0, lane));
-  for (uint32_t r = 1; r < world; ++r)
-    total = static_cast<double>(rounded(total + static_cast<double>(x(r, lane))));
-  return static_cast<float>(total);
-}
-
 TEST_P(EngineLaw, SumsAreTakenInRankOrderInTheirType) {
   for (const DType type : {DType::f32, DType::f16, DType::bf16}) {
     for (const uint64_t count : {0U, 1U, 2U, 7U, 1001U}) {
       Group all = group();
-      // Multiples of 1/8 up to 32, exact in all three types, whose sums are not.
-      const auto x = [](uint32_t r, uint64_t i) {
-        return static_cast<float>(static_cast<int64_t>((i * 37 + r * 101) % 251) - 125) *
-               (r == 1 ? 16.0F : 0.125F);
-      };
       on_all(world(), [&](uint32_t me) {
         const uint64_t size = dtype_size(type);
         Bytes lanes(count * size);
-        for (uint64_t i = 0; i < count; ++i) {
-          const float value = x(me, i);
-          const uint16_t half = type == DType::f16 ? float_to_f16(value) : float_to_bf16(value);
-          std::memcpy(lanes.data() + i * size,
-                      type == DType::f32 ? static_cast<const void*>(&value) : &half, size);
-        }
+        for (uint64_t i = 0; i < count; ++i)
+          test::store_lane(type, lanes.data() + i * size, lane(me, i));
         const Step step{.dtype = type, .count = count, .send = lanes.data(), .recv = lanes.data()};
         ASSERT_TRUE(all.run(me, {&step, 1}));
-        const auto half_of = [&](uint64_t i) {
-          uint16_t h = 0;
-          std::memcpy(&h, lanes.data() + 2 * i, 2);
-          return type == DType::f16 ? f16_to_float(h) : bf16_to_float(h);
-        };
         for (uint64_t i = 0; i < count; ++i) {
-          float found = 0;
-          if (type == DType::f32) {
-            std::memcpy(&found, lanes.data() + 4 * i, 4);
-          } else {
-            found = half_of(i);
-          }
-          ASSERT_EQ(found, sum_of(type, i, world(), x))
+          ASSERT_EQ(test::load_lane(type, lanes.data() + i * size),
+                    test::sum_of_lanes(type, world(), i))
               << "lane " << i << " of type " << static_cast<int>(type);
         }
       });

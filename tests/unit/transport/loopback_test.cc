@@ -9,13 +9,12 @@
 #include <thread>
 #include <vector>
 
+#include "support/on_all.h"
+
 namespace laconic {
 namespace {
 
-void on_all(uint32_t world, const std::function<void(uint32_t)>& body) {
-  std::vector<std::jthread> threads;
-  for (uint32_t r = 0; r < world; ++r) threads.emplace_back([&, r] { body(r); });
-}
+using test::on_all;
 
 TEST(Loopback, SumsInRankOrderOnEveryRank) {
   LoopbackHub hub(3);

@@ -1,0 +1,166 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// The CUDA driver of the recording NCCL.
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+
+#include "fake_world.h"
+
+namespace {
+
+using namespace fake;
+
+int allocate(uint64_t* address, uint64_t bytes, bool on_device, const char* name) {
+  World& w = world();
+  Lock lock(w.mutex);
+  if (const int code = begin(lock, current(), name, std::to_string(bytes)); code != 0) return code;
+  *address = reinterpret_cast<uint64_t>(std::malloc(bytes)) | (on_device ? kOnDevice : 0);
+  w.memory[*address] = {bytes, on_device};
+  return 0;
+}
+
+int deallocate(uint64_t address, bool on_device, const char* name) {
+  World& w = world();
+  Lock lock(w.mutex);
+  if (const int code = begin(lock, current(), name); code != 0) return code;
+  const auto at = w.memory.find(address);
+  if (at == w.memory.end() || at->second.on_device != on_device) return kInvalidValue;
+  w.memory.erase(at);
+  std::free(reinterpret_cast<void*>(address & ~kOnDevice));
+  return 0;
+}
+
+/// Behind what is on the stream; refused while NCCL is still putting its kernels there.
+int copy(uint64_t to, uint64_t from, uint64_t bytes, void* stream, bool to_device,
+         const char* name) {
+  World& w = world();
+  Lock lock(w.mutex);
+  if (const int code = begin(lock, current(), name, std::to_string(bytes)); code != 0) return code;
+  uint8_t* const target = memory_at(to, bytes, to_device);
+  uint8_t* const source = memory_at(from, bytes, !to_device);
+  if (target == nullptr || source == nullptr || w.streams.count(stream) == 0) return kInvalidValue;
+  for (const auto& [handle, c] : w.communicators) {
+    if (c->launch && c->stream == stream) return kInvalidValue;
+  }
+  static_cast<Stream*>(stream)->work.emplace_back([=](Lock& held) {
+    held.unlock();
+    std::memcpy(target, source, bytes);
+    held.lock();
+  });
+  w.changed.notify_all();
+  return 0;
+}
+
+}  // namespace
+
+EXPORTED int cuInit(unsigned int) {
+  World& w = world();
+  Lock lock(w.mutex);
+  if (const int code = begin(lock, -1, "cuInit", {}, false); code != 0) return code;
+  return w.devices == 0 ? kNoDevice : 0;
+}
+
+EXPORTED int cuGetErrorString(int code, const char** text) {
+  *text = code == 2     ? "out of memory"
+          : code == 100 ? "no CUDA-capable device is detected"
+          : code == 101 ? "invalid device ordinal"
+                        : nullptr;
+  return *text != nullptr ? 0 : kInvalidValue;
+}
+
+EXPORTED int cuDeviceGetCount(int* count) {
+  Lock lock(world().mutex);
+  *count = world().devices;
+  return begin(lock, -1, "cuDeviceGetCount", {}, false);
+}
+
+EXPORTED int cuDeviceGet(int* device, int ordinal) {
+  Lock lock(world().mutex);
+  *device = ordinal;
+  if (const int code = begin(lock, ordinal, "cuDeviceGet", {}, false); code != 0) return code;
+  return ordinal < world().devices ? 0 : kInvalidDevice;
+}
+
+EXPORTED int cuDevicePrimaryCtxRetain(void** context, int device) {
+  Lock lock(world().mutex);
+  if (const int code = begin(lock, device, "cuDevicePrimaryCtxRetain", {}, false); code != 0)
+    return code;
+  ++world().contexts;
+  *context = reinterpret_cast<void*>(static_cast<uint64_t>(device) + 1);
+  return 0;
+}
+
+EXPORTED int cuDevicePrimaryCtxRelease_v2(int) {
+  const Lock lock(world().mutex);
+  --world().contexts;
+  return 0;
+}
+
+EXPORTED int cuCtxPushCurrent_v2(void* context) {
+  const int device = static_cast<int>(reinterpret_cast<uint64_t>(context)) - 1;
+  Lock lock(world().mutex);
+  if (const int code = begin(lock, device, "cuCtxPushCurrent", {}, false); code != 0) return code;
+  local.contexts[local.depth++] = device;
+  return 0;
+}
+
+EXPORTED int cuCtxPopCurrent_v2(void**) {
+  if (local.depth == 0) return 201;
+  --local.depth;
+  return 0;
+}
+
+EXPORTED int cuStreamCreate(void** stream, unsigned int flags) {
+  World& w = world();
+  Lock lock(w.mutex);
+  if (const int code = begin(lock, current(), "cuStreamCreate", {}, false); code != 0) return code;
+  if (flags != 1 || current() < 0) return kInvalidValue;
+  *stream = new Stream;
+  w.streams.insert(*stream);
+  return 0;
+}
+
+EXPORTED int cuStreamDestroy_v2(void* stream) {
+  {
+    const Lock lock(world().mutex);
+    if (world().streams.count(stream) == 0) return kInvalidValue;
+    if (!static_cast<Stream*>(stream)->work.empty()) return kNotReady;  // it might never end
+    world().streams.erase(stream);
+  }
+  delete static_cast<Stream*>(stream);
+  return 0;
+}
+
+EXPORTED int cuStreamQuery(void* stream) {
+  Lock lock(world().mutex);
+  if (const int code = begin(lock, current(), "cuStreamQuery", {}, false); code != 0) return code;
+  World& w = world();
+  if (w.streams.count(stream) == 0) return kInvalidValue;
+  const auto hanging = w.hanging.find(current());
+  const bool aborted = std::none_of(w.communicators.begin(), w.communicators.end(),
+                                    [](const auto& c) { return c.second->device == current(); });
+  if (aborted && hanging != w.hanging.end() && hanging->second > 0 && --hanging->second == 0)
+    w.changed.notify_all();
+  return static_cast<Stream*>(stream)->work.empty() ? 0 : kNotReady;
+}
+
+EXPORTED int cuMemAlloc_v2(uint64_t* address, size_t bytes) {
+  return allocate(address, bytes, true, "cuMemAlloc");
+}
+EXPORTED int cuMemFree_v2(uint64_t address) { return deallocate(address, true, "cuMemFree"); }
+EXPORTED int cuMemHostAlloc(void** address, size_t bytes, unsigned int) {
+  uint64_t at = 0;
+  const int code = allocate(&at, bytes, false, "cuMemHostAlloc");
+  *address = reinterpret_cast<void*>(at);
+  return code;
+}
+EXPORTED int cuMemFreeHost(void* address) {
+  return deallocate(reinterpret_cast<uint64_t>(address), false, "cuMemFreeHost");
+}
+EXPORTED int cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, void* stream) {
+  return copy(to, reinterpret_cast<uint64_t>(from), bytes, stream, true, "cuMemcpyHtoDAsync");
+}
+EXPORTED int cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t bytes, void* stream) {
+  return copy(reinterpret_cast<uint64_t>(to), from, bytes, stream, false, "cuMemcpyDtoHAsync");
+}

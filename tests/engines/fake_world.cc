@@ -1,0 +1,133 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+#include "fake_world.h"
+
+#include <cstdlib>
+#include <cstring>
+
+#include "fake_nccl.h"
+
+namespace fake {
+namespace {
+
+/// For programs that open the library by themselves.
+int devices_told() {
+  const char* const told = std::getenv("FAKE_NCCL_DEVICES");
+  return told != nullptr ? std::atoi(told) : 2;
+}
+
+}  // namespace
+
+World& world() {
+  static World* const w = [] {
+    auto* made = new World;
+    made->devices = devices_told();
+    return made;
+  }();
+  return *w;
+}
+
+__attribute__((tls_model("initial-exec"))) thread_local Local local;
+
+int current() { return local.depth == 0 ? -1 : local.contexts[local.depth - 1]; }
+
+Stream::~Stream() {
+  {
+    const Lock lock(world().mutex);
+    ending = true;
+    world().changed.notify_all();
+  }
+  thread.join();
+}
+
+void Stream::serve() {
+  Lock lock(world().mutex);
+  for (;;) {
+    world().changed.wait(lock, [&] { return ending || !work.empty(); });
+    if (work.empty()) return;
+    const auto next = work.front();
+    next(lock);
+    work.pop_front();
+  }
+}
+
+int begin(Lock& lock, int device, const char* name, const std::string& arguments, bool recorded) {
+  World& w = world();
+  if (recorded) w.calls[device] += name + (arguments.empty() ? "" : " " + arguments) + "\n";
+  if (w.blocks.erase({device, name}) != 0)
+    w.changed.wait(lock, [&, epoch = w.epoch] { return w.epoch != epoch; });
+  const auto at = w.failures.find({device, name});
+  if (at == w.failures.end()) return 0;
+  const int code = at->second;
+  w.failures.erase(at);
+  return code;
+}
+
+uint8_t* memory_at(uint64_t address, uint64_t bytes, bool on_device) {
+  World& w = world();
+  auto at = w.memory.upper_bound(address);
+  if (at == w.memory.begin()) return nullptr;
+  --at;
+  if (at->second.on_device != on_device || address + bytes > at->first + at->second.bytes)
+    return nullptr;
+  return reinterpret_cast<uint8_t*>(address & ~kOnDevice);
+}
+
+namespace {
+
+FakeNccl controls() {
+  FakeNccl c{};
+  c.reset = [](int version, int devices) {
+    World& w = world();
+    const Lock lock(w.mutex);
+    ++w.epoch;
+    w.version = version;
+    w.devices = devices;
+    w.calls.clear();
+    w.failures.clear();
+    w.blocks.clear();
+    w.async_errors.clear();
+    w.hanging.clear();
+    w.last_error.clear();
+    w.changed.notify_all();
+  };
+  c.fail = [](int device, const char* call, int code) {
+    const Lock lock(world().mutex);
+    world().failures[{device, call}] = code;
+  };
+  c.block = [](int device, const char* call) {
+    const Lock lock(world().mutex);
+    world().blocks.insert({device, call});
+  };
+  c.async_error = [](int device, int code) {
+    const Lock lock(world().mutex);
+    world().async_errors[device] = code;
+    world().last_error = "the cable is cut";
+  };
+  c.hang = [](int device, int queries) {
+    const Lock lock(world().mutex);
+    world().hanging[device] = queries;
+  };
+  c.calls = [](int device, char* out, uint64_t room) -> uint64_t {
+    const Lock lock(world().mutex);
+    const std::string calls = std::exchange(world().calls[device], {});
+    std::strncpy(out, calls.c_str(), room - 1);
+    out[room - 1] = '\0';
+    return calls.size();
+  };
+  c.alive = []() -> uint64_t {
+    World& w = world();
+    const Lock lock(w.mutex);
+    return w.communicators.size() + w.streams.size() + w.memory.size() +
+           static_cast<uint64_t>(w.contexts + w.groups);
+  };
+  return c;
+}
+
+}  // namespace
+
+}  // namespace fake
+
+EXPORTED const FakeNccl* fake_nccl() {
+  static const FakeNccl all = fake::controls();
+  return &all;
+}

@@ -1,0 +1,127 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// What the recording NCCL and the CUDA driver beside it share.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#define EXPORTED extern "C" __attribute__((visibility("default")))
+
+namespace fake {
+
+constexpr uint64_t kOnDevice = 1ULL << 62U;
+constexpr int kInvalidArgument = 4, kInProgress = 7;
+constexpr int kInvalidValue = 1, kNoDevice = 100, kInvalidDevice = 101, kNotReady = 600;
+
+struct Hub;
+struct Stream;
+using Bytes = std::vector<uint8_t>;
+using Lock = std::unique_lock<std::mutex>;
+
+struct Communicator {
+  std::shared_ptr<Hub> hub;
+  int rank = 0, world = 0, device = -1;
+  bool blocking = true, aborted = false;
+  int async_error = 0;
+  int polls = 0;                 // until what is in progress has been done
+  std::function<void()> launch;  // what is in progress
+  Stream* stream = nullptr;      // that it goes to
+};
+
+/// Where the ranks of one communicator meet.
+struct Hub {
+  int arrived = 0;
+  std::map<std::pair<int, int>, std::deque<Bytes>> letters;  // from, to
+  struct Collective {
+    std::map<int, Bytes> sent;
+    int taken = 0;
+  };
+  std::map<uint64_t, Collective> collectives;
+  std::map<int, uint64_t> issued;  // by rank
+};
+
+struct Operation {
+  enum Kind { sum, gather, send, recv } kind;
+  const uint8_t* from;
+  uint8_t* to;
+  uint64_t count;
+  int type, peer;
+};
+
+struct Piece {
+  uint64_t bytes;
+  bool on_device;
+};
+
+/// Never destroyed: threads that block stay behind.
+struct World {
+  std::mutex mutex;
+  std::condition_variable changed;
+#ifdef FAKE_NCCL_OLD
+  int version = 2708;
+#else
+  int version = 22703;
+#endif
+  int devices = 2;
+  uint64_t epoch = 0;  // reset() ends what blocks
+  std::map<int, std::string> calls;
+  std::map<std::pair<int, std::string>, int> failures;
+  std::set<std::pair<int, std::string>> blocks;
+  std::map<int, int> async_errors;
+  std::map<int, int> hanging;  // by device: queries of the stream behind an abort; < 0: for good
+  std::string last_error;
+  uint64_t next_id = 0;
+  std::map<uint64_t, std::shared_ptr<Hub>> hubs;
+  std::map<void*, std::shared_ptr<Communicator>> communicators;
+  std::set<void*> streams;
+  int contexts = 0, groups = 0;
+  std::map<uint64_t, Piece> memory;
+};
+World& world();
+
+struct Group {
+  int depth = 0;
+  int failure = 0;
+  std::vector<Operation> operations;
+  std::shared_ptr<Communicator> comm;
+  Stream* stream = nullptr;
+};
+/// Of a thread. Trivial, and in memory that is there before the thread: ThreadSanitizer does not
+/// see how the loader frees other kinds.
+struct Local {
+  Group* group;
+  int contexts[16];  // their devices
+  int depth;         // of these
+};
+extern __attribute__((tls_model("initial-exec"))) thread_local Local local;
+/// The device whose context is current; -1: none.
+int current();
+
+/// A thread that executes what lies on it.
+struct Stream {
+  ~Stream();
+  void serve();
+  bool ending = false;
+  std::deque<std::function<void(Lock&)>> work;  // front: in execution
+  std::thread thread{[this] { serve(); }};      // last: it uses the others
+};
+
+/// Records a call; gives what it was told to, after it has blocked if it was told to.
+int begin(Lock& lock, int device, const char* name, const std::string& arguments = {},
+          bool recorded = true);
+
+/// Null unless [address, address + bytes) lies in one piece on that side.
+uint8_t* memory_at(uint64_t address, uint64_t bytes, bool on_device);
+
+}  // namespace fake
