@@ -176,7 +176,7 @@ def test_the_plug_in_is_the_launchers(tmp_path, variable, library):
 def test_a_plug_in_of_another_engine_is_refused():
     plugin = next(LIBRARIES.glob("liblaconic_mpi_*.so"), None)
     if plugin is None:
-        pytest.skip("no MPI is here")
+        pytest.skip(f"no plug-in for MPI is in {LIBRARIES}: apt install libopenmpi-dev, then build laconic_mpi_openmpi")
     done = laconic("bench", "--engine", "gloo", "--rank", "0", "--world", "1", "--rendezvous", "file:/tmp",
                    env={"LACONIC_GLOO_LIB": str(plugin)})
     assert done.returncode == BAD_ANSWER and "is a plug-in for mpi, not for gloo" in done.stderr
