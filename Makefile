@@ -31,7 +31,7 @@ test:  ## everything that must hold before a change goes in; TIER=quick for the 
 
 users:  ## programs of Hugging Face, Lightning and others, each with laconic; NAMES= chooses some (ten minutes)
 	@scripts/bootstrap
-	@scripts/build release laconic_c
+	@scripts/build release laconic_c laconic_launched
 	@scripts/users $(NAMES)
 
 bench:  ## measure every codec on this CPU into docs/results (5 minutes); QUICK=1: a minute's worth into out/bench

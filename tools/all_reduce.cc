@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <memory>
 #include <new>
@@ -15,6 +14,7 @@
 #include <utility>
 
 #include "bench_rank.h"
+#include "laconic/bytes.h"
 #include "laconic/random.h"
 #include "laconic/session.h"
 
@@ -106,17 +106,6 @@ class Bench : public std::enable_shared_from_this<Bench> {
     const uint8_t here = 1;
     return gather({&here, 1}).ok();
   }
-  template <class T>
-  [[nodiscard]] T gathered(uint64_t rank, uint64_t index) const {
-    T value;
-    std::memcpy(&value, all_.data() + offsets_[rank] + index * sizeof(T), sizeof(T));
-    return value;
-  }
-  template <class T>
-  static std::span<const uint8_t> bytes(const std::vector<T>& values) {
-    return {reinterpret_cast<const uint8_t*>(values.data()), values.size() * sizeof(T)};
-  }
-
   Engine& engine_;
   const AllReduceOptions options_;
   const AllReduceObserver& observer_;
@@ -292,10 +281,11 @@ Result<std::array<Measured, 2>> Bench::over_all_ranks() {
   for (std::size_t l = 0; l < lines.size(); ++l) {
     std::vector<double> numbers = lines[l]->seconds;
     numbers.push_back(lines[l]->error);
-    if (auto done = gather(bytes(numbers)); !done) return done.error();
-    for (uint64_t i = 0; i < numbers.size(); ++i) {
-      for (uint32_t r = 0; r < engine_.world(); ++r)
-        numbers[i] = std::max(numbers[i], gathered<double>(r, i));
+    const auto* const own = reinterpret_cast<const uint8_t*>(numbers.data());
+    if (auto done = gather({own, numbers.size() * sizeof(double)}); !done) return done.error();
+    for (std::size_t at = 0; at < all_.size(); at += sizeof(double)) {
+      double& worst = numbers[at / sizeof(double) % numbers.size()];
+      worst = std::max(worst, load<double>(all_.data() + at));
     }
     over_all[l].error = numbers.back();
     numbers.pop_back();

@@ -41,23 +41,26 @@ Result<uint64_t> parse_size(std::string_view option, std::string_view text, uint
                "bytes, with K, M or G, which are powers of 1024: 4K, 64M");
 }
 
-/// Options that belong to one engine.
+/// Options that belong to one engine, and those that it cannot do without.
 Result<void> check_engine(const CLI::App& command, const EngineBench& options) {
-  constexpr std::pair<const char*, const char*> kOwners[] = {{"--ranks", "loopback"},
-                                                             {"--rank", "gloo"},
-                                                             {"--world", "gloo"},
-                                                             {"--rendezvous", "gloo"},
-                                                             {"--interface", "gloo"}};
-  for (const auto& [name, owner] : kOwners) {
+  struct Owned {
+    const char *name, *engine;
+    bool needed;
+  };
+  constexpr Owned kOwned[] = {{"--ranks", "loopback", false},
+                              {"--rank", "gloo", true},
+                              {"--world", "gloo", true},
+                              {"--rendezvous", "gloo", true},
+                              {"--interface", "gloo", false}};
+  for (const auto& [name, engine, needed] : kOwned) {
     const bool given = command.count(name) != 0;
-    if (given && options.engine != owner) {
-      return wrong(fmt::format("{} is for --engine {}", name, owner),
+    if (given && options.engine != engine) {
+      return wrong(fmt::format("{} is for --engine {}", name, engine),
                    options.engine == "mpi" ? "its launcher says how many ranks there are: mpirun -n"
                                            : "leave it out");
     }
-    const bool may_be_missing = std::string_view(name) == "--interface";
-    if (!given && options.engine == owner && !may_be_missing && options.engine == "gloo") {
-      return wrong(fmt::format("--engine gloo needs {}", name),
+    if (!given && needed && options.engine == engine) {
+      return wrong(fmt::format("--engine {} needs {}", engine, name),
                    "--rank 0 --world 2 --rendezvous file:FOLDER, or tcp:HOST:PORT of rank 0");
     }
   }

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 
 namespace laconic::lab {
@@ -126,7 +127,12 @@ void ControlServer::close_connection(int fd) {
   connections_.erase(fd);
 }
 
-Result<ControlReply> send_control(const std::string& path, std::string_view line) {
+Result<ControlReply> ask_lab(const std::string& option, std::string_view line) {
+  const char* given = std::getenv("LACONIC_LAB_CONTROL");
+  if (given == nullptr)
+    return Error{Errc::invalid_argument, "LACONIC_LAB_CONTROL is not set",
+                 option + " works inside a lab only"};
+  const std::string path = given;
   const auto address = address_of(path);
   if (!address) return address.error();
   const Fd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));

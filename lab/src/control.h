@@ -50,7 +50,7 @@ struct ControlReply {
   std::vector<Fd> descriptors;
 };
 
-/// The client: sends `line` to the socket at `path` and returns the answer.
-Result<ControlReply> send_control(const std::string& path, std::string_view line);
+/// The client: sends `line` to the lab that we run in. `option` is what needs one.
+Result<ControlReply> ask_lab(const std::string& option, std::string_view line);
 
 }  // namespace laconic::lab

@@ -4,7 +4,6 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
-#include <cstdlib>
 #include <filesystem>
 #include <iostream>
 
@@ -34,12 +33,7 @@ int print(const Report& report, bool json) {
 }
 
 int send(const Options& options) {
-  const char* path = std::getenv("LACONIC_LAB_CONTROL");
-  if (path == nullptr)
-    return fail({Errc::invalid_argument, "LACONIC_LAB_CONTROL is not set",
-                 "--send works inside a lab only"},
-                options.json);
-  const auto answer = send_control(path, options.send);
+  const auto answer = ask_lab("--send", options.send);
   if (!answer) return fail(answer.error(), options.json);
   std::cout << answer->line << std::endl;
   const Json parsed = Json::parse(answer->line, nullptr, false);

@@ -4,9 +4,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <cerrno>
-#include <cstdlib>
-#include <cstring>
 #include <filesystem>
 
 #include "control.h"
@@ -94,11 +91,7 @@ Variables launcher_environment(const std::string& folder) {
 }
 
 Error become_command_on_host(const Options& options) {
-  const char* path = std::getenv("LACONIC_LAB_CONTROL");
-  if (path == nullptr)
-    return {Errc::invalid_argument, "LACONIC_LAB_CONTROL is not set",
-            "--on works inside a lab only"};
-  const auto answer = send_control(path, "enter " + options.on);
+  const auto answer = ask_lab("--on", "enter " + options.on);
   if (!answer) return answer.error();
   const Json said = Json::parse(answer->line, nullptr, false);
   if (said.is_discarded() || !said.value("ok", false)) return error_from(said);

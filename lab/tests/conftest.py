@@ -85,3 +85,17 @@ def lab(any_lab):
 def features(lab):
     check = json.loads(lab.run("--check", "--json").stdout)
     return check["root"] or check["user_namespace"]
+
+
+@pytest.fixture(scope="session")
+def plain_user(lab):
+    """What stands before a command so that a plain user runs it."""
+    check = json.loads(lab.run("--check", "--json").stdout)["user_namespace"]
+    if not check["usable"]:
+        pytest.skip(f"plain users can make no lab here, says laconic lab --check: {check}")
+    words = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"] if os.geteuid() == 0 else []
+    # A shell in between: setpriv itself still finds programs with root's rights.
+    done = subprocess.run([*words, "sh", "-c", " ".join([*lab.command, "--help"])], capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"a plain user cannot run {lab.command[0]}: {done.stderr.strip()}")
+    return words

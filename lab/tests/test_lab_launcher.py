@@ -15,7 +15,7 @@ import pytest
 from lab_support import PER_PACKET, eventually, processes_with
 
 MEGABYTE = 1_000_000
-MPIS = ["openmpi", "mpich"]
+PACKAGES = {"openmpi": "libopenmpi-dev openmpi-bin", "mpich": "libmpich-dev mpich"}
 
 
 def remote(lab):
@@ -94,8 +94,9 @@ def test_on_refuses_in_words(lab, any_lab, tmp_path):
         return done.stderr.splitlines()
 
     on = remote(lab)
-    assert error(f"{on} host1 true") == [
-        "laconic lab: LACONIC_LAB_CONTROL is not set", "  --on works inside a lab only"]
+    for words in ("--on host1 true", "--send status"):
+        assert error(" ".join([*lab.command, words])) == [
+            "laconic lab: LACONIC_LAB_CONTROL is not set", f"  {words.split()[0]} works inside a lab only"]
     [ended, hint] = error(f"{on} host1 true", LACONIC_LAB_CONTROL=str(tmp_path / "gone"))
     assert ended == f"laconic lab: no lab answers at {tmp_path}/gone: No such file or directory"
     assert "running lab" in hint
@@ -116,13 +117,8 @@ def test_a_lab_that_has_ended_is_entered_no_more(lab):
     assert done.returncode == 1 and "no lab answers" in done.stderr
 
 
-def test_a_plain_user_enters_hosts_too(lab):
-    user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"] if os.geteuid() == 0 else []
-    if not json.loads(lab.run("--check", "--json").stdout)["user_namespace"]["usable"]:
-        pytest.skip("this kernel gives plain users no namespaces")
-    if subprocess.run([*user, "sh", "-c", remote(lab)[:-4] + "--help"], capture_output=True).returncode:
-        pytest.skip("a plain user cannot run the binary")
-    lines, report, done = on_host0(lab, f"{remote(lab)} host1 hostname", prefix=user)
+def test_a_plain_user_enters_hosts_too(lab, plain_user):
+    lines, report, done = on_host0(lab, f"{remote(lab)} host1 hostname", prefix=plain_user)
     assert lines == ["host1"], done.stderr
     assert report["isolation"] == "user namespace"
 
@@ -130,13 +126,13 @@ def test_a_plain_user_enters_hosts_too(lab):
 # ---- the MPIs -----------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="session", params=MPIS)
+@pytest.fixture(scope="session", params=PACKAGES)
 def mpi(request, tmp_path_factory):
     """(mpirun, program) of one MPI."""
     compiler, mpirun = f"mpicc.{request.param}", f"mpirun.{request.param}"
     for program in (compiler, mpirun):
         if shutil.which(program) is None:
-            pytest.skip(f"{program} is not installed")
+            pytest.skip(f"{program} is not here: apt install {PACKAGES[request.param]}")
     program = tmp_path_factory.mktemp(request.param) / "mpi_send"
     source = pathlib.Path(__file__).with_name("mpi_send.c")
     subprocess.run([compiler, "-O1", "-o", program, source], check=True)

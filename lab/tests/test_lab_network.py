@@ -113,7 +113,7 @@ def test_schedule(lab):
 
 def test_loss_drops_packets_and_tcp_survives(lab, features):
     if not features["loss"]:
-        pytest.skip("this kernel cannot drop at random (cls_bpf)")
+        pytest.skip("this kernel cannot drop at random, says laconic lab --check: no cls_bpf")
     _, report = transfer(lab, ["--loss", "5%"], MEGABYTE // 2)
     receiver, sender = report["per_host"]
     lost = sender["tx_packets"] - receiver["rx_packets"]
@@ -121,24 +121,20 @@ def test_loss_drops_packets_and_tcp_survives(lab, features):
     assert report["loss"] == 0.05
 
 
-def test_a_plain_user_can_do_the_same(lab):
-    if os.geteuid() != 0:
+def test_a_plain_user_can_do_the_same(lab, plain_user):
+    if not plain_user:
         pytest.skip("the other tests run as a plain user already")
-    if not json.loads(lab.run("--check", "--json").stdout)["user_namespace"]["usable"]:
-        pytest.skip("this kernel gives plain users no namespaces")
-    user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
 
-    # A shell in between: setpriv itself still finds programs with root's rights.
     def runs(program):
-        command = [*user, "sh", "-c", f"{program} --help"]
-        return subprocess.run(command, capture_output=True).returncode == 0
+        return subprocess.run([*plain_user, "sh", "-c", f"{program} --help"], capture_output=True).returncode == 0
 
-    python = next(filter(runs, [sys.executable, "/usr/bin/python3"]), None)
-    if python is None or not runs(" ".join(lab.command)):
-        pytest.skip("a plain user can run neither this Python nor the binary")
+    pythons = [sys.executable, "/usr/bin/python3"]
+    python = next(filter(runs, pythons), None)
+    if python is None:
+        pytest.skip(f"a plain user can run none of {pythons}")
     code = open(TRANSFER).read()
     done, report = lab.json(
-        "--rate", "50mbit", "--", python, "-c", code, str(MEGABYTE), prefix=user
+        "--rate", "50mbit", "--", python, "-c", code, str(MEGABYTE), prefix=plain_user
     )
     assert done.returncode == 0, done.stderr
     assert report["isolation"] == "user namespace"

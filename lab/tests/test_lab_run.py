@@ -2,6 +2,7 @@
 """What a COMMAND sees, and how the lab reports its end."""
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -236,7 +237,7 @@ def test_missing_iproute2_is_said_with_the_remedy(any_lab):
     cover = f'mount --bind /dev/null {os.path.realpath(ip or "/")} && exec "$@"'
     hide = ["unshare", "-m", "sh", "-c", cover, "sh"]
     if ip is None or subprocess.run([*hide, "true"], capture_output=True).returncode:
-        pytest.skip("cannot hide ip in a mount namespace here")
+        pytest.skip(f"cannot hide ip here: {shlex.join([*hide, 'true'])}")
     done, report = any_lab.json("--", "true", prefix=hide)
     assert done.returncode == 1 and report["error"]["name"] == "unsupported"
     assert "'ip' is missing" in report["error"]["message"]
@@ -251,7 +252,7 @@ def test_without_namespaces_the_fallback_is_named(any_lab):
     drop = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"]
     strip = ["unshare", "-U", "-r", "sh", "-c", forbid, "sh", *drop]
     if subprocess.run([*strip, "true"], capture_output=True).returncode:
-        pytest.skip("cannot forbid namespaces here")
+        pytest.skip(f"cannot forbid namespaces here: {shlex.join([*strip, 'true'])}")
     done, report = any_lab.json("--", "true", prefix=strip)
     assert done.returncode == 1 and report["error"]["name"] == "unsupported"
     assert (

@@ -131,7 +131,7 @@ def floats_in_place(array, count: int):
     if is_torch(array):
         tensor = tensor_of(array, writable=True)
         _check_floats(array.numel() if tensor.dtype == _lib.F32 else None, array.dtype, count)
-        return (ctypes.c_float * count).from_address(tensor.data or 0) if count else (ctypes.c_float * 0)()
+        return (ctypes.c_float * count).from_address(tensor.data or 0)
     try:
         view = memoryview(array)
     except (TypeError, ValueError, BufferError):
@@ -139,7 +139,7 @@ def floats_in_place(array, count: int):
     kind = getattr(array, "dtype", f"format {view.format!r}")
     _check_floats(view.nbytes // 4 if view.format.lstrip("=@" + _NATIVE) == "f" else None, kind, count)
     _check_place(view.c_contiguous, view.readonly)
-    return (ctypes.c_float * count).from_buffer(view) if count else (ctypes.c_float * 0)()
+    return (ctypes.c_float * count).from_buffer(view)
 
 
 _NATIVE = "<" if sys.byteorder == "little" else ">"
@@ -156,7 +156,7 @@ def _floats_of_interface(array, count: int):
     strides = interface.get("strides")
     packed = tuple(4 * math.prod(shape[i + 1 :]) for i in range(len(shape)))
     _check_place(strides is None or count == 0 or tuple(strides) == packed, readonly)
-    return (ctypes.c_float * count).from_address(address) if count else (ctypes.c_float * 0)()
+    return (ctypes.c_float * count).from_address(address or 0)
 
 
 def _check_floats(found: int | None, kind, count: int) -> None:

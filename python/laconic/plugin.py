@@ -16,7 +16,7 @@ from . import _lib, errors
 from .errors import LaconicError
 
 VERSION = 1
-MPI_LIBRARY = "LACONIC_MPI_LIB"
+MPI_LIBRARY, GLOO_LIBRARY = "LACONIC_MPI_LIB", "LACONIC_GLOO_LIB"
 _ROOM = 1024  # bytes of a message
 #: what a launcher sets, its library's plug-in, its name, and where it comes from
 _LAUNCHERS = [("OMPI_COMM_WORLD_SIZE", "openmpi", "Open MPI", "libopenmpi-dev openmpi-bin"),
@@ -67,16 +67,21 @@ def _need(file: str, what: str, packages: str) -> str:
     return str(found)
 
 
+def _named(variable: str) -> str:
+    """The plug-in that a variable names; "": none."""
+    path = os.environ.get(variable, "")
+    if "/" in path and not Path(path).exists():
+        raise errors.error("unsupported", f"{variable} is {path}, which is not there", f"unset {variable}, or correct it")
+    return path
+
+
 def mpi_path() -> str:
     """The plug-in of the MPI whose launcher has started this process: the others would make it a world of its own."""
-    named = os.environ.get(MPI_LIBRARY, "")
+    named = _named(MPI_LIBRARY)
     if named:
-        if "/" in named and not Path(named).exists():
-            raise errors.error("unsupported", f"{MPI_LIBRARY} is {named}, which is not there",
-                               f"unset {MPI_LIBRARY}, or correct it")
         return named
     for variable, name, library, packages in _LAUNCHERS:
-        if variable in os.environ:
+        if os.environ.get(variable):
             return _need(f"liblaconic_mpi_{name}.so", f"the plug-in for {library}, whose launcher has started this process,",
                          packages)
     for _, name, _, _ in _LAUNCHERS:  # one process
@@ -87,27 +92,23 @@ def mpi_path() -> str:
 
 
 def gloo_path() -> str:
-    return _need("liblaconic_gloo.so", "the plug-in for Gloo", "libgloo-dev")
+    return _named(GLOO_LIBRARY) or _need("liblaconic_gloo.so", "the plug-in for Gloo", "libgloo-dev")
 
 
 def _is_cut_off(path: str) -> bool:
     """The dynamic loader maps what is not there, and the process dies of it."""
     try:
-        size = os.path.getsize(path)
-        with open(path, "rb") as file:
-            head = file.read(64)
-            if head[:4] != b"\x7fELF"[: len(head)]:
-                return False  # the loader says why
-            if len(head) < 64:
-                return True
-            (at,), (each, count) = struct.unpack_from("<Q", head, 32), struct.unpack_from("<HH", head, 54)
-            file.seek(at)
-            segments = file.read(each * count)
+        file = Path(path).read_bytes()
     except OSError:
+        return False  # the loader says why
+    if not file.startswith(b"\x7fELF"):
         return False  # as above
-    if len(segments) < each * count:
+    try:
+        (at,), (each, count) = struct.unpack_from("<Q", file, 32), struct.unpack_from("<HH", file, 54)
+        segments = [struct.unpack_from("<Q16xQ", file, at + each * i + 8) for i in range(count)]  # place, bytes
+    except struct.error:
         return True
-    return any(sum(struct.unpack_from("<Q", segments, each * i + field)[0] for field in (8, 32)) > size for i in range(count))
+    return any(place + size > len(file) for place, size in segments)
 
 
 def load(path: str) -> Table:

@@ -253,7 +253,7 @@ def test_the_examples_reach_one_processs_accuracy(example, package):
 @pytest.fixture
 def elsewhere(tmp_path, monkeypatch):
     """The library lies where no plug-in is."""
-    for variable in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "LACONIC_MPI_LIB"):
+    for variable in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "LACONIC_MPI_LIB", "LACONIC_GLOO_LIB"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(_lib.lib, "path", tmp_path / "liblaconic.so")
     return tmp_path
@@ -282,15 +282,22 @@ def test_the_launcher_decides_which_mpi(elsewhere, monkeypatch):
     for name in FILES.values():
         (elsewhere / name).touch()
     assert plugin.mpi_path().endswith("mpi_openmpi.so")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "")  # nothing, as for `laconic bench`
     monkeypatch.setenv("PMI_SIZE", "2")
     assert plugin.mpi_path().endswith("mpi_mpich.so")
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
     assert plugin.mpi_path().endswith("mpi_openmpi.so")
-    monkeypatch.setenv("LACONIC_MPI_LIB", "my_mpi.so")
-    assert plugin.mpi_path() == "my_mpi.so"
-    monkeypatch.setenv("LACONIC_MPI_LIB", "/nonexistent/my_mpi.so")
-    with pytest.raises(LaconicError, match="LACONIC_MPI_LIB is /nonexistent/my_mpi.so, which is not there"):
-        plugin.mpi_path()
+
+
+@pytest.mark.parametrize(("variable", "path_of"), [("LACONIC_MPI_LIB", plugin.mpi_path), ("LACONIC_GLOO_LIB", plugin.gloo_path)])
+def test_a_variable_may_name_the_plug_in(elsewhere, monkeypatch, variable, path_of):
+    (elsewhere / "liblaconic_gloo.so").touch()
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    monkeypatch.setenv(variable, "mine.so")
+    assert path_of() == "mine.so"
+    monkeypatch.setenv(variable, "/nonexistent/mine.so")
+    with pytest.raises(LaconicError, match=f"{variable} is /nonexistent/mine.so, which is not there"):
+        path_of()
 
 
 def test_what_is_no_plug_in(tmp_path):

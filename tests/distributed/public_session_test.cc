@@ -334,6 +334,43 @@ TEST(PublicSession, SavedStateContinuesBitForBit) {
   }
 }
 
+/// docs/format/STATE.md, field by field.
+TEST(PublicSession, SavedStateIsLaidOutAsItsFormatSays) {
+  LoopbackHub hub(2);
+  on_all(2, [&](uint32_t r) {
+    auto session = *PublicSession::create("powersgd:rank=2", kModel, hub.engine(r),
+                                          in_parts(2, 4096, "native_sum"));
+    auto mine = gradients(2, kElements, 1)[r];
+    ASSERT_TRUE(session->average(0, mine));
+    const auto state = *session->save();
+    const auto u32 = [&](size_t at) { return load<uint32_t>(state.data() + at); };
+    const auto u64 = [&](size_t at) { return load<uint64_t>(state.data() + at); };
+    const auto text = [&](size_t at, size_t bytes) {
+      return std::string(state.begin() + static_cast<ptrdiff_t>(at),
+                         state.begin() + static_cast<ptrdiff_t>(at + bytes));
+    };
+    ASSERT_EQ(text(0, 8), "LACSTATE");
+    EXPECT_EQ(u32(8), 1U);
+    EXPECT_EQ(u32(12), r);
+    EXPECT_EQ(u32(16), 2U);
+    EXPECT_EQ(u64(40), 4096U);
+    EXPECT_EQ(u32(52), 0U);
+    EXPECT_EQ(text(56, u32(48)).substr(0, 15), "powersgd:rank=2");
+    std::vector<std::string> names;
+    size_t at = 56 + u32(48);
+    for (uint32_t i = 0; i < u32(20); ++i) {
+      EXPECT_EQ(u32(at + 12), 0U);
+      names.push_back(text(at + 16, u32(at + 8)));
+      at += 16 + u32(at + 8) + sizeof(float) * u64(at);
+      ASSERT_LT(at, state.size());
+    }
+    EXPECT_EQ(names.front(), "residual/w");
+    EXPECT_EQ(names.back(), "state/flush");
+    EXPECT_EQ(at + 8, state.size());
+    EXPECT_EQ(u64(at), hash64(Bytes(state).first(at)));
+  });
+}
+
 TEST(PublicSession, StateThatIsNotItsOwnIsRefusedAndChangesNothing) {
   LoopbackHub hub(2), third(2), fourth(2);
   std::vector<std::vector<uint8_t>> states(2);

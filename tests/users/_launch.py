@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -13,6 +14,7 @@ import sys
 from pathlib import Path
 
 SECONDS = 240
+TESTS = Path(__file__).resolve().parents[2] / "python" / "tests"
 SKIPPED = 3  # exit status of a script that has nothing to run on here; its last line says why
 
 
@@ -56,6 +58,15 @@ def torchrun(*arguments, world: int = 2, **options) -> str:
     """As `start`, by torchrun on `world` ranks."""
     return start("-m", "torch.distributed.run", "--nproc-per-node", world, "--master-addr", "127.0.0.1",
                  "--master-port", free_port(), *arguments, **options)
+
+
+def run_test(name: str) -> None:
+    """A test of python/tests. SystemExit where it fails, and with its reason where it is skipped."""
+    output = start("-m", "pytest", "-q", "-rs", TESTS / name, seconds=500)
+    for reason in re.findall(r"^SKIPPED \[1\] \S+ (.*)$", output, re.MULTILINE):
+        print(reason)
+        raise SystemExit(SKIPPED)
+    check("1 passed" in output, name)
 
 
 def digest(model) -> str:
