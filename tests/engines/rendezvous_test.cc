@@ -400,6 +400,8 @@ TEST(News, AreReadWhateverTheyHold) {
   EXPECT_EQ(read(write_news({Errc::timed_out, "a\nb\tc", {}})), "timed_out: a?b?c");
   EXPECT_EQ(read("hello"), "engine_failed: hello");
   EXPECT_EQ(read(""), "engine_failed: ");
+  EXPECT_EQ(read("61"), "engine_failed: 61");
+  EXPECT_EQ(read("x61 y"), "engine_failed: x61 y");
   EXPECT_EQ(read("0 ok"), "engine_failed: 0 ok");
   EXPECT_EQ(read("9999999999999 x"), "engine_failed: 9999999999999 x");
   EXPECT_EQ(read("61\x1B[31m red"), "engine_failed: 61?[31m red");

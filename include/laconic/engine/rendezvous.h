@@ -18,6 +18,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <chrono>
 #include <cstdint>
 #include <cstring>
@@ -630,16 +631,15 @@ inline std::string write_news(const Error& error) {
   return text;
 }
 inline Error read_news(std::string text, std::string hint) {
-  const size_t blank = text.find(' ');
+  const size_t blank = std::min(text.find(' '), text.size());
   int32_t number = 0;
-  for (size_t i = 0; i < std::min<size_t>(blank, 4); ++i)
-    number = text[i] >= '0' && text[i] <= '9' ? number * 10 + (text[i] - '0') : 0;
-  const auto code = static_cast<Errc>(number);
-  const bool known = number != 0 && errc_name(code) != "unknown" && blank < text.size();
+  const auto [end, failed] = std::from_chars(text.data(), text.data() + blank, number);
+  const bool known = failed == std::errc() && end == text.data() + blank && blank < text.size() &&
+                     number > 0 && errc_name(static_cast<Errc>(number)) != "unknown";
   std::replace_if(
       text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) < 32; }, '?');
-  return {known ? code : Errc::engine_failed, known ? text.substr(blank + 1) : std::move(text),
-          std::move(hint)};
+  return {known ? static_cast<Errc>(number) : Errc::engine_failed,
+          known ? text.substr(blank + 1) : std::move(text), std::move(hint)};
 }
 
 /// Returns when all ranks are there, with the same world, each once. Who finds out that they never
