@@ -58,7 +58,8 @@ typedef struct laconic_plugin {
   int32_t (*describe)(const laconic_engine* engine, laconic_engine_info* out);
   /* Begins a batch of `count` steps (at most LACONIC_MAX_BATCH), `step_size` bytes apart. Up to 16
    * batches may have been started and not waited for; all ranks start the same ones in the same
-   * order. What the steps point to, their lists included, has to live until `wait` has returned 0. */
+   * order. What the steps point to, their lists included, has to live until `wait` has returned
+   * 0. */
   int32_t (*start)(laconic_engine* engine, const laconic_step* steps, uint32_t step_size,
                    uint32_t count, uint64_t* ticket, char* message, uint64_t room);
   /* Returns when the batch is complete, or has failed, or after `timeout` seconds (timed_out: the

@@ -63,8 +63,8 @@ struct StateHeader {
 
 inline constexpr uint32_t kStateVersion = 1;
 
-/// state_corrupt when `count` float32 values at `values`, of any alignment, are not what `entry` may
-/// hold.
+/// state_corrupt when `count` float32 values at `values`, of any alignment, are not what `entry`
+/// may hold.
 Result<void> check_values(const Store::Entry& entry, const uint8_t* values, uint64_t count);
 
 /// Is a state that was saved under `saved` the one that `mine` continues? Another version, rank,

@@ -107,6 +107,7 @@ Result<Bytes> read_entry(Reader& reader, const feedback::Store::Entry& entry) {
   if (name != entry.name) return corrupt("expected " + entry.name);
   const Bytes values = reader.take(entry.values.size_bytes());
   if (reader.ran_short()) return corrupt("it ends inside " + entry.name);
+  if (head.reserved != 0) return corrupt("the reserved bytes of " + entry.name + " are not 0");
   if (auto fits = feedback::check_values(entry, values.data(), head.count); !fits)
     return std::move(fits).error();
   return values;
@@ -122,6 +123,7 @@ Result<void> load_checked(Session& session, Bytes state) {
   if (hash64(body) != load<uint64_t>(body.data() + body.size())) return corrupt("it is damaged");
   const auto spec = text_of(reader.take(head.spec_bytes));
   if (auto fits = check_head(session, head, spec); !fits) return fits;
+  if (head.reserved != 0) return corrupt("its reserved bytes are not 0");
   if (head.entries != entries.size())
     return corrupt("expected " + std::to_string(entries.size()) + " entries");
   std::vector<Bytes> values;

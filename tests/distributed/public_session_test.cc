@@ -399,7 +399,8 @@ TEST(PublicSession, StateThatIsNotItsOwnIsRefusedAndChangesNothing) {
       damaged[at] ^= 4;
       EXPECT_EQ(refusal(*session, damaged), Errc::state_corrupt) << at;
     }
-    // Whatever the checksum says: something behind the end, a value that is not finite.
+    // Whatever the checksum says: something behind the end, a value that is not finite,
+    // reserved bytes that are not 0.
     const auto sealed = [](std::vector<uint8_t> body) {
       const uint64_t checksum = hash64(body);
       body.resize(body.size() + sizeof checksum);
@@ -413,6 +414,13 @@ TEST(PublicSession, StateThatIsNotItsOwnIsRefusedAndChangesNothing) {
     EXPECT_EQ(refusal(*session, sealed(body)), Errc::ok);
     EXPECT_EQ(refusal(*session, sealed(longer)), Errc::state_corrupt);
     EXPECT_EQ(refusal(*session, sealed(infinite)), Errc::state_corrupt);
+    // Of the head, and of the last entry: before its name, "state/flush", and its two values.
+    for (const size_t reserved : {size_t{52}, body.size() - 2 * sizeof(float) - 11 - 4}) {
+      auto other = body;
+      ASSERT_EQ(load<uint32_t>(other.data() + reserved), 0U);
+      other[reserved + 2] = 64;
+      EXPECT_EQ(refusal(*session, sealed(other)), Errc::state_corrupt) << reserved;
+    }
     auto spec = *make(third.engine(r), "powersgd:rank=3");
     EXPECT_EQ(refusal(*spec, own), Errc::state_spec);
     // The engine adds: an element's place decides the last bit of its sum.

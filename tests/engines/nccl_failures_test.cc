@@ -1,7 +1,7 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// The NCCL engine over a recording NCCL: what it says where NCCL or a GPU is missing, a rank does not
-// come, a call fails or does not return, and what it frees then.
+// The NCCL engine over a recording NCCL: what it says where NCCL or a GPU is missing, a rank does
+// not come, a call fails or does not return, and what it frees then.
 #include <gtest/gtest.h>
 
 #include <array>
