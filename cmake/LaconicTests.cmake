@@ -176,6 +176,7 @@ function(laconic_engine_tests)
   target_link_libraries(laconic_engine_table PRIVATE laconic_flags PUBLIC laconic_all GTest::gtest)
   laconic_test_options(laconic_engine_table)
   laconic_folder_tests(engines laconic_engine_table)
+  target_sources(test_engines PRIVATE ${PROJECT_SOURCE_DIR}/tools/wire.cc)
   laconic_fake_nccl()
   foreach(fault IN ITEMS "" 1 2 3 4)  # beside the program that opens them
     set(fake fake_plugin)

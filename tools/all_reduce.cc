@@ -9,6 +9,7 @@
 #include <limits>
 #include <memory>
 #include <new>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -17,6 +18,7 @@
 #include "laconic/bytes.h"
 #include "laconic/random.h"
 #include "laconic/session.h"
+#include "wire.h"
 
 namespace laconic::tools {
 namespace {
@@ -29,6 +31,16 @@ double median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
   const std::size_t half = values.size() / 2;
   return values.size() % 2 != 0 ? values[half] : (values[half - 1] + values[half]) / 2;
+}
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+/// Since the session began, on this rank.
+double codec_seconds(const Session& session) {
+  const auto stats = nlohmann::json::parse(session.stats());
+  return stats.at("encode_seconds").get<double>() + stats.at("decode_seconds").get<double>();
 }
 
 /// A model of that many elements: parameters of at most kParameter, so that `part` and `window`
@@ -66,6 +78,7 @@ class Bench : public std::enable_shared_from_this<Bench> {
  public:
   Bench(Engine& engine, const AllReduceOptions& options, const AllReduceObserver& observer)
       : engine_(engine),
+        recorded_(engine),
         options_(options),
         observer_(observer),
         gradients_(options.seed),
@@ -96,8 +109,9 @@ class Bench : public std::enable_shared_from_this<Bench> {
   Result<void> allocate(uint64_t elements);
   Result<AllReducePoint> point(const std::string& spec);
   Result<void> once(Line& line, Session* session);
+  Result<void> wire_alone();
   void check(Line& native, Line& compressed);
-  Result<std::array<Measured, 2>> over_all_ranks();
+  Result<Measured> over_all_ranks(const Line& line);
 
   Result<void> execute(const Step& step);
   Result<void> sum(std::span<float> values);
@@ -107,11 +121,12 @@ class Bench : public std::enable_shared_from_this<Bench> {
     return gather({&here, 1}).ok();
   }
   Engine& engine_;
+  RecordedEngine recorded_;
   const AllReduceOptions options_;
   const AllReduceObserver& observer_;
   RankGradients gradients_;
   std::vector<float> own_;  // this rank's gradient
-  Line native_, compressed_;
+  Line native_, compressed_, wire_;
   uint64_t step_ = 0;
   std::vector<uint8_t> sent_, all_;  // of gather()
   std::vector<uint64_t> counts_, zeros_, offsets_;
@@ -215,22 +230,48 @@ Result<AllReducePoint> Bench::point(const std::string& spec) {
   options.window = options_.window;
   options.part = options_.part;
   options.timeout = options_.timeout;
-  auto session = Session::create(spec, parameters_of(own_.size()), engine_, options);
+  auto session = Session::create(spec, parameters_of(own_.size()), recorded_, options);
   if (!session) return std::move(session).error();
   step_ = 0;
   const uint64_t calls = uint64_t{1} + options_.warmup + options_.iterations;
+  AllReducePoint point{own_.size() * sizeof(float), spec, {}, {}};
+  double codec_before = 0;
   for (uint64_t i = 0; i < calls; ++i) {
     if (auto done = once(native_, nullptr); !done) return done.error();
     if (auto done = once(compressed_, session->get()); !done) return done.error();
+    point.sent_bytes = recorded_.sent_bytes();
+    if (auto done = wire_alone(); !done) return done.error();
     if (i == 0) check(native_, compressed_);
     if (i == options_.warmup) {
-      native_.seconds.clear();
-      compressed_.seconds.clear();
+      codec_before = codec_seconds(**session);
+      for (Line* line : {&native_, &compressed_, &wire_}) line->seconds.clear();
     }
   }
-  const auto measured = over_all_ranks();
-  if (!measured) return measured.error();
-  return AllReducePoint{own_.size() * sizeof(float), spec, (*measured)[0], (*measured)[1]};
+  const Line codec{{}, {(codec_seconds(**session) - codec_before) / options_.iterations}, 0};
+  for (const auto& [line, into] :
+       {std::pair{&native_, &point.native}, std::pair{&compressed_, &point.compressed}}) {
+    const auto measured = over_all_ranks(*line);
+    if (!measured) return measured.error();
+    *into = *measured;
+  }
+  for (const auto& [line, into] : {std::pair{static_cast<const Line*>(&wire_), &point.wire_seconds},
+                                   std::pair{&codec, &point.codec_seconds}}) {
+    const auto measured = over_all_ranks(*line);
+    if (!measured) return measured.error();
+    *into = measured->seconds;
+  }
+  return point;
+}
+
+/// What the last compressed call has moved.
+Result<void> Bench::wire_alone() {
+  recorded_.prepare();
+  const uint8_t here = 1;
+  if (auto met = gather({&here, 1}); !met) return met;
+  const auto start = std::chrono::steady_clock::now();
+  if (auto done = recorded_.replay(options_.timeout); !done) return done;
+  wire_.seconds.push_back(seconds_since(start));
+  return {};
 }
 
 /// One call, begun by all ranks together. Without a session: the engine's own.
@@ -238,11 +279,11 @@ Result<void> Bench::once(Line& line, Session* session) {
   std::copy(own_.begin(), own_.end(), line.values.begin());
   const uint8_t here = 1;
   if (auto met = gather({&here, 1}); !met) return met;
+  recorded_.forget();
   const auto start = std::chrono::steady_clock::now();
   auto done = session == nullptr ? sum(line.values) : session->average(step_++, line.values);
   if (!done) return done;
-  line.seconds.push_back(
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  line.seconds.push_back(seconds_since(start));
   return {};
 }
 
@@ -275,23 +316,18 @@ void Bench::check(Line& native, Line& compressed) {
   compressed.error = relative(off_compressed);
 }
 
-Result<std::array<Measured, 2>> Bench::over_all_ranks() {
-  std::array<Measured, 2> over_all;
-  const std::array lines{&native_, &compressed_};
-  for (std::size_t l = 0; l < lines.size(); ++l) {
-    std::vector<double> numbers = lines[l]->seconds;
-    numbers.push_back(lines[l]->error);
-    const auto* const own = reinterpret_cast<const uint8_t*>(numbers.data());
-    if (auto done = gather({own, numbers.size() * sizeof(double)}); !done) return done.error();
-    for (std::size_t at = 0; at < all_.size(); at += sizeof(double)) {
-      double& worst = numbers[at / sizeof(double) % numbers.size()];
-      worst = std::max(worst, load<double>(all_.data() + at));
-    }
-    over_all[l].error = numbers.back();
-    numbers.pop_back();
-    over_all[l].seconds = median(std::move(numbers));
+Result<Measured> Bench::over_all_ranks(const Line& line) {
+  std::vector<double> numbers = line.seconds;
+  numbers.push_back(line.error);
+  const auto* const own = reinterpret_cast<const uint8_t*>(numbers.data());
+  if (auto done = gather({own, numbers.size() * sizeof(double)}); !done) return done.error();
+  for (std::size_t at = 0; at < all_.size(); at += sizeof(double)) {
+    double& worst = numbers[at / sizeof(double) % numbers.size()];
+    worst = std::max(worst, load<double>(all_.data() + at));
   }
-  return over_all;
+  const double error = numbers.back();
+  numbers.pop_back();
+  return Measured{median(std::move(numbers)), error};
 }
 
 }  // namespace

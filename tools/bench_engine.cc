@@ -133,9 +133,10 @@ class Report {
     if (!json_) {
       if (!begun_) print_headings();
       begun_ = true;
-      fmt::print("{:>12} {:>12} {:>7} {}  {:<{}} {} {:>8.2f}\n", point.bytes, count, "float",
-                 cells(point.native, point.bytes), point.spec, width_,
-                 cells(point.compressed, point.bytes), speedup);
+      fmt::print("{:>12} {:>12} {:>7} {}  {:<{}} {} {:>8.2f} {:>10.1f} {:>10.1f}\n", point.bytes,
+                 count, "float", cells(point.native, point.bytes), point.spec, width_,
+                 cells(point.compressed, point.bytes), speedup, point.wire_seconds * 1e6,
+                 point.codec_seconds * 1e6);
       std::fflush(stdout);
       return;
     }
@@ -143,6 +144,9 @@ class Report {
     row.update(measured_json(point.compressed, point.bytes, world_));
     row["native"] = measured_json(point.native, point.bytes, world_);
     row["speedup"] = speedup;
+    row["wire"] = point.wire_seconds * 1e6;
+    row["coding"] = point.codec_seconds * 1e6;
+    row["sent"] = point.sent_bytes;
     results_.push_back(std::move(row));
   }
 
@@ -169,10 +173,10 @@ class Report {
         fmt::format("{:>10} {:>7} {:>7} {:>8}", "time", "algbw", "busbw", "error");
     const std::string units = fmt::format("{:>10} {:>7} {:>7}", "(us)", "(GB/s)", "(GB/s)");
     fmt::print("#{:34}{:<{}}{}\n", "", "native all-reduce", 38 + width_, "averaged by laconic");
-    fmt::print("#{:>11} {:>12} {:>7} {}  {:<{}} {} {:>8}\n", "size", "count", "type", columns,
-               "codec", width_, columns, "speed-up");
-    fmt::print("#{:>11} {:>12} {:>7} {} {:>{}} {}\n", "(B)", "(elements)", "", units, "",
-               10 + width_, units);
+    fmt::print("#{:>11} {:>12} {:>7} {}  {:<{}} {} {:>8} {:>10} {:>10}\n", "size", "count", "type",
+               columns, "codec", width_, columns, "speed-up", "wire", "coding");
+    fmt::print("#{:>11} {:>12} {:>7} {} {:>{}} {} {:>28} {:>10}\n", "(B)", "(elements)", "", units,
+               "", 10 + width_, units, "(us)", "(us)");
   }
   [[nodiscard]] std::string cells(const Measured& m, uint64_t bytes) const {
     return fmt::format("{:>10.1f} {:>7.2f} {:>7.2f} {:>8}", m.seconds * 1e6,

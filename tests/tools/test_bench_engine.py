@@ -41,7 +41,7 @@ def test_columns_are_those_of_nccl_tests():
     assert done.returncode == FINE, done.stderr
     headings = [line.split() for line in done.stdout.splitlines() if line.startswith("#")]
     columns = ["time", "algbw", "busbw", "error"]
-    assert ["#", "size", "count", "type", *columns, "codec", *columns, "speed-up"] in headings
+    assert ["#", "size", "count", "type", *columns, "codec", *columns, "speed-up", "wire", "coding"] in headings
     assert headings[0] == "# loopback, 2 ranks; 3 iterations after 2".split()
     found = rows(done.stdout)
     assert [row[:3] + [row[7]] for row in found] == [
@@ -60,12 +60,26 @@ def test_bandwidths_follow_from_the_time_in_the_same_row(ranks):
     assert result["engine"] == {"name": "loopback", "library": "loopback", "ranks": ranks}
     assert len(result["results"]) == 2
     for row in result["results"]:
-        assert set(row) == {"size", "count", "type", "codec", "time", "algbw", "busbw", "error", "native", "speedup"}
+        assert set(row) == {"size", "count", "type", "codec", "time", "algbw", "busbw", "error", "native", "speedup", "wire", "coding",
+                            "sent"}
         for line in (row, row["native"]):
             assert line["time"] > 0
             assert line["algbw"] == pytest.approx(row["size"] / (line["time"] * 1e-6) / 1e9)
             assert line["busbw"] == pytest.approx(line["algbw"] * 2 * (ranks - 1) / ranks)
         assert row["speedup"] == pytest.approx(row["native"]["time"] / row["time"])
+
+
+@pytest.mark.parametrize(("plan", "sent"), [
+    ("native_sum", 2 * 3 / 4),    # a ring's: 2 (n - 1) / n of the gradient
+    ("gather_all", 3 * 1 / 4),    # a quarter of it, to three others
+    ("two_shot", 2 * 3 / 4 / 4),  # a quarter of each owner's share, and of the mean to three others
+])
+def test_sent_is_what_a_step_of_the_codec_moves(plan, sent):
+    spec = "fp16" if plan == "native_sum" else "int8"
+    row, = answer(*LOOPBACK, "--ranks", "4", "--min", "4M", "--max", "4M", "--spec", spec, "--plan", plan)["results"]
+    share = 1 / 2 if spec == "fp16" else 1
+    assert row["sent"] == pytest.approx(row["size"] * sent * share, rel=0.05), "and a few bytes for scales and headers"
+    assert row["wire"] > 0 and row["coding"] > 0
 
 
 @pytest.mark.parametrize("words", [
