@@ -1,7 +1,7 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What `laconic bench --engine` calls the wire alone: the same batches, with nothing of the session's
-// in them.
+// What `laconic bench --engine` calls the wire alone: the same batches, with nothing of the
+// session's in them.
 #include "../../tools/wire.h"
 
 #include <fmt/format.h>

@@ -1,0 +1,196 @@
+#!/usr/bin/env python3
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""Compressed averaging over every engine, against what the engine itself does: docs/results/engines.md.
+
+    make engines             what is missing (half an hour on an idle machine), then the page
+    bench/engines.py NAME…   these cells, or all whose names begin so; --page: the page alone
+
+A cell is one run, in which what is compared takes turns, and a file under out/engines: delete it to have it made again. It needs
+the network lab, mpirun of Open MPI and MPICH, and Gloo; cells of what is absent are named and left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Callable
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from programs import ROOT  # noqa: E402
+
+import host  # noqa: E402  of the demo
+from engines_page import page  # noqa: E402
+
+RESULTS = ROOT / "out" / "engines"
+PAGE = ROOT / "docs" / "results" / "engines.md"
+BUILD = ROOT / "build" / "release"
+COMMAND = BUILD / "bin" / "laconic"
+CODECS = ["none", "fp16", "bf16", "int8", "3lc", "topk:ratio=0.001", "sidco:ratio=0.001", "randomk:ratio=0.001", "powersgd:rank=4"]
+MPIRUN = {"openmpi": ["mpirun.openmpi", "--oversubscribe"], "mpich": ["mpirun.mpich"]}
+MI = 1 << 20
+
+
+class CellError(Exception):
+    pass
+
+
+def environment() -> dict:
+    found = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "PYTHONPATH": str(ROOT / "python"),
+             "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
+    found.pop("LACONIC_BIN", None)
+    return found
+
+
+def executed(words: list, timeout: float = 1200) -> str:
+    """What it prints."""
+    done = subprocess.run([str(word) for word in words], capture_output=True, text=True, timeout=timeout, env=environment(),
+                          cwd=ROOT, check=False)
+    if done.returncode != 0:
+        raise CellError((done.stderr or done.stdout).strip()[-600:])
+    return done.stdout
+
+
+def lab(hosts: int, rate: str, words: list, *, launcher: bool = False) -> str:
+    """What rank 0 or the launcher prints in a lab."""
+    with tempfile.TemporaryDirectory() as logs:
+        executed([COMMAND, "lab", "--hosts", hosts, "--rate", rate, "--logs", logs, *(["--launcher"] if launcher else []), "--", *words])
+        return (Path(logs) / ("launcher.out" if launcher else "rank0.out")).read_text()
+
+
+def bench(engine: str, hosts: int, rate: str, *words) -> dict:
+    """`laconic bench --engine` on so many hosts."""
+    command = [COMMAND, "bench", "--json", "--engine", "gloo" if engine == "gloo" else "mpi", *words]
+    if engine != "gloo":
+        return json.loads(lab(hosts, rate, [*MPIRUN[engine], "-n", hosts, *command], launcher=True))
+    with tempfile.TemporaryDirectory() as folder:
+        each = 'exec "$@" --rank "$RANK" --world "$WORLD_SIZE" --interface eth0'
+        return json.loads(lab(hosts, rate, ["sh", "-c", each, "sh", *command, "--rendezvous", f"file:{folder}"]))
+
+
+def specs(names) -> list:
+    return [word for name in names for word in ("--spec", name)]
+
+
+def torch_ranks(hosts: int, rate: str, plan: dict) -> dict:
+    with tempfile.TemporaryDirectory() as folder:
+        asked, answered = Path(folder) / "plan.json", Path(folder) / "answer.json"
+        asked.write_text(json.dumps(plan))
+        lab(hosts, rate, [sys.executable, ROOT / "bench" / "engines_rank.py", asked, answered])
+        return json.loads(answered.read_text())
+
+
+# ---- cells ----
+
+
+def libraries(engine: str, rate: str = "200mbit") -> dict:
+    """Every codec on four hosts, 8 MiB."""
+    if engine == "c10d":
+        return torch_ranks(4, rate, {"what": "average", "bytes": 8 * MI, "specs": CODECS, "warmup": 2, "steps": 5})
+    return bench(engine, 4, rate, "--min", "8M", "--max", "8M", "--iterations", 5, "--warmup", 2, *specs(CODECS))
+
+
+def long(engine: str) -> dict:
+    """64 MiB on four hosts at 100 Mbit/s."""
+    return bench(engine, 4, "100mbit", "--min", "64M", "--max", "64M", "--iterations", 3, "--warmup", 1, *specs(["int8", "3lc"]))
+
+
+PARTS = ["--min", "32M", "--max", "32M", "--part", "4M", "--iterations", 10, "--warmup", 3]
+
+
+def window(spec: str) -> dict:
+    """Windows 1 and 2 in turn, on two hosts whose rate makes the wire take as long as the codec."""
+    free, = bench("gloo", 2, "off", *PARTS, "--window", 1, *specs([spec]))["results"]
+    rate = f"{max(1, round(free['sent'] * 8 / free['coding']))}mbit"  # bits per microsecond
+    runs = []
+    for _ in range(3):
+        for width in (1, 2):
+            row, = bench("gloo", 2, rate, *PARTS, "--window", width, *specs([spec]))["results"]
+            runs.append({"window": width, **{key: row[key] for key in ("time", "wire", "coding", "sent")}})
+    return {"rate": rate, "runs": runs,
+            **{f"window {w}": {key: statistics.median(run[key] for run in runs if run["window"] == w)
+                               for key in ("time", "wire", "coding", "sent")} for w in (1, 2)}}
+
+
+def sums(library: str, ranks: int) -> dict:
+    """`none` by native_sum beside the library's own all-reduce, on this machine without a network."""
+    program = BUILD / "bin" / ("gloo_sum_bench" if library == "gloo" else f"mpi_sum_bench_{library}")
+    if not program.exists():
+        raise CellError(f"{program.name} is not built")
+    start = [program, ranks] if library == "gloo" else [*MPIRUN[library], "-n", ranks, program]
+    return json.loads(executed(start))
+
+
+DIGITS = {"what": "train", "hidden": [3500, 3500, 3500], "cap": 25, "repeats": 2, "warmup": 4, "steps": 8, "slow_steps": 3}
+
+
+def perceptron(rate: str) -> dict:
+    """24.8 M parameters on four hosts, in DDP's own buckets."""
+    measured = ["pytorch:ddp", "pytorch:fp16", "little", "none", "int8", "3lc", "sidco:ratio=0.001", "topk:ratio=0.001"]
+    return torch_ranks(4, rate, {**DIGITS, "specs": measured})
+
+
+def buckets() -> dict:
+    """32 buckets of 64 kB on two hosts without a limit."""
+    return torch_ranks(2, "off", {"what": "train", "buckets": 32, "bytes": 1 << 16, "cap": (1 << 16) / MI, "repeats": 6, "warmup": 20,
+                                  "steps": 40, "slow_steps": 5, "options": {"small_elements": 0},
+                                  "specs": ["pytorch:ddp", "none", "3lc", "topk:ratio=0.001", "int8"]})
+
+
+@dataclass(frozen=True)
+class Cell:
+    name: str
+    run: Callable[[], dict]
+
+    @property
+    def path(self) -> Path:
+        return RESULTS / f"{self.name}.json"
+
+    def load(self) -> dict | None:
+        return json.loads(self.path.read_text()) if self.path.exists() else None
+
+    def make(self) -> None:
+        found = {"machine": host.machine(), **self.run()}
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.write_text(json.dumps(found, indent=1) + "\n")
+
+
+CELLS = [*(Cell(f"libraries-{e}", lambda e=e: libraries(e)) for e in ("c10d", "gloo", "openmpi", "mpich")),
+         *(Cell(f"sums-{e}-{n}", lambda e=e, n=n: sums(e, n)) for e in ("gloo", "openmpi", "mpich") for n in (2, 4)),
+         *(Cell(f"window-{s}", lambda s=s: window(s)) for s in ("int8", "3lc")),
+         *(Cell(f"long-{e}", lambda e=e: long(e)) for e in ("gloo", "openmpi")),
+         *(Cell(f"perceptron-{r}", lambda r=r: perceptron(r)) for r in ("200mbit", "off")),
+         Cell("buckets", buckets)]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--page", action="store_true")
+    given = parser.parse_args()
+    failed = []
+    chosen = [cell for cell in CELLS if not given.names or any(cell.name.startswith(name) for name in given.names)]
+    for cell in [] if given.page else chosen:
+        if cell.load() is not None:
+            continue
+        print(f"{cell.name}: {cell.run.__doc__ or ''}".rstrip(": "), file=sys.stderr, flush=True)
+        try:
+            cell.make()
+        except (CellError, subprocess.TimeoutExpired, ValueError, OSError) as error:
+            failed.append(cell.name)
+            print(f"{cell.name} failed: {error}", file=sys.stderr, flush=True)
+    if not given.names:
+        PAGE.write_text(page({cell.name: cell.load() for cell in CELLS}))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,117 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""bench/engines.py: the page from figures that are known, and the ranks over torch.distributed that it starts."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "bench"))
+
+import engines  # noqa: E402
+import engines_page  # noqa: E402
+
+MACHINE = {"CPU": "some CPU", "cores": 2, "load at the start": "0.1"}
+
+
+def row(codec, native, time, wire, coding, sent=1 << 20):
+    """Microseconds."""
+    return {"codec": codec, "native": {"time": native}, "time": time, "wire": wire, "coding": coding, "sent": sent, "speedup": native / time}
+
+
+def train(step, computing=0.1, wire=0.0, encode=0.0):
+    return {"step": step, "computing": computing, "wire": wire, "encode_seconds": encode, "decode_seconds": encode / 2}
+
+
+@pytest.fixture
+def cells():
+    known = dict.fromkeys((cell.name for cell in engines.CELLS), None)
+    known["libraries-gloo"] = {"results": [row("int8", 9e5, 4e5, 3e5, 1e4), row("3lc", 9e5, 2e5, 1e5, 2e4)]}
+    known["libraries-mpich"] = {"results": [row("int8", 8e5, 1e5, 9e4, 1e4), row("3lc", 8e5, 3e5, 1e5, 2e4)]}
+    known["libraries-c10d"] = {"specs": {"int8": {"native": 1.0, "step": 0.5, "wire": 0.4, "wire_bytes": 1 << 20},
+                                         "3lc": {"native": 1.0, "step": 0.49, "wire": 0.1, "wire_bytes": 1 << 16}}}
+    known["sums-gloo-2"] = {"points": [{"bytes": 4 << 20, "own": 0.010, "laconic": 0.0105, "ratio": 1.05},
+                                       {"bytes": 16 << 20, "own": 0.010, "laconic": 0.0106, "ratio": 1.06}]}
+    known["window-int8"] = {"rate": "500mbit", "window 1": {"time": 3e4, "wire": 1e4, "coding": 1.5e4},
+                            "window 2": {"time": 2e4, "wire": 1e4, "coding": 1.4e4}}
+    known["long-openmpi"] = {"results": [row("int8", 8e6, 2e6, 1.9e6, 1e5), row("3lc", 8e6, 1e6, 4e5, 1e5)]}
+    known["perceptron-200mbit"] = {"specs": {"pytorch:ddp": train(6.0), "little": train(0.4), "int8": train(2.0, 0.3, 1.6, 0.2),
+                                             "3lc": train(0.61, 0.3, 0.1, 0.1), "sidco:ratio=0.001": train(0.51)}}
+    known["buckets"] = {"specs": {"pytorch:ddp": train(0.02), "none": train(0.024), "3lc": train(0.026)}}
+    return {name: cell and {"machine": MACHINE, **cell} for name, cell in known.items()}
+
+
+def lines_of(page, start):
+    return [line for line in page.splitlines() if line.startswith(start)]
+
+
+def test_verdicts_are_those_of_the_figures(cells):
+    page = engines_page.page(cells)
+    assert lines_of(page, "| Gloo | 2 |") == ["| Gloo | 2 | 4 | 10.0 | 10.5 | 1.05 yes |", "| Gloo | 2 | 16 | 10.0 | 10.6 | 1.06 **no** |"]
+    assert "| `int8` | 500mbit | 10.0 | 14.0 | 30.0 | 20.0 | 1.43 **no** | 0.67 yes |" in page
+    assert "| Open MPI | `int8` | 8,000.0 | 2,000.0 | 1,900.0 | 100.0 | 4.0 yes (≥ 3.4) |" in page
+    assert "| Open MPI | `3lc` | 8,000.0 | 1,000.0 | 400.0 | 100.0 | 8.0 **no** (≥ 12) |" in page
+    # 2.0 of the longer of 1.6 and 0.3 + 0.2 + 0.1; 0.61 and 0.51 of 0.4
+    assert "| `int8` of the longer of wire and computing with codec | 1.25 | 1.25 | yes |" in page
+    assert "| `3lc` of the hook that gathers 100 bytes | 1.52 | 1.5 | **no** |" in page
+    assert "| `none` of plain DDP | 1.20 | 1.25 | yes |" in page and "| `3lc` of plain DDP | 1.30 | 1.25 | **no** |" in page
+
+
+def test_a_ranking_that_differs_is_named_and_a_near_tie_is_not(cells):
+    page = " ".join(engines_page.page(cells).split())
+    assert "`3lc` is before `int8` over Gloo (200.0 and 400.0 ms), behind it over MPICH (300.0 and 100.0)" in page
+    assert "over torch.distributed (" not in page, "2 % apart"
+    cells["libraries-mpich"] = None
+    assert "No two codecs that are 10 % apart change places between libraries." in engines_page.page(cells)
+
+
+def test_what_was_not_measured_is_named(cells):
+    page = engines_page.page(cells)
+    assert "| MPICH | 4 | not measured |" in page and "### Without a limit\n\nnot measured" in page
+    empty = engines_page.page(dict.fromkeys(cells))
+    assert "**no**" not in empty and "yes" not in empty
+
+
+def test_a_machine_is_named_once(cells):
+    page = engines_page.page(cells)
+    assert page.endswith("## Machine\n\n- CPU: some CPU, cores: 2\n")
+    cells["buckets"]["machine"] = {"CPU": "other"}
+    assert "- CPU: other (buckets)" in engines_page.page(cells)
+
+
+PLANS = {
+    "average": {"what": "average", "bytes": 4 * ((1 << 18) + 10), "specs": ["none", "int8"], "warmup": 1, "steps": 2},
+    "train": {"what": "train", "buckets": 3, "bytes": 1 << 14, "cap": (1 << 14) / (1 << 20), "repeats": 1, "warmup": 1, "steps": 2,
+              "slow_steps": 1, "options": {"small_elements": 0}, "specs": ["pytorch:ddp", "little", "pytorch:fp16", "3lc"]},
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_ranks_measure_what_they_are_asked_for(name, tmp_path):
+    pytest.importorskip("torch")
+    plan, answer = PLANS[name], tmp_path / "answer.json"
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "python"), "GLOO_SOCKET_IFNAME": "lo", "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    store = f"file://{tmp_path}/store"
+    program = ("import sys, torch.distributed as d; sys.argv = sys.argv[1:]; sys.path.insert(0, sys.argv[4]); begin = d.init_process_group;"
+               "d.init_process_group = lambda b, **k: begin(b, init_method=sys.argv[3], rank=int(sys.argv[5]), world_size=2, **k);"
+               "import engines_rank; engines_rank.main()")
+    words = [sys.executable, "-c", program, "x", str(tmp_path / "plan.json"), str(answer), store, str(ROOT / "bench")]
+    ranks = [subprocess.Popen([*words, str(rank)], env=environment) for rank in range(2)]
+    assert [rank.wait(120) for rank in ranks] == [0, 0]
+    found = json.loads(answer.read_text())
+    assert found["ranks"] == 2 and list(found["specs"]) == plan["specs"]
+    for spec, here in found["specs"].items():
+        assert here["step"] > 0
+        if name == "average":
+            assert here["native"] > 0 and here["wire"] > 0
+            # of one peer: half of the array out and half of the means, or the array in a quarter of its bytes
+            assert here["wire_bytes"] == pytest.approx(plan["bytes"] / (1 if spec == "none" else 4), rel=0.05)
+        elif spec == "3lc":
+            assert here["exchanges"] == 3 and here["wire"] > 0 and here["encode_seconds"] > 0
+        else:
+            assert here["computing"] > 0 and here["wire"] == []
