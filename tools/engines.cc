@@ -58,8 +58,8 @@ std::vector<Path> entries(const Path& folder) {
   return found;
 }
 
-/// Where plug-ins may lie: as built and as installed; on Debian in the folder of an architecture; in
-/// the Python package, where pip puts it for a command in `program`.
+/// Where plug-ins may lie, for a command in `program`: as built and as installed; on Debian in the
+/// folder of an architecture; in the Python package, where pip puts it.
 std::vector<Path> plugin_folders(const Path& program) {
   std::vector<Path> folders = {program / "../lib", program / "../lib64",
                                program / "../laconic/lib"};

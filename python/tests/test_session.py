@@ -290,7 +290,7 @@ def test_gloo_that_is_not_there(elsewhere):
 
 @pytest.mark.parametrize(("engine", "variable", "file"), [
     ("mpi", "OMPI_COMM_WORLD_SIZE", FILES["openmpi"]), ("mpi", "PMI_SIZE", FILES["mpich"]), ("gloo", None, FILES["gloo"])])
-def test_a_wheel_built_without_it_says_so_in_one_sentence(installed, monkeypatch, engine, variable, file):
+def test_a_wheel_built_without_it_says_so(installed, monkeypatch, engine, variable, file):
     if variable:
         monkeypatch.setenv(variable, "2")
     options = {} if engine == "mpi" else {"rank": 0, "world": 1, "rendezvous": "file:/nonexistent"}
