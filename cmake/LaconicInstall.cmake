@@ -1,16 +1,20 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 #
 # Two ways to install: a prefix with headers, libraries, CMake and pkg-config files; or, under scikit-build, the
-# component `wheel` with the library inside the Python package and the command among its scripts.
+# component `wheel` with the library and its plug-ins inside the Python package and the command among its scripts.
+# Installed plug-ins have no RUNPATH: the MPI or Gloo they open is that of the machine that they run on.
 
 if(SKBUILD)
   # A wheel holds no symbolic links: one file, without version suffixes.
   set_property(TARGET laconic_c PROPERTY VERSION)
   set_property(TARGET laconic_c PROPERTY SOVERSION)
-  install(TARGETS laconic_c LIBRARY DESTINATION laconic/lib COMPONENT wheel)
+  install(TARGETS laconic_c ${LACONIC_PLUGINS} LIBRARY DESTINATION laconic/lib COMPONENT wheel)
+  add_custom_target(laconic_wheel)
+  add_dependencies(laconic_wheel laconic_c ${LACONIC_PLUGINS})
   if(TARGET laconic_cli)
     target_link_options(laconic_cli PRIVATE -static-libstdc++ -static-libgcc)
     install(TARGETS laconic_cli RUNTIME DESTINATION ${SKBUILD_SCRIPTS_DIR} COMPONENT wheel)
+    add_dependencies(laconic_wheel laconic_cli)
   endif()
   return()
 endif()

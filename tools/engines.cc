@@ -1,9 +1,11 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 #include "engines.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cstdlib>
 #include <filesystem>
+#include <functional>
 #include <mutex>
 #include <new>
 #include <string_view>
@@ -43,14 +45,43 @@ uint32_t number(const char* name) {
   return found;
 }
 
-/// Beside this program, as built and as installed; else the loader searches for the name.
+using Path = std::filesystem::path;
+
+/// Entries of `folder` that are there, last name first; none where it cannot be read.
+std::vector<Path> entries(const Path& folder) {
+  std::vector<Path> found;
+  std::error_code error;
+  for (std::filesystem::directory_iterator at(folder, error), end; !error && at != end;
+       at.increment(error))
+    found.push_back(at->path());
+  std::sort(found.begin(), found.end(), std::greater<>());
+  return found;
+}
+
+/// Where plug-ins may lie, for a command in `program`: as built and as installed; on Debian in the
+/// folder of an architecture; in the Python package, where pip puts it.
+std::vector<Path> plugin_folders(const Path& program) {
+  std::vector<Path> folders = {program / "../lib", program / "../lib64",
+                               program / "../laconic/lib"};
+  for (const char* lib : {"../lib", "../lib64"}) {
+    for (const auto& entry : entries(program / lib)) {
+      const std::string name = entry.filename().string();
+      if (name.find("-linux-") != std::string::npos) folders.push_back(entry);
+      if (!name.starts_with("python3")) continue;
+      for (const char* packages : {"site-packages", "dist-packages"})
+        folders.push_back(entry / packages / "laconic/lib");
+    }
+  }
+  return folders;
+}
+
+/// Of this program's folders; else the loader searches for the name.
 std::string path_of(const std::string& file) {
   std::error_code error;
   const auto program = std::filesystem::read_symlink("/proc/self/exe", error).parent_path();
-  for (const char* folder : {"../lib", "../lib64", "."}) {
-    const auto path = program / folder / file;
-    if (!error && std::filesystem::exists(path, error)) return path.lexically_normal();
-    error.clear();
+  if (error) return file;
+  for (const auto& folder : plugin_folders(program)) {
+    if (std::filesystem::exists(folder / file, error)) return (folder / file).lexically_normal();
   }
   return file;
 }

@@ -18,9 +18,13 @@ from .errors import LaconicError
 VERSION = 1
 MPI_LIBRARY, GLOO_LIBRARY = "LACONIC_MPI_LIB", "LACONIC_GLOO_LIB"
 _ROOM = 1024  # bytes of a message
-#: what a launcher sets, its library's plug-in, its name, and where it comes from
-_LAUNCHERS = [("OMPI_COMM_WORLD_SIZE", "openmpi", "Open MPI", "libopenmpi-dev openmpi-bin"),
-              ("PMI_SIZE", "mpich", "MPICH", "libmpich-dev mpich")]
+_OPENMPI, _MPICH, _GLOO = "liblaconic_mpi_openmpi.so", "liblaconic_mpi_mpich.so", "liblaconic_gloo.so"
+#: what each stands on, the packages that bring this, and the variable that names another one
+_PLUGINS = {_OPENMPI: ("Open MPI", "libopenmpi-dev openmpi-bin", MPI_LIBRARY),
+            _MPICH: ("MPICH", "libmpich-dev mpich", MPI_LIBRARY),
+            _GLOO: ("Gloo", "libgloo-dev", GLOO_LIBRARY)}
+#: what a launcher sets, and its library's plug-in
+_LAUNCHERS = {"OMPI_COMM_WORLD_SIZE": _OPENMPI, "PMI_SIZE": _MPICH}
 
 
 class _Options(_lib._Sized):  # noqa: SLF001
@@ -58,13 +62,17 @@ def _beside(file: str) -> Path | None:
     return next((folder / file for folder in _folders() if (folder / file).exists()), None)
 
 
-def _need(file: str, what: str, packages: str) -> str:
+def _need(file: str, what: str) -> str:
     found = _beside(file)
-    if found is None:
-        target = file.removeprefix("lib").removesuffix(".so")
-        raise errors.error("unsupported", f"{what} is not here: there is no {file} in {' or '.join(map(str, _folders()))}",
-                           f"apt install {packages} && scripts/build release {target}, or `make install`")
-    return str(found)
+    if found is not None:
+        return str(found)
+    library, packages, variable = _PLUGINS[file]
+    if Path(__file__).resolve().parent / "lib" in _folders():
+        hint = f"this wheel was built without {library}: apt install {packages} and build laconic from its source again"
+    else:
+        hint = f"apt install {packages} && scripts/build release {file.removeprefix('lib').removesuffix('.so')}"
+    raise errors.error("unsupported", f"{what} is not here: there is no {file} in {' or '.join(map(str, _folders()))}",
+                       f"{hint}, or set {variable} to a plug-in")
 
 
 def _named(variable: str) -> str:
@@ -80,19 +88,17 @@ def mpi_path() -> str:
     named = _named(MPI_LIBRARY)
     if named:
         return named
-    for variable, name, library, packages in _LAUNCHERS:
+    for variable, file in _LAUNCHERS.items():
         if os.environ.get(variable):
-            return _need(f"liblaconic_mpi_{name}.so", f"the plug-in for {library}, whose launcher has started this process,",
-                         packages)
-    for _, name, _, _ in _LAUNCHERS:  # one process
-        found = _beside(f"liblaconic_mpi_{name}.so")
-        if found is not None:
-            return str(found)
-    return _need("liblaconic_mpi_openmpi.so", "the plug-in for MPI", _LAUNCHERS[0][3])
+            return _need(file, f"the plug-in for {_PLUGINS[file][0]}, whose launcher has started this process,")
+    found = [str(path) for path in map(_beside, _LAUNCHERS.values()) if path is not None]  # one process
+    if not found:
+        return _need(_OPENMPI, "the plug-in for MPI")
+    return next(filter(_has_its_library, found), found[0])
 
 
 def gloo_path() -> str:
-    return _named(GLOO_LIBRARY) or _need("liblaconic_gloo.so", "the plug-in for Gloo", "libgloo-dev")
+    return _named(GLOO_LIBRARY) or _need(_GLOO, "the plug-in for Gloo")
 
 
 def _is_cut_off(path: str) -> bool:
@@ -111,6 +117,24 @@ def _is_cut_off(path: str) -> bool:
     return any(place + size > len(file) for place, size in segments)
 
 
+def _cannot_open(path: str, why: str) -> LaconicError:
+    """From the dynamic loader's words, "FILE: WHY". What it has searched for and not found has no folder."""
+    lacking = why.partition(": ")[0]
+    if "/" in lacking or "/" not in path:
+        return errors.error("engine_failed", why, "build or install the plug-in, or name another one")
+    library, packages, _ = _PLUGINS.get(Path(path).name, (lacking, "what brings it", ""))
+    return errors.error("unsupported", f"{library} is not here: {path} needs {why}",
+                        f"apt install {packages}, or add the folder of {lacking} to LD_LIBRARY_PATH")
+
+
+def _has_its_library(path: str) -> bool:
+    try:
+        load(path)
+    except LaconicError as error:
+        return error.name != "unsupported"
+    return True
+
+
 def load(path: str) -> Table:
     """The table of a plug-in that this package understands; it stays open until the process ends. A path with a slash is that
     file, a name is searched for as the dynamic loader does."""
@@ -121,7 +145,7 @@ def load(path: str) -> Table:
         library = ctypes.CDLL(path)
         entry = library.laconic_plugin_v1
     except OSError as error:
-        raise errors.error("engine_failed", str(error), "build or install the plug-in, or name another one") from None
+        raise _cannot_open(path, str(error)) from None
     except AttributeError:
         raise errors.error("engine_failed", f"{path} is no plug-in of this version: it has no laconic_plugin_v1", again) from None
     entry.restype, entry.argtypes = POINTER(Table), []

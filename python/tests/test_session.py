@@ -24,13 +24,14 @@ HERE = Path(__file__).resolve().parent
 LAUNCHERS = {"openmpi": ["mpirun.openmpi", "--oversubscribe"], "mpich": ["mpirun.mpich"]}
 NEEDS = {"openmpi": "libopenmpi-dev openmpi-bin", "mpich": "libmpich-dev mpich", "gloo": "libgloo-dev"}
 FILES = {"openmpi": "liblaconic_mpi_openmpi.so", "mpich": "liblaconic_mpi_mpich.so", "gloo": "liblaconic_gloo.so"}
+LIBRARIES = Path(_lib.lib.path).resolve().parent
 ENVIRONMENT = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
                "PYTHONPATH": os.pathsep.join(sys.path), "LACONIC_LIBRARY": str(_lib.lib.path)}
 
 
 def need(*engines):
     for engine in engines:
-        here = Path(_lib.lib.path).resolve().parent / FILES[engine]
+        here = LIBRARIES / FILES[engine]
         if not here.exists() or (engine in LAUNCHERS and not shutil.which(LAUNCHERS[engine][0])):
             pytest.skip(f"{engine} is not here: apt install {NEEDS[engine]}, then build {FILES[engine]}")
 
@@ -259,6 +260,15 @@ def elsewhere(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.fixture
+def installed(elsewhere, monkeypatch):
+    """As the wheel has it: the library inside the package."""
+    monkeypatch.setattr(plugin, "__file__", str(elsewhere / "laconic" / "plugin.py"))
+    monkeypatch.setattr(_lib.lib, "path", elsewhere / "laconic" / "lib" / "liblaconic.so")
+    (elsewhere / "laconic" / "lib").mkdir(parents=True)
+    return elsewhere / "laconic" / "lib"
+
+
 @pytest.mark.parametrize(("variable", "target", "words"), [
     (None, "laconic_mpi_openmpi", "the plug-in for MPI is not here"),
     ("OMPI_COMM_WORLD_SIZE", "laconic_mpi_openmpi", "Open MPI, whose launcher has started this process"),
@@ -276,6 +286,59 @@ def test_a_plug_in_that_is_not_there(elsewhere, monkeypatch, variable, target, w
 def test_gloo_that_is_not_there(elsewhere):
     with pytest.raises(LaconicError, match="liblaconic_gloo.so in .*scripts/build release laconic_gloo"):
         laconic.Session("3lc", [("w", 5)], engine="gloo", rank=0, world=1, rendezvous="file:/nonexistent")
+
+
+@pytest.mark.parametrize(("engine", "variable", "file"), [
+    ("mpi", "OMPI_COMM_WORLD_SIZE", FILES["openmpi"]), ("mpi", "PMI_SIZE", FILES["mpich"]), ("gloo", None, FILES["gloo"])])
+def test_a_wheel_built_without_it_says_so(installed, monkeypatch, engine, variable, file):
+    if variable:
+        monkeypatch.setenv(variable, "2")
+    options = {} if engine == "mpi" else {"rank": 0, "world": 1, "rendezvous": "file:/nonexistent"}
+    with pytest.raises(LaconicError) as caught:
+        laconic.Session("3lc", [("w", 5)], engine=engine, **options)
+    name = next(name for name in FILES if FILES[name] == file)
+    library = {"openmpi": "Open MPI", "mpich": "MPICH", "gloo": "Gloo"}[name]
+    assert caught.value.name == "unsupported" and f"there is no {file} in {installed}" in caught.value.message
+    assert caught.value.hint == (f"this wheel was built without {library}: apt install {NEEDS[name]} and build laconic from its source "
+                                 f"again, or set LACONIC_{engine.upper()}_LIB to a plug-in")
+    (installed / file).touch()
+    assert (plugin.mpi_path if engine == "mpi" else plugin.gloo_path)() == str(installed / file), "found without a variable"
+
+
+def built(engine):
+    here = LIBRARIES / FILES[engine]
+    if not here.exists():
+        pytest.skip(f"{here} is not built: apt install {NEEDS[engine]}")
+    return here
+
+
+def without_its_library(plug_in, folder):
+    """A plug-in that needs a library of a version that is nowhere. Gives its path, and what it needs."""
+    data = plug_in.read_bytes()
+    [needed] = set(re.findall(rb"lib(?:mpi|mpich|gloo)\.so\.[0-9.]+(?=\0)", data))
+    nowhere = needed[:-1] + b"x"
+    (folder / plug_in.name).write_bytes(data.replace(needed + b"\0", nowhere + b"\0"))
+    return str(folder / plug_in.name), nowhere.decode()
+
+
+@pytest.mark.parametrize("engine", list(FILES))
+def test_a_plug_in_whose_library_is_not_on_this_machine(elsewhere, engine):
+    path, library = without_its_library(built(engine), elsewhere)
+    with pytest.raises(LaconicError) as caught:
+        plugin.load(path)
+    assert caught.value.name == "unsupported"
+    assert f"is not here: {path} needs {library}: cannot open shared object file" in caught.value.message
+    assert caught.value.hint == f"apt install {NEEDS[engine]}, or add the folder of {library} to LD_LIBRARY_PATH"
+
+
+def test_one_process_takes_the_mpi_that_is_here(elsewhere):
+    openmpi, mpich = built("openmpi"), built("mpich")
+    without_its_library(openmpi, elsewhere)
+    assert plugin.mpi_path() == str(elsewhere / openmpi.name), "alone it is the one to complain of"
+    shutil.copy(mpich, elsewhere)
+    assert plugin.mpi_path() == str(elsewhere / mpich.name)
+    shutil.copy(openmpi, elsewhere)
+    assert plugin.mpi_path() == str(elsewhere / openmpi.name)
 
 
 def test_the_launcher_decides_which_mpi(elsewhere, monkeypatch):

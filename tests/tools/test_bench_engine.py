@@ -191,6 +191,22 @@ def test_the_plug_in_is_the_launchers(tmp_path, variable, library):
     assert f"liblaconic_mpi_{library}.so" in done.stderr and "apt install" in done.stderr
 
 
+@pytest.mark.parametrize("folder", [
+    "lib", "lib64", "lib/x86_64-linux-gnu", "laconic/lib", "lib/python3.12/site-packages/laconic/lib",
+    "lib64/python3.12/site-packages/laconic/lib", "lib/python3.11/dist-packages/laconic/lib"])
+def test_the_plug_in_is_found_where_cmake_and_pip_put_it(tmp_path, folder):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "a-file").touch()
+    program = shutil.copy(BINARY, tmp_path / "bin" / "laconic")
+    plugin = tmp_path / folder / "liblaconic_gloo.so"
+    plugin.parent.mkdir(parents=True, exist_ok=True)
+    plugin.write_text("no library")
+    done = subprocess.run([program, "bench", "--engine", "gloo", "--rank", "0", "--world", "1", "--rendezvous", "file:/nonexistent"],
+                          capture_output=True, text=True, timeout=60)
+    assert done.returncode == BAD_ANSWER and done.stderr.startswith(f"laconic: {plugin} is cut off"), done.stderr
+
+
 def test_a_plug_in_of_another_engine_is_refused():
     plugin = next(LIBRARIES.glob("liblaconic_mpi_*.so"), None)
     if plugin is None:
