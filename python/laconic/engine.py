@@ -7,10 +7,9 @@ nothing here asks for a version number.
 
 from __future__ import annotations
 
-import collections
+import atexit
 import ctypes
 import datetime
-import itertools
 import queue
 import threading
 import time
@@ -24,7 +23,6 @@ from .faults import Faults
 
 _TORCH_TYPES = {_lib.F32: torch.float32, _lib.F16: torch.float16, _lib.BF16: torch.bfloat16, _lib.U8: torch.uint8}
 _SIZES = {_lib.F32: 4, _lib.F16: 2, _lib.BF16: 2, _lib.U8: 1}
-_EMPTY = torch.empty(0, dtype=torch.uint8)
 
 # Old and new name of the same collective (renamed in torch 2.13); absent on Gloo before 2.0.
 _all_gather_flat = getattr(dist, "all_gather_single", None) or getattr(dist, "all_gather_into_tensor", None)
@@ -33,7 +31,7 @@ _all_gather_flat = getattr(dist, "all_gather_single", None) or getattr(dist, "al
 def view(address: int, count: int, dtype: int) -> torch.Tensor:
     """`count` elements at `address` as a tensor that owns nothing."""
     if count == 0:
-        return _EMPTY if dtype == _lib.U8 else torch.empty(0, dtype=_TORCH_TYPES[dtype])
+        return torch.empty(0, dtype=_TORCH_TYPES[dtype])
     memory = (ctypes.c_ubyte * (count * _SIZES[dtype])).from_address(address)
     return torch.frombuffer(memory, dtype=_TORCH_TYPES[dtype], count=count)
 
@@ -72,18 +70,18 @@ class _Direct:
         self.work, self.peer, self.size = work, peer, size
 
 
-# A collective that has ended is still held by the backend's own thread for a moment. If that thread is the last to let go of
-# it, or of a tensor that Python made, it wants the interpreter; while that goes away, the process ends with SIGABRT. So a
-# collective is held here until a batch begins after its end, and the last ones to the very end: nothing clears these two.
-_held: dict[int, list] = {}
-_held_of_ended: collections.deque = collections.deque(maxlen=16)
-ctypes.pythonapi.Py_IncRef(ctypes.py_object(_held))
-ctypes.pythonapi.Py_IncRef(ctypes.py_object(_held_of_ended))
-_engines = itertools.count()
+# A collective that has ended is still held by the backend's own thread for a moment. If that thread is the last to let go of a
+# tensor that Python made, it wants the interpreter; while that goes away, the process ends with SIGABRT. So the end of the
+# process waits until the threads have let go; of what is still under way then, they are not the last.
+_given: set[weakref.ref] = set()  # to a collective, each tensor once, and somebody still holds it
 
 
-def _engine_ended(number: int) -> None:
-    _held_of_ended.append(_held.pop(number))
+@atexit.register
+def _wait_for_the_backend() -> None:
+    deadline = time.monotonic() + 2
+    while _given and time.monotonic() < deadline:
+        time.sleep(0.001)
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object([tensor() for tensor in list(_given)]))
 
 
 _GLANCE = datetime.timedelta(milliseconds=100)  # a wait that takes longer looks whether the group has failed
@@ -131,13 +129,12 @@ def _wait_direct(works) -> None:
 class Batch:
     """Collectives that are under way together."""
 
-    __slots__ = ("arrives", "ended", "sent", "since", "works")
+    __slots__ = ("arrives", "sent", "since", "works")
 
     def __init__(self, works=()):
         self.works, self.sent = list(works), 0
         self.since = time.monotonic()
         self.arrives = 0.0  #: on an emulated link: when the last byte is there
-        self.ended = False
 
 
 class Engine:
@@ -150,9 +147,7 @@ class Engine:
         self.rank = dist.get_rank(group)
         self.world = dist.get_world_size(group)
         self.limiter = limiter  # emulated links only: see laconic.emulate
-        self._number = next(_engines)
-        _held[self._number] = []
-        weakref.finalize(self, _engine_ended, self._number).atexit = False
+        self._under_way: set[Batch] = set()
         direct = dist.get_backend(group) == "gloo" and hasattr(group, "send") and hasattr(group, "recv")
         if direct and self.world > 1:
             self._faults = Faults(group)
@@ -163,16 +158,26 @@ class Engine:
         #: Gloo's receives take what arrives, up to their room: varying lengths travel as they are
         self.short_sends = self._probe_short_sends()
 
-    def _hold(self, batch: Batch) -> Batch:
-        """Its collectives are held from here until a batch begins after its end."""
-        _held[self._number] = [other for other in _held.get(self._number, ()) if not other.ended] + [batch]
+    def _begin(self, works=()) -> Batch:
+        batch = Batch(works)
+        self._under_way.add(batch)
         return batch
+
+    def _collective(self, begin, *arguments):
+        """torch's own, which a thread of the backend executes."""
+        for argument in arguments:
+            for tensor in argument if isinstance(argument, list) else (argument,):
+                if isinstance(tensor, torch.Tensor):
+                    _given.add(weakref.ref(tensor, _given.discard))
+        return begin(*arguments, group=self.group, async_op=True)
 
     def _finished(self, work) -> None:
         """Waits for a collective that is a batch of its own, and that the backend may refuse."""
-        batch = self._hold(Batch([work]))
-        self._complete(batch)
-        batch.ended = True
+        batch = self._begin([work])
+        try:
+            self._complete(batch)
+        finally:
+            self._under_way.discard(batch)
 
     def probe_sums(self) -> int:
         """Bits of the lane types that this group's all-reduce adds. A collective call: every rank makes it."""
@@ -180,7 +185,7 @@ class Engine:
         for dtype in (_lib.F32, _lib.F16, _lib.BF16):
             try:
                 x = torch.ones(1, dtype=_TORCH_TYPES[dtype])
-                self._finished(dist.all_reduce(x, group=self.group, async_op=True))
+                self._finished(self._collective(dist.all_reduce, x))
                 if x.item() == self.world:
                     sums |= 1 << dtype
             except (RuntimeError, ValueError, TypeError):
@@ -192,7 +197,7 @@ class Engine:
             return False
         try:
             out = torch.zeros(self.world, dtype=torch.uint8)
-            self._finished(_all_gather_flat(out, torch.ones(1, dtype=torch.uint8), group=self.group, async_op=True))
+            self._finished(self._collective(_all_gather_flat, out, torch.ones(1, dtype=torch.uint8)))
             return int(out.sum()) == self.world
         except (RuntimeError, ValueError, TypeError, NotImplementedError):
             return False
@@ -203,7 +208,7 @@ class Engine:
             return False
         room = torch.zeros(2 * self.world, dtype=torch.uint8)
         own = torch.ones(1, dtype=torch.uint8)
-        batch = self._hold(Batch())
+        batch = self._begin()
         self._swap([own] * self.world, list(room.split(2)), 0, batch.works)
         self.wait(batch)
         return int(room.sum()) == self.world - 1
@@ -239,7 +244,7 @@ class Engine:
 
     def start(self, steps, count: int) -> Batch:
         """Issues a batch, all of its steps at once."""
-        batch = self._hold(Batch())
+        batch = self._begin()
         try:
             for i in range(count):
                 batch.sent += self._start(steps[i], batch.works)
@@ -255,7 +260,7 @@ class Engine:
             self._complete(batch)
         except RuntimeError as error:
             self._failed(batch, error)
-        batch.ended = True
+        self._under_way.discard(batch)
         if self.limiter is not None:
             self.limiter.wait(batch.arrives)
 
@@ -275,8 +280,7 @@ class Engine:
             raise self._faults.known
         self._faults.begin_waiting()
         direct = [work for work in batch.works if isinstance(work, _Direct)]
-        under_way = sum(work.size for other in _held[self._number] if not other.ended
-                        for work in other.works if isinstance(work, _Direct))
+        under_way = sum(work.size for other in self._under_way for work in other.works if isinstance(work, _Direct))
         if under_way > _ATOMIC:
             self._waiter = self._waiter or _Waiter()
             self._waiter.wait(direct, self._glance)
@@ -301,7 +305,7 @@ class Engine:
 
     def _failed(self, batch: Batch, error: BaseException) -> None:
         """Raises what all ranks report. No collective of the batch uses memory any more."""
-        batch.ended = True
+        self._under_way.discard(batch)
         if self._faults is not None:
             fault = self._faults.heard(error, time.monotonic() - batch.since, getattr(error, "peer", None))
             for work in batch.works:
@@ -350,7 +354,7 @@ class Engine:
 
     def _all_reduce(self, step, works) -> int:
         lanes = view(step.send, step.count, step.dtype)
-        works.append(dist.all_reduce(lanes, group=self.group, async_op=True))
+        works.append(self._collective(dist.all_reduce, lanes))
         return 2 * step.count * _SIZES[step.dtype] * (self.world - 1) // self.world
 
     def _all_gather(self, step, works) -> int:
@@ -360,10 +364,10 @@ class Engine:
         if any(size != sizes[0] for size in sizes):  # ragged: the same bytes to everybody
             self._exchange(send.repeat(self.world), [step.send_bytes] * self.world, step, sizes, works)
         elif self._flat_gather and flat is not None:
-            works.append(_all_gather_flat(flat, send, group=self.group, async_op=True))
+            works.append(self._collective(_all_gather_flat, flat, send))
         else:
             parts = _parts(step.recv, sizes, step.recv_offsets)
-            works.append(dist.all_gather(parts, send, group=self.group, async_op=True))
+            works.append(self._collective(dist.all_gather, parts, send))
         return step.send_bytes * (self.world - 1)
 
     def _all_to_all(self, step, works) -> int:
@@ -378,12 +382,12 @@ class Engine:
         """all_to_all of bytes that lie back to back; what arrives is put where the step wants it."""
         flat = _flat(step.recv, recv_sizes, step.recv_offsets)
         recv = torch.empty(sum(recv_sizes), dtype=torch.uint8) if flat is None else flat
-        work = dist.all_to_all_single(recv, send, recv_sizes, send_sizes, group=self.group, async_op=True)
+        work = self._collective(dist.all_to_all_single, recv, send, recv_sizes, send_sizes)
         works.append(work if flat is not None else _Spread(work, recv, _parts(step.recv, recv_sizes, step.recv_offsets)))
 
     def gather_bytes(self, data: bytes) -> bytes:
         """Every rank's `data` (equal lengths), in rank order."""
         own = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         parts = [torch.empty_like(own) for _ in range(self.world)]
-        self.wait(self._hold(Batch([dist.all_gather(parts, own, group=self.group, async_op=True)])))
+        self.wait(self._begin([self._collective(dist.all_gather, parts, own)]))
         return b"".join(ctypes.string_at(part.data_ptr(), part.numel()) for part in parts)

@@ -408,7 +408,7 @@ class Worker:
         stats, explained = self._stats(), self.session.explain()
         with self._session_in_use:
             self._last_words = stats, explained
-            if getattr(self.engine, "abandoned", False):
+            if self.engine.abandoned:
                 self.session.abandon()
             self.session.close()
 

@@ -55,7 +55,7 @@ def test_what_has_begun_is_waited_for_when_the_batch_cannot_be_started():
 
     class Half(Engine):
         def __init__(self):
-            self.limiter, self.begun, self._number = None, Work(), -1
+            self.limiter, self.begun, self._under_way = None, Work(), set()
 
         def _start(self, step, works):
             if step == "second":
@@ -171,35 +171,73 @@ def test_messages_go_to_those_who_are_listed(pools, lengths):
         assert sent == lengths[rank]
 
 
-def test_collectives_are_held_beyond_the_end_of_the_interpreter():
-    """The last to drop one wants the interpreter, and Gloo's threads end the process with SIGABRT if it is going away."""
+def test_the_end_of_the_process_waits_for_the_threads_of_the_backend():
+    """The last to drop a tensor wants the interpreter, and Gloo's threads end the process with SIGABRT if it is going away."""
     program = """if True:
+        import atexit
         import os
-        import laconic.engine as goes_last  # a module that main names is cleared
+        import threading
+        import time
+        atexit.register(lambda: os.write(1, b"end"))  # behind laconic's
         import torch
         import torch.distributed as dist
         from laconic.engine import Engine
 
-        class Seen:
-            def __init__(self, work):
-                self.work, self.wait = work, work.wait
-
-            def __del__(self, write=os.write):
-                write(1, b"-")
-
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-        begin, waited = dist.all_gather, Engine(dist.group.WORLD)
-        dist.all_gather = lambda *words, **named: Seen(begin(*words, **named))
-        ended, batch = Engine(dist.group.WORLD), Engine(dist.group.WORLD)
-        for engine in (waited, waited, ended, batch):
-            engine.gather_bytes(b"x")
-        lanes = torch.ones(1)
-        batch._start = lambda step, works: works.append(Seen(dist.all_reduce(lanes, async_op=True))) or 0
-        batch.run([None, None], 2)
-        del ended, engine
-        os.write(1, b".")
+        engine, ends, given = Engine(dist.group.WORLD), threading.Event(), []
+        begin = dist.all_gather
+
+        def all_gather(parts, own, **named):
+            given.extend([*parts, own])
+            return begin(parts, own, **named)
+
+        def hold():  # as a thread of the backend that others keep from running
+            ends.wait()
+            time.sleep(0.3)
+            os.write(1, b"let go, ")
+            given.clear()
+
+        dist.all_gather = all_gather
+        engine.gather_bytes(b"x")
+        threading.Thread(target=hold, daemon=True).start()
+        atexit.register(ends.set)
         """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False,
                           env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"})
-    # a "-" for each collective that the engine's next batch has let go of: of `waited` and of `batch`; none at the end
-    assert (done.returncode, done.stdout) == (0, "--."), done.stderr
+    assert (done.returncode, done.stdout) == (0, "let go, end"), done.stderr
+
+
+def test_the_end_of_the_process_waits_for_nothing_that_has_ended(pools):
+    """Of every kind of collective that the engine begins, empty ones among them."""
+    assert pools(2).run(_all_let_go) == [(0, 0), (0, 0)]
+
+
+def _all_let_go():
+    import ctypes
+    import gc
+    import time
+
+    import torch.distributed as dist
+
+    import laconic.engine
+    from laconic import _lib
+    from laconic.engine import Engine
+
+    ddp, handle, optimizer = training.build(dist.group.WORLD, "powersgd:rank=2")  # all-reduce
+    training.step_once(ddp, optimizer, dist.get_rank(), 0)
+    under_way = len(handle.worker.engine._under_way)
+    handle.close()
+    for short in (True, False):
+        for kind in (1, 2):
+            for ragged in (True, False):
+                _apart([] if short else ["_probe_short_sends"], kind, ragged, short)
+    room = torch.zeros(1, dtype=torch.uint8)
+    step = _lib.Step(kind=_lib.ALL_GATHER, dtype=_lib.U8, send=room.data_ptr(), recv=room.data_ptr())
+    step.recv_counts = step.recv_offsets = (ctypes.c_uint64 * dist.get_world_size())()
+    Engine(dist.new_group()).run([step], 1)
+    del ddp, handle, optimizer
+    gc.collect()
+    deadline = time.monotonic() + 20
+    while laconic.engine._given and time.monotonic() < deadline:
+        time.sleep(0.001)
+    return under_way, len(laconic.engine._given)

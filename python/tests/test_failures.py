@@ -333,6 +333,49 @@ def test_a_message_of_which_a_part_has_arrived_is_given_up():
         assert kind == "ok" and message.startswith("rank 1 is gone") and again == message and untouched, outcomes
 
 
+def _is_heard():
+    """Rank 0 hears of a failure, and looks at its connections while it writes that."""
+    import torch.distributed as dist
+
+    from laconic.engine import Engine
+
+    world, engine = dist.group.WORLD, Engine(dist.new_group())
+    faults, broken = engine._faults, []
+
+    class Looks:
+        def __init__(self, store):
+            self.store = store
+
+        def add(self, key, value):
+            return self.store.add(key, value)
+
+        def get(self, key):
+            return self.store.get(key)
+
+        def set(self, key, value):
+            broken.append(faults._broken())
+            self.store.set(key, value)
+            broken.append(faults._broken())
+
+    if engine.rank == 0:
+        faults._store = Looks(faults._store)
+        said = faults.heard(RuntimeError("the test says so"), 0.0).message
+        closed = faults._broken()
+    dist.barrier(group=world)  # nobody else has closed a connection before
+    if engine.rank != 0:
+        said, closed = faults.heard(RuntimeError("a connection was closed"), 0.0).message, faults._broken()
+    dist.barrier(group=world)
+    return said, closed, broken
+
+
+def test_a_failure_is_written_before_connections_are_closed_because_of_it(pools):
+    """Ranks whose waits end because another closes its connections find the first failure, not that one's end."""
+    results = pools(3).run(_is_heard)
+    assert [said for said, _, _ in results] == ["rank 0: RuntimeError: the test says so"] * 3
+    assert [closed for _, closed, _ in results] == [[1, 2], [0, 2], [0, 1]]
+    assert results[0][2] == [[], []]
+
+
 def test_a_rank_that_hangs_is_noticed_within_the_groups_timeout():
     import signal
     import time
@@ -355,6 +398,8 @@ def test_a_rank_that_hangs_is_noticed_within_the_groups_timeout():
 
 class FailingEngine:
     """Fails at its `at`-th batch from now on: before the collectives, or after them (their results are thrown away)."""
+
+    abandoned = False
 
     def __init__(self, engine, at, late):
         self.engine, self.at, self.late, self.calls = engine, at, late, 0
