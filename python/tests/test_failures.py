@@ -359,7 +359,7 @@ def _is_heard():
 
     if engine.rank == 0:
         faults._store = Looks(faults._store)
-        said = faults.heard(RuntimeError("the test says so"), 0.0).message
+        said = faults.heard(RuntimeError("it broke"), 0.0).message
         closed = faults._broken()
     dist.barrier(group=world)  # nobody else has closed a connection before
     if engine.rank != 0:
@@ -371,7 +371,7 @@ def _is_heard():
 def test_a_failure_is_written_before_connections_are_closed_because_of_it(pools):
     """Ranks whose waits end because another closes its connections find the first failure, not that one's end."""
     results = pools(3).run(_is_heard)
-    assert [said for said, _, _ in results] == ["rank 0: RuntimeError: the test says so"] * 3
+    assert [said for said, _, _ in results] == ["rank 0: RuntimeError: it broke"] * 3
     assert [closed for _, closed, _ in results] == [[1, 2], [0, 2], [0, 1]]
     assert results[0][2] == [[], []]
 
