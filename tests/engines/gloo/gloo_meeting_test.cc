@@ -1,0 +1,110 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// How ranks over Gloo find each other, and what they say when they do not.
+#include "gloo_ranks.h"
+
+namespace laconic::test {
+namespace {
+
+// ---- meeting ----
+
+std::vector<std::string> meet(uint32_t count, const std::function<GlooOptions(uint32_t)>& wanted) {
+  Processes ranks(count, [&](uint32_t rank, const Stage& stage) {
+    auto engine = GlooEngine::create(wanted(rank));
+    stage.say(text(engine));
+    if (engine) stage.await_go();  // nobody leaves while others still come
+  });
+  std::vector<std::string> said;
+  for (uint32_t r = 0; r < count; ++r) said.push_back(ranks.heard(r));
+  return said;
+}
+
+TEST(GlooMeeting, NamesTheRanksThatDoNotCome) {
+  for (const bool tcp : {false, true}) {
+    const Place place;
+    const std::string where = tcp ? Place::port() : place.folder();
+    const auto said = meet(2, [&](uint32_t r) { return options(r, 4, where, milliseconds(300)); });
+    for (const auto& line : said)
+      EXPECT_EQ(line, "timed_out: ranks 2 and 3 did not come within 300 ms");
+  }
+  const auto alone =
+      meet(1, [](uint32_t) { return options(1, 2, Place::port(), milliseconds(100)); });
+  EXPECT_TRUE(alone[0].starts_with("timed_out: rank 0 does not listen at 127.0.0.1:")) << alone[0];
+}
+
+TEST(GlooMeeting, AnotherWorldOnOneRankIsEveryRanksError) {
+  for (const uint32_t wrong : {3U, 5U}) {
+    const Place place;
+    const std::string where = wrong == 3 ? Place::port() : place.folder();
+    const auto said = meet(4, [&](uint32_t r) { return options(r, r == 2 ? wrong : 4, where); });
+    for (const auto& line : said) {
+      EXPECT_EQ(line, said[0]);
+      EXPECT_TRUE(line.starts_with("ranks_disagree: rank ")) << line;
+      EXPECT_TRUE(line.find("a world of ") != std::string::npos) << line;
+      EXPECT_TRUE(line.find("rank 2") != std::string::npos) << line;
+    }
+  }
+}
+
+TEST(GlooMeeting, AFolderServesOneJob) {
+  const Place place;
+  const auto first = meet(2, [&](uint32_t r) { return options(r, 2, place.folder()); });
+  EXPECT_EQ(first, (std::vector<std::string>{"ok", "ok"}));
+  const auto second = meet(2, [&](uint32_t r) { return options(r, 2, place.folder()); });
+  for (const auto& line : second) {
+    EXPECT_TRUE(line.starts_with("invalid_argument: rank ")) << line;
+    EXPECT_TRUE(line.find(" has come twice") != std::string::npos) << line;
+  }
+}
+
+/// Ranks 0 and 1 of one job, and rank 1 of another: the second of a rank is refused, and those who
+/// wait hear of it.
+TEST(GlooMeeting, TwoJobsAtOnePlaceAreRefused) {
+  for (const bool tcp : {false, true}) {
+    const Place place;
+    const std::string where = tcp ? Place::port() : place.folder();
+    const auto said = meet(3, [&](uint32_t i) { return options(i == 2 ? 1 : i, 3, where); });
+    EXPECT_EQ(said[0],
+              "invalid_argument: rank 1 has come twice: by mistake, in another job, or in an "
+              "earlier one");
+    EXPECT_EQ(said[1], said[0]);
+    EXPECT_EQ(said[2], said[0]);
+  }
+  const std::string where = Place::port();
+  Processes ranks(2, [&](uint32_t, const Stage& stage) {
+    auto engine = GlooEngine::create(options(0, 2, where, milliseconds(500)));
+    stage.say(text(engine));
+  });
+  const std::string a = ranks.heard(0), b = ranks.heard(1);
+  EXPECT_NE(a.find("rank 0 cannot listen at") != std::string::npos,
+            b.find("rank 0 cannot listen at") != std::string::npos)
+      << a << "; " << b;
+}
+
+TEST(GlooMeeting, SaysWhatIsWrongWithTheOptions) {
+  const auto said = [](const GlooOptions& wanted) { return text(GlooEngine::create(wanted)); };
+  EXPECT_EQ(said({.rank = 2, .world = 2}), "invalid_argument: there is no rank 2 in a world of 2");
+  EXPECT_EQ(said({.rank = 0, .world = 0}), "invalid_argument: there is no rank 0 in a world of 0");
+  for (const char* where : {"", "file:", "tcp:", "tcp:host", "tcp:host:", "tcp::5", "tcp:host:0",
+                            "tcp:host:65536", "tcp:host:1x", "folder"}) {
+    EXPECT_EQ(said({.rank = 0, .world = 2, .rendezvous = where}),
+              "invalid_argument: a rendezvous cannot be '" + std::string(where) + "'");
+  }
+  EXPECT_EQ(said({.rank = 0, .world = 2, .rendezvous = "file:/nowhere/at/all"}),
+            "engine_failed: the rendezvous folder /nowhere/at/all cannot be used: No such file or "
+            "directory");
+}
+
+TEST(GlooMeeting, AnUnknownInterfaceIsEveryRanksError) {
+  const Place place;
+  const auto said = meet(2, [&](uint32_t r) {
+    auto wanted = options(r, 2, place.folder());
+    if (r == 1) wanted.interface_ = "nonesuch0";
+    return wanted;
+  });
+  for (const auto& line : said)
+    EXPECT_TRUE(line.find("Gloo cannot connect rank 1: ") != std::string::npos) << line;
+}
+
+}  // namespace
+}  // namespace laconic::test
