@@ -319,7 +319,8 @@ int mismatched_sums(MpiEngine& engine, const Arguments& arguments) {
         engine.wait(ticket, std::chrono::steady_clock::now() + std::chrono::seconds(1)));
   };
   Json line{{"first", run()}};
-  if (const auto again = engine.start({&step, 1}); !again) line["again"] = error_json(again.error());
+  if (const auto again = engine.start({&step, 1}); !again)
+    line["again"] = error_json(again.error());
   report(arguments, engine, line);
   return 0;
 }
@@ -335,8 +336,8 @@ int branch(MpiEngine& engine, const Arguments& arguments) {
     calls().names.clear();
     line[count < limit ? "below" : "ended"] = error_json(engine.run({&step, 1}));
     line[count < limit ? "small" : "large"] = calls().names;
-    line["right"] = line.value("right", true) &&
-                    lanes == Floats(count, static_cast<float>(engine.world()));
+    line["right"] =
+        line.value("right", true) && lanes == Floats(count, static_cast<float>(engine.world()));
   }
   report(arguments, engine, line);
   return 0;
