@@ -14,7 +14,7 @@ endforeach()
 # laconic_programs(PREFIX DIR PATTERN DEPS...): one executable per file, named PREFIX<file>.
 function(laconic_programs PREFIX DIR PATTERN)
   file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${DIR}/${PATTERN})
-  list(FILTER sources EXCLUDE REGEX "/(mpi|gloo)_[a-z_]+\\.cc$")  # where that is, and once for each MPI: below
+  list(FILTER sources EXCLUDE REGEX "/(mpi|gloo)_[a-z_]+\\.cc$")  # where those are: below
   foreach(source IN LISTS sources)
     get_filename_component(name ${source} NAME_WE)
     add_executable(${PREFIX}${name} ${source})

@@ -45,8 +45,8 @@ struct MpiOptions {
   bool background = true;
   /// Bytes of one MPI call, whose counts are ints. The same on all ranks; at least 4.
   uint64_t largest_call = uint64_t{1} << 30;
-  /// From so many bytes for each rank on the engine adds itself, in rank order: there MPI_Iallreduce
-  /// is slower than MPI_Allreduce in Open MPI and MPICH. The same on all ranks.
+  /// From so many bytes for each rank on the engine adds itself, in rank order: MPI_Iallreduce is
+  /// slower than MPI_Allreduce there. The same on all ranks.
   uint64_t large_share = uint64_t{1} << 18;
 };
 
@@ -156,9 +156,9 @@ class MpiEngine final : public Engine {
     [[nodiscard]] bool ended() const { return issued == count && pending == 0; }
   };
   enum class Kind : uint8_t { sum, send, receive, receive_short };
-  /// A large sum while its terms are exchanged. Every rank adds a share of the lanes, piece by piece
-  /// as the terms arrive, and sends each to all others. All post the same messages in the same
-  /// order, so tags need not tell them apart.
+  /// A large sum while its terms are exchanged. Every rank adds a share of the lanes, piece by
+  /// piece as terms arrive, and sends each piece to all others. All post the same messages in the
+  /// same order, so tags need not tell them apart.
   struct LargeSum {
     static constexpr uint32_t kAhead = 3;  // pieces whose terms are under way
     Step step;
