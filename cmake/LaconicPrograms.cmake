@@ -14,7 +14,7 @@ endforeach()
 # laconic_programs(PREFIX DIR PATTERN DEPS...): one executable per file, named PREFIX<file>.
 function(laconic_programs PREFIX DIR PATTERN)
   file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${DIR}/${PATTERN})
-  list(FILTER sources EXCLUDE REGEX "/mpi_[a-z_]+\\.cc$")  # once for each MPI: below
+  list(FILTER sources EXCLUDE REGEX "/(mpi|gloo)_[a-z_]+\\.cc$")  # where those are: below
   foreach(source IN LISTS sources)
     get_filename_component(name ${source} NAME_WE)
     add_executable(${PREFIX}${name} ${source})
@@ -47,6 +47,14 @@ if(LACONIC_BUILD_BENCH AND LACONIC_BUILD_TOOLS)
   # Measures what callers in C get, so it links what they link.
   set_property(TARGET c_abi_bench PROPERTY LINK_LIBRARIES laconic_flags laconic::c laconic_program_deps)
   target_include_directories(c_abi_bench PRIVATE ${PROJECT_SOURCE_DIR}/tools)
+  foreach(mpi IN LISTS LACONIC_MPIS)
+    add_executable(mpi_sum_bench_${mpi} ${PROJECT_SOURCE_DIR}/bench/mpi_sum_bench.cc)
+    target_link_libraries(mpi_sum_bench_${mpi} PRIVATE laconic_flags laconic_tools laconic_mpi::${mpi})
+  endforeach()
+  if(TARGET laconic_gloo::gloo)
+    add_executable(gloo_sum_bench ${PROJECT_SOURCE_DIR}/bench/gloo_sum_bench.cc)
+    target_link_libraries(gloo_sum_bench PRIVATE laconic_flags laconic_tools laconic_gloo::gloo)
+  endif()
 endif()
 if(LACONIC_BUILD_EXAMPLES)
   laconic_programs(example_ examples *.cc laconic::laconic)  # what users see: public headers only

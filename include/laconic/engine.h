@@ -113,6 +113,8 @@ class Engine {
   /// that can be destroyed before all tickets have been waited for: they see to it that run()
   /// returns, then call this, while their members are still there.
   void stop() noexcept;
+  /// total[i] += x[i], rounded to the type. No alignment is needed.
+  static void add_lanes(DType type, uint8_t* total, const uint8_t* x, uint64_t count) noexcept;
   /// What keep_until_end was given is never freed. For destructors of engines whose network may use
   /// the memory as long as the process lives.
   void keep_for_good() noexcept;

@@ -12,6 +12,8 @@
 #include <thread>
 #include <utility>
 
+#include "transport/lanes.h"
+
 namespace laconic {
 
 /// Executes batches one after the other. Made by the first start(); nothing is allocated later.
@@ -176,6 +178,10 @@ void Engine::keep_until_end(std::shared_ptr<void> memory) noexcept {
 }
 
 void Engine::keep_for_good() noexcept { forget(std::move(kept_)); }
+
+void Engine::add_lanes(DType type, uint8_t* total, const uint8_t* x, uint64_t count) noexcept {
+  transport::add_lanes(type, total, x, count);
+}
 
 void Engine::stop() noexcept {
   if (thread_) thread_->stop();

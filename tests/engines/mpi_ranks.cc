@@ -4,6 +4,7 @@
 // own (with ".PID" behind its name), because launchers mix what ranks print.
 #include <laconic/engine/mpi.h>
 #include <laconic/session.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -25,10 +26,11 @@
 namespace laconic::test {
 namespace {
 
-/// What an engine calls of MPI at its end, and for how many seconds MPI_Finalize finds that nothing
-/// has been called.
+/// What an engine calls of MPI for sums and at its end, where it receives, and for how many seconds
+/// MPI_Finalize finds that nothing has been called.
 struct Calls {
   std::vector<std::string> names;
+  std::vector<void*> rooms;  // of receives
   std::chrono::steady_clock::time_point last;
   std::chrono::duration<double> rest{0};
 };
@@ -94,7 +96,7 @@ Json error_json(const Result<void>& result) {
 
 int table(Engine& engine, const Arguments& arguments) {
   const TableOutcome outcome =
-      run_engine_table(engine, {.rank_order_sums = false,
+      run_engine_table(engine, {.rank_order_sums = arguments.number("large_share", 1) == 0,
                                 .timeout = std::chrono::seconds(60),
                                 .stride = static_cast<uint32_t>(arguments.number("stride", 1))});
   report(arguments, engine,
@@ -207,29 +209,35 @@ int end(std::unique_ptr<MpiEngine> engine, const Arguments& arguments) {
   return 0;
 }
 
-/// Two batches with one tag in flight, their messages of unknown lengths, one of six full parts:
-/// they keep their order.
+/// Two batches with one tag in flight, each a message of unknown length, one of six full parts, and
+/// a sum: they keep their order.
 int one_tag(Engine& engine, const Arguments& arguments) {
   constexpr uint64_t kRoom = 4096;
+  constexpr uint64_t kLanes = 2001;
   const uint32_t peer = 1 - engine.rank();
   const std::array<uint64_t, 2> lengths{6 * 512, 700};
   std::array<std::vector<uint8_t>, 2> out, in;
   std::array<Message, 2> messages;
-  std::array<Step, 2> steps;
+  std::array<std::array<Step, 2>, 2> steps;
+  std::array<Floats, 2> sums;
   std::vector<Ticket> tickets;
   for (size_t i = 0; i < 2; ++i) {
     out[i].assign(lengths[i], static_cast<uint8_t>(i + 1));
     in[i].resize(kRoom);
     messages[i] = {peer, out[i].data(), out[i].size(), in[i].data(), kRoom};
-    steps[i] = {.kind = StepKind::messages, .short_sends = true, .messages = {&messages[i], 1}};
-    tickets.push_back(*engine.start({&steps[i], 1}));
+    sums[i].assign(kLanes, static_cast<float>(i + 1));
+    auto* lanes = reinterpret_cast<uint8_t*>(sums[i].data());
+    steps[i] = {
+        Step{.kind = StepKind::messages, .short_sends = true, .messages = {&messages[i], 1}},
+        Step{.dtype = DType::f32, .count = kLanes, .send = lanes, .recv = lanes}};
+    tickets.push_back(*engine.start(steps[i]));
   }
   bool right = true;
   for (size_t i = 0; i < 2; ++i) {
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
     right = right && engine.wait(tickets[i], deadline).ok();
     out[i].resize(kRoom);
-    right = right && in[i] == out[i];
+    right = right && in[i] == out[i] && sums[i] == Floats(kLanes, static_cast<float>(2 * i + 2));
   }
   report(arguments, engine, {{"right", right}});
   return 0;
@@ -300,6 +308,64 @@ int foreign(const Arguments& arguments) {
   return bad;
 }
 
+/// Rank 1 sums `lanes=` floats, rank 0 ten: an Error, and a dead engine.
+int mismatched_sums(MpiEngine& engine, const Arguments& arguments) {
+  Floats lanes(engine.rank() == 0 ? 10 : arguments.number("lanes", 0));
+  auto* at = reinterpret_cast<uint8_t*>(lanes.data());
+  const Step step{.dtype = DType::f32, .count = lanes.size(), .send = at, .recv = at};
+  const auto run = [&] {
+    const Ticket ticket = *engine.start({&step, 1});
+    return error_json(
+        engine.wait(ticket, std::chrono::steady_clock::now() + std::chrono::seconds(1)));
+  };
+  Json line{{"first", run()}};
+  if (const auto again = engine.start({&step, 1}); !again)
+    line["again"] = error_json(again.error());
+  report(arguments, engine, line);
+  return 0;
+}
+
+/// Which sums MPI takes: `lanes` of float32 just below and at large_share of each rank.
+int branch(MpiEngine& engine, const Arguments& arguments) {
+  const uint64_t limit = arguments.number("large_share", 0) * engine.world() / sizeof(float);
+  Json line{{"limit", limit}};
+  for (const uint64_t count : {limit - 1, limit}) {
+    Floats lanes(count, 1.0F);
+    auto* at = reinterpret_cast<uint8_t*>(lanes.data());
+    const Step step{.dtype = DType::f32, .count = count, .send = at, .recv = at};
+    calls().names.clear();
+    line[count < limit ? "below" : "ended"] = error_json(engine.run({&step, 1}));
+    line[count < limit ? "small" : "large"] = calls().names;
+    line["right"] =
+        line.value("right", true) && lanes == Floats(count, static_cast<float>(engine.world()));
+  }
+  report(arguments, engine, line);
+  return 0;
+}
+
+/// Rank 1 does not come to a large sum: where its terms would go stays, behind the engine, too.
+int kept_terms(std::unique_ptr<MpiEngine> engine, const Arguments& arguments) {
+  static Floats lanes(4 << 20, 1.0F);
+  Json line{{"rank", engine->rank()}};
+  if (engine->rank() == 0) {
+    auto* at = reinterpret_cast<uint8_t*>(lanes.data());
+    const Step step{.dtype = DType::f32, .count = lanes.size(), .send = at, .recv = at};
+    const auto ticket = engine->start({&step, 1});
+    line["late"] = error_json(
+        engine->wait(*ticket, std::chrono::steady_clock::now() + std::chrono::milliseconds(50)));
+  }
+  engine.reset();
+  bool mapped = !calls().rooms.empty();
+  const auto page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
+  for (void* room : calls().rooms) {
+    auto* at = reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(room) / page * page);
+    mapped = mapped && ::msync(at, page, MS_ASYNC) == 0;
+  }
+  line["kept"] = mapped;
+  write(arguments, line);
+  return 0;
+}
+
 /// Rank 1 sends `sent=` bytes, rank 0 expects 10 and nothing else: an Error, and a dead engine.
 int mismatch(MpiEngine& engine, const Arguments& arguments) {
   std::vector<uint8_t> memory(arguments.number("sent", 0));
@@ -322,6 +388,16 @@ int MPI_Ialltoall(const void* send, int send_count, MPI_Datatype send_type, void
                   int recv_count, MPI_Datatype recv_type, MPI_Comm comm, MPI_Request* request) {
   laconic::test::calls().names.emplace_back(send == MPI_IN_PLACE ? "MPI_Ialltoall in place" : "?");
   return PMPI_Ialltoall(send, send_count, send_type, recv, recv_count, recv_type, comm, request);
+}
+int MPI_Iallreduce(const void* send, void* recv, int count, MPI_Datatype type, MPI_Op op,
+                   MPI_Comm comm, MPI_Request* request) {
+  laconic::test::calls().names.emplace_back("MPI_Iallreduce");
+  return PMPI_Iallreduce(send, recv, count, type, op, comm, request);
+}
+int MPI_Irecv(void* at, int count, MPI_Datatype type, int from, int tag, MPI_Comm comm,
+              MPI_Request* request) {
+  laconic::test::calls().rooms.push_back(at);
+  return PMPI_Irecv(at, count, type, from, tag, comm, request);
 }
 int MPI_Ibarrier(MPI_Comm comm, MPI_Request* request) {
   laconic::test::calls().names.emplace_back("MPI_Ibarrier");
@@ -358,9 +434,11 @@ int main(int argc, char** argv) {
   laconic::MpiOptions options;
   options.timeout = std::chrono::milliseconds(arguments.number("timeout", 60'000));
   options.largest_call = arguments.number("largest_call", uint64_t{1} << 30);
+  options.large_share = arguments.number("large_share", options.large_share);
   options.background = arguments.number("background", 1) != 0;
-  if (mode == "kept" || mode == "end") {
+  if (mode == "kept" || mode == "kept_terms" || mode == "end") {
     auto engine = std::make_unique<laconic::MpiEngine>(&argc, &argv, options);
+    if (mode == "kept_terms") return kept_terms(std::move(engine), arguments);
     return mode == "kept" ? kept(std::move(engine), arguments) : end(std::move(engine), arguments);
   }
   laconic::MpiEngine engine(&argc, &argv, options);
@@ -370,5 +448,7 @@ int main(int argc, char** argv) {
   if (mode == "one_tag") return one_tag(engine, arguments);
   if (mode == "between") return between(engine, arguments);
   if (mode == "mismatch") return mismatch(engine, arguments);
+  if (mode == "mismatched_sums") return mismatched_sums(engine, arguments);
+  if (mode == "branch") return branch(engine, arguments);
   return 2;
 }

@@ -91,10 +91,45 @@ def test_what_is_longer_than_a_call_goes_in_parts(tmp_path, library, ranks):
     expect_table(Job(tmp_path, library, ranks, "mode=table", "stride=3", "largest_call=512"), ranks)
 
 
-@pytest.mark.parametrize("library", [OPENMPI, MPICH])
-def test_messages_with_one_tag_keep_their_order(tmp_path, library):
+@pytest.mark.parametrize(("library", "ranks", "more"), [
+    (OPENMPI, 3, []), (OPENMPI, 4, ["largest_call=512", "stride=3"]), (OPENMPI, 2, ["background=0", "stride=4"]),
+    (MPICH, 3, ["largest_call=512", "stride=4"])])
+def test_large_sums_are_taken_in_rank_order(tmp_path, library, ranks, more):
     need(library)
-    job = Job(tmp_path, library, 2, "mode=one_tag", "largest_call=512")
+    expect_table(Job(tmp_path, library, ranks, "mode=table", "large_share=0", *more), ranks)
+
+
+@pytest.mark.parametrize("library", [OPENMPI, MPICH])
+def test_from_large_share_on_mpi_does_not_add(tmp_path, library):
+    need(library)
+    job = Job(tmp_path, library, 3, "mode=branch", "large_share=4096", "largest_call=1024")
+    assert [line["right"] for line in job.ranks] == [True] * 3, job.output
+    assert {name for line in job.ranks for name in line["small"]} == {"MPI_Iallreduce"}
+    assert [line["large"] for line in job.ranks] == [[]] * 3
+
+
+@pytest.mark.parametrize("lanes", [4, 20])
+def test_large_sums_of_two_lengths_are_an_error_and_the_end(tmp_path, lanes):
+    need(MPICH)
+    job = Job(tmp_path, MPICH, 2, "mode=mismatched_sums", f"lanes={lanes}", "large_share=0", "reports=2", "timeout=300")
+    assert job.ranks[0]["first"]["code"] == "exchange_order", job.ranks
+    assert job.ranks[0]["again"] == job.ranks[0]["first"]
+
+
+@pytest.mark.parametrize("library", [OPENMPI, MPICH])
+def test_the_terms_of_a_sum_in_flight_outlive_the_engine(tmp_path, library):
+    need(library)
+    job = Job(tmp_path, library, 2, "mode=kept_terms", "timeout=200", "reports=2")
+    assert job.ranks[0]["late"]["code"] == "timed_out", job.output
+    assert "mpi: nothing came from rank 1 within " in job.ranks[0]["late"]["message"]
+    assert job.ranks[0]["kept"]
+
+
+@pytest.mark.parametrize("large", [[], ["large_share=0"]])
+@pytest.mark.parametrize("library", [OPENMPI, MPICH])
+def test_what_has_one_tag_keeps_its_order(tmp_path, library, large):
+    need(library)
+    job = Job(tmp_path, library, 2, "mode=one_tag", "largest_call=512", *large)
     assert [line["right"] for line in job.ranks] == [True, True], job.output
 
 
@@ -232,7 +267,8 @@ def test_the_example_reaches_one_processs_accuracy(digits):
 
 # Strategy, spec, batch, before or behind it; the first batch of a layout is its status round.
 PHASES = [("gather_all", "3lc", 0, 0), ("gather_all", "3lc", 1, 0), ("two_shot", "3lc", 1, 0), ("two_shot", "int8", 2, 0),
-          ("two_shot", "3lc", 1, 1), ("native_sum", "fp16+ef", 1, 0)]
+          ("two_shot", "3lc", 1, 1), ("native_sum", "fp16+ef", 1, 0), ("native_sum large", "fp16+ef", 1, 0),
+          ("native_sum large", "fp16+ef", 1, 1)]
 
 
 @pytest.fixture(scope="module")
@@ -244,10 +280,11 @@ def struck(tmp_path_factory):
         for sign in ("kill", "stop"):
             for phase in PHASES:
                 plan, spec, at, behind = phase
+                plan, *large = plan.split()
                 launcher = ["--enable-recovery"] if sign == "kill" else []
                 jobs[sign, phase] = pool.submit(
                     Job, tmp_path_factory.mktemp("struck"), OPENMPI, 3, "mode=struck", f"signal={sign}", f"plan={plan}",
-                    f"spec={spec}", f"at={at}", f"behind={behind}", "reports=2", launcher=launcher, limit=45)
+                    f"spec={spec}", f"at={at}", f"behind={behind}", "reports=2", *(["large_share=0"] if large else []), launcher=launcher, limit=45)
         yield {key: job.result() for key, job in jobs.items()}
 
 
@@ -265,7 +302,7 @@ def test_survivors_time_out_and_keep_their_gradients(struck, sign, phase):
         assert line["seconds"] < 20
         if line["first"]["code"] != "ok":
             assert line["away"] < 1e-6, "what was not delivered is in the residual"
-            if phase[0] != "native_sum" and phase[3] == 0:
+            if phase[0] != "native_sum" and phase[3] == 0:  # MPI's own sums name nobody
                 assert "rank 1 " in failed["message"], line
 
 

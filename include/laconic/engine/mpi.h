@@ -11,6 +11,7 @@
 #define MPICH_SKIP_MPICXX 1
 #endif
 #include <mpi.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -44,6 +45,9 @@ struct MpiOptions {
   bool background = true;
   /// Bytes of one MPI call, whose counts are ints. The same on all ranks; at least 4.
   uint64_t largest_call = uint64_t{1} << 30;
+  /// From so many bytes for each rank on the engine adds itself, in rank order: MPI_Iallreduce is
+  /// slower than MPI_Allreduce there. The same on all ranks.
+  uint64_t large_share = uint64_t{1} << 18;
 };
 
 /// On a communicator of its own. Between MPI_THREAD_SINGLE and _FUNNELED batches begin when they
@@ -152,6 +156,18 @@ class MpiEngine final : public Engine {
     [[nodiscard]] bool ended() const { return issued == count && pending == 0; }
   };
   enum class Kind : uint8_t { sum, send, receive, receive_short };
+  /// A large sum while its terms are exchanged. Every rank adds a share of the lanes, piece by
+  /// piece as terms arrive, and sends each piece to all others. All post the same messages in the
+  /// same order, so tags need not tell them apart.
+  struct LargeSum {
+    static constexpr uint32_t kAhead = 3;  // pieces whose terms are under way
+    Step step;
+    uint64_t job = 0;                        // 0: there is none
+    uint64_t piece = 0, pieces = 0;          // lanes of one, and how many a share has
+    uint64_t posted = 0, summed = 0;         // pieces
+    std::array<uint32_t, kAhead> pending{};  // messages of terms, by piece
+    [[nodiscard]] uint32_t& pending_of(uint64_t number) { return pending[number % kAhead]; }
+  };
   /// What a request is for; beside it in requests_.
   struct Part {
     uint64_t job = 0;
@@ -162,6 +178,8 @@ class MpiEngine final : public Engine {
     uint64_t bytes = 0;    // exactly, or of receive_short the room
     uint64_t room = 0;     // receive_short: from `at` to the end of the message's room
     bool unknown = false;  // counted in unknown_
+    bool term = false;     // counted in LargeSum::pending, for this piece:
+    uint64_t piece = 0;
   };
 
   // ---- beginning ----
@@ -246,6 +264,13 @@ class MpiEngine final : public Engine {
     options_.largest_call =
         std::clamp<uint64_t>(options_.largest_call, 4, uint64_t{1} << 30) / 4 * 4;
     reserve(4 * uint64_t{world_});
+    if (world_ > 1) {
+      // The terms of pieces under way stay in the second cache, and in 12 MiB for 64 ranks.
+      constexpr uint64_t kMost = uint64_t{1} << 18, kLeast = kMost / 4;
+      piece_bytes_ = std::clamp(16 * kMost / world_ / 4 * 4, kLeast, kMost);
+      piece_bytes_ = std::min(piece_bytes_, options_.largest_call);
+      terms_ = std::make_shared_for_overwrite<uint8_t[]>(LargeSum::kAhead * world_ * piece_bytes_);
+    }
   }
 
   /// Under the launcher of another MPI library every process would be a world of its own.
@@ -285,7 +310,7 @@ class MpiEngine final : public Engine {
     return std::chrono::steady_clock::now() + options_.timeout;
   }
   bool complete(MPI_Request& request, const char* doing, Deadline deadline) {
-    for (Idle idle;; idle.pause()) {
+    for (Idle idle(world_);; idle.pause()) {
       int done = 0;
       if (!good(MPI_Test(&request, &done, MPI_STATUS_IGNORE), doing)) return false;
       if (done != 0) return true;
@@ -315,9 +340,10 @@ class MpiEngine final : public Engine {
   }
 
   /// All steps that may begin, in order. A message that is received in an unknown number of parts
-  /// holds up what comes behind it, which could have its tag.
+  /// holds up what comes behind it, which could have its tag; so does a large sum while its terms
+  /// are exchanged.
   void issue() {
-    while (next_ <= last_ && unknown_ == 0 && status_) {
+    while (next_ <= last_ && unknown_ == 0 && large_.job == 0 && status_) {
       Job& job = at(next_);
       if (job.issued == job.count) {
         ++next_;
@@ -339,6 +365,7 @@ class MpiEngine final : public Engine {
     const uint64_t size = dtype_size(step.dtype), most = options_.largest_call / size;
     if (step.send != step.recv && step.count != 0)
       std::memmove(step.recv, step.send, step.count * size);
+    if (is_large(step.count * size)) return begin_large(job, step);
     for (uint64_t done = 0; done < step.count && status_; done += most) {
       const auto count = static_cast<int>(std::min(most, step.count - done));
       MPI_Request* request = add_request(job, {.kind = Kind::sum});
@@ -346,6 +373,108 @@ class MpiEngine final : public Engine {
            "MPI_Iallreduce");
     }
   }
+
+  // ---- large sums ----
+
+  /// The same on all ranks.
+  [[nodiscard]] bool is_large(uint64_t bytes) const {
+    return world_ > 1 && bytes != 0 && bytes / world_ >= options_.large_share;
+  }
+  void begin_large(Job& job, const Step& step) {
+    large_ = {.step = step, .job = job.number};
+    large_.piece = piece_bytes_ / dtype_size(step.dtype);
+    const uint64_t most = (step.count + world_ - 1) / world_;
+    large_.pieces = (most + large_.piece - 1) / large_.piece;
+    ++job.pending;
+    go_on_with_large();
+  }
+
+  struct Range {
+    uint8_t* at = nullptr;
+    uint64_t bytes = 0;
+  };
+  /// Piece `number` of `owner`'s share; of the last one there may be nothing.
+  [[nodiscard]] Range piece_of(uint32_t owner, uint64_t number) const {
+    const uint64_t count = large_.step.count, size = dtype_size(large_.step.dtype);
+    const uint64_t left = count % world_;
+    const uint64_t first = count / world_ * owner + std::min<uint64_t>(left, owner);
+    const uint64_t share = count / world_ + (owner < left ? 1 : 0);
+    const uint64_t from = std::min(share, number * large_.piece);
+    const uint64_t to = std::min(share, from + large_.piece);
+    return {large_.step.recv + (first + from) * size, (to - from) * size};
+  }
+  [[nodiscard]] uint8_t* term_of(uint32_t peer, uint64_t number) const {
+    return terms_.get() + (number % LargeSum::kAhead * world_ + peer) * piece_bytes_;
+  }
+
+  void go_on_with_large() {
+    Job& job = at(large_.job);
+    while (status_) {
+      while (large_.posted < large_.pieces && large_.posted < large_.summed + LargeSum::kAhead)
+        exchange_terms(job, large_.posted++);
+      if (large_.summed == large_.pieces) {
+        --job.pending;
+        large_.job = 0;
+        return;
+      }
+      if (large_.pending_of(large_.summed) != 0) return;
+      add_terms(large_.summed);
+      hand_round(job, large_.summed++);
+    }
+  }
+  void exchange_terms(Job& job, uint64_t number) {
+    const Range mine = piece_of(rank_, number);
+    for_peers([&](uint32_t before, uint32_t) {
+      post(job, Kind::receive, before, {term_of(before, number), mine.bytes}, number, true);
+    });
+    for_peers([&](uint32_t, uint32_t behind) {
+      post(job, Kind::send, behind, piece_of(behind, number), number, true);
+    });
+  }
+  /// In rank order: x + y and y + x are the same bits. Slices stay in the first cache.
+  void add_terms(uint64_t number) {
+    constexpr uint64_t kSlice = 8192;
+    const Range mine = piece_of(rank_, number);
+    for (uint64_t done = 0; done < mine.bytes; done += kSlice) {
+      const uint64_t count = std::min(kSlice, mine.bytes - done) / dtype_size(large_.step.dtype);
+      uint8_t* total = (rank_ == 0 ? mine.at : term_of(0, number)) + done;
+      for (uint32_t r = 1; r < world_; ++r) {
+        uint8_t* x = (r == rank_ ? mine.at : term_of(r, number)) + done;
+        if (r == rank_) std::swap(total, x);
+        add_lanes(large_.step.dtype, total, x, count);
+      }
+    }
+  }
+  /// Terms of this piece have left the memory that the sums of others come to.
+  void hand_round(Job& job, uint64_t number) {
+    for_peers([&](uint32_t before, uint32_t) {
+      post(job, Kind::receive, before, piece_of(before, number), number, false);
+    });
+    for_peers([&](uint32_t, uint32_t behind) {
+      post(job, Kind::send, behind, piece_of(rank_, number), number, false);
+    });
+  }
+  void post(Job& job, Kind kind, uint32_t peer, Range range, uint64_t number, bool term) {
+    if (range.bytes == 0 || !status_) return;
+    if (term) ++large_.pending_of(number);
+    const Part part{.kind = kind,
+                    .peer = static_cast<int>(peer),
+                    .tag = static_cast<int>(large_.step.tag & tag_mask_),
+                    .term = term,
+                    .piece = number};
+    if (kind == Kind::send) {
+      send_part(job, part, range.at, range.bytes);
+    } else {
+      receive_part(job, part, range.at, range.bytes);
+    }
+  }
+  /// Everybody begins with another one.
+  template <class Body>
+  void for_peers(const Body& body) {
+    for (uint32_t i = 1; i < world_; ++i) body((rank_ + world_ - i) % world_, (rank_ + i) % world_);
+  }
+
+  // ---- messages ----
 
   void issue_messages(Job& job, const Step& step) {
     const auto tag = static_cast<int>(step.tag & tag_mask_);
@@ -378,11 +507,14 @@ class MpiEngine final : public Engine {
     const uint64_t most = options_.largest_call;
     for (uint64_t done = 0; status_ && (done < bytes || (short_sends && done == bytes));
          done += most) {
-      const auto count = static_cast<int>(std::min(most, bytes - done));
-      const auto to = static_cast<int>(peer);
-      MPI_Request* request = add_request(job, {.kind = Kind::send, .peer = to});
-      good(MPI_Isend(data + done, count, MPI_BYTE, to, tag, comm_, request), doing(Kind::send), to);
+      send_part(job, {.kind = Kind::send, .peer = static_cast<int>(peer), .tag = tag}, data + done,
+                std::min(most, bytes - done));
     }
+  }
+  void send_part(Job& job, const Part& part, const uint8_t* data, uint64_t bytes) {
+    MPI_Request* request = add_request(job, part);
+    good(MPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, part.peer, part.tag, comm_, request),
+         doing(part.kind), part.peer);
   }
 
   void receive(Job& job, uint32_t peer, int tag, uint8_t* data, uint64_t room, bool short_sends) {
@@ -420,11 +552,16 @@ class MpiEngine final : public Engine {
 
   // ---- waiting ----
 
-  /// Longer and longer pauses, so that ranks which share cores get on.
+  /// Longer and longer pauses, so that ranks which share cores get on. Where there is a core for
+  /// each, giving it away costs a large sum more than it is worth: other work keeps it for
+  /// milliseconds.
   class Idle {
    public:
+    explicit Idle(uint32_t world) noexcept
+        : spin_(::sysconf(_SC_NPROCESSORS_ONLN) >= static_cast<long>(world) ? 1000 : 50) {}
     void pause() {
       const auto now = std::chrono::steady_clock::now();
+      if (now - since_ < spin_) return;
       if (now - since_ < std::chrono::microseconds(500)) return std::this_thread::yield();
       std::this_thread::sleep_for(
           std::min<std::chrono::nanoseconds>((now - since_) / 16, std::chrono::microseconds(100)));
@@ -432,6 +569,7 @@ class MpiEngine final : public Engine {
     void reset() { since_ = std::chrono::steady_clock::now(); }
 
    private:
+    std::chrono::microseconds spin_;
     std::chrono::steady_clock::time_point since_ = std::chrono::steady_clock::now();
   };
 
@@ -443,7 +581,7 @@ class MpiEngine final : public Engine {
                        "mpi: MPI allows only the thread that initialised it to communicate",
                        "ask MPI_Init_thread for MPI_THREAD_SERIALIZED or more"});
     }
-    for (Idle idle; status_ && !job.ended();) {
+    for (Idle idle(world_); status_ && !job.ended();) {
       issue();
       if (progress()) {
         idle.reset();
@@ -498,6 +636,7 @@ class MpiEngine final : public Engine {
       }
     }
     --job.pending;
+    if (part.term && --large_.pending_of(part.piece) == 0) go_on_with_large();
   }
 
   void forget_ended() {
@@ -604,6 +743,7 @@ class MpiEngine final : public Engine {
 
   void leave() noexcept {
     if (!requests_.empty()) {
+      keep_until_end(std::move(terms_));
       keep_for_good();
       die(Errc::engine_failed);
     }
@@ -652,8 +792,11 @@ class MpiEngine final : public Engine {
   std::condition_variable wake_;
   Result<void> status_;
   std::array<Job, kMaxTickets> jobs_;
-  uint64_t last_ = 0;     // started
-  uint64_t next_ = 1;     // not all of its steps have been issued
+  uint64_t last_ = 0;  // started
+  uint64_t next_ = 1;  // not all of its steps have been issued
+  LargeSum large_;
+  uint64_t piece_bytes_ = 0;
+  std::shared_ptr<uint8_t[]> terms_;
   uint64_t unknown_ = 0;  // messages of which it is not known how many parts are still to come
   std::vector<MPI_Request> requests_;
   std::vector<Part> parts_;
