@@ -46,7 +46,7 @@ models:  ## every model of the demo with every exchange on four networks into do
 
 engines:  ## averaging over every engine against its own all-reduce into docs/results/engines.md (half an hour, in parts)
 	@scripts/bootstrap
-	@scripts/build release laconic_c laconic_cli
+	@scripts/build release
 	@.venv/bin/python bench/engines.py
 
 fuzz:  ## run every libFuzzer target for SECONDS_EACH= (60) seconds; needs clang

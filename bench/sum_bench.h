@@ -79,28 +79,36 @@ inline Result<tools::Json> point(const SumBench& bench, uint64_t bytes) {
     if (failed) failed = std::move(done);
     return took.count();
   };
-  std::vector<double> own, laconic;
+  std::vector<double> own, mean, laconic;
   for (uint32_t i = 0; i <= bench.iterations && failed; ++i) {
     own.push_back(timed(world * (world + 1) / 2, [&] {
       bench.own(values);
       return Result<void>();
     }));
+    mean.push_back(timed((world + 1) / 2, [&] {
+      bench.own(values);
+      for (float& x : values) x /= world;
+      return Result<void>();
+    }));
     laconic.push_back(timed((world + 1) / 2, [&] { return (*session)->average(i, values); }));
   }
   if (!failed) return std::move(failed).error();
-  own.erase(own.begin());  // memory and connections
-  laconic.erase(laconic.begin());
-  auto a = slowest(engine, std::move(own)), b = slowest(engine, std::move(laconic));
-  if (!a || !b) return (!a ? a : b).error();
-  const double theirs = median(*std::move(a)), ours = median(*std::move(b));
-  return tools::Json{
-      {"bytes", bytes}, {"own", theirs}, {"laconic", ours}, {"ratio", ours / theirs}};
+  tools::Json found{{"bytes", bytes}};
+  for (auto& [name, seconds] :
+       {std::pair{"own", &own}, std::pair{"mean", &mean}, std::pair{"laconic", &laconic}}) {
+    seconds->erase(seconds->begin());  // memory and connections
+    auto worst = slowest(engine, std::move(*seconds));
+    if (!worst) return std::move(worst).error();
+    found[name] = median(*std::move(worst));
+  }
+  found["ratio"] = found["laconic"].get<double>() / found["own"].get<double>();
+  return found;
 }
 
 }  // namespace detail
 
-/// Rank 0 prints {engine, library, ranks, points: [{bytes, own, laconic, ratio}]}: medians of the
-/// slowest rank's seconds. Gives the exit status.
+/// Rank 0 prints {engine, library, ranks, points: [{bytes, own, mean, laconic, ratio}]}: medians of
+/// the slowest rank's seconds. mean: the library's sum and a division of every element. Gives the exit status.
 inline int run(const SumBench& bench) {
   tools::Json points = tools::Json::array();
   for (const uint64_t bytes : bench.sizes) {
