@@ -32,6 +32,7 @@ from engines_page import page  # noqa: E402
 
 RESULTS = ROOT / "out" / "engines"
 PAGE = ROOT / "docs" / "results" / "engines.md"
+FIGURES = PAGE.with_suffix(".json")
 BUILD = ROOT / "build" / "release"
 COMMAND = BUILD / "bin" / "laconic"
 CODECS = ["none", "fp16", "bf16", "int8", "3lc", "topk:ratio=0.001", "sidco:ratio=0.001", "randomk:ratio=0.001", "powersgd:rank=4"]
@@ -80,11 +81,16 @@ def specs(names) -> list:
     return [word for name in names for word in ("--spec", name)]
 
 
-def torch_ranks(hosts: int, rate: str, plan: dict) -> dict:
+def torch_ranks(hosts: int, rate: str | None, plan: dict) -> dict:
+    """Without a rate: processes of this machine, not of a lab."""
     with tempfile.TemporaryDirectory() as folder:
         asked, answered = Path(folder) / "plan.json", Path(folder) / "answer.json"
         asked.write_text(json.dumps(plan))
-        lab(hosts, rate, [sys.executable, ROOT / "bench" / "engines_rank.py", asked, answered])
+        words = [sys.executable, ROOT / "bench" / "engines_rank.py", asked, answered]
+        if rate is None:
+            executed([COMMAND, "lab", "--hosts", hosts, "--emulate", "--", *words])
+        else:
+            lab(hosts, rate, words)
         return json.loads(answered.read_text())
 
 
@@ -139,8 +145,8 @@ def perceptron(rate: str) -> dict:
 
 
 def buckets() -> dict:
-    """32 buckets of 64 kB on two hosts without a limit."""
-    return torch_ranks(2, "off", {"what": "train", "buckets": 32, "bytes": 1 << 16, "cap": (1 << 16) / MI, "repeats": 6, "warmup": 20,
+    """32 buckets of 64 kB, two processes."""
+    return torch_ranks(2, None, {"what": "train", "buckets": 32, "bytes": 1 << 16, "cap": (1 << 16) / MI, "repeats": 6, "warmup": 20,
                                   "steps": 40, "slow_steps": 5, "options": {"small_elements": 0},
                                   "specs": ["pytorch:ddp", "none", "3lc", "topk:ratio=0.001", "int8"]})
 
@@ -171,6 +177,14 @@ CELLS = [*(Cell(f"libraries-{e}", lambda e=e: libraries(e)) for e in ("c10d", "g
          Cell("buckets", buckets)]
 
 
+def publish() -> None:
+    """The page, and beside it every cell's figures, which stand until the cell is made again."""
+    kept = json.loads(FIGURES.read_text()) if FIGURES.exists() else {}
+    found = {cell.name: cell.load() or kept.get(cell.name) for cell in CELLS}
+    FIGURES.write_text(json.dumps(found, indent=1) + "\n")
+    PAGE.write_text(page(found))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME")
@@ -188,7 +202,7 @@ def main() -> int:
             failed.append(cell.name)
             print(f"{cell.name} failed: {error}", file=sys.stderr, flush=True)
     if not given.names:
-        PAGE.write_text(page({cell.name: cell.load() for cell in CELLS}))
+        publish()
     return 1 if failed else 0
 
 

@@ -231,6 +231,6 @@ def page(cells: dict) -> str:
         "### 200 Mbit/s", "", perceptron(cells, "200mbit"),
         "### Without a limit", "", perceptron(cells, "off"),
         "## PyTorch: 32 buckets of 64 kB", "",
-        "Two hosts without a limit; a step is hardly more than its exchanges.", "",
+        "Two processes of this machine; a step is hardly more than its exchanges.", "",
         buckets(cells),
         "## Machine", "", machines(cells), ""])

@@ -84,6 +84,18 @@ def test_a_machine_is_named_once(cells):
     assert "- CPU: other (buckets)" in engines_page.page(cells)
 
 
+def test_figures_stand_until_their_cell_is_made_again(cells, tmp_path, monkeypatch):
+    monkeypatch.setattr(engines, "RESULTS", tmp_path / "out")
+    monkeypatch.setattr(engines, "PAGE", tmp_path / "engines.md")
+    monkeypatch.setattr(engines, "FIGURES", tmp_path / "engines.json")
+    engines.FIGURES.write_text(json.dumps(cells))
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "buckets.json").write_text(json.dumps({"machine": MACHINE, "specs": {"pytorch:ddp": train(0.02), "none": train(0.021)}}))
+    engines.publish()
+    assert "| `none` of plain DDP | 1.05 | 1.25 | yes |" in engines.PAGE.read_text() and "1.43 **no**" in engines.PAGE.read_text()
+    assert json.loads(engines.FIGURES.read_text())["window-int8"] == cells["window-int8"]
+
+
 PLANS = {
     "average": {"what": "average", "bytes": 4 * ((1 << 18) + 10), "specs": ["none", "int8"], "warmup": 1, "steps": 2},
     "train": {"what": "train", "buckets": 3, "bytes": 1 << 14, "cap": (1 << 14) / (1 << 20), "repeats": 1, "warmup": 1, "steps": 2,
