@@ -88,7 +88,7 @@ def torch_ranks(hosts: int, rate: str | None, plan: dict) -> dict:
         asked.write_text(json.dumps(plan))
         words = [sys.executable, ROOT / "bench" / "engines_rank.py", asked, answered]
         if rate is None:
-            executed([COMMAND, "lab", "--hosts", hosts, "--emulate", "--", *words])
+            executed([COMMAND, "lab", "--hosts", hosts, "--emulate", "--no-pin", "--", *words])
         else:
             lab(hosts, rate, words)
         return json.loads(answered.read_text())
@@ -164,7 +164,8 @@ class Cell:
         return json.loads(self.path.read_text()) if self.path.exists() else None
 
     def make(self) -> None:
-        found = {"machine": host.machine(), **self.run()}
+        about = host.machine()
+        found = {**self.run(), "machine": about}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.write_text(json.dumps(found, indent=1) + "\n")
 
