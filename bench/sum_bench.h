@@ -108,7 +108,8 @@ inline Result<tools::Json> point(const SumBench& bench, uint64_t bytes) {
 }  // namespace detail
 
 /// Rank 0 prints {engine, library, ranks, points: [{bytes, own, mean, laconic, ratio}]}: medians of
-/// the slowest rank's seconds. mean: the library's sum and a division of every element. Gives the exit status.
+/// the slowest rank's seconds. mean: the library's sum and a division of every element. Gives the
+/// exit status.
 inline int run(const SumBench& bench) {
   tools::Json points = tools::Json::array();
   for (const uint64_t bytes : bench.sizes) {
