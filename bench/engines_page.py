@@ -102,6 +102,14 @@ def libraries(cells: dict) -> str:
 
 # ---- bars ----
 
+SUMS = ["library", "ranks", "MiB", "its sum ms", "and divided ms", "laconic ms", "of the sum", "of the mean"]
+WINDOWS = ["exchange", "rate", "wire ms", "codec ms", "window 1 ms", "window 2 ms", "of the longer", "of window 1"]
+LONG = ["library", "exchange", "its own ms", "laconic ms", "wire ms", "codec ms", "times faster"]
+
+
+def missing(head: list[str], *words: str) -> list[str]:
+    return [*words, MISSING, *[""] * (len(head) - len(words) - 1)]
+
 
 def verdict(value: float, bar: float, least: bool = False) -> str:
     return "yes" if (value >= bar if least else value <= bar) else "**no**"
@@ -113,7 +121,7 @@ def sums(cells: dict) -> list[list[str]]:
         for ranks in (2, 4):
             cell = cells[f"sums-{name}-{ranks}"]
             if cell is None:
-                rows.append([LIBRARIES[name], str(ranks), MISSING, "", "", "", "", ""])
+                rows.append(missing(SUMS, LIBRARIES[name], str(ranks)))
                 continue
             for point in cell["points"]:
                 rows.append([LIBRARIES[name], str(ranks), mib(point["bytes"]), milliseconds(point["own"]), milliseconds(point["mean"]),
@@ -127,7 +135,7 @@ def windows(cells: dict) -> list[list[str]]:
     for spec in ("int8", "3lc"):
         cell = cells[f"window-{spec}"]
         if cell is None:
-            rows.append([f"`{spec}`", MISSING, *[""] * 6])
+            rows.append(missing(WINDOWS, f"`{spec}`"))
             continue
         one, two = cell["window 1"], cell["window 2"]
         bound = max(two["wire"], two["coding"])
@@ -143,7 +151,7 @@ def longs(cells: dict) -> list[list[str]]:
     for name in ("openmpi", "gloo"):
         cell = cells[f"long-{name}"]
         if cell is None:
-            rows.append([LIBRARIES[name], MISSING, *[""] * 5])
+            rows.append(missing(LONG, LIBRARIES[name]))
             continue
         for row in cell["results"]:
             bar = {"int8": 3.4, "3lc": 12}[row["codec"].split(":")[0]]
@@ -217,14 +225,14 @@ def page(cells: dict) -> str:
         wrapped("`none` by `native_sum` in a C++ session beside the library's own blocking all-reduce of the same array, on this machine "
                 "without a network. Laconic gives the mean, the library the sum; divided: with the pass that makes a mean of it. Bar: "
                 "at most 1.05 of the sum."), "",
-        table(["library", "ranks", "MiB", "its sum ms", "and divided ms", "laconic ms", "of the sum", "of the mean"], sums(cells), left=2), "",
+        table(SUMS, sums(cells), left=2), "",
         "## Two exchanges in flight", "",
         wrapped("32 MiB in parts of 4 MiB over Gloo, two hosts, at the rate at which the wire takes as long as the codec. Bars: a call "
                 "with window 2 takes at most 1.25 times the longer of wire and codec, and at most 1.02 of a call with window 1."), "",
-        table(["exchange", "rate", "wire ms", "codec ms", "window 1 ms", "window 2 ms", "of the longer", "of window 1"], windows(cells)), "",
+        table(WINDOWS, windows(cells)), "",
         "## A slow network from C++", "",
         "64 MiB on four hosts at 100 Mbit/s, against the engine's all-reduce.", "",
-        table(["library", "exchange", "its own ms", "laconic ms", "wire ms", "codec ms", "times faster"], longs(cells), left=2), "",
+        table(LONG, longs(cells), left=2), "",
         "## PyTorch: a perceptron of 24.8 M parameters", "",
         wrapped("Digits, hidden layers of 3500, 3500 and 3500, DDP's buckets of 25 MB, four hosts that share two cores. `little` is a "
                 "hook that gathers 100 bytes for each bucket; computing is a step without an exchange."), "",

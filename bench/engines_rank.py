@@ -127,13 +127,13 @@ def together(function) -> float:
 
 def wire_alone(payload: int, strategy: str, messages: int) -> float:
     """Seconds of as many bytes without a codec, in so many messages one after the other."""
-    if strategy == "native_sum":
-        world = dist.get_world_size()
-        lanes = torch.zeros(int(payload) * world // (2 * (world - 1)) // 4)
-        begin = time.perf_counter()
-        dist.all_reduce(lanes)
-        return time.perf_counter() - begin
     state = zeros.Zeros(payload // messages, strategy)
+    if strategy not in zeros.ROUNDS:
+        lanes = torch.zeros(messages, state.sum_bytes() // 4)
+        begin = time.perf_counter()
+        for part in lanes:
+            dist.all_reduce(part)
+        return time.perf_counter() - begin
     message = torch.zeros(state.message_bytes(), dtype=torch.uint8)
     received = [torch.empty_like(message) for _ in range(dist.get_world_size() - 1)]
     begin = time.perf_counter()
@@ -168,7 +168,7 @@ def train(words: dict) -> dict:
             here["computing"] += [together(arm.computing) for _ in range(3)]
             if before:
                 here["strategy"] = arm.handle.explain()["strategy"]
-                payload, messages = int(slowest(here["wire_bytes"])), round(here["exchanges"])
+                payload, messages = int(slowest(here["wire_bytes"])), max(1, round(here["exchanges"]))  # none: PyTorch's own sums
                 here["wire"] += [together(lambda: wire_alone(payload, here["strategy"], messages)) for _ in range(3 if slow else 9)]
             arm.close()
             del arm

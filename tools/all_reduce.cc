@@ -107,6 +107,8 @@ class Bench : public std::enable_shared_from_this<Bench> {
   Result<void> measure();
   Result<void> agree();
   Result<void> allocate(uint64_t elements);
+  template <class Take>
+  Result<void> taken(const Take& take);
   Result<AllReducePoint> point(const std::string& spec);
   Result<void> once(Line& line, Session* session);
   Result<void> wire_alone();
@@ -127,7 +129,7 @@ class Bench : public std::enable_shared_from_this<Bench> {
   RankGradients gradients_;
   std::vector<float> own_;  // this rank's gradient
   Line native_, compressed_, wire_;
-  uint64_t step_ = 0;
+  uint64_t elements_ = 0, step_ = 0;
   std::vector<uint8_t> sent_, all_;  // of gather()
   std::vector<uint64_t> counts_, zeros_, offsets_;
 };
@@ -190,11 +192,12 @@ Result<void> Bench::agree() {
   return {};
 }
 
-/// A rank that has no memory tells the others.
-Result<void> Bench::allocate(uint64_t elements) {
+/// Memory that `take` takes. A rank that has none tells the others; all meet here.
+template <class Take>
+Result<void> Bench::taken(const Take& take) {
   uint8_t failed = 0;
   try {
-    for (auto* values : {&own_, &native_.values, &compressed_.values}) values->resize(elements);
+    take();
   } catch (const std::bad_alloc&) {
     failed = 1;
   }
@@ -202,8 +205,15 @@ Result<void> Bench::allocate(uint64_t elements) {
   const auto at = std::find(all_.begin(), all_.end(), uint8_t{1});
   if (at == all_.end()) return {};
   return Error{Errc::out_of_memory,
-               fmt::format("rank {} has no memory for {} elements", at - all_.begin(), elements),
+               fmt::format("rank {} has no memory for {} elements", at - all_.begin(), elements_),
                "a smaller --max"};
+}
+
+Result<void> Bench::allocate(uint64_t elements) {
+  elements_ = elements;
+  return taken([&] {
+    for (auto* values : {&own_, &native_.values, &compressed_.values}) values->resize(elements);
+  });
 }
 
 Result<void> Bench::measure() {
@@ -265,9 +275,7 @@ Result<AllReducePoint> Bench::point(const std::string& spec) {
 
 /// What the last compressed call has moved.
 Result<void> Bench::wire_alone() {
-  recorded_.prepare();
-  const uint8_t here = 1;
-  if (auto met = gather({&here, 1}); !met) return met;
+  if (auto ready = taken([&] { recorded_.prepare(); }); !ready) return ready;
   const auto start = std::chrono::steady_clock::now();
   if (auto done = recorded_.replay(options_.timeout); !done) return done;
   wire_.seconds.push_back(seconds_since(start));

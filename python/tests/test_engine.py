@@ -207,6 +207,29 @@ def test_the_end_of_the_process_waits_for_the_threads_of_the_backend():
     assert (done.returncode, done.stdout) == (0, "let go, end"), done.stderr
 
 
+def test_what_is_never_let_go_outlives_the_interpreter():
+    """Then a thread of the backend is not the last to hold it."""
+    program = """if True:
+        import atexit
+        import os
+        import weakref
+        import torch
+
+        held = [torch.ones(1)]
+        seen = weakref.ref(held[0])
+
+        def behind_laconics():
+            held.clear()
+            os.write(1, b"held" if seen() is not None else b"gone")
+
+        atexit.register(behind_laconics)
+        import laconic.engine
+        laconic.engine._given.add(weakref.ref(held[0]))
+        """
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (0, "held"), done.stderr
+
+
 def test_the_end_of_the_process_waits_for_nothing_that_has_ended(pools):
     """Of every kind of collective that the engine begins, empty ones among them."""
     assert pools(2).run(_all_let_go) == [(0, 0), (0, 0)]

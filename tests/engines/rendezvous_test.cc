@@ -8,6 +8,8 @@
 #include <fstream>
 #include <random>
 
+#include "support/place.h"
+
 namespace laconic::rendezvous {
 namespace {
 
@@ -22,30 +24,8 @@ std::string text(const Result<std::string>& result) {
                 : std::string(errc_name(result.error().code)) + ": " + result.error().message;
 }
 
-/// A folder that goes with the test.
-class Folder {
- public:
-  Folder() {
-    char name[] = "/tmp/laconic-rendezvous-XXXXXX";
-    path_ = ::mkdtemp(name);
-  }
-  ~Folder() { std::filesystem::remove_all(path_); }
-  [[nodiscard]] const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
-
-std::string free_port() {
-  const detail::Fd fd(::socket(AF_INET, SOCK_STREAM, 0));
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof address;
-  auto* at = reinterpret_cast<sockaddr*>(&address);
-  if (::bind(fd.get(), at, size) != 0 || ::getsockname(fd.get(), at, &size) != 0) return "0";
-  return std::to_string(ntohs(address.sin_port));
-}
+using test::Folder;
+using test::free_port;
 
 /// A peer that sends what it likes.
 class Raw {

@@ -2,8 +2,6 @@
 """bench/engines.py: the page from figures that are known, and the ranks over torch.distributed that it starts."""
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -103,20 +101,12 @@ PLANS = {
 }
 
 
+@pytest.mark.skipif(not engines.COMMAND.exists(), reason=f"{engines.COMMAND} is not built")
 @pytest.mark.parametrize("name", PLANS)
-def test_ranks_measure_what_they_are_asked_for(name, tmp_path):
+def test_ranks_measure_what_they_are_asked_for(name):
     pytest.importorskip("torch")
-    plan, answer = PLANS[name], tmp_path / "answer.json"
-    (tmp_path / "plan.json").write_text(json.dumps(plan))
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "python"), "GLOO_SOCKET_IFNAME": "lo", "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
-    store = f"file://{tmp_path}/store"
-    program = ("import sys, torch.distributed as d; sys.argv = sys.argv[1:]; sys.path.insert(0, sys.argv[4]); begin = d.init_process_group;"
-               "d.init_process_group = lambda b, **k: begin(b, init_method=sys.argv[3], rank=int(sys.argv[5]), world_size=2, **k);"
-               "import engines_rank; engines_rank.main()")
-    words = [sys.executable, "-c", program, "x", str(tmp_path / "plan.json"), str(answer), store, str(ROOT / "bench")]
-    ranks = [subprocess.Popen([*words, str(rank)], env=environment) for rank in range(2)]
-    assert [rank.wait(120) for rank in ranks] == [0, 0]
-    found = json.loads(answer.read_text())
+    plan = PLANS[name]
+    found = engines.torch_ranks(2, None, plan)
     assert found["ranks"] == 2 and list(found["specs"]) == plan["specs"]
     for spec, here in found["specs"].items():
         assert here["step"] > 0

@@ -342,12 +342,12 @@ class Gloo:
     def __init__(self, meeting):
         self.meeting, self.processes = meeting, []
 
-    def start(self, *words, seconds=60, error=subprocess.PIPE, env=None):
+    def start(self, *words, seconds=60, error=subprocess.PIPE, env=None, before=None):
         rank = len(self.processes)
         command = [BINARY, "bench", "--engine", "gloo", "--rank", rank, "--world", 2, "--rendezvous", self.meeting,
                    "--interface", "lo", "--timeout", seconds, *words]
         self.processes.append(subprocess.Popen([str(word) for word in command], stdout=subprocess.PIPE, stderr=error, text=True,
-                                               env={**os.environ, **(env or {})}))
+                                               env={**os.environ, **(env or {})}, preexec_fn=before))
         return self.processes[-1]
 
     def ended(self):
@@ -388,6 +388,32 @@ def test_ranks_of_gloo_that_differ_hear_one_message(gloo):
     (status, out, error), *rest = gloo.ended()
     assert (status, out) == (BAD_ANSWER, "") and rest == [(BAD_ANSWER, "", "")]
     assert messages(error) == ["laconic: rank 1 was started with --max 16384, rank 0 with --max 8192 (ranks_disagree 60)"]
+
+
+def test_a_rank_of_gloo_without_memory_is_named_wherever_it_runs_out(tmp_path):
+    """Of arrays, or of what the wire alone is measured with: up to the limit at which there is enough."""
+    if not (LIBRARIES / "liblaconic_gloo.so").exists():
+        pytest.skip("gloo is not here: apt install libgloo-dev, then build laconic_gloo")
+    failures = 0
+    for mib in range(250, 1000, 15):
+        meeting = tmp_path / str(mib)
+        meeting.mkdir()
+        gloo = Gloo(f"file:{meeting}")
+        for limit in (None, lambda most=mib << 20: resource.setrlimit(resource.RLIMIT_AS, (most, most))):
+            gloo.start("--min", "64M", "--max", "64M", "--spec", "none", "--plan", "native_sum", "--iterations", "1", "--warmup", "0",
+                       seconds=10, before=limit)
+        (status, _, error), (other, _, silence) = gloo.ended()
+        if status == other == FINE:
+            break
+        if "no memory for 16777216 elements" not in error:
+            assert failures == 0, error  # too little for the engine itself
+            continue
+        failures += 1
+        assert (status, other, silence) == (BAD_ANSWER, BAD_ANSWER, "")
+        assert messages(error) == ["laconic: rank 1 has no memory for 16777216 elements (out_of_memory 100)"]
+    else:
+        pytest.fail("1 GiB is not enough")
+    assert failures > 5  # four arrays of 64 MiB, one after the other
 
 
 def test_a_rank_of_gloo_that_does_not_come_is_named(gloo):

@@ -14,6 +14,7 @@
 
 #include "laconic/engine/gloo.h"
 #include "laconic/random.h"
+#include "support/place.h"
 
 namespace laconic::test {
 
@@ -111,33 +112,18 @@ class Processes {
   std::vector<Rank> ranks_;
 };
 
-/// A folder that goes with the test, and a free port.
+/// Folders that go with the test, and free ports, as rendezvous.
 class Place {
  public:
-  Place() {
-    char name[] = "/tmp/laconic-gloo-XXXXXX";
-    folder_ = ::mkdtemp(name);
-  }
-  ~Place() { std::filesystem::remove_all(folder_); }
   /// Another one for every name.
   std::string folder(const std::string& name = "a") const {
-    ::mkdir((folder_ + "/" + name).c_str(), 0755);
-    return "file:" + folder_ + "/" + name;
+    std::filesystem::create_directory(folder_.path() + "/" + name);
+    return "file:" + folder_.path() + "/" + name;
   }
-  static std::string port() {
-    const rendezvous::detail::Fd fd(::socket(AF_INET, SOCK_STREAM, 0));
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    socklen_t size = sizeof address;
-    auto* at = reinterpret_cast<sockaddr*>(&address);
-    if (::bind(fd.get(), at, size) != 0 || ::getsockname(fd.get(), at, &size) != 0)
-      throw std::runtime_error("no port");
-    return "tcp:127.0.0.1:" + std::to_string(ntohs(address.sin_port));
-  }
+  static std::string port() { return "tcp:127.0.0.1:" + free_port(); }
 
  private:
-  std::string folder_;
+  Folder folder_;
 };
 
 inline GlooOptions options(uint32_t rank, uint32_t world, const std::string& rendezvous,
