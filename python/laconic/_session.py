@@ -55,12 +55,12 @@ def agree(engine, session: CSession | None, failure: LaconicError | None, what: 
 class Flight:
     """An exchange that has begun: the library's handle, and the batch that is on its way."""
 
-    __slots__ = ("batch", "failure", "handle", "index", "since", "step")
+    __slots__ = ("batch", "elements", "failure", "handle", "index", "since", "step")
 
     def __init__(self, step: int, index: int, failure=None):
         self.handle, self.failure = ctypes.c_void_p(), failure
         self.step, self.index = step, index
-        self.batch, self.since = None, 0.0
+        self.batch, self.elements, self.since = None, 0, 0.0
 
 
 #: exchanges in flight at a time, and float32 bytes of the parts that buckets are cut into
@@ -200,7 +200,7 @@ class CSession:
             self.abort(flight)
 
     def _begin(self, flight, layout, address, dtype) -> None:
-        bucket = layout.bucket(address, dtype, step=flight.step, index=flight.index)
+        bucket, flight.elements = layout.bucket(address, dtype, step=flight.step, index=flight.index), layout.elements
         _lib.check(_lib.lib.laconic_exchange_begin(self._handle, ctypes.byref(bucket), ctypes.byref(flight.handle)))
 
     def _next(self, flight: Flight) -> bool:
@@ -259,8 +259,9 @@ class CSession:
 
 
 class Window:
-    """Up to `session.window` exchanges of a session in flight. What is issued when is a function of the order of submission, never
-    of time: the first batch of exchange i; then all that is left of i - window + 1; in `finish` all that is left, in order."""
+    """Up to `session.window` exchanges of a session in flight; of short ones, where that is 2 or more, _lib.MAX_WINDOW. What is
+    issued when is a function of the order of submission and of sizes, never of time: the first batch of exchange i; then all
+    that is left of the oldest ones until the next has a place; in `finish` all that is left, in order."""
 
     def __init__(self, session: CSession):
         self._session = session
@@ -281,14 +282,18 @@ class Window:
         if flight is None:
             return ended(None)
         self._flights.append((flight, ended))
-        room = self._session.window - 1
         since = time.perf_counter()
-        waits = len(self._flights) > room > 0
-        while len(self._flights) > room:
+        waits = self._full() and self._session.window > 1
+        while self._full():
             self._finish_first(engine, span)
         if waits:
             self.waited += time.perf_counter() - since
         return None
+
+    def _full(self) -> bool:
+        """The next exchange would have no place."""
+        short = self._session.window > 1 and all(flight.elements <= _lib.SHORT_ELEMENTS for flight, _ in self._flights)
+        return len(self._flights) >= (_lib.MAX_WINDOW if short else self._session.window)
 
     def finish(self, engine, *, span=no_span) -> None:
         """Ends all in flight."""

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from . import errors, trace
 from ._checks import U64, whole
 from ._session import CSession, Layout, agree, engine_failed, gather_texts
+from .delivery import EndOfBackward, Sum
 from .engine import Engine
 from .environment import place
 from .errors import LaconicError
@@ -22,6 +23,10 @@ from .group import Meeting, Sibling
 from .resumed import Resumed
 from .state import check_fields, check_layout
 from .worker import DTYPES, Worker, result, shorten
+
+#: bytes of a bucket up to which its mean is given to DDP at the end of backward(): a copy of more takes longer than two hand-overs
+#: of the interpreter
+AT_END = 1 << 20
 
 
 class Handle:
@@ -56,6 +61,9 @@ class Handle:
         self._seen: list[Layout] = []      # this iteration's buckets
         self._last_seen: list[Layout] = []
         self._in_iteration = False
+        self._at_end = EndOfBackward()
+        self._asks_behind_us = False  # this iteration: see EndOfBackward.queue
+        self._wrapper = weakref.ref(ddp)
         self._resumed: Resumed | None = None
         #: takes the buckets; see laconic.worker
         session.trace = trace.from_environment(self.rank, session.window)
@@ -195,28 +203,34 @@ class Handle:
             future, then = self._sum_foreign(bucket.buffer())
         else:
             future, then = self._exchange(bucket)
+        future = future.then(then)
         if bucket.is_last():
             self._end_iteration()
-        return future.then(then)
+            self._at_end.queue()
+        return future
 
     def _exchange(self, bucket):
         """A future of the bucket's mean and what is to be done with its value."""
         worker, buffer = self.worker, bucket.buffer()
         layout = self._layout(bucket, buffer)
         self._seen.append(layout)
+        # Of the last one DDP could copy nothing earlier.
+        small = bucket.is_last() or buffer.numel() * buffer.element_size() <= AT_END
+        at_end = self._at_end if small and self._asks_behind_us else None
         plain = layout.direct or worker.step < self.warmup
         if plain and self._resumed is None and worker.broken is None:
             size = buffer.numel() * buffer.element_size()
             worker.summed_elsewhere(buffer.numel(), 4 * buffer.numel(), size)
-            return self._all_reduce(buffer), functools.partial(self._summed, layout, worker.step)
+            return self._all_reduce(buffer, at_end), functools.partial(self._summed, layout, worker.step)
         options = {"index": bucket.index(), "scale": self._scale}
         if self._resumed is None:
-            return worker.submit(layout, buffer, **options), result
+            return worker.submit(layout, buffer, at_end=at_end, **options), result
         exchange = self._submit_plain if (plain or self._all_raw) and worker.broken is None else worker.submit
         return self._resumed.submit(exchange, layout, buffer, **options), result
 
     def _begin_iteration(self) -> None:
         self._in_iteration = True
+        self._asks_behind_us = not getattr(self._wrapper(), "static_graph", True)
         if self._scaler is not None and self._scaler.is_enabled():
             self._scale = float(self._scaler.get_scale())
 
@@ -240,16 +254,21 @@ class Handle:
                 if id(layout) not in kept:
                     self.worker.release(self._layouts.pop(key))
 
-    def _all_reduce(self, buffer):
-        """Plain DDP: the user group's own future; no worker is involved. The group itself, not torch.distributed's
+    def _all_reduce(self, buffer, at_end: EndOfBackward | None = None):
+        """Plain DDP: the user group's own sum; no worker is involved. The group itself, not torch.distributed's
         function: between two layers the caches are cold, and every line of Python is felt."""
         buffer.mul_(1.0 / self._world)
         try:
-            return self._user_group.allreduce([buffer]).get_future()
+            work = self._user_group.allreduce([buffer])
         except RuntimeError as error:  # out of the hook, DDP would not survive it
             failed = torch.futures.Future()
             failed.set_result(error)
             return failed
+        if at_end is None:
+            return work.get_future()
+        delivery = Sum(work, buffer)
+        at_end.add(delivery)
+        return delivery.future
 
     def _summed(self, layout, step, future):
         try:

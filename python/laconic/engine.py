@@ -94,27 +94,39 @@ _ATOMIC = 1 << 16
 class _Waiter:
     """A thread that waits for direct messages."""
 
+    class Wait:
+        """For the direct messages of a batch."""
+
+        def __init__(self, works):
+            self.works, self.failed = works, None
+            self.ended = threading.Event()
+
+        def wait(self, glance) -> None:
+            while not self.ended.wait(_GLANCE.total_seconds()):
+                glance()
+            if self.failed is not None:
+                raise self.failed
+
     def __init__(self):
         self._tasks: queue.SimpleQueue = queue.SimpleQueue()
         threading.Thread(target=self._serve, args=(self._tasks,), name="laconic-waiter", daemon=True).start()
         weakref.finalize(self, self._tasks.put, None).atexit = False
 
-    def wait(self, works, glance) -> None:
-        ended, failed = threading.Event(), []
-        self._tasks.put((works, ended, failed))
-        while not ended.wait(_GLANCE.total_seconds()):
-            glance()
-        if failed:
-            raise failed[0]
+    def begin(self, works) -> Wait:
+        """At once, not when somebody asks: it is not to be woken for each batch."""
+        wait = self.Wait(works)
+        self._tasks.put(wait)
+        return wait
 
     @staticmethod
     def _serve(tasks) -> None:
-        for works, ended, failed in iter(tasks.get, None):
+        for wait in iter(tasks.get, None):
             try:
-                _wait_direct(works)
+                _wait_direct(wait.works)
             except RuntimeError as error:
-                failed.append(error)
-            ended.set()
+                wait.failed = error
+            wait.ended.set()
+            del wait  # it holds tensors
 
 
 def _wait_direct(works) -> None:
@@ -129,12 +141,17 @@ def _wait_direct(works) -> None:
 class Batch:
     """Collectives that are under way together."""
 
-    __slots__ = ("arrives", "sent", "since", "works")
+    __slots__ = ("arrives", "direct", "sent", "since", "works")
 
     def __init__(self, works=()):
         self.works, self.sent = list(works), 0
+        self.direct: _Waiter.Wait | None = None  #: a thread waits for its direct messages
         self.since = time.monotonic()
         self.arrives = 0.0  #: on an emulated link: when the last byte is there
+
+
+def _direct(batch: Batch) -> list[_Direct]:
+    return [work for work in batch.works if isinstance(work, _Direct)]
 
 
 class Engine:
@@ -248,6 +265,7 @@ class Engine:
         try:
             for i in range(count):
                 batch.sent += self._start(steps[i], batch.works)
+            self._wait_elsewhere(batch)
         except Exception as error:  # noqa: BLE001  what has begun still uses the exchange's memory
             self._failed(batch, error)
         if self.limiter is not None:
@@ -279,16 +297,18 @@ class Engine:
         if self._faults.known is not None:
             raise self._faults.known
         self._faults.begin_waiting()
-        direct = [work for work in batch.works if isinstance(work, _Direct)]
-        under_way = sum(work.size for other in self._under_way for work in other.works if isinstance(work, _Direct))
-        if under_way > _ATOMIC:
-            self._waiter = self._waiter or _Waiter()
-            self._waiter.wait(direct, self._glance)
+        if batch.direct is not None:
+            batch.direct.wait(self._glance)
         else:
-            _wait_direct(direct)
+            _wait_direct(_direct(batch))
         for work in batch.works:
             if not isinstance(work, _Direct):
                 self._wait_for(work)
+
+    def _wait_elsewhere(self, batch: Batch) -> None:
+        if self._faults is not None and sum(work.size for other in self._under_way for work in _direct(other)) > _ATOMIC:
+            self._waiter = self._waiter or _Waiter()
+            batch.direct = self._waiter.begin(_direct(batch))
 
     def _wait_for(self, work) -> None:
         while True:

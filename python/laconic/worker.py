@@ -22,6 +22,7 @@ import torch
 from . import _lib, environment, errors
 from ._checks import U64, whole
 from ._session import ENGINE_FAILED, CSession, Layout, Window, engine_failed, gather_texts, no_span
+from .delivery import EndOfBackward, Ended
 from .engine import _TORCH_TYPES, Engine
 from .errors import LaconicError
 from .state import VERSION, check_fields, check_header, check_number, check_tensors, check_version
@@ -53,15 +54,28 @@ RATIO_OF_NOTHING = 0.99
 class Job:
     """One buffer on its way through the worker."""
 
-    __slots__ = ("buffer", "error", "future", "index", "layout", "left", "scale", "step", "submitted")
+    __slots__ = ("buffer", "ended", "error", "future", "index", "layout", "left", "scale", "step", "submitted")
 
-    def __init__(self, layout, buffer, step, index, scale):
+    def __init__(self, layout, buffer, step, index, scale, ended):
         self.layout, self.buffer, self.step = layout, buffer, step
         self.index, self.scale = index, scale
         # Of its parts: how many have not ended, and the first failure of one.
         self.left, self.error = len(layout.parts), None
         self.future = torch.futures.Future()
+        self.ended: Ended | None = ended
         self.submitted = time.perf_counter()
+
+    def end(self) -> None:
+        if self.ended is None:
+            self.deliver()
+        else:
+            self.ended.set()
+
+    def wait(self) -> None:
+        self.ended.wait()
+
+    def deliver(self) -> None:
+        self.future.set_result(self.error or self.buffer)
 
 
 # torch's profiler looks at the thread that started it, or at all (profile_all_threads): a range from submission to the mean
@@ -129,6 +143,7 @@ class Worker:
         self._window = Window(session)
         self._parts = 0
         self._closed = False
+        self._step_has_jobs = False
         self._at_end: list = []
         self._last_words: tuple[dict, dict] | None = None  # stats and explain of a worker that has ended
         self._session_in_use = threading.RLock()  # by a thread that asks, against the end
@@ -138,20 +153,25 @@ class Worker:
 
     # ---- the thread that trains -----------------------------------------------------------------------------------------
 
-    def submit(self, layout: Layout, buffer: torch.Tensor, *, index: int = 0, scale: float = 1.0):
+    def submit(self, layout: Layout, buffer: torch.Tensor, *, index: int = 0, scale: float = 1.0,
+               at_end: EndOfBackward | None = None):
         """Queues a flat CPU buffer; gives a torch future of it. `scale`: what its gradients are multiplied by (AMP).
 
-        The value is the buffer, which then holds the mean, or the LaconicError that kept it from coming: see `result`.
+        The value is the buffer, which then holds the mean, or the LaconicError that kept it from coming: see `result`. It is
+        set by the worker's thread, or by `at_end`.
         """
         self.check_open()
         for _, part in layout.parts:
             part.dtype = DTYPES[buffer.dtype]
         layout.dtype = DTYPES[buffer.dtype]
-        job = Job(layout, buffer, self.step, index, scale)
+        job = Job(layout, buffer, self.step, index, scale, None if at_end is None else Ended())
         with self._lock:
             self._clock.submitted()
         future = _seen_by_the_profiler(job.future) if _profiler_looks() else job.future
+        self._step_has_jobs = True
         self._tasks.put(functools.partial(self._serve, job))
+        if at_end is not None:
+            at_end.add(job)
         return future
 
     def check_open(self) -> None:
@@ -164,7 +184,9 @@ class Worker:
         with self._lock:
             self._clock.step_ended()
             self._iterations += 1
-        self._tasks.put(self._end_step)
+        if self._step_has_jobs:  # else the thread is left asleep
+            self._step_has_jobs = False
+            self._tasks.put(self._end_step)
         if self._iterations % LOOK_EVERY == 0 or self._iterations == FIRST_LOOK:
             self._tasks.put(self._look)
 
@@ -217,7 +239,7 @@ class Worker:
         if job.left == 0:
             with self._lock:
                 self._clock.ended()
-            job.future.set_result(job.error or job.buffer)
+            job.end()
 
     def _end_step(self) -> None:
         if self.broken is not None:

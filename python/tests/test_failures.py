@@ -527,11 +527,13 @@ def test_a_killed_rank_ends_no_other_by_a_signal(call):
         assert outcomes[rank][1]["last"].name == "engine_failed"
 
 
-def _sums_fail(spec):
-    """One bucket's plain all-reduce fails on rank 1; what rank 1 asks of its group afterwards."""
+def _sums_fail(spec, at_end):
+    """The first bucket's plain all-reduce fails; what the step and the next one ask of the group, and in how many buckets."""
     import datetime
 
     import torch.distributed as dist
+
+    from laconic import ddp as front
 
     class Group:
         """A process group whose all-reduce fails."""
@@ -540,29 +542,43 @@ def _sums_fail(spec):
 
         def allreduce(self, buffers):
             self.calls += 1
-            raise_later = torch.futures.Future()
-            raise_later.set_exception(RuntimeError("the test pulled the plug"))
-            return type("Work", (), {"get_future": lambda work: raise_later})()
+            return type("Work", (), {"wait": self.wait, "get_future": self.future})()
+
+        @staticmethod
+        def wait(_work):
+            raise RuntimeError("the test pulled the plug")
+
+        @staticmethod
+        def future(_work):
+            failed = torch.futures.Future()
+            failed.set_exception(RuntimeError("the test pulled the plug"))
+            return failed
 
     group = dist.new_group(timeout=datetime.timedelta(seconds=2))
     ddp, handle, optimizer = training.build(group, spec, buckets=16)
     for step in range(2):
         training.step_once(ddp, optimizer, dist.get_rank(), step)
-    handle._user_group, raised = Group(), []
+    handle._user_group, raised, calls, kept = Group(), [], [], front.AT_END
     handle.worker.engine = FailingEngine(None, 0, False)  # later buckets may not go to the worker's group instead
+    front.AT_END = kept if at_end else -1
     for step in (2, 3):
         try:
             training.step_once(ddp, optimizer, dist.get_rank(), step)
         except RuntimeError as error:
             raised.append(str(error))
-    result = handle._user_group.calls + handle.worker.engine.calls, raised, handle.last_error
+        calls.append(handle._user_group.calls + handle.worker.engine.calls)
+    front.AT_END = kept
+    result = calls, raised, handle.last_error
     handle.close()
     return result
 
 
-def test_a_failing_all_reduce_of_an_uncompressed_bucket_breaks_the_handle(pools):
-    for calls, raised, error in pools(2).run(_sums_fail, spec="none"):
-        assert calls == 1 and len(raised) == 2 and all(str(error) in text for text in raised)
+@pytest.mark.parametrize("at_end", [False, True])
+def test_a_failing_all_reduce_of_an_uncompressed_bucket_breaks_the_handle(pools, at_end):
+    """Of means that are given at the end of backward(), the failure is heard there: the step's three buckets have gone out."""
+    for calls, raised, error in pools(2).run(_sums_fail, spec="none", at_end=at_end):
+        assert calls == ([3, 3] if at_end else [1, 1])
+        assert len(raised) == 2 and all(str(error) in text for text in raised)
         assert error.name == "engine_failed" and "an uncompressed bucket (last.bias, last.weight), step 2" in error.message
 
 

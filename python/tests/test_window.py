@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import collections
 import json
 import random
 import time
@@ -34,11 +35,10 @@ def test_replicas_are_identical_where_the_engine_adds(pools):
         assert len({r["hash"] for r in results}) == 1
 
 
-def _issued(window, buckets):
-    """(exchange, batch) as they are started; every rank waits for moments of its own."""
-    ddp, handle, optimizer = training.build(dist.group.WORLD, "3lc", buckets=buckets,
-                                            attach_options={"strategy": "two_shot", "window": window})
-    engine, issued = handle.worker.engine, []
+def _issued(window):
+    """(exchange, batch) as they are started, and the elements of each exchange; every rank waits for moments of its own."""
+    ddp, handle, optimizer = training.build(dist.group.WORLD, "3lc", width=260, attach_options={"strategy": "two_shot", "window": window, "part": 1})
+    engine, issued, elements = handle.worker.engine, [], []
     moments = random.Random(dist.get_rank())
     for step in range(2):
         training.step_once(ddp, optimizer, dist.get_rank(), step)
@@ -53,30 +53,40 @@ def _issued(window, buckets):
         time.sleep(moments.choice((0, 0.01)))
         wait(batch)
 
-    engine.start, engine.wait = started, waited
+    submit = handle.worker.submit
+
+    def noted(layout, *arguments, **options):
+        elements.extend(part.elements for _, part in layout.parts)
+        return submit(layout, *arguments, **options)
+
+    engine.start, engine.wait, handle.worker.submit = started, waited, noted
     for step in range(2, 5):
         training.step_once(ddp, optimizer, dist.get_rank(), step)
     handle.close()
-    return issued
+    return issued, elements
 
 
 @pytest.mark.parametrize("window", [1, 2, 3])
 def test_the_order_of_issue_is_that_of_the_buckets(pools, window):
-    """First batch of i; then what is left of i - window + 1; at the end of a step all that is left. The same on every rank."""
-    first, *others = pools(3).run(_issued, window=window, buckets=16)
-    assert others == [first] * 2
-    exchanges = sorted({exchange for exchange, _ in first})
-    per_step, left = len(exchanges) // 3, []
-    assert per_step >= 3 and len(first) == 2 * len(exchanges)  # there and back
-    for begin in range(0, len(exchanges), per_step):
-        step, oldest = exchanges[begin : begin + per_step], 0
-        for at, exchange in enumerate(step):
-            left.append((exchange, 0))
-            if at + 1 >= oldest + window:
-                left.append((step[oldest], 1))
-                oldest += 1
-        left += [(exchange, 1) for exchange in step[oldest:]]
-    assert first == left
+    """First batch of i; then what is left of the oldest until the next has a place, among `window` or, where all in flight are
+    short, eight; at the end of a step all that is left. The same on every rank."""
+    (first, elements), *others = pools(3).run(_issued, window=window)
+    assert others == [(first, elements)] * 2
+    batches = collections.Counter(exchange for exchange, _ in first)
+    exchanges, wanted, in_flight = sorted(batches), [], []
+    long = {exchange for exchange, size in zip(exchanges, elements) if size > 65536}
+    assert len(exchanges) == len(elements) == 3 * 6 and len(long) == 3 and min(batches[e] for e in long) >= 2  # there and back
+
+    def rest():
+        exchange = in_flight.pop(0)
+        wanted.extend((exchange, batch) for batch in range(1, batches[exchange]))
+
+    for at, exchange in enumerate(exchanges):
+        in_flight.append(exchange)
+        wanted.append((exchange, 0))
+        while len(in_flight) >= (window if window == 1 or long & {*in_flight} else 8) or (in_flight and at % 6 == 5):
+            rest()
+    assert first == wanted
 
 
 def test_a_cut_is_made_between_parameters():
@@ -97,7 +107,7 @@ def test_a_cut_is_made_between_parameters():
 
 
 def _counted(part):
-    ddp, handle, optimizer = training.build(dist.group.WORLD, "3lc", buckets=1, attach_options={"part": part, "strategy": "two_shot"})
+    ddp, handle, optimizer = training.build(dist.group.WORLD, "3lc", width=260, attach_options={"part": part, "strategy": "two_shot"})
     for step in range(3):
         training.step_once(ddp, optimizer, dist.get_rank(), step)
     stats, explained = handle.stats(), handle.explain()

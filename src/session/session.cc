@@ -66,7 +66,7 @@ Result<std::unique_ptr<Session>> Session::create(std::string_view text,
   session->state_ = *std::move(state);
   session->moving_.resize(session->model_->parameters().size());
   if (auto ok = session->create_flush_state(); !ok) return std::move(ok).error();
-  for (uint32_t i = 0; i < options.window; ++i) {
+  for (uint32_t i = 0; i < session->places(); ++i) {
     auto spare = collective::Exchange::create_spare(*session->state_, session->stats_.counters);
     if (!spare) return std::move(spare).error();
     session->spares_.push_back(*std::move(spare));
@@ -137,7 +137,7 @@ collective::Exchange& Session::messenger(const Error& why, const collective::Buc
     if (known && why.code != Errc::out_of_memory && !is_running(*exchange)) return *exchange;
   }
   const auto idle = [&](const auto& spare) { return !is_running(*spare); };
-  return **std::ranges::find_if(spares_, idle);  // as many as the window has places
+  return **std::ranges::find_if(spares_, idle);  // as many as may be in flight
 }
 
 uint32_t Session::place_of(const collective::Exchange& exchange) const noexcept {
@@ -214,7 +214,7 @@ Result<void> Session::check_bucket(const collective::Bucket& bucket,
 Result<void> Session::check_window(const collective::Bucket& bucket,
                                    const collective::LayoutView& layout) const {
   if (running_count_ == 0) return {};
-  if (running_count_ >= model_->options().window) {
+  if (running_count_ >= places_unlocked()) {
     return Error{
         Errc::exchange_order,
         std::to_string(running_count_) + " exchanges are running, as many as the window has",
@@ -277,7 +277,7 @@ collective::Exchange* Session::run(collective::Exchange& exchange, const collect
   exchange.begin(bucket, sequence_++, {wish(), parts_});
   if (local_failure) exchange.fail(*std::move(local_failure), false);
   count(bucket, elements);
-  running_[running_count_++] = {&exchange, true};
+  running_[running_count_++] = {&exchange, elements, true};
   mark(exchange, true);
   return &exchange;
 }
@@ -330,6 +330,18 @@ void Session::abort() {
 uint32_t Session::in_flight() const {
   const std::lock_guard lock(mutex_);
   return running_count_;
+}
+
+uint32_t Session::places_unlocked() const noexcept {
+  const uint32_t window = model_->options().window;
+  const auto running = std::span(running_).first(running_count_);
+  const auto is_short = [](const Running& r) { return r.elements <= collective::kShortElements; };
+  return window > 1 && std::ranges::all_of(running, is_short) ? collective::kMaxWindow : window;
+}
+
+uint32_t Session::places() const {
+  const std::lock_guard lock(mutex_);
+  return places_unlocked();
 }
 
 void Session::count_parts(uint64_t parts) {

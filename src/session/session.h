@@ -75,9 +75,9 @@ class Session {
   /// `cards`: all ranks', in rank order. The same message on every rank when they differ.
   [[nodiscard]] Result<void> check_agreement(Bytes cards) const;
 
-  /// The exchange of a bucket, ready for next(). Up to Options::window of one step may run at a
-  /// time. Fails for a bucket without a buffer or of no float type, for a parameter that is in
-  /// flight, while exchanges of another step run, and after the engine has failed once: then the
+  /// The exchange of a bucket, ready for next(). Up to places() of one step may run at a time.
+  /// Fails for a bucket without a buffer or of no float type, for a parameter that is in flight,
+  /// while exchanges of another step run, and after the engine has failed once: then the
   /// gradient goes into the residuals. What else is wrong on this rank (no memory, a layout that
   /// does not fit) the exchange tells the other ranks.
   Result<collective::Exchange*> begin(const collective::Bucket& bucket,
@@ -94,6 +94,9 @@ class Session {
   /// the next ones.
   void abort(Error why);
   void abort();
+  /// Exchanges that may be in flight, given those that are: Options::window, but kMaxWindow where
+  /// that is 2 or more and all of them are short. The same on all ranks between the same begins.
+  [[nodiscard]] uint32_t places() const;
   /// Exchanges that have begun and not ended.
   [[nodiscard]] uint32_t in_flight() const;
   /// From the driver, for the counters: a bucket travels in so many exchanges; it has waited
@@ -116,6 +119,7 @@ class Session {
   /// An exchange in flight.
   struct Running {
     collective::Exchange* exchange = nullptr;
+    uint64_t elements = 0;   // of the bucket's layout, whatever exchange this rank has for it
     bool first_next = true;  // no step that carries gradients has been given yet
   };
 
@@ -124,6 +128,7 @@ class Session {
                                           const collective::LayoutView& layout) const;
   [[nodiscard]] Result<void> check_window(const collective::Bucket& bucket,
                                           const collective::LayoutView& layout) const;
+  [[nodiscard]] uint32_t places_unlocked() const noexcept;
   /// Its place among those that run; running_count_ if it does not.
   [[nodiscard]] uint32_t place_of(const collective::Exchange& exchange) const noexcept;
   [[nodiscard]] bool is_running(const collective::Exchange& exchange) const noexcept {

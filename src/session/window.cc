@@ -23,10 +23,9 @@ Result<void> Window::issue(Result<collective::Exchange*> begun) {
   auto more = start(*flight.exchange, &flight.ticket);
   if (!more) return fail(std::move(more).error());
   if (*more) flights_[count_++] = flight;
-  const uint32_t room = session_->model().options().window - 1;
   const auto since = std::chrono::steady_clock::now();
-  const bool waits = count_ > room && room != 0;
-  while (count_ > room) {
+  const bool waits = full() && session_->model().options().window > 1;
+  while (full()) {
     if (auto ended = end_first(); !ended) return ended;
   }
   if (waits) {

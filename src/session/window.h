@@ -1,9 +1,9 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// Drives a session's exchanges over an engine, up to Options::window of them in flight: encoding of
-// one, wire of another. What is issued when is a function of the order of the buckets, the same on
-// all ranks, and never of time: the first batch of exchange i, then all that is left of exchange
-// i - window + 1; at the end of a step all that is left, in order.
+// Drives a session's exchanges over an engine, up to Session::places() of them in flight: encoding
+// of one, wire of others. What is issued when is a function of the order and sizes of the buckets,
+// the same on all ranks, and never of time: the first batch of exchange i, then all that is left of
+// the oldest ones until the next has a place; at the end of a step all that is left, in order.
 #pragma once
 
 #include <array>
@@ -38,6 +38,8 @@ class Window {
   };
 
   Result<void> issue(Result<collective::Exchange*> begun);
+  /// The next exchange would have no place.
+  [[nodiscard]] bool full() const { return count_ >= session_->places(); }
   Result<bool> start(collective::Exchange& exchange, Ticket* ticket);
   Result<void> wait(Ticket ticket);
   Result<void> end_first();

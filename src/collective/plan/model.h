@@ -26,6 +26,9 @@ std::optional<StrategyKind> strategy_of(std::string_view name) noexcept;
 using laconic::Parameter;
 
 inline constexpr uint32_t kMaxWindow = 8;
+/// Elements up to which an exchange is short: its wire is mostly waiting, so that where the window
+/// is 2 or more, kMaxWindow of them may be in flight.
+inline constexpr uint64_t kShortElements = 1 << 16;
 
 struct Options {
   uint32_t rank = 0;

@@ -237,15 +237,18 @@ TEST(GlooEnd, InTheMiddleOfABatchMakesItReturn) {
   Processes ranks(2, [&](uint32_t rank, const Stage& stage) {
     auto engine = join(stage, options(rank, 2, place.folder()));
     const Batch batch(StepKind::all_reduce, rank, 2, kBytes, 1);
+    stage.say("ready");
+    stage.await_go();
     if (rank == 0) {
       EXPECT_TRUE(engine->start(batch.steps()));
       engine.reset();
       stage.say("ended");
     } else {
-      stage.await_go();
       stage.say(text(batch.run(*engine)));
     }
   });
+  for (const uint32_t r : {0U, 1U}) ASSERT_EQ(ranks.heard(r), "ready");
+  ranks.go(0);
   EXPECT_EQ(ranks.heard(0), "ended");
   ranks.go(1);
   const std::string said = ranks.heard(1);

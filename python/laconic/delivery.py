@@ -1,0 +1,75 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""Who gives DDP the mean of a bucket: the thread that has it, or the thread that runs backward(), at its end."""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+
+
+class EndOfBackward:
+    """Futures that get their values in the thread that runs backward(), right before DDP asks for the first of them.
+
+    That thread sleeps inside DDP until the first future is there, takes the interpreter, sleeps until the second is there: two
+    hand-overs a bucket, which take longer than the exchange of a small one. Here it sleeps once. It costs what DDP could have
+    done with a bucket while later ones were still on their way: a copy.
+    """
+
+    def __init__(self):
+        self._deliveries: list = []
+
+    def add(self, delivery) -> None:
+        """`delivery.wait()` returns when the value is there, `delivery.deliver()` sets the future."""
+        self._deliveries.append(delivery)
+
+    def queue(self) -> None:
+        """In the hook of the last bucket, behind which DDP queues its own callback, the one that asks. Not in that of a static
+        graph: in its first iteration DDP calls hooks and asks in one callback, which ours would come behind."""
+        if not self._deliveries:
+            return
+        try:
+            torch.autograd.Variable._execution_engine.queue_callback(self._deliver)  # noqa: SLF001
+        except RuntimeError:  # no backward() runs: join() calls the hook of a rank that has no more data
+            self._deliver()
+
+    def _deliver(self) -> None:
+        """Waits for the last first: then the others are there, or nearly. A backward() that failed halfway has left what it had
+        to the next one."""
+        deliveries, self._deliveries = self._deliveries, []
+        for delivery in reversed(deliveries):
+            delivery.wait()
+        for delivery in deliveries:
+            delivery.deliver()
+
+
+class Sum:
+    """A buffer that a process group sums: `future` gets the buffer, or the RuntimeError that kept the sum from coming."""
+
+    def __init__(self, work, buffer: torch.Tensor):
+        self._work, self._value = work, buffer
+        self.future = torch.futures.Future()
+
+    def wait(self) -> None:
+        try:
+            self._work.wait()
+        except RuntimeError as error:
+            self._value = error
+
+    def deliver(self) -> None:
+        self.future.set_result(self._value)
+
+
+class Ended:
+    """A job's end, for one thread that waits."""
+
+    def __init__(self):
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def set(self) -> None:
+        self._lock.release()
+
+    def wait(self) -> None:
+        with self._lock:
+            pass

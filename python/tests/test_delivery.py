@@ -1,0 +1,111 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""Which thread gives DDP its means, and which threads a step wakes."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist  # noqa: E402
+import training  # noqa: E402
+
+from laconic.delivery import EndOfBackward, Ended  # noqa: E402
+
+
+def test_values_are_there_before_ddp_asks_and_the_last_is_waited_for_first():
+    told, end = [], EndOfBackward()
+
+    class Delivery:
+        def __init__(self, name):
+            self.name = name
+
+        def wait(self):
+            told.append(f"{self.name} waited for")
+
+        def deliver(self):
+            told.append(self.name)
+
+    def hook(gradient):
+        for name in ("first", "last"):
+            end.add(Delivery(name))
+        end.queue()
+        torch.autograd.Variable._execution_engine.queue_callback(lambda: told.append("ddp"))  # as its reducer does
+        return gradient
+
+    x = torch.ones(3, requires_grad=True)
+    x.register_hook(hook)
+    for _ in range(2):
+        x.sum().backward()
+    assert told == ["last waited for", "first waited for", "first", "last", "ddp"] * 2
+
+
+def test_outside_of_backward_it_is_done_at_once():
+    told, end = [], EndOfBackward()
+    end.add(type("Delivery", (), {"wait": lambda self: told.append("wait"), "deliver": lambda self: told.append("deliver")})())
+    end.queue()
+    end.queue()
+    assert told == ["wait", "deliver"]
+
+
+def test_an_end_is_waited_for_once_it_is_there_or_before():
+    for early in (True, False):
+        ended = Ended()
+        thread = threading.Thread(target=ended.wait, daemon=True)
+        if early:
+            thread.start()
+            assert thread.is_alive()
+        ended.set()
+        if not early:
+            thread.start()
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+def _threads_of_means(spec, steps):
+    """Bytes of every bucket, whether it is its step's last, whether its mean waits for the end of backward(), and whether the thread
+    that runs backward() gave it; how often the worker was woken."""
+    ddp, handle, optimizer = training.build(dist.group.WORLD, spec, width=600, buckets=200)
+    for step in range(4):  # DDP rebuilds its buckets, and the old ones are let go of
+        training.step_once(ddp, optimizer, dist.get_rank(), step)
+    on_bucket, own, put = handle.on_bucket, threading.get_ident(), handle.worker._tasks.put
+    buckets, woken = [], []
+
+    def noted(bucket):
+        size, last, waiting = bucket.buffer().numel() * 4, bucket.is_last(), len(handle._at_end._deliveries)
+        future = on_bucket(bucket)
+        waits = len(handle._at_end._deliveries) == waiting + 1
+
+        def given(future):
+            buckets.append((size, last, waits, threading.get_ident() == own))
+            return future.value()
+
+        return future.then(given)
+
+    handle.on_bucket = noted
+    handle.worker._tasks = type("Counted", (), {"put": staticmethod(lambda task: (woken.append(task), put(task)))})
+    for step in range(4, 4 + steps):
+        training.step_once(ddp, optimizer, dist.get_rank(), step)
+    times = len(woken)
+    handle.close()
+    return buckets, times
+
+
+@pytest.mark.parametrize("spec", ["none", "3lc"])
+def test_small_buckets_and_the_last_get_their_means_in_the_thread_that_waits(pools, spec):
+    """A long one while later ones are on their way: DDP can copy it meanwhile."""
+    for buckets, _ in pools(2).run(_threads_of_means, spec=spec, steps=3):
+        assert len(buckets) >= 9
+        assert {(size > 1 << 20, last) for size, last, _, _ in buckets} == {(False, False), (True, False), (False, True)}
+        for size, last, waits, by_backward in buckets:
+            assert waits == (last or size <= 1 << 20), size
+            assert by_backward or not waits, size  # a long one's may be there before anybody asks
+
+
+def test_a_step_without_an_exchange_wakes_no_thread(pools):
+    for buckets, woken in pools(2).run(_threads_of_means, spec="none", steps=3):
+        assert buckets and woken == 0
+    for buckets, woken in pools(2).run(_threads_of_means, spec="3lc", steps=3):
+        assert woken == len(buckets) + 3  # and the ends of steps
