@@ -44,6 +44,7 @@ struct Step {
   /// engines whose messages carry tags. Below 2^28.
   uint32_t tag = 0;
   uint64_t count = 0;  ///< all_reduce: lanes
+  float scale = 1.0F;  ///< of float32 lanes: see EngineCaps::scales_from
   uint8_t* send = nullptr;
   uint8_t* recv = nullptr;
   std::span<const uint64_t> send_counts{};   ///< bytes, by rank; all_gather: all the same
@@ -62,6 +63,10 @@ struct EngineCaps {
   /// A rank may send fewer bytes than the receiver has room for: varying lengths then need no
   /// prediction and travel exactly.
   bool short_sends = false;
+  /// From so many bytes of float32 on it multiplies this rank's lanes by Step::scale before they
+  /// are added: an engine that reads them piece by piece anyway saves a pass over the gradient.
+  /// Not compared: other ranks may do without.
+  uint64_t scales_from = ~uint64_t{0};
   [[nodiscard]] constexpr bool can_sum(DType t) const noexcept {
     return (sums >> static_cast<uint32_t>(t) & 1U) != 0;
   }
@@ -115,6 +120,8 @@ class Engine {
   void stop() noexcept;
   /// total[i] += x[i], rounded to the type. No alignment is needed.
   static void add_lanes(DType type, uint8_t* total, const uint8_t* x, uint64_t count) noexcept;
+  /// x[i] *= step.scale for `count` lanes of an all_reduce, unless it is 1. No alignment is needed.
+  static void scale_lanes(const Step& step, uint8_t* x, uint64_t count) noexcept;
   /// What keep_until_end was given is never freed. For destructors of engines whose network may use
   /// the memory as long as the process lives.
   void keep_for_good() noexcept;

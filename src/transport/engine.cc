@@ -183,6 +183,10 @@ void Engine::add_lanes(DType type, uint8_t* total, const uint8_t* x, uint64_t co
   transport::add_lanes(type, total, x, count);
 }
 
+void Engine::scale_lanes(const Step& step, uint8_t* x, uint64_t count) noexcept {
+  if (step.scale != 1.0F) transport::scale_lanes(x, step.scale, count);
+}
+
 void Engine::stop() noexcept {
   if (thread_) thread_->stop();
 }

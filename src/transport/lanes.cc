@@ -30,4 +30,13 @@ void add_lanes(DType type, uint8_t* total, const uint8_t* x, uint64_t count) noe
   }
 }
 
+void scale_lanes(uint8_t* x, float factor, uint64_t count) noexcept {
+  for (uint64_t i = 0; i < count; ++i) {
+    float lane;
+    std::memcpy(&lane, x + i * sizeof lane, sizeof lane);
+    lane *= factor;
+    std::memcpy(x + i * sizeof lane, &lane, sizeof lane);
+  }
+}
+
 }  // namespace laconic::transport

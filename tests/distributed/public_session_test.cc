@@ -3,6 +3,7 @@
 // laconic::Session over two engines: means, agreement, and every kind of trouble as one message.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <functional>
 #include <latch>
 #include <limits>
@@ -43,6 +44,58 @@ Made make(Engine& engine, const std::string& spec, const std::string& plan = "au
   options.seed = 42;
   options.small_elements = 16;
   return PublicSession::create(spec, kModel, engine, options);
+}
+
+/// Multiplies float32 lanes itself from so many bytes on, and counts the sums for which it did.
+class Scaling final : public Engine {
+ public:
+  Scaling(Engine& engine, uint64_t from) : engine_(&engine), from_(from) {}
+  ~Scaling() override { stop(); }
+  [[nodiscard]] uint32_t rank() const noexcept override { return engine_->rank(); }
+  [[nodiscard]] uint32_t world() const noexcept override { return engine_->world(); }
+  [[nodiscard]] EngineCaps caps() const noexcept override {
+    EngineCaps caps = engine_->caps();
+    caps.scales_from = from_;
+    return caps;
+  }
+  Result<void> run(std::span<const Step> batch) override {
+    std::vector<Step> steps(batch.begin(), batch.end());
+    for (Step& step : steps) {
+      if (step.scale == 1.0F) continue;
+      auto* lanes = reinterpret_cast<float*>(step.send);
+      for (uint64_t i = 0; i < step.count; ++i) lanes[i] *= step.scale;
+      step.scale = 1.0F;
+      ++scaled;
+    }
+    return engine_->run(steps);
+  }
+  std::atomic<int> scaled = 0;
+
+ private:
+  Engine* engine_;
+  uint64_t from_;
+};
+
+/// Ranks need not agree on it: here rank 0's engine never does.
+TEST(PublicSession, AnEngineThatScalesGivesTheSameBits) {
+  constexpr uint32_t kWorld = 3;
+  Ranks expected({.world = kWorld, .parameters = kModel, .strategy = StrategyKind::native_sum});
+  auto wanted = gradients(kWorld, kElements, 0);
+  for (const auto& result : expected.exchange(back_to_back(kModel, {0, 1, 2}), wanted, 0))
+    ASSERT_TRUE(result);
+  for (const uint64_t from : {4 * kElements, 4 * kElements + 1}) {
+    Engines engines(false, kWorld);
+    on_all(kWorld, [&](uint32_t r) {
+      Scaling engine(engines[r], r == 0 ? ~uint64_t{0} : from);
+      const Made session = make(engine, "none", "native_sum");
+      ASSERT_TRUE(session) << session.error().message;
+      auto mine = gradients(kWorld, kElements, 0)[r];
+      const auto done = (*session)->average(0, mine);
+      ASSERT_TRUE(done) << done.error().message;
+      EXPECT_EQ(mine, wanted[r]);
+      EXPECT_EQ(engine.scaled, r != 0 && from == 4 * kElements ? 1 : 0);
+    });
+  }
 }
 
 using Case = std::tuple<std::string, std::string, uint32_t, bool, bool>;

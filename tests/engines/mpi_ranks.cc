@@ -332,12 +332,12 @@ int branch(MpiEngine& engine, const Arguments& arguments) {
   for (const uint64_t count : {limit - 1, limit}) {
     Floats lanes(count, 1.0F);
     auto* at = reinterpret_cast<uint8_t*>(lanes.data());
-    const Step step{.dtype = DType::f32, .count = count, .send = at, .recv = at};
+    const Step step{.dtype = DType::f32, .count = count, .scale = 0.25F, .send = at, .recv = at};
     calls().names.clear();
     line[count < limit ? "below" : "ended"] = error_json(engine.run({&step, 1}));
     line[count < limit ? "small" : "large"] = calls().names;
-    line["right"] =
-        line.value("right", true) && lanes == Floats(count, static_cast<float>(engine.world()));
+    line["right"] = line.value("right", true) &&
+                    lanes == Floats(count, 0.25F * static_cast<float>(engine.world()));
   }
   report(arguments, engine, line);
   return 0;

@@ -33,6 +33,7 @@
 
 #include "laconic/dtype.h"
 #include "laconic/engine.h"
+#include "laconic/engine/large_sum.h"
 #include "laconic/error.h"
 
 namespace laconic {
@@ -93,7 +94,7 @@ class MpiEngine final : public Engine {
 
   [[nodiscard]] uint32_t rank() const noexcept override { return rank_; }
   [[nodiscard]] uint32_t world() const noexcept override { return world_; }
-  [[nodiscard]] EngineCaps caps() const noexcept override { return {kAllSums, true}; }
+  [[nodiscard]] EngineCaps caps() const noexcept override { return {kAllSums, true, kScalesFrom}; }
 
   Result<void> run(std::span<const Step> batch) override {
     auto ticket = start(batch);
@@ -145,6 +146,9 @@ class MpiEngine final : public Engine {
   }
 
  private:
+  /// What is shorter is in the caches when it is scaled, and sent from there no faster.
+  static constexpr uint64_t kScalesFrom = uint64_t{8} << 20;
+
   struct Job {
     std::array<Step, kMaxBatch> steps{};
     size_t count = 0;
@@ -156,17 +160,18 @@ class MpiEngine final : public Engine {
     [[nodiscard]] bool ended() const { return issued == count && pending == 0; }
   };
   enum class Kind : uint8_t { sum, send, receive, receive_short };
-  /// A large sum while its terms are exchanged. Every rank adds a share of the lanes, piece by
-  /// piece as terms arrive, and sends each piece to all others. All post the same messages in the
-  /// same order, so tags need not tell them apart.
-  struct LargeSum {
-    static constexpr uint32_t kAhead = 3;  // pieces whose terms are under way
-    Step step;
-    uint64_t job = 0;                        // 0: there is none
-    uint64_t piece = 0, pieces = 0;          // lanes of one, and how many a share has
-    uint64_t posted = 0, summed = 0;         // pieces
-    std::array<uint32_t, kAhead> pending{};  // messages of terms, by piece
-    [[nodiscard]] uint32_t& pending_of(uint64_t number) { return pending[number % kAhead]; }
+  using LargeSum = detail::LargeSum;
+  using Range = LargeSum::Range;
+  /// One while its terms are exchanged. All ranks post the same messages in the same order, so tags
+  /// need not tell them apart.
+  struct Large {
+    LargeSum sum;
+    uint64_t job = 0;                                  // 0: there is none
+    uint64_t posted = 0, summed = 0;                   // pieces
+    std::array<uint32_t, LargeSum::kAhead> pending{};  // messages of terms, by piece
+    [[nodiscard]] uint32_t& pending_of(uint64_t number) {
+      return pending[number % LargeSum::kAhead];
+    }
   };
   /// What a request is for; beside it in requests_.
   struct Part {
@@ -178,7 +183,7 @@ class MpiEngine final : public Engine {
     uint64_t bytes = 0;    // exactly, or of receive_short the room
     uint64_t room = 0;     // receive_short: from `at` to the end of the message's room
     bool unknown = false;  // counted in unknown_
-    bool term = false;     // counted in LargeSum::pending, for this piece:
+    bool term = false;     // counted in Large::pending, for this piece:
     uint64_t piece = 0;
   };
 
@@ -265,10 +270,7 @@ class MpiEngine final : public Engine {
         std::clamp<uint64_t>(options_.largest_call, 4, uint64_t{1} << 30) / 4 * 4;
     reserve(4 * uint64_t{world_});
     if (world_ > 1) {
-      // The terms of pieces under way stay in the second cache, and in 12 MiB for 64 ranks.
-      constexpr uint64_t kMost = uint64_t{1} << 18, kLeast = kMost / 4;
-      piece_bytes_ = std::clamp(16 * kMost / world_ / 4 * 4, kLeast, kMost);
-      piece_bytes_ = std::min(piece_bytes_, options_.largest_call);
+      piece_bytes_ = std::min(LargeSum::piece_bytes(world_), options_.largest_call);
       terms_ = std::make_shared_for_overwrite<uint8_t[]>(LargeSum::kAhead * world_ * piece_bytes_);
     }
   }
@@ -366,6 +368,7 @@ class MpiEngine final : public Engine {
     if (step.send != step.recv && step.count != 0)
       std::memmove(step.recv, step.send, step.count * size);
     if (is_large(step.count * size)) return begin_large(job, step);
+    scale_lanes(step, step.recv, step.count);
     for (uint64_t done = 0; done < step.count && status_; done += most) {
       const auto count = static_cast<int>(std::min(most, step.count - done));
       MPI_Request* request = add_request(job, {.kind = Kind::sum});
@@ -381,27 +384,14 @@ class MpiEngine final : public Engine {
     return world_ > 1 && bytes != 0 && bytes / world_ >= options_.large_share;
   }
   void begin_large(Job& job, const Step& step) {
-    large_ = {.step = step, .job = job.number};
-    large_.piece = piece_bytes_ / dtype_size(step.dtype);
-    const uint64_t most = (step.count + world_ - 1) / world_;
-    large_.pieces = (most + large_.piece - 1) / large_.piece;
+    large_ = {.sum = LargeSum(step, rank_, world_, piece_bytes_), .job = job.number};
     ++job.pending;
     go_on_with_large();
   }
 
-  struct Range {
-    uint8_t* at = nullptr;
-    uint64_t bytes = 0;
-  };
-  /// Piece `number` of `owner`'s share; of the last one there may be nothing.
-  [[nodiscard]] Range piece_of(uint32_t owner, uint64_t number) const {
-    const uint64_t count = large_.step.count, size = dtype_size(large_.step.dtype);
-    const uint64_t left = count % world_;
-    const uint64_t first = count / world_ * owner + std::min<uint64_t>(left, owner);
-    const uint64_t share = count / world_ + (owner < left ? 1 : 0);
-    const uint64_t from = std::min(share, number * large_.piece);
-    const uint64_t to = std::min(share, from + large_.piece);
-    return {large_.step.recv + (first + from) * size, (to - from) * size};
+  void scale(Range own) const {
+    const Step& step = large_.sum.step();
+    scale_lanes(step, own.at, own.bytes / dtype_size(step.dtype));
   }
   [[nodiscard]] uint8_t* term_of(uint32_t peer, uint64_t number) const {
     return terms_.get() + (number % LargeSum::kAhead * world_ + peer) * piece_bytes_;
@@ -409,10 +399,11 @@ class MpiEngine final : public Engine {
 
   void go_on_with_large() {
     Job& job = at(large_.job);
+    const uint64_t pieces = large_.sum.pieces();
     while (status_) {
-      while (large_.posted < large_.pieces && large_.posted < large_.summed + LargeSum::kAhead)
+      while (large_.posted < pieces && large_.posted < large_.summed + LargeSum::kAhead)
         exchange_terms(job, large_.posted++);
-      if (large_.summed == large_.pieces) {
+      if (large_.summed == pieces) {
         --job.pending;
         large_.job = 0;
         return;
@@ -423,35 +414,31 @@ class MpiEngine final : public Engine {
     }
   }
   void exchange_terms(Job& job, uint64_t number) {
-    const Range mine = piece_of(rank_, number);
+    const Range mine = large_.sum.piece_of(rank_, number);
     for_peers([&](uint32_t before, uint32_t) {
       post(job, Kind::receive, before, {term_of(before, number), mine.bytes}, number, true);
     });
     for_peers([&](uint32_t, uint32_t behind) {
-      post(job, Kind::send, behind, piece_of(behind, number), number, true);
+      const Range term = large_.sum.piece_of(behind, number);
+      scale(term);
+      post(job, Kind::send, behind, term, number, true);
     });
   }
-  /// In rank order: x + y and y + x are the same bits. Slices stay in the first cache.
   void add_terms(uint64_t number) {
-    constexpr uint64_t kSlice = 8192;
-    const Range mine = piece_of(rank_, number);
-    for (uint64_t done = 0; done < mine.bytes; done += kSlice) {
-      const uint64_t count = std::min(kSlice, mine.bytes - done) / dtype_size(large_.step.dtype);
-      uint8_t* total = (rank_ == 0 ? mine.at : term_of(0, number)) + done;
-      for (uint32_t r = 1; r < world_; ++r) {
-        uint8_t* x = (r == rank_ ? mine.at : term_of(r, number)) + done;
-        if (r == rank_) std::swap(total, x);
-        add_lanes(large_.step.dtype, total, x, count);
-      }
-    }
+    large_.sum.add_piece(
+        number, [&](uint32_t peer) { return term_of(peer, number); },
+        [&](uint8_t* total, const uint8_t* x, uint64_t count) {
+          add_lanes(large_.sum.step().dtype, total, x, count);
+        },
+        [&](Range own) { scale(own); });
   }
   /// Terms of this piece have left the memory that the sums of others come to.
   void hand_round(Job& job, uint64_t number) {
     for_peers([&](uint32_t before, uint32_t) {
-      post(job, Kind::receive, before, piece_of(before, number), number, false);
+      post(job, Kind::receive, before, large_.sum.piece_of(before, number), number, false);
     });
     for_peers([&](uint32_t, uint32_t behind) {
-      post(job, Kind::send, behind, piece_of(rank_, number), number, false);
+      post(job, Kind::send, behind, large_.sum.piece_of(rank_, number), number, false);
     });
   }
   void post(Job& job, Kind kind, uint32_t peer, Range range, uint64_t number, bool term) {
@@ -459,7 +446,7 @@ class MpiEngine final : public Engine {
     if (term) ++large_.pending_of(number);
     const Part part{.kind = kind,
                     .peer = static_cast<int>(peer),
-                    .tag = static_cast<int>(large_.step.tag & tag_mask_),
+                    .tag = static_cast<int>(large_.sum.step().tag & tag_mask_),
                     .term = term,
                     .piece = number};
     if (kind == Kind::send) {
@@ -794,7 +781,7 @@ class MpiEngine final : public Engine {
   std::array<Job, kMaxTickets> jobs_;
   uint64_t last_ = 0;  // started
   uint64_t next_ = 1;  // not all of its steps have been issued
-  LargeSum large_;
+  Large large_;
   uint64_t piece_bytes_ = 0;
   std::shared_ptr<uint8_t[]> terms_;
   uint64_t unknown_ = 0;  // messages of which it is not known how many parts are still to come

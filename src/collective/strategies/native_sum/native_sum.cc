@@ -105,7 +105,8 @@ class NativeSum final : public Strategy {
   bool wishes_ = false;    // there is a residual to flush: the wish has lanes
   LaneSlice wish_;         // in round 0
   bool in_place_ = false;  // uncompressed parameters only, back to back: the bucket is the lanes
-  bool guarded_ = false;   // a sum that is not finite must not reach mean, residual or state
+  bool engine_scales_ = false;  // in place: Step::scale
+  bool guarded_ = false;        // a sum that is not finite must not reach mean, residual or state
   bool keep_sent_ = false;
 };
 
@@ -157,6 +158,7 @@ void NativeSum::plan_wish() {
 bool NativeSum::reserve(const Layout& layout) {
   in_place_ = plan_.units.empty() && plan_.lanes == layout.elements;
   for (const BucketRaw& r : plan_.raw) in_place_ = in_place_ && r.offset == r.lane;
+  engine_scales_ = in_place_ && group(0, 0).bytes() >= state_->model().options().caps.scales_from;
   bool ok = memory_.reserve();
   if (!in_place_) {
     for (LaneGroup& g : groups_) ok = ok && g.memory.reserve(std::max<uint64_t>(g.bytes(), 1));
@@ -217,7 +219,10 @@ void NativeSum::poison() {
 void NativeSum::encode_first() {
   const auto& kernels = state_->codec().kernels();
   const float mean = 1.0F / static_cast<float>(state_->world());
-  if (in_place_) return kernels.scale(input_.gradient, mean, plan_.lanes);
+  if (in_place_) {
+    if (!engine_scales_) kernels.scale(input_.gradient, mean, plan_.lanes);
+    return;
+  }
   auto* lanes = reinterpret_cast<float*>(group(0, 0).memory.bytes().data());
   plan_.over_lanes(0, plan_.lanes, [&](uint64_t at, uint64_t lane, uint64_t count) {
     kernels.mul(lanes + lane, mean, input_.gradient + at, count);
@@ -302,6 +307,7 @@ Next NativeSum::emit(std::span<Step> batch) {
     uint8_t* at = in_place_ ? reinterpret_cast<uint8_t*>(input_.gradient) : g.memory.bytes().data();
     batch[steps++] = {
         .kind = StepKind::all_reduce, .dtype = g.type, .count = g.lanes, .send = at, .recv = at};
+    if (engine_scales_) batch[0].scale = 1.0F / static_cast<float>(state_->world());
     counters_->wire_bytes += 2 * g.bytes() * (state_->world() - 1) / state_->world();
     ++counters_->rounds;
   }

@@ -1,0 +1,77 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// For engines: a sum that the ranks take themselves, where their library's is slow. Each adds a
+// share of the lanes in rank order, piece by piece as terms arrive, and sends each piece to all
+// others. As many bytes travel as in a ring; the gradient is read once to be sent and once to be
+// added.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <utility>
+
+#include "laconic/dtype.h"
+#include "laconic/engine.h"
+
+namespace laconic::detail {
+
+/// Which lanes are whose, and in which order they are added. The same on all ranks.
+class LargeSum {
+ public:
+  struct Range {
+    uint8_t* at = nullptr;
+    uint64_t bytes = 0;
+  };
+  /// Pieces whose terms are under way at a time.
+  static constexpr uint32_t kAhead = 3;
+
+  LargeSum() = default;
+  LargeSum(const Step& step, uint32_t rank, uint32_t world, uint64_t piece_bytes)
+      : step_(step), rank_(rank), world_(world), piece_(piece_bytes / dtype_size(step.dtype)) {}
+
+  /// Bytes of a piece: the terms under way stay in the second cache, and in 12 MiB for 64 ranks.
+  static constexpr uint64_t piece_bytes(uint32_t world) noexcept {
+    constexpr uint64_t kMost = uint64_t{1} << 18, kLeast = kMost / 4;
+    return std::clamp(16 * kMost / world / 4 * 4, kLeast, kMost);
+  }
+
+  [[nodiscard]] const Step& step() const noexcept { return step_; }
+  /// Of the longest share.
+  [[nodiscard]] uint64_t pieces() const noexcept {
+    return ((step_.count + world_ - 1) / world_ + piece_ - 1) / piece_;
+  }
+  /// Piece `number` of `owner`'s share; of the last one there may be nothing.
+  [[nodiscard]] Range piece_of(uint32_t owner, uint64_t number) const noexcept {
+    const uint64_t size = dtype_size(step_.dtype), left = step_.count % world_;
+    const uint64_t first = step_.count / world_ * owner + std::min<uint64_t>(left, owner);
+    const uint64_t share = step_.count / world_ + (owner < left ? 1 : 0);
+    const uint64_t from = std::min(share, number * piece_);
+    const uint64_t to = std::min(share, from + piece_);
+    return {step_.recv + (first + from) * size, (to - from) * size};
+  }
+  /// Adds this rank's piece in place. `term_of(r)`: rank r's term of it, which this overwrites;
+  /// `add(total, x, count)`: Engine::add_lanes of the step's type; `scale(range)`: own lanes become
+  /// a term. In rank order: x + y and y + x are the same bits. Slices stay in the first cache.
+  template <class TermOf, class Add, class Scale>
+  void add_piece(uint64_t number, const TermOf& term_of, const Add& add, const Scale& scale) const {
+    constexpr uint64_t kSlice = 8192;
+    const Range mine = piece_of(rank_, number);
+    for (uint64_t done = 0; done < mine.bytes; done += kSlice) {
+      const uint64_t bytes = std::min(kSlice, mine.bytes - done);
+      scale(Range{mine.at + done, bytes});
+      uint8_t* total = (rank_ == 0 ? mine.at : term_of(0)) + done;
+      for (uint32_t r = 1; r < world_; ++r) {
+        uint8_t* x = (r == rank_ ? mine.at : term_of(r)) + done;
+        if (r == rank_) std::swap(total, x);
+        add(total, x, bytes / dtype_size(step_.dtype));
+      }
+    }
+  }
+
+ private:
+  Step step_;
+  uint32_t rank_ = 0, world_ = 1;
+  uint64_t piece_ = 1;  // lanes
+};
+
+}  // namespace laconic::detail
