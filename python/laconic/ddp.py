@@ -62,7 +62,7 @@ class Handle:
         self._last_seen: list[Layout] = []
         self._in_iteration = False
         self._at_end = EndOfBackward()
-        self._asks_behind_us = False  # this iteration: see EndOfBackward.queue
+        self._asks_behind_us = False  # for what comes next in this iteration: see EndOfBackward.queue
         self._wrapper = weakref.ref(ddp)
         self._resumed: Resumed | None = None
         #: takes the buckets; see laconic.worker
@@ -214,9 +214,10 @@ class Handle:
         worker, buffer = self.worker, bucket.buffer()
         layout = self._layout(bucket, buffer)
         self._seen.append(layout)
-        # Of the last one DDP could copy nothing earlier.
-        small = bucket.is_last() or buffer.numel() * buffer.element_size() <= AT_END
-        at_end = self._at_end if small and self._asks_behind_us else None
+        # Behind a long one none: DDP is to copy that one while the others are on their way.
+        small = buffer.numel() * buffer.element_size() <= AT_END
+        at_end = self._at_end if (small or bucket.is_last()) and self._asks_behind_us else None
+        self._asks_behind_us = self._asks_behind_us and small
         plain = layout.direct or worker.step < self.warmup
         if plain and self._resumed is None and worker.broken is None:
             size = buffer.numel() * buffer.element_size()

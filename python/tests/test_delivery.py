@@ -64,14 +64,14 @@ def test_an_end_is_waited_for_once_it_is_there_or_before():
         assert not thread.is_alive()
 
 
-def _threads_of_means(spec, steps):
+def _threads_of_means(spec, steps, width=600, buckets=200):
     """Bytes of every bucket, whether it is its step's last, whether its mean waits for the end of backward(), and whether the thread
     that runs backward() gave it; how often the worker was woken."""
-    ddp, handle, optimizer = training.build(dist.group.WORLD, spec, width=600, buckets=200)
+    ddp, handle, optimizer = training.build(dist.group.WORLD, spec, width=width, buckets=buckets)
     for step in range(4):  # DDP rebuilds its buckets, and the old ones are let go of
         training.step_once(ddp, optimizer, dist.get_rank(), step)
     on_bucket, own, put = handle.on_bucket, threading.get_ident(), handle.worker._tasks.put
-    buckets, woken = [], []
+    given_to, woken = [], []
 
     def noted(bucket):
         size, last, waiting = bucket.buffer().numel() * 4, bucket.is_last(), len(handle._at_end._deliveries)
@@ -79,7 +79,7 @@ def _threads_of_means(spec, steps):
         waits = len(handle._at_end._deliveries) == waiting + 1
 
         def given(future):
-            buckets.append((size, last, waits, threading.get_ident() == own))
+            given_to.append((size, last, waits, threading.get_ident() == own))
             return future.value()
 
         return future.then(given)
@@ -90,18 +90,28 @@ def _threads_of_means(spec, steps):
         training.step_once(ddp, optimizer, dist.get_rank(), step)
     times = len(woken)
     handle.close()
-    return buckets, times
+    return given_to, times
+
+
+def _waiting(pools, **options):
+    """(is long, is last) of the buckets of each of three steps whose means wait for the end of backward(), and of the others."""
+    seen = []
+    for given_to, _ in pools(2).run(_threads_of_means, steps=3, **options):
+        assert all(by_backward for _, _, waits, by_backward in given_to if waits)  # others may be there before anybody asks
+        seen.append(sorted((waits, size > 1 << 20, last) for size, last, waits, _ in given_to))
+    assert seen[0] == seen[1]
+    return [kind[1:] for kind in seen[0] if kind[0]], [kind[1:] for kind in seen[0] if not kind[0]]
 
 
 @pytest.mark.parametrize("spec", ["none", "3lc"])
-def test_small_buckets_and_the_last_get_their_means_in_the_thread_that_waits(pools, spec):
-    """A long one while later ones are on their way: DDP can copy it meanwhile."""
-    for buckets, _ in pools(2).run(_threads_of_means, spec=spec, steps=3):
-        assert len(buckets) >= 9
-        assert {(size > 1 << 20, last) for size, last, _, _ in buckets} == {(False, False), (True, False), (False, True)}
-        for size, last, waits, by_backward in buckets:
-            assert waits == (last or size <= 1 << 20), size
-            assert by_backward or not waits, size  # a long one's may be there before anybody asks
+def test_small_buckets_get_their_means_in_the_thread_that_waits(pools, spec):
+    """Up to the first long one, which DDP copies while later ones are on their way; a last one has none behind it."""
+    waiting, others = _waiting(pools, spec=spec, width=48, buckets=200)  # small ones only
+    assert len(waiting) >= 9 and waiting.count((False, True)) == 3 and not others
+    waiting, others = _waiting(pools, spec=spec)  # small, long, small
+    assert waiting == [(False, False)] * 3 and others == [(False, True)] * 3 + [(True, False)] * 3
+    waiting, others = _waiting(pools, spec=spec, width=600, buckets=1)
+    assert waiting == [(True, True)] * 3 and not others
 
 
 def test_a_step_without_an_exchange_wakes_no_thread(pools):
