@@ -202,7 +202,7 @@ def buckets(cells: dict) -> str:
         return MISSING + "\n"
     found = cell["specs"]
     plain = found["pytorch:ddp"]["step"]
-    bars = [(f"`{spec}` of plain DDP", here["step"] / plain, 1.25) for spec, here in found.items() if spec != "pytorch:ddp"]
+    bars = [(f"`{spec}` of plain DDP", here["step"] / plain, 1.25) for spec, here in found.items() if not spec.startswith("pytorch:")]
     return "\n".join([table(STEPS, [step_row(name, here, plain) for name, here in found.items()]), "", bar_table(bars), ""])
 
 
@@ -239,6 +239,7 @@ def page(cells: dict) -> str:
         "### 200 Mbit/s", "", perceptron(cells, "200mbit"),
         "### Without a limit", "", perceptron(cells, "off"),
         "## PyTorch: 32 buckets of 64 kB", "",
-        "Two processes of this machine; a step is hardly more than its exchanges.", "",
+        wrapped("Two processes of this machine; a step is hardly more than its exchanges. `pytorch:hook` is PyTorch's own all-reduce, as a "
+                "hook in Python."), "",
         buckets(cells),
         "## Machine", "", machines(cells), ""])

@@ -85,6 +85,8 @@ class Arm:
         self.handle = None
         if spec == "pytorch:fp16":
             self.model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+        elif spec == "pytorch:hook":  # its own all-reduce, as a hook in Python
+            self.model.register_comm_hook(None, default_hooks.allreduce_hook)
         elif spec == "little":
             self.model.register_comm_hook(None, gather_little)
         elif spec != "pytorch:ddp":

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import threading
-
 import torch
 
 
@@ -12,8 +10,8 @@ class EndOfBackward:
     """Futures that get their values in the thread that runs backward(), right before DDP asks for the first of them.
 
     That thread sleeps inside DDP until the first future is there, takes the interpreter, sleeps until the second is there: two
-    hand-overs a bucket, which take longer than the exchange of a small one. Here it sleeps once. It costs what DDP could have
-    done with a bucket while later ones were still on their way: a copy.
+    hand-overs a bucket, which take longer than the exchange of a small one. Here it sleeps once. What DDP could have done with a
+    bucket while later ones were still on their way, a copy, it does afterwards: for small buckets.
     """
 
     def __init__(self):
@@ -58,18 +56,3 @@ class Sum:
 
     def deliver(self) -> None:
         self.future.set_result(self._value)
-
-
-class Ended:
-    """A job's end, for one thread that waits."""
-
-    def __init__(self):
-        self._lock = threading.Lock()
-        self._lock.acquire()
-
-    def set(self) -> None:
-        self._lock.release()
-
-    def wait(self) -> None:
-        with self._lock:
-            pass

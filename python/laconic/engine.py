@@ -141,11 +141,12 @@ def _wait_direct(works) -> None:
 class Batch:
     """Collectives that are under way together."""
 
-    __slots__ = ("arrives", "direct", "sent", "since", "works")
+    __slots__ = ("arrives", "direct", "direct_bytes", "sent", "since", "works")
 
     def __init__(self, works=()):
         self.works, self.sent = list(works), 0
         self.direct: _Waiter.Wait | None = None  #: a thread waits for its direct messages
+        self.direct_bytes = 0  #: of a batch of steps
         self.since = time.monotonic()
         self.arrives = 0.0  #: on an emulated link: when the last byte is there
 
@@ -306,9 +307,13 @@ class Engine:
                 self._wait_for(work)
 
     def _wait_elsewhere(self, batch: Batch) -> None:
-        if self._faults is not None and sum(work.size for other in self._under_way for work in _direct(other)) > _ATOMIC:
+        if self._faults is None:
+            return
+        direct = _direct(batch)
+        batch.direct_bytes = sum(work.size for work in direct)
+        if sum(other.direct_bytes for other in self._under_way) > _ATOMIC:
             self._waiter = self._waiter or _Waiter()
-            batch.direct = self._waiter.begin(_direct(batch))
+            batch.direct = self._waiter.begin(direct)
 
     def _wait_for(self, work) -> None:
         while True:

@@ -22,7 +22,7 @@ import torch
 from . import _lib, environment, errors
 from ._checks import U64, whole
 from ._session import ENGINE_FAILED, CSession, Layout, Window, engine_failed, gather_texts, no_span
-from .delivery import EndOfBackward, Ended
+from .delivery import EndOfBackward
 from .engine import _TORCH_TYPES, Engine
 from .errors import LaconicError
 from .state import VERSION, check_fields, check_header, check_number, check_tensors, check_version
@@ -62,7 +62,7 @@ class Job:
         # Of its parts: how many have not ended, and the first failure of one.
         self.left, self.error = len(layout.parts), None
         self.future = torch.futures.Future()
-        self.ended: Ended | None = ended
+        self.ended: threading.Event | None = ended
         self.submitted = time.perf_counter()
 
     def end(self) -> None:
@@ -164,7 +164,7 @@ class Worker:
         for _, part in layout.parts:
             part.dtype = DTYPES[buffer.dtype]
         layout.dtype = DTYPES[buffer.dtype]
-        job = Job(layout, buffer, self.step, index, scale, None if at_end is None else Ended())
+        job = Job(layout, buffer, self.step, index, scale, None if at_end is None else threading.Event())
         with self._lock:
             self._clock.submitted()
         future = _seen_by_the_profiler(job.future) if _profiler_looks() else job.future

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 import training  # noqa: E402
 
-from laconic.delivery import EndOfBackward, Ended  # noqa: E402
+from laconic.delivery import EndOfBackward  # noqa: E402
 
 
 def test_values_are_there_before_ddp_asks_and_the_last_is_waited_for_first():
@@ -48,20 +48,6 @@ def test_outside_of_backward_it_is_done_at_once():
     end.queue()
     end.queue()
     assert told == ["wait", "deliver"]
-
-
-def test_an_end_is_waited_for_once_it_is_there_or_before():
-    for early in (True, False):
-        ended = Ended()
-        thread = threading.Thread(target=ended.wait, daemon=True)
-        if early:
-            thread.start()
-            assert thread.is_alive()
-        ended.set()
-        if not early:
-            thread.start()
-        thread.join(60)
-        assert not thread.is_alive()
 
 
 def _threads_of_means(spec, steps, width=600, buckets=200):

@@ -87,7 +87,7 @@ def test_signatures_take_as_many_arguments_as_the_header():
 
 
 def test_constants_are_the_headers():
-    for name in ("AGREEMENT_BYTES", "MAX_THREADS", "MAX_BATCH", "ABI_VERSION"):
+    for name in ("AGREEMENT_BYTES", "MAX_THREADS", "MAX_BATCH", "MAX_WINDOW", "SHORT_ELEMENTS", "ABI_VERSION"):
         assert getattr(_lib, name) == int(re.search(rf"#define LACONIC_{name} (\d+)", HEADER)[1])
     numbers = dict(re.findall(r"LACONIC_(\w+) = (\d+)", HEADER))
     for name in ("F32", "F16", "BF16", "U8", "ALL_REDUCE", "ALL_GATHER", "ALL_TO_ALL", "BUCKET_RAW"):

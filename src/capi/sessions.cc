@@ -46,6 +46,8 @@ laconic::collective::Options to_options(const laconic_session_options& options) 
   o.caps.sums = options.engine_sums;
   o.caps.short_sends = options.short_sends != 0;
   o.threads = std::max<uint32_t>(options.threads, 1);
+  static_assert(laconic::collective::kMaxWindow == LACONIC_MAX_WINDOW);
+  static_assert(laconic::collective::kShortElements == LACONIC_SHORT_ELEMENTS);
   o.window = std::max<uint32_t>(options.window, 1);
   o.part = options.part;
   return o;

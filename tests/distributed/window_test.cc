@@ -374,6 +374,27 @@ TEST(Window, ManyShortExchangesAreInFlight) {
   }
 }
 
+/// As many as may be in flight at once are told that this rank cannot bring its bucket, each by an
+/// exchange of its own.
+TEST(Window, EveryShortExchangeInFlightMayTellOfAFailure) {
+  std::vector<Parameter> eight;
+  for (int i = 0; i < 8; ++i) eight.push_back({"p" + std::to_string(i), 100, 1});
+  Options o;
+  o.world = 2;
+  o.window = 2;
+  auto session = *Session::create("topk:ratio=0.1", eight, o);
+  std::vector<float> values(100, 1.0F);
+  std::set<collective::Exchange*> exchanges;
+  for (uint32_t p = 0; p < 8; ++p) {
+    Layout layout = back_to_back(eight, {p});
+    layout.offsets[0] = 1;  // outside of the buffer
+    const auto begun = session->begin(bucket_of(values, 0, p), layout);
+    ASSERT_TRUE(begun) << begun.error().message;
+    exchanges.insert(*begun);
+  }
+  EXPECT_EQ(exchanges.size(), 8U);
+}
+
 /// A layout whose exchange is in flight is not freed.
 TEST(Window, ReleaseLeavesWhatIsInFlight) {
   Options o;

@@ -97,7 +97,7 @@ def test_figures_stand_until_their_cell_is_made_again(cells, tmp_path, monkeypat
 PLANS = {
     "average": {"what": "average", "bytes": 4 * ((1 << 18) + 10), "specs": ["none", "int8"], "warmup": 1, "steps": 2},
     "train": {"what": "train", "buckets": 3, "bytes": 1 << 14, "cap": (1 << 14) / (1 << 20), "repeats": 1, "warmup": 1, "steps": 2,
-              "slow_steps": 1, "options": {"small_elements": 0}, "specs": ["pytorch:ddp", "little", "pytorch:fp16", "3lc"]},
+              "slow_steps": 1, "options": {"small_elements": 0}, "specs": ["pytorch:ddp", "pytorch:hook", "little", "pytorch:fp16", "3lc"]},
 }
 
 

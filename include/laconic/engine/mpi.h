@@ -146,7 +146,7 @@ class MpiEngine final : public Engine {
   }
 
  private:
-  /// What is shorter is in the caches when it is scaled, and sent from there no faster.
+  /// A shorter array is still in the caches after a pass that scales it.
   static constexpr uint64_t kScalesFrom = uint64_t{8} << 20;
 
   struct Job {

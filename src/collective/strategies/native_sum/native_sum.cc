@@ -305,9 +305,12 @@ Next NativeSum::emit(std::span<Step> batch) {
     LaneGroup& g = group(round_, t);
     if (g.lanes == 0) continue;
     uint8_t* at = in_place_ ? reinterpret_cast<uint8_t*>(input_.gradient) : g.memory.bytes().data();
-    batch[steps++] = {
-        .kind = StepKind::all_reduce, .dtype = g.type, .count = g.lanes, .send = at, .recv = at};
-    if (engine_scales_) batch[0].scale = 1.0F / static_cast<float>(state_->world());
+    batch[steps++] = {.kind = StepKind::all_reduce,
+                      .dtype = g.type,
+                      .count = g.lanes,
+                      .scale = engine_scales_ ? 1.0F / static_cast<float>(state_->world()) : 1.0F,
+                      .send = at,
+                      .recv = at};
     counters_->wire_bytes += 2 * g.bytes() * (state_->world() - 1) / state_->world();
     ++counters_->rounds;
   }
