@@ -84,18 +84,20 @@ def _speaks_for_node() -> bool:
 
 
 def attach(obj, spec: str | None = None, *, seed: int = 0, small_elements: int = 4096, strategy: str = "auto",
-           threads: int = 1, scaler=None, warmup: int = 0, window: int = 2, part: int = 8 << 20, quiet: bool = False, **options):
+           threads: int | str = "auto", scaler=None, warmup: int = 0, window: int = 2, part: int = 8 << 20, quiet: bool = False, **options):
     """Compresses the gradient exchange of a DistributedDataParallel model. Gives a Handle.
 
     A collective call: every rank makes it, with the same arguments, right after wrapping the model.
 
     Args:
-        obj: a torch.nn.parallel.DistributedDataParallel wrapper (CPU gradients, Gloo).
+        obj: a torch.nn.parallel.DistributedDataParallel wrapper. Gradients on an accelerator go through host memory and Gloo,
+            whatever the group's backend is.
         spec: "3lc:s=1.5", "topk:ratio=0.01", … (`laconic list`). Without it, LACONIC_SPEC decides.
         seed: of all random streams; equal on all ranks.
         small_elements: parameters of at most this many elements go uncompressed.
         strategy: "auto", "native_sum", "gather_all" or "two_shot"; the planner refuses what the codec forbids.
-        threads: for encoding and decoding on this rank; results do not depend on it.
+        threads: for encoding and decoding on this rank; results do not depend on it. "auto": 1 for gradients on the CPU, for those
+            on an accelerator the rank's part of the CPUs, 8 at most.
         scaler: the torch GradScaler in use, so that residuals stay right when the loss scale changes.
         warmup: so many first steps go uncompressed, by PyTorch's own all-reduce.
         window: exchanges in flight at a time, 1 to 8; equal on all ranks. With 2, one is encoded while another is on the wire.
@@ -106,12 +108,16 @@ def attach(obj, spec: str | None = None, *, seed: int = 0, small_elements: int =
 
     Raises:
         LaconicError: unknown spec, another hook, ranks that disagree (LACONIC_DISABLE=1 on some only included), a rank that
-            does not make the call within the group's time-out, parameters on another device than the CPU.
+            does not make the call within the group's time-out, parameters on several devices or on one that torch.accelerator
+            does not name.
     """
     disabled = environment.disabled()
     if disabled and "torch" not in sys.modules:
         return PassThrough()
     wrapper, group, refusal = _look_at(obj)
+    stage = None
+    if refusal is None and not disabled:
+        stage, refusal = _stage_of(wrapper)
     if disabled and group is None:
         return PassThrough()
     meeting = None if group is None else _meet(group, disabled, refusal)
@@ -125,7 +131,7 @@ def attach(obj, spec: str | None = None, *, seed: int = 0, small_elements: int =
     chosen = spec if spec is not None else os.environ.get("LACONIC_SPEC", "")
     from .ddp import Handle
 
-    handle = Handle(wrapper, functools.partial(spec_with, chosen, options), meeting, seed=seed, small_elements=small_elements,
+    handle = Handle(wrapper, functools.partial(spec_with, chosen, options), meeting, stage, seed=seed, small_elements=small_elements,
                     strategy=strategy, threads=threads, scaler=scaler, warmup=warmup, window=window, part=part)
     handle.register(wrapper)
     _attached[wrapper] = handle
@@ -146,6 +152,17 @@ def _look_at(obj):
         return wrapper, wrapper.process_group, None
     refusal = errors.error("unsupported", f"cannot attach to a {type(obj).__module__}.{type(obj).__qualname__}", _instead(obj))
     return None, (dist.group.WORLD if dist.is_available() and dist.is_initialized() else None), refusal
+
+
+def _stage_of(wrapper):
+    """How its gradients get to host memory, or why they cannot."""
+    from .ddp import sorted_out
+    from .staging import stage_for
+
+    try:
+        return stage_for(sorted_out(wrapper)[0]), None
+    except LaconicError as error:
+        return None, error
 
 
 def _instead(obj) -> str:

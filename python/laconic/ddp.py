@@ -35,14 +35,15 @@ class Handle:
     It ends with its wrapper: when that is collected, or `close` is called, everything is freed but for the last counters.
     """
 
-    def __init__(self, ddp, spec, meeting: Meeting, *, seed: int, small_elements: int, strategy: str, threads: int, scaler,
-                 warmup: int, window: int, part: int):
-        self._parameters, self._foreign = _sorted_out(ddp)
+    def __init__(self, ddp, spec, meeting: Meeting, stage, *, seed: int, small_elements: int, strategy: str, threads: int | str,
+                 scaler, warmup: int, window: int, part: int):
+        self._parameters, self._foreign = sorted_out(ddp)
         self._index = {id(p): i for i, (_, p) in enumerate(self._parameters)}
         self._counts = [p.numel() for _, p in self._parameters]
         self._foreign_ids = {id(p) for _, p, _ in self._foreign}
         self._user_group = ddp.process_group
-        self._sibling = Sibling(self._user_group, meeting)
+        self._stage = stage
+        self._sibling = Sibling(self._user_group, meeting, backend=stage.backend)
         try:
             session, engine = self._open(ddp, spec, seed=seed, small_elements=small_elements, strategy=strategy,
                                          threads=threads, warmup=warmup, window=window, part=part)
@@ -67,7 +68,7 @@ class Handle:
         self._resumed: Resumed | None = None
         #: takes the buckets; see laconic.worker
         session.trace = trace.from_environment(self.rank, session.window)
-        self.worker = Worker(session, engine)
+        self.worker = Worker(session, engine, stage)
         self.worker.at_end(self._release_group)
         self._wrapper_ends = weakref.finalize(ddp, self.worker.end)
         self._wrapper_ends.atexit = False
@@ -94,19 +95,20 @@ class Handle:
 
     # ---- set-up -----------------------------------------------------------------------------------------------------
 
-    def _open(self, ddp, spec, *, warmup, **options):
+    def _open(self, ddp, spec, *, warmup, threads, **options):
         """Everything that one rank may refuse, and the agreement of all of them."""
         engine = Engine(self._sibling.group)
         self._world, self.rank = engine.world, engine.rank
+        self._exchange_backend = dist.get_backend(self._sibling.group)
         sums = engine.probe_sums()
         session, failure = None, None
         try:
             _refuse_hook(ddp)
-            self._check_devices()
+            self._threads = self._stage.threads if threads == "auto" else threads
             self.warmup = whole("warmup", warmup, 0, U64 >> 1)
             engine.limiter = _limiter()
             session = CSession(spec(), [(n, tuple(p.shape)) for n, p in self._parameters], rank=self.rank,
-                              world=self._world, engine_sums=sums, short_sends=engine.short_sends, **options)
+                              world=self._world, engine_sums=sums, short_sends=engine.short_sends, threads=self._threads, **options)
         except LaconicError as error:  # the other ranks are about to compare cards with us
             failure = error
         except Exception as error:  # noqa: BLE001  an argument of a wrong type
@@ -125,12 +127,6 @@ class Handle:
                                    "give every rank the same call, file and LACONIC_* variables")
         self._one_machine = len({card[2] for card in cards}) == 1
 
-    def _check_devices(self) -> None:
-        for name, p in self._parameters + [(name, p) for name, p, _ in self._foreign]:
-            if p.device.type != "cpu":
-                raise errors.error("unsupported", f"parameter {name} lies on {p.device}; this version exchanges CPU "
-                                   "gradients (Gloo)", "train on the CPU, or wait for the CUDA kernels")
-
     def register(self, ddp) -> None:
         copied = getattr(ddp, "_comm_hooks", [])
         copied[:] = [(hook, state) for hook, state in copied if not isinstance(state, PickledHandle)]
@@ -141,7 +137,7 @@ class Handle:
         e = self.explain()
         packed = [p for p in e["parameters"] if p["codec"] != "none"]
         elements = sum(p["elements"] for p in packed)
-        text = f"{dist.get_backend(self._user_group)}, {self._world} rank{'s' if self._world > 1 else ''}"
+        text = f"{dist.get_backend(self._user_group)}, {self._world} rank{'s' if self._world > 1 else ''}, {self._stage.told}"
         if self._all_raw:
             text = (f"{e['spec']}: nothing to compress in {len(e['parameters'])} tensors ({self._why_all_raw(e)}): PyTorch's own "
                     f"all-reduce; {text}")
@@ -219,21 +215,27 @@ class Handle:
         at_end = self._at_end if (small or bucket.is_last()) and self._asks_behind_us else None
         self._asks_behind_us = self._asks_behind_us and small
         plain = layout.direct or worker.step < self.warmup
-        if plain and self._resumed is None and worker.broken is None:
+        cut = self._resumed is not None and self._is_cut(plain)
+        if plain and not cut and worker.broken is None:
             size = buffer.numel() * buffer.element_size()
             worker.summed_elsewhere(buffer.numel(), 4 * buffer.numel(), size)
             return self._all_reduce(buffer, at_end), functools.partial(self._summed, layout, worker.step)
         options = {"index": bucket.index(), "scale": self._scale}
-        if self._resumed is None:
+        if not cut:
             return worker.submit(layout, buffer, at_end=at_end, **options), result
-        exchange = self._submit_plain if (plain or self._all_raw) and worker.broken is None else worker.submit
+        exchange = self._submit_plain if plain and self._stage.cuts_sums and worker.broken is None else worker.submit
         return self._resumed.submit(exchange, layout, buffer, **options), result
+
+    def _is_cut(self, plain: bool) -> bool:
+        """After a resume: does this iteration's bucket go out along the saved layout? All of the iteration's do, or none."""
+        return self._stage.cuts_sums or not plain or not (self._all_raw or self.worker.step < self.warmup)
 
     def _begin_iteration(self) -> None:
         self._in_iteration = True
-        self._asks_behind_us = not getattr(self._wrapper(), "static_graph", True)
+        self._asks_behind_us = self._stage.at_end and not getattr(self._wrapper(), "static_graph", True)
         if self._scaler is not None and self._scaler.is_enabled():
-            self._scale = float(self._scaler.get_scale())
+            self._stage.order_after_compute()
+            self._scale = self._stage.scale_of(self._scaler)
 
     def _end_iteration(self) -> None:
         self._in_iteration = False
@@ -281,16 +283,20 @@ class Handle:
             raise RuntimeError(str(broken)) from error
         return value[0] if isinstance(value, (list, tuple)) else value
 
-    def _submit_plain(self, layout, buffer, **_):
+    def _submit_plain(self, layout, pieces, **_):
         """As Worker.submit, by the user group's own sum."""
+        ticket = self._stage.fetch(layout, pieces)
+        buffer = ticket.host
         self.worker.summed_elsewhere(buffer.numel(), 4 * buffer.numel(), buffer.numel() * buffer.element_size())
         future, step = torch.futures.Future(), self.worker.step
 
         def summed(done):
+            failure = None
             try:
-                future.set_result(self._summed(layout, step, done))
+                self._summed(layout, step, done)
             except RuntimeError as error:
-                future.set_result(self.worker.broken or engine_failed(error))
+                failure = self.worker.broken or engine_failed(error)
+            self._stage.deliver(ticket, future, failure)
 
         self._all_reduce(buffer).then(summed)
         return future
@@ -322,7 +328,9 @@ class Handle:
         explained = self.worker.explain()
         foreign = [{"name": name, "elements": p.numel(), "codec": "none", "reason": f"no codec takes {reason}"}
                    for name, p, reason in self._foreign]
-        return {**explained, "warmup": self.warmup, "parameters": explained["parameters"] + foreign}
+        stage, threads = self._stage, self._threads
+        return {**explained, "warmup": self.warmup, "device": str(stage.device), "path": stage.path, "threads": threads,
+                "exchange_backend": self._exchange_backend, "parameters": explained["parameters"] + foreign}
 
     def flush(self, steps: int = 10) -> int:
         """Drains the residuals: an equal part of them goes out in each of `steps` steps (1 to 65535; 1: all at once).
@@ -367,7 +375,7 @@ class Handle:
             layouts.append(Layout(indices, offsets[:-1], offsets[-1]))
             if uncut:  # until the warm-up ends
                 layouts[-1].cut(self._counts, self.worker.session.part)
-        return Resumed(layouts, self._counts, bounded=not self._engine_sums and not uncut, uncut=uncut)
+        return Resumed(layouts, self._counts, self._stage.devices, bounded=not self._engine_sums and not uncut, uncut=uncut)
 
     def gather_texts(self, text: str) -> list[str]:
         """Every rank's text (500 bytes of UTF-8 at most), in rank order. Collective: every rank makes the call, between two
@@ -410,7 +418,7 @@ def _parts_of(layouts: list[Layout]) -> list[Layout]:
     return [part for layout in layouts for _, part in layout.parts]
 
 
-def _sorted_out(ddp) -> tuple[list, list]:
+def sorted_out(ddp) -> tuple[list, list]:
     """(name, parameter) of what a codec may take, and (name, parameter, what it is) of what none does."""
     sparse = {id(p) for m in ddp.module.modules() if isinstance(m, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and m.sparse
               for p in m.parameters(recurse=False)}

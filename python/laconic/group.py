@@ -25,11 +25,12 @@ def group_timeout(group):
     """The group's timeout, or None where torch does not tell: a sibling must not wait longer than its original."""
     for options in (
         lambda: group._get_backend(torch.device("cpu")).options,  # noqa: SLF001  torch >= 2.0
+        lambda: group._get_backend(torch.accelerator.current_accelerator()).options,  # noqa: SLF001
         lambda: group.options,
     ):
         try:
             return options()._timeout  # noqa: SLF001
-        except (AttributeError, RuntimeError):
+        except (AttributeError, RuntimeError, TypeError):
             continue
     return None
 
@@ -131,40 +132,51 @@ def _holds(store, key: str) -> bool:
 
 
 _alone = itertools.count()
-# group → number of the meeting that made it → a sibling whose handle was closed
+# group → number of the meeting that made it → (backend, sibling whose handle was closed)
 _free_siblings: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
 class Sibling:
-    """A group of the same ranks, backend and timeout, for one worker thread.
+    """A group of the same ranks and timeout, for one worker thread; of the same backend, unless another is named.
 
     Collective over the group (torch 1.13: over the world). Siblings are reused after `release`, never destroyed: torch
     derives a local group's name from how many there are, and a name that comes again meets stale addresses.
     """
 
-    def __init__(self, of, meeting: Meeting):
+    def __init__(self, of, meeting: Meeting, *, backend: str | None = None):
         self.of = of
-        if meeting.free:
-            self.number = min(meeting.free)
-            self.group = _free_siblings[of].pop(self.number)
+        self.backend = backend or _cpu_backend(of)
+        free = _free_siblings.get(of, {})
+        fit = [number for number in meeting.free if free[number][0] == self.backend]
+        if fit:
+            self.number = min(fit)
+            self.group = free.pop(self.number)[1]
         else:
             self.number = meeting.number
-            self.group = _new_group(of)
+            self.group = _new_group(of, self.backend)
 
     def release(self) -> None:
         """For the next attach to the same group. Not after a failed collective: stale messages may be on their way."""
         if self.number is not None:
-            _free_siblings.setdefault(self.of, {})[self.number] = self.group
+            _free_siblings.setdefault(self.of, {})[self.number] = self.backend, self.group
 
 
-def _new_group(group):
+def _cpu_backend(group) -> str:
+    """That which serves tensors on the CPU, where a group has several; torch 1.13 knows only one."""
+    try:
+        return group._get_backend(torch.device("cpu")).name()  # noqa: SLF001
+    except (AttributeError, RuntimeError):
+        return dist.get_backend(group)
+
+
+def _new_group(group, backend: str):
     ranks_of = getattr(dist, "get_process_group_ranks", None)
     if ranks_of is not None:
         ranks = ranks_of(group)
     else:  # torch 1.13
         ranks = [dist.distributed_c10d._get_global_rank(group, r) for r in range(dist.get_world_size(group))]  # noqa: SLF001
     timeout = group_timeout(group)
-    keywords = {"ranks": ranks, "backend": dist.get_backend(group)}
+    keywords = {"ranks": ranks, "backend": backend}
     if timeout is not None:
         keywords["timeout"] = timeout
     if len(ranks) == dist.get_world_size():

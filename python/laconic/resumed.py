@@ -14,7 +14,7 @@ class Resumed:
     """After a resume: sums are cut along the saved layout until DDP's own layout is the saved one again.
 
     An engine's float sums depend on an element's place in the buffer, and DDP starts every run with another layout than
-    the one it settles on. Buckets are collected into the saved layout's buffers, exchanged there, and copied back. Where
+    the one it settles on. Buckets are collected into host buffers of the saved layout, exchanged there, and copied back. Where
     the strategy adds in an order of its own, only steps that go out uncompressed need this (a flush that goes on, a
     fallback), so it ends after some iterations even if DDP never comes back to the saved layout.
     """
@@ -25,21 +25,21 @@ class Resumed:
     class Part:
         """One of DDP's buckets, cut up."""
 
-        def __init__(self, layout: Layout, buffer):
+        def __init__(self, layout: Layout, buffer, devices):
             self.layout, self.buffer = layout, buffer
-            self.future = torch.futures.Future()
+            self.future = torch.futures.Future(devices=devices)
             # Parameters whose mean is not here yet, and the first failure of one of them.
             self.left, self.error = len(layout.parameters), None
 
-    def __init__(self, layouts: list[Layout], counts: list[int], *, bounded: bool, uncut: bool = False):
+    def __init__(self, layouts: list[Layout], counts: list[int], devices=None, *, bounded: bool, uncut: bool = False):
         self.layouts = layouts
+        self.devices = devices  #: of futures
         self.uncut = uncut  #: these are DDP's buckets, not their parts
         self.left = Resumed.ITERATIONS if bounded else None
         self.counts = counts
         self.where = {p: (b, o) for b, layout in enumerate(layouts) for p, o in zip(layout.parameters, layout.offsets)}
-        self.buffers: dict[int, torch.Tensor] = {}
-        self.missing = [len(layout.parameters) for layout in layouts]
-        self.parts: dict[int, tuple[Resumed.Part, int]] = {}
+        self.pieces: list[list] = [[] for _ in layouts]  # (first element, gradient) of those that are here
+        self.parts: dict[int, Resumed.Part] = {}
 
     def ended(self, own: list[Layout]) -> bool:
         """After an iteration in which DDP brought these layouts: are they what goes on from here?"""
@@ -53,32 +53,27 @@ class Resumed:
                 worker.release(layout)
 
     def submit(self, exchange, layout: Layout, buffer, **options):
-        """As `exchange`, which is Worker.submit or takes the same."""
-        part = Resumed.Part(layout, buffer)
-        for bucket in self._take(part):
-            exchanged = exchange(self.layouts[bucket], self.buffers[bucket], **options)
+        """As `exchange`, which is Worker.submit or takes pieces as it does."""
+        part = Resumed.Part(layout, buffer, self.devices)
+        for bucket, pieces in self._take(part):
+            exchanged = exchange(self.layouts[bucket], pieces, **options)
             exchanged.then(lambda future, bucket=bucket: self._give(bucket, future.value()))
         return part.future
 
     def _take(self, part: Part):
-        """Copies a bucket's gradients in; yields the numbers of the saved buckets that are complete with it."""
+        """Adds a bucket's gradients; yields the saved buckets that are complete with it, and their pieces."""
         for p, offset in zip(part.layout.parameters, part.layout.offsets):
             bucket, at = self.where[p]
-            if bucket not in self.buffers:
-                self.buffers[bucket] = torch.zeros(self.layouts[bucket].elements, dtype=part.buffer.dtype)
-            self.buffers[bucket][at : at + self.counts[p]] = part.buffer[offset : offset + self.counts[p]]
-            self.parts[p] = (part, offset)
-            self.missing[bucket] -= 1
-            if self.missing[bucket] == 0:
-                self.missing[bucket] = len(self.layouts[bucket].parameters)
-                yield bucket
+            self.pieces[bucket].append((at, part.buffer[offset : offset + self.counts[p]]))
+            self.parts[p] = part
+            if len(self.pieces[bucket]) == len(self.layouts[bucket].parameters):
+                pieces, self.pieces[bucket] = self.pieces[bucket], []
+                yield bucket, pieces
 
     def _give(self, bucket: int, value) -> None:
-        """In the worker's thread: copies a saved bucket's means back, or hands on its failure."""
-        layout = self.layouts[bucket]
-        for p, at in zip(layout.parameters, layout.offsets):
-            part, offset = self.parts.pop(p)
-            part.buffer[offset : offset + self.counts[p]] = self.buffers[bucket][at : at + self.counts[p]]
+        """The means of a saved bucket are back where its gradients were; or it has failed."""
+        for p in self.layouts[bucket].parameters:
+            part = self.parts.pop(p)
             if isinstance(value, LaconicError):
                 part.error = part.error or value
             part.left -= 1

@@ -25,13 +25,18 @@ def _whole(least: int):
     return parse
 
 
+def _threads(text: str):
+    return text if text == "auto" else _whole(0)(text)
+
+
 def _parse(arguments):
     parser = argparse.ArgumentParser(prog="python -m laconic.run", description=__doc__.splitlines()[0])
     parser.add_argument("--spec", default=None, help='codec and options, e.g. "3lc:s=1.5" (else LACONIC_SPEC)')
     parser.add_argument("--seed", type=int, default=0, help="of all random streams")
     parser.add_argument("--strategy", default="auto", help="auto, native_sum, gather_all or two_shot")
     parser.add_argument("--small-elements", type=int, default=4096, help="parameters up to this size go uncompressed")
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=_threads, default="auto", metavar="N",
+                        help="for encoding and decoding: auto (1; beside an accelerator the rank's part of the CPUs) or a number")
     parser.add_argument("--warmup-steps", type=_whole(0), default=0, metavar="K", help="the first K steps go uncompressed")
     parser.add_argument("--state", metavar="DIR", default=None,
                         help="keep every rank's residuals in DIR, and continue with those that fit the model's parameters")

@@ -59,11 +59,11 @@ def _values(name: str, saved, count: int, unit: float):
 
     if not isinstance(saved, torch.Tensor):
         raise corrupt(f"{name} is a {type(saved).__name__}, not a tensor")
-    if saved.dtype != torch.float32 or saved.layout != torch.strided or saved.device.type != "cpu":
-        raise corrupt(f"{name} is a tensor of {saved.dtype} ({saved.layout}, {saved.device}), not of float32 on the CPU")
+    if saved.dtype != torch.float32 or saved.layout != torch.strided or saved.device.type == "meta":
+        raise corrupt(f"{name} is a tensor of {saved.dtype} ({saved.layout}, {saved.device}), not of float32 values")
     if tuple(saved.shape) != (count,):
         raise corrupt(f"{name} has the shape {tuple(saved.shape)}, not ({count},)")
-    values = saved.detach().contiguous()
+    values = saved.detach().cpu().contiguous()  # map_location may have put it on the model's device
     if not name.startswith("state/") and unit != 1.0:
         values = values * unit
     if not bool(values.isfinite().all()):

@@ -25,6 +25,7 @@ from ._session import ENGINE_FAILED, CSession, Layout, Window, engine_failed, ga
 from .delivery import EndOfBackward
 from .engine import _TORCH_TYPES, Engine
 from .errors import LaconicError
+from .staging import HostStage, InPlace, copy_failed
 from .state import VERSION, check_fields, check_header, check_number, check_tensors, check_version
 
 DTYPES = {dtype: code for code, dtype in _TORCH_TYPES.items() if code != _lib.U8}
@@ -54,14 +55,14 @@ RATIO_OF_NOTHING = 0.99
 class Job:
     """One buffer on its way through the worker."""
 
-    __slots__ = ("buffer", "ended", "error", "future", "index", "layout", "left", "scale", "step", "submitted")
+    __slots__ = ("ended", "error", "future", "index", "layout", "left", "scale", "stage", "step", "submitted", "ticket")
 
-    def __init__(self, layout, buffer, step, index, scale, ended):
-        self.layout, self.buffer, self.step = layout, buffer, step
+    def __init__(self, layout, stage, ticket, step, index, scale, ended):
+        self.layout, self.stage, self.ticket, self.step = layout, stage, ticket, step
         self.index, self.scale = index, scale
         # Of its parts: how many have not ended, and the first failure of one.
         self.left, self.error = len(layout.parts), None
-        self.future = torch.futures.Future()
+        self.future = torch.futures.Future(devices=stage.devices)
         self.ended: threading.Event | None = ended
         self.submitted = time.perf_counter()
 
@@ -75,7 +76,7 @@ class Job:
         self.ended.wait()
 
     def deliver(self) -> None:
-        self.future.set_result(self.error or self.buffer)
+        self.stage.deliver(self.ticket, self.future, self.error)
 
 
 # torch's profiler looks at the thread that started it, or at all (profile_all_threads): a range from submission to the mean
@@ -124,9 +125,11 @@ class Worker:
     and `explain` may be called by any thread at any time.
     """
 
-    def __init__(self, session: CSession, engine: Engine):
+    def __init__(self, session: CSession, engine: Engine, stage: InPlace | HostStage | None = None):
         self.session = session
         self.engine = engine
+        #: between the caller's buffers and the host's memory
+        self.stage = stage or InPlace()
         #: iterations since attach (or since the saved run's attach): the step number of all random streams
         self.step = 0
         #: the last failure of an exchange on this rank
@@ -153,18 +156,21 @@ class Worker:
 
     # ---- the thread that trains -----------------------------------------------------------------------------------------
 
-    def submit(self, layout: Layout, buffer: torch.Tensor, *, index: int = 0, scale: float = 1.0,
-               at_end: EndOfBackward | None = None):
-        """Queues a flat CPU buffer; gives a torch future of it. `scale`: what its gradients are multiplied by (AMP).
+    def submit(self, layout: Layout, buffer: torch.Tensor | list, *, index: int = 0, scale=1.0, at_end: EndOfBackward | None = None):
+        """Queues a flat buffer on the stage's device; gives a torch future of it. Never waits for the device.
 
-        The value is the buffer, which then holds the mean, or the LaconicError that kept it from coming: see `result`. It is
-        set by the worker's thread, or by `at_end`.
+        `buffer`: a tensor, or [(first element, tensor), …], pieces that fill it. `scale`: what its gradients are multiplied by
+        (AMP), or what float() gives it for. The value is the buffer (of pieces, the first), which then holds the mean, or the
+        LaconicError that kept it from coming: see `result`. It is set by the worker's thread, or by `at_end`.
         """
         self.check_open()
+        self.stage.order_after_compute()
+        ticket = self.stage.fetch(layout, buffer if isinstance(buffer, list) else [(0, buffer)])
+        dtype = DTYPES[ticket.value.dtype]
         for _, part in layout.parts:
-            part.dtype = DTYPES[buffer.dtype]
-        layout.dtype = DTYPES[buffer.dtype]
-        job = Job(layout, buffer, self.step, index, scale, None if at_end is None else threading.Event())
+            part.dtype = dtype
+        layout.dtype = dtype
+        job = Job(layout, self.stage, ticket, self.step, index, scale, None if at_end is None else threading.Event())
         with self._lock:
             self._clock.submitted()
         future = _seen_by_the_profiler(job.future) if _profiler_looks() else job.future
@@ -212,17 +218,29 @@ class Worker:
             self._parts += len(job.layout.parts) if len(job.layout.parts) > 1 else 0
         if self.broken is not None:
             self._window.break_off(self.engine, self.broken)
-        if job.scale != self._unit:  # residuals are kept in the unit of the scaled gradients of the moment
-            self.session.scale_residuals(job.scale / self._unit)
-            self._unit = job.scale
+        address, failure = self._fetched(job)
+        width = job.ticket.value.element_size()
         for number, (first, layout) in enumerate(job.layout.parts):
-            place = layout, job.buffer.data_ptr() + first * job.buffer.element_size(), layout.dtype
+            place = layout, address + first * width if address else 0, layout.dtype
             numbers = {"step": job.step, "index": job.index | number << 16}
             ended = functools.partial(self._part_ended, job, layout)
             if self.broken is None:
-                self._window.submit(self.engine, ended, *place, span=_span, **numbers)
+                told = {} if failure is None else {"failure": failure}
+                self._window.submit(self.engine, ended, *place, span=_span, **numbers, **told)
             else:
-                ended(self._keep(*place, **numbers))
+                ended(failure or self._keep(*place, **numbers))
+
+    def _fetched(self, job: Job) -> tuple[int, LaconicError | None]:
+        """The address of a job's gradients, in the unit of the residuals; and why they did not come, if so."""
+        try:
+            address, scale = self.stage.ready(job.ticket), float(job.scale)
+        except RuntimeError as error:  # the other ranks hear of it
+            host = job.ticket.host
+            return 0 if host is None else host.data_ptr(), copy_failed(error, f"from {self.stage.device} to the host")
+        if scale != self._unit:  # residuals are kept in the unit of the scaled gradients of the moment
+            self.session.scale_residuals(scale / self._unit)
+            self._unit = scale
+        return address, None
 
     def _keep(self, *place, **numbers) -> LaconicError:
         """The engine has failed: the gradients go into the residuals."""
@@ -314,7 +332,8 @@ class Worker:
         stats["wire_bytes"] += size * 2 * (world - 1) // world
         stats["steps"] = max(stats["steps"], iterations)
         stats["ratio"] = stats["dense_bytes"] / stats["wire_bytes"] if stats["wire_bytes"] else 0.0
-        stats.update(times)
+        stage = self.stage
+        stats.update(times, staged_bytes=stage.staged_bytes, copy_seconds=stage.copy_seconds, pinned_bytes=stage.pinned_bytes)
         self._report(stats)
         return stats
 
@@ -427,6 +446,7 @@ class Worker:
             except Exception as error:  # noqa: BLE001  nobody waits for this thread
                 environment.say(f"rank {self.session.rank}: at the end of a model: {type(error).__name__}: {error}", logging.WARNING)
         self._at_end.clear()
+        self.stage.close(self.engine.abandoned)
         stats, explained = self._stats(), self.session.explain()
         with self._session_in_use:
             self._last_words = stats, explained

@@ -42,7 +42,7 @@ def server():
     return context
 
 
-def _serve(rank: int, world: int, port: int, timeout: float, pipe) -> None:
+def _serve(rank: int, world: int, port: int, timeout: float, backend: str, prepare, pipe) -> None:
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
                       LOCAL_RANK=str(rank), GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1")
     os.environ.pop("LACONIC_SPEC", None)
@@ -52,7 +52,9 @@ def _serve(rank: int, world: int, port: int, timeout: float, pipe) -> None:
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=timeout))
+    if prepare is not None:
+        prepare()
+    dist.init_process_group(backend, timeout=datetime.timedelta(seconds=timeout))
     pipe.send(("ready", None))
     while True:
         try:
@@ -74,11 +76,11 @@ class RankError(Exception):
 
 
 class Ranks:
-    """`world` processes in one process group."""
+    """`world` processes in one process group. `prepare`: what each of them calls before it joins."""
 
-    def __init__(self, world: int, *, timeout: float = 60.0):
+    def __init__(self, world: int, *, timeout: float = 60.0, backend: str = "gloo", prepare=None):
         context = server()
-        self.world = world
+        self.world, self.backend, self.prepare = world, backend, prepare
         for _ in range(3):  # a port that was free may be somebody else's by the time that rank 0 listens
             self.pipes, self.processes = [], []
             self._start(context, free_port(), timeout)
@@ -90,7 +92,8 @@ class Ranks:
     def _start(self, context, port: int, timeout: float) -> None:
         for rank in range(self.world):
             here, there = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, self.world, port, timeout, there), daemon=True)
+            process = context.Process(target=_serve, args=(rank, self.world, port, timeout, self.backend, self.prepare, there),
+                                      daemon=True)
             process.start()
             there.close()
             self.pipes.append(here)

@@ -46,7 +46,7 @@ class Net(torch.nn.Module):
 
 def raw(tensor) -> bytes:
     """A tensor's bytes, without NumPy, which torch does not bring."""
-    values = tensor.detach().contiguous()
+    values = tensor.detach().cpu().contiguous()
     return ctypes.string_at(values.data_ptr(), values.numel() * values.element_size())
 
 
@@ -86,9 +86,9 @@ def engine_without(*features):
 
 
 def build(group, spec, *, width=48, dtype=torch.float32, buckets=1, model_options=None, ddp_options=None,
-          attach_options=None):
+          attach_options=None, device="cpu"):
     torch.manual_seed(7)
-    net = Net(width, **(model_options or {})).to(dtype)
+    net = Net(width, **(model_options or {})).to(dtype).to(device)
     total = sum(p.numel() * p.element_size() for p in net.parameters())
     cap = (total / buckets) / (1 << 20) if buckets > 1 else 100
     first = dist._DEFAULT_FIRST_BUCKET_BYTES  # noqa: SLF001  torch 1.13 fills the first bucket up to this, whatever the cap
@@ -98,16 +98,22 @@ def build(group, spec, *, width=48, dtype=torch.float32, buckets=1, model_option
     handle = None
     if spec is not None:
         handle = laconic.attach(ddp, spec, small_elements=64, quiet=True, **(attach_options or {}))
-    return ddp, handle, torch.optim.SGD(ddp.parameters(), lr=0.05, momentum=0.9)
+    # All parameters in one call, as torch does it on accelerators, rounds 16-bit ones differently.
+    return ddp, handle, torch.optim.SGD(ddp.parameters(), lr=0.05, momentum=0.9, foreach=False)
 
 
 def step_once(ddp, optimizer, rank, step, *, dtype=torch.float32, branch=False, accumulate=0):
+    device = next(ddp.parameters()).device
+
+    def brought(number):
+        return [t.to(device) for t in batch(rank, number, dtype=dtype)]
+
     optimizer.zero_grad()
     for k in range(accumulate):
         with ddp.no_sync():
-            x, y = batch(rank, 100 * step + k + 7, dtype=dtype)
+            x, y = brought(100 * step + k + 7)
             torch.nn.functional.cross_entropy(ddp(x).float(), y).backward()
-    x, y = batch(rank, step, dtype=dtype)
+    x, y = brought(step)
     out = ddp(x, use_branch=True) if branch else ddp(x)
     loss = torch.nn.functional.cross_entropy(out.float(), y)
     loss.backward()
@@ -159,7 +165,7 @@ def resume(spec, buckets, before=4, after=4, flush=None, resumed_options=None, *
             handle.close()
             del ddp, handle, optimizer
             file.seek(0)
-            saved = torch.load(file, weights_only=False)
+            saved = torch.load(file, weights_only=False, map_location="cpu")
             if resumed_options is not None:
                 options["attach_options"] = resumed_options
             ddp, handle, optimizer = build(group, spec, buckets=buckets, **options)

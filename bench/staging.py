@@ -1,0 +1,291 @@
+#!/usr/bin/env python3
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""What the way through host memory costs, and whether copies and codecs overlap: docs/results/staging.md.
+
+    bench/staging.py                          on the pretend device of the tests
+    bench/staging.py --device cuda            on a GPU
+    bench/staging.py --before DIR             also attach on the CPU, against another checkout that is built (its step before a change)
+
+Every figure is a ratio within one run. The pretend device's copies are memcpy, or take as long as they are told to: it shows what
+laconic adds and what overlaps, never how fast a device is. Needs a release build, or LACONIC_LIBRARY.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import multiprocessing
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "python"), str(ROOT / "tests" / "accelerator"), str(ROOT / "bench")]
+MI = 1 << 20
+STEPS = 15
+
+
+# ---- two ranks -----------------------------------------------------------------------------------------------------------
+
+
+def worker_of(engine, stage, spec: str, buckets: int, elements: int, threads: int = 1):
+    """A worker for that many parameters of that many elements (rows of 1024), each a bucket."""
+    from laconic._session import CSession, Layout, agree
+    from laconic.worker import Worker
+
+    shapes = [(f"p{i}", (max(elements >> 10, 1), min(elements, 1024))) for i in range(buckets)]
+    session = CSession(spec, shapes, rank=engine.rank, world=engine.world, seed=0, small_elements=0, strategy="auto",
+                       engine_sums=engine.probe_sums(), threads=threads, short_sends=engine.short_sends)
+    agree(engine, session, None, "begin")
+    return Worker(session, engine, stage), [Layout([i], [0], elements) for i in range(buckets)]
+
+
+def step_seconds(worker, layouts, gradients) -> float:
+    """One step: all buckets submitted as DDP does, then all means waited for."""
+    worker.engine.gather_bytes(b"x")  # the ranks begin together
+    begin = time.perf_counter()
+    futures = [worker.submit(layout, gradient) for layout, gradient in zip(layouts, gradients)]
+    worker.next_step()
+    for future in futures:
+        future.wait()
+    if worker.stage.path == "staged":
+        import torch
+
+        torch.accelerator.synchronize()
+    return time.perf_counter() - begin
+
+
+def extra_of_a_step(engine, device) -> dict:
+    """64 MiB of gradients by 3lc: a staged step beside one on the CPU, in turn, and memcpy of as much."""
+    import torch
+
+    from laconic import staging
+
+    elements, buckets = 2 * MI, 8
+    arms = []
+    for stage in (staging.InPlace(), staging.stage_for([("it", torch.empty(1, device=device))])):
+        worker, layouts = worker_of(engine, stage, "3lc", buckets, elements)
+        arms.append((worker, layouts, [(torch.randn(elements) * 1e-3).to(stage.device) for _ in range(buckets)]))
+    source, target, times = torch.randn(elements * buckets), torch.empty(elements * buckets), ([], [], [])
+    for _ in range(STEPS + 2):
+        for arm, found in zip(arms, times):
+            found.append(step_seconds(*arm))
+        begin = time.perf_counter()
+        target.copy_(source)
+        times[2].append(time.perf_counter() - begin)
+    cpu, staged, memcpy = (statistics.median(found[2:]) for found in times)
+    extra = statistics.median(b - a for a, b in zip(times[0][2:], times[1][2:]))
+    for worker, *_ in arms:
+        worker.close()
+    return {"cpu": cpu, "staged": staged, "memcpy": memcpy, "extra": extra / memcpy}
+
+
+def overlap(engine, device) -> dict:
+    """Eight buckets of about 5 ms of codec work each; on the pretend device 5 ms a copy."""
+    import torch
+
+    from laconic import staging
+
+    copy = 0.005
+    elements = MI
+    for _ in range(4):  # to a size whose codec work takes about as long
+        worker, layouts = worker_of(engine, staging.InPlace(), "3lc", 1, elements)
+        gradient = [torch.randn(elements) * 1e-3]
+        for _ in range(4):
+            step_seconds(worker, layouts, gradient)
+        spent = {key: value for key, value in worker.stats().items() if key in ("encode_seconds", "decode_seconds")}
+        for _ in range(4):
+            step_seconds(worker, layouts, gradient)
+        after = worker.stats()
+        took = sum(after[key] - spent[key] for key in spent) / 4
+        worker.close()
+        agreed = engine.gather_bytes(int(took * 1e9).to_bytes(8, "little"))
+        took = int.from_bytes(agreed[:8], "little") / 1e9
+        elements = max(int(elements * copy / took) >> 10, 64) << 10
+    worker, layouts = worker_of(engine, staging.stage_for([("it", torch.empty(1, device=device))]), "3lc", 8, elements)
+    gradients = [(torch.randn(elements) * 1e-3).to(device) for _ in layouts]
+    for _ in range(3):
+        step_seconds(worker, layouts, gradients)
+    pretends = str(device).startswith("pretend")
+    if pretends:
+        import pretend
+
+        pretend.delay(0, int(copy * 1e6), int(copy * 1e6))
+    before, times = worker.stats(), []
+    for _ in range(STEPS):
+        times.append(step_seconds(worker, layouts, gradients))
+    after = worker.stats()
+    if pretends:
+        pretend.delay()
+    parts = {key: (after[key] - before[key]) / STEPS for key in ("encode_seconds", "decode_seconds", "wire_seconds")}
+    copies = 8 * 2 * copy if pretends else copies_alone(worker.stage, layouts, gradients)
+    worker.close()
+    total = sum(parts.values()) + copies
+    return {"step": statistics.median(times), "copies": copies, "sum": total, "elements": elements, **parts,
+            "share": statistics.median(times) / total}
+
+
+def copies_alone(stage, layouts, gradients) -> float:
+    import torch
+
+    begin = time.perf_counter()
+    for layout, gradient in zip(layouts, gradients):
+        ticket = stage.fetch(layout, [(0, gradient)])
+        stage.ready(ticket)
+        stage.deliver(ticket, torch.futures.Future(devices=stage.devices))
+        torch.accelerator.synchronize()
+    return time.perf_counter() - begin
+
+
+def rank_of(rank: int, folder: str, device: str) -> None:
+    import torch
+    import torch.distributed as dist
+
+    if device == "pretend":
+        import pretend
+
+        pretend.load()
+    torch.set_num_threads(1)
+    torch.manual_seed(rank)
+    dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", 2), rank=rank, world_size=2)
+    from laconic.engine import Engine
+
+    engine = Engine(dist.group.WORLD)
+    here = torch.empty(1, device=device).device
+    found = {"extra": extra_of_a_step(engine, here), "overlap": overlap(engine, here)}
+    Path(folder, f"{rank}.json").write_text(json.dumps(found), encoding="utf-8")
+    dist.destroy_process_group()
+
+
+def two_ranks(device: str) -> dict:
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = [context.Process(target=rank_of, args=(rank, folder, device)) for rank in range(2)]
+        for process in ranks:
+            process.start()
+        for process in ranks:
+            process.join()
+        return json.loads(Path(folder, "0.json").read_text(encoding="utf-8"))
+
+
+# ---- one rank ------------------------------------------------------------------------------------------------------------
+
+
+def threads() -> dict:
+    """int8 of 64 MiB by one rank alone with one thread and with two, in turn: encoding and decoding of a session that has no peer
+    to wait for."""
+    import torch
+
+    from laconic import Codec
+
+    values, out = torch.randn(16 * MI) * 1e-3, torch.empty(16 * MI)
+    codecs, times = [Codec("int8", threads=count) for count in (1, 2)], ([], [])
+    for _ in range(STEPS + 2):
+        for codec, found in zip(codecs, times):
+            begin = time.perf_counter()
+            frame = codec.encode(values)
+            codec.decode(frame, out)
+            found.append(time.perf_counter() - begin)
+    return {"one": statistics.median(times[0][2:]), "two": statistics.median(times[1][2:]),
+            "faster": statistics.median(a / b for a, b in zip(times[0][2:], times[1][2:]))}
+
+
+CPU_STEPS = """
+import statistics, sys, time, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+import laconic
+rank, folder = int(sys.argv[1]), sys.argv[2]
+torch.set_num_threads(1)
+dist.init_process_group("gloo", store=dist.FileStore(folder + "/store", 2), rank=rank, world_size=2)
+net = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(8)))
+ddp = DistributedDataParallel(net, bucket_cap_mb=4)
+laconic.attach(ddp, "3lc", quiet=True)
+x, times = torch.randn(4, 1024), []
+for _ in range(40):
+    begin = time.perf_counter()
+    ddp.zero_grad()
+    ddp(x).sum().backward()
+    times.append(time.perf_counter() - begin)
+if rank == 0:
+    print(statistics.median(times[5:]))
+"""
+
+
+def cpu_step(tree: Path) -> float:
+    """Seconds of a step on CPU gradients by that tree's package: 32 MiB, 3lc, two ranks."""
+    library = next((tree / "build" / "release" / "lib").glob("liblaconic.so.*.*"))
+    variables = {**os.environ, "PYTHONPATH": str(tree / "python"), "LACONIC_LIBRARY": str(library), "OMP_NUM_THREADS": "1"}
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = [subprocess.Popen([sys.executable, "-c", CPU_STEPS, str(rank), folder], env=variables, stdout=subprocess.PIPE, text=True)
+                 for rank in range(2)]
+        return float([process.communicate()[0] for process in ranks][0])
+
+
+def before_and_after(tree: Path, rounds: int = 11) -> dict:
+    times = ([], [])
+    for _ in range(rounds):
+        for here, found in zip((tree, ROOT), times):
+            found.append(cpu_step(here))
+    return {"before": statistics.median(times[0]), "after": statistics.median(times[1]),
+            "ratio": statistics.median(b / a for a, b in zip(*times))}
+
+
+# ---- the page ------------------------------------------------------------------------------------------------------------
+
+
+def page(device: str, found: dict, before: dict | None) -> str:
+    import torch
+    from machine import cpu  # it lets the demo's modules be found
+    from engines_page import verdict
+    from prose import table, wrapped
+
+    extra, over, two = found["extra"], found["overlap"], found["threads"]
+
+    def row(what, seen, bar, least=False):
+        return [what, f"{seen:.2f}", f"{'≥' if least else '≤'} {bar}", verdict(seen, bar, least)]
+
+    rows = [row(f"a staged step of 64 MiB, `3lc`, two ranks, {extra['staged'] * 1e3:.0f} ms, beside one on the CPU, {extra['cpu'] * 1e3:.0f} ms: extra time "
+                f"in memcpy of the gradients ({extra['memcpy'] * 1e3:.1f} ms)", extra["extra"], 3),
+            row(f"eight buckets of {4 * over['elements'] / MI:.1f} MiB: a step, {over['step'] * 1e3:.0f} ms, of the sum of its parts: copies "
+                f"{over['copies'] * 1e3:.0f}, codec {(over['encode_seconds'] + over['decode_seconds']) * 1e3:.0f}, wire {over['wire_seconds'] * 1e3:.0f} ms",
+                over["share"], 0.6)]
+    if before:
+        rows.append(row(f"a step of `attach` on CPU gradients, 32 MiB, `3lc`, of the same before this change, {before['before'] * 1e3:.1f} ms",
+                        before["ratio"], 1.02))
+    rows.append(row(f"encoding and decoding 64 MiB by `int8` with two threads: times as fast as with one, {two['one'] * 1e3:.1f} ms", two["faster"], 1.6,
+                    least=True))
+    said = []
+    if device == "pretend":
+        said = [wrapped("On the pretend device of the tests, whose copies are `memcpy` in a thread, or take as long as they are told to: what "
+                        "laconic adds, and what overlaps. It says nothing about a GPU; [gpu.md](../guide/gpu.md#seen-on-hardware) has what "
+                        "was seen on hardware."), ""]
+    return "\n".join(["# Gradients through host memory", "", "```", f"bench/staging.py --device {device}{' --before DIR' if before else ''}", "```", "",
+                      *said, table(["what", "seen", "bar", ""], rows), "", "## Machine", "",
+                      f"- {cpu()}, {os.cpu_count()} cores, torch {torch.__version__}, {datetime.date.today()}", ""])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="bench/staging.py", description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="pretend")
+    parser.add_argument("--before", type=Path, metavar="DIR", help="another checkout, built")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results" / "staging.md")
+    given = parser.parse_args()
+    if given.device == "pretend":
+        import pretend
+
+        pretend.library()
+    found = {**two_ranks(given.device), "threads": threads()}
+    before = before_and_after(given.before.resolve()) if given.before else None
+    print(json.dumps({**found, "before": before}, indent=1), file=sys.stderr)
+    given.out.write_text(page(given.device, found, before), encoding="utf-8")
+    print(given.out)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,579 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""Gradients on an accelerator, through host memory: on a pretend device everywhere, on CUDA where there is one."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "accelerator"))
+
+import pretend  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+import training  # noqa: E402
+from ranks import RankError, Ranks  # noqa: E402
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+
+import laconic  # noqa: E402
+from laconic import staging  # noqa: E402
+
+
+def _own_gpu():
+    import os
+
+    torch.cuda.set_device(int(os.environ["RANK"]) % torch.cuda.device_count())
+
+
+@pytest.fixture(scope="module", params=["pretend", "cuda"])
+def device(request):
+    if request.param == "cuda":
+        if not torch.cuda.is_available():
+            pytest.skip("no CUDA device here")
+    elif why := pretend.why_not():
+        pytest.skip(why)
+    else:
+        pretend.library()
+    return request.param
+
+
+def start(device, world, **options) -> Ranks:
+    if device == "pretend":
+        return Ranks(world, backend="pretend", prepare=pretend.load, **options)
+    nccl = torch.cuda.device_count() >= world  # it wants a device for each rank
+    return Ranks(world, backend="cpu:gloo,cuda:nccl" if nccl else "gloo", prepare=_own_gpu, **options)
+
+
+@pytest.fixture(scope="module")
+def staged(device):
+    """staged(world): ranks whose models lie on the device, started once for this file."""
+    started: dict[int, Ranks] = {}
+
+    def of(world: int) -> Ranks:
+        if world not in started:
+            started[world] = start(device, world)
+        return started[world]
+
+    yield of
+    for pool in started.values():
+        pool.close()
+
+
+def late(device, compute=0, down=0, up=0) -> None:
+    """How much later than asked for things happen, in microseconds. CUDA takes the time that it takes."""
+    if device == "pretend":
+        pretend.delay(compute, down, up)
+
+
+def _train(device, delays=(200, 200, 200), **options):
+    late(device, *delays)
+    try:
+        return training.train(device=device, **options)
+    finally:
+        late(device)
+
+
+def same(results) -> str:
+    assert len({r["hash"] for r in results}) == 1, "replicas differ"
+    assert all(r["finite"] for r in results)
+    return results[0]["hash"]
+
+
+# ---- the same values as on the CPU -----------------------------------------------------------------------------------------
+
+def test_every_codec_is_tried():
+    assert {spec.partition(":")[0] for spec in training.SPECS} == set(laconic.codecs())
+
+
+@pytest.mark.parametrize("spec", training.SPECS)
+def test_the_values_of_the_cpu(staged, pools, device, spec):
+    run = {"spec": spec, "steps": 20, "buckets": 3}
+    assert same(staged(2).run(_train, device=device, **run)) == same(pools(2).run(training.train, **run))
+
+
+MODES = {
+    "fp16": {"dtype": torch.float16},
+    "bf16": {"dtype": torch.bfloat16},
+    "accumulation": {"accumulate": 2},
+    "static graph": {"ddp_options": {"static_graph": True}},
+    "bucket view": {"ddp_options": {"gradient_as_bucket_view": True}},
+    "unused": {"branch": training.on_odd_steps, "model_options": {"unused": True}, "ddp_options": {"find_unused_parameters": True}},
+    "three parts": {"attach_options": {"part": 4000}},
+    "warm-up": {"attach_options": {"warmup": 3}},
+    "sums": {"spec": "bf16"},
+    "sums by the group": {"spec": "none"},
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_in_every_mode(staged, pools, device, mode):
+    run = {"spec": "3lc", "steps": 6, "buckets": 2, **MODES[mode]}
+    assert same(staged(3).run(_train, device=device, **run)) == same(pools(3).run(training.train, **run))
+
+
+def _scaled(device):
+    """Loss scaling, with an overflow on rank 0 in the third step: its parameters, its scale, and whether the host was stalled."""
+    rank, asked = dist.get_rank(), []
+    late(device, 500, 500, 500)
+    scaler = torch.amp.GradScaler(device, init_scale=1024.0)
+    ddp, handle, optimizer = training.build(dist.group.WORLD, "topk:ratio=0.05", buckets=2, device=device,
+                                            attach_options={"scaler": scaler})
+    scaler.get_scale, kept = lambda: asked.append(1) or kept(), scaler.get_scale
+    for step in range(6):
+        optimizer.zero_grad()
+        x, y = (t.to(device) for t in training.batch(rank, step))
+        loss = torch.nn.functional.cross_entropy(ddp(x), y)
+        if step == 2 and rank == 0:
+            loss = loss * float("inf")
+        scaled = scaler.scale(loss)
+        asked.clear()
+        scaled.backward()
+        scaler.step(optimizer)
+        scaler.update()
+    late(device)
+    result = training.digest(ddp), kept(), len(asked), handle.stats()["residual_norm"]
+    handle.close()
+    return result
+
+
+def test_a_loss_scale_that_changes(staged, pools, device):
+    if not hasattr(torch.amp, "GradScaler"):
+        pytest.skip("this torch has no GradScaler for the CPU")
+    here, there = staged(2).run(_scaled, device=device), pools(2).run(_scaled, device="cpu")
+    assert [r[:2] for r in here] == [r[:2] for r in there] and {r[1] for r in here} == {512.0}
+    assert [r[3] for r in here] == [r[3] for r in there]
+    assert {r[2] for r in here} == {0} and {r[2] for r in there} == {1}, "reading it would stall the host"
+
+
+def _flushed(device):
+    ddp, handle, optimizer = training.build(dist.group.WORLD, "topk:ratio=0.05", buckets=2, device=device)
+    rank = dist.get_rank()
+    for step in range(8):
+        if step == 3:
+            handle.flush(3)
+        training.step_once(ddp, optimizer, rank, step)
+        if handle.stats()["flush_steps_left"] == 0 and step > 4:
+            break
+    empty = handle.stats()["residual_norm"]
+    try:
+        laconic.attach(ddp, "3lc", quiet=True)
+        again = None
+    except laconic.LaconicError as error:
+        again = error.message
+    handle.close()
+    handle.close()
+    try:
+        training.step_once(ddp, optimizer, rank, 9)
+        closed = None
+    except Exception as error:  # noqa: BLE001
+        closed = str(error)
+    return training.digest(ddp), empty, again, closed, handle.stats()
+
+
+def test_flush_second_attach_and_close(staged, pools, device):
+    here, there = staged(2).run(_flushed, device=device), pools(2).run(_flushed, device="cpu")
+    for ours, theirs in zip(here, there):
+        assert ours[:3] == theirs[:3] and ours[1] == 0.0
+        assert "laconic is attached to this model already" in ours[2]
+        assert "handle was closed" in ours[3]
+        assert ours[4]["pinned_bytes"] == 0 and ours[4]["steps"] == theirs[4]["steps"]
+
+
+# ---- orders that have to be kept: without one of them, other values --------------------------------------------------------
+
+class Disordered(staging.HostStage):
+    """Copies to the host do not wait for what computes the gradients."""
+
+    def order_after_compute(self):
+        pass
+
+
+class Hasty(staging.HostStage):
+    """The worker does not wait for the copy to the host."""
+
+    def ready(self, ticket):
+        return ticket.host.data_ptr()
+
+
+class Early(staging.HostStage):
+    """The future is not ordered behind the copy to the device."""
+
+    def deliver(self, ticket, future, error=None):
+        aside = torch.futures.Future(devices=self.devices)
+        super().deliver(ticket, aside, error)
+        future.set_result(error or ticket.value)
+
+
+@contextlib.contextmanager
+def staged_by(kind):
+    kept, staging.HostStage = staging.HostStage, kind
+    try:
+        yield
+    finally:
+        staging.HostStage = kept
+
+
+def _train_with(kind, **options):
+    with staged_by(kind):
+        return _train(**options)
+
+
+@pytest.mark.parametrize("kind", [Disordered, Hasty, Early])
+def test_an_order_that_is_missing_shows(device, pools, kind):
+    """Or the pretend device would be too tame to show anything."""
+    if device != "pretend":
+        pytest.skip("its times are not ours to choose")
+    run = {"spec": "3lc", "steps": 20, "buckets": 3}
+    right = same(pools(2).run(training.train, **run))
+    pool = start(device, 2, timeout=20.0)
+    try:
+        wrong = pool.run(_train_with, kind=kind, device=device, delays=(2000, 2000, 2000), **run)
+    except RankError:
+        return
+    finally:
+        pool.close()
+    assert {r["hash"] for r in wrong} != {right}
+
+
+def _copies(device):
+    """A tensor whose memory is given away while it is copied to the host, and one while it is copied back."""
+    layout = laconic._session.Layout([0], [0], 1000)
+    stage = staging.HostStage(torch.device(device, torch.accelerator.current_device_index()))
+    late(device, 0, 50_000, 50_000)
+    source = torch.full((1000,), 3.0).to(device)
+    stage.order_after_compute()
+    ticket = stage.fetch(layout, [(0, source)])
+    ticket.pieces = [(0, torch.zeros(1000).to(device))]
+    place = source.data_ptr()
+    del source
+    other = torch.full((1000,), 5.0).to(device)
+    stage.ready(ticket)
+    arrived, reused = ticket.host.clone(), other.data_ptr() == place
+    ticket.host.fill_(7.0)
+    future = torch.futures.Future(devices=stage.devices)
+    stage.deliver(ticket, future)
+    ticket.pieces = None
+    del future
+    late(device)
+    after = torch.full((1000,), 9.0).to(device)
+    torch.accelerator.synchronize()
+    return arrived.unique().tolist(), reused, other.cpu().unique().tolist(), after.cpu().unique().tolist()
+
+
+def test_memory_that_is_being_copied_is_not_given_away(staged, device):
+    for arrived, reused, other, after in staged(2).run(_copies, device=device):
+        assert arrived == [3.0] and other == [5.0] and after == [9.0]
+        assert not reused, "of a block that record_stream named"
+
+
+def _hook(device):
+    """For each bucket: had its copy ended when the hook returned, and is it true that the mean is waited for?"""
+    ddp, handle, optimizer = training.build(dist.group.WORLD, "3lc", buckets=3, device=device)
+    training.step_once(ddp, optimizer, dist.get_rank(), 0)
+    tickets, ended, stage = [], [], handle.worker.stage
+    fetch, on_bucket = stage.fetch, handle.on_bucket
+
+    def fetching(layout, pieces):
+        tickets.append(fetch(layout, pieces))
+        return tickets[-1]
+
+    def hooked(bucket):
+        future = on_bucket(bucket)
+        ended.append(tickets[-1].event.query())
+        return future
+
+    stage.fetch, handle.on_bucket = fetching, hooked
+    late(device, 0, 200_000, 0)
+    training.step_once(ddp, optimizer, dist.get_rank(), 1)
+    late(device)
+    stats = handle.stats()
+    handle.close()
+    return ended, stats["copy_seconds"]
+
+
+def test_the_hook_never_waits(staged, device):
+    for ended, seconds in staged(2).run(_hook, device=device):
+        assert len(ended) > 1
+        if device == "pretend":
+            assert not any(ended) and seconds > 0.2
+
+
+# ---- faults ------------------------------------------------------------------------------------------------------------
+
+def _fails(device, victim=None, copies=0):
+    """Trains until a backward() fails; what it said, and what is left behind."""
+    import os
+    import signal
+
+    ddp, handle, optimizer = training.build(dist.group.WORLD, "topk:ratio=0.05", buckets=3, device=device)
+    rank, said = dist.get_rank(), None
+    for step in range(4):
+        if step == 2 and rank == victim:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if step == 2 and rank == 0 and copies:
+            pretend.load().pretend_fail_copies(copies)
+        try:
+            training.step_once(ddp, optimizer, rank, step)
+        except RuntimeError as error:
+            said = said or str(error)
+            if victim is not None:
+                break
+    residuals = handle.state_dict()["tensors"]
+    handle.close()
+    layouts = len(handle.worker.stage._buffers)
+    del ddp
+    return said, all(bool(t.isfinite().all()) for t in residuals.values()), handle.stats()["pinned_bytes"], layouts
+
+
+def test_a_peer_is_killed(device):
+    pool = start(device, 3, timeout=30.0)
+    pool.start(_fails, device=device, victim=1)
+    outcomes = pool.finish(60)
+    pool.close()
+    assert outcomes[1][0] == "dead"
+    for kind, value in (outcomes[0], outcomes[2]):
+        assert kind == "ok", value
+        said, finite, pinned, _ = value
+        assert "rank 1" in said and finite and pinned == 0
+
+
+def test_a_copy_fails_on_one_rank_and_all_hear_of_it(device):
+    if device != "pretend":
+        pytest.skip("a device that fails stays failed")
+    pool = start(device, 2, timeout=30.0)
+    try:
+        results = pool.run(_fails, device=device, copies=1)
+    finally:
+        pool.close()
+    for said, finite, pinned, _ in results:
+        assert "rank 0" in said and "gradients could not be copied from pretend:0 to the host" in said
+        assert finite and pinned == 0
+
+
+def _raises(device):
+    """Rank 1's gradients cannot be encoded: a failure inside the library, told to all; the next step goes on."""
+    ddp, handle, optimizer = training.build(dist.group.WORLD, "topk:ratio=0.05", buckets=2, device=device)
+    rank, said = dist.get_rank(), []
+    for step in range(3):
+        if rank == 1 and step == 1:
+            stage, kept = handle.worker.stage, handle.worker.stage.ready
+
+            def broken(ticket):
+                stage.ready = kept
+                raise RuntimeError("no more room")
+
+            stage.ready = broken
+        try:
+            training.step_once(ddp, optimizer, rank, step)
+        except RuntimeError as error:
+            said.append((step, str(error)))
+    handle.close()
+    return said
+
+
+def test_a_rank_that_cannot_bring_its_bucket_is_heard_on_all(staged, device):
+    for said in staged(2).run(_raises, device=device):
+        assert [step for step, _ in said] == [1]
+        assert "rank 1" in said[0][1] and "no more room" in said[0][1]
+
+
+def _unpinned(device):
+    told = io.StringIO()
+    pretend.load().pretend_fail_pins(1000)
+    try:
+        with contextlib.redirect_stderr(told):
+            result = training.train("3lc", steps=6, buckets=3, device=device)
+    finally:
+        pretend.load().pretend_fail_pins(0)
+    return {**result, "told": told.getvalue()}
+
+
+def test_memory_that_cannot_be_pinned_is_said_once(staged, pools, device):
+    if device != "pretend":
+        pytest.skip("its memory is pinned")
+    results = staged(2).run(_unpinned, device=device)
+    assert same(results) == same(pools(2).run(training.train, spec="3lc", steps=6, buckets=3))
+    for result in results:
+        assert result["told"].count("could not be pinned") == 1 and result["stats"]["pinned_bytes"] == 0
+
+
+# ---- state -------------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("spec", ["topk:ratio=0.05", "bf16", "none", "powersgd:rank=2"])
+def test_resume_is_bit_identical(staged, device, spec):
+    for whole, resumed in staged(2).run(training.resume, spec=spec, buckets=3, device=device):
+        assert whole == resumed
+
+
+def test_resume_in_a_warm_up(staged, device):
+    run = {"spec": "3lc", "buckets": 3, "attach_options": {"warmup": 6}}
+    for whole, resumed in staged(2).run(training.resume, device=device, **run):
+        assert whole == resumed
+
+
+def _first_half(device):
+    ddp, handle, optimizer = training.build(dist.group.WORLD, "topk:ratio=0.05", buckets=3, device=device)
+    for step in range(4):
+        training.step_once(ddp, optimizer, dist.get_rank(), step)
+    file = io.BytesIO()
+    torch.save({"model": {k: v.cpu() for k, v in ddp.module.state_dict().items()}, "laconic": handle.state_dict(),
+                "momentum": [optimizer.state[p]["momentum_buffer"].cpu() for p in ddp.parameters()]}, file)
+    handle.close()
+    return file.getvalue()
+
+
+def _second_half(device, saved):
+    ddp, handle, optimizer = training.build(dist.group.WORLD, "topk:ratio=0.05", buckets=3, device=device)
+    state = torch.load(io.BytesIO(saved[dist.get_rank()]), weights_only=False)
+    ddp.module.load_state_dict(state["model"])
+    for p, momentum in zip(ddp.parameters(), state["momentum"]):
+        optimizer.state[p]["momentum_buffer"] = momentum.to(device)
+    tensors = {name: values.to(device) for name, values in state["laconic"]["tensors"].items()}  # as map_location would
+    handle.load_state_dict({**state["laconic"], "tensors": tensors})
+    for step in range(4, 8):
+        training.step_once(ddp, optimizer, dist.get_rank(), step)
+    handle.close()
+    return training.digest(ddp)
+
+
+@pytest.mark.parametrize("there", [False, True], ids=["from the CPU", "to the CPU"])
+def test_a_state_moves_between_devices(staged, pools, device, there):
+    first, second = (staged, pools) if there else (pools, staged)
+    ends = ((first, device if there else "cpu"), (second, "cpu" if there else device))
+    saved = ends[0][0](2).run(_first_half, device=ends[0][1])
+    moved = ends[1][0](2).run(_second_half, device=ends[1][1], saved=saved)
+    stayed = pools(2).run(training.train, spec="topk:ratio=0.05", steps=8, buckets=3)
+    assert set(moved) == {same(stayed)}
+
+
+# ---- memory ------------------------------------------------------------------------------------------------------------
+
+def _memory(device, steps):
+    ddp, handle, optimizer = training.build(dist.group.WORLD, "3lc", buckets=3, device=device)
+    gradients = sum(p.numel() * p.element_size() for p in ddp.parameters())
+    seen = []
+    for step in range(steps):
+        training.step_once(ddp, optimizer, dist.get_rank(), step)
+        told = handle.stats()["pinned_bytes"]
+        real = pretend.load().pretend_pinned_bytes() if device == "pretend" else told
+        used = pretend.load().pretend_device_bytes() if device == "pretend" else torch.cuda.memory_reserved()
+        seen.append((told, real, used))
+    staged_bytes = handle.stats()["staged_bytes"]
+    handle.close()
+    return gradients, seen, staged_bytes
+
+
+def test_pinned_memory_is_that_of_the_gradients_and_nothing_grows(staged, device):
+    steps = 200
+    for gradients, seen, staged_bytes in staged(2).run(_memory, device=device, steps=steps):
+        assert {told for told, _, _ in seen[2:]} == {gradients}, "DDP's first layout goes after the rebuild"
+        assert {real for _, real, _ in seen[5:]} == {seen[5][1]}
+        assert seen[-1][2] == seen[20][2], "device memory"
+        assert staged_bytes == steps * 2 * gradients
+
+
+# ---- what is told ------------------------------------------------------------------------------------------------------
+
+def _told(device):
+    heard = io.StringIO()
+    ddp = DistributedDataParallel(training.Net().to(device))
+    with contextlib.redirect_stderr(heard):
+        handle = laconic.attach(ddp, "3lc")
+    explained, stats = handle.explain(), handle.stats()
+    handle.close()
+    return {key: explained[key] for key in ("device", "path", "threads", "exchange_backend")}, stats, heard.getvalue()
+
+
+def test_what_explain_and_stats_say(staged, pools, device):
+    results = staged(2).run(_told, device=device)
+    for explained, stats, _ in results:
+        assert explained["device"] in (f"{device}:0", f"{device}:1") and explained["path"] == "staged"
+        assert explained["exchange_backend"] == "gloo" and 1 <= explained["threads"] <= 8
+        assert stats["staged_bytes"] == stats["pinned_bytes"] == 0
+    assert f"{device}:0 staged through host memory" in results[0][2]
+    explained, stats, heard = pools(2).run(_told, device="cpu")[0]
+    assert explained == {"device": "cpu", "path": "in_place", "threads": 1, "exchange_backend": "gloo"}
+    assert stats["staged_bytes"] == stats["copy_seconds"] == stats["pinned_bytes"] == 0 and "cpu in place" in heard
+
+
+def _by_turns(device):
+    """Models on the CPU and on the device, one after the other, by the same group."""
+    backends = []
+    for place in ("cpu", device, "cpu", device):
+        ddp = DistributedDataParallel(training.Net().to(place))
+        handle = laconic.attach(ddp, "3lc", quiet=True)
+        training.step_once(ddp, torch.optim.SGD(ddp.parameters(), lr=0.1), dist.get_rank(), 0)
+        backends.append((handle.explain()["exchange_backend"], id(handle._sibling.group)))
+        handle.close()
+        del ddp, handle
+    return backends
+
+
+def test_a_group_for_the_exchange_is_used_again_where_its_backend_fits(device):
+    if device != "pretend":
+        pytest.skip("Gloo serves the CPU beside NCCL")
+    pool = start(device, 2)
+    try:
+        for found in pool.run(_by_turns, device=device):
+            assert [backend for backend, _ in found] == ["pretend", "gloo", "pretend", "gloo"]
+            assert found[:2] == found[2:]
+    finally:
+        pool.close()
+
+
+@pytest.mark.parametrize(("cpus", "variables", "devices", "threads"), [
+    (16, {"LOCAL_WORLD_SIZE": "4"}, 1, 4), (64, {"LOCAL_WORLD_SIZE": "4"}, 4, 8), (2, {"LOCAL_WORLD_SIZE": "4"}, 4, 1),
+    (16, {}, 8, 2), (16, {}, 0, 8), (16, {"LOCAL_WORLD_SIZE": "none"}, 4, 4), (12, {"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, 8, 6)])
+def test_threads_are_the_ranks_part_of_the_usable_cpus(monkeypatch, cpus, variables, devices, threads):
+    for name in ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(staging.os, "sched_getaffinity", lambda pid: set(range(cpus)))
+    assert staging.usable_threads(devices) == threads
+
+
+def _refused(device, how):
+    ddp = DistributedDataParallel(torch.nn.Linear(80, 80).to(device))
+    if how == "mixed":
+        ddp.module.bias.data = ddp.module.bias.data.to(f"{device}:1")
+    kept = torch.accelerator, dist.is_gloo_available
+    if how == "no Gloo" and dist.get_rank() == 0:
+        dist.is_gloo_available = lambda: False
+    if how == "no torch.accelerator":
+        del torch.accelerator
+    try:
+        laconic.attach(ddp, "3lc")
+    except laconic.LaconicError as error:
+        return error.name, str(error)
+    finally:
+        torch.accelerator, dist.is_gloo_available = kept
+
+
+@pytest.mark.parametrize(("how", "told"), [
+    ("mixed", "parameter weight lies on {0}:0, parameter bias on {0}:1"),
+    ("no Gloo", "has no Gloo"),
+    ("no torch.accelerator", "has no torch.accelerator (gradients on an accelerator need torch 2.6 or newer)")])
+def test_what_cannot_be_is_refused_on_every_rank(staged, device, how, told):
+    if device != "pretend":
+        pytest.skip("the pretend device tells")
+    results = staged(2).run(_refused, device=device, how=how)
+    assert {name for name, _ in results} == {"ranks_disagree" if how == "no Gloo" else "unsupported"}
+    assert all(told.format(device) in text for _, text in results)
+
+
+def test_an_older_torch_names_what_is_missing():
+    if hasattr(torch, "accelerator"):
+        pytest.skip("this torch has torch.accelerator")
+
+    class Elsewhere:
+        device = torch.device("cuda", 0)
+
+    with pytest.raises(laconic.LaconicError, match="has no torch.accelerator") as refused:
+        staging.stage_for([("weight", Elsewhere())])
+    assert refused.value.name == "unsupported" and "2.6" in refused.value.hint
