@@ -526,6 +526,27 @@ def test_a_group_for_the_exchange_is_used_again_where_its_backend_fits(device):
         pool.close()
 
 
+def _of_no_named_backend():
+    result = training.train("3lc", steps=4)
+    ddp, handle, _ = training.build(dist.group.WORLD, "3lc")
+    backend = handle.explain()["exchange_backend"]
+    handle.close()
+    return {**result, "backend": backend, "group's": dist.get_backend()}
+
+
+def test_a_group_that_names_no_backend_exchanges_over_gloo(pools):
+    """init_process_group() alone: Gloo for the CPU, something else for accelerators."""
+    if not hasattr(torch, "accelerator"):
+        pytest.skip("this torch wants a backend's name")
+    pool = Ranks(2, backend=None)
+    try:
+        results = pool.run(_of_no_named_backend)
+    finally:
+        pool.close()
+    assert same(results) == same(pools(2).run(training.train, spec="3lc", steps=4))
+    assert {(r["group's"], r["backend"]) for r in results} == {("undefined", "gloo")}
+
+
 @pytest.mark.parametrize(("cpus", "variables", "devices", "threads"), [
     (16, {"LOCAL_WORLD_SIZE": "4"}, 1, 4), (64, {"LOCAL_WORLD_SIZE": "4"}, 4, 8), (2, {"LOCAL_WORLD_SIZE": "4"}, 4, 1),
     (16, {}, 8, 2), (16, {}, 0, 8), (16, {"LOCAL_WORLD_SIZE": "none"}, 4, 4), (12, {"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, 8, 6)])
