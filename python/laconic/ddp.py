@@ -234,7 +234,6 @@ class Handle:
         self._in_iteration = True
         self._asks_behind_us = self._stage.at_end and not getattr(self._wrapper(), "static_graph", True)
         if self._scaler is not None and self._scaler.is_enabled():
-            self._stage.order_after_compute()
             self._scale = self._stage.scale_of(self._scaler)
 
     def _end_iteration(self) -> None:

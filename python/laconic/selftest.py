@@ -58,7 +58,6 @@ def _round_trip(stage, count: int, dtype, busy: bool) -> str:
         source.zero_()
         source.copy_(computed)
     layout = Layout([0], [0], count)
-    stage.order_after_compute()
     ticket = stage.fetch(layout, [(0, source)])
     stage.ready(ticket)
     if not torch.equal(ticket.host, first):

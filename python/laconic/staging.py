@@ -95,9 +95,6 @@ class InPlace:
     threads = 1
     staged_bytes, copy_seconds, pinned_bytes = 0, 0.0, 0
 
-    def order_after_compute(self) -> None:
-        """Nothing runs late."""
-
     def scale_of(self, scaler) -> float:
         return float(scaler.get_scale())
 
@@ -129,8 +126,8 @@ class HostStage:
     """Gradients on an accelerator: copied to pinned memory on one stream, back on another, so that a bucket's way up does not
     wait for the next one's way down.
 
-    `order_after_compute` and `fetch` belong to the hook and never wait; `ready` and `deliver` to the worker. The host's buffer
-    is the layout's, in the type of the gradients, and goes with it.
+    `fetch` and `scale_of` belong to the hook: they never wait, and never raise. `ready` and `deliver` belong to the worker. The
+    host's buffer is the layout's, in the type of the gradients, and goes with it.
     """
 
     path, backend, at_end, cuts_sums = "staged", "gloo", False, False
@@ -165,13 +162,15 @@ class HostStage:
         if scale is None or scale.device.type == "cpu":  # a scaler that has not begun knows its first scale
             return float(scaler.get_scale())
         ticket = Ticket([(0, scale.detach().reshape(1))])
-        ticket.host = self._pinned(1, scale.dtype)
-        return Later(self, self._begin(ticket))
+        with _kept_for(ticket):
+            ticket.host = self._pinned(1, scale.dtype)
+            self._begin(ticket)
+        return Later(self, ticket)
 
     def fetch(self, layout, pieces) -> Ticket:
         """Begins to copy the pieces, each with its first element in the layout's buffer, into the host's."""
         ticket = Ticket(pieces)
-        try:
+        with _kept_for(ticket):
             kept = self._buffers.get(layout)
             if kept is None:
                 kept = Kept(self._pinned(layout.elements, ticket.value.dtype))
@@ -182,17 +181,15 @@ class HostStage:
             ticket.kept, ticket.host = kept, kept.host
             self._begin(ticket)
             self._down_bytes += kept.host.numel() * kept.host.element_size()
-        except RuntimeError as error:  # DDP would not survive it here: `ready` raises it
-            ticket.error = error
         return ticket
 
-    def _begin(self, ticket: Ticket) -> Ticket:
+    def _begin(self, ticket: Ticket) -> None:
+        self.order_after_compute()
         with _on(self._down):
             for at, piece in ticket.pieces:
                 ticket.host[at : at + piece.numel()].copy_(piece, non_blocking=True)
                 piece.record_stream(self._down)
             ticket.event = self._down.record_event()
-        return ticket
 
     def ready(self, ticket: Ticket) -> int:
         """Waits for the copy; gives the address of the host's buffer. RuntimeError if it did not come."""
@@ -253,6 +250,15 @@ class Later:
     def __float__(self) -> float:
         self._stage.ready(self._ticket)
         return float(self._ticket.host[0])
+
+
+@contextlib.contextmanager
+def _kept_for(ticket: Ticket):
+    """What fails inside, `ready` raises: in the hook DDP would not survive it."""
+    try:
+        yield
+    except RuntimeError as error:
+        ticket.error = error
 
 
 def copy_failed(error: BaseException, way: str) -> LaconicError:

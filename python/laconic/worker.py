@@ -12,6 +12,7 @@ import concurrent.futures
 import ctypes
 import functools
 import logging
+import mmap
 import queue
 import threading
 import time
@@ -55,11 +56,12 @@ RATIO_OF_NOTHING = 0.99
 class Job:
     """One buffer on its way through the worker."""
 
-    __slots__ = ("ended", "error", "future", "index", "layout", "left", "scale", "stage", "step", "submitted", "ticket")
+    __slots__ = ("ended", "error", "future", "index", "layout", "left", "nothing", "scale", "stage", "step", "submitted", "ticket")
 
     def __init__(self, layout, stage, ticket, step, index, scale, ended):
         self.layout, self.stage, self.ticket, self.step = layout, stage, ticket, step
         self.index, self.scale = index, scale
+        self.nothing = None  #: in place of gradients that did not come
         # Of its parts: how many have not ended, and the first failure of one.
         self.left, self.error = len(layout.parts), None
         self.future = torch.futures.Future(devices=stage.devices)
@@ -88,6 +90,13 @@ _span = getattr(getattr(torch._C, "_profiler", None), "_RecordFunctionFast", no_
 def _seen_by_the_profiler(future):
     with torch.profiler.record_function("laconic::exchange") as seen:
         return seen._call_end_callbacks_on_future(future)  # noqa: SLF001
+
+
+def zeros(size: int):
+    """So many bytes that take no memory until they are written. An exchange that fails puts its gradients into the residuals:
+    those that never came are these."""
+    memory = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return (ctypes.c_char * max(size, 1)).from_buffer(memory)
 
 
 class Clock:
@@ -164,7 +173,6 @@ class Worker:
         LaconicError that kept it from coming: see `result`. It is set by the worker's thread, or by `at_end`.
         """
         self.check_open()
-        self.stage.order_after_compute()
         ticket = self.stage.fetch(layout, buffer if isinstance(buffer, list) else [(0, buffer)])
         dtype = DTYPES[ticket.value.dtype]
         for _, part in layout.parts:
@@ -218,10 +226,13 @@ class Worker:
             self._parts += len(job.layout.parts) if len(job.layout.parts) > 1 else 0
         if self.broken is not None:
             self._window.break_off(self.engine, self.broken)
-        address, failure = self._fetched(job)
         width = job.ticket.value.element_size()
+        address, failure = self._fetched(job)
+        if failure is not None:
+            job.nothing = zeros(job.layout.elements * width)
+            address = ctypes.addressof(job.nothing)
         for number, (first, layout) in enumerate(job.layout.parts):
-            place = layout, address + first * width if address else 0, layout.dtype
+            place = layout, address + first * width, layout.dtype
             numbers = {"step": job.step, "index": job.index | number << 16}
             ended = functools.partial(self._part_ended, job, layout)
             if self.broken is None:
@@ -231,12 +242,11 @@ class Worker:
                 ended(failure or self._keep(*place, **numbers))
 
     def _fetched(self, job: Job) -> tuple[int, LaconicError | None]:
-        """The address of a job's gradients, in the unit of the residuals; and why they did not come, if so."""
+        """The address of a job's gradients, in the unit of the residuals; or why they did not come, which all ranks hear."""
         try:
             address, scale = self.stage.ready(job.ticket), float(job.scale)
-        except RuntimeError as error:  # the other ranks hear of it
-            host = job.ticket.host
-            return 0 if host is None else host.data_ptr(), copy_failed(error, f"from {self.stage.device} to the host")
+        except RuntimeError as error:
+            return 0, copy_failed(error, f"from {self.stage.device} to the host")
         if scale != self._unit:  # residuals are kept in the unit of the scaled gradients of the moment
             self.session.scale_residuals(scale / self._unit)
             self._unit = scale

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import sys
 from pathlib import Path
 
@@ -17,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "accelera
 import pretend  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 import training  # noqa: E402
+from launches import launch  # noqa: E402
 from ranks import RankError, Ranks  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
@@ -25,8 +27,6 @@ from laconic import staging  # noqa: E402
 
 
 def _own_gpu():
-    import os
-
     torch.cuda.set_device(int(os.environ["RANK"]) % torch.cuda.device_count())
 
 
@@ -246,7 +246,6 @@ def _copies(device):
     stage = staging.HostStage(torch.device(device, torch.accelerator.current_device_index()))
     late(device, 0, 50_000, 50_000)
     source = torch.full((1000,), 3.0).to(device)
-    stage.order_after_compute()
     ticket = stage.fetch(layout, [(0, source)])
     ticket.pieces = [(0, torch.zeros(1000).to(device))]
     place = source.data_ptr()
@@ -307,7 +306,6 @@ def test_the_hook_never_waits(staged, device):
 
 def _fails(device, victim=None, copies=0):
     """Trains until a backward() fails; what it said, and what is left behind."""
-    import os
     import signal
 
     ddp, handle, optimizer = training.build(dist.group.WORLD, "topk:ratio=0.05", buckets=3, device=device)
@@ -355,31 +353,36 @@ def test_a_copy_fails_on_one_rank_and_all_hear_of_it(device):
         assert finite and pinned == 0
 
 
-def _raises(device):
-    """Rank 1's gradients cannot be encoded: a failure inside the library, told to all; the next step goes on."""
+def _raises(device, where):
+    """Rank 1's gradients do not reach the host, as is seen in the hook or in the worker: told to all; the next step goes on."""
     ddp, handle, optimizer = training.build(dist.group.WORLD, "topk:ratio=0.05", buckets=2, device=device)
     rank, said = dist.get_rank(), []
     for step in range(3):
         if rank == 1 and step == 1:
-            stage, kept = handle.worker.stage, handle.worker.stage.ready
+            stage, kept = handle.worker.stage, getattr(handle.worker.stage, where)
 
-            def broken(ticket):
-                stage.ready = kept
+            def broken(*_):
+                setattr(stage, where, kept)
                 raise RuntimeError("no more room")
 
-            stage.ready = broken
+            setattr(stage, where, broken)
+        before = handle.state_dict()["tensors"]
         try:
             training.step_once(ddp, optimizer, rank, step)
         except RuntimeError as error:
             said.append((step, str(error)))
+            after = handle.state_dict()["tensors"]
+            same_residuals = {name for name in before if name.startswith("residual/") and torch.equal(before[name], after[name])}
     handle.close()
-    return said
+    return said, same_residuals, {name for name in before if name.startswith("residual/")}
 
 
-def test_a_rank_that_cannot_bring_its_bucket_is_heard_on_all(staged, device):
-    for said in staged(2).run(_raises, device=device):
+@pytest.mark.parametrize("where", ["ready", "order_after_compute", "_pinned"])
+def test_a_rank_that_cannot_bring_its_bucket_is_heard_on_all(staged, device, where):
+    for rank, (said, same_residuals, residuals) in enumerate(staged(2).run(_raises, device=device, where=where)):
         assert [step for step, _ in said] == [1]
         assert "rank 1" in said[0][1] and "no more room" in said[0][1]
+        assert residuals and (same_residuals != residuals if rank == 0 else len(same_residuals) > 0), same_residuals
 
 
 def _unpinned(device):
@@ -545,6 +548,54 @@ def test_a_group_that_names_no_backend_exchanges_over_gloo(pools):
         pool.close()
     assert same(results) == same(pools(2).run(training.train, spec="3lc", steps=4))
     assert {(r["group's"], r["backend"]) for r in results} == {("undefined", "gloo")}
+
+
+SCRIPT = f"""
+import json, sys
+sys.path.insert(0, {str(Path(pretend.__file__).parent)!r})
+import pretend
+pretend.load()
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group("pretend")
+torch.manual_seed(0)
+ddp = DistributedDataParallel(torch.nn.Linear(100, 100).to("pretend"))
+for step in range(3):
+    ddp.zero_grad()
+    ddp(torch.full((4, 100), 1.0 + dist.get_rank(), device="pretend")).square().sum().backward()
+import laconic
+[handle] = laconic.handles()
+explained = handle.explain()
+print(json.dumps({{"sum": ddp.module.weight.grad.cpu().double().sum().item(), "path": explained.get("path", explained.get("reason")),
+                  "threads": explained.get("threads")}}))
+"""
+
+
+@pytest.mark.parametrize("variables", [{}, {"LACONIC_DISABLE": "1"}])
+def test_a_script_for_the_device_needs_no_line(device, tmp_path, variables):
+    if device != "pretend":
+        pytest.skip("the pretend device tells")
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    outcomes = launch(["-m", "laconic.run", "--spec", "int8", str(script)], tmp_path, LOCAL_WORLD_SIZE="1", **variables)
+    assert [outcome.code for outcome in outcomes] == [0, 0], outcomes[0].err
+    assert len({outcome.report["sum"] for outcome in outcomes}) == 1
+    if variables:
+        assert {outcome.report["path"] for outcome in outcomes} == {"LACONIC_DISABLE=1"}
+    else:
+        assert "pretend:0 staged through host memory" in outcomes[0].err
+        threads = min(len(os.sched_getaffinity(0)), staging.MOST_THREADS)
+        assert all(outcome.report["path"] == "staged" and outcome.report["threads"] == threads for outcome in outcomes)
+
+
+def test_the_runner_takes_a_number_of_threads_or_auto(capsys):
+    from laconic.run import _parse
+
+    assert _parse(["train.py"]).threads == "auto" and _parse(["--threads", "auto", "train.py"]).threads == "auto"
+    assert _parse(["--threads", "3", "train.py"]).threads == 3
+    with pytest.raises(SystemExit):
+        _parse(["--threads", "many", "train.py"])
+    assert "many is not a whole number" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("cpus", "variables", "devices", "threads"), [
