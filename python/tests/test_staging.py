@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import os
 import sys
@@ -457,6 +458,7 @@ def test_a_state_moves_between_devices(staged, pools, device, there):
 # ---- memory ------------------------------------------------------------------------------------------------------------
 
 def _memory(device, steps):
+    gc.collect()  # tests before this one have left failures, whose tracebacks hold buffers
     ddp, handle, optimizer = training.build(dist.group.WORLD, "3lc", buckets=3, device=device)
     gradients = sum(p.numel() * p.element_size() for p in ddp.parameters())
     seen = []
@@ -475,7 +477,7 @@ def test_pinned_memory_is_that_of_the_gradients_and_nothing_grows(staged, device
     steps = 200
     for gradients, seen, staged_bytes in staged(2).run(_memory, device=device, steps=steps):
         assert {told for told, _, _ in seen[2:]} == {gradients}, "DDP's first layout goes after the rebuild"
-        assert {real for _, real, _ in seen[5:]} == {seen[5][1]}
+        assert {real for _, real, _ in seen[2:]} == {gradients}
         assert seen[-1][2] == seen[20][2], "device memory"
         assert staged_bytes == steps * 2 * gradients
 
