@@ -286,7 +286,7 @@ def test_all_hear_who_died_in_a_ring_not_only_its_neighbours(victim, begun):
 def _is_dead(pid) -> bool:
     try:
         return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # gone, or while it is read
         return True
 
 
