@@ -600,6 +600,23 @@ def test_the_runner_takes_a_number_of_threads_or_auto(capsys):
     assert "many is not a whole number" in capsys.readouterr().err
 
 
+def _of_doubles(device):
+    torch.manual_seed(0)
+    ddp = DistributedDataParallel(torch.nn.Linear(80, 80).double().to(device))
+    handle = laconic.attach(ddp, "3lc", quiet=True)
+    ddp(torch.full((4, 80), 1.0 + dist.get_rank(), dtype=torch.float64).to(device)).square().sum().backward()
+    result = training.raw(ddp.module.weight.grad), handle.explain()["exchange_backend"]
+    handle.close()
+    return result
+
+
+def test_a_model_of_which_no_codec_takes_anything(staged, pools, device):
+    """Its group sums it, on the device. A group that serves nothing else would not do for the exchange."""
+    here, there = staged(2).run(_of_doubles, device=device), pools(2).run(_of_doubles, device="cpu")
+    assert [gradient for gradient, _ in here] == [gradient for gradient, _ in there]
+    assert {backend for _, backend in here} == {"gloo"}
+
+
 @pytest.mark.parametrize(("cpus", "variables", "devices", "threads"), [
     (16, {"LOCAL_WORLD_SIZE": "4"}, 1, 4), (64, {"LOCAL_WORLD_SIZE": "4"}, 4, 8), (2, {"LOCAL_WORLD_SIZE": "4"}, 4, 1),
     (16, {}, 8, 2), (16, {}, 0, 8), (16, {"LOCAL_WORLD_SIZE": "none"}, 4, 4), (12, {"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, 8, 6)])
