@@ -36,6 +36,25 @@ enum class Feedback : uint8_t {
   aggregate,  ///< the decoded mean: e_i ← a_i − mean (PowerSGD); conserved in the sum over ranks
 };
 
+/// What a rank remembers of a parameter's gradients between steps, g being this step's: a modifier
+/// of the spec. `t` is what is encoded, Q(t) what the payload decodes to.
+enum class MemoryKind : uint8_t {
+  none,      ///< +noef: t = g
+  residual,  ///< +ef, +decay=β (else β = 1): t = β·e + g, then e ← t − Q(t)
+  ema,       ///< +ema=β: m ← β·m + (1 − β)·g, t = m (Signum)
+  momentum,  ///< +momentum=μ: u ← μ·u + g, v ← v + u, t = v; both 0 where v was sent (DGC)
+};
+
+/// A set of memory kinds, as Contract::memories. `none` is in every set.
+constexpr uint8_t memory_set(MemoryKind kind) { return static_cast<uint8_t>(1U << uint32_t(kind)); }
+template <class... More>
+constexpr uint8_t memory_set(MemoryKind kind, More... more) {
+  return static_cast<uint8_t>(memory_set(kind) | memory_set(more...));
+}
+
+/// The class of a method in GRACE's survey (Xu et al., ICDCS 2021, table 1); casts are ours.
+enum class Method : uint8_t { none, cast, quantization, sparsification, hybrid, low_rank };
+
 /// Elements of the largest unit. Up to here no size that a plan computes wraps.
 inline constexpr uint64_t kMaxUnitCount = uint64_t{1} << 40;
 
@@ -43,7 +62,9 @@ inline constexpr uint64_t kMaxUnitCount = uint64_t{1} << 40;
 struct Contract {
   Merge merge = Merge::none;
   Feedback feedback = Feedback::never;
-  bool feedback_default = false;  ///< on unless the spec says +noef
+  MemoryKind memory_default = MemoryKind::none;  ///< unless the spec has a modifier
+  float memory_factor = 0.9F;  ///< β of `ema`, μ of `momentum` where memory_default is one of them
+  uint8_t memories = memory_set(MemoryKind::none);  ///< those that it may have (memory_set)
   bool fused = false;          ///< encode updates Source::residual itself; requires Feedback::own
   bool checks_finite = false;  ///< encode detects non-finite input before it changes anything
   bool stochastic = false;     ///< draws from the rank's own random stream
@@ -156,6 +177,7 @@ struct CodecInfo {
   uint8_t version = 1;
   std::string_view summary;
   std::string_view source;  ///< paper, equation
+  Method method = Method::quantization;
 };
 
 /// A codec behind one constant table of function pointers, which the registry makes of a type.
@@ -182,6 +204,12 @@ struct CodecTable {
   /// summed lanes (empty for frames). The only function that writes state. Null: stateless.
   void (*commit)(const void* params, std::span<float> state, const Unit& unit, const Place& place,
                  Bytes sent, Bytes merged, uint32_t contributors, Work& work);
+  /// Makes a mean of what the decoded sum of several contributors, each with weight 1, is: a vote.
+  /// Called when anybody sent. Null: the mean is linear, contributors have weight 1/n.
+  void (*finish)(const void* params, const Unit& unit, std::span<float> mean, Work& work);
+  /// Sets the elements that a sparse payload (checked) holds to +0 in `values`, the unit's: what
+  /// decoding with weight −1 would do to what was encoded. Null: by decode.
+  void (*erase)(const void* params, const Unit& unit, Bytes payload, float* values, Work& work);
 };
 
 /// What a codec type has to have. `Params` is trivially copyable and fits ParamBlock.

@@ -59,7 +59,8 @@ void add_signs(const uint8_t* payload, uint64_t n, float weight, float* out) {
 Contract @TYPE@::contract(const Params& params) {
   Contract contract;
   contract.feedback = Feedback::own;
-  contract.feedback_default = true;
+  contract.memory_default = MemoryKind::residual;
+  contract.memories = memory_set(MemoryKind::residual);
   // |x − m·sign(x)|² = |x|² − |x|₁²/n, and |x|₁² ≥ |x|².
   contract.contraction = 1.0F / static_cast<float>(params.block);
   contract.granule = params.block;

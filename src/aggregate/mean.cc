@@ -20,7 +20,9 @@ Result<void> check_slot(const Spec& spec, const Unit& unit, const Slot& slot, ui
 
 void mean_of_unit(const Spec& spec, const Unit& unit, const Place& place,
                   std::span<const Slot> slots, std::span<Term> terms, Work& work, float* out) {
-  const float weight = 1.0F / static_cast<float>(slots.size());
+  const CodecTable& codec = spec.codec();
+  // Votes are counted: with weights 1/n the sum of a tie need not be 0.
+  const float weight = codec.finish != nullptr ? 1.0F : 1.0F / static_cast<float>(slots.size());
   uint64_t used = 0;
   for (const Slot& slot : slots) {
     if (slot.kind == SlotKind::payload) terms[used++] = {slot.payload, weight};
@@ -28,7 +30,8 @@ void mean_of_unit(const Spec& spec, const Unit& unit, const Place& place,
   if (used == 0) {
     std::fill_n(out, unit.count, 0.0F);
   } else {
-    spec.codec().decode(spec.params(), unit, place, terms.first(used), work, {out, false});
+    codec.decode(spec.params(), unit, place, terms.first(used), work, {out, false});
+    if (codec.finish != nullptr) codec.finish(spec.params(), unit, {out, unit.count}, work);
   }
 }
 

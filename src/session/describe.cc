@@ -25,7 +25,7 @@ std::string_view feedback_name(Feedback f) {
 void put_contract(JsonText& json, const Contract& c) {
   json.key("contract").open('{');
   json.field("merge", merge_name(c.merge)).field("feedback", feedback_name(c.feedback));
-  json.field("feedback_default", c.feedback_default)
+  json.field("feedback_default", c.memory_default != MemoryKind::none)
       .field("fused", c.fused)
       .field("stochastic", c.stochastic);
   json.field("unbiased", c.unbiased)

@@ -16,6 +16,7 @@ Contract cast_contract() {
   Contract c;
   c.merge = Merge::linear;
   c.feedback = Feedback::own;
+  c.memories = memory_set(MemoryKind::residual);
   // NaN and infinity travel as what they are, so that a loss scaler sees them after the sum:
   // nothing to refuse.
   c.checks_finite = true;

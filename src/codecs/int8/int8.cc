@@ -35,6 +35,7 @@ bool valid_scale(const uint8_t* at) { return load<uint32_t>(at) <= float_bits(kL
 Contract Int8::contract(const Params& params) {
   Contract c;
   c.feedback = Feedback::own;
+  c.memories = memory_set(MemoryKind::residual, MemoryKind::ema);
   c.checks_finite = true;
   c.stochastic = params.round == Round::stochastic;
   c.unbiased = c.stochastic;

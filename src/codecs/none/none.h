@@ -11,7 +11,7 @@ namespace laconic::codecs {
 struct None {
   struct Params {};
 
-  static constexpr CodecInfo info{"none", 1, 1, "float32, uncompressed", ""};
+  static constexpr CodecInfo info{"none", 1, 1, "float32, uncompressed", "", Method::none};
   static constexpr std::array<Field, 0> fields{};
 
   static Contract contract(const Params&);

@@ -260,7 +260,8 @@ Contract PowerSgd::contract(const Params&) {
   Contract contract;
   contract.merge = Merge::linear;
   contract.feedback = Feedback::aggregate;
-  contract.feedback_default = true;
+  contract.memory_default = MemoryKind::residual;
+  contract.memories = memory_set(MemoryKind::residual);
   contract.whole_parameter = true;
   contract.checks_finite = true;
   return contract;  // contraction 0: a matrix orthogonal to Q is lost whole, its residual is not

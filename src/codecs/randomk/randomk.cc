@@ -64,7 +64,8 @@ Contract RandomK::contract(const Params& p) {
   c.merge = Merge::linear;
   c.feedback = Feedback::own;
   c.max_count = kMaxSparseCount;
-  c.feedback_default = !p.rescale;
+  c.memory_default = p.rescale ? MemoryKind::none : MemoryKind::residual;
+  c.memories = memory_set(MemoryKind::residual);
   c.unbiased = p.rescale;
   return c;
 }

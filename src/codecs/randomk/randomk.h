@@ -16,7 +16,8 @@ struct RandomK {
     bool rescale = false;
   };
   static constexpr CodecInfo info{"randomk", 5, 1, "the same k random elements on every rank",
-                                  "Stich et al., NeurIPS 2018; Konecny et al., 2016"};
+                                  "Stich et al., NeurIPS 2018; Konecny et al., 2016",
+                                  Method::sparsification};
   static constexpr std::array fields{
       real_field<&Params::ratio>("ratio", 0.01, 1e-9, 1.0, "fraction of the elements sent"),
       flag_field<&Params::rescale>("rescale", false,

@@ -233,7 +233,7 @@ Result<Spec> Spec::parse(std::string_view text) {
   if (contract.feedback == Feedback::never && feedback->value_or(false)) {
     return feedback_refused(*codec, text, contract);
   }
-  spec.feedback_ = feedback->value_or(contract.feedback_default);
+  spec.feedback_ = feedback->value_or(contract.memory_default != MemoryKind::none);
   spec.finish();
   return spec;
 }
@@ -242,7 +242,7 @@ Spec Spec::defaults(const CodecTable& codec) {
   Spec spec;
   spec.codec_ = &codec;
   codec.defaults(spec.params_.bytes.data());
-  spec.feedback_ = spec.contract().feedback_default;
+  spec.feedback_ = spec.contract().memory_default != MemoryKind::none;
   spec.finish();
   return spec;
 }
@@ -258,7 +258,7 @@ void Spec::finish() {
     canonical_ += concat({field.name, "=", codecs::member_text(field, params())});
     separator = ',';
   }
-  if (feedback_ != contract().feedback_default) {
+  if (feedback_ != (contract().memory_default != MemoryKind::none)) {
     canonical_ += "+";
     canonical_ += feedback_ ? kEf : kNoEf;
   }

@@ -62,8 +62,40 @@ struct TableOf {
     }
   }
 
+  static void finish(const void* params, const Unit& unit, std::span<float> mean, Work& work) {
+    if constexpr (requires { C::finish(as(params), unit, mean, work); }) {
+      C::finish(as(params), unit, mean, work);
+    }
+  }
+  static constexpr auto finish_or_null() {
+    using F = decltype(&TableOf::finish);
+    if constexpr (requires(const P& p, const Unit& unit, std::span<float> mean, Work& work) {
+                    C::finish(p, unit, mean, work);
+                  }) {
+      return F{&TableOf::finish};
+    } else {
+      return F{nullptr};
+    }
+  }
+  static void erase(const void* params, const Unit& unit, Bytes payload, float* values,
+                    Work& work) {
+    if constexpr (requires { C::erase(as(params), unit, payload, values, work); }) {
+      C::erase(as(params), unit, payload, values, work);
+    }
+  }
+  static constexpr auto erase_or_null() {
+    using F = decltype(&TableOf::erase);
+    if constexpr (requires(const P& p, const Unit& unit, Bytes payload, float* values,
+                           Work& work) { C::erase(p, unit, payload, values, work); }) {
+      return F{&TableOf::erase};
+    } else {
+      return F{nullptr};
+    }
+  }
+
   static constexpr CodecTable value{C::info, C::fields, &defaults, &contract, &plan,  &init,
-                                    &encode, &accept,   &check,    &decode,   &commit};
+                                    &encode, &accept,   &check,    &decode,   &commit,
+                                    finish_or_null(), erase_or_null()};
 };
 
 }  // namespace laconic::codecs

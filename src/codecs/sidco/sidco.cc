@@ -127,7 +127,8 @@ Contract Sidco::contract(const Params&) {
   c.merge = Merge::set_union;
   c.feedback = Feedback::own;
   c.max_count = kMaxSparseCount;
-  c.feedback_default = true;
+  c.memory_default = MemoryKind::residual;
+  c.memories = memory_set(MemoryKind::residual, MemoryKind::momentum);
   c.exact_size = false;
   c.checks_finite = true;
   return c;

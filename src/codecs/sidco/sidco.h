@@ -22,7 +22,8 @@ struct Sidco {
   static constexpr std::array<std::string_view, 3> kModes{"faithful", "signed", "fixed"};
 
   static constexpr CodecInfo info{"sidco", 7, 1, "elements above a fitted threshold",
-                                  "Abdelmoniem et al., MLSys 2021, arXiv 2101.10761"};
+                                  "Abdelmoniem et al., MLSys 2021, arXiv 2101.10761",
+                                  Method::sparsification};
   static constexpr std::array fields{
       real_field<&Params::ratio>("ratio", 0.001, 1e-9, 1.0, "fraction of the elements aimed at"),
       word_field<&Params::law>("law", 2, kLaws,

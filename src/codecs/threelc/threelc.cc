@@ -53,7 +53,8 @@ Contract ThreeLc::contract(const Params& params) {
   Contract c;
   c.merge = Merge::none;
   c.feedback = Feedback::own;
-  c.feedback_default = true;
+  c.memory_default = MemoryKind::residual;
+  c.memories = memory_set(MemoryKind::residual, MemoryKind::ema);
   c.fused = true;
   c.checks_finite = true;
   c.exact_size = !params.zre;

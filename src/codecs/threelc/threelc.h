@@ -23,7 +23,8 @@ struct ThreeLc {
   };
 
   static constexpr CodecInfo info{"3lc", 6, 1, "ternary values, five per byte, zero runs",
-                                  "Lim, Andersen, Kaminsky: 3LC, arXiv 1802.07389, section 3"};
+                                  "Lim, Andersen, Kaminsky: 3LC, arXiv 1802.07389, section 3",
+                                  Method::hybrid};
   static constexpr std::array<std::string_view, 2> kScales{"unit", "chunk"};
   static constexpr std::array fields{
       real_field<&Params::s>("s", 1, 1, 2, "sparsity multiplier: larger sends less", true),

@@ -74,7 +74,8 @@ Contract TopK::contract(const Params& p) {
   c.merge = Merge::set_union;
   c.feedback = Feedback::own;
   c.max_count = kMaxSparseCount;
-  c.feedback_default = true;
+  c.memory_default = MemoryKind::residual;
+  c.memories = memory_set(MemoryKind::residual, MemoryKind::momentum);
   c.checks_finite = true;
   // k/n of the energy at least; max(1, floor(r·n))/n is above r/2 for every n.
   c.contraction = static_cast<float>(p.ratio / 2);

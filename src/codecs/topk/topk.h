@@ -15,7 +15,8 @@ struct TopK {
     double ratio = 0.01;
   };
   static constexpr CodecInfo info{"topk", 4, 1, "the k largest magnitudes, exactly",
-                                  "Aji and Heafield, EMNLP 2017; Stich et al., NeurIPS 2018"};
+                                  "Aji and Heafield, EMNLP 2017; Stich et al., NeurIPS 2018",
+                                  Method::sparsification};
   static constexpr std::array fields{
       real_field<&Params::ratio>("ratio", 0.01, 1e-9, 1.0, "fraction of the elements sent")};
 

@@ -130,7 +130,7 @@ TYPED_TEST(DenseCodec, NoTermsGiveZero) {
 TYPED_TEST(DenseCodec, ParamsFitTheTable) {
   EXPECT_EQ(TableOf<TypeParam>::value.info.id, TypeParam::info.id);
   const Contract c = TypeParam::contract({});
-  EXPECT_FALSE(c.feedback_default);
+  EXPECT_EQ(c.memory_default, MemoryKind::none);
   EXPECT_TRUE(c.exact_size);
 }
 

@@ -206,7 +206,8 @@ TEST(PowerSgdPlan, Contract) {
   const Contract contract = kTable.contract(&params);
   EXPECT_EQ(contract.merge, Merge::linear);
   EXPECT_EQ(contract.feedback, Feedback::aggregate);
-  EXPECT_TRUE(contract.feedback_default && contract.exact_size && contract.whole_parameter);
+  EXPECT_EQ(contract.memory_default, MemoryKind::residual);
+  EXPECT_TRUE(contract.exact_size && contract.whole_parameter);
 }
 
 TEST(PowerSgdPlan, CheckWantsTheExactLength) {

@@ -100,7 +100,7 @@ TEST(RandomKTest, RescaledIsUnbiased) {
   Driver d;
   d.params = {0.1, true};
   EXPECT_TRUE(RandomK::contract(d.params).unbiased);
-  EXPECT_FALSE(RandomK::contract(d.params).feedback_default);
+  EXPECT_EQ(RandomK::contract(d.params).memory_default, MemoryKind::none);
   std::vector<double> mean(x.size());
   const int draws = 20000;
   for (int step = 0; step < draws; ++step) {

@@ -130,7 +130,7 @@ TEST(Spec, FeedbackShowsOnlyWhenItIsNotTheDefault) {
     const auto off = Spec::parse(name + "+noef");
     ASSERT_TRUE(off);
     EXPECT_FALSE(off->feedback());
-    EXPECT_EQ(off->canonical(), contract.feedback_default ? name + "+noef" : name);
+    EXPECT_EQ(off->canonical(), contract.memory_default != MemoryKind::none ? name + "+noef" : name);
     const auto on = Spec::parse(name + "+ef");
     if (contract.feedback == Feedback::never) {
       ASSERT_FALSE(on);
@@ -139,7 +139,7 @@ TEST(Spec, FeedbackShowsOnlyWhenItIsNotTheDefault) {
     } else {
       ASSERT_TRUE(on);
       EXPECT_TRUE(on->feedback());
-      EXPECT_EQ(on->canonical(), contract.feedback_default ? name : name + "+ef");
+      EXPECT_EQ(on->canonical(), contract.memory_default != MemoryKind::none ? name : name + "+ef");
     }
   }
 }

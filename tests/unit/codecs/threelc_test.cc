@@ -546,7 +546,8 @@ TEST(ThreeLc, Contract) {
   const Contract c = ThreeLc::contract({});
   EXPECT_EQ(c.merge, Merge::none);
   EXPECT_EQ(c.feedback, Feedback::own);
-  EXPECT_TRUE(c.feedback_default && c.fused && c.checks_finite);
+  EXPECT_EQ(c.memory_default, MemoryKind::residual);
+  EXPECT_TRUE(c.fused && c.checks_finite);
   EXPECT_FALSE(c.exact_size || c.stochastic || c.unbiased);
   const Unit unit{1024, 1024, 1, 0, 0};
   EXPECT_EQ(ThreeLc::plan({}, unit, 8).round[0].bytes, 4U + 205U);
