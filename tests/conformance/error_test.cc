@@ -83,6 +83,7 @@ TEST_P(CodecLaw, UnbiasedAsPromised) {
 }
 
 TEST_P(CodecLaw, ZerosStayZero) {
+  if (contract_.merge == Merge::vote) return;  // a sign has no zero; all-zero units send nothing
   for (const Unit& unit : all_units()) {
     SCOPED_TRACE(describe(unit, Data::zeros));
     Exchange exchange = this->exchange(unit);
