@@ -24,7 +24,7 @@ struct Options {
 
 std::string feedback_text(const Contract& contract) {
   if (contract.feedback == Feedback::never) return "never";
-  return contract.feedback_default ? "on" : "off";
+  return contract.memory_default != MemoryKind::none ? "on" : "off";
 }
 
 /// Bytes on the wire of a 1024 x 1024 parameter at the defaults, all rounds.
