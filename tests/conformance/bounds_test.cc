@@ -114,7 +114,7 @@ TEST_P(CodecLaw, ContractIsConsistent) {
   if (contract_.fused) {
     EXPECT_EQ(contract_.feedback, Feedback::own);
   }
-  if (contract_.feedback_default) {
+  if (contract_.memory_default != MemoryKind::none) {
     EXPECT_NE(contract_.feedback, Feedback::never);
   }
   if (contract_.lossless) {
