@@ -31,14 +31,17 @@ class Rank {
         unit_(unit_of(elements)),
         plan_(codec_.plan(unit_, 1)),
         codec_only_(options.codec_only),
-        feedback_(spec.feedback() && (!options.codec_only || spec.contract().fused)) {}
+        memory_(spec.memory()),
+        remembers_(memory_.kind != MemoryKind::none &&
+                   (!options.codec_only || (spec.contract().fused && spec.feedback()))) {}
 
   [[nodiscard]] bool reserve() {
     bool enough = kept_.reserve(plan_.kept_bytes) && scratch_.reserve(plan_.scratch_bytes) &&
                   state_.reserve(plan_.state_floats * sizeof(float)) &&
                   values_.reserve(float_bytes()) && copy_.reserve(float_bytes()) &&
                   target_.reserve(float_bytes());
-    if (feedback_) enough = enough && residual_.reserve(float_bytes());
+    if (remembers_) enough = enough && residual_.reserve(float_bytes());
+    if (memory_.kind == MemoryKind::momentum) enough = enough && momentum_.reserve(float_bytes());
     for (uint32_t i = 0; i < plan_.rounds; ++i)
       enough = enough && out_[i].reserve(plan_.round[i].bytes);
     return enough;
@@ -48,7 +51,8 @@ class Rank {
     std::memcpy(floats(values_), values.data(), values.size_bytes());
     std::memset(copy_.bytes().data(), 0, copy_.bytes().size());
     std::memset(target_.bytes().data(), 0, target_.bytes().size());
-    std::memset(residual_.bytes().data(), 0, residual_.bytes().size());
+    for (Arena* arena : {&residual_, &momentum_})
+      std::memset(arena->bytes().data(), 0, arena->bytes().size());
     codec_.init(slot(), place_);
   }
 
@@ -88,11 +92,12 @@ class Rank {
     return bytes;
   }
   [[nodiscard]] Bytes sent() const { return sent_; }
-  [[nodiscard]] bool feedback() const { return feedback_; }
+  /// Does it carry anything from one step to the next?
+  [[nodiscard]] bool feedback() const { return remembers_; }
   /// As pipeline::UnitCodec::encode decides it.
   [[nodiscard]] bool scanned() const {
     const Contract& contract = codec_.contract();
-    return !codec_only_ && !(contract.checks_finite && (contract.fused || !feedback_));
+    return !codec_only_ && !(contract.checks_finite && (contract.fused || !remembers_));
   }
   [[nodiscard]] bool lanes() const {
     return plan_.round[plan_.rounds - 1].kind == RoundKind::lanes;
@@ -117,10 +122,10 @@ class Rank {
   [[nodiscard]] uint64_t float_bytes() const { return unit_.count * sizeof(float); }
   static float* floats(Arena& arena) { return reinterpret_cast<float*>(arena.bytes().data()); }
   [[nodiscard]] pipeline::UnitSlot slot() {
-    return {unit_,
-            plan_,
-            feedback_ ? floats(residual_) : nullptr,
-            {floats(state_), plan_.state_floats}};
+    feedback::Memory memory;
+    if (remembers_) memory = {memory_, floats(residual_)};
+    if (remembers_ && memory_.kind == MemoryKind::momentum) memory.momentum = floats(momentum_);
+    return {unit_, plan_, memory, {floats(state_), plan_.state_floats}};
   }
   [[nodiscard]] Work work() {
     return {kept_.bytes(), scratch_.bytes(), codec_.isa(), codec_.pool()};
@@ -131,9 +136,10 @@ class Rank {
   Unit unit_;
   Plan plan_;
   bool codec_only_;
-  bool feedback_;
+  MemorySettings memory_;
+  bool remembers_;
   Place place_{1, 1, 0, 1, 0, 1.0F};
-  Arena kept_, scratch_, state_, values_, copy_, target_, residual_;
+  Arena kept_, scratch_, state_, values_, copy_, target_, residual_, momentum_;
   std::array<Arena, kMaxRounds> out_;
   Bytes sent_;
 };

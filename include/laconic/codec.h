@@ -17,6 +17,7 @@
 #include "laconic/error.h"
 #include "laconic/fields.h"
 #include "laconic/isa.h"
+#include "laconic/memory_kind.h"
 #include "laconic/thread_pool.h"
 
 namespace laconic {
@@ -35,22 +36,6 @@ enum class Feedback : uint8_t {
   own,        ///< the rank's own decoded payload: e ← a − Q(a)
   aggregate,  ///< the decoded mean: e_i ← a_i − mean (PowerSGD); conserved in the sum over ranks
 };
-
-/// What a rank remembers of a parameter's gradients between steps, g being this step's: a modifier
-/// of the spec. `t` is what is encoded, Q(t) what the payload decodes to.
-enum class MemoryKind : uint8_t {
-  none,      ///< +noef: t = g
-  residual,  ///< +ef, +decay=β (else β = 1): t = β·e + g, then e ← t − Q(t)
-  ema,       ///< +ema=β: m ← β·m + (1 − β)·g, t = m (Signum)
-  momentum,  ///< +momentum=μ: u ← μ·u + g, v ← v + u, t = v; both 0 where v was sent (DGC)
-};
-
-/// A set of memory kinds, as Contract::memories. `none` is in every set.
-constexpr uint8_t memory_set(MemoryKind kind) { return static_cast<uint8_t>(1U << uint32_t(kind)); }
-template <class... More>
-constexpr uint8_t memory_set(MemoryKind kind, More... more) {
-  return static_cast<uint8_t>(memory_set(kind) | memory_set(more...));
-}
 
 /// The class of a method in GRACE's survey (Xu et al., ICDCS 2021, table 1); casts are ours.
 enum class Method : uint8_t { none, cast, quantization, sparsification, hybrid, low_rank };

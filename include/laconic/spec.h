@@ -9,9 +9,9 @@
 
 namespace laconic {
 
-/// A parsed spec: one codec, its parameters, error feedback on or off. Grammar:
-/// docs/guide/specs.md. `topk:ratio=0.01`, `3lc:s=1.5`, `int8:block=256+ef`,
-/// `sidco:ratio=0.001,law=gp+noef`.
+/// A parsed spec: one codec, its parameters, what it remembers. Grammar: docs/guide/specs.md.
+/// `topk:ratio=0.01`, `3lc:s=1.5`, `int8:block=256+ef`, `sidco:ratio=0.001,law=gp+noef`,
+/// `signsgd+ema=0.95`, `topk+ef+decay=0.9`.
 class Spec {
  public:
   /// Errors name the nearest valid name or key and list the keys with ranges. The locale does not
@@ -23,7 +23,11 @@ class Spec {
   [[nodiscard]] const CodecTable& codec() const noexcept { return *codec_; }
   [[nodiscard]] const void* params() const noexcept { return params_.bytes.data(); }
   [[nodiscard]] Contract contract() const { return codec_->contract(params()); }
-  [[nodiscard]] bool feedback() const noexcept { return feedback_; }
+  [[nodiscard]] const MemorySettings& memory() const noexcept { return memory_; }
+  /// Does what was not sent wait for the next step?
+  [[nodiscard]] bool feedback() const noexcept {
+    return memory_.kind == MemoryKind::residual || memory_.kind == MemoryKind::momentum;
+  }
   /// Fixed option order, defaults left out, shortest numbers that read back exactly.
   /// parse(canonical()) == *this.
   [[nodiscard]] const std::string& canonical() const noexcept { return canonical_; }
@@ -36,7 +40,7 @@ class Spec {
 
   const CodecTable* codec_ = nullptr;
   ParamBlock params_{};
-  bool feedback_ = false;
+  MemorySettings memory_;
   std::string canonical_;
   uint64_t hash_ = 0;
 };

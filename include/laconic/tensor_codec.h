@@ -32,8 +32,9 @@ struct TensorRef {
   void* data = nullptr;
 };
 
-/// Error feedback and codec state of one tensor on one rank. The first encode gives the state the
-/// size that the codec asks for.
+/// What a spec remembers of one tensor on one rank: its residual (or running mean) and its state,
+/// that of the codec and, behind it, momentum. The first encode gives the state the size that the
+/// spec asks for.
 class Residual {
  public:
   /// `count` zeros. out_of_memory when there is none.

@@ -21,6 +21,8 @@ namespace laconic::feedback {
 enum class StateKind : uint8_t {
   residual,        ///< own error feedback of a parameter, in units of the gradient
   owner_residual,  ///< error feedback of a mean that this rank owns
+  mean,            ///< running mean of a parameter's gradients, in their units
+  momentum,        ///< DGC's momentum of a parameter, in units of the gradient
   codec_state,     ///< warm starts, adaptive stages: no unit
 };
 
@@ -36,11 +38,14 @@ class Store {
   Result<std::span<float>> add(StateKind kind, std::string name, uint64_t count);
 
   [[nodiscard]] const std::deque<Entry>& entries() const noexcept { return entries_; }
-  /// Multiplies every residual by `factor`: the unit of the gradients has changed (AMP loss scale).
+  /// Multiplies everything in units of the gradient by `factor`: these have changed (AMP loss scale).
   void scale_residuals(float factor) noexcept;
+  /// Multiplies residuals alone: a step of the optimizer now weighs 1/factor as much as before, and
+  /// what waits was to go in at its old weight (EF-SignSGD's learning rate).
+  void reweigh_residuals(float factor) noexcept;
   /// sqrt of the sum of squares over this rank's own residuals, without those of its means.
   [[nodiscard]] double residual_norm() const noexcept;
-  /// Of all residuals, those of means that this rank owns included: four for every float.
+  /// Of everything in units of the gradient: four for every float.
   [[nodiscard]] uint64_t residual_bytes() const noexcept;
   /// Of everything else. Both together are what a saved state holds.
   [[nodiscard]] uint64_t state_bytes() const noexcept;

@@ -81,7 +81,7 @@ Error non_finite(const Spec& spec) {
 /// Plain lanes carry NaN and infinity as they are; a residual they would poison.
 bool carries_non_finite(const UnitCodec& codec, const UnitSlot& slot) {
   return codec.contract().merge == Merge::linear && slot.plan.rounds == 1 &&
-         slot.residual == nullptr;
+         slot.memory.values == nullptr;
 }
 
 /// Binds the residual's memory to the slot; starts codec state that is not there yet.
@@ -93,17 +93,24 @@ Result<void> bind(const UnitCodec& codec, const Place& place, std::vector<float>
                      " elements, the tensor " + std::to_string(slot.unit.count),
                  "one Residual for each tensor"};
   }
-  if (residual != nullptr && codec.spec().feedback()) slot.residual = residual->data();
-  if (state.empty() && slot.plan.state_floats != 0) {
-    state.resize(slot.plan.state_floats);
-    slot.state = state;
+  const MemorySettings settings = codec.spec().memory();
+  const bool remembers = residual != nullptr && settings.kind != MemoryKind::none;
+  const uint64_t momentum =
+      remembers && settings.kind == MemoryKind::momentum ? slot.unit.count : 0;
+  const uint64_t floats = slot.plan.state_floats + momentum;
+  const auto of_codec = [&] { return std::span(state).first(slot.plan.state_floats); };
+  if (state.empty() && floats != 0) {
+    state.resize(floats);
+    slot.state = of_codec();
     codec.init(slot, place);
   }
-  if (state.size() != slot.plan.state_floats) {
+  if (state.size() != floats) {
     return Error{Errc::state_spec, "the residual carries state of another codec",
                  "one Residual for each spec"};
   }
-  slot.state = state;
+  slot.state = of_codec();
+  if (remembers) slot.memory = {settings, residual->data()};
+  if (momentum != 0) slot.memory.momentum = state.data() + slot.plan.state_floats;
   return {};
 }
 
@@ -171,7 +178,7 @@ Result<uint64_t> TensorCodec::encode(const TensorRef& source, const Place& place
   const Lease lease(*this);
   Workspace& space = lease.space();
   const UnitCodec codec(spec_, best_isa(), lease.pool());
-  UnitSlot slot{*unit, codec.plan(*unit, place.world), nullptr, {}};
+  UnitSlot slot{*unit, codec.plan(*unit, place.world), {}, {}};
   std::vector<float> fresh;  // stateless codecs allocate nothing
   auto bound = bind(codec, place, residual == nullptr ? nullptr : &residual->values_,
                     residual == nullptr ? fresh : residual->state_, slot);
@@ -222,16 +229,13 @@ Result<uint64_t> TensorCodec::encode_payload(const UnitCodec& codec, const UnitS
     const MutBytes at = room.subspan(bytes);
     const auto next = codec.encode_round(slot, place, round, values, work, at);
     if (next.outcome == Outcome::non_finite) {
-      codec.undo(slot, place, last, values, pipeline::Undo::gradient_travels, work);
+      codec.undo(slot, place, {}, values, pipeline::Undo::gradient_travels, work);
       return non_finite(codec.spec());
     }
     last = at.first(next.bytes);
     bytes += last.size();
   }
-  if (codec.contract().feedback == Feedback::aggregate && slot.residual != nullptr) {
-    const Term own{last, -1.0F};  // a lone contributor is its own mean
-    codec.decode(slot.unit, place, {&own, 1}, work, {slot.residual, true});
-  }
+  codec.settle(slot, place, last, work);
   codec.spec().codec().commit(codec.spec().params(), slot.state, slot.unit, place, last, last, 1,
                               work);
   return bytes;

@@ -157,7 +157,7 @@ Result<void> TensorCodec::decode(std::span<const Bytes> frames, float weight, bo
       Bytes& payload = space.terms[0].payload;
       auto merged = space.copy(payload.first(plan.round[round].bytes));
       if (!merged) return no_memory();
-      codec.accept({unit_of(first), plan, nullptr, {}}, place_of(first), round, *merged,
+      codec.accept({unit_of(first), plan, {}, {}}, place_of(first), round, *merged,
                    first.contributors, work);
       payload = payload.subspan(plan.round[round].bytes);
     }

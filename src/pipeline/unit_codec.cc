@@ -33,15 +33,6 @@ float own_weight(const Place& place) {
 
 }  // namespace
 
-// A look at both went before and left their ends in the cache; the codec, which comes next, begins
-// at the beginning.
-void add_to(const UnitCodec& codec, float* out, const float* x, uint64_t n) {
-  const auto add = [&](uint64_t begin, uint64_t end) {
-    codec.kernels().add(out + begin, x + begin, end - begin);
-  };
-  for_slices(codec.pool(), n, kSlice, add, Pass::backward);
-}
-
 void subtract_from(const UnitCodec& codec, float* out, const float* x, uint64_t n) {
   for_slices(codec.pool(), n, kSlice, [&](uint64_t begin, uint64_t end) {
     codec.kernels().axpy(out + begin, -1.0F, x + begin, end - begin);
@@ -53,12 +44,6 @@ kernels::Scan scan(const UnitCodec& codec, const float* x, uint64_t n) {
     return codec.kernels().scan(x + begin, count).max_abs;
   });
   return {most != 0, std::isfinite(most), most};
-}
-
-float max_abs_sum(const UnitCodec& codec, const float* x, const float* y, uint64_t n) {
-  return max_over_slices(codec.pool(), n, [&](uint64_t begin, uint64_t count) {
-    return codec.kernels().max_abs_sum(x + begin, y + begin, count);
-  });
 }
 
 Errc check_unit(const Spec& spec, const Unit& unit) {
@@ -85,26 +70,32 @@ void UnitCodec::init(const UnitSlot& slot, const Place& place) const {
 }
 
 Source UnitCodec::source_of(const UnitSlot& slot, const float* gradient) const noexcept {
-  if (slot.residual == nullptr) return {gradient, nullptr};
-  if (contract_.fused) return {gradient, slot.residual};
-  return {slot.residual, nullptr};  // residual + gradient was accumulated there
+  if (!remembers(slot)) return {gradient, nullptr};
+  if (fused(slot)) return {gradient, slot.memory.values};
+  return {slot.memory.values, nullptr};  // the gradient has joined it
 }
 
 /// Nothing overflows when these are encoded. A sum that is finite says the same of both its terms.
 bool UnitCodec::within_reach(const UnitSlot& slot, const float* gradient) const {
   const uint64_t n = slot.unit.count;
-  const float most = slot.residual == nullptr ? scan(*this, gradient, n).max_abs
-                                              : max_abs_sum(*this, slot.residual, gradient, n);
+  if (!remembers(slot)) return scan(*this, gradient, n).max_abs <= slot.plan.largest_input;
+  const float most = max_over_slices(pool_, n, [&](uint64_t begin, uint64_t count) {
+    return feedback::largest_corrected(*kernels_, slot.memory.from(begin), gradient + begin, count);
+  });
   return most <= slot.plan.largest_input;  // not if NaN
 }
 
-/// After a refusal: true when the residual alone was to blame; it is zero now.
+/// After a refusal: true when memory alone was to blame; it is zero now.
 bool UnitCodec::reset_unusable(const UnitSlot& slot, const float* gradient) const {
-  if (slot.residual == nullptr) return false;
+  if (!remembers(slot)) return false;
   const uint64_t n = slot.unit.count;
-  if (!(scan(*this, gradient, n).max_abs <= slot.plan.largest_input)) return false;
-  if (scan(*this, slot.residual, n).max_abs <= slot.plan.largest_input) return false;
-  std::fill_n(slot.residual, n, 0.0F);
+  const auto usable = [&](const float* x) {
+    return x == nullptr || scan(*this, x, n).max_abs <= slot.plan.largest_input;
+  };
+  if (!usable(gradient)) return false;
+  if (usable(slot.memory.values) && usable(slot.memory.momentum)) return false;
+  std::fill_n(slot.memory.values, n, 0.0F);
+  if (slot.memory.momentum != nullptr) std::fill_n(slot.memory.momentum, n, 0.0F);
   return true;
 }
 
@@ -115,37 +106,55 @@ UnitEncoded UnitCodec::encode(const UnitSlot& slot, const Place& place, const fl
   if (!scan(*this, slot.state.data(), slot.state.size()).all_finite) {
     return {Outcome::non_finite, 0};
   }
-  // A codec that refuses non-finite input may look at it itself, unless it is about to be added to
-  // the residual: from there it could not be taken out again bit for bit. What is within reach
-  // surely encodes.
-  const bool codec_looks = contract_.checks_finite && (fused(slot) || slot.residual == nullptr);
+  // A codec that refuses non-finite input may look at it itself, unless it is about to join the
+  // memory: from there it could not be taken out again bit for bit. What is within reach surely
+  // encodes.
+  const bool codec_looks = contract_.checks_finite && (fused(slot) || !remembers(slot));
   bool reset = false;
   if (!codec_looks && !within_reach(slot, gradient)) {
     reset = reset_unusable(slot, gradient);
     if (!reset) return {Outcome::non_finite, 0};
   }
-  const bool adds = slot.residual != nullptr && !fused(slot);
-  if (adds) add_to(*this, slot.residual, gradient, n);
-  UnitEncoded encoded = encode_round(slot, place, 0, gradient, work, out);
+  if (remembers(slot) && !fused(slot)) {
+    // The look went before and left its ends in the cache; the codec begins at the beginning.
+    const auto correct = [&](uint64_t begin, uint64_t end) {
+      feedback::correct(*kernels_, slot.memory.from(begin), gradient + begin, end - begin);
+    };
+    for_slices(pool_, n, kSlice, correct, Pass::backward);
+  }
+  UnitEncoded encoded = run(slot, place, 0, gradient, work, out);
   if (encoded.outcome != Outcome::payload && fused(slot) && reset_unusable(slot, gradient)) {
     reset = true;
-    encoded = encode_round(slot, place, 0, gradient, work, out);
+    encoded = run(slot, place, 0, gradient, work, out);
   }
-  if (encoded.outcome != Outcome::payload) return encoded;
-  encoded.residual_reset = reset;
-  if (adds && contract_.feedback == Feedback::own) {
-    const Term own{Bytes(out.data(), encoded.bytes), -own_weight(place)};
-    decode(slot.unit, place, {&own, 1}, work, {slot.residual, true});
-  }
+  encoded.residual_reset = reset && encoded.outcome == Outcome::payload;
   return encoded;
 }
 
 UnitEncoded UnitCodec::encode_round(const UnitSlot& slot, const Place& place, uint32_t round,
                                     const float* gradient, Work& work, MutBytes out) const {
+  return run(slot, place, round, gradient, work, out);
+}
+
+/// A round; after the last one own feedback takes out of the residual what is sent.
+UnitEncoded UnitCodec::run(const UnitSlot& slot, const Place& place, uint32_t round,
+                           const float* gradient, Work& work, MutBytes out) const {
   const Encoded encoded = spec_->codec().encode(spec_->params(), slot.state, slot.unit, place,
                                                 round, source_of(slot, gradient), work, out);
   if (!encoded.finite) return {Outcome::non_finite, 0};
+  if (round + 1 == slot.plan.rounds && absorbs(slot))
+    take_out(slot, place, Bytes(out.data(), encoded.bytes), slot.memory.values, work);
   return {Outcome::payload, encoded.bytes};
+}
+
+/// values -= what the payload decodes to, values being what was encoded.
+void UnitCodec::take_out(const UnitSlot& slot, const Place& place, Bytes sent, float* values,
+                         Work& work) const {
+  if (spec_->codec().erase != nullptr) {
+    return spec_->codec().erase(spec_->params(), slot.unit, sent, values, work);
+  }
+  const Term own{sent, -own_weight(place)};
+  decode(slot.unit, place, {&own, 1}, work, {values, true});
 }
 
 void UnitCodec::accept(const UnitSlot& slot, const Place& place, uint32_t round, MutBytes merged,
@@ -166,28 +175,52 @@ void UnitCodec::commit(const UnitSlot& slot, const Place& place, Bytes sent, Byt
                        uint32_t contributors, const float* mean, Work& work) const {
   spec_->codec().commit(spec_->params(), slot.state, slot.unit, place, sent, merged, contributors,
                         work);
-  if (contract_.feedback == Feedback::aggregate && slot.residual != nullptr) {
-    subtract_from(*this, slot.residual, mean, slot.unit.count);
+  if (contract_.feedback == Feedback::aggregate && remembers(slot)) {
+    subtract_from(*this, slot.memory.values, mean, slot.unit.count);
   }
+  forget_sent(slot, sent, work);
+}
+
+void UnitCodec::settle(const UnitSlot& slot, const Place& place, Bytes sent, Work& work) const {
+  if (contract_.feedback == Feedback::aggregate && remembers(slot)) {
+    const Term own{sent, -1.0F};  // its own mean
+    decode(slot.unit, place, {&own, 1}, work, {slot.memory.values, true});
+  }
+  forget_sent(slot, sent, work);
+}
+
+/// DGC's mask (Lin et al., ICLR 2018, algorithm 1): velocity and momentum begin anew where
+/// something was sent. Only now, so that until delivery nothing has to be put back.
+void UnitCodec::forget_sent(const UnitSlot& slot, Bytes sent, Work& work) const {
+  if (!remembers(slot) || slot.memory.momentum == nullptr || sent.empty()) return;
+  spec_->codec().erase(spec_->params(), slot.unit, sent, slot.memory.values, work);
+  spec_->codec().erase(spec_->params(), slot.unit, sent, slot.memory.momentum, work);
 }
 
 void UnitCodec::undo(const UnitSlot& slot, const Place& place, Bytes sent, const float* gradient,
                      Undo why, Work& work) const {
-  if (slot.residual == nullptr) return;
-  if (contract_.feedback == Feedback::own) {
+  if (!remembers(slot)) return;
+  if ((absorbs(slot) || fused(slot)) && !sent.empty()) {
     const Term own{sent, own_weight(place)};
-    decode(slot.unit, place, {&own, 1}, work, {slot.residual, true});
+    decode(slot.unit, place, {&own, 1}, work, {slot.memory.values, true});
   }
   if (why == Undo::gradient_travels) {
-    subtract_from(*this, slot.residual, gradient, slot.unit.count);
+    for_slices(pool_, slot.unit.count, kSlice, [&](uint64_t begin, uint64_t end) {
+      feedback::take_back(*kernels_, slot.memory.from(begin), gradient + begin, end - begin);
+    });
   }
 }
 
 bool UnitCodec::keep(const UnitSlot& slot, const float* gradient) const {
   const uint64_t n = slot.unit.count;
-  if (slot.residual == nullptr) return false;
-  if (!std::isfinite(max_abs_sum(*this, slot.residual, gradient, n))) return false;
-  add_to(*this, slot.residual, gradient, n);
+  if (!remembers(slot)) return false;
+  const float most = max_over_slices(pool_, n, [&](uint64_t begin, uint64_t count) {
+    return feedback::largest_kept(*kernels_, slot.memory.from(begin), gradient + begin, count);
+  });
+  if (!std::isfinite(most)) return false;
+  for_slices(pool_, n, kSlice, [&](uint64_t begin, uint64_t end) {
+    feedback::keep(*kernels_, slot.memory.from(begin), gradient + begin, end - begin);
+  });
   return true;
 }
 

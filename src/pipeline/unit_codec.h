@@ -7,25 +7,26 @@
 #include <cstdint>
 #include <span>
 
+#include "feedback/memory.h"
 #include "kernels/core/basic.h"
 #include "laconic/codec.h"
 #include "laconic/spec.h"
 
 namespace laconic::pipeline {
 
-/// A unit with its memory. `residual` is null without error feedback.
+/// A unit with its memory, which has no arrays without feedback.
 struct UnitSlot {
   Unit unit;
   Plan plan;
-  float* residual = nullptr;
+  feedback::Memory memory;
   std::span<float> state;
 };
 
 enum class Outcome : uint8_t {
   payload,  ///< encoded
-  zero,     ///< the gradient is all zero: nothing is sent, the residual stays
-  /// The gradient, or its sum with the residual, is not finite or more than the codec can take
-  /// (Plan::largest_input), or the codec state is not finite. Not encoded; residual and state stay
+  zero,     ///< the gradient is all zero: nothing is sent, the memory stays
+  /// The gradient, or what memory makes of it, is not finite or more than the codec can take
+  /// (Plan::largest_input), or the codec state is not finite. Not encoded; memory and state stay
   /// bit for bit.
   non_finite,
 };
@@ -33,8 +34,8 @@ enum class Outcome : uint8_t {
 struct UnitEncoded {
   Outcome outcome = Outcome::payload;
   uint64_t bytes = 0;
-  /// The residual could not be used (it held NaN, infinity, or more than the codec can take) and
-  /// was set to zero before the gradient was encoded.
+  /// The memory could not be used (it held NaN, infinity, or more than the codec can take) and was
+  /// set to zero before the gradient was encoded.
   bool residual_reset = false;
 };
 
@@ -60,10 +61,11 @@ class UnitCodec {
   /// Puts a unit's state to its start.
   void init(const UnitSlot& slot, const Place& place) const;
 
-  /// Round 0: scans gradient and residual, adds them, encodes; feedback of one-round codecs is
-  /// complete afterwards: residual = residual + gradient − decode(payload) (contract: own) or
-  /// residual + gradient (aggregate, so far). `out` holds at least the plan's bound. Casts without
-  /// feedback carry NaN and infinity: for them that is a payload.
+  /// Round 0: scans gradient and memory, brings them together, encodes. With a residual and own
+  /// feedback it is complete after the last round: residual = residual + gradient −
+  /// decode(payload), decode being of that round; with aggregate feedback, and under momentum,
+  /// commit completes it. `out` holds at least the plan's bound. Casts without feedback carry NaN
+  /// and infinity: for them that is a payload.
   UnitEncoded encode(const UnitSlot& slot, const Place& place, const float* gradient, Work& work,
                      MutBytes out) const;
   /// Later rounds, after accept. Only for units whose round 0 gave a payload. non_finite when the
@@ -78,19 +80,22 @@ class UnitCodec {
   void decode(const Unit& unit, const Place& place, std::span<const Term> terms, Work& work,
               Target target) const;
 
-  /// Delivered: state moves on; aggregate feedback takes the mean out of the residual. `mean` is
-  /// the decoded mean of this unit (for aggregate feedback), `sent` the rank's own payload (empty
-  /// when nothing was sent).
+  /// Delivered: state moves on; aggregate feedback takes the mean out of the residual, momentum
+  /// forgets what was sent. `mean` is the decoded mean of this unit (for aggregate feedback), `sent`
+  /// the rank's own payload of the last round (empty when nothing was sent).
   void commit(const UnitSlot& slot, const Place& place, Bytes sent, Bytes merged,
               uint32_t contributors, const float* mean, Work& work) const;
-  /// Not delivered after an encode that gave a payload, `sent`. The residual takes the payload back
-  /// and holds old residual + gradient (gradient_lost; `gradient` may be null), or returns to the
-  /// old residual within one rounding (gradient_travels). Codec state needs nothing: only commit
-  /// changes it.
+  /// The part of commit for a lone contributor that concerns memory: no mean is at hand.
+  void settle(const UnitSlot& slot, const Place& place, Bytes sent, Work& work) const;
+  /// Not delivered after an encode that gave a payload, `sent` (that of the last round; empty when
+  /// it did not come to that). The residual takes the payload back and holds old residual +
+  /// gradient (gradient_lost; `gradient` may be null), or memory returns to what it was, within the
+  /// roundings of its operations (gradient_travels). Codec state needs nothing: only commit changes
+  /// it.
   void undo(const UnitSlot& slot, const Place& place, Bytes sent, const float* gradient, Undo why,
             Work& work) const;
-  /// The exchange never began and the gradient is lost: residual += gradient, all of it or, unless
-  /// every sum is finite, nothing. False when nothing was added (or there is no residual).
+  /// The exchange never began and the gradient is lost: memory takes it, all of it or, unless every
+  /// sum is finite, nothing. False when it took nothing (or there is none).
   bool keep(const UnitSlot& slot, const float* gradient) const;
 
   [[nodiscard]] const kernels::BasicKernels& kernels() const noexcept { return *kernels_; }
@@ -99,8 +104,21 @@ class UnitCodec {
 
  private:
   [[nodiscard]] Source source_of(const UnitSlot& slot, const float* gradient) const noexcept;
+  [[nodiscard]] static bool remembers(const UnitSlot& slot) noexcept {
+    return slot.memory.values != nullptr;
+  }
+  /// Does encode take what was sent out of the residual, from a payload that was encoded?
+  [[nodiscard]] bool absorbs(const UnitSlot& slot) const noexcept {
+    return remembers(slot) && slot.memory.settings.kind == MemoryKind::residual &&
+           contract_.feedback == Feedback::own && !fused(slot);
+  }
+  [[nodiscard]] UnitEncoded run(const UnitSlot& slot, const Place& place, uint32_t round,
+                                const float* gradient, Work& work, MutBytes out) const;
+  void forget_sent(const UnitSlot& slot, Bytes sent, Work& work) const;
+  void take_out(const UnitSlot& slot, const Place& place, Bytes sent, float* values,
+                Work& work) const;
   [[nodiscard]] bool fused(const UnitSlot& slot) const noexcept {
-    return contract_.fused && slot.residual != nullptr;
+    return contract_.fused && remembers(slot) && slot.memory.plain();
   }
   [[nodiscard]] bool within_reach(const UnitSlot& slot, const float* gradient) const;
   [[nodiscard]] bool reset_unusable(const UnitSlot& slot, const float* gradient) const;
@@ -113,10 +131,7 @@ class UnitCodec {
 };
 
 /// Loops over fixed slices of a span on the pool; what they compute must not depend on the slicing.
-void add_to(const UnitCodec& codec, float* out, const float* x, uint64_t n);
 void subtract_from(const UnitCodec& codec, float* out, const float* x, uint64_t n);
 kernels::Scan scan(const UnitCodec& codec, const float* x, uint64_t n);
-/// max |x + y|, by absolute bits: infinity or NaN when not all sums are finite.
-float max_abs_sum(const UnitCodec& codec, const float* x, const float* y, uint64_t n);
 
 }  // namespace laconic::pipeline

@@ -22,6 +22,20 @@ std::string_view feedback_name(Feedback f) {
   return "unknown";
 }
 
+std::string_view memory_name(MemoryKind kind) {
+  switch (kind) {
+    case MemoryKind::none:
+      return "none";
+    case MemoryKind::residual:
+      return "residual";
+    case MemoryKind::ema:
+      return "ema";
+    case MemoryKind::momentum:
+      return "momentum";
+  }
+  return "unknown";
+}
+
 void put_contract(JsonText& json, const Contract& c) {
   json.key("contract").open('{');
   json.field("merge", merge_name(c.merge)).field("feedback", feedback_name(c.feedback));
@@ -118,7 +132,7 @@ std::string describe_codecs(std::span<const CodecTable* const> codecs) {
 std::string describe_spec(const Spec& spec) {
   JsonText json;
   json.open('{').field("spec", spec.canonical()).field("name", spec.codec().info.name);
-  json.field("feedback", spec.feedback());
+  json.field("feedback", spec.feedback()).field("memory", memory_name(spec.memory().kind));
   put_contract(json, spec.contract());
   json.close('}');
   return json.take();
@@ -129,6 +143,7 @@ std::string explain(const Session& session) {
   const collective::Options& options = model.options();
   JsonText json;
   json.open('{').field("spec", model.spec().canonical()).field("feedback", model.spec().feedback());
+  json.field("memory", memory_name(model.spec().memory().kind));
   json.field("strategy", strategy_name(model.choice().strategy))
       .field("reason", model.choice().reason);
   json.field("rank", options.rank).field("world", options.world).field("seed", options.seed);

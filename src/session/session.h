@@ -112,8 +112,11 @@ class Session {
   /// step, and the first draining step is the one after it. Where ranks ask for different numbers,
   /// the bitwise OR of them holds. Nothing happens while a flush is draining, or without feedback.
   Result<void> flush(uint32_t steps);
-  /// Multiplies every residual by `factor`: the unit of the gradients has changed.
+  /// Multiplies all memory by `factor`: the unit of the gradients has changed.
   void scale_residuals(float factor);
+  /// Multiplies residuals alone by `factor`: what waits keeps the weight that it came with, while
+  /// the optimizer's step has become 1/factor of what it was.
+  void reweigh_residuals(float factor);
 
  private:
   /// An exchange in flight.

@@ -114,9 +114,17 @@ TEST_P(CodecLaw, ContractIsConsistent) {
   if (contract_.fused) {
     EXPECT_EQ(contract_.feedback, Feedback::own);
   }
-  if (contract_.memory_default != MemoryKind::none) {
-    EXPECT_NE(contract_.feedback, Feedback::never);
+  const auto may_have = [&](MemoryKind kind) { return in_memory_set(contract_.memories, kind); };
+  EXPECT_TRUE(may_have(MemoryKind::none) && may_have(contract_.memory_default));
+  EXPECT_EQ(may_have(MemoryKind::residual), contract_.feedback != Feedback::never);
+  if (may_have(MemoryKind::ema)) {
+    EXPECT_TRUE(contract_.merge == Merge::none || contract_.merge == Merge::vote);
   }
+  if (may_have(MemoryKind::momentum)) {
+    EXPECT_TRUE(contract_.merge == Merge::set_union && contract_.feedback == Feedback::own);
+    EXPECT_NE(spec_.codec().erase, nullptr);
+  }
+  EXPECT_EQ(contract_.merge == Merge::vote, spec_.codec().finish != nullptr);
   if (contract_.lossless) {
     EXPECT_EQ(contract_.feedback, Feedback::never);
   }

@@ -27,8 +27,8 @@ class Worker {
         residual_(conditions.unit.count * sizeof(float), 0),
         state_(plan_.state_floats * sizeof(float), fill) {
     for (uint32_t i = 0; i < plan_.rounds; ++i) out_[i] = Guarded(plan_.round[i].bytes, fill);
-    slot_ = {conditions.unit, plan_, feedback_ ? residual_.floats().data() : nullptr,
-             state_.floats()};
+    slot_ = {conditions.unit, plan_, {}, state_.floats()};
+    if (feedback_) slot_.memory = {{MemoryKind::residual}, residual_.floats().data()};
     codec_.init(slot_, place(0));
   }
 

@@ -19,7 +19,7 @@ void same_again(const laconic::Spec& spec) {
   const auto again = laconic::Spec::parse(spec.canonical());
   require(again.ok());
   require(again->canonical() == spec.canonical() && again->hash() == spec.hash());
-  require(&again->codec() == &spec.codec() && again->feedback() == spec.feedback());
+  require(&again->codec() == &spec.codec() && again->memory() == spec.memory());
   for (const laconic::Field& field : spec.codec().fields) {
     require(field.get(spec.params()) == field.get(again->params()));
   }

@@ -45,6 +45,7 @@ class Oracle {
         seed_(seed),
         world_(setup.world),
         part_(1.0F / static_cast<float>(setup.world)),
+        kind_(spec_.memory().kind),
         carries_(!spec_.feedback() && (codec_.info.name == "fp16" || codec_.info.name == "bf16")),
         memory_(world_),
         counters_(world_),
@@ -53,7 +54,8 @@ class Oracle {
     for (uint32_t rank = 0; rank < world_; ++rank) remember(rank);
   }
 
-  /// "residual/P", "owner_residual/P@offset", "state/P@offset#hop", "state/flush".
+  /// "residual/P" or "mean/P", "momentum/P", "owner_residual/P@offset", "state/P@offset#hop",
+  /// "state/flush".
   [[nodiscard]] std::map<std::string, Floats>& memory(uint32_t rank) { return memory_[rank]; }
   [[nodiscard]] const Counters& counters(uint32_t rank) const { return counters_[rank]; }
   /// Are wire_bytes and rounds known beforehand? Not where capacities are predicted.
@@ -148,8 +150,11 @@ class Oracle {
     if (spec_.feedback()) memory_[rank][kFlush] = {0, 0};
     for (size_t i = 0; i < pieces_.size(); ++i) {
       const Parameter& p = setup_.parameters[i];
-      if (!pieces_[i].empty() && spec_.feedback())
-        memory_[rank]["residual/" + p.name].resize(p.count());
+      if (!pieces_[i].empty()) {
+        if (spec_.feedback()) memory_[rank]["residual/" + p.name].resize(p.count());
+        if (kind_ == MemoryKind::ema) memory_[rank]["mean/" + p.name].resize(p.count());
+        if (kind_ == MemoryKind::momentum) memory_[rank]["momentum/" + p.name].resize(p.count());
+      }
       for (const Piece& piece : pieces_[i]) {
         start_state(rank, piece, 0);
         if (setup_.strategy != StrategyKind::two_shot || piece.owner != rank) continue;
@@ -166,10 +171,24 @@ class Oracle {
     const Place start{seed_, 0, rank, world_, hop, 1.0F};
     codec_.init(spec_.params(), piece.unit, start, values);
   }
+  /// What is encoded, or null: e, m or v of a rank's own gradient, e of a mean that it owns.
   float* residual(uint32_t rank, const Piece& piece, uint32_t hop) {
-    if (!spec_.feedback()) return nullptr;
-    return hop == 1 ? memory_[rank].at("owner_residual/" + piece.at()).data()
-                    : memory_[rank].at("residual/" + piece.parameter).data() + piece.unit.offset;
+    if (hop == 1)
+      return spec_.feedback() ? memory_[rank].at("owner_residual/" + piece.at()).data() : nullptr;
+    if (kind_ == MemoryKind::none) return nullptr;
+    const char* name = kind_ == MemoryKind::ema ? "mean/" : "residual/";
+    return memory_[rank].at(name + piece.parameter).data() + piece.unit.offset;
+  }
+  float* momentum(uint32_t rank, const Piece& piece, uint32_t hop) {
+    if (hop == 1 || kind_ != MemoryKind::momentum) return nullptr;
+    return memory_[rank].at("momentum/" + piece.parameter).data() + piece.unit.offset;
+  }
+  /// A mean that a rank owns has a residual at most.
+  [[nodiscard]] MemoryKind kind_at(uint32_t hop) const {
+    return hop == 0 ? kind_ : spec_.feedback() ? MemoryKind::residual : MemoryKind::none;
+  }
+  [[nodiscard]] bool absorbs(uint32_t hop) const {
+    return kind_at(hop) == MemoryKind::residual && contract_.feedback == Feedback::own;
   }
   std::span<float> state(uint32_t rank, const Piece& piece, uint32_t hop) {
     const auto found = memory_[rank].find("state/" + piece.at() + "#" + std::to_string(hop));
@@ -227,26 +246,48 @@ class Oracle {
     bytes.resize(encoded.bytes);
     return bytes;
   }
+  /// e·decay + g; m·β + g·(1 − β); or v + u, of u·μ + g, which replaces u.
+  static void join(MemoryKind kind, const MemorySettings& memory, Floats& sum, const float* e,
+                   Floats& u) {
+    for (size_t k = 0; k < sum.size(); ++k) {
+      if (kind == MemoryKind::residual) {
+        sum[k] = memory.decay * e[k] + sum[k];
+      } else if (kind == MemoryKind::ema) {
+        sum[k] = memory.factor * e[k] + (1.0F - memory.factor) * sum[k];
+      } else if (kind == MemoryKind::momentum) {
+        u[k] = memory.factor * u[k] + sum[k];
+        sum[k] = e[k] + u[k];
+      }
+    }
+  }
   /// Round 0 with feedback: afterwards residual = residual + gradient - what was sent.
   Coded encode(uint32_t rank, const Piece& piece, uint32_t hop, const float* gradient) {
     const uint64_t n = piece.unit.count;
+    const MemorySettings memory = spec_.memory();
+    const MemoryKind kind = kind_at(hop);
     float* e = residual(rank, piece, hop);
+    float* u = momentum(rank, piece, hop);
     if (all_zero(gradient, n)) return {};
-    Floats sum(gradient, gradient + n);
-    for (uint64_t k = 0; e != nullptr && k < n; ++k) sum[k] += e[k];
+    Floats sum(gradient, gradient + n), inertia;
+    if (u != nullptr) inertia.assign(u, u + n);
+    join(kind, memory, sum, e, inertia);
     if (!carries_ && !within_reach(piece, sum.data())) {
       const bool residual_alone =
-          e != nullptr && within_reach(piece, gradient) && !within_reach(piece, e);
+          e != nullptr && within_reach(piece, gradient) &&
+          (!within_reach(piece, e) || (u != nullptr && !within_reach(piece, u)));
       if (!residual_alone) return {false, true, {}};
       ++counters_[rank].residual_resets;
       std::fill_n(e, n, 0.0F);
+      inertia.assign(inertia.size(), 0.0F);
       sum.assign(gradient, gradient + n);
+      join(kind, memory, sum, e, inertia);
     }
-    if (e != nullptr && contract_.fused)
+    if (kind == MemoryKind::residual && memory.decay == 1 && contract_.fused)
       return {true, false, encode_round(rank, piece, hop, 0, {gradient, e})};
     if (e != nullptr) std::copy(sum.begin(), sum.end(), e);
+    std::copy(inertia.begin(), inertia.end(), u);
     Coded coded{true, false, encode_round(rank, piece, hop, 0, {sum.data(), nullptr})};
-    if (e != nullptr && contract_.feedback == Feedback::own) add_sent(rank, piece, hop, coded, -1);
+    if (absorbs(hop)) add_sent(rank, piece, hop, coded, -1);
     return coded;
   }
   /// Finite, and no more than the codec takes.
@@ -265,8 +306,36 @@ class Oracle {
                  const float* values) {
     float* e = residual(rank, piece, hop);
     if (!coded.sent || e == nullptr) return;
-    if (contract_.feedback == Feedback::own) add_sent(rank, piece, hop, coded, 1);
-    for (uint64_t k = 0; k < piece.unit.count; ++k) e[k] -= values[k];
+    if (absorbs(hop)) add_sent(rank, piece, hop, coded, 1);
+    const MemorySettings memory = spec_.memory();
+    const MemoryKind kind = kind_at(hop);
+    float* u = momentum(rank, piece, hop);
+    const auto back = [](float x, float share, float weight, float g) {
+      return x * (1.0F / share) - g * (weight / share);
+    };
+    for (uint64_t k = 0; k < piece.unit.count; ++k) {
+      if (kind == MemoryKind::momentum) {
+        e[k] -= u[k];
+        u[k] = back(u[k], memory.factor, 1.0F, values[k]);
+      } else if (kind == MemoryKind::ema) {
+        e[k] = back(e[k], memory.factor, 1.0F - memory.factor, values[k]);
+      } else {
+        e[k] = memory.decay == 1 ? e[k] - values[k] : back(e[k], memory.decay, 1.0F, values[k]);
+      }
+    }
+  }
+  /// Velocity and momentum begin anew where something was sent, a zero, too: that turns one of two
+  /// decodings into -0 into +0.
+  void forget(uint32_t rank, const Piece& piece, const Coded& coded) {
+    const uint64_t n = piece.unit.count;
+    Floats plus(n, -0.0F), minus(n, -0.0F);
+    const Term one{coded.bytes, 1.0F}, other{coded.bytes, -1.0F};
+    decode(rank, piece, 0, {&one, 1}, {plus.data(), true});
+    decode(rank, piece, 0, {&other, 1}, {minus.data(), true});
+    for (uint64_t k = 0; k < n; ++k) {
+      const bool held = plus[k] != 0 || !std::signbit(plus[k]) || !std::signbit(minus[k]);
+      if (held) residual(rank, piece, 0)[k] = momentum(rank, piece, 0)[k] = 0;
+    }
   }
   void commit(uint32_t rank, const Piece& piece, uint32_t hop, const Coded& coded, Bytes merged,
               const float* mean) {
@@ -274,6 +343,7 @@ class Oracle {
     const RoundPlan& last = piece.plan.round[piece.plan.rounds - 1];
     codec_.commit(spec_.params(), state(rank, piece, hop), piece.unit, place(rank, hop, last),
                   coded.bytes, merged, hop == 1 ? 1 : world_, lent);
+    if (momentum(rank, piece, hop) != nullptr && coded.sent) forget(rank, piece, coded);
     float* e = residual(rank, piece, hop);
     if (contract_.feedback != Feedback::aggregate || e == nullptr) return;
     for (uint64_t k = 0; k < piece.unit.count; ++k) e[k] -= mean[k];
@@ -319,10 +389,14 @@ class Oracle {
                                uint32_t reader) {
     std::vector<Term> terms;
     for (uint32_t r = 0; r < world_; ++r) {
-      if (coded[r][unit].sent) terms.push_back({coded[r][unit].bytes, part_});
+      const bool vote = contract_.merge == Merge::vote;
+      if (coded[r][unit].sent) terms.push_back({coded[r][unit].bytes, vote ? 1.0F : part_});
     }
     Floats mean(piece.unit.count);
     if (!terms.empty()) decode(reader, piece, 0, terms, {mean.data(), false});
+    if (!terms.empty() && contract_.merge == Merge::vote) {
+      for (float& x : mean) x = x < 0 ? -1.0F : 1.0F;  // a tie is +1
+    }
     return mean;
   }
   void set_raw_means(std::vector<Floats>& values) const {
@@ -542,6 +616,7 @@ class Oracle {
           e[k] -= share;
           if (type != DType::f32) e[k] += g[k] - round_to(type, g[k]);
         }
+        if (kind_ == MemoryKind::momentum) memory_[r].at("momentum/" + p.name).assign(p.count(), 0);
       }
     }
     uncompressed(values);
@@ -608,6 +683,7 @@ class Oracle {
   uint64_t seed_;
   uint32_t world_;
   float part_;
+  MemoryKind kind_;
   bool carries_;  // casts without feedback carry NaN and infinity as they are
   std::vector<std::map<std::string, Floats>> memory_;
   std::vector<Counters> counters_;

@@ -2,8 +2,8 @@
 //
 // spec     = name [ ":" option { "," option } ] { "+" modifier }
 // option   = key "=" value
-// modifier = "ef" | "noef"
-// Reserved for later: stages joined by "|", modifiers with arguments.
+// modifier = "ef" | "noef" | "ema" [ "=" value ] | "momentum" [ "=" value ] | "decay" "=" value
+// Reserved for later: stages joined by "|".
 #include "laconic/spec.h"
 
 #include <algorithm>
@@ -162,28 +162,82 @@ Result<void> read_option(const CodecTable& codec, std::string_view spec, std::st
 
 // ---- modifiers ----
 
-constexpr std::string_view kEf = "ef";
-constexpr std::string_view kNoEf = "noef";
+/// How modifiers are called, by MemoryKind.
+constexpr std::array<std::string_view, 4> kKinds{"noef", "ef", "ema", "momentum"};
+constexpr std::string_view kDecay = "decay";
+
+std::string_view kind_name(MemoryKind kind) { return kKinds[static_cast<size_t>(kind)]; }
+
+// A factor is divided by when an exchange is undone: none near 0.
+constexpr Field kFactor = real_field<&MemorySettings::factor>(
+    "factor", 0.9, 0.1, 1, "share of the old in a running mean or in momentum", true);
+constexpr Field kDecayField = real_field<&MemorySettings::decay>(
+    "decay", 1, 0.1, 1, "share of the residual that the next step takes up");
+
+bool has_factor(MemoryKind kind) { return kind == MemoryKind::ema || kind == MemoryKind::momentum; }
 
 Error unknown_modifier(std::string_view spec, std::string_view modifier) {
-  const auto near = codecs::nearest(modifier, {kEf, kNoEf});
+  std::vector<std::string_view> names(kKinds.begin(), kKinds.end());
+  names.push_back(kDecay);
+  const auto near = codecs::nearest(modifier, names);
   std::string what = concat({"there is no modifier ", quoted(modifier)});
   if (!near.empty()) what += concat({", did you mean '", near, "'?"});
   Error error = syntax(spec, what);
-  error.hint = "modifiers: +ef (error feedback on), +noef (off)";
+  error.hint =
+      "modifiers: +ef (error feedback on), +noef (off), +ema=0.9, +momentum=0.9, +decay=0.9";
   return error;
 }
 
-/// True for +ef, false for +noef, nothing without a modifier.
-Result<std::optional<bool>> read_modifiers(std::string_view spec,
-                                           const std::vector<std::string_view>& modifiers) {
-  std::optional<bool> feedback;
-  for (const std::string_view modifier : modifiers) {
-    if (modifier != kEf && modifier != kNoEf) return unknown_modifier(spec, modifier);
-    if (feedback) return syntax(spec, "+ef and +noef: one of them, once");
-    feedback = modifier == kEf;
+/// Modifiers as they stand in a spec.
+struct Modifiers {
+  std::optional<MemorySettings> kind;  // and its factor
+  std::optional<float> decay;
+};
+
+Result<void> read_factor(const Field& field, std::string_view spec, std::string_view name,
+                         std::string_view value, MemorySettings& settings) {
+  if (value.empty()) return syntax(spec, concat({"+", name, " has no value"}));
+  if (auto read = codecs::read_member(field, value, &settings); !read) {
+    Error error = std::move(read).error();
+    error.message = concat({"spec ", quoted(spec), ": +", name, "=", error.message});
+    error.hint = concat({"+", name, " accepts ", codecs::range_text(field)});
+    return error;
   }
-  return feedback;
+  return {};
+}
+
+Result<void> read_modifier(std::string_view spec, std::string_view text, Modifiers& modifiers) {
+  const std::size_t equals = std::min(text.find('='), text.size());
+  const std::string_view name = text.substr(0, equals);
+  const bool valued = equals < text.size();
+  const std::string_view value = valued ? text.substr(equals + 1) : std::string_view();
+  if (name == kDecay) {
+    if (modifiers.decay) return syntax(spec, "+decay is given twice");
+    MemorySettings settings;
+    if (auto read = read_factor(kDecayField, spec, name, value, settings); !read) return read;
+    modifiers.decay = settings.decay;
+    return {};
+  }
+  const auto* const found = std::find(kKinds.begin(), kKinds.end(), name);
+  if (found == kKinds.end()) return unknown_modifier(spec, name);
+  if (modifiers.kind) return syntax(spec, "+ef, +noef, +ema and +momentum: one of them, once");
+  MemorySettings settings;
+  settings.kind = static_cast<MemoryKind>(found - kKinds.begin());
+  if (has_factor(settings.kind)) {
+    settings.factor = 0.9F;
+    if (valued) {
+      if (auto read = read_factor(kFactor, spec, name, value, settings); !read) return read;
+    }
+  } else if (valued) {
+    return syntax(spec, concat({"+", name, " takes no value"}));
+  }
+  modifiers.kind = settings;
+  return {};
+}
+
+MemorySettings default_memory(const Contract& contract) {
+  const MemoryKind kind = contract.memory_default;
+  return {kind, has_factor(kind) ? contract.memory_factor : 0.0F};
 }
 
 std::string why_no_feedback(const Contract& contract) {
@@ -192,11 +246,46 @@ std::string why_no_feedback(const Contract& contract) {
   return "its contract rules it out";
 }
 
-Error feedback_refused(const CodecTable& codec, std::string_view spec, const Contract& contract) {
-  return {Errc::unsupported,
-          concat({"spec ", quoted(spec), ": ", codec.info.name,
-                  " takes no error feedback: ", why_no_feedback(contract)}),
-          "leave +ef out"};
+/// "+noef, +ef or +momentum"
+std::string memories_text(const Contract& contract) {
+  std::string text = "+noef";
+  for (const auto kind : {MemoryKind::residual, MemoryKind::ema, MemoryKind::momentum}) {
+    if (in_memory_set(contract.memories, kind)) text += concat({", +", kind_name(kind)});
+  }
+  return text;
+}
+
+Error memory_refused(const CodecTable& codec, std::string_view spec, const Contract& contract,
+                     MemoryKind kind) {
+  const std::string head = concat({"spec ", quoted(spec), ": ", codec.info.name});
+  if (kind == MemoryKind::residual) {
+    return {Errc::unsupported,
+            concat({head, " takes no error feedback: ", why_no_feedback(contract)}),
+            "leave +ef out"};
+  }
+  return {
+      Errc::unsupported,
+      concat({head, kind == MemoryKind::ema
+                        ? " takes no running mean: engines add its lanes, or it selects elements"
+                        : " takes no momentum: only codecs that select elements mask it"}),
+      concat({"what it may have: ", memories_text(contract)})};
+}
+
+Result<MemorySettings> memory_of(const CodecTable& codec, std::string_view spec,
+                                 const Contract& contract, const Modifiers& modifiers) {
+  MemorySettings memory = modifiers.kind.value_or(default_memory(contract));
+  const bool known = in_memory_set(contract.memories, memory.kind);
+  if (!known) return memory_refused(codec, spec, contract, memory.kind);
+  if (modifiers.decay) {
+    if (memory.kind != MemoryKind::residual) {
+      return Error{Errc::unsupported,
+                   concat({"spec ", quoted(spec), ": +decay is for a residual, and +",
+                           kind_name(memory.kind), " has none that decays"}),
+                   "leave +decay out, or write +ef where the codec takes it"};
+    }
+    memory.decay = *modifiers.decay;
+  }
+  return memory;
 }
 
 }  // namespace
@@ -227,13 +316,13 @@ Result<Spec> Spec::parse(std::string_view text) {
       }
     }
   }
-  const auto feedback = read_modifiers(text, modifiers);
-  if (!feedback) return feedback.error();
-  const Contract contract = spec.contract();
-  if (contract.feedback == Feedback::never && feedback->value_or(false)) {
-    return feedback_refused(*codec, text, contract);
+  Modifiers given;
+  for (const std::string_view modifier : modifiers) {
+    if (auto read = read_modifier(text, modifier, given); !read) return std::move(read).error();
   }
-  spec.feedback_ = feedback->value_or(contract.memory_default != MemoryKind::none);
+  auto memory = memory_of(*codec, text, spec.contract(), given);
+  if (!memory) return std::move(memory).error();
+  spec.memory_ = *memory;
   spec.finish();
   return spec;
 }
@@ -242,7 +331,7 @@ Spec Spec::defaults(const CodecTable& codec) {
   Spec spec;
   spec.codec_ = &codec;
   codec.defaults(spec.params_.bytes.data());
-  spec.feedback_ = spec.contract().memory_default != MemoryKind::none;
+  spec.memory_ = default_memory(spec.contract());
   spec.finish();
   return spec;
 }
@@ -258,9 +347,15 @@ void Spec::finish() {
     canonical_ += concat({field.name, "=", codecs::member_text(field, params())});
     separator = ',';
   }
-  if (feedback_ != (contract().memory_default != MemoryKind::none)) {
-    canonical_ += "+";
-    canonical_ += feedback_ ? kEf : kNoEf;
+  const MemorySettings usual = default_memory(contract());
+  if (memory_.kind != usual.kind || memory_.factor != usual.factor) {
+    canonical_ += concat({"+", kind_name(memory_.kind)});
+    if (has_factor(memory_.kind)) {
+      canonical_ += concat({"=", codecs::member_text(kFactor, &memory_)});
+    }
+  }
+  if (memory_.decay != 1.0F) {
+    canonical_ += concat({"+", kDecay, "=", codecs::member_text(kDecayField, &memory_)});
   }
   hash_ = hash64(canonical_);
 }

@@ -27,8 +27,26 @@ Result<void> RankState::bind_state(feedback::Store& store, const std::string& na
   return {};
 }
 
+Result<void> RankState::bind_memory(feedback::Store& store, const Parameter& parameter,
+                                    feedback::Memory& memory) {
+  memory.settings = model_->spec().memory();
+  const MemoryKind kind = memory.settings.kind;
+  if (kind == MemoryKind::none) return {};
+  auto values =
+      kind == MemoryKind::ema
+          ? store.add(StateKind::mean, "mean/" + parameter.name, parameter.count())
+          : store.add(StateKind::residual, "residual/" + parameter.name, parameter.count());
+  if (!values) return std::move(values).error();
+  memory.values = values->data();
+  if (kind != MemoryKind::momentum) return {};
+  auto momentum = store.add(StateKind::momentum, "momentum/" + parameter.name, parameter.count());
+  if (!momentum) return std::move(momentum).error();
+  memory.momentum = momentum->data();
+  return {};
+}
+
 Result<void> RankState::bind(feedback::Store& store) {
-  const bool feedback = model_->spec().feedback();
+  const MemorySettings settings = model_->spec().memory();
   const bool owners = model_->choice().strategy == StrategyKind::two_shot;
   for (uint32_t i = 0; i < model_->parameters().size(); ++i) {
     const Parameter& p = model_->parameters()[i];
@@ -36,26 +54,24 @@ Result<void> RankState::bind(feedback::Store& store) {
     RankParameter mine;
     mine.raw = a.raw;
     mine.count = p.count();
-    if (!a.raw && feedback) {
-      auto residual = store.add(StateKind::residual, "residual/" + p.name, p.count());
-      if (!residual) return std::move(residual).error();
-      mine.residual = residual->data();
+    if (!a.raw) {
+      if (auto r = bind_memory(store, p, mine.memory); !r) return r;
     }
     for (const Piece& piece : a.pieces) {
       RankPiece bound;
       bound.owner = piece.owner;
       bound.send.unit = piece.unit;
-      bound.send.residual = mine.residual == nullptr ? nullptr : mine.residual + piece.unit.offset;
+      bound.send.memory = mine.memory.from(piece.unit.offset);
       if (auto r = bind_state(store, p.name, bound.send, 0); !r) return r;
       if (owners && piece.owner == rank()) {
         bound.mean.unit = piece.unit;
-        if (feedback) {
+        if (model_->spec().feedback()) {
           auto residual =
               store.add(StateKind::owner_residual,
                         "owner_residual/" + p.name + "@" + std::to_string(piece.unit.offset),
                         piece.unit.count);
           if (!residual) return std::move(residual).error();
-          bound.mean.residual = residual->data();
+          bound.mean.memory = {{MemoryKind::residual, 0.0F, settings.decay}, residual->data()};
         }
         if (auto r = bind_state(store, p.name, bound.mean, 1); !r) return r;
       }

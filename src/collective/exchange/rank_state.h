@@ -24,14 +24,15 @@ struct RankPiece {
 struct RankParameter {
   bool raw = true;
   uint64_t count = 0;
-  float* residual = nullptr;  ///< whole parameter; null when raw or without feedback
+  feedback::Memory memory;  ///< of the whole parameter; no arrays when raw or without feedback
   std::vector<RankPiece> pieces;
 };
 
 class RankState {
  public:
-  /// Allocates residuals and codec state in `store` (names: residual/P, owner_residual/P@offset,
-  /// state/P@offset#hop).
+  /// Allocates memory and codec state in `store` (names: residual/P or mean/P, momentum/P,
+  /// owner_residual/P@offset, state/P@offset#hop). A mean that this rank owns has a residual at most:
+  /// averages and momentum are of a rank's own gradients.
   static Result<std::unique_ptr<RankState>> create(const Model& model,
                                                    const pipeline::UnitCodec& codec,
                                                    feedback::Store& store);
@@ -64,6 +65,8 @@ class RankState {
   RankState(const Model& model, const pipeline::UnitCodec& codec)
       : model_(&model), codec_(&codec) {}
   Result<void> bind(feedback::Store& store);
+  Result<void> bind_memory(feedback::Store& store, const Parameter& parameter,
+                           feedback::Memory& memory);
   Result<void> bind_state(feedback::Store& store, const std::string& name, pipeline::UnitSlot& slot,
                           uint32_t hop);
 

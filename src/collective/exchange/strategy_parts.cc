@@ -26,16 +26,16 @@ void over_floats(Isa isa, DType dtype, const uint8_t* halves, uint64_t n, Body&&
 /// UnitCodec::keep for a 16-bit gradient.
 void keep_half(const pipeline::UnitCodec& codec, const pipeline::UnitSlot& slot, DType dtype,
                const uint8_t* gradient) {
-  if (slot.residual == nullptr) return;
+  if (slot.memory.values == nullptr) return;
   bool finite = true;
   const uint64_t n = slot.unit.count;
   over_floats(codec.isa(), dtype, gradient, n, [&](uint64_t first, const float* g, uint64_t count) {
-    for (uint64_t i = 0; i < count; ++i)
-      finite = finite && std::isfinite(slot.residual[first + i] + g[i]);
+    const auto at = slot.memory.from(first);
+    finite = finite && std::isfinite(feedback::largest_kept(codec.kernels(), at, g, count));
   });
   if (!finite) return;
   over_floats(codec.isa(), dtype, gradient, n, [&](uint64_t first, const float* g, uint64_t count) {
-    codec.kernels().add(slot.residual + first, g, count);
+    feedback::keep(codec.kernels(), slot.memory.from(first), g, count);
   });
 }
 

@@ -25,10 +25,16 @@ struct BasicKernels {
   /// max |x + y|, by absolute bits like Scan::max_abs.
   float (*max_abs_sum)(const float* x, const float* y, uint64_t n);
 
+  /// max |a·y + b·x| and max |v + (w·u + x)|, likewise.
+  float (*max_abs_blend)(float a, const float* y, float b, const float* x, uint64_t n);
+  float (*max_abs_momentum)(const float* v, float w, const float* u, const float* x, uint64_t n);
+
   /// out += x
   void (*add)(float* out, const float* x, uint64_t n);
   /// out += w·x
   void (*axpy)(float* out, float w, const float* x, uint64_t n);
+  /// out = a·out + b·x
+  void (*blend)(float a, float* out, float b, const float* x, uint64_t n);
   /// out *= w
   void (*scale)(float* out, float w, uint64_t n);
   /// out = w·x

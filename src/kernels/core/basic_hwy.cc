@@ -85,6 +85,31 @@ float max_abs_sum(const float* x, const float* y, uint64_t n) {
       [&](uint64_t i) LACONIC_LAMBDA { return x[i] + y[i]; }));
 }
 
+float max_abs_blend(float a, const float* y, float b, const float* x, uint64_t n) {
+  const VF va = hn::Set(F32(), a), vb = hn::Set(F32(), b);
+  return std::bit_cast<float>(max_bits(
+      n,
+      [&](uint64_t i) LACONIC_LAMBDA {
+        prefetch_ahead(x + i);
+        prefetch_ahead(y + i);
+        return hn::Add(hn::Mul(va, load_f32(y, i)), hn::Mul(vb, load_f32(x, i)));
+      },
+      [&](uint64_t i) LACONIC_LAMBDA { return a * y[i] + b * x[i]; }));
+}
+
+float max_abs_momentum(const float* v, float w, const float* u, const float* x, uint64_t n) {
+  const VF weight = hn::Set(F32(), w);
+  return std::bit_cast<float>(max_bits(
+      n,
+      [&](uint64_t i) LACONIC_LAMBDA {
+        prefetch_ahead(x + i);
+        prefetch_ahead(u + i);
+        prefetch_ahead(v + i);
+        return hn::Add(load_f32(v, i), hn::Add(hn::Mul(weight, load_f32(u, i)), load_f32(x, i)));
+      },
+      [&](uint64_t i) LACONIC_LAMBDA { return v[i] + (w * u[i] + x[i]); }));
+}
+
 /// data_i = vector(i) for i in [0, n); `data` at any alignment.
 template <class Vector, class Element>
 HWY_INLINE void fill(void* data, uint64_t n, Vector vector, Element element) {
@@ -125,6 +150,18 @@ void axpy(float* out, float w, const float* x, uint64_t n) {
         return hn::Add(load_f32(out, i), hn::Mul(weight, load_f32(x, i)));
       },
       [&](uint64_t i) LACONIC_LAMBDA { return out[i] + w * x[i]; });
+}
+
+void blend(float a, float* out, float b, const float* x, uint64_t n) {
+  const VF va = hn::Set(F32(), a), vb = hn::Set(F32(), b);
+  fill(
+      out, n,
+      [&](uint64_t i) LACONIC_LAMBDA {
+        prefetch_ahead(x + i);
+        prefetch_ahead(out + i);
+        return hn::Add(hn::Mul(va, load_f32(out, i)), hn::Mul(vb, load_f32(x, i)));
+      },
+      [&](uint64_t i) LACONIC_LAMBDA { return a * out[i] + b * x[i]; });
 }
 
 void scale(float* out, float w, uint64_t n) {
@@ -168,8 +205,9 @@ void weighted_sum(float* out, Output output, const Weighted* terms, uint32_t cou
       &at<float>);
 }
 
-constexpr BasicKernels kTable{&scan,  &any_nonzero, &max_abs_sum, &add,         &axpy,
-                              &scale, &mul,         &sum_rows,    &weighted_sum};
+constexpr BasicKernels kTable{
+    &scan, &any_nonzero, &max_abs_sum, &max_abs_blend, &max_abs_momentum, &add,
+    &axpy, &blend,       &scale,       &mul,           &sum_rows,         &weighted_sum};
 
 }  // namespace laconic::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();

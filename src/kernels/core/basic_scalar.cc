@@ -29,6 +29,22 @@ float max_abs_sum(const float* x, const float* y, uint64_t n) {
   return std::bit_cast<float>(bits);
 }
 
+float max_abs_blend(float a, const float* y, float b, const float* x, uint64_t n) {
+  uint32_t bits = 0;
+  for (uint64_t i = 0; i < n; ++i) bits = std::max(bits, absolute_bits(a * y[i] + b * x[i]));
+  return std::bit_cast<float>(bits);
+}
+
+float max_abs_momentum(const float* v, float w, const float* u, const float* x, uint64_t n) {
+  uint32_t bits = 0;
+  for (uint64_t i = 0; i < n; ++i) bits = std::max(bits, absolute_bits(v[i] + (w * u[i] + x[i])));
+  return std::bit_cast<float>(bits);
+}
+
+void blend(float a, float* out, float b, const float* x, uint64_t n) {
+  for (uint64_t i = 0; i < n; ++i) out[i] = a * out[i] + b * x[i];
+}
+
 void add(float* out, const float* x, uint64_t n) {
   for (uint64_t i = 0; i < n; ++i) out[i] += x[i];
 }
@@ -60,7 +76,8 @@ void weighted_sum(float* out, Output output, const Weighted* terms, uint32_t cou
 
 }  // namespace
 
-constinit const BasicKernels kBasicScalar{&scan,  &any_nonzero, &max_abs_sum, &add,         &axpy,
-                                          &scale, &mul,         &sum_rows,    &weighted_sum};
+constinit const BasicKernels kBasicScalar{
+    &scan, &any_nonzero, &max_abs_sum, &max_abs_blend, &max_abs_momentum, &add,
+    &axpy, &blend,       &scale,       &mul,           &sum_rows,         &weighted_sum};
 
 }  // namespace laconic::kernels

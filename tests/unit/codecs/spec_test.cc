@@ -123,23 +123,28 @@ TEST(Spec, OrderOfOptionsDoesNotMatter) {
   }
 }
 
-TEST(Spec, FeedbackShowsOnlyWhenItIsNotTheDefault) {
+TEST(Spec, MemoryShowsOnlyWhenItIsNotTheDefault) {
   for (const CodecTable* codec : all_codecs()) {
     const std::string name(codec->info.name);
     const Contract contract = Spec::defaults(*codec).contract();
-    const auto off = Spec::parse(name + "+noef");
-    ASSERT_TRUE(off);
-    EXPECT_FALSE(off->feedback());
-    EXPECT_EQ(off->canonical(), contract.memory_default != MemoryKind::none ? name + "+noef" : name);
-    const auto on = Spec::parse(name + "+ef");
-    if (contract.feedback == Feedback::never) {
-      ASSERT_FALSE(on);
-      EXPECT_EQ(on.error().code, Errc::unsupported);
-      EXPECT_NE(on.error().message.find("no error feedback"), std::string::npos);
-    } else {
-      ASSERT_TRUE(on);
-      EXPECT_TRUE(on->feedback());
-      EXPECT_EQ(on->canonical(), contract.memory_default != MemoryKind::none ? name : name + "+ef");
+    for (const auto& [kind, modifier] :
+         {std::pair(MemoryKind::none, "+noef"), std::pair(MemoryKind::residual, "+ef"),
+          std::pair(MemoryKind::ema, "+ema=0.8"),
+          std::pair(MemoryKind::momentum, "+momentum=0.8")}) {
+      const auto spec = Spec::parse(name + modifier);
+      if (!in_memory_set(contract.memories, kind)) {
+        ASSERT_FALSE(spec) << name << modifier;
+        EXPECT_EQ(spec.error().code, Errc::unsupported);
+        if (kind == MemoryKind::residual) {
+          EXPECT_NE(spec.error().message.find("no error feedback"), std::string::npos);
+        }
+        continue;
+      }
+      ASSERT_TRUE(spec) << name << modifier;
+      EXPECT_EQ(spec->memory().kind, kind);
+      EXPECT_EQ(spec->feedback(), kind == MemoryKind::residual || kind == MemoryKind::momentum);
+      const bool usual = kind == contract.memory_default && kind <= MemoryKind::residual;
+      EXPECT_EQ(spec->canonical(), usual ? name : name + modifier);
     }
   }
 }
@@ -153,9 +158,28 @@ TEST(Spec, HashesDiffer) {
 
 // ---- errors ----
 
+TEST(SpecErrors, Modifiers) {
+  for (const char* text : {"int8+ema=1", "int8+ema=0.05", "topk+momentum=0.999999999", "topk+ema=x",
+                           "topk+decay=0", "topk+decay=1.01", "topk+decay=-1", "topk+decay=nan"}) {
+    EXPECT_NE(error_of(text).code, Errc::ok) << text;
+    EXPECT_NE(error_of(text).hint.find(" accepts 0.1 to 1"), std::string::npos)
+        << error_of(text).hint;
+  }
+  EXPECT_NE(error_of("topk+decy=0.5").message.find("did you mean 'decay'"), std::string::npos);
+  EXPECT_NE(error_of("topk+momentun").message.find("did you mean 'momentum'"), std::string::npos);
+  const Error mean = error_of("topk+ema=0.9");
+  EXPECT_EQ(mean.code, Errc::unsupported);
+  EXPECT_EQ(mean.hint, "what it may have: +noef, +ef, +momentum");
+  EXPECT_EQ(error_of("int8+momentum=0.9").code, Errc::unsupported);
+  EXPECT_EQ(error_of("int8+noef+decay=0.9").code, Errc::unsupported);
+  EXPECT_EQ(error_of("none+ema").code, Errc::unsupported);
+}
+
 TEST(SpecErrors, Syntax) {
-  for (const char* text : {"", ":", ":s=1", "+ef", "none:", "none:a", "none:=1", "none:,", "none+",
-                           "none+ef+ef", "none+ef+noef", "none+EF", "none+momentum"}) {
+  for (const char* text :
+       {"", ":", ":s=1", "+ef", "none:", "none:a", "none:=1", "none:,", "none+", "none+ef+ef",
+        "none+ef+noef", "none+EF", "none+", "topk+ef=1", "topk+decay",
+        "topk+decay=", "topk+decay=0.5+decay=0.5", "int8+ema+ef", "topk+momentum="}) {
     EXPECT_EQ(error_of(text).code, Errc::spec_syntax) << text;
   }
   EXPECT_EQ(error_of(std::string(5000, 'a')).code, Errc::spec_syntax);
@@ -214,6 +238,19 @@ TEST(SpecErrors, MessagesArePrintable) {
 std::string canonical_of(std::string_view text) {
   const auto spec = Spec::parse(text);
   return spec ? spec->canonical() : spec.error().message;
+}
+
+TEST(Spec, ModifiersHaveOneForm) {
+  EXPECT_EQ(canonical_of("topk+ef+decay=1"), "topk");
+  EXPECT_EQ(canonical_of("topk+decay=0.50"), "topk+decay=0.5");
+  EXPECT_EQ(canonical_of("topk+decay=0.5+ef"), "topk+decay=0.5");
+  EXPECT_EQ(canonical_of("int8+decay=0.1+ef"), "int8+ef+decay=0.1");
+  EXPECT_EQ(canonical_of("topk+momentum"), "topk+momentum=0.9");
+  EXPECT_EQ(canonical_of("int8:block=64+ema=9e-1"), "int8:block=64+ema=0.9");
+  EXPECT_EQ(Spec::parse("int8+ema=0.95")->memory(), (MemorySettings{MemoryKind::ema, 0.95F, 1}));
+  EXPECT_EQ(Spec::parse("topk+decay=0.25")->memory(),
+            (MemorySettings{MemoryKind::residual, 0, 0.25F}));
+  EXPECT_NE(Spec::parse("topk")->hash(), Spec::parse("topk+decay=0.5")->hash());
 }
 
 TEST(Spec, Examples) {

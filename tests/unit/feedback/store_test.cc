@@ -39,6 +39,22 @@ TEST(Store, ScalingLeavesCodecStateAlone) {
   EXPECT_DOUBLE_EQ(store.residual_norm(), 1.5);  // own residuals only
 }
 
+TEST(Store, WhatIsInUnitsOfTheGradientFollowsThemAndResidualsAloneTheLearningRate) {
+  Store store;
+  std::vector<std::span<float>> values;
+  for (const StateKind kind : {StateKind::residual, StateKind::owner_residual, StateKind::mean,
+                               StateKind::momentum, StateKind::codec_state}) {
+    values.push_back(*store.add(kind, std::to_string(static_cast<int>(kind)), 1));
+    values.back()[0] = 8.0F;
+  }
+  store.scale_residuals(0.5F);
+  store.reweigh_residuals(0.25F);
+  const std::vector<float> expected{1, 1, 4, 4, 8};
+  for (size_t i = 0; i < expected.size(); ++i) EXPECT_EQ(values[i][0], expected[i]) << i;
+  EXPECT_EQ(store.residual_bytes(), 16U);
+  EXPECT_EQ(store.state_bytes(), 4U);
+}
+
 StateHeader header() { return {kStateVersion, 1, 4, 77, 88, "3lc"}; }
 
 TEST(StateHeader, TheSameIsAccepted) { EXPECT_TRUE(accepts(header(), header())); }

@@ -74,6 +74,9 @@ TEST_P(BasicKernelsTest, ElementwiseLoopsEqualTheReference) {
       };
       check([&](const BasicKernels& k, float* out, const float* in) { k.add(out, in, n); });
       check([&](const BasicKernels& k, float* out, const float* in) { k.axpy(out, -0.3F, in, n); });
+      check([&](const BasicKernels& k, float* out, const float* in) {
+        k.blend(0.9F, out, 0.1F, in, n);
+      });
       check([&](const BasicKernels& k, float* out, const float*) { k.scale(out, 1.0F / 3, n); });
       check([&](const BasicKernels& k, float* out, const float* in) { k.mul(out, 0.7F, in, n); });
     }
@@ -85,6 +88,11 @@ TEST_P(BasicKernelsTest, MaximumOfSums) {
     const std::vector<float> x = normal_values(n, 1), y = normal_values(n, 2);
     EXPECT_EQ(bits(simd_.max_abs_sum(x.data(), y.data(), n)),
               bits(kBasicScalar.max_abs_sum(x.data(), y.data(), n)));
+    const std::vector<float> z = normal_values(n, 3);
+    EXPECT_EQ(bits(simd_.max_abs_blend(0.9F, y.data(), 0.1F, x.data(), n)),
+              bits(kBasicScalar.max_abs_blend(0.9F, y.data(), 0.1F, x.data(), n)));
+    EXPECT_EQ(bits(simd_.max_abs_momentum(z.data(), 0.9F, y.data(), x.data(), n)),
+              bits(kBasicScalar.max_abs_momentum(z.data(), 0.9F, y.data(), x.data(), n)));
   }
 }
 

@@ -24,7 +24,7 @@ struct Fixture {
     slot.plan = codec.plan(slot.unit, 1);
     state.resize(slot.plan.state_floats);
     slot.state = state;
-    if (spec.feedback()) slot.residual = residual.data();
+    if (spec.feedback()) slot.memory = {spec.memory(), residual.data()};
     codec.init(slot, place);
     kept.resize(slot.plan.kept_bytes + 64);
     scratch.resize(slot.plan.scratch_bytes + 64);

@@ -84,6 +84,10 @@ class NativeSum final : public Strategy {
   Result<Next> after_status(std::span<Step> batch);
   Result<Next> advance(std::span<Step> batch);
   void finish();
+  void keep_sent(uint32_t unit, uint32_t round);
+  [[nodiscard]] uint32_t last_round(uint64_t unit) const {
+    return plan_.units[unit].piece->send.plan.rounds - 1;
+  }
   void undo(pipeline::Undo why);
 
   RankState* state_;
@@ -166,7 +170,7 @@ bool NativeSum::reserve(const Layout& layout) {
   uint64_t copies = 0;
   for (const auto& s : slices_) {
     sent_offsets_.push_back(copies);
-    copies += round_up(s[0].bytes, 64);
+    copies += round_up(s[last_round(sent_offsets_.size() - 1)].bytes, 64);
   }
   if (keep_sent_) ok = ok && sent_memory_.reserve(std::max<uint64_t>(copies, 1));
   outcomes_.resize(plan_.units.size());
@@ -200,6 +204,7 @@ void NativeSum::begin(const Input& input) {
   round_ = 0;
   flush_heard_ = 0;
   std::fill(sent_.begin(), sent_.end(), Bytes{});
+  std::fill(outcomes_.begin(), outcomes_.end(), pipeline::Outcome::zero);
   if (input_.failure != nullptr) {
     poison();
   } else {
@@ -269,13 +274,17 @@ void NativeSum::encode_first_unit(uint32_t i) {
     std::fill(out.begin(), out.end(), uint8_t{0xFF});
     ++counters_->non_finite_units;
   } else {
-    sent_[i] = out;  // non-empty: there is something to undo
-    if (keep_sent_) {
-      const MutBytes copy = sent_memory_.bytes().subspan(sent_offsets_[i], out.size());
-      std::copy(out.begin(), out.end(), copy.begin());
-      sent_[i] = copy;
-    }
+    keep_sent(i, 0);
   }
+}
+
+/// The engine adds in place; own feedback decodes its own payload of the last round.
+void NativeSum::keep_sent(uint32_t i, uint32_t round) {
+  if (!keep_sent_ || round != last_round(i)) return;
+  const MutBytes out = lanes_of(i, round);
+  const MutBytes copy = sent_memory_.bytes().subspan(sent_offsets_[i], out.size());
+  std::copy(out.begin(), out.end(), copy.begin());
+  sent_[i] = copy;
 }
 
 void NativeSum::encode_later() {
@@ -294,7 +303,7 @@ void NativeSum::encode_later_unit(uint32_t i) {
   Work work = memory_.work(i, state_->codec());
   const pipeline::UnitEncoded encoded = state_->codec().encode_round(
       u.piece->send, place(i, round_), round_, input_.gradient + u.offset, work, out);
-  if (encoded.outcome != pipeline::Outcome::non_finite) return;
+  if (encoded.outcome != pipeline::Outcome::non_finite) return keep_sent(i, round_);
   std::fill(out.begin(), out.end(), uint8_t{0xFF});
   ++counters_->non_finite_units;
 }
@@ -396,15 +405,14 @@ void NativeSum::finish() {
   });
   for (uint32_t i = 0; i < plan_.units.size(); ++i) {
     const BucketUnit& u = plan_.units[i];
-    const uint32_t last = u.piece->send.plan.rounds - 1;
+    const uint32_t last = last_round(i);
     const Place p = place(i, last);
     const MutBytes merged = lanes_of(i, last);
     Work work = memory_.work(i, codec);
     const Term sum{merged, p.prescale == 1.0F ? 1.0F / static_cast<float>(state_->world()) : 1.0F};
     float* out = input_.gradient + u.offset;
     codec.decode(u.piece->send.unit, p, {&sum, 1}, work, {out, false});
-    codec.commit(u.piece->send, p, keep_sent_ ? sent_[i] : Bytes{}, merged, state_->world(), out,
-                 work);
+    codec.commit(u.piece->send, p, sent_[i], merged, state_->world(), out, work);
   }
 }
 
@@ -412,11 +420,11 @@ void NativeSum::undo(pipeline::Undo why) {
   if (phase_ == Phase::idle) return;
   phase_ = Phase::idle;
   for (uint32_t i = 0; i < plan_.units.size(); ++i) {
-    if (sent_[i].empty()) continue;
+    if (outcomes_[i] != pipeline::Outcome::payload) continue;
     const BucketUnit& u = plan_.units[i];
     Work work = memory_.work(i, state_->codec());
-    state_->codec().undo(u.piece->send, place(i, 0), sent_[i], input_.gradient + u.offset, why,
-                         work);
+    state_->codec().undo(u.piece->send, place(i, last_round(i)), sent_[i],
+                         input_.gradient + u.offset, why, work);
   }
 }
 

@@ -29,7 +29,7 @@ bool Uncompressed::reserve() {
   copies_.resize(layout_->parameters.size(), kNoCopy);
   for (size_t i = 0; i < layout_->parameters.size(); ++i) {
     const RankParameter& p = state_->parameter(layout_->parameters[i]);
-    if (p.residual == nullptr) continue;
+    if (p.memory.values == nullptr) continue;
     copies_[i] = copied_;
     copied_ += p.count;
   }
@@ -63,7 +63,10 @@ bool Uncompressed::copy_gradient() {
 
 void Uncompressed::add_residuals() {
   for (size_t i = 0; i < copies_.size(); ++i) {
-    if (copies_[i] != kNoCopy) drained_[i] = add_residual(i) ? 1 : 0;
+    if (copies_[i] == kNoCopy ||
+        state_->parameter(layout_->parameters[i]).memory.residual() == nullptr)
+      continue;
+    drained_[i] = add_residual(i) ? 1 : 0;
   }
   narrow();
 }
@@ -77,7 +80,7 @@ bool Uncompressed::add_residual(size_t i) {
   const kernels::Scan scan = pipeline::scan(codec, g, p.count);
   if (!scan.any_nonzero || !scan.all_finite) return false;
   for (const RankPiece& piece : p.pieces) take_owned_residual(piece);
-  codec.kernels().axpy(g, part(), p.residual, p.count);
+  codec.kernels().axpy(g, part(), p.memory.values, p.count);
   if (pipeline::scan(codec, g, p.count).all_finite) return true;
   std::copy_n(reinterpret_cast<const float*>(copy_.bytes().data()) + copies_[i], p.count, g);
   return false;
@@ -86,17 +89,17 @@ bool Uncompressed::add_residual(size_t i) {
 /// An owner's residual belongs to the mean: it counts `world` times among the ranks' own. One that
 /// would overflow stays where it is.
 void Uncompressed::take_owned_residual(const RankPiece& piece) {
-  if (piece.mean.residual == nullptr) return;
+  if (piece.mean.memory.values == nullptr) return;
   const auto world = static_cast<float>(state_->world());
   const uint64_t count = piece.mean.unit.count;
   const auto sum = [&](uint64_t k) {
-    return piece.send.residual[k] + world * piece.mean.residual[k];
+    return piece.send.memory.values[k] + world * piece.mean.memory.values[k];
   };
   for (uint64_t k = 0; k < count; ++k) {
     if (!std::isfinite(sum(k))) return;
   }
-  for (uint64_t k = 0; k < count; ++k) piece.send.residual[k] = sum(k);
-  std::fill_n(piece.mean.residual, count, 0.0F);
+  for (uint64_t k = 0; k < count; ++k) piece.send.memory.values[k] = sum(k);
+  std::fill_n(piece.mean.memory.values, count, 0.0F);
 }
 
 /// Delivered: a residual loses what travelled of it, and keeps what 16 bits rounded off. Where the
@@ -115,12 +118,15 @@ void Uncompressed::drop_residual(size_t i) {
   const auto* g = reinterpret_cast<const float*>(copy_.bytes().data()) + copies_[i];
   const DType travelled = wide_ ? DType::f32 : input_.dtype;
   const float part = this->part();
+  float* const residual = p.memory.values;
   for (uint64_t k = 0; k < p.count; ++k) {
-    const float share = part * p.residual[k];
+    const float share = part * residual[k];
     const float out = g[k] + share;
-    const float rest = p.residual[k] - share;
-    p.residual[k] = travelled == DType::f32 ? rest : rest + (out - rounded_to(travelled, out));
+    const float rest = residual[k] - share;
+    residual[k] = travelled == DType::f32 ? rest : rest + (out - rounded_to(travelled, out));
   }
+  // Everything goes out, and momentum is 0 where something was sent.
+  if (p.memory.momentum != nullptr) std::fill_n(p.memory.momentum, p.count, 0.0F);
 }
 
 /// A sum cannot carry a message: all ones, a NaN in every type, announce that there is one.

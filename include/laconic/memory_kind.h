@@ -1,0 +1,34 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+namespace laconic {
+
+/// What a rank remembers of a parameter's gradients between steps, g being this step's: a modifier
+/// of the spec. `t` is what is encoded, Q(t) what the payload decodes to.
+enum class MemoryKind : uint8_t {
+  none,      ///< +noef: t = g
+  residual,  ///< +ef, +decay=β (else β = 1): t = β·e + g, then e ← t − Q(t)
+  ema,       ///< +ema=β: m ← β·m + (1 − β)·g, t = m (Signum)
+  momentum,  ///< +momentum=μ: u ← μ·u + g, v ← v + u, t = v; both 0 where v was sent (DGC)
+};
+
+/// A set of memory kinds, as Contract::memories. `none` is in every set.
+template <class... Kinds>
+constexpr uint8_t memory_set(Kinds... kinds) {
+  return static_cast<uint8_t>((1U | ... | (1U << static_cast<uint32_t>(kinds))));
+}
+constexpr bool in_memory_set(uint8_t set, MemoryKind kind) {
+  return (set >> static_cast<uint32_t>(kind) & 1U) != 0;
+}
+
+/// A spec's memory. Factors are in (0, 1].
+struct MemorySettings {
+  MemoryKind kind = MemoryKind::none;
+  float factor = 0.0F;  ///< β of ema, μ of momentum; else 0
+  float decay = 1.0F;   ///< β of residual; else 1
+  friend bool operator==(const MemorySettings&, const MemorySettings&) = default;
+};
+
+}  // namespace laconic

@@ -1,0 +1,52 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// What error feedback, a running mean and DGC's momentum do to a range of a parameter, by kind of
+// memory (laconic/memory_kind.h): the arithmetic alone. When which of it happens is the pipeline's
+// business.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/core/basic.h"
+#include "laconic/memory_kind.h"
+
+namespace laconic::feedback {
+
+/// A unit's arrays, or those of a range of it. Plain pointers: the store owns them.
+struct Memory {
+  MemorySettings settings;
+  float* values = nullptr;    ///< e, m or v: what is encoded. Null: no memory
+  float* momentum = nullptr;  ///< u, for momentum alone
+
+  /// Gradient that was not delivered: e or v. A running mean is none.
+  [[nodiscard]] float* residual() const noexcept {
+    return settings.kind == MemoryKind::ema ? nullptr : values;
+  }
+  /// A residual without decay: the one that fused codecs update themselves.
+  [[nodiscard]] bool plain() const noexcept {
+    return settings.kind == MemoryKind::residual && settings.decay == 1.0F;
+  }
+  [[nodiscard]] Memory from(uint64_t first) const noexcept {
+    return {settings, values == nullptr ? nullptr : values + first,
+            momentum == nullptr ? nullptr : momentum + first};
+  }
+};
+
+// Of all functions: `memory` has values; `n` elements of each array; `g` the gradient.
+
+/// max |x|, by absolute bits (infinity or NaN when not all are finite), of what `correct` would
+/// encode. Finite: nothing in memory becomes anything else.
+float largest_corrected(const kernels::BasicKernels& k, const Memory& memory, const float* g,
+                        uint64_t n);
+/// The gradient joins what is encoded.
+void correct(const kernels::BasicKernels& k, const Memory& memory, const float* g, uint64_t n);
+/// Undoes `correct`, within a rounding of each of its operations.
+void take_back(const kernels::BasicKernels& k, const Memory& memory, const float* g, uint64_t n);
+
+/// As largest_corrected, of `keep`.
+float largest_kept(const kernels::BasicKernels& k, const Memory& memory, const float* g,
+                   uint64_t n);
+/// The gradient that no exchange took: as `correct`, but nothing decays, as nothing was sent.
+void keep(const kernels::BasicKernels& k, const Memory& memory, const float* g, uint64_t n);
+
+}  // namespace laconic::feedback
