@@ -17,9 +17,9 @@ Result<void> check_slot(const Spec& spec, const Unit& unit, const Slot& slot, ui
                         std::string_view parameter);
 
 /// A unit's slots, by rank, all checked, to their mean: out = ((w·d0 + w·d1) + …), where
-/// w = 1/slots.size(), or 1 for a codec that finishes the sum itself (CodecTable::finish). `terms` is
-/// scratch for as many entries. Zero slots contribute nothing but count in the divisor; where all are
-/// zero, so is the mean.
+/// w = 1/slots.size(), or 1 for a codec that finishes the sum itself (CodecTable::finish). `terms`
+/// is scratch for as many entries. Zero slots contribute nothing but count in the divisor; where
+/// all are zero, so is the mean.
 void mean_of_unit(const Spec& spec, const Unit& unit, const Place& place,
                   std::span<const Slot> slots, std::span<Term> terms, Work& work, float* out);
 

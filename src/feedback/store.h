@@ -38,7 +38,8 @@ class Store {
   Result<std::span<float>> add(StateKind kind, std::string name, uint64_t count);
 
   [[nodiscard]] const std::deque<Entry>& entries() const noexcept { return entries_; }
-  /// Multiplies everything in units of the gradient by `factor`: these have changed (AMP loss scale).
+  /// Multiplies everything in units of the gradient by `factor`: the unit has changed (AMP loss
+  /// scale).
   void scale_residuals(float factor) noexcept;
   /// Multiplies residuals alone: a step of the optimizer now weighs 1/factor as much as before, and
   /// what waits was to go in at its old weight (EF-SignSGD's learning rate).

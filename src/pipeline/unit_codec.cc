@@ -189,7 +189,7 @@ void UnitCodec::settle(const UnitSlot& slot, const Place& place, Bytes sent, Wor
   forget_sent(slot, sent, work);
 }
 
-/// DGC's mask (Lin et al., ICLR 2018, algorithm 1): velocity and momentum begin anew where
+/// DGC's mask (Lin et al., ICLR 2018, algorithm 1): velocity and momentum are 0 where
 /// something was sent. Only now, so that until delivery nothing has to be put back.
 void UnitCodec::forget_sent(const UnitSlot& slot, Bytes sent, Work& work) const {
   if (!remembers(slot) || slot.memory.momentum == nullptr || sent.empty()) return;

@@ -81,8 +81,8 @@ class UnitCodec {
               Target target) const;
 
   /// Delivered: state moves on; aggregate feedback takes the mean out of the residual, momentum
-  /// forgets what was sent. `mean` is the decoded mean of this unit (for aggregate feedback), `sent`
-  /// the rank's own payload of the last round (empty when nothing was sent).
+  /// forgets what was sent. `mean` is the decoded mean of this unit (for aggregate feedback),
+  /// `sent` the rank's own payload of the last round (empty when nothing was sent).
   void commit(const UnitSlot& slot, const Place& place, Bytes sent, Bytes merged,
               uint32_t contributors, const float* mean, Work& work) const;
   /// The part of commit for a lone contributor that concerns memory: no mean is at hand.

@@ -324,7 +324,7 @@ class Oracle {
       }
     }
   }
-  /// Velocity and momentum begin anew where something was sent, a zero, too: that turns one of two
+  /// Velocity and momentum are 0 where something was sent, a zero, too: that turns one of two
   /// decodings into -0 into +0.
   void forget(uint32_t rank, const Piece& piece, const Coded& coded) {
     const uint64_t n = piece.unit.count;

@@ -31,8 +31,8 @@ struct RankParameter {
 class RankState {
  public:
   /// Allocates memory and codec state in `store` (names: residual/P or mean/P, momentum/P,
-  /// owner_residual/P@offset, state/P@offset#hop). A mean that this rank owns has a residual at most:
-  /// averages and momentum are of a rank's own gradients.
+  /// owner_residual/P@offset, state/P@offset#hop). A mean that this rank owns has a residual at
+  /// most: averages and momentum are of a rank's own gradients.
   static Result<std::unique_ptr<RankState>> create(const Model& model,
                                                    const pipeline::UnitCodec& codec,
                                                    feedback::Store& store);
