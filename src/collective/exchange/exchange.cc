@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "base/hash.h"
 #include "collective/exchange/strategy_parts.h"
 #include "kernels/cast/cast.h"
 
@@ -29,6 +30,14 @@ uint32_t tag_of(uint32_t sequence, uint32_t batch, uint32_t index) {
 }
 static_assert(kMaxBatch <= 4);
 
+uint64_t hash_of(const Layout& layout, DType dtype) {
+  const auto bytes = [](const auto& list) {
+    return Bytes(reinterpret_cast<const uint8_t*>(list.data()), list.size() * sizeof(list[0]));
+  };
+  const uint64_t names = hash64(bytes(layout.parameters), static_cast<uint64_t>(dtype));
+  return hash64(bytes(layout.offsets), names ^ layout.elements);
+}
+
 }  // namespace
 
 Exchange::Exchange(RankState& state, Layout layout, DType dtype, Counters& counters)
@@ -36,6 +45,7 @@ Exchange::Exchange(RankState& state, Layout layout, DType dtype, Counters& count
       counters_(&counters),
       layout_(std::move(layout)),
       dtype_(dtype),
+      layout_hash_(hash_of(layout_, dtype)),
       status_(state),
       uncompressed_(state, layout_, counters, status_) {}
 
@@ -91,6 +101,7 @@ Input Exchange::input() noexcept {
           .dtype = dtype_,
           .step = bucket_.step,
           .sequence = sequence_,
+          .layout = layout_hash_,
           .bucket = bucket_.index,
           .flush_wish = flush_.wish,
           .failure = failure_ ? &*failure_ : nullptr};
@@ -152,8 +163,10 @@ Result<uint32_t> Exchange::enroll(std::span<Step> batch) {
     return uint32_t{1};
   }
   if (auto heard = status_.receive(input()); !heard) {
-    // Every rank has heard of it, this one's own failure included: the others stop here.
-    if (heard.error().code == Errc::peer_failed || failure_) {
+    // Every rank has heard of it, this one's own failure included: the others stop here. Of ranks
+    // that are not all at the same exchange, every one sees another.
+    if (heard.error().code == Errc::peer_failed || heard.error().code == Errc::ranks_disagree ||
+        failure_) {
       abort();
       return std::move(heard).error();
     }

@@ -91,6 +91,7 @@ class Exchange {
   Counters* counters_;
   Layout layout_;
   DType dtype_ = DType::f32;
+  uint64_t layout_hash_ = 0;
   StatusRound status_;
   Uncompressed uncompressed_;
   std::unique_ptr<Strategy> strategy_;  // null: a spare, or only ever uncompressed

@@ -54,11 +54,17 @@ class RankState {
   [[nodiscard]] const std::string& name_of(uint32_t parameter) const {
     return model_->parameters()[parameter].name;
   }
-  /// The header's identity of a bundle from rank `from`.
-  [[nodiscard]] BundleId bundle_id(BundleKind kind, uint32_t from, uint64_t step, uint32_t sequence,
+  /// The header's identity of a bundle from rank `from`: of this exchange, of this bucket's layout.
+  template <class Exchanged>
+  [[nodiscard]] BundleId bundle_id(BundleKind kind, uint32_t from, const Exchanged& input,
                                    uint8_t round) const noexcept {
-    return {kind, round,    static_cast<uint16_t>(from), static_cast<uint16_t>(world()),
-            step, sequence, model_->agreement()};
+    return {kind,
+            round,
+            static_cast<uint16_t>(from),
+            static_cast<uint16_t>(world()),
+            input.step,
+            input.sequence,
+            model_->agreement() ^ input.layout};
   }
 
  private:

@@ -34,6 +34,9 @@ Result<void> StatusRound::receive(const Input& input) {
   for (uint32_t r = 0; r < state_->world(); ++r) {
     const Bytes bytes = Bytes(recv_.bytes()).subspan(recv_offsets_[r], kMinCapacity);
     auto view = parse_bundle(bytes, {id(input, r), {}, {}});
+    // A rank that has failed may not even know the bucket's layout: it listens for failures alone,
+    // its own among them.
+    if (!view && input.failure != nullptr) continue;
     if (!view) return std::move(view).error();
     if (view->failed) return to_error(view->failure);
   }

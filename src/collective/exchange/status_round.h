@@ -28,7 +28,7 @@ class StatusRound {
 
  private:
   [[nodiscard]] BundleId id(const Input& input, uint32_t rank) const {
-    return state_->bundle_id(BundleKind::contribution, rank, input.step, input.sequence, 0);
+    return state_->bundle_id(BundleKind::contribution, rank, input, 0);
   }
 
   const RankState* state_;

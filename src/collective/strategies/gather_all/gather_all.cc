@@ -31,7 +31,7 @@ class GatherAll final : public Strategy {
   static constexpr uint8_t kMaxRounds = 2;  // what outgrew its capacity travels once more
 
   [[nodiscard]] BundleId id(uint32_t rank) const {
-    return state_->bundle_id(BundleKind::contribution, rank, input_.step, input_.sequence, round_);
+    return state_->bundle_id(BundleKind::contribution, rank, input_, round_);
   }
   void encode();
   uint64_t seal();

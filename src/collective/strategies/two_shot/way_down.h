@@ -53,7 +53,7 @@ class WayDown {
 
  private:
   [[nodiscard]] BundleId id(uint32_t owner) const {
-    return state_->bundle_id(BundleKind::mean, owner, input_.step, input_.sequence, round_);
+    return state_->bundle_id(BundleKind::mean, owner, input_, round_);
   }
   [[nodiscard]] const Share& own() const { return shares_->of[state_->rank()]; }
   [[nodiscard]] BundleExpect expect(uint32_t owner) const {

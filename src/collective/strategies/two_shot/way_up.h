@@ -59,7 +59,7 @@ class WayUp {
 
  private:
   [[nodiscard]] BundleId id(uint32_t from) const {
-    return state_->bundle_id(BundleKind::contribution, from, input_.step, input_.sequence, round_);
+    return state_->bundle_id(BundleKind::contribution, from, input_, round_);
   }
   [[nodiscard]] const Share& own() const { return shares_->of[state_->rank()]; }
   [[nodiscard]] MutBytes out(uint32_t owner) {
