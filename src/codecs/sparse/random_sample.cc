@@ -1,0 +1,44 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+#include "codecs/sparse/random_sample.h"
+
+#include <cmath>
+
+#include "base/slices.h"
+
+namespace laconic::codecs {
+
+uint64_t RandomSample::size(double sample, uint64_t n) noexcept {
+  const double part = std::min(sample, 1.0) * static_cast<double>(n);
+  return round_up(std::max(kFewest, static_cast<uint64_t>(part)), 4);
+}
+
+void RandomSample::take(const float* x, uint64_t size, const Work& work,
+                        float* out) const noexcept {
+  constexpr uint64_t kSlice = 4096;  // of elements: a multiple of 16
+  const bool quads = n_ > kQuads;
+  for_slices(work.pool, size, kSlice, [&](uint64_t begin, uint64_t end) {
+    if (!quads) {
+      for (uint64_t j = begin; j < end; j += 4) {
+        const RandomBlock place = places(j / 4);
+        for (uint32_t i = 0; i < 4; ++i) out[j + i] = x[place[i]];
+      }
+      return;
+    }
+    for (uint64_t j = begin; j < end; j += 16) {
+      const RandomBlock place = places(j / 16);
+      for (uint64_t i = 0; i < 4 && j + 4 * i < end; ++i) {
+        const float* four = x + std::min<uint64_t>(place[i] / 4 * 4, n_ - 4);
+        std::copy_n(four, 4, out + j + 4 * i);
+      }
+    }
+  });
+}
+
+uint64_t RandomSample::rank(double wanted, uint64_t n, uint64_t size, uint32_t attempt) noexcept {
+  const double expected = wanted / static_cast<double>(n) * static_cast<double>(size);
+  const double deviations = n > kQuads ? 6.0 : 4.0;
+  const double enough = 0.75 * expected + deviations * std::sqrt(expected) + 3.0;
+  return static_cast<uint64_t>(std::max(expected, enough)) << attempt;
+}
+
+}  // namespace laconic::codecs
