@@ -100,22 +100,23 @@ struct Finder {
   // Parts what was taken: positives from the front, negatives from the back; zeros are dropped.
   void take(const RandomSample& places, uint64_t size, float* taken, float* parted) {
     places.take(x, size, work, taken);
-    PerSign<uint64_t> found{};
-    for (uint64_t j = 0; j < size; ++j) {
+    uint64_t positive = 0;
+    uint64_t negative = 0;
+    for (uint64_t j = 0; j < size; ++j) {  // no branch: a sign is a toss
       const float v = taken[j];
-      const Sign s = sign_of(v);
-      parted[s == kPositive ? found[s] : size - 1 - found[s]] = v;
-      found[s] += v != 0.0F ? 1U : 0U;
+      parted[positive] = v;
+      positive += v > 0.0F ? 1U : 0U;
+      parted[size - 1 - negative] = v;
+      negative += v < 0.0F ? 1U : 0U;
     }
-    sampled = found;
-    sample = {parted, parted + size - found[kNegative]};
+    sampled = {positive, negative};
+    sample = {parted, parted + size - negative};
   }
 
   [[nodiscard]] uint32_t bound(Sign s, uint64_t size, uint32_t attempt) const {
     const double of_sign =
         static_cast<double>(sampled[s]) / static_cast<double>(size) * static_cast<double>(n);
-    const uint64_t rank = RandomSample::rank(ratio * of_sign, n, size, attempt);
-    return rank > sampled[s] ? 1 : std::max(1U, exact_cut(sample[s], sampled[s], rank).key);
+    return RandomSample::bound(sample[s], sampled[s], size, ratio * of_sign, n, attempt, work.isa);
   }
 
   [[nodiscard]] uint64_t wanted(Sign s) const { return wanted_of(ratio, list.total(s)); }

@@ -54,14 +54,20 @@ void SignedList::collect_block(const float* x, uint64_t block, Isa isa, Counters
   const uint32_t found =
       k.select(x + begin, m, static_cast<uint32_t>(begin), std::min(floor_[0], floor_[1]),
                index[kPositive].data(), value[kPositive].data());
+  // No branch: a sign is a toss. As integers without their sign, keys below the floor wrap round.
+  // The positives move down in place.
+  const PerSign<uint32_t> room{0x80000000U - floor_[kPositive], 0x80000000U - floor_[kNegative]};
   PerSign<uint32_t> parted{};
-  for (uint32_t j = 0; j < found; ++j) {  // the positives stay in place: they only move down
+  for (uint32_t j = 0; j < found; ++j) {
     const uint32_t i = index[kPositive][j];
     const float v = value[kPositive][j];
-    const Sign s = sign_of(v);
-    index[s][parted[s]] = i;
-    value[s][parted[s]] = v;
-    parted[s] += magnitude_key(v) >= floor_[s] ? 1U : 0U;
+    const auto bits = std::bit_cast<uint32_t>(v);
+    index[kPositive][parted[kPositive]] = i;
+    value[kPositive][parted[kPositive]] = v;
+    index[kNegative][parted[kNegative]] = i;
+    value[kNegative][parted[kNegative]] = v;
+    parted[kPositive] += bits - floor_[kPositive] < room[kPositive] ? 1U : 0U;
+    parted[kNegative] += bits - 0x80000000U - floor_[kNegative] < room[kNegative] ? 1U : 0U;
   }
   total[kPositive].fetch_add(signs.positive, std::memory_order_relaxed);
   total[kNegative].fetch_add(signs.negative, std::memory_order_relaxed);
@@ -89,7 +95,7 @@ void SignedList::collect(const float* x, PerSign<uint32_t> floor, const Work& wo
 }
 
 Cut SignedList::cut(Sign s, uint64_t k) const noexcept {
-  return codecs::exact_cut(value_[s], count_[s], k);
+  return codecs::exact_cut(value_[s], count_[s], k, floor_[s]);
 }
 
 uint64_t SignedList::keep(Sign s, Cut cut, uint32_t* index, float* value) const noexcept {

@@ -62,8 +62,8 @@ struct Finder {
   bool find_sampled(const RandomSample& sample, uint64_t size, float* taken) {
     sample.take(x, size, work, taken);
     for (uint32_t attempt = 0; attempt < kTries; ++attempt) {
-      const uint64_t rank = RandomSample::rank(static_cast<double>(k), n, size, attempt);
-      const uint32_t bound = rank > size ? 1 : exact_cut(taken, size, rank).key;
+      const uint32_t bound =
+          RandomSample::bound(taken, size, size, static_cast<double>(k), n, attempt, work.isa);
       if (!collect_from(bound)) return false;
       if (!too_few(list.count(), k) || bound <= 1) return true;
     }
@@ -130,7 +130,8 @@ Encoded Dgc::encode(const Params& p, std::span<const float>, const Unit& unit, c
   CandidateList& list = finder.list;
   const bool cuts = list.count() > most_of(k);
   return write_counted(out, cuts ? k : list.count(), n, [&](SparseWriter& writer) {
-    list.write(cuts ? list.exact_cut(k) : Cut{list.floor() - 1, 0}, work, writer);
+    if (!cuts) return write_whole(list, work, writer);
+    list.write(list.exact_cut(k), work, writer);
   });
 }
 

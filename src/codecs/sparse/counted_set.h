@@ -9,6 +9,7 @@
 
 #include "codecs/sparse/sparse_erase.h"
 #include "codecs/sparse/sparse_payload.h"
+#include "codecs/sparse/sparse_select.h"
 #include "laconic/codec.h"
 
 namespace laconic::codecs {
@@ -22,6 +23,14 @@ inline constexpr uint64_t kCountBytes = sizeof(uint32_t);
 /// `payload` is checked.
 [[nodiscard]] inline SparseView counted_view(Bytes payload, uint64_t n) noexcept {
   return sparse_view(payload.subspan(kCountBytes), load<uint32_t>(payload.data()), n);
+}
+
+/// Writes all that the list holds.
+inline void write_whole(CandidateList& list, const Work& work, SparseWriter& writer) noexcept {
+  if (work.pool != nullptr) return list.write({list.floor() - 1, 0}, work, writer);
+  list.for_each_piece([&](const uint32_t* index, const float* value, uint64_t m) {
+    writer.append(index, value, m);
+  });
 }
 
 /// Writes `count` elements by write(SparseWriter&). Not finite if one of them is not.

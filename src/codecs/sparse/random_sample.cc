@@ -1,9 +1,13 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 #include "codecs/sparse/random_sample.h"
 
+#include <array>
+#include <bit>
 #include <cmath>
 
 #include "base/slices.h"
+#include "codecs/sparse/sparse_select.h"
+#include "kernels/sparse/select.h"
 
 namespace laconic::codecs {
 
@@ -34,11 +38,21 @@ void RandomSample::take(const float* x, uint64_t size, const Work& work,
   });
 }
 
-uint64_t RandomSample::rank(double wanted, uint64_t n, uint64_t size, uint32_t attempt) noexcept {
+uint32_t RandomSample::bound(const float* taken, uint64_t m, uint64_t size, double wanted,
+                             uint64_t n, uint32_t attempt, Isa isa) noexcept {
+  constexpr uint64_t kMostGroups = 1024;
   const double expected = wanted / static_cast<double>(n) * static_cast<double>(size);
   const double deviations = n > kQuads ? 6.0 : 4.0;
   const double enough = 0.75 * expected + deviations * std::sqrt(expected) + 3.0;
-  return static_cast<uint64_t>(std::max(expected, enough)) << attempt;
+  const uint64_t rank = static_cast<uint64_t>(std::max(expected, enough)) << attempt;
+  if (rank > m) return 1;
+  // So many groups have a maximum of at least the rank-th of the maxima: a bound a little lower than
+  // the rank-th element, for a fraction of its cost.
+  const uint64_t groups = std::max<uint64_t>(64, std::bit_ceil(4 * rank));
+  if (groups > kMostGroups || 2 * groups > m) return std::max(1U, exact_cut(taken, m, rank).key);
+  std::array<uint32_t, kMostGroups> maximum;
+  kernels::select_kernels(isa).group_max(taken, m, static_cast<uint32_t>(groups), maximum.data());
+  return std::max(1U, kth_largest(maximum.data(), groups, rank));
 }
 
 }  // namespace laconic::codecs

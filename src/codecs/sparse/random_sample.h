@@ -38,12 +38,13 @@ class RandomSample {
   /// The elements of x[0, n) there; `size` as of size(), and so is the room of `out`.
   void take(const float* x, uint64_t size, const Work& work, float* out) const noexcept;
 
-  /// Of `size` elements sorted by magnitude, the place (from 1) whose magnitude at least three
-  /// quarters of `wanted` of the unit reach, but for the chance that sampling exceeds four
-  /// standard deviations (six where neighbours are taken), and few more than wanted. Each further
-  /// attempt looks twice as deep. May exceed `size`.
-  [[nodiscard]] static uint64_t rank(double wanted, uint64_t n, uint64_t size,
-                                     uint32_t attempt) noexcept;
+  /// The key that at least three quarters of `wanted` elements of a unit of n reach, but for the
+  /// chance that sampling exceeds four standard deviations (six where neighbours are taken), and
+  /// few more than wanted; 1, every element but zeros, where the sample is too small to say. Known
+  /// of the unit are `m` of the `size` elements of a sample, all that may be among the wanted. Each
+  /// further attempt looks twice as deep.
+  [[nodiscard]] static uint32_t bound(const float* taken, uint64_t m, uint64_t size, double wanted,
+                                      uint64_t n, uint32_t attempt, Isa isa) noexcept;
 
  private:
   RandomKey key_;

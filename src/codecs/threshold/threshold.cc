@@ -58,9 +58,8 @@ Encoded Threshold::encode(const Params& p, std::span<const float>, const Unit& u
   const uint32_t floor = floor_of(p.v);
   CandidateList list(work.scratch, n, capacity_of(n, most));
   if (list.collect(x, floor, work, Pass::forward) <= most) {
-    return write_counted(out, list.count(), n, [&](SparseWriter& writer) {
-      list.write({floor - 1, 0}, work, writer);
-    });
+    return write_counted(out, list.count(), n,
+                         [&](SparseWriter& writer) { write_whole(list, work, writer); });
   }
   if (!list.complete() && n > kSampled) {
     auto* keys = reinterpret_cast<uint32_t*>(work.scratch.data() +

@@ -180,9 +180,18 @@ SignCounts count_signs(const float* HWY_RESTRICT x, uint64_t n) {
     VI positive = zero, nonzero = zero;
     for (; i < end; i += lanes) {
       const VI bits = hn::BitCast(d, hn::LoadU(F(), x + i));
+#if LACONIC_AVX512
+      const __m512i one = _mm512_set1_epi32(1);
+      const __m512i magnitude = _mm512_set1_epi32(0x7FFFFFFF);
+      positive.raw = _mm512_mask_add_epi32(
+          positive.raw, _mm512_cmpgt_epi32_mask(bits.raw, zero.raw), positive.raw, one);
+      nonzero.raw = _mm512_mask_add_epi32(nonzero.raw, _mm512_test_epi32_mask(bits.raw, magnitude),
+                                          nonzero.raw, one);
+#else
       const VI key = hn::And(bits, hn::Set(d, 0x7FFFFFFF));
       positive = hn::Sub(positive, hn::VecFromMask(d, hn::Gt(bits, zero)));
       nonzero = hn::Sub(nonzero, hn::VecFromMask(d, hn::Gt(key, zero)));
+#endif
     }
     const auto above = static_cast<uint64_t>(hn::GetLane(hn::SumOfLanes(d, positive)));
     c.positive += above;
