@@ -94,8 +94,9 @@ struct RoundPlan {
   DType lane = DType::f32;  ///< for lanes
   uint64_t bytes = 0;  ///< exact size when Contract::exact_size (always for lanes), else the bound
   /// What to reckon with, at most `bytes` and equal to it where the size is exact: to a quarter,
-  /// the mean size for independent normal elements. The same on every machine. A codec that leaves
-  /// it at 0 means `bytes`: the table fills it in.
+  /// the mean size for independent normal elements, at some scale of theirs if it depends on that,
+  /// and after a warm-up. The same on every machine. A codec that leaves it at 0 means `bytes`: the
+  /// table fills it in.
   uint64_t expected = 0;
 };
 

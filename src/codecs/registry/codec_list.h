@@ -6,13 +6,16 @@
 // uses.
 #pragma once
 
+#include "codecs/adaq/adaq.h"
 #include "codecs/cast/cast.h"
+#include "codecs/dgc/dgc.h"
 #include "codecs/int8/int8.h"
 #include "codecs/none/none.h"
 #include "codecs/powersgd/powersgd.h"
 #include "codecs/randomk/randomk.h"
 #include "codecs/sidco/sidco.h"
 #include "codecs/threelc/threelc.h"
+#include "codecs/threshold/threshold.h"
 #include "codecs/topk/topk.h"
 
 namespace laconic::codecs {
@@ -20,6 +23,7 @@ namespace laconic::codecs {
 template <class... C>
 struct TypeList {};
 
-using CodecList = TypeList<None, Fp16, Bf16, Int8, PowerSgd, TopK, RandomK, Sidco, ThreeLc>;
+using CodecList =
+    TypeList<None, Fp16, Bf16, Int8, PowerSgd, TopK, RandomK, Sidco, ThreeLc, Threshold, Dgc, AdaQ>;
 
 }  // namespace laconic::codecs

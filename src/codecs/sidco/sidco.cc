@@ -8,6 +8,7 @@
 #include "codecs/sidco/exceedances.h"
 #include "codecs/sidco/sidco_fit.h"
 #include "codecs/sidco/trace.h"
+#include "codecs/sparse/sparse_erase.h"
 #include "codecs/sparse/sparse_payload.h"
 #include "kernels/sparse/select.h"
 
@@ -32,6 +33,10 @@ struct Header {
   uint32_t fitted;
 };
 constexpr uint64_t kHeader = sizeof(Header);
+
+SparseView set_of(Bytes payload, uint64_t n) {
+  return sparse_view(payload.subspan(kHeader), load<Header>(payload.data()).count, n);
+}
 
 uint64_t most_sent(double ratio, uint64_t n) {
   const uint64_t k = kept_of(ratio, n);
@@ -218,9 +223,11 @@ Errc Sidco::check(const Params& p, const Unit& unit, uint32_t, Bytes payload) {
 void Sidco::decode(const Params&, const Unit& unit, const Place&, std::span<const Term> terms,
                    Work& work, Target target) {
   const uint64_t n = unit.count;
-  decode_sparse(terms, n, work, target, [n](Bytes payload) {
-    return sparse_view(payload.subspan(kHeader), load<Header>(payload.data()).count, n);
-  });
+  decode_sparse(terms, n, work, target, [n](Bytes payload) { return set_of(payload, n); });
+}
+
+void Sidco::erase(const Params&, const Unit& unit, Bytes payload, float* values, Work& work) {
+  erase_sparse(set_of(payload, unit.count), unit.count, work, values);
 }
 
 void Sidco::commit(const Params& p, std::span<float> state, const Unit& unit, const Place&,

@@ -21,7 +21,10 @@ struct Sidco {
   static constexpr std::array<std::string_view, 3> kLaws{"exp", "gp", "p"};
   static constexpr std::array<std::string_view, 3> kModes{"faithful", "signed", "fixed"};
 
-  static constexpr CodecInfo info{"sidco", 7, 1, "elements above a fitted threshold",
+  static constexpr CodecInfo info{"sidco",
+                                  7,
+                                  1,
+                                  "elements above a fitted threshold",
                                   "Abdelmoniem et al., MLSys 2021, arXiv 2101.10761",
                                   Method::sparsification};
   static constexpr std::array fields{
@@ -47,6 +50,7 @@ struct Sidco {
                      std::span<const Term> terms, Work& work, Target target);
   static void commit(const Params& p, std::span<float> state, const Unit& unit, const Place& place,
                      Bytes sent, Bytes merged, uint32_t contributors, Work& work);
+  static void erase(const Params& p, const Unit& unit, Bytes payload, float* values, Work& work);
 };
 
 }  // namespace laconic::codecs

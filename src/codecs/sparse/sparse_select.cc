@@ -139,8 +139,8 @@ uint32_t kth_largest(const uint32_t* keys, uint64_t m, uint64_t k) noexcept {
   return cut_of(keys, m, k, 0).key;
 }
 
-Cut exact_cut(const float* values, uint64_t m, uint64_t k) noexcept {
-  return cut_of(values, m, k, 0);
+Cut exact_cut(const float* values, uint64_t m, uint64_t k, uint32_t floor) noexcept {
+  return cut_of(values, m, k, floor);
 }
 
 Cut CandidateList::exact_cut(uint64_t k) const noexcept {

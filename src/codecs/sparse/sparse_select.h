@@ -21,8 +21,10 @@ struct Cut {
 };
 
 /// The cut that keeps exactly k of values[0, m), 1 <= k <= m: the k-th largest magnitude, by radix
-/// selection; expected O(m), at most three passes over equal leading digits.
-[[nodiscard]] Cut exact_cut(const float* values, uint64_t m, uint64_t k) noexcept;
+/// selection; expected O(m), at most three passes over equal leading digits. No key lies below
+/// `floor`: knowing one near the k-th saves looking for it.
+[[nodiscard]] Cut exact_cut(const float* values, uint64_t m, uint64_t k,
+                            uint32_t floor = 0) noexcept;
 /// The k-th largest of keys[0, m), 1 <= k <= m.
 [[nodiscard]] uint32_t kth_largest(const uint32_t* keys, uint64_t m, uint64_t k) noexcept;
 

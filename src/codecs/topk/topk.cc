@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "codecs/sparse/magnitude_sample.h"
+#include "codecs/sparse/sparse_erase.h"
 #include "codecs/sparse/sparse_payload.h"
 #include "codecs/sparse/sparse_select.h"
 #include "kernels/sparse/select.h"
@@ -126,6 +127,11 @@ void TopK::decode(const Params& p, const Unit& unit, const Place&, std::span<con
   const uint64_t n = unit.count;
   const uint64_t k = kept_of(p.ratio, n);
   decode_sparse(terms, n, work, target, [&](Bytes payload) { return sparse_view(payload, k, n); });
+}
+
+void TopK::erase(const Params& p, const Unit& unit, Bytes payload, float* values, Work& work) {
+  const uint64_t n = unit.count;
+  erase_sparse(sparse_view(payload, kept_of(p.ratio, n), n), n, work, values);
 }
 
 }  // namespace laconic::codecs

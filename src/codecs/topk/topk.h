@@ -14,7 +14,10 @@ struct TopK {
   struct Params {
     double ratio = 0.01;
   };
-  static constexpr CodecInfo info{"topk", 4, 1, "the k largest magnitudes, exactly",
+  static constexpr CodecInfo info{"topk",
+                                  4,
+                                  1,
+                                  "the k largest magnitudes, exactly",
                                   "Aji and Heafield, EMNLP 2017; Stich et al., NeurIPS 2018",
                                   Method::sparsification};
   static constexpr std::array fields{
@@ -28,6 +31,7 @@ struct TopK {
   static Errc check(const Params& p, const Unit& unit, uint32_t round, Bytes payload);
   static void decode(const Params& p, const Unit& unit, const Place& place,
                      std::span<const Term> terms, Work& work, Target target);
+  static void erase(const Params& p, const Unit& unit, Bytes payload, float* values, Work& work);
 };
 
 }  // namespace laconic::codecs

@@ -23,6 +23,12 @@ inline constexpr uint32_t kSelectBlock = 4096;
 /// Entries past the last one that `select` may overwrite.
 inline constexpr uint32_t kSelectSlack = 16;
 
+/// Elements above and below zero, by the sign bit: NaN has one, zeros count as neither.
+struct SignCounts {
+  uint64_t positive = 0;
+  uint64_t negative = 0;
+};
+
 struct SelectKernels {
   /// The elements of x[0, n), n <= kSelectBlock, whose key is at least `floor`, in ascending order:
   /// base + i to `index`, the element to `value`. Both have room for n + kSelectSlack entries.
@@ -34,6 +40,7 @@ struct SelectKernels {
   /// maximum[g] = largest key among elements g, g + groups, g + 2·groups, …; 0 for an empty group.
   /// `groups` is a multiple of 64.
   void (*group_max)(const float* x, uint64_t n, uint32_t groups, uint32_t* maximum);
+  SignCounts (*count_signs)(const float* x, uint64_t n);
 };
 
 const SelectKernels& select_kernels(Isa isa) noexcept;

@@ -167,7 +167,45 @@ void group_max(const float* HWY_RESTRICT x, uint64_t n, uint32_t groups,
   }
 }
 
-constexpr SelectKernels kTable{&select, &count, &group_max};
+// As signed integers positives are above 0; of the others -0 alone is the smallest of all.
+SignCounts count_signs(const float* HWY_RESTRICT x, uint64_t n) {
+  constexpr uint64_t kPart = uint64_t{1} << 24;  // a lane's counter cannot overflow
+  const I d;
+  const size_t lanes = hn::Lanes(d);
+  const VI zero = hn::Zero(d);
+  SignCounts c;
+  uint64_t i = 0;
+  while (i + lanes <= n) {
+    const uint64_t end = i + HWY_MIN(n - i, kPart) / lanes * lanes;
+    VI positive = zero, nonzero = zero;
+    for (; i < end; i += lanes) {
+      const VI bits = hn::BitCast(d, hn::LoadU(F(), x + i));
+#if LACONIC_AVX512
+      const __m512i one = _mm512_set1_epi32(1);
+      const __m512i magnitude = _mm512_set1_epi32(0x7FFFFFFF);
+      positive.raw = _mm512_mask_add_epi32(
+          positive.raw, _mm512_cmpgt_epi32_mask(bits.raw, zero.raw), positive.raw, one);
+      nonzero.raw = _mm512_mask_add_epi32(nonzero.raw, _mm512_test_epi32_mask(bits.raw, magnitude),
+                                          nonzero.raw, one);
+#else
+      const VI key = hn::And(bits, hn::Set(d, 0x7FFFFFFF));
+      positive = hn::Sub(positive, hn::VecFromMask(d, hn::Gt(bits, zero)));
+      nonzero = hn::Sub(nonzero, hn::VecFromMask(d, hn::Gt(key, zero)));
+#endif
+    }
+    const auto above = static_cast<uint64_t>(hn::GetLane(hn::SumOfLanes(d, positive)));
+    c.positive += above;
+    c.negative += static_cast<uint64_t>(hn::GetLane(hn::SumOfLanes(d, nonzero))) - above;
+  }
+  for (; i < n; ++i) {
+    const auto bits = std::bit_cast<uint32_t>(x[i]);
+    c.positive += bits - 1 < 0x7FFFFFFFU ? 1U : 0U;
+    c.negative += bits > 0x80000000U ? 1U : 0U;
+  }
+  return c;
+}
+
+constexpr SelectKernels kTable{&select, &count, &group_max, &count_signs};
 
 #undef LACONIC_AVX512
 

@@ -32,8 +32,18 @@ void group_max(const float* x, uint64_t n, uint32_t groups, uint32_t* maximum) {
   }
 }
 
+SignCounts count_signs(const float* x, uint64_t n) {
+  SignCounts c;
+  for (uint64_t i = 0; i < n; ++i) {
+    const auto bits = std::bit_cast<uint32_t>(x[i]);
+    c.positive += bits - 1 < 0x7FFFFFFFU ? 1U : 0U;
+    c.negative += bits > 0x80000000U ? 1U : 0U;
+  }
+  return c;
+}
+
 }  // namespace
 
-constinit const SelectKernels kSelectScalar{&select, &count, &group_max};
+constinit const SelectKernels kSelectScalar{&select, &count, &group_max, &count_signs};
 
 }  // namespace laconic::kernels

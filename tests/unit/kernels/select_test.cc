@@ -78,6 +78,23 @@ TEST_P(SelectKernelsTest, CountAgreesWithSelect) {
   }
 }
 
+TEST_P(SelectKernelsTest, SignsAreCounted) {
+  for (const uint64_t n : sizes()) {
+    std::vector<float> x = special_values(n + 1, n);
+    if (n > 2) x[2] = -0.0F;
+    uint64_t positive = 0;
+    uint64_t negative = 0;
+    for (uint64_t i = 1; i <= n; ++i) {
+      if (magnitude_key(x[i]) != 0) ++(std::signbit(x[i]) ? negative : positive);
+    }
+    for (const SelectKernels* k : {&simd_, &kSelectScalar}) {
+      const SignCounts found = k->count_signs(x.data() + 1, n);
+      EXPECT_EQ(found.positive, positive) << n;
+      EXPECT_EQ(found.negative, negative) << n;
+    }
+  }
+}
+
 TEST_P(SelectKernelsTest, GroupMaximaAgree) {
   for (const uint64_t n : sizes()) {
     const std::vector<float> x = special_values(n + 1, n);

@@ -1,0 +1,290 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+#include "codecs/adaq/adaq.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "codecs/adaq/signed_list.h"
+#include "codecs/sparse/packed_range.h"
+#include "codecs/sparse/random_sample.h"
+#include "codecs/sparse/sparse_payload.h"
+
+namespace laconic::codecs {
+namespace {
+
+constexpr uint64_t kSampled = 1024;  // up to here every element is a candidate
+constexpr double kSample = 0.01;     // of the elements
+constexpr uint32_t kTries = 3;
+constexpr uint32_t kInfinityKey = 0x7F800000U;
+
+// Payload: the two means, the two counts, the packed indices.
+struct Header {
+  PerSign<float> mean;
+  PerSign<uint32_t> count;
+
+  [[nodiscard]] uint64_t indices() const { return uint64_t{count[0]} + count[1]; }
+};
+constexpr uint64_t kHeader = sizeof(Header);
+static_assert(kHeader == 16);
+
+uint64_t payload_bytes(uint64_t indices, uint64_t n) { return kHeader + index_bytes(indices, n); }
+
+kernels::PackedIndices indices_of(Bytes payload, uint64_t n) {
+  return {payload.data() + kHeader, payload.size() - kHeader, index_width(n)};
+}
+
+// Of m elements of a sign.
+uint64_t wanted_of(double ratio, uint64_t m) {
+  if (m == 0) return 0;
+  const auto k = static_cast<uint64_t>(std::ceil(ratio * static_cast<double>(m)));
+  return std::clamp<uint64_t>(k, 1, m);
+}
+
+// The band of a sign: (1 ± 1/4)·k, in integers.
+bool too_few(uint64_t count, uint64_t k) { return 4 * count < 3 * k; }
+uint64_t most_of(uint64_t k) { return k + k / 4; }
+
+// Of both signs: rounding up happens twice.
+uint64_t most_sent(double ratio, uint64_t n) {
+  return n == 0 ? 0 : std::min(n, most_of(wanted_of(ratio, n) + 2));
+}
+
+uint64_t capacity_of(double ratio, uint64_t n) {
+  const uint64_t k = wanted_of(ratio, n);
+  return std::min(n, k + k / 2 + 16384);
+}
+
+uint64_t sample_size(uint64_t n) { return n > kSampled ? RandomSample::size(kSample, n) : 0; }
+
+// Eight lanes in double, lane l adds elements l, l + 8, …; folded 4, 2, 1.
+float mean_of(const float* value, uint64_t count) {
+  if (count == 0) return 0.0F;
+  std::array<double, 8> lane{};
+  uint64_t j = 0;
+  for (; j + 8 <= count; j += 8) {
+    for (uint64_t l = 0; l < 8; ++l) lane[l] += static_cast<double>(value[j + l]);
+  }
+  for (uint64_t l = 0; j + l < count; ++l) lane[l] += static_cast<double>(value[j + l]);
+  for (uint64_t half = 4; half != 0; half /= 2) {
+    for (uint64_t l = 0; l < half; ++l) lane[l] += lane[l + half];
+  }
+  return static_cast<float>(lane[0] / static_cast<double>(count));
+}
+
+void pack(const uint32_t* index, uint64_t m, uint32_t width, uint8_t* out) {
+  uint64_t pending = 0;
+  uint32_t bits = 0;
+  for (uint64_t j = 0; j < m; ++j) {
+    pending |= uint64_t{index[j]} << bits;
+    bits += width;
+    if (bits >= 32) {
+      store(out, static_cast<uint32_t>(pending));
+      out += 4;
+      pending >>= 32;
+      bits -= 32;
+    }
+  }
+  std::memcpy(out, &pending, ceil_div(bits, 8));
+}
+
+// Finds what to keep of each sign, in one pass unless the sample misleads.
+struct Finder {
+  const float* x;
+  uint64_t n;
+  double ratio;
+  const Work& work;
+  SignedList list;
+  PerSign<const float*> sample{};
+  PerSign<uint64_t> sampled{};
+
+  // Parts what was taken: positives from the front, negatives from the back; zeros are dropped.
+  void take(const RandomSample& places, uint64_t size, float* taken, float* parted) {
+    places.take(x, size, work, taken);
+    uint64_t positive = 0;
+    uint64_t negative = 0;
+    for (uint64_t j = 0; j < size; ++j) {  // no branch: a sign is a toss
+      const float v = taken[j];
+      parted[positive] = v;
+      positive += v > 0.0F ? 1U : 0U;
+      parted[size - 1 - negative] = v;
+      negative += v < 0.0F ? 1U : 0U;
+    }
+    sampled = {positive, negative};
+    sample = {parted, parted + size - negative};
+  }
+
+  [[nodiscard]] uint32_t bound(Sign s, uint64_t size, uint32_t attempt) const {
+    const double of_sign =
+        static_cast<double>(sampled[s]) / static_cast<double>(size) * static_cast<double>(n);
+    return RandomSample::bound(sample[s], sampled[s], size, ratio * of_sign, n, attempt, work.isa);
+  }
+
+  [[nodiscard]] uint64_t wanted(Sign s) const { return wanted_of(ratio, list.total(s)); }
+  // All that there is: no lower floor would help.
+  [[nodiscard]] bool enough(Sign s) const { return !too_few(list.count(s), wanted(s)); }
+
+  void find(uint64_t size) {
+    PerSign<uint32_t> floor{1, 1};
+    for (uint32_t attempt = 0; attempt < kTries; ++attempt) {
+      for (const Sign s : kSigns) {
+        if (size != 0 && (attempt == 0 || !enough(s))) floor[s] = bound(s, size, attempt);
+      }
+      list.collect(x, floor, work);
+      if (enough(kPositive) && enough(kNegative)) return;
+    }
+  }
+
+  uint64_t keep(Sign s, uint32_t* index, float* value) const {
+    const uint64_t k = wanted(s);
+    if (k == 0) return 0;
+    if (!list.complete(s) || !enough(s)) {
+      return keep_of(s, x, n, exact_cut_of(s, x, n, k), index, value);
+    }
+    const bool cuts = list.count(s) > most_of(k);
+    return list.keep(s, cuts ? list.cut(s, k) : Cut{list.floor(s) - 1, 0}, index, value);
+  }
+};
+
+bool finite(const float* value, uint64_t count) {
+  uint32_t largest = 0;
+  for (uint64_t j = 0; j < count; ++j) {
+    largest = std::max(largest, kernels::magnitude_key(value[j]));
+  }
+  return largest < kInfinityKey;
+}
+
+// +0 without elements; else finite and of its own sign.
+bool valid_mean(float mean, uint32_t count, Sign s) {
+  const uint32_t bits = float_bits(mean);
+  if (count == 0) return bits == 0;
+  const uint32_t key = kernels::magnitude_key(mean);
+  return key != 0 && key < kInfinityKey && sign_of(mean) == s;
+}
+
+bool indices_increase(const kernels::PackedIndices& packed, uint64_t first, uint64_t last,
+                      uint64_t n) {
+  bool good = true;
+  int64_t before = -1;
+  for_indices(packed, first, last, best_isa(), [&](const uint32_t* index, uint32_t m) {
+    for (uint32_t j = 0; j < m; ++j) {
+      good = good && int64_t{index[j]} > before;
+      before = index[j];
+    }
+  });
+  return good && before < static_cast<int64_t>(n);
+}
+
+// No index stands on both sides: one walk along both.
+bool indices_differ(const kernels::PackedIndices& packed, uint64_t positive, uint64_t all) {
+  uint64_t p = 0;
+  bool good = true;
+  for_indices(packed, positive, all, best_isa(), [&](const uint32_t* index, uint32_t m) {
+    for (uint32_t j = 0; j < m; ++j) {
+      while (p < positive && kernels::packed_index(packed, p) < index[j]) ++p;
+      good = good && (p == positive || kernels::packed_index(packed, p) != index[j]);
+    }
+  });
+  return good;
+}
+
+void add_constant(const kernels::PackedIndices& packed, uint64_t first, uint64_t last, Isa isa,
+                  float product, float* target) {
+  for_indices(packed, first, last, isa, [=](const uint32_t* index, uint32_t m) {
+    constexpr uint32_t kAhead = 32;
+    for (uint32_t j = 0; j < m; ++j) {
+      if (j + kAhead < m) __builtin_prefetch(target + index[j + kAhead], 1);
+      target[index[j]] += product;
+    }
+  });
+}
+
+}  // namespace
+
+Contract AdaQ::contract(const Params&) {
+  Contract c;
+  c.feedback = Feedback::own;
+  c.memory_default = MemoryKind::residual;
+  c.memories = memory_set(MemoryKind::residual, MemoryKind::ema);
+  c.max_count = kMaxSparseCount;
+  c.exact_size = false;
+  c.checks_finite = true;
+  return c;
+}
+
+Plan AdaQ::plan(const Params& p, const Unit& unit, uint32_t) {
+  const uint64_t n = unit.count;
+  const uint64_t most = most_sent(p.ratio, n);
+  Plan plan;
+  plan.round[0].bytes = payload_bytes(most, n);
+  plan.round[0].expected = payload_bytes(std::min(most, 2 * wanted_of(p.ratio, ceil_div(n, 2))), n);
+  plan.scratch_bytes = SignedList::scratch_bytes(n, capacity_of(p.ratio, n)) +
+                       2 * round_up((most + 1) * sizeof(float), 64) +
+                       2 * sample_size(n) * sizeof(float);
+  return plan;
+}
+
+Encoded AdaQ::encode(const Params& p, std::span<const float>, const Unit& unit, const Place& place,
+                     uint32_t, Source source, Work& work, MutBytes out) {
+  const uint64_t n = unit.count;
+  const uint64_t capacity = capacity_of(p.ratio, n);
+  const uint64_t room = round_up((most_sent(p.ratio, n) + 1) * sizeof(float), 64);
+  uint8_t* const memory = work.scratch.data() + SignedList::scratch_bytes(n, capacity);
+  auto* const index = reinterpret_cast<uint32_t*>(memory);
+  auto* const value = reinterpret_cast<float*>(memory + room);
+  auto* const taken = reinterpret_cast<float*>(memory + 2 * room);
+  Finder finder{source.values, n, p.ratio, work, SignedList(work.scratch, n, capacity)};
+  const uint64_t size = sample_size(n);
+  if (size != 0) finder.take(RandomSample(unit, place), size, taken, taken + size);
+  finder.find(size);
+  Header header{};
+  for (const Sign s : kSigns) {
+    const uint64_t before = s == kPositive ? 0 : header.count[kPositive];
+    header.count[s] = static_cast<uint32_t>(finder.keep(s, index + before, value + before));
+    header.mean[s] = mean_of(value + before, header.count[s]);
+  }
+  if (!finite(value, header.indices())) return {0, false};
+  store(out.data(), header);
+  pack(index, header.indices(), index_width(n), out.data() + kHeader);
+  return {payload_bytes(header.indices(), n)};
+}
+
+Errc AdaQ::check(const Params& p, const Unit& unit, uint32_t, Bytes payload) {
+  const uint64_t n = unit.count;
+  if (n > kMaxSparseCount) return Errc::shape_unsupported;
+  if (payload.size() < kHeader) return Errc::payload_malformed;
+  const auto header = load<Header>(payload.data());
+  const uint64_t all = header.indices();
+  if (all > most_sent(p.ratio, n)) return Errc::bound_exceeded;
+  if (payload.size() != payload_bytes(all, n)) return Errc::payload_malformed;
+  const kernels::PackedIndices packed = indices_of(payload, n);
+  const uint64_t bits = all * packed.width;
+  bool good = bits % 8 == 0 || (packed.bits[bits / 8] >> (bits % 8)) == 0;
+  for (const Sign s : kSigns) good = good && valid_mean(header.mean[s], header.count[s], s);
+  const uint64_t positive = header.count[kPositive];
+  good = good && indices_increase(packed, 0, positive, n) &&
+         indices_increase(packed, positive, all, n) && indices_differ(packed, positive, all);
+  return good ? Errc::ok : Errc::payload_malformed;
+}
+
+void AdaQ::decode(const Params&, const Unit& unit, const Place&, std::span<const Term> terms,
+                  Work& work, Target target) {
+  const uint64_t n = unit.count;
+  const bool streams = n * sizeof(float) >= kStreamingBytes;
+  for_slices(work.pool, n, kScatterRange, [&](uint64_t begin, uint64_t end) {
+    if (!target.add) clear_range(target.values, begin, end, streams, work.isa);
+    for (const Term& term : terms) {
+      const auto header = load<Header>(term.payload.data());
+      const kernels::PackedIndices packed = indices_of(term.payload, n);
+      uint64_t at = 0;
+      for (const Sign s : kSigns) {
+        const uint64_t last = at + header.count[s];
+        const uint64_t first = first_not_below(packed, at, last, begin);
+        add_constant(packed, first, first_not_below(packed, first, last, end), work.isa,
+                     term.weight * header.mean[s], target.values);
+        at = last;
+      }
+    }
+  });
+}
+
+}  // namespace laconic::codecs

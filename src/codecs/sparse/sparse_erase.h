@@ -1,0 +1,12 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "codecs/sparse/sparse_payload.h"
+
+namespace laconic::codecs {
+
+/// values[i] = +0 at every index i of the set: what adding the set with weight -1 does to the
+/// elements that it was made of. `values` holds n elements.
+void erase_sparse(const SparseView& set, uint64_t n, const Work& work, float* values) noexcept;
+
+}  // namespace laconic::codecs
