@@ -114,8 +114,10 @@ TEST_P(CodecLaw, ContractIsConsistent) {
   if (contract_.fused) {
     EXPECT_EQ(contract_.feedback, Feedback::own);
   }
+  const bool residual = (contract_.memories & memory_set(MemoryKind::residual)) != 0;
+  EXPECT_EQ(residual, contract_.feedback != Feedback::never);
   if (contract_.memory_default != MemoryKind::none) {
-    EXPECT_NE(contract_.feedback, Feedback::never);
+    EXPECT_NE(contract_.memories & memory_set(contract_.memory_default), 0);
   }
   if (contract_.lossless) {
     EXPECT_EQ(contract_.feedback, Feedback::never);
