@@ -1,6 +1,7 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
 // A build without Highway: every family's accessor gives the scalar reference.
+#include "kernels/bits/bits.h"
 #include "kernels/cast/cast.h"
 #include "kernels/core/basic.h"
 #include "kernels/int8/int8.h"
@@ -15,6 +16,7 @@
 namespace laconic::kernels {
 
 const BasicKernels& basic_kernels(Isa) noexcept { return kBasicScalar; }
+const BitsKernels& bits_kernels(Isa) noexcept { return kBitsScalar; }
 const CastKernels& cast_kernels(Isa) noexcept { return kCastScalar; }
 const Int8Kernels& int8_kernels(Isa) noexcept { return kInt8Scalar; }
 const LowRankKernels& lowrank_kernels(Isa) noexcept { return kLowRankScalar; }

@@ -36,7 +36,7 @@ struct CodecCase {
 };
 
 /// Settings beyond each codec's default; those that this build does not know are left out.
-inline constexpr std::array<std::string_view, 19> kMoreSpecs{
+inline constexpr std::array<std::string_view, 20> kMoreSpecs{
     "int8:block=64",
     "int8:round=stochastic",
     "topk:ratio=0.1",
@@ -56,6 +56,7 @@ inline constexpr std::array<std::string_view, 19> kMoreSpecs{
     "3lc:pad_one=on",
     "fp16:saturate=off",
     "randomk:rescale=on",
+    "onebit:scale=chunk",
 };
 
 /// Every codec with its defaults on four shapes, every further setting on one vector and one
@@ -74,8 +75,9 @@ inline std::vector<CodecCase> codec_cases() {
     cases.push_back({spec->canonical(), 12, 20});
   }
   cases.push_back({"randomk", 2000, 1});  // above 1024 the indices are drawn in another way
-  cases.push_back({"3lc:scale=chunk", 41000, 1});  // two chunks, the second a short one
-  cases.push_back({"powersgd:rank=1", 16390, 2});  // norms of more than one piece
+  cases.push_back({"3lc:scale=chunk", 41000, 1});     // two chunks, the second a short one
+  cases.push_back({"onebit:scale=chunk", 33000, 1});  // likewise
+  cases.push_back({"powersgd:rank=1", 16390, 2});     // norms of more than one piece
   return cases;
 }
 

@@ -120,7 +120,7 @@ def parse_spec(text):
 # ---- codecs, each after its page in docs/format/codecs/ ------------------------------------------------------------
 
 DECODERS = {}  # name -> (number, payload version, function of (frame, keys) that gives the values)
-COPIES = {"none", "fp16", "bf16", "int8"}  # whose pages start without a base, so that -0 stays -0
+COPIES = {"none", "fp16", "bf16", "int8", "onebit", "signsgd", "signum", "efsignsgd"}  # whose pages start without a base, so that -0 stays -0
 
 
 def codec(name, number, version=1):
@@ -348,6 +348,47 @@ def decode_3lc(frame, keys):
         out += ternary(data[at : at + lengths[c]], scales[c], min(CHUNK, n - c * CHUNK), zero_runs)
         at += lengths[c]
     return out
+
+
+# ---- one bit per element ----
+
+ONEBIT_CHUNK = 32768
+
+
+def sign_bits(data, n):
+    well_formed(len(data) == (n + 7) // 8)
+    bits = int.from_bytes(data, "little")
+    well_formed(bits >> n == 0, "padding")
+    return [bits >> i & 1 for i in range(n)]
+
+
+@codec("signsgd", 12)
+def decode_signsgd(frame, keys):
+    return [1.0 if bit else -1.0 for bit in sign_bits(frame.payload, frame.count)]
+
+
+codec("signum", 13)(decode_signsgd)
+
+
+@codec("efsignsgd", 14)
+def decode_efsignsgd(frame, keys):
+    n, data = frame.count, frame.payload
+    exactly(frame, 4 + (n + 7) // 8 if n else 0)
+    scale = f32_array(data[:4])[0] if n else 0.0
+    well_formed(is_scale(scale))
+    return [scale if bit else -scale for bit in sign_bits(data[4:], n)]
+
+
+@codec("onebit", 11)
+def decode_onebit(frame, keys):
+    n, data = frame.count, frame.payload
+    share = ONEBIT_CHUNK if keys.get("scale", "unit") == "chunk" else max(n, 1)
+    pairs = -(-n // share)
+    exactly(frame, 8 * pairs + (n + 7) // 8)
+    means = f32_array(data[: 8 * pairs])
+    well_formed(all(map(is_scale, means[1::2])))
+    well_formed(all(m < 0.0 and m > -float("inf") or struct.pack("<f", m) == bytes(4) for m in means[0::2]))
+    return [means[i // share * 2 + bit] for i, bit in enumerate(sign_bits(data[8 * pairs :], n))]
 
 
 # ---- powersgd ----

@@ -9,11 +9,14 @@
 #include "codecs/adaq/adaq.h"
 #include "codecs/cast/cast.h"
 #include "codecs/dgc/dgc.h"
+#include "codecs/efsignsgd/efsignsgd.h"
 #include "codecs/int8/int8.h"
 #include "codecs/none/none.h"
+#include "codecs/onebit/onebit.h"
 #include "codecs/powersgd/powersgd.h"
 #include "codecs/randomk/randomk.h"
 #include "codecs/sidco/sidco.h"
+#include "codecs/signsgd/signsgd.h"
 #include "codecs/threelc/threelc.h"
 #include "codecs/threshold/threshold.h"
 #include "codecs/topk/topk.h"
@@ -23,7 +26,7 @@ namespace laconic::codecs {
 template <class... C>
 struct TypeList {};
 
-using CodecList =
-    TypeList<None, Fp16, Bf16, Int8, PowerSgd, TopK, RandomK, Sidco, ThreeLc, Threshold, Dgc, AdaQ>;
+using CodecList = TypeList<None, Fp16, Bf16, Int8, PowerSgd, TopK, RandomK, Sidco, ThreeLc, OneBit,
+                           SignSgd, Signum, EfSignSgd, Threshold, Dgc, AdaQ>;
 
 }  // namespace laconic::codecs

@@ -1,0 +1,69 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+#include "codecs/efsignsgd/efsignsgd.h"
+
+#include "codecs/dense/signs.h"
+
+namespace laconic::codecs {
+namespace {
+
+// Payload: the mean magnitude (f32), then the bits.
+constexpr uint64_t kBitsAt = sizeof(float);
+
+uint64_t payload_bytes(uint64_t count) { return count == 0 ? 0 : kBitsAt + bit_bytes(count); }
+
+// Finite and not negative (nor −0), as bits.
+bool is_magnitude(const uint8_t* p) { return load<uint32_t>(p) < 0x7F800000U; }
+
+}  // namespace
+
+Contract EfSignSgd::contract(const Params&) {
+  Contract c;
+  c.feedback = Feedback::own;
+  c.memory_default = MemoryKind::residual;
+  c.memories = memory_set(MemoryKind::residual, MemoryKind::ema);
+  c.fused = true;
+  c.checks_finite = true;
+  c.granule = 64;
+  // |x − Q(x)|² = (1 − |x|₁²/(n·|x|₂²))·|x|²: 1 − 1/n where one element is not zero, so no delta
+  // above 0 holds for every n.
+  c.contraction = 0;
+  return c;
+}
+
+Plan EfSignSgd::plan(const Params&, const Unit& unit, uint32_t) {
+  Plan plan;
+  plan.round[0].bytes = payload_bytes(unit.count);
+  plan.scratch_bytes = sign_scratch(unit.count);
+  plan.largest_input = kLargestForSums;
+  return plan;
+}
+
+Encoded EfSignSgd::encode(const Params&, std::span<const float>, const Unit& unit, const Place&,
+                          uint32_t, Source source, Work& work, MutBytes out) {
+  if (unit.count == 0) return {};
+  const SignSums sums = pack_signs(unit.count, source, work, out.data() + kBitsAt);
+  if (!sums.finite()) return {0, false};
+  const auto magnitude =
+      static_cast<float>((sums.positive - sums.negative) / static_cast<double>(unit.count));
+  store(out.data(), magnitude);
+  if (source.residual != nullptr) keep_rest(unit.count, source, {-magnitude, magnitude}, work);
+  return {payload_bytes(unit.count), true};
+}
+
+Errc EfSignSgd::check(const Params&, const Unit& unit, uint32_t, Bytes payload) {
+  if (payload.size() != payload_bytes(unit.count)) return Errc::payload_malformed;
+  const bool good = unit.count == 0 || (is_magnitude(payload.data()) &&
+                                        clean_padding(payload.data() + kBitsAt, unit.count));
+  return good ? Errc::ok : Errc::payload_malformed;
+}
+
+void EfSignSgd::decode(const Params&, const Unit& unit, const Place&, std::span<const Term> terms,
+                       Work& work, Target target) {
+  decode_signs(terms, work, target, unit.count, kBitsAt, kDenseChunk,
+               [](const uint8_t* payload, uint64_t) {
+                 const auto magnitude = load<float>(payload);
+                 return kernels::BitsValues{-magnitude, magnitude};
+               });
+}
+
+}  // namespace laconic::codecs

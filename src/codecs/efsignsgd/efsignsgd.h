@@ -1,0 +1,29 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+
+#include "laconic/codec.h"
+
+namespace laconic::codecs {
+
+/// Signs times the mean magnitude, with error feedback. Payload: docs/format/codecs/efsignsgd.md.
+struct EfSignSgd {
+  struct Params {};
+
+  static constexpr CodecInfo info{
+      "efsignsgd", 14, 1, "signs times the mean magnitude",
+      "Karimireddy, Rebjock, Stich, Jaggi: Error Feedback Fixes SignSGD, ICML 2019, algorithm 1"};
+  static constexpr std::array<Field, 0> fields{};
+
+  static Contract contract(const Params&);
+  static Plan plan(const Params&, const Unit& unit, uint32_t world);
+  static Encoded encode(const Params&, std::span<const float> state, const Unit& unit,
+                        const Place& place, uint32_t round, Source source, Work& work,
+                        MutBytes out);
+  static Errc check(const Params&, const Unit& unit, uint32_t round, Bytes payload);
+  static void decode(const Params&, const Unit& unit, const Place& place,
+                     std::span<const Term> terms, Work& work, Target target);
+};
+
+}  // namespace laconic::codecs

@@ -1,0 +1,38 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+
+#include "laconic/codec.h"
+
+namespace laconic::codecs {
+
+/// Signs, and what they stand for: the mean of the negative elements and the mean of the others.
+/// Payload: docs/format/codecs/onebit.md.
+struct OneBit {
+  enum class Scale : uint8_t { unit, chunk };
+
+  struct Params {
+    Scale scale = Scale::unit;  ///< two means for the unit, or per chunk of 32 768 elements
+  };
+
+  static constexpr CodecInfo info{
+      "onebit", 11, 1, "signs, and the means of both sides",
+      "Seide, Fu, Droppo, Li, Yu: 1-Bit Stochastic Gradient Descent, Interspeech 2014, section 3"};
+  static constexpr std::array<std::string_view, 2> kScales{"unit", "chunk"};
+  static constexpr std::array fields{
+      word_field<&Params::scale>("scale", 0, kScales,
+                                 "unit: two means in all; chunk: per 32768 elements (speed)"),
+  };
+
+  static Contract contract(const Params& params);
+  static Plan plan(const Params& params, const Unit& unit, uint32_t world);
+  static Encoded encode(const Params& params, std::span<const float> state, const Unit& unit,
+                        const Place& place, uint32_t round, Source source, Work& work,
+                        MutBytes out);
+  static Errc check(const Params& params, const Unit& unit, uint32_t round, Bytes payload);
+  static void decode(const Params& params, const Unit& unit, const Place& place,
+                     std::span<const Term> terms, Work& work, Target target);
+};
+
+}  // namespace laconic::codecs

@@ -1,0 +1,44 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// Signs alone, and a majority vote over them: of gradients, or of their moving average.
+#pragma once
+
+#include <array>
+
+#include "laconic/codec.h"
+
+namespace laconic::codecs {
+
+/// What SignSgd and Signum have in common: payload, decoder and vote.
+struct SignVote {
+  struct Params {};
+  static constexpr std::array<Field, 0> fields{};
+
+  static Plan plan(const Params&, const Unit& unit, uint32_t world);
+  static Encoded encode(const Params&, std::span<const float> state, const Unit& unit,
+                        const Place& place, uint32_t round, Source source, Work& work,
+                        MutBytes out);
+  static Errc check(const Params&, const Unit& unit, uint32_t round, Bytes payload);
+  static void decode(const Params&, const Unit& unit, const Place& place,
+                     std::span<const Term> terms, Work& work, Target target);
+  static void finish(const Params&, const Unit& unit, std::span<float> mean, Work& work);
+};
+
+/// Bernstein et al. 2018: [x >= 0], decoded to ±1. The mean of several is the sign of their sum, a
+/// tie is +1. Payload: docs/format/codecs/signsgd.md.
+struct SignSgd : SignVote {
+  static constexpr CodecInfo info{
+      "signsgd", 12, 1, "signs, and the majority's vote",
+      "Bernstein, Wang, Azizzadenesheli, Anandkumar: signSGD, ICML 2018, algorithm 2"};
+  static Contract contract(const Params&);
+};
+
+/// The same for the moving average of the gradients.
+struct Signum : SignVote {
+  static constexpr CodecInfo info{
+      "signum", 13, 1, "signs of the gradients' moving average, and the majority's vote",
+      "Bernstein, Zhao, Azizzadenesheli, Anandkumar: signSGD with Majority Vote, ICLR 2019"};
+  static Contract contract(const Params&);
+};
+
+}  // namespace laconic::codecs

@@ -1,0 +1,452 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+#include <bit>
+#include <cstring>
+
+#include "kernels/bits/bits.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/bits/bits_hwy.cc"
+#include "kernels/core/simd.h"
+// then, in this order
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+// helpers, once per target
+#include "kernels/core/stream-inl.h"
+
+#if LACONIC_SIMD_BODY
+HWY_BEFORE_NAMESPACE();
+namespace laconic::kernels::HWY_NAMESPACE {
+
+constexpr bool kMaskRegisters = HWY_TARGET <= HWY_AVX3;  // targets count down as they grow
+
+using B = hn::ScalableTag<uint8_t>;
+using VB = hn::Vec<B>;
+using Mask = hn::Mask<F32>;
+
+constexpr size_t kLanes = HWY_MAX_BYTES / sizeof(float);
+constexpr size_t kRowVectors = kBitsLanes / kLanes;
+
+// ---- floats to bits ----
+
+/// Bits of the elements of a row of 32.
+HWY_INLINE void store_row(const Mask* masks, uint8_t* bits) {
+  uint8_t bytes[8];  // StoreMaskBits wants so many
+  if constexpr (kLanes >= 8) {
+    for (size_t v = 0; v < kRowVectors; ++v) {
+      hn::StoreMaskBits(F32(), masks[v], bytes);
+      std::memcpy(bits + v * kLanes / 8, bytes, kLanes / 8);
+    }
+  } else {
+    for (size_t v = 0; v < kRowVectors; v += 2) {
+      hn::StoreMaskBits(F32(), masks[v], bytes);
+      const uint32_t low = bytes[0];
+      hn::StoreMaskBits(F32(), masks[v + 1], bytes);
+      bits[v / 2] = static_cast<uint8_t>(low | (static_cast<uint32_t>(bytes[0]) << 4));
+    }
+  }
+}
+
+/// A row padded with zeros, for what does not fill one.
+struct PaddedRow {
+  float x[kBitsLanes] = {};
+  HWY_INLINE PaddedRow(const float* from, uint64_t n) { std::memcpy(x, from, n * sizeof(float)); }
+};
+
+/// Of `n` < 32 elements of a padded row, whose other bits become zero.
+HWY_INLINE void store_partial(const Mask* masks, uint64_t n, uint8_t* bits) {
+  uint8_t row[4];
+  store_row(masks, row);
+  uint32_t word;
+  std::memcpy(&word, row, 4);
+  word &= (1U << n) - 1;
+  std::memcpy(bits, &word, (n + 7) / 8);
+}
+
+bool pack(const float* x, uint64_t n, uint8_t* bits) {
+  const F32 f;
+  const VF zero = hn::Zero(f);
+  VF not_finite[kRowVectors];  // stays 0 until an x is not finite
+  for (VF& v : not_finite) v = zero;
+  const auto row = [&](const float* from, Mask* masks) LACONIC_LAMBDA {
+    for (size_t v = 0; v < kRowVectors; ++v) {
+      const VF a = hn::LoadU(f, from + v * kLanes);
+      masks[v] = hn::Ge(a, zero);
+      not_finite[v] = hn::MulAdd(a, zero, not_finite[v]);
+    }
+  };
+  uint64_t i = 0;
+  Mask masks[kRowVectors];
+  for (; i + kBitsLanes <= n; i += kBitsLanes) {
+    prefetch_span(x + i, kBitsLanes * sizeof(float));
+    row(x + i, masks);
+    store_row(masks, bits + i / 8);
+  }
+  if (i < n) {
+    row(PaddedRow(x + i, n - i).x, masks);
+    store_partial(masks, n - i, bits + i / 8);
+  }
+  VF sum = not_finite[0];
+  for (size_t v = 1; v < kRowVectors; ++v) sum = hn::Add(sum, not_finite[v]);
+  return hn::AllTrue(f, hn::Eq(sum, zero));
+}
+
+/// Ones among whole bytes.
+HWY_INLINE uint64_t count_ones(const uint8_t* bits, uint64_t bytes) {
+  const hn::ScalableTag<uint64_t> d;
+  const size_t step = hn::Lanes(d) * sizeof(uint64_t);
+  auto ones = hn::Zero(d);
+  uint64_t i = 0;
+  for (; i + step <= bytes; i += step) {
+    const auto words = hn::LoadU(B(), bits + i);
+    ones = hn::Add(ones, hn::SumsOf8(hn::PopulationCount(words)));
+  }
+  uint64_t count = hn::GetLane(hn::SumOfLanes(d, ones));
+  for (; i < bytes; ++i) count += static_cast<uint64_t>(std::popcount(bits[i]));
+  return count;
+}
+
+HWY_INLINE float fold_lanes(const VF* sums) {
+  float lane[kBitsLanes];
+  for (size_t v = 0; v < kRowVectors; ++v) hn::StoreU(sums[v], F32(), lane + v * kLanes);
+  for (size_t half = kBitsLanes / 2; half != 0; half /= 2) {
+    for (size_t l = 0; l < half; ++l) lane[l] += lane[l + half];
+  }
+  return lane[0];
+}
+
+template <bool kFeedback>
+HWY_INLINE BitsSums pack_sums_as(const float* HWY_RESTRICT x, const float* HWY_RESTRICT e,
+                                 uint64_t n, uint8_t* HWY_RESTRICT bits) {
+  const F32 f;
+  const VF zero = hn::Zero(f);
+  VF negative[kRowVectors], positive[kRowVectors];
+  for (size_t v = 0; v < kRowVectors; ++v) negative[v] = positive[v] = zero;
+  Mask masks[kRowVectors];
+  const auto row = [&](const float* from, const float* rest) LACONIC_LAMBDA {
+    for (size_t v = 0; v < kRowVectors; ++v) {
+      VF a = hn::LoadU(f, from + v * kLanes);
+      if constexpr (kFeedback) a = hn::Add(a, hn::LoadU(f, rest + v * kLanes));
+      masks[v] = hn::Ge(a, zero);
+      if constexpr (kMaskRegisters) {
+        positive[v] = hn::IfThenElse(masks[v], hn::Add(positive[v], a), positive[v]);
+        negative[v] = hn::IfThenElse(masks[v], negative[v], hn::Add(negative[v], a));
+      } else {
+        positive[v] = hn::Add(positive[v], hn::IfThenElseZero(masks[v], a));
+        negative[v] = hn::Add(negative[v], hn::IfThenZeroElse(masks[v], a));
+      }
+    }
+  };
+  uint64_t i = 0;
+  for (; i + kBitsLanes <= n; i += kBitsLanes) {
+    prefetch_span(x + i, kBitsLanes * sizeof(float));
+    if constexpr (kFeedback) prefetch_span(e + i, kBitsLanes * sizeof(float));
+    row(x + i, e + (kFeedback ? i : 0));
+    store_row(masks, bits + i / 8);
+  }
+  if (i < n) {
+    const PaddedRow from(x + i, n - i), rest(kFeedback ? e + i : x + i, n - i);
+    row(from.x, rest.x);
+    store_partial(masks, n - i, bits + i / 8);
+  }
+  return {fold_lanes(negative), fold_lanes(positive), count_ones(bits, (n + 7) / 8)};
+}
+
+BitsSums pack_sums(const float* x, const float* e, uint64_t n, uint8_t* bits) {
+  return e == nullptr ? pack_sums_as<false>(x, x, n, bits) : pack_sums_as<true>(x, e, n, bits);
+}
+
+void keep_rest(const float* x, float* e, uint64_t n, BitsValues values) {
+  const F32 f;
+  const VF zero = hn::Zero(f);
+  const VF one = hn::Set(f, values.one), other = hn::Set(f, values.zero);
+  const VF difference = hn::Xor(one, other);
+  const auto vector = [&](uint64_t i) LACONIC_LAMBDA {
+    const VF a = hn::Add(hn::LoadU(f, x + i), hn::LoadU(f, e + i));
+    const Mask mask = hn::Ge(a, zero);
+    const VF value = kMaskRegisters ? hn::IfThenElse(mask, one, other)
+                                    : hn::Xor(other, hn::IfThenElseZero(mask, difference));
+    hn::StoreU(hn::Sub(a, value), f, e + i);
+  };
+  in_turns(
+      0, n,
+      [&](uint64_t i) LACONIC_LAMBDA {
+        vector(i);
+        vector(i + kLanes);
+        vector(i + 2 * kLanes);
+        vector(i + 3 * kLanes);
+      },
+      vector,
+      [&](uint64_t i) LACONIC_LAMBDA {
+        const float a = x[i] + e[i];
+        e[i] = a - (a >= 0 ? values.one : values.zero);
+      });
+}
+
+// ---- bits to floats ----
+
+/// Elements whose bits are gathered, from all payloads, before floats are made of them.
+constexpr uint64_t kBlock = 1024;
+/// In whole words of bits.
+constexpr uint64_t kStep = 64;
+/// Payloads whose bits fill a byte.
+constexpr uint32_t kGroup = 8;
+
+using V8 = hn::Vec<hn::Rebind<uint8_t, F32>>;
+
+HWY_INLINE hn::Mask<B> load_bits(const uint8_t* bits, uint64_t at) {
+  uint8_t bytes[8] = {};  // LoadMaskBits wants so many
+  std::memcpy(bytes, bits + at / 8, hn::MaxLanes(B()) / 8);
+  return hn::LoadMaskBits(B(), bytes);
+}
+
+/// index[i] = the bits of element at + i: bit t is that of term t.
+HWY_INLINE void gather_bits(const BitsTerm* terms, uint32_t count, uint64_t at, uint64_t n,
+                            uint8_t* HWY_RESTRICT index) {
+  const B b;
+  const size_t lanes = hn::Lanes(b);
+  for (uint64_t i = 0; i < n; i += lanes) {
+    VB gathered = hn::Zero(b);
+    for (uint32_t t = 0; t < count; ++t) {
+      const auto mask = load_bits(terms[t].bits, at + i);
+      const VB bit = hn::Set(b, static_cast<uint8_t>(1U << t));
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
+      gathered = VB{_mm512_mask_add_epi8(gathered.raw, mask.raw, gathered.raw, bit.raw)};
+#else
+      gathered = hn::Or(gathered, hn::IfThenElseZero(mask, bit));
+#endif
+    }
+    hn::Store(gathered, b, index + i);
+  }
+}
+
+/// Values of one term in lanes, bit 0 in the even ones.
+struct Pair {
+  alignas(64) float value[16];
+};
+
+/// The value of bit 0 of an index.
+HWY_INLINE VF pick(const Pair& pair, VU index) {
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
+  return VF{_mm512_permutexvar_ps(index.raw, _mm512_load_ps(pair.value))};  // sees four bits
+#elif HWY_ARCH_X86 && HWY_TARGET == HWY_AVX2
+  return VF{_mm256_permutevar_ps(_mm256_load_ps(pair.value), index.raw)};     // sees two bits
+#else
+  const auto set = hn::Ne(hn::And(index, hn::Set(U32(), 1)), hn::Zero(U32()));
+  return hn::IfThenElse(hn::RebindMask(F32(), set), hn::Set(F32(), pair.value[1]),
+                        hn::Set(F32(), pair.value[0]));
+#endif
+}
+
+/// Of so many terms the sums are looked up at once.
+constexpr uint32_t kTogether = !HWY_ARCH_X86 ? 1 : kMaskRegisters ? 5 : kLanes == 8 ? 3 : 1;
+
+struct Together {
+  alignas(64) float sum[32];
+};
+
+/// The sum of the first terms.
+HWY_INLINE VF pick_sum(const Together& table, VU index) {
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
+  return VF{_mm512_permutex2var_ps(_mm512_load_ps(table.sum), index.raw,
+                                   _mm512_load_ps(table.sum + 16))};  // sees five bits
+#elif HWY_ARCH_X86 && HWY_TARGET == HWY_AVX2
+  return VF{_mm256_permutevar8x32_ps(_mm256_load_ps(table.sum), index.raw)};  // sees three bits
+#else
+  const auto set = hn::Ne(hn::And(index, hn::Set(U32(), 1)), hn::Zero(U32()));
+  return hn::IfThenElse(hn::RebindMask(F32(), set), hn::Set(F32(), table.sum[1]),
+                        hn::Set(F32(), table.sum[0]));
+#endif
+}
+
+struct Tables {
+  Together together;
+  Pair pairs[kBitsTerms];
+};
+
+HWY_INLINE void fill_tables(const BitsTerm* terms, uint32_t count, Tables& tables) {
+  const auto value = [&](uint32_t t, uint32_t index) LACONIC_LAMBDA {
+    return (index >> t & 1U) != 0 ? terms[t].values.one : terms[t].values.zero;
+  };
+  for (uint32_t i = 0; i < 32; ++i) {
+    float sum = value(0, i);
+    for (uint32_t t = 1; t < HWY_MIN(count, kTogether); ++t) sum += value(t, i);
+    tables.together.sum[i] = sum;
+  }
+  for (uint32_t t = 0; t < count; ++t) {
+    for (uint32_t i = 0; i < 16; ++i) {
+      tables.pairs[t].value[i] = i % 2 != 0 ? terms[t].values.one : terms[t].values.zero;
+    }
+  }
+}
+
+/// sum += values of the terms [first, count), first < 8, whose bits are index[0] and index[1] of
+/// each element.
+template <uint32_t kVectors>
+HWY_INLINE void add_terms(VF* sum, const Tables& tables, const uint8_t (*index)[kBlock], uint64_t i,
+                          uint32_t first, uint32_t count) {
+  const hn::Rebind<uint8_t, F32> b;
+  for (uint32_t group = 0; group * kGroup < count; ++group) {
+    const uint32_t end = HWY_MIN(count, (group + 1) * kGroup);
+    uint32_t t = group == 0 ? first : kGroup;
+    if (t >= end) continue;
+    VU bits[kVectors];
+    for (uint32_t v = 0; v < kVectors; ++v) {
+      bits[v] = hn::PromoteTo(U32(), hn::Load(b, index[group] + i + v * kLanes));
+    }
+    if (group == 0 && first == kTogether) {
+      for (VU& w : bits) w = hn::ShiftRight<kTogether>(w);
+    }
+    for (; t < end; ++t) {
+      for (uint32_t v = 0; v < kVectors; ++v) {
+        sum[v] = hn::Add(sum[v], pick(tables.pairs[t], bits[v]));
+        bits[v] = hn::ShiftRight<1>(bits[v]);
+      }
+    }
+  }
+}
+
+/// Whole steps of 64 elements.
+template <Output kOutput>
+HWY_INLINE void decode_steps(float* HWY_RESTRICT out, const BitsTerm* terms, uint32_t count,
+                             uint64_t n) {
+  const F32 f;
+  const hn::Rebind<uint8_t, F32> b;
+  constexpr uint32_t kVectors = 4;
+  Tables tables;
+  fill_tables(terms, count, tables);
+  alignas(64) uint8_t index[(kBitsTerms + kGroup - 1) / kGroup][kBlock];
+  for (uint64_t at = 0; at < n; at += kBlock) {
+    const uint64_t block = HWY_MIN(kBlock, n - at);
+    for (uint32_t t = 0; t < count; t += kGroup) {
+      gather_bits(terms + t, HWY_MIN(kGroup, count - t), at, block, index[t / kGroup]);
+    }
+    for (uint64_t i = 0; i < block; i += kVectors * kLanes) {
+      VF sum[kVectors];
+      for (uint32_t v = 0; v < kVectors; ++v) {
+        float* const to = out + at + i + v * kLanes;
+        if constexpr (kOutput == Output::add) {
+          sum[v] = hn::LoadU(f, to);
+        } else {
+          sum[v] = pick_sum(tables.together,
+                            hn::PromoteTo(U32(), hn::Load(b, index[0] + i + v * kLanes)));
+        }
+      }
+      add_terms<kVectors>(sum, tables, index, i, kOutput == Output::add ? 0 : kTogether, count);
+      for (uint32_t v = 0; v < kVectors; ++v) {
+        store_f32<kOutput>(sum[v], out + at + i + v * kLanes);
+      }
+    }
+  }
+}
+
+HWY_INLINE bool can_stream(const float* out) {
+  return reinterpret_cast<uintptr_t>(out) % (kLanes * sizeof(float)) == 0;
+}
+
+void decode(float* out, Output output, const BitsTerm* terms, uint32_t count, uint64_t n) {
+  if (count == 0) return kBitsScalar.decode(out, output, terms, count, n);
+  const uint64_t whole = n / kStep * kStep;
+  if (output == Output::add) {
+    decode_steps<Output::add>(out, terms, count, whole);
+  } else if (output == Output::stream && can_stream(out)) {
+    decode_steps<Output::stream>(out, terms, count, whole);
+    hwy::FlushStream();
+  } else {
+    decode_steps<Output::set>(out, terms, count, whole);
+  }
+  if (whole == n) return;
+  BitsTerm rest[kBitsTerms];
+  for (uint32_t t = 0; t < count; ++t) rest[t] = {terms[t].bits + whole / 8, terms[t].values};
+  kBitsScalar.decode(out + whole, output, rest, count, n - whole);
+}
+
+// ---- votes ----
+
+/// votes[i] = ones − zeros (int8) among the bits of element at + i.
+HWY_INLINE void count_block(const uint8_t* const* bits, uint32_t count, uint64_t at, uint64_t n,
+                            uint8_t* HWY_RESTRICT votes) {
+  const B b;
+  const size_t lanes = hn::Lanes(b);
+  const VB total = hn::Set(b, static_cast<uint8_t>(count));
+  for (uint64_t i = 0; i < n; i += lanes) {
+    VB ones = hn::Zero(b);
+    for (uint32_t t = 0; t < count; ++t) {
+      const auto mask = load_bits(bits[t], at + i);
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
+      ones = VB{_mm512_mask_sub_epi8(ones.raw, mask.raw, ones.raw, _mm512_set1_epi8(-1))};
+#else
+      ones = hn::Sub(ones, hn::VecFromMask(b, mask));
+#endif
+    }
+    hn::Store(hn::Sub(hn::Add(ones, ones), total), b, votes + i);
+  }
+}
+
+template <Output kOutput>
+HWY_INLINE void vote_steps(float* HWY_RESTRICT out, const uint8_t* const* bits, uint32_t count,
+                           float weight, uint64_t n) {
+  const F32 f;
+  const hn::Rebind<int8_t, F32> b;
+  const VF factor = hn::Set(f, weight);
+  alignas(64) uint8_t votes[kBlock];
+  for (uint64_t at = 0; at < n; at += kBlock) {
+    const uint64_t block = HWY_MIN(kBlock, n - at);
+    count_block(bits, count, at, block, votes);
+    for (uint64_t i = 0; i < block; i += kLanes) {
+      const auto* const from = reinterpret_cast<const int8_t*>(votes + i);
+      const VI v = hn::PromoteTo(I32(), hn::Load(b, from));
+      VF sum = hn::Mul(hn::ConvertTo(f, v), factor);
+      if constexpr (kOutput == Output::add) sum = hn::Add(hn::LoadU(f, out + at + i), sum);
+      store_f32<kOutput>(sum, out + at + i);
+    }
+  }
+}
+
+void vote(float* out, Output output, const uint8_t* const* bits, uint32_t count, float weight,
+          uint64_t n) {
+  const uint64_t whole = n / kStep * kStep;
+  if (output == Output::add) {
+    vote_steps<Output::add>(out, bits, count, weight, whole);
+  } else if (output == Output::stream && can_stream(out)) {
+    vote_steps<Output::stream>(out, bits, count, weight, whole);
+    hwy::FlushStream();
+  } else {
+    vote_steps<Output::set>(out, bits, count, weight, whole);
+  }
+  if (whole == n) return;
+  const uint8_t* rest[kVoteTerms];
+  for (uint32_t t = 0; t < count; ++t) rest[t] = bits[t] + whole / 8;
+  kBitsScalar.vote(out + whole, output, rest, count, weight, n - whole);
+}
+
+void sign(float* x, uint64_t n) {
+  const F32 f;
+  const VF one = hn::Set(f, 1.0F), other = hn::Set(f, -1.0F);
+  const auto vector = [&](uint64_t i) LACONIC_LAMBDA {
+    hn::StoreU(hn::IfThenElse(hn::Ge(hn::LoadU(f, x + i), hn::Zero(f)), one, other), f, x + i);
+  };
+  in_turns(
+      0, n,
+      [&](uint64_t i) LACONIC_LAMBDA {
+        prefetch_span(x + i, 4 * kLanes * sizeof(float));
+        vector(i);
+        vector(i + kLanes);
+        vector(i + 2 * kLanes);
+        vector(i + 3 * kLanes);
+      },
+      vector, [&](uint64_t i) LACONIC_LAMBDA { x[i] = x[i] >= 0 ? 1.0F : -1.0F; });
+}
+
+constexpr BitsKernels kTable{&pack, &pack_sums, &keep_rest, &decode, &vote, &sign};
+
+}  // namespace laconic::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+#endif  // LACONIC_SIMD_BODY
+
+#if HWY_ONCE
+namespace laconic::kernels {
+
+const BitsKernels& bits_kernels(Isa isa) noexcept { LACONIC_SIMD_SELECT(isa, kTable, kBitsScalar) }
+
+}  // namespace laconic::kernels
+#endif  // HWY_ONCE
