@@ -19,6 +19,7 @@ HWY_BEFORE_NAMESPACE();
 namespace laconic::kernels::HWY_NAMESPACE {
 
 #define LACONIC_AVX2 (HWY_ARCH_X86 && HWY_TARGET == HWY_AVX2)
+#define LACONIC_AVX512 (HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3)
 
 using D8 = hn::Rebind<uint8_t, F32>;
 
@@ -191,18 +192,28 @@ HWY_INLINE void quantize_part(const float* x, uint64_t begin, uint64_t end, floa
   for (; i < end; ++i) put<int8_t>(codes, i, int8_stochastic(x[i], inverse, bits[i - begin]));
 }
 
+#if LACONIC_AVX2 || LACONIC_AVX512
+constexpr float kFraction = 32768.0F;
+constexpr float kLargestInverse = 0x1p112F;  // inverse·kFraction is finite
+
+/// int8_stochastic before it becomes a byte: conversion rounds as adding the magic does. `factor` is
+/// inverse·2^15, finite: x·factor is then the same as x·inverse·2^15, but where both round to 0.
+HWY_INLINE VI stochastic_words(const float* x, uint64_t i, VF factor, VU r) {
+  const VF product = hn::Mul(load_f32(x, i), factor);
+#if LACONIC_AVX512
+  const VI fixed{_mm512_cvtps_epi32(product.raw)};
+#else
+  const VI fixed{_mm256_cvtps_epi32(product.raw)};
+#endif
+  return hn::ShiftRight<15>(hn::Add(fixed, hn::BitCast(I32(), r)));
+}
+#endif
+
 #if LACONIC_AVX2
-/// Words of stochastic_codes of two vectors, by the same operations.
-HWY_INLINE __m256i stochastic_pair(const float* x, uint64_t i, VF inverse, VU r0, VU r1) {
-  const auto shifted = [&](uint64_t k, VU r) LACONIC_LAMBDA {
-    const VF fixed = hn::MulAdd(hn::Mul(load_f32(x, k), inverse), hn::Set(F32(), 32768.0F),
-                                hn::Set(F32(), kRoundingMagic));
-    return hn::ShiftRight<15>(hn::Add(hn::BitCast(U32(), fixed), r)).raw;
-  };
-  const __m256i words = _mm256_packus_epi32(shifted(i, r0), shifted(i + lanes32(), r1));
-  // the magic's own bits, shifted
-  const auto magic = static_cast<int16_t>(std::bit_cast<uint32_t>(kRoundingMagic) >> 15);
-  return _mm256_sub_epi16(words, _mm256_set1_epi16(magic));
+/// Words of stochastic_codes of two vectors.
+HWY_INLINE __m256i stochastic_pair(const float* x, uint64_t i, VF factor, VU r0, VU r1) {
+  return _mm256_packs_epi32(stochastic_words(x, i, factor, r0).raw,
+                            stochastic_words(x, i + lanes32(), factor, r1).raw);
 }
 
 /// Codes of the whole groups x[i, i + 64·kGroups).
@@ -211,6 +222,7 @@ HWY_INLINE void quantize_groups(const float* x, uint64_t i, VF inverse, void* co
                                 const Philox& random, uint64_t offset) {
   // All words first: more of the multiplications' chains overlap than with codes in between.
   PhiloxWords words[2 * kGroups];
+  const VF factor = hn::Mul(inverse, hn::Set(F32(), kFraction));
   for (uint64_t g = 0; g < kGroups; ++g) {
     random.words<2>((offset / kGroup + g) * 8, words + 2 * g);
   }
@@ -218,10 +230,35 @@ HWY_INLINE void quantize_groups(const float* x, uint64_t i, VF inverse, void* co
     const uint64_t j = i + g * kGroup;
     const GroupBits low = group_bits(words[2 * g]), high = group_bits(words[2 * g + 1]);
     for (uint64_t k = 0; k < 4; k += 2) {
-      store_four(stochastic_pair(x, j + k * 16, inverse, low.r[k], high.r[k]),
-                 stochastic_pair(x, j + k * 16 + 16, inverse, low.r[k + 1], high.r[k + 1]), codes,
+      store_four(stochastic_pair(x, j + k * 16, factor, low.r[k], high.r[k]),
+                 stochastic_pair(x, j + k * 16 + 16, factor, low.r[k + 1], high.r[k + 1]), codes,
                  j + k * 16);
     }
+  }
+}
+#elif LACONIC_AVX512
+/// Codes of a group.
+HWY_INLINE void quantize_group(const float* x, uint64_t i, VF factor, void* codes,
+                               const GroupBits& bits) {
+  const auto words = [&](uint64_t k) LACONIC_LAMBDA {
+    return stochastic_words(x, i + 16 * k, factor, bits.r[k]).raw;
+  };
+  const __m512i low = _mm512_packs_epi32(words(0), words(1));
+  const __m512i high = _mm512_packs_epi32(words(2), words(3));
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  _mm512_storeu_si512(static_cast<char*>(codes) + i,
+                      _mm512_permutexvar_epi32(order, _mm512_packs_epi16(low, high)));
+}
+
+/// Codes of the whole groups x[i, i + 64·kGroups); `inverse`·2^15 is finite.
+template <uint64_t kGroups>
+HWY_INLINE void quantize_groups(const float* x, uint64_t i, VF inverse, void* codes,
+                                const Philox& random, uint64_t offset) {
+  const VF factor = hn::Mul(inverse, hn::Set(F32(), kFraction));
+  PhiloxWords words[kGroups];
+  random.words<kGroups>(offset / kGroup * 8, words);
+  for (uint64_t g = 0; g < kGroups; ++g) {
+    quantize_group(x, i + g * kGroup, factor, codes, group_bits(words[g]));
   }
 }
 #else
@@ -257,6 +294,16 @@ HWY_INLINE void quantize_block(const float* x, uint64_t begin, uint64_t end, flo
   const uint64_t whole = HWY_MIN(end, begin + (kGroup - (first + begin) % kGroup) % kGroup);
   if (i < whole) quantize_part(x, i, whole, inverse, codes, random, first, cache);
   i = whole;
+#if LACONIC_AVX2 || LACONIC_AVX512
+  for (; inverse > kLargestInverse && i + kGroup <= end; i += kGroup) {
+    quantize_part(x, i, i + kGroup, inverse, codes, random, first, cache);
+  }
+#endif
+#if LACONIC_AVX512
+  for (; i + 4 * kGroup <= end; i += 4 * kGroup) {
+    quantize_groups<4>(x, i, factor, codes, random, first + i);
+  }
+#endif
   for (; i + 2 * kGroup <= end; i += 2 * kGroup) {
     quantize_groups<2>(x, i, factor, codes, random, first + i);
   }
@@ -335,6 +382,7 @@ bool any_minus_128(const void* codes, uint64_t n) {
 constexpr Int8Kernels kTable{&encode_nearest, &encode_stochastic, &decode, &any_minus_128};
 
 #undef LACONIC_AVX2
+#undef LACONIC_AVX512
 
 }  // namespace laconic::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();

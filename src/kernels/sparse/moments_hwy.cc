@@ -20,6 +20,8 @@ using F = hn::ScalableTag<float>;
 using I = hn::RebindToSigned<F>;
 using VF = hn::Vec<F>;
 using VI = hn::Vec<I>;
+using U = hn::RebindToUnsigned<F>;
+using VU = hn::Vec<U>;
 
 constexpr size_t kLanes = HWY_MAX_BYTES / sizeof(float);
 constexpr size_t kVectors = kMomentsLanes / kLanes;  // that hold the 64 lanes of one sum
@@ -59,7 +61,8 @@ struct Sums {
   VF sum[kVectors];
   VF square[kSquare ? kVectors : 1];
   VF log[kLog ? kVectors : 1];
-  VI exponent, count, min_key, max_key;
+  VI exponent, count, max_key;
+  VU min_beyond;  // the smallest key − floor
 };
 
 template <bool kSquare, bool kLog>
@@ -70,18 +73,21 @@ HWY_INLINE void clear(Sums<kSquare, kLog>& s) {
   for (VF& v : s.square) v = hn::Zero(f);
   for (VF& v : s.log) v = hn::Zero(f);
   s.exponent = s.count = s.max_key = hn::Zero(d);
-  s.min_key = hn::Set(d, 0x7FFFFFFF);
+  s.min_beyond = hn::Set(U(), 0xFFFFFFFFU);
 }
 
-template <bool kSquare, bool kLog>
+// With kPlain every element counts as its magnitude, zeros as 0, which is what they add.
+template <bool kPlain, bool kSquare, bool kLog>
 HWY_INLINE void add_vector(Sums<kSquare, kLog>& s, size_t v, const float* HWY_RESTRICT x, VI bound,
                            VF scale, VF shift) {
   const F f;
   const I d;
+  const U u;
   const VI key = hn::And(hn::BitCast(d, hn::LoadU(f, x)), hn::Set(d, 0x7FFFFFFF));
   const auto counts = hn::Gt(key, bound);
   const auto counts_f = hn::RebindMask(f, counts);
-  const VF z = hn::IfThenElseZero(counts_f, hn::Sub(hn::Mul(hn::BitCast(f, key), scale), shift));
+  VF z = hn::BitCast(f, key);
+  if (!kPlain) z = hn::IfThenElseZero(counts_f, hn::Sub(hn::Mul(z, scale), shift));
   s.sum[v] = hn::Add(s.sum[v], z);
   if (kSquare) s.square[v] = hn::Add(s.square[v], hn::Mul(z, z));
   if (kLog) {
@@ -90,8 +96,10 @@ HWY_INLINE void add_vector(Sums<kSquare, kLog>& s, size_t v, const float* HWY_RE
     s.exponent = hn::Add(s.exponent, hn::IfThenElseZero(counts, log2.exponent));
   }
   s.count = hn::Sub(s.count, hn::VecFromMask(d, counts));
-  s.min_key = hn::Min(s.min_key, hn::IfThenElse(counts, key, hn::Set(d, 0x7FFFFFFF)));
-  s.max_key = hn::Max(s.max_key, hn::IfThenElseZero(counts, key));
+  // Without a mask: a key that does not count is huge as a distance, and never the largest.
+  const VI beyond = hn::Sub(key, hn::Add(bound, hn::Set(d, 1)));
+  s.min_beyond = hn::Min(s.min_beyond, hn::BitCast(u, beyond));
+  s.max_key = hn::Max(s.max_key, key);
 }
 
 HWY_INLINE void store_lanes(const VF* sums, float* HWY_RESTRICT lane) {
@@ -100,9 +108,9 @@ HWY_INLINE void store_lanes(const VF* sums, float* HWY_RESTRICT lane) {
 
 // Elements that do not fill 64 lanes join the chunk as a row padded with zeros, which nothing
 // counts (floor is at least 1).
-template <bool kSquare, bool kLog>
-HWY_INLINE void moments(const float* HWY_RESTRICT x, uint32_t n, MomentsInput in,
-                        ChunkMoments* HWY_RESTRICT out) {
+template <bool kPlain, bool kSquare, bool kLog>
+HWY_INLINE void moments_as(const float* HWY_RESTRICT x, uint32_t n, MomentsInput in,
+                           ChunkMoments* HWY_RESTRICT out) {
   const F f;
   const I d;
   const VI bound = hn::Set(d, static_cast<int32_t>(in.floor) - 1);
@@ -114,13 +122,14 @@ HWY_INLINE void moments(const float* HWY_RESTRICT x, uint32_t n, MomentsInput in
   for (; i + kMomentsLanes <= n; i += kMomentsLanes) {
     for (size_t v = 0; v < kVectors; ++v) {
       if (v * kLanes % 16 == 0) prefetch_ahead(x + i + v * kLanes + 1024);
-      add_vector(s, v, x + i + v * kLanes, bound, scale, shift);
+      add_vector<kPlain>(s, v, x + i + v * kLanes, bound, scale, shift);
     }
   }
   if (i < n) {
     float row[kMomentsLanes] = {};
     for (uint32_t l = 0; i + l < n; ++l) row[l] = x[i + l];
-    for (size_t v = 0; v < kVectors; ++v) add_vector(s, v, row + v * kLanes, bound, scale, shift);
+    for (size_t v = 0; v < kVectors; ++v)
+      add_vector<kPlain>(s, v, row + v * kLanes, bound, scale, shift);
   }
 
   float lane[kMomentsLanes];
@@ -140,9 +149,22 @@ HWY_INLINE void moments(const float* HWY_RESTRICT x, uint32_t n, MomentsInput in
     m.exponent = hn::GetLane(hn::SumOfLanes(d, s.exponent));
   }
   m.count = static_cast<uint32_t>(hn::GetLane(hn::SumOfLanes(d, s.count)));
-  m.min_key = static_cast<uint32_t>(hn::GetLane(hn::MinOfLanes(d, s.min_key)));
-  m.max_key = static_cast<uint32_t>(hn::GetLane(hn::MaxOfLanes(d, s.max_key)));
+  const uint32_t min_beyond = hn::GetLane(hn::MinOfLanes(U(), s.min_beyond));
+  const auto max_key = static_cast<uint32_t>(hn::GetLane(hn::MaxOfLanes(d, s.max_key)));
+  if (m.count != 0) {
+    m.min_key = in.floor + min_beyond;
+    m.max_key = max_key;
+  }
   *out = m;
+}
+
+template <bool kSquare, bool kLog>
+HWY_INLINE void moments(const float* x, uint32_t n, MomentsInput in, ChunkMoments* out) {
+  if (in.floor == 1 && in.scale == 1.0F && in.shift == 0.0F) {
+    moments_as<true, kSquare, kLog>(x, n, in, out);
+  } else {
+    moments_as<false, kSquare, kLog>(x, n, in, out);
+  }
 }
 
 void mean(const float* x, uint32_t n, MomentsInput in, ChunkMoments* out) {

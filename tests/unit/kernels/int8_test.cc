@@ -64,6 +64,20 @@ TEST_P(Int8KernelsTest, EncodersEqualTheReference) {
   }
 }
 
+// Blocks whose 127 / max is up to where 2^15 times it overflows, and beyond.
+TEST_P(Int8KernelsTest, TinyBlocksEqualTheReference) {
+  for (int exponent = -122; exponent <= -100; ++exponent) {
+    std::vector<float> x = normal_values(1025, 7);
+    for (float& v : x) v = std::ldexp(v, exponent + 6);
+    for (const int64_t first : {0, 16}) {
+      const Coded a = encode(kInt8Scalar, x.data() + 1, 1024, 256, first);
+      const Coded b = encode(simd_, x.data() + 1, 1024, 256, first);
+      expect_same(a.scales, b.scales, 1024);
+      expect_same(a.codes, b.codes, 1024);
+    }
+  }
+}
+
 TEST_P(Int8KernelsTest, NonFiniteBlocksAreReportedAndZero) {
   for (const float bad : {INFINITY, -INFINITY, NAN}) {
     for (const uint64_t where : {0U, 100U, 255U, 256U, 299U}) {
