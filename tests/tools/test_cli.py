@@ -95,7 +95,27 @@ def test_list_json():
                 assert param["default"] in param["words"]
             else:
                 assert param["min"] <= param["default"] <= param["max"]
-        assert codec["contract"]["feedback"] in ("never", "own", "aggregate")
+        contract = codec["contract"]
+        assert contract["feedback"] in ("never", "own", "aggregate")
+        assert set(contract["memories"]) <= {"none", "residual", "ema", "momentum"} and "none" in contract["memories"]
+        assert contract["memory_default"] in contract["memories"]
+        assert contract["feedback_default"] == (contract["memory_default"] != "none")
+        assert ("residual" in contract["memories"]) == (contract["feedback"] != "never")
+
+
+def test_list_has_the_class_of_the_survey():
+    known = {"none": "none", "fp16": "cast", "bf16": "cast", "int8": "quantization", "topk": "sparsification", "randomk": "sparsification",
+             "sidco": "sparsification", "3lc": "hybrid", "powersgd": "low-rank", "u8": "quantization", "onebit": "quantization",
+             "signsgd": "quantization", "signum": "quantization", "efsignsgd": "quantization", "qsgd": "quantization",
+             "terngrad": "quantization", "natural": "quantization", "inceptionn": "quantization", "threshold": "sparsification",
+             "dgc": "sparsification", "adaq": "hybrid", "sketchml": "hybrid"}
+    words = {"quantization", "sparsification", "hybrid", "low-rank", "cast", "none"}
+    lines = {line.split()[0]: line.split()[1] for line in laconic("list").stdout.split("\n\n")[0].splitlines()[1:]}
+    codecs = answer("list")["codecs"]
+    assert lines == {codec["name"]: codec["class"] for codec in codecs}
+    for codec in codecs:
+        assert codec["class"] in words and codec["class"] == known.get(codec["name"], codec["class"])
+        assert f"class: {codec['class']}" in laconic("list", codec["name"]).stdout
 
 
 def test_list_json_is_what_the_library_says():
