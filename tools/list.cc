@@ -22,9 +22,19 @@ struct Options {
   bool markdown = false;
 };
 
+/// What a spec without a modifier remembers: "on" and "off" are those of a residual.
 std::string feedback_text(const Contract& contract) {
-  if (contract.feedback == Feedback::never) return "never";
-  return contract.memory_default != MemoryKind::none ? "on" : "off";
+  switch (contract.memory_default) {
+    case MemoryKind::none:
+      break;
+    case MemoryKind::residual:
+      return "on";
+    case MemoryKind::ema:
+      return "ema";
+    case MemoryKind::momentum:
+      return "momentum";
+  }
+  return contract.feedback == Feedback::never ? "never" : "off";
 }
 
 /// Bytes on the wire of a 1024 x 1024 parameter at the defaults, all rounds.
@@ -50,6 +60,7 @@ std::string keys_text(const CodecTable& codec) {
 
 Table codec_table() {
   Table table({{"codec"},
+               {"class"},
                {"summary"},
                {"ratio", Table::Align::right},
                {"feedback"},
@@ -57,9 +68,9 @@ Table codec_table() {
                {"keys and defaults"}});
   for (const CodecTable* codec : all_codecs()) {
     const Contract contract = Spec::defaults(*codec).contract();
-    table.add({std::string(codec->info.name), std::string(codec->info.summary), ratio_text(*codec),
-               feedback_text(contract), contract.merge == Merge::linear ? "yes" : "no",
-               keys_text(*codec)});
+    table.add({std::string(codec->info.name), std::string(session::method_name(codec->info.method)),
+               std::string(codec->info.summary), ratio_text(*codec), feedback_text(contract),
+               contract.merge == Merge::linear ? "yes" : "no", keys_text(*codec)});
   }
   return table;
 }
@@ -89,7 +100,7 @@ int print_one(const CodecTable& codec, bool json) {
   }
   const Contract contract = Spec::defaults(codec).contract();
   fmt::print("{}: {}\n", codec.info.name, codec.info.summary);
-  fmt::print("source: {}\n", codec.info.source);
+  fmt::print("class: {}; source: {}\n", session::method_name(codec.info.method), codec.info.source);
   fmt::print("ratio {} (1024 x 1024, defaults), error feedback {}, merge {}\n", ratio_text(codec),
              feedback_text(contract), session::merge_name(contract.merge));
   if (codec.fields.empty()) return kFine;
@@ -110,8 +121,8 @@ int print_all(const Options& options) {
   } else {
     codec_table().print();
     fmt::print(
-        "\nratio: input bytes / payload bytes of a 1024 x 1024 parameter. laconic list CODEC: its "
-        "keys.\n");
+        "\nclass: of GRACE's survey. ratio: input bytes / payload bytes of a 1024 x 1024\n"
+        "parameter. laconic list CODEC: its keys.\n");
   }
   return kFine;
 }

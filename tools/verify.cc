@@ -1,12 +1,14 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// laconic verify: whether a stand-alone frame is whole and decodes, and how far from the original.
+// laconic verify: whether a stand-alone frame is whole and decodes, and how far from the original;
+// with --spec, what a spec makes of a gradient.
 #include <fmt/format.h>
 
 #include <memory>
 
 #include "command.h"
 #include "error_metrics.h"
+#include "fidelity.h"
 #include "files.h"
 #include "frame_fields.h"
 #include "laconic/tensor_codec.h"
@@ -18,6 +20,9 @@ struct Options {
   std::string file;
   std::string original;
   std::string output;
+  std::string spec;
+  std::string input;
+  uint32_t steps = 8;
   bool json = false;
 };
 
@@ -71,17 +76,47 @@ int verify(const Options& options) {
   return kFine;
 }
 
+int verify_spec(const Options& options) {
+  const auto gradient = read_tensor(options.input);
+  if (!gradient) return fail(gradient.error(), options.json, kUsage);
+  const auto fidelity = fidelity_of(options.spec, *gradient, options.steps);
+  if (!fidelity) return fail(fidelity.error(), options.json, kUsage);
+  const Json figures = to_json(*fidelity);
+  if (options.json) {
+    print_json(figures);
+  } else {
+    print_fields(figures);
+  }
+  return kFine;
+}
+
 }  // namespace
 
 Run add_verify(CLI::App& program) {
-  CLI::App* command =
-      program.add_subcommand("verify", "check a stand-alone frame in full and decode it");
+  CLI::App* command = program.add_subcommand(
+      "verify", "check a stand-alone frame in full and decode it; or measure a spec on a gradient");
   const auto options = std::make_shared<Options>();
-  command->add_option("file", options->file, "the frame")->required();
-  command->add_option("--original", options->original, "raw float32 to measure the error against");
-  command->add_option("--output", options->output, "write the decoded values here, raw float32");
+  auto* file = command->add_option("file", options->file, "the frame");
+  command->add_option("--original", options->original, "raw float32 to measure the error against")
+      ->needs(file);
+  command->add_option("--output", options->output, "write the decoded values here, raw float32")
+      ->needs(file);
+  auto* spec =
+      command->add_option("--spec", options->spec, "measure this spec on --input")->excludes(file);
+  auto* input = command->add_option("--input", options->input,
+                                    "a gradient: raw float32, or .npy of one or two dimensions");
+  spec->needs(input);
+  input->needs(spec);
+  command->add_option("--steps", options->steps, "steps of the same gradient, for steady_*")
+      ->check(CLI::Range(1, 65536))
+      ->capture_default_str()
+      ->needs(spec);
   command->add_flag("--json", options->json, "machine-readable");
-  return [options] { return verify(*options); };
+  command->footer(std::string(fidelity_help()));
+  command->final_callback([file, spec] {
+    if (file->empty() && spec->empty()) throw CLI::RequiredError("a frame, or --spec and --input");
+  });
+  return [options] { return options->spec.empty() ? verify(*options) : verify_spec(*options); };
 }
 
 }  // namespace laconic::tools

@@ -32,6 +32,9 @@ class PassThrough:
     def flush(self, steps: int = 10) -> int:
         return self.step  # nothing is held back
 
+    def follow(self, optimizer) -> None:
+        pass  # there are no residuals
+
     def state_dict(self) -> dict:
         return {"disabled": True}
 

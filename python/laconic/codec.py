@@ -18,7 +18,10 @@ MAX_ELEMENTS = 2**28
 
 
 def codecs() -> dict[str, dict]:
-    """Name → {"summary", "source", "params": [...], "contract": {...}} of every codec in this build."""
+    """Name → {"class", "summary", "source", "params": [...], "contract": {...}} of every codec in this build.
+
+    "class" is that of GRACE's survey: quantization, sparsification, hybrid, low-rank, or cast and none.
+    """
     listing = json.loads(_lib.lib.laconic_codecs_json().decode())["codecs"]
     return {entry.pop("name"): entry for entry in listing}
 

@@ -20,6 +20,7 @@ from .engine import Engine
 from .environment import place
 from .errors import LaconicError
 from .group import Meeting, Sibling
+from .rates import Rates
 from .resumed import Resumed
 from .state import check_fields, check_layout
 from .worker import DTYPES, Worker, result, shorten
@@ -58,6 +59,8 @@ class Handle:
         self._all_raw = session.all_raw
         self._scaler = scaler
         self._scale = 1.0  # of this iteration's gradients
+        self._rates = Rates(self._parameters)
+        self._rates_now: dict[str, float] | None = None  # of this iteration
         self._layouts: dict[tuple, Layout] = {}
         self._seen: list[Layout] = []      # this iteration's buckets
         self._last_seen: list[Layout] = []
@@ -220,7 +223,7 @@ class Handle:
             size = buffer.numel() * buffer.element_size()
             worker.summed_elsewhere(buffer.numel(), 4 * buffer.numel(), size)
             return self._all_reduce(buffer, at_end), functools.partial(self._summed, layout, worker.step)
-        options = {"index": bucket.index(), "scale": self._scale}
+        options = {"index": bucket.index(), "scale": self._scale, "rates": self._rates_now}
         if not cut:
             return worker.submit(layout, buffer, at_end=at_end, **options), result
         exchange = self._submit_plain if plain and self._stage.cuts_sums and worker.broken is None else worker.submit
@@ -235,6 +238,7 @@ class Handle:
         self._asks_behind_us = self._stage.at_end and not getattr(self._wrapper(), "static_graph", True)
         if self._scaler is not None and self._scaler.is_enabled():
             self._scale = self._stage.scale_of(self._scaler)
+        self._rates_now = self._rates.now()
 
     def _end_iteration(self) -> None:
         self._in_iteration = False
@@ -341,6 +345,16 @@ class Handle:
         """
         return self.worker.flush(steps)
 
+    def follow(self, optimizer) -> None:
+        """Residuals follow the learning rates of a torch optimizer, so that what they hold back still moves the parameters as far
+        as it would have: where a rate has changed since the last step, they are multiplied by old/new, each by the rate of its own
+        parameter's group. At a rate of 0 they wait for the next positive one.
+
+        Every rank calls it, with its own optimizer of the same rates, before training; with several optimizers, once for each.
+        The rates are part of the saved state. No call per step is needed.
+        """
+        self._rates.follow(optimizer)
+
     def state_dict(self) -> dict:
         """Everything that this rank must have to continue bit for bit. One per rank: residuals differ."""
         layouts = self._resumed.layouts if self._resumed is not None else self._last_seen
@@ -356,7 +370,7 @@ class Handle:
 
     def prepare(self, state: dict):
         """Checks a saved state as load_state_dict does and changes nothing; gives a call that loads it and cannot fail."""
-        check_fields("it", state, {"version", "header", "step", "tensors", "layout"})
+        check_fields("it", state, {"version", "header", "step", "tensors", "layout"}, {"rates"})
         load = self.worker.prepare({key: value for key, value in state.items() if key != "layout"})
         buckets = check_layout(state["layout"], self.worker.session.names, [p.dtype for _, p in self._parameters],
                                required=state["step"] > 0 and len(self._parameters) > 0)

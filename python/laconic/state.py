@@ -6,6 +6,7 @@ from __future__ import annotations
 from . import errors
 from ._checks import U32, U64
 from .errors import LaconicError
+from .rates import usable
 
 VERSION = 1
 _HEADER = {"version": U32, "rank": U32, "world": U32, "model_hash": U64, "agreement": U64}
@@ -16,11 +17,11 @@ def corrupt(what: str) -> LaconicError:
                         "pass what state_dict() gave on this rank, or take an older checkpoint")
 
 
-def check_fields(what: str, value, fields) -> None:
-    """A dict of exactly these keys."""
+def check_fields(what: str, value, fields, optional=frozenset()) -> None:
+    """A dict of exactly these keys, and of optional ones."""
     if not isinstance(value, dict):
         raise corrupt(f"{what} is a {type(value).__name__}, not a dict")
-    for problem, keys in (("lacks", fields - value.keys()), ("has an unknown", value.keys() - fields)):
+    for problem, keys in (("lacks", fields - value.keys()), ("has an unknown", value.keys() - fields - optional)):
         if keys:
             raise corrupt(f"{what} {problem} {min(keys, key=str)!r}")
 
@@ -45,6 +46,16 @@ def check_header(header) -> None:
     spec = header["spec"]
     if not isinstance(spec, str) or not spec.isascii() or "\0" in spec or len(spec) > 255:
         raise corrupt(f"header's spec is {spec!r}")
+
+
+def check_rates(rates, names: list[str]) -> dict[str, float]:
+    """Learning rates by parameter: a copy."""
+    if not isinstance(rates, dict) or not rates.keys() <= set(names):
+        raise corrupt("rates is not a dict of this model's parameters")
+    for name, rate in rates.items():
+        if type(rate) is not float or not usable(rate):
+            raise corrupt(f"the learning rate of {name} is {rate!r}")
+    return dict(rates)
 
 
 def check_tensors(tensors, entries: list, unit: float) -> list:

@@ -24,10 +24,11 @@ from . import _lib, environment, errors
 from ._checks import U64, whole
 from ._session import ENGINE_FAILED, CSession, Layout, Window, engine_failed, gather_texts, no_span
 from .delivery import EndOfBackward
-from .engine import _TORCH_TYPES, Engine
+from .engine import _TORCH_TYPES, Engine, view
 from .errors import LaconicError
+from .rates import changes, parameter_of
 from .staging import HostStage, InPlace, copy_failed
-from .state import VERSION, check_fields, check_header, check_number, check_tensors, check_version
+from .state import VERSION, check_fields, check_header, check_number, check_rates, check_tensors, check_version
 
 DTYPES = {dtype: code for code, dtype in _TORCH_TYPES.items() if code != _lib.U8}
 
@@ -56,11 +57,11 @@ RATIO_OF_NOTHING = 0.99
 class Job:
     """One buffer on its way through the worker."""
 
-    __slots__ = ("ended", "error", "future", "index", "layout", "left", "nothing", "scale", "stage", "step", "submitted", "ticket")
+    __slots__ = ("ended", "error", "future", "index", "layout", "left", "nothing", "rates", "scale", "stage", "step", "submitted", "ticket")
 
-    def __init__(self, layout, stage, ticket, step, index, scale, ended):
+    def __init__(self, layout, stage, ticket, step, index, scale, rates, ended):
         self.layout, self.stage, self.ticket, self.step = layout, stage, ticket, step
-        self.index, self.scale = index, scale
+        self.index, self.scale, self.rates = index, scale, rates
         self.nothing = None  #: in place of gradients that did not come
         # Of its parts: how many have not ended, and the first failure of one.
         self.left, self.error = len(layout.parts), None
@@ -149,6 +150,9 @@ class Worker:
         self._lock = threading.RLock()
         self._iterations = 0  # since attach, whatever was loaded
         self._unit = 1.0  # of the residuals; only the worker's thread changes it
+        # The learning rates that residuals are good for, by parameter, and the step's rates that were looked at last.
+        self._rates: dict[str, float] = {}
+        self._rates_seen: dict[str, float] | None = None
         self._rounds, self._elements, self._dense, self._bytes = 0, 0, 0, 0  # of sums that the worker did not make
         self._resets_reported, self._ratio_reported = False, False
         self._clock = Clock()
@@ -165,11 +169,12 @@ class Worker:
 
     # ---- the thread that trains -----------------------------------------------------------------------------------------
 
-    def submit(self, layout: Layout, buffer: torch.Tensor | list, *, index: int = 0, scale=1.0, at_end: EndOfBackward | None = None):
+    def submit(self, layout: Layout, buffer: torch.Tensor | list, *, index: int = 0, scale=1.0, rates: dict | None = None,
+               at_end: EndOfBackward | None = None):
         """Queues a flat buffer on the stage's device; gives a torch future of it. Never waits for the device.
 
         `buffer`: a tensor, or [(first element, tensor), …], pieces that fill it. `scale`: what its gradients are multiplied by
-        (AMP), or what float() gives it for. The value is the buffer (of pieces, the first), which then holds the mean, or the
+        (AMP), or what float() gives it for. `rates`: learning rates by parameter, one dict a step: see `rates`. The value is the buffer (of pieces, the first), which then holds the mean, or the
         LaconicError that kept it from coming: see `result`. It is set by the worker's thread, or by `at_end`.
         """
         self.check_open()
@@ -178,7 +183,7 @@ class Worker:
         for _, part in layout.parts:
             part.dtype = dtype
         layout.dtype = dtype
-        job = Job(layout, self.stage, ticket, self.step, index, scale, None if at_end is None else threading.Event())
+        job = Job(layout, self.stage, ticket, self.step, index, scale, rates, None if at_end is None else threading.Event())
         with self._lock:
             self._clock.submitted()
         future = _seen_by_the_profiler(job.future) if _profiler_looks() else job.future
@@ -250,7 +255,20 @@ class Worker:
         if scale != self._unit:  # residuals are kept in the unit of the scaled gradients of the moment
             self.session.scale_residuals(scale / self._unit)
             self._unit = scale
+        if job.rates is not None and job.rates is not self._rates_seen:
+            self._follow(job.rates)
         return address, None
+
+    def _follow(self, rates: dict[str, float]) -> None:
+        """A residual r under the rate η is a step of η·r that was not made: under η' it is r·η/η' (Karimireddy et al., ICML 2019)."""
+        self._rates_seen = rates
+        factors = changes(self._rates, rates)
+        if not factors:
+            return
+        for name, address, count in self.session.entries():
+            factor = factors.get(parameter_of(name))
+            if factor is not None and count:
+                view(address, count, _lib.F32).mul_(factor)
 
     def _keep(self, *place, **numbers) -> LaconicError:
         """The engine has failed: the gradients go into the residuals."""
@@ -376,7 +394,8 @@ class Worker:
         return self.step + left - 1 if left else self.step + steps
 
     def state_dict(self) -> dict:
-        """{"version", "header", "step", "tensors"}: what this rank must have to continue bit for bit.
+        """{"version", "header", "step", "tensors"}: what this rank must have to continue bit for bit. With learning rates that
+        residuals follow, "rates".
 
         Waits for what is queued: after a failure the jobs behind it still put their gradients into the residuals. In the
         middle of a step it undoes the exchanges in flight, and this worker exchanges nothing any more.
@@ -394,7 +413,8 @@ class Worker:
             if not name.startswith("state/"):
                 values /= self._unit  # saved in unscaled units
             tensors[name] = values
-        return {"version": VERSION, "header": self.session.header(), "step": self.step, "tensors": tensors}
+        state = {"version": VERSION, "header": self.session.header(), "step": self.step, "tensors": tensors}
+        return {**state, "rates": dict(self._rates)} if self._rates else state
 
     def load_state_dict(self, state: dict) -> None:
         """Continues a saved run. A state that is damaged, or another's, is refused and changes nothing."""
@@ -405,18 +425,20 @@ class Worker:
         return self._between_jobs(functools.partial(self._prepare, state))
 
     def _prepare(self, state: dict):
-        check_fields("it", state, {"version", "header", "step", "tensors"})
+        check_fields("it", state, {"version", "header", "step", "tensors"}, {"rates"})
         check_version(state["version"])
         check_header(state["header"])
         self.session.accepts(state["header"])
         step = check_number("step", state["step"], U64 >> 1)
         ready = check_tensors(state["tensors"], list(self.session.entries()), self._unit)
+        rates = check_rates(state.get("rates", {}), self.session.names)
 
         def load():
             for address, values in ready:
                 if values.numel():
                     ctypes.memmove(address, values.data_ptr(), 4 * values.numel())
             self.step = step
+            self._rates, self._rates_seen = rates, None
 
         return functools.partial(self._between_jobs, load)
 

@@ -179,7 +179,9 @@ def test_list_of_codecs():
     assert {"none", "fp16", "bf16", "int8", "topk", "randomk", "sidco", "3lc", "powersgd"} <= listing.keys()
     for name, entry in listing.items():
         assert entry["summary"] and isinstance(entry["params"], list)
-        assert entry["contract"].keys() >= {"merge", "feedback", "exact_size", "unbiased"}
+        assert entry["class"] in {"quantization", "sparsification", "hybrid", "low-rank", "cast", "none"}
+        assert entry["contract"].keys() >= {"merge", "feedback", "exact_size", "unbiased", "memory_default", "memories"}
+        assert entry["contract"]["memory_default"] in entry["contract"]["memories"]
         for p in entry["params"]:
             assert p.keys() >= {"name", "type", "default", "help"}
         assert laconic.Codec(name).spec == name

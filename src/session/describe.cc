@@ -36,6 +36,16 @@ std::string_view memory_name(MemoryKind kind) {
   return "unknown";
 }
 
+/// The memory of a spec without a modifier, and all that a spec may have.
+void put_memories(JsonText& json, const Contract& c) {
+  json.field("memory_default", memory_name(c.memory_default)).key("memories").open('[');
+  for (const MemoryKind kind :
+       {MemoryKind::none, MemoryKind::residual, MemoryKind::ema, MemoryKind::momentum}) {
+    if (in_memory_set(c.memories, kind)) json.value(memory_name(kind));
+  }
+  json.close(']');
+}
+
 void put_contract(JsonText& json, const Contract& c) {
   json.key("contract").open('{');
   json.field("merge", merge_name(c.merge)).field("feedback", feedback_name(c.feedback));
@@ -45,6 +55,7 @@ void put_contract(JsonText& json, const Contract& c) {
   json.field("unbiased", c.unbiased)
       .field("lossless", c.lossless)
       .field("exact_size", c.exact_size);
+  put_memories(json, c);
   json.field("whole_parameter", c.whole_parameter)
       .field("contraction", static_cast<double>(c.contraction));
   json.field("headroom", c.headroom).field("granule", c.granule);
@@ -95,6 +106,24 @@ void put_field(JsonText& json, const Field& f) {
 
 }  // namespace
 
+std::string_view method_name(Method method) noexcept {
+  switch (method) {
+    case Method::none:
+      return "none";
+    case Method::cast:
+      return "cast";
+    case Method::quantization:
+      return "quantization";
+    case Method::sparsification:
+      return "sparsification";
+    case Method::hybrid:
+      return "hybrid";
+    case Method::low_rank:
+      return "low-rank";
+  }
+  return "unknown";
+}
+
 std::string_view merge_name(Merge merge) noexcept {
   switch (merge) {
     case Merge::none:
@@ -116,6 +145,7 @@ std::string describe_codecs(std::span<const CodecTable* const> codecs) {
     const Spec spec = Spec::defaults(*codec);
     json.open('{').field("name", codec->info.name);
     json.field("id", uint32_t{codec->info.id}).field("version", uint32_t{codec->info.version});
+    json.field("class", method_name(codec->info.method));
     json.field("summary", codec->info.summary)
         .field("source", codec->info.source)
         .key("params")

@@ -12,9 +12,12 @@
 
 namespace laconic::session {
 
+/// The class of GRACE's survey: "none", "cast", "quantization", "sparsification", "hybrid" or
+/// "low-rank".
+std::string_view method_name(Method method) noexcept;
 /// "none", "linear", "set_union" or "vote".
 std::string_view merge_name(Merge merge) noexcept;
-/// {"codecs": [{"name", "id", "version", "summary", "source", "params": [...],
+/// {"codecs": [{"name", "id", "version", "class", "summary", "source", "params": [...],
 /// "contract": {...}}]}: what `laconic list --json` prints and laconic_codecs_json() gives.
 std::string describe_codecs(std::span<const CodecTable* const> codecs);
 /// {"spec", "name", "feedback", "contract"}

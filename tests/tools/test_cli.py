@@ -95,7 +95,27 @@ def test_list_json():
                 assert param["default"] in param["words"]
             else:
                 assert param["min"] <= param["default"] <= param["max"]
-        assert codec["contract"]["feedback"] in ("never", "own", "aggregate")
+        contract = codec["contract"]
+        assert contract["feedback"] in ("never", "own", "aggregate")
+        assert set(contract["memories"]) <= {"none", "residual", "ema", "momentum"} and "none" in contract["memories"]
+        assert contract["memory_default"] in contract["memories"]
+        assert contract["feedback_default"] == (contract["memory_default"] != "none")
+        assert ("residual" in contract["memories"]) == (contract["feedback"] != "never")
+
+
+def test_list_has_the_class_of_the_survey():
+    known = {"none": "none", "fp16": "cast", "bf16": "cast", "int8": "quantization", "topk": "sparsification", "randomk": "sparsification",
+             "sidco": "sparsification", "3lc": "hybrid", "powersgd": "low-rank", "u8": "quantization", "onebit": "quantization",
+             "signsgd": "quantization", "signum": "quantization", "efsignsgd": "quantization", "qsgd": "quantization",
+             "terngrad": "quantization", "natural": "quantization", "inceptionn": "quantization", "threshold": "sparsification",
+             "dgc": "sparsification", "adaq": "hybrid", "sketchml": "hybrid"}
+    words = {"quantization", "sparsification", "hybrid", "low-rank", "cast", "none"}
+    lines = {line.split()[0]: line.split()[1] for line in laconic("list").stdout.split("\n\n")[0].splitlines()[1:]}
+    codecs = answer("list")["codecs"]
+    assert lines == {codec["name"]: codec["class"] for codec in codecs}
+    for codec in codecs:
+        assert codec["class"] in words and codec["class"] == known.get(codec["name"], codec["class"])
+        assert f"class: {codec['class']}" in laconic("list", codec["name"]).stdout
 
 
 def test_list_json_is_what_the_library_says():
@@ -225,6 +245,121 @@ def test_good_golden_frames(path, tmp_path):
     broken[-1] ^= 1
     (tmp_path / "broken").write_bytes(broken)
     failure(BAD_ANSWER, "verify", tmp_path / "broken")
+
+
+# ---- verify --spec ----
+
+
+def measured(spec, path, *words):
+    figures = answer("verify", "--spec", spec, "--input", path, *words)
+    assert list(figures) == ["ratio", "cosine", "nmse", "max_error", "bias", "steady_ratio", "steady_nmse"]
+    return figures
+
+
+@pytest.fixture
+def four(tmp_path):
+    path = tmp_path / "four.f32"
+    path.write_bytes(array.array("f", [3, -1, 0.5, -0.5]).tobytes())
+    return path
+
+
+def test_figures_by_hand(four):
+    """|x|^2 = 10.5. The largest goes: y = (3, 0, 0, 0), x.y = 9; one value and an index of two bits are 5 bytes. With feedback
+    the steps encode (3, -1, .5, -.5), (3, -2, 1, -1), (3, -3, 1.5, -1.5) with the lower index first, (3, -4, 2, -2): they send
+    3, 3, 3 of the first and -4 of the second, whose means are 2.25 and -1."""
+    figures = measured("topk:ratio=0.25", four, "--steps", 4)
+    assert figures == pytest.approx({"ratio": 16 / 5, "cosine": 9 / (3 * math.sqrt(10.5)), "nmse": 1.5 / 10.5, "max_error": 1,
+                                     "bias": 9 / 10.5 - 1, "steady_ratio": 16 / 5, "steady_nmse": (0.75**2 + 2 * 0.5**2) / 10.5})
+    alone = measured("topk:ratio=0.25+noef", four)  # nothing is remembered: all steps are the first
+    assert alone["steady_nmse"] == alone["nmse"] == pytest.approx(1.5 / 10.5)
+
+
+def test_figures_of_what_loses_nothing(four):
+    assert measured("none", four) == {"ratio": 1, "cosine": 1, "nmse": 0, "max_error": 0, "bias": 0, "steady_ratio": 1, "steady_nmse": 0}
+
+
+def test_figures_of_random_rounding(tmp_path):
+    """The steps draw anew, so their mean is nearer than one of them: by the number of steps."""
+    path = tmp_path / "x.f32"
+    draw = random.Random(3)
+    path.write_bytes(array.array("f", [draw.gauss(0, 1) for _ in range(20000)]).tobytes())
+    figures = measured("int8:round=stochastic", path, "--steps", 16)
+    assert abs(figures["bias"]) < 1e-3 and figures["steady_nmse"] == pytest.approx(figures["nmse"] / 16, rel=0.1)
+
+
+def npy(shape, values, *, descr="<f4", order=False, version=1, header=None):
+    text = header if header is not None else f"{{'descr': '{descr}', 'fortran_order': {order}, 'shape': {shape}, }}"
+    text += " " * (-(len(text) + 11) % 64) + "\n"
+    size = len(text).to_bytes(2 if version == 1 else 4, "little")
+    return b"\x93NUMPY" + bytes([version, 0]) + size + text.encode() + array.array("f", values).tobytes()
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_figures_of_npy_files(tmp_path, four, version):
+    path = tmp_path / "x.npy"
+    for shape in ("(4,)", "(2, 2)", "(1, 4)"):
+        path.write_bytes(npy(shape, [3, -1, 0.5, -0.5], version=version))
+        assert measured("topk:ratio=0.25", path) == measured("topk:ratio=0.25", four)
+    path.write_bytes(npy("(8, 8)", [i * j for i in range(1, 9) for j in range(1, 9)], version=version))
+    assert measured("powersgd:rank=1", path)["nmse"] < 1e-9  # a matrix, not a vector: of rank one
+    without = path.rename(tmp_path / "x")  # by its first bytes
+    assert measured("powersgd:rank=1", without)["nmse"] < 1e-9
+
+
+BAD_FILES = {
+    "empty": (b"", "holds no elements"), "uneven": (b"12345", "5 bytes"),
+    "nan": (array.array("f", [1, math.nan]).tobytes(), "element 1 of the gradient is nan"),
+    "inf": (array.array("f", [-math.inf]).tobytes(), "element 0 of the gradient is -inf"),
+    "zero": (bytes(8), "every element of the gradient is zero"),
+    "not.npy": (bytes(16), "does not begin with"), "cut.npy": (npy("(4,)", [1] * 4)[:9], "ends within"),
+    "cut2.npy": (npy("(4,)", [1] * 4)[:40], "ends within"), "new.npy": (npy("(4,)", [1] * 4, version=4), "version 4"),
+    "double.npy": (npy("(2,)", [1] * 4, descr="<f8"), "'<f8'"), "big.npy": (npy("(4,)", [1] * 4, descr=">f4"), "'>f4'"),
+    "fortran.npy": (npy("(2, 2)", [1] * 4, order=True), "Fortran"), "scalar.npy": (npy("()", [1]), "0 dimensions"),
+    "cube.npy": (npy("(1, 2, 2)", [1] * 4), "3 dimensions"), "short.npy": (npy("(5,)", [1] * 4), "5 x 1 elements"),
+    "long.npy": (npy("(3,)", [1] * 4), "3 x 1 elements"), "hollow.npy": (npy("(0, 3)", []), "holds no elements"),
+    "wraps.npy": (npy("(4611686018427387905, 4)", [1] * 4), "has 16 bytes"), "huge.npy": (npy("(99999999999999999999,)", [1]), "not a dict"),
+    "minus.npy": (npy("(-4,)", [1] * 4), "not a dict"), "list.npy": (npy("", [1], header="[1, 2]"), "not a dict"),
+    "twice.npy": (npy("", [1], header="{'shape': (1,), 'shape': (1,), 'descr': '<f4', 'fortran_order': False}"), "not a dict"),
+    "lacks.npy": (npy("", [1], header="{'shape': (1,), 'descr': '<f4'}"), "not a dict"),
+    "tail.npy": (npy("", [1], header="{'shape': (1,), 'descr': '<f4', 'fortran_order': False} + 1"), "not a dict"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_FILES)
+def test_gradients_that_cannot_be_measured(tmp_path, name):
+    content, word = BAD_FILES[name]
+    (tmp_path / name).write_bytes(content)
+    error = failure(USAGE, "verify", "--spec", "topk", "--input", tmp_path / name)
+    assert word in error["message"] and "\n" not in error["message"], error
+
+
+def test_npy_headers_are_parsed_totally(tmp_path):
+    """Cut anywhere, or with any byte changed: an answer."""
+    path, whole = tmp_path / "x.npy", npy("(4,)", [1, 2, 3, 4])
+    draw = random.Random(5)
+    for case in range(60):
+        content = bytearray(whole[: draw.randrange(len(whole))] if case % 2 else whole)
+        if content:
+            content[draw.randrange(len(content))] = draw.randrange(256)
+        path.write_bytes(content)
+        assert laconic("verify", "--spec", "int8", "--input", path).returncode in (FINE, USAGE)
+
+
+@pytest.mark.parametrize("words", [["--spec", "topk"], ["--input", "x"], [], ["frame", "--spec", "topk", "--input", "x"],
+                                   ["frame", "--steps", "3"], ["--spec", "topk", "--input", "x", "--steps", "0"]])
+def test_verify_is_of_a_frame_or_of_a_spec(words):
+    assert failure(USAGE, "verify", *words)["name"] == "invalid_argument"
+
+
+def test_verify_names_what_each_figure_does_not_see():
+    text = laconic("verify", "--help").stdout
+    assert text.count("blind to") == 7 and "a sign has no scale" in text
+    for name in ("ratio", "cosine", "nmse", "max_error", "bias", "steady_ratio", "steady_nmse"):
+        assert f"\n  {name} " in text
+
+
+def test_verify_says_what_is_wrong_with_the_spec(four):
+    assert failure(USAGE, "verify", "--spec", "topkk", "--input", four)["name"] == "unknown_codec"
 
 
 def test_verify_wants_the_same_number_of_values(tmp_path):
