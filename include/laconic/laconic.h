@@ -51,7 +51,7 @@ extern "C" {
 
 /* ---- Versions and errors ---- */
 
-#define LACONIC_ABI_VERSION 4
+#define LACONIC_ABI_VERSION 3
 
 /* The ABI this library was built with. A caller refuses any but its own LACONIC_ABI_VERSION. */
 LACONIC_API int32_t laconic_abi_version(void);
@@ -227,9 +227,6 @@ LACONIC_API int32_t laconic_session_all_raw(const laconic_session* session);
 /* Multiplies residuals, running means and momentum by `factor`, positive and finite: the gradients'
  * unit has changed (AMP loss scale). Not while an exchange is in flight: exchange_order. */
 LACONIC_API int32_t laconic_session_scale_residuals(laconic_session* session, float factor);
-/* Likewise residuals alone, factor = old learning rate / new: what waits is applied at the weight
- * that it had when it came in (EF-SignSGD, Karimireddy et al., ICML 2019, algorithm 1). */
-LACONIC_API int32_t laconic_session_reweigh_residuals(laconic_session* session, float factor);
 /* sqrt(sum of squares) of this rank's own residuals. */
 LACONIC_API double laconic_session_residual_norm(const laconic_session* session);
 

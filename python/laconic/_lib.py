@@ -11,7 +11,7 @@ from pathlib import Path
 from . import errors
 from .errors import LaconicError
 
-ABI_VERSION = 4
+ABI_VERSION = 3
 F32, F16, BF16, U8 = 0, 1, 2, 3
 AGREEMENT_BYTES = 768
 MAX_THREADS = 1024
@@ -114,7 +114,6 @@ _SIGNATURES = {
     "laconic_session_layout_matters": (c_int32, [_P]),
     "laconic_session_all_raw": (c_int32, [_P]),
     "laconic_session_scale_residuals": (c_int32, [_P, c_float]),
-    "laconic_session_reweigh_residuals": (c_int32, [_P, c_float]),
     "laconic_session_flush": (c_int32, [_P, c_uint32]),
     "laconic_session_release_layout": (c_int32, [_P, POINTER(Bucket)]),
     "laconic_session_residual_norm": (c_double, [_P]),

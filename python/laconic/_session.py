@@ -235,10 +235,6 @@ class CSession:
     def scale_residuals(self, factor: float) -> None:
         _lib.check(_lib.lib.laconic_session_scale_residuals(self._handle, factor))
 
-    def reweigh_residuals(self, factor: float) -> None:
-        """Residuals alone, by old learning rate / new: what waits keeps the weight that it came with."""
-        _lib.check(_lib.lib.laconic_session_reweigh_residuals(self._handle, factor))
-
     def residual_norm(self) -> float:
         return _lib.lib.laconic_session_residual_norm(self._handle)
 

@@ -148,11 +148,7 @@ int32_t laconic_session_all_raw(const laconic_session* session) {
   });
 }
 
-namespace {
-
-/// A factor for a session's memory, between two steps.
-int32_t multiplied(laconic_session* session, float factor,
-                   void (laconic::session::Session::*multiply)(float)) {
+int32_t laconic_session_scale_residuals(laconic_session* session, float factor) {
   return guarded([&]() -> int32_t {
     if (session == nullptr) return null_argument("session");
     if (!(factor > 0.0F) || !std::isfinite(factor))
@@ -161,19 +157,9 @@ int32_t multiplied(laconic_session* session, float factor,
       return fail(Errc::exchange_order, "an exchange is in flight",
                   "scale residuals between two steps");
     }
-    ((*session->session).*multiply)(factor);
+    session->session->scale_residuals(factor);
     return 0;
   });
-}
-
-}  // namespace
-
-int32_t laconic_session_scale_residuals(laconic_session* session, float factor) {
-  return multiplied(session, factor, &laconic::session::Session::scale_residuals);
-}
-
-int32_t laconic_session_reweigh_residuals(laconic_session* session, float factor) {
-  return multiplied(session, factor, &laconic::session::Session::reweigh_residuals);
 }
 
 int32_t laconic_session_flush(laconic_session* session, uint32_t steps) {

@@ -34,13 +34,6 @@ void Store::scale_residuals(float factor) noexcept {
   }
 }
 
-void Store::reweigh_residuals(float factor) noexcept {
-  for (Entry& entry : entries_) {
-    if (entry.kind != StateKind::residual && entry.kind != StateKind::owner_residual) continue;
-    for (float& x : entry.values) x *= factor;
-  }
-}
-
 double Store::residual_norm() const noexcept {
   double sum = 0;
   for (const Entry& entry : entries_) {

@@ -41,9 +41,6 @@ class Store {
   /// Multiplies everything in units of the gradient by `factor`: the unit has changed (AMP loss
   /// scale).
   void scale_residuals(float factor) noexcept;
-  /// Multiplies residuals alone: a step of the optimizer now weighs 1/factor as much as before, and
-  /// what waits was to go in at its old weight (EF-SignSGD's learning rate).
-  void reweigh_residuals(float factor) noexcept;
   /// sqrt of the sum of squares over this rank's own residuals, without those of its means.
   [[nodiscard]] double residual_norm() const noexcept;
   /// Of everything in units of the gradient: four for every float.

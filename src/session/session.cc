@@ -366,11 +366,6 @@ void Session::scale_residuals(float factor) {
   store_.scale_residuals(factor);
 }
 
-void Session::reweigh_residuals(float factor) {
-  const std::lock_guard lock(mutex_);
-  store_.reweigh_residuals(factor);
-}
-
 Stats Session::stats() const {
   const std::lock_guard lock(mutex_);
   Stats stats = stats_;

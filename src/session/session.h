@@ -114,9 +114,6 @@ class Session {
   Result<void> flush(uint32_t steps);
   /// Multiplies all memory by `factor`: the unit of the gradients has changed.
   void scale_residuals(float factor);
-  /// Multiplies residuals alone by `factor`: what waits keeps the weight that it came with, while
-  /// the optimizer's step has become 1/factor of what it was.
-  void reweigh_residuals(float factor);
 
  private:
   /// An exchange in flight.

@@ -191,7 +191,6 @@ TEST(Exchanges, AsManyAsTheWindowHasAreInFlight) {
     EXPECT_GT(count, 0U);
   }
   EXPECT_EQ(laconic_session_scale_residuals(session, 2.0F), code_of(Errc::exchange_order));
-  EXPECT_EQ(laconic_session_reweigh_residuals(session, 2.0F), code_of(Errc::exchange_order));
   laconic_exchange_abort(second);
   for (laconic_exchange* each : {first, second}) {
     EXPECT_EQ(laconic_exchange_next(each, steps, sizeof steps[0], LACONIC_MAX_BATCH, &count),

@@ -338,10 +338,6 @@ inline std::span<const Function> session_functions() {
        [](Objects& o, Arguments& a) -> int32_t {
          return laconic_session_scale_residuals(a("session", o.world.ranks[0].session), 2.0F);
        }},
-      {"laconic_session_reweigh_residuals", Gives::code,
-       [](Objects& o, Arguments& a) -> int32_t {
-         return laconic_session_reweigh_residuals(a("session", o.world.ranks[0].session), 2.0F);
-       }},
       {"laconic_session_flush", Gives::code,
        [](Objects& o, Arguments& a) -> int32_t {
          return laconic_session_flush(a("session", o.world.ranks[0].session), 2);

@@ -170,8 +170,9 @@ TEST(Memory, AGradientThatNoExchangeTookIsKept) {
   for (const char* text : {"topk:ratio=0.1+decay=0.5", "int8+ema=0.75", "topk+momentum=0.75"}) {
     SCOPED_TRACE(text);
     Rank rank(text);
-    rank.values = noise(1), rank.momentum = noise(2);
-    const Floats values = rank.values, momentum = rank.momentum;
+    const Floats values = noise(1), momentum = noise(2);
+    std::copy(values.begin(), values.end(), rank.values.begin());
+    std::copy(momentum.begin(), momentum.end(), rank.momentum.begin());
     Floats g = noise(3);
     ASSERT_TRUE(rank.codec.keep(rank.slot, g.data()));
     const MemorySettings memory = rank.spec.memory();
