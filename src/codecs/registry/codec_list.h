@@ -10,16 +10,20 @@
 #include "codecs/int8/int8.h"
 #include "codecs/none/none.h"
 #include "codecs/powersgd/powersgd.h"
+#include "codecs/qsgd/qsgd.h"
 #include "codecs/randomk/randomk.h"
 #include "codecs/sidco/sidco.h"
+#include "codecs/terngrad/terngrad.h"
 #include "codecs/threelc/threelc.h"
 #include "codecs/topk/topk.h"
+#include "codecs/u8/u8.h"
 
 namespace laconic::codecs {
 
 template <class... C>
 struct TypeList {};
 
-using CodecList = TypeList<None, Fp16, Bf16, Int8, PowerSgd, TopK, RandomK, Sidco, ThreeLc>;
+using CodecList = TypeList<None, Fp16, Bf16, Int8, PowerSgd, TopK, RandomK, Sidco, ThreeLc, U8,
+                           Qsgd, TernGrad>;
 
 }  // namespace laconic::codecs
