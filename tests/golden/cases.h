@@ -36,7 +36,7 @@ struct CodecCase {
 };
 
 /// Settings beyond each codec's default; those that this build does not know are left out.
-inline constexpr std::array<std::string_view, 19> kMoreSpecs{
+inline constexpr std::array<std::string_view, 24> kMoreSpecs{
     "int8:block=64",
     "int8:round=stochastic",
     "topk:ratio=0.1",
@@ -56,6 +56,11 @@ inline constexpr std::array<std::string_view, 19> kMoreSpecs{
     "3lc:pad_one=on",
     "fp16:saturate=off",
     "randomk:rescale=on",
+    "qsgd:levels=1,bucket=100",
+    "qsgd:levels=7,bucket=64,norm=max",
+    "qsgd:levels=1000",
+    "qsgd:levels=32767,bucket=16",
+    "terngrad:clip=0,pack=quartic",
 };
 
 /// Every codec with its defaults on four shapes, every further setting on one vector and one
