@@ -5,6 +5,7 @@
 #include "kernels/cast/cast.h"
 #include "kernels/core/basic.h"
 #include "kernels/int8/int8.h"
+#include "kernels/levels/levels.h"
 #include "kernels/lowrank/lowrank.h"
 #include "kernels/sparse/moments.h"
 #include "kernels/sparse/permute.h"
@@ -19,6 +20,7 @@ const BasicKernels& basic_kernels(Isa) noexcept { return kBasicScalar; }
 const BitsKernels& bits_kernels(Isa) noexcept { return kBitsScalar; }
 const CastKernels& cast_kernels(Isa) noexcept { return kCastScalar; }
 const Int8Kernels& int8_kernels(Isa) noexcept { return kInt8Scalar; }
+const LevelsKernels& levels_kernels(Isa) noexcept { return kLevelsScalar; }
 const LowRankKernels& lowrank_kernels(Isa) noexcept { return kLowRankScalar; }
 const MomentsKernels& moments_kernels(Isa) noexcept { return kMomentsScalar; }
 const PermuteKernels& permute_kernels(Isa) noexcept { return kPermuteScalar; }

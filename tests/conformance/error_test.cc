@@ -1,6 +1,7 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
 // Laws about what is lost: nothing more than the contract allows.
+#include <algorithm>
 #include <cmath>
 
 #include "conformance/codec_law.h"
@@ -50,7 +51,8 @@ struct Moments {
 };
 
 /// E[Q(x)] = x: over many steps the mean error of every element, and of all together, lies within
-/// six standard errors (of this seeded sample, so the outcome never changes).
+/// six standard errors (of this seeded sample, so the outcome never changes). Where a value is sent
+/// so rarely that no trial saw it, the sample has no variance: six errors of the largest size more.
 TEST_P(CodecLaw, UnbiasedAsPromised) {
   if (!contract_.unbiased) return;  // not promised
   constexpr uint64_t kTrials = 4000;
@@ -59,6 +61,7 @@ TEST_P(CodecLaw, UnbiasedAsPromised) {
   const double scale = std::sqrt(squared_norm(values));
   Exchange exchange = this->exchange(unit);
   std::vector<Moments> error(unit.count);
+  double largest = 0;
   Moments projected;  // on the input: a codec that shrinks or grows everything shows here
   for (uint64_t trial = 0; trial < kTrials; ++trial) {
     exchange.set_step(trial);
@@ -68,14 +71,17 @@ TEST_P(CodecLaw, UnbiasedAsPromised) {
     for (std::size_t i = 0; i < values.size(); ++i) {
       const double e = static_cast<double>(decoded[i]) - values[i];
       error[i].add(e);
+      largest = std::max(largest, std::fabs(e));
       along += e * values[i] / scale;
     }
     projected.add(along);
   }
   const auto expect_centred = [&](const Moments& m, const std::string& what) {
     const double mean = m.sum / kTrials;
-    const double variance = m.squares / kTrials - mean * mean;
-    EXPECT_LE(std::fabs(mean), 6 * std::sqrt(variance / kTrials) + 1e-6 * scale) << what;
+    const double variance = std::max(0.0, m.squares / kTrials - mean * mean);
+    EXPECT_LE(std::fabs(mean),
+              6 * std::sqrt(variance / kTrials) + 6 * largest / kTrials + 1e-6 * scale)
+        << what;
   };
   for (std::size_t i = 0; i < error.size(); ++i)
     expect_centred(error[i], "element " + std::to_string(i));

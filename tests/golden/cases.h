@@ -36,7 +36,7 @@ struct CodecCase {
 };
 
 /// Settings beyond each codec's default; those that this build does not know are left out.
-inline constexpr std::array<std::string_view, 20> kMoreSpecs{
+inline constexpr std::array<std::string_view, 25> kMoreSpecs{
     "int8:block=64",
     "int8:round=stochastic",
     "topk:ratio=0.1",
@@ -57,6 +57,11 @@ inline constexpr std::array<std::string_view, 20> kMoreSpecs{
     "fp16:saturate=off",
     "randomk:rescale=on",
     "onebit:scale=chunk",
+    "qsgd:levels=1,bucket=100",
+    "qsgd:levels=7,bucket=64,norm=max",
+    "qsgd:levels=1000",
+    "qsgd:levels=32767,bucket=16",
+    "terngrad:clip=0,pack=quartic",
 };
 
 /// Every codec with its defaults on four shapes, every further setting on one vector and one

@@ -9,6 +9,7 @@ usage: second_decoder.py FILE...      prints the header and the first values of 
 import struct
 import sys
 from dataclasses import dataclass
+from fractions import Fraction
 
 from xxh3 import xxh3_64
 
@@ -120,7 +121,8 @@ def parse_spec(text):
 # ---- codecs, each after its page in docs/format/codecs/ ------------------------------------------------------------
 
 DECODERS = {}  # name -> (number, payload version, function of (frame, keys) that gives the values)
-COPIES = {"none", "fp16", "bf16", "int8", "onebit", "signsgd", "signum", "efsignsgd"}  # whose pages start without a base, so that -0 stays -0
+#: whose pages start without a base: -0 stays -0
+COPIES = {"none", "fp16", "bf16", "int8", "onebit", "signsgd", "signum", "efsignsgd", "u8", "qsgd", "terngrad"}
 
 
 def codec(name, number, version=1):
@@ -176,17 +178,81 @@ def decode_int8(frame, keys):
     return [f32(scales[i // block] * code) for i, code in enumerate(codes)]
 
 
+# ---- levels ----
+
+
+def unpack_fields(data, count, width):
+    bits = int.from_bytes(data, "little")
+    well_formed(bits >> (count * width) == 0, "padding")
+    return [bits >> (i * width) & ((1 << width) - 1) for i in range(count)]
+
+
+def signed_codes(data, count, width):
+    """Two's complement codes of `width` bits, from the lowest bit of the first byte on."""
+    codes = unpack_fields(data, count, width)
+    return [c - (1 << width) if c >> (width - 1) else c for c in codes]
+
+
+@codec("qsgd", 15)
+def decode_qsgd(frame, keys):
+    n, levels, bucket = frame.count, int(keys.get("levels", 127)), int(keys.get("bucket", 512))
+    width = (2 * levels).bit_length()
+    at = 4 * -(-n // bucket)
+    exactly(frame, at + (n * width + 7) // 8)
+    steps = f32_array(frame.payload[:at])
+    codes = signed_codes(frame.payload[at:], n, width)
+    well_formed(all(is_scale(step) and f32(step * levels) < float("inf") for step in steps))
+    well_formed(all(-levels <= code <= levels for code in codes))
+    return [f32(steps[i // bucket] * code) for i, code in enumerate(codes)]
+
+
+@codec("terngrad", 16)
+def decode_terngrad(frame, keys):
+    n, quartic = frame.count, keys.get("pack", "2bit") == "quartic"
+    if n == 0:
+        exactly(frame, 0)
+        return []
+    exactly(frame, 4 + (-(-n // 5) if quartic else -(-n // 4)))
+    s, data = f32_array(frame.payload[:4])[0], frame.payload[4:]
+    well_formed(is_scale(s))
+    if quartic:
+        well_formed(all(byte < 243 for byte in data))
+        codes = [byte // 3 ** (4 - i) % 3 - 1 for i in range(5) for byte in data]
+        well_formed(not any(codes[n:]))
+        return [s * code + 0.0 for code in codes[:n]]  # from 0 on: no -0
+    codes = signed_codes(data, n, 2)
+    well_formed(-2 not in codes)
+    return [s * code for code in codes]
+
+
+def tree_values():
+    """In exact fractions, then the nearest binary32."""
+    values = [Fraction(0)]
+    for e in range(-6, 0):
+        m, decade = 2 ** (e + 6), Fraction(10) ** e
+        for low, high in ((Fraction(1), Fraction(9, 2)), (Fraction(9, 2), Fraction(10))):
+            values += [decade * (low + (high - low) * Fraction(2 * j + 1, 2 * m)) for j in range(m)]
+    values.append((values[-1] + 1) / 2)
+    return [f32(float(v)) for v in values]
+
+
+@codec("u8", 10)
+def decode_u8(frame, keys):
+    n = frame.count
+    exactly(frame, 4 + n if n else 0)
+    if n == 0:
+        return []
+    s, table = f32_array(frame.payload[:4])[0], tree_values()
+    codes = struct.unpack(f"<{n}b", frame.payload[4:])
+    well_formed(is_scale(s) and -128 not in codes)
+    return [f32(s * table[abs(code)]) * (-1.0 if code < 0 else 1.0) for code in codes]
+
+
 # ---- sparse sets ----
 
 
 def kept_of(ratio, n):
     return min(n, max(1, int(ratio * n))) if n else 0
-
-
-def unpack_indices(data, count, width):
-    bits = int.from_bytes(data, "little")
-    well_formed(bits >> (count * width) == 0, "padding")
-    return [bits >> (i * width) & ((1 << width) - 1) for i in range(count)]
 
 
 def sparse_values(n, indices, values):
@@ -202,7 +268,7 @@ def decode_set(data, k, n):
     width = (n - 1).bit_length() if n > 1 else 0
     index_bytes = (k * width + 7) // 8
     well_formed(len(data) == index_bytes + 4 * k)
-    indices = unpack_indices(data[:index_bytes], k, width)
+    indices = unpack_fields(data[:index_bytes], k, width)
     well_formed(all(a < b for a, b in zip(indices, indices[1:])) and all(i < n for i in indices[-1:]))
     return sparse_values(n, indices, f32_array(data[index_bytes:]))
 

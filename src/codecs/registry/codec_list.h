@@ -14,19 +14,23 @@
 #include "codecs/none/none.h"
 #include "codecs/onebit/onebit.h"
 #include "codecs/powersgd/powersgd.h"
+#include "codecs/qsgd/qsgd.h"
 #include "codecs/randomk/randomk.h"
 #include "codecs/sidco/sidco.h"
 #include "codecs/signsgd/signsgd.h"
+#include "codecs/terngrad/terngrad.h"
 #include "codecs/threelc/threelc.h"
 #include "codecs/threshold/threshold.h"
 #include "codecs/topk/topk.h"
+#include "codecs/u8/u8.h"
 
 namespace laconic::codecs {
 
 template <class... C>
 struct TypeList {};
 
-using CodecList = TypeList<None, Fp16, Bf16, Int8, PowerSgd, TopK, RandomK, Sidco, ThreeLc, OneBit,
-                           SignSgd, Signum, EfSignSgd, Threshold, Dgc, AdaQ>;
+using CodecList =
+    TypeList<None, Fp16, Bf16, Int8, PowerSgd, TopK, RandomK, Sidco, ThreeLc, U8, OneBit, SignSgd,
+             Signum, EfSignSgd, Qsgd, TernGrad, Threshold, Dgc, AdaQ>;
 
 }  // namespace laconic::codecs

@@ -198,7 +198,7 @@ TEST(SpecErrors, UnknownNames) {
 TEST(SpecErrors, NamesOfOtherProgramsAreExplained) {
   EXPECT_EQ(error_of("auto").code, Errc::unknown_codec);
   EXPECT_NE(error_of("auto").hint.find("does not choose"), std::string::npos);
-  EXPECT_NE(error_of("qsgd:levels=16").hint.find("int8"), std::string::npos);
+  EXPECT_NE(error_of("redsync:ratio=0.01").hint.find("sidco"), std::string::npos);
   EXPECT_NE(error_of("threelc").hint.find("3lc"), std::string::npos);
 }
 
