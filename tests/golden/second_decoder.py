@@ -120,7 +120,7 @@ def parse_spec(text):
 # ---- codecs, each after its page in docs/format/codecs/ ------------------------------------------------------------
 
 DECODERS = {}  # name -> (number, payload version, function of (frame, keys) that gives the values)
-COPIES = {"none", "fp16", "bf16", "int8"}  # whose pages start without a base, so that -0 stays -0
+COPIES = {"none", "fp16", "bf16", "int8", "natural"}  # whose pages start without a base, so that -0 stays -0
 
 
 def codec(name, number, version=1):
@@ -174,6 +174,13 @@ def decode_int8(frame, keys):
     codes = struct.unpack(f"<{frame.count}b", frame.payload[4 * blocks :])
     well_formed(all(map(is_scale, scales)) and max(scales, default=0.0) <= INT8_LARGEST_SCALE and -128 not in codes)
     return [f32(scales[i // block] * code) for i, code in enumerate(codes)]
+
+
+@codec("natural", 17)
+def decode_natural(frame, keys):
+    exactly(frame, frame.count)
+    magnitudes = [0.0] + [2.0 ** (e - 109) for e in range(1, 128)]
+    return [(-1.0 if code & 128 else 1.0) * magnitudes[code & 127] for code in frame.payload]
 
 
 # ---- sparse sets ----

@@ -8,6 +8,7 @@
 
 #include "codecs/cast/cast.h"
 #include "codecs/int8/int8.h"
+#include "codecs/natural/natural.h"
 #include "codecs/none/none.h"
 #include "codecs/powersgd/powersgd.h"
 #include "codecs/randomk/randomk.h"
@@ -20,6 +21,7 @@ namespace laconic::codecs {
 template <class... C>
 struct TypeList {};
 
-using CodecList = TypeList<None, Fp16, Bf16, Int8, PowerSgd, TopK, RandomK, Sidco, ThreeLc>;
+using CodecList =
+    TypeList<None, Fp16, Bf16, Int8, PowerSgd, TopK, RandomK, Sidco, ThreeLc, Natural>;
 
 }  // namespace laconic::codecs
