@@ -5,6 +5,7 @@
 #include "kernels/core/basic.h"
 #include "kernels/int8/int8.h"
 #include "kernels/lowrank/lowrank.h"
+#include "kernels/minifloat/inceptionn.h"
 #include "kernels/natural/natural.h"
 #include "kernels/sparse/moments.h"
 #include "kernels/sparse/permute.h"
@@ -20,6 +21,7 @@ const CastKernels& cast_kernels(Isa) noexcept { return kCastScalar; }
 const Int8Kernels& int8_kernels(Isa) noexcept { return kInt8Scalar; }
 const LowRankKernels& lowrank_kernels(Isa) noexcept { return kLowRankScalar; }
 const MomentsKernels& moments_kernels(Isa) noexcept { return kMomentsScalar; }
+const InceptionnKernels& inceptionn_kernels(Isa) noexcept { return kInceptionnScalar; }
 const NaturalKernels& natural_kernels(Isa) noexcept { return kNaturalScalar; }
 const PermuteKernels& permute_kernels(Isa) noexcept { return kPermuteScalar; }
 const ScatterKernels& scatter_kernels(Isa) noexcept { return kScatterScalar; }

@@ -120,7 +120,7 @@ def parse_spec(text):
 # ---- codecs, each after its page in docs/format/codecs/ ------------------------------------------------------------
 
 DECODERS = {}  # name -> (number, payload version, function of (frame, keys) that gives the values)
-COPIES = {"none", "fp16", "bf16", "int8", "natural"}  # whose pages start without a base, so that -0 stays -0
+COPIES = {"none", "fp16", "bf16", "int8", "natural", "inceptionn"}  # whose pages start without a base, so that -0 stays -0
 
 
 def codec(name, number, version=1):
@@ -181,6 +181,39 @@ def decode_natural(frame, keys):
     exactly(frame, frame.count)
     magnitudes = [0.0] + [2.0 ** (e - 109) for e in range(1, 128)]
     return [(-1.0 if code & 128 else 1.0) * magnitudes[code & 127] for code in frame.payload]
+
+
+@codec("inceptionn", 18)
+def decode_inceptionn(frame, keys):
+    n, data, h = frame.count, frame.payload, int(keys.get("bound", 10)) // 2
+    if n == 0:
+        exactly(frame, 0)
+        return []
+    tag_bytes = (n + 3) // 4
+    well_formed(len(data) >= 8 + tag_bytes)
+    tags = unpack_indices(data[8 : 8 + tag_bytes], n, 2)
+    counts = [tags.count(tag) for tag in range(4)]
+    well_formed(struct.unpack_from("<II", data) == (counts[3], counts[2]))
+    exactly(frame, 8 + tag_bytes + 4 * counts[3] + 2 * counts[2] + counts[1])
+    at = 8 + tag_bytes
+    fields = []
+    for tag, kind, size in ((3, "f", 4), (2, "H", 2), (1, "B", 1)):
+        fields.append((tag, iter(struct.unpack_from(f"<{counts[tag]}{kind}", data, at))))
+        at += counts[tag] * size
+    streams = dict(fields)
+
+    def value(tag):
+        if tag == 0:
+            return 0.0
+        field = next(streams[tag])
+        if tag == 3:
+            well_formed(abs(field) < float("inf"))
+            return field
+        if tag == 2:
+            return (-1.0 if field >> 15 else 1.0) * (field & 0x7FFF) / 2**14
+        return (-1.0 if field >> 7 else 1.0) * ((field & 0x7F) + 0.5) / 2 ** (7 + h)
+
+    return [value(tag) for tag in tags]
 
 
 # ---- sparse sets ----

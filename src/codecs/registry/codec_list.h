@@ -7,6 +7,7 @@
 #pragma once
 
 #include "codecs/cast/cast.h"
+#include "codecs/inceptionn/inceptionn.h"
 #include "codecs/int8/int8.h"
 #include "codecs/natural/natural.h"
 #include "codecs/none/none.h"
@@ -22,6 +23,6 @@ template <class... C>
 struct TypeList {};
 
 using CodecList =
-    TypeList<None, Fp16, Bf16, Int8, PowerSgd, TopK, RandomK, Sidco, ThreeLc, Natural>;
+    TypeList<None, Fp16, Bf16, Int8, PowerSgd, TopK, RandomK, Sidco, ThreeLc, Natural, Inceptionn>;
 
 }  // namespace laconic::codecs
