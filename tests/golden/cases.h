@@ -36,7 +36,7 @@ struct CodecCase {
 };
 
 /// Settings beyond each codec's default; those that this build does not know are left out.
-inline constexpr std::array<std::string_view, 20> kMoreSpecs{
+inline constexpr std::array<std::string_view, 22> kMoreSpecs{
     "int8:block=64",
     "int8:round=stochastic",
     "topk:ratio=0.1",
@@ -57,6 +57,8 @@ inline constexpr std::array<std::string_view, 20> kMoreSpecs{
     "fp16:saturate=off",
     "randomk:rescale=on",
     "inceptionn:bound=14",
+    "sketchml:quantiles=5",
+    "sketchml:quantiles=256",
 };
 
 /// Every codec with its defaults on four shapes, every further setting on one vector and one

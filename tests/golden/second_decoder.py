@@ -120,7 +120,7 @@ def parse_spec(text):
 # ---- codecs, each after its page in docs/format/codecs/ ------------------------------------------------------------
 
 DECODERS = {}  # name -> (number, payload version, function of (frame, keys) that gives the values)
-COPIES = {"none", "fp16", "bf16", "int8", "natural", "inceptionn"}  # whose pages start without a base, so that -0 stays -0
+COPIES = {"none", "fp16", "bf16", "int8", "natural", "inceptionn", "sketchml"}  # whose pages start without a base, so that -0 stays -0
 
 
 def codec(name, number, version=1):
@@ -214,6 +214,20 @@ def decode_inceptionn(frame, keys):
         return (-1.0 if field >> 7 else 1.0) * ((field & 0x7F) + 0.5) / 2 ** (7 + h)
 
     return [value(tag) for tag in tags]
+
+
+@codec("sketchml", 22)
+def decode_sketchml(frame, keys):
+    n, q = frame.count, int(keys.get("quantiles", 64))
+    width = (q - 1).bit_length()
+    if n == 0:
+        exactly(frame, 0)
+        return []
+    exactly(frame, 4 * q + (n * width + 7) // 8)
+    means = f32_array(frame.payload[: 4 * q])
+    codes = unpack_indices(frame.payload[4 * q :], n, width)
+    well_formed(all(abs(mean) < float("inf") for mean in means) and all(code < q for code in codes))
+    return [means[code] for code in codes]
 
 
 # ---- sparse sets ----

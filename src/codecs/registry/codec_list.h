@@ -14,6 +14,7 @@
 #include "codecs/powersgd/powersgd.h"
 #include "codecs/randomk/randomk.h"
 #include "codecs/sidco/sidco.h"
+#include "codecs/sketchml/sketchml.h"
 #include "codecs/threelc/threelc.h"
 #include "codecs/topk/topk.h"
 
@@ -22,7 +23,7 @@ namespace laconic::codecs {
 template <class... C>
 struct TypeList {};
 
-using CodecList =
-    TypeList<None, Fp16, Bf16, Int8, PowerSgd, TopK, RandomK, Sidco, ThreeLc, Natural, Inceptionn>;
+using CodecList = TypeList<None, Fp16, Bf16, Int8, PowerSgd, TopK, RandomK, Sidco, ThreeLc, Natural,
+                           Inceptionn, SketchMl>;
 
 }  // namespace laconic::codecs
