@@ -7,6 +7,9 @@
 #include "kernels/int8/int8.h"
 #include "kernels/levels/levels.h"
 #include "kernels/lowrank/lowrank.h"
+#include "kernels/minifloat/inceptionn.h"
+#include "kernels/natural/natural.h"
+#include "kernels/quantile/quantile.h"
 #include "kernels/sparse/moments.h"
 #include "kernels/sparse/permute.h"
 #include "kernels/sparse/scatter.h"
@@ -23,6 +26,9 @@ const Int8Kernels& int8_kernels(Isa) noexcept { return kInt8Scalar; }
 const LevelsKernels& levels_kernels(Isa) noexcept { return kLevelsScalar; }
 const LowRankKernels& lowrank_kernels(Isa) noexcept { return kLowRankScalar; }
 const MomentsKernels& moments_kernels(Isa) noexcept { return kMomentsScalar; }
+const InceptionnKernels& inceptionn_kernels(Isa) noexcept { return kInceptionnScalar; }
+const NaturalKernels& natural_kernels(Isa) noexcept { return kNaturalScalar; }
+const QuantileKernels& quantile_kernels(Isa) noexcept { return kQuantileScalar; }
 const PermuteKernels& permute_kernels(Isa) noexcept { return kPermuteScalar; }
 const ScatterKernels& scatter_kernels(Isa) noexcept { return kScatterScalar; }
 const SelectKernels& select_kernels(Isa) noexcept { return kSelectScalar; }

@@ -36,7 +36,7 @@ struct CodecCase {
 };
 
 /// Settings beyond each codec's default; those that this build does not know are left out.
-inline constexpr std::array<std::string_view, 25> kMoreSpecs{
+inline constexpr std::array<std::string_view, 28> kMoreSpecs{
     "int8:block=64",
     "int8:round=stochastic",
     "topk:ratio=0.1",
@@ -62,6 +62,9 @@ inline constexpr std::array<std::string_view, 25> kMoreSpecs{
     "qsgd:levels=1000",
     "qsgd:levels=32767,bucket=16",
     "terngrad:clip=0,pack=quartic",
+    "inceptionn:bound=14",
+    "sketchml:quantiles=5",
+    "sketchml:quantiles=256",
 };
 
 /// Every codec with its defaults on four shapes, every further setting on one vector and one

@@ -122,7 +122,7 @@ def parse_spec(text):
 
 DECODERS = {}  # name -> (number, payload version, function of (frame, keys) that gives the values)
 #: whose pages start without a base: -0 stays -0
-COPIES = {"none", "fp16", "bf16", "int8", "onebit", "signsgd", "signum", "efsignsgd", "u8", "qsgd", "terngrad"}
+COPIES = {"none", "fp16", "bf16", "int8", "onebit", "signsgd", "signum", "efsignsgd", "u8", "qsgd", "terngrad", "natural", "inceptionn", "sketchml"}
 
 
 def codec(name, number, version=1):
@@ -246,6 +246,58 @@ def decode_u8(frame, keys):
     codes = struct.unpack(f"<{n}b", frame.payload[4:])
     well_formed(is_scale(s) and -128 not in codes)
     return [f32(s * table[abs(code)]) * (-1.0 if code < 0 else 1.0) for code in codes]
+@codec("natural", 17)
+def decode_natural(frame, keys):
+    exactly(frame, frame.count)
+    magnitudes = [0.0] + [2.0 ** (e - 109) for e in range(1, 128)]
+    return [(-1.0 if code & 128 else 1.0) * magnitudes[code & 127] for code in frame.payload]
+
+
+@codec("inceptionn", 18)
+def decode_inceptionn(frame, keys):
+    n, data, h = frame.count, frame.payload, int(keys.get("bound", 10)) // 2
+    if n == 0:
+        exactly(frame, 0)
+        return []
+    tag_bytes = (n + 3) // 4
+    well_formed(len(data) >= 8 + tag_bytes)
+    tags = unpack_indices(data[8 : 8 + tag_bytes], n, 2)
+    counts = [tags.count(tag) for tag in range(4)]
+    well_formed(struct.unpack_from("<II", data) == (counts[3], counts[2]))
+    exactly(frame, 8 + tag_bytes + 4 * counts[3] + 2 * counts[2] + counts[1])
+    at = 8 + tag_bytes
+    fields = []
+    for tag, kind, size in ((3, "f", 4), (2, "H", 2), (1, "B", 1)):
+        fields.append((tag, iter(struct.unpack_from(f"<{counts[tag]}{kind}", data, at))))
+        at += counts[tag] * size
+    streams = dict(fields)
+
+    def value(tag):
+        if tag == 0:
+            return 0.0
+        field = next(streams[tag])
+        if tag == 3:
+            well_formed(abs(field) < float("inf"))
+            return field
+        if tag == 2:
+            return (-1.0 if field >> 15 else 1.0) * (field & 0x7FFF) / 2**14
+        return (-1.0 if field >> 7 else 1.0) * ((field & 0x7F) + 0.5) / 2 ** (7 + h)
+
+    return [value(tag) for tag in tags]
+
+
+@codec("sketchml", 22)
+def decode_sketchml(frame, keys):
+    n, q = frame.count, int(keys.get("quantiles", 64))
+    width = (q - 1).bit_length()
+    if n == 0:
+        exactly(frame, 0)
+        return []
+    exactly(frame, 4 * q + (n * width + 7) // 8)
+    means = f32_array(frame.payload[: 4 * q])
+    codes = unpack_indices(frame.payload[4 * q :], n, width)
+    well_formed(all(abs(mean) < float("inf") for mean in means) and all(code < q for code in codes))
+    return [means[code] for code in codes]
 
 
 # ---- sparse sets ----

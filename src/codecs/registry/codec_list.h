@@ -10,7 +10,9 @@
 #include "codecs/cast/cast.h"
 #include "codecs/dgc/dgc.h"
 #include "codecs/efsignsgd/efsignsgd.h"
+#include "codecs/inceptionn/inceptionn.h"
 #include "codecs/int8/int8.h"
+#include "codecs/natural/natural.h"
 #include "codecs/none/none.h"
 #include "codecs/onebit/onebit.h"
 #include "codecs/powersgd/powersgd.h"
@@ -18,6 +20,7 @@
 #include "codecs/randomk/randomk.h"
 #include "codecs/sidco/sidco.h"
 #include "codecs/signsgd/signsgd.h"
+#include "codecs/sketchml/sketchml.h"
 #include "codecs/terngrad/terngrad.h"
 #include "codecs/threelc/threelc.h"
 #include "codecs/threshold/threshold.h"
@@ -29,8 +32,8 @@ namespace laconic::codecs {
 template <class... C>
 struct TypeList {};
 
-using CodecList =
-    TypeList<None, Fp16, Bf16, Int8, PowerSgd, TopK, RandomK, Sidco, ThreeLc, U8, OneBit, SignSgd,
-             Signum, EfSignSgd, Qsgd, TernGrad, Threshold, Dgc, AdaQ>;
+using CodecList = TypeList<None, Fp16, Bf16, Int8, PowerSgd, TopK, RandomK, Sidco, ThreeLc, U8,
+                           OneBit, SignSgd, Signum, EfSignSgd, Qsgd, TernGrad, Natural, Inceptionn,
+                           Threshold, Dgc, AdaQ, SketchMl>;
 
 }  // namespace laconic::codecs

@@ -1,0 +1,213 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+#include "codecs/inceptionn/inceptionn.h"
+
+#include <atomic>
+
+#include "codecs/dense/dense_decode.h"
+#include "kernels/core/basic.h"
+
+namespace laconic::codecs {
+namespace {
+
+using kernels::InceptionnCounts;
+
+// Payload: elements of class 32 and of class 16 (uint32 each), a tag of two bits for every element,
+// then the elements of class 32, of class 16 and of class 8.
+constexpr uint64_t kTagsAt = 2 * sizeof(uint32_t);
+
+uint64_t tag_bytes(uint64_t count) { return ceil_div(count, 4); }
+
+uint64_t stream_bytes(const InceptionnCounts& c) {
+  return c.full * sizeof(float) + c.half * sizeof(uint16_t) + c.byte;
+}
+
+uint64_t bound_of(uint64_t count) {
+  return count == 0 ? 0 : kTagsAt + tag_bytes(count) + count * sizeof(float);
+}
+
+// What normal elements of standard deviation 1e-3 take beside their tags, in 1/10000 of a byte: the
+// chance that one reaches 2^-bound. None of them reaches 2^-7, where class 16 begins at the latest.
+constexpr std::array<uint32_t, kernels::kInceptionnBound + 1> kExpected{
+    0, 0, 0, 0, 0, 0, 0, 0, 1, 508, 3288, 6254, 8071, 9028, 9513, 9757};
+
+// A task's share begins at multiples of it.
+constexpr uint64_t kChunk = kDenseChunk;
+static_assert(kChunk % 4 == 0);
+
+uint64_t chunks_of(uint64_t count) { return ceil_div(count, kChunk); }
+
+struct Streams {
+  uint64_t full = 0, half = 0, byte = 0;  // offsets in the payload
+};
+
+// Turns the counts of chunks into the elements before each; returns those of all.
+InceptionnCounts accumulate(InceptionnCounts* counts, uint64_t chunks) {
+  InceptionnCounts before;
+  for (uint64_t c = 0; c < chunks; ++c) {
+    const InceptionnCounts here = counts[c];
+    counts[c] = before;
+    before.full += here.full;
+    before.half += here.half;
+    before.byte += here.byte;
+  }
+  return before;
+}
+
+Streams streams_of(uint64_t count, uint64_t full, uint64_t half) {
+  const uint64_t full_at = kTagsAt + tag_bytes(count);
+  const uint64_t half_at = full_at + full * sizeof(float);
+  return {full_at, half_at, half_at + half * sizeof(uint16_t)};
+}
+
+InceptionnCounts* scratch_counts(const Work& work) {
+  return reinterpret_cast<InceptionnCounts*>(work.scratch.data());
+}
+
+// Decoded floats of all terms together that one turn keeps in the caches.
+constexpr uint64_t kTurn = 8192;
+
+// Decodes the chunk that begins at `begin`; `before[t]` are the elements before it.
+class ChunkDecoder {
+ public:
+  ChunkDecoder(const kernels::InceptionnKernels& kernels, const kernels::InceptionnForm& form,
+               std::span<const Term> terms, uint64_t count)
+      : kernels_(kernels), form_(form), terms_(terms), count_(count) {}
+
+  void open(uint64_t t, const InceptionnCounts& before) {
+    const uint8_t* payload = terms_[t].payload.data();
+    const Streams at = streams_of(count_, load<uint32_t>(payload), load<uint32_t>(payload + 4));
+    in_[t] = {payload + at.full + before.full * sizeof(float),
+              payload + at.half + before.half * sizeof(uint16_t), payload + at.byte + before.byte,
+              payload + terms_[t].payload.size()};
+  }
+
+  void decode(const kernels::BasicKernels& basic, float* out, kernels::Output output,
+              uint64_t begin, uint64_t end) {
+    alignas(64) float values[kTurn];
+    std::array<kernels::Weighted, kDenseTerms> operands;
+    const uint64_t turn =
+        std::min<uint64_t>(2048, kTurn / std::max<uint64_t>(1, terms_.size()) / 64 * 64);
+    for (uint64_t i = begin; i < end; i += turn) {
+      const uint64_t n = std::min(turn, end - i);
+      for (uint64_t t = 0; t < terms_.size(); ++t) {
+        const uint8_t* tags = terms_[t].payload.data() + kTagsAt + i / 4;
+        kernels_.unpack(tags, n, form_, &in_[t], values + t * turn);
+        operands[t] = {values + t * turn, terms_[t].weight};
+      }
+      basic.weighted_sum(out + i, output, operands.data(), static_cast<uint32_t>(terms_.size()), 0,
+                         n);
+    }
+  }
+
+ private:
+  const kernels::InceptionnKernels& kernels_;
+  const kernels::InceptionnForm& form_;
+  std::span<const Term> terms_;
+  uint64_t count_;
+  std::array<kernels::InceptionnIn, kDenseTerms> in_{};
+};
+
+}  // namespace
+
+Contract Inceptionn::contract(const Params&) {
+  Contract c;
+  c.feedback = Feedback::own;
+  c.memories = memory_set(MemoryKind::residual, MemoryKind::ema);
+  c.checks_finite = true;
+  c.exact_size = false;
+  c.max_count = ~uint32_t{0};
+  c.granule = 64;
+  return c;
+}
+
+Plan Inceptionn::plan(const Params& params, const Unit& unit, uint32_t) {
+  Plan plan;
+  plan.round[0].bytes = bound_of(unit.count);
+  if (unit.count > 0) {
+    plan.round[0].expected =
+        kTagsAt + tag_bytes(unit.count) + unit.count * kExpected[params.bound] / 10000;
+  }
+  plan.scratch_bytes = kDenseTerms * chunks_of(unit.count) * sizeof(InceptionnCounts);
+  return plan;
+}
+
+Encoded Inceptionn::encode(const Params& params, std::span<const float>, const Unit& unit,
+                           const Place&, uint32_t, Source source, Work& work, MutBytes out) {
+  const uint64_t n = unit.count;
+  if (n == 0) return {};
+  const auto& kernels = kernels::inceptionn_kernels(work.isa);
+  const auto form = kernels::inceptionn_form(params.bound);
+  InceptionnCounts* const counts = scratch_counts(work);
+  uint8_t* const tags = out.data() + kTagsAt;
+  std::atomic<bool> finite{true};
+  for_slices(work.pool, n, kChunk, [&](uint64_t begin, uint64_t end) {
+    InceptionnCounts here;
+    if (!kernels.classify(source.values + begin, end - begin, form, tags + begin / 4, &here)) {
+      finite.store(false, std::memory_order_relaxed);
+    }
+    counts[begin / kChunk] = here;
+  });
+  if (!finite.load(std::memory_order_relaxed)) return {0, false};
+  const InceptionnCounts all = accumulate(counts, chunks_of(n));
+  store(out.data(), static_cast<uint32_t>(all.full));
+  store(out.data() + sizeof(uint32_t), static_cast<uint32_t>(all.half));
+  const Streams at = streams_of(n, all.full, all.half);
+  const auto pack = [&](uint64_t begin, uint64_t end) {
+    const InceptionnCounts& before = counts[begin / kChunk];
+    kernels.pack(source.values + begin, end - begin, form,
+                 {out.data() + at.full + before.full * sizeof(float),
+                  out.data() + at.half + before.half * sizeof(uint16_t),
+                  out.data() + at.byte + before.byte});
+  };
+  for_slices(work.pool, n, kChunk, pack, Pass::backward);
+  return {kTagsAt + tag_bytes(n) + stream_bytes(all), true};
+}
+
+Errc Inceptionn::check(const Params&, const Unit& unit, uint32_t, Bytes payload) {
+  const uint64_t n = unit.count;
+  if (n == 0) return payload.empty() ? Errc::ok : Errc::payload_malformed;
+  const uint64_t full_at = kTagsAt + tag_bytes(n);
+  if (payload.size() < full_at) return Errc::payload_malformed;
+  const auto& kernels = kernels::inceptionn_kernels(best_isa());
+  const uint8_t* tags = payload.data() + kTagsAt;
+  const InceptionnCounts counts = kernels.count(tags, n);
+  const bool padded = n % 4 == 0 || tags[n / 4] >> n % 4 * 2 == 0;
+  const bool counted = load<uint32_t>(payload.data()) == counts.full &&
+                       load<uint32_t>(payload.data() + 4) == counts.half;
+  if (!padded || !counted || payload.size() != full_at + stream_bytes(counts) ||
+      !kernels.all_finite(payload.data() + full_at, counts.full)) {
+    return Errc::payload_malformed;
+  }
+  return Errc::ok;
+}
+
+void Inceptionn::decode(const Params& params, const Unit& unit, const Place&,
+                        std::span<const Term> terms, Work& work, Target target) {
+  const uint64_t n = unit.count, chunks = chunks_of(n);
+  const auto& kernels = kernels::inceptionn_kernels(work.isa);
+  const auto& basic = kernels::basic_kernels(work.isa);
+  const auto form = kernels::inceptionn_form(params.bound);
+  InceptionnCounts* const counts = scratch_counts(work);
+  bool add = target.add;
+  auto output = kernels::choose_output(add, terms.size() <= kDenseTerms ? n * sizeof(float) : 0);
+  do {
+    const auto batch = terms.first(std::min<uint64_t>(terms.size(), kDenseTerms));
+    parallel_for(work.pool, batch.size() * chunks, [&](uint64_t task) {
+      const uint64_t begin = task % chunks * kChunk;
+      const uint8_t* payload = batch[task / chunks].payload.data();
+      counts[task] = kernels.count(payload + kTagsAt + begin / 4, std::min(kChunk, n - begin));
+    });
+    for (uint64_t t = 0; t < batch.size(); ++t) accumulate(counts + t * chunks, chunks);
+    for_slices(work.pool, n, kChunk, [&](uint64_t begin, uint64_t end) {
+      ChunkDecoder decoder(kernels, form, batch, n);
+      for (uint64_t t = 0; t < batch.size(); ++t) {
+        decoder.open(t, counts[t * chunks + begin / kChunk]);
+      }
+      decoder.decode(basic, target.values, output, begin, end);
+    });
+    terms = terms.subspan(batch.size());
+    output = kernels::Output::add;
+  } while (!terms.empty());
+}
+
+}  // namespace laconic::codecs

@@ -1,0 +1,29 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "kernels/quantile/quantile.h"
+#include "laconic/codec.h"
+
+namespace laconic::codecs {
+
+/// One order statistic: `rank` goes in, the rest comes out.
+struct OrderStatistic {
+  uint64_t rank = 0;   ///< from 0, the smallest
+  uint32_t image = 0;  ///< of the element of this rank
+  uint32_t group = 0;  ///< in the table of counters that was looked at last
+  uint64_t below = 0;  ///< elements with a smaller image
+  uint64_t equal = 0;  ///< with this one
+};
+
+/// Bytes that order_statistics needs for `wanted` ranks among `count` elements.
+uint64_t order_statistics_scratch(uint64_t wanted, uint64_t count) noexcept;
+
+/// Finds the elements of the given ranks, which ascend, among x[0, count) by counting, without a
+/// sort. `scratch` is aligned to 64 bytes. False, and nothing found, if an element is not finite.
+bool order_statistics(const kernels::QuantileKernels& kernels, const float* x, uint64_t count,
+                      std::span<OrderStatistic> wanted, MutBytes scratch, ThreadPool* pool);
+
+}  // namespace laconic::codecs

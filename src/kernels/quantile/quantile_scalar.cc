@@ -1,0 +1,63 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+#include "kernels/quantile/quantile.h"
+#include "kernels/quantile/quantile_elements.h"
+
+namespace laconic::kernels {
+namespace {
+
+uint32_t count_upper(const float* x, uint64_t n, uint32_t* counts) {
+  uint32_t most = 0;
+  for (uint64_t i = 0; i < n; ++i) {
+    ++counts[quantile_image(x[i]) >> 16];
+    most = std::max(most, float_bits(x[i]) & 0x7FFFFFFFU);
+  }
+  return most;
+}
+
+void count_middle(const float* x, uint64_t n, const uint16_t* groups, uint32_t* counts) {
+  for (uint64_t i = 0; i < n; ++i) {
+    const uint32_t image = quantile_image(x[i]);
+    ++counts[groups[image >> 16] * kQuantileRow + (image >> 8 & 0xFFU)];
+  }
+}
+
+void count_lower(const float* x, uint64_t n, const uint16_t* groups, const uint16_t* subgroups,
+                 uint32_t* counts) {
+  for (uint64_t i = 0; i < n; ++i) {
+    const uint32_t image = quantile_image(x[i]);
+    const uint32_t subgroup = subgroups[groups[image >> 16] * kQuantileRow + (image >> 8 & 0xFFU)];
+    ++counts[subgroup * kQuantileRow + (image & 0xFFU)];
+  }
+}
+
+void encode(const float* x, uint64_t n, const QuantileBins& bins, uint8_t* packed, double* sums) {
+  QuantileSums lanes(bins.bins);
+  for (uint64_t i = 0; i < n; i += 8) {
+    uint8_t codes[8];
+    const uint64_t group = std::min<uint64_t>(8, n - i);
+    for (uint64_t j = 0; j < group; ++j) {
+      codes[j] = static_cast<uint8_t>(quantile_code(quantile_image(x[i + j]), bins));
+      lanes.lane[j][codes[j]] += static_cast<double>(x[i + j]);
+    }
+    quantile_pack(codes, group, bins.width, packed + i / 8 * bins.width);
+  }
+  lanes.fold(bins.bins, sums);
+}
+
+void decode(float* out, Output output, const Weighted* payloads, uint32_t count,
+            QuantileLayout layout, uint64_t begin, uint64_t end) {
+  std::array<QuantileOperand, kQuantileTerms> operands;
+  std::array<Weighted, kQuantileTerms> terms;
+  for (uint32_t t = 0; t < count; ++t) {
+    operands[t].open(payloads[t].data, layout);
+    terms[t] = {&operands[t], payloads[t].weight};
+  }
+  weighted_sum_scalar(out, output, terms.data(), count, begin, end, &quantile_element);
+}
+
+}  // namespace
+
+constinit const QuantileKernels kQuantileScalar{&count_upper, &count_middle, &count_lower, &encode,
+                                                &decode};
+
+}  // namespace laconic::kernels
