@@ -17,6 +17,9 @@ static_assert(kChunk % kernels::kBitsChunk == 0 && kDenseChunk % kChunk == 0);
 // Chunks of which both passes find the elements in the second-level cache, 8 bytes each.
 constexpr uint64_t kCached = 4 * kChunk;
 
+// Elements whose 8 bytes are half of a first-level cache or more.
+constexpr uint64_t kPiece = 4096;
+
 // Payload: for every chunk the means of the bits 0 and 1 (f32), then the bits of the unit.
 constexpr uint64_t kMeansBytes = sizeof(BitsValues);
 static_assert(kMeansBytes == 8);
@@ -73,9 +76,14 @@ struct ChunkEncoder {
     store(means + begin / kChunk * kMeansBytes, means_of(sums, end - begin));
     return sums.finite();
   }
+  // Begins at the end, which is in the first-level cache still.
   void keep_rest(uint64_t begin, uint64_t end) const {
-    kernel.keep_rest(source.values + begin, source.residual + begin, end - begin,
-                     load<BitsValues>(means + begin / kChunk * kMeansBytes));
+    const auto values = load<BitsValues>(means + begin / kChunk * kMeansBytes);
+    const auto rest = [&](uint64_t from, uint64_t to) {
+      kernel.keep_rest(source.values + begin + from, source.residual + begin + from, to - from,
+                       values);
+    };
+    for_slices(nullptr, end - begin, kPiece, rest, Pass::backward);
   }
 };
 
@@ -117,8 +125,8 @@ bool encode_chunks(const ChunkEncoder& encoder, Work& work) {
     return all_chunks(work.pool, encoder.count, both);
   }
   if (!all_chunks(work.pool, encoder.count, pack)) return false;
-  for_slices(work.pool, encoder.count, kChunk,
-             [&](uint64_t begin, uint64_t end) { encoder.keep_rest(begin, end); });
+  const auto rest = [&](uint64_t begin, uint64_t end) { encoder.keep_rest(begin, end); };
+  for_slices(work.pool, encoder.count, kChunk, rest, Pass::backward);
   return true;
 }
 

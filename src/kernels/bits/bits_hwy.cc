@@ -28,20 +28,25 @@ constexpr size_t kRowVectors = kBitsLanes / kLanes;
 
 // ---- floats to bits ----
 
-/// Bits of the elements of a row of 32.
+/// Bits of the elements of a row of 32: those of the masks, or the others where kInverted.
+template <bool kInverted>
 HWY_INLINE void store_row(const Mask* masks, uint8_t* bits) {
   uint8_t bytes[8];  // StoreMaskBits wants so many
-  if constexpr (kLanes >= 8) {
+  const auto byte_of = [&](const Mask& mask) LACONIC_LAMBDA {
+    hn::StoreMaskBits(F32(), mask, bytes);
+    return static_cast<uint32_t>(bytes[0]);
+  };
+  if constexpr (kLanes == 16) {
+    static_assert(!kInverted);
     for (size_t v = 0; v < kRowVectors; ++v) {
       hn::StoreMaskBits(F32(), masks[v], bytes);
-      std::memcpy(bits + v * kLanes / 8, bytes, kLanes / 8);
+      std::memcpy(bits + 2 * v, bytes, 2);
     }
   } else {
-    for (size_t v = 0; v < kRowVectors; v += 2) {
-      hn::StoreMaskBits(F32(), masks[v], bytes);
-      const uint32_t low = bytes[0];
-      hn::StoreMaskBits(F32(), masks[v + 1], bytes);
-      bits[v / 2] = static_cast<uint8_t>(low | (static_cast<uint32_t>(bytes[0]) << 4));
+    for (size_t i = 0; i < kBitsLanes / 8; ++i) {
+      const uint32_t byte =
+          kLanes == 8 ? byte_of(masks[i]) : byte_of(masks[2 * i]) | byte_of(masks[2 * i + 1]) << 4;
+      bits[i] = static_cast<uint8_t>(kInverted ? ~byte : byte);
     }
   }
 }
@@ -53,9 +58,10 @@ struct PaddedRow {
 };
 
 /// Of `n` < 32 elements of a padded row, whose other bits become zero.
+template <bool kInverted>
 HWY_INLINE void store_partial(const Mask* masks, uint64_t n, uint8_t* bits) {
   uint8_t row[4];
-  store_row(masks, row);
+  store_row<kInverted>(masks, row);
   uint32_t word;
   std::memcpy(&word, row, 4);
   word &= (1U << n) - 1;
@@ -79,11 +85,11 @@ bool pack(const float* x, uint64_t n, uint8_t* bits) {
   for (; i + kBitsLanes <= n; i += kBitsLanes) {
     prefetch_span(x + i, kBitsLanes * sizeof(float));
     row(x + i, masks);
-    store_row(masks, bits + i / 8);
+    store_row<false>(masks, bits + i / 8);
   }
   if (i < n) {
     row(PaddedRow(x + i, n - i).x, masks);
-    store_partial(masks, n - i, bits + i / 8);
+    store_partial<false>(masks, n - i, bits + i / 8);
   }
   VF sum = not_finite[0];
   for (size_t v = 1; v < kRowVectors; ++v) sum = hn::Add(sum, not_finite[v]);
@@ -114,6 +120,10 @@ HWY_INLINE float fold_lanes(const VF* sums) {
   return lane[0];
 }
 
+/// x86 gives the second operand of a minimum or maximum where one is NaN or both are zeros. So
+/// min(a, 0) has the sign of a, but for -0 and NaN, and max(0, a), as min(0, a), is NaN where a is.
+constexpr bool kSecondOperand = HWY_ARCH_X86 && !kMaskRegisters;
+
 template <bool kFeedback>
 HWY_INLINE BitsSums pack_sums_as(const float* HWY_RESTRICT x, const float* HWY_RESTRICT e,
                                  uint64_t n, uint8_t* HWY_RESTRICT bits) {
@@ -126,11 +136,17 @@ HWY_INLINE BitsSums pack_sums_as(const float* HWY_RESTRICT x, const float* HWY_R
     for (size_t v = 0; v < kRowVectors; ++v) {
       VF a = hn::LoadU(f, from + v * kLanes);
       if constexpr (kFeedback) a = hn::Add(a, hn::LoadU(f, rest + v * kLanes));
-      masks[v] = hn::Ge(a, zero);
       if constexpr (kMaskRegisters) {
+        masks[v] = hn::Ge(a, zero);
         positive[v] = hn::IfThenElse(masks[v], hn::Add(positive[v], a), positive[v]);
-        negative[v] = hn::IfThenElse(masks[v], negative[v], hn::Add(negative[v], a));
+        negative[v] = hn::Add(negative[v], hn::Min(zero, a));
+      } else if constexpr (kSecondOperand) {
+        const VF below = hn::Min(a, zero);
+        masks[v] = hn::MaskFromVec(below);
+        positive[v] = hn::Add(positive[v], hn::Max(zero, a));
+        negative[v] = hn::Add(negative[v], below);
       } else {
+        masks[v] = hn::Ge(a, zero);
         positive[v] = hn::Add(positive[v], hn::IfThenElseZero(masks[v], a));
         negative[v] = hn::Add(negative[v], hn::IfThenZeroElse(masks[v], a));
       }
@@ -141,12 +157,12 @@ HWY_INLINE BitsSums pack_sums_as(const float* HWY_RESTRICT x, const float* HWY_R
     prefetch_span(x + i, kBitsLanes * sizeof(float));
     if constexpr (kFeedback) prefetch_span(e + i, kBitsLanes * sizeof(float));
     row(x + i, e + (kFeedback ? i : 0));
-    store_row(masks, bits + i / 8);
+    store_row<kSecondOperand>(masks, bits + i / 8);
   }
   if (i < n) {
     const PaddedRow from(x + i, n - i), rest(kFeedback ? e + i : x + i, n - i);
     row(from.x, rest.x);
-    store_partial(masks, n - i, bits + i / 8);
+    store_partial<kSecondOperand>(masks, n - i, bits + i / 8);
   }
   return {fold_lanes(negative), fold_lanes(positive), count_ones(bits, (n + 7) / 8)};
 }
