@@ -115,19 +115,6 @@ void measure(uint64_t bytes, double seconds, Json& points) {
       point(b, "write past the caches", seconds, [&] { write_streaming(b.out(), 1.0F, n); }));
 }
 
-/// Billions of dependent multiplications a second times their latency: the clock that the core
-/// really runs at, where the latency is three cycles.
-double clock_ghz() {
-  constexpr uint64_t kSteps = 20'000'000;
-  constexpr double kLatency = 3;
-  uint64_t x = 3;
-  const double taken = tools::seconds_of(Clock::thread, kSteps, [&] {
-    x *= 0x9E3779B97F4A7C15U;  // not a number that shifts and additions make
-    asm volatile("" : "+r"(x));
-  });
-  return kLatency * static_cast<double>(kSteps) / taken / 1e9;
-}
-
 }  // namespace
 }  // namespace laconic::bench
 
@@ -142,6 +129,6 @@ int main(int count, char** words) {
     const uint64_t bytes = std::strtoull(words[i], nullptr, 10) / 256 * 256;
     laconic::bench::measure(bytes, std::strtod(words[1], nullptr), points);
   }
-  laconic::tools::print_json({{"clock_ghz", laconic::bench::clock_ghz()}, {"points", points}});
+  laconic::tools::print_json({{"clock_ghz", laconic::tools::clock_ghz()}, {"points", points}});
   return 0;
 }

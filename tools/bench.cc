@@ -116,6 +116,11 @@ Result<std::vector<std::vector<float>>> tensors(const Options& options) {
 
 Json spread_json(const Spread& spread) { return {{"low", spread.low}, {"high", spread.high}}; }
 
+Json cycles_json(const Point& point) {
+  const Cycles cycles = cycles_per_element(point);
+  return {{"encode", cycles.encode}, {"decode", cycles.decode}};
+}
+
 Json point_json(const Point& point, const Options& options) {
   return {{"codec", point.spec},
           {"elements", point.elements},
@@ -130,6 +135,8 @@ Json point_json(const Point& point, const Options& options) {
           {"encode_s", point.encode.seconds.median},
           {"decode_s", point.decode.seconds.median},
           {"memcpy_s", point.encode.memcpy_seconds.median},
+          {"cycles_per_element", cycles_json(point)},
+          {"clock_ghz", point.clock_ghz},
           {"payload_bytes", point.payload_bytes},
           {"ratio", point.ratio},
           {"decode", point.adds ? "add" : "write"},
@@ -148,6 +155,7 @@ std::string spread_text(const Spread& x) {
 std::vector<std::string> row_of(const Point& point) {
   const uint32_t rejected = point.encode.rejected + point.decode.rejected;
   const double gigabytes = static_cast<double>(point.elements) * sizeof(float) / 1e9;
+  const Cycles cycles = cycles_per_element(point);
   return {point.spec + (point.feedback ? " (ef)" : ""),
           bytes_text(point.elements * sizeof(float)),
           std::string(isa_name(point.options.isa)),
@@ -158,6 +166,8 @@ std::vector<std::string> row_of(const Point& point) {
           fmt::format("{:.1f}", gigabytes / point.encode.seconds.median),
           fmt::format("{:.1f}", gigabytes * point.options.peers / point.decode.seconds.median),
           fmt::format("{:.1f}", gigabytes / point.encode.memcpy_seconds.median),
+          fmt::format("{:.2f}", cycles.encode),
+          fmt::format("{:.2f}", cycles.decode),
           fmt::format("{:.3g}", point.error.relative_l2),
           fmt::format("{:.4f}", point.error.cosine),
           fmt::format("{:.2g}", point.error.max_abs),
@@ -178,6 +188,8 @@ void print_table(const std::vector<Point>& points, const Options& options) {
                {"enc GB/s", A::right},
                {"dec GB/s", A::right},
                {"cpy GB/s", A::right},
+               {"enc cyc", A::right},
+               {"dec cyc", A::right},
                {"rel L2", A::right},
                {"cosine", A::right},
                {"max err", A::right},
@@ -189,6 +201,7 @@ void print_table(const std::vector<Point>& points, const Options& options) {
       "same float bytes.\n"
       "(ef): error feedback is inside the encode time. how: decode writes every element or adds "
       "the sent ones.\n"
+      "cyc: cycles of the core per element, at the clock that dependent multiplications show.\n"
       "rejected: samples whose memcpy was more than 30 % off the median.\n",
       cpu_model(), options.threads, options.threads == 1 ? ", pinned" : "s",
       options.input.empty() ? options.data : options.input);

@@ -52,6 +52,12 @@ ErrorMetrics error_of_one_encoding(Rank& rank, std::span<const float> values) {
 
 }  // namespace
 
+Cycles cycles_per_element(const Point& point) {
+  const double cycles_per_second = 1e9 * point.clock_ghz / static_cast<double>(point.elements);
+  return {point.encode.seconds.median * cycles_per_second,
+          point.decode.seconds.median * cycles_per_second / point.options.peers};
+}
+
 Result<Point> measure(const Spec& spec, std::span<const float> values,
                       const PointOptions& options) {
   auto rank = std::make_unique<Rank>(spec, values.size(), options);
@@ -74,6 +80,7 @@ Result<Point> measure(const Spec& spec, std::span<const float> values,
               0,
               {},
               {},
+              0,
               {}};
   point.error = error_of_one_encoding(*rank, values);
   point.payload_bytes = rank->payload_bytes();
@@ -84,6 +91,7 @@ Result<Point> measure(const Spec& spec, std::span<const float> values,
   point.encode = timing_of(sample(
                                *rank, options, [&] { rank->restart(); }, [&] { rank->encode(); }),
                            1);
+  point.clock_ghz = clock_ghz();
   const auto payloads = peer_payloads(*rank, values, options.peers);
   const auto terms = terms_of(payloads);
   point.decode = timing_of(sample(

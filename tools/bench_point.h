@@ -46,8 +46,17 @@ struct Point {
   double ratio = 0;
   Timing encode;
   Timing decode;
-  ErrorMetrics error;  ///< of one encoding without feedback
+  double clock_ghz = 0;  ///< of the core, beside the samples
+  ErrorMetrics error;    ///< of one encoding without feedback
 };
+
+/// Cycles of the core for one element of one payload. Unlike multiples of memcpy they compare
+/// machines, where the caches hold the tensor. With several threads: of the clock on the wall.
+struct Cycles {
+  double encode = 0;
+  double decode = 0;
+};
+Cycles cycles_per_element(const Point& point);
 
 /// `values` is one rank's gradient; the other peers' are variations of it.
 Result<Point> measure(const Spec& spec, std::span<const float> values, const PointOptions& options);

@@ -9,6 +9,7 @@
 
 #include "laconic/isa.h"
 #include "laconic/version.h"
+#include "samples.h"
 
 namespace laconic::tools {
 namespace {
@@ -76,6 +77,21 @@ PinnedToCore::~PinnedToCore() {
   cpu_set_t mask;
   std::memcpy(&mask, before_, sizeof mask);
   sched_setaffinity(0, sizeof mask, &mask);
+}
+
+double clock_ghz() {
+  constexpr uint64_t kSteps = 2'000'000;
+  constexpr double kLatency = 3;
+  double best = 0;
+  for (int run = 0; run < 3; ++run) {
+    uint64_t x = 3;
+    const double taken = seconds_of(Clock::thread, kSteps, [&] {
+      x *= 0x9E3779B97F4A7C15U;  // not a number that shifts and additions make
+      asm volatile("" : "+r"(x));
+    });
+    best = std::max(best, kLatency * static_cast<double>(kSteps) / taken / 1e9);
+  }
+  return best;
 }
 
 Json machine_json() {

@@ -131,6 +131,10 @@ def test_bench_json():
                 "ratio"} <= set(r)
         assert r["payload_bytes"] == 4 * r["elements"] and r["ratio"] == 1
         assert r["encode_x_memcpy"] > 0 and r["decode_s"] > 0
+        for direction in ("encode", "decode"):
+            cycles = r[f"{direction}_s"] * r["clock_ghz"] * 1e9 / r["elements"]
+            assert r["cycles_per_element"][direction] == pytest.approx(cycles, rel=1e-9)
+        assert 0.1 < r["clock_ghz"] < 20
         assert r["error_metrics"] == {"relative_l2": 0, "cosine": 1, "max_abs": 0}
 
 
@@ -152,7 +156,10 @@ def test_bench_input_and_peers(tmp_path):
     path = tmp_path / "gradient.f32"
     path.write_bytes(array.array("f", [(-1) ** i * i / 1000 for i in range(3000)]).tobytes())
     result = answer("bench", "--spec", "topk", "--input", path, "--peers", "3", "--seconds", "0.01")
-    assert result["results"][0]["elements"] == 3000 and result["results"][0]["peers"] == 3
+    point = result["results"][0]
+    assert point["elements"] == 3000 and point["peers"] == 3
+    cycles = point["decode_s"] * point["clock_ghz"] * 1e9 / (3000 * 3)
+    assert point["cycles_per_element"]["decode"] == pytest.approx(cycles, rel=1e-9)
     path.write_bytes(b"12345")
     assert "float32" in failure(USAGE, "bench", "--input", path)["message"]
 

@@ -16,6 +16,9 @@ constexpr uint64_t kBlocksPerTask = 8;  // 128 KiB of floats
 constexpr uint64_t kBlocksPerShare = 32;
 constexpr uint64_t kPackedAtOnce = 4096;  // a multiple of 8
 constexpr uint32_t kDigitBits = 12;
+constexpr uint32_t kFewDigitBits = 10;  // of at most kFewKeys, for which a table is cleared, too
+constexpr uint64_t kFewKeys = 4096;
+constexpr uint32_t kDigitsAtOnce = 16;
 constexpr uint64_t kAllOutside = ~uint64_t{0};
 constexpr uint64_t kFew = 512;  // copied out and partitioned
 
@@ -51,9 +54,11 @@ KeyRange range_of_all(const T* keys, uint64_t m) {
 template <class T>
 bool narrow(const T* keys, uint64_t m, uint64_t above, KeyRange* range, uint64_t* k,
             uint64_t* inside) {
-  const uint32_t shift = range->bits > kDigitBits ? range->bits - kDigitBits : 0;
+  const uint32_t most_bits = m <= kFewKeys ? kFewDigitBits : kDigitBits;
+  const uint32_t shift = range->bits > most_bits ? range->bits - most_bits : 0;
   const uint32_t digits = 1U << (range->bits - shift);
-  std::array<uint32_t, (1U << kDigitBits) + 1> histogram{};
+  std::array<uint32_t, (1U << kDigitBits) + 1> histogram;
+  std::fill_n(histogram.begin(), digits + 1, 0U);
   for (uint64_t j = 0; j < m; ++j) {
     const uint32_t digit = (key_of(keys[j]) - range->lowest) >> shift;  // huge when below
     ++histogram[std::min(digit, digits)];
@@ -62,6 +67,13 @@ bool narrow(const T* keys, uint64_t m, uint64_t above, KeyRange* range, uint64_t
   if (above >= *k) return false;
   *k -= above;
   uint32_t digit = digits - 1;
+  while (digit >= kDigitsAtOnce) {
+    uint32_t sum = 0;
+    for (uint32_t i = 0; i < kDigitsAtOnce; ++i) sum += histogram[digit - i];
+    if (sum >= *k) break;
+    *k -= sum;
+    digit -= kDigitsAtOnce;
+  }
   while (histogram[digit] < *k) *k -= histogram[digit--];
   *inside = histogram[digit];
   *range = {range->lowest + (digit << shift), shift};
@@ -137,6 +149,14 @@ void write_piece(const uint32_t* index, const float* value, uint64_t m, Cut* cut
 
 uint32_t kth_largest(const uint32_t* keys, uint64_t m, uint64_t k) noexcept {
   return cut_of(keys, m, k, 0).key;
+}
+
+uint32_t bound_of_kth(const uint32_t* keys, uint64_t m, uint64_t k) noexcept {
+  KeyRange range = range_of_all(keys, m);
+  uint64_t rank = k;
+  uint64_t inside = m;
+  narrow(keys, m, 0, &range, &rank, &inside);
+  return inside <= k / 8 + 8 ? range.lowest : kth_largest(keys, m, k);
 }
 
 Cut exact_cut(const float* values, uint64_t m, uint64_t k, uint32_t floor) noexcept {

@@ -28,6 +28,9 @@ struct Cut {
 /// The k-th largest of keys[0, m), 1 <= k <= m.
 [[nodiscard]] uint32_t kth_largest(const uint32_t* keys, uint64_t m, uint64_t k) noexcept;
 
+/// A key that at least k of keys[0, m) reach and at most an eighth more (or, of few, eight).
+[[nodiscard]] uint32_t bound_of_kth(const uint32_t* keys, uint64_t m, uint64_t k) noexcept;
+
 /// The elements of a unit whose key is at least some floor, in lent memory. Threads write pieces in
 /// any order; a table of pieces restores the order of indices, so results do not depend on them.
 class CandidateList {

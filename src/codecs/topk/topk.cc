@@ -20,7 +20,7 @@ constexpr uint64_t kSparse = 16;  // from n/16 on a bound would not help: select
 constexpr uint32_t kTries = 3;
 
 uint32_t group_count(uint64_t k) {
-  return static_cast<uint32_t>(std::max<uint64_t>(64, std::bit_ceil(4 * k)));
+  return static_cast<uint32_t>(round_up(3 * k, kernels::kGroupColumns));
 }
 
 bool uses_groups(uint64_t n, uint64_t k) { return n <= kGroupUnits && k * kSparse <= n; }
@@ -45,7 +45,7 @@ struct Finder {
   uint32_t bound_of_groups() {
     const uint32_t groups = group_count(k);
     kernels::select_kernels(work.isa).group_max(x, n, groups, keys);
-    return kth_largest(keys, groups, k);
+    return bound_of_kth(keys, groups, k);
   }
 
   bool collect_from(uint32_t bound) {

@@ -23,6 +23,12 @@ inline constexpr uint32_t kSelectBlock = 4096;
 /// Entries past the last one that `select` may overwrite.
 inline constexpr uint32_t kSelectSlack = 16;
 
+/// Groups of group_max(): its rows' elements, and how many rows share a group.
+inline constexpr uint64_t kGroupColumns = 64;
+[[nodiscard]] constexpr uint64_t group_rows(uint64_t n, uint32_t groups) noexcept {
+  return n == 0 ? 1 : (n - 1) / groups + 1;
+}
+
 /// Elements above and below zero, by the sign bit: NaN has one, zeros count as neither.
 struct SignCounts {
   uint64_t positive = 0;
@@ -37,8 +43,8 @@ struct SelectKernels {
                      float* value);
   /// How many elements have a key of at least `floor`.
   uint64_t (*count)(const float* x, uint64_t n, uint32_t floor);
-  /// maximum[g] = largest key among elements g, g + groups, g + 2·groups, …; 0 for an empty group.
-  /// `groups` is a multiple of 64.
+  /// maximum[g] = largest key of group g; 0 for an empty group. Elements lie in rows of 64; of each
+  /// ceil(n / groups) rows, column c is one group. `groups` is a positive multiple of 64.
   void (*group_max)(const float* x, uint64_t n, uint32_t groups, uint32_t* maximum);
   SignCounts (*count_signs)(const float* x, uint64_t n);
 };

@@ -148,22 +148,40 @@ uint64_t count(const float* HWY_RESTRICT x, uint64_t n, uint32_t floor) {
   return found;
 }
 
-void group_max(const float* HWY_RESTRICT x, uint64_t n, uint32_t groups,
-               uint32_t* HWY_RESTRICT maximum) {
+/// Largest keys of the columns of `rows` whole rows.
+HWY_INLINE void column_max(const float* HWY_RESTRICT x, uint64_t rows, int32_t* HWY_RESTRICT out) {
   const I d;
   const size_t lanes = hn::Lanes(d);
-  auto* out = reinterpret_cast<int32_t*>(maximum);
-  for (uint32_t g = 0; g < groups; g += static_cast<uint32_t>(lanes)) {
-    hn::StoreU(hn::Zero(d), d, out + g);
-  }
-  uint64_t row = 0;
-  for (; row + groups <= n; row += groups) {
-    for (uint32_t g = 0; g < groups; g += static_cast<uint32_t>(lanes)) {
-      hn::StoreU(hn::Max(hn::LoadU(d, out + g), load_keys(x + row + g)), d, out + g);
+  for (size_t c = 0; c < kGroupColumns; c += 4 * lanes) {
+    VI m0 = hn::Zero(d), m1 = m0, m2 = m0, m3 = m0;
+    const float* row = x + c;
+    for (uint64_t r = 0; r < rows; ++r, row += kGroupColumns) {
+      m0 = hn::Max(m0, load_keys(row));
+      m1 = hn::Max(m1, load_keys(row + lanes));
+      m2 = hn::Max(m2, load_keys(row + 2 * lanes));
+      m3 = hn::Max(m3, load_keys(row + 3 * lanes));
     }
+    hn::StoreU(m0, d, out + c);
+    hn::StoreU(m1, d, out + c + lanes);
+    hn::StoreU(m2, d, out + c + 2 * lanes);
+    hn::StoreU(m3, d, out + c + 3 * lanes);
   }
-  for (uint32_t g = 0; row + g < n; ++g) {
-    maximum[g] = HWY_MAX(maximum[g], magnitude_key(x[row + g]));
+}
+
+void group_max(const float* HWY_RESTRICT x, uint64_t n, uint32_t groups,
+               uint32_t* HWY_RESTRICT maximum) {
+  const uint64_t rows = group_rows(n, groups);
+  const uint64_t whole = n / kGroupColumns;
+  auto* const out = reinterpret_cast<int32_t*>(maximum);
+  uint64_t row = 0;
+  for (uint32_t g = 0; g < groups; g += kGroupColumns, row += rows) {
+    const uint64_t begin = HWY_MIN(row, whole);
+    column_max(x + begin * kGroupColumns, HWY_MIN(rows, whole - begin), out + g);
+  }
+  uint32_t* const last = maximum + whole / rows * kGroupColumns;
+  for (uint64_t i = whole * kGroupColumns; i < n; ++i) {
+    uint32_t& most = last[i % kGroupColumns];
+    most = HWY_MAX(most, magnitude_key(x[i]));
   }
 }
 

@@ -1,4 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
 #include "kernels/sparse/select.h"
 
 namespace laconic::kernels {
@@ -23,12 +25,11 @@ uint64_t count(const float* x, uint64_t n, uint32_t floor) {
 }
 
 void group_max(const float* x, uint64_t n, uint32_t groups, uint32_t* maximum) {
-  for (uint32_t g = 0; g < groups; ++g) {
-    maximum[g] = 0;
-    for (uint64_t i = g; i < n; i += groups) {
-      const uint32_t key = magnitude_key(x[i]);
-      maximum[g] = key > maximum[g] ? key : maximum[g];
-    }
+  const uint64_t block = kGroupColumns * group_rows(n, groups);
+  std::fill_n(maximum, groups, 0U);
+  for (uint64_t i = 0; i < n; ++i) {
+    uint32_t& most = maximum[i / block * kGroupColumns + i % kGroupColumns];
+    most = std::max(most, magnitude_key(x[i]));
   }
 }
 

@@ -17,6 +17,10 @@ namespace laconic::kernels {
 
 /// What unpack_stream() unpacks before it sends five rows past the caches: 20 KiB.
 inline constexpr uint64_t kStageColumns = 1024;
+/// What unpack() zeroes before it looks for digits: as many stores as wait for a cache at once.
+inline constexpr uint64_t kZeroColumns = 256;
+/// Columns that are zeros together or unpacked together.
+inline constexpr uint64_t kZeroGroup = 16;
 
 }  // namespace laconic::kernels
 #endif  // LACONIC_THREELC_ONCE
@@ -378,7 +382,7 @@ void fill_tables(const ThreeLcTerm* terms, uint32_t term_count, TermTable* table
 }
 
 template <bool kAdd>
-HWY_INLINE void unpack_block(const ThreeLcTerm* terms, const TermTable* tables, uint32_t term_count,
+HWY_INLINE void unpack_dense(const ThreeLcTerm* terms, const TermTable* tables, uint32_t term_count,
                              uint64_t columns, float* out, uint64_t stride) {
   uint64_t j = unpack_rows<kAdd>(terms, tables, term_count, columns, out, stride);
   j = unpack_span<kAdd>(F(), terms, tables, term_count, j, columns, out, stride);
@@ -390,6 +394,73 @@ HWY_INLINE void unpack_block(const ThreeLcTerm* terms, const TermTable* tables, 
     rest[t].bytes += j;
   }
   kThreeLcScalar.unpack(rest, term_count, columns - j, out + j, stride, kAdd);
+}
+
+/// Lists the groups of bytes[0, columns) that hold another byte than five zeros.
+HWY_INLINE uint64_t list_groups(const uint8_t* bytes, uint64_t columns, uint16_t* list) {
+  const B16 d;
+  const auto zeros = hn::Set(d, kZeroByte);
+  uint64_t listed = 0;
+  for (uint64_t j = 0; j + kZeroGroup <= columns; j += kZeroGroup) {
+    list[listed] = static_cast<uint16_t>(j);
+    listed += hn::AllTrue(d, hn::Eq(hn::LoadU(d, bytes + j), zeros)) ? 0U : 1U;
+  }
+  return listed;
+}
+
+// x[0, n) = value, n ≥ kZeroGroup. A store that crosses a line costs two, so all but the ends are
+// aligned.
+HWY_INLINE void fill_row(float* x, uint64_t n, float value) {
+  const F f;
+  const uint64_t lanes = hn::Lanes(f);
+  const auto v = hn::Set(f, value);
+  hn::StoreU(v, f, x);
+  uint64_t i = lanes - reinterpret_cast<uintptr_t>(x) / sizeof(float) % lanes;
+  for (; i + lanes <= n; i += lanes) hn::StoreU(v, f, x + i);
+  hn::StoreU(v, f, x + n - lanes);
+}
+
+HWY_INLINE void unpack_group(const ThreeLcTerm& term, const TermTable& table, uint64_t j,
+                             float* out, uint64_t stride) {
+  const ThreeLcTerm at{term.bytes + j, {}};
+  const uint64_t done = unpack_rows<false>(&at, &table, 1, kZeroGroup, out + j, stride);
+  unpack_span<false>(F(), &at, &table, 1, done, kZeroGroup, out + j, stride);
+}
+
+// One term's columns from j on, at most kZeroColumns: zeros are written without a look at digits,
+// if they are most. Returns how many columns are done.
+HWY_INLINE uint64_t unpack_zeros(const ThreeLcTerm& term, const TermTable& table, uint64_t j,
+                                 uint64_t columns, float* out, uint64_t stride) {
+  const uint64_t done = HWY_MIN(kZeroColumns, columns - j) / kZeroGroup * kZeroGroup;
+  uint16_t list[kZeroColumns / kZeroGroup + 1];
+  const uint64_t listed = list_groups(term.bytes + j, done, list);
+  if (done == 0 || 2 * listed * kZeroGroup > done) return 0;
+  for (uint32_t i = 0; i < kDigits; ++i) {
+    fill_row(out + i * stride + j, done, 0.0F + term.value[1]);
+  }
+  for (uint64_t k = 0; k < listed; ++k) unpack_group(term, table, j + list[k], out, stride);
+  return done;
+}
+
+// One term, of which nearly all groups may be zeros.
+HWY_INLINE void unpack_alone(const ThreeLcTerm& term, const TermTable& table, uint64_t columns,
+                             float* out, uint64_t stride) {
+  for (uint64_t j = 0; j < columns;) {
+    uint64_t done = unpack_zeros(term, table, j, columns, out, stride);
+    if (done == 0) {
+      done = HWY_MIN(kZeroColumns, columns - j);
+      const ThreeLcTerm at{term.bytes + j, {term.value[0], term.value[1], term.value[2]}};
+      unpack_dense<false>(&at, &table, 1, done, out + j, stride);
+    }
+    j += done;
+  }
+}
+
+template <bool kAdd>
+HWY_INLINE void unpack_block(const ThreeLcTerm* terms, const TermTable* tables, uint32_t term_count,
+                             uint64_t columns, float* out, uint64_t stride) {
+  if (!kAdd && term_count == 1) return unpack_alone(*terms, *tables, columns, out, stride);
+  unpack_dense<kAdd>(terms, tables, term_count, columns, out, stride);
 }
 
 void unpack(const ThreeLcTerm* terms, uint32_t term_count, uint64_t columns, float* out,

@@ -242,21 +242,53 @@ TEST(ExactCut, CountsTies) {
   EXPECT_EQ(cut.ties, 50U);
 }
 
-// Every rank, among values over many powers of two: also the ones at the seams of digits.
+// Every rank, among values over many powers of two: also the ones at the seams of digits, which are
+// wider for few keys.
 TEST(CandidateList, CutsAtEveryRank) {
-  const uint64_t n = 1500;
-  std::vector<float> x = draw(Shape::gamma_half, n, 4);
-  const LentMemory scratch(CandidateList::scratch_bytes(n, n));
-  const Work work{{}, {scratch.data.get(), scratch.size}, best_isa(), nullptr};
-  CandidateList list({scratch.data.get(), scratch.size}, n, n);
-  const uint64_t m = list.collect(x.data(), kernels::magnitude_key(1e-5F), work, Pass::forward);
-  ASSERT_GT(m, 1200U);
-  std::vector<uint32_t> keys(n);
-  std::transform(x.begin(), x.end(), keys.begin(), kernels::magnitude_key);
-  std::sort(keys.begin(), keys.end(), std::greater<>());
-  for (uint64_t k = 1; k <= m; ++k) {
-    ASSERT_EQ(list.exact_cut(k).key, keys[k - 1]) << k;
-    ASSERT_EQ(list.exact_cut(k).ties, 1U) << k;
+  for (const uint64_t n : {1500U, 6000U}) {
+    std::vector<float> x = draw(Shape::gamma_half, n, 4);
+    const LentMemory scratch(CandidateList::scratch_bytes(n, n));
+    const Work work{{}, {scratch.data.get(), scratch.size}, best_isa(), nullptr};
+    CandidateList list({scratch.data.get(), scratch.size}, n, n);
+    const uint64_t m = list.collect(x.data(), kernels::magnitude_key(1e-5F), work, Pass::forward);
+    ASSERT_GT(5 * m, 4 * n);
+    std::vector<uint32_t> keys(n);
+    std::transform(x.begin(), x.end(), keys.begin(), kernels::magnitude_key);
+    std::sort(keys.begin(), keys.end(), std::greater<>());
+    for (uint64_t k = 1; k <= m; ++k) {
+      ASSERT_EQ(list.exact_cut(k).key, keys[k - 1]) << k;
+      const auto larger =
+          std::lower_bound(keys.begin(), keys.end(), keys[k - 1], std::greater<>()) - keys.begin();
+      ASSERT_EQ(list.exact_cut(k).ties, k - static_cast<uint64_t>(larger)) << k;
+    }
+  }
+}
+
+TEST(BoundOfKth, IsReachedByFewMore) {
+  std::vector<std::vector<uint32_t>> lists{std::vector<uint32_t>(300, 0),
+                                           std::vector<uint32_t>(300, 0x3F800000)};
+  for (const uint64_t n : {64U, 2000U, 6000U}) {
+    std::vector<uint32_t> keys(n);
+    const std::vector<float> x = draw(Shape::gamma_half, n, 5);
+    std::transform(x.begin(), x.end(), keys.begin(), kernels::magnitude_key);
+    lists.push_back(keys);
+    keys[0] = 0;
+    keys[1] = 0x7F800000;
+    lists.push_back(keys);
+  }
+  for (const std::vector<uint32_t>& keys : lists) {
+    const uint64_t m = keys.size();
+    for (uint64_t k = 1; k <= m; k += 1 + k / 7) {
+      const uint32_t bound = bound_of_kth(keys.data(), m, k);
+      const auto count = [&](uint32_t key) {
+        return std::count_if(keys.begin(), keys.end(), [&](uint32_t x) { return x >= key; });
+      };
+      const auto wanted = static_cast<int64_t>(k);
+      ASSERT_GE(count(bound), wanted);
+      // more only where the k-th is one of many equals
+      const uint32_t exact = kth_largest(keys.data(), m, k);
+      ASSERT_LE(count(bound), std::max<int64_t>(count(exact), wanted + wanted / 8 + 8));
+    }
   }
 }
 

@@ -129,6 +129,24 @@ TEST_P(ThreeLcKernelsTest, UnpacksLikeTheReference) {
   }
 }
 
+// Nearly nothing but zero bytes, at every alignment: nothing outside the rows is touched.
+TEST_P(ThreeLcKernelsTest, UnpacksZerosLikeTheReference) {
+  for (const uint64_t columns : sizes()) {
+    for (const double zeros : {0.9, 0.99, 1.0}) {
+      const uint64_t shift = columns % 17;
+      const uint64_t stride = columns + 3;
+      const std::vector<uint8_t> bytes = digit_bytes(columns, zeros, 3);
+      for (const float weight : {-1.5F, 1.0F, std::numeric_limits<float>::infinity()}) {
+        const ThreeLcTerm term{bytes.data(), {weight * -2, weight * 0.0F, weight * 2}};
+        std::vector<float> a(5 * stride + 17, 9.0F), b = a;
+        simd.unpack(&term, 1, columns, a.data() + shift, stride, false);
+        reference.unpack(&term, 1, columns, b.data() + shift, stride, false);
+        ASSERT_TRUE(same_bits(a, b)) << columns << " " << zeros << " " << weight;
+      }
+    }
+  }
+}
+
 // Two calls, cut anywhere, at every alignment: together they write what one does.
 TEST_P(ThreeLcKernelsTest, StreamsInPieces) {
   for (const uint64_t columns : {20U, 63U, 1500U, 2500U}) {
