@@ -36,7 +36,7 @@ struct CodecCase {
 };
 
 /// Settings beyond each codec's default; those that this build does not know are left out.
-inline constexpr std::array<std::string_view, 28> kMoreSpecs{
+inline constexpr std::array<std::string_view, 31> kMoreSpecs{
     "int8:block=64",
     "int8:round=stochastic",
     "topk:ratio=0.1",
@@ -65,6 +65,9 @@ inline constexpr std::array<std::string_view, 28> kMoreSpecs{
     "inceptionn:bound=14",
     "sketchml:quantiles=5",
     "sketchml:quantiles=256",
+    "threshold:v=0.001",
+    "dgc:ratio=0.05,warmup=10000",
+    "adaq:ratio=0.1",
 };
 
 /// Every codec with its defaults on four shapes, every further setting on one vector and one

@@ -6,6 +6,7 @@ It shares no code with the library, so what both decode to the same values is wh
 usage: second_decoder.py FILE...      prints the header and the first values of each frame
 """
 
+import math
 import struct
 import sys
 from dataclasses import dataclass
@@ -340,6 +341,49 @@ def decode_sidco(frame, keys):
     sent = struct.unpack_from("<I", data)[0]
     require(sent <= min(n, k + -(-k // 5)), "bound_exceeded")
     return decode_set(data[8:], sent, n)
+
+
+def counted_set(frame, most):
+    """A count, then a set of so many."""
+    well_formed(len(frame.payload) >= 4)
+    count = struct.unpack_from("<I", frame.payload)[0]
+    require(count <= most, "bound_exceeded")
+    return decode_set(frame.payload[4:], count, frame.count)
+
+
+@codec("threshold", 19)
+def decode_threshold(frame, keys):
+    return counted_set(frame, kept_of(float(keys.get("cap", 0.1)), frame.count))
+
+
+@codec("dgc", 20)
+def decode_dgc(frame, keys):
+    ratio = float(keys.get("ratio", 0.001))
+    if int(keys.get("warmup", 0)) > 0:
+        ratio = max(ratio, 0.25)
+    k = kept_of(ratio, frame.count)
+    return counted_set(frame, min(frame.count, k + k // 4))
+
+
+@codec("adaq", 21)
+def decode_adaq(frame, keys):
+    """Two means, two counts, the indices of both sides in one string."""
+    n, data = frame.count, frame.payload
+    well_formed(len(data) >= 16)
+    positive, negative, p, q = struct.unpack_from("<ffII", data)
+    wanted = min(n, max(1, math.ceil(float(keys.get("ratio", 0.01)) * n))) + 2 if n else 0
+    require(p + q <= min(n, wanted + wanted // 4), "bound_exceeded")
+    width = (n - 1).bit_length() if n > 1 else 0
+    exactly(frame, 16 + ((p + q) * width + 7) // 8)
+    indices = unpack_indices(data[16:], p + q, width)
+    out = [0.0] * n
+    for side, mean, sign, bits in ((indices[:p], positive, 1, data[:4]), (indices[p:], negative, -1, data[4:8])):
+        well_formed(0 < sign * mean < float("inf") if side else bits == b"\0\0\0\0")
+        well_formed(all(a < b for a, b in zip(side, side[1:])) and all(i < n for i in side[-1:]))
+        for i in side:
+            well_formed(out[i] == 0.0, "an index on both sides")
+            out[i] = mean
+    return out
 
 
 # ---- random-k: FRAME.md, section 6 ----

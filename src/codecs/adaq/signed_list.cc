@@ -50,10 +50,10 @@ void SignedList::collect_block(const float* x, uint64_t block, Isa isa, Counters
   const uint64_t begin = block * kSelectBlock;
   const auto m = static_cast<uint32_t>(std::min<uint64_t>(kSelectBlock, n_ - begin));
   const kernels::SelectKernels& k = kernels::select_kernels(isa);
-  const kernels::SignCounts signs = k.count_signs(x + begin, m);
   const uint32_t found =
       k.select(x + begin, m, static_cast<uint32_t>(begin), std::min(floor_[0], floor_[1]),
                index[kPositive].data(), value[kPositive].data());
+  const kernels::SignCounts signs = k.count_signs(x + begin, m);
   // No branch: a sign is a toss. As integers without their sign, keys below the floor wrap round.
   // The positives move down in place.
   const PerSign<uint32_t> room{0x80000000U - floor_[kPositive], 0x80000000U - floor_[kNegative]};

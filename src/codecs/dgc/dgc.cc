@@ -2,7 +2,6 @@
 #include "codecs/dgc/dgc.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 
 #include "codecs/sparse/counted_set.h"
@@ -28,7 +27,7 @@ uint64_t most_sent(const Dgc::Params& p, uint64_t n) {
 }
 
 uint32_t group_count(uint64_t k) {
-  return static_cast<uint32_t>(std::max<uint64_t>(64, std::bit_ceil(4 * k)));
+  return static_cast<uint32_t>(round_up(3 * k, kernels::kGroupColumns));
 }
 
 uint64_t key_count(const Dgc::Params& p, uint64_t n) {
@@ -56,7 +55,7 @@ struct Finder {
     if (k * kSparse > n) return collect_from(1);
     const uint32_t groups = group_count(k);
     kernels::select_kernels(work.isa).group_max(x, n, groups, keys);
-    return collect_from(kth_largest(keys, groups, k));
+    return collect_from(bound_of_kth(keys, groups, k));
   }
 
   bool find_sampled(const RandomSample& sample, uint64_t size, float* taken) {

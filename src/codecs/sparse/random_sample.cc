@@ -2,7 +2,6 @@
 #include "codecs/sparse/random_sample.h"
 
 #include <array>
-#include <bit>
 #include <cmath>
 
 #include "base/slices.h"
@@ -42,17 +41,17 @@ uint32_t RandomSample::bound(const float* taken, uint64_t m, uint64_t size, doub
                              uint64_t n, uint32_t attempt, Isa isa) noexcept {
   constexpr uint64_t kMostGroups = 1024;
   const double expected = wanted / static_cast<double>(n) * static_cast<double>(size);
-  const double deviations = n > kQuads ? 6.0 : 4.0;
-  const double enough = 0.75 * expected + deviations * std::sqrt(expected) + 3.0;
+  const double deviations = n > kQuads ? 4.5 : 3.0;
+  const double enough = 0.75 * expected + deviations * std::sqrt(expected) + 2.0;
   const uint64_t rank = static_cast<uint64_t>(std::max(expected, enough)) << attempt;
   if (rank > m) return 1;
   // So many groups have a maximum of at least the rank-th of the maxima: a bound a little lower than
   // the rank-th element, for a fraction of its cost.
-  const uint64_t groups = std::max<uint64_t>(64, std::bit_ceil(4 * rank));
+  const uint64_t groups = round_up(3 * rank, kernels::kGroupColumns);
   if (groups > kMostGroups || 2 * groups > m) return std::max(1U, exact_cut(taken, m, rank).key);
   std::array<uint32_t, kMostGroups> maximum;
   kernels::select_kernels(isa).group_max(taken, m, static_cast<uint32_t>(groups), maximum.data());
-  return std::max(1U, kth_largest(maximum.data(), groups, rank));
+  return std::max(1U, bound_of_kth(maximum.data(), groups, rank));
 }
 
 }  // namespace laconic::codecs

@@ -39,7 +39,7 @@ class RandomSample {
   void take(const float* x, uint64_t size, const Work& work, float* out) const noexcept;
 
   /// The key that at least three quarters of `wanted` elements of a unit of n reach, but for the
-  /// chance that sampling exceeds four standard deviations (six where neighbours are taken), and
+  /// chance that sampling exceeds three standard deviations (4.5 where neighbours are taken), and
   /// few more than wanted; 1, every element but zeros, where the sample is too small to say. Known
   /// of the unit are `m` of the `size` elements of a sample, all that may be among the wanted. Each
   /// further attempt looks twice as deep.
