@@ -179,7 +179,7 @@ def test_ceilings_are_sums_of_times():
     assert line.ceiling(bounds.ENCODE["fp16"], size) == pytest.approx(1 / (1 / 2 + 1 / 4))
     assert line.ceiling([bounds.FEEDBACK], 64 << 20) is None
     assert bounds.bytes_per_element(bounds.ENCODE["3lc"]) == 20
-    assert bounds.bytes_per_element(bounds.ENCODE["3lc:scale=chunk"]) == 12
+    assert bounds.bytes_per_element(bounds.ENCODE["3lc:scale=chunk"]) == 16
     assert bounds.bytes_per_element(bounds.passes_of("topk", "encode", scanned=True)) == 24
     assert bounds.bytes_per_element(bounds.passes_of("topk", "encode", scanned=False)) == 16
 

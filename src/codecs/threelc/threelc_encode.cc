@@ -34,6 +34,7 @@ struct Coded {
   uint32_t head = 0;            // zero bytes before the body
   uint32_t body = 0;            // coded bytes
   uint32_t tail = 0;            // zero bytes behind the body
+  uint32_t max_bits = 0;        // of a chunk of a cached tensor: its largest absolute bits
   bool finite = true;
 };
 
@@ -45,6 +46,9 @@ struct Encoder {
   Coded* coded = nullptr;    // one per task
   uint8_t* slots = nullptr;  // kTaskColumns per task
 };
+
+// Of so many elements, values and residual stay in the second-level cache: 1 MiB.
+constexpr uint64_t kCachedCount = uint64_t{1} << 17;
 
 constexpr uint64_t slots_at(uint64_t tasks) { return round_up(tasks * sizeof(Coded), 64); }
 
@@ -254,8 +258,10 @@ uint32_t encode_chunk_body(const Encoder& encoder, const Tensor& t, ThreeLcScale
 void encode_chunk(const Encoder& encoder, const Chunks& chunks, Source source, uint64_t c,
                   uint8_t* header, uint8_t* to) {
   const Tensor t = chunk_of(chunks, source, c);
-  const auto scale = scale_of(encoder.params.s, max_of_columns(encoder.kernel, t, 0));
   Coded& coded = encoder.coded[c];
+  const bool known = source.residual != nullptr && chunks.elements <= kCachedCount;
+  const uint32_t max_bits = known ? coded.max_bits : max_of_columns(encoder.kernel, t, 0);
+  const auto scale = scale_of(encoder.params.s, max_bits);
   coded = Coded{};
   coded.at = to;
   coded.finite = scale.has_value();
@@ -268,21 +274,28 @@ void encode_chunk(const Encoder& encoder, const Chunks& chunks, Source source, u
 uint32_t max_of_chunks(const Encoder& encoder, const Chunks& chunks, Source source) {
   std::atomic<uint32_t> most{0};
   parallel_for(encoder.pool, chunks.count, [&](uint64_t i) {
-    const Tensor last_first = chunk_of(chunks, source, chunks.count - 1 - i);
-    raise_to(most, max_of_columns(encoder.kernel, last_first, 0));
+    const uint64_t c = chunks.count - 1 - i;  // so that the first is in the cache when it is packed
+    encoder.coded[c].max_bits = max_of_columns(encoder.kernel, chunk_of(chunks, source, c), 0);
+    raise_to(most, encoder.coded[c].max_bits);
   });
   return most.load(std::memory_order_relaxed);
 }
 
-// Can x + e be coded, as far as x decides it? A chunk changes the residual before the next one is
-// looked at, so this has to be known before the first. No finite e is lost in the sum with a small
-// x, and one that makes M overflow all the same lies beyond kLargestInput itself.
-bool values_fit(const Encoder& encoder, const Chunks& chunks, Source source) {
-  constexpr uint32_t kSmall = std::bit_cast<uint32_t>(0x1p102F);
-  const uint32_t values = max_of_chunks(encoder, chunks, {source.values, nullptr});
-  if (values < kSmall) return true;
-  return scale_of(encoder.params.s, values).has_value() &&
-         scale_of(encoder.params.s, max_of_chunks(encoder, chunks, source)).has_value();
+// Can x + e be coded? A chunk changes the residual before the next one is looked at, so this has to
+// be known before the first. What the caches hold is looked at once. Of other tensors the values
+// alone decide, nearly always: no finite e is lost in the sum with a small x, and one that makes M
+// overflow all the same lies beyond kLargestInput itself.
+bool sums_fit(const Encoder& encoder, const Chunks& chunks, Source source) {
+  const auto fit = [&](uint32_t max_bits) {
+    return scale_of(encoder.params.s, max_bits).has_value();
+  };
+  if (chunks.elements > kCachedCount) {
+    constexpr uint32_t kSmall = std::bit_cast<uint32_t>(0x1p102F);
+    const uint32_t values = max_of_chunks(encoder, chunks, {source.values, nullptr});
+    if (values < kSmall) return true;
+    if (!fit(values)) return false;
+  }
+  return fit(max_of_chunks(encoder, chunks, source));
 }
 
 // Codes all chunks: behind each other when one thread does it, else each into its slot.
@@ -331,7 +344,7 @@ Encoded encode_chunks(const ThreeLc::Params& params, uint64_t count, Source sour
                       MutBytes out) {
   const Chunks chunks = chunks_of(count);
   const Encoder encoder = make_encoder(params, rows_of(count).columns, work);
-  if (source.residual != nullptr && !values_fit(encoder, chunks, source)) return {0, false};
+  if (source.residual != nullptr && !sums_fit(encoder, chunks, source)) return {0, false};
   encode_every_chunk(encoder, chunks, source, out.data());
   if (!all_finite(encoder, chunks.count)) return {0, false};
   uint64_t made = 0;
