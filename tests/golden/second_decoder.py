@@ -262,7 +262,7 @@ def decode_inceptionn(frame, keys):
         return []
     tag_bytes = (n + 3) // 4
     well_formed(len(data) >= 8 + tag_bytes)
-    tags = unpack_indices(data[8 : 8 + tag_bytes], n, 2)
+    tags = unpack_fields(data[8 : 8 + tag_bytes], n, 2)
     counts = [tags.count(tag) for tag in range(4)]
     well_formed(struct.unpack_from("<II", data) == (counts[3], counts[2]))
     exactly(frame, 8 + tag_bytes + 4 * counts[3] + 2 * counts[2] + counts[1])
@@ -296,7 +296,7 @@ def decode_sketchml(frame, keys):
         return []
     exactly(frame, 4 * q + (n * width + 7) // 8)
     means = f32_array(frame.payload[: 4 * q])
-    codes = unpack_indices(frame.payload[4 * q :], n, width)
+    codes = unpack_fields(frame.payload[4 * q :], n, width)
     well_formed(all(abs(mean) < float("inf") for mean in means) and all(code < q for code in codes))
     return [means[code] for code in codes]
 
@@ -375,7 +375,7 @@ def decode_adaq(frame, keys):
     require(p + q <= min(n, wanted + wanted // 4), "bound_exceeded")
     width = (n - 1).bit_length() if n > 1 else 0
     exactly(frame, 16 + ((p + q) * width + 7) // 8)
-    indices = unpack_indices(data[16:], p + q, width)
+    indices = unpack_fields(data[16:], p + q, width)
     out = [0.0] * n
     for side, mean, sign, bits in ((indices[:p], positive, 1, data[:4]), (indices[p:], negative, -1, data[4:8])):
         well_formed(0 < sign * mean < float("inf") if side else bits == b"\0\0\0\0")

@@ -68,23 +68,22 @@ std::string joined(const std::vector<std::string_view>& pieces) {
 }
 
 /// Names that people bring along from papers and from other programs, and what to write instead.
-constexpr std::array<std::pair<std::string_view, std::string_view>, 17> kForeignNames{{
+constexpr std::array<std::pair<std::string_view, std::string_view>, 16> kForeignNames{{
+    {"1bit", "the codec is called onebit"},
+    {"8bit", "the codec is called u8"},
     {"auto", "this version does not choose a codec by itself: name one"},
     {"batched_powersgd", "the codec here is powersgd; batching is done by the bucket"},
-    {"cgx", "the nearest codec here is int8"},
-    {"dgc", "momentum correction is not in this version; the nearest codec here is topk"},
-    {"efsignsgd", "sign codecs are not in this version"},
-    {"int4", "4-bit lanes are not in this version; the nearest codec here is int8"},
+    {"cgx", "the nearest codec here is qsgd:norm=max"},
+    {"gaussiank", "the nearest codec here is sidco"},
+    {"int4", "4-bit lanes are not in this version; 4 bits by qsgd:levels=7"},
     {"lz4", "lossless stages are not in this version"},
-    {"natural", "the nearest codec here is int8:round=stochastic"},
-    {"onebit", "sign codecs are not in this version; the nearest codec here is 3lc"},
-    {"qsgd", "the nearest codec here is int8:round=stochastic"},
+    {"naturalcompression", "the codec is called natural"},
     {"redsync", "the nearest codec here is sidco"},
-    {"sign", "sign codecs are not in this version; the nearest codec here is 3lc"},
-    {"signsgd", "sign codecs are not in this version; the nearest codec here is 3lc"},
-    {"terngrad", "the nearest codec here is 3lc"},
+    {"sign", "the codec is called signsgd, with error feedback efsignsgd"},
     {"thc", "thc is not in this version"},
+    {"thresholdv", "the codec is called threshold"},
     {"threelc", "the codec is called 3lc"},
+    {"wangni", "the nearest codec here is randomk:rescale=on"},
     {"zstd", "lossless stages are not in this version"},
 }};
 
