@@ -46,7 +46,27 @@ SIDCO_2 = [Pass("read", why="moments"), Pass("read", why="moments of the tail"),
 TOPK = [Pass("read", why="selection")]
 PRODUCTS = [Pass("read", why="P = M Q"), Pass("read", why="Q = transposed M P")]
 
+# Two sums, then signs: what is summed first decides what signs leave behind.
+SIGNS = [Pass("read", why="signs and sums"), narrow(1 / 32)]
+SIGNS_FED_BACK = [Pass("read two", why="sums of g + r"), Pass("r += g", why="signs, and what they lose"), narrow(1 / 32)]
+
 ENCODE = {
+    "signsgd": [Pass("read", why="signs"), narrow(1 / 32)],
+    "onebit+noef": SIGNS,
+    "efsignsgd+noef": SIGNS,
+    "onebit": SIGNS_FED_BACK,
+    "efsignsgd": SIGNS_FED_BACK,
+    "onebit:scale=chunk": [Pass("r += g", why="signs, and what they lose"), Pass("read two", cached=True, why="sums of a chunk"), narrow(1 / 32)],
+    "u8": [Pass("read", why="the largest magnitude"), Pass("read"), narrow(1 / 4)],
+    "qsgd": [Pass("read"), Pass("read", cached=True, why="a bucket's norm"), narrow(1 / 4)],
+    "terngrad": [Pass("read", why="deviation and largest magnitude"), Pass("read"), narrow(1 / 16)],
+    "natural": [Pass("read"), narrow(1 / 4)],
+    "inceptionn": [Pass("read", why="classes"), Pass("read"), narrow(0.16)],
+    "sketchml": [Pass("read", why="counts"), Pass("read", why="what lies near quantiles"), Pass("read", why="bins"), narrow(3 / 16)],
+    "threshold:v=0.0046+noef": TOPK,
+    "threshold:v=0.0046": [FEEDBACK, *TOPK],
+    "dgc+noef": TOPK,
+    "adaq+noef": [Pass("read", why="how many of each sign"), Pass("read", why="selection")],
     "none": [Pass("read"), narrow(1)],
     "fp16": [Pass("read"), narrow(1 / 2)],
     "bf16": [Pass("read"), narrow(1 / 2)],
@@ -70,7 +90,9 @@ ENCODE = {
 DECODE = {
     "none": dense(1), "fp16": dense(1 / 2), "bf16": dense(1 / 2), "int8": dense(1 / 4),
     "int8:round=stochastic": dense(1 / 4), "3lc": dense(0), "3lc:scale=chunk": dense(0), "powersgd": dense(0),
-    "powersgd+noef": dense(0),
+    "powersgd+noef": dense(0), "signsgd": dense(1 / 32), "onebit+noef": dense(1 / 32), "onebit:scale=chunk": dense(1 / 32),
+    "u8": dense(1 / 4), "qsgd": dense(1 / 4), "terngrad": dense(1 / 16), "natural": dense(1 / 4), "inceptionn": dense(0.16),
+    "sketchml": dense(3 / 16),
 }
 SPARSE_ADD = "one cache line read and written per element sent: latency of the memory"
 OTHER_BOUND = {
@@ -79,6 +101,12 @@ OTHER_BOUND = {
     ("topk:ratio=0.001+noef", "decode"): SPARSE_ADD,
     ("sidco:ratio=0.01,law=exp,stages=1+noef", "decode"): SPARSE_ADD,
     ("sidco:ratio=0.01,law=exp,stages=2+noef", "decode"): SPARSE_ADD,
+    ("threshold:v=0.0046+noef", "decode"): SPARSE_ADD,
+    ("dgc+noef", "decode"): SPARSE_ADD,
+    ("qsgd", "encode"): "Philox, as int8:round=stochastic",
+    ("terngrad", "encode"): "Philox, as int8:round=stochastic",
+    ("natural", "encode"): "Philox: 23 bits per element",
+    ("sketchml", "encode"): "exact quantiles: a histogram, then those that lie in a quantile's bucket",
     ("powersgd+noef", "encode"): "16 multiplications and additions per element, not fused",
     ("powersgd+noef", "decode"): "9 multiplications and additions per element, not fused",
 }

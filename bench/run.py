@@ -139,7 +139,8 @@ class Run:
             self.results["baselines"] = {"reason": f"{sys.executable} has no torch"}
             return
         answer = self.programs.attempt("baselines", [sys.executable, ROOT / "bench" / "baselines.py", "--seconds",
-                                                     self.plan.other_seconds, *self.plan.baseline_sizes])
+                                                     self.plan.other_seconds, "--grace", self.plan.grace_size,
+                                                     *self.plan.baseline_sizes])
         self.results["baselines"] = answer or {"reason": "see the end"}
 
     def goal_sizes(self, specs) -> list:
