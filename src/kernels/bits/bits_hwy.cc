@@ -57,42 +57,55 @@ struct PaddedRow {
   HWY_INLINE PaddedRow(const float* from, uint64_t n) { std::memcpy(x, from, n * sizeof(float)); }
 };
 
-/// Of `n` < 32 elements of a padded row, whose other bits become zero.
+/// Fetches the row 2 KiB ahead: where little is computed, a fifth faster from memory than the usual
+/// 4 KiB, the same from caches.
+HWY_INLINE void fetch_row(const float* x) {
+  const auto at = reinterpret_cast<uintptr_t>(x) + 2048;
+  __builtin_prefetch(reinterpret_cast<const void*>(at));
+  __builtin_prefetch(reinterpret_cast<const void*>(at + 64));
+}
+
+/// Of `n` <= 32 elements of a padded row, whose other bits become zero.
 template <bool kInverted>
 HWY_INLINE void store_partial(const Mask* masks, uint64_t n, uint8_t* bits) {
   uint8_t row[4];
   store_row<kInverted>(masks, row);
   uint32_t word;
   std::memcpy(&word, row, 4);
-  word &= (1U << n) - 1;
+  word &= static_cast<uint32_t>((uint64_t{1} << n) - 1);
   std::memcpy(bits, &word, (n + 7) / 8);
 }
 
 bool pack(const float* x, uint64_t n, uint8_t* bits) {
   const F32 f;
   const VF zero = hn::Zero(f);
-  VF not_finite[kRowVectors];  // stays 0 until an x is not finite
+  constexpr size_t kRows = kLanes == 16 ? 2 : 1;  // sums enough to hide an addition's latency
+  VF not_finite[kRows * kRowVectors];             // stay 0 until an x is not finite
   for (VF& v : not_finite) v = zero;
-  const auto row = [&](const float* from, Mask* masks) LACONIC_LAMBDA {
+  const auto row = [&](const float* from, size_t r, Mask* masks) LACONIC_LAMBDA {
     for (size_t v = 0; v < kRowVectors; ++v) {
       const VF a = hn::LoadU(f, from + v * kLanes);
       masks[v] = hn::Ge(a, zero);
-      not_finite[v] = hn::MulAdd(a, zero, not_finite[v]);
+      VF& sum = not_finite[r * kRowVectors + v];
+      sum = hn::MulAdd(a, zero, sum);
     }
   };
   uint64_t i = 0;
   Mask masks[kRowVectors];
-  for (; i + kBitsLanes <= n; i += kBitsLanes) {
-    prefetch_span(x + i, kBitsLanes * sizeof(float));
-    row(x + i, masks);
-    store_row<false>(masks, bits + i / 8);
+  for (; i + kRows * kBitsLanes <= n; i += kRows * kBitsLanes) {
+    for (size_t r = 0; r < kRows; ++r) {
+      fetch_row(x + i + r * kBitsLanes);
+      row(x + i + r * kBitsLanes, r, masks);
+      store_row<false>(masks, bits + i / 8 + r * (kBitsLanes / 8));
+    }
   }
-  if (i < n) {
-    row(PaddedRow(x + i, n - i).x, masks);
-    store_partial<false>(masks, n - i, bits + i / 8);
+  for (; i < n; i += kBitsLanes) {
+    const uint64_t m = HWY_MIN(kBitsLanes, n - i);
+    row(PaddedRow(x + i, m).x, 0, masks);
+    store_partial<false>(masks, m, bits + i / 8);
   }
   VF sum = not_finite[0];
-  for (size_t v = 1; v < kRowVectors; ++v) sum = hn::Add(sum, not_finite[v]);
+  for (size_t v = 1; v < kRows * kRowVectors; ++v) sum = hn::Add(sum, not_finite[v]);
   return hn::AllTrue(f, hn::Eq(sum, zero));
 }
 
@@ -154,8 +167,8 @@ HWY_INLINE BitsSums pack_sums_as(const float* HWY_RESTRICT x, const float* HWY_R
   };
   uint64_t i = 0;
   for (; i + kBitsLanes <= n; i += kBitsLanes) {
-    prefetch_span(x + i, kBitsLanes * sizeof(float));
-    if constexpr (kFeedback) prefetch_span(e + i, kBitsLanes * sizeof(float));
+    fetch_row(x + i);
+    if constexpr (kFeedback) fetch_row(e + i);
     row(x + i, e + (kFeedback ? i : 0));
     store_row<kSecondOperand>(masks, bits + i / 8);
   }

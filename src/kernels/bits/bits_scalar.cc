@@ -36,7 +36,8 @@ BitsSums pack_sums(const float* x, const float* e, uint64_t n, uint8_t* bits) {
   BitsSums sums;
   for (uint64_t i = 0; i < n; ++i) {
     const float a = value(i);
-    (a >= 0 ? positive : negative)[i % kBitsLanes] += a;
+    float* const lane = a >= 0 ? positive : negative;
+    lane[i % kBitsLanes] += a;
     sums.positives += a >= 0 ? 1 : 0;
   }
   sums.negative = fold(negative);
