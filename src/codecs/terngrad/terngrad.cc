@@ -205,7 +205,7 @@ Encoded TernGrad::encode(const Params& params, std::span<const float>, const Uni
   if (moments.max_bits >= 0x7F800000U) return {0, false};
   const float most = clipped_max(moments, unit.count, params.clip);
   const kernels::TernaryRounding rounding{
-      most < kernels::kTinyTernaryStep ? 0.0F : most,
+      most < kernels::kTinyTernaryStep ? 0.0F : most, bits_float(moments.max_bits),
       own_key(place.seed, place.step, unit.parameter, place.rank, place.hop), unit.offset};
   store(out.data(), rounding.step);
   const auto code = params.pack == Pack::quartic ? encode_quartic : encode_pairs;

@@ -61,7 +61,7 @@ class Philox {
       c2[w] = stream_low_;
       c3[w] = stream_high_;
     }
-    for (uint32_t r = 0; r < kRounds; ++r) {
+    for (uint32_t r = 0; r + 1 < kRounds; ++r) {
       for (uint32_t w = 0; w < kWays; ++w) {
         VU p0 = hn::BitCast(U32(), hn::MulEven(c0[w], m0));
         VU p1 = hn::BitCast(U32(), hn::MulEven(c2[w], m1));
@@ -80,9 +80,14 @@ class Philox {
         c3[w] = p0;
       }
     }
+    // The last round leaves the words where they belong: a product's low half, the odd word, in the
+    // odd lane as it is.
+    const uint32_t last = 2 * (kRounds - 1);
     for (uint32_t w = 0; w < kWays; ++w) {
-      out[w] = {hn::OddEven(hn::Shuffle2301(c1[w]), c0[w]),
-                hn::OddEven(hn::Shuffle2301(c3[w]), c2[w])};
+      const VU p0 = hn::BitCast(U32(), hn::MulEven(c0[w], m0));
+      const VU p1 = hn::BitCast(U32(), hn::MulEven(c2[w], m1));
+      out[w] = {xor_even(hn::Shuffle2301(p1), c1[w], keys_[last]),
+                xor_even(hn::Shuffle2301(p0), c3[w], keys_[last + 1])};
     }
   }
 
@@ -92,6 +97,16 @@ class Philox {
   // high half is used in its own round and its low half in the next, so one xor with both rounds'
   // keys, every other round, does for both.
   static constexpr bool kPairedKeys = HWY_ARCH_X86 && HWY_TARGET > HWY_AVX3;
+  /// x ^ a ^ key in even lanes, x in odd ones; with paired keys they are already in `a`.
+  static HWY_INLINE VU xor_even(VU x, VU a, VU key) {
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
+    return VU{_mm512_mask_ternarylogic_epi32(x.raw, 0x5555, a.raw, key.raw, 0x96)};
+#else
+    if constexpr (!kPairedKeys) a = hn::Xor(a, key);
+    return hn::Xor(x, hn::And(a, hn::BitCast(U32(), hn::Set(U64(), 0xFFFFFFFFU))));
+#endif
+  }
+
   VU keys_[2 * kRounds];
   VU stream_low_, stream_high_;
   hn::Vec<U64> iota_ = hn::Iota(U64(), 0);  // once: Highway 1.0 builds it through memory

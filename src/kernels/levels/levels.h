@@ -6,17 +6,17 @@
 //
 // Random levels. With a step, what one level is worth:
 //
-//   level    code = floor((f + r) / 2^15), f = x·factor to the nearest integer, factor = 2^15 / step,
-//            r = 15 random bits
-//   ternary  code = floor((f + r) / 2^30), f = x·factor to the nearest integer and clamped to ±2^30,
-//            factor = 2^30 / step, r = 30 random bits
+//   level    code = floor((f + r) / 2^15), f = x·factor to the nearest integer, r = 15 random bits,
+//            factor = 2^15 / step
+//   ternary  code = floor((f + r) / 2^25), f = x·factor to the nearest integer and clamped to
+//            ±2^25, r = 25 random bits, factor = 2^25 / step
 //
-// whose means are x/step, to half of 2^-15 and to float's own rounding. The element with offset e in
-// its parameter takes its bits from block (e/64)·8 + (e%16)/2 of Philox, word 2·((e/32)%2) + e%2. A
-// level takes the word's low 15 bits if (e/16)%2 == 0, else its high 15. A ternary code takes the
-// high 30 of the word, whose halves change places if (e/16)%2 == 0: of what two elements share, each
-// has another half on top. So 64 elements share 8 blocks, in an order that vectors of 4, 8 or 16
-// lanes all produce without moving anything across lanes.
+// whose means are x/step, to half of the last bit and to float's own rounding. The element with
+// offset e in its parameter takes its bits from block (e/64)·8 + (e%16)/2 of Philox, word
+// 2·((e/32)%2) + e%2. A level takes the word's low 15 bits if (e/16)%2 == 0, else its high 15. A
+// ternary code takes the high 25 of the word, whose halves change places if (e/16)%2 == 0: of what
+// two elements share, each has another half on top. So 64 elements share 8 blocks, in an order that
+// vectors of 4, 8 or 16 lanes all produce without moving anything across lanes.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +29,7 @@ namespace laconic::kernels {
 
 /// Below these steps everything becomes zero: factor could overflow.
 inline constexpr float kTinyStep = 0x1p-110F;
-inline constexpr float kTinyTernaryStep = 0x1p-95F;
+inline constexpr float kTinyTernaryStep = 0x1p-100F;
 
 inline constexpr uint32_t kLevelTerms = 16;
 
@@ -48,12 +48,13 @@ struct BucketLayout {
 struct LevelMoments {
   double sum = 0;
   double squares = 0;
-  uint32_t max_bits = 0;  ///< largest absolute bits
+  uint32_t max_bits = 0;  ///< largest absolute bits; 0x7F800000 or more if one is not finite
 };
 
 /// Rounds values to the levels −1, 0 and 1; what lies beyond ±1 becomes ±1.
 struct TernaryRounding {
-  float step = 0;  ///< 0 or at least kTinyTernaryStep
+  float step = 0;     ///< 0 or at least kTinyTernaryStep
+  float largest = 0;  ///< no |x| is larger
   RandomKey key;
   uint64_t first = 0;  ///< offset of x[0] in its parameter
 };

@@ -67,13 +67,15 @@ inline constexpr double kDoubleMagic = 0x1.8p52;
   return (nearest_integer(x * factor) + static_cast<int32_t>(r)) >> 15;
 }
 
-/// 2^30, in which a ternary code's share of the step is counted.
-inline constexpr float kTernaryOne = 0x1p30F;
+/// Bits of a ternary code's share of the step: more than a float has, and a product of up to 63
+/// steps still fits 32 bits.
+inline constexpr uint32_t kTernaryBits = 25;
+inline constexpr float kTernaryOne = 0x1p25F;
 
-/// `r`: 30 random bits.
+/// `r`: so many random bits.
 [[nodiscard]] inline int32_t ternary_code(float x, float factor, uint32_t r) noexcept {
   const float f = std::min(std::max(x * factor, -kTernaryOne), kTernaryOne);
-  return (nearest_integer(f) + static_cast<int32_t>(r)) >> 30;
+  return (nearest_integer(f) + static_cast<int32_t>(r)) >> kTernaryBits;
 }
 
 /// The factor of a step, 0 of 0: the step itself is surely rounded to 1.
@@ -103,7 +105,7 @@ inline constexpr uint64_t kLevelGroup = 64;
 }
 [[nodiscard]] inline uint32_t ternary_random(RandomKey key, uint64_t e) noexcept {
   const uint32_t word = random_word(key, e);
-  return (e / 16 % 2 == 0 ? word << 16 | word >> 16 : word) >> 2;
+  return (e / 16 % 2 == 0 ? word << 16 | word >> 16 : word) >> (32 - kTernaryBits);
 }
 
 // ---- packing: eight codes are `bits` bytes ----
@@ -183,56 +185,97 @@ struct WidePacking {
   return (n * bits + 7) / 8;
 }
 
-/// Packs n codes; `codes` has room for the rest of the last eight, which is overwritten with zeros.
-inline void pack_codes(int8_t* codes, uint64_t n, uint32_t bits, uint8_t* out) noexcept {
-  const NarrowPacking packing(bits);
+/// Packs and unpacks by these packings, eight codes by eight. Where the last of them would touch
+/// bytes beyond the end, through a copy. (Two loops, because a copy of unknown size is a call.)
+template <class Packing>
+inline void pack_narrow(const Packing& packing, const int8_t* codes, uint64_t n, uint32_t bits,
+                        uint8_t* out) noexcept {
   const uint64_t bytes = packed_bytes(n, bits);
-  for (uint64_t i = n; i % kPackedTogether != 0; ++i) codes[i] = 0;
-  for (uint64_t i = 0, to = 0; i < n; i += kPackedTogether, to += bits) {
-    const uint64_t word = packing.pack(at<uint64_t>(codes, i / kPackedTogether));
-    std::memcpy(out + to, &word, 8 <= bytes - to ? 8 : bytes - to);
+  uint64_t i = 0, to = 0;
+  for (; to + 8 <= bytes; i += kPackedTogether, to += bits) {
+    put<uint64_t>(out + to, 0, packing.pack(at<uint64_t>(codes + i, 0)));
+  }
+  for (; i < n; i += kPackedTogether, to += bits) {
+    const uint64_t word = packing.pack(at<uint64_t>(codes + i, 0));
+    std::memcpy(out + to, &word, std::min<uint64_t>(8, bytes - to));
   }
 }
-inline void pack_codes(int16_t* codes, uint64_t n, uint32_t bits, uint8_t* out) noexcept {
-  const WidePacking packing(bits);
+template <class Packing>
+inline void pack_wide(const Packing& packing, const int16_t* codes, uint64_t n, uint32_t bits,
+                      uint8_t* out) noexcept {
+  struct Two {
+    uint64_t words[2];
+  };
+  const auto eight = [&](uint64_t i) {
+    const uint64_t low = packing.pack(at<uint64_t>(codes + i, 0));
+    const uint64_t high = packing.pack(at<uint64_t>(codes + i, 1));
+    return Two{{low | high << 4 * bits, high >> (64 - 4 * bits)}};
+  };
   const uint64_t bytes = packed_bytes(n, bits);
-  for (uint64_t i = n; i % kPackedTogether != 0; ++i) codes[i] = 0;
-  for (uint64_t i = 0, to = 0; i < n; i += kPackedTogether, to += bits) {
-    const uint64_t low = packing.pack(at<uint64_t>(codes, i / 4));
-    const uint64_t high = packing.pack(at<uint64_t>(codes, i / 4 + 1));
-    const uint64_t words[2] = {low | high << 4 * bits, high >> (64 - 4 * bits)};
-    std::memcpy(out + to, words, 16 <= bytes - to ? 16 : bytes - to);
+  uint64_t i = 0, to = 0;
+  for (; to + 16 <= bytes; i += kPackedTogether, to += bits) put<Two>(out + to, 0, eight(i));
+  for (; i < n; i += kPackedTogether, to += bits) {
+    const Two two = eight(i);
+    std::memcpy(out + to, &two, std::min<uint64_t>(16, bytes - to));
   }
+}
+template <class Packing>
+inline void unpack_narrow(const Packing& packing, const uint8_t* packed, uint64_t n, uint32_t bits,
+                          int8_t* codes) noexcept {
+  const uint64_t bytes = packed_bytes(n, bits);
+  uint64_t i = 0, from = 0;
+  for (; from + 8 <= bytes; i += kPackedTogether, from += bits) {
+    put<uint64_t>(codes + i, 0, packing.unpack(at<uint64_t>(packed + from, 0)));
+  }
+  for (; i < n; i += kPackedTogether, from += bits) {
+    uint64_t word = 0;
+    std::memcpy(&word, packed + from, std::min<uint64_t>(8, bytes - from));
+    put<uint64_t>(codes + i, 0, packing.unpack(word));
+  }
+}
+template <class Packing>
+inline void unpack_wide(const Packing& packing, const uint8_t* packed, uint64_t n, uint32_t bits,
+                        int16_t* codes) noexcept {
+  const auto eight = [&](uint64_t i, uint64_t low, uint64_t high) {
+    put<uint64_t>(codes + i, 0, packing.unpack(low));
+    put<uint64_t>(codes + i, 1, packing.unpack(low >> 4 * bits | high << (64 - 4 * bits)));
+  };
+  const uint64_t bytes = packed_bytes(n, bits);
+  uint64_t i = 0, from = 0;
+  for (; from + 16 <= bytes; i += kPackedTogether, from += bits) {
+    eight(i, at<uint64_t>(packed + from, 0), at<uint64_t>(packed + from, 1));
+  }
+  for (; i < n; i += kPackedTogether, from += bits) {
+    uint64_t words[2] = {0, 0};
+    std::memcpy(words, packed + from, std::min<uint64_t>(16, bytes - from));
+    eight(i, words[0], words[1]);
+  }
+}
+
+/// Packs n codes; `codes` has room for the rest of the last eight, which is overwritten with zeros.
+inline void pack_codes(int8_t* codes, uint64_t n, uint32_t bits, uint8_t* out) noexcept {
+  for (uint64_t i = n; i % kPackedTogether != 0; ++i) codes[i] = 0;
+  pack_narrow(NarrowPacking(bits), codes, n, bits, out);
+}
+inline void pack_codes(int16_t* codes, uint64_t n, uint32_t bits, uint8_t* out) noexcept {
+  for (uint64_t i = n; i % kPackedTogether != 0; ++i) codes[i] = 0;
+  pack_wide(WidePacking(bits), codes, n, bits, out);
 }
 
 /// Unpacks n codes from a byte's start on; `codes` has room for the rest of the last eight.
 inline void unpack_codes(const uint8_t* packed, uint64_t n, uint32_t bits, int8_t* codes) noexcept {
-  const uint64_t bytes = packed_bytes(n, bits);
   if (bits == 8) {
     std::memcpy(codes, packed, n);
-    return;
-  }
-  const NarrowPacking packing(bits);
-  for (uint64_t i = 0, from = 0; i < n; i += kPackedTogether, from += bits) {
-    uint64_t word = 0;
-    std::memcpy(&word, packed + from, 8 <= bytes - from ? 8 : bytes - from);
-    put<uint64_t>(codes, i / kPackedTogether, packing.unpack(word));
+  } else {
+    unpack_narrow(NarrowPacking(bits), packed, n, bits, codes);
   }
 }
 inline void unpack_codes(const uint8_t* packed, uint64_t n, uint32_t bits,
                          int16_t* codes) noexcept {
-  const uint64_t bytes = packed_bytes(n, bits);
   if (bits == 16) {
     std::memcpy(codes, packed, 2 * n);
-    return;
-  }
-  const WidePacking packing(bits);
-  for (uint64_t i = 0, from = 0; i < n; i += kPackedTogether, from += bits) {
-    uint64_t words[2] = {0, 0};
-    std::memcpy(words, packed + from, 16 <= bytes - from ? 16 : bytes - from);
-    put<uint64_t>(codes, i / 4, packing.unpack(words[0]));
-    put<uint64_t>(codes, i / 4 + 1,
-                  packing.unpack(words[0] >> 4 * bits | words[1] << (64 - 4 * bits)));
+  } else {
+    unpack_wide(WidePacking(bits), packed, n, bits, codes);
   }
 }
 

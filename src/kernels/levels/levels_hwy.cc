@@ -1,4 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+#include <limits>
+
 #include "kernels/levels/levels.h"
 #include "kernels/levels/levels_elements.h"
 #include "kernels/levels/tree.h"
@@ -97,11 +99,27 @@ HWY_INLINE double sum_of_squares(const float* x, uint64_t n) {
   return squares.fold(x + i, n - i, [](double a) { return a * a; });
 }
 
+/// The largest magnitudes of vectors.
+struct Largest {
+#if LACONIC_AVX512
+  // One operation; NaN is left out.
+  __m512 most;
+  HWY_INLINE Largest() : most(_mm512_setzero_ps()) {}
+  HWY_INLINE void add(VF x) { most = _mm512_range_ps(most, x.raw, 0b1011); }
+  HWY_INLINE uint32_t bits() const { return float_bits(_mm512_reduce_max_ps(most)); }
+#else
+  VI most;
+  HWY_INLINE Largest() : most(hn::Zero(I32())) {}
+  HWY_INLINE void add(VF x) { most = hn::Max(most, absolute_bits(x)); }
+  HWY_INLINE uint32_t bits() const { return max_of_lanes(most); }
+#endif
+};
+
 LevelMoments moments(const float* x, uint64_t n) {
   constexpr size_t kWidth = hn::MaxLanes(F64());
   const size_t lanes = lanes32();
   Lanes sums, squares;
-  VI most = hn::Zero(I32());
+  Largest largest;
   uint64_t i = 0;
   for (; i + kMomentLanes <= n; i += kMomentLanes) {
     prefetch_span(x + i, kMomentLanes * sizeof(float));
@@ -110,20 +128,21 @@ LevelMoments moments(const float* x, uint64_t n) {
       sums.v[v] = hn::Add(sums.v[v], a);
       squares.v[v] = hn::MulAdd(a, a, squares.v[v]);
     }
-    for (size_t v = 0; v < kMomentLanes; v += lanes) {
-      most = hn::Max(most, absolute_bits(load_f32(x, i + v)));
-    }
+    for (size_t v = 0; v < kMomentLanes; v += lanes) largest.add(load_f32(x, i + v));
   }
-  uint32_t bits = max_of_lanes(most);
+  uint32_t bits = largest.bits();
   for (uint64_t j = i; j < n; ++j) bits = HWY_MAX(bits, float_bits(x[j]) & 0x7FFFFFFFU);
-  return {sums.fold(x + i, n - i, [](double a) { return a; }),
-          squares.fold(x + i, n - i, [](double a) { return a * a; }), bits};
+  const double square = squares.fold(x + i, n - i, [](double a) { return a * a; });
+  if (!(square <= std::numeric_limits<double>::max())) bits = 0x7F800000U;  // or NaN is forgotten
+  return {sums.fold(x + i, n - i, [](double a) { return a; }), square, bits};
 }
 
 // ---- random levels ----
 
-/// A rule of rounding: level_code or ternary_code.
-enum class Rule { level, ternary };
+/// A rule of rounding: level_code or ternary_code. `near` is ternary for |x| up to kNearSteps, whose
+/// codes are clamped when they are bytes.
+enum class Rule { level, ternary, near };
+constexpr float kNearSteps = 60;
 
 /// The random bits of a group of 64 elements, lane by lane what vectors k·16 + s·lanes of the group
 /// need, for k = 0 .. 3.
@@ -134,6 +153,10 @@ struct GroupBits {
 HWY_INLINE VU exchanged_halves(VU word) {
 #if LACONIC_AVX512
   return VU{_mm512_rol_epi32(word.raw, 16)};
+#elif LACONIC_AVX2
+  const __m256i order = _mm256_setr_epi8(2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13, 2, 3,
+                                         0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
+  return VU{_mm256_shuffle_epi8(word.raw, order)};
 #else
   return hn::Or(hn::ShiftLeft<16>(word), hn::ShiftRight<16>(word));
 #endif
@@ -146,8 +169,9 @@ HWY_INLINE GroupBits group_bits(const PhiloxWords& w) {
     return {{hn::And(w.w01, low15), hn::ShiftRight<17>(w.w01), hn::And(w.w23, low15),
              hn::ShiftRight<17>(w.w23)}};
   } else {
-    return {{hn::ShiftRight<2>(exchanged_halves(w.w01)), hn::ShiftRight<2>(w.w01),
-             hn::ShiftRight<2>(exchanged_halves(w.w23)), hn::ShiftRight<2>(w.w23)}};
+    constexpr int kDown = 32 - kTernaryBits;
+    return {{hn::ShiftRight<kDown>(exchanged_halves(w.w01)), hn::ShiftRight<kDown>(w.w01),
+             hn::ShiftRight<kDown>(exchanged_halves(w.w23)), hn::ShiftRight<kDown>(w.w23)}};
   }
 }
 
@@ -162,16 +186,18 @@ HWY_INLINE VI to_nearest(VF x) {
 #endif
 }
 
+/// The rule that gives the same codes and clamps them itself.
+template <Rule kRule>
+inline constexpr Rule kClamped = kRule == Rule::near ? Rule::ternary : kRule;
+
 template <Rule kRule>
 HWY_INLINE VI codes_of(VF x, VF factor, VU r) {
-  const VF f = hn::Mul(x, factor);
-  if constexpr (kRule == Rule::level) {
-    return hn::ShiftRight<15>(hn::Add(to_nearest(f), hn::BitCast(I32(), r)));
-  } else {
-    const VF one = hn::Set(F32(), kTernaryOne), minus = hn::Set(F32(), -kTernaryOne);
-    const VI share = to_nearest(hn::Min(hn::Max(f, minus), one));
-    return hn::ShiftRight<30>(hn::Add(share, hn::BitCast(I32(), r)));
+  VF f = hn::Mul(x, factor);
+  if constexpr (kRule == Rule::ternary) {
+    f = hn::Min(hn::Max(f, hn::Set(F32(), -kTernaryOne)), hn::Set(F32(), kTernaryOne));
   }
+  constexpr int kBits = kRule == Rule::level ? 15 : int{kTernaryBits};
+  return hn::ShiftRight<kBits>(hn::Add(to_nearest(f), hn::BitCast(I32(), r)));
 }
 
 HWY_INLINE void store_codes(VI v, int8_t* to) {
@@ -214,11 +240,11 @@ HWY_INLINE void quantize_part(const float* x, uint64_t n, float factor, Code* co
   uint64_t i = 0;
   for (; i + lanes <= n; i += lanes) {
     const VU r = hn::LoadU(U32(), bits + i);
-    store_codes(codes_of<kRule>(load_f32(x, i), factors, r), codes + i);
+    store_codes(codes_of<kClamped<kRule>>(load_f32(x, i), factors, r), codes + i);
   }
   for (; i < n; ++i) {
-    const int32_t code = kRule == Rule::ternary ? ternary_code(x[i], factor, bits[i])
-                                                : level_code(x[i], factor, bits[i]);
+    const int32_t code = kRule == Rule::level ? level_code(x[i], factor, bits[i])
+                                              : ternary_code(x[i], factor, bits[i]);
     codes[i] = static_cast<Code>(code);
   }
 }
@@ -233,7 +259,11 @@ HWY_INLINE __m512i group_bytes(const float* x, VF factor, const GroupBits& bits)
   const __m512i words = _mm512_packs_epi16(_mm512_packs_epi32(codes(0), codes(1)),
                                            _mm512_packs_epi32(codes(2), codes(3)));
   const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-  return _mm512_permutexvar_epi32(order, words);
+  __m512i bytes = _mm512_permutexvar_epi32(order, words);
+  if constexpr (kRule == Rule::near) {
+    bytes = _mm512_max_epi8(_mm512_min_epi8(bytes, _mm512_set1_epi8(1)), _mm512_set1_epi8(-1));
+  }
+  return bytes;
 }
 #elif LACONIC_AVX2
 /// Codes of 32 elements as bytes in order. `low` are the bits of the first halves of 16.
@@ -244,8 +274,11 @@ HWY_INLINE __m256i half_bytes(const float* x, VF factor, const GroupBits& low,
     return _mm256_packs_epi32(codes_of<kRule>(load_f32(x, i), factor, r0).raw,
                               codes_of<kRule>(load_f32(x, i + 8), factor, r1).raw);
   };
-  const __m256i bytes =
+  __m256i bytes =
       _mm256_packs_epi16(words(0, low.r[k], high.r[k]), words(16, low.r[k + 1], high.r[k + 1]));
+  if constexpr (kRule == Rule::near) {
+    bytes = _mm256_max_epi8(_mm256_min_epi8(bytes, _mm256_set1_epi8(1)), _mm256_set1_epi8(-1));
+  }
   const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
   return _mm256_permutevar8x32_epi32(bytes, order);
 }
@@ -294,7 +327,7 @@ HWY_INLINE void quantize_groups(const float* x, VF factor, Code* codes, const Ph
       const uint64_t lane = (v + w) * hn::MaxLanes(F32());  // counts 16 per group
       const uint64_t j = lane / 16 * kLevelGroup + lane % 16;
       for (uint64_t k = 0; k < 4; ++k) {
-        store_codes(codes_of<kRule>(load_f32(x, j + k * 16), factor, bits.r[k]),
+        store_codes(codes_of<kClamped<kRule>>(load_f32(x, j + k * 16), factor, bits.r[k]),
                     codes + j + k * 16);
       }
     }
@@ -309,8 +342,9 @@ HWY_INLINE void quantize(const float* x, uint64_t n, float factor, Code* codes,
   const uint64_t head = HWY_MIN(n, (kLevelGroup - first % kLevelGroup) % kLevelGroup);
   if (head > 0) quantize_part<kRule>(x, head, factor, codes, random, first, cache);
   uint64_t i = head;
-  for (; i + 2 * kLevelGroup <= n; i += 2 * kLevelGroup) {
-    quantize_groups<kRule, 2>(x + i, factors, codes + i, random, first + i);
+  // So many chains of multiplications at once hide their latency.
+  for (; i + 4 * kLevelGroup <= n; i += 4 * kLevelGroup) {
+    quantize_groups<kRule, 4>(x + i, factors, codes + i, random, first + i);
   }
   for (; i + kLevelGroup <= n; i += kLevelGroup) {
     quantize_groups<kRule, 1>(x + i, factors, codes + i, random, first + i);
@@ -494,19 +528,48 @@ HWY_INLINE bool valid_as(const uint8_t* packed, uint64_t n, uint32_t bits, uint3
   return true;
 }
 
+/// Whether none of n codes of two bits is −2.
+HWY_INLINE bool valid_pairs(const uint8_t* packed, uint64_t n) {
+  const hn::ScalableTag<uint8_t> d;
+  const size_t lanes = hn::Lanes(d);
+  const uint64_t bytes = packed_bytes(n, 2);
+  auto bad = hn::Zero(d);
+  uint64_t i = 0;
+  for (; i + lanes <= bytes; i += lanes) {
+    prefetch_span(packed + i, lanes);
+    const auto v = hn::LoadU(d, packed + i);
+    bad = hn::Or(bad, hn::AndNot(hn::Add(v, v), v));  // the high bit of a code without the low one
+  }
+  uint32_t tail = 0;
+  for (; i < bytes; ++i) tail |= ~(uint32_t{packed[i]} << 1) & packed[i];
+  const auto high = hn::Set(d, uint8_t{0xAA});
+  return hn::AllTrue(d, hn::Eq(hn::And(bad, high), hn::Zero(d))) && (tail & 0xAAU) == 0;
+}
+
 bool codes_valid(const void* codes, uint64_t n, uint32_t bits, uint32_t levels) {
   const auto* packed = static_cast<const uint8_t*>(codes);
+  if (bits == 2) return valid_pairs(packed, n);
   return bits <= 8 ? valid_as<int8_t>(packed, n, bits, levels)
                    : valid_as<int16_t>(packed, n, bits, levels);
 }
 
 // ---- terngrad ----
 
-void ternary(const float* x, uint64_t n, TernaryRounding rounding, void* codes) {
-  const float factor = ternary_factor(rounding.step);
+template <Rule kRule>
+HWY_INLINE void ternary_as(const float* x, uint64_t n, const TernaryRounding& rounding,
+                           int8_t* codes) {
   const Philox random(rounding.key, 0);
   GroupCache cache;
-  quantize<Rule::ternary>(x, n, factor, static_cast<int8_t*>(codes), random, rounding.first, cache);
+  quantize<kRule>(x, n, ternary_factor(rounding.step), codes, random, rounding.first, cache);
+}
+
+void ternary(const float* x, uint64_t n, TernaryRounding rounding, void* data) {
+  auto* const codes = static_cast<int8_t*>(data);
+  if (rounding.largest <= kNearSteps * rounding.step) {
+    ternary_as<Rule::near>(x, n, rounding, codes);
+  } else {
+    ternary_as<Rule::ternary>(x, n, rounding, codes);
+  }
 }
 
 /// Four codes, 0 or ±1, to a byte. `codes` has room for the rest of the last four.
@@ -537,16 +600,26 @@ HWY_INLINE void pack_pairs(int8_t* codes, uint64_t n, uint8_t* out) {
   if (i < n) pack_codes(codes + i, n - i, 2, out + i / 4);
 }
 
-void ternary_pairs(const float* x, uint64_t n, TernaryRounding rounding, void* codes) {
+template <Rule kRule>
+HWY_INLINE void ternary_pairs_as(const float* x, uint64_t n, const TernaryRounding& rounding,
+                                 uint8_t* out) {
   const float factor = ternary_factor(rounding.step);
   const Philox random(rounding.key, 0);
   GroupCache cache;
   alignas(64) int8_t buffer[kPiece];
-  auto* const out = static_cast<uint8_t*>(codes);
   for (uint64_t i = 0; i < n; i += kPiece) {
     const uint64_t count = HWY_MIN(kPiece, n - i);
-    quantize<Rule::ternary>(x + i, count, factor, buffer, random, rounding.first + i, cache);
+    quantize<kRule>(x + i, count, factor, buffer, random, rounding.first + i, cache);
     pack_pairs(buffer, count, out + i / 4);
+  }
+}
+
+void ternary_pairs(const float* x, uint64_t n, TernaryRounding rounding, void* data) {
+  auto* const out = static_cast<uint8_t*>(data);
+  if (rounding.largest <= kNearSteps * rounding.step) {
+    ternary_pairs_as<Rule::near>(x, n, rounding, out);
+  } else {
+    ternary_pairs_as<Rule::ternary>(x, n, rounding, out);
   }
 }
 

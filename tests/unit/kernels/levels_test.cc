@@ -212,8 +212,8 @@ TEST(LevelsReference, AStepIsSurelyOneOfItself) {
     if (!std::isfinite(step) || step < kTinyTernaryStep) continue;
     const float factor = ternary_factor(step);
     ASSERT_EQ(ternary_code(step, factor, 0), 1) << std::hexfloat << step;
-    ASSERT_EQ(ternary_code(-step, factor, 0x3FFFFFFF), -1) << std::hexfloat << step;
-    ASSERT_EQ(ternary_code(std::numeric_limits<float>::max(), factor, 0x3FFFFFFF), 1);
+    ASSERT_EQ(ternary_code(-step, factor, 0x1FFFFFF), -1) << std::hexfloat << step;
+    ASSERT_EQ(ternary_code(std::numeric_limits<float>::max(), factor, 0x1FFFFFF), 1);
   }
 }
 
@@ -230,8 +230,8 @@ TEST(LevelsReference, EveryRandomBitIsUsed) {
   ASSERT_EQ(word, random_word(kKey, 656));
   EXPECT_EQ(level_random(kKey, 640), word & 0x7FFFU);
   EXPECT_EQ(level_random(kKey, 656), word >> 17);
-  EXPECT_EQ(ternary_random(kKey, 640), std::rotl(word, 16) >> 2);
-  EXPECT_EQ(ternary_random(kKey, 656), word >> 2);
+  EXPECT_EQ(ternary_random(kKey, 640), std::rotl(word, 16) >> 7);
+  EXPECT_EQ(ternary_random(kKey, 656), word >> 7);
 }
 
 // ---- moments ----
@@ -265,8 +265,10 @@ TEST_P(LevelsKernelsTest, TernaryCodesEqualTheReference) {
   for (const uint64_t n : sizes()) {
     for (const uint64_t first : {0U, 64U, 16U, 4099U}) {
       for (const auto& x : {normal_values(n + 1, n), finite_specials(n + 1, n)}) {
-        for (const float step : {0.0F, 2e-2F, 1e-3F}) {
-          const TernaryRounding rounding{step, kKey, first};
+        float largest = 0;
+        for (const float v : x) largest = std::max(largest, std::fabs(v));
+        for (const float step : {0.0F, 2e-2F, 1e-3F, largest / 59, largest / 61}) {
+          const TernaryRounding rounding{step < kTinyTernaryStep ? 0 : step, largest, kKey, first};
           std::vector<uint8_t> a(n + 5, 0xEE), b = a;
           kLevelsScalar.ternary(x.data() + 1, n, rounding, a.data() + 1);
           simd_.ternary(x.data() + 1, n, rounding, b.data() + 1);
