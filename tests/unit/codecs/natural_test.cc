@@ -109,8 +109,8 @@ TEST(Natural, MeanAndVarianceByFormula) {
   }
 }
 
-/// Mantissas so small that 16 random bits could not tell them from zero: the last seven decide.
-TEST(Natural, TheLastRandomBitsCount) {
+/// Mantissas so small that 16 random bits could not tell them from zero: the lower seven decide.
+TEST(Natural, TheLowerRandomBitsCount) {
   constexpr uint64_t n = uint64_t{1} << 23;
   constexpr double kChance = 0x1.8p-18;
   Runner run(n);
