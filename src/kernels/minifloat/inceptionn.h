@@ -12,8 +12,8 @@
 // All operations are exact but the rounding itself. The error is at most 2^-15 with tag 2 and
 // 2^-(8+h) with tag 1, so never more than 2^-B for B up to kInceptionnBound.
 //
-// Tags lie four to a byte, element i in the bits 2·(i%4) of byte i/4; each class has a stream of its
-// own in the order of the elements.
+// Tags lie four to a byte, element i in the bits from 2·(i%4) on of byte i/4. Each class has a
+// stream of its own, in the order of the elements.
 #pragma once
 
 #include <cstdint>

@@ -4,8 +4,8 @@
 // unsigned integer in the same order: 2^31 plus or minus the bits of the magnitude, so that -0
 // equals 0.
 //
-// Order statistics come from three counts: of the upper 16 bits of every image, then of the next 8
-// bits of those images whose upper bits are those of a wanted rank, then of the last 8 likewise.
+// Order statistics come from three counts: of the upper 16 bits of every image, then of the next
+// 8 bits of those images whose upper bits are those of a wanted rank, then of the last 8 likewise.
 //
 // Codes come from thresholds t_1 <= t_2 <= …, images: the code of x is how many are at most its
 // image. `base` has the answer for the smallest image with given upper bits; as many binary steps

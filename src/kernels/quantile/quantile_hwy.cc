@@ -22,6 +22,16 @@ namespace laconic::kernels::HWY_NAMESPACE {
 // one that counts.
 constexpr uint64_t kBlock = 512;
 
+/// body(i) for i in [0, n), eight a turn.
+template <class Body>
+HWY_INLINE void unrolled(uint64_t n, Body body) {
+  uint64_t i = 0;
+  for (; i + 8 <= n; i += 8) {
+    for (uint64_t j = 0; j < 8; ++j) body(i + j);
+  }
+  for (; i < n; ++i) body(i);
+}
+
 HWY_INLINE VU images(VI bits) {
   const VI sign = hn::ShiftRight<31>(bits);
   const VI magnitude = hn::And(bits, hn::Set(I32(), 0x7FFFFFFF));
@@ -72,7 +82,7 @@ uint32_t count_upper(const float* x, uint64_t n, uint32_t* HWY_RESTRICT counts) 
       most = hn::Max(most, hn::And(bits, hn::Set(I32(), 0x7FFFFFFF)));
       hn::Store(hn::ShiftRight<16>(images(bits)), U32(), index + j);
     }
-    for (uint64_t j = 0; j < m; ++j) ++counts[index[j]];
+    unrolled(m, [&](uint64_t j) LACONIC_LAMBDA { ++counts[index[j]]; });
     i += m;
   }
   auto largest = static_cast<uint32_t>(hn::GetLane(hn::MaxOfLanes(I32(), most)));
@@ -117,10 +127,11 @@ uint64_t collect(const float* x, uint64_t n, const uint16_t* groups,
   for (; i < n; i += kBlock) {
     const uint64_t m = HWY_MIN(kBlock, n - i);
     store_images(x + i, m, image);
-    for (uint64_t j = 0; j < m; ++j) {
-      members[found] = image[j];
-      found += groups[image[j] >> 16] != 0 ? 1U : 0U;
-    }
+    unrolled(m, [&](uint64_t j) LACONIC_LAMBDA {
+      const uint32_t at = image[j];
+      members[found] = at;
+      found += groups[at >> 16] != 0 ? 1U : 0U;
+    });
   }
 #endif
   return found;
@@ -206,10 +217,10 @@ HWY_INLINE void encode_block(const float* x, uint64_t n, const QuantileBins& bin
   // One threshold at most lies in a bucket, and the next one of all decides.
   const uint8_t* const base = bins.base;
   const uint32_t* const thresholds = bins.thresholds;
-  for (uint64_t i = 0; i < n; ++i) {
-    const uint32_t code = base[image[i] >> 16];
-    codes[i] = static_cast<uint8_t>(code + (thresholds[code] <= image[i] ? 1U : 0U));
-  }
+  unrolled(n, [&](uint64_t i) LACONIC_LAMBDA {
+    const uint32_t at = image[i], code = base[at >> 16];
+    codes[i] = static_cast<uint8_t>(code + (thresholds[code] <= at ? 1U : 0U));
+  });
 }
 #endif
 
@@ -224,14 +235,13 @@ HWY_INLINE void add_block(const float* x, uint64_t n, const uint8_t* codes, Quan
     hn::Store(hn::PromoteTo(d, hn::LoadU(half, x + i)), d, wide + i);
   }
   for (; i < n; ++i) wide[i] = static_cast<double>(x[i]);
-  double* const lane = sums.lane[0].data();
+  double* const sum = sums.sum.data();
   for (i = 0; i + kQuantileLanes <= n; i += kQuantileLanes) {
-    const auto eight = at<uint64_t>(codes + i, 0);
     for (uint64_t l = 0; l < kQuantileLanes; ++l) {
-      lane[l * kQuantileBins + (eight >> 8 * l & 0xFF)] += wide[i + l];
+      sum[codes[i + l] * kQuantileLanes + l] += wide[i + l];
     }
   }
-  for (; i < n; ++i) lane[i % kQuantileLanes * kQuantileBins + codes[i]] += wide[i];
+  for (; i < n; ++i) sums.add(i, codes[i], wide[i]);
 }
 
 /// Packs n <= kBlock codes; only the last group of a call may be short of eight. `room`: bytes that

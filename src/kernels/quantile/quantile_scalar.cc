@@ -40,7 +40,7 @@ void encode(const float* x, uint64_t n, const QuantileBins& bins, uint8_t* packe
     const uint64_t group = std::min<uint64_t>(8, n - i);
     for (uint64_t j = 0; j < group; ++j) {
       codes[j] = static_cast<uint8_t>(quantile_code(quantile_image(x[i + j]), bins));
-      lanes.lane[j][codes[j]] += static_cast<double>(x[i + j]);
+      lanes.add(j, codes[j], static_cast<double>(x[i + j]));
     }
     quantile_pack(codes, group, bins.width, packed + i / 8 * bins.width);
   }

@@ -160,6 +160,9 @@ TEST(Inceptionn, Grace01_NoLongerThanPromised) {
     EXPECT_EQ(run.encode(std::vector<float>(n, 0.0F)).size(), 8 + (n + 3) / 4);
   }
   EXPECT_EQ(Runner(0).encode({}).size(), 0U);
+  constexpr uint64_t kMost = (uint64_t{1} << 32) - 1;
+  EXPECT_EQ(Runner(kMost).plan().round[0].bytes, 8 + kMost / 4 + 1 + 4 * kMost);
+  EXPECT_EQ(Inceptionn::contract({}).max_count, kMost);  // counts are uint32
 }
 
 TEST(Inceptionn, Grace03_ZeroTensorAndNonFinite) {

@@ -64,6 +64,9 @@ TEST(Natural, Grace01_OneByteForEachElement) {
     EXPECT_EQ(Runner(n).encode(normal(n, 1)).size(), n);
     EXPECT_EQ(Runner(n).plan().round[0].bytes, n);
   }
+  for (const uint64_t n : {(uint64_t{1} << 32) - 1, (uint64_t{1} << 32) + 1}) {
+    EXPECT_EQ(Runner(n).plan().round[0].bytes, n);
+  }
 }
 
 TEST(Natural, Grace03_ZerosStayZero) {

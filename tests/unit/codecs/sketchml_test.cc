@@ -185,6 +185,9 @@ TEST(SketchMl, Grace01_CodesArePacked) {
   EXPECT_EQ(Runner(1001, with(65)).plan().round[0].bytes, 4 * 65 + 876U);
   EXPECT_EQ(Runner(1000, with(256)).plan().round[0].bytes, 4 * 256 + 1000U);
   EXPECT_EQ(Runner(0).plan().round[0].bytes, 0U);
+  constexpr uint64_t kMost = (uint64_t{1} << 32) - 1;
+  EXPECT_EQ(Runner(kMost).plan().round[0].bytes, 4 * 64 + kMost / 4 * 3 + 3);
+  EXPECT_EQ(SketchMl::contract({}).max_count, kMost);  // counters are uint32
 }
 
 TEST(SketchMl, Grace03_ZeroTensorAndNonFinite) {
