@@ -1,10 +1,10 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 #include "codecs/inceptionn/inceptionn.h"
 
+#include <algorithm>
 #include <atomic>
 
 #include "codecs/dense/dense_decode.h"
-#include "kernels/core/basic.h"
 
 namespace laconic::codecs {
 namespace {
@@ -63,48 +63,60 @@ InceptionnCounts* scratch_counts(const Work& work) {
   return reinterpret_cast<InceptionnCounts*>(work.scratch.data());
 }
 
-// Decoded floats of all terms together that one turn keeps in the caches.
-constexpr uint64_t kTurn = 8192;
+// Floats of the output to which all terms are added before the next ones: 16 KiB.
+constexpr uint64_t kTurn = 4096;
 
-// Decodes the chunk that begins at `begin`; `before[t]` are the elements before it.
-class ChunkDecoder {
- public:
-  ChunkDecoder(const kernels::InceptionnKernels& kernels, const kernels::InceptionnForm& form,
-               std::span<const Term> terms, uint64_t count)
-      : kernels_(kernels), form_(form), terms_(terms), count_(count) {}
+struct Decoder {
+  const kernels::InceptionnKernels& kernels;
+  kernels::InceptionnForm form;
+  uint64_t count;
+  kernels::Output output;  // of the first term; the others are added
 
-  void open(uint64_t t, const InceptionnCounts& before) {
-    const uint8_t* payload = terms_[t].payload.data();
-    const Streams at = streams_of(count_, load<uint32_t>(payload), load<uint32_t>(payload + 4));
-    in_[t] = {payload + at.full + before.full * sizeof(float),
-              payload + at.half + before.half * sizeof(uint16_t), payload + at.byte + before.byte,
-              payload + terms_[t].payload.size()};
+  [[nodiscard]] kernels::InceptionnIn open(Bytes payload, const InceptionnCounts& before) const {
+    const uint8_t* const data = payload.data();
+    const Streams at = streams_of(count, load<uint32_t>(data), load<uint32_t>(data + 4));
+    return {data + at.full + before.full * sizeof(float),
+            data + at.half + before.half * sizeof(uint16_t), data + at.byte + before.byte,
+            data + payload.size()};
   }
 
-  void decode(const kernels::BasicKernels& basic, float* out, kernels::Output output,
-              uint64_t begin, uint64_t end) {
-    alignas(64) float values[kTurn];
-    std::array<kernels::Weighted, kDenseTerms> operands;
-    const uint64_t turn =
-        std::min<uint64_t>(2048, kTurn / std::max<uint64_t>(1, terms_.size()) / 64 * 64);
+  // Adds all terms on [begin, end), from where `in` has them.
+  void decode(std::span<const Term> terms, std::span<kernels::InceptionnIn> in, float* out,
+              uint64_t begin, uint64_t end) const {
+    const uint64_t turn = terms.size() == 1 ? end - begin : kTurn;
     for (uint64_t i = begin; i < end; i += turn) {
-      const uint64_t n = std::min(turn, end - i);
-      for (uint64_t t = 0; t < terms_.size(); ++t) {
-        const uint8_t* tags = terms_[t].payload.data() + kTagsAt + i / 4;
-        kernels_.unpack(tags, n, form_, &in_[t], values + t * turn);
-        operands[t] = {values + t * turn, terms_[t].weight};
+      for (uint64_t t = 0; t < terms.size(); ++t) {
+        const uint8_t* tags = terms[t].payload.data() + kTagsAt + i / 4;
+        kernels.unpack(tags, std::min(turn, end - i), form, &in[t], terms[t].weight,
+                       t == 0 ? output : kernels::Output::add, out + i);
       }
-      basic.weighted_sum(out + i, output, operands.data(), static_cast<uint32_t>(terms_.size()), 0,
-                         n);
     }
   }
 
- private:
-  const kernels::InceptionnKernels& kernels_;
-  const kernels::InceptionnForm& form_;
-  std::span<const Term> terms_;
-  uint64_t count_;
-  std::array<kernels::InceptionnIn, kDenseTerms> in_{};
+  void decode_in_order(std::span<const Term> terms, float* out) const {
+    std::array<kernels::InceptionnIn, kDenseTerms> in;
+    for (uint64_t t = 0; t < terms.size(); ++t) in[t] = open(terms[t].payload, {});
+    decode(terms, in, out, 0, count);
+  }
+
+  // Chunk by chunk: first the elements before each are counted.
+  void decode_in_parallel(std::span<const Term> terms, float* out, Work& work) const {
+    const uint64_t chunks = chunks_of(count);
+    InceptionnCounts* const counts = scratch_counts(work);
+    parallel_for(work.pool, terms.size() * chunks, [&](uint64_t task) {
+      const uint64_t begin = task % chunks * kChunk;
+      const uint8_t* tags = terms[task / chunks].payload.data() + kTagsAt + begin / 4;
+      counts[task] = kernels.count(tags, std::min(kChunk, count - begin));
+    });
+    for (uint64_t t = 0; t < terms.size(); ++t) accumulate(counts + t * chunks, chunks);
+    for_slices(work.pool, count, kChunk, [&](uint64_t begin, uint64_t end) {
+      std::array<kernels::InceptionnIn, kDenseTerms> in;
+      for (uint64_t t = 0; t < terms.size(); ++t) {
+        in[t] = open(terms[t].payload, counts[t * chunks + begin / kChunk]);
+      }
+      decode(terms, in, out, begin, end);
+    });
+  }
 };
 
 }  // namespace
@@ -183,31 +195,27 @@ Errc Inceptionn::check(const Params&, const Unit& unit, uint32_t, Bytes payload)
 
 void Inceptionn::decode(const Params& params, const Unit& unit, const Place&,
                         std::span<const Term> terms, Work& work, Target target) {
-  const uint64_t n = unit.count, chunks = chunks_of(n);
-  const auto& kernels = kernels::inceptionn_kernels(work.isa);
-  const auto& basic = kernels::basic_kernels(work.isa);
-  const auto form = kernels::inceptionn_form(params.bound);
-  InceptionnCounts* const counts = scratch_counts(work);
-  bool add = target.add;
-  auto output = kernels::choose_output(add, terms.size() <= kDenseTerms ? n * sizeof(float) : 0);
-  do {
+  const uint64_t n = unit.count;
+  if (n == 0) return;
+  if (terms.empty()) {
+    if (!target.add) std::fill_n(target.values, n, 0.0F);
+    return;
+  }
+  // Past the caches only what is not read again for the next term.
+  const auto output = kernels::choose_output(target.add, terms.size() == 1 ? n * sizeof(float) : 0);
+  Decoder decoder{kernels::inceptionn_kernels(work.isa), kernels::inceptionn_form(params.bound), n,
+                  output};
+  const bool alone = work.pool == nullptr || work.pool->threads() == 1 || chunks_of(n) == 1;
+  while (!terms.empty()) {
     const auto batch = terms.first(std::min<uint64_t>(terms.size(), kDenseTerms));
-    parallel_for(work.pool, batch.size() * chunks, [&](uint64_t task) {
-      const uint64_t begin = task % chunks * kChunk;
-      const uint8_t* payload = batch[task / chunks].payload.data();
-      counts[task] = kernels.count(payload + kTagsAt + begin / 4, std::min(kChunk, n - begin));
-    });
-    for (uint64_t t = 0; t < batch.size(); ++t) accumulate(counts + t * chunks, chunks);
-    for_slices(work.pool, n, kChunk, [&](uint64_t begin, uint64_t end) {
-      ChunkDecoder decoder(kernels, form, batch, n);
-      for (uint64_t t = 0; t < batch.size(); ++t) {
-        decoder.open(t, counts[t * chunks + begin / kChunk]);
-      }
-      decoder.decode(basic, target.values, output, begin, end);
-    });
+    if (alone) {
+      decoder.decode_in_order(batch, target.values);
+    } else {
+      decoder.decode_in_parallel(batch, target.values, work);
+    }
     terms = terms.subspan(batch.size());
-    output = kernels::Output::add;
-  } while (!terms.empty());
+    decoder.output = kernels::Output::add;
+  }
 }
 
 }  // namespace laconic::codecs

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <numeric>
 
 #include "base/slices.h"
@@ -24,7 +25,7 @@ uint64_t most_shards(uint64_t count) {
 
 uint64_t aligned(uint64_t bytes) { return round_up(bytes, 64); }
 
-// Rows of counters: one for each rank at most, and the one of what is not wanted.
+// Rows of counters: one for each rank at most, behind one for what is not wanted.
 uint64_t row_counters(uint64_t wanted) { return (wanted + 1) * kQuantileRow; }
 uint64_t counters(uint64_t wanted) {
   return std::max<uint64_t>(kQuantileBuckets, row_counters(wanted));
@@ -33,12 +34,31 @@ uint64_t group_bytes(uint64_t entries) {
   return aligned(entries * sizeof(uint16_t) + kernels::kQuantileSlack);
 }
 
+// Elements whose members are collected at a time: they stay in the first-level cache.
+constexpr uint64_t kBatch = 4096;
+constexpr uint64_t kBatchBytes = (kBatch + kernels::kQuantileOver) * sizeof(uint32_t);
+static_assert(kBatchBytes % 64 == 0);
+
 struct Tables {
-  uint32_t* counts;  // `shards` of them behind each other
+  uint32_t* counts;   // `shards` of them, `stride` apart
+  uint32_t* members;  // of a batch, one array for each shard
   uint16_t* groups;
   uint16_t* subgroups;
   uint64_t shards;
   uint64_t stride;
+};
+
+// Members of a group that a shard has found and kept, if they fitted.
+struct Kept {
+  uint8_t* data = nullptr;
+  uint64_t room = 0;  // members
+  uint64_t count = 0;
+  [[nodiscard]] bool complete() const { return count <= room; }
+  void add(const uint32_t* members, uint64_t n) {
+    if (count + n <= room)
+      std::memcpy(data + count * sizeof(uint32_t), members, n * sizeof(uint32_t));
+    count += n;
+  }
 };
 
 Tables tables_in(MutBytes scratch, uint64_t wanted, uint64_t count, ThreadPool* pool) {
@@ -50,20 +70,22 @@ Tables tables_in(MutBytes scratch, uint64_t wanted, uint64_t count, ThreadPool* 
   t.shards = std::min(threads, most);
   t.counts = reinterpret_cast<uint32_t*>(at);
   at += aligned(most * t.stride * sizeof(uint32_t));
+  t.members = reinterpret_cast<uint32_t*>(at);
+  at += most * kBatchBytes;
   t.groups = reinterpret_cast<uint16_t*>(at);
   at += group_bytes(kQuantileBuckets);
   t.subgroups = reinterpret_cast<uint16_t*>(at);
   return t;
 }
 
-// count(begin, end, table) over shares of the elements, `size` counters each; afterwards the first
-// table holds the sum of all.
+// count(shard, begin, end, table) over shares of the elements, `size` counters each; afterwards the
+// first table holds the sum of all.
 template <class Count>
 void count_all(const Tables& t, uint64_t n, uint64_t size, ThreadPool* pool, Count&& count) {
   parallel_for(t.shards > 1 ? pool : nullptr, t.shards, [&](uint64_t s) {
     uint32_t* const table = t.counts + s * t.stride;
     std::fill_n(table, size, 0U);
-    count(n * s / t.shards, n * (s + 1) / t.shards, table);
+    count(s, n * s / t.shards, n * (s + 1) / t.shards, table);
   });
   for (uint64_t s = 1; s < t.shards; ++s) {
     const uint32_t* const table = t.counts + s * t.stride;
@@ -71,33 +93,73 @@ void count_all(const Tables& t, uint64_t n, uint64_t size, ThreadPool* pool, Cou
   }
 }
 
-// Steps through a table of counters to those that contain given ranks, which ascend.
+// each(members, count) for the images of x[begin, end) that are in a group, batch by batch.
+template <class Each>
+void for_members(const kernels::QuantileKernels& kernels, const Tables& t, uint64_t shard,
+                 const float* x, uint64_t begin, uint64_t end, Each&& each) {
+  uint32_t* const members = t.members + shard * (kBatchBytes / sizeof(uint32_t));
+  for (uint64_t i = begin; i < end; i += kBatch) {
+    each(members, kernels.collect(x + i, std::min(kBatch, end - i), t.groups, members));
+  }
+}
+
+uint64_t middle_index(const Tables& t, uint32_t image) {
+  return uint64_t{t.groups[image >> 16]} * kQuantileRow + (image >> 8) % kQuantileRow;
+}
+uint64_t lower_index(const Tables& t, uint32_t image) {
+  return uint64_t{t.subgroups[middle_index(t, image)]} * kQuantileRow + image % kQuantileRow;
+}
+
+// Steps through counters to those that contain given ranks, which ascend.
 class Walk {
  public:
   explicit Walk(const uint32_t* counts) : counts_(counts) {}
 
   // Goes to the counter that contains `rank`, counted from the first one.
   void to(uint64_t rank) {
-    while (at_ % kBlock == 0) {
-      const uint64_t block = std::accumulate(counts_ + at_, counts_ + at_ + kBlock, uint32_t{0});
-      if (below_ + block > rank) break;
-      below_ += block;
-      at_ += kBlock;
-    }
-    while (below_ + counts_[at_] <= rank) {
+    for (;;) {
+      if (at_ % kStep == 0) {
+        const uint32_t* const from = counts_ + at_;
+        const uint64_t sum = std::accumulate(from, from + kStep, uint32_t{0});
+        if (below_ + sum <= rank) {
+          below_ += sum;
+          at_ += kStep;
+          continue;
+        }
+      }
+      if (below_ + counts_[at_] > rank) return;
       below_ += counts_[at_++];
-      if (at_ % kBlock == 0) return to(rank);
     }
   }
-  [[nodiscard]] uint32_t at() const { return static_cast<uint32_t>(at_); }
+  [[nodiscard]] uint32_t at() const { return at_; }
   [[nodiscard]] uint64_t below() const { return below_; }
 
  private:
-  static constexpr uint64_t kBlock = kQuantileRow;
+  static constexpr uint32_t kStep = 16;
   const uint32_t* counts_;
-  uint64_t at_ = 0;
+  uint32_t at_ = 0;
   uint64_t below_ = 0;
 };
+
+// After the count of the upper bits.
+void begin(const kernels::QuantileKernels& kernels, const Tables& t,
+           std::span<OrderStatistic> wanted) {
+  constexpr uint32_t kRows = kQuantileBuckets / kQuantileRow;
+  std::array<uint32_t, kRows> rows;
+  kernels.sum_rows(t.counts, kRows, rows.data());
+  uint32_t row = 0;
+  uint64_t before = 0;  // elements below the row
+  Walk walk(t.counts);
+  for (OrderStatistic& w : wanted) {
+    if (before + rows[row] <= w.rank) {
+      while (before + rows[row] <= w.rank) before += rows[row++];
+      walk = Walk(t.counts + uint64_t{row} * kQuantileRow);
+    }
+    walk.to(w.rank - before);
+    w.image = row * kQuantileRow + walk.at();
+    w.below = before + walk.below();
+  }
+}
 
 // After a count of eight more bits: extends the images by them. `last`: they are complete.
 void refine(const Tables& t, std::span<OrderStatistic> wanted) {
@@ -135,30 +197,34 @@ uint64_t number_groups(std::span<OrderStatistic> wanted, uint16_t* table, Key&& 
 }  // namespace
 
 uint64_t order_statistics_scratch(uint64_t wanted, uint64_t count) noexcept {
-  return aligned(most_shards(count) * counters(wanted) * sizeof(uint32_t)) +
+  const uint64_t shards = most_shards(count);
+  return aligned(shards * counters(wanted) * sizeof(uint32_t)) + shards * kBatchBytes +
          group_bytes(kQuantileBuckets) + group_bytes(row_counters(wanted));
 }
 
 bool order_statistics(const kernels::QuantileKernels& kernels, const float* x, uint64_t count,
-                      std::span<OrderStatistic> wanted, MutBytes scratch, ThreadPool* pool) {
+                      std::span<OrderStatistic> wanted, MutBytes scratch, MutBytes spare,
+                      ThreadPool* pool) {
   const Tables t = tables_in(scratch, wanted.size(), count, pool);
   std::array<uint32_t, kMostShards> most{};
-  count_all(t, count, kQuantileBuckets, pool, [&](uint64_t begin, uint64_t end, uint32_t* table) {
-    const auto shard = static_cast<uint64_t>(table - t.counts) / t.stride;
-    most[shard] = kernels.count_upper(x + begin, end - begin, table);
-  });
+  count_all(t, count, kQuantileBuckets, pool,
+            [&](uint64_t shard, uint64_t begin, uint64_t end, uint32_t* table) {
+              most[shard] = kernels.count_upper(x + begin, end - begin, table);
+            });
   if (*std::max_element(most.begin(), most.end()) >= 0x7F800000U) return false;
-  Walk walk(t.counts);
-  for (OrderStatistic& w : wanted) {
-    walk.to(w.rank);
-    w.image = walk.at();
-    w.below = walk.below();
-  }
+  begin(kernels, t, wanted);
   std::fill_n(t.groups, kQuantileBuckets, uint16_t{0});
   const uint64_t groups = number_groups(wanted, t.groups, [](auto& w) { return w.image; });
+  std::array<Kept, kMostShards> kept;
   count_all(t, count, (groups + 1) * kQuantileRow, pool,
-            [&](uint64_t begin, uint64_t end, uint32_t* table) {
-              kernels.count_middle(x + begin, end - begin, t.groups, table);
+            [&](uint64_t shard, uint64_t begin, uint64_t end, uint32_t* table) {
+              const uint64_t room = spare.size() / t.shards / sizeof(uint32_t);
+              Kept keep{spare.data() + shard * room * sizeof(uint32_t), room, 0};
+              for_members(kernels, t, shard, x, begin, end, [&](const uint32_t* m, uint64_t n) {
+                for (uint64_t i = 0; i < n; ++i) ++table[middle_index(t, m[i])];
+                keep.add(m, n);
+              });
+              kept[shard] = keep;
             });
   refine(t, wanted);
   std::fill_n(t.subgroups, (groups + 1) * kQuantileRow, uint16_t{0});
@@ -166,8 +232,17 @@ bool order_statistics(const kernels::QuantileKernels& kernels, const float* x, u
     return uint64_t{w.group} * kQuantileRow + w.image % kQuantileRow;
   });
   count_all(t, count, (subgroups + 1) * kQuantileRow, pool,
-            [&](uint64_t begin, uint64_t end, uint32_t* table) {
-              kernels.count_lower(x + begin, end - begin, t.groups, t.subgroups, table);
+            [&](uint64_t shard, uint64_t begin, uint64_t end, uint32_t* table) {
+              const Kept& keep = kept[shard];
+              if (keep.complete()) {
+                for (uint64_t i = 0; i < keep.count; ++i) {
+                  ++table[lower_index(t, load<uint32_t>(keep.data + i * sizeof(uint32_t)))];
+                }
+                return;
+              }
+              for_members(kernels, t, shard, x, begin, end, [&](const uint32_t* m, uint64_t n) {
+                for (uint64_t i = 0; i < n; ++i) ++table[lower_index(t, m[i])];
+              });
             });
   refine(t, wanted);
   return true;

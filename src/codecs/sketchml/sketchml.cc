@@ -49,8 +49,9 @@ class Edges {
  public:
   Edges(uint32_t bins, uint64_t count) : bins_(bins), count_(count) {}
 
+  // Makes use of `spare` (order_statistics).
   bool find(const kernels::QuantileKernels& kernels, const float* x, MutBytes scratch,
-            ThreadPool* pool);
+            MutBytes spare, ThreadPool* pool);
   // The thresholds of codes, and which elements have each.
   void set(QuantileBins& bins, uint8_t* base);
   [[nodiscard]] uint64_t elements_of(uint32_t bin) const { return below_[bin + 1] - below_[bin]; }
@@ -69,7 +70,7 @@ class Edges {
 };
 
 bool Edges::find(const kernels::QuantileKernels& kernels, const float* x, MutBytes scratch,
-                 ThreadPool* pool) {
+                 MutBytes spare, ThreadPool* pool) {
   std::array<OrderStatistic, 2 * kMostEdges> wanted;
   uint64_t ranks = 0;
   const auto want = [&](uint64_t rank) {
@@ -84,7 +85,7 @@ bool Edges::find(const kernels::QuantileKernels& kernels, const float* x, MutByt
     }
   }
   const std::span<OrderStatistic> found(wanted.data(), ranks);
-  if (!order_statistics(kernels, x, count_, found, scratch, pool)) return false;
+  if (!order_statistics(kernels, x, count_, found, scratch, spare, pool)) return false;
   const auto at = [&](uint64_t rank) {
     return *std::lower_bound(found.begin(), found.end(), rank,
                              [](const OrderStatistic& w, uint64_t r) { return w.rank < r; });
@@ -191,7 +192,9 @@ Encoded SketchMl::encode(const Params& params, std::span<const float>, const Uni
   auto* const sums = reinterpret_cast<double*>(base + kBaseBytes);
   const MutBytes rest = work.scratch.subspan(kBaseBytes + sum_bytes(params, n));
   Edges edges(params.quantiles, n);
-  if (!edges.find(kernels, source.values, rest, work.pool)) return {0, false};
+  // the codes' own place is free until they are written
+  const MutBytes spare = out.subspan(value_bytes(params), code_bytes(params, n));
+  if (!edges.find(kernels, source.values, rest, spare, work.pool)) return {0, false};
   QuantileBins bins;
   edges.set(bins, base);
   uint8_t* const codes = out.data() + value_bytes(params);

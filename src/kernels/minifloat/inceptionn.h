@@ -12,12 +12,13 @@
 // All operations are exact but the rounding itself. The error is at most 2^-15 with tag 2 and
 // 2^-(8+h) with tag 1, so never more than 2^-B for B up to kInceptionnBound.
 //
-// Tags lie four to a byte, element i in the bits 2·(i%4) of byte i/4; each class has a stream of its
-// own in the order of the elements.
+// Tags lie four to a byte, element i in the bits from 2·(i%4) on of byte i/4. Each class has a
+// stream of its own, in the order of the elements.
 #pragma once
 
 #include <cstdint>
 
+#include "kernels/core/output.h"
 #include "laconic/isa.h"
 
 namespace laconic::kernels {
@@ -64,9 +65,10 @@ struct InceptionnKernels {
   void (*pack)(const float* x, uint64_t n, const InceptionnForm& form, InceptionnOut to);
   /// Counts the classes of n tags.
   InceptionnCounts (*count)(const uint8_t* tags, uint64_t n);
-  /// The values of n tags; moves `from` on.
+  /// out_i = w·value_i, or out_i + w·value_i for Output::add, of n tags; moves `from` on. Each
+  /// product and each sum is rounded.
   void (*unpack)(const uint8_t* tags, uint64_t n, const InceptionnForm& form, InceptionnIn* from,
-                 float* values);
+                 float w, Output output, float* out);
   /// Whether all of n floats, at any alignment, are finite.
   bool (*all_finite)(const void* values, uint64_t n);
 };

@@ -107,9 +107,11 @@ inline void inceptionn_pack(const float* x, uint64_t n, const InceptionnForm& fo
 }
 
 inline void inceptionn_unpack(const uint8_t* tags, uint64_t n, const InceptionnForm& form,
-                              InceptionnIn* from, float* values) noexcept {
+                              InceptionnIn* from, float w, Output output, float* out) noexcept {
   for (uint64_t i = 0; i < n; ++i) {
-    values[i] = inceptionn_unpack_element(tags[i / 4] >> 2 * (i % 4) & 3U, form, from);
+    const uint32_t tag = tags[i / 4] >> 2 * (i % 4) & 3U;
+    const float product = w * inceptionn_unpack_element(tag, form, from);
+    out[i] = output == Output::add ? out[i] + product : product;
   }
 }
 

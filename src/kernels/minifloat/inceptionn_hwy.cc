@@ -151,9 +151,11 @@ void pack(const float* x, uint64_t n, const InceptionnForm& form, InceptionnOut 
   inceptionn_pack(x + i, n - i, form, to);
 }
 
-void unpack(const uint8_t* tags, uint64_t n, const InceptionnForm& form, InceptionnIn* from,
-            float* values) {
+template <Output kOutput>
+HWY_INLINE void unpack_as(const uint8_t* tags, uint64_t n, const InceptionnForm& form,
+                          InceptionnIn* from, float w, float* out) {
   InceptionnIn in = *from;
+  const __m512 weight = _mm512_set1_ps(w);
   const __m512 step = _mm512_set1_ps(form.byte_step), bias = _mm512_set1_ps(0.5F);
   const __m512i sign_bit = _mm512_set1_epi32(static_cast<int>(0x80000000U));
   uint64_t i = 0;
@@ -190,9 +192,12 @@ void unpack(const uint8_t* tags, uint64_t n, const InceptionnForm& form, Incepti
           _mm512_maskz_loadu_epi32(static_cast<__mmask16>(first_bits(fulls)), in.full));
       in.full += fulls * sizeof(float);
     }
-    _mm512_storeu_si512(values + i, value);
+    if constexpr (kOutput == Output::add) prefetch_span(out + i, 16 * sizeof(float));
+    __m512 sum = _mm512_mul_ps(weight, _mm512_castsi512_ps(value));
+    if constexpr (kOutput == Output::add) sum = _mm512_add_ps(_mm512_loadu_ps(out + i), sum);
+    store_f32<kOutput>(VF{sum}, out + i);
   }
-  inceptionn_unpack(tags + i / 4, n - i, form, &in, values + i);
+  inceptionn_unpack(tags + i / 4, n - i, form, &in, w, kOutput, out + i);
   *from = in;
 }
 #else  // AVX2
@@ -316,9 +321,11 @@ void pack(const float* x, uint64_t n, const InceptionnForm& form, InceptionnOut 
   inceptionn_pack(x + i, n - i, form, to);
 }
 
-void unpack(const uint8_t* tags, uint64_t n, const InceptionnForm& form, InceptionnIn* from,
-            float* values) {
+template <Output kOutput>
+HWY_INLINE void unpack_as(const uint8_t* tags, uint64_t n, const InceptionnForm& form,
+                          InceptionnIn* from, float w, float* out) {
   InceptionnIn in = *from;
+  const __m256 weight = _mm256_set1_ps(w);
   const __m256 step = _mm256_set1_ps(form.byte_step), bias = _mm256_set1_ps(0.5F);
   const __m256i sign_bit = _mm256_set1_epi32(static_cast<int>(0x80000000U));
   uint64_t i = 0;
@@ -333,18 +340,40 @@ void unpack(const uint8_t* tags, uint64_t n, const InceptionnForm& form, Incepti
     const __m256i field = _mm256_cvtepi8_epi32(_mm_cvtsi64_si128(static_cast<int64_t>(fields)));
     const __m256 c = _mm256_cvtepi32_ps(_mm256_and_si256(field, _mm256_set1_epi32(0x7F)));
     const __m256i magnitude = _mm256_castps_si256(_mm256_mul_ps(_mm256_add_ps(c, bias), step));
-    const __m256i value = _mm256_or_si256(magnitude, _mm256_and_si256(field, sign_bit));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(values + i),
-                        _mm256_and_si256(value, _mm256_cvtepi8_epi32(mask)));
-    for (uint32_t odd = word & 0xAAAAU; odd != 0; odd &= odd - 1) {
-      const auto at_bit = static_cast<uint32_t>(__builtin_ctz(odd)) - 1;
-      values[i + at_bit / 2] = inceptionn_unpack_element(word >> at_bit & 3U, form, &in);
+    const __m256i present = _mm256_cvtepi8_epi32(mask);
+    const __m256i signed_value = _mm256_or_si256(magnitude, _mm256_and_si256(field, sign_bit));
+    __m256 value = _mm256_castsi256_ps(_mm256_and_si256(signed_value, present));
+    if ((word & 0xAAAAU) != 0) {
+      alignas(32) float values[8];
+      _mm256_store_ps(values, value);
+      for (uint32_t odd = word & 0xAAAAU; odd != 0; odd &= odd - 1) {
+        const auto at_bit = static_cast<uint32_t>(__builtin_ctz(odd)) - 1;
+        values[at_bit / 2] = inceptionn_unpack_element(word >> at_bit & 3U, form, &in);
+      }
+      value = _mm256_load_ps(values);
     }
+    if constexpr (kOutput == Output::add) prefetch_span(out + i, 8 * sizeof(float));
+    __m256 sum = _mm256_mul_ps(weight, value);
+    if constexpr (kOutput == Output::add) sum = _mm256_add_ps(_mm256_loadu_ps(out + i), sum);
+    store_f32<kOutput>(VF{sum}, out + i);
   }
-  inceptionn_unpack(tags + i / 4, n - i, form, &in, values + i);
+  inceptionn_unpack(tags + i / 4, n - i, form, &in, w, kOutput, out + i);
   *from = in;
 }
 #endif
+
+void unpack(const uint8_t* tags, uint64_t n, const InceptionnForm& form, InceptionnIn* from,
+            float w, Output output, float* out) {
+  const bool aligned = reinterpret_cast<uintptr_t>(out) % (lanes32() * sizeof(float)) == 0;
+  if (output == Output::add) {
+    unpack_as<Output::add>(tags, n, form, from, w, out);
+  } else if (output == Output::stream && aligned) {
+    unpack_as<Output::stream>(tags, n, form, from, w, out);
+    hwy::FlushStream();
+  } else {
+    unpack_as<Output::set>(tags, n, form, from, w, out);
+  }
+}
 
 #else
 bool classify(const float* x, uint64_t n, const InceptionnForm& form, uint8_t* tags,
@@ -355,8 +384,8 @@ void pack(const float* x, uint64_t n, const InceptionnForm& form, InceptionnOut 
   inceptionn_pack(x, n, form, to);
 }
 void unpack(const uint8_t* tags, uint64_t n, const InceptionnForm& form, InceptionnIn* from,
-            float* values) {
-  inceptionn_unpack(tags, n, form, from, values);
+            float w, Output output, float* out) {
+  inceptionn_unpack(tags, n, form, from, w, output, out);
 }
 #endif
 

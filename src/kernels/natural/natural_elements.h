@@ -12,9 +12,8 @@
 
 namespace laconic::kernels {
 
-inline constexpr uint32_t kNaturalLowest = 18;     ///< biased exponent of code 0
-inline constexpr uint32_t kNaturalHighest = 145;   ///< of code 127: 2^18
-inline constexpr uint32_t kNaturalTie = 0x7FFF80;  ///< bits that are all set where b decides
+inline constexpr uint32_t kNaturalLowest = 18;    ///< biased exponent of code 0
+inline constexpr uint32_t kNaturalHighest = 145;  ///< of code 127: 2^18
 
 [[nodiscard]] constexpr uint8_t natural_code(uint32_t sum) noexcept {
   const uint32_t exponent = sum >> 23 & 0xFFU;
@@ -22,26 +21,21 @@ inline constexpr uint32_t kNaturalTie = 0x7FFF80;  ///< bits that are all set wh
   return static_cast<uint8_t>((clamped - kNaturalLowest) | (sum >> 24 & 0x80U));
 }
 
-/// Where the random bits of element e of a parameter lie.
+/// The random bits of element e of a parameter.
 [[nodiscard]] constexpr uint64_t natural_random_counter(uint64_t e) noexcept {
   return e / 64 * 8 + e % 16 / 2;
 }
 [[nodiscard]] constexpr uint32_t natural_random_word(uint64_t e) noexcept {
   return static_cast<uint32_t>(2 * (e / 32 % 2) + e % 2);
 }
-[[nodiscard]] constexpr uint32_t natural_random_half(uint32_t word, uint64_t e) noexcept {
-  return e / 16 % 2 == 0 ? word & 0xFFFFU : word >> 16;
+[[nodiscard]] constexpr uint32_t natural_random_bits(uint32_t word, uint64_t e) noexcept {
+  return e / 16 % 2 == 0 ? (word << 7 | word >> 25) & 0x7FFFFFU : word >> 9;
 }
 
 /// The code of x = element e.
 [[nodiscard]] inline uint8_t natural_element(float x, RandomKey key, uint64_t e) noexcept {
-  const auto half = [&](uint64_t stream) {
-    const uint32_t word = philox(key, natural_random_counter(e), stream)[natural_random_word(e)];
-    return natural_random_half(word, e);
-  };
-  uint32_t sum = float_bits(x) + (half(0) << 7);
-  if ((sum & kNaturalTie) == kNaturalTie) sum += half(1) & 0x7FU;
-  return natural_code(sum);
+  const uint32_t word = philox(key, natural_random_counter(e))[natural_random_word(e)];
+  return natural_code(float_bits(x) + natural_random_bits(word, e));
 }
 
 /// Codes are exponents as they are, but 18 too small.

@@ -28,35 +28,24 @@ constexpr uint64_t kGroup = 64;  // elements that share 8 Philox blocks
 constexpr uint64_t kVectors = kGroup / hn::MaxLanes(F32());
 constexpr uint64_t kParts = kVectors / 4;  // Philox vectors of a group
 
-/// One number per element of a group, vector by vector in their order: from every half of the words
-/// what `low` and `high` make of it.
-template <class Low, class High>
-HWY_INLINE void spread(const PhiloxWords* words, VU* HWY_RESTRICT r, Low low, High high) {
+/// The random bits of a group, vector by vector in the order of its elements.
+HWY_INLINE void random_bits(const PhiloxWords* words, VU* HWY_RESTRICT r) {
+  const VU mask = hn::Set(U32(), 0x7FFFFF);
   for (uint64_t p = 0; p < kParts; ++p) {
-    r[p] = low(words[p].w01);
-    r[kParts + p] = high(words[p].w01);
-    r[2 * kParts + p] = low(words[p].w23);
-    r[3 * kParts + p] = high(words[p].w23);
+    r[p] = hn::And(hn::RotateRight<25>(words[p].w01), mask);
+    r[kParts + p] = hn::ShiftRight<9>(words[p].w01);
+    r[2 * kParts + p] = hn::And(hn::RotateRight<25>(words[p].w23), mask);
+    r[3 * kParts + p] = hn::ShiftRight<9>(words[p].w23);
   }
 }
 
-/// 128·a.
-HWY_INLINE void upper_bits(const PhiloxWords* words, VU* HWY_RESTRICT r) {
-  const VU mask = hn::Set(U32(), kNaturalTie);
-  spread(
-      words, r, [&](VU w) LACONIC_LAMBDA { return hn::And(hn::ShiftLeft<7>(w), mask); },
-      [&](VU w) LACONIC_LAMBDA { return hn::And(hn::ShiftRight<9>(w), mask); });
-}
-/// b.
-HWY_INLINE void lower_bits(const PhiloxWords* words, VU* HWY_RESTRICT r) {
-  const VU mask = hn::Set(U32(), 0x7F);
-  spread(
-      words, r, [&](VU w) LACONIC_LAMBDA { return hn::And(w, mask); },
-      [&](VU w) LACONIC_LAMBDA { return hn::And(hn::ShiftRight<16>(w), mask); });
-}
-
+/// Words of the group that begins at `offset`, two vectors at a time where there are two: with more
+/// their state does not fit the registers.
 HWY_INLINE void words_of(const Philox& random, uint64_t offset, PhiloxWords* words) {
-  random.words<kParts>(offset / kGroup * 8, words);
+  constexpr uint64_t kWays = HWY_MIN(kParts, uint64_t{2});
+  for (uint64_t p = 0; p < kParts; p += kWays) {
+    random.words<kWays>(offset / kGroup * 8 + p * philox_blocks(), words + p);
+  }
 }
 
 // ---- sums to codes ----
@@ -144,52 +133,40 @@ HWY_INLINE void write_codes(const VU* HWY_RESTRICT sums, uint8_t* codes, Largest
 
 HWY_INLINE VU bits_of(const float* x) { return hn::BitCast(U32(), hn::LoadU(F32(), x)); }
 
-/// For a group of which a alone does not decide every sum.
-HWY_NOINLINE void add_lower_bits(RandomKey key, uint64_t offset, VU* sums) {
-  const Philox random(key, 1);
-  PhiloxWords words[kParts];
-  words_of(random, offset, words);
-  VU lower[kVectors];
-  lower_bits(words, lower);
-  for (uint64_t v = 0; v < kVectors; ++v) sums[v] = hn::Add(sums[v], lower[v]);
-}
-
 /// Codes of the whole groups x[0, 64·kGroups), the first of them element `offset`.
 template <uint64_t kGroups>
-HWY_INLINE void encode_groups(const float* x, uint8_t* codes, const Philox& random, RandomKey key,
-                              uint64_t offset, Largest& largest) {
-  const VU tie = hn::Set(U32(), kNaturalTie);
+HWY_INLINE void encode_groups(const float* x, uint8_t* codes, const Philox& random, uint64_t offset,
+                              Largest& largest) {
+  // All words first: more of the multiplications' chains overlap than with codes in between.
   PhiloxWords words[kParts * kGroups];
-  random.words<kParts * kGroups>(offset / kGroup * 8, words);
-  for (uint64_t g = 0; g < kGroups; ++g) {
-    prefetch_span(x + g * kGroup, kGroup * sizeof(float));
-    VU sums[kVectors];
-    upper_bits(words + g * kParts, sums);
-    VU most = hn::Zero(U32());
-    for (uint64_t v = 0; v < kVectors; ++v) {
-      sums[v] = hn::Add(sums[v], bits_of(x + g * kGroup + v * lanes32()));
-      most = hn::Max(most, hn::And(sums[v], tie));
+  if constexpr (kParts == 1) {
+    random.words<kGroups>(offset / kGroup * 8, words);
+  } else {
+    for (uint64_t g = 0; g < kGroups; ++g) {
+      words_of(random, offset + g * kGroup, words + g * kParts);
     }
-    if (HWY_UNLIKELY(!hn::AllFalse(U32(), hn::Eq(most, tie)))) {
-      add_lower_bits(key, offset + g * kGroup, sums);
+  }
+  for (uint64_t g = 0; g < kGroups; ++g) {
+    const float* const from = x + g * kGroup;
+    prefetch_span(from, kGroup * sizeof(float));
+    VU sums[kVectors];
+    random_bits(words + g * kParts, sums);
+    for (uint64_t v = 0; v < kVectors; ++v) {
+      sums[v] = hn::Add(sums[v], bits_of(from + v * lanes32()));
     }
     write_codes(sums, codes + g * kGroup, largest);
   }
 }
 
 /// Codes of x[0, n), which lies inside one group.
-HWY_NOINLINE void encode_part(const float* x, uint64_t n, uint8_t* codes, RandomKey key,
+HWY_NOINLINE void encode_part(const float* x, uint64_t n, uint8_t* codes, const Philox& random,
                               uint64_t offset) {
   PhiloxWords words[kParts];
-  VU upper[kVectors], lower[kVectors];
-  words_of(Philox(key, 0), offset, words);
-  upper_bits(words, upper);
-  words_of(Philox(key, 1), offset, words);
-  lower_bits(words, lower);
+  VU bits[kVectors];
+  words_of(random, offset, words);
+  random_bits(words, bits);
   HWY_ALIGN uint32_t r[kGroup];
-  for (uint64_t v = 0; v < kVectors; ++v) {
-    hn::Store(hn::Or(upper[v], lower[v]), U32(), r + v * lanes32());
-  }
+  for (uint64_t v = 0; v < kVectors; ++v) hn::Store(bits[v], U32(), r + v * lanes32());
   for (uint64_t i = 0; i < n; ++i) {
     codes[i] = natural_code(float_bits(x[i]) + r[offset % kGroup + i]);
   }
@@ -204,16 +181,17 @@ bool encode(const float* x, uint64_t n, void* codes, RandomKey key, uint64_t fir
   const Philox random(key, 0);
   Largest largest = nothing_seen();
   const uint64_t head = HWY_MIN(n, (kGroup - first % kGroup) % kGroup);
-  if (head > 0) encode_part(x, head, to, key, first);
+  if (head > 0) encode_part(x, head, to, random, first);
   uint64_t i = head;
-  for (; i + 2 * kGroup <= n; i += 2 * kGroup) {
-    encode_groups<2>(x + i, to + i, random, key, first + i, largest);
+  constexpr uint64_t kTurn = kParts == 1 ? 4 : 2;  // groups
+  for (; i + kTurn * kGroup <= n; i += kTurn * kGroup) {
+    encode_groups<kTurn>(x + i, to + i, random, first + i, largest);
   }
   for (; i + kGroup <= n; i += kGroup) {
-    encode_groups<1>(x + i, to + i, random, key, first + i, largest);
+    encode_groups<1>(x + i, to + i, random, first + i, largest);
   }
   const uint64_t tail = n - i;
-  if (tail > 0) encode_part(x + i, tail, to + i, key, first + i);
+  if (tail > 0) encode_part(x + i, tail, to + i, random, first + i);
   if (HWY_UNLIKELY(suspicious(largest))) return all_finite(x, n);
   return all_finite(x, head) && all_finite(x + i, tail);
 }

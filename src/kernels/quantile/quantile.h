@@ -4,9 +4,8 @@
 // unsigned integer in the same order: 2^31 plus or minus the bits of the magnitude, so that -0
 // equals 0.
 //
-// Order statistics come from three counts: of the upper 16 bits of every image, then of the next 8
-// bits where the upper bits are those of a wanted rank, then of the last 8 likewise. Group 0 of each
-// table takes what is not wanted; what stands there afterwards is not defined.
+// Order statistics come from three counts: of the upper 16 bits of every image, then of the next
+// 8 bits of those images whose upper bits are those of a wanted rank, then of the last 8 likewise.
 //
 // Codes come from thresholds t_1 <= t_2 <= …, images: the code of x is how many are at most its
 // image. `base` has the answer for the smallest image with given upper bits; as many binary steps
@@ -21,9 +20,10 @@
 namespace laconic::kernels {
 
 inline constexpr uint32_t kQuantileBuckets = 65536;  ///< of upper bits
-inline constexpr uint32_t kQuantileRow = 256;        ///< counters of a group
+inline constexpr uint32_t kQuantileRow = 256;        ///< counters of 8 bits
 inline constexpr uint32_t kQuantileBins = 256;       ///< at most
 inline constexpr uint32_t kQuantileLanes = 8;
+inline constexpr uint32_t kQuantileOver = 16;
 /// Bytes that must be readable behind `base` and the tables of groups.
 inline constexpr uint32_t kQuantileSlack = 4;
 
@@ -45,11 +45,11 @@ struct QuantileLayout {
 struct QuantileKernels {
   /// Counts images by their upper 16 bits; returns the largest absolute bits.
   uint32_t (*count_upper)(const float* x, uint64_t n, uint32_t* counts);
-  /// ++counts[256·g + the next 8 bits], g = groups[upper bits].
-  void (*count_middle)(const float* x, uint64_t n, const uint16_t* groups, uint32_t* counts);
-  /// ++counts[256·h + the last 8 bits], h = subgroups[256·g + the next 8 bits].
-  void (*count_lower)(const float* x, uint64_t n, const uint16_t* groups, const uint16_t* subgroups,
-                      uint32_t* counts);
+  /// Sums of rows of kQuantileRow counters.
+  void (*sum_rows)(const uint32_t* counts, uint64_t rows, uint32_t* sums);
+  /// The images of x[0, n) for which groups[upper 16 bits] is not 0, in their order; returns how
+  /// many. Up to kQuantileOver numbers behind them are written, too.
+  uint64_t (*collect)(const float* x, uint64_t n, const uint16_t* groups, uint32_t* members);
   /// Packs the codes of x[0, n), ceil(n·width/8) bytes with zeros behind the last. sums[b] becomes
   /// the sum of the elements with code b, in double: element i is added to lane i mod 8, then lanes
   /// are folded 4, 2, 1.

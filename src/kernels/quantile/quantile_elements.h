@@ -33,20 +33,20 @@ namespace laconic::kernels {
   return code;
 }
 
-/// Sums of a chunk, a row per lane.
+/// Sums of a chunk, the lanes of a bin side by side.
 struct QuantileSums {
-  alignas(64) std::array<std::array<double, kQuantileBins>, kQuantileLanes> lane;
+  alignas(64) std::array<double, kQuantileBins * kQuantileLanes> sum;
 
-  explicit QuantileSums(uint32_t bins) {
-    for (auto& row : lane) std::fill_n(row.begin(), bins, 0.0);
+  explicit QuantileSums(uint32_t bins) { std::fill_n(sum.begin(), bins * kQuantileLanes, 0.0); }
+  void add(uint64_t i, uint32_t code, double x) {
+    sum[code * kQuantileLanes + i % kQuantileLanes] += x;
   }
-  void fold(uint32_t bins, double* sums) {
-    for (uint32_t half = kQuantileLanes / 2; half > 0; half /= 2) {
-      for (uint32_t l = 0; l < half; ++l) {
-        for (uint32_t b = 0; b < bins; ++b) lane[l][b] += lane[l + half][b];
-      }
+  void fold(uint32_t bins, double* sums) const {
+    for (uint32_t b = 0; b < bins; ++b) {
+      const double* s = &sum[b * kQuantileLanes];
+      const double even = (s[0] + s[4]) + (s[2] + s[6]), odd = (s[1] + s[5]) + (s[3] + s[7]);
+      sums[b] = even + odd;
     }
-    std::copy_n(lane[0].begin(), bins, sums);
   }
 };
 

@@ -22,6 +22,16 @@ namespace laconic::kernels::HWY_NAMESPACE {
 // one that counts.
 constexpr uint64_t kBlock = 512;
 
+/// body(i) for i in [0, n), eight a turn.
+template <class Body>
+HWY_INLINE void unrolled(uint64_t n, Body body) {
+  uint64_t i = 0;
+  for (; i + 8 <= n; i += 8) {
+    for (uint64_t j = 0; j < 8; ++j) body(i + j);
+  }
+  for (; i < n; ++i) body(i);
+}
+
 HWY_INLINE VU images(VI bits) {
   const VI sign = hn::ShiftRight<31>(bits);
   const VI magnitude = hn::And(bits, hn::Set(I32(), 0x7FFFFFFF));
@@ -30,20 +40,34 @@ HWY_INLINE VU images(VI bits) {
 }
 HWY_INLINE VI load_bits(const float* x) { return hn::BitCast(I32(), hn::LoadU(F32(), x)); }
 
-/// Elements of a table of narrower integers.
+#if LACONIC_AVX512
+/// 32 bits from every offset in bytes. Highway 1.0 gathers into something undefined, and so waits
+/// for the last gather.
+HWY_INLINE VU gather(const void* table, VU offset) {
+  return VU{_mm512_mask_i32gather_epi32(_mm512_setzero_si512(), 0xFFFF, offset.raw, table, 1)};
+}
+
+/// Elements of a table.
 HWY_INLINE VU lookup(const uint8_t* table, VU index) {
-  const VU words =
-      hn::GatherOffset(U32(), reinterpret_cast<const uint32_t*>(table), hn::BitCast(I32(), index));
-  return hn::And(words, hn::Set(U32(), 0xFF));
+  return hn::And(gather(table, index), hn::Set(U32(), 0xFF));
 }
 HWY_INLINE VU lookup(const uint16_t* table, VU index) {
-  const VU words = hn::GatherOffset(U32(), reinterpret_cast<const uint32_t*>(table),
-                                    hn::BitCast(I32(), hn::ShiftLeft<1>(index)));
-  return hn::And(words, hn::Set(U32(), 0xFFFF));
+  return hn::And(gather(table, hn::ShiftLeft<1>(index)), hn::Set(U32(), 0xFFFF));
 }
 HWY_INLINE VU lookup(const uint32_t* table, VU index) {
-  return hn::GatherIndex(U32(), table, hn::BitCast(I32(), index));
+  return gather(table, hn::ShiftLeft<2>(index));
 }
+#else
+/// The images of x[0, n).
+HWY_INLINE void store_images(const float* x, uint64_t n, uint32_t* HWY_RESTRICT image) {
+  uint64_t i = 0;
+  for (; i + lanes32() <= n; i += lanes32()) {
+    prefetch_span(x + i, lanes32() * sizeof(float));
+    hn::Store(images(load_bits(x + i)), U32(), image + i);
+  }
+  for (; i < n; ++i) image[i] = quantile_image(x[i]);
+}
+#endif
 
 uint32_t count_upper(const float* x, uint64_t n, uint32_t* HWY_RESTRICT counts) {
   const size_t lanes = lanes32();
@@ -58,7 +82,7 @@ uint32_t count_upper(const float* x, uint64_t n, uint32_t* HWY_RESTRICT counts) 
       most = hn::Max(most, hn::And(bits, hn::Set(I32(), 0x7FFFFFFF)));
       hn::Store(hn::ShiftRight<16>(images(bits)), U32(), index + j);
     }
-    for (uint64_t j = 0; j < m; ++j) ++counts[index[j]];
+    unrolled(m, [&](uint64_t j) LACONIC_LAMBDA { ++counts[index[j]]; });
     i += m;
   }
   auto largest = static_cast<uint32_t>(hn::GetLane(hn::MaxOfLanes(I32(), most)));
@@ -69,63 +93,155 @@ uint32_t count_upper(const float* x, uint64_t n, uint32_t* HWY_RESTRICT counts) 
   return largest;
 }
 
-/// Counts what `index_of(images)` gives where it is at least kQuantileRow.
-template <class Index>
-HWY_INLINE uint64_t count_wanted(const float* x, uint64_t n, uint32_t* HWY_RESTRICT counts,
-                                 Index index_of) {
-  const size_t lanes = lanes32();
-  HWY_ALIGN uint32_t index[kBlock + hn::MaxLanes(U32())];
-  uint64_t i = 0;
-  while (i + lanes <= n) {
-    const uint64_t m = HWY_MIN(kBlock, (n - i) / lanes * lanes);
-    uint64_t wanted = 0;
-    for (uint64_t j = 0; j < m; j += lanes) {
-      prefetch_span(x + i + j, lanes * sizeof(float));
-      const VU at = index_of(images(load_bits(x + i + j)));
-      const auto in = hn::Gt(hn::BitCast(I32(), at), hn::Set(I32(), kQuantileRow - 1));
-      wanted += hn::CompressStore(at, hn::RebindMask(U32(), in), U32(), index + wanted);
+void sum_rows(const uint32_t* counts, uint64_t rows, uint32_t* sums) {
+  for (uint64_t r = 0; r < rows; ++r) {
+    const uint32_t* const row = counts + r * kQuantileRow;
+    VU a = hn::Zero(U32()), b = a;
+    for (uint64_t i = 0; i < kQuantileRow; i += 2 * lanes32()) {
+      a = hn::Add(a, hn::LoadU(U32(), row + i));
+      b = hn::Add(b, hn::LoadU(U32(), row + i + lanes32()));
     }
-    for (uint64_t j = 0; j < wanted; ++j) ++counts[index[j]];
-    i += m;
+    sums[r] = hn::GetLane(hn::SumOfLanes(U32(), hn::Add(a, b)));
   }
-  return i;
 }
 
-HWY_INLINE VU middle_index(const uint16_t* groups, VU image) {
-  const VU group = lookup(groups, hn::ShiftRight<16>(image));
-  const VU middle = hn::And(hn::ShiftRight<8>(image), hn::Set(U32(), 0xFF));
-  return hn::Or(hn::ShiftLeft<8>(group), middle);
-}
-
-void count_middle(const float* x, uint64_t n, const uint16_t* groups, uint32_t* counts) {
-  const uint64_t done = count_wanted(
-      x, n, counts, [&](VU image) LACONIC_LAMBDA { return middle_index(groups, image); });
-  kQuantileScalar.count_middle(x + done, n - done, groups, counts);
-}
-
-void count_lower(const float* x, uint64_t n, const uint16_t* groups, const uint16_t* subgroups,
-                 uint32_t* counts) {
-  const uint64_t done = count_wanted(x, n, counts, [&](VU image) LACONIC_LAMBDA {
-    const VU subgroup = lookup(subgroups, middle_index(groups, image));
-    return hn::Or(hn::ShiftLeft<8>(subgroup), hn::And(image, hn::Set(U32(), 0xFF)));
-  });
-  kQuantileScalar.count_lower(x + done, n - done, groups, subgroups, counts);
+uint64_t collect(const float* x, uint64_t n, const uint16_t* groups,
+                 uint32_t* HWY_RESTRICT members) {
+  uint64_t found = 0, i = 0;
+#if LACONIC_AVX512
+  const size_t lanes = lanes32();
+  for (; i + lanes <= n; i += lanes) {
+    prefetch_span(x + i, lanes * sizeof(float));
+    const VU image = images(load_bits(x + i));
+    const __m512i group = lookup(groups, hn::ShiftRight<16>(image)).raw;
+    const __mmask16 in = _mm512_test_epi32_mask(group, group);
+    _mm512_storeu_si512(members + found, _mm512_maskz_compress_epi32(in, image.raw));
+    found += static_cast<uint64_t>(__builtin_popcount(in));
+  }
+  for (; i < n; ++i) {
+    members[found] = quantile_image(x[i]);
+    found += groups[members[found] >> 16] != 0 ? 1U : 0U;
+  }
+#else
+  HWY_ALIGN uint32_t image[kBlock];
+  for (; i < n; i += kBlock) {
+    const uint64_t m = HWY_MIN(kBlock, n - i);
+    store_images(x + i, m, image);
+    unrolled(m, [&](uint64_t j) LACONIC_LAMBDA {
+      const uint32_t at = image[j];
+      members[found] = at;
+      found += groups[at >> 16] != 0 ? 1U : 0U;
+    });
+  }
+#endif
+  return found;
 }
 
 // ---- codes ----
 
+#if LACONIC_AVX512
 HWY_INLINE VU codes_of(VU image, const QuantileBins& bins) {
   VU code = lookup(bins.base, hn::ShiftRight<16>(image));
   for (uint32_t step = bins.steps; step > 0; --step) {
     const uint32_t half = 1U << (step - 1);
-    // a threshold is never below: compared as signed numbers, both with the upper bit turned
     const VU threshold = lookup(bins.thresholds + half - 1, code);
-    const VU turn = hn::Set(U32(), 0x80000000U);
-    const auto above = hn::Gt(hn::BitCast(I32(), hn::Xor(threshold, turn)),
-                              hn::BitCast(I32(), hn::Xor(image, turn)));
-    code = hn::Add(code, hn::IfThenZeroElse(hn::RebindMask(U32(), above), hn::Set(U32(), half)));
+    const __mmask16 reached = _mm512_cmpge_epu32_mask(image.raw, threshold.raw);
+    code = VU{_mm512_mask_add_epi32(code.raw, reached, code.raw,
+                                    _mm512_set1_epi32(static_cast<int>(half)))};
   }
   return code;
+}
+#endif
+
+#if LACONIC_AVX512
+/// Thresholds of at most 64 bins in registers: a search tree, node 1 the middle one and the children
+/// of node k the nodes 2k and 2k + 1. Levels 1 to 4 in one vector, then one, then two.
+class Tree {
+ public:
+  HWY_INLINE explicit Tree(const QuantileBins& bins) {
+    uint32_t nodes[64];
+    nodes[0] = 0;
+    for (uint32_t level = 0, k = 1; level < 6; ++level) {
+      for (uint32_t j = 0; j < 1U << level; ++j, ++k) {
+        nodes[k] = bins.thresholds[((2 * j + 1) << (5 - level)) - 1];
+      }
+    }
+    for (uint32_t v = 0; v < 4; ++v) nodes_[v] = _mm512_loadu_si512(nodes + 16 * v);
+  }
+  HWY_INLINE VU codes_of(VU images) const {
+    const __m512i image = images.raw, one = _mm512_set1_epi32(1);
+    __m512i node = one;
+    const auto descend = [&](__m512i threshold) LACONIC_LAMBDA {
+      const __mmask16 right = _mm512_cmpge_epu32_mask(image, threshold);
+      node = _mm512_add_epi32(node, node);
+      node = _mm512_mask_add_epi32(node, right, node, one);
+    };
+    // the first level's threshold is the same for all
+    descend(_mm512_permutexvar_epi32(one, nodes_[0]));
+    for (uint32_t level = 1; level < 4; ++level) {
+      descend(_mm512_permutexvar_epi32(node, nodes_[0]));
+    }
+    descend(_mm512_permutexvar_epi32(node, nodes_[1]));
+    descend(_mm512_permutex2var_epi32(nodes_[2], node, nodes_[3]));
+    return VU{_mm512_sub_epi32(node, _mm512_set1_epi32(64))};
+  }
+
+ private:
+  __m512i nodes_[4];
+};
+#endif
+
+/// Codes of x[0, n), n <= kBlock.
+#if LACONIC_AVX512
+template <class CodesOf>
+HWY_INLINE void encode_block(const float* x, uint64_t n, const QuantileBins& bins,
+                             uint8_t* HWY_RESTRICT codes, CodesOf codes_of) {
+  const size_t lanes = lanes32();
+  const hn::Rebind<uint8_t, U32> d8;
+  uint64_t i = 0;
+  for (; i + lanes <= n; i += lanes) {
+    prefetch_span(x + i, lanes * sizeof(float));
+    hn::StoreU(hn::TruncateTo(d8, codes_of(images(load_bits(x + i)))), d8, codes + i);
+  }
+  for (; i < n; ++i) codes[i] = static_cast<uint8_t>(quantile_code(quantile_image(x[i]), bins));
+}
+#else
+HWY_INLINE void encode_block(const float* x, uint64_t n, const QuantileBins& bins,
+                             uint8_t* HWY_RESTRICT codes) {
+  HWY_ALIGN uint32_t image[kBlock];
+  store_images(x, n, image);
+  if (bins.steps > 1) {
+    for (uint64_t i = 0; i < n; ++i) codes[i] = static_cast<uint8_t>(quantile_code(image[i], bins));
+    return;
+  }
+  // One threshold at most lies in a bucket, and the next one of all decides.
+  const uint8_t* const base = bins.base;
+  const uint32_t* const thresholds = bins.thresholds;
+  unrolled(n, [&](uint64_t i) LACONIC_LAMBDA {
+    const uint32_t at = image[i], code = base[at >> 16];
+    codes[i] = static_cast<uint8_t>(code + (thresholds[code] <= at ? 1U : 0U));
+  });
+}
+#endif
+
+/// Adds x[0, n) to the sums, element i to lane i mod 8.
+HWY_INLINE void add_block(const float* x, uint64_t n, const uint8_t* codes, QuantileSums& sums) {
+  using F64 = hn::ScalableTag<double>;
+  const F64 d;
+  const hn::Rebind<float, F64> half;
+  HWY_ALIGN double wide[kBlock];
+  uint64_t i = 0;
+  for (; i + hn::Lanes(d) <= n; i += hn::Lanes(d)) {
+    hn::Store(hn::PromoteTo(d, hn::LoadU(half, x + i)), d, wide + i);
+  }
+  for (; i < n; ++i) wide[i] = static_cast<double>(x[i]);
+  double* const sum = sums.sum.data();
+  for (i = 0; i + kQuantileLanes <= n; i += kQuantileLanes) {
+    for (uint64_t l = 0; l < kQuantileLanes; ++l) {
+      sum[codes[i + l] * kQuantileLanes + l] += wide[i + l];
+    }
+  }
+  for (; i < n; ++i) sums.add(i, codes[i], wide[i]);
 }
 
 /// Packs n <= kBlock codes; only the last group of a call may be short of eight. `room`: bytes that
@@ -146,36 +262,43 @@ HWY_INLINE void pack(const uint8_t* codes, uint64_t n, uint32_t width, uint8_t* 
   }
 }
 
-void encode(const float* x, uint64_t n, const QuantileBins& bins, uint8_t* packed, double* sums) {
-  const size_t lanes = lanes32();
-  const hn::Rebind<uint8_t, U32> d8;
+/// `codes_of(x, n, codes)` is called for every block.
+template <class Codes>
+HWY_INLINE void encode_all(const float* x, uint64_t n, const QuantileBins& bins, uint8_t* packed,
+                           double* sums, Codes codes_of) {
   QuantileSums lane_sums(bins.bins);
   uint64_t room = (n * bins.width + 7) / 8;
   HWY_ALIGN uint8_t codes[kBlock];
   for (uint64_t i = 0; i < n; i += kBlock) {
     const uint64_t m = HWY_MIN(kBlock, n - i);
-    uint64_t j = 0;
-    for (; j + lanes <= m; j += lanes) {
-      prefetch_span(x + i + j, lanes * sizeof(float));
-      hn::Store(hn::TruncateTo(d8, codes_of(images(load_bits(x + i + j)), bins)), d8, codes + j);
-    }
-    for (; j < m; ++j) {
-      codes[j] = static_cast<uint8_t>(quantile_code(quantile_image(x[i + j]), bins));
-    }
-    uint64_t k = 0;
-    for (; k + kQuantileLanes <= m; k += kQuantileLanes) {
-      for (uint64_t l = 0; l < kQuantileLanes; ++l) {
-        lane_sums.lane[l][codes[k + l]] += static_cast<double>(x[i + k + l]);
-      }
-    }
-    for (; k < m; ++k) {
-      lane_sums.lane[k % kQuantileLanes][codes[k]] += static_cast<double>(x[i + k]);
-    }
+    codes_of(x + i, m, codes);
+    add_block(x + i, m, codes, lane_sums);
     pack(codes, m, bins.width, packed, room);
     packed += m / 8 * bins.width;
     room -= m / 8 * bins.width;
   }
   lane_sums.fold(bins.bins, sums);
+}
+
+void encode(const float* x, uint64_t n, const QuantileBins& bins, uint8_t* packed, double* sums) {
+#if LACONIC_AVX512
+  if (bins.bins <= 64) {
+    const Tree tree(bins);
+    const auto of_images = [&](VU image) LACONIC_LAMBDA { return tree.codes_of(image); };
+    encode_all(x, n, bins, packed, sums,
+               [&](const float* from, uint64_t m, uint8_t* codes)
+                   LACONIC_LAMBDA { encode_block(from, m, bins, codes, of_images); });
+    return;
+  }
+  const auto of_images = [&](VU image) LACONIC_LAMBDA { return codes_of(image, bins); };
+  encode_all(x, n, bins, packed, sums,
+             [&](const float* from, uint64_t m, uint8_t* codes)
+                 LACONIC_LAMBDA { encode_block(from, m, bins, codes, of_images); });
+#else
+  encode_all(x, n, bins, packed, sums,
+             [&](const float* from, uint64_t m, uint8_t* codes)
+                 LACONIC_LAMBDA { encode_block(from, m, bins, codes); });
+#endif
 }
 
 // ---- values ----
@@ -248,7 +371,7 @@ void decode(float* out, Output output, const Weighted* payloads, uint32_t count,
   }
 }
 
-constexpr QuantileKernels kTable{&count_upper, &count_middle, &count_lower, &encode, &decode};
+constexpr QuantileKernels kTable{&count_upper, &sum_rows, &collect, &encode, &decode};
 
 #undef LACONIC_AVX512
 #undef LACONIC_AVX2

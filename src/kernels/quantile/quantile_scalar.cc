@@ -1,4 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+#include <numeric>
+
 #include "kernels/quantile/quantile.h"
 #include "kernels/quantile/quantile_elements.h"
 
@@ -14,20 +16,21 @@ uint32_t count_upper(const float* x, uint64_t n, uint32_t* counts) {
   return most;
 }
 
-void count_middle(const float* x, uint64_t n, const uint16_t* groups, uint32_t* counts) {
-  for (uint64_t i = 0; i < n; ++i) {
-    const uint32_t image = quantile_image(x[i]);
-    ++counts[groups[image >> 16] * kQuantileRow + (image >> 8 & 0xFFU)];
+void sum_rows(const uint32_t* counts, uint64_t rows, uint32_t* sums) {
+  for (uint64_t r = 0; r < rows; ++r) {
+    const uint32_t* const row = counts + r * kQuantileRow;
+    sums[r] = std::accumulate(row, row + kQuantileRow, uint32_t{0});
   }
 }
 
-void count_lower(const float* x, uint64_t n, const uint16_t* groups, const uint16_t* subgroups,
-                 uint32_t* counts) {
+uint64_t collect(const float* x, uint64_t n, const uint16_t* groups, uint32_t* members) {
+  uint64_t found = 0;
   for (uint64_t i = 0; i < n; ++i) {
     const uint32_t image = quantile_image(x[i]);
-    const uint32_t subgroup = subgroups[groups[image >> 16] * kQuantileRow + (image >> 8 & 0xFFU)];
-    ++counts[subgroup * kQuantileRow + (image & 0xFFU)];
+    members[found] = image;
+    found += groups[image >> 16] != 0 ? 1U : 0U;
   }
+  return found;
 }
 
 void encode(const float* x, uint64_t n, const QuantileBins& bins, uint8_t* packed, double* sums) {
@@ -37,7 +40,7 @@ void encode(const float* x, uint64_t n, const QuantileBins& bins, uint8_t* packe
     const uint64_t group = std::min<uint64_t>(8, n - i);
     for (uint64_t j = 0; j < group; ++j) {
       codes[j] = static_cast<uint8_t>(quantile_code(quantile_image(x[i + j]), bins));
-      lanes.lane[j][codes[j]] += static_cast<double>(x[i + j]);
+      lanes.add(j, codes[j], static_cast<double>(x[i + j]));
     }
     quantile_pack(codes, group, bins.width, packed + i / 8 * bins.width);
   }
@@ -57,7 +60,7 @@ void decode(float* out, Output output, const Weighted* payloads, uint32_t count,
 
 }  // namespace
 
-constinit const QuantileKernels kQuantileScalar{&count_upper, &count_middle, &count_lower, &encode,
+constinit const QuantileKernels kQuantileScalar{&count_upper, &sum_rows, &collect, &encode,
                                                 &decode};
 
 }  // namespace laconic::kernels

@@ -160,6 +160,9 @@ TEST(Inceptionn, Grace01_NoLongerThanPromised) {
     EXPECT_EQ(run.encode(std::vector<float>(n, 0.0F)).size(), 8 + (n + 3) / 4);
   }
   EXPECT_EQ(Runner(0).encode({}).size(), 0U);
+  constexpr uint64_t kMost = (uint64_t{1} << 32) - 1;
+  EXPECT_EQ(Runner(kMost).plan().round[0].bytes, 8 + kMost / 4 + 1 + 4 * kMost);
+  EXPECT_EQ(Inceptionn::contract({}).max_count, kMost);  // counts are uint32
 }
 
 TEST(Inceptionn, Grace03_ZeroTensorAndNonFinite) {
@@ -175,18 +178,32 @@ TEST(Inceptionn, Grace03_ZeroTensorAndNonFinite) {
   }
 }
 
-TEST(Inceptionn, ThreadsChangeNoByte) {
+/// More terms than are taken at a time, all different.
+TEST(Inceptionn, ThreadsChangeNoByteAndTermsAreAddedInOrder) {
   constexpr uint64_t n = 200'003;
-  const std::vector<float> x = mixed(n, 1);
   Runner one(n);
-  const ByteVector payload = one.encode(x);
-  const std::vector<Term> terms(20, Term{payload, 0.3F});
+  std::vector<std::vector<float>> x;
+  std::vector<ByteVector> payloads;
+  for (uint64_t t = 0; t < 20; ++t) {
+    x.push_back(mixed(n, t));
+    payloads.push_back(one.encode(x.back()));
+  }
+  std::vector<Term> terms;
+  std::vector<float> sum(n, 0.0F);
+  for (uint64_t t = 0; t < 20; ++t) {
+    terms.push_back({payloads[t], 0.3F - 0.1F * static_cast<float>(t)});
+    const std::vector<float> d = one.decode(payloads[t]);
+    for (uint64_t i = 0; i < n; ++i) sum[i] += terms[t].weight * d[i];
+  }
+  EXPECT_EQ(one.decode(terms), sum);
+  EXPECT_EQ(one.decode({terms.data(), 0}), std::vector<float>(n, 0.0F));
   for (const uint32_t threads : {2U, 3U}) {
     ThreadPool pool(threads);
     Runner run(n);
     run.work.pool = &pool;
-    EXPECT_EQ(run.encode(x), payload);
-    EXPECT_EQ(run.decode(terms), one.decode(terms));
+    EXPECT_EQ(run.encode(x[0]), payloads[0]);
+    EXPECT_EQ(run.decode(terms), sum);
+    EXPECT_EQ(run.decode(terms, x[1]), one.decode(terms, x[1]));
   }
 }
 

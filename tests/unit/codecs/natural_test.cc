@@ -64,6 +64,9 @@ TEST(Natural, Grace01_OneByteForEachElement) {
     EXPECT_EQ(Runner(n).encode(normal(n, 1)).size(), n);
     EXPECT_EQ(Runner(n).plan().round[0].bytes, n);
   }
+  for (const uint64_t n : {(uint64_t{1} << 32) - 1, (uint64_t{1} << 32) + 1}) {
+    EXPECT_EQ(Runner(n).plan().round[0].bytes, n);
+  }
 }
 
 TEST(Natural, Grace03_ZerosStayZero) {
@@ -109,8 +112,8 @@ TEST(Natural, MeanAndVarianceByFormula) {
   }
 }
 
-/// Mantissas so small that 16 random bits could not tell them from zero: the last seven decide.
-TEST(Natural, TheLastRandomBitsCount) {
+/// Mantissas so small that 16 random bits could not tell them from zero: the lower seven decide.
+TEST(Natural, TheLowerRandomBitsCount) {
   constexpr uint64_t n = uint64_t{1} << 23;
   constexpr double kChance = 0x1.8p-18;
   Runner run(n);

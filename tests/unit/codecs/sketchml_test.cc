@@ -185,6 +185,9 @@ TEST(SketchMl, Grace01_CodesArePacked) {
   EXPECT_EQ(Runner(1001, with(65)).plan().round[0].bytes, 4 * 65 + 876U);
   EXPECT_EQ(Runner(1000, with(256)).plan().round[0].bytes, 4 * 256 + 1000U);
   EXPECT_EQ(Runner(0).plan().round[0].bytes, 0U);
+  constexpr uint64_t kMost = (uint64_t{1} << 32) - 1;
+  EXPECT_EQ(Runner(kMost).plan().round[0].bytes, 4 * 64 + kMost / 4 * 3 + 3);
+  EXPECT_EQ(SketchMl::contract({}).max_count, kMost);  // counters are uint32
 }
 
 TEST(SketchMl, Grace03_ZeroTensorAndNonFinite) {
@@ -247,11 +250,14 @@ TEST(SketchMl, RefusesWhatDoesNotFit) {
   EXPECT_EQ(run.check(bad), Errc::payload_malformed);
 }
 
+/// One element of the lower bin at one end, all others at the other.
 TEST(SketchMl, FeedbackOfTheLargestInputsIsFinite) {
-  std::vector<float> x(1000, 0.9F * Runner(1).plan().largest_input);
-  x[0] = -Runner(1).plan().largest_input;
+  const float largest = Runner(1).plan().largest_input;
+  std::vector<float> x(1000, -largest);
+  for (uint64_t i = 1; i < x.size(); ++i) x[i] = largest * (0.9F + 1e-5F * static_cast<float>(i));
   Runner run(x.size(), with(2));
   const std::vector<float> d = run.decode(run.encode(x));
+  EXPECT_GT(d[0], 0.8F * largest);
   for (uint64_t i = 0; i < x.size(); ++i) ASSERT_TRUE(std::isfinite(x[i] - d[i]));
 }
 

@@ -113,14 +113,19 @@ TEST_P(InceptionnKernelsTest, DecoderEqualsTheReference) {
       const uint8_t* const byte = half + counts.half * 2;
       const InceptionnIn from{full, half, byte, full + streams.size()};
       const InceptionnForm form = inceptionn_form(10);
-      std::vector<float> a(n + 2, 7.0F), b(n + 2, 7.0F);
-      InceptionnIn end_a = from, end_b = from;
-      kInceptionnScalar.unpack(tags.data(), n, form, &end_a, a.data() + 1);
-      simd_.unpack(tags.data(), n, form, &end_b, b.data() + 1);
-      expect_same(a, b, n);
-      EXPECT_EQ(end_a.full, end_b.full);
-      EXPECT_EQ(end_a.half, end_b.half);
-      EXPECT_EQ(end_a.byte, end_b.byte);
+      for (const Output output : {Output::set, Output::stream, Output::add}) {
+        for (const uint64_t shift : {0U, 1U}) {
+          std::vector<float> a = normal_values(n + 20, 5), b = a;
+          const uint64_t at = (64 - reinterpret_cast<uintptr_t>(b.data()) % 64) % 64 / 4 + shift;
+          InceptionnIn end_a = from, end_b = from;
+          kInceptionnScalar.unpack(tags.data(), n, form, &end_a, -0.3F, output, a.data() + at);
+          simd_.unpack(tags.data(), n, form, &end_b, -0.3F, output, b.data() + at);
+          expect_same(a, b, n);
+          EXPECT_EQ(end_a.full, end_b.full);
+          EXPECT_EQ(end_a.half, end_b.half);
+          EXPECT_EQ(end_a.byte, end_b.byte);
+        }
+      }
     }
   }
 }

@@ -46,26 +46,17 @@ TEST_P(QuantileKernelsTest, CountsEqualTheReference) {
   });
 }
 
-TEST_P(QuantileKernelsTest, CountsOfGroupsEqualTheReference) {
+TEST_P(QuantileKernelsTest, MembersEqualThoseOfTheReference) {
   std::mt19937_64 random(1);
   for_inputs([&](const std::vector<float>& x, uint64_t n) {
-    constexpr uint16_t kGroups = 5;
-    std::vector<uint16_t> groups(kQuantileBuckets + 2), subgroups((kGroups + 1) * 256 + 2);
-    for (auto& g : groups) g = static_cast<uint16_t>(random() % 4 == 0 ? random() % 6 : 0);
-    for (auto& g : subgroups) g = static_cast<uint16_t>(random() % 4 == 0 ? random() % 6 : 0);
-    std::fill_n(subgroups.begin(), 256, uint16_t{0});
-    std::vector<uint32_t> a((kGroups + 1) * 256), b(a);
-    const auto compare = [&] {
-      std::fill_n(a.begin(), 256, 0U);  // of what is not wanted
-      std::fill_n(b.begin(), 256, 0U);
-      ASSERT_EQ(a, b) << n;
-    };
-    kQuantileScalar.count_middle(x.data() + 1, n, groups.data(), a.data());
-    simd_.count_middle(x.data() + 1, n, groups.data(), b.data());
-    compare();
-    kQuantileScalar.count_lower(x.data() + 1, n, groups.data(), subgroups.data(), a.data());
-    simd_.count_lower(x.data() + 1, n, groups.data(), subgroups.data(), b.data());
-    compare();
+    for (const uint32_t share : {1U, 4U, 100U}) {
+      std::vector<uint16_t> groups(kQuantileBuckets + 2);
+      for (auto& g : groups) g = static_cast<uint16_t>(random() % share == 0 ? random() : 0);
+      std::vector<uint32_t> a(n + kQuantileOver), b(a);
+      const uint64_t found = simd_.collect(x.data() + 1, n, groups.data(), b.data());
+      ASSERT_EQ(kQuantileScalar.collect(x.data() + 1, n, groups.data(), a.data()), found);
+      ASSERT_TRUE(std::equal(a.begin(), a.begin() + static_cast<int64_t>(found), b.begin())) << n;
+    }
   });
 }
 
