@@ -45,8 +45,8 @@ uint32_t RandomSample::bound(const float* taken, uint64_t m, uint64_t size, doub
   const double enough = 0.75 * expected + deviations * std::sqrt(expected) + 2.0;
   const uint64_t rank = static_cast<uint64_t>(std::max(expected, enough)) << attempt;
   if (rank > m) return 1;
-  // So many groups have a maximum of at least the rank-th of the maxima: a bound a little lower than
-  // the rank-th element, for a fraction of its cost.
+  // So many groups have a maximum of at least the rank-th of the maxima: a bound a little lower
+  // than the rank-th element, for a fraction of its cost.
   const uint64_t groups = round_up(3 * rank, kernels::kGroupColumns);
   if (groups > kMostGroups || 2 * groups > m) return std::max(1U, exact_cut(taken, m, rank).key);
   std::array<uint32_t, kMostGroups> maximum;
