@@ -8,11 +8,12 @@
 #include "codecs/sparse/packed_range.h"
 #include "codecs/sparse/random_sample.h"
 #include "codecs/sparse/sparse_payload.h"
+#include "kernels/sparse/select.h"
 
 namespace laconic::codecs {
 namespace {
 
-constexpr uint64_t kSampled = 1024;  // up to here every element is a candidate
+constexpr uint64_t kSampled = 4096;  // up to here the sample is the unit
 constexpr double kSample = 0.01;     // of the elements
 constexpr uint32_t kTries = 3;
 constexpr uint32_t kInfinityKey = 0x7F800000U;
@@ -54,7 +55,7 @@ uint64_t capacity_of(double ratio, uint64_t n) {
   return std::min(n, k + k / 2 + 16384);
 }
 
-uint64_t sample_size(uint64_t n) { return n > kSampled ? RandomSample::size(kSample, n) : 0; }
+uint64_t sample_size(uint64_t n) { return n > kSampled ? RandomSample::size(kSample, n) : n; }
 
 // Eight lanes in double, lane l adds elements l, l + 8, …; folded 4, 2, 1.
 float mean_of(const float* value, uint64_t count) {
@@ -98,8 +99,7 @@ struct Finder {
   PerSign<uint64_t> sampled{};
 
   // Parts what was taken: positives from the front, negatives from the back; zeros are dropped.
-  void take(const RandomSample& places, uint64_t size, float* taken, float* parted) {
-    places.take(x, size, work, taken);
+  void part(const float* taken, uint64_t size, float* parted) {
     uint64_t positive = 0;
     uint64_t negative = 0;
     for (uint64_t j = 0; j < size; ++j) {  // no branch: a sign is a toss
@@ -113,21 +113,36 @@ struct Finder {
     sample = {parted, parted + size - negative};
   }
 
+  // Of a small unit all is known: each side with zeros in place of the other.
+  void part_all(float* positives, float* negatives) {
+    for (uint64_t j = 0; j < n; ++j) {
+      positives[j] = std::max(x[j], 0.0F);
+      negatives[j] = std::min(x[j], 0.0F);
+    }
+    const kernels::SignCounts counts = kernels::select_kernels(work.isa).count_signs(x, n);
+    sampled = {counts.positive, counts.negative};
+    sample = {positives, negatives};
+  }
+
   [[nodiscard]] uint32_t bound(Sign s, uint64_t size, uint32_t attempt) const {
+    if (sampled[s] == 0) return 1;
+    if (n <= kSampled) {
+      const uint64_t k = wanted_of(ratio, sampled[s]);
+      return std::max(1U, RandomSample::bound_of_rank(sample[s], n, k, work.isa));
+    }
     const double of_sign =
         static_cast<double>(sampled[s]) / static_cast<double>(size) * static_cast<double>(n);
     return RandomSample::bound(sample[s], sampled[s], size, ratio * of_sign, n, attempt, work.isa);
   }
 
   [[nodiscard]] uint64_t wanted(Sign s) const { return wanted_of(ratio, list.total(s)); }
-  // All that there is: no lower floor would help.
   [[nodiscard]] bool enough(Sign s) const { return !too_few(list.count(s), wanted(s)); }
 
   void find(uint64_t size) {
     PerSign<uint32_t> floor{1, 1};
     for (uint32_t attempt = 0; attempt < kTries; ++attempt) {
       for (const Sign s : kSigns) {
-        if (size != 0 && (attempt == 0 || !enough(s))) floor[s] = bound(s, size, attempt);
+        if (attempt == 0 || !enough(s)) floor[s] = bound(s, size, attempt);
       }
       list.collect(x, floor, work);
       if (enough(kPositive) && enough(kNegative)) return;
@@ -234,7 +249,12 @@ Encoded AdaQ::encode(const Params& p, std::span<const float>, const Unit& unit, 
   auto* const taken = reinterpret_cast<float*>(memory + 2 * room);
   Finder finder{source.values, n, p.ratio, work, SignedList(work.scratch, n, capacity)};
   const uint64_t size = sample_size(n);
-  if (size != 0) finder.take(RandomSample(unit, place), size, taken, taken + size);
+  if (n > kSampled) {
+    RandomSample(unit, place).take(source.values, size, work, taken);
+    finder.part(taken, size, taken + size);
+  } else {
+    finder.part_all(taken, taken + size);
+  }
   finder.find(size);
   Header header{};
   for (const Sign s : kSigns) {

@@ -37,21 +37,25 @@ void RandomSample::take(const float* x, uint64_t size, const Work& work,
   });
 }
 
+// So many groups have a maximum of at least the rank-th of the maxima: a bound a little lower than
+// the rank-th element, for a fraction of its cost.
+uint32_t RandomSample::bound_of_rank(const float* values, uint64_t m, uint64_t rank,
+                                     Isa isa) noexcept {
+  constexpr uint64_t kMostGroups = 1024;
+  const uint64_t groups = round_up(3 * rank, kernels::kGroupColumns);
+  if (groups > kMostGroups || 2 * groups > m) return exact_cut(values, m, rank).key;
+  std::array<uint32_t, kMostGroups> maximum;
+  kernels::select_kernels(isa).group_max(values, m, static_cast<uint32_t>(groups), maximum.data());
+  return bound_of_kth(maximum.data(), groups, rank);
+}
+
 uint32_t RandomSample::bound(const float* taken, uint64_t m, uint64_t size, double wanted,
                              uint64_t n, uint32_t attempt, Isa isa) noexcept {
-  constexpr uint64_t kMostGroups = 1024;
   const double expected = wanted / static_cast<double>(n) * static_cast<double>(size);
   const double deviations = n > kQuads ? 4.5 : 3.0;
   const double enough = 0.75 * expected + deviations * std::sqrt(expected) + 2.0;
   const uint64_t rank = static_cast<uint64_t>(std::max(expected, enough)) << attempt;
-  if (rank > m) return 1;
-  // So many groups have a maximum of at least the rank-th of the maxima: a bound a little lower than
-  // the rank-th element, for a fraction of its cost.
-  const uint64_t groups = round_up(3 * rank, kernels::kGroupColumns);
-  if (groups > kMostGroups || 2 * groups > m) return std::max(1U, exact_cut(taken, m, rank).key);
-  std::array<uint32_t, kMostGroups> maximum;
-  kernels::select_kernels(isa).group_max(taken, m, static_cast<uint32_t>(groups), maximum.data());
-  return std::max(1U, bound_of_kth(maximum.data(), groups, rank));
+  return rank > m ? 1 : std::max(1U, bound_of_rank(taken, m, rank, isa));
 }
 
 }  // namespace laconic::codecs

@@ -46,6 +46,10 @@ class RandomSample {
   [[nodiscard]] static uint32_t bound(const float* taken, uint64_t m, uint64_t size, double wanted,
                                       uint64_t n, uint32_t attempt, Isa isa) noexcept;
 
+  /// A key that at least `rank` of values[0, m) reach, 1 <= rank <= m, and few more.
+  [[nodiscard]] static uint32_t bound_of_rank(const float* values, uint64_t m, uint64_t rank,
+                                              Isa isa) noexcept;
+
  private:
   RandomKey key_;
   uint64_t stream_;

@@ -110,6 +110,15 @@ TEST(AdaQTest, Grace11_OneSignOrNone) {
   }
 }
 
+TEST(AdaQTest, InTheBandWhateverTheSampleSays) {
+  const uint64_t n = 200000;
+  const RandomSample sample(vector_unit(n), driver(0.01).place);
+  for (const Lie lie : {Lie::only_large, Lie::only_small, Lie::half}) {
+    const Input x(misleading(lie, sample, n, RandomSample::size(0.01, n)));
+    for (const double ratio : {0.001, 0.01, 0.03, 0.06}) expect_law(x, driver(ratio), "misled");
+  }
+}
+
 TEST(AdaQTest, SignsOfDifferentNumberAndSize) {
   for (const uint64_t n : {5000U, 150000U}) {
     std::vector<float> x = draw(Shape::laplace, n, 3);

@@ -13,6 +13,7 @@
 #include <random>
 #include <vector>
 
+#include "codecs/sparse/random_sample.h"
 #include "laconic/codec.h"
 #include "laconic/isa.h"
 
@@ -111,6 +112,32 @@ inline std::vector<float> draw(Shape shape, uint64_t n, uint64_t seed) {
         break;
     }
     x[i] = static_cast<float>((random() & 1U) != 0 ? a * 1e-3 : -a * 1e-3);
+  }
+  return x;
+}
+
+/// Elements that mislead a random sample of `size` of n: what is large was sampled, what was sampled
+/// is small, or of n/200 large elements the smallest 64 were, so that a bound lets half of a
+/// hundredth through.
+enum class Lie { only_large, only_small, half };
+
+inline std::vector<float> misleading(Lie lie, const RandomSample& sample, uint64_t n,
+                                     uint64_t size) {
+  std::vector<float> x = draw(Shape::laplace, n, 3);
+  if (lie == Lie::only_small) {
+    for (float& v : x) v += std::copysign(1.0F, v);
+  }
+  if (lie == Lie::half) {
+    for (uint64_t i = 0; i < n; i += 200) x[i] = std::copysign(20.0F + static_cast<float>(i), x[i]);
+  }
+  for (uint64_t i = 0; i < size / 4; ++i) {
+    for (const uint32_t at : sample.places(i)) {
+      const float v = static_cast<float>(i) + 5.0F;
+      if (lie == Lie::only_large) x[at] = std::copysign(v, x[at]);
+      if (lie == Lie::only_small) x[at] = std::copysign(1e-9F, x[at]);
+      if (lie == Lie::half && i < 16) x[at] = std::copysign(v, x[at]);
+      if (lie == Lie::half && i >= 16) x[at] = std::copysign(1e-9F, x[at]);
+    }
   }
   return x;
 }
