@@ -11,12 +11,15 @@ from __future__ import annotations
 
 from ._lib import lib as _clib
 from .attach import attach, handle_of, handles
+from .benchmark import bench
 from .codec import Codec, Frame, Residual, codecs
 from .errors import LaconicError
+from .registered import register
 from .session import Session
 
 __version__ = _clib.laconic_version().decode()
-__all__ = ["Codec", "Frame", "LaconicError", "Residual", "Session", "attach", "codecs", "handle_of", "handles", "show_versions"]
+__all__ = ["Codec", "Frame", "LaconicError", "Residual", "Session", "attach", "bench", "codecs", "handle_of", "handles", "register",
+           "show_versions"]
 
 
 def show_versions() -> dict:

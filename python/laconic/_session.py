@@ -40,9 +40,18 @@ def gather_texts(engine, text: str, limit: int = 500) -> list[str]:
     return [texts[limit * r : limit * (r + 1)].rstrip(b"\0").decode(errors="replace") for r in range(engine.world)]
 
 
+_OTHER = "\1"  # begins the word of a session that is not the library's
+
+
 def agree(engine, session: CSession | None, failure: LaconicError | None, what: str) -> None:
     """Every rank learns whether any rank could not do `what`, before anything is compared."""
-    texts = gather_texts(engine, "" if failure is None else str(failure))
+    word = getattr(session, "word", "")
+    texts = gather_texts(engine, _OTHER + word if failure is None and word else "" if failure is None else str(failure))
+    if len(set(texts)) > 1 and all(text == "" or text.startswith(_OTHER) for text in texts):
+        raise errors.error("ranks_disagree", "; ".join(f"rank {rank} has {text.removeprefix(_OTHER) or 'a codec of laconic'}"
+                                                       for rank, text in enumerate(texts)),
+                           "give every rank the same spec, and register the same codec")
+    texts = ["" if text.startswith(_OTHER) else text for text in texts]
     if failure is not None and len(set(texts)) == 1:
         raise failure
     for rank, text in enumerate(texts):

@@ -10,7 +10,7 @@ import math
 import operator
 import weakref
 
-from . import _arrays, _lib, errors
+from . import _arrays, _lib, errors, registered
 from ._checks import U32, U64, finite, text, whole
 from .errors import LaconicError
 
@@ -189,8 +189,12 @@ def _option(value) -> str:
 class Codec:
     """A codec made from a spec: ``Codec("int8:block=256")``. Immutable, may be shared between threads.
 
-    Keys may be given as keywords: ``Codec("int8", block=256)``.
+    Keys may be given as keywords: ``Codec("int8", block=256)``. A codec in Python, of `laconic.register`, works too; its frames are
+    for the same class alone.
     """
+
+    def __new__(cls, spec: str = "", **_):
+        return super().__new__(_RegisteredCodec if cls is Codec and registered.find(spec) is not None else cls)
 
     def __init__(self, spec: str, *, threads: int = 1, **options):
         self._handle = ctypes.c_void_p()
@@ -270,3 +274,8 @@ class Codec:
         pointer, size, keep = _readable(frame)
         _lib.check(_lib.lib.laconic_decode(self._handle, pointer, size, finite("weight", weight), int(add), ctypes.byref(tensor), None))
         del keep
+
+
+class _RegisteredCodec(registered.OwnFrames, Codec):
+    def __init__(self, spec: str, *, threads: int = 1, **options):
+        self._open(spec_with(spec, options), threads)

@@ -12,7 +12,7 @@ import weakref
 import torch
 import torch.distributed as dist
 
-from . import errors, trace
+from . import errors, registered, trace
 from ._checks import U64, whole
 from ._session import CSession, Layout, agree, engine_failed, gather_texts
 from .delivery import EndOfBackward, Sum
@@ -20,6 +20,7 @@ from .engine import Engine
 from .environment import place
 from .errors import LaconicError
 from .group import Meeting, Sibling
+from .own_session import OwnSession
 from .rates import Rates
 from .resumed import Resumed
 from .state import check_fields, check_layout
@@ -110,8 +111,10 @@ class Handle:
             self._threads = self._stage.threads if threads == "auto" else threads
             self.warmup = whole("warmup", warmup, 0, U64 >> 1)
             engine.limiter = _limiter()
-            session = CSession(spec(), [(n, tuple(p.shape)) for n, p in self._parameters], rank=self.rank,
-                              world=self._world, engine_sums=sums, short_sends=engine.short_sends, threads=self._threads, **options)
+            text = spec()
+            kind = CSession if registered.find(text) is None else OwnSession
+            session = kind(text, [(n, tuple(p.shape)) for n, p in self._parameters], rank=self.rank, world=self._world,
+                           engine_sums=sums, short_sends=engine.short_sends, threads=self._threads, **options)
         except LaconicError as error:  # the other ranks are about to compare cards with us
             failure = error
         except Exception as error:  # noqa: BLE001  an argument of a wrong type
@@ -147,6 +150,8 @@ class Handle:
         else:
             text = (f"{e['spec']} on {len(packed)} of {len(e['parameters'])} tensors ({elements} of {e['elements']} elements) "
                     f"by {e['strategy']}; {e['uncompressed_elements']} elements as they are; {text}")
+            if isinstance(self.worker.session, OwnSession):
+                text += "; a registered codec runs in Python, slowly, for trying ideas"
             if self.warmup > self.step:
                 text += f"; uncompressed for {self.warmup - self.step} steps"
         if self._foreign:
