@@ -95,8 +95,8 @@ METHOD = """\
 - *Encode* is the pipeline's whole work on one rank, into the payload that travels: the look for zeros and NaN, error
   feedback (the gradient joins the residual, what is sent leaves it) unless the spec says `+noef`, all rounds.
   *Decode* writes every element, or adds to a buffer for codecs that send few (top-k, random-k, SIDCo).
-- The data is Laplace of scale 1e-3, seeded. With feedback the same gradient comes at every step: the residual is in the
-  steady state of that, its magnitudes flatter than a gradient's. Ratio: float bytes by payload bytes. Error and cosine:
+- The data is Laplace of scale 1e-3, seeded. Eight gradients come in turn, each the one before moved on by a cache
+  line: with feedback the residual is in the steady state of these, its magnitudes flatter than a gradient's. Ratio: float bytes by payload bytes. Error and cosine:
   of one encoding without feedback; with feedback the error is sent later, not lost."""
 
 

@@ -4,6 +4,7 @@
 // bounded by the passes that it makes. Prints JSON.
 //
 //   roofline_bench SECONDS_PER_POINT BYTES...
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -64,6 +65,19 @@ LACONIC_EVERY_WIDTH void add_to(float* y, const float* x, uint64_t n) {
   for (uint64_t i = 0; i < n; ++i) y[i] += x[i];
 }
 
+/// One element of a hundred, at places that no prefetcher foretells, each line fetched 32 ahead.
+void add_to_few(float* y, float value, uint64_t n) {
+  constexpr uint64_t kStride = 100;
+  constexpr uint64_t kFetched = 32;
+  const auto place = [](uint64_t i) {
+    return i * kStride + (uint64_t{static_cast<uint32_t>(i) * 0x9E3779B1U} * kStride >> 32);
+  };
+  for (uint64_t i = 0; (i + 1) * kStride <= n; ++i) {
+    __builtin_prefetch(y + std::min(place(i + kFetched), n - 1), 1);
+    y[place(i)] += value;
+  }
+}
+
 void write_streaming(float* out, float value, uint64_t n) {
 #ifdef __SSE2__
   const __m128 v = _mm_set1_ps(value);
@@ -110,6 +124,7 @@ void measure(uint64_t bytes, double seconds, Json& points) {
   points.push_back(point(b, "read", seconds, [&] { use(read_one(b.in(), n)); }));
   points.push_back(point(b, "read two", seconds, [&] { use(read_two(b.in(), b.out(), n)); }));
   points.push_back(point(b, "r += g", seconds, [&] { add_to(b.out(), b.in(), n); }));
+  points.push_back(point(b, "add 1 of 100", seconds, [&] { add_to_few(b.out(), 1.0F, n); }));
   points.push_back(point(b, "write", seconds, [&] { std::memset(b.out(), 1, b.bytes); }));
   points.push_back(
       point(b, "write past the caches", seconds, [&] { write_streaming(b.out(), 1.0F, n); }));

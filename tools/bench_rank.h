@@ -22,7 +22,9 @@ inline Unit unit_of(uint64_t elements) {
   return {elements, rows, rows == 0 ? 1 : elements / rows, 1, 0};
 }
 
-/// One rank with everything its calls need, in memory that is never grown after the start.
+/// One rank with everything its calls need, in memory that is never grown after the start. It encodes
+/// several gradients in turn, the given one first, each the one before moved on by a line: with one
+/// alone, its residual would repeat it, and branches would be foretold.
 class Rank {
  public:
   Rank(const Spec& spec, uint64_t elements, const PointOptions& options)
@@ -38,8 +40,8 @@ class Rank {
   [[nodiscard]] bool reserve() {
     bool enough = kept_.reserve(plan_.kept_bytes) && scratch_.reserve(plan_.scratch_bytes) &&
                   state_.reserve(plan_.state_floats * sizeof(float)) &&
-                  values_.reserve(float_bytes()) && copy_.reserve(float_bytes()) &&
-                  target_.reserve(float_bytes());
+                  values_.reserve(float_bytes() + kApart * (kGradients - 1) * 4) &&
+                  copy_.reserve(float_bytes()) && target_.reserve(float_bytes());
     if (remembers_) enough = enough && residual_.reserve(float_bytes());
     if (memory_.kind == MemoryKind::momentum) enough = enough && momentum_.reserve(float_bytes());
     for (uint32_t i = 0; i < plan_.rounds; ++i)
@@ -48,7 +50,11 @@ class Rank {
   }
 
   void start(std::span<const float> values) {
-    std::memcpy(floats(values_), values.data(), values.size_bytes());
+    const uint64_t room = unit_.count + kApart * (kGradients - 1);
+    for (uint64_t i = 0; i < room; i += unit_.count) {
+      std::copy_n(values.data(), std::min(unit_.count, room - i), floats(values_) + i);
+    }
+    gradient_ = 0;
     std::memset(copy_.bytes().data(), 0, copy_.bytes().size());
     std::memset(target_.bytes().data(), 0, target_.bytes().size());
     for (Arena* arena : {&residual_, &momentum_})
@@ -56,16 +62,17 @@ class Rank {
     codec_.init(slot(), place_);
   }
 
-  /// Every round of the rank's own work. With feedback that includes residual += gradient and what
+  /// Every round of the rank's own work, on the next gradient. With feedback that includes residual += gradient and what
   /// was sent being taken out of it.
   void encode() {
     const pipeline::UnitSlot slot = this->slot();
     Work work = this->work();
-    uint64_t bytes = first_round(slot, work);
+    float* const values = floats(values_) + kApart * gradient_;
+    gradient_ = (gradient_ + 1) % kGradients;
+    uint64_t bytes = first_round(slot, values, work);
     for (uint32_t round = 1; round < plan_.rounds; ++round) {
       codec_.accept(slot, place_, round - 1, out_[round - 1].bytes().first(bytes), 1, work);
-      bytes = codec_.encode_round(slot, place_, round, floats(values_), work, out_[round].bytes())
-                  .bytes;
+      bytes = codec_.encode_round(slot, place_, round, values, work, out_[round].bytes()).bytes;
     }
     sent_ = Bytes(out_[plan_.rounds - 1].bytes().data(), bytes);
     codec_.commit(slot, place_, sent_, lanes() ? sent_ : Bytes(), 1, floats(target_), work);
@@ -102,7 +109,6 @@ class Rank {
   [[nodiscard]] bool lanes() const {
     return plan_.round[plan_.rounds - 1].kind == RoundKind::lanes;
   }
-  [[nodiscard]] std::span<float> values() { return {floats(values_), unit_.count}; }
   [[nodiscard]] std::span<float> target() { return {floats(target_), unit_.count}; }
 
   /// Codecs whose payload names few elements add them; the others write every element.
@@ -114,10 +120,10 @@ class Rank {
   }
 
  private:
-  uint64_t first_round(const pipeline::UnitSlot& slot, Work& work) {
+  uint64_t first_round(const pipeline::UnitSlot& slot, const float* values, Work& work) {
     if (codec_only_)
-      return codec_.encode_round(slot, place_, 0, floats(values_), work, out_[0].bytes()).bytes;
-    return codec_.encode(slot, place_, floats(values_), work, out_[0].bytes()).bytes;
+      return codec_.encode_round(slot, place_, 0, values, work, out_[0].bytes()).bytes;
+    return codec_.encode(slot, place_, values, work, out_[0].bytes()).bytes;
   }
   [[nodiscard]] uint64_t float_bytes() const { return unit_.count * sizeof(float); }
   static float* floats(Arena& arena) { return reinterpret_cast<float*>(arena.bytes().data()); }
@@ -131,6 +137,9 @@ class Rank {
     return {kept_.bytes(), scratch_.bytes(), codec_.isa(), codec_.pool()};
   }
 
+  static constexpr uint64_t kGradients = 8;
+  static constexpr uint64_t kApart = 16;
+
   ThreadPool pool_;
   pipeline::UnitCodec codec_;
   Unit unit_;
@@ -140,6 +149,7 @@ class Rank {
   bool remembers_;
   Place place_{1, 1, 0, 1, 0, 1.0F};
   Arena kept_, scratch_, state_, values_, copy_, target_, residual_, momentum_;
+  uint64_t gradient_ = 0;  ///< the next one
   std::array<Arena, kMaxRounds> out_;
   Bytes sent_;
 };

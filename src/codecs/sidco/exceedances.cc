@@ -22,7 +22,11 @@ constexpr double kLn2 = 0.69314718055994530942;
 constexpr uint64_t kTurningCount = uint64_t{1} << 22;
 constexpr uint32_t kInfinityKey = 0x7F800000U;
 
-uint64_t capacity_of(uint64_t n, uint64_t wanted) { return std::min(n, 4 * wanted + 4096); }
+// The second part is twice what exceeds the threshold between the first and the last one where
+// there are three: from there on nothing is read from memory again.
+uint64_t capacity_of(uint64_t n, uint64_t wanted) {
+  return std::min(n, std::max(4 * wanted + 4096, n / 28));
+}
 
 // A list made for closing in holds at least this many times what is wanted: thresholds tried on the
 // way select more.
