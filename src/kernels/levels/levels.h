@@ -79,8 +79,8 @@ struct LevelsKernels {
   void (*ternary_pairs)(const float* x, uint64_t n, TernaryRounding rounding, void* codes);
   /// bytes[j] = 121 + Σ 3^(4 − i)·rows[i·stride + j] for j < columns.
   void (*pack_digits)(const int8_t* rows, uint64_t stride, uint64_t columns, uint8_t* bytes);
-  /// out_i = (base + value0[code0_i]) + … for i in [begin, end), begin a multiple of 64; `data` of a
-  /// term is a PairTerm. At most kLevelTerms.
+  /// out_i = (base + value0[code0_i]) + … for i in [begin, end), begin a multiple of 64; `data` of
+  /// a term is a PairTerm. At most kLevelTerms.
   void (*decode_pairs)(float* out, Output output, const struct PairTerm* terms, uint32_t count,
                        uint64_t begin, uint64_t end);
 

@@ -139,8 +139,8 @@ LevelMoments moments(const float* x, uint64_t n) {
 
 // ---- random levels ----
 
-/// A rule of rounding: level_code or ternary_code. `near` is ternary for |x| up to kNearSteps, whose
-/// codes are clamped when they are bytes.
+/// A rule of rounding: level_code or ternary_code. `near` is ternary for |x| up to kNearSteps,
+/// whose codes are clamped when they are bytes.
 enum class Rule { level, ternary, near };
 constexpr float kNearSteps = 60;
 
