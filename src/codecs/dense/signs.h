@@ -54,8 +54,8 @@ SignSums pack_signs(const kernels::BitsKernels& kernel, uint64_t begin, uint64_t
 void keep_rest(uint64_t count, Source source, kernels::BitsValues values, Work& work);
 
 /// target = base + Σ weight·value. `values_of(payload, element)` gives an element's two values,
-/// which are those of all up to the next multiple of `share`, a divisor of kDenseChunk. The bits lie
-/// behind the first `bits_at` bytes.
+/// which are those of all up to the next multiple of `share`, a divisor of kDenseChunk. The bits
+/// lie behind the first `bits_at` bytes.
 template <class ValuesOf>
 void decode_signs(std::span<const Term> terms, Work& work, Target target, uint64_t count,
                   uint64_t bits_at, uint64_t share, ValuesOf&& values_of) {

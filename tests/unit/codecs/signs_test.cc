@@ -316,8 +316,8 @@ TEST(Signs, TheResidualIsWhatWasNotSent) {
   }
 }
 
-/// What is not finite, or overflows, is refused before anything changes, wherever it lies. `e` comes
-/// back as it was.
+/// What is not finite, or overflows, is refused before anything changes, wherever it lies. `e`
+/// comes back as it was.
 template <class C>
 void expect_refused(typename C::Params params, std::vector<float>& g, std::vector<float>& e,
                     uint64_t at, float bad) {
