@@ -23,7 +23,7 @@ namespace laconic::codecs {
 template <class... C>
 struct TypeList {};
 
-using CodecList = TypeList<None, Fp16, Bf16, Int8, PowerSgd, TopK, RandomK, Sidco, ThreeLc, U8,
-                           Qsgd, TernGrad>;
+using CodecList =
+    TypeList<None, Fp16, Bf16, Int8, PowerSgd, TopK, RandomK, Sidco, ThreeLc, U8, Qsgd, TernGrad>;
 
 }  // namespace laconic::codecs
