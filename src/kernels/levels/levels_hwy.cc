@@ -245,7 +245,7 @@ HWY_INLINE void quantize_part(const float* x, uint64_t n, float factor, Code* co
   for (; i < n; ++i) {
     const int32_t code = kRule == Rule::level ? level_code(x[i], factor, bits[i])
                                               : ternary_code(x[i], factor, bits[i]);
-    codes[i] = static_cast<Code>(code);
+    put<Code>(codes, i, static_cast<Code>(code));  // in the payload: at any alignment
   }
 }
 

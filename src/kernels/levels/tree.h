@@ -75,10 +75,12 @@ inline constexpr std::array<uint32_t, kTreeBinCount> kTreeBins = tree_bins();
   return (kTreeBins[(bits - kTreeLow) >> kTreeBinShift] + bits) >> 18;
 }
 
+/// Without branches: signs are as random as they get.
 [[nodiscard]] inline int8_t tree_code(float x, float inverse) noexcept {
-  const float y = x * inverse;
-  const auto index = static_cast<int8_t>(tree_index(y < 0 ? -y : y));
-  return static_cast<int8_t>(y < 0 ? -index : index);
+  const uint32_t bits = std::bit_cast<uint32_t>(x * inverse);
+  const uint32_t negative = bits >> 31;
+  const uint32_t index = tree_index(std::bit_cast<float>(bits & 0x7FFFFFFFU));
+  return static_cast<int8_t>((index ^ (0U - negative)) + negative);
 }
 
 /// What element i of a term adds.

@@ -170,21 +170,22 @@ TEST(Levels, ThreadsChangeNoByte) {
 
 /// A cut at the granule changes no random number: only the scales may differ, here they do not.
 TEST(Levels, CutsChangeNoRandomNumber) {
-  std::vector<float> x = normal(4096, 3);
-  x[100] = x[3000] = 0.5F;  // the maximum of both halves
+  constexpr uint64_t kHalf = 512 * 137;  // more than a chunk, and no multiple of it
+  std::vector<float> x = normal(2 * kHalf, 3);
+  x[100] = x[kHalf + 100] = 0.5F;  // the maximum of both halves
   const auto expect_halves = [&](auto whole) {
     const auto all = whole.round_trip(x);
     for (const uint64_t half : {0U, 1U}) {
       auto part = whole;
-      part.unit.count = part.unit.rows = 2048;
-      part.unit.offset = 2048 * half;
-      const auto from = static_cast<int64_t>(2048 * half);
-      const auto q = part.round_trip({x.begin() + from, x.begin() + from + 2048});
+      part.unit.count = part.unit.rows = kHalf;
+      part.unit.offset = kHalf * half;
+      const auto from = static_cast<int64_t>(kHalf * half);
+      const auto q = part.round_trip({x.begin() + from, x.begin() + from + int64_t{kHalf}});
       EXPECT_TRUE(std::equal(q.begin(), q.end(), all.begin() + from)) << half;
     }
   };
-  expect_halves(Runner<Qsgd>(4096));
-  expect_halves(Runner<TernGrad>(4096, ternary(0)));
+  expect_halves(Runner<Qsgd>(x.size()));
+  expect_halves(Runner<TernGrad>(x.size(), ternary(0)));
 }
 
 TEST(Levels, RanksHopsAndStepsDrawOtherNumbers) {
