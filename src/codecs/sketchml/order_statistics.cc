@@ -201,8 +201,8 @@ static_assert(2 * kSorted <= kQuantileBuckets);  // as many numbers have room in
 
 constexpr uint32_t digit_of(uint32_t image, uint32_t pass) { return image >> 8 * pass & 0xFFU; }
 
-// Images in ascending order, by one byte after the other from the last one on. False if an element is
-// not finite.
+// Images in ascending order, by one byte after the other from the last one on. False if an element
+// is not finite.
 bool sorted_images(const float* x, uint64_t count, uint32_t* images, uint32_t* other) {
   std::array<std::array<uint32_t, 256>, 4> at{};
   uint32_t most = 0;
