@@ -154,8 +154,8 @@ HWY_INLINE VU codes_of(VU image, const QuantileBins& bins) {
 #endif
 
 #if LACONIC_AVX512
-/// Thresholds of at most 64 bins in registers: a search tree, node 1 the middle one and the
-/// children of node k the nodes 2k and 2k + 1. Levels 1 to 4 in one vector, then one, then two.
+/// Thresholds of at most 64 bins in registers, as a search tree: node 1 is the middle one, the
+/// children of node k are 2k and 2k + 1. Levels 1 to 4 in one vector, then one, then two.
 class Tree {
  public:
   HWY_INLINE explicit Tree(const QuantileBins& bins) {
