@@ -72,21 +72,30 @@ float mean_of(const float* value, uint64_t count) {
   return static_cast<float>(lane[0] / static_cast<double>(count));
 }
 
-void pack(const uint32_t* index, uint64_t m, uint32_t width, uint8_t* out) {
-  uint64_t pending = 0;
-  uint32_t bits = 0;
-  for (uint64_t j = 0; j < m; ++j) {
-    pending |= uint64_t{index[j]} << bits;
-    bits += width;
-    if (bits >= 32) {
-      store(out, static_cast<uint32_t>(pending));
-      out += 4;
-      pending >>= 32;
-      bits -= 32;
+// Packs pieces of one string of indices.
+class Packer {
+ public:
+  Packer(uint8_t* out, uint32_t width) : out_(out), width_(width) {}
+  void append(const uint32_t* index, uint64_t m) {
+    for (uint64_t j = 0; j < m; ++j) {
+      pending_ |= uint64_t{index[j]} << bits_;
+      bits_ += width_;
+      if (bits_ >= 32) {
+        store(out_, static_cast<uint32_t>(pending_));
+        out_ += 4;
+        pending_ >>= 32;
+        bits_ -= 32;
+      }
     }
   }
-  std::memcpy(out, &pending, ceil_div(bits, 8));
-}
+  void finish() { std::memcpy(out_, &pending_, ceil_div(bits_, 8)); }
+
+ private:
+  uint8_t* out_;
+  uint32_t width_;
+  uint32_t bits_ = 0;  // fewer than 32 between indices
+  uint64_t pending_ = 0;
+};
 
 // Finds what to keep of each sign, in one pass unless the sample misleads.
 struct Finder {
@@ -233,7 +242,7 @@ Plan AdaQ::plan(const Params& p, const Unit& unit, uint32_t) {
   plan.round[0].bytes = payload_bytes(most, n);
   plan.round[0].expected = payload_bytes(std::min(most, 2 * wanted_of(p.ratio, ceil_div(n, 2))), n);
   plan.scratch_bytes = SignedList::scratch_bytes(n, capacity_of(p.ratio, n)) +
-                       2 * round_up((most + 1) * sizeof(float), 64) +
+                       4 * round_up((most + 1) * sizeof(float), 64) +
                        2 * sample_size(n) * sizeof(float);
   return plan;
 }
@@ -244,9 +253,9 @@ Encoded AdaQ::encode(const Params& p, std::span<const float>, const Unit& unit, 
   const uint64_t capacity = capacity_of(p.ratio, n);
   const uint64_t room = round_up((most_sent(p.ratio, n) + 1) * sizeof(float), 64);
   uint8_t* const memory = work.scratch.data() + SignedList::scratch_bytes(n, capacity);
-  auto* const index = reinterpret_cast<uint32_t*>(memory);
-  auto* const value = reinterpret_cast<float*>(memory + room);
-  auto* const taken = reinterpret_cast<float*>(memory + 2 * room);
+  const auto index = [=](Sign s) { return reinterpret_cast<uint32_t*>(memory + s * room); };
+  const auto value = [=](Sign s) { return reinterpret_cast<float*>(memory + (2 + s) * room); };
+  auto* const taken = reinterpret_cast<float*>(memory + 4 * room);
   Finder finder{source.values, n, p.ratio, work, SignedList(work.scratch, n, capacity)};
   const uint64_t size = sample_size(n);
   if (n > kSampled) {
@@ -257,14 +266,18 @@ Encoded AdaQ::encode(const Params& p, std::span<const float>, const Unit& unit, 
   }
   finder.find(size);
   Header header{};
-  for (const Sign s : kSigns) {
-    const uint64_t before = s == kPositive ? 0 : header.count[kPositive];
-    header.count[s] = static_cast<uint32_t>(finder.keep(s, index + before, value + before));
-    header.mean[s] = mean_of(value + before, header.count[s]);
-  }
-  if (!finite(value, header.indices())) return {0, false};
+  PerSign<bool> good{};
+  parallel_for(work.pool, kSigns.size(), [&](uint64_t side) {
+    const Sign s = kSigns[side];
+    header.count[s] = static_cast<uint32_t>(finder.keep(s, index(s), value(s)));
+    header.mean[s] = mean_of(value(s), header.count[s]);
+    good[s] = finite(value(s), header.count[s]);
+  });
+  if (!good[kPositive] || !good[kNegative]) return {0, false};
   store(out.data(), header);
-  pack(index, header.indices(), index_width(n), out.data() + kHeader);
+  Packer packer(out.data() + kHeader, index_width(n));
+  for (const Sign s : kSigns) packer.append(index(s), header.count[s]);
+  packer.finish();
   return {payload_bytes(header.indices(), n)};
 }
 

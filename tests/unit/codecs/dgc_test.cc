@@ -277,7 +277,9 @@ TEST(DgcTest, EraseIsDecodingWithWeightMinusOne) {
       std::vector<float> erased = x;
       Work work{{}, {}, d.isa, threads};
       Dgc::erase(d.params, vector_unit(n), payload, erased.data(), work);
-      EXPECT_EQ(std::memcmp(erased.data(), wanted.data(), n * sizeof(float)), 0);
+      for (uint64_t i = 0; i < n; ++i) {
+        ASSERT_EQ(std::bit_cast<uint32_t>(erased[i]), std::bit_cast<uint32_t>(wanted[i])) << i;
+      }
     }
   }
 }
