@@ -22,9 +22,9 @@ inline Unit unit_of(uint64_t elements) {
   return {elements, rows, rows == 0 ? 1 : elements / rows, 1, 0};
 }
 
-/// One rank with everything its calls need, in memory that is never grown after the start. It encodes
-/// several gradients in turn, the given one first, each the one before moved on by a line: with one
-/// alone, its residual would repeat it, and branches would be foretold.
+/// One rank with everything its calls need, in memory that is never grown after the start. It
+/// encodes several gradients in turn, the given one first, each the one before moved on by a line:
+/// with one alone, its residual would repeat it, and branches would be foretold.
 class Rank {
  public:
   Rank(const Spec& spec, uint64_t elements, const PointOptions& options)
@@ -58,8 +58,8 @@ class Rank {
     codec_.init(slot(), place_);
   }
 
-  /// Every round of the rank's own work, on the next gradient. With feedback that includes residual += gradient and what
-  /// was sent being taken out of it.
+  /// Every round of the rank's own work, on the next gradient. With feedback that includes
+  /// residual += gradient and what was sent being taken out of it.
   void encode() {
     const pipeline::UnitSlot slot = this->slot();
     Work work = this->work();

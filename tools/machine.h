@@ -35,8 +35,8 @@ class PinnedToCore {
   alignas(8) unsigned char before_[128]{};  // cpu_set_t
 };
 
-/// The clock that this core really runs at in these milliseconds, where a multiplication has a latency
-/// of three cycles (x86): the rate of dependent ones.
+/// The clock that this core really runs at in these milliseconds, where a multiplication has a
+/// latency of three cycles (x86): the rate of dependent ones.
 double clock_ghz();
 
 Json machine_json();
