@@ -299,7 +299,7 @@ HWY_INLINE void quantize_block(const float* x, uint64_t begin, uint64_t end, flo
     quantize_part(x, i, i + kGroup, inverse, codes, random, first, cache);
   }
 #endif
-#if LACONIC_AVX512
+#if LACONIC_AVX2 || LACONIC_AVX512
   for (; i + 4 * kGroup <= end; i += 4 * kGroup) {
     quantize_groups<4>(x, i, factor, codes, random, first + i);
   }
