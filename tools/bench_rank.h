@@ -62,8 +62,8 @@ class Rank {
     codec_.init(slot(), place_);
   }
 
-  /// Every round of the rank's own work, on the next gradient. With feedback that includes residual
-  /// += gradient and what was sent being taken out of it.
+  /// Every round of the rank's own work, on the next gradient. With feedback that includes
+  /// residual += gradient and what was sent being taken out of it.
   void encode() {
     const pipeline::UnitSlot slot = this->slot();
     Work work = this->work();

@@ -127,11 +127,10 @@ struct Kept {
       const uint32_t key = magnitude_key(values[j]);
       index[kept] = indices[j];
       value[kept] = values[j];
-      kept += key > key_of_cut ? 1U : 0U;  // no branch: whether a candidate is kept is a toss
-      if (key == key_of_cut && ties != 0) {
-        ++kept;
-        --ties;
-      }
+      // No branch, not even a compiler's: whether a candidate is kept is a toss.
+      const uint64_t tie = uint64_t{key == key_of_cut} & uint64_t{ties != 0};
+      kept += uint64_t{key > key_of_cut} + tie;
+      ties -= tie;
     }
     cut->ties = ties;
     return kept;

@@ -197,7 +197,7 @@ constexpr float kFraction = 32768.0F;
 constexpr float kLargestInverse = 0x1p112F;  // inverse·kFraction is finite
 
 /// int8_stochastic before it becomes a byte: conversion rounds as adding the magic does. `factor`
-/// is inverse·2^15, finite: x·factor is then the same as x·inverse·2^15, but where both round to 0.
+/// is inverse·2^15, finite: x·factor is then x·inverse·2^15, but where both round to 0.
 HWY_INLINE VI stochastic_words(const float* x, uint64_t i, VF factor, VU r) {
   const VF product = hn::Mul(load_f32(x, i), factor);
 #if LACONIC_AVX512
@@ -299,7 +299,7 @@ HWY_INLINE void quantize_block(const float* x, uint64_t begin, uint64_t end, flo
     quantize_part(x, i, i + kGroup, inverse, codes, random, first, cache);
   }
 #endif
-#if LACONIC_AVX512
+#if LACONIC_AVX2 || LACONIC_AVX512
   for (; i + 4 * kGroup <= end; i += 4 * kGroup) {
     quantize_groups<4>(x, i, factor, codes, random, first + i);
   }

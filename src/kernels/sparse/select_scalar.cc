@@ -27,9 +27,12 @@ uint64_t count(const float* x, uint64_t n, uint32_t floor) {
 void group_max(const float* x, uint64_t n, uint32_t groups, uint32_t* maximum) {
   const uint64_t block = kGroupColumns * group_rows(n, groups);
   std::fill_n(maximum, groups, 0U);
-  for (uint64_t i = 0; i < n; ++i) {
-    uint32_t& most = maximum[i / block * kGroupColumns + i % kGroupColumns];
-    most = std::max(most, magnitude_key(x[i]));
+  for (uint64_t begin = 0; begin < n; begin += block, maximum += kGroupColumns) {
+    const uint64_t end = std::min(n, begin + block);
+    for (uint64_t i = begin; i < end; ++i) {
+      uint32_t& most = maximum[i % kGroupColumns];
+      most = std::max(most, magnitude_key(x[i]));
+    }
   }
 }
 
