@@ -35,12 +35,6 @@ uint32_t max_bits(const float* x, uint64_t count, Work& work) {
   return most.load(std::memory_order_relaxed);
 }
 
-// 1 / s, one step towards 0 if the product with s would exceed 1.
-float inverse_of(float s) {
-  const float inverse = 1.0F / s;
-  return s * inverse > 1.0F ? bits_float(float_bits(inverse) - 1) : inverse;
-}
-
 // What the magnitudes of a payload's codes add.
 void fill_term(const kernels::Weighted& operand, kernels::TreeTerm& term) {
   const auto s = load<float>(static_cast<const uint8_t*>(operand.data));
@@ -77,7 +71,7 @@ Encoded U8::encode(const Params&, std::span<const float>, const Unit& unit, cons
   const bool tiny = most < kernels::kTinyStep;
   store(out.data(), tiny ? 0.0F : most);
   uint8_t* const codes = out.data() + kScaleBytes;
-  const float inverse = tiny ? 0.0F : inverse_of(most);
+  const float inverse = tiny ? 0.0F : 1.0F / most;
   const auto& kernels = kernels::levels_kernels(work.isa);
   for_slices(work.pool, unit.count, kDenseChunk, [&](uint64_t begin, uint64_t end) {
     kernels.tree_encode(source.values + begin, end - begin, inverse, codes + begin);

@@ -84,7 +84,7 @@ struct LevelsKernels {
   void (*decode_pairs)(float* out, Output output, const struct PairTerm* terms, uint32_t count,
                        uint64_t begin, uint64_t end);
 
-  /// codes_i = sign(x) · tree_index(|x|·inverse); inverse times the largest |x| is at most 1.
+  /// codes_i = sign(x) · tree_index(|x|·inverse), inverse being that of the largest |x| or less.
   void (*tree_encode)(const float* x, uint64_t n, float inverse, void* codes);
   /// out_i = (base + sign·value0[|code0_i|]) + …; at most kLevelTerms. No code is −128.
   void (*tree_decode)(float* out, Output output, const struct TreeTerm* terms, uint32_t count,

@@ -68,7 +68,7 @@ inline constexpr uint32_t kTreeBinCount = ((0x3F800000U - kTreeLow) >> kTreeBinS
 }
 inline constexpr std::array<uint32_t, kTreeBinCount> kTreeBins = tree_bins();
 
-/// Index of the value nearest to y in [0, 1].
+/// Index of the value nearest to y in [0, 1]; roundings above 1 are in the last bin, too.
 [[nodiscard]] inline uint32_t tree_index(float y) noexcept {
   uint32_t bits = std::bit_cast<uint32_t>(y);
   bits = bits < kTreeLow ? kTreeLow : bits;

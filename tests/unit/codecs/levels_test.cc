@@ -459,6 +459,15 @@ TEST(TernGradCodec, OneHugeOutlier) {
   EXPECT_LT(far[5000], 0.0F);
 }
 
+/// The counter of a random number is the element's, in whatever row it is packed.
+TEST(TernGradCodec, BothPackingsSendTheSameValues) {
+  for (const uint64_t n : {3U, 1003U, 70'001U}) {
+    const std::vector<float> x = normal(n, 7);
+    EXPECT_EQ(Runner<TernGrad>(n).round_trip(x),
+              Runner<TernGrad>(n, ternary(2.5F, kQuartic)).round_trip(x));
+  }
+}
+
 /// With c = x clipped to ±s: E|Q(x) − x|² = Σ |c|(s − |c|) + (x − c)².
 TEST(TernGradCodec, VarianceByTheFormula) {
   for (const float clip : {0.0F, 2.5F, 1.0F}) {

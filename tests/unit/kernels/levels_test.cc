@@ -267,7 +267,7 @@ TEST_P(LevelsKernelsTest, TernaryCodesEqualTheReference) {
       for (const auto& x : {normal_values(n + 1, n), finite_specials(n + 1, n)}) {
         float largest = 0;
         for (const float v : x) largest = std::max(largest, std::fabs(v));
-        for (const float step : {0.0F, 2e-2F, 1e-3F, largest / 59, largest / 61}) {
+        for (const float step : {0.0F, 2e-2F, 1e-3F, largest / 59, largest / 70}) {
           const TernaryRounding rounding{step < kTinyTernaryStep ? 0 : step, largest, kKey, first};
           std::vector<uint8_t> a(n + 5, 0xEE), b = a;
           kLevelsScalar.ternary(x.data() + 1, n, rounding, a.data() + 1);
