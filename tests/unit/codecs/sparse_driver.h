@@ -117,8 +117,8 @@ inline std::vector<float> draw(Shape shape, uint64_t n, uint64_t seed) {
 }
 
 /// Elements that mislead a random sample of `size` of n: what is large was sampled, what was
-/// sampled is small, or of n/200 large elements the smallest 64 were, so that a bound lets half of
-/// a hundredth through.
+/// sampled is small, or of n/200 large elements the smallest 64 were, so that a bound lets half
+/// of a hundredth through.
 enum class Lie { only_large, only_small, half };
 
 inline std::vector<float> misleading(Lie lie, const RandomSample& sample, uint64_t n,
