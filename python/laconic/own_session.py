@@ -407,7 +407,7 @@ class OwnSession:
                                "payload_bytes_expected": None if packed else 4 * self._counts[i],
                                "payload_bytes_at_most": None if packed else 4 * self._counts[i]})
         raw = sum(count for i, count in enumerate(self._counts) if i not in self._encoded)
-        return {"spec": self.spec, "feedback": self._method.feedback, "strategy": "gather_all",
+        return {"spec": self.spec, "feedback": self._method.feedback, "memory": "residual" if self._method.feedback else "none", "strategy": "gather_all",
                 "reason": "a registered codec, in Python and slow: every rank decodes all payloads", "rank": self.rank, "world": self.world,
                 "seed": self.seed, "small_elements": self.small_elements, "threads": self.threads, "window": self.window,
                 "part": self.part, "isa": "python", "residual_bytes": self._residual_bytes(), "state_bytes": 8, "exchange_bytes": 0,

@@ -88,10 +88,10 @@ def same(results) -> str:
 # ---- the same values as on the CPU -----------------------------------------------------------------------------------------
 
 def test_every_codec_is_tried():
-    assert {spec.partition(":")[0] for spec in training.SPECS} == set(laconic.codecs())
+    assert {spec.partition(":")[0] for spec in training.SPECS + training.OTHER_SPECS} == set(laconic.codecs())
 
 
-@pytest.mark.parametrize("spec", training.SPECS)
+@pytest.mark.parametrize("spec", training.SPECS + training.OTHER_SPECS)
 def test_the_values_of_the_cpu(staged, pools, device, spec):
     run = {"spec": spec, "steps": 20, "buckets": 3}
     assert same(staged(2).run(_train, device=device, **run)) == same(pools(2).run(training.train, **run))

@@ -66,7 +66,7 @@ extern const BitsKernels kBitsScalar;
 
 /// Bit of element i.
 [[nodiscard]] constexpr bool bit_at(const uint8_t* bits, uint64_t i) noexcept {
-  return ((bits[i / 8] >> (i % 8)) & 1U) != 0;
+  return (uint32_t{bits[i / 8]} >> (i % 8) & 1U) != 0;
 }
 
 }  // namespace laconic::kernels
