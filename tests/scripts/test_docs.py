@@ -131,6 +131,14 @@ def test_named_tests_exist():
             assert f"def {name}(" in text_of(where), f"{file}::{name}"
 
 
+def test_every_defect_of_graces_has_its_test():
+    """docs/guide/methods.md numbers them; test_named_tests_exist knows whether the tests are there."""
+    rows = re.findall(r"^\| (\d+) \| (.+) \| (.+) \|$", text_of("docs", "guide", "methods.md"), flags=re.M)
+    assert [int(number) for number, _, _ in rows] == list(range(1, 23))
+    for number, _, tests in rows:
+        assert f"Grace{int(number):02}" in tests or f"grace{int(number):02}" in tests, number
+
+
 #: what a native reader stumbles over, and what to write
 ENGLISH = {
     r"\bthe own\b": "its own, this rank's",

@@ -279,7 +279,7 @@ def test_figures_of_what_loses_nothing(four):
 
 
 def test_figures_of_random_rounding(tmp_path):
-    """The steps draw again, so their mean is nearer than one of them: by the number of steps."""
+    """Each step draws again, so their mean is nearer than one of them: by the number of steps."""
     path = tmp_path / "x.f32"
     draw = random.Random(3)
     path.write_bytes(array.array("f", [draw.gauss(0, 1) for _ in range(20000)]).tobytes())

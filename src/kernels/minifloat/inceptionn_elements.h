@@ -109,7 +109,7 @@ inline void inceptionn_pack(const float* x, uint64_t n, const InceptionnForm& fo
 inline void inceptionn_unpack(const uint8_t* tags, uint64_t n, const InceptionnForm& form,
                               InceptionnIn* from, float w, Output output, float* out) noexcept {
   for (uint64_t i = 0; i < n; ++i) {
-    const uint32_t tag = tags[i / 4] >> 2 * (i % 4) & 3U;
+    const uint32_t tag = uint32_t{tags[i / 4]} >> 2 * (i % 4) & 3U;
     const float product = w * inceptionn_unpack_element(tag, form, from);
     out[i] = output == Output::add ? out[i] + product : product;
   }
@@ -126,7 +126,7 @@ inline InceptionnCounts inceptionn_count(const uint8_t* tags, uint64_t n) noexce
   };
   uint64_t i = 0;
   for (; i + 32 <= n; i += 32) see(at<uint64_t>(tags + i / 4, 0));
-  for (; i < n; ++i) see(tags[i / 4] >> 2 * (i % 4) & 3U);
+  for (; i < n; ++i) see(uint32_t{tags[i / 4]} >> 2 * (i % 4) & 3U);
   counts.half = high - counts.full;
   counts.byte = low - counts.full;
   return counts;
