@@ -8,7 +8,7 @@ TIER ?= all
 SECONDS_EACH ?= 60
 
 .DEFAULT_GOAL := help
-.PHONY: help demo build test users bench models engines fuzz mutants format clean
+.PHONY: help demo build test users bench models quality engines fuzz mutants format clean
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -43,6 +43,11 @@ models:  ## every model of the demo with every exchange on four networks into do
 	@scripts/bootstrap
 	@scripts/build release laconic_c laconic_cli
 	@.venv/bin/python bench/matrix.py
+
+quality:  ## every codec at its default with the demo's models into docs/results/quality.md (below an hour, in parts)
+	@scripts/bootstrap
+	@scripts/build release laconic_c laconic_cli
+	@.venv/bin/python bench/qualities.py
 
 engines:  ## averaging over every engine against its own all-reduce into docs/results/engines.md (half an hour, in parts)
 	@scripts/bootstrap

@@ -154,9 +154,10 @@ def trainer_of(cell: Cell, demo, base: type):
     import laconic
 
     kind = types.SimpleNamespace(**{name: getattr(demo, name) for name in ("build", "optimizer", "BATCH", "LEARNING_RATE")})
+    if cell.rate:
+        kind.LEARNING_RATE = cell.rate
     if cell.optimizer:
         name, arguments = OPTIMIZERS[cell.optimizer]
-        kind.LEARNING_RATE = cell.rate
         kind.optimizer = lambda parameters: getattr(torch.optim, name)(parameters, lr=cell.rate, **arguments)
 
     class Warmed(base):

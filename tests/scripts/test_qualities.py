@@ -1,0 +1,147 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""bench/qualities.py: its runs, its page from runs with known answers, and one training of a few steps."""
+
+import dataclasses
+import json
+import math
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "tests" / "support")]
+
+import learning  # noqa: E402
+import qualities  # noqa: E402
+import qualities_page  # noqa: E402
+from training_here import needs_library  # noqa: E402
+
+PLACE = {"CPU": "one", "date": "2026-01-02", "python": "3.11", "torch": "2.0", "scikit-learn": "1.0"}
+FP32 = learning.REFERENCE
+
+
+def entry(kind, merge="none"):
+    return {"class": kind, "contract": {"merge": merge}}
+
+
+NAMES = {"int8": entry("quantization"), "topk": entry("sparsification", "set_union"), "signsgd": entry("quantization", "vote")}
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.setattr(qualities, "RESULTS", tmp_path / "out")
+    monkeypatch.setattr(qualities, "KEPT", tmp_path / "quality.json")
+    monkeypatch.setattr(qualities, "codecs", lambda: NAMES)
+    monkeypatch.setattr(qualities, "own_rate", lambda model: 0.1)
+    learning.kept.cache_clear()
+    yield tmp_path
+    learning.kept.cache_clear()
+
+
+def run_of(cell, value):
+    return {"cell": dataclasses.asdict(cell), "curve": [[0, 0.1], *([10 * i, value] for i in range(1, 6))],
+            "ratio": None if cell.spec == FP32 else 4.0 if cell.spec == "int8" else 32.0, "norms": None, "environment": PLACE}
+
+
+def value_of(cell):
+    """topk: 2 points, and 3 of perplexity, worse; signsgd fails with the lstm; its best rates are 0.001 and 0.1 of theirs."""
+    accurate = cell.model in ("mlp", "cnn")
+    if cell.question == "tuning":
+        off = abs(math.log(cell.rate / (1e-3 if accurate else 1e-2)))
+        return 0.9 - 0.01 * off if accurate else 3 + off
+    if (cell.spec, cell.model) == ("signsgd", "lstm"):
+        return 7.5
+    worse = 2.0 if cell.spec == "topk" else 0
+    return 0.95 + 0.001 * cell.seed - worse / 100 if accurate else math.log2(8 + cell.seed + 1.5 * worse)
+
+
+def train_all():
+    for cell in qualities.tuning(NAMES):
+        learning.save(cell.path, run_of(cell, value_of(cell)))
+    for _, _, cell in qualities.runs(NAMES):
+        learning.save(cell.path, run_of(cell, value_of(cell)))
+
+
+def rows(page):
+    return {line.split("|")[1].strip(): [cell.strip() for cell in line.split("|")[2:-1]] for line in page.splitlines() if line.startswith("| ")}
+
+
+def test_the_runs_are_every_codec_with_every_model_and_seed(here):
+    found = qualities.runs(NAMES)
+    assert len(found) == 3 * 4 * (len(NAMES) + 1)
+    assert sum(cell is None for _, _, cell in found) == 3 * 4  # of signsgd, whose rates are not known
+    cells = [cell for _, _, cell in found if cell is not None]
+    assert len({cell.path for cell in cells}) == len(cells) and {cell.seed for cell in cells} == {0, 1, 2}
+    assert len(qualities.tuning(NAMES)) == 4 + 4 + 3 + 3
+    assert {cell.seed for cell in qualities.tuning(NAMES)} == {100}  # no seed of the comparison
+
+
+def test_codecs_that_vote_take_the_rate_that_learned_most(here):
+    train_all()
+    assert [qualities.best_rate("signsgd", model) for model in qualities.STEPS] == [0.001, 0.001, 0.01, 0.01]
+    assert {cell.rate for _, spec, cell in qualities.runs(NAMES) if spec == "signsgd"} == {0.001, 0.01}
+    assert {cell.rate for _, spec, cell in qualities.runs(NAMES) if spec != "signsgd"} == {0.0}
+
+
+def test_the_page(here):
+    train_all()
+    assert qualities.main(["--page", "--out", str(here)]) == 0
+    page = (here / "quality.md").read_text()
+    table = rows(page)
+    assert table["uncompressed"] == ["", "1", "95.1 ± 0.1", "95.1 ± 0.1", "9.00 ± 1.00", "9.00 ± 1.00"]
+    assert table["`int8`"] == ["quantization", "4 to 4", "95.1 ± 0.1 (+0.0)", "95.1 ± 0.1 (+0.0)", "9.00 ± 1.00 (+0.00)",
+                               "9.00 ± 1.00 (+0.00)"]
+    assert table["`topk`"][2:] == ["**93.1 ± 0.1 (-2.0)**"] * 2 + ["**12.00 ± 1.00 (-3.00)**"] * 2
+    assert table["`signsgd` †"][2:] == ["95.1 ± 0.1 (+0.0)", "95.1 ± 0.1 (+0.0)", "**failed, 3 of 3**", "9.00 ± 1.00 (+0.00)"]
+    flat = " ".join(page.split())
+    assert "- `topk` with mlp (-2.0) and cnn (-2.0): most of the gradient waits" in flat
+    assert "- `topk` with lstm (-3.0) and gpt (-3.0): Adam divides" in flat
+    assert "- `signsgd` with lstm (failed): a sign has no size" in flat and "- `int8`" not in flat
+    assert "0.0001: 87.7, 0.0003: 88.8, 0.001: 90.0, 0.003: 88.9" in flat
+    assert "another rate may be better: `signsgd` with lstm and `signsgd` with gpt." in flat
+    assert "missing" not in page and "not explained" not in page
+
+
+def test_runs_go_on_from_what_is_kept_and_what_is_missing_is_said(here, monkeypatch):
+    train_all()
+    qualities.main(["--page", "--out", str(here)])
+    for path in (here / "out").iterdir():
+        path.unlink()
+    learning.kept.cache_clear()
+    asked = []
+    monkeypatch.setattr(qualities.group, "start", lambda *arguments: asked.append(arguments))
+    monkeypatch.setattr(qualities.group, "wait", lambda _: None)
+    assert qualities.main([]) == 0 and not asked
+    whole = json.loads((here / "quality.json").read_text())
+    (here / "quality.json").write_text(json.dumps({name: run for name, run in whole.items() if "int8" not in name}))
+    learning.kept.cache_clear()
+    assert qualities.main(["--slots", "2"]) == 0
+    assert sorted(len(arguments[3]) for arguments in asked) == [6, 6]
+    page = (here / "quality.md").read_text()
+    assert page.splitlines()[-1] == "Runs that are missing: 12 of 62."
+    assert rows(page)["`int8`"] == ["quantization", "–", "–", "–", "–", "–"]
+
+
+def test_a_page_of_nothing(here):
+    page = qualities_page.page(NAMES, [(m, s, c, None) for m, s, c in qualities.runs(NAMES)], [], [0, 1, 2], qualities.STEPS)
+    assert "Runs that are missing: 48 of 48." in page
+
+
+def test_unknown_codecs_are_refused(here, capsys):
+    with pytest.raises(SystemExit):
+        qualities.main(["--spec", "topkk"])
+    assert "no codec topkk" in capsys.readouterr().err
+
+
+def test_a_gap_without_a_reason_shows(here):
+    assert qualities_page.why("new", entry("unheard"), "mlp") is None
+
+
+def test_one_training_of_a_few_steps(tmp_path, monkeypatch):
+    """A file of a run, by a rate of its own."""
+    needs_library(monkeypatch)
+    cell = qualities.Cell("quality", "mlp", "int8", 0, 10, 5, rate=0.02)
+    qualities.group.wait(qualities.group.start(learning.run_rank, 2, 2, [cell], tmp_path, None))
+    run = json.loads((tmp_path / cell.path.name).read_text())
+    assert run["cell"] == dataclasses.asdict(cell) and run["ratio"] > 3 and [step for step, _ in run["curve"]] == [0, 5, 10]
