@@ -17,10 +17,12 @@ enum class MemoryKind : uint8_t {
 /// A set of memory kinds, as Contract::memories. `none` is in every set.
 template <class... Kinds>
 constexpr uint8_t memory_set(Kinds... kinds) {
-  return static_cast<uint8_t>((1U | ... | (1U << static_cast<uint32_t>(kinds))));
+  uint32_t set = 1;
+  ((set |= uint32_t{1} << static_cast<uint32_t>(kinds)), ...);
+  return static_cast<uint8_t>(set);
 }
 constexpr bool in_memory_set(uint8_t set, MemoryKind kind) {
-  return (set >> static_cast<uint32_t>(kind) & 1U) != 0;
+  return (uint32_t{set} >> static_cast<uint32_t>(kind) & 1U) != 0;
 }
 
 /// A spec's memory. Factors are in (0, 1].

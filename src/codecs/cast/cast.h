@@ -14,8 +14,9 @@ struct Fp16 {
     bool saturate = true;
   };
 
-  static constexpr CodecInfo info{"fp16", 2, 1, "IEEE half floats, added by the engine",
-                                  "IEEE 754-2008, binary16", Method::cast};
+  static constexpr CodecInfo info{
+      "fp16",      2, 1, "IEEE half floats, added by the engine", "IEEE 754-2008, binary16",
+      Method::cast};
   static constexpr std::array fields{
       flag_field<&Params::saturate>("saturate", true,
                                     "finite values beyond 65504 become 65504 instead of infinity"),
@@ -34,8 +35,8 @@ struct Fp16 {
 struct Bf16 {
   struct Params {};
 
-  static constexpr CodecInfo info{"bf16", 3, 1, "bfloat16, added by the engine",
-                                  "Kalamkar et al., 2019", Method::cast};
+  static constexpr CodecInfo info{
+      "bf16", 3, 1, "bfloat16, added by the engine", "Kalamkar et al., 2019", Method::cast};
   static constexpr std::array<Field, 0> fields{};
 
   static Contract contract(const Params&);

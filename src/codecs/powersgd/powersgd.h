@@ -18,8 +18,12 @@ struct PowerSgd {
     bool warm = true;
   };
 
-  static constexpr CodecInfo info{"powersgd", 9, 1, "low rank: two skinny factors that engines add",
-                                  "Vogels et al., NeurIPS 2019, Algorithm 1", Method::low_rank};
+  static constexpr CodecInfo info{"powersgd",
+                                  9,
+                                  1,
+                                  "low rank: two skinny factors that engines add",
+                                  "Vogels et al., NeurIPS 2019, Algorithm 1",
+                                  Method::low_rank};
   static constexpr std::array fields{
       integer_field<&Params::rank>("rank", 4, 1, 64, "columns of the factors"),
       flag_field<&Params::warm>("warm", true,

@@ -15,7 +15,10 @@ struct RandomK {
     double ratio = 0.01;
     bool rescale = false;
   };
-  static constexpr CodecInfo info{"randomk", 5, 1, "the same k random elements on every rank",
+  static constexpr CodecInfo info{"randomk",
+                                  5,
+                                  1,
+                                  "the same k random elements on every rank",
                                   "Stich et al., NeurIPS 2018; Konecny et al., 2016",
                                   Method::sparsification};
   static constexpr std::array fields{

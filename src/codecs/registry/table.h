@@ -85,17 +85,18 @@ struct TableOf {
   }
   static constexpr auto erase_or_null() {
     using F = decltype(&TableOf::erase);
-    if constexpr (requires(const P& p, const Unit& unit, Bytes payload, float* values,
-                           Work& work) { C::erase(p, unit, payload, values, work); }) {
+    if constexpr (requires(const P& p, const Unit& unit, Bytes payload, float* values, Work& work) {
+                    C::erase(p, unit, payload, values, work);
+                  }) {
       return F{&TableOf::erase};
     } else {
       return F{nullptr};
     }
   }
 
-  static constexpr CodecTable value{C::info, C::fields, &defaults, &contract, &plan,  &init,
-                                    &encode, &accept,   &check,    &decode,   &commit,
-                                    finish_or_null(), erase_or_null()};
+  static constexpr CodecTable value{C::info, C::fields,        &defaults,      &contract, &plan,
+                                    &init,   &encode,          &accept,        &check,    &decode,
+                                    &commit, finish_or_null(), erase_or_null()};
 };
 
 }  // namespace laconic::codecs

@@ -22,7 +22,10 @@ struct ThreeLc {
     bool pad_one = false;       ///< pad digits look like q = 0 instead of the paper's q = −1
   };
 
-  static constexpr CodecInfo info{"3lc", 6, 1, "ternary values, five per byte, zero runs",
+  static constexpr CodecInfo info{"3lc",
+                                  6,
+                                  1,
+                                  "ternary values, five per byte, zero runs",
                                   "Lim, Andersen, Kaminsky: 3LC, arXiv 1802.07389, section 3",
                                   Method::hybrid};
   static constexpr std::array<std::string_view, 2> kScales{"unit", "chunk"};
