@@ -146,11 +146,11 @@ LACONIC_API int32_t laconic_frame_parse(const void* frame, uint64_t bytes,
 
 LACONIC_API int32_t laconic_residual_create(uint64_t count, laconic_residual** out);
 LACONIC_API void laconic_residual_destroy(laconic_residual* residual);
-/* The count floats of error feedback; a view, valid until destroy. */
+/* The count floats of error feedback, or of a running mean (+ema); a view, valid until destroy. */
 LACONIC_API float* laconic_residual_data(laconic_residual* residual);
 LACONIC_API uint64_t laconic_residual_count(const laconic_residual* residual);
-/* Codec state (warm starts, adaptive stages): a view of *count floats, valid until the next encode
- * or set_state. Empty (*count == 0) before the first encode. */
+/* Codec state (warm starts, adaptive stages) and, behind it, momentum (+momentum): a view of *count
+ * floats, valid until the next encode or set_state. Empty (*count == 0) before the first encode. */
 LACONIC_API float* laconic_residual_state(laconic_residual* residual, uint64_t* count);
 /* Replaces the codec state, e.g. from a checkpoint. state_corrupt when a value is not finite; the
  * next encode refuses a count that is not its codec's with state_spec. */
