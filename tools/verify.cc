@@ -85,7 +85,8 @@ int verify_spec(const Options& options) {
   if (options.json) {
     print_json(figures);
   } else {
-    print_fields(figures);
+    for (const auto& [key, figure] : figures.items())
+      fmt::print("{:<13} {:.4g}\n", key, figure.get<double>());
   }
   return kFine;
 }

@@ -351,6 +351,16 @@ def test_verify_is_of_a_frame_or_of_a_spec(words):
     assert failure(USAGE, "verify", *words)["name"] == "invalid_argument"
 
 
+def test_verify_prints_four_digits_and_all_in_json(tmp_path):
+    path = tmp_path / "x.f32"
+    path.write_bytes(array.array("f", [1.0, 0.3, -0.2] * 100).tobytes())
+    words = ("verify", "--spec", "onebit", "--input", path)
+    text = dict(line.split() for line in laconic(*words).stdout.splitlines())
+    figures = json.loads(laconic(*words, "--json").stdout)
+    assert list(text) == list(figures)
+    assert all(value == f"{figures[name]:.4g}" for name, value in text.items())
+
+
 def test_verify_names_what_each_figure_does_not_see():
     text = laconic("verify", "--help").stdout
     assert text.count("blind to") == 7 and "a sign has no scale" in text
