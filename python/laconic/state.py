@@ -49,13 +49,18 @@ def check_header(header) -> None:
 
 
 def check_rates(rates, names: list[str]) -> dict[str, float]:
-    """Learning rates by parameter: a copy."""
+    """Learning rates by parameter, saved as float64 tensors of no dimension: floats."""
+    import torch
+
     if not isinstance(rates, dict) or not rates.keys() <= set(names):
         raise corrupt("rates is not a dict of this model's parameters")
+    read = {}
     for name, rate in rates.items():
-        if type(rate) is not float or not usable(rate):
+        if not isinstance(rate, torch.Tensor) or rate.dtype != torch.float64 or rate.dim() != 0 \
+                or rate.device.type == "meta" or not usable(float(rate)):
             raise corrupt(f"the learning rate of {name} is {rate!r}")
-    return dict(rates)
+        read[name] = float(rate)
+    return read
 
 
 def check_tensors(tensors, entries: list, unit: float) -> list:

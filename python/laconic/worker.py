@@ -414,7 +414,10 @@ class Worker:
                 values /= self._unit  # saved in unscaled units
             tensors[name] = values
         state = {"version": VERSION, "header": self.session.header(), "step": self.step, "tensors": tensors}
-        return {**state, "rates": dict(self._rates)} if self._rates else state
+        if not self._rates:
+            return state
+        # Tensors: what reads nothing but these (torch.load of 1.13, weights_only) knows no Python float.
+        return {**state, "rates": {name: torch.tensor(rate, dtype=torch.float64) for name, rate in self._rates.items()}}
 
     def load_state_dict(self, state: dict) -> None:
         """Continues a saved run. A state that is damaged, or another's, is refused and changes nothing."""

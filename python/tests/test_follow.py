@@ -180,7 +180,11 @@ def _refused():
     handle.follow(optimizer)
     training.step_once(ddp, optimizer, dist.get_rank(), 0)
     state, damaged = handle.state_dict(), []
-    for rates in (None, {"no.such": 0.1}, {"first.weight": 0.0}, {"first.weight": float("nan")}, {"first.weight": 1}):
+    def of(rate, **kind):
+        return torch.tensor(rate, **{"dtype": torch.float64, **kind})
+
+    for rates in (None, {"no.such": of(0.1)}, {"first.weight": of(0.0)}, {"first.weight": of(float("nan"))}, {"first.weight": 0.1},
+                  {"first.weight": of(0.1, dtype=torch.float32)}, {"first.weight": of([0.1])}):
         try:
             handle.load_state_dict({**state, "rates": rates})
         except laconic.LaconicError as error:
@@ -194,7 +198,7 @@ def _refused():
 def test_what_cannot_be_followed_is_refused(pools):
     for told, damaged, rates in pools(2).run(_refused):
         assert [name for name, _ in told] == ["invalid_argument"] * 3 and "none of the parameters" in told[2][1]
-        assert damaged == ["state_corrupt"] * 5 and not rates
+        assert damaged == ["state_corrupt"] * 7 and not rates
 
 
 def test_rates_by_themselves():
