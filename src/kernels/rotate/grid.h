@@ -13,10 +13,12 @@
 //
 // so an index's mean value is y, clamped to ±B, to (gap + 1)/65536 of a grid step 2B/g.
 //
-// The random bits of the element with offset e in its parameter: block (e/64)·8 + (e%16)/2 of
-// Philox, word 2·((e/32)%2) + e%2, its low half if (e/16)%2 == 0, else its high half; the lowest
-// bit is set. 64 elements share 8 blocks, in an order that vectors of 4, 8 or 16 lanes all produce
-// without moving anything across lanes.
+// The random bits of the element with offset e in its parameter: block (e/128)·8 + (e%16)/2 of
+// Philox, word 2·((e/32)%2) + e%2, its low half if (e/16)%2 == 0, else its high half, whose bytes
+// change places if (e/64)%2 == 1; then the lowest bit is set. So 128 elements share 8 blocks, in an
+// order that vectors of 4, 8 or 16 lanes all produce without moving anything across lanes. Of what
+// two elements share, each has another byte on top: alone, each has 16 random bits, and their joint
+// distribution is off that of independent ones by 1/256.
 //
 // Indices are packed from a byte's start on, the first one's highest bit first.
 #pragma once
@@ -63,7 +65,7 @@ struct Grid {
 
 struct RoundingStream {
   RandomKey key;
-  uint64_t first = 0;  ///< offset of the first element in its parameter, a multiple of 64
+  uint64_t first = 0;  ///< offset of the first element in its parameter, a multiple of 128
 };
 
 /// Of a sum of table values: how many were added, and by how many it is divided.

@@ -38,13 +38,14 @@ struct GridPosition {
 }
 
 /// Elements that share 8 blocks of Philox.
-inline constexpr uint32_t kGridGroup = 64;
+inline constexpr uint32_t kGridGroup = 128;
 
 /// The random bits of element e of a parameter.
 [[nodiscard]] inline uint32_t grid_random(RandomKey key, uint64_t e) noexcept {
   const RandomBlock block = philox(key, e / kGridGroup * 8 + e % 16 / 2);
   const uint32_t word = block[2 * (e / 32 % 2) + e % 2];
-  return (e / 16 % 2 == 0 ? word & 0xFFFFU : word >> 16) | 1U;
+  const uint32_t half = e / 16 % 2 == 0 ? word & 0xFFFFU : word >> 16;
+  return (e / 64 % 2 == 0 ? half : (half << 8 | half >> 8) & 0xFFFFU) | 1U;
 }
 
 /// The value of index z is grid_value(2·T[z] - g, …).

@@ -34,9 +34,7 @@ inline constexpr uint32_t kCodes = 4 * kWidth;  ///< in a vector of bytes
 /// 16 bytes in every block.
 HWY_INLINE VB dup128(const uint8_t* bytes) { return hn::LoadDup128(U8(), bytes); }
 
-// ---- packing: bytes of a whole chunk and `bits` bits each ----
-
-inline constexpr uint32_t kChunk = 256;
+// ---- packing ----
 
 /// Packs a vector of indices.
 template <uint32_t kBits>
@@ -108,9 +106,8 @@ HWY_INLINE VB unpack_vector(const uint8_t* codes) {
     const VB bytes = dup128(codes);
     const auto order = [](const uint8_t* p) LACONIC_LAMBDA { return hn::Load(U8(), p); };
 #else
-    alignas(16) uint8_t eight[16] = {};
-    std::memcpy(eight, codes, 8);
-    const VB bytes = hn::Load(U8(), eight);
+    const hn::Half<U8> half;
+    const VB bytes = hn::ZeroExtendVector(U8(), hn::LoadU(half, codes));
     const auto order = [](const uint8_t* p) LACONIC_LAMBDA { return hn::Load(U8(), p); };
 #endif
     const VH even = hn::BitCast(U16(), hn::TableLookupBytes(bytes, order(kEven)));
@@ -307,16 +304,16 @@ class CellTable {
 };
 #endif
 
-/// Indices of the elements s … s + kWidth - 1 of the group's four rows of 16: halves of rows 0 and
-/// 1, and of rows 2 and 3. As bytes into the group's 64.
-HWY_INLINE void store_group(VH first, VH second, uint32_t s, uint8_t* group) {
+/// Indices of the elements s … s + kWidth - 1 of four rows of 16: halves of rows 0 and 1, and of
+/// rows 2 and 3. As bytes into the rows' 64.
+HWY_INLINE void store_rows(VH first, VH second, uint32_t s, uint8_t* rows_at) {
   alignas(16) static constexpr uint8_t kRows[16] = {0, 4, 8, 12, 2, 6, 10, 14,
                                                     1, 5, 9, 13, 3, 7, 11, 15};
   const VB mixed = hn::BitCast(U8(), hn::Or(first, hn::ShiftLeft<8>(second)));
   const VB rows = hn::TableLookupBytes(mixed, dup128(kRows));
 #if LACONIC_AVX512
   const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-  hn::StoreU(VB{_mm512_permutexvar_epi32(order, rows.raw)}, U8(), group + s);
+  hn::StoreU(VB{_mm512_permutexvar_epi32(order, rows.raw)}, U8(), rows_at + s);
 #else
   alignas(32) uint8_t row[kCodes];
 #if LACONIC_AVX2
@@ -325,8 +322,15 @@ HWY_INLINE void store_group(VH first, VH second, uint32_t s, uint8_t* group) {
 #else
   hn::Store(rows, U8(), row);
 #endif
-  for (uint32_t r = 0; r < 4; ++r) std::memcpy(group + 16 * r + s, row + r * kWidth, kWidth);
+  for (uint32_t r = 0; r < 4; ++r) std::memcpy(rows_at + 16 * r + s, row + r * kWidth, kWidth);
 #endif
+}
+
+/// In every half.
+HWY_INLINE VU swap_bytes(VU words) {
+  alignas(16) static constexpr uint8_t kSwapped[16] = {1, 0, 3,  2,  5,  4,  7,  6,
+                                                       9, 8, 11, 10, 13, 12, 15, 14};
+  return hn::BitCast(U32(), hn::TableLookupBytes(hn::BitCast(U8(), words), dup128(kSwapped)));
 }
 
 struct Quantizer {
@@ -335,9 +339,9 @@ struct Quantizer {
   const Values values;
   const Philox random;
 
-  /// Rows of kWidth from s on of the group of 64 that starts at y.
+  /// Elements s … s + kWidth - 1 of the four rows of 16 that start at y.
   template <bool kValues>
-  HWY_INLINE void run(const float* y, uint32_t s, const PhiloxWords& words, uint8_t* codes,
+  HWY_INLINE void run(const float* y, uint32_t s, VU random01, VU random23, uint8_t* codes,
                       float* out) const {
     const auto position = [&](uint32_t row) LACONIC_LAMBDA {
       return positions.of(hn::LoadU(F32(), y + 16 * row + s));
@@ -345,8 +349,8 @@ struct Quantizer {
     const Halves halves[2] = {{position(0), position(1)}, {position(2), position(3)}};
     Cells cell[2];
     cells.of(halves, cell);
-    const VH z[2] = {round_up_some(cell[0], halves[0].fraction, words.w01),
-                     round_up_some(cell[1], halves[1].fraction, words.w23)};
+    const VH z[2] = {round_up_some(cell[0], halves[0].fraction, random01),
+                     round_up_some(cell[1], halves[1].fraction, random23)};
     if constexpr (kValues) {
       for (uint32_t h = 0; h < 2; ++h) {
         const VU both = hn::BitCast(U32(), z[h]);
@@ -354,31 +358,48 @@ struct Quantizer {
         hn::StoreU(values.of(hn::ShiftRight<16>(both)), F32(), out + 32 * h + 16 + s);
       }
     }
-    store_group(z[0], z[1], s, codes);
+    store_rows(z[0], z[1], s, codes);
   }
 };
+
+/// kGroups groups; `counter` is the first block of their random bits.
+template <uint32_t kBits, bool kValues, uint32_t kGroups>
+HWY_INLINE void quantize_chunk(const Quantizer& quantizer, const float* y, uint64_t counter,
+                               uint8_t* codes, float* values) {
+  constexpr uint32_t kWays = LACONIC_AVX512 ? kGroups : 2;
+  constexpr uint32_t kParts = 16 / kWidth;  // vectors of random words that a group takes
+  alignas(64) uint8_t bytes[kGroups * kGridGroup];
+  for (uint32_t p = 0; p < kGroups * kParts; p += kWays) {
+    PhiloxWords words[kWays];
+    quantizer.random.words<kWays>(counter + p * philox_blocks(), words);
+    for (uint32_t w = 0; w < kWays; ++w) {
+      const PhiloxWords& r = words[w];
+      const auto rows = [&](uint32_t at, VU random01, VU random23) LACONIC_LAMBDA {
+        quantizer.run<kValues>(y + at, (p + w) % kParts * kWidth, random01, random23, bytes + at,
+                               kValues ? values + at : nullptr);
+      };
+      const uint32_t group = (p + w) / kParts * kGridGroup;
+      rows(group, r.w01, r.w23);
+      rows(group + kGridGroup / 2, swap_bytes(r.w01), swap_bytes(r.w23));
+    }
+  }
+  for (uint32_t v = 0; v < kGroups * kGridGroup; v += kCodes) {
+    pack_vector<kBits>(hn::Load(U8(), bytes + v), codes + v / 8 * kBits);
+  }
+}
 
 template <uint32_t kBits, bool kValues>
 HWY_INLINE void quantize_as(const Quantizer& quantizer, const float* y, uint32_t n, uint64_t first,
                             uint8_t* codes, float* values) {
-  constexpr uint32_t kWays = LACONIC_AVX512 ? 4 : 2;
-  constexpr uint32_t kParts = 16 / kWidth;  // vectors of words that a group takes
-  alignas(64) uint8_t bytes[kChunk];
-  for (uint32_t i = 0; i < n; i += kChunk) {
-    const uint64_t counter = (first + i) / kGridGroup * 8;
-    for (uint32_t p = 0; p < kChunk / kGridGroup * kParts; p += kWays) {
-      PhiloxWords words[kWays];
-      quantizer.random.words<kWays>(counter + p * philox_blocks(), words);
-      for (uint32_t w = 0; w < kWays; ++w) {
-        const uint32_t group = (p + w) / kParts * kGridGroup, s = (p + w) % kParts * kWidth;
-        quantizer.run<kValues>(y + i + group, s, words[w], bytes + group,
-                               kValues ? values + i + group : nullptr);
-      }
-    }
-    for (uint32_t v = 0; v < kChunk; v += kCodes) {
-      pack_vector<kBits>(hn::Load(U8(), bytes + v), codes + (i + v) / 8 * kBits);
-    }
+  const auto chunk = [&](uint32_t i, auto groups) LACONIC_LAMBDA {
+    quantize_chunk<kBits, kValues, groups>(quantizer, y + i, (first + i) / kGridGroup * 8,
+                                           codes + i / 8 * kBits, kValues ? values + i : nullptr);
+  };
+  uint32_t i = 0;
+  for (; i + 4 * kGridGroup <= n; i += 4 * kGridGroup) {
+    chunk(i, std::integral_constant<uint32_t, 4>());
   }
+  if (i < n) chunk(i, std::integral_constant<uint32_t, 2>());
 }
 
 void quantize(const float* y, uint32_t n, const Grid& grid, float range, RoundingStream random,

@@ -228,12 +228,8 @@ HWY_INLINE double square_norm_of(const float* x, const float* add, uint64_t coun
   constexpr uint32_t kVectors = kNormLanes / kWide;
   VD sum[kVectors];
   for (VD& s : sum) s = hn::Zero(F64());
-  const auto turn = [&](const float* a, const float* b, bool far) LACONIC_LAMBDA {
+  const auto turn = [&](const float* a, const float* b) LACONIC_LAMBDA {
     for (uint32_t v = 0; v < kVectors; ++v) {
-      if (far && v * kWide % 16 == 0) {
-        prefetch_ahead(a + v * kWide);
-        if constexpr (kAdd) prefetch_ahead(b + v * kWide);
-      }
       hn::Vec<HalfF32> half = hn::LoadU(HalfF32(), a + v * kWide);
       if constexpr (kAdd) half = hn::Add(half, hn::LoadU(HalfF32(), b + v * kWide));
       const VD wide = hn::PromoteTo(F64(), half);
@@ -241,18 +237,21 @@ HWY_INLINE double square_norm_of(const float* x, const float* add, uint64_t coun
     }
   };
   uint64_t i = 0;
-  for (; i + kNormLanes <= count; i += kNormLanes) turn(x + i, add + i, true);
+  for (; i + kNormLanes <= count; i += kNormLanes) turn(x + i, add + i);
   if (i < count) {  // zeros add nothing
     float a[kNormLanes] = {}, b[kNormLanes] = {};
     for (uint64_t k = i; k < count; ++k) {
       a[k - i] = x[k];
       if constexpr (kAdd) b[k - i] = add[k];
     }
-    turn(a, b, false);
+    turn(a, b);
   }
-  alignas(64) double lane[kNormLanes];
-  for (uint32_t v = 0; v < kVectors; ++v) hn::Store(sum[v], F64(), lane + v * kWide);
-  for (uint32_t half = kNormLanes / 2; half > 0; half /= 2) {
+  for (uint32_t half = kVectors / 2; half > 0; half /= 2) {
+    for (uint32_t v = 0; v < half; ++v) sum[v] = hn::Add(sum[v], sum[v + half]);
+  }
+  alignas(64) double lane[kWide];
+  hn::Store(sum[0], F64(), lane);
+  for (uint32_t half = kWide / 2; half > 0; half /= 2) {
     for (uint32_t l = 0; l < half; ++l) lane[l] += lane[l + half];
   }
   return lane[0];
@@ -306,6 +305,7 @@ HWY_INLINE void unrotate_block(float* y, uint32_t d, SignStream signs, uint64_t 
   rotate_back(
       y, d, signs, count,
       [&](uint32_t i, VF v) LACONIC_LAMBDA {
+        prefetch_ahead(out + i);
         const VF product = hn::Mul(w, v);
         hn::StoreU(kAdd ? hn::Add(hn::LoadU(F32(), out + i), product) : product, F32(), out + i);
       },

@@ -137,8 +137,9 @@ TEST_P(GridKernelsTest, RoundsAsTheDefinitionSays) {
       uint32_t others = 0;
       for (uint32_t i = 0; i < 4096; ++i) {
         // the 16 bits as the header says, the middle of their interval
-        const uint32_t word = philox(kKey, i / 64 * 8 + i % 16 / 2)[2 * (i / 32 % 2) + i % 2];
-        const uint32_t half = i / 16 % 2 == 0 ? word & 0xFFFFU : word >> 16;
+        const uint32_t word = philox(kKey, i / 128 * 8 + i % 16 / 2)[2 * (i / 32 % 2) + i % 2];
+        uint32_t half = i / 16 % 2 == 0 ? word & 0xFFFFU : word >> 16;
+        if (i / 64 % 2 == 1) half = half % 256 * 256 + half / 256;
         const uint32_t want = expected_index(y[i], 0.02F, table, (half | 1U) / 65536.0);
         const uint32_t got = index_at(codes, bits, i);
         if (got != want) ++others;
@@ -224,16 +225,38 @@ TEST(GridReference, EveryProbabilityToHalfASixteenthBit) {
   }
 }
 
-TEST(GridReference, EveryRandomBitIsUsed) {
-  std::vector<int> used(32);
-  for (uint64_t e = 640; e < 704; ++e) {
-    for (uint32_t w = 0; w < 32; ++w) {
-      const uint32_t word = philox(kKey, 80 + w / 4)[w % 4];
-      if (grid_random(kKey, e) == ((word & 0xFFFFU) | 1U)) used[w] += 1;
-      if (grid_random(kKey, e) == ((word >> 16) | 1U)) used[w] += 16;
+TEST(GridReference, EveryRandomByteIsOnTopOnce) {
+  // 128 elements have the 128 bytes of 8 blocks in their high bytes.
+  std::vector<uint32_t> bytes, high;
+  for (uint32_t w = 0; w < 32; ++w) {
+    const uint32_t word = philox(kKey, 80 + w / 4)[w % 4];
+    for (uint32_t b = 0; b < 4; ++b) bytes.push_back(word >> 8 * b & 0xFFU);
+  }
+  for (uint64_t e = 1280; e < 1408; ++e) {
+    high.push_back(grid_random(kKey, e) >> 8);
+    EXPECT_EQ(grid_random(kKey, e) & 1U, 1U);
+  }
+  std::sort(bytes.begin(), bytes.end());
+  std::sort(high.begin(), high.end());
+  EXPECT_EQ(high, bytes);
+  EXPECT_EQ(grid_random(kKey, 1280) >> 8, philox(kKey, 80)[0] >> 8 & 0xFFU);
+  EXPECT_EQ(grid_random(kKey, 1280 + 64) >> 8, philox(kKey, 80)[0] & 0xFFU);
+}
+
+TEST(GridReference, ElementsThatShareBitsAreAsGoodAsIndependent) {
+  // The mean of products of rounding errors of two that share, relative to their variance.
+  const std::array<double, 4> probabilities{0.5, 0.25, 0.77, 0.03};
+  for (const double p : probabilities) {
+    for (const double q : probabilities) {
+      double sum = 0;
+      for (uint32_t half = 0; half < 65536; ++half) {
+        const uint32_t swapped = half % 256 * 256 + half / 256;
+        sum += ((half < p * 65536 ? 1 : 0) - p) * ((swapped < q * 65536 ? 1 : 0) - q);
+      }
+      EXPECT_LE(std::abs(sum / 65536), 0.01 * std::sqrt(p * (1 - p) * q * (1 - q)))
+          << p << " " << q;
     }
   }
-  EXPECT_EQ(std::count(used.begin(), used.end(), 17), 32);
 }
 
 TEST(GridReference, PositionsOfTheUniformTable) {
