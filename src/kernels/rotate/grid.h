@@ -94,6 +94,9 @@ struct GridKernels {
   /// lanes += T[index]; a sum beyond the lane wraps.
   void (*add8)(const uint8_t* codes, uint64_t n, uint32_t bits, const uint8_t* table, void* lanes);
   void (*add16)(const uint8_t* codes, uint64_t n, uint32_t bits, const uint8_t* table, void* lanes);
+  /// expand8 of the first of `count` >= 1 operands and add8 of the others at once.
+  void (*sum8)(const uint8_t* const* codes, uint32_t count, uint64_t n, uint32_t bits,
+               const uint8_t* table, void* lanes);
 };
 
 const GridKernels& grid_kernels(Isa isa) noexcept;

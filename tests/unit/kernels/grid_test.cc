@@ -364,5 +364,29 @@ TEST_P(GridKernelsTest, LanesAreTheTablesValues) {
   }
 }
 
+TEST_P(GridKernelsTest, SumsOfManyAreTheirValuesAdded) {
+  std::mt19937_64 random(6);
+  for (uint32_t bits = 2; bits <= 4; ++bits) {
+    for (const uint64_t n : {0U, 8U, 200U, 256U, 1024U, 1032U, 1500U, 8192U, 9000U}) {
+      Values table(16);
+      for (uint8_t& v : table) v = static_cast<uint8_t>(random());
+      std::vector<std::vector<uint8_t>> codes;
+      std::vector<const uint8_t*> operands;
+      std::vector<uint8_t> want(n), got(n + 2, 0xEE);
+      for (uint32_t count = 1; count <= 9; ++count) {
+        codes.emplace_back((n * bits + 7) / 8);
+        for (uint8_t& byte : codes.back()) byte = static_cast<uint8_t>(random());
+        operands.push_back(codes.back().data());
+        for (uint64_t i = 0; i < n; ++i) {
+          want[i] = static_cast<uint8_t>(want[i] + table[index_at(codes.back(), bits, i)]);
+        }
+        simd_.sum8(operands.data(), count, n, bits, table.data(), got.data() + 1);
+        for (uint64_t i = 0; i < n; ++i) ASSERT_EQ(got[1 + i], want[i]) << bits << " " << n;
+        ASSERT_EQ(got[0] + got[n + 1], 2 * 0xEE);
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace laconic::kernels
