@@ -30,7 +30,7 @@ struct Table {
   double cost = 0;
 };
 
-/// t with P(|N| > t) = p, 0 < p < 1: where a fraction p is clamped.
+/// t with P(|N| > t) = p, 0 < p <= 1/2: where a fraction p is clamped.
 [[nodiscard]] double clamping_point(double p);
 /// Mean square of what lies beyond ±t.
 [[nodiscard]] double clamping_error(double t);
