@@ -53,7 +53,7 @@ Grid grid_of(const Values& values) {
 uint32_t index_at(const std::vector<uint8_t>& codes, uint32_t bits, uint64_t i) {
   uint32_t index = 0;
   for (uint64_t at = i * bits; at < (i + 1) * bits; ++at) {
-    index = 2 * index + (codes[at / 8] >> (7 - at % 8) & 1U);
+    index = 2 * index + (uint32_t{codes[at / 8]} >> (7 - at % 8) & 1U);
   }
   return index;
 }
