@@ -30,11 +30,12 @@
 
 namespace laconic::kernels {
 
-inline constexpr uint32_t kMaxGrid = 63;        ///< g
+/// g; larger ones gain less than 1 %.
+inline constexpr uint32_t kMaxGrid = 63;
 inline constexpr uint32_t kGridPositions = 64;  ///< of U/65536, rounded down
 inline constexpr uint32_t kMaxTable = 16;
 
-/// Ranges below it and from kLargestNorm on are not for quantize: its factors would overflow.
+/// Ranges below it, and from 2^120 on, are not for quantize: its factors would overflow.
 inline constexpr float kTinyRange = 0x1p-100F;
 
 /// A table, with what quantize needs to know about every position.
@@ -75,7 +76,7 @@ struct GridMean {
 };
 
 struct GridKernels {
-  /// Packed indices of y[0, n), n a multiple of 256; kTinyRange <= range < kLargestNorm. `values`
+  /// Packed indices of y[0, n), n a multiple of 256; kTinyRange <= range < 2^120. `values`
   /// takes what they stand for; null, or y itself. A NaN gets any index.
   void (*quantize)(const float* y, uint32_t n, const Grid& grid, float range, RoundingStream random,
                    uint8_t* codes, float* values);
