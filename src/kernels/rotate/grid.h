@@ -1,8 +1,8 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
 // Elements as indices into a table of integers 0 = T[0] < T[1] < … < T[2^bits - 1] = g, the same on
-// all ranks, so that sums of T[index] are sums of values. T[index] stands for (T[index] - g/2)·2B/g,
-// B being the range. With every operation rounded to float32:
+// all ranks, so that sums of T[index] are sums of values. An index stands for the value
+// (T[index] - g/2)·2B/g, B being the range. With every operation rounded to float32:
 //
 //   position  U = y·(32768·g / B), clamped to ±32768·g, plus 32768·g, to the nearest integer, ties
 //             to even: 65536 times the place in [0, g]
