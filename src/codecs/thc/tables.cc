@@ -81,7 +81,7 @@ double clamping_error(double t) { return 2 * ((1 + t * t) * below(-t) - t * dens
 double rounding_cost(double l, double r) { return cost_between(Point(l), Point(r)); }
 
 Table cheapest_table(uint32_t bits, uint32_t g, const PairCosts& costs) {
-  const uint32_t steps = (1U << bits) / 2 - 1, last = (1U << bits) - 1;
+  const uint32_t steps = (1U << bits) / 2 - 1, last = (1U << bits) - 1, half = (g + 1) / 2;
   Remaining remaining;
   fill_remaining(steps, g, costs, remaining);
   Table table{bits, g, {}, 0};
@@ -91,7 +91,7 @@ Table cheapest_table(uint32_t bits, uint32_t g, const PairCosts& costs) {
   double spent = 0;
   for (uint32_t z = 1, i = 0; z <= steps; ++z) {
     uint32_t j = i + 1;
-    while (spent + 2 * costs[i][j] + remaining[steps - z][j] > bound) ++j;
+    while (j + 1 < half && spent + 2 * costs[i][j] + remaining[steps - z][j] > bound) ++j;
     spent += 2 * costs[i][j];
     i = j;
     table.value[z] = static_cast<uint8_t>(i);

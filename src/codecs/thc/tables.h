@@ -13,12 +13,13 @@
 #include <cstdint>
 #include <optional>
 
+#include "kernels/rotate/grid.h"
+
 namespace laconic::codecs::thc {
 
 inline constexpr uint32_t kMinBits = 2;
 inline constexpr uint32_t kMaxBits = 4;
-/// Larger g gain less than 1 %.
-inline constexpr uint32_t kMaxGrid = 63;
+using kernels::kMaxGrid;
 /// Relative to the cost.
 inline constexpr double kTieTolerance = 1e-9;
 
@@ -30,7 +31,7 @@ struct Table {
   double cost = 0;
 };
 
-/// t with P(|N| > t) = p, 0 < p < 1: where a fraction p is clamped.
+/// t with P(|N| > t) = p, 0 < p <= 1/2: where a fraction p is clamped.
 [[nodiscard]] double clamping_point(double p);
 /// Mean square of what lies beyond ±t.
 [[nodiscard]] double clamping_error(double t);

@@ -1,8 +1,8 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
 // Elements as indices into a table of integers 0 = T[0] < T[1] < … < T[2^bits - 1] = g, the same on
-// all ranks, so that sums of T[index] are sums of values. T[index] stands for (T[index] - g/2)·2B/g,
-// B being the range. With every operation rounded to float32:
+// all ranks, so that sums of T[index] are sums of values. An index stands for the value
+// (T[index] - g/2)·2B/g, B being the range. With every operation rounded to float32:
 //
 //   position  U = y·(32768·g / B), clamped to ±32768·g, plus 32768·g, to the nearest integer, ties
 //             to even: 65536 times the place in [0, g]
@@ -30,11 +30,12 @@
 
 namespace laconic::kernels {
 
-inline constexpr uint32_t kMaxGrid = 63;        ///< g
+/// g; larger ones gain less than 1 %.
+inline constexpr uint32_t kMaxGrid = 63;
 inline constexpr uint32_t kGridPositions = 64;  ///< of U/65536, rounded down
 inline constexpr uint32_t kMaxTable = 16;
 
-/// Ranges below it and from kLargestNorm on are not for quantize: its factors would overflow.
+/// Ranges below it, and from 2^120 on, are not for quantize: its factors would overflow.
 inline constexpr float kTinyRange = 0x1p-100F;
 
 /// A table, with what quantize needs to know about every position.
@@ -75,7 +76,7 @@ struct GridMean {
 };
 
 struct GridKernels {
-  /// Packed indices of y[0, n), n a multiple of 256; kTinyRange <= range < kLargestNorm. `values`
+  /// Packed indices of y[0, n), n a multiple of 256; kTinyRange <= range < 2^120. `values`
   /// takes what they stand for; null, or y itself. A NaN gets any index.
   void (*quantize)(const float* y, uint32_t n, const Grid& grid, float range, RoundingStream random,
                    uint8_t* codes, float* values);
@@ -94,6 +95,9 @@ struct GridKernels {
   /// lanes += T[index]; a sum beyond the lane wraps.
   void (*add8)(const uint8_t* codes, uint64_t n, uint32_t bits, const uint8_t* table, void* lanes);
   void (*add16)(const uint8_t* codes, uint64_t n, uint32_t bits, const uint8_t* table, void* lanes);
+  /// expand8 of the first of `count` >= 1 operands and add8 of the others at once.
+  void (*sum8)(const uint8_t* const* codes, uint32_t count, uint64_t n, uint32_t bits,
+               const uint8_t* table, void* lanes);
 };
 
 const GridKernels& grid_kernels(Isa isa) noexcept;

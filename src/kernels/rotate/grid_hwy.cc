@@ -478,13 +478,47 @@ HWY_INLINE void store_lanes(VB values, void* lanes, uint64_t i) {
   }
 }
 
+/// A vector whose halves of blocks are such that zipping two of them gives their bytes in order.
+HWY_INLINE VB in_zip_order(VB bytes) {
+#if LACONIC_AVX512
+  const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
+  return VB{_mm512_permutexvar_epi64(order, bytes.raw)};
+#elif LACONIC_AVX2
+  return VB{_mm256_permute4x64_epi64(bytes.raw, _MM_SHUFFLE(3, 1, 2, 0))};
+#else
+  return bytes;
+#endif
+}
+
+/// The values of bytes that hold two indices of 4 bits: of the first ones and of the second ones.
+struct PairValues {
+  VB first, second;
+
+  HWY_INLINE PairValues(VB table, VB pairs) {
+    const VB low4 = hn::Set(U8(), 15);
+    const VB high = hn::BitCast(U8(), hn::ShiftRight<4>(hn::BitCast(U16(), pairs)));
+    first = hn::TableLookupBytes(table, hn::And(high, low4));
+    second = hn::TableLookupBytes(table, hn::And(pairs, low4));
+  }
+};
+
 template <class Lane, bool kAdd, uint32_t kBits>
 HWY_INLINE void to_lanes_of(const uint8_t* codes, uint64_t n, const uint8_t* table, void* lanes) {
   const VB values = dup128(table);
-  uint64_t i = for_codes<kBits>(codes, n, [&](uint64_t at, VB indices) LACONIC_LAMBDA {
-    if constexpr (kAdd) prefetch_ahead(static_cast<char*>(lanes) + at * sizeof(Lane));
-    store_lanes<Lane, kAdd>(hn::TableLookupBytes(values, indices), lanes, at);
-  });
+  uint64_t i = 0;
+  if constexpr (kBits == 4) {
+    for (; i + 2 * kCodes <= n; i += 2 * kCodes) {
+      prefetch_ahead(codes + i / 2);
+      const PairValues pairs(values, in_zip_order(hn::LoadU(U8(), codes + i / 2)));
+      store_lanes<Lane, kAdd>(hn::InterleaveLower(U8(), pairs.first, pairs.second), lanes, i);
+      store_lanes<Lane, kAdd>(hn::InterleaveUpper(U8(), pairs.first, pairs.second), lanes,
+                              i + kCodes);
+    }
+  } else {
+    i = for_codes<kBits>(codes, n, [&](uint64_t at, VB indices) LACONIC_LAMBDA {
+      store_lanes<Lane, kAdd>(hn::TableLookupBytes(values, indices), lanes, at);
+    });
+  }
   for (; i < n; ++i) {
     const uint32_t before = kAdd ? at<Lane>(lanes, i) : 0U;
     put<Lane>(lanes, i, static_cast<Lane>(before + table[code_at(codes, kBits, i)]));
@@ -497,6 +531,49 @@ void to_lanes(const uint8_t* codes, uint64_t n, uint32_t bits, const uint8_t* ta
                       LACONIC_LAMBDA { to_lanes_of<Lane, kAdd, kBits>(codes, n, table, lanes); });
 }
 
+/// Indices of 4 bits: kTurns times 2·kCodes lanes from i on stay in registers.
+template <uint32_t kTurns>
+HWY_INLINE void sum_pairs(const uint8_t* const* codes, uint32_t count, uint64_t i, VB values,
+                          uint8_t* lanes) {
+  VB first[kTurns], second[kTurns];
+  for (uint32_t t = 0; t < kTurns; ++t) first[t] = second[t] = hn::Zero(U8());
+  for (uint32_t k = 0; k < count; ++k) {
+    const uint8_t* from = codes[k] + i / 2;
+    for (uint32_t t = 0; t < kTurns; ++t) {
+      prefetch_ahead(from + t * kCodes);
+      const PairValues pairs(values, hn::LoadU(U8(), from + t * kCodes));
+      first[t] = hn::Add(first[t], pairs.first);
+      second[t] = hn::Add(second[t], pairs.second);
+    }
+  }
+  for (uint32_t t = 0; t < kTurns; ++t) {
+    uint8_t* to = lanes + i + 2 * t * kCodes;
+    const VB a = in_zip_order(first[t]), b = in_zip_order(second[t]);
+    hn::StoreU(hn::InterleaveLower(U8(), a, b), U8(), to);
+    hn::StoreU(hn::InterleaveUpper(U8(), a, b), U8(), to + kCodes);
+  }
+}
+
+void sum8(const uint8_t* const* codes, uint32_t count, uint64_t n, uint32_t bits,
+          const uint8_t* table, void* lanes) {
+  uint64_t i = 0;
+  auto* out = static_cast<uint8_t*>(lanes);
+  if (bits == 4) {
+    const VB values = dup128(table);
+    for (; i + 8 * kCodes <= n; i += 8 * kCodes) sum_pairs<4>(codes, count, i, values, out);
+    for (; i + 2 * kCodes <= n; i += 2 * kCodes) sum_pairs<1>(codes, count, i, values, out);
+  }
+  // the rest, and other bits: a part that stays in the cache
+  constexpr uint64_t kPart = 4096;
+  for (; i < n; i += kPart) {
+    const uint64_t part = HWY_MIN(kPart, n - i);
+    to_lanes<uint8_t, false>(codes[0] + i / 8 * bits, part, bits, table, out + i);
+    for (uint32_t k = 1; k < count; ++k) {
+      to_lanes<uint8_t, true>(codes[k] + i / 8 * bits, part, bits, table, out + i);
+    }
+  }
+}
+
 constexpr GridKernels kTable{&quantize,
                              &dequantize,
                              &mean<uint8_t>,
@@ -504,7 +581,8 @@ constexpr GridKernels kTable{&quantize,
                              &to_lanes<uint8_t, false>,
                              &to_lanes<uint16_t, false>,
                              &to_lanes<uint8_t, true>,
-                             &to_lanes<uint16_t, true>};
+                             &to_lanes<uint16_t, true>,
+                             &sum8};
 
 #undef LACONIC_AVX2
 #undef LACONIC_AVX512

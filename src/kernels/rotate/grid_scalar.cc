@@ -45,6 +45,12 @@ void to_lanes(const uint8_t* codes, uint64_t n, uint32_t bits, const uint8_t* ta
   }
 }
 
+void sum8(const uint8_t* const* codes, uint32_t count, uint64_t n, uint32_t bits,
+          const uint8_t* table, void* lanes) {
+  to_lanes<uint8_t, false>(codes[0], n, bits, table, lanes);
+  for (uint32_t k = 1; k < count; ++k) to_lanes<uint8_t, true>(codes[k], n, bits, table, lanes);
+}
+
 }  // namespace
 
 constinit const GridKernels kGridScalar{&quantize,
@@ -54,6 +60,7 @@ constinit const GridKernels kGridScalar{&quantize,
                                         &to_lanes<uint8_t, false>,
                                         &to_lanes<uint16_t, false>,
                                         &to_lanes<uint8_t, true>,
-                                        &to_lanes<uint16_t, true>};
+                                        &to_lanes<uint16_t, true>,
+                                        &sum8};
 
 }  // namespace laconic::kernels

@@ -39,7 +39,7 @@ struct RotateKernels {
   /// y[0, d) = H·D·(x + add) / √d; `add` may be null. y is apart from both.
   void (*rotate)(const float* x, const float* add, uint64_t count, uint32_t d, SignStream signs,
                  float* y);
-  /// With x = D·H·y / √d: out = weight·x for i < count, added to `out` where `add` says so. y is
+  /// With x = D·H·y / √d: out = weight·x for i < count, or out += weight·x with `add`. y is
   /// overwritten.
   void (*unrotate)(float* y, uint32_t d, SignStream signs, uint64_t count, float weight, bool add,
                    float* out);

@@ -267,6 +267,8 @@ TEST(ThcTables, GridByWorld) {
   EXPECT_EQ(largest_world(4, 16), 4369U);
   EXPECT_TRUE(fits_lanes(30, 2184, 16));
   EXPECT_FALSE(fits_lanes(30, 2185, 16));
+  EXPECT_TRUE(fits_lanes(51, 5, 8));
+  EXPECT_FALSE(fits_lanes(32, 8, 8));  // 256: one too many
   EXPECT_FALSE(choose_table(4, 1.0 / 32, std::numeric_limits<uint64_t>::max(), 16));
 }
 

@@ -7,6 +7,7 @@
 #include <array>
 #include <cmath>
 #include <limits>
+#include <map>
 
 #include "kernels/rotate/rotate_elements.h"
 #include "unit/kernels/dense_inputs.h"
@@ -42,15 +43,27 @@ int hadamard(uint32_t d, uint32_t i, uint32_t j) {
   return i >= half && j >= half ? -rest : rest;
 }
 
+/// All entries, row by row, made once.
+const std::vector<int8_t>& matrix(uint32_t d) {
+  static std::map<uint32_t, std::vector<int8_t>> made;
+  std::vector<int8_t>& h = made[d];
+  for (uint32_t at = static_cast<uint32_t>(h.size()); at < d * d; ++at) {
+    h.push_back(static_cast<int8_t>(hadamard(d, at / d, at % d)));
+  }
+  return h;
+}
+
 /// The sign's bit, as the page says: of block ⌊e/128⌋, word ⌊e/32⌋ mod 4, bit e mod 32.
 double sign_of(uint64_t e) { return (philox(kKey, e / 128)[e / 32 % 4] >> e % 32 & 1U) ? -1 : 1; }
 
 /// In double, by the matrix.
 std::vector<double> dense_rotation(const std::vector<float>& x, uint64_t first) {
   const auto d = static_cast<uint32_t>(x.size());
-  std::vector<double> y(d);
+  const std::vector<int8_t>& h = matrix(d);
+  std::vector<double> flipped(d), y(d);
+  for (uint32_t j = 0; j < d; ++j) flipped[j] = sign_of(first + j) * x[j];
   for (uint32_t i = 0; i < d; ++i) {
-    for (uint32_t j = 0; j < d; ++j) y[i] += hadamard(d, i, j) * sign_of(first + j) * x[j];
+    for (uint32_t j = 0; j < d; ++j) y[i] += h[i * d + j] * flipped[j];
     y[i] /= std::sqrt(d);
   }
   return y;
