@@ -350,6 +350,7 @@ void Job::find_silent(Time now, Outbox& out) {
 }
 
 void Job::tick(Time now, Outbox& out) {
+  ticked_ = now;
   if (state_ == JobState::running) {
     slots_.tick(now);
     publish(out);
@@ -359,15 +360,15 @@ void Job::tick(Time now, Outbox& out) {
   if (is_waiting()) find_silent(now, out);
 }
 
-Time Job::next_event(Time now) const noexcept {
+Time Job::next_event() const noexcept {
   if (over_ != kNever) return over_ + kEpilogue + 1;
-  Time next = std::min(fetch_at_, slots_.next_deadline(now));
+  Time next = std::min(fetch_at_, slots_.next_deadline());
   next = std::min(next, heard_ + kIdleTimeouts * timeout() + 1);
   if (waiting_ != kNever) {
     for (const Member& m : members()) {
       // A silent worker that is not needed now may be needed later.
       const Time silent = std::max(m.heard, waiting_) + timeout() + 1;
-      next = std::min(next, silent > now ? silent : now + timeout() / 4 + 1);
+      next = std::min(next, silent > ticked_ ? silent : ticked_ + timeout() / 4 + 1);
     }
   }
   return next;

@@ -71,7 +71,7 @@ class Job {
   /// Nobody listens there any more.
   void unreachable(Time now, const Address& at, Outbox& out);
   void tick(Time now, Outbox& out);
-  [[nodiscard]] Time next_event(Time now) const noexcept;
+  [[nodiscard]] Time next_event() const noexcept;
   /// Nobody needs it any more: its memory may go.
   [[nodiscard]] bool is_over(Time now) const noexcept;
 
@@ -122,7 +122,7 @@ class Job {
   Time waiting_ = kNever;  ///< since when anybody waits for anything
   Time heard_ = 0;         ///< last from anybody
   Time over_ = kNever;     ///< when it failed or ended
-  Time fetch_at_ = kNever;
+  Time fetch_at_ = kNever, ticked_ = 0;
   JobStats stats_;
 };
 

@@ -195,9 +195,9 @@ void Server::tick(Time now, Outbox& out) {
   }
 }
 
-Time Server::next_event(Time now) const noexcept {
+Time Server::next_event() const noexcept {
   Time next = kNever;
-  for (const auto& job : jobs_) next = std::min(next, job->next_event(now));
+  for (const auto& job : jobs_) next = std::min(next, job->next_event());
   return next;
 }
 

@@ -41,7 +41,7 @@ class Server {
   /// Deadlines, silent workers, jobs that are over. Payloads of earlier sends end here.
   void tick(Time now, Outbox& out);
   /// When to call tick(), if nothing is received before.
-  [[nodiscard]] Time next_event(Time now) const noexcept;
+  [[nodiscard]] Time next_event() const noexcept;
 
   [[nodiscard]] std::span<const std::unique_ptr<Job>> jobs() const noexcept { return jobs_; }
   [[nodiscard]] const ServerStats& stats() const noexcept { return stats_; }

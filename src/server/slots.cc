@@ -253,13 +253,14 @@ bool Slots::take_held(uint32_t worker, uint64_t number, const wire::DownHeader& 
 }
 
 void Slots::tick(Time now) noexcept {
+  ticked_ = now;
   if (settings_.needed < settings_.world) close_all_due(now);
 }
 
-Time Slots::next_deadline(Time now) const noexcept {
+Time Slots::next_deadline() const noexcept {
   if (settings_.needed == settings_.world) return kNever;
   for (uint16_t i = first_; i != kNobody; i = slots_[i].behind) {
-    if (!is_due(slots_[i], now)) return slots_[i].since + deadline_;
+    if (!is_due(slots_[i], ticked_)) return slots_[i].since + deadline_;
   }
   return kNever;
 }

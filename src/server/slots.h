@@ -87,7 +87,7 @@ class Slots {
   /// Closes what the deadline closes.
   void tick(Time now) noexcept;
   /// When to call tick(), if nothing else happens before.
-  [[nodiscard]] Time next_deadline(Time now) const noexcept;
+  [[nodiscard]] Time next_deadline() const noexcept;
   /// What to ask for next; asked again after `retry`.
   bool next_fetch(Time now, Time retry, Fetch* fetch) noexcept;
 
@@ -120,7 +120,7 @@ class Slots {
     return slot(number).number == number && slot(number).state == state;
   }
   [[nodiscard]] bool is_due(const Slot& slot, Time now) const noexcept {
-    return now - slot.since >= deadline_;
+    return now >= slot.since + deadline_;
   }
   [[nodiscard]] bool may_close(const Slot& slot, Time now) const noexcept;
   [[nodiscard]] uint32_t length_of(const Contribution& c) const noexcept;
@@ -136,7 +136,7 @@ class Slots {
   wire::JobSettings settings_;
   AddCodes add_;
   uint64_t all_ = 0;  ///< bits of all workers
-  Time deadline_ = 0;
+  Time deadline_ = 0, ticked_ = 0;
   std::vector<Slot> slots_;
   std::vector<uint8_t> sums_;
   uint64_t stride_ = 0;

@@ -45,6 +45,11 @@ LinkStats Link::stats() const noexcept {
 
 void Link::fail(Errc code, std::string message, std::string hint) noexcept {
   if (failed()) return;
+  // Nothing is wanted any more, and what others want is lost with them or with the server.
+  if (closing_ && done()) {
+    closed_ = true;
+    return;
+  }
   error_ = {code, "aggregation server " + settings_.server + ": " + std::move(message),
             std::move(hint)};
 }
@@ -480,7 +485,7 @@ void Link::send(Time now, Outlet& outlet) noexcept {
   send_held(outlet);
   if (now >= hello_at_) send_hello(now, outlet);
   if (phase_ == Phase::enrolling && now >= enrol_at_) send_enrolment(now, outlet);
-  if (phase_ != Phase::member && !(phase_ == Phase::greeting && enrolled_)) return;
+  if (!may_send()) return;
   if (!done()) send_window(now, outlet);
   if (ack_due_) {
     send_bare(DatagramType::ack, outlet);
@@ -618,8 +623,9 @@ Time Link::wake(Time now) const noexcept {
   if (phase_ == Phase::enrolling) next = std::min(next, enrol_at_);
   if (waits())
     next = std::min({next, heard_ + patience() * 3 / 2 + 1, moved_ + patience() * 3 + 1});
-  if (ack_due_ || asked_count_ != 0) next = now;
-  if (phase_ == Phase::member || (phase_ == Phase::greeting && enrolled_)) {
+  if (asked_count_ != 0) next = now;
+  if (may_send()) {
+    if (ack_due_) next = now;
     if (closing_) next = std::min(next, leave_at_);
     if (!done() && under_way_.size != 0) {
       next = std::min(next, flights_[under_way_.first].sent + pace_.timeout());

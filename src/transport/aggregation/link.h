@@ -96,6 +96,10 @@ class Link {
   }
   [[nodiscard]] uint64_t ring() const noexcept { return settings_.job.ring; }
   [[nodiscard]] bool waits() const noexcept;
+  /// While the server is asked whether it is the same, what it should get goes on.
+  [[nodiscard]] bool may_send() const noexcept {
+    return phase_ == Phase::member || (phase_ == Phase::greeting && enrolled_);
+  }
   [[nodiscard]] Kept& kept(uint64_t number) noexcept { return kept_[number % ring()]; }
   [[nodiscard]] bool has(uint64_t number) const noexcept {
     return kept_[number % ring()].number == number;
