@@ -55,8 +55,12 @@ void put_common(const Header& h, uint8_t* out) noexcept {
 
 // A payload is there exactly if something is to be added.
 bool payload_fits(bool sum, uint8_t flags, uint64_t payload) noexcept {
-  if (!sum) return payload == 0 && (flags & ~kFull) == 0;
+  if (!sum) return payload == 0;
   return (payload == 0) == ((flags & kEmpty) != 0) && payload <= kMaxDatagramPayload;
+}
+
+bool flags_fit(bool sum, uint8_t flags) noexcept {
+  return (flags & ~(sum ? kUpFlags : uint8_t{kFull})) == 0;
 }
 
 bool counts_fit(const DownHeader& h) noexcept {
@@ -110,7 +114,7 @@ DatagramFault parse_up(Bytes datagram, UpHeader* header) noexcept {
   get_common(datagram, start, header);
   header->worker = datagram[kWorkerAt];
   const bool sum = start.type == DatagramType::data;
-  const bool known = (start.flags & ~kUpFlags) == 0 && datagram[kZeroAt] == 0;
+  const bool known = flags_fit(sum, start.flags) && datagram[kZeroAt] == 0;
   if (!known || header->worker >= kMaxWorkers) return DatagramFault::field;
   if (!sum && header->norm != 0) return DatagramFault::field;
   const bool fits = payload_fits(sum, start.flags, datagram.size() - kUpHeaderBytes);
@@ -126,8 +130,8 @@ DatagramFault parse_down(Bytes datagram, DownHeader* header) noexcept {
   header->added = datagram[kAddedAt];
   header->divisor = datagram[kDivisorAt];
   header->bitmap = load<uint64_t>(datagram.data() + kBitmapAt);
-  if ((start.flags & ~kUpFlags) != 0 || !counts_fit(*header)) return DatagramFault::field;
   const bool sum = carries_sum(start.type);
+  if (!flags_fit(sum, start.flags) || !counts_fit(*header)) return DatagramFault::field;
   const bool fits = payload_fits(sum, start.flags, datagram.size() - kDownHeaderBytes);
   return fits ? DatagramFault::none : DatagramFault::size;
 }
