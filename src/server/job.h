@@ -37,8 +37,8 @@ struct JobStats {
 enum class JobState : uint8_t {
   gathering,  ///< not all workers are here (again)
   running,
-  failed,  ///< kept for a while, to say so
-  ended,   ///< all have left; kept for a while, to say so
+  failed,  ///< kept for a while: it answers that it is over
+  ended,   ///< all have left; kept for a while, too
 };
 
 /// What a refusal says.

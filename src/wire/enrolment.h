@@ -39,7 +39,7 @@ enum class Reason : uint8_t {
   sums_differ = 14,   ///< it sent other settings or another length for a granule than the others
 };
 inline constexpr uint8_t kLastReason = 14;
-/// One sentence without a full stop, e.g. "the token is another one than the server's".
+/// A message without a full stop, e.g. "the token is another one than the server's".
 std::string_view reason_text(Reason reason) noexcept;
 
 /// Every message of registration names them.

@@ -355,7 +355,7 @@ class Network {
       w.link().send(now_, out);
     }
     if (w.link().closed()) w.end = WorkerEnd::closed;
-    // Whoever drives a link has the last word on how long it lingers.
+    // The driver has the last word on how long a link lingers.
     if (w.closing && now_ - w.closing_since > 20 * kSecond) w.end = WorkerEnd::closed;
   }
 
