@@ -161,6 +161,10 @@ struct Report {
   std::vector<std::string> hangs, wrong_sums, counted_twice, different, untold, incomplete,
       failures;
   uint64_t results = 0, partial = 0, restarts = 0, excluded = 0, datagrams = 0, resent = 0;
+  std::size_t faults() const {
+    return hangs.size() + wrong_sums.size() + counted_twice.size() + different.size() +
+           untold.size() + incomplete.size() + failures.size();
+  }
   uint64_t failed_workers = 0, closed_workers = 0, crashed = 0;
 };
 
@@ -226,7 +230,8 @@ void check_schedule(uint64_t index, Report* report) {
 const Report& report() {
   static const Report once = [] {
     Report r;
-    for (uint64_t i = 0; i < kSchedules; ++i) check_schedule(i, &r);
+    // Broken machines hang, which takes long: a few faults will do.
+    for (uint64_t i = 0; i < kSchedules && r.faults() < 50; ++i) check_schedule(i, &r);
     return r;
   }();
   return once;
