@@ -244,7 +244,7 @@ class Network {
     for (uint32_t w = 0; w < workers_.size(); ++w) drive(w);
     while (running()) {
       const Time next = next_event();
-      if (next > deadline || ++steps_ > 200000) return false;
+      if (next > deadline || ++steps_ > 100000) return false;
       now_ = std::max(now_, next);
       step();
     }
