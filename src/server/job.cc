@@ -15,6 +15,8 @@ using wire::Reason;
 constexpr Time kMillisecond = 1000000;
 constexpr Time kFetchRetry = 20 * kMillisecond;
 constexpr uint32_t kFetchesAtOnce = 32;
+/// Who is waited for and silent for so long gets a datagram: a closed port answers with an error.
+constexpr Time kProbe = 100 * kMillisecond;
 /// How long a job that is over answers that it is.
 constexpr Time kEpilogue = 10000 * kMillisecond;
 /// A job that nobody has spoken of for so many time-outs is forgotten; its workers can come back
@@ -349,6 +351,20 @@ void Job::find_silent(Time now, Outbox& out) {
   }
 }
 
+void Job::probe(Time now, Outbox& out) {
+  if (now < probe_at_) return;
+  probe_at_ = now + kProbe;
+  for (uint32_t w = 0; w < settings_.world; ++w) {
+    const Member& m = members_[w];
+    if (!m.enrolled || m.left || now < m.heard + kProbe) continue;
+    if (state_ == JobState::gathering) {
+      send_welcome(m, w, out);
+    } else {
+      send_status(m.address, DatagramType::status, slots_.floor(), out);
+    }
+  }
+}
+
 void Job::tick(Time now, Outbox& out) {
   ticked_ = now;
   if (state_ == JobState::running) {
@@ -357,7 +373,9 @@ void Job::tick(Time now, Outbox& out) {
     if (now >= fetch_at_) send_fetches(now, kFetchesAtOnce, out);
     note_waiting(now);
   }
-  if (is_waiting()) find_silent(now, out);
+  if (!is_waiting()) return;
+  probe(now, out);
+  find_silent(now, out);
 }
 
 Time Job::next_event() const noexcept {
@@ -365,6 +383,7 @@ Time Job::next_event() const noexcept {
   Time next = std::min(fetch_at_, slots_.next_deadline());
   next = std::min(next, heard_ + kIdleTimeouts * timeout() + 1);
   if (waiting_ != kNever) {
+    next = std::min(next, std::max(probe_at_, waiting_ + kProbe));
     for (const Member& m : members()) {
       // A silent worker that is not needed now may be needed later.
       const Time silent = std::max(m.heard, waiting_) + timeout() + 1;

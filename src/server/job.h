@@ -105,6 +105,7 @@ class Job {
   void send_welcome(const Member& member, uint32_t worker, Outbox& out);
   void send_fetches(Time now, uint32_t most, Outbox& out);
   void fail(Time now, wire::Reason reason, uint32_t worker, Outbox& out);
+  void probe(Time now, Outbox& out);
   void find_silent(Time now, Outbox& out);
   void note_waiting(Time now) noexcept;
 
@@ -122,7 +123,7 @@ class Job {
   Time waiting_ = kNever;  ///< since when anybody waits for anything
   Time heard_ = 0;         ///< last from anybody
   Time over_ = kNever;     ///< when it failed or ended
-  Time fetch_at_ = kNever, ticked_ = 0;
+  Time fetch_at_ = kNever, ticked_ = 0, probe_at_ = 0;
   JobStats stats_;
 };
 
