@@ -5,7 +5,7 @@
 # Build targets and ctest labels: all test programs; those that ThreadSanitizer has something to say about (threads);
 # those of what a build without Highway replaces, and of the bytes that must not change by it (kernels).
 set(LACONIC_THREADED_TESTS
-  test_base test_transport test_collective test_session test_capi test_distributed test_engines)
+  test_base test_transport test_server test_collective test_session test_capi test_distributed test_engines)
 set(LACONIC_KERNEL_TESTS test_kernels test_conformance test_golden)
 # Sanitized, they take longer than all others together: ctest may run both halves at once.
 set(LACONIC_HALVED_TESTS test_distributed)
