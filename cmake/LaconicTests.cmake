@@ -5,7 +5,7 @@
 # Build targets and ctest labels: all test programs; those that ThreadSanitizer has something to say about (threads);
 # those of what a build without Highway replaces, and of the bytes that must not change by it (kernels).
 set(LACONIC_THREADED_TESTS
-  test_base test_transport test_collective test_session test_capi test_distributed test_engines)
+  test_base test_transport test_server test_collective test_session test_capi test_distributed test_engines)
 set(LACONIC_KERNEL_TESTS test_kernels test_conformance test_golden)
 # Sanitized, they take longer than all others together: ctest may run both halves at once.
 set(LACONIC_HALVED_TESTS test_distributed)
@@ -82,7 +82,8 @@ endfunction()
 # Files that read others of tests/. These alone: with a path of this checkout in its command line, a file is compiled
 # again in every other one.
 set_source_files_properties(
-  ${PROJECT_SOURCE_DIR}/tests/golden/golden_test.cc ${PROJECT_SOURCE_DIR}/tests/unit/capi/boundary_test.cc
+  ${PROJECT_SOURCE_DIR}/tests/golden/golden_test.cc ${PROJECT_SOURCE_DIR}/tests/golden/datagram_test.cc
+  ${PROJECT_SOURCE_DIR}/tests/unit/capi/boundary_test.cc
   PROPERTIES COMPILE_DEFINITIONS LACONIC_TEST_DATA="${PROJECT_SOURCE_DIR}/tests")
 
 # tests/unit/<module>/*_test.cc -> test_<module>, linking that module and what it may use.

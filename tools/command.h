@@ -24,5 +24,6 @@ Run add_inspect(CLI::App& program);
 Run add_verify(CLI::App& program);
 Run add_doctor(CLI::App& program);
 Run add_laws(CLI::App& program);
+Run add_serve(CLI::App& program);
 
 }  // namespace laconic::tools

@@ -15,6 +15,7 @@
 #include "base/hash.h"
 #include "golden/cases.h"
 #include "golden/codec_frame.h"
+#include "golden/datagrams.h"
 #include "wire/bundle.h"
 
 namespace laconic::golden {
@@ -432,7 +433,29 @@ void write_decode_seeds(const fs::path& corpus) {
   }
 }
 
+// Datagrams are short: all of them in one file, and each as a seed.
+void write_datagrams(const fs::path& dir, const fs::path& corpus) {
+  Json entries = Json::array();
+  for (const DatagramCase& c : golden_datagrams()) {
+    std::string hex;
+    for (const uint8_t byte : c.bytes) {
+      hex += "0123456789abcdef"[byte >> 4U];
+      hex += "0123456789abcdef"[byte & 15U];
+    }
+    entries.push_back({{"name", c.name},
+                       {"layout", c.layout},
+                       {"era", c.era},
+                       {"verdict", verdict_of(c)},
+                       {"hex", hex}});
+    write_file(corpus / "datagram" / (c.name + ".seed"), c.bytes);
+  }
+  const std::string text = Json{{"version", 1}, {"datagrams", entries}}.dump(1) + "\n";
+  write_file(dir / "datagrams.json",
+             Bytes(reinterpret_cast<const uint8_t*>(text.data()), text.size()));
+}
+
 int run(const fs::path& dir, const fs::path& corpus) {
+  write_datagrams(dir, corpus);
   Frames frames(dir);
   add_header_frames(frames);
   add_bad_frames(frames);

@@ -1,0 +1,240 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+#include "server/io/udp_server.h"
+
+#include <netinet/in.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstring>
+#include <utility>
+
+namespace laconic::server {
+namespace {
+
+namespace agg = transport::aggregation;
+
+constexpr Time kMillisecond = 1000000;
+constexpr Time kSweep = 1000 * kMillisecond;
+constexpr int kRounds = 4;  // of reading before the clock is looked at
+
+Time steady_now() noexcept {
+  const auto since = std::chrono::steady_clock::now().time_since_epoch();
+  return static_cast<Time>(std::chrono::duration_cast<std::chrono::nanoseconds>(since).count());
+}
+
+// Family, port, address, scope: what tells peers apart.
+Address address_of(const agg::Endpoint& e) noexcept {
+  Address a;
+  if (e.address.ss_family == AF_INET) {
+    sockaddr_in in{};
+    std::memcpy(&in, &e.address, sizeof(in));
+    a.bytes[0] = 4;
+    std::memcpy(a.bytes.data() + 2, &in.sin_port, 2);
+    std::memcpy(a.bytes.data() + 4, &in.sin_addr, 4);
+    return a;
+  }
+  sockaddr_in6 in{};
+  std::memcpy(&in, &e.address, sizeof(in));
+  a.bytes[0] = 6;
+  std::memcpy(a.bytes.data() + 2, &in.sin6_port, 2);
+  std::memcpy(a.bytes.data() + 4, &in.sin6_addr, 16);
+  std::memcpy(a.bytes.data() + 20, &in.sin6_scope_id, 4);
+  return a;
+}
+
+agg::Endpoint endpoint_of(const Address& a) noexcept {
+  agg::Endpoint e;
+  if (a.bytes[0] == 4) {
+    sockaddr_in in{};
+    in.sin_family = AF_INET;
+    std::memcpy(&in.sin_port, a.bytes.data() + 2, 2);
+    std::memcpy(&in.sin_addr, a.bytes.data() + 4, 4);
+    std::memcpy(&e.address, &in, sizeof(in));
+    e.size = sizeof(in);
+    return e;
+  }
+  sockaddr_in6 in{};
+  in.sin6_family = AF_INET6;
+  std::memcpy(&in.sin6_port, a.bytes.data() + 2, 2);
+  std::memcpy(&in.sin6_addr, a.bytes.data() + 4, 16);
+  std::memcpy(&in.sin6_scope_id, a.bytes.data() + 20, 4);
+  std::memcpy(&e.address, &in, sizeof(in));
+  e.size = sizeof(in);
+  return e;
+}
+
+}  // namespace
+
+std::size_t UdpServer::Hash::operator()(const Address& a) const noexcept {
+  return load<uint64_t>(a.bytes.data()) * 0x9E3779B97F4A7C15U ^ load<uint64_t>(a.bytes.data() + 12);
+}
+
+/// Sorts what the server sends by peer. A welcome makes its addressee one.
+class UdpServer::Out final : public Outbox {
+ public:
+  explicit Out(UdpServer& server) : server_(server) {}
+
+  void send(const Address& to, Bytes header, Bytes payload) override {
+    const auto found = server_.peers_.find(to);
+    if (found == server_.peers_.end()) {
+      const Endpoint endpoint = endpoint_of(to);
+      Batch one(server_.io_);
+      one.push(header, payload);
+      one.flush(server_.listener_, &endpoint);
+      if ((header[2] & 15U) == static_cast<uint8_t>(wire::DatagramType::welcome)) {
+        server_.newcomers_.emplace_back(to, load<uint32_t>(header.data() + 4));
+      }
+      return;
+    }
+    Peer& peer = *found->second;
+    if (!peer.batch.push(header, payload)) {
+      if (!peer.batch.flush(peer.socket, nullptr)) peer.gone = true;
+      peer.batch.push(header, payload);
+    }
+    if (peer.queued) return;
+    peer.queued = true;
+    server_.queued_.push_back(&peer);
+  }
+
+ private:
+  UdpServer& server_;
+};
+
+UdpServer::UdpServer(const UdpServerSettings& settings, Endpoint bound, Socket listener, Io io)
+    : server_(settings.server),
+      io_(io),
+      bound_(bound),
+      address_(agg::endpoint_text(bound)),
+      listener_(std::move(listener)),
+      epoll_(epoll_create1(EPOLL_CLOEXEC)),
+      receiver_(io),
+      out_(std::make_unique<Out>(*this)) {
+  epoll_event event{};
+  event.events = EPOLLIN;
+  epoll_ctl(epoll_, EPOLL_CTL_ADD, listener_.fd(), &event);
+}
+
+UdpServer::~UdpServer() {
+  if (epoll_ >= 0) ::close(epoll_);
+}
+
+Result<std::unique_ptr<UdpServer>> UdpServer::open(const UdpServerSettings& settings) {
+  const auto wanted = agg::parse_endpoint(settings.bind);
+  if (!wanted) return wanted.error();
+  const bool no_token = settings.server.token == wire::Token{};
+  if (no_token && !agg::is_loopback(*wanted)) {
+    return Error{Errc::invalid_argument,
+                 "without a token only the loopback interface may be served, not " + settings.bind,
+                 "make one with --new-token FILE, and give it to the server and to every worker"};
+  }
+  const Io io = settings.io;
+  if (io == Io::gso && !agg::has_gso()) {
+    return Error{Errc::unsupported, "this kernel has no segmentation for UDP", "take --io mmsg"};
+  }
+  auto listener = Socket::bound(*wanted, io);
+  if (!listener) return std::move(listener).error();
+  auto bound = listener->local();
+  if (!bound) return std::move(bound).error();
+  return std::unique_ptr<UdpServer>(new UdpServer(settings, *bound, std::move(*listener), io));
+}
+
+void UdpServer::run(const std::atomic<bool>& stop) {
+  while (!stop.load(std::memory_order_relaxed)) {
+    for (int round = 0; round < kRounds; ++round) read_all();
+    const Time now = steady_now();
+    if (server_.next_event() <= now) {
+      server_.tick(now, *out_);
+      flush();
+    }
+    if (now - swept_ >= kSweep) sweep();
+    wait(now, stop);
+  }
+}
+
+// One call's worth from one worker of each job, and from strangers: a flood is its job's affair.
+void UdpServer::read_all() {
+  const Time now = steady_now();
+  if (receiver_.receive(listener_, [&](const Endpoint& from, Bytes datagram) {
+        server_.receive(now, address_of(from), datagram, *out_);
+      }) < 0) {
+    listener_.take_error();
+  }
+  for (Group& group : groups_) {
+    for (std::size_t tried = 0; tried < group.peers.size(); ++tried) {
+      group.next = (group.next + 1) % group.peers.size();
+      if (read_peer(*group.peers[group.next])) break;
+    }
+  }
+  flush();
+  while (!newcomers_.empty()) {
+    const auto [address, job] = newcomers_.back();
+    newcomers_.pop_back();
+    admit(address, job);
+  }
+}
+
+bool UdpServer::read_peer(Peer& peer) {
+  const Time now = steady_now();
+  const int n = receiver_.receive(peer.socket, [&](const Endpoint& from, Bytes datagram) {
+    server_.receive(now, address_of(from), datagram, *out_);
+  });
+  if (n < 0) {
+    peer.socket.take_error();
+    peer.gone = true;
+  }
+  if (peer.gone) {
+    peer.gone = false;
+    server_.unreachable(now, peer.address, *out_);
+  }
+  return n > 0;
+}
+
+void UdpServer::flush() {
+  for (Peer* peer : queued_) {
+    peer->queued = false;
+    if (!peer->batch.flush(peer->socket, nullptr)) peer->gone = true;
+  }
+  queued_.clear();
+}
+
+// Between bind and connect the kernel may put others' datagrams here: they are read like any.
+void UdpServer::admit(const Address& address, uint32_t job) {
+  if (peers_.count(address) != 0) return;
+  const Endpoint endpoint = endpoint_of(address);
+  auto socket = Socket::connected(endpoint, io_, &bound_);
+  if (!socket) return;  // the listener serves it as well
+  auto peer = std::make_unique<Peer>(
+      Peer{address, endpoint, std::move(*socket), Batch(io_), job, false, false});
+  epoll_event event{};
+  event.events = EPOLLIN;
+  epoll_ctl(epoll_, EPOLL_CTL_ADD, peer->socket.fd(), &event);
+  auto group =
+      std::find_if(groups_.begin(), groups_.end(), [&](const Group& g) { return g.job == job; });
+  if (group == groups_.end()) group = groups_.insert(group, Group{job, {}, 0});
+  group->peers.push_back(peer.get());
+  peers_.emplace(address, std::move(peer));
+}
+
+// Sockets of jobs that are no more.
+void UdpServer::sweep() {
+  swept_ = steady_now();
+  const auto lives = [&](uint32_t id) {
+    const auto jobs = server_.jobs();
+    return std::any_of(jobs.begin(), jobs.end(), [&](const auto& job) { return job->id() == id; });
+  };
+  std::erase_if(groups_, [&](const Group& group) { return !lives(group.job); });
+  std::erase_if(peers_, [&](const auto& entry) { return !lives(entry.second->job); });
+}
+
+void UdpServer::wait(Time now, const std::atomic<bool>& stop) {
+  if (stop.load(std::memory_order_relaxed)) return;
+  const Time next = std::min(server_.next_event(), now + 100 * kMillisecond);
+  if (next <= now) return;
+  std::array<epoll_event, 1> events;
+  epoll_wait(epoll_, events.data(), 1, static_cast<int>((next - now) / kMillisecond + 1));
+}
+
+}  // namespace laconic::server

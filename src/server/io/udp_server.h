@@ -1,0 +1,83 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// Drives a Server over UDP, on the thread that calls run(). Every registered worker gets a socket
+// of its own, connected to it on the server's port: the kernel sorts datagrams by sender, a full
+// buffer is that worker's alone, and a closed port names it. Jobs take turns at being read.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "server/server.h"
+#include "transport/aggregation/socket.h"
+
+namespace laconic::server {
+
+struct UdpServerSettings {
+  std::string bind;  ///< HOST:PORT; port 0: any
+  transport::aggregation::Io io = transport::aggregation::Io::gso;
+  ServerSettings server;
+};
+
+class UdpServer {
+ public:
+  static Result<std::unique_ptr<UdpServer>> open(const UdpServerSettings& settings);
+  ~UdpServer();
+
+  /// Serves until `stop` is set; looks at it at least every 100 ms.
+  void run(const std::atomic<bool>& stop);
+  [[nodiscard]] const std::string& address() const noexcept { return address_; }
+  [[nodiscard]] const Server& server() const noexcept { return server_; }
+
+ private:
+  using Endpoint = transport::aggregation::Endpoint;
+  using Socket = transport::aggregation::Socket;
+  using Batch = transport::aggregation::Batch;
+  using Io = transport::aggregation::Io;
+
+  /// A registered worker.
+  struct Peer {
+    Address address;
+    Endpoint endpoint;
+    Socket socket;
+    Batch batch;
+    uint32_t job = 0;
+    bool queued = false, gone = false;
+  };
+  struct Group {
+    uint32_t job = 0;
+    std::vector<Peer*> peers;
+    std::size_t next = 0;
+  };
+  struct Hash {
+    std::size_t operator()(const Address& a) const noexcept;
+  };
+  class Out;
+
+  UdpServer(const UdpServerSettings& settings, Endpoint bound, Socket listener, Io io);
+  void read_all();
+  bool read_peer(Peer& peer);
+  void flush();
+  void admit(const Address& address, uint32_t job);
+  void sweep();
+  void wait(Time now, const std::atomic<bool>& stop);
+
+  Server server_;
+  Io io_;
+  Endpoint bound_;
+  std::string address_;
+  Socket listener_;
+  int epoll_ = -1;
+  transport::aggregation::Receiver receiver_;
+  std::unordered_map<Address, std::unique_ptr<Peer>, Hash> peers_;
+  std::vector<Group> groups_;
+  std::vector<Peer*> queued_;
+  std::vector<std::pair<Address, uint32_t>> newcomers_;
+  std::unique_ptr<Out> out_;
+  Time swept_ = 0;
+};
+
+}  // namespace laconic::server

@@ -1,0 +1,401 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+#include "server/job.h"
+
+#include <algorithm>
+#include <bit>
+#include <limits>
+
+namespace laconic::server {
+namespace {
+
+using wire::DatagramFault;
+using wire::DatagramType;
+using wire::Reason;
+
+constexpr Time kMillisecond = 1000000;
+constexpr Time kFetchRetry = 20 * kMillisecond;
+constexpr uint32_t kFetchesAtOnce = 32;
+/// Who is waited for and silent for so long gets a datagram: a closed port answers with an error.
+constexpr Time kProbe = 100 * kMillisecond;
+/// How long a job that is over answers that it is.
+constexpr Time kEpilogue = 10000 * kMillisecond;
+/// A job that nobody has spoken of for so many time-outs is forgotten; its workers can come back
+/// with what they hold.
+constexpr uint64_t kIdleTimeouts = 4;
+
+uint16_t ahead_of(uint64_t number, uint64_t floor) noexcept {
+  const uint64_t ahead = number - floor;
+  return static_cast<uint16_t>(std::min<uint64_t>(ahead, std::numeric_limits<uint16_t>::max()));
+}
+
+}  // namespace
+
+uint64_t Job::memory(const wire::JobSettings& settings) noexcept {
+  return sizeof(Job) + Slots::memory(settings) + uint64_t{settings.world} * settings.ring / 8;
+}
+
+Job::Job(const wire::Enrolment& first, uint64_t epoch, const wire::Token& token, Time now)
+    : settings_(first.settings),
+      number_(first.from.job),
+      epoch_(epoch),
+      key_(wire::job_key(token, first.from.job, epoch)),
+      slots_(first.settings),
+      members_{},
+      held_(std::size_t{first.settings.world} * first.settings.ring / 8),
+      waiting_(now),
+      heard_(now) {}
+
+uint8_t Job::enrolled() const noexcept {
+  const auto all = members();
+  return static_cast<uint8_t>(
+      std::count_if(all.begin(), all.end(), [](const Member& m) { return m.enrolled; }));
+}
+
+Judgement Job::enrol(Time now, const wire::Enrolment& e, const Address& from, Outbox& out) {
+  if (state_ == JobState::failed) return {reason_, 0, blamed_};
+  const Reason differs = wire::compare_settings(settings_, e.settings);
+  if (differs != Reason::none) {
+    Judgement judgement{differs, settings_.world, e.settings.world};
+    if (differs == Reason::quorum) judgement = {differs, settings_.needed, e.settings.needed};
+    if (differs == Reason::spec) judgement = {differs, settings_.spec, e.settings.spec};
+    if (differs == Reason::settings) judgement = {differs, 0, e.from.worker};
+    // Before the first step this is a mistake that every worker should hear of.
+    if (state_ == JobState::gathering) fail(now, differs, e.from.worker, out);
+    return judgement;
+  }
+  if (e.from.worker >= settings_.world) return {Reason::malformed, settings_.world, e.from.worker};
+  Member& member = members_[e.from.worker];
+  if (member.enrolled && member.instance != e.from.instance) {
+    fail(now, Reason::lost_results, e.from.worker, out);
+    return {Reason::lost_results, 0, e.from.worker};
+  }
+  heard_ = member.heard = now;
+  member.address = from;
+  member.attempt = e.from.attempt;
+  if (!member.enrolled) {
+    member.enrolled = true;
+    member.instance = e.from.instance;
+    member.ack = e.ack;
+    member.kept = e.kept;
+    std::copy(e.held.begin(), e.held.end(),
+              held_.begin() + static_cast<std::ptrdiff_t>(e.from.worker * e.held.size()));
+    if (enrolled() == settings_.world) {
+      begin(now, out);
+      if (state_ == JobState::failed) return {reason_, 0, blamed_};
+      return {};
+    }
+  }
+  send_welcome(member, e.from.worker, out);
+  return {};
+}
+
+void Job::begin(Time now, Outbox& out) {
+  std::array<Holding, wire::kMaxWorkers> holdings;
+  const std::size_t bytes = settings_.ring / 8U;
+  for (uint32_t w = 0; w < settings_.world; ++w) {
+    holdings[w] = {members_[w].ack, members_[w].kept, Bytes(held_).subspan(w * bytes, bytes)};
+    members_[w].heard = now;
+  }
+  const int lost = slots_.restore({holdings.data(), settings_.world});
+  if (lost >= 0) return fail(now, Reason::lost_results, static_cast<uint32_t>(lost), out);
+  state_ = JobState::running;
+  waiting_ = kNever;
+  floor_seen_ = slots_.floor();
+  for (uint32_t w = 0; w < settings_.world; ++w) send_welcome(members_[w], w, out);
+  send_fetches(now, kFetchesAtOnce, out);
+  note_waiting(now);
+}
+
+Job::Member* Job::sender(const Address& from, uint8_t worker) noexcept {
+  if (worker >= settings_.world) return nullptr;
+  Member& member = members_[worker];
+  return member.enrolled && member.address == from ? &member : nullptr;
+}
+
+DatagramFault Job::receive_up(Time now, const Address& from, Bytes datagram, Outbox& out) {
+  wire::UpHeader header;
+  if (const auto fault = wire::parse_up(datagram, &header); fault != DatagramFault::none) {
+    return fault;
+  }
+  if (settings_.full_tags != ((header.flags & wire::kFull) != 0)) return DatagramFault::field;
+  Member* member = sender(from, header.worker);
+  if (member == nullptr) return DatagramFault::field;
+  const uint64_t number = wire::nearest_number(header.granule, slots_.floor());
+  if (!wire::tag_is_right(datagram, wire::kUpHeaderBytes, key_, wire::era_of(number))) {
+    return DatagramFault::tag;
+  }
+  if (header.ahead > number) return DatagramFault::field;
+  ++stats_.datagrams;
+  heard_ = member->heard = now;
+  handle(now, *member, header, number, datagram.subspan(wire::kUpHeaderBytes), out);
+  return DatagramFault::none;
+}
+
+void Job::handle(Time now, Member& member, const wire::UpHeader& header, uint64_t number,
+                 Bytes payload, Outbox& out) {
+  if (state_ == JobState::failed) return send_failure(member.address, out);
+  if (state_ == JobState::gathering) return;  // who is here waits for the others
+  if (!slots_.acknowledge(header.worker, number - header.ahead)) {
+    ++stats_.bad_acks;
+    return;
+  }
+  if (slots_.floor() != floor_seen_) blocked_ = false;
+  floor_seen_ = slots_.floor();
+  switch (header.type) {
+    case DatagramType::data: {
+      if (number >= slots_.front()) {
+        for (uint32_t w = 0; w < settings_.world; ++w) {
+          if (members_[w].left) return fail(now, Reason::left, w, out);
+        }
+      }
+      const Contribution c{header.worker, number,       header.settings,
+                           header.norm,   header.flags, payload};
+      const Verdict verdict = slots_.add(now, c);
+      if (verdict == Verdict::differs) return fail(now, Reason::sums_differ, header.worker, out);
+      if (verdict == Verdict::beyond) blocked_ = true;
+      publish(out);
+      answer(verdict, member, header.worker, number, out);
+      break;
+    }
+    case DatagramType::pull:
+      answer(slots_.pull(header.worker, number), member, header.worker, number, out);
+      break;
+    case DatagramType::leave:
+      leave(now, member, out);
+      break;
+    default:
+      break;  // an ack is in every header
+  }
+  note_waiting(now);
+}
+
+void Job::answer(Verdict verdict, const Member& member, uint32_t worker, uint64_t number,
+                 Outbox& out) {
+  switch (verdict) {
+    case Verdict::duplicate:
+      ++stats_.duplicates;
+      break;
+    case Verdict::beyond:
+      ++stats_.beyond;
+      send_status(member.address, DatagramType::status, slots_.floor(), out);
+      break;
+    case Verdict::open:
+      send_status(member.address, DatagramType::open, number, out);
+      break;
+    case Verdict::stored:
+      ++stats_.stored;
+      if ((slots_.slot(number).bitmap >> worker & 1U) == 0) ++stats_.late;
+      send_sum(member.address, number, out);
+      break;
+    default:
+      break;
+  }
+}
+
+void Job::leave(Time now, Member& member, Outbox& out) {
+  member.left = true;
+  send_status(member.address, DatagramType::status, slots_.floor(), out);
+  const auto all = members();
+  if (state_ == JobState::running &&
+      std::all_of(all.begin(), all.end(), [](const Member& m) { return m.left; })) {
+    state_ = JobState::ended;
+    over_ = now;
+  }
+}
+
+DatagramFault Job::receive_held(Time now, const Address& from, Bytes datagram, Outbox& out) {
+  wire::DownHeader header;
+  if (const auto fault = wire::parse_down(datagram, &header); fault != DatagramFault::none) {
+    return fault;
+  }
+  if (header.type != DatagramType::held) return DatagramFault::type;
+  if (settings_.full_tags != ((header.flags & wire::kFull) != 0)) return DatagramFault::field;
+  Member* member =
+      header.ahead < wire::kMaxWorkers ? sender(from, static_cast<uint8_t>(header.ahead)) : nullptr;
+  if (member == nullptr) return DatagramFault::field;
+  const uint64_t number = wire::nearest_number(header.granule, slots_.floor());
+  if (!wire::tag_is_right(datagram, wire::kDownHeaderBytes, key_, wire::era_of(number))) {
+    return DatagramFault::tag;
+  }
+  heard_ = member->heard = now;
+  if (state_ != JobState::running) return DatagramFault::none;
+  ++stats_.datagrams;
+  if (slots_.take_held(header.ahead, number, header, datagram.subspan(wire::kDownHeaderBytes))) {
+    ++stats_.fetched;
+    publish(out);
+    send_fetches(now, 1, out);
+  }
+  note_waiting(now);
+  return DatagramFault::none;
+}
+
+// What was closed goes to everybody who has not got it yet.
+void Job::publish(Outbox& out) {
+  for (const uint64_t number : slots_.newly_closed()) {
+    const Slot& slot = slots_.slot(number);
+    ++stats_.closed;
+    if (std::popcount(slot.bitmap) < settings_.world) ++stats_.partial;
+    for (uint32_t w = 0; w < settings_.world; ++w) {
+      if (slots_.ack(w) <= number) send_sum(members_[w].address, number, out);
+    }
+  }
+  slots_.forget_closed();
+}
+
+void Job::send_sum(const Address& to, uint64_t number, Outbox& out) {
+  const Slot& slot = slots_.slot(number);
+  wire::DownHeader h;
+  h.type = DatagramType::result;
+  h.flags = static_cast<uint8_t>(slot.flags | (settings_.full_tags ? wire::kFull : 0));
+  h.job = id();
+  h.granule = static_cast<uint32_t>(number);
+  h.settings = slot.settings;
+  h.epoch = static_cast<uint16_t>(epoch_);
+  h.ahead = ahead_of(number, slots_.floor());
+  h.norm = slot.norm;
+  h.added = slot.added;
+  h.divisor = static_cast<uint8_t>(std::popcount(slot.bitmap));
+  h.bitmap = slot.bitmap;
+  std::array<uint8_t, wire::kDownHeaderBytes> header;
+  const Bytes sum = slots_.sum(slot);
+  wire::write_down(h, key_, wire::era_of(number), sum, header.data());
+  out.send(to, header, sum);
+}
+
+void Job::send_status(const Address& to, DatagramType type, uint64_t number, Outbox& out) {
+  wire::DownHeader h;
+  h.type = type;
+  h.flags = settings_.full_tags ? wire::kFull : 0;
+  h.job = id();
+  h.granule = static_cast<uint32_t>(number);
+  h.epoch = static_cast<uint16_t>(epoch_);
+  h.ahead = ahead_of(number, slots_.floor());
+  std::array<uint8_t, wire::kDownHeaderBytes> header;
+  wire::write_down(h, key_, wire::era_of(number), {}, header.data());
+  out.send(to, header, {});
+}
+
+void Job::send_failure(const Address& to, Outbox& out) {
+  wire::DownHeader h;
+  h.type = DatagramType::failed;
+  h.flags = settings_.full_tags ? wire::kFull : 0;
+  h.job = id();
+  h.granule = static_cast<uint32_t>(slots_.floor());
+  h.epoch = static_cast<uint16_t>(epoch_);
+  h.added = blamed_;
+  h.divisor = static_cast<uint8_t>(reason_);
+  std::array<uint8_t, wire::kDownHeaderBytes> header;
+  wire::write_down(h, key_, wire::era_of(slots_.floor()), {}, header.data());
+  out.send(to, header, {});
+}
+
+void Job::send_welcome(const Member& member, uint32_t worker, Outbox& out) {
+  wire::Welcome w;
+  w.to = {number_, member.instance, member.attempt, static_cast<uint8_t>(worker)};
+  w.registered = enrolled();
+  w.complete = state_ != JobState::gathering;
+  w.epoch = epoch_;
+  std::array<uint8_t, wire::kHelloBytes> message;
+  wire::write_welcome(w, key_, message.data());
+  out.send(member.address, message, {});
+}
+
+void Job::send_fetches(Time now, uint32_t most, Outbox& out) {
+  Fetch fetch;
+  for (; most > 0 && slots_.next_fetch(now, kFetchRetry, &fetch); --most) {
+    send_status(members_[fetch.worker].address, DatagramType::fetch, fetch.number, out);
+  }
+  fetch_at_ = slots_.fetching() != 0 ? now + kFetchRetry : kNever;
+}
+
+void Job::fail(Time now, Reason reason, uint32_t worker, Outbox& out) {
+  if (state_ == JobState::failed) return;
+  state_ = JobState::failed;
+  reason_ = reason;
+  blamed_ = static_cast<uint8_t>(worker);
+  over_ = now;
+  for (const Member& member : members()) {
+    if (member.enrolled) send_failure(member.address, out);
+  }
+}
+
+bool Job::is_waiting() const noexcept {
+  if (state_ == JobState::gathering) return true;
+  return state_ == JobState::running && (slots_.open() != 0 || slots_.fetching() != 0 || blocked_);
+}
+
+void Job::note_waiting(Time now) noexcept {
+  if (!is_waiting()) {
+    waiting_ = kNever;
+  } else if (waiting_ == kNever) {
+    waiting_ = now;
+  }
+}
+
+void Job::unreachable(Time now, const Address& at, Outbox& out) {
+  if (state_ != JobState::running && state_ != JobState::gathering) return;
+  for (uint32_t w = 0; w < settings_.world; ++w) {
+    const Member& m = members_[w];
+    if (m.enrolled && !m.left && m.address == at) return fail(now, Reason::lost_worker, w, out);
+  }
+}
+
+void Job::find_silent(Time now, Outbox& out) {
+  if (waiting_ == kNever) return;
+  for (uint32_t w = 0; w < settings_.world; ++w) {
+    const Time since = std::max(members_[w].heard, waiting_);
+    const bool needed = state_ == JobState::gathering || slots_.waits_for(w);
+    if (needed && now > since && now - since > timeout()) {
+      return fail(now, Reason::lost_worker, w, out);
+    }
+  }
+}
+
+void Job::probe(Time now, Outbox& out) {
+  if (now < probe_at_) return;
+  probe_at_ = now + kProbe;
+  for (uint32_t w = 0; w < settings_.world; ++w) {
+    const Member& m = members_[w];
+    if (!m.enrolled || m.left || now < m.heard + kProbe) continue;
+    if (state_ == JobState::gathering) {
+      send_welcome(m, w, out);
+    } else {
+      send_status(m.address, DatagramType::status, slots_.floor(), out);
+    }
+  }
+}
+
+void Job::tick(Time now, Outbox& out) {
+  ticked_ = now;
+  if (state_ == JobState::running) {
+    slots_.tick(now);
+    publish(out);
+    if (now >= fetch_at_) send_fetches(now, kFetchesAtOnce, out);
+    note_waiting(now);
+  }
+  if (!is_waiting()) return;
+  probe(now, out);
+  find_silent(now, out);
+}
+
+Time Job::next_event() const noexcept {
+  if (over_ != kNever) return over_ + kEpilogue + 1;
+  Time next = std::min(fetch_at_, slots_.next_deadline());
+  next = std::min(next, heard_ + kIdleTimeouts * timeout() + 1);
+  if (waiting_ != kNever) {
+    next = std::min(next, std::max(probe_at_, waiting_ + kProbe));
+    for (const Member& m : members()) {
+      // A silent worker that is not needed now may be needed later.
+      const Time silent = std::max(m.heard, waiting_) + timeout() + 1;
+      next = std::min(next, silent > ticked_ ? silent : ticked_ + timeout() / 4 + 1);
+    }
+  }
+  return next;
+}
+
+bool Job::is_over(Time now) const noexcept {
+  if (over_ != kNever) return now > over_ + kEpilogue;
+  return now > heard_ + kIdleTimeouts * timeout();
+}
+
+}  // namespace laconic::server

@@ -1,0 +1,204 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+#include "server/server.h"
+
+#include <algorithm>
+
+namespace laconic::server {
+namespace {
+
+using wire::DatagramFault;
+using wire::DatagramType;
+using wire::Reason;
+
+/// Answers to unregistered senders in a second, and at once.
+constexpr uint64_t kAnswers = 100;
+constexpr Time kSecond = 1000000000;
+
+}  // namespace
+
+Server::Server(const ServerSettings& settings) : settings_(settings) {
+  const uint8_t* secret = settings.secret.data();
+  nonce_key_ = {load<uint64_t>(secret), load<uint64_t>(secret + 8)};
+  next_epoch_ = load<uint64_t>(secret + 16);
+  jobs_.reserve(settings.jobs);
+  answers_ = kAnswers;
+}
+
+Job* Server::find(uint32_t id) noexcept {
+  for (const auto& job : jobs_) {
+    if (job->id() == id) return job.get();
+  }
+  return nullptr;
+}
+
+// Remembers nothing: who can repeat it receives at that address.
+uint64_t Server::nonce_for(const Address& from, const wire::Applicant& who,
+                           uint64_t epoch) const noexcept {
+  laconic_sip s = laconic_sip_begin(&nonce_key_);
+  laconic_sip_words(&s, from.bytes.data(), 3);
+  laconic_sip_word(&s, who.job);
+  laconic_sip_word(&s, who.instance);
+  laconic_sip_word(&s, who.worker);
+  laconic_sip_word(&s, epoch);
+  return laconic_sip_end(&s, 56, 0);
+}
+
+bool Server::may_answer(Time now) noexcept {
+  const Time passed = now - refilled_;
+  const uint64_t more = passed / (kSecond / kAnswers);
+  if (more > 0) {
+    answers_ = std::min(kAnswers, answers_ + std::min(more, kAnswers));
+    refilled_ = now - passed % (kSecond / kAnswers);
+  }
+  if (answers_ == 0) {
+    ++stats_.unanswered;
+    return false;
+  }
+  --answers_;
+  return true;
+}
+
+void Server::receive(Time now, const Address& from, Bytes datagram, Outbox& out) {
+  ++stats_.datagrams;
+  wire::DatagramStart start;
+  if (const auto fault = wire::parse_start(datagram, &start); fault != DatagramFault::none) {
+    return count(fault);
+  }
+  if (start.type == DatagramType::hello) return hello(now, from, datagram, out);
+  if (start.version != wire::kDatagramVersion) return count(DatagramFault::version);
+  if (start.type == DatagramType::enrol) return enrol(now, from, datagram, out);
+  const bool up = start.type >= DatagramType::data && start.type <= DatagramType::held;
+  if (!up) return count(DatagramFault::type);
+  if (datagram.size() < wire::kUpHeaderBytes) return count(DatagramFault::size);
+  Job* job = find(start.job);
+  if (job == nullptr ||
+      load<uint16_t>(datagram.data() + 16) != static_cast<uint16_t>(job->epoch())) {
+    return stranger(now, from, start, datagram.size(), out);
+  }
+  count(start.type == DatagramType::held ? job->receive_held(now, from, datagram, out)
+                                         : job->receive_up(now, from, datagram, out));
+}
+
+void Server::stranger(Time now, const Address& from, const wire::DatagramStart& start,
+                      uint64_t size, Outbox& out) {
+  ++stats_.strangers;
+  if (size < wire::kUpHeaderBytes || !may_answer(now)) return;
+  std::array<uint8_t, wire::kUpHeaderBytes> answer;
+  wire::write_stranger(start.job, answer.data());
+  out.send(from, answer, {});
+}
+
+void Server::hello(Time now, const Address& from, Bytes datagram, Outbox& out) {
+  wire::Applicant who;
+  const auto fault = wire::parse_hello(datagram, &who);
+  if (fault == DatagramFault::version && datagram.size() >= wire::kHelloBytes) {
+    count(fault);
+    const uint64_t theirs = datagram[2] >> 4U;
+    who = {load<uint64_t>(datagram.data() + 8), load<uint64_t>(datagram.data() + 16),
+           load<uint32_t>(datagram.data() + 24), datagram[28]};
+    return refuse(now, from, who, {Reason::version, wire::kDatagramVersion, theirs}, true, out);
+  }
+  if (fault != DatagramFault::none) return count(fault);
+  if (!may_answer(now)) return;
+  const Job* job = find(static_cast<uint32_t>(who.job));
+  wire::Challenge challenge;
+  challenge.to = who;
+  challenge.epoch = job != nullptr ? job->epoch() : next_epoch_;
+  challenge.nonce = nonce_for(from, who, challenge.epoch);
+  std::array<uint8_t, wire::kHelloBytes> answer;
+  wire::write_challenge(challenge, wire::challenge_key(settings_.token, who), answer.data());
+  out.send(from, answer, {});
+}
+
+void Server::enrol(Time now, const Address& from, Bytes datagram, Outbox& out) {
+  wire::Enrolment e;
+  if (const auto fault = wire::parse_enrolment(datagram, &e); fault != DatagramFault::none) {
+    return count(fault);
+  }
+  const Job* job = find(static_cast<uint32_t>(e.from.job));
+  const uint64_t epoch = job != nullptr ? job->epoch() : next_epoch_;
+  // Of an earlier start, or another job took the epoch: the worker says hello again.
+  if (e.epoch != epoch || e.nonce != nonce_for(from, e.from, epoch)) {
+    return stranger(
+        now, from,
+        {DatagramType::enrol, wire::kDatagramVersion, 0, static_cast<uint32_t>(e.from.job)},
+        datagram.size(), out);
+  }
+  const wire::SipKey key = wire::enrolment_key(settings_.token, e.from, e.epoch, e.nonce);
+  if (!wire::message_tag_is_right(datagram, key)) {
+    count(DatagramFault::tag);
+    return refuse(now, from, e.from, {Reason::token, 0, 0}, true, out);
+  }
+  const Judgement judgement = admit(now, e, from, out);
+  if (judgement.reason != Reason::none) refuse(now, from, e.from, judgement, false, out);
+}
+
+// The tag is right: only now may memory be taken.
+Judgement Server::admit(Time now, const wire::Enrolment& e, const Address& from, Outbox& out) {
+  if (Job* job = find(static_cast<uint32_t>(e.from.job)); job != nullptr) {
+    if (job->number() != e.from.job) return {Reason::jobs, settings_.jobs, jobs_.size()};
+    return job->enrol(now, e, from, out);
+  }
+  if (const Reason reason = wire::judge_settings(e.settings); reason != Reason::none) {
+    const uint32_t code = std::max(wire::largest_code(e.settings), 1U);
+    const uint32_t most = ((1U << (e.settings.lane_bits & 31U)) - 1U) / code;
+    if (reason == Reason::lane_overflow) return {reason, most, e.settings.world};
+    return {reason, 0, e.from.worker};
+  }
+  const uint64_t bytes = Job::memory(e.settings);
+  while (jobs_.size() >= settings_.jobs || used_ + bytes > settings_.memory) {
+    const std::size_t before = jobs_.size();
+    drop_one_that_is_over();
+    if (jobs_.size() != before) continue;
+    if (jobs_.size() >= settings_.jobs) return {Reason::jobs, settings_.jobs, jobs_.size()};
+    return {Reason::memory, settings_.memory - used_, bytes};
+  }
+  used_ += bytes;
+  jobs_.push_back(std::make_unique<Job>(e, next_epoch_++, settings_.token, now));
+  return jobs_.back()->enrol(now, e, from, out);
+}
+
+void Server::refuse(Time now, const Address& to, const wire::Applicant& who,
+                    const Judgement& judgement, bool is_stranger, Outbox& out) {
+  ++stats_.refusals;
+  if (is_stranger && !may_answer(now)) return;
+  const wire::Refusal refusal{who, judgement.reason, judgement.expected, judgement.found};
+  std::array<uint8_t, wire::kHelloBytes> answer;
+  wire::write_refusal(refusal, wire::challenge_key(settings_.token, who), answer.data());
+  out.send(to, answer, {});
+}
+
+void Server::unreachable(Time now, const Address& at, Outbox& out) {
+  for (const auto& job : jobs_) job->unreachable(now, at, out);
+}
+
+void Server::drop(std::size_t index) noexcept {
+  used_ -= Job::memory(jobs_[index]->settings());
+  jobs_.erase(jobs_.begin() + static_cast<std::ptrdiff_t>(index));
+}
+
+void Server::drop_one_that_is_over() noexcept {
+  for (std::size_t i = 0; i < jobs_.size(); ++i) {
+    const JobState state = jobs_[i]->state();
+    if (state == JobState::failed || state == JobState::ended) return drop(i);
+  }
+}
+
+void Server::tick(Time now, Outbox& out) {
+  for (std::size_t i = 0; i < jobs_.size();) {
+    jobs_[i]->tick(now, out);
+    if (jobs_[i]->is_over(now)) {
+      drop(i);
+    } else {
+      ++i;
+    }
+  }
+}
+
+Time Server::next_event() const noexcept {
+  Time next = kNever;
+  for (const auto& job : jobs_) next = std::min(next, job->next_event());
+  return next;
+}
+
+}  // namespace laconic::server

@@ -1,0 +1,367 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+#include "transport/aggregation/socket.h"
+
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/udp.h>
+#include <poll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+// Of Linux 4.18 and 5.0; older headers lack them.
+#ifndef UDP_SEGMENT
+#define UDP_SEGMENT 103
+#endif
+#ifndef UDP_GRO
+#define UDP_GRO 104
+#endif
+
+namespace laconic::transport::aggregation {
+namespace {
+
+constexpr int kBuffer = 8 << 20;  // what the kernel grants is less without privileges
+constexpr std::size_t kCoalesced = 65535;
+constexpr std::size_t kLongest = 33 << 10;  // a result of 8,192 lanes of 32 bits
+constexpr std::size_t kMostBytes = 65000;
+
+Error system_error(std::string what, int error) {
+  return {Errc::engine_failed, std::move(what) + ": " + std::strerror(error), {}};
+}
+
+template <class T>
+bool set(int fd, int level, int name, T value) noexcept {
+  return setsockopt(fd, level, name, &value, sizeof(value)) == 0;
+}
+
+void enlarge(int fd, int name, int forced) noexcept {
+  if (!set(fd, SOL_SOCKET, forced, kBuffer)) set(fd, SOL_SOCKET, name, kBuffer);
+}
+
+void wait_for_room(int fd) noexcept {
+  pollfd p{fd, POLLOUT, 0};
+  poll(&p, 1, 10);
+}
+
+}  // namespace
+
+Result<Endpoint> parse_endpoint(std::string_view text) {
+  const auto bad = [&](std::string why) {
+    return Error{Errc::invalid_argument, "address '" + std::string(text) + "': " + std::move(why),
+                 "an address is HOST:PORT, for example 10.0.0.9:7420 or [::1]:7420"};
+  };
+  const std::size_t colon = text.rfind(':');
+  if (colon == std::string_view::npos || colon + 1 == text.size()) return bad("no port");
+  std::string host(text.substr(0, colon)), port(text.substr(colon + 1));
+  if (host.size() > 1 && host.front() == '[' && host.back() == ']') {
+    host = host.substr(1, host.size() - 2);
+  }
+  const bool digits =
+      std::all_of(port.begin(), port.end(), [](char c) { return c >= '0' && c <= '9'; });
+  if (!digits || port.size() > 5 || std::stoi(port) > 65535) return bad("no port from 0 to 65535");
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_DGRAM;
+  hints.ai_flags = AI_NUMERICSERV;
+  addrinfo* found = nullptr;
+  if (const int e = getaddrinfo(host.c_str(), port.c_str(), &hints, &found); e != 0) {
+    return bad(gai_strerror(e));
+  }
+  Endpoint endpoint;
+  std::memcpy(&endpoint.address, found->ai_addr, found->ai_addrlen);
+  endpoint.size = found->ai_addrlen;
+  freeaddrinfo(found);
+  return endpoint;
+}
+
+std::string endpoint_text(const Endpoint& endpoint) {
+  std::array<char, NI_MAXHOST> host{};
+  std::array<char, NI_MAXSERV> port{};
+  const int e =
+      getnameinfo(reinterpret_cast<const sockaddr*>(&endpoint.address), endpoint.size, host.data(),
+                  host.size(), port.data(), port.size(), NI_NUMERICHOST | NI_NUMERICSERV);
+  if (e != 0) return "unknown address";
+  const bool six = endpoint.address.ss_family == AF_INET6;
+  std::string text = six ? "[" : "";
+  text.append(host.data()).append(six ? "]:" : ":").append(port.data());
+  return text;
+}
+
+bool is_loopback(const Endpoint& endpoint) noexcept {
+  if (endpoint.address.ss_family == AF_INET) {
+    sockaddr_in in{};
+    std::memcpy(&in, &endpoint.address, sizeof(in));
+    return (ntohl(in.sin_addr.s_addr) >> 24U) == 127;
+  }
+  sockaddr_in6 in{};
+  std::memcpy(&in, &endpoint.address, sizeof(in));
+  return IN6_IS_ADDR_LOOPBACK(&in.sin6_addr);
+}
+
+Socket::~Socket() {
+  if (fd_ >= 0) ::close(fd_);
+}
+Socket::Socket(Socket&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+Socket& Socket::operator=(Socket&& other) noexcept {
+  std::swap(fd_, other.fd_);
+  return *this;
+}
+
+Result<Socket> Socket::open(int family, Io io) {
+  Socket s;
+  s.fd_ = ::socket(family, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+  if (s.fd_ < 0) return system_error("UDP socket", errno);
+  enlarge(s.fd_, SO_RCVBUF, SO_RCVBUFFORCE);
+  enlarge(s.fd_, SO_SNDBUF, SO_SNDBUFFORCE);
+  // A closed port is an error of the socket, also behind the first answer; nothing is fragmented.
+  if (family == AF_INET) {
+    set(s.fd_, IPPROTO_IP, IP_RECVERR, 1);
+    set(s.fd_, IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_DO);
+  } else {
+    set(s.fd_, IPPROTO_IPV6, IPV6_RECVERR, 1);
+    set(s.fd_, IPPROTO_IPV6, IPV6_MTU_DISCOVER, IPV6_PMTUDISC_DO);
+  }
+  if (io == Io::gso && !set(s.fd_, IPPROTO_UDP, UDP_GRO, 1)) {
+    return system_error("UDP_GRO", errno);
+  }
+  return s;
+}
+
+Result<Socket> Socket::bound(const Endpoint& local, Io io) {
+  auto s = open(local.address.ss_family, io);
+  if (!s) return s;
+  set(s->fd_, SOL_SOCKET, SO_REUSEADDR, 1);
+  if (::bind(s->fd_, reinterpret_cast<const sockaddr*>(&local.address), local.size) != 0) {
+    return system_error("bind to " + endpoint_text(local), errno);
+  }
+  return s;
+}
+
+Result<Socket> Socket::connected(const Endpoint& remote, Io io, const Endpoint* local) {
+  auto s = local != nullptr ? bound(*local, io) : open(remote.address.ss_family, io);
+  if (!s) return s;
+  if (::connect(s->fd_, reinterpret_cast<const sockaddr*>(&remote.address), remote.size) != 0) {
+    return system_error("connect to " + endpoint_text(remote), errno);
+  }
+  return s;
+}
+
+Result<Endpoint> Socket::local() const {
+  Endpoint endpoint;
+  endpoint.size = sizeof(endpoint.address);
+  if (getsockname(fd_, reinterpret_cast<sockaddr*>(&endpoint.address), &endpoint.size) != 0) {
+    return system_error("getsockname", errno);
+  }
+  return endpoint;
+}
+
+uint32_t Socket::mtu() const noexcept {
+  int value = 0;
+  socklen_t size = sizeof(value);
+  if (getsockopt(fd_, IPPROTO_IP, IP_MTU, &value, &size) == 0) return static_cast<uint32_t>(value);
+  size = sizeof(value);
+  if (getsockopt(fd_, IPPROTO_IPV6, IPV6_MTU, &value, &size) == 0) {
+    return static_cast<uint32_t>(value);
+  }
+  return 0;
+}
+
+bool Socket::take_error() const noexcept {
+  bool any = false;
+  std::array<uint8_t, 64> data;
+  std::array<uint8_t, 512> control;
+  for (;;) {
+    iovec piece{data.data(), data.size()};
+    msghdr message{};
+    message.msg_iov = &piece;
+    message.msg_iovlen = 1;
+    message.msg_control = control.data();
+    message.msg_controllen = control.size();
+    if (recvmsg(fd_, &message, MSG_ERRQUEUE | MSG_DONTWAIT) < 0) break;
+    any = true;
+  }
+  int error = 0;
+  socklen_t size = sizeof(error);
+  getsockopt(fd_, SOL_SOCKET, SO_ERROR, &error, &size);
+  return any || error != 0;
+}
+
+bool has_gso() noexcept {
+  const int fd = ::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  if (fd < 0) return false;
+  const bool both = set(fd, IPPROTO_UDP, UDP_GRO, 1) && set(fd, IPPROTO_UDP, UDP_SEGMENT, 1024);
+  ::close(fd);
+  return both;
+}
+
+// ---- sending ----
+
+Batch::Batch(Io io) noexcept : io_(io) {}
+
+bool Batch::push(Bytes header, Bytes payload) noexcept {
+  const std::size_t size = header.size() + payload.size();
+  const bool is_long = header.size() > headers_[0].size();
+  if (count_ != 0) {
+    const bool fits = count_ < kMost && bytes_ + size <= kMostBytes && !is_long && !last_is_short_;
+    if (!fits || (io_ == Io::gso && size > segment_)) return false;
+  }
+  last_is_short_ = is_long || (io_ == Io::gso && count_ != 0 && size < segment_);
+  if (count_ == 0) segment_ = size;
+  std::copy(header.begin(), header.end(), is_long ? long_header_.data() : headers_[count_].data());
+  header_sizes_[count_] = static_cast<uint16_t>(header.size());
+  payloads_[count_++] = payload;
+  bytes_ += size;
+  return true;
+}
+
+bool Batch::flush(const Socket& socket, const Endpoint* to) noexcept {
+  int error = 0;
+  if (count_ != 0) {
+    if (io_ == Io::mmsg || count_ == 1 || !send_segmented(socket, to, &error)) {
+      send_each(socket, to, &error);
+    }
+  }
+  count_ = bytes_ = segment_ = 0;
+  last_is_short_ = false;
+  return error != ECONNREFUSED;
+}
+
+// One message that the kernel cuts. False: it would not, for instance because the device cannot
+// take checksums off our hands.
+bool Batch::send_segmented(const Socket& socket, const Endpoint* to, int* error) const noexcept {
+  std::array<iovec, 2 * kMost> pieces;
+  std::size_t n = 0;
+  for (std::size_t i = 0; i < count_; ++i) {
+    const uint8_t* header =
+        header_sizes_[i] > headers_[i].size() ? long_header_.data() : headers_[i].data();
+    pieces[n++] = {const_cast<uint8_t*>(header), header_sizes_[i]};
+    if (!payloads_[i].empty()) {
+      pieces[n++] = {const_cast<uint8_t*>(payloads_[i].data()), payloads_[i].size()};
+    }
+  }
+  alignas(cmsghdr) std::array<uint8_t, CMSG_SPACE(sizeof(uint16_t))> control{};
+  msghdr message{};
+  if (to != nullptr) {
+    message.msg_name = const_cast<sockaddr_storage*>(&to->address);
+    message.msg_namelen = to->size;
+  }
+  message.msg_iov = pieces.data();
+  message.msg_iovlen = n;
+  message.msg_control = control.data();
+  message.msg_controllen = control.size();
+  cmsghdr* c = CMSG_FIRSTHDR(&message);
+  c->cmsg_level = IPPROTO_UDP;
+  c->cmsg_type = UDP_SEGMENT;
+  c->cmsg_len = CMSG_LEN(sizeof(uint16_t));
+  const auto segment = static_cast<uint16_t>(segment_);
+  std::memcpy(CMSG_DATA(c), &segment, sizeof(segment));
+  for (int tries = 0; tries < 3; ++tries) {
+    if (sendmsg(socket.fd(), &message, 0) >= 0) return true;
+    *error = errno;
+    if (errno == ECONNREFUSED) continue;  // of an earlier one: it was taken by this call
+    if (errno != EAGAIN && errno != ENOBUFS && errno != EINTR) return false;
+    wait_for_room(socket.fd());
+  }
+  return true;  // lost, as datagrams are
+}
+
+void Batch::send_each(const Socket& socket, const Endpoint* to, int* error) const noexcept {
+  std::array<iovec, 2 * kMost> pieces;
+  std::array<mmsghdr, kMost> messages{};
+  for (std::size_t i = 0; i < count_; ++i) {
+    const uint8_t* header =
+        header_sizes_[i] > headers_[i].size() ? long_header_.data() : headers_[i].data();
+    pieces[2 * i] = {const_cast<uint8_t*>(header), header_sizes_[i]};
+    pieces[2 * i + 1] = {const_cast<uint8_t*>(payloads_[i].data()), payloads_[i].size()};
+    msghdr& m = messages[i].msg_hdr;
+    m.msg_iov = &pieces[2 * i];
+    m.msg_iovlen = payloads_[i].empty() ? 1 : 2;
+    if (to != nullptr) {
+      m.msg_name = const_cast<sockaddr_storage*>(&to->address);
+      m.msg_namelen = to->size;
+    }
+  }
+  std::size_t sent = 0;
+  for (int tries = 0; sent < count_ && tries < 3;) {
+    const int n = sendmmsg(socket.fd(), &messages[sent], static_cast<unsigned>(count_ - sent), 0);
+    if (n > 0) {
+      sent += static_cast<std::size_t>(n);
+      continue;
+    }
+    *error = errno;
+    ++tries;
+    if (errno == EAGAIN || errno == ENOBUFS) wait_for_room(socket.fd());
+  }
+}
+
+// ---- receiving ----
+
+struct Receiver::Messages {
+  explicit Messages(Io io)
+      : count(io == Io::gso ? 16 : 64),
+        room(io == Io::gso ? kCoalesced : kLongest),
+        memory(count * room),
+        headers(count),
+        pieces(count),
+        from(count),
+        controls(count),
+        segments(count) {}
+  struct Control {
+    alignas(cmsghdr) std::array<uint8_t, 256> bytes;
+  };
+  std::size_t count, room;
+  std::vector<uint8_t> memory;
+  std::vector<mmsghdr> headers;
+  std::vector<iovec> pieces;
+  std::vector<Endpoint> from;
+  std::vector<Control> controls;
+  std::vector<std::size_t> segments;
+};
+
+void Receiver::Free::operator()(Messages* m) const noexcept { delete m; }
+Receiver::Receiver(Io io) : messages_(new Messages(io)) {}
+
+Bytes Receiver::message(int index) const noexcept {
+  const auto i = static_cast<std::size_t>(index);
+  return {messages_->memory.data() + i * messages_->room, messages_->headers[i].msg_len};
+}
+std::size_t Receiver::segment_of(int index) const noexcept {
+  return messages_->segments[static_cast<std::size_t>(index)];
+}
+const Endpoint& Receiver::from(int index) const noexcept {
+  return messages_->from[static_cast<std::size_t>(index)];
+}
+
+int Receiver::fill(const Socket& socket) noexcept {
+  Messages& m = *messages_;
+  for (std::size_t i = 0; i < m.count; ++i) {
+    m.pieces[i] = {m.memory.data() + i * m.room, m.room};
+    msghdr& h = m.headers[i].msg_hdr;
+    h = {};
+    h.msg_name = &m.from[i].address;
+    h.msg_namelen = sizeof(m.from[i].address);
+    h.msg_iov = &m.pieces[i];
+    h.msg_iovlen = 1;
+    h.msg_control = m.controls[i].bytes.data();
+    h.msg_controllen = m.controls[i].bytes.size();
+  }
+  const int n = recvmmsg(socket.fd(), m.headers.data(), static_cast<unsigned>(m.count),
+                         MSG_DONTWAIT, nullptr);
+  if (n < 0) return errno == EAGAIN || errno == EINTR ? 0 : -1;
+  for (std::size_t i = 0; i < static_cast<std::size_t>(n); ++i) {
+    msghdr& h = m.headers[i].msg_hdr;
+    m.from[i].size = h.msg_namelen;
+    m.segments[i] = 0;
+    for (cmsghdr* c = CMSG_FIRSTHDR(&h); c != nullptr; c = CMSG_NXTHDR(&h, c)) {
+      if (c->cmsg_level != IPPROTO_UDP || c->cmsg_type != UDP_GRO) continue;
+      int segment = 0;
+      std::memcpy(&segment, CMSG_DATA(c), sizeof(segment));
+      m.segments[i] = segment > 0 ? static_cast<std::size_t>(segment) : 0;
+    }
+  }
+  return n;
+}
+
+}  // namespace laconic::transport::aggregation

@@ -1,0 +1,126 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// UDP sockets, many datagrams to a call: with segmentation by the kernel (`gso`, Linux 5.0), or
+// recvmmsg and sendmmsg (`mmsg`). Nothing here blocks, but for a full send buffer.
+#pragma once
+
+#include <sys/socket.h>
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "laconic/bytes.h"
+#include "laconic/error.h"
+
+namespace laconic::transport::aggregation {
+
+enum class Io : uint8_t { gso, mmsg };
+
+struct Endpoint {
+  sockaddr_storage address{};
+  socklen_t size = 0;
+};
+/// "10.0.0.9:7420", "[::1]:7420", or a name in place of the address.
+[[nodiscard]] Result<Endpoint> parse_endpoint(std::string_view text);
+[[nodiscard]] std::string endpoint_text(const Endpoint& endpoint);
+[[nodiscard]] bool is_loopback(const Endpoint& endpoint) noexcept;
+
+/// Owns a descriptor.
+class Socket {
+ public:
+  Socket() = default;
+  ~Socket();
+  Socket(Socket&& other) noexcept;
+  Socket& operator=(Socket&& other) noexcept;
+  Socket(const Socket&) = delete;
+  Socket& operator=(const Socket&) = delete;
+
+  /// Receives from anybody.
+  static Result<Socket> bound(const Endpoint& local, Io io);
+  /// To and from one peer; with `local`, beside other sockets of that port.
+  static Result<Socket> connected(const Endpoint& remote, Io io, const Endpoint* local = nullptr);
+
+  [[nodiscard]] int fd() const noexcept { return fd_; }
+  [[nodiscard]] Result<Endpoint> local() const;
+  /// Of the path, as far as it is known; connected sockets alone.
+  [[nodiscard]] uint32_t mtu() const noexcept;
+  /// Takes an error that came back (a closed port); true: there was one.
+  bool take_error() const noexcept;
+
+ private:
+  static Result<Socket> open(int family, Io io);
+  int fd_ = -1;
+};
+
+/// Whether the kernel has segmentation and coalescing for UDP.
+[[nodiscard]] bool has_gso() noexcept;
+
+/// Datagrams for one peer that go out together. Payloads are read by flush().
+class Batch {
+ public:
+  explicit Batch(Io io) noexcept;
+
+  /// False: there is no room, or it has another length: flush first.
+  bool push(Bytes header, Bytes payload) noexcept;
+  [[nodiscard]] bool empty() const noexcept { return count_ == 0; }
+  /// To `to`, or where the socket is connected to. False: the peer's port is closed.
+  bool flush(const Socket& socket, const Endpoint* to) noexcept;
+
+ private:
+  static constexpr std::size_t kMost = 64;         // segments in older kernels
+  static constexpr std::size_t kHeaderRoom = 656;  // enrolments come as headers
+  [[nodiscard]] bool send_segmented(const Socket& socket, const Endpoint* to,
+                                    int* error) const noexcept;
+  void send_each(const Socket& socket, const Endpoint* to, int* error) const noexcept;
+
+  Io io_;
+  std::size_t count_ = 0, bytes_ = 0, segment_ = 0;
+  bool last_is_short_ = false;
+  std::array<std::array<uint8_t, 40>, kMost> headers_;
+  std::array<uint8_t, kHeaderRoom> long_header_;
+  std::array<uint16_t, kMost> header_sizes_;
+  std::array<Bytes, kMost> payloads_;
+};
+
+/// Memory for what a thread receives.
+class Receiver {
+ public:
+  explicit Receiver(Io io);
+
+  /// Takes what is there, at most one call's worth: then calls take(from, datagram) for each.
+  /// Returns datagrams, 0 if there are none, -1 behind an error that came back.
+  template <class Take>
+  int receive(const Socket& socket, Take&& take) {
+    const int messages = fill(socket);
+    int datagrams = messages < 0 ? -1 : 0;
+    for (int i = 0; i < messages; ++i) {
+      Bytes rest = message(i);
+      const std::size_t segment = segment_of(i);
+      do {
+        const Bytes one = rest.first(segment == 0 ? rest.size() : std::min(segment, rest.size()));
+        rest = rest.subspan(one.size());
+        take(from(i), one);
+        ++datagrams;
+      } while (!rest.empty());
+    }
+    return datagrams;
+  }
+
+ private:
+  struct Messages;
+  struct Free {
+    void operator()(Messages* m) const noexcept;
+  };
+  int fill(const Socket& socket) noexcept;
+  [[nodiscard]] Bytes message(int index) const noexcept;
+  [[nodiscard]] std::size_t segment_of(int index) const noexcept;
+  [[nodiscard]] const Endpoint& from(int index) const noexcept;
+
+  std::unique_ptr<Messages, Free> messages_;
+};
+
+}  // namespace laconic::transport::aggregation

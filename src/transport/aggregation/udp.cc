@@ -1,0 +1,159 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+#include "transport/aggregation/udp.h"
+
+#include <netinet/in.h>
+#include <poll.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <ctime>
+#include <utility>
+
+namespace laconic::transport::aggregation {
+namespace {
+
+constexpr uint32_t kIpAndUdp4 = 28, kIpAndUdp6 = 48;
+constexpr Time kMillisecond = 1000000;
+
+/// Flushes when the batch is full or the next datagram has another length.
+class ToBatch final : public Outlet {
+ public:
+  ToBatch(Batch& batch, const Socket& socket) : batch_(batch), socket_(socket) {}
+  void send(Bytes header, Bytes payload) override {
+    if (batch_.push(header, payload)) return;
+    batch_.flush(socket_, nullptr);
+    batch_.push(header, payload);
+  }
+
+ private:
+  Batch& batch_;
+  const Socket& socket_;
+};
+
+Result<void> check_mtu(const Socket& socket, const Endpoint& to, const wire::JobSettings& job) {
+  const uint32_t mtu = socket.mtu();
+  const uint32_t front = to.address.ss_family == AF_INET6 ? kIpAndUdp6 : kIpAndUdp4;
+  const uint64_t longest =
+      std::max(wire::kDownHeaderBytes + job.slot_bytes(), wire::kUpHeaderBytes + job.code_bytes());
+  if (mtu == 0 || longest + front <= mtu) return {};
+  const uint64_t room = mtu - front - wire::kDownHeaderBytes;
+  const uint64_t lanes = std::bit_floor(room * 8 / job.lane_bits);
+  return Error{Errc::unsupported,
+               "a granule of " + std::to_string(job.lanes) + " lanes of " +
+                   std::to_string(job.lane_bits) + " bits needs datagrams of " +
+                   std::to_string(longest + front) + " bytes, and the path to " +
+                   endpoint_text(to) + " takes " + std::to_string(mtu),
+               "blocks of at most " + std::to_string(lanes) + " fit"};
+}
+
+}  // namespace
+
+Time steady_now() noexcept {
+  return static_cast<Time>(std::chrono::duration_cast<std::chrono::nanoseconds>(
+                               UdpWorker::Clock::now().time_since_epoch())
+                               .count());
+}
+
+UdpWorker::UdpWorker(std::vector<LinkSettings> links, std::vector<Path> paths, Io io)
+    : links_(std::move(links)), paths_(std::move(paths)), receiver_(io) {}
+
+UdpWorker::~UdpWorker() = default;
+
+Result<std::unique_ptr<UdpWorker>> UdpWorker::attach(const UdpSettings& settings,
+                                                     Clock::time_point deadline) {
+  if (settings.servers.empty()) {
+    return Error{Errc::invalid_argument, "no aggregation server was named", {}};
+  }
+  const wire::Reason reason = wire::judge_settings(settings.link.job);
+  if (reason != wire::Reason::none) {
+    return Error{Errc::invalid_argument, std::string(wire::reason_text(reason)), {}};
+  }
+  const Io io = settings.io == Io::gso && has_gso() ? Io::gso : Io::mmsg;
+  std::vector<LinkSettings> links;
+  std::vector<Path> paths;
+  for (const std::string& text : settings.servers) {
+    const auto endpoint = parse_endpoint(text);
+    if (!endpoint) return endpoint.error();
+    auto socket = Socket::connected(*endpoint, io);
+    if (!socket) return std::move(socket).error();
+    if (auto r = check_mtu(*socket, *endpoint, settings.link.job); !r) return std::move(r).error();
+    links.push_back(settings.link);
+    links.back().server = text;
+    paths.push_back({std::move(*socket), Batch(io)});
+  }
+  std::unique_ptr<UdpWorker> worker(new UdpWorker(std::move(links), std::move(paths), io));
+  worker->links_.connect(steady_now());
+  const auto joined = worker->drive(deadline, "not all workers of the job have come",
+                                    [](const Aggregation& a) { return a.joined(); });
+  if (!joined) return joined.error();
+  return worker;
+}
+
+Result<void> UdpWorker::run(std::span<const Outgoing> out, std::span<Incoming> in,
+                            Clock::time_point deadline) {
+  if (const Link* link = links_.failed(); link != nullptr) return link->error();
+  links_.begin(steady_now(), out, in);
+  return drive(deadline, "the exchange is not complete",
+               [](const Aggregation& a) { return a.done(); });
+}
+
+void UdpWorker::close(Clock::time_point deadline) {
+  links_.close(steady_now());
+  (void)drive(deadline, "", [](const Aggregation& a) { return a.closed(); });
+}
+
+int UdpWorker::blamed() const noexcept {
+  const Link* link = links_.failed();
+  return link == nullptr ? -1 : link->blamed();
+}
+
+template <class Done>
+Result<void> UdpWorker::drive(Clock::time_point deadline, const char* what, Done done) {
+  const auto last = static_cast<Time>(
+      std::chrono::duration_cast<std::chrono::nanoseconds>(deadline.time_since_epoch()).count());
+  for (;;) {
+    receive();
+    const Time now = steady_now();
+    send_due(now);
+    if (const Link* link = links_.failed(); link != nullptr) return link->error();
+    if (done(links_)) return {};
+    if (now >= last) return Error{Errc::timed_out, what, {}};
+    wait(now, std::min(last, links_.wake(now)));
+  }
+}
+
+// The last acknowledgement of an exchange is sent here, too, and not waited for.
+void UdpWorker::send_due(Time now) noexcept {
+  for (std::size_t i = 0; i < paths_.size(); ++i) {
+    ToBatch outlet(paths_[i].batch, paths_[i].socket);
+    links_.links()[i].send(now, outlet);
+    // A closed port may be that of a server which is starting again: the link's patience decides.
+    paths_[i].batch.flush(paths_[i].socket, nullptr);
+  }
+}
+
+void UdpWorker::wait(Time now, Time until) noexcept {
+  if (until <= now) return;
+  std::array<pollfd, 16> polled;
+  const std::size_t count = std::min(paths_.size(), polled.size());
+  for (std::size_t i = 0; i < count; ++i) polled[i] = {paths_[i].socket.fd(), POLLIN, 0};
+  // Beyond sixteen servers the others are looked at every millisecond.
+  const Time most = paths_.size() > count ? kMillisecond : 100 * kMillisecond;
+  const Time time = std::min(until - now, most);
+  const timespec spec{static_cast<time_t>(time / 1000000000U),
+                      static_cast<long>(time % 1000000000U)};
+  ppoll(polled.data(), count, &spec, nullptr);
+}
+
+void UdpWorker::receive() noexcept {
+  for (std::size_t i = 0; i < paths_.size(); ++i) {
+    Link& link = links_.links()[i];
+    const Time now = steady_now();
+    const int n = receiver_.receive(
+        paths_[i].socket, [&](const Endpoint&, Bytes datagram) { link.receive(now, datagram); });
+    if (n < 0) paths_[i].socket.take_error();
+  }
+}
+
+}  // namespace laconic::transport::aggregation

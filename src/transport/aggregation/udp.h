@@ -1,0 +1,63 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// Drives the links to aggregation servers over UDP, on the thread that calls it.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "transport/aggregation/aggregation.h"
+#include "transport/aggregation/socket.h"
+
+namespace laconic::transport::aggregation {
+
+struct UdpSettings {
+  std::vector<std::string> servers;  ///< HOST:PORT, in the same order on all ranks
+  LinkSettings link;                 ///< `server` is filled in
+  Io io = Io::gso;                   ///< mmsg where the kernel has none
+};
+
+class UdpWorker {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  /// Registers with all servers; returns when all workers of the job are there. A granule that
+  /// does not fit into the path's MTU is refused, naming one that does.
+  static Result<std::unique_ptr<UdpWorker>> attach(const UdpSettings& settings,
+                                                   Clock::time_point deadline);
+  ~UdpWorker();
+
+  /// One exchange, to its end or to an error, behind which the worker is of no use any more.
+  Result<void> run(std::span<const Outgoing> out, std::span<Incoming> in,
+                   Clock::time_point deadline);
+  /// Returns when all workers have all results, or at the deadline.
+  void close(Clock::time_point deadline);
+
+  [[nodiscard]] LinkStats stats() const noexcept { return links_.stats(); }
+  /// The rank that the last error was about; -1: none.
+  [[nodiscard]] int blamed() const noexcept;
+
+ private:
+  struct Path {
+    Socket socket;
+    Batch batch;
+  };
+  UdpWorker(std::vector<LinkSettings> links, std::vector<Path> paths, Io io);
+  template <class Done>
+  Result<void> drive(Clock::time_point deadline, const char* what, Done done);
+  void send_due(Time now) noexcept;
+  void wait(Time now, Time until) noexcept;
+  void receive() noexcept;
+
+  Aggregation links_;
+  std::vector<Path> paths_;
+  Receiver receiver_;
+};
+
+/// Nanoseconds of the steady clock.
+[[nodiscard]] Time steady_now() noexcept;
+
+}  // namespace laconic::transport::aggregation

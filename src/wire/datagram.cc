@@ -1,0 +1,164 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+#include "wire/datagram.h"
+
+#include <bit>
+
+namespace laconic::wire {
+namespace {
+
+// Both headers begin in the same way.
+constexpr std::size_t kVersionAndTypeAt = 2, kFlagsAt = 3, kJobAt = 4, kGranuleAt = 8;
+constexpr std::size_t kSettingsAt = 12, kEpochAt = 16, kAheadAt = 18, kNormAt = 20;
+constexpr std::size_t kWorkerAt = 22, kZeroAt = 23;                    // up
+constexpr std::size_t kAddedAt = 22, kDivisorAt = 23, kBitmapAt = 24;  // down
+constexpr uint8_t kUpFlags = kEmpty | kTrouble | kValues | kFirst | kFull;
+
+bool is_up(DatagramType type) noexcept {
+  return type >= DatagramType::data && type <= DatagramType::leave;
+}
+bool is_down(DatagramType type) noexcept { return type >= DatagramType::held; }
+bool carries_sum(DatagramType type) noexcept {
+  return type == DatagramType::held || type == DatagramType::result;
+}
+
+DatagramFault check_start(Bytes datagram, DatagramStart* start) noexcept {
+  if (const auto fault = parse_start(datagram, start); fault != DatagramFault::none) return fault;
+  return start->version == kDatagramVersion ? DatagramFault::none : DatagramFault::version;
+}
+
+template <class Header>
+void get_common(Bytes datagram, const DatagramStart& start, Header* h) noexcept {
+  const uint8_t* p = datagram.data();
+  h->type = start.type;
+  h->flags = start.flags;
+  h->job = start.job;
+  h->granule = load<uint32_t>(p + kGranuleAt);
+  h->settings = load<uint32_t>(p + kSettingsAt);
+  h->epoch = load<uint16_t>(p + kEpochAt);
+  h->ahead = load<uint16_t>(p + kAheadAt);
+  h->norm = load<uint16_t>(p + kNormAt);
+}
+
+template <class Header>
+void put_common(const Header& h, uint8_t* out) noexcept {
+  store(out, kDatagramMagic);
+  out[kVersionAndTypeAt] =
+      static_cast<uint8_t>(kDatagramVersion << 4U | static_cast<uint8_t>(h.type));
+  out[kFlagsAt] = h.flags;
+  store(out + kJobAt, h.job);
+  store(out + kGranuleAt, h.granule);
+  store(out + kSettingsAt, h.settings);
+  store(out + kEpochAt, h.epoch);
+  store(out + kAheadAt, h.ahead);
+  store(out + kNormAt, h.norm);
+}
+
+// A payload is there exactly if something is to be added.
+bool payload_fits(bool sum, uint8_t flags, uint64_t payload) noexcept {
+  if (!sum) return payload == 0;
+  return (payload == 0) == ((flags & kEmpty) != 0) && payload <= kMaxDatagramPayload;
+}
+
+bool flags_fit(bool sum, uint8_t flags) noexcept {
+  return (flags & ~(sum ? kUpFlags : uint8_t{kFull})) == 0;
+}
+
+bool counts_fit(const DownHeader& h) noexcept {
+  if (h.type == DatagramType::failed) return h.bitmap == 0;
+  if (!carries_sum(h.type)) return h.bitmap == 0 && h.added == 0 && h.divisor == 0 && h.norm == 0;
+  const auto contributors = static_cast<uint32_t>(std::popcount(h.bitmap));
+  return contributors >= 1 && h.divisor == contributors && h.added <= h.divisor &&
+         (h.added == 0) == ((h.flags & kEmpty) != 0);
+}
+
+uint64_t tag_of(Bytes header, bool full, Bytes payload, const SipKey& key, uint64_t era) noexcept {
+  laconic_sip s = laconic_sip_begin(&key);
+  laconic_sip_words(&s, header.data(), static_cast<int>(header.size() / 8));
+  // A datagram that was cut, or moved to another era, has another tag.
+  laconic_sip_word(&s, era | uint64_t{payload.size()} << 32U);
+  const uint64_t taken = header.size() + 8;
+  if (!full) return laconic_sip_end(&s, taken, 0);
+  return laconic_sip_rest(&s, taken, payload.data(), payload.size());
+}
+
+void seal(uint8_t* out, uint64_t header_bytes, uint8_t flags, Bytes payload, const SipKey& key,
+          uint64_t era) noexcept {
+  const uint64_t tagged = header_bytes - kTagBytes;
+  store(out + tagged, tag_of(Bytes(out, tagged), (flags & kFull) != 0, payload, key, era));
+}
+
+}  // namespace
+
+std::string_view datagram_fault_name(DatagramFault fault) noexcept {
+  constexpr std::string_view kNames[] = {"none", "size",  "magic", "version",
+                                         "type", "field", "tag"};
+  return kNames[static_cast<std::size_t>(fault)];
+}
+
+DatagramFault parse_start(Bytes datagram, DatagramStart* start) noexcept {
+  if (datagram.size() < kGranuleAt) return DatagramFault::size;
+  const uint8_t* p = datagram.data();
+  if (load<uint16_t>(p) != kDatagramMagic) return DatagramFault::magic;
+  start->version = p[kVersionAndTypeAt] >> 4U;
+  start->type = static_cast<DatagramType>(p[kVersionAndTypeAt] & 15U);
+  start->flags = p[kFlagsAt];
+  start->job = load<uint32_t>(p + kJobAt);
+  return DatagramFault::none;
+}
+
+DatagramFault parse_up(Bytes datagram, UpHeader* header) noexcept {
+  DatagramStart start;
+  if (const auto fault = check_start(datagram, &start); fault != DatagramFault::none) return fault;
+  if (!is_up(start.type)) return DatagramFault::type;
+  if (datagram.size() < kUpHeaderBytes) return DatagramFault::size;
+  get_common(datagram, start, header);
+  header->worker = datagram[kWorkerAt];
+  const bool sum = start.type == DatagramType::data;
+  const bool known = flags_fit(sum, start.flags) && datagram[kZeroAt] == 0;
+  if (!known || header->worker >= kMaxWorkers) return DatagramFault::field;
+  if (!sum && header->norm != 0) return DatagramFault::field;
+  const bool fits = payload_fits(sum, start.flags, datagram.size() - kUpHeaderBytes);
+  return fits ? DatagramFault::none : DatagramFault::size;
+}
+
+DatagramFault parse_down(Bytes datagram, DownHeader* header) noexcept {
+  DatagramStart start;
+  if (const auto fault = check_start(datagram, &start); fault != DatagramFault::none) return fault;
+  if (!is_down(start.type)) return DatagramFault::type;
+  if (datagram.size() < kDownHeaderBytes) return DatagramFault::size;
+  get_common(datagram, start, header);
+  header->added = datagram[kAddedAt];
+  header->divisor = datagram[kDivisorAt];
+  header->bitmap = load<uint64_t>(datagram.data() + kBitmapAt);
+  const bool sum = carries_sum(start.type);
+  if (!flags_fit(sum, start.flags) || !counts_fit(*header)) return DatagramFault::field;
+  const bool fits = payload_fits(sum, start.flags, datagram.size() - kDownHeaderBytes);
+  return fits ? DatagramFault::none : DatagramFault::size;
+}
+
+bool tag_is_right(Bytes datagram, uint64_t header_bytes, const SipKey& key, uint64_t era) noexcept {
+  const uint64_t tagged = header_bytes - kTagBytes;
+  const bool full = (datagram[kFlagsAt] & kFull) != 0;
+  const uint64_t want =
+      tag_of(datagram.first(tagged), full, datagram.subspan(header_bytes), key, era);
+  return load<uint64_t>(datagram.data() + tagged) == want;
+}
+
+void write_up(const UpHeader& header, const SipKey& key, uint64_t era, Bytes payload,
+              uint8_t* out) noexcept {
+  put_common(header, out);
+  out[kWorkerAt] = header.worker;
+  out[kZeroAt] = 0;
+  seal(out, kUpHeaderBytes, header.flags, payload, key, era);
+}
+
+void write_down(const DownHeader& header, const SipKey& key, uint64_t era, Bytes payload,
+                uint8_t* out) noexcept {
+  put_common(header, out);
+  out[kAddedAt] = header.added;
+  out[kDivisorAt] = header.divisor;
+  store(out + kBitmapAt, header.bitmap);
+  seal(out, kDownHeaderBytes, header.flags, payload, key, era);
+}
+
+}  // namespace laconic::wire

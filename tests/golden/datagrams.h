@@ -1,0 +1,274 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// What the golden datagrams hold: every type, sound and broken.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "wire/enrolment.h"
+
+namespace laconic::golden {
+
+struct DatagramCase {
+  std::string name;
+  std::string layout;  ///< up, down, hello, challenge, enrol, welcome, refusal, stranger
+  std::vector<uint8_t> bytes;
+  uint64_t epoch = 0;
+  uint64_t era = 0;
+};
+
+inline constexpr uint64_t kGoldenJob = 0x1122334455667788U, kGoldenEpoch = 0x99AABBCCDDEEFF01U;
+inline constexpr uint64_t kGoldenNonce = 0x0F1E2D3C4B5A6978U;
+inline constexpr wire::Applicant kGoldenApplicant{kGoldenJob, 0xCAFEBABE12345678U, 3, 2};
+
+inline wire::Token golden_token() {
+  wire::Token token;
+  for (std::size_t i = 0; i < token.size(); ++i) token[i] = static_cast<uint8_t>(i);
+  return token;
+}
+
+inline std::vector<uint8_t> golden_payload(std::size_t size) {
+  std::vector<uint8_t> payload(size);
+  for (std::size_t i = 0; i < size; ++i) payload[i] = static_cast<uint8_t>(7 * i + 3);
+  return payload;
+}
+
+inline wire::JobSettings golden_settings() {
+  wire::JobSettings s;
+  s.world = 4;
+  s.needed = 3;
+  s.code_bits = 4;
+  s.lane_bits = 8;
+  s.table_size = 16;
+  s.ring = 64;
+  s.values = 256;
+  s.lanes = 1024;
+  s.deadline_us = 20000;
+  s.timeout_ms = 30000;
+  s.spec = 0x0123456789ABCDEFU;
+  s.table = {0, 3, 5, 7, 9, 11, 13, 14, 16, 17, 19, 21, 23, 25, 27, 30};
+  return s;
+}
+
+inline DatagramCase golden_up(std::string name, const wire::UpHeader& h, uint64_t era,
+                              std::size_t payload_size) {
+  const auto payload = golden_payload(payload_size);
+  DatagramCase c{std::move(name), "up", std::vector<uint8_t>(wire::kUpHeaderBytes), kGoldenEpoch,
+                 era};
+  const auto key = wire::job_key(golden_token(), kGoldenJob, kGoldenEpoch);
+  wire::write_up(h, key, era, payload, c.bytes.data());
+  c.bytes.insert(c.bytes.end(), payload.begin(), payload.end());
+  return c;
+}
+
+inline DatagramCase golden_down(std::string name, const wire::DownHeader& h, uint64_t era,
+                                std::size_t payload_size) {
+  const auto payload = golden_payload(payload_size);
+  DatagramCase c{std::move(name), "down", std::vector<uint8_t>(wire::kDownHeaderBytes),
+                 kGoldenEpoch, era};
+  const auto key = wire::job_key(golden_token(), kGoldenJob, kGoldenEpoch);
+  wire::write_down(h, key, era, payload, c.bytes.data());
+  c.bytes.insert(c.bytes.end(), payload.begin(), payload.end());
+  return c;
+}
+
+inline std::vector<DatagramCase> golden_registration() {
+  const wire::Token token = golden_token();
+  const wire::SipKey challenge = wire::challenge_key(token, kGoldenApplicant);
+  const wire::SipKey enrol =
+      wire::enrolment_key(token, kGoldenApplicant, kGoldenEpoch, kGoldenNonce);
+  const wire::SipKey job = wire::job_key(token, kGoldenJob, kGoldenEpoch);
+  std::vector<DatagramCase> cases;
+  std::array<uint8_t, wire::kMaxEnrolmentBytes> out{};
+  const auto add = [&](const char* name, const char* layout, uint64_t bytes) {
+    cases.push_back({name,
+                     layout,
+                     {out.begin(), out.begin() + static_cast<std::ptrdiff_t>(bytes)},
+                     kGoldenEpoch,
+                     0});
+  };
+  add("hello", "hello", wire::write_hello(kGoldenApplicant, out.data()));
+  add("challenge", "challenge",
+      wire::write_challenge({kGoldenApplicant, kGoldenEpoch, kGoldenNonce}, challenge, out.data()));
+  wire::Enrolment e;
+  e.from = kGoldenApplicant;
+  e.epoch = kGoldenEpoch;
+  e.nonce = kGoldenNonce;
+  e.settings = golden_settings();
+  e.ack = 0x100000010U;
+  e.kept = 0xFFFFFFF8U;
+  const std::array<uint8_t, 8> held{0x05, 0, 0, 0, 0, 0, 0, 0x80};
+  e.held = held;
+  add("enrol", "enrol", wire::write_enrolment(e, enrol, out.data()));
+  add("welcome", "welcome",
+      wire::write_welcome({kGoldenApplicant, 4, true, kGoldenEpoch}, job, out.data()));
+  add("welcome_incomplete", "welcome",
+      wire::write_welcome({kGoldenApplicant, 3, false, kGoldenEpoch}, job, out.data()));
+  add("refusal", "refusal",
+      wire::write_refusal({kGoldenApplicant, wire::Reason::world, 4, 5}, challenge, out.data()));
+  wire::write_stranger(static_cast<uint32_t>(kGoldenJob), out.data());
+  add("stranger", "stranger", wire::kUpHeaderBytes);
+  return cases;
+}
+
+inline std::vector<DatagramCase> golden_steady() {
+  using wire::DatagramType;
+  const auto job = static_cast<uint32_t>(kGoldenJob);
+  const auto epoch = static_cast<uint16_t>(kGoldenEpoch);
+  const wire::UpHeader up{
+      DatagramType::data, wire::kFirst, job, 7, 0xDEADBEEF, epoch, 5, 0x3C00, 2};
+  wire::UpHeader bare = up;
+  bare.flags = 0;
+  bare.norm = 0;
+  wire::UpHeader empty = up, full = up, values = up;
+  empty.flags = wire::kEmpty | wire::kTrouble;
+  full.flags = wire::kFull;
+  values.flags = wire::kValues;
+  const wire::DownHeader down{
+      DatagramType::result, 0, job, 7, 0xDEADBEEF, epoch, 5, 0x3C00, 2, 3, 0xD};
+  wire::DownHeader held = down, nothing = down, status = down, failed = down;
+  held.type = DatagramType::held;
+  held.ahead = 2;
+  nothing.flags = wire::kEmpty;
+  nothing.added = 0;
+  status = {DatagramType::status, 0, job, 7, 0, epoch, 0, 0, 0, 0, 0};
+  failed = {DatagramType::failed, 0, job, 7, 0, epoch, 0, 0, 3, 11, 0};
+  const auto typed = [](auto header, DatagramType type) {
+    header.type = type;
+    return header;
+  };
+  return {golden_up("data", up, 0, 16),
+          golden_up("data_later_era", up, 1, 16),
+          golden_up("data_empty", empty, 0, 0),
+          golden_up("data_values", values, 0, 20),
+          golden_up("data_full_tag", full, 0, 13),
+          golden_up("pull", typed(bare, DatagramType::pull), 0, 0),
+          golden_up("ack", typed(bare, DatagramType::ack), 0, 0),
+          golden_up("leave", typed(bare, DatagramType::leave), 0, 0),
+          golden_down("result", down, 0, 32),
+          golden_down("result_of_nothing", nothing, 0, 0),
+          golden_down("held", held, 0, 32),
+          golden_down("status", status, 0, 0),
+          golden_down("open", typed(status, DatagramType::open), 0, 0),
+          golden_down("fetch", typed(status, DatagramType::fetch), 0, 0),
+          golden_down("failed", failed, 0, 0)};
+}
+
+/// A sound one with one byte changed, or with another length.
+inline std::vector<DatagramCase> golden_broken() {
+  std::vector<DatagramCase> cases;
+  const auto steady = golden_steady(), registration = golden_registration();
+  const auto take = [&](const std::string& name) {
+    for (const auto* list : {&steady, &registration}) {
+      for (const DatagramCase& c : *list) {
+        if (c.name == name) return c;
+      }
+    }
+    return DatagramCase{};
+  };
+  const auto change = [&](const char* of, const char* how, std::size_t at, uint8_t value) {
+    DatagramCase c = take(of);
+    c.name = std::string("bad-") + of + "-" + how;
+    c.bytes[at] = value;
+    cases.push_back(std::move(c));
+  };
+  const auto resize = [&](const char* of, const char* how, std::size_t size) {
+    DatagramCase c = take(of);
+    c.name = std::string("bad-") + of + "-" + how;
+    c.bytes.resize(size);
+    cases.push_back(std::move(c));
+  };
+  change("data", "magic", 0, 0x4D);
+  change("data", "version", 2, 0x26);
+  change("data", "type", 2, 0x1B);
+  change("data", "flag", 3, 0x20);
+  change("data", "worker", 22, 64);
+  change("data", "zero", 23, 1);
+  change("data", "granule", 8, 8);
+  change("data", "tag", 31, 0xFF);
+  change("data", "empty_with_payload", 3, wire::kEmpty);
+  change("data_full_tag", "payload", 32, 0xFF);
+  change("pull", "norm", 20, 1);
+  change("pull", "flag", 3, wire::kTrouble);
+  change("result", "bitmap", 24, 0xF);
+  change("result", "added", 22, 4);
+  change("result", "added_0", 22, 0);
+  change("status", "bitmap", 24, 1);
+  change("enrol", "job", 4, 1);
+  change("enrol", "ring", 68, 60);
+  change("enrol", "tag", 130, 1);
+  change("challenge", "tag", 40, 1);
+  change("hello", "padding", 60, 1);
+  change("refusal", "reason", 29, 0);
+  resize("data", "cut_to_start", 7);
+  resize("data", "cut_to_header", 31);
+  resize("data", "cut_payload", 47);
+  resize("data", "no_payload", 32);
+  resize("ack", "payload", 33);
+  resize("result", "cut_to_header", 39);
+  resize("hello", "short", 63);
+  resize("enrol", "short", 143);
+  resize("stranger", "long", 33);
+  return cases;
+}
+
+inline std::vector<DatagramCase> golden_datagrams() {
+  auto cases = golden_registration();
+  for (auto& list : {golden_steady(), golden_broken()}) {
+    cases.insert(cases.end(), list.begin(), list.end());
+  }
+  return cases;
+}
+
+/// What a reader says: a fault, or whether the tag is right.
+inline std::string verdict_of(const DatagramCase& c) {
+  const wire::Token token = golden_token();
+  const wire::SipKey job = wire::job_key(token, kGoldenJob, c.epoch);
+  const auto say = [&](wire::DatagramFault fault, auto tag) -> std::string {
+    if (fault != wire::DatagramFault::none) return std::string(wire::datagram_fault_name(fault));
+    return tag() ? "sound" : "tag";
+  };
+  const auto message = [&](const wire::SipKey& key) {
+    return [&c, key] { return wire::message_tag_is_right(c.bytes, key); };
+  };
+  const wire::SipKey challenge = wire::challenge_key(token, kGoldenApplicant);
+  if (c.layout == "up") {
+    wire::UpHeader h;
+    return say(wire::parse_up(c.bytes, &h),
+               [&] { return wire::tag_is_right(c.bytes, wire::kUpHeaderBytes, job, c.era); });
+  }
+  if (c.layout == "down") {
+    wire::DownHeader h;
+    return say(wire::parse_down(c.bytes, &h),
+               [&] { return wire::tag_is_right(c.bytes, wire::kDownHeaderBytes, job, c.era); });
+  }
+  if (c.layout == "hello") {
+    wire::Applicant who;
+    return say(wire::parse_hello(c.bytes, &who), [] { return true; });
+  }
+  if (c.layout == "challenge") {
+    wire::Challenge x;
+    return say(wire::parse_challenge(c.bytes, &x), message(challenge));
+  }
+  if (c.layout == "enrol") {
+    wire::Enrolment e;
+    const auto fault = wire::parse_enrolment(c.bytes, &e);
+    return say(fault, message(wire::enrolment_key(token, e.from, e.epoch, e.nonce)));
+  }
+  if (c.layout == "welcome") {
+    wire::Welcome w;
+    return say(wire::parse_welcome(c.bytes, &w), message(job));
+  }
+  if (c.layout == "refusal") {
+    wire::Refusal r;
+    return say(wire::parse_refusal(c.bytes, &r), message(challenge));
+  }
+  uint32_t number = 0;
+  return say(wire::parse_stranger(c.bytes, &number), [] { return true; });
+}
+
+}  // namespace laconic::golden

@@ -1,0 +1,117 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""laconic serve from outside: tokens, refusals, a clean end; a registration by the second reader's code."""
+
+import json
+import os
+import signal
+import socket
+import stat
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "golden"))
+
+import second_datagram as wire  # noqa: E402
+
+BINARY = Path(os.environ.get("LACONIC_CLI", ROOT / "build" / "release" / "bin" / "laconic"))
+pytestmark = pytest.mark.skipif(not BINARY.exists(), reason=f"{BINARY} is not built")
+FINE, BAD_ANSWER, USAGE = 0, 1, 2
+
+
+def serve(*words):
+    return subprocess.run([BINARY, "serve", *map(str, words)], capture_output=True, text=True, timeout=30)
+
+
+@pytest.fixture
+def serving():
+    started = []
+
+    def start(*words):
+        process = subprocess.Popen([BINARY, "serve", "--json", *map(str, words)], stdout=subprocess.PIPE, text=True)
+        started.append(process)
+        said = json.loads(process.stdout.readline())
+        host, port = said["serving"].rsplit(":", 1)
+        return process, (host, int(port)), said
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def test_check_names_every_back_end():
+    found = json.loads(serve("--check", "--json").stdout)
+    works = {row["io"]: row["works"] for row in found["back_ends"]}
+    assert set(works) == {"gso", "mmsg", "xdp"} and works["mmsg"] and works[found["auto"]]
+    assert serve("--check").stdout.count("\n") >= 4
+
+
+def test_a_token_is_32_random_bytes_for_its_owner(tmp_path):
+    paths = [tmp_path / "a", tmp_path / "b"]
+    for path in paths:
+        assert serve("--new-token", path).returncode == FINE
+        assert path.stat().st_size == 32 and stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert paths[0].read_bytes() != paths[1].read_bytes()
+    before = paths[0].read_bytes()
+    again = serve("--new-token", paths[0])
+    assert again.returncode == BAD_ANSWER and "exists" in again.stderr
+    assert paths[0].read_bytes() == before
+
+
+@pytest.mark.parametrize("words, status, text", [
+    ((), USAGE, "--bind is missing"),
+    (("--bind", "127.0.0.1"), BAD_ANSWER, "no port"),
+    (("--bind", "0.0.0.0:0"), BAD_ANSWER, "without a token only the loopback interface may be served"),
+    (("--bind", "127.0.0.1:0", "--io", "dpdk"), USAGE, "--io 'dpdk'"),
+    (("--bind", "127.0.0.1:0", "--memory", "much"), USAGE, "--memory 'much'"),
+    (("--bind", "127.0.0.1:0", "--token", "/nowhere/token"), USAGE, "/nowhere/token"),
+    (("--bind", "127.0.0.1:0", "--token", __file__), USAGE, "not a file of 32 bytes"),
+])
+def test_what_is_refused(words, status, text):
+    done = serve(*words)
+    assert done.returncode == status and text in done.stderr and done.stdout == ""
+
+
+def exchange(sock, address, data):
+    sock.sendto(data, address)
+    return sock.recv(2048)
+
+
+@pytest.mark.parametrize("io", ["auto", "mmsg"])
+def test_a_job_of_one_worker_by_hand(serving, tmp_path, io):
+    serve("--new-token", tmp_path / "token")
+    token = (tmp_path / "token").read_bytes()
+    process, address, said = serving("--bind", "127.0.0.1:0", "--token", tmp_path / "token", "--io", io)
+    assert said["token"]
+    job, instance = 0x1122334455667788, 99
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.settimeout(10)
+        start = lambda kind, flags=0: struct.pack("<HBBI", wire.MAGIC, 0x10 | wire.TYPES.index(kind), flags, job & 0xFFFFFFFF)
+        applicant = struct.pack("<QQIB", job, instance, 1, 0)
+        answer = exchange(sock, address, start("hello") + applicant + bytes(64 - 8 - len(applicant)))
+        challenge = wire.parse_message(answer, "challenge")
+        assert wire.message_tag_is_right(answer, wire.derive_key(token, wire.CHALLENGE, (job, instance)))
+        epoch, nonce = challenge["epoch"], challenge["nonce"]
+        body = (start("enrol") + applicant + bytes([1, 1, 4]) + struct.pack("<QQQIIIHHBB", epoch, nonce, 5, 1000, 1000, 8, 8, 0,
+                                                                            8, 16) + bytes(2)
+                + struct.pack("<16H", *range(16)) + bytes(4) + struct.pack("<QQ", 0, 0) + bytes(1))
+        tag = wire.siphash(wire.derive_key(token, wire.ENROL, (job, instance, epoch, nonce)), body)
+        welcome = wire.parse_message(exchange(sock, address, body + struct.pack("<Q", tag)), "welcome")
+        assert welcome["complete"] and welcome["registered"] == 1
+        key = wire.derive_key(token, wire.JOB, (job, epoch))
+        codes = bytes.fromhex("0123abcd")
+        header = start("data", wire.FIRST) + struct.pack("<IIHHHBB", 0, 77, epoch & 0xFFFF, 0, 5, 0, 0)
+        tag = wire.siphash(key, header + struct.pack("<Q", len(codes) << 32))
+        result = exchange(sock, address, header + struct.pack("<Q", tag) + codes)
+        found = wire.parse_header(result, True)
+        assert wire.header_tag_is_right(result, 40, key, 0)
+        assert found["type"] == "result" and found["payload"] == bytes([0, 1, 2, 3, 10, 11, 12, 13])
+        assert (found["bitmap"], found["added"], found["divisor"], found["norm"]) == (1, 1, 1, 5)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(10) == 0
+    assert json.loads(process.stdout.readline())["datagrams"] == 3

@@ -1,0 +1,431 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// Who may speak to a server, what it answers strangers, and what hostile datagrams change: nothing.
+#include "server/server.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "unit/server/network.h"
+
+namespace laconic::test {
+namespace {
+
+Plan plan_of(uint8_t world, uint8_t needed) {
+  Plan plan;
+  wire::JobSettings& s = plan.job;
+  s.world = world;
+  s.needed = needed;
+  s.code_bits = 4;
+  s.lane_bits = 8;
+  s.table_size = 16;
+  s.ring = 32;
+  s.values = 16;
+  s.lanes = 16;
+  s.deadline_us = 2000;
+  s.timeout_ms = 1000;
+  for (uint16_t i = 0; i < 16; ++i) s.table[i] = i;
+  plan.seed = 3;
+  plan.exchanges = 3;
+  plan.granules = 24;
+  for (std::size_t i = 0; i < plan.token.size(); ++i) plan.token[i] = static_cast<uint8_t>(3 * i);
+  return plan;
+}
+
+/// All workers closed, with the same results from everybody.
+void expect_whole(Network& network) {
+  const Plan& plan = network.plan();
+  const uint64_t all = ~uint64_t{0} >> (64U - plan.job.world);
+  for (const auto& worker : network.workers()) {
+    EXPECT_EQ(worker->end, WorkerEnd::closed) << worker->link().error().message;
+    ASSERT_EQ(worker->got().size(), plan.exchanges * plan.granules);
+    EXPECT_EQ(worker->got(), network.workers()[0]->got());
+    for (uint64_t number = 0; number < worker->got().size(); ++number) {
+      const Got& got = worker->got()[number];
+      EXPECT_EQ(got.bitmap, all);
+      if (!is_tally(number)) continue;
+      for (uint32_t w = 0; w < plan.job.world; ++w) {
+        EXPECT_EQ(load<uint32_t>(got.lanes.data() + 4 * w), 1U);
+      }
+    }
+  }
+}
+
+uint8_t type_of(const std::vector<uint8_t>& bytes) { return bytes[2] & 15U; }
+
+/// Keeps what the server sends.
+struct Sent final : server::Outbox {
+  void send(const server::Address& to, Bytes header, Bytes payload) override {
+    addresses.push_back(to);
+    datagrams.emplace_back(header.begin(), header.end());
+    datagrams.back().insert(datagrams.back().end(), payload.begin(), payload.end());
+  }
+  std::vector<server::Address> addresses;
+  std::vector<std::vector<uint8_t>> datagrams;
+};
+
+std::vector<uint8_t> hello(uint64_t job, uint64_t instance, uint32_t attempt = 1) {
+  std::vector<uint8_t> bytes(wire::kHelloBytes);
+  wire::write_hello({job, instance, attempt, 0}, bytes.data());
+  return bytes;
+}
+
+TEST(Network, WithoutWeatherNothingIsSentTwice) {
+  Network network(plan_of(4, 4), {}, 1);
+  ASSERT_TRUE(network.run(kSecond));
+  expect_whole(network);
+  for (const auto& worker : network.workers()) {
+    EXPECT_EQ(worker->link().stats().resent_datagrams, 0U);
+    EXPECT_EQ(worker->link().stats().duplicate_datagrams, 0U);
+  }
+  EXPECT_EQ(network.server().jobs()[0]->state(), server::JobState::ended);
+}
+
+// A client of another system numbered the resends of its first window wrongly.
+TEST(Network, TheWholeFirstWindowIsLost) {
+  for (const bool up : {true, false}) {
+    Network network(plan_of(3, 3), {}, 2);
+    int lost = 0;
+    network.drop = [&](Time, uint32_t, uint32_t to, const std::vector<uint8_t>& bytes) {
+      const bool mine = type_of(bytes) == (up ? 6 : 11) && (to == 0) == up;
+      return mine && ++lost <= 24 * 3;
+    };
+    ASSERT_TRUE(network.run(10 * kSecond));
+    EXPECT_GE(lost, 24 * 3);
+    expect_whole(network);
+  }
+}
+
+TEST(Network, AContributionThatComesAgainAfterTheClosingChangesNothing) {
+  Network network(plan_of(3, 3), {}, 3);
+  std::vector<std::pair<uint32_t, std::vector<uint8_t>>> recorded;
+  network.drop = [&](Time, uint32_t from, uint32_t to, const std::vector<uint8_t>& bytes) {
+    if (to == 0 && type_of(bytes) == 6) recorded.emplace_back(from, bytes);
+    return false;
+  };
+  for (Time t = kMillisecond / 4; t < 3 * kMillisecond; t += kMillisecond / 8) {
+    network.at(t, [&] {
+      const auto all = recorded;
+      for (const auto& [from, bytes] : all) network.inject(from, 0, bytes);
+    });
+  }
+  ASSERT_TRUE(network.run(10 * kSecond));
+  EXPECT_GT(
+      network.server().jobs()[0]->stats().stored + network.server().jobs()[0]->stats().duplicates,
+      20U);
+  expect_whole(network);
+}
+
+TEST(Network, DatagramsOfAnEarlierEpochChangeNothing) {
+  Plan plan = plan_of(3, 3);
+  plan.exchanges = 6;
+  Network network(plan, {}, 4);
+  std::vector<std::tuple<uint32_t, uint32_t, std::vector<uint8_t>>> recorded;
+  bool recording = true;
+  network.drop = [&](Time, uint32_t from, uint32_t to, const std::vector<uint8_t>& bytes) {
+    if (recording) recorded.emplace_back(from, to, bytes);
+    return false;
+  };
+  network.at(kMillisecond / 2, [&] {
+    network.stop_server();
+    recording = false;
+  });
+  network.at(kMillisecond, [&] { network.start_server(); });
+  for (Time t = kMillisecond; t < 40 * kMillisecond; t += kMillisecond) {
+    network.at(t, [&] {
+      for (const auto& [from, to, bytes] : recorded) network.inject(from, to, bytes);
+    });
+  }
+  ASSERT_TRUE(network.run(10 * kSecond));
+  ASSERT_GT(recorded.size(), 100U);
+  expect_whole(network);
+  for (const auto& worker : network.workers()) {
+    EXPECT_EQ(worker->link().stats().aggregator_restarts, 1U);
+  }
+}
+
+// Random, cut, extended and altered datagrams from strangers and under the workers' addresses.
+TEST(Network, HostileDatagramsChangeNoSum) {
+  for (uint64_t seed = 0; seed < 20; ++seed) {
+    Plan plan = plan_of(3, 3);
+    plan.job.full_tags = seed % 2 == 1;
+    Network network(plan, {}, seed);
+    Dice dice(seed + 99);
+    std::vector<std::vector<uint8_t>> seen;
+    network.drop = [&](Time, uint32_t, uint32_t, const std::vector<uint8_t>& bytes) {
+      if (dice.one_in(3)) seen.push_back(bytes);
+      return false;
+    };
+    for (Time t = 0; t < 2 * kMillisecond; t += 4 * kMicrosecond) {
+      network.at(t, [&] {
+        std::vector<uint8_t> bytes(dice.below(100));
+        for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(dice.next());
+        if (!seen.empty() && !dice.one_in(4)) {
+          bytes = seen[dice.below(seen.size())];
+          const uint64_t how = dice.below(4);
+          // With header tags alone payloads are not protected: only headers are altered.
+          const uint64_t size =
+              plan.job.full_tags ? bytes.size() : std::min<uint64_t>(bytes.size(), 32);
+          if (how == 0) bytes[dice.below(size)] ^= static_cast<uint8_t>(1U << dice.below(8));
+          if (how == 1) bytes.resize(dice.below(bytes.size()));
+          if (how == 2) bytes.push_back(0);
+        }
+        const auto from = static_cast<uint32_t>(dice.below(5));
+        network.inject(from, static_cast<uint32_t>(dice.below(4)), bytes);
+      });
+    }
+    ASSERT_TRUE(network.run(10 * kSecond));
+    expect_whole(network);
+    EXPECT_GT(network.server().stats().rejected[6] + network.server().stats().rejected[1], 10U);
+  }
+}
+
+TEST(Network, AnotherTokenIsRefusedAtAttach) {
+  Plan plan = plan_of(1, 1);
+  Network network(plan, {}, 5);
+  Plan other = plan;
+  other.token[31] ^= 1U;
+  network.workers()[0] = std::make_unique<Worker>(other, 0, 77);
+  network.workers()[0]->link().connect(0);
+  ASSERT_TRUE(network.run(10 * kSecond));
+  EXPECT_EQ(network.workers()[0]->link().error().code, Errc::ranks_disagree);
+  EXPECT_EQ(network.workers()[0]->link().error().message,
+            "aggregation server 10.0.0.9:7420: the token is not the server's");
+  EXPECT_EQ(network.server().memory_used(), 0U);
+}
+
+TEST(Network, OtherSettingsAreRefusedOnEveryRank) {
+  const auto run = [](auto change) {
+    const Plan plan = plan_of(3, 3);
+    Network network(plan, {}, 6);
+    Plan other = plan;
+    change(other.job);
+    network.workers()[2] = std::make_unique<Worker>(other, 2, 77);
+    network.at(kMillisecond, [&] { network.workers()[2]->link().connect(kMillisecond); });
+    EXPECT_TRUE(network.run(10 * kSecond));
+    std::string text;
+    for (const auto& worker : network.workers()) {
+      EXPECT_EQ(worker->end, WorkerEnd::failed);
+      EXPECT_EQ(worker->link().error().code, Errc::ranks_disagree);
+      text = worker->link().error().message;
+    }
+    return text;
+  };
+  EXPECT_EQ(run([](auto& s) { s.world = 4; }),
+            "aggregation server 10.0.0.9:7420: the workers of this job have different world sizes: "
+            "expected 3, found 4");
+  EXPECT_EQ(run([](auto& s) { s.needed = 2; }),
+            "aggregation server 10.0.0.9:7420: the workers of this job have different quorums: "
+            "expected 3, found 2");
+  run([](auto& s) { s.spec = 1; });
+  run([](auto& s) { s.lanes = 24; });
+}
+
+TEST(Network, ATableTooLargeForTheWorldIsRefused) {
+  Plan plan = plan_of(3, 3);
+  plan.job.table[15] = 90;
+  Network network(plan, {}, 7);
+  ASSERT_TRUE(network.run(10 * kSecond));
+  EXPECT_EQ(network.workers()[0]->link().error().message,
+            "aggregation server 10.0.0.9:7420: the sum of so many workers does not fit into the "
+            "lanes: at most 2 workers, found 3");
+  EXPECT_EQ(network.server().memory_used(), 0U);
+}
+
+TEST(Network, AServerThatIsNotThereTimesOut) {
+  Network network(plan_of(2, 2), {}, 8);
+  network.stop_server();
+  ASSERT_TRUE(network.run(10 * kSecond));
+  for (const auto& worker : network.workers()) {
+    EXPECT_EQ(worker->link().error().code, Errc::timed_out);
+    EXPECT_EQ(worker->link().error().message,
+              "aggregation server 10.0.0.9:7420: no answer within 1500 ms");
+  }
+  EXPECT_LT(network.now(), 2 * kSecond);
+}
+
+TEST(Network, ALostWorkerIsNamedToAll) {
+  for (const bool port : {false, true}) {
+    Plan plan = plan_of(4, 3);
+    plan.exchanges = 1000;
+    Network network(plan, {}, 9);
+    network.at(3 * kMillisecond, [&] { network.crash(2, port); });
+    ASSERT_TRUE(network.run(20 * kSecond));
+    EXPECT_LT(network.now(), port ? 10 * kMillisecond : 3 * kSecond);
+    for (const uint32_t w : {0U, 1U, 3U}) {
+      EXPECT_EQ(network.workers()[w]->link().error().code, Errc::peer_failed);
+      EXPECT_EQ(network.workers()[w]->link().blamed(), 2);
+      EXPECT_EQ(network.workers()[w]->link().error().message,
+                "aggregation server 10.0.0.9:7420: rank 2: the worker is silent or gone");
+    }
+  }
+}
+
+TEST(Network, AWorkerWithoutItsResultsIsNamedToAll) {
+  Plan plan = plan_of(3, 3);
+  plan.exchanges = 1000;
+  Network network(plan, {}, 10);
+  network.at(3 * kMillisecond, [&] {
+    network.crash(1, false);
+    network.rejoin(1);
+  });
+  ASSERT_TRUE(network.run(20 * kSecond));
+  for (const auto& worker : network.workers()) {
+    EXPECT_EQ(worker->link().blamed(), 1);
+    EXPECT_EQ(worker->link().error().code, Errc::peer_failed);
+  }
+}
+
+TEST(Network, AWorkerThatLeavesTooEarlyIsNamed) {
+  Plan plan = plan_of(3, 3), shorter = plan;
+  shorter.exchanges = 1;
+  Network network(plan, {}, 11);
+  network.workers()[1] = std::make_unique<Worker>(shorter, 1, 5);
+  network.workers()[1]->link().connect(0);
+  network.at(1, [&] {});
+  // It would begin what the others begin; here it closes after its first exchange.
+  network.at(2 * kMillisecond, [&] { network.workers()[1]->begun = plan.exchanges; });
+  network.lag(0, 10 * kMillisecond);
+  network.lag(1, 5 * kMillisecond);
+  network.lag(2, 10 * kMillisecond);
+  ASSERT_TRUE(network.run(20 * kSecond));
+  EXPECT_EQ(network.workers()[0]->link().blamed(), 1);
+  EXPECT_EQ(network.workers()[0]->link().error().message,
+            "aggregation server 10.0.0.9:7420: rank 1: the worker left while others wait for it");
+}
+
+TEST(Network, OtherSumsOfARankAreRefusedOnAll) {
+  Plan plan = plan_of(3, 3), other = plan;
+  other.seed = 4;  // other settings hashes
+  Network network(plan, {}, 12);
+  network.workers()[1] = std::make_unique<Worker>(other, 1, 5);
+  network.workers()[1]->link().connect(0);
+  ASSERT_TRUE(network.run(20 * kSecond));
+  for (const auto& worker : network.workers()) {
+    EXPECT_EQ(worker->link().error().code, Errc::ranks_disagree);
+  }
+}
+
+TEST(Server, AStrangerGetsAtMostAHundredAnswersASecond) {
+  server::Server server({});
+  Sent sent;
+  for (int i = 0; i < 5000; ++i) {
+    server.receive(kSecond + static_cast<Time>(i) * 200 * kMicrosecond, address_of(1),
+                   hello(1, 1, static_cast<uint32_t>(i)), sent);
+  }
+  EXPECT_LE(sent.datagrams.size(), 201U);  // a hundred at once, and a hundred in the second
+  EXPECT_GE(sent.datagrams.size(), 190U);
+  EXPECT_EQ(server.memory_used(), 0U);
+}
+
+TEST(Server, NoAnswerToAStrangerIsLongerThanItsRequest) {
+  Dice dice(1);
+  server::Server server({});
+  Time now = kSecond;
+  for (int i = 0; i < 3000; ++i) {
+    std::vector<uint8_t> bytes(dice.below(200));
+    for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(dice.next());
+    if (bytes.size() > 3 && i % 3 != 0) {
+      store(bytes.data(), wire::kDatagramMagic);
+      bytes[2] = static_cast<uint8_t>(dice.between(1, 2) << 4U | dice.below(16));
+    }
+    if (i % 7 == 0) bytes = hello(dice.next(), dice.next());
+    Sent sent;
+    server.receive(now += kSecond, address_of(dice.below(100)), bytes, sent);
+    for (const auto& answer : sent.datagrams) EXPECT_LE(answer.size(), bytes.size());
+  }
+  EXPECT_EQ(server.memory_used(), 0U);
+  EXPECT_GT(server.stats().rejected[1], 100U);
+}
+
+TEST(Server, AnotherVersionIsTold) {
+  server::Server server({});
+  auto bytes = hello(7, 8);
+  bytes[2] = 0x20;
+  Sent sent;
+  server.receive(kSecond, address_of(1), bytes, sent);
+  ASSERT_EQ(sent.datagrams.size(), 1U);
+  wire::Refusal refusal;
+  ASSERT_EQ(wire::parse_refusal(sent.datagrams[0], &refusal), wire::DatagramFault::none);
+  EXPECT_EQ(refusal.reason, wire::Reason::version);
+  EXPECT_EQ(refusal.expected, 1U);
+  EXPECT_EQ(refusal.found, 2U);
+}
+
+/// Registers worker 0 of a job and returns the last answer.
+std::vector<uint8_t> attach(server::Server& server, const Plan& plan, uint64_t job, Time now,
+                            bool right_nonce = true) {
+  Sent sent;
+  server.receive(now, address_of(job), hello(job, 5), sent);
+  wire::Challenge challenge;
+  EXPECT_EQ(wire::parse_challenge(sent.datagrams.back(), &challenge), wire::DatagramFault::none);
+  wire::Enrolment e;
+  e.from = {job, 5, 1, 0};
+  e.epoch = challenge.epoch;
+  e.nonce = challenge.nonce + (right_nonce ? 0 : 1);
+  e.settings = plan.job;
+  const std::vector<uint8_t> held(plan.job.ring / 8U);
+  e.held = held;
+  std::vector<uint8_t> bytes(wire::kMaxEnrolmentBytes);
+  const auto key = wire::enrolment_key(plan.token, e.from, e.epoch, e.nonce);
+  bytes.resize(wire::write_enrolment(e, key, bytes.data()));
+  server.receive(now, address_of(job), bytes, sent);
+  return sent.datagrams.back();
+}
+
+server::ServerSettings small_server(const Plan& plan) {
+  server::ServerSettings settings;
+  settings.token = plan.token;
+  settings.memory = 3 * server::Job::memory(plan.job);
+  settings.jobs = 100;
+  return settings;
+}
+
+TEST(Server, AJobTooManyIsToldWhy) {
+  const Plan plan = plan_of(2, 2);
+  server::Server server(small_server(plan));
+  for (uint64_t job = 1; job <= 3; ++job) {
+    EXPECT_EQ(type_of(attach(server, plan, job, kSecond)), 3) << "welcome";
+  }
+  const auto answer = attach(server, plan, 4, kSecond);
+  wire::Refusal refusal;
+  ASSERT_EQ(wire::parse_refusal(answer, &refusal), wire::DatagramFault::none);
+  EXPECT_EQ(refusal.reason, wire::Reason::memory);
+  EXPECT_EQ(refusal.expected, 0U);
+  EXPECT_EQ(refusal.found, server::Job::memory(plan.job));
+  EXPECT_EQ(server.jobs().size(), 3U);
+}
+
+TEST(Server, TheNonceOfAnotherAddressIsOfNoUse) {
+  const Plan plan = plan_of(2, 2);
+  server::Server server(small_server(plan));
+  EXPECT_EQ(type_of(attach(server, plan, 1, kSecond, false)), 5) << "stranger";
+  EXPECT_EQ(server.memory_used(), 0U);
+}
+
+TEST(Server, AForgottenJobGivesItsMemoryBack) {
+  const Plan plan = plan_of(2, 2);
+  server::Server server(small_server(plan));
+  attach(server, plan, 1, kSecond);
+  EXPECT_GT(server.memory_used(), 0U);
+  Sent sent;
+  for (Time now = kSecond; now < 40 * kSecond; now = std::min(server.next_event(), 40 * kSecond)) {
+    server.tick(now, sent);
+  }
+  EXPECT_EQ(server.memory_used(), 0U);
+  EXPECT_TRUE(server.jobs().empty());
+}
+
+TEST(Server, EpochsAreNeverUsedTwice) {
+  const Plan plan = plan_of(2, 2);
+  server::Server server(small_server(plan));
+  attach(server, plan, 1, kSecond);
+  attach(server, plan, 2, kSecond);
+  EXPECT_NE(server.jobs()[0]->epoch(), server.jobs()[1]->epoch());
+  EXPECT_NE(server.jobs()[0]->key().k0, server.jobs()[1]->key().k0);
+}
+
+}  // namespace
+}  // namespace laconic::test

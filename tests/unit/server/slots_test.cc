@@ -1,0 +1,380 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// The rules of the slot machine, one by one.
+#include "server/slots.h"
+
+#include <gtest/gtest.h>
+
+#include <random>
+#include <vector>
+
+namespace laconic::server {
+namespace {
+
+constexpr Time kDeadline = 20000000;  // 20 ms
+
+wire::JobSettings settings(uint8_t world, uint8_t needed) {
+  wire::JobSettings s;
+  s.world = world;
+  s.needed = needed;
+  s.code_bits = 4;
+  s.lane_bits = 8;
+  s.table_size = 16;
+  s.ring = 8;
+  s.values = 4;
+  s.lanes = 8;
+  s.deadline_us = 20000;
+  s.timeout_ms = 1000;
+  for (uint16_t i = 0; i < 16; ++i) s.table[i] = i;
+  return s;
+}
+
+/// All codes of worker w are w + 1.
+struct Machine {
+  explicit Machine(const wire::JobSettings& s) : slots(s), world(s.world) {
+    const std::vector<Holding> fresh(s.world);
+    EXPECT_EQ(slots.restore(fresh), -1);
+  }
+  Verdict add(uint32_t worker, uint64_t number, Time now = 0, uint8_t flags = 0) {
+    const auto code = static_cast<uint8_t>(17 * (worker + 1));
+    payload.assign((flags & wire::kEmpty) != 0 ? 0 : 4, code);
+    return slots.add(now, {worker, number, 7, static_cast<uint16_t>(worker), flags, payload});
+  }
+  void all(uint64_t number, Time now = 0) {
+    for (uint32_t w = 0; w < world; ++w) add(w, number, now);
+  }
+  bool closed(uint64_t number) const {
+    return slots.slot(number).number == number && slots.slot(number).state == SlotState::closed;
+  }
+  uint32_t lane(uint64_t number) const { return slots.sum(slots.slot(number))[0]; }
+
+  Slots slots;
+  uint32_t world;
+  std::vector<uint8_t> payload;
+};
+
+TEST(Slots, TheLastContributionClosesTheSum) {
+  Machine m(settings(3, 3));
+  EXPECT_EQ(m.add(0, 0), Verdict::added);
+  EXPECT_EQ(m.add(2, 0), Verdict::added);
+  EXPECT_TRUE(m.slots.newly_closed().empty());
+  EXPECT_EQ(m.add(1, 0), Verdict::added);
+  ASSERT_EQ(m.slots.newly_closed().size(), 1U);
+  const Slot& slot = m.slots.slot(0);
+  EXPECT_EQ(m.slots.newly_closed()[0], 0U);
+  EXPECT_EQ(slot.bitmap, 7U);
+  EXPECT_EQ(slot.added, 3);
+  EXPECT_EQ(slot.norm, 2);
+  for (const uint8_t lane : m.slots.sum(slot)) EXPECT_EQ(lane, 1 + 2 + 3);
+}
+
+TEST(Slots, ADuplicateIsNotAdded) {
+  Machine m(settings(2, 2));
+  m.add(0, 0);
+  EXPECT_EQ(m.add(0, 0), Verdict::duplicate);
+  m.add(1, 0);
+  EXPECT_EQ(m.lane(0), 3U);
+}
+
+TEST(Slots, AClosedSumNeverChanges) {
+  Machine m(settings(3, 2));
+  m.add(0, 0, 0);
+  m.add(1, 0, 1);
+  m.slots.tick(kDeadline);
+  ASSERT_TRUE(m.closed(0));
+  const Slot before = m.slots.slot(0);
+  EXPECT_EQ(m.add(2, 0, kDeadline + 1), Verdict::stored);
+  EXPECT_EQ(m.add(0, 0, kDeadline + 1), Verdict::stored);
+  EXPECT_EQ(m.slots.slot(0).bitmap, before.bitmap);
+  EXPECT_EQ(m.slots.slot(0).norm, before.norm);
+  EXPECT_EQ(m.slots.slot(0).added, 2);
+  EXPECT_EQ(m.lane(0), 3U);
+}
+
+TEST(Slots, AnEmptyContributionCountsInTheDivisorOnly) {
+  Machine m(settings(3, 3));
+  m.add(0, 0);
+  m.add(1, 0, 0, wire::kEmpty);
+  m.add(2, 0, 0, wire::kEmpty | wire::kTrouble);
+  const Slot& slot = m.slots.slot(0);
+  EXPECT_TRUE(m.closed(0));
+  EXPECT_EQ(slot.bitmap, 7U);
+  EXPECT_EQ(slot.added, 1);
+  EXPECT_EQ(slot.flags, wire::kTrouble);
+  EXPECT_EQ(m.lane(0), 1U);
+}
+
+TEST(Slots, ASumOfNothingIsEmpty) {
+  Machine m(settings(2, 2));
+  m.add(0, 0, 0, wire::kEmpty);
+  m.add(1, 0, 0, wire::kEmpty);
+  EXPECT_EQ(m.slots.slot(0).flags, wire::kEmpty);
+  EXPECT_TRUE(m.slots.sum(m.slots.slot(0)).empty());
+}
+
+TEST(Slots, NothingOpensAboveTheRing) {
+  Machine m(settings(2, 2));
+  EXPECT_EQ(m.add(0, 7), Verdict::added);
+  EXPECT_EQ(m.add(0, 8), Verdict::beyond);
+  m.all(0);
+  EXPECT_TRUE(m.slots.acknowledge(0, 1));
+  EXPECT_EQ(m.add(0, 8), Verdict::beyond);  // worker 1 may still want sum 0
+  EXPECT_TRUE(m.slots.acknowledge(1, 1));
+  EXPECT_EQ(m.slots.floor(), 1U);
+  EXPECT_EQ(m.add(0, 8), Verdict::added);
+}
+
+TEST(Slots, AClosedSumIsKeptUntilAllHaveIt) {
+  Machine m(settings(2, 2));
+  for (uint64_t number = 0; number < 8; ++number) m.all(number);
+  EXPECT_TRUE(m.slots.acknowledge(0, 8));
+  for (uint64_t number = 0; number < 8; ++number) {
+    EXPECT_EQ(m.slots.pull(1, number), Verdict::stored);
+    EXPECT_EQ(m.slots.pull(0, number), Verdict::stale);
+  }
+  EXPECT_EQ(m.slots.pull(1, 8), Verdict::beyond);
+}
+
+TEST(Slots, AnAckAboveWhatWasClosedIsRefused) {
+  Machine m(settings(2, 2));
+  m.all(0);
+  EXPECT_FALSE(m.slots.acknowledge(0, 2));
+  EXPECT_EQ(m.slots.ack(0), 0U);
+  EXPECT_TRUE(m.slots.acknowledge(0, 1));
+  EXPECT_TRUE(m.slots.acknowledge(0, 0));  // an old one is no contradiction
+  EXPECT_EQ(m.slots.ack(0), 1U);
+}
+
+TEST(Slots, AQuorumWaitsForTheDeadline) {
+  Machine m(settings(3, 2));
+  m.add(0, 0, 100);
+  m.add(1, 0, 200);
+  EXPECT_EQ(m.slots.next_deadline(), 100 + kDeadline);
+  m.slots.tick(100 + kDeadline - 1);
+  EXPECT_FALSE(m.closed(0));
+  m.slots.tick(100 + kDeadline);
+  EXPECT_TRUE(m.closed(0));
+  EXPECT_EQ(m.slots.slot(0).bitmap, 3U);
+}
+
+TEST(Slots, BehindTheDeadlineTheQuorumCloses) {
+  Machine m(settings(3, 2));
+  m.add(0, 0, 0);
+  m.slots.tick(kDeadline);
+  EXPECT_FALSE(m.closed(0));
+  m.add(1, 0, kDeadline + 5);
+  EXPECT_TRUE(m.closed(0));
+}
+
+TEST(Slots, AtQuorumOneThereIsNoDeadline) {
+  Machine m(settings(3, 3));
+  m.add(0, 0);
+  m.add(1, 0);
+  EXPECT_EQ(m.slots.next_deadline(), kNever);
+  m.slots.tick(1000 * kDeadline);
+  EXPECT_FALSE(m.closed(0));
+}
+
+TEST(Slots, TheDeadlineIsPaidOncePerExchange) {
+  Machine m(settings(3, 2));
+  m.add(0, 0, 0, wire::kFirst);
+  m.add(1, 0, 0);
+  m.add(0, 1, 5);  // opened later, and lacks a worker that is in time
+  m.add(0, 2, 5);
+  m.add(1, 2, 5);
+  m.slots.tick(kDeadline);
+  EXPECT_TRUE(m.closed(0));
+  EXPECT_TRUE(m.closed(2)) << "it lacks nobody but the late one";
+  EXPECT_FALSE(m.closed(1));
+  EXPECT_EQ(m.slots.late(), 4U);
+  m.add(1, 1, kDeadline + 1);
+  EXPECT_TRUE(m.closed(1)) << "not after another deadline";
+}
+
+TEST(Slots, ALateWorkerIsWaitedForAgainWhenItHasCaughtUp) {
+  Machine m(settings(3, 2));
+  m.add(0, 0, 0);
+  m.add(1, 0, 0);
+  m.slots.tick(kDeadline);
+  ASSERT_EQ(m.slots.late(), 4U);
+  m.slots.acknowledge(2, 1);
+  EXPECT_EQ(m.slots.late(), 0U);
+  m.add(0, 1, kDeadline + 1);
+  m.add(1, 1, kDeadline + 1);
+  EXPECT_FALSE(m.closed(1));
+  m.add(2, 1, kDeadline + 2);
+  EXPECT_EQ(m.slots.slot(1).bitmap, 7U);
+}
+
+TEST(Slots, WhoIsLateMayStillContribute) {
+  Machine m(settings(3, 2));
+  m.add(0, 0, 0);
+  m.add(1, 0, 0);
+  m.slots.tick(kDeadline);
+  m.add(2, 1, kDeadline);
+  m.add(0, 1, kDeadline);
+  EXPECT_FALSE(m.closed(1));  // worker 1 is waited for
+  m.add(1, 1, kDeadline);
+  EXPECT_EQ(m.slots.slot(1).bitmap, 7U);
+}
+
+TEST(Slots, AfterFourExchangesALateWorkerIsWaitedForAgain) {
+  Machine m(settings(3, 2));
+  Time now = 0;
+  for (uint64_t exchange = 0; exchange < 4; ++exchange) {
+    m.add(0, 2 * exchange, now, wire::kFirst);
+    m.add(1, 2 * exchange, now);
+    if (exchange == 0) m.slots.tick(now += kDeadline);
+    EXPECT_TRUE(m.closed(2 * exchange));
+    EXPECT_EQ(m.slots.late(), exchange < 3 ? 4U : 0U);
+    m.add(0, 2 * exchange + 1, now);
+    m.add(1, 2 * exchange + 1, now);
+    EXPECT_EQ(m.closed(2 * exchange + 1), exchange < 3);
+  }
+}
+
+TEST(Slots, OtherSettingsAreNotSummed) {
+  Machine m(settings(2, 2));
+  m.add(0, 0);
+  const std::vector<uint8_t> codes(4), few(3);
+  EXPECT_EQ(m.slots.add(0, {1, 0, 8, 0, 0, codes}), Verdict::differs);
+  EXPECT_EQ(m.slots.add(0, {1, 0, 7, 0, 0, few}), Verdict::differs);
+  EXPECT_EQ(m.slots.add(0, {1, 0, 7, 0, wire::kValues, codes}), Verdict::differs);
+  EXPECT_EQ(m.slots.slot(0).bitmap, 1U);
+}
+
+TEST(Slots, ValuesAreAddedModulo32Bits) {
+  Machine m(settings(2, 2));
+  const std::vector<uint8_t> a{0xFF, 0xFF, 0xFF, 0xFF, 1, 0, 0, 0};
+  const std::vector<uint8_t> b{2, 0, 0, 0, 0, 0, 0, 0x80};
+  const std::vector<uint8_t> more(20), odd(6);
+  EXPECT_EQ(m.slots.add(0, {0, 0, 7, 0, wire::kValues, a}), Verdict::added);
+  EXPECT_EQ(m.slots.add(0, {1, 0, 7, 0, wire::kValues, odd}), Verdict::differs);
+  EXPECT_EQ(m.slots.add(0, {1, 0, 7, 0, wire::kValues, b}), Verdict::added);
+  const Bytes sum = m.slots.sum(m.slots.slot(0));
+  EXPECT_EQ(std::vector<uint8_t>(sum.begin(), sum.end()),
+            (std::vector<uint8_t>{1, 0, 0, 0, 1, 0, 0, 0x80}));
+  EXPECT_EQ(m.slots.add(0, {0, 1, 7, 0, wire::kValues, more}), Verdict::differs) << "too many";
+}
+
+// ---- restart ----
+
+struct Restart {
+  explicit Restart(uint32_t world)
+      : bits(world, std::vector<uint8_t>(1)), acks(world), kept(world) {}
+  int into(Slots& slots) {
+    std::vector<Holding> holdings;
+    for (std::size_t w = 0; w < bits.size(); ++w) holdings.push_back({acks[w], kept[w], bits[w]});
+    return slots.restore(holdings);
+  }
+  std::vector<std::vector<uint8_t>> bits;
+  std::vector<uint64_t> acks, kept;
+};
+
+TEST(Slots, WhatSomebodyHoldsIsFetchedAndNeverSummed) {
+  Slots slots(settings(3, 2));
+  Restart r(3);
+  r.acks = {4, 2, 2};
+  r.bits[2][0] = 0b1000;  // worker 2 has 5
+  ASSERT_EQ(r.into(slots), -1);
+  EXPECT_EQ(slots.floor(), 2U);
+  EXPECT_EQ(slots.fetching(), 3U);  // 2, 3 from worker 0; 5 from worker 2
+  EXPECT_EQ(slots.front(), 4U);
+  const std::vector<uint8_t> codes(4, 0x11);
+  EXPECT_EQ(slots.add(1, {1, 2, 7, 0, 0, codes}), Verdict::waiting);
+  EXPECT_EQ(slots.add(1, {1, 4, 7, 0, 0, codes}), Verdict::added);
+  EXPECT_EQ(slots.add(1, {1, 5, 7, 0, 0, codes}), Verdict::waiting);
+  Fetch fetch;
+  std::vector<std::pair<uint64_t, uint32_t>> asked;
+  while (slots.next_fetch(10, 100, &fetch)) asked.emplace_back(fetch.number, fetch.worker);
+  EXPECT_EQ(asked, (std::vector<std::pair<uint64_t, uint32_t>>{{2, 0}, {3, 0}, {5, 2}}));
+  EXPECT_TRUE(slots.next_fetch(110, 100, &fetch)) << "asked again";
+
+  wire::DownHeader header;
+  header.bitmap = 5;
+  header.added = 2;
+  header.settings = 7;
+  const std::vector<uint8_t> sum(8, 0x42);
+  EXPECT_FALSE(slots.take_held(1, 2, header, sum)) << "it does not hold it";
+  EXPECT_FALSE(slots.take_held(0, 2, header, codes)) << "another length";
+  EXPECT_TRUE(slots.take_held(0, 2, header, sum));
+  EXPECT_FALSE(slots.take_held(0, 2, header, sum)) << "only once";
+  ASSERT_EQ(slots.newly_closed().size(), 1U);
+  EXPECT_EQ(slots.slot(2).bitmap, 5U);
+  EXPECT_EQ(slots.sum(slots.slot(2))[7], 0x42);
+  EXPECT_EQ(slots.pull(1, 2), Verdict::stored);
+}
+
+TEST(Slots, AWorkerWithoutItsResultsIsNamed) {
+  Slots slots(settings(3, 3));
+  Restart r(3);
+  r.acks = {100, 0, 100};
+  r.kept = {92, 0, 92};
+  EXPECT_EQ(r.into(slots), 1);
+  r.acks = {10, 10, 7};
+  r.kept = {8, 9, 0};
+  EXPECT_EQ(r.into(slots), 2) << "7 is with nobody";
+}
+
+TEST(Slots, HoldersAreAskedInTurn) {
+  Slots slots(settings(3, 3));
+  Restart r(3);
+  r.acks = {1, 0, 1};
+  ASSERT_EQ(r.into(slots), -1);
+  std::vector<uint32_t> asked;
+  Fetch fetch;
+  for (Time now = 100; now < 500; now += 100) {
+    ASSERT_TRUE(slots.next_fetch(now, 100, &fetch));
+    asked.push_back(fetch.worker);
+  }
+  EXPECT_EQ(asked, (std::vector<uint32_t>{0, 2, 0, 2}));
+}
+
+// ---- the sum itself ----
+
+/// Codes read from one string of bits.
+uint32_t code_of(const std::vector<uint8_t>& codes, uint32_t bits, std::size_t i) {
+  uint32_t code = 0;
+  for (std::size_t b = i * bits; b < (i + 1) * bits; ++b) {
+    code = 2 * code + (codes[b / 8] >> (7 - b % 8) & 1U);
+  }
+  return code;
+}
+
+TEST(AddCodes, IsTheTableSumOfEveryLane) {
+  std::mt19937 random(5);
+  for (const uint32_t bits : {2U, 3U, 4U, 8U}) {
+    for (const uint32_t lane_bits : {8U, 16U}) {
+      const std::size_t count = 8 * (1 + random() % 40);
+      std::vector<uint16_t> table(16);
+      for (auto& entry : table) entry = static_cast<uint16_t>(random() % 64);
+      std::vector<uint8_t> lanes(count * lane_bits / 8), codes(count * bits / 8);
+      std::vector<uint32_t> want(count);
+      for (int worker = 0; worker < 3; ++worker) {
+        for (auto& byte : codes) byte = static_cast<uint8_t>(random() % (bits == 8 ? 80 : 256));
+        add_codes(codes.data(), bits, table.data(), lanes.data(), lane_bits, count);
+        for (std::size_t i = 0; i < count; ++i) {
+          const uint32_t code = code_of(codes, bits, i);
+          want[i] += bits == 8 ? code : table[code];
+        }
+      }
+      for (std::size_t i = 0; i < count; ++i) {
+        const uint32_t got = lane_bits == 8 ? lanes[i] : load<uint16_t>(lanes.data() + 2 * i);
+        EXPECT_EQ(got, want[i]) << bits << " bits, lane " << i;
+      }
+    }
+  }
+}
+
+/// thc.md, vector T2, by the default table.
+TEST(AddCodes, KnownAnswer) {
+  const uint16_t table[16] = {0, 3, 5, 7, 9, 11, 13, 14, 16, 17, 19, 21, 23, 25, 27, 30};
+  // Values 7 23 0 30, 30 0 16 14, 16 14 30 30, and four zeros each.
+  const uint8_t codes[3][4] = {{0x3C, 0x0F, 0, 0}, {0xF0, 0x87, 0, 0}, {0x87, 0xFF, 0, 0}};
+  std::vector<uint8_t> lanes(8);
+  for (const auto& worker : codes) add_codes(worker, 4, table, lanes.data(), 8, 8);
+  EXPECT_EQ(lanes, (std::vector<uint8_t>{53, 37, 46, 74, 0, 0, 0, 0}));
+}
+
+}  // namespace
+}  // namespace laconic::server

@@ -1,0 +1,229 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// Both drivers over the loopback interface, with real threads.
+#include "transport/aggregation/udp.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "server/io/udp_server.h"
+
+namespace laconic::test {
+namespace {
+
+namespace agg = transport::aggregation;
+using agg::Io;
+using agg::UdpWorker;
+using Clock = UdpWorker::Clock;
+using std::chrono::seconds;
+
+wire::JobSettings job_of(uint8_t world) {
+  wire::JobSettings s;
+  s.world = s.needed = world;
+  s.code_bits = 4;
+  s.lane_bits = 8;
+  s.table_size = 16;
+  s.ring = 256;
+  s.values = 256;
+  s.lanes = 1024;
+  s.deadline_us = 20000;
+  s.timeout_ms = 5000;
+  for (uint16_t i = 0; i < 16; ++i) s.table[i] = i;
+  return s;
+}
+
+class Serving {
+ public:
+  explicit Serving(Io io, std::string bind = "127.0.0.1:0", uint64_t secret = 1) {
+    server::UdpServerSettings settings;
+    settings.bind = std::move(bind);
+    settings.io = io;
+    store(settings.server.secret.data(), secret);
+    store(settings.server.secret.data() + 16, secret << 20U);
+    auto opened = server::UdpServer::open(settings);
+    if (!opened) {
+      ADD_FAILURE() << opened.error().message;
+      return;
+    }
+    server_ = std::move(*opened);
+    thread_ = std::thread([this] { server_->run(stop_); });
+  }
+  ~Serving() { end(); }
+  void end() {
+    stop_ = true;
+    if (thread_.joinable()) thread_.join();
+    if (server_ != nullptr) address_ = server_->address();
+    server_.reset();
+  }
+  std::string address() const { return server_ != nullptr ? server_->address() : address_; }
+
+ private:
+  std::unique_ptr<server::UdpServer> server_;
+  std::string address_;
+  std::atomic<bool> stop_{false};
+  std::thread thread_;
+};
+
+agg::UdpSettings worker_settings(const std::vector<std::string>& servers, uint8_t rank,
+                                 uint8_t world, uint64_t job, Io io) {
+  agg::UdpSettings s;
+  s.servers = servers;
+  s.io = io;
+  s.link.job = job_of(world);
+  s.link.number = job;
+  s.link.instance = 1000 * job + rank;
+  s.link.worker = rank;
+  return s;
+}
+
+/// `steps` exchanges of `granules`; what rank w sends is w + 1 in every lane.
+void work(UdpWorker& worker, uint8_t rank, uint8_t world, int steps, std::size_t granules) {
+  const std::vector<uint8_t> codes(512, static_cast<uint8_t>(17 * (rank + 1)));
+  std::vector<uint8_t> sums(granules * 1024);
+  for (int step = 0; step < steps; ++step) {
+    std::vector<agg::Outgoing> out(granules, {codes, static_cast<uint32_t>(step), rank, 0});
+    std::vector<agg::Incoming> in(granules);
+    for (std::size_t i = 0; i < granules; ++i) in[i].lanes = MutBytes(sums).subspan(1024 * i, 1024);
+    std::fill(sums.begin(), sums.end(), uint8_t{0});
+    const auto done = worker.run(out, in, Clock::now() + seconds(20));
+    ASSERT_TRUE(done) << done.error().message;
+    const auto want = static_cast<uint8_t>(world * (world + 1) / 2);
+    for (std::size_t i = 0; i < granules; ++i) {
+      EXPECT_EQ(in[i].divisor, world);
+      EXPECT_EQ(in[i].norm, world - 1);
+    }
+    EXPECT_EQ(std::count(sums.begin(), sums.end(), want), static_cast<long>(sums.size()));
+  }
+}
+
+void run_job(const std::vector<std::string>& servers, uint8_t world, uint64_t job, Io io,
+             int steps = 6, std::size_t granules = 400) {
+  std::vector<std::thread> threads;
+  for (uint8_t rank = 0; rank < world; ++rank) {
+    threads.emplace_back([=, &servers] {
+      const auto settings = worker_settings(servers, rank, world, job, io);
+      auto worker = UdpWorker::attach(settings, Clock::now() + seconds(20));
+      ASSERT_TRUE(worker) << worker.error().message;
+      work(**worker, rank, world, steps, granules);
+      (*worker)->close(Clock::now() + seconds(10));
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+class Udp : public testing::TestWithParam<Io> {
+ protected:
+  void SetUp() override {
+    if (GetParam() == Io::gso && !agg::has_gso()) GTEST_SKIP() << "no UDP GSO here";
+  }
+};
+INSTANTIATE_TEST_SUITE_P(All, Udp, testing::Values(Io::gso, Io::mmsg),
+                         [](const auto& which) { return which.param == Io::gso ? "gso" : "mmsg"; });
+
+TEST_P(Udp, SumsOfFourWorkers) {
+  Serving server(GetParam());
+  run_job({server.address()}, 4, 7, GetParam());
+}
+
+TEST_P(Udp, TwoServersShareTheGranules) {
+  Serving a(GetParam()), b(GetParam(), "127.0.0.1:0", 2);
+  run_job({a.address(), b.address()}, 3, 8, GetParam(), 5, 101);
+}
+
+TEST_P(Udp, TwoJobsAtOnce) {
+  Serving server(GetParam());
+  std::thread other([&] { run_job({server.address()}, 2, 9, GetParam()); });
+  run_job({server.address()}, 3, 10, GetParam());
+  other.join();
+}
+
+TEST_P(Udp, AServerThatComesBackGoesOn) {
+  auto first = std::make_unique<Serving>(GetParam());
+  const std::string address = first->address();
+  std::vector<std::thread> threads;
+  std::atomic<int> steps{0};
+  std::atomic<uint64_t> restarts{0};
+  for (uint8_t rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      const auto settings = worker_settings({address}, rank, 2, 11, GetParam());
+      auto worker = UdpWorker::attach(settings, Clock::now() + seconds(20));
+      ASSERT_TRUE(worker) << worker.error().message;
+      for (int i = 0; i < 30; ++i) {
+        work(**worker, rank, 2, 1, 300);
+        ++steps;
+      }
+      (*worker)->close(Clock::now() + seconds(10));
+      restarts += (*worker)->stats().aggregator_restarts;
+    });
+  }
+  while (steps < 10) std::this_thread::yield();
+  first.reset();
+  Serving second(GetParam(), address, 3);
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(steps, 60);
+  EXPECT_EQ(restarts, 2U);
+}
+
+TEST_P(Udp, AClosedPortIsALostWorker) {
+  Serving server(GetParam());
+  std::thread goes([&] {
+    const auto settings = worker_settings({server.address()}, 1, 2, 12, GetParam());
+    auto worker = UdpWorker::attach(settings, Clock::now() + seconds(20));
+    ASSERT_TRUE(worker);
+    work(**worker, 1, 2, 2, 50);
+  });
+  const auto settings = worker_settings({server.address()}, 0, 2, 12, GetParam());
+  auto worker = UdpWorker::attach(settings, Clock::now() + seconds(20));
+  ASSERT_TRUE(worker);
+  work(**worker, 0, 2, 2, 50);
+  goes.join();
+  const std::vector<uint8_t> codes(512);
+  std::vector<uint8_t> sums(1024);
+  std::vector<agg::Outgoing> out{{codes, 0, 0, 0}};
+  std::vector<agg::Incoming> in(1);
+  in[0].lanes = sums;
+  const auto done = (*worker)->run(out, in, Clock::now() + seconds(60));
+  ASSERT_FALSE(done);
+  EXPECT_EQ(done.error().code, Errc::peer_failed) << done.error().message;
+  EXPECT_EQ((*worker)->blamed(), 1);
+}
+
+TEST(UdpServer, WithoutATokenOnlyLoopbackIsServed) {
+  server::UdpServerSettings settings;
+  settings.bind = "0.0.0.0:0";
+  settings.io = Io::mmsg;
+  const auto refused = server::UdpServer::open(settings);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, Errc::invalid_argument);
+  settings.server.token[0] = 1;
+  EXPECT_TRUE(server::UdpServer::open(settings));
+}
+
+TEST(UdpWorker, AServerThatIsNotThereIsNamed) {
+  auto settings = worker_settings({"127.0.0.1:9"}, 0, 2, 13, Io::mmsg);
+  settings.link.job.timeout_ms = 200;
+  const auto worker = UdpWorker::attach(settings, Clock::now() + seconds(20));
+  ASSERT_FALSE(worker);
+  EXPECT_EQ(worker.error().code, Errc::timed_out);
+  EXPECT_NE(worker.error().message.find("127.0.0.1:9"), std::string::npos);
+}
+
+TEST(Endpoint, TextAndBack) {
+  for (const std::string text : {"127.0.0.1:7420", "[::1]:80"}) {
+    const auto endpoint = agg::parse_endpoint(text);
+    ASSERT_TRUE(endpoint);
+    EXPECT_EQ(agg::endpoint_text(*endpoint), text);
+    EXPECT_TRUE(agg::is_loopback(*endpoint));
+  }
+  for (const char* text : {"", "127.0.0.1", "127.0.0.1:", "127.0.0.1:x", "127.0.0.1:65536"}) {
+    EXPECT_FALSE(agg::parse_endpoint(text)) << text;
+  }
+  EXPECT_FALSE(agg::is_loopback(*agg::parse_endpoint("0.0.0.0:1")));
+}
+
+}  // namespace
+}  // namespace laconic::test

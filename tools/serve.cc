@@ -1,0 +1,245 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// laconic serve: an aggregation server for the workers of several jobs.
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <charconv>
+#include <csignal>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+#include <string>
+
+#include "command.h"
+#include "output.h"
+#include "server/io/udp_server.h"
+
+namespace laconic::tools {
+namespace {
+
+namespace agg = transport::aggregation;
+
+struct Options {
+  std::string bind;
+  std::string token;
+  std::string new_token;
+  std::string io = "auto";
+  std::string memory = "256mb";
+  uint32_t jobs = 64;
+  bool check = false;
+  bool json = false;
+};
+
+// The one thing that a signal may touch.
+std::atomic<bool> g_stop{false};
+static_assert(std::atomic<bool>::is_always_lock_free);
+void on_signal(int) { g_stop.store(true); }
+
+void stop_on_signals() {
+  struct sigaction action {};
+  action.sa_handler = on_signal;
+  sigaction(SIGTERM, &action, nullptr);
+  sigaction(SIGINT, &action, nullptr);
+}
+
+Error file_error(std::string_view what, const std::string& path) {
+  return {Errc::invalid_argument, fmt::format("{} {}: {}", what, path, std::strerror(errno)), {}};
+}
+
+// ---- tokens ----
+
+template <std::size_t N>
+Result<std::array<uint8_t, N>> random_bytes() {
+  std::array<uint8_t, N> bytes{};
+  if (getrandom(bytes.data(), N, 0) != static_cast<ssize_t>(N)) {
+    return Error{Errc::internal, fmt::format("getrandom: {}", std::strerror(errno)), {}};
+  }
+  return bytes;
+}
+
+/// Never over a file that is there: some job may be using it.
+Result<void> write_token(const std::string& path) {
+  const auto token = random_bytes<sizeof(wire::Token)>();
+  if (!token) return token.error();
+  const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+  if (fd < 0) return file_error("new token", path);
+  const bool written =
+      ::write(fd, token->data(), token->size()) == static_cast<ssize_t>(token->size());
+  if (::close(fd) != 0 || !written) return file_error("new token", path);
+  return {};
+}
+
+Result<wire::Token> read_token(const std::string& path) {
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return file_error("token", path);
+  std::array<uint8_t, sizeof(wire::Token) + 1> bytes{};
+  const ssize_t size = ::read(fd, bytes.data(), bytes.size());
+  ::close(fd);
+  wire::Token token;
+  if (size != static_cast<ssize_t>(token.size())) {
+    return Error{Errc::invalid_argument, fmt::format("token {}: not a file of 32 bytes", path),
+                 "make one with laconic serve --new-token FILE"};
+  }
+  std::copy_n(bytes.begin(), token.size(), token.begin());
+  if (token == wire::Token{}) {
+    return Error{Errc::invalid_argument, fmt::format("token {}: zeros are no secret", path), {}};
+  }
+  return token;
+}
+
+// ---- arguments ----
+
+/// "256mb", "1gb", "64M": powers of 1024.
+Result<uint64_t> parse_memory(const std::string& text) {
+  uint64_t value = 0;
+  const auto [end, status] = std::from_chars(text.data(), text.data() + text.size(), value);
+  std::string unit = text.substr(static_cast<std::size_t>(end - text.data()));
+  std::transform(unit.begin(), unit.end(), unit.begin(), [](char c) {
+    return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+  });
+  const std::size_t which = std::string_view("kmgt").find(unit.empty() ? ' ' : unit.front());
+  const bool known = unit == "b" || unit.empty() ||
+                     (which != std::string_view::npos &&
+                      (unit.size() == 1 || unit.substr(1) == "b" || unit.substr(1) == "ib"));
+  const uint64_t shift = which == std::string_view::npos ? 0 : 10 * (which + 1);
+  if (status != std::errc{} || !known || value == 0 || value > (uint64_t{1} << 50U) >> shift) {
+    return Error{Errc::invalid_argument, fmt::format("--memory '{}' is not an amount", text),
+                 "for example 256mb or 2gb, powers of 1024"};
+  }
+  return value << shift;
+}
+
+Result<agg::Io> choose_io(const std::string& name) {
+  if (name == "gso") return agg::Io::gso;
+  if (name == "mmsg") return agg::Io::mmsg;
+  if (name == "auto") return agg::has_gso() ? agg::Io::gso : agg::Io::mmsg;
+  return Error{Errc::invalid_argument, fmt::format("--io '{}' is not known", name),
+               "auto, gso or mmsg; laconic serve --check shows what works here"};
+}
+
+Result<server::UdpServerSettings> settings_of(const Options& options) {
+  server::UdpServerSettings settings;
+  settings.bind = options.bind;
+  settings.server.jobs = options.jobs;
+  const auto io = choose_io(options.io);
+  if (!io) return io.error();
+  settings.io = *io;
+  const auto memory = parse_memory(options.memory);
+  if (!memory) return memory.error();
+  settings.server.memory = *memory;
+  if (!options.token.empty()) {
+    const auto token = read_token(options.token);
+    if (!token) return token.error();
+    settings.server.token = *token;
+  }
+  const auto secret = random_bytes<32>();
+  if (!secret) return secret.error();
+  settings.server.secret = *secret;
+  return settings;
+}
+
+// ---- what is said ----
+
+int check(const Options& options) {
+  const bool gso = agg::has_gso();
+  const Json found =
+      Json::array({{{"io", "gso"},
+                    {"works", gso},
+                    {"why", gso ? "the kernel cuts and joins datagrams"
+                                : "the kernel is older than Linux 5.0"}},
+                   {{"io", "mmsg"}, {"works", true}, {"why", "recvmmsg and sendmmsg"}},
+                   {{"io", "xdp"}, {"works", false}, {"why", "not in this build"}}});
+  if (options.json) {
+    print_json({{"back_ends", found}, {"auto", gso ? "gso" : "mmsg"}});
+    return kFine;
+  }
+  Table table({{"back end"}, {"works"}, {"why"}});
+  for (const Json& row : found) {
+    table.add({row["io"], row["works"].get<bool>() ? "yes" : "no", row["why"]});
+  }
+  table.print();
+  return kFine;
+}
+
+/// One line, at once: who starts a server waits for it.
+void say(const Json& json) {
+  fmt::print("{}\n", json.dump());
+  std::fflush(stdout);
+}
+
+void print_start(const Options& options, const server::UdpServer& server, agg::Io io) {
+  const char* name = io == agg::Io::gso ? "gso" : "mmsg";
+  if (options.json) {
+    return say({{"serving", server.address()}, {"io", name}, {"token", !options.token.empty()}});
+  }
+  fmt::print("serving at {} by {}{}\n", server.address(), name,
+             options.token.empty() ? ", without a token: loopback only" : "");
+  std::fflush(stdout);
+}
+
+void print_end(const Options& options, const server::ServerStats& stats) {
+  uint64_t rejected = 0;
+  for (const uint64_t count : stats.rejected) rejected += count;
+  if (options.json) {
+    return say({{"datagrams", stats.datagrams},
+                {"rejected", rejected},
+                {"strangers", stats.strangers},
+                {"refusals", stats.refusals}});
+  }
+  fmt::print("{} datagrams, {} rejected, {} of no job, {} refusals\n", stats.datagrams, rejected,
+             stats.strangers, stats.refusals);
+}
+
+int serve(const Options& options) {
+  if (options.check) return check(options);
+  if (!options.new_token.empty()) {
+    const auto written = write_token(options.new_token);
+    if (!written) return fail(written.error(), options.json, kBadAnswer);
+    if (options.json) {
+      print_json({{"token", options.new_token}});
+    } else {
+      fmt::print("{}: 32 random bytes, for the server and every worker\n", options.new_token);
+    }
+    return kFine;
+  }
+  if (options.bind.empty()) {
+    return fail({Errc::invalid_argument, "--bind is missing",
+                 "laconic serve --bind 127.0.0.1:7420, or an address of this machine and --token"},
+                options.json, kUsage);
+  }
+  const auto settings = settings_of(options);
+  if (!settings) return fail(settings.error(), options.json, kUsage);
+  stop_on_signals();
+  const auto server = server::UdpServer::open(*settings);
+  if (!server) return fail(server.error(), options.json, kBadAnswer);
+  print_start(options, **server, settings->io);
+  (*server)->run(g_stop);
+  print_end(options, (*server)->server().stats());
+  return kFine;
+}
+
+}  // namespace
+
+Run add_serve(CLI::App& program) {
+  CLI::App* command = program.add_subcommand("serve", "an aggregation server, until SIGTERM");
+  const auto options = std::make_shared<Options>();
+  command->add_option("--bind", options->bind, "ADDR:PORT; port 0: any");
+  command->add_option("--token", options->token, "file of 32 bytes that every worker has, too");
+  command->add_option("--new-token", options->new_token, "write such a file and end");
+  command->add_option("--io", options->io, "auto, gso or mmsg")->capture_default_str();
+  command->add_option("--memory", options->memory, "of all jobs")->capture_default_str();
+  command->add_option("--jobs", options->jobs, "at most so many")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 4096));
+  command->add_flag("--check", options->check, "which back ends work here, and why not");
+  command->add_flag("--json", options->json, "machine-readable, a line each");
+  return [options] { return serve(*options); };
+}
+
+}  // namespace laconic::tools
