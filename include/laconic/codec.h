@@ -160,6 +160,8 @@ struct Term {
   /// Not empty: `payload` is the sum of lanes that codes were expanded to, and decodes to the mean
   /// over the divisor. By granule (Contract::granule), or one for all.
   std::span<const Contributors> contributors{};
+  /// Of codes; not empty: by granule, 0 where the payload is to be left out of the output.
+  std::span<const uint8_t> granules{};
 };
 
 /// out_i = ((base_i + w0·d0_i) + w1·d1_i) + …, in the order given; base = out when `add`, else 0.

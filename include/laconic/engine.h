@@ -11,6 +11,7 @@
 #include <span>
 #include <vector>
 
+#include "laconic/aggregation.h"
 #include "laconic/dtype.h"
 #include "laconic/error.h"
 
@@ -21,6 +22,7 @@ enum class StepKind : uint8_t {
   all_gather = 1,  ///< own bytes at `send`; rank r's recv_counts[r] bytes at recv + recv_offsets[r]
   all_to_all = 2,  ///< send_counts[r] bytes at send + send_offsets[r] to r; received likewise
   messages = 3,    ///< what `messages` lists, all at once
+  aggregate = 4,   ///< `contributions` to somebody who adds; the sums into `aggregates`
 };
 
 /// To one other rank, and from it. Where this rank sends nothing, the peer's message has no room,
@@ -52,6 +54,8 @@ struct Step {
   std::span<const uint64_t> recv_counts{};
   std::span<const uint64_t> recv_offsets{};
   std::span<const Message> messages{};  ///< every peer at most once, this rank not at all
+  std::span<const Contribution> contributions{};  ///< the same number on all ranks
+  std::span<Aggregate> aggregates{};              ///< as many
 };
 
 inline constexpr uint32_t kMaxBatch = 4;
@@ -67,6 +71,7 @@ struct EngineCaps {
   /// are added: an engine that reads them piece by piece anyway saves a pass over the gradient.
   /// Not compared: other ranks may do without.
   uint64_t scales_from = ~uint64_t{0};
+  bool aggregates = false;  ///< steps of that kind, after Engine::join
   [[nodiscard]] constexpr bool can_sum(DType t) const noexcept {
     return (sums >> static_cast<uint32_t>(t) & 1U) != 0;
   }
@@ -97,6 +102,10 @@ class Engine {
   [[nodiscard]] virtual uint32_t world() const noexcept = 0;
   /// Fixed; all ranks' are the same. By default sums of float32 alone.
   [[nodiscard]] virtual EngineCaps caps() const noexcept;
+
+  /// Before the first step of kind `aggregate`: tells whoever adds what there will be. All ranks
+  /// together. `unsupported` where nobody adds.
+  virtual Result<void> join(const AggregationJob& job, std::chrono::milliseconds timeout);
 
   /// Executes a batch; returns when all its steps are complete or one has failed (peer gone, time
   /// out). Never called by two threads at once.

@@ -220,6 +220,13 @@ void UnitCodec::undo(const UnitSlot& slot, const Place& place, Bytes sent, const
   }
 }
 
+void UnitCodec::put_back(const UnitSlot& slot, const Place& place, Bytes sent,
+                         std::span<const uint8_t> granules, Work& work) const {
+  if (sent.empty() || !(absorbs(slot) || fused(slot))) return;
+  const Term own{sent, own_weight(place), {}, granules};
+  decode(slot.unit, place, {&own, 1}, work, {slot.memory.values, true});
+}
+
 bool UnitCodec::keep(const UnitSlot& slot, const float* gradient) const {
   const uint64_t n = slot.unit.count;
   if (!remembers(slot)) return false;

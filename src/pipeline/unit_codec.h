@@ -97,6 +97,10 @@ class UnitCodec {
   /// it.
   void undo(const UnitSlot& slot, const Place& place, Bytes sent, const float* gradient, Undo why,
             Work& work) const;
+  /// Delivered, but for some granules of `sent` (by granule, 0 where it was): the residual takes
+  /// those back.
+  void put_back(const UnitSlot& slot, const Place& place, Bytes sent,
+                std::span<const uint8_t> granules, Work& work) const;
   /// The exchange never began and the gradient is lost: memory takes it, all of it or, unless every
   /// sum is finite, nothing. False when it took nothing (or there is none).
   bool keep(const UnitSlot& slot, const float* gradient) const;

@@ -239,6 +239,8 @@ std::string describe_stats(const Session& session) {
       .field("non_finite_units", s.counters.non_finite_units)
       .field("residual_resets", s.counters.residual_resets);
   json.field("fallbacks", s.fallbacks).field("flushes", s.flushes).field("failures", s.failures);
+  json.field("excluded_granules", s.counters.excluded_granules)
+      .field("partial_granules", s.counters.partial_granules);
   json.field("parts", s.parts).field("window_wait_seconds", s.window_wait_seconds);
   json.field("flush_steps_left", s.flush_steps_left).field("exchange_layouts", s.layouts);
   json.field("encode_seconds", s.encode_seconds).field("decode_seconds", s.decode_seconds);

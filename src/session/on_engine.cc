@@ -36,11 +36,14 @@ std::optional<Cut> cut_up(const std::vector<Parameter>& model, std::span<const u
   return cut;
 }
 
+/// Who has not found the others at whoever adds by then is not going to.
+constexpr std::chrono::milliseconds kJoin = std::chrono::seconds(60);
+
 Result<collective::Options> options_of(const Engine& engine, const SessionOptions& options) {
   const auto strategy = collective::strategy_of(options.plan);
   if (!strategy) {
     return Error{Errc::invalid_argument, "plan: there is no strategy '" + options.plan + "'",
-                 "auto, native_sum, gather_all or two_shot"};
+                 "auto, native_sum, gather_all, two_shot or server_sum"};
   }
   collective::Options o;
   o.rank = engine.rank();
@@ -171,6 +174,15 @@ Result<std::unique_ptr<Session>> Session::create(std::string_view spec,
     if (!mine) return std::move(mine).error();
     const session::Session& own_session = *(*mine)->inner_->session;
     if (auto ok = own_session.check_agreement(cards->all()); !ok) return std::move(ok).error();
+    const collective::Model& model = own_session.model();
+    if (model.choice().strategy != collective::StrategyKind::server_sum) return mine;
+    const auto joined = engine.join(model.aggregation_job(), std::min(options.timeout, kJoin));
+    const auto answer = joined ? session::AgreementCard{} : session::failure_card(joined.error());
+    if (auto done = cards->gather(answer, engine, options.timeout); !done) {
+      if (done.error().code == Errc::timed_out) engine.keep_until_end(cards);
+      return std::move(done).error();
+    }
+    if (auto ok = session::check_failures(cards->all()); !ok) return std::move(ok).error();
     return mine;
   } catch (const std::bad_alloc&) {  // too early to tell anybody, or too late to matter to them
     return Errc::out_of_memory;

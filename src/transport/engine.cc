@@ -135,6 +135,11 @@ class Engine::Thread {
 Engine::Engine() = default;
 Engine::~Engine() = default;
 
+Result<void> Engine::join(const AggregationJob&, std::chrono::milliseconds) {
+  return Error{Errc::unsupported, "nobody adds for this engine",
+               "an AggregatorEngine around it, or strategy native_sum"};
+}
+
 EngineCaps Engine::caps() const noexcept { return {}; }
 
 Result<Ticket> Engine::start(std::span<const Step> batch) {

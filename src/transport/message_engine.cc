@@ -38,6 +38,8 @@ Result<void> MessageEngine::run_one(const Step& step) {
     case StepKind::all_gather:
     case StepKind::all_to_all:
       return exchange(step);
+    case StepKind::aggregate:
+      return Error{Errc::unsupported, "nobody adds for this engine", {}};
     case StepKind::messages:
       break;
   }

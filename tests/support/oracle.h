@@ -612,11 +612,11 @@ class Oracle {
       }
     });
   }
-  /// Uncompressed parameters, and behind them the wish; what is agreed on is gathered.
+  /// Uncompressed parameters. What is agreed on is gathered; the wish rides with the codes.
   void count_raw() {
     if (raw_lanes() == 0) return;
-    const uint64_t lanes = raw_lanes() + (spec_.feedback() ? kWishLanes : 0);
-    for (Counters& c : counters_) c.wire_bytes += 2 * 4 * lanes * (world_ - 1) / world_, ++c.rounds;
+    for (Counters& c : counters_)
+      c.wire_bytes += 2 * 4 * raw_lanes() * (world_ - 1) / world_, ++c.rounds;
   }
   void count_agreement(const std::vector<bool>& agrees) {
     uint64_t bytes = 0;
@@ -626,12 +626,11 @@ class Oracle {
   }
   void count_codes(bool folded) {
     if (folded) count_raw();
-    uint64_t lanes = 1;
+    uint64_t lanes = 1 + kWishLanes;
     for (const InBucket& u : units_) {
       const RoundPlan& plan = u.piece->plan.round[last_of(*u.piece)];
       lanes += 1 + (world_ * plan.maxima + 1) / 2 + plan.lanes * dtype_size(plan.lane) / 4;
     }
-    if (raw_lanes() == 0 && spec_.feedback()) lanes += kWishLanes;
     for (Counters& c : counters_) c.wire_bytes += 2 * 4 * lanes * (world_ - 1) / world_, ++c.rounds;
   }
 

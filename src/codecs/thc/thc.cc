@@ -315,6 +315,7 @@ void Thc::decode(const Params& params, const Unit& unit, const Place& place,
     bool add = target.add;
     for (const Term& term : terms) {
       if (!codes_mean_something(range)) break;
+      if (!term.granules.empty() && term.granules[block] == 0) continue;
       if (term.contributors.empty()) {
         rounding.dequantize(term.payload.data() + block * b.code_bytes, b.size, grid, range, y);
       } else {

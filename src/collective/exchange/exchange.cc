@@ -18,6 +18,7 @@ Result<std::unique_ptr<Strategy>> make_strategy(RankState& state, const Layout& 
     case StrategyKind::two_shot:
       return make_two_shot(state, layout, counters);
     case StrategyKind::native_sum:
+    case StrategyKind::server_sum:
     case StrategyKind::automatic:
       break;
   }
@@ -68,7 +69,7 @@ Result<std::unique_ptr<Exchange>> Exchange::create_spare(RankState& state, Count
 
 /// A bundle says the length of its lane segment in 32 bits.
 Result<void> Exchange::check_lanes() const {
-  if (state_->model().choice().strategy == StrategyKind::native_sum) return {};
+  if (sums_lanes(state_->model().choice().strategy)) return {};
   uint64_t lanes = 0;
   for (const uint32_t p : layout_.parameters) {
     if (state_->parameter(p).raw) lanes += state_->parameter(p).count;

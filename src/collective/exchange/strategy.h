@@ -50,6 +50,8 @@ struct Counters {
   uint64_t overflow_repeats = 0;  ///< rounds repeated for a payload beyond its predicted capacity
   uint64_t zero_units = 0;
   uint64_t non_finite_units = 0;
+  uint64_t excluded_granules = 0;  ///< sums without this rank
+  uint64_t partial_granules = 0;   ///< sums without somebody
   uint64_t residual_resets = 0;  ///< residuals that were not finite and started again from zero
 };
 

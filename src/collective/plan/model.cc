@@ -60,7 +60,7 @@ std::string reason_of(const Spec& spec, const Options& options, StrategyKind str
 uint64_t bytes_sent(StrategyKind strategy, uint64_t world, uint64_t payload, const Volume& v) {
   const uint64_t content = payload + v.raw;
   const uint64_t tables = 4 * v.units;
-  if (strategy == StrategyKind::native_sum) return 2 * (world - 1) * content / world;
+  if (sums_lanes(strategy)) return 2 * (world - 1) * content / world;
   if (strategy == StrategyKind::gather_all)
     return (world - 1) * (content + tables + kBundleHeaderBytes);
   // A bundle to every other owner; then this owner's, with a world-th of everything, to all.
@@ -77,6 +77,12 @@ Error refuse(StrategyKind kind, const Spec& spec, std::string why) {
                "leave the strategy to the planner"};
 }
 
+bool by_server(const Options& options) {
+  return options.caps.aggregates && options.world <= kMaxAggregated &&
+         (options.strategy == StrategyKind::automatic ||
+          options.strategy == StrategyKind::server_sum);
+}
+
 /// Sums of codes that this world, or this engine, cannot have.
 std::optional<Error> no_sums_of_codes(const Spec& spec, const Options& options, const Volume& v) {
   if (!v.codes) return {};
@@ -87,7 +93,7 @@ std::optional<Error> no_sums_of_codes(const Spec& spec, const Options& options, 
                      " ranks fit its lanes, there are " + std::to_string(options.world),
                  "wider lanes (lane=16), fewer bits, or another codec"};
   }
-  if (v.summable) return {};
+  if (v.summable || by_server(options)) return {};
   return Error{Errc::unsupported, spec.canonical() + ": this engine does not add int32 lanes",
                "another backend, or another codec"};
 }
@@ -108,13 +114,16 @@ std::string_view strategy_name(StrategyKind kind) noexcept {
       return "gather_all";
     case StrategyKind::two_shot:
       return "two_shot";
+    case StrategyKind::server_sum:
+      return "server_sum";
   }
   return "unknown";
 }
 
 std::optional<StrategyKind> strategy_of(std::string_view name) noexcept {
-  for (const StrategyKind kind : {StrategyKind::automatic, StrategyKind::native_sum,
-                                  StrategyKind::gather_all, StrategyKind::two_shot}) {
+  for (const StrategyKind kind :
+       {StrategyKind::automatic, StrategyKind::native_sum, StrategyKind::gather_all,
+        StrategyKind::two_shot, StrategyKind::server_sum}) {
     if (name == strategy_name(kind)) return kind;
   }
   return {};
@@ -157,6 +166,12 @@ Result<Choice> choose_strategy(const Spec& spec, const std::vector<Parameter>& p
   const bool native = v.lanes && v.summable && contract.merge == Merge::linear &&
                       (contract.headroom == 0 || options.world <= contract.headroom);
   if (auto refused = no_sums_of_codes(spec, options, v)) return *std::move(refused);
+  if (v.codes && by_server(options))
+    return Choice{StrategyKind::server_sum, "its codes are added on the way"};
+  if (options.strategy == StrategyKind::server_sum) {
+    return refuse(options.strategy, spec,
+                  v.codes ? "nobody adds for this engine" : "its payload is not codes that add");
+  }
   if (options.strategy == StrategyKind::native_sum && !native) {
     return refuse(options.strategy, spec, "its payload is not lanes that this engine adds");
   }
@@ -241,9 +256,23 @@ Result<Model> Model::create(const Spec& spec, std::vector<Parameter> parameters,
   return model;
 }
 
+AggregationJob Model::aggregation_job() const {
+  const CodecTable& codec = spec_.codec();
+  const Plan plan = codec.plan(spec_.params(), {1, 1, 1, 0, 0}, options_.world);
+  const RoundPlan& round = plan.round[plan.rounds - 1];
+  AggregationJob job;
+  job.code_bits = round.code_bits;
+  job.lane_bits = static_cast<uint32_t>(8 * dtype_size(round.lane));
+  job.lanes = spec_.contract().granule;
+  job.values = kWishLanes;
+  job.agreement = agreement_;
+  job.table = codec.table(spec_.params());
+  return job;
+}
+
 /// What a codec can index and a bundle can say: 4 GiB of payload in a slot, 4 GiB of lanes.
 Result<void> Model::check_sizes() const {
-  const bool bundles = choice_.strategy != StrategyKind::native_sum;
+  const bool bundles = !sums_lanes(choice_.strategy);
   for (size_t i = 0; i < parameters_.size(); ++i) {
     if (assignments_[i].raw && bundles && parameters_[i].count() > kMaxSlotBytes / sizeof(float)) {
       return Error{Errc::shape_unsupported,

@@ -18,12 +18,26 @@
 
 namespace laconic::collective {
 
-enum class StrategyKind : uint8_t { automatic = 0, native_sum = 1, gather_all = 2, two_shot = 3 };
+enum class StrategyKind : uint8_t {
+  automatic = 0,
+  native_sum = 1,
+  gather_all = 2,
+  two_shot = 3,
+  server_sum = 4,  ///< native_sum, but for codes, which somebody else adds
+};
 std::string_view strategy_name(StrategyKind kind) noexcept;
+/// Strategies by which an engine adds float lanes, if only of small parameters.
+constexpr bool sums_lanes(StrategyKind kind) noexcept {
+  return kind == StrategyKind::native_sum || kind == StrategyKind::server_sum;
+}
 /// None for a name that is no strategy's.
 std::optional<StrategyKind> strategy_of(std::string_view name) noexcept;
 
 using laconic::Parameter;
+
+/// A flush is asked for in bits, one lane each: whatever type the lanes have, and however many
+/// ranks add theirs, a bit is set where the sum is above zero.
+inline constexpr uint32_t kWishLanes = 16;
 
 inline constexpr uint32_t kMaxWindow = 8;
 /// Elements up to which an exchange is short: its wire is mostly waiting, so that where the window
@@ -104,15 +118,15 @@ class Model {
   [[nodiscard]] const Assignment& assignment(uint32_t parameter) const {
     return assignments_[parameter];
   }
+  /// For Engine::join, under server_sum.
+  [[nodiscard]] AggregationJob aggregation_job() const;
   /// Hash over names, sizes, world, spec, options: equal on all ranks or nothing works. Travels in
   /// every bundle.
   [[nodiscard]] uint64_t agreement() const noexcept { return agreement_; }
   /// Hash over names and sizes only: identity of the model in saved state.
   [[nodiscard]] uint64_t model_hash() const noexcept { return model_hash_; }
   /// Engine-added float sums depend on an element's place in the buffer: does any of ours?
-  [[nodiscard]] bool layout_matters() const noexcept {
-    return choice_.strategy == StrategyKind::native_sum;
-  }
+  [[nodiscard]] bool layout_matters() const noexcept { return sums_lanes(choice_.strategy); }
 
  private:
   explicit Model(Spec spec) : spec_(std::move(spec)) {}

@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "laconic/bytes.h"
+#include "laconic/aggregation.h"
 
 namespace laconic::transport::aggregation {
 
@@ -14,24 +14,8 @@ namespace laconic::transport::aggregation {
 using Time = uint64_t;
 inline constexpr Time kNever = ~Time{0};
 
-/// A rank's contribution to one sum.
-struct Outgoing {
-  Bytes payload{};        ///< packed codes, or 32-bit lanes with wire::kValues; none with kEmpty
-  uint32_t settings = 0;  ///< hash of what the lanes mean: the same on all ranks
-  uint16_t norm = 0;      ///< the largest comes back
-  uint8_t flags = 0;      ///< wire::kEmpty, kTrouble, kValues
-};
-
-/// The sum, the same bytes on all ranks.
-struct Incoming {
-  MutBytes lanes{};     ///< room, given by the caller
-  uint64_t bitmap = 0;  ///< contributors; a rank that is missing keeps what it sent
-  uint32_t length = 0;  ///< bytes of the sum; 0: nobody had anything to add
-  uint16_t norm = 0;
-  uint8_t flags = 0;    ///< wire::kEmpty, kTrouble, kValues
-  uint8_t added = 0;    ///< contributions in the sum
-  uint8_t divisor = 0;  ///< contributors, empty ones too
-};
+using Outgoing = Contribution;
+using Incoming = Aggregate;
 
 struct LinkStats {
   uint64_t sent = 0;

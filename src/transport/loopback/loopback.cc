@@ -2,6 +2,7 @@
 #include "laconic/loopback.h"
 
 #include <algorithm>
+#include <array>
 #include <condition_variable>
 #include <cstring>
 #include <mutex>
@@ -66,11 +67,13 @@ struct LoopbackHub::Impl {
     [[nodiscard]] uint32_t world() const noexcept override { return hub_->world; }
     [[nodiscard]] EngineCaps caps() const noexcept override { return hub_->caps; }
     Result<void> run(std::span<const Step> batch) override;
+    Result<void> join(const AggregationJob& job, std::chrono::milliseconds) override;
 
    private:
     Result<void> run_one(const Step& step);
     void move(const Step& step);
     void sum(const Step& step);
+    void aggregate(const Step& step);
 
     Impl* hub_;
     uint32_t rank_;
@@ -119,6 +122,11 @@ struct LoopbackHub::Impl {
         if (own.count != first.count) return false;
         continue;
       }
+      if (own.kind == StepKind::aggregate) {
+        if (own.contributions.size() != first.contributions.size()) return false;
+        if (own.aggregates.size() != own.contributions.size() || !has_job) return false;
+        continue;
+      }
       if (!lists_peers(own, a, world)) return false;
       for (uint32_t b = 0; b < world; ++b) {
         if (!fits(sent_to(own, b).bytes, room_from(posted[b], a).bytes, own.short_sends))
@@ -149,6 +157,9 @@ struct LoopbackHub::Impl {
   std::vector<bool> here;
   std::string gone;  // who, and why; empty: nobody
   std::vector<Step> posted;
+  bool has_job = false;
+  AggregationJob job;
+  std::array<uint8_t, 16> table{};
   std::vector<uint64_t> sent;
   std::vector<uint64_t> rounds;
   std::vector<std::unique_ptr<RankEngine>> engines;
@@ -165,7 +176,11 @@ Result<void> LoopbackHub::Impl::RankEngine::run_one(const Step& step) {
   hub_->posted[rank_] = step;
   if (!hub_->meet(rank_)) return hub_->failure();
   const bool agree = hub_->agreed();
-  if (agree) step.kind == StepKind::all_reduce ? sum(step) : move(step);
+  if (agree) {
+    step.kind == StepKind::aggregate    ? aggregate(step)
+    : step.kind == StepKind::all_reduce ? sum(step)
+                                        : move(step);
+  }
   if (!hub_->meet(rank_))
     return hub_->failure();  // no buffer is used again before all have read it
   if (!agree)
@@ -192,6 +207,57 @@ void LoopbackHub::Impl::RankEngine::sum(const Step& step) {
   for (uint32_t r = 1; r < hub_->world; ++r)
     transport::add_lanes(step.dtype, sum_.data(), hub_->posted[r].send, step.count);
   hub_->sent[rank_] += 2 * bytes * (hub_->world - 1) / hub_->world;
+}
+
+/// The same job on all ranks; the first one's is kept.
+Result<void> LoopbackHub::Impl::RankEngine::join(const AggregationJob& job,
+                                                 std::chrono::milliseconds) {
+  if (!hub_->caps.aggregates) return Engine::join(job, {});
+  const std::lock_guard lock(hub_->mutex);
+  if (hub_->has_job) return {};
+  std::copy(job.table.begin(), job.table.end(), hub_->table.begin());
+  hub_->job = job;
+  hub_->has_job = true;
+  return {};
+}
+
+/// Everybody is in every sum. Codes are read bit by bit: a reference.
+void LoopbackHub::Impl::RankEngine::aggregate(const Step& step) {
+  const AggregationJob& job = hub_->job;
+  for (uint64_t g = 0; g < step.contributions.size(); ++g) {
+    Aggregate& sum = step.aggregates[g];
+    const bool values = (step.contributions[g].flags & kGranuleValues) != 0;
+    const uint64_t lane = values ? 4 : job.lane_bits / 8;
+    sum = {sum.lanes, 0, 0, 0, 0, 0, 0};
+    if (values) sum.flags = kGranuleValues;
+    for (uint32_t r = 0; r < hub_->world; ++r) {
+      const Contribution& c = hub_->posted[r].contributions[g];
+      sum.bitmap |= uint64_t{1} << r;
+      ++sum.divisor;
+      sum.norm = std::max(sum.norm, c.norm);
+      sum.flags |= c.flags & kGranuleTrouble;
+      hub_->sent[rank_] += r == rank_ ? c.payload.size() : 0;
+      if ((c.flags & kGranuleEmpty) != 0) continue;
+      const uint64_t sent = values ? c.payload.size() / 4 : c.payload.size() * 8 / job.code_bits;
+      const uint64_t lanes = std::min(sent, sum.lanes.size() / lane);
+      if (sum.added++ == 0) {
+        sum.length = static_cast<uint32_t>(lanes * lane);
+        std::fill_n(sum.lanes.begin(), sum.length, uint8_t{0});
+      }
+      for (uint64_t i = 0; i < lanes; ++i) {
+        uint32_t code = 0;
+        for (uint64_t bit = i * job.code_bits; !values && bit < (i + 1) * job.code_bits; ++bit)
+          code = code << 1U | (c.payload[bit / 8] >> (7 - bit % 8) & 1U);
+        uint8_t* at = sum.lanes.data() + i * lane;
+        const uint32_t more =
+            values ? load<uint32_t>(c.payload.data() + 4 * i) : hub_->table[code & 15U];
+        if (lane == 4) store(at, load<uint32_t>(at) + more);
+        if (lane == 2) store(at, static_cast<uint16_t>(load<uint16_t>(at) + more));
+        if (lane == 1) *at = static_cast<uint8_t>(*at + more);
+      }
+    }
+    if (sum.added == 0) sum.flags |= kGranuleEmpty;
+  }
 }
 
 LoopbackHub::LoopbackHub(uint32_t world, std::chrono::milliseconds timeout, EngineCaps caps)

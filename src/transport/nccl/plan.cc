@@ -39,6 +39,8 @@ Result<void> Plan::add(const Step& step, uint32_t rank, uint32_t world, EngineCa
       return world == 1 ? Result<void>() : add_sum(step, caps);
     case StepKind::messages:
       return add_messages(step, rank, world);
+    case StepKind::aggregate:
+      return wrong("nobody adds for it");
     case StepKind::all_gather:
     case StepKind::all_to_all:
       break;

@@ -1,50 +1,137 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-#include "collective/strategies/native_sum/integer_lanes.h"
-
+//
+// Codes as an engine's sum of int32 carries them: four lanes of 8 bits or two of 16 in one, which
+// the headroom rule keeps from reaching into their neighbours.
+//
+//     trouble | wish, a lane for each bit
+//     by unit: added | a slot of maxima for each rank, two in a lane | lanes
+//
+// A rank leaves the others' slots at zero: their sum is a gather.
 #include <algorithm>
+#include <vector>
+
+#include "collective/exchange/held.h"
+#include "collective/strategies/native_sum/code_carrier.h"
 
 namespace laconic::collective {
+namespace {
 
-void IntegerLanes::add_unit(const RoundPlan& round, uint32_t rank, uint32_t world) {
-  rank_ = rank;
-  world_ = world;
+class IntegerLanes final : public CodeCarrier {
+ public:
+  explicit IntegerLanes(const RankState& state) : state_(&state) {}
+
+  void add_unit(const pipeline::UnitSlot& slot) override;
+  bool reserve() override {
+    if (!memory_.reserve(bytes_)) return false;
+    lanes_ = memory_.bytes().data();
+    return true;
+  }
+  [[nodiscard]] uint64_t held_bytes() const noexcept override {
+    return sizeof *this + held(regions_, memory_);
+  }
+
+  void begin(uint64_t) override { std::fill_n(at(0), kUnits, uint8_t{0}); }
+  void report_trouble() override { store<uint32_t>(at(0), 1); }
+  void put_wish(uint32_t bits) override;
+  void put_nothing(uint64_t unit) override;
+  void put(uint64_t unit, const Spec& spec, Bytes codes, Work& work) override;
+  Step step() override;
+  [[nodiscard]] uint64_t wire_bytes() const noexcept override {
+    return 2 * bytes_ * (state_->world() - 1) / state_->world();
+  }
+
+  [[nodiscard]] bool trouble() const override { return load<uint32_t>(at(0)) != 0; }
+  [[nodiscard]] uint32_t wish() const override;
+  Term sum(uint64_t unit, Work& work) override;
+  [[nodiscard]] std::span<const uint8_t> left_out(uint64_t) const override { return {}; }
+
+ private:
+  static constexpr uint64_t kWish = 4;
+  static constexpr uint64_t kUnits = kWish + 4 * kWishLanes;
+
+  struct Region {
+    Unit unit;
+    uint64_t added = 0;  // bytes, as all offsets
+    uint64_t maxima = 0;
+    uint64_t sums = 0;
+    uint64_t sum_bytes = 0;
+    uint64_t end = 0;
+    uint64_t numbers = 0;  // maxima of one rank
+    Contributors who;
+  };
+  [[nodiscard]] uint8_t* at(uint64_t offset) const { return lanes_ + offset; }
+
+  const RankState* state_;
+  std::vector<Region> regions_;
+  uint64_t bytes_ = kUnits;
+  Arena memory_;
+  uint8_t* lanes_ = nullptr;
+};
+
+void IntegerLanes::add_unit(const pipeline::UnitSlot& slot) {
+  const RoundPlan& round = slot.plan.round[slot.plan.rounds - 1];
   Region r;
+  r.unit = slot.unit;
   r.numbers = round.maxima;
   r.added = bytes_;
   r.maxima = r.added + 4;
-  r.sums = r.maxima + round_up(world * round.maxima * sizeof(uint16_t), 4);
-  r.bytes = round.lanes * dtype_size(round.lane);
-  bytes_ = r.sums + round_up(r.bytes, 4);
+  r.sums = r.maxima + round_up(state_->world() * round.maxima * sizeof(uint16_t), 4);
+  r.sum_bytes = round.lanes * dtype_size(round.lane);
+  r.end = bytes_ = r.sums + round_up(r.sum_bytes, 4);
   regions_.push_back(r);
 }
 
-void IntegerLanes::put_nothing(uint64_t unit, MutBytes all) const {
-  const Region& r = regions_[unit];
-  const uint64_t end = r.sums + round_up(r.bytes, 4);
-  std::fill_n(all.data() + r.added, end - r.added, uint8_t{0});
+void IntegerLanes::put_wish(uint32_t bits) {
+  for (uint32_t bit = 0; bit < kWishLanes; ++bit)
+    store<uint32_t>(at(kWish + uint64_t{4} * bit), bits >> bit & 1U);
 }
 
-void IntegerLanes::put(uint64_t unit, const CodecTable& codec, const void* params, const Unit& of,
-                       Bytes codes, Work& work, MutBytes all) const {
+uint32_t IntegerLanes::wish() const {
+  uint32_t bits = 0;
+  for (uint32_t bit = 0; bit < kWishLanes; ++bit)
+    bits |= load<uint32_t>(at(kWish + uint64_t{4} * bit)) != 0 ? 1U << bit : 0U;
+  return bits;
+}
+
+void IntegerLanes::put_nothing(uint64_t unit) {
   const Region& r = regions_[unit];
-  store<uint32_t>(all.data() + r.added, 1);
-  std::fill_n(all.data() + r.maxima, r.sums - r.maxima, uint8_t{0});
+  std::fill_n(at(r.added), r.end - r.added, uint8_t{0});
+}
+
+void IntegerLanes::put(uint64_t unit, const Spec& spec, Bytes codes, Work& work) {
+  const Region& r = regions_[unit];
+  store<uint32_t>(at(r.added), 1);
+  std::fill_n(at(r.maxima), r.sums - r.maxima, uint8_t{0});
   const uint64_t slot = r.numbers * sizeof(uint16_t);
-  std::copy_n(work.kept.data(), slot, all.data() + r.maxima + rank_ * slot);
-  codec.expand(params, of, codes, work, all.subspan(r.sums, r.bytes));
-  std::fill_n(all.data() + r.sums + r.bytes, round_up(r.bytes, 4) - r.bytes, uint8_t{0});
+  std::copy_n(work.kept.data(), slot, at(r.maxima + state_->rank() * slot));
+  spec.codec().expand(spec.params(), r.unit, codes, work, {at(r.sums), r.sum_bytes});
+  std::fill_n(at(r.sums + r.sum_bytes), r.end - r.sums - r.sum_bytes, uint8_t{0});
 }
 
-void IntegerLanes::take_maxima(uint64_t unit, Bytes all, Work& work) const {
-  const Region& r = regions_[unit];
-  const uint8_t* slots = all.data() + r.maxima;
+Step IntegerLanes::step() {
+  return {.kind = StepKind::all_reduce,
+          .dtype = DType::i32,
+          .count = bytes_ / 4,
+          .send = at(0),
+          .recv = at(0)};
+}
+
+Term IntegerLanes::sum(uint64_t unit, Work& work) {
+  Region& r = regions_[unit];
   for (uint64_t k = 0; k < r.numbers; ++k) {
     uint16_t most = 0;
-    for (uint64_t rank = 0; rank < world_; ++rank) {
-      most = std::max(most, load<uint16_t>(slots + (rank * r.numbers + k) * sizeof(uint16_t)));
-    }
+    for (uint64_t rank = 0; rank < state_->world(); ++rank)
+      most = std::max(most, load<uint16_t>(at(r.maxima + (rank * r.numbers + k) * 2)));
     store<uint16_t>(work.kept.data() + k * sizeof(uint16_t), most);
   }
+  r.who = {load<uint32_t>(at(r.added)), state_->world()};
+  return {Bytes(at(r.sums), r.sum_bytes), 1.0F, {&r.who, 1}};
+}
+
+}  // namespace
+
+std::unique_ptr<CodeCarrier> make_integer_lanes(const RankState& state) {
+  return std::make_unique<IntegerLanes>(state);
 }
 
 }  // namespace laconic::collective

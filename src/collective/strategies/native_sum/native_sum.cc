@@ -3,10 +3,10 @@
 // native_sum: payloads that are lanes are summed by the engine's own all-reduce, one per round and
 // lane type; uncompressed parameters ride in the first. Several rounds depend on one another
 // (PowerSGD: P, then Q). What has to be agreed on first (agree_max) is gathered and reduced here;
-// codes are expanded to lanes (IntegerLanes).
+// codes travel by a CodeCarrier: as lanes of int32, or (server_sum) to somebody who adds.
 //
 // Trouble has to show in the numbers: a rank whose unit is not finite, or that failed, sends NaN, or
-// the trouble lane. Every rank sees it in the sum, and only then asks what happened (StatusRound).
+// what the carrier has for it. Every rank sees it in the sum, and only then asks what happened (StatusRound).
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -15,16 +15,17 @@
 #include "collective/exchange/status_round.h"
 #include "collective/exchange/strategy.h"
 #include "collective/exchange/strategy_parts.h"
-#include "collective/strategies/native_sum/integer_lanes.h"
+#include "collective/strategies/native_sum/code_carrier.h"
 
 namespace laconic::collective {
 namespace {
 
-constexpr std::array<DType, 4> kLaneTypes{DType::f32, DType::f16, DType::bf16, DType::i32};
-constexpr uint8_t kIntegers = 3;
+constexpr std::array<DType, 3> kLaneTypes{DType::f32, DType::f16, DType::bf16};
 /// Behind the types: float32 of which the largest of all ranks is taken.
-constexpr uint8_t kAgreed = 4;
-constexpr uint8_t kGroups = 5;
+constexpr uint8_t kAgreed = 3;
+constexpr uint8_t kGroups = 4;
+/// Codes, which lie with their carrier.
+constexpr uint8_t kCodes = 4;
 
 /// All lanes of one type in one round.
 struct LaneGroup {
@@ -50,14 +51,12 @@ float lane_value(DType type, const uint8_t* p) {
 
 bool finite_lane(DType type, const uint8_t* p) { return std::isfinite(lane_value(type, p)); }
 
-/// A flush is asked for in bits, one lane each: whatever type the lanes have, and however many
-/// ranks add theirs, a bit is set where the sum is above zero.
-constexpr uint32_t kWishLanes = 16;
 static_assert(kMaxFlushSteps >> kWishLanes == 0);
 
 class NativeSum final : public Strategy {
  public:
-  NativeSum(RankState& state, const Layout& layout, Counters& counters, StatusRound& status);
+  NativeSum(RankState& state, const Layout& layout, Counters& counters, StatusRound& status,
+            std::unique_ptr<CodeCarrier> carrier);
   /// False: no memory.
   [[nodiscard]] bool reserve(const Layout& layout);
   void begin(const Input& input) override;
@@ -73,7 +72,6 @@ class NativeSum final : public Strategy {
   void plan_wish();
   [[nodiscard]] bool reserve_agreement();
   LaneGroup& group(uint32_t round, uint8_t index) { return groups_[round * kGroups + index]; }
-  MutBytes integers() { return group(rounds_ - 1, kIntegers).memory.bytes(); }
   /// Does the unit send codes in its last round?
   [[nodiscard]] bool coded(uint64_t unit) const {
     return plan_.units[unit].piece->send.plan.round[last_round(unit)].code_bits != 0;
@@ -109,6 +107,10 @@ class NativeSum final : public Strategy {
   Result<Next> advance(std::span<Step> batch);
   void finish();
   void finish_coded(uint32_t unit);
+  /// In the round at hand?
+  [[nodiscard]] bool codes_travel() const {
+    return carrier_ != nullptr && (folded_ || round_ + 1 == rounds_);
+  }
   void keep_sent(uint32_t unit, uint32_t round);
   [[nodiscard]] uint32_t last_round(uint64_t unit) const {
     return plan_.units[unit].piece->send.plan.rounds - 1;
@@ -121,8 +123,8 @@ class NativeSum final : public Strategy {
   WorkMemory memory_;
   uint32_t rounds_ = 1;
   std::array<LaneGroup, kMaxRounds * kGroups> groups_;
-  IntegerLanes integer_lanes_;
-  Arena gathered_;  // one rank's after another
+  std::unique_ptr<CodeCarrier> carrier_;  // null: no unit sends codes
+  Arena gathered_;                        // one rank's after another
   std::vector<uint64_t> counts_, send_offsets_, recv_offsets_;
   std::vector<uint32_t> first_;  // round of each unit
   std::vector<std::array<LaneSlice, kMaxRounds>> slices_;
@@ -135,9 +137,8 @@ class NativeSum final : public Strategy {
   Phase phase_ = Phase::idle;
   uint32_t round_ = 0;
   uint32_t flush_heard_ = 0;
-  bool wishes_ = false;  // there is a residual to flush: the wish has lanes
-  LaneSlice wish_;       // in round wish_round_
-  uint32_t wish_round_ = 0;
+  bool wishes_ = false;    // there is a residual to flush: the wish has lanes
+  LaneSlice wish_;         // in round 0, unless the carrier takes it
   bool folded_ = false;    // nobody needs round 0: rounds 0 and 1 travel together
   bool in_place_ = false;  // uncompressed parameters only, back to back: the bucket is the lanes
   bool engine_scales_ = false;  // in place: Step::scale
@@ -146,19 +147,22 @@ class NativeSum final : public Strategy {
 };
 
 NativeSum::NativeSum(RankState& state, const Layout& layout, Counters& counters,
-                     StatusRound& status)
-    : state_(&state), counters_(&counters), plan_(state, layout), status_(&status) {
+                     StatusRound& status, std::unique_ptr<CodeCarrier> carrier)
+    : state_(&state),
+      counters_(&counters),
+      plan_(state, layout),
+      carrier_(std::move(carrier)),
+      status_(&status) {
   for (uint32_t r = 0; r < kMaxRounds; ++r) {
     for (uint8_t t = 0; t < kLaneTypes.size(); ++t) group(r, t).type = kLaneTypes[t];
   }
   plan_lanes();
   plan_wish();
-  group(rounds_ - 1, kIntegers).lanes = integer_lanes_.lanes();
   // Casts (16-bit lanes) without feedback carry NaN and infinity as they are. Of anything else the
   // lanes of a gradient that is not finite mean nothing.
   guarded_ = state.model().spec().feedback() ||
              std::any_of(slices_.begin(), slices_.end(),
-                         [](const auto& s) { return s[0].group == 0 || s[0].group >= kIntegers; });
+                         [](const auto& s) { return s[0].group == 0 || s[0].group >= kAgreed; });
   keep_sent_ =
       state.model().spec().feedback() && state.codec().contract().feedback == Feedback::own;
 }
@@ -173,18 +177,16 @@ void NativeSum::plan_lanes() {
     for (uint32_t r = 0; r < plan.rounds; ++r) {
       const RoundPlan& round = plan.round[r];
       const auto type = std::find(kLaneTypes.begin(), kLaneTypes.end(), round.lane);
-      const auto index = codes_now(i, r) ? kIntegers
-                         : round.kind == RoundKind::agree_max
-                             ? kAgreed
-                             : static_cast<uint8_t>(type - kLaneTypes.begin());
+      auto index = static_cast<uint8_t>(type - kLaneTypes.begin());
+      if (round.kind == RoundKind::agree_max) index = kAgreed;
+      if (codes_now(i, r)) {
+        slices_[i][r] = {kCodes, 0, round.bytes};
+        carrier_->add_unit(plan_.units[i].piece->send);
+        continue;
+      }
       LaneGroup& g = group(r, index);
       slices_[i][r] = {index, g.bytes(), round.bytes};
-      if (index != kIntegers) g.lanes += round.bytes / dtype_size(g.type);
-    }
-    if (coded(i)) {
-      integer_lanes_.add_unit(plan.round[last_round(i)], state_->rank(), state_->world());
-    } else {
-      integer_lanes_.skip_unit();
+      g.lanes += round.bytes / dtype_size(g.type);
     }
   }
   first_.resize(plan_.units.size());
@@ -193,17 +195,8 @@ void NativeSum::plan_lanes() {
 /// The wish rides behind the first lanes that are summed anyway.
 void NativeSum::plan_wish() {
   wishes_ = state_->model().spec().feedback() && !plan_.units.empty();
-  if (!wishes_) return;
-  const auto none = [&](uint32_t round) {
-    wish_.group = 0;
-    while (wish_.group < kIntegers && group(round, wish_.group).lanes == 0) ++wish_.group;
-    return wish_.group == kIntegers;
-  };
-  if (none(0)) {  // codes: behind them
-    wish_round_ = rounds_ - 1;
-    wish_.offset = integer_lanes_.reserve(kWishLanes);
-    return;
-  }
+  if (!wishes_ || carrier_ != nullptr) return;
+  while (group(0, wish_.group).lanes == 0) ++wish_.group;
   LaneGroup& g = group(0, wish_.group);
   wish_.offset = g.bytes();
   wish_.bytes = kWishLanes * dtype_size(g.type);
@@ -223,7 +216,8 @@ bool NativeSum::reserve(const Layout& layout) {
     sent_offsets_.push_back(copies);
     copies += round_up(s[last_round(sent_offsets_.size() - 1)].bytes, 64);
   }
-  if (keep_sent_ || integer_lanes_.lanes() != 0)
+  if (carrier_ != nullptr) ok = ok && carrier_->reserve();
+  if (keep_sent_ || carrier_ != nullptr)
     ok = ok && sent_memory_.reserve(std::max<uint64_t>(copies, 1));
   outcomes_.resize(plan_.units.size());
   sent_.resize(plan_.units.size());
@@ -244,8 +238,9 @@ bool NativeSum::reserve_agreement() {
 uint64_t NativeSum::held_bytes() const noexcept {
   uint64_t lanes = 0;
   for (const LaneGroup& g : groups_) lanes += held(g.memory);
+  if (carrier_ != nullptr) lanes += carrier_->held_bytes();
   return lanes + held(plan_, memory_, slices_, outcomes_, sent_, sent_offsets_, sent_memory_,
-                      integer_lanes_, gathered_, counts_, send_offsets_, recv_offsets_, first_);
+                      gathered_, counts_, send_offsets_, recv_offsets_, first_);
 }
 
 MutBytes NativeSum::copy_of(uint32_t unit) {
@@ -262,7 +257,7 @@ MutBytes NativeSum::lanes_of(uint32_t unit, uint32_t round) {
 Place NativeSum::place(uint32_t unit, uint32_t round) const {
   Place p = state_->place(input_.step, 0);
   const uint8_t lanes = slices_[unit][round].group;
-  if (lanes != 0 && lanes < kIntegers) p.prescale = 1.0F / static_cast<float>(p.world);
+  if (lanes != 0 && lanes < kAgreed) p.prescale = 1.0F / static_cast<float>(p.world);
   return p;
 }
 
@@ -283,26 +278,26 @@ void NativeSum::begin(const Input& input) {
 
 /// Which rounds there will be: of the codec state, which is the same on all ranks.
 void NativeSum::start() {
-  folded_ = integer_lanes_.lanes() != 0 && rounds_ == 2;
+  folded_ = carrier_ != nullptr && rounds_ == 2;
   for (uint32_t i = 0; i < plan_.units.size(); ++i) {
     Work work = memory_.work(i, state_->codec());
     first_[i] = state_->codec().start(plan_.units[i].piece->send, work);
     folded_ = folded_ && first_[i] == 1;
   }
-  if (integer_lanes_.lanes() != 0) IntegerLanes::begin(integers());
+  if (carrier_ != nullptr) carrier_->begin(input_.step << 32U ^ input_.sequence);
 }
 
-/// All ones is a NaN in every lane type but integers.
+/// All ones is a NaN in every lane type.
 void NativeSum::poison() {
   if (in_place_)
     std::fill_n(reinterpret_cast<uint8_t*>(input_.gradient), group(0, 0).bytes(), uint8_t{0xFF});
   for (uint8_t t = 0; t < kGroups && !in_place_; ++t) {
     const MutBytes lanes = group(round_, t).span();
-    std::fill(lanes.begin(), lanes.end(), t == kIntegers ? uint8_t{0} : uint8_t{0xFF});
+    std::fill(lanes.begin(), lanes.end(), uint8_t{0xFF});
   }
-  if (integer_lanes_.lanes() == 0) return;
-  std::fill_n(integers().data(), integer_lanes_.lanes() * 4, uint8_t{0});
-  IntegerLanes::report_trouble(integers());
+  if (carrier_ == nullptr) return;
+  for (uint32_t i = 0; i < plan_.units.size(); ++i) carrier_->put_nothing(i);
+  carrier_->report_trouble();
 }
 
 void NativeSum::encode_first() {
@@ -321,14 +316,13 @@ void NativeSum::encode_first() {
 }
 
 void NativeSum::put_wish() {
-  LaneGroup& g = group(wish_round_, wish_.group);
+  if (carrier_ != nullptr) return carrier_->put_wish(input_.flush_wish);
+  LaneGroup& g = group(0, wish_.group);
   uint8_t* at = g.memory.bytes().data() + wish_.offset;
   for (uint32_t bit = 0; bit < kWishLanes; ++bit) {
     const bool set = (input_.flush_wish >> bit & 1U) != 0;
     const float lane = set ? 1.0F / static_cast<float>(state_->world()) : 0.0F;
-    if (g.type == DType::i32) {
-      store<uint32_t>(at + 4 * bit, set ? 1 : 0);
-    } else if (g.type == DType::f32) {
+    if (g.type == DType::f32) {
       store(at + 4 * bit, lane);
     } else {
       store(at + 2 * bit, g.type == DType::f16 ? float_to_f16(lane) : float_to_bf16(lane));
@@ -338,13 +332,14 @@ void NativeSum::put_wish() {
 
 /// A rank that failed has sent NaN: then no rank hears a wish.
 void NativeSum::hear_wish() {
-  LaneGroup& g = group(wish_round_, wish_.group);
+  if (carrier_ != nullptr) {
+    flush_heard_ = carrier_->wish();
+    return;
+  }
+  LaneGroup& g = group(0, wish_.group);
   const uint8_t* at = g.memory.bytes().data() + wish_.offset;
   for (uint32_t bit = 0; bit < kWishLanes; ++bit) {
-    const uint8_t* lane = at + bit * dtype_size(g.type);
-    const bool set =
-        g.type == DType::i32 ? load<uint32_t>(lane) != 0 : lane_value(g.type, lane) > 0.0F;
-    if (set) flush_heard_ |= 1U << bit;
+    if (lane_value(g.type, at + bit * dtype_size(g.type)) > 0.0F) flush_heard_ |= 1U << bit;
   }
 }
 
@@ -368,22 +363,20 @@ void NativeSum::take(uint32_t i, uint32_t round, const pipeline::UnitEncoded& en
     ++counters_->non_finite_units;
     if (codes_now(i, round)) {
       send_nothing(i, round);
-      return IntegerLanes::report_trouble(integers());
+      return carrier_->report_trouble();
     }
     const MutBytes out = lanes_of(i, round);
     std::fill(out.begin(), out.end(), uint8_t{0xFF});
     return;
   }
   if (!codes_now(i, round)) return keep_sent(i, round);
-  const Spec& spec = state_->codec().spec();
   Work work = memory_.work(i, state_->codec());
   sent_[i] = copy_of(i);
-  integer_lanes_.put(i, spec.codec(), spec.params(), plan_.units[i].piece->send.unit, sent_[i],
-                     work, integers());
+  carrier_->put(i, state_->codec().spec(), sent_[i], work);
 }
 
 void NativeSum::send_nothing(uint32_t i, uint32_t round) {
-  if (codes_now(i, round)) return integer_lanes_.put_nothing(i, integers());
+  if (codes_now(i, round)) return carrier_->put_nothing(i);
   const MutBytes out = lanes_of(i, round);
   std::fill(out.begin(), out.end(), uint8_t{0});
 }
@@ -439,14 +432,16 @@ Step NativeSum::gathering(LaneGroup& g) {
 
 Next NativeSum::emit(std::span<Step> batch) {
   uint32_t steps = 0;
-  for (uint32_t r = round_; r <= (folded_ ? 1 : round_); ++r) {
-    for (uint8_t t = 0; t < kGroups; ++t) {
-      LaneGroup& g = group(r, t);
-      if (g.lanes == 0 || (t == kAgreed && folded_)) continue;
-      batch[steps++] = t == kAgreed ? gathering(g) : sum_of(g);
-      ++counters_->rounds;
-    }
+  for (uint8_t t = 0; t < kGroups; ++t) {
+    LaneGroup& g = group(round_, t);
+    if (g.lanes == 0 || (t == kAgreed && folded_)) continue;
+    batch[steps++] = t == kAgreed ? gathering(g) : sum_of(g);
   }
+  if (codes_travel()) {
+    batch[steps++] = carrier_->step();
+    counters_->wire_bytes += carrier_->wire_bytes();
+  }
+  counters_->rounds += steps;
   phase_ = Phase::summed;
   return {Verdict::steps, steps};
 }
@@ -476,22 +471,18 @@ bool NativeSum::reduce_agreed(LaneGroup& g) {
 
 /// Sums are the same bits on every rank, so all take the same turn here.
 bool NativeSum::trouble() {
-  bool bad = false;
-  for (uint32_t r = round_; r <= (folded_ ? 1 : round_); ++r) {
-    for (uint8_t t = 0; t < kGroups; ++t) {
-      LaneGroup& g = group(r, t);
-      if (g.lanes == 0 || (t == kAgreed && folded_)) continue;
-      const uint8_t* first =
-          in_place_ ? reinterpret_cast<uint8_t*>(input_.gradient) : g.memory.bytes().data();
-      bad = bad || (t == kIntegers ? IntegerLanes::trouble(integers())
-                    : t == kAgreed ? !reduce_agreed(g)
-                                   : !finite_lane(g.type, first));
-    }
+  bool bad = codes_travel() && carrier_->trouble();
+  for (uint8_t t = 0; t < kGroups; ++t) {
+    LaneGroup& g = group(round_, t);
+    if (g.lanes == 0 || (t == kAgreed && folded_)) continue;
+    const uint8_t* first =
+        in_place_ ? reinterpret_cast<uint8_t*>(input_.gradient) : g.memory.bytes().data();
+    bad = bad || (t == kAgreed ? !reduce_agreed(g) : !finite_lane(g.type, first));
   }
   for (uint32_t i = 0; guarded_ && i < plan_.units.size() && !bad; ++i) {
     if (round_ >= plan_.units[i].piece->send.plan.rounds) continue;
     const uint8_t lanes_group = slices_[i][round_].group;
-    if (lanes_group >= kIntegers) continue;
+    if (lanes_group >= kAgreed) continue;
     const DType type = kLaneTypes[lanes_group];
     const MutBytes lanes = lanes_of(i, round_);
     if (type == DType::f32) {
@@ -506,7 +497,7 @@ bool NativeSum::trouble() {
 }
 
 Result<Next> NativeSum::after_sum(std::span<Step> batch) {
-  if (wishes_ && (folded_ || round_ == wish_round_)) hear_wish();
+  if (wishes_ && (carrier_ != nullptr ? codes_travel() : round_ == 0)) hear_wish();
   if (trouble()) return emit_status(batch[0]);
   return advance(batch);
 }
@@ -571,13 +562,12 @@ void NativeSum::finish_coded(uint32_t i) {
   const BucketUnit& u = plan_.units[i];
   const Place p = place(i, last_round(i));
   Work work = memory_.work(i, codec);
-  const Contributors who{integer_lanes_.added(i, integers()), state_->world()};
-  const MutBytes sums = integer_lanes_.sums(i, integers());
-  const Term sum{sums, 1.0F, {&who, 1}};
+  const Term sum = carrier_->sum(i, work);
   float* out = input_.gradient + u.offset;
-  integer_lanes_.take_maxima(i, integers(), work);
   codec.decode(u.piece->send.unit, p, {&sum, 1}, work, {out, false});
-  codec.commit(u.piece->send, p, sent_[i], sums, state_->world(), out, work);
+  if (const auto left_out = carrier_->left_out(i); !left_out.empty())
+    codec.put_back(u.piece->send, p, sent_[i], left_out, work);
+  codec.commit(u.piece->send, p, sent_[i], sum.payload, state_->world(), out, work);
 }
 
 void NativeSum::undo(pipeline::Undo why) {
@@ -596,7 +586,14 @@ void NativeSum::undo(pipeline::Undo why) {
 
 Result<std::unique_ptr<Strategy>> make_native_sum(RankState& state, const Layout& layout,
                                                   Counters& counters, StatusRound& status) {
-  auto strategy = std::make_unique<NativeSum>(state, layout, counters, status);
+  std::unique_ptr<CodeCarrier> carrier;
+  const BucketPlan plan(state, layout);
+  if (!plan.units.empty() && state.codec().spec().codec().table != nullptr) {
+    carrier = state.model().choice().strategy == StrategyKind::server_sum
+                  ? make_granules(state, counters)
+                  : make_integer_lanes(state);
+  }
+  auto strategy = std::make_unique<NativeSum>(state, layout, counters, status, std::move(carrier));
   if (!strategy->reserve(layout)) return no_exchange_memory();
   return std::unique_ptr<Strategy>(std::move(strategy));
 }

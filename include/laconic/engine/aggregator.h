@@ -1,0 +1,59 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// An engine around another that has codes added by aggregation servers (`laconic serve`) and hands
+// everything else on.
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "laconic/engine.h"
+
+namespace laconic {
+
+/// The same on all ranks.
+struct AggregatorOptions {
+  std::vector<std::string> servers;  ///< HOST:PORT, in the same order
+  /// The servers' secret, a file of 32 bytes; "": none, as loopback servers allow it.
+  std::string token;
+  /// Of all ranks, how many are enough for a sum once its deadline has passed; 0 to 1.
+  double quorum = 1.0;
+  std::chrono::milliseconds deadline = std::chrono::milliseconds(20);  ///< of an exchange
+  /// A rank that is silent for so long while others wait for it is lost.
+  std::chrono::milliseconds timeout = std::chrono::seconds(60);
+};
+
+class AggregatorEngine final : public Engine {
+ public:
+  /// `inner` outlives it.
+  static Result<std::unique_ptr<AggregatorEngine>> create(Engine& inner,
+                                                          const AggregatorOptions& options);
+  /// Lingers until all ranks have all results, a few seconds at most.
+  ~AggregatorEngine() override;
+
+  [[nodiscard]] uint32_t rank() const noexcept override;
+  [[nodiscard]] uint32_t world() const noexcept override;
+  [[nodiscard]] EngineCaps caps() const noexcept override;
+  Result<void> join(const AggregationJob& job, std::chrono::milliseconds timeout) override;
+  Result<void> run(std::span<const Step> batch) override;
+
+  /// Since join.
+  struct Stats {
+    uint64_t resent_datagrams = 0;
+    uint64_t duplicate_datagrams = 0;
+    uint64_t aggregator_restarts = 0;
+    uint64_t rtt_us = 0;  ///< smoothed round trip, of the slowest server
+  };
+  /// While no batch is running.
+  [[nodiscard]] Stats stats() const noexcept;
+
+ private:
+  struct Impl;
+  explicit AggregatorEngine(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace laconic

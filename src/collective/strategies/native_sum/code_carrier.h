@@ -1,0 +1,57 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// How codes that are summed without decoding travel: as int32 lanes that an engine adds, or as
+// granules to somebody who adds. The strategy is one and the same.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "collective/exchange/rank_state.h"
+#include "collective/exchange/strategy.h"
+#include "laconic/codec.h"
+#include "laconic/engine.h"
+
+namespace laconic::collective {
+
+/// Of one bucket. Units are numbered in the order of add_unit.
+class CodeCarrier {
+ public:
+  virtual ~CodeCarrier() = default;
+
+  // ---- once ----
+
+  virtual void add_unit(const pipeline::UnitSlot& slot) = 0;
+  [[nodiscard]] virtual bool reserve() = 0;
+  [[nodiscard]] virtual uint64_t held_bytes() const noexcept = 0;
+
+  // ---- what goes out ----
+
+  /// Nothing in any unit, no wish and no trouble yet.
+  virtual void begin(uint64_t exchange) = 0;
+  /// Integers have no NaN: the sum is of no use to anybody.
+  virtual void report_trouble() = 0;
+  virtual void put_wish(uint32_t bits) = 0;
+  /// This rank adds nothing to the unit.
+  virtual void put_nothing(uint64_t unit) = 0;
+  /// `codes` (RoundPlan::bytes of them, which stay where they are) and the maxima in work.kept.
+  virtual void put(uint64_t unit, const Spec& spec, Bytes codes, Work& work) = 0;
+  virtual Step step() = 0;
+  /// That a ring or a datagram carries for step().
+  [[nodiscard]] virtual uint64_t wire_bytes() const noexcept = 0;
+
+  // ---- the same bytes on all ranks ----
+
+  [[nodiscard]] virtual bool trouble() const = 0;
+  [[nodiscard]] virtual uint32_t wish() const = 0;
+  /// The unit's summed lanes, and who is in them; the largest maxima into work.kept.
+  virtual Term sum(uint64_t unit, Work& work) = 0;
+  /// By granule of the unit, 1 where this rank's codes are not in the sum; empty: they are in all.
+  [[nodiscard]] virtual std::span<const uint8_t> left_out(uint64_t unit) const = 0;
+};
+
+std::unique_ptr<CodeCarrier> make_integer_lanes(const RankState& state);
+std::unique_ptr<CodeCarrier> make_granules(const RankState& state, Counters& counters);
+
+}  // namespace laconic::collective

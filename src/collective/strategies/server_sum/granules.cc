@@ -1,0 +1,183 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// Codes on their way to somebody who adds: one granule a block, and a last one of 32-bit lanes that
+// carries the wish to flush. Who is in a sum is said by its bitmap, the same on all ranks; a rank
+// that is not in it puts those granules back.
+#include <algorithm>
+#include <vector>
+
+#include "base/hash.h"
+#include "collective/exchange/held.h"
+#include "collective/strategies/native_sum/code_carrier.h"
+
+namespace laconic::collective {
+namespace {
+
+constexpr uint64_t kHeaderBytes = 32;  // of a datagram, docs/format/DATAGRAM.md
+
+class Granules final : public CodeCarrier {
+ public:
+  Granules(const RankState& state, Counters& counters) : state_(&state), counters_(&counters) {}
+
+  void add_unit(const pipeline::UnitSlot& slot) override;
+  bool reserve() override;
+  [[nodiscard]] uint64_t held_bytes() const noexcept override {
+    return sizeof *this + held(regions_, out_, in_, who_, left_out_, memory_);
+  }
+
+  void begin(uint64_t exchange) override;
+  void report_trouble() override {
+    for (Contribution& c : out_) c.flags |= kGranuleTrouble;
+  }
+  void put_wish(uint32_t bits) override;
+  void put_nothing(uint64_t unit) override;
+  void put(uint64_t unit, const Spec& spec, Bytes codes, Work& work) override;
+  Step step() override;
+  [[nodiscard]] uint64_t wire_bytes() const noexcept override;
+
+  [[nodiscard]] bool trouble() const override {
+    return std::any_of(in_.begin(), in_.end(),
+                       [](const Aggregate& a) { return (a.flags & kGranuleTrouble) != 0; });
+  }
+  [[nodiscard]] uint32_t wish() const override;
+  Term sum(uint64_t unit, Work& work) override;
+  [[nodiscard]] std::span<const uint8_t> left_out(uint64_t unit) const override;
+
+ private:
+  struct Region {
+    uint64_t first = 0, granules = 0;
+    uint64_t lanes = 0;       // bytes, from the start of all sums
+    uint64_t lane_bytes = 0;  // of a granule
+    uint64_t numbers = 0;     // maxima
+    bool missing = false;     // some granule is without this rank
+  };
+  [[nodiscard]] bool is_in(const Aggregate& a) const {
+    return (a.bitmap >> state_->rank() & 1U) != 0;
+  }
+
+  const RankState* state_;
+  Counters* counters_;
+  std::vector<Region> regions_;
+  std::vector<Contribution> out_;
+  std::vector<Aggregate> in_;
+  std::vector<Contributors> who_;
+  std::vector<uint8_t> left_out_;
+  uint64_t granules_ = 0, lane_bytes_ = 0;
+  Arena memory_;  // sums, then the wish that goes out and the one that comes back
+};
+
+void Granules::add_unit(const pipeline::UnitSlot& slot) {
+  const RoundPlan& round = slot.plan.round[slot.plan.rounds - 1];
+  Region r;
+  const uint64_t size = state_->codec().contract().granule;
+  r.first = granules_;
+  r.granules = round.lanes / size;
+  r.lanes = lane_bytes_;
+  r.lane_bytes = size * dtype_size(round.lane);
+  r.numbers = round.maxima;
+  granules_ += r.granules;
+  lane_bytes_ += round_up(r.granules * r.lane_bytes, 64);
+  regions_.push_back(r);
+}
+
+bool Granules::reserve() {
+  constexpr uint64_t kWishBytes = 4 * kWishLanes;
+  if (!memory_.reserve(lane_bytes_ + 2 * kWishBytes)) return false;
+  uint8_t* const lanes = memory_.bytes().data();
+  out_.resize(granules_ + 1);
+  in_.resize(granules_ + 1);
+  who_.resize(granules_);
+  left_out_.resize(granules_);
+  for (const Region& r : regions_) {
+    for (uint64_t k = 0; k < r.granules; ++k)
+      in_[r.first + k].lanes = {lanes + r.lanes + k * r.lane_bytes, r.lane_bytes};
+  }
+  out_.back().payload = Bytes(lanes + lane_bytes_, kWishBytes);
+  in_.back().lanes = {lanes + lane_bytes_ + kWishBytes, kWishBytes};
+  return true;
+}
+
+void Granules::begin(uint64_t exchange) {
+  const auto settings = static_cast<uint32_t>(state_->model().agreement() ^ exchange);
+  for (Contribution& c : out_) c = {{}, settings, 0, kGranuleEmpty};
+  constexpr uint64_t kWishBytes = 4 * kWishLanes;
+  const MutBytes wish = memory_.bytes().subspan(lane_bytes_, kWishBytes);
+  std::fill(wish.begin(), wish.end(), uint8_t{0});
+  out_.back() = {wish, settings, 0, kGranuleValues};
+}
+
+void Granules::put_wish(uint32_t bits) {
+  uint8_t* const lanes = memory_.bytes().data() + lane_bytes_;
+  for (uint32_t bit = 0; bit < kWishLanes; ++bit)
+    store<uint32_t>(lanes + uint64_t{4} * bit, bits >> bit & 1U);
+}
+
+uint32_t Granules::wish() const {
+  uint32_t bits = 0;
+  const Aggregate& sum = in_.back();
+  for (uint32_t bit = 0; bit < kWishLanes && sum.added != 0; ++bit)
+    bits |= load<uint32_t>(sum.lanes.data() + uint64_t{4} * bit) != 0 ? 1U << bit : 0U;
+  return bits;
+}
+
+void Granules::put_nothing(uint64_t unit) {
+  const Region& r = regions_[unit];
+  for (uint64_t g = r.first; g < r.first + r.granules; ++g) {
+    out_[g].payload = {};
+    out_[g].norm = 0;
+    out_[g].flags |= kGranuleEmpty;
+  }
+}
+
+void Granules::put(uint64_t unit, const Spec&, Bytes codes, Work& work) {
+  const Region& r = regions_[unit];
+  const uint64_t bytes = r.granules == 0 ? 0 : codes.size() / r.granules;
+  for (uint64_t k = 0; k < r.granules; ++k) {
+    Contribution& c = out_[r.first + k];
+    c.payload = codes.subspan(k * bytes, bytes);
+    c.norm = r.numbers == 0 ? uint16_t{0} : load<uint16_t>(work.kept.data() + 2 * k);
+    c.flags &= static_cast<uint8_t>(~kGranuleEmpty);
+  }
+}
+
+Step Granules::step() {
+  return {.kind = StepKind::aggregate, .contributions = out_, .aggregates = in_};
+}
+
+uint64_t Granules::wire_bytes() const noexcept {
+  uint64_t bytes = kHeaderBytes * out_.size();
+  for (const Contribution& c : out_) bytes += c.payload.size();
+  return bytes;
+}
+
+Term Granules::sum(uint64_t unit, Work& work) {
+  Region& r = regions_[unit];
+  r.missing = false;
+  const uint32_t world = state_->world();
+  for (uint64_t k = 0; k < r.granules; ++k) {
+    const Aggregate& a = in_[r.first + k];
+    if (a.length == 0) std::fill(a.lanes.begin(), a.lanes.end(), uint8_t{0});
+    who_[r.first + k] = {a.added, std::max<uint32_t>(a.divisor, 1)};
+    left_out_[r.first + k] = is_in(a) ? 0 : 1;
+    r.missing = r.missing || !is_in(a);
+    counters_->excluded_granules += is_in(a) ? 0U : 1U;
+    counters_->partial_granules += a.divisor < world ? 1U : 0U;
+    if (r.numbers != 0) store<uint16_t>(work.kept.data() + 2 * k, a.norm);
+  }
+  return {Bytes(memory_.bytes()).subspan(r.lanes, r.granules * r.lane_bytes), 1.0F,
+          std::span(who_).subspan(r.first, r.granules)};
+}
+
+std::span<const uint8_t> Granules::left_out(uint64_t unit) const {
+  const Region& r = regions_[unit];
+  if (!r.missing) return {};
+  return std::span(left_out_).subspan(r.first, r.granules);
+}
+
+}  // namespace
+
+std::unique_ptr<CodeCarrier> make_granules(const RankState& state, Counters& counters) {
+  return std::make_unique<Granules>(state, counters);
+}
+
+}  // namespace laconic::collective
