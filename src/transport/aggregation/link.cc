@@ -94,7 +94,7 @@ void Link::send_hello(Time now, Outlet& outlet) noexcept {
   const wire::Applicant me{settings_.number, settings_.instance, ++attempt_, settings_.worker};
   std::array<uint8_t, wire::kHelloBytes> message;
   wire::write_hello(me, message.data());
-  outlet.send(message, {});
+  outlet.send(message, {}, 0);
   hello_sent_ = now;
   const Time once = std::max(kFirstHello, pace_.timeout());
   hello_at_ = now + std::min(longest_timeout(settings_.job), once << std::min(tries_++, 6U));
@@ -126,6 +126,7 @@ void Link::take_challenge(Time now, Bytes datagram) noexcept {
   }
   // From here on results of the old epoch are refused: the server is told what is held now.
   epoch_ = challenge.epoch;
+  pad_ = challenge.pad;
   nonce_ = challenge.nonce;
   key_ = wire::job_key(settings_.token, settings_.number, epoch_);
   has_key_ = true;
@@ -151,7 +152,7 @@ void Link::send_enrolment(Time now, Outlet& outlet) noexcept {
   std::array<uint8_t, wire::kMaxEnrolmentBytes> message;
   const wire::SipKey key = wire::enrolment_key(settings_.token, e.from, epoch_, nonce_);
   const uint64_t bytes = wire::write_enrolment(e, key, message.data());
-  outlet.send(Bytes(message).first(bytes), {});
+  outlet.send(Bytes(message).first(bytes), {}, 0);
   const Time once = std::max(kFirstHello, pace_.timeout());
   enrol_at_ = now + std::min(longest_timeout(settings_.job), once << std::min(tries_++, 6U));
 }
@@ -572,9 +573,12 @@ void Link::send_granule(Time now, uint64_t number, Outlet& outlet) noexcept {
     if ((o.flags & wire::kEmpty) == 0) payload = o.payload;
   }
   std::array<uint8_t, wire::kUpHeaderBytes> header;
-  wire::write_up(h, key_, wire::era_of(number), payload, header.data());
+  const bool codes = !payload.empty() && (o.flags & wire::kValues) == 0;
+  const std::size_t padding =
+      pad_ && codes ? settings_.job.padded_bytes() - settings_.job.code_bytes() : 0;
+  wire::write_up(h, key_, wire::era_of(number), payload, header.data(), padding);
   ++stats_.sent;
-  outlet.send(header, payload);
+  outlet.send(header, payload, padding);
 }
 
 void Link::send_bare(DatagramType type, Outlet& outlet) noexcept {
@@ -588,7 +592,7 @@ void Link::send_bare(DatagramType type, Outlet& outlet) noexcept {
   std::array<uint8_t, wire::kUpHeaderBytes> header;
   wire::write_up(h, key_, wire::era_of(ack_), {}, header.data());
   ++stats_.sent;
-  outlet.send(header, {});
+  outlet.send(header, {}, 0);
 }
 
 void Link::send_held(Outlet& outlet) noexcept {
@@ -612,7 +616,7 @@ void Link::send_held(Outlet& outlet) noexcept {
     std::array<uint8_t, wire::kDownHeaderBytes> header;
     wire::write_down(h, key_, wire::era_of(number), sum, header.data());
     ++stats_.sent;
-    outlet.send(header, sum);
+    outlet.send(header, sum, 0);
   }
   asked_count_ = 0;
 }

@@ -19,11 +19,12 @@
 namespace laconic::transport::aggregation {
 
 /// Takes what a link sends. The header is copied during the call; the payload is the caller's of
-/// begin(), or a result that is kept: it is valid until the link is called again.
+/// begin(), or a result that is kept: it is valid until the link is called again. `padding` zeros
+/// follow it.
 class Outlet {
  public:
   virtual ~Outlet() = default;
-  virtual void send(Bytes header, Bytes payload) = 0;
+  virtual void send(Bytes header, Bytes payload, std::size_t padding) = 0;
 };
 
 struct LinkSettings {
@@ -145,6 +146,7 @@ class Link {
   LinkSettings settings_;
   Phase phase_ = Phase::idle;
   bool ever_joined_ = false, closing_ = false, closed_ = false;
+  bool pad_ = false;
   bool has_key_ = false;   ///< of epoch_
   bool enrolled_ = false;  ///< in epoch_
   bool ack_due_ = false, pulling_ = false;

@@ -69,6 +69,7 @@ struct Plan {
   uint32_t exchanges = 3;
   uint32_t granules = 16;  ///< of an exchange
   uint64_t number = 0x1234567890ABCDEFU;
+  bool pad = false;  ///< the server wants data as long as results
 };
 
 /// One granule's contribution. Every fourth granule is a tally: 32-bit lanes of which rank w sets
@@ -212,6 +213,7 @@ class Network {
   void start_server() {
     server::ServerSettings settings;
     settings.token = plan_.token;
+    settings.pad = plan_.pad;
     for (uint8_t& byte : settings.secret) byte = static_cast<uint8_t>(dice_.next());
     server_ = std::make_unique<server::Server>(settings);
     server_up_ = true;
@@ -408,7 +410,11 @@ class Network {
   };
   struct FromWorker final : transport::aggregation::Outlet {
     FromWorker(Network& n, uint32_t from_) : network(n), from(from_) {}
-    void send(Bytes header, Bytes payload) override { network.post(from, 0, header, payload); }
+    void send(Bytes header, Bytes payload, std::size_t padding) override {
+      std::vector<uint8_t> padded(payload.begin(), payload.end());
+      padded.resize(padded.size() + padding);
+      network.post(from, 0, header, padded);
+    }
     Network& network;
     uint32_t from;
   };
