@@ -380,22 +380,27 @@ void Link::deliver(uint64_t number) noexcept {
 void Link::note_arrival(Time now, uint64_t number) noexcept {
   Flight& f = flight(number);
   const bool limited = under_way_.size + 1 >= pace_.window();
-  if (f.number == number && f.where == Where::under_way) {
-    if (!f.again) pace_.sample(now, std::max<Time>(now - f.sent, 1));
-    uint64_t* least = std::min_element(latest_.begin(), latest_.end());
-    *least = std::max(*least, f.order);
+  if (f.number == number && f.where == Where::under_way && !f.again) {
+    pace_.sample(now, std::max<Time>(now - f.sent, 1));
+    latest_sends_.add(f.order);
   }
+  latest_numbers_.add(number + 1);
   if (f.number == number) remove(f);
   pace_.delivered(now, limited);
-  find_holes();
+  find_holes(now);
 }
 
-// Sent before the third-latest send that was answered: it will not come any more.
-void Link::find_holes() noexcept {
-  const uint64_t third = *std::min_element(latest_.begin(), latest_.end());
-  while (under_way_.size != 0) {
-    Flight& f = flights_[under_way_.first];
-    if (f.order >= third) return;
+// A hole is lost behind three later results: others, too, send in order. What was sent again is
+// compared with what was sent behind it, and has a round trip's time, because the contribution that
+// is missing may be another worker's.
+void Link::find_holes(Time now) noexcept {
+  const uint64_t order = latest_sends_.third(), number = latest_numbers_.third();
+  const Time patience = pace_.round_trip() + pace_.round_trip() / 4;
+  for (uint16_t i = under_way_.first; i != kNobody;) {
+    Flight& f = flights_[i];
+    i = f.behind;
+    if (!f.again && f.number + 1 >= number) return;
+    if (f.again && (f.order >= order || now < f.sent + patience)) continue;
     remove(f);
     append(lost_, f, Where::lost);
   }
@@ -501,13 +506,16 @@ void Link::send(Time now, Outlet& outlet) noexcept {
 }
 
 void Link::send_window(Time now, Outlet& outlet) noexcept {
-  if (under_way_.size != 0 && now >= flights_[under_way_.first].sent + pace_.timeout()) {
-    time_out(now);
-  }
+  if (under_way_.size != 0 && now >= times_out_at()) time_out(now);
   uint64_t number = 0;
   while (under_way_.size < pace_.window() && next_to_send(now, &number)) {
     send_granule(now, number, outlet);
   }
+}
+
+// While results come, holes are found by them.
+Time Link::times_out_at() const noexcept {
+  return std::max(flights_[under_way_.first].sent, moved_) + pace_.timeout();
 }
 
 void Link::time_out(Time now) noexcept {
@@ -632,7 +640,7 @@ Time Link::wake(Time now) const noexcept {
     if (ack_due_) next = now;
     if (closing_) next = std::min(next, leave_at_);
     if (!done() && under_way_.size != 0) {
-      next = std::min(next, flights_[under_way_.first].sent + pace_.timeout());
+      next = std::min(next, times_out_at());
     }
     if (!done() && under_way_.size == 0) next = std::min(next, probe_at_);
   }

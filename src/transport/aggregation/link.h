@@ -5,6 +5,7 @@
 // nothing is allocated after construction.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <span>
@@ -87,6 +88,16 @@ class Link {
     bool again = false;  ///< sent more than once: no sample of the round trip
     bool pull = false;   ///< without the contribution
   };
+  struct LargestThree {
+    std::array<uint64_t, 3> values{};
+    void add(uint64_t value) noexcept {
+      uint64_t* least = std::min_element(values.begin(), values.end());
+      *least = std::max(*least, value);
+    }
+    [[nodiscard]] uint64_t third() const noexcept {
+      return *std::min_element(values.begin(), values.end());
+    }
+  };
   struct List {
     uint16_t first = 0xFFFFU, last = 0xFFFFU;
     uint32_t size = 0;
@@ -131,7 +142,7 @@ class Link {
   void keep(uint64_t number, const wire::DownHeader& h, Bytes payload) noexcept;
   void deliver(uint64_t number) noexcept;
   void note_arrival(Time now, uint64_t number) noexcept;
-  void find_holes() noexcept;
+  void find_holes(Time now) noexcept;
 
   // Sending.
   void send_window(Time now, Outlet& outlet) noexcept;
@@ -139,6 +150,7 @@ class Link {
   void send_granule(Time now, uint64_t number, Outlet& outlet) noexcept;
   void send_bare(wire::DatagramType type, Outlet& outlet) noexcept;
   void send_held(Outlet& outlet) noexcept;
+  [[nodiscard]] Time times_out_at() const noexcept;
   void time_out(Time now) noexcept;
   void give_up_if_silent(Time now) noexcept;
   void fail(Errc code, std::string message, std::string hint) noexcept;
@@ -169,7 +181,8 @@ class Link {
   std::vector<Flight> flights_;
   List under_way_, lost_;
   uint64_t order_ = 0;
-  std::array<uint64_t, 3> latest_{};  ///< orders of the latest sends that were answered
+  LargestThree latest_sends_;         ///< orders of first sends that were answered
+  LargestThree latest_numbers_;       ///< numbers of results, and 1
   std::array<uint64_t, 64> asked_{};  ///< results that the server asked for
   std::size_t asked_count_ = 0;
   Pace pace_;
