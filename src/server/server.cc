@@ -103,6 +103,7 @@ void Server::hello(Time now, const Address& from, Bytes datagram, Outbox& out) {
   const Job* job = find(static_cast<uint32_t>(who.job));
   wire::Challenge challenge;
   challenge.to = who;
+  challenge.pad = settings_.pad;
   challenge.epoch = job != nullptr ? job->epoch() : next_epoch_;
   challenge.nonce = nonce_for(from, who, challenge.epoch);
   std::array<uint8_t, wire::kHelloBytes> answer;

@@ -138,7 +138,8 @@ Verdict Slots::add(Time now, const Contribution& c) noexcept {
   const bool values = (c.flags & wire::kValues) != 0;
   const uint64_t right = values ? c.payload.size() : settings_.code_bytes();
   const bool empty = (c.flags & wire::kEmpty) != 0;
-  if (!empty && (c.payload.size() != right || right % (values ? 4 : 1) != 0 ||
+  const bool padded = !values && c.payload.size() == settings_.padded_bytes();
+  if (!empty && ((c.payload.size() != right && !padded) || right % (values ? 4 : 1) != 0 ||
                  (values && right > 4U * settings_.values))) {
     return Verdict::differs;
   }

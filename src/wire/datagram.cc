@@ -71,20 +71,31 @@ bool counts_fit(const DownHeader& h) noexcept {
          (h.added == 0) == ((h.flags & kEmpty) != 0);
 }
 
-uint64_t tag_of(Bytes header, bool full, Bytes payload, const SipKey& key, uint64_t era) noexcept {
+// A word of zeros after another, as if they were there.
+uint64_t end_with_zeros(laconic_sip* s, uint64_t taken, Bytes payload, uint64_t zeros) noexcept {
+  const uint64_t whole = payload.size() / 8 * 8;
+  for (uint64_t i = 0; i < whole; i += 8) laconic_sip_word(s, laconic_sip_load(payload.data() + i));
+  uint64_t tail = 0, rest = payload.size() - whole;
+  for (uint64_t i = 0; i < rest; ++i) tail |= uint64_t{payload[whole + i]} << (8 * i);
+  for (rest += zeros; rest >= 8; rest -= 8, tail = 0) laconic_sip_word(s, tail);
+  return laconic_sip_end(s, taken + payload.size() + zeros, tail);
+}
+
+uint64_t tag_of(Bytes header, bool full, Bytes payload, uint64_t zeros, const SipKey& key,
+                uint64_t era) noexcept {
   laconic_sip s = laconic_sip_begin(&key);
   laconic_sip_words(&s, header.data(), static_cast<int>(header.size() / 8));
   // A datagram that was cut, or moved to another era, has another tag.
-  laconic_sip_word(&s, era | uint64_t{payload.size()} << 32U);
+  laconic_sip_word(&s, era | (payload.size() + zeros) << 32U);
   const uint64_t taken = header.size() + 8;
   if (!full) return laconic_sip_end(&s, taken, 0);
-  return laconic_sip_rest(&s, taken, payload.data(), payload.size());
+  return end_with_zeros(&s, taken, payload, zeros);
 }
 
-void seal(uint8_t* out, uint64_t header_bytes, uint8_t flags, Bytes payload, const SipKey& key,
-          uint64_t era) noexcept {
+void seal(uint8_t* out, uint64_t header_bytes, uint8_t flags, Bytes payload, uint64_t zeros,
+          const SipKey& key, uint64_t era) noexcept {
   const uint64_t tagged = header_bytes - kTagBytes;
-  store(out + tagged, tag_of(Bytes(out, tagged), (flags & kFull) != 0, payload, key, era));
+  store(out + tagged, tag_of(Bytes(out, tagged), (flags & kFull) != 0, payload, zeros, key, era));
 }
 
 }  // namespace
@@ -140,16 +151,16 @@ bool tag_is_right(Bytes datagram, uint64_t header_bytes, const SipKey& key, uint
   const uint64_t tagged = header_bytes - kTagBytes;
   const bool full = (datagram[kFlagsAt] & kFull) != 0;
   const uint64_t want =
-      tag_of(datagram.first(tagged), full, datagram.subspan(header_bytes), key, era);
+      tag_of(datagram.first(tagged), full, datagram.subspan(header_bytes), 0, key, era);
   return load<uint64_t>(datagram.data() + tagged) == want;
 }
 
-void write_up(const UpHeader& header, const SipKey& key, uint64_t era, Bytes payload,
-              uint8_t* out) noexcept {
+void write_up(const UpHeader& header, const SipKey& key, uint64_t era, Bytes payload, uint8_t* out,
+              uint64_t padding) noexcept {
   put_common(header, out);
   out[kWorkerAt] = header.worker;
   out[kZeroAt] = 0;
-  seal(out, kUpHeaderBytes, header.flags, payload, key, era);
+  seal(out, kUpHeaderBytes, header.flags, payload, padding, key, era);
 }
 
 void write_down(const DownHeader& header, const SipKey& key, uint64_t era, Bytes payload,
@@ -158,7 +169,7 @@ void write_down(const DownHeader& header, const SipKey& key, uint64_t era, Bytes
   out[kAddedAt] = header.added;
   out[kDivisorAt] = header.divisor;
   store(out + kBitmapAt, header.bitmap);
-  seal(out, kDownHeaderBytes, header.flags, payload, key, era);
+  seal(out, kDownHeaderBytes, header.flags, payload, 0, key, era);
 }
 
 }  // namespace laconic::wire

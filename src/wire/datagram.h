@@ -56,6 +56,7 @@ enum DatagramFlag : uint8_t {
   kFirst = 8,     ///< the first granule of an exchange on this server
   kFull = 16,     ///< the tag covers the payload
   kComplete = 1,  ///< of a welcome: all workers are registered
+  kPad = 2,       ///< of a challenge: data of codes are as long as their results
 };
 
 enum class DatagramFault : uint8_t { none, size, magic, version, type, field, tag };
@@ -111,9 +112,9 @@ using SipKey = laconic_sip_key;
                                 uint64_t era) noexcept;
 
 /// Writes the header with its tag, which covers the payload's length, too; its bytes are read with
-/// kFull only.
-void write_up(const UpHeader& header, const SipKey& key, uint64_t era, Bytes payload,
-              uint8_t* out) noexcept;
+/// kFull only. `padding` zeros follow it.
+void write_up(const UpHeader& header, const SipKey& key, uint64_t era, Bytes payload, uint8_t* out,
+              uint64_t padding = 0) noexcept;
 void write_down(const DownHeader& header, const SipKey& key, uint64_t era, Bytes payload,
                 uint8_t* out) noexcept;
 

@@ -181,8 +181,9 @@ DatagramFault parse_hello(Bytes in, Applicant* from) noexcept {
 }
 
 DatagramFault parse_challenge(Bytes in, Challenge* challenge) noexcept {
-  const auto fault = parse_short(in, DatagramType::challenge, 0, &challenge->to);
+  const auto fault = parse_short(in, DatagramType::challenge, kPad, &challenge->to);
   if (fault != DatagramFault::none) return fault;
+  challenge->pad = (in[3] & kPad) != 0;
   challenge->epoch = load<uint64_t>(in.data() + kEpochAt);
   challenge->nonce = load<uint64_t>(in.data() + kNonceAt);
   return DatagramFault::none;
@@ -237,7 +238,7 @@ uint64_t write_hello(const Applicant& from, uint8_t* out) noexcept {
 }
 
 uint64_t write_challenge(const Challenge& c, const SipKey& key, uint8_t* out) noexcept {
-  put_applicant(c.to, DatagramType::challenge, 0, kHelloBytes, out);
+  put_applicant(c.to, DatagramType::challenge, c.pad ? kPad : 0, kHelloBytes, out);
   store(out + kEpochAt, c.epoch);
   store(out + kNonceAt, c.nonce);
   return seal(out, kHelloBytes, key);

@@ -53,6 +53,7 @@ struct Applicant {
 
 struct Challenge {
   Applicant to;
+  bool pad = false;  ///< this server turns contributions into results where they lie
   uint64_t epoch = 0;
   uint64_t nonce = 0;
   friend bool operator==(const Challenge&, const Challenge&) = default;
@@ -92,6 +93,11 @@ struct JobSettings {
 
   [[nodiscard]] uint64_t code_bytes() const noexcept { return uint64_t{lanes} * code_bits / 8; }
   [[nodiscard]] uint64_t lane_bytes() const noexcept { return uint64_t{lanes} * lane_bits / 8; }
+  /// Codes behind a header of 32 bytes, padded to a result behind one of 40.
+  [[nodiscard]] uint64_t padded_bytes() const noexcept {
+    const uint64_t result = lane_bytes() + kDownHeaderBytes - kUpHeaderBytes;
+    return result > code_bytes() ? result : code_bytes();
+  }
   /// Of the longest result.
   [[nodiscard]] uint64_t slot_bytes() const noexcept {
     return lane_bytes() > 4U * values ? lane_bytes() : uint64_t{4} * values;

@@ -93,7 +93,11 @@ inline std::vector<DatagramCase> golden_registration() {
   };
   add("hello", "hello", wire::write_hello(kGoldenApplicant, out.data()));
   add("challenge", "challenge",
-      wire::write_challenge({kGoldenApplicant, kGoldenEpoch, kGoldenNonce}, challenge, out.data()));
+      wire::write_challenge({kGoldenApplicant, false, kGoldenEpoch, kGoldenNonce}, challenge,
+                            out.data()));
+  add("challenge_pad", "challenge",
+      wire::write_challenge({kGoldenApplicant, true, kGoldenEpoch, kGoldenNonce}, challenge,
+                            out.data()));
   wire::Enrolment e;
   e.from = kGoldenApplicant;
   e.epoch = kGoldenEpoch;

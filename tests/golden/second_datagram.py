@@ -12,7 +12,8 @@ MASK = (1 << 64) - 1
 MAGIC, VERSION = 0x444C, 1
 TYPES = ("hello", "challenge", "enrol", "welcome", "refusal", "stranger", "data", "pull", "ack", "leave", "held", "result",
          "status", "open", "fetch", "failed")
-EMPTY, TROUBLE, VALUES, FIRST, FULL, COMPLETE = 1, 2, 4, 8, 16, 1
+EMPTY, TROUBLE, VALUES, FIRST, FULL = 1, 2, 4, 8, 16
+COMPLETE, PAD = 1, 2
 UP = struct.Struct("<HBBIIIHHHBB")
 DOWN = struct.Struct("<HBBIIIHHHBBQ")
 
@@ -139,7 +140,7 @@ def parse_message(data, kind):
         return {"job": job}
     require(len(data) >= (136 if kind == "enrol" else 64), "size")
     number, instance, attempt, worker = struct.unpack_from("<QQIB", data, 8)
-    allowed = {"enrol": FULL, "welcome": COMPLETE}.get(kind, 0)
+    allowed = {"enrol": FULL, "welcome": COMPLETE, "challenge": PAD}.get(kind, 0)
     require(flags & ~allowed == 0 and job == number & 0xFFFFFFFF and worker < 64, "field")
     found = {"job": number, "instance": instance, "attempt": attempt, "worker": worker}
     if kind == "enrol":
@@ -149,6 +150,7 @@ def parse_message(data, kind):
         require(not any(data[29:]), "field")
     if kind == "challenge":
         found["epoch"], found["nonce"] = struct.unpack_from("<QQ", data, 32)
+        found["pad"] = bool(flags & PAD)
     if kind == "welcome":
         found |= {"registered": data[29], "complete": bool(flags & COMPLETE), "epoch": struct.unpack_from("<Q", data, 32)[0]}
     if kind == "refusal":

@@ -94,7 +94,7 @@ void Link::send_hello(Time now, Outlet& outlet) noexcept {
   const wire::Applicant me{settings_.number, settings_.instance, ++attempt_, settings_.worker};
   std::array<uint8_t, wire::kHelloBytes> message;
   wire::write_hello(me, message.data());
-  outlet.send(message, {});
+  outlet.send(message, {}, 0);
   hello_sent_ = now;
   const Time once = std::max(kFirstHello, pace_.timeout());
   hello_at_ = now + std::min(longest_timeout(settings_.job), once << std::min(tries_++, 6U));
@@ -126,6 +126,7 @@ void Link::take_challenge(Time now, Bytes datagram) noexcept {
   }
   // From here on results of the old epoch are refused: the server is told what is held now.
   epoch_ = challenge.epoch;
+  pad_ = challenge.pad;
   nonce_ = challenge.nonce;
   key_ = wire::job_key(settings_.token, settings_.number, epoch_);
   has_key_ = true;
@@ -151,7 +152,7 @@ void Link::send_enrolment(Time now, Outlet& outlet) noexcept {
   std::array<uint8_t, wire::kMaxEnrolmentBytes> message;
   const wire::SipKey key = wire::enrolment_key(settings_.token, e.from, epoch_, nonce_);
   const uint64_t bytes = wire::write_enrolment(e, key, message.data());
-  outlet.send(Bytes(message).first(bytes), {});
+  outlet.send(Bytes(message).first(bytes), {}, 0);
   const Time once = std::max(kFirstHello, pace_.timeout());
   enrol_at_ = now + std::min(longest_timeout(settings_.job), once << std::min(tries_++, 6U));
 }
@@ -379,22 +380,27 @@ void Link::deliver(uint64_t number) noexcept {
 void Link::note_arrival(Time now, uint64_t number) noexcept {
   Flight& f = flight(number);
   const bool limited = under_way_.size + 1 >= pace_.window();
-  if (f.number == number && f.where == Where::under_way) {
-    if (!f.again) pace_.sample(now, std::max<Time>(now - f.sent, 1));
-    uint64_t* least = std::min_element(latest_.begin(), latest_.end());
-    *least = std::max(*least, f.order);
+  if (f.number == number && f.where == Where::under_way && !f.again) {
+    pace_.sample(now, std::max<Time>(now - f.sent, 1));
+    latest_sends_.add(f.order);
   }
+  latest_numbers_.add(number + 1);
   if (f.number == number) remove(f);
   pace_.delivered(now, limited);
-  find_holes();
+  find_holes(now);
 }
 
-// Sent before the third-latest send that was answered: it will not come any more.
-void Link::find_holes() noexcept {
-  const uint64_t third = *std::min_element(latest_.begin(), latest_.end());
-  while (under_way_.size != 0) {
-    Flight& f = flights_[under_way_.first];
-    if (f.order >= third) return;
+// A hole is lost behind three later results: others, too, send in order. What was sent again is
+// compared with what was sent behind it, and has a round trip's time, because the contribution that
+// is missing may be another worker's.
+void Link::find_holes(Time now) noexcept {
+  const uint64_t order = latest_sends_.third(), number = latest_numbers_.third();
+  const Time patience = pace_.round_trip() + pace_.round_trip() / 4;
+  for (uint16_t i = under_way_.first; i != kNobody;) {
+    Flight& f = flights_[i];
+    i = f.behind;
+    if (!f.again && f.number + 1 >= number) return;
+    if (f.again && (f.order >= order || now < f.sent + patience)) continue;
     remove(f);
     append(lost_, f, Where::lost);
   }
@@ -500,13 +506,16 @@ void Link::send(Time now, Outlet& outlet) noexcept {
 }
 
 void Link::send_window(Time now, Outlet& outlet) noexcept {
-  if (under_way_.size != 0 && now >= flights_[under_way_.first].sent + pace_.timeout()) {
-    time_out(now);
-  }
+  if (under_way_.size != 0 && now >= times_out_at()) time_out(now);
   uint64_t number = 0;
   while (under_way_.size < pace_.window() && next_to_send(now, &number)) {
     send_granule(now, number, outlet);
   }
+}
+
+// While results come, holes are found by them.
+Time Link::times_out_at() const noexcept {
+  return std::max(flights_[under_way_.first].sent, moved_) + pace_.timeout();
 }
 
 void Link::time_out(Time now) noexcept {
@@ -572,9 +581,12 @@ void Link::send_granule(Time now, uint64_t number, Outlet& outlet) noexcept {
     if ((o.flags & wire::kEmpty) == 0) payload = o.payload;
   }
   std::array<uint8_t, wire::kUpHeaderBytes> header;
-  wire::write_up(h, key_, wire::era_of(number), payload, header.data());
+  const bool codes = !payload.empty() && (o.flags & wire::kValues) == 0;
+  const std::size_t padding =
+      pad_ && codes ? settings_.job.padded_bytes() - settings_.job.code_bytes() : 0;
+  wire::write_up(h, key_, wire::era_of(number), payload, header.data(), padding);
   ++stats_.sent;
-  outlet.send(header, payload);
+  outlet.send(header, payload, padding);
 }
 
 void Link::send_bare(DatagramType type, Outlet& outlet) noexcept {
@@ -588,7 +600,7 @@ void Link::send_bare(DatagramType type, Outlet& outlet) noexcept {
   std::array<uint8_t, wire::kUpHeaderBytes> header;
   wire::write_up(h, key_, wire::era_of(ack_), {}, header.data());
   ++stats_.sent;
-  outlet.send(header, {});
+  outlet.send(header, {}, 0);
 }
 
 void Link::send_held(Outlet& outlet) noexcept {
@@ -612,7 +624,7 @@ void Link::send_held(Outlet& outlet) noexcept {
     std::array<uint8_t, wire::kDownHeaderBytes> header;
     wire::write_down(h, key_, wire::era_of(number), sum, header.data());
     ++stats_.sent;
-    outlet.send(header, sum);
+    outlet.send(header, sum, 0);
   }
   asked_count_ = 0;
 }
@@ -628,7 +640,7 @@ Time Link::wake(Time now) const noexcept {
     if (ack_due_) next = now;
     if (closing_) next = std::min(next, leave_at_);
     if (!done() && under_way_.size != 0) {
-      next = std::min(next, flights_[under_way_.first].sent + pace_.timeout());
+      next = std::min(next, times_out_at());
     }
     if (!done() && under_way_.size == 0) next = std::min(next, probe_at_);
   }

@@ -5,6 +5,7 @@
 // nothing is allocated after construction.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <span>
@@ -19,11 +20,12 @@
 namespace laconic::transport::aggregation {
 
 /// Takes what a link sends. The header is copied during the call; the payload is the caller's of
-/// begin(), or a result that is kept: it is valid until the link is called again.
+/// begin(), or a result that is kept: it is valid until the link is called again. `padding` zeros
+/// follow it.
 class Outlet {
  public:
   virtual ~Outlet() = default;
-  virtual void send(Bytes header, Bytes payload) = 0;
+  virtual void send(Bytes header, Bytes payload, std::size_t padding) = 0;
 };
 
 struct LinkSettings {
@@ -86,6 +88,16 @@ class Link {
     bool again = false;  ///< sent more than once: no sample of the round trip
     bool pull = false;   ///< without the contribution
   };
+  struct LargestThree {
+    std::array<uint64_t, 3> values{};
+    void add(uint64_t value) noexcept {
+      uint64_t* least = std::min_element(values.begin(), values.end());
+      *least = std::max(*least, value);
+    }
+    [[nodiscard]] uint64_t third() const noexcept {
+      return *std::min_element(values.begin(), values.end());
+    }
+  };
   struct List {
     uint16_t first = 0xFFFFU, last = 0xFFFFU;
     uint32_t size = 0;
@@ -130,7 +142,7 @@ class Link {
   void keep(uint64_t number, const wire::DownHeader& h, Bytes payload) noexcept;
   void deliver(uint64_t number) noexcept;
   void note_arrival(Time now, uint64_t number) noexcept;
-  void find_holes() noexcept;
+  void find_holes(Time now) noexcept;
 
   // Sending.
   void send_window(Time now, Outlet& outlet) noexcept;
@@ -138,6 +150,7 @@ class Link {
   void send_granule(Time now, uint64_t number, Outlet& outlet) noexcept;
   void send_bare(wire::DatagramType type, Outlet& outlet) noexcept;
   void send_held(Outlet& outlet) noexcept;
+  [[nodiscard]] Time times_out_at() const noexcept;
   void time_out(Time now) noexcept;
   void give_up_if_silent(Time now) noexcept;
   void fail(Errc code, std::string message, std::string hint) noexcept;
@@ -145,6 +158,7 @@ class Link {
   LinkSettings settings_;
   Phase phase_ = Phase::idle;
   bool ever_joined_ = false, closing_ = false, closed_ = false;
+  bool pad_ = false;
   bool has_key_ = false;   ///< of epoch_
   bool enrolled_ = false;  ///< in epoch_
   bool ack_due_ = false, pulling_ = false;
@@ -167,7 +181,8 @@ class Link {
   std::vector<Flight> flights_;
   List under_way_, lost_;
   uint64_t order_ = 0;
-  std::array<uint64_t, 3> latest_{};  ///< orders of the latest sends that were answered
+  LargestThree latest_sends_;         ///< orders of first sends that were answered
+  LargestThree latest_numbers_;       ///< numbers of results, and 1
   std::array<uint64_t, 64> asked_{};  ///< results that the server asked for
   std::size_t asked_count_ = 0;
   Pace pace_;

@@ -27,6 +27,7 @@ constexpr int kBuffer = 8 << 20;  // what the kernel grants is less without priv
 constexpr std::size_t kCoalesced = 65535;
 constexpr std::size_t kLongest = 33 << 10;  // a result of 8,192 lanes of 32 bits
 constexpr std::size_t kMostBytes = 65000;
+constexpr std::array<uint8_t, (16 << 10) + 8> kZeros{};  // a result of 8,192 lanes of 16 bits
 
 Error system_error(std::string what, int error) {
   return {Errc::engine_failed, std::move(what) + ": " + std::strerror(error), {}};
@@ -200,8 +201,8 @@ bool has_gso() noexcept {
 
 Batch::Batch(Io io) noexcept : io_(io) {}
 
-bool Batch::push(Bytes header, Bytes payload) noexcept {
-  const std::size_t size = header.size() + payload.size();
+bool Batch::push(Bytes header, Bytes payload, std::size_t padding) noexcept {
+  const std::size_t size = header.size() + payload.size() + padding;
   const bool is_long = header.size() > headers_[0].size();
   if (count_ != 0) {
     const bool fits = count_ < kMost && bytes_ + size <= kMostBytes && !is_long && !last_is_short_;
@@ -211,6 +212,7 @@ bool Batch::push(Bytes header, Bytes payload) noexcept {
   if (count_ == 0) segment_ = size;
   std::copy(header.begin(), header.end(), is_long ? long_header_.data() : headers_[count_].data());
   header_sizes_[count_] = static_cast<uint16_t>(header.size());
+  paddings_[count_] = static_cast<uint16_t>(padding);
   payloads_[count_++] = payload;
   bytes_ += size;
   return true;
@@ -228,19 +230,24 @@ bool Batch::flush(const Socket& socket, const Endpoint* to) noexcept {
   return error != ECONNREFUSED;
 }
 
+std::size_t Batch::pieces_of(std::size_t index, iovec* pieces) const noexcept {
+  const bool is_long = header_sizes_[index] > headers_[index].size();
+  const uint8_t* header = is_long ? long_header_.data() : headers_[index].data();
+  const Bytes parts[kPieces] = {
+      {header, header_sizes_[index]}, payloads_[index], {kZeros.data(), paddings_[index]}};
+  std::size_t count = 0;
+  for (const Bytes part : parts) {
+    if (!part.empty()) pieces[count++] = {const_cast<uint8_t*>(part.data()), part.size()};
+  }
+  return count;
+}
+
 // One message that the kernel cuts. False: it would not, for instance because the device cannot
 // take checksums off our hands.
 bool Batch::send_segmented(const Socket& socket, const Endpoint* to, int* error) const noexcept {
-  std::array<iovec, 2 * kMost> pieces;
+  std::array<iovec, kPieces * kMost> pieces;
   std::size_t n = 0;
-  for (std::size_t i = 0; i < count_; ++i) {
-    const uint8_t* header =
-        header_sizes_[i] > headers_[i].size() ? long_header_.data() : headers_[i].data();
-    pieces[n++] = {const_cast<uint8_t*>(header), header_sizes_[i]};
-    if (!payloads_[i].empty()) {
-      pieces[n++] = {const_cast<uint8_t*>(payloads_[i].data()), payloads_[i].size()};
-    }
-  }
+  for (std::size_t i = 0; i < count_; ++i) n += pieces_of(i, &pieces[n]);
   alignas(cmsghdr) std::array<uint8_t, CMSG_SPACE(sizeof(uint16_t))> control{};
   msghdr message{};
   if (to != nullptr) {
@@ -268,16 +275,12 @@ bool Batch::send_segmented(const Socket& socket, const Endpoint* to, int* error)
 }
 
 void Batch::send_each(const Socket& socket, const Endpoint* to, int* error) const noexcept {
-  std::array<iovec, 2 * kMost> pieces;
+  std::array<iovec, kPieces * kMost> pieces;
   std::array<mmsghdr, kMost> messages{};
   for (std::size_t i = 0; i < count_; ++i) {
-    const uint8_t* header =
-        header_sizes_[i] > headers_[i].size() ? long_header_.data() : headers_[i].data();
-    pieces[2 * i] = {const_cast<uint8_t*>(header), header_sizes_[i]};
-    pieces[2 * i + 1] = {const_cast<uint8_t*>(payloads_[i].data()), payloads_[i].size()};
     msghdr& m = messages[i].msg_hdr;
-    m.msg_iov = &pieces[2 * i];
-    m.msg_iovlen = payloads_[i].empty() ? 1 : 2;
+    m.msg_iov = &pieces[kPieces * i];
+    m.msg_iovlen = pieces_of(i, m.msg_iov);
     if (to != nullptr) {
       m.msg_name = const_cast<sockaddr_storage*>(&to->address);
       m.msg_namelen = to->size;

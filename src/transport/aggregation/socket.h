@@ -5,6 +5,7 @@
 #pragma once
 
 #include <sys/socket.h>
+#include <sys/uio.h>
 
 #include <array>
 #include <cstdint>
@@ -65,7 +66,7 @@ class Batch {
   explicit Batch(Io io) noexcept;
 
   /// False: there is no room, or it has another length: flush first.
-  bool push(Bytes header, Bytes payload) noexcept;
+  bool push(Bytes header, Bytes payload, std::size_t padding = 0) noexcept;
   [[nodiscard]] bool empty() const noexcept { return count_ == 0; }
   /// To `to`, or where the socket is connected to. False: the peer's port is closed.
   bool flush(const Socket& socket, const Endpoint* to) noexcept;
@@ -73,6 +74,8 @@ class Batch {
  private:
   static constexpr std::size_t kMost = 64;         // segments in older kernels
   static constexpr std::size_t kHeaderRoom = 656;  // enrolments come as headers
+  static constexpr std::size_t kPieces = 3;        // header, payload, padding
+  std::size_t pieces_of(std::size_t index, iovec* pieces) const noexcept;
   [[nodiscard]] bool send_segmented(const Socket& socket, const Endpoint* to,
                                     int* error) const noexcept;
   void send_each(const Socket& socket, const Endpoint* to, int* error) const noexcept;
@@ -84,6 +87,7 @@ class Batch {
   std::array<uint8_t, kHeaderRoom> long_header_;
   std::array<uint16_t, kMost> header_sizes_;
   std::array<Bytes, kMost> payloads_;
+  std::array<uint16_t, kMost> paddings_;
 };
 
 /// Memory for what a thread receives.

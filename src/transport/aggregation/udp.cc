@@ -20,10 +20,10 @@ constexpr Time kMillisecond = 1000000;
 class ToBatch final : public Outlet {
  public:
   ToBatch(Batch& batch, const Socket& socket) : batch_(batch), socket_(socket) {}
-  void send(Bytes header, Bytes payload) override {
-    if (batch_.push(header, payload)) return;
+  void send(Bytes header, Bytes payload, std::size_t padding) override {
+    if (batch_.push(header, payload, padding)) return;
     batch_.flush(socket_, nullptr);
-    batch_.push(header, payload);
+    batch_.push(header, payload, padding);
   }
 
  private:
@@ -31,23 +31,22 @@ class ToBatch final : public Outlet {
   const Socket& socket_;
 };
 
-Result<void> check_mtu(const Socket& socket, const Endpoint& to, const wire::JobSettings& job) {
-  const uint32_t mtu = socket.mtu();
-  const uint32_t front = to.address.ss_family == AF_INET6 ? kIpAndUdp6 : kIpAndUdp4;
-  const uint64_t longest =
-      std::max(wire::kDownHeaderBytes + job.slot_bytes(), wire::kUpHeaderBytes + job.code_bytes());
+}  // namespace
+
+Result<void> fits_path(const wire::JobSettings& job, uint32_t mtu, bool ipv6) {
+  const uint32_t front = ipv6 ? kIpAndUdp6 : kIpAndUdp4;
+  const uint64_t longest = std::max(wire::kDownHeaderBytes + job.slot_bytes(),
+                                    wire::kUpHeaderBytes + job.padded_bytes());
   if (mtu == 0 || longest + front <= mtu) return {};
-  const uint64_t room = mtu - front - wire::kDownHeaderBytes;
+  const uint64_t room = mtu - std::min<uint64_t>(mtu, front + wire::kDownHeaderBytes);
   const uint64_t lanes = std::bit_floor(room * 8 / job.lane_bits);
   return Error{Errc::unsupported,
-               "a granule of " + std::to_string(job.lanes) + " lanes of " +
+               "a block of " + std::to_string(job.lanes) + " in lanes of " +
                    std::to_string(job.lane_bits) + " bits needs datagrams of " +
-                   std::to_string(longest + front) + " bytes, and the path to " +
-                   endpoint_text(to) + " takes " + std::to_string(mtu),
-               "blocks of at most " + std::to_string(lanes) + " fit"};
+                   std::to_string(longest + front) + " bytes, and the path takes " +
+                   std::to_string(mtu),
+               "block=" + std::to_string(lanes) + " fits"};
 }
-
-}  // namespace
 
 Time steady_now() noexcept {
   return static_cast<Time>(std::chrono::duration_cast<std::chrono::nanoseconds>(
@@ -77,7 +76,12 @@ Result<std::unique_ptr<UdpWorker>> UdpWorker::attach(const UdpSettings& settings
     if (!endpoint) return endpoint.error();
     auto socket = Socket::connected(*endpoint, io);
     if (!socket) return std::move(socket).error();
-    if (auto r = check_mtu(*socket, *endpoint, settings.link.job); !r) return std::move(r).error();
+    const bool ipv6 = endpoint->address.ss_family == AF_INET6;
+    if (auto r = fits_path(settings.link.job, socket->mtu(), ipv6); !r) {
+      Error error = std::move(r).error();
+      error.message = "aggregation server " + text + ": " + error.message;
+      return error;
+    }
     links.push_back(settings.link);
     links.back().server = text;
     paths.push_back({std::move(*socket), Batch(io)});

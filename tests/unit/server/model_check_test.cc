@@ -72,6 +72,7 @@ Schedule schedule_of(uint64_t index) {
   job.deadline_us = 2000;
   job.timeout_ms = 1000;
   job.full_tags = dice.one_in(8);
+  s.plan.pad = dice.one_in(8);
   s.plan.seed = index;
   s.plan.exchanges = static_cast<uint32_t>(dice.between(2, 6));
   s.plan.granules = static_cast<uint32_t>(dice.between(1, 30));

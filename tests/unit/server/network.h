@@ -53,6 +53,7 @@ struct Weather {
   Time delay = 50 * kMicrosecond;
   Time jitter = 0;    ///< above `delay` datagrams overtake each other
   double spikes = 0;  ///< of 5 ms
+  uint64_t rate = 0;  ///< bits in a second, of each worker each way; 0: no limit
 };
 
 inline server::Address address_of(uint64_t worker) {
@@ -69,6 +70,7 @@ struct Plan {
   uint32_t exchanges = 3;
   uint32_t granules = 16;  ///< of an exchange
   uint64_t number = 0x1234567890ABCDEFU;
+  bool pad = false;  ///< the server wants data as long as results
 };
 
 /// One granule's contribution. Every fourth granule is a tally: 32-bit lanes of which rank w sets
@@ -191,7 +193,6 @@ class Network {
     for (uint32_t w = 0; w < plan_.job.world; ++w) {
       workers_.push_back(std::make_unique<Worker>(plan_, w, dice_.next()));
       workers_.back()->link().connect(0);
-      busy_.push_back(true);
       lags_.push_back(0);
     }
   }
@@ -207,11 +208,15 @@ class Network {
   void lag(uint32_t w, Time time) { lags_[w] = time; }
   /// Exchanges that begin late by `lag` alone: one in this many; 1 is all.
   uint64_t lag_one_in = 1;
+  /// What every rank computes before an exchange, besides.
+  Time compute = 0;
   uint64_t datagrams = 0;
+  uint64_t max_steps = 100000;  ///< more is a hang
 
   void start_server() {
     server::ServerSettings settings;
     settings.token = plan_.token;
+    settings.pad = plan_.pad;
     for (uint8_t& byte : settings.secret) byte = static_cast<uint8_t>(dice_.next());
     server_ = std::make_unique<server::Server>(settings);
     server_up_ = true;
@@ -244,7 +249,7 @@ class Network {
     for (uint32_t w = 0; w < workers_.size(); ++w) drive(w);
     while (running()) {
       const Time next = next_event();
-      if (next > deadline || ++steps_ > 100000) return false;
+      if (next > deadline || ++steps_ > max_steps) return false;
       now_ = std::max(now_, next);
       step();
     }
@@ -360,7 +365,7 @@ class Network {
   }
 
   void schedule_begin(Worker& w, uint32_t index) {
-    w.next_begin = now_ + dice_.below(200 * kMicrosecond) +
+    w.next_begin = now_ + compute + dice_.below(200 * kMicrosecond) +
                    (lag_one_in == 1 || dice_.one_in(lag_one_in) ? lags_[index] : 0);
   }
 
@@ -379,6 +384,13 @@ class Network {
     const int copies = weather_.duplicates > 0 && dice_.chance(weather_.duplicates) ? 2 : 1;
     for (int i = 0; i < copies; ++i) {
       Time time = now_ + weather_.delay + dice_.below(weather_.jitter + 1);
+      if (weather_.rate != 0) {
+        // Behind what is in the queue; Ethernet, IP and UDP take 66 bytes.
+        const uint32_t worker = up ? from - 1 : to - 1;
+        Time& free = wires_[2 * worker + (up ? 0 : 1)];
+        free = std::max(free, now_) + (scratch_.size() + 66) * 8 * kSecond / weather_.rate;
+        time += free - now_;
+      }
       if (weather_.spikes > 0 && dice_.chance(weather_.spikes)) time += 5 * kMillisecond;
       put(time, from, to, scratch_);
     }
@@ -408,7 +420,11 @@ class Network {
   };
   struct FromWorker final : transport::aggregation::Outlet {
     FromWorker(Network& n, uint32_t from_) : network(n), from(from_) {}
-    void send(Bytes header, Bytes payload) override { network.post(from, 0, header, payload); }
+    void send(Bytes header, Bytes payload, std::size_t padding) override {
+      std::vector<uint8_t> padded(payload.begin(), payload.end());
+      padded.resize(padded.size() + padding);
+      network.post(from, 0, header, padded);
+    }
     Network& network;
     uint32_t from;
   };
@@ -421,7 +437,7 @@ class Network {
   std::unique_ptr<server::Server> server_;
   bool server_up_ = false;
   std::vector<std::unique_ptr<Worker>> workers_;
-  std::vector<bool> busy_;
+  std::vector<Time> wires_ = std::vector<Time>(2 * wire::kMaxWorkers);
   std::vector<Time> lags_;
   uint64_t closed_ports_ = 0;
   Time burst_up_ = 0, burst_down_ = 0;

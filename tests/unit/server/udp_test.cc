@@ -168,6 +168,27 @@ TEST_P(Udp, AServerThatComesBackGoesOn) {
   EXPECT_EQ(restarts, 2U);
 }
 
+TEST_P(Udp, ALostServerIsNamed) {
+  Serving a(GetParam());
+  auto b = std::make_unique<Serving>(GetParam(), "127.0.0.1:0", 2);
+  const std::string lost = b->address();
+  auto settings = worker_settings({a.address(), lost}, 0, 1, 14, GetParam());
+  settings.link.job.timeout_ms = 200;
+  auto worker = UdpWorker::attach(settings, Clock::now() + seconds(20));
+  ASSERT_TRUE(worker) << worker.error().message;
+  work(**worker, 0, 1, 1, 20);
+  b.reset();
+  const std::vector<uint8_t> codes(512);
+  std::vector<uint8_t> sums(2 * 1024);
+  std::vector<agg::Outgoing> out(2, {codes, 0, 0, 0});
+  std::vector<agg::Incoming> in(2);
+  for (std::size_t i = 0; i < 2; ++i) in[i].lanes = MutBytes(sums).subspan(1024 * i, 1024);
+  const auto done = (*worker)->run(out, in, Clock::now() + seconds(20));
+  ASSERT_FALSE(done);
+  EXPECT_EQ(done.error().code, Errc::timed_out);
+  EXPECT_NE(done.error().message.find(lost), std::string::npos) << done.error().message;
+}
+
 TEST_P(Udp, AClosedPortIsALostWorker) {
   Serving server(GetParam());
   std::thread goes([&] {
@@ -201,6 +222,28 @@ TEST(UdpServer, WithoutATokenOnlyLoopbackIsServed) {
   EXPECT_EQ(refused.error().code, Errc::invalid_argument);
   settings.server.token[0] = 1;
   EXPECT_TRUE(server::UdpServer::open(settings));
+}
+
+TEST(UdpWorker, ABlockTooLongForThePathIsRefused) {
+  wire::JobSettings job = job_of(4);
+  job.values = 0;
+  EXPECT_TRUE(agg::fits_path(job, 1500, false));
+  EXPECT_TRUE(agg::fits_path(job, 1500, true));
+  EXPECT_TRUE(agg::fits_path(job, 1024 + 40 + 28, false));
+  EXPECT_FALSE(agg::fits_path(job, 1024 + 40 + 27, false));
+  EXPECT_FALSE(agg::fits_path(job, 20, false));
+  EXPECT_TRUE(agg::fits_path(job, 0, false));
+  job.lanes = 8192;
+  EXPECT_TRUE(agg::fits_path(job, 9000, false));
+  const auto refused = agg::fits_path(job, 1500, false);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, Errc::unsupported);
+  EXPECT_EQ(refused.error().hint, "block=1024 fits");
+  job.lane_bits = 16;
+  EXPECT_EQ(agg::fits_path(job, 1500, false).error().hint, "block=512 fits");
+  job.lanes = 512;
+  job.values = 400;
+  EXPECT_FALSE(agg::fits_path(job, 1500, false)) << "1,600 bytes of small parameters";
 }
 
 TEST(UdpWorker, AServerThatIsNotThereIsNamed) {

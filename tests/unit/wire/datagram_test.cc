@@ -87,6 +87,22 @@ TEST(Datagram, OnlyAFullTagCoversThePayload) {
   }
 }
 
+TEST(Datagram, PaddingIsTaggedAsIfItWereThere) {
+  for (const uint8_t full : {uint8_t{0}, uint8_t{kFull}}) {
+    for (const std::size_t size : {1U, 7U, 8U, 13U, 16U}) {
+      for (const std::size_t padding : {0U, 1U, 3U, 8U, 17U}) {
+        UpHeader h = kUp;
+        h.flags |= full;
+        std::vector<uint8_t> payload(size, 0xAB), bytes(kUpHeaderBytes);
+        write_up(h, kKey, 1, payload, bytes.data(), padding);
+        payload.resize(size + padding);
+        bytes.insert(bytes.end(), payload.begin(), payload.end());
+        EXPECT_TRUE(tag_is_right(bytes, kUpHeaderBytes, kKey, 1)) << size << " + " << padding;
+      }
+    }
+  }
+}
+
 TEST(Datagram, EveryLengthIsJudged) {
   const auto up = written(kUp, std::vector<uint8_t>(40), 0);
   const auto down = written(kDown, std::vector<uint8_t>(40), 0);
