@@ -119,13 +119,17 @@ AgreementCard failure_card(const Error& why) noexcept {
 }
 
 Result<void> check_failures(Bytes cards) {
-  for (uint32_t r = 0; (r + 1) * kAgreementBytes <= cards.size(); ++r) {
-    const auto card = load<FailureCard>(cards.data() + r * kAgreementBytes);
-    if (card.magic != kFailureMagic) continue;
-    const auto claimed = static_cast<Errc>(card.code);
-    const bool known = claimed != Errc::ok && errc_name(claimed) != "unknown";
-    return Error{known ? claimed : Errc::peer_failed,
-                 "rank " + std::to_string(r) + ": " + text_of(card.message), text_of(card.hint)};
+  // A rank's own trouble before what others have seen of it.
+  for (const bool hearsay : {false, true}) {
+    for (uint32_t r = 0; (r + 1) * kAgreementBytes <= cards.size(); ++r) {
+      const auto card = load<FailureCard>(cards.data() + r * kAgreementBytes);
+      if (card.magic != kFailureMagic) continue;
+      const auto claimed = static_cast<Errc>(card.code);
+      if (!hearsay && (claimed == Errc::peer_failed || claimed == Errc::timed_out)) continue;
+      const bool known = claimed != Errc::ok && errc_name(claimed) != "unknown";
+      return Error{known ? claimed : Errc::peer_failed,
+                   "rank " + std::to_string(r) + ": " + text_of(card.message), text_of(card.hint)};
+    }
   }
   return {};
 }

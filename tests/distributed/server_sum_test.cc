@@ -221,6 +221,7 @@ TEST(ServerSumPlan, IsChosenWhereSomebodyAddsAndRefusedWhereNobodyDoes) {
   LoopbackHub hub(1);
   SessionOptions options;
   options.plan = "server_sum";
+  options.small_elements = 64;
   const auto none = Session::create("thc", model(), hub.engine(0), options);
   ASSERT_FALSE(none);
   EXPECT_NE(none.error().message.find("nobody adds for this engine"), std::string::npos);
@@ -230,7 +231,9 @@ TEST(ServerSumPlan, IsChosenWhereSomebodyAddsAndRefusedWhereNobodyDoes) {
   const auto frames = Session::create("int8", model(), adding.engine(0), options);
   ASSERT_FALSE(frames);
   EXPECT_NE(frames.error().message.find("its payload is not codes that add"), std::string::npos);
-  const auto by_itself = Session::create("thc", model(), adding.engine(0));
+  SessionOptions small;
+  small.small_elements = 64;
+  const auto by_itself = Session::create("thc", model(), adding.engine(0), small);
   ASSERT_TRUE(by_itself) << by_itself.error().message;
   EXPECT_NE((*by_itself)->explain().find("\"strategy\": \"server_sum\""), std::string::npos);
 }

@@ -1,0 +1,277 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// Sessions whose codes real servers add, over UDP on the loopback interface.
+#include "laconic/engine/aggregator.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <bit>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <thread>
+
+#include "laconic/loopback.h"
+#include "laconic/random.h"
+#include "laconic/session.h"
+#include "server/io/udp_server.h"
+
+namespace laconic::test {
+namespace {
+
+using Floats = std::vector<float>;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+const std::vector<Parameter>& model() {
+  static const std::vector<Parameter> list{
+      {"a.weight", 150, 200}, {"a.bias", 150, 1}, {"b.weight", 133, 171}, {"b.bias", 133, 1}};
+  return list;
+}
+constexpr uint64_t kElements = 150 * 200 + 150 + 133 * 171 + 133;
+
+Floats gradient(uint32_t rank, uint64_t step) {
+  Floats g(kElements);
+  for (uint64_t i = 0; i < g.size(); ++i) {
+    const RandomBlock r = philox({rank + 1, static_cast<uint32_t>(step)}, i);
+    g[i] = static_cast<float>(static_cast<double>(r[0]) + r[1] - 4294967296.0) * 0x1p-32F;
+  }
+  return g;
+}
+
+bool same_bits(const Floats& a, const Floats& b) {
+  return a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin(), [](float x, float y) {
+           return std::bit_cast<uint32_t>(x) == std::bit_cast<uint32_t>(y);
+         });
+}
+
+class Serving {
+ public:
+  explicit Serving(const std::string& bind = "127.0.0.1:0", uint64_t secret = 1,
+                   const wire::Token& token = {}) {
+    server::UdpServerSettings settings;
+    settings.bind = bind;
+    settings.server.token = token;
+    store(settings.server.secret.data(), secret);
+    store(settings.server.secret.data() + 16, secret << 20U);
+    auto opened = server::UdpServer::open(settings);
+    if (!opened) {
+      ADD_FAILURE() << opened.error().message;
+      return;
+    }
+    server_ = std::move(*opened);
+    address_ = server_->address();
+    thread_ = std::thread([this] { server_->run(stop_); });
+  }
+  ~Serving() {
+    stop_ = true;
+    if (thread_.joinable()) thread_.join();
+  }
+  [[nodiscard]] const std::string& address() const { return address_; }
+
+ private:
+  std::unique_ptr<server::UdpServer> server_;
+  std::string address_;
+  std::atomic<bool> stop_{false};
+  std::thread thread_;
+};
+
+/// body(rank, engine of that rank) on a thread each.
+template <class Body>
+void on_ranks(uint32_t world, Body body) {
+  LoopbackHub hub(world, seconds(30));
+  std::vector<std::thread> threads;
+  for (uint32_t rank = 0; rank < world; ++rank)
+    threads.emplace_back([&, rank] { body(rank, hub.engine(rank)); });
+  for (std::thread& thread : threads) thread.join();
+}
+
+SessionOptions options_for(const std::string& plan) {
+  SessionOptions options;
+  options.plan = plan;
+  options.small_elements = 256;
+  options.part = 0;
+  return options;
+}
+
+std::vector<std::vector<Floats>> by_engine(const std::string& spec, uint32_t world,
+                                           uint64_t steps) {
+  std::vector<std::vector<Floats>> means(world);
+  on_ranks(world, [&](uint32_t rank, Engine& engine) {
+    auto session = Session::create(spec, model(), engine, options_for("native_sum"));
+    ASSERT_TRUE(session) << session.error().message;
+    for (uint64_t step = 0; step < steps; ++step) {
+      means[rank].push_back(gradient(rank, step));
+      ASSERT_TRUE((*session)->average(step, means[rank].back()));
+    }
+  });
+  return means;
+}
+
+/// `between(rank, step)` before each step.
+template <class Between>
+std::vector<std::vector<Floats>> by_server(const std::string& spec, uint32_t world, uint64_t steps,
+                                           const AggregatorOptions& aggregator, Between between) {
+  std::vector<std::vector<Floats>> means(world);
+  on_ranks(world, [&](uint32_t rank, Engine& inner) {
+    auto engine = AggregatorEngine::create(inner, aggregator);
+    ASSERT_TRUE(engine) << engine.error().message;
+    auto session = Session::create(spec, model(), **engine, options_for("auto"));
+    ASSERT_TRUE(session) << session.error().message;
+    for (uint64_t step = 0; step < steps; ++step) {
+      between(rank, step);
+      means[rank].push_back(gradient(rank, step));
+      const auto done = (*session)->average(step, means[rank].back());
+      ASSERT_TRUE(done) << done.error().message;
+    }
+    EXPECT_NE((*session)->explain().find("server_sum"), std::string::npos);
+  });
+  return means;
+}
+
+void expect_same(const std::vector<std::vector<Floats>>& a,
+                 const std::vector<std::vector<Floats>>& b) {
+  ASSERT_EQ(a.size(), b.size());
+  for (size_t r = 0; r < a.size(); ++r) {
+    ASSERT_EQ(a[r].size(), b[r].size());
+    for (size_t step = 0; step < a[r].size(); ++step)
+      ASSERT_TRUE(same_bits(a[r][step], b[r][step])) << "rank " << r << ", step " << step;
+  }
+}
+
+constexpr auto kNothing = [](uint32_t, uint64_t) {};
+
+TEST(Aggregator, GivesTheBitsOfTheEnginesOwnSums) {
+  for (const char* spec : {"thc", "thc:block=512,scale=exact", "thc:bits=2,lane=16+noef"}) {
+    SCOPED_TRACE(spec);
+    Serving server;
+    AggregatorOptions options;
+    options.servers = {server.address()};
+    expect_same(by_server(spec, 3, 5, options, kNothing), by_engine(spec, 3, 5));
+  }
+}
+
+TEST(Aggregator, TwoServersShareTheWork) {
+  Serving a, b("127.0.0.1:0", 2);
+  AggregatorOptions options;
+  options.servers = {a.address(), b.address()};
+  expect_same(by_server("thc", 4, 4, options, kNothing), by_engine("thc", 4, 4));
+}
+
+TEST(Aggregator, GoesOnWhenTheServerIsStartedAgain) {
+  auto server = std::make_unique<Serving>();
+  const std::string address = server->address();
+  AggregatorOptions options;
+  options.servers = {address};
+  const auto restarted = [&](uint32_t rank, uint64_t step) {
+    if (rank != 0 || step != 2) return;
+    server.reset();
+    server = std::make_unique<Serving>(address, 77);
+  };
+  expect_same(by_server("thc", 3, 5, options, restarted), by_engine("thc", 3, 5));
+}
+
+TEST(Aggregator, WhoIsLateIsNotWaitedFor) {
+  Serving server;
+  AggregatorOptions options;
+  options.servers = {server.address()};
+  options.quorum = 0.6;
+  options.deadline = milliseconds(5);
+  const auto late = [](uint32_t rank, uint64_t step) {
+    if (rank == 2 && step == 2) std::this_thread::sleep_for(milliseconds(80));
+  };
+  const auto means = by_server("thc", 3, 6, options, late);
+  for (uint64_t step = 0; step < 6; ++step) {
+    ASSERT_TRUE(same_bits(means[0][step], means[1][step]));
+    ASSERT_TRUE(same_bits(means[0][step], means[2][step]));
+  }
+}
+
+wire::Token token_of(uint8_t seed) {
+  wire::Token token;
+  for (uint8_t i = 0; i < token.size(); ++i) token[i] = static_cast<uint8_t>(seed + 7 * i);
+  return token;
+}
+
+std::string token_file(const char* name, const wire::Token& token) {
+  const std::string path = (std::filesystem::temp_directory_path() /
+                            (std::string("laconic-") + name + std::to_string(::getpid())))
+                               .string();
+  std::ofstream(path, std::ios::binary)
+      .write(reinterpret_cast<const char*>(token.data()),
+             static_cast<std::streamsize>(token.size()));
+  return path;
+}
+
+/// One sentence on every rank, at create.
+std::vector<Error> refusals(uint32_t world, const std::function<AggregatorOptions(uint32_t)>& of) {
+  std::vector<Error> errors(world, Error{Errc::ok, {}, {}});
+  on_ranks(world, [&](uint32_t rank, Engine& inner) {
+    auto engine = AggregatorEngine::create(inner, of(rank));
+    ASSERT_TRUE(engine) << engine.error().message;
+    auto session = Session::create("thc", model(), **engine, options_for("auto"));
+    ASSERT_FALSE(session);
+    errors[rank] = session.error();
+  });
+  return errors;
+}
+
+TEST(Aggregator, AWrongTokenIsOneSentenceOnEveryRank) {
+  Serving server("127.0.0.1:0", 1, token_of(1));
+  const std::string right = token_file("right", token_of(1)),
+                    wrong = token_file("wrong", token_of(2));
+  const auto errors = refusals(3, [&](uint32_t rank) {
+    AggregatorOptions options;
+    options.servers = {server.address()};
+    options.token = rank == 1 ? wrong : right;
+    options.timeout = seconds(2);
+    return options;
+  });
+  for (const Error& error : errors) {
+    EXPECT_EQ(error.message, errors[0].message);
+    EXPECT_NE(error.message.find("token"), std::string::npos) << error.message;
+  }
+  std::remove(right.c_str());
+  std::remove(wrong.c_str());
+}
+
+TEST(Aggregator, NoServerThereIsToldWithItsAddress) {
+  std::string address;
+  { address = Serving().address(); }  // a port that nobody has any more
+  const auto errors = refusals(2, [&](uint32_t) {
+    AggregatorOptions options;
+    options.servers = {address};
+    options.timeout = seconds(2);
+    return options;
+  });
+  for (const Error& error : errors) {
+    EXPECT_EQ(error.message, errors[0].message);
+    EXPECT_NE(error.message.find(address), std::string::npos) << error.message;
+  }
+}
+
+TEST(Aggregator, OptionsThatCannotBeAreRefused) {
+  LoopbackHub hub(1);
+  const auto message = [&](const AggregatorOptions& options) {
+    auto engine = AggregatorEngine::create(hub.engine(0), options);
+    return engine ? std::string() : engine.error().message;
+  };
+  EXPECT_EQ(message({}), "no aggregation server was named");
+  AggregatorOptions options;
+  options.servers = {"127.0.0.1:1"};
+  options.quorum = 1.5;
+  EXPECT_NE(message(options).find("quorum: expected 0 to 1"), std::string::npos);
+  options.quorum = 1;
+  options.token = "/nowhere/token";
+  EXPECT_NE(message(options).find("/nowhere/token cannot be opened"), std::string::npos);
+  options.token = token_file("short", token_of(1));
+  std::filesystem::resize_file(options.token, 31);
+  EXPECT_NE(message(options).find("is not a file of 32 bytes"), std::string::npos);
+  std::remove(options.token.c_str());
+}
+
+}  // namespace
+}  // namespace laconic::test
