@@ -51,6 +51,7 @@ SIGNS_FED_BACK = [Pass("read two", why="sums of g + r"), Pass("r += g", why="sig
 
 ENCODE = {
     "signsgd": [Pass("read", why="signs"), narrow(1 / 32)],
+    "signum": [Pass("r += g", why="the gradient joins the running mean"), Pass("read", why="signs"), narrow(1 / 32)],
     "onebit+noef": SIGNS,
     "efsignsgd+noef": SIGNS,
     "onebit": SIGNS_FED_BACK,
