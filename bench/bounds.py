@@ -40,9 +40,8 @@ def dense(part: float) -> list:
 
 
 ADD_ALL = Pass("r += g", why="the mean leaves the residual")
-SIDCO_1 = [Pass("read", why="moments"), Pass("read", why="selection")]
-# The second stage's moments are those of the quarter above the first threshold, found by one more pass.
-SIDCO_2 = [Pass("read", why="moments"), Pass("read", why="moments of the tail"), Pass("read", why="selection")]
+# In the steady state: above the last call's threshold, without a fit.
+SIDCO = [Pass("read", why="selection")]
 TOPK = [Pass("read", why="selection")]
 PRODUCTS = [Pass("read", why="P = M Q"), Pass("read", why="Q = transposed M P")]
 
@@ -52,6 +51,7 @@ SIGNS_FED_BACK = [Pass("read two", why="sums of g + r"), Pass("r += g", why="sig
 
 ENCODE = {
     "signsgd": [Pass("read", why="signs"), narrow(1 / 32)],
+    "signum": [Pass("r += g", why="the gradient joins the running mean"), Pass("read", why="signs"), narrow(1 / 32)],
     "onebit+noef": SIGNS,
     "efsignsgd+noef": SIGNS,
     "onebit": SIGNS_FED_BACK,
@@ -81,10 +81,10 @@ ENCODE = {
     "topk": [FEEDBACK, *TOPK],
     "topk:ratio=0.001+noef": TOPK,
     "topk:ratio=0.001": [FEEDBACK, *TOPK],
-    "sidco:ratio=0.01,law=exp,stages=1+noef": SIDCO_1,
-    "sidco:ratio=0.01,law=exp,stages=1": [FEEDBACK, *SIDCO_1],
-    "sidco:ratio=0.01,law=exp,stages=2+noef": SIDCO_2,
-    "sidco:ratio=0.01,law=exp,stages=2": [FEEDBACK, *SIDCO_2],
+    "sidco:ratio=0.01,law=exp,stages=1+noef": SIDCO,
+    "sidco:ratio=0.01,law=exp,stages=1": [FEEDBACK, *SIDCO],
+    "sidco:ratio=0.01,law=exp,stages=2+noef": SIDCO,
+    "sidco:ratio=0.01,law=exp,stages=2": [FEEDBACK, *SIDCO],
     "powersgd+noef": PRODUCTS,
     "powersgd": [FEEDBACK, *PRODUCTS, ADD_ALL],
 }

@@ -1,8 +1,9 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 """The compressors of GRACE as it defines them (Xu et al., ICDCS 2021), in PyTorch operations: what a user runs without Laconic.
 
-Written from the definitions, without the defects that docs/guide/methods.md lists: ratios are those of Laconic's defaults. Each takes
-the gradient, flat float32, and gives what would travel; nothing is packed, as there.
+Written from the definitions, without the defects that docs/guide/methods.md lists: ratios, buckets and the rank are those of Laconic's
+defaults. Each takes the gradient, flat float32, and gives what would travel; nothing is packed, as there. What else a step of GRACE does,
+its memory and the decoding of every rank's payload, is left out on both sides.
 """
 
 from __future__ import annotations

@@ -29,6 +29,7 @@ endfunction()
 
 # What tests call is optimised, the tests themselves hardly: they are compiled more often than they run.
 function(laconic_test_options TARGET)
+  set_property(TARGET ${TARGET} PROPERTY LACONIC_TEST_PROGRAM ON)
   # ccache looks at the text that gcc -E gives, which must then name the precompiled header.
   target_compile_options(${TARGET} PRIVATE
     $<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess> $<IF:$<CONFIG:Debug>,-O0,-O1>)

@@ -94,10 +94,9 @@ Result<std::vector<Isa>> parse_isas(const std::vector<std::string>& texts) {
 Result<std::vector<std::vector<float>>> tensors(const Options& options) {
   std::vector<std::vector<float>> tensors;
   if (!options.input.empty()) {
-    auto values = read_floats(options.input);
-    if (!values) return std::move(values).error();
-    if (values->empty()) return Error{Errc::invalid_argument, options.input + " is empty", {}};
-    tensors.push_back(*std::move(values));
+    auto tensor = read_tensor(options.input);
+    if (!tensor) return std::move(tensor).error();
+    tensors.push_back(std::move(tensor->values));
     return tensors;
   }
   const auto kind = static_cast<GradientKind>(
@@ -275,7 +274,7 @@ Run add_bench(CLI::App& program) {
   auto* data = command->add_option("--data", options->data, "kind of gradient")
                    ->check(CLI::IsMember({"laplace", "gaussian", "layered"}))
                    ->capture_default_str();
-  command->add_option("--input", options->input, "a gradient of yours: file of raw float32")
+  command->add_option("--input", options->input, "a gradient of yours: raw float32, or .npy")
       ->excludes(data);
   command->add_option("--peers", options->peers, "payloads that one call decodes")
       ->check(CLI::Range(1U, 1024U))

@@ -69,7 +69,8 @@ class Coder {
         params_(*static_cast<const Sidco::Params*>(spec.params())),
         unit_{n, n, 1, 0, 0},
         plan_(Sidco::plan(params_, unit_, 1)),
-        state_(plan_.state_floats) {
+        // What is shown is the fit: without state a call that keeps a threshold makes one.
+        state_(plan_.state_floats == codecs::sidco::Adaptation::kFloats ? plan_.state_floats : 0) {
     Sidco::init(params_, unit_, place_, state_);
   }
 

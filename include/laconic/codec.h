@@ -115,6 +115,8 @@ struct Plan {
   uint32_t rounds = 1;
   std::array<RoundPlan, kMaxRounds> round{};
   uint64_t state_floats = 0;   ///< state that outlives a step, saved with checkpoints
+  /// Zeros are a fresh state, and what an older release saved without it loads, too.
+  bool state_may_lack = false;
   uint64_t kept_bytes = 0;     ///< lent to this unit from the first encode to commit (Work::kept)
   uint64_t scratch_bytes = 0;  ///< lent for one call (Work::scratch)
   /// Up to this magnitude of its inputs nothing overflows, whatever finite numbers the codec state

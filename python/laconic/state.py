@@ -66,7 +66,12 @@ def check_rates(rates, names: list[str]) -> dict[str, float]:
 def check_tensors(tensors, entries: list, unit: float) -> list:
     """(address, float32 values in the unit of the residuals of now) for every (name, address, count) in `entries`."""
     counts = {name: count for name, _, count in entries}
-    check_fields("tensors", tensors, counts.keys())
+    may_lack = {name for name in counts if name.startswith("state/") and name.endswith("?")}  # older releases saved none
+    check_fields("tensors", tensors, counts.keys() - may_lack, may_lack)
+    if may_lack - tensors.keys():
+        import torch
+
+        tensors = {**{name: torch.zeros(counts[name]) for name in may_lack}, **tensors}
     return [(address, _values(name, tensors[name], count, unit)) for name, address, count in entries]
 
 

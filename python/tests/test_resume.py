@@ -304,3 +304,19 @@ def _loaded_halfway(spec):
 @pytest.mark.skipif(not hasattr(torch, "amp") or not hasattr(torch.amp, "GradScaler"), reason="this torch has no GradScaler for the CPU")
 def test_a_residual_too_large_for_the_loss_scale_is_refused(pools):
     assert pools(2).run(_loaded_halfway, spec="topk:ratio=0.05") == [("state_corrupt", True)] * 2
+
+
+def test_a_state_from_before_a_codec_kept_any_loads():
+    """Entries whose names end in '?' may be missing: zeros are a fresh state. Others may not."""
+    from laconic.state import check_tensors
+
+    entries = [("residual/w", 11, 2), ("state/w@0#0?", 22, 1), ("state/flush", 33, 2)]
+    older = {"residual/w": torch.tensor([1.0, 2.0]), "state/flush": torch.zeros(2)}
+    ready = [(address, values.tolist()) for address, values in check_tensors(older, entries, 2.0)]
+    assert ready == [(11, [2.0, 4.0]), (22, [0.0]), (33, [0.0, 0.0])]
+    full = {**older, "state/w@0#0?": torch.tensor([0.5])}
+    assert [values.tolist() for _, values in check_tensors(full, entries, 2.0)][1] == [0.5]
+    for name in older:
+        with pytest.raises(laconic.LaconicError) as caught:
+            check_tensors({key: value for key, value in full.items() if key != name}, entries, 1.0)
+        assert caught.value.name == "state_corrupt" and name in str(caught.value)

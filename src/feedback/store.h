@@ -26,6 +26,9 @@ enum class StateKind : uint8_t {
   codec_state,     ///< warm starts, adaptive stages: no unit
 };
 
+/// The end of the name of codec state that a saved one may lack: it is then as it was created.
+inline constexpr std::string_view kMayLack = "?";
+
 class Store {
  public:
   struct Entry {

@@ -99,6 +99,8 @@ Result<void> bind(const UnitCodec& codec, const Place& place, std::vector<float>
       remembers && settings.kind == MemoryKind::momentum ? slot.unit.count : 0;
   const uint64_t floats = slot.plan.state_floats + momentum;
   const auto of_codec = [&] { return std::span(state).first(slot.plan.state_floats); };
+  if (slot.plan.state_may_lack && momentum != 0 && state.size() == momentum)
+    state.insert(state.begin(), slot.plan.state_floats, 0.0F);
   if (state.empty() && floats != 0) {
     state.resize(floats);
     slot.state = of_codec();

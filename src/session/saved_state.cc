@@ -100,6 +100,14 @@ Result<void> check_head(const Session& session, const Head& head, std::string_vi
                "the engine adds: parts of another size would change the last bit of its sums"};
 }
 
+/// Whether the next entry is another one than this, which an older release did not save.
+bool lacks(Reader reader, const feedback::Store::Entry& entry) {
+  if (entry.kind != feedback::StateKind::codec_state || !entry.name.ends_with(feedback::kMayLack))
+    return false;
+  const auto head = reader.take<EntryHead>();
+  return text_of(reader.take(head.name_bytes)) != entry.name;
+}
+
 /// The values of an entry, whose name and size are known.
 Result<Bytes> read_entry(Reader& reader, const feedback::Store::Entry& entry) {
   const auto head = reader.take<EntryHead>();
@@ -124,18 +132,27 @@ Result<void> load_checked(Session& session, Bytes state) {
   const auto spec = text_of(reader.take(head.spec_bytes));
   if (auto fits = check_head(session, head, spec); !fits) return fits;
   if (head.reserved != 0) return corrupt("its reserved bytes are not 0");
-  if (head.entries != entries.size())
-    return corrupt("expected " + std::to_string(entries.size()) + " entries");
   std::vector<Bytes> values;
+  uint32_t lacking = 0;
   for (const auto& entry : entries) {
+    if (lacks(reader, entry)) {
+      values.emplace_back();
+      ++lacking;
+      continue;
+    }
     auto read = read_entry(reader, entry);
     if (!read) return std::move(read).error();
     values.push_back(*read);
   }
   if (!reader.at_end()) return corrupt("something follows its end");
+  if (head.entries + lacking != entries.size())
+    return corrupt("expected " + std::to_string(entries.size()) + " entries");
   for (size_t i = 0; i < values.size(); ++i) {
+    const auto& into = entries[i].values;
     if (!values[i].empty())
-      std::memcpy(entries[i].values.data(), values[i].data(), values[i].size());
+      std::memcpy(into.data(), values[i].data(), values[i].size());
+    else
+      std::fill(into.begin(), into.end(), 0.0F);
   }
   return {};
 }

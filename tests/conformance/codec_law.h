@@ -8,6 +8,7 @@
 
 #include <bit>
 #include <cstdint>
+#include <cstring>
 #include <ostream>
 #include <span>
 #include <string>
@@ -77,6 +78,12 @@ inline std::string describe(const Unit& unit, Data data) {
          std::string(data_name(data));
 }
 
+/// Looked at first: element by element takes most of a sanitized law's time.
+template <class T>
+bool same_memory(std::span<const T> a, std::span<const T> b) {
+  return a.empty() || std::memcmp(a.data(), b.data(), a.size_bytes()) == 0;
+}
+
 /// Equal bit for bit, but for the sign of zeros.
 inline bool same_value(float a, float b) {
   return std::bit_cast<uint32_t>(a) == std::bit_cast<uint32_t>(b) || (a == 0 && b == 0);
@@ -84,6 +91,7 @@ inline bool same_value(float a, float b) {
 inline void expect_same_values(std::span<const float> a, std::span<const float> b,
                                std::string_view what) {
   ASSERT_EQ(a.size(), b.size());
+  if (same_memory(a, b)) return;
   for (std::size_t i = 0; i < a.size(); ++i) {
     ASSERT_TRUE(same_value(a[i], b[i]))
         << what << ": element " << i << " is " << a[i] << " and " << b[i];
@@ -92,6 +100,7 @@ inline void expect_same_values(std::span<const float> a, std::span<const float> 
 inline void expect_same_bits(std::span<const float> a, std::span<const float> b,
                              std::string_view what) {
   ASSERT_EQ(a.size(), b.size());
+  if (same_memory(a, b)) return;
   for (std::size_t i = 0; i < a.size(); ++i) {
     ASSERT_EQ(std::bit_cast<uint32_t>(a[i]), std::bit_cast<uint32_t>(b[i]))
         << what << ": element " << i << " is " << a[i] << " and " << b[i];
@@ -99,6 +108,7 @@ inline void expect_same_bits(std::span<const float> a, std::span<const float> b,
 }
 inline void expect_same_bytes(Bytes a, Bytes b, std::string_view what) {
   ASSERT_EQ(a.size(), b.size()) << what;
+  if (same_memory(a, b)) return;
   for (std::size_t i = 0; i < a.size(); ++i) {
     ASSERT_EQ(static_cast<int>(a[i]), static_cast<int>(b[i]))
         << what << ": byte " << i << " of " << a.size();

@@ -99,17 +99,5 @@ TEST_P(CodecLaw, ZerosStayZero) {
   }
 }
 
-TEST_P(CodecLaw, FiniteStaysFinite) {
-  for (const Unit& unit : all_units()) {
-    for (const Data data : kFiniteData) {
-      SCOPED_TRACE(describe(unit, data));
-      Exchange exchange = this->exchange(unit);
-      const std::vector<float> values = make(data, unit.count);
-      ASSERT_TRUE(exchange.encode(values.data()));
-      for (const float x : exchange.own()) ASSERT_TRUE(std::isfinite(x));
-    }
-  }
-}
-
 }  // namespace
 }  // namespace laconic::conformance

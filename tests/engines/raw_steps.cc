@@ -124,6 +124,28 @@ void sum(Table& table, DType type, uint64_t count) {
   table.check(differs(expected, found, bound, "sum"));
 }
 
+/// Sums of integers wrap, on every engine, in every order.
+void sum_of_integers(Table& table, uint64_t count) {
+  if (!table.caps().can_sum(DType::i32)) return;
+  table.begin("sum of " + std::to_string(count) + " lanes of i32");
+  const auto integer = [](uint32_t rank, uint64_t i) {
+    return static_cast<uint32_t>(i * 2654435761U + rank * 0x70000001U);
+  };
+  std::vector<uint32_t> lanes(count);
+  for (uint64_t i = 0; i < count; ++i) lanes[i] = integer(table.me(), i);
+  auto* at = reinterpret_cast<uint8_t*>(lanes.data());
+  const Step step{.dtype = DType::i32, .tag = 6, .count = count, .send = at, .recv = at};
+  if (!table.run({&step, 1})) return;
+  for (uint64_t i = 0; i < count; ++i) {
+    uint32_t expected = 0;
+    for (uint32_t r = 0; r < table.world(); ++r) expected += integer(r, i);
+    if (lanes[i] != expected)
+      return table.check("lane " + std::to_string(i) + " of i32 is " + std::to_string(lanes[i]) +
+                         ", not " + std::to_string(expected));
+  }
+  table.check({});
+}
+
 /// As many batches of as many steps as may be under way, waited for from the last to the first.
 void tickets(Table& table) {
   table.begin("tickets");
@@ -210,6 +232,9 @@ void raw_steps(Table& table) {
     for (const uint64_t count : {0U, 1U, 2U, 7U, 1001U, 70'001U}) {
       if (!table.dead()) sum(table, type, count);
     }
+  }
+  for (const uint64_t count : {0U, 1U, 7U, 70'001U, 3'000'001U}) {
+    if (!table.dead()) sum_of_integers(table, count);
   }
   if (!table.dead()) tickets(table);
   if (!table.dead()) mixed_batches(table);

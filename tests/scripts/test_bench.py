@@ -122,6 +122,18 @@ def test_methods_are_compared_with_graces_definitions(sections, results):
     _, rows = table(sections["GRACE's definitions in PyTorch"])
     assert [row[0] for row in rows] == [f"`{spec}`" for spec, _ in grace_methods.METHODS]
     assert all(row[5].startswith(("met", "**missed")) for row in rows if row[0] == "`topk+noef`")
+    missed = [row[0] for row in rows if row[5].startswith("**missed")]
+    said = re.findall(r"^- (`[^`]+`): PyTorch needs the time of ", sections["GRACE's definitions in PyTorch"], re.M)
+    assert said == missed
+
+
+def test_a_method_that_pytorch_does_in_few_passes_is_explained():
+    results = {"isas": ["scalar"], "points": [], "roofline": {"points": [
+        {"operation": o, "bytes": 2**26, "gb_per_s": s} for o, s in (("memcpy", 7.0), ("read", 21.0), ("write past the caches", 14.0))]}}
+    peer = {"laconic": "signsgd", "bytes": 2**26, "x_memcpy": 0.4, "seconds": 0.02}
+    said = report.grace_limit(results, {"scanned": False}, peer, 20)
+    assert "2.5 memcpys" in said and "would be 8 x memcpy" in said  # read 1/21, write 1/32 of 1/14: 2.9 of memcpy
+    assert ", of 2.9 that its passes allow" in said
 
 
 def test_compare(folder, results, tmp_path):

@@ -165,9 +165,13 @@ class Oracle {
       }
     }
   }
+  static std::string state_name(const Piece& piece, uint32_t hop) {
+    return "state/" + piece.at() + "#" + std::to_string(hop) +
+           (piece.plan.state_may_lack ? "?" : "");
+  }
   void start_state(uint32_t rank, const Piece& piece, uint32_t hop) {
     if (piece.plan.state_floats == 0) return;
-    Floats& values = memory_[rank]["state/" + piece.at() + "#" + std::to_string(hop)];
+    Floats& values = memory_[rank][state_name(piece, hop)];
     values.resize(piece.plan.state_floats);
     const Place start{seed_, 0, rank, world_, hop, 1.0F};
     codec_.init(spec_.params(), piece.unit, start, values);
@@ -192,7 +196,7 @@ class Oracle {
     return kind_at(hop) == MemoryKind::residual && contract_.feedback == Feedback::own;
   }
   std::span<float> state(uint32_t rank, const Piece& piece, uint32_t hop) {
-    const auto found = memory_[rank].find("state/" + piece.at() + "#" + std::to_string(hop));
+    const auto found = memory_[rank].find(state_name(piece, hop));
     return found == memory_[rank].end() ? std::span<float>() : std::span<float>(found->second);
   }
   [[nodiscard]] std::vector<InBucket> units_of(const Layout& layout) const {

@@ -184,6 +184,18 @@ def test_bench_input_and_peers(tmp_path):
     assert "float32" in failure(USAGE, "bench", "--input", path)["message"]
 
 
+def test_bench_reads_npy(tmp_path):
+    """As `laconic verify` does: the header is no part of the gradient."""
+    values = [(-1) ** i * i / 1000 for i in range(3000)]
+    path, raw = tmp_path / "gradient.npy", tmp_path / "gradient.f32"
+    path.write_bytes(npy("(30, 100)", values))
+    raw.write_bytes(array.array("f", values).tobytes())
+    of_npy, of_raw = (answer("bench", "--spec", "topk", "--input", file, "--seconds", "0.01")["results"][0] for file in (path, raw))
+    assert of_npy["elements"] == 3000 and of_npy["error_metrics"] == of_raw["error_metrics"]
+    path.write_bytes(npy("(30, 100)", values[:-1]))
+    assert "30 x 100 elements" in failure(USAGE, "bench", "--input", path)["message"]
+
+
 @pytest.mark.parametrize(("words", "name", "hint"), [
     (["--spec", "topk:ratio=2"], "value_out_of_range", "default"),
     (["--spec", "topk:ration=0.1"], "unknown_key", "'ratio'"),

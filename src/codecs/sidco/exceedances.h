@@ -34,6 +34,8 @@ class Exceedances {
   Moments above(Threshold eta, double* low);
   /// How many exceed `eta`. With few expected, they are collected on the way.
   uint64_t count(Threshold eta);
+  /// Whether a list holds everything above `eta`.
+  [[nodiscard]] bool listed(Threshold eta) const noexcept;
   /// Says that the thresholds asked about from now on close in on the one that `wanted` elements
   /// exceed: a list of somewhat more is made, so that few questions cost a pass over memory.
   void expect_about(uint64_t wanted);
@@ -63,7 +65,6 @@ class Exceedances {
 
   Totals pass_over_memory(Kernel kernel, kernels::MomentsInput in);
   Totals pass_over_list(kernels::MomentsInput in) const;
-  [[nodiscard]] bool listed(Threshold eta) const noexcept;
   void collect(uint32_t floor);
   [[nodiscard]] uint64_t count_in_memory(uint32_t floor);
   void write_from_memory(Cut cut, SparseWriter& writer);

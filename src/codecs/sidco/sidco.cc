@@ -60,6 +60,25 @@ uint32_t stages_of(const Sidco::Params& p, std::span<const float> state) {
   return std::min(adapted, sidco::max_stages(p.ratio));
 }
 
+// The guard corrects thresholds, and where no number of stages is learnt from the fitted one, the
+// next call begins with the last corrected one: one float of state, 0 while there is none.
+constexpr uint64_t kLastThreshold = 1;
+bool keeps_threshold(const Sidco::Params& p) { return p.guard && !adapts(p); }
+
+// Selects what has at least this magnitude.
+Threshold threshold_from(float magnitude) {
+  const uint32_t key = kernels::magnitude_key(magnitude);
+  return {key, std::bit_cast<float>(key - 1)};
+}
+
+float smallest_sent(SparseView set) {
+  float smallest = kInfinity;
+  for (uint64_t i = 0; i < set.count; ++i) {
+    smallest = std::min(smallest, std::fabs(load<float>(set.values + i * sizeof(float))));
+  }
+  return smallest;
+}
+
 // The multi-stage fit, section 3 of the format page: η in the unit's own scale. `delta` is the
 // wanted part of the non-zero elements.
 double fitted_threshold(Exceedances& unit, sidco::Law law, const Moments& all, double delta,
@@ -144,13 +163,15 @@ Plan Sidco::plan(const Params& p, const Unit& unit, uint32_t) {
   Plan plan;
   plan.round[0].bytes = kHeader + sparse_bytes(most_sent(p.ratio, n), n);
   plan.round[0].expected = kHeader + sparse_bytes(kept_of(p.ratio, n), n);  // what is aimed at
-  plan.state_floats = adapts(p) ? Adaptation::kFloats : 0;
+  plan.state_floats = adapts(p) ? Adaptation::kFloats : keeps_threshold(p) ? kLastThreshold : 0;
+  plan.state_may_lack = keeps_threshold(p);
   plan.scratch_bytes = Exceedances::scratch_bytes(n, kept_of(p.ratio, n));
   return plan;
 }
 
-void Sidco::init(const Params&, const Unit&, const Place&, std::span<float> state) {
-  Adaptation{}.write(state);
+void Sidco::init(const Params& p, const Unit&, const Place&, std::span<float> state) {
+  if (adapts(p)) return Adaptation{}.write(state);
+  std::fill(state.begin(), state.end(), 0.0F);
 }
 
 Encoded Sidco::encode(const Params& p, std::span<const float> state, const Unit& unit, const Place&,
@@ -177,15 +198,33 @@ Encoded sidco::encode_traced(const Sidco::Params& p, std::span<const float> stat
 
   trace.wanted = k;
   Exceedances exceedances(source.values, n, k, law, work);
-  const Moments all = exceedances.all();
-  if (exceedances.max_key() >= kernels::magnitude_key(kInfinity)) return {0, false};
-  trace.unit = exceedances.unit();
-  trace.nonzero = all.count;
   const auto send_above = [&](Threshold eta, uint64_t count) {
     const Encoded sent = send(count, [&](SparseWriter& w) { exceedances.write_above(eta, w); });
     trace.memory_passes = exceedances.passes();
     return sent;
   };
+  const auto send_largest = [&](uint64_t count) {
+    trace.exact = true;
+    const Encoded sent = send(count, [&](SparseWriter& w) { exceedances.write_largest(count, w); });
+    trace.memory_passes = exceedances.passes();
+    return sent;
+  };
+  if (keeps_threshold(p) && !state.empty() && state[0] > 0) {
+    const Threshold last = threshold_from(state[0]);
+    const uint64_t count = exceedances.count(last);
+    if (exceedances.listed(last) && (in_band(count, k) || count > k)) {
+      trace.eta = last;
+      trace.fitted = count;
+      Encoded sent = in_band(count, k) ? send_above(last, count) : send_largest(k);
+      // By its bits NaN and infinity are the largest magnitudes: if there is one, it was selected.
+      sent.finite = values_finite(set_of({out.data(), out.size()}, n));
+      return sent;
+    }
+  }
+  const Moments all = exceedances.all();
+  if (exceedances.max_key() >= kernels::magnitude_key(kInfinity)) return {0, false};
+  trace.unit = exceedances.unit();
+  trace.nonzero = all.count;
   if (all.count <= k) {  // all that there is; says nothing about the fit
     trace.fitted = k;
     return send_above({}, all.count);
@@ -203,11 +242,7 @@ Encoded sidco::encode_traced(const Sidco::Params& p, std::span<const float> stat
   trace.eta = s.eta;
   const bool fits = p.guard ? in_band(s.count, k) : s.count >= 1 && s.count <= most;
   if (fits) return send_above(s.eta, s.count);
-  trace.exact = true;
-  const uint64_t exact = p.guard ? k : s.count == 0 ? 1 : most;
-  const Encoded sent = send(exact, [&](SparseWriter& w) { exceedances.write_largest(exact, w); });
-  trace.memory_passes = exceedances.passes();
-  return sent;
+  return send_largest(p.guard ? k : s.count == 0 ? 1 : most);
 }
 
 Errc Sidco::check(const Params& p, const Unit& unit, uint32_t, Bytes payload) {
@@ -233,7 +268,12 @@ void Sidco::erase(const Params&, const Unit& unit, Bytes payload, float* values,
 void Sidco::commit(const Params& p, std::span<float> state, const Unit& unit, const Place&,
                    Bytes sent, Bytes, uint32_t, Work&) {
   const uint64_t k = kept_of(p.ratio, unit.count);
-  if (!adapts(p) || k == 0 || sent.size() < kHeader) return;
+  if (state.empty() || k == 0 || sent.size() < kHeader) return;
+  if (keeps_threshold(p)) {
+    const float smallest = smallest_sent(set_of(sent, unit.count));
+    if (smallest > 0 && smallest < kInfinity) state[0] = smallest;
+    return;
+  }
   Adaptation adaptation = Adaptation::read(state);
   const double ratio =
       static_cast<double>(load<Header>(sent.data()).fitted) / static_cast<double>(k);

@@ -16,7 +16,8 @@ namespace {
 // than k candidates. The result is the exact top-k whatever the bound was.
 
 constexpr uint64_t kGroupUnits = uint64_t{1} << 16;  // up to here: maxima of groups
-constexpr uint64_t kSparse = 16;  // from n/16 on a bound would not help: select among all
+constexpr uint64_t kSparse = 16;                     // of more than n/16 there are too many groups
+constexpr uint64_t kSampled = uint64_t{1} << 13;  // from here on a sample tells more than it costs
 constexpr uint32_t kTries = 3;
 
 uint32_t group_count(uint64_t k) {
@@ -25,9 +26,12 @@ uint32_t group_count(uint64_t k) {
 
 bool uses_groups(uint64_t n, uint64_t k) { return n <= kGroupUnits && k * kSparse <= n; }
 
+// Up to a half: of more, selecting among the candidates is selecting among all.
+bool uses_sample(uint64_t n, uint64_t k) { return n >= kSampled && k <= n / 2; }
+
 uint64_t key_count(uint64_t n, uint64_t k) {
   if (uses_groups(n, k)) return group_count(k);
-  return MagnitudeSample::pays(n, k) ? MagnitudeSample::size(n) : 0;
+  return uses_sample(n, k) ? MagnitudeSample::size(n) : 0;
 }
 
 // Expected candidates per wanted element are 1.1 to 1.7, 4 when the sample holds few of them.
@@ -57,7 +61,7 @@ struct Finder {
   // True when the list holds the top-k, or all non-zero elements and these are fewer than k.
   bool find() {
     if (uses_groups(n, k)) return collect_from(bound_of_groups());
-    if (!MagnitudeSample::pays(n, k)) return false;
+    if (!uses_sample(n, k)) return false;
     const MagnitudeSample sample(x, n, work, keys);
     for (uint32_t attempt = 0; attempt < kTries; ++attempt) {
       const uint32_t bound = sample.bound(k, attempt);

@@ -17,10 +17,11 @@ Result<void> RankState::bind_state(feedback::Store& store, const std::string& na
                                    pipeline::UnitSlot& slot, uint32_t hop) {
   slot.plan = codec_->plan(slot.unit, world());
   if (slot.plan.state_floats == 0) return {};
-  auto values = store.add(
-      StateKind::codec_state,
-      "state/" + name + "@" + std::to_string(slot.unit.offset) + "#" + std::to_string(hop),
-      slot.plan.state_floats);
+  auto values = store.add(StateKind::codec_state,
+                          "state/" + name + "@" + std::to_string(slot.unit.offset) + "#" +
+                              std::to_string(hop) +
+                              std::string(slot.plan.state_may_lack ? feedback::kMayLack : ""),
+                          slot.plan.state_floats);
   if (!values) return std::move(values).error();
   slot.state = *values;
   codec_->init(slot, place(0, hop));

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <limits>
+#include <optional>
 
 #include "codecs/sidco/exceedances.h"
 #include "codecs/sidco/sidco_fit.h"
@@ -132,15 +133,106 @@ TEST(SidcoAdaptation, CommitLearnsFromTheUncorrectedCount) {
   EXPECT_EQ(Adaptation::read(d.state).stages, 2);
 }
 
-TEST(SidcoTest, TheDefaultTakesTheStagesOfItsRatioAndKeepsNoState) {
+TEST(SidcoTest, TheDefaultTakesTheStagesOfItsRatio) {
   const std::vector<float> x = draw(Shape::heavy, 100000, 1);
   for (const double ratio : {0.1, 0.01, 0.001}) {
     Driver d;
     d.params.ratio = ratio;
-    EXPECT_EQ(Sidco::plan(d.params, vector_unit(x.size()), 1).state_floats, 0U);
     const auto stages = static_cast<uint8_t>(sidco::fixed_stages(ratio));
     EXPECT_EQ(d.encode(x), driver(ratio, Law::pareto, stages, true).encode(x)) << ratio;
     EXPECT_NE(d.encode(x), driver(ratio, Law::pareto, stages + 1, true).encode(x)) << ratio;
+  }
+}
+
+// ---- the last threshold ----
+
+/// What is sent after `last`, by the format page: an ascending list of indices; none where the fit
+/// is made again.
+std::optional<std::vector<size_t>> after(float last, const std::vector<float>& x, uint64_t k) {
+  std::vector<size_t> reach;
+  for (size_t i = 0; i < x.size(); ++i) {
+    if (std::fabs(x[i]) >= last) reach.push_back(i);
+  }
+  const uint64_t room = std::min<uint64_t>(x.size(), std::max(4 * k + 4096, x.size() / 28));
+  const auto count = static_cast<double>(reach.size());
+  const auto wanted = static_cast<double>(k);
+  if (last == 0 || count < 0.8 * wanted || reach.size() > room) return std::nullopt;
+  if (count <= 1.2 * wanted) return reach;
+  std::stable_sort(reach.begin(), reach.end(),
+                   [&](size_t a, size_t b) { return std::fabs(x[a]) > std::fabs(x[b]); });
+  reach.resize(k);
+  std::sort(reach.begin(), reach.end());
+  return reach;
+}
+
+TEST(SidcoTest, BeginsAtTheLastThreshold) {
+  ThreadPool pool(2);
+  const uint64_t n = 150001;
+  for (const double ratio : {0.05, 0.01, 0.001}) {
+    Driver d;
+    d.params.ratio = ratio;
+    const Unit unit = vector_unit(n);
+    ASSERT_EQ(Sidco::plan(d.params, unit, 1).state_floats, 1U);
+    d.state.assign(1, 7.0F);
+    Sidco::init(d.params, unit, d.place, d.state);
+    Driver fresh = d;
+    Work work;
+    int began = 0, largest = 0, fitted_again = 0;
+    const float scales[] = {1, 1.02F, 0.99F, 1.3F, 1.3F, 0.2F, 0.2F, 40, 1, 1};
+    for (uint64_t step = 0; step < std::size(scales); ++step) {
+      std::vector<float> x = draw(Shape::heavy, n, step);
+      for (float& v : x) v *= scales[step];
+      const auto expected = after(d.state[0], x, kept_of(ratio, n));
+      const std::vector<uint8_t> payload = d.encode(x);
+      for (const Isa isa : available_isas()) {
+        Driver other = d;
+        other.isa = isa;
+        other.pool = isa == best_isa() ? &pool : nullptr;
+        EXPECT_EQ(other.encode(x), payload);
+      }
+      if (expected) {
+        std::vector<float> wanted(n);
+        for (const size_t i : *expected) wanted[i] = x[i];
+        EXPECT_EQ(d.decode(payload, unit), wanted) << "step " << step;
+        ++began;
+        largest += expected->size() == kept_of(ratio, n) ? 1 : 0;
+      } else {
+        EXPECT_EQ(payload, fresh.encode(x)) << "step " << step;
+        ++fitted_again;
+      }
+      float smallest = std::numeric_limits<float>::max();
+      for (const float v : d.decode(payload, unit)) {
+        if (v != 0) smallest = std::min(smallest, std::fabs(v));
+      }
+      Sidco::commit(d.params, d.state, unit, d.place, payload, {}, 1, work);
+      EXPECT_EQ(d.state[0], smallest);
+    }
+    EXPECT_GE(began, 4) << ratio;
+    EXPECT_GE(largest, 1) << ratio;
+    EXPECT_GE(fitted_again, 3) << ratio;
+  }
+}
+
+TEST(SidcoTest, WhatIsNotFiniteIsSeenAtTheLastThreshold) {
+  std::vector<float> x = draw(Shape::laplace, 100000, 1);
+  Driver d;
+  const Unit unit = vector_unit(x.size());
+  d.state.assign(1, 0.0F);
+  Work none;
+  Sidco::commit(d.params, d.state, unit, d.place, d.encode(x), {}, 1, none);
+  const Plan plan = Sidco::plan(d.params, unit, 1);
+  const LentMemory scratch(plan.scratch_bytes);
+  Work work{{}, {scratch.data.get(), scratch.size}, best_isa(), nullptr};
+  std::vector<uint8_t> out(plan.round[0].bytes);
+  const auto finite = [&] {
+    return Sidco::encode(d.params, d.state, unit, d.place, 0, {x.data(), nullptr}, work, out)
+        .finite;
+  };
+  EXPECT_TRUE(finite());
+  for (const float bad :
+       {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::infinity()}) {
+    x[x.size() - 1] = bad;
+    EXPECT_FALSE(finite());
   }
 }
 

@@ -95,7 +95,7 @@ TEST(TopKTest, ExactWhateverTheSampleSays) {
     high[sample_position(i, n, 4096)] = 5.0F + static_cast<float>(i);
     low[sample_position(i, n, 4096)] = 1e-9F;
   }
-  for (const double ratio : {0.001, 0.01, 0.03, 0.06}) {
+  for (const double ratio : {0.001, 0.01, 0.03, 0.06, 0.3}) {
     expect_exact(high, ratio, "large values only where sampled");
     expect_exact(low, ratio, "small values where sampled");
   }

@@ -99,6 +99,7 @@ TEST_P(Int8KernelsTest, NonFiniteBlocksAreReportedAndZero) {
 TEST_P(Int8KernelsTest, DecodersEqualTheReference) {
   std::mt19937_64 random(3);
   for (const uint64_t n : sizes()) {
+    const std::vector<float> before = normal_values(n + 20, 5);
     for (const uint32_t block : {16U, 17U, 100U, 256U}) {
       const Int8Layout layout{block, 4 * blocks(n, block)};
       std::vector<std::vector<uint8_t>> payloads;
@@ -115,7 +116,7 @@ TEST_P(Int8KernelsTest, DecodersEqualTheReference) {
         for (const Output output : {Output::set, Output::stream, Output::add}) {
           for (const uint64_t shift : {0U, 1U}) {
             const uint64_t begin = n / 2 / block * block;
-            std::vector<float> a = normal_values(n + 20, 5), b = a;
+            std::vector<float> a = before, b = a;
             const uint64_t align = (64 - reinterpret_cast<uintptr_t>(b.data()) % 64) % 64 / 4;
             kInt8Scalar.decode(a.data() + align + shift, output, terms.data(), count, layout, begin,
                                n);
