@@ -84,7 +84,7 @@ struct Place {
 
 enum class RoundKind : uint8_t {
   frame,      ///< bytes that peers decode
-  lanes,      ///< elements of type `lane` that an engine (or we) may add
+  lanes,      ///< elements of type `lane` that an engine (or we) may add, or codes of such
   agree_max,  ///< f32 gathered and reduced by us in rank order
   agree_sum,
 };
@@ -98,6 +98,14 @@ struct RoundPlan {
   /// and after a warm-up. The same on every machine. A codec that leaves it at 0 means `bytes`: the
   /// table fills it in.
   uint64_t expected = 0;
+  /// For lanes of u8 or u16 in the last round: encode writes codes of so many bits, `expand` makes
+  /// `lanes` lanes of them. Contract::headroom contributors' sum does not overflow. 0: encode
+  /// writes lanes.
+  uint8_t code_bits = 0;
+  uint64_t lanes = 0;
+  /// With code_bits: so many 16-bit numbers, which encode leaves at the start of Work::kept and
+  /// finds there (before decode and commit) as their largest over all contributors, 0 for none.
+  uint64_t maxima = 0;
 };
 
 inline constexpr uint32_t kMaxRounds = 3;
@@ -138,10 +146,20 @@ struct Encoded {
   bool finite = true;
 };
 
+/// Who is in summed lanes. A contributor whose unit is all zero sends nothing: it counts in the
+/// divisor only.
+struct Contributors {
+  uint32_t added = 1;    ///< payloads in the sum
+  uint32_t divisor = 1;  ///< contributors
+};
+
 /// One contributor's payload and its weight.
 struct Term {
   Bytes payload;
   float weight = 1.0F;
+  /// Not empty: `payload` is the sum of lanes that codes were expanded to, and decodes to the mean
+  /// over the divisor. By granule (Contract::granule), or one for all.
+  std::span<const Contributors> contributors{};
 };
 
 /// out_i = ((base_i + w0·d0_i) + w1·d1_i) + …, in the order given; base = out when `add`, else 0.
@@ -173,10 +191,21 @@ struct CodecTable {
   void (*defaults)(void* params);
   Contract (*contract)(const void* params);
   Plan (*plan)(const void* params, const Unit& unit, uint32_t world);
+  /// Derives from the parameters what the other functions need, for exchanges among `world` ranks.
+  /// Called before any of them. Null: nothing to derive.
+  void (*prepare)(void* params, uint32_t world);
   /// Starting state of a unit. Null: zeros.
   void (*init)(const void* params, const Unit& unit, const Place& place, std::span<float> state);
   Encoded (*encode)(const void* params, std::span<const float> state, const Unit& unit,
                     const Place& place, uint32_t round, Source source, Work& work, MutBytes out);
+  /// Before the first round of an exchange by lanes, also where this rank's unit is all zero: the
+  /// first round that is needed, given what earlier exchanges left in the codec state, the same on
+  /// all ranks. Puts into Work::kept what the rounds before it would have. Null: 0.
+  uint32_t (*start)(const void* params, std::span<const float> state, const Unit& unit, Work& work);
+  /// The value that a code stands for in a sum, by code, at most 16. Null where there are no codes.
+  std::span<const uint8_t> (*table)(const void* params);
+  /// Lanes of a payload of codes (RoundPlan::code_bits). Null where there are none.
+  void (*expand)(const void* params, const Unit& unit, Bytes codes, Work& work, MutBytes lanes);
   /// After every round but the last: takes in the merged (summed, not yet divided) lanes of that
   /// round. May change `merged` in place. `contributors` is how many payloads were added.
   void (*accept)(const void* params, const Unit& unit, const Place& place, uint32_t round,

@@ -16,10 +16,10 @@
 namespace laconic {
 
 /// Element types of inputs and of lanes that an engine can add. Numbers travel in frames.
-enum class DType : uint8_t { f32 = 0, f16 = 1, bf16 = 2, u8 = 3 };
+enum class DType : uint8_t { f32 = 0, f16 = 1, bf16 = 2, u8 = 3, u16 = 4, i32 = 5 };
 
 [[nodiscard]] constexpr uint64_t dtype_size(DType t) noexcept {
-  return t == DType::f32 ? 4U : t == DType::u8 ? 1U : 2U;
+  return t == DType::f32 || t == DType::i32 ? 4U : t == DType::u8 ? 1U : 2U;
 }
 std::string_view dtype_name(DType t) noexcept;
 

@@ -71,10 +71,10 @@ struct EngineCaps {
     return (sums >> static_cast<uint32_t>(t) & 1U) != 0;
   }
 };
-/// float32, half and bfloat16.
-inline constexpr uint32_t kAllSums = 1U << static_cast<uint32_t>(DType::f32) |
-                                     1U << static_cast<uint32_t>(DType::f16) |
-                                     1U << static_cast<uint32_t>(DType::bf16);
+/// float32, half, bfloat16 and int32, which wraps.
+inline constexpr uint32_t kAllSums =
+    1U << static_cast<uint32_t>(DType::f32) | 1U << static_cast<uint32_t>(DType::f16) |
+    1U << static_cast<uint32_t>(DType::bf16) | 1U << static_cast<uint32_t>(DType::i32);
 
 /// Batches that may have been started and not waited for.
 inline constexpr uint32_t kMaxTickets = 16;

@@ -72,7 +72,14 @@ LACONIC_API const char* laconic_last_hint(void);
 LACONIC_API const char* laconic_codecs_json(void);
 
 /* Element types. */
-enum { LACONIC_F32 = 0, LACONIC_F16 = 1, LACONIC_BF16 = 2, LACONIC_U8 = 3 };
+enum {
+  LACONIC_F32 = 0,
+  LACONIC_F16 = 1,
+  LACONIC_BF16 = 2,
+  LACONIC_U8 = 3,
+  LACONIC_U16 = 4,
+  LACONIC_I32 = 5 /* only lanes; sums wrap */
+};
 
 /* ---- One codec: bytes in, bytes out ---- */
 

@@ -38,7 +38,7 @@ typedef struct laconic_engine_options {
 typedef struct laconic_engine_info {
   uint32_t struct_size;
   uint32_t rank, world;
-  uint32_t sums;        /* types that it adds, bits by LACONIC_F32, _F16, _BF16 */
+  uint32_t sums;        /* types that it adds, bits by LACONIC_F32, _F16, _BF16, _I32 */
   uint32_t short_sends; /* 1: a rank may send less than the receiver has room for */
   uint32_t reserved;
 } laconic_engine_info;

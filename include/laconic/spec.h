@@ -28,6 +28,8 @@ class Spec {
   [[nodiscard]] bool feedback() const noexcept {
     return memory_.kind == MemoryKind::residual || memory_.kind == MemoryKind::momentum;
   }
+  /// Derives what the codec needs for exchanges among `world` ranks; for one, parse has done it.
+  void prepare(uint32_t world);
   /// Fixed option order, defaults left out, shortest numbers that read back exactly.
   /// parse(canonical()) == *this.
   [[nodiscard]] const std::string& canonical() const noexcept { return canonical_; }

@@ -12,7 +12,7 @@ from . import errors
 from .errors import LaconicError
 
 ABI_VERSION = 3
-F32, F16, BF16, U8 = 0, 1, 2, 3
+F32, F16, BF16, U8, U16, I32 = range(6)
 AGREEMENT_BYTES = 768
 MAX_THREADS = 1024
 MAX_BATCH = 4

@@ -21,8 +21,9 @@ import torch.distributed as dist
 from . import _lib
 from .faults import Faults
 
-_TORCH_TYPES = {_lib.F32: torch.float32, _lib.F16: torch.float16, _lib.BF16: torch.bfloat16, _lib.U8: torch.uint8}
-_SIZES = {_lib.F32: 4, _lib.F16: 2, _lib.BF16: 2, _lib.U8: 1}
+_TORCH_TYPES = {_lib.F32: torch.float32, _lib.F16: torch.float16, _lib.BF16: torch.bfloat16, _lib.U8: torch.uint8,
+                _lib.I32: torch.int32}
+_SIZES = {_lib.F32: 4, _lib.F16: 2, _lib.BF16: 2, _lib.U8: 1, _lib.I32: 4}
 
 # Old and new name of the same collective (renamed in torch 2.13); absent on Gloo before 2.0.
 _all_gather_flat = getattr(dist, "all_gather_single", None) or getattr(dist, "all_gather_into_tensor", None)
@@ -200,7 +201,7 @@ class Engine:
     def probe_sums(self) -> int:
         """Bits of the lane types that this group's all-reduce adds. A collective call: every rank makes it."""
         sums = 0
-        for dtype in (_lib.F32, _lib.F16, _lib.BF16):
+        for dtype in (_lib.F32, _lib.F16, _lib.BF16, _lib.I32):
             try:
                 x = torch.ones(1, dtype=_TORCH_TYPES[dtype])
                 self._finished(self._collective(dist.all_reduce, x))

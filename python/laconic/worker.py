@@ -30,7 +30,7 @@ from .rates import changes, parameter_of
 from .staging import HostStage, InPlace, copy_failed
 from .state import VERSION, check_fields, check_header, check_number, check_rates, check_tensors, check_version
 
-DTYPES = {dtype: code for code, dtype in _TORCH_TYPES.items() if code != _lib.U8}
+DTYPES = {dtype: code for code, dtype in _TORCH_TYPES.items() if code not in (_lib.U8, _lib.I32)}
 
 
 def shorten(names, limit: int = 3) -> str:

@@ -18,7 +18,8 @@ import laconic
 from laconic.engine import Engine
 
 SPECS = ["none", "fp16", "bf16", "int8", "int8:round=stochastic+ef", "topk:ratio=0.05", "randomk:ratio=0.05", "3lc",
-         "3lc:s=1.75", "sidco:ratio=0.05,mode=signed", "powersgd:rank=2", "signum", "dgc:ratio=0.05"]
+         "3lc:s=1.75", "sidco:ratio=0.05,mode=signed", "powersgd:rank=2", "signum", "dgc:ratio=0.05",
+         "thc:block=256"]
 #: the codecs that SPECS does not name: other memories and other kinds of exchange are all among those
 OTHER_SPECS = ["u8", "onebit", "signsgd", "efsignsgd", "qsgd", "terngrad", "natural", "inceptionn", "threshold", "adaq:ratio=0.05", "sketchml"]
 

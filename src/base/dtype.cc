@@ -13,6 +13,10 @@ std::string_view dtype_name(DType t) noexcept {
       return "bf16";
     case DType::u8:
       return "u8";
+    case DType::u16:
+      return "u16";
+    case DType::i32:
+      return "i32";
   }
   return "unknown";
 }

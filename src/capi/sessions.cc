@@ -22,8 +22,8 @@ using laconic::capi::guarded_value;
 using laconic::capi::null_argument;
 using laconic::capi::read_struct;
 
-constexpr uint32_t kSums =
-    1U << LACONIC_F32 | 1U << LACONIC_F16 | 1U << LACONIC_BF16 | 1U << LACONIC_U8;
+constexpr uint32_t kSums = 1U << LACONIC_F32 | 1U << LACONIC_F16 | 1U << LACONIC_BF16 |
+                           1U << LACONIC_U8 | 1U << LACONIC_I32;
 
 int32_t read_options(const laconic_session_options* theirs, laconic_session_options* options) {
   if (const int32_t bad = read_struct(theirs, "options", options); bad != 0) return bad;

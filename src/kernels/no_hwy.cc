@@ -10,6 +10,8 @@
 #include "kernels/minifloat/inceptionn.h"
 #include "kernels/natural/natural.h"
 #include "kernels/quantile/quantile.h"
+#include "kernels/rotate/grid.h"
+#include "kernels/rotate/rotate.h"
 #include "kernels/sparse/moments.h"
 #include "kernels/sparse/permute.h"
 #include "kernels/sparse/scatter.h"
@@ -29,6 +31,8 @@ const MomentsKernels& moments_kernels(Isa) noexcept { return kMomentsScalar; }
 const InceptionnKernels& inceptionn_kernels(Isa) noexcept { return kInceptionnScalar; }
 const NaturalKernels& natural_kernels(Isa) noexcept { return kNaturalScalar; }
 const QuantileKernels& quantile_kernels(Isa) noexcept { return kQuantileScalar; }
+const GridKernels& grid_kernels(Isa) noexcept { return kGridScalar; }
+const RotateKernels& rotate_kernels(Isa) noexcept { return kRotateScalar; }
 const PermuteKernels& permute_kernels(Isa) noexcept { return kPermuteScalar; }
 const ScatterKernels& scatter_kernels(Isa) noexcept { return kScatterScalar; }
 const SelectKernels& select_kernels(Isa) noexcept { return kSelectScalar; }

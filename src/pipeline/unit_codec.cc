@@ -99,8 +99,13 @@ bool UnitCodec::reset_unusable(const UnitSlot& slot, const float* gradient) cons
   return true;
 }
 
+uint32_t UnitCodec::start(const UnitSlot& slot, Work& work) const {
+  const CodecTable& codec = spec_->codec();
+  return codec.start == nullptr ? 0 : codec.start(spec_->params(), slot.state, slot.unit, work);
+}
+
 UnitEncoded UnitCodec::encode(const UnitSlot& slot, const Place& place, const float* gradient,
-                              Work& work, MutBytes out) const {
+                              Work& work, MutBytes out, uint32_t first) const {
   const uint64_t n = slot.unit.count;
   if (!kernels_->any_nonzero(gradient, n)) return {Outcome::zero, 0};
   if (!scan(*this, slot.state.data(), slot.state.size()).all_finite) {
@@ -122,10 +127,10 @@ UnitEncoded UnitCodec::encode(const UnitSlot& slot, const Place& place, const fl
     };
     for_slices(pool_, n, kSlice, correct, Pass::backward);
   }
-  UnitEncoded encoded = run(slot, place, 0, gradient, work, out);
+  UnitEncoded encoded = run(slot, place, first, gradient, work, out);
   if (encoded.outcome != Outcome::payload && fused(slot) && reset_unusable(slot, gradient)) {
     reset = true;
-    encoded = run(slot, place, 0, gradient, work, out);
+    encoded = run(slot, place, first, gradient, work, out);
   }
   encoded.residual_reset = reset && encoded.outcome == Outcome::payload;
   return encoded;
@@ -200,6 +205,10 @@ void UnitCodec::forget_sent(const UnitSlot& slot, Bytes sent, Work& work) const 
 void UnitCodec::undo(const UnitSlot& slot, const Place& place, Bytes sent, const float* gradient,
                      Undo why, Work& work) const {
   if (!remembers(slot)) return;
+  if (fused(slot) && sent.empty()) {  // it ended before the round that changes the residual
+    if (why == Undo::gradient_lost && gradient != nullptr) keep(slot, gradient);
+    return;
+  }
   if ((absorbs(slot) || fused(slot)) && !sent.empty()) {
     const Term own{sent, own_weight(place)};
     decode(slot.unit, place, {&own, 1}, work, {slot.memory.values, true});

@@ -96,7 +96,7 @@ Result<void> compare(uint32_t r, const Card& a, const Card& b) {
     return differ(0, r, "the strategy", name(a), name(b));
   }
   if (a.sums != b.sums) {
-    return differ(0, r, "what their engines can add (bits of f32, f16, bf16)", n(a.sums),
+    return differ(0, r, "what their engines can add (bits of f32, f16, bf16, i32)", n(a.sums),
                   n(b.sums));
   }
   if (a.agreement != b.agreement) {

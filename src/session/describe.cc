@@ -168,6 +168,15 @@ std::string describe_spec(const Spec& spec) {
   return json.take();
 }
 
+/// Of a codec whose codes are summed.
+void put_lanes(JsonText& json, const Spec& spec, uint32_t world) {
+  const Plan plan = spec.codec().plan(spec.params(), {1, 1, 1, 0, 0}, world);
+  json.field("lane_bits", 8 * dtype_size(plan.round[plan.rounds - 1].lane));
+  json.key("table").open('[');
+  for (const uint8_t value : spec.codec().table(spec.params())) json.value(uint64_t{value});
+  json.close(']');
+}
+
 std::string explain(const Session& session) {
   const collective::Model& model = session.model();
   const collective::Options& options = model.options();
@@ -176,6 +185,7 @@ std::string explain(const Session& session) {
   json.field("memory", memory_name(model.spec().memory().kind));
   json.field("strategy", strategy_name(model.choice().strategy))
       .field("reason", model.choice().reason);
+  if (model.spec().codec().table != nullptr) put_lanes(json, model.spec(), options.world);
   json.field("rank", options.rank).field("world", options.world).field("seed", options.seed);
   json.field("small_elements", options.small_elements).field("threads", options.threads);
   json.field("window", options.window).field("part", options.part);
@@ -194,8 +204,9 @@ std::string explain(const Session& session) {
     for (const auto& piece : a.pieces) {
       const Plan plan = model.spec().codec().plan(model.spec().params(), piece.unit, options.world);
       for (uint32_t r = 0; r < plan.rounds; ++r) {
-        bytes += plan.round[r].bytes;
-        expected += plan.round[r].expected;
+        const uint64_t sum = collective::travelling_bytes(plan.round[r]);
+        bytes += sum;
+        expected += plan.round[r].code_bits == 0 ? plan.round[r].expected : sum;
       }
     }
     json.open('{').field("name", p.name).field("elements", p.count());

@@ -21,10 +21,13 @@ void add(uint8_t* total, const uint8_t* x, uint64_t count, Widen widen, Narrow n
 
 void add_lanes(DType type, uint8_t* total, const uint8_t* x, uint64_t count) noexcept {
   const auto same = [](float value) { return value; };
+  const auto whole = [](uint32_t value) { return value; };
   if (type == DType::f32) {
     add<float>(total, x, count, same, same);
   } else if (type == DType::f16) {
     add<uint16_t>(total, x, count, f16_to_float, float_to_f16);
+  } else if (type == DType::i32) {  // modulo 2^32
+    add<uint32_t>(total, x, count, whole, whole);
   } else {
     add<uint16_t>(total, x, count, bf16_to_float, float_to_bf16);
   }

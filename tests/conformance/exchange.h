@@ -68,8 +68,9 @@ inline void merge_lanes(const RoundPlan& round, MutBytes sum, Bytes lanes) {
 class Exchange {
  public:
   Exchange(const Spec& spec, const Conditions& conditions)
-      : codec_(spec.codec()),
-        params_(spec.params()),
+      : spec_(prepared(spec, conditions.world)),
+        codec_(spec.codec()),
+        params_(spec_.params()),
         conditions_(conditions),
         plan_(codec_.plan(params_, conditions.unit, conditions.world)) {
     EXPECT_GE(plan_.rounds, 1U);
@@ -79,6 +80,9 @@ class Exchange {
       codec_.init(params_, conditions.unit, place(r), ranks_[r].state.floats());
     }
   }
+
+  Exchange(const Exchange&) = delete;  // params_ points into it
+  Exchange& operator=(const Exchange&) = delete;
 
   [[nodiscard]] const Plan& plan() const { return plan_; }
   [[nodiscard]] const RoundPlan& last() const { return plan_.round[plan_.rounds - 1]; }
@@ -94,9 +98,10 @@ class Exchange {
             conditions_.pool};
   }
 
-  /// All rounds. False when some rank's input was not finite (then nothing else is defined).
+  /// All rounds that are needed. False when some rank's input was not finite (then nothing else is
+  /// defined).
   bool encode(std::span<const Source> sources) {
-    for (uint32_t round = 0; round < plan_.rounds; ++round) {
+    for (uint32_t round = start(); round < plan_.rounds; ++round) {
       if (!encode_round(round, sources)) return false;
       if (plan_.round[round].kind != RoundKind::frame) merge(round);
       if (round + 1 < plan_.rounds) accept(round);
@@ -115,6 +120,7 @@ class Exchange {
   }
   /// What decode is given: all payloads for frames, their sum for lanes.
   [[nodiscard]] std::vector<Term> terms(float weight) const {
+    if (last().code_bits != 0) return {{merged_.bytes(), weight, {&together_, 1}}};
     if (last().kind == RoundKind::lanes) return {{merged_.bytes(), weight}};
     std::vector<Term> terms;
     for (uint32_t r = 0; r < conditions_.world; ++r) terms.push_back({payload(r), weight});
@@ -175,6 +181,18 @@ class Exchange {
     std::array<uint64_t, kMaxRounds> bytes{};
   };
 
+  uint32_t start() {
+    uint32_t first = 0;
+    for (uint32_t r = 0; r < conditions_.world && codec_.start != nullptr; ++r) {
+      Work lent = work(r);
+      const uint32_t own = codec_.start(params_, ranks_[r].state.floats(), conditions_.unit, lent);
+      EXPECT_LT(own, plan_.rounds);
+      if (r == 0) first = own;
+      EXPECT_EQ(own, first) << "ranks begin with different rounds";
+    }
+    return first;
+  }
+
   bool encode_round(uint32_t round, std::span<const Source> sources) {
     bool finite = true;
     for (uint32_t r = 0; r < conditions_.world; ++r) {
@@ -190,9 +208,40 @@ class Exchange {
   }
 
   void merge(uint32_t round) {
+    if (plan_.round[round].code_bits != 0) return merge_codes(plan_.round[round]);
     merged_ = guarded_copy(payload(0, round), conditions_.shift);
     for (uint32_t r = 1; r < conditions_.world; ++r) {
       merge_lanes(plan_.round[round], merged_.bytes(), payload(r, round));
+    }
+  }
+
+  /// Sums of what codes expand to, which overflow nowhere, and everybody's maxima.
+  void merge_codes(const RoundPlan& round) {
+    const uint64_t size = dtype_size(round.lane);
+    const auto lane = [&](const uint8_t* at) {
+      return size == 1 ? uint32_t{*at} : uint32_t{load<uint16_t>(at)};
+    };
+    std::vector<uint32_t> sums(round.lanes);
+    std::vector<uint16_t> maxima(round.maxima);
+    for (uint32_t r = 0; r < conditions_.world; ++r) {
+      Work lent = work(r);
+      Guarded lanes(round.lanes * size, conditions_.fill, conditions_.shift);
+      codec_.expand(params_, conditions_.unit, payload(r), lent, lanes.bytes());
+      EXPECT_TRUE(lanes.intact()) << "expand wrote outside its lanes";
+      for (uint64_t i = 0; i < sums.size(); ++i) sums[i] += lane(lanes.bytes().data() + size * i);
+      for (uint64_t k = 0; k < maxima.size(); ++k)
+        maxima[k] = std::max(maxima[k], load<uint16_t>(lent.kept.data() + 2 * k));
+    }
+    merged_ = Guarded(round.lanes * size, conditions_.fill, conditions_.shift);
+    for (uint64_t i = 0; i < sums.size(); ++i) {
+      ASSERT_LT(sums[i], 1U << (8 * size)) << "lane " << i << " overflows";
+      for (uint64_t k = 0; k < size; ++k)
+        merged_.bytes()[size * i + k] = static_cast<uint8_t>(sums[i] >> (8 * k));
+    }
+    together_ = {conditions_.world, 1};
+    for (uint32_t r = 0; r < conditions_.world; ++r) {
+      for (uint64_t k = 0; k < maxima.size(); ++k)
+        store<uint16_t>(work(r).kept.data() + 2 * k, maxima[k]);
     }
   }
 
@@ -207,12 +256,19 @@ class Exchange {
     }
   }
 
+  static Spec prepared(Spec spec, uint32_t world) {
+    spec.prepare(world);
+    return spec;
+  }
+
+  Spec spec_;
   const CodecTable& codec_;
   const void* params_;
   Conditions conditions_;
   Plan plan_;
   std::vector<Rank> ranks_;
   Guarded merged_;
+  Contributors together_;  // decoded as a sum
 };
 
 }  // namespace laconic::conformance

@@ -31,7 +31,7 @@ class Growing : public testing::TestWithParam<std::tuple<StrategyKind, uint32_t>
 
 TEST_P(Growing, OverflowRepeatsAndGivesTheSameBits) {
   const auto [strategy, world] = GetParam();
-  const test::Setup setup{"3lc+noef", world, kModel, strategy, 64, 1, 0b111};
+  const test::Setup setup{"3lc+noef", world, kModel, strategy, 64, 1, kAllSums};
   Ranks settled(setup);
   Ranks fresh(setup);
   const Layout layout = back_to_back(kModel, {3, 2, 1, 0});
@@ -61,7 +61,7 @@ TEST_P(Growing, OverflowRepeatsAndGivesTheSameBits) {
 TEST_P(Growing, SteadyStateTravelsAtAboutItsLength) {
   const auto [strategy, world] = GetParam();
   if (world == 1) return;  // nothing travels
-  Ranks group({"3lc:s=1.75", world, kModel, strategy, 64, 1, 0b111});
+  Ranks group({"3lc:s=1.75", world, kModel, strategy, 64, 1, kAllSums});
   const Layout layout = back_to_back(kModel, {0, 1, 2, 3});
   uint64_t bytes = 0;
   for (uint64_t step = 0; step < 30; ++step) {
@@ -85,8 +85,8 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST_P(Growing, ShortSendsTravelExactlyAndGiveTheSameBits) {
   const auto [strategy, world] = GetParam();
-  Ranks predicted({"3lc", world, kModel, strategy, 64, 1, 0b111});
-  Ranks exact({"3lc", world, kModel, strategy, 64, 1, 0b111, true});
+  Ranks predicted({"3lc", world, kModel, strategy, 64, 1, kAllSums});
+  Ranks exact({"3lc", world, kModel, strategy, 64, 1, kAllSums, true});
   const Layout layout = back_to_back(kModel, {3, 2, 1, 0});
   for (uint64_t step = 0; step < 12; ++step) {
     auto a = shaped(world, layout.elements, step, step % 3 == 2);
@@ -108,7 +108,7 @@ TEST(ExactSizes, NeverTakeAnExtraRound) {
         std::tuple{"int8", StrategyKind::two_shot, 2U},
         std::tuple{"powersgd:rank=2", StrategyKind::native_sum, 2U},
         std::tuple{"randomk", StrategyKind::native_sum, 1U}}) {
-    Ranks group({spec, 4, kModel, strategy, 64, 1, 0b111});
+    Ranks group({spec, 4, kModel, strategy, 64, 1, kAllSums});
     const Layout layout = back_to_back(kModel, {0, 1, 2, 3});
     for (uint64_t step = 0; step < 5; ++step) {
       auto g = gradients(4, layout.elements, step);
@@ -123,8 +123,8 @@ TEST(Threads, NumberOfThreadsNeverChangesAResult) {
   for (const char* spec : {"3lc", "3lc:scale=chunk", "topk:ratio=0.1", "int8:round=stochastic",
                            "powersgd", "sidco:ratio=0.05"}) {
     const std::vector<Parameter> model{{"a", 700, 300}, {"b", 5000, 1}};
-    Ranks one({spec, 2, model, StrategyKind::automatic, 64, 1, 0b111});
-    Ranks three({spec, 2, model, StrategyKind::automatic, 64, 3, 0b111});
+    Ranks one({spec, 2, model, StrategyKind::automatic, 64, 1, kAllSums});
+    Ranks three({spec, 2, model, StrategyKind::automatic, 64, 3, kAllSums});
     const Layout layout = back_to_back(model, {0, 1});
     for (uint64_t step = 0; step < 3; ++step) {
       auto a = gradients(2, layout.elements, step);

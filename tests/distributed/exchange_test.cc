@@ -61,7 +61,7 @@ std::vector<Case> all_cases() {
         o.world = world;
         o.strategy = strategy;
         o.small_elements = 16;
-        o.caps.sums = 0b111;
+        o.caps.sums = kAllSums;
         auto parsed = Spec::parse(spec);
         if (parsed && collective::choose_strategy(*parsed, ragged(), o))
           cases.push_back({spec, strategy, world});
@@ -74,7 +74,8 @@ std::vector<Case> all_cases() {
 class ExchangeTest : public testing::TestWithParam<Case> {
  protected:
   Ranks ranks() {
-    return Ranks({GetParam().spec, GetParam().world, ragged(), GetParam().strategy, 16, 1, 0b111});
+    return Ranks(
+        {GetParam().spec, GetParam().world, ragged(), GetParam().strategy, 16, 1, kAllSums});
   }
 };
 

@@ -77,7 +77,7 @@ void expect_kept(const Memory& before, const Memory& after, const Layout& layout
 /// One run: a flush asked for before step 2 drains in steps 3 and 4; step 5 has a NaN in "a" of
 /// rank 2, so that its bucket falls back. Gives the calls of rank 1's engine.
 int64_t run(const std::string& spec, StrategyKind strategy, DType dtype, int64_t at) {
-  Ranks group({spec, kWorld, kModel, strategy, 64, 1, 0b111});
+  Ranks group({spec, kWorld, kModel, strategy, 64, 1, kAllSums});
   std::vector<int64_t> calls(kWorld);
   group.on_all([&](uint32_t r) {
     Breaking engine(group.hub(), r, at);

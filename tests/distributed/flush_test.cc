@@ -18,7 +18,7 @@ class Flush : public testing::TestWithParam<std::tuple<const char*, StrategyKind
  protected:
   static Ranks ranks() {
     const auto& [spec, strategy] = GetParam();
-    return Ranks({spec, kWorld, kModel, strategy, 64, 1, 0b111});
+    return Ranks({spec, kWorld, kModel, strategy, 64, 1, kAllSums});
   }
   static const Layout& front() {
     static const Layout layout = back_to_back(kModel, {2, 1});
@@ -130,7 +130,7 @@ INSTANTIATE_TEST_SUITE_P(All, Flush,
                                          std::tuple{"bf16+ef", StrategyKind::native_sum}));
 
 TEST(FlushWithoutFeedback, IsNothing) {
-  Ranks group({"topk:ratio=0.1+noef", kWorld, kModel, StrategyKind::gather_all, 64, 1, 0b111});
+  Ranks group({"topk:ratio=0.1+noef", kWorld, kModel, StrategyKind::gather_all, 64, 1, kAllSums});
   ASSERT_TRUE(group.session(0).flush(3));
   EXPECT_EQ(group.session(0).stats().flush_steps_left, 0U);
 }

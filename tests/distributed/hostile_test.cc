@@ -61,7 +61,7 @@ TEST_P(Hostile, DamagedBundlesAreRefusedAndNothingIsLost) {
   const Layout layout = back_to_back(kModel, {0, 1, 2});
   const uint64_t collectives = strategy == StrategyKind::two_shot ? 3 : 2;
   for (uint64_t seed = 0; seed < 40; ++seed) {
-    Ranks group({spec, 3, kModel, strategy, 64, 1, 0b111});
+    Ranks group({spec, 3, kModel, strategy, 64, 1, kAllSums});
     auto buffers = gradients(3, layout.elements, seed);
     const auto originals = buffers;
     std::vector<Result<void>> results(3);
@@ -137,7 +137,7 @@ class Lying final : public Engine {
 TEST(HostileOwner, LengthsThatNobodySentAreRefused) {
   const Layout layout = back_to_back(kModel, {0, 1, 2});
   for (const uint64_t claimed : {uint64_t{1} << 30, uint64_t{1200}}) {
-    Ranks group({"3lc", 3, kModel, StrategyKind::two_shot, 64, 1, 0b111});
+    Ranks group({"3lc", 3, kModel, StrategyKind::two_shot, 64, 1, kAllSums});
     std::vector<Result<void>> results(3);
     for (uint64_t step = 0; step < 3; ++step) {
       auto buffers = gradients(3, layout.elements, step);
@@ -159,7 +159,7 @@ TEST(HostileOwner, LengthsThatNobodySentAreRefused) {
 /// A rank that can only tell of its failure, and to which the others' answers arrive damaged.
 TEST(HostileStatus, ARankThatRefusesItsLayoutStopsWithTheOthers) {
   const Layout outside{{0}, {1}, 3000};
-  Ranks group({"3lc", 3, kModel, StrategyKind::two_shot, 64, 1, 0b111});
+  Ranks group({"3lc", 3, kModel, StrategyKind::two_shot, 64, 1, kAllSums});
   std::vector<float> buffers[3];
   group.on_all([&](uint32_t r) {
     buffers[r].resize(3001);

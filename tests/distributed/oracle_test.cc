@@ -32,7 +32,7 @@ struct Case {
   StrategyKind strategy;
   uint32_t world;
   DType dtype = DType::f32;
-  uint32_t sums = 0b111;
+  uint32_t sums = kAllSums;
   bool short_sends = false;
 };
 
@@ -43,7 +43,7 @@ std::string case_name(const testing::TestParamInfo<Case>& info) {
   const Case& c = info.param;
   std::string name = c.spec + "_" + std::string(strategy_name(c.strategy)) + "_" +
                      std::to_string(c.world) + "_" + std::string(dtype_name(c.dtype)) +
-                     (c.sums == 0b111 ? "" : "_f32sums") + (c.short_sends ? "_short" : "");
+                     (c.sums == kAllSums ? "" : "_f32sums") + (c.short_sends ? "_short" : "");
   for (char& x : name) {
     if (std::isalnum(static_cast<unsigned char>(x)) == 0) x = '_';
   }
@@ -88,7 +88,10 @@ std::vector<Case> all_cases() {
                                  "powersgd:rank=2,warm=off+noef",
                                  "sidco:ratio=0.05",
                                  "sidco:ratio=0.05,law=exp,mode=signed",
-                                 "sidco:ratio=0.05,stages=2+noef"};
+                                 "sidco:ratio=0.05,stages=2+noef",
+                                 "thc:scale=exact",
+                                 "thc:bits=3,block=256,lane=16+noef",
+                                 "thc:bits=2,table=uniform+decay=0.5"};
   if (kOnlyDefaults) specs.clear();
   for (const CodecTable* codec : all_codecs()) specs.emplace_back(codec->info.name);
   std::vector<Case> cases;
@@ -102,10 +105,10 @@ std::vector<Case> all_cases() {
           if (!allowed(c)) continue;
           // Half of the 16-bit buckets meet an engine that adds float32 only.
           if (dtype != DType::f32 && (world % 2 == 0) == (dtype == DType::bf16)) c.sums = 0b001;
-          if (!allowed(c)) c.sums = 0b111;
+          if (!allowed(c)) c.sums = kAllSums;
           cases.push_back(c);
         }
-        Case c{spec, strategy, world, DType::f32, 0b111, true};
+        Case c{spec, strategy, world, DType::f32, kAllSums, true};
         if (allowed(c) && (spec == "3lc" || spec == "sidco" || spec == "int8+ef"))
           cases.push_back(c);
       }

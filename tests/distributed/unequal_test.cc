@@ -60,7 +60,7 @@ std::set<uint64_t> lengths(const Spec& spec, const std::vector<std::vector<float
 
 void expect_oracle(const std::string& spec, StrategyKind strategy, bool short_sends) {
   SCOPED_TRACE(spec + " by " + std::string(strategy_name(strategy)));
-  Ranks ranks({spec, kWorld, model(), strategy, 16, 1, 0b111, short_sends});
+  Ranks ranks({spec, kWorld, model(), strategy, 16, 1, kAllSums, short_sends});
   Oracle oracle(ranks.setup());
   const Layout layout = back_to_back(model(), {3, 2, 1, 0});
   for (uint64_t step = 0; step < 3; ++step) {

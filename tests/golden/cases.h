@@ -51,8 +51,8 @@ inline constexpr std::array<std::string_view, 31> kMoreSpecs{
     "powersgd:rank=1",
     "powersgd:rank=2",
     "randomk:ratio=0.1",
-    "thc:bits=4",
-    "thc:bits=2",
+    "thc:bits=3,block=256",
+    "thc:bits=2,block=512,table=uniform,scale=exact",
     "3lc:pad_one=on",
     "fp16:saturate=off",
     "randomk:rescale=on",
@@ -101,7 +101,7 @@ inline FrameInfo header_of(const CodecCase& c) {
   info.step = 1000;
   info.seed = 42;
   info.parameter = 0x0123456789ABCDEFU;
-  info.offset = 64;
+  info.offset = c.spec.starts_with("thc") ? 8192 : 64;  // its blocks are not cut
   info.rank = 1;
   info.world = 4;
   return info;

@@ -613,6 +613,90 @@ def decode_powersgd(frame, keys):
     return out
 
 
+# ---- thc: its page, "Table, lanes, ranks" ----
+
+
+def density(x):
+    return math.exp(-x * x / 2) / math.sqrt(2 * math.pi)
+
+
+def step_cost(left, right):
+    share = (math.erfc(-right / math.sqrt(2)) - math.erfc(-left / math.sqrt(2))) / 2
+    mean = density(left) - density(right)
+    square = share + left * density(left) - right * density(right)
+    return -square + (left + right) * mean - left * right * share
+
+
+def symmetric_table(bits, g, t):
+    """The cheapest one and its cost; of equal ones the first."""
+    q = [-t + 2 * t * i / g for i in range(g + 1)]
+    best = {(0,): 0.0}  # lower halves by their last value: (half of the table): cost so far
+    for _ in range((1 << bits) // 2 - 1):
+        longer = {}
+        for half, cost in best.items():
+            for j in range(half[-1] + 1, (g + 1) // 2):
+                entry = (cost + 2 * step_cost(q[half[-1]], q[j]), half + (j,))
+                if j not in longer or entry[0] < longer[j][0] * (1 - 1e-9) or \
+                        (entry[0] <= longer[j][0] * (1 + 1e-9) and entry[1] < longer[j][1]):
+                    longer[j] = entry
+        best = {half: cost for cost, half in longer.values()}
+    whole = sorted((cost + step_cost(q[half[-1]], q[g - half[-1]]), half) for half, cost in best.items())
+    tied = [entry for entry in whole if entry[0] <= whole[0][0] * (1 + 1e-9)]
+    cost, half = min(tied, key=lambda entry: entry[1])
+    return cost, [*half, *(g - value for value in reversed(half))]
+
+
+def table_for_one(bits, t):
+    best = None
+    for g in range((1 << bits) - 1, 64):
+        cost, table = symmetric_table(bits, g, t)
+        if best is None or cost < best[0] * (1 - 1e-9):
+            best = cost, table
+    return best[1]
+
+
+def clamping_point(p):
+    t = 1.0
+    for _ in range(100):
+        t += (math.erfc(t / math.sqrt(2)) - p) / (2 * density(t))
+    return t
+
+
+@codec("thc", 23)
+def decode_thc(frame, keys):
+    bits, block, n = int(keys.get("bits", 4)), int(keys.get("block", 1024)), frame.count
+    t = clamping_point(f32(float(keys.get("p", 0.03125))))
+    uniform = keys.get("table", "optimal") == "uniform"
+    table = list(range(1 << bits)) if uniform else table_for_one(bits, t)
+    blocks, code_bytes = -(-n // block), block * bits // 8
+    exactly(frame, blocks * (4 + code_bytes))
+    well_formed(frame.offset % block == 0)
+    norms = f32_array(frame.payload[: 4 * blocks])
+    well_formed(all(0 <= norm <= 2.0**116 and math.copysign(1, norm) > 0 for norm in norms))
+    key, g, out = shared_key(frame.seed, frame.step, frame.parameter), table[-1], []
+    for b in range(blocks):
+        reach = f32(f32(f32(t) * norms[b]) / f32(math.sqrt(block)))
+        if reach < 2.0**-100:
+            out += [0.0] * block
+            continue
+        data = frame.payload[4 * blocks + b * code_bytes :][:code_bytes]
+        packed = int.from_bytes(data, "big")
+        indices = [packed >> bits * (block - 1 - i) & (1 << bits) - 1 for i in range(block)]
+        y = [f32((2 * table[z] - g) * f32(reach / g)) for z in indices]
+        distance = 1
+        while distance < block:
+            for i in range(block):
+                if i & distance == 0:
+                    y[i], y[i + distance] = f32(y[i] + y[i + distance]), f32(y[i] - y[i + distance])
+            distance *= 2
+        scale = f32(1 / math.sqrt(block))
+        for i in range(block):
+            e = frame.offset + b * block + i
+            minus = philox(key, e // 128, 0)[e // 32 % 4] >> e % 32 & 1
+            out.append(f32(y[i] * scale) * (-1.0 if minus else 1.0))
+    return out[:n]
+
+
 def decode(data):
     """Values of a frame, as Python floats that are exact binary32 numbers."""
     frame = parse_frame(data)

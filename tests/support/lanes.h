@@ -4,8 +4,8 @@
 #pragma once
 
 #include <cstdint>
-#include <cstring>
 
+#include "laconic/bytes.h"
 #include "laconic/dtype.h"
 
 namespace laconic::test {
@@ -17,14 +17,13 @@ inline float round_to(DType type, float x) {
 }
 
 inline float load_lane(DType type, const uint8_t* at) {
-  float x = 0;
-  uint16_t half = 0;
-  std::memcpy(type == DType::f32 ? static_cast<void*>(&x) : &half, at, dtype_size(type));
-  return type == DType::f32 ? x : type == DType::f16 ? f16_to_float(half) : bf16_to_float(half);
+  if (type == DType::f32) return load<float>(at);
+  const auto half = load<uint16_t>(at);
+  return type == DType::f16 ? f16_to_float(half) : bf16_to_float(half);
 }
 inline void store_lane(DType type, uint8_t* at, float x) {
-  const uint16_t half = type == DType::f16 ? float_to_f16(x) : float_to_bf16(x);
-  std::memcpy(at, type == DType::f32 ? static_cast<const void*>(&x) : &half, dtype_size(type));
+  if (type == DType::f32) return store(at, x);
+  store(at, type == DType::f16 ? float_to_f16(x) : float_to_bf16(x));
 }
 
 /// Lane `i` of a rank: a multiple of 1/8, exact in all three types, whose sums are not.

@@ -50,6 +50,7 @@ class Oracle {
         memory_(world_),
         counters_(world_),
         pieces_(setup.parameters.size()) {
+    spec_.prepare(world_);
     assign_pieces();
     for (uint32_t rank = 0; rank < world_; ++rank) remember(rank);
   }
@@ -220,7 +221,8 @@ class Oracle {
 
   /// 16-bit lanes that an engine adds are divided before the sum, so that it cannot overflow.
   [[nodiscard]] Place place(uint32_t rank, uint32_t hop, const RoundPlan& round) const {
-    const bool divided = setup_.strategy == StrategyKind::native_sum && round.lane != DType::f32;
+    const bool half = round.lane == DType::f16 || round.lane == DType::bf16;
+    const bool divided = setup_.strategy == StrategyKind::native_sum && half;
     return {seed_, step_, rank, world_, hop, divided ? part_ : 1.0F};
   }
   Work work(uint32_t rank, const Piece& piece, uint32_t hop) {
@@ -282,13 +284,24 @@ class Oracle {
       sum.assign(gradient, gradient + n);
       join(kind, memory, sum, e, inertia);
     }
-    if (kind == MemoryKind::residual && memory.decay == 1 && contract_.fused)
-      return {true, false, encode_round(rank, piece, hop, 0, {gradient, e})};
+    const uint32_t first = first_round(rank, piece, hop);
+    if (in_one_pass(kind))
+      return {true, false, encode_round(rank, piece, hop, first, {gradient, e})};
     if (e != nullptr) std::copy(sum.begin(), sum.end(), e);
     std::copy(inertia.begin(), inertia.end(), u);
-    Coded coded{true, false, encode_round(rank, piece, hop, 0, {sum.data(), nullptr})};
-    if (absorbs(hop)) add_sent(rank, piece, hop, coded, -1);
+    Coded coded{true, false, encode_round(rank, piece, hop, first, {sum.data(), nullptr})};
+    if (absorbs(hop) && first + 1 == piece.plan.rounds) add_sent(rank, piece, hop, coded, -1);
     return coded;
+  }
+  /// Does encode change the residual itself?
+  [[nodiscard]] bool in_one_pass(MemoryKind kind) const {
+    return kind == MemoryKind::residual && spec_.memory().decay == 1 && contract_.fused;
+  }
+  /// Rounds before it are not needed: their outcome is in the codec state.
+  uint32_t first_round(uint32_t rank, const Piece& piece, uint32_t hop) {
+    if (codec_.start == nullptr) return 0;
+    Work lent = work(rank, piece, hop);
+    return codec_.start(spec_.params(), state(rank, piece, hop), piece.unit, lent);
   }
   /// Finite, and no more than the codec takes.
   static bool within_reach(const Piece& piece, const float* x) {
@@ -477,7 +490,153 @@ class Oracle {
     return true;
   }
 
+  // ---- sums of codes: ARCHITECTURE.md, "Integers that are summed" ----
+
+  [[nodiscard]] bool sums_codes() const {
+    return !units_.empty() && units_[0].piece->plan.round[last_of(*units_[0].piece)].code_bits != 0;
+  }
+  static uint32_t last_of(const Piece& piece) { return piece.plan.rounds - 1; }
+
+  bool sum_codes(std::vector<Floats>& values) {
+    std::vector<bool> agrees(units_.size());  // units that have to agree on something first
+    for (size_t i = 0; i < units_.size(); ++i) {
+      for (uint32_t r = 0; r < world_; ++r) agrees[i] = first_round(r, *units_[i].piece, 0) == 0;
+    }
+    const bool folded = std::none_of(agrees.begin(), agrees.end(), [](bool x) { return x; });
+    ByRank coded = encode_all(values);
+    const auto back = [&](size_t i, bool encoded) {
+      for (uint32_t r = 0; r < world_; ++r) {
+        Coded gone = coded[r][i];
+        if (in_one_pass(kind_) && !encoded) continue;  // the residual is what it was
+        if (!in_one_pass(kind_) && !encoded) gone.bytes.clear();
+        take_codes_back(r, *units_[i].piece, gone, values[r].data() + units_[i].offset);
+      }
+    };
+    bool bad_norms = false, bad = any_non_finite(coded);
+    for (size_t i = 0; i < units_.size(); ++i) {
+      for (uint32_t r = 0; r < world_; ++r)
+        bad_norms = bad_norms || (agrees[i] && coded[r][i].non_finite);
+    }
+    if (!folded) count_agreement(agrees);
+    if (!folded && bad_norms) {
+      for (size_t i = 0; i < units_.size(); ++i) back(i, !agrees[i]);
+      tell_all();
+      return false;
+    }
+    for (size_t i = 0; i < units_.size(); ++i) {
+      if (agrees[i]) agree_and_encode(i, coded, values);
+    }
+    count_codes(folded);
+    if (bad) {
+      for (size_t i = 0; i < units_.size(); ++i) back(i, true);
+      tell_all();
+      return false;
+    }
+    for (size_t i = 0; i < units_.size(); ++i) take_sum(i, coded, values);
+    average_raw(values);
+    return true;
+  }
+  void take_codes_back(uint32_t rank, const Piece& piece, const Coded& gone, const float* values) {
+    float* e = residual(rank, piece, 0);
+    if (!gone.sent || e == nullptr) return;
+    if (!gone.bytes.empty()) add_sent(rank, piece, 0, gone, 1);
+    for (uint64_t k = 0; k < piece.unit.count; ++k) {
+      const float decay = spec_.memory().decay;
+      e[k] = decay == 1 ? e[k] - values[k] : e[k] * (1.0F / decay) - values[k] * (1.0F / decay);
+    }
+  }
+  /// The largest of what all ranks sent in round 0; then codes.
+  void agree_and_encode(size_t i, ByRank& coded, const std::vector<Floats>& values) {
+    const Piece& piece = *units_[i].piece;
+    Floats most(piece.plan.round[0].bytes / sizeof(float));
+    for (uint32_t r = 0; r < world_; ++r) {
+      for (size_t k = 0; k < most.size() && coded[r][i].sent; ++k)
+        most[k] = std::max(most[k], load<float>(&coded[r][i].bytes[4 * k]));
+    }
+    for (uint32_t r = 0; r < world_; ++r) {
+      std::vector<uint8_t> merged(4 * most.size());
+      for (size_t k = 0; k < most.size(); ++k) store(&merged[4 * k], most[k]);
+      Work lent = work(r, piece, 0);
+      codec_.accept(spec_.params(), piece.unit, place(r, 0, piece.plan.round[0]), 0, merged, world_,
+                    lent);
+      if (!coded[r][i].sent) continue;
+      float* e = residual(r, piece, 0);
+      const float* g = values[r].data() + units_[i].offset;
+      const bool one_pass = in_one_pass(kind_);
+      const Source source{one_pass || e == nullptr ? g : e, one_pass ? e : nullptr};
+      coded[r][i].bytes = encode_round(r, piece, 0, 1, source);
+      if (absorbs(0) && !one_pass) add_sent(r, piece, 0, coded[r][i], -1);
+    }
+  }
+  void take_sum(size_t i, const ByRank& coded, std::vector<Floats>& values) {
+    const Piece& piece = *units_[i].piece;
+    const RoundPlan& plan = piece.plan.round[last_of(piece)];
+    const uint64_t size = dtype_size(plan.lane);
+    std::vector<uint32_t> total(plan.lanes);
+    std::vector<uint16_t> maxima(plan.maxima);
+    Contributors who{0, world_};
+    for (uint32_t r = 0; r < world_; ++r) {
+      if (!coded[r][i].sent) continue;
+      ++who.added;
+      std::vector<uint8_t> lanes(plan.lanes * size);
+      Work lent = work(r, piece, 0);
+      codec_.expand(spec_.params(), piece.unit, coded[r][i].bytes, lent, lanes);
+      for (size_t k = 0; k < total.size(); ++k)
+        total[k] += size == 1 ? lanes[k] : lanes[2 * k] + 256U * lanes[2 * k + 1];
+      for (size_t k = 0; k < maxima.size(); ++k)
+        maxima[k] = std::max(maxima[k], load<uint16_t>(&lent.kept[2 * k]));
+    }
+    std::vector<uint8_t> sums(plan.lanes * size);
+    for (size_t k = 0; k < total.size(); ++k) {
+      EXPECT_LT(total[k], 1U << 8 * size) << "lanes overflow";
+      for (uint64_t byte = 0; byte < size; ++byte)
+        sums[size * k + byte] = static_cast<uint8_t>(total[k] >> 8 * byte);
+    }
+    const Term sum{sums, 1.0F, {&who, 1}};
+    for (uint32_t r = 0; r < world_; ++r) {
+      Work lent = work(r, piece, 0);
+      for (size_t k = 0; k < maxima.size(); ++k) store(&lent.kept[2 * k], maxima[k]);
+      Floats mean(piece.unit.count);
+      decode(r, piece, 0, {&sum, 1}, {mean.data(), false});
+      std::copy(mean.begin(), mean.end(),
+                values[r].begin() + static_cast<ptrdiff_t>(units_[i].offset));
+      commit(r, piece, 0, coded[r][i], sums, mean.data());
+    }
+  }
+  void average_raw(std::vector<Floats>& values) const {
+    for_raw([&](uint64_t offset, uint64_t count) {
+      for (uint64_t k = offset; k < offset + count; ++k) {
+        float sum = values[0][k] * part_;
+        for (uint32_t r = 1; r < world_; ++r) sum += values[r][k] * part_;
+        for (Floats& v : values) v[k] = sum;
+      }
+    });
+  }
+  /// Uncompressed parameters, and behind them the wish; what is agreed on is gathered.
+  void count_raw() {
+    if (raw_lanes() == 0) return;
+    const uint64_t lanes = raw_lanes() + (spec_.feedback() ? kWishLanes : 0);
+    for (Counters& c : counters_) c.wire_bytes += 2 * 4 * lanes * (world_ - 1) / world_, ++c.rounds;
+  }
+  void count_agreement(const std::vector<bool>& agrees) {
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < agrees.size(); ++i) bytes += units_[i].piece->plan.round[0].bytes;
+    count_raw();
+    for (Counters& c : counters_) c.wire_bytes += bytes * (world_ - 1), ++c.rounds;
+  }
+  void count_codes(bool folded) {
+    if (folded) count_raw();
+    uint64_t lanes = 1;
+    for (const InBucket& u : units_) {
+      const RoundPlan& plan = u.piece->plan.round[last_of(*u.piece)];
+      lanes += 1 + (world_ * plan.maxima + 1) / 2 + plan.lanes * dtype_size(plan.lane) / 4;
+    }
+    if (raw_lanes() == 0 && spec_.feedback()) lanes += kWishLanes;
+    for (Counters& c : counters_) c.wire_bytes += 2 * 4 * lanes * (world_ - 1) / world_, ++c.rounds;
+  }
+
   bool native_sum(std::vector<Floats>& values) {
+    if (sums_codes()) return sum_codes(values);
     ByRank coded = encode_all(values);
     uint32_t rounds = 1;
     for (const InBucket& u : units_) rounds = std::max(rounds, u.piece->plan.rounds);
@@ -516,13 +675,7 @@ class Oracle {
       set(values, units_[i].offset, mean);
       for (uint32_t r = 0; r < world_; ++r) commit(r, piece, 0, coded[r][i], sums[i], mean.data());
     }
-    for_raw([&](uint64_t offset, uint64_t count) {
-      for (uint64_t k = offset; k < offset + count; ++k) {
-        float sum = values[0][k] * part_;
-        for (uint32_t r = 1; r < world_; ++r) sum += values[r][k] * part_;
-        for (Floats& v : values) v[k] = sum;
-      }
-    });
+    average_raw(values);
     return true;
   }
   /// Rank order, rounded to the lane's type after every addition. False: the sum is not finite and

@@ -47,7 +47,7 @@ struct Setup {
   StrategyKind strategy = StrategyKind::automatic;
   uint64_t small_elements = 16;
   uint32_t threads = 1;
-  uint32_t sums = 0b111;
+  uint32_t sums = kAllSums;
   bool short_sends = false;
 };
 

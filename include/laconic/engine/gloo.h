@@ -451,6 +451,11 @@ class GlooEngine final : public Engine {
     } else if (step.dtype == DType::f16) {
       options.setOutput(reinterpret_cast<uint16_t*>(step.recv), step.count);
       options.setReduceFunction(add_16_bits<f16_to_float, float_to_f16>);
+    } else if (step.dtype == DType::i32) {  // unsigned: it wraps
+      options.setOutput(reinterpret_cast<uint32_t*>(step.recv), step.count);
+      options.setReduceFunction([](void* total, const void* a, const void* b, size_t n) {
+        ::gloo::sum<uint32_t>(total, a, b, n);
+      });
     } else {
       options.setOutput(reinterpret_cast<uint16_t*>(step.recv), step.count);
       options.setReduceFunction(add_16_bits<bf16_to_float, float_to_bf16>);

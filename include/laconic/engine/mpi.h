@@ -358,12 +358,16 @@ class MpiEngine final : public Engine {
   }
 
   void issue_sum(Job& job, const Step& step) {
-    const MPI_Datatype type = step.dtype == DType::f32 ? MPI_FLOAT : MPI_UINT16_T;
-    const MPI_Op op = step.dtype == DType::f32   ? MPI_SUM
-                      : step.dtype == DType::f16 ? sum_f16_
-                                                 : sum_bf16_;
-    if (step.dtype == DType::u8)
-      return die(Error{Errc::dtype_unsupported, "mpi: bytes are not summed", {}});
+    const MPI_Datatype type = step.dtype == DType::f32   ? MPI_FLOAT
+                              : step.dtype == DType::i32 ? MPI_UINT32_T  // it wraps
+                                                         : MPI_UINT16_T;
+    const MPI_Op op = dtype_size(step.dtype) == 4 ? MPI_SUM
+                      : step.dtype == DType::f16  ? sum_f16_
+                                                  : sum_bf16_;
+    if (!caps().can_sum(step.dtype))
+      return die(Error{Errc::dtype_unsupported,
+                       "mpi: lanes of " + std::string(dtype_name(step.dtype)) + " are not summed",
+                       {}});
     const uint64_t size = dtype_size(step.dtype), most = options_.largest_call / size;
     if (step.send != step.recv && step.count != 0)
       std::memmove(step.recv, step.send, step.count * size);

@@ -22,6 +22,7 @@
 #include "codecs/signsgd/signsgd.h"
 #include "codecs/sketchml/sketchml.h"
 #include "codecs/terngrad/terngrad.h"
+#include "codecs/thc/thc.h"
 #include "codecs/threelc/threelc.h"
 #include "codecs/threshold/threshold.h"
 #include "codecs/topk/topk.h"
@@ -34,6 +35,6 @@ struct TypeList {};
 
 using CodecList = TypeList<None, Fp16, Bf16, Int8, PowerSgd, TopK, RandomK, Sidco, ThreeLc, U8,
                            OneBit, SignSgd, Signum, EfSignSgd, Qsgd, TernGrad, Natural, Inceptionn,
-                           Threshold, Dgc, AdaQ, SketchMl>;
+                           Threshold, Dgc, AdaQ, SketchMl, Thc>;
 
 }  // namespace laconic::codecs

@@ -68,7 +68,7 @@ std::string joined(const std::vector<std::string_view>& pieces) {
 }
 
 /// Names that people bring along from papers and from other programs, and what to write instead.
-constexpr std::array<std::pair<std::string_view, std::string_view>, 16> kForeignNames{{
+constexpr std::array<std::pair<std::string_view, std::string_view>, 15> kForeignNames{{
     {"1bit", "the codec is called onebit"},
     {"8bit", "the codec is called u8"},
     {"auto", "this version does not choose a codec by itself: name one"},
@@ -80,7 +80,6 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, 16> kForeign
     {"naturalcompression", "the codec is called natural"},
     {"redsync", "the nearest codec here is sidco"},
     {"sign", "the codec is called signsgd, with error feedback efsignsgd"},
-    {"thc", "thc is not in this version"},
     {"thresholdv", "the codec is called threshold"},
     {"threelc", "the codec is called 3lc"},
     {"wangni", "the nearest codec here is randomk:rescale=on"},
@@ -335,7 +334,12 @@ Spec Spec::defaults(const CodecTable& codec) {
   return spec;
 }
 
+void Spec::prepare(uint32_t world) {
+  if (codec_->prepare != nullptr) codec_->prepare(params_.bytes.data(), world);
+}
+
 void Spec::finish() {
+  prepare(1);
   ParamBlock defaults{};
   codec_->defaults(defaults.bytes.data());
   canonical_ = codec_->info.name;

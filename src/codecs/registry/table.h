@@ -94,9 +94,50 @@ struct TableOf {
     }
   }
 
-  static constexpr CodecTable value{C::info, C::fields,        &defaults,      &contract, &plan,
-                                    &init,   &encode,          &accept,        &check,    &decode,
-                                    &commit, finish_or_null(), erase_or_null()};
+  static void prepare(void* params, uint32_t world) { C::prepare(*static_cast<P*>(params), world); }
+  static uint32_t start(const void* params, std::span<const float> state, const Unit& unit,
+                        Work& work) {
+    return C::start(as(params), state, unit, work);
+  }
+  static std::span<const uint8_t> table(const void* params) { return C::table(as(params)); }
+  static void expand(const void* params, const Unit& unit, Bytes codes, Work& work,
+                     MutBytes lanes) {
+    C::expand(as(params), unit, codes, work, lanes);
+  }
+
+  static constexpr CodecTable make() {
+    CodecTable made{.info = C::info,
+                    .fields = C::fields,
+                    .defaults = &defaults,
+                    .contract = &contract,
+                    .plan = &plan,
+                    .prepare = nullptr,
+                    .init = &init,
+                    .encode = &encode,
+                    .start = nullptr,
+                    .table = nullptr,
+                    .expand = nullptr,
+                    .accept = &accept,
+                    .check = &check,
+                    .decode = &decode,
+                    .commit = &commit,
+                    .finish = finish_or_null(),
+                    .erase = erase_or_null()};
+    if constexpr (requires(P & p) { C::prepare(p, uint32_t{}); }) made.prepare = &prepare;
+    if constexpr (requires(const P& p, std::span<const float> state, const Unit& u, Work& work) {
+                    C::start(p, state, u, work);
+                  }) {
+      made.start = &start;
+    }
+    if constexpr (requires(const P& p) { C::table(p); }) made.table = &TableOf::table;
+    if constexpr (requires(const P& p, const Unit& u, Bytes codes, Work& work, MutBytes lanes) {
+                    C::expand(p, u, codes, work, lanes);
+                  }) {
+      made.expand = &expand;
+    }
+    return made;
+  }
+  static constexpr CodecTable value = make();
 };
 
 }  // namespace laconic::codecs

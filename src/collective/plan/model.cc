@@ -28,9 +28,13 @@ bool is_raw(const Spec& spec, const Parameter& p, const Options& options) {
 }
 
 bool all_lanes(const Plan& plan) {
-  return std::all_of(plan.round.begin(), plan.round.begin() + plan.rounds,
-                     [](const RoundPlan& r) { return r.kind == RoundKind::lanes; });
+  return std::all_of(plan.round.begin(), plan.round.begin() + plan.rounds, [](const RoundPlan& r) {
+    return r.kind == RoundKind::lanes || r.kind == RoundKind::agree_max;
+  });
 }
+
+/// Codes travel as int32.
+DType travelling(const RoundPlan& round) { return round.code_bits == 0 ? round.lane : DType::i32; }
 
 uint64_t granule_of(const Spec& spec) { return std::max<uint32_t>(spec.contract().granule, 1); }
 
@@ -73,7 +77,26 @@ Error refuse(StrategyKind kind, const Spec& spec, std::string why) {
                "leave the strategy to the planner"};
 }
 
+/// Sums of codes that this world, or this engine, cannot have.
+std::optional<Error> no_sums_of_codes(const Spec& spec, const Options& options, const Volume& v) {
+  if (!v.codes) return {};
+  const uint32_t most = spec.contract().headroom;
+  if (options.world > most) {
+    return Error{Errc::unsupported,
+                 spec.canonical() + ": sums of at most " + std::to_string(most) +
+                     " ranks fit its lanes, there are " + std::to_string(options.world),
+                 "wider lanes (lane=16), fewer bits, or another codec"};
+  }
+  if (v.summable) return {};
+  return Error{Errc::unsupported, spec.canonical() + ": this engine does not add int32 lanes",
+               "another backend, or another codec"};
+}
+
 }  // namespace
+
+uint64_t travelling_bytes(const RoundPlan& round) noexcept {
+  return round.code_bits == 0 ? round.bytes : round.lanes * dtype_size(round.lane);
+}
 
 std::string_view strategy_name(StrategyKind kind) noexcept {
   switch (kind) {
@@ -112,9 +135,11 @@ Volume volume_of(const Spec& spec, const std::vector<Parameter>& parameters, con
     v.rounds = std::max<uint64_t>(v.rounds, plan.rounds);
     v.lanes = v.lanes && all_lanes(plan);
     for (uint32_t r = 0; r < plan.rounds; ++r) {
-      v.payload += plan.round[r].bytes;
-      v.expected += plan.round[r].expected;
-      v.summable = v.summable && options.caps.can_sum(plan.round[r].lane);
+      const bool coded = plan.round[r].code_bits != 0;
+      v.payload += travelling_bytes(plan.round[r]);
+      v.expected += coded ? travelling_bytes(plan.round[r]) : plan.round[r].expected;
+      v.codes = v.codes || coded;
+      v.summable = v.summable && options.caps.can_sum(travelling(plan.round[r]));
     }
   }
   return v;
@@ -131,6 +156,7 @@ Result<Choice> choose_strategy(const Spec& spec, const std::vector<Parameter>& p
   const Volume v = volume_of(spec, parameters, options, StrategyKind::gather_all);
   const bool native = v.lanes && v.summable && contract.merge == Merge::linear &&
                       (contract.headroom == 0 || options.world <= contract.headroom);
+  if (auto refused = no_sums_of_codes(spec, options, v)) return *std::move(refused);
   if (options.strategy == StrategyKind::native_sum && !native) {
     return refuse(options.strategy, spec, "its payload is not lanes that this engine adds");
   }
@@ -204,6 +230,7 @@ Result<Model> Model::create(const Spec& spec, std::vector<Parameter> parameters,
     }
   }
   Model model(spec);
+  model.spec_.prepare(options.world);
   model.options_ = options;
   auto choice = choose_strategy(spec, parameters, options);
   if (!choice) return std::move(choice).error();

@@ -70,8 +70,11 @@ struct Volume {
   uint64_t rounds = 1;    ///< of the codec
   bool lanes = true;      ///< every round is lanes,
   bool summable = true;   ///< of a type that the engine adds
+  bool codes = false;     ///< lanes are made of codes
   bool exact = true;      ///< no lengths have to be predicted
 };
+/// Bytes of a round as an engine sums them: codes are expanded.
+uint64_t travelling_bytes(const RoundPlan& round) noexcept;
 /// Of the units that `strategy` would cut.
 Volume volume_of(const Spec& spec, const std::vector<Parameter>& parameters, const Options& options,
                  StrategyKind strategy);

@@ -19,7 +19,8 @@ namespace laconic::transport::nccl {
 inline constexpr int kNcclSuccess = 0, kNcclRemoteError = 6, kNcclInProgress = 7;
 // ncclRedOp_t, ncclDataType_t.
 inline constexpr int kNcclSum = 0;
-inline constexpr int kNcclUint8 = 1, kNcclFloat16 = 6, kNcclFloat32 = 7, kNcclBfloat16 = 9;
+inline constexpr int kNcclUint8 = 1, kNcclUint32 = 3, kNcclFloat16 = 6, kNcclFloat32 = 7,
+                     kNcclBfloat16 = 9;
 /// NCCL_VERSION(2, 7, 0) and NCCL_VERSION(2, 10, 0): up to 2.8 minor versions count hundreds of
 /// thousands.
 inline constexpr int kOldestNccl = 2700, kFirstNcclWithBfloat16 = 21000;

@@ -33,6 +33,7 @@ int dtype_of(DType type) {
   return type == DType::f32    ? kNcclFloat32
          : type == DType::f16  ? kNcclFloat16
          : type == DType::bf16 ? kNcclBfloat16
+         : type == DType::i32  ? kNcclUint32  // it wraps
                                : kNcclUint8;
 }
 

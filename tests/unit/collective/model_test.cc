@@ -20,7 +20,7 @@ Options options(uint32_t world, StrategyKind strategy = StrategyKind::automatic)
   Options o;
   o.world = world;
   o.strategy = strategy;
-  o.caps.sums = 0b111;
+  o.caps.sums = kAllSums;
   return o;
 }
 
@@ -54,6 +54,24 @@ TEST(Planner, AnEngineThatCannotAddGetsFrames) {
   Options o = options(4);
   o.caps.sums = 0b001;  // f32 only, as Gloo of torch 1.13 for bf16
   EXPECT_NE(choice("bf16", o).strategy, StrategyKind::native_sum);
+}
+
+TEST(Planner, SumsOfCodesHaveToFitTheirLanesAndTheEngine) {
+  const auto refusal = [](const char* spec, Options o) {
+    auto c = choose_strategy(*Spec::parse(spec), model(), o);
+    return c ? std::string() : c.error().message;
+  };
+  EXPECT_EQ(choice("thc", options(17)).strategy, StrategyKind::native_sum);
+  EXPECT_EQ(refusal("thc:lane=8", options(17)), "");
+  EXPECT_EQ(refusal("thc:lane=8", options(18)),
+            "thc:lane=8: sums of at most 17 ranks fit its lanes, there are 18");
+  EXPECT_EQ(refusal("thc", options(4369)), "");
+  EXPECT_EQ(refusal("thc", options(4370)),
+            "thc: sums of at most 4369 ranks fit its lanes, there are 4370");
+  EXPECT_EQ(refusal("thc:bits=2,lane=8", options(85)), "");
+  Options floats = options(4);
+  floats.caps.sums = 0b111;
+  EXPECT_EQ(refusal("thc", floats), "thc: this engine does not add int32 lanes");
 }
 
 TEST(Planner, RefusesWhatTheContractForbids) {

@@ -2,10 +2,11 @@
 //
 // native_sum: payloads that are lanes are summed by the engine's own all-reduce, one per round and
 // lane type; uncompressed parameters ride in the first. Several rounds depend on one another
-// (PowerSGD: P, then Q).
+// (PowerSGD: P, then Q). What has to be agreed on first (agree_max) is gathered and reduced here;
+// codes are expanded to lanes (IntegerLanes).
 //
-// Trouble has to show in the numbers: a rank whose unit is not finite, or that failed, sends NaN.
-// Every rank sees it in the sum, and only then asks what happened (StatusRound).
+// Trouble has to show in the numbers: a rank whose unit is not finite, or that failed, sends NaN, or
+// the trouble lane. Every rank sees it in the sum, and only then asks what happened (StatusRound).
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -14,11 +15,16 @@
 #include "collective/exchange/status_round.h"
 #include "collective/exchange/strategy.h"
 #include "collective/exchange/strategy_parts.h"
+#include "collective/strategies/native_sum/integer_lanes.h"
 
 namespace laconic::collective {
 namespace {
 
-constexpr std::array<DType, 3> kLaneTypes{DType::f32, DType::f16, DType::bf16};
+constexpr std::array<DType, 4> kLaneTypes{DType::f32, DType::f16, DType::bf16, DType::i32};
+constexpr uint8_t kIntegers = 3;
+/// Behind the types: float32 of which the largest of all ranks is taken.
+constexpr uint8_t kAgreed = 4;
+constexpr uint8_t kGroups = 5;
 
 /// All lanes of one type in one round.
 struct LaneGroup {
@@ -65,10 +71,24 @@ class NativeSum final : public Strategy {
 
   void plan_lanes();
   void plan_wish();
-  LaneGroup& group(uint32_t round, uint8_t index) {
-    return groups_[round * kLaneTypes.size() + index];
+  [[nodiscard]] bool reserve_agreement();
+  LaneGroup& group(uint32_t round, uint8_t index) { return groups_[round * kGroups + index]; }
+  MutBytes integers() { return group(rounds_ - 1, kIntegers).memory.bytes(); }
+  /// Does the unit send codes in its last round?
+  [[nodiscard]] bool coded(uint64_t unit) const {
+    return plan_.units[unit].piece->send.plan.round[last_round(unit)].code_bits != 0;
+  }
+  [[nodiscard]] bool codes_now(uint64_t unit, uint32_t round) const {
+    return round == last_round(unit) && coded(unit);
   }
   MutBytes lanes_of(uint32_t unit, uint32_t round);
+  MutBytes copy_of(uint32_t unit);
+  MutBytes room_of(uint32_t unit, uint32_t round) {
+    return codes_now(unit, round) ? copy_of(unit) : lanes_of(unit, round);
+  }
+  void start();
+  void take(uint32_t unit, uint32_t round, const pipeline::UnitEncoded& encoded);
+  void send_nothing(uint32_t unit, uint32_t round);
   [[nodiscard]] Place place(uint32_t unit, uint32_t round) const;
   void encode_first();
   void encode_first_unit(uint32_t i);
@@ -78,12 +98,17 @@ class NativeSum final : public Strategy {
   void hear_wish();
   void poison();
   Next emit(std::span<Step> batch);
+  Step sum_of(LaneGroup& g);
+  Step gathering(LaneGroup& g);
+  /// The largest of all ranks' into the group's memory. False: one is not finite.
+  bool reduce_agreed(LaneGroup& g);
   Next emit_status(Step& step);
   bool trouble();
   Result<Next> after_sum(std::span<Step> batch);
   Result<Next> after_status(std::span<Step> batch);
   Result<Next> advance(std::span<Step> batch);
   void finish();
+  void finish_coded(uint32_t unit);
   void keep_sent(uint32_t unit, uint32_t round);
   [[nodiscard]] uint32_t last_round(uint64_t unit) const {
     return plan_.units[unit].piece->send.plan.rounds - 1;
@@ -95,7 +120,11 @@ class NativeSum final : public Strategy {
   BucketPlan plan_;
   WorkMemory memory_;
   uint32_t rounds_ = 1;
-  std::array<LaneGroup, kMaxRounds * kLaneTypes.size()> groups_;
+  std::array<LaneGroup, kMaxRounds * kGroups> groups_;
+  IntegerLanes integer_lanes_;
+  Arena gathered_;  // one rank's after another
+  std::vector<uint64_t> counts_, send_offsets_, recv_offsets_;
+  std::vector<uint32_t> first_;  // round of each unit
   std::vector<std::array<LaneSlice, kMaxRounds>> slices_;
   std::vector<pipeline::Outcome> outcomes_;
   std::vector<Bytes> sent_;  // copies of this rank's lanes: the sum overwrites them
@@ -106,8 +135,10 @@ class NativeSum final : public Strategy {
   Phase phase_ = Phase::idle;
   uint32_t round_ = 0;
   uint32_t flush_heard_ = 0;
-  bool wishes_ = false;    // there is a residual to flush: the wish has lanes
-  LaneSlice wish_;         // in round 0
+  bool wishes_ = false;  // there is a residual to flush: the wish has lanes
+  LaneSlice wish_;       // in round wish_round_
+  uint32_t wish_round_ = 0;
+  bool folded_ = false;    // nobody needs round 0: rounds 0 and 1 travel together
   bool in_place_ = false;  // uncompressed parameters only, back to back: the bucket is the lanes
   bool engine_scales_ = false;  // in place: Step::scale
   bool guarded_ = false;        // a sum that is not finite must not reach mean, residual or state
@@ -122,11 +153,12 @@ NativeSum::NativeSum(RankState& state, const Layout& layout, Counters& counters,
   }
   plan_lanes();
   plan_wish();
+  group(rounds_ - 1, kIntegers).lanes = integer_lanes_.lanes();
   // Casts (16-bit lanes) without feedback carry NaN and infinity as they are. Of anything else the
   // lanes of a gradient that is not finite mean nothing.
   guarded_ = state.model().spec().feedback() ||
              std::any_of(slices_.begin(), slices_.end(),
-                         [](const auto& s) { return kLaneTypes[s[0].group] == DType::f32; });
+                         [](const auto& s) { return s[0].group == 0 || s[0].group >= kIntegers; });
   keep_sent_ =
       state.model().spec().feedback() && state.codec().contract().feedback == Feedback::own;
 }
@@ -139,20 +171,39 @@ void NativeSum::plan_lanes() {
     memory_.plan(plan);
     rounds_ = std::max(rounds_, plan.rounds);
     for (uint32_t r = 0; r < plan.rounds; ++r) {
-      const auto type = std::find(kLaneTypes.begin(), kLaneTypes.end(), plan.round[r].lane);
-      const auto index = static_cast<uint8_t>(type - kLaneTypes.begin());
+      const RoundPlan& round = plan.round[r];
+      const auto type = std::find(kLaneTypes.begin(), kLaneTypes.end(), round.lane);
+      const auto index = codes_now(i, r) ? kIntegers
+                         : round.kind == RoundKind::agree_max
+                             ? kAgreed
+                             : static_cast<uint8_t>(type - kLaneTypes.begin());
       LaneGroup& g = group(r, index);
-      slices_[i][r] = {index, g.bytes(), plan.round[r].bytes};
-      g.lanes += plan.round[r].bytes / dtype_size(g.type);
+      slices_[i][r] = {index, g.bytes(), round.bytes};
+      if (index != kIntegers) g.lanes += round.bytes / dtype_size(g.type);
+    }
+    if (coded(i)) {
+      integer_lanes_.add_unit(plan.round[last_round(i)], state_->rank(), state_->world());
+    } else {
+      integer_lanes_.skip_unit();
     }
   }
+  first_.resize(plan_.units.size());
 }
 
-/// The wish rides behind the first lanes that travel anyway.
+/// The wish rides behind the first lanes that are summed anyway.
 void NativeSum::plan_wish() {
   wishes_ = state_->model().spec().feedback() && !plan_.units.empty();
   if (!wishes_) return;
-  while (group(0, wish_.group).lanes == 0) ++wish_.group;
+  const auto none = [&](uint32_t round) {
+    wish_.group = 0;
+    while (wish_.group < kIntegers && group(round, wish_.group).lanes == 0) ++wish_.group;
+    return wish_.group == kIntegers;
+  };
+  if (none(0)) {  // codes: behind them
+    wish_round_ = rounds_ - 1;
+    wish_.offset = integer_lanes_.reserve(kWishLanes);
+    return;
+  }
   LaneGroup& g = group(0, wish_.group);
   wish_.offset = g.bytes();
   wish_.bytes = kWishLanes * dtype_size(g.type);
@@ -163,7 +214,7 @@ bool NativeSum::reserve(const Layout& layout) {
   in_place_ = plan_.units.empty() && plan_.lanes == layout.elements;
   for (const BucketRaw& r : plan_.raw) in_place_ = in_place_ && r.offset == r.lane;
   engine_scales_ = in_place_ && group(0, 0).bytes() >= state_->model().options().caps.scales_from;
-  bool ok = memory_.reserve();
+  bool ok = memory_.reserve() && reserve_agreement();
   if (!in_place_) {
     for (LaneGroup& g : groups_) ok = ok && g.memory.reserve(std::max<uint64_t>(g.bytes(), 1));
   }
@@ -172,16 +223,33 @@ bool NativeSum::reserve(const Layout& layout) {
     sent_offsets_.push_back(copies);
     copies += round_up(s[last_round(sent_offsets_.size() - 1)].bytes, 64);
   }
-  if (keep_sent_) ok = ok && sent_memory_.reserve(std::max<uint64_t>(copies, 1));
+  if (keep_sent_ || integer_lanes_.lanes() != 0)
+    ok = ok && sent_memory_.reserve(std::max<uint64_t>(copies, 1));
   outcomes_.resize(plan_.units.size());
   sent_.resize(plan_.units.size());
   return ok;
 }
 
+bool NativeSum::reserve_agreement() {
+  const uint32_t world = state_->world();
+  uint64_t most = 0;
+  for (uint32_t r = 0; r < rounds_; ++r) most = std::max(most, group(r, kAgreed).bytes());
+  if (most == 0) return true;
+  counts_.resize(world);
+  send_offsets_.assign(world, 0);
+  recv_offsets_.resize(world);
+  return gathered_.reserve(world * most);
+}
+
 uint64_t NativeSum::held_bytes() const noexcept {
   uint64_t lanes = 0;
   for (const LaneGroup& g : groups_) lanes += held(g.memory);
-  return lanes + held(plan_, memory_, slices_, outcomes_, sent_, sent_offsets_, sent_memory_);
+  return lanes + held(plan_, memory_, slices_, outcomes_, sent_, sent_offsets_, sent_memory_,
+                      integer_lanes_, gathered_, counts_, send_offsets_, recv_offsets_, first_);
+}
+
+MutBytes NativeSum::copy_of(uint32_t unit) {
+  return sent_memory_.bytes().subspan(sent_offsets_[unit], slices_[unit][last_round(unit)].bytes);
 }
 
 MutBytes NativeSum::lanes_of(uint32_t unit, uint32_t round) {
@@ -193,8 +261,8 @@ MutBytes NativeSum::lanes_of(uint32_t unit, uint32_t round) {
 /// (pytorch/pytorch#57410).
 Place NativeSum::place(uint32_t unit, uint32_t round) const {
   Place p = state_->place(input_.step, 0);
-  if (kLaneTypes[slices_[unit][round].group] != DType::f32)
-    p.prescale = 1.0F / static_cast<float>(p.world);
+  const uint8_t lanes = slices_[unit][round].group;
+  if (lanes != 0 && lanes < kIntegers) p.prescale = 1.0F / static_cast<float>(p.world);
   return p;
 }
 
@@ -205,6 +273,7 @@ void NativeSum::begin(const Input& input) {
   flush_heard_ = 0;
   std::fill(sent_.begin(), sent_.end(), Bytes{});
   std::fill(outcomes_.begin(), outcomes_.end(), pipeline::Outcome::zero);
+  start();
   if (input_.failure != nullptr) {
     poison();
   } else {
@@ -212,13 +281,28 @@ void NativeSum::begin(const Input& input) {
   }
 }
 
-/// All ones is a NaN in every lane type.
+/// Which rounds there will be: of the codec state, which is the same on all ranks.
+void NativeSum::start() {
+  folded_ = integer_lanes_.lanes() != 0 && rounds_ == 2;
+  for (uint32_t i = 0; i < plan_.units.size(); ++i) {
+    Work work = memory_.work(i, state_->codec());
+    first_[i] = state_->codec().start(plan_.units[i].piece->send, work);
+    folded_ = folded_ && first_[i] == 1;
+  }
+  if (integer_lanes_.lanes() != 0) IntegerLanes::begin(integers());
+}
+
+/// All ones is a NaN in every lane type but integers.
 void NativeSum::poison() {
   if (in_place_)
     std::fill_n(reinterpret_cast<uint8_t*>(input_.gradient), group(0, 0).bytes(), uint8_t{0xFF});
-  for (uint8_t t = 0; t < kLaneTypes.size() && !in_place_; ++t) {
-    std::fill(group(round_, t).span().begin(), group(round_, t).span().end(), uint8_t{0xFF});
+  for (uint8_t t = 0; t < kGroups && !in_place_; ++t) {
+    const MutBytes lanes = group(round_, t).span();
+    std::fill(lanes.begin(), lanes.end(), t == kIntegers ? uint8_t{0} : uint8_t{0xFF});
   }
+  if (integer_lanes_.lanes() == 0) return;
+  std::fill_n(integers().data(), integer_lanes_.lanes() * 4, uint8_t{0});
+  IntegerLanes::report_trouble(integers());
 }
 
 void NativeSum::encode_first() {
@@ -237,12 +321,14 @@ void NativeSum::encode_first() {
 }
 
 void NativeSum::put_wish() {
-  LaneGroup& g = group(0, wish_.group);
+  LaneGroup& g = group(wish_round_, wish_.group);
   uint8_t* at = g.memory.bytes().data() + wish_.offset;
   for (uint32_t bit = 0; bit < kWishLanes; ++bit) {
     const bool set = (input_.flush_wish >> bit & 1U) != 0;
     const float lane = set ? 1.0F / static_cast<float>(state_->world()) : 0.0F;
-    if (g.type == DType::f32) {
+    if (g.type == DType::i32) {
+      store<uint32_t>(at + 4 * bit, set ? 1 : 0);
+    } else if (g.type == DType::f32) {
       store(at + 4 * bit, lane);
     } else {
       store(at + 2 * bit, g.type == DType::f16 ? float_to_f16(lane) : float_to_bf16(lane));
@@ -252,37 +338,61 @@ void NativeSum::put_wish() {
 
 /// A rank that failed has sent NaN: then no rank hears a wish.
 void NativeSum::hear_wish() {
-  LaneGroup& g = group(0, wish_.group);
+  LaneGroup& g = group(wish_round_, wish_.group);
   const uint8_t* at = g.memory.bytes().data() + wish_.offset;
   for (uint32_t bit = 0; bit < kWishLanes; ++bit) {
-    if (lane_value(g.type, at + bit * dtype_size(g.type)) > 0.0F) flush_heard_ |= 1U << bit;
+    const uint8_t* lane = at + bit * dtype_size(g.type);
+    const bool set =
+        g.type == DType::i32 ? load<uint32_t>(lane) != 0 : lane_value(g.type, lane) > 0.0F;
+    if (set) flush_heard_ |= 1U << bit;
   }
 }
 
 void NativeSum::encode_first_unit(uint32_t i) {
   const BucketUnit& u = plan_.units[i];
-  const MutBytes out = lanes_of(i, 0);
+  const uint32_t first = first_[i];
   Work work = memory_.work(i, state_->codec());
-  const pipeline::UnitEncoded encoded =
-      state_->codec().encode(u.piece->send, place(i, 0), input_.gradient + u.offset, work, out);
+  const pipeline::UnitEncoded encoded = state_->codec().encode(
+      u.piece->send, place(i, first), input_.gradient + u.offset, work, room_of(i, first), first);
   outcomes_[i] = encoded.outcome;
+  if (first != 0 && slices_[i][0].group == kAgreed) send_nothing(i, 0);
   if (encoded.residual_reset) ++counters_->residual_resets;
-  if (outcomes_[i] == pipeline::Outcome::zero) {
-    std::fill(out.begin(), out.end(), uint8_t{0});
-    ++counters_->zero_units;
-  } else if (outcomes_[i] == pipeline::Outcome::non_finite) {
-    std::fill(out.begin(), out.end(), uint8_t{0xFF});
+  if (encoded.outcome == pipeline::Outcome::zero) ++counters_->zero_units;
+  take(i, first, encoded);
+}
+
+/// What a unit's encode gave goes into its lanes of that round.
+void NativeSum::take(uint32_t i, uint32_t round, const pipeline::UnitEncoded& encoded) {
+  if (encoded.outcome == pipeline::Outcome::zero) return send_nothing(i, round);
+  if (encoded.outcome == pipeline::Outcome::non_finite) {
     ++counters_->non_finite_units;
-  } else {
-    keep_sent(i, 0);
+    if (codes_now(i, round)) {
+      send_nothing(i, round);
+      return IntegerLanes::report_trouble(integers());
+    }
+    const MutBytes out = lanes_of(i, round);
+    std::fill(out.begin(), out.end(), uint8_t{0xFF});
+    return;
   }
+  if (!codes_now(i, round)) return keep_sent(i, round);
+  const Spec& spec = state_->codec().spec();
+  Work work = memory_.work(i, state_->codec());
+  sent_[i] = copy_of(i);
+  integer_lanes_.put(i, spec.codec(), spec.params(), plan_.units[i].piece->send.unit, sent_[i],
+                     work, integers());
+}
+
+void NativeSum::send_nothing(uint32_t i, uint32_t round) {
+  if (codes_now(i, round)) return integer_lanes_.put_nothing(i, integers());
+  const MutBytes out = lanes_of(i, round);
+  std::fill(out.begin(), out.end(), uint8_t{0});
 }
 
 /// The engine adds in place; own feedback decodes its own payload of the last round.
 void NativeSum::keep_sent(uint32_t i, uint32_t round) {
   if (!keep_sent_ || round != last_round(i)) return;
   const MutBytes out = lanes_of(i, round);
-  const MutBytes copy = sent_memory_.bytes().subspan(sent_offsets_[i], out.size());
+  const MutBytes copy = copy_of(i);
   std::copy(out.begin(), out.end(), copy.begin());
   sent_[i] = copy;
 }
@@ -295,33 +405,47 @@ void NativeSum::encode_later() {
 
 void NativeSum::encode_later_unit(uint32_t i) {
   const BucketUnit& u = plan_.units[i];
-  const MutBytes out = lanes_of(i, round_);
-  if (outcomes_[i] != pipeline::Outcome::payload) {
-    std::fill(out.begin(), out.end(), uint8_t{0});
-    return;
-  }
+  if (round_ <= first_[i]) return;  // it began later
+  if (outcomes_[i] != pipeline::Outcome::payload) return send_nothing(i, round_);
   Work work = memory_.work(i, state_->codec());
-  const pipeline::UnitEncoded encoded = state_->codec().encode_round(
-      u.piece->send, place(i, round_), round_, input_.gradient + u.offset, work, out);
-  if (encoded.outcome != pipeline::Outcome::non_finite) return keep_sent(i, round_);
-  std::fill(out.begin(), out.end(), uint8_t{0xFF});
-  ++counters_->non_finite_units;
+  take(i, round_,
+       state_->codec().encode_round(u.piece->send, place(i, round_), round_,
+                                    input_.gradient + u.offset, work, room_of(i, round_)));
+}
+
+Step NativeSum::sum_of(LaneGroup& g) {
+  uint8_t* at = in_place_ ? reinterpret_cast<uint8_t*>(input_.gradient) : g.memory.bytes().data();
+  counters_->wire_bytes += 2 * g.bytes() * (state_->world() - 1) / state_->world();
+  return {.kind = StepKind::all_reduce,
+          .dtype = g.type,
+          .count = g.lanes,
+          .scale = engine_scales_ ? 1.0F / static_cast<float>(state_->world()) : 1.0F,
+          .send = at,
+          .recv = at};
+}
+
+Step NativeSum::gathering(LaneGroup& g) {
+  std::fill(counts_.begin(), counts_.end(), g.bytes());
+  for (uint64_t r = 0; r < recv_offsets_.size(); ++r) recv_offsets_[r] = r * g.bytes();
+  counters_->wire_bytes += g.bytes() * (state_->world() - 1);
+  return {.kind = StepKind::all_gather,
+          .send = g.memory.bytes().data(),
+          .recv = gathered_.bytes().data(),
+          .send_counts = counts_,
+          .send_offsets = send_offsets_,
+          .recv_counts = counts_,
+          .recv_offsets = recv_offsets_};
 }
 
 Next NativeSum::emit(std::span<Step> batch) {
   uint32_t steps = 0;
-  for (uint8_t t = 0; t < kLaneTypes.size(); ++t) {
-    LaneGroup& g = group(round_, t);
-    if (g.lanes == 0) continue;
-    uint8_t* at = in_place_ ? reinterpret_cast<uint8_t*>(input_.gradient) : g.memory.bytes().data();
-    batch[steps++] = {.kind = StepKind::all_reduce,
-                      .dtype = g.type,
-                      .count = g.lanes,
-                      .scale = engine_scales_ ? 1.0F / static_cast<float>(state_->world()) : 1.0F,
-                      .send = at,
-                      .recv = at};
-    counters_->wire_bytes += 2 * g.bytes() * (state_->world() - 1) / state_->world();
-    ++counters_->rounds;
+  for (uint32_t r = round_; r <= (folded_ ? 1 : round_); ++r) {
+    for (uint8_t t = 0; t < kGroups; ++t) {
+      LaneGroup& g = group(r, t);
+      if (g.lanes == 0 || (t == kAgreed && folded_)) continue;
+      batch[steps++] = t == kAgreed ? gathering(g) : sum_of(g);
+      ++counters_->rounds;
+    }
   }
   phase_ = Phase::summed;
   return {Verdict::steps, steps};
@@ -335,19 +459,40 @@ Result<Next> NativeSum::next(std::span<Step> batch) {
   return result;
 }
 
+bool NativeSum::reduce_agreed(LaneGroup& g) {
+  uint8_t* most = g.memory.bytes().data();
+  bool finite = true;
+  for (uint64_t k = 0; k < g.lanes; ++k) {
+    float largest = 0;
+    for (uint64_t r = 0; r < state_->world(); ++r) {
+      const float x = load<float>(gathered_.bytes().data() + r * g.bytes() + 4 * k);
+      finite = finite && std::isfinite(x);
+      largest = std::max(largest, x);
+    }
+    store(most + 4 * k, largest);
+  }
+  return finite;
+}
+
 /// Sums are the same bits on every rank, so all take the same turn here.
 bool NativeSum::trouble() {
   bool bad = false;
-  for (uint8_t t = 0; t < kLaneTypes.size(); ++t) {
-    LaneGroup& g = group(round_, t);
-    if (g.lanes == 0) continue;
-    const uint8_t* first =
-        in_place_ ? reinterpret_cast<uint8_t*>(input_.gradient) : g.memory.bytes().data();
-    bad = bad || !finite_lane(g.type, first);
+  for (uint32_t r = round_; r <= (folded_ ? 1 : round_); ++r) {
+    for (uint8_t t = 0; t < kGroups; ++t) {
+      LaneGroup& g = group(r, t);
+      if (g.lanes == 0 || (t == kAgreed && folded_)) continue;
+      const uint8_t* first =
+          in_place_ ? reinterpret_cast<uint8_t*>(input_.gradient) : g.memory.bytes().data();
+      bad = bad || (t == kIntegers ? IntegerLanes::trouble(integers())
+                    : t == kAgreed ? !reduce_agreed(g)
+                                   : !finite_lane(g.type, first));
+    }
   }
   for (uint32_t i = 0; guarded_ && i < plan_.units.size() && !bad; ++i) {
     if (round_ >= plan_.units[i].piece->send.plan.rounds) continue;
-    const DType type = kLaneTypes[slices_[i][round_].group];
+    const uint8_t lanes_group = slices_[i][round_].group;
+    if (lanes_group >= kIntegers) continue;
+    const DType type = kLaneTypes[lanes_group];
     const MutBytes lanes = lanes_of(i, round_);
     if (type == DType::f32) {
       const auto* values = reinterpret_cast<const float*>(lanes.data());
@@ -361,7 +506,7 @@ bool NativeSum::trouble() {
 }
 
 Result<Next> NativeSum::after_sum(std::span<Step> batch) {
-  if (wishes_ && round_ == 0) hear_wish();
+  if (wishes_ && (folded_ || round_ == wish_round_)) hear_wish();
   if (trouble()) return emit_status(batch[0]);
   return advance(batch);
 }
@@ -370,10 +515,11 @@ Result<Next> NativeSum::advance(std::span<Step> batch) {
   const Place p = state_->place(input_.step, 0);
   for (uint32_t i = 0; i < plan_.units.size(); ++i) {
     const pipeline::UnitSlot& slot = plan_.units[i].piece->send;
-    if (round_ + 1 >= slot.plan.rounds) continue;
+    if (round_ < first_[i] || round_ + 1 >= slot.plan.rounds) continue;
     Work work = memory_.work(i, state_->codec());
     state_->codec().accept(slot, p, round_, lanes_of(i, round_), state_->world(), work);
   }
+  if (folded_) round_ = 1;
   if (++round_ < rounds_) {
     encode_later();
     return emit(batch);
@@ -404,6 +550,10 @@ void NativeSum::finish() {
     std::copy_n(lanes + lane, count, input_.gradient + at);
   });
   for (uint32_t i = 0; i < plan_.units.size(); ++i) {
+    if (coded(i)) {
+      finish_coded(i);
+      continue;
+    }
     const BucketUnit& u = plan_.units[i];
     const uint32_t last = last_round(i);
     const Place p = place(i, last);
@@ -414,6 +564,20 @@ void NativeSum::finish() {
     codec.decode(u.piece->send.unit, p, {&sum, 1}, work, {out, false});
     codec.commit(u.piece->send, p, sent_[i], merged, state_->world(), out, work);
   }
+}
+
+void NativeSum::finish_coded(uint32_t i) {
+  const pipeline::UnitCodec& codec = state_->codec();
+  const BucketUnit& u = plan_.units[i];
+  const Place p = place(i, last_round(i));
+  Work work = memory_.work(i, codec);
+  const Contributors who{integer_lanes_.added(i, integers()), state_->world()};
+  const MutBytes sums = integer_lanes_.sums(i, integers());
+  const Term sum{sums, 1.0F, {&who, 1}};
+  float* out = input_.gradient + u.offset;
+  integer_lanes_.take_maxima(i, integers(), work);
+  codec.decode(u.piece->send.unit, p, {&sum, 1}, work, {out, false});
+  codec.commit(u.piece->send, p, sent_[i], sums, state_->world(), out, work);
 }
 
 void NativeSum::undo(pipeline::Undo why) {
