@@ -1,6 +1,8 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 #include "server/add.h"
 
+#include <algorithm>
+
 #include "laconic/bytes.h"
 
 namespace laconic::server {
@@ -16,11 +18,10 @@ uint32_t code_at(const uint8_t* codes, uint32_t bits, uint64_t i) noexcept {
 }
 
 template <class Lane>
-void add(const uint8_t* codes, uint32_t bits, const uint16_t* table, uint8_t* lanes,
-         uint64_t count) noexcept {
-  for (uint64_t i = 0; i < count; ++i) {
-    const uint32_t code = code_at(codes, bits, i);
-    const uint32_t term = bits == 8 ? code : table[code];
+void add_one_by_one(const wire::JobSettings& s, const uint8_t* codes, uint8_t* lanes) noexcept {
+  for (uint64_t i = 0; i < s.lanes; ++i) {
+    const uint32_t code = code_at(codes, s.code_bits, i);
+    const uint32_t term = s.table_size == 0 ? code : s.table[code];
     uint8_t* lane = lanes + i * sizeof(Lane);
     store(lane, static_cast<Lane>(load<Lane>(lane) + term));
   }
@@ -28,18 +29,23 @@ void add(const uint8_t* codes, uint32_t bits, const uint16_t* table, uint8_t* la
 
 }  // namespace
 
-void add_codes_scalar(const uint8_t* codes, uint32_t code_bits, const uint16_t* table,
-                      uint8_t* lanes, uint32_t lane_bits, uint64_t count) noexcept {
-  if (lane_bits == 8) return add<uint8_t>(codes, code_bits, table, lanes, count);
-  add<uint16_t>(codes, code_bits, table, lanes, count);
+Adder::Adder(const wire::JobSettings& settings, Isa isa) noexcept : settings_(settings) {
+  if (settings.table_size == 0 || wire::largest_code(settings) > 255) return;
+  std::transform(settings.table.begin(), settings.table.end(), bytes_.begin(),
+                 [](uint16_t entry) { return static_cast<uint8_t>(entry); });
+  const kernels::GridKernels& all = kernels::grid_kernels(isa);
+  kernel_ = settings.lane_bits == 8 ? all.add8 : all.add16;
 }
 
-void add_codes(const uint8_t* codes, uint32_t code_bits, const uint16_t* table, uint8_t* lanes,
-               uint32_t lane_bits, uint64_t count) noexcept {
-  add_codes_scalar(codes, code_bits, table, lanes, lane_bits, count);
+void Adder::add_codes(const uint8_t* codes, uint8_t* lanes) const noexcept {
+  if (kernel_ != nullptr) {
+    return kernel_(codes, settings_.lanes, settings_.code_bits, bytes_.data(), lanes);
+  }
+  if (settings_.lane_bits == 8) return add_one_by_one<uint8_t>(settings_, codes, lanes);
+  add_one_by_one<uint16_t>(settings_, codes, lanes);
 }
 
-void add_values(const uint8_t* values, uint8_t* lanes, uint64_t count) noexcept {
+void Adder::add_values(const uint8_t* values, uint8_t* lanes, uint64_t count) noexcept {
   for (uint64_t i = 0; i < count; ++i, values += 4, lanes += 4) {
     store(lanes, load<uint32_t>(lanes) + load<uint32_t>(values));
   }

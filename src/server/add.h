@@ -3,22 +3,31 @@
 // What a server adds, and all it knows about it.
 #pragma once
 
+#include <array>
 #include <cstdint>
+
+#include "kernels/rotate/grid.h"
+#include "laconic/isa.h"
+#include "wire/enrolment.h"
 
 namespace laconic::server {
 
-/// lanes[i] += table[code i] for `count` codes of 2, 3 or 4 bits, packed most significant bit
-/// first; codes of 8 bits are added as they are and `table` is not read. Lanes are unsigned, of 8
-/// or 16 bits, and do not overflow (JobSettings). `count` is a multiple of 8.
-void add_codes(const uint8_t* codes, uint32_t code_bits, const uint16_t* table, uint8_t* lanes,
-               uint32_t lane_bits, uint64_t count) noexcept;
-using AddCodes = decltype(&add_codes);
+/// Adds contributions of one job to lanes.
+class Adder {
+ public:
+  explicit Adder(const wire::JobSettings& settings, Isa isa = best_isa()) noexcept;
 
-/// The reference that every faster kernel is compared with.
-void add_codes_scalar(const uint8_t* codes, uint32_t code_bits, const uint16_t* table,
-                      uint8_t* lanes, uint32_t lane_bits, uint64_t count) noexcept;
+  /// lanes[i] += table[code i] for all lanes of a granule, codes being packed most significant bit
+  /// first; codes of 8 bits are added as they are. Lanes do not overflow (judge_settings).
+  void add_codes(const uint8_t* codes, uint8_t* lanes) const noexcept;
+  /// lanes[i] += values[i] for `count` lanes of 32 bits, modulo 2^32.
+  static void add_values(const uint8_t* values, uint8_t* lanes, uint64_t count) noexcept;
 
-/// lanes[i] += values[i] for `count` lanes of 32 bits, modulo 2^32.
-void add_values(const uint8_t* values, uint8_t* lanes, uint64_t count) noexcept;
+ private:
+  using Kernel = decltype(kernels::GridKernels::add8);
+  wire::JobSettings settings_;
+  alignas(16) std::array<uint8_t, wire::kMaxTable> bytes_{};  ///< the table, if it fits
+  Kernel kernel_ = nullptr;  ///< null: a table of more than bytes, or no table
+};
 
 }  // namespace laconic::server

@@ -36,9 +36,9 @@ uint64_t Slots::memory(const wire::JobSettings& s) noexcept {
   return s.ring * (round_up(s.slot_bytes(), kSumAlign) + sizeof(Slot) + sizeof(uint64_t));
 }
 
-Slots::Slots(const wire::JobSettings& settings, AddCodes kernel)
+Slots::Slots(const wire::JobSettings& settings)
     : settings_(settings),
-      add_(kernel),
+      adder_(settings),
       all_(~uint64_t{0} >> (64U - settings.world)),
       deadline_(uint64_t{settings.deadline_us} * 1000U),
       slots_(settings.ring),
@@ -171,9 +171,9 @@ void Slots::put(Slot& slot, const Contribution& c) noexcept {
     std::fill(zero.begin(), zero.end(), uint8_t{0});
   }
   uint8_t* lanes = sum(slot).data();
-  if ((c.flags & wire::kValues) != 0) return add_values(c.payload.data(), lanes, slot.length / 4);
-  add_(c.payload.data(), settings_.code_bits, settings_.table.data(), lanes, settings_.lane_bits,
-       settings_.lanes);
+  if ((c.flags & wire::kValues) != 0)
+    return Adder::add_values(c.payload.data(), lanes, slot.length / 4);
+  adder_.add_codes(c.payload.data(), lanes);
 }
 
 bool Slots::may_close(const Slot& slot, Time now) const noexcept {

@@ -70,7 +70,7 @@ class Slots {
  public:
   /// Memory that a job takes, all of it in the constructor.
   [[nodiscard]] static uint64_t memory(const wire::JobSettings& settings) noexcept;
-  explicit Slots(const wire::JobSettings& settings, AddCodes kernel = add_codes);
+  explicit Slots(const wire::JobSettings& settings);
 
   /// Begins with what the workers hold, one Holding for each. What somebody holds will be fetched
   /// and is never summed again. A worker that lacks results which nobody has any more is returned,
@@ -134,7 +134,7 @@ class Slots {
   void note_closed(uint64_t number) noexcept;
 
   wire::JobSettings settings_;
-  AddCodes add_;
+  Adder adder_;
   uint64_t all_ = 0;  ///< bits of all workers
   Time deadline_ = 0, ticked_ = 0;
   std::vector<Slot> slots_;

@@ -27,6 +27,10 @@ Time longest_timeout(const wire::JobSettings& job) noexcept {
   return std::min<Time>(kLongestTimeout, uint64_t{job.timeout_ms} * kMillisecond / 8);
 }
 
+uint32_t largest_window(const LinkSettings& s) noexcept {
+  return s.window == 0 ? s.job.ring : std::min<uint32_t>(s.window, s.job.ring);
+}
+
 }  // namespace
 
 Link::Link(LinkSettings settings)
@@ -35,7 +39,7 @@ Link::Link(LinkSettings settings)
       sums_(settings_.job.ring * round_up(settings_.job.slot_bytes(), 64)),
       stride_bytes_(round_up(settings_.job.slot_bytes(), 64)),
       flights_(settings_.job.ring),
-      pace_(settings_.job.ring, longest_timeout(settings_.job)) {}
+      pace_(largest_window(settings_), longest_timeout(settings_.job)) {}
 
 LinkStats Link::stats() const noexcept {
   LinkStats stats = stats_;

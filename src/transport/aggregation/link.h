@@ -34,7 +34,8 @@ struct LinkSettings {
   uint64_t number = 0;    ///< of the job: random, the same on all workers
   uint64_t instance = 0;  ///< random, of this process
   uint8_t worker = 0;
-  std::string server;  ///< its address, for messages
+  std::string server;   ///< its address, for messages
+  uint32_t window = 0;  ///< datagrams under way, at most; 0: as many as the ring has slots
 };
 
 class Link {

@@ -158,6 +158,13 @@ Result<Endpoint> Socket::local() const {
   return endpoint;
 }
 
+uint64_t Socket::receive_buffer() const noexcept {
+  int value = 0;
+  socklen_t size = sizeof(value);
+  if (getsockopt(fd_, SOL_SOCKET, SO_RCVBUF, &value, &size) != 0 || value < 0) return 0;
+  return static_cast<uint64_t>(value);
+}
+
 uint32_t Socket::mtu() const noexcept {
   int value = 0;
   socklen_t size = sizeof(value);

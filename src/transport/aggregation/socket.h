@@ -47,6 +47,8 @@ class Socket {
 
   [[nodiscard]] int fd() const noexcept { return fd_; }
   [[nodiscard]] Result<Endpoint> local() const;
+  /// Bytes that the kernel keeps of what was not read yet, with what it needs to keep them.
+  [[nodiscard]] uint64_t receive_buffer() const noexcept;
   /// Of the path, as far as it is known; connected sockets alone.
   [[nodiscard]] uint32_t mtu() const noexcept;
   /// Takes an error that came back (a closed port); true: there was one.

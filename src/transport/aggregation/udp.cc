@@ -31,6 +31,14 @@ class ToBatch final : public Outlet {
   const Socket& socket_;
 };
 
+/// Results that the kernel can keep while this thread is elsewhere: more would be lost. What came
+/// coalesced is kept in fewer pieces.
+uint32_t window_of(const Socket& socket, Io io, const wire::JobSettings& job) noexcept {
+  const uint64_t datagram = wire::kDownHeaderBytes + job.slot_bytes();
+  const uint64_t kept = io == Io::gso ? datagram + 256 : 2 * datagram + 512;
+  return static_cast<uint32_t>(std::clamp<uint64_t>(socket.receive_buffer() / kept, 16, 4096));
+}
+
 }  // namespace
 
 Result<void> fits_path(const wire::JobSettings& job, uint32_t mtu, bool ipv6) {
@@ -84,6 +92,7 @@ Result<std::unique_ptr<UdpWorker>> UdpWorker::attach(const UdpSettings& settings
     }
     links.push_back(settings.link);
     links.back().server = text;
+    links.back().window = window_of(*socket, io, settings.link.job);
     paths.push_back({std::move(*socket), Batch(io)});
   }
   std::unique_ptr<UdpWorker> worker(new UdpWorker(std::move(links), std::move(paths), io));

@@ -57,7 +57,8 @@ class UdpWorker {
   Receiver receiver_;
 };
 
-/// Whether all datagrams of a job fit into the path; the hint names a block that does. 0: not known.
+/// Whether all datagrams of a job fit into the path; the hint names a block that does. mtu 0: not
+/// known.
 [[nodiscard]] Result<void> fits_path(const wire::JobSettings& job, uint32_t mtu, bool ipv6);
 
 /// Nanoseconds of the steady clock.

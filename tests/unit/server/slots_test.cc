@@ -341,38 +341,60 @@ uint32_t code_of(const std::vector<uint8_t>& codes, uint32_t bits, std::size_t i
   return code;
 }
 
-TEST(AddCodes, IsTheTableSumOfEveryLane) {
+void check_sums(const wire::JobSettings& s, Isa isa, std::mt19937& random) {
+  const Adder adder(s, isa);
+  std::vector<uint8_t> lanes(s.lane_bytes()), codes(s.code_bytes());
+  std::vector<uint32_t> want(s.lanes);
+  for (int worker = 0; worker < s.world; ++worker) {
+    for (auto& byte : codes) byte = static_cast<uint8_t>(random());
+    adder.add_codes(codes.data(), lanes.data());
+    for (std::size_t i = 0; i < s.lanes; ++i) {
+      const uint32_t code = code_of(codes, s.code_bits, i);
+      want[i] += s.table_size == 0 ? code : s.table[code];
+    }
+  }
+  for (std::size_t i = 0; i < s.lanes; ++i) {
+    const uint32_t got = s.lane_bits == 8 ? lanes[i] : load<uint16_t>(lanes.data() + 2 * i);
+    ASSERT_EQ(got, want[i]) << s.code_bits << " bits, lane " << i << " of " << s.lanes;
+  }
+}
+
+TEST(Adder, IsTheTableSumOfEveryLaneOnEveryInstructionSet) {
   std::mt19937 random(5);
-  for (const uint32_t bits : {2U, 3U, 4U, 8U}) {
-    for (const uint32_t lane_bits : {8U, 16U}) {
-      const std::size_t count = 8 * (1 + random() % 40);
-      std::vector<uint16_t> table(16);
-      for (auto& entry : table) entry = static_cast<uint16_t>(random() % 64);
-      std::vector<uint8_t> lanes(count * lane_bits / 8), codes(count * bits / 8);
-      std::vector<uint32_t> want(count);
-      for (int worker = 0; worker < 3; ++worker) {
-        for (auto& byte : codes) byte = static_cast<uint8_t>(random() % (bits == 8 ? 80 : 256));
-        add_codes(codes.data(), bits, table.data(), lanes.data(), lane_bits, count);
-        for (std::size_t i = 0; i < count; ++i) {
-          const uint32_t code = code_of(codes, bits, i);
-          want[i] += bits == 8 ? code : table[code];
+  for (const uint8_t bits : {uint8_t{2}, uint8_t{3}, uint8_t{4}, uint8_t{8}}) {
+    for (const uint8_t lane_bits : {uint8_t{8}, uint8_t{16}}) {
+      for (const uint32_t most : {85U, 20000U}) {  // 20,000 is no byte
+        if ((lane_bits == 8) != (most == 85)) continue;
+        for (const uint32_t lanes : {8U, 16U, 24U, 40U, 256U, 1000U, 1024U}) {
+          wire::JobSettings s = settings(lane_bits == 8 && bits == 8 ? 1 : 3, 1);
+          s.code_bits = bits;
+          s.lane_bits = lane_bits;
+          s.lanes = lanes;
+          s.table_size = bits == 8 ? 0 : static_cast<uint8_t>(1U << bits);
+          s.table = {};
+          for (uint32_t i = 0; i < s.table_size; ++i) {
+            s.table[i] = static_cast<uint16_t>(random() % (most + 1));
+          }
+          ASSERT_EQ(wire::judge_settings(s), wire::Reason::none);
+          for (const Isa isa : available_isas()) check_sums(s, isa, random);
+          if (lane_bits == 8) continue;
+          for (auto& entry : s.table) entry = static_cast<uint16_t>(entry % 256);
+          for (const Isa isa : available_isas()) check_sums(s, isa, random);
         }
-      }
-      for (std::size_t i = 0; i < count; ++i) {
-        const uint32_t got = lane_bits == 8 ? lanes[i] : load<uint16_t>(lanes.data() + 2 * i);
-        EXPECT_EQ(got, want[i]) << bits << " bits, lane " << i;
       }
     }
   }
 }
 
-/// thc.md, vector T2, by the default table.
-TEST(AddCodes, KnownAnswer) {
-  const uint16_t table[16] = {0, 3, 5, 7, 9, 11, 13, 14, 16, 17, 19, 21, 23, 25, 27, 30};
+/// Three workers, by the default table of four bits.
+TEST(Adder, KnownAnswer) {
+  wire::JobSettings s = settings(3, 3);
+  s.table = {0, 3, 5, 7, 9, 11, 13, 14, 16, 17, 19, 21, 23, 25, 27, 30};
   // Values 7 23 0 30, 30 0 16 14, 16 14 30 30, and four zeros each.
   const uint8_t codes[3][4] = {{0x3C, 0x0F, 0, 0}, {0xF0, 0x87, 0, 0}, {0x87, 0xFF, 0, 0}};
   std::vector<uint8_t> lanes(8);
-  for (const auto& worker : codes) add_codes(worker, 4, table, lanes.data(), 8, 8);
+  const Adder adder(s);
+  for (const auto& worker : codes) adder.add_codes(worker, lanes.data());
   EXPECT_EQ(lanes, (std::vector<uint8_t>{53, 37, 46, 74, 0, 0, 0, 0}));
 }
 
