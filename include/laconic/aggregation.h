@@ -1,6 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// Sums in the middle: what a rank sends to whoever adds for all (a server, a switch), granule by
+// Sums in the middle: what a rank sends to a server or switch that adds for all, granule by
 // granule, and what comes back. It adds small integers and never knows what they mean.
 // docs/guide/engines.md.
 #pragma once
@@ -27,7 +27,7 @@ struct Contribution {
   uint8_t flags = 0;      ///< GranuleFlag
 };
 
-/// A sum, the same bytes on all ranks. Whoever adds decides who is in it.
+/// A sum, the same bytes on all ranks. The server decides who is in it.
 struct Aggregate {
   MutBytes lanes{};     ///< room, given by the caller
   uint64_t bitmap = 0;  ///< contributors, by rank

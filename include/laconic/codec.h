@@ -114,7 +114,7 @@ inline constexpr uint32_t kMaxRounds = 3;
 struct Plan {
   uint32_t rounds = 1;
   std::array<RoundPlan, kMaxRounds> round{};
-  uint64_t state_floats = 0;   ///< state that outlives a step, saved with checkpoints
+  uint64_t state_floats = 0;  ///< state that outlives a step, saved with checkpoints
   /// Zeros are a fresh state, and what an older release saved without it loads, too.
   bool state_may_lack = false;
   uint64_t kept_bytes = 0;     ///< lent to this unit from the first encode to commit (Work::kept)

@@ -53,7 +53,7 @@ struct Step {
   std::span<const uint64_t> send_offsets{};  ///< bytes from `send`, by rank; all_gather: zeros
   std::span<const uint64_t> recv_counts{};
   std::span<const uint64_t> recv_offsets{};
-  std::span<const Message> messages{};  ///< every peer at most once, this rank not at all
+  std::span<const Message> messages{};            ///< every peer at most once, this rank not at all
   std::span<const Contribution> contributions{};  ///< the same number on all ranks
   std::span<Aggregate> aggregates{};              ///< as many
 };
@@ -103,7 +103,7 @@ class Engine {
   /// Fixed; all ranks' are the same. By default sums of float32 alone.
   [[nodiscard]] virtual EngineCaps caps() const noexcept;
 
-  /// Before the first step of kind `aggregate`: tells whoever adds what there will be. All ranks
+  /// Before the first step of kind `aggregate`: tells the server that adds what there will be. All ranks
   /// together. `unsupported` where nobody adds.
   virtual Result<void> join(const AggregationJob& job, std::chrono::milliseconds timeout);
 

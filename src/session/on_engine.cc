@@ -36,7 +36,7 @@ std::optional<Cut> cut_up(const std::vector<Parameter>& model, std::span<const u
   return cut;
 }
 
-/// Who has not found the others at whoever adds by then is not going to.
+/// Who has not found the others at the server by then is not going to.
 constexpr std::chrono::milliseconds kJoin = std::chrono::seconds(60);
 
 Result<collective::Options> options_of(const Engine& engine, const SessionOptions& options) {

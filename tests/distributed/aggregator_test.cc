@@ -206,7 +206,7 @@ std::string token_file(const char* name, const wire::Token& token) {
   return path;
 }
 
-/// One sentence on every rank, at create.
+/// One message on every rank, at create.
 std::vector<Error> refusals(uint32_t world, const std::function<AggregatorOptions(uint32_t)>& of) {
   std::vector<Error> errors(world, Error{Errc::ok, {}, {}});
   on_ranks(world, [&](uint32_t rank, Engine& inner) {
@@ -219,7 +219,7 @@ std::vector<Error> refusals(uint32_t world, const std::function<AggregatorOption
   return errors;
 }
 
-TEST(Aggregator, AWrongTokenIsOneSentenceOnEveryRank) {
+TEST(Aggregator, AWrongTokenIsOneMessageOnEveryRank) {
   Serving server("127.0.0.1:0", 1, token_of(1));
   const std::string right = token_file("right", token_of(1)),
                     wrong = token_file("wrong", token_of(2));

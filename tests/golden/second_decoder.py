@@ -123,7 +123,8 @@ def parse_spec(text):
 
 DECODERS = {}  # name -> (number, payload version, function of (frame, keys) that gives the values)
 #: whose pages start without a base: -0 stays -0
-COPIES = {"none", "fp16", "bf16", "int8", "onebit", "signsgd", "signum", "efsignsgd", "u8", "qsgd", "terngrad", "natural", "inceptionn", "sketchml"}
+COPIES = {"none", "fp16", "bf16", "int8", "onebit", "signsgd", "signum", "efsignsgd", "u8", "qsgd", "terngrad", "natural", "inceptionn", "sketchml",
+          "thc"}
 
 
 def codec(name, number, version=1):

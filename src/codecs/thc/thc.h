@@ -11,7 +11,7 @@
 namespace laconic::codecs {
 
 /// Blocks are rotated at random and rounded to a table of integers that all ranks share, so that
-/// sums of integers are sums of gradients: whoever stands in the middle adds and does not decode.
+/// sums of integers are sums of gradients: a server or switch adds and does not decode.
 /// One range for a block of all ranks, from its largest norm. Payload: docs/format/codecs/thc.md.
 struct Thc {
   enum class Table : uint8_t { optimal, uniform };

@@ -5,8 +5,9 @@
 // (PowerSGD: P, then Q). What has to be agreed on first (agree_max) is gathered and reduced here;
 // codes travel by a CodeCarrier: as lanes of int32, or (server_sum) to somebody who adds.
 //
-// Trouble has to show in the numbers: a rank whose unit is not finite, or that failed, sends NaN, or
-// what the carrier has for it. Every rank sees it in the sum, and only then asks what happened (StatusRound).
+// Trouble has to show in the numbers: a rank whose unit is not finite, or that failed, sends NaN,
+// or what the carrier has for it. Every rank sees it in the sum, and only then asks what happened
+// (StatusRound).
 #include <algorithm>
 #include <array>
 #include <cmath>
