@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from . import staging
+from . import _lib, staging
 from ._session import CSession, Layout, agree
 from .codec import codecs
 from .engine import Engine
@@ -215,8 +215,8 @@ def check_codecs(device: str, size: int) -> tuple[list[Check], dict]:
 
 def strategy_of(spec: str, ranks: int) -> str:
     """What the planner picks for that many ranks over Gloo, for a parameter of 4 MiB."""
-    floats = sum(1 << dtype for dtype in DTYPES.values())  # Gloo adds all of them
-    session = CSession(spec, [("it", (1024, 1024))], rank=0, world=ranks, seed=0, small_elements=64, strategy="auto", engine_sums=floats,
+    sums = sum(1 << dtype for dtype in DTYPES.values()) | 1 << _lib.I32  # Gloo adds all of them
+    session = CSession(spec, [("it", (1024, 1024))], rank=0, world=ranks, seed=0, small_elements=64, strategy="auto", engine_sums=sums,
                        threads=1, short_sends=True)
     strategy = session.explain()["strategy"]
     session.close()
