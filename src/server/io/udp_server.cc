@@ -79,14 +79,17 @@ class UdpServer::Out final : public Outbox {
 
   void send(const Address& to, Bytes header, Bytes payload) override {
     const auto found = server_.peers_.find(to);
+    const auto job = load<uint32_t>(header.data() + 4);
+    const bool is_welcome = (header[2] & 15U) == static_cast<uint8_t>(wire::DatagramType::welcome);
+    // Not now: the lists of peers are being read.
+    if (is_welcome && (found == server_.peers_.end() || found->second->job != job)) {
+      server_.newcomers_.emplace_back(to, job);
+    }
     if (found == server_.peers_.end()) {
       const Endpoint endpoint = endpoint_of(to);
       Batch one(server_.io_);
       one.push(header, payload);
       one.flush(server_.listener_, &endpoint);
-      if ((header[2] & 15U) == static_cast<uint8_t>(wire::DatagramType::welcome)) {
-        server_.newcomers_.emplace_back(to, load<uint32_t>(header.data() + 4));
-      }
       return;
     }
     Peer& peer = *found->second;
@@ -202,7 +205,10 @@ void UdpServer::flush() {
 
 // Between bind and connect the kernel may put others' datagrams here: they are read like any.
 void UdpServer::admit(const Address& address, uint32_t job) {
-  if (peers_.count(address) != 0) return;
+  if (const auto known = peers_.find(address); known != peers_.end()) {
+    known->second->job = job;  // the port of a worker that has gone, in another's hands
+    return join(*known->second);
+  }
   const Endpoint endpoint = endpoint_of(address);
   auto socket = Socket::connected(endpoint, io_, &bound_);
   if (!socket) return;  // the listener serves it as well
@@ -211,11 +217,16 @@ void UdpServer::admit(const Address& address, uint32_t job) {
   epoll_event event{};
   event.events = EPOLLIN;
   epoll_ctl(epoll_, EPOLL_CTL_ADD, peer->socket.fd(), &event);
-  auto group =
-      std::find_if(groups_.begin(), groups_.end(), [&](const Group& g) { return g.job == job; });
-  if (group == groups_.end()) group = groups_.insert(group, Group{job, {}, 0});
-  group->peers.push_back(peer.get());
+  join(*peer);
   peers_.emplace(address, std::move(peer));
+}
+
+void UdpServer::join(Peer& peer) {
+  for (Group& group : groups_) std::erase(group.peers, &peer);
+  auto group = std::find_if(groups_.begin(), groups_.end(),
+                            [&](const Group& g) { return g.job == peer.job; });
+  if (group == groups_.end()) group = groups_.insert(group, Group{peer.job, {}, 0});
+  group->peers.push_back(&peer);
 }
 
 // Sockets of jobs that are no more.

@@ -62,6 +62,7 @@ class UdpServer {
   bool read_peer(Peer& peer);
   void flush();
   void admit(const Address& address, uint32_t job);
+  void join(Peer& peer);
   void sweep();
   void wait(Time now, const std::atomic<bool>& stop);
 

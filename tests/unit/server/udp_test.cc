@@ -146,13 +146,15 @@ TEST_P(Udp, AServerThatComesBackGoesOn) {
   const std::string address = first->address();
   std::vector<std::thread> threads;
   std::atomic<int> steps{0};
+  std::atomic<bool> gone{false};
   std::atomic<uint64_t> restarts{0};
   for (uint8_t rank = 0; rank < 2; ++rank) {
     threads.emplace_back([&, rank] {
       const auto settings = worker_settings({address}, rank, 2, 11, GetParam());
       auto worker = UdpWorker::attach(settings, Clock::now() + seconds(20));
       ASSERT_TRUE(worker) << worker.error().message;
-      for (int i = 0; i < 30; ++i) {
+      for (int i = 0; i < 20; ++i) {
+        while (i == 10 && !gone) std::this_thread::yield();
         work(**worker, rank, 2, 1, 300);
         ++steps;
       }
@@ -160,11 +162,12 @@ TEST_P(Udp, AServerThatComesBackGoesOn) {
       restarts += (*worker)->stats().aggregator_restarts;
     });
   }
-  while (steps < 10) std::this_thread::yield();
+  while (steps < 20) std::this_thread::yield();
   first.reset();
+  gone = true;
   Serving second(GetParam(), address, 3);
   for (std::thread& thread : threads) thread.join();
-  EXPECT_EQ(steps, 60);
+  EXPECT_EQ(steps, 40);
   EXPECT_EQ(restarts, 2U);
 }
 
