@@ -103,8 +103,8 @@ class Engine {
   /// Fixed; all ranks' are the same. By default sums of float32 alone.
   [[nodiscard]] virtual EngineCaps caps() const noexcept;
 
-  /// Before the first step of kind `aggregate`: tells the server that adds what there will be. All ranks
-  /// together. `unsupported` where nobody adds.
+  /// Before the first step of kind `aggregate`: tells the server that adds what there will be. All
+  /// ranks together. `unsupported` where nobody adds.
   virtual Result<void> join(const AggregationJob& job, std::chrono::milliseconds timeout);
 
   /// Executes a batch; returns when all its steps are complete or one has failed (peer gone, time

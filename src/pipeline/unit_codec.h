@@ -72,8 +72,8 @@ class UnitCodec {
   UnitEncoded encode(const UnitSlot& slot, const Place& place, const float* gradient, Work& work,
                      MutBytes out, uint32_t first = 0) const;
   /// Later rounds, after accept. Only for units whose first round gave a payload. non_finite when
-  /// the merged lanes that accept was given lead to infinity or NaN: then `out` is not to be sent, and
-  /// the unit is undone like any other whose exchange failed.
+  /// the merged lanes that accept was given lead to infinity or NaN: then `out` is not to be sent,
+  /// and the unit is undone like any other whose exchange failed.
   UnitEncoded encode_round(const UnitSlot& slot, const Place& place, uint32_t round,
                            const float* gradient, Work& work, MutBytes out) const;
   void accept(const UnitSlot& slot, const Place& place, uint32_t round, MutBytes merged,

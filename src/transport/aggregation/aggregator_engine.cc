@@ -16,7 +16,9 @@ namespace agg = transport::aggregation;
 using agg::UdpWorker;
 
 constexpr std::chrono::seconds kLinger{5};
-constexpr uint16_t kRing = 1024;  // granules that may be under way, or wait for an acknowledgement
+// Granules that may be under way, or wait for an acknowledgement: under a quorum the others run
+// ahead of who is late.
+constexpr uint16_t kRing = 1024, kRingOfQuorum = 4096;
 
 Result<wire::Token> read_token(const std::string& path) {
   wire::Token token{};
@@ -135,7 +137,7 @@ Result<void> AggregatorEngine::join(const AggregationJob& job, std::chrono::mill
   j.code_bits = static_cast<uint8_t>(job.code_bits);
   j.lane_bits = static_cast<uint8_t>(job.lane_bits);
   j.table_size = static_cast<uint8_t>(job.table.size());
-  j.ring = kRing;
+  j.ring = j.needed == j.world ? kRing : kRingOfQuorum;
   j.values = static_cast<uint16_t>(job.values);
   j.lanes = job.lanes;
   j.deadline_us = static_cast<uint32_t>(impl_->options.deadline.count() * 1000);
