@@ -22,8 +22,7 @@ inline constexpr uint64_t kTagBytes = 8;
 inline constexpr uint32_t kMaxWorkers = 64;
 /// Slots of a job: what a worker holds has to fit into one datagram of registration.
 inline constexpr uint32_t kMaxRing = 4096;
-/// A granule number never lies further than this from what its reader knows, so that 32 bits name
-/// it; the upper ones are part of the tag.
+/// Behind a header, in one UDP datagram.
 inline constexpr uint64_t kMaxDatagramPayload = 65000;
 
 enum class DatagramType : uint8_t {
