@@ -72,7 +72,7 @@ Result<T> read(const T* theirs, size_t required, const char* name) {
 
 inline Result<Step> step_of(const laconic_step& from, const Engine& engine) {
   if (from.kind > LACONIC_MESSAGES) return wrong("a step has an unknown kind");
-  if (from.dtype > LACONIC_U8) return wrong("a step has an unknown dtype");
+  if (from.dtype > LACONIC_I32) return wrong("a step has an unknown dtype");
   if (from.reserved != 0 || from.short_sends > 1)
     return wrong("a step has a flag that is not 0 or 1, or a reserved field that is not 0");
   if (from.short_sends != 0 && !engine.caps().short_sends)

@@ -16,6 +16,14 @@ using namespace fake;
 
 void add(int type, uint8_t* total, const uint8_t* x, uint64_t count) {
   for (uint64_t i = 0; i < count; ++i) {
+    if (type == 3) {  // ncclUint32
+      uint32_t a = 0, b = 0;
+      std::memcpy(&a, total + 4 * i, 4);
+      std::memcpy(&b, x + 4 * i, 4);
+      a += b;
+      std::memcpy(total + 4 * i, &a, 4);
+      continue;
+    }
     if (type == 7) {
       float a = 0, b = 0;
       std::memcpy(&a, total + 4 * i, 4);
@@ -33,7 +41,7 @@ void add(int type, uint8_t* total, const uint8_t* x, uint64_t count) {
   }
 }
 
-uint64_t size_of(int type) { return type == 7 ? 4 : type == 6 || type == 9 ? 2 : 1; }
+uint64_t size_of(int type) { return type == 7 || type == 3 ? 4 : type == 6 || type == 9 ? 2 : 1; }
 
 /// All operations of a group at once: what is sent is posted first, then what arrives is taken.
 void execute(Lock& lock, const std::shared_ptr<Communicator>& comm,
@@ -109,8 +117,8 @@ int issue_one(const char* name, Operation o, void* comm, void* stream,
   Lock lock(w.mutex);
   if (const int code = begin(lock, current(), name, arguments); code != 0) return code;
   const auto c = known(comm);
-  const bool real_type =
-      o.type == 1 || o.type == 6 || o.type == 7 || (o.type == 9 && w.version >= 21000);
+  const bool real_type = o.type == 1 || o.type == 3 || o.type == 6 || o.type == 7 ||
+                         (o.type == 9 && w.version >= 21000);
   if (!c || w.streams.count(stream) == 0 || !real_type || local.group == nullptr)
     return kInvalidArgument;
   const uint64_t bytes = o.count * size_of(o.type);

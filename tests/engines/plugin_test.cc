@@ -204,10 +204,10 @@ TEST_F(PluginTable, StepsOutsideTheRulesAreRefusedAndTheEngineGoesOn) {
   const std::array<uint64_t, 1> one{1};
   const laconic_message to_itself{0, 0, &x, 4, &x, 4};
   for (const auto& spoil : std::vector<std::function<void(laconic_step*)>>{
-           [](auto* s) { s->kind = 4; }, [](auto* s) { s->dtype = 4; },
-           [](auto* s) { s->dtype = LACONIC_U8; }, [](auto* s) { s->reserved = 1; },
-           [](auto* s) { s->short_sends = 2; }, [](auto* s) { s->send = nullptr; },
-           [](auto* s) { s->kind = LACONIC_ALL_TO_ALL; },
+           [](auto* s) { s->kind = 4; }, [](auto* s) { s->dtype = LACONIC_U16; },
+           [](auto* s) { s->dtype = 6; }, [](auto* s) { s->dtype = LACONIC_U8; },
+           [](auto* s) { s->reserved = 1; }, [](auto* s) { s->short_sends = 2; },
+           [](auto* s) { s->send = nullptr; }, [](auto* s) { s->kind = LACONIC_ALL_TO_ALL; },
            [&](auto* s) {
              s->kind = LACONIC_ALL_GATHER;
              s->send_counts = s->recv_counts = s->send_offsets = s->recv_offsets = one.data();
