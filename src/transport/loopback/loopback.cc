@@ -247,7 +247,7 @@ void LoopbackHub::Impl::RankEngine::aggregate(const Step& step) {
       for (uint64_t i = 0; i < lanes; ++i) {
         uint32_t code = 0;
         for (uint64_t bit = i * job.code_bits; !values && bit < (i + 1) * job.code_bits; ++bit)
-          code = code << 1U | (c.payload[bit / 8] >> (7 - bit % 8) & 1U);
+          code = code << 1U | (uint32_t{c.payload[bit / 8]} >> (7 - bit % 8) & 1U);
         uint8_t* at = sum.lanes.data() + i * lane;
         const uint32_t more =
             values ? load<uint32_t>(c.payload.data() + 4 * i) : hub_->table[code & 15U];
