@@ -19,7 +19,7 @@ constexpr uint64_t bit_of(uint32_t worker) noexcept { return uint64_t{1} << work
 bool holds(const Holding& h, uint64_t number) noexcept {
   if (number < h.ack) return number >= h.kept;
   const uint64_t i = number - h.ack;
-  return i < 8 * h.held.size() && (h.held[i / 8] >> (i % 8) & 1U) != 0;
+  return i < 8 * h.held.size() && (uint32_t{h.held[i / 8]} >> (i % 8) & 1U) != 0;
 }
 
 /// One above the highest result that is held.

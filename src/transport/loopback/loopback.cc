@@ -67,7 +67,7 @@ struct LoopbackHub::Impl {
     [[nodiscard]] uint32_t world() const noexcept override { return hub_->world; }
     [[nodiscard]] EngineCaps caps() const noexcept override { return hub_->caps; }
     Result<void> run(std::span<const Step> batch) override;
-    Result<void> join(const AggregationJob& job, std::chrono::milliseconds) override;
+    Result<void> join(const AggregationJob& wanted, std::chrono::milliseconds) override;
 
    private:
     Result<void> run_one(const Step& step);
@@ -210,24 +210,24 @@ void LoopbackHub::Impl::RankEngine::sum(const Step& step) {
 }
 
 /// The same job on all ranks; the first one's is kept.
-Result<void> LoopbackHub::Impl::RankEngine::join(const AggregationJob& job,
+Result<void> LoopbackHub::Impl::RankEngine::join(const AggregationJob& wanted,
                                                  std::chrono::milliseconds) {
-  if (!hub_->caps.aggregates) return Engine::join(job, {});
+  if (!hub_->caps.aggregates) return Engine::join(wanted, {});
   const std::lock_guard lock(hub_->mutex);
   if (hub_->has_job) return {};
-  std::copy(job.table.begin(), job.table.end(), hub_->table.begin());
-  hub_->job = job;
+  std::copy(wanted.table.begin(), wanted.table.end(), hub_->table.begin());
+  hub_->job = wanted;
   hub_->has_job = true;
   return {};
 }
 
 /// Everybody is in every sum. Codes are read bit by bit: a reference.
 void LoopbackHub::Impl::RankEngine::aggregate(const Step& step) {
-  const AggregationJob& job = hub_->job;
+  const AggregationJob& added = hub_->job;
   for (uint64_t g = 0; g < step.contributions.size(); ++g) {
     Aggregate& sum = step.aggregates[g];
     const bool values = (step.contributions[g].flags & kGranuleValues) != 0;
-    const uint64_t lane = values ? 4 : job.lane_bits / 8;
+    const uint64_t lane = values ? 4 : added.lane_bits / 8;
     sum = {sum.lanes, 0, 0, 0, 0, 0, 0};
     if (values) sum.flags = kGranuleValues;
     for (uint32_t r = 0; r < hub_->world; ++r) {
@@ -238,15 +238,15 @@ void LoopbackHub::Impl::RankEngine::aggregate(const Step& step) {
       sum.flags |= c.flags & kGranuleTrouble;
       hub_->sent[rank_] += r == rank_ ? c.payload.size() : 0;
       if ((c.flags & kGranuleEmpty) != 0) continue;
-      const uint64_t sent = values ? c.payload.size() / 4 : c.payload.size() * 8 / job.code_bits;
-      const uint64_t lanes = std::min(sent, sum.lanes.size() / lane);
+      const uint64_t given = values ? c.payload.size() / 4 : c.payload.size() * 8 / added.code_bits;
+      const uint64_t lanes = std::min(given, sum.lanes.size() / lane);
       if (sum.added++ == 0) {
         sum.length = static_cast<uint32_t>(lanes * lane);
         std::fill_n(sum.lanes.begin(), sum.length, uint8_t{0});
       }
       for (uint64_t i = 0; i < lanes; ++i) {
         uint32_t code = 0;
-        for (uint64_t bit = i * job.code_bits; !values && bit < (i + 1) * job.code_bits; ++bit)
+        for (uint64_t bit = i * added.code_bits; !values && bit < (i + 1) * added.code_bits; ++bit)
           code = code << 1U | (uint32_t{c.payload[bit / 8]} >> (7 - bit % 8) & 1U);
         uint8_t* at = sum.lanes.data() + i * lane;
         const uint32_t more =

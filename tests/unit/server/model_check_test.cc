@@ -61,7 +61,7 @@ Schedule schedule_of(uint64_t index) {
   constexpr std::array<uint8_t, 4> kBits{2, 3, 4, 8};
   job.code_bits = kBits[dice.below(4)];
   job.lane_bits = job.code_bits == 8 || dice.one_in(2) ? 16 : 8;
-  job.table_size = job.code_bits == 8 ? 0 : static_cast<uint8_t>(1U << job.code_bits);
+  job.table_size = job.code_bits == 8 ? uint8_t{0} : static_cast<uint8_t>(1U << job.code_bits);
   const uint32_t largest = ((1U << job.lane_bits) - 1) / job.world;
   for (uint32_t i = 0; i < job.table_size; ++i) {
     job.table[i] = static_cast<uint16_t>(dice.below(largest + 1));
@@ -120,7 +120,7 @@ uint32_t code_of(const std::vector<uint8_t>& payload, uint32_t bits, uint32_t in
   uint32_t code = 0;
   for (uint32_t b = 0; b < bits; ++b) {
     const uint32_t at = index * bits + b;
-    code = 2 * code + (payload[at / 8] >> (7 - at % 8) & 1U);
+    code = 2 * code + (uint32_t{payload[at / 8]} >> (7 - at % 8) & 1U);
   }
   return code;
 }

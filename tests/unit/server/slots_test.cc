@@ -336,7 +336,7 @@ TEST(Slots, HoldersAreAskedInTurn) {
 uint32_t code_of(const std::vector<uint8_t>& codes, uint32_t bits, std::size_t i) {
   uint32_t code = 0;
   for (std::size_t b = i * bits; b < (i + 1) * bits; ++b) {
-    code = 2 * code + (codes[b / 8] >> (7 - b % 8) & 1U);
+    code = 2 * code + (uint32_t{codes[b / 8]} >> (7 - b % 8) & 1U);
   }
   return code;
 }
@@ -370,7 +370,7 @@ TEST(Adder, IsTheTableSumOfEveryLaneOnEveryInstructionSet) {
           s.code_bits = bits;
           s.lane_bits = lane_bits;
           s.lanes = lanes;
-          s.table_size = bits == 8 ? 0 : static_cast<uint8_t>(1U << bits);
+          s.table_size = bits == 8 ? uint8_t{0} : static_cast<uint8_t>(1U << bits);
           s.table = {};
           for (uint32_t i = 0; i < s.table_size; ++i) {
             s.table[i] = static_cast<uint16_t>(random() % (most + 1));
