@@ -144,7 +144,7 @@ void decode_quartic(std::span<const Term> terms, uint64_t count, Work& work, Tar
   }
   for_slices(work.pool, columns, kTaskColumns, [&](uint64_t begin, uint64_t end) {
     auto part = all;
-    for (auto& term : part) term.bytes += begin;
+    for (uint32_t t = 0; t < term_count; ++t) part[t].bytes += begin;
     const uint64_t whole = std::clamp(complete, begin, end);
     if (output == kernels::Output::stream) {
       kernels.unpack_stream(part.data(), term_count, whole - begin, 0, true, target.values + begin,
