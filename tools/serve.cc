@@ -19,6 +19,7 @@
 #include "command.h"
 #include "output.h"
 #include "server/io/udp_server.h"
+#include "transport/aggregation/token_file.h"
 
 namespace laconic::tools {
 namespace {
@@ -75,24 +76,6 @@ Result<void> write_token(const std::string& path) {
   return {};
 }
 
-Result<wire::Token> read_token(const std::string& path) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return file_error("token", path);
-  std::array<uint8_t, sizeof(wire::Token) + 1> bytes{};
-  const ssize_t size = ::read(fd, bytes.data(), bytes.size());
-  ::close(fd);
-  wire::Token token;
-  if (size != static_cast<ssize_t>(token.size())) {
-    return Error{Errc::invalid_argument, fmt::format("token {}: not a file of 32 bytes", path),
-                 "make one with laconic serve --new-token FILE"};
-  }
-  std::copy_n(bytes.begin(), token.size(), token.begin());
-  if (token == wire::Token{}) {
-    return Error{Errc::invalid_argument, fmt::format("token {}: zeros are no secret", path), {}};
-  }
-  return token;
-}
-
 // ---- arguments ----
 
 /// "256mb", "1gb", "64M": powers of 1024.
@@ -134,7 +117,7 @@ Result<server::UdpServerSettings> settings_of(const Options& options) {
   if (!memory) return memory.error();
   settings.server.memory = *memory;
   if (!options.token.empty()) {
-    const auto token = read_token(options.token);
+    const auto token = agg::read_token(options.token);
     if (!token) return token.error();
     settings.server.token = *token;
   }

@@ -98,9 +98,10 @@ struct RoundPlan {
   /// and after a warm-up. The same on every machine. A codec that leaves it at 0 means `bytes`: the
   /// table fills it in.
   uint64_t expected = 0;
-  /// For lanes of u8 or u16 in the last round: encode writes codes of so many bits, `expand` makes
-  /// `lanes` lanes of them. Contract::headroom contributors' sum does not overflow. 0: encode
-  /// writes lanes.
+  /// For lanes of u8 or u16 in the last round: encode writes `lanes` codes of so many bits, the
+  /// highest bit first, without gaps, a granule's from a byte's start on. Code c stands for the
+  /// lane CodecTable::table()[c]. The sum of Contract::headroom contributors does not overflow.
+  /// 0: encode writes lanes.
   uint8_t code_bits = 0;
   uint64_t lanes = 0;
   /// With code_bits: so many 16-bit numbers, which encode leaves at the start of Work::kept and
@@ -159,7 +160,7 @@ struct Contributors {
 struct Term {
   Bytes payload;
   float weight = 1.0F;
-  /// Not empty: `payload` is the sum of lanes that codes were expanded to, and decodes to the mean
+  /// Not empty: `payload` is the sum of lanes that codes stand for, and decodes to the mean
   /// over the divisor. By granule (Contract::granule), or one for all.
   std::span<const Contributors> contributors{};
   /// Of codes; not empty: by granule, 0 where the payload is to be left out of the output.
@@ -208,8 +209,6 @@ struct CodecTable {
   uint32_t (*start)(const void* params, std::span<const float> state, const Unit& unit, Work& work);
   /// The value that a code stands for in a sum, by code, at most 16. Null where there are no codes.
   std::span<const uint8_t> (*table)(const void* params);
-  /// Lanes of a payload of codes (RoundPlan::code_bits). Null where there are none.
-  void (*expand)(const void* params, const Unit& unit, Bytes codes, Work& work, MutBytes lanes);
   /// After every round but the last: takes in the merged (summed, not yet divided) lanes of that
   /// round. May change `merged` in place. `contributors` is how many payloads were added.
   void (*accept)(const void* params, const Unit& unit, const Place& place, uint32_t round,

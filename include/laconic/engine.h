@@ -22,7 +22,7 @@ enum class StepKind : uint8_t {
   all_gather = 1,  ///< own bytes at `send`; rank r's recv_counts[r] bytes at recv + recv_offsets[r]
   all_to_all = 2,  ///< send_counts[r] bytes at send + send_offsets[r] to r; received likewise
   messages = 3,    ///< what `messages` lists, all at once
-  aggregate = 4,   ///< `contributions` to somebody who adds; the sums into `aggregates`
+  aggregate = 4,   ///< `contributions` to an aggregator; the sums into `aggregates`
 };
 
 /// To one other rank, and from it. Where this rank sends nothing, the peer's message has no room,
@@ -103,8 +103,8 @@ class Engine {
   /// Fixed; all ranks' are the same. By default sums of float32 alone.
   [[nodiscard]] virtual EngineCaps caps() const noexcept;
 
-  /// Before the first step of kind `aggregate`: tells the server that adds what there will be. All
-  /// ranks together. `unsupported` where nobody adds.
+  /// Before the first step of kind `aggregate`: tells the aggregator what there will be. All
+  /// ranks together. `unsupported` without one.
   virtual Result<void> join(const AggregationJob& job, std::chrono::milliseconds timeout);
 
   /// Executes a batch; returns when all its steps are complete or one has failed (peer gone, time

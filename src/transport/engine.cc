@@ -136,7 +136,7 @@ Engine::Engine() = default;
 Engine::~Engine() = default;
 
 Result<void> Engine::join(const AggregationJob&, std::chrono::milliseconds) {
-  return Error{Errc::unsupported, "nobody adds for this engine",
+  return Error{Errc::unsupported, "this engine has no aggregator",
                "an AggregatorEngine around it, or strategy native_sum"};
 }
 

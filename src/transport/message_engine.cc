@@ -39,7 +39,7 @@ Result<void> MessageEngine::run_one(const Step& step) {
     case StepKind::all_to_all:
       return exchange(step);
     case StepKind::aggregate:
-      return Error{Errc::unsupported, "nobody adds for this engine", {}};
+      return Error{Errc::unsupported, "this engine has no aggregator", {}};
     case StepKind::messages:
       break;
   }

@@ -14,8 +14,8 @@ namespace {
 using namespace wire;
 
 constexpr std::string_view kOtherSettings =
-    "the ranks were attached with different specs, models, world sizes or releases, or exchange "
-    "their buckets in different orders";
+    "the ranks were attached with different specs, models, world sizes or releases, exchange their "
+    "buckets in different orders, or have not all loaded the same run's state";
 constexpr std::string_view kOtherOrder = "the ranks do not run the same sequence of exchanges";
 
 Error bundle_error(Errc code, std::string_view field, const Said& expected, const Said& found,

@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <bit>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -15,14 +14,15 @@
 #include <thread>
 
 #include "laconic/loopback.h"
-#include "laconic/random.h"
 #include "laconic/session.h"
 #include "server/io/udp_server.h"
+#include "support/ranks.h"
 
 namespace laconic::test {
 namespace {
 
 using Floats = std::vector<float>;
+constexpr uint32_t kMostRanks = 5;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
@@ -33,19 +33,9 @@ const std::vector<Parameter>& model() {
 }
 constexpr uint64_t kElements = 150 * 200 + 150 + 133 * 171 + 133;
 
+/// The same whatever the world is.
 Floats gradient(uint32_t rank, uint64_t step) {
-  Floats g(kElements);
-  for (uint64_t i = 0; i < g.size(); ++i) {
-    const RandomBlock r = philox({rank + 1, static_cast<uint32_t>(step)}, i);
-    g[i] = static_cast<float>(static_cast<double>(r[0]) + r[1] - 4294967296.0) * 0x1p-32F;
-  }
-  return g;
-}
-
-bool same_bits(const Floats& a, const Floats& b) {
-  return a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin(), [](float x, float y) {
-           return std::bit_cast<uint32_t>(x) == std::bit_cast<uint32_t>(y);
-         });
+  return gradients(kMostRanks, kElements, step + 1)[rank];
 }
 
 class Serving {
@@ -101,7 +91,7 @@ std::vector<std::vector<Floats>> by_engine(const std::string& spec, uint32_t wor
                                            uint64_t steps) {
   std::vector<std::vector<Floats>> means(world);
   on_ranks(world, [&](uint32_t rank, Engine& engine) {
-    auto session = Session::create(spec, model(), engine, options_for("native_sum"));
+    auto session = laconic::Session::create(spec, model(), engine, options_for("native_sum"));
     ASSERT_TRUE(session) << session.error().message;
     for (uint64_t step = 0; step < steps; ++step) {
       means[rank].push_back(gradient(rank, step));
@@ -119,7 +109,7 @@ std::vector<std::vector<Floats>> by_server(const std::string& spec, uint32_t wor
   on_ranks(world, [&](uint32_t rank, Engine& inner) {
     auto engine = AggregatorEngine::create(inner, aggregator);
     ASSERT_TRUE(engine) << engine.error().message;
-    auto session = Session::create(spec, model(), **engine, options_for("auto"));
+    auto session = laconic::Session::create(spec, model(), **engine, options_for("auto"));
     ASSERT_TRUE(session) << session.error().message;
     for (uint64_t step = 0; step < steps; ++step) {
       between(rank, step);
@@ -212,7 +202,7 @@ std::vector<Error> refusals(uint32_t world, const std::function<AggregatorOption
   on_ranks(world, [&](uint32_t rank, Engine& inner) {
     auto engine = AggregatorEngine::create(inner, of(rank));
     ASSERT_TRUE(engine) << engine.error().message;
-    auto session = Session::create("thc", model(), **engine, options_for("auto"));
+    auto session = laconic::Session::create("thc", model(), **engine, options_for("auto"));
     ASSERT_FALSE(session);
     errors[rank] = session.error();
   });
@@ -266,11 +256,24 @@ TEST(Aggregator, OptionsThatCannotBeAreRefused) {
   EXPECT_NE(message(options).find("quorum: expected 0 to 1"), std::string::npos);
   options.quorum = 1;
   options.token = "/nowhere/token";
-  EXPECT_NE(message(options).find("/nowhere/token cannot be opened"), std::string::npos);
+  EXPECT_NE(message(options).find("token /nowhere/token: No such file"), std::string::npos);
   options.token = token_file("short", token_of(1));
   std::filesystem::resize_file(options.token, 31);
-  EXPECT_NE(message(options).find("is not a file of 32 bytes"), std::string::npos);
+  EXPECT_NE(message(options).find(": not a file of 32 bytes"), std::string::npos);
   std::remove(options.token.c_str());
+  options.token = token_file("zeros", {});
+  EXPECT_NE(message(options).find("zeros are no secret"), std::string::npos);
+  std::remove(options.token.c_str());
+  options.token.clear();
+  options.deadline = std::chrono::hours(2);  // in microseconds, 32 bits would not hold it
+  EXPECT_NE(message(options).find("up to an hour"), std::string::npos);
+}
+
+/// A quorum of 0.28 is 7 of 25 ranks: with 18 that never come sums would wait for one more.
+TEST(Aggregator, AQuorumCountsWholeRanks) {
+  for (const auto& [quorum, world, needed] :
+       {std::tuple(0.28, 25U, 7U), {0.75, 4U, 3U}, {0.76, 4U, 4U}, {0.0, 4U, 1U}, {1.0, 64U, 64U}})
+    EXPECT_EQ(aggregator_quorum(quorum, world), needed) << quorum << " of " << world;
 }
 
 }  // namespace

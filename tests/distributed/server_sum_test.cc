@@ -1,23 +1,23 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// Codes that somebody else adds: as long as everybody is in every sum, the same bits as over the
+// Codes that an aggregator adds: as long as everybody is in every sum, the same bits as over the
 // engine's own integers; and what becomes of a rank that is not.
 #include <gtest/gtest.h>
 
-#include <bit>
 #include <cmath>
 #include <functional>
 #include <limits>
 #include <thread>
 
 #include "laconic/loopback.h"
-#include "laconic/random.h"
 #include "laconic/session.h"
+#include "support/ranks.h"
 
 namespace laconic::test {
 namespace {
 
 using Floats = std::vector<float>;
+constexpr uint32_t kMostRanks = 5;
 
 const std::vector<Parameter>& model() {
   static const std::vector<Parameter> list{
@@ -26,14 +26,9 @@ const std::vector<Parameter>& model() {
 }
 constexpr uint64_t kElements = 50 * 60 + 50 + 33 * 71 + 33;
 
+/// The same whatever the world is.
 Floats gradient(uint32_t rank, uint64_t step) {
-  Floats g(kElements);
-  for (uint64_t i = 0; i < g.size(); ++i) {
-    const RandomBlock r = philox({rank + 1, static_cast<uint32_t>(step)}, i);
-    g[i] = static_cast<float>(static_cast<double>(r[0]) + r[1] + r[2] + r[3] - 2.0 * 4294967296.0) *
-           0x1p-32F;
-  }
-  return g;
+  return gradients(kMostRanks, kElements, step + 1)[rank];
 }
 
 /// Says who is not in which sum; the same on all ranks.
@@ -107,7 +102,7 @@ std::vector<Outcome> train(const std::string& spec, const std::string& plan, uin
       options.plan = plan;
       options.small_elements = 64;
       options.seed = 5;
-      auto session = Session::create(spec, model(), engine, options);
+      auto session = laconic::Session::create(spec, model(), engine, options);
       ASSERT_TRUE(session) << session.error().message;
       for (uint64_t step = 0; step < steps; ++step) {
         Floats g = of(rank, step);
@@ -122,12 +117,6 @@ std::vector<Outcome> train(const std::string& spec, const std::string& plan, uin
   }
   for (std::thread& thread : threads) thread.join();
   return outcomes;
-}
-
-bool same_bits(const Floats& a, const Floats& b) {
-  return a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin(), [](float x, float y) {
-           return std::bit_cast<uint32_t>(x) == std::bit_cast<uint32_t>(y);
-         });
 }
 
 class ServerSum : public testing::TestWithParam<const char*> {};
@@ -217,23 +206,23 @@ TEST(ServerSumResiduals, WhatIsLeftOutComesLater) {
   EXPECT_GT(without / size, 0.5);
 }
 
-TEST(ServerSumPlan, IsChosenWhereSomebodyAddsAndRefusedWhereNobodyDoes) {
+TEST(ServerSumPlan, IsChosenWhereThereIsAnAggregatorAndRefusedElsewhere) {
   LoopbackHub hub(1);
   SessionOptions options;
   options.plan = "server_sum";
   options.small_elements = 64;
-  const auto none = Session::create("thc", model(), hub.engine(0), options);
+  const auto none = laconic::Session::create("thc", model(), hub.engine(0), options);
   ASSERT_FALSE(none);
-  EXPECT_NE(none.error().message.find("nobody adds for this engine"), std::string::npos);
+  EXPECT_NE(none.error().message.find("this engine has no aggregator"), std::string::npos);
   EngineCaps caps{kAllSums, false};
   caps.aggregates = true;
   LoopbackHub adding(1, std::chrono::seconds(5), caps);
-  const auto frames = Session::create("int8", model(), adding.engine(0), options);
+  const auto frames = laconic::Session::create("int8", model(), adding.engine(0), options);
   ASSERT_FALSE(frames);
   EXPECT_NE(frames.error().message.find("its payload is not codes that add"), std::string::npos);
   SessionOptions small;
   small.small_elements = 64;
-  const auto by_itself = Session::create("thc", model(), adding.engine(0), small);
+  const auto by_itself = laconic::Session::create("thc", model(), adding.engine(0), small);
   ASSERT_TRUE(by_itself) << by_itself.error().message;
   EXPECT_NE((*by_itself)->explain().find("\"strategy\": \"server_sum\""), std::string::npos);
 }

@@ -15,6 +15,7 @@
 
 #include "base/arena.h"
 #include "base/hash.h"
+#include "support/codes.h"
 #include "support/lanes.h"
 #include "support/ranks.h"
 
@@ -323,7 +324,7 @@ class Oracle {
                  const float* values) {
     float* e = residual(rank, piece, hop);
     if (!coded.sent || e == nullptr) return;
-    if (absorbs(hop)) add_sent(rank, piece, hop, coded, 1);
+    if (absorbs(hop) && !coded.bytes.empty()) add_sent(rank, piece, hop, coded, 1);
     const MemorySettings memory = spec_.memory();
     const MemoryKind kind = kind_at(hop);
     float* u = momentum(rank, piece, hop);
@@ -513,7 +514,7 @@ class Oracle {
         Coded gone = coded[r][i];
         if (in_one_pass(kind_) && !encoded) continue;  // the residual is what it was
         if (!in_one_pass(kind_) && !encoded) gone.bytes.clear();
-        take_codes_back(r, *units_[i].piece, gone, values[r].data() + units_[i].offset);
+        take_back(r, *units_[i].piece, 0, gone, values[r].data() + units_[i].offset);
       }
     };
     bool bad_norms = false, bad = any_non_finite(coded);
@@ -539,15 +540,6 @@ class Oracle {
     for (size_t i = 0; i < units_.size(); ++i) take_sum(i, coded, values);
     average_raw(values);
     return true;
-  }
-  void take_codes_back(uint32_t rank, const Piece& piece, const Coded& gone, const float* values) {
-    float* e = residual(rank, piece, 0);
-    if (!gone.sent || e == nullptr) return;
-    if (!gone.bytes.empty()) add_sent(rank, piece, 0, gone, 1);
-    for (uint64_t k = 0; k < piece.unit.count; ++k) {
-      const float decay = spec_.memory().decay;
-      e[k] = decay == 1 ? e[k] - values[k] : e[k] * (1.0F / decay) - values[k] * (1.0F / decay);
-    }
   }
   /// The largest of what all ranks sent in round 0; then codes.
   void agree_and_encode(size_t i, ByRank& coded, const std::vector<Floats>& values) {
@@ -576,17 +568,16 @@ class Oracle {
     const Piece& piece = *units_[i].piece;
     const RoundPlan& plan = piece.plan.round[last_of(piece)];
     const uint64_t size = dtype_size(plan.lane);
+    const auto table = codec_.table(spec_.params());
     std::vector<uint32_t> total(plan.lanes);
     std::vector<uint16_t> maxima(plan.maxima);
     Contributors who{0, world_};
     for (uint32_t r = 0; r < world_; ++r) {
       if (!coded[r][i].sent) continue;
       ++who.added;
-      std::vector<uint8_t> lanes(plan.lanes * size);
-      Work lent = work(r, piece, 0);
-      codec_.expand(spec_.params(), piece.unit, coded[r][i].bytes, lent, lanes);
       for (size_t k = 0; k < total.size(); ++k)
-        total[k] += size == 1 ? lanes[k] : lanes[2 * k] + 256U * lanes[2 * k + 1];
+        total[k] += table[code_at(coded[r][i].bytes, k, plan.code_bits)];
+      Work lent = work(r, piece, 0);
       for (size_t k = 0; k < maxima.size(); ++k)
         maxima[k] = std::max(maxima[k], load<uint16_t>(&lent.kept[2 * k]));
     }

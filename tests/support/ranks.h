@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstring>
 #include <functional>
 #include <map>
 #include <mutex>
@@ -121,6 +122,10 @@ inline std::vector<std::vector<float>> gradients(uint32_t world, uint64_t n, uin
     for (size_t i = 0; i < n; ++i) all.back()[i] += common[i];
   }
   return all;
+}
+
+inline bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), 4 * a.size()) == 0);
 }
 
 inline std::vector<double> exact_mean(const std::vector<std::vector<float>>& all) {

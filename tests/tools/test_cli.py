@@ -185,7 +185,7 @@ def test_bench_input_and_peers(tmp_path):
 
 
 def test_bench_reads_npy(tmp_path):
-    """As `laconic verify` does: the header is no part of the gradient."""
+    """The header of a .npy file is not measured as values."""
     values = [(-1) ** i * i / 1000 for i in range(3000)]
     path, raw = tmp_path / "gradient.npy", tmp_path / "gradient.f32"
     path.write_bytes(npy("(30, 100)", values))

@@ -4,7 +4,6 @@
 // everything else on.
 #pragma once
 
-#include <array>
 #include <chrono>
 #include <memory>
 #include <string>
@@ -17,14 +16,18 @@ namespace laconic {
 /// The same on all ranks.
 struct AggregatorOptions {
   std::vector<std::string> servers;  ///< HOST:PORT, in the same order
-  /// The servers' secret, a file of 32 bytes; "": none, as loopback servers allow it.
+  /// The servers' secret, a file of 32 bytes, not all zero; "": none, as loopback servers allow it.
   std::string token;
   /// Of all ranks, how many are enough for a sum once its deadline has passed; 0 to 1.
   double quorum = 1.0;
-  std::chrono::milliseconds deadline = std::chrono::milliseconds(20);  ///< of an exchange
+  std::chrono::milliseconds deadline =
+      std::chrono::milliseconds(20);  ///< of an exchange, below an hour
   /// A rank that is silent for so long while others wait for it is lost.
   std::chrono::milliseconds timeout = std::chrono::seconds(60);
 };
+
+/// Ranks that a quorum is: ⌈quorum · world⌉, at least 1.
+[[nodiscard]] uint32_t aggregator_quorum(double quorum, uint32_t world) noexcept;
 
 class AggregatorEngine final : public Engine {
  public:

@@ -100,10 +100,6 @@ struct TableOf {
     return C::start(as(params), state, unit, work);
   }
   static std::span<const uint8_t> table(const void* params) { return C::table(as(params)); }
-  static void expand(const void* params, const Unit& unit, Bytes codes, Work& work,
-                     MutBytes lanes) {
-    C::expand(as(params), unit, codes, work, lanes);
-  }
 
   static constexpr CodecTable make() {
     CodecTable made{.info = C::info,
@@ -116,7 +112,6 @@ struct TableOf {
                     .encode = &encode,
                     .start = nullptr,
                     .table = nullptr,
-                    .expand = nullptr,
                     .accept = &accept,
                     .check = &check,
                     .decode = &decode,
@@ -130,11 +125,6 @@ struct TableOf {
       made.start = &start;
     }
     if constexpr (requires(const P& p) { C::table(p); }) made.table = &TableOf::table;
-    if constexpr (requires(const P& p, const Unit& u, Bytes codes, Work& work, MutBytes lanes) {
-                    C::expand(p, u, codes, work, lanes);
-                  }) {
-      made.expand = &expand;
-    }
     return made;
   }
   static constexpr CodecTable value = make();

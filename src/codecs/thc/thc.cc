@@ -180,7 +180,6 @@ void Thc::prepare(Params& params, uint32_t world) {
   const thc::Table table = params.table == Table::uniform
                                ? thc::uniform_table(params.bits, p)
                                : *thc::choose_table(params.bits, p, fits, lane_bits);
-  params.g = static_cast<uint8_t>(table.g);
   params.values = table.value;
 }
 
@@ -264,18 +263,6 @@ Encoded Thc::encode(const Params& params, std::span<const float>, const Unit& un
 
 std::span<const uint8_t> Thc::table(const Params& params) {
   return std::span(params.values).first(size_t{1} << params.bits);
-}
-
-void Thc::expand(const Params& params, const Unit& unit, Bytes codes, Work& work, MutBytes lanes) {
-  const Blocks b(params, unit);
-  const auto& kernels = kernels::grid_kernels(work.isa);
-  const uint64_t all = b.blocks * b.size;
-  const auto expand = lanes.size() == all ? kernels.expand8 : kernels.expand16;
-  const uint64_t lane = lanes.size() == all ? 1 : 2;
-  for_blocks(b, work, [&](uint64_t block) {
-    expand(codes.data() + block * b.code_bytes, b.size, params.bits, params.values.data(),
-           lanes.data() + block * b.size * lane);
-  });
 }
 
 void Thc::accept(const Params& params, const Unit& unit, const Place&, uint32_t, MutBytes merged,

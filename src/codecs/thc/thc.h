@@ -32,7 +32,6 @@ struct Thc {
     Scale scale = Scale::last;
     // What prepare derives:
     float reach = 0;  // t: P(|N(0, 1)| > t) = p
-    uint8_t g = 0;
     std::array<uint8_t, 16> values{};
   };
 
@@ -66,8 +65,6 @@ struct Thc {
                         const Place& place, uint32_t round, Source source, Work& work,
                         MutBytes out);
   static std::span<const uint8_t> table(const Params& params);
-  static void expand(const Params& params, const Unit& unit, Bytes codes, Work& work,
-                     MutBytes lanes);
   static void accept(const Params& params, const Unit& unit, const Place& place, uint32_t round,
                      MutBytes merged, uint32_t contributors, Work& work);
   static Errc check(const Params& params, const Unit& unit, uint32_t round, Bytes payload);

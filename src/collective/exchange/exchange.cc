@@ -156,14 +156,17 @@ Result<uint32_t> Exchange::advance(std::span<Step> batch) {
   return step_strategy(batch);
 }
 
-/// Every rank tells whether it is ready for this layout; the same exchange then uses it.
+/// Every rank tells whether it is ready for this layout, and by which state; the same exchange then
+/// uses it.
 Result<uint32_t> Exchange::enroll(std::span<Step> batch) {
+  Input asked = input();
+  asked.layout ^= state_->shared_state(layout_);
   if (phase_ == Phase::begun) {
     phase_ = Phase::enrolling;
-    status_.emit(input(), failure_ ? &*failure_ : nullptr, batch[0], *counters_);
+    status_.emit(asked, failure_ ? &*failure_ : nullptr, batch[0], *counters_);
     return uint32_t{1};
   }
-  if (auto heard = status_.receive(input()); !heard) {
+  if (auto heard = status_.receive(asked); !heard) {
     // Every rank has heard of it, this one's own failure included: the others stop here. Of ranks
     // that are not all at the same exchange, every one sees another.
     if (heard.error().code == Errc::peer_failed || heard.error().code == Errc::ranks_disagree ||

@@ -1,6 +1,8 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 #include "collective/exchange/rank_state.h"
 
+#include "base/hash.h"
+
 namespace laconic::collective {
 
 using feedback::StateKind;
@@ -81,6 +83,18 @@ Result<void> RankState::bind(feedback::Store& store) {
     parameters_.push_back(std::move(mine));
   }
   return {};
+}
+
+uint64_t RankState::shared_state(const Layout& layout) const noexcept {
+  uint64_t hash = 0;
+  if (codec_->contract().merge != Merge::linear) return hash;
+  for (const uint32_t p : layout.parameters) {
+    for (const RankPiece& piece : parameters_[p].pieces) {
+      const auto* bytes = reinterpret_cast<const uint8_t*>(piece.send.state.data());
+      hash = hash64(Bytes(bytes, piece.send.state.size_bytes()), hash);
+    }
+  }
+  return hash;
 }
 
 }  // namespace laconic::collective

@@ -7,6 +7,7 @@
 #include <memory>
 #include <vector>
 
+#include "collective/plan/layout.h"
 #include "collective/plan/model.h"
 #include "feedback/store.h"
 #include "pipeline/unit_codec.h"
@@ -51,6 +52,9 @@ class RankState {
   [[nodiscard]] Place place(uint64_t step, uint32_t hop) const noexcept {
     return {model_->options().seed, step, rank(), world(), hop, 1.0F};
   }
+  /// Hash of the codec state of a layout's units, where lanes add up only if all ranks encode by
+  /// the same; else 0.
+  [[nodiscard]] uint64_t shared_state(const Layout& layout) const noexcept;
   [[nodiscard]] const std::string& name_of(uint32_t parameter) const {
     return model_->parameters()[parameter].name;
   }

@@ -170,7 +170,7 @@ Result<Choice> choose_strategy(const Spec& spec, const std::vector<Parameter>& p
     return Choice{StrategyKind::server_sum, "its codes are added on the way"};
   if (options.strategy == StrategyKind::server_sum) {
     return refuse(options.strategy, spec,
-                  v.codes ? "nobody adds for this engine" : "its payload is not codes that add");
+                  v.codes ? "this engine has no aggregator" : "its payload is not codes that add");
   }
   if (options.strategy == StrategyKind::native_sum && !native) {
     return refuse(options.strategy, spec, "its payload is not lanes that this engine adds");

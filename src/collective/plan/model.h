@@ -23,7 +23,7 @@ enum class StrategyKind : uint8_t {
   native_sum = 1,
   gather_all = 2,
   two_shot = 3,
-  server_sum = 4,  ///< native_sum, but for codes, which somebody else adds
+  server_sum = 4,  ///< native_sum, but for codes, which an aggregator adds
 };
 std::string_view strategy_name(StrategyKind kind) noexcept;
 /// Strategies by which an engine adds float lanes, if only of small parameters.

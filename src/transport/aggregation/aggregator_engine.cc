@@ -2,11 +2,11 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstdio>
 #include <random>
 #include <utility>
 
 #include "laconic/engine/aggregator.h"
+#include "transport/aggregation/token_file.h"
 #include "transport/aggregation/udp.h"
 
 namespace laconic {
@@ -16,28 +16,10 @@ namespace agg = transport::aggregation;
 using agg::UdpWorker;
 
 constexpr std::chrono::seconds kLinger{5};
+constexpr std::chrono::milliseconds kNoTime{0}, kLongest = std::chrono::hours(1);
 // Granules that may be under way, or wait for an acknowledgement: under a quorum the others run
 // ahead of who is late.
 constexpr uint16_t kRing = 1024, kRingOfQuorum = 4096;
-
-Result<wire::Token> read_token(const std::string& path) {
-  wire::Token token{};
-  if (path.empty()) return token;
-  std::FILE* file = std::fopen(path.c_str(), "rb");
-  if (file == nullptr) {
-    return Error{Errc::invalid_argument, "token: " + path + " cannot be opened",
-                 "laconic serve --new-token FILE makes one"};
-  }
-  std::array<uint8_t, sizeof token + 1> bytes;
-  const std::size_t found = std::fread(bytes.data(), 1, bytes.size(), file);
-  std::fclose(file);
-  if (found != token.size()) {
-    return Error{Errc::invalid_argument, "token: " + path + " is not a file of 32 bytes",
-                 "laconic serve --new-token FILE makes one"};
-  }
-  std::copy_n(bytes.begin(), token.size(), token.begin());
-  return token;
-}
 
 uint64_t random_word() {
   std::random_device device;
@@ -45,6 +27,12 @@ uint64_t random_word() {
 }
 
 }  // namespace
+
+uint32_t aggregator_quorum(double quorum, uint32_t world) noexcept {
+  // The product may be a little more than the whole number that is meant.
+  const double needed = std::ceil(quorum * world - 1e-9);
+  return static_cast<uint32_t>(std::clamp(needed, 1.0, static_cast<double>(world)));
+}
 
 struct AggregatorEngine::Impl {
   Impl(Engine& around, AggregatorOptions given) : inner(&around), options(std::move(given)) {}
@@ -97,10 +85,16 @@ Result<std::unique_ptr<AggregatorEngine>> AggregatorEngine::create(
         "aggregation servers take at most 64 ranks, there are " + std::to_string(inner.world()),
         "strategy native_sum adds over the group"};
   }
-  const auto token = read_token(options.token);
-  if (!token) return token.error();
+  if (options.deadline < kNoTime || options.deadline > kLongest || options.timeout <= kNoTime ||
+      options.timeout > kLongest) {
+    return Error{Errc::invalid_argument, "deadline and timeout: expected up to an hour", {}};
+  }
   auto impl = std::make_unique<Impl>(inner, options);
-  impl->token = *token;
+  if (!options.token.empty()) {
+    const auto token = agg::read_token(options.token);
+    if (!token) return token.error();
+    impl->token = *token;
+  }
   return std::unique_ptr<AggregatorEngine>(new AggregatorEngine(std::move(impl)));
 }
 
@@ -132,8 +126,7 @@ Result<void> AggregatorEngine::join(const AggregationJob& job, std::chrono::mill
   settings.link.worker = static_cast<uint8_t>(rank());
   wire::JobSettings& j = settings.link.job;
   j.world = static_cast<uint8_t>(world());
-  const double needed = std::ceil(impl_->options.quorum * world());
-  j.needed = static_cast<uint8_t>(std::clamp(needed, 1.0, static_cast<double>(world())));
+  j.needed = static_cast<uint8_t>(aggregator_quorum(impl_->options.quorum, world()));
   j.code_bits = static_cast<uint8_t>(job.code_bits);
   j.lane_bits = static_cast<uint8_t>(job.lane_bits);
   j.table_size = static_cast<uint8_t>(job.table.size());

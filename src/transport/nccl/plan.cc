@@ -40,7 +40,7 @@ Result<void> Plan::add(const Step& step, uint32_t rank, uint32_t world, EngineCa
     case StepKind::messages:
       return add_messages(step, rank, world);
     case StepKind::aggregate:
-      return wrong("nobody adds for it");
+      return wrong("it has no aggregator");
     case StepKind::all_gather:
     case StepKind::all_to_all:
       break;

@@ -1,9 +1,8 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-/// \file
-/// Workers and a server in a network that loses, repeats, reorders and delays, in virtual time:
-/// the same seed gives the same run.
-#ifndef LACONIC_TESTS_UNIT_SERVER_NETWORK_H
-#define LACONIC_TESTS_UNIT_SERVER_NETWORK_H
+//
+// Workers and a server in a network that loses, repeats, reorders and delays, in virtual time:
+// the same seed gives the same run.
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -449,5 +448,3 @@ class Network {
 };
 
 }  // namespace laconic::test
-
-#endif  // LACONIC_TESTS_UNIT_SERVER_NETWORK_H

@@ -48,7 +48,8 @@ Time time_of(const Plan& plan, const Weather& weather, uint64_t lag_one_in = 0) 
 }
 
 TEST(Pace, AStepAtOnePercentLossTakesLittleLonger) {
-  if (kOneWorld) GTEST_SKIP() << "times are the same under a sanitizer";
+  if (kOneWorld)
+    GTEST_SKIP() << "virtual time is the same under a sanitizer, and these runs are long";
   Weather dry, rain;
   dry.rate = rain.rate = 100000000;
   rain.loss_up = rain.loss_down = 0.01;
@@ -59,7 +60,8 @@ TEST(Pace, AStepAtOnePercentLossTakesLittleLonger) {
 
 // The ring bounds how far the others run ahead: 300 ms are 2.5 steps of theirs.
 TEST(Pace, AQuorumHelpsAgainstHiccups) {
-  if (kOneWorld) GTEST_SKIP() << "times are the same under a sanitizer";
+  if (kOneWorld)
+    GTEST_SKIP() << "virtual time is the same under a sanitizer, and these runs are long";
   Weather weather;
   weather.rate = 100000000;
   const Time whole = time_of(model(4, 40, 4096), weather, 8);

@@ -5,6 +5,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -194,6 +196,26 @@ TEST(Network, AnotherTokenIsRefusedAtAttach) {
   EXPECT_EQ(network.workers()[0]->link().error().message,
             "aggregation server 10.0.0.9:7420: the token is not the server's");
   EXPECT_EQ(network.server().memory_used(), 0U);
+}
+
+/// Nor any 8 bytes of it.
+TEST(Network, TheTokenNeverTravels) {
+  Plan plan = plan_of(3, 3);
+  for (uint8_t i = 0; i < plan.token.size(); ++i) plan.token[i] = static_cast<uint8_t>(37 * i + 11);
+  Network network(plan, {}, 6);
+  uint64_t seen = 0;
+  network.drop = [&](Time, uint32_t, uint32_t, const std::vector<uint8_t>& bytes) {
+    ++seen;
+    for (size_t at = 0; at + 8 <= plan.token.size(); ++at) {
+      const auto part = std::span(plan.token).subspan(at, 8);
+      EXPECT_EQ(std::search(bytes.begin(), bytes.end(), part.begin(), part.end()), bytes.end());
+    }
+    return false;
+  };
+  network.at(kMillisecond, [&] { network.stop_server(); });  // and registers a second time
+  network.at(2 * kMillisecond, [&] { network.start_server(); });
+  ASSERT_TRUE(network.run(60 * kSecond));
+  EXPECT_GT(seen, 50U);
 }
 
 TEST(Network, OtherSettingsAreRefusedOnEveryRank) {

@@ -1,7 +1,7 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
 // How codes that are summed without decoding travel: as int32 lanes that an engine adds, or as
-// granules to somebody who adds. The strategy is one and the same.
+// granules to an aggregator. The strategy is one and the same.
 #pragma once
 
 #include <cstdint>

@@ -8,13 +8,18 @@
 //
 // A rank leaves the others' slots at zero: their sum is a gather.
 #include <algorithm>
+#include <array>
 #include <vector>
 
+#include "base/slices.h"
 #include "collective/exchange/held.h"
 #include "collective/strategies/native_sum/code_carrier.h"
+#include "kernels/rotate/grid.h"
 
 namespace laconic::collective {
 namespace {
+
+constexpr uint64_t kSlice = 1 << 16;  // a multiple of 8: codes of a slice begin with a byte
 
 class IntegerLanes final : public CodeCarrier {
  public:
@@ -50,13 +55,15 @@ class IntegerLanes final : public CodeCarrier {
   static constexpr uint64_t kUnits = kWish + 4 * kWishLanes;
 
   struct Region {
-    Unit unit;
     uint64_t added = 0;  // bytes, as all offsets
     uint64_t maxima = 0;
     uint64_t sums = 0;
     uint64_t sum_bytes = 0;
     uint64_t end = 0;
     uint64_t numbers = 0;  // maxima of one rank
+    uint64_t lanes = 0;
+    uint32_t code_bits = 0;
+    uint64_t lane_bytes = 0;
     Contributors who;
   };
   [[nodiscard]] uint8_t* at(uint64_t offset) const { return lanes_ + offset; }
@@ -71,12 +78,14 @@ class IntegerLanes final : public CodeCarrier {
 void IntegerLanes::add_unit(const pipeline::UnitSlot& slot) {
   const RoundPlan& round = slot.plan.round[slot.plan.rounds - 1];
   Region r;
-  r.unit = slot.unit;
   r.numbers = round.maxima;
   r.added = bytes_;
   r.maxima = r.added + 4;
   r.sums = r.maxima + round_up(state_->world() * round.maxima * sizeof(uint16_t), 4);
-  r.sum_bytes = round.lanes * dtype_size(round.lane);
+  r.lanes = round.lanes;
+  r.code_bits = round.code_bits;
+  r.lane_bytes = dtype_size(round.lane);
+  r.sum_bytes = r.lanes * r.lane_bytes;
   r.end = bytes_ = r.sums + round_up(r.sum_bytes, 4);
   regions_.push_back(r);
 }
@@ -104,7 +113,15 @@ void IntegerLanes::put(uint64_t unit, const Spec& spec, Bytes codes, Work& work)
   std::fill_n(at(r.maxima), r.sums - r.maxima, uint8_t{0});
   const uint64_t slot = r.numbers * sizeof(uint16_t);
   std::copy_n(work.kept.data(), slot, at(r.maxima + state_->rank() * slot));
-  spec.codec().expand(spec.params(), r.unit, codes, work, {at(r.sums), r.sum_bytes});
+  std::array<uint8_t, 16> table{};  // the kernels read all of it
+  const auto values = spec.codec().table(spec.params());
+  std::copy(values.begin(), values.end(), table.begin());
+  const auto& kernels = kernels::grid_kernels(work.isa);
+  for_slices(work.pool, r.lanes, kSlice, [&](uint64_t begin, uint64_t end) {
+    (r.lane_bytes == 1 ? kernels.expand8 : kernels.expand16)(codes.data() + begin * r.code_bits / 8,
+                                                             end - begin, r.code_bits, table.data(),
+                                                             at(r.sums + begin * r.lane_bytes));
+  });
   std::fill_n(at(r.sums + r.sum_bytes), r.end - r.sums - r.sum_bytes, uint8_t{0});
 }
 

@@ -3,7 +3,7 @@
 // native_sum: payloads that are lanes are summed by the engine's own all-reduce, one per round and
 // lane type; uncompressed parameters ride in the first. Several rounds depend on one another
 // (PowerSGD: P, then Q). What has to be agreed on first (agree_max) is gathered and reduced here;
-// codes travel by a CodeCarrier: as lanes of int32, or (server_sum) to somebody who adds.
+// codes travel by a CodeCarrier: as lanes of int32, or (server_sum) to an aggregator.
 //
 // Trouble has to show in the numbers: a rank whose unit is not finite, or that failed, sends NaN,
 // or what the carrier has for it. Every rank sees it in the sum, and only then asks what happened
@@ -56,8 +56,7 @@ static_assert(kMaxFlushSteps >> kWishLanes == 0);
 
 class NativeSum final : public Strategy {
  public:
-  NativeSum(RankState& state, const Layout& layout, Counters& counters, StatusRound& status,
-            std::unique_ptr<CodeCarrier> carrier);
+  NativeSum(RankState& state, const Layout& layout, Counters& counters, StatusRound& status);
   /// False: no memory.
   [[nodiscard]] bool reserve(const Layout& layout);
   void begin(const Input& input) override;
@@ -73,12 +72,9 @@ class NativeSum final : public Strategy {
   void plan_wish();
   [[nodiscard]] bool reserve_agreement();
   LaneGroup& group(uint32_t round, uint8_t index) { return groups_[round * kGroups + index]; }
-  /// Does the unit send codes in its last round?
-  [[nodiscard]] bool coded(uint64_t unit) const {
-    return plan_.units[unit].piece->send.plan.round[last_round(unit)].code_bits != 0;
-  }
+  /// Does the unit send codes in that round?
   [[nodiscard]] bool codes_now(uint64_t unit, uint32_t round) const {
-    return round == last_round(unit) && coded(unit);
+    return carrier_ != nullptr && round == last_round(unit);
   }
   MutBytes lanes_of(uint32_t unit, uint32_t round);
   MutBytes copy_of(uint32_t unit);
@@ -124,7 +120,7 @@ class NativeSum final : public Strategy {
   WorkMemory memory_;
   uint32_t rounds_ = 1;
   std::array<LaneGroup, kMaxRounds * kGroups> groups_;
-  std::unique_ptr<CodeCarrier> carrier_;  // null: no unit sends codes
+  std::unique_ptr<CodeCarrier> carrier_;  // null: the codec sends no codes
   Arena gathered_;                        // one rank's after another
   std::vector<uint64_t> counts_, send_offsets_, recv_offsets_;
   std::vector<uint32_t> first_;  // round of each unit
@@ -148,12 +144,12 @@ class NativeSum final : public Strategy {
 };
 
 NativeSum::NativeSum(RankState& state, const Layout& layout, Counters& counters,
-                     StatusRound& status, std::unique_ptr<CodeCarrier> carrier)
-    : state_(&state),
-      counters_(&counters),
-      plan_(state, layout),
-      carrier_(std::move(carrier)),
-      status_(&status) {
+                     StatusRound& status)
+    : state_(&state), counters_(&counters), plan_(state, layout), status_(&status) {
+  if (!plan_.units.empty() && state.codec().spec().codec().table != nullptr) {
+    const bool by_server = state.model().choice().strategy == StrategyKind::server_sum;
+    carrier_ = by_server ? make_granules(state, counters) : make_integer_lanes(state);
+  }
   for (uint32_t r = 0; r < kMaxRounds; ++r) {
     for (uint8_t t = 0; t < kLaneTypes.size(); ++t) group(r, t).type = kLaneTypes[t];
   }
@@ -542,7 +538,7 @@ void NativeSum::finish() {
     std::copy_n(lanes + lane, count, input_.gradient + at);
   });
   for (uint32_t i = 0; i < plan_.units.size(); ++i) {
-    if (coded(i)) {
+    if (carrier_ != nullptr) {
       finish_coded(i);
       continue;
     }
@@ -587,14 +583,7 @@ void NativeSum::undo(pipeline::Undo why) {
 
 Result<std::unique_ptr<Strategy>> make_native_sum(RankState& state, const Layout& layout,
                                                   Counters& counters, StatusRound& status) {
-  std::unique_ptr<CodeCarrier> carrier;
-  const BucketPlan plan(state, layout);
-  if (!plan.units.empty() && state.codec().spec().codec().table != nullptr) {
-    carrier = state.model().choice().strategy == StrategyKind::server_sum
-                  ? make_granules(state, counters)
-                  : make_integer_lanes(state);
-  }
-  auto strategy = std::make_unique<NativeSum>(state, layout, counters, status, std::move(carrier));
+  auto strategy = std::make_unique<NativeSum>(state, layout, counters, status);
   if (!strategy->reserve(layout)) return no_exchange_memory();
   return std::unique_ptr<Strategy>(std::move(strategy));
 }

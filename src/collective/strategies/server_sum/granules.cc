@@ -1,6 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// Codes on their way to somebody who adds: one granule a block, and a last one of 32-bit lanes that
+// Codes on their way to an aggregator: one granule a block, and a last one of 32-bit lanes that
 // carries the wish to flush. Who is in a sum is said by its bitmap, the same on all ranks; a rank
 // that is not in it puts those granules back.
 #include <algorithm>
