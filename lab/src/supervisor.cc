@@ -261,11 +261,12 @@ Result<void> Supervisor::change_rate(BitRate rate, const char* cause) {
 
 ControlServer::Answer Supervisor::answer(std::string_view line) {
   if (line.starts_with("rate ")) return {answer_rate(line.substr(5)), {}};
+  if (line.starts_with("loss ")) return {answer_loss(line.substr(5)), {}};
   if (line == "status") return {answer_status(), {}};
   if (line == "counters") return {answer_counters(), {}};
   if (line.starts_with("enter ")) return answer_enter(line.substr(6));
   return {refusal(Error{Errc::invalid_argument, "unknown request '" + std::string(line) + "'",
-                        "valid requests: rate RATE, status, counters, enter HOST"}),
+                        "valid requests: rate RATE, loss SHARE, status, counters, enter HOST"}),
           {}};
 }
 
@@ -274,6 +275,7 @@ std::string Supervisor::answer_status() {
               {"shaped", link_->shaped_by()},
               {"rate", format_rate(shaping_.rate)},
               {"rate_bits_per_second", shaping_.rate},
+              {"loss", shaping_.loss},
               {"seconds", seconds(elapsed())}}
       .dump();
 }
@@ -282,6 +284,18 @@ std::string Supervisor::answer_rate(std::string_view text) {
   const auto rate = parse_rate(text);
   if (!rate) return refusal(rate.error());
   if (auto changed = change_rate(*rate, "control"); !changed) return refusal(changed.error());
+  return answer_status();
+}
+
+std::string Supervisor::answer_loss(std::string_view text) {
+  const auto share = parse_share(text);
+  if (!share) return refusal(share.error());
+  if (options_.emulate)
+    return refusal(Error{Errc::unsupported, "an emulated lab cannot lose packets", {}});
+  Shaping wanted = shaping_;
+  wanted.loss = *share;
+  if (auto shaped = link_->shape(wanted); !shaped) return refusal(shaped.error());
+  shaping_ = wanted;
   return answer_status();
 }
 

@@ -48,6 +48,7 @@ class Supervisor {
   ControlServer::Answer answer(std::string_view line);
   std::string answer_status();
   std::string answer_rate(std::string_view text);
+  std::string answer_loss(std::string_view text);
   std::string answer_counters();
   ControlServer::Answer answer_enter(std::string_view host);
   [[nodiscard]] std::optional<Error> failures() const;

@@ -1,6 +1,7 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 """--switch: a COMMAND where the ports of all hosts meet."""
 
+import json
 import pathlib
 import shlex
 import sys
@@ -159,6 +160,18 @@ def test_between_hosts_each_packet_is_lost_once(lab, features):
     assert done.returncode == 0, done.stderr
     for line in done.stderr.splitlines():
         assert 1720 < int(line.split()[1]) < 1880, line  # twice: 1620
+
+
+def test_loss_that_changes(lab, features):
+    if not features["loss"]:
+        pytest.skip("this kernel cannot drop at random, says laconic lab --check: no cls_bpf")
+    send = " ".join(lab.command) + " --send"
+    ping = "ping -c 5 -i 0.2 -W 0.2 switch > /dev/null && echo there || echo gone"
+    words = [f"{send} 'loss {share}'; {ping}" for share in ("0%", "99.99%", "0%")]
+    done = lab.run("--hosts", "1", "--switch", WAITS, "--", "sh", "-c", "; ".join([*words, f"{send} 'loss 2'"]))
+    lines = done.stdout.splitlines()
+    assert lines[1::2] == ["there", "gone", "there"], done.stdout
+    assert [json.loads(line).get("loss") for line in lines[::2]] == [0, 0.9999, 0, None]
 
 
 def test_a_plain_user_has_it_too(lab, plain_user):
