@@ -47,6 +47,10 @@ T guarded_value(T failed, Body&& body) noexcept {
   return guarded([&] { return body(value); }) == 0 ? value : failed;
 }
 
+/// What stats and explain return lives until the calling thread's next call of one of them: they
+/// may be asked by any thread at any time.
+const char* keep(std::string text);
+
 // ---- structs that begin with struct_size ----
 
 /// Bytes that a caller of the first release has: up to the line "may be missing" in laconic.h.

@@ -20,9 +20,6 @@ constexpr Time kLongestTimeout = 1000 * kMillisecond;
 constexpr uint32_t kTimeoutsBeforeHello = 3;
 constexpr uint32_t kBadChallenges = 3;
 
-constexpr std::string_view kIsItThere =
-    "is `laconic serve` running there, and does the network let UDP pass both ways?";
-
 Time longest_timeout(const wire::JobSettings& job) noexcept {
   return std::min<Time>(kLongestTimeout, uint64_t{job.timeout_ms} * kMillisecond / 8);
 }
