@@ -15,8 +15,8 @@
 
 #include "laconic/loopback.h"
 #include "laconic/session.h"
-#include "server/io/udp_server.h"
 #include "support/ranks.h"
+#include "support/serving.h"
 
 namespace laconic::test {
 namespace {
@@ -37,37 +37,6 @@ constexpr uint64_t kElements = 150 * 200 + 150 + 133 * 171 + 133;
 Floats gradient(uint32_t rank, uint64_t step) {
   return gradients(kMostRanks, kElements, step + 1)[rank];
 }
-
-class Serving {
- public:
-  explicit Serving(const std::string& bind = "127.0.0.1:0", uint64_t secret = 1,
-                   const wire::Token& token = {}) {
-    server::UdpServerSettings settings;
-    settings.bind = bind;
-    settings.server.token = token;
-    store(settings.server.secret.data(), secret);
-    store(settings.server.secret.data() + 16, secret << 20U);
-    auto opened = server::UdpServer::open(settings);
-    if (!opened) {
-      ADD_FAILURE() << opened.error().message;
-      return;
-    }
-    server_ = std::move(*opened);
-    address_ = server_->address();
-    thread_ = std::thread([this] { server_->run(stop_); });
-  }
-  ~Serving() {
-    stop_ = true;
-    if (thread_.joinable()) thread_.join();
-  }
-  [[nodiscard]] const std::string& address() const { return address_; }
-
- private:
-  std::unique_ptr<server::UdpServer> server_;
-  std::string address_;
-  std::atomic<bool> stop_{false};
-  std::thread thread_;
-};
 
 /// body(rank, engine of that rank) on a thread each.
 template <class Body>
