@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 
@@ -113,6 +114,17 @@ def test_nan_on_one_rank_reaches_all(pools):
     assert all(found == results[0] for found in results)
     spread, fallbacks, _, finite = results[0]
     assert spread and fallbacks >= 1 and finite
+
+
+def test_the_documented_keys_of_servers_are_the_keys(pools):
+    """docs/guide/pytorch.md has a row for each, beside those of every exchange."""
+    page = (serving.ROOT / "docs" / "guide" / "pytorch.md").read_text(encoding="utf-8")
+    with serving.servers(1) as (server,):
+        explained, stats, _ = pools(2).run(_means, steps=1, aggregator=server.address)[0]
+    for what, keys in (("stats", stats), ("explain", explained)):
+        sections = [page.split(f"{mark} `{what}()`")[1].split("\n#")[0] for mark in ("###", "#### Of servers, in")]
+        documented = {key for section in sections for key in re.findall(r"^\| `(\w+)`", section, re.M)}
+        assert documented == set(keys), documented.symmetric_difference(keys)
 
 
 # ---- who is late, who is gone ----
