@@ -233,6 +233,7 @@ def test_a_rank_that_stalls_is_lost_after_the_groups_timeout():
         assert kind == "ok", value
         message, took, whole, _ = value
         assert "rank 2" in message and took < 20 and whole, message
+        assert "LaconicError" not in message, "the servers' words, as they are"
 
 
 def test_a_server_that_stays_away_is_named():
@@ -318,6 +319,7 @@ def test_tokens_must_be_the_servers(pools, tmp_path, which):
         found = pools(3).errors(_attach, everybody={"aggregator": server.address, "token": everybody}, one=one, seconds=30)
         pools(3).run(_attach, everybody={"aggregator": server.address, "token": str(theirs)})
     assert len({error.message for error in found}) == 1 and "token" in found[0].message, [error.message for error in found]
+    assert ("the token is another one on rank 0 than on rank 2" in found[0].message) == (one is not None)
 
 
 # ---- without a line of code ----
