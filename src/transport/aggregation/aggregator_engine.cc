@@ -149,8 +149,12 @@ Result<void> AggregatorEngine::run(std::span<const Step> batch) {
   for (const Step& step : batch) {
     if (step.kind != StepKind::aggregate) others.push_back(step);
   }
-  auto ticket = impl_->inner->start(others);
-  if (!ticket) return std::move(ticket).error();
+  Ticket ticket;
+  if (!others.empty()) {  // in steady state the group has nothing to do
+    auto started = impl_->inner->start(others);
+    if (!started) return std::move(started).error();
+    ticket = *started;
+  }
   Result<void> done;
   for (const Step& step : batch) {
     if (step.kind != StepKind::aggregate || !done) continue;
@@ -161,7 +165,8 @@ Result<void> AggregatorEngine::run(std::span<const Step> batch) {
                                 UdpWorker::Clock::now() + impl_->options.timeout);
     }
   }
-  auto waited = impl_->inner->wait(*ticket, Deadline::max());
+  if (others.empty()) return done;
+  auto waited = impl_->inner->wait(ticket, Deadline::max());
   return done ? std::move(waited) : std::move(done);
 }
 
