@@ -210,14 +210,24 @@ TEST(Aggregator, InSteadyStateTheGroupCarriesNothing) {
     ASSERT_TRUE(engine) << engine.error().message;
     auto session = laconic::Session::create("thc", model(), **engine, options_for("auto"));
     ASSERT_TRUE(session) << session.error().message;
-    uint64_t before = 0;
-    for (uint64_t step = 0; step < 8; ++step) {
+    std::vector<uint64_t> calls;
+    for (uint64_t step = 0; step < 9; ++step) {
       Floats g = gradient(rank, step);
+      if (step == 5 && rank == 1) g[30000 + 7] = 1e6F;  // of a small parameter
       ASSERT_TRUE((*session)->average(step, g));
-      if (step == 0) before = inner.calls();
+      calls.push_back(inner.calls());
+      if (step == 5) {
+        EXPECT_NEAR(g[30000 + 7], 1e6 / 3, 1);
+      }
     }
-    EXPECT_EQ(inner.calls(), before) << "ranges were agreed on in step 0";
-    EXPECT_GT(before, 0U);
+    EXPECT_GT(calls[0], 0U);
+    for (const uint64_t step : {1U, 2U, 3U, 4U}) EXPECT_EQ(calls[step], calls[0]) << step;
+    EXPECT_EQ(calls[5], calls[0] + 2) << "a value out of range: who has failed; uncompressed";
+    for (const uint64_t step : {6U, 7U, 8U}) EXPECT_EQ(calls[step], calls[5]) << step;
+    EXPECT_NE((*session)->stats().find(rank == 1 ? "\"out_of_range\": 1" : "\"out_of_range\": 0"),
+              std::string::npos);
+    EXPECT_NE((*session)->explain().find("\"codec\": \"none\", \"lane\": \"i32\""),
+              std::string::npos);
   });
 }
 

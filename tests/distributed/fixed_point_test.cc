@@ -190,5 +190,341 @@ TEST_P(Fixed, EveryRankHoldsWhatTheOracleComputes) {
   }
 }
 
+TEST(FixedPoint, InSteadyStateTheGroupCarriesNothing) {
+  Group group("thc:block=256", 3);
+  std::vector<uint64_t> others;
+  for (uint64_t step = 0; step < 6; ++step) {
+    auto g = gradients(3, group.layout().elements, step + 1);
+    expect_all(group.exchange(g, step));
+    others.push_back(group.engine(1).others());
+  }
+  EXPECT_EQ(others[0], 2U) << "enrolment, and what is agreed on first";
+  for (const uint64_t so_far : others) EXPECT_EQ(so_far, others[0]);
+  EXPECT_EQ(group.session(0).stats().fallbacks, 0U);
+}
+
+/// Also of parameters alone that no codec takes, and of a bucket without any.
+TEST(FixedPoint, BucketsOfSmallParametersAloneGoTheSameWay) {
+  Group group("thc:block=256", 3);
+  const Layout small = back_to_back(kModel, {3, 0, 2});
+  for (uint64_t step = 0; step < 4; ++step) {
+    auto g = gradients(3, small.elements, step + 1);
+    const auto exact = exact_mean(g);
+    expect_all(group.exchange(small, g, step));
+    for (size_t i = 0; i < exact.size(); ++i) ASSERT_NEAR(g[0][i], exact[i], 1e-7) << i;
+    std::vector<Floats> none(3);
+    expect_all(group.exchange(Layout{}, none, step));
+  }
+  EXPECT_EQ(group.engine(0).others(), 3U) << "two enrolments; ranges";
+}
+
+/// Half of a unit, which is at most 2^-18 of the largest magnitude.
+TEST(FixedPoint, AnElementIsOffByHalfAUnitAtMost) {
+  for (const char* spec : {"thc:block=256", "thc:block=256+noef"}) {
+    Group group(spec, 4);
+    for (uint64_t step = 0; step < 5; ++step) {
+      auto g = gradients(4, group.layout().elements, step + 1);
+      const std::vector<Floats> before = g;
+      expect_all(group.exchange(g, step));
+      for (uint32_t p = 0; p < kModel.size(); ++p) {
+        if (!is_small(p)) continue;
+        double largest = 0;
+        for (uint64_t i = 0; i < kModel[p].count(); ++i) {
+          for (const Floats& x : before)
+            largest = std::max(largest, std::abs(double{x[group.layout().offsets[p] + i]}));
+        }
+        const double unit = double{group.entry(0, "range/" + kModel[p].name)[0]} * 0x1p-25;
+        EXPECT_LE(unit, largest * 0x1p-17);
+        for (uint64_t i = 0; i < kModel[p].count(); ++i) {
+          const uint64_t at = group.layout().offsets[p] + i;
+          double mean = 0;
+          for (const Floats& x : before) mean += double{x[at]} / 4;
+          // Twice: of this exchange, and of the last one's residual. A range may have fallen since.
+          ASSERT_NEAR(g[0][at], mean, 2.5 * unit) << kModel[p].name << i;
+        }
+        if (step != 0) continue;
+        const double first = double{group.entry(0, "range/" + kModel[p].name)[0]} * 0x1p-25;
+        for (uint64_t i = 0; i < kModel[p].count(); ++i) {
+          const uint64_t at = group.layout().offsets[p] + i;
+          double mean = 0;
+          for (const Floats& x : before) mean += double{x[at]} / 4;
+          ASSERT_NEAR(g[0][at], mean, 0.5 * first + 1e-9 * largest) << kModel[p].name << i;
+        }
+      }
+    }
+  }
+}
+
+/// Gradients are multiples of 2^-24 here, and so are sums of codes: all of them are exact.
+TEST(FixedPoint, WhatIsDeliveredAndWhatIsLeftIsWhatCameIn) {
+  constexpr uint32_t kWorld = 4;
+  const LeavesOut some = [](uint32_t rank, uint64_t exchange, uint64_t granule) {
+    return rank != 0 && (rank + exchange * 3 + granule) % 3 == 0;
+  };
+  Group group("thc:block=256", kWorld, some);
+  const uint64_t at = group.layout().offsets[2], n = kModel[2].count();
+  std::vector<double> in(n), out(n);
+  for (uint64_t step = 0; step < 9; ++step) {
+    auto g = gradients(kWorld, group.layout().elements, step + 1);
+    for (Floats& x : g) {
+      for (float& v : x) v = static_cast<float>(std::nearbyint(double{v} * 0x1p24) * 0x1p-24);
+      for (uint64_t i = 0; i < n; ++i) in[i] += double{x[at + i]};
+    }
+    expect_all(group.exchange(g, step));
+    for (uint64_t i = 0; i < n; ++i) {
+      const uint64_t granule = 1 + i / 64;  // behind that of "small"
+      int there = 0;
+      for (uint32_t r = 0; r < kWorld; ++r) there += some(r, step, granule) ? 0 : 1;
+      out[i] += std::nearbyint(double{g[0][at + i]} * there * 0x1p24) * 0x1p-24;
+    }
+  }
+  ASSERT_GE(group.entry(0, "range/wide")[0] * 0x1p-25F, 0x1p-24F);
+  for (uint64_t i = 0; i < n; ++i) {
+    double left = 0;
+    for (uint32_t r = 0; r < kWorld; ++r)
+      left += double{group.entry(r, "residual/wide")[static_cast<size_t>(i)]};
+    ASSERT_EQ(out[i] + left, in[i]) << i;
+  }
+  EXPECT_GT(group.session(1).stats().counters.excluded_granules, 0U);
+}
+
+TEST(FixedPoint, SavedStateContinuesBitForBit) {
+  const LeavesOut some = [](uint32_t rank, uint64_t exchange, uint64_t granule) {
+    return rank == 1 && exchange < 3 && granule % 2 == 0;
+  };
+  Group whole("thc:block=256", 3, some), second("thc:block=256", 3);
+  for (uint64_t step = 0; step < 6; ++step) {
+    auto g = gradients(3, whole.layout().elements, step + 1);
+    auto again = g;
+    if (step == 3) {
+      for (uint32_t r = 0; r < 3; ++r) {
+        const auto saved = session::save_state(whole.session(r));
+        ASSERT_TRUE(saved);
+        ASSERT_TRUE(session::load_state(second.session(r), *saved));
+      }
+    }
+    expect_all(whole.exchange(g, step));
+    if (step < 3) continue;
+    expect_all(second.exchange(again, step));
+    for (uint32_t r = 0; r < 3; ++r) {
+      ASSERT_TRUE(same_bits(again[r], g[r]));
+      const auto a = session::save_state(whole.session(r)),
+                 b = session::save_state(second.session(r));
+      EXPECT_EQ(*a, *b);
+    }
+  }
+  EXPECT_EQ(second.engine(0).others(), 1U) << "enrolment: ranges came with the state";
+}
+
+/// A loss scale multiplies ranges with the residuals: the same bits, times the scale.
+TEST(FixedPoint, RangesFollowTheLossScale) {
+  for (const float scale : {0x1p16F, 0x1p-12F, 1000.0F}) {
+    Group plain("thc:block=256", 2), scaled("thc:block=256", 2);
+    const bool exact = scale != 1000.0F;
+    for (uint64_t step = 0; step < 6; ++step) {
+      auto g = gradients(2, plain.layout().elements, step + 1);
+      auto h = g;
+      if (step == 3) {
+        for (uint32_t r = 0; r < 2; ++r) scaled.session(r).scale_residuals(scale);
+      }
+      for (Floats& x : h) {
+        for (float& v : x) v *= step >= 3 ? scale : 1.0F;
+      }
+      expect_all(plain.exchange(g, step));
+      expect_all(scaled.exchange(h, step));
+      for (uint64_t i = 0; i < kModel[0].count() && exact; ++i)
+        ASSERT_EQ(h[1][i], g[1][i] * (step >= 3 ? scale : 1.0F)) << step;
+    }
+    EXPECT_EQ(scaled.session(0).stats().fallbacks, 0U);
+    EXPECT_EQ(scaled.session(0).stats().counters.out_of_range, 0U);
+  }
+}
+
+TEST(FixedPoint, RanksThatHoldOtherRangesAreTold) {
+  Group group("thc:block=256", 3);
+  auto g = gradients(3, group.layout().elements, 1);
+  expect_all(group.exchange(g, 0));
+  group.entry(2, "range/wide")[0] *= 2;  // as if this rank alone had loaded a saved one
+  const Layout other = back_to_back(kModel, {2, 0});
+  auto h = gradients(3, other.elements, 2);
+  for (const auto& done : group.exchange(other, h, 1)) {
+    ASSERT_FALSE(done);
+    EXPECT_EQ(done.error().code, Errc::ranks_disagree);
+  }
+}
+
+TEST(FixedPoint, AFlushTakesWhatWasLeftOut) {
+  const LeavesOut late = [](uint32_t rank, uint64_t exchange, uint64_t) {
+    return rank == 1 && exchange == 1;
+  };
+  Group group("thc:block=256", 2, late);
+  const auto norm = [&](const char* name) {
+    double most = 0;
+    for (const float x : group.entry(1, name)) most = std::max(most, std::abs(double{x}));
+    return most;
+  };
+  for (uint64_t step = 0; step < 4; ++step) {
+    auto g = gradients(2, group.layout().elements, step + 1);
+    ASSERT_TRUE(step != 1 || group.session(0).flush(1));
+    const auto before = g;
+    const Floats late_residual(group.entry(1, "residual/wide").begin(),
+                               group.entry(1, "residual/wide").end());
+    expect_all(group.exchange(g, step));
+    if (step == 1) {
+      EXPECT_GT(norm("residual/wide"), 1e-3);
+    }
+    if (step != 2) continue;
+    EXPECT_EQ(norm("residual/wide"), 0.0);
+    EXPECT_EQ(norm("residual/one"), 0.0);
+    const uint64_t at = group.layout().offsets[2];
+    for (uint64_t i = 0; i < late_residual.size(); ++i) {
+      const double mean = (double{before[0][at + i]} + before[1][at + i] + late_residual[i]) / 2;
+      ASSERT_NEAR(g[0][at + i], mean, 1e-7);
+    }
+  }
+  EXPECT_EQ(group.session(1).stats().flushes, 1U);
+}
+
+/// The rank's trouble is in no sum: nobody hears of it, and nothing is lost.
+TEST(FixedPoint, ABurstThatNobodyHearsOfStaysInTheResidual) {
+  const LeavesOut late = [](uint32_t rank, uint64_t exchange, uint64_t) {
+    return rank == 1 && exchange == 2;
+  };
+  Group group("thc:block=256", 2, late);
+  Floats burst;
+  for (uint64_t step = 0; step < 4; ++step) {
+    auto g = gradients(2, group.layout().elements, step + 1);
+    if (step == 2) g[1][group.layout().offsets[2] + 5] = 1000.0F;
+    const Floats own = part_of(g[1], group.layout(), 2), other = part_of(g[0], group.layout(), 2);
+    expect_all(group.exchange(g, step));
+    ASSERT_TRUE(same_bits(g[0], g[1]));
+    if (step == 2) {
+      const auto residual = group.entry(1, "residual/wide");
+      for (size_t i = 0; i < own.size(); ++i) {
+        ASSERT_NEAR(residual[i], own[i], 1e-6);
+        ASSERT_NEAR(g[0][group.layout().offsets[2] + i], other[i], 1e-6) << "rank 0 alone";
+      }
+      EXPECT_EQ(group.session(0).stats().fallbacks, 0U);
+      EXPECT_EQ(group.session(1).stats().counters.out_of_range, 1U);
+    }
+  }
+  EXPECT_EQ(group.session(0).stats().fallbacks, 1U) << "next time it is in the sum";
+}
+
+/// Fails for good at call `at` of rank 1.
+class Breaking final : public Engine {
+ public:
+  Breaking(LoopbackHub& hub, Engine& inner, int64_t at) : hub_(hub), inner_(inner), at_(at) {}
+  ~Breaking() override { stop(); }
+  [[nodiscard]] uint32_t rank() const noexcept override { return inner_.rank(); }
+  [[nodiscard]] uint32_t world() const noexcept override { return inner_.world(); }
+  [[nodiscard]] EngineCaps caps() const noexcept override { return inner_.caps(); }
+  Result<void> run(std::span<const Step> batch) override {
+    if (calls_++ == at_ && rank() == 1) {
+      hub_.break_off(1);
+      return Error{Errc::engine_failed, "the cable is cut", {}};
+    }
+    return inner_.run(batch);
+  }
+  [[nodiscard]] int64_t calls() const { return calls_; }
+
+ private:
+  LoopbackHub& hub_;
+  Engine& inner_;
+  int64_t at_, calls_ = 0;
+};
+
+/// With a late start, a burst and a flush on the way. Gives the calls of rank 1's engine.
+int64_t break_at(DType dtype, int64_t at) {
+  Group group("thc:block=256", 3);
+  std::vector<std::unique_ptr<Breaking>> engines;
+  for (uint32_t r = 0; r < 3; ++r)
+    engines.push_back(std::make_unique<Breaking>(group.hub(), group.engine(r), at));
+  for (uint64_t step = 0; step < 6; ++step) {
+    auto g = gradients(3, group.layout().elements, step + 1);
+    for (Floats& x : g) {
+      if (step < 2) x[group.layout().offsets[3]] = 0.0F;
+      for (float& v : x) v = bf16_to_float(float_to_bf16(v));
+    }
+    if (step == 3) g[2][group.layout().offsets[2]] = 64.0F;
+    EXPECT_TRUE(step != 3 || group.session(0).flush(1));
+    std::vector<std::vector<Floats>> before(3);
+    for (uint32_t r = 0; r < 3; ++r) {
+      for (const Parameter& p : kModel) {
+        const auto e = group.entry(r, "residual/" + p.name);
+        before[r].emplace_back(e.begin(), e.end());
+      }
+    }
+    std::vector<Result<void>> results(3);
+    on_all(3, [&](uint32_t r) {
+      std::vector<uint16_t> half(g[r].size());
+      std::transform(g[r].begin(), g[r].end(), half.begin(), float_to_bf16);
+      Floats full = g[r];
+      Bucket bucket;
+      bucket.dtype = dtype;
+      bucket.buffer = dtype == DType::f32 ? static_cast<void*>(full.data()) : half.data();
+      bucket.step = step;
+      results[r] = session::drive(group.session(r), bucket, group.layout(), *engines[r]);
+    });
+    for (uint32_t r = 0; r < 3; ++r) {
+      if (results[r]) continue;
+      for (uint32_t p = 0; p < kModel.size(); ++p) {
+        const auto after = group.entry(r, "residual/" + kModel[p].name);
+        for (size_t i = 0; i < after.size(); ++i) {
+          const float gradient = g[r][group.layout().offsets[p] + i];
+          EXPECT_NEAR(after[i], before[r][p][i] + gradient, 1e-5)
+              << kModel[p].name << i << " of rank " << r << ", call " << at << ", step " << step;
+          if (testing::Test::HasFailure()) return 0;
+        }
+      }
+    }
+    if (!results[1]) break;
+  }
+  return engines[1]->calls();
+}
+
+TEST(FixedPoint, AnEngineThatFailsAtAnyCallLosesNothing) {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    const int64_t calls = break_at(dtype, -1);
+    EXPECT_GE(calls, 6 + 2 + 2 * 2);
+    for (int64_t at = 0; at < calls && !HasFailure(); ++at) break_at(dtype, at);
+  }
+}
+
+/// Says that sums are shorter than what was sent.
+class Shortening final : public Engine {
+ public:
+  explicit Shortening(Engine& inner) : inner_(inner) {}
+  ~Shortening() override { stop(); }
+  [[nodiscard]] uint32_t rank() const noexcept override { return inner_.rank(); }
+  [[nodiscard]] uint32_t world() const noexcept override { return inner_.world(); }
+  [[nodiscard]] EngineCaps caps() const noexcept override { return inner_.caps(); }
+  Result<void> run(std::span<const Step> batch) override {
+    auto done = inner_.run(batch);
+    for (const Step& step : batch) {
+      if (!step.aggregates.empty()) step.aggregates[2].length -= 4;
+    }
+    return done;
+  }
+
+ private:
+  Engine& inner_;
+};
+
+TEST(FixedPoint, SumsOfAnotherLengthAreOfNoUse) {
+  Group group("thc:block=256", 2);
+  auto g = gradients(2, group.layout().elements, 1);
+  const auto exact = exact_mean(g);
+  on_all(2, [&](uint32_t r) {
+    Shortening engine(group.engine(r));
+    Bucket bucket;
+    bucket.buffer = g[r].data();
+    const auto done = session::drive(group.session(r), bucket, group.layout(), engine);
+    EXPECT_TRUE(done);
+  });
+  EXPECT_EQ(group.session(0).stats().fallbacks, 1U);
+  for (size_t i = 0; i < exact.size(); ++i) ASSERT_NEAR(g[0][i], exact[i], 1e-7);
+}
+
 }  // namespace
 }  // namespace laconic::test
