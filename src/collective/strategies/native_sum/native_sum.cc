@@ -1,9 +1,10 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
 // native_sum: payloads that are lanes are summed by the engine's own all-reduce, one per round and
-// lane type; uncompressed parameters ride in the first, or (server_sum) beside the codes. Several rounds depend on one another
-// (PowerSGD: P, then Q). What has to be agreed on first (agree_max) is gathered and reduced here;
-// codes travel by a CodeCarrier: as lanes of int32, or (server_sum) to an aggregator.
+// lane type; uncompressed parameters ride in the first, or (server_sum) beside the codes. Several
+// rounds depend on one another (PowerSGD: P, then Q). What has to be agreed on first (agree_max) is
+// gathered and reduced here; codes travel by a CodeCarrier: as lanes of int32, or (server_sum) to
+// an aggregator.
 //
 // Trouble has to show in the numbers: a rank whose unit is not finite, or that failed, sends NaN,
 // or what the carrier has for it. Every rank sees it in the sum, and only then asks what happened

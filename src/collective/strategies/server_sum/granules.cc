@@ -1,8 +1,8 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// Codes on their way to an aggregator, one granule a block; 32-bit lanes of parameters without a
-// codec; and a last granule of such lanes that carries the wish to flush. Who is in a sum is said by
-// its bitmap, the same on all ranks; a rank that is not in it puts those granules back.
+// On the way to an aggregator: 32-bit lanes of parameters without a codec; codes, one granule a
+// block; and a last granule of 32-bit lanes that carries the wish to flush. Who is in a sum is said
+// by its bitmap, the same on all ranks; a rank that is not in it puts those granules back.
 #include <algorithm>
 #include <vector>
 
