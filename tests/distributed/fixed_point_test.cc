@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <memory>
@@ -383,6 +384,64 @@ TEST(FixedPoint, AFlushTakesWhatWasLeftOut) {
     }
   }
   EXPECT_EQ(group.session(1).stats().flushes, 1U);
+}
+
+TEST(FixedPoint, ARanksFailureIsToldOnAllAndNothingIsLost) {
+  for (const uint64_t when : {0U, 2U}) {
+    Group group("thc:block=256", 3);
+    for (uint64_t step = 0; step <= when; ++step) {
+      auto g = gradients(3, group.layout().elements, step + 1);
+      if (step < when) {
+        expect_all(group.exchange(g, step));
+        continue;
+      }
+      const auto own = g;
+      std::vector<Floats> before;
+      for (uint32_t r = 0; r < 3; ++r) {
+        const auto e = group.entry(r, "residual/wide");
+        before.emplace_back(e.begin(), e.end());
+      }
+      const float range = group.entry(0, "range/wide")[0];
+      on_all(3, [&](uint32_t r) {
+        Bucket bucket;
+        bucket.buffer = g[r].data();
+        bucket.step = step;
+        auto exchange = group.session(r).begin(bucket, group.layout());
+        ASSERT_TRUE(exchange);
+        if (r == 1) group.session(r).fail(**exchange, {Errc::out_of_memory, "no room", {}});
+        std::array<Step, kMaxBatch> batch;
+        for (;;) {
+          auto steps = group.session(r).next(**exchange, batch);
+          if (!steps) {
+            EXPECT_NE(steps.error().message.find("no room"), std::string::npos);
+            break;
+          }
+          ASSERT_NE(*steps, 0U) << "rank " << r << " has not heard of it";
+          ASSERT_TRUE(group.engine(r).run({batch.data(), *steps}));
+        }
+      });
+      for (uint32_t r = 0; r < 3; ++r) {
+        const auto after = group.entry(r, "residual/wide");
+        for (size_t i = 0; i < after.size(); ++i)
+          ASSERT_EQ(after[i], before[r][i] + own[r][group.layout().offsets[2] + i]);
+        EXPECT_EQ(group.entry(r, "range/wide")[0], range);
+      }
+    }
+  }
+}
+
+/// A sum is no longer than one of codes, so that blocks that fit the path's MTU still do.
+TEST(FixedPoint, GranulesAreAsLongAsThoseOfCodes) {
+  for (const auto& [spec, values] : {std::pair("thc", 256U),
+                                     {"thc:lane=16", 512U},
+                                     {"thc:block=8192,lane=16", 4096U},
+                                     {"thc:block=256", 64U}}) {
+    Group group(spec, 1);
+    const collective::Model& model = group.session(0).model();
+    EXPECT_EQ(model.values_per_granule(), values) << spec;
+    EXPECT_EQ(model.aggregation_job().values, values) << spec;
+    EXPECT_FALSE(model.layout_matters()) << "integers have no order";
+  }
 }
 
 /// The rank's trouble is in no sum: nobody hears of it, and nothing is lost.
