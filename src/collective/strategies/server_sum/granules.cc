@@ -80,7 +80,7 @@ class Granules final : public CodeCarrier, public ValueCarrier {
   [[nodiscard]] bool is_in(const Aggregate& a) const {
     return (a.bitmap >> state_->rank() & 1U) != 0;
   }
-  /// Sums are said to be of all, or counted.
+  /// Who is missing.
   void count(const Aggregate& a);
   /// body(granule, first lane, lanes) for all granules of an array.
   template <class Body>
@@ -263,10 +263,12 @@ uint16_t Granules::largest_norm(uint64_t array) const {
 ValueCarrier::Sum Granules::sum_of(uint64_t array, uint64_t granule) {
   const Array& of = arrays_[array];
   const Aggregate& a = in_[of.first + granule];
-  const uint64_t begin = granule * values_per_granule_;
-  Sum sum{begin, std::min(values_per_granule_, of.count - begin), {}, a.divisor, !is_in(a)};
-  if (a.length != 0) sum.lanes = {reinterpret_cast<const int32_t*>(a.lanes.data()), sum.count};
+  Sum sum;
+  sum.begin = granule * values_per_granule_;
+  sum.count = std::min(values_per_granule_, of.count - sum.begin);
   sum.divisor = std::max<uint32_t>(a.divisor, 1);
+  sum.left_out = !is_in(a);
+  if (a.length != 0) sum.lanes = {reinterpret_cast<const int32_t*>(a.lanes.data()), sum.count};
   count(a);
   return sum;
 }
