@@ -66,6 +66,9 @@ inline constexpr size_t kRequired<laconic_session_options> = offsetof(laconic_se
 template <>
 inline constexpr size_t kRequired<laconic_step> = offsetof(laconic_step, tag);
 template <>
+inline constexpr size_t kRequired<laconic_aggregator_options> = offsetof(laconic_aggregator_options,
+                                                                         token);
+template <>
 inline constexpr size_t kRequired<laconic_state_header> = offsetof(laconic_state_header,
                                                                    model_hash);
 

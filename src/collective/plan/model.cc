@@ -262,15 +262,24 @@ Result<Model> Model::create(const Spec& spec, std::vector<Parameter> parameters,
   return model;
 }
 
+RoundPlan Model::round_of_codes() const {
+  const Plan plan = spec_.codec().plan(spec_.params(), {1, 1, 1, 0, 0}, options_.world);
+  return plan.round[plan.rounds - 1];
+}
+
+uint32_t Model::values_per_granule() const {
+  const uint64_t bytes = spec_.contract().granule * dtype_size(round_of_codes().lane);
+  return std::max(kWishLanes, static_cast<uint32_t>(bytes / sizeof(int32_t)));
+}
+
 AggregationJob Model::aggregation_job() const {
   const CodecTable& codec = spec_.codec();
-  const Plan plan = codec.plan(spec_.params(), {1, 1, 1, 0, 0}, options_.world);
-  const RoundPlan& round = plan.round[plan.rounds - 1];
+  const RoundPlan round = round_of_codes();
   AggregationJob job;
   job.code_bits = round.code_bits;
   job.lane_bits = static_cast<uint32_t>(8 * dtype_size(round.lane));
   job.lanes = spec_.contract().granule;
-  job.values = kWishLanes;
+  job.values = values_per_granule();
   job.agreement = agreement_;
   job.table = codec.table(spec_.params());
   return job;
