@@ -258,7 +258,7 @@ class Rank {
     said_["stats"] = Json::parse((*session)->stats());
   }
 
-  /// `pause=K,...`: says so before these steps and waits for a line. `late=K,...`: sleeps
+  /// `pause=K,...`: tells of these steps and waits for a line before them. `late=K,...`: sleeps
   /// late_ms before them.
   void pause_before(uint64_t step) {
     for (const std::string& one : split(text("late")))

@@ -3,39 +3,24 @@
 through all scenarios (scenarios.py); each test looks at what one of them found."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-BUILD = Path(os.environ.get("LACONIC_BUILD", ROOT / "build" / "release")) / "bin"
-PROGRAMS = BUILD / "laconic", BUILD / "aggregation_rank"
-RATE = "100mbit"
+sys.path.insert(0, str(Path(__file__).parent))
+
+import in_lab  # noqa: E402
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    for program in PROGRAMS:
-        if not program.exists():
-            pytest.skip(f"{program} is not built")
-    check = subprocess.run([PROGRAMS[0], "lab", "--check", "--json"], capture_output=True, text=True).stdout
-    said = json.loads(check)
-    here = said["root"] or said["user_namespace"]
-    if not said["usable"] or not here["loss"]:
-        pytest.skip("this machine permits no network namespaces, or cannot drop packets: " + check)
+    if missing := in_lab.why_not():
+        pytest.skip(missing)
     folder = tmp_path_factory.mktemp("aggregation")
-    subprocess.run([PROGRAMS[0], "serve", "--new-token", folder / "token"], check=True, capture_output=True)
-    environment = {**os.environ, "LACONIC_CLI": str(PROGRAMS[0]), "AGGREGATION_RANK": str(PROGRAMS[1]),
-                   "AGGREGATION_TOKEN": str(folder / "token"), "PYTHONDONTWRITEBYTECODE": "1"}
-    # The switch's own COMMAND only has to be there: servers come and go by `--on switch`.
-    lab = subprocess.run([PROGRAMS[0], "lab", "--hosts", "4", "--rate", RATE, "--timeout", "240s", "--launcher", "--switch",
-                          f"exec {PROGRAMS[0]} serve --bind 127.0.0.1:7499", "--", sys.executable,
-                          Path(__file__).with_name("scenarios.py"), folder / "found"],
-                         capture_output=True, text=True, env=environment, timeout=300)
-    assert lab.returncode == 0, lab.stdout + lab.stderr
+    lab = in_lab.run(folder, 240, "scenarios.py", folder / "found", stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert lab.returncode == 0, lab.stdout
     return json.loads((folder / "found").read_text())
 
 
