@@ -154,7 +154,7 @@ def keys(pairs) -> str:
 def environment(results: Results) -> list[tuple[str, str]]:
     raw, lab, plan = results.raw, results.raw["lab"], results.plan
     link = "emulated: senders wait, nothing is shaped" if results.emulated else (
-        f"{'; '.join(network.replace(',', ', loss ') for network in plan['networks'])} each way, tbf burst {lab['burst'] // 1024} kB, queue {lab['queue'] // 1024} kB, "
+        f"{', '.join(network.replace(',', ' at loss ') for network in plan['networks'])} each way, tbf burst {lab['burst'] // 1024} kB, queue {lab['queue'] // 1024} kB, "
         f"TCP {lab['tcp']}")
     specs = [f"{about['canonical']} by {about['strategy']}" for spec, about in raw["about"].items()
              if not spec.startswith("pytorch:")]

@@ -80,6 +80,7 @@ class Soak:
             self.wrong.append(f"round {number}: a job did not end within {self.lab.LIMIT} s")
             return [rank.kill() for rank in job.ranks]
         self.counts["jobs"] += 1
+        failed = []
         for rank, (said, expected) in enumerate(zip(ranks, self.expected[seed])):
             done = (said or {}).get("compressed", [])
             self.counts["steps"] += len(done)
@@ -89,10 +90,12 @@ class Soak:
                 self.wrong.append(f"round {number}: rank {rank} got other means")
             if said is None and rank != lost:
                 self.wrong.append(f"round {number}: rank {rank} ended without a word")
-            error = (said or {}).get("error")
-            # A rank that was killed early enough: the others have to name it.
-            if error and (lost is None or f"rank {lost}" not in error["message"]):
-                self.wrong.append(f"round {number}: rank {rank} failed: {error['message']}")
+            if (error := (said or {}).get("error")) is not None:
+                failed.append(f"rank {rank}: {error['message']}")
+        # Whoever hears of a killed rank leaves, and another server may tell of that first.
+        if failed and (lost is None or not any(f": rank {lost}: " in line for line in failed)):
+            killed = "nobody" if lost is None else f"rank {lost}"
+            self.wrong.append(f"round {number}: {killed} was killed, and {'; '.join(failed)}")
         return None
 
     def figures(self):
