@@ -108,7 +108,7 @@ class Soak:
         if quarter >= 8:  # of jobs whose workers were killed it forgets only after a while
             early, late = max(self.sizes[:quarter]), max(self.sizes[-quarter:])
             flat = f"the steady server's RSS was at most {early / MEGABYTE:.1f} MiB in the first quarter, {late / MEGABYTE:.1f} in the last"
-            if late > early * 1.1 + MEGABYTE:
+            if late > early * 1.15 + MEGABYTE:
                 self.wrong.append("the server grew")
         print(f"soak: {len(self.sizes)} rounds, {self.figures()}; {flat}")
         for server in (self.steady, self.killed):
