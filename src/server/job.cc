@@ -235,8 +235,9 @@ void Job::publish(Outbox& out) {
     const Slot& slot = slots_.slot(number);
     ++stats_.closed;
     if (std::popcount(slot.bitmap) < settings_.world) ++stats_.partial;
+    const SumHeader header = header_of(slot);
     for (uint32_t w = 0; w < settings_.world; ++w) {
-      if (slots_.ack(w) <= number) send_sum(members_[w].address, number, out);
+      if (slots_.ack(w) <= number) out.send(members_[w].address, header, slots_.sum(slot));
     }
   }
   slots_.forget_closed();
@@ -244,22 +245,25 @@ void Job::publish(Outbox& out) {
 
 void Job::send_sum(const Address& to, uint64_t number, Outbox& out) {
   const Slot& slot = slots_.slot(number);
+  out.send(to, header_of(slot), slots_.sum(slot));
+}
+
+Job::SumHeader Job::header_of(const Slot& slot) const noexcept {
   wire::DownHeader h;
   h.type = DatagramType::result;
   h.flags = static_cast<uint8_t>(slot.flags | (settings_.full_tags ? wire::kFull : 0));
   h.job = id();
-  h.granule = static_cast<uint32_t>(number);
+  h.granule = static_cast<uint32_t>(slot.number);
   h.settings = slot.settings;
   h.epoch = static_cast<uint16_t>(epoch_);
-  h.ahead = ahead_of(number, slots_.floor());
+  h.ahead = ahead_of(slot.number, slots_.floor());
   h.norm = slot.norm;
   h.added = slot.added;
   h.divisor = static_cast<uint8_t>(std::popcount(slot.bitmap));
   h.bitmap = slot.bitmap;
-  std::array<uint8_t, wire::kDownHeaderBytes> header;
-  const Bytes sum = slots_.sum(slot);
-  wire::write_down(h, key_, wire::era_of(number), sum, header.data());
-  out.send(to, header, sum);
+  SumHeader header;
+  wire::write_down(h, key_, wire::era_of(slot.number), slots_.sum(slot), header.data());
+  return header;
 }
 
 void Job::send_status(const Address& to, DatagramType type, uint64_t number, Outbox& out) {

@@ -99,6 +99,9 @@ class Job {
   void answer(Verdict verdict, const Member& member, uint32_t worker, uint64_t number, Outbox& out);
   void leave(Time now, Member& member, Outbox& out);
   void publish(Outbox& out);
+  /// The same for all workers.
+  using SumHeader = std::array<uint8_t, wire::kDownHeaderBytes>;
+  [[nodiscard]] SumHeader header_of(const Slot& slot) const noexcept;
   void send_sum(const Address& to, uint64_t number, Outbox& out);
   void send_status(const Address& to, wire::DatagramType type, uint64_t number, Outbox& out);
   void send_failure(const Address& to, Outbox& out);

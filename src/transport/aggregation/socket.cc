@@ -344,9 +344,10 @@ const Endpoint& Receiver::from(int index) const noexcept {
   return messages_->from[static_cast<std::size_t>(index)];
 }
 
-int Receiver::fill(const Socket& socket) noexcept {
+int Receiver::fill(const Socket& socket, std::size_t most) noexcept {
   Messages& m = *messages_;
-  for (std::size_t i = 0; i < m.count; ++i) {
+  const std::size_t count = std::min(m.count, most);
+  for (std::size_t i = 0; i < count; ++i) {
     m.pieces[i] = {m.memory.data() + i * m.room, m.room};
     msghdr& h = m.headers[i].msg_hdr;
     h = {};
@@ -357,8 +358,8 @@ int Receiver::fill(const Socket& socket) noexcept {
     h.msg_control = m.controls[i].bytes.data();
     h.msg_controllen = m.controls[i].bytes.size();
   }
-  const int n = recvmmsg(socket.fd(), m.headers.data(), static_cast<unsigned>(m.count),
-                         MSG_DONTWAIT, nullptr);
+  const int n =
+      recvmmsg(socket.fd(), m.headers.data(), static_cast<unsigned>(count), MSG_DONTWAIT, nullptr);
   if (n < 0) return errno == EAGAIN || errno == EINTR ? 0 : -1;
   for (std::size_t i = 0; i < static_cast<std::size_t>(n); ++i) {
     msghdr& h = m.headers[i].msg_hdr;

@@ -95,13 +95,15 @@ class Batch {
 /// Memory for what a thread receives.
 class Receiver {
  public:
+  static constexpr std::size_t kAll = ~std::size_t{0};
   explicit Receiver(Io io);
 
-  /// Takes what is there, at most one call's worth: then calls take(from, datagram) for each.
+  /// Takes what is there, at most one call's worth or `most` messages of the kernel, which may be
+  /// 64 datagrams each: then calls take(from, datagram) for each.
   /// Returns datagrams, 0 if there are none, -1 behind an error that came back.
   template <class Take>
-  int receive(const Socket& socket, Take&& take) {
-    const int messages = fill(socket);
+  int receive(const Socket& socket, Take&& take, std::size_t most = kAll) {
+    const int messages = fill(socket, most);
     int datagrams = messages < 0 ? -1 : 0;
     for (int i = 0; i < messages; ++i) {
       Bytes rest = message(i);
@@ -121,7 +123,7 @@ class Receiver {
   struct Free {
     void operator()(Messages* m) const noexcept;
   };
-  int fill(const Socket& socket) noexcept;
+  int fill(const Socket& socket, std::size_t most) noexcept;
   [[nodiscard]] Bytes message(int index) const noexcept;
   [[nodiscard]] std::size_t segment_of(int index) const noexcept;
   [[nodiscard]] const Endpoint& from(int index) const noexcept;
