@@ -144,8 +144,8 @@ void Job::handle(Time now, Member& member, const wire::UpHeader& header, uint64_
   switch (header.type) {
     case DatagramType::data: {
       if (number >= slots_.front()) {
-        for (uint32_t w = 0; w < settings_.world; ++w) {
-          if (members_[w].left) return fail(now, Reason::left, w, out);
+        if (left_ != 0) {
+          return fail(now, Reason::left, static_cast<uint32_t>(std::countr_zero(left_)), out);
         }
       }
       const Contribution c{header.worker, number,       header.settings,
@@ -161,7 +161,7 @@ void Job::handle(Time now, Member& member, const wire::UpHeader& header, uint64_
       answer(slots_.pull(header.worker, number), member, header.worker, number, out);
       break;
     case DatagramType::leave:
-      leave(now, member, out);
+      leave(now, header.worker, out);
       break;
     default:
       break;  // an ack is in every header
@@ -192,12 +192,10 @@ void Job::answer(Verdict verdict, const Member& member, uint32_t worker, uint64_
   }
 }
 
-void Job::leave(Time now, Member& member, Outbox& out) {
-  member.left = true;
-  send_status(member.address, DatagramType::status, slots_.floor(), out);
-  const auto all = members();
-  if (state_ == JobState::running &&
-      std::all_of(all.begin(), all.end(), [](const Member& m) { return m.left; })) {
+void Job::leave(Time now, uint32_t worker, Outbox& out) {
+  left_ |= uint64_t{1} << worker;
+  send_status(members_[worker].address, DatagramType::status, slots_.floor(), out);
+  if (state_ == JobState::running && std::popcount(left_) == settings_.world) {
     state_ = JobState::ended;
     over_ = now;
   }
@@ -235,35 +233,35 @@ void Job::publish(Outbox& out) {
     const Slot& slot = slots_.slot(number);
     ++stats_.closed;
     if (std::popcount(slot.bitmap) < settings_.world) ++stats_.partial;
-    const SumHeader header = header_of(slot);
+    const Bytes datagram = datagram_of(number);
     for (uint32_t w = 0; w < settings_.world; ++w) {
-      if (slots_.ack(w) <= number) out.send(members_[w].address, header, slots_.sum(slot));
+      if (slots_.ack(w) <= number) out.send_sum(members_[w].address, datagram);
     }
   }
   slots_.forget_closed();
 }
 
 void Job::send_sum(const Address& to, uint64_t number, Outbox& out) {
-  const Slot& slot = slots_.slot(number);
-  out.send(to, header_of(slot), slots_.sum(slot));
+  out.send_sum(to, datagram_of(number));
 }
 
-Job::SumHeader Job::header_of(const Slot& slot) const noexcept {
+Bytes Job::datagram_of(uint64_t number) noexcept {
+  const Slot& slot = slots_.slot(number);
   wire::DownHeader h;
   h.type = DatagramType::result;
   h.flags = static_cast<uint8_t>(slot.flags | (settings_.full_tags ? wire::kFull : 0));
   h.job = id();
-  h.granule = static_cast<uint32_t>(slot.number);
+  h.granule = static_cast<uint32_t>(number);
   h.settings = slot.settings;
   h.epoch = static_cast<uint16_t>(epoch_);
-  h.ahead = ahead_of(slot.number, slots_.floor());
+  h.ahead = ahead_of(number, slots_.floor());
   h.norm = slot.norm;
   h.added = slot.added;
   h.divisor = static_cast<uint8_t>(std::popcount(slot.bitmap));
   h.bitmap = slot.bitmap;
-  SumHeader header;
-  wire::write_down(h, key_, wire::era_of(slot.number), slots_.sum(slot), header.data());
-  return header;
+  const MutBytes datagram = slots_.datagram(slot);
+  wire::write_down(h, key_, wire::era_of(number), slots_.sum(slot), datagram.data());
+  return datagram;
 }
 
 void Job::send_status(const Address& to, DatagramType type, uint64_t number, Outbox& out) {
@@ -340,7 +338,8 @@ void Job::unreachable(Time now, const Address& at, Outbox& out) {
   if (state_ != JobState::running && state_ != JobState::gathering) return;
   for (uint32_t w = 0; w < settings_.world; ++w) {
     const Member& m = members_[w];
-    if (m.enrolled && !m.left && m.address == at) return fail(now, Reason::lost_worker, w, out);
+    if (m.enrolled && !has_left(w) && m.address == at)
+      return fail(now, Reason::lost_worker, w, out);
   }
 }
 
@@ -360,7 +359,7 @@ void Job::probe(Time now, Outbox& out) {
   probe_at_ = now + kProbe;
   for (uint32_t w = 0; w < settings_.world; ++w) {
     const Member& m = members_[w];
-    if (!m.enrolled || m.left || now < m.heard + kProbe) continue;
+    if (!m.enrolled || has_left(w) || now < m.heard + kProbe) continue;
     if (state_ == JobState::gathering) {
       send_welcome(m, w, out);
     } else {

@@ -14,12 +14,17 @@
 
 namespace laconic::server {
 
-/// Where answers go. Headers are copied during the call. A payload that send() was given may be
-/// read until Server::tick(): it only changes when no worker needs it any more.
+/// Where answers go.
 class Outbox {
  public:
   virtual ~Outbox() = default;
+  /// The header is copied during the call.
   virtual void send(const Address& to, Bytes header, Bytes payload) = 0;
+  /// A header of 40 bytes and a sum behind it. They may be read until Server::tick(): they only
+  /// change when no worker needs them any more. Those of consecutive granules often lie in a row.
+  virtual void send_sum(const Address& to, Bytes datagram) {
+    send(to, datagram.first(wire::kDownHeaderBytes), datagram.subspan(wire::kDownHeaderBytes));
+  }
 };
 
 struct JobStats {
@@ -82,7 +87,7 @@ class Job {
     uint32_t attempt = 0;
     Time heard = 0;
     uint64_t kept = 0, ack = 0;  // as registered
-    bool enrolled = false, left = false;
+    bool enrolled = false;
   };
 
   [[nodiscard]] Time timeout() const noexcept { return uint64_t{settings_.timeout_ms} * 1000000U; }
@@ -97,11 +102,13 @@ class Job {
   void handle(Time now, Member& member, const wire::UpHeader& header, uint64_t number,
               Bytes payload, Outbox& out);
   void answer(Verdict verdict, const Member& member, uint32_t worker, uint64_t number, Outbox& out);
-  void leave(Time now, Member& member, Outbox& out);
+  void leave(Time now, uint32_t worker, Outbox& out);
+  [[nodiscard]] bool has_left(uint32_t worker) const noexcept {
+    return (left_ >> worker & 1U) != 0;
+  }
   void publish(Outbox& out);
-  /// The same for all workers.
-  using SumHeader = std::array<uint8_t, wire::kDownHeaderBytes>;
-  [[nodiscard]] SumHeader header_of(const Slot& slot) const noexcept;
+  /// A closed sum as it goes to any worker.
+  [[nodiscard]] Bytes datagram_of(uint64_t number) noexcept;
   void send_sum(const Address& to, uint64_t number, Outbox& out);
   void send_status(const Address& to, wire::DatagramType type, uint64_t number, Outbox& out);
   void send_failure(const Address& to, Outbox& out);
@@ -121,6 +128,7 @@ class Job {
   std::vector<uint8_t> held_;  ///< ring / 8 bytes for each worker, while gathering
   wire::Reason reason_ = wire::Reason::none;
   uint8_t blamed_ = 0;
+  uint64_t left_ = 0;     ///< workers that want nothing more
   bool blocked_ = false;  ///< somebody was told to wait for the floor
   uint64_t floor_seen_ = 0;
   Time waiting_ = kNever;  ///< since when anybody waits for anything

@@ -113,6 +113,8 @@ class Slots {
   }
   [[nodiscard]] Bytes sum(const Slot& slot) const noexcept;
   [[nodiscard]] MutBytes sum(const Slot& slot) noexcept;
+  /// The sum with room for a header before it. Datagrams of the longest length lie in a row.
+  [[nodiscard]] MutBytes datagram(const Slot& slot) noexcept;
 
  private:
   Slot& at(uint64_t number) noexcept { return slots_[number % slots_.size()]; }

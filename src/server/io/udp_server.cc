@@ -70,7 +70,8 @@ agg::Endpoint endpoint_of(const Address& a) noexcept {
 }  // namespace
 
 std::size_t UdpServer::Hash::operator()(const Address& a) const noexcept {
-  return load<uint64_t>(a.bytes.data()) * 0x9E3779B97F4A7C15U ^ load<uint64_t>(a.bytes.data() + 12);
+  const uint64_t mixed = (a.word(0) ^ a.word(1) << 7U ^ a.word(2) << 13U) * 0x9E3779B97F4A7C15U;
+  return mixed ^ mixed >> 32U;
 }
 
 /// Sorts what the server sends by peer. A welcome makes its addressee one.
@@ -78,36 +79,54 @@ class UdpServer::Out final : public Outbox {
  public:
   explicit Out(UdpServer& server) : server_(server) {}
   [[nodiscard]] uint64_t sent() const noexcept { return sent_; }
+  /// Before peers go.
+  void forget() noexcept { recent_.fill(nullptr); }
 
   void send(const Address& to, Bytes header, Bytes payload) override {
-    ++sent_;
-    const auto found = server_.peers_.find(to);
+    Peer* peer = find(to);
     const auto job = load<uint32_t>(header.data() + 4);
     const bool is_welcome = (header[2] & 15U) == static_cast<uint8_t>(wire::DatagramType::welcome);
     // Not now: the lists of peers are being read.
-    if (is_welcome && (found == server_.peers_.end() || found->second->job != job)) {
+    if (is_welcome && (peer == nullptr || peer->job != job)) {
       server_.newcomers_.emplace_back(to, job);
     }
-    if (found == server_.peers_.end()) {
-      const Endpoint endpoint = endpoint_of(to);
-      Batch one(server_.io_);
-      one.push(header, payload);
-      one.flush(server_.listener_, &endpoint);
-      return;
-    }
-    Peer& peer = *found->second;
-    if (!peer.batch.push(header, payload)) {
-      if (!peer.batch.flush(peer.socket, nullptr)) peer.gone = true;
-      peer.batch.push(header, payload);
-    }
-    if (peer.queued) return;
-    peer.queued = true;
-    server_.queued_.push_back(&peer);
+    put(peer, to, [&](Batch& batch) { return batch.push(header, payload); });
+  }
+  void send_sum(const Address& to, Bytes datagram) override {
+    put(find(to), to, [&](Batch& batch) { return batch.push_whole(datagram); });
   }
 
  private:
+  Peer* find(const Address& to) noexcept {
+    Peer*& recent = recent_[Hash{}(to) % recent_.size()];
+    if (recent != nullptr && recent->address == to) return recent;
+    const auto found = server_.peers_.find(to);
+    if (found == server_.peers_.end()) return nullptr;
+    return recent = found->second.get();
+  }
+
+  template <class Push>
+  void put(Peer* peer, const Address& to, Push&& push) {
+    ++sent_;
+    if (peer == nullptr) {
+      const Endpoint endpoint = endpoint_of(to);
+      Batch one(server_.io_);
+      push(one);
+      one.flush(server_.listener_, &endpoint);
+      return;
+    }
+    if (!push(peer->batch)) {
+      if (!peer->batch.flush(peer->socket, nullptr)) peer->gone = true;
+      push(peer->batch);
+    }
+    if (peer->queued) return;
+    peer->queued = true;
+    server_.queued_.push_back(peer);
+  }
+
   UdpServer& server_;
   uint64_t sent_ = 0;
+  std::array<Peer*, 64> recent_{};
 };
 
 UdpServer::UdpServer(const UdpServerSettings& settings, Endpoint bound, Socket listener, Io io)
@@ -241,6 +260,7 @@ void UdpServer::sweep() {
     const auto jobs = server_.jobs();
     return std::any_of(jobs.begin(), jobs.end(), [&](const auto& job) { return job->id() == id; });
   };
+  out_->forget();
   groups_.erase(std::remove_if(groups_.begin() + 1, groups_.end(),
                                [&](const Group& group) { return !lives(group.job); }),
                 groups_.end());

@@ -69,6 +69,9 @@ class Batch {
 
   /// False: there is no room, or it has another length: flush first.
   bool push(Bytes header, Bytes payload, std::size_t padding = 0) noexcept;
+  /// The same of a whole datagram, which is read by flush(): in one piece with the one before, if
+  /// it lies behind it.
+  bool push_whole(Bytes datagram) noexcept { return push({}, datagram); }
   [[nodiscard]] bool empty() const noexcept { return count_ == 0; }
   /// To `to`, or where the socket is connected to. False: the peer's port is closed.
   bool flush(const Socket& socket, const Endpoint* to) noexcept;
@@ -78,6 +81,7 @@ class Batch {
   static constexpr std::size_t kHeaderRoom = 656;  // enrolments come as headers
   static constexpr std::size_t kPieces = 3;        // header, payload, padding
   std::size_t pieces_of(std::size_t index, iovec* pieces) const noexcept;
+  std::size_t pieces_of_all(iovec* pieces) const noexcept;
   [[nodiscard]] bool send_segmented(const Socket& socket, const Endpoint* to,
                                     int* error) const noexcept;
   void send_each(const Socket& socket, const Endpoint* to, int* error) const noexcept;
