@@ -31,6 +31,7 @@ struct Options {
   std::string token;
   std::string new_token;
   std::string io = "auto";
+  std::string auth = "header";
   std::string memory = "256mb";
   uint32_t jobs = 64;
   bool check = false;
@@ -110,6 +111,7 @@ Result<server::UdpServerSettings> settings_of(const Options& options) {
   server::UdpServerSettings settings;
   settings.bind = options.bind;
   settings.server.jobs = options.jobs;
+  settings.server.full_tags = options.auth == "full";
   const auto io = choose_io(options.io);
   if (!io) return io.error();
   settings.io = *io;
@@ -216,6 +218,11 @@ Run add_serve(CLI::App& program) {
   command->add_option("--token", options->token, "file of 32 bytes that every worker has, too");
   command->add_option("--new-token", options->new_token, "write such a file and end");
   command->add_option("--io", options->io, "auto, gso or mmsg")->capture_default_str();
+  command
+      ->add_option("--auth", options->auth,
+                   "header, or full: jobs whose tags do not cover payloads are refused")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"header", "full"}));
   command->add_option("--memory", options->memory, "of all jobs")->capture_default_str();
   command->add_option("--jobs", options->jobs, "at most so many")
       ->capture_default_str()

@@ -146,6 +146,7 @@ Judgement Server::admit(Time now, const wire::Enrolment& e, const Address& from,
     if (reason == Reason::lane_overflow) return {reason, most, e.settings.world};
     return {reason, 0, e.from.worker};
   }
+  if (settings_.full_tags && !e.settings.full_tags) return {Reason::auth, 0, e.from.worker};
   const uint64_t bytes = Job::memory(e.settings);
   while (jobs_.size() >= settings_.jobs || used_ + bytes > settings_.memory) {
     const std::size_t before = jobs_.size();
