@@ -112,6 +112,13 @@ Job::Member* Job::sender(const Address& from, uint8_t worker) noexcept {
   return member.enrolled && member.address == from ? &member : nullptr;
 }
 
+DatagramFault Job::receive(Time now, const Address& from, bool held, Bytes datagram, Outbox& out) {
+  const DatagramFault fault =
+      held ? receive_held(now, from, datagram, out) : receive_up(now, from, datagram, out);
+  if (fault != DatagramFault::none) ++stats_.rejected[static_cast<std::size_t>(fault)];
+  return fault;
+}
+
 DatagramFault Job::receive_up(Time now, const Address& from, Bytes datagram, Outbox& out) {
   wire::UpHeader header;
   if (const auto fault = wire::parse_up(datagram, &header); fault != DatagramFault::none) {
@@ -139,6 +146,7 @@ void Job::handle(Time now, Member& member, const wire::UpHeader& header, uint64_
     ++stats_.bad_acks;
     return;
   }
+  if (member.timed != 0) end_round_trip(now, member, number - header.ahead);
   if (slots_.floor() != floor_seen_) blocked_ = false;
   floor_seen_ = slots_.floor();
   switch (header.type) {
@@ -153,7 +161,7 @@ void Job::handle(Time now, Member& member, const wire::UpHeader& header, uint64_
       const Verdict verdict = slots_.add(now, c);
       if (verdict == Verdict::differs) return fail(now, Reason::sums_differ, header.worker, out);
       if (verdict == Verdict::beyond) blocked_ = true;
-      publish(out);
+      publish(now, out);
       answer(verdict, member, header.worker, number, out);
       break;
     }
@@ -167,6 +175,13 @@ void Job::handle(Time now, Member& member, const wire::UpHeader& header, uint64_
       break;  // an ack is in every header
   }
   note_waiting(now);
+}
+
+void Job::end_round_trip(Time now, Member& member, uint64_t ack) noexcept {
+  if (ack < member.timed) return;
+  const Time sample = std::max<Time>(now - member.timed_since, 1);
+  member.round_trip = member.round_trip == 0 ? sample : (7 * member.round_trip + sample) / 8;
+  member.timed = 0;
 }
 
 void Job::answer(Verdict verdict, const Member& member, uint32_t worker, uint64_t number,
@@ -220,7 +235,7 @@ DatagramFault Job::receive_held(Time now, const Address& from, Bytes datagram, O
   ++stats_.datagrams;
   if (slots_.take_held(header.ahead, number, header, datagram.subspan(wire::kDownHeaderBytes))) {
     ++stats_.fetched;
-    publish(out);
+    publish(now, out);
     send_fetches(now, 1, out);
   }
   note_waiting(now);
@@ -228,14 +243,20 @@ DatagramFault Job::receive_held(Time now, const Address& from, Bytes datagram, O
 }
 
 // What was closed goes to everybody who has not got it yet.
-void Job::publish(Outbox& out) {
+void Job::publish(Time now, Outbox& out) {
   for (const uint64_t number : slots_.newly_closed()) {
     const Slot& slot = slots_.slot(number);
     ++stats_.closed;
     if (std::popcount(slot.bitmap) < settings_.world) ++stats_.partial;
     const Bytes datagram = datagram_of(number);
     for (uint32_t w = 0; w < settings_.world; ++w) {
-      if (slots_.ack(w) <= number) out.send_sum(members_[w].address, datagram);
+      if (slots_.ack(w) > number) continue;
+      Member& member = members_[w];
+      if (member.timed == 0) {
+        member.timed = number + 1;
+        member.timed_since = now;
+      }
+      out.send_sum(member.address, datagram);
     }
   }
   slots_.forget_closed();
@@ -372,7 +393,7 @@ void Job::tick(Time now, Outbox& out) {
   ticked_ = now;
   if (state_ == JobState::running) {
     slots_.tick(now);
-    publish(out);
+    publish(now, out);
     if (now >= fetch_at_) send_fetches(now, kFetchesAtOnce, out);
     note_waiting(now);
   }

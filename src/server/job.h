@@ -36,7 +36,8 @@ struct JobStats {
   uint64_t partial = 0;  ///< of these, without all workers
   uint64_t fetched = 0;  ///< sums that workers brought back
   uint64_t bad_acks = 0;
-  uint64_t late = 0;  ///< contributions that came behind the closing
+  uint64_t late = 0;                   ///< contributions that came behind the closing
+  std::array<uint64_t, 7> rejected{};  ///< by wire::DatagramFault
 };
 
 enum class JobState : uint8_t {
@@ -67,12 +68,16 @@ class Job {
   [[nodiscard]] const JobStats& stats() const noexcept { return stats_; }
   [[nodiscard]] const Slots& slots() const noexcept { return slots_; }
   [[nodiscard]] const wire::SipKey& key() const noexcept { return key_; }
+  /// From a sum's closing to the worker's acknowledgement, smoothed; 0: nothing was measured.
+  [[nodiscard]] Time round_trip(uint32_t worker) const noexcept {
+    return members_[worker].round_trip;
+  }
 
   /// An enrolment whose tag is right.
   Judgement enrol(Time now, const wire::Enrolment& e, const Address& from, Outbox& out);
   /// A datagram of this job, epoch and version. Returns what is wrong with it.
-  wire::DatagramFault receive_up(Time now, const Address& from, Bytes datagram, Outbox& out);
-  wire::DatagramFault receive_held(Time now, const Address& from, Bytes datagram, Outbox& out);
+  wire::DatagramFault receive(Time now, const Address& from, bool held, Bytes datagram,
+                              Outbox& out);
   /// Nobody listens there any more.
   void unreachable(Time now, const Address& at, Outbox& out);
   void tick(Time now, Outbox& out);
@@ -88,6 +93,8 @@ class Job {
     Time heard = 0;
     uint64_t kept = 0, ack = 0;  // as registered
     bool enrolled = false;
+    uint64_t timed = 0;  ///< an ack above it ends a round trip; none: 0
+    Time timed_since = 0, round_trip = 0;
   };
 
   [[nodiscard]] Time timeout() const noexcept { return uint64_t{settings_.timeout_ms} * 1000000U; }
@@ -98,6 +105,9 @@ class Job {
   [[nodiscard]] uint8_t enrolled() const noexcept;
   [[nodiscard]] bool is_waiting() const noexcept;
   Member* sender(const Address& from, uint8_t worker) noexcept;
+  wire::DatagramFault receive_up(Time now, const Address& from, Bytes datagram, Outbox& out);
+  wire::DatagramFault receive_held(Time now, const Address& from, Bytes datagram, Outbox& out);
+  void end_round_trip(Time now, Member& member, uint64_t ack) noexcept;
   void begin(Time now, Outbox& out);
   void handle(Time now, Member& member, const wire::UpHeader& header, uint64_t number,
               Bytes payload, Outbox& out);
@@ -106,7 +116,7 @@ class Job {
   [[nodiscard]] bool has_left(uint32_t worker) const noexcept {
     return (left_ >> worker & 1U) != 0;
   }
-  void publish(Outbox& out);
+  void publish(Time now, Outbox& out);
   /// A closed sum as it goes to any worker.
   [[nodiscard]] Bytes datagram_of(uint64_t number) noexcept;
   void send_sum(const Address& to, uint64_t number, Outbox& out);

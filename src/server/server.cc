@@ -75,8 +75,7 @@ void Server::receive(Time now, const Address& from, Bytes datagram, Outbox& out)
       load<uint16_t>(datagram.data() + 16) != static_cast<uint16_t>(job->epoch())) {
     return stranger(now, from, start, datagram.size(), out);
   }
-  count(start.type == DatagramType::held ? job->receive_held(now, from, datagram, out)
-                                         : job->receive_up(now, from, datagram, out));
+  count(job->receive(now, from, start.type == DatagramType::held, datagram, out));
 }
 
 void Server::stranger(Time now, const Address& from, const wire::DatagramStart& start,

@@ -290,6 +290,14 @@ bool Slots::next_fetch(Time now, Time retry, Fetch* fetch) noexcept {
   return false;
 }
 
+uint32_t Slots::kept() const noexcept {
+  uint32_t count = 0;
+  for (uint64_t number = floor_; number < floor_ + slots_.size(); ++number) {
+    if (has(number, SlotState::closed)) ++count;
+  }
+  return count;
+}
+
 bool Slots::waits_for(uint32_t worker) const noexcept {
   for (uint16_t i = first_; i != kNobody; i = slots_[i].behind) {
     if ((slots_[i].bitmap & bit_of(worker)) == 0) return true;

@@ -1,7 +1,7 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// Who is read next: jobs take turns, and within a job its workers do (deficit round robin, Shreedhar
-// and Varghese 1995). Counted are datagrams, those that come and those that they cause.
+// Who is read next: jobs take turns, and within a job its workers do (deficit round robin,
+// Shreedhar and Varghese 1995). Counted are datagrams, those that come and those that they cause.
 #pragma once
 
 #include <algorithm>

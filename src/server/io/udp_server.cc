@@ -18,6 +18,7 @@ namespace agg = transport::aggregation;
 
 constexpr Time kMillisecond = 1000000;
 constexpr Time kSweep = 1000 * kMillisecond;
+constexpr Time kObserve = 200 * kMillisecond;
 constexpr int kRounds = 4;  // of reading before answers go and the clock is looked at
 constexpr std::size_t kMessagesAtOnce = 4;  // of up to 64 datagrams
 
@@ -137,7 +138,8 @@ UdpServer::UdpServer(const UdpServerSettings& settings, Endpoint bound, Socket l
       listener_(std::move(listener)),
       epoll_(epoll_create1(EPOLL_CLOEXEC)),
       receiver_(io),
-      out_(std::make_unique<Out>(*this)) {
+      out_(std::make_unique<Out>(*this)),
+      observe_(settings.observe) {
   groups_.push_back({0, {nullptr}, {}});
   epoll_event event{};
   event.events = EPOLLIN;
@@ -180,6 +182,10 @@ void UdpServer::run(const std::atomic<bool>& stop) {
       flush();
     }
     if (now - swept_ >= kSweep) sweep();
+    if (observe_ && now - observed_ >= kObserve) {
+      observed_ = now;
+      observe_(server_);
+    }
     wait(now, stop);
   }
 }

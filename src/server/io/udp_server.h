@@ -6,6 +6,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <string>
 #include <unordered_map>
@@ -21,6 +22,8 @@ struct UdpServerSettings {
   std::string bind;  ///< HOST:PORT; port 0: any
   transport::aggregation::Io io = transport::aggregation::Io::gso;
   ServerSettings server;
+  /// Called on the serving thread at the beginning, and then about five times a second.
+  std::function<void(const Server&)> observe;
 };
 
 class UdpServer {
@@ -82,7 +85,8 @@ class UdpServer {
   std::vector<Peer*> queued_;
   std::vector<std::pair<Address, uint32_t>> newcomers_;
   std::unique_ptr<Out> out_;
-  Time swept_ = 0;
+  std::function<void(const Server&)> observe_;
+  Time swept_ = 0, observed_ = 0;
 };
 
 }  // namespace laconic::server
