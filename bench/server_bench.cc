@@ -3,7 +3,8 @@
 // What an aggregation server gets through, over loopback: by `gso`, by `mmsg`, and as the bound a
 // program that answers each datagram of the same length with one of a result's, by segmentation in
 // the kernel, and looks at nothing but the number. Four workers, granules of 1,024 codes of 4 bits,
-// driven by one thread; the three take turns. Prints JSON.
+// driven by one thread; the three take turns. And what a job keeps of its rate while another one
+// sends as fast as it can. Prints JSON.
 //
 //   server_bench SECONDS_PER_SAMPLE ROUNDS
 #include <fmt/format.h>
@@ -67,9 +68,9 @@ double cpu_seconds(pthread_t thread) {
   return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
-wire::JobSettings job_settings() {
+wire::JobSettings job_settings(uint8_t world) {
   wire::JobSettings s;
-  s.world = s.needed = kWorkers;
+  s.world = s.needed = world;
   s.code_bits = 4;
   s.lane_bits = 8;
   s.table_size = 16;
@@ -218,8 +219,11 @@ class Echo final : public Peer {
 /// it begins again behind its ack.
 class Worker {
  public:
-  Worker(const std::string& address, Io io, uint8_t rank)
-      : rank_(rank), batch_(io), codes_(kLanes / 2, static_cast<uint8_t>(17 * rank)) {
+  Worker(const std::string& address, Io io, uint8_t rank, uint8_t world = kWorkers)
+      : rank_(rank),
+        world_(world),
+        batch_(io),
+        codes_(kLanes / 2, static_cast<uint8_t>(17 * rank)) {
     auto socket = Socket::connected(*agg::parse_endpoint(address), io);
     if (!socket) std::exit(tools::fail(socket.error(), true, 1));
     socket_ = std::move(*socket);
@@ -241,7 +245,7 @@ class Worker {
         e.from = me;
         e.epoch = challenge.epoch;
         e.nonce = challenge.nonce;
-        e.settings = job_settings();
+        e.settings = job_settings(world_);
         const std::vector<uint8_t> held(e.settings.ring / 8U);
         e.held = held;
         key_ = wire::job_key({}, job, e.epoch);
@@ -273,6 +277,11 @@ class Worker {
     }
     batch_.flush(socket_, nullptr);
   }
+  /// The same contribution again and again.
+  void flood() {
+    next_ = ack_ = 0;
+    send(false);
+  }
   bool receive(Receiver& receiver) {
     const uint64_t before = ack_;
     const int n = receiver.receive(socket_, [&](const Endpoint&, Bytes datagram) {
@@ -290,7 +299,7 @@ class Worker {
  private:
   void post(Bytes bytes) { ::send(socket_.fd(), bytes.data(), bytes.size(), 0); }
 
-  uint8_t rank_;
+  uint8_t rank_, world_;
   Socket socket_;
   Batch batch_;
   std::vector<uint8_t> codes_;
@@ -363,6 +372,47 @@ class Pair {
   std::vector<Worker> workers_;
 };
 
+/// A job of one worker that sends what it has sent, on a thread of its own: to a server, or, so that
+/// it takes as much of the machine, to a port where nobody reads.
+class Flood {
+ public:
+  Flood(const std::string& server, uint64_t job)
+      : receiver_(Io::gso), at_server_(server, Io::gso, 0, 1), nowhere_(sink()) {
+    while (!at_server_.enrol(job, receiver_)) {
+    }
+    thread_ = std::thread([this] { run(); });
+  }
+  ~Flood() {
+    aim_ = kEnd;
+    thread_.join();
+  }
+  enum Aim : int { kRest, kServer, kNowhere, kEnd };
+  void aim(Aim aim) { aim_ = aim; }
+
+ private:
+  /// The address of a socket that is never read.
+  Worker sink() {
+    sink_ = *Socket::bound(*agg::parse_endpoint("127.0.0.1:0"), Io::gso);
+    return {agg::endpoint_text(*sink_.local()), Io::gso, 0, 1};
+  }
+  void run() {
+    for (int aim = aim_; aim != kEnd; aim = aim_) {
+      if (aim == kRest) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      } else {
+        (aim == kServer ? at_server_ : nowhere_).flood();
+      }
+    }
+  }
+
+  Receiver receiver_;
+  Worker at_server_;
+  Socket sink_;
+  Worker nowhere_;
+  std::atomic<int> aim_{kRest};
+  std::thread thread_;
+};
+
 Json to_json(const tools::Spread& s) {
   return {{"median", s.median}, {"low", s.low}, {"high", s.high}};
 }
@@ -372,7 +422,9 @@ int run(double seconds, int rounds) {
     tools::print_json({{"reason", "this kernel has no segmentation for UDP"}});
     return 0;
   }
-  Pair gso(std::make_unique<Serving>(Io::gso), Io::gso, true, 11);
+  auto serving = std::make_unique<Serving>(Io::gso);
+  Flood flood(serving->address(), 13);
+  Pair gso(std::move(serving), Io::gso, true, 11);
   Pair mmsg(std::make_unique<Serving>(Io::mmsg), Io::mmsg, true, 12);
   Pair echo(std::make_unique<Echo>(), Io::gso, false, 0);
   const auto sample = [&](Pair& pair) {
@@ -382,7 +434,7 @@ int run(double seconds, int rounds) {
   };
   for (Pair* pair : {&gso, &mmsg, &echo}) sample(*pair);
   std::vector<double> gso_wall, gso_cpu, echo_wall, echo_cpu, mmsg_wall, to_echo, to_echo_cpu,
-      to_mmsg, to_mmsg_cpu;
+      to_mmsg, to_mmsg_cpu, beside_flood, beside_flood_cpu;
   for (int i = 0; i < rounds; ++i) {
     const Rate e = sample(echo), g = sample(gso), m = sample(mmsg);
     gso_wall.push_back(g.wall);
@@ -394,6 +446,13 @@ int run(double seconds, int rounds) {
     to_echo_cpu.push_back(g.cpu / e.cpu);
     to_mmsg.push_back(g.wall / m.wall);
     to_mmsg_cpu.push_back(g.cpu / m.cpu);
+    flood.aim(Flood::kNowhere);
+    const Rate alone = sample(gso);
+    flood.aim(Flood::kServer);
+    const Rate beside = sample(gso);
+    flood.aim(Flood::kRest);
+    beside_flood.push_back(beside.wall / alone.wall);
+    beside_flood_cpu.push_back(beside.cpu / alone.cpu);
   }
   const auto spread = [](std::vector<double>& v) {
     return to_json(tools::spread_of(std::move(v)));
@@ -409,7 +468,9 @@ int run(double seconds, int rounds) {
                      {"gso_to_echo", spread(to_echo)},
                      {"gso_to_echo_cpu", spread(to_echo_cpu)},
                      {"gso_to_mmsg", spread(to_mmsg)},
-                     {"gso_to_mmsg_cpu", spread(to_mmsg_cpu)}});
+                     {"gso_to_mmsg_cpu", spread(to_mmsg_cpu)},
+                     {"beside_flood", spread(beside_flood)},
+                     {"beside_flood_cpu", spread(beside_flood_cpu)}});
   return 0;
 }
 
