@@ -94,7 +94,7 @@ HWY_INLINE Bits group_bits(const From& from, size_t begin, VI bound) {
 #endif
 }
 
-// Appends the elements from `begin` on that `bits` names. Writes up to 16 entries past the last one.
+// Appends the elements from `begin` on that `bits` names. Writes up to 16 entries past the last.
 template <class From>
 HWY_INLINE uint32_t append_group(const From& from, uint32_t begin, uint32_t base, uint32_t bits,
                                  uint32_t* index, float* value) {
