@@ -44,6 +44,19 @@ if(NOT LACONIC_GLOO STREQUAL "OFF")
   endif()
 endif()
 
+# The server's program in the kernel: clang compiles it, libbpf loads it. A wheel's command needs nothing at run time.
+set(LACONIC_WITH_XDP OFF)
+if(NOT LACONIC_XDP STREQUAL "OFF" AND NOT SKBUILD)
+  find_program(LACONIC_BPF_CLANG NAMES clang-14 clang)
+  find_path(LACONIC_BPF_INCLUDE_DIR bpf/libbpf.h)
+  find_library(LACONIC_BPF_LIBRARY bpf)
+  if(LACONIC_BPF_CLANG AND LACONIC_BPF_INCLUDE_DIR AND LACONIC_BPF_LIBRARY)
+    set(LACONIC_WITH_XDP ON)
+  elseif(LACONIC_XDP STREQUAL "ON")
+    laconic_lacks("clang and libbpf" "clang-14 libbpf-dev")
+  endif()
+endif()
+
 # Of the command and of the tests, never of the library.
 find_package(fmt QUIET)
 find_package(CLI11 QUIET)

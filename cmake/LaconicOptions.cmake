@@ -21,7 +21,8 @@ set(LACONIC_CUDA AUTO CACHE STRING "GPU kernels (library laconic_cuda): AUTO, ON
 set(LACONIC_CUDA_ARCHITECTURES "80;90" CACHE STRING "GPU architectures, as for CMAKE_CUDA_ARCHITECTURES")
 set(LACONIC_MPI AUTO CACHE STRING "Plug-ins and tests of MPI, for each library that is here: AUTO, ON or OFF")
 set(LACONIC_GLOO AUTO CACHE STRING "Plug-in and tests of Gloo: AUTO, ON or OFF")
-set_property(CACHE LACONIC_HIGHWAY LACONIC_CUDA LACONIC_MPI LACONIC_GLOO PROPERTY STRINGS AUTO ON OFF)
+set(LACONIC_XDP AUTO CACHE STRING "The aggregation server's program in the kernel: AUTO, ON or OFF")
+set_property(CACHE LACONIC_HIGHWAY LACONIC_CUDA LACONIC_MPI LACONIC_GLOO LACONIC_XDP PROPERTY STRINGS AUTO ON OFF)
 
 get_property(_is_multi_config GLOBAL PROPERTY GENERATOR_IS_MULTI_CONFIG)
 if(NOT CMAKE_BUILD_TYPE AND NOT _is_multi_config AND PROJECT_IS_TOP_LEVEL)
@@ -55,4 +56,4 @@ if(NOT LACONIC_CUDA STREQUAL "OFF")
 endif()
 
 message(STATUS "Laconic ${PROJECT_VERSION}: ${CMAKE_BUILD_TYPE}, highway ${LACONIC_WITH_HWY}, "
-               "cuda ${LACONIC_WITH_CUDA}, sanitizers '${LACONIC_SANITIZE}'")
+               "cuda ${LACONIC_WITH_CUDA}, xdp ${LACONIC_WITH_XDP}, sanitizers '${LACONIC_SANITIZE}'")

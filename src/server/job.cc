@@ -2,6 +2,7 @@
 #include "server/job.h"
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <limits>
 
@@ -34,16 +35,63 @@ uint64_t Job::memory(const wire::JobSettings& settings) noexcept {
   return sizeof(Job) + Slots::memory(settings) + uint64_t{settings.world} * settings.ring / 8;
 }
 
-Job::Job(const wire::Enrolment& first, uint64_t epoch, const wire::Token& token, Time now)
+Job::Job(const wire::Enrolment& first, uint64_t epoch, const wire::Token& token, Time now,
+         KernelPath* kernel)
     : settings_(first.settings),
       number_(first.from.job),
       epoch_(epoch),
       key_(wire::job_key(token, first.from.job, epoch)),
-      slots_(first.settings),
+      kernel_(kernel),
+      shared_(kernel != nullptr ? kernel->take(settings_, id(), epoch_, key_) : SharedSlots{}),
+      slots_(first.settings, shared_),
       members_{},
       held_(std::size_t{first.settings.world} * first.settings.ring / 8),
       waiting_(now),
       heard_(now) {}
+
+Job::~Job() {
+  if (shared_.job != nullptr) kernel_->give_back(shared_);
+}
+
+// The program adds and answers while nothing else is going on.
+void Job::set_gate() noexcept {
+  if (shared_.job == nullptr) return;
+  const auto all = members();
+  const bool open = state_ == JobState::running && in_reach_ && slots_.fetching() == 0 &&
+                    std::none_of(all.begin(), all.end(), [](const Member& m) { return m.left; });
+  std::atomic_ref(shared_.job->open).store(open ? 1 : 0);
+}
+
+void Job::hear_kernel() noexcept {
+  if (shared_.job == nullptr) return;
+  for (uint32_t w = 0; w < settings_.world; ++w) {
+    const Time heard = std::atomic_ref(shared_.job->members[w].heard).load();
+    members_[w].heard = std::max(members_[w].heard, heard);
+    heard_ = std::max(heard_, heard);
+  }
+  if (slots_.floor() != floor_seen_) blocked_ = false;
+  floor_seen_ = slots_.floor();
+}
+
+laconic_kernel_counts Job::taken_in_kernel() noexcept {
+  laconic_kernel_counts news{};
+  if (shared_.job == nullptr) return news;
+  const auto take = [&](uint64_t laconic_kernel_counts::*which) {
+    const uint64_t all = std::atomic_ref(shared_.job->counts.*which).load();
+    news.*which = all - counted_.*which;
+    counted_.*which = all;
+  };
+  take(&laconic_kernel_counts::datagrams);
+  take(&laconic_kernel_counts::duplicates);
+  take(&laconic_kernel_counts::stored);
+  take(&laconic_kernel_counts::closed);
+  take(&laconic_kernel_counts::forged);
+  stats_.datagrams += news.datagrams;
+  stats_.duplicates += news.duplicates;
+  stats_.stored += news.stored;
+  stats_.closed += news.closed;
+  return news;
+}
 
 uint8_t Job::enrolled() const noexcept {
   const auto all = members();
@@ -70,6 +118,10 @@ Judgement Job::enrol(Time now, const wire::Enrolment& e, const Address& from, Ou
     return {Reason::lost_results, 0, e.from.worker};
   }
   heard_ = member.heard = now;
+  // One that has moved is answered by the process.
+  if (member.enrolled && !(member.address == from)) in_reach_ = false;
+  if (shared_.job != nullptr && in_reach_) in_reach_ = kernel_->place(shared_, e.from.worker, from);
+  set_gate();
   member.address = from;
   member.attempt = e.from.attempt;
   if (!member.enrolled) {
@@ -104,6 +156,7 @@ void Job::begin(Time now, Outbox& out) {
   for (uint32_t w = 0; w < settings_.world; ++w) send_welcome(members_[w], w, out);
   send_fetches(now, kFetchesAtOnce, out);
   note_waiting(now);
+  set_gate();
 }
 
 Job::Member* Job::sender(const Address& from, uint8_t worker) noexcept {
@@ -194,6 +247,7 @@ void Job::answer(Verdict verdict, const Member& member, uint32_t worker, uint64_
 
 void Job::leave(Time now, Member& member, Outbox& out) {
   member.left = true;
+  set_gate();
   send_status(member.address, DatagramType::status, slots_.floor(), out);
   const auto all = members();
   if (state_ == JobState::running &&
@@ -224,6 +278,7 @@ DatagramFault Job::receive_held(Time now, const Address& from, Bytes datagram, O
     ++stats_.fetched;
     publish(out);
     send_fetches(now, 1, out);
+    set_gate();
   }
   note_waiting(now);
   return DatagramFault::none;
@@ -314,6 +369,7 @@ void Job::fail(Time now, Reason reason, uint32_t worker, Outbox& out) {
   reason_ = reason;
   blamed_ = static_cast<uint8_t>(worker);
   over_ = now;
+  set_gate();
   for (const Member& member : members()) {
     if (member.enrolled) send_failure(member.address, out);
   }
@@ -368,6 +424,7 @@ void Job::probe(Time now, Outbox& out) {
 void Job::tick(Time now, Outbox& out) {
   ticked_ = now;
   if (state_ == JobState::running) {
+    hear_kernel();
     slots_.tick(now);
     publish(out);
     if (now >= fetch_at_) send_fetches(now, kFetchesAtOnce, out);
@@ -382,6 +439,9 @@ Time Job::next_event() const noexcept {
   if (over_ != kNever) return over_ + kEpilogue + 1;
   Time next = std::min(fetch_at_, slots_.next_deadline());
   next = std::min(next, heard_ + kIdleTimeouts * timeout() + 1);
+  // What the kernel takes wakes nobody.
+  if (shared_.job != nullptr && state_ == JobState::running)
+    next = std::min(next, ticked_ + kProbe);
   if (waiting_ != kNever) {
     next = std::min(next, std::max(probe_at_, waiting_ + kProbe));
     for (const Member& m : members()) {

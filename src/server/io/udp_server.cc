@@ -11,6 +11,8 @@
 #include <cstring>
 #include <utility>
 
+#include "server/io/xdp/xdp.h"
+
 namespace laconic::server {
 namespace {
 
@@ -18,7 +20,8 @@ namespace agg = transport::aggregation;
 
 constexpr Time kMillisecond = 1000000;
 constexpr Time kSweep = 1000 * kMillisecond;
-constexpr int kRounds = 4;  // of reading before the clock is looked at
+constexpr uint64_t kKernelShare = 4;  // of the memory: a quarter is slots in the kernel
+constexpr int kRounds = 4;            // of reading before the clock is looked at
 
 Time steady_now() noexcept {
   const auto since = std::chrono::steady_clock::now().time_since_epoch();
@@ -106,8 +109,10 @@ class UdpServer::Out final : public Outbox {
   UdpServer& server_;
 };
 
-UdpServer::UdpServer(const UdpServerSettings& settings, Endpoint bound, Socket listener, Io io)
-    : server_(settings.server),
+UdpServer::UdpServer(const UdpServerSettings& settings, std::unique_ptr<KernelPath> kernel,
+                     Endpoint bound, Socket listener, Io io)
+    : kernel_(std::move(kernel)),
+      server_(settings.server),
       io_(io),
       bound_(bound),
       address_(agg::endpoint_text(bound)),
@@ -141,7 +146,24 @@ Result<std::unique_ptr<UdpServer>> UdpServer::open(const UdpServerSettings& sett
   if (!listener) return std::move(listener).error();
   auto bound = listener->local();
   if (!bound) return std::move(bound).error();
-  return std::unique_ptr<UdpServer>(new UdpServer(settings, *bound, std::move(*listener), io));
+  std::unique_ptr<KernelPath> kernel;
+  UdpServerSettings all = settings;
+  if (!settings.interfaces.empty()) {
+    const Address address = address_of(*bound);
+    if (load<uint32_t>(address.bytes.data() + 4) == 0) {
+      return Error{Errc::invalid_argument,
+                   "the program in the kernel serves one address, not " + settings.bind,
+                   "bind the address that workers are given"};
+    }
+    auto xdp = Xdp::open({address, settings.server.memory / kKernelShare, settings.interfaces});
+    if (!xdp) return std::move(xdp).error();
+    kernel = std::move(*xdp);
+    all.server.kernel = kernel.get();
+    all.server.pad = true;
+    all.server.memory -= settings.server.memory / kKernelShare;
+  }
+  return std::unique_ptr<UdpServer>(
+      new UdpServer(all, std::move(kernel), *bound, std::move(*listener), io));
 }
 
 void UdpServer::run(const std::atomic<bool>& stop) {
@@ -155,6 +177,8 @@ void UdpServer::run(const std::atomic<bool>& stop) {
     if (now - swept_ >= kSweep) sweep();
     wait(now, stop);
   }
+  server_.tick(steady_now(), *out_);  // counts what the kernel took
+  flush();
 }
 
 // One call's worth from one worker of each job, and from strangers: a flood is its job's affair.

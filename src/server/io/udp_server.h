@@ -19,6 +19,8 @@ namespace laconic::server {
 struct UdpServerSettings {
   std::string bind;  ///< HOST:PORT; port 0: any
   transport::aggregation::Io io = transport::aggregation::Io::gso;
+  /// Ports of a switch where a program in the kernel adds; none: it is not asked for.
+  std::vector<std::string> interfaces;
   ServerSettings server;
 };
 
@@ -57,7 +59,8 @@ class UdpServer {
   };
   class Out;
 
-  UdpServer(const UdpServerSettings& settings, Endpoint bound, Socket listener, Io io);
+  UdpServer(const UdpServerSettings& settings, std::unique_ptr<KernelPath> kernel, Endpoint bound,
+            Socket listener, Io io);
   void read_all();
   bool read_peer(Peer& peer);
   void flush();
@@ -66,6 +69,7 @@ class UdpServer {
   void sweep();
   void wait(Time now, const std::atomic<bool>& stop);
 
+  std::unique_ptr<KernelPath> kernel_;
   Server server_;
   Io io_;
   Endpoint bound_;
