@@ -45,8 +45,9 @@ if(NOT LACONIC_GLOO STREQUAL "OFF")
 endif()
 
 # The server's program in the kernel: clang compiles it, libbpf loads it. A wheel's command needs nothing at run time.
+# The program reads little-endian fields as they lie.
 set(LACONIC_WITH_XDP OFF)
-if(NOT LACONIC_XDP STREQUAL "OFF" AND NOT SKBUILD)
+if(NOT LACONIC_XDP STREQUAL "OFF" AND NOT SKBUILD AND CMAKE_CXX_BYTE_ORDER STREQUAL "LITTLE_ENDIAN")
   find_program(LACONIC_BPF_CLANG NAMES clang-14 clang)
   find_path(LACONIC_BPF_INCLUDE_DIR bpf/libbpf.h)
   find_library(LACONIC_BPF_LIBRARY bpf)

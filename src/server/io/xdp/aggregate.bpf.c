@@ -255,7 +255,7 @@ static __noinline int write_result(struct xdp_md* ctx, const struct laconic_kern
 
 /* ---- one datagram ---- */
 
-/* Notes where a worker is. Results go to ports, so behind one port there may be one worker of a job:
+/* Notes where a worker is. Results go to ports, so there may be one worker of a job behind each:
  * where there are two, `placed` never reaches the world, and the process serves the job. */
 static __noinline int place(struct xdp_md* ctx, struct laconic_kernel_job* job, u32 worker,
                             u64 epoch) {
@@ -300,7 +300,7 @@ static __always_inline u64 nearest(u32 low, u64 near) {
   return number > near ? number + (1ULL << 32) : number;
 }
 
-/* Under the lock of the datagram's slot: only there is it certain that the job is still this one. */
+/* Under the lock of the datagram's slot: only there the job is certainly still this one. */
 static __always_inline int take(struct xdp_md* ctx, struct laconic_kernel_job* job,
                                 struct laconic_kernel_slot* slot, const struct seen* s) {
   const u32 w = s->worker & (LACONIC_MAX_WORKERS - 1);

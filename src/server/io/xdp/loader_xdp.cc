@@ -36,7 +36,14 @@ std::string error_text(int error) {
   return text.data();
 }
 
-/// What the verifier said last is why it refused.
+/// What the verifier said last, but for its statistics, is why it refused.
+std::string reason_in(const std::string& log) {
+  std::string text(log.c_str());
+  text.erase(std::min(text.find("\nprocessed "), text.size()));
+  const std::size_t line = text.rfind('\n');
+  return line == std::string::npos ? "" : " (" + text.substr(line + 1) + ")";
+}
+
 std::string end_of(const std::string& log) {
   std::string text(log.c_str());
   while (!text.empty() && text.back() == '\n') text.pop_back();
@@ -105,6 +112,7 @@ class Loaded final : public Xdp {
     if (const int status = bpf_object__load(object_); status != 0) {
       std::string why = "the kernel does not take the program: ";
       why += error_text(status);
+      why += reason_in(log);
       if (log[0] != '\0') why += '\n';
       why += end_of(log);
       return Error{Errc::unsupported, std::move(why),
@@ -130,7 +138,9 @@ class Loaded final : public Xdp {
       return Error{Errc::invalid_argument, "there is no interface '" + interface + "'", {}};
     }
     if (auto added = add_port(ifindex); !added) return added;
-    LIBBPF_OPTS(bpf_link_create_opts, options, .flags = XDP_FLAGS_DRV_MODE);
+    bpf_link_create_opts options{};
+    options.sz = sizeof(options);
+    options.flags = XDP_FLAGS_DRV_MODE;
     const int link = bpf_link_create(program_, static_cast<int>(ifindex), BPF_XDP, &options);
     if (link < 0) {
       return Error{Errc::unsupported,
