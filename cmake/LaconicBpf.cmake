@@ -23,14 +23,12 @@ function(laconic_bpf_program TARGET SOURCE)
   set(object ${PROJECT_BINARY_DIR}/bpf/${name}.o)
   set(array ${PROJECT_BINARY_DIR}/bpf/${name}.cc)
   file(MAKE_DIRECTORY ${PROJECT_BINARY_DIR}/bpf)
-  # The kernel's headers include some of the architecture's.
-  set(system)
-  if(CMAKE_LIBRARY_ARCHITECTURE)
-    set(system -isystem /usr/include/${CMAKE_LIBRARY_ARCHITECTURE})
+  set(flags ${LACONIC_BPF_FLAGS} -O2 -g -Wall -Wextra -I${PROJECT_SOURCE_DIR}/src)
+  if(LACONIC_WERROR)
+    list(APPEND flags -Werror)
   endif()
   add_custom_command(OUTPUT ${array}
-    COMMAND ${LACONIC_BPF_CLANG} -target bpf -mcpu=v3 -O2 -g -Wall -Wextra -Werror -I${PROJECT_SOURCE_DIR}/src
-            -isystem ${LACONIC_BPF_INCLUDE_DIR} ${system} -MD -MF ${object}.d -MT ${array} -c ${SOURCE} -o ${object}
+    COMMAND ${LACONIC_BPF_CLANG} ${flags} -MD -MF ${object}.d -MT ${array} -c ${SOURCE} -o ${object}
     COMMAND ${CMAKE_COMMAND} -DOBJECT=${object} -DOUTPUT=${array}
             -P ${PROJECT_SOURCE_DIR}/cmake/LaconicBpf.cmake
     DEPENDS ${SOURCE} ${PROJECT_SOURCE_DIR}/cmake/LaconicBpf.cmake DEPFILE ${object}.d
