@@ -178,10 +178,10 @@ wire::JobSettings settings_of(uint8_t world, uint8_t code_bits, uint8_t lane_bit
 /// Two servers that get the same datagrams: one by way of the program, one without it.
 class Pair {
  public:
-  /// `holds`: worker 0 still has result 2, and all have those below.
+  /// All have the results below `start`; `holds`: worker 0 has that one, too.
   Pair(Xdp* xdp, const wire::JobSettings& settings, uint64_t seed,
-       const std::vector<uint32_t>& ports, bool holds = false)
-      : settings_(settings), dice_(seed), ports_(ports), xdp_(xdp), holds_(holds) {
+       const std::vector<uint32_t>& ports, uint64_t start = 0, bool holds = false)
+      : settings_(settings), dice_(seed), ports_(ports), xdp_(xdp), start_(start), holds_(holds) {
     server::ServerSettings s;
     s.pad = true;
     for (uint8_t& byte : s.secret) byte = static_cast<uint8_t>(dice_.next());
@@ -201,14 +201,15 @@ class Pair {
   uint64_t redirected = 0, dropped = 0, passed = 0;
 
   /// The same bytes to both; what comes back has to be the same.
-  void send(const Address& from, uint32_t w, Bytes datagram, std::size_t cut = 0) {
+  void send(const Address& from, uint32_t w, Bytes datagram, std::size_t cut = 0,
+            std::size_t port = kOwnPort) {
     Outbox want, got;
     now_ += 1000;
     const Bytes arrives = datagram;
     if (cut == 0) oracle_->receive(now_, from, arrives, want);
     Frame frame = frame_of(from, server_address(), w, datagram);
     frame.resize(frame.size() - cut);  // the headers promise more: the stack drops it
-    const int verdict = run_program(xdp_->program(), ports_[w], &frame);
+    const int verdict = run_program(xdp_->program(), ports_[port == kOwnPort ? w : port], &frame);
     const Bytes result = Bytes(frame).subspan(std::min(kDatagramAt, frame.size()));
     if (verdict == XDP_PASS) {
       ++passed;
@@ -253,7 +254,8 @@ class Pair {
   void step() {
     const auto w = static_cast<uint32_t>(dice_.below(settings_.world));
     const uint64_t front = slots().front(), floor = slots().floor(), mine = slots().ack(w);
-    const uint64_t ack = dice_.one_in(40) ? front + dice_.below(3) : dice_.between(mine / 2, front);
+    const uint64_t ack = dice_.one_in(40) ? front + dice_.below(3)
+                                          : dice_.between(std::max(start_, mine / 2), front);
     const uint64_t number = std::max(ack, floor + dice_.below(settings_.ring + 2));
     Frame bytes;
     if (dice_.one_in(12)) {
@@ -265,9 +267,9 @@ class Pair {
       bytes = contribution(w, number, ack);
     }
     Address from = worker_at(w);
-    std::size_t cut = 0;
+    std::size_t cut = 0, port = kOwnPort;
     if (dice_.one_in(20)) {
-      switch (dice_.below(6)) {
+      switch (dice_.below(7)) {
         case 0:  // forged: any bit of the header
           bytes[dice_.below(wire::kUpHeaderBytes)] ^= static_cast<uint8_t>(1U << dice_.below(8));
           break;
@@ -283,27 +285,30 @@ class Pair {
         case 4:
           bytes.push_back(0);
           break;
+        case 5:
+          port = ports_.size() - 1 - w;
+          break;
         default:
           for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(dice_.next());
           break;
       }
     }
-    send(from, w, bytes, cut);
+    send(from, w, bytes, cut, port);
     if (dice_.one_in(6)) send(worker_at(w), w, contribution(w, number, std::min(mine, number)));
   }
 
-  /// Worker 0 brings result 2 back.
+  /// Worker 0 brings its result back.
   void bring_back() {
     const std::vector<uint8_t> lanes(settings_.lane_bytes(), 7);
     wire::DownHeader h;
     h.type = wire::DatagramType::held;
     h.job = static_cast<uint32_t>(kJob);
-    h.granule = 2;
+    h.granule = static_cast<uint32_t>(start_);
     h.epoch = static_cast<uint16_t>(oracle().epoch());
     h.added = h.divisor = settings_.world;
     h.bitmap = ~uint64_t{0} >> (64U - settings_.world);
     Frame bytes(wire::kDownHeaderBytes);
-    wire::write_down(h, oracle().key(), 0, lanes, bytes.data());
+    wire::write_down(h, oracle().key(), wire::era_of(start_), lanes, bytes.data());
     bytes.insert(bytes.end(), lanes.begin(), lanes.end());
     send(worker_at(0), 0, bytes);
   }
@@ -347,6 +352,7 @@ class Pair {
   }
 
  private:
+  static constexpr std::size_t kOwnPort = ~std::size_t{0};
   static constexpr uint64_t kJob = 0x1122334455667788U;
 
   void enrol(uint8_t w) {
@@ -362,8 +368,7 @@ class Pair {
     send(worker_at(w), w, bytes);
     std::vector<uint8_t> held(settings_.ring / 8U);
     if (holds_ && w == 0) held[0] = 1;
-    const uint64_t ack = holds_ ? 2 : 0;
-    const wire::Enrolment e{who, challenge.epoch, challenge.nonce, settings_, ack, ack, held};
+    const wire::Enrolment e{who, challenge.epoch, challenge.nonce, settings_, start_, start_, held};
     bytes.resize(wire::kMaxEnrolmentBytes);
     const auto key = wire::enrolment_key(token_, who, e.epoch, e.nonce);
     bytes.resize(wire::write_enrolment(e, key, bytes.data()));
@@ -374,6 +379,7 @@ class Pair {
   Dice dice_;
   std::vector<uint32_t> ports_;
   Xdp* xdp_;
+  uint64_t start_;
   bool holds_;
   wire::Token token_{};
   std::unique_ptr<server::Server> oracle_, server_;
@@ -435,8 +441,18 @@ TEST_F(XdpProgram, AnswersAsTheSlotMachineDoes) {
   }
 }
 
+// The upper half of a number does not travel.
+TEST_F(XdpProgram, CountsOnBeyond32Bits) {
+  constexpr uint64_t kEra = uint64_t{1} << 32U;
+  Pair pair(xdp_.get(), settings_of(2, 4, 8, 64), 6, ports_, kEra - 20);
+  for (int i = 0; i < 1000 && !HasFailure(); ++i) pair.step();
+  pair.compare_slots();
+  EXPECT_GT(pair.slots().floor(), kEra + 32);
+  EXPECT_GT(pair.redirected, 100U);
+}
+
 TEST_F(XdpProgram, IsShutOutUntilWhatWasHeldIsBack) {
-  Pair pair(xdp_.get(), settings_of(2, 4, 8, 64), 1, ports_, true);
+  Pair pair(xdp_.get(), settings_of(2, 4, 8, 64), 1, ports_, 2, true);
   for (uint32_t w = 0; w < 2; ++w) {
     for (uint64_t number = 2; number < 6; ++number) {
       pair.send(worker_at(w), w, pair.contribution(w, number, 2));
@@ -492,8 +508,10 @@ TEST_F(XdpProgram, AddsOnceOnEveryProcessor) {
     pair.send(worker_at(w), w, pair.up(w, wire::DatagramType::ack, 0, 0, 0, 0, {}));
   }
   const std::vector<uint8_t> codes(settings.code_bytes(), 0x7F);
-  const std::array<uint8_t, 2> want = {static_cast<uint8_t>(kWorld * settings.table[7]),
-                                       static_cast<uint8_t>(kWorld * settings.table[15])};
+  std::vector<uint8_t> want(settings.lanes, static_cast<uint8_t>(kWorld * settings.table[7]));
+  for (std::size_t i = 1; i < want.size(); i += 2) {
+    want[i] = static_cast<uint8_t>(kWorld * settings.table[15]);
+  }
   std::vector<std::atomic<bool>> closed(kGranules);
   std::array<std::atomic<uint64_t>, kWorld> reached{};
   std::atomic<uint64_t> in_kernel{0}, wrong{0};
@@ -505,8 +523,8 @@ TEST_F(XdpProgram, AddsOnceOnEveryProcessor) {
       return;
     }
     const Bytes lanes = datagram.subspan(wire::kDownHeaderBytes);
-    bool right = h.added == kWorld && h.bitmap == 3 && lanes.size() == settings.lane_bytes();
-    for (std::size_t i = 0; i < lanes.size(); ++i) right &= lanes[i] == want[i % 2];
+    bool right = h.added == kWorld && h.bitmap == 3;
+    right &= std::equal(lanes.begin(), lanes.end(), want.begin(), want.end());
     right &= wire::tag_is_right(datagram, wire::kDownHeaderBytes, pair.oracle().key(), 0);
     if (!right) ++wrong;
     closed[h.granule] = true;
