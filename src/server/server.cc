@@ -155,7 +155,7 @@ Judgement Server::admit(Time now, const wire::Enrolment& e, const Address& from,
     return {Reason::memory, settings_.memory - used_, bytes};
   }
   used_ += bytes;
-  jobs_.push_back(std::make_unique<Job>(e, next_epoch_++, settings_.token, now));
+  jobs_.push_back(std::make_unique<Job>(e, next_epoch_++, settings_.token, now, settings_.kernel));
   return jobs_.back()->enrol(now, e, from, out);
 }
 
@@ -173,7 +173,15 @@ void Server::unreachable(Time now, const Address& at, Outbox& out) {
   for (const auto& job : jobs_) job->unreachable(now, at, out);
 }
 
+void Server::count_kernel(Job& job) noexcept {
+  const laconic_kernel_counts news = job.taken_in_kernel();
+  stats_.datagrams += news.datagrams + news.forged;
+  stats_.in_kernel += news.datagrams + news.forged;
+  stats_.rejected[static_cast<std::size_t>(DatagramFault::tag)] += news.forged;
+}
+
 void Server::drop(std::size_t index) noexcept {
+  count_kernel(*jobs_[index]);
   used_ -= Job::memory(jobs_[index]->settings());
   jobs_.erase(jobs_.begin() + static_cast<std::ptrdiff_t>(index));
 }
@@ -188,6 +196,7 @@ void Server::drop_one_that_is_over() noexcept {
 void Server::tick(Time now, Outbox& out) {
   for (std::size_t i = 0; i < jobs_.size();) {
     jobs_[i]->tick(now, out);
+    count_kernel(*jobs_[i]);
     if (jobs_[i]->is_over(now)) {
       drop(i);
     } else {
