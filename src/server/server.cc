@@ -43,14 +43,14 @@ uint64_t Server::nonce_for(const Address& from, const wire::Applicant& who,
   return laconic_sip_end(&s, 56, 0);
 }
 
-bool Server::may_answer(Time now) noexcept {
+bool Server::may_answer(Time now, uint64_t kept) noexcept {
   const Time passed = now - refilled_;
   const uint64_t more = passed / (kSecond / kAnswers);
   if (more > 0) {
     answers_ = std::min(kAnswers, answers_ + std::min(more, kAnswers));
     refilled_ = now - passed % (kSecond / kAnswers);
   }
-  if (answers_ == 0) {
+  if (answers_ <= kept) {
     ++stats_.unanswered;
     return false;
   }
@@ -81,7 +81,8 @@ void Server::receive(Time now, const Address& from, Bytes datagram, Outbox& out)
 void Server::stranger(Time now, const Address& from, const wire::DatagramStart& start,
                       uint64_t size, Outbox& out) {
   ++stats_.strangers;
-  if (size < wire::kUpHeaderBytes || !may_answer(now)) return;
+  // Behind a restart all workers send whole windows: their hellos need answers, too.
+  if (size < wire::kUpHeaderBytes || !may_answer(now, kAnswers / 2)) return;
   std::array<uint8_t, wire::kUpHeaderBytes> answer;
   wire::write_stranger(start.job, answer.data());
   out.send(from, answer, {});

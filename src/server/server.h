@@ -55,7 +55,8 @@ class Server {
   [[nodiscard]] Job* find(uint32_t id) noexcept;
   [[nodiscard]] uint64_t nonce_for(const Address& from, const wire::Applicant& who,
                                    uint64_t epoch) const noexcept;
-  bool may_answer(Time now) noexcept;
+  /// `kept`: as many are left for others.
+  bool may_answer(Time now, uint64_t kept = 0) noexcept;
   void hello(Time now, const Address& from, Bytes datagram, Outbox& out);
   void enrol(Time now, const Address& from, Bytes datagram, Outbox& out);
   Judgement admit(Time now, const wire::Enrolment& e, const Address& from, Outbox& out);
