@@ -9,7 +9,6 @@ namespace {
 
 using wire::DatagramFlag;
 
-constexpr uint64_t kSumAlign = 64;
 constexpr uint16_t kNobody = 0xFFFFU;  // end of the list of open slots
 constexpr uint8_t kExchangesLeftOut = 4;
 constexpr uint8_t kSumFlags = wire::kTrouble | wire::kFirst;  // OR-ed into the result
@@ -33,7 +32,7 @@ uint64_t top_of(const Holding& h) noexcept {
 }  // namespace
 
 uint64_t Slots::memory(const wire::JobSettings& s) noexcept {
-  return s.ring * (round_up(s.slot_bytes(), kSumAlign) + sizeof(Slot) + sizeof(uint64_t));
+  return s.ring * (wire::kDownHeaderBytes + s.slot_bytes() + sizeof(Slot) + sizeof(uint64_t));
 }
 
 Slots::Slots(const wire::JobSettings& settings, SharedSlots shared)
@@ -53,13 +52,12 @@ Slots::Slots(const wire::JobSettings& settings, SharedSlots shared)
     return;
   }
   ring_ = &own_ring_;
-  sum_step_ = round_up(settings.slot_bytes(), kSumAlign);
+  sum_step_ = wire::kDownHeaderBytes + settings.slot_bytes();
   slot_step_ = sizeof(Slot);
   slots_.resize(settings.ring);
-  sums_.resize(settings.ring * sum_step_ + kSumAlign);
-  const auto start = reinterpret_cast<uintptr_t>(sums_.data());
+  sums_.resize(settings.ring * sum_step_);
   slot_bytes_ = reinterpret_cast<uint8_t*>(slots_.data());
-  sum_bytes_ = sums_.data() + (round_up(start, kSumAlign) - start);
+  sum_bytes_ = sums_.data() + wire::kDownHeaderBytes;
 }
 
 /// Holders in the kernel cannot be interrupted: it is a matter of microseconds.
@@ -118,6 +116,11 @@ Bytes Slots::sum(const Slot& slot) const noexcept {
 MutBytes Slots::sum(const Slot& slot) noexcept {
   const Bytes bytes = static_cast<const Slots*>(this)->sum(slot);
   return {const_cast<uint8_t*>(bytes.data()), bytes.size()};
+}
+
+MutBytes Slots::datagram(const Slot& slot) noexcept {
+  if (is_shared()) return {};
+  return {sum(slot).data() - wire::kDownHeaderBytes, wire::kDownHeaderBytes + slot.length};
 }
 
 int Slots::restore(std::span<const Holding> holdings) noexcept {
@@ -240,15 +243,17 @@ void Slots::put(Slot& slot, const Contribution& c) noexcept {
   slot.norm = std::max(slot.norm, c.norm);
   slot.flags |= c.flags & kSumFlags;
   if ((c.flags & wire::kEmpty) != 0) return;
-  if (slot.added++ == 0) {
-    slot.length = length_of(c);
-    const MutBytes zero = sum(slot);
-    std::fill(zero.begin(), zero.end(), uint8_t{0});
-  }
+  const bool first = slot.added++ == 0;
+  if (first) slot.length = length_of(c);
   uint8_t* lanes = sum(slot).data();
-  if ((c.flags & wire::kValues) != 0)
-    return Adder::add_values(c.payload.data(), lanes, slot.length / 4);
-  adder_.add_codes(c.payload.data(), lanes);
+  const uint8_t* payload = c.payload.data();
+  if ((c.flags & wire::kValues) == 0) {
+    first ? adder_.set_codes(payload, lanes) : adder_.add_codes(payload, lanes);
+  } else if (first) {
+    std::copy_n(payload, slot.length, lanes);
+  } else {
+    Adder::add_values(payload, lanes, slot.length / 4);
+  }
 }
 
 bool Slots::may_close(const Slot& slot, Time now) const noexcept {
@@ -363,6 +368,16 @@ bool Slots::next_fetch(Time now, Time retry, Fetch* fetch) noexcept {
     return true;
   }
   return false;
+}
+
+uint32_t Slots::kept() const noexcept {
+  uint32_t count = 0;
+  const uint64_t lowest = floor();
+  for (uint64_t number = lowest; number < lowest + settings_.ring; ++number) {
+    const Hold hold(*this, number);
+    if (has(number, SlotState::closed)) ++count;
+  }
+  return count;
 }
 
 bool Slots::waits_for(uint32_t worker) const noexcept {

@@ -107,6 +107,8 @@ class Slots {
   [[nodiscard]] uint64_t front() const noexcept { return look(ring_->front); }
   [[nodiscard]] uint32_t open() const noexcept;
   [[nodiscard]] uint32_t fetching() const noexcept { return fetching_; }
+  /// Closed sums that not all workers have acknowledged. Looks at the whole ring.
+  [[nodiscard]] uint32_t kept() const noexcept;
   /// Workers that are not waited for.
   [[nodiscard]] uint64_t late() const noexcept { return late_; }
   /// Open sums that worker w is missing from, or results that only come from it.
@@ -116,6 +118,9 @@ class Slots {
   }
   [[nodiscard]] Bytes sum(const Slot& slot) const noexcept;
   [[nodiscard]] MutBytes sum(const Slot& slot) noexcept;
+  /// The sum with room for a header before it. Datagrams of the longest length lie in a row. Empty:
+  /// the slots are shared, and there is no room.
+  [[nodiscard]] MutBytes datagram(const Slot& slot) noexcept;
 
  private:
   /// A slot's lock, where there is one.

@@ -41,10 +41,11 @@ Floats gradient(uint32_t rank, uint64_t step) {
 class Serving {
  public:
   explicit Serving(const std::string& bind = "127.0.0.1:0", uint64_t secret = 1,
-                   const wire::Token& token = {}) {
+                   const wire::Token& token = {}, bool full_tags = false) {
     server::UdpServerSettings settings;
     settings.bind = bind;
     settings.server.token = token;
+    settings.server.full_tags = full_tags;
     store(settings.server.secret.data(), secret);
     store(settings.server.secret.data() + 16, secret << 20U);
     auto opened = server::UdpServer::open(settings);
@@ -226,6 +227,20 @@ TEST(Aggregator, AWrongTokenIsOneMessageOnEveryRank) {
   }
   std::remove(right.c_str());
   std::remove(wrong.c_str());
+}
+
+TEST(Aggregator, TagsOverPayloadsWhereTheServerWantsThem) {
+  Serving server("127.0.0.1:0", 1, {}, true);
+  AggregatorOptions options;
+  options.servers = {server.address()};
+  options.timeout = seconds(2);
+  for (const Error& error : refusals(3, [&](uint32_t) { return options; })) {
+    EXPECT_EQ(error.code, Errc::ranks_disagree);
+    EXPECT_NE(error.message.find("the server wants tags that cover payloads"), std::string::npos)
+        << error.message;
+  }
+  options.auth = AggregatorAuth::full;
+  expect_same(by_server("thc", 3, 3, options, kNothing), by_engine("thc", 3, 3));
 }
 
 TEST(Aggregator, NoServerThereIsToldWithItsAddress) {

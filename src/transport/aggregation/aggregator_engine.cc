@@ -135,6 +135,7 @@ Result<void> AggregatorEngine::join(const AggregationJob& job, std::chrono::mill
   j.lanes = job.lanes;
   j.deadline_us = static_cast<uint32_t>(impl_->options.deadline.count() * 1000);
   j.timeout_ms = static_cast<uint32_t>(impl_->options.timeout.count());
+  j.full_tags = impl_->options.auth == AggregatorAuth::full;
   j.spec = job.agreement;
   std::copy(job.table.begin(), job.table.end(), j.table.begin());
   auto worker = UdpWorker::attach(settings, deadline);

@@ -219,6 +219,9 @@ void Link::take_refusal(Bytes datagram) noexcept {
     case Reason::token:
       return fail(Errc::ranks_disagree, std::move(text),
                   "every worker needs the file that the server was started with");
+    case Reason::auth:
+      return fail(Errc::ranks_disagree, std::move(text),
+                  "give the workers auth=full, or start the server with --auth header");
     case Reason::lane_overflow:
       text += ": at most " + std::to_string(refusal.expected) + " workers, found " +
               std::to_string(refusal.found);
