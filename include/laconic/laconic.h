@@ -173,7 +173,8 @@ enum {
   LACONIC_STRATEGY_AUTO = 0,
   LACONIC_STRATEGY_NATIVE_SUM = 1,
   LACONIC_STRATEGY_GATHER_ALL = 2,
-  LACONIC_STRATEGY_TWO_SHOT = 3
+  LACONIC_STRATEGY_TWO_SHOT = 3,
+  LACONIC_STRATEGY_SERVER_SUM = 4
 };
 
 typedef struct laconic_parameter {
@@ -194,6 +195,8 @@ typedef struct laconic_session_options {
   uint32_t short_sends; /* 1: a rank may send fewer bytes than the receiver has room for */
   uint32_t window;      /* exchanges in flight at a time, at most LACONIC_MAX_WINDOW; 0 means one */
   uint64_t part; /* dense bytes at which the caller cuts buckets, 0: not at all; only agreed on */
+  uint32_t aggregates; /* 1: steps LACONIC_AGGREGATE are executed, by laconic_aggregator_run say */
+  uint32_t reserved;
 } laconic_session_options;
 
 #define LACONIC_MAX_WINDOW 8
@@ -266,7 +269,8 @@ enum {
   LACONIC_ALL_REDUCE = 0,
   LACONIC_ALL_GATHER = 1,
   LACONIC_ALL_TO_ALL = 2,
-  LACONIC_MESSAGES = 3
+  LACONIC_MESSAGES = 3,
+  LACONIC_AGGREGATE = 4
 };
 
 /* To one other rank, and from it; a length of 0: nothing on that way. */
@@ -279,6 +283,36 @@ typedef struct laconic_message {
   uint64_t recv_room; /* exactly what arrives, or, with short_sends, at least */
 } laconic_message;
 
+/* Flags of granules. */
+enum {
+  LACONIC_GRANULE_EMPTY = 1,   /* nothing to add: counts in the divisor alone */
+  LACONIC_GRANULE_TROUBLE = 2, /* the sum is of no use; OR-ed into it */
+  LACONIC_GRANULE_VALUES = 4   /* 32-bit lanes in place of codes */
+};
+
+/* What this rank adds to one sum. */
+typedef struct laconic_contribution {
+  const void* payload; /* packed codes, or 32-bit lanes; null if empty */
+  uint64_t payload_bytes;
+  uint32_t settings; /* hash of what the lanes mean: the same on all ranks */
+  uint16_t norm;     /* the largest comes back */
+  uint8_t flags;
+  uint8_t reserved;
+} laconic_contribution;
+
+/* A sum, the same on all ranks. The aggregator decides who is in it. */
+typedef struct laconic_aggregate {
+  void* lanes; /* room, given by the library */
+  uint64_t room;
+  uint64_t bitmap; /* contributors, by rank */
+  uint32_t length; /* bytes of the sum; 0: nobody had anything to add */
+  uint16_t norm;   /* the largest */
+  uint8_t flags;
+  uint8_t added;   /* contributions in the sum */
+  uint8_t divisor; /* contributors, empty ones too */
+  uint8_t reserved[7];
+} laconic_aggregate;
+
 /* One collective to execute. Pointers are valid until the next call on the exchange; counts and
  * offsets are bytes, one entry per rank, and null for an all_reduce.
  *
@@ -288,7 +322,9 @@ typedef struct laconic_message {
  * r. In both, what rank r sends arrives at recv + recv_offsets[r], recv_counts[r] bytes of it; the
  * entry of this rank is copied from itself. Ranges need not be adjacent. MESSAGES: message_count of
  * them at once, every peer at most once, this rank not at all; counts and offsets are null. No
- * strategy of this version asks for it. */
+ * strategy of this version asks for it. AGGREGATE, where options.aggregates is 1: granules of
+ * contributions to an aggregator, the same number on all ranks, and as many sums back; everything
+ * else is null. */
 typedef struct laconic_step {
   uint32_t kind;
   uint32_t dtype;
@@ -307,6 +343,9 @@ typedef struct laconic_step {
                    of the last 2^20 exchanges; for engines with message tags */
   uint32_t message_count;
   const laconic_message* messages;
+  uint64_t granules;
+  const laconic_contribution* contributions;
+  laconic_aggregate* aggregates;
 } laconic_step;
 
 /* A room of this many steps is enough for every batch. */
@@ -345,6 +384,47 @@ LACONIC_API void laconic_exchange_abort(laconic_exchange* exchange);
  * back starts like a new one. */
 LACONIC_API int32_t laconic_session_release_layout(laconic_session* session,
                                                    const laconic_bucket* bucket);
+
+/* ---- Aggregation servers (`laconic serve`) ---- */
+
+/* Executes a session's AGGREGATE steps over UDP. One thread at a time, but for interrupt and stats,
+ * which any thread may call. */
+typedef struct laconic_aggregator laconic_aggregator;
+
+/* The same on all ranks. */
+typedef struct laconic_aggregator_options {
+  uint32_t struct_size;
+  uint32_t world;       /* at most 64 */
+  const char* servers;  /* "HOST:PORT,HOST:PORT", NUL-terminated */
+  const char* token;    /* path of the servers' secret, 32 bytes; null: none */
+  double quorum;        /* of all ranks, how many are enough behind the deadline; 0 means 1.0 */
+  uint32_t deadline_us; /* of an exchange, below an hour; 0 means 20,000 */
+  uint32_t timeout_ms;  /* silence after which a rank or server is lost; 0 means 60,000 */
+  uint32_t full_tags;   /* 1: tags cover payloads, too, not only headers */
+  uint32_t reserved;
+} laconic_aggregator_options;
+
+/* Checks the options and reads the token. Sends nothing. */
+LACONIC_API int32_t laconic_aggregator_open(const laconic_aggregator_options* options,
+                                            laconic_aggregator** out);
+/* Registers with all servers for what the session sends; returns when all ranks are there, or
+ * timed_out. A collective call. `number`: of the job, random, the same on all ranks (rank 0's).
+ * The session's strategy is server_sum, else unsupported. */
+LACONIC_API int32_t laconic_aggregator_join(laconic_aggregator* aggregator,
+                                            const laconic_session* session, uint64_t number,
+                                            uint32_t timeout_ms);
+/* Executes one AGGREGATE step, all ranks the same ones in the same order. Behind a failure, whose
+ * cause all ranks hear, it is of no use any more. */
+LACONIC_API int32_t laconic_aggregator_run(laconic_aggregator* aggregator, const laconic_step* step,
+                                           uint32_t step_size);
+/* A join or run under way, or the next, fails within a tenth of a second. Null does nothing. */
+LACONIC_API void laconic_aggregator_interrupt(laconic_aggregator* aggregator);
+/* JSON, as of the last run's end: joined (1: and it has not failed since), resent_datagrams,
+ * duplicate_datagrams, aggregator_restarts, rtt_us (smoothed round trip, of the slowest server).
+ * NUL-terminated, valid until the calling thread's next call. */
+LACONIC_API const char* laconic_aggregator_stats(laconic_aggregator* aggregator);
+/* Lingers up to linger_ms until all ranks have all results, and frees it. Null does nothing. */
+LACONIC_API void laconic_aggregator_close(laconic_aggregator* aggregator, uint32_t linger_ms);
 
 /* ---- Saved state: named float arrays, one set per rank ---- */
 

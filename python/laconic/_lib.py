@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from ctypes import POINTER, c_char, c_char_p, c_double, c_float, c_int32, c_size_t, c_uint32, c_uint64, c_void_p
+from ctypes import POINTER, c_char, c_char_p, c_double, c_float, c_int32, c_size_t, c_uint8, c_uint16, c_uint32, c_uint64, c_void_p
 from pathlib import Path
 
 from . import errors
@@ -17,7 +17,7 @@ AGREEMENT_BYTES = 768
 MAX_THREADS = 1024
 MAX_BATCH = 4
 MAX_WINDOW, SHORT_ELEMENTS = 8, 1 << 16
-ALL_REDUCE, ALL_GATHER, ALL_TO_ALL, MESSAGES = 0, 1, 2, 3
+ALL_REDUCE, ALL_GATHER, ALL_TO_ALL, MESSAGES, AGGREGATE = range(5)
 BUCKET_RAW = 2
 
 
@@ -52,7 +52,8 @@ class Parameter(ctypes.Structure):
 class SessionOptions(_Sized):
     _fields_ = [("struct_size", c_uint32), ("rank", c_uint32), ("world", c_uint32), ("strategy", c_uint32),
                 ("spec", c_char_p), ("seed", c_uint64), ("small_elements", c_uint64), ("engine_sums", c_uint32),
-                ("threads", c_uint32), ("short_sends", c_uint32), ("window", c_uint32), ("part", c_uint64)]
+                ("threads", c_uint32), ("short_sends", c_uint32), ("window", c_uint32), ("part", c_uint64),
+                ("aggregates", c_uint32), ("reserved", c_uint32)]
 
 
 class Bucket(_Sized):
@@ -66,12 +67,28 @@ class Message(ctypes.Structure):
                 ("recv_room", c_uint64)]
 
 
+class Contribution(ctypes.Structure):
+    _fields_ = [("payload", c_void_p), ("payload_bytes", c_uint64), ("settings", c_uint32), ("norm", c_uint16), ("flags", c_uint8),
+                ("reserved", c_uint8)]
+
+
+class Aggregate(ctypes.Structure):
+    _fields_ = [("lanes", c_void_p), ("room", c_uint64), ("bitmap", c_uint64), ("length", c_uint32), ("norm", c_uint16),
+                ("flags", c_uint8), ("added", c_uint8), ("divisor", c_uint8), ("reserved", c_uint8 * 7)]
+
+
 class Step(ctypes.Structure):
     _fields_ = [("kind", c_uint32), ("dtype", c_uint32), ("reserved", c_uint32), ("short_sends", c_uint32),
                 ("count", c_uint64), ("send", c_void_p), ("recv", c_void_p), ("send_counts", POINTER(c_uint64)),
                 ("recv_counts", POINTER(c_uint64)), ("send_bytes", c_uint64), ("recv_bytes", c_uint64),
                 ("send_offsets", POINTER(c_uint64)), ("recv_offsets", POINTER(c_uint64)), ("tag", c_uint32),
-                ("message_count", c_uint32), ("messages", POINTER(Message))]
+                ("message_count", c_uint32), ("messages", POINTER(Message)), ("granules", c_uint64),
+                ("contributions", POINTER(Contribution)), ("aggregates", POINTER(Aggregate))]
+
+
+class AggregatorOptions(_Sized):
+    _fields_ = [("struct_size", c_uint32), ("world", c_uint32), ("servers", c_char_p), ("token", c_char_p), ("quorum", c_double),
+                ("deadline_us", c_uint32), ("timeout_ms", c_uint32), ("full_tags", c_uint32), ("reserved", c_uint32)]
 
 
 class StateHeader(_Sized):
@@ -121,6 +138,12 @@ _SIGNATURES = {
     "laconic_exchange_fail": (c_int32, [_P, c_int32, c_char_p]),
     "laconic_exchange_next": (c_int32, [_P, POINTER(Step), c_uint32, c_uint32, POINTER(c_uint32)]),
     "laconic_exchange_abort": (None, [_P]),
+    "laconic_aggregator_open": (c_int32, [POINTER(AggregatorOptions), POINTER(_P)]),
+    "laconic_aggregator_join": (c_int32, [_P, _P, c_uint64, c_uint32]),
+    "laconic_aggregator_run": (c_int32, [_P, POINTER(Step), c_uint32]),
+    "laconic_aggregator_interrupt": (None, [_P]),
+    "laconic_aggregator_stats": (c_char_p, [_P]),
+    "laconic_aggregator_close": (None, [_P, c_uint32]),
     "laconic_session_state_header": (c_int32, [_P, POINTER(StateHeader)]),
     "laconic_session_state_count": (c_uint32, [_P]),
     "laconic_session_state_entry": (c_int32, [_P, c_uint32, POINTER(c_char_p), POINTER(c_void_p), POINTER(c_uint64)]),

@@ -22,7 +22,7 @@ def no_span(_name):
     return _NOTHING
 
 
-STRATEGIES = {"auto": 0, "native_sum": 1, "gather_all": 2, "two_shot": 3}
+STRATEGIES = {"auto": 0, "native_sum": 1, "gather_all": 2, "two_shot": 3, "server_sum": 4}
 PEER_FAILED, ENGINE_FAILED = errors.CODES["peer_failed"], errors.CODES["engine_failed"]
 
 
@@ -43,8 +43,8 @@ def gather_texts(engine, text: str, limit: int = 500) -> list[str]:
 _OTHER = "\1"  # begins the word of a session that is not the library's
 
 
-def agree(engine, session: CSession | None, failure: LaconicError | None, what: str) -> None:
-    """Every rank learns whether any rank could not do `what`, before anything is compared."""
+def agree(engine, session: CSession | None, failure: LaconicError | None, what: str, compare=None) -> None:
+    """Every rank learns whether any rank could not do `what`, before anything is compared. `compare()`: before the sessions are."""
     word = getattr(session, "word", "")
     texts = gather_texts(engine, _OTHER + word if failure is None and word else "" if failure is None else str(failure))
     if len(set(texts)) > 1 and all(text == "" or text.startswith(_OTHER) for text in texts):
@@ -58,6 +58,8 @@ def agree(engine, session: CSession | None, failure: LaconicError | None, what: 
         if text:
             raise errors.error("ranks_disagree", f"rank {rank} could not {what}: {text}",
                                "give every rank the same call, file and LACONIC_* variables")
+    if compare is not None:
+        compare()
     session.agree(engine)
 
 
@@ -80,7 +82,8 @@ class CSession:
     """Owns the C session. Parameters are (name, shape) pairs; their order is the order of indices in a Layout."""
 
     def __init__(self, spec: str, parameters, *, rank: int, world: int, seed: int, small_elements: int, strategy: str,
-                 engine_sums: int, threads: int, short_sends: bool = False, window: int = WINDOW, part: int = PART):
+                 engine_sums: int, threads: int, short_sends: bool = False, window: int = WINDOW, part: int = PART,
+                 aggregates: bool = False):
         if not spec:
             raise errors.error("invalid_argument", "no spec given", 'attach(model, "3lc"), or set LACONIC_SPEC')
         if not isinstance(strategy, str) or strategy not in STRATEGIES:
@@ -97,7 +100,7 @@ class CSession:
             entry.rows, entry.cols = _arrays.shape_of(type("Shape", (), {"shape": shape}))
         options = _lib.SessionOptions(rank=rank, world=world, strategy=STRATEGIES[strategy], spec=spec, seed=seed,
                                       small_elements=small_elements, engine_sums=engine_sums, threads=threads,
-                                      short_sends=int(short_sends), window=window, part=part)
+                                      short_sends=int(short_sends), window=window, part=part, aggregates=int(aggregates))
         self._handle = ctypes.c_void_p()
         _lib.check(_lib.lib.laconic_session_create(ctypes.byref(options), listing, len(parameters),
                                                    ctypes.byref(self._handle)))
@@ -111,6 +114,10 @@ class CSession:
         self.all_raw = bool(_lib.lib.laconic_session_all_raw(self._handle))
         self.wire_seconds = 0.0
         self.broken: LaconicError | None = None  #: the engine's first failure
+
+    @property
+    def handle(self) -> ctypes.c_void_p:
+        return self._handle
 
     def close(self) -> None:
         """Frees everything. No other call may follow, or be under way in another thread."""

@@ -87,7 +87,8 @@ def _speaks_for_node() -> bool:
 
 
 def attach(obj, spec: str | None = None, *, seed: int = 0, small_elements: int = 4096, strategy: str = "auto",
-           threads: int | str = "auto", scaler=None, warmup: int = 0, window: int = 2, part: int = 8 << 20, quiet: bool = False, **options):
+           threads: int | str = "auto", scaler=None, warmup: int = 0, window: int = 2, part: int = 8 << 20, aggregator: str | None = None,
+           token: str | os.PathLike | None = None, quorum: float = 1.0, deadline_ms: float = 20.0, auth: str = "header", quiet: bool = False, **options):
     """Compresses the gradient exchange of a DistributedDataParallel model. Gives a Handle.
 
     A collective call: every rank makes it, with the same arguments, right after wrapping the model.
@@ -98,7 +99,7 @@ def attach(obj, spec: str | None = None, *, seed: int = 0, small_elements: int =
         spec: "3lc:s=1.5", "topk:ratio=0.01", … (`laconic list`). Without it, LACONIC_SPEC decides.
         seed: of all random streams; equal on all ranks.
         small_elements: parameters of at most this many elements go uncompressed.
-        strategy: "auto", "native_sum", "gather_all" or "two_shot"; the planner refuses what the codec forbids.
+        strategy: "auto", "native_sum", "gather_all", "two_shot" or "server_sum"; the planner refuses what the codec forbids.
         threads: for encoding and decoding on this rank; results do not depend on it. "auto": 1 for gradients on the CPU, for those
             on an accelerator the rank's part of the CPUs, 8 at most.
         scaler: the torch GradScaler in use, so that residuals stay right when the loss scale changes.
@@ -106,6 +107,13 @@ def attach(obj, spec: str | None = None, *, seed: int = 0, small_elements: int =
         window: exchanges in flight at a time, 1 to 8; equal on all ranks. With 2, one is encoded while another is on the wire.
         part: buckets are cut between parameters into parts of at most so many bytes of float32, each an exchange of its own;
             equal on all ranks. 0: not at all.
+        aggregator: "HOST:PORT" of an aggregation server (`laconic serve`), or several, "a:7420,b:7420": a spec that has codes ("thc") is
+            summed there, without being decoded. Without it, LACONIC_AGGREGATOR decides; equal on all ranks.
+        token: path of the servers' secret (`laconic serve --new-token`); without it, LACONIC_TOKEN_FILE decides.
+        quorum: of all ranks, how many are enough for a sum once its deadline has passed, above 0 to 1. A rank that comes too late
+            keeps what it had in its residual.
+        deadline_ms: milliseconds from a bucket's first sum on, after which a quorum is enough.
+        auth: "header": tags over headers keep strangers out; "full": over payloads, too, which someone on the path could change.
         quiet: do not announce what was attached.
         options: the codec's keys, as in `attach(ddp, "topk", ratio=0.01)`.
 
@@ -135,7 +143,8 @@ def attach(obj, spec: str | None = None, *, seed: int = 0, small_elements: int =
     from .ddp import Handle
 
     handle = Handle(wrapper, functools.partial(spec_with, chosen, options), meeting, stage, seed=seed, small_elements=small_elements,
-                    strategy=strategy, threads=threads, scaler=scaler, warmup=warmup, window=window, part=part)
+                    strategy=strategy, threads=threads, scaler=scaler, warmup=warmup, window=window, part=part,
+                    aggregator=(aggregator, token, quorum, deadline_ms, auth))
     handle.register(wrapper)
     _attached[wrapper] = handle
     if handle.rank == 0 and not quiet:

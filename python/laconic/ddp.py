@@ -12,14 +12,14 @@ import weakref
 import torch
 import torch.distributed as dist
 
-from . import errors, registered, trace
+from . import aggregation, errors, registered, trace
 from ._checks import U64, whole
 from ._session import CSession, Layout, agree, engine_failed, gather_texts
 from .delivery import EndOfBackward, Sum
 from .engine import Engine
 from .environment import place
 from .errors import LaconicError
-from .group import Meeting, Sibling
+from .group import Meeting, Sibling, group_timeout
 from .own_session import OwnSession
 from .rates import Rates
 from .resumed import Resumed
@@ -38,7 +38,7 @@ class Handle:
     """
 
     def __init__(self, ddp, spec, meeting: Meeting, stage, *, seed: int, small_elements: int, strategy: str, threads: int | str,
-                 scaler, warmup: int, window: int, part: int):
+                 scaler, warmup: int, window: int, part: int, aggregator: tuple):
         self._parameters, self._foreign = sorted_out(ddp)
         self._index = {id(p): i for i, (_, p) in enumerate(self._parameters)}
         self._counts = [p.numel() for _, p in self._parameters]
@@ -48,7 +48,7 @@ class Handle:
         self._sibling = Sibling(self._user_group, meeting, backend=stage.backend)
         try:
             session, engine = self._open(ddp, spec, seed=seed, small_elements=small_elements, strategy=strategy,
-                                         threads=threads, warmup=warmup, window=window, part=part)
+                                         threads=threads, warmup=warmup, window=window, part=part, aggregator=aggregator)
         except LaconicError:  # on every rank
             self._sibling.release()
             raise
@@ -99,29 +99,37 @@ class Handle:
 
     # ---- set-up -----------------------------------------------------------------------------------------------------
 
-    def _open(self, ddp, spec, *, warmup, threads, **options):
+    def _open(self, ddp, spec, *, warmup, threads, aggregator, strategy, **options):
         """Everything that one rank may refuse, and the agreement of all of them."""
         engine = Engine(self._sibling.group)
         self._world, self.rank = engine.world, engine.rank
         self._exchange_backend = dist.get_backend(self._sibling.group)
         sums = engine.probe_sums()
-        session, failure = None, None
+        session, failure, servers, text = None, None, None, ""
         try:
             _refuse_hook(ddp)
             self._threads = self._stage.threads if threads == "auto" else threads
             self.warmup = whole("warmup", warmup, 0, U64 >> 1)
             engine.limiter = _limiter()
             text = spec()
+            servers = aggregation.of(*aggregator, strategy=strategy, limiter=engine.limiter)
+            if servers is not None:
+                servers.open(self._world, _seconds(self._user_group))
+                options["aggregates"] = True
             kind = CSession if registered.find(text) is None else OwnSession
             session = kind(text, [(n, tuple(p.shape)) for n, p in self._parameters], rank=self.rank, world=self._world,
-                           engine_sums=sums, short_sends=engine.short_sends, threads=self._threads, **options)
+                           engine_sums=sums, short_sends=engine.short_sends, threads=self._threads,
+                           strategy=strategy if servers is None else "server_sum", **options)
         except LaconicError as error:  # the other ranks are about to compare cards with us
-            failure = error
+            failure = aggregation.without_codes(error, text)
         except Exception as error:  # noqa: BLE001  an argument of a wrong type
             failure = errors.error("invalid_argument", f"{type(error).__name__}: {error}", "see help(laconic.attach)")
-        agree(engine, session, failure, "attach")
+        agree(engine, session, failure, "attach", functools.partial(aggregation.agree, engine, servers))
         cards = gather_texts(engine, json.dumps([self.warmup, len(self._foreign), place()]))
         self._check_cards([json.loads(card) for card in cards])
+        self._servers = servers
+        if servers is not None and not session.all_raw:
+            engine = servers.join(engine, session)
         return session, engine
 
     def _check_cards(self, cards: list) -> None:
@@ -147,9 +155,13 @@ class Handle:
         if self._all_raw:
             text = (f"{e['spec']}: nothing to compress in {len(e['parameters'])} tensors ({self._why_all_raw(e)}): PyTorch's own "
                     f"all-reduce; {text}")
+            if self._servers is not None:
+                text += "; the aggregator has nothing to do"
         else:
             text = (f"{e['spec']} on {len(packed)} of {len(e['parameters'])} tensors ({elements} of {e['elements']} elements) "
                     f"by {e['strategy']}; {e['uncompressed_elements']} elements as they are; {text}")
+            if self._servers is not None:
+                text += f"; {self._servers}"
             if isinstance(self.worker.session, OwnSession):
                 text += "; a registered codec runs in Python, slowly, for trying ideas"
             if self.warmup > self.step:
@@ -411,6 +423,8 @@ class Handle:
         self.worker.close()
 
     def _release_group(self) -> None:
+        if isinstance(self.worker.engine, aggregation.AggregatingEngine):
+            self.worker.engine.leave()
         if self.worker.broken is None:
             self._sibling.release()
 
@@ -430,6 +444,11 @@ class PickledHandle:
 
 
 _NO_LAYOUT = Layout((), (), 0)
+
+
+def _seconds(group) -> float:
+    timeout = group_timeout(group)
+    return 60.0 if timeout is None else timeout.total_seconds()
 
 
 def _parts_of(layouts: list[Layout]) -> list[Layout]:

@@ -10,8 +10,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import datetime
-import queue
-import threading
+import functools
 import time
 import weakref
 
@@ -19,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from . import _lib
+from .background import GLANCE, Background
 from .faults import Faults
 
 _TORCH_TYPES = {_lib.F32: torch.float32, _lib.F16: torch.float16, _lib.BF16: torch.bfloat16, _lib.U8: torch.uint8,
@@ -85,49 +85,11 @@ def _wait_for_the_backend() -> None:
     ctypes.pythonapi.Py_IncRef(ctypes.py_object([tensor() for tensor in list(_given)]))
 
 
-_GLANCE = datetime.timedelta(milliseconds=100)  # a wait that takes longer looks whether the group has failed
+_GLANCE = datetime.timedelta(seconds=GLANCE)
 _SETTLED = 0.3  # seconds that collectives have to end after their connections
 # Bytes of direct messages that a connection takes at once. Gloo ends no wait for a message of which a part has arrived when
 # its sender dies: more than that is waited for by a thread that can be left behind.
 _ATOMIC = 1 << 16
-
-
-class _Waiter:
-    """A thread that waits for direct messages."""
-
-    class Wait:
-        """For the direct messages of a batch."""
-
-        def __init__(self, works):
-            self.works, self.failed = works, None
-            self.ended = threading.Event()
-
-        def wait(self, glance) -> None:
-            while not self.ended.wait(_GLANCE.total_seconds()):
-                glance()
-            if self.failed is not None:
-                raise self.failed
-
-    def __init__(self):
-        self._tasks: queue.SimpleQueue = queue.SimpleQueue()
-        threading.Thread(target=self._serve, args=(self._tasks,), name="laconic-waiter", daemon=True).start()
-        weakref.finalize(self, self._tasks.put, None).atexit = False
-
-    def begin(self, works) -> Wait:
-        """At once, not when somebody asks: it is not to be woken for each batch."""
-        wait = self.Wait(works)
-        self._tasks.put(wait)
-        return wait
-
-    @staticmethod
-    def _serve(tasks) -> None:
-        for wait in iter(tasks.get, None):
-            try:
-                _wait_direct(wait.works)
-            except RuntimeError as error:
-                wait.failed = error
-            wait.ended.set()
-            del wait  # it holds tensors
 
 
 def _wait_direct(works) -> None:
@@ -146,7 +108,7 @@ class Batch:
 
     def __init__(self, works=()):
         self.works, self.sent = list(works), 0
-        self.direct: _Waiter.Wait | None = None  #: a thread waits for its direct messages
+        self.direct: Background.Call | None = None  #: a thread waits for its direct messages
         self.direct_bytes = 0  #: of a batch of steps
         self.since = time.monotonic()
         self.arrives = 0.0  #: on an emulated link: when the last byte is there
@@ -170,7 +132,7 @@ class Engine:
         direct = dist.get_backend(group) == "gloo" and hasattr(group, "send") and hasattr(group, "recv")
         if direct and self.world > 1:
             self._faults = Faults(group)
-        self._waiter: _Waiter | None = None
+        self._waiter: Background | None = None
         #: a collective has not ended with its connections: what it was to read and write has to live
         self.abandoned = False
         self._flat_gather = self._probe_flat_gather()
@@ -300,7 +262,7 @@ class Engine:
             raise self._faults.known
         self._faults.begin_waiting()
         if batch.direct is not None:
-            batch.direct.wait(self._glance)
+            batch.direct.wait(self.glance)
         else:
             _wait_direct(_direct(batch))
         for work in batch.works:
@@ -313,8 +275,8 @@ class Engine:
         direct = _direct(batch)
         batch.direct_bytes = sum(work.size for work in direct)
         if sum(other.direct_bytes for other in self._under_way) > _ATOMIC:
-            self._waiter = self._waiter or _Waiter()
-            batch.direct = self._waiter.begin(direct)
+            self._waiter = self._waiter or Background("laconic-waiter")
+            batch.direct = self._waiter.begin(functools.partial(_wait_direct, direct))
 
     def _wait_for(self, work) -> None:
         while True:
@@ -323,11 +285,16 @@ class Engine:
             except RuntimeError:
                 if getattr(work, "work", work).is_completed():
                     return work.wait()
-            self._glance()
+            self.glance()
 
-    def _glance(self) -> None:
-        if self._faults.look():
+    def glance(self) -> None:
+        """For who waits for something else, ten times a second: raises if the group has failed."""
+        if self._faults is not None and self._faults.look():
             raise RuntimeError("the group has failed")
+
+    def fail(self, batch: Batch | None, error: BaseException) -> None:
+        """Something beside the group has failed, as a collective of it might: raises what all ranks report."""
+        self._failed(batch or Batch(), error)
 
     def _failed(self, batch: Batch, error: BaseException) -> None:
         """Raises what all ranks report. No collective of the batch uses memory any more."""

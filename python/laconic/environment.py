@@ -14,6 +14,8 @@ PREFIX = "LACONIC_"
 KNOWN = {
     "LACONIC_SPEC": "the spec where the call gives none",
     "LACONIC_DISABLE": "1, on all ranks: attach changes nothing, training is plain DDP",
+    "LACONIC_AGGREGATOR": "HOST:PORT of the aggregation servers where the call names none",
+    "LACONIC_TOKEN_FILE": "path of their secret where the call names none",
     "LACONIC_LOG": "warn, info or debug: from which level on laconic speaks (info)",
     "LACONIC_LIBRARY": "path of liblaconic.so",
     "LACONIC_MPI_LIB": "path of the plug-in for MPI, liblaconic_mpi_*.so, instead of the launcher's",

@@ -112,7 +112,9 @@ class Faults:
             self._store = None
         if said is not None:
             return said
-        if age > 0.8 * self.timeout:  # Gloo's own time-outs close connections, too
+        if isinstance(error, LaconicError):  # beside the group: it says what it is
+            own = error.message
+        elif age > 0.8 * self.timeout:  # Gloo's own time-outs close connections, too
             own = (f"rank {peer} did not answer" if peer is not None else "a collective did not end") + f" within {self.timeout:g} s"
         else:
             own = self._who(error, time.monotonic() + 0.5 if lost else 0.0)

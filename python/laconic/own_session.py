@@ -83,7 +83,7 @@ class OwnSession:
         self.wire_seconds, self._encode_seconds, self._decode_seconds = 0.0, 0.0, 0.0
         self.broken: LaconicError | None = None
         self._counters = dict.fromkeys(("steps", "exchanges", "elements", "dense_bytes", "wire_bytes", "rounds", "zero_units",
-                                        "non_finite_units", "excluded_granules", "partial_granules",
+                                        "non_finite_units", "excluded_granules", "partial_granules", "out_of_range",
                                         "residual_resets", "fallbacks", "flushes", "failures"), 0)
 
     @property

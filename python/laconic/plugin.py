@@ -237,6 +237,17 @@ class PluginEngine:
         if self._close.alive:
             self._table.wait(self._handle, batch.ticket, self.timeout if self.failure is None else 0.0, None, 0)
 
+    def glance(self) -> None:
+        """For who waits for something else: raises if the engine has failed."""
+        self._check_usable()
+
+    def fail(self, batch: Batch | None, error: BaseException) -> None:
+        """Something beside the engine has failed: raises it. This process will not meet the others at the end."""
+        if batch is not None:
+            self.settle(batch)
+        abandon()
+        raise error
+
     def gather_bytes(self, data: bytes) -> bytes:
         """Every rank's `data` (equal lengths), in rank order."""
         counts = c_uint64 * self.world

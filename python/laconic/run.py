@@ -33,11 +33,18 @@ def _parse(arguments):
     parser = argparse.ArgumentParser(prog="python -m laconic.run", description=__doc__.splitlines()[0])
     parser.add_argument("--spec", default=None, help='codec and options, e.g. "3lc:s=1.5" (else LACONIC_SPEC)')
     parser.add_argument("--seed", type=int, default=0, help="of all random streams")
-    parser.add_argument("--strategy", default="auto", help="auto, native_sum, gather_all or two_shot")
+    parser.add_argument("--strategy", default="auto", help="auto, native_sum, gather_all, two_shot or server_sum")
     parser.add_argument("--small-elements", type=int, default=4096, help="parameters up to this size go uncompressed")
     parser.add_argument("--threads", type=_threads, default="auto", metavar="N",
                         help="for encoding and decoding: auto (1; beside an accelerator the rank's part of the CPUs) or a number")
     parser.add_argument("--warmup-steps", type=_whole(0), default=0, metavar="K", help="the first K steps go uncompressed")
+    parser.add_argument("--aggregator", metavar="HOST:PORT", default=None,
+                        help="aggregation servers, between commas (else LACONIC_AGGREGATOR); see laconic serve")
+    parser.add_argument("--token", metavar="FILE", default=None, help="the servers' secret (else LACONIC_TOKEN_FILE)")
+    parser.add_argument("--quorum", type=float, default=1.0, metavar="Q",
+                        help="of all ranks, how many are enough for a sum behind its deadline (1)")
+    parser.add_argument("--deadline-ms", type=float, default=20.0, metavar="MS", help="after which a quorum is enough (20)")
+    parser.add_argument("--auth", choices=("header", "full"), default="header", help="what the tags of datagrams cover (header)")
     parser.add_argument("--state", metavar="DIR", default=None,
                         help="keep every rank's residuals in DIR, and continue with those that fit the model's parameters")
     parser.add_argument("--state-every", type=_whole(1), default=500, metavar="N",

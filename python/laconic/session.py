@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import itertools
 import math
 import threading
 
-from . import _arrays, _lib, environment, errors, plugin, trace
+from . import _arrays, _lib, aggregation, environment, errors, plugin, trace
 from ._checks import U32, U64, whole
 from ._session import PART, WINDOW, CSession, Layout, Window, agree
 from .errors import LaconicError
@@ -31,6 +32,8 @@ class Session:
 
     def __init__(self, spec: str, parameters, engine: str = "mpi", *, seed: int = 0, small_elements: int = 4096,
                  strategy: str = "auto", threads: int = 1, window: int = WINDOW, part: int = PART, timeout: float = TIMEOUT,
+                 aggregator: str | None = None, token=None, quorum: float = 1.0, deadline_ms: float = 20.0,
+                 auth: str = "header",
                  rank: int | None = None, world: int | None = None, rendezvous: str | None = None, interface: str | None = None,
                  group=None):
         """All ranks together: they compare spec, parameters and options, and where one differs, or cannot make its session, all
@@ -42,12 +45,13 @@ class Session:
             engine: "mpi", the processes that mpirun has started (or this one alone); "gloo"; "c10d", a process group of torch.
             seed: of all random streams; equal on all ranks.
             small_elements: parameters of at most this many elements go uncompressed.
-            strategy: "auto", "native_sum", "gather_all" or "two_shot".
+            strategy: "auto", "native_sum", "gather_all", "two_shot" or "server_sum".
             threads: for encoding and decoding on this rank; results do not depend on it.
             window: exchanges in flight at a time, 1 to 8; equal on all ranks.
             part: the array is cut between parameters into parts of at most so many bytes, each an exchange of its own; equal on
                 all ranks. 0: not at all.
             timeout: seconds that a rank waits for the others; c10d has its group's own.
+            aggregator, token, quorum, deadline_ms, auth: aggregation servers, as of `laconic.attach`.
             rank, world: of "gloo". "mpi" has the launcher's and refuses others.
             rendezvous: of "gloo": "file:FOLDER", an empty folder that all see, or "tcp:HOST:PORT", where rank 0 listens.
             interface: of "gloo": the network to use, by its name.
@@ -61,7 +65,8 @@ class Session:
         try:
             self._session, self._layout = self._open_session(spec, parameters, rank, world, seed=seed, threads=threads,
                                                              small_elements=small_elements, strategy=strategy, window=window,
-                                                             part=part)
+                                                             part=part, timeout=timeout,
+                                                             aggregator=(aggregator, token, quorum, deadline_ms, auth))
         except BaseException:
             self._end_engine()
             raise
@@ -117,23 +122,29 @@ class Session:
         self._sibling = Sibling(group, Meeting(group, ""))
         return Engine(self._sibling.group)
 
-    def _open_session(self, spec, parameters, rank, world, **options) -> tuple[CSession, Layout]:
+    def _open_session(self, spec, parameters, rank, world, *, strategy, aggregator, timeout, **options) -> tuple[CSession, Layout]:
         """Everything that one rank may refuse, and the agreement of all of them."""
-        session = layout = failure = None
+        session = layout = failure = servers = None
         sums = self._engine.probe_sums()
         try:
             if rank is not None and (rank, world) != (self.rank, self.world):
                 raise errors.error("invalid_argument", f"the launcher has made this rank {self.rank} of {self.world}, asked for is "
                                    f"rank {rank} of {world}", "leave rank and world to the launcher")
             listed = _listed(parameters)
+            servers = aggregation.of(*aggregator, strategy=strategy)
+            if servers is not None:
+                servers.open(self.world, timeout)
             session = CSession(spec, listed, rank=self.rank, world=self.world, engine_sums=sums,
-                               short_sends=self._engine.short_sends, **options)
+                               short_sends=self._engine.short_sends, aggregates=servers is not None,
+                               strategy=strategy if servers is None else "server_sum", **options)
             layout = _layout(listed, session.part)
         except LaconicError as error:  # the other ranks are about to compare cards with us
-            failure = error
+            failure = aggregation.without_codes(error, str(spec))
         except Exception as error:  # noqa: BLE001  an argument of a wrong type
             failure = errors.error("invalid_argument", f"{type(error).__name__}: {error}", "see help(laconic.Session)")
-        agree(self._engine, session, failure, "make its session")
+        agree(self._engine, session, failure, "make its session", functools.partial(aggregation.agree, self._engine, servers))
+        if servers is not None:
+            self._engine = servers.join(self._engine, session)
         return session, layout
 
     # ---- exchange -------------------------------------------------------------------------------------------------------------
@@ -205,7 +216,11 @@ class Session:
             return self._stats() if self._last_words is None else self._last_words[0].copy()
 
     def _stats(self) -> dict:
-        return {**self._session.stats(), "parts": self._parts, "window_wait_seconds": self._window.waited}
+        stats = {**self._session.stats(), "parts": self._parts, "window_wait_seconds": self._window.waited}
+        return {**stats, **self._aggregating("stats")}
+
+    def _aggregating(self, what: str) -> dict:
+        return getattr(self._engine, what)() if isinstance(self._engine, aggregation.AggregatingEngine) else {}
 
     def explain(self) -> dict:
         """What was picked and why: spec, strategy, reason, and every parameter's codec and largest payload; engine and library."""
@@ -213,7 +228,7 @@ class Session:
             return self._explain() if self._last_words is None else self._last_words[1].copy()
 
     def _explain(self) -> dict:
-        return {**self._session.explain(), "engine": getattr(self._engine, "name", "c10d"),
+        return {**self._session.explain(), **self._aggregating("explain"), "engine": getattr(self._engine, "name", "c10d"),
                 "library": getattr(self._engine, "library", "torch")}
 
     def flush(self, steps: int = 10) -> int:
@@ -281,6 +296,9 @@ class Session:
             self._end_engine()
 
     def _end_engine(self) -> None:
+        if isinstance(self._engine, aggregation.AggregatingEngine):
+            self._engine.leave()
+            self._engine = self._engine.inner
         if self._sibling is None:
             self._engine.close()
         elif getattr(self, "_session", None) is None or self._session.broken is None:

@@ -23,6 +23,7 @@ import torch
 from . import _lib, environment, errors
 from ._checks import U64, whole
 from ._session import ENGINE_FAILED, CSession, Layout, Window, engine_failed, gather_texts, no_span
+from .aggregation import AggregatingEngine
 from .delivery import EndOfBackward
 from .engine import _TORCH_TYPES, Engine, view
 from .errors import LaconicError
@@ -341,7 +342,13 @@ class Worker:
 
     def explain(self) -> dict:
         """What was picked and why: spec, strategy, reason, and every parameter's codec and largest payload."""
-        return self._ask(self.session.explain, 1)
+        return self._ask(self._explain, 1)
+
+    def _explain(self) -> dict:
+        explained = self.session.explain()
+        if isinstance(self.engine, AggregatingEngine):
+            explained.update(self.engine.explain())
+        return explained
 
     def _ask(self, what, which: int) -> dict:
         with self._session_in_use:
@@ -360,6 +367,8 @@ class Worker:
         stats["wire_bytes"] += size * 2 * (world - 1) // world
         stats["steps"] = max(stats["steps"], iterations)
         stats["ratio"] = stats["dense_bytes"] / stats["wire_bytes"] if stats["wire_bytes"] else 0.0
+        if isinstance(self.engine, AggregatingEngine):
+            stats.update(self.engine.stats())
         stage = self.stage
         stats.update(times, staged_bytes=stage.staged_bytes, copy_seconds=stage.copy_seconds, pinned_bytes=stage.pinned_bytes)
         self._report(stats)
@@ -482,7 +491,7 @@ class Worker:
                 environment.say(f"rank {self.session.rank}: at the end of a model: {type(error).__name__}: {error}", logging.WARNING)
         self._at_end.clear()
         self.stage.close(self.engine.abandoned)
-        stats, explained = self._stats(), self.session.explain()
+        stats, explained = self._stats(), self._explain()
         with self._session_in_use:
             self._last_words = stats, explained
             if self.engine.abandoned:

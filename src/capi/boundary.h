@@ -47,6 +47,10 @@ T guarded_value(T failed, Body&& body) noexcept {
   return guarded([&] { return body(value); }) == 0 ? value : failed;
 }
 
+/// What stats and explain return lives until the calling thread's next call of one of them: they
+/// may be asked by any thread at any time.
+const char* keep(std::string text);
+
 // ---- structs that begin with struct_size ----
 
 /// Bytes that a caller of the first release has: up to the line "may be missing" in laconic.h.
@@ -61,6 +65,9 @@ inline constexpr size_t kRequired<laconic_session_options> = offsetof(laconic_se
                                                                       seed);
 template <>
 inline constexpr size_t kRequired<laconic_step> = offsetof(laconic_step, tag);
+template <>
+inline constexpr size_t kRequired<laconic_aggregator_options> = offsetof(laconic_aggregator_options,
+                                                                         token);
 template <>
 inline constexpr size_t kRequired<laconic_state_header> = offsetof(laconic_state_header,
                                                                    model_hash);

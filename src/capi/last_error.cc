@@ -53,6 +53,12 @@ int32_t bad_struct(const char* name, size_t size, size_t required) {
                     "set struct_size to sizeof the struct in your header"});
 }
 
+const char* keep(std::string text) {
+  thread_local std::string kept;
+  kept = std::move(text);
+  return kept.c_str();
+}
+
 int32_t check_threads(uint32_t threads) {
   if (threads <= LACONIC_MAX_THREADS) return 0;
   return fail(Errc::invalid_argument, "threads is above 1024", "0 or 1: only the calling thread");

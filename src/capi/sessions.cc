@@ -19,6 +19,7 @@ using laconic::capi::check_threads;
 using laconic::capi::fail;
 using laconic::capi::guarded;
 using laconic::capi::guarded_value;
+using laconic::capi::keep;
 using laconic::capi::null_argument;
 using laconic::capi::read_struct;
 
@@ -28,11 +29,13 @@ constexpr uint32_t kSums = 1U << LACONIC_F32 | 1U << LACONIC_F16 | 1U << LACONIC
 int32_t read_options(const laconic_session_options* theirs, laconic_session_options* options) {
   if (const int32_t bad = read_struct(theirs, "options", options); bad != 0) return bad;
   if (options->spec == nullptr) return null_argument("options.spec");
-  if (options->strategy > LACONIC_STRATEGY_TWO_SHOT)
+  if (options->strategy > LACONIC_STRATEGY_SERVER_SUM)
     return fail(Errc::invalid_argument, "unknown strategy number", "a LACONIC_STRATEGY_ number");
   if ((options->engine_sums & ~kSums) != 0)
     return fail(Errc::invalid_argument, "engine_sums has a bit of no element type");
   if (options->short_sends > 1) return fail(Errc::invalid_argument, "short_sends is not 0 or 1");
+  if (options->aggregates > 1) return fail(Errc::invalid_argument, "aggregates is not 0 or 1");
+  if (options->reserved != 0) return fail(Errc::invalid_argument, "options.reserved is not 0");
   return check_threads(options->threads);
 }
 
@@ -45,20 +48,13 @@ laconic::collective::Options to_options(const laconic_session_options& options) 
   o.strategy = static_cast<laconic::collective::StrategyKind>(options.strategy);
   o.caps.sums = options.engine_sums;
   o.caps.short_sends = options.short_sends != 0;
+  o.caps.aggregates = options.aggregates != 0;
   o.threads = std::max<uint32_t>(options.threads, 1);
   static_assert(laconic::collective::kMaxWindow == LACONIC_MAX_WINDOW);
   static_assert(laconic::collective::kShortElements == LACONIC_SHORT_ELEMENTS);
   o.window = std::max<uint32_t>(options.window, 1);
   o.part = options.part;
   return o;
-}
-
-/// What stats and explain return lives until the calling thread's next call of either: they may be
-/// asked by any thread at any time.
-const char* keep(std::string text) {
-  thread_local std::string kept;
-  kept = std::move(text);
-  return kept.c_str();
 }
 
 }  // namespace

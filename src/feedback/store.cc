@@ -7,6 +7,13 @@
 #include "laconic/bytes.h"
 
 namespace laconic::feedback {
+namespace {
+
+bool remembers_gradients(StateKind kind) {
+  return kind != StateKind::codec_state && kind != StateKind::range;
+}
+
+}  // namespace
 
 Result<std::span<float>> Store::add(StateKind kind, std::string name, uint64_t count) {
   if (names_.contains(name)) {
@@ -46,7 +53,7 @@ double Store::residual_norm() const noexcept {
 uint64_t Store::residual_bytes() const noexcept {
   uint64_t bytes = 0;
   for (const Entry& entry : entries_) {
-    if (entry.kind != StateKind::codec_state) bytes += entry.values.size_bytes();
+    if (remembers_gradients(entry.kind)) bytes += entry.values.size_bytes();
   }
   return bytes;
 }
@@ -54,7 +61,7 @@ uint64_t Store::residual_bytes() const noexcept {
 uint64_t Store::state_bytes() const noexcept {
   uint64_t bytes = 0;
   for (const Entry& entry : entries_) {
-    if (entry.kind == StateKind::codec_state) bytes += entry.values.size_bytes();
+    if (!remembers_gradients(entry.kind)) bytes += entry.values.size_bytes();
   }
   return bytes;
 }

@@ -24,6 +24,7 @@ enum class StateKind : uint8_t {
   mean,            ///< running mean of a parameter's gradients, in their units
   momentum,        ///< DGC's momentum of a parameter, in units of the gradient
   codec_state,     ///< warm starts, adaptive stages: no unit
+  range,           ///< of a parameter's fixed point, in units of the gradient: no memory of it
 };
 
 /// The end of the name of codec state that a saved one may lack: it is then as it was created.
@@ -46,7 +47,7 @@ class Store {
   void scale_residuals(float factor) noexcept;
   /// sqrt of the sum of squares over this rank's own residuals, without those of its means.
   [[nodiscard]] double residual_norm() const noexcept;
-  /// Of everything in units of the gradient: four for every float.
+  /// Of gradients in their units: four for every float.
   [[nodiscard]] uint64_t residual_bytes() const noexcept;
   /// Of everything else. Both together are what a saved state holds.
   [[nodiscard]] uint64_t state_bytes() const noexcept;

@@ -62,8 +62,8 @@ void Job::set_gate() noexcept {
   std::atomic_ref(shared_.job->open).store(open ? 1 : 0);
 }
 
-// What the program sent twice and the worker asks for again: its host may not take what is redirected
-// to it (a virtual interface without generic receive offload). Then the process serves the job.
+// What the program sent twice and the worker asks for again: its host may not take what is
+// redirected to it (a virtual interface without generic receive offload). The process serves it.
 void Job::note_unreached(uint64_t number, uint32_t worker) noexcept {
   if (shared_.job == nullptr || !in_reach_) return;
   const uint64_t asked = shared_.slots[number % settings_.ring].asked;

@@ -194,6 +194,7 @@ std::string explain(const Session& session) {
   json.field("residual_bytes", memory.residual_bytes)
       .field("state_bytes", memory.state_bytes)
       .field("exchange_bytes", memory.exchange_bytes);
+  const bool by_server = model.choice().strategy == collective::StrategyKind::server_sum;
   uint64_t raw = 0, total = 0;
   json.key("parameters").open('[');
   for (uint32_t i = 0; i < model.parameters().size(); ++i) {
@@ -212,6 +213,7 @@ std::string explain(const Session& session) {
     json.open('{').field("name", p.name).field("elements", p.count());
     json.field("codec",
                a.raw ? std::string_view("none") : std::string_view(model.spec().canonical()));
+    if (a.raw && by_server) json.field("lane", dtype_name(DType::i32));
     json.field("reason", a.reason);
     json.field("pieces", static_cast<uint64_t>(a.pieces.size()))
         .field("payload_bytes_expected", expected)
@@ -240,7 +242,8 @@ std::string describe_stats(const Session& session) {
       .field("residual_resets", s.counters.residual_resets);
   json.field("fallbacks", s.fallbacks).field("flushes", s.flushes).field("failures", s.failures);
   json.field("excluded_granules", s.counters.excluded_granules)
-      .field("partial_granules", s.counters.partial_granules);
+      .field("partial_granules", s.counters.partial_granules)
+      .field("out_of_range", s.counters.out_of_range);
   json.field("parts", s.parts).field("window_wait_seconds", s.window_wait_seconds);
   json.field("flush_steps_left", s.flush_steps_left).field("exchange_layouts", s.layouts);
   json.field("encode_seconds", s.encode_seconds).field("decode_seconds", s.decode_seconds);

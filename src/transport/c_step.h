@@ -20,6 +20,22 @@ static_assert(sizeof(laconic_message) == sizeof(Message) &&
               offsetof(laconic_message, recv) == offsetof(Message, recv) &&
               offsetof(laconic_message, recv_room) == offsetof(Message, recv_room));
 
+static_assert(sizeof(laconic_contribution) == sizeof(Contribution) &&
+              offsetof(laconic_contribution, payload) == offsetof(Contribution, payload) &&
+              offsetof(laconic_contribution, settings) == offsetof(Contribution, settings) &&
+              offsetof(laconic_contribution, norm) == offsetof(Contribution, norm) &&
+              offsetof(laconic_contribution, flags) == offsetof(Contribution, flags));
+static_assert(sizeof(laconic_aggregate) == sizeof(Aggregate) &&
+              offsetof(laconic_aggregate, lanes) == offsetof(Aggregate, lanes) &&
+              offsetof(laconic_aggregate, bitmap) == offsetof(Aggregate, bitmap) &&
+              offsetof(laconic_aggregate, length) == offsetof(Aggregate, length) &&
+              offsetof(laconic_aggregate, norm) == offsetof(Aggregate, norm) &&
+              offsetof(laconic_aggregate, flags) == offsetof(Aggregate, flags) &&
+              offsetof(laconic_aggregate, added) == offsetof(Aggregate, added) &&
+              offsetof(laconic_aggregate, divisor) == offsetof(Aggregate, divisor));
+// A span is an address and a count, in that order: AggregatorStep.HandsGranulesOn.
+static_assert(sizeof(Bytes) == 16);
+
 inline laconic_step to_c(const Step& s) {
   const auto sum = [](std::span<const uint64_t> counts) {
     return std::accumulate(counts.begin(), counts.end(), uint64_t{0});
@@ -41,7 +57,17 @@ inline laconic_step to_c(const Step& s) {
   c.recv_offsets = s.recv_offsets.data();
   c.message_count = static_cast<uint32_t>(s.messages.size());
   c.messages = reinterpret_cast<const laconic_message*>(s.messages.data());
+  c.granules = s.contributions.size();
+  c.contributions = reinterpret_cast<const laconic_contribution*>(s.contributions.data());
+  c.aggregates = reinterpret_cast<laconic_aggregate*>(s.aggregates.data());
   return c;
+}
+
+/// Of an aggregate step.
+inline Step from_c(const laconic_step& c) {
+  return {.kind = StepKind::aggregate,
+          .contributions = {reinterpret_cast<const Contribution*>(c.contributions), c.granules},
+          .aggregates = {reinterpret_cast<Aggregate*>(c.aggregates), c.granules}};
 }
 
 }  // namespace laconic::transport

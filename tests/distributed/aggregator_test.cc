@@ -15,8 +15,8 @@
 
 #include "laconic/loopback.h"
 #include "laconic/session.h"
-#include "server/io/udp_server.h"
 #include "support/ranks.h"
+#include "support/serving.h"
 
 namespace laconic::test {
 namespace {
@@ -37,38 +37,6 @@ constexpr uint64_t kElements = 150 * 200 + 150 + 133 * 171 + 133;
 Floats gradient(uint32_t rank, uint64_t step) {
   return gradients(kMostRanks, kElements, step + 1)[rank];
 }
-
-class Serving {
- public:
-  explicit Serving(const std::string& bind = "127.0.0.1:0", uint64_t secret = 1,
-                   const wire::Token& token = {}, bool full_tags = false) {
-    server::UdpServerSettings settings;
-    settings.bind = bind;
-    settings.server.token = token;
-    settings.server.full_tags = full_tags;
-    store(settings.server.secret.data(), secret);
-    store(settings.server.secret.data() + 16, secret << 20U);
-    auto opened = server::UdpServer::open(settings);
-    if (!opened) {
-      ADD_FAILURE() << opened.error().message;
-      return;
-    }
-    server_ = std::move(*opened);
-    address_ = server_->address();
-    thread_ = std::thread([this] { server_->run(stop_); });
-  }
-  ~Serving() {
-    stop_ = true;
-    if (thread_.joinable()) thread_.join();
-  }
-  [[nodiscard]] const std::string& address() const { return address_; }
-
- private:
-  std::unique_ptr<server::UdpServer> server_;
-  std::string address_;
-  std::atomic<bool> stop_{false};
-  std::thread thread_;
-};
 
 /// body(rank, engine of that rank) on a thread each.
 template <class Body>
@@ -123,13 +91,30 @@ std::vector<std::vector<Floats>> by_server(const std::string& spec, uint32_t wor
   return means;
 }
 
+/// What the codec takes bit for bit; small parameters to the accuracy of fixed point.
+void expect_equal_means(const Floats& a, const Floats& b) {
+  uint64_t at = 0;
+  for (const Parameter& p : model()) {
+    for (uint64_t i = at; i < at + p.count(); ++i) {
+      if (p.count() > 256) {
+        ASSERT_EQ(float_bits(a[i]), float_bits(b[i])) << p.name << i - at;
+      } else {
+        ASSERT_NEAR(a[i], b[i], 0.1 * 0x1p-18) << p.name << i - at;
+      }
+    }
+    at += p.count();
+  }
+}
+
 void expect_same(const std::vector<std::vector<Floats>>& a,
                  const std::vector<std::vector<Floats>>& b) {
   ASSERT_EQ(a.size(), b.size());
   for (size_t r = 0; r < a.size(); ++r) {
     ASSERT_EQ(a[r].size(), b[r].size());
-    for (size_t step = 0; step < a[r].size(); ++step)
-      ASSERT_TRUE(same_bits(a[r][step], b[r][step])) << "rank " << r << ", step " << step;
+    for (size_t step = 0; step < a[r].size(); ++step) {
+      ASSERT_TRUE(same_bits(a[r][step], a[0][step])) << "rank " << r << ", step " << step;
+      expect_equal_means(a[r][step], b[r][step]);
+    }
   }
 }
 
@@ -163,6 +148,56 @@ TEST(Aggregator, GoesOnWhenTheServerIsStartedAgain) {
     server = std::make_unique<Serving>(address, 77);
   };
   expect_same(by_server("thc", 3, 5, options, restarted), by_engine("thc", 3, 5));
+}
+
+/// Around the engine of the group.
+class Counting final : public Engine {
+ public:
+  explicit Counting(Engine& inner) : inner_(inner) {}
+  ~Counting() override { stop(); }
+  [[nodiscard]] uint32_t rank() const noexcept override { return inner_.rank(); }
+  [[nodiscard]] uint32_t world() const noexcept override { return inner_.world(); }
+  [[nodiscard]] EngineCaps caps() const noexcept override { return inner_.caps(); }
+  Result<void> run(std::span<const Step> batch) override {
+    ++calls_;
+    return inner_.run(batch);
+  }
+  [[nodiscard]] uint64_t calls() const noexcept { return calls_; }
+
+ private:
+  Engine& inner_;
+  uint64_t calls_ = 0;
+};
+
+TEST(Aggregator, InSteadyStateTheGroupCarriesNothing) {
+  Serving server;
+  AggregatorOptions options;
+  options.servers = {server.address()};
+  on_ranks(3, [&](uint32_t rank, Engine& group) {
+    Counting inner(group);
+    auto engine = AggregatorEngine::create(inner, options);
+    ASSERT_TRUE(engine) << engine.error().message;
+    auto session = laconic::Session::create("thc", model(), **engine, options_for("auto"));
+    ASSERT_TRUE(session) << session.error().message;
+    std::vector<uint64_t> calls;
+    for (uint64_t step = 0; step < 9; ++step) {
+      Floats g = gradient(rank, step);
+      if (step == 5 && rank == 1) g[30000 + 7] = 1e6F;  // of a small parameter
+      ASSERT_TRUE((*session)->average(step, g));
+      calls.push_back(inner.calls());
+      if (step == 5) {
+        EXPECT_NEAR(g[30000 + 7], 1e6 / 3, 1);
+      }
+    }
+    EXPECT_GT(calls[0], 0U);
+    for (const uint64_t step : {1U, 2U, 3U, 4U}) EXPECT_EQ(calls[step], calls[0]) << step;
+    EXPECT_EQ(calls[5], calls[0] + 2) << "a value out of range: who has failed; uncompressed";
+    for (const uint64_t step : {6U, 7U, 8U}) EXPECT_EQ(calls[step], calls[5]) << step;
+    EXPECT_NE((*session)->stats().find(rank == 1 ? "\"out_of_range\": 1" : "\"out_of_range\": 0"),
+              std::string::npos);
+    EXPECT_NE((*session)->explain().find("\"codec\": \"none\", \"lane\": \"i32\""),
+              std::string::npos);
+  });
 }
 
 TEST(Aggregator, WhoIsLateIsNotWaitedFor) {

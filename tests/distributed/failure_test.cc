@@ -150,6 +150,9 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{"topk:ratio=0.1", StrategyKind::gather_all, DType::bf16},
                     Case{"powersgd:rank=2", StrategyKind::native_sum, DType::f32},
                     Case{"bf16+ef", StrategyKind::native_sum, DType::f32},
+                    Case{"thc:block=256", StrategyKind::native_sum, DType::f32},
+                    Case{"thc:block=256", StrategyKind::server_sum, DType::f32},
+                    Case{"thc:block=256", StrategyKind::server_sum, DType::bf16},
                     Case{"randomk:ratio=0.1+ef", StrategyKind::native_sum, DType::bf16}));
 
 }  // namespace

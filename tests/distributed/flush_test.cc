@@ -127,6 +127,7 @@ INSTANTIATE_TEST_SUITE_P(All, Flush,
                                          std::tuple{"topk:ratio=0.1", StrategyKind::gather_all},
                                          std::tuple{"powersgd:rank=2", StrategyKind::native_sum},
                                          std::tuple{"fp16+ef", StrategyKind::native_sum},
+                                         std::tuple{"thc:block=256", StrategyKind::server_sum},
                                          std::tuple{"bf16+ef", StrategyKind::native_sum}));
 
 TEST(FlushWithoutFeedback, IsNothing) {

@@ -55,7 +55,7 @@ struct Setup {
 class Ranks {
  public:
   explicit Ranks(Setup setup)
-      : setup_(std::move(setup)), hub_(setup_.world, std::chrono::seconds(60)) {
+      : setup_(std::move(setup)), hub_(setup_.world, std::chrono::seconds(60), caps_of(setup_)) {
     for (uint32_t r = 0; r < setup_.world; ++r) {
       Options o;
       o.rank = r;
@@ -66,9 +66,12 @@ class Ranks {
       o.threads = setup_.threads;
       o.caps.sums = setup_.sums;
       o.caps.short_sends = setup_.short_sends;
+      o.caps.aggregates = hub_.engine(r).caps().aggregates;
       auto s = Session::create(setup_.spec, setup_.parameters, o);
       EXPECT_TRUE(s) << s.error().message;
       sessions_.push_back(s ? *std::move(s) : nullptr);
+      if (!s || !o.caps.aggregates) continue;
+      EXPECT_TRUE(hub_.engine(r).join(sessions_[r]->model().aggregation_job(), {}));
     }
   }
 
@@ -94,6 +97,12 @@ class Ranks {
   }
 
  private:
+  static EngineCaps caps_of(const Setup& setup) {
+    EngineCaps caps{kAllSums, false};
+    caps.aggregates = setup.strategy == StrategyKind::server_sum;
+    return caps;
+  }
+
   Setup setup_;
   LoopbackHub hub_;
   std::vector<std::unique_ptr<Session>> sessions_;

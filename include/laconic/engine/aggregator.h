@@ -27,7 +27,7 @@ struct AggregatorOptions {
   AggregatorAuth auth = AggregatorAuth::header;
   /// Of all ranks, how many are enough for a sum once its deadline has passed; 0 to 1.
   double quorum = 1.0;
-  std::chrono::milliseconds deadline =
+  std::chrono::microseconds deadline =
       std::chrono::milliseconds(20);  ///< of an exchange, below an hour
   /// A rank that is silent for so long while others wait for it is lost.
   std::chrono::milliseconds timeout = std::chrono::seconds(60);

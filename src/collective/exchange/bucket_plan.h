@@ -27,6 +27,7 @@ struct BucketRaw {
   uint64_t offset = 0;
   uint64_t count = 0;
   uint64_t lane = 0;
+  uint32_t parameter = 0;
 };
 
 struct BucketPlan {
@@ -38,7 +39,7 @@ struct BucketPlan {
     for (size_t i = 0; i < layout.parameters.size(); ++i) {
       const RankParameter& p = state.parameter(layout.parameters[i]);
       if (p.raw) {
-        raw.push_back({layout.offsets[i], p.count, lanes});
+        raw.push_back({layout.offsets[i], p.count, lanes, layout.parameters[i]});
         lanes += p.count;
       }
       for (const RankPiece& piece : p.pieces) {

@@ -86,8 +86,10 @@ Result<void> Exchange::reserve() {
   const uint64_t bytes = std::max<uint64_t>(layout_.elements, 1) * sizeof(float);
   if ((widens && !wide_.reserve(bytes)) || !status_.reserve() || !uncompressed_.reserve())
     return no_exchange_memory();
-  for (const uint32_t p : layout_.parameters)
-    has_units_ = has_units_ || !state_->parameter(p).pieces.empty();
+  for (const uint32_t p : layout_.parameters) {
+    const RankParameter& parameter = state_->parameter(p);
+    drainable_ = drainable_ || !parameter.pieces.empty() || parameter.memory.values != nullptr;
+  }
   return {};
 }
 
@@ -185,7 +187,7 @@ Result<uint32_t> Exchange::enroll(std::span<Step> batch) {
 /// A failure of this rank takes the gradient with it: nothing of it will be encoded.
 void Exchange::start() {
   phase_ = Phase::strategy;
-  const bool drains = flush_.parts != 0 && has_units_;
+  const bool drains = flush_.parts != 0 && drainable_;
   if (failure_) keep();
   widen();
   running_ = strategy_.get();
@@ -204,6 +206,8 @@ Result<uint32_t> Exchange::step_strategy(std::span<Step> batch) {
   if (result->verdict == Verdict::steps) return result->steps;
   if (result->verdict == Verdict::done) {
     finish();
+    // Under a quorum the others may have ended it without this rank, and without hearing of it.
+    if (failure_) return *failure_;
     return uint32_t{0};
   }
   fall_back();

@@ -104,8 +104,8 @@ class Exchange {
   uint32_t batch_ = 0;  // of this exchange
   uint32_t flush_heard_ = 0;
   Phase phase_ = Phase::idle;
-  bool has_units_ = false;
-  bool enrolled_ = false;  // every rank has what it needs for this layout
+  bool drainable_ = false;  // a flush sends it uncompressed
+  bool enrolled_ = false;   // every rank has what it needs for this layout
   bool fell_back_ = false;
   bool keeps_ = true;  // a failure of this rank leaves the gradient in the residuals
 };

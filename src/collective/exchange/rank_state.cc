@@ -48,9 +48,25 @@ Result<void> RankState::bind_memory(feedback::Store& store, const Parameter& par
   return {};
 }
 
+Result<void> RankState::bind_fixed(feedback::Store& store, const Parameter& parameter,
+                                   RankParameter& mine) {
+  mine.fixed.unit = {mine.count, parameter.rows, parameter.cols, 0, 0};
+  if (model_->spec().feedback()) {
+    auto values = store.add(StateKind::residual, "residual/" + parameter.name, mine.count);
+    if (!values) return std::move(values).error();
+    mine.memory = {{MemoryKind::residual, 0.0F, model_->spec().memory().decay}, values->data()};
+    mine.fixed.memory = mine.memory;
+  }
+  auto range = store.add(StateKind::range, "range/" + parameter.name, 1);
+  if (!range) return std::move(range).error();
+  mine.fixed.state = *range;
+  return {};
+}
+
 Result<void> RankState::bind(feedback::Store& store) {
   const MemorySettings settings = model_->spec().memory();
   const bool owners = model_->choice().strategy == StrategyKind::two_shot;
+  const bool by_server = model_->choice().strategy == StrategyKind::server_sum;
   for (uint32_t i = 0; i < model_->parameters().size(); ++i) {
     const Parameter& p = model_->parameters()[i];
     const Assignment& a = model_->assignment(i);
@@ -59,6 +75,8 @@ Result<void> RankState::bind(feedback::Store& store) {
     mine.count = p.count();
     if (!a.raw) {
       if (auto r = bind_memory(store, p, mine.memory); !r) return r;
+    } else if (by_server) {
+      if (auto r = bind_fixed(store, p, mine); !r) return r;
     }
     for (const Piece& piece : a.pieces) {
       RankPiece bound;
@@ -88,11 +106,13 @@ Result<void> RankState::bind(feedback::Store& store) {
 uint64_t RankState::shared_state(const Layout& layout) const noexcept {
   uint64_t hash = 0;
   if (codec_->contract().merge != Merge::linear) return hash;
+  const auto add = [&](std::span<const float> state) {
+    const auto* bytes = reinterpret_cast<const uint8_t*>(state.data());
+    hash = hash64(Bytes(bytes, state.size_bytes()), hash);
+  };
   for (const uint32_t p : layout.parameters) {
-    for (const RankPiece& piece : parameters_[p].pieces) {
-      const auto* bytes = reinterpret_cast<const uint8_t*>(piece.send.state.data());
-      hash = hash64(Bytes(bytes, piece.send.state.size_bytes()), hash);
-    }
+    for (const RankPiece& piece : parameters_[p].pieces) add(piece.send.state);
+    add(parameters_[p].fixed.state);
   }
   return hash;
 }

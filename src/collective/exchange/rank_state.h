@@ -25,15 +25,18 @@ struct RankPiece {
 struct RankParameter {
   bool raw = true;
   uint64_t count = 0;
-  feedback::Memory memory;  ///< of the whole parameter; no arrays when raw or without feedback
+  /// Of the whole parameter; no arrays without feedback, or when raw but for server_sum.
+  feedback::Memory memory;
   std::vector<RankPiece> pieces;
+  pipeline::UnitSlot fixed;  ///< raw, server_sum: travels as fixed point; `state` is its range
 };
 
 class RankState {
  public:
   /// Allocates memory and codec state in `store` (names: residual/P or mean/P, momentum/P,
-  /// owner_residual/P@offset, state/P@offset#hop). A mean that this rank owns has a residual at
-  /// most: averages and momentum are of a rank's own gradients.
+  /// owner_residual/P@offset, state/P@offset#hop, range/P). A mean that this rank owns has a
+  /// residual at most, and so has what travels as fixed point: averages and momentum are for
+  /// codecs.
   static Result<std::unique_ptr<RankState>> create(const Model& model,
                                                    const pipeline::UnitCodec& codec,
                                                    feedback::Store& store);
@@ -52,8 +55,8 @@ class RankState {
   [[nodiscard]] Place place(uint64_t step, uint32_t hop) const noexcept {
     return {model_->options().seed, step, rank(), world(), hop, 1.0F};
   }
-  /// Hash of the codec state of a layout's units, where lanes add up only if all ranks encode by
-  /// the same; else 0.
+  /// Hash of the codec state of a layout's units and of its ranges, where lanes add up only if all
+  /// ranks encode by the same; else 0.
   [[nodiscard]] uint64_t shared_state(const Layout& layout) const noexcept;
   [[nodiscard]] const std::string& name_of(uint32_t parameter) const {
     return model_->parameters()[parameter].name;
@@ -79,6 +82,7 @@ class RankState {
                            feedback::Memory& memory);
   Result<void> bind_state(feedback::Store& store, const std::string& name, pipeline::UnitSlot& slot,
                           uint32_t hop);
+  Result<void> bind_fixed(feedback::Store& store, const Parameter& parameter, RankParameter& mine);
 
   const Model* model_;
   const pipeline::UnitCodec* codec_;

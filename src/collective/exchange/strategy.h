@@ -52,6 +52,7 @@ struct Counters {
   uint64_t non_finite_units = 0;
   uint64_t excluded_granules = 0;  ///< sums without this rank
   uint64_t partial_granules = 0;   ///< sums without somebody
+  uint64_t out_of_range = 0;       ///< parameters too large for their fixed point's range
   uint64_t residual_resets = 0;    ///< residuals that were not finite and started again from zero
 };
 

@@ -52,6 +52,7 @@ void keep_gradients(const RankState& state, const LayoutView& layout, const void
     }
     for (const RankPiece& piece : state.parameter(layout.parameters[i]).pieces)
       keep_half(state.codec(), piece.send, dtype, at + 2 * piece.send.unit.offset);
+    keep_half(state.codec(), state.parameter(layout.parameters[i]).fixed, dtype, at);
   }
 }
 

@@ -35,6 +35,7 @@ inline Bytes encode_unit(const pipeline::UnitCodec& codec, const pipeline::UnitS
 inline void keep_gradient(const RankState& state, uint32_t parameter, const float* gradient) {
   for (const RankPiece& piece : state.parameter(parameter).pieces)
     state.codec().keep(piece.send, gradient + piece.send.unit.offset);
+  state.codec().keep(state.parameter(parameter).fixed, gradient);
 }
 /// Those of a whole bucket, of any type. Needs no memory.
 void keep_gradients(const RankState& state, const LayoutView& layout, const void* buffer,

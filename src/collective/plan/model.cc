@@ -83,6 +83,11 @@ bool by_server(const Options& options) {
           options.strategy == StrategyKind::server_sum);
 }
 
+bool has_codes(const Spec& spec, uint32_t world) {
+  const Plan plan = spec.codec().plan(spec.params(), {1, 1, 1, 0, 0}, world);
+  return plan.rounds != 0 && plan.round[plan.rounds - 1].code_bits != 0;
+}
+
 /// Sums of codes that this world, or this engine, cannot have.
 std::optional<Error> no_sums_of_codes(const Spec& spec, const Options& options, const Volume& v) {
   if (!v.codes) return {};
@@ -166,11 +171,12 @@ Result<Choice> choose_strategy(const Spec& spec, const std::vector<Parameter>& p
   const bool native = v.lanes && v.summable && contract.merge == Merge::linear &&
                       (contract.headroom == 0 || options.world <= contract.headroom);
   if (auto refused = no_sums_of_codes(spec, options, v)) return *std::move(refused);
-  if (v.codes && by_server(options))
+  const bool codes = has_codes(spec, options.world);
+  if (codes && by_server(options))
     return Choice{StrategyKind::server_sum, "its codes are added on the way"};
   if (options.strategy == StrategyKind::server_sum) {
     return refuse(options.strategy, spec,
-                  v.codes ? "this engine has no aggregator" : "its payload is not codes that add");
+                  codes ? "this engine has no aggregator" : "its payload is not codes that add");
   }
   if (options.strategy == StrategyKind::native_sum && !native) {
     return refuse(options.strategy, spec, "its payload is not lanes that this engine adds");
@@ -256,15 +262,24 @@ Result<Model> Model::create(const Spec& spec, std::vector<Parameter> parameters,
   return model;
 }
 
+RoundPlan Model::round_of_codes() const {
+  const Plan plan = spec_.codec().plan(spec_.params(), {1, 1, 1, 0, 0}, options_.world);
+  return plan.round[plan.rounds - 1];
+}
+
+uint32_t Model::values_per_granule() const {
+  const uint64_t bytes = spec_.contract().granule * dtype_size(round_of_codes().lane);
+  return std::max(kWishLanes, static_cast<uint32_t>(bytes / sizeof(int32_t)));
+}
+
 AggregationJob Model::aggregation_job() const {
   const CodecTable& codec = spec_.codec();
-  const Plan plan = codec.plan(spec_.params(), {1, 1, 1, 0, 0}, options_.world);
-  const RoundPlan& round = plan.round[plan.rounds - 1];
+  const RoundPlan round = round_of_codes();
   AggregationJob job;
   job.code_bits = round.code_bits;
   job.lane_bits = static_cast<uint32_t>(8 * dtype_size(round.lane));
   job.lanes = spec_.contract().granule;
-  job.values = kWishLanes;
+  job.values = values_per_granule();
   job.agreement = agreement_;
   job.table = codec.table(spec_.params());
   return job;

@@ -23,10 +23,10 @@ enum class StrategyKind : uint8_t {
   native_sum = 1,
   gather_all = 2,
   two_shot = 3,
-  server_sum = 4,  ///< native_sum, but for codes, which an aggregator adds
+  server_sum = 4,  ///< native_sum, but by an aggregator
 };
 std::string_view strategy_name(StrategyKind kind) noexcept;
-/// Strategies by which an engine adds float lanes, if only of small parameters.
+/// Strategies without bundles: what they send is added on the way.
 constexpr bool sums_lanes(StrategyKind kind) noexcept {
   return kind == StrategyKind::native_sum || kind == StrategyKind::server_sum;
 }
@@ -125,13 +125,19 @@ class Model {
   [[nodiscard]] uint64_t agreement() const noexcept { return agreement_; }
   /// Hash over names and sizes only: identity of the model in saved state.
   [[nodiscard]] uint64_t model_hash() const noexcept { return model_hash_; }
-  /// Engine-added float sums depend on an element's place in the buffer: does any of ours?
-  [[nodiscard]] bool layout_matters() const noexcept { return sums_lanes(choice_.strategy); }
+  /// Lanes of 32 bits in a granule, at most: its sum is no longer than that of a granule of codes.
+  [[nodiscard]] uint32_t values_per_granule() const;
+  /// Engine-added float sums depend on an element's place in the buffer: does any of ours? Those of
+  /// ways out and flushes, which every strategy has, do not count.
+  [[nodiscard]] bool layout_matters() const noexcept {
+    return choice_.strategy == StrategyKind::native_sum;
+  }
 
  private:
   explicit Model(Spec spec) : spec_(std::move(spec)) {}
   void assign();
   [[nodiscard]] Result<void> check_sizes() const;
+  [[nodiscard]] RoundPlan round_of_codes() const;
 
   Spec spec_;
   Options options_;

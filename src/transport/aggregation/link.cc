@@ -20,9 +20,6 @@ constexpr Time kLongestTimeout = 1000 * kMillisecond;
 constexpr uint32_t kTimeoutsBeforeHello = 3;
 constexpr uint32_t kBadChallenges = 3;
 
-constexpr std::string_view kIsItThere =
-    "is `laconic serve` running there, and does the network let UDP pass both ways?";
-
 Time longest_timeout(const wire::JobSettings& job) noexcept {
   return std::min<Time>(kLongestTimeout, uint64_t{job.timeout_ms} * kMillisecond / 8);
 }
@@ -65,8 +62,14 @@ void Link::append(List& list, Flight& f, Where where) noexcept {
   f.where = where;
   f.before = list.last;
   f.behind = kNobody;
-  (list.last == kNobody ? list.first : flights_[list.last].behind) = index;
-  list.last = index;
+  // Lost ones by their numbers: after a time-out few go at a time, and sums close only if those of
+  // all workers are the same.
+  while (where == Where::lost && f.before != kNobody && flights_[f.before].number > f.number) {
+    f.behind = f.before;
+    f.before = flights_[f.before].before;
+  }
+  (f.before == kNobody ? list.first : flights_[f.before].behind) = index;
+  (f.behind == kNobody ? list.last : flights_[f.behind].before) = index;
   ++list.size;
 }
 

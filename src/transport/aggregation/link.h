@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "laconic/error.h"
@@ -28,6 +29,10 @@ class Outlet {
   virtual void send(Bytes header, Bytes payload, std::size_t padding) = 0;
 };
 
+/// A hint, where a server does not answer.
+inline constexpr std::string_view kIsItThere =
+    "is `laconic serve` running there, and does the network let UDP pass both ways?";
+
 struct LinkSettings {
   wire::Token token{};
   wire::JobSettings job;
@@ -45,6 +50,9 @@ class Link {
   /// Begins to register. joined() follows, when all workers are there, or error().
   void connect(Time now) noexcept;
   [[nodiscard]] bool joined() const noexcept { return ever_joined_; }
+  /// The server has said something to this worker.
+  [[nodiscard]] bool answered() const noexcept { return phase_ > Phase::greeting || enrolled_; }
+  [[nodiscard]] const std::string& server() const noexcept { return settings_.server; }
 
   /// Begins an exchange of `count` granules, out[0], out[stride], ...: after joined(), and after
   /// the one before is done. All workers begin the same ones. The memory is used until done().

@@ -62,8 +62,12 @@ Time steady_now() noexcept {
                                .count());
 }
 
-UdpWorker::UdpWorker(std::vector<LinkSettings> links, std::vector<Path> paths, Io io)
-    : links_(std::move(links)), paths_(std::move(paths)), receiver_(io) {}
+UdpWorker::UdpWorker(std::vector<LinkSettings> links, std::vector<Path> paths, Io io,
+                     const std::atomic<bool>* interrupted)
+    : links_(std::move(links)),
+      paths_(std::move(paths)),
+      receiver_(io),
+      interrupted_(interrupted) {}
 
 UdpWorker::~UdpWorker() = default;
 
@@ -95,10 +99,11 @@ Result<std::unique_ptr<UdpWorker>> UdpWorker::attach(const UdpSettings& settings
     links.back().window = window_of(*socket, io, settings.link.job);
     paths.push_back({std::move(*socket), Batch(io)});
   }
-  std::unique_ptr<UdpWorker> worker(new UdpWorker(std::move(links), std::move(paths), io));
+  std::unique_ptr<UdpWorker> worker(
+      new UdpWorker(std::move(links), std::move(paths), io, settings.interrupted));
   worker->links_.connect(steady_now());
   const auto joined = worker->drive(deadline, "not all workers of the job have come",
-                                    [](const Aggregation& a) { return a.joined(); });
+                                    [](const Link& l) { return l.joined(); });
   if (!joined) return joined.error();
   return worker;
 }
@@ -107,13 +112,12 @@ Result<void> UdpWorker::run(std::span<const Outgoing> out, std::span<Incoming> i
                             Clock::time_point deadline) {
   if (const Link* link = links_.failed(); link != nullptr) return link->error();
   links_.begin(steady_now(), out, in);
-  return drive(deadline, "the exchange is not complete",
-               [](const Aggregation& a) { return a.done(); });
+  return drive(deadline, "the exchange is not complete", [](const Link& l) { return l.done(); });
 }
 
 void UdpWorker::close(Clock::time_point deadline) {
   links_.close(steady_now());
-  (void)drive(deadline, "", [](const Aggregation& a) { return a.closed(); });
+  (void)drive(deadline, "", [](const Link& l) { return l.closed(); });
 }
 
 int UdpWorker::blamed() const noexcept {
@@ -130,8 +134,16 @@ Result<void> UdpWorker::drive(Clock::time_point deadline, const char* what, Done
     const Time now = steady_now();
     send_due(now);
     if (const Link* link = links_.failed(); link != nullptr) return link->error();
-    if (done(links_)) return {};
-    if (now >= last) return Error{Errc::timed_out, what, {}};
+    const auto behind = std::ranges::find_if_not(links_.links(), done);
+    if (behind == links_.links().end()) return {};
+    if (interrupted_ != nullptr && interrupted_->load(std::memory_order_relaxed))
+      return Error{Errc::engine_failed, "interrupted", {}};
+    if (now >= last) {
+      return Error{Errc::timed_out,
+                   "aggregation server " + behind->server() + ": " +
+                       (behind->answered() ? what : "no answer"),
+                   behind->answered() ? "" : std::string(kIsItThere)};
+    }
     wait(now, std::min(last, links_.wake(now)));
   }
 }

@@ -3,6 +3,7 @@
 // Drives the links to aggregation servers over UDP, on the thread that calls it.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <memory>
 #include <span>
@@ -18,6 +19,8 @@ struct UdpSettings {
   std::vector<std::string> servers;  ///< HOST:PORT, in the same order on all ranks
   LinkSettings link;                 ///< `server` is filled in
   Io io = Io::gso;                   ///< mmsg where the kernel has none
+  /// Not null: once it is true, calls fail within a tenth of a second. It outlives the worker.
+  const std::atomic<bool>* interrupted = nullptr;
 };
 
 class UdpWorker {
@@ -45,7 +48,9 @@ class UdpWorker {
     Socket socket;
     Batch batch;
   };
-  UdpWorker(std::vector<LinkSettings> links, std::vector<Path> paths, Io io);
+  UdpWorker(std::vector<LinkSettings> links, std::vector<Path> paths, Io io,
+            const std::atomic<bool>* interrupted);
+  /// Until done(link) is true of all links, or the deadline, whose error says `what` of the first.
   template <class Done>
   Result<void> drive(Clock::time_point deadline, const char* what, Done done);
   void send_due(Time now) noexcept;
@@ -55,6 +60,7 @@ class UdpWorker {
   Aggregation links_;
   std::vector<Path> paths_;
   Receiver receiver_;
+  const std::atomic<bool>* interrupted_;
 };
 
 /// Whether all datagrams of a job fit into the path; the hint names a block that does. mtu 0: not

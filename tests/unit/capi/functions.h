@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "laconic/error.h"
 #include "unit/capi/world.h"
 
 namespace laconic::test {
@@ -36,7 +37,8 @@ struct Objects {
   ~Objects() {
     for (laconic_codec* c : {codec, unused, made_codec}) laconic_codec_destroy(c);
     for (laconic_residual* r : {residual, made_residual}) laconic_residual_destroy(r);
-    laconic_session_destroy(made_session);
+    laconic_aggregator_close(aggregator, 0);
+    for (laconic_session* s : {made_session, coded_session}) laconic_session_destroy(s);
   }
   Objects(const Objects&) = delete;
   Objects& operator=(const Objects&) = delete;
@@ -94,6 +96,8 @@ struct Objects {
   laconic_codec* made_codec = nullptr;
   laconic_residual* made_residual = nullptr;
   laconic_session* made_session = nullptr;
+  laconic_session* coded_session = nullptr;  // by server_sum
+  laconic_aggregator* aggregator = nullptr;  // of a server that is not there
 };
 
 /// A call's pointers on their way into the library: handed over as they are, but for one.
@@ -157,6 +161,7 @@ struct Function {
   int32_t (*call)(Objects&, Arguments&);
   bool allocates = false;
   bool in_exchange = false;  // called while all ranks have begun one
+  int32_t expected = 0;      // of a code
 };
 
 inline void PrintTo(const Function& function, std::ostream* out) { *out << function.name; }
@@ -445,10 +450,72 @@ inline std::span<const Function> state_functions() {
   return kList;
 }
 
+inline laconic_aggregator_options aggregator_options() {
+  laconic_aggregator_options o{};
+  o.struct_size = sizeof o;
+  o.world = 1;
+  o.servers = "127.0.0.1:9";
+  o.timeout_ms = 50;
+  return o;
+}
+
+/// Without a server: CAggregator.* has the calls that succeed.
+inline std::span<const Function> aggregator_functions() {
+  static const Function kList[] = {
+      {"laconic_aggregator_open", Gives::code,
+       [](Objects& o, Arguments& a) -> int32_t {
+         laconic_aggregator_options options = aggregator_options();
+         options.servers = a("options.servers", options.servers);
+         laconic_aggregator_close(std::exchange(o.aggregator, nullptr), 0);
+         return laconic_aggregator_open(
+             a.sized("options", &options, offsetof(laconic_aggregator_options, reserved)),
+             a("out", &o.aggregator));
+       },
+       true},
+      {"laconic_aggregator_join", Gives::code,
+       [](Objects& o, Arguments& a) -> int32_t {
+         return laconic_aggregator_join(a("aggregator", o.aggregator),
+                                        a("session", o.coded_session), 7, 0);
+       },
+       true, false, static_cast<int32_t>(Errc::timed_out)},
+      {"laconic_aggregator_run", Gives::code,
+       [](Objects& o, Arguments& a) -> int32_t {
+         laconic_contribution out{};
+         laconic_aggregate in{};
+         laconic_step step{};
+         step.kind = LACONIC_AGGREGATE;
+         step.granules = 1;
+         step.contributions = a("the contributions", &out);
+         step.aggregates = a("the aggregates", &in);
+         return laconic_aggregator_run(a("aggregator", o.aggregator), a("step", &step),
+                                       sizeof step);
+       },
+       false, false, static_cast<int32_t>(Errc::exchange_order)},
+      {"laconic_aggregator_interrupt", Gives::nothing,
+       [](Objects& o, Arguments& a) -> int32_t {
+         laconic_aggregator_interrupt(a("aggregator", o.aggregator));
+         return 0;
+       }},
+      {"laconic_aggregator_stats", Gives::value,
+       [](Objects& o, Arguments& a) -> int32_t {
+         return something(laconic_aggregator_stats(a("aggregator", o.aggregator)));
+       },
+       true},
+      {"laconic_aggregator_close", Gives::nothing,
+       [](Objects& o, Arguments& a) -> int32_t {
+         laconic_aggregator* const given = a("aggregator", o.aggregator);
+         laconic_aggregator_close(given, 0);
+         if (given != nullptr) o.aggregator = nullptr;  // null closes nothing
+         return 0;
+       }},
+  };
+  return kList;
+}
+
 inline std::vector<Function> all_functions() {
   std::vector<Function> all;
   for (const auto part : {library_functions(), codec_functions(), session_functions(),
-                          exchange_functions(), state_functions()}) {
+                          exchange_functions(), aggregator_functions(), state_functions()}) {
     all.insert(all.end(), part.begin(), part.end());
   }
   return all;

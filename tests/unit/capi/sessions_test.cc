@@ -45,7 +45,9 @@ TEST(Sessions, OptionsOutsideTheirRangeAreRefused) {
     EXPECT_EQ(created.session, nullptr);
     return created.code == code_of(Errc::invalid_argument);
   };
-  EXPECT_TRUE(refused([](auto& o) { o.strategy = LACONIC_STRATEGY_TWO_SHOT + 1; }));
+  EXPECT_TRUE(refused([](auto& o) { o.strategy = LACONIC_STRATEGY_SERVER_SUM + 1; }));
+  EXPECT_TRUE(refused([](auto& o) { o.aggregates = 2; }));
+  EXPECT_TRUE(refused([](auto& o) { o.reserved = 1; }));
   EXPECT_TRUE(refused([](auto& o) { o.engine_sums = 1U << 4; }));
   EXPECT_TRUE(refused([](auto& o) { o.engine_sums = 1U << 31; }));
   EXPECT_TRUE(refused([](auto& o) { o.short_sends = 2; }));

@@ -11,6 +11,7 @@
 #include <cstring>
 #include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "laconic/laconic.h"
@@ -28,6 +29,7 @@ struct WorldSetup {
   uint32_t world = 1;
   uint32_t strategy = LACONIC_STRATEGY_AUTO;
   uint32_t sums = 1U << LACONIC_F32;  // the engine below adds no others
+  bool aggregates = false;            // by the ranks' aggregators
 };
 
 class World {
@@ -40,8 +42,9 @@ class World {
     bool ended = false;                    // it has, and the others still run theirs
     std::vector<float> buffer = std::vector<float>(kElements);
     laconic_step steps[LACONIC_MAX_BATCH] = {};
-    uint32_t count = 0;  // steps fetched and not yet executed
-    int32_t code = 0;    // how its last exchange ended
+    uint32_t count = 0;                        // steps fetched and not yet executed
+    int32_t code = 0;                          // how its last exchange ended
+    laconic_aggregator* aggregator = nullptr;  // the test's
   };
 
   explicit World(const WorldSetup& setup) : setup_(setup), ranks(setup.world) {
@@ -72,6 +75,7 @@ class World {
     o.seed = 1;
     o.small_elements = 64;
     o.engine_sums = setup_.sums;
+    o.aggregates = setup_.aggregates ? 1 : 0;
     return o;
   }
 
@@ -185,6 +189,8 @@ class World {
       EXPECT_TRUE(tags_.insert(ranks[0].steps[i].tag).second) << "a tag came twice";
       if (ranks[0].steps[i].kind == LACONIC_ALL_REDUCE) {
         add(i);
+      } else if (ranks[0].steps[i].kind == LACONIC_AGGREGATE) {
+        aggregate(i);
       } else {
         move(i);
       }
@@ -201,6 +207,16 @@ class World {
     for (Rank& rank : ranks) {
       if (!sum.empty()) std::memcpy(rank.steps[i].recv, sum.data(), sum.size() * sizeof(float));
     }
+  }
+  void aggregate(uint32_t i) {
+    std::vector<std::thread> threads;
+    for (Rank& rank : ranks) {
+      threads.emplace_back([&rank, i] {
+        EXPECT_EQ(laconic_aggregator_run(rank.aggregator, &rank.steps[i], sizeof(laconic_step)), 0)
+            << laconic_last_message();
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
   }
   void move(uint32_t i) {
     for (uint32_t to = 0; to < ranks.size(); ++to) {

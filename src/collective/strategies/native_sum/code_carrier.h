@@ -15,6 +15,8 @@
 
 namespace laconic::collective {
 
+class ValueCarrier;
+
 /// Of one bucket. Units are numbered in the order of add_unit.
 class CodeCarrier {
  public:
@@ -49,6 +51,9 @@ class CodeCarrier {
   virtual Term sum(uint64_t unit, Work& work) = 0;
   /// By granule of the unit, 1 where this rank's codes are not in the sum; empty: they are in all.
   [[nodiscard]] virtual std::span<const uint8_t> left_out(uint64_t unit) const = 0;
+
+  /// Null: it carries codes alone.
+  [[nodiscard]] virtual ValueCarrier* values() noexcept { return nullptr; }
 };
 
 std::unique_ptr<CodeCarrier> make_integer_lanes(const RankState& state);

@@ -1,9 +1,10 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
 // native_sum: payloads that are lanes are summed by the engine's own all-reduce, one per round and
-// lane type; uncompressed parameters ride in the first. Several rounds depend on one another
-// (PowerSGD: P, then Q). What has to be agreed on first (agree_max) is gathered and reduced here;
-// codes travel by a CodeCarrier: as lanes of int32, or (server_sum) to an aggregator.
+// lane type; uncompressed parameters ride in the first, or (server_sum) beside the codes. Several
+// rounds depend on one another (PowerSGD: P, then Q). What has to be agreed on first (agree_max) is
+// gathered and reduced here; codes travel by a CodeCarrier: as lanes of int32, or (server_sum) to
+// an aggregator.
 //
 // Trouble has to show in the numbers: a rank whose unit is not finite, or that failed, sends NaN,
 // or what the carrier has for it. Every rank sees it in the sum, and only then asks what happened
@@ -11,12 +12,14 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <optional>
 
 #include "collective/exchange/bucket_plan.h"
 #include "collective/exchange/status_round.h"
 #include "collective/exchange/strategy.h"
 #include "collective/exchange/strategy_parts.h"
 #include "collective/strategies/native_sum/code_carrier.h"
+#include "collective/strategies/server_sum/values.h"
 
 namespace laconic::collective {
 namespace {
@@ -68,6 +71,7 @@ class NativeSum final : public Strategy {
  private:
   enum class Phase : uint8_t { idle, ready, summed, status };
 
+  void choose_carrier(const Layout& layout);
   void plan_lanes();
   void plan_wish();
   [[nodiscard]] bool reserve_agreement();
@@ -80,6 +84,9 @@ class NativeSum final : public Strategy {
   MutBytes copy_of(uint32_t unit);
   MutBytes room_of(uint32_t unit, uint32_t round) {
     return codes_now(unit, round) ? copy_of(unit) : lanes_of(unit, round);
+  }
+  std::span<float> asked_ranges() {
+    return {reinterpret_cast<float*>(group(0, kAgreed).memory.bytes().data()), values_->size()};
   }
   void start();
   void take(uint32_t unit, uint32_t round, const pipeline::UnitEncoded& encoded);
@@ -121,6 +128,7 @@ class NativeSum final : public Strategy {
   uint32_t rounds_ = 1;
   std::array<LaneGroup, kMaxRounds * kGroups> groups_;
   std::unique_ptr<CodeCarrier> carrier_;  // null: the codec sends no codes
+  std::optional<Values> values_;          // uncompressed parameters, where the carrier takes them
   Arena gathered_;                        // one rank's after another
   std::vector<uint64_t> counts_, send_offsets_, recv_offsets_;
   std::vector<uint32_t> first_;  // round of each unit
@@ -146,10 +154,7 @@ class NativeSum final : public Strategy {
 NativeSum::NativeSum(RankState& state, const Layout& layout, Counters& counters,
                      StatusRound& status)
     : state_(&state), counters_(&counters), plan_(state, layout), status_(&status) {
-  if (!plan_.units.empty() && state.codec().spec().codec().table != nullptr) {
-    const bool by_server = state.model().choice().strategy == StrategyKind::server_sum;
-    carrier_ = by_server ? make_granules(state, counters) : make_integer_lanes(state);
-  }
+  choose_carrier(layout);
   for (uint32_t r = 0; r < kMaxRounds; ++r) {
     for (uint8_t t = 0; t < kLaneTypes.size(); ++t) group(r, t).type = kLaneTypes[t];
   }
@@ -157,15 +162,30 @@ NativeSum::NativeSum(RankState& state, const Layout& layout, Counters& counters,
   plan_wish();
   // Casts (16-bit lanes) without feedback carry NaN and infinity as they are. Of anything else the
   // lanes of a gradient that is not finite mean nothing.
-  guarded_ = state.model().spec().feedback() ||
+  guarded_ = state.model().spec().feedback() || carrier_ != nullptr ||
              std::any_of(slices_.begin(), slices_.end(),
                          [](const auto& s) { return s[0].group == 0 || s[0].group >= kAgreed; });
   keep_sent_ =
       state.model().spec().feedback() && state.codec().contract().feedback == Feedback::own;
 }
 
+void NativeSum::choose_carrier(const Layout& layout) {
+  if (state_->model().choice().strategy == StrategyKind::server_sum) {
+    if (!layout.parameters.empty()) carrier_ = make_granules(*state_, *counters_);
+  } else if (!plan_.units.empty() && state_->codec().spec().codec().table != nullptr) {
+    carrier_ = make_integer_lanes(*state_);
+  }
+  if (carrier_ == nullptr || carrier_->values() == nullptr || plan_.raw.empty()) return;
+  values_.emplace(*state_, plan_, *carrier_->values(), *counters_);
+}
+
 void NativeSum::plan_lanes() {
-  group(0, 0).lanes = plan_.lanes;
+  if (values_) {
+    rounds_ = 2;
+    group(0, kAgreed).lanes = values_->size();
+  } else {
+    group(0, 0).lanes = plan_.lanes;
+  }
   slices_.resize(plan_.units.size());
   for (uint32_t i = 0; i < plan_.units.size(); ++i) {
     const Plan& plan = plan_.units[i].piece->send.plan;
@@ -191,7 +211,7 @@ void NativeSum::plan_lanes() {
 
 /// The wish rides behind the first lanes that are summed anyway.
 void NativeSum::plan_wish() {
-  wishes_ = state_->model().spec().feedback() && !plan_.units.empty();
+  wishes_ = state_->model().spec().feedback() && (!plan_.units.empty() || values_);
   if (!wishes_ || carrier_ != nullptr) return;
   while (group(0, wish_.group).lanes == 0) ++wish_.group;
   LaneGroup& g = group(0, wish_.group);
@@ -201,7 +221,7 @@ void NativeSum::plan_wish() {
 }
 
 bool NativeSum::reserve(const Layout& layout) {
-  in_place_ = plan_.units.empty() && plan_.lanes == layout.elements;
+  in_place_ = plan_.units.empty() && carrier_ == nullptr && plan_.lanes == layout.elements;
   for (const BucketRaw& r : plan_.raw) in_place_ = in_place_ && r.offset == r.lane;
   engine_scales_ = in_place_ && group(0, 0).bytes() >= state_->model().options().caps.scales_from;
   bool ok = memory_.reserve() && reserve_agreement();
@@ -236,6 +256,7 @@ uint64_t NativeSum::held_bytes() const noexcept {
   uint64_t lanes = 0;
   for (const LaneGroup& g : groups_) lanes += held(g.memory);
   if (carrier_ != nullptr) lanes += carrier_->held_bytes();
+  if (values_) lanes += values_->held_bytes();
   return lanes + held(plan_, memory_, slices_, outcomes_, sent_, sent_offsets_, sent_memory_,
                       gathered_, counts_, send_offsets_, recv_offsets_, first_);
 }
@@ -279,9 +300,10 @@ void NativeSum::start() {
   for (uint32_t i = 0; i < plan_.units.size(); ++i) {
     Work work = memory_.work(i, state_->codec());
     first_[i] = state_->codec().start(plan_.units[i].piece->send, work);
-    folded_ = folded_ && first_[i] == 1;
+    folded_ = folded_ && first_[i] == last_round(i);
   }
   if (carrier_ != nullptr) carrier_->begin(input_.step << 32U ^ input_.sequence);
+  if (values_) folded_ = values_->start() && folded_;
 }
 
 /// All ones is a NaN in every lane type.
@@ -304,10 +326,14 @@ void NativeSum::encode_first() {
     if (!engine_scales_) kernels.scale(input_.gradient, mean, plan_.lanes);
     return;
   }
-  auto* lanes = reinterpret_cast<float*>(group(0, 0).memory.bytes().data());
-  plan_.over_lanes(0, plan_.lanes, [&](uint64_t at, uint64_t lane, uint64_t count) {
-    kernels.mul(lanes + lane, mean, input_.gradient + at, count);
-  });
+  if (values_) {
+    if (!values_->encode(input_.gradient, asked_ranges())) carrier_->report_trouble();
+  } else {
+    auto* lanes = reinterpret_cast<float*>(group(0, 0).memory.bytes().data());
+    plan_.over_lanes(0, plan_.lanes, [&](uint64_t at, uint64_t lane, uint64_t count) {
+      kernels.mul(lanes + lane, mean, input_.gradient + at, count);
+    });
+  }
   for (uint32_t i = 0; i < plan_.units.size(); ++i) encode_first_unit(i);
   if (wishes_) put_wish();
 }
@@ -507,6 +533,8 @@ Result<Next> NativeSum::advance(std::span<Step> batch) {
     Work work = memory_.work(i, state_->codec());
     state_->codec().accept(slot, p, round_, lanes_of(i, round_), state_->world(), work);
   }
+  if (values_ && round_ == 0 && !folded_ && !values_->encode_rest(input_.gradient, asked_ranges()))
+    carrier_->report_trouble();
   if (folded_) round_ = 1;
   if (++round_ < rounds_) {
     encode_later();
@@ -526,6 +554,7 @@ Result<Next> NativeSum::after_status(std::span<Step> batch) {
   if (auto heard = status_->receive(input_); !heard) return std::move(heard).error();
   if (!guarded_) return advance(batch);  // casts carry NaN and infinity as they are
   undo(pipeline::Undo::gradient_travels);
+  if (values_ && codes_travel()) values_->learn();
   return Next{Verdict::take_raw, 0};
 }
 
@@ -533,10 +562,14 @@ void NativeSum::finish() {
   phase_ = Phase::idle;
   if (in_place_) return;
   const pipeline::UnitCodec& codec = state_->codec();
-  const auto* lanes = reinterpret_cast<const float*>(group(0, 0).memory.bytes().data());
-  plan_.over_lanes(0, plan_.lanes, [&](uint64_t at, uint64_t lane, uint64_t count) {
-    std::copy_n(lanes + lane, count, input_.gradient + at);
-  });
+  if (values_) {
+    values_->finish(input_.gradient);
+  } else {
+    const auto* lanes = reinterpret_cast<const float*>(group(0, 0).memory.bytes().data());
+    plan_.over_lanes(0, plan_.lanes, [&](uint64_t at, uint64_t lane, uint64_t count) {
+      std::copy_n(lanes + lane, count, input_.gradient + at);
+    });
+  }
   for (uint32_t i = 0; i < plan_.units.size(); ++i) {
     if (carrier_ != nullptr) {
       finish_coded(i);
@@ -570,6 +603,7 @@ void NativeSum::finish_coded(uint32_t i) {
 void NativeSum::undo(pipeline::Undo why) {
   if (phase_ == Phase::idle) return;
   phase_ = Phase::idle;
+  if (values_) values_->undo(why, input_.gradient);
   for (uint32_t i = 0; i < plan_.units.size(); ++i) {
     if (outcomes_[i] != pipeline::Outcome::payload) continue;
     const BucketUnit& u = plan_.units[i];

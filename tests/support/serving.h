@@ -1,0 +1,49 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// An aggregation server in a thread of the test.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "server/io/udp_server.h"
+
+namespace laconic::test {
+
+class Serving {
+ public:
+  explicit Serving(const std::string& bind = "127.0.0.1:0", uint64_t secret = 1,
+                   const wire::Token& token = {}, bool full_tags = false) {
+    server::UdpServerSettings settings;
+    settings.bind = bind;
+    settings.server.token = token;
+    settings.server.full_tags = full_tags;
+    store(settings.server.secret.data(), secret);
+    store(settings.server.secret.data() + 16, secret << 20U);
+    auto opened = server::UdpServer::open(settings);
+    if (!opened) {
+      ADD_FAILURE() << opened.error().message;
+      return;
+    }
+    server_ = std::move(*opened);
+    address_ = server_->address();
+    thread_ = std::thread([this] { server_->run(stop_); });
+  }
+  ~Serving() {
+    stop_ = true;
+    if (thread_.joinable()) thread_.join();
+  }
+  [[nodiscard]] const std::string& address() const { return address_; }
+
+ private:
+  std::unique_ptr<server::UdpServer> server_;
+  std::string address_;
+  std::atomic<bool> stop_{false};
+  std::thread thread_;
+};
+
+}  // namespace laconic::test
