@@ -125,6 +125,10 @@ Result<server::UdpServerSettings> settings_of(const Options& options) {
                  "laconic serve --io xdp --interfaces PORT,PORT: the ports of a switch that its "
                  "workers are behind"};
   }
+  if (options.io == "xdp" && settings.server.full_tags) {
+    return Error{Errc::invalid_argument, "--io xdp cannot hash payloads: --auth full is not for it",
+                 "leave one of them out"};
+  }
   settings.interfaces = options.interfaces;
   const auto memory = parse_memory(options.memory);
   if (!memory) return memory.error();

@@ -16,6 +16,7 @@ using wire::Reason;
 constexpr Time kMillisecond = 1000000;
 constexpr Time kFetchRetry = 20 * kMillisecond;
 constexpr uint32_t kFetchesAtOnce = 32;
+constexpr uint32_t kUnreached = 8;
 /// Who is waited for and silent for so long gets a datagram: a closed port answers with an error.
 constexpr Time kProbe = 100 * kMillisecond;
 /// How long a job that is over answers that it is.
@@ -59,6 +60,23 @@ void Job::set_gate() noexcept {
   const bool open =
       state_ == JobState::running && in_reach_ && slots_.fetching() == 0 && left_ == 0;
   std::atomic_ref(shared_.job->open).store(open ? 1 : 0);
+}
+
+// What the program sent twice and the worker asks for again: its host may not take what is
+// redirected to it (a virtual interface without generic receive offload). The process serves it.
+void Job::note_unreached(uint64_t number, uint32_t worker) noexcept {
+  if (shared_.job == nullptr || !in_reach_) return;
+  const uint64_t asked = shared_.slots[number % settings_.ring].asked;
+  if ((asked >> worker & 1U) == 0) return;
+  Member& member = members_[worker];
+  const uint64_t ack = slots_.ack(worker);
+  if (ack > member.reached + 4 * kUnreached) {
+    member.reached = ack;
+    member.unreached = 0;
+  }
+  if (++member.unreached < kUnreached) return;
+  in_reach_ = false;
+  set_gate();
 }
 
 void Job::hear_kernel() noexcept {
@@ -252,6 +270,7 @@ void Job::answer(Verdict verdict, const Member& member, uint32_t worker, uint64_
       break;
     case Verdict::stored:
       ++stats_.stored;
+      note_unreached(number, worker);
       if ((slots_.slot(number).bitmap >> worker & 1U) == 0) ++stats_.late;
       send_sum(member.address, number, out);
       break;

@@ -99,6 +99,8 @@ class Job {
     uint32_t attempt = 0;
     Time heard = 0;
     uint64_t kept = 0, ack = 0;  // as registered
+    uint64_t reached = 0;        ///< its ack when it began to count
+    uint32_t unreached = 0;      ///< results that the process sent after the program had, twice
     bool enrolled = false;
     uint64_t timed = 0;  ///< an ack above it ends a round trip; none: 0
     Time timed_since = 0, round_trip = 0;
@@ -137,6 +139,7 @@ class Job {
   void find_silent(Time now, Outbox& out);
   void note_waiting(Time now) noexcept;
   void set_gate() noexcept;
+  void note_unreached(uint64_t number, uint32_t worker) noexcept;
   void hear_kernel() noexcept;
 
   wire::JobSettings settings_;

@@ -52,7 +52,8 @@ struct laconic_ring {
 
 /* `slot` and `sum` belong to who holds the lock. */
 struct laconic_kernel_slot {
-  laconic_u64 lock; /* 0: free */
+  laconic_u64 lock;  /* 0: free */
+  laconic_u64 asked; /* workers that the program has sent the closed sum to a second time */
   struct laconic_slot slot;
   laconic_u64 sum[LACONIC_KERNEL_SUM / 8];
 };

@@ -184,7 +184,10 @@ void Slots::open_slot(Time now, const Contribution& c) noexcept {
   slot.settings = c.settings;
   slot.flags = c.flags & wire::kValues;
   raise(ring_->opened, c.number + 1);
-  if (is_shared()) return;
+  if (is_shared()) {
+    shared_.slots[c.number % settings_.ring].asked = 0;
+    return;
+  }
   slot.before = last_;
   slot.behind = kNobody;
   const auto index = static_cast<uint16_t>(c.number % settings_.ring);

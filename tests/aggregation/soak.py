@@ -92,7 +92,7 @@ class Soak:
                 self.wrong.append(f"round {number}: rank {rank} ended without a word")
             if (error := (said or {}).get("error")) is not None:
                 failed.append(f"rank {rank}: {error['message']}")
-        # Whoever hears of a killed rank leaves, and another server may tell of that first.
+        # A rank that hears of a killed one leaves, and another server may tell of that first.
         if failed and (lost is None or not any(f": rank {lost}: " in line for line in failed)):
             killed = "nobody" if lost is None else f"rank {lost}"
             self.wrong.append(f"round {number}: {killed} was killed, and {'; '.join(failed)}")

@@ -70,6 +70,7 @@ def test_a_token_is_32_random_bytes_for_its_owner(tmp_path):
     (("--bind", "127.0.0.1:0", "--io", "dpdk"), USAGE, "--io 'dpdk'"),
     (("--bind", "127.0.0.1:0", "--auth", "none"), USAGE, "--auth"),
     (("--bind", "127.0.0.1:0", "--io", "xdp"), USAGE, "--io xdp and --interfaces come together"),
+    (("--bind", "127.0.0.1:0", "--io", "xdp", "--interfaces", "lo", "--auth", "full"), USAGE, "--auth full is not for it"),
     (("--bind", "127.0.0.1:0", "--interfaces", "lo"), USAGE, "--io xdp and --interfaces come together"),
     (("--bind", "127.0.0.1:0", "--memory", "much"), USAGE, "--memory 'much'"),
     (("--bind", "127.0.0.1:0", "--token", "/nowhere/token"), USAGE, "/nowhere/token"),

@@ -331,7 +331,9 @@ static __always_inline int take(struct xdp_md* ctx, struct laconic_kernel_job* j
     return XDP_PASS;
   }
   if (here && !is_open) {
-    if (write_result(ctx, job, slot, s)) return XDP_PASS;
+    /* What did not get there twice goes another way. */
+    if ((slot->asked & bit) || write_result(ctx, job, slot, s)) return XDP_PASS;
+    slot->asked |= bit;
     count(&job->counts.stored);
     count(&job->counts.datagrams);
     return (int)bpf_redirect_map(&laconic_ports, ctx->ingress_ifindex, XDP_DROP);
@@ -345,6 +347,7 @@ static __always_inline int take(struct xdp_md* ctx, struct laconic_kernel_job* j
     at->norm = 0;
     at->flags = at->added = 0;
     at->state = LACONIC_SLOT_OPEN;
+    slot->asked = 0;
     raise(&job->ring.opened, s->number + 1);
   }
   /* A frame that ends early was found before, so nothing is half added. */
