@@ -210,8 +210,9 @@ def test_ceilings_are_sums_of_times():
     assert line.ceiling([bounds.FEEDBACK], 64 << 20) is None
     assert bounds.bytes_per_element(bounds.ENCODE["3lc"]) == 20
     assert bounds.bytes_per_element(bounds.ENCODE["3lc:scale=chunk"]) == 16
-    assert bounds.bytes_per_element(bounds.passes_of("topk", "encode", scanned=True)) == 24
-    assert bounds.bytes_per_element(bounds.passes_of("topk", "encode", scanned=False)) == 16
+    assert bounds.bytes_per_element(bounds.passes_of("threshold:v=0.0046", "encode", scanned=True)) == 24
+    assert bounds.bytes_per_element(bounds.passes_of("threshold:v=0.0046", "encode", scanned=False)) == 16
+    assert bounds.bytes_per_element(bounds.passes_of("topk", "encode", scanned=False)) == 20
 
 
 def point(spec, isa, encode, decode=2.0):
