@@ -258,7 +258,8 @@ def job_of(cell: Cell) -> tuple:
 def start(mine: list[Cell]) -> int:
     words = [sys.executable, str(Path(__file__).resolve()), "--cells", json.dumps([dataclasses.asdict(cell) for cell in mine])]
     if mine[0].loss:
-        words = [lab.laconic_command(), "lab", "--hosts", "2", "--loss", f"{mine[0].loss:g}%", "--no-pin", "--raw", "--launcher", "--", *words]
+        loss = f"{mine[0].loss:g}%"
+        words = [lab.laconic_command(), "lab", "--hosts", "2", "--loss", loss, "--no-pin", "--raw", "--launcher", "--", *words]
     return subprocess.run(words, env={**lab.environment(ROOT), "LACONIC_BIN": lab.laconic_command()}).returncode
 
 

@@ -18,6 +18,8 @@ from results import final_of
 
 #: points that a run may end below float32
 ALLOWED = 1.0
+#: the law of thc's scale=last, and how much smaller the error of a better one is
+USED, CLEARLY = "1.1 max", 0.05
 PICTURE = "aggregation-learning.svg"
 MISSING = "–"
 STYLES = ("s5", "s7", "s10", "s3")
@@ -28,37 +30,42 @@ INTRO = """# thc: what aggregation does to learning
 make aggregation-learning
 ```
 
-Written by bench/aggregation_learning.py, to be called with `--question faults`, `widths` or `laws` for one of the sections alone. The demo's
-models mlp and cnn, with its optimizers and schedules, in short runs; nothing is timed. All workers are in one process, a session of the C ABI each
-(bench/virtual_workers.py). *Accuracy* is the mean of a run's last five evaluations, in %; in brackets the mean difference to
-float32 with the same seeds, in points, plus is better.
+Written by bench/aggregation_learning.py; with `--question faults`, `widths` or `laws` it trains for one of the sections alone. The
+demo's models mlp and cnn, with its optimizers and schedules, in short runs; nothing is timed. All workers are in one process, a
+session of the C ABI each (bench/virtual_workers.py). *Accuracy* is the mean of a run's last five evaluations, in %; in brackets the
+mean difference to float32 with the same seeds, in points, plus is better. **Bold**: more than a point worse.
 """
 
 FAULTS = """## Loss and late workers
 
-{world} workers, {steps} steps, {seeds}: mean ± standard deviation. `thc` at its default of 4 bits, where nothing else is said. *last* and
-*exact* are its `scale`, by sums in the process. The others go to `laconic serve` over UDP, `scale=last`:
-- *1 % loss*: server and workers on two hosts of `laconic lab --loss 1%`, which drops what goes either way. Hosts hand over what is sent at once
-  as one packet (GSO), and such a packet is lost as a whole;
-- *2 of 10 late*: quorum 0.8, a deadline of 5 ms; in each exchange two workers, drawn at random, send twice the deadline later and only when the others
-  have their sums (or after half a second, as a worker that was left out four times in a row is waited for);
-- *loss and quorum*: the same lab, quorum 0.75, 5 ms: who is late is up to what is lost and to how busy the machine is, so these figures are not the
-  same in each run.
+{world} workers, {steps} steps, {seeds}: mean ± standard deviation. `thc` at its default of 4 bits. *last* and *exact* are its
+`scale`, by sums in the process; the others go to `laconic serve` over UDP, with `scale=last`.
+
+{cases}
 
 {table}
 
-*Left out*: contributions that came too late for their sum, of all. *Partial*: sums without somebody. *Sent again*: datagrams, for each
-contribution, those included that only waited for a busy processor.
+*Left out*: contributions that came too late for their sum, of all. *Partial*: sums without somebody. *Sent again*: datagrams, for
+each contribution, those included that only waited for a busy processor.
 
 {verdict}
 """
 
+CASES = ("*1 % loss*: server and workers on two hosts of `laconic lab --loss 1%`, which drops what goes either way. Where hosts hand over "
+         "what they send at once as one packet (GSO), such a packet is lost as a whole.",
+         "*2 of 10 late*: quorum 0.8, a deadline of 5 ms. In each exchange two workers, drawn at random, send twice the deadline later, "
+         "and only when the others have their sums (or after half a second: a worker that was left out four times in a row is waited for). "
+         "What they had comes in a later mean of eight, so every gradient counts for an eighth, not a tenth: the learning rate is in "
+         "effect up to 10/8 times as large, which shows where a short run has not converged.",
+         "*loss and quorum*: the same lab, quorum 0.75, 5 ms. Who is late is up to what is lost and to how busy the machine is, so these "
+         "figures are not the same in each run.")
+
 WIDTHS = """## Bits, bytes, error, accuracy
 
-{steps} steps, {samples} samples in each, divided among the workers; seed 0, `thc:bits=B`, sums in the process, with error feedback. Bytes are those of an
-element, up to the aggregator and down from it, of 4 each in float32. *NMSE*: squared error of the mean over its own square; *of inputs*: over the mean
-square of what the workers had to send (gradient and residual), times their number, which stays the same where errors of workers are independent.
-Both of compressed parameters, mean of {noted}.
+{steps} steps, {samples} samples in each, divided among the workers; seed 0, `thc:bits=B`, sums in the process, error feedback. Bytes
+are those of an element, up to the aggregator and down from it, of 4 each in float32. *NMSE*: squared error of the mean over its own
+square. *Of inputs*: over the mean square of what the workers had to send (gradient and residual), times their number, which stays
+the same where errors of workers are independent. Both of compressed parameters, mean of {noted}.
 
 {table}
 
@@ -69,10 +76,11 @@ Both of compressed parameters, mean of {noted}.
 
 LAWS = """## The law of `scale=last`
 
-A simulation in torch (bench/thc_laws.py), {world} workers, {steps} steps, {seeds}, 4 bits, with error feedback. A law makes the range of a block from the
-norms of the exchange before: a factor times their largest, or times their root mean square over the workers. *Error*: what is expected of the
-squared error of the mean over that of `exact`, for the same gradients and residuals: the median of {noted}, and the largest. *Clamped*: elements beyond
-the range. Accuracy of those laws that were trained with.
+A simulation in torch (bench/thc_laws.py): {world} workers, {steps} steps, {seeds}, 4 bits, error feedback. A law makes the range of
+a block from the norms of the exchange before: a factor times their largest (*max*), or times their root mean square over the
+workers (*rms*). *Error*: what is expected of the squared error of the mean, over that of `exact` for the same gradients and
+residuals: the median of {noted}, and the largest. *Clamped*: elements beyond the range. Accuracy of those laws that were trained
+with, in brackets the difference to `exact`.
 
 {table}
 
@@ -158,8 +166,8 @@ def fault_verdict(runs: Runs) -> str:
 
 def faults(runs: Runs) -> str:
     head = ["", *(f"{model}, %" for model in runs.models), "left out", "partial", "sent again"]
-    return FAULTS.format(world=listed(map(str, runs.worlds)), steps=runs.steps, seeds=runs.seeds_text(), verdict=fault_verdict(runs),
-                         table=table(head, [fault_row(runs, name) for name in runs.names]))
+    return FAULTS.format(world=listed(map(str, runs.worlds)), steps=runs.steps, seeds=runs.seeds_text(), cases=bullets(CASES),
+                         verdict=fault_verdict(runs), table=table(head, [fault_row(runs, name) for name in runs.names]))
 
 
 # ---- widths ----
@@ -196,8 +204,9 @@ def width_words(runs: Runs) -> str:
     lines = []
     for model in runs.models:
         for name in runs.names:
-            known = {world: gap for world in runs.worlds if name != "float32" and (gap := runs.gap(name, world=world, model=model)) is not None}
-            if known and min(known.values()) < -ALLOWED:
+            gaps = {world: runs.gap(name, world=world, model=model) for world in runs.worlds}
+            known = {world: gap for world, gap in gaps.items() if gap is not None}
+            if min(known.values(), default=0) < -ALLOWED:
                 far = listed(f"{world} ({gap:+.1f})" for world, gap in known.items() if gap < -ALLOWED)
                 lines.append(f"{model}, {name.replace('=', ' ')}: more than a point below float32 with {far} workers.")
     lines = lines or ["Every width ends within a point of float32, with each number of workers."]
@@ -206,11 +215,12 @@ def width_words(runs: Runs) -> str:
 
 
 def widths(runs: Runs) -> str:
-    head = ["workers", "", "bytes up", "down", *(word for model in runs.models for word in (f"{model}: NMSE", "of inputs × workers", "accuracy, %"))]
+    words = ("NMSE", "of inputs × workers", "accuracy, %")
+    head = ["workers", "", "bytes up", "down", *(f"{model}: {word}" for model in runs.models for word in words)]
     noted = next((len(run["nmse"]) for _, run in runs.found if run["nmse"]), 0)
     samples = runs.cells[0].batch * runs.cells[0].world
-    return WIDTHS.format(steps=runs.steps, samples=samples, noted=f"{noted} steps", table=table(head, width_rows(runs)), picture=PICTURE,
-                         words=width_words(runs))
+    return WIDTHS.format(steps=runs.steps, samples=samples, noted=f"{noted} steps", table=table(head, width_rows(runs), left=2),
+                         picture=PICTURE, words=width_words(runs))
 
 
 def picture(runs: Runs) -> str:
@@ -225,10 +235,12 @@ def picture(runs: Runs) -> str:
     for column, model in enumerate(runs.models):
         left = 60 + column * 370
         errors = {name: [(world, found[0]) for world in runs.worlds if (found := nmse(runs, name, world, model))] for name in names}
-        accuracies = {name: [(world, value) for (_, world), value in sorted(runs.finals(name, model=model).items())] for name in runs.names}
+        accuracies = {name: [(world, value) for (_, world), value in sorted(runs.finals(name, model=model).items())]
+                      for name in runs.names}
         values = [y for points in errors.values() for _, y in points] or [1.0]
         least = 5 * math.floor((min((y for points in accuracies.values() for _, y in points), default=100.0) - 0.1) / 5)
-        body += panel(f"{model}: NMSE", errors, style, left, 92, Axis(10 ** math.floor(math.log10(min(values))), 1.5 * max(values), 242, 92, True))
+        low = 10 ** math.floor(math.log10(min(values)))
+        body += panel(f"{model}: NMSE", errors, style, left, 92, Axis(low, 1.5 * max(values), 242, 92, True))
         body += panel(f"{model}: accuracy, %", accuracies, style, left, 322, Axis(max(least, 0), 100.0, 472, 322))
     return pictures.on_ground(body, 530, title, 60 + len(runs.models) * 370)
 
@@ -239,7 +251,8 @@ def panel(name: str, points: dict, style: dict, left: int, top: int, y: Axis) ->
     ticks = [x.at(world) for world in unique(worlds)]
     body = [charts.text(left, top - 8, name, "start", "name"), charts.text(left + 145, y.begin + 36, "workers", style="name")]
     for value in y.ticks():
-        body += [charts.line(left, y.at(value), left + 290, y.at(value), "grid"), charts.text(left - 8, y.at(value) + 4, f"{value:g}", "end")]
+        body += [charts.line(left, y.at(value), left + 290, y.at(value), "grid"),
+                 charts.text(left - 8, y.at(value) + 4, f"{value:g}", "end")]
     for at, world in zip(ticks, unique(worlds)):
         body += [charts.line(at, y.begin, at, y.end, "grid"), charts.text(at, y.begin + 17, f"{world}")]
     for key, found in points.items():
@@ -258,14 +271,16 @@ def law_figures(runs: Runs, law: str, model: str) -> tuple[float, float, float]:
     return statistics.median(errors), max(errors), statistics.fmean(clamped for _, clamped in found)
 
 
-def law_words(runs: Runs, laws: list[str]) -> str:
-    lines = []
+def law_words(runs: Runs, known: list[str]) -> str:
+    lines, better = [], set(known) - {"exact", USED}
     for model in runs.models:
-        errors = {law: law_figures(runs, law, model)[0] for law in laws if law != "exact"}
-        best = min(errors, key=errors.__getitem__)
-        lines.append(f"{model}: {best} has the smallest error, {errors[best]:.2f} times that of `exact`; 1.1 max, which is `scale=last`, "
-                     f"{errors['1.1 max']:.2f}, 1.25 rms {errors['1.25 rms']:.2f}.")
-    return bullets(lines)
+        errors = {law: law_figures(runs, law, model)[0] for law in known if law != "exact"}
+        best, used = min(errors, key=errors.__getitem__), errors[USED]
+        words = [f"{law} {error / used:.2f}" for law, error in errors.items() if law != USED]
+        lines.append(f"{model}: the smallest error is that of {best}. In units of that of {USED}, which is `scale=last`: {listed(words)}.")
+        better = {law for law in better if errors[law] < (1 - CLEARLY) * used}
+    verdict = f"{listed(sorted(better))} would be better" if better else "None is better"
+    return bullets([*lines, f"{verdict} than {USED} by more than {100 * CLEARLY:.0f} % with every model."])
 
 
 def laws(runs: Runs) -> str:
@@ -277,10 +292,10 @@ def laws(runs: Runs) -> str:
             median, largest, clamped = law_figures(runs, law, model)
             row += [f"{median:.2f} (to {largest:.2f})", f"{100 * clamped:.2f} %", runs.accuracy(law, "exact", model=model)]
         rows.append(row)
-    head = ["range", *(word for model in runs.models for word in (f"{model}: error", "clamped", "accuracy, %"))]
+    head = ["range", *(f"{model}: {word}" for model in runs.models for word in ("error", "clamped", "accuracy, %"))]
     noted = sum(len(run["noted"]) for cell, run in runs.found if cell.model == runs.models[0])
-    return LAWS.format(world=runs.worlds[0], steps=runs.steps, seeds=runs.seeds_text(), noted=f"{noted} steps of {len(runs.names)} trainings",
-                       table=table(head, rows), words=law_words(runs, known))
+    return LAWS.format(world=runs.worlds[0], steps=runs.steps, seeds=runs.seeds_text(), table=table(head, rows),
+                       noted=f"{noted} steps of {len(runs.names)} trainings", words=law_words(runs, known))
 
 
 # ---- the page ----
@@ -292,7 +307,8 @@ def page(found: list[tuple]) -> str:
         runs = Runs(found, question)
         if runs.found:
             parts.append(section(runs))
-    by_question = {question: [(cell, run) for cell, run in found if cell.question == question] for question in unique(c.question for c, _ in found)}
+    by_question = {question: [(cell, run) for cell, run in found if cell.question == question]
+                   for question in unique(cell.question for cell, _ in found)}
     parts.append(f"## Environment\n\n{environment(by_question)}\n")
     lacking = sum(run is None for _, run in found)
     if lacking:

@@ -46,7 +46,8 @@ def best_table(top: int, bits: int = BITS, bound: float = BOUND) -> tuple[float,
                 candidate = (cost + step_cost(at[i], at[j]), (*chosen, j))
                 found[j] = min(found.get(j, candidate), candidate)
         half = found
-    tables = [(2 * cost + step_cost(at[j], at[top - j]), (*chosen, *(top - k for k in reversed(chosen)))) for j, (cost, chosen) in half.items()]
+    tables = [(2 * cost + step_cost(at[j], at[top - j]), (*chosen, *(top - k for k in reversed(chosen))))
+              for j, (cost, chosen) in half.items()]
     return min(tables, default=(math.inf, ()))
 
 
