@@ -8,7 +8,7 @@ TIER ?= all
 SECONDS_EACH ?= 60
 
 .DEFAULT_GOAL := help
-.PHONY: help demo build test users bench models quality aggregation-learning engines fuzz mutants format clean
+.PHONY: help demo demo-aggregation build test users soak bench models quality aggregation-learning engines fuzz mutants format clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -22,12 +22,23 @@ demo:  ## train with and without compression over a slow link; MODEL= DATA= RATE
 	  $(if $(RATE),--rate "$(RATE)") $(if $(NETWORKS),--networks "$(NETWORKS)") $(if $(WORKERS),--workers "$(WORKERS)") \
 	  $(if $(SPECS),--specs "$(SPECS)") $(if $(SEEDS),--seeds "$(SEEDS)")
 
+demo-aggregation:  ## the same over aggregation servers, at 100 Mbit/s, loss 0 and 1 % (five minutes); PUBLISH= a folder for the page
+	@scripts/bootstrap --required
+	@scripts/bootstrap --python & python=$$!; \
+	  scripts/build release laconic_c laconic_cli; built=$$?; wait $$python && exit $$built
+	@.venv/bin/python examples/demo/aggregation.py $(if $(PUBLISH),--publish "$(PUBLISH)")
+
 build:  ## the library, the command, tests, benchmarks; PRESET= chooses another preset
 	@scripts/bootstrap
 	@scripts/build $(PRESET)
 
 test:  ## everything that must hold before a change goes in; TIER=quick for the short version
 	@scripts/test $(TIER)
+
+soak:  ## aggregation servers at 1 % loss while servers and workers are killed; SOAK_SECONDS= (600) LOSS= change it
+	@scripts/bootstrap
+	@scripts/build release laconic_cli aggregation_rank
+	@.venv/bin/python tests/aggregation/soak.py $(or $(SOAK_SECONDS),600) $(or $(LOSS),1%)
 
 users:  ## programs of Hugging Face, Lightning and others, each with laconic; NAMES= chooses some (ten minutes)
 	@scripts/bootstrap

@@ -43,6 +43,7 @@ ADD_ALL = Pass("r += g", why="the mean leaves the residual")
 # In the steady state: above the last call's threshold, without a fit.
 SIDCO = [Pass("read", why="selection")]
 TOPK = [Pass("read", why="selection")]
+TOPK_FED_BACK = [Pass("read two", why="selection among the sums g + r"), FEEDBACK]
 PRODUCTS = [Pass("read", why="P = M Q"), Pass("read", why="Q = transposed M P")]
 
 # Two sums, then signs: what is summed first decides what signs leave behind.
@@ -78,9 +79,9 @@ ENCODE = {
                         Pass("r += g", why="quantise, and what it loses"),
                         Pass("read two", cached=True, why="max |g + r| of a chunk")],
     "topk+noef": TOPK,
-    "topk": [FEEDBACK, *TOPK],
+    "topk": TOPK_FED_BACK,
     "topk:ratio=0.001+noef": TOPK,
-    "topk:ratio=0.001": [FEEDBACK, *TOPK],
+    "topk:ratio=0.001": TOPK_FED_BACK,
     "sidco:ratio=0.01,law=exp,stages=1+noef": SIDCO,
     "sidco:ratio=0.01,law=exp,stages=1": [FEEDBACK, *SIDCO],
     "sidco:ratio=0.01,law=exp,stages=2+noef": SIDCO,

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import aggregation_page
 import bounds
 from plan import CEILING_SHARE, GOAL_SIZES, GOALS, Goal, small_call_goal, threads_goal
 from programs import size_word, with_flag
@@ -316,6 +317,11 @@ def small_calls(results) -> list:
             table(["codec", "frame bytes", "encode µs", "", "decode µs", ""], rows), commands(results, "c_abi")]
 
 
+def server(results) -> list:
+    found = aggregation_page.section(results)
+    return [*found, commands(results, "server")] if found else []
+
+
 def laconic_time(points, spec, size):
     """Encode, in multiples of memcpy; PowerSGD's hook decodes too."""
     point = points.get(spec, size)
@@ -435,7 +441,7 @@ def markdown(results) -> str:
              "numbers, with their spreads, are in the JSON file beside this one; `scripts/bench_compare A.json B.json` "
              "compares two runs.")
     parts = ["# Codecs on a CPU", intro, results.get("remark", "")]
-    for section in (machine, method, goals, what_bounds, roofline, threads, small_calls, baselines, grace, everything,
+    for section in (machine, method, goals, what_bounds, roofline, threads, small_calls, server, baselines, grace, everything,
                     not_measured):
         parts += section(results)
     return "\n\n".join(part for part in parts if part) + "\n"

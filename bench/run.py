@@ -71,7 +71,8 @@ class Run:
         self.look_at_machine()
         steps = [("roofline", self.roofline), *self.best_isa_steps(), ("fused decode", self.fused),
                  ("codecs alone", self.codec_only), ("calls through the C ABI", self.c_abi),
-                 ("two threads", self.threads), ("PyTorch", self.baselines), *self.other_isa_steps()]
+                 ("two threads", self.threads), ("aggregation server", self.server), ("PyTorch", self.baselines),
+                 *self.other_isa_steps()]
         for what, step in steps:
             if self.programs.elapsed() > self.programs.budget:
                 self.results["left_out"].append(what)
@@ -133,6 +134,11 @@ class Run:
         specs = plans.chosen(plans.THREADED_SPECS, self.names)
         for size, seconds in self.plan.threads.items():
             self.results["threads"] += self.programs.points("threads", "threads_bench", seconds, size, *specs)
+
+    def server(self):
+        self.results["server"] = {
+            "io": self.programs.answer("server", "server_bench", self.plan.server_seconds, self.plan.server_rounds),
+            "cpu": self.programs.answer("server", "server_cpu_bench", self.plan.server_rounds)}
 
     def baselines(self):
         if importlib.util.find_spec("torch") is None:

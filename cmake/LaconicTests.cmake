@@ -199,11 +199,14 @@ function(laconic_engine_tests)
     laconic_test_options(mpi_ranks_${mpi})
     list(APPEND LACONIC_LAUNCHED mpi_ranks_${mpi})
   endforeach()
-  # What tests in Python launch or open; nothing where there is no MPI.
+  # Ranks on the hosts of a lab, started by tests/aggregation.
+  add_executable(aggregation_rank ${PROJECT_SOURCE_DIR}/tests/aggregation/aggregation_rank.cc)
+  target_link_libraries(aggregation_rank PRIVATE laconic_flags laconic_all laconic_program_deps)
+  laconic_test_options(aggregation_rank)
+  list(APPEND LACONIC_LAUNCHED aggregation_rank)
+  # What tests in Python launch or open.
   add_custom_target(laconic_launched)
-  if(LACONIC_LAUNCHED)
-    add_dependencies(laconic_launched ${LACONIC_LAUNCHED} ${LACONIC_PLUGINS})
-  endif()
+  add_dependencies(laconic_launched ${LACONIC_LAUNCHED} ${LACONIC_PLUGINS})
 endfunction()
 
 # tests/engines/gloo/*_test.cc -> test_gloo: processes over Gloo, where it is.

@@ -25,5 +25,6 @@ Run add_verify(CLI::App& program);
 Run add_doctor(CLI::App& program);
 Run add_laws(CLI::App& program);
 Run add_serve(CLI::App& program);
+Run add_top(CLI::App& program);
 
 }  // namespace laconic::tools

@@ -17,6 +17,7 @@
 #include <string>
 
 #include "command.h"
+#include "metrics.h"
 #include "output.h"
 #include "server/io/udp_server.h"
 #include "transport/aggregation/token_file.h"
@@ -31,6 +32,8 @@ struct Options {
   std::string token;
   std::string new_token;
   std::string io = "auto";
+  std::string auth = "header";
+  std::string metrics;
   std::string memory = "256mb";
   uint32_t jobs = 64;
   bool check = false;
@@ -110,6 +113,7 @@ Result<server::UdpServerSettings> settings_of(const Options& options) {
   server::UdpServerSettings settings;
   settings.bind = options.bind;
   settings.server.jobs = options.jobs;
+  settings.server.full_tags = options.auth == "full";
   const auto io = choose_io(options.io);
   if (!io) return io.error();
   settings.io = *io;
@@ -138,8 +142,11 @@ int check(const Options& options) {
                                 : "the kernel is older than Linux 5.0"}},
                    {{"io", "mmsg"}, {"works", true}, {"why", "recvmmsg and sendmmsg"}},
                    {{"io", "xdp"}, {"works", false}, {"why", "not in this build"}}});
+  const std::string_view no_metrics = why_no_metrics();
   if (options.json) {
-    print_json({{"back_ends", found}, {"auto", gso ? "gso" : "mmsg"}});
+    print_json({{"back_ends", found},
+                {"auto", gso ? "gso" : "mmsg"},
+                {"metrics", {{"works", no_metrics.empty()}, {"why", no_metrics}}}});
     return kFine;
   }
   Table table({{"back end"}, {"works"}, {"why"}});
@@ -147,6 +154,7 @@ int check(const Options& options) {
     table.add({row["io"], row["works"].get<bool>() ? "yes" : "no", row["why"]});
   }
   table.print();
+  fmt::print("metrics: {}\n", no_metrics.empty() ? "yes" : no_metrics);
   return kFine;
 }
 
@@ -156,13 +164,17 @@ void say(const Json& json) {
   std::fflush(stdout);
 }
 
-void print_start(const Options& options, const server::UdpServer& server, agg::Io io) {
+void print_start(const Options& options, const server::UdpServer& server, agg::Io io,
+                 const Metrics* metrics) {
   const char* name = io == agg::Io::gso ? "gso" : "mmsg";
   if (options.json) {
-    return say({{"serving", server.address()}, {"io", name}, {"token", !options.token.empty()}});
+    Json line{{"serving", server.address()}, {"io", name}, {"token", !options.token.empty()}};
+    if (metrics != nullptr) line["metrics"] = metrics->address();
+    return say(line);
   }
   fmt::print("serving at {} by {}{}\n", server.address(), name,
              options.token.empty() ? ", without a token: loopback only" : "");
+  if (metrics != nullptr) fmt::print("metrics at http://{}/metrics\n", metrics->address());
   std::fflush(stdout);
 }
 
@@ -196,12 +208,19 @@ int serve(const Options& options) {
                  "laconic serve --bind 127.0.0.1:7420, or an address of this machine and --token"},
                 options.json, kUsage);
   }
-  const auto settings = settings_of(options);
+  auto settings = settings_of(options);
   if (!settings) return fail(settings.error(), options.json, kUsage);
   stop_on_signals();
+  std::unique_ptr<Metrics> metrics;
+  if (!options.metrics.empty()) {
+    auto opened = open_metrics(options.metrics);
+    if (!opened) return fail(opened.error(), options.json, kBadAnswer);
+    metrics = *std::move(opened);
+    settings->observe = [&](const server::Server& server) { metrics->show(figures_of(server)); };
+  }
   const auto server = server::UdpServer::open(*settings);
   if (!server) return fail(server.error(), options.json, kBadAnswer);
-  print_start(options, **server, settings->io);
+  print_start(options, **server, settings->io, metrics.get());
   (*server)->run(g_stop);
   print_end(options, (*server)->server().stats());
   return kFine;
@@ -216,10 +235,18 @@ Run add_serve(CLI::App& program) {
   command->add_option("--token", options->token, "file of 32 bytes that every worker has, too");
   command->add_option("--new-token", options->new_token, "write such a file and end");
   command->add_option("--io", options->io, "auto, gso or mmsg")->capture_default_str();
+  command
+      ->add_option("--auth", options->auth,
+                   "header, or full: jobs whose tags do not cover payloads are refused")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"header", "full"}));
   command->add_option("--memory", options->memory, "of all jobs")->capture_default_str();
   command->add_option("--jobs", options->jobs, "at most so many")
       ->capture_default_str()
       ->check(CLI::Range(1, 4096));
+  command->add_option(
+      "--metrics", options->metrics,
+      "ADDR:PORT of figures for Prometheus and laconic top; anybody there can read");
   command->add_flag("--check", options->check, "which back ends work here, and why not");
   command->add_flag("--json", options->json, "machine-readable, a line each");
   return [options] { return serve(*options); };

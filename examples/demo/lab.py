@@ -63,10 +63,12 @@ def environment(root: Path) -> dict:
     return {**found, "PYTHONPATH": os.pathsep.join(paths)}
 
 
-def run_lab(command: str, hosts: int, worker: list[str], timeout: float, emulate: bool, progress: Progress) -> dict:
-    """Gives what the lab says at the end: --json, see lab/README.md."""
+def run_lab(command: str, hosts: int, worker: list[str], timeout: float, emulate: bool, progress: Progress,
+            switch: str | None = None) -> dict:
+    """Gives what the lab says at the end: --json, see lab/README.md. `switch`: what runs in the switch."""
     words = [command, "lab", "--hosts", str(hosts), "--json", "--timeout", f"{timeout:.0f}s"]
     words += ["--emulate"] if emulate else []
+    words += ["--switch", switch] if switch else []
     # A session of its own: Ctrl-C comes here, and we pass it on once.
     process = subprocess.Popen([*words, "--", *worker], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                                env=environment(ROOT), start_new_session=True)

@@ -12,8 +12,13 @@ BASELINES = {
 _UNCOMPRESSED = ("pytorch:ddp", "pytorch:fp16", "none", "bf16", "fp16")
 
 
+#: Behind a spec: where its aggregation servers stand (servers.py).
+_PLACES = {"switch": "server in the switch", "hosts": "a server on each host"}
+
+
 def label_of(spec: str) -> str:
-    return BASELINES.get(spec) or f"Laconic {spec}"
+    spec, _, place = spec.partition("@")
+    return (BASELINES.get(spec) or f"Laconic {spec}") + (f", {_PLACES[place]}" if place else "")
 
 
 def is_uncompressed(spec: str) -> bool:

@@ -14,6 +14,12 @@ _RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?)([kmgt]?)bit")
 _SENT = Path("/sys/class/net/eth0/statistics/tx_bytes")
 
 
+def rate_and_loss(network: str) -> tuple[str, str]:
+    """'100mbit,1%': the rate of every port, and the share of packets that are lost."""
+    rate, _, loss = network.partition(",")
+    return rate, loss or "0%"
+
+
 def bits_per_second(rate: str) -> float:
     """'50mbit' is 5e7, as `tc` and the lab read it; 'off' is 0."""
     if rate == "off":
@@ -24,8 +30,11 @@ def bits_per_second(rate: str) -> float:
     return float(match[1]) * _UNITS[match[2]]
 
 
-def rate_text(rate: str) -> str:
-    """'50mbit' as people write it: '50 Mbit/s'."""
+def rate_text(network: str) -> str:
+    """'50mbit' as people write it: '50 Mbit/s'. '50mbit,1%': '50 Mbit/s, 1 % loss'."""
+    rate, loss = rate_and_loss(network)
+    if "," in network:
+        return f"{rate_text(rate)}, {loss.removesuffix('%')} % loss"
     match = _RATE.fullmatch(rate)
     return f"{match[1]} {match[2] if match[2] == 'k' else match[2].upper()}bit/s" if match else "unshaped"
 
@@ -35,6 +44,7 @@ class Network:
 
     def __init__(self, rank: int):
         self.rank = rank
+        self._loss = "0%"
         self.emulated = os.environ.get("LACONIC_LAB") == "emulated"
         os.environ.pop("LACONIC_EMULATE_RATE", None)
 
@@ -46,16 +56,23 @@ class Network:
         os.environ["LACONIC_EMULATE_RATE"] = str(bits_per_second(rate))
         return bits_per_second(rate)
 
-    def shape(self, rate: str) -> None:
-        """On rank 0, and followed by a barrier: the rate of every port, from now on."""
+    def shape(self, network: str) -> None:
+        """On rank 0, and followed by a barrier: rate and loss of every port, from now on."""
         if self.emulated or self.rank != 0:
             return
+        rate, loss = rate_and_loss(network)
+        self._ask(f"rate {rate}")
+        if loss != self._loss:
+            self._ask(f"loss {loss}")
+            self._loss = loss
+
+    def _ask(self, line: str) -> None:
         with socket.socket(socket.AF_UNIX) as control:
             control.connect(os.environ["LACONIC_LAB_CONTROL"])
-            control.sendall(f"rate {rate}\n".encode())
+            control.sendall(f"{line}\n".encode())
             answer = json.loads(control.makefile().readline())
         if not answer["ok"]:
-            raise RuntimeError(f"the lab refused 'rate {rate}': {answer['error']['message']}")
+            raise RuntimeError(f"the lab refused '{line}': {answer['error']['message']}")
 
     def sent_bytes(self) -> int | None:
         """By this host since it exists, frames with their headers; None if nobody counts."""

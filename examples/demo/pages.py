@@ -32,8 +32,8 @@ def styles(results: Results) -> dict[str, str]:
 
 
 def heading(views: list[Results]) -> str:
-    rates = ", ".join(rate_text(results.network) for results in views)
-    return f"{views[0].plan['workers']} workers, {rates} each way" + mark(views[0])
+    rates = [rate_text(results.network) for results in views]
+    return f"{views[0].plan['workers']} workers, {('; ' if any(',' in r for r in rates) else ', ').join(rates)} each way" + mark(views[0])
 
 
 def mark(results: Results) -> str:
@@ -154,7 +154,7 @@ def keys(pairs) -> str:
 def environment(results: Results) -> list[tuple[str, str]]:
     raw, lab, plan = results.raw, results.raw["lab"], results.plan
     link = "emulated: senders wait, nothing is shaped" if results.emulated else (
-        f"{', '.join(plan['networks'])} each way, tbf burst {lab['burst'] // 1024} kB, queue {lab['queue'] // 1024} kB, "
+        f"{', '.join(network.replace(',', ' at loss ') for network in plan['networks'])} each way, tbf burst {lab['burst'] // 1024} kB, queue {lab['queue'] // 1024} kB, "
         f"TCP {lab['tcp']}")
     specs = [f"{about['canonical']} by {about['strategy']}" for spec, about in raw["about"].items()
              if not spec.startswith("pytorch:")]
@@ -331,10 +331,10 @@ def by_seed(results: Results) -> str:
                                "steps.\n")
 
 
-def document(results: Results, subject: str, body: str) -> str:
+def document(results: Results, subject: str, body: str, writer: str = "examples/demo/run.py") -> str:
     about = "\n".join(f"- {key}: {value}" for key, value in environment(results))
     phases = "\n".join(f"- {name}: {seconds:.0f} s" for name, seconds in results.phases.items())
     choice = f"{results.choice}\n\n" if results.choice else ""
-    return (f"# The demo: {subject}\n\n```\n{results.raw['command']}\n```\n\nWritten by examples/demo/run.py with "
+    return (f"# The demo: {subject}\n\n```\n{results.raw['command']}\n```\n\nWritten by {writer} with "
             "`--publish docs/results`.\n\n"
             f"{choice}{body}\n## Environment\n\n{about}\n\n## Time it took\n\n{phases}\n")

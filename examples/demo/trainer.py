@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 
+import servers
 import torch
 import zeros
 from labels import BASELINES
@@ -84,7 +85,8 @@ class Trainer:
 
     def _exchange(self, spec: str, seed: int, world: int, emulated_rate: float) -> None:
         if spec not in (*BASELINES, zeros.SPEC):
-            self.handle = laconic.attach(self.model, spec, seed=seed, quiet=True)
+            spec, servers_options = servers.attach_options(spec, world)
+            self.handle = laconic.attach(self.model, spec, seed=seed, quiet=True, **servers_options)
             return
         state, hook = self._hook(spec, seed)
         if emulated_rate:

@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import servers
 import torch
 import torch.distributed as dist
 import zeros
@@ -80,9 +81,10 @@ class Worker:
     def run(self) -> None:
         if not self.plan["times_only"]:
             self.timed(f"{self.quality.name}, unshaped", self.learn)
-            self.timed("none against plain DDP, unshaped", self.pairs)
+            if self.plan["pairs"]:
+                self.timed("none against plain DDP, unshaped", self.pairs)
         for rate in self.plan["networks"]:
-            self.timed(f"step times at {rate}", lambda: self.shaped(rate))
+            self.timed(f"step times at {rate.replace(',', ', loss ')}", lambda: self.shaped(rate))
 
     def learn(self) -> None:
         """Full runs without a limit: quality over steps."""
@@ -152,7 +154,7 @@ class Worker:
         block = self.done["blocks"][-1]
         median = sorted(map(sum, block["times"]))[len(block["times"]) // 2]
         self.progress("shaped", len(self.done["blocks"]), len(self.plan["networks"]) * self.plan["repeats"] * len(self.specs),
-                      f"{block['spec']} at {block['network']}: {1e3 * median:.1f} ms a step")
+                      f"{block['spec']} at {block['network'].replace(',', ', loss ')}: {1e3 * median:.1f} ms a step")
 
     def shaped_block(self, rate: str, trainer: Trainer) -> dict:
         """A training run from its beginning: a few steps of a slow exchange; of the others `fast_steps`, on the only
@@ -271,7 +273,8 @@ def main() -> None:
     gc.freeze()  # what the imports left need not be looked at again in the middle of a step
     if worker.rank == 0:
         say({"phase": "start", "done": 1, "total": 1, "text": f"{worker.world} workers, one process each"})
-    worker.run()
+    with servers.on_this_host(plan.get("servers"), worker.rank):
+        worker.run()
     gathered = [None] * worker.world if worker.rank == 0 else None
     dist.gather_object(worker.done, gathered)
     if worker.rank == 0:

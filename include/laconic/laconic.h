@@ -400,6 +400,8 @@ typedef struct laconic_aggregator_options {
   double quorum;        /* of all ranks, how many are enough behind the deadline; 0 means 1.0 */
   uint32_t deadline_us; /* of an exchange, below an hour; 0 means 20,000 */
   uint32_t timeout_ms;  /* silence after which a rank or server is lost; 0 means 60,000 */
+  uint32_t full_tags;   /* 1: tags cover payloads, too, not only headers */
+  uint32_t reserved;
 } laconic_aggregator_options;
 
 /* Checks the options and reads the token. Sends nothing. */

@@ -34,4 +34,26 @@ Result<std::map<std::string, PortCounters>> read_net_dev() {
   return parse_net_dev(read_all(file.get()));
 }
 
+bool has_socket_in(std::string_view text, std::string_view state) {
+  std::istringstream lines{std::string(text)};
+  std::string line;
+  std::getline(lines, line);  // headings
+  while (std::getline(lines, line)) {
+    std::string number, local, remote, found;
+    std::istringstream(line) >> number >> local >> remote >> found;
+    if (found == state) return true;
+  }
+  return false;
+}
+
+bool has_open_port() {
+  const std::string folder = "/proc/net/";
+  for (const auto& [name, state] :
+       {std::pair{"udp", "07"}, {"udp6", "07"}, {"tcp", "0A"}, {"tcp6", "0A"}}) {
+    const Fd file(open((folder + name).c_str(), O_RDONLY | O_CLOEXEC));
+    if (file && has_socket_in(read_all(file.get()), state)) return true;
+  }
+  return false;
+}
+
 }  // namespace laconic::lab

@@ -1,6 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// The kernel's own byte counters.
+// What the kernel lists in /proc/net: byte counters and open ports.
 #pragma once
 
 #include <map>
@@ -17,5 +17,11 @@ std::map<std::string, PortCounters> parse_net_dev(std::string_view text);
 
 /// Counters of the interfaces in the current network namespace.
 Result<std::map<std::string, PortCounters>> read_net_dev();
+
+/// Whether the text of /proc/net/udp (07) or /proc/net/tcp (0A) has a socket in this state.
+bool has_socket_in(std::string_view text, std::string_view state);
+
+/// Whether anybody in the current network namespace receives on UDP or listens on TCP.
+bool has_open_port();
 
 }  // namespace laconic::lab

@@ -31,7 +31,7 @@ Features probe_inside() {
   };
   Features f;
   f.permitted = true;
-  f.mounts = make_private_mounts(1, hosts_file(1)).ok();
+  f.mounts = make_private_mounts(hosts_file(1, false)).ok();
   f.veth = works("ip",
                  "link add name br0 type bridge\nlink add name lab0 type veth peer name lab1\n"
                  "link set lab0 master br0 up\n");

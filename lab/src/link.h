@@ -20,6 +20,9 @@ struct PortCounters {
   uint64_t tx_bytes = 0, rx_bytes = 0, tx_packets = 0, rx_packets = 0;
 };
 
+/// In place of a host's number: where the ports of all hosts meet. Only with --switch.
+constexpr int kSwitch = -1;
+
 using Variables = std::vector<std::pair<std::string, std::string>>;
 
 class Link {
@@ -32,7 +35,8 @@ class Link {
   /// Applies to all ports, now; packets that wait in a queue are kept.
   virtual Result<void> shape(const Shaping& shaping) = 0;
 
-  /// One entry per host; none when hosts have no port of their own.
+  /// One entry per host, then that of the switch with --switch; none when hosts have no port of
+  /// their own.
   [[nodiscard]] virtual Result<std::vector<PortCounters>> counters() = 0;
 
   [[nodiscard]] virtual std::string address(int host) const = 0;

@@ -38,9 +38,9 @@ void show_own_interfaces(const std::string& stage) {
 
 }  // namespace
 
-std::string shm_folder(int host) { return std::string(kShm) + "/host" + std::to_string(host); }
+std::string shm_folder(const std::string& name) { return std::string(kShm) + "/" + name; }
 
-Result<void> make_private_mounts(int hosts, const std::string& hosts_file) {
+Result<void> make_private_mounts(const std::string& hosts_file) {
   if (mount("", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0)
     return system_error("making the mounts private");
   // A container may mask parts of /proc and then forbids a new one: commands see outer process
@@ -52,16 +52,14 @@ Result<void> make_private_mounts(int hosts, const std::string& hosts_file) {
     return system_error("mounting a private /dev/shm");
   const std::string file = std::string(kShm) + "/hosts";
   if (const Result<void> written = write_file(file, hosts_file); !written) return written;
-  if (const Result<void> bound = bind(file, "/etc/hosts"); !bound) return bound;
-  for (int host = 0; host < hosts; ++host)
-    if (const Result<void> made = make_folder(shm_folder(host), 01777); !made) return made;
-  return {};
+  return bind(file, "/etc/hosts");
 }
 
-Result<void> make_host_mounts(int host, const std::string& name) {
+Result<void> make_host_mounts(const std::string& name) {
   if (sethostname(name.c_str(), name.size()) != 0) return system_error("naming a host");
-  show_own_interfaces(std::string(kShm) + "/sys" + std::to_string(host));
-  return bind(shm_folder(host), kShm);
+  show_own_interfaces(std::string(kShm) + "/sys-" + name);
+  if (const Result<void> made = make_folder(shm_folder(name), 01777); !made) return made;
+  return bind(shm_folder(name), kShm);
 }
 
 Result<Namespaces> current_namespaces() {
@@ -74,8 +72,9 @@ Result<Namespaces> current_namespaces() {
   return now;
 }
 
-Result<void> unshare_namespaces() {
-  if (unshare(CLONE_NEWNET | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWNS) != 0)
+Result<void> unshare_namespaces(bool with_network) {
+  const int network = with_network ? CLONE_NEWNET : 0;
+  if (unshare(network | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWNS) != 0)
     return system_error("making a host's namespaces");
   return {};
 }

@@ -13,16 +13,16 @@
 
 namespace laconic::lab {
 
-/// The folder that becomes /dev/shm of a host; exists only inside the lab.
-std::string shm_folder(int host);
+/// The folder that becomes /dev/shm of the host `name`; exists only inside the lab.
+std::string shm_folder(const std::string& name);
 
 /// Once, in the lab's mount namespace: nothing propagates out, /proc shows the lab's processes,
-/// /dev/shm is an own tmpfs with one folder per host, /etc/hosts is `hosts_file`.
-Result<void> make_private_mounts(int hosts, const std::string& hosts_file);
+/// /dev/shm is an own tmpfs, /etc/hosts is `hosts_file`.
+Result<void> make_private_mounts(const std::string& hosts_file);
 
-/// In the namespaces of `host`: its name, its own /dev/shm, and below /sys/class/net its interfaces
-/// where the kernel permits that.
-Result<void> make_host_mounts(int host, const std::string& name);
+/// In the namespaces of the host `name`: its name, its own /dev/shm, and below /sys/class/net its
+/// interfaces where the kernel permits that.
+Result<void> make_host_mounts(const std::string& name);
 
 /// What makes a process one of a host's.
 struct Namespaces {
@@ -35,8 +35,8 @@ struct Namespaces {
 /// Those that the calling process is in.
 Result<Namespaces> current_namespaces();
 
-/// Moves the calling process into new ones.
-Result<void> unshare_namespaces();
+/// Moves the calling process into new ones, except for the network's if not `with_network`.
+Result<void> unshare_namespaces(bool with_network);
 
 /// Moves the calling process, which has one thread, into given ones. The working folder stays.
 Result<void> enter_namespaces(std::span<const int> namespaces);

@@ -50,33 +50,55 @@ std::string for_device(std::string lines, const std::string& device) {
   return lines;
 }
 
+/// The last byte of the switch's address: hosts end at 200.
+constexpr int kSwitchNumber = 254;
+constexpr uint32_t kSwitchAddress = 0x0a4d0000 | kSwitchNumber;  // 10.77.0.254
+
+constexpr const char* kBridge = "br0";
+
 std::string port(int host) { return "port" + std::to_string(host); }
+
+uint64_t loss_threshold(double share) {
+  constexpr double kRange = 4294967296.0;
+  return static_cast<uint64_t>(std::llround(share * kRange));
+}
 
 }  // namespace
 
-std::string host_address(int host) { return "10.77.0." + std::to_string(host + 1); }
+std::string host_address(int host) {
+  return "10.77.0." + std::to_string(host == kSwitch ? kSwitchNumber : host + 1);
+}
 
-std::string host_name(int host) { return "host" + std::to_string(host); }
+std::string host_name(int host) {
+  return host == kSwitch ? "switch" : "host" + std::to_string(host);
+}
 
-std::string hosts_file(int hosts) {
+std::string hosts_file(int hosts, bool with_switch) {
   std::string text = "127.0.0.1 localhost\n";
   for (const char* form :
        {"", "::ffff:"})  // the second is how a dual-stack socket (c10d's) sees its peer
-    for (int host = 0; host < hosts; ++host)
+    for (int host = with_switch ? kSwitch : 0; host < hosts; ++host)
       text += form + host_address(host) + " " + host_name(host) + "\n";
   return text;
 }
 
 std::string loss_bytecode(double share) {
-  constexpr double kRange = 4294967296.0;
-  const auto threshold = static_cast<uint64_t>(std::llround(share * kRange));
+  const uint64_t threshold = loss_threshold(share);
   // ld #random; jgt #threshold: pass (-1, "no verdict") : drop (2, TC_ACT_SHOT)
   return "4,32 0 0 4294963256,37 0 1 " + std::to_string(threshold) + ",6 0 0 4294967295,6 0 0 2";
 }
 
+std::string loss_bytecode_from(uint32_t source, double share) {
+  // ld [26], the source address behind Ethernet's 14 bytes; jeq #source: go on : pass; then as
+  // above
+  return "6,32 0 0 26,21 0 2 " + std::to_string(source) + ",32 0 0 4294963256,37 0 1 " +
+         std::to_string(loss_threshold(share)) + ",6 0 0 4294967295,6 0 0 2";
+}
+
 Result<std::unique_ptr<Link>> Network::make(const Options& options) {
   const int hosts = options.hosts;
-  if (const Result<void> mounts = make_private_mounts(hosts, hosts_file(hosts)); !mounts)
+  const bool with_switch = !options.at_switch.empty();
+  if (const auto mounts = make_private_mounts(hosts_file(hosts, with_switch)); !mounts)
     return mounts.error();
   auto network = std::make_unique<Network>();
   auto own = current_namespaces();
@@ -85,28 +107,42 @@ Result<std::unique_ptr<Link>> Network::make(const Options& options) {
   disable_ipv6();
   for (int host = 0; host < hosts; ++host)
     if (const Result<void> added = network->add_host(options.tcp); !added) return added.error();
+  if (with_switch)
+    if (const Result<void> added = network->add_switch(options.tcp); !added) return added.error();
   if (const Result<void> added = network->add_interfaces(); !added) return added.error();
   return std::unique_ptr<Link>(std::move(network));
 }
 
 Result<void> Network::add_host(const std::string& tcp) {
   const int host = hosts();
-  if (const auto made = unshare_namespaces(); !made) return made;
+  if (const auto made = unshare_namespaces(true); !made) return made;
   disable_ipv6();
   if (const auto set = set_congestion_control(tcp); !set) return set;
-  if (const auto mounted = make_host_mounts(host, host_name(host)); !mounted) return mounted;
+  if (const auto mounted = make_host_mounts(host_name(host)); !mounted) return mounted;
   auto made = current_namespaces();
   if (!made) return std::move(made).error();
   hosts_.push_back(std::move(*made));
   return enter_namespaces(own_.all());
 }
 
+/// Its COMMAND sees the bridge's network, but a name, shared memory and interfaces as hosts have.
+Result<void> Network::add_switch(const std::string& tcp) {
+  if (const auto set = set_congestion_control(tcp); !set) return set;
+  if (const auto made = unshare_namespaces(false); !made) return made;
+  if (const auto mounted = make_host_mounts(host_name(kSwitch)); !mounted) return mounted;
+  auto made = current_namespaces();
+  if (!made) return std::move(made).error();
+  switch_ = std::move(*made);
+  return enter_namespaces(own_.all());
+}
+
 Result<void> Network::add_interfaces() {
   // The bridge comes first: a port whose number equals its peer's would wait a second for its
   // carrier (linkwatch takes it for a device that is not a pair, and collects its events).
-  const std::string bridge =
+  std::string bridge =
       "link add name br0 type bridge stp_state 0 forward_delay 0 mcast_snooping 0\nlink set br0 "
       "up\n";
+  if (switch_) bridge += "link set lo up\naddr add " + host_address(kSwitch) + "/24 dev br0\n";
   if (const auto made = run_tool({"ip", "-batch", "-"}, bridge); !made) return made.error();
   std::string ports;
   for (int host = 0; host < hosts(); ++host) {
@@ -141,9 +177,14 @@ Result<void> Network::shape(const Shaping& wanted) {
   const Shaping before = now_.value_or(Shaping{});
   const bool exact = wanted.rate != kUnshaped || wanted.loss > 0;
   const int home = own_.network.get();
-  for (const Namespaces& host : hosts_)
-    if (const auto set = set_segmentation_offload(host.network.get(), home, "eth0", !exact); !set)
-      return set;
+  for (int host = 0; host < hosts(); ++host) {
+    const auto end = set_segmentation_offload(network_of(host), home, "eth0", !exact);
+    if (!end) return end;
+    if (!switch_) continue;  // nothing else leaves by a port unsegmented
+    if (const auto set = set_segmentation_offload(home, home, port(host), !exact); !set) return set;
+  }
+  if (switch_)  // its own counter
+    if (const auto set = set_segmentation_offload(home, home, kBridge, !exact); !set) return set;
   if (wanted.rate != kUnshaped) {
     if (const auto set = set_rate(wanted); !set) return set;
   } else if (before.rate != kUnshaped || wanted.delay != before.delay) {
@@ -189,7 +230,18 @@ Result<void> Network::set_loss(double share) {
              " ingress protocol all bpf da bytecode \"" + loss_bytecode(share) + "\"\n";
   }
   const auto done = run_tool({"tc", "-batch", "-"}, lines);
-  return done ? Result<void>() : done.error();
+  if (!done) return done.error();
+  return switch_ ? set_loss_from_switch(share) : Result<void>();
+}
+
+/// What the switch itself sends enters no port: it is lost where it enters the host.
+Result<void> Network::set_loss_from_switch(double share) {
+  std::string lines;
+  if (now_ && now_->loss > 0) lines += "qdisc del dev @ clsact\n";
+  if (share > 0)
+    lines += "qdisc add dev @ clsact\nfilter add dev @ ingress protocol ip bpf da bytecode \"" +
+             loss_bytecode_from(kSwitchAddress, share) + "\"\n";
+  return tc(lines, false);
 }
 
 Result<std::vector<PortCounters>> Network::counters() {
@@ -201,17 +253,24 @@ Result<std::vector<PortCounters>> Network::counters() {
     // Seen from the switch: what its port receives is what the host has sent.
     all.push_back({p.rx_bytes, p.tx_bytes, p.rx_packets, p.tx_packets});
   }
+  if (switch_) {
+    PortCounters own = (*devices)[kBridge];
+    own.rx_bytes += own.rx_packets * 14;  // counted without their Ethernet header
+    all.push_back(own);
+  }
   return all;
 }
 
-Variables Network::environment(int) const {
+Variables Network::environment(int host) const {
+  const std::string device = host == kSwitch ? kBridge : "eth0";
   return {
-      {"GLOO_SOCKET_IFNAME", "eth0"}, {"NCCL_SOCKET_IFNAME", "eth0"}, {"TP_SOCKET_IFNAME", "eth0"}};
+      {"GLOO_SOCKET_IFNAME", device}, {"NCCL_SOCKET_IFNAME", device}, {"TP_SOCKET_IFNAME", device}};
 }
 
-std::string Network::folder(int host) const { return shm_folder(host); }
+std::string Network::folder(int host) const { return shm_folder(host_name(host)); }
 
 std::vector<int> Network::namespaces(int host) const {
+  if (host == kSwitch) return switch_ ? switch_->all() : std::vector<int>{};
   return hosts_[static_cast<std::size_t>(host)].all();
 }
 

@@ -19,12 +19,14 @@ std::string host_address(int host);
 std::string host_name(int host);
 
 /// Names for all addresses, so that reverse look-ups succeed.
-std::string hosts_file(int hosts);
+std::string hosts_file(int hosts, bool with_switch);
 
 /// The tc filter that drops `share` of the packets at random, as classic BPF: a random number
 /// against a threshold. Works in every kernel with cls_bpf, needs neither netem nor a capability
 /// beyond the namespace.
 std::string loss_bytecode(double share);
+/// The same for IPv4 packets from `source` alone.
+std::string loss_bytecode_from(uint32_t source, double share);
 
 class Network final : public Link {
  public:
@@ -41,17 +43,20 @@ class Network final : public Link {
 
  private:
   Result<void> add_host(const std::string& tcp);
+  Result<void> add_switch(const std::string& tcp);
   Result<void> add_interfaces();
   Result<void> tc(const std::string& host_batch, bool with_ports);
   Result<void> set_rate(const Shaping& shaping);
   Result<void> unshape(const Shaping& shaping);
   Result<void> set_loss(double share);
+  Result<void> set_loss_from_switch(double share);
   [[nodiscard]] int hosts() const { return static_cast<int>(hosts_.size()); }
   [[nodiscard]] int network_of(int host) const {
     return hosts_[static_cast<std::size_t>(host)].network.get();
   }
 
-  Namespaces own_;  ///< the switch's network, and what is around the hosts
+  Namespaces own_;                    ///< the switch's network, and what is around the hosts
+  std::optional<Namespaces> switch_;  ///< the same network, seen by the COMMAND of --switch
   std::vector<Namespaces> hosts_;
   std::optional<Shaping> now_;
 };

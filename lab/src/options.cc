@@ -25,6 +25,9 @@ void declare(CLI::App& app, Options& o, Texts& t) {
   app.add_option("--per-host", o.per_host, "ranks on each host, which share its link (default 1)");
   app.add_flag("--launcher", o.launcher,
                "COMMAND runs once, on host 0: an mpirun, which finds all hosts in its environment");
+  app.add_option("--switch", o.at_switch,
+                 "a line that /bin/sh runs in the switch, host name 'switch', while the ranks run: "
+                 "'laconic serve --bind switch:7420'");
   app.add_option("--rate", t.rate, "rate of every port, each way: 50mbit, 1gbit, off (default)");
   app.add_option("--burst", t.burst, "size of the token bucket (default 64kb)");
   app.add_option("--queue", t.queue, "bytes that wait at a port before packets drop (default 1mb)");
@@ -83,6 +86,9 @@ Result<void> validate(const Options& o) {
   if (o.launcher && o.emulate)
     return usage("--launcher needs hosts of their own, which --emulate does not make",
                  "mpirun -n 4 COMMAND runs on this machine without a lab");
+  if (!o.at_switch.empty() && o.emulate)
+    return usage("--switch needs a network of its own, which --emulate does not make",
+                 "start it by hand before the lab; it is reached at 127.0.0.1");
   if (o.port < 1 || o.port > 65535) return usage("--port must be from 1 to 65535");
   // A bucket smaller than a packet never lets that packet pass.
   if (o.shaping.burst < 2048) return usage("--burst is below 2kb, less than a packet needs");
@@ -144,6 +150,9 @@ Result<Options> parse_options(const std::vector<std::string>& words) {
   options.port_given = app.count("--port") > 0;
   options.command = parts.command;
   if (app.count("--on") > 0 && options.on.empty()) return usage("--on lacks the name of a host");
+  if (app.count("--switch") > 0 &&
+      options.at_switch.find_first_not_of(" \t\n") == std::string::npos)
+    return usage("--switch lacks a COMMAND", "--switch 'laconic serve --bind switch:7420'");
   if (const Result<void> units = read_units(texts, options); !units) return units.error();
   if (const Result<void> valid = validate(options); !valid) return valid.error();
   if (!options.schedule.empty() && options.schedule.front().at.count() == 0)

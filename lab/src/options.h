@@ -30,7 +30,8 @@ struct Options {
   std::string tcp = "reno";  ///< congestion control; "system" leaves the machine's
   std::vector<RateChange> schedule;
   std::vector<std::string> command;
-  std::string logs;  ///< folder for one pair of files per rank; empty for none
+  std::string at_switch;  ///< a line for /bin/sh that runs where the ports meet; empty for none
+  std::string logs;       ///< folder for one pair of files per rank; empty for none
   int port = 29500;
   bool port_given = false;
   bool pin = true;

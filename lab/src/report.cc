@@ -22,7 +22,7 @@ std::string padded(const std::string& text, std::size_t width) {
 }
 
 std::string row(const std::vector<std::string>& cells) {
-  constexpr std::size_t kWidths[] = {4, 12, 5, 9, 16, 16, 12, 12};
+  constexpr std::size_t kWidths[] = {6, 12, 5, 9, 16, 16, 12, 12};
   std::string line;
   for (std::size_t i = 0; i < cells.size(); ++i)
     line += padded(cells[i], kWidths[i]) + (i + 1 < cells.size() ? " " : "\n");
@@ -41,14 +41,14 @@ std::string table_row(std::vector<std::string> cells, const std::vector<std::str
   return row(cells);
 }
 
-std::string status_of(const WorkerReport& worker) {
-  return worker.ending ? describe(*worker.ending) : "running";
+std::string status_of(const std::optional<Ending>& ending) {
+  return ending ? describe(*ending) : "running";
 }
 
 std::string worker_row(const WorkerReport& w, const HostReport& host) {
   return table_row(
       {w.rank ? std::to_string(*w.rank) : "-", host.address,
-       w.core < 0 ? "-" : std::to_string(w.core), status_of(w)},
+       w.core < 0 ? "-" : std::to_string(w.core), status_of(w.ending)},
       w.local_rank == 0 ? counter_cells(host.port) : std::vector<std::string>{"", "", "", ""});
 }
 
@@ -66,7 +66,7 @@ std::string launcher_rows(const Report& r) {
   std::string text;
   for (std::size_t i = 0; i < r.hosts.size(); ++i)
     text += table_row({std::to_string(i), r.hosts[i].address, "-",
-                       i == 0 && !r.workers.empty() ? status_of(r.workers[0]) : "-"},
+                       i == 0 && !r.workers.empty() ? status_of(r.workers[0].ending) : "-"},
                       counter_cells(r.hosts[i].port));
   return text;
 }
@@ -109,6 +109,13 @@ Json to_json(const RateEvent& e) {
 void add_ending(const std::optional<Ending>& ending, Json& json) {
   json["exit"] = ending && ending->signal == 0 ? Json(ending->code) : Json();
   json["signal"] = ending && ending->signal != 0 ? Json(describe(*ending)) : Json();
+}
+
+Json to_json(const SwitchReport& s) {
+  Json json{{"command", s.command}, {"address", s.address}};
+  json.update(to_json(s.port));
+  add_ending(s.ending, json);
+  return json;
 }
 
 void add_end_of(const WorkerReport& w, Json& json) {
@@ -217,6 +224,7 @@ Json to_json(const Report& r) {
   json["rates"] = Json::array();
   for (const RateEvent& event : r.rates) json["rates"].push_back(to_json(event));
   add_ends(r, json);
+  json["switch"] = r.at_switch ? to_json(*r.at_switch) : Json();
   if (r.error) json["error"] = to_json(*r.error);
   return json;
 }
@@ -228,6 +236,8 @@ std::string to_text(const Report& r) {
   text += row({launched(r) ? "host" : "rank", "address", "core", "status", "sent bytes",
                "received bytes", "sent pkts", "recv pkts"});
   text += launched(r) ? launcher_rows(r) : worker_rows(r);
+  if (const auto& s = r.at_switch)
+    text += table_row({"switch", s->address, "-", status_of(s->ending)}, counter_cells(s->port));
   return r.error ? text + to_text(*r.error) : text;
 }
 

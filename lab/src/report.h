@@ -27,6 +27,13 @@ struct WorkerReport {
   std::optional<Ending> ending;
 };
 
+struct SwitchReport {
+  std::string command;
+  std::string address;
+  PortCounters port;  ///< its own end of the bridge
+  std::optional<Ending> ending;
+};
+
 struct RateEvent {
   Duration at{};
   BitRate rate = kUnshaped;
@@ -44,6 +51,7 @@ struct Report {
   int per_host = 1;
   std::vector<HostReport> hosts;
   std::vector<WorkerReport> workers;
+  std::optional<SwitchReport> at_switch;
   std::optional<Error> error;
 };
 

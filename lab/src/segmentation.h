@@ -9,8 +9,8 @@
 
 namespace laconic::lab {
 
-/// Switches TCP segmentation offload of `device` in network namespace `host`, coming back to
-/// `home`.
+/// Switches TCP's and UDP's segmentation offload of `device` in network namespace `host`, coming
+/// back to `home`.
 ///
 /// Off, the kernel cuts segments into packets behind the token bucket: what crosses the port, is
 /// counted and may be lost is a packet of at most 1514 bytes, while sockets still build large

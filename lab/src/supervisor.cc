@@ -12,6 +12,7 @@
 #include <cerrno>
 #include <filesystem>
 
+#include "counters.h"
 #include "descendants.h"
 #include "launcher.h"
 #include "network.h"
@@ -21,6 +22,9 @@ namespace {
 
 /// Between SIGTERM and SIGKILL.
 constexpr auto kKillAfter = std::chrono::seconds(5);
+
+/// So long the ranks wait for a COMMAND in the switch that opens no port.
+constexpr auto kSwitchOpens = std::chrono::seconds(10);
 
 Result<Fd> watch_signals() {
   sigset_t set;
@@ -50,9 +54,8 @@ Supervisor::Supervisor(const Options& options, std::unique_ptr<Link> link,
 
 Report Supervisor::run(int lifeline) {
   Result<void> ready = prepare(lifeline);
-  if (ready) ready = start_workers();
+  if (ready) ready = begin();
   if (ready) {
-    plan_timers();
     loop_.run();
   } else {
     error_ = ready.error();
@@ -75,10 +78,10 @@ Result<void> Supervisor::prepare(int lifeline) {
     link_.reset();
     _exit(1);
   });
-  for (int host = 0; host < options_.hosts; ++host) {
+  for (int host = options_.at_switch.empty() ? 0 : kSwitch; host < options_.hosts; ++host) {
     const std::string folder = link_->folder(host);
     if (auto made = control_.listen_in(folder); !made) return made;
-    if (!options_.launcher) continue;
+    if (!options_.launcher || host == kSwitch) continue;
     if (auto written = write_launcher_files(options_, folder); !written) return written;
   }
   std::error_code failed;
@@ -92,6 +95,27 @@ Result<void> Supervisor::prepare(int lifeline) {
   return {};
 }
 
+/// The ranks start now, or when the COMMAND in the switch is ready.
+Result<void> Supervisor::begin() {
+  if (options_.at_switch.empty()) return start_workers();
+  switch_.emplace().host = kSwitch;
+  if (auto started = start_worker(options_, *link_, files_, *switch_); !started) return started;
+  if (auto relayed = relay_output(*switch_); !relayed) return relayed;
+  await_switch(Clock::now() + kSwitchOpens);
+  return {};
+}
+
+void Supervisor::await_switch(Clock::time_point limit) {
+  if (switch_released_ || switch_->ending) return;
+  const auto now = Clock::now();
+  if (now < limit && !has_open_port())
+    return loop_.at(now + std::chrono::milliseconds(10), [this, limit] { await_switch(limit); });
+  if (auto started = start_workers(); !started) {
+    error_ = started.error();
+    loop_.stop();
+  }
+}
+
 Result<void> Supervisor::start_workers() {
   workers_ = plan_workers(options_, usable_cores());
   start_ = Clock::now();
@@ -100,6 +124,7 @@ Result<void> Supervisor::start_workers() {
     if (auto started = start_worker(options_, *link_, files_, worker); !started) return started;
     if (auto relayed = relay_output(worker); !relayed) return relayed;
   }
+  plan_timers();
   return {};
 }
 
@@ -112,15 +137,17 @@ Result<void> Supervisor::relay_output(Worker& worker) {
 }
 
 Result<void> Supervisor::relay_stream(Worker& worker, Fd source, int target, const char* suffix) {
-  const std::string rank = worker.rank ? std::to_string(*worker.rank) : "";
   Fd log;
   if (!options_.logs.empty()) {
     const std::string path =
-        options_.logs + "/" + (worker.rank ? "rank" + rank : "launcher") + suffix;
+        options_.logs + "/" +
+        (worker.rank ? "rank" + std::to_string(*worker.rank) : called(worker)) + suffix;
     log = Fd(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
     if (!log) return system_error("opening the log " + path);
   }
-  const std::string prefix = workers_.size() > 1 ? "[" + rank + "] " : "";
+  std::string prefix;
+  if (worker.host == kSwitch) prefix = "[switch] ";
+  if (worker.rank && workers_.size() > 1) prefix = "[" + std::to_string(*worker.rank) + "] ";
   LineRelay& relay = relays_.emplace_back(std::move(source), target, prefix, std::move(log));
   loop_.watch(relay.source(), [this, &relay] {
     if (!relay.drain()) loop_.remove(relay.source());
@@ -161,6 +188,11 @@ void Supervisor::on_signal() {
 void Supervisor::reap() {
   int status = 0;
   for (pid_t pid = waitpid(-1, &status, WNOHANG); pid > 0; pid = waitpid(-1, &status, WNOHANG)) {
+    if (switch_ && switch_->pid == pid) {
+      switch_->ending = ending_from(status);
+      on_switch_ending();
+      continue;
+    }
     const auto worker = std::find_if(workers_.begin(), workers_.end(),
                                      [&](const Worker& w) { return w.pid == pid; });
     if (worker == workers_.end()) continue;  // an orphan of a COMMAND
@@ -172,9 +204,34 @@ void Supervisor::reap() {
 void Supervisor::on_ending(Worker& worker) {
   if (std::all_of(workers_.begin(), workers_.end(),
                   [](const Worker& w) { return w.ending.has_value(); }))
-    return loop_.stop();
+    return end_with_switch();
   if (worker.ending->good() || options_.keep_going || stopping_) return;
   loop_.at(Clock::now() + options_.grace, [this] { stop(std::nullopt); });
+}
+
+void Supervisor::on_switch_ending() {
+  if (switch_released_) return await_group_of_switch();
+  if (workers_.empty()) {
+    error_ = failures();
+    return loop_.stop();
+  }
+  if (options_.keep_going || stopping_) return;
+  loop_.at(Clock::now() + options_.grace, [this] { stop(std::nullopt); });
+}
+
+/// A shell dies of the signal before what it has started comes to its end.
+void Supervisor::await_group_of_switch() {
+  if (kill(-switch_->pid, 0) != 0) return loop_.stop();
+  loop_.at(Clock::now() + std::chrono::milliseconds(10), [this] { await_group_of_switch(); });
+}
+
+/// The last thing: the ranks have ended, or never will start.
+void Supervisor::end_with_switch() {
+  if (!switch_ || switch_->ending) return loop_.stop();
+  if (switch_released_) return;
+  switch_released_ = true;
+  kill(-switch_->pid, SIGTERM);
+  loop_.at(Clock::now() + kKillAfter, [this] { kill(-switch_->pid, SIGKILL); });
 }
 
 void Supervisor::stop(std::optional<Error> why) {
@@ -182,6 +239,7 @@ void Supervisor::stop(std::optional<Error> why) {
   stopping_ = true;
   error_ = std::move(why);
   if (!error_) error_ = failures();  // now, before those that we end look like failures too
+  if (workers_.empty()) return end_with_switch();
   signal_all(SIGTERM);
   loop_.at(Clock::now() + kKillAfter, [this] { signal_all(SIGKILL); });
 }
@@ -189,6 +247,7 @@ void Supervisor::stop(std::optional<Error> why) {
 void Supervisor::signal_all(int signal) {
   for (const Worker& worker : workers_)
     if (worker.pid > 0 && (!worker.ending || signal == SIGKILL)) kill(-worker.pid, signal);
+  if (switch_ && switch_->pid > 0 && signal == SIGKILL) kill(-switch_->pid, signal);
 }
 
 Result<void> Supervisor::change_rate(BitRate rate, const char* cause) {
@@ -202,11 +261,12 @@ Result<void> Supervisor::change_rate(BitRate rate, const char* cause) {
 
 ControlServer::Answer Supervisor::answer(std::string_view line) {
   if (line.starts_with("rate ")) return {answer_rate(line.substr(5)), {}};
+  if (line.starts_with("loss ")) return {answer_loss(line.substr(5)), {}};
   if (line == "status") return {answer_status(), {}};
   if (line == "counters") return {answer_counters(), {}};
   if (line.starts_with("enter ")) return answer_enter(line.substr(6));
   return {refusal(Error{Errc::invalid_argument, "unknown request '" + std::string(line) + "'",
-                        "valid requests: rate RATE, status, counters, enter HOST"}),
+                        "valid requests: rate RATE, loss SHARE, status, counters, enter HOST"}),
           {}};
 }
 
@@ -215,6 +275,7 @@ std::string Supervisor::answer_status() {
               {"shaped", link_->shaped_by()},
               {"rate", format_rate(shaping_.rate)},
               {"rate_bits_per_second", shaping_.rate},
+              {"loss", shaping_.loss},
               {"seconds", seconds(elapsed())}}
       .dump();
 }
@@ -226,16 +287,32 @@ std::string Supervisor::answer_rate(std::string_view text) {
   return answer_status();
 }
 
+std::string Supervisor::answer_loss(std::string_view text) {
+  const auto share = parse_share(text);
+  if (!share) return refusal(share.error());
+  if (options_.emulate)
+    return refusal(Error{Errc::unsupported, "an emulated lab cannot lose packets", {}});
+  Shaping wanted = shaping_;
+  wanted.loss = *share;
+  if (auto shaped = link_->shape(wanted); !shaped) return refusal(shaped.error());
+  shaping_ = wanted;
+  return answer_status();
+}
+
 std::string Supervisor::answer_counters() {
-  const auto now = counters();
+  auto now = counters();
   if (!now) return refusal(now.error());
-  Json ports = Json::array();
-  for (const PortCounters& port : *now) ports.push_back(to_json(port));
-  return Json{{"ok", true}, {"seconds", seconds(elapsed())}, {"per_host", ports}}.dump();
+  Json answer{{"ok", true}, {"seconds", seconds(elapsed())}, {"per_host", Json::array()}};
+  if (switch_) {
+    answer["switch"] = to_json(now->back());
+    now->pop_back();
+  }
+  for (const PortCounters& port : *now) answer["per_host"].push_back(to_json(port));
+  return answer.dump();
 }
 
 ControlServer::Answer Supervisor::answer_enter(std::string_view name) {
-  int host = 0;
+  int host = switch_ ? kSwitch : 0;
   while (host < options_.hosts && name != host_name(host) && name != host_address(host)) ++host;
   if (host == options_.hosts) {
     const std::string last = host_name(options_.hosts - 1);
@@ -248,7 +325,8 @@ ControlServer::Answer Supervisor::answer_enter(std::string_view name) {
     return {refusal(Error{Errc::unsupported, "an emulated lab has no hosts to enter", {}}), {}};
   return {Json{{"ok", true},
                {"host", host_name(host)},
-               {"cores", cores_of(options_, usable_cores(), host)}}
+               {"cores",
+                host == kSwitch ? std::vector<int>{} : cores_of(options_, usable_cores(), host)}}
               .dump(),
           namespaces};
 }
@@ -264,10 +342,15 @@ std::optional<Error> Supervisor::failures() const {
   for (const Worker& worker : workers_)
     if (worker.ending && !worker.ending->good())
       names += (names.empty() ? "" : ", ") + name_of(worker) + "(" + describe(*worker.ending) + ")";
-  if (names.empty()) return std::nullopt;
-  const std::string where = options_.launcher ? " " : " on ";
-  return Error{Errc::peer_failed, "COMMAND failed" + where + names,
-               "its last lines of output say why"};
+  std::string what;
+  if (switch_ && switch_->ending && !switch_released_)
+    what = "the COMMAND in the switch ended (" + describe(*switch_->ending) + ") before the ranks";
+  if (!names.empty()) {
+    const std::string where = options_.launcher ? " " : " on ";
+    what += (what.empty() ? "" : "; ") + ("COMMAND failed" + where + names);
+  }
+  if (what.empty()) return std::nullopt;
+  return Error{Errc::peer_failed, what, "its last lines of output say why"};
 }
 
 Duration Supervisor::elapsed() const {
@@ -301,6 +384,9 @@ Report Supervisor::report() {
   r.error = error_ ? error_ : failures();
   const auto ports = counters();
   r.per_host = options_.per_host;
+  if (switch_)
+    r.at_switch = SwitchReport{options_.at_switch, link_->address(kSwitch),
+                               ports ? ports->back() : PortCounters{}, switch_->ending};
   for (int host = 0; host < options_.hosts; ++host) {
     HostReport& one = r.hosts.emplace_back();
     one.address = link_->address(host);

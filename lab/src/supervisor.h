@@ -30,6 +30,8 @@ class Supervisor {
   using Clock = EventLoop::Clock;
 
   Result<void> prepare(int lifeline);
+  Result<void> begin();
+  void await_switch(Clock::time_point limit);
   Result<void> start_workers();
   Result<void> relay_output(Worker& worker);
   Result<void> relay_stream(Worker& worker, Fd source, int target, const char* suffix);
@@ -37,12 +39,16 @@ class Supervisor {
   void on_signal();
   void reap();
   void on_ending(Worker& worker);
+  void on_switch_ending();
+  void end_with_switch();
+  void await_group_of_switch();
   void stop(std::optional<Error> why);
   void signal_all(int signal);
   Result<void> change_rate(BitRate rate, const char* cause);
   ControlServer::Answer answer(std::string_view line);
   std::string answer_status();
   std::string answer_rate(std::string_view text);
+  std::string answer_loss(std::string_view text);
   std::string answer_counters();
   ControlServer::Answer answer_enter(std::string_view host);
   [[nodiscard]] std::optional<Error> failures() const;
@@ -58,7 +64,9 @@ class Supervisor {
   ControlServer control_;
   Fd signals_;
   std::list<LineRelay> relays_;
-  std::vector<Worker> workers_;
+  std::vector<Worker> workers_;   ///< none until the switch's COMMAND is ready
+  std::optional<Worker> switch_;  ///< of --switch
+  bool switch_released_ = false;  ///< it may end now
   std::vector<RateEvent> rates_;
   std::vector<PortCounters> at_start_;
   Shaping shaping_;

@@ -39,7 +39,7 @@ Variables environment(const Options& o, const Link& link, const Worker& worker) 
   Variables all = link.environment(worker.host);
   add_rank(o, worker, all);
   const std::string folder = link.folder_inside(worker.host);
-  if (o.launcher)
+  if (o.launcher && worker.host != kSwitch)
     for (auto& variable : launcher_environment(folder)) all.push_back(std::move(variable));
   const auto add = [&](const char* name, std::string value) {
     all.emplace_back(name, std::move(value));
@@ -91,11 +91,13 @@ void redirect(int out, int err) {
       setenv(name.c_str(), value.c_str(), 1);
   }
   redirect(out, err);
+  const std::vector<std::string> command =
+      worker.host == kSwitch ? std::vector<std::string>{"/bin/sh", "-c", o.at_switch} : o.command;
   std::vector<char*> words;
-  for (const std::string& word : o.command) words.push_back(const_cast<char*>(word.c_str()));
+  for (const std::string& word : command) words.push_back(const_cast<char*>(word.c_str()));
   words.push_back(nullptr);
   execvp(words[0], words.data());
-  give_up(report, "cannot run '" + o.command[0] + "': " + std::strerror(errno));
+  give_up(report, "cannot run '" + command[0] + "': " + std::strerror(errno));
 }
 
 }  // namespace
@@ -109,6 +111,11 @@ std::string describe(const Ending& ending) {
   if (ending.signal == 0) return "exit " + std::to_string(ending.code);
   const char* name = sigabbrev_np(ending.signal);
   return name != nullptr ? std::string("SIG") + name : "signal " + std::to_string(ending.signal);
+}
+
+std::string called(const Worker& worker) {
+  if (worker.host == kSwitch) return "switch";
+  return worker.rank ? "rank " + std::to_string(*worker.rank) : "launcher";
 }
 
 std::vector<int> usable_cores() {
@@ -178,8 +185,7 @@ Result<void> start_worker(const Options& options, const Link& link, const OpenFi
   worker.err = std::move(err.read);
   const std::string why = read_all(report->read.get());
   if (why.empty()) return {};
-  const std::string who = worker.rank ? "rank " + std::to_string(*worker.rank) : "launcher";
-  return Error{Errc::engine_failed, who + ": " + why, {}};
+  return Error{Errc::engine_failed, called(worker) + ": " + why, {}};
 }
 
 }  // namespace laconic::lab

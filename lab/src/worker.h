@@ -28,7 +28,7 @@ Ending ending_from(int wait_status);
 std::string describe(const Ending& ending);
 
 struct Worker {
-  std::optional<int> rank;  ///< none: the launcher
+  std::optional<int> rank;  ///< none: the launcher, or with kSwitch as host the COMMAND there
   int host = 0;
   int local_rank = 0;
   std::vector<int> cores;  ///< empty: not pinned
@@ -36,6 +36,9 @@ struct Worker {
   std::optional<Ending> ending;
   Fd out, err;  ///< our ends of its pipes; none with --raw
 };
+
+/// "rank 3", "launcher", "switch".
+std::string called(const Worker& worker);
 
 /// The processors that we may use, in order.
 std::vector<int> usable_cores();

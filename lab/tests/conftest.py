@@ -49,7 +49,7 @@ class Lab:
         done, report = self.json(*words, "--", sys.executable, "-c", code, **kwargs)
         lines = {}
         for line in done.stderr.splitlines():
-            if line.startswith("["):
+            if line.startswith("[") and line[1].isdigit():
                 rank, text = line[1:].split("] ", 1)
                 lines.setdefault(int(rank), []).append(text)
         return lines, report, done

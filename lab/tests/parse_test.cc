@@ -81,6 +81,19 @@ TEST(LabLoss, DropsTheGivenShareOfRandomNumbers) {
   EXPECT_EQ(loss_bytecode(0.25), "4,32 0 0 4294963256,37 0 1 1073741824,6 0 0 4294967295,6 0 0 2");
 }
 
+TEST(LabLoss, OfTheSwitchIsByItsAddress) {
+  EXPECT_EQ(loss_bytecode_from(0x0a4d00fe, 0.25),
+            "6,32 0 0 26,21 0 2 172818686,32 0 0 4294963256,37 0 1 1073741824,6 0 0 4294967295,6 0 "
+            "0 2");
+}
+
+TEST(LabHosts, FileNamesTheSwitchOnlyWhereOneIs) {
+  EXPECT_EQ(hosts_file(1, false), "127.0.0.1 localhost\n10.77.0.1 host0\n::ffff:10.77.0.1 host0\n");
+  EXPECT_EQ(hosts_file(1, true),
+            "127.0.0.1 localhost\n10.77.0.254 switch\n10.77.0.1 host0\n"
+            "::ffff:10.77.0.254 switch\n::ffff:10.77.0.1 host0\n");
+}
+
 TEST(LabOptions, CommandFollowsTheDashes) {
   const auto o =
       parse_options({"--hosts", "4", "--rate", "50mbit", "--", "python", "x.py", "--json"});
@@ -187,6 +200,16 @@ TEST(LabCounters, ReadsTheKernelsTable) {
   EXPECT_EQ(found.at("port0").rx_packets, 60U);
   EXPECT_EQ(found.at("port0").tx_bytes, 70U);
   EXPECT_EQ(found.at("port0").tx_packets, 80U);
+}
+
+TEST(LabCounters, FindsOpenPorts) {
+  const std::string headings = "  sl  local_address rem_address   st tx_queue rx_queue\n";
+  const std::string bound = headings + "  12: FE004D0A:1CFC 00000000:0000 07 00000000:00000000\n";
+  EXPECT_FALSE(has_socket_in("", "07"));
+  EXPECT_FALSE(has_socket_in(headings, "07"));
+  EXPECT_TRUE(has_socket_in(bound, "07"));
+  EXPECT_FALSE(has_socket_in(bound, "0A"));
+  EXPECT_FALSE(has_socket_in(headings + "  12: FE004D0A:1CFC 01004D0A:1CFD 01 0:0\n", "07"));
 }
 
 }  // namespace

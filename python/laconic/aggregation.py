@@ -41,34 +41,36 @@ def _number(name: str, value, above: float, most: float, unit: str) -> float:
 class Servers:
     """What a call, or the environment, says of aggregation servers."""
 
-    def __init__(self, addresses: list[str], token: str | None, quorum: float, deadline_ms: float):
-        self.addresses, self.token, self.quorum, self.deadline_ms = addresses, token, quorum, deadline_ms
+    def __init__(self, addresses: list[str], token: str | None, quorum: float, deadline_ms: float, auth: str):
+        self.addresses, self.token, self.quorum, self.deadline_ms, self.auth = addresses, token, quorum, deadline_ms, auth
         self._handle: ctypes.c_void_p | None = None
         self._close: weakref.finalize | None = None
 
     @classmethod
-    def of(cls, aggregator: str | None, token, quorum, deadline_ms) -> Servers | None:
+    def of(cls, aggregator: str | None, token, quorum, deadline_ms, auth) -> Servers | None:
         """None: nobody named any. LACONIC_AGGREGATOR and LACONIC_TOKEN_FILE stand in for what the call leaves out."""
         quorum = _number("quorum", quorum, 0, 1, "")
         deadline_ms = _number("deadline_ms", deadline_ms, 0, _HOUR_MS, " ms")
+        if auth not in ("header", "full"):
+            raise errors.error("invalid_argument", f"auth is {auth!r}", '"header" or "full"')
         named = os.environ.get("LACONIC_AGGREGATOR", "") if aggregator is None else aggregator
         text("aggregator", named)
         if not named:
             alone = [name for name, given in (("token", token is not None), ("quorum", quorum != QUORUM),
-                                              ("deadline_ms", deadline_ms != DEADLINE_MS)) if given]
+                                              ("deadline_ms", deadline_ms != DEADLINE_MS), ("auth", auth != "header")) if given]
             if alone or aggregator is not None:
                 raise errors.error("invalid_argument", f"{alone[0]} is given and no aggregator" if alone else "aggregator is empty",
                                    'aggregator="HOST:PORT", where `laconic serve` listens')
             return None
         token = os.environ.get("LACONIC_TOKEN_FILE") or None if token is None else os.fspath(token)
-        return cls([address.strip() for address in named.split(",")], token, quorum, deadline_ms)
+        return cls([address.strip() for address in named.split(",")], token, quorum, deadline_ms, auth)
 
     def open(self, world: int, timeout: float) -> None:
         """Checks everything that one rank can check alone. `timeout`: seconds of silence after which a rank is lost."""
         options = _lib.AggregatorOptions(world=world, servers=text("aggregator", ",".join(self.addresses)),
                                          token=None if self.token is None else text("token", self.token), quorum=self.quorum,
                                          deadline_us=max(round(1000 * self.deadline_ms), 1),
-                                         timeout_ms=int(1000 * min(max(timeout, 1.0), _HOUR_MS / 1000)))
+                                         timeout_ms=int(1000 * min(max(timeout, 1.0), _HOUR_MS / 1000)), full_tags=int(self.auth == "full"))
         handle = ctypes.c_void_p()
         _lib.check(_lib.lib.laconic_aggregator_open(ctypes.byref(options), ctypes.byref(handle)))
         self._handle, self._close = handle, weakref.finalize(self, _lib.lib.laconic_aggregator_close, handle, 0)
@@ -83,7 +85,7 @@ class Servers:
         addresses = ", ".join(self.addresses)
         if len(addresses) > 2000:
             addresses = f"{addresses[:1900]}… ({hashlib.sha256(addresses.encode()).hexdigest()[:16]})"
-        return [addresses, self.quorum, self.deadline_ms, hashlib.sha256(b"laconic token" + secret).hexdigest()[:16]]
+        return [addresses, self.quorum, self.deadline_ms, self.auth, hashlib.sha256(b"laconic token" + secret).hexdigest()[:16]]
 
     def join(self, inner, session: CSession) -> AggregatingEngine:
         """Registers with all servers, all ranks together, and gives the engine that uses them. One rank's trouble is every rank's
@@ -239,9 +241,9 @@ def _leave_all() -> None:
         engine.leave()
 
 
-def of(aggregator, token, quorum, deadline_ms, *, strategy: str, limiter=None) -> Servers | None:
+def of(aggregator, token, quorum, deadline_ms, auth, *, strategy: str, limiter=None) -> Servers | None:
     """As Servers.of, for an exchange by `strategy` over a network that `limiter` emulates."""
-    servers = Servers.of(aggregator, token, quorum, deadline_ms)
+    servers = Servers.of(aggregator, token, quorum, deadline_ms, auth)
     if servers is not None and strategy not in ("auto", "server_sum"):
         raise errors.error("invalid_argument", f"an aggregator is named, and strategy {strategy!r}", "leave the strategy out")
     if servers is not None and limiter is not None:
@@ -255,9 +257,9 @@ def agree(engine, servers: Servers | None) -> None:
     other = next((rank for rank, card in enumerate(cards) if card != cards[0]), None)
     if other is None:
         return
-    mine, theirs = json.loads(cards[0]) or ["none", None, None, None], json.loads(cards[other]) or ["none", None, None, None]
+    mine, theirs = json.loads(cards[0]) or ["none", *4 * [None]], json.loads(cards[other]) or ["none", *4 * [None]]
     at = next(i for i, (one, two) in enumerate(zip(mine, theirs)) if one != two)
-    what = ("the aggregator", "quorum", "deadline_ms")
+    what = ("the aggregator", "quorum", "deadline_ms", "auth")
     differs = f"{what[at]} is {mine[at]} on rank 0 and {theirs[at]} on rank {other}" if at < len(what) else \
         f"the token is another one on rank 0 than on rank {other}"
     raise errors.error("ranks_disagree", differs, "give every rank the same call, file and LACONIC_* variables")

@@ -295,6 +295,7 @@ REFUSED = {
     "on one rank": ({"aggregator": None}, (2, {"aggregator": "127.0.0.1:7"}), ("the aggregator is none on rank 0 and 127.0.0.1:7 on rank 2",)),
     "other quorum": ({}, (1, {"quorum": 0.5}), ("quorum is 1.0 on rank 0 and 0.5 on rank 1",)),
     "other deadline": ({}, (1, {"deadline_ms": 5}), ("deadline_ms is 20.0 on rank 0 and 5.0 on rank 1",)),
+    "auth": ({"auth": "none"}, None, ("auth is 'none'",)),
     "nobody there": ({"aggregator": "127.0.0.1:9"}, None, ("127.0.0.1:9",)),
 }
 
@@ -320,6 +321,16 @@ def test_tokens_must_be_the_servers(pools, tmp_path, which):
         pools(3).run(_attach, everybody={"aggregator": server.address, "token": str(theirs)})
     assert len({error.message for error in found}) == 1 and "token" in found[0].message, [error.message for error in found]
     assert ("the token is another one on rank 0 than on rank 2" in found[0].message) == (one is not None)
+
+
+def test_tags_over_payloads_where_the_server_wants_them(pools, tmp_path):
+    token = serving.new_token(tmp_path / "job.token")
+    with serving.servers(1, "--token", token, "--auth", "full") as (server,):
+        place = {"aggregator": server.address, "token": str(token)}
+        found = pools(3).errors(_attach, everybody=place, seconds=30)
+        assert len({error.message for error in found}) == 1 and "full" in found[0].message, found[0].message
+        by_server = pools(3).run(_means, steps=3, auth="full", **place)
+    assert {means for _, _, means in by_server} == {means for _, _, means in pools(3).run(_means, steps=3)}
 
 
 # ---- without a line of code ----

@@ -60,6 +60,7 @@ AggregatorOptions to_options(const laconic_aggregator_options& theirs) {
   o.quorum = theirs.quorum == 0 ? kQuorum : theirs.quorum;
   o.deadline =
       std::chrono::microseconds(theirs.deadline_us == 0 ? kDeadlineUs : theirs.deadline_us);
+  if (theirs.full_tags != 0) o.auth = laconic::AggregatorAuth::full;
   o.timeout = milliseconds(theirs.timeout_ms == 0 ? kTimeoutMs : theirs.timeout_ms);
   return o;
 }
@@ -86,6 +87,8 @@ int32_t laconic_aggregator_open(const laconic_aggregator_options* options,
     laconic_aggregator_options o;
     if (const int32_t bad = read_struct(options, "options", &o); bad != 0) return bad;
     if (o.servers == nullptr) return null_argument("options.servers");
+    if (o.full_tags > 1) return fail(Errc::invalid_argument, "full_tags is not 0 or 1");
+    if (o.reserved != 0) return fail(Errc::invalid_argument, "options.reserved is not 0");
     auto membership = Membership::create(to_options(o), o.world);
     if (!membership) return fail(std::move(membership).error());
     *out = new laconic_aggregator(*std::move(membership));

@@ -34,15 +34,24 @@ Adder::Adder(const wire::JobSettings& settings, Isa isa) noexcept : settings_(se
   std::transform(settings.table.begin(), settings.table.end(), bytes_.begin(),
                  [](uint16_t entry) { return static_cast<uint8_t>(entry); });
   const kernels::GridKernels& all = kernels::grid_kernels(isa);
-  kernel_ = settings.lane_bits == 8 ? all.add8 : all.add16;
+  add_ = settings.lane_bits == 8 ? all.add8 : all.add16;
+  set_ = settings.lane_bits == 8 ? all.expand8 : all.expand16;
 }
 
 void Adder::add_codes(const uint8_t* codes, uint8_t* lanes) const noexcept {
-  if (kernel_ != nullptr) {
-    return kernel_(codes, settings_.lanes, settings_.code_bits, bytes_.data(), lanes);
+  if (add_ != nullptr) {
+    return add_(codes, settings_.lanes, settings_.code_bits, bytes_.data(), lanes);
   }
   if (settings_.lane_bits == 8) return add_one_by_one<uint8_t>(settings_, codes, lanes);
   add_one_by_one<uint16_t>(settings_, codes, lanes);
+}
+
+void Adder::set_codes(const uint8_t* codes, uint8_t* lanes) const noexcept {
+  if (set_ != nullptr) {
+    return set_(codes, settings_.lanes, settings_.code_bits, bytes_.data(), lanes);
+  }
+  std::fill_n(lanes, settings_.lane_bytes(), uint8_t{0});
+  add_codes(codes, lanes);
 }
 
 void Adder::add_values(const uint8_t* values, uint8_t* lanes, uint64_t count) noexcept {

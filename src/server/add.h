@@ -20,6 +20,8 @@ class Adder {
   /// lanes[i] += table[code i] for all lanes of a granule, codes being packed most significant bit
   /// first; codes of 8 bits are added as they are. Lanes do not overflow (judge_settings).
   void add_codes(const uint8_t* codes, uint8_t* lanes) const noexcept;
+  /// lanes[i] = table[code i]: the first contribution.
+  void set_codes(const uint8_t* codes, uint8_t* lanes) const noexcept;
   /// lanes[i] += values[i] for `count` lanes of 32 bits, modulo 2^32.
   static void add_values(const uint8_t* values, uint8_t* lanes, uint64_t count) noexcept;
 
@@ -27,7 +29,7 @@ class Adder {
   using Kernel = decltype(kernels::GridKernels::add8);
   wire::JobSettings settings_;
   alignas(16) std::array<uint8_t, wire::kMaxTable> bytes_{};  ///< the table, if it fits
-  Kernel kernel_ = nullptr;  ///< null: a table of more than bytes, or no table
+  Kernel add_ = nullptr, set_ = nullptr;  ///< null: a table of more than bytes, or no table
 };
 
 }  // namespace laconic::server

@@ -4,12 +4,19 @@
 #include <array>
 #include <cstdint>
 
+#include "laconic/bytes.h"
+
 namespace laconic::server {
 
 /// Where a datagram comes from and goes to. Only what drives the server knows what the bytes mean.
 struct Address {
   std::array<uint8_t, 24> bytes{};
-  friend bool operator==(const Address&, const Address&) = default;
+  friend bool operator==(const Address& a, const Address& b) noexcept {
+    return a.word(0) == b.word(0) && a.word(1) == b.word(1) && a.word(2) == b.word(2);
+  }
+  [[nodiscard]] uint64_t word(std::size_t i) const noexcept {
+    return load<uint64_t>(bytes.data() + 8 * i);
+  }
 };
 
 /// Nanoseconds on a clock that never goes back.

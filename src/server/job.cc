@@ -112,6 +112,13 @@ Job::Member* Job::sender(const Address& from, uint8_t worker) noexcept {
   return member.enrolled && member.address == from ? &member : nullptr;
 }
 
+DatagramFault Job::receive(Time now, const Address& from, bool held, Bytes datagram, Outbox& out) {
+  const DatagramFault fault =
+      held ? receive_held(now, from, datagram, out) : receive_up(now, from, datagram, out);
+  if (fault != DatagramFault::none) ++stats_.rejected[static_cast<std::size_t>(fault)];
+  return fault;
+}
+
 DatagramFault Job::receive_up(Time now, const Address& from, Bytes datagram, Outbox& out) {
   wire::UpHeader header;
   if (const auto fault = wire::parse_up(datagram, &header); fault != DatagramFault::none) {
@@ -139,13 +146,14 @@ void Job::handle(Time now, Member& member, const wire::UpHeader& header, uint64_
     ++stats_.bad_acks;
     return;
   }
+  if (member.timed != 0) end_round_trip(now, member, number - header.ahead);
   if (slots_.floor() != floor_seen_) blocked_ = false;
   floor_seen_ = slots_.floor();
   switch (header.type) {
     case DatagramType::data: {
       if (number >= slots_.front()) {
-        for (uint32_t w = 0; w < settings_.world; ++w) {
-          if (members_[w].left) return fail(now, Reason::left, w, out);
+        if (left_ != 0) {
+          return fail(now, Reason::left, static_cast<uint32_t>(std::countr_zero(left_)), out);
         }
       }
       const Contribution c{header.worker, number,       header.settings,
@@ -153,7 +161,7 @@ void Job::handle(Time now, Member& member, const wire::UpHeader& header, uint64_
       const Verdict verdict = slots_.add(now, c);
       if (verdict == Verdict::differs) return fail(now, Reason::sums_differ, header.worker, out);
       if (verdict == Verdict::beyond) blocked_ = true;
-      publish(out);
+      publish(now, out);
       answer(verdict, member, header.worker, number, out);
       break;
     }
@@ -161,12 +169,19 @@ void Job::handle(Time now, Member& member, const wire::UpHeader& header, uint64_
       answer(slots_.pull(header.worker, number), member, header.worker, number, out);
       break;
     case DatagramType::leave:
-      leave(now, member, out);
+      leave(now, header.worker, out);
       break;
     default:
       break;  // an ack is in every header
   }
   note_waiting(now);
+}
+
+void Job::end_round_trip(Time now, Member& member, uint64_t ack) noexcept {
+  if (ack < member.timed) return;
+  const Time sample = std::max<Time>(now - member.timed_since, 1);
+  member.round_trip = member.round_trip == 0 ? sample : (7 * member.round_trip + sample) / 8;
+  member.timed = 0;
 }
 
 void Job::answer(Verdict verdict, const Member& member, uint32_t worker, uint64_t number,
@@ -192,12 +207,10 @@ void Job::answer(Verdict verdict, const Member& member, uint32_t worker, uint64_
   }
 }
 
-void Job::leave(Time now, Member& member, Outbox& out) {
-  member.left = true;
-  send_status(member.address, DatagramType::status, slots_.floor(), out);
-  const auto all = members();
-  if (state_ == JobState::running &&
-      std::all_of(all.begin(), all.end(), [](const Member& m) { return m.left; })) {
+void Job::leave(Time now, uint32_t worker, Outbox& out) {
+  left_ |= uint64_t{1} << worker;
+  send_status(members_[worker].address, DatagramType::status, slots_.floor(), out);
+  if (state_ == JobState::running && std::popcount(left_) == settings_.world) {
     state_ = JobState::ended;
     over_ = now;
   }
@@ -222,7 +235,7 @@ DatagramFault Job::receive_held(Time now, const Address& from, Bytes datagram, O
   ++stats_.datagrams;
   if (slots_.take_held(header.ahead, number, header, datagram.subspan(wire::kDownHeaderBytes))) {
     ++stats_.fetched;
-    publish(out);
+    publish(now, out);
     send_fetches(now, 1, out);
   }
   note_waiting(now);
@@ -230,19 +243,30 @@ DatagramFault Job::receive_held(Time now, const Address& from, Bytes datagram, O
 }
 
 // What was closed goes to everybody who has not got it yet.
-void Job::publish(Outbox& out) {
+void Job::publish(Time now, Outbox& out) {
   for (const uint64_t number : slots_.newly_closed()) {
     const Slot& slot = slots_.slot(number);
     ++stats_.closed;
     if (std::popcount(slot.bitmap) < settings_.world) ++stats_.partial;
+    const Bytes datagram = datagram_of(number);
     for (uint32_t w = 0; w < settings_.world; ++w) {
-      if (slots_.ack(w) <= number) send_sum(members_[w].address, number, out);
+      if (slots_.ack(w) > number) continue;
+      Member& member = members_[w];
+      if (member.timed == 0) {
+        member.timed = number + 1;
+        member.timed_since = now;
+      }
+      out.send_sum(member.address, datagram);
     }
   }
   slots_.forget_closed();
 }
 
 void Job::send_sum(const Address& to, uint64_t number, Outbox& out) {
+  out.send_sum(to, datagram_of(number));
+}
+
+Bytes Job::datagram_of(uint64_t number) noexcept {
   const Slot& slot = slots_.slot(number);
   wire::DownHeader h;
   h.type = DatagramType::result;
@@ -256,10 +280,9 @@ void Job::send_sum(const Address& to, uint64_t number, Outbox& out) {
   h.added = slot.added;
   h.divisor = static_cast<uint8_t>(std::popcount(slot.bitmap));
   h.bitmap = slot.bitmap;
-  std::array<uint8_t, wire::kDownHeaderBytes> header;
-  const Bytes sum = slots_.sum(slot);
-  wire::write_down(h, key_, wire::era_of(number), sum, header.data());
-  out.send(to, header, sum);
+  const MutBytes datagram = slots_.datagram(slot);
+  wire::write_down(h, key_, wire::era_of(number), slots_.sum(slot), datagram.data());
+  return datagram;
 }
 
 void Job::send_status(const Address& to, DatagramType type, uint64_t number, Outbox& out) {
@@ -336,7 +359,8 @@ void Job::unreachable(Time now, const Address& at, Outbox& out) {
   if (state_ != JobState::running && state_ != JobState::gathering) return;
   for (uint32_t w = 0; w < settings_.world; ++w) {
     const Member& m = members_[w];
-    if (m.enrolled && !m.left && m.address == at) return fail(now, Reason::lost_worker, w, out);
+    if (m.enrolled && !has_left(w) && m.address == at)
+      return fail(now, Reason::lost_worker, w, out);
   }
 }
 
@@ -356,7 +380,7 @@ void Job::probe(Time now, Outbox& out) {
   probe_at_ = now + kProbe;
   for (uint32_t w = 0; w < settings_.world; ++w) {
     const Member& m = members_[w];
-    if (!m.enrolled || m.left || now < m.heard + kProbe) continue;
+    if (!m.enrolled || has_left(w) || now < m.heard + kProbe) continue;
     if (state_ == JobState::gathering) {
       send_welcome(m, w, out);
     } else {
@@ -369,7 +393,7 @@ void Job::tick(Time now, Outbox& out) {
   ticked_ = now;
   if (state_ == JobState::running) {
     slots_.tick(now);
-    publish(out);
+    publish(now, out);
     if (now >= fetch_at_) send_fetches(now, kFetchesAtOnce, out);
     note_waiting(now);
   }

@@ -14,12 +14,17 @@
 
 namespace laconic::server {
 
-/// Where answers go. Headers are copied during the call. A payload that send() was given may be
-/// read until Server::tick(): it only changes when no worker needs it any more.
+/// Where answers go.
 class Outbox {
  public:
   virtual ~Outbox() = default;
+  /// The header is copied during the call.
   virtual void send(const Address& to, Bytes header, Bytes payload) = 0;
+  /// A header of 40 bytes and a sum behind it. They may be read until Server::tick(): they only
+  /// change when no worker needs them any more. Those of consecutive granules often lie in a row.
+  virtual void send_sum(const Address& to, Bytes datagram) {
+    send(to, datagram.first(wire::kDownHeaderBytes), datagram.subspan(wire::kDownHeaderBytes));
+  }
 };
 
 struct JobStats {
@@ -31,7 +36,8 @@ struct JobStats {
   uint64_t partial = 0;  ///< of these, without all workers
   uint64_t fetched = 0;  ///< sums that workers brought back
   uint64_t bad_acks = 0;
-  uint64_t late = 0;  ///< contributions that came behind the closing
+  uint64_t late = 0;                   ///< contributions that came behind the closing
+  std::array<uint64_t, 7> rejected{};  ///< by wire::DatagramFault
 };
 
 enum class JobState : uint8_t {
@@ -62,12 +68,16 @@ class Job {
   [[nodiscard]] const JobStats& stats() const noexcept { return stats_; }
   [[nodiscard]] const Slots& slots() const noexcept { return slots_; }
   [[nodiscard]] const wire::SipKey& key() const noexcept { return key_; }
+  /// From a sum's closing to the worker's acknowledgement, smoothed; 0: nothing was measured.
+  [[nodiscard]] Time round_trip(uint32_t worker) const noexcept {
+    return members_[worker].round_trip;
+  }
 
   /// An enrolment whose tag is right.
   Judgement enrol(Time now, const wire::Enrolment& e, const Address& from, Outbox& out);
   /// A datagram of this job, epoch and version. Returns what is wrong with it.
-  wire::DatagramFault receive_up(Time now, const Address& from, Bytes datagram, Outbox& out);
-  wire::DatagramFault receive_held(Time now, const Address& from, Bytes datagram, Outbox& out);
+  wire::DatagramFault receive(Time now, const Address& from, bool held, Bytes datagram,
+                              Outbox& out);
   /// Nobody listens there any more.
   void unreachable(Time now, const Address& at, Outbox& out);
   void tick(Time now, Outbox& out);
@@ -82,7 +92,9 @@ class Job {
     uint32_t attempt = 0;
     Time heard = 0;
     uint64_t kept = 0, ack = 0;  // as registered
-    bool enrolled = false, left = false;
+    bool enrolled = false;
+    uint64_t timed = 0;  ///< an ack above it ends a round trip; none: 0
+    Time timed_since = 0, round_trip = 0;
   };
 
   [[nodiscard]] Time timeout() const noexcept { return uint64_t{settings_.timeout_ms} * 1000000U; }
@@ -93,12 +105,20 @@ class Job {
   [[nodiscard]] uint8_t enrolled() const noexcept;
   [[nodiscard]] bool is_waiting() const noexcept;
   Member* sender(const Address& from, uint8_t worker) noexcept;
+  wire::DatagramFault receive_up(Time now, const Address& from, Bytes datagram, Outbox& out);
+  wire::DatagramFault receive_held(Time now, const Address& from, Bytes datagram, Outbox& out);
+  void end_round_trip(Time now, Member& member, uint64_t ack) noexcept;
   void begin(Time now, Outbox& out);
   void handle(Time now, Member& member, const wire::UpHeader& header, uint64_t number,
               Bytes payload, Outbox& out);
   void answer(Verdict verdict, const Member& member, uint32_t worker, uint64_t number, Outbox& out);
-  void leave(Time now, Member& member, Outbox& out);
-  void publish(Outbox& out);
+  void leave(Time now, uint32_t worker, Outbox& out);
+  [[nodiscard]] bool has_left(uint32_t worker) const noexcept {
+    return (left_ >> worker & 1U) != 0;
+  }
+  void publish(Time now, Outbox& out);
+  /// A closed sum as it goes to any worker.
+  [[nodiscard]] Bytes datagram_of(uint64_t number) noexcept;
   void send_sum(const Address& to, uint64_t number, Outbox& out);
   void send_status(const Address& to, wire::DatagramType type, uint64_t number, Outbox& out);
   void send_failure(const Address& to, Outbox& out);
@@ -118,6 +138,7 @@ class Job {
   std::vector<uint8_t> held_;  ///< ring / 8 bytes for each worker, while gathering
   wire::Reason reason_ = wire::Reason::none;
   uint8_t blamed_ = 0;
+  uint64_t left_ = 0;     ///< workers that want nothing more
   bool blocked_ = false;  ///< somebody was told to wait for the floor
   uint64_t floor_seen_ = 0;
   Time waiting_ = kNever;  ///< since when anybody waits for anything

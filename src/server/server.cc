@@ -75,8 +75,7 @@ void Server::receive(Time now, const Address& from, Bytes datagram, Outbox& out)
       load<uint16_t>(datagram.data() + 16) != static_cast<uint16_t>(job->epoch())) {
     return stranger(now, from, start, datagram.size(), out);
   }
-  count(start.type == DatagramType::held ? job->receive_held(now, from, datagram, out)
-                                         : job->receive_up(now, from, datagram, out));
+  count(job->receive(now, from, start.type == DatagramType::held, datagram, out));
 }
 
 void Server::stranger(Time now, const Address& from, const wire::DatagramStart& start,
@@ -146,6 +145,7 @@ Judgement Server::admit(Time now, const wire::Enrolment& e, const Address& from,
     if (reason == Reason::lane_overflow) return {reason, most, e.settings.world};
     return {reason, 0, e.from.worker};
   }
+  if (settings_.full_tags && !e.settings.full_tags) return {Reason::auth, 0, e.from.worker};
   const uint64_t bytes = Job::memory(e.settings);
   while (jobs_.size() >= settings_.jobs || used_ + bytes > settings_.memory) {
     const std::size_t before = jobs_.size();

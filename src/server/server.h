@@ -20,7 +20,8 @@ struct ServerSettings {
   std::array<uint8_t, 32> secret{};
   uint64_t memory = uint64_t{256} << 20U;  ///< of all jobs
   uint32_t jobs = 64;
-  bool pad = false;  ///< workers are told to send data as long as results
+  bool full_tags = false;  ///< jobs whose tags cover headers alone are refused
+  bool pad = false;        ///< workers are told to send data as long as results
 };
 
 struct ServerStats {

@@ -9,7 +9,6 @@ namespace {
 
 using wire::DatagramFlag;
 
-constexpr uint64_t kSumAlign = 64;
 constexpr uint16_t kNobody = 0xFFFFU;  // end of the list of open slots
 constexpr uint8_t kExchangesLeftOut = 4;
 constexpr uint8_t kSumFlags = wire::kTrouble | wire::kFirst;  // OR-ed into the result
@@ -33,7 +32,7 @@ uint64_t top_of(const Holding& h) noexcept {
 }  // namespace
 
 uint64_t Slots::memory(const wire::JobSettings& s) noexcept {
-  return s.ring * (round_up(s.slot_bytes(), kSumAlign) + sizeof(Slot) + sizeof(uint64_t));
+  return s.ring * (wire::kDownHeaderBytes + s.slot_bytes() + sizeof(Slot) + sizeof(uint64_t));
 }
 
 Slots::Slots(const wire::JobSettings& settings)
@@ -42,21 +41,25 @@ Slots::Slots(const wire::JobSettings& settings)
       all_(~uint64_t{0} >> (64U - settings.world)),
       deadline_(uint64_t{settings.deadline_us} * 1000U),
       slots_(settings.ring),
-      sums_(settings.ring * round_up(settings.slot_bytes(), kSumAlign) + kSumAlign),
-      stride_(round_up(settings.slot_bytes(), kSumAlign)),
+      sums_(settings.ring * (wire::kDownHeaderBytes + settings.slot_bytes())),
+      stride_(wire::kDownHeaderBytes + settings.slot_bytes()),
       closed_(settings.ring),
       first_(kNobody),
       last_(kNobody) {}
 
 Bytes Slots::sum(const Slot& slot) const noexcept {
   const auto index = static_cast<uint64_t>(&slot - slots_.data());
-  const auto start = reinterpret_cast<uintptr_t>(sums_.data());
-  return {sums_.data() + (round_up(start, kSumAlign) - start) + index * stride_, slot.length};
+  return {sums_.data() + index * stride_ + wire::kDownHeaderBytes, slot.length};
 }
 
 MutBytes Slots::sum(const Slot& slot) noexcept {
   const Bytes bytes = static_cast<const Slots*>(this)->sum(slot);
   return {const_cast<uint8_t*>(bytes.data()), bytes.size()};
+}
+
+MutBytes Slots::datagram(const Slot& slot) noexcept {
+  const auto index = static_cast<uint64_t>(&slot - slots_.data());
+  return {sums_.data() + index * stride_, wire::kDownHeaderBytes + slot.length};
 }
 
 int Slots::restore(std::span<const Holding> holdings) noexcept {
@@ -165,15 +168,17 @@ void Slots::put(Slot& slot, const Contribution& c) noexcept {
   slot.norm = std::max(slot.norm, c.norm);
   slot.flags |= c.flags & kSumFlags;
   if ((c.flags & wire::kEmpty) != 0) return;
-  if (slot.added++ == 0) {
-    slot.length = length_of(c);
-    const MutBytes zero = sum(slot);
-    std::fill(zero.begin(), zero.end(), uint8_t{0});
-  }
+  const bool first = slot.added++ == 0;
+  if (first) slot.length = length_of(c);
   uint8_t* lanes = sum(slot).data();
-  if ((c.flags & wire::kValues) != 0)
-    return Adder::add_values(c.payload.data(), lanes, slot.length / 4);
-  adder_.add_codes(c.payload.data(), lanes);
+  const uint8_t* payload = c.payload.data();
+  if ((c.flags & wire::kValues) == 0) {
+    first ? adder_.set_codes(payload, lanes) : adder_.add_codes(payload, lanes);
+  } else if (first) {
+    std::copy_n(payload, slot.length, lanes);
+  } else {
+    Adder::add_values(payload, lanes, slot.length / 4);
+  }
 }
 
 bool Slots::may_close(const Slot& slot, Time now) const noexcept {
@@ -283,6 +288,14 @@ bool Slots::next_fetch(Time now, Time retry, Fetch* fetch) noexcept {
     return true;
   }
   return false;
+}
+
+uint32_t Slots::kept() const noexcept {
+  uint32_t count = 0;
+  for (uint64_t number = floor_; number < floor_ + slots_.size(); ++number) {
+    if (has(number, SlotState::closed)) ++count;
+  }
+  return count;
 }
 
 bool Slots::waits_for(uint32_t worker) const noexcept {

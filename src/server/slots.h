@@ -104,6 +104,8 @@ class Slots {
   [[nodiscard]] uint64_t front() const noexcept { return front_; }
   [[nodiscard]] uint32_t open() const noexcept { return open_count_; }
   [[nodiscard]] uint32_t fetching() const noexcept { return fetching_; }
+  /// Closed sums that not all workers have acknowledged. Looks at the whole ring.
+  [[nodiscard]] uint32_t kept() const noexcept;
   /// Workers that are not waited for.
   [[nodiscard]] uint64_t late() const noexcept { return late_; }
   /// Open sums that worker w is missing from, or results that only come from it.
@@ -113,6 +115,8 @@ class Slots {
   }
   [[nodiscard]] Bytes sum(const Slot& slot) const noexcept;
   [[nodiscard]] MutBytes sum(const Slot& slot) noexcept;
+  /// The sum with room for a header before it. Datagrams of the longest length lie in a row.
+  [[nodiscard]] MutBytes datagram(const Slot& slot) noexcept;
 
  private:
   Slot& at(uint64_t number) noexcept { return slots_[number % slots_.size()]; }

@@ -147,6 +147,8 @@ std::string_view reason_text(Reason reason) noexcept {
       return "the worker left while others wait for it";
     case Reason::sums_differ:
       return "the worker sent other settings for a granule than the others";
+    case Reason::auth:
+      return "the server wants tags that cover payloads, and this job's cover headers";
   }
   return "the server gave a reason that this release does not know";
 }

@@ -37,8 +37,9 @@ enum class Reason : uint8_t {
   lost_results = 12,  ///< it registered again and no longer has results that others wait for
   left = 13,          ///< it left while others wait for it
   sums_differ = 14,   ///< it sent other settings or another length for a granule than the others
+  auth = 15,          ///< this server wants tags that cover payloads
 };
-inline constexpr uint8_t kLastReason = 14;
+inline constexpr uint8_t kLastReason = 15;
 /// A message without a full stop, e.g. "the token is another one than the server's".
 std::string_view reason_text(Reason reason) noexcept;
 

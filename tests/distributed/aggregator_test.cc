@@ -264,6 +264,20 @@ TEST(Aggregator, AWrongTokenIsOneMessageOnEveryRank) {
   std::remove(wrong.c_str());
 }
 
+TEST(Aggregator, TagsOverPayloadsWhereTheServerWantsThem) {
+  Serving server("127.0.0.1:0", 1, {}, true);
+  AggregatorOptions options;
+  options.servers = {server.address()};
+  options.timeout = seconds(2);
+  for (const Error& error : refusals(3, [&](uint32_t) { return options; })) {
+    EXPECT_EQ(error.code, Errc::ranks_disagree);
+    EXPECT_NE(error.message.find("the server wants tags that cover payloads"), std::string::npos)
+        << error.message;
+  }
+  options.auth = AggregatorAuth::full;
+  expect_same(by_server("thc", 3, 3, options, kNothing), by_engine("thc", 3, 3));
+}
+
 TEST(Aggregator, NoServerThereIsToldWithItsAddress) {
   std::string address;
   { address = Serving().address(); }  // a port that nobody has any more

@@ -430,6 +430,48 @@ TEST(FixedPoint, ARanksFailureIsToldOnAllAndNothingIsLost) {
   }
 }
 
+/// Its own call fails nevertheless, and it has the mean of the others.
+TEST(FixedPoint, AFailureThatNobodyHearsOfIsTheRanksOwn) {
+  const LeavesOut late = [](uint32_t rank, uint64_t exchange, uint64_t) {
+    return rank == 1 && exchange == 2;
+  };
+  Group group("thc:block=256", 3, late);
+  for (uint64_t step = 0; step < 4; ++step) {
+    auto g = gradients(3, group.layout().elements, step + 1);
+    const auto own = g;
+    const auto entry = group.entry(1, "residual/wide");
+    const Floats before(entry.begin(), entry.end());
+    on_all(3, [&](uint32_t r) {
+      Bucket bucket;
+      bucket.buffer = g[r].data();
+      bucket.step = step;
+      auto exchange = group.session(r).begin(bucket, group.layout());
+      ASSERT_TRUE(exchange);
+      const bool fails = r == 1 && step == 2;
+      if (fails) group.session(r).fail(**exchange, {Errc::out_of_memory, "no room", {}});
+      std::array<Step, kMaxBatch> batch;
+      for (;;) {
+        auto steps = group.session(r).next(**exchange, batch);
+        if (!steps) {
+          EXPECT_TRUE(fails) << steps.error().message;
+          EXPECT_EQ(steps.error().code, Errc::out_of_memory);
+          break;
+        }
+        if (*steps == 0) {
+          EXPECT_FALSE(fails) << "its failure was swallowed";
+          break;
+        }
+        ASSERT_TRUE(group.engine(r).run({batch.data(), *steps}));
+      }
+    });
+    for (uint32_t r = 1; r < 3; ++r) EXPECT_TRUE(same_bits(g[r], g[0])) << step;
+    if (step != 2) continue;
+    const auto after = group.entry(1, "residual/wide");
+    for (size_t i = 0; i < after.size(); ++i)
+      ASSERT_EQ(after[i], before[i] + own[1][group.layout().offsets[2] + i]);
+  }
+}
+
 /// A sum is no longer than one of codes, so that blocks that fit the path's MTU still do.
 TEST(FixedPoint, GranulesAreAsLongAsThoseOfCodes) {
   for (const auto& [spec, values] : {std::pair("thc", 256U),

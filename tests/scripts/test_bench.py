@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = Path(os.environ.get("LACONIC_BUILD", ROOT / "build" / "release"))
-PROGRAMS = ("laconic", "roofline_bench", "threads_bench", "c_abi_bench")
+PROGRAMS = ("laconic", "roofline_bench", "threads_bench", "c_abi_bench", "server_bench", "server_cpu_bench")
 SPECS = ["int8", "int8:round=stochastic", "topk", "topk+noef", "topk:ratio=0.001", "topk:ratio=0.001+noef"]
 
 sys.path.insert(0, str(ROOT / "bench"))
@@ -86,6 +86,15 @@ def test_every_section_has_a_table_and_its_command(sections):
         _, rows = table(sections[heading])
         assert rows and "\n```\n" in sections[heading], heading
     assert table(sections["Machine"])[1]
+
+
+def test_the_aggregation_server_has_its_figures(sections, results):
+    text = sections["The aggregation server"]
+    assert "server_bench" in text and "server_cpu_bench" in text
+    assert {row["spec"] for row in results["server"]["cpu"]["server"]["rows"]} == {"thc", "int8", "topk:ratio=0.1", "terngrad", "dgc"}
+    said = [cells(line)[-1] for line in text.splitlines() if line.startswith("| `") and "| `thc` |" not in line]
+    assert said and all(re.match(r"met, |\*\*missed by ", cell) for cell in said if cell not in ("", "–"))
+    assert results["server"]["io"].get("reason") or results["server"]["io"]["gso_to_echo"]["median"] > 0
 
 
 def test_goals_say_met_or_missed(sections):
@@ -201,8 +210,9 @@ def test_ceilings_are_sums_of_times():
     assert line.ceiling([bounds.FEEDBACK], 64 << 20) is None
     assert bounds.bytes_per_element(bounds.ENCODE["3lc"]) == 20
     assert bounds.bytes_per_element(bounds.ENCODE["3lc:scale=chunk"]) == 16
-    assert bounds.bytes_per_element(bounds.passes_of("topk", "encode", scanned=True)) == 24
-    assert bounds.bytes_per_element(bounds.passes_of("topk", "encode", scanned=False)) == 16
+    assert bounds.bytes_per_element(bounds.passes_of("threshold:v=0.0046", "encode", scanned=True)) == 24
+    assert bounds.bytes_per_element(bounds.passes_of("threshold:v=0.0046", "encode", scanned=False)) == 16
+    assert bounds.bytes_per_element(bounds.passes_of("topk", "encode", scanned=False)) == 20
 
 
 def point(spec, isa, encode, decode=2.0):

@@ -73,7 +73,7 @@ def test_the_runs_are_every_codec_with_every_model_and_seed(here):
     assert sum(cell is None for _, _, cell in found) == 3 * 4  # of signsgd, whose rates are not known
     cells = [cell for _, _, cell in found if cell is not None]
     assert len({cell.path for cell in cells}) == len(cells) and {cell.seed for cell in cells} == {0, 1, 2}
-    assert len(qualities.tuning(NAMES)) == 4 + 4 + 3 + 3
+    assert len(qualities.tuning(NAMES)) == 5 + 5 + 4 + 4
     assert {cell.seed for cell in qualities.tuning(NAMES)} == {100}  # no seed of the comparison
 
 
@@ -119,7 +119,7 @@ def test_runs_go_on_from_what_is_kept_and_what_is_missing_is_said(here, monkeypa
     assert qualities.main(["--slots", "2"]) == 0
     assert sorted(len(arguments[3]) for arguments in asked) == [6, 6]
     page = (here / "quality.md").read_text()
-    assert page.splitlines()[-1] == "Runs that are missing: 12 of 62."
+    assert page.splitlines()[-1] == "Runs that are missing: 12 of 66."
     assert rows(page)["`int8`"] == ["quantization", "–", "–", "–", "–", "–"]
 
 

@@ -17,10 +17,11 @@ namespace laconic::test {
 class Serving {
  public:
   explicit Serving(const std::string& bind = "127.0.0.1:0", uint64_t secret = 1,
-                   const wire::Token& token = {}) {
+                   const wire::Token& token = {}, bool full_tags = false) {
     server::UdpServerSettings settings;
     settings.bind = bind;
     settings.server.token = token;
+    settings.server.full_tags = full_tags;
     store(settings.server.secret.data(), secret);
     store(settings.server.secret.data() + 16, secret << 20U);
     auto opened = server::UdpServer::open(settings);

@@ -68,6 +68,7 @@ def test_a_token_is_32_random_bytes_for_its_owner(tmp_path):
     (("--bind", "127.0.0.1"), BAD_ANSWER, "no port"),
     (("--bind", "0.0.0.0:0"), BAD_ANSWER, "without a token only the loopback interface may be served"),
     (("--bind", "127.0.0.1:0", "--io", "dpdk"), USAGE, "--io 'dpdk'"),
+    (("--bind", "127.0.0.1:0", "--auth", "none"), USAGE, "--auth"),
     (("--bind", "127.0.0.1:0", "--memory", "much"), USAGE, "--memory 'much'"),
     (("--bind", "127.0.0.1:0", "--token", "/nowhere/token"), USAGE, "/nowhere/token"),
     (("--bind", "127.0.0.1:0", "--token", __file__), USAGE, "not a file of 32 bytes"),
@@ -80,6 +81,24 @@ def test_what_is_refused(words, status, text):
 def exchange(sock, address, data):
     sock.sendto(data, address)
     return sock.recv(2048)
+
+
+def test_tags_over_headers_are_not_enough_for_auth_full(serving):
+    _, address, _ = serving("--bind", "127.0.0.1:0", "--auth", "full")
+    job, instance, token = 7, 9, bytes(32)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.settimeout(10)
+        for flags, answer in ((0, "refusal"), (wire.FULL, "welcome")):
+            start = lambda kind, f=0: struct.pack("<HBBI", wire.MAGIC, 0x10 | wire.TYPES.index(kind), f, job)
+            applicant = struct.pack("<QQIB", job, instance, 1, 0)
+            challenge = wire.parse_message(exchange(sock, address, start("hello") + applicant + bytes(35)), "challenge")
+            epoch, nonce = challenge["epoch"], challenge["nonce"]
+            body = (start("enrol", flags) + applicant + bytes([1, 1, 4])
+                    + struct.pack("<QQQIIIHHBB", epoch, nonce, 5, 1000, 1000, 8, 8, 0, 8, 16) + bytes(2)
+                    + struct.pack("<16H", *range(16)) + bytes(4) + struct.pack("<QQ", 0, 0) + bytes(1))
+            tag = wire.siphash(wire.derive_key(token, wire.ENROL, (job, instance, epoch, nonce)), body)
+            found = wire.parse_message(exchange(sock, address, body + struct.pack("<Q", tag)), answer)
+            assert answer == "welcome" or found["reason"] == 15
 
 
 @pytest.mark.parametrize("io", ["auto", "mmsg"])

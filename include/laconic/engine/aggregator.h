@@ -13,11 +13,18 @@
 
 namespace laconic {
 
+/// What a datagram's tag covers, besides that nobody without the token can make one.
+enum class AggregatorAuth : uint8_t {
+  header,  ///< its header: who sits on the path can change payloads
+  full,    ///< its payload, too, for about half a microsecond a kilobyte; not with `--io xdp`
+};
+
 /// The same on all ranks.
 struct AggregatorOptions {
   std::vector<std::string> servers;  ///< HOST:PORT, in the same order
   /// The servers' secret, a file of 32 bytes, not all zero; "": none, as loopback servers allow it.
   std::string token;
+  AggregatorAuth auth = AggregatorAuth::header;
   /// Of all ranks, how many are enough for a sum once its deadline has passed; 0 to 1.
   double quorum = 1.0;
   std::chrono::microseconds deadline =

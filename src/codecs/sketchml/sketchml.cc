@@ -57,11 +57,6 @@ class Edges {
   [[nodiscard]] uint64_t elements_of(uint32_t bin) const { return below_[bin + 1] - below_[bin]; }
 
  private:
-  [[nodiscard]] uint64_t low_rank(uint64_t j) const { return j * (count_ - 1) / bins_; }
-  [[nodiscard]] uint64_t high_rank(uint64_t j) const {
-    return std::min(low_rank(j) + 1, count_ - 1);
-  }
-
   uint32_t bins_;
   uint64_t count_;
   std::array<Neighbours, kMostEdges> edges_;
@@ -72,26 +67,33 @@ class Edges {
 bool Edges::find(const kernels::QuantileKernels& kernels, const float* x, MutBytes scratch,
                  MutBytes spare, ThreadPool* pool) {
   std::array<OrderStatistic, 2 * kMostEdges> wanted;
-  uint64_t ranks = 0;
+  std::array<uint32_t, kMostEdges> low, high;  // where the neighbours' ranks are in `wanted`
+  std::array<uint64_t, kMostEdges> low_rank;
+  for (uint64_t j = 0; j <= bins_; ++j) {
+    low_rank[j] = j * (count_ - 1) / bins_;
+    edges_[j].remainder = j * (count_ - 1) - low_rank[j] * bins_;
+  }
+  const auto high_rank = [&](uint64_t j) { return std::min(low_rank[j] + 1, count_ - 1); };
+  uint32_t ranks = 0;
   const auto want = [&](uint64_t rank) {
     if (ranks == 0 || wanted[ranks - 1].rank != rank) wanted[ranks++].rank = rank;
+    return ranks - 1;
   };
   // both neighbours ascend with the edges, so a merge has them in order
   for (uint64_t l = 0, h = 0; h <= bins_;) {
-    if (l <= bins_ && low_rank(l) <= high_rank(h)) {
-      want(low_rank(l++));
+    if (l <= bins_ && low_rank[l] <= high_rank(h)) {
+      low[l] = want(low_rank[l]);
+      ++l;
     } else {
-      want(high_rank(h++));
+      high[h] = want(high_rank(h));
+      ++h;
     }
   }
   const std::span<OrderStatistic> found(wanted.data(), ranks);
   if (!order_statistics(kernels, x, count_, found, scratch, spare, pool)) return false;
-  const auto at = [&](uint64_t rank) {
-    return *std::lower_bound(found.begin(), found.end(), rank,
-                             [](const OrderStatistic& w, uint64_t r) { return w.rank < r; });
-  };
   for (uint64_t j = 0; j <= bins_; ++j) {
-    edges_[j] = {j * (count_ - 1) % bins_, at(low_rank(j)), at(high_rank(j))};
+    edges_[j].low = found[low[j]];
+    edges_[j].high = found[high[j]];
   }
   return true;
 }
@@ -125,14 +127,19 @@ void Edges::set(QuantileBins& bins, uint8_t* base) {
     last = image;
   }
   below_[bins_] = count_;
-  // base: thresholds that the smallest image of a bucket reaches
-  uint32_t most = 0, from = 0;  // the most that lie inside of a bucket
-  for (uint32_t j = 0; j < bins_ - 1; ++j) {
-    const uint32_t to = (thresholds_[j] + 0xFFFFU) >> 16;  // the first bucket that is above it
-    std::fill(base + from, base + std::max(from, to), static_cast<uint8_t>(j));
+  // base: thresholds that the smallest image of a bucket reaches, for the buckets of elements
+  const uint32_t buckets = (edges_[bins_].high.image >> 16) + 1;
+  uint32_t most = 0;  // the most that lie inside of a bucket
+  uint32_t from = edges_[0].low.image >> 16;
+  const auto fill_to = [&](uint32_t to, uint32_t code) {
+    if (to > from) std::fill(base + from, base + to, static_cast<uint8_t>(code));
     from = std::max(from, to);
+  };
+  for (uint32_t j = 0; j < bins_ - 1; ++j) {
+    // the first bucket that is above the threshold
+    fill_to(std::min((thresholds_[j] + 0xFFFFU) >> 16, buckets), j);
   }
-  std::fill(base + from, base + kQuantileBuckets, static_cast<uint8_t>(bins_ - 1));
+  fill_to(buckets, bins_ - 1);
   for (uint32_t j = 0, inside = 0; j < bins_ - 1; ++j) {
     const bool same = j > 0 && thresholds_[j] >> 16 == thresholds_[j - 1] >> 16;
     inside = same ? inside + 1 : 1;

@@ -18,32 +18,36 @@ uint64_t sample_position(uint64_t i, uint64_t n, uint64_t s, uint64_t room) {
   return begin + (((n / s - room) * (scrambled >> 8)) >> 24);
 }
 
+uint32_t key_at(Source from, uint64_t i) {
+  const float x = from.values[i];
+  return kernels::magnitude_key(from.residual == nullptr ? x : x + from.residual[i]);
+}
+
 // Positions [begin, end) of s; in large units, where a sample costs what its cache misses cost, a
 // position stands for four elements of one line.
-void take_points(const float* x, uint64_t n, uint64_t begin, uint64_t end, uint32_t* keys) {
+void take_points(Source from, uint64_t n, uint64_t begin, uint64_t end, uint32_t* keys) {
   const uint64_t s = MagnitudeSample::size(n);
   for (uint64_t i = begin; i < end; ++i) {
-    keys[i] = kernels::magnitude_key(x[sample_position(i, n, s, 0)]);
+    keys[i] = key_at(from, sample_position(i, n, s, 0));
   }
 }
-void take_lines(const float* x, uint64_t n, uint64_t begin, uint64_t end, uint32_t* keys) {
+void take_lines(Source from, uint64_t n, uint64_t begin, uint64_t end, uint32_t* keys) {
   const uint64_t s = MagnitudeSample::size(n) / 4;
   for (uint64_t i = begin; i < end; ++i) {
-    const float* line = x + sample_position(i, n, s, 16) / 16 * 16;
-    for (uint64_t j = 0; j < 4; ++j) keys[4 * i + j] = kernels::magnitude_key(line[4 * j]);
+    const uint64_t line = sample_position(i, n, s, 16) / 16 * 16;
+    for (uint64_t j = 0; j < 4; ++j) keys[4 * i + j] = key_at(from, line + 4 * j);
   }
 }
 
 }  // namespace
 
-MagnitudeSample::MagnitudeSample(const float* x, uint64_t n, const Work& work,
-                                 uint32_t* keys) noexcept
+MagnitudeSample::MagnitudeSample(Source from, uint64_t n, const Work& work, uint32_t* keys) noexcept
     : n_(n), keys_(keys) {
   constexpr uint64_t kSlice = 1024;
   const bool lines = n > kLineUnits;
   const uint64_t positions = size(n) / (lines ? 4 : 1);
   for_slices(work.pool, positions, kSlice, [&](uint64_t begin, uint64_t end) {
-    (lines ? take_lines : take_points)(x, n, begin, end, keys);
+    (lines ? take_lines : take_points)(from, n, begin, end, keys);
   });
 }
 

@@ -24,7 +24,10 @@ class MagnitudeSample {
   }
 
   /// Takes the sample of x[0, n); `keys` has room for size(n).
-  MagnitudeSample(const float* x, uint64_t n, const Work& work, uint32_t* keys) noexcept;
+  MagnitudeSample(const float* x, uint64_t n, const Work& work, uint32_t* keys) noexcept
+      : MagnitudeSample(Source{x, nullptr}, n, work, keys) {}
+  /// The same of the sums of values and residual, if there is one.
+  MagnitudeSample(Source from, uint64_t n, const Work& work, uint32_t* keys) noexcept;
 
   /// The key that at least `wanted` elements of the unit reach, but for the chance that binomial
   /// sampling exceeds four standard deviations (six in large units, whose samples lie four to a

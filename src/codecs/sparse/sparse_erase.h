@@ -9,4 +9,8 @@ namespace laconic::codecs {
 /// elements that it was made of. `values` holds n elements.
 void erase_sparse(const SparseView& set, uint64_t n, const Work& work, float* values) noexcept;
 
+/// The same at the indices within [begin, end).
+void erase_range(const SparseView& set, uint64_t begin, uint64_t end, Isa isa,
+                 float* values) noexcept;
+
 }  // namespace laconic::codecs

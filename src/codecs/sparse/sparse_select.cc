@@ -190,14 +190,22 @@ CandidateList::CandidateList(MutBytes scratch, uint64_t n, uint64_t capacity) no
   kept_value_ = reinterpret_cast<float*>(kept_index_ + room);
 }
 
+uint64_t CandidateList::select_block(Source from, uint64_t block, Isa isa, uint32_t* index,
+                                     float* value) const noexcept {
+  const kernels::SelectKernels& k = kernels::select_kernels(isa);
+  const uint64_t begin = block * kSelectBlock;
+  const auto base = static_cast<uint32_t>(begin);
+  const float* const x = from.values + begin;
+  if (from.residual == nullptr) return k.select(x, block_size(block), base, floor_, index, value);
+  return k.select_sum(x, from.residual + begin, block_size(block), base, floor_, index, value);
+}
+
 // A thread of several first selects into memory of its own, then takes room for what it found.
-void CandidateList::collect_block(const float* x, uint64_t block, Isa isa,
+void CandidateList::collect_block(Source from, uint64_t block, Isa isa,
                                   std::atomic<uint64_t>& taken) noexcept {
   alignas(64) uint32_t index[kSelectBlock + kSelectSlack];
   alignas(64) float value[kSelectBlock + kSelectSlack];
-  const uint64_t begin = block * kSelectBlock;
-  const uint64_t found = kernels::select_kernels(isa).select(
-      x + begin, block_size(block), static_cast<uint32_t>(begin), floor_, index, value);
+  const uint64_t found = select_block(from, block, isa, index, value);
   const uint64_t at = taken.fetch_add(found, std::memory_order_relaxed);
   piece_[block] = {at, found};
   if (at + found <= capacity_) {
@@ -206,30 +214,26 @@ void CandidateList::collect_block(const float* x, uint64_t block, Isa isa,
   }
 }
 
-void CandidateList::collect_alone(const float* x, Isa isa, Pass pass) noexcept {
-  const auto select = kernels::select_kernels(isa).select;
+void CandidateList::collect_alone(Source from, Isa isa, Pass pass) noexcept {
   for (uint64_t i = 0; i < blocks_; ++i) {
     const uint64_t block = pass == Pass::forward ? i : blocks_ - 1 - i;
-    const uint64_t begin = block * kSelectBlock;
     const uint64_t at = std::min(count_, capacity_);  // past it nothing is kept, only counted
-    const uint64_t found = select(x + begin, block_size(block), static_cast<uint32_t>(begin),
-                                  floor_, index_ + at, value_ + at);
+    const uint64_t found = select_block(from, block, isa, index_ + at, value_ + at);
     piece_[block] = {at, found};
     count_ += found;
   }
 }
 
-uint64_t CandidateList::collect(const float* x, uint32_t floor, const Work& work,
-                                Pass pass) noexcept {
+uint64_t CandidateList::collect(Source from, uint32_t floor, const Work& work, Pass pass) noexcept {
   floor_ = floor;
   count_ = 0;
   if (work.pool == nullptr) {
-    collect_alone(x, work.isa, pass);
+    collect_alone(from, work.isa, pass);
     return count_;
   }
   std::atomic<uint64_t> taken{0};
   const auto collect_blocks = [&](uint64_t begin, uint64_t end) {
-    for (uint64_t b = begin; b < end; ++b) collect_block(x, b, work.isa, taken);
+    for (uint64_t b = begin; b < end; ++b) collect_block(from, b, work.isa, taken);
   };
   for_slices(work.pool, blocks_, kBlocksPerTask, collect_blocks, pass);
   count_ = taken.load(std::memory_order_relaxed);

@@ -40,7 +40,11 @@ class CandidateList {
 
   /// Collects from x[0, n). Returns how many elements there are; only when they are at most
   /// `capacity` does the list hold them (complete()).
-  uint64_t collect(const float* x, uint32_t floor, const Work& work, Pass pass) noexcept;
+  uint64_t collect(const float* x, uint32_t floor, const Work& work, Pass pass) noexcept {
+    return collect(Source{x, nullptr}, floor, work, pass);
+  }
+  /// The same from the sums of values and residual, if there is one.
+  uint64_t collect(Source from, uint32_t floor, const Work& work, Pass pass) noexcept;
 
   [[nodiscard]] bool complete() const noexcept { return count_ <= capacity_; }
   [[nodiscard]] uint64_t count() const noexcept { return count_; }
@@ -83,9 +87,10 @@ class CandidateList {
   uint64_t place_shares(Cut cut, const Work& work) noexcept;
   void write_shared(Cut cut, const Work& work, const SparseWriter& writer) noexcept;
   [[nodiscard]] uint32_t block_size(uint64_t block) const noexcept;
-  void collect_block(const float* x, uint64_t block, Isa isa,
-                     std::atomic<uint64_t>& taken) noexcept;
-  void collect_alone(const float* x, Isa isa, Pass pass) noexcept;
+  uint64_t select_block(Source from, uint64_t block, Isa isa, uint32_t* index,
+                        float* value) const noexcept;
+  void collect_block(Source from, uint64_t block, Isa isa, std::atomic<uint64_t>& taken) noexcept;
+  void collect_alone(Source from, Isa isa, Pass pass) noexcept;
 
   uint64_t n_;
   uint64_t blocks_;

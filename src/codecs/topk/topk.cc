@@ -2,11 +2,14 @@
 #include "codecs/topk/topk.h"
 
 #include <algorithm>
+#include <atomic>
+#include <cmath>
 
 #include "codecs/sparse/magnitude_sample.h"
 #include "codecs/sparse/sparse_erase.h"
 #include "codecs/sparse/sparse_payload.h"
 #include "codecs/sparse/sparse_select.h"
+#include "kernels/core/basic.h"
 #include "kernels/sparse/select.h"
 
 namespace laconic::codecs {
@@ -38,7 +41,7 @@ uint64_t key_count(uint64_t n, uint64_t k) {
 uint64_t capacity_of(uint64_t n, uint64_t k) { return std::min(n, 4 * k + 16384); }
 
 struct Finder {
-  const float* x;
+  Source from;
   uint64_t n;
   uint64_t k;
   const Work& work;
@@ -48,21 +51,25 @@ struct Finder {
   // k groups have a maximum of at least the k-th of the maxima, so k elements have.
   uint32_t bound_of_groups() {
     const uint32_t groups = group_count(k);
-    kernels::select_kernels(work.isa).group_max(x, n, groups, keys);
+    kernels::select_kernels(work.isa).group_max(from.values, n, groups, keys);
     return bound_of_kth(keys, groups, k);
   }
 
   bool collect_from(uint32_t bound) {
     // Floor 1 leaves out the zeros, of which there may be any number (embeddings).
-    list.collect(x, std::max(bound, 1U), work, Pass::forward);
+    list.collect(from, std::max(bound, 1U), work, Pass::forward);
     return list.complete();
   }
 
   // True when the list holds the top-k, or all non-zero elements and these are fewer than k.
   bool find() {
     if (uses_groups(n, k)) return collect_from(bound_of_groups());
+    return find_by_sample();
+  }
+
+  bool find_by_sample() {
     if (!uses_sample(n, k)) return false;
-    const MagnitudeSample sample(x, n, work, keys);
+    const MagnitudeSample sample(from, n, work, keys);
     for (uint32_t attempt = 0; attempt < kTries; ++attempt) {
       const uint32_t bound = sample.bound(k, attempt);
       if (!collect_from(bound)) return false;
@@ -71,6 +78,71 @@ struct Finder {
     return false;
   }
 };
+
+// A thread's share, as in the pipeline.
+constexpr uint64_t kSlice = uint64_t{1} << 16;
+
+// By its bits NaN and infinity are the largest magnitudes: if there is one, it was selected.
+Encoded finished(SparseWriter& writer, Bytes out, uint64_t k, uint64_t n) {
+  writer.finish();
+  return {sparse_bytes(k, n), values_finite(sparse_view(out, k, n))};
+}
+
+Encoded encode_values(Finder& finder, Work& work, MutBytes out) {
+  const uint64_t n = finder.n, k = finder.k;
+  const float* const x = finder.from.values;
+  SparseWriter writer(out.data(), k, n);
+  if (!finder.find()) {
+    write_cut(x, n, exact_cut(x, n, k), work.isa, writer);
+  } else if (finder.list.count() >= k) {
+    finder.list.write(finder.list.exact_cut(k), work, writer);
+  } else {
+    write_cut(x, n, {0, k - finder.list.count()}, work.isa, writer);  // zeros fill up
+  }
+  return finished(writer, out, k, n);
+}
+
+bool sums_finite(Source source, uint64_t n, Work& work) {
+  const auto& kernels = kernels::basic_kernels(work.isa);
+  std::atomic<bool> finite{true};
+  for_slices(work.pool, n, kSlice, [&](uint64_t begin, uint64_t end) {
+    const float most =
+        kernels.max_abs_sum(source.values + begin, source.residual + begin, end - begin);
+    if (!std::isfinite(most)) finite.store(false, std::memory_order_relaxed);
+  });
+  return finite.load(std::memory_order_relaxed);
+}
+
+// residual += values, but 0 where something was sent.
+void leave_rest(Source source, uint64_t n, const SparseView& sent, Work& work) {
+  const auto& kernels = kernels::basic_kernels(work.isa);
+  const auto leave = [&](uint64_t begin, uint64_t end) {
+    kernels.add(source.residual + begin, source.values + begin, end - begin);
+    erase_range(sent, begin, end, work.isa, source.residual);
+  };
+  // What looked at the sums left their ends in the cache.
+  for_slices(work.pool, n, kSlice, leave, Pass::backward);
+}
+
+// Of large units the top-k of values + residual is found without writing the sums; these come when
+// it is known that all are finite.
+Encoded encode_sums(Finder& finder, Source source, Work& work, MutBytes out) {
+  const uint64_t n = finder.n, k = finder.k;
+  Encoded encoded;
+  if (!uses_groups(n, k) && finder.find_by_sample() && finder.list.count() >= k) {
+    SparseWriter writer(out.data(), k, n);
+    finder.list.write(finder.list.exact_cut(k), work, writer);
+    encoded = finished(writer, out, k, n);
+    if (encoded.finite) leave_rest(source, n, sparse_view(out, k, n), work);
+    return encoded;
+  }
+  if (!sums_finite(source, n, work)) return {0, false};
+  leave_rest(source, n, {}, work);
+  finder.from = {source.residual, nullptr};
+  encoded = encode_values(finder, work, out);
+  erase_sparse(sparse_view(out, k, n), n, work, source.residual);
+  return encoded;
+}
 
 }  // namespace
 
@@ -81,6 +153,7 @@ Contract TopK::contract(const Params& p) {
   c.max_count = kMaxSparseCount;
   c.memory_default = MemoryKind::residual;
   c.memories = memory_set(MemoryKind::residual, MemoryKind::momentum);
+  c.fused = true;
   c.checks_finite = true;
   // k/n of the energy at least; max(1, floor(r·n))/n is above r/2 for every n.
   c.contraction = static_cast<float>(p.ratio / 2);
@@ -104,18 +177,9 @@ Encoded TopK::encode(const Params& p, std::span<const float>, const Unit& unit, 
   if (n == 0) return {};
   const uint64_t list_bytes = CandidateList::scratch_bytes(n, capacity_of(n, k));
   auto* keys = reinterpret_cast<uint32_t*>(work.scratch.data() + list_bytes);
-  Finder finder{source.values, n, k, work, keys, CandidateList(work.scratch, n, capacity_of(n, k))};
-  SparseWriter writer(out.data(), k, n);
-  if (!finder.find()) {
-    write_cut(source.values, n, exact_cut(source.values, n, k), work.isa, writer);
-  } else if (finder.list.count() >= k) {
-    finder.list.write(finder.list.exact_cut(k), work, writer);
-  } else {
-    write_cut(source.values, n, {0, k - finder.list.count()}, work.isa, writer);  // zeros fill up
-  }
-  writer.finish();
-  // By its bits NaN and infinity are the largest magnitudes: if there is one, it was selected.
-  return {sparse_bytes(k, n), values_finite(sparse_view({out.data(), out.size()}, k, n))};
+  Finder finder{source, n, k, work, keys, CandidateList(work.scratch, n, capacity_of(n, k))};
+  return source.residual == nullptr ? encode_values(finder, work, out)
+                                    : encode_sums(finder, source, work, out);
 }
 
 Errc TopK::check(const Params& p, const Unit& unit, uint32_t, Bytes payload) {

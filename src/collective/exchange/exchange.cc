@@ -206,6 +206,8 @@ Result<uint32_t> Exchange::step_strategy(std::span<Step> batch) {
   if (result->verdict == Verdict::steps) return result->steps;
   if (result->verdict == Verdict::done) {
     finish();
+    // Under a quorum the others may have ended it without this rank, and without hearing of it.
+    if (failure_) return *failure_;
     return uint32_t{0};
   }
   fall_back();

@@ -30,38 +30,53 @@ struct PhiloxWords {
 /// Blocks that one vector of words holds.
 HWY_INLINE uint64_t philox_blocks() { return hn::Lanes(U64()); }
 
-/// A key with its ten round keys, ready for use.
+/// A key with its ten round keys, ready for use; the stream is 0.
 class Philox {
  public:
-  HWY_INLINE Philox(RandomKey key, uint64_t stream)
-      : stream_low_(hn::Set(U32(), static_cast<uint32_t>(stream))),
-        stream_high_(hn::Set(U32(), static_cast<uint32_t>(stream >> 32))) {
+  HWY_INLINE explicit Philox(RandomKey key) : key_(key) {
     for (uint32_t r = 0; r < kRounds; ++r) {
       keys_[2 * r] = hn::Set(U32(), key.k0 + r * 0x9E3779B9U);
       keys_[2 * r + 1] = hn::Set(U32(), key.k1 + r * 0xBB67AE85U);
     }
     if constexpr (kPairedKeys) {
       // an even round's in the odd lanes, the next one's in the even lanes
-      for (uint32_t r = 0; r < kRounds; r += 2) {
+      for (uint32_t r = 2; r < kRounds; r += 2) {
         keys_[2 * r] = hn::OddEven(keys_[2 * r], keys_[2 * r + 2]);
         keys_[2 * r + 1] = hn::OddEven(keys_[2 * r + 1], keys_[2 * r + 3]);
       }
+    }
+    // What the second round's first product is for every counter below 2^32.
+    const uint64_t product = uint64_t{key.k0} * kFactor0;
+    second_low_ = hn::Set(U32(), static_cast<uint32_t>(product));
+    second_high_ = hn::Set(U32(), static_cast<uint32_t>(product >> 32) ^ (key.k1 + 0xBB67AE85U));
+    for (uint32_t w = 0; w < kMaxWays; ++w) {
+      const auto counters = hn::Add(hn::Iota(U64(), 0), hn::Set(U64(), w * philox_blocks()));
+      products_[w] = hn::MulEven(hn::BitCast(U32(), counters), hn::Set(U32(), kFactor0));
     }
   }
 
   /// kWays vectors of blocks from `counter` on, interleaved to hide the multiplier's latency.
   template <uint32_t kWays>
   HWY_INLINE void words(uint64_t counter, PhiloxWords* HWY_RESTRICT out) const {
-    const VU m0 = hn::Set(U32(), 0xD2511F53U), m1 = hn::Set(U32(), 0xCD9E8D57U);
-    VU c0[kWays], c1[kWays], c2[kWays], c3[kWays];
-    for (uint32_t w = 0; w < kWays; ++w) {
-      const auto counters = hn::Add(hn::Set(U64(), counter + w * philox_blocks()), iota_);
-      c0[w] = hn::BitCast(U32(), counters);
-      c1[w] = hn::Shuffle2301(c0[w]);
-      c2[w] = stream_low_;
-      c3[w] = stream_high_;
+    static_assert(kWays <= kMaxWays);
+    if (HWY_UNLIKELY(counter + kWays * philox_blocks() > uint64_t{1} << 32)) {
+      for (uint32_t w = 0; w < kWays; ++w) out[w] = far_words(counter + w * philox_blocks());
+      return;
     }
-    for (uint32_t r = 0; r + 1 < kRounds; ++r) {
+    const VU m0 = hn::Set(U32(), kFactor0), m1 = hn::Set(U32(), kFactor1);
+    VU c0[kWays], c1[kWays], c2[kWays], c3[kWays];
+    // Three of the counter's four words are 0: of the first two rounds' four products one is zero,
+    // one the same for all counters, and one grows by a constant from counter to counter.
+    const auto first = hn::Set(U64(), counter * kFactor0);
+    for (uint32_t w = 0; w < kWays; ++w) {
+      const VU p0 = hn::BitCast(U32(), hn::Add(first, products_[w]));
+      const VU p1 = hn::BitCast(U32(), hn::MulEven(hn::Xor(hn::Shuffle2301(p0), keys_[1]), m1));
+      c0[w] = hn::Xor(hn::Shuffle2301(p1), keys_[2]);
+      c1[w] = p1;
+      c2[w] = hn::Xor(p0, second_high_);
+      c3[w] = second_low_;
+    }
+    for (uint32_t r = 2; r + 1 < kRounds; ++r) {
       for (uint32_t w = 0; w < kWays; ++w) {
         VU p0 = hn::BitCast(U32(), hn::MulEven(c0[w], m0));
         VU p1 = hn::BitCast(U32(), hn::MulEven(c2[w], m1));
@@ -93,6 +108,8 @@ class Philox {
 
  private:
   static constexpr uint32_t kRounds = 10;
+  static constexpr uint32_t kFactor0 = 0xD2511F53U, kFactor1 = 0xCD9E8D57U;
+  static constexpr uint32_t kMaxWays = 4;
   // Where a xor has two operands, keys would take two of a round's eight operations. A product's
   // high half is used in its own round and its low half in the next, so one xor with both rounds'
   // keys, every other round, does for both.
@@ -107,9 +124,23 @@ class Philox {
 #endif
   }
 
+  /// A vector of blocks, their counters of any size.
+  HWY_NOINLINE PhiloxWords far_words(uint64_t counter) const {
+    alignas(64) uint32_t w01[hn::MaxLanes(U32())], w23[hn::MaxLanes(U32())];
+    for (uint64_t b = 0; b < philox_blocks(); ++b) {
+      const RandomBlock block = philox(key_, counter + b);
+      for (uint64_t word = 0; word < 2; ++word) {
+        w01[2 * b + word] = block[word];
+        w23[2 * b + word] = block[2 + word];
+      }
+    }
+    return {hn::Load(U32(), w01), hn::Load(U32(), w23)};
+  }
+
+  RandomKey key_;
   VU keys_[2 * kRounds];
-  VU stream_low_, stream_high_;
-  hn::Vec<U64> iota_ = hn::Iota(U64(), 0);  // once: Highway 1.0 builds it through memory
+  VU second_low_, second_high_;
+  hn::Vec<U64> products_[kMaxWays];  // of the counters 0, 1, …
 };
 
 }  // namespace laconic::kernels::HWY_NAMESPACE

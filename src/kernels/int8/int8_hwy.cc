@@ -315,7 +315,7 @@ HWY_INLINE void quantize_block(const float* x, uint64_t begin, uint64_t end, flo
 
 bool encode_stochastic(const float* x, uint64_t n, uint32_t block, void* scales, void* codes,
                        RandomKey key, uint64_t first) {
-  const Philox random(key, 0);
+  const Philox random(key);
   GroupCache cache;
   return encode_blocks(x, n, block, scales, codes,
                        [&](uint64_t begin, uint64_t end, float inverse) LACONIC_LAMBDA {

@@ -388,7 +388,7 @@ constexpr uint64_t kPiece = 1024;
 template <class Code>
 HWY_INLINE bool encode_as(const float* x, uint64_t n, const BucketLayout& layout, void* steps,
                           uint8_t* packed, RandomKey key, uint64_t first) {
-  const Philox random(key, 0);
+  const Philox random(key);
   GroupCache cache;
   Buckets buckets(x, n, layout);
   const bool in_place = layout.bits == 8 * sizeof(Code);
@@ -558,7 +558,7 @@ bool codes_valid(const void* codes, uint64_t n, uint32_t bits, uint32_t levels) 
 template <Rule kRule>
 HWY_INLINE void ternary_as(const float* x, uint64_t n, const TernaryRounding& rounding,
                            int8_t* codes) {
-  const Philox random(rounding.key, 0);
+  const Philox random(rounding.key);
   GroupCache cache;
   quantize<kRule>(x, n, ternary_factor(rounding.step), codes, random, rounding.first, cache);
 }
@@ -604,7 +604,7 @@ template <Rule kRule>
 HWY_INLINE void ternary_pairs_as(const float* x, uint64_t n, const TernaryRounding& rounding,
                                  uint8_t* out) {
   const float factor = ternary_factor(rounding.step);
-  const Philox random(rounding.key, 0);
+  const Philox random(rounding.key);
   GroupCache cache;
   alignas(64) int8_t buffer[kPiece];
   for (uint64_t i = 0; i < n; i += kPiece) {

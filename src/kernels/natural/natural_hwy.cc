@@ -178,7 +178,7 @@ bool all_finite(const float* x, uint64_t n) {
 
 bool encode(const float* x, uint64_t n, void* codes, RandomKey key, uint64_t first) {
   auto* const to = static_cast<uint8_t*>(codes);
-  const Philox random(key, 0);
+  const Philox random(key);
   Largest largest = nothing_seen();
   const uint64_t head = HWY_MIN(n, (kGroup - first % kGroup) % kGroup);
   if (head > 0) encode_part(x, head, to, random, first);

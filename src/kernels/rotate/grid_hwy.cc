@@ -405,7 +405,7 @@ HWY_INLINE void quantize_as(const Quantizer& quantizer, const float* y, uint32_t
 void quantize(const float* y, uint32_t n, const Grid& grid, float range, RoundingStream random,
               uint8_t* codes, float* values) {
   const Quantizer quantizer{Positions(GridPosition(range, grid.last)), CellTable(grid),
-                            Values(grid, range), Philox(random.key, 0)};
+                            Values(grid, range), Philox(random.key)};
   with_bits(grid.bits, [&](auto bits) LACONIC_LAMBDA {
     if (values == nullptr) {
       quantize_as<bits, false>(quantizer, y, n, random.first, codes, values);

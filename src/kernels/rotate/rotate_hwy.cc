@@ -35,7 +35,7 @@ struct SignWords {
   alignas(64) uint32_t word[kSignWords];
 
   HWY_INLINE SignWords(SignStream signs, uint32_t d) {
-    const Philox random(signs.key, 0);
+    const Philox random(signs.key);
     const uint64_t counter = signs.first / kSignBlock;
     for (uint32_t b = 0; b < d / kSignBlock; b += static_cast<uint32_t>(philox_blocks())) {
       PhiloxWords words;

@@ -25,10 +25,33 @@ using VI = hn::Vec<I>;
 // floor = 0 too.
 HWY_INLINE VI above(uint32_t floor) { return hn::Set(I(), static_cast<int32_t>(floor) - 1); }
 
-HWY_INLINE VI load_keys(const float* x) {
+HWY_INLINE VI keys_of(hn::Vec<F> x) {
   const I d;
-  return hn::And(hn::BitCast(d, hn::LoadU(F(), x)), hn::Set(d, 0x7FFFFFFF));
+  return hn::And(hn::BitCast(d, x), hn::Set(d, 0x7FFFFFFF));
 }
+HWY_INLINE VI load_keys(const float* x) { return keys_of(hn::LoadU(F(), x)); }
+
+// What is selected from: an array, or the sums of two.
+struct Single {
+  const float* HWY_RESTRICT x;
+
+  HWY_INLINE hn::Vec<F> vector(size_t i) const { return hn::LoadU(F(), x + i); }
+  HWY_INLINE float element(size_t i) const { return x[i]; }
+  HWY_INLINE void prefetch(size_t i) const { prefetch_ahead(x + i); }
+};
+struct Sum {
+  const float* HWY_RESTRICT x;
+  const float* HWY_RESTRICT y;
+
+  HWY_INLINE hn::Vec<F> vector(size_t i) const {
+    return hn::Add(hn::LoadU(F(), x + i), hn::LoadU(F(), y + i));
+  }
+  HWY_INLINE float element(size_t i) const { return x[i] + y[i]; }
+  HWY_INLINE void prefetch(size_t i) const {
+    prefetch_ahead(x + i);
+    prefetch_ahead(y + i);
+  }
+};
 
 // Elements that share a word of hits.
 #if HWY_ARCH_X86 && HWY_TARGET == HWY_AVX2
@@ -39,13 +62,14 @@ constexpr uint32_t kGroup = 16;
 using Bits = uint16_t;
 #endif
 
-// One bit per element of a group whose key is above the bound.
-HWY_INLINE Bits group_bits(const float* x, VI bound) {
+// One bit per element of the group from `begin` on whose key is above the bound.
+template <class From>
+HWY_INLINE Bits group_bits(const From& from, size_t begin, VI bound) {
 #if LACONIC_AVX512
-  return static_cast<Bits>(hn::Gt(load_keys(x), bound).raw);
+  return static_cast<Bits>(hn::Gt(keys_of(from.vector(begin)), bound).raw);
 #elif HWY_ARCH_X86 && HWY_TARGET == HWY_AVX2
   const auto above = [&](size_t i) HWY_ATTR {
-    return hn::VecFromMask(I(), hn::Gt(load_keys(x + i), bound)).raw;
+    return hn::VecFromMask(I(), hn::Gt(keys_of(from.vector(begin + i)), bound)).raw;
   };
   // Packing works within halves of a register: afterwards words of four elements are interleaved.
   const __m256i low = _mm256_packs_epi32(above(0), above(8));
@@ -57,7 +81,7 @@ HWY_INLINE Bits group_bits(const float* x, VI bound) {
   const size_t lanes = hn::Lanes(I());
   uint32_t bits = 0;
   for (size_t i = 0; i < kGroup; i += lanes) {
-    const auto above = hn::Gt(load_keys(x + i), bound);
+    const auto above = hn::Gt(keys_of(from.vector(begin + i)), bound);
 #if HWY_ARCH_X86
     bits |= static_cast<uint32_t>(_mm_movemask_ps(_mm_castsi128_ps(above.raw))) << i;
 #else
@@ -70,22 +94,23 @@ HWY_INLINE Bits group_bits(const float* x, VI bound) {
 #endif
 }
 
-// Appends the elements named by `bits`. Writes up to 16 entries past the last one.
-HWY_INLINE uint32_t append_group(const float* x, uint32_t base, uint32_t bits, uint32_t* index,
-                                 float* value) {
+// Appends the elements from `begin` on that `bits` names. Writes up to 16 entries past the last.
+template <class From>
+HWY_INLINE uint32_t append_group(const From& from, uint32_t begin, uint32_t base, uint32_t bits,
+                                 uint32_t* index, float* value) {
 #if LACONIC_AVX512
   const auto mask = static_cast<__mmask16>(bits);
   const __m512i iota = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-  const __m512i i = _mm512_add_epi32(_mm512_set1_epi32(static_cast<int>(base)), iota);
+  const __m512i i = _mm512_add_epi32(_mm512_set1_epi32(static_cast<int>(base + begin)), iota);
   _mm512_storeu_si512(index, _mm512_maskz_compress_epi32(mask, i));
-  _mm512_storeu_ps(value, _mm512_maskz_compress_ps(mask, _mm512_loadu_ps(x)));
+  _mm512_storeu_ps(value, _mm512_maskz_compress_ps(mask, from.vector(begin).raw));
   return static_cast<uint32_t>(__builtin_popcount(bits));
 #else
   uint32_t found = 0;
   for (; bits != 0; bits &= bits - 1) {
     const auto i = static_cast<uint32_t>(__builtin_ctz(bits));
-    index[found] = base + i;
-    value[found] = x[i];
+    index[found] = base + begin + i;
+    value[found] = from.element(begin + i);
     ++found;
   }
   return found;
@@ -95,32 +120,43 @@ HWY_INLINE uint32_t append_group(const float* x, uint32_t base, uint32_t bits, u
 // Two loops, neither with a branch on single elements. The first finds the groups that have a hit
 // at all and lists them by advancing a cursor, the second, over those (of groups of 16 1.6 % at
 // density 0.1 %, 15 % at 1 %), compresses them from the first-level cache.
-uint32_t select(const float* HWY_RESTRICT x, uint32_t n, uint32_t base, uint32_t floor,
-                uint32_t* HWY_RESTRICT index, float* HWY_RESTRICT value) {
+template <class From>
+HWY_INLINE uint32_t select_from(const From from, uint32_t n, uint32_t base, uint32_t floor,
+                                uint32_t* HWY_RESTRICT index, float* HWY_RESTRICT value) {
   Bits hits[kSelectBlock / kGroup + 1];
   uint16_t group[kSelectBlock / kGroup + 1];
   const VI bound = above(floor);
   const uint32_t groups = n / kGroup;
   uint32_t listed = 0;
   for (uint32_t g = 0; g < groups; ++g) {
-    const float* const elements = x + g * kGroup;
-    for (uint32_t i = 0; i < kGroup; i += 16) prefetch_ahead(elements + i + 1024);  // 8 KiB: +4 %
-    const Bits bits = group_bits(elements, bound);
+    const size_t begin = size_t{g} * kGroup;
+    for (size_t i = 0; i < kGroup; i += 16) from.prefetch(begin + i + 1024);  // 8 KiB: +4 %
+    const Bits bits = group_bits(from, begin, bound);
     hits[listed] = bits;
     group[listed] = static_cast<uint16_t>(g);
     listed += bits != 0 ? 1U : 0U;
   }
   uint32_t found = 0;
   for (uint32_t j = 0; j < listed; ++j) {
-    const uint32_t i = group[j] * kGroup;
-    found += append_group(x + i, base + i, hits[j], index + found, value + found);
+    found += append_group(from, group[j] * kGroup, base, hits[j], index + found, value + found);
   }
   for (uint32_t i = groups * kGroup; i < n; ++i) {
+    const float x = from.element(i);
     index[found] = base + i;
-    value[found] = x[i];
-    found += magnitude_key(x[i]) >= floor ? 1U : 0U;
+    value[found] = x;
+    found += magnitude_key(x) >= floor ? 1U : 0U;
   }
   return found;
+}
+
+uint32_t select(const float* x, uint32_t n, uint32_t base, uint32_t floor, uint32_t* index,
+                float* value) {
+  return select_from(Single{x}, n, base, floor, index, value);
+}
+
+uint32_t select_sum(const float* x, const float* y, uint32_t n, uint32_t base, uint32_t floor,
+                    uint32_t* index, float* value) {
+  return select_from(Sum{x, y}, n, base, floor, index, value);
 }
 
 uint64_t count(const float* HWY_RESTRICT x, uint64_t n, uint32_t floor) {
@@ -223,7 +259,7 @@ SignCounts count_signs(const float* HWY_RESTRICT x, uint64_t n) {
   return c;
 }
 
-constexpr SelectKernels kTable{&select, &count, &group_max, &count_signs};
+constexpr SelectKernels kTable{&select, &select_sum, &count, &group_max, &count_signs};
 
 #undef LACONIC_AVX512
 

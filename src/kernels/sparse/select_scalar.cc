@@ -18,6 +18,17 @@ uint32_t select(const float* x, uint32_t n, uint32_t base, uint32_t floor, uint3
   return found;
 }
 
+uint32_t select_sum(const float* x, const float* y, uint32_t n, uint32_t base, uint32_t floor,
+                    uint32_t* index, float* value) {
+  uint32_t found = 0;
+  for (uint32_t i = 0; i < n; ++i) {
+    index[found] = base + i;
+    value[found] = x[i] + y[i];
+    found += magnitude_key(value[found]) >= floor ? 1U : 0U;
+  }
+  return found;
+}
+
 uint64_t count(const float* x, uint64_t n, uint32_t floor) {
   uint64_t found = 0;
   for (uint64_t i = 0; i < n; ++i) found += magnitude_key(x[i]) >= floor ? 1U : 0U;
@@ -48,6 +59,6 @@ SignCounts count_signs(const float* x, uint64_t n) {
 
 }  // namespace
 
-constinit const SelectKernels kSelectScalar{&select, &count, &group_max, &count_signs};
+constinit const SelectKernels kSelectScalar{&select, &select_sum, &count, &group_max, &count_signs};
 
 }  // namespace laconic::kernels

@@ -18,7 +18,9 @@ namespace agg = transport::aggregation;
 
 constexpr Time kMillisecond = 1000000;
 constexpr Time kSweep = 1000 * kMillisecond;
-constexpr int kRounds = 4;  // of reading before the clock is looked at
+constexpr Time kObserve = 200 * kMillisecond;
+constexpr int kRounds = 4;  // of reading before answers go and the clock is looked at
+constexpr std::size_t kMessagesAtOnce = 4;  // of up to 64 datagrams
 
 Time steady_now() noexcept {
   const auto since = std::chrono::steady_clock::now().time_since_epoch();
@@ -69,41 +71,63 @@ agg::Endpoint endpoint_of(const Address& a) noexcept {
 }  // namespace
 
 std::size_t UdpServer::Hash::operator()(const Address& a) const noexcept {
-  return load<uint64_t>(a.bytes.data()) * 0x9E3779B97F4A7C15U ^ load<uint64_t>(a.bytes.data() + 12);
+  const uint64_t mixed = (a.word(0) ^ a.word(1) << 7U ^ a.word(2) << 13U) * 0x9E3779B97F4A7C15U;
+  return mixed ^ mixed >> 32U;
 }
 
 /// Sorts what the server sends by peer. A welcome makes its addressee one.
 class UdpServer::Out final : public Outbox {
  public:
   explicit Out(UdpServer& server) : server_(server) {}
+  [[nodiscard]] uint64_t sent() const noexcept { return sent_; }
+  /// Before peers go.
+  void forget() noexcept { recent_.fill(nullptr); }
 
   void send(const Address& to, Bytes header, Bytes payload) override {
-    const auto found = server_.peers_.find(to);
+    Peer* peer = find(to);
     const auto job = load<uint32_t>(header.data() + 4);
     const bool is_welcome = (header[2] & 15U) == static_cast<uint8_t>(wire::DatagramType::welcome);
     // Not now: the lists of peers are being read.
-    if (is_welcome && (found == server_.peers_.end() || found->second->job != job)) {
+    if (is_welcome && (peer == nullptr || peer->job != job)) {
       server_.newcomers_.emplace_back(to, job);
     }
-    if (found == server_.peers_.end()) {
-      const Endpoint endpoint = endpoint_of(to);
-      Batch one(server_.io_);
-      one.push(header, payload);
-      one.flush(server_.listener_, &endpoint);
-      return;
-    }
-    Peer& peer = *found->second;
-    if (!peer.batch.push(header, payload)) {
-      if (!peer.batch.flush(peer.socket, nullptr)) peer.gone = true;
-      peer.batch.push(header, payload);
-    }
-    if (peer.queued) return;
-    peer.queued = true;
-    server_.queued_.push_back(&peer);
+    put(peer, to, [&](Batch& batch) { return batch.push(header, payload); });
+  }
+  void send_sum(const Address& to, Bytes datagram) override {
+    put(find(to), to, [&](Batch& batch) { return batch.push_whole(datagram); });
   }
 
  private:
+  Peer* find(const Address& to) noexcept {
+    Peer*& recent = recent_[Hash{}(to) % recent_.size()];
+    if (recent != nullptr && recent->address == to) return recent;
+    const auto found = server_.peers_.find(to);
+    if (found == server_.peers_.end()) return nullptr;
+    return recent = found->second.get();
+  }
+
+  template <class Push>
+  void put(Peer* peer, const Address& to, Push&& push) {
+    ++sent_;
+    if (peer == nullptr) {
+      const Endpoint endpoint = endpoint_of(to);
+      Batch one(server_.io_);
+      push(one);
+      one.flush(server_.listener_, &endpoint);
+      return;
+    }
+    if (!push(peer->batch)) {
+      if (!peer->batch.flush(peer->socket, nullptr)) peer->gone = true;
+      push(peer->batch);
+    }
+    if (peer->queued) return;
+    peer->queued = true;
+    server_.queued_.push_back(peer);
+  }
+
   UdpServer& server_;
+  uint64_t sent_ = 0;
+  std::array<Peer*, 64> recent_{};
 };
 
 UdpServer::UdpServer(const UdpServerSettings& settings, Endpoint bound, Socket listener, Io io)
@@ -114,7 +138,9 @@ UdpServer::UdpServer(const UdpServerSettings& settings, Endpoint bound, Socket l
       listener_(std::move(listener)),
       epoll_(epoll_create1(EPOLL_CLOEXEC)),
       receiver_(io),
-      out_(std::make_unique<Out>(*this)) {
+      out_(std::make_unique<Out>(*this)),
+      observe_(settings.observe) {
+  groups_.push_back({0, {nullptr}, {}});
   epoll_event event{};
   event.events = EPOLLIN;
   epoll_ctl(epoll_, EPOLL_CTL_ADD, listener_.fd(), &event);
@@ -146,53 +172,49 @@ Result<std::unique_ptr<UdpServer>> UdpServer::open(const UdpServerSettings& sett
 
 void UdpServer::run(const std::atomic<bool>& stop) {
   while (!stop.load(std::memory_order_relaxed)) {
-    for (int round = 0; round < kRounds; ++round) read_all();
+    for (int round = 0; round < kRounds && read_all(); ++round) {
+    }
+    flush();
+    admit_newcomers();
     const Time now = steady_now();
     if (server_.next_event() <= now) {
       server_.tick(now, *out_);
       flush();
     }
     if (now - swept_ >= kSweep) sweep();
+    if (observe_ && now - observed_ >= kObserve) {
+      observed_ = now;
+      observe_(server_);
+    }
     wait(now, stop);
   }
 }
 
-// One call's worth from one worker of each job, and from strangers: a flood is its job's affair.
-void UdpServer::read_all() {
-  const Time now = steady_now();
-  if (receiver_.receive(listener_, [&](const Endpoint& from, Bytes datagram) {
-        server_.receive(now, address_of(from), datagram, *out_);
-      }) < 0) {
-    listener_.take_error();
-  }
-  for (Group& group : groups_) {
-    for (std::size_t tried = 0; tried < group.peers.size(); ++tried) {
-      group.next = (group.next + 1) % group.peers.size();
-      if (read_peer(*group.peers[group.next])) break;
-    }
-  }
-  flush();
-  while (!newcomers_.empty()) {
-    const auto [address, job] = newcomers_.back();
-    newcomers_.pop_back();
-    admit(address, job);
-  }
+bool UdpServer::read_all() {
+  return take_turns(groups_, [&](Peer* peer) { return read_one(peer); });
 }
 
-bool UdpServer::read_peer(Peer& peer) {
+// Returns datagrams that came and that were answered.
+uint64_t UdpServer::read_one(Peer* peer) {
   const Time now = steady_now();
-  const int n = receiver_.receive(peer.socket, [&](const Endpoint& from, Bytes datagram) {
-    server_.receive(now, address_of(from), datagram, *out_);
-  });
-  if (n < 0) {
-    peer.socket.take_error();
-    peer.gone = true;
+  const uint64_t sent = out_->sent();
+  const Socket& socket = peer == nullptr ? listener_ : peer->socket;
+  const Endpoint* last = nullptr;
+  Address address;
+  const int n = receiver_.receive(
+      socket,
+      [&](const Endpoint& from, Bytes datagram) {
+        if (last != &from) address = address_of(from);  // many datagrams to a message
+        last = &from;
+        server_.receive(now, address, datagram, *out_);
+      },
+      io_ == Io::gso ? kMessagesAtOnce : Receiver::kAll);
+  if (n < 0) socket.take_error();
+  if (peer != nullptr && (n < 0 || peer->gone)) {
+    peer->gone = false;
+    server_.unreachable(now, peer->address, *out_);
   }
-  if (peer.gone) {
-    peer.gone = false;
-    server_.unreachable(now, peer.address, *out_);
-  }
-  return n > 0;
+  return static_cast<uint64_t>(std::max(n, 0)) + out_->sent() - sent;
 }
 
 void UdpServer::flush() {
@@ -201,6 +223,14 @@ void UdpServer::flush() {
     if (!peer->batch.flush(peer->socket, nullptr)) peer->gone = true;
   }
   queued_.clear();
+}
+
+void UdpServer::admit_newcomers() {
+  while (!newcomers_.empty()) {
+    const auto [address, job] = newcomers_.back();
+    newcomers_.pop_back();
+    admit(address, job);
+  }
 }
 
 // Between bind and connect the kernel may put others' datagrams here: they are read like any.
@@ -223,9 +253,9 @@ void UdpServer::admit(const Address& address, uint32_t job) {
 
 void UdpServer::join(Peer& peer) {
   for (Group& group : groups_) std::erase(group.peers, &peer);
-  auto group = std::find_if(groups_.begin(), groups_.end(),
+  auto group = std::find_if(groups_.begin() + 1, groups_.end(),
                             [&](const Group& g) { return g.job == peer.job; });
-  if (group == groups_.end()) group = groups_.insert(group, Group{peer.job, {}, 0});
+  if (group == groups_.end()) group = groups_.insert(group, Group{peer.job, {}, {}});
   group->peers.push_back(&peer);
 }
 
@@ -236,7 +266,10 @@ void UdpServer::sweep() {
     const auto jobs = server_.jobs();
     return std::any_of(jobs.begin(), jobs.end(), [&](const auto& job) { return job->id() == id; });
   };
-  std::erase_if(groups_, [&](const Group& group) { return !lives(group.job); });
+  out_->forget();
+  groups_.erase(std::remove_if(groups_.begin() + 1, groups_.end(),
+                               [&](const Group& group) { return !lives(group.job); }),
+                groups_.end());
   std::erase_if(peers_, [&](const auto& entry) { return !lives(entry.second->job); });
 }
 

@@ -2,16 +2,18 @@
 //
 // Drives a Server over UDP, on the thread that calls run(). Every registered worker gets a socket
 // of its own, connected to it on the server's port: the kernel sorts datagrams by sender, a full
-// buffer is that worker's alone, and a closed port names it. Jobs take turns at being read.
+// buffer is that worker's alone, and a closed port names it. Jobs take turns (server/turns.h).
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
 #include "server/server.h"
+#include "server/turns.h"
 #include "transport/aggregation/socket.h"
 
 namespace laconic::server {
@@ -20,6 +22,8 @@ struct UdpServerSettings {
   std::string bind;  ///< HOST:PORT; port 0: any
   transport::aggregation::Io io = transport::aggregation::Io::gso;
   ServerSettings server;
+  /// Called on the serving thread at the beginning, and then about five times a second.
+  std::function<void(const Server&)> observe;
 };
 
 class UdpServer {
@@ -37,6 +41,7 @@ class UdpServer {
   using Socket = transport::aggregation::Socket;
   using Batch = transport::aggregation::Batch;
   using Io = transport::aggregation::Io;
+  using Receiver = transport::aggregation::Receiver;
 
   /// A registered worker.
   struct Peer {
@@ -47,10 +52,11 @@ class UdpServer {
     uint32_t job = 0;
     bool queued = false, gone = false;
   };
+  /// A job's workers; strangers, who share a socket, are one as well.
   struct Group {
     uint32_t job = 0;
-    std::vector<Peer*> peers;
-    std::size_t next = 0;
+    std::vector<Peer*> peers;  ///< null: the listener
+    Turn turn;
   };
   struct Hash {
     std::size_t operator()(const Address& a) const noexcept;
@@ -58,9 +64,10 @@ class UdpServer {
   class Out;
 
   UdpServer(const UdpServerSettings& settings, Endpoint bound, Socket listener, Io io);
-  void read_all();
-  bool read_peer(Peer& peer);
+  bool read_all();
+  uint64_t read_one(Peer* peer);
   void flush();
+  void admit_newcomers();
   void admit(const Address& address, uint32_t job);
   void join(Peer& peer);
   void sweep();
@@ -72,13 +79,14 @@ class UdpServer {
   std::string address_;
   Socket listener_;
   int epoll_ = -1;
-  transport::aggregation::Receiver receiver_;
+  Receiver receiver_;
   std::unordered_map<Address, std::unique_ptr<Peer>, Hash> peers_;
-  std::vector<Group> groups_;
+  std::vector<Group> groups_;  ///< first the strangers'
   std::vector<Peer*> queued_;
   std::vector<std::pair<Address, uint32_t>> newcomers_;
   std::unique_ptr<Out> out_;
-  Time swept_ = 0;
+  std::function<void(const Server&)> observe_;
+  Time swept_ = 0, observed_ = 0;
 };
 
 }  // namespace laconic::server

@@ -62,8 +62,14 @@ void Link::append(List& list, Flight& f, Where where) noexcept {
   f.where = where;
   f.before = list.last;
   f.behind = kNobody;
-  (list.last == kNobody ? list.first : flights_[list.last].behind) = index;
-  list.last = index;
+  // Lost ones by their numbers: after a time-out few go at a time, and sums close only if those of
+  // all workers are the same.
+  while (where == Where::lost && f.before != kNobody && flights_[f.before].number > f.number) {
+    f.behind = f.before;
+    f.before = flights_[f.before].before;
+  }
+  (f.before == kNobody ? list.first : flights_[f.before].behind) = index;
+  (f.behind == kNobody ? list.last : flights_[f.behind].before) = index;
   ++list.size;
 }
 
@@ -216,6 +222,9 @@ void Link::take_refusal(Bytes datagram) noexcept {
     case Reason::token:
       return fail(Errc::ranks_disagree, std::move(text),
                   "every worker needs the file that the server was started with");
+    case Reason::auth:
+      return fail(Errc::ranks_disagree, std::move(text),
+                  "give the workers auth=full, or start the server with --auth header");
     case Reason::lane_overflow:
       text += ": at most " + std::to_string(refusal.expected) + " workers, found " +
               std::to_string(refusal.found);

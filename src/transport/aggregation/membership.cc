@@ -85,6 +85,7 @@ Result<void> Membership::join(const AggregationJob& job, uint32_t rank, uint64_t
   j.lanes = job.lanes;
   j.deadline_us = static_cast<uint32_t>(options_.deadline.count());
   j.timeout_ms = static_cast<uint32_t>(options_.timeout.count());
+  j.full_tags = options_.auth == AggregatorAuth::full;
   j.spec = job.agreement;
   std::copy(job.table.begin(), job.table.end(), j.table.begin());
   auto worker = UdpWorker::attach(settings, deadline);

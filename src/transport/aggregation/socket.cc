@@ -249,12 +249,26 @@ std::size_t Batch::pieces_of(std::size_t index, iovec* pieces) const noexcept {
   return count;
 }
 
+std::size_t Batch::pieces_of_all(iovec* pieces) const noexcept {
+  std::size_t n = 0;
+  for (std::size_t i = 0; i < count_; ++i) {
+    const Bytes whole = payloads_[i];
+    const bool is_whole = header_sizes_[i] == 0 && paddings_[i] == 0;
+    if (n != 0 && is_whole &&
+        static_cast<uint8_t*>(pieces[n - 1].iov_base) + pieces[n - 1].iov_len == whole.data()) {
+      pieces[n - 1].iov_len += whole.size();
+    } else {
+      n += pieces_of(i, &pieces[n]);
+    }
+  }
+  return n;
+}
+
 // One message that the kernel cuts. False: it would not, for instance because the device cannot
 // take checksums off our hands.
 bool Batch::send_segmented(const Socket& socket, const Endpoint* to, int* error) const noexcept {
   std::array<iovec, kPieces * kMost> pieces;
-  std::size_t n = 0;
-  for (std::size_t i = 0; i < count_; ++i) n += pieces_of(i, &pieces[n]);
+  const std::size_t n = pieces_of_all(pieces.data());
   alignas(cmsghdr) std::array<uint8_t, CMSG_SPACE(sizeof(uint16_t))> control{};
   msghdr message{};
   if (to != nullptr) {
@@ -344,9 +358,10 @@ const Endpoint& Receiver::from(int index) const noexcept {
   return messages_->from[static_cast<std::size_t>(index)];
 }
 
-int Receiver::fill(const Socket& socket) noexcept {
+int Receiver::fill(const Socket& socket, std::size_t most) noexcept {
   Messages& m = *messages_;
-  for (std::size_t i = 0; i < m.count; ++i) {
+  const std::size_t count = std::min(m.count, most);
+  for (std::size_t i = 0; i < count; ++i) {
     m.pieces[i] = {m.memory.data() + i * m.room, m.room};
     msghdr& h = m.headers[i].msg_hdr;
     h = {};
@@ -357,8 +372,8 @@ int Receiver::fill(const Socket& socket) noexcept {
     h.msg_control = m.controls[i].bytes.data();
     h.msg_controllen = m.controls[i].bytes.size();
   }
-  const int n = recvmmsg(socket.fd(), m.headers.data(), static_cast<unsigned>(m.count),
-                         MSG_DONTWAIT, nullptr);
+  const int n =
+      recvmmsg(socket.fd(), m.headers.data(), static_cast<unsigned>(count), MSG_DONTWAIT, nullptr);
   if (n < 0) return errno == EAGAIN || errno == EINTR ? 0 : -1;
   for (std::size_t i = 0; i < static_cast<std::size_t>(n); ++i) {
     msghdr& h = m.headers[i].msg_hdr;

@@ -69,6 +69,9 @@ class Batch {
 
   /// False: there is no room, or it has another length: flush first.
   bool push(Bytes header, Bytes payload, std::size_t padding = 0) noexcept;
+  /// The same of a whole datagram, which is read by flush(): in one piece with the one before, if
+  /// it lies behind it.
+  bool push_whole(Bytes datagram) noexcept { return push({}, datagram); }
   [[nodiscard]] bool empty() const noexcept { return count_ == 0; }
   /// To `to`, or where the socket is connected to. False: the peer's port is closed.
   bool flush(const Socket& socket, const Endpoint* to) noexcept;
@@ -78,6 +81,7 @@ class Batch {
   static constexpr std::size_t kHeaderRoom = 656;  // enrolments come as headers
   static constexpr std::size_t kPieces = 3;        // header, payload, padding
   std::size_t pieces_of(std::size_t index, iovec* pieces) const noexcept;
+  std::size_t pieces_of_all(iovec* pieces) const noexcept;
   [[nodiscard]] bool send_segmented(const Socket& socket, const Endpoint* to,
                                     int* error) const noexcept;
   void send_each(const Socket& socket, const Endpoint* to, int* error) const noexcept;
@@ -95,13 +99,15 @@ class Batch {
 /// Memory for what a thread receives.
 class Receiver {
  public:
+  static constexpr std::size_t kAll = ~std::size_t{0};
   explicit Receiver(Io io);
 
-  /// Takes what is there, at most one call's worth: then calls take(from, datagram) for each.
+  /// Takes what is there, at most one call's worth or `most` messages of the kernel, which may be
+  /// 64 datagrams each: then calls take(from, datagram) for each.
   /// Returns datagrams, 0 if there are none, -1 behind an error that came back.
   template <class Take>
-  int receive(const Socket& socket, Take&& take) {
-    const int messages = fill(socket);
+  int receive(const Socket& socket, Take&& take, std::size_t most = kAll) {
+    const int messages = fill(socket, most);
     int datagrams = messages < 0 ? -1 : 0;
     for (int i = 0; i < messages; ++i) {
       Bytes rest = message(i);
@@ -121,7 +127,7 @@ class Receiver {
   struct Free {
     void operator()(Messages* m) const noexcept;
   };
-  int fill(const Socket& socket) noexcept;
+  int fill(const Socket& socket, std::size_t most) noexcept;
   [[nodiscard]] Bytes message(int index) const noexcept;
   [[nodiscard]] std::size_t segment_of(int index) const noexcept;
   [[nodiscard]] const Endpoint& from(int index) const noexcept;

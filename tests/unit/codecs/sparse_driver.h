@@ -55,6 +55,19 @@ struct SparseDriver {
   [[nodiscard]] std::vector<uint8_t> encode(const std::vector<float>& x) const {
     return encode(x, vector_unit(x.size()));
   }
+  /// A fused codec's: of values + residual. Empty when it refuses.
+  [[nodiscard]] std::vector<uint8_t> encode_sum(const std::vector<float>& x,
+                                                std::vector<float>* residual) const {
+    const Unit unit = vector_unit(x.size());
+    const Plan plan = C::plan(params, unit, 1);
+    const LentMemory scratch(plan.scratch_bytes);
+    Work work{{}, {scratch.data.get(), scratch.size}, isa, pool};
+    std::vector<uint8_t> out(plan.round[0].bytes);
+    const Source source{x.data(), residual->data()};
+    const Encoded e = C::encode(params, state, unit, place, 0, source, work, out);
+    out.resize(e.finite ? e.bytes : 0);
+    return out;
+  }
   void decode(std::span<const Term> terms, Unit unit, Target target) const {
     const Plan plan = C::plan(params, unit, 1);
     const LentMemory scratch(plan.scratch_bytes);

@@ -121,6 +121,51 @@ TEST(TopKTest, LargeUnits) {
   }
 }
 
+// What encoding the sums sends, and the sums without it. The values undo each other here and there,
+// so that some units have fewer sums than wanted, and some no sample that knows them.
+TEST(TopKTest, SumsWithAResidualAreEncodedAsValues) {
+  ThreadPool three(3);
+  for (const uint64_t n : {100U, 9000U, 65536U, 65537U, 150001U, 700001U}) {
+    const std::vector<float> residual = draw(Shape::layered, n, 2);
+    for (const uint64_t some : {1U, 2U, 500U, 1000000U}) {
+      std::vector<float> x = draw(Shape::laplace, n, 3);
+      for (uint64_t i = 0; i < n; ++i) x[i] = i % some == 0 ? x[i] : -residual[i];
+      std::vector<float> sum(n);
+      std::transform(x.begin(), x.end(), residual.begin(), sum.begin(), std::plus<>());
+      for (const double ratio : {0.001, 0.01, 0.07, 0.5, 0.7}) {
+        Driver d = driver(ratio);
+        const std::vector<uint8_t> wanted = d.encode(sum);
+        std::vector<float> rest = sum;
+        const Term own{wanted, -1.0F};
+        d.decode({&own, 1}, vector_unit(n), {rest.data(), true});
+        for (const Isa isa : available_isas()) {
+          d.isa = isa;
+          d.pool = isa == best_isa() ? &three : nullptr;
+          std::vector<float> e = residual;
+          ASSERT_EQ(d.encode_sum(x, &e), wanted) << n << ", " << some << ", " << ratio;
+          ASSERT_EQ(e, rest) << n << ", " << some << ", " << ratio;
+        }
+      }
+    }
+  }
+}
+
+TEST(TopKTest, SumsThatAreNotFiniteChangeNothing) {
+  for (const uint64_t n : {100U, 65536U, 65537U, 150001U}) {
+    const std::vector<float> before = draw(Shape::laplace, n, 2);
+    for (const float bad : {std::nanf(""), INFINITY, -INFINITY, 3e38F}) {
+      for (const double ratio : {0.001, 0.7}) {
+        std::vector<float> x = draw(Shape::laplace, n, 3), e = before;
+        x[n / 3] = bad;
+        if (bad == 3e38F) e[n / 3] = bad;  // overflows
+        const std::vector<float> kept = e;
+        EXPECT_TRUE(driver(ratio).encode_sum(x, &e).empty()) << n << ", " << bad;
+        EXPECT_EQ(e, kept) << n << ", " << bad;
+      }
+    }
+  }
+}
+
 TEST(TopKTest, ThreadsChangeNoByte) {
   const std::vector<float> x = draw(Shape::layered, 700001, 5);
   const std::vector<uint8_t> alone = driver(0.01).encode(x);

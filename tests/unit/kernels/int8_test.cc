@@ -64,6 +64,17 @@ TEST_P(Int8KernelsTest, EncodersEqualTheReference) {
   }
 }
 
+// Where counters of random blocks outgrow 32 bits, inside a call and beyond.
+TEST_P(Int8KernelsTest, FarOffsetsEqualTheReference) {
+  const std::vector<float> x = normal_values(700, 5);
+  for (const int64_t groups : {-6, -5, -4, -3, -2, -1, 0, 1, 1 << 20}) {
+    const int64_t first = (int64_t{1} << 35) + 64 * groups;
+    const Coded a = encode(kInt8Scalar, x.data(), 700, 256, first);
+    const Coded b = encode(simd_, x.data(), 700, 256, first);
+    expect_same(a.codes, b.codes, 700);
+  }
+}
+
 // Blocks whose 127 / max is up to where 2^15 times it overflows, and beyond.
 TEST_P(Int8KernelsTest, TinyBlocksEqualTheReference) {
   for (int exponent = -122; exponent <= -100; ++exponent) {

@@ -61,6 +61,29 @@ TEST_P(SelectKernelsTest, SelectIsTheDefinition) {
   }
 }
 
+TEST_P(SelectKernelsTest, SelectSumIsTheDefinition) {
+  for (const uint64_t n : sizes()) {
+    if (n > kSelectBlock) continue;
+    const auto m = static_cast<uint32_t>(n);
+    const std::vector<float> y = normal_values(n + 1, n + 7);
+    for (const bool special : {false, true}) {
+      const std::vector<float> x = special ? special_values(n + 3, n) : normal_values(n + 3, n);
+      std::vector<float> sum(n + 1);
+      for (uint64_t i = 0; i < n; ++i) sum[i] = x[i + 3] + y[i + 1];
+      for (const uint32_t floor : floors()) {
+        Selected a{std::vector<uint32_t>(n + kSelectSlack), std::vector<float>(n + kSelectSlack)};
+        const uint32_t found = simd_.select_sum(x.data() + 3, y.data() + 1, m, 1000, floor,
+                                                a.index.data(), a.value.data());
+        a.index.resize(found);
+        a.value.resize(found);
+        const Selected b = expected(sum.data(), m, 1000, floor);
+        ASSERT_EQ(a.index, b.index) << n;
+        expect_same(a.value, b.value, n);
+      }
+    }
+  }
+}
+
 TEST_P(SelectKernelsTest, SelectOfAFullBlock) {
   const std::vector<float> x = normal_values(kSelectBlock, 1);
   for (const uint32_t floor : floors()) {

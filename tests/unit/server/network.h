@@ -69,7 +69,8 @@ struct Plan {
   uint32_t exchanges = 3;
   uint32_t granules = 16;  ///< of an exchange
   uint64_t number = 0x1234567890ABCDEFU;
-  bool pad = false;  ///< the server wants data as long as results
+  bool pad = false;              ///< the server wants data as long as results
+  bool wants_full_tags = false;  ///< the server does
 };
 
 /// One granule's contribution. Every fourth granule is a tally: 32-bit lanes of which rank w sets
@@ -216,6 +217,7 @@ class Network {
     server::ServerSettings settings;
     settings.token = plan_.token;
     settings.pad = plan_.pad;
+    settings.full_tags = plan_.wants_full_tags;
     for (uint8_t& byte : settings.secret) byte = static_cast<uint8_t>(dice_.next());
     server_ = std::make_unique<server::Server>(settings);
     server_up_ = true;

@@ -58,6 +58,30 @@ TEST(Pace, AStepAtOnePercentLossTakesLittleLonger) {
   EXPECT_LE(time_of(plan, rain), without + without / 4);
 }
 
+// After a restart windows are small: workers that begin at different granules wait for each other.
+TEST(Pace, AfterARestartAllBeginWithTheSameGranules) {
+  if (kOneWorld)
+    GTEST_SKIP() << "virtual time is the same under a sanitizer, and these runs are long";
+  Weather rain;
+  rain.rate = 100000000;
+  rain.loss_up = rain.loss_down = 0.01;
+  rain.jitter = 3 * kMillisecond;
+  const Plan plan = model(4, 2, 1024);
+  for (uint64_t seed = 1; seed <= 4; ++seed) {
+    Network network(plan, rain, seed);
+    network.max_steps = 10000000;
+    network.compute = 200 * kMillisecond;
+    for (uint32_t w = 0; w < plan.job.world; ++w) network.lag(w, w * 130 * kMillisecond);
+    network.at(200 * kMillisecond, [&] { network.stop_server(); });
+    network.at(700 * kMillisecond, [&] { network.start_server(); });
+    ASSERT_TRUE(network.run(300 * kSecond));
+    for (const auto& worker : network.workers()) {
+      EXPECT_EQ(worker->got().size(), plan.exchanges * plan.granules);
+      EXPECT_LT(worker->closing_since, 10 * kSecond) << "seed " << seed;
+    }
+  }
+}
+
 // The ring bounds how far the others run ahead: 300 ms are 2.5 steps of theirs.
 TEST(Pace, AQuorumHelpsAgainstHiccups) {
   if (kOneWorld)

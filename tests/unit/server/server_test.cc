@@ -256,6 +256,23 @@ TEST(Network, ATableTooLargeForTheWorldIsRefused) {
   EXPECT_EQ(network.server().memory_used(), 0U);
 }
 
+TEST(Network, AServerThatWantsFullTagsTellsEveryRank) {
+  Plan plan = plan_of(3, 3);
+  plan.wants_full_tags = true;
+  Network refused(plan, {}, 7);
+  ASSERT_TRUE(refused.run(10 * kSecond));
+  for (const auto& worker : refused.workers()) {
+    EXPECT_EQ(worker->link().error().code, Errc::ranks_disagree);
+    EXPECT_EQ(worker->link().error().message,
+              "aggregation server 10.0.0.9:7420: the server wants tags that cover payloads, and "
+              "this job's cover headers");
+  }
+  plan.job.full_tags = true;
+  Network taken(plan, {}, 7);
+  ASSERT_TRUE(taken.run(10 * kSecond));
+  expect_whole(taken);
+}
+
 TEST(Network, AServerThatIsNotThereTimesOut) {
   Network network(plan_of(2, 2), {}, 8);
   network.stop_server();
@@ -418,6 +435,20 @@ TEST(Server, AJobTooManyIsToldWhy) {
   EXPECT_EQ(refusal.expected, 0U);
   EXPECT_EQ(refusal.found, server::Job::memory(plan.job));
   EXPECT_EQ(server.jobs().size(), 3U);
+}
+
+TEST(Server, WantsTagsOverPayloadsWhereItIsToldTo) {
+  Plan plan = plan_of(2, 2);
+  server::ServerSettings settings = small_server(plan);
+  settings.full_tags = true;
+  server::Server server(settings);
+  wire::Refusal refusal;
+  ASSERT_EQ(wire::parse_refusal(attach(server, plan, 1, kSecond), &refusal),
+            wire::DatagramFault::none);
+  EXPECT_EQ(refusal.reason, wire::Reason::auth);
+  EXPECT_EQ(server.memory_used(), 0U);
+  plan.job.full_tags = true;
+  EXPECT_EQ(type_of(attach(server, plan, 2, kSecond)), 3) << "welcome";
 }
 
 TEST(Server, TheNonceOfAnotherAddressIsOfNoUse) {

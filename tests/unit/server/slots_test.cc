@@ -76,6 +76,38 @@ TEST(Slots, ADuplicateIsNotAdded) {
   EXPECT_EQ(m.lane(0), 3U);
 }
 
+TEST(Slots, ASlotThatIsUsedAgainBeginsAtNothing) {
+  Machine m(settings(2, 2));
+  for (uint64_t number = 0; number < 24; ++number) {
+    m.all(number);
+    EXPECT_EQ(m.lane(number), 1U + 2U);
+    for (uint32_t w = 0; w < 2; ++w) m.slots.acknowledge(w, number + 1);
+    m.slots.forget_closed();
+  }
+}
+
+TEST(Slots, SumsOfConsecutiveNumbersLieInARow) {
+  Machine m(settings(2, 2));
+  for (uint64_t number = 0; number < 3; ++number) m.all(number);
+  const MutBytes first = m.slots.datagram(m.slots.slot(0));
+  const MutBytes second = m.slots.datagram(m.slots.slot(1));
+  EXPECT_EQ(first.size(), wire::kDownHeaderBytes + 8);
+  EXPECT_EQ(first.data() + wire::kDownHeaderBytes, m.slots.sum(m.slots.slot(0)).data());
+  // The longest sum is one of values: 16 bytes.
+  EXPECT_EQ(second.data() - first.data(), static_cast<long>(wire::kDownHeaderBytes + 16));
+}
+
+TEST(Slots, KeptAreThoseThatNotAllHave) {
+  Machine m(settings(2, 2));
+  for (const uint64_t number : {0U, 1U, 3U}) m.all(number);
+  m.add(0, 2);
+  EXPECT_EQ(m.slots.kept(), 3U);
+  m.slots.acknowledge(0, 2);
+  EXPECT_EQ(m.slots.kept(), 3U);
+  m.slots.acknowledge(1, 1);
+  EXPECT_EQ(m.slots.kept(), 2U);
+}
+
 TEST(Slots, AClosedSumNeverChanges) {
   Machine m(settings(3, 2));
   m.add(0, 0, 0);
@@ -343,11 +375,12 @@ uint32_t code_of(const std::vector<uint8_t>& codes, uint32_t bits, std::size_t i
 
 void check_sums(const wire::JobSettings& s, Isa isa, std::mt19937& random) {
   const Adder adder(s, isa);
-  std::vector<uint8_t> lanes(s.lane_bytes()), codes(s.code_bytes());
+  std::vector<uint8_t> lanes(s.lane_bytes(), 0xEE), codes(s.code_bytes());  // from a sum before
   std::vector<uint32_t> want(s.lanes);
   for (int worker = 0; worker < s.world; ++worker) {
     for (auto& byte : codes) byte = static_cast<uint8_t>(random());
-    adder.add_codes(codes.data(), lanes.data());
+    if (worker == 0) adder.set_codes(codes.data(), lanes.data());
+    if (worker != 0) adder.add_codes(codes.data(), lanes.data());
     for (std::size_t i = 0; i < s.lanes; ++i) {
       const uint32_t code = code_of(codes, s.code_bits, i);
       want[i] += s.table_size == 0 ? code : s.table[code];

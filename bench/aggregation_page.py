@@ -1,0 +1,78 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""The aggregation server's figures as Markdown: a section of any page that has them."""
+
+from __future__ import annotations
+
+import programs  # noqa: F401, where prose is
+from prose import table
+
+ECHO_GOAL, ECHO_AIM, MMSG_GOAL, FLOOD_GOAL, SUM_GOAL, CPU_GOAL = 0.6, 0.8, 4, 0.4, 12, 0.2
+
+
+def verdict(measured: float, goal: float, at_most: bool = False) -> str:
+    part = goal / measured if at_most else measured / goal
+    return f"met, {100 * (part - 1):+.0f} %" if part >= 1 else f"**missed by {100 * (1 - part):.0f} %**"
+
+
+def spread(s: dict, digits: int = 2) -> str:
+    return f"{s['median']:.{digits}f} ({s['low']:.{digits}f}–{s['high']:.{digits}f})"
+
+
+def thousands(x: float) -> str:
+    return f"{x / 1e3:,.0f}"
+
+
+def io_section(io: dict) -> list[str]:
+    if "gso" not in io:
+        return [f"Input and output were not measured: {io.get('reason', 'see the end')}."]
+    rows = [["`gso` against the echo", spread(io["gso_to_echo"]), spread(io["gso_to_echo_cpu"]),
+             f"≥ {ECHO_GOAL}, aim {ECHO_AIM}", verdict(io["gso_to_echo"]["median"], ECHO_GOAL)],
+            ["`gso` against `mmsg`", spread(io["gso_to_mmsg"], 1), spread(io["gso_to_mmsg_cpu"], 1),
+             f"≥ {MMSG_GOAL}", verdict(io["gso_to_mmsg"]["median"], MMSG_GOAL)],
+            ["beside a job that floods, against alone", spread(io["beside_flood"]), "–", f"≥ {FLOOD_GOAL}",
+             verdict(io["beside_flood"]["median"], FLOOD_GOAL)]]
+    return [f"Sums that {io['workers']} workers get over the loopback interface, granules of {io['lanes']:,} codes of 4 bits, "
+            f"medians of {io['rounds']} turns. The *echo* answers as many datagrams of the same lengths by segmentation in the kernel and "
+            "looks at nothing in them. The job that floods repeats one contribution as fast as a thread can; alone, that thread sends "
+            "elsewhere. One thread drives the workers: where it is the slower side, results per second of the "
+            "server's processor time say more.",
+            table(["", "results/s", "per processor second", "goal", ""], rows),
+            f"Sums in a second: `gso` {thousands(io['gso']['median'])} thousand, echo {thousands(io['echo']['median'])}, `mmsg` "
+            f"{thousands(io['mmsg']['median'])}."]
+
+
+def sum_section(cpu: dict) -> list[str]:
+    rows = []
+    for point in cpu["sum"]:
+        for key, name in (("by_worker", "as datagrams come"), ("at_once", "all workers at once")):
+            ratio = point[key]["ratio"]
+            rows.append([f"{point['elements'] >> 10:,} Ki", name, f"{1e9 * point[key]['first']['median'] / point['elements']:.3f}",
+                         spread(ratio, 1), verdict(ratio["median"], SUM_GOAL)])
+    return [f"Adding codes of {cpu['sum'][0]['workers']} workers by table into lanes of 8 bits, beside adding as many float32 ({cpu['isa']}); "
+            f"the goal is {SUM_GOAL} times as fast.",
+            table(["elements", "", "ns per element", "times float32", ""], rows, left=2)]
+
+
+def server_section(cpu: dict) -> list[str]:
+    server = cpu["server"]
+    scale = 1e3 / (server["elements"] / 1e6)
+    rows = []
+    for row in server["rows"]:
+        measured = "ratio" in row
+        share = 1 / row["ratio"]["median"] if measured else None
+        own = row["second"]["median"] if measured else min(r["first"]["median"] for r in server["rows"] if "ratio" in r)
+        nmse = f"{row['nmse']:.2g}" if "nmse" in row else "–"
+        rows.append([f"`{row['spec']}`", f"{8 * row['up'] / server['elements']:.2f}", f"{8 * row['down'] / server['elements']:.2f}", nmse,
+                     f"{own * scale:.2f}", f"{share:.3f}" if measured else "–", verdict(share, CPU_GOAL, at_most=True) if measured else "–"])
+    return [f"What a server in the middle computes for {server['workers']} workers: `thc`'s adds codes, the others decode every payload, "
+            "average and encode the mean again (`two_shot`). Arithmetic alone, one thread. The error is that of the first mean, "
+            f"|found − mean|² / |mean|², of gradients that share half of what they are. `thc` may take {CPU_GOAL} of the others' time.",
+            table(["codec", "bits up", "bits down", "NMSE", "ms per million elements", "`thc` / it", ""], rows)]
+
+
+def section(results: dict) -> list[str]:
+    """`results["server"]` of `make bench`: {"io": …, "cpu": …}."""
+    found = results.get("server") or {}
+    parts = [*(io_section(found["io"]) if found.get("io") else []),
+             *(sum_section(found["cpu"]) + server_section(found["cpu"]) if found.get("cpu") else [])]
+    return ["## The aggregation server", *parts] if parts else []

@@ -1,0 +1,486 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// What an aggregation server gets through, over loopback: by `gso`, by `mmsg`, and as the bound a
+// program that answers each datagram of the same length with one of a result's, by segmentation in
+// the kernel, and looks at nothing but the number. Four workers, granules of 1,024 codes of 4 bits,
+// driven by one thread; the three take turns. And what a job keeps of its rate while another one
+// sends as fast as it can. Prints JSON.
+//
+//   server_bench SECONDS_PER_SAMPLE ROUNDS
+#include <fmt/format.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <pthread.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <ctime>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "machine.h"
+#include "output.h"
+#include "samples.h"
+#include "server/io/udp_server.h"
+#include "wire/enrolment.h"
+
+#ifndef UDP_SEGMENT
+#define UDP_SEGMENT 103
+#endif
+
+namespace laconic::bench {
+namespace {
+
+namespace agg = transport::aggregation;
+using agg::Batch;
+using agg::Endpoint;
+using agg::Io;
+using agg::Receiver;
+using agg::Socket;
+using tools::Json;
+using Clock = std::chrono::steady_clock;
+
+constexpr uint8_t kWorkers = 4;
+constexpr uint32_t kLanes = 1024;
+constexpr uint64_t kWindow = 256;  // granules that a worker has under way
+constexpr uint64_t kData = wire::kUpHeaderBytes + kLanes / 2;
+constexpr uint64_t kResult = wire::kDownHeaderBytes + kLanes;
+constexpr auto kPatience = std::chrono::milliseconds(20);
+
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+double cpu_seconds(pthread_t thread) {
+  clockid_t clock{};
+  timespec time{};
+  if (pthread_getcpuclockid(thread, &clock) != 0 || clock_gettime(clock, &time) != 0) return 0;
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
+wire::JobSettings job_settings(uint8_t world) {
+  wire::JobSettings s;
+  s.world = s.needed = world;
+  s.code_bits = 4;
+  s.lane_bits = 8;
+  s.table_size = 16;
+  s.ring = 1024;
+  s.lanes = kLanes;
+  s.timeout_ms = 60000;
+  for (uint16_t i = 0; i < 16; ++i) s.table[i] = i;
+  return s;
+}
+
+// ---- what is measured ----
+
+/// Something that answers, on a thread of its own.
+class Peer {
+ public:
+  virtual ~Peer() { end(); }
+  [[nodiscard]] virtual std::string address() const = 0;
+  [[nodiscard]] double cpu() { return cpu_seconds(thread_.native_handle()); }
+
+ protected:
+  /// The name is what a profiler shows.
+  void begin(const char* name, std::function<void(const std::atomic<bool>&)> work) {
+    thread_ = std::thread([this, work = std::move(work)] { work(stop_); });
+    pthread_setname_np(thread_.native_handle(), name);
+  }
+  void end() {
+    stop_ = true;
+    if (thread_.joinable()) thread_.join();
+  }
+
+ private:
+  std::atomic<bool> stop_{false};
+  std::thread thread_;
+};
+
+class Serving final : public Peer {
+ public:
+  explicit Serving(Io io) {
+    server::UdpServerSettings settings;
+    settings.bind = "127.0.0.1:0";
+    settings.io = io;
+    settings.server.secret[0] = 1;
+    auto opened = server::UdpServer::open(settings);
+    if (!opened) std::exit(tools::fail(opened.error(), true, 1));
+    server_ = std::move(*opened);
+    begin(io == Io::gso ? "gso" : "mmsg",
+          [this](const std::atomic<bool>& stop) { server_->run(stop); });
+  }
+  ~Serving() override { end(); }
+  [[nodiscard]] std::string address() const override { return server_->address(); }
+
+ private:
+  std::unique_ptr<server::UdpServer> server_;
+};
+
+/// Answers 64 datagrams with one call and one piece of memory: less work is not possible.
+class Echo final : public Peer {
+ public:
+  Echo() : receiver_(Io::gso), answers_(64 * kResult) {
+    auto bound = Socket::bound(*agg::parse_endpoint("127.0.0.1:0"), Io::gso);
+    if (!bound) std::exit(tools::fail(bound.error(), true, 1));
+    listener_ = std::move(*bound);
+    local_ = *listener_.local();
+    begin("echo", [this](const std::atomic<bool>& stop) { run(stop); });
+  }
+  ~Echo() override {
+    end();
+    ::close(epoll_);
+  }
+  [[nodiscard]] std::string address() const override { return agg::endpoint_text(local_); }
+
+ private:
+  void run(const std::atomic<bool>& stop) {
+    watch(listener_);
+    while (!stop) {
+      epoll_event event{};
+      epoll_wait(epoll_, &event, 1, 100);
+      for (bool any = true; any && !stop;) {
+        any = accept();
+        for (auto& socket : peers_) any |= answer(*socket);
+      }
+    }
+  }
+  void watch(const Socket& socket) {
+    epoll_event event{};
+    event.events = EPOLLIN;
+    epoll_ctl(epoll_, EPOLL_CTL_ADD, socket.fd(), &event);
+  }
+  /// The first datagram of a worker gets it a socket of its own, as the server does it.
+  bool accept() {
+    std::optional<Endpoint> stranger;
+    receiver_.receive(listener_, [&](const Endpoint& from, Bytes) { stranger = from; });
+    if (!stranger) return false;
+    auto socket = Socket::connected(*stranger, Io::gso, &local_);
+    if (!socket) return false;
+    watch(*socket);
+    peers_.push_back(std::make_unique<Socket>(std::move(*socket)));
+    return true;
+  }
+  bool answer(const Socket& socket) {
+    std::size_t count = 0;
+    const int n = receiver_.receive(socket, [&](const Endpoint&, Bytes datagram) {
+      uint8_t* header = answers_.data() + count * kResult;
+      std::memcpy(header, datagram.data(), wire::kUpHeaderBytes);
+      header[2] = static_cast<uint8_t>(wire::kDatagramVersion << 4U |
+                                       static_cast<uint8_t>(wire::DatagramType::result));
+      if (++count < 61) return;
+      flush(socket, count);
+      count = 0;
+    });
+    flush(socket, count);
+    return n > 0;
+  }
+  void flush(const Socket& socket, std::size_t count) {
+    if (count == 0) return;
+    alignas(cmsghdr) std::array<uint8_t, CMSG_SPACE(sizeof(uint16_t))> control{};
+    iovec piece{answers_.data(), count * kResult};
+    msghdr message{};
+    message.msg_iov = &piece;
+    message.msg_iovlen = 1;
+    message.msg_control = control.data();
+    message.msg_controllen = control.size();
+    cmsghdr* c = CMSG_FIRSTHDR(&message);
+    c->cmsg_level = IPPROTO_UDP;
+    c->cmsg_type = UDP_SEGMENT;
+    c->cmsg_len = CMSG_LEN(sizeof(uint16_t));
+    const auto segment = static_cast<uint16_t>(kResult);
+    std::memcpy(CMSG_DATA(c), &segment, sizeof(segment));
+    while (sendmsg(socket.fd(), &message, 0) < 0 && errno == EAGAIN) {
+      pollfd p{socket.fd(), POLLOUT, 0};
+      poll(&p, 1, 10);
+    }
+  }
+
+  Socket listener_;
+  Endpoint local_;
+  Receiver receiver_;
+  std::vector<std::unique_ptr<Socket>> peers_;
+  std::vector<uint8_t> answers_;
+  int epoll_ = epoll_create1(EPOLL_CLOEXEC);
+};
+
+// ---- who asks ----
+
+/// A worker that sends and counts, and does nothing with the sums. On loopback little is lost: then
+/// it begins again behind its ack.
+class Worker {
+ public:
+  Worker(const std::string& address, Io io, uint8_t rank, uint8_t world = kWorkers)
+      : rank_(rank),
+        world_(world),
+        batch_(io),
+        codes_(kLanes / 2, static_cast<uint8_t>(17 * rank)) {
+    auto socket = Socket::connected(*agg::parse_endpoint(address), io);
+    if (!socket) std::exit(tools::fail(socket.error(), true, 1));
+    socket_ = std::move(*socket);
+  }
+
+  /// To a server; all of a job have to be called until all have registered.
+  bool enrol(uint64_t job, Receiver& receiver) {
+    const wire::Applicant me{job, job * 64 + rank_, 1, rank_};
+    std::array<uint8_t, wire::kMaxEnrolmentBytes> bytes{};
+    if (!asked_) {
+      asked_ = true;
+      post({bytes.data(), wire::write_hello(me, bytes.data())});
+    }
+    receiver.receive(socket_, [&](const Endpoint&, Bytes datagram) {
+      wire::Challenge challenge;
+      wire::Welcome welcome;
+      if (wire::parse_challenge(datagram, &challenge) == wire::DatagramFault::none) {
+        wire::Enrolment e;
+        e.from = me;
+        e.epoch = challenge.epoch;
+        e.nonce = challenge.nonce;
+        e.settings = job_settings(world_);
+        const std::vector<uint8_t> held(e.settings.ring / 8U);
+        e.held = held;
+        key_ = wire::job_key({}, job, e.epoch);
+        epoch_ = static_cast<uint16_t>(e.epoch);
+        job_ = static_cast<uint32_t>(job);
+        const auto key = wire::enrolment_key({}, me, e.epoch, e.nonce);
+        post({bytes.data(), wire::write_enrolment(e, key, bytes.data())});
+      } else if (wire::parse_welcome(datagram, &welcome) == wire::DatagramFault::none) {
+        enrolled_ |= welcome.complete;
+      }
+    });
+    return enrolled_;
+  }
+
+  void send(bool again) {
+    if (again) next_ = ack_;
+    for (; next_ < ack_ + kWindow; ++next_) {
+      wire::UpHeader h;
+      h.job = job_;
+      h.granule = static_cast<uint32_t>(next_);
+      h.epoch = epoch_;
+      h.ahead = static_cast<uint16_t>(next_ - ack_);
+      h.worker = rank_;
+      std::array<uint8_t, wire::kUpHeaderBytes> header;
+      wire::write_up(h, key_, wire::era_of(next_), codes_, header.data());
+      if (batch_.push(header, codes_)) continue;
+      batch_.flush(socket_, nullptr);
+      batch_.push(header, codes_);
+    }
+    batch_.flush(socket_, nullptr);
+  }
+  /// The same contribution again and again.
+  void flood() {
+    next_ = ack_ = 0;
+    send(false);
+  }
+  bool receive(Receiver& receiver) {
+    const uint64_t before = ack_;
+    const int n = receiver.receive(socket_, [&](const Endpoint&, Bytes datagram) {
+      const bool next = datagram.size() == kResult &&
+                        load<uint32_t>(datagram.data() + 8) == static_cast<uint32_t>(ack_);
+      ack_ += next ? 1 : 0;
+    });
+    if (n < 0) socket_.take_error();
+    next_ = std::max(next_, ack_);
+    return ack_ != before;
+  }
+  [[nodiscard]] uint64_t ack() const { return ack_; }
+  [[nodiscard]] int fd() const { return socket_.fd(); }
+
+ private:
+  void post(Bytes bytes) { ::send(socket_.fd(), bytes.data(), bytes.size(), 0); }
+
+  uint8_t rank_, world_;
+  Socket socket_;
+  Batch batch_;
+  std::vector<uint8_t> codes_;
+  wire::SipKey key_{};
+  uint16_t epoch_ = 0;
+  uint32_t job_ = 0;
+  bool asked_ = false, enrolled_ = false;
+  uint64_t ack_ = 0, next_ = 0;
+};
+
+struct Rate {
+  double wall = 0;  ///< results to all workers in a second
+  double cpu = 0;   ///< in a second of the server's processor time
+};
+
+/// Four workers and what answers them.
+class Pair {
+ public:
+  Pair(std::unique_ptr<Peer> peer, Io io, bool enrols, uint64_t job)
+      : peer_(std::move(peer)), receiver_(io) {
+    for (uint8_t w = 0; w < kWorkers; ++w) workers_.emplace_back(peer_->address(), io, w);
+    for (bool all = !enrols; !all;) {
+      all = true;
+      for (Worker& w : workers_) all &= w.enrol(job, receiver_);
+    }
+  }
+
+  /// Until the time is over, and then until nothing is under way.
+  Rate run(double seconds) {
+    const Clock::time_point begin = Clock::now();
+    Clock::time_point moved = begin;
+    const double cpu = peer_->cpu();
+    const uint64_t before = workers_[0].ack();
+    for (Worker& w : workers_) w.send(true);
+    while (seconds_since(begin) < seconds) {
+      bool any = false;
+      for (Worker& w : workers_) {
+        if (!w.receive(receiver_)) continue;
+        w.send(false);
+        any = true;
+      }
+      if (any) {
+        moved = Clock::now();
+      } else if (Clock::now() - moved > kPatience) {
+        for (Worker& w : workers_) w.send(true);
+        moved = Clock::now();
+      } else {
+        wait();
+      }
+    }
+    const auto done = static_cast<double>(workers_[0].ack() - before);
+    return {done / seconds_since(begin), done / (peer_->cpu() - cpu)};
+  }
+  void drain() {
+    const Clock::time_point begin = Clock::now();
+    while (seconds_since(begin) < 0.01) {
+      for (Worker& w : workers_) w.receive(receiver_);
+    }
+  }
+
+ private:
+  void wait() {
+    std::array<pollfd, kWorkers> polled;
+    for (std::size_t w = 0; w < kWorkers; ++w) polled[w] = {workers_[w].fd(), POLLIN, 0};
+    poll(polled.data(), polled.size(), 1);
+  }
+
+  std::unique_ptr<Peer> peer_;
+  Receiver receiver_;
+  std::vector<Worker> workers_;
+};
+
+/// A job of one worker that sends what it has sent, on a thread of its own: to a server, or, so
+/// that it takes as much of the machine, to a port where nobody reads.
+class Flood {
+ public:
+  Flood(const std::string& server, uint64_t job)
+      : receiver_(Io::gso), at_server_(server, Io::gso, 0, 1), nowhere_(sink()) {
+    while (!at_server_.enrol(job, receiver_)) {
+    }
+    thread_ = std::thread([this] { run(); });
+  }
+  ~Flood() {
+    aim_ = kEnd;
+    thread_.join();
+  }
+  enum Aim : int { kRest, kServer, kNowhere, kEnd };
+  void aim(Aim aim) { aim_ = aim; }
+
+ private:
+  /// The address of a socket that is never read.
+  Worker sink() {
+    sink_ = *Socket::bound(*agg::parse_endpoint("127.0.0.1:0"), Io::gso);
+    return {agg::endpoint_text(*sink_.local()), Io::gso, 0, 1};
+  }
+  void run() {
+    for (int aim = aim_; aim != kEnd; aim = aim_) {
+      if (aim == kRest) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      } else {
+        (aim == kServer ? at_server_ : nowhere_).flood();
+      }
+    }
+  }
+
+  Receiver receiver_;
+  Worker at_server_;
+  Socket sink_;
+  Worker nowhere_;
+  std::atomic<int> aim_{kRest};
+  std::thread thread_;
+};
+
+Json to_json(const tools::Spread& s) {
+  return {{"median", s.median}, {"low", s.low}, {"high", s.high}};
+}
+
+int run(double seconds, int rounds) {
+  if (!agg::has_gso()) {
+    tools::print_json({{"reason", "this kernel has no segmentation for UDP"}});
+    return 0;
+  }
+  auto serving = std::make_unique<Serving>(Io::gso);
+  Flood flood(serving->address(), 13);
+  Pair gso(std::move(serving), Io::gso, true, 11);
+  Pair mmsg(std::make_unique<Serving>(Io::mmsg), Io::mmsg, true, 12);
+  Pair echo(std::make_unique<Echo>(), Io::gso, false, 0);
+  const auto sample = [&](Pair& pair) {
+    const Rate rate = pair.run(seconds);
+    pair.drain();
+    return rate;
+  };
+  for (Pair* pair : {&gso, &mmsg, &echo}) sample(*pair);
+  std::vector<double> gso_wall, gso_cpu, echo_wall, echo_cpu, mmsg_wall, to_echo, to_echo_cpu,
+      to_mmsg, to_mmsg_cpu, beside_flood, beside_flood_cpu;
+  for (int i = 0; i < rounds; ++i) {
+    const Rate e = sample(echo), g = sample(gso), m = sample(mmsg);
+    gso_wall.push_back(g.wall);
+    gso_cpu.push_back(g.cpu);
+    echo_wall.push_back(e.wall);
+    echo_cpu.push_back(e.cpu);
+    mmsg_wall.push_back(m.wall);
+    to_echo.push_back(g.wall / e.wall);
+    to_echo_cpu.push_back(g.cpu / e.cpu);
+    to_mmsg.push_back(g.wall / m.wall);
+    to_mmsg_cpu.push_back(g.cpu / m.cpu);
+    flood.aim(Flood::kNowhere);
+    const Rate alone = sample(gso);
+    flood.aim(Flood::kServer);
+    const Rate beside = sample(gso);
+    flood.aim(Flood::kRest);
+    beside_flood.push_back(beside.wall / alone.wall);
+    beside_flood_cpu.push_back(beside.cpu / alone.cpu);
+  }
+  const auto spread = [](std::vector<double>& v) {
+    return to_json(tools::spread_of(std::move(v)));
+  };
+  tools::print_json({{"workers", kWorkers},
+                     {"lanes", kLanes},
+                     {"rounds", rounds},
+                     {"gso", spread(gso_wall)},
+                     {"gso_per_cpu", spread(gso_cpu)},
+                     {"echo", spread(echo_wall)},
+                     {"echo_per_cpu", spread(echo_cpu)},
+                     {"mmsg", spread(mmsg_wall)},
+                     {"gso_to_echo", spread(to_echo)},
+                     {"gso_to_echo_cpu", spread(to_echo_cpu)},
+                     {"gso_to_mmsg", spread(to_mmsg)},
+                     {"gso_to_mmsg_cpu", spread(to_mmsg_cpu)},
+                     {"beside_flood", spread(beside_flood)},
+                     {"beside_flood_cpu", spread(beside_flood_cpu)}});
+  return 0;
+}
+
+}  // namespace
+}  // namespace laconic::bench
+
+int main(int count, char** words) {
+  if (count != 3) {
+    fmt::print(stderr, "usage: server_bench SECONDS_PER_SAMPLE ROUNDS\n");
+    return 2;
+  }
+  return laconic::bench::run(std::strtod(words[1], nullptr), std::atoi(words[2]));
+}

@@ -1,0 +1,298 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// What the arithmetic of an aggregation server costs, without I/O. Prints JSON.
+//
+//   sum:    tables of 4 bits into 8-bit lanes, 8 workers, beside float32: worker by worker, as
+//           datagrams come, and all at once
+//   server: processor time for a million elements of 4 workers, and the error of their mean:
+//           adding codes beside decoding, adding and encoding again, as an owner of two_shot does
+//
+//   server_cpu_bench ROUNDS
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "bench_rank.h"
+#include "gradients.h"
+#include "kernels/core/basic.h"
+#include "kernels/rotate/grid.h"
+#include "laconic/loopback.h"
+#include "laconic/session.h"
+#include "machine.h"
+#include "output.h"
+#include "samples.h"
+#include "server/add.h"
+
+namespace laconic::bench {
+namespace {
+
+using tools::Clock;
+using tools::Json;
+
+constexpr uint32_t kGranule = 1024;
+
+wire::JobSettings job_settings() {
+  wire::JobSettings s;
+  s.code_bits = 4;
+  s.lane_bits = 8;
+  s.table_size = 16;
+  s.lanes = kGranule;
+  for (uint16_t i = 0; i < 16; ++i) s.table[i] = i;
+  return s;
+}
+
+Json to_json(const tools::Spread& s) {
+  return {{"median", s.median}, {"low", s.low}, {"high", s.high}};
+}
+Json spread(std::vector<double> values) { return to_json(tools::spread_of(std::move(values))); }
+
+/// A window of granules from every worker in turn: as segmented datagrams come.
+template <class Take>
+void by_window(uint64_t elements, std::size_t workers, Take&& take) {
+  constexpr uint64_t kWindow = 64 * kGranule;
+  for (uint64_t from = 0; from < elements; from += kWindow) {
+    for (std::size_t w = 0; w < workers; ++w) {
+      for (uint64_t i = 0; i < kWindow; i += kGranule) take(w, from + i);
+    }
+  }
+}
+
+/// Codes of `workers`, and lanes for their sum: what a server holds.
+class Codes {
+ public:
+  Codes(uint32_t workers, uint64_t elements)
+      : codes_(workers, std::vector<uint8_t>(elements / 2)), lanes_(elements) {
+    for (uint32_t w = 0; w < workers; ++w) {
+      for (uint64_t i = 0; i < elements / 2; ++i) {
+        codes_[w][i] = static_cast<uint8_t>((i * 2654435761U + w) >> 7U);
+      }
+    }
+  }
+  void by_worker() {
+    by_window(lanes_.size(), codes_.size(), [&](std::size_t w, uint64_t at) {
+      const uint8_t* codes = codes_[w].data() + at / 2;
+      w == 0 ? adder_.set_codes(codes, &lanes_[at]) : adder_.add_codes(codes, &lanes_[at]);
+    });
+  }
+  void at_once() {
+    const kernels::GridKernels& grid = kernels::grid_kernels(best_isa());
+    std::vector<const uint8_t*> of(codes_.size());
+    for (uint64_t at = 0; at < lanes_.size(); at += kGranule) {
+      for (std::size_t w = 0; w < of.size(); ++w) of[w] = codes_[w].data() + at / 2;
+      grid.sum8(of.data(), static_cast<uint32_t>(of.size()), kGranule, 4, table_, &lanes_[at]);
+    }
+  }
+
+ private:
+  std::vector<std::vector<uint8_t>> codes_;
+  std::vector<uint8_t> lanes_;
+  server::Adder adder_{job_settings()};
+  alignas(16) uint8_t table_[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+};
+
+class Floats {
+ public:
+  Floats(uint32_t workers, uint64_t elements)
+      : values_(workers, std::vector<float>(elements, 1.5F)), sum_(elements) {}
+  void by_worker() {
+    by_window(sum_.size(), values_.size(), [&](std::size_t w, uint64_t at) {
+      const float* x = values_[w].data() + at;
+      if (w == 0) {
+        std::copy_n(x, kGranule, &sum_[at]);
+      } else {
+        basic_.add(&sum_[at], x, kGranule);
+      }
+    });
+  }
+  void at_once() {
+    std::vector<const void*> of(values_.size());
+    for (uint64_t at = 0; at < sum_.size(); at += kGranule) {
+      for (std::size_t w = 0; w < of.size(); ++w) of[w] = values_[w].data() + at;
+      basic_.sum_rows(&sum_[at], of.data(), static_cast<uint32_t>(of.size()), 1.0F, kGranule);
+    }
+  }
+
+ private:
+  std::vector<std::vector<float>> values_;
+  std::vector<float> sum_;
+  const kernels::BasicKernels& basic_ = kernels::basic_kernels(best_isa());
+};
+
+/// Alternating samples of two calls: seconds of each, and the ratio of a pair.
+template <class First, class Second>
+Json pairs(int rounds, First&& first, Second&& second) {
+  constexpr double kSample = 4e-3;
+  const uint64_t firsts = tools::repeats_for(Clock::thread, kSample, first);
+  const uint64_t seconds = tools::repeats_for(Clock::thread, kSample, second);
+  std::vector<double> of_first, of_second, ratios;
+  for (int i = 0; i < rounds; ++i) {
+    of_first.push_back(tools::seconds_of(Clock::thread, firsts, first) /
+                       static_cast<double>(firsts));
+    of_second.push_back(tools::seconds_of(Clock::thread, seconds, second) /
+                        static_cast<double>(seconds));
+    ratios.push_back(of_second.back() / of_first.back());
+  }
+  return {{"first", spread(of_first)}, {"second", spread(of_second)}, {"ratio", spread(ratios)}};
+}
+
+Json sums(uint64_t elements, int rounds) {
+  constexpr uint32_t kWorkers = 8;
+  Codes codes(kWorkers, elements);
+  Floats floats(kWorkers, elements);
+  Json found{{"workers", kWorkers}, {"elements", elements}};
+  found["by_worker"] = pairs(
+      rounds, [&] { codes.by_worker(); }, [&] { floats.by_worker(); });
+  found["at_once"] = pairs(
+      rounds, [&] { codes.at_once(); }, [&] { floats.at_once(); });
+  return found;
+}
+
+// ---- what a server does with four workers' gradients ----
+
+constexpr uint32_t kServed = 4;
+constexpr uint64_t kElements = uint64_t{1} << 20U;
+
+/// Half of each is everybody's, half its own.
+std::vector<std::vector<float>> gradients() {
+  std::vector<float> shared(kElements);
+  tools::fill_gradient(tools::GradientKind::laplace, 100, shared);
+  std::vector<std::vector<float>> all(kServed, std::vector<float>(kElements));
+  for (uint32_t w = 0; w < kServed; ++w) {
+    tools::fill_gradient(tools::GradientKind::laplace, w + 1, all[w]);
+    for (uint64_t i = 0; i < kElements; ++i) all[w][i] += shared[i];
+  }
+  return all;
+}
+
+std::vector<float> mean_of(const std::vector<std::vector<float>>& all) {
+  std::vector<float> mean(kElements);
+  for (uint64_t i = 0; i < kElements; ++i) {
+    double sum = 0;
+    for (const auto& one : all) sum += one[i];
+    mean[i] = static_cast<float>(sum / kServed);
+  }
+  return mean;
+}
+
+/// Of the mean that a first step delivers: |found - mean|² / |mean|².
+std::optional<double> error_of(const std::string& spec, const std::string& plan,
+                               const std::vector<std::vector<float>>& all) {
+  LoopbackHub hub(kServed);
+  std::vector<std::vector<float>> found = all;
+  std::vector<Result<void>> done(kServed);
+  std::vector<std::thread> threads;
+  for (uint32_t rank = 0; rank < kServed; ++rank) {
+    threads.emplace_back([&, rank] {
+      auto session = Session::create(spec, {{"all", kElements / 1024, 1024}}, hub.engine(rank),
+                                     {.plan = plan});
+      if (!session) {
+        done[rank] = std::move(session).error();
+      } else {
+        done[rank] = (*session)->average(0, found[rank]);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  if (!done[0]) {
+    fmt::print(stderr, "{}: {}\n", spec, done[0].error().message);
+    return std::nullopt;
+  }
+  const std::vector<float> mean = mean_of(all);
+  double wrong = 0, whole = 0;
+  for (uint64_t i = 0; i < kElements; ++i) {
+    const double d = double{found[0][i]} - double{mean[i]};
+    wrong += d * d;
+    whole += double{mean[i]} * double{mean[i]};
+  }
+  return wrong / whole;
+}
+
+/// An owner: payloads of four, and the mean in its own encoding.
+class Owner {
+ public:
+  static std::unique_ptr<Owner> create(const std::string& text,
+                                       const std::vector<std::vector<float>>& all) {
+    const auto spec = Spec::parse(text);
+    if (!spec) return nullptr;
+    auto owner = std::make_unique<Owner>(*spec);
+    if (!owner->rank_.reserve()) return nullptr;
+    for (const auto& one : all) {
+      owner->rank_.start(one);
+      owner->rank_.encode();
+      owner->payloads_.emplace_back(owner->rank_.sent().begin(), owner->rank_.sent().end());
+    }
+    for (const auto& payload : owner->payloads_) owner->terms_.push_back({payload, 1.0F / kServed});
+    owner->rank_.start(mean_of(all));
+    owner->rank_.encode();
+    return owner;
+  }
+  explicit Owner(const Spec& spec) : spec_(spec), rank_(spec_, kElements, options()) {}
+  void serve() {
+    rank_.decode(terms_, false);
+    rank_.encode();
+  }
+  [[nodiscard]] uint64_t up() const { return payloads_[0].size(); }
+  [[nodiscard]] uint64_t down() const { return rank_.payload_bytes(); }
+
+ private:
+  static tools::PointOptions options() {
+    tools::PointOptions o;
+    o.isa = best_isa();
+    return o;
+  }
+  Spec spec_;
+  tools::Rank rank_;
+  std::vector<std::vector<uint8_t>> payloads_;
+  std::vector<Term> terms_;
+};
+
+Json servers(int rounds) {
+  const auto all = gradients();
+  Codes codes(kServed, kElements);
+  Json rows = Json::array();
+  const auto thc_error = error_of("thc", "native_sum", all);
+  // The codes, and 16 bits of norm with each block; lanes of 8 bits come back.
+  const uint64_t norms = 2 * kElements / kGranule;
+  Json thc{{"spec", "thc"}, {"up", kElements / 2 + norms}, {"down", kElements + norms}};
+  if (thc_error) thc["nmse"] = *thc_error;
+  rows.push_back(thc);
+  for (const char* text : {"int8", "topk:ratio=0.1", "terngrad", "dgc"}) {
+    const auto owner = Owner::create(text, all);
+    if (owner == nullptr) continue;
+    Json row = pairs(
+        rounds, [&] { codes.by_worker(); }, [&] { owner->serve(); });
+    row["spec"] = text;
+    row["up"] = owner->up();
+    row["down"] = owner->down();
+    if (const auto error = error_of(text, "two_shot", all)) row["nmse"] = *error;
+    rows.push_back(row);
+  }
+  return {{"workers", kServed}, {"elements", kElements}, {"rows", rows}};
+}
+
+int run(int rounds) {
+  const Json server = servers(rounds);
+  const tools::PinnedToCore pinned;
+  tools::print_json({{"isa", isa_name(best_isa())},
+                     {"sum", {sums(uint64_t{64} << 10U, rounds), sums(uint64_t{4} << 20U, rounds)}},
+                     {"server", server}});
+  return 0;
+}
+
+}  // namespace
+}  // namespace laconic::bench
+
+int main(int count, char** words) {
+  if (count != 2) {
+    fmt::print(stderr, "usage: server_cpu_bench ROUNDS\n");
+    return 2;
+  }
+  return laconic::bench::run(std::atoi(words[1]));
+}

@@ -1,0 +1,122 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""Trains one model over aggregation servers and without them, on a network that loses nothing and on one that does.
+
+    make demo-aggregation                       four workers, 100 Mbit/s, loss 0 and 1 %
+
+THC with a server in the switch, with a server on each worker's host, and by the group's own all-reduce, beside other exchanges.
+Needs `laconic lab` with namespaces. Leaves demo/aggregation.html.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import overview  # noqa: E402
+import pages  # noqa: E402
+import run  # noqa: E402
+import servers  # noqa: E402
+from host import machine  # noqa: E402
+from lab import ROOT, DemoError, Progress, lab_works, laconic_command, run_lab  # noqa: E402
+from results import by_network  # noqa: E402
+
+SPECS = "thc@switch thc@hosts thc powersgd:rank=4 topk:ratio=0.1 dgc terngrad"
+NETWORKS = "100mbit 100mbit,1%"
+LIMIT = 900  # seconds; an idle machine needs less than a third
+
+INTRODUCTION = """\
+`laconic serve` stands where the row says, all other exchanges talk to each other alone. Each packet is lost with the same probability,
+once, wherever it goes.
+
+**A server in the switch** has the switch's capacity: every worker sends its codes over its own link and gets the sum over its own link,
+once. That is not what a server on a host of the workers' speed can do: behind **one** port of that speed n uplinks come in and n results
+go out, each step takes n times as long on the wire, and it loses to an all-reduce. Hence the row with **a server on each worker's
+host**: each adds an n-th of the granules (granule number mod servers), as an all-reduce would, and every port carries as much as any other."""
+
+
+def options(arguments=None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="examples/demo/aggregation.py", description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="mlp", choices=run.MODELS, help="what is trained (default mlp)")
+    parser.add_argument("--networks", default=NETWORKS, help="rates with losses, separated by spaces: 100mbit,1%%")
+    parser.add_argument("--specs", default=SPECS, help="separated by spaces; @switch and @hosts: where servers are")
+    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--steps", type=int, help="of the runs that give the final quality (default: the model's)")
+    parser.add_argument("--repeats", type=int, default=2, help="of the blocks on each network")
+    parser.add_argument("--fast-steps", type=int, default=30, help="per repeat, of exchanges below 100 ms a step")
+    parser.add_argument("--out", type=Path, default=ROOT / "demo")
+    parser.add_argument("--publish", type=Path, metavar="FOLDER", help="also write aggregation.md and .svg there")
+    parser.add_argument("--remark", default="", help="what a reader has to know of this run; goes under every table")
+    return parser.parse_args(arguments)
+
+
+def plan_of(given: argparse.Namespace) -> dict:
+    words = ["--model", given.model, "--specs", given.specs, "--workers", str(given.workers), "--repeats", str(given.repeats),
+             "--fast-steps", str(given.fast_steps), "--pairs", "0", "--no-bound"]
+    plan = run.plan_of(run.options(words + (["--steps", str(given.steps)] if given.steps else [])))
+    networks = list(dict.fromkeys(given.networks.split()))
+    for network in networks:
+        run.bits_per_second(network.partition(",")[0])
+    return {**plan, "networks": networks}
+
+
+def train(given: argparse.Namespace, plan: dict, progress: Progress) -> dict:
+    command = laconic_command()
+    if not lab_works(command):
+        raise DemoError("servers in a switch need a lab, and this machine permits none: `laconic lab --check` says why")
+    with tempfile.TemporaryDirectory(prefix="laconic-demo-") as folder:
+        asked, answered, token = (Path(folder) / name for name in ("plan.json", "result.json", "token"))
+        subprocess.run([command, "serve", "--new-token", token], check=True, capture_output=True)
+        os.environ["LACONIC_TOKEN_FILE"] = str(token)
+        asked.write_text(json.dumps({**plan, "servers": command}))
+        worker = [sys.executable, str(Path(__file__).with_name("worker.py")), str(asked), str(answered)]
+        lab = run_lab(command, given.workers, worker, LIMIT, False, progress, servers.in_the_switch(command))
+        return {**json.loads(answered.read_text()), "lab": lab}
+
+
+def publish(views: list, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    body = INTRODUCTION + "\n\n" + overview.markdown(views, f"![{overview.title(views)}](aggregation.svg)")
+    (folder / "aggregation.md").write_text(pages.document(views[0], f"aggregation servers, {pages.heading(views)}", body,
+                                                          "examples/demo/aggregation.py"))
+    (folder / "aggregation.svg").write_text(pages.heat_picture(views) + "\n")
+
+
+def demo(given: argparse.Namespace) -> None:
+    begin = time.monotonic()
+    progress, plan, here = Progress(), plan_of(given), machine()
+    raw = {**train(given, plan, progress), "machine": here, "command": "make demo-aggregation", "remark": given.remark}
+    given.out.mkdir(parents=True, exist_ok=True)
+    (given.out / "aggregation.json").write_text(json.dumps({"plan": plan, **raw}))
+    views = by_network(raw, plan)
+    page = given.out / "aggregation.html"
+    page.write_text(pages.page(views))
+    publish(views, given.out)
+    if given.publish:
+        publish(views, given.publish)
+    print(f"\n{pages.heading(views)}\n\n{overview.text(views)}\n")
+    print(run.phases_text(views[0].phases, time.monotonic() - begin))
+    print(f"\n{page}")
+
+
+def main() -> int:
+    try:
+        demo(options())
+    except (DemoError, ValueError) as error:
+        print(f"demo-aggregation: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("demo-aggregation: interrupted; nothing is left running", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

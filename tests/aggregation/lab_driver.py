@@ -1,0 +1,111 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""Servers in the switch and ranks on the hosts of the lab that this process runs in, as its launcher."""
+
+import contextlib
+import json
+import os
+import pathlib
+import select
+import shlex
+import signal
+import socket
+import subprocess
+import time
+
+LACONIC = os.environ["LACONIC_CLI"]
+RANK = os.environ["AGGREGATION_RANK"]
+TOKEN = os.environ["AGGREGATION_TOKEN"]
+LIMIT = 60  # seconds that anything may take
+
+
+def control(line):
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(os.environ["LACONIC_LAB_CONTROL"])
+        sock.sendall(line.encode() + b"\n")
+        answer = json.loads(sock.makefile().readline())
+    assert answer["ok"], answer
+    return answer
+
+
+@contextlib.contextmanager
+def loss(share):
+    control(f"loss {share}")
+    try:
+        yield
+    finally:
+        control("loss 0%")
+
+
+def start(host, *words):
+    """A process on another host, or in the switch, as our child."""
+    return subprocess.Popen([LACONIC, "lab", "--on", host, "exec " + shlex.join(map(str, words))], stdin=subprocess.PIPE,
+                            stdout=subprocess.PIPE, text=True, bufsize=1)
+
+
+def line_of(process):
+    ready, _, _ = select.select([process.stdout], [], [], LIMIT)
+    assert ready, f"{process.args} said nothing for {LIMIT} s"
+    return process.stdout.readline().strip()
+
+
+def rss(pid):
+    """Bytes in memory."""
+    return int(pathlib.Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+class Server:
+    """laconic serve in the switch."""
+
+    def __init__(self, port, *words):
+        self.address, self.words = f"switch:{port}", words
+        self.start()
+
+    def start(self):
+        self.process = start("switch", LACONIC, "serve", "--bind", self.address, "--token", TOKEN, "--json", *self.words)
+        assert "serving" in json.loads(line_of(self.process))
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self):
+        """What it counted."""
+        self.process.send_signal(signal.SIGTERM)
+        return json.loads(self.process.communicate(timeout=LIMIT)[0].splitlines()[-1])
+
+
+class Job:
+    """A rank on each host. `own`: further settings of single ranks."""
+
+    ports = iter(range(30000, 60000))
+
+    def __init__(self, servers=(), own=None, world=4, **settings):
+        settings = {"world": world, "port": next(self.ports), "servers": ",".join(s.address for s in servers), **settings}
+        if servers:
+            settings["token"] = TOKEN
+        self.ranks = []
+        for rank in range(world):
+            mine = {**settings, **(own or {}).get(rank, {}), "rank": rank}
+            self.ranks.append(start(f"host{rank}", RANK, *(f"{key}={value}" for key, value in mine.items())))
+
+    def wait_at(self, step):
+        for rank in self.ranks:
+            assert line_of(rank) == f"at {step}"
+
+    def go(self):
+        for rank in self.ranks:
+            if rank.poll() is None:
+                rank.stdin.write("\n")
+                rank.stdin.flush()
+
+    def kill(self, rank):
+        self.ranks[rank].kill()
+
+    def results(self):
+        """Of each rank; None of one that was killed."""
+        end, said = time.monotonic() + LIMIT, []
+        for rank in self.ranks:
+            out, _ = rank.communicate(timeout=max(0.1, end - time.monotonic()))
+            lines = [line for line in out.splitlines() if line.startswith("{")]
+            said.append(json.loads(lines[-1]) if lines else None)
+        return said

@@ -1,0 +1,136 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""Every scenario of test_aggregation.py, one after the other, in the lab that runs this as its launcher.
+
+usage: scenarios.py FILE [NAME...]    writes what each one, or each of those, found, as JSON
+"""
+
+import json
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+
+from lab_driver import Job, Server, loss, start
+
+STEPS = 5
+FIRST = dict(steps=STEPS, seed=1, spec="thc")
+SECOND = dict(steps=STEPS, seed=2, spec="thc:bits=3,block=512")
+HERE = Path(__file__).resolve().parent
+
+
+def by_the_group(_):
+    """The bits that servers have to give."""
+    jobs = [Job(**FIRST), Job(**SECOND)]
+    return [job.results() for job in jobs]
+
+
+def lossless(servers):
+    return Job(servers[:1], **FIRST).results()
+
+
+def one_percent(servers):
+    with loss("1%"):
+        return Job(servers[:1], **FIRST).results()
+
+
+def five_percent(servers):
+    with loss("5%"):
+        return Job(servers[:1], **FIRST).results()
+
+
+def loss_in_the_first_window(servers):
+    """Also of what the group says to itself about the first exchange."""
+    job = Job(servers[:1], pause="0,1", **FIRST)
+    job.wait_at(0)
+    with loss("20%"):
+        job.go()
+        job.wait_at(1)
+    job.go()
+    return job.results()
+
+
+def two_jobs(servers):
+    with loss("1%"):
+        jobs = [Job(servers[:1], **FIRST), Job(servers[:1], **SECOND)]
+        return [job.results() for job in jobs]
+
+
+def two_servers(servers):
+    with loss("1%"):
+        return Job(servers, **FIRST).results()
+
+
+def server_restarted(_):
+    """Between two steps, and in the midst of one."""
+    server = Server(7430)
+    with loss("1%"):
+        job = Job([server], pause="1,3", **FIRST)
+        for step, under_way in ((1, 0), (3, 0.03)):
+            job.wait_at(step)
+            if not under_way:
+                server.kill()
+            job.go()
+            if under_way:
+                time.sleep(under_way)
+                server.kill()
+            time.sleep(0.2)
+            server.start()
+        found = job.results()
+    server.stop()
+    return found
+
+
+def worker_killed(servers):
+    """Between two steps, and in the midst of one; the server lives on."""
+    found = []
+    for under_way in (0, 0.02):
+        job = Job(servers[:1], pause=2, timeout_ms=20_000, **FIRST)
+        job.wait_at(2)
+        if not under_way:
+            job.kill(2)
+        began = time.monotonic()
+        job.go()
+        if under_way:
+            time.sleep(under_way)
+            job.kill(2)
+        found.append({"ranks": job.results(), "seconds": time.monotonic() - began})
+    return {"killed": found, "after": Job(servers[:1], **FIRST).results()}
+
+
+def hostile_sender(_):
+    server = Server(7431)
+    attackers = [start(host, sys.executable, HERE / "hostile.py", device, "7431")
+                 for host, device in (("host0", "eth0"), ("switch", "br0"))]
+    for attacker in attackers:
+        assert attacker.stdout.readline() == "listening\n"
+    ranks = Job([server], **FIRST).results()
+    for attacker in attackers:
+        attacker.send_signal(signal.SIGTERM)
+    sent = [json.loads(attacker.communicate()[0]) for attacker in attackers]
+    return {"ranks": ranks, "sent": sent, "server": server.stop()}
+
+
+def slow_worker(servers):
+    with loss("1%"):
+        return Job(servers[:1], quorum=0.75, deadline_ms=20, own={3: dict(late="1,3", late_ms=400)}, **FIRST).results()
+
+
+def main():
+    servers = [Server(7420), Server(7421)]
+    found = {}
+    for scenario in (by_the_group, lossless, one_percent, five_percent, loss_in_the_first_window, two_jobs, two_servers,
+                     server_restarted, worker_killed, hostile_sender, slow_worker):
+        if sys.argv[2:] and scenario.__name__ not in sys.argv[2:]:
+            continue
+        began = time.monotonic()
+        try:
+            found[scenario.__name__] = {"found": scenario(servers)}
+        except Exception:  # the test of this scenario says it
+            found[scenario.__name__] = {"trouble": traceback.format_exc()}
+        found[scenario.__name__]["seconds"] = time.monotonic() - began
+    found["servers"] = [server.stop() for server in servers]
+    Path(sys.argv[1]).write_text(json.dumps(found))
+
+
+main()

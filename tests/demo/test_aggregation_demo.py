@@ -1,0 +1,51 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""`make demo-aggregation` in miniature, and what it adds to the demo: networks that lose packets, servers beside an exchange."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+RUN = Path(__file__).resolve().parents[2] / "examples/demo/aggregation.py"
+sys.path.insert(0, str(RUN.parent))
+
+import aggregation as demo  # noqa: E402
+import labels  # noqa: E402
+import network  # noqa: E402
+from test_demo import laconic_command  # noqa: E402
+
+
+def test_a_network_may_lose_packets():
+    assert network.rate_and_loss("100mbit,1%") == ("100mbit", "1%") and network.rate_and_loss("off") == ("off", "0%")
+    assert network.rate_text("100mbit,1%") == "100 Mbit/s, 1 % loss" and network.rate_text("100mbit") == "100 Mbit/s"
+    with pytest.raises(ValueError, match="'9furlongs' is not a rate"):
+        demo.plan_of(demo.options(["--networks", "100mbit 9furlongs,1%"]))
+
+
+def test_a_place_of_servers_is_part_of_the_label_alone():
+    assert labels.label_of("thc:bits=3@hosts") == "Laconic thc:bits=3, a server on each host"
+    assert labels.label_of("thc") == "Laconic thc"
+
+
+def test_everything_is_measured_and_written(tmp_path):
+    if not json.loads(subprocess.run([laconic_command(), "lab", "--check", "--json"], capture_output=True).stdout)["usable"]:
+        pytest.skip("this machine permits no network namespaces: laconic lab --check says why")
+    out = tmp_path / "out"
+    done = subprocess.run([sys.executable, RUN, "--workers", "2", "--specs", "thc@switch thc@hosts", "--networks", "1gbit 1gbit,1%",
+                           "--steps", "5", "--repeats", "1", "--fast-steps", "2", "--out", out, "--publish", tmp_path / "docs"],
+                          capture_output=True, text=True, timeout=280, env={**os.environ, "TMPDIR": str(tmp_path)})
+    assert done.returncode == 0, done.stderr
+    said = json.loads((out / "aggregation.json").read_text())
+    assert [said["about"][spec]["strategy"] for spec in ("thc@switch", "thc@hosts")] == ["server_sum"] * 2
+    assert said["lab"]["switch"]["rx_bytes"] > 100_000
+    page = (tmp_path / "docs/aggregation.md").read_text()
+    for words in ("## 1 Gbit/s\n", "## 1 Gbit/s, 1 % loss\n", "| Laconic thc, a server on each host |", "loses to an all-reduce",
+                  "(aggregation.svg)"):
+        assert words in page, words
+    assert len(re.findall(r"^\| Laconic thc, server in the switch \|", page, re.M)) == 2
+    assert (tmp_path / "docs/aggregation.svg").read_text().startswith("<svg")
+    assert not list(tmp_path.glob("laconic-demo-*"))

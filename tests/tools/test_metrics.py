@@ -1,0 +1,243 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""laconic serve --metrics, read back; laconic top, also from servers that answer anything."""
+
+import json
+import os
+import re
+import socket
+import subprocess
+import threading
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+import hand_worker
+
+ROOT = Path(__file__).resolve().parents[2]
+BINARY = Path(os.environ.get("LACONIC_CLI", ROOT / "build" / "release" / "bin" / "laconic"))
+pytestmark = pytest.mark.skipif(not BINARY.exists(), reason=f"{BINARY} is not built")
+FINE, BAD_ANSWER, USAGE = 0, 1, 2
+
+
+def laconic(*words):
+    return subprocess.run([BINARY, *map(str, words)], capture_output=True, text=True, timeout=60)
+
+
+@pytest.fixture(scope="module")
+def has_metrics():
+    found = json.loads(laconic("serve", "--check", "--json").stdout)["metrics"]
+    if not found["works"]:
+        pytest.skip(found["why"])
+
+
+@pytest.fixture
+def serving():
+    started = []
+
+    def start(*words):
+        process = subprocess.Popen([BINARY, "serve", "--json", *words], stdout=subprocess.PIPE, text=True)
+        started.append(process)
+        return process, json.loads(process.stdout.readline())
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def with_regular_expressions(text):
+    found = {}
+    for name, labels, value in re.findall(r"^(\w+)(?:\{(.*)\})? (\S+)$", text, re.M):
+        found[name, frozenset(re.findall(r'(\w+)="([^"]*)"', labels))] = float(value)
+    return found
+
+
+def with_prometheus_client(text):
+    parser = pytest.importorskip("prometheus_client.parser", reason="prometheus_client is not installed")
+    return {(sample.name, frozenset(sample.labels.items())): sample.value
+            for family in parser.text_string_to_metric_families(text) for sample in family.samples}
+
+
+def busy_server(serving):
+    """Two jobs whose every datagram is known."""
+    process, said = serving("--bind", "127.0.0.1:0", "--metrics", "127.0.0.1:0")
+    host, port = said["serving"].rsplit(":", 1)
+    address = host, int(port)
+    # Job 1: a duplicate, a wrong tag, a sum that one worker has acknowledged; a second sum that is open.
+    a, b = hand_worker.job(address, 0x1111111111111111, 2)
+    a.contribute(0)
+    a.contribute(0)
+    forged = bytearray(a.header("data", 0, 0, payload=bytes(4)))
+    forged[24] ^= 1
+    a.send(bytes(forged))
+    b.contribute(0)
+    assert a.result()["divisor"] == b.result()["divisor"] == 2
+    a.acknowledge(1)
+    a.contribute(1, ack=1)
+    # Job 2: one contribution is enough behind a millisecond; the other one comes too late.
+    c, d = hand_worker.job(address, 0x2222222222222222, 2, needed=1, deadline_us=1000)
+    c.contribute(0)
+    assert c.result()["bitmap"] == 1 and d.result()["bitmap"] == 1
+    d.contribute(0)
+    assert d.result()["bitmap"] == 1
+    return process, said["metrics"], [a, b, c, d]
+
+
+def job_of(digit):
+    return "job", digit * 16
+
+
+WANTED = {
+    ("laconic_job_datagrams_total", ("1",)): 5,
+    ("laconic_job_duplicates_total", ("1",)): 1,
+    ("laconic_job_sums_total", ("1",)): 1,
+    ("laconic_job_partial_sums_total", ("1",)): 0,
+    ("laconic_job_late_total", ("1",)): 0,
+    ("laconic_job_rejected_total", ("1", ("reason", "tag"))): 1,
+    ("laconic_job_rejected_total", ("1", ("reason", "size"))): 0,
+    ("laconic_job_open_slots", ("1",)): 1,
+    ("laconic_job_kept_slots", ("1",)): 1,
+    ("laconic_job_state", ("1", ("state", "running"))): 1,
+    ("laconic_worker_lag_sums", ("1", ("worker", "0"))): 0,
+    ("laconic_worker_lag_sums", ("1", ("worker", "1"))): 1,
+    ("laconic_worker_round_trip_seconds", ("1", ("worker", "1"))): 0,
+    ("laconic_job_datagrams_total", ("2",)): 2,
+    ("laconic_job_sums_total", ("2",)): 1,
+    ("laconic_job_partial_sums_total", ("2",)): 1,
+    ("laconic_job_late_total", ("2",)): 1,
+    ("laconic_job_resent_results_total", ("2",)): 1,
+    ("laconic_job_rejected_total", ("2", ("reason", "tag"))): 0,
+    ("laconic_server_jobs", ()): 2,
+    ("laconic_server_rejected_total", (("reason", "tag"),)): 1,
+}
+
+
+def text_of(metrics):
+    with urllib.request.urlopen(f"http://{metrics}/metrics", timeout=10) as answer:
+        return answer.read().decode()
+
+
+@pytest.mark.parametrize("read", [with_regular_expressions, with_prometheus_client])
+def test_figures_are_those_of_the_datagrams(has_metrics, serving, read):
+    _, metrics, workers = busy_server(serving)
+    wanted = {(name, frozenset(job_of(label) if isinstance(label, str) else label for label in labels)): value
+              for (name, labels), value in WANTED.items()}
+    for _ in range(100):  # they are refreshed a few times a second
+        found = read(text_of(metrics))
+        if all(found.get(key) == value for key, value in wanted.items()):
+            break
+        time.sleep(0.1)
+    assert {key: found.get(key) for key in wanted} == wanted
+    assert 0 < found["laconic_worker_round_trip_seconds", frozenset({job_of("1"), ("worker", "0")})] < 60
+    assert found["laconic_server_memory_bytes", frozenset()] > 0
+    assert found["laconic_server_datagrams_total", frozenset()] == 16  # eight of registration
+
+
+def test_top_shows_the_jobs(has_metrics, serving):
+    process, metrics, workers = busy_server(serving)
+    for _ in range(100):
+        found = json.loads(laconic("top", metrics, "--once", "--json").stdout)["jobs"]
+        if len(found) == 2 and found[1]["late"] == 1:
+            break
+        time.sleep(0.1)
+    first, second = found
+    assert first["job"] == "1" * 16 and first["workers"] == 2 and first["state"] == "running"
+    assert (first["sums"], first["duplicates"], first["rejected"], first["open_slots"], first["kept_slots"], first["lag"]) == (1, 1, 1, 1, 1, 1)
+    assert (second["partial_sums"], second["late"]) == (1, 1)
+    table = laconic("top", metrics, "--once")
+    assert table.returncode == FINE and table.stdout.count("\n") == 3
+    assert table.stdout.split("\n")[1].split()[:4] == ["1" * 16, "running", "2", "1"]
+
+
+def test_top_ends_with_the_server(has_metrics, serving):
+    process, said = serving("--bind", "127.0.0.1:0", "--metrics", "127.0.0.1:0")
+    watching = subprocess.Popen([BINARY, "top", said["metrics"], "--interval", "0.1"], stdout=subprocess.PIPE,
+                                stderr=subprocess.PIPE, text=True)
+    assert "job" in watching.stdout.readline()
+    process.kill()
+    process.wait()
+    out, error = watching.communicate(timeout=30)
+    assert watching.returncode == BAD_ANSWER and said["metrics"] in error and "--metrics" in error
+
+
+def test_two_servers_cannot_have_one_port(has_metrics, serving):
+    _, said = serving("--bind", "127.0.0.1:0", "--metrics", "127.0.0.1:0")
+    for address, text in ((said["metrics"], "cannot listen"), ("127.0.0.1", "no port")):
+        done = laconic("serve", "--bind", "127.0.0.1:0", "--metrics", address)
+        assert done.returncode == BAD_ANSWER and text in done.stderr, done.stderr
+
+
+def test_without_prometheus_cpp_the_reason_is_told():
+    found = json.loads(laconic("serve", "--check", "--json").stdout)["metrics"]
+    if found["works"]:
+        pytest.skip("this build has metrics")
+    done = laconic("serve", "--bind", "127.0.0.1:0", "--metrics", "127.0.0.1:0")
+    assert done.returncode == BAD_ANSWER and found["why"] in done.stderr
+
+
+# ---- servers that are none ----
+
+
+class Answering:
+    """Accepts one connection and sends bytes."""
+
+    def __init__(self, *parts):
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.address = "127.0.0.1:%d" % self.listener.getsockname()[1]
+        self.thread = threading.Thread(target=self.answer, args=(parts,))
+        self.thread.start()
+
+    def answer(self, parts):
+        connection, _ = self.listener.accept()
+        with connection:
+            connection.recv(4096)
+            try:
+                for part in parts:
+                    connection.sendall(part)
+            except OSError:
+                pass  # it had enough
+
+    def top(self, *words):
+        done = laconic("top", self.address, "--once", *words)
+        self.thread.join()
+        self.listener.close()
+        return done
+
+
+OK = b"HTTP/1.0 200 OK\r\n\r\n"
+
+
+@pytest.mark.parametrize("parts, text", [
+    ((b"",), "no answer of a server with metrics"),
+    ((b"SSH-2.0-OpenSSH_9\r\n\r\n",), "no answer of a server with metrics"),
+    ((b"HTTP/1.0 404 Not Found\r\n\r\nlaconic_job_sums_total{job=\"1\"} 1\n",), "no answer of a server with metrics"),
+    ((OK, *[bytes(1 << 20)] * 6), "more than 4 MiB"),
+])
+def test_top_refuses_what_is_not_metrics(parts, text):
+    done = Answering(*parts).top()
+    assert done.returncode == BAD_ANSWER and text in done.stderr and done.stdout == ""
+
+
+def test_top_shows_nothing_that_a_terminal_would_obey():
+    body = b'laconic_job_state{job="\x1b[2J1",state="\x07x"} 1\nlaconic_job_sums_total{job="\x1b[2J1"} 3\n'
+    done = Answering(OK, body).top()
+    assert done.returncode == FINE and "\x1b" not in done.stdout and "\x07" not in done.stdout
+    assert done.stdout.split("\n")[1].split()[:4] == ["?[2J1", "?x", "0", "3"]
+
+
+@pytest.mark.parametrize("body", [b"", b"\n\n{}{} 1\n", b"laconic_job_sums_total{job=\"1\" 5\n", b"laconic_job_sums_total 5\n",
+                                  b'laconic_job_sums_total{job="1"} many\n', b'laconic_job_sums_total{job="1"} inf\n', b"{" * 100000,
+                                  os.urandom(100000)])
+def test_top_leaves_out_what_it_cannot_read(body):
+    done = Answering(OK, body).top("--json")
+    assert done.returncode == FINE and all(job.get("sums") is None for job in json.loads(done.stdout)["jobs"])
+
+
+def test_top_without_a_server():
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        address = "127.0.0.1:%d" % gone.getsockname()[1]
+    done = laconic("top", address, "--once")
+    assert done.returncode == BAD_ANSWER and address in done.stderr and "refused" in done.stderr
+    assert laconic("top").returncode == USAGE

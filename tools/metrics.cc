@@ -1,0 +1,27 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+#include "metrics.h"
+
+namespace laconic::tools {
+
+std::string_view state_name(server::JobState state) noexcept {
+  constexpr std::string_view kNames[] = {"gathering", "running", "failed", "ended"};
+  return kNames[static_cast<std::size_t>(state)];
+}
+
+Figures figures_of(const server::Server& server) {
+  Figures figures;
+  figures.server = server.stats();
+  figures.memory = server.memory_used();
+  for (const auto& job : server.jobs()) {
+    const server::Slots& slots = job->slots();
+    JobFigures f{job->number(), job->state(), job->stats(), slots.open(), slots.kept(), {}};
+    for (uint32_t w = 0; w < job->settings().world; ++w) {
+      f.workers.push_back(
+          {slots.front() - slots.ack(w), 1e-9 * static_cast<double>(job->round_trip(w))});
+    }
+    figures.jobs.push_back(std::move(f));
+  }
+  return figures;
+}
+
+}  // namespace laconic::tools

@@ -1,0 +1,53 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// What an aggregation server tells about itself over HTTP, in Prometheus's text format. By
+// prometheus-cpp where the build has it; else a twin answers why there is nothing.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "laconic/error.h"
+#include "server/server.h"
+
+namespace laconic::tools {
+
+struct WorkerFigures {
+  uint64_t lag = 0;       ///< closed sums that it has not acknowledged
+  double round_trip = 0;  ///< seconds
+};
+
+struct JobFigures {
+  uint64_t number = 0;
+  server::JobState state = server::JobState::gathering;
+  server::JobStats stats;
+  uint32_t open = 0, kept = 0;  ///< slots
+  std::vector<WorkerFigures> workers;
+};
+
+/// A copy, for other threads than the server's.
+struct Figures {
+  std::vector<JobFigures> jobs;
+  server::ServerStats server;
+  uint64_t memory = 0;
+};
+[[nodiscard]] Figures figures_of(const server::Server& server);
+[[nodiscard]] std::string_view state_name(server::JobState state) noexcept;
+
+class Metrics {
+ public:
+  virtual ~Metrics() = default;
+  /// Shown from now on.
+  virtual void show(Figures figures) = 0;
+  /// HOST:PORT that it listens at.
+  [[nodiscard]] virtual const std::string& address() const = 0;
+};
+
+/// `address`: HOST:PORT; port 0: any.
+Result<std::unique_ptr<Metrics>> open_metrics(const std::string& address);
+/// "": this build has metrics; else why not.
+[[nodiscard]] std::string_view why_no_metrics() noexcept;
+
+}  // namespace laconic::tools
