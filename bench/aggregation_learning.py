@@ -38,8 +38,9 @@ KEPT = ROOT / "docs" / "results" / "aggregation-learning.json"
 MODELS, STEPS, EVERY = ("mlp", "cnn"), 100, 5
 #: steps between those whose error is measured
 NOTED = 10
-SEEDS, BITS, WORLDS = (0, 1, 2), (2, 3, 4), (4, 16, 64)
-#: of `widths`: samples of a step, of all workers, and steps
+SEEDS, BITS = (0, 1, 2), (2, 3, 4)
+#: of `widths`: number of workers → seeds; samples of a step, of all workers, and steps
+WORLDS = {4: SEEDS, 16: SEEDS, 64: (0,)}
 SAMPLES, WIDTH_STEPS = 256, 50
 #: of `laws`; each is judged along each training, and these are trained with
 LAW_SEEDS, LAW_WORLD, LAW_STEPS, TRAINED = (0,), 4, 80, ("exact", "1.1 max", "1.25 rms")
@@ -88,8 +89,8 @@ def cells(question: str) -> list[Cell]:
                 for seed in SEEDS for model in MODELS for name, options in FAULTS.items()]
     if question == "widths":
         specs = {"float32": "", **{f"bits={bits}": f"thc:bits={bits}" for bits in BITS}}
-        return [Cell(question, name, model, 0, world, SAMPLES // world, spec, steps=WIDTH_STEPS) for model in MODELS for world in WORLDS
-                for name, spec in specs.items()]
+        return [Cell(question, name, model, seed, world, SAMPLES // world, spec, steps=WIDTH_STEPS) for model in MODELS
+                for world, seeds in WORLDS.items() for seed in seeds for name, spec in specs.items()]
     return [Cell(question, law, model, seed, LAW_WORLD, models.load(model).BATCH, steps=LAW_STEPS)
             for seed in LAW_SEEDS for model in MODELS for law in TRAINED]
 

@@ -62,10 +62,11 @@ CASES = ("*1 % loss*: server and workers on two hosts of `laconic lab --loss 1%`
 
 WIDTHS = """## Bits, bytes, error, accuracy
 
-{steps} steps, {samples} samples in each, divided among the workers; seed 0, `thc:bits=B`, sums in the process, error feedback. Bytes
-are those of an element, up to the aggregator and down from it, of 4 each in float32. *NMSE*: squared error of the mean over its own
-square. *Of inputs*: over the mean square of what the workers had to send (gradient and residual), times their number, which stays
-the same where errors of workers are independent. Both of compressed parameters, mean of {noted}.
+{steps} steps, {samples} samples in each, divided among the workers; {seeds}. `thc:bits=B`, sums in the process, error feedback.
+Bytes are those of an element, up to the aggregator and down from it, of 4 each in float32. *NMSE*: squared error of the mean over
+its own square. *Of inputs*: over the mean square of what the workers had to send (gradient and residual), times their number, which
+stays the same where errors are independent and norms equal; the range follows the largest norm. Both of compressed parameters, mean
+of {noted} of each run.
 
 {table}
 
@@ -176,7 +177,8 @@ def faults(runs: Runs) -> str:
 def nmse(runs: Runs, name: str, world: int, model: str) -> tuple[float, float] | None:
     """(over the mean's own square, over that of the inputs)"""
     found = runs.of(name, world=world, model=model)
-    return tuple(map(statistics.fmean, zip(*found[0]["nmse"]))) if found and found[0]["nmse"] else None
+    noted = [pair for run in found for pair in run["nmse"]]
+    return tuple(map(statistics.fmean, zip(*noted))) if noted else None
 
 
 def bits_of(name: str) -> int:
@@ -200,6 +202,11 @@ def width_rows(runs: Runs) -> list[list]:
     return rows
 
 
+def width_seeds(runs: Runs) -> str:
+    counts = {world: len({cell.seed for cell in runs.cells if cell.world == world}) for world in runs.worlds}
+    return listed(f"{count} seed{'s' * (count > 1)} with {world}" for world, count in counts.items())
+
+
 def width_words(runs: Runs) -> str:
     lines = []
     for model in runs.models:
@@ -210,7 +217,6 @@ def width_words(runs: Runs) -> str:
                 far = listed(f"{world} ({gap:+.1f})" for world, gap in known.items() if gap < -ALLOWED)
                 lines.append(f"{model}, {name.replace('=', ' ')}: more than a point below float32 with {far} workers.")
     lines = lines or ["Every width ends within a point of float32, with each number of workers."]
-    lines.append("One seed: differences below a point may be chance.")
     return bullets(lines)
 
 
@@ -219,8 +225,8 @@ def widths(runs: Runs) -> str:
     head = ["workers", "", "bytes up", "down", *(f"{model}: {word}" for model in runs.models for word in words)]
     noted = next((len(run["nmse"]) for _, run in runs.found if run["nmse"]), 0)
     samples = runs.cells[0].batch * runs.cells[0].world
-    return WIDTHS.format(steps=runs.steps, samples=samples, noted=f"{noted} steps", table=table(head, width_rows(runs), left=2),
-                         picture=PICTURE, words=width_words(runs))
+    return WIDTHS.format(steps=runs.steps, samples=samples, noted=f"{noted} steps", seeds=width_seeds(runs), picture=PICTURE,
+                         table=table(head, width_rows(runs), left=2), words=width_words(runs))
 
 
 def picture(runs: Runs) -> str:
@@ -235,8 +241,8 @@ def picture(runs: Runs) -> str:
     for column, model in enumerate(runs.models):
         left = 60 + column * 370
         errors = {name: [(world, found[0]) for world in runs.worlds if (found := nmse(runs, name, world, model))] for name in names}
-        accuracies = {name: [(world, value) for (_, world), value in sorted(runs.finals(name, model=model).items())]
-                      for name in runs.names}
+        accuracies = {name: [(world, statistics.fmean(values)) for world in runs.worlds
+                             if (values := runs.finals(name, model=model, world=world).values())] for name in runs.names}
         values = [y for points in errors.values() for _, y in points] or [1.0]
         least = 5 * math.floor((min((y for points in accuracies.values() for _, y in points), default=100.0) - 0.1) / 5)
         low = 10 ** math.floor(math.log10(min(values)))
@@ -283,7 +289,18 @@ def law_words(runs: Runs, known: list[str]) -> str:
     return bullets([*lines, f"{verdict} than {USED} by more than {100 * CLEARLY:.0f} % with every model."])
 
 
-def laws(runs: Runs) -> str:
+def codec_words(runs: Runs) -> str:
+    """runs: of faults. The codec itself, each scale along its own trainings."""
+    ratios = []
+    for model in runs.models:
+        errors = [[of_inputs for run in runs.of(name, model=model) for _, of_inputs in run["nmse"]] for name in ("last", "exact")]
+        if all(errors):
+            ratios.append(f"{statistics.median(errors[0]) / statistics.median(errors[1]):.2f} ({model})")
+    return f"The codec itself, along the trainings of the first section: the error of `last` is {listed(ratios)} times that of `exact`." \
+        if ratios else ""
+
+
+def laws(runs: Runs, codec: Runs) -> str:
     known = list(runs.found[0][1]["noted"][0])
     rows = []
     for law in known:
@@ -295,7 +312,7 @@ def laws(runs: Runs) -> str:
     head = ["range", *(f"{model}: {word}" for model in runs.models for word in ("error", "clamped", "accuracy, %"))]
     noted = sum(len(run["noted"]) for cell, run in runs.found if cell.model == runs.models[0])
     return LAWS.format(world=runs.worlds[0], steps=runs.steps, seeds=runs.seeds_text(), table=table(head, rows),
-                       noted=f"{noted} steps of {len(runs.names)} trainings", words=law_words(runs, known))
+                       noted=f"{noted} steps of {len(runs.names)} trainings", words=law_words(runs, known) + "\n\n" + codec_words(codec))
 
 
 # ---- the page ----
@@ -303,8 +320,8 @@ def laws(runs: Runs) -> str:
 
 def page(found: list[tuple]) -> str:
     parts = [INTRO]
-    for question, section in (("faults", faults), ("widths", widths), ("laws", laws)):
-        runs = Runs(found, question)
+    about = {question: Runs(found, question) for question in ("faults", "widths", "laws")}
+    for runs, section in ((about["faults"], faults), (about["widths"], widths), (about["laws"], lambda runs: laws(runs, about["faults"]))):
         if runs.found:
             parts.append(section(runs))
     by_question = {question: [(cell, run) for cell, run in found if cell.question == question]
