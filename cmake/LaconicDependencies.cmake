@@ -44,6 +44,29 @@ if(NOT LACONIC_GLOO STREQUAL "OFF")
   endif()
 endif()
 
+# The server's program in the kernel: clang compiles it, libbpf loads it. A wheel's command needs nothing at run time.
+# The program reads little-endian fields as they lie.
+set(LACONIC_WITH_XDP OFF)
+if(NOT LACONIC_XDP STREQUAL "OFF" AND NOT SKBUILD AND CMAKE_CXX_BYTE_ORDER STREQUAL "LITTLE_ENDIAN")
+  find_program(LACONIC_BPF_CLANG NAMES clang-14 clang)
+  find_path(LACONIC_BPF_INCLUDE_DIR bpf/libbpf.h)
+  find_library(LACONIC_BPF_LIBRARY bpf)
+  set(_status none)
+  if(LACONIC_BPF_CLANG AND LACONIC_BPF_INCLUDE_DIR AND LACONIC_BPF_LIBRARY)
+    set(LACONIC_BPF_FLAGS -target bpf -mcpu=v3 -isystem ${LACONIC_BPF_INCLUDE_DIR})
+    if(CMAKE_LIBRARY_ARCHITECTURE)  # the kernel's headers include some of the architecture's
+      list(APPEND LACONIC_BPF_FLAGS -isystem /usr/include/${CMAKE_LIBRARY_ARCHITECTURE})
+    endif()
+    execute_process(COMMAND ${LACONIC_BPF_CLANG} ${LACONIC_BPF_FLAGS} -include linux/bpf.h -include bpf/bpf_helpers.h
+                            -x c -fsyntax-only /dev/null RESULT_VARIABLE _status OUTPUT_QUIET ERROR_QUIET)
+  endif()
+  if(_status EQUAL 0)
+    set(LACONIC_WITH_XDP ON)
+  elseif(LACONIC_XDP STREQUAL "ON")
+    laconic_lacks("clang and libbpf" "clang-14 libbpf-dev")
+  endif()
+endif()
+
 # Of the command and of the tests, never of the library.
 find_package(fmt QUIET)
 find_package(CLI11 QUIET)

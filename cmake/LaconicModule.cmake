@@ -1,7 +1,7 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 
 # Optional parts: NAME is on when LACONIC_WITH_<NAME> is. See laconic_drop_absent.
-set(LACONIC_OPTIONAL_PARTS hwy cuda mpi gloo nccl)
+set(LACONIC_OPTIONAL_PARTS hwy cuda mpi gloo nccl xdp)
 
 # What an optional part brings lies in files named *_<part>.cc; no_<part>.cc defines the same symbols for a build
 # without it. Leaves one of the two in the list named by SOURCES. What the CUDA part brings are *_cuda.cu, which are

@@ -22,7 +22,9 @@ set(LACONIC_CUDA_ARCHITECTURES "80;90" CACHE STRING "GPU architectures, as for C
 set(LACONIC_MPI AUTO CACHE STRING "Plug-ins and tests of MPI, for each library that is here: AUTO, ON or OFF")
 set(LACONIC_GLOO AUTO CACHE STRING "Plug-in and tests of Gloo: AUTO, ON or OFF")
 set(LACONIC_METRICS AUTO CACHE STRING "laconic serve --metrics by prometheus-cpp: AUTO, ON or OFF")
-set_property(CACHE LACONIC_METRICS LACONIC_HIGHWAY LACONIC_CUDA LACONIC_MPI LACONIC_GLOO PROPERTY STRINGS AUTO ON OFF)
+set(LACONIC_XDP AUTO CACHE STRING "The aggregation server's program in the kernel: AUTO, ON or OFF")
+set_property(CACHE LACONIC_HIGHWAY LACONIC_CUDA LACONIC_MPI LACONIC_GLOO LACONIC_METRICS LACONIC_XDP
+             PROPERTY STRINGS AUTO ON OFF)
 
 get_property(_is_multi_config GLOBAL PROPERTY GENERATOR_IS_MULTI_CONFIG)
 if(NOT CMAKE_BUILD_TYPE AND NOT _is_multi_config AND PROJECT_IS_TOP_LEVEL)
@@ -56,4 +58,4 @@ if(NOT LACONIC_CUDA STREQUAL "OFF")
 endif()
 
 message(STATUS "Laconic ${PROJECT_VERSION}: ${CMAKE_BUILD_TYPE}, highway ${LACONIC_WITH_HWY}, "
-               "cuda ${LACONIC_WITH_CUDA}, sanitizers '${LACONIC_SANITIZE}'")
+               "cuda ${LACONIC_WITH_CUDA}, xdp ${LACONIC_WITH_XDP}, sanitizers '${LACONIC_SANITIZE}'")

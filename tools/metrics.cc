@@ -16,8 +16,10 @@ Figures figures_of(const server::Server& server) {
     const server::Slots& slots = job->slots();
     JobFigures f{job->number(), job->state(), job->stats(), slots.open(), slots.kept(), {}};
     for (uint32_t w = 0; w < job->settings().world; ++w) {
+      // A program in the kernel may have got further than the process has seen.
+      const uint64_t front = slots.front(), ack = slots.ack(w);
       f.workers.push_back(
-          {slots.front() - slots.ack(w), 1e-9 * static_cast<double>(job->round_trip(w))});
+          {front > ack ? front - ack : 0, 1e-9 * static_cast<double>(job->round_trip(w))});
     }
     figures.jobs.push_back(std::move(f));
   }

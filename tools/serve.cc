@@ -15,11 +15,13 @@
 #include <cstring>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "command.h"
 #include "metrics.h"
 #include "output.h"
 #include "server/io/udp_server.h"
+#include "server/io/xdp/xdp.h"
 #include "transport/aggregation/token_file.h"
 
 namespace laconic::tools {
@@ -34,6 +36,7 @@ struct Options {
   std::string io = "auto";
   std::string auth = "header";
   std::string metrics;
+  std::vector<std::string> interfaces;
   std::string memory = "256mb";
   uint32_t jobs = 64;
   bool check = false;
@@ -104,9 +107,9 @@ Result<uint64_t> parse_memory(const std::string& text) {
 Result<agg::Io> choose_io(const std::string& name) {
   if (name == "gso") return agg::Io::gso;
   if (name == "mmsg") return agg::Io::mmsg;
-  if (name == "auto") return agg::has_gso() ? agg::Io::gso : agg::Io::mmsg;
+  if (name == "auto" || name == "xdp") return agg::has_gso() ? agg::Io::gso : agg::Io::mmsg;
   return Error{Errc::invalid_argument, fmt::format("--io '{}' is not known", name),
-               "auto, gso or mmsg; laconic serve --check shows what works here"};
+               "auto, gso, mmsg or xdp; laconic serve --check shows what works here"};
 }
 
 Result<server::UdpServerSettings> settings_of(const Options& options) {
@@ -117,6 +120,16 @@ Result<server::UdpServerSettings> settings_of(const Options& options) {
   const auto io = choose_io(options.io);
   if (!io) return io.error();
   settings.io = *io;
+  if ((options.io == "xdp") == options.interfaces.empty()) {
+    return Error{Errc::invalid_argument, "--io xdp and --interfaces come together",
+                 "laconic serve --io xdp --interfaces PORT,PORT: the ports of a switch that its "
+                 "workers are behind"};
+  }
+  if (options.io == "xdp" && settings.server.full_tags) {
+    return Error{Errc::invalid_argument, "--io xdp cannot hash payloads: --auth full is not for it",
+                 "leave one of them out"};
+  }
+  settings.interfaces = options.interfaces;
   const auto memory = parse_memory(options.memory);
   if (!memory) return memory.error();
   settings.server.memory = *memory;
@@ -133,15 +146,25 @@ Result<server::UdpServerSettings> settings_of(const Options& options) {
 
 // ---- what is said ----
 
+std::string first_line(const Error& error) {
+  std::string text = error.message.substr(0, error.message.find('\n'));
+  if (!error.hint.empty()) text += "; " + error.hint;
+  return text;
+}
+
 int check(const Options& options) {
   const bool gso = agg::has_gso();
+  const auto xdp = server::Xdp::check();
   const Json found =
       Json::array({{{"io", "gso"},
                     {"works", gso},
                     {"why", gso ? "the kernel cuts and joins datagrams"
                                 : "the kernel is older than Linux 5.0"}},
                    {{"io", "mmsg"}, {"works", true}, {"why", "recvmmsg and sendmmsg"}},
-                   {{"io", "xdp"}, {"works", false}, {"why", "not in this build"}}});
+                   {{"io", "xdp"},
+                    {"works", xdp.ok()},
+                    {"why", xdp ? "the kernel takes the program, for jobs that need all workers"
+                                : first_line(xdp.error())}}});
   const std::string_view no_metrics = why_no_metrics();
   if (options.json) {
     print_json({{"back_ends", found},
@@ -167,6 +190,7 @@ void say(const Json& json) {
 void print_start(const Options& options, const server::UdpServer& server, agg::Io io,
                  const Metrics* metrics) {
   const char* name = io == agg::Io::gso ? "gso" : "mmsg";
+  if (!options.interfaces.empty()) name = "xdp";
   if (options.json) {
     Json line{{"serving", server.address()}, {"io", name}, {"token", !options.token.empty()}};
     if (metrics != nullptr) line["metrics"] = metrics->address();
@@ -183,6 +207,7 @@ void print_end(const Options& options, const server::ServerStats& stats) {
   for (const uint64_t count : stats.rejected) rejected += count;
   if (options.json) {
     return say({{"datagrams", stats.datagrams},
+                {"in_kernel", stats.in_kernel},
                 {"rejected", rejected},
                 {"strangers", stats.strangers},
                 {"refusals", stats.refusals}});
@@ -234,7 +259,12 @@ Run add_serve(CLI::App& program) {
   command->add_option("--bind", options->bind, "ADDR:PORT; port 0: any");
   command->add_option("--token", options->token, "file of 32 bytes that every worker has, too");
   command->add_option("--new-token", options->new_token, "write such a file and end");
-  command->add_option("--io", options->io, "auto, gso or mmsg")->capture_default_str();
+  command->add_option("--io", options->io, "auto, gso, mmsg or xdp")->capture_default_str();
+  command
+      ->add_option("--interfaces", options->interfaces,
+                   "with --io xdp: the ports that workers are behind; a program in the kernel adds "
+                   "there (root, Linux 5.15)")
+      ->delimiter(',');
   command
       ->add_option("--auth", options->auth,
                    "header, or full: jobs whose tags do not cover payloads are refused")

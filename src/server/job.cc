@@ -2,6 +2,7 @@
 #include "server/job.h"
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <limits>
 
@@ -15,6 +16,7 @@ using wire::Reason;
 constexpr Time kMillisecond = 1000000;
 constexpr Time kFetchRetry = 20 * kMillisecond;
 constexpr uint32_t kFetchesAtOnce = 32;
+constexpr uint32_t kUnreached = 8;
 /// Who is waited for and silent for so long gets a datagram: a closed port answers with an error.
 constexpr Time kProbe = 100 * kMillisecond;
 /// How long a job that is over answers that it is.
@@ -34,16 +36,80 @@ uint64_t Job::memory(const wire::JobSettings& settings) noexcept {
   return sizeof(Job) + Slots::memory(settings) + uint64_t{settings.world} * settings.ring / 8;
 }
 
-Job::Job(const wire::Enrolment& first, uint64_t epoch, const wire::Token& token, Time now)
+Job::Job(const wire::Enrolment& first, uint64_t epoch, const wire::Token& token, Time now,
+         KernelPath* kernel)
     : settings_(first.settings),
       number_(first.from.job),
       epoch_(epoch),
       key_(wire::job_key(token, first.from.job, epoch)),
-      slots_(first.settings),
+      kernel_(kernel),
+      shared_(kernel != nullptr ? kernel->take(settings_, id(), epoch_, key_) : SharedSlots{}),
+      slots_(first.settings, shared_),
       members_{},
       held_(std::size_t{first.settings.world} * first.settings.ring / 8),
       waiting_(now),
       heard_(now) {}
+
+Job::~Job() {
+  if (shared_.job != nullptr) kernel_->give_back(shared_);
+}
+
+// The program adds and answers while nothing else is going on.
+void Job::set_gate() noexcept {
+  if (shared_.job == nullptr) return;
+  const bool open =
+      state_ == JobState::running && in_reach_ && slots_.fetching() == 0 && left_ == 0;
+  std::atomic_ref(shared_.job->open).store(open ? 1 : 0);
+}
+
+// What the program sent twice and the worker asks for again: its host may not take what is
+// redirected to it (a virtual interface without generic receive offload). The process serves it.
+void Job::note_unreached(uint64_t number, uint32_t worker) noexcept {
+  if (shared_.job == nullptr || !in_reach_) return;
+  const uint64_t asked = shared_.slots[number % settings_.ring].asked;
+  if ((asked >> worker & 1U) == 0) return;
+  Member& member = members_[worker];
+  const uint64_t ack = slots_.ack(worker);
+  if (ack > member.reached + 4 * kUnreached) {
+    member.reached = ack;
+    member.unreached = 0;
+  }
+  if (++member.unreached < kUnreached) return;
+  in_reach_ = false;
+  set_gate();
+}
+
+void Job::hear_kernel() noexcept {
+  if (shared_.job == nullptr) return;
+  for (uint32_t w = 0; w < settings_.world; ++w) {
+    const Time heard = std::atomic_ref(shared_.job->members[w].heard).load();
+    members_[w].heard = std::max(members_[w].heard, heard);
+    heard_ = std::max(heard_, heard);
+  }
+  if (slots_.floor() != floor_seen_) blocked_ = false;
+  floor_seen_ = slots_.floor();
+}
+
+laconic_kernel_counts Job::taken_in_kernel() noexcept {
+  laconic_kernel_counts news{};
+  if (shared_.job == nullptr) return news;
+  const auto take = [&](uint64_t laconic_kernel_counts::*which) {
+    const uint64_t all = std::atomic_ref(shared_.job->counts.*which).load();
+    news.*which = all - counted_.*which;
+    counted_.*which = all;
+  };
+  take(&laconic_kernel_counts::datagrams);
+  take(&laconic_kernel_counts::duplicates);
+  take(&laconic_kernel_counts::stored);
+  take(&laconic_kernel_counts::closed);
+  take(&laconic_kernel_counts::forged);
+  stats_.datagrams += news.datagrams;
+  stats_.duplicates += news.duplicates;
+  stats_.stored += news.stored;
+  stats_.closed += news.closed;
+  stats_.rejected[static_cast<std::size_t>(DatagramFault::tag)] += news.forged;
+  return news;
+}
 
 uint8_t Job::enrolled() const noexcept {
   const auto all = members();
@@ -70,6 +136,10 @@ Judgement Job::enrol(Time now, const wire::Enrolment& e, const Address& from, Ou
     return {Reason::lost_results, 0, e.from.worker};
   }
   heard_ = member.heard = now;
+  // One that has moved is answered by the process.
+  if (member.enrolled && !(member.address == from)) in_reach_ = false;
+  if (shared_.job != nullptr && in_reach_) in_reach_ = kernel_->place(shared_, e.from.worker, from);
+  set_gate();
   member.address = from;
   member.attempt = e.from.attempt;
   if (!member.enrolled) {
@@ -104,6 +174,7 @@ void Job::begin(Time now, Outbox& out) {
   for (uint32_t w = 0; w < settings_.world; ++w) send_welcome(members_[w], w, out);
   send_fetches(now, kFetchesAtOnce, out);
   note_waiting(now);
+  set_gate();
 }
 
 Job::Member* Job::sender(const Address& from, uint8_t worker) noexcept {
@@ -199,6 +270,7 @@ void Job::answer(Verdict verdict, const Member& member, uint32_t worker, uint64_
       break;
     case Verdict::stored:
       ++stats_.stored;
+      note_unreached(number, worker);
       if ((slots_.slot(number).bitmap >> worker & 1U) == 0) ++stats_.late;
       send_sum(member.address, number, out);
       break;
@@ -209,6 +281,7 @@ void Job::answer(Verdict verdict, const Member& member, uint32_t worker, uint64_
 
 void Job::leave(Time now, uint32_t worker, Outbox& out) {
   left_ |= uint64_t{1} << worker;
+  set_gate();
   send_status(members_[worker].address, DatagramType::status, slots_.floor(), out);
   if (state_ == JobState::running && std::popcount(left_) == settings_.world) {
     state_ = JobState::ended;
@@ -237,6 +310,7 @@ DatagramFault Job::receive_held(Time now, const Address& from, Bytes datagram, O
     ++stats_.fetched;
     publish(now, out);
     send_fetches(now, 1, out);
+    set_gate();
   }
   note_waiting(now);
   return DatagramFault::none;
@@ -248,7 +322,8 @@ void Job::publish(Time now, Outbox& out) {
     const Slot& slot = slots_.slot(number);
     ++stats_.closed;
     if (std::popcount(slot.bitmap) < settings_.world) ++stats_.partial;
-    const Bytes datagram = datagram_of(number);
+    SumHeader beside;
+    const Bytes datagram = write_datagram(number, beside);
     for (uint32_t w = 0; w < settings_.world; ++w) {
       if (slots_.ack(w) > number) continue;
       Member& member = members_[w];
@@ -256,17 +331,24 @@ void Job::publish(Time now, Outbox& out) {
         member.timed = number + 1;
         member.timed_since = now;
       }
-      out.send_sum(member.address, datagram);
+      if (datagram.empty()) {
+        out.send(member.address, beside, slots_.sum(slot));
+      } else {
+        out.send_sum(member.address, datagram);
+      }
     }
   }
   slots_.forget_closed();
 }
 
 void Job::send_sum(const Address& to, uint64_t number, Outbox& out) {
-  out.send_sum(to, datagram_of(number));
+  SumHeader beside;
+  const Bytes datagram = write_datagram(number, beside);
+  if (!datagram.empty()) return out.send_sum(to, datagram);
+  out.send(to, beside, slots_.sum(slots_.slot(number)));
 }
 
-Bytes Job::datagram_of(uint64_t number) noexcept {
+Bytes Job::write_datagram(uint64_t number, SumHeader& beside) noexcept {
   const Slot& slot = slots_.slot(number);
   wire::DownHeader h;
   h.type = DatagramType::result;
@@ -281,7 +363,8 @@ Bytes Job::datagram_of(uint64_t number) noexcept {
   h.divisor = static_cast<uint8_t>(std::popcount(slot.bitmap));
   h.bitmap = slot.bitmap;
   const MutBytes datagram = slots_.datagram(slot);
-  wire::write_down(h, key_, wire::era_of(number), slots_.sum(slot), datagram.data());
+  uint8_t* header = datagram.empty() ? beside.data() : datagram.data();
+  wire::write_down(h, key_, wire::era_of(number), slots_.sum(slot), header);
   return datagram;
 }
 
@@ -337,6 +420,7 @@ void Job::fail(Time now, Reason reason, uint32_t worker, Outbox& out) {
   reason_ = reason;
   blamed_ = static_cast<uint8_t>(worker);
   over_ = now;
+  set_gate();
   for (const Member& member : members()) {
     if (member.enrolled) send_failure(member.address, out);
   }
@@ -392,6 +476,7 @@ void Job::probe(Time now, Outbox& out) {
 void Job::tick(Time now, Outbox& out) {
   ticked_ = now;
   if (state_ == JobState::running) {
+    hear_kernel();
     slots_.tick(now);
     publish(now, out);
     if (now >= fetch_at_) send_fetches(now, kFetchesAtOnce, out);
@@ -406,6 +491,9 @@ Time Job::next_event() const noexcept {
   if (over_ != kNever) return over_ + kEpilogue + 1;
   Time next = std::min(fetch_at_, slots_.next_deadline());
   next = std::min(next, heard_ + kIdleTimeouts * timeout() + 1);
+  // What the kernel takes wakes nobody.
+  if (shared_.job != nullptr && state_ == JobState::running)
+    next = std::min(next, ticked_ + kProbe);
   if (waiting_ != kNever) {
     next = std::min(next, std::max(probe_at_, waiting_ + kProbe));
     for (const Member& m : members()) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "server/address.h"
+#include "server/kernel_path.h"
 #include "server/slots.h"
 #include "wire/enrolment.h"
 
@@ -58,7 +59,11 @@ class Job {
  public:
   /// The memory that a job takes, all of it in the constructor.
   [[nodiscard]] static uint64_t memory(const wire::JobSettings& settings) noexcept;
-  Job(const wire::Enrolment& first, uint64_t epoch, const wire::Token& token, Time now);
+  Job(const wire::Enrolment& first, uint64_t epoch, const wire::Token& token, Time now,
+      KernelPath* kernel = nullptr);
+  ~Job();
+  Job(const Job&) = delete;
+  Job& operator=(const Job&) = delete;
 
   [[nodiscard]] uint64_t number() const noexcept { return number_; }
   [[nodiscard]] uint32_t id() const noexcept { return static_cast<uint32_t>(number_); }
@@ -72,6 +77,8 @@ class Job {
   [[nodiscard]] Time round_trip(uint32_t worker) const noexcept {
     return members_[worker].round_trip;
   }
+  /// Datagrams that a program in the kernel took, since the last call; counted in stats() as well.
+  [[nodiscard]] laconic_kernel_counts taken_in_kernel() noexcept;
 
   /// An enrolment whose tag is right.
   Judgement enrol(Time now, const wire::Enrolment& e, const Address& from, Outbox& out);
@@ -92,6 +99,8 @@ class Job {
     uint32_t attempt = 0;
     Time heard = 0;
     uint64_t kept = 0, ack = 0;  // as registered
+    uint64_t reached = 0;        ///< its ack when it began to count
+    uint32_t unreached = 0;      ///< results that the process sent after the program had, twice
     bool enrolled = false;
     uint64_t timed = 0;  ///< an ack above it ends a round trip; none: 0
     Time timed_since = 0, round_trip = 0;
@@ -117,8 +126,9 @@ class Job {
     return (left_ >> worker & 1U) != 0;
   }
   void publish(Time now, Outbox& out);
-  /// A closed sum as it goes to any worker.
-  [[nodiscard]] Bytes datagram_of(uint64_t number) noexcept;
+  using SumHeader = std::array<uint8_t, wire::kDownHeaderBytes>;
+  /// A closed sum as it goes to any worker. Empty: its header is `beside`.
+  [[nodiscard]] Bytes write_datagram(uint64_t number, SumHeader& beside) noexcept;
   void send_sum(const Address& to, uint64_t number, Outbox& out);
   void send_status(const Address& to, wire::DatagramType type, uint64_t number, Outbox& out);
   void send_failure(const Address& to, Outbox& out);
@@ -128,11 +138,18 @@ class Job {
   void probe(Time now, Outbox& out);
   void find_silent(Time now, Outbox& out);
   void note_waiting(Time now) noexcept;
+  void set_gate() noexcept;
+  void note_unreached(uint64_t number, uint32_t worker) noexcept;
+  void hear_kernel() noexcept;
 
   wire::JobSettings settings_;
   uint64_t number_ = 0, epoch_ = 0;
   wire::SipKey key_{};
   JobState state_ = JobState::gathering;
+  KernelPath* kernel_ = nullptr;
+  SharedSlots shared_;
+  bool in_reach_ = true;  ///< the program in the kernel can answer all members
+  laconic_kernel_counts counted_{};
   Slots slots_;
   std::array<Member, wire::kMaxWorkers> members_;
   std::vector<uint8_t> held_;  ///< ring / 8 bytes for each worker, while gathering

@@ -43,14 +43,14 @@ uint64_t Server::nonce_for(const Address& from, const wire::Applicant& who,
   return laconic_sip_end(&s, 56, 0);
 }
 
-bool Server::may_answer(Time now) noexcept {
+bool Server::may_answer(Time now, uint64_t kept) noexcept {
   const Time passed = now - refilled_;
   const uint64_t more = passed / (kSecond / kAnswers);
   if (more > 0) {
     answers_ = std::min(kAnswers, answers_ + std::min(more, kAnswers));
     refilled_ = now - passed % (kSecond / kAnswers);
   }
-  if (answers_ == 0) {
+  if (answers_ <= kept) {
     ++stats_.unanswered;
     return false;
   }
@@ -81,7 +81,8 @@ void Server::receive(Time now, const Address& from, Bytes datagram, Outbox& out)
 void Server::stranger(Time now, const Address& from, const wire::DatagramStart& start,
                       uint64_t size, Outbox& out) {
   ++stats_.strangers;
-  if (size < wire::kUpHeaderBytes || !may_answer(now)) return;
+  // Behind a restart all workers send whole windows: their hellos need answers, too.
+  if (size < wire::kUpHeaderBytes || !may_answer(now, kAnswers / 2)) return;
   std::array<uint8_t, wire::kUpHeaderBytes> answer;
   wire::write_stranger(start.job, answer.data());
   out.send(from, answer, {});
@@ -155,7 +156,7 @@ Judgement Server::admit(Time now, const wire::Enrolment& e, const Address& from,
     return {Reason::memory, settings_.memory - used_, bytes};
   }
   used_ += bytes;
-  jobs_.push_back(std::make_unique<Job>(e, next_epoch_++, settings_.token, now));
+  jobs_.push_back(std::make_unique<Job>(e, next_epoch_++, settings_.token, now, settings_.kernel));
   return jobs_.back()->enrol(now, e, from, out);
 }
 
@@ -173,7 +174,15 @@ void Server::unreachable(Time now, const Address& at, Outbox& out) {
   for (const auto& job : jobs_) job->unreachable(now, at, out);
 }
 
+void Server::count_kernel(Job& job) noexcept {
+  const laconic_kernel_counts news = job.taken_in_kernel();
+  stats_.datagrams += news.datagrams + news.forged;
+  stats_.in_kernel += news.datagrams + news.forged;
+  stats_.rejected[static_cast<std::size_t>(DatagramFault::tag)] += news.forged;
+}
+
 void Server::drop(std::size_t index) noexcept {
+  count_kernel(*jobs_[index]);
   used_ -= Job::memory(jobs_[index]->settings());
   jobs_.erase(jobs_.begin() + static_cast<std::ptrdiff_t>(index));
 }
@@ -188,6 +197,7 @@ void Server::drop_one_that_is_over() noexcept {
 void Server::tick(Time now, Outbox& out) {
   for (std::size_t i = 0; i < jobs_.size();) {
     jobs_[i]->tick(now, out);
+    count_kernel(*jobs_[i]);
     if (jobs_[i]->is_over(now)) {
       drop(i);
     } else {

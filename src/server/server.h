@@ -20,12 +20,14 @@ struct ServerSettings {
   std::array<uint8_t, 32> secret{};
   uint64_t memory = uint64_t{256} << 20U;  ///< of all jobs
   uint32_t jobs = 64;
-  bool full_tags = false;  ///< jobs whose tags cover headers alone are refused
-  bool pad = false;        ///< workers are told to send data as long as results
+  bool full_tags = false;        ///< jobs whose tags cover headers alone are refused
+  bool pad = false;              ///< workers are told to send data as long as results
+  KernelPath* kernel = nullptr;  ///< outlives the server; null: there is none
 };
 
 struct ServerStats {
   uint64_t datagrams = 0;
+  uint64_t in_kernel = 0;              ///< of these, taken or refused by the program there
   std::array<uint64_t, 7> rejected{};  ///< by wire::DatagramFault
   uint64_t strangers = 0;              ///< datagrams of no job
   uint64_t unanswered = 0;             ///< strangers above the rate
@@ -53,7 +55,8 @@ class Server {
   [[nodiscard]] Job* find(uint32_t id) noexcept;
   [[nodiscard]] uint64_t nonce_for(const Address& from, const wire::Applicant& who,
                                    uint64_t epoch) const noexcept;
-  bool may_answer(Time now) noexcept;
+  /// `kept`: as many are left for others.
+  bool may_answer(Time now, uint64_t kept = 0) noexcept;
   void hello(Time now, const Address& from, Bytes datagram, Outbox& out);
   void enrol(Time now, const Address& from, Bytes datagram, Outbox& out);
   Judgement admit(Time now, const wire::Enrolment& e, const Address& from, Outbox& out);
@@ -64,6 +67,7 @@ class Server {
   void count(wire::DatagramFault fault) noexcept {
     if (fault != wire::DatagramFault::none) ++stats_.rejected[static_cast<std::size_t>(fault)];
   }
+  void count_kernel(Job& job) noexcept;
   void drop(std::size_t index) noexcept;
   void drop_one_that_is_over() noexcept;
 

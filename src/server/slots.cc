@@ -35,21 +35,82 @@ uint64_t Slots::memory(const wire::JobSettings& s) noexcept {
   return s.ring * (wire::kDownHeaderBytes + s.slot_bytes() + sizeof(Slot) + sizeof(uint64_t));
 }
 
-Slots::Slots(const wire::JobSettings& settings)
+Slots::Slots(const wire::JobSettings& settings, SharedSlots shared)
     : settings_(settings),
       adder_(settings),
       all_(~uint64_t{0} >> (64U - settings.world)),
       deadline_(uint64_t{settings.deadline_us} * 1000U),
-      slots_(settings.ring),
-      sums_(settings.ring * (wire::kDownHeaderBytes + settings.slot_bytes())),
-      stride_(wire::kDownHeaderBytes + settings.slot_bytes()),
+      shared_(shared),
       closed_(settings.ring),
       first_(kNobody),
-      last_(kNobody) {}
+      last_(kNobody) {
+  if (is_shared()) {
+    ring_ = &shared.job->ring;
+    slot_bytes_ = reinterpret_cast<uint8_t*>(&shared.slots->slot);
+    sum_bytes_ = reinterpret_cast<uint8_t*>(shared.slots->sum);
+    slot_step_ = sum_step_ = sizeof(laconic_kernel_slot);
+    return;
+  }
+  ring_ = &own_ring_;
+  sum_step_ = wire::kDownHeaderBytes + settings.slot_bytes();
+  slot_step_ = sizeof(Slot);
+  slots_.resize(settings.ring);
+  sums_.resize(settings.ring * sum_step_);
+  slot_bytes_ = reinterpret_cast<uint8_t*>(slots_.data());
+  sum_bytes_ = sums_.data() + wire::kDownHeaderBytes;
+}
+
+/// Holders in the kernel cannot be interrupted: it is a matter of microseconds.
+class Slots::Hold {
+ public:
+  Hold(const Slots& slots, uint64_t number) noexcept {
+    if (!slots.is_shared()) return;
+    lock_ = &slots.shared_.slots[number % slots.settings_.ring].lock;
+    for (uint64_t free = 0; !std::atomic_ref(*lock_).compare_exchange_weak(free, 1); free = 0) {
+    }
+  }
+  ~Hold() {
+    if (lock_ != nullptr) std::atomic_ref(*lock_).store(0, std::memory_order_release);
+  }
+  Hold(const Hold&) = delete;
+  Hold& operator=(const Hold&) = delete;
+
+ private:
+  uint64_t* lock_ = nullptr;
+};
+
+void Slots::raise(uint64_t& word, uint64_t to) const noexcept {
+  if (!is_shared()) {
+    word = std::max(word, to);
+    return;
+  }
+  std::atomic_ref shared(word);
+  for (uint64_t old = shared.load(); old < to && !shared.compare_exchange_weak(old, to);) {
+  }
+}
+
+template <class Visit>
+void Slots::visit_open(Visit&& visit) const noexcept {
+  if (!is_shared()) {
+    for (uint16_t i = first_; i != kNobody; i = at_index(i).behind) visit(at_index(i));
+    return;
+  }
+  for (uint64_t number = front(); number < look(ring_->opened); ++number) {
+    const Hold hold(*this, number);
+    if (has(number, SlotState::open)) visit(slot(number));
+  }
+}
+
+uint32_t Slots::open() const noexcept {
+  if (!is_shared()) return open_count_;
+  uint32_t found = 0;
+  visit_open([&](const Slot&) { ++found; });
+  return found;
+}
 
 Bytes Slots::sum(const Slot& slot) const noexcept {
-  const auto index = static_cast<uint64_t>(&slot - slots_.data());
-  return {sums_.data() + index * stride_ + wire::kDownHeaderBytes, slot.length};
+  const auto offset = reinterpret_cast<const uint8_t*>(&slot) - slot_bytes_;
+  return {sum_at(static_cast<uint64_t>(offset) / slot_step_), slot.length};
 }
 
 MutBytes Slots::sum(const Slot& slot) noexcept {
@@ -58,8 +119,8 @@ MutBytes Slots::sum(const Slot& slot) noexcept {
 }
 
 MutBytes Slots::datagram(const Slot& slot) noexcept {
-  const auto index = static_cast<uint64_t>(&slot - slots_.data());
-  return {sums_.data() + index * stride_, wire::kDownHeaderBytes + slot.length};
+  if (is_shared()) return {};
+  return {sum(slot).data() - wire::kDownHeaderBytes, wire::kDownHeaderBytes + slot.length};
 }
 
 int Slots::restore(std::span<const Holding> holdings) noexcept {
@@ -67,14 +128,14 @@ int Slots::restore(std::span<const Holding> holdings) noexcept {
   top_ = 0;
   uint64_t most = 0;
   for (uint32_t w = 0; w < holdings.size(); ++w) {
-    acks_[w] = holdings[w].ack;
+    ring_->acks[w] = holdings[w].ack;
     if (holdings[w].ack < holdings[lowest].ack) lowest = w;
     most = std::max(most, holdings[w].ack);
     top_ = std::max(top_, top_of(holdings[w]));
   }
-  floor_ = front_ = next_fetch_ = acks_[lowest];
-  if (top_ - floor_ > slots_.size()) return static_cast<int>(lowest);
-  for (uint64_t number = floor_; number < top_; ++number) {
+  ring_->floor = ring_->front = next_fetch_ = holdings[lowest].ack;
+  if (top_ - floor() > settings_.ring) return static_cast<int>(lowest);
+  for (uint64_t number = floor(); number < top_; ++number) {
     uint64_t holders = 0;
     for (uint32_t w = 0; w < holdings.size(); ++w) {
       if (holds(holdings[w], number)) holders |= bit_of(w);
@@ -84,6 +145,7 @@ int Slots::restore(std::span<const Holding> holdings) noexcept {
     Slot& slot = at(number);
     slot = {};
     slot.number = number;
+    slot.passed = number + 1;
     slot.state = SlotState::fetching;
     slot.holders = holders;
     ++fetching_;
@@ -92,13 +154,18 @@ int Slots::restore(std::span<const Holding> holdings) noexcept {
   return -1;
 }
 
-bool Slots::acknowledge(uint32_t worker, uint64_t ack) noexcept {
-  if (ack > front_) return false;
-  const uint64_t old = acks_[worker];
-  if (ack <= old) return true;
-  acks_[worker] = ack;
-  if (old == floor_) floor_ = *std::min_element(acks_.begin(), acks_.begin() + settings_.world);
-  if (ack >= front_) late_ &= ~bit_of(worker);
+bool Slots::acknowledge(uint32_t worker, uint64_t number) noexcept {
+  if (number > front()) advance_front();  // the program in the kernel may not have got there
+  if (number > front()) return false;
+  const uint64_t old = ack(worker);
+  if (number <= old) return true;
+  raise(ring_->acks[worker], number);
+  if (old == floor()) {
+    uint64_t lowest = number;
+    for (uint32_t w = 0; w < settings_.world; ++w) lowest = std::min(lowest, ack(w));
+    raise(ring_->floor, lowest);
+  }
+  if (number >= front()) late_ &= ~bit_of(worker);
   return true;
 }
 
@@ -116,24 +183,32 @@ void Slots::open_slot(Time now, const Contribution& c) noexcept {
   slot.since = now;
   slot.settings = c.settings;
   slot.flags = c.flags & wire::kValues;
+  raise(ring_->opened, c.number + 1);
+  if (is_shared()) {
+    shared_.slots[c.number % settings_.ring].asked = 0;
+    return;
+  }
   slot.before = last_;
   slot.behind = kNobody;
-  const auto index = static_cast<uint16_t>(c.number % slots_.size());
-  (last_ == kNobody ? first_ : slots_[last_].behind) = index;
+  const auto index = static_cast<uint16_t>(c.number % settings_.ring);
+  (last_ == kNobody ? first_ : at_index(last_).behind) = index;
   last_ = index;
   ++open_count_;
 }
 
 void Slots::unlink(Slot& slot) noexcept {
-  (slot.before == kNobody ? first_ : slots_[slot.before].behind) = slot.behind;
-  (slot.behind == kNobody ? last_ : slots_[slot.behind].before) = slot.before;
+  if (is_shared()) return;
+  (slot.before == kNobody ? first_ : at_index(slot.before).behind) = slot.behind;
+  (slot.behind == kNobody ? last_ : at_index(slot.behind).before) = slot.before;
   --open_count_;
 }
 
 Verdict Slots::add(Time now, const Contribution& c) noexcept {
-  if (c.number < acks_[c.worker]) return Verdict::stale;
-  if (c.number >= floor_ + slots_.size()) return Verdict::beyond;
+  if (c.number < ack(c.worker)) return Verdict::stale;
+  if (c.number >= floor() + settings_.ring) return Verdict::beyond;
+  const Hold hold(*this, c.number);
   Slot& slot = at(c.number);
+  if (slot.number > c.number) return Verdict::stale;  // all have acknowledged it meanwhile
   if (has(c.number, SlotState::closed)) return Verdict::stored;
   if (has(c.number, SlotState::fetching)) return Verdict::waiting;
   const bool is_open = has(c.number, SlotState::open);
@@ -192,6 +267,7 @@ void Slots::close(Slot& slot) noexcept {
   unlink(slot);
   slot.state = SlotState::closed;
   if (slot.added == 0) slot.flags |= wire::kEmpty;
+  std::atomic_ref(slot.passed).store(slot.number + 1);
   note_closed(slot.number);
   advance_front();
   late_ |= missing;
@@ -214,7 +290,7 @@ void Slots::close_all_due(Time now) noexcept {
   for (bool again = true; again;) {
     again = false;
     for (uint16_t i = first_; i != kNobody;) {
-      Slot& slot = slots_[i];
+      Slot& slot = at_index(i);
       i = slot.behind;
       if (!may_close(slot, now)) continue;
       close(slot);
@@ -226,12 +302,15 @@ void Slots::close_all_due(Time now) noexcept {
 void Slots::note_closed(uint64_t number) noexcept { closed_[closed_count_++] = number; }
 
 void Slots::advance_front() noexcept {
-  while (has(front_, SlotState::closed) || has(front_, SlotState::fetching)) ++front_;
+  for (uint64_t at = front(); look(slot(at).passed) == at + 1; at = front()) {
+    raise(ring_->front, at + 1);
+  }
 }
 
 Verdict Slots::pull(uint32_t worker, uint64_t number) noexcept {
-  if (number < acks_[worker]) return Verdict::stale;
-  if (number >= floor_ + slots_.size()) return Verdict::beyond;
+  if (number < ack(worker)) return Verdict::stale;
+  if (number >= floor() + settings_.ring) return Verdict::beyond;
+  const Hold hold(*this, number);
   if (has(number, SlotState::closed)) return Verdict::stored;
   if (has(number, SlotState::fetching)) return Verdict::waiting;
   return Verdict::open;
@@ -239,6 +318,7 @@ Verdict Slots::pull(uint32_t worker, uint64_t number) noexcept {
 
 bool Slots::take_held(uint32_t worker, uint64_t number, const wire::DownHeader& header,
                       Bytes payload) noexcept {
+  const Hold hold(*this, number);
   Slot& slot = at(number);
   if (!has(number, SlotState::fetching) || (slot.holders & bit_of(worker)) == 0) return false;
   const bool values = (header.flags & wire::kValues) != 0;
@@ -265,16 +345,16 @@ void Slots::tick(Time now) noexcept {
 
 Time Slots::next_deadline() const noexcept {
   if (settings_.needed == settings_.world) return kNever;
-  for (uint16_t i = first_; i != kNobody; i = slots_[i].behind) {
-    if (!is_due(slots_[i], ticked_)) return slots_[i].since + deadline_;
+  for (uint16_t i = first_; i != kNobody; i = at_index(i).behind) {
+    if (!is_due(at_index(i), ticked_)) return at_index(i).since + deadline_;
   }
   return kNever;
 }
 
 bool Slots::next_fetch(Time now, Time retry, Fetch* fetch) noexcept {
   if (fetching_ == 0) return false;
-  for (uint64_t seen = floor_; seen < top_; ++seen, ++next_fetch_) {
-    if (next_fetch_ < floor_ || next_fetch_ >= top_) next_fetch_ = floor_;
+  for (uint64_t seen = floor(); seen < top_; ++seen, ++next_fetch_) {
+    if (next_fetch_ < floor() || next_fetch_ >= top_) next_fetch_ = floor();
     Slot& slot = at(next_fetch_);
     if (!has(next_fetch_, SlotState::fetching)) continue;
     if (slot.since != 0 && now - slot.since < retry) continue;
@@ -292,17 +372,18 @@ bool Slots::next_fetch(Time now, Time retry, Fetch* fetch) noexcept {
 
 uint32_t Slots::kept() const noexcept {
   uint32_t count = 0;
-  for (uint64_t number = floor_; number < floor_ + slots_.size(); ++number) {
+  const uint64_t lowest = floor();
+  for (uint64_t number = lowest; number < lowest + settings_.ring; ++number) {
+    const Hold hold(*this, number);
     if (has(number, SlotState::closed)) ++count;
   }
   return count;
 }
 
 bool Slots::waits_for(uint32_t worker) const noexcept {
-  for (uint16_t i = first_; i != kNobody; i = slots_[i].behind) {
-    if ((slots_[i].bitmap & bit_of(worker)) == 0) return true;
-  }
-  return fetching_ != 0 || acks_[worker] == floor_;
+  bool waits = fetching_ != 0 || ack(worker) == floor();
+  visit_open([&](const Slot& open) { waits |= (open.bitmap & bit_of(worker)) == 0; });
+  return waits;
 }
 
 }  // namespace laconic::server

@@ -6,12 +6,14 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <span>
 #include <vector>
 
 #include "server/add.h"
 #include "server/address.h"
+#include "server/shared.h"
 #include "wire/enrolment.h"
 
 namespace laconic::server {
@@ -44,20 +46,19 @@ struct Holding {
   Bytes held{};
 };
 
-enum class SlotState : uint8_t { unused, open, fetching, closed };
+enum SlotState : uint8_t {
+  unused = LACONIC_SLOT_UNUSED,
+  open = LACONIC_SLOT_OPEN,
+  fetching = LACONIC_SLOT_FETCHING,
+  closed = LACONIC_SLOT_CLOSED,
+};
+using Slot = laconic_slot;
 
-struct Slot {
-  uint64_t number = 0;
-  uint64_t bitmap = 0;   ///< contributors
-  uint64_t holders = 0;  ///< fetching: workers that have it
-  Time since = 0;        ///< open: the first contribution; fetching: when it was asked for
-  uint32_t settings = 0;
-  uint32_t length = 0;  ///< bytes of the sum; 0 while nothing was added
-  uint16_t norm = 0;
-  uint16_t before = 0, behind = 0;  ///< in the list of open slots
-  uint8_t flags = 0;
-  uint8_t added = 0;
-  SlotState state = SlotState::unused;
+/// Slots that a program in the kernel works on, too, in jobs that need all their workers: nobody is
+/// ever late there, and no deadline closes anything.
+struct SharedSlots {
+  laconic_kernel_job* job = nullptr;  ///< null: the slots are this process's alone
+  laconic_kernel_slot* slots = nullptr;
 };
 
 /// A sum that a worker has.
@@ -70,7 +71,9 @@ class Slots {
  public:
   /// Memory that a job takes, all of it in the constructor.
   [[nodiscard]] static uint64_t memory(const wire::JobSettings& settings) noexcept;
-  explicit Slots(const wire::JobSettings& settings);
+  explicit Slots(const wire::JobSettings& settings, SharedSlots shared = {});
+  Slots(const Slots&) = delete;
+  Slots& operator=(const Slots&) = delete;
 
   /// Begins with what the workers hold, one Holding for each. What somebody holds will be fetched
   /// and is never summed again. A worker that lacks results which nobody has any more is returned,
@@ -98,11 +101,11 @@ class Slots {
   void forget_closed() noexcept { closed_count_ = 0; }
 
   /// All workers have all results below it.
-  [[nodiscard]] uint64_t floor() const noexcept { return floor_; }
-  [[nodiscard]] uint64_t ack(uint32_t worker) const noexcept { return acks_[worker]; }
+  [[nodiscard]] uint64_t floor() const noexcept { return look(ring_->floor); }
+  [[nodiscard]] uint64_t ack(uint32_t worker) const noexcept { return look(ring_->acks[worker]); }
   /// The lowest sum that is not closed.
-  [[nodiscard]] uint64_t front() const noexcept { return front_; }
-  [[nodiscard]] uint32_t open() const noexcept { return open_count_; }
+  [[nodiscard]] uint64_t front() const noexcept { return look(ring_->front); }
+  [[nodiscard]] uint32_t open() const noexcept;
   [[nodiscard]] uint32_t fetching() const noexcept { return fetching_; }
   /// Closed sums that not all workers have acknowledged. Looks at the whole ring.
   [[nodiscard]] uint32_t kept() const noexcept;
@@ -111,15 +114,32 @@ class Slots {
   /// Open sums that worker w is missing from, or results that only come from it.
   [[nodiscard]] bool waits_for(uint32_t worker) const noexcept;
   [[nodiscard]] const Slot& slot(uint64_t number) const noexcept {
-    return slots_[number % slots_.size()];
+    return at_index(number % settings_.ring);
   }
   [[nodiscard]] Bytes sum(const Slot& slot) const noexcept;
   [[nodiscard]] MutBytes sum(const Slot& slot) noexcept;
-  /// The sum with room for a header before it. Datagrams of the longest length lie in a row.
+  /// The sum with room for a header before it. Datagrams of the longest length lie in a row. Empty:
+  /// the slots are shared, and there is no room.
   [[nodiscard]] MutBytes datagram(const Slot& slot) noexcept;
 
  private:
-  Slot& at(uint64_t number) noexcept { return slots_[number % slots_.size()]; }
+  /// A slot's lock, where there is one.
+  class Hold;
+
+  static uint64_t look(const uint64_t& word) noexcept {
+    return std::atomic_ref(const_cast<uint64_t&>(word)).load(std::memory_order_acquire);
+  }
+  void raise(uint64_t& word, uint64_t to) const noexcept;
+  [[nodiscard]] bool is_shared() const noexcept { return shared_.job != nullptr; }
+  [[nodiscard]] Slot& at_index(uint64_t index) const noexcept {
+    return *reinterpret_cast<Slot*>(slot_bytes_ + index * slot_step_);
+  }
+  [[nodiscard]] uint8_t* sum_at(uint64_t index) const noexcept {
+    return sum_bytes_ + index * sum_step_;
+  }
+  Slot& at(uint64_t number) noexcept { return at_index(number % settings_.ring); }
+  template <class Visit>
+  void visit_open(Visit&& visit) const noexcept;
   [[nodiscard]] bool has(uint64_t number, SlotState state) const noexcept {
     return slot(number).number == number && slot(number).state == state;
   }
@@ -141,14 +161,18 @@ class Slots {
   Adder adder_;
   uint64_t all_ = 0;  ///< bits of all workers
   Time deadline_ = 0, ticked_ = 0;
-  std::vector<Slot> slots_;
-  std::vector<uint8_t> sums_;
-  uint64_t stride_ = 0;
+  SharedSlots shared_;
+  std::vector<Slot> slots_;    // not if they are shared
+  std::vector<uint8_t> sums_;  // neither
+  uint8_t* slot_bytes_ = nullptr;
+  uint8_t* sum_bytes_ = nullptr;
+  uint64_t slot_step_ = 0, sum_step_ = 0;
+  laconic_ring own_ring_{};
+  laconic_ring* ring_ = nullptr;
   std::vector<uint64_t> closed_;
   std::size_t closed_count_ = 0;
-  std::array<uint64_t, wire::kMaxWorkers> acks_{};
   std::array<uint8_t, wire::kMaxWorkers> left_out_{};  ///< exchanges in a row
-  uint64_t floor_ = 0, front_ = 0, late_ = 0, top_ = 0, next_fetch_ = 0;
+  uint64_t late_ = 0, top_ = 0, next_fetch_ = 0;
   uint32_t open_count_ = 0, fetching_ = 0;
   uint16_t first_ = 0, last_ = 0;  ///< of the list of open slots, in the order of their opening
 };

@@ -6,11 +6,9 @@
 namespace laconic::wire {
 namespace {
 
-// Both headers begin in the same way.
-constexpr std::size_t kVersionAndTypeAt = 2, kFlagsAt = 3, kJobAt = 4, kGranuleAt = 8;
-constexpr std::size_t kSettingsAt = 12, kEpochAt = 16, kAheadAt = 18, kNormAt = 20;
-constexpr std::size_t kWorkerAt = 22, kZeroAt = 23;                    // up
-constexpr std::size_t kAddedAt = 22, kDivisorAt = 23, kBitmapAt = 24;  // down
+static_assert(LACONIC_AT_UP_TAG == kUpHeaderBytes - kTagBytes &&
+              LACONIC_AT_DOWN_TAG == kDownHeaderBytes - kTagBytes);
+
 constexpr uint8_t kUpFlags = kEmpty | kTrouble | kValues | kFirst | kFull;
 
 bool is_up(DatagramType type) noexcept {
@@ -32,25 +30,25 @@ void get_common(Bytes datagram, const DatagramStart& start, Header* h) noexcept 
   h->type = start.type;
   h->flags = start.flags;
   h->job = start.job;
-  h->granule = load<uint32_t>(p + kGranuleAt);
-  h->settings = load<uint32_t>(p + kSettingsAt);
-  h->epoch = load<uint16_t>(p + kEpochAt);
-  h->ahead = load<uint16_t>(p + kAheadAt);
-  h->norm = load<uint16_t>(p + kNormAt);
+  h->granule = load<uint32_t>(p + LACONIC_AT_GRANULE);
+  h->settings = load<uint32_t>(p + LACONIC_AT_SETTINGS);
+  h->epoch = load<uint16_t>(p + LACONIC_AT_EPOCH);
+  h->ahead = load<uint16_t>(p + LACONIC_AT_AHEAD);
+  h->norm = load<uint16_t>(p + LACONIC_AT_NORM);
 }
 
 template <class Header>
 void put_common(const Header& h, uint8_t* out) noexcept {
   store(out, kDatagramMagic);
-  out[kVersionAndTypeAt] =
+  out[LACONIC_AT_TYPE] =
       static_cast<uint8_t>(kDatagramVersion << 4U | static_cast<uint8_t>(h.type));
-  out[kFlagsAt] = h.flags;
-  store(out + kJobAt, h.job);
-  store(out + kGranuleAt, h.granule);
-  store(out + kSettingsAt, h.settings);
-  store(out + kEpochAt, h.epoch);
-  store(out + kAheadAt, h.ahead);
-  store(out + kNormAt, h.norm);
+  out[LACONIC_AT_FLAGS] = h.flags;
+  store(out + LACONIC_AT_JOB, h.job);
+  store(out + LACONIC_AT_GRANULE, h.granule);
+  store(out + LACONIC_AT_SETTINGS, h.settings);
+  store(out + LACONIC_AT_EPOCH, h.epoch);
+  store(out + LACONIC_AT_AHEAD, h.ahead);
+  store(out + LACONIC_AT_NORM, h.norm);
 }
 
 // A payload is there exactly if something is to be added.
@@ -107,13 +105,13 @@ std::string_view datagram_fault_name(DatagramFault fault) noexcept {
 }
 
 DatagramFault parse_start(Bytes datagram, DatagramStart* start) noexcept {
-  if (datagram.size() < kGranuleAt) return DatagramFault::size;
+  if (datagram.size() < LACONIC_AT_GRANULE) return DatagramFault::size;
   const uint8_t* p = datagram.data();
   if (load<uint16_t>(p) != kDatagramMagic) return DatagramFault::magic;
-  start->version = p[kVersionAndTypeAt] >> 4U;
-  start->type = static_cast<DatagramType>(p[kVersionAndTypeAt] & 15U);
-  start->flags = p[kFlagsAt];
-  start->job = load<uint32_t>(p + kJobAt);
+  start->version = p[LACONIC_AT_TYPE] >> 4U;
+  start->type = static_cast<DatagramType>(p[LACONIC_AT_TYPE] & 15U);
+  start->flags = p[LACONIC_AT_FLAGS];
+  start->job = load<uint32_t>(p + LACONIC_AT_JOB);
   return DatagramFault::none;
 }
 
@@ -123,9 +121,9 @@ DatagramFault parse_up(Bytes datagram, UpHeader* header) noexcept {
   if (!is_up(start.type)) return DatagramFault::type;
   if (datagram.size() < kUpHeaderBytes) return DatagramFault::size;
   get_common(datagram, start, header);
-  header->worker = datagram[kWorkerAt];
+  header->worker = datagram[LACONIC_AT_WORKER];
   const bool sum = start.type == DatagramType::data;
-  const bool known = flags_fit(sum, start.flags) && datagram[kZeroAt] == 0;
+  const bool known = flags_fit(sum, start.flags) && datagram[LACONIC_AT_ZERO] == 0;
   if (!known || header->worker >= kMaxWorkers) return DatagramFault::field;
   if (!sum && header->norm != 0) return DatagramFault::field;
   const bool fits = payload_fits(sum, start.flags, datagram.size() - kUpHeaderBytes);
@@ -138,9 +136,9 @@ DatagramFault parse_down(Bytes datagram, DownHeader* header) noexcept {
   if (!is_down(start.type)) return DatagramFault::type;
   if (datagram.size() < kDownHeaderBytes) return DatagramFault::size;
   get_common(datagram, start, header);
-  header->added = datagram[kAddedAt];
-  header->divisor = datagram[kDivisorAt];
-  header->bitmap = load<uint64_t>(datagram.data() + kBitmapAt);
+  header->added = datagram[LACONIC_AT_ADDED];
+  header->divisor = datagram[LACONIC_AT_DIVISOR];
+  header->bitmap = load<uint64_t>(datagram.data() + LACONIC_AT_BITMAP);
   const bool sum = carries_sum(start.type);
   if (!flags_fit(sum, start.flags) || !counts_fit(*header)) return DatagramFault::field;
   const bool fits = payload_fits(sum, start.flags, datagram.size() - kDownHeaderBytes);
@@ -149,7 +147,7 @@ DatagramFault parse_down(Bytes datagram, DownHeader* header) noexcept {
 
 bool tag_is_right(Bytes datagram, uint64_t header_bytes, const SipKey& key, uint64_t era) noexcept {
   const uint64_t tagged = header_bytes - kTagBytes;
-  const bool full = (datagram[kFlagsAt] & kFull) != 0;
+  const bool full = (datagram[LACONIC_AT_FLAGS] & kFull) != 0;
   const uint64_t want =
       tag_of(datagram.first(tagged), full, datagram.subspan(header_bytes), 0, key, era);
   return load<uint64_t>(datagram.data() + tagged) == want;
@@ -158,17 +156,17 @@ bool tag_is_right(Bytes datagram, uint64_t header_bytes, const SipKey& key, uint
 void write_up(const UpHeader& header, const SipKey& key, uint64_t era, Bytes payload, uint8_t* out,
               uint64_t padding) noexcept {
   put_common(header, out);
-  out[kWorkerAt] = header.worker;
-  out[kZeroAt] = 0;
+  out[LACONIC_AT_WORKER] = header.worker;
+  out[LACONIC_AT_ZERO] = 0;
   seal(out, kUpHeaderBytes, header.flags, payload, padding, key, era);
 }
 
 void write_down(const DownHeader& header, const SipKey& key, uint64_t era, Bytes payload,
                 uint8_t* out) noexcept {
   put_common(header, out);
-  out[kAddedAt] = header.added;
-  out[kDivisorAt] = header.divisor;
-  store(out + kBitmapAt, header.bitmap);
+  out[LACONIC_AT_ADDED] = header.added;
+  out[LACONIC_AT_DIVISOR] = header.divisor;
+  store(out + LACONIC_AT_BITMAP, header.bitmap);
   seal(out, kDownHeaderBytes, header.flags, payload, 0, key, era);
 }
 

@@ -9,14 +9,15 @@
 #include <string_view>
 
 #include "laconic/bytes.h"
+#include "wire/datagram_layout.h"
 #include "wire/siphash.h"
 
 namespace laconic::wire {
 
-inline constexpr uint16_t kDatagramMagic = 0x444CU;  // "LD"
-inline constexpr uint8_t kDatagramVersion = 1;
-inline constexpr uint64_t kUpHeaderBytes = 32;
-inline constexpr uint64_t kDownHeaderBytes = 40;
+inline constexpr uint16_t kDatagramMagic = LACONIC_DATAGRAM_MAGIC;
+inline constexpr uint8_t kDatagramVersion = LACONIC_DATAGRAM_VERSION;
+inline constexpr uint64_t kUpHeaderBytes = LACONIC_UP_BYTES;
+inline constexpr uint64_t kDownHeaderBytes = LACONIC_DOWN_BYTES;
 inline constexpr uint64_t kTagBytes = 8;
 /// Contributors are bits of 64.
 inline constexpr uint32_t kMaxWorkers = 64;
@@ -34,28 +35,28 @@ enum class DatagramType : uint8_t {
   refusal = 4,    ///< server: no, with a reason
   stranger = 5,   ///< server: I know no such job or epoch; the header comes back
   // Up: 32 bytes of header.
-  data = 6,   ///< a contribution
-  pull = 7,   ///< the header alone: send me this result
-  ack = 8,    ///< the header alone: see `ahead`
-  leave = 9,  ///< the header alone: this worker has all it wants
+  data = LACONIC_TYPE_DATA,  ///< a contribution
+  pull = 7,                  ///< the header alone: send me this result
+  ack = LACONIC_TYPE_ACK,    ///< the header alone: see `ahead`
+  leave = 9,                 ///< the header alone: this worker has all it wants
   // Down: 40 bytes of header, also when a worker sends what it holds.
-  held = 10,    ///< worker: a result of an earlier epoch, as the server asked for
-  result = 11,  ///< a closed sum
-  status = 12,  ///< no sum: see `ahead`
-  open = 13,    ///< to a pull: the sum is open, send data
-  fetch = 14,   ///< send me the result that you hold
-  failed = 15,  ///< the job is over: `divisor` is the Reason, `added` the worker
+  held = 10,                     ///< worker: a result of an earlier epoch, as the server asked for
+  result = LACONIC_TYPE_RESULT,  ///< a closed sum
+  status = 12,                   ///< no sum: see `ahead`
+  open = 13,                     ///< to a pull: the sum is open, send data
+  fetch = 14,                    ///< send me the result that you hold
+  failed = 15,                   ///< the job is over: `divisor` is the Reason, `added` the worker
 };
 
 /// Bits of the header's flags.
 enum DatagramFlag : uint8_t {
-  kEmpty = 1,     ///< nothing to add: counts in the divisor only
-  kTrouble = 2,   ///< the sum is of no use; OR-ed into the result
-  kValues = 4,    ///< 32-bit lanes in place of codes
-  kFirst = 8,     ///< the first granule of an exchange on this server
-  kFull = 16,     ///< the tag covers the payload
-  kComplete = 1,  ///< of a welcome: all workers are registered
-  kPad = 2,       ///< of a challenge: data of codes are as long as their results
+  kEmpty = LACONIC_FLAG_EMPTY,      ///< nothing to add: counts in the divisor only
+  kTrouble = LACONIC_FLAG_TROUBLE,  ///< the sum is of no use; OR-ed into the result
+  kValues = LACONIC_FLAG_VALUES,    ///< 32-bit lanes in place of codes
+  kFirst = LACONIC_FLAG_FIRST,      ///< the first granule of an exchange on this server
+  kFull = LACONIC_FLAG_FULL,        ///< the tag covers the payload
+  kComplete = 1,                    ///< of a welcome: all workers are registered
+  kPad = 2,                         ///< of a challenge: data of codes are as long as their results
 };
 
 enum class DatagramFault : uint8_t { none, size, magic, version, type, field, tag };

@@ -8,6 +8,7 @@ usage: soak.py [SECONDS] [LOSS]    600 and 1%; the status is 1 when something wa
 
 import os
 import random
+import re
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,9 @@ import traceback
 
 MEGABYTE = 1 << 20
 STEPS = 12
+LONG = 60  #: seconds: a shorter run does not wait until the server rests
+FORGETS = 120  #: seconds after which a server has forgotten jobs whose workers are gone
+GROWTH = 4 * MEGABYTE  #: of a server that has forgotten all jobs, against one that has seen none
 SPECS = ("thc", "thc:bits=3,block=512", "thc:bits=2,block=512,lane=16")
 
 
@@ -26,7 +30,8 @@ class Soak:
         self.lab, self.choose, self.share = lab_driver, choose, share
         self.end = time.monotonic() + seconds
         self.steady, self.killed = lab_driver.Server(7420), lab_driver.Server(7421)
-        self.wrong, self.sizes = [], []
+        self.wrong, self.sizes, self.fresh, self.rested = [], [], self.size(), None
+        self.long = seconds >= LONG
         self.counts = dict.fromkeys(("jobs", "steps", "server kills", "worker kills", "restarts seen", "resent"), 0)
 
     def job(self, servers, seed, **more):
@@ -39,14 +44,26 @@ class Soak:
         with self.lab.loss(self.share):
             while time.monotonic() < self.end or len(self.sizes) < 4:
                 self.round(len(self.sizes))
-                self.sizes.append(self.lab.rss(self.steady.process.pid))
+                self.sizes.append(self.size())
                 if time.monotonic() - said > 30:
                     said = time.monotonic()
                     print(f"{said - began:5.0f} s: {self.figures()}")
+        if self.long:
+            self.rested = self.rest()
         return self.verdict()
 
+    def size(self):
+        return self.lab.rss(self.steady.process.pid)
+
+    def rest(self):
+        """Bytes, when the server has forgotten the jobs that have ended."""
+        end = time.monotonic() + FORGETS
+        while (now := self.size()) > self.fresh + GROWTH and time.monotonic() < end:
+            time.sleep(0.5)
+        return now
+
     def round(self, number):
-        """The first ones do everything that takes memory."""
+        """The first ones do everything, also in a short run."""
         event = ("worker", "server", "none")[number % 3] if number < 3 else self.choose.choice(("none", "server", "worker", "both"))
         two = number < 3 or self.choose.random() < 0.5
         steady = self.job([self.steady], self.choose.randrange(len(SPECS)))
@@ -91,11 +108,12 @@ class Soak:
             if said is None and rank != lost:
                 self.wrong.append(f"round {number}: rank {rank} ended without a word")
             if (error := (said or {}).get("error")) is not None:
-                failed.append(f"rank {rank}: {error['message']}")
-        # Whoever hears of a killed rank leaves, and another server may tell of that first.
-        if failed and (lost is None or not any(f": rank {lost}: " in line for line in failed)):
+                failed.append((rank, error["message"]))
+        # A rank that hears of the killed one leaves, and another server may tell of that first.
+        if failed and (lost is None or not any(re.search(rf"\brank {lost}\b", message) for _, message in failed)):
             killed = "nobody" if lost is None else f"rank {lost}"
-            self.wrong.append(f"round {number}: {killed} was killed, and {'; '.join(failed)}")
+            self.wrong.append(f"round {number}: {killed} was killed, and "
+                              + "; ".join(f"rank {rank} said: {message}" for rank, message in failed))
         return None
 
     def figures(self):
@@ -103,12 +121,10 @@ class Soak:
         return ", ".join([*(f"{count:,} {name}" for name, count in self.counts.items() if count), sizes])
 
     def verdict(self):
-        quarter = len(self.sizes) // 4
-        flat = "too few rounds to say whether the server grows"
-        if quarter >= 8:  # of jobs whose workers were killed it forgets only after a while
-            early, late = max(self.sizes[:quarter]), max(self.sizes[-quarter:])
-            flat = f"the steady server's RSS was at most {early / MEGABYTE:.1f} MiB in the first quarter, {late / MEGABYTE:.1f} in the last"
-            if late > early * 1.1 + MEGABYTE:
+        flat = "too short to say whether the server grows"
+        if self.rested is not None:
+            flat = f"the steady server {self.fresh / MEGABYTE:.1f} MiB before the first job, {self.rested / MEGABYTE:.1f} after the last"
+            if self.rested > self.fresh + GROWTH:
                 self.wrong.append("the server grew")
         print(f"soak: {len(self.sizes)} rounds, {self.figures()}; {flat}")
         for server in (self.steady, self.killed):

@@ -69,6 +69,9 @@ def test_a_token_is_32_random_bytes_for_its_owner(tmp_path):
     (("--bind", "0.0.0.0:0"), BAD_ANSWER, "without a token only the loopback interface may be served"),
     (("--bind", "127.0.0.1:0", "--io", "dpdk"), USAGE, "--io 'dpdk'"),
     (("--bind", "127.0.0.1:0", "--auth", "none"), USAGE, "--auth"),
+    (("--bind", "127.0.0.1:0", "--io", "xdp"), USAGE, "--io xdp and --interfaces come together"),
+    (("--bind", "127.0.0.1:0", "--io", "xdp", "--interfaces", "lo", "--auth", "full"), USAGE, "--auth full is not for it"),
+    (("--bind", "127.0.0.1:0", "--interfaces", "lo"), USAGE, "--io xdp and --interfaces come together"),
     (("--bind", "127.0.0.1:0", "--memory", "much"), USAGE, "--memory 'much'"),
     (("--bind", "127.0.0.1:0", "--token", "/nowhere/token"), USAGE, "/nowhere/token"),
     (("--bind", "127.0.0.1:0", "--token", __file__), USAGE, "not a file of 32 bytes"),
@@ -76,6 +79,14 @@ def test_a_token_is_32_random_bytes_for_its_owner(tmp_path):
 def test_what_is_refused(words, status, text):
     done = serve(*words)
     assert done.returncode == status and text in done.stderr and done.stdout == ""
+
+
+def test_xdp_says_why_not():
+    row = next(row for row in json.loads(serve("--check", "--json").stdout)["back_ends"] if row["io"] == "xdp")
+    text = "there is no interface 'nowhere'" if row["works"] else row["why"].split(";")[0]
+    done = serve("--bind", "127.0.0.1:0", "--io", "xdp", "--interfaces", "nowhere")
+    assert done.returncode == BAD_ANSWER and text in done.stderr
+    assert os.geteuid() == 0 or not row["works"]
 
 
 def exchange(sock, address, data):

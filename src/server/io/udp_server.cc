@@ -11,6 +11,8 @@
 #include <cstring>
 #include <utility>
 
+#include "server/io/xdp/xdp.h"
+
 namespace laconic::server {
 namespace {
 
@@ -19,7 +21,8 @@ namespace agg = transport::aggregation;
 constexpr Time kMillisecond = 1000000;
 constexpr Time kSweep = 1000 * kMillisecond;
 constexpr Time kObserve = 200 * kMillisecond;
-constexpr int kRounds = 4;  // of reading before answers go and the clock is looked at
+constexpr uint64_t kKernelShare = 4;  // of the memory: a quarter is slots in the kernel
+constexpr int kRounds = 4;            // of reading before answers go and the clock is looked at
 constexpr std::size_t kMessagesAtOnce = 4;  // of up to 64 datagrams
 
 Time steady_now() noexcept {
@@ -130,8 +133,10 @@ class UdpServer::Out final : public Outbox {
   std::array<Peer*, 64> recent_{};
 };
 
-UdpServer::UdpServer(const UdpServerSettings& settings, Endpoint bound, Socket listener, Io io)
-    : server_(settings.server),
+UdpServer::UdpServer(const UdpServerSettings& settings, std::unique_ptr<KernelPath> kernel,
+                     Endpoint bound, Socket listener, Io io)
+    : kernel_(std::move(kernel)),
+      server_(settings.server),
       io_(io),
       bound_(bound),
       address_(agg::endpoint_text(bound)),
@@ -167,7 +172,24 @@ Result<std::unique_ptr<UdpServer>> UdpServer::open(const UdpServerSettings& sett
   if (!listener) return std::move(listener).error();
   auto bound = listener->local();
   if (!bound) return std::move(bound).error();
-  return std::unique_ptr<UdpServer>(new UdpServer(settings, *bound, std::move(*listener), io));
+  std::unique_ptr<KernelPath> kernel;
+  UdpServerSettings all = settings;
+  if (!settings.interfaces.empty()) {
+    const Address address = address_of(*bound);
+    if (load<uint32_t>(address.bytes.data() + 4) == 0) {
+      return Error{Errc::invalid_argument,
+                   "the program in the kernel serves one address, not " + settings.bind,
+                   "bind the address that workers are given"};
+    }
+    auto xdp = Xdp::open({address, settings.server.memory / kKernelShare, settings.interfaces});
+    if (!xdp) return std::move(xdp).error();
+    kernel = std::move(*xdp);
+    all.server.kernel = kernel.get();
+    all.server.pad = true;
+    all.server.memory -= settings.server.memory / kKernelShare;
+  }
+  return std::unique_ptr<UdpServer>(
+      new UdpServer(all, std::move(kernel), *bound, std::move(*listener), io));
 }
 
 void UdpServer::run(const std::atomic<bool>& stop) {
@@ -188,10 +210,18 @@ void UdpServer::run(const std::atomic<bool>& stop) {
     }
     wait(now, stop);
   }
+  server_.tick(steady_now(), *out_);  // counts what the kernel took
+  flush();
 }
 
 bool UdpServer::read_all() {
   return take_turns(groups_, [&](Peer* peer) { return read_one(peer); });
+}
+
+// A message may be 64 datagrams: beside other jobs one is a turn.
+std::size_t UdpServer::most_messages() const noexcept {
+  if (io_ == Io::mmsg) return Receiver::kAll;
+  return groups_.size() > 2 ? 1 : kMessagesAtOnce;
 }
 
 // Returns datagrams that came and that were answered.
@@ -208,7 +238,7 @@ uint64_t UdpServer::read_one(Peer* peer) {
         last = &from;
         server_.receive(now, address, datagram, *out_);
       },
-      io_ == Io::gso ? kMessagesAtOnce : Receiver::kAll);
+      most_messages());
   if (n < 0) socket.take_error();
   if (peer != nullptr && (n < 0 || peer->gone)) {
     peer->gone = false;

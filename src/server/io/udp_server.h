@@ -21,6 +21,8 @@ namespace laconic::server {
 struct UdpServerSettings {
   std::string bind;  ///< HOST:PORT; port 0: any
   transport::aggregation::Io io = transport::aggregation::Io::gso;
+  /// Ports of a switch where a program in the kernel adds; none: it is not asked for.
+  std::vector<std::string> interfaces;
   ServerSettings server;
   /// Called on the serving thread at the beginning, and then about five times a second.
   std::function<void(const Server&)> observe;
@@ -63,9 +65,11 @@ class UdpServer {
   };
   class Out;
 
-  UdpServer(const UdpServerSettings& settings, Endpoint bound, Socket listener, Io io);
+  UdpServer(const UdpServerSettings& settings, std::unique_ptr<KernelPath> kernel, Endpoint bound,
+            Socket listener, Io io);
   bool read_all();
   uint64_t read_one(Peer* peer);
+  [[nodiscard]] std::size_t most_messages() const noexcept;
   void flush();
   void admit_newcomers();
   void admit(const Address& address, uint32_t job);
@@ -73,6 +77,7 @@ class UdpServer {
   void sweep();
   void wait(Time now, const std::atomic<bool>& stop);
 
+  std::unique_ptr<KernelPath> kernel_;
   Server server_;
   Io io_;
   Endpoint bound_;

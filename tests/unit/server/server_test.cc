@@ -359,6 +359,18 @@ TEST(Server, AStrangerGetsAtMostAHundredAnswersASecond) {
   EXPECT_EQ(server.memory_used(), 0U);
 }
 
+// Behind a restart, workers send whole windows of data before one of them says hello.
+TEST(Server, DataOfNoJobLeavesAnswersToHellos) {
+  server::Server server({});
+  Sent sent;
+  std::vector<uint8_t> data(wire::kUpHeaderBytes);
+  wire::write_up({}, {}, 0, {}, data.data());
+  for (int i = 0; i < 1000; ++i) server.receive(kSecond, address_of(1), data, sent);
+  EXPECT_EQ(sent.datagrams.size(), 50U);
+  server.receive(kSecond, address_of(1), hello(1, 2), sent);
+  EXPECT_EQ(type_of(sent.datagrams.back()), 1) << "challenge";
+}
+
 TEST(Server, NoAnswerToAStrangerIsLongerThanItsRequest) {
   Dice dice(1);
   server::Server server({});
