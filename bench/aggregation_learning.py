@@ -22,6 +22,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -208,29 +209,25 @@ def granules(workers) -> int:
 
 
 @contextlib.contextmanager
-def server_of(cell: Cell, folder: Path):
-    """A server of this run's own: on the loopback, or, in a lab, on its other host."""
+def server_of(cell: Cell):
+    """(address, path of its token) of a server of this run's own: on the loopback, or, in a lab, on its other host."""
     if not cell.served:
         yield None, None
         return
-    words, token, inside = [lab.laconic_command()], None, "LACONIC_LAB" in os.environ
-    bind = "127.0.0.1:0"
-    if inside:
-        token = str(folder / f"token-{os.getpid()}")
-        if not os.path.exists(token):
+    words, serve, bind, token = [lab.laconic_command()], ["serve", "--json"], "127.0.0.1:0", None
+    with tempfile.TemporaryDirectory() as folder:
+        if "LACONIC_LAB" in os.environ:
+            token, bind = f"{folder}/token", f"{socket.gethostbyname('host1')}:0"
             subprocess.run([*words, "serve", "--new-token", token], check=True, capture_output=True)
-        bind = f"{socket.gethostbyname('host1')}:0"
-        words += ["lab", "--on", "host1", *words]
-    words += ["serve", "--json", "--bind", bind, *(["--token", token] if token else [])]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
-    try:
-        yield json.loads(process.stdout.readline())["serving"], token
-    finally:
-        process.terminate()
-        process.wait()
-        process.stdout.close()
-        if token:
-            os.unlink(token)
+            words += ["lab", "--on", "host1", *words]
+            serve += ["--token", token]
+        process = subprocess.Popen([*words, *serve, "--bind", bind], stdout=subprocess.PIPE, text=True)
+        try:
+            yield json.loads(process.stdout.readline())["serving"], token
+        finally:
+            process.terminate()
+            process.wait()
+            process.stdout.close()
 
 
 def run_here(mine: list[Cell]) -> None:
@@ -239,12 +236,11 @@ def run_here(mine: list[Cell]) -> None:
 
     torch.set_num_threads(1)
     loaded = {model: models.load(model).data(None) for model in {cell.model for cell in mine}}
-    RESULTS.mkdir(parents=True, exist_ok=True)
     for i, cell in enumerate(mine):
         if cell.question == "laws":
             found = thc_laws.train(cell.name, models.load(cell.model), loaded[cell.model], cell, EVERY)
         else:
-            with server_of(cell, RESULTS) as server:
+            with server_of(cell) as server:
                 found = train(cell, loaded[cell.model], server)
         save(cell.path, {"cell": dataclasses.asdict(cell), **found, "environment": environment()})
         print(f"{i + 1}/{len(mine)} {cell.path.stem}: {found['curve'][-1][1]:.4f}, {found['seconds']:.0f} s", file=sys.stderr, flush=True)

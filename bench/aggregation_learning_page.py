@@ -51,8 +51,7 @@ each contribution, those included that only waited for a busy processor.
 {verdict}
 """
 
-CASES = ("*1 % loss*: server and workers on two hosts of `laconic lab --loss 1%`, which drops what goes either way. Where hosts hand over "
-         "what they send at once as one packet (GSO), such a packet is lost as a whole.",
+CASES = ("*1 % loss*: server and workers on two hosts of `laconic lab --loss 1%`, which drops single datagrams of both directions.",
          "*2 of 10 late*: quorum 0.8, a deadline of 5 ms. In each exchange two workers, drawn at random, send twice the deadline later, "
          "and only when the others have their sums (or after half a second: a worker that was left out four times in a row is waited for). "
          "What they had comes in a later mean of eight, so every gradient counts for an eighth, not a tenth: the learning rate is in "
