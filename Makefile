@@ -8,10 +8,10 @@ TIER ?= all
 SECONDS_EACH ?= 60
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-aggregation build test users soak bench models quality engines fuzz mutants format clean
+.PHONY: help demo demo-aggregation build test users soak bench models quality aggregation-learning engines fuzz mutants format clean
 
 help:  ## this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
 
 demo:  ## train with and without compression over a slow link; MODEL= DATA= RATE= NETWORKS= WORKERS= SPECS= SEEDS= change it
 	@scripts/bootstrap --required
@@ -59,6 +59,11 @@ quality:  ## every codec at its default with the demo's models into docs/results
 	@scripts/bootstrap
 	@scripts/build release laconic_c laconic_cli
 	@.venv/bin/python bench/qualities.py
+
+aggregation-learning:  ## thc under loss, late workers, other widths, into docs/results/aggregation-learning.md (half an hour, in parts)
+	@scripts/bootstrap
+	@scripts/build release laconic_c laconic_cli
+	@.venv/bin/python bench/aggregation_learning.py
 
 engines:  ## averaging over every engine against its own all-reduce into docs/results/engines.md (half an hour, in parts)
 	@scripts/bootstrap

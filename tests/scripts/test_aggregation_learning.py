@@ -1,0 +1,245 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""bench/aggregation_learning.py: its runs, its page from runs with known answers; the virtual workers; the simulated laws of thc."""
+
+import dataclasses
+import json
+import math
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "tests" / "support"), str(ROOT / "python" / "tests")]
+
+import training_here  # noqa: E402
+
+training_here.needs_models()
+
+import aggregation_learning as learning  # noqa: E402
+import aggregation_learning_page as pages  # noqa: E402
+import serving  # noqa: E402
+import thc_laws  # noqa: E402
+import torch  # noqa: E402
+
+PLACE = {"CPU": "one", "date": "2026-01-02", "python": "3.11", "torch": "2.0", "scikit-learn": "1.0"}
+BELOW = {"last": 0.2, "1 % loss": 0.4, "loss and quorum": 3.0, "bits=2": 2.5}
+
+
+def run_of(cell):
+    value = 0.95 + 0.001 * cell.seed - BELOW.get(cell.name, 0) / 100
+    run = {"cell": dataclasses.asdict(cell), "curve": [[5 * i, value] for i in range(1, 8)], "nmse": [], "environment": PLACE}
+    if cell.question == "laws":
+        run["noted"] = [{law: [1.0 + i * (law != "exact"), 0.01 * i] for i, law in enumerate(thc_laws.LAWS)}] * 3
+    elif cell.spec:
+        run["nmse"] = [] if cell.served else [[0.8 / cell.world, (0.6 if cell.name == "last" else 0.4) / cell.world]] * 2
+        run |= {"lane_bits": 16 if cell.world == 64 else 8, "granules": 1000, "resent": 100 * cell.world,
+                "excluded": 2000 if cell.late else 0, "partial": 1000 if cell.late else 0}
+    return run
+
+
+def everything():
+    return [(cell, run_of(cell)) for question in learning.QUESTIONS for cell in learning.cells(question)]
+
+
+def rows(page):
+    found = {}
+    for line in page.splitlines():
+        if line.startswith("| "):
+            cells = [cell.strip() for cell in line.split("|")[1:-1]]
+            found[tuple(cells[:2]) if cells[0].isdigit() else cells[0]] = cells
+    return found
+
+
+def test_every_run_is_a_file_of_its_own():
+    cells = [cell for question in learning.QUESTIONS for cell in learning.cells(question)]
+    assert len({cell.path for cell in cells}) == len(cells)
+    faults = learning.cells("faults")
+    assert {cell.seed for cell in faults} == {0, 1, 2} and {cell.world for cell in faults} == {10}
+    assert {cell.batch * cell.world for cell in learning.cells("widths")} == {learning.SAMPLES}
+    assert {cell.name for cell in faults if cell.loss} == {"1 % loss", "loss and quorum"}
+
+
+def test_the_page():
+    page = pages.page(everything())
+    table, flat = rows(page), " ".join(page.split())
+    assert table["float32"] == ["float32", "95.1 ± 0.1", "95.1 ± 0.1", "–", "–", "–"]
+    assert table["last"][1:] == ["94.9 ± 0.1 (-0.2)"] * 2 + ["–"] * 3
+    assert table["2 of 10 late"][1:] == ["95.1 ± 0.1 (+0.0)"] * 2 + ["20.0 %", "100.0 %", "10.0 %"]
+    assert table["loss and quorum"][1] == "**92.1 ± 0.1 (-3.0)**"
+    assert "which was to hold: loss and quorum with mlp (-3.0) and loss and quorum with cnn (-3.0)." in flat
+    assert table["4", "float32"] == ["4", "float32", "4", "4"] + ["–", "–", "95.1 ± 0.1"] * 2
+    assert table["64", "bits 3"] == ["64", "bits 3", "0.375", "2"] + ["0.013", "0.400", "95.0 (+0.0)"] * 2
+    assert "3 seeds with 4, 3 seeds with 16 and 1 seed with 64." in flat
+    assert "mlp, bits 2: more than a point below float32 with 4 (-2.5), 16 (-2.5) and 64 (-2.5) workers." in flat
+    assert table["exact"][1:4] == ["1.00 (to 1.00)", "0.00 %", "95.0"]  # of the laws: below that of the first table
+    assert table["1.1 max"][1:3] == ["4.00 (to 4.00)", "3.00 %"] and table["1.5 max"][3] == "–"
+    assert "mlp: the smallest error is that of 1.25 rms." in flat
+    assert "that of 1.1 max, which is `scale=last`: 1.25 rms 0.50, 1.0 max 0.75, 1.25 max 1.25 and 1.5 max 1.50." in flat
+    assert "the error of `last` is 1.50 (mlp) and 1.50 (cnn) times that of `exact`." in flat
+    assert "- 1.0 max and 1.25 rms would be better than 1.1 max by more than 5 % with every model." in flat and "missing" not in page
+
+
+def test_where_all_hold_it_is_said(monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "BELOW", {"last": 0.25})
+    flat = " ".join(pages.page(everything()).split())
+    assert "All end within 1 point of float32; the furthest below it, by 0.25, is last with mlp." in flat
+    assert "Every width ends within a point of float32" in flat
+
+
+def test_what_is_missing_is_counted_and_what_is_kept_not_trained_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(learning, "RESULTS", tmp_path / "out")
+    monkeypatch.setattr(learning, "KEPT", tmp_path / "aggregation-learning.json")
+    started = []
+    monkeypatch.setattr(learning, "start", lambda cells: started.extend(cells) or 0)
+    for cell, run in everything()[:-2]:
+        learning.save(cell.path, run)
+    learning.kept.cache_clear()
+    try:
+        assert learning.main(["--out", str(tmp_path)]) == 0 and len(started) == 2
+        assert f"Runs that are missing: 2 of {len(everything())}." in (tmp_path / "aggregation-learning.md").read_text()
+        for path in (tmp_path / "out").iterdir():
+            path.unlink()
+        learning.kept.cache_clear()
+        started.clear()
+        learning.train_all(learning.cells("faults"), 1)
+        assert not started
+    finally:
+        learning.kept.cache_clear()
+
+
+def test_the_picture_has_a_line_for_each_width():
+    chart = pages.picture(pages.Runs(everything(), "widths"))
+    lines = re.findall(r'polyline points="([^"]+)"', chart)
+    assert len(lines) == 4 + 2 * (3 + 4)  # a legend, and for each model errors and accuracies
+    assert sum(len(points.split()) == 3 for points in lines) == 14 and "nan" not in chart
+
+
+# ---- virtual workers ----
+
+PARAMETERS = [("w", (40, 50)), ("b", (10,))]
+
+
+def workers_of(monkeypatch, world, spec="thc:block=256", **options):
+    training_here.needs_library(monkeypatch)
+    import virtual_workers
+
+    return virtual_workers.VirtualWorkers(spec, PARAMETERS, world, small_elements=16, **options)
+
+
+def fill(workers, step):
+    for rank, row in enumerate(workers.gradients):
+        row[:] = torch.randn(2010, generator=torch.Generator().manual_seed(100 * step + rank)).numpy()
+    return workers.gradients.mean(0)
+
+
+@pytest.mark.parametrize("spec", ["thc:block=256", "3lc", "topk:ratio=0.3"])
+def test_virtual_workers_get_one_mean_and_what_it_lacks_is_in_the_residuals(monkeypatch, spec):
+    workers = workers_of(monkeypatch, 3, spec)
+    delivered, came_in = 0, 0
+    for step in range(4):
+        came_in = came_in + fill(workers, step)
+        workers.exchange()
+        assert (workers.gradients == workers.gradients[0]).all()
+        delivered = delivered + workers.gradients[0]
+    kept = sum(workers.residuals(rank)["w"] for rank in range(3)) / 3 if workers.residuals(0) else 0
+    assert abs(delivered[:2000] + kept - came_in[:2000]).max() < 1e-5
+    assert abs(delivered[2000:] - came_in[2000:]).max() < 1e-6
+    workers.close()
+
+
+def test_late_workers_are_left_out_and_keep_their_gradients(monkeypatch):
+    if not serving.BINARY.exists():
+        pytest.skip(f"{serving.BINARY} is not built")
+    training_here.needs_library(monkeypatch)
+    monkeypatch.setattr("virtual_workers.PATIENCE", 60)  # nobody is late four times in a row: exact, on a busy machine, too
+    with serving.servers(1) as (server,):
+        workers = workers_of(monkeypatch, 5, server=server.address, quorum=0.6, deadline_ms=2, late=2)
+        delivered, came_in, steps = 0, 0, 4
+        for step in range(steps):
+            came_in = came_in + fill(workers, step)
+            workers.exchange()
+            delivered = delivered + workers.gradients[0]
+            assert (workers.gradients == workers.gradients[0]).all()
+        stats = workers.stats()
+        # 8 blocks and a granule of the small parameter
+        assert sum(each["excluded_granules"] for each in stats) == 2 * 9 * steps
+        assert all(each["partial_granules"] == 9 * steps for each in stats)
+        assert max(each["excluded_granules"] for each in stats) < 9 * steps  # not always the same two
+        # a mean is that of three; what was not in one waits
+        kept = sum(workers.residuals(rank)["w"] for rank in range(5)) / 3
+        assert abs(delivered[:2000] + kept - 5 / 3 * came_in[:2000]).max() < 1e-5
+        workers.close()
+
+
+def test_the_error_of_a_mean_is_that_of_compressed_parameters(monkeypatch):
+    workers = workers_of(monkeypatch, 2)
+    fill(workers, 0)
+    before = learning.inputs_of(workers)
+    assert list(before) == [0] and before[0].shape == (2, 2000) and (before[0] == workers.gradients[:, :2000]).all()
+    workers.gradients[:] = 2 * workers.gradients.mean(0)
+    error, of_inputs = learning.error_of(workers, before)
+    assert error == pytest.approx(1, rel=1e-5) and of_inputs == pytest.approx(0.5, rel=0.1)
+    workers.close()
+
+
+# ---- the laws ----
+
+
+def test_tables_are_those_of_the_format():
+    """docs/format/codecs/thc.md; the first is the one of THC's authors."""
+    cost, table = thc_laws.best_table(30)
+    assert table == (0, 3, 5, 7, 9, 11, 13, 14, 16, 17, 19, 21, 23, 25, 27, 30) and cost == pytest.approx(0.013075, abs=1e-6)
+    assert [thc_laws.table_of(world)[-1] for world in (4, 5, 6, 7, 8, 16)] == [53, 51, 38, 34, 17, 15]
+
+
+def test_expected_errors_are_those_of_rounding_at_random():
+    chance = torch.Generator().manual_seed(0)
+    quantizer, y = thc_laws.Quantizer(4), torch.randn(4, 64, 1024, generator=chance)
+    half = torch.full((64, 1), 1.9)
+    found = [(quantizer.rounded(y, half, chance).mean(0) - y.mean(0)).square().sum().item() for _ in range(20)]
+    assert quantizer.error(y, half) == pytest.approx(sum(found) / 20, rel=0.01)
+    values = torch.unique(quantizer.rounded(y, half, chance))
+    assert len(values) == 16 and values[0] == -values[-1] == pytest.approx(-1.9)
+
+
+def test_ranges_by_law():
+    norms, later = torch.tensor([[3.0, 0.0], [4.0, 0.0]]), torch.tensor([[1.0, 1.0], [2.0, 1.0]])
+    unit, scale = torch.tensor([0, 0]), thc_laws.BOUND / math.sqrt(thc_laws.BLOCK)
+
+    def second(law):
+        ranges = thc_laws.Range(law, unit)
+        assert ranges.of(norms)[0].item() == pytest.approx(4 * scale)  # the first exchange is exact
+        return (ranges.of(later)[:, 0] / scale).tolist()
+
+    assert second("exact") == pytest.approx([2, 1])
+    assert second("1.1 max") == pytest.approx([4.4, 4 / 1024])
+    assert second("1.25 rms") == pytest.approx([1.25 * math.sqrt(12.5), 4 / 1024])
+    assert thc_laws.sent(torch.tensor([1.0 + 2**-20])).item() == 1.0078125
+
+
+def test_what_a_simulated_mean_lacks_is_in_the_residuals():
+    simulation = thc_laws.Simulation("1.1 max", [1500, 300], 4, 0)
+    came_in, delivered = 0, 0
+    for step in range(3):
+        gradients = torch.randn(4, 1800, generator=torch.Generator().manual_seed(step))
+        came_in, delivered = came_in + gradients.mean(0), delivered + simulation.exchange(gradients, step == 2)
+    kept = simulation.residual.mean(0).view(-1)
+    kept = torch.cat([kept[:1500], kept[2048:2348]])
+    assert (delivered + kept - came_in).abs().max() < 1e-5 and kept.abs().max() > 0.01
+    assert simulation.found[0]["exact"][0] == 1 and 0 < simulation.found[0]["1.0 max"][1] < 0.05
+
+
+@pytest.mark.parametrize("cell", [learning.Cell("faults", "2 of 10 late", "mlp", 0, 3, 4, "thc", True, 0.0, 0.5, 1, steps=5),
+                                  learning.Cell("laws", "1.1 max", "mlp", 0, 2, 4, steps=5)], ids=lambda cell: cell.question)
+def test_one_training_of_a_few_steps(tmp_path, monkeypatch, cell):
+    training_here.needs_library(monkeypatch)
+    monkeypatch.setattr(learning, "RESULTS", tmp_path)
+    monkeypatch.setattr("virtual_workers.PATIENCE", 60)
+    monkeypatch.setenv("LACONIC_BIN", training_here.needs("LACONIC_CLI", "bin/laconic"))
+    learning.run_here([cell])
+    run = json.loads(next(tmp_path.glob("*.json")).read_text())
+    assert run["cell"] == dataclasses.asdict(cell) and [step for step, _ in run["curve"]] == [5]
+    if cell.late:
+        assert run["partial"] == run["granules"] == run["excluded"] > 0  # one is late, in every sum
