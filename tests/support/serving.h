@@ -16,12 +16,14 @@ namespace laconic::test {
 
 class Serving {
  public:
+  using Io = transport::aggregation::Io;
+
   explicit Serving(const std::string& bind = "127.0.0.1:0", uint64_t secret = 1,
-                   const wire::Token& token = {}, bool full_tags = false) {
-    server::UdpServerSettings settings;
-    settings.bind = bind;
-    settings.server.token = token;
-    settings.server.full_tags = full_tags;
+                   const wire::Token& token = {}, bool full_tags = false)
+      : Serving(settings_of(bind, token, full_tags), secret) {}
+  explicit Serving(Io io, const std::string& bind = "127.0.0.1:0", uint64_t secret = 1)
+      : Serving(settings_of(bind, {}, false, io), secret) {}
+  Serving(server::UdpServerSettings settings, uint64_t secret) {
     store(settings.server.secret.data(), secret);
     store(settings.server.secret.data() + 16, secret << 20U);
     auto opened = server::UdpServer::open(settings);
@@ -33,13 +35,25 @@ class Serving {
     address_ = server_->address();
     thread_ = std::thread([this] { server_->run(stop_); });
   }
-  ~Serving() {
+  ~Serving() { end(); }
+  void end() {
     stop_ = true;
     if (thread_.joinable()) thread_.join();
+    server_.reset();
   }
   [[nodiscard]] const std::string& address() const { return address_; }
 
  private:
+  static server::UdpServerSettings settings_of(const std::string& bind, const wire::Token& token,
+                                               bool full_tags, Io io = Io::gso) {
+    server::UdpServerSettings settings;
+    settings.bind = bind;
+    settings.io = io;
+    settings.server.token = token;
+    settings.server.full_tags = full_tags;
+    return settings;
+  }
+
   std::unique_ptr<server::UdpServer> server_;
   std::string address_;
   std::atomic<bool> stop_{false};

@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include "server/io/udp_server.h"
+#include "support/serving.h"
 
 namespace laconic::test {
 namespace {
@@ -35,38 +35,6 @@ wire::JobSettings job_of(uint8_t world) {
   for (uint16_t i = 0; i < 16; ++i) s.table[i] = i;
   return s;
 }
-
-class Serving {
- public:
-  explicit Serving(Io io, std::string bind = "127.0.0.1:0", uint64_t secret = 1) {
-    server::UdpServerSettings settings;
-    settings.bind = std::move(bind);
-    settings.io = io;
-    store(settings.server.secret.data(), secret);
-    store(settings.server.secret.data() + 16, secret << 20U);
-    auto opened = server::UdpServer::open(settings);
-    if (!opened) {
-      ADD_FAILURE() << opened.error().message;
-      return;
-    }
-    server_ = std::move(*opened);
-    thread_ = std::thread([this] { server_->run(stop_); });
-  }
-  ~Serving() { end(); }
-  void end() {
-    stop_ = true;
-    if (thread_.joinable()) thread_.join();
-    if (server_ != nullptr) address_ = server_->address();
-    server_.reset();
-  }
-  std::string address() const { return server_ != nullptr ? server_->address() : address_; }
-
- private:
-  std::unique_ptr<server::UdpServer> server_;
-  std::string address_;
-  std::atomic<bool> stop_{false};
-  std::thread thread_;
-};
 
 agg::UdpSettings worker_settings(const std::vector<std::string>& servers, uint8_t rank,
                                  uint8_t world, uint64_t job, Io io) {
