@@ -58,7 +58,9 @@ class HandWorker:
         self.send(self.header("ack", ack, ack))
 
     def result(self):
-        found = wire.parse_header(self.receive(), True)
+        """The next one; the server's word on how far it is may come before."""
+        while (found := wire.parse_header(self.receive(), True))["type"] in ("status", "open"):
+            pass
         assert found["type"] == "result", found
         return found
 
