@@ -3,7 +3,7 @@
 // The bundle: what one rank sends to another in one exchange, all units of a bucket behind one
 // header.
 //
-//   header (60) | slot table (4 per unit) | seen length (4, or none) |
+//   header (76) | slot table (4 per unit) | seen length (4, or none) |
 //   lanes (raw f32) | payloads, padded to 4
 //
 // A transport moves capacities that all ranks know beforehand; a bundle lies at the start of one
@@ -12,6 +12,7 @@
 // and order of checks: docs/format/FRAME.md.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
 #include <string_view>
@@ -21,12 +22,12 @@
 
 namespace laconic {
 
-inline constexpr uint8_t kBundleVersion = 2;
-inline constexpr uint64_t kBundleHeaderBytes = 60;
+inline constexpr uint8_t kBundleVersion = 3;
+inline constexpr uint64_t kBundleHeaderBytes = 76;
 /// Lanes and every payload start at a multiple of it (counted from the header, which a caller
 /// aligns as it likes).
 inline constexpr uint64_t kBundleAlign = 4;
-/// The least that an exchange grants: the longest failure bundle takes 60 + 20 + 512 bytes.
+/// The least that an exchange grants: the longest failure bundle takes 76 + 20 + 512 bytes.
 inline constexpr uint64_t kMinCapacity = 640;
 inline constexpr uint64_t kMaxFailureText = 512;
 inline constexpr uint32_t kMaxWorld = 65535;
@@ -52,6 +53,13 @@ struct BundleId {
   uint64_t step = 0;
   uint32_t sequence = 0;
   uint64_t agreement = 0;  ///< hash of specs, sizes and versions agreed at attach
+};
+
+/// What the sender observed in an earlier step (control/report.h). Any bytes may be in it, and none
+/// of them is refused here.
+struct BundleReport {
+  std::array<uint8_t, 12> bytes{};  ///< zeros: nothing
+  uint32_t step = 0;                ///< low half of the number of the step it is about
 };
 
 /// The fixed part of a bundle's body; agreed, so both sides know it.
@@ -104,6 +112,7 @@ class BundleWriter {
   void mark_non_finite() noexcept { non_finite_ = true; }
   /// The sender asks for a flush in that many steps, at most kMaxFlushSteps; 0: it does not.
   void set_flush(uint32_t steps) noexcept { flush_ = steps; }
+  void set_report(const BundleReport& report) noexcept { report_ = report; }
   /// An owner's bundle that holds only its seen length: some contributions have to travel again.
   void mark_incomplete() noexcept { incomplete_ = true; }
   /// With shape.seen: the size of the largest bundle that was sent to this owner.
@@ -134,6 +143,7 @@ class BundleWriter {
   uint64_t end_ = 0;
   uint32_t slot_ = 0;
   uint32_t flush_ = 0;
+  BundleReport report_;
   bool non_finite_ = false;
   bool incomplete_ = false;
 };
@@ -183,6 +193,7 @@ struct BundleView {
   bool incomplete = false;  ///< an owner's: only the seen length means something
   bool failed = false;      ///< the sender failed: only `failure` is there
   uint32_t flush = 0;       ///< steps of the flush that the sender asks for; 0: none
+  BundleReport report;      ///< of an overflow, too
   uint64_t bytes = 0;       ///< size of the bundle; with overflow, what it would have taken
   BundleFailure failure;    ///< text points into the parsed bytes
   BundleShape shape;        ///< as expected; zeros when overflow or failed

@@ -12,34 +12,36 @@
 namespace laconic::wire {
 
 enum BundleAt : uint64_t {
-  kMagicAt = 0,       // u32
-  kVersionAt = 4,     // u8
-  kKindAt = 5,        // u8
-  kFlagsAt = 6,       // u8
-  kRoundAt = 7,       // u8
-  kChecksumAt = 8,    // u64
-  kHashedAt = 16,     // the checksum covers everything from here on; bytes 0 to 7 are its seed
-  kStepAt = 16,       // u64
-  kAgreementAt = 24,  // u64
-  kBytesAt = 32,      // u64
-  kSequenceAt = 40,   // u32
-  kRankAt = 44,       // u16
-  kWorldAt = 46,      // u16
-  kSlotsAt = 48,      // u32
-  kLaneBytesAt = 52,  // u32
-  kFlushAt = 56,      // u32
-  kBodyAt = 60,
+  kMagicAt = 0,        // u32
+  kVersionAt = 4,      // u8
+  kKindAt = 5,         // u8
+  kFlagsAt = 6,        // u8
+  kRoundAt = 7,        // u8
+  kChecksumAt = 8,     // u64
+  kHashedAt = 16,      // the checksum covers everything from here on; bytes 0 to 7 are its seed
+  kStepAt = 16,        // u64
+  kAgreementAt = 24,   // u64
+  kBytesAt = 32,       // u64
+  kSequenceAt = 40,    // u32
+  kRankAt = 44,        // u16
+  kWorldAt = 46,       // u16
+  kSlotsAt = 48,       // u32
+  kLaneBytesAt = 52,   // u32
+  kFlushAt = 56,       // u32
+  kReportAt = 60,      // 12 bytes
+  kReportStepAt = 72,  // u32
+  kBodyAt = 76,
 };
 static_assert(kBodyAt == kBundleHeaderBytes);
 
 // Body of a failure.
 enum FailureAt : uint64_t {
-  kFailureCodeAt = 60,       // i32
-  kFailureRankAt = 64,       // u32
-  kFailureBucketAt = 68,     // u32
-  kFailureParameterAt = 72,  // u32
-  kFailureLengthAt = 76,     // u32
-  kFailureTextAt = 80,
+  kFailureCodeAt = 76,       // i32
+  kFailureRankAt = 80,       // u32
+  kFailureBucketAt = 84,     // u32
+  kFailureParameterAt = 88,  // u32
+  kFailureLengthAt = 92,     // u32
+  kFailureTextAt = 96,
 };
 static_assert(round_up(kFailureTextAt + kMaxFailureText, kBundleAlign) <= kMinCapacity);
 

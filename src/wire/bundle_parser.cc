@@ -30,6 +30,7 @@ struct Header {
   uint8_t flags = 0;
   uint64_t bytes = 0;
   uint32_t flush = 0;
+  BundleReport report;
 
   [[nodiscard]] bool has(uint8_t flag) const noexcept { return (flags & flag) != 0; }
   [[nodiscard]] uint64_t valid_bytes() const noexcept {
@@ -52,6 +53,8 @@ Header get_header(const uint8_t* p) noexcept {
   h.shape.lane_bytes = load<uint32_t>(p + kLaneBytesAt);
   h.bytes = load<uint64_t>(p + kBytesAt);
   h.flush = load<uint32_t>(p + kFlushAt);
+  h.report.bytes = load<decltype(h.report.bytes)>(p + kReportAt);
+  h.report.step = load<uint32_t>(p + kReportStepAt);
   return h;
 }
 
@@ -83,7 +86,7 @@ Result<void> check_start(Bytes in) {
 Result<void> check_integrity(Bytes in, const Header& h) {
   const uint64_t valid = h.valid_bytes();
   if (valid < kBundleHeaderBytes || valid % kBundleAlign != 0) {
-    return bundle_error(Errc::frame_field, "bytes", "a multiple of 4 from 60 on", valid);
+    return bundle_error(Errc::frame_field, "bytes", "a multiple of 4 from 76 on", valid);
   }
   if (valid > in.size()) {
     return bundle_error(Errc::frame_truncated, "length", at_least(valid), in.size());
@@ -246,6 +249,7 @@ BundleView make_view(Bytes bundle, const Header& h) noexcept {
   view.non_finite = h.has(kNonFiniteFlag);
   view.incomplete = h.has(kIncompleteFlag);
   view.flush = h.flush;
+  view.report = h.report;
   view.bytes = h.bytes;
   view.shape = h.shape;
   view.table = bundle.subspan(kBodyAt, table);
@@ -274,6 +278,7 @@ Result<BundleView> parse_overflow(const Header& h, uint64_t capacity, const Bund
   BundleView view;
   view.non_finite = h.has(kNonFiniteFlag);
   view.overflow = true;
+  view.report = h.report;
   view.bytes = h.bytes;
   return view;
 }

@@ -11,7 +11,7 @@ namespace {
 using namespace wire;
 
 void put_header(const BundleId& id, const BundleShape& shape, uint8_t flags, uint64_t bytes,
-                uint32_t flush, uint8_t* p) noexcept {
+                uint32_t flush, const BundleReport& report, uint8_t* p) noexcept {
   store(p + kMagicAt, kBundleMagic);
   store(p + kVersionAt, kBundleVersion);
   store(p + kKindAt, id.kind);
@@ -26,6 +26,8 @@ void put_header(const BundleId& id, const BundleShape& shape, uint8_t flags, uin
   store(p + kSlotsAt, shape.slots);
   store(p + kLaneBytesAt, shape.lane_bytes);
   store(p + kFlushAt, flush);
+  store(p + kReportAt, report.bytes);
+  store(p + kReportStepAt, report.step);
 }
 
 void seal(MutBytes bundle) noexcept { store(bundle.data() + kChecksumAt, bundle_checksum(bundle)); }
@@ -96,7 +98,7 @@ BundleSize BundleWriter::finish(const BundleId& id, uint64_t capacity) noexcept 
   const auto flags = static_cast<uint8_t>(
       (non_finite_ ? kNonFiniteFlag : 0) | (overflow ? kOverflowFlag : 0) |
       (shape_.seen != 0 ? kSeenFlag : 0) | (incomplete_ ? kIncompleteFlag : 0));
-  put_header(id, shape_, flags, end_, flush_, out_.data());
+  put_header(id, shape_, flags, end_, flush_, report_, out_.data());
   seal(out_.first(valid));
   return {valid, end_, overflow};
 }
@@ -112,7 +114,7 @@ uint64_t write_failure_bundle(const BundleId& id, const BundleFailure& failure,
   store(p + kFailureBucketAt, failure.bucket);
   store(p + kFailureParameterAt, failure.parameter);
   store(p + kFailureLengthAt, length);
-  put_header(id, {}, kFailedFlag, end, 0, p);
+  put_header(id, {}, kFailedFlag, end, 0, {}, p);
   seal(out.first(end));
   return end;
 }

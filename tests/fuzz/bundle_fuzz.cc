@@ -39,6 +39,7 @@ void writes_again(Bytes capacity, const BundleView& view, const BundleExpect& ex
   if (view.non_finite) writer.mark_non_finite();
   if (view.incomplete) writer.mark_incomplete();
   writer.set_flush(view.flush);
+  writer.set_report(view.report);
   for (SlotCursor slots = view.slots(); slots.left() > 0;) {
     const Slot slot = slots.next();
     require(inside(slot.payload, capacity.first(view.bytes)));

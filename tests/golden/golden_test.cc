@@ -145,6 +145,8 @@ void expect_contents(const BundleView& view, const Json& c) {
     return;
   }
   EXPECT_EQ(view.bytes, c["bytes"].get<uint64_t>());
+  EXPECT_EQ(hex_of(view.report.bytes), c["report"].get<std::string>());
+  EXPECT_EQ(view.report.step, c["report_step"].get<uint32_t>());
   if (view.overflow) return;
   EXPECT_EQ(view.non_finite, c["non_finite"].get<bool>());
   EXPECT_EQ(view.incomplete, c["incomplete"].get<bool>());

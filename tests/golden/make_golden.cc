@@ -265,7 +265,12 @@ Json contents_of(const BundleView& view) {
             {"parameter", view.failure.parameter},
             {"text", view.failure.text}};
   }
-  if (view.overflow) return {{"overflow", true}, {"bytes", view.bytes}};
+  if (view.overflow) {
+    return {{"overflow", true},
+            {"bytes", view.bytes},
+            {"report", hex_of(view.report.bytes)},
+            {"report_step", view.report.step}};
+  }
   Json slots = Json::array();
   for (SlotCursor cursor = view.slots(); cursor.left() > 0;) {
     const Slot slot = cursor.next();
@@ -278,6 +283,8 @@ Json contents_of(const BundleView& view) {
           {"non_finite", view.non_finite},
           {"incomplete", view.incomplete},
           {"flush", view.flush},
+          {"report", hex_of(view.report.bytes)},
+          {"report_step", view.report.step},
           {"slots", slots},
           {"seen", seen},
           {"lanes", hex_of(view.lanes)}};
@@ -335,6 +342,7 @@ Buffer example_bundle(const BundleShape& shape, uint64_t capacity) {
   for (uint32_t i = 0; i < shape.lane_bytes; i += 4) store(writer.lanes().data() + i, 1.5F);
   writer.set_seen(300);
   writer.set_flush(10);
+  writer.set_report({{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}, 76});
   writer.put(Buffer{1, 2, 3, 4, 5, 6, 7});
   writer.put_zero();
   writer.put_non_finite();
@@ -358,24 +366,25 @@ void add_bundles(Bundles& bundles) {
   nothing.finish(example_id(), kMinCapacity);
   bundles.add("nothing", header, {example_id(), {}, {}, 0});
   bundles.add("incomplete", patched<uint8_t>(b, 6, 0x19), expect);
-  bundles.add("overflow", resized(example_bundle(shape, 64), 64), expect);
+  bundles.add("overflow", resized(example_bundle(shape, 80), 80), expect);
   Buffer failure(kMinCapacity);
   const BundleFailure said{Errc::non_finite, 2, 4, 17, "gradient of embed.weight: NaN · größer"};
   failure.resize(write_failure_bundle(example_id(), said, failure));
   bundles.add("failure", failure, expect);
 
   bundles.add("bad-truncated", resized(b, n - 4), expect);
-  bundles.add("bad-header_cut", resized(b, 59), expect);
+  bundles.add("bad-header_cut", resized(b, 75), expect);
   bundles.add("bad-magic", flipped(b, 1), expect);
   bundles.add("bad-version", flipped(b, 4), expect);
   bundles.add("bad-version_1", patched<uint8_t>(b, 4, 1), expect);  // of release 0.1
+  bundles.add("bad-version_2", patched<uint8_t>(b, 4, 2), expect);  // before reports
   bundles.add("bad-checksum", flipped(b, n - 1), expect);
   bundles.add("bad-flag", patched<uint8_t>(b, 6, 0x29), expect);
   bundles.add("bad-non_finite_slot", patched<uint8_t>(b, 6, 8), expect);
-  bundles.add("bad-slot_bound", patched<uint32_t>(b, 60, 8), expect);
-  bundles.add("bad-slot_beyond", patched<uint32_t>(b, 64, 100), expect);
-  bundles.add("bad-slot_missing", patched<uint32_t>(b, 76, 0), expect);
-  bundles.add("bad-padding", patched<uint32_t>(b, 60, 3), expect);
+  bundles.add("bad-slot_bound", patched<uint32_t>(b, 76, 8), expect);
+  bundles.add("bad-slot_beyond", patched<uint32_t>(b, 80, 100), expect);
+  bundles.add("bad-slot_missing", patched<uint32_t>(b, 92, 0), expect);
+  bundles.add("bad-padding", patched<uint32_t>(b, 76, 3), expect);
   bundles.add("bad-rank", patched<uint16_t>(b, 44, 1), expect);
   bundles.add("bad-world", patched<uint16_t>(b, 46, 4), expect);
   bundles.add("bad-agreement", patched<uint64_t>(b, 24, 1), expect);
@@ -383,14 +392,14 @@ void add_bundles(Bundles& bundles) {
   bundles.add("bad-sequence", patched<uint32_t>(b, 40, 8), expect);
   bundles.add("bad-kind", patched<uint8_t>(b, 5, 9), expect);
   bundles.add("bad-flush", patched<uint32_t>(b, 56, 65536), expect);
-  bundles.add("bad-seen", patched<uint32_t>(b, 80, 76), expect);
+  bundles.add("bad-seen", patched<uint32_t>(b, 96, 76), expect);
   bundles.add("bad-slots", patched<uint32_t>(b, 48, UINT32_MAX), expect);
   bundles.add("bad-lanes", patched<uint32_t>(b, 52, UINT32_MAX), expect);
-  const Buffer over = resized(example_bundle(shape, 64), 64);
-  bundles.add("bad-overflow_fits", patched<uint64_t>(over, 32, 64, 60), expect);
-  bundles.add("bad-overflow_huge", patched<uint64_t>(over, 32, 1 << 30, 60), expect);
-  bundles.add("bad-failure_length", patched<uint32_t>(failure, 76, 513), expect);
-  bundles.add("bad-failure_text", patched<uint8_t>(failure, 84, 0xFF), expect);
+  const Buffer over = resized(example_bundle(shape, 80), 80);
+  bundles.add("bad-overflow_fits", patched<uint64_t>(over, 32, 80, 76), expect);
+  bundles.add("bad-overflow_huge", patched<uint64_t>(over, 32, 1 << 30, 76), expect);
+  bundles.add("bad-failure_length", patched<uint32_t>(failure, 92, 513), expect);
+  bundles.add("bad-failure_text", patched<uint8_t>(failure, 100, 0xFF), expect);
 }
 
 // ---- corpora ----

@@ -45,6 +45,7 @@ struct Example {
     store(writer.lanes().data() + 4, -2.5F);
     writer.set_seen(300);
     writer.set_flush(10);
+    writer.set_report({{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}, 76});
     writer.put(Buffer{1, 2, 3, 4, 5, 6, 7});
     writer.put_zero();
     writer.put_non_finite();
@@ -77,7 +78,7 @@ Buffer with(Buffer bytes, std::size_t at, T value, std::size_t valid) {
 TEST(Bundle, round_trips) {
   Example e;
   EXPECT_FALSE(e.size.overflow);
-  EXPECT_EQ(e.size.bytes, 60 + 5 * 4 + 4 + 8 + 8 + 8 + 4U);
+  EXPECT_EQ(e.size.bytes, 76 + 5 * 4 + 4 + 8 + 8 + 8 + 4U);
   EXPECT_EQ(e.size.needed, e.size.bytes);
   EXPECT_EQ(e.out[e.size.bytes], 0xEE);
   const auto view = parse_bundle(e.out, e.expect());
@@ -106,7 +107,7 @@ TEST(Bundle, round_trips) {
 TEST(Bundle, lies_as_documented) {
   const Buffer b = Example().used();
   EXPECT_EQ(std::string(b.begin(), b.begin() + 4), "LACB");
-  EXPECT_EQ(b[4], 2);
+  EXPECT_EQ(b[4], 3);
   EXPECT_EQ(b[5], 1);
   EXPECT_EQ(b[6], 1 + 8);
   EXPECT_EQ(b[7], 1);
@@ -119,13 +120,39 @@ TEST(Bundle, lies_as_documented) {
   EXPECT_EQ(load<uint32_t>(&b[48]), 5U);
   EXPECT_EQ(load<uint32_t>(&b[52]), 8U);
   EXPECT_EQ(load<uint32_t>(&b[56]), 10U);
-  EXPECT_EQ(load<uint32_t>(&b[60]), 7U);
-  EXPECT_EQ(load<uint32_t>(&b[64]), 0U);
-  EXPECT_EQ(load<uint32_t>(&b[68]), 0xFFFFFFFFU);
-  EXPECT_EQ(load<uint32_t>(&b[80]), 75U);  // 300 bytes, in words
-  EXPECT_EQ(load<float>(&b[84]), 1.5F);
-  EXPECT_EQ(b[92], 1);
-  EXPECT_EQ(b[99], 0);
+  for (uint8_t i = 0; i < 12; ++i) EXPECT_EQ(b[60U + i], i + 1);
+  EXPECT_EQ(load<uint32_t>(&b[72]), 76U);
+  EXPECT_EQ(load<uint32_t>(&b[76]), 7U);
+  EXPECT_EQ(load<uint32_t>(&b[80]), 0U);
+  EXPECT_EQ(load<uint32_t>(&b[84]), 0xFFFFFFFFU);
+  EXPECT_EQ(load<uint32_t>(&b[96]), 75U);  // 300 bytes, in words
+  EXPECT_EQ(load<float>(&b[100]), 1.5F);
+  EXPECT_EQ(b[108], 1);
+  EXPECT_EQ(b[115], 0);
+}
+
+/// Whatever a peer says about its step, its gradients are worth as much.
+TEST(Bundle, any_report_is_taken_as_it_is) {
+  const Example e;
+  const auto view = parse_bundle(e.out, e.expect());
+  ASSERT_TRUE(view) << view.error().message;
+  EXPECT_EQ(view->report.bytes, (std::array<uint8_t, 12>{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}));
+  EXPECT_EQ(view->report.step, 76U);
+  const Buffer used = e.used();
+  for (std::size_t at = 60; at < 76; ++at) {
+    const Buffer lies = with<uint8_t>(used, at, 0xFF, used.size());
+    const auto other = parse_bundle(lies, e.expect());
+    ASSERT_TRUE(other) << other.error().message;
+    EXPECT_EQ(at < 72 ? other->report.bytes[at - 60] : other->report.step >> 8 * (at - 72) & 0xFF,
+              0xFFU);
+  }
+  Example small(90);
+  ASSERT_TRUE(small.size.overflow);
+  small.out.resize(90);
+  const auto cut = parse_bundle(small.out, small.expect());
+  ASSERT_TRUE(cut) << cut.error().message;
+  EXPECT_EQ(cut->report.bytes, view->report.bytes);
+  EXPECT_EQ(cut->report.step, 76U);
 }
 
 TEST(Bundle, nothing_at_all_is_a_header) {
@@ -153,10 +180,10 @@ TEST(Bundle, overflow_is_a_value_and_can_be_completed) {
   // Overflowing although it would have fitted; and asking for more than the plan's bounds.
   moved.resize(needed);
   EXPECT_EQ(code_of(moved, small.expect()), Errc::frame_field);
-  EXPECT_EQ(code_of(with<uint64_t>(moved, 32, 1 << 20, 60), small.expect()), Errc::bound_exceeded);
+  EXPECT_EQ(code_of(with<uint64_t>(moved, 32, 1 << 20, 76), small.expect()), Errc::bound_exceeded);
   // The repeat round.
   BundleWriter writer = small.write();
-  writer.finish(small.id, 64);
+  writer.finish(small.id, 80);
   small.size = writer.finish(small.id, needed);
   EXPECT_FALSE(small.size.overflow);
   EXPECT_EQ(small.used(), e.used());
@@ -190,7 +217,8 @@ TEST(Bundle, bit_flips_of_overflow_and_failure_headers) {
   const Example e(100);
   Buffer failure(kMinCapacity, 0xEE);
   const uint64_t length = write_failure_bundle(e.id, {Errc::non_finite, 2, 1, 0, "NaN"}, failure);
-  for (const auto& [bytes, valid] : {std::pair{e.out, uint64_t{56}}, std::pair{failure, length}}) {
+  for (const auto& [bytes, valid] :
+       {std::pair{e.out, kBundleHeaderBytes}, std::pair{failure, length}}) {
     Buffer sent(bytes.begin(), bytes.begin() + 100);
     ASSERT_EQ(code_of(sent, e.expect()), Errc::ok);
     for (std::size_t bit = 0; bit < 8 * valid; ++bit) {
@@ -241,19 +269,19 @@ TEST(Bundle, bodies_are_checked_behind_the_checksum) {
   EXPECT_EQ(code(with<uint32_t>(b, 56, kMaxFlushSteps, n)), Errc::ok);
   EXPECT_EQ(code(with<uint32_t>(b, 56, kMaxFlushSteps + 1, n)), Errc::frame_field);
   EXPECT_EQ(code(with<uint8_t>(b, 6, 1, n)), Errc::frame_count);    // no seen lengths
-  EXPECT_EQ(code(with<uint32_t>(b, 60, 3, n)), Errc::frame_field);  // padding not zero
-  EXPECT_EQ(code(with<uint32_t>(b, 60, 8, n)), Errc::bound_exceeded);
-  EXPECT_EQ(code(with<uint32_t>(b, 60, 0xFFFFFFFEU, n)), Errc::bound_exceeded);
-  EXPECT_EQ(code(with<uint32_t>(b, 76, 0, n)), Errc::frame_extended);
-  EXPECT_EQ(code(with<uint32_t>(b, 64, 100, n)), Errc::frame_truncated);
+  EXPECT_EQ(code(with<uint32_t>(b, 76, 3, n)), Errc::frame_field);  // padding not zero
+  EXPECT_EQ(code(with<uint32_t>(b, 76, 8, n)), Errc::bound_exceeded);
+  EXPECT_EQ(code(with<uint32_t>(b, 76, 0xFFFFFFFEU, n)), Errc::bound_exceeded);
+  EXPECT_EQ(code(with<uint32_t>(b, 92, 0, n)), Errc::frame_extended);
+  EXPECT_EQ(code(with<uint32_t>(b, 80, 100, n)), Errc::frame_truncated);
   EXPECT_EQ(code(with<uint64_t>(b, 32, n - 4, n - 4)), Errc::frame_truncated);
   EXPECT_EQ(code(with<uint64_t>(b, 32, n - 1, n - 1)), Errc::frame_field);
-  EXPECT_EQ(code(with<uint64_t>(b, 32, 56, 56)), Errc::frame_field);
-  EXPECT_EQ(code(with<uint64_t>(b, 32, 64, 64)), Errc::frame_truncated);
+  EXPECT_EQ(code(with<uint64_t>(b, 32, 72, 72)), Errc::frame_field);
+  EXPECT_EQ(code(with<uint64_t>(b, 32, 80, 80)), Errc::frame_truncated);
   EXPECT_EQ(code(with<uint64_t>(b, 32, UINT64_MAX - 3, n)), Errc::frame_truncated);
   EXPECT_EQ(code(with<uint32_t>(b, 48, 0xFFFFFFFFU, n)), Errc::frame_count);
   EXPECT_EQ(code(with<uint32_t>(b, 0, 0, n)), Errc::frame_magic);
-  EXPECT_EQ(code(with<uint8_t>(b, 4, 1, n)), Errc::frame_version);
+  EXPECT_EQ(code(with<uint8_t>(b, 4, 2, n)), Errc::frame_version);
 }
 
 /// What an owner says it saw becomes a capacity of ours: an honest rank once was told to send 1 GiB
@@ -339,13 +367,13 @@ TEST(Failure, bodies_are_checked) {
   out.resize(n);
   const auto code = [&](const Buffer& bytes) { return code_of(bytes, e.expect()); };
   ASSERT_EQ(code(out), Errc::ok);
-  EXPECT_EQ(code(with<int32_t>(out, 60, 0, n)), Errc::frame_field);
-  EXPECT_EQ(code(with<int32_t>(out, 60, 12345, n)), Errc::frame_field);
-  EXPECT_EQ(code(with<uint32_t>(out, 76, 5, n)), Errc::frame_field);
-  EXPECT_EQ(code(with<uint32_t>(out, 76, 0xFFFFFFFFU, n)), Errc::frame_field);
-  EXPECT_EQ(code(with<uint8_t>(out, 80, 0xFF, n)), Errc::frame_field);
-  EXPECT_EQ(code(with<uint64_t>(out, 32, 64, 64)), Errc::frame_field);
-  EXPECT_EQ(code(with<uint32_t>(out, 76, 3, n)), Errc::frame_field);  // padding is not zero
+  EXPECT_EQ(code(with<int32_t>(out, 76, 0, n)), Errc::frame_field);
+  EXPECT_EQ(code(with<int32_t>(out, 76, 12345, n)), Errc::frame_field);
+  EXPECT_EQ(code(with<uint32_t>(out, 92, 5, n)), Errc::frame_field);
+  EXPECT_EQ(code(with<uint32_t>(out, 92, 0xFFFFFFFFU, n)), Errc::frame_field);
+  EXPECT_EQ(code(with<uint8_t>(out, 96, 0xFF, n)), Errc::frame_field);
+  EXPECT_EQ(code(with<uint64_t>(out, 32, 80, 80)), Errc::frame_field);
+  EXPECT_EQ(code(with<uint32_t>(out, 92, 3, n)), Errc::frame_field);  // padding is not zero
   EXPECT_EQ(code(with<uint32_t>(out, 48, 1, n)), Errc::frame_field);
   EXPECT_EQ(code(with<uint32_t>(out, 52, 4, n)), Errc::frame_field);
   BundleExpect other = e.expect();
