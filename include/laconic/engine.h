@@ -58,7 +58,7 @@ struct Step {
   std::span<Aggregate> aggregates{};              ///< as many
 };
 
-inline constexpr uint32_t kMaxBatch = 4;
+inline constexpr uint32_t kMaxBatch = 8;
 
 /// What an engine can do. The same on all ranks: agreement compares it.
 struct EngineCaps {

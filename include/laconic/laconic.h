@@ -182,6 +182,18 @@ typedef struct laconic_parameter {
   uint64_t rows, cols;
 } laconic_parameter;
 
+/* Parameters that get another spec than the call's; the first rule that matches is the
+ * parameter's. A rule that matches nothing is an error unless it is optional. */
+typedef struct laconic_rule {
+  const char* match; /* glob on the full name: *, ?, [a-z], [!a-z] */
+  const char* spec;  /* NULL: the call's */
+  uint64_t min_elements;
+  uint64_t max_elements; /* 0: any number */
+  uint32_t optional;     /* 1: may match nothing */
+  uint32_t reserved;
+} laconic_rule;
+#define LACONIC_MAX_RULES 31
+
 typedef struct laconic_session_options {
   uint32_t struct_size;
   uint32_t rank, world;
@@ -196,7 +208,8 @@ typedef struct laconic_session_options {
   uint32_t window;      /* exchanges in flight at a time, at most LACONIC_MAX_WINDOW; 0 means one */
   uint64_t part; /* dense bytes at which the caller cuts buckets, 0: not at all; only agreed on */
   uint32_t aggregates; /* 1: steps LACONIC_AGGREGATE are executed, by laconic_aggregator_run say */
-  uint32_t reserved;
+  uint32_t rule_count; /* at most LACONIC_MAX_RULES */
+  const laconic_rule* rules; /* copied */
 } laconic_session_options;
 
 #define LACONIC_MAX_WINDOW 8
@@ -349,7 +362,7 @@ typedef struct laconic_step {
 } laconic_step;
 
 /* A room of this many steps is enough for every batch. */
-#define LACONIC_MAX_BATCH 4
+#define LACONIC_MAX_BATCH 8
 
 /* Starts the exchange of a bucket. What is wrong on this rank alone (no memory, a layout that does
  * not fit the model) does not stop it: the exchange tells the other ranks. The first exchange of a

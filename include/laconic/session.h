@@ -15,6 +15,7 @@
 #include "laconic/engine.h"
 #include "laconic/error.h"
 #include "laconic/parameter.h"
+#include "laconic/rule.h"
 
 namespace laconic {
 
@@ -23,6 +24,8 @@ struct SessionOptions {
   /// "auto", or the strategy: "native_sum", "gather_all", "two_shot". Which codec allows which:
   /// docs/algorithms.md.
   std::string plan = "auto";
+  /// Parameters that get another spec than the call's. At most 31.
+  std::vector<Rule> rules;
   uint64_t seed = 0;               ///< of everything random
   uint64_t small_elements = 4096;  ///< parameters of at most so many elements go uncompressed
   uint32_t threads = 1;            ///< of this rank's codecs; no bit depends on them

@@ -15,7 +15,7 @@ ABI_VERSION = 3
 F32, F16, BF16, U8, U16, I32 = range(6)
 AGREEMENT_BYTES = 768
 MAX_THREADS = 1024
-MAX_BATCH = 4
+MAX_BATCH = 8
 MAX_WINDOW, SHORT_ELEMENTS = 8, 1 << 16
 ALL_REDUCE, ALL_GATHER, ALL_TO_ALL, MESSAGES, AGGREGATE = range(5)
 BUCKET_RAW = 2
@@ -49,11 +49,16 @@ class Parameter(ctypes.Structure):
     _fields_ = [("name", c_char_p), ("rows", c_uint64), ("cols", c_uint64)]
 
 
+class Rule(ctypes.Structure):
+    _fields_ = [("match", c_char_p), ("spec", c_char_p), ("min_elements", c_uint64), ("max_elements", c_uint64),
+                ("optional", c_uint32), ("reserved", c_uint32)]
+
+
 class SessionOptions(_Sized):
     _fields_ = [("struct_size", c_uint32), ("rank", c_uint32), ("world", c_uint32), ("strategy", c_uint32),
                 ("spec", c_char_p), ("seed", c_uint64), ("small_elements", c_uint64), ("engine_sums", c_uint32),
                 ("threads", c_uint32), ("short_sends", c_uint32), ("window", c_uint32), ("part", c_uint64),
-                ("aggregates", c_uint32), ("reserved", c_uint32)]
+                ("aggregates", c_uint32), ("rule_count", c_uint32), ("rules", POINTER(Rule))]
 
 
 class Bucket(_Sized):

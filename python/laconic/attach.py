@@ -88,7 +88,7 @@ def _speaks_for_node() -> bool:
 
 def attach(obj, spec: str | None = None, *, seed: int = 0, small_elements: int = 4096, strategy: str = "auto",
            threads: int | str = "auto", scaler=None, warmup: int = 0, window: int = 2, part: int = 8 << 20, aggregator: str | None = None,
-           token: str | os.PathLike | None = None, quorum: float = 1.0, deadline_ms: float = 20.0, auth: str = "header", quiet: bool = False, **options):
+           token: str | os.PathLike | None = None, quorum: float = 1.0, deadline_ms: float = 20.0, auth: str = "header", rules=None, quiet: bool = False, **options):
     """Compresses the gradient exchange of a DistributedDataParallel model. Gives a Handle.
 
     A collective call: every rank makes it, with the same arguments, right after wrapping the model.
@@ -114,6 +114,8 @@ def attach(obj, spec: str | None = None, *, seed: int = 0, small_elements: int =
             keeps what it had in its residual.
         deadline_ms: milliseconds from a bucket's first sum on, after which a quorum is enough.
         auth: "header": tags over headers keep strangers out; "full": over payloads, too, which someone on the path could change.
+        rules: which parameters get another spec: a list of dicts, or the path of a TOML file (docs/guide/control.md). Without it,
+            LACONIC_RULES decides; equal on all ranks.
         quiet: do not announce what was attached.
         options: the codec's keys, as in `attach(ddp, "topk", ratio=0.01)`.
 
@@ -144,7 +146,7 @@ def attach(obj, spec: str | None = None, *, seed: int = 0, small_elements: int =
 
     handle = Handle(wrapper, functools.partial(spec_with, chosen, options), meeting, stage, seed=seed, small_elements=small_elements,
                     strategy=strategy, threads=threads, scaler=scaler, warmup=warmup, window=window, part=part,
-                    aggregator=(aggregator, token, quorum, deadline_ms, auth))
+                    rules=rules, aggregator=(aggregator, token, quorum, deadline_ms, auth))
     handle.register(wrapper)
     _attached[wrapper] = handle
     if handle.rank == 0 and not quiet:

@@ -23,6 +23,7 @@ from .group import Meeting, Sibling, group_timeout
 from .own_session import OwnSession
 from .rates import Rates
 from .resumed import Resumed
+from .rules import given
 from .state import check_fields, check_layout
 from .worker import DTYPES, Worker, result, shorten
 
@@ -99,7 +100,7 @@ class Handle:
 
     # ---- set-up -----------------------------------------------------------------------------------------------------
 
-    def _open(self, ddp, spec, *, warmup, threads, aggregator, strategy, **options):
+    def _open(self, ddp, spec, *, warmup, threads, aggregator, strategy, rules, **options):
         """Everything that one rank may refuse, and the agreement of all of them."""
         engine = Engine(self._sibling.group)
         self._world, self.rank = engine.world, engine.rank
@@ -111,7 +112,7 @@ class Handle:
             self._threads = self._stage.threads if threads == "auto" else threads
             self.warmup = whole("warmup", warmup, 0, U64 >> 1)
             engine.limiter = _limiter()
-            text = spec()
+            text, options["rules"] = spec(), given(rules)
             servers = aggregation.of(*aggregator, strategy=strategy, limiter=engine.limiter)
             if servers is not None:
                 servers.open(self._world, _seconds(self._user_group))
@@ -119,7 +120,7 @@ class Handle:
             kind = CSession if registered.find(text) is None else OwnSession
             session = kind(text, [(n, tuple(p.shape)) for n, p in self._parameters], rank=self.rank, world=self._world,
                            engine_sums=sums, short_sends=engine.short_sends, threads=self._threads,
-                           strategy=strategy if servers is None else "server_sum", **options)
+                           strategy=strategy if servers is None or options["rules"] else "server_sum", **options)
         except LaconicError as error:  # the other ranks are about to compare cards with us
             failure = aggregation.without_codes(error, text)
         except Exception as error:  # noqa: BLE001  an argument of a wrong type
@@ -158,8 +159,8 @@ class Handle:
             if self._servers is not None:
                 text += "; the aggregator has nothing to do"
         else:
-            text = (f"{e['spec']} on {len(packed)} of {len(e['parameters'])} tensors ({elements} of {e['elements']} elements) "
-                    f"by {e['strategy']}; {e['uncompressed_elements']} elements as they are; {text}")
+            text = (f"{self._told(e)} on {len(packed)} of {len(e['parameters'])} tensors ({elements} of {e['elements']} elements)"
+                    f"; {e['uncompressed_elements']} elements as they are; {text}")
             if self._servers is not None:
                 text += f"; {self._servers}"
             if isinstance(self.worker.session, OwnSession):
@@ -175,6 +176,13 @@ class Handle:
             elif self._one_machine and "LACONIC_LAB" not in os.environ:
                 text += "; all ranks are on this machine, where compression cannot pay: no network is in between"
         return text
+
+    @staticmethod
+    def _told(explained: dict) -> str:
+        settings = [s for s in explained.get("settings", ()) if s["parameters"]]
+        if len(settings) < 2:
+            return f"{explained['spec']} by {explained['strategy']}"
+        return shorten(f"{s['rule']}: {s['spec']} by {s['strategy']}" for s in settings)
 
     @staticmethod
     def _why_all_raw(explained: dict) -> str:

@@ -101,7 +101,7 @@ int32_t laconic_aggregator_join(laconic_aggregator* aggregator, const laconic_se
   return guarded([&]() -> int32_t {
     if (aggregator == nullptr || session == nullptr) return null_argument("aggregator and session");
     const auto& model = session->session->model();
-    if (model.choice().strategy != laconic::collective::StrategyKind::server_sum) {
+    if (!model.uses(laconic::collective::StrategyKind::server_sum)) {
       return fail(Errc::unsupported, "the session has no codes for an aggregator to add",
                   "a spec that has them (thc), and options.aggregates = 1");
     }

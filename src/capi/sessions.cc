@@ -35,7 +35,9 @@ int32_t read_options(const laconic_session_options* theirs, laconic_session_opti
     return fail(Errc::invalid_argument, "engine_sums has a bit of no element type");
   if (options->short_sends > 1) return fail(Errc::invalid_argument, "short_sends is not 0 or 1");
   if (options->aggregates > 1) return fail(Errc::invalid_argument, "aggregates is not 0 or 1");
-  if (options->reserved != 0) return fail(Errc::invalid_argument, "options.reserved is not 0");
+  if (options->rules == nullptr && options->rule_count != 0) return null_argument("options.rules");
+  if (options->rule_count > LACONIC_MAX_RULES)
+    return fail(Errc::invalid_argument, "more than 31 rules", "one rule may match many parameters");
   return check_threads(options->threads);
 }
 
@@ -57,6 +59,22 @@ laconic::collective::Options to_options(const laconic_session_options& options) 
   return o;
 }
 
+int32_t read_rules(const laconic_session_options& options, std::vector<laconic::Rule>* rules) {
+  for (const laconic_rule& theirs : std::span(options.rules, options.rule_count)) {
+    if (theirs.match == nullptr) return null_argument("the match of a rule");
+    if (theirs.optional > 1) return fail(Errc::invalid_argument, "a rule's optional is not 0 or 1");
+    if (theirs.reserved != 0) return fail(Errc::invalid_argument, "a rule's reserved is not 0");
+    laconic::Rule rule;
+    rule.match = theirs.match;
+    rule.spec = theirs.spec == nullptr ? "" : theirs.spec;
+    rule.min_elements = theirs.min_elements;
+    if (theirs.max_elements != 0) rule.max_elements = theirs.max_elements;
+    rule.optional = theirs.optional != 0;
+    rules->push_back(std::move(rule));
+  }
+  return 0;
+}
+
 }  // namespace
 
 extern "C" {
@@ -76,7 +94,9 @@ int32_t laconic_session_create(const laconic_session_options* options,
       if (p.name == nullptr) return null_argument("the name of a parameter");
       list.push_back({p.name, p.rows, p.cols});
     }
-    auto session = laconic::session::Session::create(o.spec, std::move(list), to_options(o));
+    std::vector<laconic::Rule> rules;
+    if (const int32_t bad = read_rules(o, &rules); bad != 0) return bad;
+    auto session = laconic::session::Session::create(o.spec, std::move(list), to_options(o), rules);
     if (!session) return fail(std::move(session).error());
     auto handle = std::make_unique<laconic_session>();
     handle->session = *std::move(session);

@@ -5,13 +5,12 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <span>
-#include <string>
 #include <string_view>
 #include <vector>
 
 #include "laconic/error.h"
+#include "laconic/rule.h"
 
 namespace laconic::control {
 
@@ -20,14 +19,7 @@ inline constexpr std::size_t kMaxClasses = 32;
 inline constexpr std::size_t kMaxRules = kMaxClasses - 1;
 inline constexpr std::size_t kMaxPattern = 256;  // bytes
 
-struct Rule {
-  std::string match = "*";
-  uint64_t min_elements = 0;
-  uint64_t max_elements = std::numeric_limits<uint64_t>::max();
-  std::string spec;       ///< empty: the call's
-  std::string control;    ///< empty: the call's
-  bool optional = false;  ///< may be without a parameter
-};
+using laconic::Rule;
 
 /// Is `pattern` a glob? `*` is any bytes, `?` one byte, `[a-z_]` one of these, `[!a-z]` one of the
 /// others; a first `]` and a last `-` stand for themselves, and so does everything outside

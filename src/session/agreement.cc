@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/hash.h"
 #include "laconic/version.h"
 #include "session/session.h"
 
@@ -30,9 +31,10 @@ struct Card {
   uint32_t reserved;
   std::array<char, 32> version;
   std::array<char, 512> spec;
+  std::array<char, 104> rules;
 };
 static_assert(sizeof(Card) <= kAgreementBytes);
-constexpr std::array<char, 8> kCardMagic{'L', 'A', 'C', 'A', 'G', 'R', 'E', '2'};
+constexpr std::array<char, 8> kCardMagic{'L', 'A', 'C', 'A', 'G', 'R', 'E', '3'};
 
 struct FailureCard {
   std::array<char, 8> magic;
@@ -71,6 +73,8 @@ Result<void> compare(uint32_t r, const Card& a, const Card& b) {
   }
   if (text_of(a.spec) != text_of(b.spec))
     return differ(0, r, "the spec", q(text_of(a.spec)), q(text_of(b.spec)));
+  if (text_of(a.rules) != text_of(b.rules))
+    return differ(0, r, "the rules", q(text_of(a.rules)), q(text_of(b.rules)));
   if (a.world != b.world) return differ(0, r, "the number of ranks", n(a.world), n(b.world));
   if (b.rank != r) return differ(r, r, "its own rank", n(r), n(b.rank));
   if (a.parameters != b.parameters || a.elements != b.elements) {
@@ -103,6 +107,26 @@ Result<void> compare(uint32_t r, const Card& a, const Card& b) {
     return differ(0, r, "how the model is cut into units", n(a.agreement), n(b.agreement));
   }
   return {};
+}
+
+/// "embed*=topk; *.bias=none". What does not fit, sizes and controls are in its hash.
+std::string listed(std::span<const Rule> rules) {
+  constexpr size_t kShown = 72;
+  if (rules.empty()) return {};
+  std::string text, all;
+  for (const Rule& rule : rules) {
+    if (!text.empty()) text += "; ";
+    text += rule.match;
+    text += '=';
+    text += rule.spec;
+    all += std::to_string(rule.min_elements) + " " + std::to_string(rule.max_elements) + " ";
+    all += rule.control;
+    all += '\n';
+  }
+  all += text;
+  if (text.size() > kShown) text.replace(kShown, std::string::npos, "...");
+  const Bytes bytes(reinterpret_cast<const uint8_t*>(all.data()), all.size());
+  return text + " #" + std::to_string(hash64(bytes));
 }
 
 }  // namespace
@@ -151,6 +175,7 @@ AgreementCard Session::agreement_card() const {
   card.sums = model_->options().caps.sums | (model_->options().caps.short_sends ? 1U << 31 : 0U);
   put_text(card.version, LACONIC_VERSION_STRING);
   put_text(card.spec, model_->spec().canonical());
+  put_text(card.rules, listed(rules_));
   AgreementCard bytes{};
   std::memcpy(bytes.data(), &card, sizeof card);
   return bytes;

@@ -177,6 +177,28 @@ void put_lanes(JsonText& json, const Spec& spec, uint32_t world) {
   json.close(']');
 }
 
+/// By rule, the call's last: what its parameters have now.
+void put_settings(JsonText& json, const Session& session) {
+  const collective::Model& model = session.model();
+  json.key("settings").open('[');
+  for (uint32_t k = 1; k <= model.classes(); ++k) {
+    const uint32_t c = k % model.classes();
+    uint64_t parameters = 0, elements = 0;
+    for (uint32_t i = 0; i < model.parameters().size(); ++i) {
+      if (model.class_of(i) != c) continue;
+      ++parameters;
+      elements += model.parameters()[i].count();
+    }
+    json.open('{').field("rule", c == 0 ? std::string_view("*") : session.rules()[c - 1].match);
+    json.field("parameters", parameters).field("elements", elements);
+    json.field("spec", model.spec(c).canonical());
+    json.field("strategy", strategy_name(model.choice(c).strategy));
+    json.field("reason", model.choice(c).reason);
+    json.field("memory_bytes", session.memory_of_class(c)).close('}');
+  }
+  json.close(']');
+}
+
 std::string explain(const Session& session) {
   const collective::Model& model = session.model();
   const collective::Options& options = model.options();
@@ -185,7 +207,8 @@ std::string explain(const Session& session) {
   json.field("memory", memory_name(model.spec().memory().kind));
   json.field("strategy", strategy_name(model.choice().strategy))
       .field("reason", model.choice().reason);
-  if (model.spec().codec().table != nullptr) put_lanes(json, model.spec(), options.world);
+  if (const Spec& codes = model.spec_of_codes(); codes.codec().table != nullptr)
+    put_lanes(json, codes, options.world);
   json.field("rank", options.rank).field("world", options.world).field("seed", options.seed);
   json.field("small_elements", options.small_elements).field("threads", options.threads);
   json.field("window", options.window).field("part", options.part);
@@ -194,16 +217,18 @@ std::string explain(const Session& session) {
   json.field("residual_bytes", memory.residual_bytes)
       .field("state_bytes", memory.state_bytes)
       .field("exchange_bytes", memory.exchange_bytes);
-  const bool by_server = model.choice().strategy == collective::StrategyKind::server_sum;
+  put_settings(json, session);
   uint64_t raw = 0, total = 0;
   json.key("parameters").open('[');
   for (uint32_t i = 0; i < model.parameters().size(); ++i) {
     const auto& p = model.parameters()[i];
     const auto& a = model.assignment(i);
+    const Spec& spec = model.spec(model.class_of(i));
+    const bool by_server = model.strategy_of(i) == collective::StrategyKind::server_sum;
     uint64_t bytes = a.raw ? p.count() * sizeof(float) : 0;
     uint64_t expected = bytes;
     for (const auto& piece : a.pieces) {
-      const Plan plan = model.spec().codec().plan(model.spec().params(), piece.unit, options.world);
+      const Plan plan = spec.codec().plan(spec.params(), piece.unit, options.world);
       for (uint32_t r = 0; r < plan.rounds; ++r) {
         const uint64_t sum = collective::travelling_bytes(plan.round[r]);
         bytes += sum;
@@ -211,8 +236,7 @@ std::string explain(const Session& session) {
       }
     }
     json.open('{').field("name", p.name).field("elements", p.count());
-    json.field("codec",
-               a.raw ? std::string_view("none") : std::string_view(model.spec().canonical()));
+    json.field("codec", a.raw ? std::string_view("none") : std::string_view(spec.canonical()));
     if (a.raw && by_server) json.field("lane", dtype_name(DType::i32));
     json.field("reason", a.reason);
     json.field("pieces", static_cast<uint64_t>(a.pieces.size()))

@@ -138,7 +138,7 @@ Result<std::unique_ptr<Session>> Session::Inner::make(std::string_view spec,
     std::vector<uint32_t> all(parameters.size());
     std::iota(all.begin(), all.end(), 0U);
     inner->cuts.push_back(std::make_unique<Cut>(*cut_up(parameters, all, options.part)));
-    auto session = session::Session::create(spec, std::move(parameters), *theirs);
+    auto session = session::Session::create(spec, std::move(parameters), *theirs, options.rules);
     if (!session) return std::move(session).error();
     inner->session = *std::move(session);
     inner->window.emplace(*inner->session, engine, options.timeout);
@@ -175,7 +175,7 @@ Result<std::unique_ptr<Session>> Session::create(std::string_view spec,
     const session::Session& own_session = *(*mine)->inner_->session;
     if (auto ok = own_session.check_agreement(cards->all()); !ok) return std::move(ok).error();
     const collective::Model& model = own_session.model();
-    if (model.choice().strategy != collective::StrategyKind::server_sum) return mine;
+    if (!model.uses(collective::StrategyKind::server_sum)) return mine;
     const auto joined = engine.join(model.aggregation_job(), std::min(options.timeout, kJoin));
     const auto answer = joined ? session::AgreementCard{} : session::failure_card(joined.error());
     if (auto done = cards->gather(answer, engine, options.timeout); !done) {

@@ -5,6 +5,7 @@
 #include <new>
 
 #include "collective/exchange/strategy_parts.h"
+#include "control/rules.h"
 
 namespace laconic::session {
 namespace {
@@ -39,29 +40,69 @@ uint32_t flush_number(float value) {
                                                                       : 0;
 }
 
+/// The call's, then those of the rules. A rule with a spec of its own leaves the strategy to the
+/// planner.
+Result<std::vector<collective::Setting>> settings_of(std::string_view text,
+                                                     std::span<const Rule> rules,
+                                                     collective::StrategyKind strategy) {
+  auto spec = Spec::parse(text);
+  if (!spec) return std::move(spec).error();
+  std::vector<collective::Setting> settings{{*std::move(spec), strategy}};
+  for (size_t i = 0; i < rules.size(); ++i) {
+    if (rules[i].spec.empty()) {
+      settings.push_back(settings.front());
+      continue;
+    }
+    auto own = Spec::parse(rules[i].spec);
+    if (!own) {
+      Error error = std::move(own).error();
+      error.message = "rule " + std::to_string(i + 1) + ": " + error.message;
+      return error;
+    }
+    settings.push_back({*std::move(own), collective::StrategyKind::automatic});
+  }
+  return settings;
+}
+
+Result<std::vector<uint32_t>> classes_of(std::span<const Rule> rules,
+                                         const std::vector<collective::Parameter>& parameters) {
+  std::vector<std::string_view> names;
+  std::vector<uint64_t> elements;
+  for (const collective::Parameter& p : parameters) {
+    names.push_back(p.name);
+    elements.push_back(p.count());
+  }
+  return control::classes_of(rules, names, elements);
+}
+
 }  // namespace
 
 Session::~Session() = default;
 
 Result<std::unique_ptr<Session>> Session::create(std::string_view text,
                                                  std::vector<collective::Parameter> parameters,
-                                                 const collective::Options& options) {
-  auto spec = Spec::parse(text);
-  if (!spec) return std::move(spec).error();
+                                                 const collective::Options& options,
+                                                 std::span<const Rule> rules) {
   if (options.window == 0 || options.window > collective::kMaxWindow) {
     return Error{Errc::value_out_of_range,
                  "window: expected 1 to " + std::to_string(collective::kMaxWindow) + ", found " +
                      std::to_string(options.window),
                  "2 overlaps encoding and wire, 1 exchanges one after the other"};
   }
+  auto settings = settings_of(text, rules, options.strategy);
+  if (!settings) return std::move(settings).error();
+  auto class_of = classes_of(rules, parameters);
+  if (!class_of) return std::move(class_of).error();
   std::unique_ptr<Session> session(new Session());
-  auto model = collective::Model::create(*spec, std::move(parameters), options);
+  session->rules_.assign(rules.begin(), rules.end());
+  auto model = collective::Model::create(*std::move(settings), *std::move(class_of),
+                                         std::move(parameters), options);
   if (!model) return std::move(model).error();
   session->model_ = std::make_unique<collective::Model>(*std::move(model));
   if (options.threads > 1) session->pool_ = std::make_unique<ThreadPool>(options.threads);
-  session->codec_ = std::make_unique<pipeline::UnitCodec>(session->model_->spec(), best_isa(),
-                                                          session->pool_.get());
-  auto state = collective::RankState::create(*session->model_, *session->codec_, session->store_);
+  for (uint32_t c = 0; c < session->model_->classes(); ++c)
+    session->codecs_.emplace_back(session->model_->spec(c), best_isa(), session->pool_.get());
+  auto state = collective::RankState::create(*session->model_, session->codecs_, session->store_);
   if (!state) return std::move(state).error();
   session->state_ = *std::move(state);
   session->moving_.resize(session->model_->parameters().size());
@@ -77,11 +118,11 @@ Result<std::unique_ptr<Session>> Session::create(std::string_view text,
 feedback::StateHeader Session::state_header() const {
   const auto& options = model_->options();
   return {feedback::kStateVersion, options.rank,        options.world,
-          model_->model_hash(),    model_->agreement(), model_->spec().canonical()};
+          model_->model_hash(),    model_->agreement(), model_->configured()};
 }
 
 Result<void> Session::create_flush_state() {
-  if (!model_->spec().feedback()) return {};
+  if (!model_->feedback()) return {};
   auto values = store_.add(feedback::StateKind::codec_state, "state/flush", 2);
   if (!values) return std::move(values).error();
   flush_state_ = *values;
@@ -375,6 +416,8 @@ Stats Session::stats() const {
   stats.residual_norm = store_.residual_norm();
   return stats;
 }
+
+uint64_t Session::memory_of_class(uint32_t of) const { return state_->held_by_class(of); }
 
 Memory Session::memory() const {
   const std::lock_guard lock(mutex_);

@@ -10,11 +10,13 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "collective/exchange/exchange.h"
 #include "feedback/store.h"
+#include "laconic/rule.h"
 #include "laconic/thread_pool.h"
 
 namespace laconic::session {
@@ -59,10 +61,15 @@ class Session {
  public:
   static Result<std::unique_ptr<Session>> create(std::string_view spec,
                                                  std::vector<collective::Parameter> parameters,
-                                                 const collective::Options& options);
+                                                 const collective::Options& options,
+                                                 std::span<const Rule> rules = {});
   ~Session();
 
   [[nodiscard]] const collective::Model& model() const noexcept { return *model_; }
+  /// Of the classes behind the first.
+  [[nodiscard]] std::span<const Rule> rules() const noexcept { return rules_; }
+  /// Bytes of residuals and codec state of a class.
+  [[nodiscard]] uint64_t memory_of_class(uint32_t of) const;
   [[nodiscard]] feedback::Store& store() noexcept { return store_; }
   [[nodiscard]] const feedback::Store& store() const noexcept { return store_; }
   /// By value, from any thread at any time.
@@ -153,8 +160,9 @@ class Session {
   /// Held while anything of the below is read or written; never while an engine runs.
   mutable std::mutex mutex_;
   std::unique_ptr<ThreadPool> pool_;
+  std::vector<Rule> rules_;
   std::unique_ptr<collective::Model> model_;
-  std::unique_ptr<pipeline::UnitCodec> codec_;
+  std::vector<pipeline::UnitCodec> codecs_;  // by class
   feedback::Store store_;
   std::unique_ptr<collective::RankState> state_;
   std::vector<std::unique_ptr<collective::Exchange>> spares_;  // one for each place in the window

@@ -206,9 +206,6 @@ TEST_F(CAggregator, ASessionSaysWhatItsOptionsLack) {
   o.aggregates = 2;
   EXPECT_NE(laconic_session_create(&o, World::parameters(), 2, &made), 0);
   o.aggregates = 0;
-  o.reserved = 1;
-  EXPECT_NE(laconic_session_create(&o, World::parameters(), 2, &made), 0);
-  o.reserved = 0;
   o.strategy = LACONIC_STRATEGY_SERVER_SUM;
   EXPECT_NE(laconic_session_create(&o, World::parameters(), 2, &made), 0);
   EXPECT_NE(std::string(laconic_last_message()).find("no aggregator"), std::string::npos);

@@ -50,7 +50,7 @@ class Observed final : public Engine {
   }
   Result<Ticket> start(std::span<const Step> batch) override {
     // Step::tag: the exchange's number, then that of its batch.
-    started_.emplace_back(batch[0].tag >> 8U, batch[0].tag >> 2U & 0x3FU);
+    started_.emplace_back(batch[0].tag >> 8U, batch[0].tag >> 3U & 0x1FU);
     auto ticket = Engine::start(batch);
     if (ticket) tickets_[ticket->number] = started_.back();
     return ticket;

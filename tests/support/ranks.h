@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "laconic/loopback.h"
+#include "laconic/rule.h"
 #include "session/session.h"
 #include "support/on_all.h"
 
@@ -50,6 +51,7 @@ struct Setup {
   uint32_t threads = 1;
   uint32_t sums = kAllSums;
   bool short_sends = false;
+  std::vector<Rule> rules{};
 };
 
 class Ranks {
@@ -67,7 +69,7 @@ class Ranks {
       o.caps.sums = setup_.sums;
       o.caps.short_sends = setup_.short_sends;
       o.caps.aggregates = hub_.engine(r).caps().aggregates;
-      auto s = Session::create(setup_.spec, setup_.parameters, o);
+      auto s = Session::create(setup_.spec, setup_.parameters, o, setup_.rules);
       EXPECT_TRUE(s) << s.error().message;
       sessions_.push_back(s ? *std::move(s) : nullptr);
       if (!s || !o.caps.aggregates) continue;

@@ -30,14 +30,52 @@ struct BucketRaw {
   uint32_t parameter = 0;
 };
 
+/// The strategies that a bucket takes, one leg each.
+class Legs {
+ public:
+  Legs(const RankState& state, const Layout& layout) {
+    const auto any = [&](StrategyKind kind) {
+      return std::ranges::any_of(layout.parameters,
+                                 [&](uint32_t p) { return state.parameter(p).strategy == kind; });
+    };
+    // Uncompressed parameters ride together: added on the way if anything is, else twice rather
+    // than n − 1 times.
+    for (const StrategyKind kind :
+         {StrategyKind::gather_all, StrategyKind::two_shot, StrategyKind::native_sum}) {
+      if (any(kind)) raw_ = kind;
+    }
+    for (const uint32_t p : layout.parameters) {
+      const StrategyKind kind = of(state.parameter(p));
+      if (std::ranges::find(kinds_, kind) == kinds_.end()) kinds_.push_back(kind);
+    }
+    if (kinds_.empty()) kinds_.push_back(state.model().choice().strategy);
+  }
+  [[nodiscard]] const std::vector<StrategyKind>& kinds() const noexcept { return kinds_; }
+  /// That of a parameter. What an aggregator takes, it takes whole.
+  [[nodiscard]] StrategyKind of(const RankParameter& p) const noexcept {
+    return p.raw && p.strategy != StrategyKind::server_sum ? raw_ : p.strategy;
+  }
+  /// That of uncompressed parameters.
+  [[nodiscard]] StrategyKind raw() const noexcept { return raw_; }
+
+ private:
+  std::vector<StrategyKind> kinds_;
+  StrategyKind raw_ = StrategyKind::automatic;
+};
+
+/// Of one leg.
 struct BucketPlan {
   std::vector<BucketUnit> units;
   std::vector<BucketRaw> raw;
   uint64_t lanes = 0;  ///< floats of all uncompressed parameters
+  /// No payload outgrows what is granted: its size never varies, or need not be granted.
+  bool exact = true;
 
-  BucketPlan(const RankState& state, const Layout& layout) {
+  BucketPlan(const RankState& state, const Layout& layout, StrategyKind leg) {
+    const Legs legs(state, layout);
     for (size_t i = 0; i < layout.parameters.size(); ++i) {
       const RankParameter& p = state.parameter(layout.parameters[i]);
+      if (legs.of(p) != leg) continue;
       if (p.raw) {
         raw.push_back({layout.offsets[i], p.count, lanes, layout.parameters[i]});
         lanes += p.count;
@@ -45,6 +83,7 @@ struct BucketPlan {
       for (const RankPiece& piece : p.pieces) {
         const uint64_t inside = piece.send.unit.offset;
         units.push_back({&piece, layout.offsets[i] + inside, layout.parameters[i]});
+        exact = exact && (piece.codec->contract().exact_size || state.short_sends());
       }
     }
   }

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "base/hash.h"
+#include "collective/exchange/bucket_plan.h"
 #include "collective/exchange/strategy_parts.h"
 #include "kernels/cast/cast.h"
 
@@ -11,8 +12,9 @@ namespace laconic::collective {
 namespace {
 
 Result<std::unique_ptr<Strategy>> make_strategy(RankState& state, const Layout& layout,
-                                                Counters& counters, StatusRound& status) {
-  switch (state.model().choice().strategy) {
+                                                StrategyKind kind, Counters& counters,
+                                                StatusRound& status) {
+  switch (kind) {
     case StrategyKind::gather_all:
       return make_gather_all(state, layout, counters);
     case StrategyKind::two_shot:
@@ -22,14 +24,14 @@ Result<std::unique_ptr<Strategy>> make_strategy(RankState& state, const Layout& 
     case StrategyKind::automatic:
       break;
   }
-  return make_native_sum(state, layout, counters, status);
+  return make_native_sum(state, layout, kind, counters, status);
 }
 
 /// See Step::tag.
 uint32_t tag_of(uint32_t sequence, uint32_t batch, uint32_t index) {
-  return (sequence & 0xFFFFFU) << 8U | (batch & 0x3FU) << 2U | index;
+  return (sequence & 0xFFFFFU) << 8U | (batch & 0x1FU) << 3U | index;
 }
-static_assert(kMaxBatch <= 4);
+static_assert(kMaxBatch <= 8);
 
 uint64_t hash_of(const Layout& layout, DType dtype) {
   const auto bytes = [](const auto& list) {
@@ -55,9 +57,12 @@ Result<std::unique_ptr<Exchange>> Exchange::create(RankState& state, Layout layo
   std::unique_ptr<Exchange> exchange(new Exchange(state, std::move(layout), dtype, counters));
   if (auto ok = exchange->check_lanes(); !ok) return std::move(ok).error();
   if (auto ok = exchange->reserve(); !ok) return std::move(ok).error();
-  auto strategy = make_strategy(state, exchange->layout_, counters, exchange->status_);
-  if (!strategy) return std::move(strategy).error();
-  exchange->strategy_ = *std::move(strategy);
+  const Legs legs(state, exchange->layout_);
+  for (const StrategyKind kind : legs.kinds()) {
+    auto strategy = make_strategy(state, exchange->layout_, kind, counters, exchange->status_);
+    if (!strategy) return std::move(strategy).error();
+    exchange->legs_.push_back({*std::move(strategy)});
+  }
   return exchange;
 }
 
@@ -69,10 +74,12 @@ Result<std::unique_ptr<Exchange>> Exchange::create_spare(RankState& state, Count
 
 /// A bundle says the length of its lane segment in 32 bits.
 Result<void> Exchange::check_lanes() const {
-  if (sums_lanes(state_->model().choice().strategy)) return {};
+  const Legs legs(*state_, layout_);
+  if (sums_lanes(legs.raw())) return {};
   uint64_t lanes = 0;
   for (const uint32_t p : layout_.parameters) {
-    if (state_->parameter(p).raw) lanes += state_->parameter(p).count;
+    const RankParameter& parameter = state_->parameter(p);
+    if (parameter.raw && legs.of(parameter) == legs.raw()) lanes += parameter.count;
   }
   if (lanes <= kMaxSlotBytes / sizeof(float)) return {};
   return Error{
@@ -111,8 +118,9 @@ Input Exchange::input() noexcept {
 }
 
 uint64_t Exchange::held_bytes() const noexcept {
-  return held(layout_.parameters, layout_.offsets, status_, uncompressed_, wide_) +
-         (strategy_ ? strategy_->held_bytes() : 0);
+  uint64_t bytes = held(layout_.parameters, layout_.offsets, status_, uncompressed_, wide_, legs_);
+  for (const Leg& leg : legs_) bytes += leg.strategy->held_bytes();
+  return bytes;
 }
 
 void Exchange::begin(const Bucket& bucket, uint32_t sequence, const FlushTurn& flush) {
@@ -120,6 +128,7 @@ void Exchange::begin(const Bucket& bucket, uint32_t sequence, const FlushTurn& f
   sequence_ = sequence;
   flush_ = flush;
   failure_.reset();
+  trouble_.reset();
   batch_ = 0;
   flush_heard_ = 0;
   fell_back_ = false;
@@ -190,61 +199,106 @@ void Exchange::start() {
   const bool drains = flush_.parts != 0 && drainable_;
   if (failure_) keep();
   widen();
-  running_ = strategy_.get();
   if (bucket_.raw || drains) {
-    uncompressed_.set_mode(bucket_.raw ? Uncompressed::Mode::plain : Uncompressed::Mode::drain,
-                           flush_.parts);
-    running_ = &uncompressed_;
+    const auto mode = bucket_.raw ? Uncompressed::Mode::plain : Uncompressed::Mode::drain;
+    return start_uncompressed(mode);
   }
-  running_->begin(input());
+  running_uncompressed_ = false;
+  for (Leg& leg : legs_) {
+    leg.state = Leg::State::runs;
+    leg.strategy->begin(input());
+  }
+}
+
+void Exchange::start_uncompressed(Uncompressed::Mode mode) {
+  running_uncompressed_ = true;
+  uncompressed_.set_mode(mode, flush_.parts);
+  uncompressed_.begin(input());
 }
 
 Result<uint32_t> Exchange::step_strategy(std::span<Step> batch) {
-  auto result = running_->next(batch);
-  flush_heard_ |= running_->flush_heard();
+  if (!running_uncompressed_) return step_legs(batch);
+  auto result = uncompressed_.next(batch);
   if (!result) return std::move(result).error();
   if (result->verdict == Verdict::steps) return result->steps;
-  if (result->verdict == Verdict::done) {
-    finish();
-    // Under a quorum the others may have ended it without this rank, and without hearing of it.
-    if (failure_) return *failure_;
-    return uint32_t{0};
-  }
-  fall_back();
-  return step_strategy(batch);
-}
-
-void Exchange::fall_back() {
-  fell_back_ = true;
-  uncompressed_.set_mode(Uncompressed::Mode::fallback);
-  running_ = &uncompressed_;
-  running_->begin(input());
-}
-
-void Exchange::finish() {
+  uncompressed_.finish();
   phase_ = Phase::idle;
-  if (running_ != &uncompressed_) narrow();  // that one has put its sum where it belongs
+  if (failure_) return *failure_;
+  return uint32_t{0};
+}
+
+/// All legs go to their ends, whatever one of them meets: the other ranks may not have met it, and
+/// hear of it from those that are not done.
+Result<uint32_t> Exchange::step_legs(std::span<Step> batch) {
+  uint32_t steps = 0;
+  for (Leg& leg : legs_) {
+    if (leg.state != Leg::State::runs) continue;
+    auto result = leg.strategy->next(batch.subspan(steps));
+    flush_heard_ |= leg.strategy->flush_heard();
+    if (!result) {
+      leg.state = Leg::State::failed;
+      if (trouble_) continue;
+      trouble_ = std::move(result).error();
+      for (Leg& other : legs_) {
+        if (other.state == Leg::State::runs) other.strategy->fail(*trouble_);
+      }
+    } else if (result->verdict == Verdict::steps) {
+      steps += result->steps;
+    } else {
+      const bool raw = result->verdict == Verdict::take_raw;
+      leg.state = raw ? Leg::State::raw : Leg::State::delivered;
+    }
+  }
+  return steps != 0 ? steps : end_legs(batch);
+}
+
+/// No leg of the bucket counts as delivered unless all are.
+Result<uint32_t> Exchange::end_legs(std::span<Step> batch) {
+  if (trouble_) {
+    undo_legs(pipeline::Undo::gradient_lost);
+    return *std::move(trouble_);
+  }
+  if (std::ranges::any_of(legs_, [](const Leg& leg) { return leg.state == Leg::State::raw; })) {
+    undo_legs(pipeline::Undo::gradient_travels);
+    fell_back_ = true;
+    start_uncompressed(Uncompressed::Mode::fallback);
+    return step_strategy(batch);
+  }
+  for (Leg& leg : legs_) leg.strategy->finish();
+  phase_ = Phase::idle;
+  narrow();
+  // Under a quorum the others may have ended it without this rank, and without hearing of it.
+  if (failure_) return *failure_;
+  return uint32_t{0};
+}
+
+void Exchange::undo_legs(pipeline::Undo why) {
+  for (Leg& leg : legs_) leg.strategy->undo(why);
 }
 
 void Exchange::abort() {
-  if (phase_ == Phase::strategy) running_->abort();
+  if (phase_ == Phase::strategy && running_uncompressed_)
+    uncompressed_.undo(pipeline::Undo::gradient_lost);
+  else if (phase_ == Phase::strategy)
+    undo_legs(pipeline::Undo::gradient_lost);
   if (phase_ == Phase::begun || phase_ == Phase::enrolling) keep();
   phase_ = Phase::idle;
 }
 
 void Exchange::keep() {
-  if (strategy_ && keeps_ && !bucket_.raw) keep_gradients(*state_, layout_, bucket_.buffer, dtype_);
+  if (!legs_.empty() && keeps_ && !bucket_.raw)
+    keep_gradients(*state_, layout_, bucket_.buffer, dtype_);
 }
 
 void Exchange::widen() {
   if (dtype_ == DType::f32 || layout_.elements == 0) return;
-  const auto& casts = kernels::cast_kernels(state_->codec().isa());
+  const auto& casts = kernels::cast_kernels(state_->isa());
   kernels::widen(casts, dtype_, gradient(), bucket_.buffer, layout_.elements);
 }
 
 void Exchange::narrow() {
   if (dtype_ == DType::f32) return;
-  const auto& casts = kernels::cast_kernels(state_->codec().isa());
+  const auto& casts = kernels::cast_kernels(state_->isa());
   kernels::narrow(casts, dtype_, bucket_.buffer, gradient(), layout_.elements);
 }
 

@@ -1,8 +1,11 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// The exchange of one bucket: which strategy it takes (the planner's, or uncompressed when a flush
+// The exchange of one bucket: which strategies it takes (the planner's, or uncompressed when a flush
 // is due or some gradient is not finite), and the 16-bit inputs, which everything below sees as
 // float32. No I/O.
+//
+// A bucket whose parameters travel by several strategies has a leg for each: their steps go out in
+// one batch, and nothing is committed before every leg is delivered.
 //
 // What a strategy needs is allocated when an exchange is made. The first use of a layout begins
 // with a status round, in which a rank without memory, or one that refuses the layout, tells the
@@ -71,6 +74,11 @@ class Exchange {
 
  private:
   enum class Phase : uint8_t { idle, begun, enrolling, strategy };
+  struct Leg {
+    enum class State : uint8_t { runs, delivered, raw, failed };
+    std::unique_ptr<Strategy> strategy;
+    State state = State::delivered;
+  };
 
   Exchange(RankState& state, Layout layout, DType dtype, Counters& counters);
   [[nodiscard]] Result<void> reserve();
@@ -79,9 +87,11 @@ class Exchange {
   Result<uint32_t> enroll(std::span<Step> batch);
   void start();
   void keep();
+  void start_uncompressed(Uncompressed::Mode mode);
   Result<uint32_t> step_strategy(std::span<Step> batch);
-  void fall_back();
-  void finish();
+  Result<uint32_t> step_legs(std::span<Step> batch);
+  Result<uint32_t> end_legs(std::span<Step> batch);
+  void undo_legs(pipeline::Undo why);
   void widen();
   void narrow();
   [[nodiscard]] Input input() noexcept;
@@ -94,12 +104,12 @@ class Exchange {
   uint64_t layout_hash_ = 0;
   StatusRound status_;
   Uncompressed uncompressed_;
-  std::unique_ptr<Strategy> strategy_;  // null: a spare, or only ever uncompressed
-  Strategy* running_ = nullptr;
+  std::vector<Leg> legs_;  // none: a spare
   Arena wide_;
   Bucket bucket_;
   FlushTurn flush_;
   std::optional<Error> failure_;
+  std::optional<Error> trouble_;  // the first that a leg met
   uint32_t sequence_ = 0;
   uint32_t batch_ = 0;  // of this exchange
   uint32_t flush_heard_ = 0;
@@ -107,6 +117,7 @@ class Exchange {
   bool drainable_ = false;  // a flush sends it uncompressed
   bool enrolled_ = false;   // every rank has what it needs for this layout
   bool fell_back_ = false;
+  bool running_uncompressed_ = false;  // instead of the legs
   bool keeps_ = true;  // a failure of this rank leaves the gradient in the residuals
 };
 

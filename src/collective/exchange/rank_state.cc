@@ -8,16 +8,17 @@ namespace laconic::collective {
 using feedback::StateKind;
 
 Result<std::unique_ptr<RankState>> RankState::create(const Model& model,
-                                                     const pipeline::UnitCodec& codec,
+                                                     std::span<const pipeline::UnitCodec> codecs,
                                                      feedback::Store& store) {
-  std::unique_ptr<RankState> state(new RankState(model, codec));
+  std::unique_ptr<RankState> state(new RankState(model, codecs));
   if (auto r = state->bind(store); !r) return std::move(r).error();
   return state;
 }
 
 Result<void> RankState::bind_state(feedback::Store& store, const std::string& name,
-                                   pipeline::UnitSlot& slot, uint32_t hop) {
-  slot.plan = codec_->plan(slot.unit, world());
+                                   const pipeline::UnitCodec& codec, pipeline::UnitSlot& slot,
+                                   uint32_t hop) {
+  slot.plan = codec.plan(slot.unit, world());
   if (slot.plan.state_floats == 0) return {};
   auto values = store.add(StateKind::codec_state,
                           "state/" + name + "@" + std::to_string(slot.unit.offset) + "#" +
@@ -26,13 +27,14 @@ Result<void> RankState::bind_state(feedback::Store& store, const std::string& na
                           slot.plan.state_floats);
   if (!values) return std::move(values).error();
   slot.state = *values;
-  codec_->init(slot, place(0, hop));
+  codec.init(slot, place(0, hop));
   return {};
 }
 
 Result<void> RankState::bind_memory(feedback::Store& store, const Parameter& parameter,
-                                    feedback::Memory& memory) {
-  memory.settings = model_->spec().memory();
+                                    RankParameter& mine) {
+  feedback::Memory& memory = mine.memory;
+  memory.settings = mine.codec->spec().memory();
   const MemoryKind kind = memory.settings.kind;
   if (kind == MemoryKind::none) return {};
   auto values =
@@ -50,11 +52,12 @@ Result<void> RankState::bind_memory(feedback::Store& store, const Parameter& par
 
 Result<void> RankState::bind_fixed(feedback::Store& store, const Parameter& parameter,
                                    RankParameter& mine) {
+  const Spec& spec = mine.codec->spec();
   mine.fixed.unit = {mine.count, parameter.rows, parameter.cols, 0, 0};
-  if (model_->spec().feedback()) {
+  if (spec.feedback()) {
     auto values = store.add(StateKind::residual, "residual/" + parameter.name, mine.count);
     if (!values) return std::move(values).error();
-    mine.memory = {{MemoryKind::residual, 0.0F, model_->spec().memory().decay}, values->data()};
+    mine.memory = {{MemoryKind::residual, 0.0F, spec.memory().decay}, values->data()};
     mine.fixed.memory = mine.memory;
   }
   auto range = store.add(StateKind::range, "range/" + parameter.name, 1);
@@ -63,54 +66,76 @@ Result<void> RankState::bind_fixed(feedback::Store& store, const Parameter& para
   return {};
 }
 
+Result<void> RankState::bind_piece(feedback::Store& store, const Parameter& parameter,
+                                   const Piece& piece, RankParameter& mine) {
+  const Spec& spec = mine.codec->spec();
+  RankPiece bound;
+  bound.owner = piece.owner;
+  bound.codec = mine.codec;
+  bound.send.unit = piece.unit;
+  bound.send.memory = mine.memory.from(piece.unit.offset);
+  if (auto r = bind_state(store, parameter.name, *mine.codec, bound.send, 0); !r) return r;
+  if (mine.strategy == StrategyKind::two_shot && piece.owner == rank()) {
+    bound.mean.unit = piece.unit;
+    if (spec.feedback()) {
+      auto residual =
+          store.add(StateKind::owner_residual,
+                    "owner_residual/" + parameter.name + "@" + std::to_string(piece.unit.offset),
+                    piece.unit.count);
+      if (!residual) return std::move(residual).error();
+      bound.mean.memory = {{MemoryKind::residual, 0.0F, spec.memory().decay}, residual->data()};
+    }
+    if (auto r = bind_state(store, parameter.name, *mine.codec, bound.mean, 1); !r) return r;
+  }
+  mine.pieces.push_back(std::move(bound));
+  return {};
+}
+
 Result<void> RankState::bind(feedback::Store& store) {
-  const MemorySettings settings = model_->spec().memory();
-  const bool owners = model_->choice().strategy == StrategyKind::two_shot;
-  const bool by_server = model_->choice().strategy == StrategyKind::server_sum;
   for (uint32_t i = 0; i < model_->parameters().size(); ++i) {
     const Parameter& p = model_->parameters()[i];
     const Assignment& a = model_->assignment(i);
     RankParameter mine;
     mine.raw = a.raw;
+    mine.strategy = model_->strategy_of(i);
     mine.count = p.count();
+    mine.codec = &codecs_[model_->class_of(i)];
     if (!a.raw) {
-      if (auto r = bind_memory(store, p, mine.memory); !r) return r;
-    } else if (by_server) {
+      if (auto r = bind_memory(store, p, mine); !r) return r;
+    } else if (mine.strategy == StrategyKind::server_sum) {
       if (auto r = bind_fixed(store, p, mine); !r) return r;
     }
     for (const Piece& piece : a.pieces) {
-      RankPiece bound;
-      bound.owner = piece.owner;
-      bound.send.unit = piece.unit;
-      bound.send.memory = mine.memory.from(piece.unit.offset);
-      if (auto r = bind_state(store, p.name, bound.send, 0); !r) return r;
-      if (owners && piece.owner == rank()) {
-        bound.mean.unit = piece.unit;
-        if (model_->spec().feedback()) {
-          auto residual =
-              store.add(StateKind::owner_residual,
-                        "owner_residual/" + p.name + "@" + std::to_string(piece.unit.offset),
-                        piece.unit.count);
-          if (!residual) return std::move(residual).error();
-          bound.mean.memory = {{MemoryKind::residual, 0.0F, settings.decay}, residual->data()};
-        }
-        if (auto r = bind_state(store, p.name, bound.mean, 1); !r) return r;
-      }
-      mine.pieces.push_back(std::move(bound));
+      if (auto r = bind_piece(store, p, piece, mine); !r) return r;
     }
     parameters_.push_back(std::move(mine));
   }
   return {};
 }
 
+uint64_t RankState::held_by_class(uint32_t of) const noexcept {
+  uint64_t floats = 0;
+  for (const RankParameter& p : parameters_) {
+    if (p.codec != &codecs_[of]) continue;
+    floats += p.memory.values != nullptr ? p.count : 0;
+    floats += p.memory.momentum != nullptr ? p.count : 0;
+    floats += p.fixed.state.size();
+    for (const RankPiece& piece : p.pieces) {
+      floats += piece.send.state.size() + piece.mean.state.size();
+      floats += piece.mean.memory.values != nullptr ? piece.mean.unit.count : 0;
+    }
+  }
+  return floats * sizeof(float);
+}
+
 uint64_t RankState::shared_state(const Layout& layout) const noexcept {
   uint64_t hash = 0;
-  if (codec_->contract().merge != Merge::linear) return hash;
   const auto add = [&](std::span<const float> state) {
     const auto* bytes = reinterpret_cast<const uint8_t*>(state.data());
     hash = hash64(Bytes(bytes, state.size_bytes()), hash);
   };
   for (const uint32_t p : layout.parameters) {
+    if (parameters_[p].codec->contract().merge != Merge::linear) continue;
     for (const RankPiece& piece : parameters_[p].pieces) add(piece.send.state);
     add(parameters_[p].fixed.state);
   }

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "collective/plan/layout.h"
@@ -18,13 +19,16 @@ namespace laconic::collective {
 /// A piece of a parameter on this rank.
 struct RankPiece {
   uint32_t owner = 0;
+  const pipeline::UnitCodec* codec = nullptr;
   pipeline::UnitSlot send;  ///< hop 0: this rank's gradient in that range
   pipeline::UnitSlot mean;  ///< hop 1: the mean of that range; only bound when this rank owns it
 };
 
 struct RankParameter {
   bool raw = true;
+  StrategyKind strategy = StrategyKind::native_sum;
   uint64_t count = 0;
+  const pipeline::UnitCodec* codec = nullptr;  ///< of its class
   /// Of the whole parameter; no arrays without feedback, or when raw but for server_sum.
   feedback::Memory memory;
   std::vector<RankPiece> pieces;
@@ -37,20 +41,22 @@ class RankState {
   /// owner_residual/P@offset, state/P@offset#hop, range/P). A mean that this rank owns has a
   /// residual at most, and so has what travels as fixed point: averages and momentum are for
   /// codecs.
+  /// `codecs`: by class.
   static Result<std::unique_ptr<RankState>> create(const Model& model,
-                                                   const pipeline::UnitCodec& codec,
+                                                   std::span<const pipeline::UnitCodec> codecs,
                                                    feedback::Store& store);
 
   [[nodiscard]] const RankParameter& parameter(uint32_t index) const { return parameters_[index]; }
   [[nodiscard]] const Model& model() const noexcept { return *model_; }
-  [[nodiscard]] const pipeline::UnitCodec& codec() const noexcept { return *codec_; }
+  /// The means that all codecs share.
+  [[nodiscard]] const kernels::BasicKernels& kernels() const noexcept {
+    return codecs_[0].kernels();
+  }
+  [[nodiscard]] Isa isa() const noexcept { return codecs_[0].isa(); }
+  [[nodiscard]] ThreadPool* pool() const noexcept { return codecs_[0].pool(); }
   [[nodiscard]] uint32_t rank() const noexcept { return model_->options().rank; }
   /// Varying lengths travel as they are; capacities are bounds and nothing is predicted.
   [[nodiscard]] bool short_sends() const noexcept { return model_->options().caps.short_sends; }
-  /// No payload outgrows what is granted: its size never varies, or need not be granted.
-  [[nodiscard]] bool exact() const noexcept {
-    return codec_->contract().exact_size || short_sends();
-  }
   [[nodiscard]] uint32_t world() const noexcept { return model_->options().world; }
   [[nodiscard]] Place place(uint64_t step, uint32_t hop) const noexcept {
     return {model_->options().seed, step, rank(), world(), hop, 1.0F};
@@ -58,6 +64,8 @@ class RankState {
   /// Hash of the codec state of a layout's units and of its ranges, where lanes add up only if all
   /// ranks encode by the same; else 0.
   [[nodiscard]] uint64_t shared_state(const Layout& layout) const noexcept;
+  /// Bytes in the store of a class's parameters.
+  [[nodiscard]] uint64_t held_by_class(uint32_t of) const noexcept;
   [[nodiscard]] const std::string& name_of(uint32_t parameter) const {
     return model_->parameters()[parameter].name;
   }
@@ -75,17 +83,20 @@ class RankState {
   }
 
  private:
-  RankState(const Model& model, const pipeline::UnitCodec& codec)
-      : model_(&model), codec_(&codec) {}
+  RankState(const Model& model, std::span<const pipeline::UnitCodec> codecs)
+      : model_(&model), codecs_(codecs) {}
   Result<void> bind(feedback::Store& store);
-  Result<void> bind_memory(feedback::Store& store, const Parameter& parameter,
-                           feedback::Memory& memory);
-  Result<void> bind_state(feedback::Store& store, const std::string& name, pipeline::UnitSlot& slot,
-                          uint32_t hop);
-  Result<void> bind_fixed(feedback::Store& store, const Parameter& parameter, RankParameter& mine);
+  static Result<void> bind_memory(feedback::Store& store, const Parameter& parameter,
+                                  RankParameter& mine);
+  Result<void> bind_state(feedback::Store& store, const std::string& name,
+                          const pipeline::UnitCodec& codec, pipeline::UnitSlot& slot, uint32_t hop);
+  static Result<void> bind_fixed(feedback::Store& store, const Parameter& parameter,
+                                 RankParameter& mine);
+  Result<void> bind_piece(feedback::Store& store, const Parameter& parameter, const Piece& piece,
+                          RankParameter& mine);
 
   const Model* model_;
-  const pipeline::UnitCodec* codec_;
+  std::span<const pipeline::UnitCodec> codecs_;
   std::vector<RankParameter> parameters_;
 };
 

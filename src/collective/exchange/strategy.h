@@ -33,13 +33,13 @@ struct Input {
 };
 
 enum class Verdict : uint8_t {
-  steps,     ///< execute the batch, then ask again
-  done,      ///< the mean is in the gradient buffer, state is committed
-  take_raw,  ///< some rank's gradient is not finite: undone, has to go out uncompressed
+  steps,      ///< execute the batch, then ask again
+  delivered,  ///< everything is here and checked: finish() or undo()
+  take_raw,   ///< some rank's gradient is not finite: undo(); it has to go out uncompressed
 };
 
 struct Next {
-  Verdict verdict = Verdict::done;
+  Verdict verdict = Verdict::delivered;
   uint32_t steps = 0;
 };
 
@@ -64,8 +64,14 @@ class Strategy {
   virtual void begin(const Input& input) = 0;
   /// Errors (a peer's failure, hostile bytes) come after everything undelivered was put back.
   virtual Result<Next> next(std::span<Step> batch) = 0;
-  /// The engine failed: the gradient is lost, residuals take back what was sent. Idempotent.
-  virtual void abort() = 0;
+  /// Before a next(): this rank has failed elsewhere in the exchange. From the next batch on, if
+  /// there is one, it tells the others. `failure` lives as long as the exchange.
+  virtual void fail(const Error& failure) = 0;
+  /// After `delivered`: the mean goes into the gradient buffer, state moves on.
+  virtual void finish() = 0;
+  /// Nothing counts as delivered: residuals take back what was sent (gradient_lost: and the
+  /// gradient), or memory returns to what it was. Idempotent; nothing after finish() or an error.
+  virtual void undo(pipeline::Undo why) = 0;
   /// Steps of the flush that some rank asked for in this exchange, the same on every rank; 0: none,
   /// or not known yet.
   [[nodiscard]] virtual uint32_t flush_heard() const noexcept { return 0; }
@@ -73,9 +79,12 @@ class Strategy {
   [[nodiscard]] virtual uint64_t held_bytes() const noexcept = 0;
 };
 
-/// Each takes all memory that an exchange of this layout will need. `status` outlives the strategy.
+/// A leg of an exchange: the units of a layout that travel so. Each takes all memory that it will
+/// need. `status` outlives the strategy.
+/// `kind`: native_sum or server_sum.
 Result<std::unique_ptr<Strategy>> make_native_sum(RankState& state, const Layout& layout,
-                                                  Counters& counters, StatusRound& status);
+                                                  StrategyKind kind, Counters& counters,
+                                                  StatusRound& status);
 Result<std::unique_ptr<Strategy>> make_gather_all(RankState& state, const Layout& layout,
                                                   Counters& counters);
 Result<std::unique_ptr<Strategy>> make_two_shot(RankState& state, const Layout& layout,

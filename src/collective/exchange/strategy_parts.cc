@@ -50,9 +50,10 @@ void keep_gradients(const RankState& state, const LayoutView& layout, const void
       keep_gradient(state, layout.parameters[i], reinterpret_cast<const float*>(at));
       continue;
     }
-    for (const RankPiece& piece : state.parameter(layout.parameters[i]).pieces)
-      keep_half(state.codec(), piece.send, dtype, at + 2 * piece.send.unit.offset);
-    keep_half(state.codec(), state.parameter(layout.parameters[i]).fixed, dtype, at);
+    const RankParameter& p = state.parameter(layout.parameters[i]);
+    for (const RankPiece& piece : p.pieces)
+      keep_half(*p.codec, piece.send, dtype, at + 2 * piece.send.unit.offset);
+    keep_half(*p.codec, p.fixed, dtype, at);
   }
 }
 

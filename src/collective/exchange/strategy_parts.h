@@ -33,9 +33,10 @@ inline Bytes encode_unit(const pipeline::UnitCodec& codec, const pipeline::UnitS
 
 /// The gradient of a parameter (at `gradient`) travels no way: into its residual with it.
 inline void keep_gradient(const RankState& state, uint32_t parameter, const float* gradient) {
-  for (const RankPiece& piece : state.parameter(parameter).pieces)
-    state.codec().keep(piece.send, gradient + piece.send.unit.offset);
-  state.codec().keep(state.parameter(parameter).fixed, gradient);
+  const RankParameter& p = state.parameter(parameter);
+  for (const RankPiece& piece : p.pieces)
+    p.codec->keep(piece.send, gradient + piece.send.unit.offset);
+  p.codec->keep(p.fixed, gradient);
 }
 /// Those of a whole bucket, of any type. Needs no memory.
 void keep_gradients(const RankState& state, const LayoutView& layout, const void* buffer,

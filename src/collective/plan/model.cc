@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <unordered_set>
 
+#include "base/concat.h"
 #include "base/hash.h"
 #include "pipeline/unit_codec.h"
 #include "wire/bundle.h"
@@ -224,6 +225,12 @@ Result<Choice> choose_strategy(const Spec& spec, const std::vector<Parameter>& p
 
 Result<Model> Model::create(const Spec& spec, std::vector<Parameter> parameters,
                             const Options& options) {
+  std::vector<uint32_t> class_of(parameters.size(), 0);
+  return create({{spec, options.strategy}}, std::move(class_of), std::move(parameters), options);
+}
+
+Result<Model> Model::create(std::vector<Setting> settings, std::vector<uint32_t> class_of,
+                            std::vector<Parameter> parameters, const Options& options) {
   if (options.world == 0 || options.rank >= options.world) {
     return Error{Errc::invalid_argument,
                  "rank: expected a number below " + std::to_string(options.world) +
@@ -250,45 +257,100 @@ Result<Model> Model::create(const Spec& spec, std::vector<Parameter> parameters,
                    "names key residuals: make them unique"};
     }
   }
-  Model model(spec);
-  model.spec_.prepare(options.world);
+  Model model;
   model.options_ = options;
-  auto choice = choose_strategy(spec, parameters, options);
-  if (!choice) return std::move(choice).error();
-  model.choice_ = *std::move(choice);
+  model.settings_ = std::move(settings);
+  for (Setting& setting : model.settings_) setting.spec.prepare(options.world);
+  model.class_of_ = std::move(class_of);
   model.parameters_ = std::move(parameters);
+  if (auto ok = model.choose(); !ok) return std::move(ok).error();
   model.assign();
   if (auto ok = model.check_sizes(); !ok) return std::move(ok).error();
   return model;
 }
 
+/// Each class by itself. An aggregator adds the codes of one table.
+Result<void> Model::choose() {
+  std::optional<uint32_t> by_server;
+  for (uint32_t c = 0; c < classes(); ++c) {
+    std::vector<Parameter> members;
+    for (size_t i = 0; i < parameters_.size(); ++i) {
+      if (class_of_[i] == c) members.push_back(parameters_[i]);
+    }
+    Options options = options_;
+    options.strategy = settings_[c].strategy;
+    auto choice = choose_strategy(spec(c), members, options);
+    if (!choice) return std::move(choice).error();
+    members_.push_back(static_cast<uint32_t>(members.size()));
+    choices_.push_back(*std::move(choice));
+    if (choices_[c].strategy != StrategyKind::server_sum || members.empty()) continue;
+    if (by_server && spec(*by_server).canonical() != spec(c).canonical()) {
+      return Error{Errc::unsupported,
+                   "rules: an aggregator adds the codes of one spec, found " +
+                       spec(*by_server).canonical() + " and " + spec(c).canonical(),
+                   "give both the same spec, or one of them another codec"};
+    }
+    by_server = c;
+  }
+  return {};
+}
+
+bool Model::uses(StrategyKind strategy) const noexcept {
+  for (uint32_t c = 0; c < classes(); ++c) {
+    // A model without parameters has the strategy of the call.
+    if (choices_[c].strategy == strategy && (members_[c] != 0 || classes() == 1)) return true;
+  }
+  return false;
+}
+
+bool Model::feedback() const noexcept {
+  return std::ranges::any_of(settings_, [](const Setting& s) { return s.spec.feedback(); });
+}
+
+std::string Model::configured() const {
+  if (classes() == 1) return spec().canonical();
+  std::string listing;
+  for (uint32_t c = 1; c < classes(); ++c) listing += concat({spec(c).canonical(), ";"});
+  for (const uint32_t c : class_of_) listing += concat({std::to_string(c), ","});
+  return concat({spec().canonical(), " and rules ", std::to_string(hash_text(listing))});
+}
+
+const Spec& Model::spec_of_codes() const {
+  for (uint32_t c = 0; c < classes(); ++c) {
+    if (choices_[c].strategy == StrategyKind::server_sum && members_[c] != 0) return spec(c);
+  }
+  return spec();
+}
+
 RoundPlan Model::round_of_codes() const {
-  const Plan plan = spec_.codec().plan(spec_.params(), {1, 1, 1, 0, 0}, options_.world);
+  const Spec& spec = spec_of_codes();
+  const Plan plan = spec.codec().plan(spec.params(), {1, 1, 1, 0, 0}, options_.world);
   return plan.round[plan.rounds - 1];
 }
 
 uint32_t Model::values_per_granule() const {
-  const uint64_t bytes = spec_.contract().granule * dtype_size(round_of_codes().lane);
+  const uint64_t bytes = spec_of_codes().contract().granule * dtype_size(round_of_codes().lane);
   return std::max(kWishLanes, static_cast<uint32_t>(bytes / sizeof(int32_t)));
 }
 
 AggregationJob Model::aggregation_job() const {
-  const CodecTable& codec = spec_.codec();
+  const Spec& spec = spec_of_codes();
   const RoundPlan round = round_of_codes();
   AggregationJob job;
   job.code_bits = round.code_bits;
   job.lane_bits = static_cast<uint32_t>(8 * dtype_size(round.lane));
-  job.lanes = spec_.contract().granule;
+  job.lanes = spec.contract().granule;
   job.values = values_per_granule();
   job.agreement = agreement_;
-  job.table = codec.table(spec_.params());
+  job.table = spec.codec().table(spec.params());
   return job;
 }
 
 /// What a codec can index and a bundle can say: 4 GiB of payload in a slot, 4 GiB of lanes.
 Result<void> Model::check_sizes() const {
-  const bool bundles = !sums_lanes(choice_.strategy);
-  for (size_t i = 0; i < parameters_.size(); ++i) {
+  for (uint32_t i = 0; i < parameters_.size(); ++i) {
+    const Spec& spec = this->spec(class_of_[i]);
+    const bool bundles = !sums_lanes(strategy_of(i));
     if (assignments_[i].raw && bundles && parameters_[i].count() > kMaxSlotBytes / sizeof(float)) {
       return Error{Errc::shape_unsupported,
                    "parameter " + parameters_[i].name +
@@ -297,12 +359,12 @@ Result<void> Model::check_sizes() const {
                    "split the parameter or use strategy native_sum"};
     }
     for (const Piece& piece : assignments_[i].pieces) {
-      const Plan plan = spec_.codec().plan(spec_.params(), piece.unit, options_.world);
-      if (pipeline::check_unit(spec_, piece.unit) == Errc::ok &&
+      const Plan plan = spec.codec().plan(spec.params(), piece.unit, options_.world);
+      if (pipeline::check_unit(spec, piece.unit) == Errc::ok &&
           (!bundles || plan.round[0].bytes <= kMaxSlotBytes))
         continue;
       return Error{Errc::shape_unsupported,
-                   "parameter " + parameters_[i].name + " is too large for " + spec_.canonical() +
+                   "parameter " + parameters_[i].name + " is too large for " + spec.canonical() +
                        " in one piece",
                    "split the parameter or use none"};
     }
@@ -316,21 +378,26 @@ void Model::assign() {
     listing += p.name + ":" + std::to_string(p.rows) + "x" + std::to_string(p.cols) + ";";
   }
   model_hash_ = hash_text(listing);
-  listing += spec_.canonical() + ";" + std::to_string(options_.world) + ";" +
+  listing += configured() + ";" + std::to_string(options_.world) + ";" +
              std::to_string(options_.small_elements) + ";" +
-             std::string(strategy_name(choice_.strategy)) + ";" + std::to_string(options_.seed);
+             std::string(strategy_name(choice().strategy)) + ";" + std::to_string(options_.seed);
+  for (uint32_t c = 1; c < classes(); ++c)
+    listing += concat({";", strategy_name(choice(c).strategy)});
   agreement_ = hash_text(listing);
 
-  const bool cut = choice_.strategy == StrategyKind::two_shot;
-  const uint64_t granule = granule_of(spec_);
   const uint64_t world = options_.world;
   std::vector<uint64_t> load(world, 0);  // elements of uncut pieces, by owner
-  for (const Parameter& p : parameters_) {
+  for (uint32_t i = 0; i < parameters_.size(); ++i) {
+    const Parameter& p = parameters_[i];
+    const Spec& spec = this->spec(class_of_[i]);
+    const StrategyKind strategy = strategy_of(i);
+    const bool cut = strategy == StrategyKind::two_shot;
+    const uint64_t granule = granule_of(spec);
     Assignment a;
-    a.raw = is_raw(spec_, p, options_);
+    a.raw = is_raw(spec, p, options_);
     const Unit whole = whole_unit(p);
     if (!a.raw && !cut) a.pieces.push_back({whole, 0});
-    if (!a.raw && cut && is_cut(spec_, p, world)) {
+    if (!a.raw && cut && is_cut(spec, p, world)) {
       for (uint64_t r = 0; r < world; ++r) {
         const uint64_t granules = whole.count / granule;
         const uint64_t begin = granules * r / world * granule;
@@ -344,7 +411,7 @@ void Model::assign() {
       load[owner] += whole.count;
       a.pieces.push_back({whole, static_cast<uint32_t>(owner)});
     }
-    a.reason = reason_of(spec_, options_, choice_.strategy, a);
+    a.reason = reason_of(spec, options_, strategy, a);
     assignments_.push_back(std::move(a));
   }
 }

@@ -1,8 +1,8 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What is trained, who owns what. Everything here is a pure function of (parameter list, world,
-// spec, options): no bucket, no iteration, no data. Two buckets or eight give the same units,
-// owners and random counters.
+// What is trained, how each class of parameters travels, who owns what. Everything here is a pure
+// function of (parameter list, classes, settings, world, options): no bucket, no iteration, no data.
+// Two buckets or eight give the same units, owners and random counters.
 #pragma once
 
 #include <cstdint>
@@ -100,27 +100,57 @@ struct Prediction {
 };
 Prediction predicted_bytes(StrategyKind strategy, uint32_t world, const Volume& volume) noexcept;
 
+/// How a class of parameters is to travel.
+struct Setting {
+  Spec spec;
+  StrategyKind strategy = StrategyKind::automatic;  ///< asked for
+};
+/// Parameters are classed by rules (control/rules.h): the first class has those that no rule
+/// matches.
+inline constexpr uint32_t kMaxClasses = 32;
+
 /// Refuses what the contract forbids; otherwise the strategy with the fewest predicted bytes plus
 /// rounds.
 Result<Choice> choose_strategy(const Spec& spec, const std::vector<Parameter>& parameters,
                                const Options& options);
 
-/// Parameters, their assignments and the strategy: fixed at attach.
+/// Parameters, their classes and assignments, the strategies: fixed at attach.
 class Model {
  public:
+  /// Of one class, by options.strategy.
   static Result<Model> create(const Spec& spec, std::vector<Parameter> parameters,
                               const Options& options);
+  /// `settings`: by class, 1 to kMaxClasses. `class_of`: by parameter.
+  static Result<Model> create(std::vector<Setting> settings, std::vector<uint32_t> class_of,
+                              std::vector<Parameter> parameters, const Options& options);
 
-  [[nodiscard]] const Spec& spec() const noexcept { return spec_; }
+  [[nodiscard]] uint32_t classes() const noexcept {
+    return static_cast<uint32_t>(settings_.size());
+  }
+  /// Of a class; the first is that of the call's spec.
+  [[nodiscard]] const Spec& spec(uint32_t of = 0) const noexcept { return settings_[of].spec; }
+  [[nodiscard]] const Choice& choice(uint32_t of = 0) const noexcept { return choices_[of]; }
+  [[nodiscard]] uint32_t class_of(uint32_t parameter) const { return class_of_[parameter]; }
+  [[nodiscard]] StrategyKind strategy_of(uint32_t parameter) const {
+    return choices_[class_of_[parameter]].strategy;
+  }
+  /// Does any class with parameters travel so?
+  [[nodiscard]] bool uses(StrategyKind strategy) const noexcept;
+  /// Does any class remember what it did not send?
+  [[nodiscard]] bool feedback() const noexcept;
   [[nodiscard]] const Options& options() const noexcept { return options_; }
-  [[nodiscard]] const Choice& choice() const noexcept { return choice_; }
   [[nodiscard]] const std::vector<Parameter>& parameters() const noexcept { return parameters_; }
   [[nodiscard]] const Assignment& assignment(uint32_t parameter) const {
     return assignments_[parameter];
   }
-  /// For Engine::join, under server_sum.
+  /// What a saved state is of: the call's spec and, as a number, those of the rules and whose they
+  /// are.
+  [[nodiscard]] std::string configured() const;
+  /// Whose codes an aggregator adds, where a class travels by server_sum.
+  [[nodiscard]] const Spec& spec_of_codes() const;
+  /// For Engine::join, likewise.
   [[nodiscard]] AggregationJob aggregation_job() const;
-  /// Hash over names, sizes, world, spec, options: equal on all ranks or nothing works. Travels in
+  /// Hash over names, sizes, classes, world, specs, options: equal on all ranks or nothing works. Travels in
   /// every bundle.
   [[nodiscard]] uint64_t agreement() const noexcept { return agreement_; }
   /// Hash over names and sizes only: identity of the model in saved state.
@@ -129,19 +159,20 @@ class Model {
   [[nodiscard]] uint32_t values_per_granule() const;
   /// Engine-added float sums depend on an element's place in the buffer: does any of ours? Those of
   /// ways out and flushes, which every strategy has, do not count.
-  [[nodiscard]] bool layout_matters() const noexcept {
-    return choice_.strategy == StrategyKind::native_sum;
-  }
+  [[nodiscard]] bool layout_matters() const noexcept { return uses(StrategyKind::native_sum); }
 
  private:
-  explicit Model(Spec spec) : spec_(std::move(spec)) {}
+  Model() = default;
+  Result<void> choose();
   void assign();
   [[nodiscard]] Result<void> check_sizes() const;
   [[nodiscard]] RoundPlan round_of_codes() const;
 
-  Spec spec_;
   Options options_;
-  Choice choice_;
+  std::vector<Setting> settings_;  // by class
+  std::vector<Choice> choices_;    // likewise
+  std::vector<uint32_t> members_;  // likewise: parameters of it
+  std::vector<uint32_t> class_of_;
   std::vector<Parameter> parameters_;
   std::vector<Assignment> assignments_;
   uint64_t agreement_ = 0;

@@ -19,7 +19,9 @@ class GatherAll final : public Strategy {
   [[nodiscard]] bool reserve();
   void begin(const Input& input) override;
   Result<Next> next(std::span<Step> batch) override;
-  void abort() override { undo(pipeline::Undo::gradient_lost); }
+  void fail(const Error& failure) override;
+  void finish() override;
+  void undo(pipeline::Undo why) override;
   [[nodiscard]] uint32_t flush_heard() const noexcept override { return flush_heard_; }
   [[nodiscard]] uint64_t held_bytes() const noexcept override {
     return held(plan_, memory_, bounds_, sent_, send_, recv_, views_, cursors_, slots_, terms_,
@@ -39,9 +41,8 @@ class GatherAll final : public Strategy {
   Result<void> parse_all(bool* overflow, bool* non_finite);
   Result<Next> receive(std::span<Step> batch);
   Result<void> check_all();
-  void decode();
   void mean_of_lanes();
-  void undo(pipeline::Undo why);
+  void take_back(pipeline::Undo why);
 
   RankState* state_;
   Counters* counters_;
@@ -68,7 +69,7 @@ class GatherAll final : public Strategy {
 };
 
 GatherAll::GatherAll(RankState& state, const Layout& layout, Counters& counters)
-    : state_(&state), counters_(&counters), plan_(state, layout) {
+    : state_(&state), counters_(&counters), plan_(state, layout, StrategyKind::gather_all) {
   shape_ = {static_cast<uint32_t>(plan_.units.size()), 0,
             static_cast<uint32_t>(plan_.lanes * sizeof(float))};
   bound_ = bundle_front_bytes(shape_);
@@ -78,7 +79,7 @@ GatherAll::GatherAll(RankState& state, const Layout& layout, Counters& counters)
     bound_ += bundle_payload_bytes(bounds_.back());
   }
   bound_ = std::max(bound_, kMinCapacity);
-  capacity_ = Capacity(bound_, state.exact());
+  capacity_ = Capacity(bound_, plan_.exact);
 }
 
 bool GatherAll::reserve() {
@@ -112,9 +113,10 @@ void GatherAll::encode() {
   });
   const Place place = state_->place(input_.step, 0);
   for (size_t i = 0; i < plan_.units.size(); ++i) {
-    Work work = memory_.work(i, state_->codec());
-    sent_[i] = encode_unit(state_->codec(), plan_.units[i].piece->send, place,
-                           input_.gradient + plan_.units[i].offset, work, *writer_, *counters_);
+    const RankPiece& piece = *plan_.units[i].piece;
+    Work work = memory_.work(i, *piece.codec);
+    sent_[i] = encode_unit(*piece.codec, piece.send, place, input_.gradient + plan_.units[i].offset,
+                           work, *writer_, *counters_);
   }
 }
 
@@ -177,21 +179,16 @@ Result<Next> GatherAll::receive(std::span<Step> batch) {
     ++counters_->overflow_repeats;
     return emit(batch[0]);
   }
-  if (non_finite) {
-    undo(pipeline::Undo::gradient_travels);
-    return Next{Verdict::take_raw, 0};
-  }
+  if (non_finite) return Next{Verdict::take_raw, 0};
   if (auto r = check_all(); !r) return std::move(r).error();
-  decode();
-  phase_ = Phase::idle;
-  return Next{Verdict::done, 0};
+  return Next{Verdict::delivered, 0};
 }
 
 Result<Next> GatherAll::next(std::span<Step> batch) {
   if (phase_ == Phase::send) return emit(batch[0]);
   if (phase_ != Phase::received) return exchange_has_ended();
   auto result = receive(batch);
-  if (!result) abort();
+  if (!result) undo(pipeline::Undo::gradient_lost);
   return result;
 }
 
@@ -201,7 +198,7 @@ Result<void> GatherAll::check_all() {
   for (uint32_t r = 0; r < state_->world(); ++r) {
     SlotCursor cursor = views_[r].slots();
     for (const BucketUnit& u : plan_.units) {
-      if (auto ok = aggregate::check_slot(state_->codec().spec(), u.piece->send.unit, cursor.next(),
+      if (auto ok = aggregate::check_slot(u.piece->codec->spec(), u.piece->send.unit, cursor.next(),
                                           r, state_->name_of(u.parameter));
           !ok)
         return ok;
@@ -211,11 +208,12 @@ Result<void> GatherAll::check_all() {
   return {};
 }
 
-void GatherAll::decode() {
-  const pipeline::UnitCodec& codec = state_->codec();
+void GatherAll::finish() {
+  phase_ = Phase::idle;
   const Place place = state_->place(input_.step, 0);
   for (size_t i = 0; i < plan_.units.size(); ++i) {
     const BucketUnit& u = plan_.units[i];
+    const pipeline::UnitCodec& codec = *u.piece->codec;
     for (uint32_t r = 0; r < state_->world(); ++r) slots_[r] = cursors_[r].next();
     Work work = memory_.work(i, codec);
     aggregate::mean_of_unit(codec.spec(), u.piece->send.unit, place, slots_, terms_, work,
@@ -230,19 +228,31 @@ void GatherAll::mean_of_lanes() {
   plan_.over_lanes(0, plan_.lanes, [&](uint64_t at, uint64_t lane, uint64_t count) {
     for (uint32_t r = 0; r < state_->world(); ++r)
       rows_[r] = views_[r].lanes.data() + lane * sizeof(float);
-    aggregate::mean_of_lanes(state_->codec().isa(), rows_, input_.gradient + at, count);
+    aggregate::mean_of_lanes(state_->isa(), rows_, input_.gradient + at, count);
   });
+}
+
+/// What tells of it lies where the payloads are.
+void GatherAll::fail(const Error& failure) {
+  if (phase_ == Phase::idle) return;
+  take_back(pipeline::Undo::gradient_lost);
+  input_.failure = &failure;
 }
 
 void GatherAll::undo(pipeline::Undo why) {
   if (phase_ == Phase::idle) return;
   phase_ = Phase::idle;
+  take_back(why);
+}
+
+void GatherAll::take_back(pipeline::Undo why) {
   const Place place = state_->place(input_.step, 0);
   for (size_t i = 0; i < plan_.units.size(); ++i) {
     if (sent_[i].empty()) continue;
     const BucketUnit& u = plan_.units[i];
-    Work work = memory_.work(i, state_->codec());
-    state_->codec().undo(u.piece->send, place, sent_[i], input_.gradient + u.offset, why, work);
+    Work work = memory_.work(i, *u.piece->codec);
+    u.piece->codec->undo(u.piece->send, place, sent_[i], input_.gradient + u.offset, why, work);
+    sent_[i] = {};
   }
 }
 

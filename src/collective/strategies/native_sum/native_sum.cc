@@ -59,26 +59,35 @@ static_assert(kMaxFlushSteps >> kWishLanes == 0);
 
 class NativeSum final : public Strategy {
  public:
-  NativeSum(RankState& state, const Layout& layout, Counters& counters, StatusRound& status);
+  NativeSum(RankState& state, const Layout& layout, StrategyKind kind, Counters& counters,
+            StatusRound& status);
   /// False: no memory.
   [[nodiscard]] bool reserve(const Layout& layout);
   void begin(const Input& input) override;
   Result<Next> next(std::span<Step> batch) override;
-  void abort() override { undo(pipeline::Undo::gradient_lost); }
+  void fail(const Error& failure) override;
+  void finish() override;
+  void undo(pipeline::Undo why) override;
   [[nodiscard]] uint32_t flush_heard() const noexcept override { return flush_heard_; }
   [[nodiscard]] uint64_t held_bytes() const noexcept override;
 
  private:
   enum class Phase : uint8_t { idle, ready, summed, status };
 
-  void choose_carrier(const Layout& layout);
+  void choose_carrier(const Layout& layout, StrategyKind kind);
   void plan_lanes();
   void plan_wish();
   [[nodiscard]] bool reserve_agreement();
   LaneGroup& group(uint32_t round, uint8_t index) { return groups_[round * kGroups + index]; }
   /// Does the unit send codes in that round?
   [[nodiscard]] bool codes_now(uint64_t unit, uint32_t round) const {
-    return carrier_ != nullptr && round == last_round(unit);
+    return has_codes(unit) && round == last_round(unit);
+  }
+  [[nodiscard]] bool has_codes(uint64_t unit) const {
+    return carrier_ != nullptr && codec_of(unit).spec().codec().table != nullptr;
+  }
+  [[nodiscard]] const pipeline::UnitCodec& codec_of(uint64_t unit) const {
+    return *plan_.units[unit].piece->codec;
   }
   MutBytes lanes_of(uint32_t unit, uint32_t round);
   MutBytes copy_of(uint32_t unit);
@@ -109,17 +118,20 @@ class NativeSum final : public Strategy {
   Result<Next> after_sum(std::span<Step> batch);
   Result<Next> after_status(std::span<Step> batch);
   Result<Next> advance(std::span<Step> batch);
-  void finish();
   void finish_coded(uint32_t unit);
   /// In the round at hand?
   [[nodiscard]] bool codes_travel() const {
     return carrier_ != nullptr && (folded_ || round_ + 1 == rounds_);
   }
+  [[nodiscard]] bool keeps_sent(uint32_t unit) const {
+    const pipeline::UnitCodec& codec = codec_of(unit);
+    return codec.spec().feedback() && codec.contract().feedback == Feedback::own;
+  }
   void keep_sent(uint32_t unit, uint32_t round);
   [[nodiscard]] uint32_t last_round(uint64_t unit) const {
     return plan_.units[unit].piece->send.plan.rounds - 1;
   }
-  void undo(pipeline::Undo why);
+  void take_back(pipeline::Undo why);
 
   RankState* state_;
   Counters* counters_;
@@ -127,9 +139,11 @@ class NativeSum final : public Strategy {
   WorkMemory memory_;
   uint32_t rounds_ = 1;
   std::array<LaneGroup, kMaxRounds * kGroups> groups_;
-  std::unique_ptr<CodeCarrier> carrier_;  // null: the codec sends no codes
-  std::optional<Values> values_;          // uncompressed parameters, where the carrier takes them
-  Arena gathered_;                        // one rank's after another
+  std::unique_ptr<CodeCarrier> carrier_;  // null: no codec sends codes
+  std::vector<uint32_t> carrier_unit_;    // by unit: its number there, if it has codes
+  uint32_t carrier_units_ = 0;
+  std::optional<Values> values_;  // uncompressed parameters, where the carrier takes them
+  Arena gathered_;                // one rank's after another
   std::vector<uint64_t> counts_, send_offsets_, recv_offsets_;
   std::vector<uint32_t> first_;  // round of each unit
   std::vector<std::array<LaneSlice, kMaxRounds>> slices_;
@@ -148,13 +162,13 @@ class NativeSum final : public Strategy {
   bool in_place_ = false;  // uncompressed parameters only, back to back: the bucket is the lanes
   bool engine_scales_ = false;  // in place: Step::scale
   bool guarded_ = false;        // a sum that is not finite must not reach mean, residual or state
-  bool keep_sent_ = false;
+  bool keep_sent_ = false;      // of some unit
 };
 
-NativeSum::NativeSum(RankState& state, const Layout& layout, Counters& counters,
+NativeSum::NativeSum(RankState& state, const Layout& layout, StrategyKind kind, Counters& counters,
                      StatusRound& status)
-    : state_(&state), counters_(&counters), plan_(state, layout), status_(&status) {
-  choose_carrier(layout);
+    : state_(&state), counters_(&counters), plan_(state, layout, kind), status_(&status) {
+  choose_carrier(layout, kind);
   for (uint32_t r = 0; r < kMaxRounds; ++r) {
     for (uint8_t t = 0; t < kLaneTypes.size(); ++t) group(r, t).type = kLaneTypes[t];
   }
@@ -162,17 +176,19 @@ NativeSum::NativeSum(RankState& state, const Layout& layout, Counters& counters,
   plan_wish();
   // Casts (16-bit lanes) without feedback carry NaN and infinity as they are. Of anything else the
   // lanes of a gradient that is not finite mean nothing.
-  guarded_ = state.model().spec().feedback() || carrier_ != nullptr ||
+  guarded_ = state.model().feedback() || carrier_ != nullptr ||
              std::any_of(slices_.begin(), slices_.end(),
                          [](const auto& s) { return s[0].group == 0 || s[0].group >= kAgreed; });
-  keep_sent_ =
-      state.model().spec().feedback() && state.codec().contract().feedback == Feedback::own;
+  for (uint32_t i = 0; i < plan_.units.size(); ++i) keep_sent_ = keep_sent_ || keeps_sent(i);
 }
 
-void NativeSum::choose_carrier(const Layout& layout) {
-  if (state_->model().choice().strategy == StrategyKind::server_sum) {
+void NativeSum::choose_carrier(const Layout& layout, StrategyKind kind) {
+  const bool codes = std::ranges::any_of(plan_.units, [](const BucketUnit& u) {
+    return u.piece->codec->spec().codec().table != nullptr;
+  });
+  if (kind == StrategyKind::server_sum) {
     if (!layout.parameters.empty()) carrier_ = make_granules(*state_, *counters_);
-  } else if (!plan_.units.empty() && state_->codec().spec().codec().table != nullptr) {
+  } else if (codes) {
     carrier_ = make_integer_lanes(*state_);
   }
   if (carrier_ == nullptr || carrier_->values() == nullptr || plan_.raw.empty()) return;
@@ -187,6 +203,7 @@ void NativeSum::plan_lanes() {
     group(0, 0).lanes = plan_.lanes;
   }
   slices_.resize(plan_.units.size());
+  carrier_unit_.resize(plan_.units.size());
   for (uint32_t i = 0; i < plan_.units.size(); ++i) {
     const Plan& plan = plan_.units[i].piece->send.plan;
     memory_.plan(plan);
@@ -198,6 +215,7 @@ void NativeSum::plan_lanes() {
       if (round.kind == RoundKind::agree_max) index = kAgreed;
       if (codes_now(i, r)) {
         slices_[i][r] = {kCodes, 0, round.bytes};
+        carrier_unit_[i] = carrier_units_++;
         carrier_->add_unit(plan_.units[i].piece->send);
         continue;
       }
@@ -211,7 +229,7 @@ void NativeSum::plan_lanes() {
 
 /// The wish rides behind the first lanes that are summed anyway.
 void NativeSum::plan_wish() {
-  wishes_ = state_->model().spec().feedback() && (!plan_.units.empty() || values_);
+  wishes_ = state_->model().feedback() && (!plan_.units.empty() || values_);
   if (!wishes_ || carrier_ != nullptr) return;
   while (group(0, wish_.group).lanes == 0) ++wish_.group;
   LaneGroup& g = group(0, wish_.group);
@@ -258,7 +276,7 @@ uint64_t NativeSum::held_bytes() const noexcept {
   if (carrier_ != nullptr) lanes += carrier_->held_bytes();
   if (values_) lanes += values_->held_bytes();
   return lanes + held(plan_, memory_, slices_, outcomes_, sent_, sent_offsets_, sent_memory_,
-                      gathered_, counts_, send_offsets_, recv_offsets_, first_);
+                      gathered_, counts_, send_offsets_, recv_offsets_, first_, carrier_unit_);
 }
 
 MutBytes NativeSum::copy_of(uint32_t unit) {
@@ -298,8 +316,8 @@ void NativeSum::begin(const Input& input) {
 void NativeSum::start() {
   folded_ = carrier_ != nullptr && rounds_ == 2;
   for (uint32_t i = 0; i < plan_.units.size(); ++i) {
-    Work work = memory_.work(i, state_->codec());
-    first_[i] = state_->codec().start(plan_.units[i].piece->send, work);
+    Work work = memory_.work(i, codec_of(i));
+    first_[i] = codec_of(i).start(plan_.units[i].piece->send, work);
     folded_ = folded_ && first_[i] == last_round(i);
   }
   if (carrier_ != nullptr) carrier_->begin(input_.step << 32U ^ input_.sequence);
@@ -315,12 +333,12 @@ void NativeSum::poison() {
     std::fill(lanes.begin(), lanes.end(), uint8_t{0xFF});
   }
   if (carrier_ == nullptr) return;
-  for (uint32_t i = 0; i < plan_.units.size(); ++i) carrier_->put_nothing(i);
+  for (uint32_t i = 0; i < carrier_units_; ++i) carrier_->put_nothing(i);
   carrier_->report_trouble();
 }
 
 void NativeSum::encode_first() {
-  const auto& kernels = state_->codec().kernels();
+  const auto& kernels = state_->kernels();
   const float mean = 1.0F / static_cast<float>(state_->world());
   if (in_place_) {
     if (!engine_scales_) kernels.scale(input_.gradient, mean, plan_.lanes);
@@ -369,8 +387,8 @@ void NativeSum::hear_wish() {
 void NativeSum::encode_first_unit(uint32_t i) {
   const BucketUnit& u = plan_.units[i];
   const uint32_t first = first_[i];
-  Work work = memory_.work(i, state_->codec());
-  const pipeline::UnitEncoded encoded = state_->codec().encode(
+  Work work = memory_.work(i, codec_of(i));
+  const pipeline::UnitEncoded encoded = codec_of(i).encode(
       u.piece->send, place(i, first), input_.gradient + u.offset, work, room_of(i, first), first);
   outcomes_[i] = encoded.outcome;
   if (first != 0 && slices_[i][0].group == kAgreed) send_nothing(i, 0);
@@ -393,20 +411,20 @@ void NativeSum::take(uint32_t i, uint32_t round, const pipeline::UnitEncoded& en
     return;
   }
   if (!codes_now(i, round)) return keep_sent(i, round);
-  Work work = memory_.work(i, state_->codec());
+  Work work = memory_.work(i, codec_of(i));
   sent_[i] = copy_of(i);
-  carrier_->put(i, state_->codec().spec(), sent_[i], work);
+  carrier_->put(carrier_unit_[i], codec_of(i).spec(), sent_[i], work);
 }
 
 void NativeSum::send_nothing(uint32_t i, uint32_t round) {
-  if (codes_now(i, round)) return carrier_->put_nothing(i);
+  if (codes_now(i, round)) return carrier_->put_nothing(carrier_unit_[i]);
   const MutBytes out = lanes_of(i, round);
   std::fill(out.begin(), out.end(), uint8_t{0});
 }
 
 /// The engine adds in place; own feedback decodes its own payload of the last round.
 void NativeSum::keep_sent(uint32_t i, uint32_t round) {
-  if (!keep_sent_ || round != last_round(i)) return;
+  if (!keeps_sent(i) || round != last_round(i)) return;
   const MutBytes out = lanes_of(i, round);
   const MutBytes copy = copy_of(i);
   std::copy(out.begin(), out.end(), copy.begin());
@@ -423,10 +441,10 @@ void NativeSum::encode_later_unit(uint32_t i) {
   const BucketUnit& u = plan_.units[i];
   if (round_ <= first_[i]) return;  // it began later
   if (outcomes_[i] != pipeline::Outcome::payload) return send_nothing(i, round_);
-  Work work = memory_.work(i, state_->codec());
+  Work work = memory_.work(i, codec_of(i));
   take(i, round_,
-       state_->codec().encode_round(u.piece->send, place(i, round_), round_,
-                                    input_.gradient + u.offset, work, room_of(i, round_)));
+       codec_of(i).encode_round(u.piece->send, place(i, round_), round_, input_.gradient + u.offset,
+                                work, room_of(i, round_)));
 }
 
 Step NativeSum::sum_of(LaneGroup& g) {
@@ -473,7 +491,7 @@ Result<Next> NativeSum::next(std::span<Step> batch) {
   if (phase_ == Phase::ready) return emit(batch);
   if (phase_ == Phase::idle) return exchange_has_ended();
   auto result = phase_ == Phase::summed ? after_sum(batch) : after_status(batch);
-  if (!result) abort();
+  if (!result) undo(pipeline::Undo::gradient_lost);
   return result;
 }
 
@@ -510,7 +528,7 @@ bool NativeSum::trouble() {
     const MutBytes lanes = lanes_of(i, round_);
     if (type == DType::f32) {
       const auto* values = reinterpret_cast<const float*>(lanes.data());
-      bad = !pipeline::scan(state_->codec(), values, lanes.size() / sizeof(float)).all_finite;
+      bad = !pipeline::scan(codec_of(i), values, lanes.size() / sizeof(float)).all_finite;
     } else {
       for (uint64_t k = 0; k < lanes.size() && !bad; k += 2)
         bad = !finite_lane(type, lanes.data() + k);
@@ -527,21 +545,22 @@ Result<Next> NativeSum::after_sum(std::span<Step> batch) {
 
 Result<Next> NativeSum::advance(std::span<Step> batch) {
   const Place p = state_->place(input_.step, 0);
-  for (uint32_t i = 0; i < plan_.units.size(); ++i) {
+  const bool failed = input_.failure != nullptr;
+  for (uint32_t i = 0; i < plan_.units.size() && !failed; ++i) {
     const pipeline::UnitSlot& slot = plan_.units[i].piece->send;
     if (round_ < first_[i] || round_ + 1 >= slot.plan.rounds) continue;
-    Work work = memory_.work(i, state_->codec());
-    state_->codec().accept(slot, p, round_, lanes_of(i, round_), state_->world(), work);
+    Work work = memory_.work(i, codec_of(i));
+    codec_of(i).accept(slot, p, round_, lanes_of(i, round_), state_->world(), work);
   }
-  if (values_ && round_ == 0 && !folded_ && !values_->encode_rest(input_.gradient, asked_ranges()))
+  if (values_ && round_ == 0 && !folded_ && !failed &&
+      !values_->encode_rest(input_.gradient, asked_ranges()))
     carrier_->report_trouble();
   if (folded_) round_ = 1;
   if (++round_ < rounds_) {
-    encode_later();
+    failed ? poison() : encode_later();
     return emit(batch);
   }
-  finish();
-  return Next{Verdict::done, 0};
+  return Next{Verdict::delivered, 0};
 }
 
 Next NativeSum::emit_status(Step& step) {
@@ -553,7 +572,6 @@ Next NativeSum::emit_status(Step& step) {
 Result<Next> NativeSum::after_status(std::span<Step> batch) {
   if (auto heard = status_->receive(input_); !heard) return std::move(heard).error();
   if (!guarded_) return advance(batch);  // casts carry NaN and infinity as they are
-  undo(pipeline::Undo::gradient_travels);
   if (values_ && codes_travel()) values_->learn();
   return Next{Verdict::take_raw, 0};
 }
@@ -561,7 +579,6 @@ Result<Next> NativeSum::after_status(std::span<Step> batch) {
 void NativeSum::finish() {
   phase_ = Phase::idle;
   if (in_place_) return;
-  const pipeline::UnitCodec& codec = state_->codec();
   if (values_) {
     values_->finish(input_.gradient);
   } else {
@@ -571,10 +588,11 @@ void NativeSum::finish() {
     });
   }
   for (uint32_t i = 0; i < plan_.units.size(); ++i) {
-    if (carrier_ != nullptr) {
+    if (has_codes(i)) {
       finish_coded(i);
       continue;
     }
+    const pipeline::UnitCodec& codec = codec_of(i);
     const BucketUnit& u = plan_.units[i];
     const uint32_t last = last_round(i);
     const Place p = place(i, last);
@@ -588,14 +606,14 @@ void NativeSum::finish() {
 }
 
 void NativeSum::finish_coded(uint32_t i) {
-  const pipeline::UnitCodec& codec = state_->codec();
+  const pipeline::UnitCodec& codec = codec_of(i);
   const BucketUnit& u = plan_.units[i];
   const Place p = place(i, last_round(i));
   Work work = memory_.work(i, codec);
-  const Term sum = carrier_->sum(i, work);
+  const Term sum = carrier_->sum(carrier_unit_[i], work);
   float* out = input_.gradient + u.offset;
   codec.decode(u.piece->send.unit, p, {&sum, 1}, work, {out, false});
-  if (const auto left_out = carrier_->left_out(i); !left_out.empty())
+  if (const auto left_out = carrier_->left_out(carrier_unit_[i]); !left_out.empty())
     codec.put_back(u.piece->send, p, sent_[i], left_out, work);
   codec.commit(u.piece->send, p, sent_[i], sum.payload, state_->world(), out, work);
 }
@@ -603,21 +621,34 @@ void NativeSum::finish_coded(uint32_t i) {
 void NativeSum::undo(pipeline::Undo why) {
   if (phase_ == Phase::idle) return;
   phase_ = Phase::idle;
+  take_back(why);
+}
+
+void NativeSum::fail(const Error& failure) {
+  if (phase_ == Phase::idle || input_.failure != nullptr) return;
+  take_back(pipeline::Undo::gradient_lost);
+  input_.failure = &failure;
+}
+
+void NativeSum::take_back(pipeline::Undo why) {
+  if (input_.failure != nullptr) return;  // it has sent nothing, or has it back
   if (values_) values_->undo(why, input_.gradient);
   for (uint32_t i = 0; i < plan_.units.size(); ++i) {
     if (outcomes_[i] != pipeline::Outcome::payload) continue;
     const BucketUnit& u = plan_.units[i];
-    Work work = memory_.work(i, state_->codec());
-    state_->codec().undo(u.piece->send, place(i, last_round(i)), sent_[i],
-                         input_.gradient + u.offset, why, work);
+    Work work = memory_.work(i, codec_of(i));
+    codec_of(i).undo(u.piece->send, place(i, last_round(i)), sent_[i], input_.gradient + u.offset,
+                     why, work);
+    outcomes_[i] = pipeline::Outcome::zero;
   }
 }
 
 }  // namespace
 
 Result<std::unique_ptr<Strategy>> make_native_sum(RankState& state, const Layout& layout,
-                                                  Counters& counters, StatusRound& status) {
-  auto strategy = std::make_unique<NativeSum>(state, layout, counters, status);
+                                                  StrategyKind kind, Counters& counters,
+                                                  StatusRound& status) {
+  auto strategy = std::make_unique<NativeSum>(state, layout, kind, counters, status);
   if (!strategy->reserve(layout)) return no_exchange_memory();
   return std::unique_ptr<Strategy>(std::move(strategy));
 }

@@ -107,7 +107,7 @@ class Granules final : public CodeCarrier, public ValueCarrier {
 void Granules::add_unit(const pipeline::UnitSlot& slot) {
   const RoundPlan& round = slot.plan.round[slot.plan.rounds - 1];
   Region r;
-  const uint64_t size = state_->codec().contract().granule;
+  const uint64_t size = state_->model().spec_of_codes().contract().granule;
   r.first = granules_;
   r.granules = round.lanes / size;
   r.lanes = lane_bytes_;

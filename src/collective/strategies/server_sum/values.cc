@@ -12,9 +12,10 @@ using pipeline::Outcome;
 
 Values::Values(const RankState& state, const BucketPlan& plan, ValueCarrier& carrier,
                Counters& counters)
-    : codec_(&state.codec()), carrier_(&carrier), counters_(&counters) {
+    : carrier_(&carrier), counters_(&counters) {
   for (const BucketRaw& r : plan.raw) {
-    items_.push_back({&state.parameter(r.parameter).fixed, r.offset});
+    const RankParameter& p = state.parameter(r.parameter);
+    items_.push_back({&p.fixed, p.codec, r.offset});
     carrier.add_values(r.count);
   }
 }
@@ -40,7 +41,7 @@ bool Values::encode(const float* gradient, std::span<float> agreed) {
   std::fill(agreed.begin(), agreed.end(), 0.0F);
   for (uint64_t i = 0; i < items_.size(); ++i) {
     Item& item = items_[i];
-    const auto measured = fixed::measure(*codec_, *item.slot, gradient + item.offset);
+    const auto measured = fixed::measure(*item.codec, *item.slot, gradient + item.offset);
     item.largest = measured.largest;
     counters_->residual_resets += measured.residual_reset ? 1U : 0U;
     if (measured.outcome == Outcome::zero) continue;
@@ -78,7 +79,7 @@ bool Values::send(uint64_t i, const float* gradient) {
     return false;
   }
   item.way = Way::sent;
-  fixed::encode(*codec_, *item.slot, gradient + item.offset, item.range,
+  fixed::encode(*item.codec, *item.slot, gradient + item.offset, item.range,
                 carrier_->room_for_values(i).data());
   carrier_->put_values(i, norm);
   return true;
@@ -94,7 +95,7 @@ void Values::finish(float* gradient) {
     const Item& item = items_[i];
     float* const mean = gradient + item.offset;
     // Nobody has heard of the trouble: this rank was left out of all granules.
-    if (item.way == Way::too_large) codec_->keep(*item.slot, mean);
+    if (item.way == Way::too_large) item.codec->keep(*item.slot, mean);
     for (uint64_t g = 0; g < carrier_->granules_of(i); ++g) {
       const ValueCarrier::Sum sum = carrier_->sum_of(i, g);
       if (sum.lanes.empty()) {
@@ -122,9 +123,9 @@ void Values::undo(pipeline::Undo why, const float* gradient) {
     if (item.way == Way::nothing) continue;
     if (item.way == Way::sent) {
       fixed::put_back(*item.slot, item.range, 0, carrier_->room_for_values(i));
-      if (travels) fixed::take_gradient(*codec_, *item.slot, own);
+      if (travels) fixed::take_gradient(*item.codec, *item.slot, own);
     } else if (!travels) {
-      codec_->keep(*item.slot, own);
+      item.codec->keep(*item.slot, own);
     }
   }
 }

@@ -71,6 +71,7 @@ class Values {
   };
   struct Item {
     const pipeline::UnitSlot* slot = nullptr;
+    const pipeline::UnitCodec* codec = nullptr;
     uint64_t offset = 0;  // in the gradient
     float range = 0;
     float largest = 0;
@@ -80,7 +81,6 @@ class Values {
   bool send(uint64_t i, const float* gradient);
   void move_range(uint64_t i);
 
-  const pipeline::UnitCodec* codec_;
   ValueCarrier* carrier_;
   Counters* counters_;
   std::vector<Item> items_;

@@ -39,7 +39,7 @@ struct Shares {
       const uint64_t lane_bytes = (share.lane_end - share.lane_begin) * sizeof(float);
       share.up = {static_cast<uint32_t>(share.units.size()), 0, static_cast<uint32_t>(lane_bytes)};
       share.down = share.up;
-      if (!state.exact()) share.down.seen = 1;
+      if (!plan.exact) share.down.seen = 1;
       uint64_t payloads = 0;
       for (const uint32_t bound : share.bounds) payloads += bundle_payload_bytes(bound);
       share.up_bound = std::max(bundle_front_bytes(share.up) + payloads, kMinCapacity);

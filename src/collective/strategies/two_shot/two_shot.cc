@@ -20,7 +20,7 @@ class TwoShot final : public Strategy {
   TwoShot(RankState& state, const Layout& layout, Counters& counters)
       : rank_(state.rank()),
         counters_(&counters),
-        plan_(state, layout),
+        plan_(state, layout, StrategyKind::two_shot),
         shares_(state, plan_),
         up_(state, plan_, shares_, counters),
         down_(state, plan_, shares_, counters) {}
@@ -33,13 +33,23 @@ class TwoShot final : public Strategy {
   void begin(const Input& input) override {
     phase_ = Phase::up;
     round_ = 0;
+    bucket_ = input.bucket;
     told_.clear();
     if (input.failure != nullptr) told_.note(rank_, input.bucket, *input.failure);
     up_.begin(input);
     down_.begin(input);
   }
   Result<Next> next(std::span<Step> batch) override;
-  void abort() override { undo(pipeline::Undo::gradient_lost); }
+  void fail(const Error& failure) override {
+    if (phase_ == Phase::idle) return;
+    take_back(pipeline::Undo::gradient_lost);
+    told_.note(rank_, bucket_, failure);
+  }
+  void finish() override {
+    down_.finish(up_);
+    phase_ = Phase::idle;
+  }
+  void undo(pipeline::Undo why) override;
   [[nodiscard]] uint32_t flush_heard() const noexcept override { return down_.flush(); }
   [[nodiscard]] uint64_t held_bytes() const noexcept override {
     return held(plan_, shares_, up_, down_);
@@ -62,9 +72,13 @@ class TwoShot final : public Strategy {
   }
   Next receive_up(Step& step);
   Result<Next> receive_down(Step& step);
-  void undo(pipeline::Undo why);
+  void take_back(pipeline::Undo why) {
+    up_.undo(why);
+    down_.undo();
+  }
 
   uint32_t rank_;
+  uint32_t bucket_ = 0;
   Counters* counters_;
   BucketPlan plan_;
   Shares shares_;
@@ -80,7 +94,7 @@ Result<Next> TwoShot::next(std::span<Step> batch) {
   if (phase_ == Phase::up_sent) return receive_up(batch[0]);
   if (phase_ != Phase::down_sent) return exchange_has_ended();
   auto result = receive_down(batch[0]);
-  if (!result) abort();
+  if (!result) undo(pipeline::Undo::gradient_lost);
   return result;
 }
 
@@ -94,15 +108,10 @@ Next TwoShot::receive_up(Step& step) {
 Result<Next> TwoShot::receive_down(Step& step) {
   auto heard = down_.receive(up_);
   if (!heard) return std::move(heard).error();
-  if (heard->non_finite) {
-    undo(pipeline::Undo::gradient_travels);
-    return Next{Verdict::take_raw, 0};
-  }
+  if (heard->non_finite) return Next{Verdict::take_raw, 0};
   if (heard->all_delivered) {
     if (auto ok = down_.check(); !ok) return std::move(ok).error();
-    down_.finish(up_);
-    phase_ = Phase::idle;
-    return Next{Verdict::done, 0};
+    return Next{Verdict::delivered, 0};
   }
   if (++round_ == kMaxRounds) return too_many_rounds();
   ++counters_->overflow_repeats;
@@ -114,8 +123,7 @@ Result<Next> TwoShot::receive_down(Step& step) {
 void TwoShot::undo(pipeline::Undo why) {
   if (phase_ == Phase::idle) return;
   phase_ = Phase::idle;
-  up_.undo(why);
-  down_.undo();
+  take_back(why);
 }
 
 }  // namespace

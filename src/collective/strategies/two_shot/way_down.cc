@@ -20,7 +20,7 @@ WayDown::WayDown(RankState& state, const BucketPlan& plan, const Shares& shares,
   }
   mean_offsets_.push_back(means);
   sent_.resize(plan.units.size());
-  for (const Share& share : shares.of) capacity_.emplace_back(share.down_bound, state.exact());
+  for (const Share& share : shares.of) capacity_.emplace_back(share.down_bound, plan.exact);
   need_.resize(state.world());
   views_.resize(state.world());
   delivered_.resize(state.world());
@@ -29,7 +29,7 @@ WayDown::WayDown(RankState& state, const BucketPlan& plan, const Shares& shares,
 bool WayDown::reserve() {
   return memory_.reserve() && means_.reserve((mean_offsets_.back() + 1) * sizeof(float)) &&
          out_.reserve(own().down_bound) && recv_.reserve(shares_->down_bytes) &&
-         (state_->exact() || stash_.reserve(shares_->down_bytes));
+         (plan_->exact || stash_.reserve(shares_->down_bytes));
 }
 
 void WayDown::begin(const Input& input) {
@@ -64,10 +64,10 @@ void WayDown::encode(WayUp& up) {
 }
 
 void WayDown::encode_mean(uint32_t unit) {
-  const pipeline::UnitSlot& slot = plan_->units[unit].piece->mean;
-  Work work = memory_.work(unit, state_->codec());
+  const RankPiece& piece = *plan_->units[unit].piece;
+  Work work = memory_.work(unit, *piece.codec);
   Counters units;  // a mean's outcome is not one of this rank's units
-  sent_[unit] = encode_unit(state_->codec(), slot, state_->place(input_.step, 1), mean_of(unit),
+  sent_[unit] = encode_unit(*piece.codec, piece.mean, state_->place(input_.step, 1), mean_of(unit),
                             work, *writer_, units);
   counters_->residual_resets += units.residual_resets;
 }
@@ -130,7 +130,7 @@ Result<void> WayDown::parse(uint32_t owner, Bytes bytes, WayUp& up, Heard& heard
   if (view->failed) return to_error(view->failure);
   heard.non_finite = heard.non_finite || view->non_finite;
   if (view->incomplete) {
-    if (state_->exact())
+    if (plan_->exact)
       return Error{Errc::bound_exceeded, "an owner lacks a contribution that it was granted",
                    "all ranks must run the same version of laconic"};
     up.regrant(owner, view->seen());
@@ -164,7 +164,7 @@ Result<void> WayDown::check() const {
     SlotCursor cursor = views_[o].slots();
     for (const uint32_t i : shares_->of[o].units) {
       const BucketUnit& u = plan_->units[i];
-      if (auto ok = aggregate::check_slot(state_->codec().spec(), u.piece->send.unit, cursor.next(),
+      if (auto ok = aggregate::check_slot(u.piece->codec->spec(), u.piece->send.unit, cursor.next(),
                                           o, state_->name_of(u.parameter));
           !ok)
         return ok;
@@ -177,17 +177,17 @@ void WayDown::finish(WayUp& up) {
   for (uint32_t o = 0; o < state_->world(); ++o) {
     decode_share(o, up);
     capacity_[o].saw(views_[o].bytes);
-    if (!state_->exact()) up.learn(o, views_[o].seen());
+    if (!plan_->exact) up.learn(o, views_[o].seen());
   }
 }
 
 void WayDown::decode_share(uint32_t owner, WayUp& up) {
-  const pipeline::UnitCodec& codec = state_->codec();
   const Place down = state_->place(input_.step, 1);
   const Share& share = shares_->of[owner];
   SlotCursor cursor = views_[owner].slots();
   for (const uint32_t i : share.units) {
     const BucketUnit& u = plan_->units[i];
+    const pipeline::UnitCodec& codec = *u.piece->codec;
     const Slot slot = cursor.next();
     Work work = up.work(i);
     float* out = input_.gradient + u.offset;
@@ -210,9 +210,11 @@ void WayDown::decode_share(uint32_t owner, WayUp& up) {
 void WayDown::undo() {
   for (const uint32_t i : own().units) {
     if (sent_[i].empty()) continue;
-    Work work = memory_.work(i, state_->codec());
-    state_->codec().undo(plan_->units[i].piece->mean, state_->place(input_.step, 1), sent_[i],
-                         mean_of(i), pipeline::Undo::gradient_travels, work);
+    const RankPiece& piece = *plan_->units[i].piece;
+    Work work = memory_.work(i, *piece.codec);
+    piece.codec->undo(piece.mean, state_->place(input_.step, 1), sent_[i], mean_of(i),
+                      pipeline::Undo::gradient_travels, work);
+    sent_[i] = {};
   }
 }
 

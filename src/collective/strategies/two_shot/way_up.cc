@@ -14,7 +14,7 @@ WayUp::WayUp(RankState& state, const BucketPlan& plan, const Shares& shares, Cou
   const uint32_t world = state.world();
   for (const BucketUnit& u : plan.units) memory_.plan(u.piece->send.plan);
   sent_.resize(plan.units.size());
-  for (const Share& share : shares.of) capacity_.emplace_back(share.up_bound, state.exact());
+  for (const Share& share : shares.of) capacity_.emplace_back(share.up_bound, plan.exact);
   for (auto* v : {&need_to_, &need_from_}) v->resize(world);
   writers_.resize(world);
   views_.resize(world);
@@ -29,7 +29,7 @@ WayUp::WayUp(RankState& state, const BucketPlan& plan, const Shares& shares, Cou
 bool WayUp::reserve() {
   const uint64_t room = state_->world() * round_up(own().up_bound, 64);
   return memory_.reserve() && out_.reserve(shares_->up_bytes) && recv_.reserve(room) &&
-         (state_->exact() || stash_.reserve(room));
+         (plan_->exact || stash_.reserve(room));
 }
 
 void WayUp::begin(const Input& input) {
@@ -62,7 +62,7 @@ void WayUp::encode_share(uint32_t owner) {
   for (const uint32_t i : share.units) {
     const BucketUnit& u = plan_->units[i];
     Work lent = work(i);
-    sent_[i] = encode_unit(state_->codec(), u.piece->send, place, input_.gradient + u.offset, lent,
+    sent_[i] = encode_unit(*u.piece->codec, u.piece->send, place, input_.gradient + u.offset, lent,
                            writer, *counters_);
   }
 }
@@ -130,7 +130,7 @@ void WayUp::receive_from(uint32_t from, Bytes bytes, Told& told) {
   SlotCursor cursor = view->slots();
   for (const uint32_t i : own().units) {
     const BucketUnit& u = plan_->units[i];
-    auto ok = aggregate::check_slot(state_->codec().spec(), u.piece->send.unit, cursor.next(), from,
+    auto ok = aggregate::check_slot(u.piece->codec->spec(), u.piece->send.unit, cursor.next(), from,
                                     state_->name_of(u.parameter));
     if (!ok) return fail(ok.error());
   }
@@ -161,7 +161,7 @@ void WayUp::regrant(uint32_t owner, uint64_t seen) {
 
 void WayUp::mean_of_lanes(uint8_t* out) {
   for (uint32_t r = 0; r < state_->world(); ++r) lanes_[r] = views_[r].lanes.data();
-  aggregate::mean_of_lanes(state_->codec().isa(), lanes_, reinterpret_cast<float*>(out),
+  aggregate::mean_of_lanes(state_->isa(), lanes_, reinterpret_cast<float*>(out),
                            own().lane_end - own().lane_begin);
 }
 
@@ -172,8 +172,9 @@ void WayUp::first_mean() {
 void WayUp::next_mean(uint32_t unit, float* out) {
   for (uint32_t r = 0; r < state_->world(); ++r) slots_[r] = cursors_[r].next();
   Work lent = work(unit);
-  aggregate::mean_of_unit(state_->codec().spec(), plan_->units[unit].piece->send.unit,
-                          state_->place(input_.step, 0), slots_, terms_, lent, out);
+  const RankPiece& piece = *plan_->units[unit].piece;
+  aggregate::mean_of_unit(piece.codec->spec(), piece.send.unit, state_->place(input_.step, 0),
+                          slots_, terms_, lent, out);
 }
 
 void WayUp::undo(pipeline::Undo why) {
@@ -182,7 +183,8 @@ void WayUp::undo(pipeline::Undo why) {
     if (sent_[i].empty()) continue;
     const BucketUnit& u = plan_->units[i];
     Work lent = work(i);
-    state_->codec().undo(u.piece->send, place, sent_[i], input_.gradient + u.offset, why, lent);
+    u.piece->codec->undo(u.piece->send, place, sent_[i], input_.gradient + u.offset, why, lent);
+    sent_[i] = {};
   }
 }
 

@@ -49,7 +49,9 @@ class WayUp {
 
   /// This rank's payload of a unit; empty: nothing was sent.
   [[nodiscard]] Bytes sent(uint32_t unit) const { return sent_[unit]; }
-  [[nodiscard]] Work work(uint32_t unit) { return memory_.work(unit, state_->codec()); }
+  [[nodiscard]] Work work(uint32_t unit) {
+    return memory_.work(unit, *plan_->units[unit].piece->codec);
+  }
   void undo(pipeline::Undo why);
 
   [[nodiscard]] uint64_t held_bytes() const noexcept {

@@ -74,8 +74,8 @@ void Uncompressed::add_residuals() {
 /// gradient += residual/parts. A parameter without a local gradient keeps its residual, since DDP
 /// may discard the result; so does one whose sum would not be finite.
 bool Uncompressed::add_residual(size_t i) {
-  const pipeline::UnitCodec& codec = state_->codec();
   const RankParameter& p = state_->parameter(layout_->parameters[i]);
+  const pipeline::UnitCodec& codec = *p.codec;
   float* g = input_.gradient + layout_->offsets[i];
   const kernels::Scan scan = pipeline::scan(codec, g, p.count);
   if (!scan.any_nonzero || !scan.all_finite) return false;
@@ -108,8 +108,7 @@ void Uncompressed::drop_residuals() {
   for (size_t i = 0; i < drained_.size(); ++i) {
     const RankParameter& p = state_->parameter(layout_->parameters[i]);
     const float* mean = input_.gradient + layout_->offsets[i];
-    if (drained_[i] != 0 && pipeline::scan(state_->codec(), mean, p.count).all_finite)
-      drop_residual(i);
+    if (drained_[i] != 0 && pipeline::scan(*p.codec, mean, p.count).all_finite) drop_residual(i);
   }
 }
 
@@ -145,13 +144,13 @@ bool Uncompressed::poisoned() {
 
 void Uncompressed::widen() {
   if (input_.dtype == DType::f32) return;
-  const auto& casts = kernels::cast_kernels(state_->codec().isa());
+  const auto& casts = kernels::cast_kernels(state_->isa());
   kernels::widen(casts, input_.dtype, input_.gradient, input_.buffer, layout_->elements);
 }
 
 void Uncompressed::narrow() {
   if (input_.dtype == DType::f32) return;
-  const auto& casts = kernels::cast_kernels(state_->codec().isa());
+  const auto& casts = kernels::cast_kernels(state_->isa());
   kernels::narrow(casts, input_.dtype, input_.buffer, input_.gradient, layout_->elements);
 }
 
@@ -159,8 +158,7 @@ Next Uncompressed::emit(Step& step) {
   const uint64_t world = state_->world();
   wide_ = input_.dtype != DType::f32 && !state_->model().options().caps.can_sum(input_.dtype);
   if (!wide_) widen();  // what a 16-bit bucket holds by now is what travels
-  state_->codec().kernels().scale(input_.gradient, 1.0F / static_cast<float>(world),
-                                  layout_->elements);
+  state_->kernels().scale(input_.gradient, 1.0F / static_cast<float>(world), layout_->elements);
   if (!wide_) narrow();
   const DType dtype = wide_ ? DType::f32 : input_.dtype;
   auto* at =
@@ -185,24 +183,23 @@ Result<Next> Uncompressed::next(std::span<Step> batch) {
   }
   if (phase_ == Phase::status) {
     if (auto heard = status_->receive(input_); !heard) {
-      abort();
+      undo(pipeline::Undo::gradient_lost);
       return std::move(heard).error();
     }
   } else if (phase_ != Phase::summed) {
     return exchange_has_ended();
   }
-  return finish();
+  return Next{Verdict::delivered, 0};
 }
 
-Result<Next> Uncompressed::finish() {
+void Uncompressed::finish() {
   phase_ = Phase::idle;
   if (mode_ == Mode::drain) drop_residuals();
   if (wide_) narrow();
   copy_ = Arena();
-  return Next{Verdict::done, 0};
 }
 
-void Uncompressed::abort() {
+void Uncompressed::undo(pipeline::Undo) {
   if (phase_ == Phase::idle) return;
   phase_ = Phase::idle;
   if (!keeps_gradient() || trouble_ || input_.failure != nullptr) return;

@@ -29,8 +29,11 @@ class Uncompressed final : public Strategy {
   }
   void begin(const Input& input) override;
   Result<Next> next(std::span<Step> batch) override;
+  /// It is the only leg: nothing fails elsewhere.
+  void fail(const Error&) override {}
+  void finish() override;
   /// Adds the gradients of compressed parameters to their residuals, but in plain mode.
-  void abort() override;
+  void undo(pipeline::Undo) override;
   [[nodiscard]] uint64_t held_bytes() const noexcept override {
     return held(drained_, copies_, copy_);
   }
@@ -53,7 +56,6 @@ class Uncompressed final : public Strategy {
   void widen();
   void narrow();
   Next emit(Step& step);
-  Result<Next> finish();
 
   RankState* state_;
   Counters* counters_;

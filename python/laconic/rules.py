@@ -1,0 +1,67 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""Rules as users give them: a list of dicts, or a TOML file with a [[rule]] for each. What they mean, the library decides."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+
+from . import _lib, errors
+from ._checks import U64, text, whole
+
+#: of a rule, with what one may hold
+KEYS = {"match": str, "spec": str, "min_elements": int, "max_elements": int, "optional": bool}
+
+
+def given(rules) -> list[dict]:
+    """Those of the call, checked; without any, those of LACONIC_RULES.
+
+    Args:
+        rules: None, a path, or a list of dicts with `KEYS`.
+    """
+    source = "rules"
+    if rules is None:
+        rules = os.environ.get("LACONIC_RULES") or []
+        source = "LACONIC_RULES"
+    if isinstance(rules, (str, os.PathLike)):
+        source, rules = os.fspath(rules), _read(os.fspath(rules))
+    if not isinstance(rules, (list, tuple)):
+        raise errors.error("invalid_argument", f"rules is {rules!r}", 'a list of dicts, as [{"match": "*embed*", "spec": "none"}], or a path')
+    return [_checked(rule, f"{source}: rule {i}") for i, rule in enumerate(rules, 1)]
+
+
+def _read(path: str) -> list:
+    try:
+        with open(path, "rb") as file:
+            found = tomllib.load(file)
+    except OSError as error:
+        raise errors.error("invalid_argument", f"rules: cannot read {path}: {error.strerror}", "a TOML file with [[rule]] tables") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise errors.error("invalid_argument", f"{path}: {error}", "a TOML file with [[rule]] tables") from None
+    other = sorted(set(found) - {"rule"})
+    if other or not isinstance(found.get("rule", []), list):
+        raise errors.error("invalid_argument", f"{path}: it has {', '.join(other) or 'one [rule]'}", "only [[rule]] tables belong there")
+    return found.get("rule", [])
+
+
+def _checked(rule, where: str) -> dict:
+    if not isinstance(rule, dict):
+        raise errors.error("invalid_argument", f"{where} is {rule!r}", "a dict with " + ", ".join(KEYS))
+    for key, value in rule.items():
+        if key not in KEYS:
+            raise errors.error("invalid_argument", f"{where} has the key {key!r}", "keys: " + ", ".join(KEYS))
+        if type(value) is not KEYS[key]:
+            raise errors.error("invalid_argument", f"{where}: {key} is {value!r}", f"a {KEYS[key].__name__}")
+    return dict(rule)
+
+
+def array_of(rules: list[dict]):
+    """For the library, which copies them."""
+    array = (_lib.Rule * max(len(rules), 1))()
+    for entry, rule in zip(array, rules):
+        entry.match = text("match", rule.get("match", "*"))
+        entry.spec = text("spec", rule["spec"]) if "spec" in rule else None
+        entry.min_elements = whole("min_elements", rule.get("min_elements", 0), 0, U64)
+        entry.max_elements = whole("max_elements", rule["max_elements"], 1, U64) if "max_elements" in rule else 0
+        entry.optional = int(rule.get("optional", False))
+    return array
