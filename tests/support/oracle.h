@@ -820,7 +820,7 @@ class Oracle {
   }
 
   static constexpr const char* kFlush = "state/flush";
-  static constexpr uint64_t kHeader = 60;
+  static constexpr uint64_t kHeader = 76;
   static constexpr uint64_t kWishLanes = 16;
 
   Setup setup_;

@@ -33,6 +33,9 @@ uint32_t tag_of(uint32_t sequence, uint32_t batch, uint32_t index) {
 }
 static_assert(kMaxBatch <= 8);
 
+/// Ranks of which only some report would send lanes that do not add up: their bundles differ.
+constexpr uint64_t kReports = 0x5245504F52545321U;
+
 uint64_t hash_of(const Layout& layout, DType dtype) {
   const auto bytes = [](const auto& list) {
     return Bytes(reinterpret_cast<const uint8_t*>(list.data()), list.size() * sizeof(list[0]));
@@ -48,7 +51,7 @@ Exchange::Exchange(RankState& state, Layout layout, DType dtype, Counters& count
       counters_(&counters),
       layout_(std::move(layout)),
       dtype_(dtype),
-      layout_hash_(hash_of(layout_, dtype)),
+      layout_hash_(hash_of(layout_, dtype) ^ (state.model().options().reports ? kReports : 0)),
       status_(state),
       uncompressed_(state, layout_, counters, status_) {}
 
@@ -114,6 +117,7 @@ Input Exchange::input() noexcept {
           .layout = layout_hash_,
           .bucket = bucket_.index,
           .flush_wish = flush_.wish,
+          .report = report_ ? &*report_ : nullptr,
           .failure = failure_ ? &*failure_ : nullptr};
 }
 
@@ -123,10 +127,14 @@ uint64_t Exchange::held_bytes() const noexcept {
   return bytes;
 }
 
-void Exchange::begin(const Bucket& bucket, uint32_t sequence, const FlushTurn& flush) {
+void Exchange::begin(const Bucket& bucket, uint32_t sequence, const FlushTurn& flush,
+                     const OwnReport* report) {
   bucket_ = bucket;
   sequence_ = sequence;
   flush_ = flush;
+  report_.reset();
+  if (report != nullptr && state_->model().options().reports) report_ = *report;
+  reports_heard_ = {};
   failure_.reset();
   trouble_.reset();
   batch_ = 0;
@@ -235,6 +243,9 @@ Result<uint32_t> Exchange::step_legs(std::span<Step> batch) {
     if (leg.state != Leg::State::runs) continue;
     auto result = leg.strategy->next(batch.subspan(steps));
     flush_heard_ |= leg.strategy->flush_heard();
+    if (const HeardReports heard = leg.strategy->reports_heard();
+        result && reports_heard_.reports.empty())
+      reports_heard_ = heard;
     if (!result) {
       leg.state = Leg::State::failed;
       if (trouble_) continue;

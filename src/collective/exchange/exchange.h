@@ -57,7 +57,9 @@ class Exchange {
   [[nodiscard]] const Bucket& bucket() const noexcept { return bucket_; }
   /// Only takes note; the first next() encodes. `sequence` counts the exchanges since attach, the
   /// same on all ranks.
-  void begin(const Bucket& bucket, uint32_t sequence, const FlushTurn& flush);
+  /// `report`: for the first exchange of a step, the same on all ranks but for what it says.
+  void begin(const Bucket& bucket, uint32_t sequence, const FlushTurn& flush,
+             const OwnReport* report = nullptr);
   /// Before the first next(): this rank has failed; all ranks will report it. The gradient goes
   /// into the residuals, unless the buffer is not one of this layout.
   void fail(Error error, bool keep_gradient = true);
@@ -69,6 +71,9 @@ class Exchange {
   [[nodiscard]] bool fell_back() const noexcept { return fell_back_; }
   /// Steps of the flush that some rank asked for; 0: none.
   [[nodiscard]] uint32_t flush_heard() const noexcept { return flush_heard_; }
+  /// What all ranks reported, until the next begin(); empty: nothing, because it was not asked for,
+  /// went out uncompressed, or failed.
+  [[nodiscard]] HeardReports reports_heard() const noexcept { return reports_heard_; }
   /// Buffers and tables of this layout, as they were taken from the system.
   [[nodiscard]] uint64_t held_bytes() const noexcept;
 
@@ -108,6 +113,8 @@ class Exchange {
   Arena wide_;
   Bucket bucket_;
   FlushTurn flush_;
+  std::optional<OwnReport> report_;
+  HeardReports reports_heard_;
   std::optional<Error> failure_;
   std::optional<Error> trouble_;  // the first that a leg met
   uint32_t sequence_ = 0;

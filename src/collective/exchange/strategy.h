@@ -10,6 +10,7 @@
 #include <span>
 
 #include "collective/exchange/rank_state.h"
+#include "collective/exchange/reports.h"
 #include "collective/plan/layout.h"
 #include "laconic/engine.h"
 #include "laconic/error.h"
@@ -25,11 +26,12 @@ struct Input {
   void* buffer = nullptr;  ///< the bucket itself, of type `dtype`; `gradient` when that is f32
   DType dtype = DType::f32;
   uint64_t step = 0;
-  uint32_t sequence = 0;           ///< exchanges since attach: the same on all ranks
-  uint64_t layout = 0;             ///< hash of the bucket's layout and type, in every bundle
-  uint32_t bucket = 0;             ///< for messages
-  uint32_t flush_wish = 0;         ///< steps of the flush that this rank asks for; 0: none
-  const Error* failure = nullptr;  ///< this rank has failed already: tell the others
+  uint32_t sequence = 0;              ///< exchanges since attach: the same on all ranks
+  uint64_t layout = 0;                ///< hash of the bucket's layout and type, in every bundle
+  uint32_t bucket = 0;                ///< for messages
+  uint32_t flush_wish = 0;            ///< steps of the flush that this rank asks for; 0: none
+  const OwnReport* report = nullptr;  ///< null: this exchange carries none, on any rank
+  const Error* failure = nullptr;     ///< this rank has failed already: tell the others
 };
 
 enum class Verdict : uint8_t {
@@ -75,6 +77,8 @@ class Strategy {
   /// Steps of the flush that some rank asked for in this exchange, the same on every rank; 0: none,
   /// or not known yet.
   [[nodiscard]] virtual uint32_t flush_heard() const noexcept { return 0; }
+  /// What all ranks reported; empty: nothing, or not known yet. Valid until the next begin().
+  [[nodiscard]] virtual HeardReports reports_heard() const noexcept { return {}; }
   /// Memory that it has taken and not given back, the object itself not included.
   [[nodiscard]] virtual uint64_t held_bytes() const noexcept = 0;
 };

@@ -52,8 +52,9 @@ struct Options {
   StrategyKind strategy = StrategyKind::automatic;
   EngineCaps caps;
   uint32_t threads = 1;
-  uint32_t window = 1;  ///< exchanges that may be in flight at a time, at most kMaxWindow
-  uint64_t part = 0;    ///< dense bytes of a bucket's parts, which the driver cuts; 0: uncut
+  uint32_t window = 1;   ///< exchanges that may be in flight at a time, at most kMaxWindow
+  bool reports = false;  ///< a step's first exchange carries what the ranks observed
+  uint64_t part = 0;     ///< dense bytes of a bucket's parts, which the driver cuts; 0: uncut
 };
 
 /// A piece of a parameter that is coded as a tensor of its own.

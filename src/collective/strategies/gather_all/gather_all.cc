@@ -23,9 +23,10 @@ class GatherAll final : public Strategy {
   void finish() override;
   void undo(pipeline::Undo why) override;
   [[nodiscard]] uint32_t flush_heard() const noexcept override { return flush_heard_; }
+  [[nodiscard]] HeardReports reports_heard() const noexcept override { return reports_.heard(); }
   [[nodiscard]] uint64_t held_bytes() const noexcept override {
     return held(plan_, memory_, bounds_, sent_, send_, recv_, views_, cursors_, slots_, terms_,
-                rows_, send_counts_, send_offsets_, recv_counts_, recv_offsets_);
+                rows_, reports_, send_counts_, send_offsets_, recv_counts_, recv_offsets_);
   }
 
  private:
@@ -60,6 +61,7 @@ class GatherAll final : public Strategy {
   std::vector<Slot> slots_;
   std::vector<Term> terms_;
   std::vector<const void*> rows_;
+  ReportBook reports_;
   std::vector<uint64_t> send_counts_, send_offsets_, recv_counts_, recv_offsets_;
   Input input_;
   Phase phase_ = Phase::idle;
@@ -90,6 +92,7 @@ bool GatherAll::reserve() {
   slots_.resize(world);
   terms_.resize(world);
   rows_.resize(world);
+  reports_.reserve(state_->model().options().reports, world);
   for (auto* v : {&send_counts_, &send_offsets_, &recv_counts_, &recv_offsets_}) v->resize(world);
   return memory_.reserve() && send_.reserve(bound_) && recv_.reserve(world * round_up(bound_, 64));
 }
@@ -99,6 +102,7 @@ void GatherAll::begin(const Input& input) {
   phase_ = Phase::send;
   round_ = 0;
   flush_heard_ = 0;
+  reports_.begin();
   granted_ = capacity_.bytes();
   std::fill(sent_.begin(), sent_.end(), Bytes{});
   if (input_.failure == nullptr) encode();
@@ -107,6 +111,7 @@ void GatherAll::begin(const Input& input) {
 void GatherAll::encode() {
   writer_.emplace(send_.bytes(), shape_);
   writer_->set_flush(input_.flush_wish);
+  writer_->set_report(bundle_report(input_.report));
   plan_.over_lanes(0, plan_.lanes, [&](uint64_t at, uint64_t lane, uint64_t count) {
     std::memcpy(writer_->lanes().data() + lane * sizeof(float), input_.gradient + at,
                 count * sizeof(float));
@@ -162,6 +167,7 @@ Result<void> GatherAll::parse_all(bool* overflow, bool* non_finite) {
     *overflow = *overflow || view->overflow;
     *non_finite = *non_finite || view->non_finite;
     flush_heard_ |= view->flush;
+    reports_.hear(r, view->report, input_.report);
     needed = std::max(needed, view->bytes);
     views_[r] = *view;
   }

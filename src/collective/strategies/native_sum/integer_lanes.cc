@@ -5,6 +5,7 @@
 //
 //     trouble | wish, a lane for each bit
 //     by unit: added | a slot of maxima for each rank, two in a lane | lanes
+//     in some exchanges a slot of three lanes for each rank's report
 //
 // A rank leaves the others' slots at zero: their sum is a gather.
 #include <algorithm>
@@ -26,8 +27,9 @@ class IntegerLanes final : public CodeCarrier {
   explicit IntegerLanes(const RankState& state) : state_(&state) {}
 
   void add_unit(const pipeline::UnitSlot& slot) override;
+  void add_reports(uint32_t slots) override { room_ = slots * control::kReportBytes; }
   bool reserve() override {
-    if (!memory_.reserve(bytes_)) return false;
+    if (!memory_.reserve(bytes_ + room_)) return false;
     lanes_ = memory_.bytes().data();
     return true;
   }
@@ -35,18 +37,24 @@ class IntegerLanes final : public CodeCarrier {
     return sizeof *this + held(regions_, memory_);
   }
 
-  void begin(uint64_t) override { std::fill_n(at(0), kUnits, uint8_t{0}); }
+  void begin(uint64_t, uint32_t report_slots) override {
+    std::fill_n(at(0), kUnits, uint8_t{0});
+    reports_ = report_slots * control::kReportBytes;
+    std::fill_n(at(bytes_), reports_, uint8_t{0});
+  }
   void report_trouble() override { store<uint32_t>(at(0), 1); }
   void put_wish(uint32_t bits) override;
   void put_nothing(uint64_t unit) override;
   void put(uint64_t unit, const Spec& spec, Bytes codes, Work& work) override;
+  MutBytes report_room() override { return {at(bytes_), reports_}; }
   Step step() override;
   [[nodiscard]] uint64_t wire_bytes() const noexcept override {
-    return 2 * bytes_ * (state_->world() - 1) / state_->world();
+    return 2 * (bytes_ + reports_) * (state_->world() - 1) / state_->world();
   }
 
   [[nodiscard]] bool trouble() const override { return load<uint32_t>(at(0)) != 0; }
   [[nodiscard]] uint32_t wish() const override;
+  [[nodiscard]] Bytes reports() override { return report_room(); }
   Term sum(uint64_t unit, Work& work) override;
   [[nodiscard]] std::span<const uint8_t> left_out(uint64_t) const override { return {}; }
 
@@ -71,6 +79,8 @@ class IntegerLanes final : public CodeCarrier {
   const RankState* state_;
   std::vector<Region> regions_;
   uint64_t bytes_ = kUnits;
+  uint64_t room_ = 0;     // bytes behind them for reports,
+  uint64_t reports_ = 0;  // and how many are used
   Arena memory_;
   uint8_t* lanes_ = nullptr;
 };
@@ -128,7 +138,7 @@ void IntegerLanes::put(uint64_t unit, const Spec& spec, Bytes codes, Work& work)
 Step IntegerLanes::step() {
   return {.kind = StepKind::all_reduce,
           .dtype = DType::i32,
-          .count = bytes_ / 4,
+          .count = (bytes_ + reports_) / 4,
           .send = at(0),
           .recv = at(0)};
 }

@@ -69,6 +69,7 @@ class NativeSum final : public Strategy {
   void finish() override;
   void undo(pipeline::Undo why) override;
   [[nodiscard]] uint32_t flush_heard() const noexcept override { return flush_heard_; }
+  [[nodiscard]] HeardReports reports_heard() const noexcept override { return reports_.heard(); }
   [[nodiscard]] uint64_t held_bytes() const noexcept override;
 
  private:
@@ -77,6 +78,7 @@ class NativeSum final : public Strategy {
   void choose_carrier(const Layout& layout, StrategyKind kind);
   void plan_lanes();
   void plan_wish();
+  void plan_reports();
   [[nodiscard]] bool reserve_agreement();
   LaneGroup& group(uint32_t round, uint8_t index) { return groups_[round * kGroups + index]; }
   /// Does the unit send codes in that round?
@@ -107,6 +109,9 @@ class NativeSum final : public Strategy {
   void encode_later_unit(uint32_t i);
   void put_wish();
   void hear_wish();
+  void start_reports();
+  void put_reports();
+  void hear_reports();
   void poison();
   Next emit(std::span<Step> batch);
   Step sum_of(LaneGroup& g);
@@ -156,10 +161,15 @@ class NativeSum final : public Strategy {
   Phase phase_ = Phase::idle;
   uint32_t round_ = 0;
   uint32_t flush_heard_ = 0;
-  bool wishes_ = false;    // there is a residual to flush: the wish has lanes
-  LaneSlice wish_;         // in round 0, unless the carrier takes it
-  bool folded_ = false;    // nobody needs round 0: rounds 0 and 1 travel together
-  bool in_place_ = false;  // uncompressed parameters only, back to back: the bucket is the lanes
+  ReportBook reports_;
+  LaneSlice report_;  // of all slots, in round 0; no bytes: the carrier takes them, or nobody
+  bool reports_now_ = false;  // in the exchange at hand
+  SlotTurn turn_;
+  bool wishes_ = false;         // there is a residual to flush: the wish has lanes
+  LaneSlice wish_;              // in round 0, unless the carrier takes it
+  bool folded_ = false;         // nobody needs round 0: rounds 0 and 1 travel together
+  bool contiguous_ = false;     // uncompressed parameters only, back to back
+  bool in_place_ = false;       // so that the bucket is the lanes, unless others lie behind them
   bool engine_scales_ = false;  // in place: Step::scale
   bool guarded_ = false;        // a sum that is not finite must not reach mean, residual or state
   bool keep_sent_ = false;      // of some unit
@@ -174,6 +184,7 @@ NativeSum::NativeSum(RankState& state, const Layout& layout, StrategyKind kind, 
   }
   plan_lanes();
   plan_wish();
+  plan_reports();
   // Casts (16-bit lanes) without feedback carry NaN and infinity as they are. Of anything else the
   // lanes of a gradient that is not finite mean nothing.
   guarded_ = state.model().feedback() || carrier_ != nullptr ||
@@ -238,14 +249,61 @@ void NativeSum::plan_wish() {
   g.lanes += kWishLanes;
 }
 
+/// Behind everything else, so that an exchange without them only ends earlier.
+void NativeSum::plan_reports() {
+  const auto& options = state_->model().options();
+  if (!options.reports) return;
+  if (carrier_ != nullptr) return carrier_->add_reports(std::min(options.world, kReportSlots));
+  while (report_.group < kAgreed && group(0, report_.group).lanes == 0) ++report_.group;
+  if (report_.group == kAgreed) return;
+  const LaneGroup& g = group(0, report_.group);
+  report_.offset = g.bytes();
+  report_.bytes = std::min(options.world, kReportSlots) * report_lanes(g.type) * dtype_size(g.type);
+}
+
+/// Are there reports in this exchange, and whose?
+void NativeSum::start_reports() {
+  reports_.begin();
+  reports_now_ = input_.report != nullptr && (carrier_ != nullptr || report_.bytes != 0);
+  turn_ = reports_now_ ? slot_turn(state_->world(), input_.report->turn) : SlotTurn{};
+  in_place_ = contiguous_ && !reports_now_;
+  engine_scales_ =
+      in_place_ && plan_.lanes * sizeof(float) >= state_->model().options().caps.scales_from;
+  if (report_.bytes == 0) return;
+  LaneGroup& g = group(0, report_.group);
+  g.lanes = report_.offset / dtype_size(g.type) + turn_.count * report_lanes(g.type);
+}
+
+void NativeSum::put_reports() {
+  const DType type = carrier_ != nullptr ? DType::i32 : group(0, report_.group).type;
+  const uint64_t size = report_lanes(type) * dtype_size(type);
+  const MutBytes slots = carrier_ != nullptr
+                             ? carrier_->report_room()
+                             : group(0, report_.group).span().subspan(report_.offset);
+  std::fill(slots.begin(), slots.end(), uint8_t{0});
+  const uint32_t mine = state_->rank() - turn_.first;
+  if (mine < turn_.count) put_report(type, input_.report->report, slots.data() + mine * size);
+}
+
+void NativeSum::hear_reports() {
+  const DType type = carrier_ != nullptr ? DType::i32 : group(0, report_.group).type;
+  const Bytes slots = carrier_ != nullptr
+                          ? carrier_->reports()
+                          : Bytes(group(0, report_.group).span()).subspan(report_.offset);
+  reports_.hear_lanes(turn_, type, slots.data());
+}
+
 bool NativeSum::reserve(const Layout& layout) {
-  in_place_ = plan_.units.empty() && carrier_ == nullptr && plan_.lanes == layout.elements;
-  for (const BucketRaw& r : plan_.raw) in_place_ = in_place_ && r.offset == r.lane;
-  engine_scales_ = in_place_ && group(0, 0).bytes() >= state_->model().options().caps.scales_from;
+  contiguous_ = plan_.units.empty() && carrier_ == nullptr && plan_.lanes == layout.elements;
+  for (const BucketRaw& r : plan_.raw) contiguous_ = contiguous_ && r.offset == r.lane;
   bool ok = memory_.reserve() && reserve_agreement();
-  if (!in_place_) {
-    for (LaneGroup& g : groups_) ok = ok && g.memory.reserve(std::max<uint64_t>(g.bytes(), 1));
+  if (!contiguous_ || report_.bytes != 0) {
+    for (LaneGroup& g : groups_) {
+      const uint64_t slots = &g == &group(0, report_.group) ? report_.bytes : 0;
+      ok = ok && g.memory.reserve(std::max<uint64_t>(g.bytes() + slots, 1));
+    }
   }
+  reports_.reserve(state_->model().options().reports, state_->world());
   uint64_t copies = 0;
   for (const auto& s : slices_) {
     sent_offsets_.push_back(copies);
@@ -276,7 +334,8 @@ uint64_t NativeSum::held_bytes() const noexcept {
   if (carrier_ != nullptr) lanes += carrier_->held_bytes();
   if (values_) lanes += values_->held_bytes();
   return lanes + held(plan_, memory_, slices_, outcomes_, sent_, sent_offsets_, sent_memory_,
-                      gathered_, counts_, send_offsets_, recv_offsets_, first_, carrier_unit_);
+                      gathered_, counts_, send_offsets_, recv_offsets_, first_, carrier_unit_,
+                      reports_);
 }
 
 MutBytes NativeSum::copy_of(uint32_t unit) {
@@ -302,6 +361,7 @@ void NativeSum::begin(const Input& input) {
   phase_ = Phase::ready;
   round_ = 0;
   flush_heard_ = 0;
+  start_reports();
   std::fill(sent_.begin(), sent_.end(), Bytes{});
   std::fill(outcomes_.begin(), outcomes_.end(), pipeline::Outcome::zero);
   start();
@@ -309,6 +369,7 @@ void NativeSum::begin(const Input& input) {
     poison();
   } else {
     encode_first();
+    if (reports_now_) put_reports();
   }
 }
 
@@ -320,7 +381,7 @@ void NativeSum::start() {
     first_[i] = codec_of(i).start(plan_.units[i].piece->send, work);
     folded_ = folded_ && first_[i] == last_round(i);
   }
-  if (carrier_ != nullptr) carrier_->begin(input_.step << 32U ^ input_.sequence);
+  if (carrier_ != nullptr) carrier_->begin(input_.step << 32U ^ input_.sequence, turn_.count);
   if (values_) folded_ = values_->start() && folded_;
 }
 
@@ -539,6 +600,7 @@ bool NativeSum::trouble() {
 
 Result<Next> NativeSum::after_sum(std::span<Step> batch) {
   if (wishes_ && (carrier_ != nullptr ? codes_travel() : round_ == 0)) hear_wish();
+  if (reports_now_ && (carrier_ != nullptr ? codes_travel() : round_ == 0)) hear_reports();
   if (trouble()) return emit_status(batch[0]);
   return advance(batch);
 }

@@ -1,8 +1,9 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
 // On the way to an aggregator: 32-bit lanes of parameters without a codec; codes, one granule a
-// block; and a last granule of 32-bit lanes that carries the wish to flush. Who is in a sum is said
-// by its bitmap, the same on all ranks; a rank that is not in it puts those granules back.
+// block; a granule of 32-bit lanes that carries the wish to flush; and in some exchanges granules
+// of the ranks' reports. Who is in a sum is said by its bitmap, the same on all ranks; a rank that
+// is not in it puts those granules back.
 #include <algorithm>
 #include <vector>
 
@@ -15,6 +16,7 @@ namespace laconic::collective {
 namespace {
 
 constexpr uint64_t kHeaderBytes = 32;  // of a datagram, docs/format/DATAGRAM.md
+constexpr uint64_t kWishBytes = 4 * kWishLanes;
 constexpr uint8_t kNoValues = kGranuleValues | kGranuleEmpty;
 
 class Granules final : public CodeCarrier, public ValueCarrier {
@@ -25,28 +27,31 @@ class Granules final : public CodeCarrier, public ValueCarrier {
         values_per_granule_(state.model().values_per_granule()) {}
 
   void add_unit(const pipeline::UnitSlot& slot) override;
+  void add_reports(uint32_t slots) override;
   bool reserve() override;
   [[nodiscard]] uint64_t held_bytes() const noexcept override {
     return sizeof *this + held(regions_, arrays_, out_, in_, who_, left_out_, memory_);
   }
 
-  void begin(uint64_t exchange) override;
+  void begin(uint64_t exchange, uint32_t report_slots) override;
   void report_trouble() override {
-    for (Contribution& c : out_) c.flags |= kGranuleTrouble;
+    for (Contribution& c : out()) c.flags |= kGranuleTrouble;
   }
   void put_wish(uint32_t bits) override;
   void put_nothing(uint64_t unit) override;
   void put(uint64_t unit, const Spec& spec, Bytes codes, Work& work) override;
+  MutBytes report_room() override;
   Step step() override;
   [[nodiscard]] uint64_t wire_bytes() const noexcept override;
 
   /// Or sums of a length that nobody sent.
   [[nodiscard]] bool trouble() const override {
-    return std::any_of(in_.begin(), in_.end(), [](const Aggregate& a) {
+    return std::ranges::any_of(std::span(in_).first(granules_now()), [](const Aggregate& a) {
       return (a.flags & kGranuleTrouble) != 0 || (a.length != 0 && a.length != a.lanes.size());
     });
   }
   [[nodiscard]] uint32_t wish() const override;
+  [[nodiscard]] Bytes reports() override;
   Term sum(uint64_t unit, Work& work) override;
   [[nodiscard]] std::span<const uint8_t> left_out(uint64_t unit) const override;
 
@@ -58,7 +63,7 @@ class Granules final : public CodeCarrier, public ValueCarrier {
   void put_norm(uint64_t array, uint16_t norm) override;
   [[nodiscard]] uint16_t largest_norm(uint64_t array) const override;
   [[nodiscard]] uint64_t granules_of(uint64_t array) const override {
-    return ceil_div(arrays_[array].count, values_per_granule_);
+    return over_of(arrays_[array].count);
   }
   [[nodiscard]] Sum sum_of(uint64_t array, uint64_t granule) override;
 
@@ -90,18 +95,28 @@ class Granules final : public CodeCarrier, public ValueCarrier {
       body(granule++, at, std::min(values_per_granule_, a.count - at));
   }
 
+  [[nodiscard]] uint64_t granules_now() const {
+    return granules_ + 1 + (reports_now_ ? over_of(reports_.count) : 0);
+  }
+  [[nodiscard]] uint64_t over_of(uint64_t lanes) const {
+    return ceil_div(lanes, values_per_granule_);
+  }
+  [[nodiscard]] std::span<Contribution> out() { return std::span(out_).first(granules_now()); }
+
   const RankState* state_;
   Counters* counters_;
   uint64_t values_per_granule_;
   uint32_t settings_ = 0;  // of the exchange
   std::vector<Region> regions_;
   std::vector<Array> arrays_;
+  Array reports_;  // behind the wish
+  bool reports_now_ = false;
   std::vector<Contribution> out_;
   std::vector<Aggregate> in_;
   std::vector<Contributors> who_;
   std::vector<uint8_t> left_out_;
   uint64_t granules_ = 0, lane_bytes_ = 0;
-  Arena memory_;  // sums, then the wish that goes out and the one that comes back
+  Arena memory_;  // sums; the wish that goes out and the one that comes back; reports likewise
 };
 
 void Granules::add_unit(const pipeline::UnitSlot& slot) {
@@ -125,36 +140,64 @@ void Granules::add_values(uint64_t count) {
   lane_bytes_ = a.sums() + round_up(a.bytes(), 64);
 }
 
+void Granules::add_reports(uint32_t slots) {
+  reports_ = {granules_ + 1, report_lanes(DType::i32) * slots, lane_bytes_ + 2 * kWishBytes};
+}
+
 bool Granules::reserve() {
-  constexpr uint64_t kWishBytes = 4 * kWishLanes;
-  if (!memory_.reserve(lane_bytes_ + 2 * kWishBytes)) return false;
+  const uint64_t reports = reports_.count == 0 ? 0 : reports_.sums() + reports_.bytes();
+  if (!memory_.reserve(std::max(lane_bytes_ + 2 * kWishBytes, reports))) return false;
   uint8_t* const lanes = memory_.bytes().data();
-  out_.resize(granules_ + 1);
-  in_.resize(granules_ + 1);
+  const uint64_t granules = granules_ + 1 + over_of(reports_.count);
+  out_.resize(granules);
+  in_.resize(granules);
   who_.resize(granules_);
   left_out_.resize(granules_);
   for (const Region& r : regions_) {
     for (uint64_t k = 0; k < r.granules; ++k)
       in_[r.first + k].lanes = {lanes + r.lanes + k * r.lane_bytes, r.lane_bytes};
   }
-  for (const Array& a : arrays_) {
+  const auto place = [&](const Array& a) {
     over_granules(a, [&](uint64_t granule, uint64_t at, uint64_t count) {
       in_[granule].lanes = {lanes + a.sums() + sizeof(int32_t) * at, sizeof(int32_t) * count};
     });
-  }
-  out_.back().payload = Bytes(lanes + lane_bytes_, kWishBytes);
-  in_.back().lanes = {lanes + lane_bytes_ + kWishBytes, kWishBytes};
+  };
+  for (const Array& a : arrays_) place(a);
+  place(reports_);
+  out_[granules_].payload = Bytes(lanes + lane_bytes_, kWishBytes);
+  in_[granules_].lanes = {lanes + lane_bytes_ + kWishBytes, kWishBytes};
   return true;
 }
 
-void Granules::begin(uint64_t exchange) {
+void Granules::begin(uint64_t exchange, uint32_t report_slots) {
   settings_ = static_cast<uint32_t>(state_->model().agreement() ^ exchange);
   for (Contribution& c : out_) c = {{}, settings_, 0, kGranuleEmpty};
   for (uint64_t i = 0; i < arrays_.size(); ++i) put_norm(i, 0);
-  constexpr uint64_t kWishBytes = 4 * kWishLanes;
   const MutBytes wish = memory_.bytes().subspan(lane_bytes_, kWishBytes);
   std::fill(wish.begin(), wish.end(), uint8_t{0});
-  out_.back() = {wish, settings_, 0, kGranuleValues};
+  out_[granules_] = {wish, settings_, 0, kGranuleValues};
+  reports_now_ = report_slots != 0;
+  if (!reports_now_) return;
+  const MutBytes slots = report_room();
+  std::fill(slots.begin(), slots.end(), uint8_t{0});
+  over_granules(reports_, [&](uint64_t granule, uint64_t at, uint64_t count) {
+    const Bytes part = slots.subspan(sizeof(int32_t) * at, sizeof(int32_t) * count);
+    out_[granule] = {part, settings_, 0, kGranuleValues};
+  });
+}
+
+MutBytes Granules::report_room() {
+  return memory_.bytes().subspan(reports_.sent, reports_.bytes());
+}
+
+/// A rank that is not in a sum has left its slot at zero; so it is where nobody added.
+Bytes Granules::reports() {
+  const MutBytes sums = memory_.bytes().subspan(reports_.sums(), reports_.bytes());
+  over_granules(reports_, [&](uint64_t granule, uint64_t, uint64_t) {
+    const Aggregate& a = in_[granule];
+    if (a.length != a.lanes.size()) std::fill(a.lanes.begin(), a.lanes.end(), uint8_t{0});
+  });
+  return sums;
 }
 
 void Granules::put_wish(uint32_t bits) {
@@ -165,7 +208,7 @@ void Granules::put_wish(uint32_t bits) {
 
 uint32_t Granules::wish() const {
   uint32_t bits = 0;
-  const Aggregate& sum = in_.back();
+  const Aggregate& sum = in_[granules_];
   for (uint32_t bit = 0; bit < kWishLanes && sum.added != 0; ++bit)
     bits |= load<uint32_t>(sum.lanes.data() + uint64_t{4} * bit) != 0 ? 1U << bit : 0U;
   return bits;
@@ -192,12 +235,15 @@ void Granules::put(uint64_t unit, const Spec&, Bytes codes, Work& work) {
 }
 
 Step Granules::step() {
-  return {.kind = StepKind::aggregate, .contributions = out_, .aggregates = in_};
+  return {.kind = StepKind::aggregate,
+          .contributions = out(),
+          .aggregates = std::span(in_).first(granules_now())};
 }
 
 uint64_t Granules::wire_bytes() const noexcept {
-  uint64_t bytes = kHeaderBytes * out_.size();
-  for (const Contribution& c : out_) bytes += c.payload.size();
+  const auto now = std::span(out_).first(granules_now());
+  uint64_t bytes = kHeaderBytes * now.size();
+  for (const Contribution& c : now) bytes += c.payload.size();
   return bytes;
 }
 

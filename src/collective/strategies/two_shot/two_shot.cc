@@ -51,6 +51,7 @@ class TwoShot final : public Strategy {
   }
   void undo(pipeline::Undo why) override;
   [[nodiscard]] uint32_t flush_heard() const noexcept override { return down_.flush(); }
+  [[nodiscard]] HeardReports reports_heard() const noexcept override { return down_.reports(); }
   [[nodiscard]] uint64_t held_bytes() const noexcept override {
     return held(plan_, shares_, up_, down_);
   }

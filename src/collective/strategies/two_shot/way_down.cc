@@ -27,6 +27,7 @@ WayDown::WayDown(RankState& state, const BucketPlan& plan, const Shares& shares,
 }
 
 bool WayDown::reserve() {
+  reports_.reserve(state_->model().options().reports, state_->world());
   return memory_.reserve() && means_.reserve((mean_offsets_.back() + 1) * sizeof(float)) &&
          out_.reserve(own().down_bound) && recv_.reserve(shares_->down_bytes) &&
          (plan_->exact || stash_.reserve(shares_->down_bytes));
@@ -36,6 +37,7 @@ void WayDown::begin(const Input& input) {
   input_ = input;
   encoded_ = false;
   flush_ = 0;
+  reports_.begin();
   std::fill(sent_.begin(), sent_.end(), Bytes{});
   std::fill(delivered_.begin(), delivered_.end(), uint8_t{0});
   for (uint32_t o = 0; o < state_->world(); ++o) need_[o] = capacity_[o].bytes();
@@ -43,6 +45,7 @@ void WayDown::begin(const Input& input) {
 
 void WayDown::start_bundle(const WayUp& up) {
   writer_.emplace(out_.bytes(), own().down);
+  writer_->set_report(bundle_report(input_.report));
   if (own().down.seen != 0) writer_->set_seen(up.seen());
 }
 
@@ -128,6 +131,7 @@ Result<void> WayDown::parse(uint32_t owner, Bytes bytes, WayUp& up, Heard& heard
   auto view = parse_bundle(bytes, expect(owner));
   if (!view) return std::move(view).error();
   if (view->failed) return to_error(view->failure);
+  reports_.hear(owner, view->report, input_.report);
   heard.non_finite = heard.non_finite || view->non_finite;
   if (view->incomplete) {
     if (plan_->exact)

@@ -42,13 +42,15 @@ class WayDown {
   /// OR of the flushes that any rank asked for; known as soon as one owner's mean is here.
   [[nodiscard]] uint32_t flush() const noexcept { return flush_; }
 
+  [[nodiscard]] HeardReports reports() const noexcept { return reports_.heard(); }
+
   /// The owner's mean was not delivered, and lives on in the senders: its residual returns to what
   /// it was.
   void undo();
 
   [[nodiscard]] uint64_t held_bytes() const noexcept {
-    return held(memory_, means_, mean_offsets_, sent_, capacity_, need_, views_, delivered_, sizes_,
-                out_, recv_, stash_);
+    return held(memory_, means_, mean_offsets_, sent_, capacity_, need_, views_, delivered_,
+                reports_, sizes_, out_, recv_, stash_);
   }
 
  private:
@@ -81,6 +83,7 @@ class WayDown {
   std::vector<uint64_t> need_;  // bytes to grant each owner in this round; 0: delivered
   std::vector<BundleView> views_;
   std::vector<uint8_t> delivered_;
+  ReportBook reports_;
   std::optional<BundleWriter> writer_;
   Sizes sizes_;
   Arena out_, recv_, stash_;
