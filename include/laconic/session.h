@@ -25,7 +25,7 @@ struct SessionOptions {
   /// docs/algorithms.md.
   std::string plan = "auto";
   /// Parameters that get another spec than the call's. At most 31.
-  std::vector<Rule> rules;
+  std::vector<Rule> rules{};
   uint64_t seed = 0;               ///< of everything random
   uint64_t small_elements = 4096;  ///< parameters of at most so many elements go uncompressed
   uint32_t threads = 1;            ///< of this rank's codecs; no bit depends on them

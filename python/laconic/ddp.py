@@ -39,7 +39,7 @@ class Handle:
     """
 
     def __init__(self, ddp, spec, meeting: Meeting, stage, *, seed: int, small_elements: int, strategy: str, threads: int | str,
-                 scaler, warmup: int, window: int, part: int, aggregator: tuple):
+                 scaler, warmup: int, window: int, part: int, rules, aggregator: tuple):
         self._parameters, self._foreign = sorted_out(ddp)
         self._index = {id(p): i for i, (_, p) in enumerate(self._parameters)}
         self._counts = [p.numel() for _, p in self._parameters]
@@ -49,7 +49,8 @@ class Handle:
         self._sibling = Sibling(self._user_group, meeting, backend=stage.backend)
         try:
             session, engine = self._open(ddp, spec, seed=seed, small_elements=small_elements, strategy=strategy,
-                                         threads=threads, warmup=warmup, window=window, part=part, aggregator=aggregator)
+                                         threads=threads, warmup=warmup, window=window, part=part, rules=rules,
+                                         aggregator=aggregator)
         except LaconicError:  # on every rank
             self._sibling.release()
             raise

@@ -75,7 +75,8 @@ class Exchanges {
       EXPECT_TRUE(model) << model.error().message;
       rank->model = std::make_unique<collective::Model>(*std::move(model));
       rank->codec = std::make_unique<pipeline::UnitCodec>(rank->model->spec(), best_isa(), nullptr);
-      rank->state = *collective::RankState::create(*rank->model, {rank->codec.get(), 1}, rank->store);
+      rank->state =
+          *collective::RankState::create(*rank->model, {rank->codec.get(), 1}, rank->store);
       auto made = Exchange::create(*rank->state, layout_, c.dtype, rank->counters);
       EXPECT_TRUE(made) << made.error().message;
       rank->exchange = *std::move(made);

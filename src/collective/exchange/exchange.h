@@ -1,8 +1,8 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// The exchange of one bucket: which strategies it takes (the planner's, or uncompressed when a flush
-// is due or some gradient is not finite), and the 16-bit inputs, which everything below sees as
-// float32. No I/O.
+// The exchange of one bucket: which strategies it takes (the planner's, or uncompressed when a
+// flush is due or some gradient is not finite), and the 16-bit inputs, which everything below sees
+// as float32. No I/O.
 //
 // A bucket whose parameters travel by several strategies has a leg for each: their steps go out in
 // one batch, and nothing is committed before every leg is delivered.

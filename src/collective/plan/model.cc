@@ -312,7 +312,7 @@ std::string Model::configured() const {
   std::string listing;
   for (uint32_t c = 1; c < classes(); ++c) listing += concat({spec(c).canonical(), ";"});
   for (const uint32_t c : class_of_) listing += concat({std::to_string(c), ","});
-  return concat({spec().canonical(), " and rules ", std::to_string(hash_text(listing))});
+  return concat({spec().canonical(), ";rules=", std::to_string(hash_text(listing))});
 }
 
 const Spec& Model::spec_of_codes() const {

@@ -1,8 +1,8 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
 // What is trained, how each class of parameters travels, who owns what. Everything here is a pure
-// function of (parameter list, classes, settings, world, options): no bucket, no iteration, no data.
-// Two buckets or eight give the same units, owners and random counters.
+// function of (parameter list, classes, settings, world, options): no bucket, no iteration, no
+// data. Two buckets or eight give the same units, owners and random counters.
 #pragma once
 
 #include <cstdint>
