@@ -6,7 +6,7 @@
 #include <memory>
 #include <span>
 
-#include "codecs/registry/field_text.h"
+#include "base/field_text.h"
 #include "command.h"
 #include "laconic/registry.h"
 #include "laconic/spec.h"
@@ -53,7 +53,7 @@ std::string keys_text(const CodecTable& codec) {
   std::string text;
   for (const Field& field : codec.fields) {
     text += fmt::format("{}{}={}", text.empty() ? "" : ", ", field.name,
-                        codecs::value_text(field, field.fallback));
+                        value_text(field, field.fallback));
   }
   return text;
 }
@@ -80,8 +80,7 @@ Table key_table(std::span<const CodecTable* const> of) {
   for (const CodecTable* codec : of) {
     for (const Field& field : codec->fields) {
       table.add({std::string(codec->info.name), std::string(field.name),
-                 codecs::value_text(field, field.fallback), codecs::range_text(field),
-                 std::string(field.help)});
+                 value_text(field, field.fallback), range_text(field), std::string(field.help)});
     }
   }
   return table;

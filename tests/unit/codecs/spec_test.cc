@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "codecs/registry/field_text.h"
+#include "base/field_text.h"
 #include "laconic/registry.h"
 
 namespace laconic {
@@ -32,16 +32,16 @@ void expect_same(const Spec& a, const Spec& b) {
 /// Texts that a field should accept: the default, the ends of its range, points between, every
 /// word.
 std::vector<std::string> values_of(const Field& field) {
-  std::vector<std::string> texts{codecs::value_text(field, field.fallback)};
+  std::vector<std::string> texts{value_text(field, field.fallback)};
   if (field.type == FieldType::real) {
     for (const double t : {0.0, 1e-7, 0.1, 1.0 / 3, 0.77, 0.999}) {
-      texts.push_back(codecs::number_text(field.min + t * (field.max - field.min)));
+      texts.push_back(number_text(field.min + t * (field.max - field.min)));
     }
-    if (!field.max_open) texts.push_back(codecs::number_text(field.max));
+    if (!field.max_open) texts.push_back(number_text(field.max));
     return texts;
   }
   for (const double value : {field.min, field.min + 1, field.max}) {
-    if (value <= field.max) texts.push_back(codecs::value_text(field, value));
+    if (value <= field.max) texts.push_back(value_text(field, value));
   }
   return texts;
 }
