@@ -253,6 +253,39 @@ TEST(Spec, ModifiersHaveOneForm) {
   EXPECT_NE(Spec::parse("topk")->hash(), Spec::parse("topk+decay=0.5")->hash());
 }
 
+uint64_t planned_bytes(const std::string& text) {
+  const auto spec = Spec::parse(text);
+  EXPECT_TRUE(spec) << text;
+  if (!spec) return 0;
+  const Plan plan = spec->codec().plan(spec->params(), {1U << 20U, 1U << 10U, 1U << 10U, 0, 0}, 4);
+  uint64_t bytes = 0;
+  for (uint32_t i = 0; i < plan.rounds; ++i) bytes += plan.round[i].expected;
+  return bytes;
+}
+
+TEST(Spec, WhatAControlMovesSendsWhatItsMarkSays) {
+  std::vector<std::string_view> moved;
+  for (const CodecTable* codec : all_codecs()) {
+    for (const Field& field : codec->fields) {
+      if (!field.actuator.marked) continue;
+      const std::string name(codec->info.name);
+      EXPECT_TRUE(moved.empty() || moved.back() != name) << name << " has two";
+      moved.push_back(codec->info.name);
+      const Actuator& a = field.actuator;
+      EXPECT_LT(a.min, a.max) << name;
+      const std::string head = name + ":" + std::string(field.name) + "=";
+      const uint64_t low = planned_bytes(head + value_text(field, a.min));
+      const uint64_t high = planned_bytes(head + value_text(field, a.max));
+      if (a.sends == Sends::more) {
+        EXPECT_LT(low, high) << name;
+      } else {
+        EXPECT_GE(low, high) << name;
+      }
+    }
+  }
+  EXPECT_GE(moved.size(), 10U);
+}
+
 TEST(Spec, Examples) {
   EXPECT_EQ(canonical_of("topk:ratio=1e-2+ef"), canonical_of("topk:ratio=0.01"));
   EXPECT_EQ(canonical_of("topk:ratio=0.05"), "topk:ratio=0.05");
