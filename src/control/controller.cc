@@ -28,6 +28,12 @@ Error nothing_to_move(const Controlled& rule) {
           "leave the control out, or take a codec that `laconic list --controls` names"};
 }
 
+/// Numbers that moves can be computed with; a record may hold others.
+bool sensible(const Range& r) {
+  return r.lowest > 0 && r.lowest <= r.min && r.min <= r.start && r.start <= r.max &&
+         r.max <= r.highest && r.highest < 1e300;
+}
+
 /// Three digits are enough for people.
 std::string short_text(double x) {
   if (x == 0 || !std::isfinite(x)) return "0";
@@ -94,6 +100,12 @@ Result<void> Controller::add(std::size_t rule) {
     if (!given.inherited) return nothing_to_move(given);
     control = parse_control("fixed");
   }
+  if (given.range && !sensible(*given.range)) {
+    return Error{Errc::invalid_argument,
+                 concat({"the range of ", quoted(given.range->name), " of ", quoted(given.spec),
+                         " is none"}),
+                 {}};
+  }
   std::optional<Range> bounds;
   if (control->law->info.moves) {
     auto bounded = control->law->bound(*control, *given.range);
@@ -141,7 +153,9 @@ std::span<const Decision> Controller::observe(const Observation& seen) {
         place.value,  place.uncompressed};
     const Move move = law.step(at, std::span(state_).subspan(place.state, law.words), seen);
     // Whatever a law or a record asks for.
-    const double value = std::min(std::max(move.value, bounds_[i]->min), bounds_[i]->max);
+    const bool number = move.value == move.value;
+    const double value =
+        number ? std::min(std::max(move.value, bounds_[i]->min), bounds_[i]->max) : place.value;
     if (value == place.value && move.uncompressed == place.uncompressed) continue;
     decisions_.push_back({seen.step, static_cast<uint32_t>(i), place.value, value,
                           move.uncompressed, move.reason, move.slowdown, seen.network_s,

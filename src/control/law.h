@@ -4,6 +4,7 @@
 // clock, takes no memory and calls nothing whose last bit depends on the machine.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -35,6 +36,9 @@ enum class Reason : uint8_t {
   scheduled,
   recorded,
 };
+inline constexpr std::array kReasons{Reason::held,      Reason::slow,    Reason::fast,
+                                     Reason::mean,      Reason::dense,   Reason::dense_is_slow,
+                                     Reason::scheduled, Reason::recorded};
 /// "slow"
 [[nodiscard]] std::string_view reason_name(Reason reason) noexcept;
 
