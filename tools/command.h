@@ -26,5 +26,6 @@ Run add_doctor(CLI::App& program);
 Run add_laws(CLI::App& program);
 Run add_serve(CLI::App& program);
 Run add_top(CLI::App& program);
+Run add_replay(CLI::App& program);
 
 }  // namespace laconic::tools

@@ -6,8 +6,9 @@
 #include <memory>
 #include <span>
 
-#include "codecs/registry/field_text.h"
+#include "base/field_text.h"
 #include "command.h"
+#include "controls.h"
 #include "laconic/registry.h"
 #include "laconic/spec.h"
 #include "output.h"
@@ -20,6 +21,7 @@ struct Options {
   std::string codec;
   bool json = false;
   bool markdown = false;
+  bool controls = false;
 };
 
 /// What a spec without a modifier remembers: "on" and "off" are those of a residual.
@@ -53,7 +55,7 @@ std::string keys_text(const CodecTable& codec) {
   std::string text;
   for (const Field& field : codec.fields) {
     text += fmt::format("{}{}={}", text.empty() ? "" : ", ", field.name,
-                        codecs::value_text(field, field.fallback));
+                        value_text(field, field.fallback));
   }
   return text;
 }
@@ -80,8 +82,7 @@ Table key_table(std::span<const CodecTable* const> of) {
   for (const CodecTable* codec : of) {
     for (const Field& field : codec->fields) {
       table.add({std::string(codec->info.name), std::string(field.name),
-                 codecs::value_text(field, field.fallback), codecs::range_text(field),
-                 std::string(field.help)});
+                 value_text(field, field.fallback), range_text(field), std::string(field.help)});
     }
   }
   return table;
@@ -128,6 +129,9 @@ int print_all(const Options& options) {
 }
 
 int list(const Options& options) {
+  if (options.controls) {
+    return list_controls(options.json ? As::json : options.markdown ? As::markdown : As::text);
+  }
   if (options.codec.empty()) return print_all(options);
   const auto spec = Spec::parse(options.codec);  // for its error, which names the nearest codec
   if (!spec) return fail(spec.error(), options.json, kUsage);
@@ -138,11 +142,16 @@ int list(const Options& options) {
 
 Run add_list(CLI::App& program) {
   CLI::App* command =
-      program.add_subcommand("list", "the codecs, what they promise and their keys");
+      program.add_subcommand("list", "codecs, what they promise and their keys; or controls");
   const auto options = std::make_shared<Options>();
-  command->add_option("codec", options->codec, "only this one, with the meaning of its keys");
+  auto* codec =
+      command->add_option("codec", options->codec, "only this one, with the meaning of its keys");
+  command->add_flag("--controls", options->controls, "controls instead, and the settings they move")
+      ->excludes(codec);
   auto* json = command->add_flag("--json", options->json, "machine-readable");
-  command->add_flag("--markdown", options->markdown, "the tables of docs/guide/specs.md")
+  command
+      ->add_flag("--markdown", options->markdown,
+                 "the tables of docs/guide/specs.md, or control.md")
       ->excludes(json);
   return [options] { return list(*options); };
 }

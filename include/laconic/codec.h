@@ -174,11 +174,6 @@ struct Target {
   bool add = false;
 };
 
-/// Room for any codec's Params; trivially copyable, nothing on the heap.
-struct ParamBlock {
-  alignas(8) std::array<unsigned char, 48> bytes{};
-};
-
 /// Name card of a codec. `id` is never reused; `version` counts payload formats.
 struct CodecInfo {
   std::string_view name;

@@ -1,16 +1,34 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// A codec's parameters as an array of field descriptions. Parser, canonical text, JSON, keywords,
-// docs and fuzz inputs loop over it.
+// Parameters of a codec or of a control as an array of field descriptions. Parser, canonical text,
+// JSON, keywords, docs and fuzz inputs loop over it.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
 #include <string_view>
 
 namespace laconic {
 
+/// Room for any Params; trivially copyable, nothing on the heap.
+struct ParamBlock {
+  alignas(8) std::array<unsigned char, 48> bytes{};
+};
+
 enum class FieldType : uint8_t { real, integer, word, flag };
+
+/// A setting that may change while training runs: does a larger value send more, and is its
+/// next value a share of it away or one.
+enum class Sends : uint8_t { more, less };
+enum class Growth : uint8_t { log, step };
+struct Actuator {
+  bool marked = false;
+  Sends sends = Sends::more;
+  Growth growth = Growth::log;
+  double min = 0;  ///< within what a control moves it, unless told
+  double max = 0;
+};
 
 struct Field {
   std::string_view name;
@@ -23,6 +41,15 @@ struct Field {
   std::string_view help;
   double (*get)(const void* params) = nullptr;
   void (*set)(void* params, double value) = nullptr;  ///< converts to the member's type
+  Actuator actuator{};
+
+  /// The same field as one that a control may move between `low` and `high`; one of a codec's.
+  [[nodiscard]] constexpr Field controlled(Sends sends, Growth growth, double low,
+                                           double high) const {
+    Field field = *this;
+    field.actuator = {true, sends, growth, low, high};
+    return field;
+  }
 };
 
 namespace detail {
@@ -57,7 +84,8 @@ constexpr Field real_field(std::string_view name, double fallback, double min, d
           {},
           help,
           &detail::get_member<Member>,
-          &detail::set_member<Member>};
+          &detail::set_member<Member>,
+          {}};
 }
 template <auto Member>
 constexpr Field integer_field(std::string_view name, double fallback, double min, double max,
@@ -71,7 +99,8 @@ constexpr Field integer_field(std::string_view name, double fallback, double min
           {},
           help,
           &detail::get_member<Member>,
-          &detail::set_member<Member>};
+          &detail::set_member<Member>,
+          {}};
 }
 template <auto Member>
 constexpr Field word_field(std::string_view name, double fallback,
@@ -85,7 +114,8 @@ constexpr Field word_field(std::string_view name, double fallback,
           words,
           help,
           &detail::get_member<Member>,
-          &detail::set_member<Member>};
+          &detail::set_member<Member>,
+          {}};
 }
 template <auto Member>
 constexpr Field flag_field(std::string_view name, bool fallback, std::string_view help) {
@@ -98,7 +128,8 @@ constexpr Field flag_field(std::string_view name, bool fallback, std::string_vie
           {},
           help,
           &detail::get_member<Member>,
-          &detail::set_member<Member>};
+          &detail::set_member<Member>,
+          {}};
 }
 
 }  // namespace laconic

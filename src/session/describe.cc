@@ -1,8 +1,8 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 #include "session/describe.h"
 
+#include "base/field_text.h"
 #include "base/json_text.h"
-#include "codecs/registry/field_text.h"
 #include "laconic/laconic.h"
 #include "laconic/registry.h"
 #include "laconic/version.h"
@@ -90,7 +90,7 @@ void put_bound(JsonText& json, const Field& f, std::string_view name, double val
 }
 
 void put_field(JsonText& json, const Field& f) {
-  json.open('{').field("name", f.name).field("type", codecs::field_type_name(f.type));
+  json.open('{').field("name", f.name).field("type", field_type_name(f.type));
   json.key("default");
   put_value(json, f, f.fallback);
   put_bound(json, f, "min", f.min);

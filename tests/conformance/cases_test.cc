@@ -4,7 +4,7 @@
 #include <cmath>
 #include <set>
 
-#include "codecs/registry/field_text.h"
+#include "base/field_text.h"
 #include "conformance/codec_law.h"
 #include "support/subset.h"
 
@@ -41,7 +41,7 @@ std::vector<std::string> specs_of(const CodecTable& codec) {
   for (const Field& field : codec.fields) {
     for (const double value : interesting_values(field)) {
       add_once(specs, std::string(codec.info.name) + ":" + std::string(field.name) + "=" +
-                          codecs::value_text(field, value));
+                          value_text(field, value));
     }
   }
   return specs;

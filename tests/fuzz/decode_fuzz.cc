@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "codecs/registry/field_text.h"
+#include "base/field_text.h"
 #include "conformance/guarded.h"
 #include "laconic/registry.h"
 #include "laconic/spec.h"
@@ -62,7 +62,7 @@ Spec spec_of(Input& in) {
   for (std::size_t i = 0; i < 4; ++i) {
     const uint8_t byte = in.byte();
     if (i >= codec.fields.size() || byte == 0) continue;
-    const std::string value = codecs::value_text(codec.fields[i], value_of(codec.fields[i], byte));
+    const std::string value = value_text(codec.fields[i], value_of(codec.fields[i], byte));
     const std::string longer = text + separator + std::string(codec.fields[i].name) + "=" + value;
     if (!Spec::parse(longer)) continue;
     text = longer;

@@ -20,8 +20,10 @@ struct AdaQ {
                                   "the largest of each sign, as one mean each",
                                   "Dryden et al., MLHPC 2016",
                                   Method::hybrid};
-  static constexpr std::array fields{real_field<&Params::ratio>(
-      "ratio", 0.01, 1e-9, 1.0, "fraction of the elements of each sign sent")};
+  static constexpr std::array fields{
+      real_field<&Params::ratio>("ratio", 0.01, 1e-9, 1.0,
+                                 "fraction of the elements of each sign sent")
+          .controlled(Sends::more, Growth::log, 0.001, 0.25)};
 
   static Contract contract(const Params& p);
   static Plan plan(const Params& p, const Unit& unit, uint32_t world);

@@ -23,7 +23,8 @@ struct Dgc {
                                   "Lin et al., Deep Gradient Compression, ICLR 2018",
                                   Method::sparsification};
   static constexpr std::array fields{
-      real_field<&Params::ratio>("ratio", 0.001, 1e-9, 1.0, "fraction of the elements sent"),
+      real_field<&Params::ratio>("ratio", 0.001, 1e-9, 1.0, "fraction of the elements sent")
+          .controlled(Sends::more, Growth::log, 0.001, 0.25),
       real_field<&Params::sample>("sample", 0.01, 1e-6, 1.0,
                                   "fraction of the elements that the threshold is taken from"),
       integer_field<&Params::warmup>("warmup", 0, 0, 1e9,

@@ -25,7 +25,8 @@ struct Inceptionn {
                                   Method::quantization};
   static constexpr std::array fields{
       integer_field<&Params::bound>("bound", 10, 2, kernels::kInceptionnBound,
-                                    "no element is off by more than 2^-bound"),
+                                    "no element is off by more than 2^-bound")
+          .controlled(Sends::more, Growth::step, 4, 10),
   };
 
   static Contract contract(const Params& params);

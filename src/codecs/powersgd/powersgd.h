@@ -25,7 +25,8 @@ struct PowerSgd {
                                   "Vogels et al., NeurIPS 2019, Algorithm 1",
                                   Method::low_rank};
   static constexpr std::array fields{
-      integer_field<&Params::rank>("rank", 4, 1, 64, "columns of the factors"),
+      integer_field<&Params::rank>("rank", 4, 1, 64, "columns of the factors")
+          .controlled(Sends::more, Growth::step, 1, 16),
       flag_field<&Params::warm>("warm", true,
                                 "start from the last step's factor; false: from a random one"),
   };

@@ -27,7 +27,8 @@ struct Qsgd {
       Method::quantization};
   static constexpr std::array fields{
       integer_field<&Params::levels>("levels", 127, 1, 32767,
-                                     "levels of either sign: 1 takes 2 bits, 7 4, 127 8"),
+                                     "levels of either sign: 1 takes 2 bits, 7 4, 127 8")
+          .controlled(Sends::more, Growth::log, 1, 127),
       integer_field<&Params::bucket>("bucket", 512, 16, 65536,
                                      "elements that share a norm; a multiple of 64 is fastest"),
       word_field<&Params::norm>("norm", 0, kNormWords,

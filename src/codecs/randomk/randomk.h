@@ -22,7 +22,8 @@ struct RandomK {
                                   "Stich et al., NeurIPS 2018; Konecny et al., 2016",
                                   Method::sparsification};
   static constexpr std::array fields{
-      real_field<&Params::ratio>("ratio", 0.01, 1e-9, 1.0, "fraction of the elements sent"),
+      real_field<&Params::ratio>("ratio", 0.01, 1e-9, 1.0, "fraction of the elements sent")
+          .controlled(Sends::more, Growth::log, 0.001, 0.25),
       flag_field<&Params::rescale>("rescale", false,
                                    "multiply by n/k: unbiased, and no error feedback by default")};
 

@@ -13,9 +13,11 @@
 #include <vector>
 
 #include "base/concat.h"
+#include "base/field_text.h"
 #include "base/hash.h"
-#include "codecs/registry/field_text.h"
-#include "codecs/registry/nearest.h"
+#include "base/nearest.h"
+#include "base/options.h"
+#include "base/quoted.h"
 #include "laconic/registry.h"
 
 namespace laconic {
@@ -23,34 +25,12 @@ namespace {
 
 constexpr std::size_t kMaxSpecLength = 1024;
 
-/// Text from elsewhere inside a message: short and printable.
-std::string quoted(std::string_view text) {
-  constexpr std::size_t kShown = 96;
-  std::string shown(text.substr(0, kShown));
-  for (char& c : shown) {
-    if (c < ' ' || c > '~') c = '?';
-  }
-  return concat({"'", shown, text.size() > kShown ? "...'" : "'"});
+OptionText in_spec(std::string_view spec) {
+  return {"spec", spec, "write name:key=value,key=value+ef, for example topk:ratio=0.01"};
 }
 
 Error syntax(std::string_view spec, std::string_view what) {
-  return {Errc::spec_syntax, concat({"spec ", quoted(spec), ": ", what}),
-          "write name:key=value,key=value+ef, for example topk:ratio=0.01"};
-}
-
-std::string guess(std::string_view near) {
-  return near.empty() ? std::string() : concat({"did you mean '", near, "'? "});
-}
-
-/// "a,b,c" → "a", "b", "c"; one empty piece for an empty text.
-std::vector<std::string_view> split(std::string_view text, char separator) {
-  std::vector<std::string_view> pieces;
-  for (std::size_t at = 0; at <= text.size();) {
-    const std::size_t end = std::min(text.find(separator, at), text.size());
-    pieces.push_back(text.substr(at, end - at));
-    at = end + 1;
-  }
-  return pieces;
+  return syntax_error(in_spec(spec), what);
 }
 
 // ---- codec ----
@@ -59,12 +39,6 @@ std::vector<std::string_view> codec_names() {
   std::vector<std::string_view> names;
   for (const CodecTable* codec : all_codecs()) names.push_back(codec->info.name);
   return names;
-}
-
-std::string joined(const std::vector<std::string_view>& pieces) {
-  std::string text;
-  for (const std::string_view piece : pieces) text += concat({text.empty() ? "" : ", ", piece});
-  return text;
 }
 
 /// Names that people bring along from papers and from other programs, and what to write instead.
@@ -98,64 +72,11 @@ Error unknown_codec(std::string_view name) {
   std::string hint;
   if (const auto advice = foreign_name(name); !advice.empty()) {
     hint = concat({advice, "; "});
-  } else if (const auto near = codecs::nearest(name, names); !near.empty()) {
+  } else if (const auto near = nearest(name, names); !near.empty()) {
     hint = guess(near);
   }
   return {Errc::unknown_codec, concat({"there is no codec ", quoted(name)}),
           concat({hint, "codecs: ", joined(names), " (laconic list)"})};
-}
-
-// ---- options ----
-
-/// "ratio (1e-6 to 1, default 0.01), law (exp or gp, default exp)"
-std::string keys_of(const CodecTable& codec) {
-  if (codec.fields.empty()) return concat({codec.info.name, " has no keys"});
-  std::string text = concat({"keys of ", codec.info.name, ": "});
-  for (const Field& field : codec.fields) {
-    if (&field != codec.fields.data()) text += ", ";
-    text += concat({field.name, " (", codecs::range_text(field), ", default ",
-                    codecs::value_text(field, field.fallback), ")"});
-  }
-  return text;
-}
-
-Error unknown_key(const CodecTable& codec, std::string_view key) {
-  std::vector<std::string_view> names;
-  for (const Field& field : codec.fields) names.push_back(field.name);
-  const auto near = codecs::nearest(key, names);
-  return {Errc::unknown_key, concat({codec.info.name, " has no key ", quoted(key)}),
-          guess(near) + keys_of(codec)};
-}
-
-const Field* find_field(const CodecTable& codec, std::string_view key) {
-  for (const Field& field : codec.fields) {
-    if (field.name == key) return &field;
-  }
-  return nullptr;
-}
-
-/// Reads one "key=value" into `params`; `given` holds the keys seen before it.
-Result<void> read_option(const CodecTable& codec, std::string_view spec, std::string_view option,
-                         std::vector<const Field*>& given, void* params) {
-  const std::size_t equals = option.find('=');
-  if (equals == std::string_view::npos || equals == 0) {
-    return syntax(spec, concat({quoted(option), " is not key=value"}));
-  }
-  const std::string_view key = option.substr(0, equals);
-  const std::string_view value = option.substr(equals + 1);
-  const Field* field = find_field(codec, key);
-  if (field == nullptr) return unknown_key(codec, key);
-  if (std::find(given.begin(), given.end(), field) != given.end()) {
-    return syntax(spec, concat({"key ", quoted(key), " is given twice"}));
-  }
-  given.push_back(field);
-  if (value.empty()) return syntax(spec, concat({"key ", quoted(key), " has no value"}));
-  if (auto read = codecs::read_member(*field, value, params); !read) {
-    Error error = std::move(read).error();
-    error.message = concat({"spec ", quoted(spec), ": ", key, "=", error.message});
-    return error;
-  }
-  return {};
 }
 
 // ---- modifiers ----
@@ -177,7 +98,7 @@ bool has_factor(MemoryKind kind) { return kind == MemoryKind::ema || kind == Mem
 Error unknown_modifier(std::string_view spec, std::string_view modifier) {
   std::vector<std::string_view> names(kKinds.begin(), kKinds.end());
   names.push_back(kDecay);
-  const auto near = codecs::nearest(modifier, names);
+  const auto near = nearest(modifier, names);
   std::string what = concat({"there is no modifier ", quoted(modifier)});
   if (!near.empty()) what += concat({", did you mean '", near, "'?"});
   Error error = syntax(spec, what);
@@ -195,10 +116,10 @@ struct Modifiers {
 Result<void> read_factor(const Field& field, std::string_view spec, std::string_view name,
                          std::string_view value, MemorySettings& settings) {
   if (value.empty()) return syntax(spec, concat({"+", name, " has no value"}));
-  if (auto read = codecs::read_member(field, value, &settings); !read) {
+  if (auto read = read_member(field, value, &settings); !read) {
     Error error = std::move(read).error();
     error.message = concat({"spec ", quoted(spec), ": +", name, "=", error.message});
-    error.hint = concat({"+", name, " accepts ", codecs::range_text(field)});
+    error.hint = concat({"+", name, " accepts ", range_text(field)});
     return error;
   }
   return {};
@@ -307,11 +228,10 @@ Result<Spec> Spec::parse(std::string_view text) {
 
   Spec spec = defaults(*codec);
   if (colon != std::string_view::npos) {
-    std::vector<const Field*> given;
-    for (const std::string_view option : split(body.substr(colon + 1), ',')) {
-      if (auto read = read_option(*codec, text, option, given, spec.params_.bytes.data()); !read) {
-        return std::move(read).error();
-      }
+    if (auto read = read_options(in_spec(text), codec->info.name, codec->fields,
+                                 body.substr(colon + 1), spec.params_.bytes.data());
+        !read) {
+      return std::move(read).error();
     }
   }
   Modifiers given;
@@ -347,18 +267,18 @@ void Spec::finish() {
   for (const Field& field : codec_->fields) {
     if (field.get(params()) == field.get(defaults.bytes.data())) continue;
     canonical_ += separator;
-    canonical_ += concat({field.name, "=", codecs::member_text(field, params())});
+    canonical_ += concat({field.name, "=", member_text(field, params())});
     separator = ',';
   }
   const MemorySettings usual = default_memory(contract());
   if (memory_.kind != usual.kind || memory_.factor != usual.factor) {
     canonical_ += concat({"+", kind_name(memory_.kind)});
     if (has_factor(memory_.kind)) {
-      canonical_ += concat({"=", codecs::member_text(kFactor, &memory_)});
+      canonical_ += concat({"=", member_text(kFactor, &memory_)});
     }
   }
   if (memory_.decay != 1.0F) {
-    canonical_ += concat({"+", kDecay, "=", codecs::member_text(kDecayField, &memory_)});
+    canonical_ += concat({"+", kDecay, "=", member_text(kDecayField, &memory_)});
   }
   hash_ = hash64(canonical_);
 }

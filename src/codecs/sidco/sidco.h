@@ -28,7 +28,8 @@ struct Sidco {
                                   "Abdelmoniem et al., MLSys 2021, arXiv 2101.10761",
                                   Method::sparsification};
   static constexpr std::array fields{
-      real_field<&Params::ratio>("ratio", 0.001, 1e-9, 1.0, "fraction of the elements aimed at"),
+      real_field<&Params::ratio>("ratio", 0.001, 1e-9, 1.0, "fraction of the elements aimed at")
+          .controlled(Sends::more, Growth::log, 0.001, 0.25),
       word_field<&Params::law>("law", 2, kLaws,
                                "law of the magnitudes: exponential, gamma then generalised Pareto, "
                                "generalised Pareto"),

@@ -25,7 +25,8 @@ struct SketchMl {
       Method::hybrid};
   static constexpr std::array fields{
       integer_field<&Params::quantiles>("quantiles", 64, 2, kernels::kQuantileBins,
-                                        "bins; an element takes ceil(log2 of it) bits"),
+                                        "bins; an element takes ceil(log2 of it) bits")
+          .controlled(Sends::more, Growth::log, 4, 256),
   };
 
   static Contract contract(const Params& params);

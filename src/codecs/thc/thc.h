@@ -43,7 +43,8 @@ struct Thc {
       "Li, Ben Basat, Vargaftik, Lao, Xu, Mitzenmacher, Yu: THC, NSDI 2024",
       Method::quantization};
   static constexpr std::array fields{
-      integer_field<&Params::bits>("bits", 4, 2, 4, "of an element on its way up"),
+      integer_field<&Params::bits>("bits", 4, 2, 4, "of an element on its way up")
+          .controlled(Sends::more, Growth::step, 2, 4),
       real_field<&Params::p>("p", 0.03125, 0.0009765625, 0.25, "share of elements that is clamped"),
       word_field<&Params::block>("block", 2, kBlockWords,
                                  "elements that are rotated together and share a range"),

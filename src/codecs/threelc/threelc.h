@@ -30,7 +30,8 @@ struct ThreeLc {
                                   Method::hybrid};
   static constexpr std::array<std::string_view, 2> kScales{"unit", "chunk"};
   static constexpr std::array fields{
-      real_field<&Params::s>("s", 1, 1, 2, "sparsity multiplier: larger sends less", true),
+      real_field<&Params::s>("s", 1, 1, 2, "sparsity multiplier: larger sends less", true)
+          .controlled(Sends::less, Growth::log, 1, 1.9),
       word_field<&Params::scale>("scale", 0, kScales,
                                  "unit: one scale (ratio); chunk: one per 40960 elements (speed)"),
       flag_field<&Params::zre>("zre", true, "shorten runs of zero bytes"),

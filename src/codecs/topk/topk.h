@@ -21,7 +21,8 @@ struct TopK {
                                   "Aji and Heafield, EMNLP 2017; Stich et al., NeurIPS 2018",
                                   Method::sparsification};
   static constexpr std::array fields{
-      real_field<&Params::ratio>("ratio", 0.01, 1e-9, 1.0, "fraction of the elements sent")};
+      real_field<&Params::ratio>("ratio", 0.01, 1e-9, 1.0, "fraction of the elements sent")
+          .controlled(Sends::more, Growth::log, 0.001, 0.25)};
 
   static Contract contract(const Params& p);
   static Plan plan(const Params& p, const Unit& unit, uint32_t world);

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "codecs/registry/field_text.h"
+#include "base/field_text.h"
 #include "laconic/registry.h"
 
 namespace laconic {
@@ -32,16 +32,16 @@ void expect_same(const Spec& a, const Spec& b) {
 /// Texts that a field should accept: the default, the ends of its range, points between, every
 /// word.
 std::vector<std::string> values_of(const Field& field) {
-  std::vector<std::string> texts{codecs::value_text(field, field.fallback)};
+  std::vector<std::string> texts{value_text(field, field.fallback)};
   if (field.type == FieldType::real) {
     for (const double t : {0.0, 1e-7, 0.1, 1.0 / 3, 0.77, 0.999}) {
-      texts.push_back(codecs::number_text(field.min + t * (field.max - field.min)));
+      texts.push_back(number_text(field.min + t * (field.max - field.min)));
     }
-    if (!field.max_open) texts.push_back(codecs::number_text(field.max));
+    if (!field.max_open) texts.push_back(number_text(field.max));
     return texts;
   }
   for (const double value : {field.min, field.min + 1, field.max}) {
-    if (value <= field.max) texts.push_back(codecs::value_text(field, value));
+    if (value <= field.max) texts.push_back(value_text(field, value));
   }
   return texts;
 }
@@ -251,6 +251,39 @@ TEST(Spec, ModifiersHaveOneForm) {
   EXPECT_EQ(Spec::parse("topk+decay=0.25")->memory(),
             (MemorySettings{MemoryKind::residual, 0, 0.25F}));
   EXPECT_NE(Spec::parse("topk")->hash(), Spec::parse("topk+decay=0.5")->hash());
+}
+
+uint64_t planned_bytes(const std::string& text) {
+  const auto spec = Spec::parse(text);
+  EXPECT_TRUE(spec) << text;
+  if (!spec) return 0;
+  const Plan plan = spec->codec().plan(spec->params(), {1U << 20U, 1U << 10U, 1U << 10U, 0, 0}, 4);
+  uint64_t bytes = 0;
+  for (uint32_t i = 0; i < plan.rounds; ++i) bytes += plan.round[i].expected;
+  return bytes;
+}
+
+TEST(Spec, WhatAControlMovesSendsWhatItsMarkSays) {
+  std::vector<std::string_view> moved;
+  for (const CodecTable* codec : all_codecs()) {
+    for (const Field& field : codec->fields) {
+      if (!field.actuator.marked) continue;
+      const std::string name(codec->info.name);
+      EXPECT_TRUE(moved.empty() || moved.back() != name) << name << " has two";
+      moved.push_back(codec->info.name);
+      const Actuator& a = field.actuator;
+      EXPECT_LT(a.min, a.max) << name;
+      const std::string head = name + ":" + std::string(field.name) + "=";
+      const uint64_t low = planned_bytes(head + value_text(field, a.min));
+      const uint64_t high = planned_bytes(head + value_text(field, a.max));
+      if (a.sends == Sends::more) {
+        EXPECT_LT(low, high) << name;
+      } else {
+        EXPECT_GE(low, high) << name;
+      }
+    }
+  }
+  EXPECT_GE(moved.size(), 10U);
 }
 
 TEST(Spec, Examples) {

@@ -1,5 +1,5 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-#include "codecs/registry/field_text.h"
+#include "base/field_text.h"
 
 #include <algorithm>
 #include <array>
@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "base/concat.h"
-#include "codecs/registry/nearest.h"
+#include "base/nearest.h"
 
-namespace laconic::codecs {
+namespace laconic {
 namespace {
 
 constexpr double kLargestInteger =
@@ -196,4 +196,4 @@ Result<void> read_member(const Field& field, std::string_view text, void* params
   return {};
 }
 
-}  // namespace laconic::codecs
+}  // namespace laconic

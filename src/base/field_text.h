@@ -6,10 +6,10 @@
 #include <string>
 #include <string_view>
 
-#include "laconic/codec.h"
 #include "laconic/error.h"
+#include "laconic/fields.h"
 
-namespace laconic::codecs {
+namespace laconic {
 
 /// The shortest decimal text that reads back as exactly `value`; no plus sign in the exponent ("+"
 /// starts a modifier).
@@ -32,4 +32,4 @@ std::string member_text(const Field& field, const void* params);
 /// knows those.
 Result<void> read_member(const Field& field, std::string_view text, void* params);
 
-}  // namespace laconic::codecs
+}  // namespace laconic

@@ -1,11 +1,11 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-#include "codecs/registry/nearest.h"
+#include "base/nearest.h"
 
 #include <algorithm>
 #include <cstddef>
 #include <numeric>
 
-namespace laconic::codecs {
+namespace laconic {
 namespace {
 
 /// Levenshtein distance, one row at a time.
@@ -47,4 +47,4 @@ std::string_view nearest(std::string_view text, const std::vector<std::string_vi
   return best;
 }
 
-}  // namespace laconic::codecs
+}  // namespace laconic

@@ -1,5 +1,5 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-#include "codecs/registry/field_text.h"
+#include "base/field_text.h"
 
 #include <gtest/gtest.h>
 
@@ -7,9 +7,9 @@
 #include <clocale>
 #include <cstring>
 
-#include "codecs/registry/nearest.h"
+#include "base/nearest.h"
 
-namespace laconic::codecs {
+namespace laconic {
 namespace {
 
 struct Params {
@@ -130,4 +130,4 @@ TEST(Nearest, NamesSlipsAndAbbreviationsOnly) {
 }
 
 }  // namespace
-}  // namespace laconic::codecs
+}  // namespace laconic

@@ -1,0 +1,125 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+#include "control/control.h"
+
+#include <array>
+#include <tuple>
+#include <utility>
+
+#include "base/concat.h"
+#include "base/field_text.h"
+#include "base/nearest.h"
+#include "base/options.h"
+#include "base/quoted.h"
+#include "control/law_list.h"
+
+namespace laconic::control {
+namespace {
+
+constexpr std::size_t kMaxControl = 4096;  // bytes
+
+template <class... L>
+constexpr std::array<const LawTable*, sizeof...(L)> tables_of(LawTypes<L...> /*list*/) {
+  return {&LawTableOf<L>::value...};
+}
+constexpr auto kLaws = tables_of(LawList{});
+
+const LawTable* find_law(std::string_view name) {
+  for (const LawTable* law : kLaws) {
+    if (law->info.name == name) return law;
+  }
+  return nullptr;
+}
+
+Error unknown_law(std::string_view name) {
+  std::vector<std::string_view> names;
+  for (const LawTable* law : kLaws) names.push_back(law->info.name);
+  return {Errc::invalid_argument, concat({"there is no control ", quoted(name)}),
+          concat({guess(nearest(name, names)), "controls: ", joined(names),
+                  " (laconic list --controls)"})};
+}
+
+void write_canonical(Control& control) {
+  const LawTable& law = *control.law;
+  control.canonical = law.info.name;
+  if (law.write != nullptr) {
+    law.write(control);
+    return;
+  }
+  ParamBlock defaults{};
+  law.defaults(defaults.bytes.data());
+  char separator = ':';
+  for (const Field& field : law.fields) {
+    if (field.get(control.data()) == field.get(defaults.bytes.data())) continue;
+    control.canonical += separator;
+    control.canonical += concat({field.name, "=", member_text(field, control.data())});
+    separator = ',';
+  }
+}
+
+}  // namespace
+
+std::span<const LawTable* const> all_laws() noexcept { return kLaws; }
+
+Result<Control> parse_control(std::string_view text) {
+  const OptionText where{"control", text,
+                         "write law:key=value,key=value, for example dc2:min=0.001,max=0.25"};
+  if (text.size() > kMaxControl) return syntax_error(where, "longer than 4096 characters");
+  const std::size_t colon = text.find(':');
+  const std::string_view name = text.substr(0, colon);
+  if (name.empty()) return syntax_error(where, "the law's name is missing");
+  Control control;
+  control.law = find_law(name);
+  if (control.law == nullptr) return unknown_law(name);
+  const LawTable& law = *control.law;
+  law.defaults(control.params.bytes.data());
+  const bool given = colon != std::string_view::npos;
+  const std::string_view options = given ? text.substr(colon + 1) : std::string_view();
+  Result<void> read;
+  if (law.read != nullptr) {
+    read = law.read(text, options, control);
+  } else if (given) {
+    read = read_options(where, name, law.fields, options, control.params.bytes.data());
+  }
+  if (read) read = law.check(control, text);
+  if (!read) return std::move(read).error();
+  write_canonical(control);
+  return control;
+}
+
+std::string_view reason_name(Reason reason) noexcept {
+  constexpr std::array<std::string_view, 8> kNames{
+      "held", "slow", "fast", "mean", "dense", "dense_is_slow", "scheduled", "recorded"};
+  return kNames[static_cast<std::size_t>(reason)];
+}
+
+Result<Range> narrowed(const Range& range, std::string_view control, double min, double max) {
+  Range bounds = range;
+  const auto wrong = [&](std::string what, std::string hint) {
+    return Error{Errc::value_out_of_range, concat({"control '", control, "': ", what}),
+                 std::move(hint)};
+  };
+  for (const auto& [key, given, bound] : {std::tuple{std::string_view("min="), min, &bounds.min},
+                                          std::tuple{std::string_view("max="), max, &bounds.max}}) {
+    if (given == 0) continue;
+    const bool whole = given == static_cast<double>(static_cast<int64_t>(given));
+    if (given < range.lowest || given > range.highest || (range.whole && !whole)) {
+      return wrong(concat({range.name, " does not accept ", key, number_text(given)}),
+                   concat({range.name, " accepts ", range.whole ? "whole numbers from " : "",
+                           number_text(range.lowest), " to ", number_text(range.highest)}));
+    }
+    *bound = given;
+  }
+  if (min > 0 && max > 0 && min > max) {
+    return wrong(concat({"min=", number_text(min), " is above max=", number_text(max)}),
+                 "exchange the two");
+  }
+  if (range.start < bounds.min || range.start > bounds.max) {
+    return wrong(concat({"the spec's ", range.name, "=", number_text(range.start),
+                         " is not between min=", number_text(bounds.min),
+                         " and max=", number_text(bounds.max)}),
+                 "control begins where the spec is: change the spec or the bounds");
+  }
+  return bounds;
+}
+
+}  // namespace laconic::control

@@ -1,0 +1,270 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+#include "control/controller.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <utility>
+
+#include "base/concat.h"
+#include "base/field_text.h"
+#include "base/hash.h"
+#include "base/quoted.h"
+
+namespace laconic::control {
+namespace {
+
+constexpr uint64_t kStateVersion = 1;
+constexpr std::size_t kHead = 2;      // words: version, configuration
+constexpr std::size_t kPerRule = 2;   // words: value, uncompressed
+constexpr std::size_t kPerClass = 3;  // words of a size of History
+constexpr std::size_t kHistory = kPerClass * std::tuple_size_v<decltype(History::classes)>;
+
+Error nothing_to_move(const Controlled& rule) {
+  return {Errc::unsupported,
+          concat({"control ", quoted(rule.control), " has nothing to move: ", quoted(rule.spec),
+                  " has no setting that may change while training runs"}),
+          "leave the control out, or take a codec that `laconic list --controls` names"};
+}
+
+/// Numbers that moves can be computed with; a record may hold others.
+bool sensible(const Range& r) {
+  return r.lowest > 0 && r.lowest <= r.min && r.min <= r.start && r.start <= r.max &&
+         r.max <= r.highest && r.highest < 1e300;
+}
+
+/// Three digits are enough for people.
+std::string short_text(double x) {
+  if (x == 0 || !std::isfinite(x)) return "0";
+  double unit = 1;
+  while (std::fabs(x) / unit >= 1000) unit *= 10;
+  while (std::fabs(x) / unit < 100) unit /= 10;
+  return number_text(unit >= 1 ? std::round(x / unit) * unit
+                               : std::round(x / unit) / std::round(1 / unit));
+}
+
+std::string why(const Decision& d) {
+  const std::string figures =
+      concat({"network ", short_text(d.network_s * 1e3), " ms, ", short_text(d.slowdown),
+              " x the target of ", short_text(d.target_s * 1e3), " ms"});
+  switch (d.reason) {
+    case Reason::slow:
+    case Reason::fast:
+      return d.target_s > 0 ? figures : concat({"network ", short_text(d.network_s * 1e3), " ms"});
+    case Reason::mean:
+      return "the floor of the mean";
+    case Reason::dense:
+      return concat({"float32 fits into the target of ", short_text(d.target_s * 1e3), " ms"});
+    case Reason::dense_is_slow:
+      return concat({"float32 no longer fits: ", figures});
+    case Reason::scheduled:
+      return "scheduled";
+    case Reason::recorded:
+      return "recorded";
+    case Reason::held:
+      break;
+  }
+  return "held";
+}
+
+}  // namespace
+
+Result<Controller> Controller::create(std::vector<Controlled> rules,
+                                      std::vector<Decision> recorded) {
+  Controller made;
+  made.rules_ = std::move(rules);
+  made.recorded_ = std::move(recorded);
+  std::stable_sort(made.recorded_.begin(), made.recorded_.end(),
+                   [](const Decision& a, const Decision& b) { return a.step < b.step; });
+  for (std::size_t i = 0; i < made.rules_.size(); ++i) {
+    if (auto added = made.add(i); !added) return std::move(added).error();
+  }
+  if (!made.rules_.empty() && !made.moves()) {
+    // An inherited control that moves nothing anywhere was not meant.
+    for (const Controlled& rule : made.rules_) {
+      const auto control = parse_control(rule.control);
+      if (rule.inherited && control->law->info.moves) return nothing_to_move(rule);
+    }
+  }
+  made.decisions_.reserve(made.rules_.size());
+  made.configuration_ = made.configuration();
+  return made;
+}
+
+Result<void> Controller::add(std::size_t rule) {
+  const Controlled& given = rules_[rule];
+  auto control = parse_control(given.control);
+  if (!control) return std::move(control).error();
+  if (control->law->info.moves && !given.range) {
+    if (!given.inherited) return nothing_to_move(given);
+    control = parse_control("fixed");
+  }
+  if (given.range && !sensible(*given.range)) {
+    return Error{Errc::invalid_argument,
+                 concat({"the range of ", quoted(given.range->name), " of ", quoted(given.spec),
+                         " is none"}),
+                 {}};
+  }
+  std::optional<Range> bounds;
+  if (control->law->info.moves) {
+    auto bounded = control->law->bound(*control, *given.range);
+    if (!bounded) return std::move(bounded).error();
+    bounds = *bounded;
+  }
+  const Range range = bounds.value_or(Range{});
+  places_.push_back({given.range ? given.range->start : 0, false, state_.size()});
+  state_.resize(state_.size() + control->law->words);
+  control->law->start(*control, range, std::span(state_).subspan(places_[rule].state));
+  controls_.push_back(*std::move(control));
+  bounds_.push_back(bounds);
+  if (bounds) widen_to_recorded(rule);
+  if (bounds && !controls_[rule].points.empty() && controls_[rule].points[0].first < kDelay) {
+    // No decision comes early enough for these.
+    for (const auto& [step, value] : controls_[rule].points) {
+      if (step == 0) places_[rule].value = value;
+    }
+  }
+  return {};
+}
+
+/// A replay goes where the record goes.
+void Controller::widen_to_recorded(std::size_t rule) {
+  if (controls_[rule].file.empty()) return;
+  Range& bounds = *bounds_[rule];
+  for (const Decision& d : recorded_) {
+    if (d.rule != rule || !(d.to >= bounds.lowest && d.to <= bounds.highest)) continue;
+    bounds.min = std::min(bounds.min, d.to);
+    bounds.max = std::max(bounds.max, d.to);
+  }
+}
+
+std::span<const Decision> Controller::observe(const Observation& seen) {
+  decisions_.clear();
+  if (seen.held() && moves()) ++counts_.held_steps;
+  counts_.reports_missing += seen.missing;
+  if (seen.usable()) history_.add(seen);
+  for (std::size_t i = 0; i < rules_.size(); ++i) {
+    const LawTable& law = *controls_[i].law;
+    if (!bounds_[i] || (law.info.observes && !seen.usable())) continue;
+    Place& place = places_[i];
+    const Position at{
+        controls_[i], *bounds_[i],       history_, recorded_, static_cast<uint32_t>(i),
+        place.value,  place.uncompressed};
+    const Move move = law.step(at, std::span(state_).subspan(place.state, law.words), seen);
+    // Whatever a law or a record asks for.
+    const bool number = move.value == move.value;
+    const double value =
+        number ? std::min(std::max(move.value, bounds_[i]->min), bounds_[i]->max) : place.value;
+    if (value == place.value && move.uncompressed == place.uncompressed) continue;
+    decisions_.push_back({seen.step, static_cast<uint32_t>(i), place.value, value,
+                          move.uncompressed, move.reason, move.slowdown, seen.network_s,
+                          move.target_s});
+    place.value = value;
+    place.uncompressed = move.uncompressed;
+    ++counts_.changes;
+  }
+  return decisions_;
+}
+
+bool Controller::moves() const noexcept {
+  return std::any_of(bounds_.begin(), bounds_.end(), [](const auto& b) { return b.has_value(); });
+}
+
+double Controller::target(std::size_t rule) const noexcept {
+  return controls_[rule].law->target(state_of(rule));
+}
+
+std::span<const uint64_t> Controller::state_of(std::size_t rule) const noexcept {
+  return std::span(state_).subspan(places_[rule].state, controls_[rule].law->words);
+}
+
+/// Of what a state must not be loaded under another of. Sizes of messages are not part of it.
+uint64_t Controller::configuration() const {
+  std::string text;
+  for (std::size_t i = 0; i < rules_.size(); ++i) {
+    text += concat({controls_[i].canonical, "\n"});
+    if (!bounds_[i]) continue;
+    const Range& r = *bounds_[i];
+    text += concat({r.name, " ", number_text(r.start), " ", number_text(r.min), " ",
+                    number_text(r.max), "\n"});
+  }
+  return hash64(text);
+}
+
+std::size_t Controller::state_words() const noexcept {
+  return kHead + kPerRule * rules_.size() + state_.size() + kHistory;
+}
+
+void Controller::save(std::span<uint64_t> words) const noexcept {
+  std::size_t at = 0;
+  words[at++] = kStateVersion;
+  words[at++] = configuration_;
+  for (const Place& place : places_) {
+    words[at++] = std::bit_cast<uint64_t>(place.value);
+    words[at++] = place.uncompressed ? 1 : 0;
+  }
+  for (const uint64_t word : state_) words[at++] = word;
+  for (const History::Class& c : history_.classes) {
+    words[at++] = std::bit_cast<uint64_t>(c.seconds);
+    words[at++] = std::bit_cast<uint64_t>(c.bytes);
+    words[at++] = c.step;
+  }
+}
+
+bool Controller::valid(std::size_t rule, uint64_t value, uint64_t uncompressed,
+                       std::span<const uint64_t> state) const {
+  const auto x = std::bit_cast<double>(value);
+  if (uncompressed > 1) return false;
+  if (!bounds_[rule]) return uncompressed == 0 && x == places_[rule].value;
+  const Range& r = *bounds_[rule];
+  const bool fits = x >= r.min && x <= r.max && (!r.whole || x == std::floor(x));
+  return fits && controls_[rule].law->valid(controls_[rule], r, state);
+}
+
+Result<void> Controller::load(std::span<const uint64_t> words) {
+  const Error corrupt{Errc::state_corrupt, "the state of the control is damaged",
+                      "resume from another checkpoint"};
+  if (words.size() < kHead || words[0] != kStateVersion) {
+    return Error{Errc::state_version, "the state of the control is of another version",
+                 "resume with the version that saved it"};
+  }
+  if (words[1] != configuration_) {
+    return Error{Errc::state_spec, "the state of the control is that of other rules or controls",
+                 "resume with the control and the rules that it was saved under"};
+  }
+  if (words.size() != state_words()) return corrupt;
+  const auto places = words.subspan(kHead, kPerRule * rules_.size());
+  const auto state = words.subspan(kHead + places.size(), state_.size());
+  const auto history = words.subspan(kHead + places.size() + state.size());
+  History loaded;
+  for (std::size_t i = 0; i < loaded.classes.size(); ++i) {
+    loaded.classes[i] = {std::bit_cast<double>(history[kPerClass * i]),
+                         std::bit_cast<double>(history[kPerClass * i + 1]),
+                         history[kPerClass * i + 2]};
+  }
+  bool fine = loaded.valid();
+  for (std::size_t i = 0; fine && i < rules_.size(); ++i) {
+    fine = valid(i, places[kPerRule * i], places[kPerRule * i + 1],
+                 state.subspan(places_[i].state, controls_[i].law->words));
+  }
+  if (!fine) return corrupt;
+  history_ = loaded;
+  std::copy(state.begin(), state.end(), state_.begin());
+  for (std::size_t i = 0; i < rules_.size(); ++i) {
+    places_[i].value = std::bit_cast<double>(places[kPerRule * i]);
+    places_[i].uncompressed = places[kPerRule * i + 1] != 0;
+  }
+  return {};
+}
+
+std::string decision_text(const Decision& d, std::string_view what, std::string_view field) {
+  const std::string change =
+      d.reason == Reason::dense ? std::string("uncompressed")
+      : d.reason == Reason::dense_is_slow
+          ? concat({field, " ", short_text(d.to)})
+          : concat({field, " ", short_text(d.from), " -> ", short_text(d.to)});
+  return concat({what, ": ", change, " from step ", std::to_string(d.step + kDelay), ": ", why(d)});
+}
+
+}  // namespace laconic::control

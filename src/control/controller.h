@@ -1,0 +1,103 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// The laws of a session's rules: observations in, decisions out. Every rank gets the same decisions
+// from the same observations; none travels.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "control/control.h"
+
+namespace laconic::control {
+
+/// What is to be controlled, one per class.
+struct Controlled {
+  std::string control;         ///< the text
+  bool inherited = false;      ///< the call's, not the rule's: "fixed" where nothing can be moved
+  std::string spec;            ///< for messages
+  std::optional<Range> range;  ///< of the codec's marked field, if it has one
+
+  bool operator==(const Controlled&) const = default;
+};
+
+struct Counts {
+  uint64_t changes = 0;
+  uint64_t held_steps = 0;  ///< steps whose observation no law could use
+  uint64_t reports_missing = 0;
+};
+
+class Controller {
+ public:
+  /// Refuses texts that are none, bounds that contradict each other, the spec or the codec, and a
+  /// control with nothing to move. `recorded` is what `replay` repeats, by step.
+  static Result<Controller> create(std::vector<Controlled> rules,
+                                   std::vector<Decision> recorded = {});
+
+  /// Once a step, at its beginning; takes no memory. The decisions, at most one per rule, hold from
+  /// step seen.step + kDelay on and are valid until the next call.
+  std::span<const Decision> observe(const Observation& seen);
+
+  [[nodiscard]] std::size_t rules() const noexcept { return rules_.size(); }
+  /// Decided last; the spec's at first.
+  [[nodiscard]] double value(std::size_t rule) const noexcept { return places_[rule].value; }
+  [[nodiscard]] bool uncompressed(std::size_t rule) const noexcept {
+    return places_[rule].uncompressed;
+  }
+  /// No law ever leaves these: what memory has to be taken for. None where nothing is moved.
+  [[nodiscard]] const std::optional<Range>& bounds(std::size_t rule) const noexcept {
+    return bounds_[rule];
+  }
+  /// The network time that a rule's law keeps to, in seconds; 0 while it has none.
+  [[nodiscard]] double target(std::size_t rule) const noexcept;
+  /// The configured text in its canonical form.
+  [[nodiscard]] const std::string& text(std::size_t rule) const noexcept {
+    return controls_[rule].canonical;
+  }
+  /// Does any law move anything?
+  [[nodiscard]] bool moves() const noexcept;
+  [[nodiscard]] const Counts& counts() const noexcept { return counts_; }
+
+  /// What continues it: words, always as many. load checks all of them and then takes all or none;
+  /// `state_spec` is state of other controls, `state_corrupt` what no law can have left.
+  [[nodiscard]] std::size_t state_words() const noexcept;
+  void save(std::span<uint64_t> words) const noexcept;
+  Result<void> load(std::span<const uint64_t> words);
+
+ private:
+  struct Place {
+    double value = 0;
+    bool uncompressed = false;
+    std::size_t state = 0;  // its first word in state_
+  };
+
+  Controller() = default;
+  Result<void> add(std::size_t rule);
+  void widen_to_recorded(std::size_t rule);
+  [[nodiscard]] uint64_t configuration() const;
+  [[nodiscard]] bool valid(std::size_t rule, uint64_t value, uint64_t uncompressed,
+                           std::span<const uint64_t> state) const;
+  [[nodiscard]] std::span<const uint64_t> state_of(std::size_t rule) const noexcept;
+
+  std::vector<Controlled> rules_;
+  std::vector<Control> controls_;
+  std::vector<std::optional<Range>> bounds_;
+  std::vector<Place> places_;
+  std::vector<uint64_t> state_;
+  std::vector<Decision> recorded_;
+  std::vector<Decision> decisions_;
+  History history_;
+  Counts counts_;
+  uint64_t configuration_ = 0;
+};
+
+/// One line with figures: "topk:ratio=0.01: ratio 0.01 -> 0.005 from step 207: network 143 ms is
+/// 2.31 x the target of 62 ms". `what` names the rule.
+[[nodiscard]] std::string decision_text(const Decision& decision, std::string_view what,
+                                        std::string_view field);
+
+}  // namespace laconic::control

@@ -1,0 +1,212 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// DC2-R, a reconstruction of DC2 (Abdelmoniem, Canini: "DC2", INFOCOM 2021), of which an abstract
+// is public: congestion control whose window is what a step sends. Decision 0038 has the target.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <string_view>
+
+#include "base/concat.h"
+#include "base/field_text.h"
+#include "control/laws/bounds.h"
+
+namespace laconic::control {
+
+struct Dc2 {
+  enum class Target : uint8_t { start, compute };
+  static constexpr std::array<std::string_view, 2> kTargets{"start", "compute"};
+  struct Params {
+    double min = 0;
+    double max = 0;
+    double mean = 0;
+    double deadline_ms = 0;
+    Target target = Target::start;
+  };
+  static constexpr LawInfo info{
+      "dc2",
+      "DC2-R, a reconstruction: halves above 1.5 of a target time, grows by a tenth below 1.1",
+      "dc2:target=compute"};
+  static constexpr std::array fields{
+      min_field<&Params::min>(), max_field<&Params::max>(),
+      word_field<&Params::target>("target", 0, kTargets,
+                                  "network time to keep to, from the first 20 steps: that of the "
+                                  "spec's setting, or the rest of the step"),
+      real_field<&Params::deadline_ms>("deadline_ms", 0, 1e-3, 1e7,
+                                       "network time to keep to; 0: as target says"),
+      real_field<&Params::mean>("mean", 0, 1e-9, 1e9,
+                                "floor of the mean over 1,000 steps; 0: none")};
+
+  static constexpr std::size_t kStart = 20;    // steps whose lower quartile is the target
+  static constexpr uint64_t kEvery = 5;        // steps between updates
+  static constexpr std::size_t kWindow = 200;  // updates in 1,000 steps
+  static constexpr double kLow = 1.1;
+  static constexpr double kHigh = 1.5;
+  static constexpr double kWeight = 0.2;  // of the last step in the slowdown
+  static constexpr double kMost = 16;     // of a step's slowdown: one outlier is not a trend
+  static_assert(kEvery > kDelay + 1);     // by the next update reports are about the last one
+
+  struct State {
+    double target = 0;    // seconds; 0: not known yet
+    double slowdown = 0;  // r; 0: not known yet
+    uint64_t seen = 0;    // step of the last observation
+    uint64_t updated = 0;
+    uint64_t settled = 0;  // until then the path is not judged: reports are about the other one
+    uint64_t samples = 0;
+    std::array<double, kStart> sample{};
+    uint64_t place = 0;                  // in `sent`
+    std::array<double, kWindow> sent{};  // amounts of the last updates, as far as they count
+  };
+
+  static Result<void> check(const Params& p, std::string_view text) {
+    if (p.deadline_ms > 0 && p.target == Target::compute) {
+      return Error{
+          Errc::invalid_argument,
+          concat({"control '", text, "': target=compute and deadline_ms exclude each other"}),
+          "leave one of them out"};
+    }
+    return {};
+  }
+
+  static Result<Range> bound(const Control& control, const Params& p, const Range& range) {
+    auto bounds = narrowed(range, control.canonical, p.min, p.max);
+    if (!bounds || p.mean == 0) return bounds;
+    const bool above = p.mean > bounds->max;
+    if (above || p.mean < bounds->min) {
+      return Error{Errc::value_out_of_range,
+                   concat({"control '", control.canonical, "': mean=", number_text(p.mean),
+                           above ? " is above max=" : " is below min=",
+                           number_text(above ? bounds->max : bounds->min)}),
+                   "a mean lies between min and max"};
+    }
+    return bounds;
+  }
+
+  static State start(const Params& p, const Range& range) {
+    State s;
+    s.target = p.deadline_ms / 1000;
+    if (p.mean > 0) {
+      s.sent.fill(credit(p, range, std::max(amount(range, p.mean), amount(range, range.start))));
+    }
+    return s;
+  }
+
+  static Move step(const Params& p, const Position& at, State& s, const Observation& seen) {
+    Move move = Move::hold(at);
+    if (s.settled > seen.step) return move;
+    if (s.target == 0) {
+      learn_target(p, s, seen);
+      return move;
+    }
+    slow_down(s, seen);
+    move.slowdown = s.slowdown;
+    move.target_s = s.target;
+    if (at.uncompressed) {
+      if (s.slowdown > kHigh) switch_path(s, seen.step, move, false, Reason::dense_is_slow);
+      return move;
+    }
+    if (s.updated != 0 && seen.step - s.updated < kEvery) return move;
+    s.updated = seen.step;
+    decide(at, s, seen, move);
+    if (p.mean > 0) keep_mean(p, at, s, move);
+    return move;
+  }
+
+  static bool valid(const Params& p, const Range& range, const State& s) {
+    const double most_sent = p.mean > 0 ? most_credit(p, range) : 0;
+    return (s.target == 0 || plausible(s.target)) && s.slowdown >= 0 && s.slowdown <= kMost &&
+           s.samples <= kStart && s.place < kWindow && s.updated <= s.seen &&
+           s.settled <= s.seen + kEvery &&
+           std::all_of(s.sample.begin(), s.sample.end(),
+                       [](double x) { return x == 0 || plausible(x); }) &&
+           std::all_of(s.sent.begin(), s.sent.end(),
+                       [most_sent](double x) { return x >= 0 && x <= most_sent; });
+  }
+
+  static double target(const State& s) { return s.target; }
+
+ private:
+  static void learn_target(const Params& p, State& s, const Observation& seen) {
+    s.seen = seen.step;
+    const double rest = seen.step_s - seen.network_s;
+    const double sample = p.target == Target::compute ? rest : seen.network_s;
+    if (!plausible(sample)) return;
+    s.sample[s.samples++] = sample;
+    if (s.samples < kStart) return;
+    std::sort(s.sample.begin(), s.sample.end());
+    s.target = s.sample[(kStart - 1) / 4];
+    s.sample.fill(0);
+    s.samples = 0;
+  }
+
+  /// r, whose weights depend on steps and not on how many of them had reports.
+  static void slow_down(State& s, const Observation& seen) {
+    const double now = std::min(seen.network_s / s.target, kMost);
+    double kept = 1;
+    for (uint64_t gap = std::min<uint64_t>(seen.step - s.seen, 64); gap > 0; --gap) {
+      kept *= 1 - kWeight;
+    }
+    s.slowdown = s.slowdown == 0 ? now : now + kept * (s.slowdown - now);
+    s.seen = seen.step;
+  }
+
+  static void decide(const Position& at, State& s, const Observation& seen, Move& move) {
+    if (s.slowdown > kHigh) {
+      move.value = shrunk(at.range, at.value, 0.5);
+      move.reason = Reason::slow;
+    } else if (s.slowdown < kLow) {
+      if (at.value == most(at.range)) {
+        if (dense_fits(at, s, seen)) switch_path(s, seen.step, move, true, Reason::dense);
+        return;
+      }
+      const double next = grown(at.range, at.value, 0.1);
+      // A step of an integer may be a large one: none that would be taken back.
+      const double growth = amount(at.range, next) / amount(at.range, at.value);
+      if (s.slowdown * growth > kHigh) return;
+      move.value = next;
+      move.reason = Reason::fast;
+    }
+  }
+
+  /// The time now, with the bytes of float32 instead of this rule's.
+  static bool dense_fits(const Position& at, const State& s, const Observation& seen) {
+    if (at.range.dense_bytes == 0) return false;
+    const uint64_t own = at.range.most_bytes == 0 ? seen.bytes : at.range.most_bytes;
+    const uint64_t others = seen.bytes > own ? seen.bytes - own : 0;
+    const double time = at.history.predict(seen.step, others + at.range.dense_bytes);
+    return time > 0 && time <= s.target;
+  }
+
+  static void switch_path(State& s, uint64_t step, Move& move, bool uncompressed, Reason reason) {
+    move.uncompressed = uncompressed;
+    move.reason = reason;
+    s.settled = step + kEvery;
+    s.updated = step;
+    s.slowdown = 0;
+  }
+
+  /// What an update counts in the mean: no more than twice it, or a stretch of large values would
+  /// have to be repeated when it leaves the window.
+  static double most_credit(const Params& p, const Range& range) {
+    return std::min(2 * amount(range, p.mean), amount(range, most(range)));
+  }
+  static double credit(const Params& p, const Range& range, double sent) {
+    return std::min(sent, most_credit(p, range));
+  }
+
+  static void keep_mean(const Params& p, const Position& at, State& s, Move& move) {
+    double sum = 0;
+    for (std::size_t i = 0; i < kWindow; ++i) sum += i == s.place ? 0 : s.sent[i];
+    const double floor = kWindow * amount(at.range, p.mean) - sum;
+    if (!move.uncompressed && amount(at.range, move.value) < floor) {
+      move.value = value_of(at.range, floor);
+      move.reason = Reason::mean;
+    }
+    s.sent[s.place] = credit(p, at.range, amount(at.range, move.value));
+    s.place = (s.place + 1) % kWindow;
+  }
+};
+
+}  // namespace laconic::control

@@ -1,0 +1,163 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""laconic replay and laconic list --controls, against DC2-R written a second time."""
+
+import json
+import os
+import random
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BINARY = Path(os.environ.get("LACONIC_CLI", ROOT / "build" / "release" / "bin" / "laconic"))
+
+pytestmark = pytest.mark.skipif(not BINARY.exists(), reason=f"{BINARY} is not built")
+
+DEADLINE = 0.05
+START, LEAST, MOST = 0.01, 0.001, 0.125
+
+
+def laconic(*words):
+    return subprocess.run([BINARY, *map(str, words)], capture_output=True, text=True, timeout=120)
+
+
+def second_dc2(times):
+    """docs/algorithms.md, without float32 and without a mean."""
+    value, slowdown, updated, decisions = START, None, None, []
+    for step, time in enumerate(times):
+        if time is None:
+            continue
+        now = min(time / DEADLINE, 16)
+        if slowdown is None:
+            slowdown = now
+        else:
+            kept = 1.0
+            for _ in range(min(step - seen, 64)):
+                kept *= 1 - 0.2
+            slowdown = now + kept * (slowdown - now)
+        seen = step
+        if updated not in (None, 0) and step - updated < 5:
+            continue
+        updated = step
+        if slowdown > 1.5:
+            new = max(LEAST, value * 0.5)
+        elif slowdown < 1.1:
+            new = min(MOST, value + 0.1 * value)
+        else:
+            new = value
+        if new != value:
+            decisions.append({"step": step, "rule": 1, "from": value, "to": new})
+        value = new
+    return decisions
+
+
+def record(times, decisions):
+    """The record of a run whose second of two ranks is always 10 ms late."""
+    span = {"name": "ratio", "start": START, "min": LEAST, "max": MOST, "lowest": 1e-9, "highest": 1, "sends": "more",
+            "growth": "log", "whole": False, "most_bytes": 0, "dense_bytes": 0}
+    control = f"dc2:deadline_ms={1000 * DEADLINE:g}"
+    rules = [{"match": "", "spec": "fp16", "control": control, "inherited": True, "parameters": 1, "elements": 10,
+              "range": None},
+             {"match": "*.weight", "spec": "topk", "control": control, "inherited": False, "parameters": 3,
+              "elements": 1000000, "range": span}]
+    lines = [{"format": "laconic record", "version": 1, "laconic": "0.1.0", "model": "ab", "world": 2, "rules": rules,
+              "state": []}]
+    for step, time in enumerate(times):
+        reports = [] if time is None else [[time, 0, 0, 0.3, 1], [time + 0.01, None, 0, 0.3, 1]]
+        made = [{**d, "uncompressed": False, "reason": "slow" if d["to"] < d["from"] else "fast", "slowdown": 1,
+                 "network_s": time, "target_s": DEADLINE} for d in decisions if d["step"] == step]
+        for d in made:
+            del d["step"]
+        lines.append({"step": step, "version": 0, "settings": [{"value": 0, "uncompressed": False}] * 2,
+                      "reports": reports, "bytes": 1000000, "rounds": 1, "decision": made, "reason": ""})
+    return "".join(json.dumps(line) + "\n" for line in lines)
+
+
+@pytest.fixture
+def run():
+    rng = random.Random(7)
+    times = [None if rng.random() < 0.1 else DEADLINE * rng.choice([0.5, 1.0, 1.2, 3.0]) for _ in range(400)]
+    return times, second_dc2(times)
+
+
+def test_equal_decisions(tmp_path, run):
+    times, decisions = run
+    assert len(decisions) > 20
+    path = tmp_path / "run.jsonl"
+    path.write_text(record(times, decisions))
+    done = laconic("replay", path, "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["equal"] is True and answer["first_difference"] is None
+    assert [{k: d[k] for k in ("step", "rule", "from", "to")} for d in answer["decisions"]] == decisions
+    assert set(answer["decisions"][0]) == {"step", "rule", "from", "to", "uncompressed", "reason"}
+    text = laconic("replay", path)
+    assert text.returncode == 0 and text.stdout.endswith(f"400 steps, {len(decisions)} decisions: equal\n")
+
+
+def test_the_first_difference(tmp_path, run):
+    times, decisions = run
+    decisions[5] = {**decisions[5], "to": decisions[5]["to"] * 0.999}
+    path = tmp_path / "run.jsonl"
+    path.write_text(record(times, decisions))
+    done = laconic("replay", path, "--json")
+    assert done.returncode == 1
+    difference = json.loads(done.stdout)["first_difference"]
+    assert (difference["step"], difference["rule"]) == (decisions[5]["step"], 1)
+    assert difference["line"] == decisions[5]["step"] + 2
+    assert laconic("replay", path).returncode == 1
+
+
+def test_another_control(tmp_path, run):
+    path = tmp_path / "run.jsonl"
+    path.write_text(record(*run))
+    done = laconic("replay", path, "--control", "schedule:0=0.01,100=0.02", "--json")
+    assert done.returncode == 0
+    answer = json.loads(done.stdout)
+    assert "equal" not in answer
+    assert [(d["step"], d["to"]) for d in answer["decisions"]] == [(98, 0.02)]
+    done = laconic("replay", path, "--control", "dc3", "--json")
+    assert done.returncode == 2
+    assert "did you mean 'dc2'?" in json.loads(done.stdout)["error"]["hint"]
+
+
+@pytest.mark.parametrize("cut", [1, 40, 20000])
+def test_a_cut_record_is_refused_with_its_line(tmp_path, run, cut):
+    path = tmp_path / "run.jsonl"
+    whole = record(*run)
+    path.write_text(whole[:-cut])
+    done = laconic("replay", path, "--json")
+    assert done.returncode == 1
+    last = whole[:-cut].count("\n") + 1
+    assert json.loads(done.stdout)["error"]["message"].startswith(f"line {last}: ")
+
+
+def test_no_file():
+    assert laconic("replay", "/nowhere.jsonl").returncode == 2
+
+
+def test_controls_as_json():
+    answer = json.loads(laconic("list", "--controls", "--json").stdout)
+    assert [c["name"] for c in answer["controls"]] == ["fixed", "dc2", "aimd", "bdp", "schedule", "replay"]
+    assert set(answer["controls"][1]["keys"][0]) == {"name", "type", "default", "accepts", "help"}
+    moved = {m["codec"]: m for m in answer["moves"]}
+    assert moved["topk"] == {"codec": "topk", "key": "ratio", "sends": "more", "growth": "log", "min": 0.001,
+                             "max": 0.25}
+    assert moved["3lc"]["sends"] == "less" and moved["powersgd"]["growth"] == "step"
+    assert laconic("list", "--controls", "topk").returncode == 2
+
+
+def test_control_page_shows_what_list_prints():
+    page = (ROOT / "docs/guide/control.md").read_text()
+    assert laconic("list", "--controls", "--markdown").stdout.strip() in page, \
+        "docs/guide/control.md is out of date: paste the output of `laconic list --controls --markdown`"
+
+
+def test_results_page_shows_what_the_loop_prints():
+    """In virtual time: the same on every machine."""
+    bench = BINARY.with_name("control_loop_bench")
+    if not bench.exists():
+        pytest.skip(f"{bench} is not built")
+    printed = subprocess.run([bench, "--markdown"], capture_output=True, text=True, timeout=120, check=True).stdout
+    assert printed.strip() in (ROOT / "docs/results/control.md").read_text()

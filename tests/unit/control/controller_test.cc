@@ -1,0 +1,345 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+#include "control/controller.h"
+
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <limits>
+
+#include "support/control_loop.h"
+
+namespace laconic::control {
+namespace {
+
+struct Params {
+  double x = 0;
+};
+Field field(FieldType type, double min, double max, bool max_open = false) {
+  Field f = real_field<&Params::x>("x", 1, min, max, "", max_open);
+  f.type = type;
+  return f;
+}
+Range ratio(double start = 0.01) {
+  return range_of(field(FieldType::real, 1e-9, 1).controlled(Sends::more, Growth::log, 0.001, 0.25),
+                  start, 2);
+}
+Range rank_of_a_factor(double start = 4) {
+  return range_of(field(FieldType::integer, 1, 64).controlled(Sends::more, Growth::step, 1, 16),
+                  start, 8);
+}
+Range sparsity() {
+  return range_of(field(FieldType::real, 1, 2, true).controlled(Sends::less, Growth::log, 1, 1.9),
+                  1.5, 8);
+}
+Range levels() {
+  return range_of(field(FieldType::integer, 1, 32767).controlled(Sends::more, Growth::log, 1, 127),
+                  64, 8);
+}
+
+Observation seen_at(uint64_t step, double network_s, uint64_t bytes = 1000000) {
+  const std::vector<Figures> ranks{{network_s, 0, 0, 0.2 + network_s, 1}};
+  return observe(step, ranks, bytes);
+}
+
+std::string refusal(std::vector<Controlled> rules) {
+  const auto made = Controller::create(std::move(rules));
+  return made ? "" : made.error().message;
+}
+
+TEST(Range, MovesStayInsideAndIntegersMoveByOneAtLeast) {
+  EXPECT_EQ(shrunk(ratio(), 0.01, 0.5), 0.005);
+  EXPECT_EQ(shrunk(ratio(), 0.0015, 0.5), 0.001);
+  EXPECT_DOUBLE_EQ(grown(ratio(), 0.01, 0.1), 0.011);
+  EXPECT_EQ(grown(ratio(), 0.24, 0.1), 0.25);
+  EXPECT_EQ(shrunk(rank_of_a_factor(), 7, 0.5), 3);
+  EXPECT_EQ(shrunk(rank_of_a_factor(), 2, 0.9), 1);
+  EXPECT_EQ(grown(rank_of_a_factor(), 7, 0.1), 8);
+  EXPECT_EQ(grown(rank_of_a_factor(), 16, 0.1), 16);
+  EXPECT_EQ(grown(levels(), 64, 0.1), 70);
+  EXPECT_EQ(grown(levels(), 3, 0.1), 4);
+  EXPECT_EQ(shrunk(sparsity(), 1.2, 0.5), 1.9);  // larger sends less
+  EXPECT_DOUBLE_EQ(grown(sparsity(), 1.32, 0.1), 1.2);
+  EXPECT_EQ(most(sparsity()), 1);
+  EXPECT_EQ(least(sparsity()), 1.9);
+}
+
+TEST(Range, GatheringSendsNoMoreThanAnAllReduce) {
+  const Field f = field(FieldType::real, 1e-9, 1).controlled(Sends::more, Growth::log, 0.001, 0.25);
+  EXPECT_EQ(range_of(f, 0.01, 2).max, 0.25);
+  EXPECT_EQ(range_of(f, 0.01, 8).max, 0.125);
+  EXPECT_EQ(range_of(f, 0.3, 8).max, 0.3);  // where the user begins
+  EXPECT_EQ(range_of(f, 1e-5, 8).min, 1e-5);
+  EXPECT_EQ(range_of(f, 0.01, 1).max, 0.25);  // summed on the way
+}
+
+TEST(Controller, RefusesWhatContradictsItselfOrTheSpec) {
+  const std::vector<std::pair<std::string, std::string>> cases{
+      {"dc2:min=0.25,max=0.001", "control 'dc2:min=0.25,max=0.001': min=0.25 is above max=0.001"},
+      {"dc2:mean=0.3", "control 'dc2:mean=0.3': mean=0.3 is above max=0.25"},
+      {"dc2:mean=0.0001", "control 'dc2:mean=1e-4': mean=1e-4 is below min=0.001"},
+      {"dc2:max=2", "control 'dc2:max=2': x does not accept max=2"},
+      {"dc2:min=0.02",
+       "control 'dc2:min=0.02': the spec's x=0.01 is not between min=0.02 and max=0.25"},
+      {"schedule:0=2", "control 'schedule:0=2': x does not accept 2"},
+      {"dc3", "there is no control 'dc3'"},
+  };
+  for (const auto& [text, message] : cases) {
+    EXPECT_EQ(refusal({{text, false, "topk", ratio()}}), message);
+  }
+  EXPECT_EQ(refusal({{"dc2:max=2.5", false, "powersgd", rank_of_a_factor(2)}}),
+            "control 'dc2:max=2.5': x does not accept max=2.5");
+  EXPECT_EQ(refusal({{"dc2", false, "fp16", {}}}),
+            "control 'dc2' has nothing to move: 'fp16' has no setting that may change while "
+            "training runs");
+}
+
+TEST(Controller, TheCallsControlIsForTheRulesThatHaveSomethingToMove) {
+  const auto made = Controller::create({{"dc2", true, "fp16", {}}, {"dc2", true, "topk", ratio()}});
+  ASSERT_TRUE(made) << made.error().message;
+  EXPECT_EQ(made->text(0), "fixed");
+  EXPECT_EQ(made->text(1), "dc2");
+  EXPECT_FALSE(made->bounds(0));
+  EXPECT_EQ(refusal({{"dc2", true, "fp16", {}}}).substr(0, 33),
+            "control 'dc2' has nothing to move");
+  EXPECT_EQ(refusal({{"fixed", true, "fp16", {}}}), "");
+}
+
+TEST(Controller, TheTargetIsTheLowerQuartileOfTheFirstTwentySteps) {
+  auto made = Controller::create({{"dc2", false, "topk", ratio()}});
+  for (uint64_t step = 1; step <= 20; ++step) {
+    EXPECT_EQ(made->target(0), 0);
+    EXPECT_TRUE(made->observe(seen_at(step, 0.001 * static_cast<double>(21 - step))).empty());
+  }
+  EXPECT_EQ(made->target(0), 0.005);
+}
+
+TEST(Controller, TheRestOfTheStepIsATarget) {
+  auto made = Controller::create({{"dc2:target=compute", false, "topk", ratio()}});
+  for (uint64_t step = 1; step <= 20; ++step) made->observe(seen_at(step, 0.1));
+  EXPECT_NEAR(made->target(0), 0.2, 1e-12);
+}
+
+TEST(Controller, HalvesAboveOneAndAHalfAndGrowsByATenthBelowOnePointOne) {
+  struct Case {
+    double network_s;
+    double to;
+  };
+  for (const Case& c : {Case{0.151, 0.005}, Case{0.149, 0.01}, Case{0.111, 0.01},
+                        Case{0.109, 0.011}, Case{0.05, 0.011}}) {
+    auto made = Controller::create({{"dc2:deadline_ms=100", false, "topk", ratio()}});
+    const auto decisions = made->observe(seen_at(1, c.network_s));
+    EXPECT_DOUBLE_EQ(made->value(0), c.to) << c.network_s;
+    ASSERT_EQ(decisions.size(), c.to == 0.01 ? 0U : 1U);
+    // The next four steps change nothing.
+    const double value = made->value(0);
+    for (uint64_t step = 2; step <= 5; ++step) {
+      EXPECT_TRUE(made->observe(seen_at(step, c.network_s)).empty());
+    }
+    EXPECT_EQ(made->value(0), value);
+    EXPECT_EQ(made->observe(seen_at(6, c.network_s)).empty(), c.to == 0.01);
+  }
+}
+
+TEST(Controller, ADecisionHasItsFigures) {
+  auto made = Controller::create({{"dc2:deadline_ms=62", false, "topk", ratio()}});
+  const auto decisions = made->observe(seen_at(205, 0.143));
+  ASSERT_EQ(decisions.size(), 1U);
+  EXPECT_EQ(decision_text(decisions[0], "topk:ratio=0.01", "ratio"),
+            "topk:ratio=0.01: ratio 0.01 -> 0.005 from step 207: network 143 ms, 2.31 x the target "
+            "of 62 ms");
+}
+
+TEST(Controller, AnIntegerTakesNoStepThatWouldBeTakenBack) {
+  auto made = Controller::create({{"dc2:deadline_ms=100", false, "powersgd", rank_of_a_factor(1)}});
+  made->observe(seen_at(1, 0.09));  // twice the bytes would be 1.8 of the target
+  EXPECT_EQ(made->value(0), 1);
+  for (uint64_t step = 2; step < 40; ++step) made->observe(seen_at(step, 0.05));
+  EXPECT_GT(made->value(0), 1);
+}
+
+TEST(Controller, HoldsAndCountsWhatItCannotUse) {
+  auto made = Controller::create({{"dc2:deadline_ms=100", false, "topk", ratio()}});
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  for (const Observation& bad :
+       {seen_at(1, nan), seen_at(2, -1), seen_at(3, 1e9), seen_at(4, 1, 0)}) {
+    EXPECT_TRUE(made->observe(bad).empty());
+  }
+  EXPECT_EQ(made->value(0), 0.01);
+  EXPECT_EQ(made->counts().held_steps, 4U);
+  EXPECT_EQ(made->counts().reports_missing, 3U);
+  made->observe(observe(5, {}, 10));  // no reports were due
+  EXPECT_EQ(made->counts().held_steps, 4U);
+  made->observe(seen_at(6, 1));
+  EXPECT_EQ(made->value(0), 0.005);
+}
+
+TEST(Controller, OneWildTimeIsNoTrend) {
+  auto made = Controller::create({{"dc2:deadline_ms=100", false, "topk", ratio()}});
+  for (uint64_t step = 1; step < 50; ++step) made->observe(seen_at(step, 0.12));
+  made->observe(seen_at(50, 80000));  // a clock that jumped
+  for (uint64_t step = 51; step < 80; ++step) made->observe(seen_at(step, 0.12));
+  EXPECT_GE(made->value(0), 0.01 / 8);
+}
+
+TEST(Controller, AScheduleIsKeptToTheStep) {
+  auto made = Controller::create({{"schedule:0=0.25,200=0.02", false, "topk", ratio()}});
+  EXPECT_EQ(made->value(0), 0.25);
+  EXPECT_EQ(made->bounds(0)->min, 0.01);
+  EXPECT_EQ(made->bounds(0)->max, 0.25);
+  for (uint64_t step = 0; step < 198; ++step) ASSERT_TRUE(made->observe(seen_at(step, 1)).empty());
+  // Also in a step without reports: what is decided at 198 holds from 200 on.
+  const auto decisions = made->observe(observe(198, {}, 0));
+  ASSERT_EQ(decisions.size(), 1U);
+  EXPECT_EQ(decisions[0].to, 0.02);
+}
+
+test::Loop wild_loop(const std::string& control) {
+  test::Loop loop;
+  loop.control = control;
+  loop.steps = 1500;
+  loop.link.jitter = 0.3;
+  loop.link.mbit = [](uint64_t step) { return step / 100 % 3 == 0 ? 5000 : 40.0; };
+  return loop;
+}
+
+const std::vector<std::string> kTexts{
+    "dc2", "dc2:target=compute",       "dc2:mean=0.01", "dc2:deadline_ms=60,max=0.5", "aimd",
+    "bdp", "schedule:0=0.25,200=0.01", "fixed"};
+
+TEST(Controller, EveryDecisionIsInsideTheBounds) {
+  for (const std::string& text : kTexts) {
+    auto loop = wild_loop(text);
+    const auto run = loop.run();
+    ASSERT_EQ(run.steps.size(), loop.steps) << text;
+    auto made = Controller::create({{text, false, "topk", loop.range()}});
+    double last = made->value(0);
+    for (const Decision& d : run.decisions) {
+      ASSERT_EQ(d.from, last) << text;
+      ASSERT_GE(d.to, made->bounds(0)->min) << text;
+      ASSERT_LE(d.to, made->bounds(0)->max) << text;
+      last = d.to;
+    }
+    const bool wild = text != "fixed" && text != kTexts[6];
+    EXPECT_GE(run.decisions.size(), wild ? 10U : 0U) << text;
+  }
+}
+
+TEST(Controller, TheSameReportsGiveTheSameDecisionsAlsoAcrossSaveAndLoad) {
+  for (const std::string& text : kTexts) {
+    auto loop = wild_loop(text);
+    const auto run = loop.run();
+    for (const uint64_t cut : {uint64_t{0}, uint64_t{7}, uint64_t{612}, loop.steps}) {
+      std::vector<Decision> again;
+      auto first = Controller::create({{text, false, "topk", loop.range()}});
+      for (uint64_t step = 0; step < cut; ++step) {
+        for (const Decision& d : first->observe(run.seen[step])) again.push_back(d);
+      }
+      std::vector<uint64_t> state(first->state_words());
+      first->save(state);
+      auto second = Controller::create({{text, false, "topk", loop.range()}});
+      const auto loaded = second->load(state);
+      ASSERT_TRUE(loaded) << text << " " << cut << " " << loaded.error().message;
+      for (uint64_t step = cut; step < loop.steps; ++step) {
+        for (const Decision& d : second->observe(run.seen[step])) again.push_back(d);
+      }
+      ASSERT_EQ(again, run.decisions) << text << " " << cut;
+    }
+  }
+}
+
+TEST(Controller, AReplayRepeatsDecisionsWhateverTheReports) {
+  auto loop = wild_loop("dc2:max=0.5");
+  const auto run = loop.run();
+  auto replay =
+      Controller::create({{"replay:run.jsonl", false, "topk", loop.range()}}, run.decisions);
+  ASSERT_TRUE(replay) << replay.error().message;
+  std::size_t next = 0;
+  for (uint64_t step = 0; step < loop.steps; ++step) {
+    for (const Decision& d : replay->observe(observe(step, {}, 0))) {
+      ASSERT_EQ(d.step, run.decisions[next].step);
+      ASSERT_EQ(d.to, run.decisions[next].to);
+      ASSERT_EQ(d.uncompressed, run.decisions[next].uncompressed);
+      ++next;
+    }
+  }
+  EXPECT_EQ(next, run.decisions.size());
+  double largest = 0;
+  for (const Decision& d : run.decisions) largest = std::max(largest, d.to);
+  EXPECT_GE(replay->bounds(0)->max, largest);
+}
+
+TEST(Controller, DamagedStateChangesNothing) {
+  for (const std::string& text : kTexts) {
+    auto loop = wild_loop(text);
+    const auto run = loop.run();
+    auto made = Controller::create({{text, false, "topk", loop.range()}});
+    for (const Observation& seen : run.seen) made->observe(seen);
+    std::vector<uint64_t> good(made->state_words());
+    made->save(good);
+    auto other = Controller::create({{text, false, "topk", loop.range()}});
+    std::vector<uint64_t> before(other->state_words());
+    other->save(before);
+    std::size_t refused = 0;
+    const std::vector<uint64_t> hostile{
+        ~uint64_t{0}, uint64_t{1} << 63U, std::bit_cast<uint64_t>(1e300),
+        std::bit_cast<uint64_t>(std::numeric_limits<double>::infinity())};
+    for (std::size_t i = 0; i < good.size(); ++i) {
+      for (const uint64_t word : hostile) {
+        auto bad = good;
+        bad[i] = word;
+        const bool loaded = other->load(bad).ok();
+        std::vector<uint64_t> after(other->state_words());
+        other->save(after);
+        if (loaded) {  // then it may be used, and stays inside the bounds
+          for (uint64_t step = 0; step < 50; ++step) other->observe(run.seen[step + 1000]);
+          if (made->bounds(0)) {
+            ASSERT_GE(other->value(0), made->bounds(0)->min);
+            ASSERT_LE(other->value(0), made->bounds(0)->max);
+          }
+          ASSERT_TRUE(other->load(before).ok());
+        } else {
+          ++refused;
+          ASSERT_EQ(after, before) << text << " word " << i;
+        }
+      }
+    }
+    EXPECT_GE(refused, 2 * 4U) << text;
+    auto shorter = good;
+    shorter.pop_back();
+    EXPECT_EQ(other->load(shorter).error().code, Errc::state_corrupt);
+    EXPECT_EQ(other->load({}).error().code, Errc::state_version);
+  }
+  auto one = Controller::create({{"dc2", false, "topk", ratio()}});
+  auto two = Controller::create({{"dc2:mean=0.01", false, "topk", ratio()}});
+  std::vector<uint64_t> state(one->state_words());
+  one->save(state);
+  EXPECT_EQ(two->load(state).error().code, Errc::state_spec);
+}
+
+TEST(Controller, RulesMoveOnTheirOwnActuatorsByOneSlowdown) {
+  auto made = Controller::create({{"dc2:deadline_ms=100", true, "topk", ratio()},
+                                  {"dc2:deadline_ms=100", true, "powersgd", rank_of_a_factor(8)},
+                                  {"fixed", false, "topk", ratio()},
+                                  {"dc2:deadline_ms=100", true, "3lc", sparsity()}});
+  ASSERT_TRUE(made) << made.error().message;
+  const auto decisions = made->observe(seen_at(1, 0.3));
+  EXPECT_EQ(decisions.size(), 3U);
+  EXPECT_EQ(made->value(0), 0.005);
+  EXPECT_EQ(made->value(1), 4);
+  EXPECT_EQ(made->value(2), 0.01);
+  EXPECT_EQ(made->value(3), 1.9);
+}
+
+TEST(History, SmallExchangesSayNothingAboutLargeOnes) {
+  History history;
+  Observation seen = seen_at(1, 0.001, 60000);  // a token bucket's burst
+  history.add(seen);
+  seen = seen_at(2, 0.1, 600000);
+  history.add(seen);
+  EXPECT_DOUBLE_EQ(history.predict(3, 1200000), 0.2);
+  EXPECT_DOUBLE_EQ(history.predict(3, 60000), 0.001);
+  EXPECT_DOUBLE_EQ(history.predict(600, 1200000), 0);  // too long ago
+}
+
+}  // namespace
+}  // namespace laconic::control

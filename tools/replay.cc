@@ -1,0 +1,104 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// laconic replay: a run's decisions again, from the reports in its record.
+#include <fmt/format.h>
+
+#include <memory>
+
+#include "command.h"
+#include "control/record.h"
+#include "files.h"
+#include "output.h"
+
+namespace laconic::tools {
+namespace {
+
+using control::Decision;
+using control::Recomputed;
+using control::Record;
+
+struct Options {
+  std::string file;
+  std::string control;
+  bool json = false;
+};
+
+Json decision_json(const Decision& d) {
+  return {{"step", d.step},
+          {"rule", d.rule},
+          {"from", d.from},
+          {"to", d.to},
+          {"uncompressed", d.uncompressed},
+          {"reason", control::reason_name(d.reason)}};
+}
+
+void print_answer_json(const Options& options, const Recomputed& done) {
+  Json answer;
+  if (options.control.empty()) {
+    answer["equal"] = !done.difference;
+    answer["first_difference"] = nullptr;
+    if (done.difference) {
+      answer["first_difference"] = {{"line", done.difference->line},
+                                    {"step", done.difference->step},
+                                    {"rule", done.difference->rule},
+                                    {"what", done.difference->what}};
+    }
+  }
+  answer["decisions"] = Json::array();
+  for (const Decision& d : done.decisions) answer["decisions"].push_back(decision_json(d));
+  print_json(answer);
+}
+
+void print_answer(const Options& options, const Record& record, const Recomputed& done) {
+  for (const Decision& d : done.decisions) {
+    const auto& rule = record.parts.front().run.rules[d.rule];
+    fmt::print("step {}: {}\n", d.step,
+               control::decision_text(d, rule.spec, rule.range ? rule.range->name : "value"));
+  }
+  uint64_t steps = 0;
+  for (const Record::Part& part : record.parts) steps += part.steps.size();
+  if (!options.control.empty()) {
+    fmt::print("{} steps, {} decisions of {} on the reports of this run\n", steps,
+               done.decisions.size(), options.control);
+  } else if (done.difference) {
+    fmt::print("line {}, step {}, rule {}: {}\n", done.difference->line, done.difference->step,
+               done.difference->rule, done.difference->what);
+  } else {
+    fmt::print("{} steps, {} decisions: equal\n", steps, done.decisions.size());
+  }
+}
+
+int replay(const Options& options) {
+  const auto bytes = read_file(options.file);
+  if (!bytes) return fail(bytes.error(), options.json, kUsage);
+  const std::string_view text(reinterpret_cast<const char*>(bytes->data()), bytes->size());
+  const auto record = control::read_record(text);
+  if (!record) return fail(record.error(), options.json, kBadAnswer);
+  if (!options.control.empty()) {
+    const auto parsed = control::parse_control(options.control);
+    if (!parsed) return fail(parsed.error(), options.json, kUsage);
+  }
+  const auto done = control::recompute(*record, options.control);
+  if (!done) return fail(done.error(), options.json, kBadAnswer);
+  if (options.json) {
+    print_answer_json(options, *done);
+  } else {
+    print_answer(options, *record, *done);
+  }
+  return done->difference ? kBadAnswer : kFine;
+}
+
+}  // namespace
+
+Run add_replay(CLI::App& program) {
+  CLI::App* command = program.add_subcommand(
+      "replay", "the decisions of a recorded run, computed from its reports");
+  const auto options = std::make_shared<Options>();
+  command->add_option("record", options->file, "what record= wrote")->required();
+  command->add_option("--control", options->control,
+                      "what this control would have decided, from the same reports");
+  command->add_flag("--json", options->json, "machine-readable");
+  return [options] { return replay(*options); };
+}
+
+}  // namespace laconic::tools
