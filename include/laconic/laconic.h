@@ -387,6 +387,11 @@ LACONIC_API int32_t laconic_exchange_fail(laconic_exchange* exchange, int32_t co
  * what was not delivered. */
 LACONIC_API int32_t laconic_exchange_next(laconic_exchange* exchange, laconic_step* steps,
                                           uint32_t step_size, uint32_t room, uint32_t* count);
+/* When the batch that next gave last was issued, and when it was complete: before the following
+ * next, in seconds of any clock that only goes forward; NaN: not known. What the ranks tell each
+ * other of the network, and stats' network_seconds, come from it; exchanges need none of it. */
+LACONIC_API int32_t laconic_exchange_timed(laconic_exchange* exchange, double issued,
+                                           double completed);
 /* The engine failed: puts this rank's payloads of every exchange in flight back into its residuals,
  * and ends them all. Nothing undelivered is lost. From then on every begin fails with
  * engine_failed, after it has added the bucket's gradients to the residuals: messages of these

@@ -175,6 +175,8 @@ class CSession:
                 self._abort(flight, error)
             now = time.perf_counter()
             self.wire_seconds += now - start
+            completed = getattr(flight.batch, "completed", None) or now
+            _lib.lib.laconic_exchange_timed(flight.handle, flight.since, completed)
             if self.trace is not None:
                 self.trace.wire(flight.since, now, flight.step, flight.index)
             with span("laconic::decode"), self._traced("decode", flight):

@@ -86,25 +86,27 @@ def _wait_for_the_backend() -> None:
 
 
 _GLANCE = datetime.timedelta(seconds=GLANCE)
+_BLINK = 0.0005  # seconds: what a wait takes that need not wait
 _SETTLED = 0.3  # seconds that collectives have to end after their connections
 # Bytes of direct messages that a connection takes at once. Gloo ends no wait for a message of which a part has arrived when
 # its sender dies: more than that is waited for by a thread that can be left behind.
 _ATOMIC = 1 << 16
 
 
-def _wait_direct(works) -> None:
+def _wait_direct(works, batch: Batch) -> None:
     for direct in works:
         try:
             direct.work.wait()
         except RuntimeError as error:
             error.peer = direct.peer
             raise
+    batch.completed = time.perf_counter()
 
 
 class Batch:
     """Collectives that are under way together."""
 
-    __slots__ = ("arrives", "direct", "direct_bytes", "sent", "since", "works")
+    __slots__ = ("arrives", "completed", "direct", "direct_bytes", "sent", "since", "works")
 
     def __init__(self, works=()):
         self.works, self.sent = list(works), 0
@@ -112,6 +114,8 @@ class Batch:
         self.direct_bytes = 0  #: of a batch of steps
         self.since = time.monotonic()
         self.arrives = 0.0  #: on an emulated link: when the last byte is there
+        #: time.perf_counter() when it was complete, as far as is known: a batch that nobody has waited for may have been before
+        self.completed = 0.0
 
 
 def _direct(batch: Batch) -> list[_Direct]:
@@ -238,13 +242,21 @@ class Engine:
 
     def wait(self, batch: Batch) -> None:
         """Returns when all of a batch has arrived."""
+        asked = time.perf_counter()
         try:
             self._complete(batch)
         except RuntimeError as error:
             self._failed(batch, error)
         self._under_way.discard(batch)
-        if self.limiter is not None:
-            self.limiter.wait(batch.arrives)
+        now = time.perf_counter()
+        if len(_direct(batch)) < len(batch.works) or not batch.completed:
+            batch.completed = now
+        if self.limiter is None:
+            return
+        arrived = now + batch.arrives - time.monotonic()
+        # A wait that need not wait says nothing of when the batch ended; the emulated link does.
+        batch.completed = max(arrived, batch.completed) if now - asked > _BLINK else arrived
+        self.limiter.wait(batch.arrives)
 
     def settle(self, batch: Batch) -> None:
         """As wait, whatever becomes of it: behind a failure, before the exchange's memory is used again."""
@@ -264,7 +276,7 @@ class Engine:
         if batch.direct is not None:
             batch.direct.wait(self.glance)
         else:
-            _wait_direct(_direct(batch))
+            _wait_direct(_direct(batch), batch)
         for work in batch.works:
             if not isinstance(work, _Direct):
                 self._wait_for(work)
@@ -276,7 +288,7 @@ class Engine:
         batch.direct_bytes = sum(work.size for work in direct)
         if sum(other.direct_bytes for other in self._under_way) > _ATOMIC:
             self._waiter = self._waiter or Background("laconic-waiter")
-            batch.direct = self._waiter.begin(functools.partial(_wait_direct, direct))
+            batch.direct = self._waiter.begin(functools.partial(_wait_direct, direct, batch))
 
     def _wait_for(self, work) -> None:
         while True:

@@ -425,6 +425,6 @@ class OwnSession:
         if self._open:  # the step may have ended
             coming = coming - 1 if self._parts else self._heard
         return {**counters, "ratio": counters["dense_bytes"] / wire if wire else 0.0, "overflow_repeats": 0, "parts": 0,
-                "window_wait_seconds": 0.0, "flush_steps_left": max(coming, 0 if self._parts else int(self._flush[0])),
+                "window_wait_seconds": 0.0, "network_seconds": 0.0, "straggler_seconds": 0.0, "reports_missing": 0, "flush_steps_left": max(coming, 0 if self._parts else int(self._flush[0])),
                 "exchange_layouts": 0, "encode_seconds": self._encode_seconds, "decode_seconds": self._decode_seconds, "wire_seconds": self.wire_seconds,
                 "residual_bytes": self._residual_bytes(), "residual_norm": self.residual_norm()}

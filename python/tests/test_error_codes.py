@@ -76,7 +76,7 @@ def test_signatures_take_as_many_arguments_as_the_header():
     results = {"int32_t": ctypes.c_int32, "uint32_t": ctypes.c_uint32, "uint64_t": ctypes.c_uint64,
                "double": ctypes.c_double, "const char*": ctypes.c_char_p, "float*": ctypes.c_void_p, "void": None}
     scalars = {"int32_t": ctypes.c_int32, "uint32_t": ctypes.c_uint32, "uint64_t": ctypes.c_uint64,
-               "size_t": ctypes.c_size_t, "float": ctypes.c_float}
+               "size_t": ctypes.c_size_t, "float": ctypes.c_float, "double": ctypes.c_double}
     for result, name, arguments in declared:
         ours, takes = _lib._SIGNATURES[name]
         assert ours is results[result.strip()], name

@@ -72,7 +72,7 @@ laconic_exchange& idle_place(laconic_session& session) {
 /// The next batch of the library's exchange.
 Result<uint32_t> advance(laconic_exchange& e) {
   e.started = true;
-  auto steps = e.owner->session->next(*e.running, e.batch);
+  auto steps = e.owner->session->next(*e.running, e.batch, std::exchange(e.timing, {}));
   if (!steps || *steps == 0) end(e);
   return steps;
 }
@@ -101,6 +101,7 @@ int32_t laconic_exchange_begin(laconic_session* session, const laconic_bucket* b
     laconic_exchange& handle = idle_place(*session);
     handle.running = *exchange;
     handle.started = false;
+    handle.timing = {};
     handle.pending = 0;
     *out = &handle;
     return 0;
@@ -150,6 +151,15 @@ int32_t laconic_exchange_next(laconic_exchange* exchange, laconic_step* steps, u
       std::memcpy(reinterpret_cast<char*>(steps) + size_t{i} * step_size, &step,
                   std::min<size_t>(step_size, sizeof step));
     }
+    return 0;
+  });
+}
+
+int32_t laconic_exchange_timed(laconic_exchange* exchange, double issued, double completed) {
+  return guarded([&]() -> int32_t {
+    if (exchange == nullptr) return null_argument("exchange");
+    if (exchange->running == nullptr) return not_running();
+    exchange->timing = {issued, completed};
     return 0;
   });
 }

@@ -14,6 +14,7 @@ struct laconic_exchange {
   laconic_session* owner = nullptr;
   laconic::collective::Exchange* running = nullptr;  // null: none, or it has ended
   bool started = false;                              // next was called
+  laconic::session::Timing timing;                   // of the batch that was given last
   uint32_t pending = 0;  // steps of `batch` that the caller had no room for
   std::array<laconic::Step, laconic::kMaxBatch> batch;
 };

@@ -269,6 +269,9 @@ std::string describe_stats(const Session& session) {
       .field("partial_granules", s.counters.partial_granules)
       .field("out_of_range", s.counters.out_of_range);
   json.field("parts", s.parts).field("window_wait_seconds", s.window_wait_seconds);
+  json.field("reports_missing", s.reports_missing)
+      .field("network_seconds", s.network_seconds)
+      .field("straggler_seconds", s.straggler_seconds);
   json.field("flush_steps_left", s.flush_steps_left).field("exchange_layouts", s.layouts);
   json.field("encode_seconds", s.encode_seconds).field("decode_seconds", s.decode_seconds);
   json.field("residual_bytes", s.residual_bytes).field("residual_norm", s.residual_norm).close('}');

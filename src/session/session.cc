@@ -10,20 +10,6 @@
 namespace laconic::session {
 namespace {
 
-class Stopwatch {
- public:
-  explicit Stopwatch(double* total) : total_(total), start_(std::chrono::steady_clock::now()) {}
-  ~Stopwatch() {
-    *total_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
-  }
-  Stopwatch(const Stopwatch&) = delete;
-  Stopwatch& operator=(const Stopwatch&) = delete;
-
- private:
-  double* total_;
-  std::chrono::steady_clock::time_point start_;
-};
-
 /// What `body` gives. Where there is no memory (for the text of an error, say), a short error.
 template <class Body>
 auto without_throwing(Body&& body) -> decltype(body()) {
@@ -106,6 +92,7 @@ Result<std::unique_ptr<Session>> Session::create(std::string_view text,
   if (!state) return std::move(state).error();
   session->state_ = *std::move(state);
   session->moving_.resize(session->model_->parameters().size());
+  if (options.reports) session->norms_ = NormSample(*session->state_);
   if (auto ok = session->create_flush_state(); !ok) return std::move(ok).error();
   for (uint32_t i = 0; i < session->places(); ++i) {
     auto spare = collective::Exchange::create_spare(*session->state_, session->stats_.counters);
@@ -228,6 +215,8 @@ void Session::enter_step(uint64_t step) {
   if (step == last_step_) return;
   last_step_ = step;
   ++stats_.steps;
+  observer_.begin_step(step, now(), static_cast<uint16_t>(model_->agreement()));
+  report_due_ = model_->options().reports;
   parts_ = parts_to_come();
   if (parts_ != 0) flush_state_[1] = static_cast<float>(parts_ - 1);
 }
@@ -313,12 +302,21 @@ Result<collective::Exchange*> Session::begin_failed(uint64_t step, uint32_t inde
              std::move(why));
 }
 
+void Session::sample(const collective::Layout& layout, const collective::Bucket& bucket) {
+  if (!model_->options().reports || bucket.buffer == nullptr || bucket.raw) return;
+  const auto sums = norms_.of(*state_, layout, bucket.buffer, bucket.dtype);
+  if (sums.elements != 0) observer_.norms(sums.residual, sums.gradient);
+}
+
 collective::Exchange* Session::run(collective::Exchange& exchange, const collective::Bucket& bucket,
                                    uint64_t elements, std::optional<Error> local_failure) {
-  exchange.begin(bucket, sequence_++, {wish(), parts_});
+  if (!local_failure) sample(exchange.layout(), bucket);  // else it may be one of another layout
+  exchange.begin(bucket, sequence_++, {wish(), parts_},
+                 report_due_ ? &observer_.report() : nullptr);
   if (local_failure) exchange.fail(*std::move(local_failure), false);
   count(bucket, elements);
-  running_[running_count_++] = {&exchange, elements, true};
+  running_[running_count_++] = {&exchange, elements, true, report_due_};
+  report_due_ = false;
   mark(exchange, true);
   return &exchange;
 }
@@ -328,18 +326,34 @@ void Session::fail(collective::Exchange& exchange, Error error) {
   exchange.fail(std::move(error));
 }
 
-Result<uint32_t> Session::next(collective::Exchange& exchange, std::span<Step> batch) {
+double Session::now() const {
+  if (const auto& clock = model_->options().now) return clock();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+void Session::count_work(bool encoded, double seconds) {
+  (encoded ? stats_.encode_seconds : stats_.decode_seconds) += seconds;
+  encoded ? observer_.encode(seconds) : observer_.decode(seconds);
+}
+
+Result<uint32_t> Session::next(collective::Exchange& exchange, std::span<Step> batch,
+                               const Timing& last) {
   const std::lock_guard lock(mutex_);
   if (!is_running(exchange)) return collective::exchange_has_ended();
   Running& run = running_[place_of(exchange)];
-  const Stopwatch watch(run.first_next ? &stats_.encode_seconds : &stats_.decode_seconds);
+  if (!run.first_next) observer_.batch(last);
+  const double start = now();
   auto steps = without_throwing([&] { return exchange.next(batch); });
+  count_work(run.first_next, now() - start);
   run.first_next = run.first_next && exchange.enrolling();
   if (!steps) {
     exchange.abort();  // it has done so itself, unless there was no memory to say why
     ++stats_.failures;
   }
   if (!steps || *steps == 0) {
+    if (run.reports)
+      observer_.heard(steps ? exchange.reports_heard() : collective::HeardReports{},
+                      model_->options().world);
     ended(exchange);
     if (exchange.fell_back()) ++stats_.fallbacks;
   }
@@ -351,6 +365,7 @@ void Session::abort(Error why) {
   const std::lock_guard lock(mutex_);
   for (const Running& r : std::span(running_).first(running_count_)) {
     r.exchange->abort();
+    if (r.reports) observer_.lost(model_->options().world);
     mark(*r.exchange, false);
     ++stats_.failures;
   }
@@ -410,6 +425,9 @@ void Session::scale_residuals(float factor) {
 Stats Session::stats() const {
   const std::lock_guard lock(mutex_);
   Stats stats = stats_;
+  stats.reports_missing = observer_.missing();
+  stats.network_seconds = observer_.network_seconds();
+  stats.straggler_seconds = observer_.straggler_seconds();
   stats.layouts = exchanges_.size();
   stats.flush_steps_left = std::max(parts_to_come(), wish());
   stats.residual_bytes = store_.residual_bytes();
@@ -431,14 +449,17 @@ Result<void> drive(Session& session, const collective::Bucket& bucket,
   auto exchange = session.begin(bucket, layout);
   if (!exchange) return std::move(exchange).error();
   std::array<Step, kMaxBatch> batch;
+  Timing timing;
   for (;;) {
-    auto steps = session.next(**exchange, batch);
+    auto steps = session.next(**exchange, batch, timing);
     if (!steps) return std::move(steps).error();
     if (*steps == 0) return {};
+    timing.issued = session.now();
     if (auto ran = engine.run({batch.data(), *steps}); !ran) {
       session.abort(ran.error());
       return ran;
     }
+    timing.completed = session.now();
   }
 }
 

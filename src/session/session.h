@@ -18,6 +18,8 @@
 #include "feedback/store.h"
 #include "laconic/rule.h"
 #include "laconic/thread_pool.h"
+#include "session/norm_sample.h"
+#include "session/observer.h"
 
 namespace laconic::session {
 
@@ -34,6 +36,9 @@ struct Stats {
   double window_wait_seconds = 0;  ///< waiting for an older exchange, because the window was full
   double encode_seconds = 0;       ///< begin to the first step that carries gradients
   double decode_seconds = 0;       ///< all later work of ours
+  uint64_t reports_missing = 0;    ///< of any rank, that were due
+  double network_seconds = 0;      ///< of the time in collectives, what the network took
+  double straggler_seconds = 0;    ///< and the wait for ranks that came later
   collective::Counters counters;
   // As of now:
   uint64_t layouts = 0;           ///< bucket layouts that hold exchange buffers
@@ -95,7 +100,11 @@ class Session {
                                              const collective::LayoutView& layout, Error why);
   /// Before the first next(): this rank has failed; all ranks will report it.
   void fail(collective::Exchange& exchange, Error error);
-  Result<uint32_t> next(collective::Exchange& exchange, std::span<Step> batch);
+  /// `last`: of the batch that it gave last; without it nobody knows how long the network took.
+  Result<uint32_t> next(collective::Exchange& exchange, std::span<Step> batch,
+                        const Timing& last = {});
+  /// Options::now, for a driver's Timing.
+  [[nodiscard]] double now() const;
   /// The engine failed: what exchanges in flight have not delivered goes into the residuals, and
   /// from now on begin() fails with `why`: messages of theirs may still be under way and would meet
   /// the next ones.
@@ -128,6 +137,7 @@ class Session {
     collective::Exchange* exchange = nullptr;
     uint64_t elements = 0;   // of the bucket's layout, whatever exchange this rank has for it
     bool first_next = true;  // no step that carries gradients has been given yet
+    bool reports = false;    // it carries them
   };
 
   Session() = default;
@@ -153,6 +163,8 @@ class Session {
   Result<void> create_flush_state();
   void enter_step(uint64_t step);
   void hear_flush(uint32_t steps);
+  void count_work(bool encoded, double seconds);
+  void sample(const collective::Layout& layout, const collective::Bucket& bucket);
   void count(const collective::Bucket& bucket, uint64_t elements);
   [[nodiscard]] uint32_t parts_to_come() const noexcept;
   [[nodiscard]] uint32_t wish() const noexcept;
@@ -172,6 +184,9 @@ class Session {
   uint32_t running_count_ = 0;
   std::vector<bool> moving_;  // by parameter: in a bucket that is in flight
   std::optional<Error> broken_;
+  Observer observer_;
+  NormSample norms_;
+  bool report_due_ = false;  // no exchange of this step has begun yet
   uint32_t sequence_ = 0;
   uint64_t last_step_ = ~uint64_t{0};
   /// {this rank's wish, draining steps still to come}: part of saved state. Empty without feedback.

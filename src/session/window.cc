@@ -19,8 +19,8 @@ Result<void> Window::submit_failed(uint64_t step, uint32_t index,
 
 Result<void> Window::issue(Result<collective::Exchange*> begun) {
   if (!begun) return std::move(begun).error();
-  Flight flight{*begun, {}};
-  auto more = start(*flight.exchange, &flight.ticket);
+  Flight flight{*begun, {}, {}};
+  auto more = start(flight);
   if (!more) return fail(std::move(more).error());
   if (*more) flights_[count_++] = flight;
   const auto since = std::chrono::steady_clock::now();
@@ -37,26 +37,29 @@ Result<void> Window::issue(Result<collective::Exchange*> begun) {
 
 /// The exchange's next batch is on its way; false: it has ended, with an Error that was noted. Its
 /// own Error is the engine's.
-Result<bool> Window::start(collective::Exchange& exchange, Ticket* ticket) {
+Result<bool> Window::start(Flight& flight) {
   std::array<Step, kMaxBatch> batch;
-  auto steps = session_->next(exchange, batch);
+  auto steps = session_->next(*flight.exchange, batch, flight.timing);
   if (!steps) note(std::move(steps).error());
   if (!steps || *steps == 0) return false;
+  flight.timing.issued = session_->now();
   auto started = engine_->start({batch.data(), *steps});
   if (!started) return std::move(started).error();
-  *ticket = *started;
+  flight.ticket = *started;
   return true;
 }
 
-Result<void> Window::wait(Ticket ticket) {
-  return engine_->wait(ticket, std::chrono::steady_clock::now() + timeout_);
+Result<void> Window::wait(Flight& flight) {
+  auto done = engine_->wait(flight.ticket, std::chrono::steady_clock::now() + timeout_);
+  flight.timing.completed = session_->now();
+  return done;
 }
 
 Result<void> Window::end_first() {
   Flight& flight = flights_[0];
   for (;;) {
-    if (auto done = wait(flight.ticket); !done) return fail(std::move(done).error());
-    auto more = start(*flight.exchange, &flight.ticket);
+    if (auto done = wait(flight); !done) return fail(std::move(done).error());
+    auto more = start(flight);
     if (!more) return fail(std::move(more).error());
     if (!*more) break;
   }

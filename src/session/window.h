@@ -35,13 +35,14 @@ class Window {
   struct Flight {
     collective::Exchange* exchange = nullptr;
     Ticket ticket;
+    Timing timing;  // of the batch that the ticket is for
   };
 
   Result<void> issue(Result<collective::Exchange*> begun);
   /// The next exchange would have no place.
   [[nodiscard]] bool full() const { return count_ >= session_->places(); }
-  Result<bool> start(collective::Exchange& exchange, Ticket* ticket);
-  Result<void> wait(Ticket ticket);
+  Result<bool> start(Flight& flight);
+  Result<void> wait(Flight& flight);
   Result<void> end_first();
   Result<void> fail(Error why);
   void note(Error why);

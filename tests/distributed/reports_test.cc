@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "support/impatient.h"
 #include "support/ranks.h"
 
 namespace laconic::test {
@@ -60,7 +61,7 @@ Report report_of(uint32_t rank, uint64_t step) {
 /// Exchanges that sessions have nothing to do with.
 class Exchanges {
  public:
-  Exchanges(const Case& c, uint32_t world, bool reports)
+  Exchanges(const Case& c, uint32_t world, bool reports, const LeavesOut& leaves_out = {})
       : hub_(world, std::chrono::seconds(60), caps(c)), layout_(back_to_back(kModel, c.bucket)) {
     for (uint32_t r = 0; r < world; ++r) {
       auto rank = std::make_unique<Rank>();
@@ -80,6 +81,7 @@ class Exchanges {
       auto made = Exchange::create(*rank->state, layout_, c.dtype, rank->counters);
       EXPECT_TRUE(made) << made.error().message;
       rank->exchange = *std::move(made);
+      if (leaves_out) rank->impatient = std::make_unique<Impatient>(hub_.engine(r), leaves_out);
       if (o.caps.aggregates) {
         EXPECT_TRUE(hub_.engine(r).join(rank->model->aggregation_job(), {}));
       }
@@ -103,7 +105,8 @@ class Exchanges {
         auto steps = exchange.next(batch);
         ASSERT_TRUE(steps) << steps.error().message;
         if (*steps == 0) break;
-        ASSERT_TRUE(hub_.engine(r).run({batch.data(), *steps}));
+        Engine& engine = ranks_[r]->impatient ? *ranks_[r]->impatient : hub_.engine(r);
+        ASSERT_TRUE(engine.run({batch.data(), *steps}));
       }
       const HeardReports got = exchange.reports_heard();
       EXPECT_EQ(got.first, 0U);
@@ -129,6 +132,7 @@ class Exchanges {
     std::unique_ptr<collective::RankState> state;
     collective::Counters counters;
     std::unique_ptr<Exchange> exchange;
+    std::unique_ptr<Impatient> impatient;
   };
   LoopbackHub hub_;
   Layout layout_;
@@ -228,6 +232,29 @@ std::string name_of(const testing::TestParamInfo<Case>& info) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Reports, testing::ValuesIn(kWays), name_of);
+
+TEST(ReportsUnderAQuorum, OneThatIsLeftOutIsMissing) {
+  // Of every granule, and of the last alone: reports have one of their own.
+  for (const uint64_t from : {0U, 25U}) {
+    const LeavesOut rank_1 = [&](uint32_t rank, uint64_t exchange, uint64_t granule) {
+      return rank == 1 && exchange == 1 && granule >= from;
+    };
+    Exchanges ranks({"thc:block=256", StrategyKind::server_sum}, 3, true, rank_1);
+    for (uint64_t step = 0; step < 3; ++step) {
+      auto buffers = gradients(3, ranks.elements(), step);
+      std::vector<OwnReport> own;
+      for (uint32_t r = 0; r < 3; ++r) own.push_back({report_of(r, step), 5, step});
+      const auto heard = ranks.step(buffers, step, &own);
+      for (uint32_t r = 0; r < 3; ++r) {
+        ASSERT_EQ(heard[r].size(), 3U);
+        EXPECT_EQ(heard[r][0], own[0].report);
+        EXPECT_EQ(heard[r][1], step == 1 ? Report() : own[1].report) << step;
+        EXPECT_EQ(heard[r][2], own[2].report);
+        EXPECT_TRUE(same_bits(buffers[r], buffers[0]));
+      }
+    }
+  }
+}
 
 /// All ranks report, or none does: lanes of some alone would not add up.
 TEST(ReportsOfSomeRanks, AreRefused) {

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -52,7 +53,9 @@ struct Options {
   StrategyKind strategy = StrategyKind::automatic;
   EngineCaps caps;
   uint32_t threads = 1;
-  uint32_t window = 1;   ///< exchanges that may be in flight at a time, at most kMaxWindow
+  uint32_t window = 1;  ///< exchanges that may be in flight at a time, at most kMaxWindow
+  /// Seconds that only go forward, for what a rank observes; empty: the system's.
+  std::function<double()> now;
   bool reports = false;  ///< a step's first exchange carries what the ranks observed
   uint64_t part = 0;     ///< dense bytes of a bucket's parts, which the driver cuts; 0: uncut
 };

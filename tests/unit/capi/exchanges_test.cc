@@ -148,6 +148,7 @@ TEST(Exchanges, CallsOutOfOrderAreCodes) {
   EXPECT_EQ(rank.code, 0);
 
   EXPECT_EQ(laconic_exchange_fail(exchange, 62, "after the end"), code_of(Errc::exchange_order));
+  EXPECT_EQ(laconic_exchange_timed(exchange, 1, 2), code_of(Errc::exchange_order));
   EXPECT_EQ(laconic_exchange_next(exchange, rank.steps, sizeof(laconic_step), LACONIC_MAX_BATCH,
                                   &rank.count),
             code_of(Errc::exchange_order));

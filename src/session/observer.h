@@ -1,0 +1,76 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// What this rank observes of its steps, as the other ranks will hear of it, and what it has heard
+// of theirs. Sees no clock: times come in, in seconds of any clock that only goes forward.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <span>
+
+#include "collective/exchange/reports.h"
+#include "control/report.h"
+
+namespace laconic::session {
+
+/// When a batch went out, and when its last byte was there: the driver's clock. NaN: not known.
+struct Timing {
+  double issued = std::numeric_limits<double>::quiet_NaN();
+  double completed = std::numeric_limits<double>::quiet_NaN();
+};
+
+class Observer {
+ public:
+  /// The first exchange of step `step` begins, and the step before it has ended. `settings`: low
+  /// bits of the hash of those in force from now on.
+  void begin_step(uint64_t step, double now, uint16_t settings = 0) noexcept;
+  /// A batch of the step took the network from its issue, or from the end of the batch before it,
+  /// to its end.
+  void batch(const Timing& timing) noexcept;
+  void encode(double seconds) noexcept { now_.encode += seconds; }
+  void decode(double seconds) noexcept { now_.decode += seconds; }
+  /// Sums of squares over the same elements of residual and gradient.
+  void norms(double residual, double gradient) noexcept;
+
+  /// About the step before this one; missing in the first.
+  [[nodiscard]] const collective::OwnReport& report() const noexcept { return report_; }
+
+  /// The exchange that carried report() has ended: what all ranks said, of `world`.
+  void heard(const collective::HeardReports& reports, uint32_t world) noexcept;
+  /// It has failed: nobody is heard.
+  void lost(uint32_t world) noexcept { heard({}, world); }
+
+  // Since creation:
+  /// Reports that were due, and did not come or said nothing.
+  [[nodiscard]] uint64_t missing() const noexcept { return missing_; }
+  /// Of this rank's time in collectives: what the network took,
+  [[nodiscard]] double network_seconds() const noexcept { return network_; }
+  /// and the wait for ranks that came later.
+  [[nodiscard]] double straggler_seconds() const noexcept { return straggler_; }
+
+ private:
+  /// Of the step that runs.
+  struct Sums {
+    double network = 0;  // NaN: some batch's times are not known
+    bool batches = false;
+    double encode = 0;
+    double decode = 0;
+    double residual = 0;
+    double gradient = 0;
+    bool sampled = false;
+  };
+
+  Sums now_;
+  double began_ = 0;
+  double last_completed_ = -std::numeric_limits<double>::infinity();
+  uint64_t step_ = 0;
+  uint16_t settings_ = 0;
+  bool any_step_ = false;
+  bool due_ = false;  // there is a step before this one, about which ranks report
+  collective::OwnReport report_;
+  uint64_t missing_ = 0;
+  double network_ = 0;
+  double straggler_ = 0;
+};
+
+}  // namespace laconic::session
