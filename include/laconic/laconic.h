@@ -189,6 +189,7 @@ typedef struct laconic_rule {
   const char* spec;  /* NULL: the call's */
   uint64_t min_elements;
   uint64_t max_elements; /* 0: any number */
+  const char* control;   /* NULL: the call's */
   uint32_t optional;     /* 1: may match nothing */
   uint32_t reserved;
 } laconic_rule;
@@ -210,6 +211,7 @@ typedef struct laconic_session_options {
   uint32_t aggregates; /* 1: steps LACONIC_AGGREGATE are executed, by laconic_aggregator_run say */
   uint32_t rule_count; /* at most LACONIC_MAX_RULES */
   const laconic_rule* rules; /* copied */
+  const char* control; /* a law that moves settings while training runs, as "dc2"; NULL: none */
 } laconic_session_options;
 
 #define LACONIC_MAX_WINDOW 8

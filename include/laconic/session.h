@@ -26,6 +26,8 @@ struct SessionOptions {
   std::string plan = "auto";
   /// Parameters that get another spec than the call's. At most 31.
   std::vector<Rule> rules{};
+  /// A law that moves settings while training runs: "dc2", "aimd", "schedule:0=0.25,200=0.01".
+  std::string control{};
   uint64_t seed = 0;               ///< of everything random
   uint64_t small_elements = 4096;  ///< parameters of at most so many elements go uncompressed
   uint32_t threads = 1;            ///< of this rank's codecs; no bit depends on them

@@ -30,6 +30,11 @@ class Spec {
   }
   /// Derives what the codec needs for exchanges among `world` ranks; for one, parse has done it.
   void prepare(uint32_t world);
+  /// Another value of one of the codec's fields, for exchanges among `world` ranks, without taking
+  /// memory: canonical() and hash() stay those of parse().
+  void move(const Field& field, double value, uint32_t world);
+  /// canonical() of what it is now.
+  [[nodiscard]] std::string moved_text() const;
   /// Fixed option order, defaults left out, shortest numbers that read back exactly.
   /// parse(canonical()) == *this.
   [[nodiscard]] const std::string& canonical() const noexcept { return canonical_; }

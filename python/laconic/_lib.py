@@ -51,14 +51,14 @@ class Parameter(ctypes.Structure):
 
 class Rule(ctypes.Structure):
     _fields_ = [("match", c_char_p), ("spec", c_char_p), ("min_elements", c_uint64), ("max_elements", c_uint64),
-                ("optional", c_uint32), ("reserved", c_uint32)]
+                ("control", c_char_p), ("optional", c_uint32), ("reserved", c_uint32)]
 
 
 class SessionOptions(_Sized):
     _fields_ = [("struct_size", c_uint32), ("rank", c_uint32), ("world", c_uint32), ("strategy", c_uint32),
                 ("spec", c_char_p), ("seed", c_uint64), ("small_elements", c_uint64), ("engine_sums", c_uint32),
                 ("threads", c_uint32), ("short_sends", c_uint32), ("window", c_uint32), ("part", c_uint64),
-                ("aggregates", c_uint32), ("rule_count", c_uint32), ("rules", POINTER(Rule))]
+                ("aggregates", c_uint32), ("rule_count", c_uint32), ("rules", POINTER(Rule)), ("control", c_char_p)]
 
 
 class Bucket(_Sized):

@@ -84,7 +84,7 @@ class CSession:
 
     def __init__(self, spec: str, parameters, *, rank: int, world: int, seed: int, small_elements: int, strategy: str,
                  engine_sums: int, threads: int, short_sends: bool = False, window: int = WINDOW, part: int = PART,
-                 aggregates: bool = False, rules: list[dict] = ()):
+                 aggregates: bool = False, rules: list[dict] = (), control: str | None = None):
         if not spec:
             raise errors.error("invalid_argument", "no spec given", 'attach(model, "3lc"), or set LACONIC_SPEC')
         if not isinstance(strategy, str) or strategy not in STRATEGIES:
@@ -99,7 +99,7 @@ class CSession:
         for entry, (name, shape) in zip(listing, parameters):
             entry.name = text("a parameter's name", name)
             entry.rows, entry.cols = _arrays.shape_of(type("Shape", (), {"shape": shape}))
-        options = _lib.SessionOptions(rule_count=len(rules), rules=array_of(rules), rank=rank, world=world, strategy=STRATEGIES[strategy], spec=spec, seed=seed,
+        options = _lib.SessionOptions(rule_count=len(rules), rules=array_of(rules), control=text("control", control) if control else None, rank=rank, world=world, strategy=STRATEGIES[strategy], spec=spec, seed=seed,
                                       small_elements=small_elements, engine_sums=engine_sums, threads=threads,
                                       short_sends=int(short_sends), window=window, part=part, aggregates=int(aggregates))
         self._handle = ctypes.c_void_p()

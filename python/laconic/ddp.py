@@ -23,7 +23,7 @@ from .group import Meeting, Sibling, group_timeout
 from .own_session import OwnSession
 from .rates import Rates
 from .resumed import Resumed
-from .rules import given
+from .rules import chosen, given
 from .state import check_fields, check_layout
 from .worker import DTYPES, Worker, result, shorten
 
@@ -39,7 +39,7 @@ class Handle:
     """
 
     def __init__(self, ddp, spec, meeting: Meeting, stage, *, seed: int, small_elements: int, strategy: str, threads: int | str,
-                 scaler, warmup: int, window: int, part: int, rules, aggregator: tuple):
+                 scaler, warmup: int, window: int, part: int, rules, control: str | None, aggregator: tuple):
         self._parameters, self._foreign = sorted_out(ddp)
         self._index = {id(p): i for i, (_, p) in enumerate(self._parameters)}
         self._counts = [p.numel() for _, p in self._parameters]
@@ -50,7 +50,7 @@ class Handle:
         try:
             session, engine = self._open(ddp, spec, seed=seed, small_elements=small_elements, strategy=strategy,
                                          threads=threads, warmup=warmup, window=window, part=part, rules=rules,
-                                         aggregator=aggregator)
+                                         control=control, aggregator=aggregator)
         except LaconicError:  # on every rank
             self._sibling.release()
             raise
@@ -101,7 +101,7 @@ class Handle:
 
     # ---- set-up -----------------------------------------------------------------------------------------------------
 
-    def _open(self, ddp, spec, *, warmup, threads, aggregator, strategy, rules, **options):
+    def _open(self, ddp, spec, *, warmup, threads, aggregator, strategy, rules, control, **options):
         """Everything that one rank may refuse, and the agreement of all of them."""
         engine = Engine(self._sibling.group)
         self._world, self.rank = engine.world, engine.rank
@@ -113,7 +113,7 @@ class Handle:
             self._threads = self._stage.threads if threads == "auto" else threads
             self.warmup = whole("warmup", warmup, 0, U64 >> 1)
             engine.limiter = _limiter()
-            text, options["rules"] = spec(), given(rules)
+            text, options["rules"], options["control"] = spec(), given(rules), chosen(control)
             servers = aggregation.of(*aggregator, strategy=strategy, limiter=engine.limiter)
             if servers is not None:
                 servers.open(self._world, _seconds(self._user_group))

@@ -56,9 +56,11 @@ class OwnSession:
     layout_matters = False
 
     def __init__(self, spec: str, parameters, *, rank: int, world: int, seed: int, small_elements: int, strategy: str, engine_sums: int,
-                 threads: int, short_sends: bool = False, window: int = WINDOW, part: int = PART, rules: list[dict] = ()):
-        if rules:
-            raise errors.error("unsupported", "a registered codec takes no rules", "leave rules out, or name a codec of the library")
+                 threads: int, short_sends: bool = False, window: int = WINDOW, part: int = PART, rules: list[dict] = (),
+                 control: str | None = None):
+        if rules or control:
+            raise errors.error("unsupported", "a registered codec takes no rules and no control",
+                               "leave them out, or name a codec of the library")
         del engine_sums, short_sends
         if strategy not in ("auto", "gather_all"):
             raise errors.error("unsupported", f"strategy {strategy!r}: the frames of a registered codec are gathered", "auto or gather_all")

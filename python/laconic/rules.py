@@ -10,7 +10,7 @@ from . import _lib, errors
 from ._checks import U64, text, whole
 
 #: of a rule, with what one may hold
-KEYS = {"match": str, "spec": str, "min_elements": int, "max_elements": int, "optional": bool}
+KEYS = {"match": str, "spec": str, "control": str, "min_elements": int, "max_elements": int, "optional": bool}
 
 
 def given(rules) -> list[dict]:
@@ -28,6 +28,11 @@ def given(rules) -> list[dict]:
     if not isinstance(rules, (list, tuple)):
         raise errors.error("invalid_argument", f"rules is {rules!r}", 'a list of dicts, as [{"match": "*embed*", "spec": "none"}], or a path')
     return [_checked(rule, f"{source}: rule {i}") for i, rule in enumerate(rules, 1)]
+
+
+def chosen(control: str | None) -> str | None:
+    """The call's, or that of LACONIC_CONTROL."""
+    return control if control is not None else os.environ.get("LACONIC_CONTROL") or None
 
 
 def _read(path: str) -> list:
@@ -61,6 +66,7 @@ def array_of(rules: list[dict]):
     for entry, rule in zip(array, rules):
         entry.match = text("match", rule.get("match", "*"))
         entry.spec = text("spec", rule["spec"]) if "spec" in rule else None
+        entry.control = text("control", rule["control"]) if "control" in rule else None
         entry.min_elements = whole("min_elements", rule.get("min_elements", 0), 0, U64)
         entry.max_elements = whole("max_elements", rule["max_elements"], 1, U64) if "max_elements" in rule else 0
         entry.optional = int(rule.get("optional", False))

@@ -38,6 +38,8 @@ def _parse(arguments):
     parser.add_argument("--threads", type=_threads, default="auto", metavar="N",
                         help="for encoding and decoding: auto (1; beside an accelerator the rank's part of the CPUs) or a number")
     parser.add_argument("--warmup-steps", type=_whole(0), default=0, metavar="K", help="the first K steps go uncompressed")
+    parser.add_argument("--control", metavar="TEXT", default=None,
+                        help="a law that moves settings while training runs, as dc2 (else LACONIC_CONTROL)")
     parser.add_argument("--rules", metavar="FILE", default=None, help="TOML: which parameters get another spec (else LACONIC_RULES)")
     parser.add_argument("--aggregator", metavar="HOST:PORT", default=None,
                         help="aggregation servers, between commas (else LACONIC_AGGREGATOR); see laconic serve")

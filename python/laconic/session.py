@@ -13,7 +13,7 @@ from . import _arrays, _lib, aggregation, environment, errors, plugin, trace
 from ._checks import U32, U64, whole
 from ._session import PART, WINDOW, CSession, Layout, Window, agree
 from .errors import LaconicError
-from .rules import given
+from .rules import chosen, given
 from .state import VERSION, check_fields, check_header, check_number, check_version, corrupt
 
 ENGINES = ("mpi", "gloo", "c10d")
@@ -34,7 +34,7 @@ class Session:
     def __init__(self, spec: str, parameters, engine: str = "mpi", *, seed: int = 0, small_elements: int = 4096,
                  strategy: str = "auto", threads: int = 1, window: int = WINDOW, part: int = PART, timeout: float = TIMEOUT,
                  aggregator: str | None = None, token=None, quorum: float = 1.0, deadline_ms: float = 20.0,
-                 auth: str = "header", rules=None,
+                 auth: str = "header", rules=None, control: str | None = None,
                  rank: int | None = None, world: int | None = None, rendezvous: str | None = None, interface: str | None = None,
                  group=None):
         """All ranks together: they compare spec, parameters and options, and where one differs, or cannot make its session, all
@@ -53,7 +53,7 @@ class Session:
                 all ranks. 0: not at all.
             timeout: seconds that a rank waits for the others; c10d has its group's own.
             aggregator, token, quorum, deadline_ms, auth: aggregation servers, as of `laconic.attach`.
-            rules: which parameters get another spec, as of `laconic.attach`.
+            rules, control: which parameters get another spec, and the law that moves settings, as of `laconic.attach`.
             rank, world: of "gloo". "mpi" has the launcher's and refuses others.
             rendezvous: of "gloo": "file:FOLDER", an empty folder that all see, or "tcp:HOST:PORT", where rank 0 listens.
             interface: of "gloo": the network to use, by its name.
@@ -67,7 +67,7 @@ class Session:
         try:
             self._session, self._layout = self._open_session(spec, parameters, rank, world, seed=seed, threads=threads,
                                                              small_elements=small_elements, strategy=strategy, window=window,
-                                                             part=part, timeout=timeout, rules=rules,
+                                                             part=part, timeout=timeout, rules=rules, control=control,
                                                              aggregator=(aggregator, token, quorum, deadline_ms, auth))
         except BaseException:
             self._end_engine()
@@ -124,7 +124,7 @@ class Session:
         self._sibling = Sibling(group, Meeting(group, ""))
         return Engine(self._sibling.group)
 
-    def _open_session(self, spec, parameters, rank, world, *, strategy, aggregator, timeout, rules, **options) -> tuple[CSession, Layout]:
+    def _open_session(self, spec, parameters, rank, world, *, strategy, aggregator, timeout, rules, control, **options) -> tuple[CSession, Layout]:
         """Everything that one rank may refuse, and the agreement of all of them."""
         session = layout = failure = servers = None
         sums = self._engine.probe_sums()
@@ -132,7 +132,7 @@ class Session:
             if rank is not None and (rank, world) != (self.rank, self.world):
                 raise errors.error("invalid_argument", f"the launcher has made this rank {self.rank} of {self.world}, asked for is "
                                    f"rank {rank} of {world}", "leave rank and world to the launcher")
-            listed, options["rules"] = _listed(parameters), given(rules)
+            listed, options["rules"], options["control"] = _listed(parameters), given(rules), chosen(control)
             servers = aggregation.of(*aggregator, strategy=strategy)
             if servers is not None:
                 servers.open(self.world, timeout)

@@ -67,6 +67,7 @@ int32_t read_rules(const laconic_session_options& options, std::vector<laconic::
     laconic::Rule rule;
     rule.match = theirs.match;
     rule.spec = theirs.spec == nullptr ? "" : theirs.spec;
+    rule.control = theirs.control == nullptr ? "" : theirs.control;
     rule.min_elements = theirs.min_elements;
     if (theirs.max_elements != 0) rule.max_elements = theirs.max_elements;
     rule.optional = theirs.optional != 0;
@@ -96,7 +97,8 @@ int32_t laconic_session_create(const laconic_session_options* options,
     }
     std::vector<laconic::Rule> rules;
     if (const int32_t bad = read_rules(o, &rules); bad != 0) return bad;
-    auto session = laconic::session::Session::create(o.spec, std::move(list), to_options(o), rules);
+    auto session = laconic::session::Session::create(o.spec, std::move(list), to_options(o), rules,
+                                                      o.control == nullptr ? "" : o.control);
     if (!session) return fail(std::move(session).error());
     auto handle = std::make_unique<laconic_session>();
     handle->session = *std::move(session);

@@ -56,6 +56,8 @@ class UnitCodec {
   UnitCodec(const Spec& spec, Isa isa, ThreadPool* pool);
 
   [[nodiscard]] const Spec& spec() const noexcept { return *spec_; }
+  /// The spec has moved (Spec::move).
+  void refresh() { contract_ = spec_->contract(); }
   [[nodiscard]] const Contract& contract() const noexcept { return contract_; }
   [[nodiscard]] Plan plan(const Unit& unit, uint32_t world) const;
   /// Puts a unit's state to its start.

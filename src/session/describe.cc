@@ -177,6 +177,16 @@ void put_lanes(JsonText& json, const Spec& spec, uint32_t world) {
   json.close(']');
 }
 
+/// What a law has made of a class.
+void put_steering(JsonText& json, const Session& session, uint32_t of) {
+  const Steering* steering = session.steering();
+  const auto found = steering != nullptr ? steering->in_force(of) : Steering::InForce{};
+  json.field("control", steering != nullptr ? std::string_view(steering->control(of)) : "fixed");
+  json.field("version", steering != nullptr ? steering->version() : 0U);
+  json.field("since_step", found.since_step).field("last_change", found.reason);
+  json.field("network_ms", found.network_ms).field("target_ms", found.target_ms);
+}
+
 /// By rule, the call's last: what its parameters have now.
 void put_settings(JsonText& json, const Session& session) {
   const collective::Model& model = session.model();
@@ -191,10 +201,12 @@ void put_settings(JsonText& json, const Session& session) {
     }
     json.open('{').field("rule", c == 0 ? std::string_view("*") : session.rules()[c - 1].match);
     json.field("parameters", parameters).field("elements", elements);
-    json.field("spec", model.spec(c).canonical());
+    json.field("spec", model.spec(c).moved_text());
     json.field("strategy", strategy_name(model.choice(c).strategy));
     json.field("reason", model.choice(c).reason);
-    json.field("memory_bytes", session.memory_of_class(c)).close('}');
+    json.field("memory_bytes", session.memory_of_class(c));
+    put_steering(json, session, c);
+    json.close('}');
   }
   json.close(']');
 }
@@ -202,6 +214,8 @@ void put_settings(JsonText& json, const Session& session) {
 std::string explain(const Session& session) {
   const collective::Model& model = session.model();
   const collective::Options& options = model.options();
+  const Memory memory = session.memory();
+  const auto settings = session.hold();  // which move while training runs
   JsonText json;
   json.open('{').field("spec", model.spec().canonical()).field("feedback", model.spec().feedback());
   json.field("memory", memory_name(model.spec().memory().kind));
@@ -213,7 +227,6 @@ std::string explain(const Session& session) {
   json.field("small_elements", options.small_elements).field("threads", options.threads);
   json.field("window", options.window).field("part", options.part);
   json.field("isa", isa_name(best_isa()));
-  const Memory memory = session.memory();  // the rest is fixed since create
   json.field("residual_bytes", memory.residual_bytes)
       .field("state_bytes", memory.state_bytes)
       .field("exchange_bytes", memory.exchange_bytes);
@@ -269,6 +282,7 @@ std::string describe_stats(const Session& session) {
       .field("partial_granules", s.counters.partial_granules)
       .field("out_of_range", s.counters.out_of_range);
   json.field("parts", s.parts).field("window_wait_seconds", s.window_wait_seconds);
+  json.field("setting_changes", s.setting_changes).field("held_steps", s.held_steps);
   json.field("reports_missing", s.reports_missing)
       .field("network_seconds", s.network_seconds)
       .field("straggler_seconds", s.straggler_seconds);

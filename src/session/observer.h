@@ -40,6 +40,9 @@ class Observer {
   /// It has failed: nobody is heard.
   void lost(uint32_t world) noexcept { heard({}, world); }
 
+  /// Is there a step before this one, about which ranks report?
+  [[nodiscard]] bool due() const noexcept { return due_; }
+
   // Since creation:
   /// Reports that were due, and did not come or said nothing.
   [[nodiscard]] uint64_t missing() const noexcept { return missing_; }

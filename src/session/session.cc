@@ -68,7 +68,8 @@ Session::~Session() = default;
 Result<std::unique_ptr<Session>> Session::create(std::string_view text,
                                                  std::vector<collective::Parameter> parameters,
                                                  const collective::Options& options,
-                                                 std::span<const Rule> rules) {
+                                                 std::span<const Rule> rules,
+                                                 std::string_view control) {
   if (options.window == 0 || options.window > collective::kMaxWindow) {
     return Error{Errc::value_out_of_range,
                  "window: expected 1 to " + std::to_string(collective::kMaxWindow) + ", found " +
@@ -81,8 +82,12 @@ Result<std::unique_ptr<Session>> Session::create(std::string_view text,
   if (!class_of) return std::move(class_of).error();
   std::unique_ptr<Session> session(new Session());
   session->rules_.assign(rules.begin(), rules.end());
+  const auto steers = Steering::wanted(control, rules);
+  if (!steers) return steers.error();
+  collective::Options mine = options;
+  mine.reports = options.reports || *steers;
   auto model = collective::Model::create(*std::move(settings), *std::move(class_of),
-                                         std::move(parameters), options);
+                                         std::move(parameters), mine);
   if (!model) return std::move(model).error();
   session->model_ = std::make_unique<collective::Model>(*std::move(model));
   if (options.threads > 1) session->pool_ = std::make_unique<ThreadPool>(options.threads);
@@ -92,7 +97,14 @@ Result<std::unique_ptr<Session>> Session::create(std::string_view text,
   if (!state) return std::move(state).error();
   session->state_ = *std::move(state);
   session->moving_.resize(session->model_->parameters().size());
-  if (options.reports) session->norms_ = NormSample(*session->state_);
+  session->moved_.resize(session->model_->classes());
+  if (*steers) {
+    auto steering = Steering::create(*session->model_, control, rules, session->store_);
+    if (!steering) return std::move(steering).error();
+    session->steering_.emplace(*std::move(steering));
+    session->replan_units();
+  }
+  if (mine.reports) session->norms_ = NormSample(*session->state_);
   if (auto ok = session->create_flush_state(); !ok) return std::move(ok).error();
   for (uint32_t i = 0; i < session->places(); ++i) {
     auto spare = collective::Exchange::create_spare(*session->state_, session->stats_.counters);
@@ -137,6 +149,30 @@ Result<void> Session::check_layout(const collective::LayoutView& layout) const {
   return {};
 }
 
+/// After specs have moved.
+void Session::replan_units() {
+  for (uint32_t c = 0; c < model_->classes(); ++c) {
+    codecs_[c].refresh();
+    state_->replan(c);
+  }
+}
+
+/// With the memory for all that laws may ask of it.
+Result<std::unique_ptr<collective::Exchange>> Session::create_exchange(
+    const collective::LayoutView& layout, DType dtype) {
+  const auto create = [&] {
+    return collective::Exchange::create(*state_, layout.copy(), dtype, stats_.counters);
+  };
+  if (!steering_) return create();
+  auto made = steering_->at_most(*model_, [&] {
+    replan_units();
+    return create();
+  });
+  replan_units();
+  if (made && !(*made)->replan()) return collective::no_exchange_memory();
+  return made;
+}
+
 /// The exchange that was made for this layout, or a new one: this is where memory may run out.
 Result<collective::Exchange*> Session::exchange_for(const collective::LayoutView& layout,
                                                     DType dtype) {
@@ -146,7 +182,7 @@ Result<collective::Exchange*> Session::exchange_for(const collective::LayoutView
   return without_throwing([&]() -> Result<collective::Exchange*> {
     if (auto ok = check_layout(layout); !ok) return std::move(ok).error();
     exchanges_.reserve(exchanges_.size() + 1);
-    auto made = collective::Exchange::create(*state_, layout.copy(), dtype, stats_.counters);
+    auto made = create_exchange(layout, dtype);
     if (!made) return std::move(made).error();
     exchanges_.push_back(*std::move(made));
     return exchanges_.back().get();
@@ -211,14 +247,30 @@ void Session::hear_flush(uint32_t steps) {
   flush_state_[1] = static_cast<float>(steps);
 }
 
-void Session::enter_step(uint64_t step) {
-  if (step == last_step_) return;
+/// The only place where settings change. No exchange runs.
+Result<void> Session::steer(uint64_t step) {
+  if (!steering_) return {};
+  auto moved = steering_->begin_step(step, *model_, moved_);
+  if (!moved) return std::move(moved).error();
+  if (!*moved) return {};
+  replan_units();
+  bool fits = true;
+  for (auto& exchange : exchanges_) fits = exchange->replan() && fits;
+  state_->set_settings(steering_->hash());
+  return fits ? Result<void>() : collective::no_exchange_memory();
+}
+
+Result<void> Session::enter_step(uint64_t step) {
+  if (step == last_step_) return {};
+  auto steered = steer(step);
   last_step_ = step;
   ++stats_.steps;
-  observer_.begin_step(step, now(), static_cast<uint16_t>(model_->agreement()));
+  observer_.begin_step(step, now(),
+                       static_cast<uint16_t>(model_->agreement() ^ state_->settings()));
   report_due_ = model_->options().reports;
   parts_ = parts_to_come();
   if (parts_ != 0) flush_state_[1] = static_cast<float>(parts_ - 1);
+  return steered;
 }
 
 void Session::count(const collective::Bucket& bucket, uint64_t elements) {
@@ -273,15 +325,16 @@ Result<collective::Exchange*> Session::begin(const collective::Bucket& bucket,
   const std::lock_guard lock(mutex_);
   auto fits = without_throwing([&] { return check_bucket(bucket, layout); });
   if (!fits) return std::move(fits).error();
-  enter_step(bucket.step);
+  auto entered = enter_step(bucket.step);
   if (broken_) {
     keep(bucket, layout);
     ++stats_.failures;
     return without_throwing([&]() -> Result<collective::Exchange*> { return *broken_; });
   }
   auto found = exchange_for(layout, bucket.dtype);
-  if (found) return run(**found, bucket, layout.elements, {});
+  if (found && entered) return run(**found, bucket, layout.elements, {});
   keep(bucket, layout);
+  if (found) return run(**found, bucket, layout.elements, std::move(entered).error());
   collective::Exchange& exchange = messenger(found.error(), bucket, layout);
   return run(exchange, bucket, layout.elements, std::move(found).error());
 }
@@ -292,7 +345,7 @@ Result<collective::Exchange*> Session::begin_failed(uint64_t step, uint32_t inde
   const std::lock_guard lock(mutex_);
   const collective::Bucket nothing{.step = step, .index = index};
   if (auto ok = check_window(nothing, layout); !ok) return std::move(ok).error();
-  enter_step(step);
+  const auto entered = enter_step(step);  // it has failed already
   if (broken_) {
     ++stats_.failures;
     return without_throwing([&]() -> Result<collective::Exchange*> { return *broken_; });
@@ -351,9 +404,11 @@ Result<uint32_t> Session::next(collective::Exchange& exchange, std::span<Step> b
     ++stats_.failures;
   }
   if (!steps || *steps == 0) {
-    if (run.reports)
-      observer_.heard(steps ? exchange.reports_heard() : collective::HeardReports{},
-                      model_->options().world);
+    if (run.reports) {
+      const auto heard = steps ? exchange.reports_heard() : collective::HeardReports{};
+      if (steering_ && observer_.due()) steering_->heard(last_step_, heard.reports);
+      observer_.heard(heard, model_->options().world);
+    }
     ended(exchange);
     if (exchange.fell_back()) ++stats_.fallbacks;
   }
@@ -365,6 +420,7 @@ void Session::abort(Error why) {
   const std::lock_guard lock(mutex_);
   for (const Running& r : std::span(running_).first(running_count_)) {
     r.exchange->abort();
+    if (r.reports && steering_ && observer_.due()) steering_->heard(last_step_, {});
     if (r.reports) observer_.lost(model_->options().world);
     mark(*r.exchange, false);
     ++stats_.failures;
@@ -426,6 +482,10 @@ Stats Session::stats() const {
   const std::lock_guard lock(mutex_);
   Stats stats = stats_;
   stats.reports_missing = observer_.missing();
+  if (steering_) {
+    stats.setting_changes = steering_->counts().changes;
+    stats.held_steps = steering_->counts().held_steps;
+  }
   stats.network_seconds = observer_.network_seconds();
   stats.straggler_seconds = observer_.straggler_seconds();
   stats.layouts = exchanges_.size();

@@ -20,6 +20,7 @@
 #include "laconic/thread_pool.h"
 #include "session/norm_sample.h"
 #include "session/observer.h"
+#include "session/steering.h"
 
 namespace laconic::session {
 
@@ -36,6 +37,8 @@ struct Stats {
   double window_wait_seconds = 0;  ///< waiting for an older exchange, because the window was full
   double encode_seconds = 0;       ///< begin to the first step that carries gradients
   double decode_seconds = 0;       ///< all later work of ours
+  uint64_t setting_changes = 0;    ///< that laws have decided
+  uint64_t held_steps = 0;         ///< whose reports no law could use
   uint64_t reports_missing = 0;    ///< of any rank, that were due
   double network_seconds = 0;      ///< of the time in collectives, what the network took
   double straggler_seconds = 0;    ///< and the wait for ranks that came later
@@ -67,12 +70,17 @@ class Session {
   static Result<std::unique_ptr<Session>> create(std::string_view spec,
                                                  std::vector<collective::Parameter> parameters,
                                                  const collective::Options& options,
-                                                 std::span<const Rule> rules = {});
+                                                 std::span<const Rule> rules = {},
+                                                 std::string_view control = {});
   ~Session();
 
   [[nodiscard]] const collective::Model& model() const noexcept { return *model_; }
   /// Of the classes behind the first.
   [[nodiscard]] std::span<const Rule> rules() const noexcept { return rules_; }
+  /// Null: no law moves anything. To be read under hold().
+  [[nodiscard]] const Steering* steering() const noexcept {
+    return steering_ ? &*steering_ : nullptr;
+  }
   /// Bytes of residuals and codec state of a class.
   [[nodiscard]] uint64_t memory_of_class(uint32_t of) const;
   [[nodiscard]] feedback::Store& store() noexcept { return store_; }
@@ -80,6 +88,8 @@ class Session {
   /// By value, from any thread at any time.
   [[nodiscard]] Stats stats() const;
   [[nodiscard]] Memory memory() const;
+  /// While it lives, no setting changes and no other call gets anywhere.
+  [[nodiscard]] std::unique_lock<std::mutex> hold() const { return std::unique_lock(mutex_); }
   [[nodiscard]] feedback::StateHeader state_header() const;
 
   /// What this rank tells the others before the first exchange: spec, sizes, version.
@@ -157,11 +167,15 @@ class Session {
   collective::Exchange* run(collective::Exchange& exchange, const collective::Bucket& bucket,
                             uint64_t elements, std::optional<Error> local_failure);
   [[nodiscard]] Result<void> check_layout(const collective::LayoutView& layout) const;
+  void replan_units();
+  Result<std::unique_ptr<collective::Exchange>> create_exchange(
+      const collective::LayoutView& layout, DType dtype);
   Result<collective::Exchange*> exchange_for(const collective::LayoutView& layout, DType dtype);
   collective::Exchange& messenger(const Error& why, const collective::Bucket& bucket,
                                   const collective::LayoutView& layout);
   Result<void> create_flush_state();
-  void enter_step(uint64_t step);
+  Result<void> enter_step(uint64_t step);
+  Result<void> steer(uint64_t step);
   void hear_flush(uint32_t steps);
   void count_work(bool encoded, double seconds);
   void sample(const collective::Layout& layout, const collective::Bucket& bucket);
@@ -177,6 +191,8 @@ class Session {
   std::vector<pipeline::UnitCodec> codecs_;  // by class
   feedback::Store store_;
   std::unique_ptr<collective::RankState> state_;
+  std::optional<Steering> steering_;
+  std::vector<bool> moved_;                                    // by class: in this step
   std::vector<std::unique_ptr<collective::Exchange>> spares_;  // one for each place in the window
   std::vector<std::unique_ptr<collective::Exchange>> exchanges_;
   Stats stats_;

@@ -52,6 +52,8 @@ struct Setup {
   uint32_t sums = kAllSums;
   bool short_sends = false;
   std::vector<Rule> rules{};
+  std::string control{};
+  std::function<double(uint32_t rank)> now{};
 };
 
 class Ranks {
@@ -69,7 +71,8 @@ class Ranks {
       o.caps.sums = setup_.sums;
       o.caps.short_sends = setup_.short_sends;
       o.caps.aggregates = hub_.engine(r).caps().aggregates;
-      auto s = Session::create(setup_.spec, setup_.parameters, o, setup_.rules);
+      if (setup_.now) o.now = [this, r] { return setup_.now(r); };
+      auto s = Session::create(setup_.spec, setup_.parameters, o, setup_.rules, setup_.control);
       EXPECT_TRUE(s) << s.error().message;
       sessions_.push_back(s ? *std::move(s) : nullptr);
       if (!s || !o.caps.aggregates) continue;

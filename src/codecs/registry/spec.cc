@@ -258,6 +258,17 @@ void Spec::prepare(uint32_t world) {
   if (codec_->prepare != nullptr) codec_->prepare(params_.bytes.data(), world);
 }
 
+void Spec::move(const Field& field, double value, uint32_t world) {
+  field.set(params_.bytes.data(), value);
+  prepare(world);
+}
+
+std::string Spec::moved_text() const {
+  Spec now = *this;
+  now.finish();
+  return now.canonical_;
+}
+
 void Spec::finish() {
   prepare(1);
   ParamBlock defaults{};

@@ -109,6 +109,12 @@ struct BucketPlan {
 /// for all calls.
 class WorkMemory {
  public:
+  /// No unit is planned yet.
+  void restart() noexcept {
+    offsets_.clear();
+    sizes_.clear();
+    kept_bytes_ = scratch_bytes_ = 64;
+  }
   void plan(const Plan& plan) {
     offsets_.push_back(kept_bytes_);
     sizes_.push_back(plan.kept_bytes);

@@ -127,6 +127,12 @@ uint64_t Exchange::held_bytes() const noexcept {
   return bytes;
 }
 
+bool Exchange::replan() {
+  bool ok = true;
+  for (Leg& leg : legs_) ok = leg.strategy->replan() && ok;
+  return ok;
+}
+
 void Exchange::begin(const Bucket& bucket, uint32_t sequence, const FlushTurn& flush,
                      const OwnReport* report) {
   bucket_ = bucket;

@@ -46,6 +46,8 @@ class Exchange {
   [[nodiscard]] bool is_for(const LayoutView& layout, DType dtype) const noexcept {
     return dtype == dtype_ && layout.same(layout_);
   }
+  /// Between two exchanges: units have other plans. False: no memory.
+  [[nodiscard]] bool replan();
   /// The steps that next() gave last only ask whether every rank is ready.
   [[nodiscard]] bool enrolling() const noexcept { return phase_ == Phase::enrolling; }
   [[nodiscard]] const Layout& layout() const noexcept { return layout_; }

@@ -113,6 +113,16 @@ Result<void> RankState::bind(feedback::Store& store) {
   return {};
 }
 
+void RankState::replan(uint32_t of) noexcept {
+  for (RankParameter& p : parameters_) {
+    if (p.codec != &codecs_[of]) continue;
+    for (RankPiece& piece : p.pieces) {
+      piece.send.plan = p.codec->plan(piece.send.unit, world());
+      if (piece.mean.unit.count != 0) piece.mean.plan = p.codec->plan(piece.mean.unit, world());
+    }
+  }
+}
+
 uint64_t RankState::held_by_class(uint32_t of) const noexcept {
   uint64_t floats = 0;
   for (const RankParameter& p : parameters_) {

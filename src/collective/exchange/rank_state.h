@@ -46,6 +46,12 @@ class RankState {
                                                    std::span<const pipeline::UnitCodec> codecs,
                                                    feedback::Store& store);
 
+  /// What is in force beside the model, the same on all ranks: travels in every bundle. 0: as at
+  /// attach.
+  void set_settings(uint64_t hash) noexcept { settings_ = hash; }
+  [[nodiscard]] uint64_t settings() const noexcept { return settings_; }
+  /// A class's spec has moved: its units have other plans. Takes no memory.
+  void replan(uint32_t of) noexcept;
   [[nodiscard]] const RankParameter& parameter(uint32_t index) const { return parameters_[index]; }
   [[nodiscard]] const Model& model() const noexcept { return *model_; }
   /// The means that all codecs share.
@@ -79,7 +85,7 @@ class RankState {
             static_cast<uint16_t>(world()),
             input.step,
             input.sequence,
-            model_->agreement() ^ input.layout};
+            model_->agreement() ^ settings_ ^ input.layout};
   }
 
  private:
@@ -98,6 +104,7 @@ class RankState {
   const Model* model_;
   std::span<const pipeline::UnitCodec> codecs_;
   std::vector<RankParameter> parameters_;
+  uint64_t settings_ = 0;
 };
 
 }  // namespace laconic::collective

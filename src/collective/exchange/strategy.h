@@ -74,6 +74,9 @@ class Strategy {
   /// Nothing counts as delivered: residuals take back what was sent (gradient_lost: and the
   /// gradient), or memory returns to what it was. Idempotent; nothing after finish() or an error.
   virtual void undo(pipeline::Undo why) = 0;
+  /// Between two exchanges: units have other plans. False: no memory. Takes none for plans that are
+  /// no larger than it has had.
+  [[nodiscard]] virtual bool replan() = 0;
   /// Steps of the flush that some rank asked for in this exchange, the same on every rank; 0: none,
   /// or not known yet.
   [[nodiscard]] virtual uint32_t flush_heard() const noexcept { return 0; }

@@ -23,6 +23,14 @@ class Capacity {
     const uint64_t margin = std::max(last_ / 16, 2 * growth_) + 64;
     return std::clamp(round_up(last_ + margin, 64), kMinCapacity, bound_);
   }
+  /// Payloads have another bound from now on; what was seen is taken to grow with it.
+  void rebound(uint64_t bound, bool exact) noexcept {
+    const uint64_t before = bound_;
+    bound_ = std::max(bound, kMinCapacity);
+    exact_ = exact;
+    last_ = static_cast<uint64_t>(static_cast<double>(last_) * static_cast<double>(bound_) /
+                                  static_cast<double>(before));
+  }
   /// Every rank calls it with the same `needed`.
   void saw(uint64_t needed) noexcept {
     const uint64_t grown = seen_ && needed > last_ ? needed - last_ : 0;

@@ -281,9 +281,9 @@ Result<void> Model::choose() {
     options.strategy = settings_[c].strategy;
     auto choice = choose_strategy(spec(c), members, options);
     if (!choice) return std::move(choice).error();
-    members_.push_back(static_cast<uint32_t>(members.size()));
+    members_.push_back(std::move(members));
     choices_.push_back(*std::move(choice));
-    if (choices_[c].strategy != StrategyKind::server_sum || members.empty()) continue;
+    if (choices_[c].strategy != StrategyKind::server_sum || members_[c].empty()) continue;
     if (by_server && spec(*by_server).canonical() != spec(c).canonical()) {
       return Error{Errc::unsupported,
                    "rules: an aggregator adds the codes of one spec, found " +
@@ -298,7 +298,7 @@ Result<void> Model::choose() {
 bool Model::uses(StrategyKind strategy) const noexcept {
   for (uint32_t c = 0; c < classes(); ++c) {
     // A model without parameters has the strategy of the call.
-    if (choices_[c].strategy == strategy && (members_[c] != 0 || classes() == 1)) return true;
+    if (choices_[c].strategy == strategy && (!members_[c].empty() || classes() == 1)) return true;
   }
   return false;
 }
@@ -315,9 +315,42 @@ std::string Model::configured() const {
   return concat({spec().canonical(), ";rules=", std::to_string(hash_text(listing))});
 }
 
+const Field* Model::movable(uint32_t of) const {
+  const CodecTable& codec = spec(of).codec();
+  const auto marked =
+      std::ranges::find_if(codec.fields, [](const Field& f) { return f.actuator.marked; });
+  if (marked == codec.fields.end() || codec.table != nullptr) return nullptr;
+  Spec least = spec(of), most = spec(of);
+  least.move(*marked, std::max(marked->min, marked->actuator.min), options_.world);
+  most.move(*marked, std::min(marked->max, marked->actuator.max), options_.world);
+  for (uint32_t i = 0; i < parameters_.size(); ++i) {
+    if (class_of_[i] != of) continue;
+    for (const Piece& piece : assignments_[i].pieces) {
+      const Plan a = codec.plan(least.params(), piece.unit, options_.world);
+      const Plan b = codec.plan(most.params(), piece.unit, options_.world);
+      if (a.rounds != b.rounds || a.state_floats != b.state_floats) return nullptr;
+    }
+  }
+  return &*marked;
+}
+
+bool Model::has_units(uint32_t of) const {
+  for (uint32_t i = 0; i < parameters_.size(); ++i) {
+    if (class_of_[i] == of && !assignments_[i].raw) return true;
+  }
+  return false;
+}
+
+uint64_t Model::bytes_of_class(uint32_t of) const {
+  const StrategyKind strategy = choices_[of].strategy;
+  return predicted_bytes(strategy, options_.world,
+                         volume_of(spec(of), members_[of], options_, strategy))
+      .expected;
+}
+
 const Spec& Model::spec_of_codes() const {
   for (uint32_t c = 0; c < classes(); ++c) {
-    if (choices_[c].strategy == StrategyKind::server_sum && members_[c] != 0) return spec(c);
+    if (choices_[c].strategy == StrategyKind::server_sum && !members_[c].empty()) return spec(c);
   }
   return spec();
 }

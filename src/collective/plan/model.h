@@ -134,6 +134,18 @@ class Model {
   /// Of a class; the first is that of the call's spec.
   [[nodiscard]] const Spec& spec(uint32_t of = 0) const noexcept { return settings_[of].spec; }
   [[nodiscard]] const Choice& choice(uint32_t of = 0) const noexcept { return choices_[of]; }
+  /// Another value of a field of a class's spec: lengths change, units and strategies stay. Takes no
+  /// memory.
+  void move(uint32_t of, const Field& field, double value) {
+    settings_[of].spec.move(field, value, options_.world);
+  }
+  /// The field of a class that a law may move; null: there is none, or its value decides more than
+  /// lengths (rounds, state, what an engine adds).
+  [[nodiscard]] const Field* movable(uint32_t of) const;
+  /// Is any of its parameters compressed?
+  [[nodiscard]] bool has_units(uint32_t of) const;
+  /// That a rank is expected to receive for the parameters of a class in a step, as its spec is now.
+  [[nodiscard]] uint64_t bytes_of_class(uint32_t of) const;
   [[nodiscard]] uint32_t class_of(uint32_t parameter) const { return class_of_[parameter]; }
   [[nodiscard]] StrategyKind strategy_of(uint32_t parameter) const {
     return choices_[class_of_[parameter]].strategy;
@@ -173,9 +185,9 @@ class Model {
   [[nodiscard]] RoundPlan round_of_codes() const;
 
   Options options_;
-  std::vector<Setting> settings_;  // by class
-  std::vector<Choice> choices_;    // likewise
-  std::vector<uint32_t> members_;  // likewise: parameters of it
+  std::vector<Setting> settings_;                // by class
+  std::vector<Choice> choices_;                  // likewise
+  std::vector<std::vector<Parameter>> members_;  // likewise
   std::vector<uint32_t> class_of_;
   std::vector<Parameter> parameters_;
   std::vector<Assignment> assignments_;

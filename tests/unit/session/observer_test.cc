@@ -210,7 +210,7 @@ TEST(NormSample, LooksAtAFixedStrideWhateverTheBuckets) {
   const collective::Model& m = session->model();
   feedback::Store store;
   pipeline::UnitCodec codec(m.spec(), best_isa(), nullptr);
-  auto state = *collective::RankState::create(m, codec, store);
+  auto state = *collective::RankState::create(m, {&codec, 1}, store);
   uint64_t k = 0;
   for (const uint32_t p : {0U, 2U}) {
     for (uint64_t i = 0; i < model[p].count(); ++i)

@@ -22,6 +22,7 @@ class GatherAll final : public Strategy {
   void fail(const Error& failure) override;
   void finish() override;
   void undo(pipeline::Undo why) override;
+  [[nodiscard]] bool replan() override;
   [[nodiscard]] uint32_t flush_heard() const noexcept override { return flush_heard_; }
   [[nodiscard]] HeardReports reports_heard() const noexcept override { return reports_.heard(); }
   [[nodiscard]] uint64_t held_bytes() const noexcept override {
@@ -44,6 +45,7 @@ class GatherAll final : public Strategy {
   Result<void> check_all();
   void mean_of_lanes();
   void take_back(pipeline::Undo why);
+  void plan_sizes();
 
   RankState* state_;
   Counters* counters_;
@@ -74,6 +76,13 @@ GatherAll::GatherAll(RankState& state, const Layout& layout, Counters& counters)
     : state_(&state), counters_(&counters), plan_(state, layout, StrategyKind::gather_all) {
   shape_ = {static_cast<uint32_t>(plan_.units.size()), 0,
             static_cast<uint32_t>(plan_.lanes * sizeof(float))};
+  plan_sizes();
+  capacity_ = Capacity(bound_, plan_.exact);
+}
+
+void GatherAll::plan_sizes() {
+  memory_.restart();
+  bounds_.clear();
   bound_ = bundle_front_bytes(shape_);
   for (const BucketUnit& u : plan_.units) {
     memory_.plan(u.piece->send.plan);
@@ -81,7 +90,12 @@ GatherAll::GatherAll(RankState& state, const Layout& layout, Counters& counters)
     bound_ += bundle_payload_bytes(bounds_.back());
   }
   bound_ = std::max(bound_, kMinCapacity);
-  capacity_ = Capacity(bound_, plan_.exact);
+}
+
+bool GatherAll::replan() {
+  plan_sizes();
+  capacity_.rebound(bound_, plan_.exact);
+  return reserve();
 }
 
 bool GatherAll::reserve() {

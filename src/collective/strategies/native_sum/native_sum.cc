@@ -68,6 +68,7 @@ class NativeSum final : public Strategy {
   void fail(const Error& failure) override;
   void finish() override;
   void undo(pipeline::Undo why) override;
+  [[nodiscard]] bool replan() override;
   [[nodiscard]] uint32_t flush_heard() const noexcept override { return flush_heard_; }
   [[nodiscard]] HeardReports reports_heard() const noexcept override { return reports_.heard(); }
   [[nodiscard]] uint64_t held_bytes() const noexcept override;
@@ -79,6 +80,7 @@ class NativeSum final : public Strategy {
   void plan_lanes();
   void plan_wish();
   void plan_reports();
+  [[nodiscard]] bool reserve_lanes();
   [[nodiscard]] bool reserve_agreement();
   LaneGroup& group(uint32_t round, uint8_t index) { return groups_[round * kGroups + index]; }
   /// Does the unit send codes in that round?
@@ -147,6 +149,8 @@ class NativeSum final : public Strategy {
   std::unique_ptr<CodeCarrier> carrier_;  // null: no codec sends codes
   std::vector<uint32_t> carrier_unit_;    // by unit: its number there, if it has codes
   uint32_t carrier_units_ = 0;
+  bool planned_ = false;          // units are with the carrier,
+  bool reports_planned_ = false;  // and so are reports
   std::optional<Values> values_;  // uncompressed parameters, where the carrier takes them
   Arena gathered_;                // one rank's after another
   std::vector<uint64_t> counts_, send_offsets_, recv_offsets_;
@@ -206,6 +210,17 @@ void NativeSum::choose_carrier(const Layout& layout, StrategyKind kind) {
   values_.emplace(*state_, plan_, *carrier_->values(), *counters_);
 }
 
+/// What a carrier carries does not move.
+bool NativeSum::replan() {
+  for (LaneGroup& g : groups_) g.lanes = 0;
+  memory_.restart();
+  wish_ = report_ = {};
+  plan_lanes();
+  plan_wish();
+  plan_reports();
+  return reserve_lanes();
+}
+
 void NativeSum::plan_lanes() {
   if (values_) {
     rounds_ = 2;
@@ -226,6 +241,7 @@ void NativeSum::plan_lanes() {
       if (round.kind == RoundKind::agree_max) index = kAgreed;
       if (codes_now(i, r)) {
         slices_[i][r] = {kCodes, 0, round.bytes};
+        if (planned_) continue;
         carrier_unit_[i] = carrier_units_++;
         carrier_->add_unit(plan_.units[i].piece->send);
         continue;
@@ -236,6 +252,7 @@ void NativeSum::plan_lanes() {
     }
   }
   first_.resize(plan_.units.size());
+  planned_ = true;
 }
 
 /// The wish rides behind the first lanes that are summed anyway.
@@ -253,6 +270,8 @@ void NativeSum::plan_wish() {
 void NativeSum::plan_reports() {
   const auto& options = state_->model().options();
   if (!options.reports) return;
+  if (carrier_ != nullptr && reports_planned_) return;
+  reports_planned_ = true;
   if (carrier_ != nullptr) return carrier_->add_reports(std::min(options.world, kReportSlots));
   while (report_.group < kAgreed && group(0, report_.group).lanes == 0) ++report_.group;
   if (report_.group == kAgreed) return;
@@ -296,6 +315,10 @@ void NativeSum::hear_reports() {
 bool NativeSum::reserve(const Layout& layout) {
   contiguous_ = plan_.units.empty() && carrier_ == nullptr && plan_.lanes == layout.elements;
   for (const BucketRaw& r : plan_.raw) contiguous_ = contiguous_ && r.offset == r.lane;
+  return reserve_lanes();
+}
+
+bool NativeSum::reserve_lanes() {
   bool ok = memory_.reserve() && reserve_agreement();
   if (!contiguous_ || report_.bytes != 0) {
     for (LaneGroup& g : groups_) {
@@ -305,6 +328,7 @@ bool NativeSum::reserve(const Layout& layout) {
   }
   reports_.reserve(state_->model().options().reports, state_->world());
   uint64_t copies = 0;
+  sent_offsets_.clear();
   for (const auto& s : slices_) {
     sent_offsets_.push_back(copies);
     copies += round_up(s[last_round(sent_offsets_.size() - 1)].bytes, 64);

@@ -26,12 +26,14 @@ struct Shares {
   uint64_t up_bytes = 0, down_bytes = 0;
 
   Shares(const RankState& state, const BucketPlan& plan) : of(state.world()) {
-    for (uint32_t i = 0; i < plan.units.size(); ++i) {
-      const RankPiece& piece = *plan.units[i].piece;
-      of[piece.owner].units.push_back(i);
-      of[piece.owner].bounds.push_back(static_cast<uint32_t>(piece.send.plan.round[0].bytes));
-    }
-    const uint64_t world = state.world();
+    for (uint32_t i = 0; i < plan.units.size(); ++i)
+      of[plan.units[i].piece->owner].units.push_back(i);
+    plan_sizes(plan);
+  }
+  /// By what the units' plans are now.
+  void plan_sizes(const BucketPlan& plan) {
+    const uint64_t world = of.size();
+    up_bytes = down_bytes = 0;
     for (uint64_t o = 0; o < world; ++o) {
       Share& share = of[o];
       share.lane_begin = plan.lanes * o / world;
@@ -40,6 +42,11 @@ struct Shares {
       share.up = {static_cast<uint32_t>(share.units.size()), 0, static_cast<uint32_t>(lane_bytes)};
       share.down = share.up;
       if (!plan.exact) share.down.seen = 1;
+      share.bounds.clear();
+      for (const uint32_t i : share.units) {
+        share.bounds.push_back(
+            static_cast<uint32_t>(plan.units[i].piece->send.plan.round[0].bytes));
+      }
       uint64_t payloads = 0;
       for (const uint32_t bound : share.bounds) payloads += bundle_payload_bytes(bound);
       share.up_bound = std::max(bundle_front_bytes(share.up) + payloads, kMinCapacity);

@@ -50,6 +50,12 @@ class TwoShot final : public Strategy {
     phase_ = Phase::idle;
   }
   void undo(pipeline::Undo why) override;
+  [[nodiscard]] bool replan() override {
+    shares_.plan_sizes(plan_);
+    up_.replan();
+    down_.replan();
+    return reserve();
+  }
   [[nodiscard]] uint32_t flush_heard() const noexcept override { return down_.flush(); }
   [[nodiscard]] HeardReports reports_heard() const noexcept override { return down_.reports(); }
   [[nodiscard]] uint64_t held_bytes() const noexcept override {

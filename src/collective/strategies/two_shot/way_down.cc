@@ -26,6 +26,14 @@ WayDown::WayDown(RankState& state, const BucketPlan& plan, const Shares& shares,
   delivered_.resize(state.world());
 }
 
+void WayDown::replan() {
+  memory_.restart();
+  for (const BucketUnit& u : plan_->units)
+    memory_.plan(u.piece->owner == state_->rank() ? u.piece->mean.plan : Plan{});
+  for (uint32_t o = 0; o < state_->world(); ++o)
+    capacity_[o].rebound(shares_->of[o].down_bound, plan_->exact);
+}
+
 bool WayDown::reserve() {
   reports_.reserve(state_->model().options().reports, state_->world());
   return memory_.reserve() && means_.reserve((mean_offsets_.back() + 1) * sizeof(float)) &&

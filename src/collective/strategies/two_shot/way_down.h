@@ -16,6 +16,8 @@ class WayDown {
   WayDown(RankState& state, const BucketPlan& plan, const Shares& shares, Counters& counters);
   /// False: no memory.
   [[nodiscard]] bool reserve();
+  /// The shares have other sizes.
+  void replan();
 
   void begin(const Input& input);
   /// This owner's bundle: the re-encoded means of what arrived, or only the lengths that it saw.

@@ -26,6 +26,13 @@ WayUp::WayUp(RankState& state, const BucketPlan& plan, const Shares& shares, Cou
   lanes_.resize(world);
 }
 
+void WayUp::replan() {
+  memory_.restart();
+  for (const BucketUnit& u : plan_->units) memory_.plan(u.piece->send.plan);
+  for (uint32_t o = 0; o < state_->world(); ++o)
+    capacity_[o].rebound(shares_->of[o].up_bound, plan_->exact);
+}
+
 bool WayUp::reserve() {
   const uint64_t room = state_->world() * round_up(own().up_bound, 64);
   return memory_.reserve() && out_.reserve(shares_->up_bytes) && recv_.reserve(room) &&

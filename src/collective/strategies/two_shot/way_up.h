@@ -18,6 +18,8 @@ class WayUp {
   WayUp(RankState& state, const BucketPlan& plan, const Shares& shares, Counters& counters);
   /// False: no memory.
   [[nodiscard]] bool reserve();
+  /// The shares have other sizes.
+  void replan();
 
   /// Starts an exchange: grants capacities and, unless this rank has failed already, encodes.
   void begin(const Input& input);

@@ -32,6 +32,7 @@ class Uncompressed final : public Strategy {
   /// It is the only leg: nothing fails elsewhere.
   void fail(const Error&) override {}
   void finish() override;
+  [[nodiscard]] bool replan() override { return true; }
   /// Adds the gradients of compressed parameters to their residuals, but in plain mode.
   void undo(pipeline::Undo) override;
   [[nodiscard]] uint64_t held_bytes() const noexcept override {

@@ -1,0 +1,98 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// Settings that change while training runs: what laws decide, from when on it holds, and what of it
+// is part of saved state. Moves specs; what hangs on them is the session's to plan again.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "collective/exchange/reports.h"
+#include "collective/plan/model.h"
+#include "control/controller.h"
+#include "feedback/store.h"
+#include "laconic/rule.h"
+
+namespace laconic::session {
+
+class Steering {
+ public:
+  /// Does a text, the call's or a rule's, ask for a law that moves something? Refuses texts that
+  /// are none.
+  static Result<bool> wanted(std::string_view control, std::span<const Rule> rules);
+
+  /// Takes all memory that it will ever need, and a place in the saved state.
+  static Result<Steering> create(collective::Model& model, std::string_view control,
+                                 std::span<const Rule> rules, feedback::Store& store);
+
+  /// body() with every class at the value that sends most: for taking memory.
+  template <class Body>
+  auto at_most(collective::Model& model, Body&& body) const {
+    for (uint32_t c = 0; c < classes_.size(); ++c) move(model, c, classes_[c].most);
+    auto result = body();
+    for (uint32_t c = 0; c < classes_.size(); ++c) move(model, c, classes_[c].value);
+    return result;
+  }
+
+  /// What all ranks said in the first exchange of `step`; empty: nobody was heard.
+  void heard(uint64_t step, std::span<const control::Report> reports) noexcept;
+  /// A step begins, and the one before it has ended. Decides by what was heard in that one, and
+  /// moves the specs of what holds from here on. `moved[c]`: class c did. state_corrupt, state_spec
+  /// and state_version: of what was loaded, nothing was taken.
+  Result<bool> begin_step(uint64_t step, collective::Model& model, std::vector<bool>& moved);
+
+  /// The same on ranks whose settings are the same; 0 while nothing has moved.
+  [[nodiscard]] uint64_t hash() const noexcept { return hash_; }
+  [[nodiscard]] uint32_t version() const noexcept { return version_; }
+  [[nodiscard]] const control::Counts& counts() const noexcept { return controller_.counts(); }
+  struct InForce {
+    uint64_t since_step = 0;
+    double target_ms = 0;   ///< 0: none yet
+    double network_ms = 0;  ///< of the step observed last
+    std::string reason;     ///< of the last change, in words; empty: there was none
+  };
+  [[nodiscard]] InForce in_force(uint32_t of) const;
+  [[nodiscard]] const std::string& control(uint32_t of) const noexcept {
+    return controller_.text(of);
+  }
+
+ private:
+  struct Class {
+    const Field* field = nullptr;  // null: nothing moves
+    double most = 0;
+    double value = 0;
+    uint64_t since = 0;
+    // Decided, and not yet in force:
+    double next = 0;
+    uint64_t from = 0;  // 0: nothing
+    std::optional<control::Decision> last;
+  };
+
+  explicit Steering(control::Controller controller) : controller_(std::move(controller)) {}
+  void move(collective::Model& model, uint32_t of, double value) const;
+  void decide();
+  Result<bool> take_loaded(collective::Model& model, std::vector<bool>& moved);
+  void save();
+  [[nodiscard]] uint64_t bytes_of(const collective::Model& model) const;
+  void set_hash();
+
+  control::Controller controller_;
+  std::vector<Class> classes_;
+  std::vector<control::Figures> figures_;  // by rank
+  std::optional<control::Observation> observed_;
+  uint64_t steps_ = 0;  // 1 + the step begun last; 0: none
+  std::span<float> saved_;  // in the store
+  std::vector<float> written_;
+  std::vector<uint64_t> words_;
+  uint64_t bytes_ = 0;         // a rank receives in the step at hand,
+  uint64_t bytes_before_ = 0;  // and in the one before it
+  uint64_t hash_ = 0;
+  uint32_t version_ = 0;
+  double network_s_ = 0;
+};
+
+}  // namespace laconic::session

@@ -1,0 +1,297 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// Settings that change between two steps: on all ranks at once, nothing lost, without memory, and
+// the same again from a saved state.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "support/ranks.h"
+
+namespace laconic::test {
+namespace {
+
+const std::vector<Parameter>& model() {
+  static const std::vector<Parameter> parameters{
+      {"a.weight", 120, 40}, {"b.weight", 61, 67}, {"c.weight", 90, 33}, {"bias", 9, 1}};
+  return parameters;
+}
+const std::vector<uint32_t> kAll{3, 2, 1, 0};
+
+struct Case {
+  std::string spec;
+  StrategyKind strategy = StrategyKind::automatic;
+  std::string schedule;  ///< goes up and down again
+  bool short_sends = false;
+};
+
+/// Every codec with something to move, by every strategy that carries it.
+std::vector<Case> cases() {
+  const std::string ratio = "schedule:0=0.05,3=0.2,6=0.01,9=0.05";
+  return {{"topk:ratio=0.05", StrategyKind::gather_all, ratio},
+          {"topk:ratio=0.05", StrategyKind::two_shot, ratio},
+          {"topk:ratio=0.05", StrategyKind::gather_all, ratio, true},
+          {"randomk:ratio=0.05", StrategyKind::native_sum, ratio},
+          {"dgc:ratio=0.05", StrategyKind::gather_all, ratio},
+          {"sidco:ratio=0.05", StrategyKind::gather_all, ratio},
+          {"sidco:ratio=0.05", StrategyKind::two_shot, ratio},
+          {"adaq:ratio=0.05", StrategyKind::gather_all, ratio},
+          {"3lc", StrategyKind::two_shot, "schedule:0=1,3=1.9,6=1.2,9=1"},
+          {"3lc", StrategyKind::gather_all, "schedule:0=1,3=1.9,6=1.2,9=1", true},
+          {"qsgd", StrategyKind::gather_all, "schedule:0=64,3=3,6=127,9=64"},
+          {"sketchml", StrategyKind::gather_all, "schedule:0=64,3=8,6=256,9=64"},
+          {"inceptionn", StrategyKind::gather_all, "schedule:0=10,3=4,6=8,9=10"}};
+}
+
+Setup setup(const Case& c, uint32_t world) {
+  Setup made{c.spec, world, model(), c.strategy, 16, 1, kAllSums, c.short_sends};
+  made.control = c.schedule;
+  return made;
+}
+
+class Steered : public testing::TestWithParam<std::tuple<uint32_t, Case>> {
+ protected:
+  [[nodiscard]] static uint32_t world() { return std::get<0>(GetParam()); }
+  [[nodiscard]] static Case of() { return std::get<1>(GetParam()); }
+};
+
+double sum_of(const std::vector<double>& values) {
+  double sum = 0;
+  for (const double x : values) sum += x;
+  return sum;
+}
+
+/// Of a mean over ranks; an owner's counts for all.
+double kept(Ranks& group) {
+  double sum = 0;
+  for (uint32_t r = 0; r < group.world(); ++r) {
+    for (const auto& e : group.session(r).store().entries()) {
+      const double weight = e.kind == feedback::StateKind::owner_residual ? group.world() : 1;
+      if (e.kind != feedback::StateKind::residual && e.kind != feedback::StateKind::owner_residual)
+        continue;
+      for (const float x : e.values) sum += weight * static_cast<double>(x);
+    }
+  }
+  return sum / group.world();
+}
+
+TEST_P(Steered, ReplicasStayTheSameAndNothingIsLost) {
+  Ranks group(setup(of(), world()));
+  const Layout layout = back_to_back(model(), kAll);
+  const bool conserves = group.session(0).model().spec().memory().kind == MemoryKind::residual;
+  std::vector<uint64_t> bytes;
+  double in = 0, out = 0, magnitude = 0;
+  for (uint64_t step = 0; step < 14; ++step) {
+    auto buffers = gradients(world(), layout.elements, step + 1);
+    const auto mean = exact_mean(buffers);
+    in += sum_of(mean);
+    for (const double x : mean) magnitude += std::abs(x);
+    const uint64_t before = group.session(0).stats().counters.wire_bytes;
+    for (const auto& result : group.exchange(layout, buffers, step))
+      ASSERT_TRUE(result) << result.error().message;
+    bytes.push_back(group.session(0).stats().counters.wire_bytes - before);
+    for (uint32_t r = 1; r < world(); ++r) ASSERT_TRUE(same_bits(buffers[0], buffers[r]));
+    for (const float x : buffers[0]) out += static_cast<double>(x);
+  }
+  EXPECT_EQ(group.session(0).stats().setting_changes, 3U);
+  if (conserves) {
+    EXPECT_NEAR(in, out + kept(group), 2e-5 * magnitude);
+  }
+  EXPECT_NE(bytes[5], bytes[2]);  // what travels has changed, and changes back
+  if (group.session(0).model().spec().contract().exact_size) {
+    EXPECT_EQ(bytes[13], bytes[2]);
+  }
+}
+
+/// A step's payload is that of a session which never had another setting: only what is remembered
+/// differs. Without feedback, and with a codec that draws nothing from before, all bits are.
+TEST_P(Steered, AStepIsThatOfItsSetting) {
+  const Case c = of();
+  const auto plain_spec = Spec::parse(c.spec + "+noef");
+  if (!plain_spec || plain_spec->memory().kind != MemoryKind::none) return;
+  Case without = c;
+  without.spec += "+noef";
+  if (c.spec.starts_with("sidco")) return;  // its thresholds follow what was before
+  Ranks group(setup(without, world()));
+  const Layout layout = back_to_back(model(), kAll);
+  for (uint64_t step = 0; step < 12; ++step) {
+    auto buffers = gradients(world(), layout.elements, step + 1);
+    auto same = buffers;
+    for (const auto& result : group.exchange(layout, buffers, step)) ASSERT_TRUE(result);
+    Setup fixed = setup(without, world());
+    fixed.control.clear();
+    fixed.spec = group.session(0).model().spec().moved_text();
+    Ranks other(fixed);
+    for (const auto& result : other.exchange(layout, same, step)) ASSERT_TRUE(result);
+    ASSERT_TRUE(same_bits(buffers[0], same[0])) << fixed.spec << " in step " << step;
+  }
+}
+
+TEST_P(Steered, ContinuesFromWhatWasSaved) {
+  const Layout layout = back_to_back(model(), kAll);
+  const auto run = [&](Ranks& group, uint64_t from, uint64_t to) {
+    std::vector<std::vector<float>> last;
+    for (uint64_t step = from; step < to; ++step) {
+      last = gradients(world(), layout.elements, step + 1);
+      for (const auto& result : group.exchange(layout, last, step)) EXPECT_TRUE(result);
+    }
+    return last;
+  };
+  for (const uint64_t stop : {4U, 5U, 7U}) {  // a change is in force, or decided
+    Ranks whole(setup(of(), world()));
+    run(whole, 0, stop);
+    Ranks resumed(setup(of(), world()));
+    for (uint32_t r = 0; r < world(); ++r) {
+      const auto& theirs = resumed.session(r).store().entries();
+      const auto& ours = whole.session(r).store().entries();
+      ASSERT_EQ(theirs.size(), ours.size());
+      for (size_t i = 0; i < ours.size(); ++i) {
+        ASSERT_EQ(theirs[i].name, ours[i].name);
+        std::ranges::copy(ours[i].values, theirs[i].values.begin());
+      }
+    }
+    // What was heard in the last step is not saved: of no law that looks at the step alone.
+    const auto a = run(whole, stop, 12);
+    const auto b = run(resumed, stop, 12);
+    EXPECT_TRUE(same_bits(a[0], b[0])) << "saved before step " << stop;
+    EXPECT_EQ(whole.session(0).model().spec().moved_text(),
+              resumed.session(0).model().spec().moved_text());
+  }
+}
+
+std::string case_name(const testing::TestParamInfo<Steered::ParamType>& info) {
+  std::string name = std::get<1>(info.param).spec + "_" +
+                     std::string(collective::strategy_name(std::get<1>(info.param).strategy)) +
+                     "_" + std::to_string(std::get<0>(info.param)) +
+                     (std::get<1>(info.param).short_sends ? "_short" : "");
+  for (char& c : name) {
+    if (std::isalnum(static_cast<unsigned char>(c)) == 0) c = '_';
+  }
+  return name;
+}
+INSTANTIATE_TEST_SUITE_P(All, Steered,
+                         testing::Combine(testing::Values(2U, 3U), testing::ValuesIn(cases())),
+                         case_name);
+
+// ---- DC2-R, by a clock of its own ----
+
+/// A network of so many bytes in a second, as all ranks' clocks see it.
+class Dc2 : public testing::Test {
+ protected:
+  static constexpr uint32_t kWorld = 3;
+  void run(Ranks& group, uint64_t steps, double bytes_in_a_second) {
+    for (uint64_t i = 0; i < steps; ++i, ++step_) {
+      auto buffers = gradients(kWorld, layout_.elements, step_ + 1);
+      group.on_all([&](uint32_t r) {
+        Bucket bucket;
+        bucket.buffer = buffers[r].data();
+        bucket.step = step_;
+        auto exchange = group.session(r).begin(bucket, layout_);
+        ASSERT_TRUE(exchange);
+        std::array<Step, kMaxBatch> batch;
+        session::Timing last;
+        double clock = static_cast<double>(step_) + 0.01;
+        for (;;) {
+          const uint64_t before = group.session(r).stats().counters.wire_bytes;
+          auto steps_now = group.session(r).next(**exchange, batch, last);
+          ASSERT_TRUE(steps_now) << steps_now.error().message;
+          if (*steps_now == 0) break;
+          const uint64_t sent = group.session(r).stats().counters.wire_bytes - before;
+          ASSERT_TRUE(group.hub().engine(r).run({batch.data(), *steps_now}));
+          last.issued = clock;
+          clock += static_cast<double>(sent) / bytes_in_a_second + (r == 1 ? late_ : 0);
+          last.completed = clock;
+        }
+        clocks_[r] = static_cast<double>(step_) + 1;
+      });
+      for (uint32_t r = 1; r < kWorld; ++r) ASSERT_TRUE(same_bits(buffers[0], buffers[r]));
+    }
+  }
+  Setup steered(const std::string& control) {
+    Setup made{"topk:ratio=0.05", kWorld, model(), StrategyKind::gather_all, 16};
+    made.control = control;
+    made.now = [this](uint32_t r) { return clocks_[r]; };
+    return made;
+  }
+  static double ratio(Ranks& group, uint32_t r = 0) {
+    const Spec& spec = group.session(r).model().spec();
+    return spec.codec().fields[0].get(spec.params());
+  }
+
+  Layout layout_ = back_to_back(model(), kAll);
+  std::array<double, kWorld> clocks_{};
+  uint64_t step_ = 0;
+  double late_ = 0;
+};
+
+TEST_F(Dc2, FollowsTheNetwork) {
+  Ranks group(steered("dc2"));
+  run(group, 60, 1e6);
+  const double start = ratio(group);
+  EXPECT_GT(start, 0.03);
+  EXPECT_LT(start, 0.1);
+  run(group, 60, 1e5);
+  EXPECT_LT(ratio(group), start / 4);
+  for (uint32_t r = 1; r < kWorld; ++r) EXPECT_EQ(ratio(group), ratio(group, r));
+  run(group, 200, 1e6);
+  EXPECT_GT(ratio(group), start / 2);
+  EXPECT_GT(group.session(0).stats().setting_changes, 8U);
+  EXPECT_EQ(group.session(0).stats().held_steps, 0U);
+}
+
+/// A slow rank is not a slow network.
+TEST_F(Dc2, AStragglerMovesNothing) {
+  Ranks group(steered("dc2"));
+  run(group, 60, 1e6);
+  const double start = ratio(group);
+  late_ = 0.2;
+  run(group, 100, 1e6);
+  EXPECT_GT(ratio(group), start / 1.5);
+}
+
+TEST_F(Dc2, RefusalsAreSentences) {
+  const auto refused = [&](const std::string& spec, const std::string& control,
+                           std::vector<Rule> rules = {}) {
+    collective::Options o;
+    o.world = 2;
+    o.small_elements = 16;
+    o.caps.sums = kAllSums;
+    const auto made = Session::create(spec, model(), o, rules, control);
+    return made ? std::string() : made.error().message;
+  };
+  EXPECT_EQ(refused("topk", "dc2"), "");
+  EXPECT_EQ(refused("topk", "fixed"), "");
+  EXPECT_EQ(refused("fp16", "fixed"), "");
+  EXPECT_NE(refused("fp16", "dc2").find("nothing to move"), std::string::npos);
+  EXPECT_NE(refused("thc", "dc2").find("nothing to move"), std::string::npos);
+  EXPECT_NE(refused("powersgd", "dc2").find("nothing to move"), std::string::npos);
+  EXPECT_NE(refused("topk", "dc3").find("dc3"), std::string::npos);
+  EXPECT_NE(refused("topk", "dc2:min=0.2,max=0.1"), "");
+  EXPECT_NE(refused("topk", "replay:run.jsonl").find("laconic replay"), std::string::npos);
+  Rule own;
+  own.match = "a.*";
+  own.spec = "fp16";
+  EXPECT_EQ(refused("topk", "dc2", {own}), "");  // it moves what can be moved
+  own.control = "dc2";
+  EXPECT_NE(refused("topk", "", {own}).find("nothing to move"), std::string::npos);
+}
+
+TEST_F(Dc2, DamagedStateIsRefusedOnEveryRankAndTheNextStepGoesOn) {
+  Ranks group(steered("dc2"));
+  run(group, 3, 1e6);
+  for (uint32_t r = 0; r < kWorld; ++r) {
+    for (const auto& e : group.session(r).store().entries()) {
+      if (e.name == "control/laws") e.values[5] = 0.5F;
+    }
+  }
+  auto buffers = gradients(kWorld, layout_.elements, 9);
+  for (const auto& result : group.exchange(layout_, buffers, step_)) {
+    ASSERT_FALSE(result);
+    EXPECT_NE(result.error().message.find("state of the control"), std::string::npos);
+  }
+}
+
+}  // namespace
+}  // namespace laconic::test
