@@ -34,6 +34,11 @@ bool sensible(const Range& r) {
          r.max <= r.highest && r.highest < 1e300;
 }
 
+Error corrupt() {
+  return {Errc::state_corrupt, "the state of the control is damaged",
+          "resume from another checkpoint"};
+}
+
 /// Three digits are enough for people.
 std::string short_text(double x) {
   if (x == 0 || !std::isfinite(x)) return "0";
@@ -223,8 +228,6 @@ bool Controller::valid(std::size_t rule, uint64_t value, uint64_t uncompressed,
 }
 
 Result<void> Controller::load(std::span<const uint64_t> words) {
-  const Error corrupt{Errc::state_corrupt, "the state of the control is damaged",
-                      "resume from another checkpoint"};
   if (words.size() < kHead || words[0] != kStateVersion) {
     return Error{Errc::state_version, "the state of the control is of another version",
                  "resume with the version that saved it"};
@@ -233,7 +236,7 @@ Result<void> Controller::load(std::span<const uint64_t> words) {
     return Error{Errc::state_spec, "the state of the control is that of other rules or controls",
                  "resume with the control and the rules that it was saved under"};
   }
-  if (words.size() != state_words()) return corrupt;
+  if (words.size() != state_words()) return corrupt();
   const auto places = words.subspan(kHead, kPerRule * rules_.size());
   const auto state = words.subspan(kHead + places.size(), state_.size());
   const auto history = words.subspan(kHead + places.size() + state.size());
@@ -248,7 +251,7 @@ Result<void> Controller::load(std::span<const uint64_t> words) {
     fine = valid(i, places[kPerRule * i], places[kPerRule * i + 1],
                  state.subspan(places_[i].state, controls_[i].law->words));
   }
-  if (!fine) return corrupt;
+  if (!fine) return corrupt();
   history_ = loaded;
   std::copy(state.begin(), state.end(), state_.begin());
   for (std::size_t i = 0; i < rules_.size(); ++i) {

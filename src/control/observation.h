@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <span>
 
+#include "control/report.h"
+
 namespace laconic::control {
 
 /// One rank's report, decoded. What was not measured is NaN or 0.
@@ -40,6 +42,11 @@ struct Observation {
 
 /// A report without plausible network and step seconds is missing.
 [[nodiscard]] Observation observe(uint64_t step, std::span<const Figures> ranks,
+                                  uint64_t bytes) noexcept;
+
+/// What a report says; what it does not say is 0.
+[[nodiscard]] Figures figures_of(const Report& report) noexcept;
+[[nodiscard]] Observation observe(uint64_t step, std::span<const Report> ranks,
                                   uint64_t bytes) noexcept;
 
 }  // namespace laconic::control

@@ -41,7 +41,8 @@ void try_control(std::string_view text) {
   for (uint64_t step = 0; step < 64; ++step) {
     const double time = 1e-3 * static_cast<double>(1 + step * 37 % 101);
     const control::Figures report{time, 0, 0, 2 * time, 1};
-    for (const auto& d : made->observe(control::observe(step, {&report, 1}, 1000 + step * step))) {
+    for (const auto& d :
+         made->observe(control::observe(step, std::span(&report, 1), 1000 + step * step))) {
       require(d.to >= made->bounds(0)->min && d.to <= made->bounds(0)->max);
     }
     made->save(state);

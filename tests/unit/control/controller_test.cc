@@ -167,7 +167,7 @@ TEST(Controller, HoldsAndCountsWhatItCannotUse) {
   EXPECT_EQ(made->value(0), 0.01);
   EXPECT_EQ(made->counts().held_steps, 4U);
   EXPECT_EQ(made->counts().reports_missing, 3U);
-  made->observe(observe(5, {}, 10));  // no reports were due
+  made->observe(observe(5, std::span<const Figures>(), 10));  // no reports were due
   EXPECT_EQ(made->counts().held_steps, 4U);
   made->observe(seen_at(6, 1));
   EXPECT_EQ(made->value(0), 0.005);
@@ -188,7 +188,7 @@ TEST(Controller, AScheduleIsKeptToTheStep) {
   EXPECT_EQ(made->bounds(0)->max, 0.25);
   for (uint64_t step = 0; step < 198; ++step) ASSERT_TRUE(made->observe(seen_at(step, 1)).empty());
   // Also in a step without reports: what is decided at 198 holds from 200 on.
-  const auto decisions = made->observe(observe(198, {}, 0));
+  const auto decisions = made->observe(observe(198, std::span<const Figures>(), 0));
   ASSERT_EQ(decisions.size(), 1U);
   EXPECT_EQ(decisions[0].to, 0.02);
 }
@@ -205,6 +205,15 @@ test::Loop wild_loop(const std::string& control) {
 const std::vector<std::string> kTexts{
     "dc2", "dc2:target=compute",       "dc2:mean=0.01", "dc2:deadline_ms=60,max=0.5", "aimd",
     "bdp", "schedule:0=0.25,200=0.01", "fixed"};
+
+TEST(Controller, EveryLawIsTriedBelow) {
+  for (const LawTable* law : all_laws()) {
+    const bool tried = std::any_of(kTexts.begin(), kTexts.end(), [law](const std::string& text) {
+      return parse_control(text)->law == law;
+    });
+    EXPECT_TRUE(tried || law->info.name == "replay") << law->info.name;
+  }
+}
 
 TEST(Controller, EveryDecisionIsInsideTheBounds) {
   for (const std::string& text : kTexts) {
@@ -255,7 +264,7 @@ TEST(Controller, AReplayRepeatsDecisionsWhateverTheReports) {
   ASSERT_TRUE(replay) << replay.error().message;
   std::size_t next = 0;
   for (uint64_t step = 0; step < loop.steps; ++step) {
-    for (const Decision& d : replay->observe(observe(step, {}, 0))) {
+    for (const Decision& d : replay->observe(observe(step, std::span<const Figures>(), 0))) {
       ASSERT_EQ(d.step, run.decisions[next].step);
       ASSERT_EQ(d.to, run.decisions[next].to);
       ASSERT_EQ(d.uncompressed, run.decisions[next].uncompressed);

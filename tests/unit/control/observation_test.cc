@@ -44,11 +44,30 @@ TEST(Observation, SenselessReportsAreMissing) {
   }
 }
 
+TEST(Observation, ReportsAsTheyTravelGiveTheSame) {
+  std::vector<Report> reports(3);
+  std::vector<Figures> figures;
+  for (std::size_t i = 0; i < 3; ++i) {
+    reports[i].network = Duration::of(0.125 + static_cast<double>(i));
+    reports[i].step = Duration::of(2);
+    reports[i].encode = Duration::of(0.25);
+    reports[i].residual = Ratio::of(3);
+    figures.push_back({0.125 + static_cast<double>(i), 0.25, 0, 2, 3});
+  }
+  const Observation seen = observe(5, reports, 9);
+  EXPECT_NEAR(seen.network_s, 0.125, 0.125 / 4096);
+  EXPECT_NEAR(seen.encode_s, observe(5, figures, 9).encode_s, 0.25 / 4096);
+  EXPECT_EQ(seen.residual_ratio, 3);
+  EXPECT_TRUE(seen.usable());
+  reports[1] = {};  // left out
+  EXPECT_EQ(observe(5, reports, 9).missing, 1U);
+}
+
 TEST(Observation, StepsWithoutBytesAreHeldAndStepsWithoutReportsAreNot) {
   const std::vector<Figures> ranks{{0.1, 0, 0, 0.3, 0}};
   EXPECT_TRUE(observe(0, ranks, 0).held());
-  EXPECT_FALSE(observe(0, {}, 10).usable());
-  EXPECT_FALSE(observe(0, {}, 10).held());
+  EXPECT_FALSE(observe(0, std::span<const Figures>(), 10).usable());
+  EXPECT_FALSE(observe(0, std::span<const Figures>(), 10).held());
 }
 
 }  // namespace
