@@ -37,7 +37,7 @@ void declare(CLI::App& app, Options& o, Texts& t) {
                  "'laconic serve --bind switch:7420'");
   app.add_option("--beside", t.beside,
                  "N hosts more that are not ranks, and a line that /bin/sh runs on each of them "
-                 "while the ranks run: 1 'ping -f -s 1400 $LACONIC_LAB_RANK_0'")
+                 "while the ranks run: 1 'ping -q -f -s 1400 $LACONIC_LAB_RANK_0'")
       ->type_name("N COMMAND")
       ->expected(0, -1);
   app.add_option("--rate", t.rate,
@@ -122,7 +122,7 @@ std::optional<Number> whole(const std::string& text) {
 }
 
 Result<void> read_beside(bool given, const std::vector<std::string>& words, Options& o) {
-  const std::string hint = "--beside 1 'ping -f -s 1400 $LACONIC_LAB_RANK_0'";
+  const std::string hint = "--beside 1 'ping -q -f -s 1400 $LACONIC_LAB_RANK_0'";
   if (!given) return {};
   if (words.size() != 2)
     return usage("--beside takes a number of hosts and a COMMAND in one word, once", hint);

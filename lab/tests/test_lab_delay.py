@@ -127,12 +127,14 @@ def test_frames_go_to_their_host_alone(lab):
 
 
 def test_the_switch_is_one_delay_away(lab):
-    script = "ping -i 0.05 -c 5 switch; grep 10.77.0.254 /proc/net/arp"
+    on = " ".join(lab.command) + " --on switch"
+    script = f"ping -i 0.05 -c 5 switch; grep 10.77.0.254 /proc/net/arp; {on} cat /proc/net/arp"
     done, report = lab.json("--delay", "50ms", "--switch", "hostname; " + WAITS, "--", "sh", "-c", script)
     assert done.returncode == 0, done.stderr
     times = pings(done.stderr)
     assert len(times) == 10 and 50 <= min(times) < 100, times
-    assert done.stderr.count("02:00:0a:4d:00:fe") == 2  # the bridge itself answered, no port
+    assert done.stderr.count("02:00:0a:4d:00:fe") == 2
+    assert "br0" in done.stderr and not re.search(r"port\d$", done.stderr, re.M)  # the bridge alone answers, no port
     assert report["switch"]["rx_packets"] >= 10
 
 
