@@ -15,7 +15,7 @@ namespace {
 /// The flags in the order of the struct, as letters: what a probing child sends to its parent.
 std::string encode(const Features& f) {
   std::string text;
-  for (const bool flag : {f.permitted, f.mounts, f.veth, f.tbf, f.loss, f.netem})
+  for (const bool flag : {f.permitted, f.mounts, f.veth, f.tbf, f.loss, f.delay})
     text += flag ? '1' : '0';
   return text;
 }
@@ -31,7 +31,7 @@ Features probe_inside() {
   };
   Features f;
   f.permitted = true;
-  f.mounts = make_private_mounts(hosts_file(1, false)).ok();
+  f.mounts = make_private_mounts(hosts_file(1, 0, false)).ok();
   f.veth = works("ip",
                  "link add name br0 type bridge\nlink add name lab0 type veth peer name lab1\n"
                  "link set lab0 master br0 up\n");
@@ -40,7 +40,7 @@ Features probe_inside() {
       "tc",
       "qdisc add dev lab0 clsact\nfilter add dev lab0 ingress protocol all bpf da bytecode \"" +
           loss_bytecode(0.01) + "\"\n");
-  f.netem = works("tc", "qdisc add dev lab1 root netem delay 1ms\n");
+  f.delay = forwarder_works("lab1");
   return f;
 }
 
@@ -50,7 +50,7 @@ Json to_json(const Features& f) {
           {"bridge_and_veth", f.veth},
           {"tbf", f.tbf},
           {"loss", f.loss ? Json("cls_bpf") : Json()},
-          {"netem", f.netem},
+          {"delay", f.delay ? Json("AF_PACKET") : Json()},
           {"usable", f.usable()}};
 }
 
@@ -69,7 +69,7 @@ std::string check_table(const Features& root, const Features& user) {
   return line("", "as root", "as a user") + row("namespaces", &Features::permitted) +
          row("private /dev/shm and /etc/hosts", &Features::mounts) +
          row("bridge, veth", &Features::veth) + row("--rate (tbf)", &Features::tbf) +
-         row("--loss (cls_bpf)", &Features::loss) + row("--delay (netem)", &Features::netem);
+         row("--loss (cls_bpf)", &Features::loss) + row("--delay (AF_PACKET)", &Features::delay);
 }
 
 Error lacks(const std::string& what, const std::string& hint) {
@@ -95,16 +95,16 @@ std::optional<Error> missing_for(const Options& o, const Features& f) {
   if (!f.mounts || !f.veth)
     return lacks("the kernel does not let us make mounts, bridges and veth pairs in a namespace",
                  "run as root, load the modules bridge and veth, or use --emulate");
-  const bool shaped = o.shaping.rate != kUnshaped || !o.schedule.empty();
+  const bool shaped = o.shaping.rate != kUnshaped || !o.schedule.empty() || !o.rates.empty();
   if (shaped && !f.tbf)
     return lacks("this kernel has no token bucket filter, which --rate needs",
                  "load the module sch_tbf, or use --emulate");
-  if (o.shaping.loss > 0 && !f.loss)
+  if (o.shaping.loss > 0 && o.shaping.delay.count() == 0 && !f.loss)
     return lacks("this kernel cannot drop packets at random, which --loss needs",
                  "load the modules sch_ingress and cls_bpf");
-  if (o.shaping.delay.count() > 0 && !f.netem)
-    return lacks("this kernel has no netem, which --delay needs",
-                 "load the module sch_netem, or leave out --delay");
+  if (o.shaping.delay.count() > 0 && !f.delay)
+    return lacks("this kernel does not let us read frames from a port, which --delay needs",
+                 "load the module af_packet, or leave out --delay");
   return std::nullopt;
 }
 

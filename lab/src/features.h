@@ -18,7 +18,7 @@ struct Features {
   bool veth = false;       ///< bridge and pairs of interfaces
   bool tbf = false;        ///< token buckets: --rate
   bool loss = false;       ///< dropping at random by cls_bpf: --loss
-  bool netem = false;      ///< --delay
+  bool delay = false;      ///< reading frames from a port by AF_PACKET: --delay
 
   [[nodiscard]] bool usable() const { return permitted && mounts && veth && tbf; }
 };

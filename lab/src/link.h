@@ -5,11 +5,13 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include "forwarder.h"
 #include "laconic/error.h"
 #include "options.h"
 
@@ -23,6 +25,13 @@ struct PortCounters {
 /// In place of a host's number: where the ports of all hosts meet. Only with --switch.
 constexpr int kSwitch = -1;
 
+/// The first of the hosts that are not ranks (--beside).
+constexpr int kBeside = 1000;
+constexpr bool is_beside(int host) { return host >= kBeside; }
+
+/// The numbers of all hosts that `options` ask for, those of --beside behind those of the ranks.
+std::vector<int> all_hosts(const Options& options);
+
 using Variables = std::vector<std::pair<std::string, std::string>>;
 
 class Link {
@@ -35,9 +44,16 @@ class Link {
   /// Applies to all ports, now; packets that wait in a queue are kept.
   virtual Result<void> shape(const Shaping& shaping) = 0;
 
-  /// One entry per host, then that of the switch with --switch; none when hosts have no port of
-  /// their own.
+  /// One entry per host, in the order of all_hosts, then that of the switch with --switch; none
+  /// when hosts have no port of their own.
   [[nodiscard]] virtual Result<std::vector<PortCounters>> counters() = 0;
+
+  /// The COMMANDs start now: laws of time count from here.
+  virtual void begin() {}
+
+  /// The process that delays frames, if there is one; without it nothing arrives.
+  [[nodiscard]] virtual std::optional<pid_t> forwarder() const { return std::nullopt; }
+  virtual std::optional<ForwarderReport> forwarded() { return std::nullopt; }
 
   [[nodiscard]] virtual std::string address(int host) const = 0;
 

@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <thread>
@@ -39,10 +40,6 @@ std::string tbf(const Shaping& s) {
          "b limit " + std::to_string(s.queue) + "b";
 }
 
-std::string netem(const Shaping& s) {
-  return "netem delay " + std::to_string(s.delay.count()) + "us limit 100000";
-}
-
 /// The same lines for one device; '@' stands for its name.
 std::string for_device(std::string lines, const std::string& device) {
   for (std::size_t at = lines.find('@'); at != std::string::npos; at = lines.find('@', at))
@@ -50,13 +47,33 @@ std::string for_device(std::string lines, const std::string& device) {
   return lines;
 }
 
-/// The last byte of the switch's address: hosts end at 200.
+/// The last bytes of addresses: ranks' hosts end at 200, those of --beside at 250.
+constexpr int kBesideNumber = 201;
 constexpr int kSwitchNumber = 254;
 constexpr uint32_t kSwitchAddress = 0x0a4d0000 | kSwitchNumber;  // 10.77.0.254
 
 constexpr const char* kBridge = "br0";
+/// Between the bridge and the forwarder, seen from the latter.
+constexpr const char* kUplink = "uplink";
 
-std::string port(int host) { return "port" + std::to_string(host); }
+int number_of(int host) {
+  if (host == kSwitch) return kSwitchNumber;
+  return is_beside(host) ? kBesideNumber + host - kBeside : host + 1;
+}
+
+std::string port(int host) {
+  return is_beside(host) ? "beside" + std::to_string(host - kBeside)
+                         : "port" + std::to_string(host);
+}
+
+/// The highest rate that `options` plan; kUnshaped if it is unshaped once.
+BitRate highest_rate(const Options& options) {
+  std::vector<BitRate> rates = options.rates;
+  rates.push_back(options.shaping.rate);
+  for (const RateChange& change : options.schedule) rates.push_back(change.rate);
+  if (std::count(rates.begin(), rates.end(), kUnshaped) > 0) return kUnshaped;
+  return *std::max_element(rates.begin(), rates.end());
+}
 
 uint64_t loss_threshold(double share) {
   constexpr double kRange = 4294967296.0;
@@ -65,20 +82,30 @@ uint64_t loss_threshold(double share) {
 
 }  // namespace
 
-std::string host_address(int host) {
-  return "10.77.0." + std::to_string(host == kSwitch ? kSwitchNumber : host + 1);
-}
+std::string host_address(int host) { return "10.77.0." + std::to_string(number_of(host)); }
 
 std::string host_name(int host) {
-  return host == kSwitch ? "switch" : "host" + std::to_string(host);
+  if (host == kSwitch) return "switch";
+  return is_beside(host) ? "beside" + std::to_string(host - kBeside)
+                         : "host" + std::to_string(host);
 }
 
-std::string hosts_file(int hosts, bool with_switch) {
+std::vector<int> all_hosts(const Options& options) {
+  std::vector<int> all;
+  for (int host = 0; host < options.hosts; ++host) all.push_back(host);
+  for (int i = 0; i < options.beside; ++i) all.push_back(kBeside + i);
+  return all;
+}
+
+std::string hosts_file(int hosts, int beside, bool with_switch) {
+  std::vector<int> all;
+  if (with_switch) all.push_back(kSwitch);
+  for (int host = 0; host < hosts; ++host) all.push_back(host);
+  for (int i = 0; i < beside; ++i) all.push_back(kBeside + i);
   std::string text = "127.0.0.1 localhost\n";
   for (const char* form :
        {"", "::ffff:"})  // the second is how a dual-stack socket (c10d's) sees its peer
-    for (int host = with_switch ? kSwitch : 0; host < hosts; ++host)
-      text += form + host_address(host) + " " + host_name(host) + "\n";
+    for (const int host : all) text += form + host_address(host) + " " + host_name(host) + "\n";
   return text;
 }
 
@@ -96,32 +123,35 @@ std::string loss_bytecode_from(uint32_t source, double share) {
 }
 
 Result<std::unique_ptr<Link>> Network::make(const Options& options) {
-  const int hosts = options.hosts;
   const bool with_switch = !options.at_switch.empty();
-  if (const auto mounts = make_private_mounts(hosts_file(hosts, with_switch)); !mounts)
+  const bool delayed = options.shaping.delay.count() > 0;
+  if (const auto mounts =
+          make_private_mounts(hosts_file(options.hosts, options.beside, with_switch));
+      !mounts)
     return mounts.error();
   auto network = std::make_unique<Network>();
   auto own = current_namespaces();
   if (!own) return std::move(own).error();
   network->own_ = std::move(*own);
   disable_ipv6();
-  for (int host = 0; host < hosts; ++host)
-    if (const Result<void> added = network->add_host(options.tcp); !added) return added.error();
+  for (const int host : all_hosts(options))
+    if (const auto added = network->add_host(host, options.tcp); !added) return added.error();
   if (with_switch)
     if (const Result<void> added = network->add_switch(options.tcp); !added) return added.error();
-  if (const Result<void> added = network->add_interfaces(); !added) return added.error();
+  if (const auto added = network->add_interfaces(delayed); !added) return added.error();
+  if (delayed)
+    if (const auto started = network->start_forwarder(options); !started) return started.error();
   return std::unique_ptr<Link>(std::move(network));
 }
 
-Result<void> Network::add_host(const std::string& tcp) {
-  const int host = hosts();
+Result<void> Network::add_host(int host, const std::string& tcp) {
   if (const auto made = unshare_namespaces(true); !made) return made;
   disable_ipv6();
   if (const auto set = set_congestion_control(tcp); !set) return set;
   if (const auto mounted = make_host_mounts(host_name(host)); !mounted) return mounted;
   auto made = current_namespaces();
   if (!made) return std::move(made).error();
-  hosts_.push_back(std::move(*made));
+  hosts_.push_back({host, std::move(*made)});
   return enter_namespaces(own_.all());
 }
 
@@ -136,23 +166,30 @@ Result<void> Network::add_switch(const std::string& tcp) {
   return enter_namespaces(own_.all());
 }
 
-Result<void> Network::add_interfaces() {
+/// With a forwarder the ports are its own and the bridge, where the switch's COMMAND has its
+/// address, is one more that it serves.
+Result<void> Network::add_interfaces(bool forwarded) {
   // The bridge comes first: a port whose number equals its peer's would wait a second for its
   // carrier (linkwatch takes it for a device that is not a pair, and collects its events).
   std::string bridge =
-      "link add name br0 type bridge stp_state 0 forward_delay 0 mcast_snooping 0\nlink set br0 "
-      "up\n";
+      "link add name br0 address " + hardware_address(kSwitchNumber) +
+      " type bridge stp_state 0 forward_delay 0 mcast_snooping 0\nlink set br0 up\n";
   if (switch_) bridge += "link set lo up\naddr add " + host_address(kSwitch) + "/24 dev br0\n";
+  if (switch_ && forwarded)
+    bridge += std::string("link add name ") + kUplink + " type veth peer name wire\nlink set " +
+              kUplink + " arp off up\nlink set wire master br0 up\n";
   if (const auto made = run_tool({"ip", "-batch", "-"}, bridge); !made) return made.error();
   std::string ports;
-  for (int host = 0; host < hosts(); ++host) {
+  for (const auto& [host, namespaces] : hosts_) {
     // Process 1 of the sandbox is we: the other end of the pair arrives in the switch.
-    const std::string lines = "link set lo up\nlink add name eth0 type veth peer name " +
+    const std::string lines = "link set lo up\nlink add name eth0 address " +
+                              hardware_address(number_of(host)) + " type veth peer name " +
                               port(host) + " netns 1\naddr add " + host_address(host) +
                               "/24 dev eth0\nlink set eth0 up\n";
-    const auto made = run_tool({"ip", "-batch", "-"}, lines, network_of(host));
+    const auto made = run_tool({"ip", "-batch", "-"}, lines, namespaces.network.get());
     if (!made) return made.error();
-    ports += "link set " + port(host) + " master br0 up\n";
+    // Our own kernel hears what comes in by a port that is not the bridge's: it shall not answer.
+    ports += "link set " + port(host) + (forwarded ? " arp off up\n" : " master br0 up\n");
   }
   const auto made = run_tool({"ip", "-batch", "-"}, ports);
   return made ? Result<void>() : made.error();
@@ -162,10 +199,9 @@ Result<void> Network::add_interfaces() {
 Result<void> Network::tc(const std::string& lines, bool with_ports) {
   const std::vector<std::string> command{"tc", "-batch", "-"};
   std::string ports;
-  for (int host = 0; host < hosts(); ++host) {
-    const int netns = network_of(host);
-    if (const auto done = run_tool(command, for_device(lines, "eth0"), netns); !done)
-      return done.error();
+  for (const auto& [host, namespaces] : hosts_) {
+    const auto done = run_tool(command, for_device(lines, "eth0"), namespaces.network.get());
+    if (!done) return done.error();
     ports += for_device(lines, port(host));
   }
   if (!with_ports) return {};
@@ -173,12 +209,37 @@ Result<void> Network::tc(const std::string& lines, bool with_ports) {
   return done ? Result<void>() : done.error();
 }
 
+Result<void> Network::start_forwarder(const Options& options) {
+  std::vector<ForwardedPort> ports;
+  for (const Host& host : hosts_)
+    ports.push_back({port(host.number), number_of(host.number), true});
+  if (switch_) ports.push_back({kUplink, kSwitchNumber, false});
+  const Shaping& s = options.shaping;
+  auto started =
+      Forwarder::start(ports, {s.delay, s.jitter, s.seed}, highest_rate(options), s.queue);
+  if (!started) return std::move(started).error();
+  forwarder_ = std::move(*started);
+  return {};
+}
+
+void Network::begin() {
+  if (forwarder_) forwarder_->begin();
+}
+
+std::optional<pid_t> Network::forwarder() const {
+  return forwarder_ ? std::optional(forwarder_->pid()) : std::nullopt;
+}
+
+std::optional<ForwarderReport> Network::forwarded() {
+  return forwarder_ ? std::optional(forwarder_->report()) : std::nullopt;
+}
+
 Result<void> Network::shape(const Shaping& wanted) {
   const Shaping before = now_.value_or(Shaping{});
-  const bool exact = wanted.rate != kUnshaped || wanted.loss > 0;
+  const bool exact = wanted.rate != kUnshaped || wanted.loss > 0 || forwarder_;
   const int home = own_.network.get();
-  for (int host = 0; host < hosts(); ++host) {
-    const auto end = set_segmentation_offload(network_of(host), home, "eth0", !exact);
+  for (const auto& [host, namespaces] : hosts_) {
+    const auto end = set_segmentation_offload(namespaces.network.get(), home, "eth0", !exact);
     if (!end) return end;
     if (!switch_) continue;  // nothing else leaves by a port unsegmented
     if (const auto set = set_segmentation_offload(home, home, port(host), !exact); !set) return set;
@@ -187,42 +248,36 @@ Result<void> Network::shape(const Shaping& wanted) {
     if (const auto set = set_segmentation_offload(home, home, kBridge, !exact); !set) return set;
   if (wanted.rate != kUnshaped) {
     if (const auto set = set_rate(wanted); !set) return set;
-  } else if (before.rate != kUnshaped || wanted.delay != before.delay) {
-    if (const auto set = unshape(wanted); !set) return set;
+  } else if (before.rate != kUnshaped) {
+    if (const auto set = unshape(before); !set) return set;
   }
-  if (wanted.loss != before.loss)
+  if (forwarder_)
+    forwarder_->set_loss(wanted.loss);
+  else if (wanted.loss != before.loss)
     if (const auto set = set_loss(wanted.loss); !set) return set;
   now_ = wanted;
   return {};
 }
 
 Result<void> Network::set_rate(const Shaping& wanted) {
-  if (const auto done = tc("qdisc replace dev @ root handle 1: " + tbf(wanted) + "\n", true); !done)
-    return done;
-  if (wanted.delay.count() == 0) return {};
-  return tc("qdisc replace dev @ parent 1:1 handle 10: " + netem(wanted) + "\n", false);
+  return tc("qdisc replace dev @ root handle 1: " + tbf(wanted) + "\n", true);
 }
 
 /// Opens the buckets wide and lets the queues run out before it removes them: removing a queue
 /// drops its packets, and the senders would then wait for a retransmission time-out.
-Result<void> Network::unshape(const Shaping& wanted) {
-  if (now_ && now_->rate != kUnshaped) {
-    Shaping wide = *now_;
-    wide.rate = 100'000'000'000;
-    wide.burst = 16 * 1024 * 1024;
-    wide.delay = {};
-    if (const auto done = tc("qdisc change dev @ root handle 1: " + tbf(wide) + "\n", true); !done)
-      return done;
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    if (const auto done = tc("qdisc del dev @ root\n", true); !done) return done;
-  }
-  if (wanted.delay.count() == 0) return {};
-  return tc("qdisc replace dev @ root handle 2: " + netem(wanted) + "\n", false);
+Result<void> Network::unshape(const Shaping& before) {
+  Shaping wide = before;
+  wide.rate = 100'000'000'000;
+  wide.burst = 16 * 1024 * 1024;
+  if (const auto done = tc("qdisc change dev @ root handle 1: " + tbf(wide) + "\n", true); !done)
+    return done;
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  return tc("qdisc del dev @ root\n", true);
 }
 
 Result<void> Network::set_loss(double share) {
   std::string lines;
-  for (int host = 0; host < hosts(); ++host) {
+  for (const auto& [host, namespaces] : hosts_) {
     const std::string device = " dev " + port(host);
     if (now_ && now_->loss > 0) lines += "qdisc del" + device + " clsact\n";
     if (share <= 0) continue;
@@ -248,8 +303,8 @@ Result<std::vector<PortCounters>> Network::counters() {
   auto devices = read_net_dev();
   if (!devices) return std::move(devices).error();
   std::vector<PortCounters> all;
-  for (int host = 0; host < hosts(); ++host) {
-    const PortCounters& p = (*devices)[port(host)];
+  for (const Host& host : hosts_) {
+    const PortCounters& p = (*devices)[port(host.number)];
     // Seen from the switch: what its port receives is what the host has sent.
     all.push_back({p.rx_bytes, p.tx_bytes, p.rx_packets, p.tx_packets});
   }
@@ -271,7 +326,9 @@ std::string Network::folder(int host) const { return shm_folder(host_name(host))
 
 std::vector<int> Network::namespaces(int host) const {
   if (host == kSwitch) return switch_ ? switch_->all() : std::vector<int>{};
-  return hosts_[static_cast<std::size_t>(host)].all();
+  for (const Host& one : hosts_)
+    if (one.number == host) return one.namespaces.all();
+  return {};
 }
 
 Result<std::unique_ptr<Link>> make_kernel_link(const Options& options) {

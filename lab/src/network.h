@@ -4,6 +4,7 @@
 // of its own. To be made inside a sandbox, whose end removes all of it.
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -19,7 +20,7 @@ std::string host_address(int host);
 std::string host_name(int host);
 
 /// Names for all addresses, so that reverse look-ups succeed.
-std::string hosts_file(int hosts, bool with_switch);
+std::string hosts_file(int hosts, int beside, bool with_switch);
 
 /// The tc filter that drops `share` of the packets at random, as classic BPF: a random number
 /// against a threshold. Works in every kernel with cls_bpf, needs neither netem nor a capability
@@ -35,6 +36,9 @@ class Network final : public Link {
   std::string_view shaped_by() const override { return "kernel"; }
   Result<void> shape(const Shaping& shaping) override;
   Result<std::vector<PortCounters>> counters() override;
+  void begin() override;
+  std::optional<pid_t> forwarder() const override;
+  std::optional<ForwarderReport> forwarded() override;
   std::string address(int host) const override { return host_address(host); }
   Variables environment(int host) const override;
   std::string folder(int host) const override;
@@ -42,22 +46,24 @@ class Network final : public Link {
   std::vector<int> namespaces(int host) const override;
 
  private:
-  Result<void> add_host(const std::string& tcp);
+  Result<void> add_host(int number, const std::string& tcp);
   Result<void> add_switch(const std::string& tcp);
-  Result<void> add_interfaces();
+  Result<void> add_interfaces(bool forwarded);
+  Result<void> start_forwarder(const Options& options);
   Result<void> tc(const std::string& host_batch, bool with_ports);
   Result<void> set_rate(const Shaping& shaping);
-  Result<void> unshape(const Shaping& shaping);
+  Result<void> unshape(const Shaping& before);
   Result<void> set_loss(double share);
   Result<void> set_loss_from_switch(double share);
-  [[nodiscard]] int hosts() const { return static_cast<int>(hosts_.size()); }
-  [[nodiscard]] int network_of(int host) const {
-    return hosts_[static_cast<std::size_t>(host)].network.get();
-  }
 
+  struct Host {
+    int number = 0;
+    Namespaces namespaces;
+  };
   Namespaces own_;                    ///< the switch's network, and what is around the hosts
   std::optional<Namespaces> switch_;  ///< the same network, seen by the COMMAND of --switch
-  std::vector<Namespaces> hosts_;
+  std::vector<Host> hosts_;
+  std::unique_ptr<Forwarder> forwarder_;  ///< with a delay: joins the ports instead of the bridge
   std::optional<Shaping> now_;
 };
 

@@ -19,7 +19,9 @@ struct Shaping {
   uint64_t burst = 64 * 1024;    ///< bytes the token bucket holds
   uint64_t queue = 1024 * 1024;  ///< bytes that wait before packets are dropped
   double loss = 0;               ///< share of the packets dropped where they enter the switch
-  Duration delay{};              ///< one way, added where packets leave a host
+  Duration delay{};              ///< one way, added where packets enter the switch
+  Duration jitter{};             ///< the delay is from delay - jitter to delay + jitter
+  uint64_t seed = 0;             ///< of the jitter, and of the loss where there is a delay
 };
 
 struct Options {
@@ -29,8 +31,12 @@ struct Options {
   Shaping shaping;
   std::string tcp = "reno";  ///< congestion control; "system" leaves the machine's
   std::vector<RateChange> schedule;
+  std::vector<BitRate> rates;  ///< take turns, `every` each; empty: one rate
+  Duration every{};
   std::vector<std::string> command;
   std::string at_switch;  ///< a line for /bin/sh that runs where the ports meet; empty for none
+  int beside = 0;         ///< hosts that are not ranks
+  std::string at_beside;  ///< a line for /bin/sh that runs on each of them
   std::string logs;       ///< folder for one pair of files per rank; empty for none
   int port = 29500;
   bool port_given = false;

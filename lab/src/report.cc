@@ -94,8 +94,10 @@ std::string definition(const Report& r) {
   text += ", tbf burst " + format_size(r.shaping.burst) + ", queue " + format_size(r.shaping.queue);
   text += ", tcp " + r.tcp;
   if (r.shaping.loss > 0) text += ", loss " + format_share(r.shaping.loss);
-  if (r.shaping.delay.count() > 0)
-    text += ", delay " + one_decimal(seconds(r.shaping.delay) * 1e3) + " ms";
+  if (r.shaping.delay.count() > 0) text += ", delay " + format_time(r.shaping.delay);
+  if (r.shaping.jitter.count() > 0)
+    text += ", jitter " + format_time(r.shaping.jitter) + " (seed " +
+            std::to_string(r.shaping.seed) + ")";
   return text;
 }
 
@@ -116,6 +118,25 @@ Json to_json(const SwitchReport& s) {
   json.update(to_json(s.port));
   add_ending(s.ending, json);
   return json;
+}
+
+Json beside_json(const Report& r, std::size_t i) {
+  const HostReport& host = r.beside[i];
+  Json json{{"beside", i}, {"address", host.address}, {"command", r.at_beside}};
+  json.update(to_json(host.port.value_or(PortCounters{})));
+  add_ending(host.ending, json);
+  return json;
+}
+
+Json to_json(const ForwarderReport& f) {
+  return {{"frames", f.frames},
+          {"lost", f.lost},
+          {"refused", f.refused},
+          {"overrun", f.overrun},
+          {"late_seconds_mean", f.late_mean},
+          {"late_seconds_max", f.late_max},
+          {"cpu_seconds", f.cpu_seconds},
+          {"realtime", f.realtime}};
 }
 
 void add_end_of(const WorkerReport& w, Json& json) {
@@ -154,6 +175,17 @@ void add_ends(const Report& r, Json& json) {
   json["per_host"] = Json::array();
   for (std::size_t i = 0; i < r.hosts.size(); ++i)
     json["per_host"].push_back(host_json(i, r.hosts[i], one_rank_each ? &r.workers[i] : nullptr));
+}
+
+/// "forwarder: 12,345 frames, 0.02 ms behind the delay asked for (at most 0.4 ms), 0.3 s of CPU".
+std::string forwarder_line(const ForwarderReport& f) {
+  char figures[96];
+  std::snprintf(figures, sizeof figures, "%.2f ms behind the delay asked for (at most %.2f ms)",
+                f.late_mean * 1e3, f.late_max * 1e3);
+  std::string text = "forwarder: " + grouped(f.frames) + " frames, " + figures + ", " +
+                     one_decimal(f.cpu_seconds) + " s of CPU";
+  if (f.overrun > 0) text += "; " + grouped(f.overrun) + " had no place to wait and were dropped";
+  return text + "\n";
 }
 
 /// "rates: off at 0.0 s (start), 10mbit at 2.1 s (control)".
@@ -219,11 +251,16 @@ Json to_json(const Report& r) {
             {"loss", r.shaping.loss},
             {"tcp", r.tcp},
             {"delay_seconds", seconds(r.shaping.delay)},
+            {"jitter_seconds", seconds(r.shaping.jitter)},
+            {"seed", r.shaping.seed},
+            {"forwarder", r.forwarder ? to_json(*r.forwarder) : Json()},
             {"seconds", seconds(r.time)},
             {"command", r.command}};
   json["rates"] = Json::array();
   for (const RateEvent& event : r.rates) json["rates"].push_back(to_json(event));
   add_ends(r, json);
+  json["beside"] = Json::array();
+  for (std::size_t i = 0; i < r.beside.size(); ++i) json["beside"].push_back(beside_json(r, i));
   json["switch"] = r.at_switch ? to_json(*r.at_switch) : Json();
   if (r.error) json["error"] = to_json(*r.error);
   return json;
@@ -232,10 +269,17 @@ Json to_json(const Report& r) {
 std::string to_text(const Report& r) {
   std::string text = "laconic lab: " + size_of(r) + ", " + definition(r) + "; " +
                      one_decimal(seconds(r.time)) + " s\n";
-  if (r.rates.size() > 1) text += rates_line(r.rates);
+  if (!r.turns.empty())
+    text += "rates: " + format_rates(r.turns) + " in turn, " + format_time(r.every) + " each\n";
+  else if (r.rates.size() > 1)
+    text += rates_line(r.rates);
+  if (r.forwarder) text += forwarder_line(*r.forwarder);
   text += row({launched(r) ? "host" : "rank", "address", "core", "status", "sent bytes",
                "received bytes", "sent pkts", "recv pkts"});
   text += launched(r) ? launcher_rows(r) : worker_rows(r);
+  for (const HostReport& host : r.beside)
+    text +=
+        table_row({"beside", host.address, "-", status_of(host.ending)}, counter_cells(host.port));
   if (const auto& s = r.at_switch)
     text += table_row({"switch", s->address, "-", status_of(s->ending)}, counter_cells(s->port));
   return r.error ? text + to_text(*r.error) : text;

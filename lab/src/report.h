@@ -17,6 +17,7 @@ namespace laconic::lab {
 struct HostReport {
   std::string address;
   std::optional<PortCounters> port;
+  std::optional<Ending> ending;  ///< of the COMMAND of --beside
 };
 
 struct WorkerReport {
@@ -37,7 +38,7 @@ struct SwitchReport {
 struct RateEvent {
   Duration at{};
   BitRate rate = kUnshaped;
-  std::string cause;  ///< "start", "schedule" or "control"
+  std::string cause;  ///< "start", "schedule", "every" or "control"
 };
 
 struct Report {
@@ -46,12 +47,17 @@ struct Report {
   Shaping shaping;  ///< as it was at the end, except that `rate` is the first one
   std::string tcp;
   std::vector<RateEvent> rates;
+  std::vector<BitRate> turns;  ///< that --rate names, if several
+  Duration every{};
   std::vector<std::string> command;
   Duration time{};
   int per_host = 1;
   std::vector<HostReport> hosts;
   std::vector<WorkerReport> workers;
+  std::string at_beside;
+  std::vector<HostReport> beside;
   std::optional<SwitchReport> at_switch;
+  std::optional<ForwarderReport> forwarder;
   std::optional<Error> error;
 };
 

@@ -37,6 +37,9 @@ Result<Fd> watch_signals() {
   return fd;
 }
 
+/// What a shell says of a program that is not there, or cannot be run.
+bool not_started(const Ending& ending) { return ending.code == 126 || ending.code == 127; }
+
 std::string refusal(const Error& error) {
   return Json{{"ok", false}, {"error", to_json(error)}}.dump();
 }
@@ -78,10 +81,12 @@ Result<void> Supervisor::prepare(int lifeline) {
     link_.reset();
     _exit(1);
   });
-  for (int host = options_.at_switch.empty() ? 0 : kSwitch; host < options_.hosts; ++host) {
+  std::vector<int> places = all_hosts(options_);
+  if (!options_.at_switch.empty()) places.push_back(kSwitch);
+  for (const int host : places) {
     const std::string folder = link_->folder(host);
     if (auto made = control_.listen_in(folder); !made) return made;
-    if (!options_.launcher || host == kSwitch) continue;
+    if (!options_.launcher || host == kSwitch || is_beside(host)) continue;
     if (auto written = write_launcher_files(options_, folder); !written) return written;
   }
   std::error_code failed;
@@ -106,7 +111,7 @@ Result<void> Supervisor::begin() {
 }
 
 void Supervisor::await_switch(Clock::time_point limit) {
-  if (switch_released_ || switch_->ending) return;
+  if (released_ || switch_->ending) return;
   const auto now = Clock::now();
   if (now < limit && !has_open_port())
     return loop_.at(now + std::chrono::milliseconds(10), [this, limit] { await_switch(limit); });
@@ -118,12 +123,15 @@ void Supervisor::await_switch(Clock::time_point limit) {
 
 Result<void> Supervisor::start_workers() {
   workers_ = plan_workers(options_, usable_cores());
+  beside_ = plan_beside(options_);
   start_ = Clock::now();
+  link_->begin();
   rates_.push_back({Duration(0), shaping_.rate, "start"});
-  for (Worker& worker : workers_) {
-    if (auto started = start_worker(options_, *link_, files_, worker); !started) return started;
-    if (auto relayed = relay_output(worker); !relayed) return relayed;
-  }
+  for (std::vector<Worker>* all : {&workers_, &beside_})
+    for (Worker& worker : *all) {
+      if (auto started = start_worker(options_, *link_, files_, worker); !started) return started;
+      if (auto relayed = relay_output(worker); !relayed) return relayed;
+    }
   plan_timers();
   return {};
 }
@@ -146,7 +154,7 @@ Result<void> Supervisor::relay_stream(Worker& worker, Fd source, int target, con
     if (!log) return system_error("opening the log " + path);
   }
   std::string prefix;
-  if (worker.host == kSwitch) prefix = "[switch] ";
+  if (worker.host == kSwitch || is_beside(worker.host)) prefix = "[" + called(worker) + "] ";
   if (worker.rank && workers_.size() > 1) prefix = "[" + std::to_string(*worker.rank) + "] ";
   LineRelay& relay = relays_.emplace_back(std::move(source), target, prefix, std::move(log));
   loop_.watch(relay.source(), [this, &relay] {
@@ -162,12 +170,22 @@ void Supervisor::plan_timers() {
       loop_.at(start_ + change.at, [this, rate = change.rate] {
         if (auto changed = change_rate(rate, "schedule"); !changed) stop(changed.error());
       });
+  if (!options_.rates.empty()) plan_turn(1);
   if (options_.timeout)
     loop_.at(start_ + *options_.timeout, [this] {
       stop(Error{Errc::timed_out,
                  "stopped by --timeout after " + std::to_string(seconds(*options_.timeout)) + " s",
                  {}});
     });
+}
+
+/// The `turn`-th of the rates that take turns.
+void Supervisor::plan_turn(std::size_t turn) {
+  loop_.at(start_ + static_cast<int64_t>(turn) * options_.every, [this, turn] {
+    const BitRate rate = options_.rates[turn % options_.rates.size()];
+    if (auto changed = change_rate(rate, "every"); !changed) return stop(changed.error());
+    plan_turn(turn + 1);
+  });
 }
 
 void Supervisor::on_signal() {
@@ -188,9 +206,16 @@ void Supervisor::on_signal() {
 void Supervisor::reap() {
   int status = 0;
   for (pid_t pid = waitpid(-1, &status, WNOHANG); pid > 0; pid = waitpid(-1, &status, WNOHANG)) {
-    if (switch_ && switch_->pid == pid) {
-      switch_->ending = ending_from(status);
-      on_switch_ending();
+    if (link_->forwarder() == pid) {
+      on_forwarder_ending(ending_from(status));
+      continue;
+    }
+    const auto is_it = [pid](const Worker* w) { return w->pid == pid; };
+    const std::vector<Worker*> others = companions();
+    if (const auto found = std::find_if(others.begin(), others.end(), is_it);
+        found != others.end()) {
+      (*found)->ending = ending_from(status);
+      is_beside((*found)->host) ? on_beside_ending(**found) : on_switch_ending();
       continue;
     }
     const auto worker = std::find_if(workers_.begin(), workers_.end(),
@@ -204,13 +229,13 @@ void Supervisor::reap() {
 void Supervisor::on_ending(Worker& worker) {
   if (std::all_of(workers_.begin(), workers_.end(),
                   [](const Worker& w) { return w.ending.has_value(); }))
-    return end_with_switch();
+    return end_companions();
   if (worker.ending->good() || options_.keep_going || stopping_) return;
   loop_.at(Clock::now() + options_.grace, [this] { stop(std::nullopt); });
 }
 
 void Supervisor::on_switch_ending() {
-  if (switch_released_) return await_group_of_switch();
+  if (released_) return;
   if (workers_.empty()) {
     error_ = failures();
     return loop_.stop();
@@ -219,19 +244,50 @@ void Supervisor::on_switch_ending() {
   loop_.at(Clock::now() + options_.grace, [this] { stop(std::nullopt); });
 }
 
-/// A shell dies of the signal before what it has started comes to its end.
-void Supervisor::await_group_of_switch() {
-  if (kill(-switch_->pid, 0) != 0) return loop_.stop();
-  loop_.at(Clock::now() + std::chrono::milliseconds(10), [this] { await_group_of_switch(); });
+/// What stands beside the ranks does not decide about the run, unless it never was there.
+void Supervisor::on_beside_ending(const Worker& worker) {
+  if (released_ || stopping_ || worker.ending->good()) return;
+  if (!not_started(*worker.ending)) {
+    const std::string line = "laconic lab: the COMMAND on " + called(worker) + " failed (" +
+                             describe(*worker.ending) + "); the ranks go on\n";
+    write_all(STDERR_FILENO, line);
+  } else if (!options_.keep_going) {
+    stop(std::nullopt);
+  }
+}
+
+void Supervisor::on_forwarder_ending(const Ending& ending) {
+  stop(Error{Errc::engine_failed, "the process that delays frames ended (" + describe(ending) + ")",
+             "without it nothing arrives"});
+}
+
+std::vector<Worker*> Supervisor::companions() {
+  std::vector<Worker*> all;
+  for (Worker& worker : beside_) all.push_back(&worker);
+  if (switch_) all.push_back(&*switch_);
+  return all;
 }
 
 /// The last thing: the ranks have ended, or never will start.
-void Supervisor::end_with_switch() {
-  if (!switch_ || switch_->ending) return loop_.stop();
-  if (switch_released_) return;
-  switch_released_ = true;
-  kill(-switch_->pid, SIGTERM);
-  loop_.at(Clock::now() + kKillAfter, [this] { kill(-switch_->pid, SIGKILL); });
+void Supervisor::end_companions() {
+  if (released_) return;
+  if (!error_) error_ = failures();  // what they make of SIGTERM does not count
+  released_ = true;
+  for (const Worker* one : companions())
+    if (one->pid > 0) kill(-one->pid, SIGTERM);
+  loop_.at(Clock::now() + kKillAfter, [this] {
+    for (const Worker* one : companions())
+      if (one->pid > 0) kill(-one->pid, SIGKILL);
+  });
+  await_companions();
+}
+
+/// A shell dies of the signal before what it has started comes to its end.
+void Supervisor::await_companions() {
+  for (const Worker* one : companions())
+    if (one->pid > 0 && kill(-one->pid, 0) == 0)
+      return loop_.at(Clock::now() + std::chrono::milliseconds(10), [this] { await_companions(); });
+  loop_.stop();
 }
 
 void Supervisor::stop(std::optional<Error> why) {
@@ -239,7 +295,7 @@ void Supervisor::stop(std::optional<Error> why) {
   stopping_ = true;
   error_ = std::move(why);
   if (!error_) error_ = failures();  // now, before those that we end look like failures too
-  if (workers_.empty()) return end_with_switch();
+  if (workers_.empty()) return end_companions();
   signal_all(SIGTERM);
   loop_.at(Clock::now() + kKillAfter, [this] { signal_all(SIGKILL); });
 }
@@ -247,7 +303,8 @@ void Supervisor::stop(std::optional<Error> why) {
 void Supervisor::signal_all(int signal) {
   for (const Worker& worker : workers_)
     if (worker.pid > 0 && (!worker.ending || signal == SIGKILL)) kill(-worker.pid, signal);
-  if (switch_ && switch_->pid > 0 && signal == SIGKILL) kill(-switch_->pid, signal);
+  for (const Worker* one : companions())
+    if (one->pid > 0 && signal == SIGKILL) kill(-one->pid, signal);
 }
 
 Result<void> Supervisor::change_rate(BitRate rate, const char* cause) {
@@ -307,28 +364,38 @@ std::string Supervisor::answer_counters() {
     answer["switch"] = to_json(now->back());
     now->pop_back();
   }
-  for (const PortCounters& port : *now) answer["per_host"].push_back(to_json(port));
+  if (!beside_.empty()) answer["beside"] = Json::array();
+  for (std::size_t i = 0; i < now->size(); ++i) {
+    const bool of_ranks = i < static_cast<std::size_t>(options_.hosts);
+    answer[of_ranks ? "per_host" : "beside"].push_back(to_json((*now)[i]));
+  }
   return answer.dump();
 }
 
 ControlServer::Answer Supervisor::answer_enter(std::string_view name) {
-  int host = switch_ ? kSwitch : 0;
-  while (host < options_.hosts && name != host_name(host) && name != host_address(host)) ++host;
-  if (host == options_.hosts) {
+  std::vector<int> places = all_hosts(options_);
+  if (switch_) places.push_back(kSwitch);
+  const auto found = std::find_if(places.begin(), places.end(), [name](int one) {
+    return name == host_name(one) || name == host_address(one);
+  });
+  if (found == places.end()) {
     const std::string last = host_name(options_.hosts - 1);
-    return {refusal(Error{Errc::invalid_argument, "there is no host '" + std::string(name) + "'",
-                          "this lab has " + host_name(0) + (host > 1 ? " to " + last : "")}),
-            {}};
+    return {
+        refusal(Error{Errc::invalid_argument, "there is no host '" + std::string(name) + "'",
+                      "this lab has " + host_name(0) + (options_.hosts > 1 ? " to " + last : "")}),
+        {}};
   }
+  const int host = *found;
   const std::vector<int> namespaces = link_->namespaces(host);
   if (namespaces.empty())
     return {refusal(Error{Errc::unsupported, "an emulated lab has no hosts to enter", {}}), {}};
-  return {Json{{"ok", true},
-               {"host", host_name(host)},
-               {"cores",
-                host == kSwitch ? std::vector<int>{} : cores_of(options_, usable_cores(), host)}}
-              .dump(),
-          namespaces};
+  return {
+      Json{{"ok", true},
+           {"host", host_name(host)},
+           {"cores", host == kSwitch || is_beside(host) ? std::vector<int>{}
+                                                        : cores_of(options_, usable_cores(), host)}}
+          .dump(),
+      namespaces};
 }
 
 std::string Supervisor::name_of(const Worker& worker) const {
@@ -343,8 +410,12 @@ std::optional<Error> Supervisor::failures() const {
     if (worker.ending && !worker.ending->good())
       names += (names.empty() ? "" : ", ") + name_of(worker) + "(" + describe(*worker.ending) + ")";
   std::string what;
-  if (switch_ && switch_->ending && !switch_released_)
+  if (switch_ && switch_->ending && !released_)
     what = "the COMMAND in the switch ended (" + describe(*switch_->ending) + ") before the ranks";
+  for (const Worker& worker : beside_)
+    if (worker.ending && not_started(*worker.ending))
+      what += (what.empty() ? "" : "; ") + ("the COMMAND on " + called(worker)) +
+              " could not be started (" + describe(*worker.ending) + ")";
   if (!names.empty()) {
     const std::string where = options_.launcher ? " " : " on ";
     what += (what.empty() ? "" : "; ") + ("COMMAND failed" + where + names);
@@ -380,6 +451,9 @@ Report Supervisor::report() {
   r.shaping = options_.shaping;
   r.tcp = options_.tcp;
   r.rates = rates_;
+  r.turns = options_.rates;
+  r.every = options_.every;
+  r.forwarder = link_->forwarded();
   r.command = options_.command;
   r.error = error_ ? error_ : failures();
   const auto ports = counters();
@@ -387,12 +461,15 @@ Report Supervisor::report() {
   if (switch_)
     r.at_switch = SwitchReport{options_.at_switch, link_->address(kSwitch),
                                ports ? ports->back() : PortCounters{}, switch_->ending};
-  for (int host = 0; host < options_.hosts; ++host) {
-    HostReport& one = r.hosts.emplace_back();
-    one.address = link_->address(host);
-    const auto i = static_cast<std::size_t>(host);
+  const std::vector<int> all = all_hosts(options_);
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    HostReport one{link_->address(all[i]), {}, {}};
     if (ports && i < ports->size()) one.port = (*ports)[i];
+    if (is_beside(all[i]) && !beside_.empty())
+      one.ending = beside_[static_cast<std::size_t>(all[i] - kBeside)].ending;
+    (is_beside(all[i]) ? r.beside : r.hosts).push_back(std::move(one));
   }
+  r.at_beside = options_.at_beside;
   for (const Worker& worker : workers_)
     r.workers.push_back({worker.rank, worker.host, worker.local_rank,
                          worker.cores.size() == 1 ? worker.cores[0] : -1, worker.ending});

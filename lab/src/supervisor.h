@@ -36,12 +36,16 @@ class Supervisor {
   Result<void> relay_output(Worker& worker);
   Result<void> relay_stream(Worker& worker, Fd source, int target, const char* suffix);
   void plan_timers();
+  void plan_turn(std::size_t turn);
   void on_signal();
   void reap();
   void on_ending(Worker& worker);
   void on_switch_ending();
-  void end_with_switch();
-  void await_group_of_switch();
+  void on_beside_ending(const Worker& worker);
+  void on_forwarder_ending(const Ending& ending);
+  void end_companions();
+  void await_companions();
+  std::vector<Worker*> companions();
   void stop(std::optional<Error> why);
   void signal_all(int signal);
   Result<void> change_rate(BitRate rate, const char* cause);
@@ -65,8 +69,9 @@ class Supervisor {
   Fd signals_;
   std::list<LineRelay> relays_;
   std::vector<Worker> workers_;   ///< none until the switch's COMMAND is ready
+  std::vector<Worker> beside_;    ///< of --beside, started with them
   std::optional<Worker> switch_;  ///< of --switch
-  bool switch_released_ = false;  ///< it may end now
+  bool released_ = false;         ///< these two may end now
   std::vector<RateEvent> rates_;
   std::vector<PortCounters> at_start_;
   Shaping shaping_;

@@ -131,6 +131,18 @@ Result<BitRate> parse_rate(std::string_view text) {
   return static_cast<BitRate>(std::llround(*bits));
 }
 
+Result<std::vector<BitRate>> parse_rates(std::string_view text) {
+  std::vector<BitRate> rates;
+  for (std::string_view rest = text;;) {
+    const std::size_t comma = rest.find(',');
+    const Result<BitRate> rate = parse_rate(rest.substr(0, comma));
+    if (!rate) return rate.error();
+    rates.push_back(*rate);
+    if (comma == std::string_view::npos) return rates;
+    rest.remove_prefix(comma + 1);
+  }
+}
+
 Result<uint64_t> parse_size(std::string_view text) {
   const Result<double> bytes = parse_quantity(text, kSize);
   if (!bytes) return bytes.error();
@@ -168,6 +180,18 @@ std::string format_size(uint64_t bytes) {
 std::string format_share(double share) {
   static constexpr std::array<std::string_view, 1> kNames{"%"};
   return format_scaled(share * 100, 1, kNames);
+}
+
+std::string format_rates(const std::vector<BitRate>& rates) {
+  std::string text;
+  for (const BitRate rate : rates) text += (text.empty() ? "" : ",") + format_rate(rate);
+  return text;
+}
+
+std::string format_time(Duration time) {
+  static constexpr std::array<std::string_view, 1> kSeconds{"s"}, kMillis{"ms"};
+  return time.count() < 1'000'000 ? format_scaled(seconds(time) * 1e3, 1, kMillis)
+                                  : format_scaled(seconds(time), 1, kSeconds);
 }
 
 double seconds(Duration time) { return static_cast<double>(time.count()) / 1e6; }

@@ -24,6 +24,9 @@ inline constexpr BitRate kUnshaped = 0;
 /// is refused.
 Result<BitRate> parse_rate(std::string_view text);
 
+/// "100mbit,10mbit": one rate or several.
+Result<std::vector<BitRate>> parse_rates(std::string_view text);
+
 /// "64kb", "1mb", "1500b", "1500": bytes, with powers of 1024 as `tc` has them.
 Result<uint64_t> parse_size(std::string_view text);
 
@@ -36,6 +39,9 @@ Result<double> parse_share(std::string_view text);
 std::string format_rate(BitRate rate);
 std::string format_size(uint64_t bytes);
 std::string format_share(double share);
+std::string format_rates(const std::vector<BitRate>& rates);
+/// "5ms", "0.2ms", "3s".
+std::string format_time(Duration time);
 
 /// Seconds as a number, for JSON and tables.
 double seconds(Duration time);

@@ -15,6 +15,7 @@
 
 #include "launcher.h"
 #include "mounts.h"
+#include "network.h"
 
 namespace laconic::lab {
 namespace {
@@ -35,11 +36,25 @@ void add_rank(const Options& o, const Worker& worker, Variables& all) {
   number("GROUP_RANK", if_rank(worker.host));
 }
 
+/// Where the ranks are; a launcher that fills one host after the other numbers them so, too.
+void add_beside(const Options& o, const Link& link, int host, Variables& all) {
+  all.emplace_back("LACONIC_LAB_BESIDE", std::to_string(host - kBeside));
+  all.emplace_back("LACONIC_LAB_ADDRESS", link.address(host));
+  std::string ranks;
+  for (int rank = 0; rank < o.hosts * o.per_host; ++rank) {
+    const std::string address = link.address(rank / o.per_host);
+    all.emplace_back("LACONIC_LAB_RANK_" + std::to_string(rank), address);
+    ranks += (rank > 0 ? " " : "") + address;
+  }
+  all.emplace_back("LACONIC_LAB_RANKS", ranks);
+}
+
 Variables environment(const Options& o, const Link& link, const Worker& worker) {
   Variables all = link.environment(worker.host);
   add_rank(o, worker, all);
   const std::string folder = link.folder_inside(worker.host);
-  if (o.launcher && worker.host != kSwitch)
+  if (is_beside(worker.host)) add_beside(o, link, worker.host, all);
+  if (o.launcher && worker.host == 0)
     for (auto& variable : launcher_environment(folder)) all.push_back(std::move(variable));
   const auto add = [&](const char* name, std::string value) {
     all.emplace_back(name, std::move(value));
@@ -91,8 +106,9 @@ void redirect(int out, int err) {
       setenv(name.c_str(), value.c_str(), 1);
   }
   redirect(out, err);
-  const std::vector<std::string> command =
-      worker.host == kSwitch ? std::vector<std::string>{"/bin/sh", "-c", o.at_switch} : o.command;
+  std::vector<std::string> command = o.command;
+  if (worker.host == kSwitch) command = {"/bin/sh", "-c", o.at_switch};
+  if (is_beside(worker.host)) command = {"/bin/sh", "-c", o.at_beside};
   std::vector<char*> words;
   for (const std::string& word : command) words.push_back(const_cast<char*>(word.c_str()));
   words.push_back(nullptr);
@@ -114,7 +130,7 @@ std::string describe(const Ending& ending) {
 }
 
 std::string called(const Worker& worker) {
-  if (worker.host == kSwitch) return "switch";
+  if (worker.host == kSwitch || is_beside(worker.host)) return host_name(worker.host);
   return worker.rank ? "rank " + std::to_string(*worker.rank) : "launcher";
 }
 
@@ -150,6 +166,12 @@ std::vector<Worker> plan_workers(const Options& options, const std::vector<int>&
     if (options.pin && !usable.empty())
       worker.cores = {usable[static_cast<std::size_t>(rank) % usable.size()]};
   }
+  return workers;
+}
+
+std::vector<Worker> plan_beside(const Options& options) {
+  std::vector<Worker> workers(static_cast<std::size_t>(options.beside));
+  for (int i = 0; i < options.beside; ++i) workers[static_cast<std::size_t>(i)].host = kBeside + i;
   return workers;
 }
 

@@ -28,7 +28,8 @@ Ending ending_from(int wait_status);
 std::string describe(const Ending& ending);
 
 struct Worker {
-  std::optional<int> rank;  ///< none: the launcher, or with kSwitch as host the COMMAND there
+  std::optional<int>
+      rank;  ///< none: the launcher, or by its host the COMMAND of --switch, --beside
   int host = 0;
   int local_rank = 0;
   std::vector<int> cores;  ///< empty: not pinned
@@ -37,7 +38,7 @@ struct Worker {
   Fd out, err;  ///< our ends of its pipes; none with --raw
 };
 
-/// "rank 3", "launcher", "switch".
+/// "rank 3", "launcher", "switch", "beside0".
 std::string called(const Worker& worker);
 
 /// The processors that we may use, in order.
@@ -48,6 +49,9 @@ std::vector<int> cores_of(const Options& options, const std::vector<int>& usable
 
 /// What is to be started: the ranks, those of a host one after the other, or the launcher alone.
 std::vector<Worker> plan_workers(const Options& options, const std::vector<int>& usable);
+
+/// The COMMANDs of --beside, which are not pinned.
+std::vector<Worker> plan_beside(const Options& options);
 
 /// Restricts this process to `cores`, unless that is empty.
 void pin(const std::vector<int>& cores);

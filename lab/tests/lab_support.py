@@ -21,6 +21,11 @@ def processes_with(marker):
     return [pid for pid in found if pid != os.getpid()]
 
 
+def wait_for(path):
+    """A COMMAND that ends well when `path` is there."""
+    return ["--", "sh", "-c", f"until [ -e {path} ]; do sleep 0.02; done"]
+
+
 def children_of(pid):
     return [int(word) for word in pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 

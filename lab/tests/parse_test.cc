@@ -4,6 +4,8 @@
 // counters.
 #include <gtest/gtest.h>
 
+#include <set>
+
 #include "../src/counters.h"
 #include "../src/network.h"
 #include "../src/options.h"
@@ -38,6 +40,16 @@ TEST(LabRate, FormatsBack) {
     EXPECT_EQ(format_rate(*parse_rate(text)), text);
 }
 
+TEST(LabRate, SeveralTakeTurns) {
+  EXPECT_EQ(*parse_rates("100mbit,10mbit"), (std::vector<BitRate>{100'000'000, 10'000'000}));
+  EXPECT_EQ(*parse_rates("1gbit, off"), (std::vector<BitRate>{1'000'000'000, kUnshaped}));
+  EXPECT_EQ(*parse_rates("5mbit"), std::vector<BitRate>{5'000'000});
+  EXPECT_EQ(format_rates(*parse_rates("100mbit,10mbit")), "100mbit,10mbit");
+  for (const char* text :
+       {"", ",", "5mbit,", ",5mbit", "5mbit,,6mbit", "5mbit;6mbit", "5mbit 6mbit"})
+    EXPECT_FALSE(parse_rates(text)) << text;
+}
+
 TEST(LabSize, ReadsUnitsAsPowersOf1024) {
   EXPECT_EQ(*parse_size("64kb"), 65536U);
   EXPECT_EQ(*parse_size("64k"), 65536U);
@@ -54,6 +66,8 @@ TEST(LabTime, ReadsUnits) {
   EXPECT_EQ(*parse_time("20"), milliseconds(20'000));
   EXPECT_EQ(*parse_time("2min"), milliseconds(120'000));
   EXPECT_FALSE(parse_time("3 fortnights"));
+  for (const char* text : {"10ms", "0.2ms", "1.5s", "120s"})
+    EXPECT_EQ(format_time(*parse_time(text)), text);
 }
 
 TEST(LabShare, ReadsPercent) {
@@ -88,10 +102,28 @@ TEST(LabLoss, OfTheSwitchIsByItsAddress) {
 }
 
 TEST(LabHosts, FileNamesTheSwitchOnlyWhereOneIs) {
-  EXPECT_EQ(hosts_file(1, false), "127.0.0.1 localhost\n10.77.0.1 host0\n::ffff:10.77.0.1 host0\n");
-  EXPECT_EQ(hosts_file(1, true),
+  EXPECT_EQ(hosts_file(1, 0, false),
+            "127.0.0.1 localhost\n10.77.0.1 host0\n::ffff:10.77.0.1 host0\n");
+  EXPECT_EQ(hosts_file(1, 0, true),
             "127.0.0.1 localhost\n10.77.0.254 switch\n10.77.0.1 host0\n"
             "::ffff:10.77.0.254 switch\n::ffff:10.77.0.1 host0\n");
+  EXPECT_EQ(hosts_file(1, 1, false),
+            "127.0.0.1 localhost\n10.77.0.1 host0\n10.77.0.201 beside0\n"
+            "::ffff:10.77.0.1 host0\n::ffff:10.77.0.201 beside0\n");
+}
+
+TEST(LabHosts, NoTwoHaveTheSameAddress) {
+  Options options;
+  options.hosts = 200;
+  options.beside = 50;
+  std::set<std::string> addresses{host_address(kSwitch)}, names{host_name(kSwitch)};
+  for (const int host : all_hosts(options)) {
+    addresses.insert(host_address(host));
+    names.insert(host_name(host));
+  }
+  EXPECT_EQ(addresses.size(), 251U);
+  EXPECT_EQ(names.size(), 251U);
+  EXPECT_EQ(addresses.count("10.77.0.255"), 0U);
 }
 
 TEST(LabOptions, CommandFollowsTheDashes) {
@@ -111,6 +143,73 @@ TEST(LabOptions, FirstScheduleEntryIsTheFirstRate) {
             1'000'000U);
   EXPECT_EQ(parse_options({"--rate", "3mbit", "--schedule", "t=1 2mbit", "--", "x"})->shaping.rate,
             3'000'000U);
+}
+
+TEST(LabOptions, SeveralRatesNeedTheirTime) {
+  const auto turns = parse_options({"--rate", "100mbit,10mbit", "--every", "3s", "--", "x"});
+  ASSERT_TRUE(turns);
+  EXPECT_EQ(turns->shaping.rate, 100'000'000U);
+  EXPECT_EQ(turns->rates, (std::vector<BitRate>{100'000'000, 10'000'000}));
+  EXPECT_EQ(turns->every, std::chrono::seconds(3));
+  EXPECT_TRUE(parse_options({"--rate", "100mbit", "--", "x"})->rates.empty());
+  const auto of = [](std::vector<std::string> words) {
+    words.insert(words.end(), {"--", "x"});
+    return parse_options(words).error().message;
+  };
+  EXPECT_NE(of({"--rate", "1mbit,2mbit"}).find("--every does not say"), std::string::npos);
+  EXPECT_NE(of({"--rate", "1mbit", "--every", "3s"}).find("several rates"), std::string::npos);
+  EXPECT_NE(of({"--every", "3s"}).find("several rates"), std::string::npos);
+  EXPECT_NE(of({"--rate", "1mbit,2mbit", "--every", "1ms"}).find("below 100ms"), std::string::npos);
+  EXPECT_NE(of({"--rate", "1mbit,2mbit", "--every", "3s", "--schedule", "t=1 off"}).find("exclude"),
+            std::string::npos);
+}
+
+TEST(LabOptions, DelayHasBounds) {
+  const auto o = parse_options({"--delay", "5ms", "--jitter", "5ms", "--seed", "9", "--", "x"});
+  ASSERT_TRUE(o);
+  EXPECT_EQ(o->shaping.jitter, milliseconds(5));
+  EXPECT_EQ(o->shaping.seed, 9U);
+  EXPECT_TRUE(parse_options({"--delay", "0ms", "--jitter", "0ms", "--", "x"}));
+  EXPECT_TRUE(parse_options({"--delay", "10s", "--seed", "18446744073709551615", "--", "x"}));
+  for (const std::vector<std::string>& words :
+       std::vector<std::vector<std::string>>{{"--jitter", "1ms"},
+                                             {"--delay", "1ms", "--jitter", "2ms"},
+                                             {"--delay", "10.1s"},
+                                             {"--delay", "-1ms"},
+                                             {"--delay", "1ms", "--jitter", "some"},
+                                             {"--delay", "1ms", "--seed", "-1"},
+                                             {"--delay", "1ms", "--seed", "1.5"},
+                                             {"--delay", "1ms", "--seed", "18446744073709551616"},
+                                             {"--emulate", "--delay", "1ms"}}) {
+    std::vector<std::string> all = words;
+    all.insert(all.end(), {"--", "x"});
+    EXPECT_FALSE(parse_options(all)) << ::testing::PrintToString(words);
+  }
+}
+
+TEST(LabOptions, BesideTakesANumberAndALine) {
+  const auto o = parse_options({"--beside", "2", "ping -f host0", "--hosts", "3", "--", "x"});
+  ASSERT_TRUE(o);
+  EXPECT_EQ(o->beside, 2);
+  EXPECT_EQ(o->at_beside, "ping -f host0");
+  EXPECT_EQ(o->hosts, 3);
+  for (const std::vector<std::string>& words :
+       std::vector<std::vector<std::string>>{{"--beside"},
+                                             {"--beside", "2"},
+                                             {"--beside", "0", "y"},
+                                             {"--beside", "51", "y"},
+                                             {"--beside", "two", "y"},
+                                             {"--beside", "2x", "y"},
+                                             {"--beside", "2", " "},
+                                             {"--beside", "2", "y", "z"},
+                                             {"--beside", "1", "y", "--beside", "1", "z"},
+                                             {"--emulate", "--beside", "1", "y"}}) {
+    std::vector<std::string> all = words;
+    all.insert(all.end(), {"--", "x"});
+    const auto refused = parse_options(all);
+    ASSERT_FALSE(refused) << ::testing::PrintToString(words);
+    EXPECT_NE(refused.error().message.find("--beside"), std::string::npos);
+  }
 }
 
 TEST(LabOptions, UsageErrors) {
@@ -183,6 +282,17 @@ TEST(LabWorkers, ALauncherHasTheCoresOfHost0) {
   EXPECT_EQ(workers[0].cores, (std::vector<int>{0, 1}));
   options.pin = false;
   EXPECT_TRUE(plan_workers(options, {0, 1, 2})[0].cores.empty());
+}
+
+TEST(LabWorkers, ThoseBesideAreNoRanks) {
+  Options options;
+  options.beside = 2;
+  const std::vector<Worker> workers = plan_beside(options);
+  ASSERT_EQ(workers.size(), 2U);
+  EXPECT_FALSE(workers[1].rank);
+  EXPECT_TRUE(is_beside(workers[1].host));
+  EXPECT_TRUE(workers[1].cores.empty());
+  EXPECT_EQ(called(workers[1]), "beside1");
 }
 
 TEST(LabCounters, ReadsTheKernelsTable) {

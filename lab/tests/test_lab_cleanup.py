@@ -4,6 +4,7 @@
 import json
 import os
 import pathlib
+import shlex
 import signal
 import subprocess
 import sys
@@ -39,17 +40,19 @@ def mounts():
     return pathlib.Path("/proc/self/mounts").read_text()
 
 
-@pytest.fixture(params=["kernel", "emulated", "per-host"])
+@pytest.fixture(params=["kernel", "emulated", "per-host", "beside"])
 def running(request):
     lab = request.getfixturevalue("any_lab" if request.param == "emulated" else "lab")
     before = interfaces(), mounts()
     process = lab.start(
         *(["--emulate"] if request.param == "emulated" else []),
+        *(["--delay", "1ms", "--beside", "1", shlex.join(COMMAND)] if request.param == "beside" else []),
         *(["--hosts", "1", "--per-host"] if request.param == "per-host" else ["--hosts"]), "2", "--", *COMMAND
     )
-    for _ in range(2):
+    more = 1 if request.param == "beside" else 0
+    for _ in range(2 + more):
         assert process.stdout.readline().endswith("up\n")
-    assert len(processes_with(MARKER)) >= 5  # the lab itself, two COMMANDs, two children
+    assert len(processes_with(MARKER)) >= 5 + 3 * more  # the lab itself, two COMMANDs, two children
     yield process
     process.kill()
     process.wait()

@@ -111,6 +111,40 @@ def test_schedule(lab):
     assert report["rate"] == "30mbit"
 
 
+def test_rates_take_turns(lab):
+    _, report, done = lab.python("import time; time.sleep(1)", "--rate", "100mbit,10mbit,off", "--every", "200ms")
+    assert done.returncode == 0, done.stderr
+    seen = [(e["rate"], e["cause"]) for e in report["rates"]]
+    assert seen[:4] == [("100mbit", "start"), ("10mbit", "every"), ("off", "every"), ("100mbit", "every")]
+    for turn, event in enumerate(report["rates"]):
+        assert event["t"] >= 0.2 * turn
+    assert report["rate"] == "100mbit"
+    text = lab.run("--rate", "100mbit,10mbit", "--every", "3s", "--", "true").stderr
+    assert "rates: 100mbit,10mbit in turn, 3s each\n" in text
+
+
+def test_rates_that_take_turns_hold_the_stream_back(lab):
+    # In any 200 ms at least half of the time is at 10 mbit.
+    lines, _ = transfer(lab, ["--rate", "10mbit,20mbit", "--every", "100ms"], MEGABYTE)
+    assert float(lines[0]) > MEGABYTE * 8 / 20e6
+
+
+def test_rates_take_turns_in_an_emulation(any_lab):
+    code = """
+import os, time
+seen = []
+while len(seen) < 4:
+    rate = open(os.environ["LACONIC_EMULATE_RATE_FILE"]).read().strip()
+    if seen[-1:] != [rate]:
+        seen.append(rate)
+    time.sleep(0.005)
+print(*seen)
+"""
+    lines, _, done = any_lab.python(code, "--emulate", "--rate", "100mbit,off", "--every", "300ms", "--timeout", "30s")
+    assert done.returncode == 0, done.stderr
+    assert lines[0] == ["100000000 0 100000000 0"]
+
+
 def test_loss_drops_packets_and_tcp_survives(lab, features):
     if not features["loss"]:
         pytest.skip("this kernel cannot drop at random, says laconic lab --check: no cls_bpf")

@@ -118,7 +118,8 @@ def test_decisions_are_numbered_without_a_gap():
 
 def test_named_tests_exist():
     """`Suite.Name` and `python/tests/file.py::test` in the documents."""
-    sources = "".join(p.read_text(encoding="utf-8") for p in (ROOT / "tests").rglob("*_test.cc"))
+    sources = "".join(p.read_text(encoding="utf-8") for folder in ("tests", "lab/tests")
+                      for p in (ROOT / folder).rglob("*_test.cc"))
     known = {f"{suite}.{name}" for suite, name in re.findall(r"\bTEST(?:_P|_F)?\((\w+), (\w+)\)", sources)}
     suites = {name.split(".")[0] for name in known}
     for page in PAGES:
