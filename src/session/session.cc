@@ -102,6 +102,7 @@ Result<std::unique_ptr<Session>> Session::create(std::string_view text,
     auto steering = Steering::create(*session->model_, control, rules, session->store_);
     if (!steering) return std::move(steering).error();
     session->steering_.emplace(*std::move(steering));
+    session->state_->set_settings(session->steering_->hash());
     session->replan_units();
   }
   if (mine.reports) session->norms_ = NormSample(*session->state_);

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <limits>
 
 #include "base/hash.h"
 #include "control/state_floats.h"
@@ -11,7 +10,6 @@
 namespace laconic::session {
 namespace {
 
-constexpr double kNever = std::numeric_limits<double>::quiet_NaN();
 constexpr uint64_t kHead = 2;      // words: version, steps
 constexpr uint64_t kPerClass = 4;  // words: value, since, next, from
 
@@ -20,13 +18,6 @@ std::string_view text_of(uint32_t of, std::string_view control, std::span<const 
   const bool own = of != 0 && !rules[of - 1].control.empty();
   const std::string_view text = own ? std::string_view(rules[of - 1].control) : control;
   return text.empty() ? std::string_view("fixed") : text;
-}
-
-double seconds_of(control::Duration d) { return d.missing() ? kNever : d.value(); }
-
-control::Figures figures_of(const control::Report& report) {
-  return {seconds_of(report.network), seconds_of(report.encode), seconds_of(report.decode),
-          seconds_of(report.step), report.residual.value()};
 }
 
 }  // namespace
@@ -77,7 +68,7 @@ Result<Steering> Steering::create(collective::Model& model, std::string_view con
   steering.classes_ = std::move(classes);
   for (uint32_t c = 0; c < model.classes(); ++c)
     steering.move(model, c, steering.classes_[c].value);
-  steering.figures_.resize(world);
+  steering.silent_.resize(world);
   steering.words_.resize(steering.controller_.state_words() + kHead + kPerClass * model.classes());
   auto saved = store.add(feedback::StateKind::codec_state, "control/laws",
                          control::kFloatsPerWord * steering.words_.size());
@@ -85,6 +76,7 @@ Result<Steering> Steering::create(collective::Model& model, std::string_view con
   steering.saved_ = *saved;
   steering.written_.resize(saved->size());
   steering.bytes_ = steering.bytes_of(model);
+  steering.set_hash();
   steering.save();
   return steering;
 }
@@ -100,18 +92,15 @@ uint64_t Steering::bytes_of(const collective::Model& model) const {
 }
 
 void Steering::heard(uint64_t step, std::span<const control::Report> reports) noexcept {
-  const size_t said = std::min(reports.size(), figures_.size());
-  for (size_t r = 0; r < said; ++r) figures_[r] = figures_of(reports[r]);
-  if (said == 0) std::ranges::fill(figures_, control::Figures{kNever, 0, 0, kNever, 0});
-  const auto due = std::span(figures_).first(said == 0 ? figures_.size() : said);
-  observed_ = control::observe(step, due, bytes_before_);
+  const std::span<const control::Report> silent = silent_;
+  observed_ = control::observe(step, reports.empty() ? silent : reports, bytes_before_);
 }
 
 /// By the step before; laws that look at steps alone go on where nobody reports.
 void Steering::decide() {
   if (steps_ == 0) return;
   if (!observed_) {
-    observed_ = control::observe(steps_ - 1, std::span<const control::Figures>(), bytes_before_);
+    observed_ = control::observe(steps_ - 1, std::span<const control::Report>(), bytes_before_);
   }
   if (observed_->usable()) network_s_ = observed_->network_s;
   for (const control::Decision& d : controller_.observe(*observed_)) {
@@ -128,7 +117,6 @@ Result<bool> Steering::begin_step(uint64_t step, collective::Model& model,
   std::fill(moved.begin(), moved.end(), false);
   auto loaded = take_loaded(model, moved);
   if (!loaded) return loaded;
-  decide();
   bool any = *loaded;
   for (uint32_t i = 0; i < classes_.size(); ++i) {
     Class& c = classes_[i];
@@ -140,6 +128,7 @@ Result<bool> Steering::begin_step(uint64_t step, collective::Model& model,
     move(model, i, c.value);
     moved[i] = any = true;
   }
+  decide();  // behind what is due: it holds later
   steps_ = step + 1;
   bytes_before_ = bytes_;
   if (any) {

@@ -45,7 +45,7 @@ class Steering {
   /// and state_version: of what was loaded, nothing was taken.
   Result<bool> begin_step(uint64_t step, collective::Model& model, std::vector<bool>& moved);
 
-  /// The same on ranks whose settings are the same; 0 while nothing has moved.
+  /// The same on ranks whose settings are the same, whatever came before.
   [[nodiscard]] uint64_t hash() const noexcept { return hash_; }
   [[nodiscard]] uint32_t version() const noexcept { return version_; }
   [[nodiscard]] const control::Counts& counts() const noexcept { return controller_.counts(); }
@@ -82,9 +82,9 @@ class Steering {
 
   control::Controller controller_;
   std::vector<Class> classes_;
-  std::vector<control::Figures> figures_;  // by rank
+  std::vector<control::Report> silent_;  // of ranks that nobody has heard
   std::optional<control::Observation> observed_;
-  uint64_t steps_ = 0;  // 1 + the step begun last; 0: none
+  uint64_t steps_ = 0;      // 1 + the step begun last; 0: none
   std::span<float> saved_;  // in the store
   std::vector<float> written_;
   std::vector<uint64_t> words_;

@@ -46,7 +46,7 @@ std::vector<Case> cases() {
 }
 
 Setup setup(const Case& c, uint32_t world) {
-  Setup made{c.spec, world, model(), c.strategy, 16, 1, kAllSums, c.short_sends};
+  test::Setup made{c.spec, world, model(), c.strategy, 16, 1, kAllSums, c.short_sends};
   made.control = c.schedule;
   return made;
 }
@@ -105,6 +105,58 @@ TEST_P(Steered, ReplicasStayTheSameAndNothingIsLost) {
   }
 }
 
+/// A schedule's step is the one in which the value holds, on every rank.
+TEST(Schedule, HoldsFromItsStepOn) {
+  test::Setup made{"topk:ratio=0.05", 2, model(), StrategyKind::gather_all, 16};
+  made.control = "schedule:0=0.04,3=0.2,4=0.1,9=0.01";
+  Ranks group(made);
+  const Layout layout = back_to_back(model(), kAll);
+  const std::map<uint64_t, double> points{{0, 0.04}, {3, 0.2}, {4, 0.1}, {9, 0.01}};
+  for (uint64_t step = 0; step < 12; ++step) {
+    auto buffers = gradients(2, layout.elements, step + 1);
+    for (const auto& result : group.exchange(layout, buffers, step)) ASSERT_TRUE(result);
+    const double wanted = std::prev(points.upper_bound(step))->second;
+    for (uint32_t r = 0; r < 2; ++r) {
+      const Spec& spec = group.session(r).model().spec();
+      EXPECT_FLOAT_EQ(static_cast<float>(spec.codec().fields[0].get(spec.params())),
+                      static_cast<float>(wanted))
+          << "step " << step;
+    }
+  }
+}
+
+/// A rank whose settings are others (a fault in memory, say) is refused where the bundles differ.
+TEST(Schedule, OtherSettingsAreRefused) {
+  test::Setup made{"topk:ratio=0.05", 2, model(), StrategyKind::gather_all, 16};
+  made.control = "schedule:0=0.05,2=0.1";
+  Ranks group(made);
+  const Layout layout = back_to_back(model(), kAll);
+  for (uint64_t step = 0; step < 6; ++step) {
+    auto buffers = gradients(2, layout.elements, step + 1);
+    if (step == 1) {  // rank 1 goes on from another past
+      for (const auto& e : group.session(1).store().entries()) {
+        if (e.name != "control/laws") continue;
+        for (const auto& other : group.session(0).store().entries()) {
+          if (other.name == e.name) std::ranges::copy(other.values, e.values.begin());
+        }
+        e.values[4] += 7;  // steps: the schedule's point has passed unseen
+      }
+    }
+    const auto results = group.exchange(layout, buffers, step);
+    for (const auto& result : results) {
+      if (step < 2) {
+        ASSERT_TRUE(result) << result.error().message;
+      }
+    }
+    if (!results[0]) {
+      for (const auto& result : results)
+        EXPECT_NE(result.error().message.find("agreement"), std::string::npos);
+      return;
+    }
+  }
+  ADD_FAILURE() << "ranks with other settings went on";
+}
+
 /// A step's payload is that of a session which never had another setting: only what is remembered
 /// differs. Without feedback, and with a codec that draws nothing from before, all bits are.
 TEST_P(Steered, AStepIsThatOfItsSetting) {
@@ -120,7 +172,7 @@ TEST_P(Steered, AStepIsThatOfItsSetting) {
     auto buffers = gradients(world(), layout.elements, step + 1);
     auto same = buffers;
     for (const auto& result : group.exchange(layout, buffers, step)) ASSERT_TRUE(result);
-    Setup fixed = setup(without, world());
+    test::Setup fixed = setup(without, world());
     fixed.control.clear();
     fixed.spec = group.session(0).model().spec().moved_text();
     Ranks other(fixed);
@@ -209,8 +261,8 @@ class Dc2 : public testing::Test {
       for (uint32_t r = 1; r < kWorld; ++r) ASSERT_TRUE(same_bits(buffers[0], buffers[r]));
     }
   }
-  Setup steered(const std::string& control) {
-    Setup made{"topk:ratio=0.05", kWorld, model(), StrategyKind::gather_all, 16};
+  test::Setup steered(const std::string& control) {
+    test::Setup made{"topk:ratio=0.05", kWorld, model(), StrategyKind::gather_all, 16};
     made.control = control;
     made.now = [this](uint32_t r) { return clocks_[r]; };
     return made;

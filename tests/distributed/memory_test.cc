@@ -202,6 +202,37 @@ TEST_P(NoMemory, IsNeverNeededOnceALayoutIsKnown) {
   EXPECT_EQ(fail_each(first, {1, false, -1}), 0) << "a step of the steady state allocated";
 }
 
+/// A law's changes, up to the most that it may send and down again, and what follows from them.
+TEST(NoMemoryForChanges, IsEverNeeded) {
+  struct Steered {
+    const char* spec;
+    StrategyKind strategy;
+    const char* control;
+  };
+  const std::vector<Steered> all{
+      {"topk:ratio=0.05", StrategyKind::gather_all, "schedule:0=0.05,3=0.25,5=0.001,7=0.1,9=0.05"},
+      {"topk:ratio=0.05", StrategyKind::two_shot, "schedule:0=0.05,3=0.25,5=0.001,7=0.1,9=0.05"},
+      {"randomk:ratio=0.05", StrategyKind::native_sum, "schedule:0=0.05,3=0.25,5=0.001,9=0.05"},
+      {"sidco:ratio=0.05", StrategyKind::gather_all, "schedule:0=0.05,3=0.25,5=0.001,9=0.05"},
+      {"3lc", StrategyKind::two_shot, "schedule:0=1.5,3=1,5=1.9,7=1.2,9=1"},
+      {"qsgd", StrategyKind::gather_all, "schedule:0=64,3=127,5=1,7=30,9=127"}};
+  for (const Steered& c : all) {
+    test::Setup setup{c.spec, kWorld, kModel, c.strategy, 64};
+    setup.control = c.control;
+    Ranks group(setup);
+    const Layout layout = back_to_back(kModel, {0, 1, 2});
+    for (uint64_t step = 0; step < 12; ++step) {
+      std::vector<Result<void>> results(kWorld);
+      // The first exchange takes what all others need.
+      const bool failed =
+          exchange(group, layout, DType::f32, {step, false, step == 0 ? -1 : 0}, results);
+      EXPECT_FALSE(failed) << c.spec << " in step " << step;
+      for (const auto& r : results) ASSERT_TRUE(r) << r.error().message;
+    }
+    EXPECT_GE(group.session(kPoor).stats().setting_changes, 3U) << c.spec;
+  }
+}
+
 TEST_P(NoMemory, InTheUncompressedWayOutIsToldOnEveryRank) {
   const DType dtype = std::get<2>(GetParam());
   const auto first = [&](Ranks& group, const Layout& layout) {
