@@ -127,8 +127,8 @@ TEST(Schedule, HoldsFromItsStepOn) {
 
 /// A rank whose settings are others (a fault in memory, say) is refused where the bundles differ.
 TEST(Schedule, OtherSettingsAreRefused) {
-  test::Setup made{"topk:ratio=0.05", 2, model(), StrategyKind::gather_all, 16};
-  made.control = "schedule:0=0.05,2=0.1";
+  test::Setup made{"3lc", 2, model(), StrategyKind::gather_all, 16};  // of one length by any s
+  made.control = "schedule:0=1,2=1.9";
   Ranks group(made);
   const Layout layout = back_to_back(model(), kAll);
   for (uint64_t step = 0; step < 6; ++step) {
@@ -150,7 +150,8 @@ TEST(Schedule, OtherSettingsAreRefused) {
     }
     if (!results[0]) {
       for (const auto& result : results)
-        EXPECT_NE(result.error().message.find("agreement"), std::string::npos);
+        EXPECT_NE(result.error().message.find("agreement"), std::string::npos)
+            << result.error().message;
       return;
     }
   }
