@@ -119,7 +119,8 @@ TEST(Observer, TheWaitForOthersIsNotTheNetworks) {
   EXPECT_EQ(o.missing(), 4U);
 }
 
-/// Nothing of ours was exchanged in between: sums that somebody else made are what there is to tell.
+/// Nothing of ours was exchanged in between: sums that somebody else made are what there is to
+/// tell.
 TEST(Observer, StepsWithoutAReportAreToldByTheirMedians) {
   Observer o;
   o.begin_step(0, 0);
