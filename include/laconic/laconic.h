@@ -394,6 +394,9 @@ LACONIC_API int32_t laconic_exchange_next(laconic_exchange* exchange, laconic_st
  * other of the network, and stats' network_seconds, come from it; exchanges need none of it. */
 LACONIC_API int32_t laconic_exchange_timed(laconic_exchange* exchange, double issued,
                                            double completed);
+/* The same of a sum of this step's gradients that the caller made without the session. */
+LACONIC_API int32_t laconic_session_summed(laconic_session* session, double issued,
+                                           double completed);
 /* The engine failed: puts this rank's payloads of every exchange in flight back into its residuals,
  * and ends them all. Nothing undelivered is lost. From then on every begin fails with
  * engine_failed, after it has added the bucket's gradients to the residuals: messages of these

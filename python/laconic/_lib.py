@@ -143,6 +143,7 @@ _SIGNATURES = {
     "laconic_exchange_fail": (c_int32, [_P, c_int32, c_char_p]),
     "laconic_exchange_next": (c_int32, [_P, POINTER(Step), c_uint32, c_uint32, POINTER(c_uint32)]),
     "laconic_exchange_timed": (c_int32, [_P, c_double, c_double]),
+    "laconic_session_summed": (c_int32, [_P, c_double, c_double]),
     "laconic_exchange_abort": (None, [_P]),
     "laconic_aggregator_open": (c_int32, [POINTER(AggregatorOptions), POINTER(_P)]),
     "laconic_aggregator_join": (c_int32, [_P, _P, c_uint64, c_uint32]),

@@ -82,6 +82,9 @@ WINDOW, PART = 2, 8 << 20
 class CSession:
     """Owns the C session. Parameters are (name, shape) pairs; their order is the order of indices in a Layout."""
 
+    #: a step's first exchange carries what the ranks observed
+    reports = False
+
     def __init__(self, spec: str, parameters, *, rank: int, world: int, seed: int, small_elements: int, strategy: str,
                  engine_sums: int, threads: int, short_sends: bool = False, window: int = WINDOW, part: int = PART,
                  aggregates: bool = False, rules: list[dict] = (), control: str | None = None):
@@ -230,6 +233,10 @@ class CSession:
             raise LaconicError(flight.failure.code, flight.failure.name, _lib.last_error(code).message, flight.failure.hint)
         _lib.check(code)
         return self._count.value != 0
+
+    def summed(self, issued: float, completed: float) -> None:
+        """The caller summed gradients of this step without the session, from one time.perf_counter() to the other."""
+        _lib.lib.laconic_session_summed(self._handle, issued, completed)
 
     def release(self, layout: "Layout") -> None:
         """Frees the buffers of a layout. Every rank does it between the same two exchanges."""

@@ -7,12 +7,13 @@ import functools
 import itertools
 import json
 import os
+import time
 import weakref
 
 import torch
 import torch.distributed as dist
 
-from . import aggregation, errors, registered, trace
+from . import aggregation, errors, registered, reports, trace
 from ._checks import U64, whole
 from ._session import CSession, Layout, agree, engine_failed, gather_texts
 from .delivery import EndOfBackward, Sum
@@ -68,6 +69,9 @@ class Handle:
         self._seen: list[Layout] = []      # this iteration's buckets
         self._last_seen: list[Layout] = []
         self._in_iteration = False
+        self._observes = session.reports
+        self._since_step = 0  # of the last change of a setting
+        self._tells = False   # a bucket of this iteration that PyTorch would sum carries the ranks' reports
         self._at_end = EndOfBackward()
         self._asks_behind_us = False  # for what comes next in this iteration: see EndOfBackward.queue
         self._wrapper = weakref.ref(ddp)
@@ -245,10 +249,12 @@ class Handle:
         self._asks_behind_us = self._asks_behind_us and small
         plain = layout.direct or worker.step < self.warmup
         cut = self._resumed is not None and self._is_cut(plain)
-        if plain and not cut and worker.broken is None:
+        tells, self._tells = self._tells and layout.direct, False
+        if plain and not cut and not tells and worker.broken is None:
             size = buffer.numel() * buffer.element_size()
             worker.summed_elsewhere(buffer.numel(), 4 * buffer.numel(), size)
-            return self._all_reduce(buffer, at_end), functools.partial(self._summed, layout, worker.step)
+            issued = time.perf_counter() if self._observes else None
+            return self._all_reduce(buffer, at_end), functools.partial(self._summed, layout, worker.step, issued=issued)
         options = {"index": bucket.index(), "scale": self._scale, "rates": self._rates_now}
         if not cut:
             return worker.submit(layout, buffer, at_end=at_end, **options), result
@@ -265,6 +271,9 @@ class Handle:
         if self._scaler is not None and self._scaler.is_enabled():
             self._scale = self._stage.scale_of(self._scaler)
         self._rates_now = self._rates.now()
+        step = self.worker.step
+        self._tells = (self._observes and step >= self.warmup and reports.due(step - self._since_step)
+                       and all(layout.direct for layout in self._last_seen))
 
     def _end_iteration(self) -> None:
         self._in_iteration = False
@@ -302,7 +311,7 @@ class Handle:
         at_end.add(delivery)
         return delivery.future
 
-    def _summed(self, layout, step, future):
+    def _summed(self, layout, step, future, *, issued=None):
         try:
             value = future.value()
             if isinstance(value, RuntimeError):
@@ -310,6 +319,8 @@ class Handle:
         except RuntimeError as error:
             broken = self.worker.break_off(error, layout, step)
             raise RuntimeError(str(broken)) from error
+        if issued is not None:
+            self.worker.session.summed(issued, time.perf_counter())
         return value[0] if isinstance(value, (list, tuple)) else value
 
     def _submit_plain(self, layout, pieces, **_):

@@ -53,6 +53,8 @@ class _Bucket:
 class OwnSession:
     """As CSession, with its methods, for a registered name."""
 
+    reports = False  #: as CSession.reports: never
+
     layout_matters = False
 
     def __init__(self, spec: str, parameters, *, rank: int, world: int, seed: int, small_elements: int, strategy: str, engine_sums: int,

@@ -164,6 +164,14 @@ int32_t laconic_exchange_timed(laconic_exchange* exchange, double issued, double
   });
 }
 
+int32_t laconic_session_summed(laconic_session* session, double issued, double completed) {
+  return guarded([&]() -> int32_t {
+    if (session == nullptr) return null_argument("session");
+    session->session->summed({issued, completed});
+    return 0;
+  });
+}
+
 void laconic_exchange_abort(laconic_exchange* exchange) {
   (void)guarded([&]() -> int32_t {
     if (exchange == nullptr) return 0;

@@ -10,25 +10,56 @@ using control::Duration;
 using control::Ratio;
 using control::Report;
 
+namespace {
+constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
+}  // namespace
+
 void Observer::begin_step(uint64_t step, double now, uint16_t settings) noexcept {
-  due_ = any_step_;
   if (any_step_) {
     const Sums& s = now_;
-    report_.report = {
-        .network = s.batches ? Duration::of(s.network) : Duration(),
-        .encode = Duration::of(s.encode),
-        .decode = Duration::of(s.decode),
-        .step = Duration::of(now - began_),
-        .residual = s.sampled ? Ratio::of(std::sqrt(s.residual / s.gradient)) : Ratio(),
-        .settings = settings_};
-    report_.step = step_;
-    ++report_.turn;
+    ended_[ended_count_++ % kKept] = {
+        .network = s.batches ? s.network : kUnknown,
+        .encode = s.encode,
+        .decode = s.decode,
+        .step = now - began_,
+        .residual = s.sampled ? std::sqrt(s.residual / s.gradient) : kUnknown};
+    compose();
   }
   now_ = {};
   began_ = now;
   step_ = step;
   settings_ = settings;
   any_step_ = true;
+}
+
+void Observer::compose() noexcept {
+  report_.report = {.network = Duration::of(median(&Ended::network)),
+                    .encode = Duration::of(median(&Ended::encode)),
+                    .decode = Duration::of(median(&Ended::decode)),
+                    .step = Duration::of(median(&Ended::step)),
+                    .residual = Ratio::of(median(&Ended::residual)),
+                    .settings = settings_};
+  report_.step = step_;
+}
+
+/// The lower one of two.
+double Observer::median(double Ended::*what) const noexcept {
+  std::array<double, kKept> known;
+  size_t count = 0;
+  for (const Ended& e : std::span(ended_).first(std::min<uint64_t>(ended_count_, kKept))) {
+    if (e.*what >= 0) known[count++] = e.*what;
+  }
+  if (count == 0) return kUnknown;
+  const auto middle = known.begin() + static_cast<std::ptrdiff_t>((count - 1) / 2);
+  std::nth_element(known.begin(), middle, known.begin() + static_cast<std::ptrdiff_t>(count));
+  return *middle;
+}
+
+void Observer::carried() noexcept {
+  due_ = ended_count_ != 0;
+  if (due_) ++report_.turn;
+  told_ = static_cast<double>(ended_count_);
+  ended_count_ = 0;
 }
 
 void Observer::batch(const Timing& timing) noexcept {
@@ -53,9 +84,9 @@ void Observer::heard(const collective::HeardReports& heard, uint32_t world) noex
   missing_ += heard.reports.empty() ? world : static_cast<uint64_t>(silent);
   const Duration agreed = control::agreed_network(heard.reports);
   const Duration own = report_.report.network;
-  network_ += agreed.value();
+  network_ += told_ * agreed.value();
   if (!agreed.missing() && !own.missing())
-    straggler_ += std::max(own.value() - agreed.value(), 0.0);
+    straggler_ += told_ * std::max(own.value() - agreed.value(), 0.0);
 }
 
 }  // namespace laconic::session

@@ -1,9 +1,11 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
 // What this rank observes of its steps, as the other ranks will hear of it, and what it has heard
-// of theirs. Sees no clock: times come in, in seconds of any clock that only goes forward.
+// of theirs. Where steps pass in which no exchange carries a report, the next one tells the medians
+// of them. Sees no clock: times come in, in seconds of any clock that only goes forward.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <limits>
 #include <span>
@@ -21,8 +23,11 @@ struct Timing {
 
 class Observer {
  public:
-  /// The first exchange of step `step` begins, and the step before it has ended. `settings`: low
-  /// bits of the hash of those in force from now on.
+  /// Steps that are remembered until a report tells of them.
+  static constexpr uint32_t kKept = 64;
+
+  /// Step `step` begins, and the one before it has ended. `settings`: low bits of the hash of those
+  /// in force from now on.
   void begin_step(uint64_t step, double now, uint16_t settings = 0) noexcept;
   /// A batch of the step took the network from its issue, or from the end of the batch before it,
   /// to its end.
@@ -32,9 +37,12 @@ class Observer {
   /// Sums of squares over the same elements of residual and gradient.
   void norms(double residual, double gradient) noexcept;
 
-  /// About the step before this one; missing in the first.
+  /// About the step before this one, or all since the last report: medians of what was measured.
+  /// Missing in the first.
   [[nodiscard]] const collective::OwnReport& report() const noexcept { return report_; }
 
+  /// An exchange of this step carries report().
+  void carried() noexcept;
   /// The exchange that carried report() has ended: what all ranks said, of `world`.
   void heard(const collective::HeardReports& reports, uint32_t world) noexcept;
   /// It has failed: nobody is heard.
@@ -52,6 +60,14 @@ class Observer {
   [[nodiscard]] double straggler_seconds() const noexcept { return straggler_; }
 
  private:
+  /// A step that has ended; NaN or below 0: not measured.
+  struct Ended {
+    double network = 0;
+    double encode = 0;
+    double decode = 0;
+    double step = 0;
+    double residual = 0;
+  };
   /// Of the step that runs.
   struct Sums {
     double network = 0;  // NaN: some batch's times are not known
@@ -63,13 +79,19 @@ class Observer {
     bool sampled = false;
   };
 
+  void compose() noexcept;
+  [[nodiscard]] double median(double Ended::*what) const noexcept;
+
   Sums now_;
+  std::array<Ended, kKept> ended_{};  // the last ones
+  uint64_t ended_count_ = 0;          // since the last report
   double began_ = 0;
   double last_completed_ = -std::numeric_limits<double>::infinity();
   uint64_t step_ = 0;
   uint16_t settings_ = 0;
   bool any_step_ = false;
   bool due_ = false;  // there is a step before this one, about which ranks report
+  double told_ = 0;   // steps that it is about
   collective::OwnReport report_;
   uint64_t missing_ = 0;
   double network_ = 0;

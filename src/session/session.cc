@@ -370,6 +370,7 @@ collective::Exchange* Session::run(collective::Exchange& exchange, const collect
   if (local_failure) exchange.fail(*std::move(local_failure), false);
   count(bucket, elements);
   running_[running_count_++] = {&exchange, elements, true, report_due_};
+  if (report_due_) observer_.carried();
   report_due_ = false;
   mark(exchange, true);
   return &exchange;
@@ -455,6 +456,11 @@ uint32_t Session::places_unlocked() const noexcept {
 uint32_t Session::places() const {
   const std::lock_guard lock(mutex_);
   return places_unlocked();
+}
+
+void Session::summed(const Timing& timing) {
+  const std::lock_guard lock(mutex_);
+  observer_.batch(timing);
 }
 
 void Session::count_parts(uint64_t parts) {

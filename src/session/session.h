@@ -125,6 +125,8 @@ class Session {
   [[nodiscard]] uint32_t places() const;
   /// Exchanges that have begun and not ended.
   [[nodiscard]] uint32_t in_flight() const;
+  /// From the driver: a sum of this step's gradients that it made without the session.
+  void summed(const Timing& timing);
   /// From the driver, for the counters: a bucket travels in so many exchanges; it has waited
   /// for an older exchange because the window was full.
   void count_parts(uint64_t parts);

@@ -119,7 +119,7 @@ class NoMemory : public testing::TestWithParam<Case> {
  protected:
   Ranks ranks() {
     const auto& [spec, strategy, dtype] = GetParam();
-    return Ranks({spec, kWorld, kModel, strategy, 64, 1, kAllSums});
+    return Ranks({spec, kWorld, kModel, strategy, 64, 1, kAllSums, false, {}, {}, {}, true});
   }
 
   /// `prepare` brings a new group to the exchange `step`, in which each allocation fails in turn.

@@ -54,6 +54,7 @@ struct Setup {
   std::vector<Rule> rules{};
   std::string control{};
   std::function<double(uint32_t rank)> now{};
+  bool reports = false;
 };
 
 class Ranks {
@@ -70,6 +71,7 @@ class Ranks {
       o.threads = setup_.threads;
       o.caps.sums = setup_.sums;
       o.caps.short_sends = setup_.short_sends;
+      o.reports = setup_.reports;
       o.caps.aggregates = hub_.engine(r).caps().aggregates;
       if (setup_.now) o.now = [this, r] { return setup_.now(r); };
       auto s = Session::create(setup_.spec, setup_.parameters, o, setup_.rules, setup_.control);

@@ -218,9 +218,11 @@ void Exchange::start() {
     return start_uncompressed(mode);
   }
   running_uncompressed_ = false;
+  Input given = input();
   for (Leg& leg : legs_) {
     leg.state = Leg::State::runs;
-    leg.strategy->begin(input());
+    leg.strategy->begin(given);
+    given.report = nullptr;  // once is enough
   }
 }
 

@@ -409,6 +409,10 @@ inline std::span<const Function> exchange_functions() {
          return laconic_exchange_timed(a("exchange", o.world.ranks[0].exchange), 1.5, 2.5);
        },
        false, true},
+      {"laconic_session_summed", Gives::code,
+       [](Objects& o, Arguments& a) -> int32_t {
+         return laconic_session_summed(a("session", o.world.ranks[0].session), 1.5, 2.5);
+       }},
       {"laconic_exchange_abort", Gives::nothing,
        [](Objects& o, Arguments& a) -> int32_t {
          laconic_exchange* const exchange = a("exchange", o.world.ranks[0].exchange);

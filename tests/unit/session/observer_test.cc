@@ -31,13 +31,15 @@ TEST(Observer, ReportsOnTheStepBefore) {
   o.begin_step(9, 104.0, 0x1111);
   const auto& own = o.report();
   EXPECT_EQ(own.step, 7U);
-  EXPECT_EQ(own.turn, 1U);
+  EXPECT_EQ(own.turn, 0U);
   EXPECT_EQ(own.report.network, Duration::of(1));
   EXPECT_EQ(own.report.encode, Duration::of(0.75));
   EXPECT_EQ(own.report.decode, Duration::of(0.125));
   EXPECT_EQ(own.report.step, Duration::of(4));
   EXPECT_EQ(own.report.residual, Ratio::of(3));
   EXPECT_EQ(own.report.settings, 0xABCD);
+  o.carried();
+  EXPECT_EQ(own.turn, 1U);
   o.begin_step(10, 104.5);
   EXPECT_TRUE(o.report().report.missing()) << "nothing was exchanged";
   EXPECT_EQ(o.report().report.step, Duration::of(0.5));
@@ -55,6 +57,7 @@ TEST(Observer, BatchesInFlightAreCountedOnce) {
   o.batch({6, 7});    // behind a pause
   o.begin_step(1, 10);
   EXPECT_EQ(o.report().report.network, Duration::of(2 + 1.5 + 1));
+  o.carried();
   o.batch({6.5, 7.5});  // of the last step's end
   o.begin_step(2, 11);
   EXPECT_EQ(o.report().report.network, Duration::of(0.5));
@@ -70,6 +73,7 @@ TEST(Observer, WhatNobodyKnowsIsMissing) {
     o.batch({5, 6});
     o.begin_step(1, 10);
     EXPECT_TRUE(o.report().report.missing()) << t.issued << ' ' << t.completed;
+    o.carried();
     o.batch({11, 12});
     o.begin_step(2, 9);  // a clock that jumps
     EXPECT_EQ(o.report().report.network, Duration::of(1));
@@ -80,6 +84,7 @@ TEST(Observer, WhatNobodyKnowsIsMissing) {
   o.norms(0, 0);
   o.begin_step(1, 1);
   EXPECT_TRUE(o.report().report.residual.missing());
+  o.carried();
   o.norms(kNan, 1);
   o.begin_step(2, 1);
   EXPECT_TRUE(o.report().report.residual.missing());
@@ -88,10 +93,12 @@ TEST(Observer, WhatNobodyKnowsIsMissing) {
 TEST(Observer, TheWaitForOthersIsNotTheNetworks) {
   Observer o;
   o.begin_step(0, 0);
+  o.carried();
   o.heard({}, 3);  // before the first step nobody has anything to say
   EXPECT_EQ(o.missing(), 0U);
   o.batch({0, 0.184});
   o.begin_step(1, 1);
+  o.carried();
   std::vector<Report> said(3, o.report().report);
   said[1].network = Duration::of(0.143);
   o.heard({0, said}, 3);
@@ -101,13 +108,48 @@ TEST(Observer, TheWaitForOthersIsNotTheNetworks) {
                    Duration::of(0.184).value() - Duration::of(0.143).value());
   o.batch({1, 1.5});
   o.begin_step(2, 2);
+  o.carried();
   said[2] = {};
   o.heard({0, said}, 3);
   EXPECT_EQ(o.missing(), 1U);
   o.begin_step(3, 3);
+  o.carried();
   o.lost(3);
   o.lost(3);  // counted once
   EXPECT_EQ(o.missing(), 4U);
+}
+
+/// Nothing of ours was exchanged in between: sums that somebody else made are what there is to
+/// tell.
+TEST(Observer, StepsWithoutAReportAreToldByTheirMedians) {
+  Observer o;
+  o.begin_step(0, 0);
+  const std::vector<double> seconds{0.5, 9, 0.25, 0.375, 0.125};
+  for (uint64_t s = 0; s < seconds.size(); ++s) {
+    const auto at = static_cast<double>(10 * s);
+    o.batch({at, at + seconds[s]});
+    o.begin_step(s + 1, at + 10);
+  }
+  o.batch({50, kNan});
+  o.begin_step(6, 52);  // its network is not known: the median is that of the others
+  EXPECT_EQ(o.report().report.network, Duration::of(0.375));
+  EXPECT_EQ(o.report().report.step, Duration::of(10));
+  EXPECT_EQ(o.report().step, 5U);
+  o.carried();
+  std::vector<Report> said(2, o.report().report);
+  said[0].network = Duration::of(0.25);
+  o.heard({0, said}, 2);
+  EXPECT_NEAR(o.network_seconds(), 6 * 0.25, 0.001);
+  EXPECT_NEAR(o.straggler_seconds(), 6 * 0.125, 0.001);
+  o.batch({52, 54});
+  o.begin_step(7, 55);
+  EXPECT_EQ(o.report().report.network, Duration::of(2)) << "of the step since alone";
+  for (uint64_t s = 0; s < 3 * Observer::kKept; ++s) {  // the last ones are kept
+    const auto at = static_cast<double>(100 + s);
+    o.batch({at, at + (s < 2 * Observer::kKept ? 0.75 : 0.5)});
+    o.begin_step(8 + s, at + 1);
+  }
+  EXPECT_EQ(o.report().report.network, Duration::of(0.5));
 }
 
 // ---- of a session ----
