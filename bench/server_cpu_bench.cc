@@ -5,20 +5,24 @@
 //   sum:    tables of 4 bits into 8-bit lanes, 8 workers, beside float32: worker by worker, as
 //           datagrams come, and all at once
 //   server: processor time for a million elements of 4 workers, and the error of their mean:
-//           adding codes beside decoding, adding and encoding again, as an owner of two_shot does
+//           adding codes beside decoding, adding and encoding again, as an owner of two_shot does,
+//           all payloads in hand; and adding codes as datagrams come
 //
 //   server_cpu_bench ROUNDS
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "base/arena.h"
 #include "bench_rank.h"
 #include "gradients.h"
 #include "kernels/core/basic.h"
@@ -37,6 +41,7 @@ using tools::Clock;
 using tools::Json;
 
 constexpr uint32_t kGranule = 1024;
+constexpr std::size_t kMostWorkers = 8;
 
 wire::JobSettings job_settings() {
   wire::JobSettings s;
@@ -64,64 +69,96 @@ void by_window(uint64_t elements, std::size_t workers, Take&& take) {
   }
 }
 
+/// Granules of one worker as its messages bring them, or of sums as a ring holds them: behind a
+/// header each.
+template <uint64_t kHeader, uint64_t kBytes>
+class Granules {
+ public:
+  explicit Granules(uint64_t elements) {
+    const uint64_t size = elements / kGranule * (kHeader + kBytes);
+    if (!arena_.reserve(size)) std::abort();
+    std::memset(arena_.bytes().data(), 0, size);
+  }
+  /// Of the granule that begins with an element.
+  uint8_t* at(uint64_t element) noexcept {
+    return arena_.bytes().data() + element / kGranule * (kHeader + kBytes) + kHeader;
+  }
+
+ private:
+  Arena arena_;
+};
+
 /// Codes of `workers`, and lanes for their sum: what a server holds.
 class Codes {
  public:
-  Codes(uint32_t workers, uint64_t elements)
-      : codes_(workers, std::vector<uint8_t>(elements / 2)), lanes_(elements) {
+  Codes(uint32_t workers, uint64_t elements) : elements_(elements), lanes_(elements) {
     for (uint32_t w = 0; w < workers; ++w) {
-      for (uint64_t i = 0; i < elements / 2; ++i) {
-        codes_[w][i] = static_cast<uint8_t>((i * 2654435761U + w) >> 7U);
+      codes_.emplace_back(elements);
+      for (uint64_t at = 0; at < elements; at += kGranule) {
+        for (uint64_t i = 0; i < kGranule / 2; ++i) {
+          codes_[w].at(at)[i] = static_cast<uint8_t>(((at / 2 + i) * 2654435761U + w) >> 7U);
+        }
       }
     }
   }
   void by_worker() {
-    by_window(lanes_.size(), codes_.size(), [&](std::size_t w, uint64_t at) {
-      const uint8_t* codes = codes_[w].data() + at / 2;
-      w == 0 ? adder_.set_codes(codes, &lanes_[at]) : adder_.add_codes(codes, &lanes_[at]);
+    by_window(elements_, codes_.size(), [&](std::size_t w, uint64_t at) {
+      w == 0 ? adder_.set_codes(codes_[w].at(at), lanes_.at(at))
+             : adder_.add_codes(codes_[w].at(at), lanes_.at(at));
     });
   }
   void at_once() {
-    const kernels::GridKernels& grid = kernels::grid_kernels(best_isa());
-    std::vector<const uint8_t*> of(codes_.size());
-    for (uint64_t at = 0; at < lanes_.size(); at += kGranule) {
-      for (std::size_t w = 0; w < of.size(); ++w) of[w] = codes_[w].data() + at / 2;
-      grid.sum8(of.data(), static_cast<uint32_t>(of.size()), kGranule, 4, table_, &lanes_[at]);
+    std::array<const uint8_t*, kMostWorkers> of{};
+    const auto count = static_cast<uint32_t>(codes_.size());
+    for (uint64_t at = 0; at < elements_; at += kGranule) {
+      for (std::size_t w = 0; w < count; ++w) of[w] = codes_[w].at(at);
+      grid_.sum8(of.data(), count, kGranule, 4, table_, lanes_.at(at));
     }
   }
 
  private:
-  std::vector<std::vector<uint8_t>> codes_;
-  std::vector<uint8_t> lanes_;
+  uint64_t elements_;
+  std::vector<Granules<wire::kUpHeaderBytes, kGranule / 2>> codes_;
+  Granules<wire::kDownHeaderBytes, kGranule> lanes_;
   server::Adder adder_{job_settings()};
+  const kernels::GridKernels& grid_ = kernels::grid_kernels(best_isa());
   alignas(16) uint8_t table_[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 };
 
 class Floats {
  public:
-  Floats(uint32_t workers, uint64_t elements)
-      : values_(workers, std::vector<float>(elements, 1.5F)), sum_(elements) {}
+  Floats(uint32_t workers, uint64_t elements) : elements_(elements), sum_(elements) {
+    for (uint32_t w = 0; w < workers; ++w) {
+      values_.emplace_back(elements);
+      for (uint64_t at = 0; at < elements; at += kGranule) {
+        std::fill_n(reinterpret_cast<float*>(values_[w].at(at)), kGranule, 1.5F);
+      }
+    }
+  }
   void by_worker() {
-    by_window(sum_.size(), values_.size(), [&](std::size_t w, uint64_t at) {
-      const float* x = values_[w].data() + at;
+    by_window(elements_, values_.size(), [&](std::size_t w, uint64_t at) {
+      const auto* x = reinterpret_cast<const float*>(values_[w].at(at));
       if (w == 0) {
-        std::copy_n(x, kGranule, &sum_[at]);
+        std::copy_n(x, kGranule, sum(at));
       } else {
-        basic_.add(&sum_[at], x, kGranule);
+        basic_.add(sum(at), x, kGranule);
       }
     });
   }
   void at_once() {
-    std::vector<const void*> of(values_.size());
-    for (uint64_t at = 0; at < sum_.size(); at += kGranule) {
-      for (std::size_t w = 0; w < of.size(); ++w) of[w] = values_[w].data() + at;
-      basic_.sum_rows(&sum_[at], of.data(), static_cast<uint32_t>(of.size()), 1.0F, kGranule);
+    std::array<const void*, kMostWorkers> of{};
+    for (uint64_t at = 0; at < elements_; at += kGranule) {
+      for (std::size_t w = 0; w < values_.size(); ++w) of[w] = values_[w].at(at);
+      basic_.sum_rows(sum(at), of.data(), static_cast<uint32_t>(values_.size()), 1.0F, kGranule);
     }
   }
 
  private:
-  std::vector<std::vector<float>> values_;
-  std::vector<float> sum_;
+  float* sum(uint64_t at) { return reinterpret_cast<float*>(sum_.at(at)); }
+
+  uint64_t elements_;
+  std::vector<Granules<wire::kUpHeaderBytes, kGranule * sizeof(float)>> values_;
+  Granules<wire::kDownHeaderBytes, kGranule * sizeof(float)> sum_;
   const kernels::BasicKernels& basic_ = kernels::basic_kernels(best_isa());
 };
 
@@ -267,7 +304,9 @@ Json servers(int rounds) {
     const auto owner = Owner::create(text, all);
     if (owner == nullptr) continue;
     Json row = pairs(
-        rounds, [&] { codes.by_worker(); }, [&] { owner->serve(); });
+        rounds, [&] { codes.at_once(); }, [&] { owner->serve(); });
+    row["by_worker"] = pairs(
+        rounds, [&] { codes.by_worker(); }, [&] { owner->serve(); })["ratio"];
     row["spec"] = text;
     row["up"] = owner->up();
     row["down"] = owner->down();

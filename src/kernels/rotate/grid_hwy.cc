@@ -5,6 +5,7 @@
 #include "kernels/rotate/grid.h"
 #include "kernels/rotate/grid_elements.h"
 
+#define HWY_WANT_AVX3_DL  // a table look-up by the low 6 bits
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/rotate/grid_hwy.cc"
 #include "kernels/core/simd.h"
@@ -53,7 +54,11 @@ HWY_INLINE void pack_vector(VB codes, uint8_t* out) {
                hn::ShiftRight<16>(y));
     if constexpr (kBits == 2) {
       const hn::Rebind<uint8_t, U32> quarter;
+#if LACONIC_AVX512  // Highway 1.0.3 takes words for bytes here, on AVX3_DL
+      hn::StoreU(hn::Vec<decltype(quarter)>{_mm512_cvtepi32_epi8(fours.raw)}, quarter, out);
+#else
       hn::StoreU(hn::TruncateTo(quarter, fours), quarter, out);
+#endif
     } else {
       const auto z = hn::BitCast(U64(), fours);
       const auto eights =
@@ -495,12 +500,26 @@ struct PairValues {
   VB first, second;
 
   HWY_INLINE PairValues(VB table, VB pairs) {
-    const VB low4 = hn::Set(U8(), 15);
+#if LACONIC_AVX512
+    __asm__("" : "+v"(pairs.raw));  // else g++ loads it twice, across lines of the cache mostly
+#endif
     const VB high = hn::BitCast(U8(), hn::ShiftRight<4>(hn::BitCast(U16(), pairs)));
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3_DL
+    // The table is there four times: all but the low 4 bits of an index may be anything.
+    first = VB{_mm512_permutexvar_epi8(high.raw, table.raw)};
+    second = VB{_mm512_permutexvar_epi8(pairs.raw, table.raw)};
+#else
+    const VB low4 = hn::Set(U8(), 15);
     first = hn::TableLookupBytes(table, hn::And(high, low4));
     second = hn::TableLookupBytes(table, hn::And(pairs, low4));
+#endif
   }
 };
+
+/// Contributions come as datagrams, sums lie in a ring, and no processor sees a pattern in either:
+/// about as far as the next sum, and the next codes but one, of the usual 1,024 lanes.
+inline constexpr uint64_t kNextSum = 1088;
+inline constexpr uint64_t kNextCodes = 1088;
 
 template <class Lane, bool kAdd, uint32_t kBits>
 HWY_INLINE void to_lanes_of(const uint8_t* codes, uint64_t n, const uint8_t* table, void* lanes) {
@@ -508,7 +527,13 @@ HWY_INLINE void to_lanes_of(const uint8_t* codes, uint64_t n, const uint8_t* tab
   uint64_t i = 0;
   if constexpr (kBits == 4) {
     for (; i + 2 * kCodes <= n; i += 2 * kCodes) {
-      prefetch_ahead(codes + i / 2);
+      if constexpr (kAdd) {
+        __builtin_prefetch(codes + i / 2 + kNextCodes);
+        const char* sum = static_cast<char*>(lanes) + (i + kNextSum) * sizeof(Lane);
+        for (uint64_t b = 0; b < 2 * kCodes * sizeof(Lane); b += 64) __builtin_prefetch(sum + b, 1);
+      } else {
+        prefetch_ahead(codes + i / 2);
+      }
       const PairValues pairs(values, in_zip_order(hn::LoadU(U8(), codes + i / 2)));
       store_lanes<Lane, kAdd>(hn::InterleaveLower(U8(), pairs.first, pairs.second), lanes, i);
       store_lanes<Lane, kAdd>(hn::InterleaveUpper(U8(), pairs.first, pairs.second), lanes,
@@ -540,15 +565,15 @@ HWY_INLINE void sum_pairs(const uint8_t* const* codes, uint32_t count, uint64_t 
   for (uint32_t k = 0; k < count; ++k) {
     const uint8_t* from = codes[k] + i / 2;
     for (uint32_t t = 0; t < kTurns; ++t) {
-      prefetch_ahead(from + t * kCodes);
+      __builtin_prefetch(from + t * kCodes + kNextCodes);
       const PairValues pairs(values, hn::LoadU(U8(), from + t * kCodes));
       first[t] = hn::Add(first[t], pairs.first);
       second[t] = hn::Add(second[t], pairs.second);
     }
   }
   for (uint32_t t = 0; t < kTurns; ++t) {
-    uint8_t* to = lanes + i + 2 * t * kCodes;
     const VB a = in_zip_order(first[t]), b = in_zip_order(second[t]);
+    uint8_t* to = lanes + i + 2 * t * kCodes;
     hn::StoreU(hn::InterleaveLower(U8(), a, b), U8(), to);
     hn::StoreU(hn::InterleaveUpper(U8(), a, b), U8(), to + kCodes);
   }
