@@ -53,6 +53,35 @@ def rss(pid):
     return int(pathlib.Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
+def on(host, *words):
+    """What a command on that host says."""
+    process = start(host, *words)
+    said = process.communicate(timeout=LIMIT)[0]
+    assert process.returncode == 0, (words, said)
+    return said
+
+
+def sent_by(host, device):
+    """Bytes."""
+    counts = on(host, "cat", "/proc/self/net/dev").split(f"{device}:")[1].split()
+    return int(counts[8])
+
+
+GROUP = "239.7.4.2"
+
+
+@contextlib.contextmanager
+def deaf(host):
+    """No multicast to GROUP gets into that host."""
+    drop = f"4,32 0 0 30,21 0 1 {0xEF070402},6 0 0 2,6 0 0 0"  # the destination of IPv4; 2: TC_ACT_SHOT
+    on(host, "tc", "qdisc", "add", "dev", "eth0", "clsact")
+    try:
+        on(host, "tc", "filter", "add", "dev", "eth0", "ingress", "protocol", "ip", "bpf", "da", "bytecode", drop)
+        yield
+    finally:
+        on(host, "tc", "qdisc", "del", "dev", "eth0", "clsact")
+
+
 class Server:
     """laconic serve in the switch."""
 

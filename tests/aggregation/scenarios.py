@@ -11,7 +11,7 @@ import time
 import traceback
 from pathlib import Path
 
-from lab_driver import Job, Server, loss, start
+from lab_driver import GROUP, Job, Server, deaf, loss, sent_by, start
 
 STEPS = 5
 FIRST = dict(steps=STEPS, seed=1, spec="thc")
@@ -48,6 +48,22 @@ def loss_in_the_first_window(servers):
         job.wait_at(1)
     job.go()
     return job.results()
+
+
+def multicast(_):
+    """Beside unicast by the same server, in bytes that leave it; with loss; to a host that hears none."""
+    server = Server(7432, "--multicast", GROUP)
+    found, sent = {}, {}
+    for name, wanted in (("unicast", 0), ("multicast", 1)):
+        before = sent_by("switch", "br0")
+        found[name] = Job([server], multicast=wanted, **FIRST).results()
+        sent[name] = sent_by("switch", "br0") - before
+    with loss("1%"):
+        found["lossy"] = Job([server], multicast=1, **FIRST).results()
+    with deaf("host3"):
+        found["deaf"] = Job([server], multicast=1, **FIRST).results()
+    server.stop()
+    return {"ranks": found, "sent": sent}
 
 
 def two_jobs(servers):
@@ -120,7 +136,7 @@ def main():
     servers = [Server(7420), Server(7421)]
     found = {}
     for scenario in (by_the_group, lossless, one_percent, five_percent, loss_in_the_first_window, two_jobs, two_servers,
-                     server_restarted, worker_killed, hostile_sender, slow_worker):
+                     multicast, server_restarted, worker_killed, hostile_sender, slow_worker):
         if sys.argv[2:] and scenario.__name__ not in sys.argv[2:]:
             continue
         began = time.monotonic()
