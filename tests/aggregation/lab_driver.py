@@ -10,11 +10,13 @@ import shlex
 import signal
 import socket
 import subprocess
+import sys
 import time
 
 LACONIC = os.environ["LACONIC_CLI"]
 RANK = os.environ["AGGREGATION_RANK"]
 TOKEN = os.environ["AGGREGATION_TOKEN"]
+HOSTS = [f"host{rank}" for rank in range(4)]
 LIMIT = 60  # seconds that anything may take
 
 
@@ -80,6 +82,24 @@ def deaf(host):
         yield
     finally:
         on(host, "tc", "qdisc", "del", "dev", "eth0", "clsact")
+
+
+SWITCH_RECEIVE_OFFLOAD_ON = """
+import ctypes, fcntl, socket, struct
+value = ctypes.create_string_buffer(struct.pack("II", 0x2C, 1))  # ETHTOOL_SGRO
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any:
+    fcntl.ioctl(any, 0x8946, struct.pack("16sP16x", b"eth0", ctypes.addressof(value)))  # SIOCETHTOOL
+"""
+
+
+def why_no_xdp():
+    """Nothing where a program in the kernel can be a server; the hosts' ends are then made ready for it."""
+    found = json.loads(on("switch", LACONIC, "serve", "--check", "--json"))["back_ends"]
+    why = next("" if one["works"] else one["why"] for one in found if one["io"] == "xdp")
+    if not why:
+        for host in HOSTS:
+            on(host, sys.executable, "-c", SWITCH_RECEIVE_OFFLOAD_ON)  # ethtool -K eth0 gro on
+    return why
 
 
 class Server:

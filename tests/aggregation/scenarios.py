@@ -11,7 +11,7 @@ import time
 import traceback
 from pathlib import Path
 
-from lab_driver import GROUP, Job, Server, deaf, loss, sent_by, start
+from lab_driver import GROUP, Job, Server, deaf, loss, sent_by, start, why_no_xdp
 
 STEPS = 5
 FIRST = dict(steps=STEPS, seed=1, spec="thc")
@@ -77,6 +77,17 @@ def two_servers(servers):
         return Job(servers, **FIRST).results()
 
 
+def xdp(_):
+    """A program in the kernel adds at the switch's ports. Hosts' ends lose packets, too."""
+    if why := why_no_xdp():
+        return {"why": why}
+    server = Server(7433, "--io", "xdp", "--interfaces", "port0,port1,port2,port3")
+    found = {"lossless": Job([server], **FIRST).results()}
+    with loss("1%"):
+        found["lossy"] = Job([server], **FIRST).results()
+    return {"ranks": found, "server": server.stop()}
+
+
 def server_restarted(_):
     """Between two steps, and in the midst of one."""
     server = Server(7430)
@@ -136,7 +147,7 @@ def main():
     servers = [Server(7420), Server(7421)]
     found = {}
     for scenario in (by_the_group, lossless, one_percent, five_percent, loss_in_the_first_window, two_jobs, two_servers,
-                     multicast, server_restarted, worker_killed, hostile_sender, slow_worker):
+                     multicast, server_restarted, worker_killed, hostile_sender, slow_worker, xdp):
         if sys.argv[2:] and scenario.__name__ not in sys.argv[2:]:
             continue
         began = time.monotonic()

@@ -76,6 +76,16 @@ def test_multicast_changes_no_bit_and_leaves_the_server_once(found):
     assert [rank["multicast_datagrams"] > 1000 for rank in ranks["deaf"]] == [True, True, True, False]
 
 
+def test_a_program_in_the_kernel_of_the_switch_changes_no_bit(found):
+    scenario = of(found, "xdp")
+    if "why" in scenario:
+        pytest.skip(f"no xdp: {scenario['why']}")
+    for ranks in scenario["ranks"].values():
+        expect_bits(found, ranks)
+    assert sum(rank["resent_datagrams"] for rank in scenario["ranks"]["lossy"]) > 0
+    assert scenario["server"]["in_kernel"] > 0.8 * scenario["server"]["datagrams"], scenario["server"]
+
+
 def test_two_jobs_of_one_server_know_nothing_of_each_other(found):
     first, second = of(found, "two_jobs")
     expect_bits(found, first, 0)
