@@ -126,12 +126,12 @@ def worker_killed(servers):
 
 
 def hostile_sender(_):
-    server = Server(7431)
+    server = Server(7431, "--multicast", GROUP)
     attackers = [start(host, sys.executable, HERE / "hostile.py", device, "7431")
                  for host, device in (("host0", "eth0"), ("switch", "br0"))]
     for attacker in attackers:
         assert attacker.stdout.readline() == "listening\n"
-    ranks = Job([server], **FIRST).results()
+    ranks = [Job([server], multicast=wanted, **FIRST).results() for wanted in (0, 1)]
     for attacker in attackers:
         attacker.send_signal(signal.SIGTERM)
     sent = [json.loads(attacker.communicate()[0]) for attacker in attackers]

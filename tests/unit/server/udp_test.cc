@@ -4,6 +4,8 @@
 #include "transport/aggregation/udp.h"
 
 #include <gtest/gtest.h>
+#include <net/if.h>
+#include <netinet/in.h>
 #include <sched.h>
 
 #include <atomic>
@@ -253,6 +255,32 @@ TEST(UdpServer, WithoutATokenOnlyLoopbackIsServed) {
   EXPECT_EQ(refused.error().code, Errc::invalid_argument);
   settings.server.token[0] = 1;
   EXPECT_TRUE(server::UdpServer::open(settings));
+}
+
+// The kernel keeps out what other addresses send; the rest is told by its port.
+TEST(Group, BringsWhatTheServersAddressSends) {
+  const agg::Endpoint server = *agg::parse_endpoint("127.0.0.1:0");
+  const auto group = agg::parse_group("239.7.4.3:7429", server);
+  ASSERT_TRUE(group);
+  const auto listener = agg::Socket::in_group(*group, server, server, Io::mmsg);
+  ASSERT_TRUE(listener) << listener.error().message;
+  const agg::Endpoint to = agg::group_endpoint(*group);
+  for (const char* address : {"127.0.0.2:0", "127.0.0.1:0"}) {
+    const auto socket = agg::Socket::bound(*agg::parse_endpoint(address), Io::mmsg);
+    ASSERT_TRUE(socket);
+    const ip_mreqn loopback{{}, {}, static_cast<int>(if_nametoindex("lo"))};
+    setsockopt(socket->fd(), IPPROTO_IP, IP_MULTICAST_IF, &loopback, sizeof loopback);
+    ASSERT_EQ(::sendto(socket->fd(), address, 9, 0, reinterpret_cast<const sockaddr*>(&to.address),
+                       to.size),
+              9);
+  }
+  agg::Receiver receiver(Io::mmsg);
+  std::vector<std::string> heard;
+  receiver.receive(*listener, [&](const agg::Endpoint& from, Bytes datagram) {
+    heard.emplace_back(datagram.begin(), datagram.end());
+    EXPECT_FALSE(agg::same_address(from, server)) << "another port";
+  });
+  EXPECT_EQ(heard, std::vector<std::string>{"127.0.0.1"});
 }
 
 TEST(UdpServer, AGroupIsAMulticastAddressOfTheServersFamily) {
