@@ -17,6 +17,8 @@ constexpr Time kMillisecond = 1000000;
 constexpr Time kFetchRetry = 20 * kMillisecond;
 constexpr uint32_t kFetchesAtOnce = 32;
 constexpr uint32_t kUnreached = 8;
+/// Between two statuses to the group, which a switch copies to all ports, whatever comes again.
+constexpr Time kTryEvery = kMillisecond;
 /// Who is waited for and silent for so long gets a datagram: a closed port answers with an error.
 constexpr Time kProbe = 100 * kMillisecond;
 /// How long a job that is over answers that it is.
@@ -246,7 +248,8 @@ void Job::handle(Time now, Member& member, const wire::UpHeader& header, uint64_
       leave(now, header.worker, out);
       break;
     default:  // an ack is in every header
-      if ((header.flags & wire::kTry) != 0 && multicast_.group.exists()) {
+      if ((header.flags & wire::kTry) != 0 && multicast_.group.exists() && now >= try_at_) {
+        try_at_ = now + kTryEvery;
         send_status(multicast_.address, DatagramType::status, slots_.floor(), out);
       }
       break;

@@ -170,7 +170,7 @@ class Job {
   Time waiting_ = kNever;  ///< since when anybody waits for anything
   Time heard_ = 0;         ///< last from anybody
   Time over_ = kNever;     ///< when it failed or ended
-  Time fetch_at_ = kNever, ticked_ = 0, probe_at_ = 0;
+  Time fetch_at_ = kNever, ticked_ = 0, probe_at_ = 0, try_at_ = 0;
   JobStats stats_;
 };
 

@@ -450,6 +450,26 @@ TEST(Multicast, WhatElseComesToTheGroupIsNotTaken) {
   EXPECT_GT(network.workers()[0]->link().stats().rejected, 2 * 6 * 24U);
 }
 
+TEST(Multicast, ATryThatComesAgainAndAgainIsAnsweredOnceInAMillisecond) {
+  Network network(multicast_plan(3, 3), {}, 31);
+  std::vector<uint8_t> recorded;
+  network.drop = [&](Time, uint32_t from, uint32_t, const std::vector<uint8_t>& bytes) {
+    if (from == 1 && type_of(bytes) == 8 && (bytes[3] & wire::kTry) != 0) recorded = bytes;
+    return false;
+  };
+  uint64_t before = 0;
+  network.at(2 * kMillisecond, [&] {
+    before = network.to_group;
+    for (int i = 0; i < 5000; ++i) network.inject(1, 0, recorded);
+  });
+  network.lag(0, 20 * kMillisecond);  // nothing else goes to the group
+  network.at(10 * kMillisecond, [&] { EXPECT_EQ(network.to_group, before + 1); });
+  ASSERT_TRUE(network.run(10 * kSecond));
+  ASSERT_FALSE(recorded.empty());
+  EXPECT_GT(before, 0U);
+  expect_whole(network);
+}
+
 TEST(Multicast, AFailureIsNotTakenFromTheGroup) {
   Plan plan = multicast_plan(2, 2);
   Network network(plan, {}, 30);
