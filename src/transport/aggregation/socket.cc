@@ -261,44 +261,51 @@ Result<Socket> Socket::connected(const Endpoint& remote, Io io, const Endpoint* 
   return s;
 }
 
+// IPv4 names an interface by its address; only IPv6 takes looking for its number, by netlink.
 Result<Socket> Socket::to_group(const wire::Group& group, const Endpoint& local, Io io) {
-  const unsigned index = interface_of(local);
+  const bool four = local.address.ss_family == AF_INET;
+  const unsigned index = four ? 0 : interface_of(local);
+  const Endpoint to = on_interface(group_endpoint(group), index);
   auto s = bound(local, io);
   if (!s) return s;
-  bool ok = false;
-  if (local.address.ss_family == AF_INET) {
-    ip_mreqn which{};
-    which.imr_ifindex = static_cast<int>(index);
-    ok = set(s->fd_, IPPROTO_IP, IP_MULTICAST_IF, which);
-  } else {
-    ok = set(s->fd_, IPPROTO_IPV6, IPV6_MULTICAST_IF, static_cast<int>(index));
-  }
-  const Endpoint to = on_interface(group_endpoint(group), index);
-  if (index == 0 || !ok ||
-      ::connect(s->fd_, reinterpret_cast<const sockaddr*>(&to.address), to.size) != 0) {
+  const bool known = four || index != 0;
+  const bool ok =
+      known && (four ? set(s->fd_, IPPROTO_IP, IP_MULTICAST_IF, as_four(local).sin_addr)
+                     : set(s->fd_, IPPROTO_IPV6, IPV6_MULTICAST_IF, static_cast<int>(index)));
+  if (!ok || ::connect(s->fd_, reinterpret_cast<const sockaddr*>(&to.address), to.size) != 0) {
     return system_error("multicast to " + endpoint_text(to) + " from " + endpoint_text(local),
-                        index == 0 ? EADDRNOTAVAIL : errno);
+                        known ? errno : EADDRNOTAVAIL);
   }
   return s;
 }
 
 Result<Socket> Socket::in_group(const wire::Group& group, const Endpoint& source,
                                 const Endpoint& local, Io io) {
-  const unsigned index = interface_of(local);
+  const bool four = local.address.ss_family == AF_INET;
+  const unsigned index = four ? 0 : interface_of(local);
   const Endpoint to = on_interface(group_endpoint(group), index);
   auto s = bound(to, io);
   if (!s) return s;
-  const bool four = to.address.ss_family == AF_INET;
-  // Else the socket would get what others of this machine have joined.
-  const bool alone = four ? set(s->fd_, IPPROTO_IP, IP_MULTICAST_ALL, 0)
-                          : set(s->fd_, IPPROTO_IPV6, IPV6_MULTICAST_ALL, 0);
-  group_source_req request{};
-  request.gsr_interface = index;
-  std::memcpy(&request.gsr_group, &to.address, to.size);
-  std::memcpy(&request.gsr_source, &source.address, source.size);
-  if (index == 0 || !alone ||
-      !set(s->fd_, four ? IPPROTO_IP : IPPROTO_IPV6, MCAST_JOIN_SOURCE_GROUP, request)) {
-    return system_error("joining " + endpoint_text(to), index == 0 ? EADDRNOTAVAIL : errno);
+  const bool known = four || index != 0;
+  bool ok = false;
+  // ..._ALL: else the socket would get what others of this machine have joined.
+  if (four) {
+    ip_mreq_source request{};
+    request.imr_multiaddr = as_four(to).sin_addr;
+    request.imr_sourceaddr = as_four(source).sin_addr;
+    request.imr_interface = as_four(local).sin_addr;
+    ok = set(s->fd_, IPPROTO_IP, IP_MULTICAST_ALL, 0) &&
+         set(s->fd_, IPPROTO_IP, IP_ADD_SOURCE_MEMBERSHIP, request);
+  } else if (known) {
+    group_source_req request{};
+    request.gsr_interface = index;
+    std::memcpy(&request.gsr_group, &to.address, to.size);
+    std::memcpy(&request.gsr_source, &source.address, source.size);
+    ok = set(s->fd_, IPPROTO_IPV6, IPV6_MULTICAST_ALL, 0) &&
+         set(s->fd_, IPPROTO_IPV6, MCAST_JOIN_SOURCE_GROUP, request);
+  }
+  if (!ok) {
+    return system_error("joining " + endpoint_text(to), known ? errno : EADDRNOTAVAIL);
   }
   return s;
 }
