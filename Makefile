@@ -22,7 +22,7 @@ demo:  ## train with and without compression over a slow link; MODEL= DATA= RATE
 	  $(if $(RATE),--rate "$(RATE)") $(if $(NETWORKS),--networks "$(NETWORKS)") $(if $(WORKERS),--workers "$(WORKERS)") \
 	  $(if $(SPECS),--specs "$(SPECS)") $(if $(SEEDS),--seeds "$(SEEDS)")
 
-demo-aggregation:  ## the same over aggregation servers, at 100 Mbit/s, loss 0 and 1 % (five minutes); PUBLISH= a folder for the page
+demo-aggregation:  ## the same over aggregation servers, at 100 Mbit/s, loss 0 and 1 %, as root also --io xdp (five minutes); PUBLISH= a folder for the page
 	@scripts/bootstrap --required
 	@scripts/bootstrap --python & python=$$!; \
 	  scripts/build release laconic_c laconic_cli; built=$$?; wait $$python && exit $$built

@@ -7,6 +7,7 @@ import programs  # noqa: F401, where prose is
 from prose import table
 
 ECHO_GOAL, ECHO_AIM, MMSG_GOAL, FLOOD_GOAL, SUM_GOAL, CPU_GOAL = 0.6, 0.8, 4, 0.4, 12, 0.2
+XDP_GOAL, XDP_CPU_GOAL = 1.0, 0.05
 
 
 def verdict(measured: float, goal: float, at_most: bool = False) -> str:
@@ -38,7 +39,24 @@ def io_section(io: dict) -> list[str]:
             "server's processor time say more.",
             table(["", "results/s", "per processor second", "goal", ""], rows),
             f"Sums in a second: `gso` {thousands(io['gso']['median'])} thousand, echo {thousands(io['echo']['median'])}, `mmsg` "
-            f"{thousands(io['mmsg']['median'])}."]
+            f"{thousands(io['mmsg']['median'])}.",
+            *kernel_section(io.get("switch"))]
+
+
+def kernel_section(switch: dict | None) -> list[str]:
+    """`xdp` against `mmsg`; nothing in results of before it was measured."""
+    if switch is None:
+        return []
+    if "xdp" not in switch:
+        return [f"`xdp` was not measured: {switch.get('reason', 'see the end')}."]
+    ratio, process = switch["xdp_to_mmsg"], switch["process"]
+    rows = [["`xdp` against `mmsg`", spread(ratio), f"≥ {XDP_GOAL}", verdict(ratio["median"], XDP_GOAL)],
+            ["processor time of `xdp`'s process, of the time", spread(process, 3), f"≤ {XDP_CPU_GOAL}",
+             verdict(process["median"], XDP_CPU_GOAL, at_most=True)]]
+    return [f"The same workers behind the ports of a switch of veth pairs, medians of {switch['rounds']} turns; `xdp`: a program in the "
+            "kernel adds at the ports. The workers' thread and the kernel share the machine's processors.",
+            table(["", "", "goal", ""], rows),
+            f"Sums in a second: `xdp` {thousands(switch['xdp']['median'])} thousand, `mmsg` {thousands(switch['mmsg']['median'])}."]
 
 
 def sum_section(cpu: dict) -> list[str]:

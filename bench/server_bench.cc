@@ -4,7 +4,8 @@
 // program that answers each datagram of the same length with one of a result's, by segmentation in
 // the kernel, and looks at nothing but the number. Four workers, granules of 1,024 codes of 4 bits,
 // driven by one thread; the three take turns. And what a job keeps of its rate while another one
-// sends as fast as it can. Prints JSON.
+// sends as fast as it can. As root also `xdp` and `mmsg` in a switch of veth pairs, the same
+// workers behind its ports. Prints JSON.
 //
 //   server_bench SECONDS_PER_SAMPLE ROUNDS
 #include <fmt/format.h>
@@ -32,6 +33,8 @@
 #include "output.h"
 #include "samples.h"
 #include "server/io/udp_server.h"
+#include "server/io/xdp/xdp.h"
+#include "veth_switch.h"
 #include "wire/enrolment.h"
 
 #ifndef UDP_SEGMENT
@@ -52,9 +55,14 @@ using Clock = std::chrono::steady_clock;
 
 constexpr uint8_t kWorkers = 4;
 constexpr uint32_t kLanes = 1024;
+constexpr uint16_t kRing = 1024;
 constexpr uint64_t kWindow = 256;  // granules that a worker has under way
+/// The same behind a veth, which keeps 256 packets of all.
+constexpr uint64_t kVethWindow = 64;
 constexpr uint64_t kData = wire::kUpHeaderBytes + kLanes / 2;
 constexpr uint64_t kResult = wire::kDownHeaderBytes + kLanes;
+/// Of servers that are not on loopback.
+constexpr wire::Token kToken{1};
 constexpr auto kPatience = std::chrono::milliseconds(20);
 
 double seconds_since(Clock::time_point begin) {
@@ -74,7 +82,7 @@ wire::JobSettings job_settings(uint8_t world) {
   s.code_bits = 4;
   s.lane_bits = 8;
   s.table_size = 16;
-  s.ring = 1024;
+  s.ring = kRing;
   s.lanes = kLanes;
   s.timeout_ms = 60000;
   for (uint16_t i = 0; i < 16; ++i) s.table[i] = i;
@@ -108,11 +116,10 @@ class Peer {
 
 class Serving final : public Peer {
  public:
-  explicit Serving(Io io) {
-    server::UdpServerSettings settings;
-    settings.bind = "127.0.0.1:0";
-    settings.io = io;
-    settings.server.secret[0] = 1;
+  explicit Serving(Io io) : Serving(on_loopback(io)) {}
+  explicit Serving(server::UdpServerSettings settings) {
+    const Io io = settings.io;
+    settings.server.secret[0] = settings.server.secret[16] = 1;  // epochs begin above 0
     auto opened = server::UdpServer::open(settings);
     if (!opened) std::exit(tools::fail(opened.error(), true, 1));
     server_ = std::move(*opened);
@@ -123,6 +130,12 @@ class Serving final : public Peer {
   [[nodiscard]] std::string address() const override { return server_->address(); }
 
  private:
+  static server::UdpServerSettings on_loopback(Io io) {
+    server::UdpServerSettings settings;
+    settings.bind = "127.0.0.1:0";
+    settings.io = io;
+    return settings;
+  }
   std::unique_ptr<server::UdpServer> server_;
 };
 
@@ -215,15 +228,18 @@ class Echo final : public Peer {
 
 // ---- who asks ----
 
-/// A worker that sends and counts, and does nothing with the sums. On loopback little is lost: then
-/// it begins again behind its ack.
+/// A worker that sends and counts, and does nothing with the sums. Little is lost: then it sends
+/// what it has no sum of again.
 class Worker {
  public:
-  Worker(const std::string& address, Io io, uint8_t rank, uint8_t world = kWorkers)
+  Worker(const std::string& address, Io io, uint8_t rank, uint8_t world = kWorkers,
+         const wire::Token& token = {}, uint64_t window = kWindow)
       : rank_(rank),
         world_(world),
+        token_(token),
         batch_(io),
-        codes_(kLanes / 2, static_cast<uint8_t>(17 * rank)) {
+        codes_(kLanes / 2, static_cast<uint8_t>(17 * rank)),
+        window_(window) {
     auto socket = Socket::connected(*agg::parse_endpoint(address), io);
     if (!socket) std::exit(tools::fail(socket.error(), true, 1));
     socket_ = std::move(*socket);
@@ -248,10 +264,11 @@ class Worker {
         e.settings = job_settings(world_);
         const std::vector<uint8_t> held(e.settings.ring / 8U);
         e.held = held;
-        key_ = wire::job_key({}, job, e.epoch);
+        key_ = wire::job_key(token_, job, e.epoch);
+        if (challenge.pad) padding_ = e.settings.padded_bytes() - e.settings.code_bytes();
         epoch_ = static_cast<uint16_t>(e.epoch);
         job_ = static_cast<uint32_t>(job);
-        const auto key = wire::enrolment_key({}, me, e.epoch, e.nonce);
+        const auto key = wire::enrolment_key(token_, me, e.epoch, e.nonce);
         post({bytes.data(), wire::write_enrolment(e, key, bytes.data())});
       } else if (wire::parse_welcome(datagram, &welcome) == wire::DatagramFault::none) {
         enrolled_ |= welcome.complete;
@@ -262,7 +279,8 @@ class Worker {
 
   void send(bool again) {
     if (again) next_ = ack_;
-    for (; next_ < ack_ + kWindow; ++next_) {
+    for (; next_ < ack_ + window_; ++next_) {
+      if (got_[next_ % kRing] == next_) continue;
       wire::UpHeader h;
       h.job = job_;
       h.granule = static_cast<uint32_t>(next_);
@@ -270,10 +288,10 @@ class Worker {
       h.ahead = static_cast<uint16_t>(next_ - ack_);
       h.worker = rank_;
       std::array<uint8_t, wire::kUpHeaderBytes> header;
-      wire::write_up(h, key_, wire::era_of(next_), codes_, header.data());
-      if (batch_.push(header, codes_)) continue;
+      wire::write_up(h, key_, wire::era_of(next_), codes_, header.data(), padding_);
+      if (batch_.push(header, codes_, padding_)) continue;
       batch_.flush(socket_, nullptr);
-      batch_.push(header, codes_);
+      batch_.push(header, codes_, padding_);
     }
     batch_.flush(socket_, nullptr);
   }
@@ -285,9 +303,10 @@ class Worker {
   bool receive(Receiver& receiver) {
     const uint64_t before = ack_;
     const int n = receiver.receive(socket_, [&](const Endpoint&, Bytes datagram) {
-      const bool next = datagram.size() == kResult &&
-                        load<uint32_t>(datagram.data() + 8) == static_cast<uint32_t>(ack_);
-      ack_ += next ? 1 : 0;
+      if (datagram.size() != kResult) return;
+      const uint64_t number = wire::nearest_number(load<uint32_t>(datagram.data() + 8), ack_);
+      if (number >= ack_ && number < ack_ + kRing) got_[number % kRing] = number;
+      while (got_[ack_ % kRing] == ack_) ++ack_;
     });
     if (n < 0) socket_.take_error();
     next_ = std::max(next_, ack_);
@@ -300,6 +319,8 @@ class Worker {
   void post(Bytes bytes) { ::send(socket_.fd(), bytes.data(), bytes.size(), 0); }
 
   uint8_t rank_, world_;
+  wire::Token token_;
+  std::size_t padding_ = 0;
   Socket socket_;
   Batch batch_;
   std::vector<uint8_t> codes_;
@@ -307,7 +328,8 @@ class Worker {
   uint16_t epoch_ = 0;
   uint32_t job_ = 0;
   bool asked_ = false, enrolled_ = false;
-  uint64_t ack_ = 0, next_ = 0;
+  uint64_t window_ = kWindow, ack_ = 0, next_ = 0;
+  std::vector<uint64_t> got_ = std::vector<uint64_t>(kRing, ~uint64_t{0});  // numbers
 };
 
 struct Rate {
@@ -321,10 +343,16 @@ class Pair {
   Pair(std::unique_ptr<Peer> peer, Io io, bool enrols, uint64_t job)
       : peer_(std::move(peer)), receiver_(io) {
     for (uint8_t w = 0; w < kWorkers; ++w) workers_.emplace_back(peer_->address(), io, w);
-    for (bool all = !enrols; !all;) {
-      all = true;
-      for (Worker& w : workers_) all &= w.enrol(job, receiver_);
+    if (enrols) enrol_all(job);
+  }
+  /// A worker on each host of a switch.
+  Pair(std::unique_ptr<Peer> peer, const VethSwitch& place, uint64_t job)
+      : peer_(std::move(peer)), receiver_(Io::gso) {
+    for (uint8_t w = 0; w < kWorkers; ++w) {
+      workers_.push_back(place.host(w).inside(
+          [&] { return Worker(peer_->address(), Io::gso, w, kWorkers, kToken, kVethWindow); }));
     }
+    enrol_all(job);
   }
 
   /// Until the time is over, and then until nothing is under way.
@@ -352,6 +380,12 @@ class Pair {
     }
     const auto done = static_cast<double>(workers_[0].ack() - before);
     return {done / seconds_since(begin), done / std::max(peer_->cpu() - cpu, 1e-9)};
+  }
+  void enrol_all(uint64_t job) {
+    for (bool all = false; !all;) {
+      all = true;
+      for (Worker& w : workers_) all &= w.enrol(job, receiver_);
+    }
   }
   void drain() {
     const Clock::time_point begin = Clock::now();
@@ -417,6 +451,58 @@ Json to_json(const tools::Spread& s) {
   return {{"median", s.median}, {"low", s.low}, {"high", s.high}};
 }
 
+Rate sample(Pair& pair, double seconds) {
+  const Rate rate = pair.run(seconds);
+  pair.drain();
+  return rate;
+}
+
+std::unique_ptr<Pair> in_switch(const VethSwitch& place, bool xdp, uint64_t job) {
+  server::UdpServerSettings settings;
+  settings.bind = std::string(VethSwitch::kAddress) + ":0";
+  settings.io = xdp ? Io::gso : Io::mmsg;
+  settings.server.token = kToken;
+  if (xdp) settings.interfaces = place.ports();
+  auto serving = place.here().inside([&] { return std::make_unique<Serving>(settings); });
+  return std::make_unique<Pair>(std::move(serving), place, job);
+}
+
+/// A program in the kernel at the ports of a switch, and `mmsg` in another one.
+Json kernel_path(double seconds, int rounds) {
+  if (const auto works = server::Xdp::check(); !works) {
+    return {{"reason", works.error().message.substr(0, works.error().message.find('\n'))}};
+  }
+  const VethSwitch with(kWorkers), without(kWorkers);
+  if (!with.ok() || !without.ok()) {
+    return {{"reason", "no network namespaces with bridges and veth pairs here"}};
+  }
+  const auto xdp = in_switch(with, true, 15), mmsg = in_switch(without, false, 16);
+  sample(*xdp, seconds);
+  sample(*mmsg, seconds);
+  std::vector<double> xdp_wall, mmsg_wall, ratio, busy;
+  for (int i = 0; i < 3 * rounds && ratio.size() < static_cast<std::size_t>(rounds); ++i) {
+    Rate x, m;  // each of them is first in turn
+    if (i % 2 == 0) x = sample(*xdp, seconds);
+    m = sample(*mmsg, seconds);
+    if (i % 2 != 0) x = sample(*xdp, seconds);
+    if (x.wall == 0 || m.wall == 0) continue;
+    xdp_wall.push_back(x.wall);
+    mmsg_wall.push_back(m.wall);
+    ratio.push_back(x.wall / m.wall);
+    busy.push_back(x.wall / x.cpu);
+  }
+  if (ratio.empty()) return {{"reason", "no sums came in so short a time"}};
+  const auto spread = [](std::vector<double>& v) {
+    return to_json(tools::spread_of(std::move(v)));
+  };
+  const std::size_t measured = ratio.size();
+  return {{"rounds", measured},
+          {"xdp", spread(xdp_wall)},
+          {"mmsg", spread(mmsg_wall)},
+          {"xdp_to_mmsg", spread(ratio)},
+          {"process", spread(busy)}};
+}
+
 int run(double seconds, int rounds) {
   if (!agg::has_gso()) {
     tools::print_json({{"reason", "this kernel has no segmentation for UDP"}});
@@ -428,21 +514,17 @@ int run(double seconds, int rounds) {
   Pair neighbour(std::move(flooded), Io::gso, true, 14);
   Pair mmsg(std::make_unique<Serving>(Io::mmsg), Io::mmsg, true, 12);
   Pair echo(std::make_unique<Echo>(), Io::gso, false, 0);
-  const auto sample = [&](Pair& pair) {
-    const Rate rate = pair.run(seconds);
-    pair.drain();
-    return rate;
-  };
-  for (Pair* pair : {&gso, &mmsg, &echo, &neighbour}) sample(*pair);
+  const auto one = [&](Pair& pair) { return sample(pair, seconds); };
+  for (Pair* pair : {&gso, &mmsg, &echo, &neighbour}) one(*pair);
   std::vector<double> gso_wall, gso_cpu, echo_wall, echo_cpu, mmsg_wall, to_echo, to_echo_cpu,
       to_mmsg, to_mmsg_cpu, beside_flood, beside_flood_cpu;
   // A machine that is busy may leave a sample without any sum: that round says nothing.
   for (int i = 0; i < 3 * rounds && to_echo.size() < static_cast<std::size_t>(rounds); ++i) {
-    const Rate e = sample(echo), g = sample(gso), m = sample(mmsg);
+    const Rate e = one(echo), g = one(gso), m = one(mmsg);
     flood.aim(Flood::kNowhere);
-    const Rate alone = sample(neighbour);
+    const Rate alone = one(neighbour);
     flood.aim(Flood::kServer);
-    const Rate beside = sample(neighbour);
+    const Rate beside = one(neighbour);
     flood.aim(Flood::kRest);
     if (e.wall == 0 || g.wall == 0 || m.wall == 0 || alone.wall == 0) continue;
     gso_wall.push_back(g.wall);
@@ -474,7 +556,8 @@ int run(double seconds, int rounds) {
                      {"gso_to_mmsg", spread(to_mmsg)},
                      {"gso_to_mmsg_cpu", spread(to_mmsg_cpu)},
                      {"beside_flood", spread(beside_flood)},
-                     {"beside_flood_cpu", spread(beside_flood_cpu)}});
+                     {"beside_flood_cpu", spread(beside_flood_cpu)},
+                     {"switch", kernel_path(seconds, rounds)}});
   return 0;
 }
 

@@ -69,6 +69,8 @@ void add_jobs(const Figures& figures, std::vector<MetricFamily>& all) {
       {"job_sums_total", "sums that were closed", &server::JobStats::closed},
       {"job_partial_sums_total", "sums that were closed without all workers",
        &server::JobStats::partial},
+      {"job_multicast_sums_total", "sums that were sent once, by multicast",
+       &server::JobStats::together},
       {"job_fetched_sums_total", "sums that workers brought back behind a restart",
        &server::JobStats::fetched},
   };

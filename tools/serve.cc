@@ -37,6 +37,7 @@ struct Options {
   std::string auth = "header";
   std::string metrics;
   std::vector<std::string> interfaces;
+  std::string multicast;
   std::string memory = "256mb";
   uint32_t jobs = 64;
   bool check = false;
@@ -129,7 +130,13 @@ Result<server::UdpServerSettings> settings_of(const Options& options) {
     return Error{Errc::invalid_argument, "--io xdp cannot hash payloads: --auth full is not for it",
                  "leave one of them out"};
   }
+  if (options.io == "xdp" && !options.multicast.empty()) {
+    return Error{
+        Errc::invalid_argument, "--io xdp has no use for --multicast",
+        "the program in the kernel sends a sum to every port itself; leave one of them out"};
+  }
   settings.interfaces = options.interfaces;
+  settings.multicast = options.multicast;
   const auto memory = parse_memory(options.memory);
   if (!memory) return memory.error();
   settings.server.memory = *memory;
@@ -193,11 +200,14 @@ void print_start(const Options& options, const server::UdpServer& server, agg::I
   if (!options.interfaces.empty()) name = "xdp";
   if (options.json) {
     Json line{{"serving", server.address()}, {"io", name}, {"token", !options.token.empty()}};
+    if (!options.multicast.empty()) line["multicast"] = options.multicast;
     if (metrics != nullptr) line["metrics"] = metrics->address();
     return say(line);
   }
   fmt::print("serving at {} by {}{}\n", server.address(), name,
              options.token.empty() ? ", without a token: loopback only" : "");
+  if (!options.multicast.empty())
+    fmt::print("sums by multicast to {}, for jobs that ask for it\n", options.multicast);
   if (metrics != nullptr) fmt::print("metrics at http://{}/metrics\n", metrics->address());
   std::fflush(stdout);
 }
@@ -265,6 +275,9 @@ Run add_serve(CLI::App& program) {
                    "with --io xdp: the ports that workers are behind; a program in the kernel adds "
                    "there (root, Linux 5.15)")
       ->delimiter(',');
+  command->add_option("--multicast", options->multicast,
+                      "GROUP or GROUP:PORT, e.g. 239.7.4.2: sums go once for all workers of a job "
+                      "that asks for it");
   command
       ->add_option("--auth", options->auth,
                    "header, or full: jobs whose tags do not cover payloads are refused")

@@ -3,7 +3,8 @@
 
     make demo-aggregation                       four workers, 100 Mbit/s, loss 0 and 1 %
 
-THC with a server in the switch, with a server on each worker's host, and by the group's own all-reduce, beside other exchanges.
+THC with a server in the switch, with a server on each worker's host, and by the group's own all-reduce, beside other exchanges;
+as root also with a program in the switch's kernel.
 Needs `laconic lab` with namespaces. Leaves demo/aggregation.html.
 """
 
@@ -30,6 +31,7 @@ from results import by_network  # noqa: E402
 
 SPECS = "thc@switch thc@hosts thc powersgd:rank=4 topk:ratio=0.1 dgc terngrad"
 NETWORKS = "100mbit 100mbit,1%"
+IN_THE_KERNEL = "thc@xdp"
 LIMIT = 900  # seconds; an idle machine needs less than a third
 
 INTRODUCTION = """\
@@ -41,12 +43,17 @@ once. That is not what a server on a host of the workers' speed can do: behind *
 go out, each step takes n times as long on the wire, and it loses to an all-reduce. Hence the row with **a server on each worker's
 host**: each adds an n-th of the granules (granule number mod servers), as an all-reduce would, and every port carries as much as any other."""
 
+OF_THE_KERNEL = """\
+**In the switch's kernel** a program adds where packets arrive (`--io xdp`) and answers past the port's token bucket: the downlink of that
+row is unshaped, its uplink is not. The hosts' ends lose packets as in the other rows."""
+
 
 def options(arguments=None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="examples/demo/aggregation.py", description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="mlp", choices=run.MODELS, help="what is trained (default mlp)")
     parser.add_argument("--networks", default=NETWORKS, help="rates with losses, separated by spaces: 100mbit,1%%")
-    parser.add_argument("--specs", default=SPECS, help="separated by spaces; @switch and @hosts: where servers are")
+    parser.add_argument("--specs", help=f"separated by spaces; @switch, @hosts, @xdp: where servers are (default {SPECS}, and as root "
+                        f"{IN_THE_KERNEL})")
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--steps", type=int, help="of the runs that give the final quality (default: the model's)")
     parser.add_argument("--repeats", type=int, default=2, help="of the blocks on each network")
@@ -57,8 +64,19 @@ def options(arguments=None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def plan_of(given: argparse.Namespace) -> dict:
-    words = ["--model", given.model, "--specs", given.specs, "--workers", str(given.workers), "--repeats", str(given.repeats),
+def specs_of(given: argparse.Namespace, command: str, progress: Progress) -> str:
+    if given.specs is None:
+        if why := servers.why_not_in_the_kernel(command):
+            progress.say(f"without a program in the switch's kernel: {why}")
+            return SPECS
+        return f"{SPECS} {IN_THE_KERNEL}"
+    if any(map(servers.is_in_the_kernel, given.specs.split())) and (why := servers.why_not_in_the_kernel(command)):
+        raise DemoError(f"no program in the switch's kernel: {why}")
+    return given.specs
+
+
+def plan_of(given: argparse.Namespace, specs: str) -> dict:
+    words = ["--model", given.model, "--specs", specs, "--workers", str(given.workers), "--repeats", str(given.repeats),
              "--fast-steps", str(given.fast_steps), "--pairs", "0", "--no-bound"]
     plan = run.plan_of(run.options(words + (["--steps", str(given.steps)] if given.steps else [])))
     networks = list(dict.fromkeys(given.networks.split()))
@@ -67,8 +85,7 @@ def plan_of(given: argparse.Namespace) -> dict:
     return {**plan, "networks": networks}
 
 
-def train(given: argparse.Namespace, plan: dict, progress: Progress) -> dict:
-    command = laconic_command()
+def train(given: argparse.Namespace, plan: dict, command: str, progress: Progress) -> dict:
     if not lab_works(command):
         raise DemoError("servers in a switch need a lab, and this machine permits none: `laconic lab --check` says why")
     with tempfile.TemporaryDirectory(prefix="laconic-demo-") as folder:
@@ -83,7 +100,8 @@ def train(given: argparse.Namespace, plan: dict, progress: Progress) -> dict:
 
 def publish(views: list, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    body = INTRODUCTION + "\n\n" + overview.markdown(views, f"![{overview.title(views)}](aggregation.svg)")
+    remarks = [INTRODUCTION, *([OF_THE_KERNEL] if any(servers.is_in_the_kernel(row.spec) for row in views[0].rows) else [])]
+    body = "\n\n".join(remarks) + "\n\n" + overview.markdown(views, f"![{overview.title(views)}](aggregation.svg)")
     (folder / "aggregation.md").write_text(pages.document(views[0], f"aggregation servers, {pages.heading(views)}", body,
                                                           "examples/demo/aggregation.py"))
     (folder / "aggregation.svg").write_text(pages.heat_picture(views) + "\n")
@@ -91,8 +109,9 @@ def publish(views: list, folder: Path) -> None:
 
 def demo(given: argparse.Namespace) -> None:
     begin = time.monotonic()
-    progress, plan, here = Progress(), plan_of(given), machine()
-    raw = {**train(given, plan, progress), "machine": here, "command": "make demo-aggregation", "remark": given.remark}
+    progress, here, command = Progress(), machine(), laconic_command()
+    plan = plan_of(given, specs_of(given, command, progress))
+    raw = {**train(given, plan, command, progress), "machine": here, "command": "make demo-aggregation", "remark": given.remark}
     given.out.mkdir(parents=True, exist_ok=True)
     (given.out / "aggregation.json").write_text(json.dumps({"plan": plan, **raw}))
     views = by_network(raw, plan)

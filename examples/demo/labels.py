@@ -13,7 +13,7 @@ _UNCOMPRESSED = ("pytorch:ddp", "pytorch:fp16", "none", "bf16", "fp16")
 
 
 #: Behind a spec: where its aggregation servers stand (servers.py).
-_PLACES = {"switch": "server in the switch", "hosts": "a server on each host"}
+_PLACES = {"switch": "server in the switch", "hosts": "a server on each host", "xdp": "in the switch's kernel, downlink unshaped"}
 
 
 def label_of(spec: str) -> str:

@@ -424,7 +424,7 @@ typedef struct laconic_aggregator_options {
   uint32_t deadline_us; /* of an exchange, below an hour; 0 means 20,000 */
   uint32_t timeout_ms;  /* silence after which a rank or server is lost; 0 means 60,000 */
   uint32_t full_tags;   /* 1: tags cover payloads, too, not only headers */
-  uint32_t reserved;
+  uint32_t multicast;   /* 1: sums come once for all ranks, where server and network can do it */
 } laconic_aggregator_options;
 
 /* Checks the options and reads the token. Sends nothing. */
@@ -443,7 +443,8 @@ LACONIC_API int32_t laconic_aggregator_run(laconic_aggregator* aggregator, const
 /* A join or run under way, or the next, fails within a tenth of a second. Null does nothing. */
 LACONIC_API void laconic_aggregator_interrupt(laconic_aggregator* aggregator);
 /* JSON, as of the last run's end: joined (1: and it has not failed since), resent_datagrams,
- * duplicate_datagrams, aggregator_restarts, rtt_us (smoothed round trip, of the slowest server).
+ * duplicate_datagrams, aggregator_restarts, rtt_us (smoothed round trip, of the slowest server),
+ * multicast_datagrams, multicast_servers (whose group this rank hears).
  * NUL-terminated, valid until the calling thread's next call. */
 LACONIC_API const char* laconic_aggregator_stats(laconic_aggregator* aggregator);
 /* Lingers up to linger_ms until all ranks have all results, and frees it. Null does nothing. */

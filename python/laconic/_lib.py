@@ -93,7 +93,7 @@ class Step(ctypes.Structure):
 
 class AggregatorOptions(_Sized):
     _fields_ = [("struct_size", c_uint32), ("world", c_uint32), ("servers", c_char_p), ("token", c_char_p), ("quorum", c_double),
-                ("deadline_us", c_uint32), ("timeout_ms", c_uint32), ("full_tags", c_uint32), ("reserved", c_uint32)]
+                ("deadline_us", c_uint32), ("timeout_ms", c_uint32), ("full_tags", c_uint32), ("multicast", c_uint32)]
 
 
 class StateHeader(_Sized):

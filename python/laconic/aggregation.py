@@ -8,13 +8,14 @@ import ctypes
 import functools
 import hashlib
 import json
+import logging
 import math
 import os
 import secrets
 import threading
 import weakref
 
-from . import _lib, errors
+from . import _lib, environment, errors
 from ._checks import text
 from ._session import CSession, gather_texts
 from .background import Background
@@ -41,36 +42,41 @@ def _number(name: str, value, above: float, most: float, unit: str) -> float:
 class Servers:
     """What a call, or the environment, says of aggregation servers."""
 
-    def __init__(self, addresses: list[str], token: str | None, quorum: float, deadline_ms: float, auth: str):
+    def __init__(self, addresses: list[str], token: str | None, quorum: float, deadline_ms: float, auth: str, multicast: bool):
         self.addresses, self.token, self.quorum, self.deadline_ms, self.auth = addresses, token, quorum, deadline_ms, auth
+        self.multicast = multicast
         self._handle: ctypes.c_void_p | None = None
         self._close: weakref.finalize | None = None
 
     @classmethod
-    def of(cls, aggregator: str | None, token, quorum, deadline_ms, auth) -> Servers | None:
+    def of(cls, aggregator: str | None, token, quorum, deadline_ms, auth, multicast) -> Servers | None:
         """None: nobody named any. LACONIC_AGGREGATOR and LACONIC_TOKEN_FILE stand in for what the call leaves out."""
         quorum = _number("quorum", quorum, 0, 1, "")
         deadline_ms = _number("deadline_ms", deadline_ms, 0, _HOUR_MS, " ms")
         if auth not in ("header", "full"):
             raise errors.error("invalid_argument", f"auth is {auth!r}", '"header" or "full"')
+        if not isinstance(multicast, bool):
+            raise errors.error("invalid_argument", f"multicast is {multicast!r}", "True or False")
         named = os.environ.get("LACONIC_AGGREGATOR", "") if aggregator is None else aggregator
         text("aggregator", named)
         if not named:
             alone = [name for name, given in (("token", token is not None), ("quorum", quorum != QUORUM),
-                                              ("deadline_ms", deadline_ms != DEADLINE_MS), ("auth", auth != "header")) if given]
+                                              ("deadline_ms", deadline_ms != DEADLINE_MS), ("auth", auth != "header"),
+                                              ("multicast", multicast)) if given]
             if alone or aggregator is not None:
                 raise errors.error("invalid_argument", f"{alone[0]} is given and no aggregator" if alone else "aggregator is empty",
                                    'aggregator="HOST:PORT", where `laconic serve` listens')
             return None
         token = os.environ.get("LACONIC_TOKEN_FILE") or None if token is None else os.fspath(token)
-        return cls([address.strip() for address in named.split(",")], token, quorum, deadline_ms, auth)
+        return cls([address.strip() for address in named.split(",")], token, quorum, deadline_ms, auth, multicast)
 
     def open(self, world: int, timeout: float) -> None:
         """Checks everything that one rank can check alone. `timeout`: seconds of silence after which a rank is lost."""
         options = _lib.AggregatorOptions(world=world, servers=text("aggregator", ",".join(self.addresses)),
                                          token=None if self.token is None else text("token", self.token), quorum=self.quorum,
                                          deadline_us=max(round(1000 * self.deadline_ms), 1),
-                                         timeout_ms=int(1000 * min(max(timeout, 1.0), _HOUR_MS / 1000)), full_tags=int(self.auth == "full"))
+                                         timeout_ms=int(1000 * min(max(timeout, 1.0), _HOUR_MS / 1000)), full_tags=int(self.auth == "full"),
+                                         multicast=int(self.multicast))
         handle = ctypes.c_void_p()
         _lib.check(_lib.lib.laconic_aggregator_open(ctypes.byref(options), ctypes.byref(handle)))
         self._handle, self._close = handle, weakref.finalize(self, _lib.lib.laconic_aggregator_close, handle, 0)
@@ -85,7 +91,8 @@ class Servers:
         addresses = ", ".join(self.addresses)
         if len(addresses) > 2000:
             addresses = f"{addresses[:1900]}… ({hashlib.sha256(addresses.encode()).hexdigest()[:16]})"
-        return [addresses, self.quorum, self.deadline_ms, self.auth, hashlib.sha256(b"laconic token" + secret).hexdigest()[:16]]
+        return [addresses, self.quorum, self.deadline_ms, self.auth, self.multicast,
+                hashlib.sha256(b"laconic token" + secret).hexdigest()[:16]]
 
     def join(self, inner, session: CSession) -> AggregatingEngine:
         """Registers with all servers, all ranks together, and gives the engine that uses them. One rank's trouble is every rank's
@@ -97,17 +104,31 @@ class Servers:
         except LaconicError as error:
             failure = error
         said = ["", "", ""] if failure is None else [failure.name, failure.message[:250], failure.hint[:120]]
+        said.append(self._heard() if failure is None else 0)
         limit = 1000
         gathered = inner.gather_bytes(json.dumps(said, ensure_ascii=False).encode()[:limit].ljust(limit))
         told = [_parsed(gathered[limit * rank : limit * (rank + 1)]) for rank in range(inner.world)]
-        troubled = [rank for rank, (name, _, _) in enumerate(told) if name]
+        troubled = [rank for rank, (name, *_) in enumerate(told) if name]
         if not troubled:
+            if self.multicast and inner.rank == 0:
+                self._tell_of_multicast([heard for *_, heard in told])
             return AggregatingEngine(inner, self)
         hearsay = ("timed_out", "peer_failed")
         rank = next((rank for rank in troubled if told[rank][0] not in hearsay), troubled[0])
-        name, message, hint = told[rank]
-        everybody = len(troubled) == inner.world and len({text for _, text, _ in told}) == 1
+        name, message, hint, _ = told[rank]
+        everybody = len(troubled) == inner.world and len({text for _, text, *_ in told}) == 1
         raise errors.error(name, message if everybody else f"rank {rank}: {message}", hint)
+
+    def _heard(self) -> int:
+        return json.loads(_lib.lib.laconic_aggregator_stats(self._handle).decode())["multicast_servers"]
+
+    def _tell_of_multicast(self, heard: list[int]) -> None:
+        """A line where somebody does not hear all servers."""
+        deaf = [str(rank) for rank, servers in enumerate(heard) if servers < len(self.addresses)]
+        if deaf:
+            whom = f"rank {', '.join(deaf)}" if len(deaf) < len(heard) else "any rank"
+            environment.say(f"multicast from {', '.join(self.addresses)} does not reach {whom}: sums go there by unicast",
+                            logging.WARNING)
 
     def __str__(self) -> str:
         text = "aggregated at " + ", ".join(self.addresses)
@@ -119,12 +140,12 @@ class Servers:
         return self._handle
 
 
-def _parsed(data: bytes) -> tuple[str, str, str]:
+def _parsed(data: bytes) -> tuple[str, str, str, int]:
     try:
-        name, message, hint = json.loads(data)
-        return (name if name in errors.CODES or not name else "engine_failed"), str(message), str(hint)
-    except ValueError:
-        return "engine_failed", "it could not register with the aggregation servers", ""
+        name, message, hint, heard = json.loads(data)
+        return (name if name in errors.CODES or not name else "engine_failed"), str(message), str(hint), int(heard)
+    except (ValueError, TypeError):
+        return "engine_failed", "it could not register with the aggregation servers", "", 0
 
 
 class _Batch:
@@ -207,7 +228,7 @@ class AggregatingEngine:
     # ---- what users ask ------------------------------------------------------------------------------------------------------
 
     def stats(self) -> dict:
-        """resent_datagrams, duplicate_datagrams, aggregator_restarts, rtt_us. Any thread."""
+        """resent_datagrams, duplicate_datagrams, aggregator_restarts, rtt_us, multicast_datagrams, multicast_servers. Any thread."""
         with self._lock:
             if self._handle:
                 self._last = json.loads(_lib.lib.laconic_aggregator_stats(self._handle).decode())
@@ -241,9 +262,9 @@ def _leave_all() -> None:
         engine.leave()
 
 
-def of(aggregator, token, quorum, deadline_ms, auth, *, strategy: str, limiter=None) -> Servers | None:
+def of(aggregator, token, quorum, deadline_ms, auth, multicast, *, strategy: str, limiter=None) -> Servers | None:
     """As Servers.of, for an exchange by `strategy` over a network that `limiter` emulates."""
-    servers = Servers.of(aggregator, token, quorum, deadline_ms, auth)
+    servers = Servers.of(aggregator, token, quorum, deadline_ms, auth, multicast)
     if servers is not None and strategy not in ("auto", "server_sum"):
         raise errors.error("invalid_argument", f"an aggregator is named, and strategy {strategy!r}", "leave the strategy out")
     if servers is not None and limiter is not None:
@@ -257,9 +278,9 @@ def agree(engine, servers: Servers | None) -> None:
     other = next((rank for rank, card in enumerate(cards) if card != cards[0]), None)
     if other is None:
         return
-    mine, theirs = json.loads(cards[0]) or ["none", *4 * [None]], json.loads(cards[other]) or ["none", *4 * [None]]
+    mine, theirs = json.loads(cards[0]) or ["none", *5 * [None]], json.loads(cards[other]) or ["none", *5 * [None]]
     at = next(i for i, (one, two) in enumerate(zip(mine, theirs)) if one != two)
-    what = ("the aggregator", "quorum", "deadline_ms", "auth")
+    what = ("the aggregator", "quorum", "deadline_ms", "auth", "multicast")
     differs = f"{what[at]} is {mine[at]} on rank 0 and {theirs[at]} on rank {other}" if at < len(what) else \
         f"the token is another one on rank 0 than on rank {other}"
     raise errors.error("ranks_disagree", differs, "give every rank the same call, file and LACONIC_* variables")

@@ -88,7 +88,8 @@ def _speaks_for_node() -> bool:
 
 def attach(obj, spec: str | None = None, *, seed: int = 0, small_elements: int = 4096, strategy: str = "auto",
            threads: int | str = "auto", scaler=None, warmup: int = 0, window: int = 2, part: int = 8 << 20, aggregator: str | None = None,
-           token: str | os.PathLike | None = None, quorum: float = 1.0, deadline_ms: float = 20.0, auth: str = "header", rules=None, control: str | None = None, quiet: bool = False, **options):
+           token: str | os.PathLike | None = None, quorum: float = 1.0, deadline_ms: float = 20.0, auth: str = "header", multicast: bool = False,
+           rules=None, control: str | None = None, quiet: bool = False, **options):
     """Compresses the gradient exchange of a DistributedDataParallel model. Gives a Handle.
 
     A collective call: every rank makes it, with the same arguments, right after wrapping the model.
@@ -114,6 +115,8 @@ def attach(obj, spec: str | None = None, *, seed: int = 0, small_elements: int =
             keeps what it had in its residual.
         deadline_ms: milliseconds from a bucket's first sum on, after which a quorum is enough.
         auth: "header": tags over headers keep strangers out; "full": over payloads, too, which someone on the path could change.
+        multicast: sums come once for all ranks, by IP multicast, from servers that offer it (`laconic serve --multicast`); a rank that
+            does not hear it gets them as ever, and a line tells which.
         rules: which parameters get another spec: a list of dicts, or the path of a TOML file (docs/guide/control.md). Without it,
             LACONIC_RULES decides; equal on all ranks.
         control: a law that moves the spec's ratio (or its like) while training runs: "dc2", "aimd", "schedule:0=0.25,200=0.01"
@@ -148,7 +151,7 @@ def attach(obj, spec: str | None = None, *, seed: int = 0, small_elements: int =
 
     handle = Handle(wrapper, functools.partial(spec_with, chosen, options), meeting, stage, seed=seed, small_elements=small_elements,
                     strategy=strategy, threads=threads, scaler=scaler, warmup=warmup, window=window, part=part,
-                    rules=rules, control=control, aggregator=(aggregator, token, quorum, deadline_ms, auth))
+                    rules=rules, control=control, aggregator=(aggregator, token, quorum, deadline_ms, auth, multicast))
     handle.register(wrapper)
     _attached[wrapper] = handle
     if handle.rank == 0 and not quiet:

@@ -117,7 +117,7 @@ def start(options) -> None:
              "state": options.state and os.path.abspath(options.state), "state_every": options.state_every,
              "state_keep": options.state_keep, "control": options.control, "rules": options.rules and os.path.abspath(options.rules), "aggregator": options.aggregator,
              "token": options.token and os.path.abspath(options.token), "quorum": options.quorum, "deadline_ms": options.deadline_ms,
-             "auth": options.auth, "met": _new_sign() if above is None else above.met}
+             "auth": options.auth, "multicast": options.multicast, "met": _new_sign() if above is None else above.met}
     os.environ[VARIABLE] = json.dumps(given)
     here = os.path.dirname(os.path.abspath(laconic_imports.__file__))
     folders = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
@@ -293,7 +293,8 @@ def _attach(model: Model, wrapper, options) -> None:
 
     handle = attach(wrapper, options.spec, seed=options.seed, strategy=options.strategy, small_elements=options.small_elements,
                     threads=options.threads, warmup=options.warmup, scaler=_scaler(wrapper.process_group),
-                    rules=options.rules, control=options.control, aggregator=options.aggregator, token=options.token, quorum=options.quorum, deadline_ms=options.deadline_ms, auth=options.auth)
+                    rules=options.rules, control=options.control, aggregator=options.aggregator, token=options.token,
+                    quorum=options.quorum, deadline_ms=options.deadline_ms, auth=options.auth, multicast=options.multicast)
     model.attached(handle, options.summary)
     _process.models.append(model)
     _end_with_a_word()

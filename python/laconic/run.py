@@ -48,6 +48,7 @@ def _parse(arguments):
                         help="of all ranks, how many are enough for a sum behind its deadline (1)")
     parser.add_argument("--deadline-ms", type=float, default=20.0, metavar="MS", help="after which a quorum is enough (20)")
     parser.add_argument("--auth", choices=("header", "full"), default="header", help="what the tags of datagrams cover (header)")
+    parser.add_argument("--multicast", action="store_true", help="sums once for all ranks, from servers with --multicast")
     parser.add_argument("--state", metavar="DIR", default=None,
                         help="keep every rank's residuals in DIR, and continue with those that fit the model's parameters")
     parser.add_argument("--state-every", type=_whole(1), default=500, metavar="N",

@@ -34,7 +34,7 @@ class Session:
     def __init__(self, spec: str, parameters, engine: str = "mpi", *, seed: int = 0, small_elements: int = 4096,
                  strategy: str = "auto", threads: int = 1, window: int = WINDOW, part: int = PART, timeout: float = TIMEOUT,
                  aggregator: str | None = None, token=None, quorum: float = 1.0, deadline_ms: float = 20.0,
-                 auth: str = "header", rules=None, control: str | None = None,
+                 auth: str = "header", multicast: bool = False, rules=None, control: str | None = None,
                  rank: int | None = None, world: int | None = None, rendezvous: str | None = None, interface: str | None = None,
                  group=None):
         """All ranks together: they compare spec, parameters and options, and where one differs, or cannot make its session, all
@@ -52,7 +52,7 @@ class Session:
             part: the array is cut between parameters into parts of at most so many bytes, each an exchange of its own; equal on
                 all ranks. 0: not at all.
             timeout: seconds that a rank waits for the others; c10d has its group's own.
-            aggregator, token, quorum, deadline_ms, auth: aggregation servers, as of `laconic.attach`.
+            aggregator, token, quorum, deadline_ms, auth, multicast: aggregation servers, as of `laconic.attach`.
             rules, control: which parameters get another spec, and the law that moves settings, as of `laconic.attach`.
             rank, world: of "gloo". "mpi" has the launcher's and refuses others.
             rendezvous: of "gloo": "file:FOLDER", an empty folder that all see, or "tcp:HOST:PORT", where rank 0 listens.
@@ -68,7 +68,7 @@ class Session:
             self._session, self._layout = self._open_session(spec, parameters, rank, world, seed=seed, threads=threads,
                                                              small_elements=small_elements, strategy=strategy, window=window,
                                                              part=part, timeout=timeout, rules=rules, control=control,
-                                                             aggregator=(aggregator, token, quorum, deadline_ms, auth))
+                                                             aggregator=(aggregator, token, quorum, deadline_ms, auth, multicast))
         except BaseException:
             self._end_engine()
             raise

@@ -19,7 +19,7 @@ from launches import launch  # noqa: E402
 from ranks import Ranks  # noqa: E402
 
 import laconic  # noqa: E402
-from laconic import aggregation  # noqa: E402
+from laconic import aggregation, environment  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not serving.BINARY.exists(), reason=f"{serving.BINARY} is not built")
 SPEC = "thc:block=256"
@@ -296,6 +296,9 @@ REFUSED = {
     "other quorum": ({}, (1, {"quorum": 0.5}), ("quorum is 1.0 on rank 0 and 0.5 on rank 1",)),
     "other deadline": ({}, (1, {"deadline_ms": 5}), ("deadline_ms is 20.0 on rank 0 and 5.0 on rank 1",)),
     "auth": ({"auth": "none"}, None, ("auth is 'none'",)),
+    "multicast": ({"multicast": "239.7.4.2"}, None, ("multicast is '239.7.4.2'",)),
+    "multicast alone": ({"aggregator": None, "multicast": True}, None, ("multicast is given and no aggregator",)),
+    "other multicast": ({}, (1, {"multicast": True}), ("multicast is False on rank 0 and True on rank 1",)),
     "nobody there": ({"aggregator": "127.0.0.1:9"}, None, ("127.0.0.1:9",)),
 }
 
@@ -333,6 +336,28 @@ def test_tags_over_payloads_where_the_server_wants_them(pools, tmp_path):
     assert {means for _, _, means in by_server} == {means for _, _, means in pools(3).run(_means, steps=3)}
 
 
+def _means_and_lines(**options):
+    lines, say = [], environment.say
+    environment.say = lambda text, *_: lines.append(text)
+    try:
+        return _means(**options), lines
+    finally:
+        environment.say = say
+
+
+@pytest.mark.parametrize("offered", [True, False])
+def test_multicast_brings_the_same_means_or_a_line_tells_that_it_does_not(pools, offered):
+    by_group = pools(3).run(_means, steps=3)
+    with serving.servers(1, *(("--multicast", "239.7.4.2") if offered else ())) as (server,):
+        told = pools(3).run(_means_and_lines, steps=3, aggregator=server.address, multicast=True)
+    found = [means for means, _ in told]
+    assert {means for _, _, means in found} == {means for _, _, means in by_group}
+    for _, stats, _ in found:
+        assert stats["multicast_servers"] == offered and (stats["multicast_datagrams"] > 0) == offered
+    line = f"multicast from {server.address} does not reach any rank: sums go there by unicast"
+    assert [lines for _, lines in told] == [[] if offered else [line], [], []]
+
+
 # ---- without a line of code ----
 
 SCRIPT = """
@@ -345,7 +370,8 @@ for step in range(3):
     ddp(torch.ones(4, 96)).sum().backward()
 import laconic
 explained = laconic.handles()[0].explain()
-print(json.dumps({key: explained.get(key) for key in ("strategy", "aggregators", "quorum", "deadline_ms")}))
+heard = laconic.handles()[0].stats()["multicast_servers"]
+print(json.dumps({key: explained.get(key) for key in ("strategy", "aggregators", "quorum", "deadline_ms")} | {"heard": heard}))
 """
 
 
@@ -355,14 +381,15 @@ def test_laconic_run_names_the_servers(tmp_path, how):
     script.write_text(SCRIPT)
     out = tmp_path / "out"
     out.mkdir()
-    with serving.servers(1, "--token", token) as (server,):
+    with serving.servers(1, "--token", token, "--multicast", "239.7.4.2") as (server,):
         words, variables = [], {"LACONIC_AGGREGATOR": server.address, "LACONIC_TOKEN_FILE": str(token)}
         if how == "options":
-            words, variables = ["--aggregator", server.address, "--token", "job.token", "--quorum", "0.5", "--deadline-ms", "9"], {}
+            words, variables = ["--aggregator", server.address, "--token", "job.token", "--quorum", "0.5", "--deadline-ms", "9",
+                                "--multicast"], {}
         outcomes = launch(["-m", "laconic.run", "--spec", SPEC, *words, str(script)], out, cwd=str(tmp_path), **variables)
     for outcome in outcomes:
         assert outcome.code == 0, outcome.err
-        assert outcome.report == {"strategy": "server_sum", "aggregators": [server.address],
+        assert outcome.report == {"strategy": "server_sum", "aggregators": [server.address], "heard": int(how == "options"),
                                   "quorum": 0.5 if how == "options" else 1.0, "deadline_ms": 9.0 if how == "options" else 20.0}
     assert f"aggregated at {server.address}" in outcomes[0].notices[0]
 

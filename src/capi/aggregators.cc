@@ -61,6 +61,7 @@ AggregatorOptions to_options(const laconic_aggregator_options& theirs) {
   o.deadline =
       std::chrono::microseconds(theirs.deadline_us == 0 ? kDeadlineUs : theirs.deadline_us);
   if (theirs.full_tags != 0) o.auth = laconic::AggregatorAuth::full;
+  o.multicast = theirs.multicast != 0;
   o.timeout = milliseconds(theirs.timeout_ms == 0 ? kTimeoutMs : theirs.timeout_ms);
   return o;
 }
@@ -88,7 +89,7 @@ int32_t laconic_aggregator_open(const laconic_aggregator_options* options,
     if (const int32_t bad = read_struct(options, "options", &o); bad != 0) return bad;
     if (o.servers == nullptr) return null_argument("options.servers");
     if (o.full_tags > 1) return fail(Errc::invalid_argument, "full_tags is not 0 or 1");
-    if (o.reserved != 0) return fail(Errc::invalid_argument, "options.reserved is not 0");
+    if (o.multicast > 1) return fail(Errc::invalid_argument, "multicast is not 0 or 1");
     auto membership = Membership::create(to_options(o), o.world);
     if (!membership) return fail(std::move(membership).error());
     *out = new laconic_aggregator(*std::move(membership));
@@ -144,6 +145,8 @@ const char* laconic_aggregator_stats(laconic_aggregator* aggregator) {
           .field("duplicate_datagrams", s.duplicate_datagrams)
           .field("aggregator_restarts", s.aggregator_restarts)
           .field("rtt_us", s.rtt_us)
+          .field("multicast_datagrams", s.multicast_datagrams)
+          .field("multicast_servers", s.multicast_servers)
           .close('}');
     }
     out = keep(json.take());

@@ -17,6 +17,8 @@ constexpr Time kMillisecond = 1000000;
 constexpr Time kFetchRetry = 20 * kMillisecond;
 constexpr uint32_t kFetchesAtOnce = 32;
 constexpr uint32_t kUnreached = 8;
+/// Between two statuses to the group, which a switch copies to all ports, whatever comes again.
+constexpr Time kTryEvery = kMillisecond;
 /// Who is waited for and silent for so long gets a datagram: a closed port answers with an error.
 constexpr Time kProbe = 100 * kMillisecond;
 /// How long a job that is over answers that it is.
@@ -37,13 +39,14 @@ uint64_t Job::memory(const wire::JobSettings& settings) noexcept {
 }
 
 Job::Job(const wire::Enrolment& first, uint64_t epoch, const wire::Token& token, Time now,
-         KernelPath* kernel)
+         KernelPath* kernel, const Multicast& multicast)
     : settings_(first.settings),
       number_(first.from.job),
       epoch_(epoch),
       key_(wire::job_key(token, first.from.job, epoch)),
       kernel_(kernel),
       shared_(kernel != nullptr ? kernel->take(settings_, id(), epoch_, key_) : SharedSlots{}),
+      multicast_(multicast),
       slots_(first.settings, shared_),
       members_{},
       held_(std::size_t{first.settings.world} * first.settings.ring / 8),
@@ -142,6 +145,7 @@ Judgement Job::enrol(Time now, const wire::Enrolment& e, const Address& from, Ou
   set_gate();
   member.address = from;
   member.attempt = e.from.attempt;
+  member.wants_group = e.wants_group;
   if (!member.enrolled) {
     member.enrolled = true;
     member.instance = e.from.instance;
@@ -205,6 +209,7 @@ DatagramFault Job::receive_up(Time now, const Address& from, Bytes datagram, Out
   if (header.ahead > number) return DatagramFault::field;
   ++stats_.datagrams;
   heard_ = member->heard = now;
+  member->hears_group = multicast_.group.exists() && (header.flags & wire::kGroup) != 0;
   handle(now, *member, header, number, datagram.subspan(wire::kUpHeaderBytes), out);
   return DatagramFault::none;
 }
@@ -242,8 +247,12 @@ void Job::handle(Time now, Member& member, const wire::UpHeader& header, uint64_
     case DatagramType::leave:
       leave(now, header.worker, out);
       break;
-    default:
-      break;  // an ack is in every header
+    default:  // an ack is in every header
+      if ((header.flags & wire::kTry) != 0 && multicast_.group.exists() && now >= try_at_) {
+        try_at_ = now + kTryEvery;
+        send_status(multicast_.address, DatagramType::status, slots_.floor(), out);
+      }
+      break;
   }
   note_waiting(now);
 }
@@ -316,7 +325,7 @@ DatagramFault Job::receive_held(Time now, const Address& from, Bytes datagram, O
   return DatagramFault::none;
 }
 
-// What was closed goes to everybody who has not got it yet.
+// What was closed goes to everybody who has not got it yet: once to all who hear the group.
 void Job::publish(Time now, Outbox& out) {
   for (const uint64_t number : slots_.newly_closed()) {
     const Slot& slot = slots_.slot(number);
@@ -324,6 +333,14 @@ void Job::publish(Time now, Outbox& out) {
     if (std::popcount(slot.bitmap) < settings_.world) ++stats_.partial;
     SumHeader beside;
     const Bytes datagram = write_datagram(number, beside);
+    const auto send_to = [&](const Address& to) {
+      if (datagram.empty()) {
+        out.send(to, beside, slots_.sum(slot));
+      } else {
+        out.send_sum(to, datagram);
+      }
+    };
+    bool together = false;
     for (uint32_t w = 0; w < settings_.world; ++w) {
       if (slots_.ack(w) > number) continue;
       Member& member = members_[w];
@@ -331,12 +348,15 @@ void Job::publish(Time now, Outbox& out) {
         member.timed = number + 1;
         member.timed_since = now;
       }
-      if (datagram.empty()) {
-        out.send(member.address, beside, slots_.sum(slot));
+      if (member.hears_group) {
+        together = true;
       } else {
-        out.send_sum(member.address, datagram);
+        send_to(member.address);
       }
     }
+    if (!together) continue;
+    ++stats_.together;
+    send_to(multicast_.address);
   }
   slots_.forget_closed();
 }
@@ -401,6 +421,7 @@ void Job::send_welcome(const Member& member, uint32_t worker, Outbox& out) {
   w.registered = enrolled();
   w.complete = state_ != JobState::gathering;
   w.epoch = epoch_;
+  if (member.wants_group) w.group = multicast_.group;
   std::array<uint8_t, wire::kHelloBytes> message;
   wire::write_welcome(w, key_, message.data());
   out.send(member.address, message, {});

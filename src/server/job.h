@@ -38,6 +38,7 @@ struct JobStats {
   uint64_t fetched = 0;  ///< sums that workers brought back
   uint64_t bad_acks = 0;
   uint64_t late = 0;                   ///< contributions that came behind the closing
+  uint64_t together = 0;               ///< sums that went to the group
   std::array<uint64_t, 7> rejected{};  ///< by wire::DatagramFault
 };
 
@@ -46,6 +47,12 @@ enum class JobState : uint8_t {
   running,
   failed,  ///< kept for a while: it answers that it is over
   ended,   ///< all have left; kept for a while, too
+};
+
+/// Where sums may go once for all workers.
+struct Multicast {
+  wire::Group group;  ///< as workers are told
+  Address address;    ///< as the outbox is
 };
 
 /// What a refusal says.
@@ -60,7 +67,7 @@ class Job {
   /// The memory that a job takes, all of it in the constructor.
   [[nodiscard]] static uint64_t memory(const wire::JobSettings& settings) noexcept;
   Job(const wire::Enrolment& first, uint64_t epoch, const wire::Token& token, Time now,
-      KernelPath* kernel = nullptr);
+      KernelPath* kernel = nullptr, const Multicast& multicast = {});
   ~Job();
   Job(const Job&) = delete;
   Job& operator=(const Job&) = delete;
@@ -102,6 +109,7 @@ class Job {
     uint64_t reached = 0;        ///< its ack when it began to count
     uint32_t unreached = 0;      ///< results that the process sent after the program had, twice
     bool enrolled = false;
+    bool wants_group = false, hears_group = false;
     uint64_t timed = 0;  ///< an ack above it ends a round trip; none: 0
     Time timed_since = 0, round_trip = 0;
   };
@@ -148,6 +156,7 @@ class Job {
   JobState state_ = JobState::gathering;
   KernelPath* kernel_ = nullptr;
   SharedSlots shared_;
+  Multicast multicast_;
   bool in_reach_ = true;  ///< the program in the kernel can answer all members
   laconic_kernel_counts counted_{};
   Slots slots_;
@@ -161,7 +170,7 @@ class Job {
   Time waiting_ = kNever;  ///< since when anybody waits for anything
   Time heard_ = 0;         ///< last from anybody
   Time over_ = kNever;     ///< when it failed or ended
-  Time fetch_at_ = kNever, ticked_ = 0, probe_at_ = 0;
+  Time fetch_at_ = kNever, ticked_ = 0, probe_at_ = 0, try_at_ = 0;
   JobStats stats_;
 };
 

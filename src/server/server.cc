@@ -156,7 +156,8 @@ Judgement Server::admit(Time now, const wire::Enrolment& e, const Address& from,
     return {Reason::memory, settings_.memory - used_, bytes};
   }
   used_ += bytes;
-  jobs_.push_back(std::make_unique<Job>(e, next_epoch_++, settings_.token, now, settings_.kernel));
+  jobs_.push_back(std::make_unique<Job>(e, next_epoch_++, settings_.token, now, settings_.kernel,
+                                        settings_.multicast));
   return jobs_.back()->enrol(now, e, from, out);
 }
 

@@ -22,6 +22,7 @@ struct ServerSettings {
   uint32_t jobs = 64;
   bool full_tags = false;        ///< jobs whose tags cover headers alone are refused
   bool pad = false;              ///< workers are told to send data as long as results
+  Multicast multicast{};         ///< for jobs that ask for it; no group: there is none
   KernelPath* kernel = nullptr;  ///< outlives the server; null: there is none
 };
 

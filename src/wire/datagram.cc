@@ -123,7 +123,10 @@ DatagramFault parse_up(Bytes datagram, UpHeader* header) noexcept {
   get_common(datagram, start, header);
   header->worker = datagram[LACONIC_AT_WORKER];
   const bool sum = start.type == DatagramType::data;
-  const bool known = flags_fit(sum, start.flags) && datagram[LACONIC_AT_ZERO] == 0;
+  const bool tries = start.type == DatagramType::ack;
+  const auto of_groups = static_cast<uint8_t>(tries ? kGroup | kTry : int{kGroup});
+  const bool known = flags_fit(sum, start.flags & static_cast<uint8_t>(~of_groups)) &&
+                     datagram[LACONIC_AT_ZERO] == 0;
   if (!known || header->worker >= kMaxWorkers) return DatagramFault::field;
   if (!sum && header->norm != 0) return DatagramFault::field;
   const bool fits = payload_fits(sum, start.flags, datagram.size() - kUpHeaderBytes);

@@ -55,6 +55,8 @@ enum DatagramFlag : uint8_t {
   kValues = LACONIC_FLAG_VALUES,    ///< 32-bit lanes in place of codes
   kFirst = LACONIC_FLAG_FIRST,      ///< the first granule of an exchange on this server
   kFull = LACONIC_FLAG_FULL,        ///< the tag covers the payload
+  kGroup = LACONIC_FLAG_GROUP,      ///< up: this worker hears the job's multicast group
+  kTry = LACONIC_FLAG_TRY,          ///< of an ack: send something to the group
   kComplete = 1,                    ///< of a welcome: all workers are registered
   kPad = 2,                         ///< of a challenge: data of codes are as long as their results
 };

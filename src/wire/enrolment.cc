@@ -8,9 +8,9 @@ namespace {
 
 // The same in every version up to here: a refusal has to be read by any.
 constexpr std::size_t kNumberAt = 8, kInstanceAt = 16, kAttemptAt = 24, kWorkerAt = 28;
-constexpr std::size_t kReasonAt = 29, kExpectedAt = 32, kFoundAt = 40;  // refusal
-constexpr std::size_t kRegisteredAt = 29;                               // welcome
-constexpr std::size_t kEpochAt = 32, kNonceAt = 40;                     // and enrolment
+constexpr std::size_t kReasonAt = 29, kExpectedAt = 32, kFoundAt = 40;       // refusal
+constexpr std::size_t kRegisteredAt = 29, kGroupPortAt = 30, kGroupAt = 40;  // welcome
+constexpr std::size_t kEpochAt = 32, kNonceAt = 40;                          // and enrolment
 constexpr std::size_t kWorldAt = 29, kNeededAt = 30, kCodeBitsAt = 31, kSpecAt = 48;
 constexpr std::size_t kDeadlineAt = 56, kTimeoutAt = 60, kLanesAt = 64, kRingAt = 68;
 constexpr std::size_t kValuesAt = 70, kLaneBitsAt = 72, kTableSizeAt = 73, kTableAt = 76;
@@ -176,6 +176,13 @@ Reason compare_settings(const JobSettings& job, const JobSettings& found) noexce
   return job == found ? Reason::none : Reason::settings;
 }
 
+bool is_multicast(const Group& group) noexcept {
+  constexpr std::array<uint8_t, 12> kMapped{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xFF, 0xFF};
+  const auto& a = group.address;
+  const bool four = std::equal(kMapped.begin(), kMapped.end(), a.begin());
+  return group.exists() && (four ? a[12] >> 4U == 14 : a[0] == 0xFF);
+}
+
 DatagramFault parse_hello(Bytes in, Applicant* from) noexcept {
   const auto fault = parse_short(in, DatagramType::hello, 0, from);
   if (fault != DatagramFault::none) return fault;
@@ -192,8 +199,15 @@ DatagramFault parse_challenge(Bytes in, Challenge* challenge) noexcept {
 }
 
 DatagramFault parse_welcome(Bytes in, Welcome* welcome) noexcept {
-  const auto fault = parse_short(in, DatagramType::welcome, kComplete, &welcome->to);
+  const auto fault = parse_short(in, DatagramType::welcome, kComplete | kGroup, &welcome->to);
   if (fault != DatagramFault::none) return fault;
+  welcome->group = {};
+  if ((in[3] & kGroup) != 0) {
+    std::copy_n(in.data() + kGroupAt, welcome->group.address.size(),
+                welcome->group.address.begin());
+    welcome->group.port = load<uint16_t>(in.data() + kGroupPortAt);
+    if (!is_multicast(welcome->group)) return DatagramFault::field;
+  }
   welcome->registered = in[kRegisteredAt];
   welcome->complete = (in[3] & kComplete) != 0;
   welcome->epoch = load<uint64_t>(in.data() + kEpochAt);
@@ -210,13 +224,14 @@ DatagramFault parse_refusal(Bytes in, Refusal* refusal) noexcept {
 }
 
 DatagramFault parse_enrolment(Bytes in, Enrolment* e) noexcept {
-  const auto fault =
-      parse_applicant(in, DatagramType::enrol, kEnrolmentFrontBytes + kTagBytes, kFull, &e->from);
+  const auto fault = parse_applicant(in, DatagramType::enrol, kEnrolmentFrontBytes + kTagBytes,
+                                     kFull | kGroup, &e->from);
   if (fault != DatagramFault::none) return fault;
   const uint8_t* p = in.data();
   e->epoch = load<uint64_t>(p + kEpochAt);
   e->nonce = load<uint64_t>(p + kNonceAt);
   e->settings = get_settings(in, (in[3] & kFull) != 0);
+  e->wants_group = (in[3] & kGroup) != 0;
   e->ack = load<uint64_t>(p + kAckAt);
   e->kept = load<uint64_t>(p + kKeptAt);
   if (e->ack > kMaxAck || e->kept > e->ack || e->settings.ring > kMaxRing ||
@@ -247,8 +262,11 @@ uint64_t write_challenge(const Challenge& c, const SipKey& key, uint8_t* out) no
 }
 
 uint64_t write_welcome(const Welcome& w, const SipKey& key, uint8_t* out) noexcept {
-  put_applicant(w.to, DatagramType::welcome, w.complete ? kComplete : 0, kHelloBytes, out);
+  const int flags = (w.complete ? kComplete : 0) | (w.group.exists() ? kGroup : 0);
+  put_applicant(w.to, DatagramType::welcome, static_cast<uint8_t>(flags), kHelloBytes, out);
   out[kRegisteredAt] = w.registered;
+  store(out + kGroupPortAt, w.group.port);
+  std::copy(w.group.address.begin(), w.group.address.end(), out + kGroupAt);
   store(out + kEpochAt, w.epoch);
   return seal(out, kHelloBytes, key);
 }
@@ -263,7 +281,8 @@ uint64_t write_refusal(const Refusal& r, const SipKey& key, uint8_t* out) noexce
 
 uint64_t write_enrolment(const Enrolment& e, const SipKey& key, uint8_t* out) noexcept {
   const uint64_t bytes = kEnrolmentFrontBytes + e.held.size() + kTagBytes;
-  put_applicant(e.from, DatagramType::enrol, e.settings.full_tags ? kFull : 0, bytes, out);
+  const int flags = (e.settings.full_tags ? kFull : 0) | (e.wants_group ? kGroup : 0);
+  put_applicant(e.from, DatagramType::enrol, static_cast<uint8_t>(flags), bytes, out);
   put_settings(e.settings, out);
   store(out + kEpochAt, e.epoch);
   store(out + kNonceAt, e.nonce);

@@ -60,11 +60,21 @@ struct Challenge {
   friend bool operator==(const Challenge&, const Challenge&) = default;
 };
 
+/// Where sums go once for all workers that hear it.
+struct Group {
+  std::array<uint8_t, 16> address{};  ///< IPv6, or ::ffff:a.b.c.d for IPv4, big-endian
+  uint16_t port = 0;                  ///< 0: there is none
+  [[nodiscard]] bool exists() const noexcept { return port != 0; }
+  friend bool operator==(const Group&, const Group&) = default;
+};
+[[nodiscard]] bool is_multicast(const Group& group) noexcept;
+
 struct Welcome {
   Applicant to;
   uint8_t registered = 0;  ///< workers
   bool complete = false;   ///< all are
   uint64_t epoch = 0;
+  Group group{};  ///< for a worker that asked for it
   friend bool operator==(const Welcome&, const Welcome&) = default;
 };
 
@@ -121,6 +131,7 @@ struct Enrolment {
   uint64_t ack = 0;   ///< all results below are here
   uint64_t kept = 0;  ///< those from here on are still held; at most ack
   Bytes held{};       ///< bit i: result ack + i is held; ring / 8 bytes
+  bool wants_group = false;
 };
 
 DatagramFault parse_hello(Bytes datagram, Applicant* from) noexcept;

@@ -192,6 +192,7 @@ class Rank {
       options.servers = split(text("servers"));
       options.token = text("token");
       options.quorum = std::stod(text("quorum", "1"));
+      options.multicast = count("multicast", 0) != 0;
       options.deadline = milliseconds(count("deadline_ms", 20));
       options.timeout = milliseconds(count("timeout_ms", 60'000));
       auto made = AggregatorEngine::create(group, options);
@@ -205,6 +206,8 @@ class Rank {
       said_["duplicate_datagrams"] = s.duplicate_datagrams;
       said_["aggregator_restarts"] = s.aggregator_restarts;
       said_["rtt_us"] = s.rtt_us;
+      said_["multicast_datagrams"] = s.multicast_datagrams;
+      said_["multicast_servers"] = s.multicast_servers;
     }
     return said_;
   }

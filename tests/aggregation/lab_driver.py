@@ -10,11 +10,13 @@ import shlex
 import signal
 import socket
 import subprocess
+import sys
 import time
 
 LACONIC = os.environ["LACONIC_CLI"]
 RANK = os.environ["AGGREGATION_RANK"]
 TOKEN = os.environ["AGGREGATION_TOKEN"]
+HOSTS = [f"host{rank}" for rank in range(4)]
 LIMIT = 60  # seconds that anything may take
 
 
@@ -51,6 +53,53 @@ def line_of(process):
 def rss(pid):
     """Bytes in memory."""
     return int(pathlib.Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+def on(host, *words):
+    """What a command on that host says."""
+    process = start(host, *words)
+    said = process.communicate(timeout=LIMIT)[0]
+    assert process.returncode == 0, (words, said)
+    return said
+
+
+def sent_by(host, device):
+    """Bytes."""
+    counts = on(host, "cat", "/proc/self/net/dev").split(f"{device}:")[1].split()
+    return int(counts[8])
+
+
+GROUP = "239.7.4.2"
+
+
+@contextlib.contextmanager
+def deaf(host):
+    """No multicast to GROUP gets into that host."""
+    drop = f"4,32 0 0 30,21 0 1 {0xEF070402},6 0 0 2,6 0 0 0"  # the destination of IPv4; 2: TC_ACT_SHOT
+    on(host, "tc", "qdisc", "add", "dev", "eth0", "clsact")
+    try:
+        on(host, "tc", "filter", "add", "dev", "eth0", "ingress", "protocol", "ip", "bpf", "da", "bytecode", drop)
+        yield
+    finally:
+        on(host, "tc", "qdisc", "del", "dev", "eth0", "clsact")
+
+
+SWITCH_RECEIVE_OFFLOAD_ON = """
+import ctypes, fcntl, socket, struct
+value = ctypes.create_string_buffer(struct.pack("II", 0x2C, 1))  # ETHTOOL_SGRO
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any:
+    fcntl.ioctl(any, 0x8946, struct.pack("16sP16x", b"eth0", ctypes.addressof(value)))  # SIOCETHTOOL
+"""
+
+
+def why_no_xdp():
+    """Nothing where a program in the kernel can be a server; the hosts' ends are then made ready for it."""
+    found = json.loads(on("switch", LACONIC, "serve", "--check", "--json"))["back_ends"]
+    why = next("" if one["works"] else one["why"] for one in found if one["io"] == "xdp")
+    if not why:
+        for host in HOSTS:
+            on(host, sys.executable, "-c", SWITCH_RECEIVE_OFFLOAD_ON)  # ethtool -K eth0 gro on
+    return why
 
 
 class Server:

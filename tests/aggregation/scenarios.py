@@ -11,7 +11,7 @@ import time
 import traceback
 from pathlib import Path
 
-from lab_driver import Job, Server, loss, start
+from lab_driver import GROUP, Job, Server, deaf, loss, sent_by, start, why_no_xdp
 
 STEPS = 5
 FIRST = dict(steps=STEPS, seed=1, spec="thc")
@@ -50,6 +50,22 @@ def loss_in_the_first_window(servers):
     return job.results()
 
 
+def multicast(_):
+    """Beside unicast by the same server, in bytes that leave it; with loss; to a host that hears none."""
+    server = Server(7432, "--multicast", GROUP)
+    found, sent = {}, {}
+    for name, wanted in (("unicast", 0), ("multicast", 1)):
+        before = sent_by("switch", "br0")
+        found[name] = Job([server], multicast=wanted, **FIRST).results()
+        sent[name] = sent_by("switch", "br0") - before
+    with loss("1%"):
+        found["lossy"] = Job([server], multicast=1, **FIRST).results()
+    with deaf("host3"):
+        found["deaf"] = Job([server], multicast=1, **FIRST).results()
+    server.stop()
+    return {"ranks": found, "sent": sent}
+
+
 def two_jobs(servers):
     with loss("1%"):
         jobs = [Job(servers[:1], **FIRST), Job(servers[:1], **SECOND)]
@@ -59,6 +75,17 @@ def two_jobs(servers):
 def two_servers(servers):
     with loss("1%"):
         return Job(servers, **FIRST).results()
+
+
+def xdp(_):
+    """A program in the kernel adds at the switch's ports. Hosts' ends lose packets, too."""
+    if why := why_no_xdp():
+        return {"why": why}
+    server = Server(7433, "--io", "xdp", "--interfaces", "port0,port1,port2,port3")
+    found = {"lossless": Job([server], **FIRST).results()}
+    with loss("1%"):
+        found["lossy"] = Job([server], **FIRST).results()
+    return {"ranks": found, "server": server.stop()}
 
 
 def server_restarted(_):
@@ -99,12 +126,12 @@ def worker_killed(servers):
 
 
 def hostile_sender(_):
-    server = Server(7431)
+    server = Server(7431, "--multicast", GROUP)
     attackers = [start(host, sys.executable, HERE / "hostile.py", device, "7431")
                  for host, device in (("host0", "eth0"), ("switch", "br0"))]
     for attacker in attackers:
         assert attacker.stdout.readline() == "listening\n"
-    ranks = Job([server], **FIRST).results()
+    ranks = [Job([server], multicast=wanted, **FIRST).results() for wanted in (0, 1)]
     for attacker in attackers:
         attacker.send_signal(signal.SIGTERM)
     sent = [json.loads(attacker.communicate()[0]) for attacker in attackers]
@@ -120,7 +147,7 @@ def main():
     servers = [Server(7420), Server(7421)]
     found = {}
     for scenario in (by_the_group, lossless, one_percent, five_percent, loss_in_the_first_window, two_jobs, two_servers,
-                     server_restarted, worker_killed, hostile_sender, slow_worker):
+                     multicast, server_restarted, worker_killed, hostile_sender, slow_worker, xdp):
         if sys.argv[2:] and scenario.__name__ not in sys.argv[2:]:
             continue
         began = time.monotonic()

@@ -60,6 +60,32 @@ def test_loss_changes_no_bit(found, scenario):
     assert sum(rank["resent_datagrams"] for rank in ranks) > 0
 
 
+def test_multicast_changes_no_bit_and_leaves_the_server_once(found):
+    scenario = of(found, "multicast")
+    ranks, sent = scenario["ranks"], scenario["sent"]
+    for one in ranks.values():
+        expect_bits(found, one)
+    assert all(rank["multicast_datagrams"] == rank["multicast_servers"] == 0 for rank in ranks["unicast"])
+    assert all(rank["multicast_servers"] == 1 for name in ("multicast", "lossy") for rank in ranks[name])
+    # Lost results, and they alone, come by unicast.
+    assert min(rank["multicast_datagrams"] for rank in ranks["multicast"]) > 1000
+    assert min(rank["multicast_datagrams"] for rank in ranks["lossy"]) > 1000
+    assert sent["multicast"] < 0.3 * sent["unicast"], sent
+    # A host that hears none gets its own.
+    assert [rank["multicast_servers"] for rank in ranks["deaf"]] == [1, 1, 1, 0]
+    assert [rank["multicast_datagrams"] > 1000 for rank in ranks["deaf"]] == [True, True, True, False]
+
+
+def test_a_program_in_the_kernel_of_the_switch_changes_no_bit(found):
+    scenario = of(found, "xdp")
+    if "why" in scenario:
+        pytest.skip(f"no xdp: {scenario['why']}")
+    for ranks in scenario["ranks"].values():
+        expect_bits(found, ranks)
+    assert sum(rank["resent_datagrams"] for rank in scenario["ranks"]["lossy"]) > 0
+    assert scenario["server"]["in_kernel"] > 0.8 * scenario["server"]["datagrams"], scenario["server"]
+
+
 def test_two_jobs_of_one_server_know_nothing_of_each_other(found):
     first, second = of(found, "two_jobs")
     expect_bits(found, first, 0)
@@ -90,7 +116,9 @@ def test_a_worker_that_is_killed_is_named_on_every_other_rank(found):
 
 def test_forged_cut_replayed_and_random_datagrams_change_no_bit(found):
     scenario = of(found, "hostile_sender")
-    expect_bits(found, scenario["ranks"])
+    for ranks, wanted in zip(scenario["ranks"], (0, 1)):
+        expect_bits(found, ranks)
+        assert all(rank["multicast_servers"] == wanted for rank in ranks)
     for sent in scenario["sent"]:
         assert min(sent.get(kind, 0) for kind in ("same", "cut", "turned", "random")) > 50, sent
     up = scenario["sent"][0]

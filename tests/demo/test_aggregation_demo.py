@@ -16,6 +16,7 @@ sys.path.insert(0, str(RUN.parent))
 import aggregation as demo  # noqa: E402
 import labels  # noqa: E402
 import network  # noqa: E402
+import servers  # noqa: E402
 from test_demo import laconic_command  # noqa: E402
 
 
@@ -23,7 +24,7 @@ def test_a_network_may_lose_packets():
     assert network.rate_and_loss("100mbit,1%") == ("100mbit", "1%") and network.rate_and_loss("off") == ("off", "0%")
     assert network.rate_text("100mbit,1%") == "100 Mbit/s, 1 % loss" and network.rate_text("100mbit") == "100 Mbit/s"
     with pytest.raises(ValueError, match="'9furlongs' is not a rate"):
-        demo.plan_of(demo.options(["--networks", "100mbit 9furlongs,1%"]))
+        demo.plan_of(demo.options(["--networks", "100mbit 9furlongs,1%"]), demo.SPECS)
 
 
 def test_a_place_of_servers_is_part_of_the_label_alone():
@@ -31,21 +32,36 @@ def test_a_place_of_servers_is_part_of_the_label_alone():
     assert labels.label_of("thc") == "Laconic thc"
 
 
+def test_the_kernels_row_is_there_where_the_kernel_takes_it(monkeypatch):
+    said = []
+    progress = type("Progress", (), {"say": staticmethod(said.append)})
+    for why, specs in (("", f"{demo.SPECS} thc@xdp"), ("it takes root", demo.SPECS)):
+        monkeypatch.setattr(servers, "why_not_in_the_kernel", lambda _, why=why: why)
+        assert demo.specs_of(demo.options([]), "laconic", progress) == specs
+    assert said == ["without a program in the switch's kernel: it takes root"]
+    assert demo.specs_of(demo.options(["--specs", "thc@switch"]), "laconic", progress) == "thc@switch"
+    with pytest.raises(demo.DemoError, match="it takes root"):
+        demo.specs_of(demo.options(["--specs", "thc@xdp"]), "laconic", progress)
+
+
 def test_everything_is_measured_and_written(tmp_path):
     if not json.loads(subprocess.run([laconic_command(), "lab", "--check", "--json"], capture_output=True).stdout)["usable"]:
         pytest.skip("this machine permits no network namespaces: laconic lab --check says why")
     out = tmp_path / "out"
-    done = subprocess.run([sys.executable, RUN, "--workers", "2", "--specs", "thc@switch thc@hosts", "--networks", "1gbit 1gbit,1%",
+    in_kernel = [] if servers.why_not_in_the_kernel(laconic_command()) else ["thc@xdp"]  # root, and a kernel that takes it
+    done = subprocess.run([sys.executable, RUN, "--workers", "2", "--specs", " ".join([*in_kernel, "thc@switch", "thc@hosts"]), "--networks", "1gbit 1gbit,1%",
                            "--steps", "5", "--repeats", "1", "--fast-steps", "2", "--out", out, "--publish", tmp_path / "docs"],
                           capture_output=True, text=True, timeout=280, env={**os.environ, "TMPDIR": str(tmp_path)})
     assert done.returncode == 0, done.stderr
     said = json.loads((out / "aggregation.json").read_text())
-    assert [said["about"][spec]["strategy"] for spec in ("thc@switch", "thc@hosts")] == ["server_sum"] * 2
+    assert [said["about"][spec]["strategy"] for spec in ("thc@switch", "thc@hosts", *in_kernel)] == ["server_sum"] * (2 + len(in_kernel))
     assert said["lab"]["switch"]["rx_bytes"] > 100_000
     page = (tmp_path / "docs/aggregation.md").read_text()
     for words in ("## 1 Gbit/s\n", "## 1 Gbit/s, 1 % loss\n", "| Laconic thc, a server on each host |", "loses to an all-reduce",
                   "(aggregation.svg)"):
         assert words in page, words
     assert len(re.findall(r"^\| Laconic thc, server in the switch \|", page, re.M)) == 2
+    rows = re.findall(r"^\| Laconic thc, in the switch's kernel, downlink unshaped \|", page, re.M)
+    assert len(rows) == 2 * len(in_kernel) and ("the downlink of that" in page) == bool(in_kernel)
     assert (tmp_path / "docs/aggregation.svg").read_text().startswith("<svg")
     assert not list(tmp_path.glob("laconic-demo-*"))

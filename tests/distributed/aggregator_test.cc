@@ -278,6 +278,14 @@ TEST(Aggregator, TagsOverPayloadsWhereTheServerWantsThem) {
   expect_same(by_server("thc", 3, 3, options, kNothing), by_engine("thc", 3, 3));
 }
 
+TEST(Aggregator, MulticastChangesNoBit) {
+  Serving server(Serving::Io::gso, "127.0.0.1:0", 1, "239.7.4.2");
+  AggregatorOptions options;
+  options.servers = {server.address()};
+  options.multicast = true;
+  expect_same(by_server("thc", 3, 3, options, kNothing), by_engine("thc", 3, 3));
+}
+
 TEST(Aggregator, NoServerThereIsToldWithItsAddress) {
   std::string address;
   { address = Serving().address(); }  // a port that nobody has any more

@@ -178,7 +178,7 @@ TEST_F(CAggregator, RefusesWhatCannotBe) {
   EXPECT_EQ(refused([](auto& o) { o.deadline_us = 3'600'000'001; }), kInvalid);
   EXPECT_EQ(refused([](auto& o) { o.timeout_ms = 3'600'001; }), kInvalid);
   EXPECT_EQ(refused([](auto& o) { o.full_tags = 2; }), kInvalid);
-  EXPECT_EQ(refused([](auto& o) { o.reserved = 1; }), kInvalid);
+  EXPECT_EQ(refused([](auto& o) { o.multicast = 2; }), kInvalid);
   EXPECT_EQ(refused([](auto& o) { o.world = 65; }), static_cast<int32_t>(Errc::unsupported));
 
   join_all();

@@ -54,6 +54,7 @@ void messages_again(Bytes datagram) {
     require(bytes == datagram.size() && bytes <= kMaxEnrolmentBytes);
     require(parse_enrolment(Bytes(again).first(bytes), &e2) == DatagramFault::none);
     require(e2.from == e.from && e2.settings == e.settings && e2.ack == e.ack && e2.kept == e.kept);
+    require(e2.wants_group == e.wants_group);
     require(message_tag_is_right(Bytes(again).first(bytes), kKey));
     if (judge_settings(e.settings) == Reason::none) {
       require(e.settings.slot_bytes() <= kMaxDatagramPayload);
@@ -68,6 +69,11 @@ void messages_again(Bytes datagram) {
   Welcome welcome;
   if (parse_welcome(datagram, &welcome) == DatagramFault::none) {
     require(datagram.size() == kHelloBytes);
+    require(!welcome.group.exists() || is_multicast(welcome.group));
+    Welcome same;
+    require(write_welcome(welcome, kKey, again.data()) == kHelloBytes);
+    require(parse_welcome(Bytes(again).first(kHelloBytes), &same) == DatagramFault::none);
+    require(same == welcome);
   }
   Refusal refusal;
   if (parse_refusal(datagram, &refusal) == DatagramFault::none) {

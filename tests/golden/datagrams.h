@@ -23,6 +23,11 @@ struct DatagramCase {
 
 inline constexpr uint64_t kGoldenJob = 0x1122334455667788U, kGoldenEpoch = 0x99AABBCCDDEEFF01U;
 inline constexpr uint64_t kGoldenNonce = 0x0F1E2D3C4B5A6978U;
+/// 239.7.4.2:7420 and [ff12::742]:7421.
+inline constexpr wire::Group kGoldenGroup{{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xFF, 0xFF, 239, 7, 4, 2},
+                                          7420};
+inline constexpr wire::Group kGoldenGroup6{
+    {0xFF, 0x12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x07, 0x42}, 7421};
 inline constexpr wire::Applicant kGoldenApplicant{kGoldenJob, 0xCAFEBABE12345678U, 3, 2};
 
 inline wire::Token golden_token() {
@@ -108,10 +113,18 @@ inline std::vector<DatagramCase> golden_registration() {
   const std::array<uint8_t, 8> held{0x05, 0, 0, 0, 0, 0, 0, 0x80};
   e.held = held;
   add("enrol", "enrol", wire::write_enrolment(e, enrol, out.data()));
+  e.wants_group = true;
+  add("enrol_group", "enrol", wire::write_enrolment(e, enrol, out.data()));
   add("welcome", "welcome",
       wire::write_welcome({kGoldenApplicant, 4, true, kGoldenEpoch}, job, out.data()));
   add("welcome_incomplete", "welcome",
       wire::write_welcome({kGoldenApplicant, 3, false, kGoldenEpoch}, job, out.data()));
+  add("welcome_group", "welcome",
+      wire::write_welcome({kGoldenApplicant, 4, true, kGoldenEpoch, kGoldenGroup}, job,
+                          out.data()));
+  add("welcome_group6", "welcome",
+      wire::write_welcome({kGoldenApplicant, 2, false, kGoldenEpoch, kGoldenGroup6}, job,
+                          out.data()));
   add("refusal", "refusal",
       wire::write_refusal({kGoldenApplicant, wire::Reason::world, 4, 5}, challenge, out.data()));
   wire::write_stranger(static_cast<uint32_t>(kGoldenJob), out.data());
@@ -128,7 +141,10 @@ inline std::vector<DatagramCase> golden_steady() {
   wire::UpHeader bare = up;
   bare.flags = 0;
   bare.norm = 0;
-  wire::UpHeader empty = up, full = up, values = up;
+  wire::UpHeader empty = up, full = up, values = up, hears = up, tries = bare;
+  hears.flags = wire::kFirst | wire::kGroup;
+  tries.type = DatagramType::ack;
+  tries.flags = wire::kTry;
   empty.flags = wire::kEmpty | wire::kTrouble;
   full.flags = wire::kFull;
   values.flags = wire::kValues;
@@ -150,6 +166,8 @@ inline std::vector<DatagramCase> golden_steady() {
           golden_up("data_empty", empty, 0, 0),
           golden_up("data_values", values, 0, 20),
           golden_up("data_full_tag", full, 0, 13),
+          golden_up("data_group", hears, 0, 16),
+          golden_up("ack_try", tries, 0, 0),
           golden_up("pull", typed(bare, DatagramType::pull), 0, 0),
           golden_up("ack", typed(bare, DatagramType::ack), 0, 0),
           golden_up("leave", typed(bare, DatagramType::leave), 0, 0),
@@ -196,13 +214,26 @@ inline std::vector<DatagramCase> golden_broken() {
   change("data", "tag", 31, 0xFF);
   change("data", "empty_with_payload", 3, wire::kEmpty);
   change("data_full_tag", "payload", 32, 0xFF);
+  change("data_group", "try", 3, wire::kGroup | wire::kTry);
+  change("pull", "try", 3, wire::kTry);
   change("pull", "norm", 20, 1);
   change("pull", "flag", 3, wire::kTrouble);
   change("result", "bitmap", 24, 0xF);
   change("result", "added", 22, 4);
   change("result", "added_0", 22, 0);
+  change("result", "group", 3, wire::kGroup);
   change("status", "bitmap", 24, 1);
+  change("welcome_group", "unicast", 52, 10);
+  {
+    DatagramCase c = take("welcome_group");
+    c.name = "bad-welcome_group-port";
+    c.bytes[30] = c.bytes[31] = 0;
+    cases.push_back(std::move(c));
+  }
+  change("welcome_group", "address", 53, 8);
+  change("welcome_group6", "unicast", 40, 0xFE);
   change("enrol", "job", 4, 1);
+  change("enrol", "flag", 3, wire::kTry);
   change("enrol", "ring", 68, 60);
   change("enrol", "tag", 130, 1);
   change("challenge", "tag", 40, 1);

@@ -5,6 +5,7 @@
 usage: second_datagram.py HEX...      prints the fields of each datagram
 """
 
+import ipaddress
 import struct
 import sys
 
@@ -12,7 +13,7 @@ MASK = (1 << 64) - 1
 MAGIC, VERSION = 0x444C, 1
 TYPES = ("hello", "challenge", "enrol", "welcome", "refusal", "stranger", "data", "pull", "ack", "leave", "held", "result",
          "status", "open", "fetch", "failed")
-EMPTY, TROUBLE, VALUES, FIRST, FULL = 1, 2, 4, 8, 16
+EMPTY, TROUBLE, VALUES, FIRST, FULL, GROUP, TRY = 1, 2, 4, 8, 16, 64, 128
 COMPLETE, PAD = 1, 2
 UP = struct.Struct("<HBBIIIHHHBB")
 DOWN = struct.Struct("<HBBIIIHHHBBQ")
@@ -104,7 +105,8 @@ def parse_header(data, down):
         *_, job, granule, settings, epoch, ahead, norm, worker, zero = UP.unpack_from(data)
     found = dict(zip(names, (job, granule, settings, epoch, ahead, norm)), type=kind, flags=flags, payload=data[length:])
     carries = kind in ("data", "held", "result")
-    require(flags & ~(31 if carries else FULL) == 0, "field")
+    of_groups = 0 if down else GROUP | (TRY if kind == "ack" else 0)
+    require(flags & ~((31 if carries else FULL) | of_groups) == 0, "field")
     if down:
         found |= {"added": added, "divisor": divisor, "bitmap": bitmap}
         if kind == "failed":
@@ -140,7 +142,7 @@ def parse_message(data, kind):
         return {"job": job}
     require(len(data) >= (136 if kind == "enrol" else 64), "size")
     number, instance, attempt, worker = struct.unpack_from("<QQIB", data, 8)
-    allowed = {"enrol": FULL, "welcome": COMPLETE, "challenge": PAD}.get(kind, 0)
+    allowed = {"enrol": FULL | GROUP, "welcome": COMPLETE | GROUP, "challenge": PAD}.get(kind, 0)
     require(flags & ~allowed == 0 and job == number & 0xFFFFFFFF and worker < 64, "field")
     found = {"job": number, "instance": instance, "attempt": attempt, "worker": worker}
     if kind == "enrol":
@@ -153,6 +155,10 @@ def parse_message(data, kind):
         found["pad"] = bool(flags & PAD)
     if kind == "welcome":
         found |= {"registered": data[29], "complete": bool(flags & COMPLETE), "epoch": struct.unpack_from("<Q", data, 32)[0]}
+        if flags & GROUP:
+            group = ipaddress.IPv6Address(data[40:56])
+            found["group"] = str(group.ipv4_mapped or group), struct.unpack_from("<H", data, 30)[0]
+            require((group.ipv4_mapped or group).is_multicast and found["group"][1] != 0, "field")
     if kind == "refusal":
         found["reason"] = data[29]
         found["expected"], found["found"] = struct.unpack_from("<QQ", data, 32)
@@ -171,7 +177,7 @@ def parse_enrolment(data, flags):
     require(len(data) == 128 + found["ring"] // 8 + 8, "size")
     bits = data[128:-8]
     found["held"] = [found["ack"] + i for i in range(8 * len(bits)) if bits[i // 8] >> i % 8 & 1]
-    return found | {"full_tags": bool(flags & FULL)}
+    return found | {"full_tags": bool(flags & FULL), "wants_group": bool(flags & GROUP)}
 
 
 def message_tag_is_right(data, key):

@@ -17,6 +17,7 @@ SPECS = ["int8", "int8:round=stochastic", "topk", "topk+noef", "topk:ratio=0.001
 
 sys.path.insert(0, str(ROOT / "bench"))
 
+import aggregation_page  # noqa: E402
 import bounds  # noqa: E402
 import plan  # noqa: E402
 import report  # noqa: E402
@@ -94,7 +95,23 @@ def test_the_aggregation_server_has_its_figures(sections, results):
     assert {row["spec"] for row in results["server"]["cpu"]["server"]["rows"]} == {"thc", "int8", "topk:ratio=0.1", "terngrad", "dgc"}
     said = [cells(line)[-1] for line in text.splitlines() if line.startswith("| `") and "| `thc` |" not in line]
     assert said and all(re.match(r"met, |\*\*missed by ", cell) for cell in said if cell not in ("", "–"))
-    assert results["server"]["io"].get("reason") or results["server"]["io"]["gso_to_echo"]["median"] > 0
+    io = results["server"]["io"]
+    assert io.get("reason") or io["gso_to_echo"]["median"] > 0
+    kernel = io.get("switch", {"reason": io.get("reason")})
+    assert kernel.get("reason") or kernel["xdp_to_mmsg"]["median"] > 0 and kernel["process"]["median"] < 0.5
+    if kernel.get("reason") and "reason" not in io:
+        assert f"`xdp` was not measured: {kernel['reason']}." in text
+
+
+def test_the_kernels_figures_or_why_there_are_none():
+    def spread(median):
+        return {"median": median, "low": median, "high": median}
+
+    assert aggregation_page.kernel_section(None) == []  # results of before
+    assert aggregation_page.kernel_section({"reason": "it takes root"}) == ["`xdp` was not measured: it takes root."]
+    measured = {"rounds": 3, "xdp": spread(160e3), "mmsg": spread(90e3), "xdp_to_mmsg": spread(1.75), "process": spread(0.06)}
+    _, rows = table("\n".join(aggregation_page.kernel_section(measured)))
+    assert [row[-1] for row in rows] == ["met, +75 %", "**missed by 17 %**"]
 
 
 def test_goals_say_met_or_missed(sections):

@@ -21,8 +21,9 @@ class Serving {
   explicit Serving(const std::string& bind = "127.0.0.1:0", uint64_t secret = 1,
                    const wire::Token& token = {}, bool full_tags = false)
       : Serving(settings_of(bind, token, full_tags), secret) {}
-  explicit Serving(Io io, const std::string& bind = "127.0.0.1:0", uint64_t secret = 1)
-      : Serving(settings_of(bind, {}, false, io), secret) {}
+  explicit Serving(Io io, const std::string& bind = "127.0.0.1:0", uint64_t secret = 1,
+                   const std::string& multicast = "", const wire::Token& token = {})
+      : Serving(settings_of(bind, token, false, io, multicast), secret) {}
   Serving(server::UdpServerSettings settings, uint64_t secret) {
     store(settings.server.secret.data(), secret);
     store(settings.server.secret.data() + 16, secret << 20U);
@@ -45,10 +46,12 @@ class Serving {
 
  private:
   static server::UdpServerSettings settings_of(const std::string& bind, const wire::Token& token,
-                                               bool full_tags, Io io = Io::gso) {
+                                               bool full_tags, Io io = Io::gso,
+                                               const std::string& multicast = "") {
     server::UdpServerSettings settings;
     settings.bind = bind;
     settings.io = io;
+    settings.multicast = multicast;
     settings.server.token = token;
     settings.server.full_tags = full_tags;
     return settings;

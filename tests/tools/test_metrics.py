@@ -102,6 +102,7 @@ WANTED = {
     ("laconic_job_sums_total", ("1",)): 1,
     ("laconic_job_partial_sums_total", ("1",)): 0,
     ("laconic_job_late_total", ("1",)): 0,
+    ("laconic_job_multicast_sums_total", ("1",)): 0,
     ("laconic_job_rejected_total", ("1", ("reason", "tag"))): 1,
     ("laconic_job_rejected_total", ("1", ("reason", "size"))): 0,
     ("laconic_job_open_slots", ("1",)): 1,
@@ -140,6 +141,21 @@ def test_figures_are_those_of_the_datagrams(has_metrics, serving, read):
     assert 0 < found["laconic_worker_round_trip_seconds", frozenset({job_of("1"), ("worker", "0")})] < 60
     assert found["laconic_server_memory_bytes", frozenset()] > 0
     assert found["laconic_server_datagrams_total", frozenset()] == 16  # eight of registration
+
+
+def test_sums_that_went_out_once_are_counted(has_metrics, serving):
+    _, said = serving("--bind", "127.0.0.1:0", "--metrics", "127.0.0.1:0", "--multicast", "239.7.4.2")
+    host, port = said["serving"].rsplit(":", 1)
+    workers = hand_worker.job((host, int(port)), 0x3333333333333333, 2)
+    for worker in workers:  # both say that they hear the group
+        worker.send(worker.header("data", 0, 0, flags=hand_worker.wire.GROUP, payload=bytes(4)))
+    for _ in range(100):
+        found = with_regular_expressions(text_of(said["metrics"]))
+        sums, together = (found.get((name, frozenset({job_of("3")}))) for name in ("laconic_job_sums_total", "laconic_job_multicast_sums_total"))
+        if together:
+            break
+        time.sleep(0.1)
+    assert (sums, together) == (1, 1)
 
 
 def test_top_shows_the_jobs(has_metrics, serving):

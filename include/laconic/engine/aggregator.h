@@ -25,6 +25,9 @@ struct AggregatorOptions {
   /// The servers' secret, a file of 32 bytes, not all zero; "": none, as loopback servers allow it.
   std::string token;
   AggregatorAuth auth = AggregatorAuth::header;
+  /// Sums come once for all ranks, by IP multicast, from a server that has a group (`laconic serve
+  /// --multicast`) to the ranks that hear it; to all others one by one, as ever.
+  bool multicast = false;
   /// Of all ranks, how many are enough for a sum once its deadline has passed; 0 to 1.
   double quorum = 1.0;
   std::chrono::microseconds deadline =
@@ -55,7 +58,9 @@ class AggregatorEngine final : public Engine {
     uint64_t resent_datagrams = 0;
     uint64_t duplicate_datagrams = 0;
     uint64_t aggregator_restarts = 0;
-    uint64_t rtt_us = 0;  ///< smoothed round trip, of the slowest server
+    uint64_t rtt_us = 0;               ///< smoothed round trip, of the slowest server
+    uint64_t multicast_datagrams = 0;  ///< sums that came by multicast
+    uint64_t multicast_servers = 0;    ///< whose group this rank hears
   };
   /// While no batch is running.
   [[nodiscard]] Stats stats() const noexcept;

@@ -71,6 +71,23 @@ agg::Endpoint endpoint_of(const Address& a) noexcept {
   return e;
 }
 
+// What sums are sent to the group from.
+Result<agg::Socket> open_multicast(const UdpServerSettings& settings, const agg::Endpoint& bound,
+                                   Multicast* multicast) {
+  if (!settings.interfaces.empty()) {
+    return Error{Errc::invalid_argument, "the program in the kernel has no use for multicast", {}};
+  }
+  if (agg::is_wildcard(bound)) {
+    return Error{Errc::invalid_argument,
+                 "multicast goes out by one interface, which " + settings.bind + " does not name",
+                 "bind the address that workers are given"};
+  }
+  const auto group = agg::parse_group(settings.multicast, bound);
+  if (!group) return group.error();
+  *multicast = {*group, address_of(agg::group_endpoint(*group))};
+  return agg::Socket::to_group(*group, bound, settings.io);
+}
+
 }  // namespace
 
 std::size_t UdpServer::Hash::operator()(const Address& a) const noexcept {
@@ -174,6 +191,12 @@ Result<std::unique_ptr<UdpServer>> UdpServer::open(const UdpServerSettings& sett
   if (!bound) return std::move(bound).error();
   std::unique_ptr<KernelPath> kernel;
   UdpServerSettings all = settings;
+  Socket group;
+  if (!settings.multicast.empty()) {
+    auto opened = open_multicast(settings, *bound, &all.server.multicast);
+    if (!opened) return std::move(opened).error();
+    group = std::move(*opened);
+  }
   if (!settings.interfaces.empty()) {
     const Address address = address_of(*bound);
     if (load<uint32_t>(address.bytes.data() + 4) == 0) {
@@ -188,8 +211,16 @@ Result<std::unique_ptr<UdpServer>> UdpServer::open(const UdpServerSettings& sett
     all.server.pad = true;
     all.server.memory -= settings.server.memory / kKernelShare;
   }
-  return std::unique_ptr<UdpServer>(
+  std::unique_ptr<UdpServer> server(
       new UdpServer(all, std::move(kernel), *bound, std::move(*listener), io));
+  if (group.is_open()) server->open_group(all.server.multicast.address, std::move(group));
+  return server;
+}
+
+void UdpServer::open_group(const Address& address, Socket socket) {
+  auto peer = std::make_unique<Peer>(
+      Peer{address, endpoint_of(address), std::move(socket), Batch(io_), 0, false, false, true});
+  peers_.emplace(address, std::move(peer));
 }
 
 void UdpServer::run(const std::atomic<bool>& stop) {
@@ -273,7 +304,7 @@ void UdpServer::admit(const Address& address, uint32_t job) {
   auto socket = Socket::connected(endpoint, io_, &bound_);
   if (!socket) return;  // the listener serves it as well
   auto peer = std::make_unique<Peer>(
-      Peer{address, endpoint, std::move(*socket), Batch(io_), job, false, false});
+      Peer{address, endpoint, std::move(*socket), Batch(io_), job, false, false, false});
   epoll_event event{};
   event.events = EPOLLIN;
   epoll_ctl(epoll_, EPOLL_CTL_ADD, peer->socket.fd(), &event);
@@ -300,7 +331,8 @@ void UdpServer::sweep() {
   groups_.erase(std::remove_if(groups_.begin() + 1, groups_.end(),
                                [&](const Group& group) { return !lives(group.job); }),
                 groups_.end());
-  std::erase_if(peers_, [&](const auto& entry) { return !lives(entry.second->job); });
+  std::erase_if(
+      peers_, [&](const auto& entry) { return !entry.second->group && !lives(entry.second->job); });
 }
 
 void UdpServer::wait(Time now, const std::atomic<bool>& stop) {

@@ -23,6 +23,8 @@ struct UdpServerSettings {
   transport::aggregation::Io io = transport::aggregation::Io::gso;
   /// Ports of a switch where a program in the kernel adds; none: it is not asked for.
   std::vector<std::string> interfaces;
+  /// GROUP or GROUP:PORT: sums go once for all workers of a job that asks for it; "": to each.
+  std::string multicast;
   ServerSettings server;
   /// Called on the serving thread at the beginning, and then about five times a second.
   std::function<void(const Server&)> observe;
@@ -53,6 +55,7 @@ class UdpServer {
     Batch batch;
     uint32_t job = 0;
     bool queued = false, gone = false;
+    bool group = false;  ///< not a worker: all those that hear it
   };
   /// A job's workers; strangers, who share a socket, are one as well.
   struct Group {
@@ -74,6 +77,7 @@ class UdpServer {
   void admit_newcomers();
   void admit(const Address& address, uint32_t job);
   void join(Peer& peer);
+  void open_group(const Address& address, Socket socket);
   void sweep();
   void wait(Time now, const std::atomic<bool>& stop);
 

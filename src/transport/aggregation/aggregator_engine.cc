@@ -109,7 +109,8 @@ Result<void> AggregatorEngine::run(std::span<const Step> batch) {
 
 AggregatorEngine::Stats AggregatorEngine::stats() const noexcept {
   const LinkStats s = impl_->membership.stats();
-  return {s.resent_datagrams, s.duplicate_datagrams, s.aggregator_restarts, s.rtt_us};
+  return {s.resent_datagrams, s.duplicate_datagrams, s.aggregator_restarts,
+          s.rtt_us,           s.multicast_datagrams, s.multicast_servers};
 }
 
 }  // namespace laconic

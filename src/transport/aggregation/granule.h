@@ -26,7 +26,9 @@ struct LinkStats {
   uint64_t excluded_granules = 0;  ///< sums without this rank
   uint64_t partial_granules = 0;   ///< sums without somebody
   uint64_t aggregator_restarts = 0;
-  uint64_t rtt_us = 0;  ///< smoothed
+  uint64_t rtt_us = 0;               ///< smoothed
+  uint64_t multicast_datagrams = 0;  ///< results that came to the group
+  uint64_t multicast_servers = 0;    ///< whose group this rank hears
   LinkStats& operator+=(const LinkStats& o) noexcept {
     sent += o.sent;
     resent_datagrams += o.resent_datagrams;
@@ -37,6 +39,8 @@ struct LinkStats {
     partial_granules += o.partial_granules;
     aggregator_restarts += o.aggregator_restarts;
     rtt_us = rtt_us > o.rtt_us ? rtt_us : o.rtt_us;
+    multicast_datagrams += o.multicast_datagrams;
+    multicast_servers += o.multicast_servers;
     return *this;
   }
 };

@@ -19,6 +19,12 @@ constexpr Time kFirstHello = 20 * kMillisecond;
 constexpr Time kLongestTimeout = 1000 * kMillisecond;
 constexpr uint32_t kTimeoutsBeforeHello = 3;
 constexpr uint32_t kBadChallenges = 3;
+/// A network without multicast delays registration by 20 + 40 + 80 + 160 ms.
+constexpr uint32_t kTries = 4;
+/// Behind so many results that only came on asking, the group is not heard any more.
+constexpr uint32_t kUnheard = 32;
+/// A group that was not heard is tried again.
+constexpr Time kNextTrial = 5000 * kMillisecond;
 
 Time longest_timeout(const wire::JobSettings& job) noexcept {
   return std::min<Time>(kLongestTimeout, uint64_t{job.timeout_ms} * kMillisecond / 8);
@@ -41,6 +47,7 @@ Link::Link(LinkSettings settings)
 LinkStats Link::stats() const noexcept {
   LinkStats stats = stats_;
   stats.rtt_us = pace_.round_trip() / 1000;
+  stats.multicast_servers = hears_ ? 1 : 0;
   return stats;
 }
 
@@ -156,6 +163,7 @@ void Link::send_enrolment(Time now, Outlet& outlet) noexcept {
   e.ack = ack_;
   e.kept = top_ > ring() ? std::min(ack_, top_ - ring()) : 0;
   e.held = Bytes(held).first(ring() / 8);
+  e.wants_group = settings_.multicast;
   std::array<uint8_t, wire::kMaxEnrolmentBytes> message;
   const wire::SipKey key = wire::enrolment_key(settings_.token, e.from, epoch_, nonce_);
   const uint64_t bytes = wire::write_enrolment(e, key, message.data());
@@ -173,11 +181,56 @@ void Link::take_welcome(Time now, Bytes datagram) noexcept {
     return;
   }
   heard_ = now;
+  set_group(welcome.group);
   if (!enrolled_ && welcome.complete) become_member(now);
+}
+
+// ---- the group ----
+
+// What was heard of another group says nothing of this one.
+void Link::set_group(const wire::Group& group) noexcept {
+  if (!settings_.multicast || group == group_) return;
+  group_ = group;
+  hears_ = on_trial_ = false;
+  try_at_ = kNever;
+}
+
+void Link::begin_trial(Time now, uint32_t tries) noexcept {
+  tries_left_ = tries;
+  try_at_ = now;
+}
+
+void Link::end_trial(Time now) noexcept {
+  on_trial_ = false;
+  try_at_ = kNever;
+  next_trial_ = now + kNextTrial;
+}
+
+void Link::send_try(Time now, Outlet& outlet) noexcept {
+  if (tries_left_ == 0) return end_trial(now);
+  try_at_ = now + (kFirstHello << (kTries - tries_left_--));
+  send_bare(DatagramType::ack, outlet, wire::kTry);
+}
+
+// Which way something new came.
+void Link::note_way(Time now, bool by_group) noexcept {
+  if (by_group) {
+    if (!hears_) end_trial(now);
+    hears_ = true;
+    unheard_ = 0;
+  } else if (hears_ && ++unheard_ >= kUnheard) {
+    hears_ = false;
+    unheard_ = 0;
+    next_trial_ = now + kNextTrial;
+  }
 }
 
 void Link::become_member(Time now) noexcept {
   if (ever_joined_) ++stats_.aggregator_restarts;
+  if (group_.exists() && !hears_) {
+    on_trial_ = !ever_joined_;
+    begin_trial(now, kTries);
+  }
   phase_ = Phase::member;
   enrolled_ = ever_joined_ = true;
   hello_at_ = kNever;
@@ -260,13 +313,14 @@ void Link::take_stranger(Time now, Bytes datagram) noexcept {
 
 // ---- what comes ----
 
-void Link::receive(Time now, Bytes datagram) noexcept {
+void Link::take(Time now, Bytes datagram, bool by_group) noexcept {
   wire::DatagramStart start;
   if (failed() || wire::parse_start(datagram, &start) != DatagramFault::none ||
       start.job != static_cast<uint32_t>(settings_.number)) {
     ++stats_.rejected;
     return;
   }
+  if (by_group) return take_down(now, datagram, true);
   switch (start.type) {
     case DatagramType::challenge:
       return take_challenge(now, datagram);
@@ -277,15 +331,17 @@ void Link::receive(Time now, Bytes datagram) noexcept {
     case DatagramType::stranger:
       return take_stranger(now, datagram);
     default:
-      return take_down(now, datagram);
+      return take_down(now, datagram, false);
   }
 }
 
-void Link::take_down(Time now, Bytes datagram) noexcept {
+void Link::take_down(Time now, Bytes datagram, bool by_group) noexcept {
   wire::DownHeader h;
   if (!has_key_ || wire::parse_down(datagram, &h) != DatagramFault::none ||
       h.epoch != static_cast<uint16_t>(epoch_) || h.type == DatagramType::held ||
-      settings_.job.full_tags != ((h.flags & wire::kFull) != 0)) {
+      settings_.job.full_tags != ((h.flags & wire::kFull) != 0) ||
+      (by_group &&
+       (!group_.exists() || (h.type != DatagramType::result && h.type != DatagramType::status)))) {
     ++stats_.rejected;
     return;
   }
@@ -297,13 +353,21 @@ void Link::take_down(Time now, Bytes datagram) noexcept {
   ++stats_.received;
   heard_ = now;
   if (h.type == DatagramType::failed) return take_failure(h);
-  if (!enrolled_) become_member(now);  // the welcome was lost
+  if (!enrolled_) {                   // the welcome was lost
+    if (settings_.multicast) return;  // it names the group: enrol again
+    become_member(now);
+  }
   if (phase_ == Phase::member) hello_at_ = kNever;
   if (h.ahead != 0xFFFFU && h.ahead <= number) floor_ = std::max(floor_, number - h.ahead);
   switch (h.type) {
     case DatagramType::result:
-      return take_result(now, number, h, datagram.subspan(wire::kDownHeaderBytes));
+      if (take_result(now, number, h, datagram.subspan(wire::kDownHeaderBytes))) {
+        note_way(now, by_group);
+        if (by_group) ++stats_.multicast_datagrams;
+      }
+      return;
     case DatagramType::status:
+      if (by_group) return note_way(now, true);
       return take_status(now);
     case DatagramType::open:
       return take_open(number);
@@ -325,15 +389,16 @@ void Link::take_failure(const wire::DownHeader& h) noexcept {
        "rank " + std::to_string(h.added) + ": " + std::string(wire::reason_text(reason)), {});
 }
 
-void Link::take_result(Time now, uint64_t number, const wire::DownHeader& h,
+// True: it is new.
+bool Link::take_result(Time now, uint64_t number, const wire::DownHeader& h,
                        Bytes payload) noexcept {
   if (number < ack_ || has(number)) {
     ++stats_.duplicate_datagrams;
-    return;
+    return false;
   }
   if (number >= ack_ + ring() || payload.size() > stride_bytes_) {
     ++stats_.rejected;
-    return;
+    return false;
   }
   moved_ = now;
   keep(number, h, payload);
@@ -346,6 +411,7 @@ void Link::take_result(Time now, uint64_t number, const wire::DownHeader& h,
     ack_due_ = true;
     pulling_ = false;
   }
+  return true;
 }
 
 void Link::keep(uint64_t number, const wire::DownHeader& h, Bytes payload) noexcept {
@@ -453,6 +519,7 @@ void Link::begin(Time now, const Outgoing* out, Incoming* in, uint64_t count,
   heard_ = moved_ = now;
   probe_at_ = now;
   ack_due_ = false;
+  if (group_.exists() && !hears_ && try_at_ == kNever && now >= next_trial_) begin_trial(now, 1);
   // Others may have been faster by a whole exchange.
   for (uint64_t number = first_; number < std::min(end_, top_); ++number) {
     if (has(number)) deliver(number);
@@ -502,6 +569,7 @@ void Link::send(Time now, Outlet& outlet) noexcept {
   if (now >= hello_at_) send_hello(now, outlet);
   if (phase_ == Phase::enrolling && now >= enrol_at_) send_enrolment(now, outlet);
   if (!may_send()) return;
+  if (now >= try_at_) send_try(now, outlet);
   if (!done()) send_window(now, outlet);
   if (ack_due_) {
     send_bare(DatagramType::ack, outlet);
@@ -576,7 +644,7 @@ void Link::send_granule(Time now, uint64_t number, Outlet& outlet) noexcept {
   const Outgoing& o = out_[(number - first_) * stride_];
   wire::UpHeader h;
   h.type = pulling_ ? DatagramType::pull : DatagramType::data;
-  h.flags = settings_.job.full_tags ? wire::kFull : 0;
+  h.flags = flags_of_all();
   h.job = static_cast<uint32_t>(settings_.number);
   h.granule = static_cast<uint32_t>(number);
   h.settings = o.settings;
@@ -599,10 +667,10 @@ void Link::send_granule(Time now, uint64_t number, Outlet& outlet) noexcept {
   outlet.send(header, payload, padding);
 }
 
-void Link::send_bare(DatagramType type, Outlet& outlet) noexcept {
+void Link::send_bare(DatagramType type, Outlet& outlet, uint8_t flags) noexcept {
   wire::UpHeader h;
   h.type = type;
-  h.flags = settings_.job.full_tags ? wire::kFull : 0;
+  h.flags = flags_of_all() | flags;
   h.job = static_cast<uint32_t>(settings_.number);
   h.granule = static_cast<uint32_t>(ack_);
   h.epoch = static_cast<uint16_t>(epoch_);
@@ -647,6 +715,7 @@ Time Link::wake(Time now) const noexcept {
     next = std::min({next, heard_ + patience() * 3 / 2 + 1, moved_ + patience() * 3 + 1});
   if (asked_count_ != 0) next = now;
   if (may_send()) {
+    next = std::min(next, try_at_);
     if (ack_due_) next = now;
     if (closing_) next = std::min(next, leave_at_);
     if (!done() && under_way_.size != 0) {

@@ -39,8 +39,9 @@ struct LinkSettings {
   uint64_t number = 0;    ///< of the job: random, the same on all workers
   uint64_t instance = 0;  ///< random, of this process
   uint8_t worker = 0;
-  std::string server;   ///< its address, for messages
-  uint32_t window = 0;  ///< datagrams under way, at most; 0: as many as the ring has slots
+  std::string server;      ///< its address, for messages
+  uint32_t window = 0;     ///< datagrams under way, at most; 0: as many as the ring has slots
+  bool multicast = false;  ///< asks for results to a group
 };
 
 class Link {
@@ -49,7 +50,7 @@ class Link {
 
   /// Begins to register. joined() follows, when all workers are there, or error().
   void connect(Time now) noexcept;
-  [[nodiscard]] bool joined() const noexcept { return ever_joined_; }
+  [[nodiscard]] bool joined() const noexcept { return ever_joined_ && !on_trial_; }
   /// The server has said something to this worker.
   [[nodiscard]] bool answered() const noexcept { return phase_ > Phase::greeting || enrolled_; }
   [[nodiscard]] const std::string& server() const noexcept { return settings_.server; }
@@ -64,7 +65,12 @@ class Link {
   void close(Time now) noexcept;
   [[nodiscard]] bool closed() const noexcept { return closed_; }
 
-  void receive(Time now, Bytes datagram) noexcept;
+  void receive(Time now, Bytes datagram) noexcept { take(now, datagram, false); }
+  /// Where the server sends results for all: the link's driver listens there, and hands over what
+  /// comes from the server's address. A group that is not heard costs nothing but the trial.
+  [[nodiscard]] const wire::Group& group() const noexcept { return group_; }
+  void receive_from_group(Time now, Bytes datagram) noexcept { take(now, datagram, true); }
+  [[nodiscard]] bool hears_group() const noexcept { return hears_; }
   /// Sends what is due.
   void send(Time now, Outlet& outlet) noexcept;
   /// When to call send(), if nothing is received before.
@@ -139,12 +145,18 @@ class Link {
   void take_refusal(Bytes datagram) noexcept;
   void take_stranger(Time now, Bytes datagram) noexcept;
   void become_member(Time now) noexcept;
+  void set_group(const wire::Group& group) noexcept;
+  void begin_trial(Time now, uint32_t tries) noexcept;
+  void end_trial(Time now) noexcept;
+  void send_try(Time now, Outlet& outlet) noexcept;
+  void note_way(Time now, bool by_group) noexcept;
   void send_hello(Time now, Outlet& outlet) noexcept;
   void send_enrolment(Time now, Outlet& outlet) noexcept;
 
   // Results.
-  void take_down(Time now, Bytes datagram) noexcept;
-  void take_result(Time now, uint64_t number, const wire::DownHeader& h, Bytes payload) noexcept;
+  void take(Time now, Bytes datagram, bool by_group) noexcept;
+  void take_down(Time now, Bytes datagram, bool by_group) noexcept;
+  bool take_result(Time now, uint64_t number, const wire::DownHeader& h, Bytes payload) noexcept;
   void take_status(Time now) noexcept;
   void take_open(uint64_t number) noexcept;
   void take_failure(const wire::DownHeader& h) noexcept;
@@ -157,7 +169,11 @@ class Link {
   void send_window(Time now, Outlet& outlet) noexcept;
   [[nodiscard]] bool next_to_send(Time now, uint64_t* number) noexcept;
   void send_granule(Time now, uint64_t number, Outlet& outlet) noexcept;
-  void send_bare(wire::DatagramType type, Outlet& outlet) noexcept;
+  void send_bare(wire::DatagramType type, Outlet& outlet, uint8_t flags = 0) noexcept;
+  [[nodiscard]] uint8_t flags_of_all() const noexcept {
+    return static_cast<uint8_t>((settings_.job.full_tags ? wire::kFull : 0) |
+                                (hears_ ? wire::kGroup : 0));
+  }
   void send_held(Outlet& outlet) noexcept;
   [[nodiscard]] Time times_out_at() const noexcept;
   void time_out(Time now) noexcept;
@@ -194,6 +210,10 @@ class Link {
   LargestThree latest_numbers_;       ///< numbers of results, and 1
   std::array<uint64_t, 64> asked_{};  ///< results that the server asked for
   std::size_t asked_count_ = 0;
+  wire::Group group_{};
+  bool hears_ = false, on_trial_ = false;  ///< the first trial, which joined() waits for
+  Time try_at_ = kNever, next_trial_ = 0;
+  uint32_t tries_left_ = 0, unheard_ = 0;  ///< results in a row that the group did not bring
   Pace pace_;
   LinkStats stats_;
   Error error_{Errc::ok, {}, {}};

@@ -74,6 +74,7 @@ Result<void> Membership::join(const AggregationJob& job, uint32_t rank, uint64_t
   settings.link.number = number;
   settings.link.instance = random_word();
   settings.link.worker = static_cast<uint8_t>(rank);
+  settings.link.multicast = options_.multicast;
   wire::JobSettings& j = settings.link.job;
   j.world = static_cast<uint8_t>(world_);
   j.needed = static_cast<uint8_t>(aggregator_quorum(options_.quorum, world_));

@@ -1,6 +1,8 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 #include "transport/aggregation/socket.h"
 
+#include <ifaddrs.h>
+#include <net/if.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/udp.h>
@@ -18,6 +20,10 @@
 #endif
 #ifndef UDP_GRO
 #define UDP_GRO 104
+#endif
+// Of Linux 4.20.
+#ifndef IPV6_MULTICAST_ALL
+#define IPV6_MULTICAST_ALL 29
 #endif
 
 namespace laconic::transport::aggregation {
@@ -40,6 +46,51 @@ bool set(int fd, int level, int name, T value) noexcept {
 
 void enlarge(int fd, int name, int forced) noexcept {
   if (!set(fd, SOL_SOCKET, forced, kBuffer)) set(fd, SOL_SOCKET, name, kBuffer);
+}
+
+sockaddr_in as_four(const Endpoint& e) noexcept {
+  sockaddr_in in{};
+  std::memcpy(&in, &e.address, sizeof(in));
+  return in;
+}
+
+sockaddr_in6 as_six(const Endpoint& e) noexcept {
+  sockaddr_in6 in{};
+  std::memcpy(&in, &e.address, sizeof(in));
+  return in;
+}
+
+bool same_host(const Endpoint& a, const Endpoint& b) noexcept {
+  if (a.address.ss_family != b.address.ss_family) return false;
+  if (a.address.ss_family == AF_INET)
+    return as_four(a).sin_addr.s_addr == as_four(b).sin_addr.s_addr;
+  const sockaddr_in6 one = as_six(a), other = as_six(b);
+  return std::memcmp(&one.sin6_addr, &other.sin6_addr, sizeof(one.sin6_addr)) == 0;
+}
+
+/// Of the interface with this address; 0: no such one.
+unsigned interface_of(const Endpoint& local) noexcept {
+  ifaddrs* all = nullptr;
+  if (getifaddrs(&all) != 0) return 0;
+  unsigned index = 0;
+  for (const ifaddrs* i = all; i != nullptr && index == 0; i = i->ifa_next) {
+    if (i->ifa_addr == nullptr || i->ifa_addr->sa_family != local.address.ss_family) continue;
+    Endpoint one;
+    one.size = local.address.ss_family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
+    std::memcpy(&one.address, i->ifa_addr, one.size);
+    if (same_host(one, local)) index = if_nametoindex(i->ifa_name);
+  }
+  freeifaddrs(all);
+  return index;
+}
+
+/// Link-local groups need one.
+Endpoint on_interface(Endpoint endpoint, unsigned index) noexcept {
+  if (endpoint.address.ss_family != AF_INET6) return endpoint;
+  sockaddr_in6 in = as_six(endpoint);
+  in.sin6_scope_id = index;
+  std::memcpy(&endpoint.address, &in, sizeof(in));
+  return endpoint;
 }
 
 void wait_for_room(int fd) noexcept {
@@ -101,6 +152,67 @@ bool is_loopback(const Endpoint& endpoint) noexcept {
   return IN6_IS_ADDR_LOOPBACK(&in.sin6_addr);
 }
 
+bool is_wildcard(const Endpoint& endpoint) noexcept {
+  if (endpoint.address.ss_family == AF_INET) return as_four(endpoint).sin_addr.s_addr == 0;
+  const sockaddr_in6 in = as_six(endpoint);
+  return IN6_IS_ADDR_UNSPECIFIED(&in.sin6_addr);
+}
+
+bool same_address(const Endpoint& a, const Endpoint& b) noexcept {
+  // The port has the same place in both.
+  return same_host(a, b) && as_four(a).sin_port == as_four(b).sin_port;
+}
+
+Result<wire::Group> parse_group(std::string_view text, const Endpoint& server) {
+  const bool bare = text.find(':') == std::string_view::npos || text.ends_with(']');
+  std::string whole(text);
+  if (bare) whole.append(":0");
+  auto endpoint = parse_endpoint(whole);
+  if (!endpoint) return std::move(endpoint).error();
+  wire::Group group;
+  group.port = ntohs(as_four(bare ? server : *endpoint).sin_port);
+  if (endpoint->address.ss_family == AF_INET) {
+    group.address[10] = group.address[11] = 0xFF;
+    const sockaddr_in in = as_four(*endpoint);
+    std::memcpy(group.address.data() + 12, &in.sin_addr, 4);
+  } else {
+    const sockaddr_in6 in = as_six(*endpoint);
+    std::memcpy(group.address.data(), &in.sin6_addr, 16);
+  }
+  std::string what = "multicast group ";
+  what.append(text);
+  if (!wire::is_multicast(group)) {
+    return Error{Errc::invalid_argument, what.append(" is not a multicast address"),
+                 "for example 239.7.4.2, or 239.7.4.2:7421 with a port of its own"};
+  }
+  if (endpoint->address.ss_family != server.address.ss_family) {
+    return Error{Errc::invalid_argument,
+                 what.append(" is not of the family of ").append(endpoint_text(server)),
+                 {}};
+  }
+  return group;
+}
+
+Endpoint group_endpoint(const wire::Group& group) noexcept {
+  Endpoint e;
+  if (group.address[0] == 0) {
+    sockaddr_in in{};
+    in.sin_family = AF_INET;
+    in.sin_port = htons(group.port);
+    std::memcpy(&in.sin_addr, group.address.data() + 12, 4);
+    std::memcpy(&e.address, &in, sizeof(in));
+    e.size = sizeof(in);
+    return e;
+  }
+  sockaddr_in6 in{};
+  in.sin6_family = AF_INET6;
+  in.sin6_port = htons(group.port);
+  std::memcpy(&in.sin6_addr, group.address.data(), 16);
+  std::memcpy(&e.address, &in, sizeof(in));
+  e.size = sizeof(in);
+  return e;
+}
+
 Socket::~Socket() {
   if (fd_ >= 0) ::close(fd_);
 }
@@ -145,6 +257,55 @@ Result<Socket> Socket::connected(const Endpoint& remote, Io io, const Endpoint* 
   if (!s) return s;
   if (::connect(s->fd_, reinterpret_cast<const sockaddr*>(&remote.address), remote.size) != 0) {
     return system_error("connect to " + endpoint_text(remote), errno);
+  }
+  return s;
+}
+
+// IPv4 names an interface by its address; only IPv6 takes looking for its number, by netlink.
+Result<Socket> Socket::to_group(const wire::Group& group, const Endpoint& local, Io io) {
+  const bool four = local.address.ss_family == AF_INET;
+  const unsigned index = four ? 0 : interface_of(local);
+  const Endpoint to = on_interface(group_endpoint(group), index);
+  auto s = bound(local, io);
+  if (!s) return s;
+  const bool known = four || index != 0;
+  const bool ok =
+      known && (four ? set(s->fd_, IPPROTO_IP, IP_MULTICAST_IF, as_four(local).sin_addr)
+                     : set(s->fd_, IPPROTO_IPV6, IPV6_MULTICAST_IF, static_cast<int>(index)));
+  if (!ok || ::connect(s->fd_, reinterpret_cast<const sockaddr*>(&to.address), to.size) != 0) {
+    return system_error("multicast to " + endpoint_text(to) + " from " + endpoint_text(local),
+                        known ? errno : EADDRNOTAVAIL);
+  }
+  return s;
+}
+
+Result<Socket> Socket::in_group(const wire::Group& group, const Endpoint& source,
+                                const Endpoint& local, Io io) {
+  const bool four = local.address.ss_family == AF_INET;
+  const unsigned index = four ? 0 : interface_of(local);
+  const Endpoint to = on_interface(group_endpoint(group), index);
+  auto s = bound(to, io);
+  if (!s) return s;
+  const bool known = four || index != 0;
+  bool ok = false;
+  // ..._ALL: else the socket would get what others of this machine have joined.
+  if (four) {
+    ip_mreq_source request{};
+    request.imr_multiaddr = as_four(to).sin_addr;
+    request.imr_sourceaddr = as_four(source).sin_addr;
+    request.imr_interface = as_four(local).sin_addr;
+    ok = set(s->fd_, IPPROTO_IP, IP_MULTICAST_ALL, 0) &&
+         set(s->fd_, IPPROTO_IP, IP_ADD_SOURCE_MEMBERSHIP, request);
+  } else if (known) {
+    group_source_req request{};
+    request.gsr_interface = index;
+    std::memcpy(&request.gsr_group, &to.address, to.size);
+    std::memcpy(&request.gsr_source, &source.address, source.size);
+    ok = set(s->fd_, IPPROTO_IPV6, IPV6_MULTICAST_ALL, 0) &&
+         set(s->fd_, IPPROTO_IPV6, MCAST_JOIN_SOURCE_GROUP, request);
+  }
+  if (!ok) {
+    return system_error("joining " + endpoint_text(to), known ? errno : EADDRNOTAVAIL);
   }
   return s;
 }

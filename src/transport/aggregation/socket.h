@@ -16,6 +16,7 @@
 
 #include "laconic/bytes.h"
 #include "laconic/error.h"
+#include "wire/enrolment.h"
 
 namespace laconic::transport::aggregation {
 
@@ -29,6 +30,12 @@ struct Endpoint {
 [[nodiscard]] Result<Endpoint> parse_endpoint(std::string_view text);
 [[nodiscard]] std::string endpoint_text(const Endpoint& endpoint);
 [[nodiscard]] bool is_loopback(const Endpoint& endpoint) noexcept;
+[[nodiscard]] bool is_wildcard(const Endpoint& endpoint) noexcept;  ///< any address
+[[nodiscard]] bool same_address(const Endpoint& a, const Endpoint& b) noexcept;
+/// "239.7.4.2", "239.7.4.2:7421" or "[ff12::7]:7421"; without a port that of `server`, whose family
+/// it has to have.
+[[nodiscard]] Result<wire::Group> parse_group(std::string_view text, const Endpoint& server);
+[[nodiscard]] Endpoint group_endpoint(const wire::Group& group) noexcept;
 
 /// Owns a descriptor.
 class Socket {
@@ -45,7 +52,15 @@ class Socket {
   /// To and from one peer; with `local`, beside other sockets of that port.
   static Result<Socket> connected(const Endpoint& remote, Io io, const Endpoint* local = nullptr);
 
+  /// Sends to a group from `local`, which names the interface, too. What is sent stays on the link.
+  static Result<Socket> to_group(const wire::Group& group, const Endpoint& local, Io io);
+  /// Receives what `source` sends to a group, on the interface of `local`. Others of this machine
+  /// may do so as well.
+  static Result<Socket> in_group(const wire::Group& group, const Endpoint& source,
+                                 const Endpoint& local, Io io);
+
   [[nodiscard]] int fd() const noexcept { return fd_; }
+  [[nodiscard]] bool is_open() const noexcept { return fd_ >= 0; }
   [[nodiscard]] Result<Endpoint> local() const;
   /// Bytes that the kernel keeps of what was not read yet, with what it needs to keep them.
   [[nodiscard]] uint64_t receive_buffer() const noexcept;

@@ -97,7 +97,7 @@ Result<std::unique_ptr<UdpWorker>> UdpWorker::attach(const UdpSettings& settings
     links.push_back(settings.link);
     links.back().server = text;
     links.back().window = window_of(*socket, io, settings.link.job);
-    paths.push_back({std::move(*socket), Batch(io)});
+    paths.push_back({std::move(*socket), Batch(io), *endpoint, io});
   }
   std::unique_ptr<UdpWorker> worker(
       new UdpWorker(std::move(links), std::move(paths), io, settings.interrupted));
@@ -160,25 +160,46 @@ void UdpWorker::send_due(Time now) noexcept {
 
 void UdpWorker::wait(Time now, Time until) noexcept {
   if (until <= now) return;
-  std::array<pollfd, 16> polled;
-  const std::size_t count = std::min(paths_.size(), polled.size());
-  for (std::size_t i = 0; i < count; ++i) polled[i] = {paths_[i].socket.fd(), POLLIN, 0};
+  std::array<pollfd, 32> polled;
+  const std::size_t count = std::min(paths_.size(), polled.size() / 2);
+  // A descriptor below 0 is passed over.
+  for (std::size_t i = 0; i < count; ++i) {
+    polled[2 * i] = {paths_[i].socket.fd(), POLLIN, 0};
+    polled[2 * i + 1] = {paths_[i].listener.fd(), POLLIN, 0};
+  }
   // Beyond sixteen servers the others are looked at every millisecond.
   const Time most = paths_.size() > count ? kMillisecond : 100 * kMillisecond;
   const Time time = std::min(until - now, most);
   const timespec spec{static_cast<time_t>(time / 1000000000U),
                       static_cast<long>(time % 1000000000U)};
-  ppoll(polled.data(), count, &spec, nullptr);
+  ppoll(polled.data(), 2 * count, &spec, nullptr);
 }
 
 void UdpWorker::receive() noexcept {
   for (std::size_t i = 0; i < paths_.size(); ++i) {
     Link& link = links_.links()[i];
+    Path& path = paths_[i];
     const Time now = steady_now();
     const int n = receiver_.receive(
-        paths_[i].socket, [&](const Endpoint&, Bytes datagram) { link.receive(now, datagram); });
-    if (n < 0) paths_[i].socket.take_error();
+        path.socket, [&](const Endpoint&, Bytes datagram) { link.receive(now, datagram); });
+    if (n < 0) path.socket.take_error();
+    follow_group(path, link.group());
+    if (!path.listener.is_open()) continue;
+    receiver_.receive(path.listener, [&](const Endpoint& from, Bytes datagram) {
+      if (same_address(from, path.server)) link.receive_from_group(now, datagram);
+    });
   }
+}
+
+// Where it cannot be heard, the link finds out and results come by unicast.
+void UdpWorker::follow_group(Path& path, const wire::Group& group) noexcept {
+  if (group == path.group) return;
+  path.group = group;
+  path.listener = Socket();
+  const auto local = path.socket.local();
+  if (!group.exists() || !local) return;
+  auto listener = Socket::in_group(group, path.server, *local, path.io);
+  if (listener) path.listener = std::move(*listener);
 }
 
 }  // namespace laconic::transport::aggregation

@@ -47,6 +47,10 @@ class UdpWorker {
   struct Path {
     Socket socket;
     Batch batch;
+    Endpoint server;
+    Io io;
+    wire::Group group{};  ///< that `listener` was opened for
+    Socket listener{};    ///< what the server sends to the group; closed if that cannot be heard
   };
   UdpWorker(std::vector<LinkSettings> links, std::vector<Path> paths, Io io,
             const std::atomic<bool>* interrupted);
@@ -56,6 +60,7 @@ class UdpWorker {
   void send_due(Time now) noexcept;
   void wait(Time now, Time until) noexcept;
   void receive() noexcept;
+  static void follow_group(Path& path, const wire::Group& group) noexcept;
 
   Aggregation links_;
   std::vector<Path> paths_;

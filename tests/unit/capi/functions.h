@@ -477,7 +477,7 @@ inline std::span<const Function> aggregator_functions() {
          options.servers = a("options.servers", options.servers);
          laconic_aggregator_close(std::exchange(o.aggregator, nullptr), 0);
          return laconic_aggregator_open(
-             a.sized("options", &options, offsetof(laconic_aggregator_options, reserved)),
+             a.sized("options", &options, offsetof(laconic_aggregator_options, multicast)),
              a("out", &o.aggregator));
        },
        true},

@@ -26,6 +26,8 @@ struct Schedule {
   Plan plan;
   Weather weather;
   uint32_t stragglers = 0;
+  uint64_t deaf = 0;      ///< workers that no multicast reaches
+  uint64_t deafened = 0;  ///< the same from some time on
   Crash crash = Crash::none;
 };
 
@@ -76,6 +78,10 @@ Schedule schedule_of(uint64_t index) {
   s.plan.seed = index;
   s.plan.exchanges = static_cast<uint32_t>(dice.between(2, 6));
   s.plan.granules = static_cast<uint32_t>(dice.between(1, 30));
+  Dice group(index * 37 + 5);
+  s.plan.multicast = group.one_in(2);
+  if (group.one_in(2)) s.deaf = group.next();
+  if (group.one_in(3)) s.deafened = group.next();
   return s;
 }
 
@@ -84,6 +90,10 @@ void disturb(Network& network, const Schedule& s, Dice& dice) {
     network.lag(static_cast<uint32_t>(dice.below(s.plan.job.world)), 10 * kMillisecond);
   }
   network.lag_one_in = dice.one_in(2) ? 1 : 3;
+  network.deaf = s.deaf;
+  if (s.deafened != 0) {
+    network.at((s.deafened >> 32U) % (20 * kMillisecond), [&] { network.deaf = s.deafened; });
+  }
   const Time when = dice.below((dice.one_in(2) ? 2 : 20) * kMillisecond);
   const auto victim = static_cast<uint32_t>(dice.below(s.plan.job.world));
   const auto restart = [&network](Time at, Time down) {
@@ -161,7 +171,8 @@ Got expected(const Plan& plan, uint64_t number, uint64_t bitmap) {
 struct Report {
   std::vector<std::string> hangs, wrong_sums, counted_twice, different, untold, incomplete,
       failures;
-  uint64_t results = 0, partial = 0, restarts = 0, excluded = 0, datagrams = 0, resent = 0;
+  uint64_t by_group = 0, results = 0, partial = 0, restarts = 0, excluded = 0, datagrams = 0,
+           resent = 0;
   std::size_t faults() const {
     return hangs.size() + wrong_sums.size() + counted_twice.size() + different.size() +
            untold.size() + incomplete.size() + failures.size();
@@ -184,6 +195,7 @@ void check_schedule(uint64_t index, Report* report) {
     const auto stats = worker.link().stats();
     report->restarts += stats.aggregator_restarts;
     report->resent += stats.resent_datagrams;
+    report->by_group += stats.multicast_datagrams;
     report->closed_workers += worker.end == WorkerEnd::closed;
     report->failed_workers += worker.end == WorkerEnd::failed;
     report->crashed += worker.end == WorkerEnd::crashed;
@@ -274,6 +286,7 @@ TEST(ModelCheck, SchedulesMeetWhatTheyAreFor) {
   EXPECT_GT(report().restarts, kSchedules / 4);
   EXPECT_GT(report().resent, kSchedules / 4);
   EXPECT_GT(report().partial, kSchedules / 20);
+  EXPECT_GT(report().by_group, 10 * kSchedules);
   EXPECT_GT(report().failed_workers, kSchedules / 20);
 }
 

@@ -61,6 +61,13 @@ inline server::Address address_of(uint64_t worker) {
   return a;
 }
 
+inline server::Multicast group_of_tests() {
+  wire::Group group{{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xFF, 0xFF, 239, 7, 4, 2}, 7420};
+  server::Address address;
+  address.bytes.fill(0xEE);
+  return {group, address};
+}
+
 /// A worker's work: exchanges of granules whose contents are a function of (seed, rank, number).
 struct Plan {
   uint64_t seed = 0;
@@ -71,6 +78,7 @@ struct Plan {
   uint64_t number = 0x1234567890ABCDEFU;
   bool pad = false;              ///< the server wants data as long as results
   bool wants_full_tags = false;  ///< the server does
+  bool multicast = false;        ///< workers ask for it, and the server has a group
 };
 
 /// One granule's contribution. Every fourth granule is a tally: 32-bit lanes of which rank w sets
@@ -128,6 +136,7 @@ class Worker {
     settings.instance = instance;
     settings.worker = static_cast<uint8_t>(rank);
     settings.server = "10.0.0.9:7420";
+    settings.multicast = plan.multicast;
     link_ = std::make_unique<Link>(settings);
   }
 
@@ -211,6 +220,10 @@ class Network {
   /// What every rank computes before an exchange, besides.
   Time compute = 0;
   uint64_t datagrams = 0;
+  uint64_t to_group = 0;    ///< of what the server sent
+  bool serve_group = true;  ///< of servers that start from now on
+  /// Workers that no multicast reaches, by bit.
+  uint64_t deaf = 0;
   uint64_t max_steps = 100000;  ///< more is a hang
 
   void start_server() {
@@ -218,6 +231,7 @@ class Network {
     settings.token = plan_.token;
     settings.pad = plan_.pad;
     settings.full_tags = plan_.wants_full_tags;
+    if (plan_.multicast && serve_group) settings.multicast = group_of_tests();
     for (uint8_t& byte : settings.secret) byte = static_cast<uint8_t>(dice_.next());
     server_ = std::make_unique<server::Server>(settings);
     server_up_ = true;
@@ -241,8 +255,8 @@ class Network {
   }
 
   /// Anybody's bytes, now.
-  void inject(uint32_t from, uint32_t to, std::vector<uint8_t> bytes) {
-    put(now_ + weather_.delay, from, to, std::move(bytes));
+  void inject(uint32_t from, uint32_t to, std::vector<uint8_t> bytes, bool by_group = false) {
+    put(now_ + weather_.delay, from, to, std::move(bytes), by_group);
   }
 
   /// True: every worker has come to an end before `deadline`.
@@ -262,6 +276,7 @@ class Network {
     Time time;
     uint64_t order;
     uint32_t from, to;
+    bool by_group;
     std::size_t bytes;  // index into the pool
   };
   struct Later {
@@ -325,7 +340,11 @@ class Network {
     } else {
       Worker& w = *workers_[f.to - 1];
       if (w.end == WorkerEnd::running) {
-        w.link().receive(now_, bytes);
+        if (!f.by_group) {
+          w.link().receive(now_, bytes);
+        } else if (w.link().group() == group_of_tests().group) {
+          w.link().receive_from_group(now_, bytes);
+        }
         // A worker that computes lets datagrams lie; here it takes them and answers nothing.
         if (w.in_exchange || w.closing || !w.link().joined()) drive(f.to - 1);
       } else if ((closed_ports_ >> (f.to - 1) & 1U) != 0 && server_up_) {
@@ -370,7 +389,14 @@ class Network {
                    (lag_one_in == 1 || dice_.one_in(lag_one_in) ? lags_[index] : 0);
   }
 
-  void post(uint32_t from, uint32_t to, Bytes header, Bytes payload) {
+  void post_to_group(Bytes header, Bytes payload) {
+    ++to_group;
+    for (uint32_t w = 0; w < workers_.size(); ++w) {
+      if ((deaf >> w & 1U) == 0) post(0, w + 1, header, payload, true);
+    }
+  }
+
+  void post(uint32_t from, uint32_t to, Bytes header, Bytes payload, bool by_group = false) {
     scratch_.assign(header.begin(), header.end());
     scratch_.insert(scratch_.end(), payload.begin(), payload.end());
     if (drop && drop(now_, from, to, scratch_)) return;
@@ -393,11 +419,12 @@ class Network {
         time += free - now_;
       }
       if (weather_.spikes > 0 && dice_.chance(weather_.spikes)) time += 5 * kMillisecond;
-      put(time, from, to, scratch_);
+      put(time, from, to, scratch_, by_group);
     }
   }
 
-  void put(Time time, uint32_t from, uint32_t to, const std::vector<uint8_t>& bytes) {
+  void put(Time time, uint32_t from, uint32_t to, const std::vector<uint8_t>& bytes,
+           bool by_group = false) {
     std::size_t index = pool_.size();
     if (!free_.empty()) {
       index = free_.back();
@@ -406,12 +433,13 @@ class Network {
       pool_.emplace_back();
     }
     pool_[index] = bytes;
-    flying_.push({time, order_++, from, to, index});
+    flying_.push({time, order_++, from, to, by_group, index});
   }
 
   struct FromServer final : server::Outbox {
     explicit FromServer(Network& n) : network(n) {}
     void send(const server::Address& to, Bytes header, Bytes payload) override {
+      if (to == group_of_tests().address) return network.post_to_group(header, payload);
       const auto worker = load<uint64_t>(to.bytes.data());
       if (worker - 1 <= network.workers_.size() && worker > 1) {
         network.post(0, static_cast<uint32_t>(worker - 1), header, payload);

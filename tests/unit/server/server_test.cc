@@ -285,6 +285,212 @@ TEST(Network, AServerThatIsNotThereTimesOut) {
   EXPECT_LT(network.now(), 2 * kSecond);
 }
 
+// ---- multicast ----
+
+Plan multicast_plan(uint8_t world, uint8_t needed) {
+  Plan plan = plan_of(world, needed);
+  plan.multicast = true;
+  return plan;
+}
+
+uint64_t results_sent(Network& network, const Plan& plan, uint64_t* to_group) {
+  uint64_t results = 0;
+  network.drop = [&](Time, uint32_t, uint32_t to, const std::vector<uint8_t>& bytes) {
+    results += to != 0 && type_of(bytes) == 11;
+    return false;
+  };
+  EXPECT_TRUE(network.run(10 * kSecond));
+  expect_whole(network);
+  *to_group = network.server().jobs()[0]->stats().together;
+  EXPECT_LE(*to_group, plan.exchanges * plan.granules);
+  return results;
+}
+
+TEST(Multicast, ASumGoesOnceForAllAndItsBytesAreThoseOfUnicast) {
+  Network one(plan_of(4, 4), {}, 21), other(multicast_plan(4, 4), {}, 21);
+  uint64_t together = 0;
+  results_sent(one, one.plan(), &together);
+  EXPECT_EQ(together, 0U);
+  EXPECT_EQ(one.to_group, 0U);
+  const uint64_t sums = one.plan().exchanges * one.plan().granules;
+  EXPECT_EQ(results_sent(other, other.plan(), &together), 4 * sums)
+      << "what the network made of it";
+  EXPECT_EQ(together, sums);
+  EXPECT_GT(other.to_group, sums) << "tries, too";
+  EXPECT_LE(other.to_group, sums + 4);
+  for (uint32_t w = 0; w < 4; ++w) {
+    EXPECT_EQ(one.workers()[w]->got(), other.workers()[w]->got());
+    EXPECT_TRUE(other.workers()[w]->link().hears_group());
+    EXPECT_EQ(other.workers()[w]->link().stats().multicast_datagrams, sums);
+    EXPECT_EQ(other.workers()[w]->link().stats().resent_datagrams, 0U);
+  }
+}
+
+TEST(Multicast, OneThatDoesNotHearItGetsEachSumByItself) {
+  Network network(multicast_plan(4, 4), {}, 22);
+  network.deaf = 4;
+  uint64_t together = 0;
+  results_sent(network, network.plan(), &together);
+  const uint64_t sums = network.plan().exchanges * network.plan().granules;
+  EXPECT_EQ(together, sums);
+  auto& deaf = *network.workers()[2];
+  EXPECT_FALSE(deaf.link().hears_group());
+  EXPECT_EQ(deaf.link().stats().multicast_datagrams, 0U);
+  EXPECT_EQ(deaf.link().stats().resent_datagrams, 0U) << "nothing had to be asked for";
+}
+
+TEST(Multicast, WhereTheNetworkCarriesNoneRegistrationFindsOut) {
+  Network network(multicast_plan(3, 3), {}, 23);
+  network.deaf = 7;
+  uint64_t together = 0;
+  results_sent(network, network.plan(), &together);
+  EXPECT_EQ(together, 0U);
+  EXPECT_LT(network.now(), kSecond) << "a trial is short";
+}
+
+TEST(Multicast, AServerWithoutAGroupAnswersEach) {
+  Plan plan = multicast_plan(3, 3);
+  Network network(plan, {}, 24);
+  network.serve_group = false;
+  network.start_server();
+  uint64_t together = 0;
+  results_sent(network, plan, &together);
+  EXPECT_EQ(together, 0U);
+  EXPECT_LT(network.now(), 100 * kMillisecond) << "nothing was tried";
+}
+
+// Its memberships may end at any time: a switch forgets them.
+TEST(Multicast, WhoStopsHearingAsksAndIsServedByItself) {
+  Plan plan = multicast_plan(3, 3);
+  plan.exchanges = 40;
+  Network network(plan, {}, 25);
+  network.at(5 * kMillisecond, [&] { network.deaf = 2; });
+  uint64_t together = 0;
+  results_sent(network, plan, &together);
+  const Link& link = network.workers()[1]->link();
+  EXPECT_GT(link.stats().multicast_datagrams, 0U);
+  EXPECT_FALSE(link.hears_group());
+  EXPECT_GT(link.stats().resent_datagrams, 0U);
+  EXPECT_LT(link.stats().resent_datagrams, 4 * 32U) << "not all the time";
+}
+
+TEST(Multicast, AGroupThatIsHeardLaterIsUsedThen) {
+  Plan plan = multicast_plan(3, 3);
+  plan.exchanges = 16;
+  Network network(plan, {}, 26);
+  network.deaf = 1;
+  network.compute = kSecond / 2;
+  network.at(2 * kSecond, [&] { network.deaf = 0; });
+  ASSERT_TRUE(network.run(60 * kSecond));
+  expect_whole(network);
+  EXPECT_TRUE(network.workers()[0]->link().hears_group());
+  EXPECT_GT(network.workers()[0]->link().stats().multicast_datagrams, 0U);
+}
+
+TEST(Multicast, ARestartGoesOnWithIt) {
+  Plan plan = multicast_plan(3, 3);
+  plan.exchanges = 20;
+  Network network(plan, {.loss_up = 0.01, .loss_down = 0.05}, 27);
+  network.at(3 * kMillisecond, [&] { network.stop_server(); });
+  network.at(5 * kMillisecond, [&] { network.start_server(); });
+  ASSERT_TRUE(network.run(60 * kSecond));
+  expect_whole(network);
+  for (const auto& worker : network.workers()) {
+    EXPECT_EQ(worker->link().stats().aggregator_restarts, 1U);
+    EXPECT_TRUE(worker->link().hears_group());
+  }
+  EXPECT_GT(network.server().jobs()[0]->stats().together, 100U);
+}
+
+// Everybody in the group hears everybody's sums.
+TEST(Multicast, AnotherJobsSumsChangeNothing) {
+  Plan plan = multicast_plan(3, 3), other_plan = plan;
+  other_plan.seed = 77;
+  other_plan.number = plan.number + (uint64_t{1} << 40);  // the same lower half, as headers have it
+  Network other(other_plan, {}, 28), network(plan, {}, 28);
+  std::vector<std::vector<uint8_t>> overheard;
+  other.drop = [&](Time, uint32_t, uint32_t to, const std::vector<uint8_t>& bytes) {
+    if (to == 1 && type_of(bytes) >= 10) overheard.push_back(bytes);
+    return false;
+  };
+  ASSERT_TRUE(other.run(10 * kSecond));
+  ASSERT_GT(overheard.size(), 72U);
+  for (Time t = 0; t < 6 * kMillisecond; t += 200 * kMicrosecond) {
+    network.at(t, [&] {
+      for (const auto& bytes : overheard) network.inject(0, 1, bytes, true);
+    });
+  }
+  ASSERT_TRUE(network.run(10 * kSecond));
+  expect_whole(network);
+  Network alone(plan, {}, 28);
+  ASSERT_TRUE(alone.run(10 * kSecond));
+  EXPECT_EQ(network.workers()[0]->got(), alone.workers()[0]->got());
+  EXPECT_GE(network.workers()[0]->link().stats().rejected, overheard.size());
+}
+
+// By the group come sums and statuses: nothing else, also with a right tag, and nothing broken.
+TEST(Multicast, WhatElseComesToTheGroupIsNotTaken) {
+  Plan plan = multicast_plan(3, 3);
+  plan.exchanges = 6;
+  Network network(plan, {}, 29);
+  Dice dice(5);
+  network.drop = [&](Time now, uint32_t from, uint32_t to, const std::vector<uint8_t>& bytes) {
+    if (from != 0 || now == 0) return false;
+    std::vector<uint8_t> broken = bytes;
+    broken[dice.below(std::min<std::size_t>(broken.size(), 40))] ^=
+        static_cast<uint8_t>(1U << dice.below(8));
+    network.inject(0, to, broken, true);
+    broken.resize(dice.below(broken.size()));
+    network.inject(0, to, broken, true);
+    if (type_of(bytes) < 10) network.inject(0, to, bytes, true);  // a welcome, say
+    return false;
+  };
+  ASSERT_TRUE(network.run(10 * kSecond));
+  expect_whole(network);
+  EXPECT_GT(network.workers()[0]->link().stats().rejected, 2 * 6 * 24U);
+}
+
+TEST(Multicast, ATryThatComesAgainAndAgainIsAnsweredOnceInAMillisecond) {
+  Network network(multicast_plan(3, 3), {}, 31);
+  std::vector<uint8_t> recorded;
+  network.drop = [&](Time, uint32_t from, uint32_t, const std::vector<uint8_t>& bytes) {
+    if (from == 1 && type_of(bytes) == 8 && (bytes[3] & wire::kTry) != 0) recorded = bytes;
+    return false;
+  };
+  uint64_t before = 0;
+  network.at(2 * kMillisecond, [&] {
+    before = network.to_group;
+    for (int i = 0; i < 5000; ++i) network.inject(1, 0, recorded);
+  });
+  network.lag(0, 20 * kMillisecond);  // nothing else goes to the group
+  network.at(10 * kMillisecond, [&] { EXPECT_EQ(network.to_group, before + 1); });
+  ASSERT_TRUE(network.run(10 * kSecond));
+  ASSERT_FALSE(recorded.empty());
+  EXPECT_GT(before, 0U);
+  expect_whole(network);
+}
+
+TEST(Multicast, AFailureIsNotTakenFromTheGroup) {
+  Plan plan = multicast_plan(2, 2);
+  Network network(plan, {}, 30);
+  ASSERT_TRUE(network.run(10 * kSecond));
+  Link& link = network.workers()[0]->link();
+  const server::Job& job = *network.server().jobs()[0];
+  wire::DownHeader h;
+  h.type = wire::DatagramType::failed;
+  h.job = job.id();
+  h.granule = static_cast<uint32_t>(job.slots().floor());
+  h.epoch = static_cast<uint16_t>(job.epoch());
+  h.added = 1;
+  h.divisor = static_cast<uint8_t>(wire::Reason::lost_worker);
+  std::array<uint8_t, wire::kDownHeaderBytes> header;
+  wire::write_down(h, job.key(), wire::era_of(job.slots().floor()), {}, header.data());
+  const uint64_t rejected = link.stats().rejected;
+  link.receive_from_group(network.now(), header);
+  EXPECT_FALSE(link.failed());
+  EXPECT_EQ(link.stats().rejected, rejected + 1);
+}
+
 TEST(Network, ALostWorkerIsNamedToAll) {
   for (const bool port : {false, true}) {
     Plan plan = plan_of(4, 3);

@@ -179,11 +179,30 @@ TEST(Enrolment, MessagesComeBack) {
   EXPECT_TRUE(message_tag_is_right(bytes, key));
   EXPECT_EQ(back.from, e.from);
   EXPECT_EQ(back.settings, e.settings);
+  EXPECT_FALSE(back.wants_group);
   EXPECT_EQ(back.epoch, 77U);
   EXPECT_EQ(back.nonce, 88U);
   EXPECT_EQ(back.ack, 1000U);
   EXPECT_EQ(back.kept, 960U);
   EXPECT_TRUE(std::equal(back.held.begin(), back.held.end(), held.begin(), held.end()));
+}
+
+TEST(Enrolment, AWelcomeNamesAGroupOfMulticastOrNone) {
+  std::array<uint8_t, kHelloBytes> out{};
+  for (const Group& group : {Group{}, golden::kGoldenGroup, golden::kGoldenGroup6}) {
+    const Welcome welcome{golden::kGoldenApplicant, 3, true, 77, group};
+    ASSERT_EQ(write_welcome(welcome, kKey, out.data()), kHelloBytes);
+    Welcome back{{}, 0, false, 0, golden::kGoldenGroup};
+    ASSERT_EQ(parse_welcome(out, &back), DatagramFault::none);
+    EXPECT_EQ(back, welcome);
+    EXPECT_EQ(is_multicast(group), group.exists());
+  }
+  for (int first = 0; first < 256; ++first) {
+    Group four = golden::kGoldenGroup, six = golden::kGoldenGroup6;
+    four.address[12] = six.address[0] = static_cast<uint8_t>(first);
+    EXPECT_EQ(is_multicast(four), first >= 224 && first < 240) << first;
+    EXPECT_EQ(is_multicast(six), first == 255) << first;
+  }
 }
 
 TEST(Enrolment, AnAnswerIsNoLongerThanItsQuestion) {
