@@ -367,8 +367,10 @@ void Link::take_down(Time now, Bytes datagram, bool by_group) noexcept {
       }
       return;
     case DatagramType::status:
-      if (by_group) return note_way(now, true);
-      return take_status(now);
+      if (!by_group) return take_status(now);
+      // Only what was asked for: one that is sent again says nothing of what comes now.
+      if (try_at_ != kNever) note_way(now, true);
+      return;
     case DatagramType::open:
       return take_open(number);
     case DatagramType::fetch:

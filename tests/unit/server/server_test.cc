@@ -374,6 +374,27 @@ TEST(Multicast, WhoStopsHearingAsksAndIsServedByItself) {
   EXPECT_LT(link.stats().resent_datagrams, 4 * 32U) << "not all the time";
 }
 
+// Somebody with the server's address plays an old status to it: that is not hearing.
+TEST(Multicast, WhatIsPlayedAgainDoesNotKeepAWorkerWaiting) {
+  Plan plan = multicast_plan(3, 3);
+  plan.exchanges = 40;
+  Network network(plan, {}, 32);
+  std::vector<uint8_t> status;
+  network.drop = [&](Time, uint32_t, uint32_t to, const std::vector<uint8_t>& bytes) {
+    if (to == 2 && type_of(bytes) == 12 && status.empty()) status = bytes;
+    return false;
+  };
+  network.at(5 * kMillisecond, [&] { network.deaf = 2; });
+  for (Time t = 5 * kMillisecond; t < 500 * kMillisecond; t += 100 * kMicrosecond) {
+    network.at(t, [&] { network.inject(0, 2, status, true); });
+  }
+  ASSERT_TRUE(network.run(10 * kSecond));
+  expect_whole(network);
+  ASSERT_FALSE(status.empty());
+  EXPECT_FALSE(network.workers()[1]->link().hears_group());
+  EXPECT_LT(network.workers()[1]->link().stats().resent_datagrams, 4 * 32U);
+}
+
 TEST(Multicast, AGroupThatIsHeardLaterIsUsedThen) {
   Plan plan = multicast_plan(3, 3);
   plan.exchanges = 16;
