@@ -93,15 +93,20 @@ Result<std::unique_ptr<Session>> Session::create(std::string_view text,
   if (options.threads > 1) session->pool_ = std::make_unique<ThreadPool>(options.threads);
   for (uint32_t c = 0; c < session->model_->classes(); ++c)
     session->codecs_.emplace_back(session->model_->spec(c), best_isa(), session->pool_.get());
-  auto state = collective::RankState::create(*session->model_, session->codecs_, session->store_);
-  if (!state) return std::move(state).error();
-  session->state_ = *std::move(state);
-  session->moving_.resize(session->model_->parameters().size());
+  const auto bind = [&] {
+    return collective::RankState::create(*session->model_, session->codecs_, session->store_);
+  };
   session->moved_.resize(session->model_->classes());
   if (*steers) {
     auto steering = Steering::create(*session->model_, control, rules, session->store_);
     if (!steering) return std::move(steering).error();
     session->steering_.emplace(*std::move(steering));
+  }
+  auto state = *steers ? session->steering_->at_most(*session->model_, bind) : bind();
+  if (!state) return std::move(state).error();
+  session->state_ = *std::move(state);
+  session->moving_.resize(session->model_->parameters().size());
+  if (*steers) {
     session->state_->set_settings(session->steering_->hash());
     session->replan_units();
   }

@@ -64,6 +64,7 @@ Result<Steering> Steering::create(collective::Model& model, std::string_view con
     if (!bounds) continue;
     classes[c].most = control::most(*bounds);
     classes[c].value = steering.controller_.value(c);
+    model.limit(c, *classes[c].field, bounds->min, bounds->max);
   }
   steering.classes_ = std::move(classes);
   for (uint32_t c = 0; c < model.classes(); ++c)

@@ -214,6 +214,7 @@ TEST(NoMemoryForChanges, IsEverNeeded) {
       {"topk:ratio=0.05", StrategyKind::two_shot, "schedule:0=0.05,3=0.25,5=0.001,7=0.1,9=0.05"},
       {"randomk:ratio=0.05", StrategyKind::native_sum, "schedule:0=0.05,3=0.25,5=0.001,9=0.05"},
       {"sidco:ratio=0.05", StrategyKind::gather_all, "schedule:0=0.05,3=0.25,5=0.001,9=0.05"},
+      {"powersgd:rank=2", StrategyKind::native_sum, "schedule:0=2,3=16,5=1,7=9,9=2"},
       {"3lc", StrategyKind::two_shot, "schedule:0=1.5,3=1,5=1.9,7=1.2,9=1"},
       {"qsgd", StrategyKind::gather_all, "schedule:0=64,3=127,5=1,7=30,9=127"}};
   for (const Steered& c : all) {

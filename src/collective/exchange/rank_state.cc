@@ -1,6 +1,8 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 #include "collective/exchange/rank_state.h"
 
+#include <algorithm>
+
 #include "base/hash.h"
 
 namespace laconic::collective {
@@ -19,12 +21,14 @@ Result<void> RankState::bind_state(feedback::Store& store, const std::string& na
                                    const pipeline::UnitCodec& codec, pipeline::UnitSlot& slot,
                                    uint32_t hop) {
   slot.plan = codec.plan(slot.unit, world());
-  if (slot.plan.state_floats == 0) return {};
+  const auto of = static_cast<uint32_t>(&codec - codecs_.data());
+  const uint64_t floats = model_->state_at_most(of, slot.unit);
+  if (floats == 0) return {};
   auto values = store.add(StateKind::codec_state,
                           "state/" + name + "@" + std::to_string(slot.unit.offset) + "#" +
                               std::to_string(hop) +
                               std::string(slot.plan.state_may_lack ? feedback::kMayLack : ""),
-                          slot.plan.state_floats);
+                          floats);
   if (!values) return std::move(values).error();
   slot.state = *values;
   codec.init(slot, place(0, hop));
@@ -87,6 +91,8 @@ Result<void> RankState::bind_piece(feedback::Store& store, const Parameter& para
     }
     if (auto r = bind_state(store, parameter.name, *mine.codec, bound.mean, 1); !r) return r;
   }
+  bound.send_state = bound.send.state;
+  bound.mean_state = bound.mean.state;
   mine.pieces.push_back(std::move(bound));
   return {};
 }
@@ -117,8 +123,12 @@ void RankState::replan(uint32_t of) noexcept {
   for (RankParameter& p : parameters_) {
     if (p.codec != &codecs_[of]) continue;
     for (RankPiece& piece : p.pieces) {
-      piece.send.plan = p.codec->plan(piece.send.unit, world());
-      if (piece.mean.unit.count != 0) piece.mean.plan = p.codec->plan(piece.mean.unit, world());
+      const auto again = [&](pipeline::UnitSlot& slot, std::span<float> state) {
+        slot.plan = p.codec->plan(slot.unit, world());
+        slot.state = state.first(std::min<size_t>(slot.plan.state_floats, state.size()));
+      };
+      again(piece.send, piece.send_state);
+      if (piece.mean.unit.count != 0) again(piece.mean, piece.mean_state);
     }
   }
 }

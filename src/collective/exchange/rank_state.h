@@ -22,6 +22,8 @@ struct RankPiece {
   const pipeline::UnitCodec* codec = nullptr;
   pipeline::UnitSlot send;  ///< hop 0: this rank's gradient in that range
   pipeline::UnitSlot mean;  ///< hop 1: the mean of that range; only bound when this rank owns it
+  /// All that their state may grow to while settings move.
+  std::span<float> send_state, mean_state;
 };
 
 struct RankParameter {

@@ -328,10 +328,32 @@ const Field* Model::movable(uint32_t of) const {
     for (const Piece& piece : assignments_[i].pieces) {
       const Plan a = codec.plan(least.params(), piece.unit, options_.world);
       const Plan b = codec.plan(most.params(), piece.unit, options_.world);
-      if (a.rounds != b.rounds || a.state_floats != b.state_floats) return nullptr;
+      const bool same_rounds =
+          a.rounds == b.rounds || choices_[of].strategy == StrategyKind::native_sum;
+      const bool whole = marked->type == FieldType::integer;
+      if (!same_rounds || (!whole && a.state_floats != b.state_floats)) return nullptr;
     }
   }
   return &*marked;
+}
+
+void Model::limit(uint32_t of, const Field& field, double least, double most) {
+  limits_.resize(settings_.size());
+  limits_[of] = {&field, least, most};
+}
+
+uint64_t Model::state_at_most(uint32_t of, const Unit& unit) const {
+  const CodecTable& codec = spec(of).codec();
+  uint64_t floats = codec.plan(spec(of).params(), unit, options_.world).state_floats;
+  if (of >= limits_.size() || limits_[of].field == nullptr) return floats;
+  const Limits& within = limits_[of];
+  if (within.field->type != FieldType::integer) return floats;
+  Spec other = spec(of);
+  for (double value = within.least; value <= within.most; ++value) {
+    other.move(*within.field, value, options_.world);
+    floats = std::max(floats, codec.plan(other.params(), unit, options_.world).state_floats);
+  }
+  return floats;
 }
 
 bool Model::has_units(uint32_t of) const {

@@ -139,9 +139,13 @@ class Model {
   void move(uint32_t of, const Field& field, double value) {
     settings_[of].spec.move(field, value, options_.world);
   }
-  /// The field of a class that a law may move; null: there is none, or its value decides more than
-  /// lengths (rounds, state, what an engine adds).
+  /// The field of a class that a law may move; null: there is none, or its value decides what
+  /// codes add up to. State at a smaller value is the beginning of that at a larger one.
   [[nodiscard]] const Field* movable(uint32_t of) const;
+  /// Where a law moves a class's field, before anything is bound.
+  void limit(uint32_t of, const Field& field, double least, double most);
+  /// Floats of state that a unit of a class needs at most, wherever its field moves.
+  [[nodiscard]] uint64_t state_at_most(uint32_t of, const Unit& unit) const;
   /// Is any of its parameters compressed?
   [[nodiscard]] bool has_units(uint32_t of) const;
   /// That a rank is expected to receive for the parameters of a class in a step, as its spec is now.
@@ -184,7 +188,14 @@ class Model {
   [[nodiscard]] Result<void> check_sizes() const;
   [[nodiscard]] RoundPlan round_of_codes() const;
 
+  struct Limits {
+    const Field* field = nullptr;  // null: it does not move
+    double least = 0;
+    double most = 0;
+  };
+
   Options options_;
+  std::vector<Limits> limits_;                   // by class; empty: none moves
   std::vector<Setting> settings_;                // by class
   std::vector<Choice> choices_;                  // likewise
   std::vector<std::vector<Parameter>> members_;  // likewise

@@ -247,8 +247,18 @@ class Audited {
 
  private:
   static Setup setup(const Case& of, uint32_t world) {
-    return {std::get<0>(of), world, kModel, std::get<1>(of), 64, 1, kAllSums,
-            std::get<3>(of), {},    true};
+    return {std::get<0>(of),
+            world,
+            kModel,
+            std::get<1>(of),
+            64,
+            1,
+            kAllSums,
+            std::get<3>(of),
+            {},
+            {},
+            {},
+            true};
   }
 
   DType dtype_;

@@ -214,6 +214,7 @@ void NativeSum::choose_carrier(const Layout& layout, StrategyKind kind) {
 bool NativeSum::replan() {
   for (LaneGroup& g : groups_) g.lanes = 0;
   memory_.restart();
+  rounds_ = 1;
   wish_ = report_ = {};
   plan_lanes();
   plan_wish();
