@@ -116,6 +116,7 @@ class CSession:
         self.trace = None  #: see laconic.trace
         self.layout_matters = bool(_lib.lib.laconic_session_layout_matters(self._handle))
         self.all_raw = bool(_lib.lib.laconic_session_all_raw(self._handle))
+        self.reports = any(setting["control"] != "fixed" for setting in self.explain()["settings"])
         self.wire_seconds = 0.0
         self.broken: LaconicError | None = None  #: the engine's first failure
 

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from . import aggregation, errors, registered, reports, trace
 from ._checks import U64, whole
 from ._session import CSession, Layout, agree, engine_failed, gather_texts
+from .changes import Changes
 from .delivery import EndOfBackward, Sum
 from .engine import Engine
 from .environment import place
@@ -70,6 +71,7 @@ class Handle:
         self._last_seen: list[Layout] = []
         self._in_iteration = False
         self._observes = session.reports
+        self._changes = Changes() if session.reports and self.rank == 0 else None
         self._since_step = 0  # of the last change of a setting
         self._tells = False   # a bucket of this iteration that PyTorch would sum carries the ranks' reports
         self._at_end = EndOfBackward()
@@ -164,8 +166,9 @@ class Handle:
             if self._servers is not None:
                 text += "; the aggregator has nothing to do"
         else:
-            text = (f"{self._told(e)} on {len(packed)} of {len(e['parameters'])} tensors ({elements} of {e['elements']} elements)"
-                    f"; {e['uncompressed_elements']} elements as they are; {text}")
+            specs, strategy = self._told(e)
+            text = (f"{specs} on {len(packed)} of {len(e['parameters'])} tensors ({elements} of {e['elements']} elements)"
+                    f"{strategy}; {e['uncompressed_elements']} elements as they are; {text}")
             if self._servers is not None:
                 text += f"; {self._servers}"
             if isinstance(self.worker.session, OwnSession):
@@ -183,11 +186,14 @@ class Handle:
         return text
 
     @staticmethod
-    def _told(explained: dict) -> str:
+    def _told(explained: dict) -> tuple[str, str]:
+        """The specs, and the strategy where there is one."""
         settings = [s for s in explained.get("settings", ()) if s["parameters"]]
+        controls = sorted({s["control"] for s in settings} - {"fixed"})
+        controlled = f", control {' and '.join(controls)}" if controls else ""
         if len(settings) < 2:
-            return f"{explained['spec']} by {explained['strategy']}"
-        return shorten(f"{s['rule']}: {s['spec']} by {s['strategy']}" for s in settings)
+            return explained["spec"], f" by {explained['strategy']}{controlled}"
+        return shorten(f"{s['rule']}: {s['spec']} by {s['strategy']}" for s in settings), controlled
 
     @staticmethod
     def _why_all_raw(explained: dict) -> str:
@@ -272,6 +278,8 @@ class Handle:
             self._scale = self._stage.scale_of(self._scaler)
         self._rates_now = self._rates.now()
         step = self.worker.step
+        if self._changes is not None:
+            self._changes.tell(self.explain)
         self._tells = (self._observes and step >= self.warmup and reports.due(step - self._since_step)
                        and all(layout.direct for layout in self._last_seen))
 

@@ -99,6 +99,27 @@ def test_resumes_a_schedule_bit_for_bit(pools):
                      resumed_options={"control": "schedule:0=0.1,3=0.4"})
 
 
+def _lines(control, steps):
+    from laconic import changes, environment
+
+    said, changes.APART = [], 0.0
+    environment.say, kept = lambda line, level=0: said.append(line), environment.say
+    try:
+        _settings("topk:ratio=0.1", control, steps)
+    finally:
+        environment.say, changes.APART = kept, 5.0
+    return said
+
+
+def test_every_change_is_a_line_on_rank_0(pools):
+    lines, *others = pools(3).run(_lines, control=SCHEDULE, steps=9)
+    # Decided two steps before they hold.
+    assert [line for line in lines if "control of" in line] == [
+        f"control of *: {SCHEDULE}: ratio 0.1 -> 0.5 from step 3: scheduled",
+        f"control of *: {SCHEDULE}: ratio 0.5 -> 0.02 from step 6: scheduled"]
+    assert not any("control of" in line for lines in others for line in lines)
+
+
 def _refusal(by_rank, spec):
     try:
         _, handle, _ = training.build(dist.group.WORLD, spec, attach_options={"control": by_rank[dist.get_rank()]})

@@ -47,7 +47,7 @@ def test_explain_has_the_settings(pools):
         assert sum(s["memory_bytes"] for s in explained["settings"]) == explained["residual_bytes"] + explained["state_bytes"] - 8
         assert "hidden.*: topk:ratio=0.1 by gather_all" in line and "first.*: fp16 by native_sum" in line
     for explained, line in pools(3).run(_explained):
-        assert settings_of(explained) == {"*": ("3lc", 6)} and "3lc by " in line
+        assert settings_of(explained) == {"*": ("3lc", 6)} and "3lc on " in line
 
 
 def test_a_file_and_the_environment_give_the_same(pools, tmp_path):
