@@ -15,8 +15,6 @@
 #define LACONIC_THREELC_ONCE
 namespace laconic::kernels {
 
-/// What unpack_stream() unpacks before it sends five rows past the caches: 20 KiB.
-inline constexpr uint64_t kStageColumns = 1024;
 /// What unpack() zeroes before it looks for digits: as many stores as wait for a cache at once.
 inline constexpr uint64_t kZeroColumns = 256;
 /// Columns that are zeros together or unpacked together.
@@ -36,6 +34,10 @@ constexpr bool kMaskRegisters = HWY_TARGET <= HWY_AVX3;  // targets count down a
 // but no AVX-512: without it Zen 3 reads two streams a third faster.
 constexpr bool kPrefetch = !(HWY_ARCH_X86 && HWY_TARGET == HWY_AVX2);
 
+/// What unpack_stream() unpacks before it sends five rows past the caches. With AVX-512 5 KiB: then
+/// the next are unpacked while stores wait for the memory.
+inline constexpr uint64_t kStageColumns = kMaskRegisters ? 256 : 1024;
+
 using F = hn::ScalableTag<float>;
 using Narrow = hn::CappedTag<float, 4>;
 using B = hn::ScalableTag<uint8_t>;
@@ -49,6 +51,10 @@ uint32_t max_abs_bits(const float* x, const float* e, uint64_t n) {
   const size_t lanes = hn::Lanes(f);
   const auto low31 = hn::Set(d, 0x7FFFFFFF);
   const auto bits = [&](uint64_t i) HWY_ATTR {
+    if constexpr (kMaskRegisters) {
+      prefetch_ahead<1024>(x + i);
+      if (e != nullptr) prefetch_ahead<1024>(e + i);
+    }
     auto a = hn::LoadU(f, x + i);
     if (e != nullptr) a = hn::Add(a, hn::LoadU(f, e + i));
     return hn::And(hn::BitCast(d, a), low31);
@@ -56,7 +62,7 @@ uint32_t max_abs_bits(const float* x, const float* e, uint64_t n) {
   auto m0 = hn::Zero(d), m1 = m0, m2 = m0, m3 = m0;
   uint64_t i = 0;
   for (; i + 4 * lanes <= n; i += 4 * lanes) {
-    if constexpr (kPrefetch) {
+    if constexpr (kPrefetch && !kMaskRegisters) {
       prefetch_ahead(x + i);
       if (e != nullptr) prefetch_ahead(e + i);
     }
@@ -103,15 +109,26 @@ HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> pack_vector(D f, const float* HWY_RE
   return byte;
 }
 
+/// Into the second-level cache, five rows further: so memory does not rest while a chunk is packed.
+HWY_INLINE void prefetch_next(const float* x, uint64_t stride) {
+  const auto at = reinterpret_cast<uintptr_t>(x);
+  for (uint64_t i = kDigits; i < 2 * kDigits; ++i) {
+    __builtin_prefetch(reinterpret_cast<const void*>(at + i * stride * sizeof(float)), 0, 2);
+  }
+}
+
 template <bool kFeedback, class D>
 HWY_INLINE uint64_t pack_span(D f, const float* x, float* e, uint64_t stride, uint64_t j,
-                              uint64_t columns, ThreeLcScale scale, uint8_t* bytes) {
+                              uint64_t columns, ThreeLcScale scale, bool fetch_next,
+                              uint8_t* bytes) {
   const size_t lanes = hn::Lanes(f);
   const hn::Rebind<uint8_t, D> bytes_tag;
   const auto m = hn::Set(f, scale.m);
   const auto up = hn::Set(f, scale.threshold);
   const auto down = hn::Set(f, -scale.threshold);
   for (; j + lanes <= columns; j += lanes) {
+    if (fetch_next) prefetch_next(x + j, stride);
+    if (kFeedback && fetch_next) prefetch_next(e + j, stride);
     const auto byte =
         pack_vector<kFeedback>(f, x + j, kFeedback ? e + j : nullptr, stride, m, up, down);
     hn::StoreU(hn::U8FromU32(byte), bytes_tag, bytes + j);
@@ -187,19 +204,21 @@ HWY_INLINE uint64_t pack_rows(const float*, float*, uint64_t, uint64_t, ThreeLcS
 
 template <bool kFeedback>
 void pack_all(const float* x, float* e, uint64_t stride, uint64_t columns, ThreeLcScale scale,
-              uint8_t* bytes) {
+              bool fetch_next, uint8_t* bytes) {
+  fetch_next = fetch_next && kMaskRegisters;
   uint64_t j = pack_rows<kFeedback>(x, e, stride, columns, scale, bytes);
-  j = pack_span<kFeedback>(F(), x, e, stride, j, columns, scale, bytes);
-  j = pack_span<kFeedback>(Narrow(), x, e, stride, j, columns, scale, bytes);
-  kThreeLcScalar.pack(x + j, kFeedback ? e + j : nullptr, stride, columns - j, scale, bytes + j);
+  j = pack_span<kFeedback>(F(), x, e, stride, j, columns, scale, fetch_next, bytes);
+  j = pack_span<kFeedback>(Narrow(), x, e, stride, j, columns, scale, false, bytes);
+  kThreeLcScalar.pack(x + j, kFeedback ? e + j : nullptr, stride, columns - j, scale, false,
+                      bytes + j);
 }
 
 void pack(const float* x, float* e, uint64_t stride, uint64_t columns, ThreeLcScale scale,
-          uint8_t* bytes) {
+          bool fetch_next, uint8_t* bytes) {
   if (e == nullptr) {
-    pack_all<false>(x, e, stride, columns, scale, bytes);
+    pack_all<false>(x, e, stride, columns, scale, fetch_next, bytes);
   } else {
-    pack_all<true>(x, e, stride, columns, scale, bytes);
+    pack_all<true>(x, e, stride, columns, scale, fetch_next, bytes);
   }
 }
 

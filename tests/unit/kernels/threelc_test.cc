@@ -74,12 +74,12 @@ TEST_P(ThreeLcKernelsTest, PacksLikeTheReference) {
                                      ThreeLcScale{0, std::numeric_limits<float>::max()}}) {
       std::vector<float> e1 = e0, e2 = e0;
       std::vector<uint8_t> b1(columns + 64, kCanary), b2 = b1, b3 = b1, b4 = b1;
-      simd.pack(x.data(), e1.data(), stride, columns, scale, b1.data());
-      reference.pack(x.data(), e2.data(), stride, columns, scale, b2.data());
+      simd.pack(x.data(), e1.data(), stride, columns, scale, true, b1.data());
+      reference.pack(x.data(), e2.data(), stride, columns, scale, false, b2.data());
       EXPECT_EQ(b1, b2) << columns;
       EXPECT_TRUE(same_bits(e1, e2)) << columns;
-      simd.pack(x.data(), nullptr, stride, columns, scale, b3.data());
-      reference.pack(x.data(), nullptr, stride, columns, scale, b4.data());
+      simd.pack(x.data(), nullptr, stride, columns, scale, true, b3.data());
+      reference.pack(x.data(), nullptr, stride, columns, scale, false, b4.data());
       EXPECT_EQ(b3, b4) << columns;
     }
   }
@@ -91,8 +91,8 @@ TEST_P(ThreeLcKernelsTest, TiesAndSignedZeros) {
   for (int k = 0; k < 5 * 8; ++k) row.insert(row.end(), x.begin(), x.end());
   std::vector<float> e1(row.size(), -0.0F), e2 = e1;
   std::vector<uint8_t> b1(64), b2(64);
-  simd.pack(row.data(), e1.data(), 64, 64, {1.0F, 0.5F}, b1.data());
-  reference.pack(row.data(), e2.data(), 64, 64, {1.0F, 0.5F}, b2.data());
+  simd.pack(row.data(), e1.data(), 64, 64, {1.0F, 0.5F}, false, b1.data());
+  reference.pack(row.data(), e2.data(), 64, 64, {1.0F, 0.5F}, false, b2.data());
   EXPECT_EQ(b1, b2);
   EXPECT_TRUE(same_bits(e1, e2));
   EXPECT_EQ(b1[0], 121);
