@@ -509,21 +509,69 @@ HWY_INLINE void stream_row(const float* from, uint64_t n, float* to) {
   if (i < n) std::memcpy(to + i, from + i, (n - i) * sizeof(float));
 }
 
+inline constexpr uint64_t kStageStride = kStageColumns + kStreamFollow;
+
+/// unpack_alone() into a stage, again and again: zeros stay where nothing else was written.
+class ZeroStage {
+ public:
+  HWY_INLINE ZeroStage(const ThreeLcTerm& term, const TermTable& table, float* stage)
+      : term_(term), table_(table), stage_(stage), zero_(0.0F + term.value[1]) {}
+
+  HWY_INLINE void unpack(const uint8_t* bytes, uint64_t columns) {
+    clear_written();
+    const ThreeLcTerm at{bytes, {term_.value[0], term_.value[1], term_.value[2]}};
+    const uint64_t whole = columns / kZeroGroup * kZeroGroup;
+    listed_ = list_groups(bytes, whole, list_);
+    columns_ = columns;
+    dense_ = 2 * listed_ * kZeroGroup > whole || whole != columns;
+    if (dense_) return unpack_dense<false>(&at, &table_, 1, columns, stage_, kStageStride);
+    for (uint64_t k = 0; k < listed_; ++k) unpack_group(at, table_, list_[k], stage_, kStageStride);
+  }
+
+ private:
+  HWY_INLINE void clear_written() {
+    if (dense_) return clear(0, columns_);
+    for (uint64_t k = 0; k < listed_; ++k) clear(list_[k], kZeroGroup);
+  }
+  /// Whole groups.
+  HWY_INLINE void clear(uint64_t from, uint64_t columns) {
+    const auto zero = hn::Set(F(), zero_);
+    for (uint32_t i = 0; i < kDigits; ++i) {
+      float* row = stage_ + i * kStageStride + from;
+      for (uint64_t j = 0; j < columns; j += hn::Lanes(F())) hn::StoreU(zero, F(), row + j);
+    }
+  }
+  static_assert(kStageStride % kZeroGroup == 0 && kZeroGroup % hn::MaxLanes(F()) == 0);
+
+  const ThreeLcTerm& term_;
+  const TermTable& table_;
+  float* stage_;
+  float zero_;
+  uint64_t listed_ = 0, columns_ = kStageStride;
+  bool dense_ = true;  ///< all columns were written, not groups of the list
+  uint16_t list_[kStageStride / kZeroGroup + 1];
+};
+
 // A line of which a part is stored as usual costs a read from memory, so rows, which start at any
 // address, are cut at vectors: a block leaves out what the one before wrote, and writes on to the
 // next vector.
 void unpack_stream(const ThreeLcTerm* terms, uint32_t term_count, uint64_t columns, uint64_t follow,
                    bool first, float* out, uint64_t stride) {
-  constexpr uint64_t kStageStride = kStageColumns + kStreamFollow;
   alignas(64) float stage[kDigits * kStageStride];
   TermTable tables[kMaxUnpackTerms];
   fill_tables(terms, term_count, tables);
   ThreeLcTerm at[kMaxUnpackTerms];
   for (uint32_t t = 0; t < term_count; ++t) at[t] = terms[t];
+  const bool alone = kMaskRegisters && term_count == 1;
+  ZeroStage zeros(at[0], tables[0], stage);
   for (uint64_t j = 0; j < columns; j += kStageColumns) {
     const uint64_t n = HWY_MIN(kStageColumns, columns - j);
     const uint64_t beyond = HWY_MIN(kStreamFollow, columns - j - n + follow);
-    unpack_block<false>(at, tables, term_count, n + beyond, stage, kStageStride);
+    if (alone) {
+      zeros.unpack(at[0].bytes, n + beyond);
+    } else {
+      unpack_block<false>(at, tables, term_count, n + beyond, stage, kStageStride);
+    }
     for (uint32_t i = 0; i < kDigits; ++i) {
       float* const row = out + i * stride + j;
       const uint64_t from = first && j == 0 ? 0 : HWY_MIN(n + beyond, before_vector(row));

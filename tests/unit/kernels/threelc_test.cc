@@ -166,6 +166,31 @@ TEST_P(ThreeLcKernelsTest, StreamsInPieces) {
   }
 }
 
+// Stretches with nearly nothing, with much and with nothing by turns, in one call and in two.
+TEST_P(ThreeLcKernelsTest, StreamsZerosWhereMuchWasBefore) {
+  constexpr uint64_t kColumns = 3000;
+  std::vector<uint8_t> bytes;
+  for (uint32_t i = 0; bytes.size() < kColumns; ++i) {
+    const double zeros[4] = {0.99, 0.3, 1.0, 0.97};
+    const std::vector<uint8_t> more = digit_bytes(90 + 70 * (i % 5), zeros[i % 4], i);
+    bytes.insert(bytes.end(), more.begin(), more.end());
+  }
+  for (const float zero : {0.0F, std::numeric_limits<float>::quiet_NaN()}) {
+    for (uint64_t shift = 0; shift < 17; ++shift) {
+      ThreeLcTerm term{bytes.data(), {-2, zero, 2}};
+      std::vector<float> a(5 * kColumns + 17, 9.0F), b = a, c = a;
+      reference.unpack(&term, 1, kColumns, a.data() + shift, kColumns, false);
+      simd.unpack_stream(&term, 1, kColumns, 0, true, b.data() + shift, kColumns);
+      ASSERT_TRUE(same_bits(a, b)) << shift;
+      const uint64_t cut = 1000 + 13 * shift;
+      simd.unpack_stream(&term, 1, cut, kColumns - cut, true, c.data() + shift, kColumns);
+      term.bytes += cut;
+      simd.unpack_stream(&term, 1, kColumns - cut, 0, false, c.data() + shift + cut, kColumns);
+      ASSERT_TRUE(same_bits(a, c)) << shift;
+    }
+  }
+}
+
 TEST_P(ThreeLcKernelsTest, EveryByteUnpacks) {
   std::vector<uint8_t> bytes(243);
   for (uint32_t v = 0; v < 243; ++v) bytes[v] = static_cast<uint8_t>(v);
