@@ -100,6 +100,8 @@ DECODE = {
 }
 SPARSE_ADD = "one cache line read and written per element sent: latency of the memory"
 OTHER_BOUND = {
+    ("topk+noef", "encode"): "what passes is compressed between two looks, a sample comes before them and the exact cut behind: a fifth of the time",
+    ("3lc:scale=chunk", "decode"): "digits are unpacked in the first-level cache in between: stores past the caches leave in order, little overlaps",
     ("int8:round=stochastic", "encode"): "ten rounds of Philox per four numbers: arithmetic, not memory",
     ("topk:ratio=0.001+noef", "decode"): SPARSE_ADD,
     ("dgc+noef", "decode"): SPARSE_ADD,

@@ -21,6 +21,7 @@ struct Tensor {
   Rows rows;
   const float* values = nullptr;
   float* residual = nullptr;  // may be null
+  bool fetch_next = false;    // the elements behind come next, from memory
 
   [[nodiscard]] float* residual_at(uint64_t i) const noexcept {
     return residual == nullptr ? nullptr : residual + i;
@@ -131,7 +132,7 @@ uint64_t pack_task(const Encoder& encoder, const Tensor& t, ThreeLcScale scale, 
   const uint64_t end = std::min(begin + kTaskColumns, t.rows.columns);
   const uint64_t complete = std::clamp(t.rows.complete, begin, end);
   encoder.kernel.pack(t.values + begin, t.residual_at(begin), t.rows.columns, complete - begin,
-                      scale, bytes);
+                      scale, t.fetch_next, bytes);
   for (uint64_t j = complete; j < end; ++j) {
     bytes[j - begin] = pack_partial(t, scale, encoder.params.pad_one, j);
   }
@@ -240,7 +241,8 @@ uint64_t pack_in_place(const Encoder& encoder, const Tensor& t, ThreeLcScale sca
 
 Tensor chunk_of(const Chunks& chunks, Source source, uint64_t c) {
   const Tensor whole{chunks.rows(c), source.values, source.residual};
-  return {whole.rows, source.values + chunks.first(c), whole.residual_at(chunks.first(c))};
+  return {whole.rows, source.values + chunks.first(c), whole.residual_at(chunks.first(c)),
+          chunks.elements > kCachedCount};
 }
 
 uint32_t encode_chunk_body(const Encoder& encoder, const Tensor& t, ThreeLcScale scale,

@@ -36,10 +36,12 @@ namespace laconic::kernels {
 /// slow CPUIDs). Zero in a build without Highway.
 int64_t simd_targets() noexcept;
 
-/// Fetches the line 4 KiB ahead of p, the distance that paid on every streaming loop. Harmless past
-/// the end. Always inline: as a function without visible effects g++ would drop the call.
+/// Fetches the line 4 KiB ahead of p, the distance that paid on every streaming loop, or another
+/// one. Harmless past the end. Always inline: as a function without visible effects g++ would drop
+/// the call.
+template <uintptr_t kBytes = 4096>
 [[gnu::always_inline]] inline void prefetch_ahead(const void* p) noexcept {
-  __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(p) + 4096));
+  __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(p) + kBytes));
 }
 
 }  // namespace laconic::kernels

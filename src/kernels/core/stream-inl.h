@@ -34,9 +34,14 @@ using VU = hn::Vec<U32>;
 HWY_INLINE size_t lanes32() { return hn::Lanes(F32()); }
 
 /// Fetches what the next-but-some turns of a loop will read: `bytes` from p, 4 KiB ahead.
+template <uintptr_t kBytes = 4096>
 HWY_INLINE void prefetch_span(const void* p, size_t bytes) {
-  for (size_t b = 0; b < bytes; b += 64) prefetch_ahead(static_cast<const char*>(p) + b);
+  for (size_t b = 0; b < bytes; b += 64) prefetch_ahead<kBytes>(static_cast<const char*>(p) + b);
 }
+
+/// How far ahead a loop fetches that draws random numbers in between. 4 KiB are 16 turns then: of
+/// what was fetched into the first-level cache some is gone, and memory rests meanwhile.
+inline constexpr uintptr_t kRandomAhead = HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3 ? 1024 : 4096;
 
 HWY_INLINE VF load_f32(const void* data, uint64_t i) {
   return hn::LoadU(

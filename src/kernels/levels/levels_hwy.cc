@@ -122,7 +122,7 @@ LevelMoments moments(const float* x, uint64_t n) {
   Largest largest;
   uint64_t i = 0;
   for (; i + kMomentLanes <= n; i += kMomentLanes) {
-    prefetch_span(x + i, kMomentLanes * sizeof(float));
+    prefetch_span<kRandomAhead>(x + i, kMomentLanes * sizeof(float));
     for (size_t v = 0; v < Lanes::kVectors; ++v) {
       const VD a = load_f64(x + i + v * kWidth);
       sums.v[v] = hn::Add(sums.v[v], a);
@@ -295,7 +295,9 @@ HWY_INLINE void quantize_groups(const float* x, VF factor, Code* codes, const Ph
     PhiloxWords words[kVectors];
     random.words<kVectors>(counter, words);
     for (uint64_t g = 0; g < kGroups; ++g) {
-      prefetch_span(x + g * kLevelGroup, kLevelGroup * sizeof(float));
+      // Buckets were read for their norm.
+      constexpr uintptr_t kAhead = kRule == Rule::level ? 4096 : kRandomAhead;
+      prefetch_span<kAhead>(x + g * kLevelGroup, kLevelGroup * sizeof(float));
       _mm512_storeu_si512(codes + g * kLevelGroup, group_bytes<kRule>(x + g * kLevelGroup, factor,
                                                                       group_bits<kRule>(words[g])));
     }

@@ -148,7 +148,7 @@ HWY_INLINE void encode_groups(const float* x, uint8_t* codes, const Philox& rand
   }
   for (uint64_t g = 0; g < kGroups; ++g) {
     const float* const from = x + g * kGroup;
-    prefetch_span(from, kGroup * sizeof(float));
+    prefetch_span<kRandomAhead>(from, kGroup * sizeof(float));
     VU sums[kVectors];
     random_bits(words + g * kParts, sums);
     for (uint64_t v = 0; v < kVectors; ++v) {

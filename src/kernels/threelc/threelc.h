@@ -42,8 +42,9 @@ struct ThreeLcKernels {
   /// or NaN.
   uint32_t (*max_abs_bits)(const float* x, const float* e, uint64_t n);
   /// bytes[j] = digits of column j of a = x + e, and e = a − m·q. Null e: a = x, nothing is stored.
+  /// `fetch_next`: what lies five rows further comes next, and is not in a cache.
   void (*pack)(const float* x, float* e, uint64_t stride, uint64_t columns, ThreeLcScale scale,
-               uint8_t* bytes);
+               bool fetch_next, uint8_t* bytes);
   /// out[i·stride + j] = (base + value0[digit]) + value1[digit] + …, base = out if `add`, else 0.
   void (*unpack)(const ThreeLcTerm* terms, uint32_t term_count, uint64_t columns, float* out,
                  uint64_t stride, bool add);

@@ -15,8 +15,6 @@
 #define LACONIC_THREELC_ONCE
 namespace laconic::kernels {
 
-/// What unpack_stream() unpacks before it sends five rows past the caches: 20 KiB.
-inline constexpr uint64_t kStageColumns = 1024;
 /// What unpack() zeroes before it looks for digits: as many stores as wait for a cache at once.
 inline constexpr uint64_t kZeroColumns = 256;
 /// Columns that are zeros together or unpacked together.
@@ -36,6 +34,10 @@ constexpr bool kMaskRegisters = HWY_TARGET <= HWY_AVX3;  // targets count down a
 // but no AVX-512: without it Zen 3 reads two streams a third faster.
 constexpr bool kPrefetch = !(HWY_ARCH_X86 && HWY_TARGET == HWY_AVX2);
 
+/// What unpack_stream() unpacks before it sends five rows past the caches. With AVX-512 5 KiB: then
+/// the next are unpacked while stores wait for the memory.
+inline constexpr uint64_t kStageColumns = kMaskRegisters ? 256 : 1024;
+
 using F = hn::ScalableTag<float>;
 using Narrow = hn::CappedTag<float, 4>;
 using B = hn::ScalableTag<uint8_t>;
@@ -49,6 +51,10 @@ uint32_t max_abs_bits(const float* x, const float* e, uint64_t n) {
   const size_t lanes = hn::Lanes(f);
   const auto low31 = hn::Set(d, 0x7FFFFFFF);
   const auto bits = [&](uint64_t i) HWY_ATTR {
+    if constexpr (kMaskRegisters) {
+      prefetch_ahead<1024>(x + i);
+      if (e != nullptr) prefetch_ahead<1024>(e + i);
+    }
     auto a = hn::LoadU(f, x + i);
     if (e != nullptr) a = hn::Add(a, hn::LoadU(f, e + i));
     return hn::And(hn::BitCast(d, a), low31);
@@ -56,7 +62,7 @@ uint32_t max_abs_bits(const float* x, const float* e, uint64_t n) {
   auto m0 = hn::Zero(d), m1 = m0, m2 = m0, m3 = m0;
   uint64_t i = 0;
   for (; i + 4 * lanes <= n; i += 4 * lanes) {
-    if constexpr (kPrefetch) {
+    if constexpr (kPrefetch && !kMaskRegisters) {
       prefetch_ahead(x + i);
       if (e != nullptr) prefetch_ahead(e + i);
     }
@@ -103,15 +109,26 @@ HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> pack_vector(D f, const float* HWY_RE
   return byte;
 }
 
+/// Into the second-level cache, five rows further: so memory does not rest while a chunk is packed.
+HWY_INLINE void prefetch_next(const float* x, uint64_t stride) {
+  const auto at = reinterpret_cast<uintptr_t>(x);
+  for (uint64_t i = kDigits; i < 2 * kDigits; ++i) {
+    __builtin_prefetch(reinterpret_cast<const void*>(at + i * stride * sizeof(float)), 0, 2);
+  }
+}
+
 template <bool kFeedback, class D>
 HWY_INLINE uint64_t pack_span(D f, const float* x, float* e, uint64_t stride, uint64_t j,
-                              uint64_t columns, ThreeLcScale scale, uint8_t* bytes) {
+                              uint64_t columns, ThreeLcScale scale, bool fetch_next,
+                              uint8_t* bytes) {
   const size_t lanes = hn::Lanes(f);
   const hn::Rebind<uint8_t, D> bytes_tag;
   const auto m = hn::Set(f, scale.m);
   const auto up = hn::Set(f, scale.threshold);
   const auto down = hn::Set(f, -scale.threshold);
   for (; j + lanes <= columns; j += lanes) {
+    if (fetch_next) prefetch_next(x + j, stride);
+    if (kFeedback && fetch_next) prefetch_next(e + j, stride);
     const auto byte =
         pack_vector<kFeedback>(f, x + j, kFeedback ? e + j : nullptr, stride, m, up, down);
     hn::StoreU(hn::U8FromU32(byte), bytes_tag, bytes + j);
@@ -187,19 +204,21 @@ HWY_INLINE uint64_t pack_rows(const float*, float*, uint64_t, uint64_t, ThreeLcS
 
 template <bool kFeedback>
 void pack_all(const float* x, float* e, uint64_t stride, uint64_t columns, ThreeLcScale scale,
-              uint8_t* bytes) {
+              bool fetch_next, uint8_t* bytes) {
+  fetch_next = fetch_next && kMaskRegisters;
   uint64_t j = pack_rows<kFeedback>(x, e, stride, columns, scale, bytes);
-  j = pack_span<kFeedback>(F(), x, e, stride, j, columns, scale, bytes);
-  j = pack_span<kFeedback>(Narrow(), x, e, stride, j, columns, scale, bytes);
-  kThreeLcScalar.pack(x + j, kFeedback ? e + j : nullptr, stride, columns - j, scale, bytes + j);
+  j = pack_span<kFeedback>(F(), x, e, stride, j, columns, scale, fetch_next, bytes);
+  j = pack_span<kFeedback>(Narrow(), x, e, stride, j, columns, scale, false, bytes);
+  kThreeLcScalar.pack(x + j, kFeedback ? e + j : nullptr, stride, columns - j, scale, false,
+                      bytes + j);
 }
 
 void pack(const float* x, float* e, uint64_t stride, uint64_t columns, ThreeLcScale scale,
-          uint8_t* bytes) {
+          bool fetch_next, uint8_t* bytes) {
   if (e == nullptr) {
-    pack_all<false>(x, e, stride, columns, scale, bytes);
+    pack_all<false>(x, e, stride, columns, scale, fetch_next, bytes);
   } else {
-    pack_all<true>(x, e, stride, columns, scale, bytes);
+    pack_all<true>(x, e, stride, columns, scale, fetch_next, bytes);
   }
 }
 
@@ -490,21 +509,69 @@ HWY_INLINE void stream_row(const float* from, uint64_t n, float* to) {
   if (i < n) std::memcpy(to + i, from + i, (n - i) * sizeof(float));
 }
 
+inline constexpr uint64_t kStageStride = kStageColumns + kStreamFollow;
+
+/// unpack_alone() into a stage, again and again: zeros stay where nothing else was written.
+class ZeroStage {
+ public:
+  HWY_INLINE ZeroStage(const ThreeLcTerm& term, const TermTable& table, float* stage)
+      : term_(term), table_(table), stage_(stage), zero_(0.0F + term.value[1]) {}
+
+  HWY_INLINE void unpack(const uint8_t* bytes, uint64_t columns) {
+    clear_written();
+    const ThreeLcTerm at{bytes, {term_.value[0], term_.value[1], term_.value[2]}};
+    const uint64_t whole = columns / kZeroGroup * kZeroGroup;
+    listed_ = list_groups(bytes, whole, list_);
+    columns_ = columns;
+    dense_ = 2 * listed_ * kZeroGroup > whole || whole != columns;
+    if (dense_) return unpack_dense<false>(&at, &table_, 1, columns, stage_, kStageStride);
+    for (uint64_t k = 0; k < listed_; ++k) unpack_group(at, table_, list_[k], stage_, kStageStride);
+  }
+
+ private:
+  HWY_INLINE void clear_written() {
+    if (dense_) return clear(0, columns_);
+    for (uint64_t k = 0; k < listed_; ++k) clear(list_[k], kZeroGroup);
+  }
+  /// Whole groups.
+  HWY_INLINE void clear(uint64_t from, uint64_t columns) {
+    const auto zero = hn::Set(F(), zero_);
+    for (uint32_t i = 0; i < kDigits; ++i) {
+      float* row = stage_ + i * kStageStride + from;
+      for (uint64_t j = 0; j < columns; j += hn::Lanes(F())) hn::StoreU(zero, F(), row + j);
+    }
+  }
+  static_assert(kStageStride % kZeroGroup == 0 && kZeroGroup % hn::MaxLanes(F()) == 0);
+
+  const ThreeLcTerm& term_;
+  const TermTable& table_;
+  float* stage_;
+  float zero_;
+  uint64_t listed_ = 0, columns_ = kStageStride;
+  bool dense_ = true;  ///< all columns were written, not groups of the list
+  uint16_t list_[kStageStride / kZeroGroup + 1];
+};
+
 // A line of which a part is stored as usual costs a read from memory, so rows, which start at any
 // address, are cut at vectors: a block leaves out what the one before wrote, and writes on to the
 // next vector.
 void unpack_stream(const ThreeLcTerm* terms, uint32_t term_count, uint64_t columns, uint64_t follow,
                    bool first, float* out, uint64_t stride) {
-  constexpr uint64_t kStageStride = kStageColumns + kStreamFollow;
   alignas(64) float stage[kDigits * kStageStride];
   TermTable tables[kMaxUnpackTerms];
   fill_tables(terms, term_count, tables);
   ThreeLcTerm at[kMaxUnpackTerms];
   for (uint32_t t = 0; t < term_count; ++t) at[t] = terms[t];
+  const bool alone = kMaskRegisters && term_count == 1;
+  ZeroStage zeros(at[0], tables[0], stage);
   for (uint64_t j = 0; j < columns; j += kStageColumns) {
     const uint64_t n = HWY_MIN(kStageColumns, columns - j);
     const uint64_t beyond = HWY_MIN(kStreamFollow, columns - j - n + follow);
-    unpack_block<false>(at, tables, term_count, n + beyond, stage, kStageStride);
+    if (alone) {
+      zeros.unpack(at[0].bytes, n + beyond);
+    } else {
+      unpack_block<false>(at, tables, term_count, n + beyond, stage, kStageStride);
+    }
     for (uint32_t i = 0; i < kDigits; ++i) {
       float* const row = out + i * stride + j;
       const uint64_t from = first && j == 0 ? 0 : HWY_MIN(n + beyond, before_vector(row));

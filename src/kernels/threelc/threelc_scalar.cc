@@ -17,7 +17,7 @@ uint32_t max_abs_bits(const float* x, const float* e, uint64_t n) {
 }
 
 void pack(const float* x, float* e, uint64_t stride, uint64_t columns, ThreeLcScale scale,
-          uint8_t* bytes) {
+          bool /*fetch_next*/, uint8_t* bytes) {
   for (uint64_t j = 0; j < columns; ++j) {
     int32_t byte = kZeroByte;
     for (uint32_t i = 0; i < kDigits; ++i) {

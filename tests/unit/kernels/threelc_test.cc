@@ -74,12 +74,12 @@ TEST_P(ThreeLcKernelsTest, PacksLikeTheReference) {
                                      ThreeLcScale{0, std::numeric_limits<float>::max()}}) {
       std::vector<float> e1 = e0, e2 = e0;
       std::vector<uint8_t> b1(columns + 64, kCanary), b2 = b1, b3 = b1, b4 = b1;
-      simd.pack(x.data(), e1.data(), stride, columns, scale, b1.data());
-      reference.pack(x.data(), e2.data(), stride, columns, scale, b2.data());
+      simd.pack(x.data(), e1.data(), stride, columns, scale, true, b1.data());
+      reference.pack(x.data(), e2.data(), stride, columns, scale, false, b2.data());
       EXPECT_EQ(b1, b2) << columns;
       EXPECT_TRUE(same_bits(e1, e2)) << columns;
-      simd.pack(x.data(), nullptr, stride, columns, scale, b3.data());
-      reference.pack(x.data(), nullptr, stride, columns, scale, b4.data());
+      simd.pack(x.data(), nullptr, stride, columns, scale, true, b3.data());
+      reference.pack(x.data(), nullptr, stride, columns, scale, false, b4.data());
       EXPECT_EQ(b3, b4) << columns;
     }
   }
@@ -91,8 +91,8 @@ TEST_P(ThreeLcKernelsTest, TiesAndSignedZeros) {
   for (int k = 0; k < 5 * 8; ++k) row.insert(row.end(), x.begin(), x.end());
   std::vector<float> e1(row.size(), -0.0F), e2 = e1;
   std::vector<uint8_t> b1(64), b2(64);
-  simd.pack(row.data(), e1.data(), 64, 64, {1.0F, 0.5F}, b1.data());
-  reference.pack(row.data(), e2.data(), 64, 64, {1.0F, 0.5F}, b2.data());
+  simd.pack(row.data(), e1.data(), 64, 64, {1.0F, 0.5F}, false, b1.data());
+  reference.pack(row.data(), e2.data(), 64, 64, {1.0F, 0.5F}, false, b2.data());
   EXPECT_EQ(b1, b2);
   EXPECT_TRUE(same_bits(e1, e2));
   EXPECT_EQ(b1[0], 121);
@@ -162,6 +162,31 @@ TEST_P(ThreeLcKernelsTest, StreamsInPieces) {
         simd.unpack_stream(&term, 1, columns - cut, 0, cut == 0, b.data() + shift + cut, stride);
         ASSERT_TRUE(same_bits(a, b)) << columns << " " << cut << " " << shift;
       }
+    }
+  }
+}
+
+// Stretches with nearly nothing, with much and with nothing by turns, in one call and in two.
+TEST_P(ThreeLcKernelsTest, StreamsZerosWhereMuchWasBefore) {
+  constexpr uint64_t kColumns = 3000;
+  std::vector<uint8_t> bytes;
+  for (uint32_t i = 0; bytes.size() < kColumns; ++i) {
+    const double zeros[4] = {0.99, 0.3, 1.0, 0.97};
+    const std::vector<uint8_t> more = digit_bytes(90 + 70 * (i % 5), zeros[i % 4], i);
+    bytes.insert(bytes.end(), more.begin(), more.end());
+  }
+  for (const float zero : {0.0F, std::numeric_limits<float>::quiet_NaN()}) {
+    for (uint64_t shift = 0; shift < 17; ++shift) {
+      ThreeLcTerm term{bytes.data(), {-2, zero, 2}};
+      std::vector<float> a(5 * kColumns + 17, 9.0F), b = a, c = a;
+      reference.unpack(&term, 1, kColumns, a.data() + shift, kColumns, false);
+      simd.unpack_stream(&term, 1, kColumns, 0, true, b.data() + shift, kColumns);
+      ASSERT_TRUE(same_bits(a, b)) << shift;
+      const uint64_t cut = 1000 + 13 * shift;
+      simd.unpack_stream(&term, 1, cut, kColumns - cut, true, c.data() + shift, kColumns);
+      term.bytes += cut;
+      simd.unpack_stream(&term, 1, kColumns - cut, 0, false, c.data() + shift + cut, kColumns);
+      ASSERT_TRUE(same_bits(a, c)) << shift;
     }
   }
 }
