@@ -375,7 +375,8 @@ def _keys(spec):
     own_codecs.register()
     ddp, handle, optimizer = training.build(dist.group.WORLD, spec)
     training.step_once(ddp, optimizer, dist.get_rank(), 0)
-    keys = sorted(handle.stats()), sorted(handle.explain()), sorted(handle.explain()["parameters"][0]), sorted(handle.state_dict())
+    explained = handle.explain()
+    keys = [sorted(of) for of in (handle.stats(), explained, explained["parameters"][0], explained["settings"][0], handle.state_dict())]
     handle.close()
     return keys
 

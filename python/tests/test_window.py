@@ -45,7 +45,7 @@ def _issued(window):
     start, wait = engine.start, engine.wait
 
     def started(steps, count):
-        issued.append((steps[0].tag >> 8, steps[0].tag >> 2 & 63))
+        issued.append((steps[0].tag >> 8, steps[0].tag >> 3 & 31))
         time.sleep(moments.choice((0, 0.01)))
         return start(steps, count)
 

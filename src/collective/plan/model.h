@@ -134,8 +134,8 @@ class Model {
   /// Of a class; the first is that of the call's spec.
   [[nodiscard]] const Spec& spec(uint32_t of = 0) const noexcept { return settings_[of].spec; }
   [[nodiscard]] const Choice& choice(uint32_t of = 0) const noexcept { return choices_[of]; }
-  /// Another value of a field of a class's spec: lengths change, units and strategies stay. Takes no
-  /// memory.
+  /// Another value of a field of a class's spec: lengths change, units and strategies stay. Takes
+  /// no memory.
   void move(uint32_t of, const Field& field, double value) {
     settings_[of].spec.move(field, value, options_.world);
   }
@@ -148,7 +148,8 @@ class Model {
   [[nodiscard]] uint64_t state_at_most(uint32_t of, const Unit& unit) const;
   /// Is any of its parameters compressed?
   [[nodiscard]] bool has_units(uint32_t of) const;
-  /// That a rank is expected to receive for the parameters of a class in a step, as its spec is now.
+  /// That a rank is expected to receive for the parameters of a class in a step, as its spec is
+  /// now.
   [[nodiscard]] uint64_t bytes_of_class(uint32_t of) const;
   [[nodiscard]] uint32_t class_of(uint32_t parameter) const { return class_of_[parameter]; }
   [[nodiscard]] StrategyKind strategy_of(uint32_t parameter) const {
@@ -170,8 +171,8 @@ class Model {
   [[nodiscard]] const Spec& spec_of_codes() const;
   /// For Engine::join, likewise.
   [[nodiscard]] AggregationJob aggregation_job() const;
-  /// Hash over names, sizes, classes, world, specs, options: equal on all ranks or nothing works. Travels in
-  /// every bundle.
+  /// Hash over names, sizes, classes, world, specs, options: equal on all ranks or nothing works.
+  /// Travels in every bundle.
   [[nodiscard]] uint64_t agreement() const noexcept { return agreement_; }
   /// Hash over names and sizes only: identity of the model in saved state.
   [[nodiscard]] uint64_t model_hash() const noexcept { return model_hash_; }
