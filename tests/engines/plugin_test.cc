@@ -192,7 +192,8 @@ TEST_F(PluginTable, NullPointersAndWrongSizesAreCodes) {
   EXPECT_EQ(table_->start(engine_, nullptr, sizeof step, 1, &ticket_, m, 200), kWrong);
   EXPECT_EQ(table_->start(engine_, &step, sizeof step, 1, nullptr, m, 200), kWrong);
   EXPECT_EQ(table_->start(engine_, &step, 16, 1, &ticket_, m, 200), kWrong);
-  EXPECT_EQ(table_->start(engine_, &step, sizeof step, 5, &ticket_, m, 200), kWrong);
+  EXPECT_EQ(table_->start(engine_, &step, sizeof step, LACONIC_MAX_BATCH + 1, &ticket_, m, 200),
+            kWrong);
   EXPECT_EQ(table_->wait(nullptr, 1, 1.0, m, 200), kWrong);
   EXPECT_EQ(table_->wait(engine_, 1, std::nan(""), m, 200), kWrong);
   EXPECT_EQ(table_->wait(engine_, 99, 1.0, m, 200), static_cast<int32_t>(Errc::exchange_order));
