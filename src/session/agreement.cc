@@ -12,7 +12,7 @@
 namespace laconic::session {
 namespace {
 
-/// The fixed layout of an agreement card. Text fields are cut, never unterminated.
+/// The fixed layout of an agreement card. Texts that do not fit end in their hash.
 struct Card {
   std::array<char, 8> magic;
   uint32_t abi;
@@ -30,11 +30,12 @@ struct Card {
   uint32_t window;
   uint32_t reserved;
   std::array<char, 32> version;
-  std::array<char, 512> spec;
+  std::array<char, 384> spec;
   std::array<char, 104> rules;
+  std::array<char, 128> controls;
 };
 static_assert(sizeof(Card) <= kAgreementBytes);
-constexpr std::array<char, 8> kCardMagic{'L', 'A', 'C', 'A', 'G', 'R', 'E', '3'};
+constexpr std::array<char, 8> kCardMagic{'L', 'A', 'C', 'A', 'G', 'R', 'E', '4'};
 
 struct FailureCard {
   std::array<char, 8> magic;
@@ -49,6 +50,16 @@ template <size_t N>
 void put_text(std::array<char, N>& field, std::string_view text) {
   field.fill('\0');
   std::copy_n(text.data(), std::min(text.size(), N - 1), field.data());
+}
+uint64_t hash_of(std::string_view text) {
+  return hash64(Bytes(reinterpret_cast<const uint8_t*>(text.data()), text.size()));
+}
+/// Of another text another field.
+template <size_t N>
+void put_whole(std::array<char, N>& field, std::string_view text) {
+  if (text.size() < N) return put_text(field, text);
+  const std::string rest = "... #" + std::to_string(hash_of(text));
+  put_text(field, std::string(text.substr(0, N - 1 - rest.size())) + rest);
 }
 template <size_t N>
 std::string text_of(const std::array<char, N>& field) {
@@ -75,6 +86,8 @@ Result<void> compare(uint32_t r, const Card& a, const Card& b) {
     return differ(0, r, "the spec", q(text_of(a.spec)), q(text_of(b.spec)));
   if (text_of(a.rules) != text_of(b.rules))
     return differ(0, r, "the rules", q(text_of(a.rules)), q(text_of(b.rules)));
+  if (text_of(a.controls) != text_of(b.controls))
+    return differ(0, r, "the control", q(text_of(a.controls)), q(text_of(b.controls)));
   if (a.world != b.world) return differ(0, r, "the number of ranks", n(a.world), n(b.world));
   if (b.rank != r) return differ(r, r, "its own rank", n(r), n(b.rank));
   if (a.parameters != b.parameters || a.elements != b.elements) {
@@ -109,7 +122,7 @@ Result<void> compare(uint32_t r, const Card& a, const Card& b) {
   return {};
 }
 
-/// "embed*=topk; *.bias=none". What does not fit, sizes and controls are in its hash.
+/// "embed*=topk; *.bias=none". What does not fit, and sizes, are in its hash.
 std::string listed(std::span<const Rule> rules) {
   constexpr size_t kShown = 72;
   if (rules.empty()) return {};
@@ -119,14 +132,22 @@ std::string listed(std::span<const Rule> rules) {
     text += rule.match;
     text += '=';
     text += rule.spec;
-    all += std::to_string(rule.min_elements) + " " + std::to_string(rule.max_elements) + " ";
-    all += rule.control;
-    all += '\n';
+    all += std::to_string(rule.min_elements) + " " + std::to_string(rule.max_elements) + "\n";
   }
   all += text;
   if (text.size() > kShown) text.replace(kShown, std::string::npos, "...");
-  const Bytes bytes(reinterpret_cast<const uint8_t*>(all.data()), all.size());
-  return text + " #" + std::to_string(hash64(bytes));
+  return text + " #" + std::to_string(hash_of(all));
+}
+
+/// "dc2; embed*=aimd": the call's, and what rules have in its place.
+std::string controls_of(const Steering* steering, std::span<const Rule> rules) {
+  if (steering == nullptr) return "fixed";
+  std::string text = steering->control(0);
+  for (uint32_t c = 1; c <= rules.size(); ++c) {
+    if (steering->control(c) == steering->control(0)) continue;
+    text += "; " + rules[c - 1].match + "=" + steering->control(c);
+  }
+  return text;
 }
 
 }  // namespace
@@ -174,8 +195,9 @@ AgreementCard Session::agreement_card() const {
   card.strategy = static_cast<uint32_t>(model_->choice().strategy);
   card.sums = model_->options().caps.sums | (model_->options().caps.short_sends ? 1U << 31 : 0U);
   put_text(card.version, LACONIC_VERSION_STRING);
-  put_text(card.spec, model_->spec().canonical());
-  put_text(card.rules, listed(rules_));
+  put_whole(card.spec, model_->spec().canonical());
+  put_whole(card.rules, listed(rules_));
+  put_whole(card.controls, controls_of(steering(), rules_));
   AgreementCard bytes{};
   std::memcpy(bytes.data(), &card, sizeof card);
   return bytes;

@@ -80,6 +80,46 @@ TEST(Agreement, EachDifferenceIsNamed) {
             std::string::npos);
 }
 
+/// Decisions are made on every rank by itself.
+TEST(Agreement, AnotherControlIsNamed) {
+  const auto sentence = [](const std::vector<std::string>& controls,
+                           const std::vector<std::string>& of_rule) {
+    std::vector<std::unique_ptr<Session>> s;
+    for (uint32_t r = 0; r < 2; ++r) {
+      Options o;
+      o.rank = r;
+      o.world = 2;
+      Rule rule;
+      rule.match = "w";
+      rule.control = of_rule[r];
+      auto made = Session::create("topk", kModel, o, std::span(&rule, 1), controls[r]);
+      EXPECT_TRUE(made) << made.error().message;
+      s.push_back(*std::move(made));
+    }
+    const auto all = cards(s);
+    const auto mine = s[0]->check_agreement(all), theirs = s[1]->check_agreement(all);
+    EXPECT_EQ(static_cast<bool>(mine), static_cast<bool>(theirs));
+    if (mine) return std::string("agreed");
+    EXPECT_EQ(mine.error().code, Errc::ranks_disagree);
+    EXPECT_EQ(mine.error().message, theirs.error().message);
+    return mine.error().message;
+  };
+  const std::string dc2 = "dc2:deadline_ms=80";
+  EXPECT_EQ(sentence({dc2, dc2}, {"", ""}), "agreed");
+  EXPECT_EQ(sentence({"", "fixed"}, {"fixed", ""}), "agreed");
+  EXPECT_EQ(sentence({dc2, "dc2:deadline_ms=90"}, {"", ""}),
+            "ranks disagree on the control: rank 0 has 'fixed; w=dc2:deadline_ms=80', rank 1 has "
+            "'fixed; w=dc2:deadline_ms=90'");
+  EXPECT_NE(sentence({dc2, ""}, {"", ""}).find("rank 1 has 'fixed'"), std::string::npos);
+  EXPECT_NE(sentence({"", ""}, {"dc2", "aimd"}).find("w=aimd"), std::string::npos);
+  // Too long for a card, and different behind its end.
+  std::string points = "schedule:0=0.1";
+  for (int i = 1; i < 40; ++i) points += "," + std::to_string(i) + "=0.2";
+  EXPECT_EQ(sentence({points, points}, {"", ""}), "agreed");
+  EXPECT_NE(sentence({points, points + ",50=0.3"}, {"", ""}).find("the control"),
+            std::string::npos);
+}
+
 TEST(Agreement, AForeignCardIsRefused) {
   std::vector<std::unique_ptr<Session>> s;
   for (uint32_t r = 0; r < 3; ++r) s.push_back(rank(r));
