@@ -41,12 +41,13 @@ def of_chart(chart: str, title: str) -> str:
 
 @dataclass
 class Panel:
-    """One of several charts over steps."""
+    """One of several charts, over steps if nothing else is said."""
 
     name: str
     series: list[Series]
     low: float
     high: float
+    x_label: str = "steps"
 
 
 _HIGH, _LEFT, _GAP, _TOP = 150, 60, 76, 92
@@ -75,7 +76,7 @@ def panel_body(panel: Panel, left: int, right: int, top: int, y_text, log: bool,
         return []
     x = Axis(0.0, max(px for s in series for px, _ in s.points) or 1, left, right)
     y = Axis(panel.low, panel.high, top + _HIGH, top, log)
-    body = [*charts.frame(x, y, "steps", y_text), charts.text(left, top - 8, panel.name, "start", "name")]
+    body = [*charts.frame(x, y, panel.x_label, y_text), charts.text(left, top - 8, panel.name, "start", "name")]
     if target is not None:
         body.append(charts.line(x.begin, y.at(target), x.end, y.at(target), "target"))
     for s in series:

@@ -259,7 +259,7 @@ TEST(ReportsUnderAQuorum, OneThatIsLeftOutIsMissing) {
   }
 }
 
-/// 24 slots of 3 lanes: more than the 64 of a granule. And in one sum of an engine, all 70 in turns.
+/// 24 slots of 3 lanes: more than the 64 of a granule. And 70 ranks, which take turns.
 TEST(ReportsOfManyRanks, AreAllHeard) {
   for (const auto& [c, world] :
        {std::pair{Case{"thc:block=256,bits=2", StrategyKind::server_sum}, 24U},

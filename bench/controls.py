@@ -1,0 +1,152 @@
+#!/usr/bin/env python3
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""Controls in a closed loop and in the network lab: docs/results/control.md.
+
+    make control                            all of it: some hours, in parts; what was cut off goes on where it was
+    bench/controls.py --scenario turns --seeds 1 --model mlp     a part
+    bench/controls.py --page                                     the page alone, of what is there
+
+The closed loop is `control_loop_bench`, in virtual time. In the lab four hosts train a model of the demo's; the figure is the time to the demo's
+target from the first step, evaluations taken out. A run is a file under out/control: delete it to have it made again. On a machine that is
+not idle the figures are of that machine's other work, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from programs import ROOT  # noqa: E402
+from controls_page import page, picture  # noqa: E402
+from machine import cpu  # noqa: E402
+from lab import environment, laconic_command  # noqa: E402
+from models import MODELS  # noqa: E402
+
+OUT = ROOT / "out" / "control"
+HOSTS = 4
+#: Seconds of training after which a run that has not reached its target ends.
+LIMIT = 240.0
+
+
+@dataclass(frozen=True)
+class Scenario:
+    name: str
+    what: str
+    network: tuple[str, ...]
+    late_ms: float = 0.0
+
+
+def cross(seed: int) -> tuple[str, ...]:
+    sender = f"{shlex.quote(sys.executable)} {shlex.quote(str(ROOT / 'bench/cross_traffic.py'))} $LACONIC_LAB_RANK_1 30 3 3 {seed}"
+    return "--beside", "1", sender
+
+
+SCENARIOS = {s.name: s for s in (
+    Scenario("steady", "50 Mbit/s", ("--rate", "50mbit")),
+    Scenario("turns", "100 and 10 Mbit/s in turn, 3 s each", ("--rate", "100mbit,10mbit", "--every", "3s")),
+    Scenario("cross", "50 Mbit/s; a fifth host sends 30 Mbit/s to rank 1, about 3 s on, 3 s off", ("--rate", "50mbit")),
+    Scenario("late", "50 Mbit/s; rank 0 comes 40 ms late to every step", ("--rate", "50mbit"), 40.0),
+    Scenario("delay1", "50 Mbit/s; delay 1 ± 0.2 ms each way", ("--rate", "50mbit", "--delay", "1ms", "--jitter", "0.2ms")),
+    Scenario("delay5", "50 Mbit/s; delay 5 ± 5 ms each way", ("--rate", "50mbit", "--delay", "5ms", "--jitter", "5ms")),
+    Scenario("unshaped", "no limit", ()),
+)}
+
+#: spec, control
+EXCHANGES = (("pytorch:ddp", None), ("pytorch:fp16", None), ("topk:ratio=0.1", None), ("topk:ratio=0.01", None), ("topk:ratio=0.001", None),
+             ("topk:ratio=0.01", "dc2"), ("topk:ratio=0.01", "dc2:target=compute"), ("topk:ratio=0.01", "aimd"), ("topk:ratio=0.01", "bdp"))
+
+
+@dataclass(frozen=True)
+class Cell:
+    scenario: Scenario
+    model: str
+    spec: str
+    control: str | None
+    seed: int
+    pairs: int = 0
+
+    @property
+    def path(self) -> Path:
+        words = (self.scenario.name, self.model, self.spec, self.control or "none", str(self.seed), "pairs" if self.pairs else "run")
+        return OUT / ("-".join(words).replace(":", "_").replace("=", "").replace("/", "") + ".json")
+
+    def load(self) -> dict | None:
+        try:
+            return json.loads(self.path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+
+    def plan(self) -> dict:
+        model = MODELS[self.model]
+        # What follows the network is trained to its end, for its final accuracy; slow exchanges are not.
+        whole = self.scenario.name == "unshaped" or self.control is not None
+        return {"model": self.model, "spec": self.spec, "control": self.control, "seed": self.seed, "steps": model.steps, "every": model.every,
+                "target": model.target, "late_ms": self.scenario.late_ms, "limit": LIMIT, "whole": whole, "pairs": self.pairs}
+
+    def run(self) -> bool:
+        network = list(self.scenario.network)
+        if self.scenario.name == "cross":
+            network += cross(self.seed)
+        with tempfile.TemporaryDirectory(prefix="laconic-control-") as folder:
+            asked, answered = Path(folder) / "plan.json", Path(folder) / "result.json"
+            asked.write_text(json.dumps(self.plan()))
+            words = [laconic_command(), "lab", "--hosts", str(HOSTS), "--timeout", f"{LIMIT + 120:.0f}s", "--seed", str(self.seed), *network, "--",
+                     sys.executable, str(ROOT / "bench/controls_rank.py"), str(asked), str(answered)]
+            load = os.getloadavg()[0]
+            done = subprocess.run(words, env=environment(ROOT), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
+            if done.returncode != 0:
+                print(f"{self.path.stem}: {done.stderr.strip().splitlines()[-1:]}", file=sys.stderr)
+                return False
+            OUT.mkdir(parents=True, exist_ok=True)
+            found = {**json.loads(answered.read_text()), "load": load, "cpu": cpu(), "command": shlex.join(words[1:words.index("--")])}
+            self.path.write_text(json.dumps(found))
+        return True
+
+
+def cells(scenarios, models, seeds: int) -> list[Cell]:
+    found = [Cell(SCENARIOS["unshaped"], "mlp", "topk:ratio=0.01", None, 0, pairs=41)]
+    for seed in range(seeds):
+        for name in scenarios:
+            for model in models:
+                found += [Cell(SCENARIOS[name], model, spec, control, seed) for spec, control in EXCHANGES]
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="bench/controls.py", description=__doc__.splitlines()[0])
+    parser.add_argument("--scenario", action="append", choices=SCENARIOS, help="may be given several times (default: all)")
+    parser.add_argument("--model", action="append", choices=("mlp", "cnn"), help="(default: both)")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--page", action="store_true", help="write the page only")
+    parser.add_argument("--remark", default="", help="what a reader has to know of these runs")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results", metavar="FOLDER", help="of control.md (docs/results)")
+    given = parser.parse_args()
+    complete = True
+    if not given.page:
+        wanted = [cell for cell in cells(given.scenario or SCENARIOS, given.model or ("mlp", "cnn"), given.seeds) if not cell.path.exists()]
+        for at, cell in enumerate(wanted, 1):
+            print(f"{at}/{len(wanted)} {cell.path.stem}", file=sys.stderr, flush=True)
+            complete &= cell.run()
+    loop = subprocess.run([ROOT / "build/release/bin/control_loop_bench", "--markdown"], capture_output=True, text=True, check=True).stdout
+    runs = [(cell, run) for cell in cells(SCENARIOS, ("mlp", "cnn"), 3) if (run := cell.load()) is not None]
+    given.out.mkdir(parents=True, exist_ok=True)
+    (given.out / "control.md").write_text(page(loop, runs, SCENARIOS, EXCHANGES, given.remark), encoding="utf-8")
+    if drawn := picture(runs):
+        (given.out / "control.svg").write_text(drawn + "\n", encoding="utf-8")
+    (given.out / "control.json").write_text(json.dumps([{"run": cell.path.stem, **{k: v for k, v in run.items() if k != "trace"}} for cell, run in runs]) + "\n",
+                                            encoding="utf-8")
+    print(given.out / "control.md")
+    return 0 if complete else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,113 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""One rank of bench/controls.py: trains one of the demo's models with one exchange, in a lab, until time is up."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import sys
+import time
+from pathlib import Path
+
+import programs  # noqa: F401  the demo's folder on the path
+import torch
+import torch.distributed as dist
+from labels import BASELINES
+from models import MODELS, load
+from trainer import Trainer
+
+import laconic
+
+
+class Controlled(Trainer):
+    """The demo's trainer, and an exchange that a control may move."""
+
+    control: str | None = None
+
+    def _exchange(self, spec: str, seed: int, world: int, emulated_rate: float) -> None:
+        if spec in BASELINES:
+            super()._exchange(spec, seed, world, emulated_rate)
+        else:
+            self.handle = laconic.attach(self.model, spec, seed=seed, quiet=True, control=self.control)
+
+
+def from_rank_0(value: float) -> float:
+    box = torch.tensor([value], dtype=torch.float64)
+    dist.broadcast(box, 0)
+    return box.item()
+
+
+class Run:
+    def __init__(self, plan: dict):
+        self.plan, self.kind, self.quality = plan, load(plan["model"]), MODELS[plan["model"]].quality
+        self.rank, self.world = dist.get_rank(), dist.get_world_size()
+        self.data = self.kind.data(None)
+
+    def trainer(self, spec: str, control: str | None) -> Trainer:
+        Controlled.control = control
+        return Controlled(self.kind, spec, self.plan["seed"], self.data, self.plan["steps"], self.rank, self.world)
+
+    def evaluate(self, trainer: Trainer) -> float:
+        return from_rank_0(trainer.quality() if self.rank == 0 else 0.0)
+
+    def train(self) -> dict:
+        """Time counts in steps alone; evaluations are taken out, as in the demo."""
+        plan = self.plan
+        trainer = self.trainer(plan["spec"], plan["control"])
+        seconds, reached, trace, curve = 0.0, None, [], []
+        while trainer.step < plan["steps"]:
+            if plan["late_ms"] and self.rank == 0:
+                time.sleep(plan["late_ms"] / 1000)
+            step = sum(trainer.train_step()) + (plan["late_ms"] / 1000 if self.rank == 0 else 0)
+            seconds += step
+            trace.append([seconds, step, self.setting(trainer)])
+            if trainer.step % plan["every"] == 0:
+                value = self.evaluate(trainer)
+                curve.append([trainer.step, seconds, value])
+                if reached is None and self.quality.reached(value, plan["target"]):
+                    reached = [trainer.step, seconds]
+                ends = seconds > plan["limit"] or (reached and not plan["whole"])
+                if from_rank_0(1.0 if ends else 0.0):
+                    break
+        stats = trainer.handle.stats() if trainer.handle else {}
+        explained = trainer.handle.explain()["settings"] if trainer.handle else []
+        trainer.close()
+        return {"reached": reached, "steps": trainer.step, "seconds": seconds, "whole": trainer.step == plan["steps"], "curve": curve,
+                "trace": trace, "stats": stats, "settings": explained}
+
+    def setting(self, trainer: Trainer) -> str:
+        return trainer.handle.explain()["settings"][0]["spec"] if trainer.handle and self.rank == 0 else trainer.spec
+
+    def pairs(self) -> dict:
+        """`fixed` against no control, turn about."""
+        trainers = [self.trainer(self.plan["spec"], control) for control in (None, "fixed")]
+        for trainer in trainers:
+            for _ in range(10):
+                trainer.train_step()
+        found = []
+        for pair in range(self.plan["pairs"]):
+            times = [0.0, 0.0]
+            for which in (0, 1) if pair % 2 == 0 else (1, 0):
+                dist.barrier()
+                trainers[which].train_step()
+                times[which] = sum(sum(trainers[which].train_step()) for _ in range(10)) / 10
+            found.append(times)
+        for trainer in trainers:
+            trainer.close()
+        return {"pairs": found}
+
+
+def main() -> None:
+    plan = json.loads(Path(sys.argv[1]).read_text())
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=120))
+    run = Run(plan)
+    result = run.pairs() if plan["pairs"] else run.train()
+    if run.rank == 0:
+        Path(sys.argv[2]).write_text(json.dumps(result))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""bench/controls.py: what it runs, and what its page makes of runs."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "bench"))
+
+import controls  # noqa: E402
+import controls_page  # noqa: E402
+
+
+def run(seconds, ratio="0.01", whole=True, final=0.97, changes=0):
+    trace = [[0.1 * k, 0.1, f"topk:ratio={ratio}"] for k in range(1, 11)]
+    return {"reached": None if seconds is None else [10, seconds], "steps": 10, "seconds": 1.0, "whole": whole, "curve": [[10, 1.0, final]], "trace": trace,
+            "stats": {"setting_changes": changes}, "settings": [], "load": 0.5, "cpu": "a machine"}
+
+
+def cell(spec, control=None, seed=0, scenario="turns"):
+    return controls.Cell(controls.SCENARIOS[scenario], "mlp", spec, control, seed)
+
+
+def page(runs):
+    return controls_page.page("| loop |", runs, controls.SCENARIOS, controls.EXCHANGES, "a remark")
+
+
+def test_every_exchange_meets_every_network_with_every_seed_and_has_a_file():
+    found = controls.cells(controls.SCENARIOS, ("mlp", "cnn"), 3)
+    assert len(found) == 1 + 7 * 2 * 9 * 3
+    assert len({one.path for one in found}) == len(found)
+
+
+def test_the_page_says_how_many_times_sooner_by_medians():
+    runs = [(cell("pytorch:ddp", None, seed), run(at, whole=False)) for seed, at in enumerate((30.0, 10.0, 20.0))]
+    runs += [(cell("topk:ratio=0.01", "dc2", seed), run(at, "0.02", changes=7)) for seed, at in enumerate((4.0, 5.0, 90.0))]
+    row = next(line for line in page(runs).splitlines() if "`dc2`" in line and line.startswith("| `topk"))
+    assert row == "| `topk:ratio=0.01`, `dc2` | 5.0 | 4.0 | 100 ms | 2 % | 7 | 97.0 % | 3 |"
+
+
+def test_a_seed_that_has_not_reached_the_target_leaves_none():
+    text = page([(cell("pytorch:ddp", None, 0), run(30.0)), (cell("pytorch:ddp", None, 1), run(None))])
+    assert "| PyTorch DDP, fp32 | not reached |" in text
+
+
+def test_the_page_names_the_limit_of_a_run():
+    assert f"in {controls.LIMIT:.0f} s of training" in page([(cell("topk:ratio=0.01"), run(1.0))])
+
+
+def test_fixed_is_compared_pair_by_pair():
+    pairs = controls.Cell(controls.SCENARIOS["unshaped"], "mlp", "topk:ratio=0.01", None, 0, pairs=3)
+    text = page([(pairs, {"pairs": [[1.0, 1.01], [2.0, 2.0], [1.0, 1.1]], "load": 0, "cpu": ""})])
+    assert "3 pairs of ten steps in turn: 1.010 of the step" in text
+
+
+@pytest.mark.parametrize("control", ["dc2", "dc2:target=compute", "aimd", "bdp"])
+def test_the_picture_has_every_law(control):
+    drawn = controls_page.picture([(cell("topk:ratio=0.01", control), run(1.0, "0.05"))])
+    assert control in drawn and len(re.findall("<polyline", drawn)) == 2
+
+
+def test_without_a_law_there_is_no_picture():
+    assert controls_page.picture([(cell("topk:ratio=0.01"), run(1.0))]) is None
