@@ -9,6 +9,7 @@
 #include <limits>
 
 #include "support/ranks.h"
+#include "support/subset.h"
 
 namespace laconic::test {
 namespace {
@@ -379,7 +380,11 @@ TEST_P(Rules, AFlushEmptiesEveryLegsResiduals) {
 std::string name_of(const testing::TestParamInfo<Rules::ParamType>& info) {
   return std::to_string(std::get<0>(info.param)) + (std::get<1>(info.param) ? "_short" : "_ranks");
 }
-INSTANTIATE_TEST_SUITE_P(All, Rules, testing::Combine(testing::Values(2U, 3U), testing::Bool()),
+INSTANTIATE_TEST_SUITE_P(All, Rules,
+                         testing::Combine(testing::ValuesIn(kOneWorld
+                                                                ? std::vector<uint32_t>{2}
+                                                                : std::vector<uint32_t>{2, 3}),
+                                          testing::Bool()),
                          name_of);
 
 // ---- at create ----
