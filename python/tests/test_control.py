@@ -75,6 +75,7 @@ MODES = {
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("spec, control", [("topk:ratio=0.1", "dc2"), ("3lc", "dc2:deadline_ms=1"), ("powersgd:rank=2", "dc2:deadline_ms=1")])
 def test_replicas_stay_bit_identical(pools, spec, control, mode):
+    training.skip_unless_plain_ddp_trains(pools(3), MODES[mode])
     results = pools(3).run(_settings, spec=spec, control=control, steps=32, **MODES[mode])
     assert len({digest for _, _, digest in results}) == 1
     first = [[(s["spec"], s["version"], s["since_step"]) for s in settings] for settings in results[0][0]]

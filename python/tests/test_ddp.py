@@ -8,7 +8,6 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import training  # noqa: E402
-from ranks import RankError  # noqa: E402
 
 
 def same_everywhere(results):
@@ -55,16 +54,8 @@ MODES = {
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("spec", ["3lc", "topk:ratio=0.05", "powersgd:rank=2", "bf16"])
 def test_modes(ranks, spec, mode):
-    if mode in ("bf16", "fp16"):
-        plain_ddp_works(ranks, mode)
+    training.skip_unless_plain_ddp_trains(ranks, MODES[mode])
     same_everywhere(ranks.run(training.train, spec=spec, steps=5, buckets=2, **MODES[mode]))
-
-
-def plain_ddp_works(ranks, mode):
-    try:
-        ranks.run(training.train, spec=None, steps=1, **MODES[mode])
-    except RankError as error:  # torch 1.13
-        pytest.skip(f"this torch trains no {mode} model on the CPU: {error.message}")
 
 
 @pytest.mark.parametrize("branch", [training.on_rank_zero, training.on_odd_steps])

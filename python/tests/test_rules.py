@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 
 import pytest
 
@@ -13,6 +11,7 @@ torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
 import training  # noqa: E402
+from launches import launch  # noqa: E402
 from ranks import RankError  # noqa: E402
 
 import laconic  # noqa: E402
@@ -69,6 +68,7 @@ MODES = {
 
 @pytest.mark.parametrize("mode", MODES)
 def test_replicas_are_bit_identical(pools, mode):
+    training.skip_unless_plain_ddp_trains(pools(3), MODES[mode])
     results = pools(3).run(training.train, spec="3lc", steps=6, attach_options={"rules": RULES}, **MODES[mode])
     assert len({r["hash"] for r in results}) == 1 and all(r["finite"] for r in results)
     alone = pools(3).run(training.train, spec="3lc", steps=6, **MODES[mode])
@@ -141,7 +141,6 @@ dist.destroy_process_group()
 def test_laconic_run_takes_the_file(tmp_path):
     (tmp_path / "rules.toml").write_text('[[rule]]\nmatch = "*0.weight"\nspec = "topk:ratio=0.1"\n')
     (tmp_path / "train.py").write_text(SCRIPT)
-    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "laconic.run",
-                           "--spec", "3lc", "--rules", "rules.toml", "train.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert "*0.weight: topk:ratio=0.1 by gather_all" in done.stderr, done.stderr
+    outcomes = launch(["-m", "laconic.run", "--spec", "3lc", "--rules", "rules.toml", "train.py"], tmp_path, cwd=tmp_path)
+    assert [one.code for one in outcomes] == [0, 0], [one.err for one in outcomes]
+    assert "*0.weight: topk:ratio=0.1 by gather_all" in outcomes[0].err, outcomes[0].err

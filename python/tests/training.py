@@ -124,6 +124,19 @@ def step_once(ddp, optimizer, rank, step, *, dtype=torch.float32, branch=False, 
     return loss.item()
 
 
+def skip_unless_plain_ddp_trains(ranks, mode: dict) -> None:
+    """For modes with a dtype that torch 1.13 does not train on the CPU."""
+    if "dtype" not in mode:
+        return
+    import pytest
+    from ranks import RankError
+
+    try:
+        ranks.run(train, spec=None, steps=1, **mode)
+    except RankError as error:
+        pytest.skip(f"this torch trains no {mode['dtype']} model on the CPU: {error.message}")
+
+
 def train(spec, steps=6, branch=None, **options):
     """Trains and gives {"hash", "loss", "stats", "finite"}."""
     group, rank = dist.group.WORLD, dist.get_rank()
