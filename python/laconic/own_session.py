@@ -59,9 +59,9 @@ class OwnSession:
 
     def __init__(self, spec: str, parameters, *, rank: int, world: int, seed: int, small_elements: int, strategy: str, engine_sums: int,
                  threads: int, short_sends: bool = False, window: int = WINDOW, part: int = PART, rules: list[dict] = (),
-                 control: str | None = None):
-        if rules or control:
-            raise errors.error("unsupported", "a registered codec takes no rules and no control",
+                 control: str | None = None, record=None):
+        if rules or control or record:
+            raise errors.error("unsupported", "a registered codec takes no rules, no control and no record",
                                "leave them out, or name a codec of the library")
         del engine_sums, short_sends
         if strategy not in ("auto", "gather_all"):

@@ -69,7 +69,8 @@ Result<std::unique_ptr<Session>> Session::create(std::string_view text,
                                                  std::vector<collective::Parameter> parameters,
                                                  const collective::Options& options,
                                                  std::span<const Rule> rules,
-                                                 std::string_view control) {
+                                                 std::string_view control,
+                                                 std::string_view record) {
   if (options.window == 0 || options.window > collective::kMaxWindow) {
     return Error{Errc::value_out_of_range,
                  "window: expected 1 to " + std::to_string(collective::kMaxWindow) + ", found " +
@@ -82,8 +83,10 @@ Result<std::unique_ptr<Session>> Session::create(std::string_view text,
   if (!class_of) return std::move(class_of).error();
   std::unique_ptr<Session> session(new Session());
   session->rules_.assign(rules.begin(), rules.end());
-  const auto steers = Steering::wanted(control, rules);
+  auto steers = Steering::wanted(control, rules);
   if (!steers) return steers.error();
+  session->records_ = !record.empty();
+  *steers = *steers || session->records_;  // without a law, too, it holds what ranks report
   collective::Options mine = options;
   mine.reports = options.reports || *steers;
   auto model = collective::Model::create(*std::move(settings), *std::move(class_of),
@@ -101,6 +104,11 @@ Result<std::unique_ptr<Session>> Session::create(std::string_view text,
     auto steering = Steering::create(*session->model_, control, rules, session->store_);
     if (!steering) return std::move(steering).error();
     session->steering_.emplace(*std::move(steering));
+  }
+  if (session->records_ && options.rank == 0) {
+    auto recorder = Recorder::open(std::string(record), session->steering_->run());
+    if (!recorder) return std::move(recorder).error();
+    session->recorder_ = *std::move(recorder);
   }
   auto state = *steers ? session->steering_->at_most(*session->model_, bind) : bind();
   if (!state) return std::move(state).error();
@@ -256,8 +264,9 @@ void Session::hear_flush(uint32_t steps) {
 /// The only place where settings change. No exchange runs.
 Result<void> Session::steer(uint64_t step) {
   if (!steering_) return {};
-  auto moved = steering_->begin_step(step, *model_, moved_);
+  auto moved = steering_->begin_step(step, *model_, moved_, stats_.counters.rounds);
   if (!moved) return std::move(moved).error();
+  if (recorder_) recorder_->begin_step(*steering_);
   if (!*moved) return {};
   replan_units();
   bool fits = true;

@@ -143,7 +143,7 @@ TEST(Record, ARunThatGoesOnBeginsWithItsState) {
   for (const RecordedStep& step : whole.steps) {
     expected.insert(expected.end(), step.decisions.begin(), step.decisions.end());
   }
-  EXPECT_EQ(*decisions_for(*record, whole.run), expected);
+  EXPECT_EQ(decisions_for(*record, whole.run)->decisions, expected);
 }
 
 TEST(Record, OfAnotherModelIsRefused) {
