@@ -414,8 +414,12 @@ class OwnSession:
                                "payload_bytes_expected": None if packed else 4 * self._counts[i],
                                "payload_bytes_at_most": None if packed else 4 * self._counts[i]})
         raw = sum(count for i, count in enumerate(self._counts) if i not in self._encoded)
+        reason = "a registered codec, in Python and slow: every rank decodes all payloads"
+        setting = {"rule": "*", "parameters": len(self.names), "elements": sum(self._counts), "spec": self.spec, "strategy": "gather_all",
+                   "reason": reason, "memory_bytes": self._residual_bytes(), "control": "fixed", "version": 0, "since_step": 0,
+                   "last_change": "", "network_ms": 0.0, "target_ms": 0.0}
         return {"spec": self.spec, "feedback": self._method.feedback, "memory": "residual" if self._method.feedback else "none", "strategy": "gather_all",
-                "reason": "a registered codec, in Python and slow: every rank decodes all payloads", "rank": self.rank, "world": self.world,
+                "reason": reason, "settings": [setting], "record": None, "rank": self.rank, "world": self.world,
                 "seed": self.seed, "small_elements": self.small_elements, "threads": self.threads, "window": self.window,
                 "part": self.part, "isa": "python", "residual_bytes": self._residual_bytes(), "state_bytes": 8, "exchange_bytes": 0,
                 "parameters": parameters, "elements": sum(self._counts), "uncompressed_elements": raw}
@@ -429,6 +433,7 @@ class OwnSession:
         if self._open:  # the step may have ended
             coming = coming - 1 if self._parts else self._heard
         return {**counters, "ratio": counters["dense_bytes"] / wire if wire else 0.0, "overflow_repeats": 0, "parts": 0,
-                "window_wait_seconds": 0.0, "network_seconds": 0.0, "straggler_seconds": 0.0, "reports_missing": 0, "flush_steps_left": max(coming, 0 if self._parts else int(self._flush[0])),
+                "window_wait_seconds": 0.0, "network_seconds": 0.0, "straggler_seconds": 0.0, "reports_missing": 0,
+                "setting_changes": 0, "held_steps": 0, "flush_steps_left": max(coming, 0 if self._parts else int(self._flush[0])),
                 "exchange_layouts": 0, "encode_seconds": self._encode_seconds, "decode_seconds": self._decode_seconds, "wire_seconds": self.wire_seconds,
                 "residual_bytes": self._residual_bytes(), "residual_norm": self.residual_norm()}
