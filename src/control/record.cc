@@ -376,6 +376,11 @@ std::vector<Controlled> controlled(const RecordedRun& run, std::string_view cont
     const bool other = !control.empty();
     rules.push_back({other ? std::string(control) : rule.control, other || rule.inherited,
                      rule.spec, rule.range});
+    const auto parsed = parse_control(rules.back().control);
+    if (!parsed || parsed->file.empty() || !rule.range) continue;
+    // The replayed record is not here, and went wherever it went.
+    rules.back().range->min = rule.range->lowest;
+    rules.back().range->max = rule.range->highest;
   }
   return rules;
 }

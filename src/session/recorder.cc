@@ -78,7 +78,9 @@ Recorder::Recorder(std::string file, control::RecordedRun run, int descriptor)
 Recorder::~Recorder() { end(); }
 
 void Recorder::end() noexcept {
-  if (descriptor_ >= 0) ::close(descriptor_);
+  if (descriptor_ < 0) return;
+  ::flock(descriptor_, LOCK_UN);  // processes that were forked meanwhile have the descriptor, too
+  ::close(descriptor_);
   descriptor_ = -1;
 }
 
@@ -145,20 +147,33 @@ void Recorder::begin_step(const Steering& steering) noexcept {
   }
 }
 
+namespace {
+
+/// To its end, or until it is too long. 0, or an error's number.
+int read_into(std::string& text, int descriptor) {
+  std::array<char, 65536> piece;
+  while (text.size() <= kMost) {
+    const ssize_t got = ::read(descriptor, piece.data(), piece.size());
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) return got < 0 ? errno : 0;
+    text.append(piece.data(), static_cast<size_t>(got));
+  }
+  return 0;
+}
+
+}  // namespace
+
 Result<std::string> read_whole(const std::string& file) {
   const int descriptor = ::open(file.c_str(), O_RDONLY | O_CLOEXEC);
   if (descriptor < 0) {
     return refused(file, "cannot read it: " + why(errno), "every rank reads it, from its own disk");
   }
   std::string text;
-  std::array<char, 65536> piece;
   int number = 0;
-  for (;;) {
-    const ssize_t got = ::read(descriptor, piece.data(), piece.size());
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) number = errno;
-    if (got <= 0 || text.size() > kMost) break;
-    text.append(piece.data(), static_cast<size_t>(got));
+  try {
+    number = read_into(text, descriptor);
+  } catch (const std::bad_alloc&) {
+    number = ENOMEM;
   }
   ::close(descriptor);
   if (number != 0) return refused(file, "cannot read it: " + why(number), {});

@@ -24,6 +24,8 @@ class Recorder {
 
   /// Behind Steering::begin_step: a line of the step that has ended.
   void begin_step(const Steering& steering) noexcept;
+  /// Nothing follows: another session may write the file.
+  void end() noexcept;
 
   [[nodiscard]] const std::string& file() const noexcept { return file_; }
   [[nodiscard]] uint64_t steps() const noexcept { return steps_; }
@@ -34,7 +36,6 @@ class Recorder {
   Recorder(std::string file, control::RecordedRun run, int descriptor);
   void write(const std::string& text);
   void put(const control::RecordedStep& step);
-  void end() noexcept;
 
   std::string file_;
   control::RecordedRun run_;

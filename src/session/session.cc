@@ -442,6 +442,7 @@ void Session::abort(Error why) {
     ++stats_.failures;
   }
   running_count_ = 0;
+  if (recorder_) recorder_->end();
   if (!broken_) broken_ = std::move(why);
 }
 

@@ -6,8 +6,10 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstdio>
 #include <fstream>
+#include <limits>
 #include <sstream>
 
 #include "session/describe.h"
@@ -68,6 +70,25 @@ class Clocked {
     }
   }
   Session& session(uint32_t r) { return group_->session(r); }
+  /// A step that one rank fails.
+  void fail_on(uint32_t bad, uint64_t step) {
+    auto buffers = gradients(kWorld, layout_.elements, step + 1);
+    group_->on_all([&](uint32_t r) {
+      Bucket bucket;
+      bucket.buffer = buffers[r].data();
+      bucket.step = step;
+      auto exchange = session(r).begin(bucket, layout_);
+      ASSERT_TRUE(exchange) << exchange.error().message;
+      if (r == bad) session(r).fail(**exchange, Error{Errc::invalid_argument, "on purpose", {}});
+      std::array<Step, kMaxBatch> batch;
+      for (;;) {
+        auto count = session(r).next(**exchange, batch);
+        if (!count) break;
+        ASSERT_NE(*count, 0U);
+        ASSERT_TRUE(group_->hub().engine(r).run({batch.data(), *count}));
+      }
+    });
+  }
 
  private:
   void exchange(uint32_t r, uint64_t step, std::vector<float>& buffer) {
@@ -101,6 +122,10 @@ class Clocked {
 
 double changing(uint64_t step) { return step / 15 % 2 == 0 ? 1e6 : 1e5; }
 double constant(uint64_t /*step*/) { return 3e6; }
+/// Whose clock is none in some steps.
+double with_gaps(uint64_t step) {
+  return step % 7 == 3 ? std::numeric_limits<double>::quiet_NaN() : changing(step);
+}
 
 test::Setup setup(const std::string& spec, StrategyKind strategy, const std::string& control,
                   const std::string& record = "") {
@@ -146,6 +171,21 @@ uint64_t expect_equal(const std::string& file) {
   return done->decisions.size();
 }
 
+/// Every step names what was decided two steps before it, and counts the changes.
+void expect_settings(const control::Record::Part& part) {
+  double value = part.steps.at(0).settings.at(0).value;
+  uint32_t version = 0;
+  for (const auto& step : part.steps) {
+    for (const auto& earlier : part.steps) {
+      if (earlier.decisions.empty() || earlier.step + control::kDelay != step.step) continue;
+      value = earlier.decisions[0].to;
+      ++version;
+    }
+    EXPECT_EQ(step.settings.at(0).value, value) << "step " << step.step;
+    EXPECT_EQ(step.version, version) << "step " << step.step;
+  }
+}
+
 using Case = std::tuple<const char*, StrategyKind, const char*>;
 class Replayed : public testing::TestWithParam<Case> {
  protected:
@@ -168,6 +208,7 @@ TEST_P(Replayed, HasTheSameBits) {
   const uint64_t changes = first.session(0).stats().setting_changes;
   EXPECT_GT(changes, 2U);
   EXPECT_EQ(expect_equal(record), changes);
+  expect_settings(control::read_record(text_of(record))->parts[0]);
   Clocked replay(with("replay:" + record, again), constant);
   expect_same(means, replay.steps(0, kSteps), "replayed");
   EXPECT_EQ(replay.session(0).stats().setting_changes, changes);
@@ -181,7 +222,7 @@ TEST_P(Replayed, IsKilledAndResumed) {
   const std::string record = file();
   Clocked first(with(law(), record), changing);
   const auto means = first.steps(0, kSteps);
-  for (const uint64_t stop : {1U, 20U, 21U, 22U, 23U}) {
+  for (const uint64_t stop : {1U, 9U, 20U, 21U, 22U, 23U}) {
     const std::string again = record + ".again";
     std::remove(again.c_str());
     std::optional<Clocked> killed;
@@ -191,7 +232,9 @@ TEST_P(Replayed, IsKilledAndResumed) {
     saved.load(*killed);
     killed->steps(stop, stop + 3);  // its record goes on behind the saved state
     killed.reset();
-    Clocked resumed(with("replay:" + record, again), constant);
+    const std::string elsewhere = record + ".copy";
+    write_file(elsewhere, text_of(record));
+    Clocked resumed(with("replay:" + elsewhere, again), constant);
     resumed.load(saved);
     const auto rest = resumed.steps(stop, kSteps);
     expect_same({means.begin() + static_cast<std::ptrdiff_t>(stop), means.end()}, rest,
@@ -229,7 +272,7 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{"topk:ratio=0.05", StrategyKind::two_shot, "dc2:deadline_ms=20"},
                     Case{"randomk:ratio=0.05", StrategyKind::native_sum, "dc2:deadline_ms=20"},
                     Case{"topk:ratio=0.05", StrategyKind::gather_all,
-                         "schedule:0=0.03,1=0.2,9=0.01,22=0.05"}),
+                         "schedule:0=0.03,1=0.2,9=0.6,22=0.05"}),
     [](const auto& of) {
       return std::string(collective::strategy_name(std::get<1>(of.param))) + "_" +
              (std::get<2>(of.param)[0] == 'd' ? "dc2" : "schedule");
@@ -280,6 +323,54 @@ TEST(Records, WithoutALawHoldWhatRanksReport) {
   EXPECT_EQ(expect_equal(record), 0U);
   EXPECT_GT(control::recompute(*read, "dc2:deadline_ms=20")->decisions.size(), 2U);
   EXPECT_EQ(fixed.session(1).recorder(), nullptr);
+}
+
+/// What is missing is null, and holds laws as it did.
+TEST(Records, HoldWhatIsMissing) {
+  const std::string record = new_file("gaps.jsonl");
+  Clocked first(setup("topk:ratio=0.05", StrategyKind::two_shot, "dc2:deadline_ms=20", record),
+                with_gaps);
+  const auto means = first.steps(0, 48);
+  EXPECT_GE(first.session(0).stats().held_steps, 6U);
+  EXPECT_NE(text_of(record).find("[[null, "), std::string::npos);
+  EXPECT_EQ(expect_equal(record), first.session(0).stats().setting_changes);
+  Clocked replay(setup("topk:ratio=0.05", StrategyKind::two_shot, "replay:" + record), constant);
+  expect_same(means, replay.steps(0, 48), "replayed");
+}
+
+/// In a step that failed nobody was heard.
+TEST(Records, HoldStepsThatFail) {
+  const std::string record = new_file("failed.jsonl");
+  Clocked run(setup("topk:ratio=0.05", StrategyKind::gather_all, "aimd", record), changing);
+  run.steps(0, 20);
+  run.fail_on(1, 20);
+  run.steps(21, 30);
+  const auto read = control::read_record(text_of(record));
+  ASSERT_TRUE(read) << read.error().message;
+  const auto& steps = read->parts.at(0).steps;
+  ASSERT_EQ(steps.size(), 29U);
+  EXPECT_EQ(steps[20].reports.size(), kWorld);
+  for (const auto& r : steps[20].reports) EXPECT_TRUE(std::isnan(r.network_s));
+  expect_equal(record);
+}
+
+TEST(Records, OfAServersSums) {
+  const std::string record = new_file("server.jsonl");
+  Clocked run(setup("thc", StrategyKind::server_sum, "", record), changing);
+  run.steps(0, 6);
+  const auto read = control::read_record(text_of(record));
+  ASSERT_TRUE(read) << read.error().message;
+  ASSERT_EQ(read->parts.at(0).steps.size(), 5U);
+  EXPECT_EQ(read->parts.at(0).steps.back().reports.size(), kWorld);
+}
+
+/// A session that is over keeps nobody from going on with its record.
+TEST(Records, EndWithTheEngine) {
+  const std::string record = new_file("engine.jsonl");
+  Clocked run(setup("topk:ratio=0.1", StrategyKind::gather_all, "", record), changing);
+  run.steps(0, 4);
+  run.session(0).abort();
+  EXPECT_EQ(refused("", record), "");
 }
 
 TEST(Records, TroubleIsToldAndTrainingGoesOn) {
