@@ -414,15 +414,14 @@ class OwnSession:
                                "payload_bytes_expected": None if packed else 4 * self._counts[i],
                                "payload_bytes_at_most": None if packed else 4 * self._counts[i]})
         raw = sum(count for i, count in enumerate(self._counts) if i not in self._encoded)
-        reason = "a registered codec, in Python and slow: every rank decodes all payloads"
-        setting = {"rule": "*", "parameters": len(self.names), "elements": sum(self._counts), "spec": self.spec, "strategy": "gather_all",
-                   "reason": reason, "memory_bytes": self._residual_bytes(), "control": "fixed", "version": 0, "since_step": 0,
-                   "last_change": "", "network_ms": 0.0, "target_ms": 0.0}
+        setting = {"rule": "*", "parameters": len(self._counts), "elements": sum(self._counts), "spec": self.spec, "strategy": "gather_all",
+                   "reason": "asked for", "memory_bytes": self._residual_bytes(), "control": "fixed", "version": 0, "since_step": 0, "last_change": "",
+                   "network_ms": 0.0, "target_ms": 0.0}
         return {"spec": self.spec, "feedback": self._method.feedback, "memory": "residual" if self._method.feedback else "none", "strategy": "gather_all",
-                "reason": reason, "settings": [setting], "record": None, "rank": self.rank, "world": self.world,
-                "seed": self.seed, "small_elements": self.small_elements, "threads": self.threads, "window": self.window,
+                "reason": "a registered codec, in Python and slow: every rank decodes all payloads", "rank": self.rank, "world": self.world,
+                "seed": self.seed, "small_elements": self.small_elements, "threads": self.threads, "window": self.window, "record": None,
                 "part": self.part, "isa": "python", "residual_bytes": self._residual_bytes(), "state_bytes": 8, "exchange_bytes": 0,
-                "parameters": parameters, "elements": sum(self._counts), "uncompressed_elements": raw}
+                "settings": [setting], "parameters": parameters, "elements": sum(self._counts), "uncompressed_elements": raw}
 
     def _residual_bytes(self) -> int:
         return 4 * sum(residual.numel() for residual in self._residuals.values())

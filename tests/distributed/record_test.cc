@@ -14,6 +14,7 @@
 
 #include "session/describe.h"
 #include "support/ranks.h"
+#include "support/subset.h"
 
 namespace laconic::test {
 namespace {
@@ -222,7 +223,8 @@ TEST_P(Replayed, IsKilledAndResumed) {
   const std::string record = file();
   Clocked first(with(law(), record), changing);
   const auto means = first.steps(0, kSteps);
-  for (const uint64_t stop : {1U, 9U, 20U, 21U, 22U, 23U}) {
+  const std::vector<uint64_t> stops{9, 22, 1, 20, 21, 23};
+  for (const uint64_t stop : std::span(stops).first(kSanitized ? 2 : stops.size())) {
     const std::string again = record + ".again";
     std::remove(again.c_str());
     std::optional<Clocked> killed;
