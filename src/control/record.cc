@@ -510,6 +510,7 @@ Result<Record> read_record(std::string_view text) {
 Result<Replayed> decisions_for(const Record& record, const RecordedRun& mine) {
   Replayed replayed;
   std::vector<Decision>& decisions = replayed.decisions;
+  bool found = false;
   for (const Record::Part& part : record.parts) {
     const RecordedRun& run = part.run;
     if (run.model != mine.model) return bad_line(part.line, "the record is of another model");
@@ -523,8 +524,8 @@ Result<Replayed> decisions_for(const Record& record, const RecordedRun& mine) {
                      return a.match == b.match && a.spec == b.spec &&
                             a.parameters == b.parameters && a.elements == b.elements;
                    });
-    if (!rules) return bad_line(part.line, "the record is of other rules or specs");
-    if (part.steps.empty()) continue;
+    found = found || rules;
+    if (!rules || part.steps.empty()) continue;
     const uint64_t first = part.steps.front().step;
     decisions.erase(std::find_if(decisions.begin(), decisions.end(),
                                  [first](const Decision& d) { return d.step >= first; }),
@@ -538,6 +539,7 @@ Result<Replayed> decisions_for(const Record& record, const RecordedRun& mine) {
     }
     if (replayed.first.empty()) replayed.first = first_values(part);
   }
+  if (!found) return bad_line(record.parts.front().line, "the record is of other rules or specs");
   return replayed;
 }
 

@@ -81,8 +81,9 @@ struct Replayed {
   std::vector<double> first;        ///< by rule: the value in the first step; 0: unknown
 };
 /// In a run of `mine`: of a step that is there twice, because the run went on from before its end,
-/// the last one. Refuses the record of another model, world or rules, and values that `mine` cannot
-/// have.
+/// the last one; of a run whose settings were replaced, the parts that have the rules of `mine`.
+/// Refuses the record of another model or world, one without such a part, and values that `mine`
+/// cannot have.
 Result<Replayed> decisions_for(const Record& record, const RecordedRun& mine);
 
 /// Decisions from a record's reports, by its own controls or by another.

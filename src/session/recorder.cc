@@ -131,6 +131,16 @@ void Recorder::put(const control::RecordedStep& step) {
   next_ = step.step + 1;
 }
 
+void Recorder::go_on_with(const control::RecordedRun& run) noexcept {
+  begun_ = false;
+  try {
+    run_ = run;
+  } catch (const std::bad_alloc&) {
+    end();
+    trouble_ = "no memory";
+  }
+}
+
 void Recorder::begin_step(const Steering& steering) noexcept {
   if (descriptor_ < 0) return;
   try {

@@ -24,6 +24,8 @@ class Recorder {
 
   /// Behind Steering::begin_step: a line of the step that has ended.
   void begin_step(const Steering& steering) noexcept;
+  /// Settings were replaced: what follows is a part of its own.
+  void go_on_with(const control::RecordedRun& run) noexcept;
   /// Nothing follows: another session may write the file.
   void end() noexcept;
 

@@ -71,6 +71,19 @@ Result<std::unique_ptr<Session>> Session::create(std::string_view text,
                                                  std::span<const Rule> rules,
                                                  std::string_view control,
                                                  std::string_view record) {
+  auto made = make(text, std::move(parameters), options, rules, control, !record.empty());
+  if (!made || record.empty() || options.rank != 0) return made;
+  auto recorder = Recorder::open(std::string(record), (*made)->steering_->run());
+  if (!recorder) return std::move(recorder).error();
+  (*made)->recorder_ = *std::move(recorder);
+  return made;
+}
+
+Result<std::unique_ptr<Session>> Session::make(std::string_view text,
+                                               std::vector<collective::Parameter> parameters,
+                                               const collective::Options& options,
+                                               std::span<const Rule> rules,
+                                               std::string_view control, bool records) {
   if (options.window == 0 || options.window > collective::kMaxWindow) {
     return Error{Errc::value_out_of_range,
                  "window: expected 1 to " + std::to_string(collective::kMaxWindow) + ", found " +
@@ -85,7 +98,7 @@ Result<std::unique_ptr<Session>> Session::create(std::string_view text,
   session->rules_.assign(rules.begin(), rules.end());
   auto steers = Steering::wanted(control, rules);
   if (!steers) return steers.error();
-  session->records_ = !record.empty();
+  session->records_ = records;
   *steers = *steers || session->records_;  // without a law, too, it holds what ranks report
   collective::Options mine = options;
   mine.reports = options.reports || *steers;
@@ -104,11 +117,6 @@ Result<std::unique_ptr<Session>> Session::create(std::string_view text,
     auto steering = Steering::create(*session->model_, control, rules, session->store_);
     if (!steering) return std::move(steering).error();
     session->steering_.emplace(*std::move(steering));
-  }
-  if (session->records_ && options.rank == 0) {
-    auto recorder = Recorder::open(std::string(record), session->steering_->run());
-    if (!recorder) return std::move(recorder).error();
-    session->recorder_ = *std::move(recorder);
   }
   auto state = *steers ? session->steering_->at_most(*session->model_, bind) : bind();
   if (!state) return std::move(state).error();

@@ -157,6 +157,12 @@ class Session {
   };
 
   Session() = default;
+  /// Without the file of a record; `records`: there is one on rank 0.
+  static Result<std::unique_ptr<Session>> make(std::string_view spec,
+                                               std::vector<collective::Parameter> parameters,
+                                               const collective::Options& options,
+                                               std::span<const Rule> rules,
+                                               std::string_view control, bool records);
   [[nodiscard]] Result<void> check_bucket(const collective::Bucket& bucket,
                                           const collective::LayoutView& layout) const;
   [[nodiscard]] Result<void> check_window(const collective::Bucket& bucket,

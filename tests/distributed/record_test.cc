@@ -375,6 +375,29 @@ TEST(Records, EndWithTheEngine) {
   EXPECT_EQ(refused("", record), "");
 }
 
+TEST(Records, GoOnWithOtherSettings) {
+  const std::string record = new_file("others.jsonl");
+  Clocked first(setup("topk:ratio=0.1", StrategyKind::gather_all, "aimd"), changing);
+  Clocked second(setup("topk:ratio=0.2", StrategyKind::gather_all, "dc2"), changing);
+  auto recorder = *session::Recorder::open(record, first.session(0).steering()->run());
+  const auto steps = [&](Clocked& run, uint64_t from) {
+    for (uint64_t step = from; step < from + 6; ++step) {
+      run.steps(step, step + 1);
+      recorder->begin_step(*run.session(0).steering());
+    }
+  };
+  steps(first, 0);
+  recorder->go_on_with(second.session(0).steering()->run());
+  steps(second, 6);
+  const auto read = control::read_record(text_of(record));
+  ASSERT_TRUE(read) << read.error().message;
+  ASSERT_EQ(read->parts.size(), 2U);
+  EXPECT_EQ(read->parts[1].run.rules[0].spec, "topk:ratio=0.2");
+  EXPECT_EQ(read->parts[1].steps.front().step, 6U);
+  EXPECT_EQ(read->parts[1].steps.size(), 5U);
+  expect_equal(record);
+}
+
 TEST(Records, TroubleIsToldAndTrainingGoesOn) {
   Clocked full(setup("topk:ratio=0.1", StrategyKind::gather_all, "", "/dev/full"), changing);
   Clocked plain(setup("topk:ratio=0.1", StrategyKind::gather_all, ""), changing);
