@@ -212,6 +212,7 @@ typedef struct laconic_session_options {
   uint32_t rule_count; /* at most LACONIC_MAX_RULES */
   const laconic_rule* rules; /* copied */
   const char* control; /* a law that moves settings while training runs, as "dc2"; NULL: none */
+  const char* record;  /* file in which rank 0 records what is observed and decided; NULL: none */
 } laconic_session_options;
 
 #define LACONIC_MAX_WINDOW 8

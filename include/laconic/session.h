@@ -28,6 +28,9 @@ struct SessionOptions {
   std::vector<Rule> rules{};
   /// A law that moves settings while training runs: "dc2", "aimd", "schedule:0=0.25,200=0.01".
   std::string control{};
+  /// File in which rank 0 records what ranks report and laws decide; "": none. What it holds,
+  /// control "replay:FILE" repeats. docs/format/RECORD.md.
+  std::string record{};
   uint64_t seed = 0;               ///< of everything random
   uint64_t small_elements = 4096;  ///< parameters of at most so many elements go uncompressed
   uint32_t threads = 1;            ///< of this rank's codecs; no bit depends on them

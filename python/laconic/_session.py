@@ -7,6 +7,7 @@ import collections
 import contextlib
 import ctypes
 import json
+import os
 import time
 import weakref
 
@@ -87,7 +88,8 @@ class CSession:
 
     def __init__(self, spec: str, parameters, *, rank: int, world: int, seed: int, small_elements: int, strategy: str,
                  engine_sums: int, threads: int, short_sends: bool = False, window: int = WINDOW, part: int = PART,
-                 aggregates: bool = False, rules: list[dict] = (), control: str | None = None):
+                 aggregates: bool = False, rules: list[dict] = (), control: str | None = None,
+                 record: str | None = None):
         if not spec:
             raise errors.error("invalid_argument", "no spec given", 'attach(model, "3lc"), or set LACONIC_SPEC')
         if not isinstance(strategy, str) or strategy not in STRATEGIES:
@@ -102,7 +104,8 @@ class CSession:
         for entry, (name, shape) in zip(listing, parameters):
             entry.name = text("a parameter's name", name)
             entry.rows, entry.cols = _arrays.shape_of(type("Shape", (), {"shape": shape}))
-        options = _lib.SessionOptions(rule_count=len(rules), rules=array_of(rules), control=text("control", control) if control else None, rank=rank, world=world, strategy=STRATEGIES[strategy], spec=spec, seed=seed,
+        options = _lib.SessionOptions(rule_count=len(rules), rules=array_of(rules), control=text("control", control) if control else None,
+                                      record=text("record", os.fspath(record)) if record else None, rank=rank, world=world, strategy=STRATEGIES[strategy], spec=spec, seed=seed,
                                       small_elements=small_elements, engine_sums=engine_sums, threads=threads,
                                       short_sends=int(short_sends), window=window, part=part, aggregates=int(aggregates))
         self._handle = ctypes.c_void_p()
@@ -116,7 +119,7 @@ class CSession:
         self.trace = None  #: see laconic.trace
         self.layout_matters = bool(_lib.lib.laconic_session_layout_matters(self._handle))
         self.all_raw = bool(_lib.lib.laconic_session_all_raw(self._handle))
-        self.reports = any(setting["control"] != "fixed" for setting in self.explain()["settings"])
+        self.reports = bool(record) or any(setting["control"] != "fixed" for setting in self.explain()["settings"])
         self.wire_seconds = 0.0
         self.broken: LaconicError | None = None  #: the engine's first failure
 

@@ -89,7 +89,7 @@ def _speaks_for_node() -> bool:
 def attach(obj, spec: str | None = None, *, seed: int = 0, small_elements: int = 4096, strategy: str = "auto",
            threads: int | str = "auto", scaler=None, warmup: int = 0, window: int = 2, part: int = 8 << 20, aggregator: str | None = None,
            token: str | os.PathLike | None = None, quorum: float = 1.0, deadline_ms: float = 20.0, auth: str = "header", multicast: bool = False,
-           rules=None, control: str | None = None, quiet: bool = False, **options):
+           rules=None, control: str | None = None, record: str | os.PathLike | None = None, quiet: bool = False, **options):
     """Compresses the gradient exchange of a DistributedDataParallel model. Gives a Handle.
 
     A collective call: every rank makes it, with the same arguments, right after wrapping the model.
@@ -121,6 +121,8 @@ def attach(obj, spec: str | None = None, *, seed: int = 0, small_elements: int =
             LACONIC_RULES decides; equal on all ranks.
         control: a law that moves the spec's ratio (or its like) while training runs: "dc2", "aimd", "schedule:0=0.25,200=0.01"
             (`laconic list --controls`). Without it, LACONIC_CONTROL decides; equal on all ranks.
+        record: file in which rank 0 records what ranks report and laws decide, step by step; given on all ranks or none. `laconic
+            replay` reads it, and control="replay:FILE" repeats its decisions. Without it, LACONIC_RECORD decides.
         quiet: do not announce what was attached.
         options: the codec's keys, as in `attach(ddp, "topk", ratio=0.01)`.
 
@@ -151,7 +153,7 @@ def attach(obj, spec: str | None = None, *, seed: int = 0, small_elements: int =
 
     handle = Handle(wrapper, functools.partial(spec_with, chosen, options), meeting, stage, seed=seed, small_elements=small_elements,
                     strategy=strategy, threads=threads, scaler=scaler, warmup=warmup, window=window, part=part,
-                    rules=rules, control=control, aggregator=(aggregator, token, quorum, deadline_ms, auth, multicast))
+                    rules=rules, control=control, record=record, aggregator=(aggregator, token, quorum, deadline_ms, auth, multicast))
     handle.register(wrapper)
     _attached[wrapper] = handle
     if handle.rank == 0 and not quiet:

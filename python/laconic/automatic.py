@@ -115,7 +115,8 @@ def start(options) -> None:
     given = {"spec": options.spec, "seed": options.seed, "strategy": options.strategy, "small_elements": options.small_elements,
              "threads": options.threads, "warmup": options.warmup_steps, "summary": options.summary,
              "state": options.state and os.path.abspath(options.state), "state_every": options.state_every,
-             "state_keep": options.state_keep, "control": options.control, "rules": options.rules and os.path.abspath(options.rules), "aggregator": options.aggregator,
+             "state_keep": options.state_keep, "control": options.control, "record": options.record and os.path.abspath(options.record),
+             "rules": options.rules and os.path.abspath(options.rules), "aggregator": options.aggregator,
              "token": options.token and os.path.abspath(options.token), "quorum": options.quorum, "deadline_ms": options.deadline_ms,
              "auth": options.auth, "multicast": options.multicast, "met": _new_sign() if above is None else above.met}
     os.environ[VARIABLE] = json.dumps(given)
@@ -293,11 +294,19 @@ def _attach(model: Model, wrapper, options) -> None:
 
     handle = attach(wrapper, options.spec, seed=options.seed, strategy=options.strategy, small_elements=options.small_elements,
                     threads=options.threads, warmup=options.warmup, scaler=_scaler(wrapper.process_group),
-                    rules=options.rules, control=options.control, aggregator=options.aggregator, token=options.token,
-                    quorum=options.quorum, deadline_ms=options.deadline_ms, auth=options.auth, multicast=options.multicast)
+                    rules=options.rules, control=options.control, record=_next_record(options), aggregator=options.aggregator,
+                    token=options.token, quorum=options.quorum, deadline_ms=options.deadline_ms, auth=options.auth, multicast=options.multicast)
     model.attached(handle, options.summary)
     _process.models.append(model)
     _end_with_a_word()
+
+
+def _next_record(options) -> str | None:
+    """Each model's own: run.jsonl, run.jsonl.2."""
+    from .rules import chosen
+
+    file, earlier = chosen(options.record, "LACONIC_RECORD"), len(_process.models)
+    return f"{file}.{earlier + 1}" if file and earlier else file
 
 
 def _resume(model: Model, options) -> None:

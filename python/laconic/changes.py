@@ -1,8 +1,9 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""What laws have changed, in a line each, and not too often."""
+"""What laws have changed, and a record that has ended early, in a line each, and not too often."""
 
 from __future__ import annotations
 
+import logging
 import time
 
 from . import environment
@@ -11,19 +12,32 @@ from . import environment
 APART = 5.0
 
 
+def tell_record(explained: dict) -> bool:
+    """Says why nothing is recorded any more, if that is so."""
+    record = explained.get("record")
+    if not record or not record["trouble"]:
+        return False
+    environment.say(f"record: {record['trouble']}; training goes on, {record['steps']} steps are recorded", logging.WARNING)
+    return True
+
+
 class Changes:
     """Says what `explain` knows of changes that have not been told yet."""
 
     def __init__(self):
         self._told: dict[str, str] = {}
         self._next = 0.0
+        self._record_told = False
 
-    def tell(self, explain) -> None:
+    def tell(self, explain, *, last: bool = False) -> None:
+        """`last`: at the end, so not to be put off."""
         now = time.monotonic()
-        if now < self._next:
+        if now < self._next and not last:
             return
         self._next = now + APART
-        for setting in explain()["settings"]:
+        explained = explain()
+        self._record_told = self._record_told or tell_record(explained)
+        for setting in explained["settings"]:
             change, rule = setting["last_change"], setting["rule"]
             if change and self._told.get(rule) != change:
                 self._told[rule] = change

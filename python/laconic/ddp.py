@@ -41,7 +41,7 @@ class Handle:
     """
 
     def __init__(self, ddp, spec, meeting: Meeting, stage, *, seed: int, small_elements: int, strategy: str, threads: int | str,
-                 scaler, warmup: int, window: int, part: int, rules, control: str | None, aggregator: tuple):
+                 scaler, warmup: int, window: int, part: int, rules, control: str | None, record, aggregator: tuple):
         self._parameters, self._foreign = sorted_out(ddp)
         self._index = {id(p): i for i, (_, p) in enumerate(self._parameters)}
         self._counts = [p.numel() for _, p in self._parameters]
@@ -52,7 +52,7 @@ class Handle:
         try:
             session, engine = self._open(ddp, spec, seed=seed, small_elements=small_elements, strategy=strategy,
                                          threads=threads, warmup=warmup, window=window, part=part, rules=rules,
-                                         control=control, aggregator=aggregator)
+                                         control=control, record=record, aggregator=aggregator)
         except LaconicError:  # on every rank
             self._sibling.release()
             raise
@@ -107,7 +107,7 @@ class Handle:
 
     # ---- set-up -----------------------------------------------------------------------------------------------------
 
-    def _open(self, ddp, spec, *, warmup, threads, aggregator, strategy, rules, control, **options):
+    def _open(self, ddp, spec, *, warmup, threads, aggregator, strategy, rules, control, record, **options):
         """Everything that one rank may refuse, and the agreement of all of them."""
         engine = Engine(self._sibling.group)
         self._world, self.rank = engine.world, engine.rank
@@ -119,7 +119,8 @@ class Handle:
             self._threads = self._stage.threads if threads == "auto" else threads
             self.warmup = whole("warmup", warmup, 0, U64 >> 1)
             engine.limiter = _limiter()
-            text, options["rules"], options["control"] = spec(), given(rules), chosen(control)
+            text, options["rules"] = spec(), given(rules)
+            options["control"], options["record"] = chosen(control), chosen(record, "LACONIC_RECORD")
             servers = aggregation.of(*aggregator, strategy=strategy, limiter=engine.limiter)
             if servers is not None:
                 servers.open(self._world, _seconds(self._user_group))
@@ -449,6 +450,8 @@ class Handle:
         """Ends the worker and frees what it holds; stats() and explain() stay. The model cannot exchange afterwards. Every
         rank calls it."""
         self.worker.close()
+        if self._changes is not None:
+            self._changes.tell(self.explain, last=True)
 
     def _release_group(self) -> None:
         if isinstance(self.worker.engine, aggregation.AggregatingEngine):

@@ -15,6 +15,7 @@ KNOWN = {
     "LACONIC_SPEC": "the spec where the call gives none",
     "LACONIC_DISABLE": "1, on all ranks: attach changes nothing, training is plain DDP",
     "LACONIC_CONTROL": "a control where the call gives none, as dc2",
+    "LACONIC_RECORD": "file of rank 0's record of a run where the call names none",
     "LACONIC_RULES": "path of a TOML file with rules where the call gives none",
     "LACONIC_AGGREGATOR": "HOST:PORT of the aggregation servers where the call names none",
     "LACONIC_TOKEN_FILE": "path of their secret where the call names none",

@@ -59,9 +59,9 @@ class OwnSession:
 
     def __init__(self, spec: str, parameters, *, rank: int, world: int, seed: int, small_elements: int, strategy: str, engine_sums: int,
                  threads: int, short_sends: bool = False, window: int = WINDOW, part: int = PART, rules: list[dict] = (),
-                 control: str | None = None):
-        if rules or control:
-            raise errors.error("unsupported", "a registered codec takes no rules and no control",
+                 control: str | None = None, record=None):
+        if rules or control or record:
+            raise errors.error("unsupported", "a registered codec takes no rules, no control and no record",
                                "leave them out, or name a codec of the library")
         del engine_sums, short_sends
         if strategy not in ("auto", "gather_all"):
@@ -419,7 +419,7 @@ class OwnSession:
                    "network_ms": 0.0, "target_ms": 0.0}
         return {"spec": self.spec, "feedback": self._method.feedback, "memory": "residual" if self._method.feedback else "none", "strategy": "gather_all",
                 "reason": "a registered codec, in Python and slow: every rank decodes all payloads", "rank": self.rank, "world": self.world,
-                "seed": self.seed, "small_elements": self.small_elements, "threads": self.threads, "window": self.window,
+                "seed": self.seed, "small_elements": self.small_elements, "threads": self.threads, "window": self.window, "record": None,
                 "part": self.part, "isa": "python", "residual_bytes": self._residual_bytes(), "state_bytes": 8, "exchange_bytes": 0,
                 "settings": [setting], "parameters": parameters, "elements": sum(self._counts), "uncompressed_elements": raw}
 

@@ -30,9 +30,9 @@ def given(rules) -> list[dict]:
     return [_checked(rule, f"{source}: rule {i}") for i, rule in enumerate(rules, 1)]
 
 
-def chosen(control: str | None) -> str | None:
-    """The call's, or that of LACONIC_CONTROL."""
-    return control if control is not None else os.environ.get("LACONIC_CONTROL") or None
+def chosen(given, variable: str = "LACONIC_CONTROL"):
+    """The call's, or that of the variable."""
+    return given if given is not None else os.environ.get(variable) or None
 
 
 def _read(path: str) -> list:

@@ -40,6 +40,8 @@ def _parse(arguments):
     parser.add_argument("--warmup-steps", type=_whole(0), default=0, metavar="K", help="the first K steps go uncompressed")
     parser.add_argument("--control", metavar="TEXT", default=None,
                         help="a law that moves settings while training runs, as dc2 (else LACONIC_CONTROL)")
+    parser.add_argument("--record", metavar="FILE", default=None,
+                        help="rank 0 records what ranks report and laws decide (else LACONIC_RECORD); see laconic replay")
     parser.add_argument("--rules", metavar="FILE", default=None, help="TOML: which parameters get another spec (else LACONIC_RULES)")
     parser.add_argument("--aggregator", metavar="HOST:PORT", default=None,
                         help="aggregation servers, between commas (else LACONIC_AGGREGATOR); see laconic serve")

@@ -12,6 +12,7 @@ import threading
 from . import _arrays, _lib, aggregation, environment, errors, plugin, trace
 from ._checks import U32, U64, whole
 from ._session import PART, WINDOW, CSession, Layout, Window, agree
+from .changes import tell_record
 from .errors import LaconicError
 from .rules import chosen, given
 from .state import VERSION, check_fields, check_header, check_number, check_version, corrupt
@@ -35,6 +36,7 @@ class Session:
                  strategy: str = "auto", threads: int = 1, window: int = WINDOW, part: int = PART, timeout: float = TIMEOUT,
                  aggregator: str | None = None, token=None, quorum: float = 1.0, deadline_ms: float = 20.0,
                  auth: str = "header", multicast: bool = False, rules=None, control: str | None = None,
+                 record: str | os.PathLike | None = None,
                  rank: int | None = None, world: int | None = None, rendezvous: str | None = None, interface: str | None = None,
                  group=None):
         """All ranks together: they compare spec, parameters and options, and where one differs, or cannot make its session, all
@@ -54,6 +56,7 @@ class Session:
             timeout: seconds that a rank waits for the others; c10d has its group's own.
             aggregator, token, quorum, deadline_ms, auth, multicast: aggregation servers, as of `laconic.attach`.
             rules, control: which parameters get another spec, and the law that moves settings, as of `laconic.attach`.
+            record: file in which rank 0 records what ranks report and laws decide, as of `laconic.attach`.
             rank, world: of "gloo". "mpi" has the launcher's and refuses others.
             rendezvous: of "gloo": "file:FOLDER", an empty folder that all see, or "tcp:HOST:PORT", where rank 0 listens.
             interface: of "gloo": the network to use, by its name.
@@ -67,7 +70,7 @@ class Session:
         try:
             self._session, self._layout = self._open_session(spec, parameters, rank, world, seed=seed, threads=threads,
                                                              small_elements=small_elements, strategy=strategy, window=window,
-                                                             part=part, timeout=timeout, rules=rules, control=control,
+                                                             part=part, timeout=timeout, rules=rules, control=control, record=record,
                                                              aggregator=(aggregator, token, quorum, deadline_ms, auth, multicast))
         except BaseException:
             self._end_engine()
@@ -124,7 +127,7 @@ class Session:
         self._sibling = Sibling(group, Meeting(group, ""))
         return Engine(self._sibling.group)
 
-    def _open_session(self, spec, parameters, rank, world, *, strategy, aggregator, timeout, rules, control, **options) -> tuple[CSession, Layout]:
+    def _open_session(self, spec, parameters, rank, world, *, strategy, aggregator, timeout, rules, control, record, **options) -> tuple[CSession, Layout]:
         """Everything that one rank may refuse, and the agreement of all of them."""
         session = layout = failure = servers = None
         sums = self._engine.probe_sums()
@@ -132,7 +135,8 @@ class Session:
             if rank is not None and (rank, world) != (self.rank, self.world):
                 raise errors.error("invalid_argument", f"the launcher has made this rank {self.rank} of {self.world}, asked for is "
                                    f"rank {rank} of {world}", "leave rank and world to the launcher")
-            listed, options["rules"], options["control"] = _listed(parameters), given(rules), chosen(control)
+            listed, options["rules"] = _listed(parameters), given(rules)
+            options["control"], options["record"] = chosen(control), chosen(record, "LACONIC_RECORD")
             servers = aggregation.of(*aggregator, strategy=strategy)
             if servers is not None:
                 servers.open(self.world, timeout)
@@ -291,6 +295,7 @@ class Session:
             if self._last_words is not None:
                 return
             self._last_words = self._stats(), self._explain()
+            tell_record(self._last_words[1])
             if self._session.broken is None:
                 self._session.close()
             elif self._session.trace is not None:

@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+import zlib
+from pathlib import Path
 
 import pytest
 
@@ -144,3 +147,138 @@ def test_bad_controls_are_one_message_on_every_rank(pools, spec, control, said):
 def test_ranks_with_other_controls_do_not_attach(pools):
     found = pools(3).run(_refusal, spec="topk", by_rank=["dc2", "dc2", "aimd"])
     assert len(set(found)) == 1 and found[0] is not None and "control" in found[0], found
+
+
+# ---- records ----
+
+LAW = "dc2:deadline_ms=0.001"
+
+
+def _recorded(steps, spec="topk:ratio=0.2", variables=None, **attached):
+    os.environ.update(variables or {})
+    try:
+        ddp, handle, optimizer = training.build(dist.group.WORLD, spec, attach_options=attached, buckets=2)
+    finally:
+        for name in variables or {}:
+            del os.environ[name]
+    for step in range(steps):
+        training.step_once(ddp, optimizer, dist.get_rank(), step)
+    found = training.digest(ddp), handle.stats()["setting_changes"], handle.explain()["record"]
+    handle.close()
+    return found
+
+
+def _replay(file, *arguments):
+    done = subprocess.run([str(COMMAND), "replay", str(file), "--json", *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode in (0, 1), done.stderr
+    return json.loads(done.stdout)
+
+
+COMMAND = Path(__file__).resolve().parents[2] / "build" / "release" / "bin" / "laconic"
+needs_command = pytest.mark.skipif(not COMMAND.exists(), reason=f"{COMMAND} is not built")
+
+
+@needs_command
+@pytest.mark.parametrize("spec, strategy", [("topk:ratio=0.2", "gather_all"), ("topk:ratio=0.2", "two_shot"), ("randomk:ratio=0.2", "native_sum")])
+def test_what_was_recorded_is_replayed_bit_for_bit(pools, tmp_path, spec, strategy):
+    file, again = tmp_path / "run.jsonl", tmp_path / "again.jsonl"
+    options = {"steps": 24, "spec": spec, "strategy": strategy}
+    first = pools(3).run(_recorded, control=LAW, record=str(file), **options)
+    digest, changes, record = first[0]
+    assert changes >= 2 and record == {"file": str(file), "steps": 23, "trouble": ""}
+    assert [found[2] for found in first[1:]] == [None, None]
+    replayed = pools(3).run(_recorded, control=f"replay:{file}", record=str(again), **options)
+    assert {found[:2] for found in first + replayed} == {(digest, changes)}
+    for each in (file, again):
+        answer = _replay(each)
+        assert answer["equal"] and len(answer["decisions"]) == changes
+    assert not _replay(file, "--control", "fixed")["decisions"]
+    # Real clocks would have decided otherwise: the replay does not look at them.
+    assert json.loads(file.read_text().splitlines()[9])["reports"] != json.loads(again.read_text().splitlines()[9])["reports"]
+
+
+@needs_command
+def test_a_record_without_a_control_tells_what_one_would_have_done(pools, tmp_path):
+    file = tmp_path / "run.jsonl"
+    found = pools(3).run(_recorded, steps=16, variables={"LACONIC_RECORD": str(file)})
+    plain = pools(3).run(_recorded, steps=16)
+    assert {digest for digest, _, _ in found + plain} == {plain[0][0]} and plain[0][2] is None
+    assert _replay(file)["equal"] and len(_replay(file, "--control", LAW)["decisions"]) >= 2
+
+
+def test_a_replay_is_killed_and_resumed(pools, tmp_path):
+    file = tmp_path / "run.jsonl"
+    recorded = pools(3).run(_recorded, control=LAW, record=str(file), steps=24)
+    assert recorded[0][1] >= 2
+    hashes = pools(3).run(training.resume, spec="topk:ratio=0.2", buckets=2, before=10, after=14,
+                          attach_options={"control": f"replay:{file}"})
+    assert {tuple(found) for found in hashes} == {(recorded[0][0],) * 2}
+
+
+def _record_refusal(by_rank):
+    try:
+        _, handle, _ = training.build(dist.group.WORLD, "topk:ratio=0.2", attach_options=by_rank[dist.get_rank()])
+    except laconic.LaconicError as error:
+        return str(error)
+    handle.close()
+    return None
+
+
+def test_records_that_cannot_be_are_one_message_on_every_rank(pools, tmp_path):
+    record, other, missing = tmp_path / "run.jsonl", tmp_path / "other.jsonl", tmp_path / "missing" / "run.jsonl"
+    pools(3).run(_recorded, steps=12, control=LAW, record=str(record))
+    lines = record.read_text().splitlines(keepends=True)
+    other.write_text("".join(lines[:-1]))
+    cut = tmp_path / "cut.jsonl"
+    cut.write_text("".join(lines)[:-20])
+    replay = {"control": f"replay:{record}"}
+    for by_rank, said in [
+        ([{"record": str(missing)}] * 3, "rank 0 could not attach: record"),
+        ([{"record": str(tmp_path / "a")}, {}, {}], "disagree on a record"),
+        ([replay, replay, {"control": f"replay:{other}"}], "disagree on the control"),
+        ([replay, {"control": f"replay:{cut}"}, replay], f"line {len(lines)}: "),
+        ([{"control": f"replay:{missing}"}] * 3, "cannot read it"),
+    ]:
+        found = pools(3).run(_record_refusal, by_rank=by_rank)
+        assert len(set(found)) == 1 and found[0] is not None and said in found[0], found
+
+
+def _a_session_of_our_own(control, record, steps=14):
+    from array import array
+
+    shape, digests = (60, 50), []
+    with laconic.Session("topk:ratio=0.2", [("w", shape)], engine="c10d", small_elements=0, control=control, record=record) as session:
+        for step in range(steps):
+            gradient = array("f", [((i * 31 + 7 * step + session.rank) % 101 - 50) / 10 for i in range(3000)])
+            session.average(step, gradient)
+            digests.append(zlib.crc32(bytes(gradient)))
+        return digests, session.stats()["setting_changes"]
+
+
+@needs_command
+def test_a_session_without_torchs_models(pools, tmp_path):
+    file = tmp_path / "run.jsonl"
+    first = pools(3).run(_a_session_of_our_own, control=LAW, record=str(file))
+    replayed = pools(3).run(_a_session_of_our_own, control=f"replay:{file}", record=None)
+    assert first[0][1] >= 1 and first == replayed
+    assert _replay(file)["equal"]
+
+
+def _told(record, steps):
+    from laconic import environment
+
+    said = []
+    environment.say, kept = lambda line, level=0: said.append(line), environment.say
+    try:
+        found = _recorded(steps, record=record)
+    finally:
+        environment.say = kept
+    return found, [line for line in said if line.startswith("record: ")]
+
+
+def test_a_full_disk_is_told_once_and_training_goes_on(pools):
+    plain = pools(3).run(_recorded, steps=4)
+    found = pools(3).run(_told, record="/dev/full", steps=4)
+    assert {digest for (digest, _, _), _ in found} == {plain[0][0]}
+    assert [lines for _, lines in found] == [
+        ["record: cannot write '/dev/full': No space left on device; training goes on, 0 steps are recorded"], [], []]

@@ -257,6 +257,14 @@ def test_subclasses_and_several_models(script):
     assert len(both[0].notices) == 2
 
 
+def test_records_of_two_models(script, tmp_path):
+    file = tmp_path / "run.jsonl"
+    same_hash(with_laconic(script, "two", options=["--record", str(file), "--control", "schedule:0=0.1,2=0.25"]))
+    for each in (file, tmp_path / "run.jsonl.2"):
+        configuration, *steps = map(json.loads, each.read_text().splitlines())
+        assert configuration["rules"][0]["control"] == "schedule:0=0.1,2=0.25" and steps[0]["decision"][0]["to"] == 0.25
+
+
 def test_an_evaluation_on_one_rank_does_not_attach(script):
     assert same_hash(with_laconic(script, "evaluate")) == same_hash(with_laconic(script))
 

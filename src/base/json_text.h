@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 
 namespace laconic {
 
@@ -13,6 +14,10 @@ namespace laconic {
 /// JSON library (tools parse with one). The caller opens and closes objects and lists in order.
 class JsonText {
  public:
+  JsonText() = default;
+  /// In the memory of a text that is not needed any more.
+  explicit JsonText(std::string memory) : text_(std::move(memory)) { text_.clear(); }
+
   JsonText& open(char bracket) {
     comma();
     text_ += bracket;

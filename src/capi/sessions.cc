@@ -98,7 +98,8 @@ int32_t laconic_session_create(const laconic_session_options* options,
     std::vector<laconic::Rule> rules;
     if (const int32_t bad = read_rules(o, &rules); bad != 0) return bad;
     auto session = laconic::session::Session::create(o.spec, std::move(list), to_options(o), rules,
-                                                     o.control == nullptr ? "" : o.control);
+                                                     o.control == nullptr ? "" : o.control,
+                                                     o.record == nullptr ? "" : o.record);
     if (!session) return fail(std::move(session).error());
     auto handle = std::make_unique<laconic_session>();
     handle->session = *std::move(session);

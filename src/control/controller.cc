@@ -123,7 +123,7 @@ Result<void> Controller::add(std::size_t rule) {
   control->law->start(*control, range, std::span(state_).subspan(places_[rule].state));
   controls_.push_back(*std::move(control));
   bounds_.push_back(bounds);
-  if (bounds) widen_to_recorded(rule);
+  if (bounds) follow_record(rule);
   if (bounds && !controls_[rule].points.empty() && controls_[rule].points[0].first < kDelay) {
     // No decision comes early enough for these.
     for (const auto& [step, value] : controls_[rule].points) {
@@ -134,14 +134,19 @@ Result<void> Controller::add(std::size_t rule) {
 }
 
 /// A replay goes where the record goes.
-void Controller::widen_to_recorded(std::size_t rule) {
+void Controller::follow_record(std::size_t rule) {
   if (controls_[rule].file.empty()) return;
   Range& bounds = *bounds_[rule];
+  const auto widen = [&](double value) {
+    if (!(value >= bounds.lowest && value <= bounds.highest)) return false;
+    bounds.min = std::min(bounds.min, value);
+    bounds.max = std::max(bounds.max, value);
+    return true;
+  };
   for (const Decision& d : recorded_) {
-    if (d.rule != rule || !(d.to >= bounds.lowest && d.to <= bounds.highest)) continue;
-    bounds.min = std::min(bounds.min, d.to);
-    bounds.max = std::max(bounds.max, d.to);
+    if (d.rule == rule) widen(d.to);
   }
+  if (widen(rules_[rule].first)) places_[rule].value = rules_[rule].first;
 }
 
 std::span<const Decision> Controller::observe(const Observation& seen) {
@@ -184,10 +189,15 @@ std::span<const uint64_t> Controller::state_of(std::size_t rule) const noexcept 
   return std::span(state_).subspan(places_[rule].state, controls_[rule].law->words);
 }
 
-/// Of what a state must not be loaded under another of. Sizes of messages are not part of it.
+/// Of what a state must not be loaded under another of. Sizes of messages are not part of it, nor
+/// the place of a record that is replayed.
 uint64_t Controller::configuration() const {
   std::string text;
   for (std::size_t i = 0; i < rules_.size(); ++i) {
+    if (!controls_[i].file.empty()) {
+      text += "replay\n";
+      continue;
+    }
     text += concat({controls_[i].canonical, "\n"});
     if (!bounds_[i]) continue;
     const Range& r = *bounds_[i];

@@ -21,6 +21,7 @@ struct Controlled {
   bool inherited = false;      ///< the call's, not the rule's: "fixed" where nothing can be moved
   std::string spec;            ///< for messages
   std::optional<Range> range;  ///< of the codec's marked field, if it has one
+  double first = 0;            ///< of a replay: the value in the first step; 0: the spec's
 
   bool operator==(const Controlled&) const = default;
 };
@@ -77,7 +78,7 @@ class Controller {
 
   Controller() = default;
   Result<void> add(std::size_t rule);
-  void widen_to_recorded(std::size_t rule);
+  void follow_record(std::size_t rule);
   [[nodiscard]] uint64_t configuration() const;
   [[nodiscard]] bool valid(std::size_t rule, uint64_t value, uint64_t uncompressed,
                            std::span<const uint64_t> state) const;

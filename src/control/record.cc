@@ -335,6 +335,39 @@ Result<void> read_line(std::string_view line, uint64_t number, Record& record) {
   return {};
 }
 
+// ---- replaying ----
+
+/// May the rules of `mine` have what this step holds?
+Result<void> check_values(const RecordedStep& step, uint64_t line, const RecordedRun& mine) {
+  const auto check = [&](std::size_t rule, double value) -> Result<void> {
+    const auto& range = mine.rules[rule].range;
+    const bool fits = range ? value >= range->lowest && value <= range->highest &&
+                                  (!range->whole || value == std::floor(value))
+                            : value == 0;
+    if (fits) return {};
+    return bad_line(line, concat({quoted(mine.rules[rule].spec), " cannot have the value ",
+                                  number_text(value)}));
+  };
+  for (std::size_t i = 0; i < step.settings.size(); ++i) {
+    const double value = step.settings[i].value;
+    if (value == 0) continue;  // nothing could be moved
+    if (auto fine = check(i, value); !fine) return fine;
+  }
+  for (const Decision& d : step.decisions) {
+    if (auto fine = check(d.rule, d.to); !fine) return fine;
+  }
+  return {};
+}
+
+std::vector<double> first_values(const Record::Part& part) {
+  std::vector<double> values;
+  if (part.steps.empty()) return values;
+  for (const RecordedSetting& setting : part.steps.front().settings) {
+    values.push_back(setting.value);
+  }
+  return values;
+}
+
 // ---- recomputing ----
 
 std::vector<Controlled> controlled(const RecordedRun& run, std::string_view control) {
@@ -343,6 +376,11 @@ std::vector<Controlled> controlled(const RecordedRun& run, std::string_view cont
     const bool other = !control.empty();
     rules.push_back({other ? std::string(control) : rule.control, other || rule.inherited,
                      rule.spec, rule.range});
+    const auto parsed = parse_control(rules.back().control);
+    if (!parsed || parsed->file.empty() || !rule.range) continue;
+    // The replayed record is not here, and went wherever it went.
+    rules.back().range->min = rule.range->lowest;
+    rules.back().range->max = rule.range->highest;
   }
   return rules;
 }
@@ -382,7 +420,10 @@ Result<void> recompute_part(const Record::Part& part, std::string_view control, 
   for (const RecordedStep& step : part.steps) {
     recorded.insert(recorded.end(), step.decisions.begin(), step.decisions.end());
   }
-  auto controller = Controller::create(controlled(part.run, control), std::move(recorded));
+  auto rules = controlled(part.run, control);
+  const auto first = first_values(part);
+  for (std::size_t i = 0; i < first.size(); ++i) rules[i].first = first[i];
+  auto controller = Controller::create(std::move(rules), std::move(recorded));
   if (!controller) return std::move(controller).error();
   if (control.empty() && !part.run.state.empty()) {
     if (auto loaded = controller->load(part.run.state); !loaded) {
@@ -415,7 +456,18 @@ std::string record_line(const RecordedRun& run) {
 }
 
 std::string record_line(const RecordedStep& step, const RecordedRun& run) {
-  JsonText json;
+  std::string line;
+  put_line(step, run, line);
+  return line;
+}
+
+std::size_t line_room(const RecordedRun& run) noexcept {
+  constexpr std::size_t kStep = 512, kRank = 192, kRule = 1024;
+  return kStep + kRank * run.world + kRule * run.rules.size();
+}
+
+void put_line(const RecordedStep& step, const RecordedRun& run, std::string& line) {
+  JsonText json(std::move(line));
   json.open('{').field("step", step.step).field("version", step.version).key("settings").open('[');
   for (const RecordedSetting& setting : step.settings) {
     json.open('{').field("value", setting.value).field("uncompressed", setting.uncompressed);
@@ -436,7 +488,8 @@ std::string record_line(const RecordedStep& step, const RecordedRun& run) {
                       decision_text(d, rule.spec, rule.range ? rule.range->name : "value")});
   }
   json.close(']').field("reason", std::string_view(reason)).close('}');
-  return finished(json);
+  line = json.take();
+  line += '\n';
 }
 
 Result<Record> read_record(std::string_view text) {
@@ -454,8 +507,10 @@ Result<Record> read_record(std::string_view text) {
   return record;
 }
 
-Result<std::vector<Decision>> decisions_for(const Record& record, const RecordedRun& mine) {
-  std::vector<Decision> decisions;
+Result<Replayed> decisions_for(const Record& record, const RecordedRun& mine) {
+  Replayed replayed;
+  std::vector<Decision>& decisions = replayed.decisions;
+  bool found = false;
   for (const Record::Part& part : record.parts) {
     const RecordedRun& run = part.run;
     if (run.model != mine.model) return bad_line(part.line, "the record is of another model");
@@ -469,17 +524,23 @@ Result<std::vector<Decision>> decisions_for(const Record& record, const Recorded
                      return a.match == b.match && a.spec == b.spec &&
                             a.parameters == b.parameters && a.elements == b.elements;
                    });
-    if (!rules) return bad_line(part.line, "the record is of other rules or specs");
-    if (part.steps.empty()) continue;
+    found = found || rules;
+    if (!rules || part.steps.empty()) continue;
     const uint64_t first = part.steps.front().step;
     decisions.erase(std::find_if(decisions.begin(), decisions.end(),
                                  [first](const Decision& d) { return d.step >= first; }),
                     decisions.end());
-    for (const RecordedStep& step : part.steps) {
+    for (std::size_t i = 0; i < part.steps.size(); ++i) {
+      const RecordedStep& step = part.steps[i];
+      if (auto fine = check_values(step, part.line + 1 + i, mine); !fine) {
+        return std::move(fine).error();
+      }
       decisions.insert(decisions.end(), step.decisions.begin(), step.decisions.end());
     }
+    if (replayed.first.empty()) replayed.first = first_values(part);
   }
-  return decisions;
+  if (!found) return bad_line(record.parts.front().line, "the record is of other rules or specs");
+  return replayed;
 }
 
 Result<Recomputed> recompute(const Record& record, std::string_view control) {

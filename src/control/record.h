@@ -58,6 +58,10 @@ struct RecordedStep {
 /// With a line feed each.
 [[nodiscard]] std::string record_line(const RecordedRun& run);
 [[nodiscard]] std::string record_line(const RecordedStep& step, const RecordedRun& run);
+/// The same in `line`. Takes no memory where that has room and nothing was decided.
+void put_line(const RecordedStep& step, const RecordedRun& run, std::string& line);
+/// Bytes of the longest line of a step, nearly.
+[[nodiscard]] std::size_t line_room(const RecordedRun& run) noexcept;
 
 struct Record {
   struct Part {
@@ -71,9 +75,16 @@ struct Record {
 /// Total; errors name the line.
 Result<Record> read_record(std::string_view text);
 
-/// What `replay` repeats in a run of `mine`: of a step that is there twice, because the run went on
-/// from before its end, the last one. Refuses the record of another model, world or rules.
-Result<std::vector<Decision>> decisions_for(const Record& record, const RecordedRun& mine);
+/// What `replay` repeats.
+struct Replayed {
+  std::vector<Decision> decisions;  ///< by step
+  std::vector<double> first;        ///< by rule: the value in the first step; 0: unknown
+};
+/// In a run of `mine`: of a step that is there twice, because the run went on from before its end,
+/// the last one; of a run whose settings were replaced, the parts that have the rules of `mine`.
+/// Refuses the record of another model or world, one without such a part, and values that `mine`
+/// cannot have.
+Result<Replayed> decisions_for(const Record& record, const RecordedRun& mine);
 
 /// Decisions from a record's reports, by its own controls or by another.
 struct Recomputed {

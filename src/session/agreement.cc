@@ -28,7 +28,7 @@ struct Card {
   uint32_t sums;
   uint64_t part;
   uint32_t window;
-  uint32_t reserved;
+  uint32_t records;
   std::array<char, 32> version;
   std::array<char, 384> spec;
   std::array<char, 104> rules;
@@ -88,6 +88,10 @@ Result<void> compare(uint32_t r, const Card& a, const Card& b) {
     return differ(0, r, "the rules", q(text_of(a.rules)), q(text_of(b.rules)));
   if (text_of(a.controls) != text_of(b.controls))
     return differ(0, r, "the control", q(text_of(a.controls)), q(text_of(b.controls)));
+  if (a.records != b.records) {
+    const auto has = [](const Card& card) { return card.records != 0 ? "one" : "none"; };
+    return differ(0, r, "a record", has(a), has(b));
+  }
   if (a.world != b.world) return differ(0, r, "the number of ranks", n(a.world), n(b.world));
   if (b.rank != r) return differ(r, r, "its own rank", n(r), n(b.rank));
   if (a.parameters != b.parameters || a.elements != b.elements) {
@@ -142,10 +146,11 @@ std::string listed(std::span<const Rule> rules) {
 /// "dc2; embed*=aimd": the call's, and what rules have in its place.
 std::string controls_of(const Steering* steering, std::span<const Rule> rules) {
   if (steering == nullptr) return "fixed";
-  std::string text = steering->control(0);
+  const std::string call = steering->agreed_control(0);
+  std::string text = call;
   for (uint32_t c = 1; c <= rules.size(); ++c) {
-    if (steering->control(c) == steering->control(0)) continue;
-    text += "; " + rules[c - 1].match + "=" + steering->control(c);
+    const std::string own = steering->agreed_control(c);
+    if (own != call) text += "; " + rules[c - 1].match + "=" + own;
   }
   return text;
 }
@@ -191,6 +196,7 @@ AgreementCard Session::agreement_card() const {
   card.seed = model_->options().seed;
   card.small_elements = model_->options().small_elements;
   card.window = model_->options().window;
+  card.records = records_ ? 1 : 0;
   card.part = model_->options().part;
   card.strategy = static_cast<uint32_t>(model_->choice().strategy);
   card.sums = model_->options().caps.sums | (model_->options().caps.short_sends ? 1U << 31 : 0U);

@@ -211,6 +211,18 @@ void put_settings(JsonText& json, const Session& session) {
   json.close(']');
 }
 
+void put_record(JsonText& json, const Session& session) {
+  json.key("record");
+  const Recorder* recorder = session.recorder();
+  if (recorder == nullptr) {
+    json.null();
+    return;
+  }
+  json.open('{').field("file", std::string_view(recorder->file()));
+  json.field("steps", recorder->steps());
+  json.field("trouble", std::string_view(recorder->trouble())).close('}');
+}
+
 std::string explain(const Session& session) {
   const collective::Model& model = session.model();
   const collective::Options& options = model.options();
@@ -231,6 +243,7 @@ std::string explain(const Session& session) {
       .field("state_bytes", memory.state_bytes)
       .field("exchange_bytes", memory.exchange_bytes);
   put_settings(json, session);
+  put_record(json, session);
   uint64_t raw = 0, total = 0;
   json.key("parameters").open('[');
   for (uint32_t i = 0; i < model.parameters().size(); ++i) {

@@ -139,7 +139,7 @@ Result<std::unique_ptr<Session>> Session::Inner::make(std::string_view spec,
     std::iota(all.begin(), all.end(), 0U);
     inner->cuts.push_back(std::make_unique<Cut>(*cut_up(parameters, all, options.part)));
     auto session = session::Session::create(spec, std::move(parameters), *theirs, options.rules,
-                                            options.control);
+                                            options.control, options.record);
     if (!session) return std::move(session).error();
     inner->session = *std::move(session);
     inner->window.emplace(*inner->session, engine, options.timeout);

@@ -69,7 +69,21 @@ Result<std::unique_ptr<Session>> Session::create(std::string_view text,
                                                  std::vector<collective::Parameter> parameters,
                                                  const collective::Options& options,
                                                  std::span<const Rule> rules,
-                                                 std::string_view control) {
+                                                 std::string_view control,
+                                                 std::string_view record) {
+  auto made = make(text, std::move(parameters), options, rules, control, !record.empty());
+  if (!made || record.empty() || options.rank != 0) return made;
+  auto recorder = Recorder::open(std::string(record), (*made)->steering_->run());
+  if (!recorder) return std::move(recorder).error();
+  (*made)->recorder_ = *std::move(recorder);
+  return made;
+}
+
+Result<std::unique_ptr<Session>> Session::make(std::string_view text,
+                                               std::vector<collective::Parameter> parameters,
+                                               const collective::Options& options,
+                                               std::span<const Rule> rules,
+                                               std::string_view control, bool records) {
   if (options.window == 0 || options.window > collective::kMaxWindow) {
     return Error{Errc::value_out_of_range,
                  "window: expected 1 to " + std::to_string(collective::kMaxWindow) + ", found " +
@@ -82,8 +96,10 @@ Result<std::unique_ptr<Session>> Session::create(std::string_view text,
   if (!class_of) return std::move(class_of).error();
   std::unique_ptr<Session> session(new Session());
   session->rules_.assign(rules.begin(), rules.end());
-  const auto steers = Steering::wanted(control, rules);
+  auto steers = Steering::wanted(control, rules);
   if (!steers) return steers.error();
+  session->records_ = records;
+  *steers = *steers || session->records_;  // without a law, too, it holds what ranks report
   collective::Options mine = options;
   mine.reports = options.reports || *steers;
   auto model = collective::Model::create(*std::move(settings), *std::move(class_of),
@@ -256,8 +272,9 @@ void Session::hear_flush(uint32_t steps) {
 /// The only place where settings change. No exchange runs.
 Result<void> Session::steer(uint64_t step) {
   if (!steering_) return {};
-  auto moved = steering_->begin_step(step, *model_, moved_);
+  auto moved = steering_->begin_step(step, *model_, moved_, stats_.counters.rounds);
   if (!moved) return std::move(moved).error();
+  if (recorder_) recorder_->begin_step(*steering_);
   if (!*moved) return {};
   replan_units();
   bool fits = true;
@@ -433,6 +450,7 @@ void Session::abort(Error why) {
     ++stats_.failures;
   }
   running_count_ = 0;
+  if (recorder_) recorder_->end();
   if (!broken_) broken_ = std::move(why);
 }
 

@@ -20,6 +20,7 @@
 #include "laconic/thread_pool.h"
 #include "session/norm_sample.h"
 #include "session/observer.h"
+#include "session/recorder.h"
 #include "session/steering.h"
 
 namespace laconic::session {
@@ -71,7 +72,8 @@ class Session {
                                                  std::vector<collective::Parameter> parameters,
                                                  const collective::Options& options,
                                                  std::span<const Rule> rules = {},
-                                                 std::string_view control = {});
+                                                 std::string_view control = {},
+                                                 std::string_view record = {});
   ~Session();
 
   [[nodiscard]] const collective::Model& model() const noexcept { return *model_; }
@@ -81,6 +83,8 @@ class Session {
   [[nodiscard]] const Steering* steering() const noexcept {
     return steering_ ? &*steering_ : nullptr;
   }
+  /// Null: this rank writes no record. To be read under hold().
+  [[nodiscard]] const Recorder* recorder() const noexcept { return recorder_.get(); }
   /// Bytes of residuals and codec state of a class.
   [[nodiscard]] uint64_t memory_of_class(uint32_t of) const;
   [[nodiscard]] feedback::Store& store() noexcept { return store_; }
@@ -153,6 +157,12 @@ class Session {
   };
 
   Session() = default;
+  /// Without the file of a record; `records`: there is one on rank 0.
+  static Result<std::unique_ptr<Session>> make(std::string_view spec,
+                                               std::vector<collective::Parameter> parameters,
+                                               const collective::Options& options,
+                                               std::span<const Rule> rules,
+                                               std::string_view control, bool records);
   [[nodiscard]] Result<void> check_bucket(const collective::Bucket& bucket,
                                           const collective::LayoutView& layout) const;
   [[nodiscard]] Result<void> check_window(const collective::Bucket& bucket,
@@ -194,6 +204,8 @@ class Session {
   feedback::Store store_;
   std::unique_ptr<collective::RankState> state_;
   std::optional<Steering> steering_;
+  std::unique_ptr<Recorder> recorder_;
+  bool records_ = false;                                       // rank 0 writes a record
   std::vector<bool> moved_;                                    // by class: in this step
   std::vector<std::unique_ptr<collective::Exchange>> spares_;  // one for each place in the window
   std::vector<std::unique_ptr<collective::Exchange>> exchanges_;

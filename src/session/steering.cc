@@ -3,15 +3,82 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
+#include <limits>
 
 #include "base/hash.h"
 #include "control/state_floats.h"
+#include "laconic/version.h"
+#include "session/recorder.h"
 
 namespace laconic::session {
 namespace {
 
 constexpr uint64_t kHead = 2;      // words: version, steps
 constexpr uint64_t kPerClass = 4;  // words: value, since, next, from
+
+/// 16 hexadecimal digits.
+std::string hex_text(uint64_t word) {
+  constexpr std::string_view kDigits = "0123456789abcdef";
+  std::string text(16, '0');
+  for (auto at = text.rbegin(); at != text.rend(); ++at, word >>= 4U) *at = kDigits[word & 15U];
+  return text;
+}
+
+/// NaN where it says nothing.
+template <class M>
+double figure(M measured) {
+  return measured.missing() ? std::numeric_limits<double>::quiet_NaN() : measured.value();
+}
+
+control::RecordedRun run_of(const collective::Model& model, std::span<const Rule> rules,
+                            const std::vector<control::Controlled>& controlled) {
+  control::RecordedRun run{
+      LACONIC_VERSION_STRING, hex_text(model.model_hash()), model.options().world, {}, {}};
+  for (uint32_t c = 0; c < model.classes(); ++c) {
+    run.rules.push_back({.match = c == 0 ? std::string() : rules[c - 1].match,
+                         .spec = controlled[c].spec,
+                         .control = controlled[c].control,
+                         .inherited = controlled[c].inherited,
+                         .range = controlled[c].range});
+  }
+  for (uint32_t p = 0; p < model.parameters().size(); ++p) {
+    auto& rule = run.rules[model.class_of(p)];
+    ++rule.parameters;
+    rule.elements += model.parameters()[p].count();
+  }
+  return run;
+}
+
+/// What the records that `run` names decide for the rules that name them.
+struct Records {
+  std::vector<control::Decision> decisions;
+  std::vector<double> first;     // by class
+  std::vector<uint64_t> hashes;  // by class; 0: it replays none
+};
+Result<Records> read_records(const control::RecordedRun& run) {
+  Records records{{}, std::vector<double>(run.rules.size()), {}};
+  records.hashes.resize(run.rules.size());
+  for (uint32_t c = 0; c < run.rules.size(); ++c) {
+    const auto parsed = control::parse_control(run.rules[c].control);
+    if (!parsed || parsed->file.empty()) continue;  // whose trouble others tell
+    const auto text = read_whole(parsed->file);
+    if (!text) return text.error();
+    const auto named = [&](Error why) {
+      why.message = "record '" + parsed->file + "': " + why.message;
+      return why;
+    };
+    const auto record = control::read_record(*text);
+    if (!record) return named(record.error());
+    const auto replayed = control::decisions_for(*record, run);
+    if (!replayed) return named(replayed.error());
+    records.hashes[c] = hash64(Bytes(reinterpret_cast<const uint8_t*>(text->data()), text->size()));
+    if (!replayed->first.empty()) records.first[c] = replayed->first[c];
+    std::ranges::copy_if(replayed->decisions, std::back_inserter(records.decisions),
+                         [c](const control::Decision& d) { return d.rule == c; });
+  }
+  return records;
+}
 
 /// A class's: its rule's, or else the call's.
 std::string_view text_of(uint32_t of, std::string_view control, std::span<const Rule> rules) {
@@ -27,11 +94,6 @@ Result<bool> Steering::wanted(std::string_view control, std::span<const Rule> ru
   for (uint32_t c = 0; c <= rules.size(); ++c) {
     const auto parsed = control::parse_control(text_of(c, control, rules));
     if (!parsed) return parsed.error();
-    if (!parsed->file.empty()) {
-      return Error{Errc::unsupported,
-                   "control replay: this version replays records with laconic replay",
-                   "laconic replay RUN.jsonl"};
-    }
     moves = moves || parsed->law->info.moves;
   }
   return moves;
@@ -55,10 +117,17 @@ Result<Steering> Steering::create(collective::Model& model, std::string_view con
     }
     controlled.push_back(std::move(made));
   }
-  auto controller = control::Controller::create(std::move(controlled));
+  control::RecordedRun run = run_of(model, rules, controlled);
+  auto records = read_records(run);
+  if (!records) return std::move(records).error();
+  for (uint32_t c = 0; c < model.classes(); ++c) controlled[c].first = records->first[c];
+  auto controller =
+      control::Controller::create(std::move(controlled), std::move(records->decisions));
   if (!controller) return std::move(controller).error();
   Steering steering(*std::move(controller));
+  steering.take_room_for_record(std::move(run), world);
   for (uint32_t c = 0; c < model.classes(); ++c) {
+    classes[c].replayed = records->hashes[c];
     const auto& bounds = steering.controller_.bounds(c);
     if (!bounds) classes[c].field = nullptr;
     if (!bounds) continue;
@@ -70,16 +139,26 @@ Result<Steering> Steering::create(collective::Model& model, std::string_view con
   for (uint32_t c = 0; c < model.classes(); ++c)
     steering.move(model, c, steering.classes_[c].value);
   steering.silent_.resize(world);
+  steering.bytes_ = steering.bytes_of(model);
+  steering.set_hash();
+  if (!steering.controller_.moves()) return steering;
   steering.words_.resize(steering.controller_.state_words() + kHead + kPerClass * model.classes());
+  steering.loaded_.reserve(steering.controller_.state_words());
   auto saved = store.add(feedback::StateKind::codec_state, "control/laws",
                          control::kFloatsPerWord * steering.words_.size());
   if (!saved) return std::move(saved).error();
   steering.saved_ = *saved;
   steering.written_.resize(saved->size());
-  steering.bytes_ = steering.bytes_of(model);
-  steering.set_hash();
   steering.save();
   return steering;
+}
+
+void Steering::take_room_for_record(control::RecordedRun run, uint32_t world) {
+  run_ = std::move(run);
+  heard_.reserve(world);
+  ended_.reports.reserve(world);
+  ended_.settings.resize(run_.rules.size());
+  ended_.decisions.reserve(run_.rules.size());
 }
 
 void Steering::move(collective::Model& model, uint32_t of, double value) const {
@@ -94,17 +173,41 @@ uint64_t Steering::bytes_of(const collective::Model& model) const {
 
 void Steering::heard(uint64_t step, std::span<const control::Report> reports) noexcept {
   const std::span<const control::Report> silent = silent_;
-  observed_ = control::observe(step, reports.empty() ? silent : reports, bytes_before_);
+  const auto said =
+      reports.empty() ? silent : reports.first(std::min(reports.size(), silent.size()));
+  observed_ = control::observe(step, said, bytes_before_);
+  heard_.assign(said.begin(), said.end());
+}
+
+/// In force in the step that has ended.
+void Steering::note_settings() {
+  ended_.version = version_;
+  for (size_t c = 0; c < classes_.size(); ++c) ended_.settings[c] = {classes_[c].value, false};
 }
 
 /// By the step before; laws that look at steps alone go on where nobody reports.
-void Steering::decide() {
-  if (steps_ == 0) return;
+void Steering::decide(uint64_t rounds) {
+  any_ended_ = steps_ != 0;
+  const uint64_t rounds_before = rounds_before_;
+  rounds_before_ = rounds - rounds_;
+  rounds_ = rounds;
+  if (!any_ended_) return;
   if (!observed_) {
+    heard_.clear();
     observed_ = control::observe(steps_ - 1, std::span<const control::Report>(), bytes_before_);
   }
   if (observed_->usable()) network_s_ = observed_->network_s;
-  for (const control::Decision& d : controller_.observe(*observed_)) {
+  ended_.step = observed_->step;
+  ended_.bytes = observed_->bytes;
+  ended_.rounds = static_cast<uint32_t>(rounds_before);
+  ended_.reports.clear();
+  for (const control::Report& r : heard_) {
+    ended_.reports.push_back({figure(r.network), figure(r.encode), figure(r.decode), figure(r.step),
+                              figure(r.residual)});
+  }
+  const auto decisions = controller_.observe(*observed_);
+  ended_.decisions.assign(decisions.begin(), decisions.end());
+  for (const control::Decision& d : decisions) {
     Class& c = classes_[d.rule];
     c.next = d.to;
     c.from = d.step + control::kDelay;
@@ -113,11 +216,14 @@ void Steering::decide() {
   observed_.reset();
 }
 
-Result<bool> Steering::begin_step(uint64_t step, collective::Model& model,
-                                  std::vector<bool>& moved) {
+Result<bool> Steering::begin_step(uint64_t step, collective::Model& model, std::vector<bool>& moved,
+                                  uint64_t rounds) {
   std::fill(moved.begin(), moved.end(), false);
+  loaded_.clear();
+  any_ended_ = false;
   auto loaded = take_loaded(model, moved);
   if (!loaded) return loaded;
+  note_settings();
   bool any = *loaded;
   for (uint32_t i = 0; i < classes_.size(); ++i) {
     Class& c = classes_[i];
@@ -129,7 +235,7 @@ Result<bool> Steering::begin_step(uint64_t step, collective::Model& model,
     move(model, i, c.value);
     moved[i] = any = true;
   }
-  decide();  // behind what is due: it holds later
+  decide(rounds);  // behind what is due: it holds later
   steps_ = step + 1;
   bytes_before_ = bytes_;
   if (any) {
@@ -168,6 +274,8 @@ Result<bool> Steering::take_loaded(collective::Model& model, std::vector<bool>& 
     if (!inside(at[0]) || (at[3] != 0 && !inside(at[2]))) return corrupt;
   }
   if (auto ok = controller_.load(std::span(words_).subspan(own)); !ok) return std::move(ok).error();
+  const auto of_laws = std::span(words_).subspan(own);
+  loaded_.assign(of_laws.begin(), of_laws.end());
   version_ = static_cast<uint32_t>(mine[0]);
   steps_ = mine[1];
   for (uint32_t i = 0; i < classes_.size(); ++i) {
@@ -189,6 +297,7 @@ Result<bool> Steering::take_loaded(collective::Model& model, std::vector<bool>& 
 }
 
 void Steering::save() {
+  if (saved_.empty()) return;  // nothing moves
   const size_t own = words_.size() - controller_.state_words();
   words_[0] = version_;
   words_[1] = steps_;
@@ -203,6 +312,11 @@ void Steering::save() {
   controller_.save(std::span(words_).subspan(own));
   control::words_to_floats(words_, saved_);
   std::ranges::copy(saved_, written_.begin());
+}
+
+std::string Steering::agreed_control(uint32_t of) const {
+  const uint64_t hash = classes_[of].replayed;
+  return hash == 0 ? controller_.text(of) : "replay:#" + hex_text(hash);
 }
 
 Steering::InForce Steering::in_force(uint32_t of) const {

@@ -14,6 +14,7 @@
 #include "collective/exchange/reports.h"
 #include "collective/plan/model.h"
 #include "control/controller.h"
+#include "control/record.h"
 #include "feedback/store.h"
 #include "laconic/rule.h"
 
@@ -25,7 +26,8 @@ class Steering {
   /// are none.
   static Result<bool> wanted(std::string_view control, std::span<const Rule> rules);
 
-  /// Takes all memory that it will ever need, and a place in the saved state.
+  /// Takes all memory that it will ever need and, where a law moves something, a place in the saved
+  /// state. Reads the records that are to be replayed.
   static Result<Steering> create(collective::Model& model, std::string_view control,
                                  std::span<const Rule> rules, feedback::Store& store);
 
@@ -43,7 +45,18 @@ class Steering {
   /// A step begins, and the one before it has ended. Decides by what was heard in that one, and
   /// moves the specs of what holds from here on. `moved[c]`: class c did. state_corrupt, state_spec
   /// and state_version: of what was loaded, nothing was taken.
-  Result<bool> begin_step(uint64_t step, collective::Model& model, std::vector<bool>& moved);
+  /// `rounds`: collectives so far.
+  Result<bool> begin_step(uint64_t step, collective::Model& model, std::vector<bool>& moved,
+                          uint64_t rounds = 0);
+
+  // For a record:
+  [[nodiscard]] const control::RecordedRun& run() const noexcept { return run_; }
+  /// The step that ended when this one began, and what was decided by it; null: there was none.
+  [[nodiscard]] const control::RecordedStep* ended() const noexcept {
+    return any_ended_ ? &ended_ : nullptr;
+  }
+  /// The controller's state, if this step began with one that was loaded; else empty.
+  [[nodiscard]] std::span<const uint64_t> loaded() const noexcept { return loaded_; }
 
   /// The same on ranks whose settings are the same, whatever came before.
   [[nodiscard]] uint64_t hash() const noexcept { return hash_; }
@@ -59,6 +72,8 @@ class Steering {
   [[nodiscard]] const std::string& control(uint32_t of) const noexcept {
     return controller_.text(of);
   }
+  /// The same on ranks that will decide the same: of a replay, what is in its file.
+  [[nodiscard]] std::string agreed_control(uint32_t of) const;
 
  private:
   struct Class {
@@ -70,11 +85,14 @@ class Steering {
     double next = 0;
     uint64_t from = 0;  // 0: nothing
     std::optional<control::Decision> last;
+    uint64_t replayed = 0;  // hash of its record
   };
 
   explicit Steering(control::Controller controller) : controller_(std::move(controller)) {}
+  void take_room_for_record(control::RecordedRun run, uint32_t world);
   void move(collective::Model& model, uint32_t of, double value) const;
-  void decide();
+  void decide(uint64_t rounds);
+  void note_settings();
   Result<bool> take_loaded(collective::Model& model, std::vector<bool>& moved);
   void save();
   [[nodiscard]] uint64_t bytes_of(const collective::Model& model) const;
@@ -83,6 +101,7 @@ class Steering {
   control::Controller controller_;
   std::vector<Class> classes_;
   std::vector<control::Report> silent_;  // of ranks that nobody has heard
+  std::vector<control::Report> heard_;   // observed_ is made of them
   std::optional<control::Observation> observed_;
   uint64_t steps_ = 0;      // 1 + the step begun last; 0: none
   std::span<float> saved_;  // in the store
@@ -93,6 +112,12 @@ class Steering {
   uint64_t hash_ = 0;
   uint32_t version_ = 0;
   double network_s_ = 0;
+  control::RecordedRun run_;
+  control::RecordedStep ended_;
+  bool any_ended_ = false;
+  std::vector<uint64_t> loaded_;
+  uint64_t rounds_ = 0;         // up to the beginning of the step that ended last,
+  uint64_t rounds_before_ = 0;  // and in the one before it
 };
 
 }  // namespace laconic::session

@@ -78,9 +78,9 @@ struct Step {
   int64_t failing = -1;  ///< which allocation of the poor rank
 };
 
-/// One exchange; rank kPoor's `failing`-th allocation fails. Gives whether one did.
+/// One exchange; rank `poor`'s `failing`-th allocation fails. Gives whether one did.
 bool exchange(Ranks& group, const Layout& layout, DType dtype, const Step& step,
-              std::vector<Result<void>>& results) {
+              std::vector<Result<void>>& results, uint32_t poor = kPoor) {
   auto g = gradients(kWorld, layout.elements, step.step);
   if (step.bad_gradient) g[0][5] = std::numeric_limits<float>::infinity();
   std::vector<std::vector<uint16_t>> half(kWorld, std::vector<uint16_t>(layout.elements));
@@ -93,9 +93,9 @@ bool exchange(Ranks& group, const Layout& layout, DType dtype, const Step& step,
     bucket.step = step.step;
     Uncounted engine(group.hub().engine(r));
     const collective::LayoutView view(layout);
-    if (r == kPoor) countdown = step.failing;
+    if (r == poor) countdown = step.failing;
     results[r] = session::drive(group.session(r), bucket, view, engine);
-    if (r == kPoor) failed = step.failing >= 0 && countdown < 0;
+    if (r == poor) failed = step.failing >= 0 && countdown < 0;
     countdown = -1;
   });
   return failed;
@@ -232,6 +232,27 @@ TEST(NoMemoryForChanges, IsEverNeeded) {
     }
     EXPECT_GE(group.session(kPoor).stats().setting_changes, 3U) << c.spec;
   }
+}
+
+/// The words of a decision are all that a record may lack memory for: it ends, training goes on.
+TEST(NoMemoryForARecord, EndsItAlone) {
+  test::Setup setup{"topk:ratio=0.05", kWorld, kModel, StrategyKind::gather_all, 64};
+  setup.control = "schedule:0=0.05,5=0.25";
+  setup.record = testing::TempDir() + "laconic_no_memory.jsonl";
+  std::remove(setup.record.c_str());
+  Ranks group(setup);
+  const Layout layout = back_to_back(kModel, {0, 1, 2});
+  for (uint64_t step = 0; step < 8; ++step) {
+    std::vector<Result<void>> results(kWorld);
+    // The first exchange takes what all others need.
+    const bool failed =
+        exchange(group, layout, DType::f32, {step, false, step == 0 ? -1 : 0}, results, 0);
+    EXPECT_EQ(failed, step == 4) << step;  // decided in step 3
+    for (const auto& r : results) ASSERT_TRUE(r) << r.error().message;
+    EXPECT_EQ(group.session(0).recorder()->trouble(), step < 4 ? "" : "no memory");
+  }
+  EXPECT_EQ(group.session(0).recorder()->steps(), 3U);
+  EXPECT_EQ(group.session(0).stats().setting_changes, 1U);
 }
 
 TEST_P(NoMemory, InTheUncompressedWayOutIsToldOnEveryRank) {

@@ -356,6 +356,10 @@ TEST(PublicSession, EveryOptionIsAgreedOnButThreads) {
   EXPECT_EQ(both([](auto& o) { o.part = 8; }), on + "part" + of + "0, rank 1 has 8");
   EXPECT_EQ(both([](auto& o) { o.plan = "two_shot"; }),
             on + "the strategy" + of + "gather_all, rank 1 has two_shot");
+  EXPECT_EQ(both([](auto& o) { o.control = "aimd"; }),
+            on + "the control" + of + "'fixed', rank 1 has 'aimd'");
+  EXPECT_EQ(both([](auto& o) { o.record = "run.jsonl"; }),
+            on + "a record" + of + "none, rank 1 has one");
 }
 
 TEST(PublicSession, SavedStateContinuesBitForBit) {

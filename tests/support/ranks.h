@@ -55,6 +55,7 @@ struct Setup {
   std::string control{};
   std::function<double(uint32_t rank)> now{};
   bool reports = false;
+  std::string record{};
 };
 
 class Ranks {
@@ -74,7 +75,8 @@ class Ranks {
       o.reports = setup_.reports;
       o.caps.aggregates = hub_.engine(r).caps().aggregates;
       if (setup_.now) o.now = [this, r] { return setup_.now(r); };
-      auto s = Session::create(setup_.spec, setup_.parameters, o, setup_.rules, setup_.control);
+      auto s = Session::create(setup_.spec, setup_.parameters, o, setup_.rules, setup_.control,
+                               setup_.record);
       EXPECT_TRUE(s) << s.error().message;
       sessions_.push_back(s ? *std::move(s) : nullptr);
       if (!s || !o.caps.aggregates) continue;

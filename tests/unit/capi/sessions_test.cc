@@ -49,6 +49,8 @@ TEST(Sessions, OptionsOutsideTheirRangeAreRefused) {
   EXPECT_TRUE(refused([](auto& o) { o.aggregates = 2; }));
   EXPECT_TRUE(refused([](auto& o) { o.rule_count = 1; }));  // and no rules
   EXPECT_TRUE(refused([](auto& o) { o.rule_count = LACONIC_MAX_RULES + 1; }));
+  EXPECT_TRUE(refused([](auto& o) { o.control = "dc3"; }));
+  EXPECT_TRUE(refused([](auto& o) { o.record = "/no/such/folder/run.jsonl"; }));
   EXPECT_TRUE(refused([](auto& o) { o.engine_sums = 1U << 4; }));
   EXPECT_TRUE(refused([](auto& o) { o.engine_sums = 1U << 31; }));
   EXPECT_TRUE(refused([](auto& o) { o.short_sends = 2; }));

@@ -143,7 +143,7 @@ TEST(Record, ARunThatGoesOnBeginsWithItsState) {
   for (const RecordedStep& step : whole.steps) {
     expected.insert(expected.end(), step.decisions.begin(), step.decisions.end());
   }
-  EXPECT_EQ(*decisions_for(*record, whole.run), expected);
+  EXPECT_EQ(decisions_for(*record, whole.run)->decisions, expected);
 }
 
 TEST(Record, OfAnotherModelIsRefused) {
@@ -162,6 +162,30 @@ TEST(Record, OfAnotherModelIsRefused) {
             "line 1: the record is of 2 ranks, not of 3");
   other = made.run;
   other.rules[1].spec = "topk:ratio=0.02";
+  EXPECT_EQ(decisions_for(*record, other).error().message,
+            "line 1: the record is of other rules or specs");
+}
+
+/// The settings were replaced while it ran: each has its own part.
+TEST(Record, OfSettingsThatWereReplaced) {
+  Recorded first = recorded("dc2:deadline_ms=30", 40);
+  Recorded second = recorded("dc2:deadline_ms=30", 90);
+  second.run.rules[1].spec = "topk:ratio=0.02";
+  second.steps.erase(second.steps.begin(), second.steps.begin() + 41);
+  const auto record = read_record(first.text() + second.text());
+  ASSERT_TRUE(record) << record.error().message;
+  for (const Recorded* part : {&first, &second}) {
+    std::vector<Decision> expected;
+    for (const RecordedStep& step : part->steps) {
+      expected.insert(expected.end(), step.decisions.begin(), step.decisions.end());
+    }
+    const auto replayed = decisions_for(*record, part->run);
+    ASSERT_TRUE(replayed) << replayed.error().message;
+    EXPECT_EQ(replayed->decisions, expected);
+    EXPECT_EQ(replayed->first[1], part->steps[0].settings[1].value);
+  }
+  RecordedRun other = first.run;
+  other.rules[1].spec = "topk:ratio=0.03";
   EXPECT_EQ(decisions_for(*record, other).error().message,
             "line 1: the record is of other rules or specs");
 }
