@@ -344,11 +344,27 @@ TEST(Set, PowerSgdKeepsTheColumnsThatBothRanksHave) {
   EXPECT_TRUE(begins_with(state_of(group, "a.weight"), moved_on));
   ASSERT_NO_FATAL_FAILURE(books.steps(2));
   ASSERT_NO_FATAL_FAILURE(books.balance());
-  // Of another codec, and of the codec with other fields, nothing stays.
-  Ranks other(setup({"powersgd:rank=7,warm=off", StrategyKind::native_sum}, 2));
-  ASSERT_EQ(set(other, {.spec = "powersgd:rank=7"}), "");
-  Ranks new_one(setup({"powersgd:rank=7", StrategyKind::native_sum}, 2));
-  EXPECT_TRUE(same_bits(state_of(other, "a.weight"), state_of(new_one, "a.weight")));
+}
+
+/// Of another codec, and of the codec with fields that no law moves, nothing stays.
+TEST(Set, OtherCodecStateBeginsAgain) {
+  const auto first_of = [](const std::string& spec) {
+    Ranks made(setup({spec}, 2));
+    return state_of(made, "a.weight");
+  };
+  Ranks group(setup({"sidco:ratio=0.05", StrategyKind::gather_all}, 2));
+  Books books(group, {back_to_back(model(), kAll)});
+  ASSERT_NO_FATAL_FAILURE(books.steps(3));
+  const auto adapted = state_of(group, "a.weight");
+  EXPECT_FALSE(same_bits(adapted, first_of("sidco:ratio=0.05")));
+  ASSERT_EQ(set(group, {.spec = "sidco:ratio=0.1"}), "");
+  EXPECT_TRUE(same_bits(state_of(group, "a.weight"), adapted));
+  ASSERT_EQ(set(group, {.spec = "powersgd:rank=2", .plan = "auto"}), "");
+  EXPECT_TRUE(same_bits(state_of(group, "a.weight"), first_of("powersgd:rank=2")));
+  ASSERT_EQ(set(group, {.spec = "sidco:ratio=0.05"}), "");
+  ASSERT_NO_FATAL_FAILURE(books.steps(3));
+  ASSERT_EQ(set(group, {.spec = "sidco:ratio=0.05,law=gp"}), "");
+  EXPECT_TRUE(same_bits(state_of(group, "a.weight"), first_of("sidco:ratio=0.05,law=gp")));
 }
 
 /// What the same range of a mean leaves over stays with its owner; of another one it joins the
