@@ -178,6 +178,26 @@ def test_within_an_iteration_it_is_refused(pools):
         assert said == ["exchange_order"] * 2 and stats["failures"] == 0
 
 
+def _registered():
+    import own_codecs
+
+    own_codecs.register("largest")
+    run = Run("largest")
+    run.train(1)
+    try:
+        run.handle.set(spec="topk")
+    except LaconicError as error:
+        run.train(1)
+        return str(error), run.end()
+    return "set", run.end()
+
+
+def test_a_registered_codec_keeps_its_settings(pools):
+    pytest.importorskip("numpy")
+    for said, (_, _, stats) in pools(3).run(_registered):
+        assert "a registered codec keeps its settings" in said and stats["failures"] == 0
+
+
 def _lines():
     from laconic import environment
 

@@ -4,8 +4,10 @@
 // on what a session of these settings would have done.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cmath>
 #include <cstring>
+#include <thread>
 
 #include "laconic/registry.h"
 #include "laconic/session.h"
@@ -102,8 +104,8 @@ class Books {
   /// The means of the last step.
   [[nodiscard]] const std::map<uint32_t, std::vector<float>>& last() const { return last_; }
 
-  /// sent + residual = input in every element, within roundings: 2^-20 of all magnitudes that were
-  /// added there and 1e-7 for what is exchanged for it.
+  /// sent + residual = input in every element, within roundings: 1e-6 of the magnitudes that were
+  /// added there, and 1e-7 for what it was encoded with.
   void balance() {
     auto kept = out_;
     for (uint32_t r = 0; r < group_->world(); ++r) {
@@ -584,6 +586,27 @@ TEST(Set, IsToldByExplainAndStats) {
   ASSERT_EQ(set(group, {.control = "fixed"}), "");
   EXPECT_EQ(group.session(0).version(), 3U);
   EXPECT_EQ(group.session(0).stats().setting_changes, 3U);
+}
+
+/// From another thread, at any time.
+TEST(Set, ExplainTellsOneSettingOrTheOther) {
+  Ranks group(setup({"3lc", StrategyKind::two_shot}, 2));
+  Books books(group, {back_to_back(model(), kAll)});
+  std::atomic<bool> ends{false};
+  const std::jthread asks([&] {
+    while (!ends) {
+      const std::string told = session::explain(group.session(0));
+      const bool before = told.find(R"({"spec": "3lc")") == 0;
+      EXPECT_EQ(before, told.find(R"("codec": "3lc")") != std::string::npos) << told;
+      EXPECT_EQ(before, told.find(R"("codec": "onebit")") == std::string::npos) << told;
+      EXPECT_FALSE(session::describe_stats(group.session(0)).empty());
+    }
+  });
+  for (int i = 0; i < 20; ++i) {
+    EXPECT_EQ(set(group, {.spec = i % 2 == 0 ? "onebit" : "3lc"}), "");
+    books.step();
+  }
+  ends = true;
 }
 
 // ---- a step that is begun by hand ----
