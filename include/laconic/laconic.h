@@ -229,8 +229,32 @@ LACONIC_API void laconic_session_destroy(laconic_session* session);
  * version) and which ranks. gathered: all ranks' bytes, in rank order. */
 #define LACONIC_AGREEMENT_BYTES 768
 LACONIC_API int32_t laconic_session_agreement(const laconic_session* session, void* out);
-LACONIC_API int32_t laconic_session_check_agreement(const laconic_session* session,
-                                                    const void* gathered);
+LACONIC_API int32_t laconic_session_check_agreement(laconic_session* session, const void* gathered);
+
+/* Other settings, between two steps, in three calls on every rank: set prepares them; then the
+ * agreement, as above, whatever set has returned. Where check_agreement gives 0 they are in force
+ * from the next step on. Where ranks differ, or one could not prepare (no memory, an unknown spec,
+ * residuals for which the settings have no place: flush first), every rank gets one message, and
+ * all go on as before. Until check_agreement memory for both is needed. exchange_order while an
+ * exchange is in flight; unsupported with an aggregator. Entries of the state are others then. */
+#define LACONIC_KEEP 0xFFFFFFFFU
+typedef struct laconic_settings {
+  uint32_t struct_size;
+  uint32_t strategy;         /* LACONIC_KEEP: stays */
+  const char* spec;          /* NULL: stays */
+  const char* control;       /* NULL: stays; "fixed": none */
+  const laconic_rule* rules; /* copied */
+  uint32_t rule_count;       /* LACONIC_KEEP: they stay; 0: none */
+  /* may be missing: */
+  uint32_t reserved;
+} laconic_settings;
+LACONIC_API int32_t laconic_session_set(laconic_session* session, const laconic_settings* settings);
+/* A step begins: what was decided for it comes into force, before its first bucket, whose begin
+ * does the same otherwise. *version: of the settings, as in explain. A second call in a step
+ * changes nothing; exchange_order for a step behind the one that has begun, and while exchanges of
+ * another one are in flight. What else fails, the step's first bucket tells all ranks. */
+LACONIC_API int32_t laconic_session_begin_step(laconic_session* session, uint64_t step,
+                                               uint32_t* version);
 
 /* JSON: what was picked and why, per parameter, and the memory that it takes as of now, in bytes:
  *   residual_bytes   error feedback, a float for each element; 0 without feedback

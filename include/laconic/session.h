@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -41,6 +42,14 @@ struct SessionOptions {
   uint64_t part = uint64_t{8} << 20U;
   /// A batch of the engine's that takes longer has failed.
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
+};
+
+/// Other settings; what is not given stays.
+struct SettingsChange {
+  std::optional<std::string> spec{};
+  std::optional<std::vector<Rule>> rules{};
+  std::optional<std::string> control{};  ///< "fixed": none
+  std::optional<std::string> plan{};
 };
 
 /// Gradients that are there: parameters, by their places in the list of create, whose gradients lie
@@ -80,6 +89,12 @@ class Session {
   /// wait() gives the first of all others.
   Result<void> submit(uint64_t step, const Bucket& bucket);
   Result<void> wait();
+
+  /// All ranks together, between two steps: other settings from the next step on. Residuals stay.
+  /// Where ranks differ, or one cannot (no memory, an unknown spec, residuals that the settings
+  /// have no place for: flush first), all go on with those that they have, and get the same Error.
+  /// Needs memory for both as long as it runs. Not with an aggregation server.
+  Result<void> set(const SettingsChange& change);
 
   /// What this rank must keep to continue bit for bit: residuals, codec state, flush. Between two
   /// steps, on every rank after the same one. docs/format/STATE.md.

@@ -19,6 +19,7 @@ MAX_BATCH = 8
 MAX_WINDOW, SHORT_ELEMENTS = 8, 1 << 16
 ALL_REDUCE, ALL_GATHER, ALL_TO_ALL, MESSAGES, AGGREGATE = range(5)
 BUCKET_RAW = 2
+KEEP = 0xFFFFFFFF
 
 
 class _Sized(ctypes.Structure):
@@ -60,6 +61,11 @@ class SessionOptions(_Sized):
                 ("threads", c_uint32), ("short_sends", c_uint32), ("window", c_uint32), ("part", c_uint64),
                 ("aggregates", c_uint32), ("rule_count", c_uint32), ("rules", POINTER(Rule)), ("control", c_char_p),
                 ("record", c_char_p)]
+
+
+class Settings(_Sized):
+    _fields_ = [("struct_size", c_uint32), ("strategy", c_uint32), ("spec", c_char_p), ("control", c_char_p), ("rules", POINTER(Rule)),
+                ("rule_count", c_uint32), ("reserved", c_uint32)]
 
 
 class Bucket(_Sized):
@@ -132,6 +138,8 @@ _SIGNATURES = {
     "laconic_session_destroy": (None, [_P]),
     "laconic_session_agreement": (c_int32, [_P, c_void_p]),
     "laconic_session_check_agreement": (c_int32, [_P, c_void_p]),
+    "laconic_session_set": (c_int32, [_P, POINTER(Settings)]),
+    "laconic_session_begin_step": (c_int32, [_P, c_uint64, POINTER(c_uint32)]),
     "laconic_session_explain": (c_char_p, [_P]),
     "laconic_session_stats": (c_char_p, [_P]),
     "laconic_session_layout_matters": (c_int32, [_P]),

@@ -14,7 +14,7 @@ import weakref
 from . import _arrays, _lib, errors
 from ._checks import U64, text, whole
 from .errors import LaconicError
-from .rules import array_of
+from .rules import array_of, given
 
 _NOTHING = contextlib.nullcontext()
 
@@ -117,11 +117,16 @@ class CSession:
         self._count = ctypes.c_uint32()
         self.window, self.part = window, part
         self.trace = None  #: see laconic.trace
-        self.layout_matters = bool(_lib.lib.laconic_session_layout_matters(self._handle))
-        self.all_raw = bool(_lib.lib.laconic_session_all_raw(self._handle))
-        self.reports = bool(record) or any(setting["control"] != "fixed" for setting in self.explain()["settings"])
+        self._records = bool(record)
+        self._read_settings()
+        self.sets = 0  #: that have succeeded: entries and layouts are others then
         self.wire_seconds = 0.0
         self.broken: LaconicError | None = None  #: the engine's first failure
+
+    def _read_settings(self) -> None:
+        self.layout_matters = bool(_lib.lib.laconic_session_layout_matters(self._handle))
+        self.all_raw = bool(_lib.lib.laconic_session_all_raw(self._handle))
+        self.reports = self._records or any(setting["control"] != "fixed" for setting in self.explain()["settings"])
 
     @property
     def handle(self) -> ctypes.c_void_p:
@@ -143,6 +148,32 @@ class CSession:
         _lib.lib.laconic_session_agreement(self._handle, card)
         cards = engine.gather_bytes(card.raw)
         _lib.check(_lib.lib.laconic_session_check_agreement(self._handle, cards))
+
+    def set(self, engine, spec: str | None, rules, control: str | None) -> None:
+        """Other settings from the next step on, on all ranks or, with one message, on none. What is None stays."""
+        failure = None
+        try:
+            settings = _lib.Settings(strategy=_lib.KEEP, rule_count=_lib.KEEP)
+            if spec is not None:
+                settings.spec = text("spec", spec)
+            if control is not None:
+                settings.control = text("control", control)
+            if rules is not None:
+                listed = given(rules)
+                settings.rules, settings.rule_count = array_of(listed), len(listed)
+            _lib.check(_lib.lib.laconic_session_set(self._handle, ctypes.byref(settings)))
+        except LaconicError as error:  # the other ranks are about to compare cards with us
+            failure = error
+        except Exception as error:  # noqa: BLE001  an argument of a wrong type
+            failure = errors.error("invalid_argument", f"{type(error).__name__}: {error}", "spec and control are str, rules a list")
+        try:
+            agree(engine, self, failure, "set")
+        except BaseException:
+            nothing = ctypes.create_string_buffer(_lib.AGREEMENT_BYTES * self.world)
+            _lib.lib.laconic_session_check_agreement(self._handle, nothing)  # what was prepared is dropped
+            raise
+        self.sets += 1
+        self._read_settings()
 
     def exchange(self, layout: "Layout", address: int, dtype: int, engine, *, step: int, index: int = 0,
                  failure: LaconicError | None = None, span=no_span) -> None:

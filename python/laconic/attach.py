@@ -32,6 +32,9 @@ class PassThrough:
     def flush(self, steps: int = 10) -> int:
         return self.step  # nothing is held back
 
+    def set(self, spec: str | None = None, rules=None, control: str | None = None) -> None:
+        pass  # nothing is compressed, whatever the settings
+
     def follow(self, optimizer) -> None:
         pass  # there are no residuals
 

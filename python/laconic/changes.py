@@ -39,6 +39,6 @@ class Changes:
         self._record_told = self._record_told or tell_record(explained)
         for setting in explained["settings"]:
             change, rule = setting["last_change"], setting["rule"]
-            if change and self._told.get(rule) != change:
+            if change and change != "set" and self._told.get(rule) != change:
                 self._told[rule] = change
                 environment.say(f"control of {rule}: {change}")

@@ -13,7 +13,7 @@ import weakref
 import torch
 import torch.distributed as dist
 
-from . import aggregation, errors, registered, reports, trace
+from . import aggregation, environment, errors, registered, reports, trace
 from ._checks import U64, whole
 from ._session import CSession, Layout, agree, engine_failed, gather_texts
 from .changes import Changes
@@ -56,12 +56,7 @@ class Handle:
         except LaconicError:  # on every rank
             self._sibling.release()
             raise
-        explained = session.explain()
-        self.spec = explained["spec"]
-        self._raw = {i for i, p in enumerate(explained["parameters"]) if p["codec"] == "none"}
-        # Sums that are the engine's: then an element's place in the buffer matters.
-        self._engine_sums = session.layout_matters or session.all_raw
-        self._all_raw = session.all_raw
+        self._read_settings(session)
         self._scaler = scaler
         self._scale = 1.0  # of this iteration's gradients
         self._rates = Rates(self._parameters)
@@ -70,8 +65,6 @@ class Handle:
         self._seen: list[Layout] = []      # this iteration's buckets
         self._last_seen: list[Layout] = []
         self._in_iteration = False
-        self._observes = session.reports
-        self._changes = Changes() if session.reports and self.rank == 0 else None
         self._since_step = 0  # of the last change of a setting
         self._tells = False   # a bucket of this iteration that PyTorch would sum carries the ranks' reports
         self._at_end = EndOfBackward()
@@ -140,6 +133,17 @@ class Handle:
         if servers is not None and not session.all_raw:
             engine = servers.join(engine, session)
         return session, engine
+
+    def _read_settings(self, session) -> None:
+        """What follows from a session's settings, at attach and when others are set."""
+        explained = session.explain()
+        self.spec = explained["spec"]
+        self._raw = {i for i, p in enumerate(explained["parameters"]) if p["codec"] == "none"}
+        # Sums that are the engine's: then an element's place in the buffer matters.
+        self._engine_sums = session.layout_matters or session.all_raw
+        self._all_raw = session.all_raw
+        self._observes = session.reports
+        self._changes = Changes() if session.reports and self.rank == 0 else None
 
     def _check_cards(self, cards: list) -> None:
         """What the library does not compare. `cards`: of every rank, in rank order."""
@@ -222,12 +226,14 @@ class Handle:
             for p in parameters:
                 offsets.append(at)
                 at += p.numel()
-            # Sums that are the engine's anyway, and nothing else in this bucket.
-            direct = self._engine_sums and self._raw.issuperset(indices)
-            layout = self._layouts[key] = Layout(indices, offsets, buffer.numel(), direct=direct)
-            if not direct:
-                layout.cut(self._counts, self.worker.session.part)
+            layout = self._layouts[key] = self._cut(indices, offsets, buffer.numel())
         return layout
+
+    def _cut(self, indices, offsets, elements: int) -> Layout:
+        # Sums that are the engine's anyway, and nothing else in this bucket.
+        direct = self._engine_sums and self._raw.issuperset(indices)
+        layout = Layout(indices, offsets, elements, direct=direct)
+        return layout if direct else layout.cut(self._counts, self.worker.session.part)
 
     def on_bucket(self, bucket):
         """Called by DDP in backward(): queues the bucket and returns a future of its mean."""
@@ -391,6 +397,26 @@ class Handle:
         """
         return self.worker.flush(steps)
 
+    def set(self, spec: str | None = None, rules=None, control: str | None = None) -> None:
+        """Other settings from the next iteration on: those of `laconic.attach`; what is None stays. Residuals stay, too.
+
+        Every rank makes the call, with the same arguments, between two iterations. All ranks change, or none does: where one
+        cannot, or ranks differ, all get one LaconicError and train on as before. A setting without error feedback
+        (`none`, `bf16`, `+noef`) has no place for residuals: `flush()` first. docs/guide/control.md.
+        """
+        if self._in_iteration:
+            raise errors.error("exchange_order", "set was called within an iteration", "call it between two iterations, on all ranks")
+        self.worker.set(spec, rules, control)
+        self._read_settings(self.worker.session)
+        self._since_step = self.worker.step
+        made = {id(layout): self._cut(layout.parameters, layout.offsets, layout.elements) for layout in self._layouts.values()}
+        self._layouts = {key: made[id(layout)] for key, layout in self._layouts.items()}
+        self._last_seen = [made[id(layout)] for layout in self._last_seen]
+        if self._resumed is not None and not self._resumed.uncut:
+            self._resumed.left = None if self._engine_sums else Resumed.ITERATIONS
+        if self.rank == 0:
+            environment.say(f"set from step {self.step} on: {self.describe()}")
+
     def follow(self, optimizer) -> None:
         """Residuals follow the learning rates of a torch optimizer, so that what they hold back still moves the parameters as far
         as it would have: where a rate has changed since the last step, they are multiplied by old/new, each by the rate of its own
@@ -513,8 +539,7 @@ def _refuse_hook(ddp) -> None:
     other = other_hook(ddp)
     if other == laconic_hook.__qualname__:
         raise errors.error("unsupported", "laconic is attached to this model already",
-                           "use the handle that the first attach gave, laconic.handle_of(model); to change the spec, wrap the "
-                           "model again")
+                           "use the handle that the first attach gave, laconic.handle_of(model); its set() changes the spec")
     if other is not None:
         raise errors.error("unsupported", f"this model already has a communication hook ({other})",
                            "DDP takes one hook only: wrap the model again and attach laconic first")

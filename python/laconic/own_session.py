@@ -56,6 +56,7 @@ class OwnSession:
     reports = False  #: as CSession.reports: never
 
     layout_matters = False
+    sets = 0  #: as CSession.sets
 
     def __init__(self, spec: str, parameters, *, rank: int, world: int, seed: int, small_elements: int, strategy: str, engine_sums: int,
                  threads: int, short_sends: bool = False, window: int = WINDOW, part: int = PART, rules: list[dict] = (),
@@ -363,6 +364,9 @@ class OwnSession:
             self._flush[1] -= 1
         elif self._heard > 0:
             self._flush[0], self._flush[1] = 0, self._heard
+
+    def set(self, *_) -> None:
+        raise errors.error("unsupported", "a registered codec keeps its settings", "attach again with others")
 
     def flush(self, steps: int) -> int:
         """Asks for a flush in `steps` steps; gives the parts that one under way has left (0: there is none)."""

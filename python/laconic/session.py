@@ -248,6 +248,23 @@ class Session:
             steps = whole("steps", steps, 1, 65535)
             return self._session.flush(steps) or steps + 1
 
+    def set(self, spec: str | None = None, rules=None, control: str | None = None) -> None:
+        """Other settings from the next call of `average` on, those of the constructor; what is None stays. Residuals stay, too.
+
+        Every rank makes the call, with the same arguments. All ranks change, or none does: where one cannot, or ranks differ,
+        all get one LaconicError and go on as before. A setting without error feedback (`none`, `bf16`, `+noef`) has no
+        place for residuals: `flush()` first. docs/guide/control.md.
+        """
+        with self._lock:
+            self._check_open()
+            if self._session.broken is not None:
+                raise self._session.broken
+            self._session.set(self._engine, spec, rules, control)
+            explained = self._session.explain()
+            self.spec = explained["spec"]
+            if self.rank == 0:
+                environment.say(f"set from step {self._next_step} on: {self.spec} by {explained['strategy']}")
+
     def state_dict(self) -> dict:
         """What this rank must keep to continue bit for bit, as plain data: {"version", "header", "part", "entries"}, entries being
         the bytes of float32 values (little-endian) by name. One per rank, after the same step: residuals differ."""

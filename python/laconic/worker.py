@@ -402,6 +402,20 @@ class Worker:
         left = self._between_jobs(functools.partial(self.session.flush, steps))
         return self.step + left - 1 if left else self.step + steps
 
+    def set(self, spec: str | None, rules, control: str | None) -> None:
+        """Other settings: see CSession.set. Every rank makes the call between the same two steps."""
+        self._between_jobs(functools.partial(self._set, spec, rules, control))
+
+    def _set(self, spec, rules, control) -> None:
+        if self.broken is not None:
+            raise self.broken
+        try:
+            self.session.set(self.engine, spec, rules, control)
+        except RuntimeError as error:
+            if isinstance(error, LaconicError):
+                raise
+            raise engine_failed(error) from error
+
     def state_dict(self) -> dict:
         """{"version", "header", "step", "tensors"}: what this rank must have to continue bit for bit. With learning rates that
         residuals follow, "rates".
@@ -442,10 +456,12 @@ class Worker:
         check_header(state["header"])
         self.session.accepts(state["header"])
         step = check_number("step", state["step"], U64 >> 1)
-        ready = check_tensors(state["tensors"], list(self.session.entries()), self._unit)
+        ready, sets = check_tensors(state["tensors"], list(self.session.entries()), self._unit), self.session.sets
         rates = check_rates(state.get("rates", {}), self.session.names)
 
         def load():
+            if self.session.sets != sets:  # the entries are others
+                raise errors.error("exchange_order", "set was called between the check of a state and its load", "load it again")
             for address, values in ready:
                 if values.numel():
                     ctypes.memmove(address, values.data_ptr(), 4 * values.numel())

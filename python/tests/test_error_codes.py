@@ -37,7 +37,7 @@ def test_an_error_takes_its_number_from_the_table():
 
 HEADER = re.sub(r"/\*.*?\*/", "", (ROOT / "include/laconic/laconic.h").read_text(), flags=re.S)
 MIRRORS = {"tensor": _lib.Tensor, "place": _lib.Place, "frame_info": _lib.FrameInfo, "parameter": _lib.Parameter,
-           "rule": _lib.Rule, "session_options": _lib.SessionOptions, "bucket": _lib.Bucket, "message": _lib.Message, "step": _lib.Step,
+           "rule": _lib.Rule, "session_options": _lib.SessionOptions, "settings": _lib.Settings, "bucket": _lib.Bucket, "message": _lib.Message, "step": _lib.Step,
            "contribution": _lib.Contribution, "aggregate": _lib.Aggregate, "aggregator_options": _lib.AggregatorOptions,
            "state_header": _lib.StateHeader}
 

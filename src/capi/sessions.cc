@@ -26,6 +26,13 @@ using laconic::capi::read_struct;
 constexpr uint32_t kSums = 1U << LACONIC_F32 | 1U << LACONIC_F16 | 1U << LACONIC_BF16 |
                            1U << LACONIC_U8 | 1U << LACONIC_I32;
 
+int32_t check_rules(const laconic_rule* rules, uint32_t count) {
+  if (rules == nullptr && count != 0) return null_argument("the rules");
+  if (count > LACONIC_MAX_RULES)
+    return fail(Errc::invalid_argument, "more than 31 rules", "one rule may match many parameters");
+  return 0;
+}
+
 int32_t read_options(const laconic_session_options* theirs, laconic_session_options* options) {
   if (const int32_t bad = read_struct(theirs, "options", options); bad != 0) return bad;
   if (options->spec == nullptr) return null_argument("options.spec");
@@ -35,9 +42,7 @@ int32_t read_options(const laconic_session_options* theirs, laconic_session_opti
     return fail(Errc::invalid_argument, "engine_sums has a bit of no element type");
   if (options->short_sends > 1) return fail(Errc::invalid_argument, "short_sends is not 0 or 1");
   if (options->aggregates > 1) return fail(Errc::invalid_argument, "aggregates is not 0 or 1");
-  if (options->rules == nullptr && options->rule_count != 0) return null_argument("options.rules");
-  if (options->rule_count > LACONIC_MAX_RULES)
-    return fail(Errc::invalid_argument, "more than 31 rules", "one rule may match many parameters");
+  if (const int32_t bad = check_rules(options->rules, options->rule_count); bad != 0) return bad;
   return check_threads(options->threads);
 }
 
@@ -59,8 +64,8 @@ laconic::collective::Options to_options(const laconic_session_options& options) 
   return o;
 }
 
-int32_t read_rules(const laconic_session_options& options, std::vector<laconic::Rule>* rules) {
-  for (const laconic_rule& theirs : std::span(options.rules, options.rule_count)) {
+int32_t read_rules(std::span<const laconic_rule> listed, std::vector<laconic::Rule>* rules) {
+  for (const laconic_rule& theirs : listed) {
     if (theirs.match == nullptr) return null_argument("the match of a rule");
     if (theirs.optional > 1) return fail(Errc::invalid_argument, "a rule's optional is not 0 or 1");
     if (theirs.reserved != 0) return fail(Errc::invalid_argument, "a rule's reserved is not 0");
@@ -72,6 +77,27 @@ int32_t read_rules(const laconic_session_options& options, std::vector<laconic::
     if (theirs.max_elements != 0) rule.max_elements = theirs.max_elements;
     rule.optional = theirs.optional != 0;
     rules->push_back(std::move(rule));
+  }
+  return 0;
+}
+
+int32_t read_settings(const laconic_settings* theirs, std::vector<laconic::Rule>* rules,
+                      laconic::session::Change* change) {
+  laconic_settings s;
+  if (const int32_t bad = read_struct(theirs, "settings", &s); bad != 0) return bad;
+  if (s.strategy != LACONIC_KEEP && s.strategy > LACONIC_STRATEGY_SERVER_SUM)
+    return fail(Errc::invalid_argument, "unknown strategy number", "a LACONIC_STRATEGY_ number");
+  if (s.reserved != 0) return fail(Errc::invalid_argument, "the settings' reserved is not 0");
+  if (s.rule_count != LACONIC_KEEP) {
+    if (const int32_t bad = check_rules(s.rules, s.rule_count); bad != 0) return bad;
+    if (const int32_t bad = read_rules({s.rules, s.rule_count}, rules); bad != 0) return bad;
+    change->rules = *rules;
+  }
+  if (s.spec != nullptr) change->spec = s.spec;
+  if (s.control != nullptr) change->control = s.control;
+  if (s.strategy != LACONIC_KEEP) {
+    change->plan = laconic::collective::strategy_name(
+        static_cast<laconic::collective::StrategyKind>(s.strategy));
   }
   return 0;
 }
@@ -96,7 +122,7 @@ int32_t laconic_session_create(const laconic_session_options* options,
       list.push_back({p.name, p.rows, p.cols});
     }
     std::vector<laconic::Rule> rules;
-    if (const int32_t bad = read_rules(o, &rules); bad != 0) return bad;
+    if (const int32_t bad = read_rules({o.rules, o.rule_count}, &rules); bad != 0) return bad;
     auto session = laconic::session::Session::create(o.spec, std::move(list), to_options(o), rules,
                                                      o.control == nullptr ? "" : o.control,
                                                      o.record == nullptr ? "" : o.record);
@@ -114,20 +140,48 @@ void laconic_session_destroy(laconic_session* session) { delete session; }
 int32_t laconic_session_agreement(const laconic_session* session, void* out) {
   return guarded([&]() -> int32_t {
     if (session == nullptr || out == nullptr) return null_argument("session and out");
-    const auto card = session->session->agreement_card();
+    const auto& own = *session->session;
+    const auto card = own.setting() ? own.set_card() : own.agreement_card();
     static_assert(sizeof card == LACONIC_AGREEMENT_BYTES);
     std::memcpy(out, card.data(), card.size());
     return 0;
   });
 }
 
-int32_t laconic_session_check_agreement(const laconic_session* session, const void* gathered) {
+int32_t laconic_session_check_agreement(laconic_session* session, const void* gathered) {
   return guarded([&]() -> int32_t {
     if (session == nullptr || gathered == nullptr) return null_argument("session and gathered");
-    const uint64_t world = session->session->model().options().world;
-    auto same = session->session->check_agreement(
-        Bytes(static_cast<const uint8_t*>(gathered), world * LACONIC_AGREEMENT_BYTES));
+    auto& own = *session->session;
+    const uint64_t world = own.model().options().world;
+    const Bytes cards(static_cast<const uint8_t*>(gathered), world * LACONIC_AGREEMENT_BYTES);
+    auto same = own.setting() ? own.end_set(cards) : own.check_agreement(cards);
     return same ? 0 : fail(std::move(same).error());
+  });
+}
+
+int32_t laconic_session_set(laconic_session* session, const laconic_settings* settings) {
+  return guarded([&]() -> int32_t {
+    if (session == nullptr) return null_argument("session");
+    auto& own = *session->session;
+    own.refuse_set({Errc::out_of_memory, "no memory", {}});  // should there be none for more
+    std::vector<laconic::Rule> rules;
+    laconic::session::Change change;
+    if (const int32_t bad = read_settings(settings, &rules, &change); bad != 0) {
+      own.refuse_set({static_cast<Errc>(bad), laconic_last_message(), laconic_last_hint()});
+      return bad;
+    }
+    auto ready = own.prepare_set(change);
+    return ready ? 0 : fail(std::move(ready).error());
+  });
+}
+
+int32_t laconic_session_begin_step(laconic_session* session, uint64_t step, uint32_t* version) {
+  return guarded([&]() -> int32_t {
+    if (session == nullptr || version == nullptr) return null_argument("session and version");
+    const auto begun = session->session->begin_step(step);
+    if (!begun) return fail(begun.error());
+    *version = *begun;
+    return 0;
   });
 }
 

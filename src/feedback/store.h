@@ -41,6 +41,11 @@ class Store {
   /// A zeroed array that lives as long as the store. Names are unique: "residual/fc1.weight".
   Result<std::span<float>> add(StateKind kind, std::string name, uint64_t count);
 
+  void swap(Store& other) noexcept {
+    entries_.swap(other.entries_);
+    names_.swap(other.names_);
+    memory_.swap(other.memory_);
+  }
   [[nodiscard]] const std::deque<Entry>& entries() const noexcept { return entries_; }
   /// Multiplies everything in units of the gradient by `factor`: the unit has changed (AMP loss
   /// scale).

@@ -3,6 +3,7 @@
 // What every rank tells the others before the first exchange, and the one message about what
 // differs.
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 
 #include "base/hash.h"
@@ -226,6 +227,21 @@ Result<void> Session::check_agreement(Bytes cards) const {
       return same;
   }
   return {};
+}
+
+/// Takes no memory: where cards agree, every rank finds it.
+bool Session::cards_agree(Bytes cards) const noexcept {
+  const uint32_t world = model_->options().world;
+  if (cards.size() != world * kAgreementBytes) return false;
+  AgreementCard first{};
+  for (uint32_t r = 0; r < world; ++r) {
+    auto card = load<AgreementCard>(cards.data() + r * kAgreementBytes);
+    const auto rank = load<uint32_t>(card.data() + offsetof(Card, rank));
+    std::memset(card.data() + offsetof(Card, rank), 0, sizeof rank);
+    if (r == 0) first = card;
+    if (rank != r || card != first) return false;
+  }
+  return load<Card>(first.data()).magic == kCardMagic;
 }
 
 }  // namespace laconic::session

@@ -1,6 +1,8 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 #include "session/describe.h"
 
+#include <algorithm>
+
 #include "base/field_text.h"
 #include "base/json_text.h"
 #include "laconic/laconic.h"
@@ -182,8 +184,11 @@ void put_steering(JsonText& json, const Session& session, uint32_t of) {
   const Steering* steering = session.steering();
   const auto found = steering != nullptr ? steering->in_force(of) : Steering::InForce{};
   json.field("control", steering != nullptr ? std::string_view(steering->control(of)) : "fixed");
-  json.field("version", steering != nullptr ? steering->version() : 0U);
-  json.field("since_step", found.since_step).field("last_change", found.reason);
+  json.field("version", session.version());
+  const auto set = session.set_since();
+  json.field("since_step", std::max(found.since_step, set.value_or(0)));
+  const bool was_set = set && found.reason.empty();
+  json.field("last_change", was_set ? std::string_view("set") : found.reason);
   json.field("network_ms", found.network_ms).field("target_ms", found.target_ms);
 }
 
@@ -224,10 +229,10 @@ void put_record(JsonText& json, const Session& session) {
 }
 
 std::string explain(const Session& session) {
+  const Memory memory = session.memory();
+  const auto settings = session.hold();  // which change while training runs
   const collective::Model& model = session.model();
   const collective::Options& options = model.options();
-  const Memory memory = session.memory();
-  const auto settings = session.hold();  // which move while training runs
   JsonText json;
   json.open('{').field("spec", model.spec().canonical()).field("feedback", model.spec().feedback());
   json.field("memory", memory_name(model.spec().memory().kind));

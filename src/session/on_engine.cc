@@ -80,15 +80,18 @@ class Cards {
   }
   Result<void> gather(const session::AgreementCard& own, Engine& engine,
                       std::chrono::milliseconds timeout) {
-    std::memcpy(own_.data(), own.data(), own.size());
-    const Step step{.kind = StepKind::all_gather,
-                    .send = own_.data(),
-                    .recv = all_.data(),
-                    .send_counts = counts_,
-                    .send_offsets = zeros_,
-                    .recv_counts = counts_,
-                    .recv_offsets = offsets_};
+    const Step step = gathering(own);
     return execute(engine, {&step, 1}, timeout);
+  }
+  [[nodiscard]] Step gathering(const session::AgreementCard& own) {
+    std::memcpy(own_.data(), own.data(), own.size());
+    return {.kind = StepKind::all_gather,
+            .send = own_.data(),
+            .recv = all_.data(),
+            .send_counts = counts_,
+            .send_offsets = zeros_,
+            .recv_counts = counts_,
+            .recv_offsets = offsets_};
   }
   [[nodiscard]] Bytes all() const noexcept { return all_; }
 
@@ -115,6 +118,7 @@ struct Session::Inner {
   std::unique_ptr<session::Session> session;
   Engine* engine = nullptr;
   std::optional<session::Window> window;
+  std::optional<Cards> cards;
   std::vector<std::unique_ptr<Cut>> cuts;  // that of average() is the first
   uint32_t buckets = 0;                    // since the last wait()
 
@@ -135,6 +139,7 @@ Result<std::unique_ptr<Session>> Session::Inner::make(std::string_view spec,
     if (!theirs) return theirs.error();
     auto inner = std::make_unique<Inner>();
     inner->engine = &engine;
+    inner->cards.emplace(engine);
     std::vector<uint32_t> all(parameters.size());
     std::iota(all.begin(), all.end(), 0U);
     inner->cuts.push_back(std::make_unique<Cut>(*cut_up(parameters, all, options.part)));
@@ -247,6 +252,17 @@ Result<void> Session::Inner::submit(uint64_t step, const Cut& cut, std::span<flo
     if (!submitted && first) first = std::move(submitted);
   }
   return first;
+}
+
+Result<void> Session::set(const SettingsChange& change) {
+  session::Session& own = *inner_->session;
+  if (own.in_flight() != 0)
+    return Error{Errc::exchange_order, "buckets are in flight", "call wait() first"};
+  auto prepared = own.prepare_set({change.spec, change.rules, change.control, change.plan});
+  if (inner_->window->left_behind()) return prepared;  // the engine has failed
+  const Step step = inner_->cards->gathering(own.set_card());
+  if (auto done = inner_->window->run({&step, 1}); !done) return done;
+  return own.end_set(inner_->cards->all());
 }
 
 Result<void> Session::flush(uint32_t steps) { return inner_->session->flush(steps); }

@@ -3,22 +3,14 @@
 
 #include <algorithm>
 #include <new>
+#include <utility>
 
 #include "collective/exchange/strategy_parts.h"
 #include "control/rules.h"
+#include "session/without_throwing.h"
 
 namespace laconic::session {
 namespace {
-
-/// What `body` gives. Where there is no memory (for the text of an error, say), a short error.
-template <class Body>
-auto without_throwing(Body&& body) -> decltype(body()) {
-  try {
-    return body();
-  } catch (const std::bad_alloc&) {
-    return Error{Errc::out_of_memory, "no memory", {}};
-  }
-}
 
 /// A number of steps in the flush state; anything else there (it can be loaded) counts as none.
 uint32_t flush_number(float value) {
@@ -96,6 +88,8 @@ Result<std::unique_ptr<Session>> Session::make(std::string_view text,
   if (!class_of) return std::move(class_of).error();
   std::unique_ptr<Session> session(new Session());
   session->rules_.assign(rules.begin(), rules.end());
+  session->control_ = control;
+  session->reports_ = options.reports;
   auto steers = Steering::wanted(control, rules);
   if (!steers) return steers.error();
   session->records_ = records;
@@ -123,13 +117,13 @@ Result<std::unique_ptr<Session>> Session::make(std::string_view text,
   session->state_ = *std::move(state);
   session->moving_.resize(session->model_->parameters().size());
   if (*steers) {
-    session->state_->set_settings(session->steering_->hash());
+    session->state_->set_settings(session->settings_hash());
     session->replan_units();
   }
   if (mine.reports) session->norms_ = NormSample(*session->state_);
   if (auto ok = session->create_flush_state(); !ok) return std::move(ok).error();
   for (uint32_t i = 0; i < session->places(); ++i) {
-    auto spare = collective::Exchange::create_spare(*session->state_, session->stats_.counters);
+    auto spare = collective::Exchange::create_spare(*session->state_, *session->counters_);
     if (!spare) return std::move(spare).error();
     session->spares_.push_back(*std::move(spare));
   }
@@ -183,7 +177,7 @@ void Session::replan_units() {
 Result<std::unique_ptr<collective::Exchange>> Session::create_exchange(
     const collective::LayoutView& layout, DType dtype) {
   const auto create = [&] {
-    return collective::Exchange::create(*state_, layout.copy(), dtype, stats_.counters);
+    return collective::Exchange::create(*state_, layout.copy(), dtype, *counters_);
   };
   if (!steering_) return create();
   auto made = steering_->at_most(*model_, [&] {
@@ -279,7 +273,7 @@ Result<void> Session::steer(uint64_t step) {
   replan_units();
   bool fits = true;
   for (auto& exchange : exchanges_) fits = exchange->replan() && fits;
-  state_->set_settings(steering_->hash());
+  state_->set_settings(settings_hash());
   return fits ? Result<void>() : collective::no_exchange_memory();
 }
 
@@ -287,6 +281,8 @@ Result<void> Session::enter_step(uint64_t step) {
   if (step == last_step_) return {};
   auto steered = steer(step);
   last_step_ = step;
+  step_failure_.reset();
+  if (std::exchange(set_begins_, false)) set_since_ = step;
   ++stats_.steps;
   observer_.begin_step(step, now(),
                        static_cast<uint16_t>(model_->agreement() ^ state_->settings()));
@@ -294,6 +290,28 @@ Result<void> Session::enter_step(uint64_t step) {
   parts_ = parts_to_come();
   if (parts_ != 0) flush_state_[1] = static_cast<float>(parts_ - 1);
   return steered;
+}
+
+Result<uint32_t> Session::begin_step(uint64_t step) {
+  const std::lock_guard lock(mutex_);
+  return without_throwing([&]() -> Result<uint32_t> {
+    if (broken_) return *broken_;
+    const bool first = last_step_ == ~uint64_t{0};
+    if (running_count_ != 0 && step != last_step_) {
+      return Error{Errc::exchange_order,
+                   "exchanges of step " + std::to_string(last_step_) + " are running",
+                   "drive a step's exchanges to their ends before the next step begins"};
+    }
+    if (!first && step < last_step_) {
+      return Error{Errc::exchange_order,
+                   "step " + std::to_string(step) + " lies behind step " +
+                       std::to_string(last_step_) + ", which has begun",
+                   "steps count up"};
+    }
+    if (auto entered = enter_step(step); !entered) step_failure_ = std::move(entered).error();
+    if (step_failure_) return *step_failure_;
+    return version();
+  });
 }
 
 void Session::count(const collective::Bucket& bucket, uint64_t elements) {
@@ -349,6 +367,7 @@ Result<collective::Exchange*> Session::begin(const collective::Bucket& bucket,
   auto fits = without_throwing([&] { return check_bucket(bucket, layout); });
   if (!fits) return std::move(fits).error();
   auto entered = enter_step(bucket.step);
+  if (entered && step_failure_) entered = *std::exchange(step_failure_, std::nullopt);
   if (broken_) {
     keep(bucket, layout);
     ++stats_.failures;
@@ -511,10 +530,11 @@ void Session::scale_residuals(float factor) {
 Stats Session::stats() const {
   const std::lock_guard lock(mutex_);
   Stats stats = stats_;
+  stats.counters = *counters_;
   stats.reports_missing = observer_.missing();
   if (steering_) {
-    stats.setting_changes = steering_->counts().changes;
-    stats.held_steps = steering_->counts().held_steps;
+    stats.setting_changes += steering_->counts().changes;
+    stats.held_steps += steering_->counts().held_steps;
   }
   stats.network_seconds = observer_.network_seconds();
   stats.straggler_seconds = observer_.straggler_seconds();

@@ -38,7 +38,7 @@ struct Stats {
   double window_wait_seconds = 0;  ///< waiting for an older exchange, because the window was full
   double encode_seconds = 0;       ///< begin to the first step that carries gradients
   double decode_seconds = 0;       ///< all later work of ours
-  uint64_t setting_changes = 0;    ///< that laws have decided
+  uint64_t setting_changes = 0;    ///< that laws have decided, or that were set
   uint64_t held_steps = 0;         ///< whose reports no law could use
   uint64_t reports_missing = 0;    ///< of any rank, that were due
   double network_seconds = 0;      ///< of the time in collectives, what the network took
@@ -60,6 +60,14 @@ struct Memory {
 
 inline constexpr uint64_t kAgreementBytes = 768;
 using AgreementCard = std::array<uint8_t, kAgreementBytes>;
+/// What is to change; what is not given stays.
+struct Change {
+  std::optional<std::string_view> spec{};
+  std::optional<std::span<const Rule>> rules{};
+  std::optional<std::string_view> control{};
+  std::optional<std::string_view> plan{};  ///< a strategy's name
+};
+
 /// In place of a card: this rank has no session, and why.
 AgreementCard failure_card(const Error& why) noexcept;
 /// `cards`: as for Session::check_agreement. The first failure card's Error, with its rank's name,
@@ -101,6 +109,31 @@ class Session {
   /// `cards`: all ranks', in rank order. The same message on every rank when they differ.
   [[nodiscard]] Result<void> check_agreement(Bytes cards) const;
 
+  // Other settings, between two steps: every rank prepares, tells the others its set_card(),
+  // whether it could or not, and ends with the cards of all.
+  /// Takes all memory that the settings need beside those in force, which stay. Its Error is in the
+  /// card, too. Refused while exchanges run, by an aggregation server, and while residuals are not
+  /// zero for which the settings have no place.
+  Result<void> prepare_set(const Change& change);
+  /// Instead: this rank has no settings to prepare, and why.
+  void refuse_set(const Error& why);
+  [[nodiscard]] const AgreementCard& set_card() const noexcept { return set_card_; }
+  /// A change was prepared, or could not be, and has not been ended.
+  [[nodiscard]] bool setting() const noexcept { return setting_; }
+  /// Where all ranks are ready for the same, it is in force from now on. Otherwise all go on as
+  /// before, with one Error.
+  Result<void> end_set(Bytes cards);
+  /// Of the settings in force; goes up with each change. To be read under hold().
+  [[nodiscard]] uint32_t version() const noexcept {
+    return versions_before_ + (steering_ ? steering_->version() : 0U);
+  }
+  /// The first step of what was set last; none: nothing was. To be read under hold().
+  [[nodiscard]] std::optional<uint64_t> set_since() const noexcept { return set_since_; }
+
+  /// Before the first bucket of a step, which does it otherwise: what is due now comes into force.
+  /// Gives the settings' version; a second time in a step, the same. Refused for a step behind the
+  /// one that has begun, and while exchanges of another one run.
+  Result<uint32_t> begin_step(uint64_t step);
   /// The exchange of a bucket, ready for next(). Up to places() of one step may run at a time.
   /// Fails for a bucket without a buffer or of no float type, for a parameter that is in flight,
   /// while exchanges of another step run, and after the engine has failed once: then the
@@ -186,6 +219,10 @@ class Session {
   collective::Exchange& messenger(const Error& why, const collective::Bucket& bucket,
                                   const collective::LayoutView& layout);
   Result<void> create_flush_state();
+  Result<std::unique_ptr<Session>> successor(const Change& change) const;
+  [[nodiscard]] bool cards_agree(Bytes cards) const noexcept;
+  void become(Session& next) noexcept;
+  [[nodiscard]] uint64_t settings_hash() const noexcept;
   Result<void> enter_step(uint64_t step);
   Result<void> steer(uint64_t step);
   void hear_flush(uint32_t steps);
@@ -199,6 +236,8 @@ class Session {
   mutable std::mutex mutex_;
   std::unique_ptr<ThreadPool> pool_;
   std::vector<Rule> rules_;
+  std::string control_;   // of the call
+  bool reports_ = false;  // asked for, whatever laws need
   std::unique_ptr<collective::Model> model_;
   std::vector<pipeline::UnitCodec> codecs_;  // by class
   feedback::Store store_;
@@ -209,6 +248,7 @@ class Session {
   std::vector<bool> moved_;                                    // by class: in this step
   std::vector<std::unique_ptr<collective::Exchange>> spares_;  // one for each place in the window
   std::vector<std::unique_ptr<collective::Exchange>> exchanges_;
+  std::unique_ptr<collective::Counters> counters_ = std::make_unique<collective::Counters>();
   Stats stats_;
   std::array<Running, collective::kMaxWindow> running_{};  // in the order of their begins
   uint32_t running_count_ = 0;
@@ -219,9 +259,16 @@ class Session {
   bool report_due_ = false;  // no exchange of this step has begun yet
   uint32_t sequence_ = 0;
   uint64_t last_step_ = ~uint64_t{0};
+  std::optional<Error> step_failure_;  // of begin_step, until a bucket tells the others
   /// {this rank's wish, draining steps still to come}: part of saved state. Empty without feedback.
   std::span<float> flush_state_;
   uint32_t parts_ = 0;  // of this step: 1/parts of each residual goes out; 0: not draining
+  std::unique_ptr<Session> next_;  // of the settings that were prepared
+  AgreementCard set_card_{};
+  bool setting_ = false;
+  uint32_t versions_before_ = 0;  // of all settings before those in force
+  std::optional<uint64_t> set_since_;
+  bool set_begins_ = false;  // no step has begun with what was set last
 };
 
 /// Runs one exchange to its end on an engine, by its run(): for tests. Programs: Window.

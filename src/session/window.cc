@@ -76,6 +76,13 @@ Result<void> Window::finish() {
   return *std::exchange(first_, std::nullopt);
 }
 
+Result<void> Window::run(std::span<const Step> batch) {
+  auto started = engine_->start(batch);
+  if (!started) return fail(std::move(started).error());
+  auto done = engine_->wait(*started, std::chrono::steady_clock::now() + timeout_);
+  return done ? std::move(done) : fail(std::move(done).error());
+}
+
 /// Nothing of ours goes out any more.
 Result<void> Window::fail(Error why) {
   count_ = 0;

@@ -28,6 +28,8 @@ class Window {
                              Error why);
   /// Ends all exchanges in order. The first Error since the last finish().
   Result<void> finish();
+  /// A batch of the caller's own, while no exchange is in flight. Its Error is the engine's.
+  Result<void> run(std::span<const Step> batch);
   /// The engine may still use the memory of exchanges: it has failed, or they are in flight.
   [[nodiscard]] bool left_behind() const noexcept { return failed_ || count_ != 0; }
 

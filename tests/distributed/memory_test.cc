@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <cstring>
 #include <limits>
 #include <new>
 
@@ -253,6 +254,59 @@ TEST(NoMemoryForARecord, EndsItAlone) {
   }
   EXPECT_EQ(group.session(0).recorder()->steps(), 3U);
   EXPECT_EQ(group.session(0).stats().setting_changes, 1U);
+}
+
+/// Settings replaced by hand are all ranks' or nobody's: where an allocation of one rank fails, all
+/// go on as if nobody had asked.
+TEST(NoMemoryForASet, LeavesAllRanksWithWhatTheyHave) {
+  const test::Setup setup{"3lc", kWorld, kModel, StrategyKind::two_shot, 64};
+  const Layout layout = back_to_back(kModel, {0, 1, 2});
+  const auto run = [&](Ranks& group, uint64_t from, uint64_t to) {
+    std::vector<std::vector<float>> last;
+    for (uint64_t step = from; step < to; ++step) {
+      last = gradients(kWorld, layout.elements, step + 1);
+      for (const auto& r : group.exchange(layout, last, step)) EXPECT_TRUE(r) << r.error().message;
+    }
+    return last;
+  };
+  Ranks never(setup);
+  const auto without = run(never, 0, 4);
+  for (int64_t failing = 0; failing < 500; ++failing) {
+    Ranks group(setup);
+    run(group, 0, 2);
+    std::vector<uint8_t> cards(kWorld * session::kAgreementBytes);
+    std::vector<Result<void>> results(kWorld);
+    int64_t left = 0;
+    group.on_all([&](uint32_t r) {
+      if (r == kPoor) countdown = failing;
+      const auto prepared =
+          group.session(r).prepare_set({.spec = "powersgd:rank=2", .plan = "auto"});
+      if (r == kPoor) left = countdown;
+      countdown = -1;
+      std::memcpy(cards.data() + r * session::kAgreementBytes, group.session(r).set_card().data(),
+                  session::kAgreementBytes);
+    });
+    group.on_all([&](uint32_t r) {
+      if (r == kPoor) countdown = left;
+      results[r] = group.session(r).end_set(cards);
+      if (r == kPoor) left = countdown;
+      countdown = -1;
+    });
+    for (uint32_t r = 0; r < kWorld; ++r) {
+      ASSERT_EQ(results[r].ok(), left >= 0) << "allocation " << failing << " rank " << r;
+      EXPECT_EQ(group.session(r).version(), left >= 0 ? 1U : 0U);
+      if (left >= 0) continue;
+      EXPECT_EQ(results[r].error().message, results[0].error().message);
+      EXPECT_NE(results[r].error().message.find("rank 1: no memory"), std::string::npos)
+          << results[r].error().message;
+    }
+    const auto after = run(group, 2, 4);
+    EXPECT_EQ(same_bits(after[0], without[0]), left < 0) << "allocation " << failing;
+    if (left < 0) continue;
+    EXPECT_GT(failing, 30);
+    return;
+  }
+  ADD_FAILURE() << "allocates without end";
 }
 
 TEST_P(NoMemory, InTheUncompressedWayOutIsToldOnEveryRank) {

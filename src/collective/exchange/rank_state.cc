@@ -119,6 +119,11 @@ Result<void> RankState::bind(feedback::Store& store) {
   return {};
 }
 
+uint64_t rest_of(const RankParameter& parameter) noexcept {
+  const auto* bytes = reinterpret_cast<const uint8_t*>(parameter.memory.values);
+  return hash64(Bytes(bytes, parameter.count * sizeof(float))) | 1;
+}
+
 void RankState::replan(uint32_t of) noexcept {
   for (RankParameter& p : parameters_) {
     if (p.codec != &codecs_[of]) continue;

@@ -35,7 +35,10 @@ struct RankParameter {
   feedback::Memory memory;
   std::vector<RankPiece> pieces;
   pipeline::UnitSlot fixed;  ///< raw, server_sum: travels as fixed point; `state` is its range
+  uint64_t rest = 0;         ///< rest_of, when a flush in 16 bits ended; 0: none did
 };
+/// A hash of a parameter's residual; never 0.
+uint64_t rest_of(const RankParameter& parameter) noexcept;
 
 class RankState {
  public:
@@ -54,6 +57,8 @@ class RankState {
   [[nodiscard]] uint64_t settings() const noexcept { return settings_; }
   /// A class's spec has moved: its units have other plans. Takes no memory.
   void replan(uint32_t of) noexcept;
+  /// All of a residual went out but for what 16 bits rounded off.
+  void note_rest(uint32_t index) noexcept { parameters_[index].rest = rest_of(parameters_[index]); }
   [[nodiscard]] const RankParameter& parameter(uint32_t index) const { return parameters_[index]; }
   [[nodiscard]] const Model& model() const noexcept { return *model_; }
   /// The means that all codecs share.

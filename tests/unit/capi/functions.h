@@ -321,6 +321,24 @@ inline std::span<const Function> session_functions() {
          return laconic_session_check_agreement(a("session", o.world.ranks[0].session),
                                                 a("gathered", o.world.cards().data()));
        }},
+      {"laconic_session_set", Gives::code,
+       [](Objects& o, Arguments& a) -> int32_t {
+         laconic_rule rule{};
+         rule.match = a("settings.rules[0].match", "*");
+         laconic_settings settings{
+             sizeof settings, LACONIC_STRATEGY_AUTO, "topk:ratio=0.05", "fixed", nullptr, 1, 0};
+         settings.rules = a("settings.rules", &rule);
+         return laconic_session_set(
+             a("session", o.world.ranks[0].session),
+             a.sized("settings", &settings, offsetof(laconic_settings, reserved)));
+       },
+       true},
+      {"laconic_session_begin_step", Gives::code,
+       [](Objects& o, Arguments& a) -> int32_t {
+         uint32_t version = 0;
+         return laconic_session_begin_step(a("session", o.world.ranks[0].session), 1,
+                                           a("version", &version));
+       }},
       {"laconic_session_explain", Gives::value,
        [](Objects& o, Arguments& a) -> int32_t {
          return something(laconic_session_explain(a("session", o.world.ranks[0].session)));

@@ -198,6 +198,90 @@ TEST(Sessions, TheAgreementNamesWhatDiffers) {
   EXPECT_NE(std::string(laconic_last_message()).find("'topk:ratio=0.2'"), std::string::npos);
 }
 
+laconic_settings keep_all() {
+  return {sizeof(laconic_settings), LACONIC_KEEP, nullptr, nullptr, nullptr, LACONIC_KEEP, 0};
+}
+
+/// Sets on all ranks and gives what check_agreement said.
+int32_t set(World& world, const std::vector<laconic_settings>& settings) {
+  std::vector<uint8_t> cards;
+  for (uint32_t r = 0; r < world.ranks.size(); ++r) {
+    laconic_session_set(world.ranks[r].session, &settings[r]);
+    std::vector<uint8_t> card(LACONIC_AGREEMENT_BYTES);
+    EXPECT_EQ(laconic_session_agreement(world.ranks[r].session, card.data()), 0);
+    cards.insert(cards.end(), card.begin(), card.end());
+  }
+  std::vector<int32_t> codes;
+  for (auto& rank : world.ranks)
+    codes.push_back(laconic_session_check_agreement(rank.session, cards.data()));
+  for (const int32_t code : codes) EXPECT_EQ(code, codes[0]);
+  return codes[0];
+}
+
+std::string settings_of(const World& world, uint32_t rank) {
+  const std::string told = laconic_session_explain(world.ranks[rank].session);
+  return told.substr(told.find("\"settings\""));
+}
+
+TEST(Sessions, SettingsAreReplacedOnAllRanksOrOnNone) {
+  World world({"topk:ratio=0.1", 2, LACONIC_STRATEGY_GATHER_ALL});
+  ASSERT_EQ(world.exchange(), 0);
+  laconic_settings same = keep_all();
+  same.spec = "3lc";
+  same.strategy = LACONIC_STRATEGY_TWO_SHOT;
+  laconic_settings other = same;
+  other.spec = "3lc:s=1.5";
+  EXPECT_EQ(set(world, {same, other}), code_of(Errc::ranks_disagree));
+  EXPECT_NE(std::string(laconic_last_message()).find("'3lc:s=1.5'"), std::string::npos);
+  laconic_settings wrong = same;
+  wrong.reserved = 1;
+  EXPECT_EQ(set(world, {same, wrong}), code_of(Errc::invalid_argument));
+  EXPECT_NE(std::string(laconic_last_message()).find("rank 1: the settings' reserved"),
+            std::string::npos)
+      << laconic_last_message();
+  EXPECT_EQ(world.exchange(), 0);
+  EXPECT_NE(settings_of(world, 0).find("topk:ratio=0.1"), std::string::npos);
+  EXPECT_EQ(set(world, {same, same}), 0) << laconic_last_message();
+  EXPECT_EQ(world.exchange(), 0);
+  for (uint32_t r = 0; r < 2; ++r) {
+    EXPECT_NE(settings_of(world, r).find("\"strategy\": \"two_shot\""), std::string::npos);
+    EXPECT_NE(settings_of(world, r).find("\"version\": 1"), std::string::npos);
+  }
+  // What is not given stays, rules too, until there are none.
+  laconic_rule rule{};
+  rule.match = "*";
+  rule.spec = "onebit";
+  laconic_settings ruled = keep_all();
+  ruled.rules = &rule;
+  ruled.rule_count = 1;
+  EXPECT_EQ(set(world, {ruled, ruled}), 0) << laconic_last_message();
+  EXPECT_NE(settings_of(world, 0).find("onebit"), std::string::npos);
+  EXPECT_EQ(set(world, {keep_all(), keep_all()}), 0);
+  EXPECT_NE(settings_of(world, 1).find("onebit"), std::string::npos);
+  EXPECT_EQ(world.exchange(), 0);
+  ruled.rule_count = 0;
+  EXPECT_EQ(set(world, {ruled, ruled}), 0);
+  EXPECT_EQ(settings_of(world, 0).find("onebit"), std::string::npos);
+  EXPECT_EQ(world.exchange(), 0);
+}
+
+TEST(Sessions, AStepBegunByHandIsBegunOnce) {
+  World world({"topk:ratio=0.1", 2, LACONIC_STRATEGY_GATHER_ALL});
+  laconic_session* const session = world.ranks[0].session;
+  uint32_t version = 7;
+  EXPECT_EQ(laconic_session_begin_step(session, 0, &version), 0);
+  EXPECT_EQ(version, 0U);
+  EXPECT_EQ(laconic_session_begin_step(world.ranks[1].session, 0, &version), 0);
+  ASSERT_EQ(world.exchange(), 0);
+  ASSERT_EQ(set(world, {keep_all(), keep_all()}), 0);
+  EXPECT_EQ(laconic_session_begin_step(session, 5, &version), 0);
+  EXPECT_EQ(version, 1U);
+  EXPECT_EQ(laconic_session_begin_step(session, 5, &version), 0);
+  EXPECT_EQ(laconic_session_begin_step(session, 4, &version), code_of(Errc::exchange_order));
+  EXPECT_NE(std::string(laconic_last_message()).find("step 4 lies behind step 5"),
+            std::string::npos);
+}
+
 /// Not what a newer laconic.h may change: programs compiled before go on.
 TEST(Sessions, StructsStartAsInTheFirstRelease) {
   EXPECT_EQ(sizeof(laconic_parameter), 24U);

@@ -108,7 +108,9 @@ void Uncompressed::drop_residuals() {
   for (size_t i = 0; i < drained_.size(); ++i) {
     const RankParameter& p = state_->parameter(layout_->parameters[i]);
     const float* mean = input_.gradient + layout_->offsets[i];
-    if (drained_[i] != 0 && pipeline::scan(*p.codec, mean, p.count).all_finite) drop_residual(i);
+    if (drained_[i] == 0 || !pipeline::scan(*p.codec, mean, p.count).all_finite) continue;
+    drop_residual(i);
+    if (parts_ == 1 && input_.dtype != DType::f32) state_->note_rest(layout_->parameters[i]);
   }
 }
 

@@ -1,0 +1,290 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""handle.set: other settings in the middle of training, in real processes over real Gloo."""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist  # noqa: E402
+import training  # noqa: E402
+
+import laconic  # noqa: E402
+from laconic import LaconicError  # noqa: E402
+
+NAMES = ("rule", "spec", "strategy", "version", "since_step", "last_change")
+
+
+class Run:
+    """A model that trains, and what its settings were."""
+
+    def __init__(self, spec, **options):
+        self.ddp, self.handle, self.optimizer = training.build(dist.group.WORLD, spec, **options)
+        self.at = 0
+        self.seen = []
+
+    def train(self, steps):
+        for _ in range(steps):
+            training.step_once(self.ddp, self.optimizer, dist.get_rank(), self.at)
+            self.at += 1
+
+    def set(self, **settings):
+        """Where residuals have no place, after a flush."""
+        try:
+            self.handle.set(**settings)
+        except LaconicError as error:
+            if "flush() first" not in error.message:
+                raise
+            self.handle.flush(2)
+            self.train(3)
+            self.handle.set(**settings)
+            self.seen.append("flushed")
+        self.train(2)
+        explained = self.handle.explain()
+        self.seen.append({name: explained["settings"][-1][name] for name in NAMES})
+
+    def end(self):
+        found = self.seen, training.digest(self.ddp), self.handle.stats()
+        self.handle.close()
+        return found
+
+
+def _through(specs, **options):
+    run = Run(specs[0], **options)
+    run.train(2)
+    for spec in specs[1:]:
+        run.set(spec=spec)
+    return run.end()
+
+
+@pytest.mark.parametrize("buckets", [1, 4])
+def test_to_and_from_every_kind(pools, buckets):
+    specs = ["none", "topk:ratio=0.1", "3lc", "none", "powersgd:rank=2", "topk:ratio=0.05", "fp16", "3lc"]
+    results = pools(3).run(_through, specs=specs, buckets=buckets)
+    for seen, digest, stats in results:
+        assert digest == results[0][1]
+        assert [s["spec"] for s in seen if s != "flushed"] == specs[1:]
+        assert [s["version"] for s in seen if s != "flushed"] == list(range(1, len(specs)))
+        assert seen.count("flushed") == 2 and {s["last_change"] for s in seen if s != "flushed"} == {"set"}
+        assert stats["setting_changes"] == len(specs) - 1 and stats["failures"] == 0
+
+
+def test_a_bucket_takes_the_way_of_its_settings(pools):
+    """PyTorch's own sum for what is not compressed, the worker's exchange for all else."""
+    for (seen, _, stats), (_, _, plain) in zip(pools(3).run(_through, specs=["none", "topk:ratio=0.1"]),
+                                               pools(3).run(_through, specs=["none", "none"])):
+        assert stats["exchanges"] == 2 and plain["exchanges"] == 0
+        assert seen[0]["strategy"] == "gather_all" and seen[0]["since_step"] == 2
+
+
+def _as_plain_ddp():
+    """Behind a set to none, and a flush, every step is plain DDP's."""
+    run = Run("topk:ratio=0.1")
+    run.train(2)
+    run.set(spec="none")
+    weights, momentum = copy.deepcopy(run.ddp.module.state_dict()), copy.deepcopy(run.optimizer.state_dict())
+    run.train(3)
+    found = training.digest(run.ddp)
+    run.handle.close()
+    ddp, _, optimizer = training.build(dist.group.WORLD, None)
+    for step in range(2):  # until its buckets are those that it stays with
+        training.step_once(ddp, optimizer, dist.get_rank(), step)
+    ddp.module.load_state_dict(weights)
+    optimizer.load_state_dict(momentum)
+    for step in range(run.at - 3, run.at):
+        training.step_once(ddp, optimizer, dist.get_rank(), step)
+    return found, training.digest(ddp)
+
+
+def test_none_is_plain_ddp_from_then_on(pools):
+    for found, plain in pools(3).run(_as_plain_ddp):
+        assert found == plain
+
+
+def _refused(calls):
+    run, other = Run("3lc"), Run("3lc")
+    said = []
+    for own in calls:
+        run.train(1)
+        try:
+            run.handle.set(**own[dist.get_rank() % len(own)])
+            said.append("set")
+        except LaconicError as error:
+            said.append(str(error))
+    run.train(2)
+    other.train(run.at)
+    return said, run.end(), other.end()
+
+
+def test_what_is_refused_is_refused_on_all_ranks_and_changes_nothing(pools):
+    rules = [{"match": "hidden.*", "spec": "topk"}]
+    calls = [[{"spec": "topk"}, {"spec": "topk:ratio=0.1"}, {"spec": "topk"}], [{"control": "dc2"}, {"control": "aimd"}, {"control": "dc2"}],
+             [{"rules": rules}, {}, {}], [{"spec": "topk"}, {"spec": "topq"}, {"spec": "topk"}], [{"spec": 5}], [{"spec": "none"}],
+             [{"rules": "no/such/file.toml"}]]
+    says = ["ranks disagree on the spec", "ranks disagree on the control", "ranks disagree on the rules", "rank 1 could not set: ",
+            "spec is 5", "flush() first", "no/such/file.toml"]
+    results = pools(3).run(_refused, calls=calls)
+    for said, run, other in results:
+        assert said == results[0][0] and len(said) == len(says)
+        for text, part in zip(said, says):
+            assert part in text and "\n" not in text, text
+        assert run[1] == other[1] == results[0][1][1]
+
+
+def _rules_and_control():
+    run = Run("topk:ratio=0.1", buckets=2)
+    run.train(2)
+    run.set(rules=[{"match": "hidden.*", "spec": "3lc", "control": "fixed"}], control="schedule:0=0.1,7=0.3")
+    first = [(s["rule"], s["spec"]) for s in run.handle.explain()["settings"]]
+    line = run.handle.describe()
+    run.train(4)
+    second = [(s["rule"], s["spec"]) for s in run.handle.explain()["settings"]]
+    run.set(rules=[], control="fixed")
+    third = [(s["rule"], s["spec"]) for s in run.handle.explain()["settings"]]
+    return first, second, third, line, run.end()
+
+
+def test_rules_and_controls_are_set_too(pools):
+    results = pools(3).run(_rules_and_control)
+    for first, second, third, line, (_, digest, _) in results:
+        assert first == [("hidden.*", "3lc"), ("*", "topk:ratio=0.1")]
+        assert second == [("hidden.*", "3lc"), ("*", "topk:ratio=0.3")]
+        assert third == [("*", "topk:ratio=0.1")]
+        assert "hidden.*: 3lc by " in line and digest == results[0][4][1]
+
+
+def _within_an_iteration():
+    run = Run("3lc", buckets=2)
+    said = []
+
+    def hook(_):
+        try:
+            run.handle.set(spec="topk")
+        except LaconicError as error:
+            said.append(error.name)
+
+    run.train(2)
+    next(run.ddp.module.first.parameters()).register_hook(hook)  # behind the first bucket
+    run.train(2)
+    return said, run.end()
+
+
+def test_within_an_iteration_it_is_refused(pools):
+    for said, (_, digest, stats) in pools(3).run(_within_an_iteration):
+        assert said == ["exchange_order"] * 2 and stats["failures"] == 0
+
+
+def _registered():
+    import own_codecs
+
+    own_codecs.register("largest")
+    run = Run("largest")
+    run.train(1)
+    try:
+        run.handle.set(spec="topk")
+    except LaconicError as error:
+        run.train(1)
+        return str(error), run.end()
+    return "set", run.end()
+
+
+def test_a_registered_codec_keeps_its_settings(pools):
+    pytest.importorskip("numpy")
+    for said, (_, _, stats) in pools(3).run(_registered):
+        assert "a registered codec keeps its settings" in said and stats["failures"] == 0
+
+
+def _lines():
+    from laconic import environment
+
+    said = []
+    environment.say, kept = lambda line, level=0: said.append(line), environment.say
+    try:
+        run = Run("3lc")
+        run.train(1)
+        run.set(spec="topk:ratio=0.1", control="dc2")
+        run.train(8)
+    finally:
+        environment.say = kept
+    run.end()
+    return said
+
+
+def test_a_set_is_one_line_on_rank_0(pools):
+    lines = pools(3).run(_lines)
+    told = [line for line in lines[0] if line.startswith("set from step 1 on: topk:ratio=0.1 on ")]
+    assert len(told) == 1 and "control dc2" in told[0]
+    assert not any("set" in line.split(":")[-1] for line in lines[0] if line.startswith("control of"))
+    assert not any(line.startswith("set from") for line in lines[1] + lines[2])
+
+
+def _saved():
+    """What is saved behind a set goes on in a run that attaches with it."""
+    hashes = []
+    for interrupted in (False, True):
+        run = Run("3lc", buckets=2)
+        run.train(3)
+        run.set(spec="powersgd:rank=2")
+        if interrupted:
+            state, at = run.handle.state_dict(), run.at
+            model, optimizer = run.ddp.module.state_dict(), run.optimizer.state_dict()
+            run.handle.close()
+            run = Run("powersgd:rank=2", buckets=2)
+            run.ddp.module.load_state_dict(model)
+            run.optimizer.load_state_dict(optimizer)
+            run.handle.load_state_dict(state)
+            run.at = at
+        run.train(3)
+        hashes.append(run.end()[1])
+    return hashes
+
+
+def _loaded_late():
+    run = Run("3lc")
+    run.train(2)
+    load = run.handle.prepare(run.handle.state_dict())
+    run.set(spec="topk:ratio=0.1")
+    try:
+        load()
+    except LaconicError as error:
+        return error.name, run.end()
+    return "loaded", run.end()
+
+
+def test_a_state_checked_before_a_set_is_not_loaded_behind_it(pools):
+    for said, (_, digest, _) in pools(3).run(_loaded_late):
+        assert said == "exchange_order"
+
+
+def test_a_state_saved_behind_a_set_is_of_what_was_set(pools):
+    for before, after in pools(3).run(_saved):
+        assert before == after
+
+
+def _own_session():
+    rank, found = dist.get_rank(), []
+    model = [("w", (60, 50)), ("b", (40,))]
+    values = (ctypes.c_float * 3040)()
+    session = laconic.Session("3lc", model, engine="c10d", small_elements=64)
+    for step, spec in enumerate([None, "topk:ratio=0.1", ["topk", "3lc"][rank == 1], "powersgd:rank=2", None]):
+        if spec is not None:
+            try:
+                session.set(spec=spec)
+                found.append(session.spec)
+            except LaconicError as error:
+                found.append(str(error))
+        values[:] = torch.randn(3040, generator=torch.Generator().manual_seed(10 * step + rank)).tolist()
+        session.average(step, values)
+    session.close()
+    return found, list(values)
+
+
+def test_sessions_without_ddp(pools):
+    results = pools(3).run(_own_session)
+    for found, values in results:
+        assert found[0] == "topk:ratio=0.1" and found[2] == "powersgd:rank=2"
+        assert "ranks disagree on the spec" in found[1] and values == results[0][1]

@@ -1,0 +1,20 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <new>
+
+#include "laconic/error.h"
+
+namespace laconic::session {
+
+/// What `body` gives. Where there is no memory (for the text of an error, say), a short error.
+template <class Body>
+auto without_throwing(Body&& body) -> decltype(body()) {
+  try {
+    return body();
+  } catch (const std::bad_alloc&) {
+    return Error{Errc::out_of_memory, "no memory", {}};
+  }
+}
+
+}  // namespace laconic::session
