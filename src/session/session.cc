@@ -266,7 +266,7 @@ void Session::hear_flush(uint32_t steps) {
 /// The only place where settings change. No exchange runs.
 Result<void> Session::steer(uint64_t step) {
   if (!steering_) return {};
-  auto moved = steering_->begin_step(step, *model_, moved_, stats_.counters.rounds);
+  auto moved = steering_->begin_step(step, *model_, moved_, counters_->rounds);
   if (!moved) return std::move(moved).error();
   if (recorder_) recorder_->begin_step(*steering_);
   if (!*moved) return {};
@@ -449,7 +449,7 @@ Result<uint32_t> Session::next(collective::Exchange& exchange, std::span<Step> b
   if (!steps || *steps == 0) {
     if (run.reports) {
       const auto heard = steps ? exchange.reports_heard() : collective::HeardReports{};
-      if (steering_ && observer_.due()) steering_->heard(last_step_, heard.reports);
+      if (laws_hear()) steering_->heard(last_step_, heard.reports);
       observer_.heard(heard, model_->options().world);
     }
     ended(exchange);
@@ -463,7 +463,7 @@ void Session::abort(Error why) {
   const std::lock_guard lock(mutex_);
   for (const Running& r : std::span(running_).first(running_count_)) {
     r.exchange->abort();
-    if (r.reports && steering_ && observer_.due()) steering_->heard(last_step_, {});
+    if (r.reports && laws_hear()) steering_->heard(last_step_, {});
     if (r.reports) observer_.lost(model_->options().world);
     mark(*r.exchange, false);
     ++stats_.failures;

@@ -223,6 +223,10 @@ class Session {
   [[nodiscard]] bool cards_agree(Bytes cards) const noexcept;
   void become(Session& next) noexcept;
   [[nodiscard]] uint64_t settings_hash() const noexcept;
+  /// In the first step of what was set reports are about settings before it.
+  [[nodiscard]] bool laws_hear() const noexcept {
+    return steering_ && observer_.due() && set_since_ != last_step_;
+  }
   Result<void> enter_step(uint64_t step);
   Result<void> steer(uint64_t step);
   void hear_flush(uint32_t steps);

@@ -49,6 +49,9 @@ class Steering {
   Result<bool> begin_step(uint64_t step, collective::Model& model, std::vector<bool>& moved,
                           uint64_t rounds = 0);
 
+  /// So many collectives were those of settings before these.
+  void begin_after(uint64_t rounds) noexcept { rounds_ = rounds; }
+
   // For a record:
   [[nodiscard]] const control::RecordedRun& run() const noexcept { return run_; }
   /// The step that ended when this one began, and what was decided by it; null: there was none.

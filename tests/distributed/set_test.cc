@@ -6,9 +6,13 @@
 
 #include <atomic>
 #include <cmath>
+#include <cstdio>
 #include <cstring>
+#include <fstream>
+#include <sstream>
 #include <thread>
 
+#include "control/record.h"
 #include "laconic/registry.h"
 #include "laconic/session.h"
 #include "session/describe.h"
@@ -586,6 +590,38 @@ TEST(Set, IsToldByExplainAndStats) {
   ASSERT_EQ(set(group, {.control = "fixed"}), "");
   EXPECT_EQ(group.session(0).version(), 3U);
   EXPECT_EQ(group.session(0).stats().setting_changes, 3U);
+}
+
+/// Of another configuration; what was reported about the last step before the change moves nothing.
+TEST(Set, BeginsAPartOfTheRecord) {
+  test::Setup made = setup({"topk:ratio=0.05", StrategyKind::gather_all}, 2);
+  made.control = "schedule:0=0.05,3=0.1";
+  made.record = testing::TempDir() + "laconic_set.jsonl";
+  std::remove(made.record.c_str());
+  Ranks group(made);
+  Books books(group, {back_to_back(model(), kAll)});
+  ASSERT_NO_FATAL_FAILURE(books.steps(6));
+  ASSERT_EQ(set(group, {.spec = "3lc", .control = "schedule:0=1,9=1.5"}), "");
+  ASSERT_NO_FATAL_FAILURE(books.steps(6));
+  std::ifstream in(made.record);
+  std::ostringstream text;
+  text << in.rdbuf();
+  const auto read = control::read_record(text.str());
+  ASSERT_TRUE(read) << read.error().message;
+  ASSERT_EQ(read->parts.size(), 2U);
+  EXPECT_EQ(read->parts[0].run.rules.at(0).spec, "topk:ratio=0.05");
+  EXPECT_EQ(read->parts[1].run.rules.at(0).spec, "3lc");
+  const auto& steps = read->parts[1].steps;
+  ASSERT_EQ(steps.size(), 5U);
+  EXPECT_EQ(steps.front().step, 6U);
+  for (const auto& step : steps) {
+    EXPECT_EQ(step.reports.size(), step.step == 6 ? 0U : 2U) << step.step;
+    EXPECT_LT(step.rounds, 5U) << step.step;
+  }
+  const auto again = control::recompute(*read);
+  ASSERT_TRUE(again) << again.error().message;
+  EXPECT_FALSE(again->difference);
+  EXPECT_EQ(again->decisions.size(), 2U);
 }
 
 /// From another thread, at any time.
