@@ -439,7 +439,14 @@ Result<uint32_t> Session::next(collective::Exchange& exchange, std::span<Step> b
   Running& run = running_[place_of(exchange)];
   if (!run.first_next) observer_.batch(last);
   const double start = now();
-  auto steps = without_throwing([&] { return exchange.next(batch); });
+  auto steps = without_throwing([&]() -> Result<uint32_t> {
+    auto next = exchange.next(batch);
+    if (next || next.error().code != Errc::ranks_disagree || version() == 0) return next;
+    Error told = std::move(next).error();
+    told.message += ", in step " + std::to_string(last_step_) + " with this rank's settings " +
+                    std::to_string(version());
+    return told;
+  });
   count_work(run.first_next, now() - start);
   run.first_next = run.first_next && exchange.enrolling();
   if (!steps) {

@@ -170,6 +170,9 @@ TEST(Schedule, OtherSettingsAreRefused) {
       for (const auto& result : results)
         EXPECT_NE(result.error().message.find("agreement"), std::string::npos)
             << result.error().message;
+      const std::string where =
+          ", in step " + std::to_string(step) + " with this rank's settings 1";
+      EXPECT_TRUE(results[0].error().message.ends_with(where)) << results[0].error().message;
       return;
     }
   }
