@@ -95,6 +95,20 @@ def test_dc2_acts_on_a_deadline_that_cannot_be_kept(pools):
         assert "of 0.001 ms" in seen[-1][0]["last_change"]
 
 
+@pytest.mark.parametrize("mode", [{}, {"dtype": torch.float16}], ids=["f32", "f16"])
+def test_dc2_takes_float32_where_it_fits_and_releases_residuals_first(pools, mode):
+    training.skip_unless_plain_ddp_trains(pools(3), mode)
+    results = pools(3).run(_settings, spec="topk:ratio=0.1", control="dc2:deadline_ms=100000,max=0.12", steps=34, **mode)
+    for seen, stats, digest in results:
+        strategies = [settings[0]["strategy"] for settings in seen]
+        taken = strategies.index("uncompressed")
+        assert 10 < taken < 30 and set(strategies[taken:]) == {"uncompressed"}
+        assert "float32 fits into the target" in seen[-1][0]["last_change"]
+        assert digest == results[0][2] and stats["flush_steps_left"] == 0
+        assert stats["residual_norm"] < (1e-3 if mode else 1e-30)  # what 16 bits rounded off stays
+        assert stats["reports_missing"] == 0 and stats["held_steps"] == 0
+
+
 def test_resumes_a_schedule_bit_for_bit(pools):
     for hashes in pools(3).run(training.resume, spec="topk:ratio=0.1", buckets=2, before=5, after=5, attach_options={"control": SCHEDULE}):
         assert hashes[0] == hashes[1]

@@ -49,6 +49,11 @@ std::string short_text(double x) {
                                : std::round(x / unit) / std::round(1 / unit));
 }
 
+std::string released(const Decision& d) {
+  if (d.parts < 2) return {};
+  return concat({", residuals over ", std::to_string(d.parts), " steps,"});
+}
+
 std::string why(const Decision& d) {
   const std::string figures =
       concat({"network ", short_text(d.network_s * 1e3), " ms, ", short_text(d.slowdown),
@@ -71,6 +76,13 @@ std::string why(const Decision& d) {
       break;
   }
   return "held";
+}
+
+/// Steps that residuals larger than the gradients go out in: at once they would undo what training
+/// has learnt.
+uint32_t release_parts(double residual_ratio) {
+  if (!(residual_ratio > 1)) return 1;
+  return static_cast<uint32_t>(std::min<double>(std::ceil(residual_ratio), kMostParts));
 }
 
 }  // namespace
@@ -167,14 +179,25 @@ std::span<const Decision> Controller::observe(const Observation& seen) {
     const double value =
         number ? std::min(std::max(move.value, bounds_[i]->min), bounds_[i]->max) : place.value;
     if (value == place.value && move.uncompressed == place.uncompressed) continue;
+    const bool turns = move.uncompressed && !place.uncompressed;
+    const uint32_t parts = !turns            ? 0
+                           : move.parts != 0 ? move.parts
+                                             : release_parts(seen.residual_ratio);
     decisions_.push_back({seen.step, static_cast<uint32_t>(i), place.value, value,
                           move.uncompressed, move.reason, move.slowdown, seen.network_s,
-                          move.target_s});
+                          move.target_s, parts});
     place.value = value;
     place.uncompressed = move.uncompressed;
     ++counts_.changes;
   }
   return decisions_;
+}
+
+bool Controller::dense(std::size_t rule) const noexcept {
+  if (!bounds_[rule] || bounds_[rule]->dense_bytes == 0) return false;
+  if (controls_[rule].file.empty()) return controls_[rule].law->info.dense;
+  return std::ranges::any_of(
+      recorded_, [rule](const Decision& d) { return d.rule == rule && d.uncompressed; });
 }
 
 bool Controller::moves() const noexcept {
@@ -233,6 +256,7 @@ bool Controller::valid(std::size_t rule, uint64_t value, uint64_t uncompressed,
   if (uncompressed > 1) return false;
   if (!bounds_[rule]) return uncompressed == 0 && x == places_[rule].value;
   const Range& r = *bounds_[rule];
+  if (uncompressed == 1 && !dense(rule)) return false;
   const bool fits = x >= r.min && x <= r.max && (!r.whole || x == std::floor(x));
   return fits && controls_[rule].law->valid(controls_[rule], r, state);
 }
@@ -273,7 +297,7 @@ Result<void> Controller::load(std::span<const uint64_t> words) {
 
 std::string decision_text(const Decision& d, std::string_view what, std::string_view field) {
   const std::string change =
-      d.reason == Reason::dense ? std::string("uncompressed")
+      d.uncompressed ? concat({"uncompressed", released(d)})
       : d.reason == Reason::dense_is_slow
           ? concat({field, " ", short_text(d.to)})
           : concat({field, " ", short_text(d.from), " -> ", short_text(d.to)});

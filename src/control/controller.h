@@ -53,6 +53,8 @@ class Controller {
   [[nodiscard]] const std::optional<Range>& bounds(std::size_t rule) const noexcept {
     return bounds_[rule];
   }
+  /// May it turn to float32?
+  [[nodiscard]] bool dense(std::size_t rule) const noexcept;
   /// The network time that a rule's law keeps to, in seconds; 0 while it has none.
   [[nodiscard]] double target(std::size_t rule) const noexcept;
   /// The configured text in its canonical form.

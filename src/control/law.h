@@ -52,9 +52,13 @@ struct Decision {
   double slowdown = 0;  ///< r, where the law has one
   double network_s = 0;
   double target_s = 0;
+  uint32_t parts = 0;  ///< on the way to uncompressed: steps in which the residuals go out
 
   bool operator==(const Decision&) const = default;
 };
+
+/// Of Decision::parts.
+inline constexpr uint32_t kMostParts = 64;
 
 /// Steps between a decision and the first that it holds in: engines may run ahead of the host.
 inline constexpr uint64_t kDelay = 2;
@@ -88,8 +92,11 @@ struct Move {
   Reason reason = Reason::held;
   double slowdown = 0;
   double target_s = 0;
+  uint32_t parts = 0;  ///< of the decision; 0: as many as the residuals need
 
-  static Move hold(const Position& at) { return {at.value, at.uncompressed, Reason::held, 0, 0}; }
+  static Move hold(const Position& at) {
+    return {at.value, at.uncompressed, Reason::held, 0, 0, 0};
+  }
 };
 
 struct LawInfo {
@@ -98,6 +105,7 @@ struct LawInfo {
   std::string_view form;  ///< a text to copy
   bool moves = true;      ///< needs a setting to move
   bool observes = true;   ///< decides by observations; else by the step alone
+  bool dense = false;     ///< may turn to float32
 };
 
 struct LawTable {

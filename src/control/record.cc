@@ -60,7 +60,7 @@ void put_decision(JsonText& json, const Decision& d) {
   json.open('{').field("rule", d.rule).field("from", d.from).field("to", d.to);
   json.field("uncompressed", d.uncompressed).field("reason", reason_name(d.reason));
   json.field("slowdown", d.slowdown).field("network_s", d.network_s);
-  json.field("target_s", d.target_s).close('}');
+  json.field("target_s", d.target_s).field("parts", d.parts).close('}');
 }
 
 std::string finished(JsonText& json) { return json.take() + "\n"; }
@@ -224,7 +224,8 @@ Reason read_reason(JsonReader& json) {
 Decision read_decision(JsonReader& json, uint64_t step, std::size_t rules) {
   Decision d;
   d.step = step;
-  Keys keys({"rule", "from", "to", "uncompressed", "reason", "slowdown", "network_s", "target_s"});
+  Keys keys({"rule", "from", "to", "uncompressed", "reason", "slowdown", "network_s", "target_s",
+             "parts"});
   json.object([&](std::string_view key) {
     if (!keys.take(json, key)) return;
     if (key == "rule") d.rule = small(json);
@@ -235,9 +236,11 @@ Decision read_decision(JsonReader& json, uint64_t step, std::size_t rules) {
     if (key == "slowdown") d.slowdown = json.number();
     if (key == "network_s") d.network_s = json.number();
     if (key == "target_s") d.target_s = json.number();
+    if (key == "parts") d.parts = small(json);
   });
   keys.complete(json);
   if (d.rule >= rules) json.fail("a decision is for a rule that is not there");
+  if (d.parts > kMostParts) json.fail("a decision releases residuals over more than 64 steps");
   return d;
 }
 
@@ -355,6 +358,10 @@ Result<void> check_values(const RecordedStep& step, uint64_t line, const Recorde
   }
   for (const Decision& d : step.decisions) {
     if (auto fine = check(d.rule, d.to); !fine) return fine;
+    const auto& range = mine.rules[d.rule].range;
+    if (!d.uncompressed || (range && range->dense_bytes != 0)) continue;
+    return bad_line(line,
+                    concat({quoted(mine.rules[d.rule].spec), " cannot go uncompressed here"}));
   }
   return {};
 }
@@ -387,12 +394,12 @@ std::vector<Controlled> controlled(const RecordedRun& run, std::string_view cont
 
 std::string in_words(const Decision* d) {
   if (d == nullptr) return "none";
-  return concat(
-      {number_text(d->from), " -> ", number_text(d->to), d->uncompressed ? " uncompressed" : ""});
+  const std::string parts = concat({" uncompressed in ", std::to_string(d->parts), " parts"});
+  return concat({number_text(d->from), " -> ", number_text(d->to), d->uncompressed ? parts : ""});
 }
 
 bool same(const Decision& a, const Decision& b) {
-  return a.from == b.from && a.to == b.to && a.uncompressed == b.uncompressed;
+  return a.from == b.from && a.to == b.to && a.uncompressed == b.uncompressed && a.parts == b.parts;
 }
 
 const Decision* of_rule(std::span<const Decision> decisions, uint32_t rule) {

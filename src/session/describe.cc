@@ -207,7 +207,10 @@ void put_settings(JsonText& json, const Session& session) {
     json.open('{').field("rule", c == 0 ? std::string_view("*") : session.rules()[c - 1].match);
     json.field("parameters", parameters).field("elements", elements);
     json.field("spec", model.spec(c).moved_text());
-    json.field("strategy", strategy_name(model.choice(c).strategy));
+    const auto* const steering = session.steering();
+    const bool dense = steering != nullptr && steering->in_force(c).uncompressed;
+    json.field("strategy",
+               dense ? std::string_view("uncompressed") : strategy_name(model.choice(c).strategy));
     json.field("reason", model.choice(c).reason);
     json.field("memory_bytes", session.memory_of_class(c));
     put_steering(json, session, c);

@@ -12,10 +12,16 @@
 namespace laconic::session {
 namespace {
 
+/// Steps still to come, in the flush state, are so many more where a law has begun to drain.
+constexpr float kReleases = 65536;
+static_assert(kMaxFlushSteps < kReleases);
+
 /// A number of steps in the flush state; anything else there (it can be loaded) counts as none.
 uint32_t flush_number(float value) {
-  return value >= 1.0F && value <= static_cast<float>(kMaxFlushSteps) ? static_cast<uint32_t>(value)
-                                                                      : 0;
+  const bool releases = value > kReleases;
+  const float steps = releases ? value - kReleases : value;
+  const uint32_t most = releases ? control::kMostParts : kMaxFlushSteps;
+  return steps >= 1.0F && steps <= static_cast<float>(most) ? static_cast<uint32_t>(steps) : 0;
 }
 
 /// The call's, then those of the rules. A rule with a spec of its own leaves the strategy to the
@@ -263,6 +269,19 @@ void Session::hear_flush(uint32_t steps) {
   flush_state_[1] = static_cast<float>(steps);
 }
 
+/// Settings that send everything uncompressed begin by sending the residuals. What is left of them
+/// when they end stays.
+void Session::release_residuals() {
+  if (flush_state_.empty()) return;
+  if (steering_->release() != 0 && parts_to_come() == 0)
+    flush_state_[1] = kReleases + static_cast<float>(steering_->release());
+  if (steering_->compresses_again()) stop_release();
+}
+
+void Session::stop_release() noexcept {
+  if (!flush_state_.empty() && flush_state_[1] > kReleases) flush_state_[1] = 0.0F;
+}
+
 /// The only place where settings change. No exchange runs.
 Result<void> Session::steer(uint64_t step) {
   if (!steering_) return {};
@@ -270,6 +289,7 @@ Result<void> Session::steer(uint64_t step) {
   if (!moved) return std::move(moved).error();
   if (recorder_) recorder_->begin_step(*steering_);
   if (!*moved) return {};
+  release_residuals();
   replan_units();
   bool fits = true;
   for (auto& exchange : exchanges_) fits = exchange->replan() && fits;
@@ -279,6 +299,7 @@ Result<void> Session::steer(uint64_t step) {
 
 Result<void> Session::enter_step(uint64_t step) {
   if (step == last_step_) return {};
+  flushed_before_ = parts_ != 0 && !dense();
   auto steered = steer(step);
   last_step_ = step;
   step_failure_.reset();
@@ -288,7 +309,7 @@ Result<void> Session::enter_step(uint64_t step) {
                        static_cast<uint16_t>(model_->agreement() ^ state_->settings()));
   report_due_ = model_->options().reports;
   parts_ = parts_to_come();
-  if (parts_ != 0) flush_state_[1] = static_cast<float>(parts_ - 1);
+  if (parts_ != 0) flush_state_[1] = parts_ == 1 ? 0.0F : flush_state_[1] - 1;
   return steered;
 }
 
@@ -406,7 +427,7 @@ void Session::sample(const collective::Layout& layout, const collective::Bucket&
 collective::Exchange* Session::run(collective::Exchange& exchange, const collective::Bucket& bucket,
                                    uint64_t elements, std::optional<Error> local_failure) {
   if (!local_failure) sample(exchange.layout(), bucket);  // else it may be one of another layout
-  exchange.begin(bucket, sequence_++, {wish(), parts_},
+  exchange.begin(bucket, sequence_++, {wish(), parts_, dense()},
                  report_due_ ? &observer_.report() : nullptr);
   if (local_failure) exchange.fail(*std::move(local_failure), false);
   count(bucket, elements);

@@ -15,7 +15,7 @@ namespace laconic::session {
 namespace {
 
 constexpr uint64_t kHead = 2;      // words: version, steps
-constexpr uint64_t kPerClass = 4;  // words: value, since, next, from
+constexpr uint64_t kPerClass = 5;  // words: value, since, next, from, path
 
 /// 16 hexadecimal digits.
 std::string hex_text(uint64_t word) {
@@ -23,6 +23,33 @@ std::string hex_text(uint64_t word) {
   std::string text(16, '0');
   for (auto at = text.rbegin(); at != text.rend(); ++at, word >>= 4U) *at = kDigits[word & 15U];
   return text;
+}
+
+/// What of a class is saved in one word.
+struct Path {
+  bool now = false;   // uncompressed
+  bool next = false;  // likewise
+  uint32_t parts = 0;
+
+  [[nodiscard]] uint64_t word() const noexcept {
+    return (now ? 1U : 0U) | (next ? 2U : 0U) | uint64_t{parts} << 2U;
+  }
+  static Path of(uint64_t word) noexcept {
+    return {(word & 1U) != 0, (word & 2U) != 0, static_cast<uint32_t>(word >> 2U)};
+  }
+  static bool valid(uint64_t word) noexcept { return word >> 2U <= control::kMostParts; }
+};
+
+/// The only class of which anything is compressed: a bucket holds no other's units, so that it can
+/// go uncompressed as a whole.
+std::optional<uint32_t> alone(const collective::Model& model) {
+  std::optional<uint32_t> found;
+  for (uint32_t c = 0; c < model.classes(); ++c) {
+    if (!model.has_units(c)) continue;
+    if (found) return {};
+    found = c;
+  }
+  return found;
 }
 
 /// NaN where it says nothing.
@@ -113,6 +140,7 @@ Result<Steering> Steering::create(collective::Model& model, std::string_view con
       const bool gathers = model.choice(c).strategy == collective::StrategyKind::gather_all;
       made.range =
           control::range_of(*field, field->get(model.spec(c).params()), gathers ? world : 1);
+      if (alone(model) == c) made.range->dense_bytes = model.dense_bytes_of_class(c);
       classes[c].field = field;
     }
     controlled.push_back(std::move(made));
@@ -134,6 +162,7 @@ Result<Steering> Steering::create(collective::Model& model, std::string_view con
     classes[c].most = control::most(*bounds);
     classes[c].value = steering.controller_.value(c);
     model.limit(c, *classes[c].field, bounds->min, bounds->max);
+    if (steering.controller_.dense(c)) model.open_dense();
   }
   steering.classes_ = std::move(classes);
   for (uint32_t c = 0; c < model.classes(); ++c)
@@ -167,7 +196,9 @@ void Steering::move(collective::Model& model, uint32_t of, double value) const {
 
 uint64_t Steering::bytes_of(const collective::Model& model) const {
   uint64_t bytes = 0;
-  for (uint32_t c = 0; c < classes_.size(); ++c) bytes += model.bytes_of_class(c);
+  for (uint32_t c = 0; c < classes_.size(); ++c) {
+    bytes += classes_[c].uncompressed ? model.dense_bytes_of_class(c) : model.bytes_of_class(c);
+  }
   return bytes;
 }
 
@@ -182,7 +213,8 @@ void Steering::heard(uint64_t step, std::span<const control::Report> reports) no
 /// In force in the step that has ended.
 void Steering::note_settings() {
   ended_.version = version_;
-  for (size_t c = 0; c < classes_.size(); ++c) ended_.settings[c] = {classes_[c].value, false};
+  for (size_t c = 0; c < classes_.size(); ++c)
+    ended_.settings[c] = {classes_[c].value, classes_[c].uncompressed};
 }
 
 /// By the step before; laws that look at steps alone go on where nobody reports.
@@ -210,6 +242,8 @@ void Steering::decide(uint64_t rounds) {
   for (const control::Decision& d : decisions) {
     Class& c = classes_[d.rule];
     c.next = d.to;
+    c.next_uncompressed = d.uncompressed;
+    c.parts = d.parts;
     c.from = d.step + control::kDelay;
     c.last = d;
   }
@@ -224,12 +258,17 @@ Result<bool> Steering::begin_step(uint64_t step, collective::Model& model, std::
   auto loaded = take_loaded(model, moved);
   if (!loaded) return loaded;
   note_settings();
+  release_ = 0;
+  back_ = false;
   bool any = *loaded;
   for (uint32_t i = 0; i < classes_.size(); ++i) {
     Class& c = classes_[i];
     if (c.from == 0 || c.from > step) continue;
     c.from = 0;
-    if (c.next == c.value) continue;
+    if (c.next == c.value && c.next_uncompressed == c.uncompressed) continue;
+    if (c.next_uncompressed && !c.uncompressed) release_ = c.parts;
+    back_ = back_ || (c.uncompressed && !c.next_uncompressed);
+    c.uncompressed = c.next_uncompressed;
     c.value = c.next;
     c.since = step;
     move(model, i, c.value);
@@ -250,7 +289,8 @@ Result<bool> Steering::begin_step(uint64_t step, collective::Model& model, std::
 void Steering::set_hash() {
   hash_ = 1;
   for (const Class& c : classes_) {
-    const std::array<uint64_t, 2> words{hash_, std::bit_cast<uint64_t>(c.value)};
+    const std::array<uint64_t, 3> words{hash_, std::bit_cast<uint64_t>(c.value),
+                                        c.uncompressed ? 1U : 0U};
     hash_ = hash64(Bytes(reinterpret_cast<const uint8_t*>(words.data()), sizeof words));
   }
 }
@@ -271,7 +311,10 @@ Result<bool> Steering::take_loaded(collective::Model& model, std::vector<bool>& 
       const auto& b = controller_.bounds(i);
       return b ? value >= b->min && value <= b->max : word == 0;
     };
-    if (!inside(at[0]) || (at[3] != 0 && !inside(at[2]))) return corrupt;
+    const Path path = Path::of(at[4]);
+    const bool closed = (path.now || path.next) && !controller_.dense(i);
+    if (!inside(at[0]) || (at[3] != 0 && !inside(at[2])) || closed || !Path::valid(at[4]))
+      return corrupt;
   }
   if (auto ok = controller_.load(std::span(words_).subspan(own)); !ok) return std::move(ok).error();
   const auto of_laws = std::span(words_).subspan(own);
@@ -285,6 +328,10 @@ Result<bool> Steering::take_loaded(collective::Model& model, std::vector<bool>& 
     c.since = at[1];
     c.next = std::bit_cast<double>(at[2]);
     c.from = at[3];
+    const Path path = Path::of(at[4]);
+    c.uncompressed = path.now;
+    c.next_uncompressed = path.next;
+    c.parts = path.parts;
     c.last.reset();
     if (c.field == nullptr) continue;
     move(model, i, c.value);
@@ -308,6 +355,7 @@ void Steering::save() {
     at[1] = c.since;
     at[2] = std::bit_cast<uint64_t>(c.next);
     at[3] = c.from;
+    at[4] = Path{c.uncompressed, c.next_uncompressed, c.parts}.word();
   }
   controller_.save(std::span(words_).subspan(own));
   control::words_to_floats(words_, saved_);
@@ -323,6 +371,7 @@ Steering::InForce Steering::in_force(uint32_t of) const {
   const Class& c = classes_[of];
   InForce found;
   found.since_step = c.since;
+  found.uncompressed = c.uncompressed;
   found.target_ms = 1e3 * controller_.target(of);
   found.network_ms = 1e3 * network_s_;
   if (c.last && c.field != nullptr)

@@ -4,6 +4,7 @@
 // is part of saved state. Moves specs; what hangs on them is the session's to plan again.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <optional>
@@ -52,6 +53,15 @@ class Steering {
   /// So many collectives were those of settings before these.
   void begin_after(uint64_t rounds) noexcept { rounds_ = rounds; }
 
+  /// Buckets go uncompressed in the step at hand.
+  [[nodiscard]] bool uncompressed() const noexcept {
+    return std::ranges::any_of(classes_, [](const Class& c) { return c.uncompressed; });
+  }
+  /// In the step at hand they begin to: residuals go out in so many steps. 0: they do not begin.
+  [[nodiscard]] uint32_t release() const noexcept { return release_; }
+  /// In the step at hand they have ended to.
+  [[nodiscard]] bool compresses_again() const noexcept { return back_; }
+
   // For a record:
   [[nodiscard]] const control::RecordedRun& run() const noexcept { return run_; }
   /// The step that ended when this one began, and what was decided by it; null: there was none.
@@ -70,6 +80,7 @@ class Steering {
     double target_ms = 0;   ///< 0: none yet
     double network_ms = 0;  ///< of the step observed last
     std::string reason;     ///< of the last change, in words; empty: there was none
+    bool uncompressed = false;
   };
   [[nodiscard]] InForce in_force(uint32_t of) const;
   [[nodiscard]] const std::string& control(uint32_t of) const noexcept {
@@ -84,8 +95,11 @@ class Steering {
     double most = 0;
     double value = 0;
     uint64_t since = 0;
+    bool uncompressed = false;
     // Decided, and not yet in force:
     double next = 0;
+    bool next_uncompressed = false;
+    uint32_t parts = 0;
     uint64_t from = 0;  // 0: nothing
     std::optional<control::Decision> last;
     uint64_t replayed = 0;  // hash of its record
@@ -114,6 +128,8 @@ class Steering {
   uint64_t bytes_before_ = 0;  // and in the one before it
   uint64_t hash_ = 0;
   uint32_t version_ = 0;
+  uint32_t release_ = 0;
+  bool back_ = false;
   double network_s_ = 0;
   control::RecordedRun run_;
   control::RecordedStep ended_;

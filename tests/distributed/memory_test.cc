@@ -217,13 +217,15 @@ TEST(NoMemoryForChanges, IsEverNeeded) {
       {"sidco:ratio=0.05", StrategyKind::gather_all, "schedule:0=0.05,3=0.25,5=0.001,9=0.05"},
       {"powersgd:rank=2", StrategyKind::native_sum, "schedule:0=2,3=16,5=1,7=9,9=2"},
       {"3lc", StrategyKind::two_shot, "schedule:0=1.5,3=1,5=1.9,7=1.2,9=1"},
-      {"qsgd", StrategyKind::gather_all, "schedule:0=64,3=127,5=1,7=30,9=127"}};
+      {"qsgd", StrategyKind::gather_all, "schedule:0=64,3=127,5=1,7=30,9=127"},
+      // Up to float32, by the time that the steps take here.
+      {"topk:ratio=0.05", StrategyKind::gather_all, "dc2:deadline_ms=1000000,max=0.06"}};
   for (const Steered& c : all) {
     test::Setup setup{c.spec, kWorld, kModel, c.strategy, 64};
     setup.control = c.control;
     Ranks group(setup);
     const Layout layout = back_to_back(kModel, {0, 1, 2});
-    for (uint64_t step = 0; step < 12; ++step) {
+    for (uint64_t step = 0; step < 24; ++step) {
       std::vector<Result<void>> results(kWorld);
       // The first exchange takes what all others need.
       const bool failed =

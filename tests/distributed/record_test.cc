@@ -13,7 +13,7 @@
 #include <sstream>
 
 #include "session/describe.h"
-#include "support/ranks.h"
+#include "support/clocked.h"
 #include "support/subset.h"
 
 namespace laconic::test {
@@ -37,89 +37,6 @@ std::string text_of(const std::string& file) {
 void write_file(const std::string& file, const std::string& text) {
   std::ofstream(file, std::ios::binary) << text;
 }
-
-/// A group whose clocks are made up: a network of so many bytes in a second in each step.
-class Clocked {
- public:
-  using Rate = double (*)(uint64_t step);
-  Clocked(test::Setup setup, Rate rate) : rate_(rate), layout_(back_to_back(kModel, {3, 2, 1, 0})) {
-    setup.now = [this](uint32_t r) { return clocks_[r]; };
-    group_.emplace(std::move(setup));
-  }
-
-  /// What the means of every step are.
-  std::vector<std::vector<float>> steps(uint64_t from, uint64_t to) {
-    std::vector<std::vector<float>> means;
-    for (uint64_t step = from; step < to; ++step) {
-      auto buffers = gradients(kWorld, layout_.elements, step + 1);
-      group_->on_all([&](uint32_t r) { exchange(r, step, buffers[r]); });
-      for (uint32_t r = 1; r < kWorld; ++r) EXPECT_TRUE(same_bits(buffers[0], buffers[r]));
-      means.push_back(buffers[0]);
-    }
-    return means;
-  }
-  /// Goes on with what another one has saved.
-  void load(Clocked& other) {
-    for (uint32_t r = 0; r < kWorld; ++r) {
-      const auto& mine = session(r).store().entries();
-      const auto& theirs = other.session(r).store().entries();
-      ASSERT_EQ(mine.size(), theirs.size());
-      for (size_t i = 0; i < mine.size(); ++i) {
-        ASSERT_EQ(mine[i].name, theirs[i].name);
-        std::ranges::copy(theirs[i].values, mine[i].values.begin());
-      }
-    }
-  }
-  Session& session(uint32_t r) { return group_->session(r); }
-  /// A step that one rank fails.
-  void fail_on(uint32_t bad, uint64_t step) {
-    auto buffers = gradients(kWorld, layout_.elements, step + 1);
-    group_->on_all([&](uint32_t r) {
-      Bucket bucket;
-      bucket.buffer = buffers[r].data();
-      bucket.step = step;
-      auto exchange = session(r).begin(bucket, layout_);
-      ASSERT_TRUE(exchange) << exchange.error().message;
-      if (r == bad) session(r).fail(**exchange, Error{Errc::invalid_argument, "on purpose", {}});
-      std::array<Step, kMaxBatch> batch;
-      for (;;) {
-        auto count = session(r).next(**exchange, batch);
-        if (!count) break;
-        ASSERT_NE(*count, 0U);
-        ASSERT_TRUE(group_->hub().engine(r).run({batch.data(), *count}));
-      }
-    });
-  }
-
- private:
-  void exchange(uint32_t r, uint64_t step, std::vector<float>& buffer) {
-    clocks_[r] = static_cast<double>(step);
-    Bucket bucket;
-    bucket.buffer = buffer.data();
-    bucket.step = step;
-    auto exchange = session(r).begin(bucket, layout_);
-    ASSERT_TRUE(exchange) << exchange.error().message;
-    std::array<Step, kMaxBatch> batch;
-    session::Timing last;
-    double clock = static_cast<double>(step) + 0.01;
-    for (;;) {
-      const uint64_t before = session(r).stats().counters.wire_bytes;
-      auto count = session(r).next(**exchange, batch, last);
-      ASSERT_TRUE(count) << count.error().message;
-      if (*count == 0) break;
-      const uint64_t sent = session(r).stats().counters.wire_bytes - before;
-      ASSERT_TRUE(group_->hub().engine(r).run({batch.data(), *count}));
-      last.issued = clock;
-      clock += static_cast<double>(sent) / rate_(step) + 1e-4 * r;
-      last.completed = clock;
-    }
-  }
-
-  Rate rate_;
-  Layout layout_;
-  std::array<double, kWorld> clocks_{};
-  std::optional<Ranks> group_;
-};
 
 double changing(uint64_t step) { return step / 15 % 2 == 0 ? 1e6 : 1e5; }
 double constant(uint64_t /*step*/) { return 3e6; }

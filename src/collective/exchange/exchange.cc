@@ -213,10 +213,9 @@ void Exchange::start() {
   const bool drains = flush_.parts != 0 && drainable_;
   if (failure_) keep();
   widen();
-  if (bucket_.raw || drains) {
-    const auto mode = bucket_.raw ? Uncompressed::Mode::plain : Uncompressed::Mode::drain;
-    return start_uncompressed(mode);
-  }
+  if (bucket_.raw) return start_uncompressed(Uncompressed::Mode::plain);
+  if (drains) return start_uncompressed(Uncompressed::Mode::drain);
+  if (flush_.dense && drainable_) return start_uncompressed(Uncompressed::Mode::dense);
   running_uncompressed_ = false;
   Input given = input();
   for (Leg& leg : legs_) {
@@ -228,13 +227,17 @@ void Exchange::start() {
 
 void Exchange::start_uncompressed(Uncompressed::Mode mode) {
   running_uncompressed_ = true;
-  uncompressed_.set_mode(mode, flush_.parts);
+  const bool settled = mode == Uncompressed::Mode::drain || mode == Uncompressed::Mode::dense;
+  uncompressed_.set_mode(mode, flush_.parts, flush_.dense && settled);
   uncompressed_.begin(input());
 }
 
 Result<uint32_t> Exchange::step_strategy(std::span<Step> batch) {
   if (!running_uncompressed_) return step_legs(batch);
   auto result = uncompressed_.next(batch);
+  flush_heard_ |= uncompressed_.flush_heard();
+  if (uncompressed_.reports_heard().reports.size() != 0)
+    reports_heard_ = uncompressed_.reports_heard();
   if (!result) return std::move(result).error();
   if (result->verdict == Verdict::steps) return result->steps;
   uncompressed_.finish();

@@ -29,10 +29,11 @@ struct Bucket {
   bool raw = false;  ///< send uncompressed, residuals untouched
 };
 
-/// What a session's flush makes of one exchange.
+/// What a session's flush, and settings that send everything uncompressed, make of one exchange.
 struct FlushTurn {
   uint32_t wish = 0;   ///< steps of the flush that this rank asks for; 0: none
   uint32_t parts = 0;  ///< draining: 1/parts of each residual goes out; 0: not draining
+  bool dense = false;  ///< settings send the bucket uncompressed
 };
 
 class Exchange {
@@ -123,7 +124,7 @@ class Exchange {
   uint32_t batch_ = 0;  // of this exchange
   uint32_t flush_heard_ = 0;
   Phase phase_ = Phase::idle;
-  bool drainable_ = false;  // a flush sends it uncompressed
+  bool drainable_ = false;  // a flush sends it uncompressed, and so do settings
   bool enrolled_ = false;   // every rank has what it needs for this layout
   bool fell_back_ = false;
   bool running_uncompressed_ = false;  // instead of the legs

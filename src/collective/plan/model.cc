@@ -370,6 +370,12 @@ uint64_t Model::bytes_of_class(uint32_t of) const {
       .expected;
 }
 
+uint64_t Model::dense_bytes_of_class(uint32_t of) const {
+  Volume dense;
+  for (const Parameter& p : members_[of]) dense.raw += sizeof(float) * p.count();
+  return predicted_bytes(StrategyKind::native_sum, options_.world, dense).expected;
+}
+
 const Spec& Model::spec_of_codes() const {
   for (uint32_t c = 0; c < classes(); ++c) {
     if (choices_[c].strategy == StrategyKind::server_sum && !members_[c].empty()) return spec(c);

@@ -151,6 +151,11 @@ class Model {
   /// That a rank is expected to receive for the parameters of a class in a step, as its spec is
   /// now.
   [[nodiscard]] uint64_t bytes_of_class(uint32_t of) const;
+  /// Likewise, by an all-reduce of float32.
+  [[nodiscard]] uint64_t dense_bytes_of_class(uint32_t of) const;
+  /// Before anything is bound: a law may send all buckets uncompressed.
+  void open_dense() noexcept { dense_ = true; }
+  [[nodiscard]] bool dense() const noexcept { return dense_; }
   [[nodiscard]] uint32_t class_of(uint32_t parameter) const { return class_of_[parameter]; }
   [[nodiscard]] StrategyKind strategy_of(uint32_t parameter) const {
     return choices_[class_of_[parameter]].strategy;
@@ -180,7 +185,9 @@ class Model {
   [[nodiscard]] uint32_t values_per_granule() const;
   /// Engine-added float sums depend on an element's place in the buffer: does any of ours? Those of
   /// ways out and flushes, which every strategy has, do not count.
-  [[nodiscard]] bool layout_matters() const noexcept { return uses(StrategyKind::native_sum); }
+  [[nodiscard]] bool layout_matters() const noexcept {
+    return dense_ || uses(StrategyKind::native_sum);
+  }
 
  private:
   Model() = default;
@@ -199,12 +206,13 @@ class Model {
   std::vector<Limits> limits_;                   // by class; empty: none moves
   std::vector<Setting> settings_;                // by class
   std::vector<Choice> choices_;                  // likewise
-  std::vector<std::vector<Parameter>> members_;  // likewise
+  std::vector<std::vector<Parameter>> members_;  // likewise: copies, so that moves take no memory
   std::vector<uint32_t> class_of_;
   std::vector<Parameter> parameters_;
   std::vector<Assignment> assignments_;
   uint64_t agreement_ = 0;
   uint64_t model_hash_ = 0;
+  bool dense_ = false;
 };
 
 }  // namespace laconic::collective

@@ -28,7 +28,10 @@ struct Dc2 {
   static constexpr LawInfo info{
       "dc2",
       "DC2-R, a reconstruction: halves above 1.5 of a target time, grows by a tenth below 1.1",
-      "dc2:target=compute"};
+      "dc2:target=compute",
+      true,
+      true,
+      true};
   static constexpr std::array fields{
       min_field<&Params::min>(), max_field<&Params::max>(),
       word_field<&Params::target>("target", 0, kTargets,

@@ -12,8 +12,8 @@ namespace laconic::control {
 struct Replay {
   struct Params {};
   struct State {};
-  static constexpr LawInfo info{"replay", "the decisions of a record, step by step", "replay:FILE",
-                                true, false};
+  static constexpr LawInfo info{
+      "replay", "the decisions of a record, step by step", "replay:FILE", true, false, true};
   static constexpr std::array<Field, 0> fields{};
 
   static Result<void> read(std::string_view text, std::string_view options, Control& control) {
@@ -39,7 +39,7 @@ struct Replay {
                                      seen.step, before);
     for (; d != at.recorded.data() + at.recorded.size() && d->step == seen.step; ++d) {
       if (d->rule != at.rule) continue;
-      move = {d->to, d->uncompressed, Reason::recorded, d->slowdown, d->target_s};
+      move = {d->to, d->uncompressed, Reason::recorded, d->slowdown, d->target_s, d->parts};
     }
     return move;
   }

@@ -22,7 +22,7 @@ float rounded_to(DType dtype, float x) {
 
 Uncompressed::Uncompressed(RankState& state, const Layout& layout, Counters& counters,
                            StatusRound& status)
-    : state_(&state), counters_(&counters), status_(&status), layout_(&layout) {}
+    : state_(&state), counters_(&counters), status_(&status), layout_(&layout), aside_(state) {}
 
 bool Uncompressed::reserve() {
   drained_.resize(layout_->parameters.size());
@@ -33,12 +33,15 @@ bool Uncompressed::reserve() {
     copies_[i] = copied_;
     copied_ += p.count;
   }
-  return true;
+  if (!state_->model().dense()) return true;
+  return copy_.reserve(copied_ * sizeof(float)) && aside_.reserve();
 }
 
 void Uncompressed::begin(const Input& input) {
   input_ = input;
   phase_ = Phase::ready;
+  tells_ = tells_ && input.report != nullptr;
+  aside_.begin();
   trouble_.reset();
   std::fill(drained_.begin(), drained_.end(), uint8_t{0});
   if (input_.failure == nullptr && keeps_gradient() && !copy_gradient())
@@ -48,8 +51,9 @@ void Uncompressed::begin(const Input& input) {
   if (mode_ == Mode::drain) add_residuals();
 }
 
-/// An all-reduce that fails leaves neither gradient nor sum in its buffer. The memory is taken now:
-/// uncompressed exchanges of compressed parameters are rare, and it is as large as they are.
+/// An all-reduce that fails leaves neither gradient nor sum in its buffer. The memory is taken now,
+/// unless settings may come here: uncompressed exchanges of compressed parameters are rare, and it
+/// is as large as they are.
 bool Uncompressed::copy_gradient() {
   if (!copy_.reserve(copied_ * sizeof(float))) return false;
   auto* copies = reinterpret_cast<float*>(copy_.bytes().data());
@@ -156,7 +160,11 @@ void Uncompressed::narrow() {
   kernels::narrow(casts, input_.dtype, input_.buffer, input_.gradient, layout_->elements);
 }
 
-Next Uncompressed::emit(Step& step) {
+void Uncompressed::drop_copy() {
+  if (!state_->model().dense()) copy_ = Arena();
+}
+
+Next Uncompressed::emit(std::span<Step> batch) {
   const uint64_t world = state_->world();
   wide_ = input_.dtype != DType::f32 && !state_->model().options().caps.can_sum(input_.dtype);
   if (!wide_) widen();  // what a 16-bit bucket holds by now is what travels
@@ -165,19 +173,22 @@ Next Uncompressed::emit(Step& step) {
   const DType dtype = wide_ ? DType::f32 : input_.dtype;
   auto* at =
       wide_ ? reinterpret_cast<uint8_t*>(input_.gradient) : static_cast<uint8_t*>(input_.buffer);
-  step = {.kind = StepKind::all_reduce,
-          .dtype = dtype,
-          .count = layout_->elements,
-          .send = at,
-          .recv = at};
+  batch[0] = {.kind = StepKind::all_reduce,
+              .dtype = dtype,
+              .count = layout_->elements,
+              .send = at,
+              .recv = at};
   counters_->wire_bytes += 2 * layout_->elements * dtype_size(dtype) * (world - 1) / world;
   ++counters_->rounds;
   phase_ = Phase::summed;
-  return {Verdict::steps, 1};
+  if (!tells_) return {Verdict::steps, 1};
+  aside_.emit(input_, batch[1], *counters_);
+  return {Verdict::steps, 2};
 }
 
 Result<Next> Uncompressed::next(std::span<Step> batch) {
-  if (phase_ == Phase::ready) return emit(batch[0]);
+  if (phase_ == Phase::ready) return emit(batch);
+  if (phase_ == Phase::summed && tells_) aside_.hear(input_);
   if (phase_ == Phase::summed && poisoned()) {
     phase_ = Phase::status;
     status_->emit(input_, trouble_ ? &*trouble_ : input_.failure, batch[0], *counters_);
@@ -198,7 +209,7 @@ void Uncompressed::finish() {
   phase_ = Phase::idle;
   if (mode_ == Mode::drain) drop_residuals();
   if (wide_) narrow();
-  copy_ = Arena();
+  drop_copy();
 }
 
 void Uncompressed::undo(pipeline::Undo) {
@@ -210,7 +221,7 @@ void Uncompressed::undo(pipeline::Undo) {
     if (copies_[i] == kNoCopy) continue;
     keep_gradient(*state_, layout_->parameters[i], copies + copies_[i]);
   }
-  copy_ = Arena();
+  drop_copy();
 }
 
 }  // namespace laconic::collective

@@ -1,12 +1,14 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
 // uncompressed: the bucket as it is, by the engine's own all-reduce. The way out when some rank's
-// gradient is not finite, the way in which a flush drains residuals, and what the caller may ask
-// for. One round; a sum that is NaN from its first element on is followed by a status round.
+// gradient is not finite, the way in which a flush drains residuals, and what the caller or a law
+// may ask for. One round; a sum that is NaN from its first element on is followed by a status
+// round.
 #pragma once
 
 #include "collective/exchange/status_round.h"
 #include "collective/exchange/strategy.h"
+#include "collective/strategies/uncompressed/aside.h"
 
 namespace laconic::collective {
 
@@ -16,16 +18,18 @@ class Uncompressed final : public Strategy {
     plain,     ///< residuals untouched
     fallback,  ///< the strategy has undone its work: a failure now must not lose the gradient
     drain,     ///< a part of each residual goes with the gradient
+    dense,     ///< as settings have it: residuals untouched, a failure must not lose the gradient
   };
 
   Uncompressed(RankState& state, const Layout& layout, Counters& counters, StatusRound& status);
   [[nodiscard]] bool reserve();
 
   /// Before begin(). `parts`: for drain, the steps left to drain in, this one included: 1/parts of
-  /// each residual goes out.
-  void set_mode(Mode mode, uint32_t parts = 0) noexcept {
+  /// each residual goes out. `tells`: ranks tell each other what Input has for that.
+  void set_mode(Mode mode, uint32_t parts, bool tells) noexcept {
     mode_ = mode;
     parts_ = parts;
+    tells_ = tells;
   }
   void begin(const Input& input) override;
   Result<Next> next(std::span<Step> batch) override;
@@ -36,7 +40,13 @@ class Uncompressed final : public Strategy {
   /// Adds the gradients of compressed parameters to their residuals, but in plain mode.
   void undo(pipeline::Undo) override;
   [[nodiscard]] uint64_t held_bytes() const noexcept override {
-    return held(drained_, copies_, copy_);
+    return held(drained_, copies_, copy_) + aside_.held_bytes();
+  }
+  [[nodiscard]] uint32_t flush_heard() const noexcept override {
+    return tells_ ? aside_.wish() : 0;
+  }
+  [[nodiscard]] HeardReports reports_heard() const noexcept override {
+    return tells_ ? aside_.reports() : HeardReports{};
   }
 
  private:
@@ -47,6 +57,7 @@ class Uncompressed final : public Strategy {
   }
   [[nodiscard]] float part() const noexcept { return 1.0F / static_cast<float>(parts_); }
   bool copy_gradient();
+  void drop_copy();
   void add_residuals();
   bool add_residual(size_t i);
   void take_owned_residual(const RankPiece& piece);
@@ -56,7 +67,7 @@ class Uncompressed final : public Strategy {
   [[nodiscard]] bool poisoned();
   void widen();
   void narrow();
-  Next emit(Step& step);
+  Next emit(std::span<Step> batch);
 
   RankState* state_;
   Counters* counters_;
@@ -66,11 +77,13 @@ class Uncompressed final : public Strategy {
   std::vector<uint64_t> copies_;  // by parameter of the layout: where its gradient is kept
   uint64_t copied_ = 0;           // floats of all of them
   Arena copy_;                    // gradients of parameters with a residual, until delivery is sure
+  Aside aside_;
   Input input_;
   std::optional<Error> trouble_;
   Mode mode_ = Mode::plain;
   uint32_t parts_ = 0;
   Phase phase_ = Phase::idle;
+  bool tells_ = false;
   bool wide_ = false;  // the sum travels as float32: the engine cannot add the bucket's type
 };
 

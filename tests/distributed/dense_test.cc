@@ -1,0 +1,313 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// A law that takes float32 where that fits into its target, and leaves it when it no longer does:
+// what travels, what becomes of the residuals, and that nothing is lost.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdio>
+#include <fstream>
+#include <map>
+#include <sstream>
+
+#include "control/record.h"
+#include "session/describe.h"
+#include "support/clocked.h"
+#include "support/subset.h"
+
+namespace laconic::test {
+namespace {
+
+constexpr uint32_t kWorld = 3;
+const std::vector<Parameter> kModel{
+    {"a.weight", 120, 40}, {"b.weight", 61, 67}, {"c.weight", 90, 33}, {"bias", 9, 1}};
+constexpr const char* kLaw = "dc2:deadline_ms=20,max=0.06";
+
+// Bytes in a second. Float32 takes 0.6 ms of the first, 63 ms of the second.
+double fast(uint64_t /*step*/) { return 1e8; }
+double slow_from_40(uint64_t step) { return step < 40 ? 1e8 : 1e6; }
+double slow_from_16(uint64_t step) { return step < 16 ? 1e8 : 1e6; }
+
+struct Case {
+  const char* name;
+  const char* spec;
+  StrategyKind strategy;
+};
+class Dense : public testing::TestWithParam<Case> {
+ protected:
+  static test::Setup with(const std::string& control, const std::string& record = "") {
+    test::Setup made{GetParam().spec, kWorld, kModel, GetParam().strategy, 16};
+    made.control = control;
+    made.record = record;
+    return made;
+  }
+  static std::string file_of(const std::string& name) {
+    return testing::TempDir() + "laconic_dense_" + GetParam().name + name;
+  }
+  /// A new one.
+  static std::string file(const std::string& name) {
+    std::remove(file_of(name).c_str());
+    return file_of(name);
+  }
+};
+
+std::string text_of(const std::string& path) {
+  std::ostringstream text;
+  text << std::ifstream(path, std::ios::binary).rdbuf();
+  return text.str();
+}
+
+bool uncompressed(Clocked& group, uint32_t rank = 0) {
+  return session::explain(group.session(rank)).find("\"strategy\": \"uncompressed\"") !=
+         std::string::npos;
+}
+
+/// The engine's sum in rank order, of gradients that were divided first.
+std::vector<float> float32_mean(const Layout& layout, uint64_t step) {
+  const auto all = gradients(kWorld, layout.elements, step + 1);
+  std::vector<float> mean(layout.elements);
+  for (size_t i = 0; i < mean.size(); ++i) {
+    for (const auto& g : all) mean[i] += g[i] * (1.0F / static_cast<float>(kWorld));
+  }
+  return mean;
+}
+
+/// By element of the layout: the mean of all ranks' residuals, an owner's of the mean as it is.
+std::vector<double> kept(Clocked& group) {
+  std::vector<double> sum(group.layout().elements);
+  std::map<std::string, uint64_t> place;
+  for (size_t i = 0; i < group.layout().parameters.size(); ++i)
+    place[kModel[group.layout().parameters[i]].name] = group.layout().offsets[i];
+  for (uint32_t r = 0; r < kWorld; ++r) {
+    for (const auto& e : group.session(r).store().entries()) {
+      const bool owned = e.kind == feedback::StateKind::owner_residual;
+      if (!owned && e.kind != feedback::StateKind::residual) continue;
+      const std::string name = e.name.substr(e.name.find('/') + 1);
+      const size_t at = name.find('@');
+      const uint64_t first = place.at(name.substr(0, at)) +
+                             (at == std::string::npos ? 0 : std::stoul(name.substr(at + 1)));
+      for (size_t k = 0; k < e.values.size(); ++k)
+        sum[first + k] += static_cast<double>(e.values[k]) / (owned ? 1 : kWorld);
+    }
+  }
+  return sum;
+}
+
+/// Of steps 0 to means.size(): what went out and what is kept is what came in.
+void expect_balance(Clocked& group, const std::vector<std::vector<float>>& means) {
+  auto found = kept(group);
+  std::vector<double> in(found.size()), magnitude(found.size());
+  for (uint64_t step = 0; step < means.size(); ++step) {
+    const auto mean = exact_mean(gradients(kWorld, found.size(), step + 1));
+    for (size_t i = 0; i < found.size(); ++i) {
+      in[i] += mean[i];
+      magnitude[i] += std::abs(mean[i]);
+      found[i] += static_cast<double>(means[step][i]);
+    }
+  }
+  for (size_t i = 0; i < found.size(); ++i)
+    ASSERT_NEAR(found[i], in[i], 2e-6 * magnitude[i] + 1e-7) << "element " << i;
+}
+
+uint64_t bytes_sent(Clocked& group) { return group.session(0).stats().counters.wire_bytes; }
+
+/// It holds by then: the deadline is far, two updates reach the maximum, residuals go out.
+constexpr uint64_t kTaken = 20;
+
+TEST_P(Dense, IsTakenAtTheMaximumAndLeftWhenItNoLongerFits) {
+  Clocked group(with(kLaw), slow_from_40);
+  auto means = group.steps(0, kTaken);
+  for (uint32_t r = 0; r < kWorld; ++r) ASSERT_TRUE(uncompressed(group, r));
+  const std::string told = session::explain(group.session(0));
+  EXPECT_NE(told.find("float32 fits into the target of 20 ms"), std::string::npos) << told;
+  EXPECT_EQ(group.session(0).stats().residual_norm, 0.0);
+  const uint64_t before = bytes_sent(group);
+  for (uint64_t step = kTaken; step < 40; ++step) {
+    means.push_back(group.steps(step, step + 1)[0]);
+    ASSERT_TRUE(same_bits(means.back(), float32_mean(group.layout(), step))) << "step " << step;
+  }
+  // A ring of float32; beside it 16 lanes for a wish and 6 for each report.
+  const uint64_t sent = 4 * (kWorld - 1) * 2 * group.layout().elements / kWorld;
+  EXPECT_EQ(bytes_sent(group) - before,
+            20 * (sent + 4 * (kWorld - 1) * 2 * (16 + 6 * kWorld) / kWorld));
+  const auto rest = group.steps(40, 60);
+  means.insert(means.end(), rest.begin(), rest.end());
+  EXPECT_FALSE(uncompressed(group));
+  EXPECT_NE(session::explain(group.session(0)).find("ratio"), std::string::npos);
+  EXPECT_GT(group.session(0).stats().residual_norm, 0.0);
+  EXPECT_EQ(group.session(0).stats().held_steps, 0U);
+  EXPECT_EQ(group.session(0).stats().reports_missing, 0U);
+  expect_balance(group, means);
+}
+
+/// The parts are as many as the residuals are larger than the gradients, and equal.
+TEST_P(Dense, ReleasesResidualsInParts) {
+  Clocked group(with(kLaw, file("parts.jsonl")), fast);
+  std::vector<double> norms;
+  std::vector<bool> dense;
+  for (uint64_t step = 0; step < 30; ++step) {
+    norms.push_back(group.session(0).stats().residual_norm);
+    group.steps(step, step + 1);
+    dense.push_back(uncompressed(group));
+  }
+  const auto first = static_cast<size_t>(std::ranges::find(dense, true) - dense.begin());
+  const auto record = control::read_record(text_of(file_of("parts.jsonl")));
+  ASSERT_TRUE(record) << record.error().message;
+  const auto& decided = record->parts[0].steps[first - control::kDelay];
+  ASSERT_EQ(decided.decisions.size(), 1U);
+  EXPECT_EQ(decided.decisions[0].reason, control::Reason::dense);
+  double ratio = 0;
+  for (const auto& r : decided.reports) ratio = std::max(ratio, r.residual_ratio);
+  const uint32_t parts = decided.decisions[0].parts;
+  EXPECT_GT(parts, 1U);
+  EXPECT_EQ(parts, std::ceil(ratio));
+  if (GetParam().strategy != StrategyKind::two_shot) {  // where the owners' joins in the first part
+    for (uint32_t i = 1; i <= parts; ++i)
+      EXPECT_NEAR(norms[first + i], norms[first] * (parts - i) / parts, 1e-5 * norms[first]) << i;
+  }
+  EXPECT_GT(norms[first + parts - 1], 0.0);
+  EXPECT_EQ(norms[first + parts], 0.0);
+}
+
+/// What has not gone out when the network slows down waits in the residual.
+TEST_P(Dense, IsLeftInTheMiddleOfARelease) {
+  test::Setup setup = with("replay:" + file_of("middle.jsonl"));
+  {
+    Clocked first(with(kLaw, file("middle.jsonl")), slow_from_16);
+    auto means = first.steps(0, 50);
+    expect_balance(first, means);
+  }
+  // As if the decision had been to take 64 steps.
+  std::string text = text_of(file_of("middle.jsonl"));
+  const size_t at = text.find("\"reason\": \"dense\"");
+  ASSERT_NE(at, std::string::npos);
+  const size_t parts = text.find("\"parts\": ", at) + 9;
+  text.replace(parts, text.find('}', parts) - parts, "64");
+  std::ofstream(file_of("middle.jsonl"), std::ios::binary) << text;
+  Clocked group(setup, fast);
+  auto means = group.steps(0, 18);
+  ASSERT_TRUE(uncompressed(group));
+  EXPECT_GT(group.session(0).stats().flush_steps_left, 50U);
+  const auto rest = group.steps(18, 50);
+  means.insert(means.end(), rest.begin(), rest.end());
+  EXPECT_FALSE(uncompressed(group));
+  EXPECT_EQ(group.session(0).stats().flush_steps_left, 0U);
+  expect_balance(group, means);
+}
+
+TEST_P(Dense, IsReplayedAndResumedBitForBit) {
+  const std::string record = file("run.jsonl");
+  Clocked first(with(kLaw, record), slow_from_40);
+  const auto means = first.steps(0, 60);
+  const auto read = control::read_record(text_of(record));
+  ASSERT_TRUE(read) << read.error().message;
+  const auto again = control::recompute(*read);
+  ASSERT_TRUE(again) << again.error().message;
+  EXPECT_FALSE(again->difference) << again->difference->what;
+  for (const auto& step : read->parts[0].steps)
+    EXPECT_EQ(step.settings[0].uncompressed, step.step >= 13 && step.step < 45) << step.step;
+  for (const uint64_t stop : {11U, 12U, 13U, 15U, 25U, 44U}) {
+    if (kSanitized && stop != 15) continue;
+    Clocked killed(with("replay:" + record), fast);
+    const auto before = killed.steps(0, stop);
+    Clocked resumed(with("replay:" + record), fast);
+    resumed.load(killed);
+    const auto rest = resumed.steps(stop, 60);
+    for (uint64_t step = 0; step < 60; ++step) {
+      const auto& mean = step < stop ? before[step] : rest[step - stop];
+      ASSERT_TRUE(same_bits(mean, means[step])) << "stopped before " << stop << ": " << step;
+    }
+    EXPECT_EQ(resumed.session(0).stats().residual_norm, first.session(0).stats().residual_norm);
+  }
+}
+
+/// Decided by its own law, too.
+TEST_P(Dense, GoesOnFromWhatWasSaved) {
+  Clocked whole(with(kLaw), slow_from_40);
+  const auto means = whole.steps(0, 60);
+  Clocked killed(with(kLaw), slow_from_40);
+  killed.steps(0, 16);
+  Clocked resumed(with(kLaw), slow_from_40);
+  resumed.load(killed);
+  const auto rest = resumed.steps(16, 60);
+  // The first report is about a step that nobody has seen: a decision may come one step later.
+  ASSERT_TRUE(same_bits(rest[0], means[16]));
+  EXPECT_TRUE(same_bits(rest[20], means[36]));
+  EXPECT_FALSE(uncompressed(resumed));
+}
+
+TEST_P(Dense, AStepThatFailsKeepsTheGradient) {
+  Clocked group(with(kLaw), fast);
+  group.steps(0, 30);
+  ASSERT_TRUE(uncompressed(group));
+  EXPECT_EQ(group.session(0).stats().residual_norm, 0.0);
+  group.fail_on(1, 30);
+  const auto lost = exact_mean(gradients(kWorld, group.layout().elements, 31));
+  const auto found = kept(group);
+  for (size_t i = 0; i < lost.size(); ++i) {
+    if (i < 9) continue;  // "bias": it has no residual
+    ASSERT_NEAR(found[i], lost[i], 1e-7) << i;
+  }
+}
+
+/// Ranks that ask for a flush are heard, although there is nothing to flush.
+TEST_P(Dense, AFlushEnds) {
+  Clocked group(with(kLaw), fast);
+  group.steps(0, 30);
+  ASSERT_TRUE(group.session(2).flush(2));
+  group.steps(30, 31);
+  EXPECT_EQ(group.session(0).stats().flush_steps_left, 2U);
+  const auto means = group.steps(31, 36);
+  EXPECT_EQ(group.session(2).stats().flush_steps_left, 0U);
+  EXPECT_TRUE(same_bits(means[0], float32_mean(group.layout(), 31)));
+  EXPECT_TRUE(uncompressed(group));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, Dense,
+    testing::Values(Case{"gather_all", "topk:ratio=0.05", StrategyKind::gather_all},
+                    Case{"two_shot", "topk:ratio=0.05", StrategyKind::two_shot},
+                    Case{"native_sum", "randomk:ratio=0.05", StrategyKind::native_sum}),
+    [](const auto& of) { return of.param.name; });
+
+/// Units of two rules may lie in one bucket: neither goes uncompressed.
+TEST(DenseWithRules, IsClosedWhereTwoSpecsCompress) {
+  test::Setup setup{"topk:ratio=0.05", kWorld, kModel, StrategyKind::gather_all, 16};
+  setup.control = kLaw;
+  Rule rule;
+  rule.match = "a.*";
+  rule.spec = "3lc";
+  rule.control = "fixed";
+  setup.rules = {rule};
+  Clocked group(setup, fast);
+  group.steps(0, 40);
+  EXPECT_FALSE(uncompressed(group));
+  setup.rules[0].spec = "none";
+  Clocked alone(setup, fast);
+  alone.steps(0, 40);
+  EXPECT_TRUE(uncompressed(alone));
+}
+
+TEST(DenseWithoutFeedback, HasNothingToRelease) {
+  test::Setup setup{"topk:ratio=0.05+noef", kWorld, kModel, StrategyKind::gather_all, 16};
+  setup.control = kLaw;
+  Clocked group(setup, fast);
+  const auto means = group.steps(0, 20);
+  EXPECT_TRUE(uncompressed(group));
+  EXPECT_TRUE(same_bits(means[14], float32_mean(group.layout(), 14)));
+}
+
+/// A flush of the user's is float32 for some steps, which says nothing about the setting.
+TEST(Laws, DoNotHearOfAFlush) {
+  test::Setup setup{"topk:ratio=0.05", kWorld, kModel, StrategyKind::gather_all, 16};
+  setup.control = "dc2:deadline_ms=20,max=0.05";
+  Clocked group(setup, [](uint64_t /*step*/) { return 6e5; });  // 14 ms; float32: 105 ms
+  group.steps(0, 12);
+  ASSERT_TRUE(group.session(0).flush(3));
+  group.steps(12, 30);
+  EXPECT_EQ(group.session(0).stats().setting_changes, 0U);
+  EXPECT_GE(group.session(0).stats().flushes, 3U);
+}
+
+}  // namespace
+}  // namespace laconic::test
