@@ -44,6 +44,7 @@ enum class Errc : int32_t {
   engine_failed = 62,
   timed_out = 63,
   exchange_order = 64,
+  residuals_left = 65,
   // Saved state.
   state_version = 80,
   state_corrupt = 81,

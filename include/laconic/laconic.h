@@ -233,10 +233,12 @@ LACONIC_API int32_t laconic_session_check_agreement(laconic_session* session, co
 
 /* Other settings, between two steps, in three calls on every rank: set prepares them; then the
  * agreement, as above, whatever set has returned. Where check_agreement gives 0 they are in force
- * from the next step on. Where ranks differ, or one could not prepare (no memory, an unknown spec,
- * residuals for which the settings have no place: flush first), every rank gets one message, and
- * all go on as before. Until check_agreement memory for both is needed. exchange_order while an
- * exchange is in flight; unsupported with an aggregator. Entries of the state are others then. */
+ * from the next step on. Where ranks differ, or one could not prepare (no memory, an unknown spec),
+ * every rank gets one message, and all go on as before; so they do where the settings have no place
+ * for residuals: residuals_left, and these go out with the gradients of the next steps, as many as
+ * they are larger than the gradients. Set again when flush_steps_left in stats is 0. Until
+ * check_agreement memory for both is needed. exchange_order while an exchange is in flight;
+ * unsupported with an aggregator. Entries of the state are others then. */
 #define LACONIC_KEEP 0xFFFFFFFFU
 typedef struct laconic_settings {
   uint32_t struct_size;

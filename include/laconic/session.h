@@ -91,8 +91,10 @@ class Session {
   Result<void> wait();
 
   /// All ranks together, between two steps: other settings from the next step on. Residuals stay.
-  /// Where ranks differ, or one cannot (no memory, an unknown spec, residuals that the settings
-  /// have no place for: flush first), all go on with those that they have, and get the same Error.
+  /// Where ranks differ, or one cannot (no memory, an unknown spec), all go on with those that they
+  /// have, and get the same Error. Settings that have no place for residuals wait: these go out
+  /// with the gradients of the next steps, as many as they are larger than the gradients (10 where
+  /// nobody reports), and the step behind them begins with the new settings, or has their Error.
   /// Needs memory for both as long as it runs. Not with an aggregation server.
   Result<void> set(const SettingsChange& change);
 

@@ -25,7 +25,9 @@ def no_span(_name):
 
 
 STRATEGIES = {"auto": 0, "native_sum": 1, "gather_all": 2, "two_shot": 3, "server_sum": 4}
-PEER_FAILED, ENGINE_FAILED = errors.CODES["peer_failed"], errors.CODES["engine_failed"]
+PEER_FAILED, ENGINE_FAILED, RESIDUALS_LEFT = (errors.CODES[name] for name in ("peer_failed", "engine_failed", "residuals_left"))
+#: what the number of a flush's steps is more by where a law has begun it
+LAWS_RELEASE = 65536
 
 
 def engine_failed(error: BaseException) -> LaconicError:
@@ -85,6 +87,8 @@ class CSession:
 
     #: a step's first exchange carries what the ranks observed
     reports = False
+    #: the arguments of a set that waits until residuals have gone out
+    waiting: tuple | None = None
 
     def __init__(self, spec: str, parameters, *, rank: int, world: int, seed: int, small_elements: int, strategy: str,
                  engine_sums: int, threads: int, short_sends: bool = False, window: int = WINDOW, part: int = PART,
@@ -149,9 +153,10 @@ class CSession:
         cards = engine.gather_bytes(card.raw)
         _lib.check(_lib.lib.laconic_session_check_agreement(self._handle, cards))
 
-    def set(self, engine, spec: str | None, rules, control: str | None) -> None:
-        """Other settings from the next step on, on all ranks or, with one message, on none. What is None stays."""
-        failure = None
+    def set(self, engine, spec: str | None, rules, control: str | None) -> bool:
+        """Other settings from the next step on, on all ranks or, with one message, on none. What is None stays. False: they wait
+        until residuals that they have no place for have gone out; then `set_what_waits` takes them."""
+        failure = self.waiting = None
         try:
             settings = _lib.Settings(strategy=_lib.KEEP, rule_count=_lib.KEEP)
             if spec is not None:
@@ -159,21 +164,30 @@ class CSession:
             if control is not None:
                 settings.control = text("control", control)
             if rules is not None:
-                listed = given(rules)
-                settings.rules, settings.rule_count = array_of(listed), len(listed)
+                rules = given(rules)
+                settings.rules, settings.rule_count = array_of(rules), len(rules)
             _lib.check(_lib.lib.laconic_session_set(self._handle, ctypes.byref(settings)))
         except LaconicError as error:  # the other ranks are about to compare cards with us
-            failure = error
+            if error.code != RESIDUALS_LEFT:  # of which the card tells
+                failure = error
         except Exception as error:  # noqa: BLE001  an argument of a wrong type
             failure = errors.error("invalid_argument", f"{type(error).__name__}: {error}", "spec and control are str, rules a list")
         try:
             agree(engine, self, failure, "set")
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, LaconicError) and error.code == RESIDUALS_LEFT:
+                self.waiting = spec, rules, control
+                return False
             nothing = ctypes.create_string_buffer(_lib.AGREEMENT_BYTES * self.world)
             _lib.lib.laconic_session_check_agreement(self._handle, nothing)  # what was prepared is dropped
             raise
         self.sets += 1
         self._read_settings()
+        return True
+
+    def set_what_waits(self, engine) -> bool:
+        """Between two steps, where something waits. True: it holds."""
+        return not any(self._flush_state()) and self.set(engine, *self.waiting)
 
     def exchange(self, layout: "Layout", address: int, dtype: int, engine, *, step: int, index: int = 0,
                  failure: LaconicError | None = None, span=no_span) -> None:
@@ -280,10 +294,18 @@ class CSession:
     def flush(self, steps: int) -> int:
         """Asks for a flush in `steps` steps; gives the parts that one under way has left (0: there is none)."""
         _lib.check(_lib.lib.laconic_session_flush(self._handle, steps))
+        return self._flush_state()[1]
+
+    def flush_steps_left(self) -> int:
+        """Of a flush that is under way or asked for; 0: there is none."""
+        return max(self._flush_state())
+
+    def _flush_state(self) -> tuple[int, int]:
         for name, address, _ in self.entries():
             if name == "state/flush":
-                return int((ctypes.c_float * 2).from_address(address)[1])
-        return 0
+                asked, left = (ctypes.c_float * 2).from_address(address)
+                return int(asked), int(left) % LAWS_RELEASE
+        return 0, 0
 
     def explain(self) -> dict:
         return json.loads(_lib.lib.laconic_session_explain(self._handle).decode())

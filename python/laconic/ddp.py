@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import logging
 import os
 import time
 import weakref
@@ -285,6 +286,8 @@ class Handle:
             self._scale = self._stage.scale_of(self._scaler)
         self._rates_now = self._rates.now()
         step = self.worker.step
+        if self.worker.session.waiting is not None:
+            self._set_what_waits()
         if self._changes is not None:
             self._changes.tell(self.explain)
         self._tells = (self._observes and step >= self.warmup and reports.due(step - self._since_step)
@@ -402,11 +405,27 @@ class Handle:
 
         Every rank makes the call, with the same arguments, between two iterations. All ranks change, or none does: where one
         cannot, or ranks differ, all get one LaconicError and train on as before. A setting without error feedback
-        (`none`, `bf16`, `+noef`) has no place for residuals: `flush()` first. docs/guide/control.md.
+        (`none`, `bf16`, `+noef`) has no place for residuals: these go out with the gradients first, in as many steps as they are
+        larger, and the setting holds from the iteration behind them. docs/guide/control.md.
         """
         if self._in_iteration:
             raise errors.error("exchange_order", "set was called within an iteration", "call it between two iterations, on all ranks")
-        self.worker.set(spec, rules, control)
+        if self.worker.set(spec, rules, control):
+            self._take_settings()
+        elif self.rank == 0:
+            environment.say(f"set: residuals go out first, over {self.worker.session.flush_steps_left()} steps")
+
+    def _set_what_waits(self) -> None:
+        """DDP would not survive an error out of the hook: it is told, and training goes on."""
+        try:
+            if self.worker.set_what_waits():
+                self._take_settings()
+        except LaconicError as error:
+            self.worker.session.waiting = None
+            if self.rank == 0:
+                environment.say(f"set: {error}; training goes on by {self.describe()}", logging.WARNING)
+
+    def _take_settings(self) -> None:
         self._read_settings(self.worker.session)
         self._since_step = self.worker.step
         made = {id(layout): self._cut(layout.parameters, layout.offsets, layout.elements) for layout in self._layouts.values()}
@@ -476,6 +495,8 @@ class Handle:
         """Ends the worker and frees what it holds; stats() and explain() stay. The model cannot exchange afterwards. Every
         rank calls it."""
         self.worker.close()
+        if self.worker.session.waiting is not None and self.rank == 0:
+            environment.say("set: residuals were not out when training ended; nothing was set", logging.WARNING)
         if self._changes is not None:
             self._changes.tell(self.explain, last=True)
 

@@ -31,6 +31,7 @@ CODES = {
     "engine_failed": 62,
     "timed_out": 63,
     "exchange_order": 64,
+    "residuals_left": 65,
     "state_version": 80,
     "state_corrupt": 81,
     "state_rank": 82,

@@ -57,6 +57,7 @@ class OwnSession:
 
     layout_matters = False
     sets = 0  #: as CSession.sets
+    waiting = None  #: as CSession.waiting: never
 
     def __init__(self, spec: str, parameters, *, rank: int, world: int, seed: int, small_elements: int, strategy: str, engine_sums: int,
                  threads: int, short_sends: bool = False, window: int = WINDOW, part: int = PART, rules: list[dict] = (),

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import itertools
+import logging
 import math
 import threading
 
@@ -166,6 +167,8 @@ class Session:
         """
         with self._lock:
             self._check_open()
+            if self._session.waiting is not None and self._session.broken is None:
+                self._set_what_waits()
             failure = memory = None
             try:
                 step = whole("step", step, 0, U64 >> 1)
@@ -253,17 +256,33 @@ class Session:
 
         Every rank makes the call, with the same arguments. All ranks change, or none does: where one cannot, or ranks differ,
         all get one LaconicError and go on as before. A setting without error feedback (`none`, `bf16`, `+noef`) has no
-        place for residuals: `flush()` first. docs/guide/control.md.
+        place for residuals: these go out with the gradients first, in as many steps as they are larger, and the setting holds from
+        the call of `average` behind them. docs/guide/control.md.
         """
         with self._lock:
             self._check_open()
             if self._session.broken is not None:
                 raise self._session.broken
-            self._session.set(self._engine, spec, rules, control)
-            explained = self._session.explain()
-            self.spec = explained["spec"]
+            if self._session.set(self._engine, spec, rules, control):
+                self._take_settings()
+            elif self.rank == 0:
+                environment.say(f"set: residuals go out first, over {self._session.flush_steps_left()} steps")
+
+    def _take_settings(self) -> None:
+        explained = self._session.explain()
+        self.spec = explained["spec"]
+        if self.rank == 0:
+            environment.say(f"set from step {self._next_step} on: {self.spec} by {explained['strategy']}")
+
+    def _set_what_waits(self) -> None:
+        """What cannot be is told, and averaging goes on."""
+        try:
+            if self._session.set_what_waits(self._engine):
+                self._take_settings()
+        except RuntimeError as error:
+            self._session.waiting = None
             if self.rank == 0:
-                environment.say(f"set from step {self._next_step} on: {self.spec} by {explained['strategy']}")
+                environment.say(f"set: {error}; averages go on by {self.spec}", logging.WARNING)
 
     def state_dict(self) -> dict:
         """What this rank must keep to continue bit for bit, as plain data: {"version", "header", "part", "entries"}, entries being

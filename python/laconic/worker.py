@@ -402,15 +402,19 @@ class Worker:
         left = self._between_jobs(functools.partial(self.session.flush, steps))
         return self.step + left - 1 if left else self.step + steps
 
-    def set(self, spec: str | None, rules, control: str | None) -> None:
+    def set(self, spec: str | None, rules, control: str | None) -> bool:
         """Other settings: see CSession.set. Every rank makes the call between the same two steps."""
-        self._between_jobs(functools.partial(self._set, spec, rules, control))
+        return self._between_jobs(functools.partial(self._set, functools.partial(self.session.set, self.engine, spec, rules, control)))
 
-    def _set(self, spec, rules, control) -> None:
+    def set_what_waits(self) -> bool:
+        """See CSession.set_what_waits."""
+        return self._between_jobs(functools.partial(self._set, functools.partial(self.session.set_what_waits, self.engine)))
+
+    def _set(self, change) -> bool:
         if self.broken is not None:
             raise self.broken
         try:
-            self.session.set(self.engine, spec, rules, control)
+            return change()
         except RuntimeError as error:
             if isinstance(error, LaconicError):
                 raise

@@ -33,15 +33,12 @@ class Run:
             self.at += 1
 
     def set(self, **settings):
-        """Where residuals have no place, after a flush."""
-        try:
-            self.handle.set(**settings)
-        except LaconicError as error:
-            if "flush() first" not in error.message:
-                raise
-            self.handle.flush(2)
-            self.train(3)
-            self.handle.set(**settings)
+        """Where residuals have no place, behind them."""
+        version = self.handle.explain()["settings"][-1]["version"]
+        self.handle.set(**settings)
+        if self.handle.explain()["settings"][-1]["version"] == version:
+            self.handle.flush(2)  # instead of ten steps
+            self.train(4)
             self.seen.append("flushed")
         self.train(2)
         explained = self.handle.explain()
@@ -123,10 +120,10 @@ def _refused(calls):
 def test_what_is_refused_is_refused_on_all_ranks_and_changes_nothing(pools):
     rules = [{"match": "hidden.*", "spec": "topk"}]
     calls = [[{"spec": "topk"}, {"spec": "topk:ratio=0.1"}, {"spec": "topk"}], [{"control": "dc2"}, {"control": "aimd"}, {"control": "dc2"}],
-             [{"rules": rules}, {}, {}], [{"spec": "topk"}, {"spec": "topq"}, {"spec": "topk"}], [{"spec": 5}], [{"spec": "none"}],
+             [{"rules": rules}, {}, {}], [{"spec": "topk"}, {"spec": "topq"}, {"spec": "topk"}], [{"spec": 5}],
              [{"rules": "no/such/file.toml"}]]
     says = ["ranks disagree on the spec", "ranks disagree on the control", "ranks disagree on the rules", "rank 1 could not set: ",
-            "spec is 5", "flush() first", "no/such/file.toml"]
+            "spec is 5", "no/such/file.toml"]
     results = pools(3).run(_refused, calls=calls)
     for said, run, other in results:
         assert said == results[0][0] and len(said) == len(says)
@@ -222,6 +219,53 @@ def test_a_set_is_one_line_on_rank_0(pools):
     assert not any(line.startswith("set from") for line in lines[1] + lines[2])
 
 
+def _waits(trouble):
+    """Lines, and the specs in force, of a set that has no place for residuals."""
+    from laconic import environment
+
+    said, specs = [], []
+    environment.say, kept = lambda line, level=0: said.append(line), environment.say
+    try:
+        run = Run("3lc", buckets=2)
+        run.train(2)
+        run.handle.set(spec="bf16")
+        if trouble:
+            def fails(_engine):
+                raise laconic.errors.error("out_of_memory", "no memory")
+            run.handle.worker.session.set_what_waits = fails
+        for _ in range(13):
+            run.train(1)
+            specs.append(run.handle.explain()["settings"][-1]["spec"])
+        left = run.handle.stats()["residual_norm"]
+        if not trouble:
+            run.handle.set(spec="3lc")
+            run.train(2)
+            run.handle.set(spec="none")
+    finally:
+        _, digest, stats = run.end()
+        environment.say = kept
+    return said, specs, left, digest, stats
+
+
+def test_a_set_waits_until_residuals_are_out(pools):
+    results = pools(3).run(_waits, trouble=False)
+    for said, specs, left, digest, stats in results:
+        assert specs == ["3lc"] * 11 + ["bf16"] * 2  # one step to tell the wish, ten to drain
+        assert left == 0 and stats["failures"] == 0 and digest == results[0][3]
+    lines = results[0][0]
+    assert "set: residuals go out first, over 10 steps" in lines
+    assert any(line.startswith("set from step 13 on: bf16 ") for line in lines)
+    assert "set: residuals were not out when training ended; nothing was set" in lines
+    assert not any(line.startswith("set") for said, *_ in results[1:] for line in said)
+
+
+def test_a_set_that_waited_and_cannot_be_is_told(pools):
+    results = pools(3).run(_waits, trouble=True)
+    for _, specs, _, digest, stats in results:
+        assert specs == ["3lc"] * 13 and stats["failures"] == 0 and digest == results[0][3]
+    assert any(line.startswith("set: no memory; training goes on by 3lc") for line in results[0][0])
+
+
 def _saved():
     """What is saved behind a set goes on in a run that attaches with it."""
     hashes = []
@@ -279,6 +323,11 @@ def _own_session():
                 found.append(str(error))
         values[:] = torch.randn(3040, generator=torch.Generator().manual_seed(10 * step + rank)).tolist()
         session.average(step, values)
+    session.set(spec="none")
+    for step in range(5, 17):
+        found.append(session.spec)
+        session.average(step, values)
+    found.append(session.spec)
     session.close()
     return found, list(values)
 
@@ -286,5 +335,6 @@ def _own_session():
 def test_sessions_without_ddp(pools):
     results = pools(3).run(_own_session)
     for found, values in results:
+        assert found[3:] == ["powersgd:rank=2"] * 12 + ["none"]
         assert found[0] == "topk:ratio=0.1" and found[2] == "powersgd:rank=2"
         assert "ranks disagree on the spec" in found[1] and values == results[0][1]

@@ -58,6 +58,8 @@ std::string_view errc_name(Errc code) noexcept {
       return "timed_out";
     case Errc::exchange_order:
       return "exchange_order";
+    case Errc::residuals_left:
+      return "residuals_left";
     case Errc::state_version:
       return "state_version";
     case Errc::state_corrupt:

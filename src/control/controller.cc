@@ -78,14 +78,12 @@ std::string why(const Decision& d) {
   return "held";
 }
 
-/// Steps that residuals larger than the gradients go out in: at once they would undo what training
-/// has learnt.
-uint32_t release_parts(double residual_ratio) {
-  if (!(residual_ratio > 1)) return 1;
-  return static_cast<uint32_t>(std::min<double>(std::ceil(residual_ratio), kMostParts));
-}
-
 }  // namespace
+
+uint32_t release_parts(double ratio) noexcept {
+  if (!(ratio > 1)) return 1;
+  return static_cast<uint32_t>(std::min<double>(std::ceil(ratio), kMostParts));
+}
 
 Result<Controller> Controller::create(std::vector<Controlled> rules,
                                       std::vector<Decision> recorded) {

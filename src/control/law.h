@@ -60,6 +60,10 @@ struct Decision {
 /// Of Decision::parts.
 inline constexpr uint32_t kMostParts = 64;
 
+/// Steps that residuals go out in which are `ratio` times as large as the gradients: at once they
+/// would undo what training has learnt.
+[[nodiscard]] uint32_t release_parts(double ratio) noexcept;
+
 /// Steps between a decision and the first that it holds in: engines may run ahead of the host.
 inline constexpr uint64_t kDelay = 2;
 

@@ -12,6 +12,7 @@
 #include "session/describe.h"
 #include "session/saved_state.h"
 #include "session/window.h"
+#include "session/without_throwing.h"
 
 namespace laconic {
 namespace {
@@ -121,6 +122,8 @@ struct Session::Inner {
   std::optional<Cards> cards;
   std::vector<std::unique_ptr<Cut>> cuts;  // that of average() is the first
   uint32_t buckets = 0;                    // since the last wait()
+  std::optional<uint64_t> last_step;       // that a bucket was of
+  std::optional<SettingsChange> waiting;   // until residuals have gone out
 
   /// This rank's, before it has been compared with the others'.
   static Result<std::unique_ptr<Session>> make(std::string_view spec,
@@ -128,6 +131,10 @@ struct Session::Inner {
                                                const SessionOptions& options);
   Result<const Cut*> cut_of(std::span<const uint32_t> parameters);
   Result<void> submit(uint64_t step, const Cut& cut, std::span<float> gradient);
+  Result<void> set(const SettingsChange& change);
+  Result<void> set_what_waits(uint64_t next);
+  Result<void> prepare(const SettingsChange& change);
+  Result<bool> compare_and_set(const Result<void>& prepared);
 };
 
 Result<std::unique_ptr<Session>> Session::Inner::make(std::string_view spec,
@@ -235,8 +242,8 @@ Result<const Cut*> Session::Inner::cut_of(std::span<const uint32_t> parameters) 
 }
 
 Result<void> Session::Inner::submit(uint64_t step, const Cut& cut, std::span<float> gradient) {
+  Result<void> first = set_what_waits(step);
   if (cut.parts.size() > 1) session->count_parts(cut.parts.size());
-  Result<void> first;
   const uint32_t bucket = buckets++;
   for (uint32_t number = 0; const collective::Part& part : cut.parts) {
     const uint32_t index = bucket | number++ << 16U;
@@ -254,15 +261,51 @@ Result<void> Session::Inner::submit(uint64_t step, const Cut& cut, std::span<flo
   return first;
 }
 
+/// False: residuals have to go out first.
+Result<bool> Session::Inner::compare_and_set(const Result<void>& prepared) {
+  if (window->left_behind()) return prepared.error();  // the engine has failed
+  const Step step = cards->gathering(session->set_card());
+  if (auto done = window->run({&step, 1}); !done) return std::move(done).error();
+  auto ended = session->end_set(cards->all());
+  if (ended) return true;
+  if (ended.error().code == Errc::residuals_left) return false;
+  return std::move(ended).error();
+}
+
+Result<void> Session::Inner::prepare(const SettingsChange& change) {
+  return session->prepare_set({change.spec, change.rules, change.control, change.plan});
+}
+
+/// What may have to wait is kept before the others hear of it.
+Result<void> Session::Inner::set(const SettingsChange& change) {
+  auto ready = session::without_throwing([&]() -> Result<void> {
+    waiting = change;
+    return {};
+  });
+  if (ready) {
+    ready = prepare(*waiting);
+  } else {
+    session->refuse_set(ready.error());
+  }
+  auto done = compare_and_set(ready);
+  if (!done || *done) waiting.reset();
+  return done ? Result<void>() : std::move(done).error();
+}
+
+/// Before the first bucket of a step, on all ranks in the same one.
+Result<void> Session::Inner::set_what_waits(uint64_t next) {
+  const bool begins = last_step != next;
+  last_step = next;
+  if (!begins || !waiting || session->in_flight() != 0 || session->draining()) return {};
+  auto done = compare_and_set(prepare(*waiting));
+  if (!done || *done) waiting.reset();
+  return done ? Result<void>() : std::move(done).error();
+}
+
 Result<void> Session::set(const SettingsChange& change) {
-  session::Session& own = *inner_->session;
-  if (own.in_flight() != 0)
+  if (inner_->session->in_flight() != 0)
     return Error{Errc::exchange_order, "buckets are in flight", "call wait() first"};
-  auto prepared = own.prepare_set({change.spec, change.rules, change.control, change.plan});
-  if (inner_->window->left_behind()) return prepared;  // the engine has failed
-  const Step step = inner_->cards->gathering(own.set_card());
-  if (auto done = inner_->window->run({&step, 1}); !done) return done;
-  return own.end_set(inner_->cards->all());
+  return inner_->set(change);
 }
 
 Result<void> Session::flush(uint32_t steps) { return inner_->session->flush(steps); }

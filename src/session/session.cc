@@ -262,6 +262,11 @@ Result<void> Session::flush(uint32_t steps) {
   return {};
 }
 
+bool Session::draining() const {
+  const std::lock_guard lock(mutex_);
+  return parts_to_come() != 0 || wish() != 0;
+}
+
 /// All ranks hear the same in the same exchange.
 void Session::hear_flush(uint32_t steps) {
   if (steps == 0 || flush_state_.empty() || parts_to_come() != 0) return;

@@ -113,7 +113,7 @@ class Session {
   // whether it could or not, and ends with the cards of all.
   /// Takes all memory that the settings need beside those in force, which stay. Its Error is in the
   /// card, too. Refused while exchanges run, by an aggregation server, and while residuals are not
-  /// zero for which the settings have no place.
+  /// zero for which the settings have no place: residuals_left.
   Result<void> prepare_set(const Change& change);
   /// Instead: this rank has no settings to prepare, and why.
   void refuse_set(const Error& why);
@@ -121,8 +121,11 @@ class Session {
   /// A change was prepared, or could not be, and has not been ended.
   [[nodiscard]] bool setting() const noexcept { return setting_; }
   /// Where all ranks are ready for the same, it is in force from now on. Otherwise all go on as
-  /// before, with one Error.
+  /// before, with one Error; behind residuals_left they are flushed, in as many steps as they are
+  /// larger than the gradients.
   Result<void> end_set(Bytes cards);
+  /// A flush is draining, or asked for. Between two steps the same on all ranks, where all asked.
+  [[nodiscard]] bool draining() const;
   /// Of the settings in force; goes up with each change. To be read under hold().
   [[nodiscard]] uint32_t version() const noexcept {
     return versions_before_ + (steering_ ? steering_->version() : 0U);
@@ -231,6 +234,7 @@ class Session {
   /// A law sends everything uncompressed.
   [[nodiscard]] bool dense() const noexcept { return steering_ && steering_->uncompressed(); }
   void release_residuals();
+  void ask_for_release() noexcept;
   void stop_release() noexcept;
   Result<void> enter_step(uint64_t step);
   Result<void> steer(uint64_t step);

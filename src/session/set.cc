@@ -50,11 +50,11 @@ Result<std::unique_ptr<Session>> Session::successor(const Change& change) const 
   const auto lost = collective::stranded(*state_, *(*made)->state_);
   if (!lost) return made;
   const collective::Model& model = *(*made)->model_;
-  return Error{Errc::unsupported,
+  return Error{Errc::residuals_left,
                "set: " + model.spec(model.class_of(*lost)).canonical() +
                    " remembers nothing, and " + state_->name_of(*lost) +
-                   " has a residual: flush() first",
-               "set when flush_steps_left in stats() is 0 again"};
+                   " has a residual, which goes out first",
+               "set again when flush_steps_left in stats() is 0"};
 }
 
 Result<void> Session::prepare_set(const Change& change) {
@@ -88,13 +88,25 @@ Result<void> Session::end_set(Bytes cards) {
     return {};
   }
   return without_throwing([&]() -> Result<void> {
-    if (auto ok = check_failures(cards); !ok) return ok;
+    if (auto ok = check_failures(cards); !ok) {
+      if (ok.error().code == Errc::residuals_left) ask_for_release();
+      return ok;
+    }
     if (next) {
       if (auto ok = next->check_agreement(cards); !ok) return ok;
     }
     return Error{Errc::invalid_argument, "set: nothing was prepared on this rank",
                  "every rank prepares, tells its card, and ends"};
   });
+}
+
+/// All ranks do, each by its own norms; the OR of what they ask for holds.
+void Session::ask_for_release() noexcept {
+  constexpr uint32_t kUnknown = 10;  // as flush()
+  if (flush_state_.empty() || parts_to_come() != 0) return;
+  const control::Ratio ratio = observer_.report().report.residual;
+  const uint32_t steps = ratio.missing() ? kUnknown : control::release_parts(ratio.value());
+  flush_state_[0] = static_cast<float>(steps);
 }
 
 /// What was observed and counted goes on; all that hangs on settings is that of `next`.
@@ -128,7 +140,7 @@ void Session::become(Session& next) noexcept {
   std::swap(flush_state_, next.flush_state_);
   stop_release();
   state_->set_settings(settings_hash());
-  if (steering_) steering_->begin_after(counters_->rounds);
+  if (steering_) steering_->begin_after(counters_->rounds, versions_before_);
   if (recorder_) recorder_->go_on_with(steering_->run());
 }
 

@@ -212,7 +212,7 @@ void Steering::heard(uint64_t step, std::span<const control::Report> reports) no
 
 /// In force in the step that has ended.
 void Steering::note_settings() {
-  ended_.version = version_;
+  ended_.version = versions_before_ + version_;
   for (size_t c = 0; c < classes_.size(); ++c)
     ended_.settings[c] = {classes_[c].value, classes_[c].uncompressed};
 }

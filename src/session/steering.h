@@ -50,8 +50,11 @@ class Steering {
   Result<bool> begin_step(uint64_t step, collective::Model& model, std::vector<bool>& moved,
                           uint64_t rounds = 0);
 
-  /// So many collectives were those of settings before these.
-  void begin_after(uint64_t rounds) noexcept { rounds_ = rounds; }
+  /// So many collectives, and versions, were those of settings before these.
+  void begin_after(uint64_t rounds, uint32_t versions) noexcept {
+    rounds_ = rounds;
+    versions_before_ = versions;
+  }
 
   /// Buckets go uncompressed in the step at hand.
   [[nodiscard]] bool uncompressed() const noexcept {
@@ -128,6 +131,7 @@ class Steering {
   uint64_t bytes_before_ = 0;  // and in the one before it
   uint64_t hash_ = 0;
   uint32_t version_ = 0;
+  uint32_t versions_before_ = 0;
   uint32_t release_ = 0;
   bool back_ = false;
   double network_s_ = 0;

@@ -282,6 +282,13 @@ TEST(DenseWithRules, IsClosedWhereTwoSpecsCompress) {
   Clocked group(setup, fast);
   group.steps(0, 40);
   EXPECT_FALSE(uncompressed(group));
+  setup.control = "fixed";  // and the other way around
+  setup.rules[0].control = "dc2:deadline_ms=20";
+  Clocked other(setup, fast);
+  other.steps(0, 40);
+  EXPECT_FALSE(uncompressed(other));
+  setup.control = kLaw;
+  setup.rules[0].control = "fixed";
   setup.rules[0].spec = "none";
   Clocked alone(setup, fast);
   alone.steps(0, 40);

@@ -260,6 +260,50 @@ TEST(PublicSession, OneRanksFlushDrainsAllResiduals) {
   });
 }
 
+/// A set that has no place for residuals waits until they are out, the same on all ranks, by
+/// whole gradients or buckets.
+TEST(PublicSession, ASetWaitsForResiduals) {
+  for (const bool whole : {true, false}) {
+    LoopbackHub hub(2);
+    std::vector<std::vector<float>> last(2);
+    on_all(2, [&](uint32_t r) {
+      auto session = *make(hub.engine(r), "topk:ratio=0.01");
+      const auto step = [&](uint64_t number) {
+        last[r] = gradients(2, kElements, number + 1)[r];
+        if (whole) return session->average(number, last[r]);
+        uint64_t at = 0;
+        for (uint32_t p = 0; p < kModel.size(); ++p) {
+          const std::vector<uint32_t> place{p};
+          const auto submitted =
+              session->submit(number, {std::span(last[r]).subspan(at, kModel[p].count()), place});
+          EXPECT_TRUE(submitted);
+          at += kModel[p].count();
+        }
+        return session->wait();
+      };
+      const auto spec = [&] { return session->explain().substr(0, 30); };
+      for (uint64_t number = 0; number < 3; ++number) ASSERT_TRUE(step(number));
+      ASSERT_TRUE(session->set({.spec = "none"}));
+      for (uint64_t number = 3; number < 14; ++number) {  // one to tell the wish, ten to drain
+        ASSERT_TRUE(step(number));
+        EXPECT_NE(spec().find("topk"), std::string::npos) << number << spec();
+      }
+      ASSERT_TRUE(step(14));
+      EXPECT_NE(spec().find("\"none\""), std::string::npos) << spec();
+      EXPECT_NE(session->explain().find("\"since_step\": 14"), std::string::npos);
+      ASSERT_TRUE(session->set({.spec = "topk:ratio=0.01"}));
+      ASSERT_TRUE(step(15));
+      // What comes after it takes its place.
+      ASSERT_TRUE(session->set({.spec = "bf16"}));
+      ASSERT_TRUE(step(16));
+      ASSERT_TRUE(session->set({.spec = "topk:ratio=0.02"}));
+      for (uint64_t number = 17; number < 30; ++number) ASSERT_TRUE(step(number));
+      EXPECT_NE(spec().find("topk:ratio=0.02"), std::string::npos) << spec();
+    });
+    EXPECT_EQ(last[0], last[1]);
+  }
+}
+
 SessionOptions in_parts(uint32_t window, uint64_t part, const std::string& plan = "auto") {
   SessionOptions options;
   options.plan = plan;

@@ -146,13 +146,18 @@ class Books {
   uint64_t step_ = 0;
 };
 
-/// Sets; where residuals have no place, all ranks hear it, and flush first.
-void set_or_flush_first(Ranks& group, Books& books, const Change& change, bool flushes) {
+/// Sets; where residuals have no place, all ranks hear it, and set again when they have gone out.
+void set_behind_residuals(Ranks& group, Books& books, const Change& change, bool flushes) {
   const std::string refused = set(group, change);
-  EXPECT_EQ(refused.find("flush() first") != std::string::npos, flushes) << refused;
+  EXPECT_EQ(refused.find("has a residual, which goes out first") != std::string::npos, flushes)
+      << refused;
   if (refused.empty()) return;
-  ASSERT_TRUE(group.session(0).flush(1));
+  for (uint32_t r = 0; r < group.world(); ++r) {
+    EXPECT_TRUE(group.session(r).draining());
+    ASSERT_TRUE(group.session(r).flush(1));  // instead of ten steps
+  }
   ASSERT_NO_FATAL_FAILURE(books.steps(2));
+  EXPECT_FALSE(group.session(0).draining());
   EXPECT_EQ(set(group, change), "");
 }
 
@@ -217,11 +222,11 @@ TEST_P(ToAndFrom, NothingIsLostAndReplicasStayTheSame) {
     Books books(group, {back_to_back(model(), kAll)});
     ASSERT_NO_FATAL_FAILURE(books.steps(2));
     const std::string plan = plan_of(own), other_plan = plan_of(other);
-    set_or_flush_first(group, books, {.spec = other.spec, .plan = other_plan},
-                       own.remembers && !other.remembers);
+    set_behind_residuals(group, books, {.spec = other.spec, .plan = other_plan},
+                         own.remembers && !other.remembers);
     ASSERT_NO_FATAL_FAILURE(books.steps(2));
-    set_or_flush_first(group, books, {.spec = own.spec, .plan = plan},
-                       other.remembers && !own.remembers);
+    set_behind_residuals(group, books, {.spec = own.spec, .plan = plan},
+                         other.remembers && !own.remembers);
     ASSERT_NO_FATAL_FAILURE(books.steps(2));
     if (own.conserves) {
       ASSERT_NO_FATAL_FAILURE(books.balance());
@@ -435,10 +440,6 @@ TEST(Set, OneRanksTroubleIsEveryRanksMessage) {
   expect_untouched({{.control = "dc3"}, {.control = "dc3"}}, "dc3");
   expect_untouched({{.plan = "three_shot"}, {.plan = "three_shot"}}, "three_shot");
   expect_untouched({{.spec = "topk", .plan = "native_sum"}, {}}, "rank 0: ");
-  expect_untouched({{.spec = "none"}, {.spec = "none"}}, "flush() first");
-  expect_untouched({{.spec = "topk+noef"}, {.spec = "topk+noef"}}, "flush() first");
-  const std::vector<Rule> rules{rule("b.*", "bf16")};
-  expect_untouched({{.rules = rules}, {.rules = rules}}, "b.weight has a residual: flush() first");
 }
 
 TEST(Set, CardsThatAreNoneChangeNothing) {
@@ -514,7 +515,56 @@ TEST(Set, OtherVersionsAreRefused) {
   });
 }
 
-// ---- flush first ----
+// ---- residuals go out first ----
+
+/// As by a flush that every rank asked for.
+TEST(Set, ResidualsWithoutAPlaceGoOutFirst) {
+  const std::vector<Rule> rules{rule("b.*", "bf16")};
+  for (const Change& change :
+       {Change{.spec = "none"}, Change{.spec = "topk+noef"}, Change{.rules = rules}}) {
+    Ranks group(setup({"3lc", StrategyKind::two_shot}, 2));
+    Ranks flushed(setup({"3lc", StrategyKind::two_shot}, 2));
+    Books books(group, {back_to_back(model(), kAll)});
+    Books theirs(flushed, {back_to_back(model(), kAll)});
+    ASSERT_NO_FATAL_FAILURE(books.steps(2));
+    ASSERT_NO_FATAL_FAILURE(theirs.steps(2));
+    const auto results = set_each(group, {change, change});
+    ASSERT_FALSE(results[0]);
+    EXPECT_EQ(results[0].error().code, Errc::residuals_left) << results[0].error().message;
+    EXPECT_NE(results[0].error().message.find("weight has a residual"), std::string::npos);
+    EXPECT_EQ(group.session(1).stats().flush_steps_left, 10U);  // nobody reports
+    ASSERT_TRUE(flushed.session(1).flush(10));
+    for (int step = 0; step < 10; ++step) {
+      ASSERT_NO_FATAL_FAILURE(books.steps(1));
+      EXPECT_TRUE(group.session(0).draining());
+    }
+    ASSERT_NO_FATAL_FAILURE(books.steps(1));
+    EXPECT_FALSE(group.session(0).draining());
+    ASSERT_NO_FATAL_FAILURE(theirs.steps(11));
+    for (const auto& [p, means] : books.last()) EXPECT_TRUE(same_bits(means, theirs.last().at(p)));
+    ASSERT_NO_FATAL_FAILURE(books.balance());
+    EXPECT_EQ(set(group, change), "");
+    EXPECT_EQ(group.session(0).version(), 1U);
+    ASSERT_NO_FATAL_FAILURE(books.steps(2));
+  }
+}
+
+/// In as many steps as they are larger than the gradients, where ranks report it.
+TEST(Set, ReportsSayHowFastResidualsGoOut) {
+  test::Setup made = setup({"topk:ratio=0.001", StrategyKind::gather_all}, 2);
+  made.reports = true;
+  Ranks group(made);
+  Books books(group, {back_to_back(model(), kAll)});
+  ASSERT_NO_FATAL_FAILURE(books.steps(60));
+  double gradient = 0;
+  const auto all = gradients(2, back_to_back(model(), kAll).elements, 60);
+  for (const float x : all[0]) gradient += static_cast<double>(x) * static_cast<double>(x);
+  const double ratio = group.session(0).stats().residual_norm / std::sqrt(gradient);
+  EXPECT_NE(set(group, {.spec = "none"}), "");
+  const auto steps = static_cast<double>(group.session(0).stats().flush_steps_left);
+  EXPECT_GT(steps, 5.0);
+  EXPECT_NEAR(steps, ratio, 0.1 * ratio + 1);
+}
 
 TEST(Set, WhatAFlushIn16BitsRoundedOffIsNoResidual) {
   Ranks group(setup({"topk:ratio=0.05", StrategyKind::gather_all}, 2));
@@ -535,7 +585,7 @@ TEST(Set, WhatAFlushIn16BitsRoundedOffIsNoResidual) {
   };
   exchange();
   EXPECT_NE(set(group, {.spec = "none"}), "");
-  ASSERT_TRUE(group.session(1).flush(2));
+  for (uint32_t r = 0; r < 2; ++r) ASSERT_TRUE(group.session(r).flush(2));
   for (int i = 0; i < 2; ++i) exchange();
   EXPECT_NE(set(group, {.spec = "none"}), "");  // half of it is still there
   exchange();
@@ -614,6 +664,8 @@ TEST(Set, BeginsAPartOfTheRecord) {
   const auto& steps = read->parts[1].steps;
   ASSERT_EQ(steps.size(), 5U);
   EXPECT_EQ(steps.front().step, 6U);
+  EXPECT_EQ(read->parts[0].steps.back().version, 1U);
+  EXPECT_EQ(steps.front().version, 2U);  // goes on
   for (const auto& step : steps) {
     EXPECT_EQ(step.reports.size(), step.step == 6 ? 0U : 2U) << step.step;
     EXPECT_LT(step.rounds, 5U) << step.step;

@@ -223,6 +223,27 @@ std::string settings_of(const World& world, uint32_t rank) {
   return told.substr(told.find("\"settings\""));
 }
 
+TEST(Sessions, ASetWithoutAPlaceForResidualsIsMadeAgain) {
+  World world({"topk:ratio=0.1", 2, LACONIC_STRATEGY_GATHER_ALL});
+  ASSERT_EQ(world.exchange(), 0);
+  laconic_settings none = keep_all();
+  none.spec = "none";
+  none.strategy = LACONIC_STRATEGY_AUTO;
+  EXPECT_EQ(set(world, {none, none}), code_of(Errc::residuals_left));
+  const auto left = [&] {
+    const std::string stats = laconic_session_stats(world.ranks[1].session);
+    return stats.find("\"flush_steps_left\": 0") == std::string::npos;
+  };
+  for (int step = 0; step < 10; ++step) {
+    ASSERT_EQ(world.exchange(), 0);
+    EXPECT_TRUE(left());
+  }
+  ASSERT_EQ(world.exchange(), 0);
+  EXPECT_FALSE(left());
+  EXPECT_EQ(set(world, {none, none}), 0) << laconic_last_message();
+  EXPECT_EQ(world.exchange(), 0);
+}
+
 TEST(Sessions, SettingsAreReplacedOnAllRanksOrOnNone) {
   World world({"topk:ratio=0.1", 2, LACONIC_STRATEGY_GATHER_ALL});
   ASSERT_EQ(world.exchange(), 0);
