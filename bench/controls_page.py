@@ -96,16 +96,21 @@ def page(loop: str, runs: list, scenarios: dict, exchanges, remark: str) -> str:
     return "\n".join(text) + "\n"
 
 
+#: seconds of the picture
+FIRST = 12
+
+
 def picture(runs: list) -> str | None:
     """What laws made of the ratio, over seconds, while the rate took turns: `mlp`, the first seed."""
-    colours = {"dc2": "s1", "dc2:target=compute": "s2", "aimd": "s3", "bdp": "s4"}
+    colours = {"dc2": "s5", "dc2:target=compute": "s7", "aimd": "s10", "bdp": "s9"}
     series = []
     for cell, run in runs:
         if cell.scenario.name != "turns" or cell.model != "mlp" or cell.seed != 0 or cell.control is None:
             continue
-        points = [(at, ratio_of(spec)) for at, _, spec in run["trace"]]
+        points = [(at, ratio_of(spec)) for at, _, spec in run["trace"] if at <= FIRST]
         series.append(charts.Series(cell.control, colours[cell.control], points))
     if not series:
         return None
-    title = "topk's ratio over seconds, while the rate is 100 and 10 Mbit/s in turn, 3 s each"
-    return panels(title, [(of.label, of.style) for of in series], [[Panel("mlp, four hosts", series, 0.0, 0.25, "seconds")]], lambda v: f"{100 * v:g} %", width=640)
+    title = f"topk's ratio while the rate takes turns: 100 and 10 Mbit/s, 3 s each; the first {FIRST} s"
+    return panels(title, [(of.label, of.style) for of in series], [[Panel("mlp, four hosts", series, 8e-4, 0.12, "seconds")]],
+                  lambda v: f"{100 * v:g} %", log=True, width=720)

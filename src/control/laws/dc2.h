@@ -47,16 +47,19 @@ struct Dc2 {
   static constexpr std::size_t kWindow = 200;  // updates in 1,000 steps
   static constexpr double kLow = 1.1;
   static constexpr double kHigh = 1.5;
-  static constexpr double kWeight = 0.2;  // of the last step in the slowdown
-  static constexpr double kMost = 16;     // of a step's slowdown: one outlier is not a trend
-  static_assert(kEvery > kDelay + 1);     // by the next update reports are about the last one
+  static constexpr double kWeight = 0.2;    // of the last step in the slowdown
+  static constexpr double kMost = 16;       // of a step's slowdown: one outlier is not a trend
+  static constexpr std::size_t kAgree = 3;  // steps that say how far a time has risen
+  // By the next update reports of this many steps are about the setting of the last one.
+  static_assert(kEvery >= kDelay + kAgree);
 
   struct State {
     double target = 0;    // seconds; 0: not known yet
     double slowdown = 0;  // r; 0: not known yet
     uint64_t seen = 0;    // step of the last observation
     uint64_t updated = 0;
-    uint64_t settled = 0;  // until then the path is not judged: reports are about the other one
+    uint64_t settled = 0;  // until then nothing is judged: reports are about what was before
+    std::array<double, kAgree> last{};  // times over the target, newest first; 0: not known
     uint64_t samples = 0;
     std::array<double, kStart> sample{};
     uint64_t place = 0;                  // in `sent`
@@ -122,6 +125,8 @@ struct Dc2 {
     return (s.target == 0 || plausible(s.target)) && s.slowdown >= 0 && s.slowdown <= kMost &&
            s.samples <= kStart && s.place < kWindow && s.updated <= s.seen &&
            s.settled <= s.seen + kEvery &&
+           std::all_of(s.last.begin(), s.last.end(),
+                       [](double x) { return x >= 0 && x <= kMost; }) &&
            std::all_of(s.sample.begin(), s.sample.end(),
                        [](double x) { return x == 0 || plausible(x); }) &&
            std::all_of(s.sent.begin(), s.sent.end(),
@@ -152,13 +157,28 @@ struct Dc2 {
       kept *= 1 - kWeight;
     }
     s.slowdown = s.slowdown == 0 ? now : now + kept * (s.slowdown - now);
+    for (std::size_t i = kAgree - 1; i > 0; --i)
+      s.last[i] = seen.step == s.seen + 1 ? s.last[i - 1] : 0;
+    s.last[0] = now;
     s.seen = seen.step;
+  }
+
+  /// Halves; and where that would leave each of the last steps slow, again until it would not.
+  static void fall(const Position& at, State& s, uint64_t step, Move& move) {
+    move.value = shrunk(at.range, at.value, 0.5);
+    move.reason = Reason::slow;
+    double left = *std::min_element(s.last.begin(), s.last.end()) / 2;
+    if (left <= kHigh) return;
+    for (; left > kHigh; left /= 2) move.value = shrunk(at.range, move.value, 0.5);
+    // What r remembers is no trend any more.
+    s.settled = step + kDelay + 1;
+    s.slowdown = 0;
+    s.last.fill(0);
   }
 
   static void decide(const Position& at, State& s, const Observation& seen, Move& move) {
     if (s.slowdown > kHigh) {
-      move.value = shrunk(at.range, at.value, 0.5);
-      move.reason = Reason::slow;
+      fall(at, s, seen.step, move);
     } else if (s.slowdown < kLow) {
       if (at.value == most(at.range)) {
         if (dense_fits(at, s, seen)) switch_path(s, seen.step, move, true, Reason::dense);
@@ -188,6 +208,7 @@ struct Dc2 {
     s.settled = step + kEvery;
     s.updated = step;
     s.slowdown = 0;
+    s.last.fill(0);
   }
 
   /// What an update counts in the mean: no more than twice it, or a stretch of large values would

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <bit>
 #include <limits>
 
@@ -138,6 +139,36 @@ TEST(Controller, HalvesAboveOneAndAHalfAndGrowsByATenthBelowOnePointOne) {
     EXPECT_EQ(made->value(0), value);
     EXPECT_EQ(made->observe(seen_at(6, c.network_s)).empty(), c.to == 0.01);
   }
+}
+
+TEST(Controller, FallsAtOnceAsFarAsItsLastThreeStepsAgree) {
+  struct Case {
+    std::array<double, 3> network_s;
+    double to;
+  };
+  for (const Case& c :
+       {Case{{0.31, 0.4, 0.9}, 0.0025},   // half of it would leave 1.55 of the target
+        Case{{0.3, 0.4, 0.9}, 0.005},     // 1.5: no longer slow
+        Case{{0.9, 0.9, 0.29}, 0.005},    // one of them does not agree
+        Case{{1, 1, 1}, 0.00125},         // 10, 5, 2.5, 1.25
+        Case{{100, 100, 100}, 0.001}}) {  // the bound
+    auto made = Controller::create({{"dc2:deadline_ms=100", false, "topk", ratio()}});
+    for (uint64_t step = 1; step <= 3; ++step) made->observe(seen_at(step, 0.12));
+    for (uint64_t i = 0; i < 3; ++i) made->observe(seen_at(4 + i, c.network_s[i]));
+    EXPECT_DOUBLE_EQ(made->value(0), c.to) << c.network_s[0];
+    if (c.to == 0.005) continue;
+    // Reports on the steps before it holds are not about it, nor is the slowdown so far.
+    for (uint64_t step = 7; step <= 8; ++step) made->observe(seen_at(step, c.network_s[0]));
+    for (uint64_t step = 9; step <= 11; ++step) made->observe(seen_at(step, 0.12));
+    EXPECT_DOUBLE_EQ(made->value(0), c.to);
+  }
+}
+
+TEST(Controller, AStepWithoutAReportAgreesToNothing) {
+  auto made = Controller::create({{"dc2:deadline_ms=100", false, "topk", ratio()}});
+  made->observe(seen_at(1, 0.12));
+  for (const uint64_t step : {3U, 4U, 6U}) made->observe(seen_at(step, 1));
+  EXPECT_DOUBLE_EQ(made->value(0), 0.005);
 }
 
 TEST(Controller, ADecisionHasItsFigures) {
