@@ -5,6 +5,7 @@
     make control                            all of it: some hours, in parts; what was cut off goes on where it was
     bench/controls.py --scenario turns --seeds 1 --model mlp     a part
     bench/controls.py --page                                     the page alone, of what is there
+    bench/controls.py --keep                                     what control.json holds need not be made again
 
 The closed loop is `control_loop_bench`, in virtual time. In the lab four hosts train a model of the demo's; the figure is the time to the demo's
 target from the first step, evaluations taken out. A run is a file under out/control: delete it to have it made again. On a machine that is
@@ -121,16 +122,52 @@ def cells(scenarios, models, seeds: int) -> list[Cell]:
     return found
 
 
+def packed(cell: Cell, run: dict) -> dict:
+    """A run as control.json has it: the trace as milliseconds of the steps, and the specs with the step from which they held."""
+    trace = run.get("trace")
+    if trace is None:  # pairs have none
+        return {"run": cell.path.stem, **run}
+    specs = [[at, spec] for at, (_, _, spec) in enumerate(trace) if at == 0 or trace[at - 1][2] != spec]
+    return {"run": cell.path.stem, **run, "trace": {"ms": [round(1e3 * step, 1) for _, step, _ in trace], "specs": specs}}
+
+
+def unpacked(entry: dict) -> dict:
+    run = {key: value for key, value in entry.items() if key != "run"}
+    if "trace" in run:
+        seconds, spec, trace, changes = 0.0, "", [], {at: spec for at, spec in run["trace"]["specs"]}
+        for at, ms in enumerate(run["trace"]["ms"]):
+            seconds, spec = seconds + ms / 1e3, changes.get(at, spec)
+            trace.append([seconds, ms / 1e3, spec])
+        run["trace"] = trace
+    return run
+
+
+def unpack(path: Path) -> None:
+    """Puts the runs of a control.json under out/control, but for those that were made here."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return
+    OUT.mkdir(parents=True, exist_ok=True)
+    for run in found:
+        here = OUT / (run["run"] + ".json")
+        if not here.exists():
+            here.write_text(json.dumps(unpacked(run)))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="bench/controls.py", description=__doc__.splitlines()[0])
     parser.add_argument("--scenario", action="append", choices=SCENARIOS, help="may be given several times (default: all)")
     parser.add_argument("--model", action="append", choices=("mlp", "cnn"), help="(default: both)")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--page", action="store_true", help="write the page only")
+    parser.add_argument("--keep", action="store_true", help="take runs of an earlier control.json that are not under out/control as made")
     parser.add_argument("--remark", default="", help="what a reader has to know of these runs")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results", metavar="FOLDER", help="of control.md (docs/results)")
     given = parser.parse_args()
     complete = True
+    if given.keep:
+        unpack(given.out / "control.json")
     if not given.page:
         wanted = [cell for cell in cells(given.scenario or SCENARIOS, given.model or ("mlp", "cnn"), given.seeds) if not cell.path.exists()]
         for at, cell in enumerate(wanted, 1):
@@ -142,8 +179,7 @@ def main() -> int:
     (given.out / "control.md").write_text(page(loop, runs, SCENARIOS, EXCHANGES, given.remark), encoding="utf-8")
     if drawn := picture(runs):
         (given.out / "control.svg").write_text(drawn + "\n", encoding="utf-8")
-    (given.out / "control.json").write_text(json.dumps([{"run": cell.path.stem, **{k: v for k, v in run.items() if k != "trace"}} for cell, run in runs]) + "\n",
-                                            encoding="utf-8")
+    (given.out / "control.json").write_text(json.dumps([packed(cell, run) for cell, run in runs]) + "\n", encoding="utf-8")
     print(given.out / "control.md")
     return 0 if complete else 1
 

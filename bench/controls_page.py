@@ -88,7 +88,7 @@ def page(loop: str, runs: list, scenarios: dict, exchanges, remark: str) -> str:
     if runs:
         text += ["", "## In the network lab", "", LAB]
         loads = [run["load"] for _, run in runs]
-        text += ["", f"{runs[0][1]['cpu']}; load before each run {min(loads):.1f} to {max(loads):.1f} (an idle machine: 0 to 4, of the run before)."]
+        text += ["", f"{'; '.join(sorted({run['cpu'] for _, run in runs}))}; load before each run {min(loads):.1f} to {max(loads):.1f} (an idle machine: 0 to 4, of the run before)."]
         text += ["", remark] if remark else []
         text += lab(runs, scenarios, exchanges) + fixed(runs)
         if any(cell.scenario.name == "turns" for cell, _ in runs):

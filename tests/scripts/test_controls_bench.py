@@ -1,6 +1,7 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 """bench/controls.py: what it runs, and what its page makes of runs."""
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -48,6 +49,22 @@ def test_a_seed_that_has_not_reached_the_target_leaves_none():
 
 def test_the_page_names_the_limit_of_a_run():
     assert f"in {controls.LIMIT:.0f} s of training" in page([(cell("topk:ratio=0.01"), run(1.0))])
+
+
+def test_runs_of_an_earlier_page_count_as_made(tmp_path, monkeypatch):
+    monkeypatch.setattr(controls, "OUT", tmp_path / "out")
+    kept, own = cell("topk:ratio=0.01", "dc2"), cell("topk:ratio=0.01", "aimd")
+    made = run(4.0)
+    made["trace"][3:5] = [[seconds, step, "topk:ratio=0.02"] for seconds, step, _ in made["trace"][3:5]]
+    (tmp_path / "control.json").write_text(json.dumps([controls.packed(one, made) for one in (kept, own)]))
+    own.path.parent.mkdir()
+    own.path.write_text('{"made": "here"}')
+    controls.unpack(tmp_path / "control.json")
+    assert own.load() == {"made": "here"}
+    found = kept.load()
+    assert [row[2] for row in found["trace"]] == [row[2] for row in made["trace"]]
+    assert [row[0] for row in found["trace"]] == pytest.approx([row[0] for row in made["trace"]])
+    assert {**found, "trace": 0} == {**made, "trace": 0}
 
 
 def test_fixed_is_compared_pair_by_pair():
