@@ -556,6 +556,7 @@ Result<Recomputed> recompute(const Record& record, std::string_view control) {
     if (auto part_done = recompute_part(part, control, done); !part_done) {
       return std::move(part_done).error();
     }
+    done.ends.push_back(done.decisions.size());
   }
   return done;
 }

@@ -95,6 +95,7 @@ struct Recomputed {
     std::string what;
   };
   std::vector<Decision> decisions;
+  std::vector<std::size_t> ends;  ///< by part of the record: where its decisions end
   std::optional<Difference>
       difference;  ///< the first; from recorded decisions, so never with `control`
 };
