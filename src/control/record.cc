@@ -10,6 +10,7 @@
 
 #include "base/concat.h"
 #include "base/field_text.h"
+#include "base/hex.h"
 #include "base/json_reader.h"
 #include "base/json_text.h"
 #include "base/quoted.h"
@@ -24,16 +25,6 @@ constexpr std::size_t kMaxState = std::size_t{1} << 16U;  // words
 constexpr std::string_view kFormat = "laconic record";
 
 // ---- writing ----
-
-std::string hex_text(uint64_t word) {
-  std::array<char, 16> digits{};
-  digits.fill('0');
-  std::array<char, 16> buffer{};
-  auto* const end = std::to_chars(buffer.data(), buffer.data() + buffer.size(), word, 16).ptr;
-  const auto length = end - buffer.data();
-  std::copy(buffer.data(), end, digits.data() + (16 - length));
-  return {digits.data(), digits.size()};
-}
 
 void put_range(JsonText& json, const Range& r) {
   json.open('{').field("name", std::string_view(r.name)).field("start", r.start);
@@ -457,7 +448,7 @@ std::string record_line(const RecordedRun& run) {
   json.field("world", run.world).key("rules").open('[');
   for (const RecordedRule& rule : run.rules) put_rule(json, rule);
   json.close(']').key("state").open('[');
-  for (const uint64_t word : run.state) json.value(std::string_view(hex_text(word)));
+  for (const uint64_t word : run.state) json.value(std::string_view(hex_digits(word)));
   json.close(']').close('}');
   return finished(json);
 }

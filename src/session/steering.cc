@@ -6,7 +6,9 @@
 #include <cmath>
 #include <limits>
 
+#include "base/concat.h"
 #include "base/hash.h"
+#include "base/hex.h"
 #include "control/state_floats.h"
 #include "laconic/version.h"
 #include "session/recorder.h"
@@ -16,14 +18,6 @@ namespace {
 
 constexpr uint64_t kHead = 2;      // words: version, steps
 constexpr uint64_t kPerClass = 5;  // words: value, since, next, from, path
-
-/// 16 hexadecimal digits.
-std::string hex_text(uint64_t word) {
-  constexpr std::string_view kDigits = "0123456789abcdef";
-  std::string text(16, '0');
-  for (auto at = text.rbegin(); at != text.rend(); ++at, word >>= 4U) *at = kDigits[word & 15U];
-  return text;
-}
 
 /// What of a class is saved in one word.
 struct Path {
@@ -61,7 +55,7 @@ double figure(M measured) {
 control::RecordedRun run_of(const collective::Model& model, std::span<const Rule> rules,
                             const std::vector<control::Controlled>& controlled) {
   control::RecordedRun run{
-      LACONIC_VERSION_STRING, hex_text(model.model_hash()), model.options().world, {}, {}};
+      LACONIC_VERSION_STRING, hex_digits(model.model_hash()), model.options().world, {}, {}};
   for (uint32_t c = 0; c < model.classes(); ++c) {
     run.rules.push_back({.match = c == 0 ? std::string() : rules[c - 1].match,
                          .spec = controlled[c].spec,
@@ -364,7 +358,7 @@ void Steering::save() {
 
 std::string Steering::agreed_control(uint32_t of) const {
   const uint64_t hash = classes_[of].replayed;
-  return hash == 0 ? controller_.text(of) : "replay:#" + hex_text(hash);
+  return hash == 0 ? controller_.text(of) : concat({"replay:#", hex_digits(hash)});
 }
 
 Steering::InForce Steering::in_force(uint32_t of) const {

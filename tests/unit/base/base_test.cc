@@ -8,6 +8,7 @@
 
 #include "base/arena.h"
 #include "base/hash.h"
+#include "base/hex.h"
 #include "laconic/bytes.h"
 #include "laconic/error.h"
 
@@ -86,6 +87,13 @@ TEST(Hash, is_xxh3) {
   EXPECT_EQ(hash64(text),
             hash64(Bytes(reinterpret_cast<const uint8_t*>(text.data()), text.size())));
   EXPECT_NE(hash64(Bytes(), 1), hash64(Bytes(), 0));
+}
+
+TEST(Hex, has_all_digits_asked_for) {
+  EXPECT_EQ(hex_digits(0xABU), "00000000000000ab");
+  EXPECT_EQ(hex_digits(0xFEDCBA9876543210U), "fedcba9876543210");
+  EXPECT_EQ(hex_digits(0x4CU, 2), "4c");
+  EXPECT_EQ(hex_digits(7, 2), "07");
 }
 
 TEST(Arithmetic, reports_overflow) {
