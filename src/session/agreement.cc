@@ -52,14 +52,11 @@ void put_text(std::array<char, N>& field, std::string_view text) {
   field.fill('\0');
   std::copy_n(text.data(), std::min(text.size(), N - 1), field.data());
 }
-uint64_t hash_of(std::string_view text) {
-  return hash64(Bytes(reinterpret_cast<const uint8_t*>(text.data()), text.size()));
-}
 /// Of another text another field.
 template <size_t N>
 void put_whole(std::array<char, N>& field, std::string_view text) {
   if (text.size() < N) return put_text(field, text);
-  const std::string rest = "... #" + std::to_string(hash_of(text));
+  const std::string rest = "... #" + std::to_string(hash64(text));
   put_text(field, std::string(text.substr(0, N - 1 - rest.size())) + rest);
 }
 template <size_t N>
@@ -141,7 +138,7 @@ std::string listed(std::span<const Rule> rules) {
   }
   all += text;
   if (text.size() > kShown) text.replace(kShown, std::string::npos, "...");
-  return text + " #" + std::to_string(hash_of(all));
+  return text + " #" + std::to_string(hash64(all));
 }
 
 /// "dc2; embed*=aimd": the call's, and what rules have in its place.

@@ -93,7 +93,7 @@ Result<Records> read_records(const control::RecordedRun& run) {
     if (!record) return named(record.error());
     const auto replayed = control::decisions_for(*record, run);
     if (!replayed) return named(replayed.error());
-    records.hashes[c] = hash64(Bytes(reinterpret_cast<const uint8_t*>(text->data()), text->size()));
+    records.hashes[c] = hash64(*text);
     if (!replayed->first.empty()) records.first[c] = replayed->first[c];
     std::ranges::copy_if(replayed->decisions, std::back_inserter(records.decisions),
                          [c](const control::Decision& d) { return d.rule == c; });
@@ -285,7 +285,7 @@ void Steering::set_hash() {
   for (const Class& c : classes_) {
     const std::array<uint64_t, 3> words{hash_, std::bit_cast<uint64_t>(c.value),
                                         c.uncompressed ? 1U : 0U};
-    hash_ = hash64(Bytes(reinterpret_cast<const uint8_t*>(words.data()), sizeof words));
+    hash_ = hash64(std::span<const uint64_t>(words));
   }
 }
 

@@ -3,6 +3,7 @@
 // The small pieces of base: errors, arena, hash, checked arithmetic.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <set>
 #include <string>
 
@@ -87,6 +88,8 @@ TEST(Hash, is_xxh3) {
   EXPECT_EQ(hash64(text),
             hash64(Bytes(reinterpret_cast<const uint8_t*>(text.data()), text.size())));
   EXPECT_NE(hash64(Bytes(), 1), hash64(Bytes(), 0));
+  const std::array<uint32_t, 2> words{0x6B706F74U, 0x7461723AU};  // "topk:rat"
+  EXPECT_EQ(hash64(std::span<const uint32_t>(words)), hash64(text.substr(0, 8)));
 }
 
 TEST(Hex, has_all_digits_asked_for) {
