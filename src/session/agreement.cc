@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstring>
 
+#include "base/concat.h"
 #include "base/hash.h"
 #include "laconic/version.h"
 #include "session/session.h"
@@ -124,21 +125,18 @@ Result<void> compare(uint32_t r, const Card& a, const Card& b) {
   return {};
 }
 
-/// "embed*=topk; *.bias=none". What does not fit, and sizes, are in its hash.
+/// "embed* from 4096=topk; *.bias=none".
 std::string listed(std::span<const Rule> rules) {
-  constexpr size_t kShown = 72;
-  if (rules.empty()) return {};
-  std::string text, all;
+  std::string text;
   for (const Rule& rule : rules) {
-    if (!text.empty()) text += "; ";
-    text += rule.match;
-    text += '=';
-    text += rule.spec;
-    all += std::to_string(rule.min_elements) + " " + std::to_string(rule.max_elements) + "\n";
+    const std::string from = std::to_string(rule.min_elements);
+    const std::string to = std::to_string(rule.max_elements);
+    const bool least = rule.min_elements != Rule().min_elements;
+    const bool most = rule.max_elements != Rule().max_elements;
+    text += concat({text.empty() ? "" : "; ", rule.match, least ? " from " : "", least ? from : "",
+                    most ? " to " : "", most ? to : "", "=", rule.spec});
   }
-  all += text;
-  if (text.size() > kShown) text.replace(kShown, std::string::npos, "...");
-  return text + " #" + std::to_string(hash64(all));
+  return text;
 }
 
 /// "dc2; embed*=aimd": the call's, and what rules have in its place.

@@ -435,7 +435,15 @@ TEST(RulesAtCreate, DifferOnTwoRanksInASentence) {
   EXPECT_NE(cards_of(rules(), others).find("the rules"), std::string::npos);
   others = rules();
   others[0].min_elements = 1;  // the same classes, by another rule
-  EXPECT_NE(cards_of(rules(), others).find("the rules"), std::string::npos);
+  EXPECT_NE(cards_of(rules(), others).find(others[0].match + " from 1=" + others[0].spec),
+            std::string::npos);
+  others.push_back(rule(std::string(200, 'x'), "fp16"));  // too long for a card
+  others.push_back(rule("embed.*", "fp16"));
+  for (std::size_t i = others.size() - 2; i < others.size(); ++i) others[i].optional = true;
+  EXPECT_EQ(cards_of(others, others), "");
+  auto more = others;
+  more.back().max_elements = 1U << 20U;
+  EXPECT_NE(cards_of(others, more).find("the rules"), std::string::npos);
   EXPECT_NE(cards_of(rules(), {}).find("the rules"), std::string::npos);
 }
 
