@@ -22,10 +22,10 @@ def laconic(*words):
     return subprocess.run([BINARY, *map(str, words)], capture_output=True, text=True, timeout=120)
 
 
-def second_dc2(times):
+def second_dc2(times, first=0):
     """docs/algorithms.md, without float32 and without a mean."""
     value, slowdown, updated, decisions = START, None, None, []
-    for step, time in enumerate(times):
+    for step, time in enumerate(times, first):
         if time is None:
             continue
         now = min(time / DEADLINE, 16)
@@ -63,14 +63,14 @@ def record(times, decisions, *, before=1, spec="topk", first=0):
                "elements": 1000000, "range": span}]
     lines = [{"format": "laconic record", "version": 1, "laconic": "0.1.0", "model": "ab", "world": 2, "rules": rules,
               "state": []}]
-    for step, time in enumerate(times):
+    for step, time in enumerate(times, first):
         reports = [] if time is None else [[time, 0, 0, 0.3, 1], [time + 0.01, None, 0, 0.3, 1]]
         made = [{**d, "uncompressed": False, "reason": "slow" if d["to"] < d["from"] else "fast", "slowdown": 1,
-                 "network_s": time, "target_s": DEADLINE} for d in decisions if d["step"] == step]
+                 "network_s": time, "target_s": DEADLINE, "parts": 0} for d in decisions if d["step"] == step]
         for d in made:
             del d["step"]
             d["rule"] = before
-        lines.append({"step": first + step, "version": 0, "settings": [{"value": 0, "uncompressed": False}] * (before + 1),
+        lines.append({"step": step, "version": 0, "settings": [{"value": 0, "uncompressed": False}] * (before + 1),
                       "reports": reports, "bytes": 1000000, "rounds": 1, "decision": made, "reason": ""})
     return "".join(json.dumps(line) + "\n" for line in lines)
 
@@ -126,18 +126,19 @@ def test_another_control(tmp_path, run):
 def test_a_decision_is_of_the_rules_of_its_part(tmp_path, run):
     """Where settings were replaced while it ran, a record's parts have other rules, and may have more."""
     times, decisions = run
+    later = second_dc2(times, first=400)
     path = tmp_path / "run.jsonl"
-    path.write_text(record(times, decisions) + record(times, decisions, before=6, spec="randomk:ratio=0.01", first=400))
+    path.write_text(record(times, decisions) + record(times, later, before=6, spec="randomk:ratio=0.01", first=400))
     answer = json.loads(laconic("replay", path, "--json").stdout)
     assert answer["equal"] is True
-    assert [(d["part"], d["rule"]) for d in answer["decisions"]] == [(0, 1)] * len(decisions) + [(1, 6)] * len(decisions)
+    assert [(d["part"], d["rule"]) for d in answer["decisions"]] == [(0, 1)] * len(decisions) + [(1, 6)] * len(later)
     done = laconic("replay", path)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
-    assert len(lines) == 2 * len(decisions) + 1 and lines[-1] == f"800 steps, {2 * len(decisions)} decisions: equal"
-    for i, d in enumerate(decisions):
-        assert lines[i].startswith(f"step {d['step']}: topk: ratio {d['from']:g}"), lines[i]
-        assert lines[len(decisions) + i].startswith(f"step {400 + d['step']}: randomk:ratio=0.01: ratio {d['from']:g}")
+    begins = [f"step {d['step']}: topk: ratio " for d in decisions]
+    begins += [f"step {d['step']}: randomk:ratio=0.01: ratio " for d in later]
+    assert [line[:len(begin)] for line, begin in zip(lines, begins)] == begins
+    assert lines[len(begins):] == [f"800 steps, {len(begins)} decisions: equal"]
 
 
 @pytest.mark.parametrize("cut", [1, 40, 20000])
