@@ -292,8 +292,9 @@ Error bad_line(uint64_t line, std::string_view what) {
           "docs/format/RECORD.md has the format; a line that is cut can be deleted"};
 }
 
-/// Is it the first line of a run? Steps have no format.
+/// Is it the first line of a run? Steps have no format, so their lines are parsed only once.
 bool begins_run(std::string_view line) {
+  if (line.find("\"format\"") == std::string_view::npos) return false;
   bool found = false;
   JsonReader json(line);
   json.object([&](std::string_view key) {
