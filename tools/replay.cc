@@ -1,12 +1,13 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
 // laconic replay: a run's decisions again, from the reports in its record.
+#include "control/replay.h"
+
 #include <fmt/format.h>
 
 #include <memory>
 
 #include "command.h"
-#include "control/record.h"
 #include "files.h"
 #include "output.h"
 

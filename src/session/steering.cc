@@ -9,6 +9,7 @@
 #include "base/concat.h"
 #include "base/hash.h"
 #include "base/hex.h"
+#include "control/replay.h"
 #include "control/state_floats.h"
 #include "laconic/version.h"
 #include "session/recorder.h"

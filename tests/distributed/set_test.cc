@@ -12,7 +12,7 @@
 #include <sstream>
 #include <thread>
 
-#include "control/record.h"
+#include "control/replay.h"
 #include "laconic/registry.h"
 #include "laconic/session.h"
 #include "session/describe.h"

@@ -5,6 +5,7 @@
 
 #include <limits>
 
+#include "control/replay.h"
 #include "support/control_loop.h"
 
 namespace laconic::control {
