@@ -8,7 +8,7 @@
 #include <cstring>
 #include <limits>
 
-#include "support/ranks.h"
+#include "support/clocked.h"
 #include "support/subset.h"
 
 namespace laconic::test {
@@ -266,25 +266,10 @@ class Dc2 : public testing::Test {
     for (uint64_t i = 0; i < steps; ++i, ++step_) {
       auto buffers = gradients(kWorld, layout_.elements, step_ + 1);
       group.on_all([&](uint32_t r) {
-        Bucket bucket;
-        bucket.buffer = buffers[r].data();
-        bucket.step = step_;
-        auto exchange = group.session(r).begin(bucket, layout_);
-        ASSERT_TRUE(exchange);
-        std::array<Step, kMaxBatch> batch;
-        session::Timing last;
-        double clock = static_cast<double>(step_) + 0.01;
-        for (;;) {
-          const uint64_t before = group.session(r).stats().counters.wire_bytes;
-          auto steps_now = group.session(r).next(**exchange, batch, last);
-          ASSERT_TRUE(steps_now) << steps_now.error().message;
-          if (*steps_now == 0) break;
-          const uint64_t sent = group.session(r).stats().counters.wire_bytes - before;
-          ASSERT_TRUE(group.hub().engine(r).run({batch.data(), *steps_now}));
-          last.issued = clock;
-          clock += static_cast<double>(sent) / bytes_in_a_second + (r == 1 ? late_ : 0);
-          last.completed = clock;
-        }
+        const auto done = drive_clocked(group, r, layout_, buffers[r], step_, [&](double sent) {
+          return sent / bytes_in_a_second + (r == 1 ? late_ : 0);
+        });
+        ASSERT_TRUE(done) << done.error().message;
         clocks_[r] = static_cast<double>(step_) + 1;
       });
       for (uint32_t r = 1; r < kWorld; ++r) ASSERT_TRUE(same_bits(buffers[0], buffers[r]));

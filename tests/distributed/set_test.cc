@@ -291,13 +291,6 @@ void copy_state(Ranks& from, Ranks& to) {
   }
 }
 
-Rule rule(const std::string& match, const std::string& spec) {
-  Rule made;
-  made.match = match;
-  made.spec = spec;
-  return made;
-}
-
 /// A state that was saved behind a change is that of a session made with these settings.
 TEST(Set, ASavedStateIsOfWhatWasSet) {
   std::vector<Rule> rules{rule("b.*", "powersgd:rank=3")};
