@@ -109,6 +109,18 @@ std::string_view text_of(uint32_t of, std::string_view control, std::span<const 
   return text.empty() ? std::string_view("fixed") : text;
 }
 
+/// Where a codec has a setting that may change, and it may not here.
+std::string why_still(const collective::Model& model, uint32_t of) {
+  const CodecTable& codec = model.spec(of).codec();
+  if (std::ranges::none_of(codec.fields, [](const Field& f) { return f.actuator.marked; })) {
+    return {};
+  }
+  if (codec.table != nullptr) return "keeps its keys: they decide what lanes add up to";
+  if (!model.has_units(of)) return "compresses none of these parameters";
+  return concat({"takes other rounds or state with other settings, by ",
+                 collective::strategy_name(model.choice(of).strategy)});
+}
+
 }  // namespace
 
 Result<bool> Steering::wanted(std::string_view control, std::span<const Rule> rules) {
@@ -137,6 +149,8 @@ Result<Steering> Steering::create(collective::Model& model, std::string_view con
           control::range_of(*field, field->get(model.spec(c).params()), gathers ? world : 1);
       if (alone(model) == c) made.range->dense_bytes = model.dense_bytes_of_class(c);
       classes[c].field = field;
+    } else {
+      made.still = why_still(model, c);
     }
     controlled.push_back(std::move(made));
   }

@@ -321,10 +321,10 @@ TEST_F(Dc2, AStragglerMovesNothing) {
 
 TEST_F(Dc2, RefusalsAreSentences) {
   const auto refused = [&](const std::string& spec, const std::string& control,
-                           std::vector<Rule> rules = {}) {
+                           std::vector<Rule> rules = {}, uint64_t small_elements = 16) {
     collective::Options o;
     o.world = 2;
-    o.small_elements = 16;
+    o.small_elements = small_elements;
     o.caps.sums = kAllSums;
     const auto made = Session::create(spec, model(), o, rules, control);
     return made ? std::string() : made.error().message;
@@ -333,7 +333,10 @@ TEST_F(Dc2, RefusalsAreSentences) {
   EXPECT_EQ(refused("topk", "fixed"), "");
   EXPECT_EQ(refused("fp16", "fixed"), "");
   EXPECT_NE(refused("fp16", "dc2").find("nothing to move"), std::string::npos);
-  EXPECT_NE(refused("thc", "dc2").find("nothing to move"), std::string::npos);
+  EXPECT_NE(refused("thc:bits=4", "dc2").find("'thc' keeps its keys"), std::string::npos);
+  EXPECT_NE(refused("thc:bits=3", "schedule:0=3").find("what lanes add up to"), std::string::npos);
+  EXPECT_NE(refused("powersgd:rank=2", "dc2", {}, 1U << 30U).find("none of these parameters"),
+            std::string::npos);
   EXPECT_EQ(refused("powersgd", "dc2"), "");
   EXPECT_NE(refused("topk", "dc3").find("dc3"), std::string::npos);
   EXPECT_NE(refused("topk", "dc2:min=0.2,max=0.1"), "");
