@@ -121,6 +121,11 @@ def cells(scenarios, models, seeds: int) -> list[Cell]:
     return found
 
 
+def missing(wanted: list[Cell]) -> list[Cell]:
+    """What has no run yet, or a file that was cut off."""
+    return [cell for cell in wanted if cell.load() is None]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="bench/controls.py", description=__doc__.splitlines()[0])
     parser.add_argument("--scenario", action="append", choices=SCENARIOS, help="may be given several times (default: all)")
@@ -132,7 +137,7 @@ def main() -> int:
     given = parser.parse_args()
     complete = True
     if not given.page:
-        wanted = [cell for cell in cells(given.scenario or SCENARIOS, given.model or ("mlp", "cnn"), given.seeds) if not cell.path.exists()]
+        wanted = missing(cells(given.scenario or SCENARIOS, given.model or ("mlp", "cnn"), given.seeds))
         for at, cell in enumerate(wanted, 1):
             print(f"{at}/{len(wanted)} {cell.path.stem}", file=sys.stderr, flush=True)
             complete &= cell.run()
