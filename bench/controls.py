@@ -155,6 +155,11 @@ def unpack(path: Path) -> None:
             here.write_text(json.dumps(unpacked(run)))
 
 
+def missing(wanted: list[Cell]) -> list[Cell]:
+    """What has no run yet, or a file that was cut off."""
+    return [cell for cell in wanted if cell.load() is None]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="bench/controls.py", description=__doc__.splitlines()[0])
     parser.add_argument("--scenario", action="append", choices=SCENARIOS, help="may be given several times (default: all)")
@@ -169,7 +174,7 @@ def main() -> int:
     if given.keep:
         unpack(given.out / "control.json")
     if not given.page:
-        wanted = [cell for cell in cells(given.scenario or SCENARIOS, given.model or ("mlp", "cnn"), given.seeds) if not cell.path.exists()]
+        wanted = missing(cells(given.scenario or SCENARIOS, given.model or ("mlp", "cnn"), given.seeds))
         for at, cell in enumerate(wanted, 1):
             print(f"{at}/{len(wanted)} {cell.path.stem}", file=sys.stderr, flush=True)
             complete &= cell.run()

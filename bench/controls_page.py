@@ -18,7 +18,7 @@ lower quartile of the first 20 steps. *Share of the oracle* is the mean of min(�
 AFTER = """`dc2` is DC2-R, a reconstruction. With 30 % noise the lower quartile lies a fifth below the mean, so single steps exceed 1.5 τ at any setting that is used well."""
 
 LAB = """Four hosts in `laconic lab` train a model of the demo's; seconds to its target from the first step, evaluations taken out, the median over
-seeds. × is how many times sooner than fp32 DDP. Where a run has not reached the target in 240 s of training, it has none. *Mean ratio*: over the steps of the run. *Final*: accuracy after all of the model's steps,
+seeds. × is how many times sooner than fp32 DDP. Where a run has not reached the target in 240 s of training, it has none. *Mean ratio*: over the steps of the run that `topk` sent, not those that a law sent as float32. *Final*: accuracy after all of the model's steps,
 where they were all made. Made by `make control`, which goes on where it was cut off; every run is in [control.json](control.json)."""
 
 
@@ -107,7 +107,7 @@ def picture(runs: list) -> str | None:
     for cell, run in runs:
         if cell.scenario.name != "turns" or cell.model != "mlp" or cell.seed != 0 or cell.control is None:
             continue
-        points = [(at, ratio_of(spec)) for at, _, spec in run["trace"] if at <= FIRST]
+        points = [(at, ratio_of(spec)) for at, _, spec in run["trace"] if at <= FIRST and spec != "uncompressed"]
         series.append(charts.Series(cell.control, colours[cell.control], points))
     if not series:
         return None

@@ -76,7 +76,10 @@ class Run:
                 "trace": trace, "stats": stats, "settings": explained}
 
     def setting(self, trainer: Trainer) -> str:
-        return trainer.handle.explain()["settings"][0]["spec"] if trainer.handle and self.rank == 0 else trainer.spec
+        if not trainer.handle or self.rank != 0:
+            return trainer.spec
+        in_force = trainer.handle.explain()["settings"][0]
+        return "uncompressed" if in_force["strategy"] == "uncompressed" else in_force["spec"]
 
     def pairs(self) -> dict:
         """`fixed` against no control, turn about."""

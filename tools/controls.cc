@@ -45,7 +45,8 @@ template <class Body>
 void for_each_moved(Body&& body) {
   for (const CodecTable* codec : all_codecs()) {
     for (const Field& field : codec->fields) {
-      if (field.actuator.marked) body(codec->info.name, field);
+      // Keys that make a table stay as they are while training runs: see Model::movable.
+      if (field.actuator.marked && codec->table == nullptr) body(codec->info.name, field);
     }
   }
 }

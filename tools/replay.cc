@@ -1,12 +1,13 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
 // laconic replay: a run's decisions again, from the reports in its record.
+#include "control/replay.h"
+
 #include <fmt/format.h>
 
 #include <memory>
 
 #include "command.h"
-#include "control/record.h"
 #include "files.h"
 #include "output.h"
 
@@ -23,13 +24,24 @@ struct Options {
   bool json = false;
 };
 
-Json decision_json(const Decision& d) {
-  return {{"step", d.step},
+/// With the number of its part: what `rule` counts is the rules of that one.
+Json decision_json(const Decision& d, std::size_t part) {
+  return {{"part", part},
+          {"step", d.step},
           {"rule", d.rule},
           {"from", d.from},
           {"to", d.to},
           {"uncompressed", d.uncompressed},
           {"reason", control::reason_name(d.reason)}};
+}
+
+/// Calls `visit(part, decision)` for each.
+template <class F>
+void for_decisions(const Recomputed& done, const F& visit) {
+  std::size_t i = 0;
+  for (std::size_t part = 0; part < done.ends.size(); ++part) {
+    for (; i < done.ends[part]; ++i) visit(part, done.decisions[i]);
+  }
 }
 
 void print_answer_json(const Options& options, const Recomputed& done) {
@@ -45,16 +57,18 @@ void print_answer_json(const Options& options, const Recomputed& done) {
     }
   }
   answer["decisions"] = Json::array();
-  for (const Decision& d : done.decisions) answer["decisions"].push_back(decision_json(d));
+  for_decisions(done, [&](std::size_t part, const Decision& d) {
+    answer["decisions"].push_back(decision_json(d, part));
+  });
   print_json(answer);
 }
 
 void print_answer(const Options& options, const Record& record, const Recomputed& done) {
-  for (const Decision& d : done.decisions) {
-    const auto& rule = record.parts.front().run.rules[d.rule];
+  for_decisions(done, [&](std::size_t part, const Decision& d) {
+    const auto& rule = record.parts[part].run.rules[d.rule];
     fmt::print("step {}: {}\n", d.step,
                control::decision_text(d, rule.spec, rule.range ? rule.range->name : "value"));
-  }
+  });
   uint64_t steps = 0;
   for (const Record::Part& part : record.parts) steps += part.steps.size();
   if (!options.control.empty()) {

@@ -108,10 +108,12 @@ class CSession:
         for entry, (name, shape) in zip(listing, parameters):
             entry.name = text("a parameter's name", name)
             entry.rows, entry.cols = _arrays.shape_of(type("Shape", (), {"shape": shape}))
-        options = _lib.SessionOptions(rule_count=len(rules), rules=array_of(rules), control=text("control", control) if control else None,
-                                      record=text("record", os.fspath(record)) if record else None, rank=rank, world=world, strategy=STRATEGIES[strategy], spec=spec, seed=seed,
+        options = _lib.SessionOptions(rank=rank, world=world, strategy=STRATEGIES[strategy], spec=spec, seed=seed,
                                       small_elements=small_elements, engine_sums=engine_sums, threads=threads,
-                                      short_sends=int(short_sends), window=window, part=part, aggregates=int(aggregates))
+                                      short_sends=int(short_sends), window=window, part=part, aggregates=int(aggregates),
+                                      rule_count=len(rules), rules=array_of(rules),
+                                      control=text("control", control) if control else None,
+                                      record=text("record", os.fspath(record)) if record else None)
         self._handle = ctypes.c_void_p()
         _lib.check(_lib.lib.laconic_session_create(ctypes.byref(options), listing, len(parameters),
                                                    ctypes.byref(self._handle)))

@@ -395,13 +395,18 @@ class Engine:
     def sum(self, values: torch.Tensor) -> None:
         """Replaces float32 values by their sum over all ranks."""
         batch = self._begin([self._collective(dist.all_reduce, values)])
-        if self.limiter is not None:
-            batch.arrives = self.limiter.send(2 * 4 * values.numel() * (self.world - 1) // self.world)
-        self.wait(batch)
+        self._wait_for_bytes(batch, 2 * 4 * values.numel() * (self.world - 1) // self.world)
 
     def gather_bytes(self, data: bytes) -> bytes:
         """Every rank's `data` (equal lengths), in rank order."""
         own = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         parts = [torch.empty_like(own) for _ in range(self.world)]
-        self.wait(self._begin([self._collective(dist.all_gather, parts, own)]))
+        batch = self._begin([self._collective(dist.all_gather, parts, own)])
+        self._wait_for_bytes(batch, len(data) * (self.world - 1))
         return b"".join(ctypes.string_at(part.data_ptr(), part.numel()) for part in parts)
+
+    def _wait_for_bytes(self, batch: Batch, sent: int) -> None:
+        """On an emulated link `sent` bytes take their time."""
+        if self.limiter is not None:
+            batch.arrives = self.limiter.send(sent)
+        self.wait(batch)

@@ -8,12 +8,13 @@ import functools
 import itertools
 import logging
 import math
+import os
 import threading
 
 from . import _arrays, _lib, aggregation, environment, errors, plugin, trace
 from ._checks import U32, U64, whole
 from ._session import PART, WINDOW, CSession, Layout, Window, agree
-from .changes import tell_record
+from .changes import Changes
 from .errors import LaconicError
 from .rules import chosen, given
 from .state import VERSION, check_fields, check_header, check_number, check_version, corrupt
@@ -78,6 +79,7 @@ class Session:
             raise
         if self.rank == 0:
             environment.report_unknown()
+        self._changes = Changes()
         self._window = Window(self._session)
         self._session.trace = trace.from_environment(self.rank, self._session.window)
         explained = self._session.explain()
@@ -190,6 +192,7 @@ class Session:
                 plugin.keep_for_good(self._session, memory, array)
             if failures:
                 raise failures[0] if failure is None or self._session.broken is not None else failure
+            self._tell_changes()
 
     def _exchange(self, step: int, memory, failure: LaconicError | None) -> list[BaseException]:
         """Gives what failed."""
@@ -216,6 +219,10 @@ class Session:
     def _check_open(self) -> None:
         if self._last_words is not None:
             raise errors.error("invalid_argument", "this session was closed", "make another one")
+
+    def _tell_changes(self, *, last: bool = False) -> None:
+        if self.rank == 0 and self._session.reports:
+            self._changes.tell(self.explain, last=last)
 
     # ---- what users ask --------------------------------------------------------------------------------------------------------
 
@@ -331,7 +338,9 @@ class Session:
             if self._last_words is not None:
                 return
             self._last_words = self._stats(), self._explain()
-            tell_record(self._last_words[1])
+            self._tell_changes(last=True)
+            if self._session.waiting is not None and self.rank == 0:
+                environment.say("set: residuals were not out at the end; nothing was set", logging.WARNING)
             if self._session.broken is None:
                 self._session.close()
             elif self._session.trace is not None:

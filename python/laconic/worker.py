@@ -175,8 +175,9 @@ class Worker:
         """Queues a flat buffer on the stage's device; gives a torch future of it. Never waits for the device.
 
         `buffer`: a tensor, or [(first element, tensor), …], pieces that fill it. `scale`: what its gradients are multiplied by
-        (AMP), or what float() gives it for. `rates`: learning rates by parameter, one dict a step: see `rates`. The value is the buffer (of pieces, the first), which then holds the mean, or the
-        LaconicError that kept it from coming: see `result`. It is set by the worker's thread, or by `at_end`.
+        (AMP), or what float() gives it for. `rates`: learning rates by parameter, one dict a step: see `rates`. The value is
+        the buffer (of pieces, the first), which then holds the mean, or the LaconicError that kept it from coming: see `result`.
+        It is set by the worker's thread, or by `at_end`.
         """
         self.check_open()
         ticket = self.stage.fetch(layout, buffer if isinstance(buffer, list) else [(0, buffer)])
@@ -404,11 +405,13 @@ class Worker:
 
     def set(self, spec: str | None, rules, control: str | None) -> bool:
         """Other settings: see CSession.set. Every rank makes the call between the same two steps."""
-        return self._between_jobs(functools.partial(self._set, functools.partial(self.session.set, self.engine, spec, rules, control)))
+        change = functools.partial(self.session.set, self.engine, spec, rules, control)
+        return self._between_jobs(functools.partial(self._set, change))
 
     def set_what_waits(self) -> bool:
         """See CSession.set_what_waits."""
-        return self._between_jobs(functools.partial(self._set, functools.partial(self.session.set_what_waits, self.engine)))
+        change = functools.partial(self.session.set_what_waits, self.engine)
+        return self._between_jobs(functools.partial(self._set, change))
 
     def _set(self, change) -> bool:
         if self.broken is not None:

@@ -143,6 +143,28 @@ def test_parts_need_not_be_adjacent(pools, kind, ragged, features):
     assert pools(3).run(_apart, features=features, kind=kind, ragged=ragged, short=not features) == [(True, True)] * 3
 
 
+def _seconds_of_gathers():
+    import time
+
+    import torch.distributed as dist
+
+    from laconic.emulate import Limiter
+    from laconic.engine import Engine
+
+    engine, found = Engine(dist.new_group(), limiter=Limiter(8 * 20000.0)), []
+    for size in (1, 2000):  # 4,000 bytes to two others, at 20 kB/s
+        begin = time.perf_counter()
+        gathered = engine.gather_bytes(bytes([dist.get_rank()]) * size)
+        found.append((gathered == b"".join(bytes([r]) * size for r in range(3)), time.perf_counter() - begin))
+    return found
+
+
+def test_a_gather_takes_its_time_on_an_emulated_link(pools):
+    """Payloads of a registered codec go this way."""
+    for (same, at_once), (also, slow) in pools(3).run(_seconds_of_gathers):
+        assert same and also and at_once < 0.15 <= slow
+
+
 def _ring(lengths):
     """Bytes to the next rank and from the one before; what arrived, and how many bytes left."""
     import torch.distributed as dist

@@ -126,6 +126,29 @@ def test_the_bits_are_those_of_torchs_gloo(means, pools, engine, ranks):
     assert pools(ranks).run(_over_c10d) == [job.ranks[0]["exact"]] * ranks
 
 
+TOLD = [f"control of *: schedule:0=0.1,3=0.5,6=0.02: ratio {change}: scheduled"
+        for change in ("0.1 -> 0.5 from step 3", "0.5 -> 0.02 from step 6")]
+
+
+@pytest.mark.parametrize(("engine", "ranks"), [("openmpi", 2), ("gloo", 2)])
+def test_every_change_of_a_law_is_a_line_on_rank_0(tmp_path, engine, ranks):
+    job = Job(tmp_path, engine, ranks, "told")
+    assert sorted(job.ranks) == list(range(ranks)) and set(job.status) == {0}, job.output
+    assert job.ranks[0] == {"each": TOLD, "last": TOLD[1:], "modules": []}
+    assert job.ranks[1] == {"each": [], "last": [], "modules": []}
+
+
+def _told_over_c10d():
+    import session_ranks
+
+    found = session_ranks.told(session_ranks.Ranks(engine="c10d"))
+    return found["each"], found["last"]
+
+
+def test_every_change_of_a_law_is_a_line_over_torch_too(pools):
+    assert pools(2).run(_told_over_c10d) == [(TOLD, TOLD[1:]), ([], [])]
+
+
 @pytest.mark.parametrize(("engine", "ranks"), [("openmpi", 2), ("gloo", 2)])
 def test_an_array_that_cannot_be_averaged_is_every_ranks_error(tmp_path, engine, ranks):
     pytest.importorskip("numpy")

@@ -310,6 +310,8 @@ def test_a_state_saved_behind_a_set_is_of_what_was_set(pools):
 
 
 def _own_session():
+    from laconic import environment
+
     rank, found = dist.get_rank(), []
     model = [("w", (60, 50)), ("b", (40,))]
     values = (ctypes.c_float * 3040)()
@@ -328,13 +330,22 @@ def _own_session():
         found.append(session.spec)
         session.average(step, values)
     found.append(session.spec)
-    session.close()
-    return found, list(values)
+    session.set(spec="3lc")
+    session.average(17, values)
+    session.set(spec="none")  # waits when the session is closed
+    said = []
+    environment.say, kept = lambda line, level=0: said.append(line), environment.say
+    try:
+        session.close()
+    finally:
+        environment.say = kept
+    return found, list(values), said
 
 
 def test_sessions_without_ddp(pools):
     results = pools(3).run(_own_session)
-    for found, values in results:
+    assert [said for _, _, said in results] == [["set: residuals were not out at the end; nothing was set"], [], []]
+    for found, values, _ in results:
         assert found[3:] == ["powersgd:rank=2"] * 12 + ["none"]
         assert found[0] == "topk:ratio=0.1" and found[2] == "powersgd:rank=2"
         assert "ranks disagree on the spec" in found[1] and values == results[0][1]

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string_view>
+#include <type_traits>
 
 #include "laconic/bytes.h"
 
@@ -12,5 +14,11 @@ namespace laconic {
 /// format.
 [[nodiscard]] uint64_t hash64(Bytes bytes, uint64_t seed = 0) noexcept;
 [[nodiscard]] uint64_t hash64(std::string_view text) noexcept;
+/// Of the bytes that the values lie in, which have to have no padding between them.
+template <class T>
+requires std::has_unique_object_representations_v<T> || std::is_floating_point_v<T>
+[[nodiscard]] uint64_t hash64(std::span<const T> values, uint64_t seed = 0) noexcept {
+  return hash64(Bytes(reinterpret_cast<const uint8_t*>(values.data()), values.size_bytes()), seed);
+}
 
 }  // namespace laconic

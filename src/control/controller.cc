@@ -22,10 +22,12 @@ constexpr std::size_t kPerClass = 3;  // words of a size of History
 constexpr std::size_t kHistory = kPerClass * std::tuple_size_v<decltype(History::classes)>;
 
 Error nothing_to_move(const Controlled& rule) {
-  return {Errc::unsupported,
-          concat({"control ", quoted(rule.control), " has nothing to move: ", quoted(rule.spec),
-                  " has no setting that may change while training runs"}),
-          "leave the control out, or take a codec that `laconic list --controls` names"};
+  return {
+      Errc::unsupported,
+      concat({"control ", quoted(rule.control), " has nothing to move: ", quoted(rule.spec), " ",
+              rule.still.empty() ? "has no setting that may change while training runs"
+                                 : std::string_view(rule.still)}),
+      "leave the control out, or take a codec that `laconic list --controls` names"};
 }
 
 /// Numbers that moves can be computed with; a record may hold others.

@@ -22,6 +22,7 @@ struct Controlled {
   std::string spec;            ///< for messages
   std::optional<Range> range;  ///< of the codec's marked field, if it has one
   double first = 0;            ///< of a replay: the value in the first step; 0: the spec's
+  std::string still{};         ///< why there is no range; empty: the codec has no such field
 
   bool operator==(const Controlled&) const = default;
 };

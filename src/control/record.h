@@ -75,29 +75,7 @@ struct Record {
 /// Total; errors name the line.
 Result<Record> read_record(std::string_view text);
 
-/// What `replay` repeats.
-struct Replayed {
-  std::vector<Decision> decisions;  ///< by step
-  std::vector<double> first;        ///< by rule: the value in the first step; 0: unknown
-};
-/// In a run of `mine`: of a step that is there twice, because the run went on from before its end,
-/// the last one; of a run whose settings were replaced, the parts that have the rules of `mine`.
-/// Refuses the record of another model or world, one without such a part, and values that `mine`
-/// cannot have.
-Result<Replayed> decisions_for(const Record& record, const RecordedRun& mine);
-
-/// Decisions from a record's reports, by its own controls or by another.
-struct Recomputed {
-  struct Difference {
-    uint64_t line = 0;
-    uint64_t step = 0;
-    uint32_t rule = 0;
-    std::string what;
-  };
-  std::vector<Decision> decisions;
-  std::optional<Difference>
-      difference;  ///< the first; from recorded decisions, so never with `control`
-};
-Result<Recomputed> recompute(const Record& record, std::string_view control = {});
+/// What is wrong with a line of a record.
+Error bad_line(uint64_t line, std::string_view what);
 
 }  // namespace laconic::control

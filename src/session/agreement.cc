@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstring>
 
+#include "base/concat.h"
 #include "base/hash.h"
 #include "laconic/version.h"
 #include "session/session.h"
@@ -52,14 +53,11 @@ void put_text(std::array<char, N>& field, std::string_view text) {
   field.fill('\0');
   std::copy_n(text.data(), std::min(text.size(), N - 1), field.data());
 }
-uint64_t hash_of(std::string_view text) {
-  return hash64(Bytes(reinterpret_cast<const uint8_t*>(text.data()), text.size()));
-}
 /// Of another text another field.
 template <size_t N>
 void put_whole(std::array<char, N>& field, std::string_view text) {
   if (text.size() < N) return put_text(field, text);
-  const std::string rest = "... #" + std::to_string(hash_of(text));
+  const std::string rest = "... #" + std::to_string(hash64(text));
   put_text(field, std::string(text.substr(0, N - 1 - rest.size())) + rest);
 }
 template <size_t N>
@@ -127,21 +125,18 @@ Result<void> compare(uint32_t r, const Card& a, const Card& b) {
   return {};
 }
 
-/// "embed*=topk; *.bias=none". What does not fit, and sizes, are in its hash.
+/// "embed* from 4096=topk; *.bias=none".
 std::string listed(std::span<const Rule> rules) {
-  constexpr size_t kShown = 72;
-  if (rules.empty()) return {};
-  std::string text, all;
+  std::string text;
   for (const Rule& rule : rules) {
-    if (!text.empty()) text += "; ";
-    text += rule.match;
-    text += '=';
-    text += rule.spec;
-    all += std::to_string(rule.min_elements) + " " + std::to_string(rule.max_elements) + "\n";
+    const std::string from = std::to_string(rule.min_elements);
+    const std::string to = std::to_string(rule.max_elements);
+    const bool least = rule.min_elements != Rule().min_elements;
+    const bool most = rule.max_elements != Rule().max_elements;
+    text += concat({text.empty() ? "" : "; ", rule.match, least ? " from " : "", least ? from : "",
+                    most ? " to " : "", most ? to : "", "=", rule.spec});
   }
-  all += text;
-  if (text.size() > kShown) text.replace(kShown, std::string::npos, "...");
-  return text + " #" + std::to_string(hash_of(all));
+  return text;
 }
 
 /// "dc2; embed*=aimd": the call's, and what rules have in its place.

@@ -149,7 +149,7 @@ uint64_t Session::settings_hash() const noexcept {
   const uint64_t laws = steering_ ? steering_->hash() : 0;
   if (versions_before_ == 0) return laws;
   const std::array<uint64_t, 2> words{laws, versions_before_};
-  return hash64(Bytes(reinterpret_cast<const uint8_t*>(words.data()), sizeof words));
+  return hash64(std::span<const uint64_t>(words));
 }
 
 }  // namespace laconic::session

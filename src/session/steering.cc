@@ -6,7 +6,10 @@
 #include <cmath>
 #include <limits>
 
+#include "base/concat.h"
 #include "base/hash.h"
+#include "base/hex.h"
+#include "control/replay.h"
 #include "control/state_floats.h"
 #include "laconic/version.h"
 #include "session/recorder.h"
@@ -16,14 +19,6 @@ namespace {
 
 constexpr uint64_t kHead = 2;      // words: version, steps
 constexpr uint64_t kPerClass = 5;  // words: value, since, next, from, path
-
-/// 16 hexadecimal digits.
-std::string hex_text(uint64_t word) {
-  constexpr std::string_view kDigits = "0123456789abcdef";
-  std::string text(16, '0');
-  for (auto at = text.rbegin(); at != text.rend(); ++at, word >>= 4U) *at = kDigits[word & 15U];
-  return text;
-}
 
 /// What of a class is saved in one word.
 struct Path {
@@ -61,7 +56,7 @@ double figure(M measured) {
 control::RecordedRun run_of(const collective::Model& model, std::span<const Rule> rules,
                             const std::vector<control::Controlled>& controlled) {
   control::RecordedRun run{
-      LACONIC_VERSION_STRING, hex_text(model.model_hash()), model.options().world, {}, {}};
+      LACONIC_VERSION_STRING, hex_digits(model.model_hash()), model.options().world, {}, {}};
   for (uint32_t c = 0; c < model.classes(); ++c) {
     run.rules.push_back({.match = c == 0 ? std::string() : rules[c - 1].match,
                          .spec = controlled[c].spec,
@@ -99,7 +94,7 @@ Result<Records> read_records(const control::RecordedRun& run) {
     if (!record) return named(record.error());
     const auto replayed = control::decisions_for(*record, run);
     if (!replayed) return named(replayed.error());
-    records.hashes[c] = hash64(Bytes(reinterpret_cast<const uint8_t*>(text->data()), text->size()));
+    records.hashes[c] = hash64(*text);
     if (!replayed->first.empty()) records.first[c] = replayed->first[c];
     std::ranges::copy_if(replayed->decisions, std::back_inserter(records.decisions),
                          [c](const control::Decision& d) { return d.rule == c; });
@@ -112,6 +107,18 @@ std::string_view text_of(uint32_t of, std::string_view control, std::span<const 
   const bool own = of != 0 && !rules[of - 1].control.empty();
   const std::string_view text = own ? std::string_view(rules[of - 1].control) : control;
   return text.empty() ? std::string_view("fixed") : text;
+}
+
+/// Where a codec has a setting that may change, and it may not here.
+std::string why_still(const collective::Model& model, uint32_t of) {
+  const CodecTable& codec = model.spec(of).codec();
+  if (std::ranges::none_of(codec.fields, [](const Field& f) { return f.actuator.marked; })) {
+    return {};
+  }
+  if (codec.table != nullptr) return "keeps its keys: they decide what lanes add up to";
+  if (!model.has_units(of)) return "compresses none of these parameters";
+  return concat({"takes other rounds or state with other settings, by ",
+                 collective::strategy_name(model.choice(of).strategy)});
 }
 
 }  // namespace
@@ -142,6 +149,8 @@ Result<Steering> Steering::create(collective::Model& model, std::string_view con
           control::range_of(*field, field->get(model.spec(c).params()), gathers ? world : 1);
       if (alone(model) == c) made.range->dense_bytes = model.dense_bytes_of_class(c);
       classes[c].field = field;
+    } else {
+      made.still = why_still(model, c);
     }
     controlled.push_back(std::move(made));
   }
@@ -291,7 +300,7 @@ void Steering::set_hash() {
   for (const Class& c : classes_) {
     const std::array<uint64_t, 3> words{hash_, std::bit_cast<uint64_t>(c.value),
                                         c.uncompressed ? 1U : 0U};
-    hash_ = hash64(Bytes(reinterpret_cast<const uint8_t*>(words.data()), sizeof words));
+    hash_ = hash64(std::span<const uint64_t>(words));
   }
 }
 
@@ -364,7 +373,7 @@ void Steering::save() {
 
 std::string Steering::agreed_control(uint32_t of) const {
   const uint64_t hash = classes_[of].replayed;
-  return hash == 0 ? controller_.text(of) : "replay:#" + hex_text(hash);
+  return hash == 0 ? controller_.text(of) : concat({"replay:#", hex_digits(hash)});
 }
 
 Steering::InForce Steering::in_force(uint32_t of) const {

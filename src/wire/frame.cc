@@ -5,6 +5,7 @@
 #include <string>
 
 #include "base/hash.h"
+#include "base/hex.h"
 #include "wire/message.h"
 
 namespace laconic {
@@ -171,7 +172,7 @@ Result<void> check_start(Bytes bytes) {
                   magic)) {
     std::string found;
     for (uint8_t byte : bytes.first(std::min<std::size_t>(4, bytes.size()))) {
-      found.append(found.empty() ? "" : " ").append(hex(byte, 2).substr(2));
+      found.append(found.empty() ? "" : " ").append(hex_digits(byte, 2));
     }
     return frame_error(Errc::frame_magic, "magic", "4c 41 43 46 (LACF)", found,
                        "these bytes are not a Laconic frame");

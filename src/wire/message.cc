@@ -3,15 +3,12 @@
 
 #include <utility>
 
+#include "base/concat.h"
+#include "base/hex.h"
+
 namespace laconic::wire {
 
-std::string hex(uint64_t value, int digits) {
-  std::string text = "0x";
-  for (int shift = 4 * (digits - 1); shift >= 0; shift -= 4) {
-    text += "0123456789abcdef"[(value >> shift) & 15U];
-  }
-  return text;
-}
+std::string hex(uint64_t value, int digits) { return concat({"0x", hex_digits(value, digits)}); }
 
 std::string at_least(uint64_t value) { return "at least " + std::to_string(value); }
 std::string at_most(uint64_t value) { return "at most " + std::to_string(value); }

@@ -8,7 +8,7 @@
 #include <cstring>
 #include <limits>
 
-#include "support/ranks.h"
+#include "support/clocked.h"
 #include "support/subset.h"
 
 namespace laconic::test {
@@ -266,25 +266,10 @@ class Dc2 : public testing::Test {
     for (uint64_t i = 0; i < steps; ++i, ++step_) {
       auto buffers = gradients(kWorld, layout_.elements, step_ + 1);
       group.on_all([&](uint32_t r) {
-        Bucket bucket;
-        bucket.buffer = buffers[r].data();
-        bucket.step = step_;
-        auto exchange = group.session(r).begin(bucket, layout_);
-        ASSERT_TRUE(exchange);
-        std::array<Step, kMaxBatch> batch;
-        session::Timing last;
-        double clock = static_cast<double>(step_) + 0.01;
-        for (;;) {
-          const uint64_t before = group.session(r).stats().counters.wire_bytes;
-          auto steps_now = group.session(r).next(**exchange, batch, last);
-          ASSERT_TRUE(steps_now) << steps_now.error().message;
-          if (*steps_now == 0) break;
-          const uint64_t sent = group.session(r).stats().counters.wire_bytes - before;
-          ASSERT_TRUE(group.hub().engine(r).run({batch.data(), *steps_now}));
-          last.issued = clock;
-          clock += static_cast<double>(sent) / bytes_in_a_second + (r == 1 ? late_ : 0);
-          last.completed = clock;
-        }
+        const auto done = drive_clocked(group, r, layout_, buffers[r], step_, [&](double sent) {
+          return sent / bytes_in_a_second + (r == 1 ? late_ : 0);
+        });
+        ASSERT_TRUE(done) << done.error().message;
         clocks_[r] = static_cast<double>(step_) + 1;
       });
       for (uint32_t r = 1; r < kWorld; ++r) ASSERT_TRUE(same_bits(buffers[0], buffers[r]));
@@ -336,10 +321,10 @@ TEST_F(Dc2, AStragglerMovesNothing) {
 
 TEST_F(Dc2, RefusalsAreSentences) {
   const auto refused = [&](const std::string& spec, const std::string& control,
-                           std::vector<Rule> rules = {}) {
+                           std::vector<Rule> rules = {}, uint64_t small_elements = 16) {
     collective::Options o;
     o.world = 2;
-    o.small_elements = 16;
+    o.small_elements = small_elements;
     o.caps.sums = kAllSums;
     const auto made = Session::create(spec, model(), o, rules, control);
     return made ? std::string() : made.error().message;
@@ -348,7 +333,10 @@ TEST_F(Dc2, RefusalsAreSentences) {
   EXPECT_EQ(refused("topk", "fixed"), "");
   EXPECT_EQ(refused("fp16", "fixed"), "");
   EXPECT_NE(refused("fp16", "dc2").find("nothing to move"), std::string::npos);
-  EXPECT_NE(refused("thc", "dc2").find("nothing to move"), std::string::npos);
+  EXPECT_NE(refused("thc:bits=4", "dc2").find("'thc' keeps its keys"), std::string::npos);
+  EXPECT_NE(refused("thc:bits=3", "schedule:0=3").find("what lanes add up to"), std::string::npos);
+  EXPECT_NE(refused("powersgd:rank=2", "dc2", {}, 1U << 30U).find("none of these parameters"),
+            std::string::npos);
   EXPECT_EQ(refused("powersgd", "dc2"), "");
   EXPECT_NE(refused("topk", "dc3").find("dc3"), std::string::npos);
   EXPECT_NE(refused("topk", "dc2:min=0.2,max=0.1"), "");

@@ -10,7 +10,7 @@
 #include <map>
 #include <sstream>
 
-#include "control/record.h"
+#include "control/replay.h"
 #include "session/describe.h"
 #include "support/clocked.h"
 #include "support/subset.h"

@@ -87,20 +87,6 @@ double total(const std::vector<double>& x) {
   return sum;
 }
 
-/// Sum over ranks of residuals, in units of the mean: own ones count 1/world, owners' fully.
-double residual_sum(Ranks& ranks) {
-  double sum = 0;
-  for (uint32_t r = 0; r < ranks.world(); ++r) {
-    for (const auto& e : ranks.session(r).store().entries()) {
-      const double weight = e.kind == feedback::StateKind::residual         ? 1.0 / ranks.world()
-                            : e.kind == feedback::StateKind::owner_residual ? 1.0
-                                                                            : 0.0;
-      for (const float x : e.values) sum += weight * static_cast<double>(x);
-    }
-  }
-  return sum;
-}
-
 /// Momentum sends more than came in, and a running mean another step's.
 bool conserves(Ranks& ranks) {
   return ranks.session(0).model().spec().memory().kind == MemoryKind::residual;
@@ -284,21 +270,12 @@ TEST_P(ExchangeTest, OneRanksFailureIsEveryRanksSentence) {
   auto buffers = gradients(group.world(), layout.elements, 1);
   std::vector<std::string> sentences(group.world());
   group.on_all([&](uint32_t r) {
-    Bucket bucket;
-    bucket.buffer = buffers[r].data();
-    auto exchange = group.session(r).begin(bucket, layout);
-    ASSERT_TRUE(exchange);
-    if (r == group.world() / 2) (*exchange)->fail(Error{Errc::internal, "the disk is on fire", {}});
-    std::array<Step, kMaxBatch> batch;
-    for (;;) {
-      auto steps = group.session(r).next(**exchange, batch);
-      if (!steps) {
-        sentences[r] = steps.error().message;
-        return;
-      }
-      if (*steps == 0) return;
-      ASSERT_TRUE(group.hub().engine(r).run({batch.data(), *steps}));
-    }
+    const auto fails = [&](collective::Exchange& exchange) {
+      if (r == group.world() / 2) exchange.fail(Error{Errc::internal, "the disk is on fire", {}});
+    };
+    const auto failed = group.drive(r, layout, buffers[r], 0, {.begun = fails});
+    ASSERT_FALSE(failed);
+    sentences[r] = failed.error().message;
   });
   for (const std::string& s : sentences) {
     EXPECT_NE(s.find("the disk is on fire"), std::string::npos) << s;

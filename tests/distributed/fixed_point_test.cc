@@ -406,19 +406,13 @@ TEST(FixedPoint, ARanksFailureIsToldOnAllAndNothingIsLost) {
         Bucket bucket;
         bucket.buffer = g[r].data();
         bucket.step = step;
-        auto exchange = group.session(r).begin(bucket, group.layout());
-        ASSERT_TRUE(exchange);
-        if (r == 1) group.session(r).fail(**exchange, {Errc::out_of_memory, "no room", {}});
-        std::array<Step, kMaxBatch> batch;
-        for (;;) {
-          auto steps = group.session(r).next(**exchange, batch);
-          if (!steps) {
-            EXPECT_NE(steps.error().message.find("no room"), std::string::npos);
-            break;
-          }
-          ASSERT_NE(*steps, 0U) << "rank " << r << " has not heard of it";
-          ASSERT_TRUE(group.engine(r).run({batch.data(), *steps}));
-        }
+        const auto fails = [&](collective::Exchange& exchange) {
+          if (r == 1) group.session(r).fail(exchange, {Errc::out_of_memory, "no room", {}});
+        };
+        const auto failed =
+            drive(group.session(r), bucket, group.layout(), group.engine(r), {.begun = fails});
+        ASSERT_FALSE(failed) << "rank " << r << " has not heard of it";
+        EXPECT_NE(failed.error().message.find("no room"), std::string::npos);
       });
       for (uint32_t r = 0; r < 3; ++r) {
         const auto after = group.entry(r, "residual/wide");
@@ -445,23 +439,15 @@ TEST(FixedPoint, AFailureThatNobodyHearsOfIsTheRanksOwn) {
       Bucket bucket;
       bucket.buffer = g[r].data();
       bucket.step = step;
-      auto exchange = group.session(r).begin(bucket, group.layout());
-      ASSERT_TRUE(exchange);
       const bool fails = r == 1 && step == 2;
-      if (fails) group.session(r).fail(**exchange, {Errc::out_of_memory, "no room", {}});
-      std::array<Step, kMaxBatch> batch;
-      for (;;) {
-        auto steps = group.session(r).next(**exchange, batch);
-        if (!steps) {
-          EXPECT_TRUE(fails) << steps.error().message;
-          EXPECT_EQ(steps.error().code, Errc::out_of_memory);
-          break;
-        }
-        if (*steps == 0) {
-          EXPECT_FALSE(fails) << "its failure was swallowed";
-          break;
-        }
-        ASSERT_TRUE(group.engine(r).run({batch.data(), *steps}));
+      const auto begun = [&](collective::Exchange& exchange) {
+        if (fails) group.session(r).fail(exchange, {Errc::out_of_memory, "no room", {}});
+      };
+      const auto done =
+          drive(group.session(r), bucket, group.layout(), group.engine(r), {.begun = begun});
+      ASSERT_EQ(done.ok(), !fails) << (done ? "its failure was swallowed" : done.error().message);
+      if (fails) {
+        EXPECT_EQ(done.error().code, Errc::out_of_memory);
       }
     });
     for (uint32_t r = 1; r < 3; ++r) EXPECT_TRUE(same_bits(g[r], g[0])) << step;

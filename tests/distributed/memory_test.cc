@@ -102,19 +102,6 @@ bool exchange(Ranks& group, const Layout& layout, DType dtype, const Step& step,
   return failed;
 }
 
-double residual_sum(Ranks& group) {
-  double sum = 0;
-  for (uint32_t r = 0; r < kWorld; ++r) {
-    for (const auto& e : group.session(r).store().entries()) {
-      const double weight = e.kind == feedback::StateKind::residual         ? 1.0 / kWorld
-                            : e.kind == feedback::StateKind::owner_residual ? 1.0
-                                                                            : 0.0;
-      for (const float x : e.values) sum += weight * static_cast<double>(x);
-    }
-  }
-  return sum;
-}
-
 using Case = std::tuple<const char*, StrategyKind, DType>;
 class NoMemory : public testing::TestWithParam<Case> {
  protected:

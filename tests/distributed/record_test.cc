@@ -2,8 +2,6 @@
 //
 // What a session records under made-up clocks: a replay of it has the same bits, whole or killed
 // and resumed; and trouble with the file, which is none of the training.
-#include "control/record.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -12,6 +10,7 @@
 #include <limits>
 #include <sstream>
 
+#include "control/replay.h"
 #include "session/describe.h"
 #include "support/clocked.h"
 #include "support/subset.h"

@@ -23,13 +23,6 @@ const std::vector<Parameter>& model() {
   return parameters;
 }
 
-Rule rule(std::string match, std::string spec) {
-  Rule made;
-  made.match = std::move(match);
-  made.spec = std::move(spec);
-  return made;
-}
-
 /// The call's 3lc by two_shot; topk by gather_all; fp16, powersgd, thc and none by native_sum.
 std::vector<Rule> rules() {
   return {rule("embed.*", "topk:ratio=0.05"), rule("conv.*", "fp16"),
@@ -169,19 +162,10 @@ TEST_P(Rules, LegsGoOutTogether) {
   buffers = gradients(world(), layout.elements, 4);
   std::vector<std::vector<uint32_t>> sizes(world());
   group.on_all([&](uint32_t r) {
-    Bucket bucket;
-    bucket.buffer = buffers[r].data();
-    bucket.step = 1;
-    auto exchange = group.session(r).begin(bucket, layout);
-    ASSERT_TRUE(exchange);
-    std::array<Step, kMaxBatch> batch;
-    for (;;) {
-      auto steps = group.session(r).next(**exchange, batch);
-      ASSERT_TRUE(steps);
-      if (*steps == 0) return;
-      sizes[r].push_back(*steps);
-      ASSERT_TRUE(group.hub().engine(r).run({batch.data(), *steps}));
-    }
+    const auto counts = [&](std::span<Step> batch, uint32_t, session::Timing&) {
+      sizes[r].push_back(static_cast<uint32_t>(batch.size()));
+    };
+    ASSERT_TRUE(group.drive(r, layout, buffers[r], 1, {.ran = counts}));
   });
   // two_shot's way up, topk's bundles, lanes of float32 (PowerSGD's P among them) and of float16,
   // thc's maxima; then two_shot's way down, PowerSGD's Q, thc's codes.
@@ -227,48 +211,25 @@ TEST_P(Rules, WhatIsNotFiniteTakesTheWholeBucketUncompressed) {
   }
 }
 
-/// Sums over all ranks of what they remember of a parameter, owners' counted as often as there are
-/// ranks, divided by their number.
-double remembered(Ranks& group, const std::string& name) {
-  double sum = 0;
-  for (uint32_t r = 0; r < group.world(); ++r) {
-    for (const auto& e : group.session(r).store().entries()) {
-      const double weight = e.kind == feedback::StateKind::owner_residual ? group.world() : 1;
-      const bool kept =
-          e.kind == feedback::StateKind::residual || e.kind == feedback::StateKind::owner_residual;
-      if (!kept || e.name.find("/" + name) == std::string::npos) continue;
-      for (const float x : e.values) sum += weight * static_cast<double>(x);
-    }
-  }
-  return sum / group.world();
-}
-
 /// The engine fails in the first batch, and in the second, when topk's leg is delivered already.
 TEST_P(Rules, ALostPeerLosesNothingOfAnyLeg) {
-  for (const uint64_t batch_of_failure : {0U, 1U}) {
+  for (const uint32_t batch_of_failure : {0U, 1U}) {
     Ranks group(setup());
     const Layout layout = back_to_back(model(), kAll);
     auto buffers = gradients(world(), layout.elements, 1);
     for (const auto& result : group.exchange(layout, buffers, 0)) ASSERT_TRUE(result);
     std::map<uint32_t, double> before;
     for (const uint32_t p : {kEmbed, kFc1, kFc2, kFc3})
-      before[p] = remembered(group, model()[p].name);
+      before[p] = residual_sum(group, model()[p].name);
     buffers = gradients(world(), layout.elements, 2);
     const auto undelivered = exact_mean(buffers);
     group.on_all([&](uint32_t r) {
-      Bucket bucket;
-      bucket.buffer = buffers[r].data();
-      bucket.step = 1;
-      auto exchange = group.session(r).begin(bucket, layout);
-      ASSERT_TRUE(exchange);
-      std::array<Step, kMaxBatch> batch;
-      for (uint64_t turn = 0;; ++turn) {
-        auto steps = group.session(r).next(**exchange, batch);
-        ASSERT_TRUE(steps);
-        if (turn == batch_of_failure) break;
-        ASSERT_TRUE(group.hub().engine(r).run({batch.data(), *steps}));
-      }
-      group.session(r).abort();
+      const auto until = [&](std::span<Step>, uint32_t number) {
+        return number != batch_of_failure;
+      };
+      const auto failed = group.drive(r, layout, buffers[r], 1, {.issues = until});
+      ASSERT_FALSE(failed);
+      EXPECT_EQ(failed.error().code, Errc::engine_failed) << failed.error().message;
     });
     for (const uint32_t p : {kEmbed, kFc1, kFc2, kFc3}) {
       double gone = 0;
@@ -277,7 +238,7 @@ TEST_P(Rules, ALostPeerLosesNothingOfAnyLeg) {
         for (uint64_t k = 0; k < model()[p].count(); ++k)
           gone += undelivered[layout.offsets[i] + k];
       }
-      EXPECT_NEAR(remembered(group, model()[p].name), before[p] + gone, 1e-4) << model()[p].name;
+      EXPECT_NEAR(residual_sum(group, model()[p].name), before[p] + gone, 1e-4) << model()[p].name;
     }
   }
 }
@@ -289,22 +250,12 @@ TEST_P(Rules, OneRanksFailureIsEveryRanksMessage) {
   for (const auto& result : group.exchange(layout, buffers, 0)) ASSERT_TRUE(result);
   std::vector<std::string> messages(world());
   group.on_all([&](uint32_t r) {
-    Bucket bucket;
-    bucket.buffer = buffers[r].data();
-    bucket.step = 1;
-    auto exchange = group.session(r).begin(bucket, layout);
-    ASSERT_TRUE(exchange);
-    if (r == world() - 1) (*exchange)->fail(Error{Errc::internal, "the disk is on fire", {}});
-    std::array<Step, kMaxBatch> batch;
-    for (;;) {
-      auto steps = group.session(r).next(**exchange, batch);
-      if (!steps) {
-        messages[r] = steps.error().message;
-        return;
-      }
-      ASSERT_NE(*steps, 0U);
-      ASSERT_TRUE(group.hub().engine(r).run({batch.data(), *steps}));
-    }
+    const auto fails = [&](collective::Exchange& exchange) {
+      if (r == world() - 1) exchange.fail(Error{Errc::internal, "the disk is on fire", {}});
+    };
+    const auto failed = group.drive(r, layout, buffers[r], 1, {.begun = fails});
+    ASSERT_FALSE(failed);
+    messages[r] = failed.error().message;
   });
   for (const std::string& message : messages) {
     EXPECT_NE(message.find("the disk is on fire"), std::string::npos) << message;
@@ -323,30 +274,20 @@ TEST_P(Rules, TroubleInOneLegIsToldByTheOthers) {
   for (const auto& result : group.exchange(layout, buffers, 0)) ASSERT_TRUE(result);
   std::map<uint32_t, double> before;
   for (const uint32_t p : {kEmbed, kFc1, kFc2, kFc3})
-    before[p] = remembered(group, model()[p].name);
+    before[p] = residual_sum(group, model()[p].name);
   buffers = gradients(world(), layout.elements, 2);
   const auto undelivered = exact_mean(buffers);
   std::vector<std::string> messages(world());
   group.on_all([&](uint32_t r) {
-    Bucket bucket;
-    bucket.buffer = buffers[r].data();
-    bucket.step = 1;
-    auto exchange = group.session(r).begin(bucket, layout);
-    ASSERT_TRUE(exchange);
-    std::array<Step, kMaxBatch> batch;
-    for (uint32_t turn = 0;; ++turn) {
-      auto steps = group.session(r).next(**exchange, batch);
-      if (!steps) {
-        messages[r] = steps.error().message;
-        return;
+    const auto damages = [&](std::span<Step> batch, uint32_t number, session::Timing&) {
+      for (const Step& step : batch) {
+        if (number == 0 && r == 0 && step.kind == StepKind::all_gather)
+          std::memset(step.recv + step.recv_offsets[1], 0x55, step.recv_counts[1]);
       }
-      ASSERT_NE(*steps, 0U);
-      ASSERT_TRUE(group.hub().engine(r).run({batch.data(), *steps}));
-      for (uint32_t i = 0; turn == 0 && r == 0 && i < *steps; ++i) {
-        if (batch[i].kind == StepKind::all_gather)
-          std::memset(batch[i].recv + batch[i].recv_offsets[1], 0x55, batch[i].recv_counts[1]);
-      }
-    }
+    };
+    const auto failed = group.drive(r, layout, buffers[r], 1, {.ran = damages});
+    ASSERT_FALSE(failed);
+    messages[r] = failed.error().message;
   });
   for (uint32_t r = 0; r < world(); ++r) EXPECT_FALSE(messages[r].empty()) << "rank " << r;
   for (uint32_t r = 1; r < world(); ++r)
@@ -357,7 +298,7 @@ TEST_P(Rules, TroubleInOneLegIsToldByTheOthers) {
       if (layout.parameters[i] != p) continue;
       for (uint64_t k = 0; k < model()[p].count(); ++k) gone += undelivered[layout.offsets[i] + k];
     }
-    EXPECT_NEAR(remembered(group, model()[p].name), before[p] + gone, 1e-4) << model()[p].name;
+    EXPECT_NEAR(residual_sum(group, model()[p].name), before[p] + gone, 1e-4) << model()[p].name;
   }
 }
 
@@ -435,7 +376,15 @@ TEST(RulesAtCreate, DifferOnTwoRanksInASentence) {
   EXPECT_NE(cards_of(rules(), others).find("the rules"), std::string::npos);
   others = rules();
   others[0].min_elements = 1;  // the same classes, by another rule
-  EXPECT_NE(cards_of(rules(), others).find("the rules"), std::string::npos);
+  EXPECT_NE(cards_of(rules(), others).find(others[0].match + " from 1=" + others[0].spec),
+            std::string::npos);
+  others.push_back(rule(std::string(200, 'x'), "fp16"));  // too long for a card
+  others.push_back(rule("embed.*", "fp16"));
+  for (std::size_t i = others.size() - 2; i < others.size(); ++i) others[i].optional = true;
+  EXPECT_EQ(cards_of(others, others), "");
+  auto more = others;
+  more.back().max_elements = 1U << 20U;
+  EXPECT_NE(cards_of(others, more).find("the rules"), std::string::npos);
   EXPECT_NE(cards_of(rules(), {}).find("the rules"), std::string::npos);
 }
 

@@ -12,7 +12,7 @@
 #include <sstream>
 #include <thread>
 
-#include "control/record.h"
+#include "control/replay.h"
 #include "laconic/registry.h"
 #include "laconic/session.h"
 #include "session/describe.h"
@@ -289,13 +289,6 @@ void copy_state(Ranks& from, Ranks& to) {
     const auto header = to.session(r).state_header();
     EXPECT_TRUE(feedback::accepts(header, from.session(r).state_header()));
   }
-}
-
-Rule rule(const std::string& match, const std::string& spec) {
-  Rule made;
-  made.match = match;
-  made.spec = spec;
-  return made;
 }
 
 /// A state that was saved behind a change is that of a session made with these settings.

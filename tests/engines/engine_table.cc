@@ -201,10 +201,6 @@ bool exchange(Table& table, Session& session, const collective::Bucket& bucket,
   }
 }
 
-uint64_t hash_of(const Floats& values) {
-  return hash64(Bytes(reinterpret_cast<const uint8_t*>(values.data()), 4 * values.size()));
-}
-
 /// Every rank holds the same bits: the ranks' hashes, gathered by the engine itself.
 bool replicas_agree(Table& table, uint64_t hash) {
   const uint32_t world = table.world();
@@ -271,7 +267,7 @@ void run_case(Table& table, const Case& c) {
       const std::string where = "step " + std::to_string(step) + ", ";
       const Floats mean = widened(c.dtype, buffer, layout.elements);
       table.check(differs(mine.mean, mean, bound, where + "mean"));
-      hash = hash * 31 + hash_of(mean);
+      hash = hash * 31 + hash64(std::span<const float>(mean));
       const double kept = c.strategy == StrategyKind::native_sum ? bound : 0;
       for (const auto& entry : (*session)->store().entries()) {
         const auto found = mine.memory.find(entry.name);

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "control/record.h"
+#include "control/replay.h"
 
 namespace {
 

@@ -35,6 +35,14 @@ def test_every_exchange_meets_every_network_with_every_seed_and_has_a_file():
     assert len({one.path for one in found}) == len(found)
 
 
+def test_a_run_whose_file_was_cut_off_is_made_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(controls, "OUT", tmp_path)
+    whole, cut, none = wanted = [cell("topk:ratio=0.01", "dc2", seed) for seed in range(3)]
+    whole.path.write_text('{"steps": 10}')
+    cut.path.write_text('{"steps": 1')
+    assert controls.missing(wanted) == [cut, none]
+
+
 def test_the_page_says_how_many_times_sooner_by_medians():
     runs = [(cell("pytorch:ddp", None, seed), run(at, whole=False)) for seed, at in enumerate((30.0, 10.0, 20.0))]
     runs += [(cell("topk:ratio=0.01", "dc2", seed), run(at, "0.02", changes=7)) for seed, at in enumerate((4.0, 5.0, 90.0))]

@@ -6,14 +6,34 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <array>
+#include <functional>
 #include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
 #include "support/ranks.h"
 
 namespace laconic::test {
+
+/// A rank's exchange, from a hundredth of a second behind its step's number on: each of its batches
+/// takes takes(bytes sent) seconds.
+inline Result<void> drive_clocked(Ranks& group, uint32_t rank, const Layout& layout,
+                                  std::vector<float>& buffer, uint64_t step,
+                                  const std::function<double(double)>& takes) {
+  const auto bytes = [&] { return group.session(rank).stats().counters.wire_bytes; };
+  uint64_t before = 0;
+  double clock = static_cast<double>(step) + 0.01;
+  Driver test;
+  test.begun = [&](collective::Exchange&) { before = bytes(); };
+  test.ran = [&](std::span<Step>, uint32_t, session::Timing& timing) {
+    timing.issued = clock;
+    clock += takes(static_cast<double>(bytes() - before));
+    timing.completed = clock;
+    before = bytes();
+  };
+  return group.drive(rank, layout, buffer, step, test);
+}
 
 /// A group whose clocks are made up: a network of so many bytes in a second in each step.
 class Clocked {
@@ -56,19 +76,10 @@ class Clocked {
   void fail_on(uint32_t bad, uint64_t step) {
     auto buffers = gradients(world_, layout_.elements, step + 1);
     group_->on_all([&](uint32_t r) {
-      Bucket bucket;
-      bucket.buffer = buffers[r].data();
-      bucket.step = step;
-      auto exchange = session(r).begin(bucket, layout_);
-      ASSERT_TRUE(exchange) << exchange.error().message;
-      if (r == bad) session(r).fail(**exchange, Error{Errc::invalid_argument, "on purpose", {}});
-      std::array<Step, kMaxBatch> batch;
-      for (;;) {
-        auto count = session(r).next(**exchange, batch);
-        if (!count) break;
-        ASSERT_NE(*count, 0U);
-        ASSERT_TRUE(group_->hub().engine(r).run({batch.data(), *count}));
-      }
+      const auto fails = [&](collective::Exchange& exchange) {
+        if (r == bad) session(r).fail(exchange, Error{Errc::invalid_argument, "on purpose", {}});
+      };
+      EXPECT_FALSE(group_->drive(r, layout_, buffers[r], step, {.begun = fails}));
     });
   }
 
@@ -82,25 +93,9 @@ class Clocked {
   }
   void exchange(uint32_t r, uint64_t step, std::vector<float>& buffer) {
     clocks_[r] = static_cast<double>(step);
-    Bucket bucket;
-    bucket.buffer = buffer.data();
-    bucket.step = step;
-    auto exchange = session(r).begin(bucket, layout_);
-    ASSERT_TRUE(exchange) << exchange.error().message;
-    std::array<Step, kMaxBatch> batch;
-    session::Timing last;
-    double clock = static_cast<double>(step) + 0.01;
-    for (;;) {
-      const uint64_t before = session(r).stats().counters.wire_bytes;
-      auto count = session(r).next(**exchange, batch, last);
-      ASSERT_TRUE(count) << count.error().message;
-      if (*count == 0) break;
-      const uint64_t sent = session(r).stats().counters.wire_bytes - before;
-      ASSERT_TRUE(group_->hub().engine(r).run({batch.data(), *count}));
-      last.issued = clock;
-      clock += static_cast<double>(sent) / rate_(step) + 1e-4 * r;
-      last.completed = clock;
-    }
+    const auto done = drive_clocked(*group_, r, layout_, buffer, step,
+                                    [&](double sent) { return sent / rate_(step) + 1e-4 * r; });
+    ASSERT_TRUE(done) << done.error().message;
   }
 
   uint32_t world_;

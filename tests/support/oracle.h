@@ -144,9 +144,7 @@ class Oracle {
     pieces_[i].push_back(
         {unit, owner, codec_.plan(spec_.params(), unit, world_), setup_.parameters[i].name});
   }
-  static uint64_t name_hash(const std::string& name) {
-    return hash64(Bytes(reinterpret_cast<const uint8_t*>(name.data()), name.size()));
-  }
+  static uint64_t name_hash(const std::string& name) { return hash64(name); }
 
   void remember(uint32_t rank) {
     if (spec_.feedback()) memory_[rank][kFlush] = {0, 0};

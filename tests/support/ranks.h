@@ -19,6 +19,7 @@
 #include "laconic/loopback.h"
 #include "laconic/rule.h"
 #include "session/session.h"
+#include "support/driver.h"
 #include "support/on_all.h"
 
 namespace laconic::test {
@@ -92,6 +93,15 @@ class Ranks {
   /// body(rank) on every rank at once.
   void on_all(const std::function<void(uint32_t)>& body) { test::on_all(world(), body); }
 
+  /// One rank's part of `exchange`, with a test in the middle of it.
+  Result<void> drive(uint32_t rank, const Layout& layout, std::vector<float>& buffer, uint64_t step,
+                     const Driver& test) {
+    Bucket bucket;
+    bucket.buffer = buffer.data();
+    bucket.step = step;
+    return test::drive(session(rank), bucket, layout, hub_.engine(rank), test);
+  }
+
   /// One exchange of the whole layout; `buffers[rank]` takes the mean. Gives every rank's result.
   std::vector<Result<void>> exchange(const Layout& layout, std::vector<std::vector<float>>& buffers,
                                      uint64_t step) {
@@ -116,6 +126,13 @@ class Ranks {
   LoopbackHub hub_;
   std::vector<std::unique_ptr<Session>> sessions_;
 };
+
+inline Rule rule(std::string match, std::string spec) {
+  Rule made;
+  made.match = std::move(match);
+  made.spec = std::move(spec);
+  return made;
+}
 
 /// Drawn once per process: most cases ask for the same, and drawing them took most of their time.
 inline const std::vector<float>& normal_numbers(uint64_t n, uint64_t seed) {
@@ -144,6 +161,22 @@ inline std::vector<std::vector<float>> gradients(uint32_t world, uint64_t n, uin
 
 inline bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
   return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), 4 * a.size()) == 0);
+}
+
+/// Sum over ranks of residuals, of one parameter or of all, in units of the mean: own ones count
+/// 1/world, owners' fully.
+inline double residual_sum(Ranks& ranks, const std::string& parameter = {}) {
+  double sum = 0;
+  for (uint32_t r = 0; r < ranks.world(); ++r) {
+    for (const auto& e : ranks.session(r).store().entries()) {
+      const double weight = e.kind == feedback::StateKind::residual         ? 1.0 / ranks.world()
+                            : e.kind == feedback::StateKind::owner_residual ? 1.0
+                                                                            : 0.0;
+      if (weight == 0.0 || e.name.find("/" + parameter) == std::string::npos) continue;
+      for (const float x : e.values) sum += weight * static_cast<double>(x);
+    }
+  }
+  return sum;
 }
 
 inline std::vector<double> exact_mean(const std::vector<std::vector<float>>& all) {

@@ -22,10 +22,10 @@ def laconic(*words):
     return subprocess.run([BINARY, *map(str, words)], capture_output=True, text=True, timeout=120)
 
 
-def second_dc2(times):
+def second_dc2(times, first=0):
     """docs/algorithms.md, without float32 and without a mean."""
     value, slowdown, updated, decisions = START, None, None, []
-    for step, time in enumerate(times):
+    for step, time in enumerate(times, first):
         if time is None:
             continue
         now = min(time / DEADLINE, 16)
@@ -52,24 +52,25 @@ def second_dc2(times):
     return decisions
 
 
-def record(times, decisions):
-    """The record of a run whose second of two ranks is always 10 ms late."""
+def record(times, decisions, *, before=1, spec="topk", first=0):
+    """The record of a run whose second of two ranks is always 10 ms late. `before` rules come before the one that moves."""
     span = {"name": "ratio", "start": START, "min": LEAST, "max": MOST, "lowest": 1e-9, "highest": 1, "sends": "more",
             "growth": "log", "whole": False, "most_bytes": 0, "dense_bytes": 0}
     control = f"dc2:deadline_ms={1000 * DEADLINE:g}"
     rules = [{"match": "", "spec": "fp16", "control": control, "inherited": True, "parameters": 1, "elements": 10,
-              "range": None},
-             {"match": "*.weight", "spec": "topk", "control": control, "inherited": False, "parameters": 3,
-              "elements": 1000000, "range": span}]
+              "range": None}] * before
+    rules += [{"match": "*.weight", "spec": spec, "control": control, "inherited": False, "parameters": 3,
+               "elements": 1000000, "range": span}]
     lines = [{"format": "laconic record", "version": 1, "laconic": "0.1.0", "model": "ab", "world": 2, "rules": rules,
               "state": []}]
-    for step, time in enumerate(times):
+    for step, time in enumerate(times, first):
         reports = [] if time is None else [[time, 0, 0, 0.3, 1], [time + 0.01, None, 0, 0.3, 1]]
         made = [{**d, "uncompressed": False, "reason": "slow" if d["to"] < d["from"] else "fast", "slowdown": 1,
-                 "network_s": time, "target_s": DEADLINE} for d in decisions if d["step"] == step]
+                 "network_s": time, "target_s": DEADLINE, "parts": 0} for d in decisions if d["step"] == step]
         for d in made:
             del d["step"]
-        lines.append({"step": step, "version": 0, "settings": [{"value": 0, "uncompressed": False}] * 2,
+            d["rule"] = before
+        lines.append({"step": step, "version": 0, "settings": [{"value": 0, "uncompressed": False}] * (before + 1),
                       "reports": reports, "bytes": 1000000, "rounds": 1, "decision": made, "reason": ""})
     return "".join(json.dumps(line) + "\n" for line in lines)
 
@@ -91,7 +92,7 @@ def test_equal_decisions(tmp_path, run):
     answer = json.loads(done.stdout)
     assert answer["equal"] is True and answer["first_difference"] is None
     assert [{k: d[k] for k in ("step", "rule", "from", "to")} for d in answer["decisions"]] == decisions
-    assert set(answer["decisions"][0]) == {"step", "rule", "from", "to", "uncompressed", "reason"}
+    assert set(answer["decisions"][0]) == {"part", "step", "rule", "from", "to", "uncompressed", "reason"}
     text = laconic("replay", path)
     assert text.returncode == 0 and text.stdout.endswith(f"400 steps, {len(decisions)} decisions: equal\n")
 
@@ -120,6 +121,24 @@ def test_another_control(tmp_path, run):
     done = laconic("replay", path, "--control", "dc3", "--json")
     assert done.returncode == 2
     assert "did you mean 'dc2'?" in json.loads(done.stdout)["error"]["hint"]
+
+
+def test_a_decision_is_of_the_rules_of_its_part(tmp_path, run):
+    """Where settings were replaced while it ran, a record's parts have other rules, and may have more."""
+    times, decisions = run
+    later = second_dc2(times, first=400)
+    path = tmp_path / "run.jsonl"
+    path.write_text(record(times, decisions) + record(times, later, before=6, spec="randomk:ratio=0.01", first=400))
+    answer = json.loads(laconic("replay", path, "--json").stdout)
+    assert answer["equal"] is True
+    assert [(d["part"], d["rule"]) for d in answer["decisions"]] == [(0, 1)] * len(decisions) + [(1, 6)] * len(later)
+    done = laconic("replay", path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    begins = [f"step {d['step']}: topk: ratio " for d in decisions]
+    begins += [f"step {d['step']}: randomk:ratio=0.01: ratio " for d in later]
+    assert [line[:len(begin)] for line, begin in zip(lines, begins)] == begins
+    assert lines[len(begins):] == [f"800 steps, {len(begins)} decisions: equal"]
 
 
 @pytest.mark.parametrize("cut", [1, 40, 20000])

@@ -37,11 +37,9 @@ static_assert(kMaxBatch <= 8);
 constexpr uint64_t kReports = 0x5245504F52545321U;
 
 uint64_t hash_of(const Layout& layout, DType dtype) {
-  const auto bytes = [](const auto& list) {
-    return Bytes(reinterpret_cast<const uint8_t*>(list.data()), list.size() * sizeof(list[0]));
-  };
-  const uint64_t names = hash64(bytes(layout.parameters), static_cast<uint64_t>(dtype));
-  return hash64(bytes(layout.offsets), names ^ layout.elements);
+  const uint64_t names =
+      hash64(std::span<const uint32_t>(layout.parameters), static_cast<uint64_t>(dtype));
+  return hash64(std::span<const uint64_t>(layout.offsets), names ^ layout.elements);
 }
 
 }  // namespace

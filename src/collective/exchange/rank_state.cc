@@ -120,8 +120,7 @@ Result<void> RankState::bind(feedback::Store& store) {
 }
 
 uint64_t rest_of(const RankParameter& parameter) noexcept {
-  const auto* bytes = reinterpret_cast<const uint8_t*>(parameter.memory.values);
-  return hash64(Bytes(bytes, parameter.count * sizeof(float))) | 1;
+  return hash64(std::span<const float>(parameter.memory.values, parameter.count)) | 1;
 }
 
 void RankState::replan(uint32_t of) noexcept {
@@ -155,10 +154,7 @@ uint64_t RankState::held_by_class(uint32_t of) const noexcept {
 
 uint64_t RankState::shared_state(const Layout& layout) const noexcept {
   uint64_t hash = 0;
-  const auto add = [&](std::span<const float> state) {
-    const auto* bytes = reinterpret_cast<const uint8_t*>(state.data());
-    hash = hash64(Bytes(bytes, state.size_bytes()), hash);
-  };
+  const auto add = [&](std::span<const float> state) { hash = hash64(state, hash); };
   for (const uint32_t p : layout.parameters) {
     if (parameters_[p].codec->contract().merge != Merge::linear) continue;
     for (const RankPiece& piece : parameters_[p].pieces) add(piece.send.state);

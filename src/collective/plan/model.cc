@@ -16,11 +16,7 @@ namespace {
 /// Gbit/s where compression pays. Only decides between strategies; no result depends on it.
 constexpr uint64_t kRoundBytes = 32 * 1024;
 
-uint64_t hash_text(std::string_view text) {
-  return hash64(Bytes(reinterpret_cast<const uint8_t*>(text.data()), text.size()));
-}
-
-Unit whole_unit(const Parameter& p) { return {p.count(), p.rows, p.cols, hash_text(p.name), 0}; }
+Unit whole_unit(const Parameter& p) { return {p.count(), p.rows, p.cols, hash64(p.name), 0}; }
 
 bool compresses_nothing(const Spec& spec) { return spec.codec().info.name == "none"; }
 
@@ -312,7 +308,7 @@ std::string Model::configured() const {
   std::string listing;
   for (uint32_t c = 1; c < classes(); ++c) listing += concat({spec(c).canonical(), ";"});
   for (const uint32_t c : class_of_) listing += concat({std::to_string(c), ","});
-  return concat({spec().canonical(), ";rules=", std::to_string(hash_text(listing))});
+  return concat({spec().canonical(), ";rules=", std::to_string(hash64(listing))});
 }
 
 const Field* Model::movable(uint32_t of) const {
@@ -438,13 +434,13 @@ void Model::assign() {
   for (const Parameter& p : parameters_) {
     listing += p.name + ":" + std::to_string(p.rows) + "x" + std::to_string(p.cols) + ";";
   }
-  model_hash_ = hash_text(listing);
+  model_hash_ = hash64(listing);
   listing += configured() + ";" + std::to_string(options_.world) + ";" +
              std::to_string(options_.small_elements) + ";" +
              std::string(strategy_name(choice().strategy)) + ";" + std::to_string(options_.seed);
   for (uint32_t c = 1; c < classes(); ++c)
     listing += concat({";", strategy_name(choice(c).strategy)});
-  agreement_ = hash_text(listing);
+  agreement_ = hash64(listing);
 
   const uint64_t world = options_.world;
   std::vector<uint64_t> load(world, 0);  // elements of uncut pieces, by owner

@@ -3,11 +3,13 @@
 // The small pieces of base: errors, arena, hash, checked arithmetic.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <set>
 #include <string>
 
 #include "base/arena.h"
 #include "base/hash.h"
+#include "base/hex.h"
 #include "laconic/bytes.h"
 #include "laconic/error.h"
 
@@ -86,6 +88,15 @@ TEST(Hash, is_xxh3) {
   EXPECT_EQ(hash64(text),
             hash64(Bytes(reinterpret_cast<const uint8_t*>(text.data()), text.size())));
   EXPECT_NE(hash64(Bytes(), 1), hash64(Bytes(), 0));
+  const std::array<uint32_t, 2> words{0x6B706F74U, 0x7461723AU};  // "topk:rat"
+  EXPECT_EQ(hash64(std::span<const uint32_t>(words)), hash64(text.substr(0, 8)));
+}
+
+TEST(Hex, has_all_digits_asked_for) {
+  EXPECT_EQ(hex_digits(0xABU), "00000000000000ab");
+  EXPECT_EQ(hex_digits(0xFEDCBA9876543210U), "fedcba9876543210");
+  EXPECT_EQ(hex_digits(0x4CU, 2), "4c");
+  EXPECT_EQ(hex_digits(7, 2), "07");
 }
 
 TEST(Arithmetic, reports_overflow) {

@@ -5,6 +5,7 @@
 
 #include <limits>
 
+#include "control/replay.h"
 #include "support/control_loop.h"
 
 namespace laconic::control {
@@ -139,6 +140,11 @@ TEST(Record, ARunThatGoesOnBeginsWithItsState) {
   const auto done = recompute(*record);
   ASSERT_TRUE(done) << done.error().message;
   EXPECT_FALSE(done->difference) << done->difference->what;
+  ASSERT_EQ(done->ends.size(), 2U);
+  EXPECT_EQ(done->ends[1], done->decisions.size());
+  std::size_t before = 0;
+  for (const RecordedStep& step : first.steps) before += step.decisions.size();
+  EXPECT_EQ(done->ends[0], before);
   std::vector<Decision> expected;
   for (const RecordedStep& step : whole.steps) {
     expected.insert(expected.end(), step.decisions.begin(), step.decisions.end());
