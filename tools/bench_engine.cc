@@ -237,8 +237,8 @@ int fail_alone(const Error& error, bool json) {
   return fail(of_rank(launched->rank, error), json, status_of(error));
 }
 
-/// What a host lacks, all its processes lack: one speaks. Not every launcher ends a job when
-/// processes end that have not opened MPI.
+/// What a host lacks, a file of rules or a plug-in, all its processes lack: one speaks. Not every
+/// launcher ends a job when processes end that have not opened MPI.
 int fail_to_open(const Error& error, bool json) {
   const auto launched = launch();
   const bool speaks = error.code == Errc::timed_out || !launched || launched->local_rank == 0;
@@ -316,7 +316,7 @@ int bench_engine(const CLI::App& command, const EngineBench& options,
   if (!parsed) return fail_everywhere(parsed.error(), json, kUsage);
   if (!options.rules.empty()) {
     auto rules = read_rules(options.rules);
-    if (!rules) return fail_alone(rules.error(), json);  // another host may have another file
+    if (!rules) return fail_to_open(rules.error(), json);
     parsed->rules = *std::move(rules);
   }
   const EngineOptions engine{.name = options.engine,

@@ -206,6 +206,14 @@ def test_a_plug_in_that_is_not_there_is_one_message_a_host(rank, local_rank, sai
         assert done.stderr.startswith(said + "/nonexistent/plugin.so") and "LACONIC_MPI_LIB" in done.stderr
 
 
+@pytest.mark.parametrize(("rank", "local_rank", "said"), [(0, 0, "laconic: no/such.toml"), (1, 1, ""), (2, 0, "laconic: rank 2: no/such.toml")])
+def test_rules_that_are_not_there_are_one_message_a_host(rank, local_rank, said):
+    env = {"OMPI_COMM_WORLD_SIZE": "3", "OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_LOCAL_RANK": str(local_rank)}
+    done = laconic("bench", "--engine", "mpi", "--rules", "no/such.toml", env=env)
+    assert done.returncode == USAGE and done.stdout == ""
+    assert done.stderr.startswith(said) and bool(done.stderr) == bool(said)
+
+
 @pytest.mark.parametrize(("variable", "library"), [("OMPI_COMM_WORLD_SIZE", "openmpi"), ("PMI_SIZE", "mpich")])
 def test_the_plug_in_is_the_launchers(tmp_path, variable, library):
     """A copy of the command that has no plug-ins beside it says which one it wants, and what brings it."""
