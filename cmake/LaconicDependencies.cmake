@@ -79,6 +79,11 @@ if(LACONIC_BUILD_TOOLS)
       laconic_lacks(${_entry})
     endif()
   endforeach()
+  # Its headers alone, as xxHash: Debian's package for CMake would link a library, which a wheel has not.
+  find_path(LACONIC_TOML_INCLUDE_DIR toml++/toml.h)
+  if(NOT LACONIC_TOML_INCLUDE_DIR)
+    laconic_lacks(toml++ libtomlplusplus-dev)
+  endif()
 endif()
 # Of the command alone. Its library is C++ with a C++ library of its own, which the command in a wheel has inside: not there.
 if(LACONIC_BUILD_TOOLS AND NOT SKBUILD AND NOT LACONIC_METRICS STREQUAL "OFF")

@@ -32,8 +32,9 @@ if(LACONIC_BUILD_TOOLS)
   add_library(laconic_tools STATIC ${_tool_sources})
   target_include_directories(laconic_tools PUBLIC ${PROJECT_SOURCE_DIR}/tools)
   target_link_libraries(laconic_tools PRIVATE laconic_flags PUBLIC laconic_all laconic_program_deps)
+  target_include_directories(laconic_tools SYSTEM PRIVATE ${LACONIC_TOML_INCLUDE_DIR})
   # What parses, prints and waits gains nothing from -O3 but minutes of compiling JSON templates.
-  foreach(file IN ITEMS list controls replay bench bench_engine engines inspect frame_fields output doctor verify fidelity files npy machine laws serve metrics top http_get)
+  foreach(file IN ITEMS list controls replay rules rules_file parameter_list bench bench_engine engines inspect frame_fields output doctor verify fidelity files npy machine laws serve metrics top http_get)
     set_source_files_properties(${PROJECT_SOURCE_DIR}/tools/${file}.cc PROPERTIES
       COMPILE_OPTIONS $<$<CONFIG:Release>:-O1>)
   endforeach()

@@ -234,6 +234,8 @@ Result<void> Bench::measure() {
 Result<AllReducePoint> Bench::point(const std::string& spec) {
   SessionOptions options;
   options.plan = options_.plan;
+  options.rules = options_.rules;
+  options.control = options_.control;
   options.seed = options_.seed;
   options.small_elements = 0;
   options.threads = options_.threads;
@@ -244,7 +246,9 @@ Result<AllReducePoint> Bench::point(const std::string& spec) {
   if (!session) return std::move(session).error();
   step_ = 0;
   const uint64_t calls = uint64_t{1} + options_.warmup + options_.iterations;
-  AllReducePoint point{own_.size() * sizeof(float), spec, {}, {}};
+  AllReducePoint point;
+  point.bytes = own_.size() * sizeof(float);
+  point.spec = spec;
   double codec_before = 0;
   for (uint64_t i = 0; i < calls; ++i) {
     if (auto done = once(native_, nullptr); !done) return done.error();
@@ -257,6 +261,7 @@ Result<AllReducePoint> Bench::point(const std::string& spec) {
       for (Line* line : {&native_, &compressed_, &wire_}) line->seconds.clear();
     }
   }
+  point.explained = (*session)->explain();
   const Line codec{{}, {(codec_seconds(**session) - codec_before) / options_.iterations}, 0};
   for (const auto& [line, into] :
        {std::pair{&native_, &point.native}, std::pair{&compressed_, &point.compressed}}) {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "laconic/engine.h"
+#include "laconic/rule.h"
 
 namespace laconic::tools {
 
@@ -28,7 +29,7 @@ class RankGradients {
   std::vector<float> magnitudes_;
 };
 
-/// The same on all ranks; measure_all_reduce() makes sure.
+/// The same on all ranks: measure_all_reduce() makes sure, of rules and control its sessions do.
 struct AllReduceOptions {
   std::vector<std::string> specs;  ///< canonical
   uint64_t min = 0;                ///< bytes of float32; sizes double from here
@@ -40,6 +41,8 @@ struct AllReduceOptions {
   uint32_t threads = 0;
   uint64_t seed = 0;
   std::string plan;
+  std::vector<Rule> rules;
+  std::string control;
   std::chrono::milliseconds timeout{};
 };
 
@@ -59,6 +62,7 @@ struct AllReducePoint {
   double wire_seconds = 0;   ///< the steps of a compressed call with nothing to encode and decode
   double codec_seconds = 0;  ///< of a compressed call: encoding and decoding, on the slowest rank
   uint64_t sent_bytes = 0;   ///< by rank 0 in a compressed call
+  std::string explained;     ///< Session::explain() of this rank, behind the last call
 };
 
 /// The columns of nccl-tests for an all-reduce, in GB/s of 10^9 bytes.

@@ -14,6 +14,7 @@
 #include "engines.h"
 #include "machine.h"
 #include "output.h"
+#include "rules_file.h"
 
 namespace laconic::tools {
 namespace {
@@ -98,6 +99,8 @@ Result<AllReduceOptions> parse(const CLI::App& command, const EngineBench& optio
                           .threads = threads,
                           .seed = options.seed,
                           .plan = options.plan,
+                          .rules = {},
+                          .control = options.control,
                           .timeout = milliseconds(options.timeout)};
   for (const Spec& spec : specs) parsed.specs.push_back(spec.canonical());
   return parsed;
@@ -112,6 +115,19 @@ Json measured_json(const Measured& m, uint64_t bytes, uint32_t world) {
           {"algbw", algorithm_bandwidth(bytes, m.seconds)},
           {"busbw", bus_bandwidth(bytes, m.seconds, world)},
           {"error", m.error}};
+}
+
+/// What was in force at the end, rule by rule, the call's last.
+Json settings_json(const std::string& explained) {
+  const Json all = Json::parse(explained);
+  Json settings = Json::array();
+  for (const Json& setting : all.at("settings")) {
+    Json taken;
+    for (const char* key : {"rule", "parameters", "elements", "spec", "strategy", "control"})
+      taken[key] = setting.at(key);
+    settings.push_back(std::move(taken));
+  }
+  return settings;
 }
 
 /// Rows as they come, or one JSON document at the end.
@@ -147,6 +163,7 @@ class Report {
     row["wire"] = point.wire_seconds * 1e6;
     row["coding"] = point.codec_seconds * 1e6;
     row["sent"] = point.sent_bytes;
+    row["settings"] = settings_json(point.explained);
     results_.push_back(std::move(row));
   }
 
@@ -161,14 +178,18 @@ class Report {
                   {"part", parsed_.part},
                   {"threads", parsed_.threads},
                   {"plan", parsed_.plan},
+                  {"rules", options_.rules},
+                  {"control", parsed_.control},
                   {"seed", parsed_.seed}}},
                 {"results", results_}});
   }
 
  private:
   void print_headings() const {
-    fmt::print("# {}, {} rank{}; {} iterations after {}\n", library_, world_,
-               world_ == 1 ? "" : "s", parsed_.iterations, 1 + parsed_.warmup);
+    fmt::print("# {}, {} rank{}; {} iterations after {}{}{}\n", library_, world_,
+               world_ == 1 ? "" : "s", parsed_.iterations, 1 + parsed_.warmup,
+               options_.rules.empty() ? "" : "; rules " + options_.rules,
+               parsed_.control.empty() ? "" : "; control " + parsed_.control);
     const std::string columns =
         fmt::format("{:>10} {:>7} {:>7} {:>8}", "time", "algbw", "busbw", "error");
     const std::string units = fmt::format("{:>10} {:>7} {:>7}", "(us)", "(GB/s)", "(GB/s)");
@@ -216,8 +237,8 @@ int fail_alone(const Error& error, bool json) {
   return fail(of_rank(launched->rank, error), json, status_of(error));
 }
 
-/// What a host lacks, all its processes lack: one speaks. Not every launcher ends a job when
-/// processes end that have not opened MPI.
+/// What a host lacks, a file of rules or a plug-in, all its processes lack: one speaks. Not every
+/// launcher ends a job when processes end that have not opened MPI.
 int fail_to_open(const Error& error, bool json) {
   const auto launched = launch();
   const bool speaks = error.code == Errc::timed_out || !launched || launched->local_rank == 0;
@@ -274,6 +295,8 @@ CLI::Option* add_engine_options(CLI::App& command, EngineBench& options) {
   add("--warmup", options.warmup, "not measured, after the first, which is checked")
       ->check(CLI::Range(0U, 1000000U));
   add("--plan", options.plan, "strategy, as SessionOptions::plan");
+  add("--rules", options.rules, "TOML file with [[rule]] tables; parameters are p0, p1 and so on");
+  add("--control", options.control, "law that moves settings, as SessionOptions::control");
   add("--window", options.window, "exchanges in flight at a time")->check(CLI::Range(1U, 8U));
   add("--part", options.part, "bytes of float32 in one exchange, 0: all in one");
   add("--seed", options.seed, "of gradients and codecs");
@@ -289,8 +312,13 @@ CLI::Option* add_engine_options(CLI::App& command, EngineBench& options) {
 
 int bench_engine(const CLI::App& command, const EngineBench& options,
                  const std::vector<Spec>& specs, uint32_t threads, bool json) {
-  const auto parsed = parse(command, options, specs, threads);
+  auto parsed = parse(command, options, specs, threads);
   if (!parsed) return fail_everywhere(parsed.error(), json, kUsage);
+  if (!options.rules.empty()) {
+    auto rules = read_rules(options.rules);
+    if (!rules) return fail_to_open(rules.error(), json);
+    parsed->rules = *std::move(rules);
+  }
   const EngineOptions engine{.name = options.engine,
                              .timeout = milliseconds(options.timeout),
                              .ranks = options.ranks,

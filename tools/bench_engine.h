@@ -24,6 +24,8 @@ struct EngineBench {
   std::string max = "64M";
   std::string part = "8M";
   std::string plan = "auto";
+  std::string rules;
+  std::string control;
   uint32_t iterations = 20;
   uint32_t warmup = 5;
   uint32_t window = 2;

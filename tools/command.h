@@ -27,5 +27,6 @@ Run add_laws(CLI::App& program);
 Run add_serve(CLI::App& program);
 Run add_top(CLI::App& program);
 Run add_replay(CLI::App& program);
+Run add_rules(CLI::App& program);
 
 }  // namespace laconic::tools

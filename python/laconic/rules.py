@@ -11,6 +11,7 @@ from ._checks import U64, text, whole
 
 #: of a rule, with what one may hold
 KEYS = {"match": str, "spec": str, "control": str, "min_elements": int, "max_elements": int, "optional": bool}
+_TOML = range(-(2**63), 2**63)  # whole numbers of TOML; tomllib takes any, the command's reader these
 
 
 def given(rules) -> list[dict]:
@@ -41,12 +42,17 @@ def _read(path: str) -> list:
             found = tomllib.load(file)
     except OSError as error:
         raise errors.error("invalid_argument", f"rules: cannot read {path}: {error.strerror}", "a TOML file with [[rule]] tables") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise errors.error("invalid_argument", f"{path}: {error}", "a TOML file with [[rule]] tables") from None
     other = sorted(set(found) - {"rule"})
     if other or not isinstance(found.get("rule", []), list):
         raise errors.error("invalid_argument", f"{path}: it has {', '.join(other) or 'one [rule]'}", "only [[rule]] tables belong there")
-    return found.get("rule", [])
+    rules = found.get("rule", [])
+    for i, rule in enumerate(rules, 1):
+        for key, value in rule.items() if isinstance(rule, dict) else ():
+            if type(value) is int and value not in _TOML:
+                raise errors.error("invalid_argument", f"{path}: rule {i}: {key} is {value}", "TOML's whole numbers have 64 bits")
+    return rules
 
 
 def _checked(rule, where: str) -> dict:

@@ -122,7 +122,8 @@ def test_ranks_with_other_rules_do_not_attach(pools):
 
 
 def test_files_that_are_none(tmp_path):
-    for text, said in (("[[rule]\n", "laconic.toml"), ("[rule]\nmatch = 'a'\n", "rule"), ("spec = 'topk'\n", "spec"), ("\xff", "laconic.toml")):
+    for text, said in (("[[rule]\n", "laconic.toml"), ("[rule]\nmatch = 'a'\n", "rule"), ("spec = 'topk'\n", "spec"), ("\xff", "laconic.toml"),
+                       (f"[[rule]]\nmax_elements = {2**63}\n", "64 bits"), ("rule = " + "[" * 5000, "laconic.toml")):
         file = tmp_path / "laconic.toml"
         file.write_bytes(text.encode("latin-1"))
         with pytest.raises(laconic.LaconicError, match=said):

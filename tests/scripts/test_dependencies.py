@@ -32,7 +32,7 @@ def test_all_that_is_missing_is_named_at_once(tmp_path):
     status, said, count = configure(tmp_path, *hidden("/", "/usr", "/usr/local"))
     assert status != 0 and count == 1, said
     for what, package in (("xxHash", "libxxhash-dev"), ("Highway", "libhwy-dev"), ("fmt", "libfmt-dev"), ("CLI11", "libcli11-dev"),
-                          ("nlohmann_json", "nlohmann-json3-dev"), ("GoogleTest", "libgtest-dev libgmock-dev")):
+                          ("nlohmann_json", "nlohmann-json3-dev"), ("toml++", "libtomlplusplus-dev"), ("GoogleTest", "libgtest-dev libgmock-dev")):
         assert what in said.partition("Debian")[0] and package in said.partition("apt install")[2], said
     assert set(re.search(r"apt install ([-\w ]+?) The", said)[1].split()) <= set(REQUIRED)
 

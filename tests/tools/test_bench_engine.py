@@ -62,7 +62,7 @@ def test_bandwidths_follow_from_the_time_in_the_same_row(ranks):
     assert len(result["results"]) == 2
     for row in result["results"]:
         assert set(row) == {"size", "count", "type", "codec", "time", "algbw", "busbw", "error", "native", "speedup", "wire", "coding",
-                            "sent"}
+                            "sent", "settings"}
         for line in (row, row["native"]):
             assert line["time"] > 0
             assert line["algbw"] == pytest.approx(row["size"] / (line["time"] * 1e-6) / 1e9)
@@ -116,7 +116,29 @@ def test_sizes_double_from_min_to_max():
 def test_options_are_in_the_answer():
     words = ("--window", "1", "--part", "64K", "--plan", "two_shot", "--seed", "9", "--threads", "2")
     said = answer(*LOOPBACK, *QUICK, *words)["options"]
-    assert said == {"iterations": 3, "warmup": 1, "window": 1, "part": 65536, "threads": 2, "plan": "two_shot", "seed": 9}
+    assert said == {"iterations": 3, "warmup": 1, "window": 1, "part": 65536, "threads": 2, "plan": "two_shot", "seed": 9,
+                    "rules": "", "control": ""}
+
+
+def settings_of(row):
+    return [(s["rule"], s["parameters"], s["elements"], s["spec"], s["control"]) for s in row["settings"]]
+
+
+def test_rules_and_control_are_those_of_its_sessions(tmp_path):
+    """Of four parameters, 1 MiB each."""
+    words = ("bench", "--engine", "loopback", "--iterations", "5", "--warmup", "1", "--min", "4M", "--max", "4M", "--spec", "topk")
+    rules = tmp_path / "rules.toml"
+    rules.write_text('[[rule]]\nmatch = "p1"\nspec = "int8"\n\n[[rule]]\nmatch = "p[0-9]*"\nspec = "none"\nmin_elements = 1000\n')
+    plain, = answer(*words)["results"]
+    assert settings_of(plain) == [("*", 4, 1 << 20, "topk", "fixed")]
+    ruled, = answer(*words, "--rules", rules)["results"]
+    assert settings_of(ruled) == [("p1", 1, 1 << 18, "int8", "fixed"), ("p[0-9]*", 3, 3 << 18, "none", "fixed"), ("*", 0, 0, "topk", "fixed")]
+    assert ruled["codec"] == "topk" and ruled["sent"] > 5 * plain["sent"]
+    held, = answer(*words, "--control", "schedule:0=0.001")["results"]
+    assert settings_of(held) == [("*", 4, 1 << 20, "topk:ratio=0.001", "schedule:0=0.001")]
+    assert held["sent"] < plain["sent"] / 5
+    done = laconic(*words, "--rules", rules, "--control", "fixed")
+    assert done.stdout.startswith(f"# loopback, 2 ranks; 5 iterations after 2; rules {rules}; control fixed\n"), done.stdout
 
 
 def test_without_a_spec_every_codec_is_measured():
@@ -151,6 +173,9 @@ def test_without_a_spec_every_codec_is_measured():
     (["--engine", "gloo", "--rank", "2", "--world", "2", "--rendezvous", "file:/tmp"], "--rank 2 of --world 2"),
     (["--engine", "tcp"], "--engine"),
     (["--min", "4K"], "--min requires --engine"),
+    (["--rules", "rules.toml"], "--rules requires --engine"),
+    (["--engine", "loopback", "--rules", "no/such.toml"], "no/such.toml: cannot open"),
+    (["--engine", "loopback", "--control", "dc3"], "there is no control 'dc3'"),
 ])
 def test_usage_errors(words, message):
     assert message in failure(USAGE, "bench", *words)["message"]
@@ -179,6 +204,14 @@ def test_a_plug_in_that_is_not_there_is_one_message_a_host(rank, local_rank, sai
         assert done.stderr == ""
     else:
         assert done.stderr.startswith(said + "/nonexistent/plugin.so") and "LACONIC_MPI_LIB" in done.stderr
+
+
+@pytest.mark.parametrize(("rank", "local_rank", "said"), [(0, 0, "laconic: no/such.toml"), (1, 1, ""), (2, 0, "laconic: rank 2: no/such.toml")])
+def test_rules_that_are_not_there_are_one_message_a_host(rank, local_rank, said):
+    env = {"OMPI_COMM_WORLD_SIZE": "3", "OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_LOCAL_RANK": str(local_rank)}
+    done = laconic("bench", "--engine", "mpi", "--rules", "no/such.toml", env=env)
+    assert done.returncode == USAGE and done.stdout == ""
+    assert done.stderr.startswith(said) and bool(done.stderr) == bool(said)
 
 
 @pytest.mark.parametrize(("variable", "library"), [("OMPI_COMM_WORLD_SIZE", "openmpi"), ("PMI_SIZE", "mpich")])
@@ -389,6 +422,17 @@ def test_ranks_of_gloo_that_differ_hear_one_message(gloo):
     (status, out, error), *rest = gloo.ended()
     assert (status, out) == (BAD_ANSWER, "") and rest == [(BAD_ANSWER, "", "")]
     assert messages(error) == ["laconic: rank 1 was started with --max 16384, rank 0 with --max 8192 (ranks_disagree 60)"]
+
+
+def test_ranks_of_gloo_with_other_rules_hear_one_message(gloo, tmp_path):
+    for rank, spec in enumerate(("int8", "fp16")):
+        file = tmp_path / f"{rank}.toml"
+        file.write_text(f'[[rule]]\nspec = "{spec}"\n')
+        gloo.start("--min", "4K", "--max", "4K", "--spec", "none", "--rules", file)
+    (status, _, error), *rest = gloo.ended()
+    assert status != FINE and rest == [(status, "", "")]
+    said, = messages(error)
+    assert "the rules" in said and "int8" in said and "fp16" in said, said
 
 
 def test_a_rank_of_gloo_without_memory_is_named_wherever_it_runs_out(tmp_path):

@@ -62,7 +62,7 @@ def test_version():
 def test_help_is_fine_and_names_every_command():
     done = laconic("--help")
     assert done.returncode == FINE
-    for command in ("list", "bench", "inspect", "verify", "doctor", "laws", "replay"):
+    for command in ("list", "bench", "inspect", "verify", "doctor", "laws", "replay", "rules"):
         assert command in done.stdout
         assert laconic(command, "--help").returncode == FINE
 

@@ -1,0 +1,127 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+#include "parameter_list.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstdint>
+#include <optional>
+#include <string_view>
+#include <unordered_set>
+#include <utility>
+
+#include "base/quoted.h"
+#include "files.h"
+#include "output.h"
+
+namespace laconic::tools {
+namespace {
+
+constexpr uint64_t kMostElements = uint64_t{1} << 40U;  // of a parameter, as sessions have it
+constexpr std::string_view kHint =
+    "a path that ends in .json, of {\"name\": shape, ...} or of explain(); or "
+    "name:elements,name:elements";
+
+Error refused(std::string message) {
+  return {Errc::invalid_argument, std::move(message), std::string(kHint)};
+}
+
+/// A product that is no more than kMostElements.
+std::optional<uint64_t> times(uint64_t elements, uint64_t more) {
+  if (more != 0 && elements > kMostElements / more) return {};
+  return elements * more;
+}
+
+std::optional<uint64_t> whole(const Json& value) {
+  if (!value.is_number_unsigned()) return {};
+  return times(1, value.get<uint64_t>());
+}
+
+/// A number of elements, or a shape.
+std::optional<uint64_t> elements_of(const Json& value) {
+  if (!value.is_array()) return whole(value);
+  std::optional<uint64_t> elements = 1;
+  for (const Json& size : value) {
+    const auto more = whole(size);
+    elements = more && elements ? times(*elements, *more) : std::nullopt;
+  }
+  return elements;
+}
+
+Result<std::vector<Parameter>> of_json(const Json& json) {
+  std::vector<Parameter> parameters;
+  const auto add = [&](const std::string& name, const Json& size) -> Result<void> {
+    const auto elements = elements_of(size);
+    if (!elements) {
+      return refused(fmt::format("{} is {}, no number of elements up to 2^40 and no shape",
+                                 laconic::quoted(name), laconic::quoted(size.dump(-1, ' ', true))));
+    }
+    parameters.push_back({name, *elements, 1});
+    return {};
+  };
+  if (!json.is_object()) return refused("it is no object");
+  const auto listed = json.find("parameters");
+  if (listed == json.end() || !listed->is_array() || listed->empty() ||
+      !listed->front().is_object()) {
+    for (const auto& [name, size] : json.items()) {
+      if (auto added = add(name, size); !added) return std::move(added).error();
+    }
+    return parameters;
+  }
+  for (const Json& entry : *listed) {
+    const bool named = entry.is_object() && entry.contains("name") && entry["name"].is_string();
+    if (!named || !entry.contains("elements"))
+      return refused("a parameter without \"name\" or \"elements\"");
+    const auto added = add(entry["name"].get<std::string>(), entry["elements"]);
+    if (!added) return added.error();
+  }
+  return parameters;
+}
+
+Result<std::vector<Parameter>> of_file(const std::string& path) {
+  const auto bytes = read_file(path);
+  if (!bytes) return refused(bytes.error().message);
+  try {
+    auto parameters = of_json(Json::parse(*bytes));
+    if (parameters) return parameters;
+    return refused(fmt::format("{}: {}", path, parameters.error().message));
+  } catch (const Json::exception& error) {
+    return refused(fmt::format("{}: {}", path, error.what()));
+  }
+}
+
+Result<std::vector<Parameter>> of_list(std::string_view text) {
+  std::vector<Parameter> parameters;
+  for (bool more = true; more;) {
+    const std::string_view item = text.substr(0, text.find(','));
+    more = item.size() < text.size();
+    if (more) text.remove_prefix(item.size() + 1);
+    const std::size_t colon = item.rfind(':');
+    const std::string_view size =
+        colon == std::string_view::npos ? std::string_view() : item.substr(colon + 1);
+    uint64_t elements = 0;
+    const auto [end, status] = std::from_chars(size.data(), size.data() + size.size(), elements);
+    if (size.empty() || colon == 0 || status != std::errc{} || end != size.data() + size.size() ||
+        elements > kMostElements) {
+      return refused(fmt::format("{} is no name:elements", laconic::quoted(item)));
+    }
+    parameters.push_back({std::string(item.substr(0, colon)), elements, 1});
+  }
+  return parameters;
+}
+
+}  // namespace
+
+Result<std::vector<Parameter>> read_parameters(const std::string& text) {
+  auto parameters = text.ends_with(".json") ? of_file(text) : of_list(text);
+  if (!parameters) return parameters;
+  std::unordered_set<std::string_view> names;
+  for (const Parameter& p : *parameters) {
+    if (!names.insert(p.name).second)
+      return refused(fmt::format("two parameters are named {}", laconic::quoted(p.name)));
+  }
+  return parameters;
+}
+
+}  // namespace laconic::tools
