@@ -113,7 +113,9 @@ struct Dc2 {
       if (s.slowdown > kHigh) switch_path(s, seen.step, move, false, Reason::dense_is_slow);
       return move;
     }
-    if (s.updated != 0 && seen.step - s.updated < kEvery) return move;
+    const uint64_t since = seen.step - s.updated;
+    if (s.updated != 0 && since < kEvery) return move;
+    if (s.updated != 0 && since < kEvery + kAgree - 1 && p.mean == 0 && rises(s)) return move;
     s.updated = seen.step;
     decide(at, s, seen, move);
     if (p.mean > 0) keep_mean(p, at, s, move);
@@ -161,6 +163,12 @@ struct Dc2 {
       s.last[i] = seen.step == s.seen + 1 ? s.last[i - 1] : 0;
     s.last[0] = now;
     s.seen = seen.step;
+  }
+
+  /// The newest steps, not three yet, are such that one halving will not do: one or two more say how
+  /// far to fall. A mean counts in updates of five steps, which cannot wait.
+  static bool rises(const State& s) {
+    return s.last.front() / 2 > kHigh && s.last.back() / 2 <= kHigh;
   }
 
   /// Halves; and where that would leave each of the last steps slow, again until it would not.

@@ -148,7 +148,7 @@ TEST(Controller, FallsAtOnceAsFarAsItsLastThreeStepsAgree) {
   };
   for (const Case& c :
        {Case{{0.31, 0.4, 0.9}, 0.0025},   // half of it would leave 1.55 of the target
-        Case{{0.3, 0.4, 0.9}, 0.005},     // 1.5: no longer slow
+        Case{{0.31, 0.4, 0.3}, 0.005},    // 1.5: no longer slow
         Case{{0.9, 0.9, 0.29}, 0.005},    // one of them does not agree
         Case{{1, 1, 1}, 0.00125},         // 10, 5, 2.5, 1.25
         Case{{100, 100, 100}, 0.001}}) {  // the bound
@@ -168,7 +168,32 @@ TEST(Controller, AStepWithoutAReportAgreesToNothing) {
   auto made = Controller::create({{"dc2:deadline_ms=100", false, "topk", ratio()}});
   made->observe(seen_at(1, 0.12));
   for (const uint64_t step : {3U, 4U, 6U}) made->observe(seen_at(step, 1));
+  EXPECT_DOUBLE_EQ(made->value(0), 0.01);  // one step says too little, so far
+  made->observe(seen_at(8, 1));
   EXPECT_DOUBLE_EQ(made->value(0), 0.005);
+}
+
+TEST(Controller, AnUpdateWaitsUntilThreeStepsHaveSaidHowFar) {
+  // Steps of ten times the target before the update that is due in step 6.
+  for (const uint64_t slow : {1U, 2U, 3U}) {
+    for (const std::string mean : {"", ",mean=0.004"}) {
+      auto made = Controller::create({{"dc2:deadline_ms=100" + mean, false, "topk", ratio()}});
+      uint64_t fell = 0;
+      for (uint64_t step = 1; step < 10 && fell == 0; ++step) {
+        made->observe(seen_at(step, step > 6 - slow ? 1 : 0.12));
+        if (made->value(0) != 0.01) fell = step;
+      }
+      // A mean counts in updates of five steps: these do not wait.
+      EXPECT_EQ(fell, mean.empty() ? 9 - slow : 6) << slow << mean;
+      EXPECT_DOUBLE_EQ(made->value(0), mean.empty() || slow == 3 ? 0.00125 : 0.005);
+    }
+  }
+  // One slow step was all.
+  auto made = Controller::create({{"dc2:deadline_ms=100", false, "topk", ratio()}});
+  for (uint64_t step = 1; step <= 7; ++step) {
+    made->observe(seen_at(step, step == 6 ? 1 : 0.12));
+    EXPECT_DOUBLE_EQ(made->value(0), step < 7 ? 0.01 : 0.005);
+  }
 }
 
 TEST(Controller, ADecisionHasItsFigures) {
