@@ -17,6 +17,7 @@ constexpr uint16_t kNobody = 0xFFFFU;
 /// Before the first round trip is known.
 constexpr Time kFirstHello = 20 * kMillisecond;
 constexpr Time kLongestTimeout = 1000 * kMillisecond;
+constexpr Time kKeepEvery = 200 * kMillisecond;
 constexpr uint32_t kTimeoutsBeforeHello = 3;
 constexpr uint32_t kBadChallenges = 3;
 /// A network without multicast delays registration by 20 + 40 + 80 + 160 ms.
@@ -403,7 +404,7 @@ bool Link::take_result(Time now, uint64_t number, const wire::DownHeader& h,
     return false;
   }
   moved_ = now;
-  keep(number, h, payload);
+  store_result(number, h, payload);
   if (number >= first_ && number < end_) {
     note_arrival(now, number);
     deliver(number);
@@ -416,7 +417,7 @@ bool Link::take_result(Time now, uint64_t number, const wire::DownHeader& h,
   return true;
 }
 
-void Link::keep(uint64_t number, const wire::DownHeader& h, Bytes payload) noexcept {
+void Link::store_result(uint64_t number, const wire::DownHeader& h, Bytes payload) noexcept {
   Kept& k = kept(number);
   k = {number, h.bitmap, h.settings, static_cast<uint32_t>(payload.size()),
        h.norm, h.flags,  h.added};
@@ -520,7 +521,7 @@ void Link::begin(Time now, const Outgoing* out, Incoming* in, uint64_t count,
   next_ = first_;
   heard_ = moved_ = now;
   probe_at_ = now;
-  ack_due_ = false;
+  ack_due_ = floor_due_ = false;
   if (group_.exists() && !hears_ && try_at_ == kNever && now >= next_trial_) begin_trial(now, 1);
   // Others may have been faster by a whole exchange.
   for (uint64_t number = first_; number < std::min(end_, top_); ++number) {
@@ -538,6 +539,15 @@ void Link::close(Time now) noexcept {
   heard_ = moved_ = now;
   leave_at_ = now;
   if (!ever_joined_ || failed()) closed_ = true;
+}
+
+void Link::keep(Time now) noexcept {
+  if (failed() || closed_ || closing_ || !ever_joined_ || !done()) return;
+  if (!waits()) heard_ = moved_ = now;  // silence counts from the first question
+  const bool all_have_all = end_ != 0 && floor_ >= end_;
+  if (all_have_all || !may_send() || now < keep_at_) return;
+  floor_due_ = true;
+  keep_at_ = now + kKeepEvery;
 }
 
 bool Link::waits() const noexcept {
@@ -577,6 +587,10 @@ void Link::send(Time now, Outlet& outlet) noexcept {
     send_bare(DatagramType::ack, outlet);
     ack_due_ = false;
   }
+  // Above what the server takes: the answer to that is a status.
+  if (floor_due_)
+    send_bare(DatagramType::pull, outlet, 0, static_cast<uint16_t>(settings_.job.ring));
+  floor_due_ = false;
   if (closing_ && now >= leave_at_) {
     send_bare(DatagramType::leave, outlet);
     leave_at_ = now + std::min(longest_timeout(settings_.job), pace_.timeout());
@@ -669,16 +683,17 @@ void Link::send_granule(Time now, uint64_t number, Outlet& outlet) noexcept {
   outlet.send(header, payload, padding);
 }
 
-void Link::send_bare(DatagramType type, Outlet& outlet, uint8_t flags) noexcept {
+void Link::send_bare(DatagramType type, Outlet& outlet, uint8_t flags, uint16_t ahead) noexcept {
   wire::UpHeader h;
   h.type = type;
   h.flags = flags_of_all() | flags;
   h.job = static_cast<uint32_t>(settings_.number);
-  h.granule = static_cast<uint32_t>(ack_);
+  h.granule = static_cast<uint32_t>(ack_ + ahead);
+  h.ahead = ahead;
   h.epoch = static_cast<uint16_t>(epoch_);
   h.worker = settings_.worker;
   std::array<uint8_t, wire::kUpHeaderBytes> header;
-  wire::write_up(h, key_, wire::era_of(ack_), {}, header.data());
+  wire::write_up(h, key_, wire::era_of(ack_ + ahead), {}, header.data());
   ++stats_.sent;
   outlet.send(header, {}, 0);
 }

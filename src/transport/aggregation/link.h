@@ -65,6 +65,13 @@ class Link {
   void close(Time now) noexcept;
   [[nodiscard]] bool closed() const noexcept { return closed_; }
 
+  /// Between exchanges, several times a second: a worker that may have results which others lack asks
+  /// for the floor, and so learns that the server was started again. Nothing closes there before
+  /// all workers are back, and this one may be waiting for the others elsewhere.
+  void keep(Time now) noexcept;
+  /// Registers again, or waits for a result.
+  [[nodiscard]] bool waits() const noexcept;
+
   void receive(Time now, Bytes datagram) noexcept { take(now, datagram, false); }
   /// Where the server sends results for all: the link's driver listens there, and hands over what
   /// comes from the server's address. A group that is not heard costs nothing but the trial.
@@ -122,7 +129,6 @@ class Link {
     return uint64_t{settings_.job.timeout_ms} * 1000000U;
   }
   [[nodiscard]] uint64_t ring() const noexcept { return settings_.job.ring; }
-  [[nodiscard]] bool waits() const noexcept;
   /// While the server is asked whether it is the same, what it should get goes on.
   [[nodiscard]] bool may_send() const noexcept {
     return phase_ == Phase::member || (phase_ == Phase::greeting && enrolled_);
@@ -160,7 +166,7 @@ class Link {
   void take_status(Time now) noexcept;
   void take_open(uint64_t number) noexcept;
   void take_failure(const wire::DownHeader& h) noexcept;
-  void keep(uint64_t number, const wire::DownHeader& h, Bytes payload) noexcept;
+  void store_result(uint64_t number, const wire::DownHeader& h, Bytes payload) noexcept;
   void deliver(uint64_t number) noexcept;
   void note_arrival(Time now, uint64_t number) noexcept;
   void find_holes(Time now) noexcept;
@@ -169,7 +175,8 @@ class Link {
   void send_window(Time now, Outlet& outlet) noexcept;
   [[nodiscard]] bool next_to_send(Time now, uint64_t* number) noexcept;
   void send_granule(Time now, uint64_t number, Outlet& outlet) noexcept;
-  void send_bare(wire::DatagramType type, Outlet& outlet, uint8_t flags = 0) noexcept;
+  void send_bare(wire::DatagramType type, Outlet& outlet, uint8_t flags = 0,
+                 uint16_t ahead = 0) noexcept;
   [[nodiscard]] uint8_t flags_of_all() const noexcept {
     return static_cast<uint8_t>((settings_.job.full_tags ? wire::kFull : 0) |
                                 (hears_ ? wire::kGroup : 0));
@@ -186,12 +193,13 @@ class Link {
   bool pad_ = false;
   bool has_key_ = false;   ///< of epoch_
   bool enrolled_ = false;  ///< in epoch_
-  bool ack_due_ = false, pulling_ = false;
+  bool ack_due_ = false, floor_due_ = false, pulling_ = false;
   wire::SipKey key_{};
   uint64_t epoch_ = 0, nonce_ = 0;
   uint32_t attempt_ = 0, settled_ = 0;  ///< hellos; those up to `settled_` are history
   uint32_t bad_challenges_ = 0;
   Time hello_at_ = kNever, hello_sent_ = 0, enrol_at_ = kNever, leave_at_ = kNever;
+  Time keep_at_ = 0;
   uint32_t tries_ = 0;
   Time heard_ = 0, moved_ = 0;  ///< last authentic datagram; last progress
 

@@ -25,6 +25,7 @@ constexpr std::chrono::microseconds kNoTime{0}, kLongest = std::chrono::hours(1)
 constexpr uint16_t kRing = 1024, kRingOfQuorum = 4096;
 
 constexpr int kBackstop = 4;
+constexpr int kKeptFor = 1;  // timeouts behind the last call
 
 uint64_t random_word() {
   std::random_device device;
@@ -91,32 +92,39 @@ Result<void> Membership::join(const AggregationJob& job, uint32_t rank, uint64_t
   std::copy(job.table.begin(), job.table.end(), j.table.begin());
   auto worker = UdpWorker::attach(settings, deadline);
   if (!worker) return std::move(worker).error();
-  worker_ = *std::move(worker);
+  auto keeper = Keeper::create(*std::move(worker), kKeptFor * options_.timeout);
+  if (!keeper) return std::move(keeper).error();
+  keeper_ = *std::move(keeper);
   joined_ = true;
   return {};
 }
 
+LinkStats Membership::stats() const { return keeper_ ? keeper_->stats() : last_; }
+
 Result<void> Membership::run(const Step& step) {
-  if (worker_ == nullptr) {
+  if (keeper_ == nullptr) {
     const char* what =
         joined_ ? "the aggregation servers have failed before" : "an aggregate step before join()";
     return Error{joined_ ? Errc::engine_failed : Errc::exchange_order, what, {}};
   }
   // The links' own patience ends before, and says more: this is for what they cannot see.
   const auto last = UdpWorker::Clock::now() + kBackstop * options_.timeout;
-  auto done = worker_->run(step.contributions, step.aggregates, last);
+  auto done =
+      keeper_->use([&](UdpWorker& w) { return w.run(step.contributions, step.aggregates, last); });
   if (!done) {
-    last_ = worker_->stats();
-    worker_.reset();
+    last_ = stats();
+    keeper_.reset();
   }
   return done;
 }
 
 void Membership::close(std::chrono::milliseconds linger) {
-  if (worker_ == nullptr) return;
-  worker_->close(UdpWorker::Clock::now() + linger);
-  last_ = worker_->stats();
-  worker_.reset();
+  if (keeper_ == nullptr) return;
+  last_ = keeper_->use([&](UdpWorker& w) {
+    w.close(UdpWorker::Clock::now() + linger);
+    return w.stats();
+  });
+  keeper_.reset();
 }
 
 }  // namespace transport::aggregation

@@ -10,7 +10,7 @@
 
 #include "laconic/aggregation.h"
 #include "laconic/engine/aggregator.h"
-#include "transport/aggregation/udp.h"
+#include "transport/aggregation/keeper.h"
 
 namespace laconic::transport::aggregation {
 
@@ -31,8 +31,8 @@ class Membership {
 
   [[nodiscard]] bool joined() const noexcept { return joined_; }
   [[nodiscard]] const AggregatorOptions& options() const noexcept { return options_; }
-  /// Since join. While no run is under way.
-  [[nodiscard]] LinkStats stats() const noexcept { return worker_ ? worker_->stats() : last_; }
+  /// Since join. Waits for a run that is under way.
+  [[nodiscard]] LinkStats stats() const;
 
  private:
   explicit Membership(AggregatorOptions options) : options_(std::move(options)) {}
@@ -40,7 +40,7 @@ class Membership {
   AggregatorOptions options_;
   wire::Token token_{};
   uint32_t world_ = 0;
-  std::unique_ptr<UdpWorker> worker_;
+  std::unique_ptr<Keeper> keeper_;
   std::unique_ptr<std::atomic<bool>> interrupted_ = std::make_unique<std::atomic<bool>>(false);
   LinkStats last_{};  // of a worker that has gone
   bool joined_ = false;

@@ -115,6 +115,14 @@ Result<void> UdpWorker::run(std::span<const Outgoing> out, std::span<Incoming> i
   return drive(deadline, "the exchange is not complete", [](const Link& l) { return l.done(); });
 }
 
+bool UdpWorker::keep() noexcept {
+  receive();
+  const Time now = steady_now();
+  for (Link& link : links_.links()) link.keep(now);
+  send_due(now);
+  return std::ranges::any_of(links_.links(), [](const Link& l) { return l.waits(); });
+}
+
 void UdpWorker::close(Clock::time_point deadline) {
   links_.close(steady_now());
   (void)drive(deadline, "", [](const Link& l) { return l.closed(); });

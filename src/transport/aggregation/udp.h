@@ -36,6 +36,8 @@ class UdpWorker {
   /// One exchange, to its end or to an error, behind which the worker is of no use any more.
   Result<void> run(std::span<const Outgoing> out, std::span<Incoming> in,
                    Clock::time_point deadline);
+  /// Between exchanges: takes what has come and sends what is due (Link::keep). True: again soon.
+  bool keep() noexcept;
   /// Returns when all workers have all results, or at the deadline.
   void close(Clock::time_point deadline);
 

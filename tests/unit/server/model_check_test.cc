@@ -28,6 +28,7 @@ struct Schedule {
   uint32_t stragglers = 0;
   uint64_t deaf = 0;      ///< workers that no multicast reaches
   uint64_t deafened = 0;  ///< the same from some time on
+  uint64_t meetings = 0;
   Crash crash = Crash::none;
 };
 
@@ -82,6 +83,7 @@ Schedule schedule_of(uint64_t index) {
   s.plan.multicast = group.one_in(2);
   if (group.one_in(2)) s.deaf = group.next();
   if (group.one_in(3)) s.deafened = group.next();
+  if (group.one_in(2)) s.meetings = group.next();
   return s;
 }
 
@@ -91,6 +93,7 @@ void disturb(Network& network, const Schedule& s, Dice& dice) {
   }
   network.lag_one_in = dice.one_in(2) ? 1 : 3;
   network.deaf = s.deaf;
+  network.meetings = s.meetings;
   if (s.deafened != 0) {
     network.at((s.deafened >> 32U) % (20 * kMillisecond), [&] { network.deaf = s.deafened; });
   }
@@ -172,7 +175,7 @@ struct Report {
   std::vector<std::string> hangs, wrong_sums, counted_twice, different, untold, incomplete,
       failures;
   uint64_t by_group = 0, results = 0, partial = 0, restarts = 0, excluded = 0, datagrams = 0,
-           resent = 0;
+           resent = 0, kept = 0;
   std::size_t faults() const {
     return hangs.size() + wrong_sums.size() + counted_twice.size() + different.size() +
            untold.size() + incomplete.size() + failures.size();
@@ -188,6 +191,7 @@ void check_schedule(uint64_t index, Report* report) {
   const std::string name = "schedule " + std::to_string(index);
   if (!network.run(60 * kSecond)) report->hangs.push_back(name);
   report->datagrams += network.datagrams;
+  report->kept += network.kept;
   const uint64_t all = ~uint64_t{0} >> (64U - s.plan.job.world);
   const Worker* longest = nullptr;
   for (uint32_t w = 0; w < network.workers().size(); ++w) {
@@ -285,6 +289,7 @@ TEST(ModelCheck, TheExcludedAreTold) {
 TEST(ModelCheck, SchedulesMeetWhatTheyAreFor) {
   EXPECT_GT(report().restarts, kSchedules / 4);
   EXPECT_GT(report().resent, kSchedules / 4);
+  EXPECT_GT(report().kept, kSchedules / 20);
   EXPECT_GT(report().partial, kSchedules / 20);
   EXPECT_GT(report().by_group, 10 * kSchedules);
   EXPECT_GT(report().failed_workers, kSchedules / 20);

@@ -147,6 +147,7 @@ class Worker {
   uint32_t begun = 0;
   Time next_begin = 0;  ///< when the next exchange begins: computing takes time
   Time closing_since = 0;
+  Time keep_at = 0;  ///< while it waits for others in the group
 
   void begin(Time now) {
     const uint64_t first = got_.size();
@@ -222,6 +223,10 @@ class Network {
   uint64_t datagrams = 0;
   uint64_t to_group = 0;    ///< of what the server sent
   bool serve_group = true;  ///< of servers that start from now on
+  /// Exchanges before which all workers meet in their group, by bit: who is there first waits, and
+  /// only keeps its link.
+  uint64_t meetings = 0;
+  uint64_t kept = 0;  ///< times that such a worker looked at its link
   /// Workers that no multicast reaches, by bit.
   uint64_t deaf = 0;
   uint64_t max_steps = 100000;  ///< more is a hang
@@ -305,9 +310,19 @@ class Network {
     return next;
   }
 
+  static bool rests(Worker& w) { return w.link().joined() && !w.in_exchange && !w.closing; }
+  /// The others have not come to where this one is.
+  bool waits_for_others(Worker& w) const {
+    if ((meetings >> w.begun & 1U) == 0) return false;
+    return std::any_of(workers_.begin(), workers_.end(), [&](const auto& other) {
+      return other->end == WorkerEnd::running &&
+             (!other->link().joined() || other->begun < w.begun ||
+              (other->begun == w.begun && other->in_exchange));
+    });
+  }
   Time wake_of(Worker& w) const {
-    if (w.link().joined() && !w.in_exchange && !w.closing) return w.next_begin;
-    return w.link().wake(now_);
+    if (!rests(w)) return w.link().wake(now_);
+    return waits_for_others(w) ? std::max(w.next_begin, w.keep_at) : w.next_begin;
   }
 
   void step() {
@@ -359,8 +374,14 @@ class Network {
     Worker& w = *workers_[index];
     FromWorker out(*this, index + 1);
     const bool was_joined = w.link().joined();
-    if (w.link().joined() && !w.in_exchange && !w.closing && !w.link().failed() &&
-        now_ >= w.next_begin && w.begun < plan_.exchanges) {
+    const bool meets = rests(w) && waits_for_others(w);
+    if (meets && now_ >= std::max(w.next_begin, w.keep_at)) {
+      ++kept;
+      w.link().keep(now_);
+      w.keep_at = now_ + (w.link().waits() ? 5 : 100) * kMillisecond;
+    }
+    if (rests(w) && !meets && !w.link().failed() && now_ >= w.next_begin &&
+        w.begun < plan_.exchanges) {
       w.begin(now_);
     }
     w.link().send(now_, out);
@@ -373,7 +394,7 @@ class Network {
       w.finish();
       schedule_begin(w, index);
     }
-    if (w.link().joined() && w.begun == plan_.exchanges && !w.in_exchange && !w.closing) {
+    if (rests(w) && !meets && w.begun == plan_.exchanges) {
       w.closing = true;
       w.closing_since = now_;
       w.link().close(now_);
@@ -385,6 +406,7 @@ class Network {
   }
 
   void schedule_begin(Worker& w, uint32_t index) {
+    w.keep_at = now_ + 200 * kMillisecond;
     w.next_begin = now_ + compute + dice_.below(200 * kMicrosecond) +
                    (lag_one_in == 1 || dice_.one_in(lag_one_in) ? lags_[index] : 0);
   }

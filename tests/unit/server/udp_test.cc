@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "support/serving.h"
+#include "transport/aggregation/keeper.h"
 
 namespace laconic::test {
 namespace {
@@ -105,6 +106,75 @@ TEST_P(Udp, SumsOfFourWorkers) {
 TEST_P(Udp, TwoServersShareTheGranules) {
   Serving a(GetParam()), b(GetParam(), "127.0.0.1:0", 2);
   run_job({a.address(), b.address()}, 3, 8, GetParam(), 5, 101);
+}
+
+/// Two workers that have joined, kept for `patience` behind their last call.
+std::vector<std::unique_ptr<agg::Keeper>> kept_pair(const std::string& server, Io io,
+                                                    Clock::duration patience) {
+  std::vector<std::unique_ptr<agg::Keeper>> pair(2);
+  std::vector<std::thread> threads;
+  for (uint8_t rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      auto worker =
+          UdpWorker::attach(worker_settings({server}, rank, 2, 11, io), Clock::now() + seconds(20));
+      ASSERT_TRUE(worker) << worker.error().message;
+      pair[rank] = std::move(*agg::Keeper::create(*std::move(worker), patience));
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return pair;
+}
+
+void work_of(const std::vector<std::unique_ptr<agg::Keeper>>& pair) {
+  const auto work_as = [&](uint8_t rank) {
+    pair[rank]->use([&](UdpWorker& w) {
+      work(w, rank, 2, 2, 50);
+      return true;
+    });
+  };
+  std::thread other(work_as, 1);
+  work_as(0);
+  other.join();
+}
+
+// A rank that waits in its group for others whose server was started again.
+TEST_P(Udp, WorkersThatRestRegisterAgain) {
+  auto server = std::make_unique<Serving>(GetParam());
+  const std::string address = server->address();
+  auto pair = kept_pair(address, GetParam(), seconds(20));
+  server.reset();
+  server = std::make_unique<Serving>(GetParam(), address, 2);
+  const auto end = Clock::now() + seconds(20);
+  for (auto& keeper : pair) {
+    while (keeper->stats().aggregator_restarts == 0 && Clock::now() < end) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
+    EXPECT_EQ(keeper->stats().aggregator_restarts, 1U);
+  }
+  work_of(pair);
+}
+
+TEST_P(Udp, WorkersThatHaveAllAreQuiet) {
+  Serving server(GetParam());
+  auto pair = kept_pair(server.address(), GetParam(), seconds(20));
+  work_of(pair);
+  uint64_t before = 0, now = pair[0]->stats().sent;
+  for (const auto end = Clock::now() + seconds(20); now != before && Clock::now() < end;) {
+    before = now;
+    std::this_thread::sleep_for(seconds(1));
+    now = pair[0]->stats().sent;
+  }
+  EXPECT_EQ(now, before);
+}
+
+TEST_P(Udp, ARankThatIsSilentForLongIsNotKept) {
+  auto server = std::make_unique<Serving>(GetParam());
+  const std::string address = server->address();
+  auto pair = kept_pair(address, GetParam(), Clock::duration(0));
+  server.reset();
+  server = std::make_unique<Serving>(GetParam(), address, 2);
+  std::this_thread::sleep_for(seconds(1));
+  EXPECT_EQ(pair[0]->stats().aggregator_restarts, 0U);
 }
 
 TEST_P(Udp, TwoJobsAtOnce) {

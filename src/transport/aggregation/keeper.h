@@ -1,0 +1,67 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// Keeps a worker's links alive between exchanges. A rank that has all results of an exchange may
+// next wait for the others in its group; if the server is started again before the others have
+// theirs, it needs this rank back, which nobody would drive then.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "laconic/error.h"
+#include "transport/aggregation/udp.h"
+
+namespace laconic::transport::aggregation {
+
+class Keeper {
+ public:
+  using Clock = UdpWorker::Clock;
+
+  /// `patience`: so long behind the last call the links are kept. Fails where the system gives no
+  /// thread.
+  static Result<std::unique_ptr<Keeper>> create(std::unique_ptr<UdpWorker> worker,
+                                                Clock::duration patience);
+  ~Keeper();
+  Keeper(const Keeper&) = delete;
+  Keeper& operator=(const Keeper&) = delete;
+
+  /// call(UdpWorker&), alone with it. Wakes no thread.
+  template <class Call>
+  auto use(Call&& call) {
+    wanted_.fetch_add(1);
+    const std::scoped_lock lock(guard_);
+    wanted_.fetch_sub(1);
+    auto result = std::forward<Call>(call)(*worker_);
+    used_ = Clock::now();
+    return result;
+  }
+  /// Waits for a call that is under way; is none.
+  [[nodiscard]] LinkStats stats() {
+    const std::scoped_lock lock(guard_);
+    return worker_->stats();
+  }
+
+ private:
+  Keeper(std::unique_ptr<UdpWorker> worker, Clock::duration patience)
+      : worker_(std::move(worker)), patience_(patience), used_(Clock::now()) {}
+  void run();
+  /// True: again soon.
+  bool keep();
+
+  std::mutex guard_;  // of worker_ and used_
+  std::unique_ptr<UdpWorker> worker_;
+  Clock::duration patience_;
+  Clock::time_point used_;
+  std::atomic<int> wanted_{0};  // calls that wait for guard_
+
+  std::mutex stopping_;  // of stop_
+  std::condition_variable stops_;
+  bool stop_ = false;
+  std::thread thread_;
+};
+
+}  // namespace laconic::transport::aggregation
