@@ -44,6 +44,9 @@ class Scenario:
     what: str
     network: tuple[str, ...]
     late_ms: float = 0.0
+    #: rates that take turns from the first step on, so that all exchanges meet them at the same time, and how long each lasts
+    rates: tuple[str, ...] = ()
+    every: float = 0.0
 
 
 def cross(seed: int) -> tuple[str, ...]:
@@ -53,7 +56,7 @@ def cross(seed: int) -> tuple[str, ...]:
 
 SCENARIOS = {s.name: s for s in (
     Scenario("steady", "50 Mbit/s", ("--rate", "50mbit")),
-    Scenario("turns", "100 and 10 Mbit/s in turn, 3 s each", ("--rate", "100mbit,10mbit", "--every", "3s")),
+    Scenario("turns", "100 and 10 Mbit/s in turn, 3 s each", ("--rate", "100mbit"), rates=("100mbit", "10mbit"), every=3.0),
     Scenario("cross", "50 Mbit/s; a fifth host sends 30 Mbit/s to rank 1, about 3 s on, 3 s off", ("--rate", "50mbit")),
     Scenario("late", "50 Mbit/s; rank 0 comes 40 ms late to every step", ("--rate", "50mbit"), 40.0),
     Scenario("delay1", "50 Mbit/s; delay 1 ± 0.2 ms each way", ("--rate", "50mbit", "--delay", "1ms", "--jitter", "0.2ms")),
@@ -91,7 +94,7 @@ class Cell:
         # What follows the network is trained to its end, for its final accuracy; slow exchanges are not.
         whole = self.scenario.name == "unshaped" or self.control is not None
         return {"model": self.model, "spec": self.spec, "control": self.control, "seed": self.seed, "steps": model.steps, "every": model.every,
-                "target": model.target, "late_ms": self.scenario.late_ms, "limit": LIMIT, "whole": whole, "pairs": self.pairs}
+                "target": model.target, "late_ms": self.scenario.late_ms, "rates": self.scenario.rates, "rates_every": self.scenario.every, "limit": LIMIT, "whole": whole, "pairs": self.pairs}
 
     def run(self) -> bool:
         network = list(self.scenario.network)
@@ -105,7 +108,7 @@ class Cell:
             load = os.getloadavg()[0]
             done = subprocess.run(words, env=environment(ROOT), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
             if done.returncode != 0:
-                print(f"{self.path.stem}: {done.stderr.strip().splitlines()[-1:]}", file=sys.stderr)
+                print(f"{self.path.stem}:", *done.stderr.strip().splitlines()[-30:], sep="\n  ", file=sys.stderr)
                 return False
             OUT.mkdir(parents=True, exist_ok=True)
             found = {**json.loads(answered.read_text()), "load": load, "cpu": cpu(), "command": shlex.join(words[1:words.index("--")])}

@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
+import socket
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -31,6 +34,37 @@ class Controlled(Trainer):
             self.handle = laconic.attach(self.model, spec, seed=seed, quiet=True, control=self.control)
 
 
+class Turns:
+    """The lab's rates, one after the other, from now until the end of the block. The first is in force."""
+
+    def __init__(self, rates: list[str], every: float):
+        self.rates, self.every, self.over, self.failed = rates, every, threading.Event(), ""
+        self.thread = threading.Thread(target=self.run, daemon=True)
+
+    def __enter__(self) -> None:
+        if self.rates:
+            self.thread.start()
+
+    def __exit__(self, *_) -> None:
+        self.over.set()
+        if self.rates:
+            self.thread.join()
+        if self.failed:
+            raise RuntimeError(self.failed)
+
+    def run(self) -> None:
+        began, turn = time.monotonic(), 1
+        while not self.over.wait(began + turn * self.every - time.monotonic()):
+            with socket.socket(socket.AF_UNIX) as control:
+                control.connect(os.environ["LACONIC_LAB_CONTROL"])
+                control.sendall(f"rate {self.rates[turn % len(self.rates)]}\n".encode())
+                answer = json.loads(control.makefile().readline())
+            if not answer["ok"]:
+                self.failed = answer["error"]["message"]
+                return
+            turn += 1
+
+
 def from_rank_0(value: float) -> float:
     box = torch.tensor([value], dtype=torch.float64)
     dist.broadcast(box, 0)
@@ -52,8 +86,13 @@ class Run:
 
     def train(self) -> dict:
         """Time counts in steps alone; evaluations are taken out, as in the demo."""
+        trainer = self.trainer(self.plan["spec"], self.plan["control"])
+        dist.barrier()
+        with Turns(self.plan["rates"] if self.rank == 0 else [], self.plan["rates_every"]):
+            return self.steps(trainer)
+
+    def steps(self, trainer: Trainer) -> dict:
         plan = self.plan
-        trainer = self.trainer(plan["spec"], plan["control"])
         seconds, reached, trace, curve = 0.0, None, [], []
         while trainer.step < plan["steps"]:
             if plan["late_ms"] and self.rank == 0:
