@@ -165,7 +165,7 @@ struct Dc2 {
     s.seen = seen.step;
   }
 
-  /// The newest steps, not three yet, are such that one halving will not do: one or two more say how
+  /// One halving will not do for the newest steps, which are not three yet: one or two more say how
   /// far to fall. A mean counts in updates of five steps, which cannot wait.
   static bool rises(const State& s) {
     return s.last.front() / 2 > kHigh && s.last.back() / 2 <= kHigh;

@@ -65,9 +65,9 @@ class Link {
   void close(Time now) noexcept;
   [[nodiscard]] bool closed() const noexcept { return closed_; }
 
-  /// Between exchanges, several times a second: a worker that may have results which others lack asks
-  /// for the floor, and so learns that the server was started again. Nothing closes there before
-  /// all workers are back, and this one may be waiting for the others elsewhere.
+  /// Between exchanges, several times a second: a worker that may have results which others lack
+  /// asks for the floor, and so learns that the server was started again. Nothing closes there
+  /// before all workers are back, and this one may be waiting for the others elsewhere.
   void keep(Time now) noexcept;
   /// Registers again, or waits for a result.
   [[nodiscard]] bool waits() const noexcept;
