@@ -25,10 +25,14 @@ def laconic(*words):
 def second_dc2(times, first=0):
     """docs/algorithms.md, without float32 and without a mean."""
     value, slowdown, updated, decisions = START, None, None, []
+    row = []  # of steps without a gap: times over the target
+    settled = 0
     for step, time in enumerate(times, first):
-        if time is None:
+        if time is None or step < settled:
+            row = []
             continue
         now = min(time / DEADLINE, 16)
+        row.append(now)
         if slowdown is None:
             slowdown = now
         else:
@@ -37,11 +41,19 @@ def second_dc2(times, first=0):
                 kept *= 1 - 0.2
             slowdown = now + kept * (slowdown - now)
         seen = step
-        if updated not in (None, 0) and step - updated < 5:
-            continue
+        if updated not in (None, 0):
+            far = [x > 3 for x in ([0, 0, 0] + row)[-3:]]
+            if step - updated < 5 or (step - updated < 7 and far[2] and not far[0]):
+                continue
         updated = step
         if slowdown > 1.5:
-            new = max(LEAST, value * 0.5)
+            fastest = min(([0, 0, 0] + row)[-3:])
+            k = 1
+            while fastest / 2**k > 1.5:
+                k += 1
+            new = max(LEAST, value * 0.5**k)
+            if k > 1:  # r begins with the first report on the new value
+                slowdown, settled = None, step + 3
         elif slowdown < 1.1:
             new = min(MOST, value + 0.1 * value)
         else:
