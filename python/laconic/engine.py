@@ -82,7 +82,7 @@ def _wait_for_the_backend() -> None:
     deadline, held = time.monotonic() + 2, bool(_given)
     while _given and time.monotonic() < deadline:
         time.sleep(0.001)
-    if held:  # who lets go says so first, and then wants the interpreter once more, to come back from freeing the tensor
+    if held:  # the thread that lets go wants the interpreter once more, to come back from freeing the tensor
         time.sleep(0.02)
     ctypes.pythonapi.Py_IncRef(ctypes.py_object([tensor() for tensor in list(_given)]))
 
