@@ -8,8 +8,10 @@
     bench/controls.py --keep                                     what control.json holds need not be made again
 
 The closed loop is `control_loop_bench`, in virtual time. In the lab four hosts train a model of the demo's; the figure is the time to the demo's
-target from the first step, evaluations taken out. A run is a file under out/control: delete it to have it made again. On a machine that is
-not idle the figures are of that machine's other work, too.
+target from the first step, evaluations taken out. A run is a file under out/control: delete it to have it made again. The runs of a network, a
+model and a seed follow each other in one lab, but for those with cross traffic, which all meet it from its beginning. PyTorch's own exchanges
+compute the same on every network: where each step takes as long as the last, some seconds of them stand for all, and the unshaped run of the
+same seed says how many steps there are. On a machine that is not idle the figures are of that machine's other work, too.
 """
 
 from __future__ import annotations
@@ -36,6 +38,8 @@ OUT = ROOT / "out" / "control"
 HOSTS = 4
 #: Seconds of training after which a run that has not reached its target ends.
 LIMIT = 240.0
+#: Seconds of training that stand for a run of which only the step's time is asked for.
+SAMPLE = 12.0
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,8 @@ class Scenario:
     #: rates that take turns from the first step on, so that all exchanges meet them at the same time, and how long each lasts
     rates: tuple[str, ...] = ()
     every: float = 0.0
+    #: each step meets the same network
+    even: bool = True
 
 
 def cross(seed: int) -> tuple[str, ...]:
@@ -56,8 +62,8 @@ def cross(seed: int) -> tuple[str, ...]:
 
 SCENARIOS = {s.name: s for s in (
     Scenario("steady", "50 Mbit/s", ("--rate", "50mbit")),
-    Scenario("turns", "100 and 10 Mbit/s in turn, 3 s each", ("--rate", "100mbit"), rates=("100mbit", "10mbit"), every=3.0),
-    Scenario("cross", "50 Mbit/s; a fifth host sends 30 Mbit/s to rank 1, about 3 s on, 3 s off", ("--rate", "50mbit")),
+    Scenario("turns", "100 and 10 Mbit/s in turn, 3 s each", ("--rate", "100mbit"), rates=("100mbit", "10mbit"), every=3.0, even=False),
+    Scenario("cross", "50 Mbit/s; a fifth host sends 30 Mbit/s to rank 1, about 3 s on, 3 s off", ("--rate", "50mbit"), even=False),
     Scenario("late", "50 Mbit/s; rank 0 comes 40 ms late to every step", ("--rate", "50mbit"), 40.0),
     Scenario("delay1", "50 Mbit/s; delay 1 ± 0.2 ms each way", ("--rate", "50mbit", "--delay", "1ms", "--jitter", "0.2ms")),
     Scenario("delay5", "50 Mbit/s; delay 5 ± 5 ms each way", ("--rate", "50mbit", "--delay", "5ms", "--jitter", "5ms")),
@@ -89,31 +95,51 @@ class Cell:
         except (OSError, ValueError):
             return None
 
+    @property
+    def sampled(self) -> bool:
+        """Only how long its steps take is asked for; the unshaped run of the same seed says how many it needs."""
+        return self.spec.startswith("pytorch:") and self.scenario.even and self.scenario.name != "unshaped"
+
     def plan(self) -> dict:
         model = MODELS[self.model]
         # What follows the network is trained to its end, for its final accuracy; slow exchanges are not.
         whole = self.scenario.name == "unshaped" or self.control is not None
         return {"model": self.model, "spec": self.spec, "control": self.control, "seed": self.seed, "steps": model.steps, "every": model.every,
-                "target": model.target, "late_ms": self.scenario.late_ms, "rates": self.scenario.rates, "rates_every": self.scenario.every, "limit": LIMIT, "whole": whole, "pairs": self.pairs}
+                "target": model.target, "late_ms": self.scenario.late_ms, "rates": self.scenario.rates, "rates_every": self.scenario.every,
+                "limit": SAMPLE if self.sampled else LIMIT, "sampled": self.sampled, "whole": whole, "pairs": self.pairs}
 
-    def run(self) -> bool:
-        network = list(self.scenario.network)
-        if self.scenario.name == "cross":
-            network += cross(self.seed)
-        with tempfile.TemporaryDirectory(prefix="laconic-control-") as folder:
-            asked, answered = Path(folder) / "plan.json", Path(folder) / "result.json"
-            asked.write_text(json.dumps(self.plan()))
-            words = [laconic_command(), "lab", "--hosts", str(HOSTS), "--timeout", f"{LIMIT + 120:.0f}s", "--seed", str(self.seed), *network, "--",
-                     sys.executable, str(ROOT / "bench/controls_rank.py"), str(asked), str(answered)]
-            load = os.getloadavg()[0]
-            done = subprocess.run(words, env=environment(ROOT), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
-            if done.returncode != 0:
-                print(f"{self.path.stem}:", *done.stderr.strip().splitlines()[-30:], sep="\n  ", file=sys.stderr)
-                return False
-            OUT.mkdir(parents=True, exist_ok=True)
-            found = {**json.loads(answered.read_text()), "load": load, "cpu": cpu(), "command": shlex.join(words[1:words.index("--")])}
-            self.path.write_text(json.dumps(found))
-        return True
+
+def run(cells: list[Cell]) -> bool:
+    """Makes runs of one network and seed, in one lab."""
+    first = cells[0]
+    network = list(first.scenario.network)
+    if first.scenario.name == "cross":
+        network += cross(first.seed)
+    with tempfile.TemporaryDirectory(prefix="laconic-control-") as folder:
+        asked, answered = Path(folder) / "plans.json", Path(folder) / "results.jsonl"
+        asked.write_text(json.dumps([cell.plan() for cell in cells]))
+        words = [laconic_command(), "lab", "--hosts", str(HOSTS), "--timeout", f"{(LIMIT + 120) * len(cells):.0f}s", "--seed", str(first.seed), *network, "--",
+                 sys.executable, str(ROOT / "bench/controls_rank.py"), str(asked), str(answered)]
+        load = os.getloadavg()[0]
+        done = subprocess.run(words, env=environment(ROOT), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
+        lines = answered.read_text().splitlines() if answered.exists() else []
+        OUT.mkdir(parents=True, exist_ok=True)
+        for cell, line in zip(cells, lines):
+            found = {**json.loads(line), "load": load, "cpu": cpu(), "command": shlex.join(words[1:words.index("--")])}
+            cell.path.write_text(json.dumps(found))
+        if done.returncode != 0 or len(lines) != len(cells):
+            print(f"{cells[min(len(lines), len(cells) - 1)].path.stem}:", *done.stderr.strip().splitlines()[-30:], sep="\n  ", file=sys.stderr)
+            return False
+    return True
+
+
+def labs(wanted: list[Cell]) -> list[list[Cell]]:
+    """What runs in one lab: the exchanges of a network, a model and a seed, alone where traffic from elsewhere has a course of its own."""
+    groups: dict = {}
+    for cell in wanted:
+        alone = cell.path if cell.scenario.name == "cross" or cell.pairs else None
+        groups.setdefault((cell.scenario, cell.model, cell.seed, alone), []).append(cell)
+    return list(groups.values())
 
 
 def cells(scenarios, models, seeds: int) -> list[Cell]:
@@ -177,17 +203,17 @@ def main() -> int:
     if given.keep:
         unpack(given.out / "control.json")
     if not given.page:
-        wanted = missing(cells(given.scenario or SCENARIOS, given.model or ("mlp", "cnn"), given.seeds))
-        for at, cell in enumerate(wanted, 1):
-            print(f"{at}/{len(wanted)} {cell.path.stem}", file=sys.stderr, flush=True)
-            complete &= cell.run()
+        wanted = labs(missing(cells(given.scenario or SCENARIOS, given.model or ("mlp", "cnn"), given.seeds)))
+        for at, together in enumerate(wanted, 1):
+            print(f"{at}/{len(wanted)} {together[0].path.stem}, {len(together)} runs", file=sys.stderr, flush=True)
+            complete &= run(together)
     loop = subprocess.run([ROOT / "build/release/bin/control_loop_bench", "--markdown"], capture_output=True, text=True, check=True).stdout
-    runs = [(cell, run) for cell in cells(SCENARIOS, ("mlp", "cnn"), 3) if (run := cell.load()) is not None]
+    runs = [(cell, found) for cell in cells(SCENARIOS, ("mlp", "cnn"), 3) if (found := cell.load()) is not None]
     given.out.mkdir(parents=True, exist_ok=True)
     (given.out / "control.md").write_text(page(loop, runs, SCENARIOS, EXCHANGES, given.remark), encoding="utf-8")
     if drawn := picture(runs):
         (given.out / "control.svg").write_text(drawn + "\n", encoding="utf-8")
-    (given.out / "control.json").write_text(json.dumps([packed(cell, run) for cell, run in runs]) + "\n", encoding="utf-8")
+    (given.out / "control.json").write_text(json.dumps([packed(cell, found) for cell, found in runs]) + "\n", encoding="utf-8")
     print(given.out / "control.md")
     return 0 if complete else 1
 

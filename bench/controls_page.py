@@ -19,7 +19,7 @@ AFTER = """`dc2` is DC2-R, a reconstruction. With 30 % noise the lower quartile 
 
 LAB = """Four hosts in `laconic lab` train a model of the demo's; seconds to its target from the first step, evaluations taken out, the median over
 seeds. × is how many times sooner than fp32 DDP. Where a run has not reached the target in 240 s of training, it has none. *Mean ratio*: over the steps of the run that `topk` sent, not those that a law sent as float32. *Final*: accuracy after all of the model's steps,
-where they were all made. Made by `make control`, which goes on where it was cut off; every run is in [control.json](control.json)."""
+where they were all made. \\*: the steps of the same seed's unshaped run, of which the first were made on this network and the others take their median. Made by `make control`, which goes on where it was cut off; every run is in [control.json](control.json)."""
 
 
 def label(spec: str, control: str | None) -> str:
@@ -46,6 +46,20 @@ def seconds_to(run: dict) -> float | None:
     return run["reached"][1] if run["reached"] else None
 
 
+def completed(runs: list) -> list:
+    """Sampled runs with what they would have reached: the steps are those of the unshaped run, which computes the same."""
+    steps = {(cell.model, cell.spec, cell.seed): run["reached"][0] for cell, run in runs
+             if cell.scenario.name == "unshaped" and not cell.pairs and run["reached"]}
+    found = []
+    for cell, run in runs:
+        needed = steps.get((cell.model, cell.spec, cell.seed))
+        if run.get("sampled") and not run["reached"] and needed is not None:
+            rest = (needed - run["steps"]) * statistics.median(row[1] for row in run["trace"])
+            run = {**run, "reached": [needed, run["seconds"] + rest], "computed": True}
+        found.append((cell, run))
+    return found
+
+
 def rows(runs: list[dict], base: float | None) -> list[str]:
     """Cells of one exchange: seconds, times sooner, steps, median step, mean ratio, changes, final."""
     times = [seconds_to(run) for run in runs]
@@ -53,7 +67,8 @@ def rows(runs: list[dict], base: float | None) -> list[str]:
     step = middle([statistics.median(row[1] for row in run["trace"]) for run in runs])
     ratio, changes = middle([mean_ratio(run) for run in runs]), middle([run["stats"].get("setting_changes") for run in runs])
     finals = [run["curve"][-1][2] for run in runs if run["whole"]]
-    return [f"{seconds:.1f}" if seconds is not None else "not reached", f"{base / seconds:.1f}" if base and seconds else "",
+    mark = "\\*" if any(run.get("computed") for run in runs) else ""
+    return [f"{seconds:.1f}{mark}" if seconds is not None else "not reached", f"{base / seconds:.1f}" if base and seconds else "",
             f"{1e3 * step:.0f} ms", f"{100 * ratio:.2g} %" if ratio else "", f"{changes:.0f}" if changes else "",
             f"{100 * statistics.fmean(finals):.1f} %" if finals else "", str(len(runs))]
 
@@ -90,7 +105,7 @@ def page(loop: str, runs: list, scenarios: dict, exchanges, remark: str) -> str:
         loads = [run["load"] for _, run in runs]
         text += ["", f"{'; '.join(sorted({run['cpu'] for _, run in runs}))}; load before each run {min(loads):.1f} to {max(loads):.1f} (an idle machine: 0 to 4, of the run before)."]
         text += ["", remark] if remark else []
-        text += lab(runs, scenarios, exchanges) + fixed(runs)
+        text += lab(completed(runs), scenarios, exchanges) + fixed(runs)
         if any(cell.scenario.name == "turns" for cell, _ in runs):
             text += ["", "![The ratio over seconds while the rate changes](control.svg)"]
     return "\n".join(text) + "\n"

@@ -1,9 +1,10 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""One rank of bench/controls.py: trains one of the demo's models with one exchange, in a lab, until time is up."""
+"""One rank of bench/controls.py: trains one of the demo's models in a lab, with one exchange after the other, each until time is up."""
 
 from __future__ import annotations
 
 import datetime
+import gc
 import json
 import os
 import socket
@@ -52,17 +53,20 @@ class Turns:
         if self.failed:
             raise RuntimeError(self.failed)
 
+    def set(self, rate: str) -> None:
+        with socket.socket(socket.AF_UNIX) as control:
+            control.connect(os.environ["LACONIC_LAB_CONTROL"])
+            control.sendall(f"rate {rate}\n".encode())
+            answer = json.loads(control.makefile().readline())
+        if not answer["ok"]:
+            self.failed = answer["error"]["message"]
+
     def run(self) -> None:
         began, turn = time.monotonic(), 1
-        while not self.over.wait(began + turn * self.every - time.monotonic()):
-            with socket.socket(socket.AF_UNIX) as control:
-                control.connect(os.environ["LACONIC_LAB_CONTROL"])
-                control.sendall(f"rate {self.rates[turn % len(self.rates)]}\n".encode())
-                answer = json.loads(control.makefile().readline())
-            if not answer["ok"]:
-                self.failed = answer["error"]["message"]
-                return
+        while not self.failed and not self.over.wait(began + turn * self.every - time.monotonic()):
+            self.set(self.rates[turn % len(self.rates)])
             turn += 1
+        self.set(self.rates[0])  # for the next block
 
 
 def from_rank_0(value: float) -> float:
@@ -105,13 +109,13 @@ class Run:
                 curve.append([trainer.step, seconds, value])
                 if reached is None and self.quality.reached(value, plan["target"]):
                     reached = [trainer.step, seconds]
-                ends = seconds > plan["limit"] or (reached and not plan["whole"])
+                ends = seconds > plan["limit"] or (reached and not plan["whole"] and not plan["sampled"])
                 if from_rank_0(1.0 if ends else 0.0):
                     break
         stats = trainer.handle.stats() if trainer.handle else {}
         explained = trainer.handle.explain()["settings"] if trainer.handle else []
         trainer.close()
-        return {"reached": reached, "steps": trainer.step, "seconds": seconds, "whole": trainer.step == plan["steps"], "curve": curve,
+        return {"reached": reached, "steps": trainer.step, "seconds": seconds, "whole": trainer.step == plan["steps"], "sampled": plan["sampled"], "curve": curve,
                 "trace": trace, "stats": stats, "settings": explained}
 
     def setting(self, trainer: Trainer) -> str:
@@ -140,14 +144,18 @@ class Run:
 
 
 def main() -> None:
-    plan = json.loads(Path(sys.argv[1]).read_text())
+    plans = json.loads(Path(sys.argv[1]).read_text())
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=120))
-    run = Run(plan)
-    result = run.pairs() if plan["pairs"] else run.train()
-    if run.rank == 0:
-        Path(sys.argv[2]).write_text(json.dumps(result))
-    dist.barrier()
+    for plan in plans:
+        run = Run(plan)
+        result = run.pairs() if plan["pairs"] else run.train()
+        if run.rank == 0:
+            with open(sys.argv[2], "a", encoding="utf-8") as answers:
+                answers.write(json.dumps(result) + "\n")
+        del run
+        gc.collect()
+        dist.barrier()
     dist.destroy_process_group()
 
 

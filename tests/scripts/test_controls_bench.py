@@ -50,6 +50,41 @@ def test_the_page_says_how_many_times_sooner_by_medians():
     assert row == "| `topk:ratio=0.01`, `dc2` | 5.0 | 4.0 | 100 ms | 2 % | 7 | 97.0 % | 3 |"
 
 
+def test_a_sample_of_steps_stands_for_the_steps_of_the_unshaped_run():
+    sample = {**run(None), "steps": 10, "seconds": 12.0, "sampled": True}
+    sample["trace"] = [[0, 3.0, "pytorch:ddp"]] + [[0, 1.0, "pytorch:ddp"]] * 9
+    whole = {**run(2.0), "reached": [55, 2.0]}
+    text = page([(cell("pytorch:ddp", scenario="steady"), sample), (cell("pytorch:ddp", scenario="unshaped"), whole)])
+    assert "| PyTorch DDP, fp32 | 57.0\\* | 1.0 | 1000 ms |" in text
+    assert "| PyTorch DDP, fp32 | 2.0 | 1.0 |" in text
+    alone = page([(cell("pytorch:ddp", scenario="steady"), sample)])
+    assert "| PyTorch DDP, fp32 | not reached |" in alone
+
+
+def test_only_what_computes_the_same_everywhere_is_sampled():
+    sampled = {(one.scenario.name, one.spec) for one in controls.cells(controls.SCENARIOS, ("mlp",), 1) if one.plan()["sampled"]}
+    assert sampled == {(name, spec) for name in ("steady", "late", "delay1", "delay5") for spec in ("pytorch:ddp", "pytorch:fp16")}
+
+
+def test_what_meets_the_same_network_shares_a_lab():
+    found = controls.labs(controls.cells(("steady", "cross"), ("mlp",), 2))
+    assert [len(group) for group in found] == [1, 9] + 9 * [1] + [9] + 9 * [1]
+
+
+def test_a_lab_that_breaks_off_keeps_what_it_has_made(tmp_path, monkeypatch):
+    def breaks_off(words, **_):
+        Path(words[-1]).write_text(json.dumps({"steps": 10}) + "\n")
+        return controls.subprocess.CompletedProcess(words, 1, "", "rank 0 ended")
+
+    monkeypatch.setattr(controls, "OUT", tmp_path)
+    monkeypatch.setattr(controls.subprocess, "run", breaks_off)
+    monkeypatch.setenv("LACONIC_BIN", sys.executable)
+    wanted = [cell("topk:ratio=0.01", "dc2"), cell("topk:ratio=0.01", "aimd")]
+    assert not controls.run(wanted)
+    assert wanted[0].load()["steps"] == 10
+    assert controls.missing(wanted) == wanted[1:]
+
+
 def test_a_seed_that_has_not_reached_the_target_leaves_none():
     text = page([(cell("pytorch:ddp", None, 0), run(30.0)), (cell("pytorch:ddp", None, 1), run(None))])
     assert "| PyTorch DDP, fp32 | not reached |" in text
