@@ -102,8 +102,8 @@ class Cell:
 
     def plan(self) -> dict:
         model = MODELS[self.model]
-        # What follows the network is trained to its end, for its final accuracy; slow exchanges are not.
-        whole = self.scenario.name == "unshaped" or self.control is not None
+        # Where the rate changes, what follows it is trained to its end, for its final accuracy.
+        whole = self.scenario.name == "unshaped" or (self.control is not None and self.scenario.name == "turns")
         return {"model": self.model, "spec": self.spec, "control": self.control, "seed": self.seed, "steps": model.steps, "every": model.every,
                 "target": model.target, "late_ms": self.scenario.late_ms, "rates": self.scenario.rates, "rates_every": self.scenario.every,
                 "limit": SAMPLE if self.sampled else LIMIT, "sampled": self.sampled, "whole": whole, "pairs": self.pairs}
