@@ -72,6 +72,8 @@ def test_what_meets_the_same_network_shares_a_lab():
 
 
 def test_a_lab_that_breaks_off_keeps_what_it_has_made(tmp_path, monkeypatch):
+    monkeypatch.setattr(controls, "cpu", lambda: "a machine")  # asks a process, too
+
     def breaks_off(words, **_):
         Path(words[-1]).write_text(json.dumps({"steps": 10}) + "\n")
         return controls.subprocess.CompletedProcess(words, 1, "", "rank 0 ended")
