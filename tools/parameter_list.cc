@@ -49,13 +49,19 @@ std::optional<uint64_t> elements_of(const Json& value) {
   return elements;
 }
 
+/// Lists in lists may be nested deeper than dump() can go.
+std::string shown(const Json& size) {
+  const bool flat = std::ranges::none_of(size, [](const Json& x) { return x.is_structured(); });
+  return flat ? laconic::quoted(size.dump(-1, ' ', true)) : "a list of lists or objects";
+}
+
 Result<std::vector<Parameter>> of_json(const Json& json) {
   std::vector<Parameter> parameters;
   const auto add = [&](const std::string& name, const Json& size) -> Result<void> {
     const auto elements = elements_of(size);
     if (!elements) {
       return refused(fmt::format("{} is {}, no number of elements up to 2^40 and no shape",
-                                 laconic::quoted(name), laconic::quoted(size.dump(-1, ' ', true))));
+                                 laconic::quoted(name), shown(size)));
     }
     parameters.push_back({name, *elements, 1});
     return {};

@@ -23,6 +23,8 @@ namespace {
 
 constexpr std::string_view kKeys = "match, spec, control, min_elements, max_elements, optional";
 constexpr std::string_view kFile = "a TOML file with [[rule]] tables";
+/// Each dot may be a table in a table: more than these would not fit on a stack.
+constexpr long kMostDots = 4096;
 
 Error refused(std::string message, std::string_view hint) {
   return {Errc::invalid_argument, std::move(message), std::string(hint)};
@@ -110,6 +112,9 @@ Result<std::vector<Rule>> parse_rules(const std::string& path, std::string_view 
   // toml++ passes over it; TOML 1.0 and Python's reader know no such thing.
   if (text.starts_with("\xEF\xBB\xBF")) {
     return refused(fmt::format("{}: a byte order mark (at line 1, column 1)", path), kFile);
+  }
+  if (std::count(text.begin(), text.end(), '.') > kMostDots) {
+    return refused(fmt::format("{}: it has more than {} dots", path, kMostDots), kFile);
   }
   const toml::parse_result parsed = toml::parse(text);
   if (!parsed) {

@@ -26,8 +26,8 @@ def no_span(_name):
 
 STRATEGIES = {"auto": 0, "native_sum": 1, "gather_all": 2, "two_shot": 3, "server_sum": 4}
 PEER_FAILED, ENGINE_FAILED, RESIDUALS_LEFT = (errors.CODES[name] for name in ("peer_failed", "engine_failed", "residuals_left"))
-#: what the number of a flush's steps is more by where a law has begun it
-LAWS_RELEASE = 65536
+#: what the number of a flush's steps is more by where a law has begun it, and the most steps of a flush and of a law's
+LAWS_RELEASE, MOST_STEPS, MOST_OF_LAWS = 65536, 65535, 64
 
 
 def engine_failed(error: BaseException) -> LaconicError:
@@ -67,6 +67,22 @@ def agree(engine, session: CSession | None, failure: LaconicError | None, what: 
     session.agree(engine)
 
 
+class _Watched:
+    """An engine, a failure of which is the end of a session."""
+
+    def __init__(self, engine, session: CSession):
+        self._engine, self._session, self.world = engine, session, engine.world
+
+    def gather_bytes(self, data: bytes) -> bytes:
+        try:
+            return self._engine.gather_bytes(data)
+        except BaseException as error:
+            self._session.broken = failed = self._session.broken or engine_failed(error)
+            if isinstance(error, Exception) and failed is not error:
+                raise failed from error
+            raise
+
+
 class Flight:
     """An exchange that has begun: the library's handle, and the batch that is on its way."""
 
@@ -89,6 +105,8 @@ class CSession:
     reports = False
     #: the arguments of a set that waits until residuals have gone out
     waiting: tuple | None = None
+    #: no rank has heard yet that they are to go out
+    _release_is_new = False
 
     def __init__(self, spec: str, parameters, *, rank: int, world: int, seed: int, small_elements: int, strategy: str,
                  engine_sums: int, threads: int, short_sends: bool = False, window: int = WINDOW, part: int = PART,
@@ -175,10 +193,11 @@ class CSession:
         except Exception as error:  # noqa: BLE001  an argument of a wrong type
             failure = errors.error("invalid_argument", f"{type(error).__name__}: {error}", "spec and control are str, rules a list")
         try:
-            agree(engine, self, failure, "set")
+            agree(_Watched(engine, self), self, failure, "set")
         except BaseException as error:
             if isinstance(error, LaconicError) and error.code == RESIDUALS_LEFT:
                 self.waiting = spec, rules, control
+                self._release_is_new = self._parts_left() == 0
                 return False
             nothing = ctypes.create_string_buffer(_lib.AGREEMENT_BYTES * self.world)
             _lib.lib.laconic_session_check_agreement(self._handle, nothing)  # what was prepared is dropped
@@ -188,8 +207,11 @@ class CSession:
         return True
 
     def set_what_waits(self, engine) -> bool:
-        """Between two steps, where something waits. True: it holds."""
-        return not any(self._flush_state()) and self.set(engine, *self.waiting)
+        """Between two steps, where something waits. True: it holds. What this rank alone asks for by `flush` decides nothing."""
+        if self._parts_left() != 0:
+            self._release_is_new = False
+            return False
+        return not self._release_is_new and self.set(engine, *self.waiting)
 
     def exchange(self, layout: "Layout", address: int, dtype: int, engine, *, step: int, index: int = 0,
                  failure: LaconicError | None = None, span=no_span) -> None:
@@ -296,18 +318,20 @@ class CSession:
     def flush(self, steps: int) -> int:
         """Asks for a flush in `steps` steps; gives the parts that one under way has left (0: there is none)."""
         _lib.check(_lib.lib.laconic_session_flush(self._handle, steps))
-        return self._flush_state()[1]
+        return self._parts_left()
 
     def flush_steps_left(self) -> int:
         """Of a flush that is under way or asked for; 0: there is none."""
-        return max(self._flush_state())
+        return self.stats()["flush_steps_left"]
 
-    def _flush_state(self) -> tuple[int, int]:
+    def _parts_left(self) -> int:
+        """The same on all ranks between two steps; as the library reads what may have been loaded."""
         for name, address, _ in self.entries():
             if name == "state/flush":
-                asked, left = (ctypes.c_float * 2).from_address(address)
-                return int(asked), int(left) % LAWS_RELEASE
-        return 0, 0
+                left = (ctypes.c_float * 2).from_address(address)[1]
+                left, most = (left - LAWS_RELEASE, MOST_OF_LAWS) if left > LAWS_RELEASE else (left, MOST_STEPS)
+                return int(left) if 1 <= left <= most else 0
+        return 0
 
     def explain(self) -> dict:
         return json.loads(_lib.lib.laconic_session_explain(self._handle).decode())

@@ -413,7 +413,7 @@ class Handle:
         if self.worker.set(spec, rules, control):
             self._take_settings()
         elif self.rank == 0:
-            environment.say(f"set: residuals go out first, over {self.worker.session.flush_steps_left()} steps")
+            environment.say(f"set: residuals go out first, over {self.worker.session.flush_steps_left()} steps or more")
 
     def _set_what_waits(self) -> None:
         """DDP would not survive an error out of the hook: it is told, and training goes on."""
@@ -422,7 +422,7 @@ class Handle:
                 self._take_settings()
         except LaconicError as error:
             self.worker.session.waiting = None
-            if self.rank == 0:
+            if self.rank == 0 and self.worker.broken is None:  # else the exchange has the message
                 environment.say(f"set: {error}; training goes on by {self.describe()}", logging.WARNING)
 
     def _take_settings(self) -> None:

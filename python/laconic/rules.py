@@ -11,7 +11,9 @@ from ._checks import U64, text, whole
 
 #: of a rule, with what one may hold
 KEYS = {"match": str, "spec": str, "control": str, "min_elements": int, "max_elements": int, "optional": bool}
-_TOML = range(-(2**63), 2**63)  # whole numbers of TOML; tomllib takes any, the command's reader these
+# What tomllib takes and the command's reader does not: whole numbers of more than 64 bits, and a table in a table for each dot.
+_TOML = range(-(2**63), 2**63)
+_MOST_DOTS = 4096
 
 
 def given(rules) -> list[dict]:
@@ -39,7 +41,10 @@ def chosen(given, variable: str = "LACONIC_CONTROL"):
 def _read(path: str) -> list:
     try:
         with open(path, "rb") as file:
-            found = tomllib.load(file)
+            content = file.read()
+        if content.count(b".") > _MOST_DOTS:
+            raise errors.error("invalid_argument", f"{path}: it has more than {_MOST_DOTS} dots", "a TOML file with [[rule]] tables")
+        found = tomllib.loads(content.decode())
     except OSError as error:
         raise errors.error("invalid_argument", f"rules: cannot read {path}: {error.strerror}", "a TOML file with [[rule]] tables") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -273,7 +273,7 @@ class Session:
             if self._session.set(self._engine, spec, rules, control):
                 self._take_settings()
             elif self.rank == 0:
-                environment.say(f"set: residuals go out first, over {self._session.flush_steps_left()} steps")
+                environment.say(f"set: residuals go out first, over {self._session.flush_steps_left()} steps or more")
 
     def _take_settings(self) -> None:
         explained = self._session.explain()
@@ -286,9 +286,9 @@ class Session:
         try:
             if self._session.set_what_waits(self._engine):
                 self._take_settings()
-        except RuntimeError as error:
+        except LaconicError as error:
             self._session.waiting = None
-            if self.rank == 0:
+            if self.rank == 0 and self._session.broken is None:  # else the exchange has the message
                 environment.say(f"set: {error}; averages go on by {self.spec}", logging.WARNING)
 
     def state_dict(self) -> dict:

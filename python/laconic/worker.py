@@ -418,10 +418,9 @@ class Worker:
             raise self.broken
         try:
             return change()
-        except RuntimeError as error:
-            if isinstance(error, LaconicError):
-                raise
-            raise engine_failed(error) from error
+        finally:
+            with self._lock:
+                self.broken = self.session.broken
 
     def state_dict(self) -> dict:
         """{"version", "header", "step", "tensors"}: what this rank must have to continue bit for bit. With learning rates that

@@ -253,7 +253,7 @@ def test_a_set_waits_until_residuals_are_out(pools):
         assert specs == ["3lc"] * 11 + ["bf16"] * 2  # one step to tell the wish, ten to drain
         assert left == 0 and stats["failures"] == 0 and digest == results[0][3]
     lines = results[0][0]
-    assert "set: residuals go out first, over 10 steps" in lines
+    assert "set: residuals go out first, over 10 steps or more" in lines
     assert any(line.startswith("set from step 13 on: bf16 ") for line in lines)
     assert "set: residuals were not out when training ended; nothing was set" in lines
     assert not any(line.startswith("set") for said, *_ in results[1:] for line in said)
@@ -264,6 +264,56 @@ def test_a_set_that_waited_and_cannot_be_is_told(pools):
     for _, specs, _, digest, stats in results:
         assert specs == ["3lc"] * 13 and stats["failures"] == 0 and digest == results[0][3]
     assert any(line.startswith("set: no memory; training goes on by 3lc") for line in results[0][0])
+
+
+def _asks_alone():
+    run, specs = Run("3lc"), []
+    run.train(2)
+    run.handle.set(spec="bf16")
+    for _ in range(13):
+        run.train(1)
+        if dist.get_rank() == 1:
+            run.handle.flush(1)
+        specs.append(run.handle.explain()["settings"][-1]["spec"])
+    return specs, run.end()
+
+
+def test_what_one_rank_asks_for_does_not_put_off_a_set_of_all(pools):
+    results = pools(3).run(_asks_alone)
+    for specs, (_, digest, stats) in results:
+        assert specs == ["3lc"] * 11 + ["bf16"] * 2
+        assert stats["failures"] == 0 and digest == results[0][1][1]
+
+
+def _cut_off():
+    from laconic import environment
+
+    said, raised = [], ""
+    environment.say, kept = lambda line, level=0: said.append(line), environment.say
+    run = Run("3lc")
+    run.train(2)
+    run.handle.set(spec="bf16")
+
+    def fails(_data):
+        raise RuntimeError("the cable is cut")
+    run.handle.worker.engine.gather_bytes = fails
+    try:
+        run.train(11)
+        before = run.handle.stats()
+        run.train(2)
+    except RuntimeError as error:
+        raised = str(error)
+    left = run.handle.stats()["residual_norm"]
+    run.handle.close()
+    environment.say = kept
+    return said, raised, before["residual_norm"], left
+
+
+def test_an_engine_that_fails_while_a_set_waits_ends_training_and_loses_nothing(pools):
+    for said, raised, before, left in pools(3).run(_cut_off):
+        assert "the cable is cut" in raised
+        assert before == 0 and left > 0  # the gradients of that step
+        assert not any("goes on" in line for line in said), said
 
 
 def _saved():

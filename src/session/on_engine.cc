@@ -296,7 +296,7 @@ Result<void> Session::Inner::set(const SettingsChange& change) {
 Result<void> Session::Inner::set_what_waits(uint64_t next) {
   const bool begins = last_step != next;
   last_step = next;
-  if (!begins || !waiting || session->in_flight() != 0 || session->draining()) return {};
+  if (!begins || !waiting || session->in_flight() != 0 || session->releases()) return {};
   auto done = compare_and_set(prepare(*waiting));
   if (!done || *done) waiting.reset();
   return done ? Result<void>() : std::move(done).error();

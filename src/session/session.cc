@@ -244,7 +244,9 @@ void Session::mark(const collective::Exchange& exchange, bool moves) noexcept {
 }
 
 uint32_t Session::wish() const noexcept {
-  return flush_state_.empty() ? 0 : flush_number(flush_state_[0]);
+  if (flush_state_.empty()) return 0;
+  const uint32_t own = flush_number(flush_state_[0]);
+  return own == 0 && releasing_ ? kReleaseSteps : own;  // a state may have been loaded meanwhile
 }
 uint32_t Session::parts_to_come() const noexcept {
   return flush_state_.empty() ? 0 : flush_number(flush_state_[1]);
@@ -262,14 +264,15 @@ Result<void> Session::flush(uint32_t steps) {
   return {};
 }
 
-bool Session::draining() const {
+bool Session::releases() const {
   const std::lock_guard lock(mutex_);
-  return parts_to_come() != 0 || wish() != 0;
+  return parts_to_come() != 0 || releasing_;
 }
 
 /// All ranks hear the same in the same exchange.
 void Session::hear_flush(uint32_t steps) {
   if (steps == 0 || flush_state_.empty() || parts_to_come() != 0) return;
+  releasing_ = false;
   flush_state_[0] = 0.0F;
   flush_state_[1] = static_cast<float>(steps);
 }

@@ -59,6 +59,9 @@ struct Memory {
 };
 
 inline constexpr uint64_t kAgreementBytes = 768;
+/// Of a flush that end_set asks for where no report says how large residuals are: as flush() in
+/// Python.
+inline constexpr uint32_t kReleaseSteps = 10;
 using AgreementCard = std::array<uint8_t, kAgreementBytes>;
 /// What is to change; what is not given stays.
 struct Change {
@@ -124,8 +127,9 @@ class Session {
   /// before, with one Error; behind residuals_left they are flushed, in as many steps as they are
   /// larger than the gradients.
   Result<void> end_set(Bytes cards);
-  /// A flush is draining, or asked for. Between two steps the same on all ranks, where all asked.
-  [[nodiscard]] bool draining() const;
+  /// A flush is draining, or asked for by end_set. Between two steps the same on all ranks: what one
+  /// rank alone asks for by flush() does not count before all have heard of it.
+  [[nodiscard]] bool releases() const;
   /// Of the settings in force; goes up with each change. To be read under hold().
   [[nodiscard]] uint32_t version() const noexcept {
     return versions_before_ + (steering_ ? steering_->version() : 0U);
@@ -276,6 +280,7 @@ class Session {
   /// {this rank's wish, draining steps still to come, plus kReleases where a law drains}: part of
   /// saved state. Empty without feedback.
   std::span<float> flush_state_;
+  bool releasing_ = false;       // end_set has asked for a flush that no rank has heard of yet
   bool flushed_before_ = false;  // the step before was part of a flush that no law began
   uint32_t parts_ = 0;           // of this step: 1/parts of each residual goes out; 0: not draining
   std::unique_ptr<Session> next_;  // of the settings that were prepared

@@ -102,11 +102,11 @@ Result<void> Session::end_set(Bytes cards) {
 
 /// All ranks do, each by its own norms; the OR of what they ask for holds.
 void Session::ask_for_release() noexcept {
-  constexpr uint32_t kUnknown = 10;  // as flush()
   if (flush_state_.empty() || parts_to_come() != 0) return;
   const control::Ratio ratio = observer_.report().report.residual;
-  const uint32_t steps = ratio.missing() ? kUnknown : control::release_parts(ratio.value());
+  const uint32_t steps = ratio.missing() ? kReleaseSteps : control::release_parts(ratio.value());
   flush_state_[0] = static_cast<float>(steps);
+  releasing_ = true;
 }
 
 /// What was observed and counted goes on; all that hangs on settings is that of `next`.
@@ -138,6 +138,7 @@ void Session::become(Session& next) noexcept {
   std::swap(moving_, next.moving_);
   std::swap(norms_, next.norms_);
   std::swap(flush_state_, next.flush_state_);
+  releasing_ = releasing_ && !flush_state_.empty();
   stop_release();
   state_->set_settings(settings_hash());
   if (steering_) steering_->begin_after(counters_->rounds, versions_before_);

@@ -1,6 +1,8 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 #include "laconic/engine.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
 #include <condition_variable>
@@ -21,6 +23,8 @@ class Engine::Thread {
  public:
   explicit Thread(Engine* engine) : engine_(engine), thread_([this] { serve(); }) {}
   ~Thread() { stop(); }
+  /// This process was forked from the thread's.
+  [[nodiscard]] bool forked() const noexcept { return ::getpid() != process_; }
   Thread(const Thread&) = delete;
   Thread& operator=(const Thread&) = delete;
 
@@ -123,6 +127,7 @@ class Engine::Thread {
   }
 
   Engine* engine_;
+  int process_ = ::getpid();
   std::mutex mutex_;
   std::condition_variable changed_;
   std::array<Job, kMaxTickets> jobs_;
@@ -133,7 +138,7 @@ class Engine::Thread {
 };
 
 Engine::Engine() = default;
-Engine::~Engine() = default;
+Engine::~Engine() { stop(); }
 
 Result<void> Engine::join(const AggregationJob&, std::chrono::milliseconds) {
   return Error{Errc::unsupported, "this engine has no aggregator",
@@ -193,7 +198,9 @@ void Engine::scale_lanes(const Step& step, uint8_t* x, uint64_t count) noexcept 
 }
 
 void Engine::stop() noexcept {
-  if (thread_) thread_->stop();
+  if (!thread_) return;
+  if (thread_->forked()) return forget(std::move(thread_));  // nobody would end what it waits for
+  thread_->stop();
 }
 
 }  // namespace laconic

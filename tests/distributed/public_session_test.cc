@@ -304,6 +304,26 @@ TEST(PublicSession, ASetWaitsForResiduals) {
   }
 }
 
+/// What one rank alone asks for, just when residuals are out, decides nothing.
+TEST(PublicSession, OneRanksFlushDoesNotPutOffASetOfAll) {
+  LoopbackHub hub(2);
+  std::vector<std::vector<float>> last(2);
+  on_all(2, [&](uint32_t r) {
+    auto session = *make(hub.engine(r), "topk:ratio=0.01");
+    for (uint64_t number = 0; number < 20; ++number) {
+      last[r] = gradients(2, kElements, number + 1)[r];
+      ASSERT_TRUE(session->average(number, last[r])) << number;
+      if (number == 2) {
+        ASSERT_TRUE(session->set({.spec = "none"}));
+      } else if (r == 1 && number > 2) {
+        ASSERT_TRUE(session->flush(1));
+      }
+    }
+    EXPECT_NE(session->explain().find("\"since_step\": 14"), std::string::npos);
+  });
+  EXPECT_EQ(last[0], last[1]);
+}
+
 SessionOptions in_parts(uint32_t window, uint64_t part, const std::string& plan = "auto") {
   SessionOptions options;
   options.plan = plan;

@@ -153,11 +153,11 @@ void set_behind_residuals(Ranks& group, Books& books, const Change& change, bool
       << refused;
   if (refused.empty()) return;
   for (uint32_t r = 0; r < group.world(); ++r) {
-    EXPECT_TRUE(group.session(r).draining());
+    EXPECT_TRUE(group.session(r).releases());
     ASSERT_TRUE(group.session(r).flush(1));  // instead of ten steps
   }
   ASSERT_NO_FATAL_FAILURE(books.steps(2));
-  EXPECT_FALSE(group.session(0).draining());
+  EXPECT_FALSE(group.session(0).releases());
   EXPECT_EQ(set(group, change), "");
 }
 
@@ -529,10 +529,10 @@ TEST(Set, ResidualsWithoutAPlaceGoOutFirst) {
     ASSERT_TRUE(flushed.session(1).flush(10));
     for (int step = 0; step < 10; ++step) {
       ASSERT_NO_FATAL_FAILURE(books.steps(1));
-      EXPECT_TRUE(group.session(0).draining());
+      EXPECT_TRUE(group.session(0).releases());
     }
     ASSERT_NO_FATAL_FAILURE(books.steps(1));
-    EXPECT_FALSE(group.session(0).draining());
+    EXPECT_FALSE(group.session(0).releases());
     ASSERT_NO_FATAL_FAILURE(theirs.steps(11));
     for (const auto& [p, means] : books.last()) EXPECT_TRUE(same_bits(means, theirs.last().at(p)));
     ASSERT_NO_FATAL_FAILURE(books.balance());

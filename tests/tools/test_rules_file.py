@@ -45,6 +45,7 @@ GOOD = {
     "lines of Windows": b'[[rule]]\r\nmatch = "*"\r\nspec = "none"\r\n',
     "names beyond ASCII": '[[rule]]\nmatch = "größe*"\noptional = true\n'.encode(),
     "the largest number": b"[[rule]]\nmax_elements = 9223372036854775807\n",
+    "many dots": b"# " + b"." * 4000 + b'\n[[rule]]\nmatch = "head"\n',
     "31 rules": b'[[rule]]\nmatch = "head"\noptional = true\n' * 31,
 }
 BAD = {
@@ -73,6 +74,8 @@ BAD = {
     "a table after the tables": (b"[[rule]]\n[rule]\n", "line 2"),
     "lines of old": (b'[[rule]]\rmatch = "head"\r', ""),
     "brackets without end": (b"rule = " + b"[" * 5000, ""),
+    "a key of many parts": (b"a" + b".a" * 100000 + b" = 1\n", "it has more than 4096 dots"),
+    "a table of many parts": (b"[a" + b".a" * 5000 + b"]\n", "it has more than 4096 dots"),
     # read by both, refused by the library
     "no glob": (b'[[rule]]\nmatch = "[a"\n', "[ without ]"),
     "an empty glob": (b'[[rule]]\nmatch = ""\n', "is empty"),
@@ -223,14 +226,16 @@ def test_parameters_are_what_explain_gives(rules, tmp_path):
     ({"head": [64, -10]}, "'head' is '[64,-10]'"),
     ({"head": [1 << 20, 1 << 21]}, "'head' is "),
     ({"head": 1.5}, "'head' is '1.5'"),
+    ({"head": [[640]]}, "'head' is a list of lists or objects"),
+    ('{"head": ' + "[" * 200000 + "]" * 200000 + "}", "'head' is a list of lists or objects"),
     (["head"], "it is no object"),
     ({"parameters": [{"name": "head"}]}, 'without "name" or "elements"'),
     ("{", "parse error at line 1"),
 ])
 def test_parameters_that_are_none(rules, tmp_path, words, said):
-    if words == "{" or not isinstance(words, str):
+    if not isinstance(words, str) or words[:1] == "{":
         file = tmp_path / "model.json"
-        file.write_text(words if words == "{" else json.dumps(words))
+        file.write_text(words if isinstance(words, str) else json.dumps(words))
         words = file
     error = failure(USAGE, "rules", rules, "--parameters", words)
     assert said in error["message"] and ".json" in error["hint"]

@@ -40,7 +40,8 @@ struct AggregatorOptions {
 [[nodiscard]] uint32_t aggregator_quorum(double quorum, uint32_t world) noexcept;
 
 /// From join() on a thread of its own keeps the links between batches, as long as other ranks may
-/// lack a result that is here: a server that is started again needs all ranks back.
+/// lack a result that is here, and for `timeout` behind the last batch at most: a server that is
+/// started again needs all ranks back.
 class AggregatorEngine final : public Engine {
  public:
   /// `inner` outlives it.

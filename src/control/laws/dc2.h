@@ -125,7 +125,7 @@ struct Dc2 {
   static bool valid(const Params& p, const Range& range, const State& s) {
     const double most_sent = p.mean > 0 ? most_credit(p, range) : 0;
     return (s.target == 0 || plausible(s.target)) && s.slowdown >= 0 && s.slowdown <= kMost &&
-           s.samples <= kStart && s.place < kWindow && s.updated <= s.seen &&
+           s.samples < kStart && s.place < kWindow && s.updated <= s.seen &&
            s.settled <= s.seen + kEvery &&
            std::all_of(s.last.begin(), s.last.end(),
                        [](double x) { return x >= 0 && x <= kMost; }) &&

@@ -1,6 +1,8 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 #include "transport/aggregation/keeper.h"
 
+#include <unistd.h>
+
 #include <system_error>
 
 namespace laconic::transport::aggregation {
@@ -17,7 +19,8 @@ Result<std::unique_ptr<Keeper>> Keeper::create(std::unique_ptr<UdpWorker> worker
                                                Clock::duration patience) {
   std::unique_ptr<Keeper> keeper(new Keeper(std::move(worker), patience));
   try {
-    keeper->thread_ = std::thread([self = keeper.get()] { self->run(); });
+    keeper->process_ = ::getpid();
+    keeper->thread_->thread = std::thread([self = keeper.get()] { self->run(); });
   } catch (const std::system_error&) {
     return Error{Errc::out_of_memory, "the links to aggregation servers cannot have a thread",
                  "raise ulimit -u"};
@@ -25,20 +28,34 @@ Result<std::unique_ptr<Keeper>> Keeper::create(std::unique_ptr<UdpWorker> worker
   return keeper;
 }
 
+bool Keeper::forked() const noexcept { return ::getpid() != process_; }
+
 Keeper::~Keeper() {
-  if (!thread_.joinable()) return;
-  {
-    const std::scoped_lock lock(stopping_);
-    stop_ = true;
+  if (!thread_->thread.joinable()) return;
+  if (forked()) {
+    (void)thread_.release();  // whoever waits there in the parent would be waited for here
+    return;
   }
-  stops_.notify_one();
-  thread_.join();
+  {
+    const std::scoped_lock lock(thread_->stopping);
+    thread_->stop = true;
+  }
+  thread_->stops.notify_one();
+  thread_->thread.join();
+}
+
+LinkStats Keeper::close(Clock::time_point deadline) {
+  if (forked()) return {};
+  return use([deadline](UdpWorker& worker) {
+    worker.close(deadline);
+    return worker.stats();
+  });
 }
 
 void Keeper::run() {
-  std::unique_lock lock(stopping_);
+  std::unique_lock lock(thread_->stopping);
   milliseconds pause = kLook;
-  while (!stops_.wait_for(lock, pause, [this] { return stop_; })) {
+  while (!thread_->stops.wait_for(lock, pause, [this] { return thread_->stop; })) {
     pause = keep() ? kSoon : kLook;
   }
 }

@@ -25,6 +25,7 @@ class Keeper {
   /// thread.
   static Result<std::unique_ptr<Keeper>> create(std::unique_ptr<UdpWorker> worker,
                                                 Clock::duration patience);
+  /// In a process that was forked meanwhile it ends nothing: the thread is not there.
   ~Keeper();
   Keeper(const Keeper&) = delete;
   Keeper& operator=(const Keeper&) = delete;
@@ -39,6 +40,8 @@ class Keeper {
     used_ = Clock::now();
     return result;
   }
+  /// UdpWorker::close. In a process that was forked meanwhile nothing: its parent uses the links.
+  LinkStats close(Clock::time_point deadline);
   /// Waits for a call that is under way; is none.
   [[nodiscard]] LinkStats stats() {
     const std::scoped_lock lock(guard_);
@@ -48,6 +51,15 @@ class Keeper {
  private:
   Keeper(std::unique_ptr<UdpWorker> worker, Clock::duration patience)
       : worker_(std::move(worker)), patience_(patience), used_(Clock::now()) {}
+
+  /// The thread, and what ends it.
+  struct Thread {
+    std::mutex stopping;  // of `stop`
+    std::condition_variable stops;
+    bool stop = false;
+    std::thread thread;
+  };
+  [[nodiscard]] bool forked() const noexcept;
   void run();
   /// True: again soon.
   bool keep();
@@ -57,11 +69,8 @@ class Keeper {
   Clock::duration patience_;
   Clock::time_point used_;
   std::atomic<int> wanted_{0};  // calls that wait for guard_
-
-  std::mutex stopping_;  // of stop_
-  std::condition_variable stops_;
-  bool stop_ = false;
-  std::thread thread_;
+  int process_ = 0;
+  std::unique_ptr<Thread> thread_ = std::make_unique<Thread>();
 };
 
 }  // namespace laconic::transport::aggregation

@@ -543,6 +543,7 @@ void Link::close(Time now) noexcept {
 
 void Link::keep(Time now) noexcept {
   if (failed() || closed_ || closing_ || !ever_joined_ || !done()) return;
+  if (!waits()) heard_ = moved_ = now;  // other links' results may have taken long
   const bool all_have_all = end_ != 0 && floor_ >= end_;
   if (all_have_all || !may_send() || now < keep_at_) return;
   floor_due_ = true;

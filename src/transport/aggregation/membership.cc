@@ -120,10 +120,7 @@ Result<void> Membership::run(const Step& step) {
 
 void Membership::close(std::chrono::milliseconds linger) {
   if (keeper_ == nullptr) return;
-  last_ = keeper_->use([&](UdpWorker& w) {
-    w.close(UdpWorker::Clock::now() + linger);
-    return w.stats();
-  });
+  last_ = keeper_->close(UdpWorker::Clock::now() + linger);
   keeper_.reset();
 }
 

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <limits>
@@ -379,6 +380,20 @@ TEST(Controller, DamagedStateChangesNothing) {
   std::vector<uint64_t> state(one->state_words());
   one->save(state);
   EXPECT_EQ(two->load(state).error().code, Errc::state_spec);
+}
+
+TEST(Controller, AStateThatCountsMoreSamplesThanThereIsRoomForIsRefused) {
+  auto made = Controller::create({{"dc2:mean=0.01", false, "topk", ratio()}});
+  std::vector<uint64_t> fresh(made->state_words());
+  made->save(fresh);
+  for (uint64_t step = 0; step < 19; ++step) made->observe(seen_at(step, 0.1));
+  std::vector<uint64_t> state(fresh.size());
+  made->save(state);
+  const auto count = std::find(state.begin() + 4, state.end(), uint64_t{19});  // behind the head
+  ASSERT_NE(count, state.end());
+  ASSERT_TRUE(made->load(state));
+  *count = 20;  // with the next one it would be the target
+  EXPECT_FALSE(made->load(state));
 }
 
 TEST(Controller, RulesMoveOnTheirOwnActuatorsByOneSlowdown) {

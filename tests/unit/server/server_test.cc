@@ -574,6 +574,35 @@ TEST(Network, OtherSumsOfARankAreRefusedOnAll) {
   }
 }
 
+// Another server may have held its exchange up for longer than that.
+TEST(Network, AWorkerThatRestsHasAllItsPatienceForARestart) {
+  Plan plan = plan_of(2, 2);
+  plan.exchanges = 2;
+  Network network(plan, {}, 1);
+  network.compute = 800 * kMillisecond;
+  ASSERT_FALSE(network.run(400 * kMillisecond));  // one of two exchanges is done
+  struct Nowhere final : transport::aggregation::Outlet {
+    void send(Bytes, Bytes, std::size_t) override { ++sent; }
+    int sent = 0;
+  } out;
+  auto& link = network.workers()[0]->link();
+  Time now = network.now() + 8 * kSecond;  // timeouts are of one
+  link.keep(now);
+  link.send(now, out);
+  EXPECT_EQ(out.sent, 1);
+  std::vector<uint8_t> stranger(wire::kUpHeaderBytes);
+  wire::write_stranger(static_cast<uint32_t>(plan.number), stranger.data());
+  now += 5 * kMillisecond;
+  link.receive(now, stranger);
+  link.keep(now);
+  link.send(now, out);
+  EXPECT_TRUE(link.waits());
+  EXPECT_FALSE(link.failed()) << link.error().message;
+  now += 1600 * kMillisecond;
+  link.send(now, out);
+  EXPECT_TRUE(link.failed());
+}
+
 TEST(Server, AStrangerGetsAtMostAHundredAnswersASecond) {
   server::Server server({});
   Sent sent;

@@ -14,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "support/forked.h"
 #include "support/serving.h"
 #include "transport/aggregation/keeper.h"
 
@@ -175,6 +176,19 @@ TEST_P(Udp, ARankThatIsSilentForLongIsNotKept) {
   server = std::make_unique<Serving>(GetParam(), address, 2);
   std::this_thread::sleep_for(seconds(1));
   EXPECT_EQ(pair[0]->stats().aggregator_restarts, 0U);
+}
+
+// It has no such thread, and the links are its parent's.
+TEST_P(Udp, AForkedChildEndsAndLeavesTheLinksAlone) {
+  Serving server(GetParam());
+  auto pair = kept_pair(server.address(), GetParam(), seconds(20));
+  std::this_thread::sleep_for(
+      std::chrono::milliseconds(50));  // the threads wait for their next look
+  EXPECT_TRUE(ends_in_a_child([&] {
+    for (auto& keeper : pair) (void)keeper->close(Clock::now() + std::chrono::milliseconds(100));
+    pair.clear();
+  }));
+  work_of(pair);
 }
 
 TEST_P(Udp, TwoJobsAtOnce) {

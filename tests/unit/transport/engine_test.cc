@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "laconic/loopback.h"
+#include "support/forked.h"
 #include "support/lanes.h"
 #include "support/letters.h"
 #include "support/mailboxes.h"
@@ -253,6 +254,18 @@ class Gated : public Engine {
  private:
   int fail_at_;
 };
+
+TEST(Tickets, AForkedChildEndsWithoutTheEnginesThread) {
+  auto engine = std::make_unique<Gated>();
+  const Ticket ticket = *engine->begin(1);
+  engine->gate.release();
+  ASSERT_TRUE(engine->wait(ticket, in(std::chrono::seconds(10))));
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));  // it waits for the next batch
+  EXPECT_TRUE(test::ends_in_a_child([&] { engine.reset(); }));
+  const Ticket next = *engine->begin(2);
+  engine->gate.release();
+  EXPECT_TRUE(engine->wait(next, in(std::chrono::seconds(10))));
+}
 
 TEST(Tickets, BatchesRunInTheOrderOfTheirStartsHoweverTheyAreWaitedFor) {
   Gated engine;
