@@ -50,13 +50,25 @@ def train(rank: int, port: int, aggregator: str, quorum: float, steps: int, comp
     handle.close()
 
 
+def address_of(server: subprocess.Popen) -> str:
+    """Where it serves; ends the bench where it does not."""
+    said = server.stdout.readline()
+    try:
+        return json.loads(said)["serving"]
+    except (ValueError, KeyError):
+        sys.exit(f"late_workers.py: no server: {said.strip() or f'{server.args[0]} said nothing and ended with status {server.wait()}'}")
+
+
 def run(quorum: float, steps: int, compute_ms: float, binary: Path) -> float:
     """Mean milliseconds of a step, over all workers."""
     import torch.multiprocessing as mp
 
-    server = subprocess.Popen([binary, "serve", "--json", "--bind", "127.0.0.1:0"], stdout=subprocess.PIPE, text=True)
     try:
-        address = json.loads(server.stdout.readline())["serving"]
+        server = subprocess.Popen([binary, "serve", "--json", "--bind", "127.0.0.1:0"], stdout=subprocess.PIPE, text=True)
+    except OSError as error:
+        sys.exit(f"late_workers.py: no server: {error}")
+    try:
+        address = address_of(server)
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]

@@ -7,7 +7,9 @@
 // sends as fast as it can. As root also `xdp` and `mmsg` in a switch of veth pairs, the same
 // workers behind its ports. Prints JSON.
 //
-//   server_bench SECONDS_PER_SAMPLE ROUNDS
+//   server_bench SECONDS_PER_SAMPLE ROUNDS [HELLOS]
+//
+// HELLOS, for tests: as many of every worker's first ones are lost.
 #include <fmt/format.h>
 #include <netinet/in.h>
 #include <poll.h>
@@ -26,6 +28,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <thread>
 #include <vector>
 
@@ -64,6 +67,9 @@ constexpr uint64_t kResult = wire::kDownHeaderBytes + kLanes;
 /// Of servers that are not on loopback.
 constexpr wire::Token kToken{1};
 constexpr auto kPatience = std::chrono::milliseconds(20);
+constexpr double kRegisters = 10;  ///< seconds in which workers register, or there is no server
+
+int lost_hellos = 0;
 
 double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
@@ -245,13 +251,15 @@ class Worker {
     socket_ = std::move(*socket);
   }
 
-  /// To a server; all of a job have to be called until all have registered.
+  /// To a server; all of a job have to be called until all have registered. Datagrams are lost, the
+  /// answer or the enrolment behind it as well: who is not welcome yet says hello again.
   bool enrol(uint64_t job, Receiver& receiver) {
     const wire::Applicant me{job, job * 64 + rank_, 1, rank_};
     std::array<uint8_t, wire::kMaxEnrolmentBytes> bytes{};
-    if (!asked_) {
-      asked_ = true;
-      post({bytes.data(), wire::write_hello(me, bytes.data())});
+    if (!enrolled_ && Clock::now() - asked_ > kPatience) {
+      asked_ = Clock::now();
+      const std::size_t size = wire::write_hello(me, bytes.data());
+      if (hellos_++ >= lost_hellos) post({bytes.data(), size});
     }
     receiver.receive(socket_, [&](const Endpoint&, Bytes datagram) {
       wire::Challenge challenge;
@@ -327,10 +335,24 @@ class Worker {
   wire::SipKey key_{};
   uint16_t epoch_ = 0;
   uint32_t job_ = 0;
-  bool asked_ = false, enrolled_ = false;
+  Clock::time_point asked_{};
+  int hellos_ = 0;
+  bool enrolled_ = false;
   uint64_t window_ = kWindow, ack_ = 0, next_ = 0;
   std::vector<uint64_t> got_ = std::vector<uint64_t>(kRing, ~uint64_t{0});  // numbers
 };
+
+void register_all(std::span<Worker> workers, uint64_t job, Receiver& receiver) {
+  const Clock::time_point begin = Clock::now();
+  for (bool all = false; !all;) {
+    if (seconds_since(begin) > kRegisters) {
+      const Error error{Errc::timed_out, "workers could not register with the server", {}};
+      std::exit(tools::fail(error, true, 1));
+    }
+    all = true;
+    for (Worker& w : workers) all &= w.enrol(job, receiver);
+  }
+}
 
 struct Rate {
   double wall = 0;  ///< results to all workers in a second
@@ -381,12 +403,7 @@ class Pair {
     const auto done = static_cast<double>(workers_[0].ack() - before);
     return {done / seconds_since(begin), done / std::max(peer_->cpu() - cpu, 1e-9)};
   }
-  void enrol_all(uint64_t job) {
-    for (bool all = false; !all;) {
-      all = true;
-      for (Worker& w : workers_) all &= w.enrol(job, receiver_);
-    }
-  }
+  void enrol_all(uint64_t job) { register_all(std::span(workers_), job, receiver_); }
   void drain() {
     const Clock::time_point begin = Clock::now();
     while (seconds_since(begin) < 0.01) {
@@ -412,8 +429,7 @@ class Flood {
  public:
   Flood(const std::string& server, uint64_t job)
       : receiver_(Io::gso), at_server_(server, Io::gso, 0, 1), nowhere_(sink()) {
-    while (!at_server_.enrol(job, receiver_)) {
-    }
+    register_all({&at_server_, 1}, job, receiver_);
     thread_ = std::thread([this] { run(); });
   }
   ~Flood() {
@@ -565,9 +581,10 @@ int run(double seconds, int rounds) {
 }  // namespace laconic::bench
 
 int main(int count, char** words) {
-  if (count != 3) {
-    fmt::print(stderr, "usage: server_bench SECONDS_PER_SAMPLE ROUNDS\n");
+  if (count != 3 && count != 4) {
+    fmt::print(stderr, "usage: server_bench SECONDS_PER_SAMPLE ROUNDS [HELLOS]\n");
     return 2;
   }
+  if (count == 4) laconic::bench::lost_hellos = std::atoi(words[3]);
   return laconic::bench::run(std::strtod(words[1], nullptr), std::atoi(words[2]));
 }

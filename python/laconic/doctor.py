@@ -113,8 +113,9 @@ def _variables() -> Check:
     for name in sorted(unknown):
         near = environment.nearest(name)
         told.append(f"{name} is not a variable of laconic" + (f": did you mean {near}?" if near else ""))
+    told += environment.misread()
     if environment.disabled():
-        told.append("LACONIC_DISABLE=1 switches laconic off: training is plain DDP")
+        told.append(f"LACONIC_DISABLE={here['LACONIC_DISABLE']} switches laconic off: training is plain DDP")
     mend = "unset " + " ".join(sorted(unknown)) if unknown else ""
     return Check("variables", None, "; ".join(told) if told else "no LACONIC_* variable is set", mend)
 

@@ -13,7 +13,7 @@ log = logging.getLogger("laconic")
 PREFIX = "LACONIC_"
 KNOWN = {
     "LACONIC_SPEC": "the spec where the call gives none",
-    "LACONIC_DISABLE": "1, on all ranks: attach changes nothing, training is plain DDP",
+    "LACONIC_DISABLE": "1, true, yes or on, on all ranks: attach changes nothing, training is plain DDP",
     "LACONIC_CONTROL": "a control where the call gives none, as dc2",
     "LACONIC_RECORD": "file of rank 0's record of a run where the call names none",
     "LACONIC_RULES": "path of a TOML file with rules where the call gives none",
@@ -34,18 +34,34 @@ KNOWN = {
 }
 
 
-_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warn": logging.WARNING}
+_LEVELS = {"debug": logging.DEBUG, "": logging.INFO, "info": logging.INFO, "warn": logging.WARNING, "warning": logging.WARNING}
+_YES, _NO = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
 _reported: set[str] = set()
+
+
+def _word(name: str) -> str:
+    return os.environ.get(name, "").strip().lower()
 
 
 def disabled() -> bool:
     """The kill switch."""
-    return os.environ.get("LACONIC_DISABLE", "") == "1"
+    return _word("LACONIC_DISABLE") in _YES
+
+
+def misread() -> list[str]:
+    """A line for every value that is none of its variable's words, and what holds instead."""
+    lines = []
+    if _word("LACONIC_DISABLE") not in _YES + _NO:
+        lines.append(f"LACONIC_DISABLE={os.environ['LACONIC_DISABLE']} does not switch laconic off: {', '.join(_YES)} do, "
+                     f"{', '.join(_NO[1:])} do not")
+    if _word("LACONIC_LOG") not in _LEVELS:
+        lines.append(f"LACONIC_LOG={os.environ['LACONIC_LOG']} is not a level: info is taken; there are warn, info and debug")
+    return lines
 
 
 def say(text: str, level: int = logging.INFO) -> None:
     """One line: through logging if the program has set it up, else on stderr."""
-    if level < _LEVELS.get(os.environ.get("LACONIC_LOG", ""), logging.INFO):
+    if level < _LEVELS.get(_word("LACONIC_LOG"), logging.INFO):
         return
     if log.hasHandlers():
         log.log(level, text)
@@ -54,7 +70,11 @@ def say(text: str, level: int = logging.INFO) -> None:
 
 
 def report_unknown() -> None:
-    """A line for every variable with our prefix that means nothing to us, once in a process."""
+    """A line for every variable with our prefix that means nothing to us, and for every value, once in a process."""
+    for line in misread():
+        if line not in _reported:
+            _reported.add(line)
+            say(line, logging.WARNING)
     for name in sorted(os.environ):
         if name.startswith(PREFIX) and name not in KNOWN and name not in _reported:
             _reported.add(name)

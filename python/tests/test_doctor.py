@@ -82,6 +82,11 @@ def test_two_processes_exchange(tmp_path):
     assert address in checks["interface"]["text"] and not any(check["mend"] for check in checks.values())
 
 
+def test_values_that_mean_nothing_are_named(tmp_path):
+    text = lines(run(tmp_path, LACONIC_DISABLE="ja", LACONIC_LOG="loud"))["variables"]
+    assert "LACONIC_DISABLE=ja does not switch laconic off" in text and "LACONIC_LOG=loud is not a level" in text
+
+
 def test_without_torch_and_numpy(tmp_path):
     done = run(tmp_path, program=("-c", f"BLOCKED = ('torch', 'numpy')\n{BLOCK}"), LACONIC_SPEK="3lc", LACONIC_WHATEVER="1")
     assert done.returncode == 1, done.stderr

@@ -168,8 +168,15 @@ def test_the_kill_switch_on_some_ranks_only_is_one_message(pools, off):
                environment={r: {"LACONIC_DISABLE": "1"} for r in off})
 
 
-def test_the_kill_switch_on_all_ranks(pools):
-    assert pools(3).run(_attach, environment={r: {"LACONIC_DISABLE": "1"} for r in range(3)}, register="fp16_compress_hook") == [None] * 3
+@pytest.mark.parametrize("word", ["1", "true", "Yes", "ON"])
+def test_the_kill_switch_on_all_ranks(pools, word):
+    assert pools(3).run(_attach, environment={r: {"LACONIC_DISABLE": word} for r in range(3)}, register="fp16_compress_hook") == [None] * 3
+
+
+@pytest.mark.parametrize("word", ["0", "false", "No", "off", ""])
+def test_a_kill_switch_that_is_off_says_nothing(pools, word):
+    first, _ = pools(2).run(_announced, environment={"LACONIC_SPEC": "topk", "LACONIC_DISABLE": word})
+    assert len(first) == 2 and all("topk on 1 of 2 tensors" in line for line in first)  # the start line, at each attach
 
 
 def test_one_rank_without_ddp_is_named_on_all(pools):
@@ -325,6 +332,23 @@ def test_unknown_variables_are_named_once(pools):
 def test_log_level(pools):
     first, _ = pools(2).run(_announced, environment={"LACONIC_SPEC": "topk", "LACONIC_LOG": "warn", "LACONIC_NOISE": "1"})
     assert len(first) == 1 and "LACONIC_NOISE" in first[0]
+
+
+@pytest.mark.parametrize(("variable", "value", "words"), [
+    ("LACONIC_LOG", "loud", ["is not a level: info is taken", "warn, info and debug"]),
+    ("LACONIC_DISABLE", "maybe", ["does not switch laconic off", "1, true, yes, on do"]),
+])
+def test_a_value_that_is_no_word_of_its_variable_is_named_once(pools, variable, value, words):
+    first, second = pools(2).run(_announced, environment={"LACONIC_SPEC": "topk", variable: value})
+    named = [line for line in first if f"{variable}={value}" in line]
+    assert len(named) == 1 and all(word in named[0] for word in words)
+    assert len(first) == 3 and second == []  # and the start line, at each attach
+
+
+def test_levels_in_capitals_and_the_whole_word(pools):
+    for level in ("WARN", "warning"):
+        first, _ = pools(2).run(_announced, environment={"LACONIC_SPEC": "topk", "LACONIC_LOG": level})
+        assert first == []
 
 
 # ---- emulated links ----

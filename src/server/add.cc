@@ -36,6 +36,9 @@ Adder::Adder(const wire::JobSettings& settings, Isa isa) noexcept : settings_(se
   const kernels::GridKernels& all = kernels::grid_kernels(isa);
   add_ = settings.lane_bits == 8 ? all.add8 : all.add16;
   set_ = settings.lane_bits == 8 ? all.expand8 : all.expand16;
+  if (settings.lane_bits != 8) return;
+  add_all_ = all.add_all8;
+  sum_ = all.sum8;
 }
 
 void Adder::add_codes(const uint8_t* codes, uint8_t* lanes) const noexcept {
@@ -52,6 +55,18 @@ void Adder::set_codes(const uint8_t* codes, uint8_t* lanes) const noexcept {
   }
   std::fill_n(lanes, settings_.lane_bytes(), uint8_t{0});
   add_codes(codes, lanes);
+}
+
+void Adder::add_all(std::span<const uint8_t* const> codes, bool first,
+                    uint8_t* lanes) const noexcept {
+  if (add_all_ != nullptr) {
+    return (first ? sum_ : add_all_)(codes.data(), static_cast<uint32_t>(codes.size()),
+                                     settings_.lanes, settings_.code_bits, bytes_.data(), lanes);
+  }
+  for (const uint8_t* one : codes) {
+    first ? set_codes(one, lanes) : add_codes(one, lanes);
+    first = false;
+  }
 }
 
 void Adder::add_values(const uint8_t* values, uint8_t* lanes, uint64_t count) noexcept {

@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstdint>
+#include <span>
 
 #include "kernels/rotate/grid.h"
 #include "laconic/isa.h"
@@ -22,6 +23,9 @@ class Adder {
   void add_codes(const uint8_t* codes, uint8_t* lanes) const noexcept;
   /// lanes[i] = table[code i]: the first contribution.
   void set_codes(const uint8_t* codes, uint8_t* lanes) const noexcept;
+  /// The same of several contributions at once, 1 at least: each lane is written once. `first`: the
+  /// lanes hold nothing yet.
+  void add_all(std::span<const uint8_t* const> codes, bool first, uint8_t* lanes) const noexcept;
   /// lanes[i] += values[i] for `count` lanes of 32 bits, modulo 2^32.
   static void add_values(const uint8_t* values, uint8_t* lanes, uint64_t count) noexcept;
 
@@ -30,6 +34,8 @@ class Adder {
   wire::JobSettings settings_;
   alignas(16) std::array<uint8_t, wire::kMaxTable> bytes_{};  ///< the table, if it fits
   Kernel add_ = nullptr, set_ = nullptr;  ///< null: a table of more than bytes, or no table
+  using Together = decltype(kernels::GridKernels::sum8);
+  Together add_all_ = nullptr, sum_ = nullptr;  ///< null: not these lanes
 };
 
 }  // namespace laconic::server

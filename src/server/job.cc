@@ -187,14 +187,16 @@ Job::Member* Job::sender(const Address& from, uint8_t worker) noexcept {
   return member.enrolled && member.address == from ? &member : nullptr;
 }
 
-DatagramFault Job::receive(Time now, const Address& from, bool held, Bytes datagram, Outbox& out) {
+DatagramFault Job::receive(Time now, const Address& from, bool held, Bytes datagram, Outbox& out,
+                           bool stays) {
   const DatagramFault fault =
-      held ? receive_held(now, from, datagram, out) : receive_up(now, from, datagram, out);
+      held ? receive_held(now, from, datagram, out) : receive_up(now, from, datagram, out, stays);
   if (fault != DatagramFault::none) ++stats_.rejected[static_cast<std::size_t>(fault)];
   return fault;
 }
 
-DatagramFault Job::receive_up(Time now, const Address& from, Bytes datagram, Outbox& out) {
+DatagramFault Job::receive_up(Time now, const Address& from, Bytes datagram, Outbox& out,
+                              bool stays) {
   wire::UpHeader header;
   if (const auto fault = wire::parse_up(datagram, &header); fault != DatagramFault::none) {
     return fault;
@@ -210,12 +212,12 @@ DatagramFault Job::receive_up(Time now, const Address& from, Bytes datagram, Out
   ++stats_.datagrams;
   heard_ = member->heard = now;
   member->hears_group = multicast_.group.exists() && (header.flags & wire::kGroup) != 0;
-  handle(now, *member, header, number, datagram.subspan(wire::kUpHeaderBytes), out);
+  handle(now, *member, header, number, datagram.subspan(wire::kUpHeaderBytes), out, stays);
   return DatagramFault::none;
 }
 
 void Job::handle(Time now, Member& member, const wire::UpHeader& header, uint64_t number,
-                 Bytes payload, Outbox& out) {
+                 Bytes payload, Outbox& out, bool stays) {
   if (state_ == JobState::failed) return send_failure(member.address, out);
   if (state_ == JobState::gathering) return;  // who is here waits for the others
   if (!slots_.acknowledge(header.worker, number - header.ahead)) {
@@ -232,8 +234,8 @@ void Job::handle(Time now, Member& member, const wire::UpHeader& header, uint64_
           return fail(now, Reason::left, static_cast<uint32_t>(std::countr_zero(left_)), out);
         }
       }
-      const Contribution c{header.worker, number,       header.settings,
-                           header.norm,   header.flags, payload};
+      const Contribution c{header.worker, number, header.settings, header.norm, header.flags,
+                           payload,       stays};
       const Verdict verdict = slots_.add(now, c);
       if (verdict == Verdict::differs) return fail(now, Reason::sums_differ, header.worker, out);
       if (verdict == Verdict::beyond) blocked_ = true;

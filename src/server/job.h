@@ -89,9 +89,11 @@ class Job {
 
   /// An enrolment whose tag is right.
   Judgement enrol(Time now, const wire::Enrolment& e, const Address& from, Outbox& out);
-  /// A datagram of this job, epoch and version. Returns what is wrong with it.
-  wire::DatagramFault receive(Time now, const Address& from, bool held, Bytes datagram,
-                              Outbox& out);
+  /// A datagram of this job, epoch and version. Returns what is wrong with it. `stays`: its bytes
+  /// can be read until settle().
+  wire::DatagramFault receive(Time now, const Address& from, bool held, Bytes datagram, Outbox& out,
+                              bool stays = false);
+  void settle() noexcept { slots_.settle(); }
   /// Nobody listens there any more.
   void unreachable(Time now, const Address& at, Outbox& out);
   void tick(Time now, Outbox& out);
@@ -122,12 +124,13 @@ class Job {
   [[nodiscard]] uint8_t enrolled() const noexcept;
   [[nodiscard]] bool is_waiting() const noexcept;
   Member* sender(const Address& from, uint8_t worker) noexcept;
-  wire::DatagramFault receive_up(Time now, const Address& from, Bytes datagram, Outbox& out);
+  wire::DatagramFault receive_up(Time now, const Address& from, Bytes datagram, Outbox& out,
+                                 bool stays);
   wire::DatagramFault receive_held(Time now, const Address& from, Bytes datagram, Outbox& out);
   void end_round_trip(Time now, Member& member, uint64_t ack) noexcept;
   void begin(Time now, Outbox& out);
   void handle(Time now, Member& member, const wire::UpHeader& header, uint64_t number,
-              Bytes payload, Outbox& out);
+              Bytes payload, Outbox& out, bool stays);
   void answer(Verdict verdict, const Member& member, uint32_t worker, uint64_t number, Outbox& out);
   void leave(Time now, uint32_t worker, Outbox& out);
   [[nodiscard]] bool has_left(uint32_t worker) const noexcept {

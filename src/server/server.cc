@@ -58,7 +58,7 @@ bool Server::may_answer(Time now, uint64_t kept) noexcept {
   return true;
 }
 
-void Server::receive(Time now, const Address& from, Bytes datagram, Outbox& out) {
+void Server::receive(Time now, const Address& from, Bytes datagram, Outbox& out, bool stays) {
   ++stats_.datagrams;
   wire::DatagramStart start;
   if (const auto fault = wire::parse_start(datagram, &start); fault != DatagramFault::none) {
@@ -75,7 +75,16 @@ void Server::receive(Time now, const Address& from, Bytes datagram, Outbox& out)
       load<uint16_t>(datagram.data() + 16) != static_cast<uint16_t>(job->epoch())) {
     return stranger(now, from, start, datagram.size(), out);
   }
-  count(job->receive(now, from, start.type == DatagramType::held, datagram, out));
+  count(job->receive(now, from, start.type == DatagramType::held, datagram, out, stays));
+}
+
+void Server::settle() noexcept {
+  for (const auto& job : jobs_) job->settle();
+}
+
+bool Server::owes() const noexcept {
+  return std::any_of(jobs_.begin(), jobs_.end(),
+                     [](const auto& job) { return job->slots().owes(); });
 }
 
 void Server::stranger(Time now, const Address& from, const wire::DatagramStart& start,

@@ -39,8 +39,13 @@ class Server {
  public:
   explicit Server(const ServerSettings& settings);
 
-  /// Any bytes from anywhere.
-  void receive(Time now, const Address& from, Bytes datagram, Outbox& out);
+  /// Any bytes from anywhere. `stays`: they can be read until settle(), and what they add may be
+  /// added then: all at once what came for one sum. Answers are the same.
+  void receive(Time now, const Address& from, Bytes datagram, Outbox& out, bool stays = false);
+  /// The bytes that stayed may go now.
+  void settle() noexcept;
+  /// Bytes that stay are still wanted.
+  [[nodiscard]] bool owes() const noexcept;
   /// Nobody listens at an address that was sent to.
   void unreachable(Time now, const Address& at, Outbox& out);
   /// Deadlines, silent workers, jobs that are over. Payloads of earlier sends end here.

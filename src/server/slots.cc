@@ -32,7 +32,8 @@ uint64_t top_of(const Holding& h) noexcept {
 }  // namespace
 
 uint64_t Slots::memory(const wire::JobSettings& s) noexcept {
-  return s.ring * (wire::kDownHeaderBytes + s.slot_bytes() + sizeof(Slot) + sizeof(uint64_t));
+  return s.ring * (wire::kDownHeaderBytes + s.slot_bytes() + sizeof(Slot) + sizeof(uint64_t) +
+                   sizeof(Promised) + sizeof(uint16_t));
 }
 
 Slots::Slots(const wire::JobSettings& settings, SharedSlots shared)
@@ -55,6 +56,8 @@ Slots::Slots(const wire::JobSettings& settings, SharedSlots shared)
   sum_step_ = wire::kDownHeaderBytes + settings.slot_bytes();
   slot_step_ = sizeof(Slot);
   slots_.resize(settings.ring);
+  promised_.resize(settings.ring);
+  unsettled_.resize(settings.ring);
   sums_.resize(settings.ring * sum_step_);
   slot_bytes_ = reinterpret_cast<uint8_t*>(slots_.data());
   sum_bytes_ = sums_.data() + wire::kDownHeaderBytes;
@@ -243,10 +246,13 @@ void Slots::put(Slot& slot, const Contribution& c) noexcept {
   slot.norm = std::max(slot.norm, c.norm);
   slot.flags |= c.flags & kSumFlags;
   if ((c.flags & wire::kEmpty) != 0) return;
-  const bool first = slot.added++ == 0;
-  if (first) slot.length = length_of(c);
-  uint8_t* lanes = sum(slot).data();
   const uint8_t* payload = c.payload.data();
+  const bool first = slot.added == 0;
+  if (first) slot.length = length_of(c);
+  if (may_promise(c)) return promise(slot, payload);
+  keep_promise(slot);
+  ++slot.added;
+  uint8_t* lanes = sum(slot).data();
   if ((c.flags & wire::kValues) == 0) {
     first ? adder_.set_codes(payload, lanes) : adder_.add_codes(payload, lanes);
   } else if (first) {
@@ -254,6 +260,34 @@ void Slots::put(Slot& slot, const Contribution& c) noexcept {
   } else {
     Adder::add_values(payload, lanes, slot.length / 4);
   }
+}
+
+// A sum that all workers' codes come for while payloads stay is written once, not read and written
+// for each of them.
+void Slots::promise(Slot& slot, const uint8_t* codes) noexcept {
+  Promised& promised = promised_[slot.number % settings_.ring];
+  if (promised.count == Promised::kMost) keep_promise(slot);
+  if (promised.count == 0) {
+    if (unsettled_count_ == unsettled_.size()) settle();
+    unsettled_[unsettled_count_++] = static_cast<uint16_t>(slot.number % settings_.ring);
+    ++owed_;
+  }
+  promised.codes[promised.count++] = codes;
+  ++slot.added;
+}
+
+void Slots::keep_promise(Slot& slot) noexcept {
+  if (is_shared()) return;
+  Promised& promised = promised_[slot.number % settings_.ring];
+  if (promised.count == 0) return;
+  const bool first = promised.count == slot.added;
+  adder_.add_all({promised.codes.data(), promised.count}, first, sum(slot).data());
+  promised.count = 0;
+  if (--owed_ == 0) unsettled_count_ = 0;
+}
+
+void Slots::settle() noexcept {
+  for (std::size_t i = 0; i < unsettled_count_; ++i) keep_promise(at_index(unsettled_[i]));
 }
 
 bool Slots::may_close(const Slot& slot, Time now) const noexcept {
@@ -264,6 +298,7 @@ bool Slots::may_close(const Slot& slot, Time now) const noexcept {
 
 void Slots::close(Slot& slot) noexcept {
   const uint64_t missing = all_ & ~slot.bitmap;
+  keep_promise(slot);
   unlink(slot);
   slot.state = SlotState::closed;
   if (slot.added == 0) slot.flags |= wire::kEmpty;

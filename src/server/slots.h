@@ -37,6 +37,7 @@ struct Contribution {
   uint16_t norm = 0;
   uint8_t flags = 0;  ///< wire::DatagramFlag
   Bytes payload{};
+  bool stays = false;  ///< the payload can be read until settle(), and may be added then
 };
 
 /// What a worker has when it registers.
@@ -83,6 +84,11 @@ class Slots {
   /// False: the ack contradicts what was closed, and nothing was taken.
   bool acknowledge(uint32_t worker, uint64_t ack) noexcept;
   Verdict add(Time now, const Contribution& c) noexcept;
+  /// Adds what open sums were promised: the payloads that stayed may go now. What a closed sum was
+  /// promised is in it already.
+  void settle() noexcept;
+  /// Open sums were promised something.
+  [[nodiscard]] bool owes() const noexcept { return owed_ != 0; }
   Verdict pull(uint32_t worker, uint64_t number) noexcept;
   /// A result that a worker holds, as it got it. False: nobody asked for it.
   bool take_held(uint32_t worker, uint64_t number, const wire::DownHeader& header,
@@ -116,6 +122,7 @@ class Slots {
   [[nodiscard]] const Slot& slot(uint64_t number) const noexcept {
     return at_index(number % settings_.ring);
   }
+  /// Complete once the sum is closed.
   [[nodiscard]] Bytes sum(const Slot& slot) const noexcept;
   [[nodiscard]] MutBytes sum(const Slot& slot) noexcept;
   /// The sum with room for a header before it. Datagrams of the longest length lie in a row. Empty:
@@ -125,6 +132,12 @@ class Slots {
  private:
   /// A slot's lock, where there is one.
   class Hold;
+  /// Codes that are in a sum by all that is said of it, and not in its lanes yet.
+  struct Promised {
+    static constexpr std::size_t kMost = 8;
+    std::array<const uint8_t*, kMost> codes{};
+    std::size_t count = 0;
+  };
 
   static uint64_t look(const uint64_t& word) noexcept {
     return std::atomic_ref(const_cast<uint64_t&>(word)).load(std::memory_order_acquire);
@@ -150,6 +163,11 @@ class Slots {
   [[nodiscard]] uint32_t length_of(const Contribution& c) const noexcept;
   void open_slot(Time now, const Contribution& c) noexcept;
   void put(Slot& slot, const Contribution& c) noexcept;
+  [[nodiscard]] bool may_promise(const Contribution& c) const noexcept {
+    return c.stays && !is_shared() && (c.flags & wire::kValues) == 0;
+  }
+  void promise(Slot& slot, const uint8_t* codes) noexcept;
+  void keep_promise(Slot& slot) noexcept;
   void close(Slot& slot) noexcept;
   void close_all_due(Time now) noexcept;
   void count_left_out(const Slot& slot) noexcept;
@@ -171,6 +189,9 @@ class Slots {
   laconic_ring* ring_ = nullptr;
   std::vector<uint64_t> closed_;
   std::size_t closed_count_ = 0;
+  std::vector<Promised> promised_;   ///< by slot; none if slots are shared
+  std::vector<uint16_t> unsettled_;  ///< slots that were promised something, some of them twice
+  std::size_t unsettled_count_ = 0, owed_ = 0;
   std::array<uint8_t, wire::kMaxWorkers> left_out_{};  ///< exchanges in a row
   uint64_t late_ = 0, top_ = 0, next_fetch_ = 0;
   uint32_t open_count_ = 0, fetching_ = 0;

@@ -98,6 +98,9 @@ struct GridKernels {
   /// expand8 of the first of `count` >= 1 operands and add8 of the others at once.
   void (*sum8)(const uint8_t* const* codes, uint32_t count, uint64_t n, uint32_t bits,
                const uint8_t* table, void* lanes);
+  /// add8 of `count` operands at once.
+  void (*add_all8)(const uint8_t* const* codes, uint32_t count, uint64_t n, uint32_t bits,
+                   const uint8_t* table, void* lanes);
 };
 
 const GridKernels& grid_kernels(Isa isa) noexcept;

@@ -503,7 +503,13 @@ struct PairValues {
 #if LACONIC_AVX512
     __asm__("" : "+v"(pairs.raw));  // else g++ loads it twice, across lines of the cache mostly
 #endif
+#if HWY_ARCH_X86 && !LACONIC_AVX512
+    // A shift by 4 in the multiplier: table look-ups take the ports that shift.
+    const VB high =
+        hn::BitCast(U8(), hn::MulHigh(hn::BitCast(U16(), pairs), hn::Set(U16(), 1U << 12)));
+#else
     const VB high = hn::BitCast(U8(), hn::ShiftRight<4>(hn::BitCast(U16(), pairs)));
+#endif
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3_DL
     // The table is there four times: all but the low 4 bits of an index may be anything.
     first = VB{_mm512_permutexvar_epi8(high.raw, table.raw)};
@@ -556,8 +562,10 @@ void to_lanes(const uint8_t* codes, uint64_t n, uint32_t bits, const uint8_t* ta
                       LACONIC_LAMBDA { to_lanes_of<Lane, kAdd, kBits>(codes, n, table, lanes); });
 }
 
-/// Indices of 4 bits: kTurns times 2·kCodes lanes from i on stay in registers.
-template <uint32_t kTurns>
+/// Indices of 4 bits: kTurns times 2·kCodes lanes from i on stay in registers. More than one turn
+/// is for vectors of a line each, whose operands are fetched ahead; shorter ones leave that to the
+/// processor, which sees so many rows well.
+template <uint32_t kTurns, bool kAdd>
 HWY_INLINE void sum_pairs(const uint8_t* const* codes, uint32_t count, uint64_t i, VB values,
                           uint8_t* lanes) {
   VB first[kTurns], second[kTurns];
@@ -565,7 +573,7 @@ HWY_INLINE void sum_pairs(const uint8_t* const* codes, uint32_t count, uint64_t 
   for (uint32_t k = 0; k < count; ++k) {
     const uint8_t* from = codes[k] + i / 2;
     for (uint32_t t = 0; t < kTurns; ++t) {
-      __builtin_prefetch(from + t * kCodes + kNextCodes);
+      if constexpr (kTurns > 1) __builtin_prefetch(from + t * kCodes + kNextCodes);
       const PairValues pairs(values, hn::LoadU(U8(), from + t * kCodes));
       first[t] = hn::Add(first[t], pairs.first);
       second[t] = hn::Add(second[t], pairs.second);
@@ -573,26 +581,29 @@ HWY_INLINE void sum_pairs(const uint8_t* const* codes, uint32_t count, uint64_t 
   }
   for (uint32_t t = 0; t < kTurns; ++t) {
     const VB a = in_zip_order(first[t]), b = in_zip_order(second[t]);
-    uint8_t* to = lanes + i + 2 * t * kCodes;
-    hn::StoreU(hn::InterleaveLower(U8(), a, b), U8(), to);
-    hn::StoreU(hn::InterleaveUpper(U8(), a, b), U8(), to + kCodes);
+    const uint64_t at = i + 2 * t * kCodes;
+    store_lanes<uint8_t, kAdd>(hn::InterleaveLower(U8(), a, b), lanes, at);
+    store_lanes<uint8_t, kAdd>(hn::InterleaveUpper(U8(), a, b), lanes, at + kCodes);
   }
 }
 
-void sum8(const uint8_t* const* codes, uint32_t count, uint64_t n, uint32_t bits,
-          const uint8_t* table, void* lanes) {
+template <bool kAdd>
+void sum_all8(const uint8_t* const* codes, uint32_t count, uint64_t n, uint32_t bits,
+              const uint8_t* table, void* lanes) {
   uint64_t i = 0;
   auto* out = static_cast<uint8_t*>(lanes);
   if (bits == 4) {
     const VB values = dup128(table);
-    for (; i + 8 * kCodes <= n; i += 8 * kCodes) sum_pairs<4>(codes, count, i, values, out);
-    for (; i + 2 * kCodes <= n; i += 2 * kCodes) sum_pairs<1>(codes, count, i, values, out);
+    if constexpr (LACONIC_AVX512) {
+      for (; i + 8 * kCodes <= n; i += 8 * kCodes) sum_pairs<4, kAdd>(codes, count, i, values, out);
+    }
+    for (; i + 2 * kCodes <= n; i += 2 * kCodes) sum_pairs<1, kAdd>(codes, count, i, values, out);
   }
   // the rest, and other bits: a part that stays in the cache
   constexpr uint64_t kPart = 4096;
   for (; i < n; i += kPart) {
     const uint64_t part = HWY_MIN(kPart, n - i);
-    to_lanes<uint8_t, false>(codes[0] + i / 8 * bits, part, bits, table, out + i);
+    to_lanes<uint8_t, kAdd>(codes[0] + i / 8 * bits, part, bits, table, out + i);
     for (uint32_t k = 1; k < count; ++k) {
       to_lanes<uint8_t, true>(codes[k] + i / 8 * bits, part, bits, table, out + i);
     }
@@ -607,7 +618,8 @@ constexpr GridKernels kTable{&quantize,
                              &to_lanes<uint16_t, false>,
                              &to_lanes<uint8_t, true>,
                              &to_lanes<uint16_t, true>,
-                             &sum8};
+                             &sum_all8<false>,
+                             &sum_all8<true>};
 
 #undef LACONIC_AVX2
 #undef LACONIC_AVX512

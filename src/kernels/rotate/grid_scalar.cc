@@ -45,10 +45,15 @@ void to_lanes(const uint8_t* codes, uint64_t n, uint32_t bits, const uint8_t* ta
   }
 }
 
+void add_all8(const uint8_t* const* codes, uint32_t count, uint64_t n, uint32_t bits,
+              const uint8_t* table, void* lanes) {
+  for (uint32_t k = 0; k < count; ++k) to_lanes<uint8_t, true>(codes[k], n, bits, table, lanes);
+}
+
 void sum8(const uint8_t* const* codes, uint32_t count, uint64_t n, uint32_t bits,
           const uint8_t* table, void* lanes) {
   to_lanes<uint8_t, false>(codes[0], n, bits, table, lanes);
-  for (uint32_t k = 1; k < count; ++k) to_lanes<uint8_t, true>(codes[k], n, bits, table, lanes);
+  add_all8(codes + 1, count - 1, n, bits, table, lanes);
 }
 
 }  // namespace
@@ -61,6 +66,7 @@ constinit const GridKernels kGridScalar{&quantize,
                                         &to_lanes<uint16_t, false>,
                                         &to_lanes<uint8_t, true>,
                                         &to_lanes<uint16_t, true>,
-                                        &sum8};
+                                        &sum8,
+                                        &add_all8};
 
 }  // namespace laconic::kernels

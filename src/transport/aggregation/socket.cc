@@ -30,8 +30,9 @@ namespace laconic::transport::aggregation {
 namespace {
 
 constexpr int kBuffer = 8 << 20;  // what the kernel grants is less without privileges
-constexpr std::size_t kCoalesced = 65535;
+constexpr std::size_t kCoalesced = 64 << 10;
 constexpr std::size_t kLongest = 33 << 10;  // a result of 8,192 lanes of 32 bits
+constexpr std::size_t kLine = 64;           // of a cache; rooms are multiples of it
 constexpr std::size_t kMostBytes = 65000;
 constexpr std::array<uint8_t, (16 << 10) + 8> kZeros{};  // a result of 8,192 lanes of 16 bits
 
@@ -487,7 +488,7 @@ struct Receiver::Messages {
   explicit Messages(Io io)
       : count(io == Io::gso ? 16 : 64),
         room(io == Io::gso ? kCoalesced : kLongest),
-        memory(count * room),
+        memory(count * room + kLine),
         headers(count),
         pieces(count),
         from(count),
@@ -496,6 +497,11 @@ struct Receiver::Messages {
   struct Control {
     alignas(cmsghdr) std::array<uint8_t, 256> bytes;
   };
+  /// Of `count` rooms, on a line's beginning.
+  [[nodiscard]] uint8_t* base() noexcept {
+    return memory.data() + (kLine - reinterpret_cast<uintptr_t>(memory.data()) % kLine) % kLine;
+  }
+  [[nodiscard]] std::size_t size() const noexcept { return count * room; }
   std::size_t count, room;
   std::vector<uint8_t> memory;
   std::vector<mmsghdr> headers;
@@ -510,7 +516,8 @@ Receiver::Receiver(Io io) : messages_(new Messages(io)) {}
 
 Bytes Receiver::message(int index) const noexcept {
   const auto i = static_cast<std::size_t>(index);
-  return {messages_->memory.data() + i * messages_->room, messages_->headers[i].msg_len};
+  return {static_cast<const uint8_t*>(messages_->pieces[i].iov_base),
+          messages_->headers[i].msg_len};
 }
 std::size_t Receiver::segment_of(int index) const noexcept {
   return messages_->segments[static_cast<std::size_t>(index)];
@@ -519,11 +526,20 @@ const Endpoint& Receiver::from(int index) const noexcept {
   return messages_->from[static_cast<std::size_t>(index)];
 }
 
+bool Receiver::keep(std::size_t most) noexcept {
+  const Messages& m = *messages_;
+  const std::size_t next = (end_ + kLine - 1) / kLine * kLine;
+  if (next + std::min(m.count, most) * m.room > m.size()) return false;
+  begin_ = next;
+  return true;
+}
+
 int Receiver::fill(const Socket& socket, std::size_t most) noexcept {
   Messages& m = *messages_;
-  const std::size_t count = std::min(m.count, most);
+  const std::size_t count = std::min({m.count, most, (m.size() - begin_) / m.room});
+  end_ = begin_;
   for (std::size_t i = 0; i < count; ++i) {
-    m.pieces[i] = {m.memory.data() + i * m.room, m.room};
+    m.pieces[i] = {m.base() + begin_ + i * m.room, m.room};
     msghdr& h = m.headers[i].msg_hdr;
     h = {};
     h.msg_name = &m.from[i].address;
@@ -538,6 +554,7 @@ int Receiver::fill(const Socket& socket, std::size_t most) noexcept {
   if (n < 0) return errno == EAGAIN || errno == EINTR ? 0 : -1;
   for (std::size_t i = 0; i < static_cast<std::size_t>(n); ++i) {
     msghdr& h = m.headers[i].msg_hdr;
+    end_ = begin_ + i * m.room + m.headers[i].msg_len;
     m.from[i].size = h.msg_namelen;
     m.segments[i] = 0;
     for (cmsghdr* c = CMSG_FIRSTHDR(&h); c != nullptr; c = CMSG_NXTHDR(&h, c)) {

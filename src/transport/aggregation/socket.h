@@ -117,6 +117,11 @@ class Receiver {
   static constexpr std::size_t kAll = ~std::size_t{0};
   explicit Receiver(Io io);
 
+  /// What was taken stays where it is until rewind(): further calls put theirs behind it. False:
+  /// there is no room behind it for `most` messages.
+  bool keep(std::size_t most) noexcept;
+  void rewind() noexcept { begin_ = 0; }
+
   /// Takes what is there, at most one call's worth or `most` messages of the kernel, which may be
   /// 64 datagrams each: then calls take(from, datagram) for each.
   /// Returns datagrams, 0 if there are none, -1 behind an error that came back.
@@ -148,6 +153,8 @@ class Receiver {
   [[nodiscard]] const Endpoint& from(int index) const noexcept;
 
   std::unique_ptr<Messages, Free> messages_;
+  std::size_t begin_ = 0;  ///< of the memory, for the next call
+  std::size_t end_ = 0;    ///< behind what the last one took
 };
 
 }  // namespace laconic::transport::aggregation

@@ -383,6 +383,11 @@ TEST_P(GridKernelsTest, SumsOfManyAreTheirValuesAdded) {
         simd_.sum8(operands.data(), count, n, bits, table.data(), got.data() + 1);
         for (uint64_t i = 0; i < n; ++i) ASSERT_EQ(got[1 + i], want[i]) << bits << " " << n;
         ASSERT_EQ(got[0] + got[n + 1], 2 * 0xEE);
+        simd_.add_all8(operands.data(), count, n, bits, table.data(), got.data() + 1);
+        for (uint64_t i = 0; i < n; ++i) {
+          ASSERT_EQ(got[1 + i], static_cast<uint8_t>(2 * want[i])) << bits << " " << n;
+        }
+        ASSERT_EQ(got[0] + got[n + 1], 2 * 0xEE);
       }
     }
   }

@@ -239,6 +239,7 @@ class Network {
     if (plan_.multicast && serve_group) settings.multicast = group_of_tests();
     for (uint8_t& byte : settings.secret) byte = static_cast<uint8_t>(dice_.next());
     server_ = std::make_unique<server::Server>(settings);
+    release_staying();
     server_up_ = true;
   }
   void stop_server() { server_up_ = false; }
@@ -350,7 +351,14 @@ class Network {
     if (f.to == 0) {
       if (server_up_) {
         FromServer out(*this);
-        server_->receive(now_, address_of(f.from), bytes, out);
+        server_->receive(now_, address_of(f.from), bytes, out, /*stays=*/true);
+        staying_.push_back(f.bytes);
+        if (staying_.size() >= stay_) {
+          server_->settle();
+          release_staying();
+          stay_ = 1 + stay_ * 5 % 37;
+        }
+        return;
       }
     } else {
       Worker& w = *workers_[f.to - 1];
@@ -368,6 +376,15 @@ class Network {
       }
     }
     free_.push_back(f.bytes);
+  }
+
+  /// What the server was lent is overwritten.
+  void release_staying() {
+    for (const std::size_t index : staying_) {
+      std::fill(pool_[index].begin(), pool_[index].end(), uint8_t{0xEE});
+      free_.push_back(index);
+    }
+    staying_.clear();
   }
 
   void drive(uint32_t index) {
@@ -495,6 +512,8 @@ class Network {
   std::priority_queue<Flying, std::vector<Flying>, Later> flying_;
   std::vector<std::vector<uint8_t>> pool_;
   std::vector<std::size_t> free_;
+  std::vector<std::size_t> staying_;  ///< what the server may still read
+  std::size_t stay_ = 1;              ///< how many of them before it has to settle
   std::vector<uint8_t> scratch_;
   std::vector<Script> scripts_;
 };

@@ -5,7 +5,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <random>
+#include <span>
 #include <vector>
 
 namespace laconic::server {
@@ -362,6 +365,103 @@ TEST(Slots, HoldersAreAskedInTurn) {
   EXPECT_EQ(asked, (std::vector<uint32_t>{0, 2, 0, 2}));
 }
 
+// ---- payloads that stay ----
+
+/// Settings whose sums of `world` workers fit into their lanes.
+wire::JobSettings small_sums(uint8_t world, uint8_t needed) {
+  wire::JobSettings s = settings(world, needed);
+  s.table_size = 4;
+  s.code_bits = 2;
+  s.lanes = 16;
+  return s;
+}
+
+TEST(Slots, WhatStaysIsInTheSumWhenItClosesOrIsSettled) {
+  Machine m(settings(3, 3));
+  std::vector<std::vector<uint8_t>> payloads;
+  for (const uint8_t code : std::to_array<uint8_t>({0x11, 0x22, 0x33}))
+    payloads.emplace_back(4, code);
+  const auto stays = [&](uint32_t worker, uint64_t number) {
+    return m.slots.add(0, {worker, number, 7, 0, 0, payloads[worker], true});
+  };
+  for (uint32_t w = 0; w < 3; ++w) EXPECT_EQ(stays(w, 0), Verdict::added);
+  EXPECT_FALSE(m.slots.owes());
+  EXPECT_EQ(m.lane(0), 1U + 2U + 3U);
+  EXPECT_EQ(stays(0, 1), Verdict::added);
+  EXPECT_EQ(stays(1, 1), Verdict::added);
+  EXPECT_EQ(stays(1, 1), Verdict::duplicate);
+  EXPECT_TRUE(m.slots.owes());
+  EXPECT_EQ(m.slots.slot(1).added, 2);
+  m.slots.settle();
+  EXPECT_FALSE(m.slots.owes());
+  for (auto& payload : payloads) std::fill(payload.begin(), payload.end(), 0xFF);
+  EXPECT_EQ(m.add(2, 1), Verdict::added);
+  EXPECT_EQ(m.lane(1), 1U + 2U + 3U);
+  EXPECT_EQ(m.lane(0), 1U + 2U + 3U);
+}
+
+TEST(Slots, ADeadlineClosesWithWhatStays) {
+  Machine m(settings(3, 2));
+  const std::vector<uint8_t> one(4, 0x11), two(4, 0x22);
+  m.slots.add(0, {0, 0, 7, 0, 0, one, true});
+  m.slots.add(1, {1, 0, 7, 0, 0, two, true});
+  m.slots.tick(kDeadline);
+  ASSERT_TRUE(m.closed(0));
+  EXPECT_EQ(m.lane(0), 3U);
+  EXPECT_FALSE(m.slots.owes());
+}
+
+/// The same contributions to two machines: payloads of one are gone behind each call, those of the
+/// other stay until it is told to settle.
+TEST(Slots, WhetherPayloadsStayIsNotToBeSeen) {
+  std::mt19937 random(17);
+  const auto below = [&](uint32_t n) { return static_cast<uint32_t>(random() % n); };
+  for (int round = 0; round < 200; ++round) {
+    const auto world = static_cast<uint8_t>(1 + below(20));
+    const auto needed = static_cast<uint8_t>(1 + below(world));
+    Machine now(small_sums(world, needed)), later(small_sums(world, needed));
+    std::vector<std::vector<uint8_t>> staying;
+    staying.reserve(400);
+    Time time = 0;
+    for (int step = 0; step < 400; ++step) {
+      time += below(4) == 0 ? kDeadline / 4 : 1;
+      const uint32_t w = below(world);
+      const uint64_t number = now.slots.floor() + below(10);
+      const uint8_t kinds[] = {0, 0, 0, 0, wire::kEmpty, wire::kTrouble};
+      const bool values = number % 4 == 3;
+      const auto flags = static_cast<uint8_t>(kinds[below(6)] | (values ? wire::kValues : 0));
+      const bool empty = (flags & wire::kEmpty) != 0;
+      std::vector<uint8_t> payload(empty ? 0 : values ? 16 : 4);
+      for (auto& byte : payload) byte = static_cast<uint8_t>(random());
+      staying.push_back(payload);
+      const Verdict verdict = now.slots.add(time, {w, number, 7, 3, flags, payload});
+      const bool stays = below(8) != 0;
+      ASSERT_EQ(later.slots.add(time, {w, number, 7, 3, flags, staying.back(), stays}), verdict);
+      if (below(10) == 0) {
+        later.slots.settle();
+        for (auto& gone : staying) std::fill(gone.begin(), gone.end(), 0xEE);
+      }
+      if (below(6) == 0) {
+        now.slots.tick(time);
+        later.slots.tick(time);
+      }
+      ASSERT_TRUE(std::ranges::equal(now.slots.newly_closed(), later.slots.newly_closed()));
+      for (const uint64_t closed : now.slots.newly_closed()) {
+        const Slot &a = now.slots.slot(closed), &b = later.slots.slot(closed);
+        ASSERT_TRUE(std::ranges::equal(now.slots.sum(a), later.slots.sum(b))) << closed;
+        ASSERT_EQ(a.bitmap, b.bitmap);
+        ASSERT_EQ(a.added, b.added);
+        ASSERT_EQ(a.flags, b.flags);
+      }
+      now.slots.forget_closed();
+      later.slots.forget_closed();
+      const uint32_t reader = below(world);
+      const bool taken = now.slots.acknowledge(reader, now.slots.front());
+      ASSERT_EQ(later.slots.acknowledge(reader, later.slots.front()), taken);
+    }
+  }
+}
+
 // ---- the sum itself ----
 
 /// Codes read from one string of bits.
@@ -375,10 +475,12 @@ uint32_t code_of(const std::vector<uint8_t>& codes, uint32_t bits, std::size_t i
 
 void check_sums(const wire::JobSettings& s, Isa isa, std::mt19937& random) {
   const Adder adder(s, isa);
+  std::vector<std::vector<uint8_t>> all;
   std::vector<uint8_t> lanes(s.lane_bytes(), 0xEE), codes(s.code_bytes());  // from a sum before
   std::vector<uint32_t> want(s.lanes);
   for (int worker = 0; worker < s.world; ++worker) {
     for (auto& byte : codes) byte = static_cast<uint8_t>(random());
+    all.push_back(codes);
     if (worker == 0) adder.set_codes(codes.data(), lanes.data());
     if (worker != 0) adder.add_codes(codes.data(), lanes.data());
     for (std::size_t i = 0; i < s.lanes; ++i) {
@@ -389,6 +491,15 @@ void check_sums(const wire::JobSettings& s, Isa isa, std::mt19937& random) {
   for (std::size_t i = 0; i < s.lanes; ++i) {
     const uint32_t got = s.lane_bits == 8 ? lanes[i] : load<uint16_t>(lanes.data() + 2 * i);
     ASSERT_EQ(got, want[i]) << s.code_bits << " bits, lane " << i << " of " << s.lanes;
+  }
+  // At once, and in two parts.
+  std::vector<const uint8_t*> places;
+  for (const auto& one : all) places.push_back(one.data());
+  for (std::size_t first = 1; first <= all.size(); ++first) {
+    std::vector<uint8_t> together(s.lane_bytes(), 0xEE);
+    adder.add_all(std::span(places).first(first), true, together.data());
+    if (first < all.size()) adder.add_all(std::span(places).subspan(first), false, together.data());
+    ASSERT_EQ(together, lanes) << s.code_bits << " bits, " << first << " first";
   }
 }
 

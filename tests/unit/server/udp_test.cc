@@ -8,6 +8,8 @@
 #include <netinet/in.h>
 #include <sched.h>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstdlib>
 #include <string>
@@ -365,6 +367,144 @@ TEST(Group, BringsWhatTheServersAddressSends) {
     EXPECT_FALSE(agg::same_address(from, server)) << "another port";
   });
   EXPECT_EQ(heard, std::vector<std::string>{"127.0.0.1"});
+}
+
+/// A worker that sends what it is told to, by blocking calls.
+class RawWorker {
+ public:
+  RawWorker(const std::string& server, Io io, uint8_t rank, const wire::JobSettings& job)
+      : rank_(rank),
+        job_(job),
+        socket_(*agg::Socket::connected(*agg::parse_endpoint(server), io)),
+        receiver_(io) {}
+  void hello() {
+    std::array<uint8_t, wire::kMaxEnrolmentBytes> bytes{};
+    post({bytes.data(), wire::write_hello(me(), bytes.data())});
+    wire::Challenge challenge;
+    ASSERT_EQ(wire::parse_challenge(next(), &challenge), wire::DatagramFault::none);
+    wire::Enrolment e;
+    e.from = me();
+    e.epoch = challenge.epoch;
+    e.nonce = challenge.nonce;
+    e.settings = job_;
+    const std::vector<uint8_t> held(job_.ring / 8U);
+    e.held = held;
+    const auto key = wire::enrolment_key({}, me(), e.epoch, e.nonce);
+    post({bytes.data(), wire::write_enrolment(e, key, bytes.data())});
+    key_ = wire::job_key({}, me().job, e.epoch);
+    epoch_ = static_cast<uint16_t>(e.epoch);
+  }
+  void data(uint64_t number, const std::vector<uint8_t>& codes) {
+    wire::UpHeader h;
+    h.job = static_cast<uint32_t>(me().job);
+    h.granule = static_cast<uint32_t>(number);
+    h.epoch = epoch_;
+    h.ahead = static_cast<uint16_t>(number);
+    h.worker = rank_;
+    std::vector<uint8_t> bytes(wire::kUpHeaderBytes);
+    wire::write_up(h, key_, wire::era_of(number), codes, bytes.data());
+    bytes.insert(bytes.end(), codes.begin(), codes.end());
+    post(bytes);
+  }
+  /// The next datagram; empty: none within a second.
+  std::vector<uint8_t> next() {
+    for (const auto end = Clock::now() + seconds(1); waiting_.empty() && Clock::now() < end;) {
+      receiver_.receive(socket_, [&](const agg::Endpoint&, Bytes one) {
+        waiting_.emplace_back(one.begin(), one.end());
+      });
+    }
+    if (waiting_.empty()) return {};
+    std::vector<uint8_t> first = std::move(waiting_.front());
+    waiting_.erase(waiting_.begin());
+    return first;
+  }
+
+ private:
+  [[nodiscard]] wire::Applicant me() const { return {77, 770U + rank_, 1, rank_}; }
+  void post(Bytes bytes) {
+    EXPECT_EQ(::send(socket_.fd(), bytes.data(), bytes.size(), 0),
+              static_cast<ssize_t>(bytes.size()));
+  }
+  uint8_t rank_;
+  wire::JobSettings job_;
+  agg::Socket socket_;
+  agg::Receiver receiver_;
+  wire::SipKey key_{};
+  uint16_t epoch_ = 0;
+  std::vector<std::vector<uint8_t>> waiting_;
+};
+
+// More than what the server receives into, from one worker: sums are begun before the other's come.
+TEST_P(Udp, SumsAreThoseOfCodesWhoseMemoryWasUsedAgain) {
+  Serving server(GetParam());
+  wire::JobSettings job = job_of(2);
+  job.lanes = 8192;
+  job.ring = 1024;
+  std::vector<RawWorker> workers;
+  for (uint8_t rank = 0; rank < 2; ++rank)
+    workers.emplace_back(server.address(), GetParam(), rank, job);
+  for (RawWorker& worker : workers) worker.hello();
+  for (RawWorker& worker : workers) {
+    wire::Welcome welcome;
+    do {
+      ASSERT_EQ(wire::parse_welcome(worker.next(), &welcome), wire::DatagramFault::none);
+    } while (!welcome.complete);
+  }
+  constexpr uint64_t kMany = 600;
+  const auto codes_of = [](uint8_t rank, uint64_t number) {
+    return std::vector<uint8_t>(4096, static_cast<uint8_t>(17 * ((number + 3U * rank) % 7)));
+  };
+  for (uint64_t number = 0; number < kMany; ++number) {
+    workers[0].data(number, codes_of(0, number));
+    if (number % 20 == 19) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  for (uint64_t number = 0; number < kMany; ++number) {
+    std::vector<uint8_t> result;
+    for (int tries = 0; tries < 5 && result.empty(); ++tries) {
+      if (tries != 0) workers[0].data(number, codes_of(0, number));  // it was lost
+      workers[1].data(number, codes_of(1, number));
+      do {
+        result = workers[1].next();
+      } while (result.size() == wire::kDownHeaderBytes);  // are you there?
+    }
+    ASSERT_EQ(result.size(), wire::kDownHeaderBytes + 8192) << number;
+    ASSERT_EQ(load<uint32_t>(result.data() + 8), number);
+    const auto want = static_cast<uint8_t>(number % 7 + (number + 3) % 7);
+    ASSERT_EQ(std::count(result.begin() + wire::kDownHeaderBytes, result.end(), want), 8192)
+        << number;
+  }
+}
+
+TEST_P(Udp, WhatIsKeptStaysWhileMoreIsReceived) {
+  const auto listener = agg::Socket::bound(*agg::parse_endpoint("127.0.0.1:0"), GetParam());
+  ASSERT_TRUE(listener);
+  const auto sender = agg::Socket::connected(*listener->local(), GetParam());
+  ASSERT_TRUE(sender);
+  agg::Receiver receiver(GetParam());
+  const std::size_t rooms = GetParam() == Io::gso ? 16 : 64;
+  const auto receive = [&](uint8_t what) {
+    const std::vector<uint8_t> sent(1000, what);
+    EXPECT_EQ(::send(sender->fd(), sent.data(), sent.size(), 0), 1000);
+    Bytes got;
+    EXPECT_EQ(receiver.receive(
+                  *listener, [&](const agg::Endpoint&, Bytes one) { got = one; }, 1),
+              1);
+    return got;
+  };
+  std::vector<Bytes> kept{receive(1)};
+  while (kept.size() < 70 * rooms && receiver.keep(1)) {
+    kept.push_back(receive(static_cast<uint8_t>(kept.size() + 1)));
+  }
+  EXPECT_GT(kept.size(), rooms) << "short ones lie close together";
+  EXPECT_FALSE(receiver.keep(rooms));
+  for (std::size_t i = 0; i < kept.size(); ++i) {
+    ASSERT_EQ(kept[i].size(), 1000U);
+    const auto what = static_cast<uint8_t>(i + 1);
+    EXPECT_TRUE(std::all_of(kept[i].begin(), kept[i].end(), [=](uint8_t b) { return b == what; }));
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(kept[i].data()) % 64, 0U) << "a line begins there";
+  }
+  receiver.rewind();
+  EXPECT_EQ(receive(0xEE).data(), kept[0].data());
 }
 
 TEST(UdpServer, AGroupIsAMulticastAddressOfTheServersFamily) {
