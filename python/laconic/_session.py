@@ -26,8 +26,6 @@ def no_span(_name):
 
 STRATEGIES = {"auto": 0, "native_sum": 1, "gather_all": 2, "two_shot": 3, "server_sum": 4}
 PEER_FAILED, ENGINE_FAILED, RESIDUALS_LEFT = (errors.CODES[name] for name in ("peer_failed", "engine_failed", "residuals_left"))
-#: what the number of a flush's steps is more by where a law has begun it
-LAWS_RELEASE = 65536
 
 
 def engine_failed(error: BaseException) -> LaconicError:
@@ -306,7 +304,7 @@ class CSession:
         for name, address, _ in self.entries():
             if name == "state/flush":
                 asked, left = (ctypes.c_float * 2).from_address(address)
-                return int(asked), int(left) % LAWS_RELEASE
+                return int(asked), int(left)
         return 0, 0
 
     def explain(self) -> dict:

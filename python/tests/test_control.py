@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -228,6 +229,41 @@ def test_a_replay_is_killed_and_resumed(pools, tmp_path):
     hashes = pools(3).run(training.resume, spec="topk:ratio=0.2", buckets=2, before=10, after=14,
                           attach_options={"control": f"replay:{file}"})
     assert {tuple(found) for found in hashes} == {(recorded[0][0],) * 2}
+
+
+def _beside(steps, save_at=None):
+    """Two rules, of which the call's alone may move: the state is saved, the run thrown away and resumed before step `save_at`."""
+    rules = [{"match": "hidden.*", "spec": "topk:ratio=0.1", "control": "fixed"}]
+    attached = {"control": "dc2:deadline_ms=100000,max=0.12", "rules": rules}
+    build = functools.partial(training.build, dist.group.WORLD, "topk:ratio=0.1", attach_options=attached)
+    ddp, handle, optimizer = build()
+    seen = []
+    for step in range(steps):
+        if step == save_at:
+            saved = ddp.module.state_dict(), optimizer.state_dict(), handle.state_dict()
+            handle.close()
+            ddp, handle, optimizer = build()
+            for each, state in zip((ddp.module, optimizer, handle), saved, strict=True):
+                each.load_state_dict(state)
+        training.step_once(ddp, optimizer, dist.get_rank(), step)
+        seen.append([s["strategy"] for s in handle.explain()["settings"]])
+    found = seen, handle.stats(), training.digest(ddp), len(handle.explain()["parameters"])
+    handle.close()
+    return found
+
+
+def test_one_rule_takes_float32_beside_another(pools):
+    results = pools(3).run(_beside, steps=34)
+    for seen, stats, digest, _ in results:
+        last = [strategies[-1] for strategies in seen]
+        taken = last.index("uncompressed")
+        assert 10 < taken < 30 and set(last[taken:]) == {"uncompressed"}
+        assert "uncompressed" not in {strategies[0] for strategies in seen}
+        assert digest == results[0][2] and stats["reports_missing"] == stats["held_steps"] == stats["fallbacks"] == 0
+        assert stats["residual_norm"] > 0
+    # In the middle of what it takes to send the residuals.
+    for seen, _, digest, _ in pools(3).run(_beside, steps=34, save_at=results[0][0].index(results[0][0][-1]) + 1):
+        assert seen[-1] == results[0][0][-1] and digest
 
 
 def _record_refusal(by_rank):

@@ -17,9 +17,15 @@ namespace {
 
 constexpr uint64_t kStateVersion = 1;
 constexpr std::size_t kHead = 2;      // words: version, configuration
-constexpr std::size_t kPerRule = 2;   // words: value, uncompressed
+constexpr std::size_t kPerRule = 2;   // words: value, path
 constexpr std::size_t kPerClass = 3;  // words of a size of History
 constexpr std::size_t kHistory = kPerClass * std::tuple_size_v<decltype(History::classes)>;
+
+/// A rule's path in a word: 0, or 1 and the step of the decision for float32.
+uint64_t path_word(bool uncompressed, uint64_t turned) {
+  return uncompressed ? 1 | turned << 1U : 0;
+}
+bool is_path(uint64_t word) { return word == 0 || (word & 1U) != 0; }
 
 Error nothing_to_move(const Controlled& rule) {
   return {
@@ -130,7 +136,7 @@ Result<void> Controller::add(std::size_t rule) {
     bounds = *bounded;
   }
   const Range range = bounds.value_or(Range{});
-  places_.push_back({given.range ? given.range->start : 0, false, state_.size()});
+  places_.push_back({given.range ? given.range->start : 0, false, 0, state_.size()});
   state_.resize(state_.size() + control->law->words);
   control->law->start(*control, range, std::span(state_).subspan(places_[rule].state));
   controls_.push_back(*std::move(control));
@@ -171,8 +177,8 @@ std::span<const Decision> Controller::observe(const Observation& seen) {
     if (!bounds_[i] || (law.info.observes && !seen.usable())) continue;
     Place& place = places_[i];
     const Position at{
-        controls_[i], *bounds_[i],       history_, recorded_, static_cast<uint32_t>(i),
-        place.value,  place.uncompressed};
+        controls_[i], *bounds_[i],        history_,           recorded_, static_cast<uint32_t>(i),
+        place.value,  place.uncompressed, may_turn(seen.step)};
     const Move move = law.step(at, std::span(state_).subspan(place.state, law.words), seen);
     // Whatever a law or a record asks for.
     const bool number = move.value == move.value;
@@ -187,17 +193,26 @@ std::span<const Decision> Controller::observe(const Observation& seen) {
                           move.uncompressed, move.reason, move.slowdown, seen.network_s,
                           move.target_s, parts});
     place.value = value;
+    if (turns) place.turned = seen.step;
     place.uncompressed = move.uncompressed;
     ++counts_.changes;
   }
   return decisions_;
 }
 
+/// Whether float32 fits is judged by what is seen: one rule after the other, or two would take the
+/// same room. A decision holds from kDelay steps behind it, and is seen one step later.
+bool Controller::may_turn(uint64_t step) const noexcept {
+  return std::ranges::none_of(
+      places_, [step](const Place& p) { return p.uncompressed && step <= p.turned + kDelay; });
+}
+
 bool Controller::dense(std::size_t rule) const noexcept {
   if (!bounds_[rule] || bounds_[rule]->dense_bytes == 0) return false;
   if (controls_[rule].file.empty()) return controls_[rule].law->info.dense;
-  return std::ranges::any_of(
-      recorded_, [rule](const Decision& d) { return d.rule == rule && d.uncompressed; });
+  return std::ranges::any_of(recorded_, [rule](const Decision& d) {
+           return d.rule == rule && d.uncompressed;
+         });
 }
 
 bool Controller::moves() const noexcept {
@@ -240,7 +255,7 @@ void Controller::save(std::span<uint64_t> words) const noexcept {
   words[at++] = configuration_;
   for (const Place& place : places_) {
     words[at++] = std::bit_cast<uint64_t>(place.value);
-    words[at++] = place.uncompressed ? 1 : 0;
+    words[at++] = path_word(place.uncompressed, place.turned);
   }
   for (const uint64_t word : state_) words[at++] = word;
   for (const History::Class& c : history_.classes) {
@@ -250,13 +265,13 @@ void Controller::save(std::span<uint64_t> words) const noexcept {
   }
 }
 
-bool Controller::valid(std::size_t rule, uint64_t value, uint64_t uncompressed,
+bool Controller::valid(std::size_t rule, uint64_t value, uint64_t path,
                        std::span<const uint64_t> state) const {
   const auto x = std::bit_cast<double>(value);
-  if (uncompressed > 1) return false;
-  if (!bounds_[rule]) return uncompressed == 0 && x == places_[rule].value;
+  if (!is_path(path)) return false;
+  if (!bounds_[rule]) return path == 0 && x == places_[rule].value;
   const Range& r = *bounds_[rule];
-  if (uncompressed == 1 && !dense(rule)) return false;
+  if (path != 0 && !dense(rule)) return false;
   const bool fits = x >= r.min && x <= r.max && (!r.whole || x == std::floor(x));
   return fits && controls_[rule].law->valid(controls_[rule], r, state);
 }
@@ -291,6 +306,7 @@ Result<void> Controller::load(std::span<const uint64_t> words) {
   for (std::size_t i = 0; i < rules_.size(); ++i) {
     places_[i].value = std::bit_cast<double>(places[kPerRule * i]);
     places_[i].uncompressed = places[kPerRule * i + 1] != 0;
+    places_[i].turned = places[kPerRule * i + 1] >> 1U;
   }
   return {};
 }

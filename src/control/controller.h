@@ -76,6 +76,7 @@ class Controller {
   struct Place {
     double value = 0;
     bool uncompressed = false;
+    uint64_t turned = 0;    // the step of the decision that made it so
     std::size_t state = 0;  // its first word in state_
   };
 
@@ -83,8 +84,9 @@ class Controller {
   Result<void> add(std::size_t rule);
   void follow_record(std::size_t rule);
   [[nodiscard]] uint64_t configuration() const;
-  [[nodiscard]] bool valid(std::size_t rule, uint64_t value, uint64_t uncompressed,
+  [[nodiscard]] bool valid(std::size_t rule, uint64_t value, uint64_t path,
                            std::span<const uint64_t> state) const;
+  [[nodiscard]] bool may_turn(uint64_t step) const noexcept;
   [[nodiscard]] std::span<const uint64_t> state_of(std::size_t rule) const noexcept;
 
   std::vector<Controlled> rules_;

@@ -25,27 +25,19 @@ struct Path {
   bool now = false;   // uncompressed
   bool next = false;  // likewise
   uint32_t parts = 0;
+  uint32_t left = 0;
 
   [[nodiscard]] uint64_t word() const noexcept {
-    return (now ? 1U : 0U) | (next ? 2U : 0U) | uint64_t{parts} << 2U;
+    return (now ? 1U : 0U) | (next ? 2U : 0U) | uint64_t{parts} << 2U | uint64_t{left} << 32U;
   }
   static Path of(uint64_t word) noexcept {
-    return {(word & 1U) != 0, (word & 2U) != 0, static_cast<uint32_t>(word >> 2U)};
+    return {(word & 1U) != 0, (word & 2U) != 0, static_cast<uint32_t>(word) >> 2U,
+            static_cast<uint32_t>(word >> 32U)};
   }
-  static bool valid(uint64_t word) noexcept { return word >> 2U <= control::kMostParts; }
+  [[nodiscard]] bool valid() const noexcept {
+    return parts <= control::kMostParts && left <= (now ? control::kMostParts : 0);
+  }
 };
-
-/// The only class of which anything is compressed: a bucket holds no other's units, so that it can
-/// go uncompressed as a whole.
-std::optional<uint32_t> alone(const collective::Model& model) {
-  std::optional<uint32_t> found;
-  for (uint32_t c = 0; c < model.classes(); ++c) {
-    if (!model.has_units(c)) continue;
-    if (found) return {};
-    found = c;
-  }
-  return found;
-}
 
 /// NaN where it says nothing.
 template <class M>
@@ -70,6 +62,21 @@ control::RecordedRun run_of(const collective::Model& model, std::span<const Rule
     rule.elements += model.parameters()[p].count();
   }
   return run;
+}
+
+/// What a rank receives for a class that is at the end of its control's bounds where it sends most;
+/// 0: they are none.
+uint64_t most_bytes(collective::Model& model, uint32_t of, const Field& field,
+                    const control::Controlled& made) {
+  const auto control = control::parse_control(made.control);
+  if (!control || !control->law->info.moves) return 0;
+  const auto bounds = control->law->bound(*control, *made.range);
+  if (!bounds) return 0;
+  const double now = field.get(model.spec(of).params());
+  model.move(of, field, control::most(*bounds));
+  const uint64_t bytes = model.bytes_of_class(of);
+  model.move(of, field, now);
+  return bytes;
 }
 
 /// What the records that `run` names decide for the rules that name them.
@@ -147,7 +154,8 @@ Result<Steering> Steering::create(collective::Model& model, std::string_view con
       const bool gathers = model.choice(c).strategy == collective::StrategyKind::gather_all;
       made.range =
           control::range_of(*field, field->get(model.spec(c).params()), gathers ? world : 1);
-      if (alone(model) == c) made.range->dense_bytes = model.dense_bytes_of_class(c);
+      made.range->dense_bytes = model.dense_bytes_of_class(c);
+      made.range->most_bytes = most_bytes(model, c, *field, made);
       classes[c].field = field;
     } else {
       made.still = why_still(model, c);
@@ -171,7 +179,7 @@ Result<Steering> Steering::create(collective::Model& model, std::string_view con
     classes[c].most = control::most(*bounds);
     classes[c].value = steering.controller_.value(c);
     model.limit(c, *classes[c].field, bounds->min, bounds->max);
-    if (steering.controller_.dense(c)) model.open_dense();
+    if (steering.controller_.dense(c)) model.open_dense(c);
   }
   steering.classes_ = std::move(classes);
   for (uint32_t c = 0; c < model.classes(); ++c)
@@ -267,16 +275,14 @@ Result<bool> Steering::begin_step(uint64_t step, collective::Model& model, std::
   auto loaded = take_loaded(model, moved);
   if (!loaded) return loaded;
   note_settings();
-  release_ = 0;
-  back_ = false;
   bool any = *loaded;
   for (uint32_t i = 0; i < classes_.size(); ++i) {
     Class& c = classes_[i];
+    if (c.left != 0) --c.left;
     if (c.from == 0 || c.from > step) continue;
     c.from = 0;
     if (c.next == c.value && c.next_uncompressed == c.uncompressed) continue;
-    if (c.next_uncompressed && !c.uncompressed) release_ = c.parts;
-    back_ = back_ || (c.uncompressed && !c.next_uncompressed);
+    if (c.next_uncompressed != c.uncompressed) c.left = c.next_uncompressed ? c.parts : 0;
     c.uncompressed = c.next_uncompressed;
     c.value = c.next;
     c.since = step;
@@ -293,6 +299,12 @@ Result<bool> Steering::begin_step(uint64_t step, collective::Model& model, std::
   }
   save();
   return any;
+}
+
+uint32_t Steering::release_steps_left() const noexcept {
+  uint32_t most = 0;
+  for (const Class& c : classes_) most = std::max(most, c.left);
+  return most == 0 ? 0 : most - 1;
 }
 
 void Steering::set_hash() {
@@ -322,8 +334,7 @@ Result<bool> Steering::take_loaded(collective::Model& model, std::vector<bool>& 
     };
     const Path path = Path::of(at[4]);
     const bool closed = (path.now || path.next) && !controller_.dense(i);
-    if (!inside(at[0]) || (at[3] != 0 && !inside(at[2])) || closed || !Path::valid(at[4]))
-      return corrupt;
+    if (!inside(at[0]) || (at[3] != 0 && !inside(at[2])) || closed || !path.valid()) return corrupt;
   }
   if (auto ok = controller_.load(std::span(words_).subspan(own)); !ok) return std::move(ok).error();
   const auto of_laws = std::span(words_).subspan(own);
@@ -341,6 +352,7 @@ Result<bool> Steering::take_loaded(collective::Model& model, std::vector<bool>& 
     c.uncompressed = path.now;
     c.next_uncompressed = path.next;
     c.parts = path.parts;
+    c.left = path.left;
     c.last.reset();
     if (c.field == nullptr) continue;
     move(model, i, c.value);
@@ -364,7 +376,7 @@ void Steering::save() {
     at[1] = c.since;
     at[2] = std::bit_cast<uint64_t>(c.next);
     at[3] = c.from;
-    at[4] = Path{c.uncompressed, c.next_uncompressed, c.parts}.word();
+    at[4] = Path{c.uncompressed, c.next_uncompressed, c.parts, c.left}.word();
   }
   controller_.save(std::span(words_).subspan(own));
   control::words_to_floats(words_, saved_);
