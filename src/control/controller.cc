@@ -47,6 +47,11 @@ Error corrupt() {
           "resume from another checkpoint"};
 }
 
+Error of_others() {
+  return {Errc::state_spec, "the state of the control is that of other rules or controls",
+          "resume with the control and the rules that it was saved under"};
+}
+
 /// Three digits are enough for people.
 std::string short_text(double x) {
   if (x == 0 || !std::isfinite(x)) return "0";
@@ -210,7 +215,7 @@ bool Controller::may_turn(uint64_t step) const noexcept {
 bool Controller::dense(std::size_t rule) const noexcept {
   if (!bounds_[rule] || bounds_[rule]->dense_bytes == 0) return false;
   if (controls_[rule].file.empty()) return controls_[rule].law->info.dense;
-  return std::ranges::any_of(recorded_, [rule](const Decision& d) {
+  return rules_[rule].was_dense || std::ranges::any_of(recorded_, [rule](const Decision& d) {
            return d.rule == rule && d.uncompressed;
          });
 }
@@ -281,10 +286,7 @@ Result<void> Controller::load(std::span<const uint64_t> words) {
     return Error{Errc::state_version, "the state of the control is of another version",
                  "resume with the version that saved it"};
   }
-  if (words[1] != configuration_) {
-    return Error{Errc::state_spec, "the state of the control is that of other rules or controls",
-                 "resume with the control and the rules that it was saved under"};
-  }
+  if (!saved(words)) return of_others();
   if (words.size() != state_words()) return corrupt();
   const auto places = words.subspan(kHead, kPerRule * rules_.size());
   const auto state = words.subspan(kHead + places.size(), state_.size());
@@ -308,6 +310,24 @@ Result<void> Controller::load(std::span<const uint64_t> words) {
     places_[i].uncompressed = places[kPerRule * i + 1] != 0;
     places_[i].turned = places[kPerRule * i + 1] >> 1U;
   }
+  return {};
+}
+
+Result<void> Controller::follow(const Controller& recorded) {
+  if (recorded.rules() != rules()) return of_others();
+  const auto repeats = [&](std::size_t i) { return !controls_[i].file.empty(); };
+  for (std::size_t i = 0; i < rules_.size(); ++i) {
+    const bool same = recorded.text(i) == text(i) && recorded.bounds_[i] == bounds_[i];
+    if (!repeats(i) && !same) return of_others();
+  }
+  for (std::size_t i = 0; i < rules_.size(); ++i) {
+    const Place& there = recorded.places_[i];
+    places_[i] = {there.value, there.uncompressed, there.turned, places_[i].state};
+    if (repeats(i)) continue;
+    std::ranges::copy(recorded.state_of(i),
+                      state_.begin() + static_cast<std::ptrdiff_t>(places_[i].state));
+  }
+  history_ = recorded.history_;
   return {};
 }
 

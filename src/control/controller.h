@@ -23,6 +23,7 @@ struct Controlled {
   std::optional<Range> range;  ///< of the codec's marked field, if it has one
   double first = 0;            ///< of a replay: the value in the first step; 0: the spec's
   std::string still{};         ///< why there is no range; empty: the codec has no such field
+  bool was_dense = false;      ///< of a replay: the recorded law might turn to float32
 
   bool operator==(const Controlled&) const = default;
 };
@@ -71,6 +72,15 @@ class Controller {
   [[nodiscard]] std::size_t state_words() const noexcept;
   void save(std::span<uint64_t> words) const noexcept;
   Result<void> load(std::span<const uint64_t> words);
+  /// These words were saved under the same rules and controls.
+  [[nodiscard]] bool saved(std::span<const uint64_t> words) const noexcept {
+    return words.size() > 1 && words[1] == configuration_;
+  }
+  /// Goes on where a run is whose decisions this one repeats. Refused, and nothing is taken, where
+  /// some rule does not repeat and has another control.
+  Result<void> follow(const Controller& recorded);
+  /// What `replay` repeats, by step.
+  [[nodiscard]] std::span<const Decision> recorded() const noexcept { return recorded_; }
 
  private:
   struct Place {

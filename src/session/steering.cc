@@ -82,12 +82,15 @@ uint64_t most_bytes(collective::Model& model, uint32_t of, const Field& field,
 /// What the records that `run` names decide for the rules that name them.
 struct Records {
   std::vector<control::Decision> decisions;
-  std::vector<double> first;     // by class
-  std::vector<uint64_t> hashes;  // by class; 0: it replays none
+  std::vector<double> first;               // by class
+  std::vector<uint64_t> hashes;            // by class; 0: it replays none
+  std::vector<control::Controlled> rules;  // as they were recorded; none: by several records
 };
 Result<Records> read_records(const control::RecordedRun& run) {
-  Records records{{}, std::vector<double>(run.rules.size()), {}};
+  Records records{{}, std::vector<double>(run.rules.size()), {}, {}};
   records.hashes.resize(run.rules.size());
+  uint64_t only = 0;
+  bool several = false;
   for (uint32_t c = 0; c < run.rules.size(); ++c) {
     const auto parsed = control::parse_control(run.rules[c].control);
     if (!parsed || parsed->file.empty()) continue;  // whose trouble others tell
@@ -102,11 +105,30 @@ Result<Records> read_records(const control::RecordedRun& run) {
     const auto replayed = control::decisions_for(*record, run);
     if (!replayed) return named(replayed.error());
     records.hashes[c] = hash64(*text);
+    several = several || (only != 0 && only != records.hashes[c]);
+    only = records.hashes[c];
+    records.rules = replayed->rules;
     if (!replayed->first.empty()) records.first[c] = replayed->first[c];
     std::ranges::copy_if(replayed->decisions, std::back_inserter(records.decisions),
                          [c](const control::Decision& d) { return d.rule == c; });
   }
+  if (several) records.rules.clear();
   return records;
+}
+
+/// Might its recorded law turn to float32?
+bool may_be_dense(const std::vector<control::Controlled>& recorded, uint32_t of) {
+  if (of >= recorded.size()) return false;
+  const auto control = control::parse_control(recorded[of].control);
+  return control && control->law->info.dense;
+}
+
+/// What decided in the recorded run: a state that it saved is read by this.
+std::optional<control::Controller> origin_of(const Records& records) {
+  if (records.rules.empty()) return {};
+  auto made = control::Controller::create(records.rules, records.decisions);
+  if (!made) return {};
+  return *std::move(made);
 }
 
 /// A class's: its rule's, or else the call's.
@@ -165,11 +187,16 @@ Result<Steering> Steering::create(collective::Model& model, std::string_view con
   control::RecordedRun run = run_of(model, rules, controlled);
   auto records = read_records(run);
   if (!records) return std::move(records).error();
-  for (uint32_t c = 0; c < model.classes(); ++c) controlled[c].first = records->first[c];
+  for (uint32_t c = 0; c < model.classes(); ++c) {
+    controlled[c].first = records->first[c];
+    controlled[c].was_dense = records->hashes[c] != 0 && may_be_dense(records->rules, c);
+  }
+  auto origin = origin_of(*records);
   auto controller =
       control::Controller::create(std::move(controlled), std::move(records->decisions));
   if (!controller) return std::move(controller).error();
   Steering steering(*std::move(controller));
+  steering.origin_ = std::move(origin);
   steering.take_room_for_record(std::move(run), world);
   for (uint32_t c = 0; c < model.classes(); ++c) {
     classes[c].replayed = records->hashes[c];
@@ -177,7 +204,7 @@ Result<Steering> Steering::create(collective::Model& model, std::string_view con
     if (!bounds) classes[c].field = nullptr;
     if (!bounds) continue;
     classes[c].most = control::most(*bounds);
-    classes[c].value = steering.controller_.value(c);
+    classes[c].value = classes[c].first = steering.controller_.value(c);
     model.limit(c, *classes[c].field, bounds->min, bounds->max);
     if (steering.controller_.dense(c)) model.open_dense(c);
   }
@@ -188,7 +215,9 @@ Result<Steering> Steering::create(collective::Model& model, std::string_view con
   steering.bytes_ = steering.bytes_of(model);
   steering.set_hash();
   if (!steering.controller_.moves()) return steering;
-  steering.words_.resize(steering.controller_.state_words() + kHead + kPerClass * model.classes());
+  const size_t own = kHead + kPerClass * model.classes();
+  const size_t theirs = steering.origin_ ? steering.origin_->state_words() : 0;
+  steering.words_.resize(own + std::max(steering.controller_.state_words(), theirs));
   steering.loaded_.reserve(steering.controller_.state_words());
   auto saved = store.add(feedback::StateKind::codec_state, "control/laws",
                          control::kFloatsPerWord * steering.words_.size());
@@ -323,8 +352,13 @@ Result<bool> Steering::take_loaded(collective::Model& model, std::vector<bool>& 
   const Error corrupt{Errc::state_corrupt, "the state of the control is damaged",
                       "resume from another checkpoint"};
   if (!control::floats_to_words(saved_, words_)) return corrupt;
-  const size_t own = words_.size() - controller_.state_words();
+  const size_t own = kHead + kPerClass * classes_.size();
   const auto mine = std::span(words_).first(own);
+  const auto of_laws = std::span(words_).subspan(own);
+  const bool recorded = origin_ && !controller_.saved(of_laws) && origin_->saved(of_laws);
+  if (recorded) {
+    if (auto ok = take_origin(of_laws, mine[1]); !ok) return std::move(ok).error();
+  }
   for (uint32_t i = 0; i < classes_.size(); ++i) {
     const auto at = mine.subspan(kHead + kPerClass * i, kPerClass);
     const auto inside = [&](uint64_t word) {
@@ -336,9 +370,11 @@ Result<bool> Steering::take_loaded(collective::Model& model, std::vector<bool>& 
     const bool closed = (path.now || path.next) && !controller_.dense(i);
     if (!inside(at[0]) || (at[3] != 0 && !inside(at[2])) || closed || !path.valid()) return corrupt;
   }
-  if (auto ok = controller_.load(std::span(words_).subspan(own)); !ok) return std::move(ok).error();
-  const auto of_laws = std::span(words_).subspan(own);
-  loaded_.assign(of_laws.begin(), of_laws.end());
+  const auto state = of_laws.first(controller_.state_words());
+  if (auto ok = recorded ? controller_.follow(*origin_) : controller_.load(state); !ok)
+    return std::move(ok).error();
+  controller_.save(state);
+  loaded_.assign(state.begin(), state.end());
   version_ = static_cast<uint32_t>(mine[0]);
   steps_ = mine[1];
   for (uint32_t i = 0; i < classes_.size(); ++i) {
@@ -364,9 +400,30 @@ Result<bool> Steering::take_loaded(collective::Model& model, std::vector<bool>& 
   return true;
 }
 
+/// Of a run whose record is replayed, saved when `steps` steps had begun: what was decided up to
+/// then has to be what the record says.
+Result<void> Steering::take_origin(std::span<const uint64_t> words, uint64_t steps) {
+  if (auto ok = origin_->load(words.first(origin_->state_words())); !ok) return ok;
+  for (uint32_t i = 0; i < classes_.size(); ++i) {
+    if (classes_[i].replayed == 0 || !controller_.bounds(i)) continue;
+    double value = classes_[i].first;
+    bool uncompressed = false;
+    for (const control::Decision& d : controller_.recorded()) {
+      if (d.rule != i || d.step + 1 >= steps) continue;
+      value = d.to;
+      uncompressed = d.uncompressed;
+    }
+    if (origin_->value(i) == value && origin_->uncompressed(i) == uncompressed) continue;
+    return Error{Errc::state_spec, "the state was not saved in the run that the record is of",
+                 "replay the record of the run that saved it, or start from the beginning"};
+  }
+  return {};
+}
+
 void Steering::save() {
   if (saved_.empty()) return;  // nothing moves
-  const size_t own = words_.size() - controller_.state_words();
+  const size_t own = kHead + kPerClass * classes_.size();
+  std::fill(words_.begin(), words_.end(), uint64_t{0});
   words_[0] = version_;
   words_[1] = steps_;
   for (uint32_t i = 0; i < classes_.size(); ++i) {
@@ -378,7 +435,7 @@ void Steering::save() {
     at[3] = c.from;
     at[4] = Path{c.uncompressed, c.next_uncompressed, c.parts, c.left}.word();
   }
-  controller_.save(std::span(words_).subspan(own));
+  controller_.save(std::span(words_).subspan(own, controller_.state_words()));
   control::words_to_floats(words_, saved_);
   std::ranges::copy(saved_, written_.begin());
 }

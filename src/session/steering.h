@@ -118,6 +118,7 @@ class Steering {
     uint32_t left = 0;  // steps, this one included, in which residuals go out
     std::optional<control::Decision> last;
     uint64_t replayed = 0;  // hash of its record
+    double first = 0;       // value in the first step
   };
 
   explicit Steering(control::Controller controller) : controller_(std::move(controller)) {}
@@ -126,11 +127,13 @@ class Steering {
   void decide(uint64_t rounds);
   void note_settings();
   Result<bool> take_loaded(collective::Model& model, std::vector<bool>& moved);
+  Result<void> take_origin(std::span<const uint64_t> words, uint64_t steps);
   void save();
   [[nodiscard]] uint64_t bytes_of(const collective::Model& model) const;
   void set_hash();
 
   control::Controller controller_;
+  std::optional<control::Controller> origin_;  // of the run whose record is replayed
   std::vector<Class> classes_;
   std::vector<control::Report> silent_;  // of ranks that nobody has heard
   std::vector<control::Report> heard_;   // observed_ is made of them
