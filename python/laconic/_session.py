@@ -26,8 +26,8 @@ def no_span(_name):
 
 STRATEGIES = {"auto": 0, "native_sum": 1, "gather_all": 2, "two_shot": 3, "server_sum": 4}
 PEER_FAILED, ENGINE_FAILED, RESIDUALS_LEFT = (errors.CODES[name] for name in ("peer_failed", "engine_failed", "residuals_left"))
-#: what the number of a flush's steps is more by where a law has begun it, and the most steps of a flush and of a law's
-LAWS_RELEASE, MOST_STEPS, MOST_OF_LAWS = 65536, 65535, 64
+#: of a flush
+MOST_STEPS = 65535
 
 
 def engine_failed(error: BaseException) -> LaconicError:
@@ -329,8 +329,7 @@ class CSession:
         for name, address, _ in self.entries():
             if name == "state/flush":
                 left = (ctypes.c_float * 2).from_address(address)[1]
-                left, most = (left - LAWS_RELEASE, MOST_OF_LAWS) if left > LAWS_RELEASE else (left, MOST_STEPS)
-                return int(left) if 1 <= left <= most else 0
+                return int(left) if 1 <= left <= MOST_STEPS else 0
         return 0
 
     def explain(self) -> dict:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -228,6 +229,90 @@ def test_a_replay_is_killed_and_resumed(pools, tmp_path):
     hashes = pools(3).run(training.resume, spec="topk:ratio=0.2", buckets=2, before=10, after=14,
                           attach_options={"control": f"replay:{file}"})
     assert {tuple(found) for found in hashes} == {(recorded[0][0],) * 2}
+
+
+def _recorded_with_checkpoint(before, after, law, record, checkpoint, spec="topk:ratio=0.2", **build):
+    """A recorded run that saves its state before step `before`."""
+    ddp, handle, optimizer = training.build(dist.group.WORLD, spec, attach_options={"control": law, "record": record}, **build)
+    for step in range(before + after):
+        if step == before:
+            torch.save({"model": ddp.module.state_dict(), "optimizer": optimizer.state_dict(), "laconic": handle.state_dict()},
+                       f"{checkpoint}.{dist.get_rank()}")
+        training.step_once(ddp, optimizer, dist.get_rank(), step)
+    found = training.digest(ddp), handle.explain()["settings"]
+    handle.close()
+    return found
+
+
+def _replayed_from_checkpoint(before, after, record, checkpoint, spec="topk:ratio=0.2", **build):
+    ddp, handle, optimizer = training.build(dist.group.WORLD, spec, attach_options={"control": f"replay:{record}"}, **build)
+    saved = torch.load(f"{checkpoint}.{dist.get_rank()}", weights_only=False)
+    ddp.module.load_state_dict(saved["model"])
+    optimizer.load_state_dict(saved["optimizer"])
+    handle.load_state_dict(saved["laconic"])
+    for step in range(before, before + after):
+        training.step_once(ddp, optimizer, dist.get_rank(), step)
+    found = training.digest(ddp), handle.explain()["settings"]
+    handle.close()
+    return found
+
+
+# The second takes float32: its state is saved while residuals go out.
+@pytest.mark.parametrize("law, before", [(LAW, 10), ("dc2:deadline_ms=100000,max=0.21", 10)], ids=["smaller", "float32"])
+@pytest.mark.parametrize("spec", ["topk:ratio=0.2", "randomk:ratio=0.2"])
+def test_a_recorded_run_is_replayed_from_a_checkpoint_of_its_own(pools, tmp_path, spec, law, before):
+    file, checkpoint = tmp_path / "run.jsonl", tmp_path / "state"
+    options = {"before": before, "after": 24 - before, "record": str(file), "checkpoint": str(checkpoint), "spec": spec, "buckets": 2}
+    first = pools(3).run(_recorded_with_checkpoint, law=law, **options)
+    replayed = pools(3).run(_replayed_from_checkpoint, **options)
+    assert {digest for digest, _ in first + replayed} == {first[0][0]}
+    assert [s["spec"] for s in first[0][1]] == [s["spec"] for s in replayed[0][1]] != [spec]
+    assert first[0][1][0]["strategy"] == replayed[0][1][0]["strategy"]
+    assert (first[0][1][0]["strategy"] == "uncompressed") == (law != LAW)
+
+
+def test_state_of_another_run_is_refused_by_a_replay(pools, tmp_path):
+    file, other, checkpoint = tmp_path / "run.jsonl", tmp_path / "other.jsonl", tmp_path / "state"
+    options = {"before": 8, "after": 2, "checkpoint": str(checkpoint)}
+    pools(3).run(_recorded_with_checkpoint, law=LAW, record=str(file), **options)
+    pools(3).run(_recorded_with_checkpoint, law="dc2:deadline_ms=0.001,min=0.1", record=str(other), **options)
+    with pytest.raises(RankError, match="control"):
+        pools(3).run(_replayed_from_checkpoint, record=str(file), **options)
+
+
+def _beside(steps, save_at=None):
+    """Two rules, of which the call's alone may move: the state is saved, the run thrown away and resumed before step `save_at`."""
+    rules = [{"match": "hidden.*", "spec": "topk:ratio=0.1", "control": "fixed"}]
+    attached = {"control": "dc2:deadline_ms=100000,max=0.12", "rules": rules}
+    build = functools.partial(training.build, dist.group.WORLD, "topk:ratio=0.1", attach_options=attached)
+    ddp, handle, optimizer = build()
+    seen = []
+    for step in range(steps):
+        if step == save_at:
+            saved = ddp.module.state_dict(), optimizer.state_dict(), handle.state_dict()
+            handle.close()
+            ddp, handle, optimizer = build()
+            for each, state in zip((ddp.module, optimizer, handle), saved, strict=True):
+                each.load_state_dict(state)
+        training.step_once(ddp, optimizer, dist.get_rank(), step)
+        seen.append([s["strategy"] for s in handle.explain()["settings"]])
+    found = seen, handle.stats(), training.digest(ddp), len(handle.explain()["parameters"])
+    handle.close()
+    return found
+
+
+def test_one_rule_takes_float32_beside_another(pools):
+    results = pools(3).run(_beside, steps=34)
+    for seen, stats, digest, _ in results:
+        last = [strategies[-1] for strategies in seen]
+        taken = last.index("uncompressed")
+        assert 10 < taken < 30 and set(last[taken:]) == {"uncompressed"}
+        assert "uncompressed" not in {strategies[0] for strategies in seen}
+        assert digest == results[0][2] and stats["reports_missing"] == stats["held_steps"] == stats["fallbacks"] == 0
+        assert stats["residual_norm"] > 0
+    # In the middle of what it takes to send the residuals.
+    for seen, _, digest, _ in pools(3).run(_beside, steps=34, save_at=results[0][0].index(results[0][0][-1]) + 1):
+        assert seen[-1] == results[0][0][-1] and digest
 
 
 def _record_refusal(by_rank):

@@ -17,9 +17,15 @@ namespace {
 
 constexpr uint64_t kStateVersion = 1;
 constexpr std::size_t kHead = 2;      // words: version, configuration
-constexpr std::size_t kPerRule = 2;   // words: value, uncompressed
+constexpr std::size_t kPerRule = 2;   // words: value, path
 constexpr std::size_t kPerClass = 3;  // words of a size of History
 constexpr std::size_t kHistory = kPerClass * std::tuple_size_v<decltype(History::classes)>;
+
+/// A rule's path in a word: 0, or 1 and the step of the decision for float32.
+uint64_t path_word(bool uncompressed, uint64_t turned) {
+  return uncompressed ? 1 | turned << 1U : 0;
+}
+bool is_path(uint64_t word) { return word == 0 || (word & 1U) != 0; }
 
 Error nothing_to_move(const Controlled& rule) {
   return {
@@ -39,6 +45,11 @@ bool sensible(const Range& r) {
 Error corrupt() {
   return {Errc::state_corrupt, "the state of the control is damaged",
           "resume from another checkpoint"};
+}
+
+Error of_others() {
+  return {Errc::state_spec, "the state of the control is that of other rules or controls",
+          "resume with the control and the rules that it was saved under"};
 }
 
 /// Three digits are enough for people.
@@ -130,7 +141,7 @@ Result<void> Controller::add(std::size_t rule) {
     bounds = *bounded;
   }
   const Range range = bounds.value_or(Range{});
-  places_.push_back({given.range ? given.range->start : 0, false, state_.size()});
+  places_.push_back({given.range ? given.range->start : 0, false, 0, state_.size()});
   state_.resize(state_.size() + control->law->words);
   control->law->start(*control, range, std::span(state_).subspan(places_[rule].state));
   controls_.push_back(*std::move(control));
@@ -171,8 +182,8 @@ std::span<const Decision> Controller::observe(const Observation& seen) {
     if (!bounds_[i] || (law.info.observes && !seen.usable())) continue;
     Place& place = places_[i];
     const Position at{
-        controls_[i], *bounds_[i],       history_, recorded_, static_cast<uint32_t>(i),
-        place.value,  place.uncompressed};
+        controls_[i], *bounds_[i],        history_,           recorded_, static_cast<uint32_t>(i),
+        place.value,  place.uncompressed, may_turn(seen.step)};
     const Move move = law.step(at, std::span(state_).subspan(place.state, law.words), seen);
     // Whatever a law or a record asks for.
     const bool number = move.value == move.value;
@@ -187,17 +198,26 @@ std::span<const Decision> Controller::observe(const Observation& seen) {
                           move.uncompressed, move.reason, move.slowdown, seen.network_s,
                           move.target_s, parts});
     place.value = value;
+    if (turns) place.turned = seen.step;
     place.uncompressed = move.uncompressed;
     ++counts_.changes;
   }
   return decisions_;
 }
 
+/// Whether float32 fits is judged by what is seen: one rule after the other, or two would take the
+/// same room. A decision holds from kDelay steps behind it, and is seen one step later.
+bool Controller::may_turn(uint64_t step) const noexcept {
+  return std::ranges::none_of(
+      places_, [step](const Place& p) { return p.uncompressed && step <= p.turned + kDelay; });
+}
+
 bool Controller::dense(std::size_t rule) const noexcept {
   if (!bounds_[rule] || bounds_[rule]->dense_bytes == 0) return false;
   if (controls_[rule].file.empty()) return controls_[rule].law->info.dense;
-  return std::ranges::any_of(
-      recorded_, [rule](const Decision& d) { return d.rule == rule && d.uncompressed; });
+  return rules_[rule].was_dense || std::ranges::any_of(recorded_, [rule](const Decision& d) {
+           return d.rule == rule && d.uncompressed;
+         });
 }
 
 bool Controller::moves() const noexcept {
@@ -240,7 +260,7 @@ void Controller::save(std::span<uint64_t> words) const noexcept {
   words[at++] = configuration_;
   for (const Place& place : places_) {
     words[at++] = std::bit_cast<uint64_t>(place.value);
-    words[at++] = place.uncompressed ? 1 : 0;
+    words[at++] = path_word(place.uncompressed, place.turned);
   }
   for (const uint64_t word : state_) words[at++] = word;
   for (const History::Class& c : history_.classes) {
@@ -250,13 +270,13 @@ void Controller::save(std::span<uint64_t> words) const noexcept {
   }
 }
 
-bool Controller::valid(std::size_t rule, uint64_t value, uint64_t uncompressed,
+bool Controller::valid(std::size_t rule, uint64_t value, uint64_t path,
                        std::span<const uint64_t> state) const {
   const auto x = std::bit_cast<double>(value);
-  if (uncompressed > 1) return false;
-  if (!bounds_[rule]) return uncompressed == 0 && x == places_[rule].value;
+  if (!is_path(path)) return false;
+  if (!bounds_[rule]) return path == 0 && x == places_[rule].value;
   const Range& r = *bounds_[rule];
-  if (uncompressed == 1 && !dense(rule)) return false;
+  if (path != 0 && !dense(rule)) return false;
   const bool fits = x >= r.min && x <= r.max && (!r.whole || x == std::floor(x));
   return fits && controls_[rule].law->valid(controls_[rule], r, state);
 }
@@ -266,10 +286,7 @@ Result<void> Controller::load(std::span<const uint64_t> words) {
     return Error{Errc::state_version, "the state of the control is of another version",
                  "resume with the version that saved it"};
   }
-  if (words[1] != configuration_) {
-    return Error{Errc::state_spec, "the state of the control is that of other rules or controls",
-                 "resume with the control and the rules that it was saved under"};
-  }
+  if (!saved(words)) return of_others();
   if (words.size() != state_words()) return corrupt();
   const auto places = words.subspan(kHead, kPerRule * rules_.size());
   const auto state = words.subspan(kHead + places.size(), state_.size());
@@ -291,7 +308,26 @@ Result<void> Controller::load(std::span<const uint64_t> words) {
   for (std::size_t i = 0; i < rules_.size(); ++i) {
     places_[i].value = std::bit_cast<double>(places[kPerRule * i]);
     places_[i].uncompressed = places[kPerRule * i + 1] != 0;
+    places_[i].turned = places[kPerRule * i + 1] >> 1U;
   }
+  return {};
+}
+
+Result<void> Controller::follow(const Controller& recorded) {
+  if (recorded.rules() != rules()) return of_others();
+  const auto repeats = [&](std::size_t i) { return !controls_[i].file.empty(); };
+  for (std::size_t i = 0; i < rules_.size(); ++i) {
+    const bool same = recorded.text(i) == text(i) && recorded.bounds_[i] == bounds_[i];
+    if (!repeats(i) && !same) return of_others();
+  }
+  for (std::size_t i = 0; i < rules_.size(); ++i) {
+    const Place& there = recorded.places_[i];
+    places_[i] = {there.value, there.uncompressed, there.turned, places_[i].state};
+    if (repeats(i)) continue;
+    std::ranges::copy(recorded.state_of(i),
+                      state_.begin() + static_cast<std::ptrdiff_t>(places_[i].state));
+  }
+  history_ = recorded.history_;
   return {};
 }
 

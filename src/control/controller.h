@@ -23,6 +23,7 @@ struct Controlled {
   std::optional<Range> range;  ///< of the codec's marked field, if it has one
   double first = 0;            ///< of a replay: the value in the first step; 0: the spec's
   std::string still{};         ///< why there is no range; empty: the codec has no such field
+  bool was_dense = false;      ///< of a replay: the recorded law might turn to float32
 
   bool operator==(const Controlled&) const = default;
 };
@@ -71,11 +72,21 @@ class Controller {
   [[nodiscard]] std::size_t state_words() const noexcept;
   void save(std::span<uint64_t> words) const noexcept;
   Result<void> load(std::span<const uint64_t> words);
+  /// These words were saved under the same rules and controls.
+  [[nodiscard]] bool saved(std::span<const uint64_t> words) const noexcept {
+    return words.size() > 1 && words[1] == configuration_;
+  }
+  /// Goes on where a run is whose decisions this one repeats. Refused, and nothing is taken, where
+  /// some rule does not repeat and has another control.
+  Result<void> follow(const Controller& recorded);
+  /// What `replay` repeats, by step.
+  [[nodiscard]] std::span<const Decision> recorded() const noexcept { return recorded_; }
 
  private:
   struct Place {
     double value = 0;
     bool uncompressed = false;
+    uint64_t turned = 0;    // the step of the decision that made it so
     std::size_t state = 0;  // its first word in state_
   };
 
@@ -83,8 +94,9 @@ class Controller {
   Result<void> add(std::size_t rule);
   void follow_record(std::size_t rule);
   [[nodiscard]] uint64_t configuration() const;
-  [[nodiscard]] bool valid(std::size_t rule, uint64_t value, uint64_t uncompressed,
+  [[nodiscard]] bool valid(std::size_t rule, uint64_t value, uint64_t path,
                            std::span<const uint64_t> state) const;
+  [[nodiscard]] bool may_turn(uint64_t step) const noexcept;
   [[nodiscard]] std::span<const uint64_t> state_of(std::size_t rule) const noexcept;
 
   std::vector<Controlled> rules_;

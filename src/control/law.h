@@ -87,6 +87,7 @@ struct Position {
   uint32_t rule;
   double value;  ///< decided last
   bool uncompressed;
+  bool may_turn;  ///< no other rule has turned to float32 since what is seen
 };
 
 /// What it wants; `reason` held: nothing else.

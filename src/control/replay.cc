@@ -138,6 +138,7 @@ Result<Replayed> decisions_for(const Record& record, const RecordedRun& mine) {
                             a.parameters == b.parameters && a.elements == b.elements;
                    });
     found = found || rules;
+    if (rules) replayed.rules = controlled(run, {});
     if (!rules || part.steps.empty()) continue;
     const uint64_t first = part.steps.front().step;
     decisions.erase(std::find_if(decisions.begin(), decisions.end(),
@@ -153,6 +154,8 @@ Result<Replayed> decisions_for(const Record& record, const RecordedRun& mine) {
     if (replayed.first.empty()) replayed.first = first_values(part);
   }
   if (!found) return bad_line(record.parts.front().line, "the record is of other rules or specs");
+  for (std::size_t i = 0; i < replayed.first.size(); ++i)
+    replayed.rules[i].first = replayed.first[i];
   return replayed;
 }
 

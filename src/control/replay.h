@@ -18,6 +18,7 @@ namespace laconic::control {
 struct Replayed {
   std::vector<Decision> decisions;  ///< by step
   std::vector<double> first;        ///< by rule: the value in the first step; 0: unknown
+  std::vector<Controlled> rules;    ///< as they were recorded, at last
 };
 /// In a run of `mine`: of a step that is there twice, because the run went on from before its end,
 /// the last one; of a run whose settings were replaced, the parts that have the rules of `mine`.

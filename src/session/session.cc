@@ -12,16 +12,10 @@
 namespace laconic::session {
 namespace {
 
-/// Steps still to come, in the flush state, are so many more where a law has begun to drain.
-constexpr float kReleases = 65536;
-static_assert(kMaxFlushSteps < kReleases);
-
 /// A number of steps in the flush state; anything else there (it can be loaded) counts as none.
 uint32_t flush_number(float value) {
-  const bool releases = value > kReleases;
-  const float steps = releases ? value - kReleases : value;
-  const uint32_t most = releases ? control::kMostParts : kMaxFlushSteps;
-  return steps >= 1.0F && steps <= static_cast<float>(most) ? static_cast<uint32_t>(steps) : 0;
+  const auto most = static_cast<float>(kMaxFlushSteps);
+  return value >= 1.0F && value <= most ? static_cast<uint32_t>(value) : 0;
 }
 
 /// The call's, then those of the rules. A rule with a spec of its own leaves the strategy to the
@@ -186,11 +180,22 @@ Result<std::unique_ptr<collective::Exchange>> Session::create_exchange(
     return collective::Exchange::create(*state_, layout.copy(), dtype, *counters_);
   };
   if (!steering_) return create();
-  auto made = steering_->at_most(*model_, [&] {
-    replan_units();
-    return create();
-  });
-  replan_units();
+  struct Back {
+    Session* session;
+    ~Back() {
+      session->set_ways();
+      session->replan_units();
+    }
+  };
+  const auto largest = [&] {
+    const Back back{this};
+    return steering_->at_most(*model_, [&] {
+      for (uint32_t c = 0; c < model_->classes(); ++c) state_->set_way(c, {});
+      replan_units();
+      return create();
+    });
+  };
+  auto made = largest();
   if (made && !(*made)->replan()) return collective::no_exchange_memory();
   return made;
 }
@@ -277,17 +282,21 @@ void Session::hear_flush(uint32_t steps) {
   flush_state_[1] = static_cast<float>(steps);
 }
 
-/// Settings that send everything uncompressed begin by sending the residuals. What is left of them
-/// when they end stays.
-void Session::release_residuals() {
-  if (flush_state_.empty()) return;
-  if (steering_->release() != 0 && parts_to_come() == 0)
-    flush_state_[1] = kReleases + static_cast<float>(steering_->release());
-  if (steering_->compresses_again()) stop_release();
+/// Laws have turned all that is compressed to float32.
+bool Session::all_dense() const noexcept {
+  if (!steering_) return false;
+  bool any = false;
+  for (uint32_t c = 0; c < model_->classes(); ++c) {
+    if (!model_->has_units(c)) continue;
+    if (!steering_->way(c).dense) return false;
+    any = true;
+  }
+  return any;
 }
 
-void Session::stop_release() noexcept {
-  if (!flush_state_.empty() && flush_state_[1] > kReleases) flush_state_[1] = 0.0F;
+void Session::set_ways() noexcept {
+  for (uint32_t c = 0; steering_ && c < model_->classes(); ++c)
+    state_->set_way(c, steering_->way(c));
 }
 
 /// The only place where settings change. No exchange runs.
@@ -296,8 +305,8 @@ Result<void> Session::steer(uint64_t step) {
   auto moved = steering_->begin_step(step, *model_, moved_, counters_->rounds);
   if (!moved) return std::move(moved).error();
   if (recorder_) recorder_->begin_step(*steering_);
+  set_ways();
   if (!*moved) return {};
-  release_residuals();
   replan_units();
   bool fits = true;
   for (auto& exchange : exchanges_) fits = exchange->replan() && fits;
@@ -307,7 +316,7 @@ Result<void> Session::steer(uint64_t step) {
 
 Result<void> Session::enter_step(uint64_t step) {
   if (step == last_step_) return {};
-  flushed_before_ = parts_ != 0 && !dense();
+  flushed_before_ = parts_ != 0 && !all_dense();
   auto steered = steer(step);
   last_step_ = step;
   step_failure_.reset();
@@ -346,7 +355,8 @@ Result<uint32_t> Session::begin_step(uint64_t step) {
 void Session::count(const collective::Bucket& bucket, uint64_t elements) {
   const uint64_t world = model_->options().world;
   ++stats_.exchanges;
-  if (parts_ != 0 && !bucket.raw) ++stats_.flushes;
+  const bool releases = steering_ && steering_->releases();
+  if ((parts_ != 0 || releases) && !bucket.raw) ++stats_.flushes;
   stats_.elements += elements;
   stats_.dense_bytes += 2 * (world - 1) * elements * sizeof(float) / world;
 }
@@ -435,7 +445,7 @@ void Session::sample(const collective::Layout& layout, const collective::Bucket&
 collective::Exchange* Session::run(collective::Exchange& exchange, const collective::Bucket& bucket,
                                    uint64_t elements, std::optional<Error> local_failure) {
   if (!local_failure) sample(exchange.layout(), bucket);  // else it may be one of another layout
-  exchange.begin(bucket, sequence_++, {wish(), parts_, dense()},
+  exchange.begin(bucket, sequence_++, {wish(), parts_},
                  report_due_ ? &observer_.report() : nullptr);
   if (local_failure) exchange.fail(*std::move(local_failure), false);
   count(bucket, elements);
@@ -576,6 +586,9 @@ Stats Session::stats() const {
   stats.straggler_seconds = observer_.straggler_seconds();
   stats.layouts = exchanges_.size();
   stats.flush_steps_left = std::max(parts_to_come(), wish());
+  if (steering_)
+    stats.flush_steps_left =
+        std::max<uint64_t>(stats.flush_steps_left, steering_->release_steps_left());
   stats.residual_bytes = store_.residual_bytes();
   stats.residual_norm = store_.residual_norm();
   return stats;

@@ -235,11 +235,9 @@ class Session {
   [[nodiscard]] bool laws_hear() const noexcept {
     return steering_ && observer_.due() && set_since_ != last_step_ && !flushed_before_;
   }
-  /// A law sends everything uncompressed.
-  [[nodiscard]] bool dense() const noexcept { return steering_ && steering_->uncompressed(); }
-  void release_residuals();
+  [[nodiscard]] bool all_dense() const noexcept;
+  void set_ways() noexcept;
   void ask_for_release() noexcept;
-  void stop_release() noexcept;
   Result<void> enter_step(uint64_t step);
   Result<void> steer(uint64_t step);
   void hear_flush(uint32_t steps);
@@ -277,11 +275,10 @@ class Session {
   uint32_t sequence_ = 0;
   uint64_t last_step_ = ~uint64_t{0};
   std::optional<Error> step_failure_;  // of begin_step, until a bucket tells the others
-  /// {this rank's wish, draining steps still to come, plus kReleases where a law drains}: part of
-  /// saved state. Empty without feedback.
+  /// {this rank's wish, draining steps still to come}: part of saved state. Empty without feedback.
   std::span<float> flush_state_;
   bool releasing_ = false;       // end_set has asked for a flush that no rank has heard of yet
-  bool flushed_before_ = false;  // the step before was part of a flush that no law began
+  bool flushed_before_ = false;  // the step before was part of a flush, and not all float32 anyway
   uint32_t parts_ = 0;           // of this step: 1/parts of each residual goes out; 0: not draining
   std::unique_ptr<Session> next_;  // of the settings that were prepared
   AgreementCard set_card_{};

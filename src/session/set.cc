@@ -139,7 +139,6 @@ void Session::become(Session& next) noexcept {
   std::swap(norms_, next.norms_);
   std::swap(flush_state_, next.flush_state_);
   releasing_ = releasing_ && !flush_state_.empty();
-  stop_release();
   state_->set_settings(settings_hash());
   if (steering_) steering_->begin_after(counters_->rounds, versions_before_);
   if (recorder_) recorder_->go_on_with(steering_->run());

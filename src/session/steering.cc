@@ -25,27 +25,19 @@ struct Path {
   bool now = false;   // uncompressed
   bool next = false;  // likewise
   uint32_t parts = 0;
+  uint32_t left = 0;
 
   [[nodiscard]] uint64_t word() const noexcept {
-    return (now ? 1U : 0U) | (next ? 2U : 0U) | uint64_t{parts} << 2U;
+    return (now ? 1U : 0U) | (next ? 2U : 0U) | uint64_t{parts} << 2U | uint64_t{left} << 32U;
   }
   static Path of(uint64_t word) noexcept {
-    return {(word & 1U) != 0, (word & 2U) != 0, static_cast<uint32_t>(word >> 2U)};
+    return {(word & 1U) != 0, (word & 2U) != 0, static_cast<uint32_t>(word) >> 2U,
+            static_cast<uint32_t>(word >> 32U)};
   }
-  static bool valid(uint64_t word) noexcept { return word >> 2U <= control::kMostParts; }
+  [[nodiscard]] bool valid() const noexcept {
+    return parts <= control::kMostParts && left <= (now ? control::kMostParts : 0);
+  }
 };
-
-/// The only class of which anything is compressed: a bucket holds no other's units, so that it can
-/// go uncompressed as a whole.
-std::optional<uint32_t> alone(const collective::Model& model) {
-  std::optional<uint32_t> found;
-  for (uint32_t c = 0; c < model.classes(); ++c) {
-    if (!model.has_units(c)) continue;
-    if (found) return {};
-    found = c;
-  }
-  return found;
-}
 
 /// NaN where it says nothing.
 template <class M>
@@ -72,15 +64,33 @@ control::RecordedRun run_of(const collective::Model& model, std::span<const Rule
   return run;
 }
 
+/// What a rank receives for a class that is at the end of its control's bounds where it sends most;
+/// 0: they are none.
+uint64_t most_bytes(collective::Model& model, uint32_t of, const Field& field,
+                    const control::Controlled& made) {
+  const auto control = control::parse_control(made.control);
+  if (!control || !control->law->info.moves) return 0;
+  const auto bounds = control->law->bound(*control, *made.range);
+  if (!bounds) return 0;
+  const double now = field.get(model.spec(of).params());
+  model.move(of, field, control::most(*bounds));
+  const uint64_t bytes = model.bytes_of_class(of);
+  model.move(of, field, now);
+  return bytes;
+}
+
 /// What the records that `run` names decide for the rules that name them.
 struct Records {
   std::vector<control::Decision> decisions;
-  std::vector<double> first;     // by class
-  std::vector<uint64_t> hashes;  // by class; 0: it replays none
+  std::vector<double> first;               // by class
+  std::vector<uint64_t> hashes;            // by class; 0: it replays none
+  std::vector<control::Controlled> rules;  // as they were recorded; none: by several records
 };
 Result<Records> read_records(const control::RecordedRun& run) {
-  Records records{{}, std::vector<double>(run.rules.size()), {}};
+  Records records{{}, std::vector<double>(run.rules.size()), {}, {}};
   records.hashes.resize(run.rules.size());
+  uint64_t only = 0;
+  bool several = false;
   for (uint32_t c = 0; c < run.rules.size(); ++c) {
     const auto parsed = control::parse_control(run.rules[c].control);
     if (!parsed || parsed->file.empty()) continue;  // whose trouble others tell
@@ -95,11 +105,30 @@ Result<Records> read_records(const control::RecordedRun& run) {
     const auto replayed = control::decisions_for(*record, run);
     if (!replayed) return named(replayed.error());
     records.hashes[c] = hash64(*text);
+    several = several || (only != 0 && only != records.hashes[c]);
+    only = records.hashes[c];
+    records.rules = replayed->rules;
     if (!replayed->first.empty()) records.first[c] = replayed->first[c];
     std::ranges::copy_if(replayed->decisions, std::back_inserter(records.decisions),
                          [c](const control::Decision& d) { return d.rule == c; });
   }
+  if (several) records.rules.clear();
   return records;
+}
+
+/// Might its recorded law turn to float32?
+bool may_be_dense(const std::vector<control::Controlled>& recorded, uint32_t of) {
+  if (of >= recorded.size()) return false;
+  const auto control = control::parse_control(recorded[of].control);
+  return control && control->law->info.dense;
+}
+
+/// What decided in the recorded run: a state that it saved is read by this.
+std::optional<control::Controller> origin_of(const Records& records) {
+  if (records.rules.empty()) return {};
+  auto made = control::Controller::create(records.rules, records.decisions);
+  if (!made) return {};
+  return *std::move(made);
 }
 
 /// A class's: its rule's, or else the call's.
@@ -147,7 +176,8 @@ Result<Steering> Steering::create(collective::Model& model, std::string_view con
       const bool gathers = model.choice(c).strategy == collective::StrategyKind::gather_all;
       made.range =
           control::range_of(*field, field->get(model.spec(c).params()), gathers ? world : 1);
-      if (alone(model) == c) made.range->dense_bytes = model.dense_bytes_of_class(c);
+      made.range->dense_bytes = model.dense_bytes_of_class(c);
+      made.range->most_bytes = most_bytes(model, c, *field, made);
       classes[c].field = field;
     } else {
       made.still = why_still(model, c);
@@ -157,11 +187,16 @@ Result<Steering> Steering::create(collective::Model& model, std::string_view con
   control::RecordedRun run = run_of(model, rules, controlled);
   auto records = read_records(run);
   if (!records) return std::move(records).error();
-  for (uint32_t c = 0; c < model.classes(); ++c) controlled[c].first = records->first[c];
+  for (uint32_t c = 0; c < model.classes(); ++c) {
+    controlled[c].first = records->first[c];
+    controlled[c].was_dense = records->hashes[c] != 0 && may_be_dense(records->rules, c);
+  }
+  auto origin = origin_of(*records);
   auto controller =
       control::Controller::create(std::move(controlled), std::move(records->decisions));
   if (!controller) return std::move(controller).error();
   Steering steering(*std::move(controller));
+  steering.origin_ = std::move(origin);
   steering.take_room_for_record(std::move(run), world);
   for (uint32_t c = 0; c < model.classes(); ++c) {
     classes[c].replayed = records->hashes[c];
@@ -169,9 +204,9 @@ Result<Steering> Steering::create(collective::Model& model, std::string_view con
     if (!bounds) classes[c].field = nullptr;
     if (!bounds) continue;
     classes[c].most = control::most(*bounds);
-    classes[c].value = steering.controller_.value(c);
+    classes[c].value = classes[c].first = steering.controller_.value(c);
     model.limit(c, *classes[c].field, bounds->min, bounds->max);
-    if (steering.controller_.dense(c)) model.open_dense();
+    if (steering.controller_.dense(c)) model.open_dense(c);
   }
   steering.classes_ = std::move(classes);
   for (uint32_t c = 0; c < model.classes(); ++c)
@@ -180,7 +215,9 @@ Result<Steering> Steering::create(collective::Model& model, std::string_view con
   steering.bytes_ = steering.bytes_of(model);
   steering.set_hash();
   if (!steering.controller_.moves()) return steering;
-  steering.words_.resize(steering.controller_.state_words() + kHead + kPerClass * model.classes());
+  const size_t own = kHead + kPerClass * model.classes();
+  const size_t theirs = steering.origin_ ? steering.origin_->state_words() : 0;
+  steering.words_.resize(own + std::max(steering.controller_.state_words(), theirs));
   steering.loaded_.reserve(steering.controller_.state_words());
   auto saved = store.add(feedback::StateKind::codec_state, "control/laws",
                          control::kFloatsPerWord * steering.words_.size());
@@ -267,16 +304,14 @@ Result<bool> Steering::begin_step(uint64_t step, collective::Model& model, std::
   auto loaded = take_loaded(model, moved);
   if (!loaded) return loaded;
   note_settings();
-  release_ = 0;
-  back_ = false;
   bool any = *loaded;
   for (uint32_t i = 0; i < classes_.size(); ++i) {
     Class& c = classes_[i];
+    if (c.left != 0) --c.left;
     if (c.from == 0 || c.from > step) continue;
     c.from = 0;
     if (c.next == c.value && c.next_uncompressed == c.uncompressed) continue;
-    if (c.next_uncompressed && !c.uncompressed) release_ = c.parts;
-    back_ = back_ || (c.uncompressed && !c.next_uncompressed);
+    if (c.next_uncompressed != c.uncompressed) c.left = c.next_uncompressed ? c.parts : 0;
     c.uncompressed = c.next_uncompressed;
     c.value = c.next;
     c.since = step;
@@ -295,6 +330,12 @@ Result<bool> Steering::begin_step(uint64_t step, collective::Model& model, std::
   return any;
 }
 
+uint32_t Steering::release_steps_left() const noexcept {
+  uint32_t most = 0;
+  for (const Class& c : classes_) most = std::max(most, c.left);
+  return most == 0 ? 0 : most - 1;
+}
+
 void Steering::set_hash() {
   hash_ = 1;
   for (const Class& c : classes_) {
@@ -311,8 +352,13 @@ Result<bool> Steering::take_loaded(collective::Model& model, std::vector<bool>& 
   const Error corrupt{Errc::state_corrupt, "the state of the control is damaged",
                       "resume from another checkpoint"};
   if (!control::floats_to_words(saved_, words_)) return corrupt;
-  const size_t own = words_.size() - controller_.state_words();
+  const size_t own = kHead + kPerClass * classes_.size();
   const auto mine = std::span(words_).first(own);
+  const auto of_laws = std::span(words_).subspan(own);
+  const bool recorded = origin_ && !controller_.saved(of_laws) && origin_->saved(of_laws);
+  if (recorded) {
+    if (auto ok = take_origin(of_laws, mine[1]); !ok) return std::move(ok).error();
+  }
   for (uint32_t i = 0; i < classes_.size(); ++i) {
     const auto at = mine.subspan(kHead + kPerClass * i, kPerClass);
     const auto inside = [&](uint64_t word) {
@@ -322,12 +368,13 @@ Result<bool> Steering::take_loaded(collective::Model& model, std::vector<bool>& 
     };
     const Path path = Path::of(at[4]);
     const bool closed = (path.now || path.next) && !controller_.dense(i);
-    if (!inside(at[0]) || (at[3] != 0 && !inside(at[2])) || closed || !Path::valid(at[4]))
-      return corrupt;
+    if (!inside(at[0]) || (at[3] != 0 && !inside(at[2])) || closed || !path.valid()) return corrupt;
   }
-  if (auto ok = controller_.load(std::span(words_).subspan(own)); !ok) return std::move(ok).error();
-  const auto of_laws = std::span(words_).subspan(own);
-  loaded_.assign(of_laws.begin(), of_laws.end());
+  const auto state = of_laws.first(controller_.state_words());
+  if (auto ok = recorded ? controller_.follow(*origin_) : controller_.load(state); !ok)
+    return std::move(ok).error();
+  controller_.save(state);
+  loaded_.assign(state.begin(), state.end());
   version_ = static_cast<uint32_t>(mine[0]);
   steps_ = mine[1];
   for (uint32_t i = 0; i < classes_.size(); ++i) {
@@ -341,6 +388,7 @@ Result<bool> Steering::take_loaded(collective::Model& model, std::vector<bool>& 
     c.uncompressed = path.now;
     c.next_uncompressed = path.next;
     c.parts = path.parts;
+    c.left = path.left;
     c.last.reset();
     if (c.field == nullptr) continue;
     move(model, i, c.value);
@@ -352,9 +400,30 @@ Result<bool> Steering::take_loaded(collective::Model& model, std::vector<bool>& 
   return true;
 }
 
+/// Of a run whose record is replayed, saved when `steps` steps had begun: what was decided up to
+/// then has to be what the record says.
+Result<void> Steering::take_origin(std::span<const uint64_t> words, uint64_t steps) {
+  if (auto ok = origin_->load(words.first(origin_->state_words())); !ok) return ok;
+  for (uint32_t i = 0; i < classes_.size(); ++i) {
+    if (classes_[i].replayed == 0 || !controller_.bounds(i)) continue;
+    double value = classes_[i].first;
+    bool uncompressed = false;
+    for (const control::Decision& d : controller_.recorded()) {
+      if (d.rule != i || d.step + 1 >= steps) continue;
+      value = d.to;
+      uncompressed = d.uncompressed;
+    }
+    if (origin_->value(i) == value && origin_->uncompressed(i) == uncompressed) continue;
+    return Error{Errc::state_spec, "the state was not saved in the run that the record is of",
+                 "replay the record of the run that saved it, or start from the beginning"};
+  }
+  return {};
+}
+
 void Steering::save() {
   if (saved_.empty()) return;  // nothing moves
-  const size_t own = words_.size() - controller_.state_words();
+  const size_t own = kHead + kPerClass * classes_.size();
+  std::fill(words_.begin(), words_.end(), uint64_t{0});
   words_[0] = version_;
   words_[1] = steps_;
   for (uint32_t i = 0; i < classes_.size(); ++i) {
@@ -364,9 +433,9 @@ void Steering::save() {
     at[1] = c.since;
     at[2] = std::bit_cast<uint64_t>(c.next);
     at[3] = c.from;
-    at[4] = Path{c.uncompressed, c.next_uncompressed, c.parts}.word();
+    at[4] = Path{c.uncompressed, c.next_uncompressed, c.parts, c.left}.word();
   }
-  controller_.save(std::span(words_).subspan(own));
+  controller_.save(std::span(words_).subspan(own, controller_.state_words()));
   control::words_to_floats(words_, saved_);
   std::ranges::copy(saved_, written_.begin());
 }

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "collective/exchange/rank_state.h"
 #include "collective/exchange/reports.h"
 #include "collective/plan/model.h"
 #include "control/controller.h"
@@ -32,13 +33,20 @@ class Steering {
   static Result<Steering> create(collective::Model& model, std::string_view control,
                                  std::span<const Rule> rules, feedback::Store& store);
 
-  /// body() with every class at the value that sends most: for taking memory.
+  /// body() with every class at the value that sends most: for taking memory, which body may lack.
   template <class Body>
   auto at_most(collective::Model& model, Body&& body) const {
+    struct Back {
+      const Steering* steering;
+      collective::Model* model;
+      ~Back() {
+        for (uint32_t c = 0; c < steering->classes_.size(); ++c)
+          steering->move(*model, c, steering->classes_[c].value);
+      }
+    };
+    const Back back{this, &model};
     for (uint32_t c = 0; c < classes_.size(); ++c) move(model, c, classes_[c].most);
-    auto result = body();
-    for (uint32_t c = 0; c < classes_.size(); ++c) move(model, c, classes_[c].value);
-    return result;
+    return body();
   }
 
   /// What all ranks said in the first exchange of `step`; empty: nobody was heard.
@@ -56,14 +64,17 @@ class Steering {
     versions_before_ = versions;
   }
 
-  /// Buckets go uncompressed in the step at hand.
-  [[nodiscard]] bool uncompressed() const noexcept {
-    return std::ranges::any_of(classes_, [](const Class& c) { return c.uncompressed; });
+  /// How a class travels in the step at hand. What turns to float32 begins by sending its
+  /// residuals; what is left of them when it turns back stays.
+  [[nodiscard]] collective::Way way(uint32_t of) const noexcept {
+    return {classes_[of].uncompressed, classes_[of].left};
   }
-  /// In the step at hand they begin to: residuals go out in so many steps. 0: they do not begin.
-  [[nodiscard]] uint32_t release() const noexcept { return release_; }
-  /// In the step at hand they have ended to.
-  [[nodiscard]] bool compresses_again() const noexcept { return back_; }
+  /// In the step at hand residuals of some class do.
+  [[nodiscard]] bool releases() const noexcept {
+    return std::ranges::any_of(classes_, [](const Class& c) { return c.left != 0; });
+  }
+  /// Steps behind this one in which residuals go out, of whichever class.
+  [[nodiscard]] uint32_t release_steps_left() const noexcept;
 
   // For a record:
   [[nodiscard]] const control::RecordedRun& run() const noexcept { return run_; }
@@ -104,8 +115,10 @@ class Steering {
     bool next_uncompressed = false;
     uint32_t parts = 0;
     uint64_t from = 0;  // 0: nothing
+    uint32_t left = 0;  // steps, this one included, in which residuals go out
     std::optional<control::Decision> last;
     uint64_t replayed = 0;  // hash of its record
+    double first = 0;       // value in the first step
   };
 
   explicit Steering(control::Controller controller) : controller_(std::move(controller)) {}
@@ -114,11 +127,13 @@ class Steering {
   void decide(uint64_t rounds);
   void note_settings();
   Result<bool> take_loaded(collective::Model& model, std::vector<bool>& moved);
+  Result<void> take_origin(std::span<const uint64_t> words, uint64_t steps);
   void save();
   [[nodiscard]] uint64_t bytes_of(const collective::Model& model) const;
   void set_hash();
 
   control::Controller controller_;
+  std::optional<control::Controller> origin_;  // of the run whose record is replayed
   std::vector<Class> classes_;
   std::vector<control::Report> silent_;  // of ranks that nobody has heard
   std::vector<control::Report> heard_;   // observed_ is made of them
@@ -132,8 +147,6 @@ class Steering {
   uint64_t hash_ = 0;
   uint32_t version_ = 0;
   uint32_t versions_before_ = 0;
-  uint32_t release_ = 0;
-  bool back_ = false;
   double network_s_ = 0;
   control::RecordedRun run_;
   control::RecordedStep ended_;

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdio>
 #include <fstream>
+#include <limits>
 #include <map>
 #include <sstream>
 
@@ -270,29 +271,298 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{"native_sum", "randomk:ratio=0.05", StrategyKind::native_sum}),
     [](const auto& of) { return of.param.name; });
 
-/// Units of two rules may lie in one bucket: neither goes uncompressed.
-TEST(DenseWithRules, IsClosedWhereTwoSpecsCompress) {
+// ---- beside a rule that stays compressed ----
+
+/// The call's parameters turn to float32, a's stay as they are.
+struct Beside {
+  const char* name;
+  const char* spec;  ///< the call's
+  StrategyKind strategy;
+  const char* of_rule;  ///< empty: the call's spec and strategy
+};
+class DenseWithRules : public testing::TestWithParam<Beside> {
+ protected:
+  static test::Setup with(const std::string& control, const std::string& record = "",
+                          const std::string& of_rule = "fixed") {
+    test::Setup made{GetParam().spec, kWorld, kModel, GetParam().strategy, 16};
+    made.control = control;
+    made.record = record;
+    Rule rule;
+    rule.match = "a.*";
+    rule.spec = GetParam().of_rule;
+    rule.control = of_rule;
+    made.rules = {rule};
+    return made;
+  }
+  static std::string file(const std::string& name) {
+    std::string file = testing::TempDir() + "laconic_beside_" + GetParam().name + name;
+    std::remove(file.c_str());
+    return file;
+  }
+};
+
+/// How many of the two rules go uncompressed.
+int uncompressed_rules(Clocked& group) {
+  const std::string told = session::explain(group.session(0));
+  int found = 0;
+  for (size_t at = told.find("\"strategy\": \"uncompressed\""); at != std::string::npos;
+       at = told.find("\"strategy\": \"uncompressed\"", at + 1))
+    ++found;
+  return found;
+}
+
+/// a.weight lies at the end of the layout; small parameters may be added by any leg.
+constexpr size_t kSmall = 9;
+size_t begin_of_a(Clocked& group) { return group.layout().elements - kModel[0].count(); }
+
+void expect_turned(Clocked& group, const std::vector<float>& mean, uint64_t step) {
+  const auto whole = float32_mean(group.layout(), step);
+  for (size_t i = 0; i < begin_of_a(group); ++i) {
+    if (i < kSmall) {
+      ASSERT_NEAR(mean[i], whole[i], 1e-8);
+    } else {
+      ASSERT_EQ(mean[i], whole[i]) << "element " << i << " in step " << step;
+    }
+  }
+}
+
+void expect_same_of_a(Clocked& group, const std::vector<float>& mean,
+                      const std::vector<float>& other, uint64_t step) {
+  for (size_t i = begin_of_a(group); i < mean.size(); ++i)
+    ASSERT_EQ(mean[i], other[i]) << "element " << i << " in step " << step;
+}
+
+/// Of what has turned, or of the rest: the residuals' sum of squares.
+double residuals(Clocked& group, bool of_a) {
+  double sum = 0;
+  for (uint32_t r = 0; r < kWorld; ++r) {
+    for (const auto& e : group.session(r).store().entries()) {
+      if (e.kind == feedback::StateKind::codec_state) continue;
+      if ((e.name.find("/a.weight") != std::string::npos) != of_a) continue;
+      for (const float x : e.values) sum += static_cast<double>(x) * static_cast<double>(x);
+    }
+  }
+  return sum;
+}
+
+TEST_P(DenseWithRules, TurnsOneRuleAndLeavesTheOtherAsItIs) {
+  Clocked group(with(kLaw), slow_from_40);
+  Clocked fixed(with("fixed", file("fixed.jsonl")), slow_from_40);
+  auto means = group.steps(0, kTaken);
+  auto others = fixed.steps(0, kTaken);
+  EXPECT_EQ(uncompressed_rules(group), 1);
+  EXPECT_EQ(residuals(group, false), 0.0);
+  EXPECT_GT(residuals(group, true), 0.0);
+  EXPECT_EQ(group.session(0).stats().flush_steps_left, 0U);
+  for (uint64_t step = kTaken; step < 40; ++step) {
+    means.push_back(group.steps(step, step + 1)[0]);
+    expect_turned(group, means.back(), step);
+    ASSERT_EQ(uncompressed_rules(group), 1) << step;
+  }
+  for (const auto& mean : group.steps(40, 60)) means.push_back(mean);
+  for (const auto& mean : fixed.steps(kTaken, 60)) others.push_back(mean);
+  for (uint64_t step = 0; step < 60; ++step)
+    expect_same_of_a(group, means[step], others[step], step);
+  EXPECT_EQ(uncompressed_rules(group), 0);
+  EXPECT_GT(residuals(group, false), 0.0);
+  EXPECT_EQ(group.session(0).stats().held_steps, 0U);
+  EXPECT_EQ(group.session(0).stats().reports_missing, 0U);
+  expect_balance(group, means);
+}
+
+TEST_P(DenseWithRules, IsReplayedAndResumedBitForBit) {
+  const std::string record = file("run.jsonl");
+  Clocked first(with(kLaw, record), slow_from_40);
+  const auto means = first.steps(0, 60);
+  const auto read = control::read_record(text_of(record));
+  ASSERT_TRUE(read) << read.error().message;
+  const auto again = control::recompute(*read);
+  ASSERT_TRUE(again) << again.error().message;
+  EXPECT_FALSE(again->difference) << again->difference->what;
+  uint64_t begins = 60;
+  for (const auto& step : read->parts[0].steps) {
+    EXPECT_FALSE(step.settings[1].uncompressed);
+    if (step.settings[0].uncompressed) begins = std::min(begins, step.step);
+  }
+  ASSERT_LT(begins, kTaken);
+  for (const uint64_t stop :
+       {begins - 2, begins - 1, begins, begins + 1, begins + 2, uint64_t{44}}) {
+    if (kSanitized && stop != begins + 1) continue;
+    Clocked killed(with("replay:" + record), fast);
+    const auto before = killed.steps(0, stop);
+    if (stop == begins + 1) {  // in the middle of the release
+      EXPECT_GT(killed.session(0).stats().flush_steps_left, 0U);
+    }
+    Clocked resumed(with("replay:" + record), fast);
+    resumed.load(killed);
+    const auto rest = resumed.steps(stop, 60);
+    for (uint64_t step = 0; step < 60; ++step) {
+      const auto& mean = step < stop ? before[step] : rest[step - stop];
+      ASSERT_TRUE(same_bits(mean, means[step])) << "stopped before " << stop << ": " << step;
+    }
+    EXPECT_EQ(resumed.session(0).stats().residual_norm, first.session(0).stats().residual_norm);
+  }
+}
+
+TEST_P(DenseWithRules, AStepThatFailsKeepsTheGradient) {
+  Clocked group(with(kLaw), fast);
+  group.steps(0, 30);
+  ASSERT_EQ(uncompressed_rules(group), 1);
+  const auto before = kept(group);
+  group.fail_on(1, 30);
+  const auto lost = exact_mean(gradients(kWorld, group.layout().elements, 31));
+  const auto found = kept(group);
+  for (size_t i = kSmall; i < lost.size(); ++i)
+    ASSERT_NEAR(found[i], before[i] + lost[i], 1e-6) << i;
+  expect_turned(group, group.steps(31, 32)[0], 31);
+}
+
+/// In what has turned, and in the rest: the whole bucket goes uncompressed and nothing moves.
+TEST_P(DenseWithRules, WhatIsNotFiniteTakesTheWholeBucketUncompressed) {
+  Clocked group(with(kLaw), fast);
+  group.steps(0, 30);
+  ASSERT_EQ(uncompressed_rules(group), 1);
+  uint64_t step = 30;
+  for (const size_t bad : {kSmall + 17, group.layout().elements - 5}) {
+    const auto before = kept(group);
+    auto buffers = gradients(kWorld, group.layout().elements, step + 1);
+    buffers[kWorld - 1][bad] = std::numeric_limits<float>::infinity();
+    const auto exact = exact_mean(buffers);
+    const auto mean = group.step_of(step, std::move(buffers));
+    for (size_t i = 0; i < mean.size(); ++i) {
+      if (i == bad) continue;
+      ASSERT_NEAR(mean[i], exact[i], 1e-6) << i;
+    }
+    EXPECT_FALSE(std::isfinite(mean[bad]));
+    const auto found = kept(group);
+    for (size_t i = 0; i < found.size(); ++i) ASSERT_NEAR(found[i], before[i], 1e-6) << i;
+    ++step;
+    EXPECT_EQ(group.session(0).stats().fallbacks, step - 30);
+  }
+  expect_turned(group, group.steps(step, step + 1)[0], step);
+}
+
+/// What was to go out in a step that was not finite stays, and goes out with the next parts.
+TEST_P(DenseWithRules, AReleaseOutlivesAStepThatIsNotFinite) {
+  Clocked group(with(kLaw), fast);
+  uint64_t step = 0;
+  while (group.session(0).stats().flush_steps_left == 0 && step < kTaken)
+    group.steps(step, step + 1), ++step;
+  ASSERT_EQ(uncompressed_rules(group), 1);
+  const uint64_t left = group.session(0).stats().flush_steps_left;
+  const auto before = kept(group);
+  auto buffers = gradients(kWorld, group.layout().elements, step + 1);
+  buffers[1][kSmall] = std::numeric_limits<float>::quiet_NaN();
+  group.step_of(step, std::move(buffers));
+  const auto found = kept(group);
+  for (size_t i = 0; i < found.size(); ++i) ASSERT_NEAR(found[i], before[i], 1e-6) << i;
+  group.steps(step + 1, 30);
+  EXPECT_EQ(residuals(group, false) == 0.0, left > 1);
+  EXPECT_EQ(group.session(0).stats().flush_steps_left, 0U);
+}
+
+TEST_P(DenseWithRules, AFlushEmptiesTheOthersResiduals) {
+  Clocked group(with(kLaw), fast);
+  group.steps(0, 30);
+  ASSERT_EQ(uncompressed_rules(group), 1);
+  EXPECT_GT(residuals(group, true), 0.0);
+  ASSERT_TRUE(group.session(2).flush(2));
+  group.steps(30, 31);
+  EXPECT_EQ(group.session(0).stats().flush_steps_left, 2U);
+  group.steps(31, 33);
+  EXPECT_EQ(group.session(0).stats().residual_norm, 0.0);
+  EXPECT_EQ(uncompressed_rules(group), 1);
+  expect_turned(group, group.steps(33, 34)[0], 33);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, DenseWithRules,
+    testing::Values(
+        Beside{"one_strategy", "topk:ratio=0.05", StrategyKind::gather_all, "3lc"},
+        Beside{"two_shot", "topk:ratio=0.05", StrategyKind::two_shot, ""},
+        Beside{"of_lanes", "randomk:ratio=0.05", StrategyKind::native_sum, "powersgd:rank=2"},
+        Beside{"codes", "randomk:ratio=0.05", StrategyKind::native_sum, "thc"},
+        Beside{"two_strategies", "topk:ratio=0.05", StrategyKind::two_shot, "topk:ratio=0.1"}),
+    [](const auto& of) { return of.param.name; });
+
+test::Setup two_laws(const std::string& record = "") {
   test::Setup setup{"topk:ratio=0.05", kWorld, kModel, StrategyKind::gather_all, 16};
   setup.control = kLaw;
-  Rule rule;
-  rule.match = "a.*";
-  rule.spec = "3lc";
-  rule.control = "fixed";
-  setup.rules = {rule};
+  setup.record = record;
+  setup.rules = {rule("a.*", "")};  // with the call's law
+  return setup;
+}
+
+/// Both have turned, one after the other: the bucket goes as a whole.
+TEST(DenseRules, TurnOneAfterTheOther) {
+  const std::string record = testing::TempDir() + "laconic_two_laws.jsonl";
+  std::remove(record.c_str());
+  Clocked group(two_laws(record), fast);
+  group.steps(0, 40);
+  EXPECT_EQ(uncompressed_rules(group), 2);
+  EXPECT_TRUE(same_bits(group.steps(40, 41)[0], float32_mean(group.layout(), 40)));
+  EXPECT_EQ(group.session(0).stats().residual_norm, 0.0);
+  const auto read = control::read_record(text_of(record));
+  ASSERT_TRUE(read) << read.error().message;
+  std::map<uint32_t, uint64_t> turned;
+  for (const auto& step : read->parts[0].steps) {
+    for (const auto& d : step.decisions) {
+      if (d.uncompressed) turned[d.rule] = d.step;
+    }
+  }
+  ASSERT_EQ(turned.size(), 2U);
+  EXPECT_GT(turned[1], turned[0] + control::kDelay);
+}
+
+/// There is room for either, not for both.
+TEST(DenseRules, DoNotTakeTheSameRoom) {
+  Clocked group(two_laws(), [](uint64_t /*step*/) { return 2.2e6; });
+  int most = 0;
+  for (uint64_t step = 0; step < 80; ++step) {
+    group.steps(step, step + 1);
+    most = std::max(most, uncompressed_rules(group));
+  }
+  EXPECT_EQ(most, 1);
+  EXPECT_EQ(uncompressed_rules(group), 1);
+}
+
+/// A rule that compresses nothing is no other.
+TEST(DenseRules, BesideOneThatCompressesNothing) {
+  test::Setup setup = two_laws();
+  setup.rules = {rule("a.*", "none")};
   Clocked group(setup, fast);
   group.steps(0, 40);
-  EXPECT_FALSE(uncompressed(group));
-  setup.control = "fixed";  // and the other way around
-  setup.rules[0].control = "dc2:deadline_ms=20";
-  Clocked other(setup, fast);
-  other.steps(0, 40);
-  EXPECT_FALSE(uncompressed(other));
-  setup.control = kLaw;
+  EXPECT_TRUE(uncompressed(group));
+  EXPECT_TRUE(same_bits(group.steps(40, 41)[0], float32_mean(group.layout(), 40)));
+}
+
+/// 16-bit gradients: lanes are float32, and the mean is rounded once.
+TEST(DenseRules, TakeGradientsOf16Bits) {
+  test::Setup setup = two_laws();
   setup.rules[0].control = "fixed";
-  setup.rules[0].spec = "none";
-  Clocked alone(setup, fast);
-  alone.steps(0, 40);
-  EXPECT_TRUE(uncompressed(alone));
+  setup.control = "dc2:deadline_ms=1000000,max=0.06";
+  Ranks group(setup);
+  const Layout layout = back_to_back(kModel, {3, 2, 1, 0});
+  for (uint64_t step = 0; step < 30; ++step) {
+    const auto given = gradients(kWorld, layout.elements, step + 1);
+    std::vector<std::vector<uint16_t>> half(kWorld, std::vector<uint16_t>(layout.elements));
+    group.on_all([&](uint32_t r) {
+      for (size_t i = 0; i < layout.elements; ++i) half[r][i] = float_to_bf16(given[r][i]);
+      Bucket bucket;
+      bucket.buffer = half[r].data();
+      bucket.dtype = DType::bf16;
+      bucket.step = step;
+      ASSERT_TRUE(session::drive(group.session(r), bucket, layout, group.hub().engine(r)));
+    });
+    for (uint32_t r = 1; r < kWorld; ++r) ASSERT_EQ(half[0], half[r]);
+    if (step < 25) continue;
+    for (size_t i = kSmall; i < layout.elements - kModel[0].count(); ++i) {
+      float sum = 0;
+      for (const auto& g : given)
+        sum += bf16_to_float(float_to_bf16(g[i])) * (1.0F / static_cast<float>(kWorld));
+      ASSERT_EQ(half[0][i], float_to_bf16(sum)) << i;
+    }
+  }
 }
 
 TEST(DenseWithoutFeedback, HasNothingToRelease) {

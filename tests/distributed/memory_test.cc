@@ -196,6 +196,7 @@ TEST(NoMemoryForChanges, IsEverNeeded) {
     const char* spec;
     StrategyKind strategy;
     const char* control;
+    const char* rule = nullptr;  ///< the spec of "b", which stays
   };
   const std::vector<Steered> all{
       {"topk:ratio=0.05", StrategyKind::gather_all, "schedule:0=0.05,3=0.25,5=0.001,7=0.1,9=0.05"},
@@ -206,10 +207,17 @@ TEST(NoMemoryForChanges, IsEverNeeded) {
       {"3lc", StrategyKind::two_shot, "schedule:0=1.5,3=1,5=1.9,7=1.2,9=1"},
       {"qsgd", StrategyKind::gather_all, "schedule:0=64,3=127,5=1,7=30,9=127"},
       // Up to float32, by the time that the steps take here.
-      {"topk:ratio=0.05", StrategyKind::gather_all, "dc2:deadline_ms=1000000,max=0.06"}};
+      {"topk:ratio=0.05", StrategyKind::gather_all, "dc2:deadline_ms=1000000,max=0.06"},
+      // And beside what stays compressed.
+      {"topk:ratio=0.05", StrategyKind::gather_all, "dc2:deadline_ms=1000000,max=0.06", "3lc"},
+      {"topk:ratio=0.05", StrategyKind::two_shot, "dc2:deadline_ms=1000000,max=0.06", ""},
+      {"randomk:ratio=0.05", StrategyKind::native_sum, "dc2:deadline_ms=1000000,max=0.06",
+       "powersgd"}};
   for (const Steered& c : all) {
     test::Setup setup{c.spec, kWorld, kModel, c.strategy, 64};
     setup.control = c.control;
+    if (c.rule != nullptr) setup.rules = {rule("b", c.rule)};
+    if (c.rule != nullptr) setup.rules[0].control = "fixed";
     Ranks group(setup);
     const Layout layout = back_to_back(kModel, {0, 1, 2});
     for (uint64_t step = 0; step < 24; ++step) {
@@ -222,6 +230,29 @@ TEST(NoMemoryForChanges, IsEverNeeded) {
     }
     EXPECT_GE(group.session(kPoor).stats().setting_changes, 3U) << c.spec;
   }
+}
+
+/// A new layout without memory, under a law: the settings are those of now again.
+TEST(NoMemoryForChanges, InANewLayoutMovesNoSetting) {
+  const auto with = [] {
+    test::Setup setup{"topk:ratio=0.05", kWorld, kModel, StrategyKind::gather_all, 64};
+    setup.control = "schedule:0=0.05,300=0.25";
+    setup.rules = {rule("b", "3lc")};
+    setup.rules[0].control = "fixed";
+    return setup;
+  };
+  const Layout layout = back_to_back(kModel, {0, 1, 2});
+  int64_t failing = 0;
+  for (bool failed = true; failed && failing < 500; ++failing) {
+    Ranks group(with());
+    std::vector<Result<void>> results(kWorld);
+    failed = exchange(group, layout, DType::f32, {0, false, failing}, results);
+    EXPECT_EQ(group.session(kPoor).model().spec().moved_text(), "topk:ratio=0.05") << failing;
+    exchange(group, layout, DType::f32, {1, false, -1}, results);
+    for (const auto& r : results)
+      ASSERT_TRUE(r) << "behind allocation " << failing << ": " << r.error().message;
+  }
+  EXPECT_GT(failing, 10);
 }
 
 /// The words of a decision are all that a record may lack memory for: it ends, training goes on.

@@ -8,6 +8,8 @@
 #include <cstdio>
 #include <fstream>
 #include <limits>
+#include <map>
+#include <memory>
 #include <sstream>
 
 #include "control/replay.h"
@@ -161,6 +163,32 @@ TEST_P(Replayed, IsKilledAndResumed) {
   }
 }
 
+/// From the middle of a recorded run: with the state that the run itself saved, under its law.
+TEST_P(Replayed, GoesOnFromWhatTheRunSaved) {
+  const std::string record = file();
+  std::vector<std::vector<float>> means;
+  std::map<uint64_t, std::unique_ptr<Clocked>> saved;
+  {
+    Clocked first(with(law(), record), changing);
+    for (uint64_t step = 0; step < kSteps; ++step) {
+      if (step % (kSanitized ? 20 : 4) == 2) {
+        saved[step] = std::make_unique<Clocked>(with(law()), changing);
+        saved[step]->load(first);
+      }
+      means.push_back(first.steps(step, step + 1)[0]);
+    }
+  }
+  for (const auto& [stop, state] : saved) {
+    const std::string again = record + ".again";
+    std::remove(again.c_str());
+    Clocked resumed(with("replay:" + record, again), constant);
+    resumed.load(*state);
+    expect_same({means.begin() + static_cast<std::ptrdiff_t>(stop), means.end()},
+                resumed.steps(stop, kSteps), "from " + std::to_string(stop));
+    expect_equal(again);
+  }
+}
+
 /// A recorded run that was killed and resumed: its record has two parts.
 TEST_P(Replayed, OfARunThatWasResumed) {
   const std::string record = file();
@@ -216,6 +244,62 @@ TEST(Records, ByRule) {
   expect_same(means, replay.steps(0, 40), "both");
   Clocked half(with("replay:" + record, "schedule:0=1,7=1.5", ""), constant);
   expect_same(means, half.steps(0, 40), "the call's alone");
+}
+
+/// What a run saved is gone on with by the record of the same run alone.
+TEST(Records, StateOfAnotherRunIsRefused) {
+  const std::string record = new_file("state.jsonl"), other = new_file("other_state.jsonl");
+  const auto with = [](const std::string& control, const std::string& file = "") {
+    return setup("topk:ratio=0.1", StrategyKind::gather_all, control, file);
+  };
+  Clocked first(with("dc2:deadline_ms=20", record), changing);
+  first.steps(0, 30);
+  Clocked second(with("dc2:deadline_ms=20", other), constant);
+  second.steps(0, 30);
+  const auto why = [&](const std::string& control, Clocked& state) {
+    Clocked resumed(with(control), constant);
+    resumed.load(state);
+    const auto begun = resumed.session(0).begin_step(30);
+    return begun ? std::string() : begun.error().message;
+  };
+  EXPECT_EQ(why("replay:" + record, first), "");
+  EXPECT_EQ(why("replay:" + other, second), "");
+  EXPECT_EQ(why("replay:" + record, second),
+            "the state was not saved in the run that the record is of");
+  Clocked replay(with("replay:" + record), changing);
+  replay.steps(0, 30);
+  EXPECT_EQ(why("replay:" + record, replay), "");
+  EXPECT_EQ(why("dc2:deadline_ms=20", replay),
+            "the state of the control is that of other rules or controls");
+}
+
+/// Rules that are not replayed go on as they were.
+TEST(Records, AReplayOfOneRuleGoesOnFromWhatTheRunSaved) {
+  const auto with = [](const std::string& control, const std::string& of_rule,
+                       const std::string& record) {
+    test::Setup made = setup("topk:ratio=0.05", StrategyKind::gather_all, control, record);
+    Rule rule;
+    rule.match = "a.*";
+    rule.spec = "3lc";
+    rule.control = of_rule;
+    made.rules = {rule};
+    return made;
+  };
+  const std::string record = new_file("half.jsonl"), law = "schedule:0=1,7=1.5,25=1.1";
+  Clocked first(with("dc2:deadline_ms=20", law, record), changing);
+  first.steps(0, 20);
+  Clocked saved(with("dc2:deadline_ms=20", law, ""), changing);
+  saved.load(first);
+  const auto means = first.steps(20, 40);
+  Clocked half(with("replay:" + record, law, ""), constant);
+  half.load(saved);
+  expect_same(means, half.steps(20, 40), "the call's alone");
+  Clocked whole(with("replay:" + record, "", ""), constant);
+  whole.load(saved);
+  expect_same(means, whole.steps(20, 40), "both");
+  Clocked other(with("replay:" + record, "schedule:0=1,7=1.6", ""), constant);
+  other.load(saved);
+  EXPECT_FALSE(other.session(0).begin_step(20));
 }
 
 /// What another law would have done on a run that none has moved.

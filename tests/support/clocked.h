@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "session/saved_state.h"
 #include "support/ranks.h"
 
 namespace laconic::test {
@@ -51,24 +52,23 @@ class Clocked {
   /// What the means of every step are.
   std::vector<std::vector<float>> steps(uint64_t from, uint64_t to) {
     std::vector<std::vector<float>> means;
-    for (uint64_t step = from; step < to; ++step) {
-      auto buffers = gradients(world_, layout_.elements, step + 1);
-      group_->on_all([&](uint32_t r) { exchange(r, step, buffers[r]); });
-      for (uint32_t r = 1; r < world_; ++r) EXPECT_TRUE(same_bits(buffers[0], buffers[r]));
-      means.push_back(buffers[0]);
-    }
+    for (uint64_t step = from; step < to; ++step)
+      means.push_back(step_of(step, gradients(world_, layout_.elements, step + 1)));
     return means;
+  }
+  /// The mean of these.
+  std::vector<float> step_of(uint64_t step, std::vector<std::vector<float>> buffers) {
+    group_->on_all([&](uint32_t r) { exchange(r, step, buffers[r]); });
+    for (uint32_t r = 1; r < world_; ++r) EXPECT_TRUE(same_bits(buffers[0], buffers[r]));
+    return buffers[0];
   }
   /// Goes on with what another one has saved.
   void load(Clocked& other) {
     for (uint32_t r = 0; r < world_; ++r) {
-      const auto& mine = session(r).store().entries();
-      const auto& theirs = other.session(r).store().entries();
-      ASSERT_EQ(mine.size(), theirs.size());
-      for (size_t i = 0; i < mine.size(); ++i) {
-        ASSERT_EQ(mine[i].name, theirs[i].name);
-        std::ranges::copy(theirs[i].values, mine[i].values.begin());
-      }
+      const auto state = session::save_state(other.session(r));
+      ASSERT_TRUE(state) << state.error().message;
+      const auto loaded = session::load_state(session(r), *state);
+      ASSERT_TRUE(loaded) << loaded.error().message;
     }
   }
   Session& session(uint32_t r) { return group_->session(r); }

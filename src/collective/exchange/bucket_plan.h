@@ -63,6 +63,29 @@ class Legs {
   StrategyKind raw_ = StrategyKind::automatic;
 };
 
+/// Which of a layout's compressed parameters travel as float32, as settings are now.
+struct DensePart {
+  bool some = false, all = false;
+};
+inline DensePart dense_part(const RankState& state, const LayoutView& layout) noexcept {
+  bool any = false, rest = false;
+  for (const uint32_t p : layout.parameters) {
+    const RankParameter& parameter = state.parameter(p);
+    if (parameter.pieces.empty() && parameter.memory.values == nullptr) continue;
+    (state.way(p).dense ? any : rest) = true;
+  }
+  return {any, any && !rest};
+}
+/// Where some do: uncompressed parameters ride with them if they would be all that is left of their
+/// leg, unless they are added on the way there, too.
+inline bool raw_rides_along(const RankState& state, const LayoutView& layout,
+                            StrategyKind raw) noexcept {
+  return !sums_lanes(raw) && std::ranges::none_of(layout.parameters, [&](uint32_t p) {
+    const RankParameter& parameter = state.parameter(p);
+    return parameter.strategy == raw && !parameter.pieces.empty() && !state.way(p).dense;
+  });
+}
+
 /// Of one leg.
 struct BucketPlan {
   std::vector<BucketUnit> units;
@@ -71,7 +94,8 @@ struct BucketPlan {
   /// No payload outgrows what is granted: its size never varies, or need not be granted.
   bool exact = true;
 
-  BucketPlan(const RankState& state, const Layout& layout, StrategyKind leg) {
+  BucketPlan(const RankState& state, const Layout& layout, StrategyKind leg)
+      : state_(&state), layout_(&layout), leg_(leg) {
     const Legs legs(state, layout);
     for (size_t i = 0; i < layout.parameters.size(); ++i) {
       const RankParameter& p = state.parameter(layout.parameters[i]);
@@ -86,9 +110,40 @@ struct BucketPlan {
         exact = exact && (piece.codec->contract().exact_size || state.short_sends());
       }
     }
+    raw_leg_ = legs.raw();
+    if (std::ranges::none_of(layout.parameters, [&](uint32_t p) {
+          return state.model().dense(state.parameter(p).of);
+        }))
+      return;
+    all_units_ = units;
+    all_raw_ = raw;
+    all_lanes_ = lanes;
   }
 
-  [[nodiscard]] uint64_t held_bytes() const noexcept { return held(units, raw); }
+  /// Settings have changed: what travels as float32 now is none of this leg's. Takes no memory.
+  void refill() noexcept {
+    if (all_units_.empty() && all_raw_.empty()) return;
+    units.clear();
+    exact = true;
+    for (const BucketUnit& u : all_units_) {
+      if (state_->way(u.parameter).dense) continue;
+      units.push_back(u);
+      exact = exact && (u.piece->codec->contract().exact_size || state_->short_sends());
+    }
+    const bool rides = leg_ == raw_leg_ && dense_part(*state_, *layout_).some &&
+                       raw_rides_along(*state_, *layout_, raw_leg_);
+    raw.clear();
+    if (!rides) raw.insert(raw.end(), all_raw_.begin(), all_raw_.end());
+    lanes = rides ? 0 : all_lanes_;
+  }
+  /// All of it has gone to float32.
+  [[nodiscard]] bool idle() const noexcept {
+    return units.empty() && raw.empty() && !(all_units_.empty() && all_raw_.empty());
+  }
+
+  [[nodiscard]] uint64_t held_bytes() const noexcept {
+    return held(units, raw, all_units_, all_raw_);
+  }
 
   /// body(at, lane, count) for every stretch of the lanes [begin, end): `at` is its place in the
   /// gradient buffer.
@@ -103,6 +158,16 @@ struct BucketPlan {
       if (first < last) body(r->offset + (first - r->lane), first, last - first);
     }
   }
+
+ private:
+  const RankState* state_;
+  const Layout* layout_;
+  StrategyKind leg_;
+  StrategyKind raw_leg_ = StrategyKind::automatic;
+  // Where a law may turn to float32: what the leg has while none does.
+  std::vector<BucketUnit> all_units_;
+  std::vector<BucketRaw> all_raw_;
+  uint64_t all_lanes_ = 0;
 };
 
 /// Lends `kept` and `scratch` to the units of one exchange: kept slices side by side, one scratch

@@ -59,12 +59,33 @@ Result<std::unique_ptr<Exchange>> Exchange::create(RankState& state, Layout layo
   if (auto ok = exchange->check_lanes(); !ok) return std::move(ok).error();
   if (auto ok = exchange->reserve(); !ok) return std::move(ok).error();
   const Legs legs(state, exchange->layout_);
-  for (const StrategyKind kind : legs.kinds()) {
-    auto strategy = make_strategy(state, exchange->layout_, kind, counters, exchange->status_);
+  const auto add = [&](Result<std::unique_ptr<Strategy>> strategy) -> Result<void> {
     if (!strategy) return std::move(strategy).error();
     exchange->legs_.push_back({*std::move(strategy)});
+    return {};
+  };
+  for (const StrategyKind kind : legs.kinds()) {
+    auto made = add(make_strategy(state, exchange->layout_, kind, counters, exchange->status_));
+    if (!made) return std::move(made).error();
   }
+  if (!exchange->may_be_dense_in_part()) return exchange;
+  if (auto made = add(make_dense_leg(state, exchange->layout_, counters)); !made)
+    return std::move(made).error();
   return exchange;
+}
+
+/// A law may turn a class to float32 beside another that stays compressed.
+bool Exchange::may_be_dense_in_part() const {
+  std::optional<uint32_t> first;
+  bool opens = false, several = false;
+  for (const uint32_t p : layout_.parameters) {
+    const RankParameter& parameter = state_->parameter(p);
+    if (parameter.pieces.empty()) continue;
+    several = several || (first && *first != parameter.of);
+    first = parameter.of;
+    opens = opens || state_->model().dense(parameter.of);
+  }
+  return opens && several;
 }
 
 Result<std::unique_ptr<Exchange>> Exchange::create_spare(RankState& state, Counters& counters) {
@@ -213,11 +234,12 @@ void Exchange::start() {
   widen();
   if (bucket_.raw) return start_uncompressed(Uncompressed::Mode::plain);
   if (drains) return start_uncompressed(Uncompressed::Mode::drain);
-  if (flush_.dense && drainable_) return start_uncompressed(Uncompressed::Mode::dense);
+  if (dense_part(*state_, layout_).all) return start_uncompressed(Uncompressed::Mode::dense);
   running_uncompressed_ = false;
   Input given = input();
   for (Leg& leg : legs_) {
-    leg.state = Leg::State::runs;
+    leg.state = leg.strategy->idle() ? Leg::State::idle : Leg::State::runs;
+    if (leg.state == Leg::State::idle) continue;
     leg.strategy->begin(given);
     given.report = nullptr;  // once is enough
   }
@@ -226,7 +248,7 @@ void Exchange::start() {
 void Exchange::start_uncompressed(Uncompressed::Mode mode) {
   running_uncompressed_ = true;
   const bool settled = mode == Uncompressed::Mode::drain || mode == Uncompressed::Mode::dense;
-  uncompressed_.set_mode(mode, flush_.parts, flush_.dense && settled);
+  uncompressed_.set_mode(mode, flush_.parts, settled && dense_part(*state_, layout_).all);
   uncompressed_.begin(input());
 }
 
@@ -284,7 +306,9 @@ Result<uint32_t> Exchange::end_legs(std::span<Step> batch) {
     start_uncompressed(Uncompressed::Mode::fallback);
     return step_strategy(batch);
   }
-  for (Leg& leg : legs_) leg.strategy->finish();
+  for (Leg& leg : legs_) {
+    if (leg.state != Leg::State::idle) leg.strategy->finish();
+  }
   phase_ = Phase::idle;
   narrow();
   // Under a quorum the others may have ended it without this rank, and without hearing of it.

@@ -5,7 +5,8 @@
 // as float32. No I/O.
 //
 // A bucket whose parameters travel by several strategies has a leg for each: their steps go out in
-// one batch, and nothing is committed before every leg is delivered.
+// one batch, and nothing is committed before every leg is delivered. What laws have turned to
+// float32 goes with a leg of its own or, where that is all that is compressed, as whole buckets.
 //
 // What a strategy needs is allocated when an exchange is made. The first use of a layout begins
 // with a status round, in which a rank without memory, or one that refuses the layout, tells the
@@ -29,11 +30,10 @@ struct Bucket {
   bool raw = false;  ///< send uncompressed, residuals untouched
 };
 
-/// What a session's flush, and settings that send everything uncompressed, make of one exchange.
+/// What a session's flush makes of one exchange.
 struct FlushTurn {
   uint32_t wish = 0;   ///< steps of the flush that this rank asks for; 0: none
   uint32_t parts = 0;  ///< draining: 1/parts of each residual goes out; 0: not draining
-  bool dense = false;  ///< settings send the bucket uncompressed
 };
 
 class Exchange {
@@ -83,13 +83,14 @@ class Exchange {
  private:
   enum class Phase : uint8_t { idle, begun, enrolling, strategy };
   struct Leg {
-    enum class State : uint8_t { runs, delivered, raw, failed };
+    enum class State : uint8_t { idle, runs, delivered, raw, failed };
     std::unique_ptr<Strategy> strategy;
-    State state = State::delivered;
+    State state = State::idle;
   };
 
   Exchange(RankState& state, Layout layout, DType dtype, Counters& counters);
   [[nodiscard]] Result<void> reserve();
+  [[nodiscard]] bool may_be_dense_in_part() const;
   [[nodiscard]] Result<void> check_lanes() const;
   Result<uint32_t> advance(std::span<Step> batch);
   Result<uint32_t> enroll(std::span<Step> batch);
@@ -124,7 +125,7 @@ class Exchange {
   uint32_t batch_ = 0;  // of this exchange
   uint32_t flush_heard_ = 0;
   Phase phase_ = Phase::idle;
-  bool drainable_ = false;  // a flush sends it uncompressed, and so do settings
+  bool drainable_ = false;  // a flush sends it uncompressed
   bool enrolled_ = false;   // every rank has what it needs for this layout
   bool fell_back_ = false;
   bool running_uncompressed_ = false;  // instead of the legs

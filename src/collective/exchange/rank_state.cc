@@ -103,9 +103,10 @@ Result<void> RankState::bind(feedback::Store& store) {
     const Assignment& a = model_->assignment(i);
     RankParameter mine;
     mine.raw = a.raw;
+    mine.of = model_->class_of(i);
     mine.strategy = model_->strategy_of(i);
     mine.count = p.count();
-    mine.codec = &codecs_[model_->class_of(i)];
+    mine.codec = &codecs_[mine.of];
     if (!a.raw) {
       if (auto r = bind_memory(store, p, mine); !r) return r;
     } else if (mine.strategy == StrategyKind::server_sum) {

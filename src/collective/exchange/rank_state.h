@@ -26,8 +26,15 @@ struct RankPiece {
   std::span<float> send_state, mean_state;
 };
 
+/// How the compressed parameters of a class travel in the step at hand.
+struct Way {
+  bool dense = false;  ///< as float32, which a law has turned to
+  uint32_t parts = 0;  ///< 1/parts of their residuals goes with them; 0: nothing
+};
+
 struct RankParameter {
   bool raw = true;
+  uint32_t of = 0;  ///< its class
   StrategyKind strategy = StrategyKind::native_sum;
   uint64_t count = 0;
   const pipeline::UnitCodec* codec = nullptr;  ///< of its class
@@ -57,6 +64,11 @@ class RankState {
   [[nodiscard]] uint64_t settings() const noexcept { return settings_; }
   /// A class's spec has moved: its units have other plans. Takes no memory.
   void replan(uint32_t of) noexcept;
+  /// Between two steps. Exchanges have to plan again where `dense` changes.
+  void set_way(uint32_t of, const Way& way) noexcept { ways_[of] = way; }
+  [[nodiscard]] const Way& way(uint32_t parameter) const noexcept {
+    return ways_[parameters_[parameter].of];
+  }
   /// All of a residual went out but for what 16 bits rounded off.
   void note_rest(uint32_t index) noexcept { parameters_[index].rest = rest_of(parameters_[index]); }
   [[nodiscard]] const RankParameter& parameter(uint32_t index) const { return parameters_[index]; }
@@ -97,7 +109,7 @@ class RankState {
 
  private:
   RankState(const Model& model, std::span<const pipeline::UnitCodec> codecs)
-      : model_(&model), codecs_(codecs) {}
+      : model_(&model), codecs_(codecs), ways_(model.classes()) {}
   Result<void> bind(feedback::Store& store);
   static Result<void> bind_memory(feedback::Store& store, const Parameter& parameter,
                                   RankParameter& mine);
@@ -111,6 +123,7 @@ class RankState {
   const Model* model_;
   std::span<const pipeline::UnitCodec> codecs_;
   std::vector<RankParameter> parameters_;
+  std::vector<Way> ways_;  // by class
   uint64_t settings_ = 0;
 };
 

@@ -77,6 +77,8 @@ class Strategy {
   /// Between two exchanges: units have other plans. False: no memory. Takes none for plans that are
   /// no larger than it has had.
   [[nodiscard]] virtual bool replan() = 0;
+  /// As settings are now nothing travels so: it is not begun.
+  [[nodiscard]] virtual bool idle() const noexcept { return false; }
   /// Steps of the flush that some rank asked for in this exchange, the same on every rank; 0: none,
   /// or not known yet.
   [[nodiscard]] virtual uint32_t flush_heard() const noexcept { return 0; }
@@ -96,5 +98,8 @@ Result<std::unique_ptr<Strategy>> make_gather_all(RankState& state, const Layout
                                                   Counters& counters);
 Result<std::unique_ptr<Strategy>> make_two_shot(RankState& state, const Layout& layout,
                                                 Counters& counters);
+/// Of what laws have turned to float32, beside what is compressed.
+Result<std::unique_ptr<Strategy>> make_dense_leg(RankState& state, const Layout& layout,
+                                                 Counters& counters);
 
 }  // namespace laconic::collective

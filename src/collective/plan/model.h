@@ -111,7 +111,7 @@ struct Setting {
 };
 /// Parameters are classed by rules (control/rules.h): the first class has those that no rule
 /// matches.
-inline constexpr uint32_t kMaxClasses = 32;
+inline constexpr uint32_t kMaxClasses = 32;  // as many as Model has bits for
 
 /// Refuses what the contract forbids; otherwise the strategy with the fewest predicted bytes plus
 /// rounds.
@@ -153,9 +153,9 @@ class Model {
   [[nodiscard]] uint64_t bytes_of_class(uint32_t of) const;
   /// Likewise, by an all-reduce of float32.
   [[nodiscard]] uint64_t dense_bytes_of_class(uint32_t of) const;
-  /// Before anything is bound: a law may send all buckets uncompressed.
-  void open_dense() noexcept { dense_ = true; }
-  [[nodiscard]] bool dense() const noexcept { return dense_; }
+  /// Before anything is bound: a law may turn a class to float32.
+  void open_dense(uint32_t of) noexcept { dense_ |= 1U << of; }
+  [[nodiscard]] bool dense(uint32_t of) const noexcept { return (dense_ >> of & 1U) != 0; }
   [[nodiscard]] uint32_t class_of(uint32_t parameter) const { return class_of_[parameter]; }
   [[nodiscard]] StrategyKind strategy_of(uint32_t parameter) const {
     return choices_[class_of_[parameter]].strategy;
@@ -186,7 +186,7 @@ class Model {
   /// Engine-added float sums depend on an element's place in the buffer: does any of ours? Those of
   /// ways out and flushes, which every strategy has, do not count.
   [[nodiscard]] bool layout_matters() const noexcept {
-    return dense_ || uses(StrategyKind::native_sum);
+    return dense_ != 0 || uses(StrategyKind::native_sum);
   }
 
  private:
@@ -212,7 +212,7 @@ class Model {
   std::vector<Assignment> assignments_;
   uint64_t agreement_ = 0;
   uint64_t model_hash_ = 0;
-  bool dense_ = false;
+  uint32_t dense_ = 0;  // a bit for each class
 };
 
 }  // namespace laconic::collective

@@ -189,7 +189,8 @@ struct Dc2 {
       fall(at, s, seen.step, move);
     } else if (s.slowdown < kLow) {
       if (at.value == most(at.range)) {
-        if (dense_fits(at, s, seen)) switch_path(s, seen.step, move, true, Reason::dense);
+        if (at.may_turn && dense_fits(at, s, seen))
+          switch_path(s, seen.step, move, true, Reason::dense);
         return;
       }
       const double next = grown(at.range, at.value, 0.1);

@@ -410,6 +410,45 @@ TEST(Controller, RulesMoveOnTheirOwnActuatorsByOneSlowdown) {
   EXPECT_EQ(made->value(3), 1.9);
 }
 
+/// Where float32 of either fits, the second waits until the first is part of what is seen, also
+/// across save and load.
+TEST(Controller, RulesTurnToFloat32OneAfterTheOther) {
+  Range range = ratio(0.25);  // at the most that it may send
+  range.most_bytes = range.dense_bytes = 1000;
+  const auto create = [&] {
+    return Controller::create({{"dc2:deadline_ms=100", false, "topk", range},
+                               {"dc2:deadline_ms=100", false, "topk", range}});
+  };
+  auto made = create();
+  auto again = create();
+  ASSERT_TRUE(made && again);
+  std::vector<uint64_t> words(made->state_words());
+  std::array<uint64_t, 2> turned{};
+  for (uint64_t step = 1; step < 20; ++step) {
+    made->save(words);
+    ASSERT_TRUE(again->load(words));
+    const auto decided = made->observe(seen_at(step, 0.05, 2000));
+    EXPECT_TRUE(std::ranges::equal(decided, again->observe(seen_at(step, 0.05, 2000))));
+    for (const Decision& d : decided) turned[d.rule] = step;
+  }
+  EXPECT_EQ(turned[0], 1U);
+  EXPECT_EQ(turned[1], 6U);  // its next update
+  // No sooner than it is seen, even where an update is due.
+  auto late = Controller::create(
+      {{"dc2:deadline_ms=100", false, "topk", range}, {"replay:x", false, "topk", range}},
+      {{.step = 5, .rule = 1, .from = 0.25, .to = 0.25, .uncompressed = true}});
+  ASSERT_TRUE(late) << late.error().message;
+  turned = {};
+  for (uint64_t step = 4; step < 20; ++step) {
+    // The first rule's updates begin in step 6.
+    const auto seen = step < 6 ? Observation{} : seen_at(step, 0.05, 2000);
+    const auto decided = late->observe(step < 6 ? observe(step, std::vector<Figures>{}, 0) : seen);
+    for (const Decision& d : decided) turned[d.rule] = step;
+  }
+  EXPECT_EQ(turned[1], 5U);
+  EXPECT_EQ(turned[0], 11U);
+}
+
 TEST(History, SmallExchangesSayNothingAboutLargeOnes) {
   History history;
   Observation seen = seen_at(1, 0.001, 60000);  // a token bucket's burst

@@ -23,6 +23,7 @@ class GatherAll final : public Strategy {
   void finish() override;
   void undo(pipeline::Undo why) override;
   [[nodiscard]] bool replan() override;
+  [[nodiscard]] bool idle() const noexcept override { return plan_.idle(); }
   [[nodiscard]] uint32_t flush_heard() const noexcept override { return flush_heard_; }
   [[nodiscard]] HeardReports reports_heard() const noexcept override { return reports_.heard(); }
   [[nodiscard]] uint64_t held_bytes() const noexcept override {
@@ -74,13 +75,13 @@ class GatherAll final : public Strategy {
 
 GatherAll::GatherAll(RankState& state, const Layout& layout, Counters& counters)
     : state_(&state), counters_(&counters), plan_(state, layout, StrategyKind::gather_all) {
-  shape_ = {static_cast<uint32_t>(plan_.units.size()), 0,
-            static_cast<uint32_t>(plan_.lanes * sizeof(float))};
   plan_sizes();
   capacity_ = Capacity(bound_, plan_.exact);
 }
 
 void GatherAll::plan_sizes() {
+  shape_ = {static_cast<uint32_t>(plan_.units.size()), 0,
+            static_cast<uint32_t>(plan_.lanes * sizeof(float))};
   memory_.restart();
   bounds_.clear();
   bound_ = bundle_front_bytes(shape_);
@@ -93,6 +94,7 @@ void GatherAll::plan_sizes() {
 }
 
 bool GatherAll::replan() {
+  plan_.refill();
   plan_sizes();
   capacity_.rebound(bound_, plan_.exact);
   return reserve();

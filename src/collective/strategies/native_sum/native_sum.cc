@@ -69,6 +69,7 @@ class NativeSum final : public Strategy {
   void finish() override;
   void undo(pipeline::Undo why) override;
   [[nodiscard]] bool replan() override;
+  [[nodiscard]] bool idle() const noexcept override { return plan_.idle(); }
   [[nodiscard]] uint32_t flush_heard() const noexcept override { return flush_heard_; }
   [[nodiscard]] HeardReports reports_heard() const noexcept override { return reports_.heard(); }
   [[nodiscard]] uint64_t held_bytes() const noexcept override;
@@ -212,6 +213,7 @@ void NativeSum::choose_carrier(const Layout& layout, StrategyKind kind) {
 
 /// What a carrier carries does not move.
 bool NativeSum::replan() {
+  plan_.refill();
   for (LaneGroup& g : groups_) g.lanes = 0;
   memory_.restart();
   rounds_ = 1;
@@ -231,6 +233,7 @@ void NativeSum::plan_lanes() {
   }
   slices_.resize(plan_.units.size());
   carrier_unit_.resize(plan_.units.size());
+  uint32_t coded = 0;
   for (uint32_t i = 0; i < plan_.units.size(); ++i) {
     const Plan& plan = plan_.units[i].piece->send.plan;
     memory_.plan(plan);
@@ -242,8 +245,9 @@ void NativeSum::plan_lanes() {
       if (round.kind == RoundKind::agree_max) index = kAgreed;
       if (codes_now(i, r)) {
         slices_[i][r] = {kCodes, 0, round.bytes};
+        carrier_unit_[i] = coded++;
         if (planned_) continue;
-        carrier_unit_[i] = carrier_units_++;
+        carrier_units_ = coded;
         carrier_->add_unit(plan_.units[i].piece->send);
         continue;
       }

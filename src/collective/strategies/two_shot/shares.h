@@ -25,14 +25,13 @@ struct Shares {
   std::vector<Share> of;  ///< by owner
   uint64_t up_bytes = 0, down_bytes = 0;
 
-  Shares(const RankState& state, const BucketPlan& plan) : of(state.world()) {
+  Shares(const RankState& state, const BucketPlan& bucket) : of(state.world()) { assign(bucket); }
+  /// By what the units and their plans are now.
+  void assign(const BucketPlan& plan) {
+    const uint64_t world = of.size();
+    for (Share& share : of) share.units.clear();
     for (uint32_t i = 0; i < plan.units.size(); ++i)
       of[plan.units[i].piece->owner].units.push_back(i);
-    plan_sizes(plan);
-  }
-  /// By what the units' plans are now.
-  void plan_sizes(const BucketPlan& plan) {
-    const uint64_t world = of.size();
     up_bytes = down_bytes = 0;
     for (uint64_t o = 0; o < world; ++o) {
       Share& share = of[o];

@@ -50,8 +50,10 @@ class TwoShot final : public Strategy {
     phase_ = Phase::idle;
   }
   void undo(pipeline::Undo why) override;
+  [[nodiscard]] bool idle() const noexcept override { return plan_.idle(); }
   [[nodiscard]] bool replan() override {
-    shares_.plan_sizes(plan_);
+    plan_.refill();
+    shares_.assign(plan_);
     up_.replan();
     down_.replan();
     return reserve();

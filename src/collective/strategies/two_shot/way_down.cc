@@ -11,25 +11,29 @@ namespace laconic::collective {
 
 WayDown::WayDown(RankState& state, const BucketPlan& plan, const Shares& shares, Counters& counters)
     : state_(&state), plan_(&plan), shares_(&shares), counters_(&counters), sizes_(state.world()) {
-  uint64_t means = 0;
-  for (const BucketUnit& u : plan.units) {
-    const bool mine = u.piece->owner == state.rank();
-    memory_.plan(mine ? u.piece->mean.plan : Plan{});
-    mean_offsets_.push_back(means);
-    if (mine) means += round_up(u.piece->send.unit.count, 16);
-  }
-  mean_offsets_.push_back(means);
-  sent_.resize(plan.units.size());
+  plan_units();
   for (const Share& share : shares.of) capacity_.emplace_back(share.down_bound, plan.exact);
   need_.resize(state.world());
   views_.resize(state.world());
   delivered_.resize(state.world());
 }
 
-void WayDown::replan() {
+void WayDown::plan_units() {
+  uint64_t means = 0;
   memory_.restart();
-  for (const BucketUnit& u : plan_->units)
-    memory_.plan(u.piece->owner == state_->rank() ? u.piece->mean.plan : Plan{});
+  mean_offsets_.clear();
+  for (const BucketUnit& u : plan_->units) {
+    const bool mine = u.piece->owner == state_->rank();
+    memory_.plan(mine ? u.piece->mean.plan : Plan{});
+    mean_offsets_.push_back(means);
+    if (mine) means += round_up(u.piece->send.unit.count, 16);
+  }
+  mean_offsets_.push_back(means);
+  sent_.resize(plan_->units.size());
+}
+
+void WayDown::replan() {
+  plan_units();
   for (uint32_t o = 0; o < state_->world(); ++o)
     capacity_[o].rebound(shares_->of[o].down_bound, plan_->exact);
 }

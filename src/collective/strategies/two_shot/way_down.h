@@ -67,6 +67,7 @@ class WayDown {
   [[nodiscard]] float* mean_of(uint32_t unit) {
     return reinterpret_cast<float*>(means_.bytes().data()) + mean_offsets_[unit];
   }
+  void plan_units();
   void start_bundle(const WayUp& up);
   void encode_mean(uint32_t unit);
   uint64_t seal(const Told& told);

@@ -27,6 +27,7 @@ WayUp::WayUp(RankState& state, const BucketPlan& plan, const Shares& shares, Cou
 }
 
 void WayUp::replan() {
+  sent_.resize(plan_->units.size());
   memory_.restart();
   for (const BucketUnit& u : plan_->units) memory_.plan(u.piece->send.plan);
   for (uint32_t o = 0; o < state_->world(); ++o)

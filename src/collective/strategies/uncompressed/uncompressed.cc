@@ -5,18 +5,13 @@
 #include <cmath>
 
 #include "collective/exchange/strategy_parts.h"
+#include "collective/strategies/uncompressed/share.h"
 #include "kernels/cast/cast.h"
 
 namespace laconic::collective {
 namespace {
 
 constexpr uint64_t kNoCopy = ~uint64_t{0};
-
-float rounded_to(DType dtype, float x) {
-  if (dtype == DType::f16) return f16_to_float(float_to_f16(x));
-  if (dtype == DType::bf16) return bf16_to_float(float_to_bf16(x));
-  return x;
-}
 
 }  // namespace
 
@@ -27,14 +22,21 @@ Uncompressed::Uncompressed(RankState& state, const Layout& layout, Counters& cou
 bool Uncompressed::reserve() {
   drained_.resize(layout_->parameters.size());
   copies_.resize(layout_->parameters.size(), kNoCopy);
+  bool any = false, all = true;
   for (size_t i = 0; i < layout_->parameters.size(); ++i) {
     const RankParameter& p = state_->parameter(layout_->parameters[i]);
+    const bool opens = state_->model().dense(p.of);
+    any = any || (opens && !p.pieces.empty());
+    all = all && (opens || (p.pieces.empty() && p.memory.values == nullptr));
     if (p.memory.values == nullptr) continue;
     copies_[i] = copied_;
     copied_ += p.count;
   }
-  if (!state_->model().dense()) return true;
-  return copy_.reserve(copied_ * sizeof(float)) && aside_.reserve();
+  whole_ = any && all;
+  if (!whole_) return true;
+  aside_.reserve();
+  return copy_.reserve(copied_ * sizeof(float)) &&
+         told_.reserve(aside_.lanes_at_most() * sizeof(float));
 }
 
 void Uncompressed::begin(const Input& input) {
@@ -43,12 +45,12 @@ void Uncompressed::begin(const Input& input) {
   tells_ = tells_ && input.report != nullptr;
   aside_.begin();
   trouble_.reset();
-  std::fill(drained_.begin(), drained_.end(), uint8_t{0});
+  std::fill(drained_.begin(), drained_.end(), uint32_t{0});
   if (input_.failure == nullptr && keeps_gradient() && !copy_gradient())
     trouble_ = Error{Errc::out_of_memory, "no memory", {}};  // short: needs none itself
   if (trouble_) keep_gradients(*state_, *layout_, input_.gradient, DType::f32);
   if (input_.failure != nullptr || trouble_) return poison();
-  if (mode_ == Mode::drain) add_residuals();
+  if (mode_ == Mode::drain || mode_ == Mode::dense) add_residuals();
 }
 
 /// An all-reduce that fails leaves neither gradient nor sum in its buffer. The memory is taken now,
@@ -65,45 +67,26 @@ bool Uncompressed::copy_gradient() {
   return true;
 }
 
+/// A flush's and a law's: each ends in its time.
+uint32_t Uncompressed::parts_of(size_t i) const noexcept {
+  const uint32_t of_law = state_->way(layout_->parameters[i]).parts;
+  if (mode_ != Mode::drain) return of_law;
+  return of_law == 0 ? parts_ : std::min(parts_, of_law);
+}
+
 void Uncompressed::add_residuals() {
+  const auto* copies = reinterpret_cast<const float*>(copy_.bytes().data());
+  bool any = false;
   for (size_t i = 0; i < copies_.size(); ++i) {
-    if (copies_[i] == kNoCopy ||
-        state_->parameter(layout_->parameters[i]).memory.residual() == nullptr)
-      continue;
-    drained_[i] = add_residual(i) ? 1 : 0;
+    const RankParameter& p = state_->parameter(layout_->parameters[i]);
+    const uint32_t parts = parts_of(i);
+    if (copies_[i] == kNoCopy || p.memory.residual() == nullptr || parts == 0) continue;
+    float* const g = input_.gradient + layout_->offsets[i];
+    if (!add_share(*state_, p, parts, copies + copies_[i], g)) continue;
+    drained_[i] = parts;
+    any = true;
   }
-  narrow();
-}
-
-/// gradient += residual/parts. A parameter without a local gradient keeps its residual, since DDP
-/// may discard the result; so does one whose sum would not be finite.
-bool Uncompressed::add_residual(size_t i) {
-  const RankParameter& p = state_->parameter(layout_->parameters[i]);
-  const pipeline::UnitCodec& codec = *p.codec;
-  float* g = input_.gradient + layout_->offsets[i];
-  const kernels::Scan scan = pipeline::scan(codec, g, p.count);
-  if (!scan.any_nonzero || !scan.all_finite) return false;
-  for (const RankPiece& piece : p.pieces) take_owned_residual(piece);
-  codec.kernels().axpy(g, part(), p.memory.values, p.count);
-  if (pipeline::scan(codec, g, p.count).all_finite) return true;
-  std::copy_n(reinterpret_cast<const float*>(copy_.bytes().data()) + copies_[i], p.count, g);
-  return false;
-}
-
-/// An owner's residual belongs to the mean: it counts `world` times among the ranks' own. One that
-/// would overflow stays where it is.
-void Uncompressed::take_owned_residual(const RankPiece& piece) {
-  if (piece.mean.memory.values == nullptr) return;
-  const auto world = static_cast<float>(state_->world());
-  const uint64_t count = piece.mean.unit.count;
-  const auto sum = [&](uint64_t k) {
-    return piece.send.memory.values[k] + world * piece.mean.memory.values[k];
-  };
-  for (uint64_t k = 0; k < count; ++k) {
-    if (!std::isfinite(sum(k))) return;
-  }
-  for (uint64_t k = 0; k < count; ++k) piece.send.memory.values[k] = sum(k);
-  std::fill_n(piece.mean.memory.values, count, 0.0F);
+  if (any) narrow();
 }
 
 /// Delivered: a residual loses what travelled of it, and keeps what 16 bits rounded off. Where the
@@ -113,25 +96,10 @@ void Uncompressed::drop_residuals() {
     const RankParameter& p = state_->parameter(layout_->parameters[i]);
     const float* mean = input_.gradient + layout_->offsets[i];
     if (drained_[i] == 0 || !pipeline::scan(*p.codec, mean, p.count).all_finite) continue;
-    drop_residual(i);
-    if (parts_ == 1 && input_.dtype != DType::f32) state_->note_rest(layout_->parameters[i]);
+    drop_share(p, drained_[i], wide_ ? DType::f32 : input_.dtype,
+               reinterpret_cast<const float*>(copy_.bytes().data()) + copies_[i]);
+    if (drained_[i] == 1 && input_.dtype != DType::f32) state_->note_rest(layout_->parameters[i]);
   }
-}
-
-void Uncompressed::drop_residual(size_t i) {
-  const RankParameter& p = state_->parameter(layout_->parameters[i]);
-  const auto* g = reinterpret_cast<const float*>(copy_.bytes().data()) + copies_[i];
-  const DType travelled = wide_ ? DType::f32 : input_.dtype;
-  const float part = this->part();
-  float* const residual = p.memory.values;
-  for (uint64_t k = 0; k < p.count; ++k) {
-    const float share = part * residual[k];
-    const float out = g[k] + share;
-    const float rest = residual[k] - share;
-    residual[k] = travelled == DType::f32 ? rest : rest + (out - rounded_to(travelled, out));
-  }
-  // Everything goes out, and momentum is 0 where something was sent.
-  if (p.memory.momentum != nullptr) std::fill_n(p.memory.momentum, p.count, 0.0F);
 }
 
 /// A sum cannot carry a message: all ones, a NaN in every type, announce that there is one.
@@ -161,7 +129,7 @@ void Uncompressed::narrow() {
 }
 
 void Uncompressed::drop_copy() {
-  if (!state_->model().dense()) copy_ = Arena();
+  if (!whole_) copy_ = Arena();
 }
 
 Next Uncompressed::emit(std::span<Step> batch) {
@@ -182,13 +150,22 @@ Next Uncompressed::emit(std::span<Step> batch) {
   ++counters_->rounds;
   phase_ = Phase::summed;
   if (!tells_) return {Verdict::steps, 1};
-  aside_.emit(input_, batch[1], *counters_);
+  uint8_t* const told = told_.bytes().data();
+  aside_.put(input_, told);
+  const uint64_t lanes = aside_.lanes(input_);
+  batch[1] = {.kind = StepKind::all_reduce,
+              .dtype = DType::f32,
+              .count = lanes,
+              .send = told,
+              .recv = told};
+  counters_->wire_bytes += 2 * lanes * sizeof(float) * (world - 1) / world;
+  ++counters_->rounds;
   return {Verdict::steps, 2};
 }
 
 Result<Next> Uncompressed::next(std::span<Step> batch) {
   if (phase_ == Phase::ready) return emit(batch);
-  if (phase_ == Phase::summed && tells_) aside_.hear(input_);
+  if (phase_ == Phase::summed && tells_) aside_.hear(input_, told_.bytes().data());
   if (phase_ == Phase::summed && poisoned()) {
     phase_ = Phase::status;
     status_->emit(input_, trouble_ ? &*trouble_ : input_.failure, batch[0], *counters_);
@@ -207,7 +184,7 @@ Result<Next> Uncompressed::next(std::span<Step> batch) {
 
 void Uncompressed::finish() {
   phase_ = Phase::idle;
-  if (mode_ == Mode::drain) drop_residuals();
+  if (mode_ == Mode::drain || mode_ == Mode::dense) drop_residuals();
   if (wide_) narrow();
   drop_copy();
 }

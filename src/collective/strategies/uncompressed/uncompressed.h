@@ -18,14 +18,15 @@ class Uncompressed final : public Strategy {
     plain,     ///< residuals untouched
     fallback,  ///< the strategy has undone its work: a failure now must not lose the gradient
     drain,     ///< a part of each residual goes with the gradient
-    dense,     ///< as settings have it: residuals untouched, a failure must not lose the gradient
+    dense,     ///< as settings have it, whose way out residuals take; a failure must not lose the
+               ///< gradient
   };
 
   Uncompressed(RankState& state, const Layout& layout, Counters& counters, StatusRound& status);
   [[nodiscard]] bool reserve();
 
   /// Before begin(). `parts`: for drain, the steps left to drain in, this one included: 1/parts of
-  /// each residual goes out. `tells`: ranks tell each other what Input has for that.
+  /// each residual goes out, or more where a law releases it. `tells`: ranks tell each other what Input has for that.
   void set_mode(Mode mode, uint32_t parts, bool tells) noexcept {
     mode_ = mode;
     parts_ = parts;
@@ -40,7 +41,7 @@ class Uncompressed final : public Strategy {
   /// Adds the gradients of compressed parameters to their residuals, but in plain mode.
   void undo(pipeline::Undo) override;
   [[nodiscard]] uint64_t held_bytes() const noexcept override {
-    return held(drained_, copies_, copy_) + aside_.held_bytes();
+    return held(drained_, copies_, copy_, told_) + aside_.held_bytes();
   }
   [[nodiscard]] uint32_t flush_heard() const noexcept override {
     return tells_ ? aside_.wish() : 0;
@@ -55,14 +56,11 @@ class Uncompressed final : public Strategy {
   [[nodiscard]] bool keeps_gradient() const noexcept {
     return mode_ != Mode::plain && copied_ != 0;
   }
-  [[nodiscard]] float part() const noexcept { return 1.0F / static_cast<float>(parts_); }
+  [[nodiscard]] uint32_t parts_of(size_t i) const noexcept;
   bool copy_gradient();
   void drop_copy();
   void add_residuals();
-  bool add_residual(size_t i);
-  void take_owned_residual(const RankPiece& piece);
   void drop_residuals();
-  void drop_residual(size_t i);
   void poison();
   [[nodiscard]] bool poisoned();
   void widen();
@@ -73,11 +71,14 @@ class Uncompressed final : public Strategy {
   Counters* counters_;
   StatusRound* status_;
   const Layout* layout_;
-  std::vector<uint8_t> drained_;  // by parameter of the layout: went out with its residual
-  std::vector<uint64_t> copies_;  // by parameter of the layout: where its gradient is kept
-  uint64_t copied_ = 0;           // floats of all of them
-  Arena copy_;                    // gradients of parameters with a residual, until delivery is sure
+  std::vector<uint32_t> drained_;  // by parameter of the layout: its residual went with it, in so
+                                   // many parts; 0: it did not
+  std::vector<uint64_t> copies_;   // by parameter of the layout: where its gradient is kept
+  uint64_t copied_ = 0;            // floats of all of them
+  Arena copy_;  // gradients of parameters with a residual, until delivery is sure
   Aside aside_;
+  Arena told_;          // its lanes
+  bool whole_ = false;  // laws may turn all that is compressed here to float32
   Input input_;
   std::optional<Error> trouble_;
   Mode mode_ = Mode::plain;

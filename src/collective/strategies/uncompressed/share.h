@@ -1,0 +1,21 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// An equal part of a residual that goes out with the gradient, uncompressed: of a flush, and where a
+// law turns to float32.
+#pragma once
+
+#include "collective/exchange/rank_state.h"
+
+namespace laconic::collective {
+
+/// `out` has the gradient of a parameter, and takes residual/parts in addition. False, and nothing
+/// was taken: there is no gradient here, whose mean DDP may discard, or a sum would not be finite.
+/// An owner's residual joins this rank's own first.
+bool add_share(const RankState& state, const RankParameter& parameter, uint32_t parts,
+               const float* gradient, float* out);
+
+/// It was delivered: the residual loses it, but for what `travelled` rounded off.
+void drop_share(const RankParameter& parameter, uint32_t parts, DType travelled,
+                const float* gradient);
+
+}  // namespace laconic::collective
