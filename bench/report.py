@@ -440,8 +440,9 @@ def markdown(results) -> str:
     intro = (f"Made by `{results.get('command', 'make bench')}` in one run{short}, {results['seconds']:.0f} s. All "
              "numbers, with their spreads, are in the JSON file beside this one; `scripts/bench_compare A.json B.json` "
              "compares two runs.")
-    parts = ["# Codecs on a CPU", intro, results.get("remark", "")]
-    for section in (machine, method, goals, what_bounds, roofline, threads, small_calls, server, baselines, grace, everything,
-                    not_measured):
+    alone = results.get("server_alone", False)
+    parts = ["# An aggregation server on a CPU" if alone else "# Codecs on a CPU", intro, results.get("remark", "")]
+    everywhere = (machine, method, goals, what_bounds, roofline, threads, small_calls, server, baselines, grace, everything, not_measured)
+    for section in (machine, server, not_measured) if alone else everywhere:
         parts += section(results)
     return "\n\n".join(part for part in parts if part) + "\n"

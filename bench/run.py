@@ -5,6 +5,7 @@
     make bench                                 the whole thing, five minutes, never six; wants a quiet machine
     make bench QUICK=1                         a minute's worth, to see that it works
     bench/run.py --quick --codecs topk,int8    a part of that
+    bench/run.py --server                      the aggregation server alone, a minute, into a page of its own
 
 Needs a release build (`scripts/build release`). Nothing is written before everything is measured.
 """
@@ -33,15 +34,17 @@ def options(arguments=None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="bench/run.py", description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a minute's worth; not for publication")
     parser.add_argument("--codecs", default="", help="names, separated by commas; all without it")
+    parser.add_argument("--server", action="store_true", help="the aggregation server alone")
     parser.add_argument("--build", type=Path, default=ROOT / "build" / "release", help="folder of the build")
     parser.add_argument("--out", type=Path, metavar="FOLDER",
                         help="of NAME.md and NAME.json (default docs/results; with --quick out/bench)")
-    parser.add_argument("--name", default="codecs-cpu", help="of the two files (default codecs-cpu)")
+    parser.add_argument("--name", help="of the two files (default codecs-cpu; with --server aggregation-server)")
     parser.add_argument("--remark", default="", help="what a reader has to know of this run; goes under the title")
     parser.add_argument("--report", action="store_true", help="measure nothing: write the page again from FOLDER's JSON")
     parser.add_argument("--budget", type=float, metavar="SECONDS",
                         help="nothing begins later, all ends 30 s later (default 320)")
     given = parser.parse_args(arguments)
+    given.name = given.name or ("aggregation-server" if given.server else "codecs-cpu")
     given.out = (given.out or ROOT / ("out/bench" if given.quick else "docs/results")).resolve()
     given.build = given.build.resolve()
     return given
@@ -49,9 +52,9 @@ def options(arguments=None) -> argparse.Namespace:
 
 def command_line(given: argparse.Namespace) -> str:
     """What repeats this run on another machine: without its folders."""
-    if not given.codecs and given.budget is None:
+    if not given.codecs and given.budget is None and not given.server:
         return "make bench QUICK=1" if given.quick else "make bench"
-    words = ["bench/run.py", *["--quick"] * given.quick, *(["--codecs", given.codecs] if given.codecs else [])]
+    words = ["bench/run.py", *["--server"] * given.server, *["--quick"] * given.quick, *(["--codecs", given.codecs] if given.codecs else [])]
     return " ".join(words + ([f"--budget {given.budget:g}"] if given.budget is not None else []))
 
 
@@ -62,8 +65,8 @@ def progress(text: str) -> None:
 class Run:
     """The measurements, in the order of their worth: what the budget cuts off is worth least."""
 
-    def __init__(self, plan: plans.Plan, programs: Programs, names):
-        self.plan, self.programs, self.names = plan, programs, names
+    def __init__(self, plan: plans.Plan, programs: Programs, names, server_alone: bool = False):
+        self.plan, self.programs, self.names, self.server_alone = plan, programs, names, server_alone
         self.results = {"points": [], "fused": [], "codec_only": [], "threads": [], "c_abi": [], "baselines": {},
                         "roofline": {"points": []}, "left_out": []}
 
@@ -73,6 +76,8 @@ class Run:
                  ("codecs alone", self.codec_only), ("calls through the C ABI", self.c_abi),
                  ("two threads", self.threads), ("aggregation server", self.server), ("PyTorch", self.baselines),
                  *self.other_isa_steps()]
+        if self.server_alone:
+            steps = [("aggregation server", self.server)]
         for what, step in steps:
             if self.programs.elapsed() > self.programs.budget:
                 self.results["left_out"].append(what)
@@ -182,13 +187,14 @@ def main() -> int:
                  + ", ".join(dict.fromkeys(s.split(":")[0].split("+")[0] for s in plans.SPECS)))
         return 2
     programs = Programs(given.build, plan.budget)
-    run = Run(plan, programs, names)
+    run = Run(plan, programs, names, given.server)
     try:
         measured = run.everything()
     except ProgramError as error:
         progress(f"bench/run.py: {error}\n  build first: scripts/build release")
         return 1
     results = {"schema": SCHEMA, "quick": given.quick, "remark": given.remark, "command": command_line(given),
+               "server_alone": given.server,
                "seconds": round(programs.elapsed(), 1), "isas": run.isas,
                "machine": machine(given.build, run.bench_machine, measured["roofline"].get("clock_ghz")), **measured,
                "commands": programs.commands, "failures": programs.failures}

@@ -2,11 +2,13 @@
 //
 // What the arithmetic of an aggregation server costs, without I/O. Prints JSON.
 //
-//   sum:    tables of 4 bits into 8-bit lanes, 8 workers, beside float32: worker by worker, as
-//           datagrams come, and all at once
+//   sum:    tables of 4 bits into 8-bit lanes, 8 workers, beside float32: worker by worker, one
+//           datagram after the other on both sides; the same for float32 while codes stay where
+//           they were received until all workers' have come, as in the server; and all at once on
+//           both sides
 //   server: processor time for a million elements of 4 workers, and the error of their mean:
 //           adding codes beside decoding, adding and encoding again, as an owner of two_shot does,
-//           all payloads in hand; and adding codes as datagrams come
+//           all payloads in hand; and adding codes as the server does, as datagrams come
 //
 //   server_cpu_bench ROUNDS
 #include <fmt/format.h>
@@ -58,10 +60,11 @@ Json to_json(const tools::Spread& s) {
 }
 Json spread(std::vector<double> values) { return to_json(tools::spread_of(std::move(values))); }
 
+constexpr uint64_t kWindow = 64 * kGranule;
+
 /// A window of granules from every worker in turn: as segmented datagrams come.
 template <class Take>
 void by_window(uint64_t elements, std::size_t workers, Take&& take) {
-  constexpr uint64_t kWindow = 64 * kGranule;
   for (uint64_t from = 0; from < elements; from += kWindow) {
     for (std::size_t w = 0; w < workers; ++w) {
       for (uint64_t i = 0; i < kWindow; i += kGranule) take(w, from + i);
@@ -105,6 +108,17 @@ class Codes {
     by_window(elements_, codes_.size(), [&](std::size_t w, uint64_t at) {
       w == 0 ? adder_.set_codes(codes_[w].at(at), lanes_.at(at))
              : adder_.add_codes(codes_[w].at(at), lanes_.at(at));
+    });
+  }
+  /// What the slot machine does with payloads that stay: it notes where they are, and adds with the
+  /// last worker's.
+  void as_server() {
+    std::array<std::array<const uint8_t*, kMostWorkers>, kWindow / kGranule> promised{};
+    const std::size_t last = codes_.size() - 1;
+    by_window(elements_, codes_.size(), [&](std::size_t w, uint64_t at) {
+      auto& of = promised[at / kGranule % promised.size()];
+      of[w] = codes_[w].at(at);
+      if (w == last) adder_.add_all({of.data(), last + 1}, true, lanes_.at(at));
     });
   }
   void at_once() {
@@ -186,6 +200,8 @@ Json sums(uint64_t elements, int rounds) {
   Json found{{"workers", kWorkers}, {"elements", elements}};
   found["by_worker"] = pairs(
       rounds, [&] { codes.by_worker(); }, [&] { floats.by_worker(); });
+  found["as_server"] = pairs(
+      rounds, [&] { codes.as_server(); }, [&] { floats.by_worker(); });
   found["at_once"] = pairs(
       rounds, [&] { codes.at_once(); }, [&] { floats.at_once(); });
   return found;
@@ -309,6 +325,8 @@ Json servers(int rounds) {
         rounds, [&] { codes.at_once(); }, [&] { owner->serve(); });
     row["by_worker"] = pairs(
         rounds, [&] { codes.by_worker(); }, [&] { owner->serve(); })["ratio"];
+    row["as_server"] = pairs(
+        rounds, [&] { codes.as_server(); }, [&] { owner->serve(); })["ratio"];
     row["cached"] = pairs(
         rounds, [&] { few_codes.at_once(); }, [&] { few_owner->serve(); })["ratio"];
     row["spec"] = text;
