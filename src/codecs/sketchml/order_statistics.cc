@@ -195,63 +195,27 @@ uint64_t number_groups(std::span<OrderStatistic> wanted, uint16_t* table, Key&& 
   return groups;
 }
 
-// Up to here sorting takes less time than the tables, whatever they hold.
-constexpr uint64_t kSorted = 4096;
-static_assert(2 * kSorted <= kQuantileBuckets);  // as many numbers have room in a table
-
-constexpr uint32_t digit_of(uint32_t image, uint32_t pass) { return image >> 8 * pass & 0xFFU; }
-
-// Images in ascending order, by one byte after the other from the last one on. False if an element
-// is not finite.
-bool sorted_images(const float* x, uint64_t count, uint32_t* images, uint32_t* other) {
-  std::array<std::array<uint32_t, 256>, 4> at{};
-  uint32_t most = 0;
-  for (uint64_t i = 0; i < count; ++i) {
-    images[i] = kernels::quantile_image(x[i]);
-    most = std::max(most, float_bits(x[i]) & 0x7FFFFFFFU);
-    for (uint32_t pass = 0; pass < 4; ++pass) ++at[pass][digit_of(images[i], pass)];
-  }
-  if (most >= 0x7F800000U) return false;
-  for (uint32_t pass = 0; pass < 4; ++pass) {
-    std::exclusive_scan(at[pass].begin(), at[pass].end(), at[pass].begin(), 0U);
-    for (uint64_t i = 0; i < count; ++i) other[at[pass][digit_of(images[i], pass)]++] = images[i];
-    std::swap(images, other);
-  }
-  return true;
-}
-
-bool by_sorting(const float* x, uint64_t count, std::span<OrderStatistic> wanted,
-                MutBytes scratch) {
-  auto* const images = reinterpret_cast<uint32_t*>(scratch.data());
-  if (!sorted_images(x, count, images, images + count)) return false;
-  uint64_t begin = 0, end = 0;  // of the elements that are equal to the last one
-  for (OrderStatistic& w : wanted) {
-    if (w.rank >= end) {
-      w.image = images[w.rank];
-      for (begin = w.rank; begin > end && images[begin - 1] == w.image; --begin) {
-      }
-      for (end = w.rank + 1; end < count && images[end] == w.image; ++end) {
-      }
-    }
-    w.image = images[w.rank];
-    w.below = begin;
-    w.equal = end - begin;
-  }
-  return true;
-}
-
 }  // namespace
 
 uint64_t order_statistics_scratch(uint64_t wanted, uint64_t count) noexcept {
+  if (count <= kernels::kQuantileSorted) {
+    return 2 * kernels::quantile_sorted_room(count) * sizeof(uint32_t);
+  }
   const uint64_t shards = most_shards(count);
   return aligned(shards * counters(wanted) * sizeof(uint32_t)) + shards * kBatchBytes +
          group_bytes(kQuantileBuckets) + group_bytes(row_counters(wanted));
 }
 
+const uint32_t* sorted_images(const kernels::QuantileKernels& kernels, const float* x,
+                              uint64_t count, MutBytes scratch) {
+  auto* const images = reinterpret_cast<uint32_t*>(scratch.data());
+  uint32_t* const other = images + kernels::quantile_sorted_room(count);
+  return kernels.sort(x, count, images, other) < 0x7F800000U ? images : nullptr;
+}
+
 bool order_statistics(const kernels::QuantileKernels& kernels, const float* x, uint64_t count,
                       std::span<OrderStatistic> wanted, MutBytes scratch, MutBytes spare,
                       ThreadPool* pool) {
-  if (count <= kSorted) return by_sorting(x, count, wanted, scratch);
   const Tables t = tables_in(scratch, wanted.size(), count, pool);
   std::array<uint32_t, kMostShards> most{};
   count_all(t, count, kQuantileBuckets, pool,

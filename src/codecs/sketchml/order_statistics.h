@@ -18,13 +18,18 @@ struct OrderStatistic {
   uint64_t equal = 0;  ///< with this one
 };
 
-/// Bytes that order_statistics needs for `wanted` ranks among `count` elements.
+/// Bytes that order_statistics, or sorted_images, needs for `wanted` ranks among `count` elements.
 uint64_t order_statistics_scratch(uint64_t wanted, uint64_t count) noexcept;
 
-/// Finds the elements of the given ranks, which ascend, among x[0, count): by counting, small units
-/// by a sort. `scratch` is aligned to 64 bytes. `spare` is any memory; with room for the images of
-/// what shares its upper 16 bits with a wanted element, one pass less is made. False, and nothing
-/// found, if an element is not finite.
+/// The images of x[0, count) in ascending order, in `scratch`, which is aligned to 64 bytes; null if
+/// an element is not finite. For at most kQuantileSorted elements.
+const uint32_t* sorted_images(const kernels::QuantileKernels& kernels, const float* x,
+                              uint64_t count, MutBytes scratch);
+
+/// Finds the elements of the given ranks, which ascend, among x[0, count), more than
+/// kQuantileSorted, by counting. `scratch` is aligned to 64 bytes. `spare` is any memory; with room
+/// for the images of what shares its upper 16 bits with a wanted element, one pass less is made.
+/// False, and nothing found, if an element is not finite.
 bool order_statistics(const kernels::QuantileKernels& kernels, const float* x, uint64_t count,
                       std::span<OrderStatistic> wanted, MutBytes scratch, MutBytes spare,
                       ThreadPool* pool);

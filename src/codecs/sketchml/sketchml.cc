@@ -38,99 +38,128 @@ uint64_t sum_bytes(const SketchMl::Params& params, uint64_t count) {
 
 constexpr uint32_t kMostEdges = kQuantileBins + 1;
 
-// The two neighbours of every edge: of edge j the elements of the ranks floor(p) and floor(p) + 1,
+// The two neighbours of an edge: of edge j the elements of the ranks floor(p) and floor(p) + 1,
 // p = j·(count - 1)/bins.
-struct Neighbours {
-  uint64_t remainder = 0;  // p - floor(p) in units of 1/bins
-  OrderStatistic low, high;
+struct Ranks {
+  Ranks(uint64_t j, uint64_t count, uint32_t bins)
+      : low(j * (count - 1) / bins),
+        high(std::min(low + 1, count - 1)),
+        remainder(j * (count - 1) - low * bins) {}
+  uint64_t low, high;
+  uint64_t remainder;  // p - floor(p) in units of 1/bins
 };
 
 class Edges {
  public:
   Edges(uint32_t bins, uint64_t count) : bins_(bins), count_(count) {}
 
-  // Makes use of `spare` (order_statistics).
+  // The thresholds of codes, and how many elements are below each. Small units are sorted; of
+  // others `spare` is made use of (order_statistics).
   bool find(const kernels::QuantileKernels& kernels, const float* x, MutBytes scratch,
-            MutBytes spare, ThreadPool* pool);
-  // The thresholds of codes, and which elements have each.
-  void set(QuantileBins& bins, uint8_t* base);
+            MutBytes spare, ThreadPool* pool) {
+    thresholds_.fill(~0U);
+    below_[0] = 0;
+    below_[bins_] = count_;
+    return count_ <= kernels::kQuantileSorted ? by_sorting(kernels, x, scratch)
+                                              : by_counting(kernels, x, scratch, spare, pool);
+  }
+  // `base` is filled where encode() looks at it.
+  QuantileBins bins(uint8_t* base, uint32_t searched) const;
   [[nodiscard]] uint64_t elements_of(uint32_t bin) const { return below_[bin + 1] - below_[bin]; }
 
  private:
+  bool by_sorting(const kernels::QuantileKernels& kernels, const float* x, MutBytes scratch);
+  bool by_counting(const kernels::QuantileKernels& kernels, const float* x, MutBytes scratch,
+                   MutBytes spare, ThreadPool* pool);
+  // What equals several edges belongs to the bin of the first one: only more than it passes the
+  // others.
+  uint32_t set_threshold(uint32_t j, uint32_t edge) {
+    thresholds_[j - 1] = edge + (edge == last_edge_ ? 1 : 0);
+    last_edge_ = edge;
+    return thresholds_[j - 1];
+  }
+  uint32_t fill_base(uint8_t* base) const;
+
   uint32_t bins_;
   uint64_t count_;
-  std::array<Neighbours, kMostEdges> edges_;
+  uint32_t least_ = 0, most_ = 0;  // images of the outer edges
+  uint32_t last_edge_ = 0;
   std::array<uint32_t, 2 * kQuantileBins> thresholds_;
   std::array<uint64_t, kMostEdges> below_;  // elements below a bin's threshold
 };
 
-bool Edges::find(const kernels::QuantileKernels& kernels, const float* x, MutBytes scratch,
-                 MutBytes spare, ThreadPool* pool) {
+// Between its neighbours, linear in the rank.
+uint32_t edge_image(uint32_t low_image, uint32_t high_image, uint64_t remainder, uint32_t bins) {
+  const auto low = static_cast<double>(kernels::quantile_float(low_image));
+  const auto high = static_cast<double>(kernels::quantile_float(high_image));
+  const double part = static_cast<double>(remainder) / static_cast<double>(bins);
+  return kernels::quantile_image(static_cast<float>(low + part * (high - low)));
+}
+
+// Elements with an image below the threshold, which is that of a value between the neighbours, or
+// one more.
+uint64_t elements_below(const OrderStatistic& low, const OrderStatistic& high, uint32_t threshold) {
+  if (threshold <= low.image) return low.below;
+  if (threshold <= high.image) return low.below + low.equal;
+  return high.below + high.equal;
+}
+
+bool Edges::by_sorting(const kernels::QuantileKernels& kernels, const float* x, MutBytes scratch) {
+  const uint32_t* const images = sorted_images(kernels, x, count_, scratch);
+  if (images == nullptr) return false;
+  least_ = last_edge_ = images[0];
+  most_ = images[count_ - 1];
+  for (uint32_t j = 1; j < bins_; ++j) {
+    const Ranks ranks(j, count_, bins_);
+    const uint32_t low = images[ranks.low], high = images[ranks.high];
+    const uint32_t threshold = set_threshold(j, edge_image(low, high, ranks.remainder, bins_));
+    const bool between = low < threshold && threshold <= high;
+    below_[j] =
+        between
+            ? ranks.high
+            : static_cast<uint64_t>(std::lower_bound(images, images + count_, threshold) - images);
+  }
+  return true;
+}
+
+bool Edges::by_counting(const kernels::QuantileKernels& kernels, const float* x, MutBytes scratch,
+                        MutBytes spare, ThreadPool* pool) {
   std::array<OrderStatistic, 2 * kMostEdges> wanted;
   std::array<uint32_t, kMostEdges> low, high;  // where the neighbours' ranks are in `wanted`
-  std::array<uint64_t, kMostEdges> low_rank;
-  for (uint64_t j = 0; j <= bins_; ++j) {
-    low_rank[j] = j * (count_ - 1) / bins_;
-    edges_[j].remainder = j * (count_ - 1) - low_rank[j] * bins_;
-  }
-  const auto high_rank = [&](uint64_t j) { return std::min(low_rank[j] + 1, count_ - 1); };
   uint32_t ranks = 0;
   const auto want = [&](uint64_t rank) {
     if (ranks == 0 || wanted[ranks - 1].rank != rank) wanted[ranks++].rank = rank;
     return ranks - 1;
   };
   // both neighbours ascend with the edges, so a merge has them in order
-  for (uint64_t l = 0, h = 0; h <= bins_;) {
-    if (l <= bins_ && low_rank[l] <= high_rank(h)) {
-      low[l] = want(low_rank[l]);
+  for (uint32_t l = 0, h = 0; h <= bins_;) {
+    const uint64_t high_rank = Ranks(h, count_, bins_).high;
+    if (l <= bins_ && Ranks(l, count_, bins_).low <= high_rank) {
+      low[l] = want(Ranks(l, count_, bins_).low);
       ++l;
     } else {
-      high[h] = want(high_rank(h));
+      high[h] = want(high_rank);
       ++h;
     }
   }
   const std::span<OrderStatistic> found(wanted.data(), ranks);
   if (!order_statistics(kernels, x, count_, found, scratch, spare, pool)) return false;
-  for (uint64_t j = 0; j <= bins_; ++j) {
-    edges_[j].low = found[low[j]];
-    edges_[j].high = found[high[j]];
+  least_ = last_edge_ = found[low[0]].image;
+  most_ = found[high[bins_]].image;
+  for (uint32_t j = 1; j < bins_; ++j) {
+    const OrderStatistic &below = found[low[j]], &above = found[high[j]];
+    const uint64_t remainder = Ranks(j, count_, bins_).remainder;
+    below_[j] = elements_below(
+        below, above, set_threshold(j, edge_image(below.image, above.image, remainder, bins_)));
   }
   return true;
 }
 
-// Between its neighbours, linear in the rank.
-uint32_t edge_image(const Neighbours& e, uint32_t bins) {
-  const auto low = static_cast<double>(kernels::quantile_float(e.low.image));
-  const auto high = static_cast<double>(kernels::quantile_float(e.high.image));
-  const double part = static_cast<double>(e.remainder) / static_cast<double>(bins);
-  return kernels::quantile_image(static_cast<float>(low + part * (high - low)));
-}
-
-// Elements with an image below the threshold, which is that of a value between the neighbours, or
-// one more.
-uint64_t elements_below(const Neighbours& e, uint32_t threshold) {
-  if (threshold <= e.low.image) return e.low.below;
-  if (threshold <= e.high.image) return e.low.below + e.low.equal;
-  return e.high.below + e.high.equal;
-}
-
-void Edges::set(QuantileBins& bins, uint8_t* base) {
-  thresholds_.fill(~0U);
-  uint32_t last = edges_[0].low.image;  // the edge before
-  below_[0] = 0;
-  for (uint32_t j = 1; j < bins_; ++j) {
-    // What equals several edges belongs to the bin of the first one: only more than it passes the
-    // others.
-    const uint32_t image = edge_image(edges_[j], bins_);
-    thresholds_[j - 1] = image + (image == last ? 1 : 0);
-    below_[j] = elements_below(edges_[j], thresholds_[j - 1]);
-    last = image;
-  }
-  below_[bins_] = count_;
-  // base: thresholds that the smallest image of a bucket reaches, for the buckets of elements
-  const uint32_t buckets = (edges_[bins_].high.image >> 16) + 1;
-  uint32_t most = 0;  // the most that lie inside of a bucket
-  uint32_t from = edges_[0].low.image >> 16;
+// Thresholds that the smallest image of a bucket reaches, for the buckets of elements. Returns the
+// most that lie inside of a bucket.
+uint32_t Edges::fill_base(uint8_t* base) const {
+  const uint32_t buckets = (most_ >> 16) + 1;
+  uint32_t from = least_ >> 16;
   const auto fill_to = [&](uint32_t to, uint32_t code) {
     if (to > from) std::fill(base + from, base + to, static_cast<uint8_t>(code));
     from = std::max(from, to);
@@ -140,12 +169,18 @@ void Edges::set(QuantileBins& bins, uint8_t* base) {
     fill_to(std::min((thresholds_[j] + 0xFFFFU) >> 16, buckets), j);
   }
   fill_to(buckets, bins_ - 1);
+  uint32_t most = 0;
   for (uint32_t j = 0, inside = 0; j < bins_ - 1; ++j) {
     const bool same = j > 0 && thresholds_[j] >> 16 == thresholds_[j - 1] >> 16;
     inside = same ? inside + 1 : 1;
     most = std::max(most, inside);
   }
-  bins = {base, thresholds_.data(), static_cast<uint32_t>(std::bit_width(most)), bins_,
+  return most;
+}
+
+QuantileBins Edges::bins(uint8_t* base, uint32_t searched) const {
+  const uint32_t most = bins_ <= searched ? 0 : fill_base(base);
+  return {base, thresholds_.data(), static_cast<uint32_t>(std::bit_width(most)), bins_,
           width_of(bins_)};
 }
 
@@ -202,8 +237,7 @@ Encoded SketchMl::encode(const Params& params, std::span<const float>, const Uni
   // the codes' own place is free until they are written
   const MutBytes spare = out.subspan(value_bytes(params), code_bytes(params, n));
   if (!edges.find(kernels, source.values, rest, spare, work.pool)) return {0, false};
-  QuantileBins bins;
-  edges.set(bins, base);
+  const QuantileBins bins = edges.bins(base, kernels.searched);
   uint8_t* const codes = out.data() + value_bytes(params);
   const uint64_t stride = params.quantiles;
   for_slices(work.pool, n, kDenseChunk, [&](uint64_t begin, uint64_t end) {

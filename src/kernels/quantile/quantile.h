@@ -6,12 +6,15 @@
 //
 // Order statistics come from three counts: of the upper 16 bits of every image, then of the next
 // 8 bits of those images whose upper bits are those of a wanted rank, then of the last 8 likewise.
+// Of few elements all images are sorted.
 //
 // Codes come from thresholds t_1 <= t_2 <= …, images: the code of x is how many are at most its
 // image. `base` has the answer for the smallest image with given upper bits; as many binary steps
-// follow as the fullest of them needs.
+// follow as the fullest of them needs. Up to QuantileKernels::searched bins the thresholds alone are
+// searched.
 #pragma once
 
+#include <bit>
 #include <cstdint>
 
 #include "kernels/core/output.h"
@@ -24,8 +27,14 @@ inline constexpr uint32_t kQuantileRow = 256;        ///< counters of 8 bits
 inline constexpr uint32_t kQuantileBins = 256;       ///< at most
 inline constexpr uint32_t kQuantileLanes = 8;
 inline constexpr uint32_t kQuantileOver = 16;
+inline constexpr uint32_t kQuantileSorted = 4096;  ///< elements that sort() takes at most
 /// Bytes that must be readable behind `base` and the tables of groups.
 inline constexpr uint32_t kQuantileSlack = 4;
+
+/// Images that both places of sort() have room for.
+[[nodiscard]] constexpr uint64_t quantile_sorted_room(uint64_t n) noexcept {
+  return std::bit_ceil(n < 256 ? uint64_t{256} : n);
+}
 
 struct QuantileBins {
   const uint8_t* base = nullptr;         ///< kQuantileBuckets, then slack
@@ -43,6 +52,12 @@ struct QuantileLayout {
 };
 
 struct QuantileKernels {
+  /// Up to so many bins encode() looks neither at `base` nor at `steps`.
+  uint32_t searched = 0;
+  /// The images of x[0, n), 0 < n <= kQuantileSorted, in ascending order; returns the largest
+  /// absolute bits. `images` and `other` have quantile_sorted_room(n) places each, aligned to 64
+  /// bytes; all are overwritten.
+  uint32_t (*sort)(const float* x, uint64_t n, uint32_t* images, uint32_t* other);
   /// Counts images by their upper 16 bits; returns the largest absolute bits.
   uint32_t (*count_upper)(const float* x, uint64_t n, uint32_t* counts);
   /// Sums of rows of kQuantileRow counters.

@@ -1,4 +1,7 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+#include <cstring>
+#include <utility>
+
 #include "kernels/quantile/quantile.h"
 #include "kernels/quantile/quantile_elements.h"
 
@@ -21,6 +24,9 @@ namespace laconic::kernels::HWY_NAMESPACE {
 // Elements whose indices lie on the stack between the vector loop that computes them and the scalar
 // one that counts.
 constexpr uint64_t kBlock = 512;
+
+// Bins whose thresholds have place in registers.
+constexpr uint32_t kSearched = LACONIC_AVX512 || LACONIC_AVX2 ? 64 : 0;
 
 /// body(i) for i in [0, n), eight a turn.
 template <class Body>
@@ -68,6 +74,236 @@ HWY_INLINE void store_images(const float* x, uint64_t n, uint32_t* HWY_RESTRICT 
   for (; i < n; ++i) image[i] = quantile_image(x[i]);
 }
 #endif
+
+// ---- a sort ----
+//
+// A network of minima and maxima, so its time does not depend on the data. Every lane of the rows
+// is a column: columns are sorted, then merged, two halves of a group of lanes at a time. A merge
+// begins with a comparison of every element with its mirror image, and halves the distance from
+// then on.
+
+constexpr size_t kSortLanes = HWY_MAX_BYTES / sizeof(uint32_t);
+
+HWY_INLINE VU load_row(const uint32_t* rows, uint64_t r) {
+  return hn::Load(U32(), rows + r * kSortLanes);
+}
+HWY_INLINE void store_row(VU v, uint32_t* rows, uint64_t r) {
+  hn::Store(v, U32(), rows + r * kSortLanes);
+}
+
+HWY_INLINE void put_in_order(VU& a, VU& b) {
+  const VU low = hn::Min(a, b);
+  b = hn::Max(a, b);
+  a = low;
+}
+
+/// M. W. Green's comparisons, which sort sixteen.
+constexpr uint8_t kGreen[60][2] = {
+    {0, 1},   {2, 3},   {4, 5},   {6, 7},   {8, 9},  {10, 11}, {12, 13}, {14, 15}, {0, 2},  {4, 6},
+    {8, 10},  {12, 14}, {1, 3},   {5, 7},   {9, 11}, {13, 15}, {0, 4},   {8, 12},  {1, 5},  {9, 13},
+    {2, 6},   {10, 14}, {3, 7},   {11, 15}, {0, 8},  {1, 9},   {2, 10},  {3, 11},  {4, 12}, {5, 13},
+    {6, 14},  {7, 15},  {5, 10},  {6, 9},   {3, 12}, {13, 14}, {4, 8},   {7, 11},  {1, 2},  {1, 4},
+    {7, 13},  {2, 8},   {11, 14}, {2, 4},   {5, 6},  {9, 10},  {11, 13}, {3, 8},   {7, 12}, {6, 8},
+    {10, 12}, {3, 5},   {7, 9},   {3, 4},   {5, 6},  {7, 8},   {9, 10},  {11, 12}, {6, 7},  {8, 9}};
+
+template <size_t... kPair>
+HWY_INLINE void sort_sixteen(VU* v, std::index_sequence<kPair...>) {
+  (put_in_order(v[kGreen[kPair][0]], v[kGreen[kPair][1]]), ...);
+}
+
+/// Comparisons at the distances kRows / 2, …, 1.
+template <size_t kRows>
+HWY_INLINE void halve(VU* v) {
+  if constexpr (kRows >= 2) {
+    for (size_t i = 0; i < kRows / 2; ++i) put_in_order(v[i], v[i + kRows / 2]);
+    halve<kRows / 2>(v);
+    halve<kRows / 2>(v + kRows / 2);
+  }
+}
+
+/// Steps of a merge in columns at the distances `distance`, distance / 2, …, as many as kRows
+/// allow.
+template <size_t kRows>
+HWY_INLINE void merge_steps(uint32_t* at, uint64_t rows, uint64_t distance) {
+  const uint64_t step = 2 * distance / kRows;
+  for (uint64_t b = 0; b < rows; b += 2 * distance) {
+    for (uint64_t r = b; r < b + step; ++r) {
+      VU v[kRows];
+      for (uint64_t i = 0; i < kRows; ++i) v[i] = load_row(at, r + i * step);
+      halve<kRows>(v);
+      for (uint64_t i = 0; i < kRows; ++i) store_row(v[i], at, r + i * step);
+    }
+  }
+}
+
+/// All steps from a distance on.
+HWY_INLINE void merge_from(uint32_t* at, uint64_t rows, uint64_t distance) {
+  for (; distance > 8; distance /= 8) merge_steps<8>(at, rows, distance);
+  if (distance == 8) return merge_steps<16>(at, rows, distance);
+  if (distance == 4) return merge_steps<8>(at, rows, distance);
+  if (distance == 2) return merge_steps<4>(at, rows, distance);
+  merge_steps<2>(at, rows, distance);
+}
+
+/// Columns sorted in stretches of `sorted` rows become so in stretches of twice as many.
+HWY_INLINE void merge_columns(uint32_t* at, uint64_t rows, uint64_t sorted) {
+  const uint64_t step = sorted / 4;
+  for (uint64_t b = 0; b < rows; b += 2 * sorted) {
+    for (uint64_t r = 0; r < step; ++r) {
+      const uint64_t low = b + r, high = b + sorted + (step - 1 - r);
+      VU v[8];
+      for (uint64_t i = 0; i < 4; ++i) v[i] = load_row(at, low + i * step);
+      for (uint64_t i = 0; i < 4; ++i) v[4 + i] = load_row(at, high + i * step);
+      for (uint64_t i = 0; i < 4; ++i) put_in_order(v[i], v[7 - i]);
+      halve<4>(v);
+      halve<4>(v + 4);
+      for (uint64_t i = 0; i < 4; ++i) store_row(v[i], at, low + i * step);
+      for (uint64_t i = 0; i < 4; ++i) store_row(v[4 + i], at, high + i * step);
+    }
+  }
+  merge_from(at, rows, sorted / 8);
+}
+
+/// Lanes l and l ^ kDistance change places.
+template <size_t kDistance>
+HWY_INLINE VU swap_lanes(VU v) {
+  if constexpr (kDistance == 1) {
+    return hn::Shuffle2301(v);
+  } else if constexpr (kDistance == 2) {
+    return hn::Shuffle1032(v);
+  } else if constexpr (kDistance == 4) {
+    return hn::SwapAdjacentBlocks(v);
+  } else {
+    return hn::ConcatLowerUpper(U32(), v, v);
+  }
+}
+/// Each group of so many lanes backwards.
+template <size_t kGroup>
+HWY_INLINE VU backwards(VU v) {
+  if constexpr (kGroup == 2) {
+    return hn::Shuffle2301(v);
+  } else if constexpr (kGroup == 4) {
+    return hn::Shuffle0123(v);
+  } else if constexpr (kGroup == 8) {
+    return hn::SwapAdjacentBlocks(hn::Shuffle0123(v));
+  } else {
+    return hn::Reverse(U32(), v);
+  }
+}
+/// Lanes l with l & kDistance from `set`, the others from `clear`.
+template <size_t kDistance>
+HWY_INLINE VU choose(VU set, VU clear) {
+  using U64 = hn::RepartitionToWide<U32>;
+  if constexpr (kDistance == 1) {
+    return hn::OddEven(set, clear);
+  } else if constexpr (kDistance == 2) {
+    return hn::BitCast(U32(), hn::OddEven(hn::BitCast(U64(), set), hn::BitCast(U64(), clear)));
+  } else if constexpr (kDistance == 4) {
+    return hn::OddEvenBlocks(set, clear);
+  } else {
+    return hn::ConcatUpperLower(U32(), set, clear);
+  }
+}
+
+template <size_t kDistance>
+HWY_INLINE void halve_lanes(VU& v) {
+  if constexpr (kDistance >= 1) {
+    const VU other = swap_lanes<kDistance>(v);
+    v = choose<kDistance>(hn::Max(v, other), hn::Min(v, other));
+    halve_lanes<kDistance / 2>(v);
+  }
+}
+
+/// Groups of kGroup columns, each one sequence from lane to lane, become such groups of twice as
+/// many.
+template <size_t kGroup>
+HWY_INLINE void merge_lanes(uint32_t* at, uint64_t rows) {
+  if constexpr (kGroup < kSortLanes) {
+    for (uint64_t r = 0; r < rows / 2; ++r) {
+      VU a = load_row(at, r), b = backwards<2 * kGroup>(load_row(at, rows - 1 - r));
+      const VU low = hn::Min(a, b), high = hn::Max(a, b);
+      a = choose<kGroup>(high, low);
+      b = backwards<2 * kGroup>(choose<kGroup>(low, high));
+      halve_lanes<kGroup / 2>(a);
+      halve_lanes<kGroup / 2>(b);
+      store_row(a, at, r);
+      store_row(b, at, rows - 1 - r);
+    }
+    merge_from(at, rows, rows / 2);
+    merge_lanes<2 * kGroup>(at, rows);
+  }
+}
+
+/// Block b of a vector to `to` + 4·b·stride.
+template <class D>
+HWY_INLINE void store_blocks(D d, hn::Vec<D> v, uint32_t* to, uint64_t stride) {
+  if constexpr (hn::MaxLanes(d) == 4) {
+    hn::Store(v, d, to);
+  } else {
+    const hn::Half<D> half;
+    store_blocks(half, hn::LowerHalf(half, v), to, stride);
+    store_blocks(half, hn::UpperHalf(half, v), to + hn::MaxLanes(half) * stride, stride);
+  }
+}
+
+/// Columns, one behind the other.
+HWY_INLINE void join_columns(const uint32_t* HWY_RESTRICT at, uint64_t rows,
+                             uint32_t* HWY_RESTRICT images) {
+  using U64 = hn::RepartitionToWide<U32>;
+  const auto wide = [](VU v) LACONIC_LAMBDA { return hn::BitCast(U64(), v); };
+  for (uint64_t r = 0; r < rows; r += 4) {
+    const VU a = load_row(at, r), b = load_row(at, r + 1), c = load_row(at, r + 2),
+             d = load_row(at, r + 3);
+    const auto low_ab = wide(hn::InterleaveLower(U32(), a, b));
+    const auto low_cd = wide(hn::InterleaveLower(U32(), c, d));
+    const auto high_ab = wide(hn::InterleaveUpper(U32(), a, b));
+    const auto high_cd = wide(hn::InterleaveUpper(U32(), c, d));
+    const auto put_four = [&](uint64_t lane, auto v) LACONIC_LAMBDA {
+      store_blocks(U32(), hn::BitCast(U32(), v), images + lane * rows + r, rows);
+    };
+    put_four(0, hn::InterleaveLower(U64(), low_ab, low_cd));
+    put_four(1, hn::InterleaveUpper(U64(), low_ab, low_cd));
+    put_four(2, hn::InterleaveLower(U64(), high_ab, high_cd));
+    put_four(3, hn::InterleaveUpper(U64(), high_ab, high_cd));
+  }
+}
+
+uint32_t sort(const float* x, uint64_t n, uint32_t* images_out, uint32_t* other) {
+  const uint64_t rows = quantile_sorted_room(n) / kSortLanes;
+  VI most = hn::Zero(I32());
+  const VU behind = hn::Set(U32(), ~0U);  // above all images
+  for (uint64_t r = 0; r < rows; r += 16) {
+    VU v[16];
+    for (uint64_t i = 0; i < 16; ++i) {
+      const uint64_t at = (r + i) * kSortLanes;
+      if (at >= n) {
+        v[i] = behind;
+        continue;
+      }
+      HWY_ALIGN float rest[kSortLanes] = {};
+      const float* from = x + at;
+      if (n - at < kSortLanes) {
+        std::memcpy(rest, from, (n - at) * sizeof(float));
+        from = rest;
+      }
+      const VI bits = load_bits(from);
+      most = hn::Max(most, hn::And(bits, hn::Set(I32(), 0x7FFFFFFF)));
+      v[i] = images(bits);
+      if (n - at < kSortLanes) {
+        const auto inside = hn::FirstN(U32(), n - at);
+        v[i] = hn::IfThenElse(inside, v[i], behind);
+      }
+    }
+    sort_sixteen(v, std::make_index_sequence<60>());
+    for (uint64_t i = 0; i < 16; ++i) store_row(v[i], other, r + i);
+  }
+  for (uint64_t sorted = 16; sorted < rows; sorted *= 2) merge_columns(other, rows, sorted);
+  merge_lanes<1>(other, rows);
+  join_columns(other, rows, images_out);
+  return static_cast<uint32_t>(hn::GetLane(hn::MaxOfLanes(I32(), most)));
+}
+
+// ---- counts ----
 
 uint32_t count_upper(const float* x, uint64_t n, uint32_t* HWY_RESTRICT counts) {
   const size_t lanes = lanes32();
@@ -203,7 +439,11 @@ HWY_INLINE void encode_block(const float* x, uint64_t n, const QuantileBins& bin
     prefetch_span(x + i, lanes * sizeof(float));
     hn::StoreU(hn::TruncateTo(d8, codes_of(images(load_bits(x + i)))), d8, codes + i);
   }
-  for (; i < n; ++i) codes[i] = static_cast<uint8_t>(quantile_code(quantile_image(x[i]), bins));
+  for (; i < n; ++i) {
+    const uint32_t image = quantile_image(x[i]);
+    codes[i] = static_cast<uint8_t>(bins.bins <= kSearched ? quantile_search(image, bins)
+                                                           : quantile_code(image, bins));
+  }
 }
 #else
 HWY_INLINE void encode_block(const float* x, uint64_t n, const QuantileBins& bins,
@@ -224,25 +464,123 @@ HWY_INLINE void encode_block(const float* x, uint64_t n, const QuantileBins& bin
 }
 #endif
 
-/// Adds x[0, n) to the sums, element i to lane i mod 8.
-HWY_INLINE void add_block(const float* x, uint64_t n, const uint8_t* codes, QuantileSums& sums) {
-  using F64 = hn::ScalableTag<double>;
-  const F64 d;
-  const hn::Rebind<float, F64> half;
-  HWY_ALIGN double wide[kBlock];
-  uint64_t i = 0;
-  for (; i + hn::Lanes(d) <= n; i += hn::Lanes(d)) {
-    hn::Store(hn::PromoteTo(d, hn::LoadU(half, x + i)), d, wide + i);
-  }
-  for (; i < n; ++i) wide[i] = static_cast<double>(x[i]);
-  double* const sum = sums.sum.data();
-  for (i = 0; i + kQuantileLanes <= n; i += kQuantileLanes) {
-    for (uint64_t l = 0; l < kQuantileLanes; ++l) {
-      sum[codes[i + l] * kQuantileLanes + l] += wide[i + l];
+#if LACONIC_AVX2
+/// The same with images and thresholds as signed integers. The second level's two thresholds are chosen by
+/// the first comparison, the third's four within half a register; eights need a whole one, and the
+/// first comparisons choose among those.
+class Tree {
+ public:
+  HWY_INLINE explicit Tree(const QuantileBins& bins) {
+    // reached: image > threshold - 1
+    const auto node = [&](uint32_t level, uint32_t j) LACONIC_LAMBDA {
+      return static_cast<int>((bins.thresholds[((2 * j + 1) << (5 - level)) - 1] ^ 0x80000000U) -
+                              1);
+    };
+    HWY_ALIGN int nodes[8 * 8];
+    top_ = _mm256_set1_epi32(node(0, 0));
+    left_ = _mm256_set1_epi32(node(1, 0));
+    right_ = _mm256_set1_epi32(node(1, 1));
+    for (uint32_t i = 0; i < 8; ++i) nodes[i] = node(2, i % 4);
+    for (uint32_t i = 0; i < 8; ++i) nodes[8 + i] = node(3, i);
+    for (uint32_t i = 0; i < 16; ++i) nodes[16 + i] = node(4, i);
+    for (uint32_t i = 0; i < 32; ++i) nodes[32 + i] = node(5, i);
+    for (uint32_t v = 0; v < 8; ++v) {
+      eights_[v] = _mm256_load_si256(reinterpret_cast<const __m256i*>(nodes + 8 * v));
     }
   }
-  for (; i < n; ++i) sums.add(i, codes[i], wide[i]);
+  /// 64 + code of eight.
+  HWY_INLINE __m256i codes_of(VI bits) const {
+    const __m256i sign = _mm256_srai_epi32(bits.raw, 31);
+    const __m256i magnitude = _mm256_and_si256(bits.raw, _mm256_set1_epi32(0x7FFFFFFF));
+    const __m256i image = _mm256_sub_epi32(_mm256_xor_si256(magnitude, sign), sign);
+    const __m256i first = _mm256_cmpgt_epi32(image, top_);
+    const __m256i second = _mm256_cmpgt_epi32(image, _mm256_blendv_epi8(left_, right_, first));
+    __m256i node = _mm256_sub_epi32(_mm256_set1_epi32(2), first);
+    node = _mm256_sub_epi32(_mm256_add_epi32(node, node), second);
+    const auto descend = [&](__m256i threshold) LACONIC_LAMBDA {
+      const __m256i reached = _mm256_cmpgt_epi32(image, threshold);
+      node = _mm256_sub_epi32(_mm256_add_epi32(node, node), reached);
+    };
+    const auto eighth = [&](uint32_t v) LACONIC_LAMBDA {
+      return _mm256_permutevar8x32_epi32(eights_[v], node);
+    };
+    descend(_mm256_castps_si256(
+        _mm256_permutevar_ps(_mm256_castsi256_ps(eights_[0]), node)));  // sees two bits
+    descend(eighth(1));
+    descend(_mm256_blendv_epi8(eighth(2), eighth(3), first));
+    descend(_mm256_blendv_epi8(_mm256_blendv_epi8(eighth(4), eighth(5), second),
+                               _mm256_blendv_epi8(eighth(6), eighth(7), second), first));
+    return node;
+  }
+
+ private:
+  __m256i top_, left_, right_;
+  __m256i eights_[8];
+};
+
+/// Codes of x[0, n), n <= kBlock.
+HWY_INLINE void encode_block(const float* x, uint64_t n, const QuantileBins& bins, const Tree& tree,
+                             uint8_t* HWY_RESTRICT codes) {
+  const __m256i in_order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+  uint64_t i = 0;
+  for (; i + 32 <= n; i += 32) {
+    prefetch_span(x + i, 32 * sizeof(float));
+    const auto eight = [&](uint64_t j)
+                           LACONIC_LAMBDA { return tree.codes_of(load_bits(x + i + j)); };
+    const __m256i low = _mm256_packs_epi32(eight(0), eight(8));
+    const __m256i high = _mm256_packs_epi32(eight(16), eight(24));
+    const __m256i nodes = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(low, high), in_order);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes + i),
+                        _mm256_xor_si256(nodes, _mm256_set1_epi8(64)));
+  }
+  for (; i < n; ++i) codes[i] = static_cast<uint8_t>(quantile_search(quantile_image(x[i]), bins));
 }
+#endif
+
+/// QuantileSums in vectors: the same lanes, the same fold.
+class LaneSums {
+ public:
+  HWY_INLINE explicit LaneSums(uint32_t bins) {
+    const F64 d;
+    for (uint64_t i = 0; i < bins * kQuantileLanes; i += hn::Lanes(d)) {
+      hn::Store(hn::Zero(d), d, sum_ + i);
+    }
+  }
+  /// x[0, n) with these codes, element i to lane i mod 8. Only the last call may bring a number that
+  /// is no multiple of 8.
+  HWY_INLINE void add(const float* x, uint64_t n, const uint8_t* codes) {
+    const F64 d;
+    const hn::Rebind<float, F64> narrow;
+    uint64_t i = 0;
+    for (; i + kQuantileLanes <= n; i += kQuantileLanes) {
+      uint64_t eight = at<uint64_t>(codes + i, 0);
+      HWY_ALIGN double wide[kQuantileLanes];
+      for (uint64_t l = 0; l < kQuantileLanes; l += hn::Lanes(d)) {
+        hn::Store(hn::PromoteTo(d, hn::LoadU(narrow, x + i + l)), d, wide + l);
+      }
+      for (uint64_t l = 0; l < kQuantileLanes; ++l) {
+        sum_[(eight & 0xFF) * kQuantileLanes + l] += wide[l];
+        eight >>= 8;
+      }
+    }
+    for (; i < n; ++i) {
+      sum_[codes[i] * kQuantileLanes + i % kQuantileLanes] += static_cast<double>(x[i]);
+    }
+  }
+  HWY_INLINE void fold(uint32_t bins, double* sums) const {
+    const hn::Full128<double> d;
+    for (uint32_t b = 0; b < bins; ++b) {
+      const double* const s = sum_ + b * kQuantileLanes;
+      const auto evens_and_odds = hn::Add(hn::Add(hn::Load(d, s), hn::Load(d, s + 4)),
+                                          hn::Add(hn::Load(d, s + 2), hn::Load(d, s + 6)));
+      sums[b] = hn::GetLane(hn::SumOfLanes(d, evens_and_odds));
+    }
+  }
+
+ private:
+  using F64 = hn::CappedTag<double, kQuantileLanes>;
+  HWY_ALIGN double sum_[kQuantileBins * kQuantileLanes];
+};
 
 /// Packs n <= kBlock codes; only the last group of a call may be short of eight. `room`: bytes that
 /// belong to the caller.
@@ -266,13 +604,13 @@ HWY_INLINE void pack(const uint8_t* codes, uint64_t n, uint32_t width, uint8_t* 
 template <class Codes>
 HWY_INLINE void encode_all(const float* x, uint64_t n, const QuantileBins& bins, uint8_t* packed,
                            double* sums, Codes codes_of) {
-  QuantileSums lane_sums(bins.bins);
+  LaneSums lane_sums(bins.bins);
   uint64_t room = (n * bins.width + 7) / 8;
   HWY_ALIGN uint8_t codes[kBlock];
   for (uint64_t i = 0; i < n; i += kBlock) {
     const uint64_t m = HWY_MIN(kBlock, n - i);
     codes_of(x + i, m, codes);
-    add_block(x + i, m, codes, lane_sums);
+    lane_sums.add(x + i, m, codes);
     pack(codes, m, bins.width, packed, room);
     packed += m / 8 * bins.width;
     room -= m / 8 * bins.width;
@@ -282,7 +620,7 @@ HWY_INLINE void encode_all(const float* x, uint64_t n, const QuantileBins& bins,
 
 void encode(const float* x, uint64_t n, const QuantileBins& bins, uint8_t* packed, double* sums) {
 #if LACONIC_AVX512
-  if (bins.bins <= 64) {
+  if (bins.bins <= kSearched) {
     const Tree tree(bins);
     const auto of_images = [&](VU image) LACONIC_LAMBDA { return tree.codes_of(image); };
     encode_all(x, n, bins, packed, sums,
@@ -295,6 +633,15 @@ void encode(const float* x, uint64_t n, const QuantileBins& bins, uint8_t* packe
              [&](const float* from, uint64_t m, uint8_t* codes)
                  LACONIC_LAMBDA { encode_block(from, m, bins, codes, of_images); });
 #else
+#if LACONIC_AVX2
+  if (bins.bins <= kSearched) {
+    const Tree tree(bins);
+    encode_all(x, n, bins, packed, sums,
+               [&](const float* from, uint64_t m, uint8_t* codes)
+                   LACONIC_LAMBDA { encode_block(from, m, bins, tree, codes); });
+    return;
+  }
+#endif
   encode_all(x, n, bins, packed, sums,
              [&](const float* from, uint64_t m, uint8_t* codes)
                  LACONIC_LAMBDA { encode_block(from, m, bins, codes); });
@@ -371,7 +718,8 @@ void decode(float* out, Output output, const Weighted* payloads, uint32_t count,
   }
 }
 
-constexpr QuantileKernels kTable{&count_upper, &sum_rows, &collect, &encode, &decode};
+constexpr QuantileKernels kTable{kSearched, &sort,   &count_upper, &sum_rows,
+                                 &collect,  &encode, &decode};
 
 #undef LACONIC_AVX512
 #undef LACONIC_AVX2

@@ -1,4 +1,5 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <numeric>
 
 #include "kernels/quantile/quantile.h"
@@ -6,6 +7,25 @@
 
 namespace laconic::kernels {
 namespace {
+
+constexpr uint32_t digit_of(uint32_t image, uint32_t pass) { return image >> 8 * pass & 0xFFU; }
+
+// By one byte after the other from the last one on.
+uint32_t sort(const float* x, uint64_t n, uint32_t* images, uint32_t* other) {
+  std::array<std::array<uint32_t, 256>, 4> at{};
+  uint32_t most = 0;
+  for (uint64_t i = 0; i < n; ++i) {
+    images[i] = quantile_image(x[i]);
+    most = std::max(most, float_bits(x[i]) & 0x7FFFFFFFU);
+    for (uint32_t pass = 0; pass < 4; ++pass) ++at[pass][digit_of(images[i], pass)];
+  }
+  for (uint32_t pass = 0; pass < 4; ++pass) {
+    std::exclusive_scan(at[pass].begin(), at[pass].end(), at[pass].begin(), 0U);
+    for (uint64_t i = 0; i < n; ++i) other[at[pass][digit_of(images[i], pass)]++] = images[i];
+    std::swap(images, other);
+  }
+  return most;
+}
 
 uint32_t count_upper(const float* x, uint64_t n, uint32_t* counts) {
   uint32_t most = 0;
@@ -60,7 +80,7 @@ void decode(float* out, Output output, const Weighted* payloads, uint32_t count,
 
 }  // namespace
 
-constinit const QuantileKernels kQuantileScalar{&count_upper, &sum_rows, &collect, &encode,
-                                                &decode};
+constinit const QuantileKernels kQuantileScalar{0,        &sort,   &count_upper, &sum_rows,
+                                                &collect, &encode, &decode};
 
 }  // namespace laconic::kernels

@@ -35,6 +35,39 @@ void for_inputs(Body body) {
   }
 }
 
+TEST_P(QuantileKernelsTest, SortsAsTheLibraryDoes) {
+  const auto check = [&](const std::vector<float>& x, uint64_t n) {
+    const uint64_t room = quantile_sorted_room(n);
+    std::vector<uint32_t> memory(2 * room + 16), expected(n);
+    uint32_t most = 0;
+    for (uint64_t i = 0; i < n; ++i) {
+      expected[i] = quantile_image(x[i + 1]);
+      most = std::max(most, float_bits(x[i + 1]) & 0x7FFFFFFFU);
+    }
+    std::sort(expected.begin(), expected.end());
+    uint32_t* const images =
+        memory.data() + (64 - reinterpret_cast<uintptr_t>(memory.data()) % 64) % 64 / 4;
+    ASSERT_EQ(simd_.sort(x.data() + 1, n, images, images + room), most) << n;
+    ASSERT_TRUE(std::equal(expected.begin(), expected.end(), images)) << n;
+    std::fill(memory.begin(), memory.end(), 0U);
+    ASSERT_EQ(kQuantileScalar.sort(x.data() + 1, n, images, images + room), most) << n;
+    ASSERT_TRUE(std::equal(expected.begin(), expected.end(), images)) << n;
+  };
+  for (const uint64_t n : sizes()) {
+    if (n == 0 || n > kQuantileSorted) continue;
+    check(normal_values(n + 1, n), n);
+    check(finite_specials(n + 1, n), n);
+  }
+  for (const uint64_t n : {255U, 256U, 257U, 511U, 2047U, 2048U, 2049U, 4095U, 4096U}) {
+    check(finite_specials(n + 1, n), n);
+    std::vector<float> x(n + 1);
+    for (uint64_t i = 0; i <= n; ++i) x[i] = static_cast<float>(i * 7 % 5 == 0 ? -1.0 : 1.0);
+    check(x, n);
+    x[n / 2] = -INFINITY;  // told by the largest bits, and sorted
+    check(x, n);
+  }
+}
+
 TEST_P(QuantileKernelsTest, CountsEqualTheReference) {
   std::vector<uint32_t> a(kQuantileBuckets), b(kQuantileBuckets);
   for_inputs([&](const std::vector<float>& x, uint64_t n) {
