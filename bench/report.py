@@ -250,12 +250,42 @@ def bound_row(results, line, goal, direction, size, measured) -> list:
             f"{goal.value(direction, size, points.best):g}"]
 
 
+def cycle_limit(results, points, goal: Goal, direction: str, isa: str) -> str:
+    """Why a call on a tensor in the second-level cache takes more cycles than its goal; nothing when it does not."""
+    aim, cycles = goal.cycles_goal(direction, isa), cycles_of(points, goal.spec, direction, isa)
+    if aim is None or cycles is None or cycles <= aim:
+        return ""
+    point = points.get(goal.spec, bounds.CACHED_SIZE, isa)
+    passes = [p for p in bounds.passes_of(goal.spec, direction, bool(point.get("scanned"))) if not p.large]
+    ceiling = bounds.Roofline(results["roofline"]["points"]).ceiling(passes, bounds.CACHED_SIZE)
+    said = f"- `{goal.spec}`, {direction}, {isa}: {cycles:.2f} cycles of {aim:g}."
+    if ceiling is not None:
+        least = point["memcpy_s"] / point["elements"] * 1e9 * point["clock_ghz"] / ceiling
+        said += f" Its passes alone take {least:.2f} at the speeds of that cache ({bounds.in_words(passes)})."
+    if (goal.spec, direction, isa) in bounds.COUNTED:
+        count, words = bounds.COUNTED[goal.spec, direction, isa]
+        said += f" {count:g} instructions per element, {count / cycles:.1f} a cycle: {words}."
+    return said
+
+
+def cycle_limits(results, points) -> list:
+    isas = dict.fromkeys([points.best, "avx2"])
+    lines = [cycle_limit(results, points, goal, direction, isa)
+             for isa in isas for goal in GOALS for direction in ("encode", "decode")]
+    lines = [line for line in lines if line]
+    if not lines:
+        return []
+    return [f"Calls on {size_text(bounds.CACHED_SIZE)} that take more cycles per element than their goals, whether or not the multiples are reached:",
+            "\n".join(lines)]
+
+
 def what_bounds(results) -> list:
     points = Points(results)
     line = bounds.Roofline(results["roofline"]["points"])
     rows = [bound_row(results, line, *miss) for miss in missed(results, points)]
     if not rows:
-        return ["## What bounds the goals that were missed", "None was missed."] if goal_rows(results, points) else []
+        none = ["## What bounds the goals that were missed", "None was missed.", *cycle_limits(results, points)]
+        return none if goal_rows(results, points) else []
     return ["## What bounds the goals that were missed",
             table(["codec", "", "passes", "bytes per element", "ceiling", "in the cache", "measured",
                    "of the ceiling", "codec alone", "goal"], rows, left=3),
@@ -264,7 +294,7 @@ def what_bounds(results) -> list:
             f"cache still. In the cache: the same call on {size_text(bounds.CACHED_SIZE)}, by memcpy of the row's "
             "size. Where that is near what was measured, arithmetic (and what a call costs whatever its size) bounds "
             "the row, not memory. Codec alone: its own encode, without the pipeline's look for zeros and NaN before it.",
-            commands(results, "codec only")]
+            commands(results, "codec only"), *cycle_limits(results, points)]
 
 
 def roofline(results) -> list:
@@ -299,6 +329,12 @@ def threads(results) -> list:
             table(["codec", "size", "encode", "", "decode", "", "memcpy"], rows), commands(results, "threads")]
 
 
+def small_call_limits(found) -> list:
+    slow = [p["codec"] for p in found if "encode" in p and p["encode"]["microseconds"] > small_call_goal(p["codec"])]
+    lines = [f"- `{spec}`: {bounds.SMALL_CALLS[spec]}." for spec in slow if spec in bounds.SMALL_CALLS]
+    return ["Where the time of a missed goal goes:", "\n".join(lines)] if lines else []
+
+
 def small_calls(results) -> list:
     found = results["c_abi"]
     if not found:
@@ -314,7 +350,7 @@ def small_calls(results) -> list:
     return ["## A call on 4 KiB through the C ABI",
             "`laconic_encode` and `laconic_decode` of liblaconic.so on 32 x 32 floats: a whole frame with its header "
             f"and checksum, in microseconds. The goal is {small_call_goal('int8'):g}, of powersgd and sidco {small_call_goal('sidco'):g}.",
-            table(["codec", "frame bytes", "encode µs", "", "decode µs", ""], rows), commands(results, "c_abi")]
+            table(["codec", "frame bytes", "encode µs", "", "decode µs", ""], rows), *small_call_limits(found), commands(results, "c_abi")]
 
 
 def server(results) -> list:

@@ -155,6 +155,33 @@ def test_missed_goals_are_explained(sections, results):
         assert len(rows) == len(missed)
 
 
+def test_cycles_above_their_goal_are_explained():
+    point = {"codec": "terngrad", "elements": 2**16, "isa": "avx2", "memcpy_s": 2**16 * 0.2e-9, "clock_ghz": 4.0,
+             "cycles_per_element": {"encode": 2.0, "decode": 0.3}}
+    results = {"isas": ["avx2"], "points": [point], "roofline": {"points": [
+        {"operation": o, "bytes": 2**18, "gb_per_s": s} for o, s in (("memcpy", 40.0), ("read", 80.0), ("write", 40.0))]}}
+    said = "\n".join(report.cycle_limits(results, report.Points(results)))
+    # two reads of half a memcpy, a sixteenth of a write: 1.0625 of 0.8 cycles
+    assert "- `terngrad`, encode, avx2: 2.00 cycles of 1.9. Its passes alone take 0.85 " in said
+    assert f"{5.3:g} instructions per element, {5.3 / 2:.1f} a cycle: " in said
+    point["cycles_per_element"]["encode"] = 1.9
+    assert report.cycle_limits(results, report.Points(results)) == []
+
+
+def test_small_calls_above_their_goal_are_explained():
+    def point(spec, microseconds):
+        return {"codec": spec, "encode": {"microseconds": microseconds}}
+
+    said = report.small_call_limits([point("sketchml", 3.1), point("int8", 2.5), point("sidco", 4.0)])
+    assert len(said) == 2 and said[1].startswith("- `sketchml`: ") and "\n" not in said[1]
+    assert report.small_call_limits([point("sketchml", 2.0), {"codec": "int8", "error": "none"}]) == []
+
+
+def test_passes_of_large_units_do_not_count_in_the_cache():
+    chunks = [p for p in bounds.passes_of("onebit:scale=chunk", "encode") if p.large]
+    assert [p.operation for p in chunks] == ["read"]
+
+
 def test_baselines_when_there_is_torch(sections):
     pytest.importorskip("torch")
     _, rows = table(sections["PyTorch on the same machine"])
