@@ -268,39 +268,41 @@ HWY_INLINE void join_columns(const uint32_t* HWY_RESTRICT at, uint64_t rows,
   }
 }
 
-uint32_t sort(const float* x, uint64_t n, uint32_t* images_out, uint32_t* other) {
-  const uint64_t rows = quantile_sorted_room(n) / kSortLanes;
+/// The images of x[0, n), and behind them what is above all images; returns the largest absolute
+/// bits.
+HWY_INLINE uint32_t fill_rows(const float* x, uint64_t n, uint64_t rows,
+                              uint32_t* HWY_RESTRICT to) {
   VI most = hn::Zero(I32());
-  const VU behind = hn::Set(U32(), ~0U);  // above all images
+  const auto take = [&](const float* from) LACONIC_LAMBDA {
+    const VI bits = load_bits(from);
+    most = hn::Max(most, hn::And(bits, hn::Set(I32(), 0x7FFFFFFF)));
+    return images(bits);
+  };
+  const VU behind = hn::Set(U32(), ~0U);
+  const uint64_t whole = n / kSortLanes, left = n % kSortLanes;
+  for (uint64_t r = 0; r < whole; ++r) store_row(take(x + r * kSortLanes), to, r);
+  for (uint64_t r = whole; r < rows; ++r) store_row(behind, to, r);
+  if (left != 0) {
+    HWY_ALIGN float rest[kSortLanes] = {};
+    std::memcpy(rest, x + whole * kSortLanes, left * sizeof(float));
+    store_row(hn::IfThenElse(hn::FirstN(U32(), left), take(rest), behind), to, whole);
+  }
+  return static_cast<uint32_t>(hn::GetLane(hn::MaxOfLanes(I32(), most)));
+}
+
+uint32_t sort(const float* x, uint64_t n, uint32_t* sorted_images, uint32_t* other) {
+  const uint64_t rows = quantile_sorted_room(n) / kSortLanes;
+  const uint32_t most = fill_rows(x, n, rows, other);
   for (uint64_t r = 0; r < rows; r += 16) {
     VU v[16];
-    for (uint64_t i = 0; i < 16; ++i) {
-      const uint64_t at = (r + i) * kSortLanes;
-      if (at >= n) {
-        v[i] = behind;
-        continue;
-      }
-      HWY_ALIGN float rest[kSortLanes] = {};
-      const float* from = x + at;
-      if (n - at < kSortLanes) {
-        std::memcpy(rest, from, (n - at) * sizeof(float));
-        from = rest;
-      }
-      const VI bits = load_bits(from);
-      most = hn::Max(most, hn::And(bits, hn::Set(I32(), 0x7FFFFFFF)));
-      v[i] = images(bits);
-      if (n - at < kSortLanes) {
-        const auto inside = hn::FirstN(U32(), n - at);
-        v[i] = hn::IfThenElse(inside, v[i], behind);
-      }
-    }
+    for (uint64_t i = 0; i < 16; ++i) v[i] = load_row(other, r + i);
     sort_sixteen(v, std::make_index_sequence<60>());
     for (uint64_t i = 0; i < 16; ++i) store_row(v[i], other, r + i);
   }
   for (uint64_t sorted = 16; sorted < rows; sorted *= 2) merge_columns(other, rows, sorted);
   merge_lanes<1>(other, rows);
-  join_columns(other, rows, images_out);
-  return static_cast<uint32_t>(hn::GetLane(hn::MaxOfLanes(I32(), most)));
+  join_columns(other, rows, sorted_images);
+  return most;
 }
 
 // ---- counts ----
