@@ -54,12 +54,15 @@ class Turns:
             raise RuntimeError(self.failed)
 
     def set(self, rate: str) -> None:
-        with socket.socket(socket.AF_UNIX) as control:
-            control.connect(os.environ["LACONIC_LAB_CONTROL"])
-            control.sendall(f"rate {rate}\n".encode())
-            answer = json.loads(control.makefile().readline())
-        if not answer["ok"]:
-            self.failed = answer["error"]["message"]
+        try:
+            with socket.socket(socket.AF_UNIX) as control:
+                control.connect(os.environ["LACONIC_LAB_CONTROL"])
+                control.sendall(f"rate {rate}\n".encode())
+                answer = json.loads(control.makefile().readline())
+            if not answer["ok"]:
+                self.failed = self.failed or answer["error"]["message"]
+        except (OSError, ValueError, KeyError) as error:
+            self.failed = self.failed or f"the lab does not take rate {rate}: {type(error).__name__}: {error}"
 
     def run(self) -> None:
         began, turn = time.monotonic(), 1

@@ -459,9 +459,9 @@ LACONIC_API int32_t laconic_aggregator_open(const laconic_aggregator_options* op
                                             laconic_aggregator** out);
 /* Registers with all servers for what the session sends; returns when all ranks are there, or
  * timed_out. A collective call. `number`: of the job, random, the same on all ranks (rank 0's).
- * The session's strategy is server_sum, else unsupported. From here on a thread of its own keeps
- * the links between runs, while other ranks may lack a result that is here, and for timeout_ms of
- * the options behind the last run at most. */
+ * The session's strategy is server_sum, else unsupported. From here on, a thread of its own keeps
+ * the links alive between runs, while other ranks may lack a result that is here, and for
+ * timeout_ms of the options behind the last run at most. */
 LACONIC_API int32_t laconic_aggregator_join(laconic_aggregator* aggregator,
                                             const laconic_session* session, uint64_t number,
                                             uint32_t timeout_ms);

@@ -94,7 +94,9 @@ class Session {
   /// Where ranks differ, or one cannot (no memory, an unknown spec), all go on with those that they
   /// have, and get the same Error. Settings that have no place for residuals wait: these go out
   /// with the gradients of the next steps, as many as they are larger than the gradients (10 where
-  /// nobody reports), and the step behind them begins with the new settings, or has their Error.
+  /// nobody reports), and the step behind them begins with the new settings, or has their Error and
+  /// is averaged by the old ones. A parameter without a gradient keeps its residual: they wait for
+  /// it.
   /// Needs memory for both as long as it runs. Not with an aggregation server.
   Result<void> set(const SettingsChange& change);
 

@@ -127,8 +127,8 @@ class Session {
   /// before, with one Error; behind residuals_left they are flushed, in as many steps as they are
   /// larger than the gradients.
   Result<void> end_set(Bytes cards);
-  /// A flush is draining, or asked for by end_set. Between two steps the same on all ranks: what one
-  /// rank alone asks for by flush() does not count before all have heard of it.
+  /// A flush is draining, or asked for by end_set. Between two steps the same on all ranks: what
+  /// one rank alone asks for by flush() does not count before all have heard of it.
   [[nodiscard]] bool releases() const;
   /// Of the settings in force; goes up with each change. To be read under hold().
   [[nodiscard]] uint32_t version() const noexcept {

@@ -52,7 +52,7 @@ Result<std::unique_ptr<Session>> Session::successor(const Change& change) const 
   const collective::Model& model = *(*made)->model_;
   return Error{Errc::residuals_left,
                "set: " + model.spec(model.class_of(*lost)).canonical() +
-                   " remembers nothing, and " + state_->name_of(*lost) +
+                   " has no place for residuals, and " + state_->name_of(*lost) +
                    " has a residual, which goes out first",
                "set again when flush_steps_left in stats() is 0"};
 }

@@ -565,6 +565,16 @@ TEST(DenseRules, TakeGradientsOf16Bits) {
   }
 }
 
+/// Its sums are the engine's: saved state holds the buckets.
+TEST(DenseWithRules, TheLayoutMattersWhereFloat32MayBeTaken) {
+  test::Setup setup{"topk:ratio=0.05", kWorld, kModel, StrategyKind::gather_all, 16};
+  for (const auto& [control, matters] : {std::pair{kLaw, true}, {"aimd", false}, {"", false}}) {
+    setup.control = control;
+    Clocked group(setup, fast);
+    EXPECT_EQ(group.session(0).model().layout_matters(), matters) << control;
+  }
+}
+
 TEST(DenseWithoutFeedback, HasNothingToRelease) {
   test::Setup setup{"topk:ratio=0.05+noef", kWorld, kModel, StrategyKind::gather_all, 16};
   setup.control = kLaw;

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <cmath>
 #include <functional>
 #include <latch>
 #include <limits>
@@ -320,6 +321,87 @@ TEST(PublicSession, OneRanksFlushDoesNotPutOffASetOfAll) {
       }
     }
     EXPECT_NE(session->explain().find("\"since_step\": 14"), std::string::npos);
+  });
+  EXPECT_EQ(last[0], last[1]);
+}
+
+/// Before the step that tells the wish, in the middle of the release, and before ranks compare what
+/// waited: then nothing but that step's gradient is left to keep.
+TEST(PublicSession, ARankThatGoesWhileASetWaitsIsAnErrorAndLosesNothing) {
+  for (const uint64_t gone : {3U, 8U, 14U}) {
+    LoopbackHub hub(2, std::chrono::milliseconds(200));
+    on_all(2, [&](uint32_t r) {
+      auto session = *make(hub.engine(r), "topk:ratio=0.01");
+      const auto step = [&](uint64_t number) {
+        auto mine = gradients(2, kElements, number + 1)[r];
+        return session->average(number, mine);
+      };
+      for (uint64_t number = 0; number < gone; ++number) {
+        ASSERT_TRUE(step(number)) << number;
+        if (number == 2) {
+          ASSERT_TRUE(session->set({.spec = "none"}));
+        }
+      }
+      if (r == 1) return;
+      const auto lonely = step(gone);
+      ASSERT_FALSE(lonely);
+      EXPECT_EQ(lonely.error().code, Errc::peer_failed) << lonely.error().message;
+      const std::string stats = session->stats(), key = "\"residual_norm\": ";
+      const double norm = std::stod(stats.substr(stats.find(key) + key.size()));
+      double gradient = 0;
+      const auto all = gradients(2, kElements, gone + 1);
+      for (const float x : all[0]) gradient += static_cast<double>(x) * static_cast<double>(x);
+      if (gone == 14) {
+        EXPECT_NEAR(norm, std::sqrt(gradient), 1e-4 * norm);
+      } else {
+        EXPECT_GT(norm, 1.1 * std::sqrt(gradient));
+      }
+      EXPECT_FALSE(step(gone + 1));
+    });
+  }
+}
+
+/// Residuals of parameters without a gradient stay where they are.
+TEST(PublicSession, ASetWaitsForAParameterWithoutAGradient) {
+  LoopbackHub hub(2);
+  on_all(2, [&](uint32_t r) {
+    auto session = *make(hub.engine(r), "topk:ratio=0.01");
+    const auto step = [&](uint64_t number, bool frozen) {
+      auto mine = gradients(2, kElements, number + 1)[r];
+      if (frozen) std::fill(mine.end() - 40 * 30, mine.end(), 0.0F);
+      ASSERT_TRUE(session->average(number, mine)) << number;
+    };
+    const auto holds = [&] {
+      return session->explain().substr(0, 30).find("\"none\"") != std::string::npos;
+    };
+    for (uint64_t number = 0; number < 3; ++number) step(number, false);
+    ASSERT_TRUE(session->set({.spec = "none"}));
+    for (uint64_t number = 3; number < 40; ++number) step(number, true);
+    EXPECT_FALSE(holds());
+    for (uint64_t number = 40; number < 64; ++number) step(number, false);
+    EXPECT_TRUE(holds());
+  });
+}
+
+/// The step that hears of it is averaged all the same.
+TEST(PublicSession, RanksThatLetDifferentSettingsWaitHearItInTheStepBehindTheRelease) {
+  LoopbackHub hub(2);
+  std::vector<std::vector<float>> last(2);
+  on_all(2, [&](uint32_t r) {
+    auto session = *make(hub.engine(r), "topk:ratio=0.01");
+    for (uint64_t number = 0; number < 17; ++number) {
+      last[r] = gradients(2, kElements, number + 1)[r];
+      const auto done = session->average(number, last[r]);
+      EXPECT_EQ(done.ok(), number != 14) << number;
+      if (number == 14) {
+        EXPECT_EQ(done.error().code, Errc::ranks_disagree) << done.error().message;
+        EXPECT_FALSE(same_bits(last[r], gradients(2, kElements, number + 1)[r]));
+      }
+      if (number == 2) {
+        EXPECT_TRUE(session->set({.spec = r == 0 ? "none" : "bf16"}));
+      }
+    }
+    EXPECT_NE(session->explain().substr(0, 30).find("topk"), std::string::npos);
   });
   EXPECT_EQ(last[0], last[1]);
 }

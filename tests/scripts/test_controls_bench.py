@@ -4,6 +4,7 @@
 import json
 import re
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -75,7 +76,8 @@ def test_a_lab_that_breaks_off_keeps_what_it_has_made(tmp_path, monkeypatch):
     monkeypatch.setattr(controls, "cpu", lambda: "a machine")  # asks a process, too
 
     def breaks_off(words, **_):
-        Path(words[-1]).write_text(json.dumps({"steps": 10}) + "\n")
+        if "lab" in words:  # the name of the processor is asked for, too
+            Path(words[-1]).write_text(json.dumps({"steps": 10}) + "\n")
         return controls.subprocess.CompletedProcess(words, 1, "", "rank 0 ended")
 
     monkeypatch.setattr(controls, "OUT", tmp_path)
@@ -126,3 +128,12 @@ def test_the_picture_has_every_law(control):
 
 def test_without_a_law_there_is_no_picture():
     assert controls_page.picture([(cell("topk:ratio=0.01"), run(1.0))]) is None
+
+
+def test_a_run_whose_rates_do_not_take_turns_fails(tmp_path, monkeypatch):
+    pytest.importorskip("torch")
+    import controls_rank
+
+    monkeypatch.setenv("LACONIC_LAB_CONTROL", str(tmp_path / "nobody listens"))
+    with pytest.raises(RuntimeError, match="the lab does not take rate 10mbit"), controls_rank.Turns(["100mbit", "10mbit"], 0.01):
+        time.sleep(0.2)

@@ -39,9 +39,9 @@ struct AggregatorOptions {
 /// Ranks that a quorum is: ⌈quorum · world⌉, at least 1.
 [[nodiscard]] uint32_t aggregator_quorum(double quorum, uint32_t world) noexcept;
 
-/// From join() on a thread of its own keeps the links between batches, as long as other ranks may
-/// lack a result that is here, and for `timeout` behind the last batch at most: a server that is
-/// started again needs all ranks back.
+/// From join() on, a thread of its own keeps the links alive between batches, as long as other
+/// ranks may lack a result that is here, and for `timeout` behind the last batch at most: a server
+/// that is started again needs all ranks back.
 class AggregatorEngine final : public Engine {
  public:
   /// `inner` outlives it.

@@ -33,7 +33,7 @@ bool Keeper::forked() const noexcept { return ::getpid() != process_; }
 Keeper::~Keeper() {
   if (!thread_->thread.joinable()) return;
   if (forked()) {
-    (void)thread_.release();  // whoever waits there in the parent would be waited for here
+    (void)thread_.release();  // it would wait for a thread that waits in the parent
     return;
   }
   {
