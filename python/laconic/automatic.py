@@ -54,6 +54,7 @@ class Model:
                 self.keeper.save_last()
         finally:
             self._last_stats = self.stats()
+            self.handle.tell_last_changes()
             self.handle = None
 
     def save_last(self) -> None:
@@ -372,6 +373,9 @@ def finish(ended: str) -> None:
         return
     _process.summed_up = True
     for model in list(_process.models):
+        handle = model.handle
+        if handle is not None and not handle.closed:
+            handle.tell_last_changes()
         stats = model.stats()
         if stats is not None:
             print(f"laconic: {_summary(stats)}", file=sys.stderr)

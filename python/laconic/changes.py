@@ -25,7 +25,7 @@ class Changes:
     """Says what `explain` knows of changes that have not been told yet."""
 
     def __init__(self):
-        self._told: dict[str, str] = {}
+        self._told: dict[int, str] = {}  # by rule
         self._next = 0.0
         self._record_told = False
 
@@ -37,8 +37,11 @@ class Changes:
         self._next = now + APART
         explained = explain()
         self._record_told = self._record_told or tell_record(explained)
-        for setting in explained["settings"]:
+        settings = explained["settings"]
+        globs = [setting["rule"] for setting in settings]
+        for number, setting in enumerate(settings):
             change, rule = setting["last_change"], setting["rule"]
-            if change and change != "set" and self._told.get(rule) != change:
-                self._told[rule] = change
-                environment.say(f"control of {rule}: {change}")
+            if change and change != "set" and self._told.get(number) != change:
+                self._told[number] = change
+                named = f"{rule} (rule {number + 1})" if globs.count(rule) > 1 and number + 1 < len(globs) else rule
+                environment.say(f"control of {named}: {change}")

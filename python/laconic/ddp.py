@@ -497,6 +497,10 @@ class Handle:
         self.worker.close()
         if self.worker.session.waiting is not None and self.rank == 0:
             environment.say("set: residuals were not out when training ended; nothing was set", logging.WARNING)
+        self.tell_last_changes()
+
+    def tell_last_changes(self) -> None:
+        """On rank 0, what laws have changed and nothing has told yet. close() does it."""
         if self._changes is not None:
             self._changes.tell(self.explain, last=True)
 

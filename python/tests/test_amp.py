@@ -103,6 +103,20 @@ def test_an_overflow_on_one_rank_reaches_the_scaler_of_all(pools, spec, poison):
                 assert torch.equal(after[unit], before[unit]), name
 
 
+def test_an_overflow_under_rules_and_laws(pools):
+    """All parameters keep what they had, whichever rule they are of; and the laws go on."""
+    results = pools(3).run(_overflow, spec="topk:ratio=0.05", bad=1, poison="hidden.weight", control="dc2:deadline_ms=0.001",
+                           rules=[{"match": "first.*", "spec": "3lc"}, {"match": "last.*", "spec": "powersgd:rank=2", "control": "fixed"}])
+    assert {r["scale"] for r in results} == {512.0} and all(r["skipped"] for r in results)
+    assert len({r["bits"] for r in results}) == 1 and len({r["hash"] for r in results}) == 1 and all(r["finite"] for r in results)
+    assert [r["fallbacks"] for r in results] == [1, 1, 1] and [r["counted"] > 0 for r in results] == [False, True, False]
+    for result in results:
+        residuals = [name for name in result["before"] if name.startswith("residual/")]
+        assert len(residuals) == 3
+        for name in residuals:
+            torch.testing.assert_close(result["after"][name], result["before"][name], rtol=1e-5, atol=1e-7)
+
+
 def _scales(spec, scales, steps=6, **options):
     """Trains with the given loss scale at each step (None: without a scaler). Powers of two change no bit."""
     import torch.distributed as dist

@@ -24,7 +24,7 @@ import laconic  # noqa: E402
 SCHEDULE = "schedule:0=0.1,3=0.5,6=0.02"
 
 
-def _settings(spec, control, steps, rules=None, variables=None, **options):
+def _settings(spec, control, steps, rules=None, variables=None, accumulate=0, branch=lambda step, rank: False, **options):
     """What explain() says before the first and after every step, the counters, and what the ranks hold."""
     os.environ.update(variables or {})
     try:
@@ -35,7 +35,8 @@ def _settings(spec, control, steps, rules=None, variables=None, **options):
             del os.environ[name]
     seen = []
     for step in range(steps):
-        training.step_once(ddp, optimizer, dist.get_rank(), step, dtype=options.get("dtype", torch.float32))
+        training.step_once(ddp, optimizer, dist.get_rank(), step, dtype=options.get("dtype", torch.float32), accumulate=accumulate,
+                           branch=branch(dist.get_rank(), step))
         seen.append(handle.explain()["settings"])
     found = seen, handle.stats(), training.digest(ddp)
     handle.close()
@@ -71,6 +72,8 @@ def test_the_environment_and_a_rule_of_its_own(pools):
 
 MODES = {
     "many_buckets": {"buckets": 4},
+    "accumulation": {"accumulate": 2},
+    "unused": {"ddp_options": {"find_unused_parameters": True}, "model_options": {"unused": True}, "branch": training.on_odd_steps},
     "static_graph": {"ddp_options": {"static_graph": True}},
     "bf16": {"dtype": torch.bfloat16},
 }
@@ -110,6 +113,37 @@ def test_dc2_takes_float32_where_it_fits_and_releases_residuals_first(pools, mod
         assert stats["reports_missing"] == 0 and stats["held_steps"] == 0
 
 
+def _on_a_link(file, fast, slow, steps):
+    """What explain() says of the ratio: on an emulated link whose rate falls in the middle."""
+    file = f"{file}.{dist.get_rank()}"
+    rate = f"{fast}"
+    with open(file, "w", encoding="ascii") as out:
+        out.write(rate)
+    os.environ["LACONIC_EMULATE_RATE_FILE"] = file
+    try:
+        ddp, handle, optimizer = training.build(dist.group.WORLD, "topk:ratio=0.2", attach_options={"control": "dc2:deadline_ms=10"})
+    finally:
+        del os.environ["LACONIC_EMULATE_RATE_FILE"]
+    ratios = []
+    for step in range(steps):
+        if step == steps // 2:
+            with open(file, "w", encoding="ascii") as out:
+                out.write(f"{slow}")
+        training.step_once(ddp, optimizer, dist.get_rank(), step)
+        ratios.append(handle.explain()["settings"][0]["spec"])
+    network = handle.explain()["settings"][0]["network_ms"]
+    handle.close()
+    return ratios, network
+
+
+def test_dc2_follows_the_rate_file_of_an_emulated_link(pools, tmp_path):
+    # Some 700 pairs of 6 bytes go to each of two others: 0.6 ms, and 60 ms, six times the deadline.
+    results = pools(3).run(_on_a_link, file=str(tmp_path / "rate"), fast=100e6, slow=1e6, steps=40)
+    assert all(ratios == results[0][0] for ratios, _ in results)
+    ratio = [float(spec.partition("=")[2]) for spec in results[0][0]]
+    assert ratio[19] >= 0.1 and ratio[-1] < 0.06, ratio
+
+
 def test_resumes_a_schedule_bit_for_bit(pools):
     for hashes in pools(3).run(training.resume, spec="topk:ratio=0.1", buckets=2, before=5, after=5, attach_options={"control": SCHEDULE}):
         assert hashes[0] == hashes[1]
@@ -139,6 +173,19 @@ def test_every_change_is_a_line_on_rank_0(pools):
     assert not any("control of" in line for lines in others for line in lines)
 
 
+def test_rules_of_the_same_glob_are_told_apart(monkeypatch):
+    from laconic import changes, environment
+
+    said = []
+    monkeypatch.setattr(environment, "say", lambda line, level=0: said.append(line))
+    monkeypatch.setattr(changes, "APART", 0.0)
+    settings = [{"rule": "*", "last_change": "a"}, {"rule": "b.*", "last_change": "b"}, {"rule": "*", "last_change": "c"}]
+    told = changes.Changes()
+    for _ in range(2):
+        told.tell(lambda: {"record": None, "settings": settings})
+    assert said == ["control of * (rule 1): a", "control of b.*: b", "control of *: c"]
+
+
 def _refusal(by_rank, spec):
     try:
         _, handle, _ = training.build(dist.group.WORLD, spec, attach_options={"control": by_rank[dist.get_rank()]})
@@ -152,7 +199,9 @@ def _refusal(by_rank, spec):
     ("fp16", "dc2", "nothing to move: 'fp16' has no setting that may change"),
     ("thc:bits=4", "dc2", "nothing to move: 'thc' keeps its keys: they decide what lanes add up to"),
     ("topk", "dc3", "dc3"),
-    ("topk", "dc2:min=0.2,max=0.1", "min"),
+    ("topk", "dc2:min=0.2,max=0.1", "min=0.2 is above max=0.1"),
+    ("topk", "dc2:max=0.1,mean=0.2", "mean=0.2 is above max=0.1"),
+    ("topk", "dc2:deadline_ms=0", "deadline_ms"),
     ("topk", "schedule:0=2", "2"),
 ])
 def test_bad_controls_are_one_message_on_every_rank(pools, spec, control, said):

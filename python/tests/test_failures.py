@@ -200,7 +200,11 @@ def nothing_is_lost(result):
 # spec, options, the victim's collective (-1: before it encodes)
 DEATHS = [("3lc", {"strategy": "two_shot"}, -1), ("3lc", {"strategy": "two_shot"}, 0), ("3lc", {"strategy": "two_shot"}, 1),
           ("3lc", {"strategy": "two_shot", "without": ["_probe_short_sends"]}, 1), ("topk:ratio=0.05", {}, 0),
-          ("powersgd:rank=2", {}, 0), ("powersgd:rank=2", {}, 1)]
+          ("powersgd:rank=2", {}, 0), ("powersgd:rank=2", {}, 1),
+          # In the step in which a law's change comes into force.
+          ("topk:ratio=0.05", {"control": "schedule:0=0.05,2=0.3"}, 0),
+          ("3lc", {"strategy": "two_shot", "control": "schedule:0=1,2=1.8"}, 1),
+          ("powersgd:rank=2", {"control": "schedule:0=2,2=5"}, 1)]
 
 
 @pytest.mark.parametrize(("spec", "options", "call"), DEATHS)

@@ -145,3 +145,12 @@ def test_laconic_run_takes_the_file(tmp_path):
     outcomes = launch(["-m", "laconic.run", "--spec", "3lc", "--rules", "rules.toml", "train.py"], tmp_path, cwd=tmp_path)
     assert [one.code for one in outcomes] == [0, 0], [one.err for one in outcomes]
     assert "*0.weight: topk:ratio=0.1 by gather_all" in outcomes[0].err, outcomes[0].err
+
+
+def test_laconic_run_tells_the_last_change_of_a_law(tmp_path):
+    steps = "for _ in range(6): ddp(torch.ones(2, 80)).sum().backward()\n"
+    (tmp_path / "train.py").write_text(SCRIPT.replace("ddp(torch.ones(2, 80)).sum().backward()\n", steps))
+    outcomes = launch(["-m", "laconic.run", "--spec", "topk:ratio=0.1", "--control", "schedule:0=0.1,4=0.5", "train.py"], tmp_path, cwd=tmp_path)
+    assert [one.code for one in outcomes] == [0, 0], [one.err for one in outcomes]
+    assert "control of *: schedule:0=0.1,4=0.5: ratio 0.1 -> 0.5 from step 4: scheduled" in outcomes[0].err, outcomes[0].err
+    assert "control of" not in outcomes[1].err

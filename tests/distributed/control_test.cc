@@ -143,6 +143,44 @@ TEST(Schedule, HoldsFromItsStepOn) {
   }
 }
 
+/// The engine fails in the step in which a change comes into force, and in each batch of it: what
+/// was not delivered is in the residuals, whose plans are the new ones.
+TEST(Schedule, ALostPeerInTheStepOfAChangeLosesNothing) {
+  const std::vector<Case> all{
+      {"topk:ratio=0.05", StrategyKind::gather_all, "schedule:0=0.05,3=0.25"},
+      {"topk:ratio=0.05", StrategyKind::two_shot, "schedule:0=0.05,3=0.25"},
+      {"3lc", StrategyKind::two_shot, "schedule:0=1,3=1.9"},
+      {"powersgd:rank=2", StrategyKind::native_sum, "schedule:0=2,3=7"}};
+  const Layout layout = back_to_back(model(), kAll);
+  for (const Case& c : all) {
+    for (uint32_t failing = 0; failing < (c.strategy == StrategyKind::gather_all ? 1U : 2U);
+         ++failing) {
+      Ranks group(setup(c, 3));
+      for (uint64_t step = 0; step < 3; ++step) {
+        auto buffers = gradients(3, layout.elements, step + 1);
+        for (const auto& result : group.exchange(layout, buffers, step)) ASSERT_TRUE(result);
+      }
+      const double before = kept(group);
+      auto buffers = gradients(3, layout.elements, 4);
+      double lost = 0;
+      for (size_t i = 0; i < layout.parameters.size(); ++i) {
+        if (model()[layout.parameters[i]].name == "bias") continue;  // it has no residual
+        const auto mean = exact_mean(buffers);
+        for (uint64_t k = 0; k < model()[layout.parameters[i]].count(); ++k)
+          lost += mean[layout.offsets[i] + k];
+      }
+      group.on_all([&](uint32_t r) {
+        const auto until = [&](std::span<Step>, uint32_t number) { return number != failing; };
+        const auto failed = group.drive(r, layout, buffers[r], 3, {.issues = until});
+        ASSERT_FALSE(failed);
+        EXPECT_EQ(failed.error().code, Errc::engine_failed) << failed.error().message;
+        EXPECT_EQ(group.session(r).version(), 1U);
+      });
+      EXPECT_NEAR(kept(group), before + lost, 1e-4) << c.spec << " batch " << failing;
+    }
+  }
+}
+
 /// A rank whose settings are others (a fault in memory, say) is refused where the bundles differ.
 TEST(Schedule, OtherSettingsAreRefused) {
   test::Setup made{"3lc", 2, model(), StrategyKind::gather_all, 16};  // of one length by any s

@@ -417,6 +417,18 @@ TEST_P(DenseWithRules, AStepThatFailsKeepsTheGradient) {
   expect_turned(group, group.steps(31, 32)[0], 31);
 }
 
+TEST_P(DenseWithRules, ALostPeerLosesNothing) {
+  Clocked group(with(kLaw), fast);
+  group.steps(0, 30);
+  ASSERT_EQ(uncompressed_rules(group), 1);
+  const auto before = kept(group);
+  group.lose_peers_in(30);
+  const auto lost = exact_mean(gradients(kWorld, group.layout().elements, 31));
+  const auto found = kept(group);
+  for (size_t i = kSmall; i < lost.size(); ++i)
+    ASSERT_NEAR(found[i], before[i] + lost[i], 1e-6) << i;
+}
+
 /// In what has turned, and in the rest: the whole bucket goes uncompressed and nothing moves.
 TEST_P(DenseWithRules, WhatIsNotFiniteTakesTheWholeBucketUncompressed) {
   Clocked group(with(kLaw), fast);

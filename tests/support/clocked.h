@@ -83,6 +83,15 @@ class Clocked {
     });
   }
 
+  /// A step in whose first batch every rank's engine fails.
+  void lose_peers_in(uint64_t step) {
+    auto buffers = gradients(world_, layout_.elements, step + 1);
+    group_->on_all([&](uint32_t r) {
+      const auto never = [](std::span<Step>, uint32_t) { return false; };
+      EXPECT_FALSE(group_->drive(r, layout_, buffers[r], step, {.issues = never}));
+    });
+  }
+
   [[nodiscard]] const Layout& layout() const { return layout_; }
 
  private:

@@ -1,7 +1,7 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// An equal part of a residual that goes out with the gradient, uncompressed: of a flush, and where a
-// law turns to float32.
+// An equal part of a residual that goes out with the gradient, uncompressed: of a flush, and where
+// a law turns to float32.
 #pragma once
 
 #include "collective/exchange/rank_state.h"

@@ -26,7 +26,8 @@ class Uncompressed final : public Strategy {
   [[nodiscard]] bool reserve();
 
   /// Before begin(). `parts`: for drain, the steps left to drain in, this one included: 1/parts of
-  /// each residual goes out, or more where a law releases it. `tells`: ranks tell each other what Input has for that.
+  /// each residual goes out, or more where a law releases it. `tells`: ranks tell each other what
+  /// Input has for that.
   void set_mode(Mode mode, uint32_t parts, bool tells) noexcept {
     mode_ = mode;
     parts_ = parts;
