@@ -199,6 +199,12 @@ function(laconic_engine_tests)
     laconic_test_options(mpi_ranks_${mpi})
     list(APPEND LACONIC_LAUNCHED mpi_ranks_${mpi})
   endforeach()
+  if(TARGET laconic_gloo::gloo)  # launched by python/tests/test_session.py
+    add_executable(beside_python ${PROJECT_SOURCE_DIR}/tests/engines/beside_python.cc)
+    target_link_libraries(beside_python PRIVATE laconic_flags laconic_all laconic_gloo::gloo)
+    laconic_test_options(beside_python)
+    list(APPEND LACONIC_LAUNCHED beside_python)
+  endif()
   # Ranks on the hosts of a lab, started by tests/aggregation.
   add_executable(aggregation_rank ${PROJECT_SOURCE_DIR}/tests/aggregation/aggregation_rank.cc)
   target_link_libraries(aggregation_rank PRIVATE laconic_flags laconic_all laconic_program_deps)

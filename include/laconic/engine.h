@@ -46,7 +46,9 @@ struct Step {
   /// engines whose messages carry tags. Below 2^28.
   uint32_t tag = 0;
   uint64_t count = 0;  ///< all_reduce: lanes
-  float scale = 1.0F;  ///< of float32 lanes: see EngineCaps::scales_from
+  /// Of float32 lanes, the same on all ranks: every rank's are multiplied by it before they are
+  /// added. 1 unless the engine does that (EngineCaps::scales_from).
+  float scale = 1.0F;
   uint8_t* send = nullptr;
   uint8_t* recv = nullptr;
   std::span<const uint64_t> send_counts{};   ///< bytes, by rank; all_gather: all the same
@@ -67,9 +69,9 @@ struct EngineCaps {
   /// A rank may send fewer bytes than the receiver has room for: varying lengths then need no
   /// prediction and travel exactly.
   bool short_sends = false;
-  /// From so many bytes of float32 on it multiplies this rank's lanes by Step::scale before they
-  /// are added: an engine that reads them piece by piece anyway saves a pass over the gradient.
-  /// Not compared: other ranks may do without.
+  /// From so many bytes of float32 on it multiplies the lanes by Step::scale, at this rank or where
+  /// they are added: an engine that reads them piece by piece anyway saves a pass over the gradient.
+  /// Ranks need not have the same: the agreement takes the largest.
   uint64_t scales_from = ~uint64_t{0};
   bool aggregates = false;  ///< steps of that kind, after Engine::join
   [[nodiscard]] constexpr bool can_sum(DType t) const noexcept {
@@ -129,6 +131,10 @@ class Engine {
   void stop() noexcept;
   /// total[i] += x[i], rounded to the type. No alignment is needed.
   static void add_lanes(DType type, uint8_t* total, const uint8_t* x, uint64_t count) noexcept;
+  /// total[i] = total[i] * of_total + x[i] * of_x in float32; the factors are step.scale, or 1 for
+  /// what has been multiplied. Lanes of other types are added. No alignment is needed.
+  static void add_lanes(DType type, uint8_t* total, float of_total, const uint8_t* x, float of_x,
+                        uint64_t count) noexcept;
   /// x[i] *= step.scale for `count` lanes of an all_reduce, unless it is 1. No alignment is needed.
   static void scale_lanes(const Step& step, uint8_t* x, uint64_t count) noexcept;
   /// What keep_until_end was given is never freed. For destructors of engines whose network may use

@@ -8,6 +8,7 @@ import contextlib
 import ctypes
 import json
 import os
+import struct
 import time
 import weakref
 
@@ -47,8 +48,44 @@ def gather_texts(engine, text: str, limit: int = 500) -> list[str]:
 _OTHER = "\1"  # begins the word of a session that is not the library's
 
 
+#: session::FailureCard of the library: in place of an agreement card, why this rank has no session
+_FAILURE = struct.Struct("<8si512s128s")
+_FAILURE_MAGIC = b"LACFAIL1"
+
+
+def _failure_card(error: LaconicError) -> bytes:
+    message, hint = (text.encode()[:limit - 1].decode(errors="ignore").encode() for text, limit in
+                     ((error.message, 512), (error.hint or "", 128)))
+    return _FAILURE.pack(_FAILURE_MAGIC, error.code, message, hint).ljust(_lib.AGREEMENT_BYTES, b"\0")
+
+
+def _agree_by_cards(engine, session: CSession | None, failure: LaconicError | None, what: str) -> None:
+    """In the one round that laconic::Session of C++ has, so that ranks of both may share a job."""
+    cards = engine.gather_bytes(session.card() if failure is None else _failure_card(failure))
+    told = []
+    for rank in range(engine.world):
+        magic, code, message, hint = _FAILURE.unpack_from(cards, rank * _lib.AGREEMENT_BYTES)
+        if magic == _FAILURE_MAGIC and code != RESIDUALS_LEFT:  # of which the library tells
+            said, hint = (text.partition(b"\0")[0].decode(errors="replace") for text in (message, hint))
+            told.append((rank, code, said, hint))
+    if failure is not None and len(told) == engine.world and len({one[1:] for one in told}) == 1:
+        raise failure
+    if told:  # a rank's own trouble before what others have seen of it
+        hearsay = (PEER_FAILED, errors.CODES["timed_out"])
+        rank, _, said, hint = next((one for one in told if one[1] not in hearsay), told[0])
+        raise errors.error("ranks_disagree", f"rank {rank} could not {what}: {said}" + (f" ({hint})" if hint else ""),
+                           "give every rank the same call, file and LACONIC_* variables")
+    session.check(cards)
+
+
 def agree(engine, session: CSession | None, failure: LaconicError | None, what: str, compare=None) -> None:
-    """Every rank learns whether any rank could not do `what`, before anything is compared. `compare()`: before the sessions are."""
+    """Every rank learns whether any rank could not do `what`, before anything is compared. `compare()`: before the sessions are,
+    or behind them over engines of C++."""
+    if engine.of_cpp:
+        _agree_by_cards(engine, session, failure, what)
+        if compare is not None:
+            compare()
+        return
     word = getattr(session, "word", "")
     texts = gather_texts(engine, _OTHER + word if failure is None and word else "" if failure is None else str(failure))
     if len(set(texts)) > 1 and all(text == "" or text.startswith(_OTHER) for text in texts):
@@ -168,9 +205,16 @@ class CSession:
 
     def agree(self, engine) -> None:
         """Compares cards with all ranks; the same message on every rank when they differ."""
+        self.check(engine.gather_bytes(self.card()))
+
+    def card(self) -> bytes:
+        """What this rank tells the others of itself."""
         card = ctypes.create_string_buffer(_lib.AGREEMENT_BYTES)
         _lib.lib.laconic_session_agreement(self._handle, card)
-        cards = engine.gather_bytes(card.raw)
+        return card.raw
+
+    def check(self, cards: bytes) -> None:
+        """Every rank's card, in rank order."""
         _lib.check(_lib.lib.laconic_session_check_agreement(self._handle, cards))
 
     def set(self, engine, spec: str | None, rules, control: str | None) -> bool:

@@ -127,6 +127,7 @@ def _direct(batch: Batch) -> list[_Direct]:
 class Engine:
     """A process group as the library's engine: all_reduce, all_gather, all_to_all and messages on bytes and lanes."""
 
+    of_cpp = False
     _faults: Faults | None = None  # of groups of Gloo
 
     def __init__(self, group, *, limiter=None):

@@ -179,6 +179,9 @@ class Batch:
 class PluginEngine:
     """A plug-in's engine. After the first failure it is of no use any more: later calls give the same one."""
 
+    of_cpp = True  #: other ranks may be laconic::Session's
+    lasting = taken = False  #: see open_mpi
+
     def __init__(self, path: str, *, timeout: float, rank: int = 0, world: int = 0, rendezvous: str | None = None,
                  interface: str | None = None):
         self.path, self.timeout = path, timeout
@@ -266,6 +269,9 @@ class PluginEngine:
 
     def close(self) -> None:
         """After a failure, too. No batch may be on its way otherwise."""
+        self.taken = False
+        if self.lasting:
+            return
         if self._close.detach() is not None:  # a finalizer does nothing when weakref's own end comes before ours
             self._table.close(self._handle)
 
@@ -287,11 +293,16 @@ _abandoned = False
 
 def open_mpi(*, timeout: float) -> PluginEngine:
     """An engine of all processes of the job. MPI begins once in a process, and ends with the engine that has begun it: that one
-    is kept until the process ends, so that sessions may come and go."""
+    is kept until the process ends, so that sessions may come and go. They take it in turn, as those of a C++ program do, which
+    has one engine; a session beside another has one of its own."""
     path = mpi_path()
-    if path not in _first_of_mpi:
-        _first_of_mpi[path] = PluginEngine(path, timeout=timeout)
-    return PluginEngine(path, timeout=timeout)
+    engine = _first_of_mpi.get(path)
+    if engine is None:
+        engine = _first_of_mpi[path] = PluginEngine(path, timeout=timeout)
+    elif engine.taken or engine.failure is not None:
+        return PluginEngine(path, timeout=timeout)
+    engine.timeout, engine.lasting, engine.taken = timeout, True, True
+    return engine
 
 
 def abandon() -> None:
@@ -309,4 +320,5 @@ def _end() -> None:
         if engine not in _first_of_mpi.values():
             engine.close()
     for engine in _first_of_mpi.values():
+        engine.lasting = False
         engine.close()

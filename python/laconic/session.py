@@ -151,7 +151,8 @@ class Session:
             failure = aggregation.without_codes(error, str(spec))
         except Exception as error:  # noqa: BLE001  an argument of a wrong type
             failure = errors.error("invalid_argument", f"{type(error).__name__}: {error}", "see help(laconic.Session)")
-        agree(self._engine, session, failure, "make its session", functools.partial(aggregation.agree, self._engine, servers))
+        compare = functools.partial(aggregation.agree, self._engine, servers)
+        agree(self._engine, session, failure, "make its session", None if self._engine.of_cpp and servers is None else compare)
         if servers is not None:
             self._engine = servers.join(self._engine, session)
         return session, layout

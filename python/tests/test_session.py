@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from array import array
 from pathlib import Path
 
@@ -193,6 +194,47 @@ def test_ranks_that_differ_hear_the_same(tmp_path, engine, ranks):
         assert word in heard[key][1], heard[key]
     if engine == "openmpi":
         assert "the launcher has made this rank 1 of 3, asked for is rank 1 of 7" in heard["world"][1]
+
+
+CPP_RANK = LIBRARIES.parent / "bin" / "beside_python"
+PYTHON_RANK = """
+import array, sys, laconic
+rank, meet, spec, steps, shape = int(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4]), int(sys.argv[5])
+try:
+    with laconic.Session(spec, [("w", (64, shape)), ("b", (200,))], engine="gloo", rank=rank, world=2, rendezvous=meet,
+                         timeout=30) as session:
+        for step in range(steps):
+            values = array.array("f", [rank + 1.0]) * (65 * 200)
+            session.average(step, values)
+            print("mean", f"{values[0]:g} {values[-1]:g}", flush=True)
+except laconic.LaconicError as error:
+    print("error", error.message, flush=True)
+"""
+
+
+@pytest.mark.parametrize("first", ["cpp", "python"])
+@pytest.mark.parametrize(("case", "words"), [
+    ("good", []), ("python's spec", ["there is no codec 'tokp'"]), ("C++'s spec", ["there is no codec 'tokp'"]),
+    ("model", ["ranks disagree on the model"]), ("python leaves", ["has ended before the others"])])
+def test_ranks_of_cpp_and_python_in_one_job(tmp_path, case, words, first):
+    """What one of them cannot do is one message on both, at once."""
+    need("gloo")
+    if not CPP_RANK.exists():
+        pytest.skip(f"{CPP_RANK} is not built")
+    meet, cpp, python = f"file:{tmp_path}/meet", int(first != "cpp"), int(first == "cpp")
+    (tmp_path / "meet").mkdir()
+    spec, wrong = "none" if case == "good" else "3lc", "tokp"
+    commands = [[str(CPP_RANK), str(cpp), "2", meet, wrong if case == "C++'s spec" else spec, "3"],
+                [sys.executable, "-c", PYTHON_RANK, str(python), meet, wrong if case == "python's spec" else spec,
+                 "1" if case == "python leaves" else "3", "100" if case == "model" else "200"]]
+    begin = time.monotonic()
+    ranks = [subprocess.Popen(each, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for each in commands]
+    said = [rank.communicate(timeout=60)[0] for rank in ranks]
+    assert time.monotonic() - begin < 20, "not at the time-out"
+    if case == "good":
+        assert said == ["mean 1.5 1.5\n" * 3] * 2
+    for word in words:
+        assert word in said[0] and (word in said[1] or case == "python leaves"), said
 
 
 @pytest.mark.parametrize(("engine", "ranks"), [("openmpi", 2), ("mpich", 2), ("gloo", 2)])

@@ -31,13 +31,14 @@ struct Card {
   uint64_t part;
   uint32_t window;
   uint32_t records;
+  uint64_t scales_from;
   std::array<char, 32> version;
   std::array<char, 384> spec;
   std::array<char, 104> rules;
   std::array<char, 128> controls;
 };
 static_assert(sizeof(Card) <= kAgreementBytes);
-constexpr std::array<char, 8> kCardMagic{'L', 'A', 'C', 'A', 'G', 'R', 'E', '4'};
+constexpr std::array<char, 8> kCardMagic{'L', 'A', 'C', 'A', 'G', 'R', 'E', '5'};
 
 struct FailureCard {
   std::array<char, 8> magic;
@@ -181,6 +182,7 @@ Result<void> check_failures(Bytes cards) {
 }
 
 AgreementCard Session::agreement_card() const {
+  const EngineCaps& caps = model_->options().caps;
   Card card{};
   card.magic = kCardMagic;
   card.rank = model_->options().rank;
@@ -194,8 +196,9 @@ AgreementCard Session::agreement_card() const {
   card.window = model_->options().window;
   card.records = records_ ? 1 : 0;
   card.part = model_->options().part;
+  card.scales_from = caps.scales_from;
   card.strategy = static_cast<uint32_t>(model_->choice().strategy);
-  card.sums = model_->options().caps.sums | (model_->options().caps.short_sends ? 1U << 31 : 0U);
+  card.sums = caps.sums | (caps.short_sends ? 1U << 31 : 0U) | (caps.aggregates ? 1U << 30 : 0U);
   put_text(card.version, LACONIC_VERSION_STRING);
   put_whole(card.spec, model_->spec().canonical());
   put_whole(card.rules, listed(rules_));
@@ -205,7 +208,7 @@ AgreementCard Session::agreement_card() const {
   return bytes;
 }
 
-Result<void> Session::check_agreement(Bytes cards) const {
+Result<void> Session::check_agreement(Bytes cards) {
   const uint32_t world = model_->options().world;
   if (cards.size() != world * kAgreementBytes) {
     return Error{Errc::ranks_disagree,
@@ -217,10 +220,13 @@ Result<void> Session::check_agreement(Bytes cards) const {
   if (first.magic != kCardMagic)
     return Error{Errc::ranks_disagree, "rank 0 runs another version of laconic",
                  "install the same version on every rank"};
+  uint64_t scales_from = 0;
   for (uint32_t r = 0; r < world; ++r) {
-    if (auto same = compare(r, first, load<Card>(cards.data() + r * kAgreementBytes)); !same)
-      return same;
+    const auto card = load<Card>(cards.data() + r * kAgreementBytes);
+    if (auto same = compare(r, first, card); !same) return same;
+    scales_from = std::max(scales_from, card.scales_from);
   }
+  model_->agree_on_scaling(scales_from);
   return {};
 }
 

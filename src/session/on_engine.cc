@@ -185,7 +185,7 @@ Result<std::unique_ptr<Session>> Session::create(std::string_view spec,
     }
     if (auto ok = session::check_failures(cards->all()); !ok) return std::move(ok).error();
     if (!mine) return std::move(mine).error();
-    const session::Session& own_session = *(*mine)->inner_->session;
+    session::Session& own_session = *(*mine)->inner_->session;
     if (auto ok = own_session.check_agreement(cards->all()); !ok) return std::move(ok).error();
     const collective::Model& model = own_session.model();
     if (!model.uses(collective::StrategyKind::server_sum)) return mine;

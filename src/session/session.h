@@ -109,8 +109,9 @@ class Session {
 
   /// What this rank tells the others before the first exchange: spec, sizes, version.
   [[nodiscard]] AgreementCard agreement_card() const;
-  /// `cards`: all ranks', in rank order. The same message on every rank when they differ.
-  [[nodiscard]] Result<void> check_agreement(Bytes cards) const;
+  /// `cards`: all ranks', in rank order. The same message on every rank when they differ. From
+  /// where engines scale is not compared: the last of them counts.
+  [[nodiscard]] Result<void> check_agreement(Bytes cards);
 
   // Other settings, between two steps: every rank prepares, tells the others its set_card(),
   // whether it could or not, and ends with the cards of all.

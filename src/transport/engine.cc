@@ -193,6 +193,13 @@ void Engine::add_lanes(DType type, uint8_t* total, const uint8_t* x, uint64_t co
   transport::add_lanes(type, total, x, count);
 }
 
+void Engine::add_lanes(DType type, uint8_t* total, float of_total, const uint8_t* x, float of_x,
+                       uint64_t count) noexcept {
+  if (type != DType::f32 || (of_total == 1.0F && of_x == 1.0F))
+    return transport::add_lanes(type, total, x, count);
+  transport::add_scaled_lanes(total, of_total, x, of_x, count);
+}
+
 void Engine::scale_lanes(const Step& step, uint8_t* x, uint64_t count) noexcept {
   if (step.scale != 1.0F) transport::scale_lanes(x, step.scale, count);
 }

@@ -33,6 +33,17 @@ void add_lanes(DType type, uint8_t* total, const uint8_t* x, uint64_t count) noe
   }
 }
 
+void add_scaled_lanes(uint8_t* total, float of_total, const uint8_t* x, float of_x,
+                      uint64_t count) noexcept {
+  for (uint64_t i = 0; i < count; ++i) {
+    float a, b;
+    std::memcpy(&a, total + i * sizeof a, sizeof a);
+    std::memcpy(&b, x + i * sizeof b, sizeof b);
+    const float sum = a * of_total + b * of_x;
+    std::memcpy(total + i * sizeof sum, &sum, sizeof sum);
+  }
+}
+
 void scale_lanes(uint8_t* x, float factor, uint64_t count) noexcept {
   for (uint64_t i = 0; i < count; ++i) {
     float lane;

@@ -11,6 +11,10 @@ namespace laconic::transport {
 
 /// total[i] += x[i] for `count` lanes. No alignment is needed.
 void add_lanes(DType type, uint8_t* total, const uint8_t* x, uint64_t count) noexcept;
+/// total[i] = total[i] * of_total + x[i] * of_x for `count` lanes of float32, rounded after each
+/// operation. No alignment is needed.
+void add_scaled_lanes(uint8_t* total, float of_total, const uint8_t* x, float of_x,
+                      uint64_t count) noexcept;
 /// x[i] *= factor for `count` lanes of float32. No alignment is needed.
 void scale_lanes(uint8_t* x, float factor, uint64_t count) noexcept;
 

@@ -4,9 +4,7 @@
 // docs/guide/engines.md.
 #pragma once
 
-#include <gloo/allreduce.h>
 #include <gloo/config.h>
-#include <gloo/math.h>
 #include <gloo/rendezvous/context.h>
 #include <gloo/rendezvous/store.h>
 #include <gloo/transport/tcp/device.h>
@@ -33,6 +31,7 @@
 #include "laconic/dtype.h"
 #include "laconic/engine.h"
 #include "laconic/engine/rendezvous.h"
+#include "laconic/engine/ring_sum.h"
 
 namespace laconic {
 
@@ -48,8 +47,8 @@ struct GlooOptions {
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
 };
 
-/// Sums are Gloo's own (a ring: not in rank order, the same bits on all ranks), in all three types;
-/// everything else goes directly, all at once. Messages may be shorter than their room.
+/// Sums go round in a ring, as Gloo's own do: not in rank order, the same bits on all ranks.
+/// Everything else goes directly, all at once. Messages may be shorter than their room.
 ///
 /// When a rank dies, every rank that waits gets an Error that names it, in well under a second. A
 /// rank that destroys its engine disturbs no rank that has what it needs of it. After the first
@@ -98,7 +97,7 @@ class GlooEngine final : public Engine {
 
   [[nodiscard]] uint32_t rank() const noexcept override { return options_.rank; }
   [[nodiscard]] uint32_t world() const noexcept override { return options_.world; }
-  [[nodiscard]] EngineCaps caps() const noexcept override { return {kAllSums, true}; }
+  [[nodiscard]] EngineCaps caps() const noexcept override { return {kAllSums, true, 0}; }
 
   Result<void> run(std::span<const Step> batch) override {
     // The base's thread executes; any other caller waits for it as for any batch.
@@ -251,6 +250,10 @@ class GlooEngine final : public Engine {
     Buffer buffer;
     bool receives;
   };
+  /// Of sums. Smaller pieces cost more hand-overs between threads, larger ones leave the caches.
+  /// Where both ranks have a core, waiting costs more than the caches.
+  [[nodiscard]] uint64_t piece() const noexcept { return uint64_t{world() == 2 ? 2U : 1U} << 20; }
+  static constexpr uint64_t kAhead = 2;
   static constexpr auto kGlance = std::chrono::milliseconds(50);
   static constexpr std::chrono::milliseconds kGrace{250};
   static constexpr auto kForever = std::chrono::hours(24 * 365);
@@ -366,6 +369,7 @@ class GlooEngine final : public Engine {
                  std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now())));
     Store store(board_.get(), std::max(deadline, Clock::now() + std::chrono::seconds(1)));
     context->connectFullMesh(store, device);
+    terms_ = std::make_unique_for_overwrite<uint8_t[]>(kAhead * piece());
     farewells_.resize(world());
     watches_.resize(world());
     for (uint32_t peer = 0; peer < world(); ++peer) {
@@ -438,37 +442,58 @@ class GlooEngine final : public Engine {
     }
   }
 
+  /// Terms go round, then sums: RingSum. Receives are posted ahead, because Gloo sends nothing
+  /// before.
   void sum(const Step& step) {
     if (step.count == 0 || world() == 1) return;
-    ::gloo::AllreduceOptions options(batches_);
-    options.setTag(step.tag);
-    options.setTimeout(kForever);
-    if (step.dtype == DType::f32) {
-      options.setOutput(reinterpret_cast<float*>(step.recv), step.count);
-      options.setReduceFunction([](void* total, const void* a, const void* b, size_t n) {
-        ::gloo::sum<float>(total, a, b, n);
-      });
-    } else if (step.dtype == DType::f16) {
-      options.setOutput(reinterpret_cast<uint16_t*>(step.recv), step.count);
-      options.setReduceFunction(add_16_bits<f16_to_float, float_to_f16>);
-    } else if (step.dtype == DType::i32) {  // unsigned: it wraps
-      options.setOutput(reinterpret_cast<uint32_t*>(step.recv), step.count);
-      options.setReduceFunction([](void* total, const void* a, const void* b, size_t n) {
-        ::gloo::sum<uint32_t>(total, a, b, n);
-      });
-    } else {
-      options.setOutput(reinterpret_cast<uint16_t*>(step.recv), step.count);
-      options.setReduceFunction(add_16_bits<bf16_to_float, float_to_bf16>);
+    const uint64_t size = dtype_size(step.dtype), slot = kSlots | step.tag;
+    const detail::RingSum ring(step, rank(), world(), piece());
+    const auto from = static_cast<int>((rank() + 1) % world());
+    const auto to = static_cast<int>((rank() + world() - 1) % world());
+    const Buffer lanes = batches_->createUnboundBuffer(step.recv, step.count * size);
+    const Buffer terms = batches_->createUnboundBuffer(terms_.get(), kAhead * piece());
+    uint64_t received = 0, posted = 0, sent = 0;  // turns; sent: whose memory is free again
+    const auto end_send = [&] {
+      if (ring.sent(sent++).bytes != 0) lanes->waitSend(kForever);
+    };
+    const auto end_receive = [&] {
+      const uint64_t turn = received++;
+      const auto range = ring.received(turn);
+      if (range.bytes == 0) return;
+      if (turn >= ring.half()) return static_cast<void>(lanes->waitRecv(kForever));
+      terms->waitRecv(kForever);
+      add_lanes(step.dtype, step.recv + range.offset, step.scale,
+                terms_.get() + turn % kAhead * piece(), turn < ring.pieces() ? step.scale : 1.0F,
+                range.bytes / size);
+    };
+    // A sum comes to where a term was sent from. False: that term has not been sent before `turn`.
+    const auto post = [&](uint64_t turn) {
+      const auto range = ring.received(posted);
+      if (posted >= ring.half()) {
+        const uint64_t term = posted - ring.half();
+        if (term >= turn) return false;
+        while (sent <= term) end_send();
+        if (range.bytes != 0) lanes->recv(from, slot, range.offset, range.bytes);
+      } else if (range.bytes != 0) {
+        terms->recv(from, slot, posted % kAhead * piece(), range.bytes);
+      }
+      ++posted;
+      return true;
+    };
+    for (uint64_t turn = 0; turn < ring.turns(); ++turn) {
+      while (received + kAhead <= turn || received + ring.pieces() <= turn) end_receive();
+      while (sent + kAhead <= turn) end_send();
+      while (posted < std::min(received + kAhead, ring.turns()) && post(turn)) {
+      }
+      const auto range = ring.sent(turn);
+      if (range.bytes != 0) lanes->send(to, slot, range.offset, range.bytes);
     }
-    ::gloo::allreduce(options);
-  }
-
-  /// Rounded after each addition.
-  template <auto kWiden, auto kNarrow>
-  static void add_16_bits(void* total, const void* a, const void* b, size_t count) {
-    auto* out = static_cast<uint16_t*>(total);
-    const auto *x = static_cast<const uint16_t*>(a), *y = static_cast<const uint16_t*>(b);
-    for (size_t i = 0; i < count; ++i) out[i] = kNarrow(kWiden(x[i]) + kWiden(y[i]));
+    while (received < ring.turns()) {
+      while (posted < std::min(received + kAhead, ring.turns()) && post(ring.turns())) {
+      }
+      end_receive();
+    }
+    while (sent < ring.turns()) end_send();
   }
 
   // ---- failures ----
@@ -655,6 +680,7 @@ class GlooEngine final : public Engine {
   std::unique_ptr<rendezvous::Board> board_;
   std::shared_ptr<::gloo::rendezvous::Context> context_;
   std::shared_ptr<Interruptible> batches_;  // the same connections
+  std::unique_ptr<uint8_t[]> terms_;
   std::vector<char> farewells_;
   std::vector<Buffer> watches_;
   std::mutex mutex_;  // of what follows, and of the watches

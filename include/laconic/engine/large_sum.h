@@ -49,21 +49,26 @@ class LargeSum {
     const uint64_t to = std::min(share, from + piece_);
     return {step_.recv + (first + from) * size, (to - from) * size};
   }
-  /// Adds this rank's piece in place. `term_of(r)`: rank r's term of it, which this overwrites;
-  /// `add(total, x, count)`: Engine::add_lanes of the step's type; `scale(range)`: own lanes become
-  /// a term. In rank order: x + y and y + x are the same bits. Slices stay in the first cache.
-  template <class TermOf, class Add, class Scale>
-  void add_piece(uint64_t number, const TermOf& term_of, const Add& add, const Scale& scale) const {
+  /// Adds this rank's piece in place. `term_of(r)`: rank r's lanes of it, which this overwrites;
+  /// `add`: Engine::add_lanes with two factors. In rank order: x + y and y + x are the same bits.
+  /// Slices stay in the first cache.
+  template <class TermOf, class Add>
+  void add_piece(uint64_t number, const TermOf& term_of, const Add& add) const {
     constexpr uint64_t kSlice = 8192;
     const Range mine = piece_of(rank_, number);
     for (uint64_t done = 0; done < mine.bytes; done += kSlice) {
-      const uint64_t bytes = std::min(kSlice, mine.bytes - done);
-      scale(Range{mine.at + done, bytes});
+      const uint64_t count = std::min(kSlice, mine.bytes - done) / dtype_size(step_.dtype);
       uint8_t* total = (rank_ == 0 ? mine.at : term_of(0)) + done;
+      float of_total = step_.scale;
       for (uint32_t r = 1; r < world_; ++r) {
         uint8_t* x = (r == rank_ ? mine.at : term_of(r)) + done;
-        if (r == rank_) std::swap(total, x);
-        add(total, x, bytes / dtype_size(step_.dtype));
+        float of_x = step_.scale;
+        if (r == rank_) {
+          std::swap(total, x);
+          std::swap(of_total, of_x);
+        }
+        add(step_.dtype, total, of_total, x, of_x, count);
+        of_total = 1.0F;
       }
     }
   }

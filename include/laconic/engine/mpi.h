@@ -94,7 +94,10 @@ class MpiEngine final : public Engine {
 
   [[nodiscard]] uint32_t rank() const noexcept override { return rank_; }
   [[nodiscard]] uint32_t world() const noexcept override { return world_; }
-  [[nodiscard]] EngineCaps caps() const noexcept override { return {kAllSums, true, kScalesFrom}; }
+  [[nodiscard]] EngineCaps caps() const noexcept override {
+    const uint64_t most = ~uint64_t{0} / world_;
+    return {kAllSums, true, std::min(options_.large_share, most) * world_};
+  }
 
   Result<void> run(std::span<const Step> batch) override {
     auto ticket = start(batch);
@@ -146,9 +149,6 @@ class MpiEngine final : public Engine {
   }
 
  private:
-  /// A shorter array is still in the caches after a pass that scales it.
-  static constexpr uint64_t kScalesFrom = uint64_t{8} << 20;
-
   struct Job {
     std::array<Step, kMaxBatch> steps{};
     size_t count = 0;
@@ -393,10 +393,6 @@ class MpiEngine final : public Engine {
     go_on_with_large();
   }
 
-  void scale(Range own) const {
-    const Step& step = large_.sum.step();
-    scale_lanes(step, own.at, own.bytes / dtype_size(step.dtype));
-  }
   [[nodiscard]] uint8_t* term_of(uint32_t peer, uint64_t number) const {
     return terms_.get() + (number % LargeSum::kAhead * world_ + peer) * piece_bytes_;
   }
@@ -423,18 +419,14 @@ class MpiEngine final : public Engine {
       post(job, Kind::receive, before, {term_of(before, number), mine.bytes}, number, true);
     });
     for_peers([&](uint32_t, uint32_t behind) {
-      const Range term = large_.sum.piece_of(behind, number);
-      scale(term);
-      post(job, Kind::send, behind, term, number, true);
+      post(job, Kind::send, behind, large_.sum.piece_of(behind, number), number, true);
     });
   }
   void add_terms(uint64_t number) {
     large_.sum.add_piece(
         number, [&](uint32_t peer) { return term_of(peer, number); },
-        [&](uint8_t* total, const uint8_t* x, uint64_t count) {
-          add_lanes(large_.sum.step().dtype, total, x, count);
-        },
-        [&](Range own) { scale(own); });
+        [](DType type, uint8_t* total, float of_total, const uint8_t* x, float of_x,
+           uint64_t count) { add_lanes(type, total, of_total, x, of_x, count); });
   }
   /// Terms of this piece have left the memory that the sums of others come to.
   void hand_round(Job& job, uint64_t number) {

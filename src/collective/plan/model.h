@@ -165,6 +165,8 @@ class Model {
   /// Does any class remember what it did not send?
   [[nodiscard]] bool feedback() const noexcept;
   [[nodiscard]] const Options& options() const noexcept { return options_; }
+  /// EngineCaps::scales_from of all ranks together.
+  void agree_on_scaling(uint64_t from) noexcept { options_.caps.scales_from = from; }
   [[nodiscard]] const std::vector<Parameter>& parameters() const noexcept { return parameters_; }
   [[nodiscard]] const Assignment& assignment(uint32_t parameter) const {
     return assignments_[parameter];
