@@ -108,7 +108,7 @@ class _Watched:
     """An engine, a failure of which is the end of a session."""
 
     def __init__(self, engine, session: CSession):
-        self._engine, self._session, self.world = engine, session, engine.world
+        self._engine, self._session, self.world, self.of_cpp = engine, session, engine.world, engine.of_cpp
 
     def gather_bytes(self, data: bytes) -> bytes:
         try:

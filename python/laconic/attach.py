@@ -56,6 +56,9 @@ class PassThrough:
     def at_end(self, callback) -> None:
         pass
 
+    def tell_last_changes(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 

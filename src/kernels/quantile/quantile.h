@@ -10,7 +10,8 @@
 //
 // Codes come from thresholds t_1 <= t_2 <= …, images: the code of x is how many are at most its
 // image. `base` has the answer for the smallest image with given upper bits; as many binary steps
-// follow as the fullest of them needs. Up to QuantileKernels::searched bins the thresholds alone are
+// follow as the fullest of them needs. Up to QuantileKernels::searched bins the thresholds
+// alone are
 // searched.
 #pragma once
 

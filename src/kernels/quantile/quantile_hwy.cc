@@ -467,7 +467,8 @@ HWY_INLINE void encode_block(const float* x, uint64_t n, const QuantileBins& bin
 #endif
 
 #if LACONIC_AVX2
-/// The same with images and thresholds as signed integers. The second level's two thresholds are chosen by
+/// The same with images and thresholds as signed integers. The second level's two thresholds
+/// are chosen by
 /// the first comparison, the third's four within half a register; eights need a whole one, and the
 /// first comparisons choose among those.
 class Tree {
@@ -548,7 +549,8 @@ class LaneSums {
       hn::Store(hn::Zero(d), d, sum_ + i);
     }
   }
-  /// x[0, n) with these codes, element i to lane i mod 8. Only the last call may bring a number that
+  /// x[0, n) with these codes, element i to lane i mod 8. Only the last call may bring a number
+  /// that
   /// is no multiple of 8.
   HWY_INLINE void add(const float* x, uint64_t n, const uint8_t* codes) {
     const F64 d;

@@ -434,15 +434,24 @@ TEST(Controller, RulesTurnToFloat32OneAfterTheOther) {
   EXPECT_EQ(turned[0], 1U);
   EXPECT_EQ(turned[1], 6U);  // its next update
   // No sooner than it is seen, even where an update is due.
-  auto late = Controller::create(
-      {{"dc2:deadline_ms=100", false, "topk", range}, {"replay:x", false, "topk", range}},
-      {{.step = 5, .rule = 1, .from = 0.25, .to = 0.25, .uncompressed = true}});
-  ASSERT_TRUE(late) << late.error().message;
+  const auto create_late = [&] {
+    return Controller::create(
+        {{"dc2:deadline_ms=100", false, "topk", range}, {"replay:x", false, "topk", range}},
+        {{.step = 5, .rule = 1, .from = 0.25, .to = 0.25, .uncompressed = true}});
+  };
+  auto late = create_late();
+  auto later = create_late();
+  ASSERT_TRUE(late && later);
+  words.assign(late->state_words(), 0);
   turned = {};
   for (uint64_t step = 4; step < 20; ++step) {
     // The first rule's updates begin in step 6.
     const auto seen = step < 6 ? Observation{} : seen_at(step, 0.05, 2000);
-    const auto decided = late->observe(step < 6 ? observe(step, std::vector<Figures>{}, 0) : seen);
+    const auto told = step < 6 ? observe(step, std::vector<Figures>{}, 0) : seen;
+    late->save(words);
+    ASSERT_TRUE(later->load(words));
+    const auto decided = late->observe(told);
+    EXPECT_TRUE(std::ranges::equal(decided, later->observe(told)));
     for (const Decision& d : decided) turned[d.rule] = step;
   }
   EXPECT_EQ(turned[1], 5U);
