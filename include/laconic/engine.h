@@ -71,8 +71,7 @@ struct EngineCaps {
   bool short_sends = false;
   /// From so many bytes of float32 on it multiplies the lanes by Step::scale, at this rank or where
   /// they are added: an engine that reads them piece by piece anyway saves a pass over the
-  /// gradient.
-  /// Ranks need not have the same: the agreement takes the largest.
+  /// gradient. Ranks need not have the same: the agreement takes the largest.
   uint64_t scales_from = ~uint64_t{0};
   bool aggregates = false;  ///< steps of that kind, after Engine::join
   [[nodiscard]] constexpr bool can_sum(DType t) const noexcept {
