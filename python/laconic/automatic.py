@@ -374,7 +374,7 @@ def finish(ended: str) -> None:
     _process.summed_up = True
     for model in list(_process.models):
         handle = model.handle
-        if handle is not None and not handle.closed:
+        if handle is not None:  # closed or not: its thread may be about to say it, and ends with the process
             handle.tell_last_changes()
         stats = model.stats()
         if stats is not None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 
 from . import environment
@@ -28,9 +29,14 @@ class Changes:
         self._told: dict[int, str] = {}  # by rule
         self._next = 0.0
         self._record_told = False
+        self._one_at_a_time = threading.Lock()  # at the end of the process, the main thread and that of a model that goes away
 
     def tell(self, explain, *, last: bool = False) -> None:
         """`last`: at the end, so not to be put off."""
+        with self._one_at_a_time:
+            self._tell(explain, last)
+
+    def _tell(self, explain, last: bool) -> None:
         now = time.monotonic()
         if now < self._next and not last:
             return

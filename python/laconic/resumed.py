@@ -16,7 +16,8 @@ class Resumed:
     An engine's float sums depend on an element's place in the buffer, and DDP starts every run with another layout than
     the one it settles on. Buckets are collected into host buffers of the saved layout, exchanged there, and copied back. Where
     the strategy adds in an order of its own, only steps that go out uncompressed need this (a flush that goes on, a
-    fallback), so it ends after some iterations even if DDP never comes back to the saved layout.
+    fallback), so it ends after some iterations even if DDP never comes back to the saved layout. Saved buckets go out in
+    their own order, whatever DDP's is: reports travel with the first of a step, which moves what is behind them.
     """
 
     #: DDP has its final layout from the second iteration on, with a static graph from the third
@@ -39,6 +40,7 @@ class Resumed:
         self.counts = counts
         self.where = {p: (b, o) for b, layout in enumerate(layouts) for p, o in zip(layout.parameters, layout.offsets)}
         self.pieces: list[list] = [[] for _ in layouts]  # (first element, gradient) of those that are here
+        self.next = 0  # the saved bucket that goes out next in this iteration
         self.parts: dict[int, Resumed.Part] = {}
 
     def ended(self, own: list[Layout]) -> bool:
@@ -61,14 +63,15 @@ class Resumed:
         return part.future
 
     def _take(self, part: Part):
-        """Adds a bucket's gradients; yields the saved buckets that are complete with it, and their pieces."""
+        """Adds a bucket's gradients; yields the saved buckets that are complete with it and all before them, and their pieces."""
         for p, offset in zip(part.layout.parameters, part.layout.offsets):
             bucket, at = self.where[p]
             self.pieces[bucket].append((at, part.buffer[offset : offset + self.counts[p]]))
             self.parts[p] = part
-            if len(self.pieces[bucket]) == len(self.layouts[bucket].parameters):
-                pieces, self.pieces[bucket] = self.pieces[bucket], []
-                yield bucket, pieces
+        while len(self.pieces[self.next]) == len(self.layouts[self.next].parameters):
+            bucket, self.next = self.next, (self.next + 1) % len(self.layouts)
+            pieces, self.pieces[bucket] = self.pieces[bucket], []
+            yield bucket, pieces
 
     def _give(self, bucket: int, value) -> None:
         """The means of a saved bucket are back where its gradients were; or it has failed."""

@@ -37,6 +37,32 @@ def test_resume_with_buckets_in_parts(pools, spec, options):
     assert all(h == hashes[0] for h in hashes) and hashes[0][0] == hashes[0][1]
 
 
+@pytest.mark.parametrize("buckets", [2, 3])
+def test_reports_travel_with_the_saved_layouts_first_bucket(pools, buckets):
+    """DDP begins with one bucket that ends with the first parameters, where the run had several and summed the last ones first:
+    reports of a law before another sum would move it, and its last bits."""
+    hashes = pools(3).run(training.resume, spec="randomk:ratio=0.2", buckets=buckets, before=10, after=14,
+                          attach_options={"control": "schedule:0=0.2,13=0.1"})
+    assert all(h == hashes[0] for h in hashes) and hashes[0][0] == hashes[0][1]
+
+
+def test_saved_buckets_go_out_in_their_order():
+    saved = [types.SimpleNamespace(parameters=p, offsets=(0, 4)) for p in ((4, 5), (2, 3), (0, 1))]
+    resumed = Resumed(saved, [4] * 6, bounded=False)
+    gone = []
+
+    def exchange(layout, pieces):
+        gone.append(layout.parameters)
+        return torch.futures.Future()
+
+    for _ in range(2):
+        for parameters in ((0, 1, 2), (3, 5), (4,)):
+            own = types.SimpleNamespace(parameters=parameters, offsets=range(0, 4 * len(parameters), 4))
+            resumed.submit(exchange, own, torch.zeros(4 * len(parameters)))
+            assert len(gone) % 3 == 0
+    assert gone == [(4, 5), (2, 3), (0, 1)] * 2
+
+
 def _other_part(spec):
     return training.resume(spec=spec, buckets=2, attach_options={"part": 4096}, resumed_options={"part": 0})
 
