@@ -1,6 +1,7 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 """Nothing stays behind, however a lab ends."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -124,7 +125,8 @@ def kill_at_once(pids):
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)  # so that none sees another one's death
     for pid in pids:
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # where the kernel has taken it along with the one before
+            os.kill(pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize(
