@@ -1,8 +1,10 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""The time that `make test` may take: scripts/test against CONTRIBUTING.md, the sums, and what a run prints."""
+"""The time that `make test` may take: scripts/test against CONTRIBUTING.md, the sums, what a run prints, and what keeps it short."""
 
 import re
+import runpy
 import subprocess
+import types
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -70,3 +72,25 @@ def test_a_section_that_fails_or_is_skipped_stays_without_the_cached_budget(tmp_
     assert "---- bad: FAILED after" in done.stdout and "---- none: skipped" in done.stdout
     assert done.stdout.splitlines()[-1] == "FAILED: bad (skipped: none); repeat with: scripts/test bad"
     assert not list(tmp_path.glob("passed/*"))
+
+
+def test_the_longest_files_of_tests_are_there_and_begin_first():
+    order = runpy.run_path(str(ROOT / "conftest.py"))
+    assert len(set(order["LONG"])) == len(order["LONG"]) and all((ROOT / name).is_file() for name in order["LONG"])
+    items = [types.SimpleNamespace(nodeid=f"{name}::test_{i}") for i in range(2) for name in ("a.py", *reversed(order["LONG"]))]
+    order["pytest_collection_modifyitems"](items)
+    assert [item.nodeid for item in items] == [f"{name}::test_{i}" for name in order["LONG"] for i in range(2)] + ["a.py::test_0", "a.py::test_1"]
+
+
+def test_what_the_old_torch_leaves_out_is_there():
+    names = re.search(r"^readonly as_any_torch=\((.*)\)$", SCRIPT, re.M)[1].split()
+    assert names and all((ROOT / "python/tests" / f"test_{name}.py").is_file() for name in names)
+    assert '"${left_out[@]/%/.py}"' in SCRIPT
+
+
+def test_what_compiles_knows_what_ccache_needs(tmp_path):
+    """Under `make test`, too, whose own lines come first: without it no file of tests is ever served from the cache."""
+    asked = "echo $CCACHE_BASEDIR; echo $CCACHE_NOHASHDIR; echo $CCACHE_SLOPPINESS"
+    found = run(tmp_path, asked).stdout.splitlines()
+    assert found[:2] == [str(ROOT), "1"] and "pch_defines" in found[2]
+    assert all("source scripts/ccache.sh" in (ROOT / "scripts" / name).read_text() for name in ("build", "wheel", "test"))
