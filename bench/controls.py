@@ -55,6 +55,11 @@ class Scenario:
     even: bool = True
 
 
+def published(words: list[str]) -> str:
+    """A command as the page shows it, to be run in the root of any checkout."""
+    return shlex.join(words).replace(f"{ROOT}/", "").replace(sys.executable, "python")
+
+
 def cross(seed: int) -> tuple[str, ...]:
     sender = f"{shlex.quote(sys.executable)} {shlex.quote(str(ROOT / 'bench/cross_traffic.py'))} $LACONIC_LAB_RANK_1 30 3 3 {seed}"
     return "--beside", "1", sender
@@ -125,7 +130,7 @@ def run(cells: list[Cell]) -> bool:
         lines = answered.read_text().splitlines() if answered.exists() else []
         OUT.mkdir(parents=True, exist_ok=True)
         for cell, line in zip(cells, lines):
-            found = {**json.loads(line), "load": load, "cpu": cpu(), "command": shlex.join(words[1:words.index("--")])}
+            found = {**json.loads(line), "load": load, "cpu": cpu(), "command": published(words[1:words.index("--")])}
             cell.path.write_text(json.dumps(found))
         if done.returncode != 0 or len(lines) != len(cells):
             print(f"{cells[min(len(lines), len(cells) - 1)].path.stem}:", *done.stderr.strip().splitlines()[-30:], sep="\n  ", file=sys.stderr)

@@ -30,9 +30,9 @@ function(laconic_module NAME)
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${dir}/*.cc)
   laconic_drop_absent(sources)
   if(LACONIC_SANITIZE MATCHES undefined)
-    # Checks between the instructions of every vector double what these files take to compile. Each kernel has a
-    # reference that is looked at in full, and the tests find the two equal bit for bit. So does looking for what outlives
-    # its block: there, that is vectors in registers.
+    # Checks between the instructions of every vector double what these files take to compile, and so do those for vectors
+    # that are used outside their block. Each kernel has a reference that is looked at in full, and the tests find the two
+    # equal bit for bit.
     set(simd ${sources})
     list(FILTER simd INCLUDE REGEX "_hwy\\.cc$")
     set_property(SOURCE ${simd} APPEND PROPERTY COMPILE_OPTIONS -fno-sanitize=undefined

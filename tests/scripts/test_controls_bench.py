@@ -137,3 +137,11 @@ def test_a_run_whose_rates_do_not_take_turns_fails(tmp_path, monkeypatch):
     monkeypatch.setenv("LACONIC_LAB_CONTROL", str(tmp_path / "nobody listens"))
     with pytest.raises(RuntimeError, match="the lab does not take rate 10mbit"), controls_rank.Turns(["100mbit", "10mbit"], 0.01):
         time.sleep(0.2)
+
+
+def test_commands_are_published_without_paths_of_a_machine():
+    words = ["lab", "--seed", "3", *controls.cross(3)]
+    shown = controls.published(words)
+    assert str(ROOT) not in shown and sys.executable not in shown and shown.endswith("bench/cross_traffic.py $LACONIC_LAB_RANK_1 30 3 3 3'")
+    commands = [one["command"] for one in json.loads((ROOT / "docs/results/control.json").read_text())]
+    assert commands and not [one for one in commands if re.search(r"(^|[ '])/", one)]
