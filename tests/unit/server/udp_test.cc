@@ -200,34 +200,65 @@ TEST_P(Udp, TwoJobsAtOnce) {
   other.join();
 }
 
-/// Returns what the ranks got by multicast. `asks`: those that do, by bit.
-std::vector<uint64_t> run_multicast(const std::string& server, uint8_t world, uint64_t job, Io io,
-                                    uint64_t asks, const wire::Token& token = {}) {
-  std::vector<uint64_t> got(world);
+/// What the ranks of a job got by multicast, and whether they still heard the group at its end.
+struct Together {
+  std::vector<uint64_t> got, servers;
+};
+
+/// `asks`: the ranks that want multicast, by bit.
+Together run_multicast(const std::string& server, uint8_t world, uint64_t job, Io io, uint64_t asks,
+                       const wire::Token& token) {
+  Together all{std::vector<uint64_t>(world), std::vector<uint64_t>(world)};
   std::vector<std::thread> threads;
   for (uint8_t rank = 0; rank < world; ++rank) {
     threads.emplace_back([&, rank] {
-      const bool wants = (asks >> rank & 1U) != 0;
-      auto settings = worker_settings({server}, rank, world, job, io, wants);
+      auto settings = worker_settings({server}, rank, world, job, io, (asks >> rank & 1U) != 0);
       settings.link.token = token;
       auto worker = UdpWorker::attach(settings, Clock::now() + seconds(20));
       ASSERT_TRUE(worker) << worker.error().message;
       work(**worker, rank, world, 6, 400);
       (*worker)->close(Clock::now() + seconds(10));
       const auto stats = (*worker)->stats();
-      got[rank] = stats.multicast_datagrams;
-      EXPECT_EQ(stats.multicast_servers, wants ? 1U : 0U);
+      all.got[rank] = stats.multicast_datagrams;
+      all.servers[rank] = stats.multicast_servers;
     });
   }
   for (std::thread& thread : threads) thread.join();
-  return got;
+  return all;
+}
+
+/// Who asks gets most sums by multicast, nobody else gets one. On a busy machine a receive buffer
+/// overflows, and a rank that missed many in a row asks for unicast, as it should: one job of
+/// several has to show it.
+void expect_multicast(const std::string& server, uint8_t world, uint64_t job, Io io, uint64_t asks,
+                      const wire::Token& token = {}) {
+  constexpr uint64_t kJobs = 8, kNextJob = 1000;
+  Together all;
+  const auto shown = [&] {
+    for (uint8_t rank = 0; rank < world; ++rank) {
+      const bool wants = (asks >> rank & 1U) != 0;
+      if (wants && (all.servers[rank] != 1 || all.got[rank] <= 6 * 400 / 2)) return false;
+    }
+    return true;
+  };
+  for (uint64_t i = 0; i < kJobs; ++i) {
+    all = run_multicast(server, world, job + i * kNextJob, io, asks, token);
+    for (uint8_t rank = 0; rank < world; ++rank) {
+      if ((asks >> rank & 1U) != 0) continue;
+      EXPECT_EQ(all.got[rank], 0U);
+      EXPECT_EQ(all.servers[rank], 0U);
+    }
+    if (shown()) return;
+  }
+  for (uint8_t rank = 0; rank < world; ++rank) {
+    ADD_FAILURE() << "rank " << int{rank} << " of " << int{world} << ": " << all.got[rank]
+                  << " sums by multicast, hears " << all.servers[rank] << " groups";
+  }
 }
 
 TEST_P(Udp, SumsGoOnceForAllByMulticast) {
   Serving server(GetParam(), "127.0.0.1:0", 1, "239.7.4.2");
-  // A receive buffer may overflow on a busy machine: what was lost then came by unicast.
-  for (const uint64_t got : run_multicast(server.address(), 4, 21, GetParam(), 15))
-    EXPECT_GT(got, 6 * 400 / 2);
+  expect_multicast(server.address(), 4, 21, GetParam(), 15);
 }
 
 // Loopback carries no multicast of IPv6: on an interface of a network of its own.
@@ -242,19 +273,16 @@ TEST_P(Udp, SumsGoByMulticastOfIpv6) {
     wire::Token token{};
     token[0] = 1;
     Serving server(GetParam(), "[fd00::1]:0", 1, "[ff12::742]:7427", token);
-    for (const uint64_t got : run_multicast(server.address(), 3, 22, GetParam(), 7, token))
-      EXPECT_GT(got, 6 * 400 / 2);
+    expect_multicast(server.address(), 3, 22, GetParam(), 7, token);
   }).join();
   if (!there) GTEST_SKIP() << "no network namespaces here, or no IPv6";
 }
 
 TEST_P(Udp, SomeAskForMulticastAndTwoJobsShareTheGroup) {
   Serving server(GetParam(), "127.0.0.1:0", 1, "239.7.4.2:7428");
-  std::thread other([&] { run_multicast(server.address(), 2, 23, GetParam(), 3); });
-  const auto got = run_multicast(server.address(), 3, 24, GetParam(), 5);
+  std::thread other([&] { expect_multicast(server.address(), 2, 23, GetParam(), 3); });
+  expect_multicast(server.address(), 3, 24, GetParam(), 5);
   other.join();
-  EXPECT_GT(got[0], 6 * 400 / 2);
-  EXPECT_EQ(got[1], 0U);
 }
 
 TEST_P(Udp, AServerThatComesBackGoesOn) {
