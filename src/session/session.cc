@@ -310,7 +310,6 @@ Result<void> Session::steer(uint64_t step) {
   replan_units();
   bool fits = true;
   for (auto& exchange : exchanges_) fits = exchange->replan() && fits;
-  state_->set_settings(settings_hash());
   return fits ? Result<void>() : collective::no_exchange_memory();
 }
 
@@ -322,11 +321,12 @@ Result<void> Session::enter_step(uint64_t step) {
   step_failure_.reset();
   if (std::exchange(set_begins_, false)) set_since_ = step;
   ++stats_.steps;
+  parts_ = parts_to_come();
+  if (parts_ != 0) flush_state_[1] = parts_ == 1 ? 0.0F : flush_state_[1] - 1;
+  state_->set_settings(settings_hash());
   observer_.begin_step(step, now(),
                        static_cast<uint16_t>(model_->agreement() ^ state_->settings()));
   report_due_ = model_->options().reports;
-  parts_ = parts_to_come();
-  if (parts_ != 0) flush_state_[1] = parts_ == 1 ? 0.0F : flush_state_[1] - 1;
   return steered;
 }
 

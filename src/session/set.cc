@@ -144,11 +144,12 @@ void Session::become(Session& next) noexcept {
   if (recorder_) recorder_->go_on_with(steering_->run());
 }
 
-/// In force on this rank beside the model: 0 as at attach, without laws.
+/// In force on this rank in the step at hand, beside the model: 0 as at attach, without laws and
+/// without a flush.
 uint64_t Session::settings_hash() const noexcept {
   const uint64_t laws = steering_ ? steering_->hash() : 0;
-  if (versions_before_ == 0) return laws;
-  const std::array<uint64_t, 2> words{laws, versions_before_};
+  if (versions_before_ == 0 && parts_ == 0) return laws;
+  const std::array<uint64_t, 3> words{laws, versions_before_, parts_};
   return hash64(std::span<const uint64_t>(words));
 }
 

@@ -213,7 +213,6 @@ Result<Steering> Steering::create(collective::Model& model, std::string_view con
     steering.move(model, c, steering.classes_[c].value);
   steering.silent_.resize(world);
   steering.bytes_ = steering.bytes_of(model);
-  steering.set_hash();
   if (!steering.controller_.moves()) return steering;
   const size_t own = kHead + kPerClass * model.classes();
   const size_t theirs = steering.origin_ ? steering.origin_->state_words() : 0;
@@ -324,7 +323,6 @@ Result<bool> Steering::begin_step(uint64_t step, collective::Model& model, std::
   if (any) {
     ++version_;
     bytes_ = bytes_of(model);
-    set_hash();
   }
   save();
   return any;
@@ -336,14 +334,8 @@ uint32_t Steering::release_steps_left() const noexcept {
   return most == 0 ? 0 : most - 1;
 }
 
-void Steering::set_hash() {
-  hash_ = 1;
-  for (const Class& c : classes_) {
-    const std::array<uint64_t, 3> words{hash_, std::bit_cast<uint64_t>(c.value),
-                                        c.uncompressed ? 1U : 0U};
-    hash_ = hash64(std::span<const uint64_t>(words));
-  }
-}
+/// Of all that is saved: ranks that have loaded other states would decide otherwise.
+void Steering::set_hash() { hash_ = hash64(std::span<const uint64_t>(words_)); }
 
 /// Saved state is written into the store by others: what lies there is then not what was left
 /// there.
@@ -396,7 +388,6 @@ Result<bool> Steering::take_loaded(collective::Model& model, std::vector<bool>& 
   }
   observed_.reset();
   bytes_ = bytes_of(model);
-  set_hash();
   return true;
 }
 
@@ -436,6 +427,7 @@ void Steering::save() {
     at[4] = Path{c.uncompressed, c.next_uncompressed, c.parts, c.left}.word();
   }
   controller_.save(std::span(words_).subspan(own, controller_.state_words()));
+  set_hash();
   control::words_to_floats(words_, saved_);
   std::ranges::copy(saved_, written_.begin());
 }

@@ -85,7 +85,7 @@ class Steering {
   /// The controller's state, if this step began with one that was loaded; else empty.
   [[nodiscard]] std::span<const uint64_t> loaded() const noexcept { return loaded_; }
 
-  /// The same on ranks whose settings are the same, whatever came before.
+  /// The same on ranks that have the same settings and will decide the same.
   [[nodiscard]] uint64_t hash() const noexcept { return hash_; }
   [[nodiscard]] uint32_t version() const noexcept { return version_; }
   [[nodiscard]] const control::Counts& counts() const noexcept { return controller_.counts(); }

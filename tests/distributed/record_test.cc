@@ -218,7 +218,7 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{"topk:ratio=0.05", StrategyKind::two_shot, "dc2:deadline_ms=20"},
                     Case{"randomk:ratio=0.05", StrategyKind::native_sum, "dc2:deadline_ms=20"},
                     Case{"topk:ratio=0.05", StrategyKind::gather_all,
-                         "schedule:0=0.03,1=0.2,9=0.6,22=0.05"}),
+                         "schedule:0=0.03,1=0.2,9=0.6,22=0.03"}),
     [](const auto& of) {
       return std::string(collective::strategy_name(std::get<1>(of.param))) + "_" +
              (std::get<2>(of.param)[0] == 'd' ? "dc2" : "schedule");

@@ -334,6 +334,35 @@ TEST(Controller, AReplayRepeatsDecisionsWhateverTheReports) {
   EXPECT_GE(replay->bounds(0)->max, largest);
 }
 
+/// From where the recorded run was: also when the next decision leads back to where it began.
+TEST(Controller, AReplayGoesOnWhereTheRecordedRunWas) {
+  for (const std::string text : {"dc2:max=0.5", "schedule:0=0.25,200=0.01,700=0.25"}) {
+    auto loop = wild_loop(text);
+    const auto run = loop.run();
+    const double first = Controller::create({{text, false, "topk", loop.range()}})->value(0);
+    for (const uint64_t cut : {0U, 7U, 250U, 612U}) {
+      auto recorded = Controller::create({{text, false, "topk", loop.range()}});
+      for (uint64_t step = 0; step < cut; ++step) recorded->observe(run.seen[step]);
+      auto replay =
+          Controller::create({{"replay:x", false, "topk", loop.range(), first}}, run.decisions);
+      ASSERT_TRUE(replay->follow(*recorded));
+      EXPECT_EQ(replay->value(0), recorded->value(0));
+      std::size_t next = 0;
+      while (next < run.decisions.size() && run.decisions[next].step < cut) ++next;
+      for (uint64_t step = cut; step < loop.steps; ++step) {
+        for (const Decision& d : replay->observe(observe(step, std::span<const Figures>(), 0))) {
+          ASSERT_LT(next, run.decisions.size());
+          ASSERT_EQ(d.step, run.decisions[next].step) << text << " from " << cut;
+          ASSERT_EQ(d.from, run.decisions[next].from) << text << " from " << cut;
+          ASSERT_EQ(d.to, run.decisions[next].to) << text << " from " << cut;
+          ++next;
+        }
+      }
+      EXPECT_EQ(next, run.decisions.size()) << text << " from " << cut;
+    }
+  }
+}
+
 TEST(Controller, DamagedStateChangesNothing) {
   for (const std::string& text : kTexts) {
     auto loop = wild_loop(text);
@@ -411,7 +440,7 @@ TEST(Controller, RulesMoveOnTheirOwnActuatorsByOneSlowdown) {
 }
 
 /// Where float32 of either fits, the second waits until the first is part of what is seen, also
-/// across save and load.
+/// across save and load, and in a replay from there.
 TEST(Controller, RulesTurnToFloat32OneAfterTheOther) {
   Range range = ratio(0.25);  // at the most that it may send
   range.most_bytes = range.dense_bytes = 1000;
@@ -450,8 +479,11 @@ TEST(Controller, RulesTurnToFloat32OneAfterTheOther) {
     const auto told = step < 6 ? observe(step, std::vector<Figures>{}, 0) : seen;
     late->save(words);
     ASSERT_TRUE(later->load(words));
+    auto replay = create_late();
+    ASSERT_TRUE(replay->follow(*late));
     const auto decided = late->observe(told);
     EXPECT_TRUE(std::ranges::equal(decided, later->observe(told)));
+    EXPECT_TRUE(std::ranges::equal(decided, replay->observe(told)));
     for (const Decision& d : decided) turned[d.rule] = step;
   }
   EXPECT_EQ(turned[1], 5U);
