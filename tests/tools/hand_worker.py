@@ -14,9 +14,9 @@ LANES, RING = 8, 8
 
 
 class HandWorker:
-    def __init__(self, address, job, worker, world, needed=None, deadline_us=1000, token=bytes(32)):
+    def __init__(self, address, job, worker, world, needed=None, deadline_us=1000, token=bytes(32), ring=RING):
         self.address, self.job, self.worker, self.world, self.token = address, job, worker, world, token
-        self.needed, self.deadline_us = needed or world, deadline_us
+        self.needed, self.deadline_us, self.ring = needed or world, deadline_us, ring
         self.sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self.sock.settimeout(10)
 
@@ -37,8 +37,8 @@ class HandWorker:
         challenge = wire.parse_message(self.receive(), "challenge")
         self.epoch, nonce = challenge["epoch"], challenge["nonce"]
         body = (self.start("enrol") + applicant + bytes([self.world, self.needed, 4])
-                + struct.pack("<QQQIIIHHBB", self.epoch, nonce, 5, self.deadline_us, 60000, LANES, RING, 0, 8, 16) + bytes(2)
-                + struct.pack("<16H", *range(16)) + bytes(4) + struct.pack("<QQ", 0, 0) + bytes(RING // 8))
+                + struct.pack("<QQQIIIHHBB", self.epoch, nonce, 5, self.deadline_us, 60000, LANES, self.ring, 0, 8, 16) + bytes(2)
+                + struct.pack("<16H", *range(16)) + bytes(4) + struct.pack("<QQ", 0, 0) + bytes(self.ring // 8))
         key = wire.derive_key(self.token, wire.ENROL, (self.job, instance, self.epoch, nonce))
         self.send(body + struct.pack("<Q", wire.siphash(key, body)))
         self.key = wire.derive_key(self.token, wire.JOB, (self.job, self.epoch))
@@ -56,6 +56,9 @@ class HandWorker:
 
     def acknowledge(self, ack):
         self.send(self.header("ack", ack, ack))
+
+    def leave(self, ack=0):
+        self.send(self.header("leave", ack, ack))
 
     def result(self):
         """The next one; the server's word on how far it is may come before."""

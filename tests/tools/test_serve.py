@@ -9,6 +9,7 @@ import stat
 import struct
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "golden"))
 
 import second_datagram as wire  # noqa: E402
+from hand_worker import job  # noqa: E402
 
 BINARY = Path(os.environ.get("LACONIC_CLI", ROOT / "build" / "release" / "bin" / "laconic"))
 pytestmark = pytest.mark.skipif(not BINARY.exists(), reason=f"{BINARY} is not built")
@@ -148,3 +150,25 @@ def test_a_job_of_one_worker_by_hand(serving, tmp_path, io):
     process.send_signal(signal.SIGTERM)
     assert process.wait(10) == 0
     assert json.loads(process.stdout.readline())["datagrams"] == 3
+
+
+def heap(process):
+    """Bytes of the heap that are in memory."""
+    lines = Path(f"/proc/{process.pid}/smaps").read_text().splitlines()
+    where = next((i for i, line in enumerate(lines) if line.endswith("[heap]")), None)
+    return 0 if where is None else 1024 * next(int(line.split()[1]) for line in lines[where:] if line.startswith("Rss:"))
+
+
+def test_what_jobs_had_goes_back_to_the_system(serving):
+    """Sockets and rings of jobs that have ended, also where something lives above them in the heap."""
+    process, address, _ = serving("--bind", "127.0.0.1:0")
+    fresh = heap(process)
+    jobs = [job(address, number, 2, ring=1024) for number in range(1, 21)]
+    most = heap(process)
+    assert most > fresh + (1 << 20)
+    for worker in (worker for workers in jobs for worker in workers):
+        worker.leave()
+    end = time.monotonic() + 60
+    while heap(process) > fresh + (1 << 19) and time.monotonic() < end:
+        time.sleep(0.2)
+    assert heap(process) <= fresh + (1 << 19), (fresh, most)

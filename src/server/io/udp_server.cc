@@ -1,6 +1,9 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 #include "server/io/udp_server.h"
 
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 #include <netinet/in.h>
 #include <sys/epoll.h>
 #include <unistd.h>
@@ -24,6 +27,13 @@ constexpr Time kObserve = 200 * kMillisecond;
 constexpr uint64_t kKernelShare = 4;  // of the memory: a quarter is slots in the kernel
 constexpr int kRounds = 4;            // of reading before answers go and the clock is looked at
 constexpr std::size_t kMessagesAtOnce = 4;  // of up to 64 datagrams
+
+// What lives on at the top of the heap would keep all that jobs had below it.
+void give_memory_back() {
+#ifdef __GLIBC__
+  malloc_trim(0);
+#endif
+}
 
 Time steady_now() noexcept {
   const auto since = std::chrono::steady_clock::now().time_since_epoch();
@@ -334,12 +344,14 @@ void UdpServer::sweep() {
     const auto jobs = server_.jobs();
     return std::any_of(jobs.begin(), jobs.end(), [&](const auto& job) { return job->id() == id; });
   };
+  const auto before = peers_.size();
   out_->forget();
   groups_.erase(std::remove_if(groups_.begin() + 1, groups_.end(),
                                [&](const Group& group) { return !lives(group.job); }),
                 groups_.end());
   std::erase_if(
       peers_, [&](const auto& entry) { return !entry.second->group && !lives(entry.second->job); });
+  if (peers_.size() < before) give_memory_back();
 }
 
 void UdpServer::wait(Time now, const std::atomic<bool>& stop) {
