@@ -187,7 +187,7 @@ def _traced(folder):
     os.environ["LACONIC_TRACE"] = f"{folder}/trace.json"
     try:
         ddp, handle, optimizer = training.build(dist.group.WORLD, "3lc", buckets=3,
-                                                attach_options={"strategy": "two_shot", "window": 3})
+                                                attach_options={"strategy": "two_shot", "window": 2, "part": 1})
     finally:
         del os.environ["LACONIC_TRACE"]
     for step in range(4):
