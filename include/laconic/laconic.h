@@ -396,8 +396,8 @@ typedef struct laconic_step {
 /* Starts the exchange of a bucket. What is wrong on this rank alone (no memory, a layout that does
  * not fit the model) does not stop it: the exchange tells the other ranks. The first exchange of a
  * layout begins with a small step in which every rank says that it is ready. Up to options.window
- * exchanges of one step, of different parameters, may be in flight, or LACONIC_MAX_WINDOW where
- * options.window is 2 or more and all in flight are short; one has ended when next gives
+ * long exchanges of one step, of different parameters, may be in flight and, where options.window
+ * is 2 or more, LACONIC_MAX_WINDOW with short ones; one has ended when next gives
  * *count == 0 or a failure, or after abort. All ranks execute the steps of all exchanges in one
  * order, which may not depend on time: first steps in the order of the begins; docs/guide/c-abi.md.
  * One more in flight, one of another step, or a parameter that is in flight is exchange_order, and

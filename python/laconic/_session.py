@@ -270,8 +270,8 @@ class CSession:
 
     def begin(self, layout: "Layout", address: int, dtype: int, engine, *, step: int, index: int = 0,
               failure: LaconicError | None = None, span=no_span) -> Flight | None:
-        """The first half of `exchange`: its first batch is on its way. None: it has ended already. Up to `window` exchanges
-        of different parameters may be in flight; when the engine fails, all of them are undone."""
+        """The first half of `exchange`: its first batch is on its way. None: it has ended already. As many exchanges of
+        different parameters as Window says may be in flight; when the engine fails, all of them are undone."""
         flight = Flight(step, index, failure)
         with span("laconic::encode"), self._traced("encode", flight):
             self._begin(flight, layout, address, dtype)
@@ -411,9 +411,9 @@ class CSession:
 
 
 class Window:
-    """Up to `session.window` exchanges of a session in flight; of short ones, where that is 2 or more, _lib.MAX_WINDOW. What is
-    issued when is a function of the order of submission and of sizes, never of time: the first batch of exchange i; then all
-    that is left of the oldest ones until the next has a place; in `finish` all that is left, in order."""
+    """Up to `session.window` long exchanges of a session in flight and, where that is 2 or more, _lib.MAX_WINDOW with short ones.
+    What is issued when is a function of the order of submission and of sizes, never of time: the first batch of exchange i; then
+    all that is left of the oldest ones until another has a place, however long; in `finish` all that is left, in order."""
 
     def __init__(self, session: CSession):
         self._session = session
@@ -443,9 +443,10 @@ class Window:
         return None
 
     def _full(self) -> bool:
-        """The next exchange would have no place."""
-        short = self._session.window > 1 and all(flight.elements <= _lib.SHORT_ELEMENTS for flight, _ in self._flights)
-        return len(self._flights) >= (_lib.MAX_WINDOW if short else self._session.window)
+        """A long exchange would have no place."""
+        window = self._session.window
+        long = sum(flight.elements > _lib.SHORT_ELEMENTS for flight, _ in self._flights)
+        return long >= window or len(self._flights) >= (_lib.MAX_WINDOW if window > 1 else 1)
 
     def finish(self, engine, *, span=no_span) -> None:
         """Ends all in flight."""

@@ -19,7 +19,7 @@ from . import environment
 
 VARIABLE = "LACONIC_TRACE"
 LIMIT = 200_000  # events of one rank
-_COMPUTING, _WIRE = 0, 1  # rows: what the worker does, and one for each place in the window behind it
+_COMPUTING, _WIRE = 0, 1  # rows: what the worker does, and behind it as many of the wire as are taken at a time
 
 
 class Trace:
@@ -28,12 +28,12 @@ class Trace:
     def __init__(self, path: Path, rank: int, window: int):
         self._file = path.open("w", encoding="utf-8")
         self._rank, self._left = rank, LIMIT
-        self._places = [0.0] * window  # until when each row of the wire is taken
+        self._places: list[float] = []  # until when each row of the wire is taken
         self._offset = time.time() - time.perf_counter()
         self._file.write("[\n")
-        for row in range(_WIRE + window):
-            name = "encode, decode" if row == _COMPUTING else f"wire {row}"
-            self._put({"name": "thread_name", "ph": "M", "tid": row, "args": {"name": name}})
+        self._name(_COMPUTING, "encode, decode")
+        for _ in range(window):
+            self._add_place()
         self._put({"name": "process_name", "ph": "M", "tid": 0, "args": {"name": f"rank {rank}"}})
         atexit.register(self.close)
 
@@ -50,9 +50,19 @@ class Trace:
         self._event(name, begin, time.perf_counter(), _COMPUTING, step, index)
 
     def wire(self, begin: float, end: float, step: int, index: int) -> None:
-        place = next((i for i, taken in enumerate(self._places) if taken <= begin), 0)
+        place = next((i for i, taken in enumerate(self._places) if taken <= begin), None)
+        if place is None:  # short exchanges are in flight beside the window's
+            place = self._add_place()
         self._places[place] = end
         self._event("wire", begin, end, _WIRE + place, step, index)
+
+    def _add_place(self) -> int:
+        self._places.append(0.0)
+        self._name(_WIRE + len(self._places) - 1, f"wire {len(self._places)}")
+        return len(self._places) - 1
+
+    def _name(self, row: int, name: str) -> None:
+        self._put({"name": "thread_name", "ph": "M", "tid": row, "args": {"name": name}})
 
     def _event(self, name: str, begin: float, end: float, row: int, step: int, index: int) -> None:
         bucket, part = index & 0xFFFF, index >> 16

@@ -7,6 +7,7 @@ import collections
 import json
 import random
 import time
+import types
 
 import pytest
 
@@ -16,7 +17,7 @@ import torch.distributed as dist  # noqa: E402
 import training  # noqa: E402
 
 import laconic  # noqa: E402
-from laconic._session import Layout  # noqa: E402
+from laconic._session import Layout, Window  # noqa: E402
 
 
 @pytest.mark.parametrize(("spec", "strategy"), [("3lc", "two_shot"), ("topk:ratio=0.05", "gather_all"), ("int8+ef", "two_shot")])
@@ -35,9 +36,19 @@ def test_replicas_are_identical_where_the_engine_adds(pools):
         assert len({r["hash"] for r in results}) == 1
 
 
+def _mixed(**options):
+    """Of 16 tensors three are long, each with a short one before or behind it; two short ones come before them, eight behind."""
+    torch.manual_seed(7)
+    widths = [20, 20, 20, 20, 260, 260, 260, 260, 5]
+    layers = [layer for pair in zip(widths, widths[1:]) for layer in (torch.nn.Linear(*pair), torch.nn.ReLU())]
+    ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers), bucket_cap_mb=100)
+    handle = laconic.attach(ddp, "3lc", small_elements=64, quiet=True, strategy="two_shot", **options)
+    return ddp, handle, torch.optim.SGD(ddp.parameters(), lr=0.05)
+
+
 def _issued(window):
     """(exchange, batch) as they are started, and the elements of each exchange; every rank waits for moments of its own."""
-    ddp, handle, optimizer = training.build(dist.group.WORLD, "3lc", width=260, attach_options={"strategy": "two_shot", "window": window, "part": 1})
+    ddp, handle, optimizer = _mixed(window=window, part=1)
     engine, issued, elements = handle.worker.engine, [], []
     moments = random.Random(dist.get_rank())
     for step in range(2):
@@ -68,14 +79,15 @@ def _issued(window):
 
 @pytest.mark.parametrize("window", [1, 2, 3])
 def test_the_order_of_issue_is_that_of_the_buckets(pools, window):
-    """First batch of i; then what is left of the oldest until the next has a place, among `window` or, where all in flight are
-    short, eight; at the end of a step all that is left. The same on every rank."""
+    """First batch of i; then what is left of the oldest until a long one has a place: less than `window` long ones are in flight
+    then and, where that is 2 or more, less than eight of all. At the end of a step all that is left. The same on every rank."""
     (first, elements), *others = pools(3).run(_issued, window=window)
     assert others == [(first, elements)] * 2
     batches = collections.Counter(exchange for exchange, _ in first)
     exchanges, wanted, in_flight = sorted(batches), [], []
     long = {exchange for exchange, size in zip(exchanges, elements) if size > 65536}
-    assert len(exchanges) == len(elements) == 3 * 6 and len(long) == 3 and min(batches[e] for e in long) >= 2  # there and back
+    assert len(exchanges) == len(elements) == 3 * 16 and len(long) == 3 * 3 and min(batches[e] for e in long) >= 2  # there and back
+    assert "LsLsLssssssss" in "".join("L" if size > 65536 else "s" for size in elements[:16])
 
     def rest():
         exchange = in_flight.pop(0)
@@ -84,9 +96,41 @@ def test_the_order_of_issue_is_that_of_the_buckets(pools, window):
     for at, exchange in enumerate(exchanges):
         in_flight.append(exchange)
         wanted.append((exchange, 0))
-        while len(in_flight) >= (window if window == 1 or long & {*in_flight} else 8) or (in_flight and at % 6 == 5):
+        while len(long & {*in_flight}) >= window or len(in_flight) >= (8 if window > 1 else 1) or (in_flight and at % 16 == 15):
             rest()
     assert first == wanted
+
+
+@pytest.mark.parametrize(("window", "sizes", "wanted"), [
+    (1, "sLs", "0 -0 1 -1 2 -2"),
+    (2, "LLsL", "0 1 -0 2 3 -1 -2 -3"),
+    (2, "sLLsL", "0 1 2 -0 -1 3 4 -2 -3 -4"),
+    (2, "LssLL", "0 1 2 3 -0 4 -1 -2 -3 -4"),
+    (2, "LssssssssL", "0 1 2 3 4 5 6 7 -0 8 -1 9 -2 -3 -4 -5 -6 -7 -8 -9"),
+    (3, "LLsLsL", "0 1 2 3 -0 4 5 -1 -2 -3 -4 -5"),
+    (8, "LLLLLLLLL", "0 1 2 3 4 5 6 7 -0 8 -1 -2 -3 -4 -5 -6 -7 -8"),
+])
+def test_the_order_of_some_sizes_written_out(window, sizes, wanted):
+    """0: the first batch of the first; -0: all that is left of it."""
+    issued = []
+
+    class Recorded:
+        broken = None
+
+        def begin(self, layout, number, *_, **__):
+            issued.append(str(number))
+            return types.SimpleNamespace(elements=layout.elements, number=number)
+
+        def finish(self, flight, *_, **__):
+            issued.append(f"-{flight.number}")
+
+    session = Recorded()
+    session.window = window
+    flights = Window(session)
+    for number, size in enumerate(sizes):
+        flights.submit(None, lambda error: None, Layout([0], [0], 65537 if size == "L" else 65536), number, 0)
+    flights.finish(None)
+    assert " ".join(issued) == wanted
 
 
 def test_a_cut_is_made_between_parameters():
@@ -107,7 +151,7 @@ def test_a_cut_is_made_between_parameters():
 
 
 def _counted(part):
-    ddp, handle, optimizer = training.build(dist.group.WORLD, "3lc", width=260, attach_options={"part": part, "strategy": "two_shot"})
+    ddp, handle, optimizer = _mixed(part=part)
     for step in range(3):
         training.step_once(ddp, optimizer, dist.get_rank(), step)
     stats, explained = handle.stats(), handle.explain()
@@ -187,7 +231,7 @@ def _traced(folder):
     os.environ["LACONIC_TRACE"] = f"{folder}/trace.json"
     try:
         ddp, handle, optimizer = training.build(dist.group.WORLD, "3lc", buckets=3,
-                                                attach_options={"strategy": "two_shot", "window": 3})
+                                                attach_options={"strategy": "two_shot", "window": 2, "part": 1})
     finally:
         del os.environ["LACONIC_TRACE"]
     for step in range(4):

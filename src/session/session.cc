@@ -53,6 +53,13 @@ Result<std::vector<uint32_t>> classes_of(std::span<const Rule> rules,
   return control::classes_of(rules, names, elements);
 }
 
+bool is_long(uint64_t elements) noexcept { return elements > collective::kShortElements; }
+
+/// Exchanges of any size; of long ones as many as the window says.
+uint32_t most_in_flight(uint32_t window) noexcept {
+  return window > 1 ? collective::kMaxWindow : 1;
+}
+
 }  // namespace
 
 Session::~Session() = default;
@@ -122,7 +129,7 @@ Result<std::unique_ptr<Session>> Session::make(std::string_view text,
   }
   if (mine.reports) session->norms_ = NormSample(*session->state_);
   if (auto ok = session->create_flush_state(); !ok) return std::move(ok).error();
-  for (uint32_t i = 0; i < session->places(); ++i) {
+  for (uint32_t i = 0; i < most_in_flight(options.window); ++i) {
     auto spare = collective::Exchange::create_spare(*session->state_, *session->counters_);
     if (!spare) return std::move(spare).error();
     session->spares_.push_back(*std::move(spare));
@@ -376,11 +383,13 @@ Result<void> Session::check_bucket(const collective::Bucket& bucket,
 Result<void> Session::check_window(const collective::Bucket& bucket,
                                    const collective::LayoutView& layout) const {
   if (running_count_ == 0) return {};
-  if (running_count_ >= places_unlocked()) {
-    return Error{
-        Errc::exchange_order,
-        std::to_string(running_count_) + " exchanges are running, as many as the window has",
-        "drive one to its end or abort them first"};
+  if (!has_place_unlocked(layout.elements)) {
+    return Error{Errc::exchange_order,
+                 std::to_string(running_count_) + " exchanges are running, " +
+                     std::to_string(running_long()) +
+                     " of them long: the window has no place for one of " +
+                     std::to_string(layout.elements) + " elements",
+                 "drive one to its end or abort them first"};
   }
   if (bucket.step != last_step_) {
     return Error{Errc::exchange_order,
@@ -534,16 +543,20 @@ uint32_t Session::in_flight() const {
   return running_count_;
 }
 
-uint32_t Session::places_unlocked() const noexcept {
-  const uint32_t window = model_->options().window;
+uint32_t Session::running_long() const noexcept {
   const auto running = std::span(running_).first(running_count_);
-  const auto is_short = [](const Running& r) { return r.elements <= collective::kShortElements; };
-  return window > 1 && std::ranges::all_of(running, is_short) ? collective::kMaxWindow : window;
+  return static_cast<uint32_t>(
+      std::ranges::count_if(running, [](const Running& r) { return is_long(r.elements); }));
 }
 
-uint32_t Session::places() const {
+bool Session::has_place_unlocked(uint64_t elements) const noexcept {
+  const uint32_t window = model_->options().window;
+  return running_count_ < most_in_flight(window) && (!is_long(elements) || running_long() < window);
+}
+
+bool Session::has_place(uint64_t elements) const {
   const std::lock_guard lock(mutex_);
-  return places_unlocked();
+  return has_place_unlocked(elements);
 }
 
 void Session::summed(const Timing& timing) {

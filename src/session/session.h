@@ -142,7 +142,7 @@ class Session {
   /// Gives the settings' version; a second time in a step, the same. Refused for a step behind the
   /// one that has begun, and while exchanges of another one run.
   Result<uint32_t> begin_step(uint64_t step);
-  /// The exchange of a bucket, ready for next(). Up to places() of one step may run at a time.
+  /// The exchange of a bucket, ready for next(). Others of its step may run: see has_place().
   /// Fails for a bucket without a buffer or of no float type, for a parameter that is in flight,
   /// while exchanges of another step run, and after the engine has failed once: then the
   /// gradient goes into the residuals. What else is wrong on this rank (no memory, a layout that
@@ -165,9 +165,10 @@ class Session {
   /// the next ones.
   void abort(Error why);
   void abort();
-  /// Exchanges that may be in flight, given those that are: Options::window, but kMaxWindow where
-  /// that is 2 or more and all of them are short. The same on all ranks between the same begins.
-  [[nodiscard]] uint32_t places() const;
+  /// An exchange of so many elements may begin: at most Options::window long ones are in flight
+  /// and, where that is 2 or more, kMaxWindow of any size. The same on all ranks between the same
+  /// begins.
+  [[nodiscard]] bool has_place(uint64_t elements) const;
   /// Exchanges that have begun and not ended.
   [[nodiscard]] uint32_t in_flight() const;
   /// From the driver: a sum of this step's gradients that it made without the session.
@@ -208,7 +209,8 @@ class Session {
                                           const collective::LayoutView& layout) const;
   [[nodiscard]] Result<void> check_window(const collective::Bucket& bucket,
                                           const collective::LayoutView& layout) const;
-  [[nodiscard]] uint32_t places_unlocked() const noexcept;
+  [[nodiscard]] uint32_t running_long() const noexcept;
+  [[nodiscard]] bool has_place_unlocked(uint64_t elements) const noexcept;
   /// Its place among those that run; running_count_ if it does not.
   [[nodiscard]] uint32_t place_of(const collective::Exchange& exchange) const noexcept;
   [[nodiscard]] bool is_running(const collective::Exchange& exchange) const noexcept {
@@ -262,7 +264,7 @@ class Session {
   std::unique_ptr<Recorder> recorder_;
   bool records_ = false;                                       // rank 0 writes a record
   std::vector<bool> moved_;                                    // by class: in this step
-  std::vector<std::unique_ptr<collective::Exchange>> spares_;  // one for each place in the window
+  std::vector<std::unique_ptr<collective::Exchange>> spares_;  // as many as may be in flight
   std::vector<std::unique_ptr<collective::Exchange>> exchanges_;
   std::unique_ptr<collective::Counters> counters_ = std::make_unique<collective::Counters>();
   Stats stats_;

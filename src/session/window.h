@@ -1,9 +1,10 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// Drives a session's exchanges over an engine, up to Session::places() of them in flight: encoding
-// of one, wire of others. What is issued when is a function of the order and sizes of the buckets,
-// the same on all ranks, and never of time: the first batch of exchange i, then all that is left of
-// the oldest ones until the next has a place; at the end of a step all that is left, in order.
+// Drives a session's exchanges over an engine, as many in flight as Session::has_place() lets in:
+// encoding of one, wire of others. What is issued when is a function of the order and sizes of the
+// buckets, the same on all ranks, and never of time: the first batch of exchange i, then all that
+// is left of the oldest ones until another has a place, however long; at the end of a step all that
+// is left, in order. The next bucket's size is not waited for: the oldest would lie idle meanwhile.
 #pragma once
 
 #include <array>
@@ -41,8 +42,10 @@ class Window {
   };
 
   Result<void> issue(Result<collective::Exchange*> begun);
-  /// The next exchange would have no place.
-  [[nodiscard]] bool full() const { return count_ >= session_->places(); }
+  /// A long exchange would have no place.
+  [[nodiscard]] bool full() const {
+    return count_ != 0 && !session_->has_place(collective::kShortElements + 1);
+  }
   Result<bool> start(Flight& flight);
   Result<void> wait(Flight& flight);
   Result<void> end_first();

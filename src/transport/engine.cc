@@ -30,12 +30,13 @@ class Engine::Thread {
 
   Result<Ticket> add(std::span<const Step> batch) {
     const std::lock_guard lock(mutex_);
-    Job& job = at(last_ + 1);
-    if (job.state != State::free) {
+    const auto found = std::ranges::find(jobs_, State::free, &Job::state);
+    if (found == jobs_.end()) {
       return Error{Errc::exchange_order,
                    std::to_string(kMaxTickets) + " batches have not been waited for",
                    "wait for each ticket"};
     }
+    Job& job = *found;
     std::copy(batch.begin(), batch.end(), job.steps.begin());
     job.count = batch.size();
     job.number = ++last_;
@@ -47,8 +48,9 @@ class Engine::Thread {
 
   Result<void> wait(uint64_t number, Deadline deadline) {
     std::unique_lock lock(mutex_);
-    Job& job = at(number);
-    if (job.number != number || job.state == State::free) return no_such_ticket();
+    Job* const found = find(number);
+    if (found == nullptr) return no_such_ticket();
+    Job& job = *found;
     if (!changed_.wait_until(lock, deadline, [&] { return job.state == State::ended; })) {
       return Error{Errc::timed_out, "the engine did not end a batch in time",
                    "look for the rank that stopped; the group cannot go on"};
@@ -84,14 +86,20 @@ class Engine::Thread {
     State state = State::free;
   };
 
-  Job& at(uint64_t number) { return jobs_[number % kMaxTickets]; }
+  /// A ticket may be waited for long after later ones: numbers say nothing about places.
+  Job* find(uint64_t number) {
+    for (Job& job : jobs_) {
+      if (job.number == number && job.state != State::free) return &job;
+    }
+    return nullptr;
+  }
 
   void serve() {
     std::unique_lock lock(mutex_);
     for (uint64_t number = 1;; ++number) {
       changed_.wait(lock, [&] { return stopping_ || last_ >= number; });
       if (stopping_) return;
-      Job& job = at(number);
+      Job& job = *find(number);
       if (failure_.ok()) {
         lock.unlock();
         Result<void> result = run(job);

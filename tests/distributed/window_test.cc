@@ -11,6 +11,7 @@
 #include <map>
 #include <random>
 #include <set>
+#include <string_view>
 #include <thread>
 
 #include "support/mailboxes.h"
@@ -28,6 +29,37 @@ const std::vector<Parameter> kModel{{"a", 60, 50},          {"bias", 9, 1}, {"b"
 const std::vector<std::vector<uint32_t>> kBuckets{{5, 4}, {3}, {6}, {2}, {1}, {0}};
 constexpr uint32_t kLong = 2;  // of kBuckets
 constexpr auto kPatience = std::chrono::seconds(60);
+
+/// Three of twelve buckets are long, two are too small to be compressed (b). In a window of 2 the
+/// first long ones meet, and behind the third the limit of all is reached.
+std::pair<std::vector<Parameter>, std::vector<std::vector<uint32_t>>> mixed() {
+  std::vector<Parameter> model;
+  std::vector<std::vector<uint32_t>> buckets;
+  for (const char size : std::string_view("sLLsbLssbsss")) {
+    const auto p = static_cast<uint32_t>(model.size());
+    const std::string name = "p" + std::to_string(p);
+    if (size == 'L') model.push_back({name, kShort + 1, 1});
+    if (size == 's') model.push_back({name, 20 + p, 35});
+    if (size == 'b') model.push_back({name, 9, 1});
+    buckets.push_back({p});
+  }
+  model.push_back({"tiny", 1, 1});
+  buckets.back().push_back(static_cast<uint32_t>(model.size() - 1));
+  return {model, buckets};
+}
+
+/// How many of a step's first exchanges have ended before bucket `i` + 1 begins: the rest, all of
+/// it in flight, leaves a place for one more, long or short. Of the sizes alone.
+size_t ended_after(const std::vector<Layout>& layouts, size_t i, uint32_t window) {
+  if (window == 1) return i + 1;
+  size_t n = i + 1, longs = 0;
+  while (n > 0) {
+    longs += layouts[n - 1].elements > kShort ? 1U : 0U;
+    if (longs == window || i + 1 - n == 7) break;
+    --n;
+  }
+  return n;
+}
 
 /// Waits a moment of its own before every batch, fails for good at call `at`, and writes down what
 /// was started and what was waited for.
@@ -111,12 +143,13 @@ class Windows : public testing::TestWithParam<Case> {};
 TEST_P(Windows, GiveTheBitsOfOneAtATimeHoweverLateRanksAre) {
   const auto& [spec, strategy, window, messages] = GetParam();
   const uint32_t world = 3;
-  Ranks expected({.spec = spec, .world = world, .parameters = kModel, .strategy = strategy});
+  const auto [model, buckets] = mixed();
+  Ranks expected({.spec = spec, .world = world, .parameters = model, .strategy = strategy});
   LoopbackHub hub(world, kPatience, {kAllSums, false});
   Mailboxes mailboxes(world);
   constexpr uint64_t kSteps = 5;
   std::vector<Layout> layouts;
-  for (const auto& order : kBuckets) layouts.push_back(back_to_back(kModel, order));
+  for (const auto& order : buckets) layouts.push_back(back_to_back(model, order));
   std::vector<std::vector<std::vector<std::vector<float>>>> wanted(kSteps);
   for (uint64_t step = 0; step < kSteps; ++step) {
     if (step == 2) {
@@ -131,7 +164,7 @@ TEST_P(Windows, GiveTheBitsOfOneAtATimeHoweverLateRanksAre) {
   std::vector<Observed::Started> started(world);
   expected.on_all([&](uint32_t r) {
     Observed engine(messages ? mailboxes.engine(r) : hub.engine(r), r + 1);
-    auto session = *Session::create(spec, kModel, options_of(engine, strategy, window));
+    auto session = *Session::create(spec, model, options_of(engine, strategy, window));
     session::Window flights(*session, engine, kPatience);
     for (uint64_t step = 0; step < kSteps; ++step) {
       if (step == 2 && r == 1) {
@@ -141,8 +174,9 @@ TEST_P(Windows, GiveTheBitsOfOneAtATimeHoweverLateRanksAre) {
       for (size_t b = 0; b < layouts.size(); ++b)
         mine.push_back(gradients(world, layouts[b].elements, 10 * step + b)[r]);
       for (uint32_t b = 0; b < layouts.size(); ++b) {
-        ASSERT_TRUE(flights.submit(bucket_of(mine[b], step, b), layouts[b]));
-        EXPECT_LT(session->in_flight(), window == 1 || b == kLong ? window : 8);
+        const auto begun = flights.submit(bucket_of(mine[b], step, b), layouts[b]);
+        ASSERT_TRUE(begun) << begun.error().message;
+        EXPECT_EQ(session->in_flight(), b + 1 - ended_after(layouts, b, window));
       }
       const auto done = flights.finish();
       ASSERT_TRUE(done) << done.error().message;
@@ -154,28 +188,22 @@ TEST_P(Windows, GiveTheBitsOfOneAtATimeHoweverLateRanksAre) {
   });
   EXPECT_EQ(started[1], started[0]);
   EXPECT_EQ(started[2], started[0]);
-  // The rule, written again: first batches in order; what is left of the oldest ones before an
-  // exchange begins that would be one too many.
+  // The rule, written again: first batches in order; behind each, what is left of the oldest ones
+  // that leave no place for one more.
   std::map<uint32_t, uint32_t> batches;
   for (const auto& [exchange, batch] : started[0]) ++batches[exchange];
   Observed::Started rule;
   const auto rest = [&](uint32_t i) {
     for (uint32_t k = 1; k < batches[i]; ++k) rule.emplace_back(i, k);
   };
-  const auto per_step = static_cast<uint32_t>(kBuckets.size());
-  for (uint32_t step = 0; step < kSteps; ++step) {
-    const uint32_t first = step * per_step, end = first + per_step;
-    uint32_t oldest = first;
-    for (uint32_t i = first; i < end; ++i) {
-      const bool all_short = oldest > first + kLong || i <= first + kLong;
-      const uint32_t places = window > 1 && all_short ? 8 : window;
-      if (i == oldest + places) rest(oldest++);
-      rule.emplace_back(i, 0);
-      if (i == first + kLong) {
-        while (i + 1 >= oldest + window) rest(oldest++);
-      }
+  const auto per_step = static_cast<uint32_t>(buckets.size());
+  for (uint32_t first = 0; first < kSteps * per_step; first += per_step) {
+    uint32_t oldest = 0;
+    for (uint32_t b = 0; b < per_step; ++b) {
+      rule.emplace_back(first + b, 0);
+      while (oldest < ended_after(layouts, b, window)) rest(first + oldest++);
     }
-    while (oldest < end) rest(oldest++);
+    while (oldest < per_step) rest(first + oldest++);
   }
   EXPECT_EQ(started[0], rule);
 }
@@ -341,10 +369,8 @@ TEST(Window, WhatHasNoPlaceInItIsRefused) {
   ASSERT_TRUE(begin(kLong, 7));
   EXPECT_EQ(refused(kLong, 7), "a parameter of this bucket is in flight already");
   EXPECT_EQ(refused(1, 8), "exchanges of step 7 are running");
-  ASSERT_TRUE(begin(0, 7));
-  ASSERT_TRUE(begin(1, 7));
-  EXPECT_EQ(refused(3, 7), "3 exchanges are running, as many as the window has");
-  EXPECT_EQ(session->in_flight(), 3U);
+  for (const uint32_t b : {0U, 1U, 3U, 4U}) ASSERT_TRUE(begin(b, 7));
+  EXPECT_EQ(session->in_flight(), 5U);
   session->abort();
   EXPECT_EQ(session->in_flight(), 0U);
   for (const uint32_t window : {0U, 9U}) {
@@ -352,25 +378,6 @@ TEST(Window, WhatHasNoPlaceInItIsRefused) {
     const auto none = Session::create("3lc", kModel, o);
     ASSERT_FALSE(none);
     EXPECT_EQ(none.error().code, Errc::value_out_of_range);
-  }
-}
-
-/// Ten short ones: two more than may be in flight. Window 1 stays one at a time.
-TEST(Window, ManyShortExchangesAreInFlight) {
-  std::vector<Parameter> ten;
-  for (int i = 0; i < 10; ++i) ten.push_back({"p" + std::to_string(i), kShort, 1});
-  for (const auto& [window, places] : {std::pair{1U, 1U}, {2U, 8U}, {5U, 8U}}) {
-    Options o;
-    o.world = 2;
-    o.window = window;
-    o.strategy = StrategyKind::gather_all;
-    auto session = *Session::create("topk:ratio=0.1", ten, o);
-    std::vector<float> values(kShort, 1.0F);
-    for (uint32_t p = 0; p <= places; ++p) {
-      const Layout layout = back_to_back(ten, {p});
-      EXPECT_EQ(session->begin(bucket_of(values, 0, p), layout).ok(), p < places) << window;
-    }
-    EXPECT_EQ(session->in_flight(), places);
   }
 }
 
@@ -393,6 +400,47 @@ TEST(Window, EveryShortExchangeInFlightMayTellOfAFailure) {
     exchanges.insert(*begun);
   }
   EXPECT_EQ(exchanges.size(), 8U);
+}
+
+/// By the session itself, however it is driven: `begins`, s or L each, and which it refuses.
+TEST(Window, LongExchangesHaveThePlacesOfTheWindowAndShortOnesTheRest) {
+  struct Begins {
+    uint32_t window;
+    const char *begins, *refused;
+  };
+  for (const auto& [window, begins, refused] : std::initializer_list<Begins>{
+           {1, "sss", ".xx"},
+           {1, "LsL", ".xx"},
+           {2, "sLLLsssssss", "...x.....xx"},
+           {2, "LssLLsL", "....x.x"},
+           {2, "sssssssLsL", "........xx"},
+           {5, "ssssssssss", "........xx"},
+           {3, "LLsLLs", "....x."},
+           {8, "LLLLLLLLsL", "........xx"},
+       }) {
+    std::vector<Parameter> model;
+    for (const char* size = begins; *size != 0; ++size)
+      model.push_back({"p" + std::to_string(size - begins), *size == 'L' ? kShort + 1 : kShort, 1});
+    Options o;
+    o.world = 2;
+    o.window = window;
+    o.strategy = StrategyKind::gather_all;
+    auto session = *Session::create("topk:ratio=0.1", model, o);
+    std::vector<float> values(kShort + 1, 1.0F);
+    std::string seen;
+    for (uint32_t p = 0; p < model.size(); ++p) {
+      const uint64_t elements = model[p].count();
+      const bool has_place = session->has_place(elements);
+      const auto begun = session->begin(bucket_of(values, 0, p), back_to_back(model, {p}));
+      EXPECT_EQ(begun.ok(), has_place);
+      seen += begun ? '.' : 'x';
+      if (begun) continue;
+      EXPECT_EQ(begun.error().code, Errc::exchange_order);
+      const std::string text = "the window has no place for one of " + std::to_string(elements);
+      EXPECT_NE(begun.error().message.find(text), std::string::npos) << begun.error().message;
+    }
+    EXPECT_EQ(seen, refused) << window << " " << begins;
+  }
 }
 
 /// A layout whose exchange is in flight is not freed.

@@ -169,6 +169,28 @@ void tickets(Table& table) {
   }
 }
 
+/// The first of more batches than may be under way at a time is waited for last.
+void late_ticket(Table& table) {
+  table.begin("a late ticket");
+  std::array<float, 2 * kMaxTickets> x{};
+  std::array<Step, 2 * kMaxTickets> steps;
+  Ticket first;
+  for (uint32_t i = 0; i < x.size() && !table.dead(); ++i) {
+    x[i] = static_cast<float>(i + 1);
+    auto* at = reinterpret_cast<uint8_t*>(&x[i]);
+    steps[i] = {.dtype = DType::f32, .tag = i, .count = 1, .send = at, .recv = at};
+    const auto ticket = table.start({&steps[i], 1});
+    if (!ticket) return;
+    if (i == 0) first = *ticket;
+    if (i != 0) table.wait(*ticket);
+  }
+  if (!table.dead()) table.wait(first);
+  for (uint32_t i = 0; i < x.size() && !table.dead(); ++i) {
+    if (x[i] != static_cast<float>((i + 1) * table.world()))
+      table.check("batch " + std::to_string(i) + " is wrong");
+  }
+}
+
 /// Messages and sums of one batch, with those of the next behind them.
 void mixed_batches(Table& table) {
   table.begin("mixed batches");
@@ -237,6 +259,7 @@ void raw_steps(Table& table) {
     if (!table.dead()) sum_of_integers(table, count);
   }
   if (!table.dead()) tickets(table);
+  if (!table.dead()) late_ticket(table);
   if (!table.dead()) mixed_batches(table);
 }
 

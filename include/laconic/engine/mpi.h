@@ -113,13 +113,14 @@ class MpiEngine final : public Engine {
     }
     const std::lock_guard lock(mutex_);
     if (!status_) return status_.error();
-    Job& job = at(last_ + 1);
-    if (job.used) {
+    const auto found =
+        std::find_if(jobs_.begin(), jobs_.end(), [](const Job& j) { return !j.used; });
+    if (found == jobs_.end()) {
       return Error{Errc::exchange_order,
                    std::to_string(kMaxTickets) + " batches have not been waited for",
                    "wait for each ticket"};
     }
-    job = {};
+    Job& job = *found = {};
     std::copy(batch.begin(), batch.end(), job.steps.begin());
     job.count = batch.size();
     job.number = ++last_;
@@ -135,11 +136,12 @@ class MpiEngine final : public Engine {
 
   Result<void> wait(Ticket ticket, Deadline deadline) override {
     std::unique_lock lock(mutex_);
-    Job& job = at(ticket.number);
-    if (!job.used || job.number != ticket.number) {
+    Job* const found = find(ticket.number);
+    if (found == nullptr || !found->used) {
       return Error{Errc::exchange_order, "the engine has no such ticket",
                    "wait for each ticket once"};
     }
+    Job& job = *found;
     waiting_ = true;
     if (status_) guarded([&] { finish(job, deadline, lock); });
     waiting_ = false;
@@ -332,7 +334,13 @@ class MpiEngine final : public Engine {
   // ---- issuing ----
 
   [[nodiscard]] bool overlaps() const { return level_ >= MPI_THREAD_SERIALIZED; }
-  Job& at(uint64_t number) { return jobs_[number % kMaxTickets]; }
+  /// A ticket may be waited for long after later ones: numbers say nothing about places.
+  Job* find(uint64_t number) {
+    for (Job& job : jobs_) {
+      if (job.number == number) return &job;
+    }
+    return nullptr;
+  }
 
   void reserve(uint64_t more) {
     requests_.reserve(requests_.size() + more);
@@ -346,11 +354,12 @@ class MpiEngine final : public Engine {
   /// are exchanged.
   void issue() {
     while (next_ <= last_ && unknown_ == 0 && large_.job == 0 && status_) {
-      Job& job = at(next_);
-      if (job.issued == job.count) {
+      Job* const found = find(next_);
+      if (found == nullptr || found->issued == found->count) {  // none: it has been waited for
         ++next_;
         continue;
       }
+      Job& job = *found;
       const Step& step = job.steps[job.issued];
       step.kind == StepKind::all_reduce ? issue_sum(job, step) : issue_messages(job, step);
       if (status_) ++job.issued;
@@ -398,7 +407,7 @@ class MpiEngine final : public Engine {
   }
 
   void go_on_with_large() {
-    Job& job = at(large_.job);
+    Job& job = *find(large_.job);
     const uint64_t pieces = large_.sum.pieces();
     while (status_) {
       while (large_.posted < pieces && large_.posted < large_.summed + LargeSum::kAhead)
@@ -600,7 +609,7 @@ class MpiEngine final : public Engine {
 
   /// A part that has gone wrong stays pending: its job never ends.
   void ended_part(const Part& part, const MPI_Status& status) {
-    Job& job = at(part.job);
+    Job& job = *find(part.job);
     if (part.kind == Kind::receive || part.kind == Kind::receive_short) {
       int bytes = 0;
       MPI_Get_count(&status, MPI_BYTE, &bytes);

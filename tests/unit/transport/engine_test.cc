@@ -306,6 +306,20 @@ TEST(Tickets, AreBoundedAndComeBack) {
   EXPECT_EQ(engine.runs, 2 * static_cast<int>(kMaxTickets));
 }
 
+/// A driver with eight exchanges in flight waits for the last one's batch behind many later ones.
+TEST(Tickets, OneIsWaitedForBehindAnyNumberOfOthers) {
+  Gated engine;
+  engine.gate.release(1000);
+  const Ticket first = *engine.begin(0);
+  for (uint32_t i = 1; i <= 3 * kMaxTickets; ++i) {
+    const auto later = engine.begin(i);
+    ASSERT_TRUE(later) << i << " " << later.error().message;
+    EXPECT_TRUE(engine.wait(*later, in(kLong)));
+    EXPECT_FALSE(engine.wait(*later, in(kLong)));
+  }
+  EXPECT_TRUE(engine.wait(first, in(kLong)));
+}
+
 TEST(Tickets, ADeadlineEndsTheWaitAndNotTheBatch) {
   Gated engine;
   const Ticket ticket = *engine.begin(0);
