@@ -132,7 +132,7 @@ COUNTED = {
 }
 
 
-# Why a call on 4 KiB takes longer than its goal, where it does; figures of one core with AVX2 at 3.2 GHz (Zen 3).
+# Why a call on 4 KiB takes longer than its goal, where it does; times of one core with AVX2 at 3.2 GHz (Zen 3).
 SMALL_CALLS = {
     "sketchml": "1,024 elements are sorted exactly by 7,100 minima and maxima of eight lanes, 2,000 loads and as many stores, 1.4 µs; "
                 "codes and the sums of bins, added in their order, take 1.4, edges 0.5, a frame with its checksum 0.5",
