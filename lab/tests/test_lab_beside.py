@@ -127,7 +127,7 @@ def test_one_that_cannot_be_started_fails_the_run(lab, line, status):
     assert done.returncode == 1
     assert report["error"]["message"] == f"the COMMAND on beside0 could not be started (exit {status})"
     assert [rank["signal"] for rank in report["per_rank"]] == ["SIGTERM"] * 2
-    kept, report = lab.json("--keep-going", "--beside", "1", line, "--", "sleep", "0.3", timeout=30)
+    kept, report = lab.json("--keep-going", "--beside", "1", line, "--", "sleep", "3", timeout=30)
     assert kept.returncode == 1 and [rank["exit"] for rank in report["per_rank"]] == [0, 0]
 
 

@@ -51,7 +51,7 @@ def environment(tmp_path, **variables):
     return {**kept, "PYTHONPATH": PACKAGE, "TMPDIR": str(temporary), **variables}
 
 
-def run(tmp_path, *words, program=("-m", "laconic.doctor"), timeout=150, **variables):
+def run(tmp_path, *words, program=("-m", "laconic.doctor"), timeout=600, **variables):
     """The doctor in a process of its own. Whatever it finds, nothing stays in its folder for temporary files."""
     done = subprocess.run([sys.executable, *program, *words], env=environment(tmp_path, **variables), capture_output=True,
                           text=True, timeout=timeout, check=False)

@@ -303,7 +303,7 @@ def test_the_examples_reach_one_processs_accuracy(example, package):
     command = [sys.executable, str(HERE.parents[1] / "examples" / f"{example}.py")]
 
     def ranks(*launcher):
-        done = subprocess.run([*launcher, *command, "--spec", "3lc"], env=ENVIRONMENT, capture_output=True, text=True, timeout=240,
+        done = subprocess.run([*launcher, *command, "--spec", "3lc"], env=ENVIRONMENT, capture_output=True, text=True, timeout=600,
                               check=True)
         return re.findall(r"rank \d of \d: accuracy ([\d.]+), weights ([0-9a-f]+)", done.stdout)
 

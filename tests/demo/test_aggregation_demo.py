@@ -51,7 +51,7 @@ def test_everything_is_measured_and_written(tmp_path):
     in_kernel = [] if servers.why_not_in_the_kernel(laconic_command()) else ["thc@xdp"]  # root, and a kernel that takes it
     done = subprocess.run([sys.executable, RUN, "--workers", "2", "--specs", " ".join([*in_kernel, "thc@switch", "thc@hosts"]), "--networks", "1gbit 1gbit,1%",
                            "--steps", "5", "--repeats", "1", "--fast-steps", "2", "--out", out, "--publish", tmp_path / "docs"],
-                          capture_output=True, text=True, timeout=280, env={**os.environ, "TMPDIR": str(tmp_path)})
+                          capture_output=True, text=True, timeout=600, env={**os.environ, "TMPDIR": str(tmp_path)})
     assert done.returncode == 0, done.stderr
     said = json.loads((out / "aggregation.json").read_text())
     assert [said["about"][spec]["strategy"] for spec in ("thc@switch", "thc@hosts", *in_kernel)] == ["server_sum"] * (2 + len(in_kernel))

@@ -32,7 +32,7 @@ def laconic_command():
 
 
 def run(*words, **kwargs):
-    return subprocess.run([sys.executable, str(RUN), *words], capture_output=True, text=True, timeout=180, **kwargs)
+    return subprocess.run([sys.executable, str(RUN), *words], capture_output=True, text=True, timeout=600, **kwargs)
 
 
 @pytest.fixture(scope="module")
@@ -180,7 +180,7 @@ def test_the_transformer_learns_on_two_ranks(tmp_path):
     environment = dict(os.environ, PYTHONPATH=str(ROOT / "python"))
     done = subprocess.run([laconic_command(), "lab", "--emulate", "--hosts", "2", "--", sys.executable,
                            str(ROOT / "examples/tiny_gpt.py"), "--compare", "3lc", "--text", str(text), "--steps", "6",
-                           "--every", "3"], capture_output=True, text=True, timeout=180, env=environment)
+                           "--every", "3"], capture_output=True, text=True, timeout=600, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     losses = [float(x) for x in re.findall(r" 3lc  step +\d+  loss ([0-9.]+)", done.stdout)]
     assert len(losses) == 2 and losses[1] < losses[0]

@@ -32,7 +32,7 @@ def environment():
 
 def run(environment, *words):
     return subprocess.run([sys.executable, str(ROOT / "examples" / "gradient_laws.py"), *map(str, words)], env=environment,
-                          capture_output=True, text=True, timeout=180)
+                          capture_output=True, text=True, timeout=600)
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,7 @@ with tempfile.TemporaryDirectory() as folder:
 def test_what_is_recorded_is_what_the_codec_encodes(environment):
     """And a training is the same, recorded or not."""
     done = subprocess.run([sys.executable, "-c", RECORDS, str(ROOT / "examples"), str(ROOT / "examples" / "demo")],
-                          env=environment, capture_output=True, text=True, timeout=180)
+                          env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
 
 

@@ -254,7 +254,7 @@ def test_bits_a_character_and_a_file_of_the_users(tmp_path):
     done = subprocess.run([sys.executable, str(RUN), "--model", "lstm", "--data", str(tmp_path / "own.txt"), "--workers", "2",
                            "--specs", "3lc", "--emulate", "--rate", "1gbit", "--steps", "6", "--every", "3", "--repeats", "1", "--slow-steps", "1",
                            "--fast-steps", "1", "--pairs", "1", "--pair-steps", "1", "--target", "0.1", "--out", str(tmp_path / "out"),
-                           "--publish", str(tmp_path)], capture_output=True, text=True, timeout=180)
+                           "--publish", str(tmp_path)], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert "steps to 0.1 bits" in done.stdout.replace("\u00a0", " ") and "final bits a character" in done.stdout
     row = next(line for line in done.stdout.splitlines() if line.startswith("Laconic 3lc"))

@@ -160,7 +160,7 @@ def test_a_run_for_times_alone(tmp_path):
     laconic_command()
     done = subprocess.run([sys.executable, str(RUN), "--times-only", "--networks", "100mbit 1gbit", "--workers", "2",
                            "--specs", "3lc", "--emulate", "--repeats", "1", "--slow-steps", "1", "--fast-steps", "4", "--out", str(tmp_path)],
-                          capture_output=True, text=True, timeout=180)
+                          capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "results.json").read_text())
     assert found["plan"]["networks"] == ["100mbit", "1gbit"]

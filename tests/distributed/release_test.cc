@@ -1,8 +1,8 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
 // An engine that fails while residuals go out, by a law on its way to float32 or a flush: in the
-// step before the first part, in each part, and behind the last. Every element is counted in double beside the sessions: what
-// came in was delivered, or is kept.
+// step before the first part, in each part, and behind the last. Every element is counted in
+// double beside the sessions: what came in was delivered, or is kept.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -103,8 +103,8 @@ class Group {
     return outcomes[0].batches;
   }
 
-  /// A gradient that came in takes part in at most 9 + world operations of float32 in a step: on its
-  /// way into the residual, out of it (a share, what leaves, what stays, or an encoding), by a
+  /// A gradient that came in takes part in at most 9 + world operations of float32 in a step: on
+  /// its way into the residual, out of it (a share, what leaves, what stays, or an encoding), by a
   /// rounded 1/world, in the sum over ranks, in an owner's residual and back. Each is off by at
   /// most 2^-24 of its result, which is no larger than what was there before, came in, went out and
   /// is there behind it, together.
