@@ -3,9 +3,6 @@
 // laconic serve: an aggregation server for the workers of several jobs.
 #include <fcntl.h>
 #include <fmt/format.h>
-#ifdef __GLIBC__
-#include <malloc.h>
-#endif
 #include <sys/random.h>
 #include <unistd.h>
 
@@ -229,14 +226,6 @@ void print_end(const Options& options, const server::ServerStats& stats) {
              stats.strangers, stats.refusals);
 }
 
-/// What a job had goes back to the system with it: else the limit above which malloc takes memory
-/// from there grows with what was freed, and the heap keeps the rings of all jobs.
-void give_memory_back() {
-#ifdef __GLIBC__
-  mallopt(M_MMAP_THRESHOLD, 128 << 10);
-#endif
-}
-
 int serve(const Options& options) {
   if (options.check) return check(options);
   if (!options.new_token.empty()) {
@@ -257,7 +246,6 @@ int serve(const Options& options) {
   auto settings = settings_of(options);
   if (!settings) return fail(settings.error(), options.json, kUsage);
   stop_on_signals();
-  give_memory_back();
   std::unique_ptr<Metrics> metrics;
   if (!options.metrics.empty()) {
     auto opened = open_metrics(options.metrics);

@@ -170,7 +170,7 @@ def test_a_run_for_times_alone(tmp_path):
         assert [(b["network"], b["spec"], b["reached"]) for b in rank["blocks"]] == [
             (rate, spec, None) for rate in ("10mbit", "1gbit") for spec in ("pytorch:ddp", "3lc")]
         assert [(b["network"], b["spec"]) for b in rank["bounds"]] == [("10mbit", "3lc"), ("1gbit", "3lc")]
-        # Milliseconds for 4.5 MB. The quickest of the fast steps, and a hundredth of the rate: others may find no processor free.
+        # Milliseconds for 4.5 MB. A hundredfold apart, and the quickest of the fast steps: others may find no processor free.
         slow, fast = (min(1e3 * sum(step) for step in b["times"]) for b in rank["blocks"] if b["spec"] == "pytorch:ddp")
         assert slow > 3600 > fast > 36
     rows = [re.split(r"\s{2,}", line) for line in done.stdout.splitlines() if line.startswith(("Laconic 3lc", "PyTorch DDP"))]

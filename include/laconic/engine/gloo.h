@@ -685,7 +685,7 @@ class GlooEngine final : public Engine {
   std::vector<Buffer> watches_;
   std::mutex mutex_;  // of what follows, and of the watches
   std::optional<Error> fault_;
-  std::array<std::vector<bool>, kMaxTickets> needed_;
+  std::array<std::vector<bool>, kMaxTickets> needed_;  // batches end in order: none is overtaken
   std::atomic<bool> executing_ = false, started_ = false;
   std::atomic<int64_t> unfinished_ = 0;
   std::atomic<std::thread::id> thread_{};

@@ -28,7 +28,8 @@ constexpr uint64_t kKernelShare = 4;  // of the memory: a quarter is slots in th
 constexpr int kRounds = 4;            // of reading before answers go and the clock is looked at
 constexpr std::size_t kMessagesAtOnce = 4;  // of up to 64 datagrams
 
-// What lives on at the top of the heap would keep all that jobs had below it.
+// What ended jobs had: the heap keeps it below what lives on, rings of any size, too, since malloc
+// takes from there whatever is no larger than what was freed before.
 void give_memory_back() {
 #ifdef __GLIBC__
   malloc_trim(0);
@@ -344,14 +345,14 @@ void UdpServer::sweep() {
     const auto jobs = server_.jobs();
     return std::any_of(jobs.begin(), jobs.end(), [&](const auto& job) { return job->id() == id; });
   };
-  const auto before = peers_.size();
+  const std::size_t before = groups_.size();
   out_->forget();
   groups_.erase(std::remove_if(groups_.begin() + 1, groups_.end(),
                                [&](const Group& group) { return !lives(group.job); }),
                 groups_.end());
   std::erase_if(
       peers_, [&](const auto& entry) { return !entry.second->group && !lives(entry.second->job); });
-  if (peers_.size() < before) give_memory_back();
+  if (groups_.size() < before) give_memory_back();
 }
 
 void UdpServer::wait(Time now, const std::atomic<bool>& stop) {
