@@ -412,6 +412,7 @@ void Job::send_failure(const Address& to, Outbox& out) {
   h.epoch = static_cast<uint16_t>(epoch_);
   h.added = blamed_;
   h.divisor = static_cast<uint8_t>(reason_);
+  if (std::popcount(lost_) > 1) h.bitmap = lost_;
   std::array<uint8_t, wire::kDownHeaderBytes> header;
   wire::write_down(h, key_, wire::era_of(slots_.floor()), {}, header.data());
   out.send(to, header, {});
@@ -442,6 +443,7 @@ void Job::fail(Time now, Reason reason, uint32_t worker, Outbox& out) {
   state_ = JobState::failed;
   reason_ = reason;
   blamed_ = static_cast<uint8_t>(worker);
+  if (reason == Reason::lost_worker) lost_ |= uint64_t{1} << worker;
   over_ = now;
   set_gate();
   for (const Member& member : members()) {
@@ -476,9 +478,11 @@ void Job::find_silent(Time now, Outbox& out) {
   for (uint32_t w = 0; w < settings_.world; ++w) {
     const Time since = std::max(members_[w].heard, waiting_);
     const bool needed = state_ == JobState::gathering || slots_.waits_for(w);
-    if (needed && now > since && now - since > timeout()) {
-      return fail(now, Reason::lost_worker, w, out);
-    }
+    if (needed && now > since && now - since > timeout()) lost_ |= uint64_t{1} << w;
+  }
+  // A server that was started again cannot tell who was lost first: it names all that are missing.
+  if (lost_ != 0) {
+    fail(now, Reason::lost_worker, static_cast<uint32_t>(std::countr_zero(lost_)), out);
   }
 }
 

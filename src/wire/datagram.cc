@@ -3,6 +3,8 @@
 
 #include <bit>
 
+#include "wire/enrolment.h"
+
 namespace laconic::wire {
 namespace {
 
@@ -62,7 +64,10 @@ bool flags_fit(bool sum, uint8_t flags) noexcept {
 }
 
 bool counts_fit(const DownHeader& h) noexcept {
-  if (h.type == DatagramType::failed) return h.bitmap == 0;
+  if (h.type == DatagramType::failed) {
+    const bool lost = h.divisor == static_cast<uint8_t>(Reason::lost_worker);
+    return h.bitmap == 0 || (lost && h.added < 64 && (h.bitmap >> h.added & 1) != 0);
+  }
   if (!carries_sum(h.type)) return h.bitmap == 0 && h.added == 0 && h.divisor == 0 && h.norm == 0;
   const auto contributors = static_cast<uint32_t>(std::popcount(h.bitmap));
   return contributors >= 1 && h.divisor == contributors && h.added <= h.divisor &&

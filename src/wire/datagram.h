@@ -96,9 +96,9 @@ struct DownHeader {
   uint16_t epoch = 0;
   uint16_t ahead = 0;   ///< granule - floor: all workers have all below the floor; held: the worker
   uint16_t norm = 0;    ///< the largest
-  uint8_t added = 0;    ///< contributions in the sum
-  uint8_t divisor = 0;  ///< contributors, the empty ones too: bits in the bitmap
-  uint64_t bitmap = 0;  ///< worker w contributed: bit w
+  uint8_t added = 0;    ///< contributions in the sum; failed: the worker
+  uint8_t divisor = 0;  ///< contributors, the empty ones too: bits in the bitmap; failed: reason
+  uint64_t bitmap = 0;  ///< bit w: worker w contributed; failed, if several are lost: is
   friend bool operator==(const DownHeader&, const DownHeader&) = default;
 };
 

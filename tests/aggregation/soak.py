@@ -23,6 +23,12 @@ GROWTH = 4 * MEGABYTE  #: of a server that has forgotten all jobs, against one t
 SPECS = ("thc", "thc:bits=3,block=512", "thc:bits=2,block=512,lane=16")
 
 
+def named(message):
+    """The ranks of "rank 2: ..." and "ranks 0 and 3: ..."."""
+    lists = re.findall(r"\branks? (\d+(?:(?:, | and )\d+)*)", message)
+    return {int(rank) for ranks in lists for rank in re.findall(r"\d+", ranks)}
+
+
 class Soak:
     def __init__(self, seconds, share, choose):
         import lab_driver
@@ -110,7 +116,7 @@ class Soak:
             if (error := (said or {}).get("error")) is not None:
                 failed.append((rank, error["message"]))
         # A rank that hears of the killed one leaves, and another server may tell of that first.
-        if failed and (lost is None or not any(re.search(rf"\brank {lost}\b", message) for _, message in failed)):
+        if failed and (lost is None or not any(lost in named(message) for _, message in failed)):
             killed = "nobody" if lost is None else f"rank {lost}"
             self.wrong.append(f"round {number}: {killed} was killed, and "
                               + "; ".join(f"rank {rank} said: {message}" for rank, message in failed))

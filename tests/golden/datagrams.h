@@ -150,13 +150,14 @@ inline std::vector<DatagramCase> golden_steady() {
   values.flags = wire::kValues;
   const wire::DownHeader down{
       DatagramType::result, 0, job, 7, 0xDEADBEEF, epoch, 5, 0x3C00, 2, 3, 0xD};
-  wire::DownHeader held = down, nothing = down, status = down, failed = down;
+  wire::DownHeader held = down, nothing = down, status = down, failed = down, several = down;
   held.type = DatagramType::held;
   held.ahead = 2;
   nothing.flags = wire::kEmpty;
   nothing.added = 0;
   status = {DatagramType::status, 0, job, 7, 0, epoch, 0, 0, 0, 0, 0};
   failed = {DatagramType::failed, 0, job, 7, 0, epoch, 0, 0, 3, 11, 0};
+  several = {DatagramType::failed, 0, job, 7, 0, epoch, 0, 0, 3, 11, 0x28};
   const auto typed = [](auto header, DatagramType type) {
     header.type = type;
     return header;
@@ -177,7 +178,8 @@ inline std::vector<DatagramCase> golden_steady() {
           golden_down("status", status, 0, 0),
           golden_down("open", typed(status, DatagramType::open), 0, 0),
           golden_down("fetch", typed(status, DatagramType::fetch), 0, 0),
-          golden_down("failed", failed, 0, 0)};
+          golden_down("failed", failed, 0, 0),
+          golden_down("failed_several", several, 0, 0)};
 }
 
 /// A sound one with one byte changed, or with another length.
@@ -223,6 +225,9 @@ inline std::vector<DatagramCase> golden_broken() {
   change("result", "added_0", 22, 0);
   change("result", "group", 3, wire::kGroup);
   change("status", "bitmap", 24, 1);
+  change("failed_several", "worker", 22, 4);
+  change("failed_several", "beyond", 22, 64);
+  change("failed_several", "reason", 23, 12);
   change("welcome_group", "unicast", 52, 10);
   {
     DatagramCase c = take("welcome_group");

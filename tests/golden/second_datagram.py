@@ -15,6 +15,7 @@ TYPES = ("hello", "challenge", "enrol", "welcome", "refusal", "stranger", "data"
          "status", "open", "fetch", "failed")
 EMPTY, TROUBLE, VALUES, FIRST, FULL, GROUP, TRY = 1, 2, 4, 8, 16, 64, 128
 COMPLETE, PAD = 1, 2
+LOST_WORKER = 11
 UP = struct.Struct("<HBBIIIHHHBB")
 DOWN = struct.Struct("<HBBIIIHHHBBQ")
 
@@ -110,7 +111,7 @@ def parse_header(data, down):
     if down:
         found |= {"added": added, "divisor": divisor, "bitmap": bitmap}
         if kind == "failed":
-            require(bitmap == 0, "field")
+            require(bitmap == 0 or (divisor == LOST_WORKER and added < 64 and bitmap >> added & 1), "field")
         elif not carries:
             require(bitmap == added == divisor == norm == 0, "field")
         else:

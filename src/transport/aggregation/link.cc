@@ -35,6 +35,18 @@ uint32_t largest_window(const LinkSettings& s) noexcept {
   return s.window == 0 ? s.job.ring : std::min<uint32_t>(s.window, s.job.ring);
 }
 
+// "ranks 0, 3 and 5"
+std::string names_of(uint64_t ranks) {
+  std::string text = "ranks ";
+  for (bool first = true; ranks != 0; first = false) {
+    const int rank = std::countr_zero(ranks);
+    ranks &= ranks - 1;
+    if (!first) text += ranks == 0 ? " and " : ", ";
+    text += std::to_string(rank);
+  }
+  return text;
+}
+
 }  // namespace
 
 Link::Link(LinkSettings settings)
@@ -388,8 +400,11 @@ void Link::take_failure(const wire::DownHeader& h) noexcept {
   blamed_ = h.added;
   const bool gone =
       reason == Reason::lost_worker || reason == Reason::lost_results || reason == Reason::left;
+  const bool several = std::popcount(h.bitmap) > 1;
   fail(gone ? Errc::peer_failed : Errc::ranks_disagree,
-       "rank " + std::to_string(h.added) + ": " + std::string(wire::reason_text(reason)), {});
+       several ? names_of(h.bitmap) + ": the workers are silent or gone"
+               : "rank " + std::to_string(h.added) + ": " + std::string(wire::reason_text(reason)),
+       {});
 }
 
 // True: it is new.

@@ -529,6 +529,41 @@ TEST(Network, ALostWorkerIsNamedToAll) {
   }
 }
 
+// Of workers that did not come back to a server that was started again, it cannot tell which one was
+// lost and which one had ended: naming one of them may be wrong.
+TEST(Network, AllThatAreMissingAfterARestartAreNamed) {
+  Plan plan = plan_of(4, 3);
+  plan.exchanges = 1000;
+  Network network(plan, {}, 9);
+  network.at(3 * kMillisecond, [&] {
+    network.stop_server();
+    network.crash(0, false);
+    network.crash(3, false);
+  });
+  network.at(4 * kMillisecond, [&] { network.start_server(); });
+  ASSERT_TRUE(network.run(20 * kSecond));
+  for (const uint32_t w : {1U, 2U}) {
+    EXPECT_EQ(network.workers()[w]->link().error().code, Errc::peer_failed);
+    EXPECT_EQ(network.workers()[w]->link().blamed(), 0);
+    EXPECT_EQ(network.workers()[w]->link().error().message,
+              "aggregation server 10.0.0.9:7420: ranks 0 and 3: the workers are silent or gone");
+  }
+}
+
+TEST(Network, WorkersThatAreLostAtOnceAreAllNamed) {
+  Plan plan = plan_of(5, 3);
+  plan.exchanges = 1000;
+  Network network(plan, {}, 9);
+  network.at(3 * kMillisecond, [&] {
+    for (const uint32_t w : {1U, 2U, 4U}) network.crash(w, false);
+  });
+  ASSERT_TRUE(network.run(20 * kSecond));
+  for (const uint32_t w : {0U, 3U}) {
+    EXPECT_EQ(network.workers()[w]->link().error().message,
+              "aggregation server 10.0.0.9:7420: ranks 1, 2 and 4: the workers are silent or gone");
+  }
+}
+
 TEST(Network, AWorkerWithoutItsResultsIsNamedToAll) {
   Plan plan = plan_of(3, 3);
   plan.exchanges = 1000;
