@@ -51,8 +51,8 @@ void SignedList::collect_block(const float* x, uint64_t block, Isa isa, Counters
   const auto m = static_cast<uint32_t>(std::min<uint64_t>(kSelectBlock, n_ - begin));
   const kernels::SelectKernels& k = kernels::select_kernels(isa);
   const uint32_t found =
-      k.select(x + begin, m, static_cast<uint32_t>(begin), std::min(floor_[0], floor_[1]),
-               index[kPositive].data(), value[kPositive].data());
+      k.select(x + begin, m, n_ - begin - m, static_cast<uint32_t>(begin),
+               std::min(floor_[0], floor_[1]), index[kPositive].data(), value[kPositive].data());
   const kernels::SignCounts signs = k.count_signs(x + begin, m);
   // No branch: a sign is a toss. As integers without their sign, keys below the floor wrap round.
   // The positives move down in place.

@@ -196,8 +196,10 @@ uint64_t CandidateList::select_block(Source from, uint64_t block, Isa isa, uint3
   const uint64_t begin = block * kSelectBlock;
   const auto base = static_cast<uint32_t>(begin);
   const float* const x = from.values + begin;
-  if (from.residual == nullptr) return k.select(x, block_size(block), base, floor_, index, value);
-  return k.select_sum(x, from.residual + begin, block_size(block), base, floor_, index, value);
+  const uint32_t m = block_size(block);
+  const uint64_t behind = n_ - begin - m;
+  if (from.residual == nullptr) return k.select(x, m, behind, base, floor_, index, value);
+  return k.select_sum(x, from.residual + begin, m, behind, base, floor_, index, value);
 }
 
 // A thread of several first selects into memory of its own, then takes room for what it found.
@@ -308,7 +310,7 @@ void write_cut(const float* x, uint64_t n, Cut cut, Isa isa, SparseWriter& write
     const auto m = static_cast<uint32_t>(std::min<uint64_t>(kSelectBlock, n - begin));
     const uint32_t floor = cut.ties != 0 ? cut.key : cut.key + 1;
     const uint32_t found = kernels::select_kernels(isa).select(
-        x + begin, m, static_cast<uint32_t>(begin), floor, index, value);
+        x + begin, m, n - begin - m, static_cast<uint32_t>(begin), floor, index, value);
     write_piece(index, value, found, &cut, writer);
   }
 }

@@ -5,6 +5,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/core/basic_hwy.cc"
+#include "kernels/core/prefetch.h"
 #include "kernels/core/simd.h"
 // then, in this order
 #include "hwy/foreach_target.h"
@@ -53,7 +54,7 @@ Scan scan(const float* x, uint64_t n) {
   const uint32_t bits = max_bits(
       n,
       [&](uint64_t i) LACONIC_LAMBDA {
-        prefetch_ahead(x + i);
+        prefetch_within(x + i, x + n);
         return load_f32(x, i);
       },
       [&](uint64_t i) LACONIC_LAMBDA { return x[i]; });
@@ -78,8 +79,8 @@ float max_abs_sum(const float* x, const float* y, uint64_t n) {
   return std::bit_cast<float>(max_bits(
       n,
       [&](uint64_t i) LACONIC_LAMBDA {
-        prefetch_ahead(x + i);
-        prefetch_ahead(y + i);
+        prefetch_within(x + i, x + n);
+        prefetch_within(y + i, y + n);
         return hn::Add(load_f32(x, i), load_f32(y, i));
       },
       [&](uint64_t i) LACONIC_LAMBDA { return x[i] + y[i]; }));
@@ -90,8 +91,8 @@ float max_abs_blend(float a, const float* y, float b, const float* x, uint64_t n
   return std::bit_cast<float>(max_bits(
       n,
       [&](uint64_t i) LACONIC_LAMBDA {
-        prefetch_ahead(x + i);
-        prefetch_ahead(y + i);
+        prefetch_within(x + i, x + n);
+        prefetch_within(y + i, y + n);
         return hn::Add(hn::Mul(va, load_f32(y, i)), hn::Mul(vb, load_f32(x, i)));
       },
       [&](uint64_t i) LACONIC_LAMBDA { return a * y[i] + b * x[i]; }));
@@ -102,9 +103,9 @@ float max_abs_momentum(const float* v, float w, const float* u, const float* x, 
   return std::bit_cast<float>(max_bits(
       n,
       [&](uint64_t i) LACONIC_LAMBDA {
-        prefetch_ahead(x + i);
-        prefetch_ahead(u + i);
-        prefetch_ahead(v + i);
+        prefetch_within(x + i, x + n);
+        prefetch_within(u + i, u + n);
+        prefetch_within(v + i, v + n);
         return hn::Add(load_f32(v, i), hn::Add(hn::Mul(weight, load_f32(u, i)), load_f32(x, i)));
       },
       [&](uint64_t i) LACONIC_LAMBDA { return v[i] + (w * u[i] + x[i]); }));
@@ -133,8 +134,8 @@ void add(float* out, const float* x, uint64_t n) {
   fill(
       out, n,
       [&](uint64_t i) LACONIC_LAMBDA {
-        prefetch_ahead(x + i);
-        prefetch_ahead(out + i);
+        prefetch_within(x + i, x + n);
+        prefetch_within(out + i, out + n);
         return hn::Add(load_f32(out, i), load_f32(x, i));
       },
       [&](uint64_t i) LACONIC_LAMBDA { return out[i] + x[i]; });
@@ -145,8 +146,8 @@ void axpy(float* out, float w, const float* x, uint64_t n) {
   fill(
       out, n,
       [&](uint64_t i) LACONIC_LAMBDA {
-        prefetch_ahead(x + i);
-        prefetch_ahead(out + i);
+        prefetch_within(x + i, x + n);
+        prefetch_within(out + i, out + n);
         return hn::Add(load_f32(out, i), hn::Mul(weight, load_f32(x, i)));
       },
       [&](uint64_t i) LACONIC_LAMBDA { return out[i] + w * x[i]; });
@@ -157,8 +158,8 @@ void blend(float a, float* out, float b, const float* x, uint64_t n) {
   fill(
       out, n,
       [&](uint64_t i) LACONIC_LAMBDA {
-        prefetch_ahead(x + i);
-        prefetch_ahead(out + i);
+        prefetch_within(x + i, x + n);
+        prefetch_within(out + i, out + n);
         return hn::Add(hn::Mul(va, load_f32(out, i)), hn::Mul(vb, load_f32(x, i)));
       },
       [&](uint64_t i) LACONIC_LAMBDA { return a * out[i] + b * x[i]; });

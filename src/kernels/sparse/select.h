@@ -38,12 +38,12 @@ inline constexpr uint64_t kGroupColumns = 64;
 struct SelectKernels {
   /// The elements of x[0, n), n <= kSelectBlock, whose key is at least `floor`, in ascending order:
   /// base + i to `index`, the element to `value`. Both have room for n + kSelectSlack entries.
-  /// Returns how many.
-  uint32_t (*select)(const float* x, uint32_t n, uint32_t base, uint32_t floor, uint32_t* index,
-                     float* value);
+  /// Returns how many. `behind` elements of the same array follow: they may be fetched ahead.
+  uint32_t (*select)(const float* x, uint32_t n, uint64_t behind, uint32_t base, uint32_t floor,
+                     uint32_t* index, float* value);
   /// The same of the sums x[i] + y[i], each rounded.
-  uint32_t (*select_sum)(const float* x, const float* y, uint32_t n, uint32_t base, uint32_t floor,
-                         uint32_t* index, float* value);
+  uint32_t (*select_sum)(const float* x, const float* y, uint32_t n, uint64_t behind, uint32_t base,
+                         uint32_t floor, uint32_t* index, float* value);
   /// How many elements have a key of at least `floor`.
   uint64_t (*count)(const float* x, uint64_t n, uint32_t floor);
   /// maximum[g] = largest key of group g; 0 for an empty group. Elements lie in rows of 64; of each

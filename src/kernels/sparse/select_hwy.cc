@@ -5,6 +5,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/sparse/select_hwy.cc"
+#include "kernels/core/prefetch.h"
 #include "kernels/core/simd.h"
 // then, in this order
 #include "hwy/foreach_target.h"
@@ -34,22 +35,24 @@ HWY_INLINE VI load_keys(const float* x) { return keys_of(hn::LoadU(F(), x)); }
 // What is selected from: an array, or the sums of two.
 struct Single {
   const float* HWY_RESTRICT x;
+  size_t end;  ///< of the whole array
 
   HWY_INLINE hn::Vec<F> vector(size_t i) const { return hn::LoadU(F(), x + i); }
   HWY_INLINE float element(size_t i) const { return x[i]; }
-  HWY_INLINE void prefetch(size_t i) const { prefetch_ahead(x + i); }
+  HWY_INLINE void prefetch(size_t i) const { prefetch_within(x + i, x + end); }
 };
 struct Sum {
   const float* HWY_RESTRICT x;
   const float* HWY_RESTRICT y;
+  size_t end;
 
   HWY_INLINE hn::Vec<F> vector(size_t i) const {
     return hn::Add(hn::LoadU(F(), x + i), hn::LoadU(F(), y + i));
   }
   HWY_INLINE float element(size_t i) const { return x[i] + y[i]; }
   HWY_INLINE void prefetch(size_t i) const {
-    prefetch_ahead(x + i);
-    prefetch_ahead(y + i);
+    prefetch_within(x + i, x + end);
+    prefetch_within(y + i, y + end);
   }
 };
 
@@ -149,14 +152,14 @@ HWY_INLINE uint32_t select_from(const From from, uint32_t n, uint32_t base, uint
   return found;
 }
 
-uint32_t select(const float* x, uint32_t n, uint32_t base, uint32_t floor, uint32_t* index,
-                float* value) {
-  return select_from(Single{x}, n, base, floor, index, value);
+uint32_t select(const float* x, uint32_t n, uint64_t behind, uint32_t base, uint32_t floor,
+                uint32_t* index, float* value) {
+  return select_from(Single{x, n + behind}, n, base, floor, index, value);
 }
 
-uint32_t select_sum(const float* x, const float* y, uint32_t n, uint32_t base, uint32_t floor,
-                    uint32_t* index, float* value) {
-  return select_from(Sum{x, y}, n, base, floor, index, value);
+uint32_t select_sum(const float* x, const float* y, uint32_t n, uint64_t behind, uint32_t base,
+                    uint32_t floor, uint32_t* index, float* value) {
+  return select_from(Sum{x, y, n + behind}, n, base, floor, index, value);
 }
 
 uint64_t count(const float* HWY_RESTRICT x, uint64_t n, uint32_t floor) {
@@ -171,7 +174,7 @@ uint64_t count(const float* HWY_RESTRICT x, uint64_t n, uint32_t floor) {
     VI c0 = hn::Zero(d), c1 = c0;
     const uint64_t end = i + part;
     for (; i + 2 * lanes <= end; i += 2 * lanes) {
-      prefetch_ahead(x + i);
+      prefetch_within(x + i, x + n);
       c0 = hn::Sub(c0, hn::VecFromMask(d, hn::Gt(load_keys(x + i), bound)));
       c1 = hn::Sub(c1, hn::VecFromMask(d, hn::Gt(load_keys(x + i + lanes), bound)));
     }

@@ -7,8 +7,8 @@ namespace laconic::kernels {
 namespace {
 
 // Without a branch on the data: at the usual densities it would be mispredicted often.
-uint32_t select(const float* x, uint32_t n, uint32_t base, uint32_t floor, uint32_t* index,
-                float* value) {
+uint32_t select(const float* x, uint32_t n, uint64_t, uint32_t base, uint32_t floor,
+                uint32_t* index, float* value) {
   uint32_t found = 0;
   for (uint32_t i = 0; i < n; ++i) {
     index[found] = base + i;
@@ -18,8 +18,8 @@ uint32_t select(const float* x, uint32_t n, uint32_t base, uint32_t floor, uint3
   return found;
 }
 
-uint32_t select_sum(const float* x, const float* y, uint32_t n, uint32_t base, uint32_t floor,
-                    uint32_t* index, float* value) {
+uint32_t select_sum(const float* x, const float* y, uint32_t n, uint64_t, uint32_t base,
+                    uint32_t floor, uint32_t* index, float* value) {
   uint32_t found = 0;
   for (uint32_t i = 0; i < n; ++i) {
     index[found] = base + i;

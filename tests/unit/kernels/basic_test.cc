@@ -3,9 +3,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
+#include <vector>
 
+#include "kernels/core/prefetch.h"
 #include "unit/kernels/dense_inputs.h"
 
 namespace laconic::kernels {
@@ -145,6 +148,17 @@ TEST(Isa, ScalarIsAlwaysThereAndFirst) {
   EXPECT_EQ(available_isas().front(), Isa::scalar);
   EXPECT_EQ(available_isas().back(), best_isa());
   EXPECT_EQ(isa_name(Isa::avx512), "avx512");
+}
+
+TEST(Prefetch, StaysWithinTheArray) {
+  std::vector<float> x(3000);
+  const float* const end = x.data() + x.size();
+  const auto last = reinterpret_cast<uintptr_t>(&x.back());
+  for (const float& element : x) {
+    const auto p = reinterpret_cast<uintptr_t>(&element);
+    EXPECT_EQ(within(&element, end), std::min(p + 4096, last));
+    EXPECT_EQ(within<1024>(&element, end), std::min(p + 1024, last));
+  }
 }
 
 }  // namespace

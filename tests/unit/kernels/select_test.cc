@@ -21,7 +21,7 @@ struct Selected {
 
 Selected select(const SelectKernels& k, const float* x, uint32_t n, uint32_t base, uint32_t floor) {
   Selected s{std::vector<uint32_t>(n + kSelectSlack), std::vector<float>(n + kSelectSlack)};
-  const uint32_t found = k.select(x, n, base, floor, s.index.data(), s.value.data());
+  const uint32_t found = k.select(x, n, 0, base, floor, s.index.data(), s.value.data());
   s.index.resize(found);
   s.value.resize(found);
   return s;
@@ -72,7 +72,7 @@ TEST_P(SelectKernelsTest, SelectSumIsTheDefinition) {
       for (uint64_t i = 0; i < n; ++i) sum[i] = x[i + 3] + y[i + 1];
       for (const uint32_t floor : floors()) {
         Selected a{std::vector<uint32_t>(n + kSelectSlack), std::vector<float>(n + kSelectSlack)};
-        const uint32_t found = simd_.select_sum(x.data() + 3, y.data() + 1, m, 1000, floor,
+        const uint32_t found = simd_.select_sum(x.data() + 3, y.data() + 1, m, 0, 1000, floor,
                                                 a.index.data(), a.value.data());
         a.index.resize(found);
         a.value.resize(found);
