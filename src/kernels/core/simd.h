@@ -37,7 +37,7 @@ namespace laconic::kernels {
 int64_t simd_targets() noexcept;
 
 /// Fetches the line 4 KiB ahead of p, the distance that paid on every streaming loop, or another
-/// one. Past the end: prefetch.h. Always inline: as a function without visible effects g++ would drop
+/// one; past the end: prefetch.h. Always inline: a function without visible effects g++ would drop
 /// the call.
 template <uintptr_t kBytes = 4096>
 [[gnu::always_inline]] inline void prefetch_ahead(const void* p) noexcept {

@@ -529,7 +529,7 @@ TEST(Network, ALostWorkerIsNamedToAll) {
   }
 }
 
-// Of workers that did not come back to a server that was started again, it cannot tell which one was
+// Of workers that did not come back to a server that was started again it cannot tell which was
 // lost and which one had ended: naming one of them may be wrong.
 TEST(Network, AllThatAreMissingAfterARestartAreNamed) {
   Plan plan = plan_of(4, 3);
