@@ -443,7 +443,6 @@ void Job::fail(Time now, Reason reason, uint32_t worker, Outbox& out) {
   state_ = JobState::failed;
   reason_ = reason;
   blamed_ = static_cast<uint8_t>(worker);
-  if (reason == Reason::lost_worker) lost_ |= uint64_t{1} << worker;
   over_ = now;
   set_gate();
   for (const Member& member : members()) {

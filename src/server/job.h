@@ -167,7 +167,7 @@ class Job {
   std::vector<uint8_t> held_;  ///< ring / 8 bytes for each worker, while gathering
   wire::Reason reason_ = wire::Reason::none;
   uint8_t blamed_ = 0;
-  uint64_t lost_ = 0;     ///< bit w: worker w is silent or gone
+  uint64_t lost_ = 0;     ///< bit w: worker w has been silent
   uint64_t left_ = 0;     ///< workers that want nothing more
   bool blocked_ = false;  ///< somebody was told to wait for the floor
   uint64_t floor_seen_ = 0;

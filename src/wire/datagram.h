@@ -98,7 +98,7 @@ struct DownHeader {
   uint16_t norm = 0;    ///< the largest
   uint8_t added = 0;    ///< contributions in the sum; failed: the worker
   uint8_t divisor = 0;  ///< contributors, the empty ones too: bits in the bitmap; failed: reason
-  uint64_t bitmap = 0;  ///< bit w: worker w contributed; failed, if several are lost: is
+  uint64_t bitmap = 0;  ///< bit w: worker w contributed; failed: is lost, if several are
   friend bool operator==(const DownHeader&, const DownHeader&) = default;
 };
 

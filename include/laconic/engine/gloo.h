@@ -559,14 +559,12 @@ class GlooEngine final : public Engine {
     for (uint32_t peer = 0; peer < world(); ++peer) {
       if (is_gone(peer)) gone.push_back(peer);
     }
-    if (!gone.empty())
-      return rendezvous::names_of(gone) + (gone.size() == 1 ? " is gone" : " are gone");
+    if (!gone.empty()) return names_of(gone) + (gone.size() == 1 ? " is gone" : " are gone");
     for (uint32_t peer = 0; peer < world(); ++peer) {
       if (!takes_more(peer)) gone.push_back(peer);
     }
     if (!gone.empty())
-      return rendezvous::names_of(gone) + (gone.size() == 1 ? " has" : " have") +
-             " ended before the others";
+      return names_of(gone) + (gone.size() == 1 ? " has" : " have") + " ended before the others";
     return std::string("Gloo failed: ") + said;
   }
 
@@ -625,8 +623,7 @@ class GlooEngine final : public Engine {
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
     return {Errc::timed_out,
-            (absent.empty() ? "a batch did not end"
-                            : rendezvous::names_of(absent) + " did not answer") +
+            (absent.empty() ? "a batch did not end" : names_of(absent) + " did not answer") +
                 " within " + std::to_string(waited.count()) + " ms",
             hint()};
   }

@@ -34,6 +34,7 @@
 #include "laconic/dtype.h"
 #include "laconic/engine.h"
 #include "laconic/engine/large_sum.h"
+#include "laconic/engine/names_of.h"
 #include "laconic/error.h"
 
 namespace laconic {
@@ -660,19 +661,16 @@ class MpiEngine final : public Engine {
     return {Errc::timed_out, "mpi: " + what + " within " + std::to_string(waited.count()) + " ms",
             "look for the rank that stopped; the group cannot go on"};
   }
-  /// Those of requests that `job` waits for: "rank 1", "ranks 1, 2 and 3", or nothing.
+  /// Those of requests that `job` waits for.
   std::string peers(const Job& job, Kind one, Kind other) const {
-    std::vector<int> list;
+    std::vector<uint32_t> list;
     for (const Part& part : parts_) {
       if (part.job <= job.number && (part.kind == one || part.kind == other))
-        list.push_back(part.peer);
+        list.push_back(static_cast<uint32_t>(part.peer));
     }
     std::sort(list.begin(), list.end());
     list.erase(std::unique(list.begin(), list.end()), list.end());
-    std::string text = list.empty() ? "" : list.size() == 1 ? "rank " : "ranks ";
-    for (size_t i = 0; i < list.size(); ++i)
-      text += (i == 0 ? "" : i + 1 < list.size() ? ", " : " and ") + std::to_string(list[i]);
-    return text;
+    return names_of(list);
   }
 
   // ---- between start and wait ----

@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "laconic/engine/names_of.h"
 #include "laconic/engine/rendezvous/board.h"
 #include "laconic/engine/rendezvous/tcp.h"
 

@@ -8,8 +8,8 @@
 namespace laconic::kernels {
 
 /// Where a loop over elements below `end` fetches ahead while it is at p: kBytes further on, and
-/// never behind the last element. A page there that nobody has touched costs a failed walk of page
-/// tables for each line: on 4 KiB ten times what the loop takes. An array has an element at least.
+/// never behind the last element: a page there that nobody has touched costs a failed walk of page
+/// tables for each line. An array has an element at least.
 template <uintptr_t kBytes = 4096>
 [[gnu::always_inline]] inline uintptr_t within(const float* p, const float* end) noexcept {
   const uintptr_t at = reinterpret_cast<uintptr_t>(p) + kBytes;

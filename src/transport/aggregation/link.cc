@@ -4,6 +4,9 @@
 #include <algorithm>
 #include <bit>
 #include <utility>
+#include <vector>
+
+#include "laconic/engine/names_of.h"
 
 namespace laconic::transport::aggregation {
 namespace {
@@ -35,16 +38,11 @@ uint32_t largest_window(const LinkSettings& s) noexcept {
   return s.window == 0 ? s.job.ring : std::min<uint32_t>(s.window, s.job.ring);
 }
 
-// "ranks 0, 3 and 5"
-std::string names_of(uint64_t ranks) {
-  std::string text = "ranks ";
-  for (bool first = true; ranks != 0; first = false) {
-    const int rank = std::countr_zero(ranks);
-    ranks &= ranks - 1;
-    if (!first) text += ranks == 0 ? " and " : ", ";
-    text += std::to_string(rank);
-  }
-  return text;
+std::vector<uint32_t> workers_of(uint64_t bitmap) {
+  std::vector<uint32_t> workers;
+  for (; bitmap != 0; bitmap &= bitmap - 1)
+    workers.push_back(static_cast<uint32_t>(std::countr_zero(bitmap)));
+  return workers;
 }
 
 }  // namespace
@@ -402,8 +400,8 @@ void Link::take_failure(const wire::DownHeader& h) noexcept {
       reason == Reason::lost_worker || reason == Reason::lost_results || reason == Reason::left;
   const bool several = std::popcount(h.bitmap) > 1;
   fail(gone ? Errc::peer_failed : Errc::ranks_disagree,
-       several ? names_of(h.bitmap) + ": the workers are silent or gone"
-               : "rank " + std::to_string(h.added) + ": " + std::string(wire::reason_text(reason)),
+       several ? names_of(workers_of(h.bitmap)) + ": the workers are silent or gone"
+               : names_of({h.added}) + ": " + std::string(wire::reason_text(reason)),
        {});
 }
 

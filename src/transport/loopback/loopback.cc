@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "laconic/engine/names_of.h"
 #include "transport/lanes.h"
 
 namespace laconic {
@@ -103,14 +104,11 @@ struct LoopbackHub::Impl {
 
   /// "ranks 1 and 3 did not come within 30000 ms"
   [[nodiscard]] std::string late_ranks() const {
-    std::vector<std::string> late;
+    std::vector<uint32_t> late;
     for (uint32_t r = 0; r < world; ++r) {
-      if (!here[r]) late.push_back(std::to_string(r));
+      if (!here[r]) late.push_back(r);
     }
-    std::string names = late.size() == 1 ? "rank " : "ranks ";
-    for (size_t i = 0; i < late.size(); ++i)
-      names += (i == 0 ? "" : i + 1 < late.size() ? ", " : " and ") + late[i];
-    return names + " did not come within " + std::to_string(timeout.count()) + " ms";
+    return names_of(late) + " did not come within " + std::to_string(timeout.count()) + " ms";
   }
 
   /// Every rank posted the same step, with sizes that fit. All ranks get the same answer.

@@ -512,6 +512,15 @@ TEST(Multicast, AFailureIsNotTakenFromTheGroup) {
   EXPECT_EQ(link.stats().rejected, rejected + 1);
 }
 
+void expect_lost(Network& network, std::initializer_list<uint32_t> told, const char* names) {
+  for (const uint32_t w : told) {
+    const Link& link = network.workers()[w]->link();
+    EXPECT_EQ(link.error().code, Errc::peer_failed);
+    EXPECT_EQ(link.error().message,
+              std::string("aggregation server 10.0.0.9:7420: ") + names + " silent or gone");
+  }
+}
+
 TEST(Network, ALostWorkerIsNamedToAll) {
   for (const bool port : {false, true}) {
     Plan plan = plan_of(4, 3);
@@ -520,12 +529,8 @@ TEST(Network, ALostWorkerIsNamedToAll) {
     network.at(3 * kMillisecond, [&] { network.crash(2, port); });
     ASSERT_TRUE(network.run(20 * kSecond));
     EXPECT_LT(network.now(), port ? 10 * kMillisecond : 3 * kSecond);
-    for (const uint32_t w : {0U, 1U, 3U}) {
-      EXPECT_EQ(network.workers()[w]->link().error().code, Errc::peer_failed);
-      EXPECT_EQ(network.workers()[w]->link().blamed(), 2);
-      EXPECT_EQ(network.workers()[w]->link().error().message,
-                "aggregation server 10.0.0.9:7420: rank 2: the worker is silent or gone");
-    }
+    expect_lost(network, {0, 1, 3}, "rank 2: the worker is");
+    for (const uint32_t w : {0U, 1U, 3U}) EXPECT_EQ(network.workers()[w]->link().blamed(), 2);
   }
 }
 
@@ -542,12 +547,7 @@ TEST(Network, AllThatAreMissingAfterARestartAreNamed) {
   });
   network.at(4 * kMillisecond, [&] { network.start_server(); });
   ASSERT_TRUE(network.run(20 * kSecond));
-  for (const uint32_t w : {1U, 2U}) {
-    EXPECT_EQ(network.workers()[w]->link().error().code, Errc::peer_failed);
-    EXPECT_EQ(network.workers()[w]->link().blamed(), 0);
-    EXPECT_EQ(network.workers()[w]->link().error().message,
-              "aggregation server 10.0.0.9:7420: ranks 0 and 3: the workers are silent or gone");
-  }
+  expect_lost(network, {1, 2}, "ranks 0 and 3: the workers are");
 }
 
 TEST(Network, WorkersThatAreLostAtOnceAreAllNamed) {
@@ -558,10 +558,7 @@ TEST(Network, WorkersThatAreLostAtOnceAreAllNamed) {
     for (const uint32_t w : {1U, 2U, 4U}) network.crash(w, false);
   });
   ASSERT_TRUE(network.run(20 * kSecond));
-  for (const uint32_t w : {0U, 3U}) {
-    EXPECT_EQ(network.workers()[w]->link().error().message,
-              "aggregation server 10.0.0.9:7420: ranks 1, 2 and 4: the workers are silent or gone");
-  }
+  expect_lost(network, {0, 3}, "ranks 1, 2 and 4: the workers are");
 }
 
 TEST(Network, AWorkerWithoutItsResultsIsNamedToAll) {

@@ -34,14 +34,6 @@ inline constexpr size_t kMaxNews = 1024;
 /// Why ranks cannot meet, and why a group has ended.
 inline constexpr std::string_view kMeeting = "news.meeting", kFault = "news.fault";
 
-/// "rank 2", "ranks 1, 2 and 4"
-inline std::string names_of(const std::vector<uint32_t>& ranks) {
-  std::string names = ranks.size() == 1 ? "rank " : "ranks ";
-  for (size_t i = 0; i < ranks.size(); ++i)
-    names += (i == 0 ? "" : i + 1 < ranks.size() ? ", " : " and ") + std::to_string(ranks[i]);
-  return names;
-}
-
 /// Values by key, written once, the same for all ranks. Keys: 1 to kMaxKey letters, digits, '.',
 /// '_', '-', the first no dot; values: 1 to kMaxValue bytes, news at most kMaxNews. Any thread.
 class Board {
