@@ -18,11 +18,14 @@ namespace laconic::control {
 struct Dc2 {
   enum class Target : uint8_t { start, compute };
   static constexpr std::array<std::string_view, 2> kTargets{"start", "compute"};
+  /// What exchanges that nothing hides may add to a step (decision 0038).
+  static constexpr double kShare = 0.5;
   struct Params {
     double min = 0;
     double max = 0;
     double mean = 0;
     double deadline_ms = 0;
+    double share = kShare;
     Target target = Target::start;
   };
   static constexpr LawInfo info{
@@ -33,10 +36,13 @@ struct Dc2 {
       true,
       true};
   static constexpr std::array fields{
-      min_field<&Params::min>(), max_field<&Params::max>(),
+      min_field<&Params::min>(),
+      max_field<&Params::max>(),
       word_field<&Params::target>("target", 0, kTargets,
                                   "network time to keep to, from the first 20 steps: that of the "
-                                  "spec's setting, or the rest of the step"),
+                                  "spec's setting, or a share of the rest of the step"),
+      real_field<&Params::share>("share", kShare, 0.01, 10,
+                                 "of the rest of the step, with target=compute"),
       real_field<&Params::deadline_ms>("deadline_ms", 0, 1e-3, 1e7,
                                        "network time to keep to; 0: as target says"),
       real_field<&Params::mean>("mean", 0, 1e-9, 1e9,
@@ -72,6 +78,11 @@ struct Dc2 {
           Errc::invalid_argument,
           concat({"control '", text, "': target=compute and deadline_ms exclude each other"}),
           "leave one of them out"};
+    }
+    if (p.share != kShare && p.target != Target::compute) {
+      return Error{Errc::invalid_argument,
+                   concat({"control '", text, "': share is one of the rest of the step"}),
+                   "add target=compute"};
     }
     return {};
   }
@@ -146,7 +157,7 @@ struct Dc2 {
     s.sample[s.samples++] = sample;
     if (s.samples < kStart) return;
     std::sort(s.sample.begin(), s.sample.end());
-    s.target = s.sample[(kStart - 1) / 4];
+    s.target = s.sample[(kStart - 1) / 4] * (p.target == Target::compute ? p.share : 1);
     s.sample.fill(0);
     s.samples = 0;
   }

@@ -115,10 +115,13 @@ TEST(Controller, TheTargetIsTheLowerQuartileOfTheFirstTwentySteps) {
   EXPECT_EQ(made->target(0), 0.005);
 }
 
-TEST(Controller, TheRestOfTheStepIsATarget) {
-  auto made = Controller::create({{"dc2:target=compute", false, "topk", ratio()}});
-  for (uint64_t step = 1; step <= 20; ++step) made->observe(seen_at(step, 0.1));
-  EXPECT_NEAR(made->target(0), 0.2, 1e-12);
+TEST(Controller, AShareOfTheRestOfTheStepIsATarget) {
+  for (const auto& [options, target] : {std::pair{"", 0.1}, {",share=1", 0.2}, {",share=2", 0.4}}) {
+    auto made =
+        Controller::create({{std::string("dc2:target=compute") + options, false, "topk", ratio()}});
+    for (uint64_t step = 1; step <= 20; ++step) made->observe(seen_at(step, 0.1));
+    EXPECT_NEAR(made->target(0), target, 1e-12) << options;
+  }
 }
 
 TEST(Controller, HalvesAboveOneAndAHalfAndGrowsByATenthBelowOnePointOne) {
