@@ -1,6 +1,7 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 #include <cstring>
 
+#include "kernels/minifloat/byte_masks.h"
 #include "kernels/minifloat/inceptionn.h"
 #include "kernels/minifloat/inceptionn_elements.h"
 
@@ -49,10 +50,23 @@ InceptionnCounts count(const uint8_t* tags, uint64_t n) {
 
 #if LACONIC_AVX512 || LACONIC_AVX2
 
+#if LACONIC_AVX512
 /// Two masks of 32 elements as their 32 tags.
 HWY_INLINE uint64_t tags_of(uint64_t even, uint64_t odd) {
   return _pdep_u64(even, 0x5555555555555555U) | _pdep_u64(odd, 0xAAAAAAAAAAAAAAAAU);
 }
+#else
+/// A zero behind each of 32 bits: a square without carries.
+HWY_INLINE uint64_t spread(uint32_t bits) {
+  const __m128i v = _mm_cvtsi32_si128(static_cast<int>(bits));
+  return static_cast<uint64_t>(_mm_cvtsi128_si64(_mm_clmulepi64_si128(v, v, 0)));
+}
+/// Two masks of 32 elements as their 32 tags; the second is mostly empty.
+HWY_INLINE uint64_t tags_of(uint32_t even, uint32_t odd) {
+  const uint64_t tags = spread(even);
+  return odd == 0 ? tags : tags | spread(odd) << 1;
+}
+#endif
 
 #if LACONIC_AVX512
 struct Masks {
@@ -226,6 +240,9 @@ HWY_INLINE __m256i load_bits(const float* x) {
 HWY_INLINE uint32_t bits_of(__m256i bytes) {
   return static_cast<uint32_t>(_mm256_movemask_epi8(bytes));
 }
+HWY_INLINE __m128i load_eight(const void* bytes) {
+  return _mm_loadl_epi64(static_cast<const __m128i*>(bytes));
+}
 
 bool classify(const float* x, uint64_t n, const InceptionnForm& form, uint8_t* tags,
               InceptionnCounts* counts) {
@@ -282,15 +299,16 @@ HWY_INLINE uint8_t* pack_group(const float* x, const InceptionnForm& form, const
     const __m256i code = _mm256_cvttps_epi32(_mm256_mul_ps(_mm256_castsi256_ps(a), scale));
     field[v] = _mm256_or_si256(code, _mm256_and_si256(_mm256_srli_epi32(bits, 24), sign));
   }
-  alignas(32) uint64_t fields[4], masks[4];
+  alignas(32) uint64_t fields[4];
   _mm256_store_si256(reinterpret_cast<__m256i*>(fields),
                      narrow_unsigned(field[0], field[1], field[2], field[3]));
-  const __m256i mask = narrow(wanted[0], wanted[1], wanted[2], wanted[3]);
-  _mm256_store_si256(reinterpret_cast<__m256i*>(masks), mask);
-  const uint32_t bits = bits_of(mask);
+  const uint32_t bits = bits_of(narrow(wanted[0], wanted[1], wanted[2], wanted[3]));
   for (uint32_t v = 0; v < 4; ++v) {
-    put<uint64_t>(staged, 0, _pext_u64(fields[v], masks[v]));
-    staged += __builtin_popcount(bits >> 8 * v & 0xFFU);
+    const uint32_t eight = bits >> 8 * v & 0xFFU;
+    const __m128i together =
+        _mm_shuffle_epi8(load_eight(&fields[v]), load_eight(&kByteMasks.together[eight]));
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(staged), together);
+    staged += __builtin_popcount(eight);
   }
   const __m256i any =
       _mm256_or_si256(_mm256_or_si256(above[0], above[1]), _mm256_or_si256(above[2], above[3]));
@@ -328,16 +346,20 @@ HWY_INLINE void unpack_as(const uint8_t* tags, uint64_t n, const InceptionnForm&
   const __m256 weight = _mm256_set1_ps(w);
   const __m256 step = _mm256_set1_ps(form.byte_step), bias = _mm256_set1_ps(0.5F);
   const __m256i sign_bit = _mm256_set1_epi32(static_cast<int>(0x80000000U));
+  // of a tag's byte, once for each of its four elements: their bits, and those of a byte's tag
+  const __m128i four_each = _mm_setr_epi8(0, 0, 0, 0, 1, 1, 1, 1, -1, -1, -1, -1, -1, -1, -1, -1);
+  const __m128i tag_bits = _mm_set1_epi32(static_cast<int>(0xC0300C03U));
+  const __m128i byte_tag = _mm_set1_epi32(0x40100401);
   uint64_t i = 0;
   for (; i + 8 <= n && static_cast<uint64_t>(in.end - in.byte) >= 8; i += 8) {
     const auto word = at<uint16_t>(tags + i / 4, 0);
-    const uint64_t each = _pdep_u64(word, 0x0303030303030303U);
-    const __m128i mask =
-        _mm_cmpeq_epi8(_mm_cvtsi64_si128(static_cast<int64_t>(each)), _mm_set1_epi8(1));
-    const auto wanted = static_cast<uint64_t>(_mm_cvtsi128_si64(mask));
-    const uint64_t fields = _pdep_u64(at<uint64_t>(in.byte, 0), wanted);
-    in.byte += __builtin_popcount(static_cast<uint32_t>(word & ~(word >> 1) & 0x5555U));
-    const __m256i field = _mm256_cvtepi8_epi32(_mm_cvtsi64_si128(static_cast<int64_t>(fields)));
+    const __m128i each = _mm_shuffle_epi8(_mm_cvtsi32_si128(word), four_each);
+    const __m128i mask = _mm_cmpeq_epi8(_mm_and_si128(each, tag_bits), byte_tag);
+    const auto wanted = static_cast<uint32_t>(_mm_movemask_epi8(mask)) & 0xFFU;
+    const __m128i fields =
+        _mm_shuffle_epi8(load_eight(in.byte), load_eight(&kByteMasks.apart[wanted]));
+    in.byte += __builtin_popcount(wanted);
+    const __m256i field = _mm256_cvtepi8_epi32(fields);
     const __m256 c = _mm256_cvtepi32_ps(_mm256_and_si256(field, _mm256_set1_epi32(0x7F)));
     const __m256i magnitude = _mm256_castps_si256(_mm256_mul_ps(_mm256_add_ps(c, bias), step));
     const __m256i present = _mm256_cvtepi8_epi32(mask);
