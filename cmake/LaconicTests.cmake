@@ -197,7 +197,12 @@ function(laconic_engine_tests)
     target_link_libraries(mpi_ranks_${mpi} PRIVATE
       laconic_flags laconic_engine_table laconic_program_deps laconic_mpi::${mpi})
     laconic_test_options(mpi_ranks_${mpi})
-    list(APPEND LACONIC_LAUNCHED mpi_ranks_${mpi})
+    # launched by python/tests/test_session.py
+    add_executable(beside_python_${mpi} ${PROJECT_SOURCE_DIR}/tests/engines/beside_python.cc)
+    target_compile_definitions(beside_python_${mpi} PRIVATE BESIDE_PYTHON_OVER_MPI)
+    target_link_libraries(beside_python_${mpi} PRIVATE laconic_flags laconic_all laconic_mpi::${mpi})
+    laconic_test_options(beside_python_${mpi})
+    list(APPEND LACONIC_LAUNCHED mpi_ranks_${mpi} beside_python_${mpi})
   endforeach()
   if(TARGET laconic_gloo::gloo)  # launched by python/tests/test_session.py
     add_executable(beside_python ${PROJECT_SOURCE_DIR}/tests/engines/beside_python.cc)

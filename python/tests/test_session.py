@@ -196,15 +196,14 @@ def test_ranks_that_differ_hear_the_same(tmp_path, engine, ranks):
         assert "the launcher has made this rank 1 of 3, asked for is rank 1 of 7" in heard["world"][1]
 
 
-CPP_RANK = LIBRARIES.parent / "bin" / "beside_python"
 PYTHON_RANK = """
 import array, sys, laconic
-rank, meet, spec, steps, shape = int(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4]), int(sys.argv[5])
+spec, steps, columns, *place = sys.argv[1:]
+where = dict(zip(("rank", "world"), map(int, place))) | {"engine": "gloo", "rendezvous": place[2]} if place else {"engine": "mpi"}
 try:
-    with laconic.Session(spec, [("w", (64, shape)), ("b", (200,))], engine="gloo", rank=rank, world=2, rendezvous=meet,
-                         timeout=30) as session:
-        for step in range(steps):
-            values = array.array("f", [rank + 1.0]) * (65 * 200)
+    with laconic.Session(spec, [("w", (64, int(columns))), ("b", (200,))], timeout=30, **where) as session:
+        for step in range(int(steps)):
+            values = array.array("f", [session.rank + 1.0]) * (65 * 200)
             session.average(step, values)
             print("mean", f"{values[0]:g} {values[-1]:g}", flush=True)
 except laconic.LaconicError as error:
@@ -212,29 +211,48 @@ except laconic.LaconicError as error:
 """
 
 
-@pytest.mark.parametrize("first", ["cpp", "python"])
-@pytest.mark.parametrize(("case", "words"), [
-    ("good", []), ("python's spec", ["there is no codec 'tokp'"]), ("C++'s spec", ["there is no codec 'tokp'"]),
-    ("model", ["ranks disagree on the model"]), ("python leaves", ["has ended before the others"])])
-def test_ranks_of_cpp_and_python_in_one_job(tmp_path, case, words, first):
-    """What one of them cannot do is one message on both, at once."""
-    need("gloo")
-    if not CPP_RANK.exists():
-        pytest.skip(f"{CPP_RANK} is not built")
-    meet, cpp, python = f"file:{tmp_path}/meet", int(first != "cpp"), int(first == "cpp")
-    (tmp_path / "meet").mkdir()
-    spec, wrong = "none" if case == "good" else "3lc", "tokp"
-    commands = [[str(CPP_RANK), str(cpp), "2", meet, wrong if case == "C++'s spec" else spec, "3"],
-                [sys.executable, "-c", PYTHON_RANK, str(python), meet, wrong if case == "python's spec" else spec,
-                 "1" if case == "python leaves" else "3", "100" if case == "model" else "200"]]
+def side_by_side(engine, folder, cpp, python, first):
+    """What a rank of C++ and one of Python print, in the order of their ranks; their arguments are given."""
+    need(engine)
+    program = LIBRARIES.parent / "bin" / ("beside_python" if engine == "gloo" else f"beside_python_{engine}")
+    if not program.exists():
+        pytest.skip(f"{program} is not built")
+    both = {"cpp": [str(program), *cpp], "python": [sys.executable, "-c", PYTHON_RANK, *python]}
+    files = [folder / "said.0", folder / "said.1"]  # launchers mix what ranks print
+    commands = [["sh", "-c", 'exec "$@" > "$0" 2>&1', str(file), *command] for file, command in zip(files, [both.pop(first), *both.values()])]
+    if engine == "gloo":
+        (folder / "meet").mkdir()
+        commands = [[*command, str(rank), "2", f"file:{folder}/meet"] for rank, command in enumerate(commands)]
+    else:
+        commands = [[*LAUNCHERS[engine], "-n", "1", *commands[0], ":", "-n", "1", *commands[1]]]
     begin = time.monotonic()
-    ranks = [subprocess.Popen(each, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for each in commands]
-    said = [rank.communicate(timeout=60)[0] for rank in ranks]
+    for started in [subprocess.Popen(command, env=ENVIRONMENT) for command in commands]:
+        started.wait(timeout=60)
     assert time.monotonic() - begin < 20, "not at the time-out"
+    return [file.read_text() for file in files]
+
+
+BESIDE = {"good": "", "python's spec": "there is no codec 'tokp'", "C++'s spec": "there is no codec 'tokp'",
+          "model": "ranks disagree on the model", "python leaves": "has ended before the others"}
+
+
+# A rank that leaves an MPI finalises it, which waits for the others.
+@pytest.mark.parametrize(("engine", "case"), [(engine, case) for engine in ("gloo", "openmpi", "mpich") for case in BESIDE
+                                              if engine == "gloo" or case != "python leaves"])
+@pytest.mark.parametrize("first", ["cpp", "python"])
+def test_ranks_of_cpp_and_python_in_one_job(tmp_path, engine, case, first):
+    """What one of them cannot do is one message on both, at once."""
+    words = BESIDE[case]
+    spec = "none" if case == "good" else "3lc"
+    said = side_by_side(engine, tmp_path, ["tokp" if case == "C++'s spec" else spec, "3"],
+                        ["tokp" if case == "python's spec" else spec, "1" if case == "python leaves" else "3", "100" if case == "model" else "200"],
+                        first)
     if case == "good":
         assert said == ["mean 1.5 1.5\n" * 3] * 2
-    for word in words:
-        assert word in said[0] and (word in said[1] or case == "python leaves"), said
+    elif case == "python leaves":
+        assert words in said[0 if first == "cpp" else 1]
+    else:
+        assert words in said[0] and words in said[1], said
 
 
 @pytest.mark.parametrize(("engine", "ranks"), [("openmpi", 2), ("mpich", 2), ("gloo", 2)])
