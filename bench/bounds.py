@@ -68,6 +68,8 @@ ENCODE = {
     "natural": [Pass("read"), narrow(1 / 4)],
     "inceptionn": [Pass("read", why="classes"), Pass("read"), narrow(0.16)],
     "sketchml": [Pass("read", why="counts"), Pass("read", why="what lies near quantiles"), Pass("read", why="bins"), narrow(3 / 16)],
+    "thc+noef": [Pass("read", why="block by block: norm, rotation, codes"), narrow(1 / 8)],
+    "thc": [Pass("r += g", why="block by block, and what codes lose"), narrow(1 / 8)],
     "threshold:v=0.0046+noef": TOPK,
     "threshold:v=0.0046": [FEEDBACK, *TOPK],
     "dgc+noef": TOPK,
@@ -98,7 +100,7 @@ DECODE = {
     "int8:round=stochastic": dense(1 / 4), "3lc": dense(0), "3lc:scale=chunk": dense(0), "powersgd": dense(0),
     "powersgd+noef": dense(0), "signsgd": dense(1 / 32), "onebit+noef": dense(1 / 32), "onebit:scale=chunk": dense(1 / 32),
     "u8": dense(1 / 4), "qsgd": dense(1 / 4), "terngrad": dense(1 / 16), "natural": dense(1 / 4), "inceptionn": dense(0.16),
-    "sketchml": dense(3 / 16), "topk+noef": ADD_FEW, "sidco:ratio=0.01,law=exp,stages=1+noef": ADD_FEW,
+    "sketchml": dense(3 / 16), "thc": dense(1 / 8), "thc+noef": dense(1 / 8), "topk+noef": ADD_FEW, "sidco:ratio=0.01,law=exp,stages=1+noef": ADD_FEW,
     "sidco:ratio=0.01,law=exp,stages=2+noef": ADD_FEW, "threshold:v=0.0046+noef": ADD_FEW,
 }
 SPARSE_ADD = "one cache line read and written per element sent: latency of the memory"

@@ -14,7 +14,7 @@ SPECS = ("none", "fp16", "bf16", "int8", "int8:round=stochastic", "3lc", "3lc:sc
          "sidco:ratio=0.01,law=exp,stages=1+noef", "sidco:ratio=0.01,law=exp,stages=2", "sidco:ratio=0.01,law=exp,stages=2+noef", "randomk",
          "randomk+noef", "powersgd", "powersgd+noef", "signsgd", "signum", "onebit", "onebit+noef", "onebit:scale=chunk", "efsignsgd",
          "efsignsgd+noef", "u8", "qsgd", "terngrad", "natural", "inceptionn", "sketchml", "threshold:v=0.0046", "threshold:v=0.0046+noef",
-         "dgc", "dgc+noef", "adaq", "adaq+noef")
+         "dgc", "dgc+noef", "adaq", "adaq+noef", "thc", "thc+noef")
 
 FUSED_PEERS = 8
 FUSED_SPECS = ("3lc", "3lc:scale=chunk", "signsgd", "onebit")
@@ -96,6 +96,8 @@ GOALS = (
     Goal("threshold:v=0.0046+noef", (1.8, 1.2), SPARSE_ADD, cycles=(0.4, 0.7)),
     Goal("dgc+noef", (0.9, 0.8), SPARSE_ADD, cycles=(0.8, 1.2)),
     Goal("sketchml", (0.12, 0.12), cycles=(7, 9)),
+    Goal("thc+noef", (0.42, None)),
+    Goal("thc", (0.25, None)),
     Goal("3lc", decode=(3.8, None), avx2=1.9, peers=FUSED_PEERS),
     Goal("signsgd", decode=(10, None), peers=FUSED_PEERS),
     Goal("onebit", decode=(10, None), peers=FUSED_PEERS),
