@@ -56,7 +56,8 @@ def test_the_ranks_start_when_it_has_opened_a_port(lab, tmp_path):
 
 
 def test_it_ends_by_sigterm_when_the_ranks_have(lab, tmp_path):
-    code = OPEN + "import signal, sys; signal.signal(15, lambda *_: [print('bye'), sys.exit(4)]); time.sleep(600)"
+    # The handler first: ranks start when the port is open, and may be gone at once.
+    code = "import signal, sys; signal.signal(15, lambda *_: [print('bye'), sys.exit(4)]); " + OPEN + "time.sleep(600)"
     # A shell, which the signal ends, around it.
     done = lab.run("--logs", str(tmp_path), "--switch", python(code) + "; true", "--", "echo", "here")
     assert done.returncode == 0 and "[switch] bye" in done.stdout, done.stderr
