@@ -1,6 +1,11 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""The order of files where several processes share them: what takes longest begins first, since the last file to begin decides
-when all is over. `pytest --durations=50` tells what belongs here."""
+"""What processes that share the files need: a folder of Open MPI's for each, because two of its launchers that make the same folder in
+the same moment fail ("File exists"), and an order: what takes longest begins first, since the last file to begin decides when all is
+over. `pytest --durations=50` tells what belongs here."""
+
+import os
+import shutil
+import tempfile
 
 LONG = [
     "python/tests/test_launchers.py", "tests/demo/test_demo.py", "python/tests/test_run.py", "tests/engines/test_mpi.py",
@@ -16,3 +21,12 @@ LONG = [
 def pytest_collection_modifyitems(items):
     place = {name: number for number, name in enumerate(LONG)}
     items.sort(key=lambda item: place.get(item.nodeid.partition("::")[0], len(LONG)))
+
+
+def pytest_configure(config):
+    config.laconic_openmpi = tempfile.mkdtemp(prefix="ompi-")  # short: names of sockets lie in it
+    os.environ["OMPI_MCA_orte_tmpdir_base"] = config.laconic_openmpi
+
+
+def pytest_unconfigure(config):
+    shutil.rmtree(config.laconic_openmpi, ignore_errors=True)
