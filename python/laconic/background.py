@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import functools
 import queue
 import threading
 import weakref
+
+from . import threads
 
 GLANCE = 0.1  #: seconds: a wait that takes longer looks whether anything has failed elsewhere
 
@@ -29,7 +32,7 @@ class Background:
 
     def __init__(self, name: str):
         self._tasks: queue.SimpleQueue = queue.SimpleQueue()
-        threading.Thread(target=self._serve, args=(self._tasks,), name=name, daemon=True).start()
+        threads.start(self._serve, self._tasks, name=name, stop=functools.partial(self._tasks.put, None))
         weakref.finalize(self, self._tasks.put, None).atexit = False
 
     def begin(self, function) -> Call:

@@ -16,7 +16,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from . import errors, group
+from . import errors, group, threads
 from .errors import LaconicError
 
 _KEY = "laconic/fault"
@@ -36,9 +36,7 @@ def _within(seconds: float, what):
         except RuntimeError:
             box.append((None, True))
 
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(seconds)
+    threads.start(run).join(seconds)
     return box[0] if box else (None, False)
 
 
@@ -72,8 +70,7 @@ class Faults:
             if failed or (lost and self._broken()):
                 return True
         if self._store is not None and (self._asking is None or not self._asking.is_alive()):
-            self._asking = threading.Thread(target=self._ask, args=(self._store, self._answer), daemon=True)
-            self._asking.start()
+            self._asking = threads.start(self._ask, self._store, self._answer)
         return False
 
     def _try_some(self) -> bool:

@@ -7,7 +7,6 @@ It owns the queue, the thread, the unit of the residuals, flush, state and count
 
 from __future__ import annotations
 
-import atexit
 import concurrent.futures
 import ctypes
 import functools
@@ -20,7 +19,7 @@ import weakref
 
 import torch
 
-from . import _lib, environment, errors
+from . import _lib, environment, errors, threads
 from ._checks import U64, whole
 from ._session import ENGINE_FAILED, CSession, Layout, Window, engine_failed, gather_texts, no_span
 from .aggregation import AggregatingEngine
@@ -165,7 +164,7 @@ class Worker:
         self._last_words: tuple[dict, dict] | None = None  # stats and explain of a worker that has ended
         self._session_in_use = threading.RLock()  # by a thread that asks, against the end
         self._tasks: queue.SimpleQueue = queue.SimpleQueue()
-        self._thread = _start_thread(self._tasks)
+        self._thread = threads.start(_work, self._tasks, name="laconic", stop=functools.partial(self._tasks.put, None))
         weakref.finalize(self, self._tasks.put, None).atexit = False  # where it is dropped unclosed
 
     # ---- the thread that trains -----------------------------------------------------------------------------------------
@@ -528,16 +527,7 @@ class Worker:
         return first
 
 
-# ---- the threads ------------------------------------------------------------------------------------------------------------
-
-_running: dict[threading.Thread, queue.SimpleQueue] = {}
-
-
-def _start_thread(tasks: queue.SimpleQueue) -> threading.Thread:
-    thread = threading.Thread(target=_work, args=(tasks,), name="laconic", daemon=True)
-    _running[thread] = tasks
-    thread.start()
-    return thread
+# ---- the thread -------------------------------------------------------------------------------------------------------------
 
 
 def _work(tasks: queue.SimpleQueue) -> None:
@@ -548,16 +538,3 @@ def _work(tasks: queue.SimpleQueue) -> None:
             break
         task()
         del task  # it holds the worker
-    _running.pop(threading.current_thread(), None)
-
-
-@atexit.register
-def _stop() -> None:
-    """A thread inside torch while the interpreter goes away ends the process with SIGABRT: lets idle ones end first; one that
-    still waits for a peer is left behind."""
-    threads = list(_running.items())
-    for _, tasks in threads:
-        tasks.put(None)
-    deadline = time.monotonic() + 5
-    for thread, _ in threads:
-        thread.join(max(deadline - time.monotonic(), 0))

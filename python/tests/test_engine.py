@@ -193,6 +193,38 @@ def test_messages_go_to_those_who_are_listed(pools, lengths):
         assert sent == lengths[rank]
 
 
+@pytest.mark.parametrize("how", ["asks the store", "gives up on the store", "runs a batch"])
+def test_the_end_of_the_process_waits_for_a_thread_inside_torch(how, tmp_path):
+    """One that comes back from torch while the interpreter goes away ends the process with SIGABRT."""
+    program = f"""if True:
+        import datetime
+        import sys
+        import time
+        import torch.distributed as dist
+        from laconic import background, faults
+
+        class GoesSlowly:  # with the interpreter
+            def __del__(self, sleep=time.sleep):
+                sleep(1)
+
+        class Store:
+            def add(self, key, amount):
+                inner.wait(["nobody sets it"], datetime.timedelta(seconds=0.6))
+
+        inner = dist.TCPStore("127.0.0.1", 0, 1, True)
+        dist.init_process_group("gloo", init_method="file://{tmp_path}/meet", rank=0, world_size=1)
+        of, calls = faults.Faults(dist.group.WORLD), background.Background("waits")
+        of._store = Store()
+        what = {{"asks the store": of.look, "gives up on the store": lambda: faults._within(0, of._told),
+                "runs a batch": lambda: calls.begin(lambda: of._store.add("", 0))}}
+        what["{how}"]()
+        time.sleep(0.1)  # until the thread is inside torch
+        sys.goes_slowly = GoesSlowly()
+    """
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr  # of which the store has its own
+
+
 def test_the_end_of_the_process_waits_for_the_threads_of_the_backend():
     """The last to drop a tensor wants the interpreter, and Gloo's threads end the process with SIGABRT if it is going away."""
     program = """if True:

@@ -1,0 +1,43 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""Threads that nobody has to wait for. One that comes back from torch while the interpreter goes away ends the process with SIGABRT ("terminate
+called without an active exception"): they are asked to end before, and waited for; one that still waits for a peer is left behind."""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import time
+
+PATIENCE = 5.0  #: seconds, at the interpreter's end, for all of them
+
+_running: dict[threading.Thread, object] = {}
+
+
+def start(target, *arguments, name: str | None = None, stop=None) -> threading.Thread:
+    """Calls target(*arguments). `stop()` asks it to end, where it does not by itself."""
+
+    def run(target, *arguments):
+        try:
+            target(*arguments)
+        finally:
+            _running.pop(threading.current_thread(), None)
+
+    thread = threading.Thread(target=run, args=(target, *arguments), name=name, daemon=True)
+    _running[thread] = stop
+    try:
+        thread.start()
+    except RuntimeError:  # no thread is to be had
+        _running.pop(thread)
+        raise
+    return thread
+
+
+@atexit.register
+def _end() -> None:
+    threads = list(_running.items())
+    for _, stop in threads:
+        if stop is not None:
+            stop()
+    deadline = time.monotonic() + PATIENCE
+    for thread, _ in threads:
+        thread.join(max(deadline - time.monotonic(), 0))
