@@ -3,6 +3,7 @@
 #include <cstring>
 #include <utility>
 
+#include "kernels/core/packed_codes.h"
 #include "kernels/quantile/quantile.h"
 #include "kernels/quantile/quantile_elements.h"
 
@@ -587,54 +588,18 @@ class LaneSums {
   HWY_ALIGN double sum_[kQuantileBins * kQuantileLanes];
 };
 
-/// Packs n <= kBlock codes; only the last group of a call may be short of eight. `room`: bytes that
-/// belong to the caller.
-HWY_INLINE void pack(const uint8_t* codes, uint64_t n, uint32_t width, uint8_t* packed,
-                     uint64_t room) {
-  uint64_t i = 0;
-#if LACONIC_AVX512
-  const uint64_t mask = 0x0101010101010101U * ((1U << width) - 1);
-  for (; i + 8 <= n && room >= sizeof(uint64_t); i += 8, packed += width, room -= width) {
-    put<uint64_t>(packed, 0, _pext_u64(at<uint64_t>(codes + i, 0), mask));
-  }
-#elif LACONIC_AVX2
-  // Two, four and eight codes together. PEXT is microcode on Zen 1 and 2.
-  if (width == 8) return static_cast<void>(std::memcpy(packed, codes, n));
-  const __m128i of_two = _mm_set1_epi16(static_cast<int16_t>(1 | 1 << (8 + width)));
-  const __m128i of_four = _mm_set1_epi32(1 | 1 << (16 + 2 * width));
-  const __m128i of_eight = _mm_cvtsi32_si128(static_cast<int>(4 * width));
-  for (; i + 16 <= n && room >= width + sizeof(uint64_t); i += 16) {
-    const __m128i sixteen = _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes + i));
-    const __m128i fours = _mm_madd_epi16(_mm_maddubs_epi16(of_two, sixteen), of_four);
-    const __m128i low = _mm_srli_epi64(_mm_slli_epi64(fours, 32), 32);
-    const __m128i eights = _mm_or_si128(low, _mm_sll_epi64(_mm_srli_epi64(fours, 32), of_eight));
-    _mm_storel_epi64(reinterpret_cast<__m128i*>(packed), eights);
-    _mm_storel_epi64(reinterpret_cast<__m128i*>(packed + width), _mm_srli_si128(eights, 8));
-    packed += 2 * uint64_t{width};
-    room -= 2 * uint64_t{width};
-  }
-#else
-  static_cast<void>(room);
-#endif
-  for (; i < n; i += 8, packed += width) {
-    quantile_pack(codes + i, HWY_MIN(uint64_t{8}, n - i), width, packed);
-  }
-}
-
 /// `codes_of(x, n, codes)` is called for every block.
 template <class Codes>
 HWY_INLINE void encode_all(const float* x, uint64_t n, const QuantileBins& bins, uint8_t* packed,
                            double* sums, Codes codes_of) {
   LaneSums lane_sums(bins.bins);
-  uint64_t room = (n * bins.width + 7) / 8;
   HWY_ALIGN uint8_t codes[kBlock];
   for (uint64_t i = 0; i < n; i += kBlock) {
     const uint64_t m = HWY_MIN(kBlock, n - i);
     codes_of(x + i, m, codes);
     lane_sums.add(x + i, m, codes);
-    pack(codes, m, bins.width, packed, room);
-    packed += m / 8 * bins.width;
-    room -= m / 8 * bins.width;
+    pack_codes(reinterpret_cast<int8_t*>(codes), m, bins.width, packed);
+    packed += m / kPackedTogether * bins.width;
   }
   lane_sums.fold(bins.bins, sums);
 }
@@ -671,27 +636,6 @@ void encode(const float* x, uint64_t n, const QuantileBins& bins, uint8_t* packe
 
 // ---- values ----
 
-#if LACONIC_AVX2
-/// Where eight codes lie that are packed in `width` bytes, themselves read twice into 16: for each
-/// the four bytes from that of its first bit on, of which two matter, and that bit's place.
-struct PackedEight {
-  alignas(32) std::array<uint8_t, 32> places;
-  alignas(32) std::array<uint32_t, 8> shifts;
-};
-constexpr auto kPackedEights = [] {
-  std::array<PackedEight, 8> made{};
-  for (uint32_t width = 1; width <= 8; ++width) {
-    for (uint32_t code = 0; code < 8; ++code) {
-      for (uint32_t b = 0; b < 4; ++b) {
-        made[width - 1].places[4 * code + b] = static_cast<uint8_t>(code * width / 8 + b);
-      }
-      made[width - 1].shifts[code] = code * width % 8;
-    }
-  }
-  return made;
-}();
-#endif
-
 /// The values of a vector of elements from i on, a multiple of the lanes; eight bytes are read from
 /// where every eighth code begins.
 HWY_INLINE VF load_values(const void* operand, uint64_t i) {
@@ -713,15 +657,15 @@ HWY_INLINE VF load_values(const void* operand, uint64_t i) {
   }
   return VF{_mm512_i32gather_ps(index, o.values.data(), 4)};
 #elif LACONIC_AVX2
-  const PackedEight& of = kPackedEights[o.width - 1];
-  const auto load = [](const auto& array) LACONIC_LAMBDA {
-    return _mm256_load_si256(reinterpret_cast<const __m256i*>(array.data()));
-  };
   const __m256i eight = _mm256_set1_epi64x(at<int64_t>(o.codes + i / 8 * o.width, 0));
-  const __m256i words = _mm256_shuffle_epi8(eight, load(of.places));
-  const __m256i index = _mm256_and_si256(_mm256_srlv_epi32(words, load(of.shifts)),
-                                         _mm256_set1_epi32((1 << o.width) - 1));
-  return VF{_mm256_i32gather_ps(o.values.data(), index, 4)};
+  const __m256i width = _mm256_set1_epi64x(o.width);
+  const __m256i mask = _mm256_set1_epi64x((1 << o.width) - 1);
+  const auto four = [&](__m256i codes) LACONIC_LAMBDA {
+    const __m256i index = _mm256_srlv_epi64(eight, _mm256_mul_epu32(codes, width));
+    return _mm256_i64gather_ps(o.values.data(), _mm256_and_si256(index, mask), 4);
+  };
+  return VF{_mm256_set_m128(four(_mm256_setr_epi64x(4, 5, 6, 7)),
+                            four(_mm256_setr_epi64x(0, 1, 2, 3)))};
 #else
   HWY_ALIGN float values[hn::MaxLanes(F32())];
   for (uint64_t l = 0; l < lanes32(); ++l) values[l] = quantile_element(operand, i + l);
