@@ -4,6 +4,7 @@
 
     make control                            all of it: some hours, in parts; what was cut off goes on where it was
     bench/controls.py --scenario turns --seeds 1 --model mlp     a part
+    bench/controls.py --control dc2:target=compute,share=1 --out FOLDER      this law, too
     bench/controls.py --page                                     the page alone, of what is there
     bench/controls.py --keep                                     what control.json holds need not be made again
 
@@ -29,7 +30,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 from programs import ROOT  # noqa: E402
-from controls_page import page, picture  # noqa: E402
+from controls_page import page, picture, ratio_of  # noqa: E402
 from machine import cpu  # noqa: E402
 from lab import environment, laconic_command  # noqa: E402
 from models import MODELS  # noqa: E402
@@ -147,30 +148,39 @@ def labs(wanted: list[Cell]) -> list[list[Cell]]:
     return list(groups.values())
 
 
-def cells(scenarios, models, seeds: int) -> list[Cell]:
+def cells(scenarios, models, seeds: int, exchanges=EXCHANGES) -> list[Cell]:
     found = [Cell(SCENARIOS["unshaped"], "mlp", "topk:ratio=0.01", None, 0, pairs=41)]
     for seed in range(seeds):
         for name in scenarios:
             for model in models:
-                found += [Cell(SCENARIOS[name], model, spec, control, seed) for spec, control in EXCHANGES]
+                found += [Cell(SCENARIOS[name], model, spec, control, seed) for spec, control in exchanges]
     return found
 
 
 def packed(cell: Cell, run: dict) -> dict:
-    """A run as control.json has it: the trace as milliseconds of the steps, and the specs with the step from which they held."""
+    """A run as control.json has it: what the page needs; the trace as milliseconds of the steps, and specs, of topk the ratio, with the step from
+    which they held."""
     trace = run.get("trace")
     if trace is None:  # pairs have none
         return {"run": cell.path.stem, **run}
-    specs = [[at, spec] for at, (_, _, spec) in enumerate(trace) if at == 0 or trace[at - 1][2] != spec]
-    return {"run": cell.path.stem, **run, "trace": {"ms": [round(1e3 * step, 1) for _, step, _ in trace], "specs": specs}}
+
+    def short(spec):
+        return float(f"{ratio_of(spec):.6g}") if spec.startswith("topk") else spec
+
+    specs = [[at, short(spec)] for at, (_, _, spec) in enumerate(trace) if at == 0 or trace[at - 1][2] != spec]
+    return {"run": cell.path.stem, **{key: value for key, value in run.items() if key != "settings"},
+            "stats": {key: value for key, value in run["stats"].items() if key == "setting_changes"},
+            "curve": [[step, round(seconds, 3), round(value, 4)] for step, seconds, value in run["curve"]],
+            "trace": {"ms": [round(1e3 * step, 1) for _, step, _ in trace], "specs": specs}}
 
 
 def unpacked(entry: dict) -> dict:
     run = {key: value for key, value in entry.items() if key != "run"}
     if "trace" in run:
-        seconds, spec, trace, changes = 0.0, "", [], {at: spec for at, spec in run["trace"]["specs"]}
+        seconds, spec, trace, changes = 0.0, "", [], dict(run["trace"]["specs"])
         for at, ms in enumerate(run["trace"]["ms"]):
-            seconds, spec = seconds + ms / 1e3, changes.get(at, spec)
+            found = changes.get(at, spec)
+            seconds, spec = seconds + ms / 1e3, found if isinstance(found, str) else f"topk:ratio={found:g}"
             trace.append([seconds, ms / 1e3, spec])
         run["trace"] = trace
     return run
@@ -199,23 +209,24 @@ def main() -> int:
     parser.add_argument("--scenario", action="append", choices=SCENARIOS, help="may be given several times (default: all)")
     parser.add_argument("--model", action="append", choices=("mlp", "cnn"), help="(default: both)")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--control", action="append", default=[], help="of topk:ratio=0.01, besides those of the page; may be given several times")
     parser.add_argument("--page", action="store_true", help="write the page only")
     parser.add_argument("--keep", action="store_true", help="take runs of an earlier control.json that are not under out/control as made")
     parser.add_argument("--remark", default="", help="what a reader has to know of these runs")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results", metavar="FOLDER", help="of control.md (docs/results)")
     given = parser.parse_args()
-    complete = True
+    complete, exchanges = True, (*EXCHANGES, *(("topk:ratio=0.01", control) for control in given.control))
     if given.keep:
         unpack(given.out / "control.json")
     if not given.page:
-        wanted = labs(missing(cells(given.scenario or SCENARIOS, given.model or ("mlp", "cnn"), given.seeds)))
+        wanted = labs(missing(cells(given.scenario or SCENARIOS, given.model or ("mlp", "cnn"), given.seeds, exchanges)))
         for at, together in enumerate(wanted, 1):
             print(f"{at}/{len(wanted)} {together[0].path.stem}, {len(together)} runs", file=sys.stderr, flush=True)
             complete &= run(together)
     loop = subprocess.run([ROOT / "build/release/bin/control_loop_bench", "--markdown"], capture_output=True, text=True, check=True).stdout
-    runs = [(cell, found) for cell in cells(SCENARIOS, ("mlp", "cnn"), 3) if (found := cell.load()) is not None]
+    runs = [(cell, found) for cell in cells(SCENARIOS, ("mlp", "cnn"), 3, exchanges) if (found := cell.load()) is not None]
     given.out.mkdir(parents=True, exist_ok=True)
-    (given.out / "control.md").write_text(page(loop, runs, SCENARIOS, EXCHANGES, given.remark), encoding="utf-8")
+    (given.out / "control.md").write_text(page(loop, runs, SCENARIOS, exchanges, given.remark), encoding="utf-8")
     if drawn := picture(runs):
         (given.out / "control.svg").write_text(drawn + "\n", encoding="utf-8")
     (given.out / "control.json").write_text(json.dumps([packed(cell, found) for cell, found in runs]) + "\n", encoding="utf-8")

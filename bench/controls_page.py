@@ -120,7 +120,7 @@ def picture(runs: list) -> str | None:
     colours = {"dc2": "s5", "dc2:target=compute": "s7", "aimd": "s10", "bdp": "s9"}
     series = []
     for cell, run in runs:
-        if cell.scenario.name != "turns" or cell.model != "mlp" or cell.seed != 0 or cell.control is None:
+        if cell.scenario.name != "turns" or cell.model != "mlp" or cell.seed != 0 or cell.control not in colours:
             continue
         points = [(at, ratio_of(spec)) for at, _, spec in run["trace"] if at <= FIRST and spec != "uncompressed"]
         series.append(charts.Series(cell.control, colours[cell.control], points))

@@ -102,6 +102,7 @@ def test_runs_of_an_earlier_page_count_as_made(tmp_path, monkeypatch):
     monkeypatch.setattr(controls, "OUT", tmp_path / "out")
     kept, own = cell("topk:ratio=0.01", "dc2"), cell("topk:ratio=0.01", "aimd")
     made = run(4.0)
+    made["stats"]["what no page has"] = 1
     made["trace"][3:5] = [[seconds, step, "topk:ratio=0.02"] for seconds, step, _ in made["trace"][3:5]]
     (tmp_path / "control.json").write_text(json.dumps([controls.packed(one, made) for one in (kept, own)]))
     own.path.parent.mkdir()
@@ -111,7 +112,8 @@ def test_runs_of_an_earlier_page_count_as_made(tmp_path, monkeypatch):
     found = kept.load()
     assert [row[2] for row in found["trace"]] == [row[2] for row in made["trace"]]
     assert [row[0] for row in found["trace"]] == pytest.approx([row[0] for row in made["trace"]])
-    assert {**found, "trace": 0} == {**made, "trace": 0}
+    del made["settings"]
+    assert {**found, "trace": 0} == {**made, "trace": 0, "stats": {"setting_changes": 0}}
 
 
 def test_fixed_is_compared_pair_by_pair():
@@ -124,6 +126,26 @@ def test_fixed_is_compared_pair_by_pair():
 def test_the_picture_has_every_law(control):
     drawn = controls_page.picture([(cell("topk:ratio=0.01", control), run(1.0, "0.05"))])
     assert control in drawn and len(re.findall("<polyline", drawn)) == 2
+
+
+def test_a_law_of_ones_own_runs_on_every_network_beside_those_of_the_page(tmp_path, monkeypatch):
+    monkeypatch.setattr(controls, "OUT", tmp_path)
+    asked = []
+
+    def made(together):
+        asked.extend(together)
+        for one in together:
+            one.path.write_text(json.dumps({**run(2.5), "pairs": [[1.0, 1.0]]}))
+        return True
+
+    monkeypatch.setattr(controls, "run", made)
+    monkeypatch.setattr(controls.subprocess, "run", lambda *_, **__: controls.subprocess.CompletedProcess([], 0, "| loop |", ""))
+    own = "dc2:target=compute,share=0.25"
+    monkeypatch.setattr(sys, "argv", ["controls.py", "--scenario", "steady", "--model", "mlp", "--seeds", "1", "--control", own, "--out", str(tmp_path)])
+    controls.main()
+    assert [one.control for one in asked if one.spec == "topk:ratio=0.01" and not one.pairs] == [None, "dc2", "dc2:target=compute", "aimd", "bdp", own]
+    assert f"| `topk:ratio=0.01`, `{own}` | 2.5 |" in (tmp_path / "control.md").read_text()
+    assert controls_page.picture([(cell("topk:ratio=0.01", own), run(1.0))]) is None
 
 
 def test_without_a_law_there_is_no_picture():

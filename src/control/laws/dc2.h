@@ -81,7 +81,7 @@ struct Dc2 {
     }
     if (p.share != kShare && p.target != Target::compute) {
       return Error{Errc::invalid_argument,
-                   concat({"control '", text, "': share is one of the rest of the step"}),
+                   concat({"control '", text, "': share needs target=compute"}),
                    "add target=compute"};
     }
     return {};

@@ -664,8 +664,8 @@ HWY_INLINE VF load_values(const void* operand, uint64_t i) {
     const __m256i index = _mm256_srlv_epi64(eight, _mm256_mul_epu32(codes, width));
     return _mm256_i64gather_ps(o.values.data(), _mm256_and_si256(index, mask), 4);
   };
-  return VF{_mm256_set_m128(four(_mm256_setr_epi64x(4, 5, 6, 7)),
-                            four(_mm256_setr_epi64x(0, 1, 2, 3)))};
+  return VF{
+      _mm256_set_m128(four(_mm256_setr_epi64x(4, 5, 6, 7)), four(_mm256_setr_epi64x(0, 1, 2, 3)))};
 #else
   HWY_ALIGN float values[hn::MaxLanes(F32())];
   for (uint64_t l = 0; l < lanes32(); ++l) values[l] = quantile_element(operand, i + l);

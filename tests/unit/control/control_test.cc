@@ -50,7 +50,7 @@ TEST(Control, WhatIsNoneIsRefusedInOneSentence) {
       {"dc2:target=compute,deadline_ms=1",
        "control 'dc2:target=compute,deadline_ms=1': target=compute and deadline_ms exclude each "
        "other"},
-      {"dc2:share=1", "control 'dc2:share=1': share is one of the rest of the step"},
+      {"dc2:share=1", "control 'dc2:share=1': share needs target=compute"},
       {"dc2:target=compute,share=0",
        "control 'dc2:target=compute,share=0': share='0' is out of range"},
       {"schedule", "control 'schedule': '' is not STEP=VALUE"},
