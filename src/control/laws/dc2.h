@@ -30,7 +30,7 @@ struct Dc2 {
   };
   static constexpr LawInfo info{
       "dc2",
-      "DC2-R, a reconstruction: halves above 1.5 of a target time, grows by a tenth below 1.1",
+      "DC2-R, a reconstruction: halves above 1.5 of a target time, grows below 1.1",
       "dc2:target=compute",
       true,
       true,
@@ -48,7 +48,8 @@ struct Dc2 {
       real_field<&Params::mean>("mean", 0, 1e-9, 1e9,
                                 "floor of the mean over 1,000 steps; 0: none")};
 
-  static constexpr std::size_t kStart = 20;    // steps whose lower quartile is the target
+  static constexpr std::size_t kStart = 20;    // steps whose lower quartile is the target,
+  static constexpr std::size_t kFirst = 5;     // and those after which less may be sent already
   static constexpr uint64_t kEvery = 5;        // steps between updates
   static constexpr std::size_t kWindow = 200;  // updates in 1,000 steps
   static constexpr double kLow = 1.1;
@@ -113,13 +114,12 @@ struct Dc2 {
   static Move step(const Params& p, const Position& at, State& s, const Observation& seen) {
     Move move = Move::hold(at);
     if (s.settled > seen.step) return move;
-    if (s.target == 0) {
-      learn_target(p, s, seen);
-      return move;
-    }
-    slow_down(s, seen);
+    const bool learning = s.target == 0;
+    const double target = learning ? learn_target(p, s, seen) : s.target;
+    if (target == 0) return move;
+    slow_down(s, seen, target);
     move.slowdown = s.slowdown;
-    move.target_s = s.target;
+    move.target_s = target;
     if (at.uncompressed) {
       if (s.slowdown > kHigh) switch_path(s, seen.step, move, false, Reason::dense_is_slow);
       return move;
@@ -128,7 +128,7 @@ struct Dc2 {
     if (s.updated != 0 && since < kEvery) return move;
     if (s.updated != 0 && since < kEvery + kAgree - 1 && p.mean == 0 && rises(s)) return move;
     s.updated = seen.step;
-    decide(at, s, seen, move);
+    decide(at, s, seen, learning, move);
     if (p.mean > 0) keep_mean(p, at, s, move);
     return move;
   }
@@ -149,22 +149,29 @@ struct Dc2 {
   static double target(const State& s) { return s.target; }
 
  private:
-  static void learn_target(const Params& p, State& s, const Observation& seen) {
-    s.seen = seen.step;
-    const double rest = seen.step_s - seen.network_s;
-    const double sample = p.target == Target::compute ? rest : seen.network_s;
-    if (!plausible(sample)) return;
+  /// The target as far as it is known, 0: not yet. Computing takes as long whatever is sent, so a
+  /// few steps say already that less would do; the time of the spec's setting needs that setting.
+  static double learn_target(const Params& p, State& s, const Observation& seen) {
+    const bool compute = p.target == Target::compute;
+    const double sample = compute ? seen.step_s - seen.network_s : seen.network_s;
+    if (!plausible(sample)) return 0;
     s.sample[s.samples++] = sample;
-    if (s.samples < kStart) return;
-    std::sort(s.sample.begin(), s.sample.end());
-    s.target = s.sample[(kStart - 1) / 4] * (p.target == Target::compute ? p.share : 1);
-    s.sample.fill(0);
-    s.samples = 0;
+    const auto known = static_cast<std::ptrdiff_t>(s.samples);
+    auto sorted = s.sample;
+    std::sort(sorted.begin(), sorted.begin() + known);
+    const double target = sorted[(s.samples - 1) / 4] * (compute ? p.share : 1);
+    if (s.samples == kStart) {
+      s.target = target;
+      s.sample.fill(0);
+      s.samples = 0;
+      return target;
+    }
+    return compute && s.samples >= kFirst ? target : 0;
   }
 
   /// r, whose weights depend on steps and not on how many of them had reports.
-  static void slow_down(State& s, const Observation& seen) {
-    const double now = std::min(seen.network_s / s.target, kMost);
+  static void slow_down(State& s, const Observation& seen, double target) {
+    const double now = std::min(seen.network_s / target, kMost);
     double kept = 1;
     for (uint64_t gap = std::min<uint64_t>(seen.step - s.seen, 64); gap > 0; --gap) {
       kept *= 1 - kWeight;
@@ -195,22 +202,34 @@ struct Dc2 {
     s.last.fill(0);
   }
 
-  static void decide(const Position& at, State& s, const Observation& seen, Move& move) {
+  static void decide(const Position& at, State& s, const Observation& seen, bool learning,
+                     Move& move) {
     if (s.slowdown > kHigh) {
       fall(at, s, seen.step, move);
-    } else if (s.slowdown < kLow) {
+    } else if (s.slowdown < kLow && !learning) {
       if (at.value == most(at.range)) {
         if (at.may_turn && dense_fits(at, s, seen))
           switch_path(s, seen.step, move, true, Reason::dense);
         return;
       }
-      const double next = grown(at.range, at.value, 0.1);
+      const double next = grown(at.range, at.value, room(s));
       // A step of an integer may be a large one: none that would be taken back.
       const double growth = amount(at.range, next) / amount(at.range, at.value);
       if (s.slowdown * growth > kHigh) return;
       move.value = next;
       move.reason = Reason::fast;
     }
+  }
+
+  /// By what share more may be sent: a tenth, or what r and each of the last steps leave of the
+  /// target, as a time grows by no more than what is sent; at most twice as much.
+  static double room(const State& s) {
+    double slowest = s.slowdown;
+    for (const double x : s.last) {
+      if (x == 0) return 0.1;
+      slowest = std::max(slowest, x);
+    }
+    return std::clamp(1 / slowest - 1, 0.1, 1.0);
   }
 
   /// The time now, with the bytes of float32 instead of this rule's.

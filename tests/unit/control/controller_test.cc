@@ -124,6 +124,47 @@ TEST(Controller, AShareOfTheRestOfTheStepIsATarget) {
   }
 }
 
+TEST(Controller, SendsLessWhileItLearnsHowLongComputingTakes) {
+  // 200 ms of the step are not the network's: a target of 100 ms.
+  struct Case {
+    std::string target;
+    double network_s;
+    uint64_t moves;  // step of the first move
+    double to;
+  };
+  for (const Case& c : {Case{"compute", 0.16, 5, 0.005}, Case{"compute", 0.14, 0, 0},
+                        Case{"compute", 0.01, 25, 0.02}, Case{"start", 0.16, 25, 0.01 / 0.66384}}) {
+    auto made = Controller::create({{"dc2:target=" + c.target, false, "topk", ratio()}});
+    uint64_t moved = 0;
+    double to = 0;
+    for (uint64_t step = 1; step <= 25 && moved == 0; ++step) {
+      // The time of the first steps is its own target: something to grow by.
+      const double network_s = c.target == "start" && step > 20 ? c.network_s / 2 : c.network_s;
+      if (!made->observe(seen_at(step, network_s)).empty()) {
+        moved = step;
+        to = made->value(0);
+      }
+      EXPECT_EQ(made->target(0) > 0, step >= 20) << step;
+    }
+    EXPECT_EQ(moved, c.moves) << c.target << c.network_s;
+    EXPECT_NEAR(to, c.to, 1e-9) << c.target << c.network_s;
+  }
+}
+
+TEST(Controller, LearnsTheTargetFromTwentyStepsThoughItHasMovedSooner) {
+  auto made = Controller::create({{"dc2:target=compute,share=1", false, "topk", ratio()}});
+  // The rest of the step: 20, 19, … 1 ms; their lower quartile is 5.
+  uint64_t samples = 0;
+  for (uint64_t step = 1; made->target(0) == 0; ++step) {
+    ASSERT_LE(step, 20U);
+    const double rest = 0.001 * static_cast<double>(20 - samples++);
+    const std::vector<Figures> ranks{{0.02, 0, 0, 0.02 + rest, 1}};
+    made->observe(observe(step, ranks, 1000000));
+  }
+  EXPECT_DOUBLE_EQ(made->target(0), 0.005);
+  EXPECT_LT(made->value(0), 0.01);
+}
+
 TEST(Controller, HalvesAboveOneAndAHalfAndGrowsByATenthBelowOnePointOne) {
   struct Case {
     double network_s;
@@ -166,6 +207,26 @@ TEST(Controller, FallsAtOnceAsFarAsItsLastThreeStepsAgree) {
     for (uint64_t step = 9; step <= 11; ++step) made->observe(seen_at(step, 0.12));
     EXPECT_DOUBLE_EQ(made->value(0), c.to);
   }
+}
+
+TEST(Controller, GrowsByWhatRAndItsLastThreeStepsLeaveOfTheTarget) {
+  struct Case {
+    std::array<double, 6> network_s;
+    double to;
+  };
+  for (const Case& c :
+       {Case{{0.02, 0.02, 0.02, 0.03, 0.06, 0.05}, 0.011 / 0.6},  // one of them: 0.6 of the target
+        Case{{0.02, 0.02, 0.02, 0.02, 0.02, 0.02}, 0.022},        // twice, not five times as much
+        Case{{0.12, 0.12, 0.12, 0.03, 0.03, 0.03}, 0.01 / 0.7608},  // r, which remembers
+        Case{{0.02, 0.02, 0.02, 0.02, 0.02, 0.105}, 0.0121}}) {     // a tenth in any case
+    auto made = Controller::create({{"dc2:deadline_ms=100", false, "topk", ratio()}});
+    for (uint64_t i = 0; i < 6; ++i) made->observe(seen_at(i + 1, c.network_s[i]));
+    EXPECT_NEAR(made->value(0), c.to, 1e-9) << c.network_s[3];
+  }
+  // A step without a report leaves nothing.
+  auto made = Controller::create({{"dc2:deadline_ms=100", false, "topk", ratio()}});
+  for (const uint64_t step : {1U, 2U, 3U, 4U, 6U}) made->observe(seen_at(step, 0.02));
+  EXPECT_DOUBLE_EQ(made->value(0), 0.0121);
 }
 
 TEST(Controller, AStepWithoutAReportAgreesToNothing) {
