@@ -37,6 +37,8 @@ from models import MODELS  # noqa: E402
 
 OUT = ROOT / "out" / "control"
 HOSTS = 4
+#: The page shows what there is of so many.
+SEEDS = 6
 #: Seconds of training after which a run that has not reached its target ends.
 LIMIT = 240.0
 #: Seconds of training that stand for a run of which only the step's time is asked for.
@@ -224,7 +226,7 @@ def main() -> int:
             print(f"{at}/{len(wanted)} {together[0].path.stem}, {len(together)} runs", file=sys.stderr, flush=True)
             complete &= run(together)
     loop = subprocess.run([ROOT / "build/release/bin/control_loop_bench", "--markdown"], capture_output=True, text=True, check=True).stdout
-    runs = [(cell, found) for cell in cells(SCENARIOS, ("mlp", "cnn"), 3, exchanges) if (found := cell.load()) is not None]
+    runs = [(cell, found) for cell in cells(SCENARIOS, ("mlp", "cnn"), SEEDS, exchanges) if (found := cell.load()) is not None]
     given.out.mkdir(parents=True, exist_ok=True)
     (given.out / "control.md").write_text(page(loop, runs, SCENARIOS, exchanges, given.remark), encoding="utf-8")
     if drawn := picture(runs):
