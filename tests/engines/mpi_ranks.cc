@@ -26,11 +26,12 @@
 namespace laconic::test {
 namespace {
 
-/// What an engine calls of MPI for sums and at its end, where it receives, and for how many seconds
-/// MPI_Finalize finds that nothing has been called.
+/// What an engine calls of MPI for sums and at its end, what it sends and where it receives, and for
+/// how many seconds MPI_Finalize finds that nothing has been called.
 struct Calls {
   std::vector<std::string> names;
-  std::vector<void*> rooms;  // of receives
+  std::vector<void*> rooms;              // of receives
+  std::map<int, std::vector<int>> sent;  // bytes of each send, by rank
   std::chrono::steady_clock::time_point last;
   std::chrono::duration<double> rest{0};
 };
@@ -243,6 +244,84 @@ int one_tag(Engine& engine, const Arguments& arguments) {
   return 0;
 }
 
+/// What is sent to whom where every rank gathers 4,000 bytes, and then takes part in a large sum.
+int sizes(Engine& engine, const Arguments& arguments) {
+  const uint32_t world = engine.world();
+  std::vector<uint8_t> own(4000, static_cast<uint8_t>(engine.rank() + 1)), all(4000 * world);
+  const std::vector<uint64_t> counts(world, 4000), zeros(world);
+  std::vector<uint64_t> offsets;
+  for (uint32_t r = 0; r < world; ++r) offsets.push_back(4000 * r);
+  const Step gather{.kind = StepKind::all_gather,
+                    .tag = 1,
+                    .send = own.data(),
+                    .recv = all.data(),
+                    .send_counts = counts,
+                    .send_offsets = zeros,
+                    .recv_counts = counts,
+                    .recv_offsets = offsets};
+  const auto sent = [&](const Step& step) {
+    calls().sent.clear();
+    Json line{{"ended", error_json(engine.run({&step, 1}))}};
+    for (const auto& [peer, bytes] : calls().sent) line[std::to_string(peer)] = bytes;
+    return line;
+  };
+  Json line{{"gather", sent(gather)}};
+  bool good = true;
+  for (uint32_t r = 0; r < world; ++r) {
+    good = good && std::all_of(all.begin() + 4000 * r, all.begin() + 4000 * (r + 1),
+                               [&](uint8_t byte) { return byte == r + 1; });
+  }
+  Floats lanes(3000, 1.0F);
+  auto* at = reinterpret_cast<uint8_t*>(lanes.data());
+  line["sum"] =
+      sent({.dtype = DType::f32, .tag = 2, .count = lanes.size(), .send = at, .recv = at});
+  line["right"] = good && lanes == Floats(3000, static_cast<float>(world));
+  report(arguments, engine, line);
+  return 0;
+}
+
+/// Rank 0 begins to receive an unknown number of parts, which rank 1 does not send before another
+/// exchange has ended.
+int other_tag(Engine& engine, const Arguments& arguments) {
+  const uint32_t peer = 1 - engine.rank();
+  std::vector<uint8_t> first(4096, 7), second(4096, 8);
+  const auto message = [&](std::vector<uint8_t>& bytes) {
+    const bool receives = engine.rank() == 0;
+    return Message{peer, bytes.data(), receives ? 0 : bytes.size(), bytes.data(),
+                   receives ? bytes.size() : 0};
+  };
+  const std::array<Message, 2> messages{message(first), message(second)};
+  std::array<Step, 2> steps;
+  for (uint32_t i = 0; i < 2; ++i) {
+    steps[i] = {.kind = StepKind::messages,
+                .short_sends = true,
+                .tag = i + 1,
+                .messages = {&messages[i], 1}};
+  }
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(5);
+  Json line;
+  if (engine.rank() == 0) {
+    const auto one = engine.start({steps.data(), 1}), other = engine.start({&steps[1], 1});
+    line["other"] = error_json(engine.wait(*other, deadline));
+    // Rank 1 knows only by this that it may go on.
+    std::array<uint8_t, 1> go{1};
+    const Message told{peer, go.data(), 1, nullptr, 0};
+    const Step step{.kind = StepKind::messages, .tag = 3, .messages = {&told, 1}};
+    if (line["other"]["code"] == "ok") line["told"] = error_json(engine.run({&step, 1}));
+    line["one"] = error_json(engine.wait(*one, deadline));
+  } else {
+    line["other"] = error_json(engine.run({&steps[1], 1}));
+    std::array<uint8_t, 1> go{};
+    const Message heard{peer, nullptr, 0, go.data(), 1};
+    const Step step{.kind = StepKind::messages, .tag = 3, .messages = {&heard, 1}};
+    const auto ticket = engine.start({&step, 1});
+    line["told"] = error_json(engine.wait(*ticket, deadline));
+    line["one"] = error_json(engine.run({steps.data(), 1}));
+  }
+  report(arguments, engine, line);
+  return 0;
+}
+
 /// Rank 0 begins to receive what no library sends unasked, and does not wait for it before rank 1,
 /// which waits for its send, has reported.
 int between(Engine& engine, const Arguments& arguments) {
@@ -399,6 +478,11 @@ int MPI_Irecv(void* at, int count, MPI_Datatype type, int from, int tag, MPI_Com
   laconic::test::calls().rooms.push_back(at);
   return PMPI_Irecv(at, count, type, from, tag, comm, request);
 }
+int MPI_Isend(const void* at, int count, MPI_Datatype type, int to, int tag, MPI_Comm comm,
+              MPI_Request* request) {
+  laconic::test::calls().sent[to].push_back(count);
+  return PMPI_Isend(at, count, type, to, tag, comm, request);
+}
 int MPI_Ibarrier(MPI_Comm comm, MPI_Request* request) {
   laconic::test::calls().names.emplace_back("MPI_Ibarrier");
   return PMPI_Ibarrier(comm, request);
@@ -435,6 +519,12 @@ int main(int argc, char** argv) {
   options.timeout = std::chrono::milliseconds(arguments.number("timeout", 60'000));
   options.largest_call = arguments.number("largest_call", uint64_t{1} << 30);
   options.large_share = arguments.number("large_share", options.large_share);
+  options.far_call = arguments.number("far_call", options.far_call);
+  if (const uint64_t hosts = arguments.number("hosts", 0); hosts != 0) {
+    const char* rank = std::getenv("OMPI_COMM_WORLD_RANK");
+    if (rank == nullptr) rank = std::getenv("PMI_RANK");
+    options.host = "host" + std::to_string(std::stoull(rank) % hosts);
+  }
   options.background = arguments.number("background", 1) != 0;
   if (mode == "kept" || mode == "kept_terms" || mode == "end") {
     auto engine = std::make_unique<laconic::MpiEngine>(&argc, &argv, options);
@@ -446,6 +536,8 @@ int main(int argc, char** argv) {
   if (mode == "struck") return struck(engine, arguments);
   if (mode == "create") return create(engine, arguments);
   if (mode == "one_tag") return one_tag(engine, arguments);
+  if (mode == "sizes") return sizes(engine, arguments);
+  if (mode == "other_tag") return other_tag(engine, arguments);
   if (mode == "between") return between(engine, arguments);
   if (mode == "mismatch") return mismatch(engine, arguments);
   if (mode == "mismatched_sums") return mismatched_sums(engine, arguments);

@@ -133,6 +133,41 @@ def test_what_has_one_tag_keeps_its_order(tmp_path, library, large):
     assert [line["right"] for line in job.ranks] == [True, True], job.output
 
 
+@pytest.mark.parametrize(("library", "ranks"), [(OPENMPI, 4), (MPICH, 3)])
+def test_the_table_on_two_hosts(tmp_path, library, ranks):
+    need(library)
+    expect_table(Job(tmp_path, library, ranks, "mode=table", "hosts=2", "far_call=512", "large_share=0", "stride=3"), ranks)
+
+
+@pytest.mark.parametrize("library", [OPENMPI, MPICH])
+def test_only_what_goes_to_other_hosts_goes_in_small_calls(tmp_path, library):
+    need(library)
+    job = Job(tmp_path, library, 3, "mode=sizes", "hosts=2", "far_call=1026", "large_share=0")  # cut to whole floats
+    assert [line["right"] for line in job.ranks] == [True] * 3, job.output
+    far, near = [1024, 1024, 1024, 928], [4000]
+    gathers = [line["gather"] for line in job.ranks]  # ranks 0 and 2 are on one host
+    assert [gathers[0][peer] for peer in "12"] == [far, near]
+    assert [gathers[1][peer] for peer in "02"] == [far, far]
+    assert [gathers[2][peer] for peer in "01"] == [near, far]
+    # A third of the lanes as terms and a third as sums.
+    sums = [line["sum"] for line in job.ranks]
+    assert [sorted(sums[rank][str(peer)]) for rank, peer in ((0, 1), (0, 2), (1, 0))] == [sorted(far * 2), near * 2, sorted(far * 2)]
+
+
+@pytest.mark.parametrize("library", [OPENMPI, MPICH])
+def test_nobody_is_far_on_one_host(tmp_path, library):
+    need(library)
+    job = Job(tmp_path, library, 2, "mode=sizes", "far_call=1024")
+    assert [line["gather"][str(1 - line["rank"])] for line in job.ranks] == [[4000], [4000]], job.output
+
+
+@pytest.mark.parametrize("library", [OPENMPI, MPICH])
+def test_a_message_in_parts_holds_up_no_other_tag(tmp_path, library):
+    need(library)
+    job = Job(tmp_path, library, 2, "mode=other_tag", "largest_call=512", "reports=2")
+    assert [line[what]["code"] for line in job.ranks for what in ("other", "told", "one")] == ["ok"] * 6, job.output
+
+
 @pytest.mark.parametrize("library", [OPENMPI, MPICH])
 def test_messages_move_between_start_and_wait(tmp_path, library):
     need(library)

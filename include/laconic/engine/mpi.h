@@ -47,6 +47,16 @@ struct MpiOptions {
   bool background = true;
   /// Bytes of one MPI call, whose counts are ints. The same on all ranks; at least 4.
   uint64_t largest_call = uint64_t{1} << 30;
+  /// The same between ranks on two hosts. Before a call of more than 64 KiB Open MPI asks the
+  /// receiver, and meanwhile a slow link stands idle. MPICH gains by 8000 at 100 Mbit/s, and takes
+  /// twice as long where the network is fast.
+#if defined(OPEN_MPI)
+  uint64_t far_call = 64000;
+#else
+  uint64_t far_call = uint64_t{1} << 30;
+#endif
+  /// Ranks that give the same are on one host. Empty: MPI_Get_processor_name.
+  std::string host{};
   /// From so many bytes for each rank on the engine adds itself, in rank order: MPI_Iallreduce is
   /// slower than MPI_Allreduce there. The same on all ranks.
   uint64_t large_share = uint64_t{1} << 18;
@@ -62,11 +72,13 @@ class MpiEngine final : public Engine {
   /// All processes of the job. Initialises MPI where nobody has, and then finalises it in the
   /// destructor, unless the engine has failed: MPI_Finalize waits for every rank. What goes wrong
   /// here is told by status(), and by Session::create.
-  MpiEngine(int* argc, char*** argv, MpiOptions options = {}) noexcept : options_(options) {
+  MpiEngine(int* argc, char*** argv, MpiOptions options = {}) noexcept
+      : options_(std::move(options)) {
     guarded([&] { initialise(argc, argv); });
   }
   /// The processes of a communicator, all together; MPI has been initialised.
-  explicit MpiEngine(MPI_Comm communicator, MpiOptions options = {}) noexcept : options_(options) {
+  explicit MpiEngine(MPI_Comm communicator, MpiOptions options = {}) noexcept
+      : options_(std::move(options)) {
     guarded([&] {
       if (ready()) open(communicator);
     });
@@ -171,11 +183,12 @@ class MpiEngine final : public Engine {
     LargeSum sum;
     uint64_t job = 0;                                  // 0: there is none
     uint64_t posted = 0, summed = 0;                   // pieces
-    std::array<uint32_t, LargeSum::kAhead> pending{};  // messages of terms, by piece
+    std::array<uint32_t, LargeSum::kAhead> pending{};  // calls with terms, by piece
     [[nodiscard]] uint32_t& pending_of(uint64_t number) {
       return pending[number % LargeSum::kAhead];
     }
   };
+  static constexpr size_t kNoStream = ~size_t{0};
   /// What a request is for; beside it in requests_.
   struct Part {
     uint64_t job = 0;
@@ -183,12 +196,21 @@ class MpiEngine final : public Engine {
     int peer = -1;  // of a sum none
     int tag = 0;
     uint8_t* at = nullptr;
-    uint64_t bytes = 0;    // exactly, or of receive_short the room
-    uint64_t room = 0;     // receive_short: from `at` to the end of the message's room
-    bool unknown = false;  // counted in unknown_
-    bool term = false;     // counted in Large::pending, for this piece:
+    uint64_t bytes = 0;  // exactly, or of receive_short the room
+    size_t stream = kNoStream;
+    bool term = false;  // counted in Large::pending, for this piece:
     uint64_t piece = 0;
   };
+  /// A message that is more than a call. Until its last part is posted it holds up what has its tag.
+  struct Stream {
+    Part part;                    // of each of its calls
+    uint64_t call = 0, left = 0;  // bytes: of a call, of what has not been posted
+    bool ends_short = false;      // with a part that is not full, be it empty
+    bool open = false;            // there is more to post
+    uint32_t pending = 0;         // calls
+  };
+  /// Calls of a message that are posted ahead.
+  static constexpr int kCallsAhead = 8;
 
   // ---- beginning ----
 
@@ -269,13 +291,42 @@ class MpiEngine final : public Engine {
       tag_mask_ = 2 * tag_mask_ + 1;
     rank_ = static_cast<uint32_t>(rank);
     world_ = static_cast<uint32_t>(size);
-    options_.largest_call =
-        std::clamp<uint64_t>(options_.largest_call, 4, uint64_t{1} << 30) / 4 * 4;
+    for (uint64_t* call : {&options_.largest_call, &options_.far_call})
+      *call = std::clamp<uint64_t>(*call, 4, uint64_t{1} << 30) / 4 * 4;
     reserve(4 * uint64_t{world_});
-    if (world_ > 1) {
+    hosts_ = std::make_shared<std::vector<uint64_t>>(world_);
+    if (world_ > 1 && find_hosts()) {
       piece_bytes_ = std::min(LargeSum::piece_bytes(world_), options_.largest_call);
       terms_ = std::make_shared_for_overwrite<uint8_t[]>(LargeSum::kAhead * world_ * piece_bytes_);
     }
+  }
+
+  /// Every rank's host, as a hash.
+  bool find_hosts() {
+    if (options_.host.empty()) {
+      std::array<char, MPI_MAX_PROCESSOR_NAME> name{};
+      int length = 0;
+      if (!good(MPI_Get_processor_name(name.data(), &length), "MPI_Get_processor_name"))
+        return false;
+      options_.host.assign(name.data(), static_cast<size_t>(length));
+    }
+    uint64_t own = 0xcbf29ce484222325U;  // FNV-1a
+    for (const char c : options_.host) own = (own ^ static_cast<uint8_t>(c)) * 0x100000001b3U;
+    (*hosts_)[rank_] = own;
+    keep_until_end(hosts_);
+    MPI_Request request = MPI_REQUEST_NULL;
+    if (!good(MPI_Iallgather(MPI_IN_PLACE, 0, MPI_UINT64_T, hosts_->data(), 1, MPI_UINT64_T, comm_,
+                             &request),
+              "MPI_Iallgather"))
+      return false;
+    if (complete(request, "MPI_Iallgather", end_of_patience())) return true;
+    keep_for_good();
+    return not_every_rank_came();
+  }
+  /// Bytes of a call.
+  [[nodiscard]] uint64_t call_to(uint32_t peer) const {
+    return (*hosts_)[peer] == (*hosts_)[rank_] ? options_.largest_call
+                                               : std::min(options_.far_call, options_.largest_call);
   }
 
   /// Under the launcher of another MPI library every process would be a world of its own.
@@ -302,14 +353,14 @@ class MpiEngine final : public Engine {
     MPI_Request request = MPI_REQUEST_NULL;
     joined_ = true;
     if (!good(MPI_Comm_idup(from, &comm_, &request), "MPI_Comm_idup")) return false;
-    if (!complete(request, "MPI_Comm_idup", end_of_patience())) {
-      die(Error{Errc::timed_out,
-                "mpi: not every rank made its engine within " +
-                    std::to_string(options_.timeout.count()) + " ms",
-                "look for the rank that stopped"});
-      return false;
-    }
-    return true;
+    return complete(request, "MPI_Comm_idup", end_of_patience()) || not_every_rank_came();
+  }
+  bool not_every_rank_came() {
+    die(Error{Errc::timed_out,
+              "mpi: not every rank made its engine within " +
+                  std::to_string(options_.timeout.count()) + " ms",
+              "look for the rank that stopped"});
+    return false;
   }
   [[nodiscard]] Deadline end_of_patience() const {
     return std::chrono::steady_clock::now() + options_.timeout;
@@ -350,11 +401,10 @@ class MpiEngine final : public Engine {
     statuses_.reserve(requests_.size() + more);
   }
 
-  /// All steps that may begin, in order. A message that is received in an unknown number of parts
-  /// holds up what comes behind it, which could have its tag; so does a large sum while its terms
-  /// are exchanged.
+  /// All steps that may begin, in order. A message of which there is more to post holds up what has
+  /// its tag and everything behind it; so does a large sum while its terms are exchanged.
   void issue() {
-    while (next_ <= last_ && unknown_ == 0 && large_.job == 0 && status_) {
+    while (next_ <= last_ && large_.job == 0 && status_) {
       Job* const found = find(next_);
       if (found == nullptr || found->issued == found->count) {  // none: it has been waited for
         ++next_;
@@ -362,9 +412,18 @@ class MpiEngine final : public Engine {
       }
       Job& job = *found;
       const Step& step = job.steps[job.issued];
+      if (held_up(tag_of(step))) return;
       step.kind == StepKind::all_reduce ? issue_sum(job, step) : issue_messages(job, step);
       if (status_) ++job.issued;
     }
+  }
+
+  [[nodiscard]] int tag_of(const Step& step) const {
+    return static_cast<int>(step.tag & tag_mask_);
+  }
+  [[nodiscard]] bool held_up(int tag) const {
+    return std::any_of(streams_.begin(), streams_.end(),
+                       [tag](const Stream& s) { return s.open && s.part.tag == tag; });
   }
 
   void issue_sum(Job& job, const Step& step) {
@@ -448,17 +507,16 @@ class MpiEngine final : public Engine {
     });
   }
   void post(Job& job, Kind kind, uint32_t peer, Range range, uint64_t number, bool term) {
-    if (range.bytes == 0 || !status_) return;
-    if (term) ++large_.pending_of(number);
-    const Part part{.kind = kind,
-                    .peer = static_cast<int>(peer),
-                    .tag = static_cast<int>(large_.sum.step().tag & tag_mask_),
-                    .term = term,
-                    .piece = number};
-    if (kind == Kind::send) {
-      send_part(job, part, range.at, range.bytes);
-    } else {
-      receive_part(job, part, range.at, range.bytes);
+    Part part{.kind = kind,
+              .peer = static_cast<int>(peer),
+              .tag = tag_of(large_.sum.step()),
+              .at = range.at,
+              .term = term,
+              .piece = number};
+    const uint64_t call = call_to(peer);
+    for (uint64_t done = 0; done < range.bytes && status_; done += call, part.at += call) {
+      if (term) ++large_.pending_of(number);
+      post_part(job, part, std::min(call, range.bytes - done));
     }
   }
   /// Everybody begins with another one.
@@ -470,7 +528,7 @@ class MpiEngine final : public Engine {
   // ---- messages ----
 
   void issue_messages(Job& job, const Step& step) {
-    const auto tag = static_cast<int>(step.tag & tag_mask_);
+    const int tag = tag_of(step);
     if (step.kind == StepKind::messages) {
       for (const Message& m : step.messages)
         receive(job, m.peer, tag, m.recv, m.recv_room, step.short_sends);
@@ -497,40 +555,56 @@ class MpiEngine final : public Engine {
   void send(Job& job, uint32_t peer, int tag, const uint8_t* data, uint64_t bytes,
             bool short_sends) {
     if (bytes == 0) return;
-    const uint64_t most = options_.largest_call;
-    for (uint64_t done = 0; status_ && (done < bytes || (short_sends && done == bytes));
-         done += most) {
-      send_part(job, {.kind = Kind::send, .peer = static_cast<int>(peer), .tag = tag}, data + done,
-                std::min(most, bytes - done));
-    }
+    post_parts(job,
+               {.kind = Kind::send,
+                .peer = static_cast<int>(peer),
+                .tag = tag,
+                .at = const_cast<uint8_t*>(data)},
+               bytes, short_sends);
   }
-  void send_part(Job& job, const Part& part, const uint8_t* data, uint64_t bytes) {
-    MPI_Request* request = add_request(job, part);
-    good(MPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, part.peer, part.tag, comm_, request),
-         doing(part.kind), part.peer);
-  }
-
   void receive(Job& job, uint32_t peer, int tag, uint8_t* data, uint64_t room, bool short_sends) {
     if (room == 0) return;
-    const uint64_t most = options_.largest_call;
-    Part part{.peer = static_cast<int>(peer), .tag = tag};
-    if (short_sends) {
-      part.kind = Kind::receive_short;
-      part.unknown = room >= most;
-      if (part.unknown) ++unknown_;
-      return receive_part(job, part, data, room);
-    }
-    part.kind = Kind::receive;
-    for (uint64_t done = 0; done < room && status_; done += most)
-      receive_part(job, part, data + done, std::min(most, room - done));
+    post_parts(job,
+               {.kind = short_sends ? Kind::receive_short : Kind::receive,
+                .peer = static_cast<int>(peer),
+                .tag = tag,
+                .at = data},
+               room, short_sends);
   }
-  void receive_part(Job& job, Part part, uint8_t* data, uint64_t room) {
-    part.at = data;
-    part.room = room;
-    part.bytes = std::min(room, options_.largest_call);
+  void post_parts(Job& job, Part part, uint64_t bytes, bool short_sends) {
+    const uint64_t call = call_to(static_cast<uint32_t>(part.peer));
+    if (bytes < call || (bytes == call && !short_sends)) return post_part(job, part, bytes);
+    part.job = job.number;
+    part.stream = static_cast<size_t>(
+        std::find_if(streams_.begin(), streams_.end(),
+                     [](const Stream& s) { return !s.open && s.pending == 0; }) -
+        streams_.begin());
+    if (part.stream == streams_.size()) streams_.emplace_back();
+    streams_[part.stream] = {
+        .part = part, .call = call, .left = bytes, .ends_short = short_sends, .open = true};
+    // How many parts are received in all, only what they hold will tell.
+    const int ahead = part.kind == Kind::receive_short ? 1 : kCallsAhead;
+    for (int i = 0; i < ahead; ++i) post_next(job, part.stream);
+  }
+  /// Where nothing is left, nothing.
+  void post_next(Job& job, size_t number) {
+    Stream& stream = streams_[number];
+    if (!stream.open || !status_) return;
+    const uint64_t bytes = std::min(stream.left, stream.call);
+    const Part part = stream.part;
+    stream.part.at += bytes;
+    stream.left -= bytes;
+    if (stream.left == 0 && (bytes < stream.call || !stream.ends_short)) stream.open = false;
+    ++stream.pending;
+    post_part(job, part, bytes);
+  }
+  void post_part(Job& job, Part part, uint64_t bytes) {
+    part.bytes = bytes;
     MPI_Request* request = add_request(job, part);
-    good(MPI_Irecv(data, static_cast<int>(part.bytes), MPI_BYTE, part.peer, part.tag, comm_,
-                   request),
+    const int count = static_cast<int>(bytes);
+    good(part.kind == Kind::send
+             ? MPI_Isend(part.at, count, MPI_BYTE, part.peer, part.tag, comm_, request)
+             : MPI_Irecv(part.at, count, MPI_BYTE, part.peer, part.tag, comm_, request),
          doing(part.kind), part.peer);
   }
 
@@ -622,11 +696,12 @@ class MpiEngine final : public Engine {
                              std::to_string(part.bytes),
                          "issue the same steps in the same order on all ranks"});
       }
-      if (part.unknown && arrived == options_.largest_call) {
-        receive_part(job, part, part.at + arrived, part.room - arrived);
-      } else if (part.unknown) {
-        --unknown_;
-      }
+      if (part.kind == Kind::receive_short && part.stream != kNoStream && arrived < part.bytes)
+        streams_[part.stream].open = false;  // that was the last one
+    }
+    if (part.stream != kNoStream) {
+      --streams_[part.stream].pending;
+      post_next(job, part.stream);
     }
     --job.pending;
     if (part.term && --large_.pending_of(part.piece) == 0) go_on_with_large();
@@ -785,9 +860,10 @@ class MpiEngine final : public Engine {
   uint64_t last_ = 0;  // started
   uint64_t next_ = 1;  // not all of its steps have been issued
   Large large_;
+  std::shared_ptr<std::vector<uint64_t>> hosts_;  // by rank
   uint64_t piece_bytes_ = 0;
   std::shared_ptr<uint8_t[]> terms_;
-  uint64_t unknown_ = 0;  // messages of which it is not known how many parts are still to come
+  std::vector<Stream> streams_;
   std::vector<MPI_Request> requests_;
   std::vector<Part> parts_;
   std::vector<int> done_;
