@@ -322,6 +322,37 @@ int other_tag(Engine& engine, const Arguments& arguments) {
   return 0;
 }
 
+/// Rank 1 begins to receive a message whose calls are all posted at once, and a longer one, which
+/// rank 0 does not send before the first has been waited for.
+int places(Engine& engine, const Arguments& arguments) {
+  const bool receives = engine.rank() == 1;
+  const uint32_t peer = 1 - engine.rank();
+  std::vector<uint8_t> first(4096, receives ? 0 : 7), second(12288, receives ? 0 : 8), go(1);
+  const auto message = [&](std::vector<uint8_t>& bytes, bool in) {
+    return in ? Message{peer, nullptr, 0, bytes.data(), bytes.size()}
+              : Message{peer, bytes.data(), bytes.size(), nullptr, 0};
+  };
+  const std::array<Message, 3> messages{message(first, receives), message(second, receives),
+                                        message(go, !receives)};
+  std::array<Step, 3> steps;
+  for (uint32_t i = 0; i < 3; ++i)
+    steps[i] = {.kind = StepKind::messages, .tag = i + 1, .messages = {&messages[i], 1}};
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(5);
+  std::vector<Ticket> tickets{*engine.start({steps.data(), 1})};
+  if (receives) tickets.push_back(*engine.start({&steps[1], 1}));
+  Json line{{"first", error_json(engine.wait(tickets[0], deadline))}};
+  if (const auto told = engine.start({&steps[2], 1}); told)
+    line["told"] = error_json(engine.wait(*told, deadline));
+  if (!receives) {
+    if (const auto more = engine.start({&steps[1], 1}); more) tickets.push_back(*more);
+  }
+  if (tickets.size() == 2) line["second"] = error_json(engine.wait(tickets[1], deadline));
+  line["right"] =
+      first == std::vector<uint8_t>(4096, 7) && second == std::vector<uint8_t>(12288, 8);
+  report(arguments, engine, line);
+  return 0;
+}
+
 /// Rank 0 begins to receive what no library sends unasked, and does not wait for it before rank 1,
 /// which waits for its send, has reported.
 int between(Engine& engine, const Arguments& arguments) {
@@ -537,6 +568,7 @@ int main(int argc, char** argv) {
   if (mode == "create") return create(engine, arguments);
   if (mode == "one_tag") return one_tag(engine, arguments);
   if (mode == "sizes") return sizes(engine, arguments);
+  if (mode == "places") return places(engine, arguments);
   if (mode == "other_tag") return other_tag(engine, arguments);
   if (mode == "between") return between(engine, arguments);
   if (mode == "mismatch") return mismatch(engine, arguments);

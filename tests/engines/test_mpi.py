@@ -169,6 +169,14 @@ def test_a_message_in_parts_holds_up_no_other_tag(tmp_path, library):
 
 
 @pytest.mark.parametrize("library", [OPENMPI, MPICH])
+def test_a_message_ends_with_its_own_calls(tmp_path, library):
+    need(library)
+    job = Job(tmp_path, library, 2, "mode=places", "largest_call=512", "reports=2")
+    assert [line["first"]["code"] for line in job.ranks] == ["ok"] * 2, job.output
+    assert [line["right"] for line in job.ranks] == [True] * 2
+
+
+@pytest.mark.parametrize("library", [OPENMPI, MPICH])
 def test_messages_move_between_start_and_wait(tmp_path, library):
     need(library)
     job = Job(tmp_path, library, 2, "mode=between", "reports=2")
