@@ -160,6 +160,20 @@ def windows(cells: dict) -> list[list[str]]:
     return rows
 
 
+def why_windows(cells: dict) -> list[str]:
+    """Where the wire takes much longer than its rate allows."""
+    found = []
+    for spec in ("int8", "3lc"):
+        cell = cells[f"window-{spec}"]
+        if cell is None:
+            continue
+        shaped = cell["window 2"]["sent"] * 8 / int(cell["rate"].removesuffix("mbit"))
+        if cell["window 2"]["wire"] > 2 * shaped:
+            found += ["", wrapped(f"At {cell['rate']} `{spec}` would take {milliseconds(shaped / 1e6)} ms of the wire: what it takes is work of the same two cores, which "
+                                  "encode and decode as well, so nothing is left that could overlap.")]
+    return found
+
+
 def longs(cells: dict) -> list[list[str]]:
     rows = []
     for name in ("openmpi", "gloo"):
@@ -243,7 +257,7 @@ def page(cells: dict) -> str:
         "## Two exchanges in flight", "",
         wrapped("32 MiB in parts of 4 MiB over Gloo, two hosts, at the rate at which the wire takes as long as the codec. Bars: a call "
                 "with window 2 takes at most 1.25 times the longer of wire and codec, and at most 1.02 of a call with window 1."), "",
-        table(WINDOWS, windows(cells)), "",
+        table(WINDOWS, windows(cells)), *why_windows(cells), "",
         "## A slow network from C++", "",
         "64 MiB on four hosts at 100 Mbit/s, against the engine's all-reduce.", "",
         table(LONG, longs(cells), left=2), "",
