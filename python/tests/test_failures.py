@@ -391,6 +391,32 @@ def test_a_failure_is_written_before_connections_are_closed_because_of_it(pools)
     assert results[0][2] == [[], []]
 
 
+def test_all_connections_are_closed_though_one_breaks_meanwhile():
+    """Rank 0 closes its own after rank 2 has looked and before it waits: that closes no other."""
+    from laconic.faults import Faults
+
+    waited = []
+
+    class Work:
+        def __init__(self, peer):
+            self.peer = peer
+
+        def wait(self, _timeout):
+            waited.append(self.peer)
+            raise RuntimeError("connection closed by peer" if self.peer == 0 else "timed out")
+
+    class Group:
+        def recv(self, _tensors, peer, _tag):
+            if 1 in waited:
+                raise RuntimeError("all have been closed")
+            return Work(peer)
+
+    faults = Faults.__new__(Faults)
+    faults.world, faults.rank, faults.group = 4, 2, Group()
+    faults._tear_down()
+    assert waited == [0, 1] and faults._broken() == [0, 1, 3]
+
+
 def test_a_rank_that_hangs_is_noticed_within_the_groups_timeout():
     import signal
     import time

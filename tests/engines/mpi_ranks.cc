@@ -26,8 +26,8 @@
 namespace laconic::test {
 namespace {
 
-/// What an engine calls of MPI for sums and at its end, what it sends and where it receives, and for
-/// how many seconds MPI_Finalize finds that nothing has been called.
+/// What an engine calls of MPI for sums and at its end, what it sends and where it receives, and
+/// for how many seconds MPI_Finalize finds that nothing has been called.
 struct Calls {
   std::vector<std::string> names;
   std::vector<void*> rooms;              // of receives

@@ -201,7 +201,8 @@ class MpiEngine final : public Engine {
     bool term = false;  // counted in Large::pending, for this piece:
     uint64_t piece = 0;
   };
-  /// A message that is more than a call. Until its last part is posted it holds up what has its tag.
+  /// A message that is more than a call. Until its last part is posted it holds up what has its
+  /// tag.
   struct Stream {
     Part part;                    // of each of its calls
     uint64_t call = 0, left = 0;  // bytes: of a call, of what has not been posted
