@@ -171,9 +171,10 @@ def test_a_message_in_parts_holds_up_no_other_tag(tmp_path, library):
 @pytest.mark.parametrize("library", [OPENMPI, MPICH])
 def test_a_message_ends_with_its_own_calls(tmp_path, library):
     need(library)
-    job = Job(tmp_path, library, 2, "mode=places", "largest_call=512", "reports=2")
+    job = Job(tmp_path, library, 2, "mode=places", "largest_call=512", "background=0", "reports=2")
     assert [line["first"]["code"] for line in job.ranks] == ["ok"] * 2, job.output
     assert [line["right"] for line in job.ranks] == [True] * 2
+    assert [line["ahead"] for line in job.ranks] == [8] * 2  # of 24
 
 
 @pytest.mark.parametrize("library", [OPENMPI, MPICH])
@@ -238,6 +239,15 @@ def test_a_session_in_a_process_that_nobody_launched(tmp_path):
         (found,) = tmp_path.glob(f"{library}.*")
         line = json.loads(found.read_text())
         assert (line["world"], line["average"]["code"]) == (1, "ok")
+
+
+@pytest.mark.parametrize("call", ["MPI_Comm_idup", "MPI_Iallgather"])
+@pytest.mark.parametrize("library", [OPENMPI, MPICH])
+def test_an_engine_does_not_wait_for_ever_for_a_rank_that_does_not_come(tmp_path, library, call):
+    need(library)
+    job = Job(tmp_path, library, 2, "mode=create", f"stops_at={call}", "timeout=300", limit=20)
+    (line,) = job.ranks
+    assert line["create"] == line["status"] == {"code": "timed_out", "message": "mpi: not every rank made its engine within 300 ms"}, job.output
 
 
 @pytest.mark.parametrize("through_plugin", [False, True])

@@ -71,7 +71,7 @@ def test_a_ranking_that_differs_is_named_and_a_near_tie_is_not(cells):
 def test_a_wire_that_its_rate_does_not_bind_is_named(cells):
     assert "work of the same two cores" not in engines_page.page(cells)  # 6.4 of 10 ms
     cells["window-int8"]["rate"] = "1000mbit"
-    assert "At 1000mbit `int8` would take 3.2 ms of the wire: what it takes is work of the same two cores" in " ".join(engines_page.page(cells).split())
+    assert "By its rate the wire would take 3.2 ms for `int8`: the rest is work of the same two cores" in " ".join(engines_page.page(cells).split())
 
 
 def test_what_was_not_measured_is_named(cells):

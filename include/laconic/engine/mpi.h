@@ -33,6 +33,7 @@
 
 #include "laconic/dtype.h"
 #include "laconic/engine.h"
+#include "laconic/engine/cut_messages.h"
 #include "laconic/engine/large_sum.h"
 #include "laconic/engine/names_of.h"
 #include "laconic/error.h"
@@ -175,6 +176,7 @@ class MpiEngine final : public Engine {
     [[nodiscard]] bool ended() const { return issued == count && pending == 0; }
   };
   enum class Kind : uint8_t { sum, send, receive, receive_short };
+  using CutMessages = detail::CutMessages;
   using LargeSum = detail::LargeSum;
   using Range = LargeSum::Range;
   /// One while its terms are exchanged. All ranks post the same messages in the same order, so tags
@@ -188,7 +190,6 @@ class MpiEngine final : public Engine {
       return pending[number % LargeSum::kAhead];
     }
   };
-  static constexpr size_t kNoStream = ~size_t{0};
   /// What a request is for; beside it in requests_.
   struct Part {
     uint64_t job = 0;
@@ -197,18 +198,9 @@ class MpiEngine final : public Engine {
     int tag = 0;
     uint8_t* at = nullptr;
     uint64_t bytes = 0;  // exactly, or of receive_short the room
-    size_t stream = kNoStream;
+    size_t message = CutMessages::kNone;
     bool term = false;  // counted in Large::pending, for this piece:
     uint64_t piece = 0;
-  };
-  /// A message that is more than a call. Until its last part is posted it holds up what has its
-  /// tag.
-  struct Stream {
-    Part part;                    // of each of its calls
-    uint64_t call = 0, left = 0;  // bytes: of a call, of what has not been posted
-    bool ends_short = false;      // with a part that is not full, be it empty
-    bool open = false;            // there is more to post
-    uint32_t pending = 0;         // calls
   };
   /// Calls of a message that are posted ahead.
   static constexpr int kCallsAhead = 8;
@@ -402,8 +394,8 @@ class MpiEngine final : public Engine {
     statuses_.reserve(requests_.size() + more);
   }
 
-  /// All steps that may begin, in order. A message of which there is more to post holds up what has
-  /// its tag and everything behind it; so does a large sum while its terms are exchanged.
+  /// All steps that may begin, in order. A message of which calls are to come holds up what has its
+  /// tag, and everything behind that; so does a large sum while its terms are exchanged.
   void issue() {
     while (next_ <= last_ && large_.job == 0 && status_) {
       Job* const found = find(next_);
@@ -413,7 +405,7 @@ class MpiEngine final : public Engine {
       }
       Job& job = *found;
       const Step& step = job.steps[job.issued];
-      if (held_up(tag_of(step))) return;
+      if (messages_.hold_up(tag_of(step))) return;
       step.kind == StepKind::all_reduce ? issue_sum(job, step) : issue_messages(job, step);
       if (status_) ++job.issued;
     }
@@ -421,10 +413,6 @@ class MpiEngine final : public Engine {
 
   [[nodiscard]] int tag_of(const Step& step) const {
     return static_cast<int>(step.tag & tag_mask_);
-  }
-  [[nodiscard]] bool held_up(int tag) const {
-    return std::any_of(streams_.begin(), streams_.end(),
-                       [tag](const Stream& s) { return s.open && s.part.tag == tag; });
   }
 
   void issue_sum(Job& job, const Step& step) {
@@ -529,75 +517,45 @@ class MpiEngine final : public Engine {
   // ---- messages ----
 
   void issue_messages(Job& job, const Step& step) {
-    const int tag = tag_of(step);
     if (step.kind == StepKind::messages) {
-      for (const Message& m : step.messages)
-        receive(job, m.peer, tag, m.recv, m.recv_room, step.short_sends);
-      for (const Message& m : step.messages)
-        send(job, m.peer, tag, m.send, m.send_bytes, step.short_sends);
+      for (const Message& m : step.messages) receive(job, step, m.peer, m.recv, m.recv_room);
+      for (const Message& m : step.messages) send(job, step, m.peer, m.send, m.send_bytes);
       return;
     }
-    for (uint32_t i = 1; i < world_; ++i) {
-      const uint32_t peer = (rank_ + world_ - i) % world_;
-      receive(job, peer, tag, step.recv + step.recv_offsets[peer], step.recv_counts[peer],
-              step.short_sends);
-    }
-    for (uint32_t i = 1; i < world_; ++i) {
-      const uint32_t peer = (rank_ + i) % world_;
-      send(job, peer, tag, step.send + step.send_offsets[peer], step.send_counts[peer],
-           step.short_sends);
-    }
+    for_peers([&](uint32_t before, uint32_t) {
+      receive(job, step, before, step.recv + step.recv_offsets[before], step.recv_counts[before]);
+    });
+    for_peers([&](uint32_t, uint32_t behind) {
+      send(job, step, behind, step.send + step.send_offsets[behind], step.send_counts[behind]);
+    });
     const uint8_t* from = step.send + step.send_offsets[rank_];
     uint8_t* to = step.recv + step.recv_offsets[rank_];
     if (from != to && step.send_counts[rank_] != 0) std::memmove(to, from, step.send_counts[rank_]);
   }
-
+  void send(Job& job, const Step& step, uint32_t peer, const uint8_t* at, uint64_t bytes) {
+    exchange(job, step, Kind::send, peer, const_cast<uint8_t*>(at), bytes);
+  }
+  void receive(Job& job, const Step& step, uint32_t peer, uint8_t* at, uint64_t room) {
+    exchange(job, step, step.short_sends ? Kind::receive_short : Kind::receive, peer, at, room);
+  }
   /// Where lengths may differ, a message ends with the first part that is not full, be it empty.
-  void send(Job& job, uint32_t peer, int tag, const uint8_t* data, uint64_t bytes,
-            bool short_sends) {
+  void exchange(Job& job, const Step& step, Kind kind, uint32_t peer, uint8_t* at, uint64_t bytes) {
     if (bytes == 0) return;
-    post_parts(job,
-               {.kind = Kind::send,
-                .peer = static_cast<int>(peer),
-                .tag = tag,
-                .at = const_cast<uint8_t*>(data)},
-               bytes, short_sends);
-  }
-  void receive(Job& job, uint32_t peer, int tag, uint8_t* data, uint64_t room, bool short_sends) {
-    if (room == 0) return;
-    post_parts(job,
-               {.kind = short_sends ? Kind::receive_short : Kind::receive,
-                .peer = static_cast<int>(peer),
-                .tag = tag,
-                .at = data},
-               room, short_sends);
-  }
-  void post_parts(Job& job, Part part, uint64_t bytes, bool short_sends) {
-    const uint64_t call = call_to(static_cast<uint32_t>(part.peer));
-    if (bytes < call || (bytes == call && !short_sends)) return post_part(job, part, bytes);
-    part.job = job.number;
-    part.stream = static_cast<size_t>(
-        std::find_if(streams_.begin(), streams_.end(),
-                     [](const Stream& s) { return !s.open && s.pending == 0; }) -
-        streams_.begin());
-    if (part.stream == streams_.size()) streams_.emplace_back();
-    streams_[part.stream] = {
-        .part = part, .call = call, .left = bytes, .ends_short = short_sends, .open = true};
+    Part part{.kind = kind, .peer = static_cast<int>(peer), .tag = tag_of(step), .at = at};
+    const uint64_t call = call_to(peer);
+    if (bytes < call || (bytes == call && !step.short_sends)) return post_part(job, part, bytes);
+    part.message = messages_.add(part.tag, at, bytes, call, step.short_sends);
     // How many parts are received in all, only what they hold will tell.
-    const int ahead = part.kind == Kind::receive_short ? 1 : kCallsAhead;
-    for (int i = 0; i < ahead; ++i) post_next(job, part.stream);
+    const int ahead = kind == Kind::receive_short ? 1 : kCallsAhead;
+    for (int i = 0; i < ahead; ++i) post_next(job, part);
   }
-  /// Where nothing is left, nothing.
-  void post_next(Job& job, size_t number) {
-    Stream& stream = streams_[number];
-    if (!stream.open || !status_) return;
-    const uint64_t bytes = std::min(stream.left, stream.call);
-    const Part part = stream.part;
-    stream.part.at += bytes;
-    stream.left -= bytes;
-    if (stream.left == 0 && (bytes < stream.call || !stream.ends_short)) stream.open = false;
-    ++stream.pending;
-    post_part(job, part, bytes);
+  /// The next part of the same message, if there is one.
+  void post_next(Job& job, Part part) {
+    if (!status_) return;
+    const auto next = messages_.next(part.message);
+    if (!next) return;
+    part.at = next->at;
+    post_part(job, part, next->bytes);
   }
   void post_part(Job& job, Part part, uint64_t bytes) {
     part.bytes = bytes;
@@ -686,6 +644,7 @@ class MpiEngine final : public Engine {
   /// A part that has gone wrong stays pending: its job never ends.
   void ended_part(const Part& part, const MPI_Status& status) {
     Job& job = *find(part.job);
+    bool last = false;
     if (part.kind == Kind::receive || part.kind == Kind::receive_short) {
       int bytes = 0;
       MPI_Get_count(&status, MPI_BYTE, &bytes);
@@ -697,13 +656,10 @@ class MpiEngine final : public Engine {
                              std::to_string(part.bytes),
                          "issue the same steps in the same order on all ranks"});
       }
-      if (part.kind == Kind::receive_short && part.stream != kNoStream && arrived < part.bytes)
-        streams_[part.stream].open = false;  // that was the last one
+      last = part.kind == Kind::receive_short && arrived < part.bytes;
     }
-    if (part.stream != kNoStream) {
-      --streams_[part.stream].pending;
-      post_next(job, part.stream);
-    }
+    if (part.message != CutMessages::kNone && messages_.ended(part.message, last))
+      post_next(job, part);
     --job.pending;
     if (part.term && --large_.pending_of(part.piece) == 0) go_on_with_large();
   }
@@ -864,7 +820,7 @@ class MpiEngine final : public Engine {
   std::shared_ptr<std::vector<uint64_t>> hosts_;  // by rank
   uint64_t piece_bytes_ = 0;
   std::shared_ptr<uint8_t[]> terms_;
-  std::vector<Stream> streams_;
+  CutMessages messages_;
   std::vector<MPI_Request> requests_;
   std::vector<Part> parts_;
   std::vector<int> done_;
