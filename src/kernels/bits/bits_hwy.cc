@@ -4,6 +4,7 @@
 
 #include "kernels/bits/bits.h"
 
+#define HWY_WANT_AVX3_DL  // tables of bytes
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/bits/bits_hwy.cc"
 #include "kernels/core/simd.h"
@@ -11,6 +12,8 @@
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
 // helpers, once per target
+#include "kernels/bits/bits_gather-inl.h"
+#include "kernels/core/byte_table-inl.h"
 #include "kernels/core/stream-inl.h"
 
 #if LACONIC_SIMD_BODY
@@ -19,8 +22,6 @@ namespace laconic::kernels::HWY_NAMESPACE {
 
 constexpr bool kMaskRegisters = HWY_TARGET <= HWY_AVX3;  // targets count down as they grow
 
-using B = hn::ScalableTag<uint8_t>;
-using VB = hn::Vec<B>;
 using Mask = hn::Mask<F32>;
 
 constexpr size_t kLanes = HWY_MAX_BYTES / sizeof(float);
@@ -217,16 +218,8 @@ void keep_rest(const float* x, float* e, uint64_t n, BitsValues values) {
 constexpr uint64_t kBlock = 1024;
 /// In whole words of bits.
 constexpr uint64_t kStep = 64;
-/// Payloads whose bits fill a byte.
-constexpr uint32_t kGroup = 8;
 
 using V8 = hn::Vec<hn::Rebind<uint8_t, F32>>;
-
-HWY_INLINE hn::Mask<B> load_bits(const uint8_t* bits, uint64_t at) {
-  uint8_t bytes[8] = {};  // LoadMaskBits wants so many
-  std::memcpy(bytes, bits + at / 8, hn::MaxLanes(B()) / 8);
-  return hn::LoadMaskBits(B(), bytes);
-}
 
 /// index[i] = the bits of element at + i: bit t is that of term t.
 HWY_INLINE void gather_bits(const BitsTerm* terms, uint32_t count, uint64_t at, uint64_t n,
@@ -336,8 +329,8 @@ HWY_INLINE void add_terms(VF* sum, const Tables& tables, const uint8_t (*index)[
 
 /// Whole steps of 64 elements.
 template <Output kOutput>
-HWY_INLINE void decode_steps(float* HWY_RESTRICT out, const BitsTerm* terms, uint32_t count,
-                             uint64_t n) {
+HWY_INLINE void decode_one_by_one(float* HWY_RESTRICT out, const BitsTerm* terms, uint32_t count,
+                                  uint64_t n) {
   const F32 f;
   const hn::Rebind<uint8_t, F32> b;
   constexpr uint32_t kVectors = 4;
@@ -366,6 +359,68 @@ HWY_INLINE void decode_steps(float* HWY_RESTRICT out, const BitsTerm* terms, uin
       }
     }
   }
+}
+
+#if LACONIC_BYTE_TABLE
+/// Of as many elements a table of what bytes of bits stand for pays.
+constexpr uint64_t kTablePays = 512;
+
+/// What the first eight terms add, or as many as there are, by their bits.
+struct Sums {
+  alignas(64) float of[256] = {};
+  HWY_INLINE Sums(const BitsTerm* terms, uint32_t count) {
+    of[0] = terms[0].values.zero;
+    of[1] = terms[0].values.one;
+    for (uint32_t t = 1; t < count; ++t) {
+      const uint32_t half = 1U << t;
+      for (uint32_t i = 0; i < half; ++i) {
+        of[half + i] = of[i] + terms[t].values.one;
+        of[i] += terms[t].values.zero;
+      }
+    }
+  }
+};
+
+/// As decode_one_by_one(), of eight terms together, where there is nothing to add them to.
+template <Output kOutput>
+HWY_INLINE void decode_together(float* out, const BitsTerm* terms, uint32_t count, uint64_t n) {
+  const hn::Rebind<uint8_t, F32> b;
+  const uint32_t first = HWY_MIN(count, kGroup);
+  const Sums sums(terms, first);
+  const ByteTable low(sums.of), high(sums.of + 128);
+  Tables tables;
+  if (count > kGroup) fill_tables(terms, count, tables);
+  const auto bits_of = [&](uint32_t t) LACONIC_LAMBDA { return terms[t].bits; };
+  const auto others_of = [&](uint32_t t) LACONIC_LAMBDA { return terms[kGroup + t].bits; };
+  for_gathered(bits_of, first, n, [&](uint64_t i, __m512i gathered) LACONIC_LAMBDA {
+    __m512i words[4];
+    low.find_with(high, turn_words(gathered), words);
+    VF sum[4];
+    for (uint32_t v = 0; v < 4; ++v) sum[v] = VF{_mm512_castsi512_ps(words[v])};
+    if (count > kGroup) {
+      alignas(64) uint8_t others[64];
+      _mm512_store_si512(others, gather_64(others_of, count - kGroup, i));
+      for (uint32_t v = 0; v < 4; ++v) {
+        VU bits = hn::PromoteTo(U32(), hn::Load(b, others + 16 * v));
+        for (uint32_t t = kGroup; t < count; ++t) {
+          sum[v] = hn::Add(sum[v], pick(tables.pairs[t], bits));
+          bits = hn::ShiftRight<1>(bits);
+        }
+      }
+    }
+    for (uint32_t v = 0; v < 4; ++v) store_f32<kOutput>(sum[v], out + i + 16 * v);
+  });
+}
+#endif
+
+template <Output kOutput>
+HWY_INLINE void decode_steps(float* out, const BitsTerm* terms, uint32_t count, uint64_t n) {
+#if LACONIC_BYTE_TABLE
+  if (kOutput != Output::add && count > kTogether && n >= kTablePays) {
+    return decode_together<kOutput>(out, terms, count, n);
+  }
+#endif
+  decode_one_by_one<kOutput>(out, terms, count, n);
 }
 
 HWY_INLINE bool can_stream(const float* out) {
@@ -411,9 +466,39 @@ HWY_INLINE void count_block(const uint8_t* const* bits, uint32_t count, uint64_t
   }
 }
 
+#if LACONIC_BYTE_TABLE
+/// As vote_steps, of at most eight payloads, by a table of what a number of ones gives.
+template <Output kOutput>
+HWY_INLINE void vote_together(float* out, const uint8_t* const* bits, uint32_t count, float weight,
+                              uint64_t n) {
+  alignas(64) float result[128] = {};
+  for (uint32_t ones = 0; ones <= count; ++ones) {
+    result[ones] =
+        static_cast<float>(2 * static_cast<int32_t>(ones) - static_cast<int32_t>(count)) * weight;
+  }
+  const ByteTable table(result);
+  const auto bits_of = [&](uint32_t t) LACONIC_LAMBDA { return bits[t]; };
+  for_gathered(bits_of, count, n, [&](uint64_t i, __m512i gathered) LACONIC_LAMBDA {
+    __m512i words[4];
+    table.find(turn_words(_mm512_popcnt_epi8(gathered)), words);
+    for (uint32_t v = 0; v < 4; ++v) {
+      float* const to = out + i + 16 * v;
+      VF sum{_mm512_castsi512_ps(words[v])};
+      if constexpr (kOutput == Output::add) sum = hn::Add(hn::LoadU(F32(), to), sum);
+      store_f32<kOutput>(sum, to);
+    }
+  });
+}
+#endif
+
 template <Output kOutput>
 HWY_INLINE void vote_steps(float* HWY_RESTRICT out, const uint8_t* const* bits, uint32_t count,
                            float weight, uint64_t n) {
+#if LACONIC_BYTE_TABLE
+  if (count >= kGroup / 2 && count <= kGroup && n >= kTablePays) {
+    return vote_together<kOutput>(out, bits, count, weight, n);
+  }
+#endif
   const F32 f;
   const hn::Rebind<int8_t, F32> b;
   const VF factor = hn::Set(f, weight);

@@ -5,6 +5,7 @@
 #include "kernels/levels/levels_elements.h"
 #include "kernels/levels/tree.h"
 
+#define HWY_WANT_AVX3_DL  // tables of bytes
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/levels/levels_hwy.cc"
 #include "kernels/core/simd.h"
@@ -12,6 +13,7 @@
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
 // helpers, once per target
+#include "kernels/core/byte_table-inl.h"
 #include "kernels/core/philox-inl.h"
 #include "kernels/core/stream-inl.h"
 
@@ -200,12 +202,21 @@ HWY_INLINE VI codes_of(VF x, VF factor, VU r) {
   return hn::ShiftRight<kBits>(hn::Add(to_nearest(f), hn::BitCast(I32(), r)));
 }
 
+#if LACONIC_AVX512  // Highway 1.0.3 takes words for bytes in TruncateTo, on AVX3_DL
+HWY_INLINE void store_codes(VI v, int8_t* to) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(v.raw));
+}
+HWY_INLINE void store_codes(VI v, int16_t* to) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtepi32_epi16(v.raw));
+}
+#else
 HWY_INLINE void store_codes(VI v, int8_t* to) {
   hn::StoreU(hn::TruncateTo(D8(), hn::BitCast(U32(), v)), D8(), reinterpret_cast<uint8_t*>(to));
 }
 HWY_INLINE void store_codes(VI v, int16_t* to) {
   hn::StoreU(hn::TruncateTo(D16(), hn::BitCast(U32(), v)), D16(), reinterpret_cast<uint16_t*>(to));
 }
+#endif
 
 /// Random bits, element by element, of the last group that was needed so.
 struct GroupCache {
@@ -743,18 +754,71 @@ HWY_INLINE VI tree_codes(VF x, VF inverse) {
 #endif
 }
 
+#if LACONIC_BYTE_TABLE
+/// By pieces: a gather costs Zen 5 two cycles an element.
+class TreeSearch {
+ public:
+  HWY_INLINE TreeSearch() : bounds_(kTreePieces.next_bound.data()) {
+    octaves_[0] = _mm512_load_si512(kTreePieces.octave.data());
+    octaves_[1] = _mm512_load_si512(kTreePieces.octave.data() + 16);
+    offset_ = _mm512_load_ps(kTreePieces.offset.data());
+    slope_ = _mm512_load_ps(kTreePieces.slope.data());
+  }
+  /// Signed codes of 64 elements.
+  HWY_INLINE __m512i codes(const float* x, VF inverse) const {
+    __m512i y[4], bits[4], index[4], bound[4];
+    for (uint32_t v = 0; v < 4; ++v) {
+      y[v] = _mm512_castps_si512(_mm512_mul_ps(_mm512_loadu_ps(x + 16 * v), inverse.raw));
+      const __m512i magnitude = _mm512_and_si512(y[v], _mm512_set1_epi32(0x7FFFFFFF));
+      bits[v] = _mm512_max_epi32(magnitude, _mm512_set1_epi32(kTreeLow));
+      index[v] = floor_of(bits[v]);
+    }
+    bounds_.find(pack_words(index), bound);
+    __m512i code[4];
+    for (uint32_t v = 0; v < 4; ++v) {
+      const __mmask16 next = _mm512_cmpge_epi32_mask(bits[v], bound[v]);
+      index[v] = _mm512_mask_add_epi32(index[v], next, index[v], _mm512_set1_epi32(1));
+      const __mmask16 negative = _mm512_movepi32_mask(y[v]);
+      code[v] = _mm512_mask_sub_epi32(index[v], negative, _mm512_setzero_si512(), index[v]);
+    }
+    const __m512i bytes = _mm512_packs_epi16(_mm512_packs_epi32(code[0], code[1]),
+                                             _mm512_packs_epi32(code[2], code[3]));
+    return turn_words(bytes);
+  }
+
+ private:
+  HWY_INLINE __m512i floor_of(__m512i bits) const {
+    const __m512i octave =
+        _mm512_permutex2var_epi32(octaves_[0], _mm512_srli_epi32(bits, 23), octaves_[1]);
+    const __m512i piece = _mm512_srli_epi32(_mm512_add_epi32(octave, bits), 24);
+    const __m512 offset = _mm512_permutexvar_ps(piece, offset_);
+    const __m512 slope = _mm512_permutexvar_ps(piece, slope_);
+    return _mm512_cvttps_epi32(_mm512_fmadd_ps(slope, _mm512_castsi512_ps(bits), offset));
+  }
+
+  __m512i octaves_[2];
+  __m512 offset_, slope_;
+  ByteTable bounds_;
+};
+#endif
+
 void tree_encode(const float* x, uint64_t n, float inverse, void* data) {
   const VF factor = hn::Set(F32(), inverse);
   auto* const codes = static_cast<int8_t*>(data);
   const size_t lanes = lanes32();
+#if LACONIC_BYTE_TABLE
+  const TreeSearch bins;
+#endif
   in_turns(
       0, n,
       [&](uint64_t i) LACONIC_LAMBDA {
         prefetch_span(x + i, 4 * lanes * sizeof(float));
-        const auto part = [&](uint64_t k) LACONIC_LAMBDA {
+        [[maybe_unused]] const auto part = [&](uint64_t k) LACONIC_LAMBDA {
           return tree_codes(load_f32(x, i + k * lanes), factor).raw;
         };
-#if LACONIC_AVX512
+#if LACONIC_BYTE_TABLE
+        _mm512_storeu_si512(codes + i, bins.codes(x + i, factor));
+#elif LACONIC_AVX512
         const __m512i words = _mm512_packs_epi16(_mm512_packs_epi32(part(0), part(1)),
                                                  _mm512_packs_epi32(part(2), part(3)));
         const __m512i order =
@@ -807,9 +871,57 @@ HWY_INLINE VF tree_values(const TreeTerm& term, uint64_t i) {
   return hn::Xor(value, hn::BitCast(F32(), sign));
 }
 
+#if LACONIC_BYTE_TABLE
+/// What 64 codes from i on add.
+HWY_INLINE void tree_values_64(const ByteTable& table, const TreeTerm& term, uint64_t i,
+                               VF values[4]) {
+  const __m512i codes = turn_words(_mm512_loadu_si512(static_cast<const uint8_t*>(term.codes) + i));
+  const __m512i signs = _mm512_and_si512(codes, _mm512_set1_epi8(static_cast<char>(0x80)));
+  __m512i words[4];
+  table.find(_mm512_abs_epi8(codes), ~__mmask64{0}, signs, words);
+  for (uint32_t v = 0; v < 4; ++v) values[v] = VF{_mm512_castsi512_ps(words[v])};
+}
+
+template <Output kOutput>
+HWY_INLINE uint64_t add_trees(float* out, const TreeTerm* terms, uint32_t count, uint64_t begin,
+                              uint64_t end) {
+  ByteTable tables[kLevelTerms];
+  for (uint32_t t = 0; t < count; ++t) tables[t] = ByteTable(terms[t].value);
+  uint64_t i = begin;
+  for (; i + 64 <= end; i += 64) {
+    VF sum[4], more[4];
+    tree_values_64(tables[0], terms[0], i, sum);
+    if constexpr (kOutput == Output::add) {
+      prefetch_span(out + i, 64 * sizeof(float));
+      for (uint32_t v = 0; v < 4; ++v) sum[v] = hn::Add(load_f32(out, i + 16 * v), sum[v]);
+    }
+    for (uint32_t t = 1; t < count; ++t) {
+      tree_values_64(tables[t], terms[t], i, more);
+      for (uint32_t v = 0; v < 4; ++v) sum[v] = hn::Add(sum[v], more[v]);
+    }
+    for (uint32_t v = 0; v < 4; ++v) store_f32<kOutput>(sum[v], out + i + 16 * v);
+  }
+  return i;
+}
+#endif
+
 void tree_decode(float* out, Output output, const TreeTerm* terms, uint32_t count, uint64_t begin,
                  uint64_t end) {
   uint64_t i = begin;
+#if LACONIC_BYTE_TABLE
+  if (count > 0 && end - begin >= 256) {
+    const bool aligned = reinterpret_cast<uintptr_t>(out + begin) % 64 == 0;
+    if (output == Output::add) {
+      i = add_trees<Output::add>(out, terms, count, begin, end);
+    } else if (output == Output::stream && aligned) {
+      i = add_trees<Output::stream>(out, terms, count, begin, end);
+      hwy::FlushStream();
+    } else {
+      i = add_trees<Output::set>(out, terms, count, begin, end);
+    }
+    begin = i;
+  }
+#endif
   if (count > 0) {
     i = sum_terms(out, output, terms, count, begin, end,
                   [](const TreeTerm& term, uint64_t k)

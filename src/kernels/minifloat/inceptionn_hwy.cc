@@ -5,6 +5,7 @@
 #include "kernels/minifloat/inceptionn.h"
 #include "kernels/minifloat/inceptionn_elements.h"
 
+#define HWY_WANT_AVX3_DL  // tables of bytes, and bytes that are moved apart
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/minifloat/inceptionn_hwy.cc"
 #include "kernels/core/simd.h"
@@ -12,6 +13,7 @@
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
 // helpers, once per target
+#include "kernels/core/byte_table-inl.h"
 #include "kernels/core/stream-inl.h"
 
 #if LACONIC_SIMD_BODY
@@ -35,9 +37,24 @@ bool all_finite(const void* values, uint64_t n) {
 
 /// inceptionn_count, with this target's instruction for it.
 InceptionnCounts count(const uint8_t* tags, uint64_t n) {
-  uint64_t full = 0, low = 0, high = 0;
+  uint64_t full = 0, low = 0, high = 0, begin = 0;
   const uint64_t whole = n / 32 * 32;
-  for (uint64_t i = 0; i < whole; i += 32) {
+#if LACONIC_BYTE_TABLE  // and words are counted in vectors
+  const __m512i ones = _mm512_set1_epi64(0x5555555555555555);
+  __m512i fulls = _mm512_setzero_si512(), lows = fulls, highs = fulls;
+  for (; begin + 256 <= whole; begin += 256) {
+    const __m512i words = _mm512_loadu_si512(tags + begin / 4);
+    const __m512i even = _mm512_and_si512(words, ones);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi64(words, 1), ones);
+    fulls = _mm512_add_epi64(fulls, _mm512_popcnt_epi64(_mm512_and_si512(even, odd)));
+    lows = _mm512_add_epi64(lows, _mm512_popcnt_epi64(even));
+    highs = _mm512_add_epi64(highs, _mm512_popcnt_epi64(odd));
+  }
+  full = static_cast<uint64_t>(_mm512_reduce_add_epi64(fulls));
+  low = static_cast<uint64_t>(_mm512_reduce_add_epi64(lows));
+  high = static_cast<uint64_t>(_mm512_reduce_add_epi64(highs));
+#endif
+  for (uint64_t i = begin; i < whole; i += 32) {
     const auto word = at<uint64_t>(tags + i / 4, 0);
     const uint64_t odd = word >> 1 & 0x5555555555555555U, even = word & 0x5555555555555555U;
     full += static_cast<uint64_t>(__builtin_popcountll(odd & even));
@@ -165,16 +182,48 @@ void pack(const float* x, uint64_t n, const InceptionnForm& form, InceptionnOut 
   inceptionn_pack(x + i, n - i, form, to);
 }
 
-template <Output kOutput>
-HWY_INLINE void unpack_as(const uint8_t* tags, uint64_t n, const InceptionnForm& form,
-                          InceptionnIn* from, float w, float* out) {
-  InceptionnIn in = *from;
-  const __m512 weight = _mm512_set1_ps(w);
-  const __m512 step = _mm512_set1_ps(form.byte_step), bias = _mm512_set1_ps(0.5F);
-  const __m512i sign_bit = _mm512_set1_epi32(static_cast<int>(0x80000000U));
-  uint64_t i = 0;
-  for (; i + 16 <= n; i += 16) {
-    const auto word = at<uint32_t>(tags + i / 4, 0);
+#if LACONIC_BYTE_TABLE
+/// In byte k, how many of the bits below 8·(k + 1) are set.
+HWY_INLINE uint64_t counts_up_to(uint64_t bits) {
+  uint64_t x = bits - (bits >> 1 & 0x5555555555555555U);
+  x = (x & 0x3333333333333333U) + (x >> 2 & 0x3333333333333333U);
+  x = (x + (x >> 4)) & 0x0F0F0F0F0F0F0F0FU;
+  return x * 0x0101010101010101U;
+}
+
+/// In byte i, how many of the bits below i are set, if bit i is; byte k of `before` counts those
+/// below 8·k. For VPEXPANDB, which takes Zen 5 five cycles and more.
+HWY_INLINE __m512i places_of(uint64_t bits, uint64_t before) {
+  const __m512i eights =
+      _mm512_setr_epi32(0x00000000, 0x00000000, 0x01010101, 0x01010101, 0x02020202, 0x02020202,
+                        0x03030303, 0x03030303, 0x04040404, 0x04040404, 0x05050505, 0x05050505,
+                        0x06060606, 0x06060606, 0x07070707, 0x07070707);
+  __m512i x = _mm512_maskz_mov_epi8(bits, _mm512_set1_epi8(1));
+  x = _mm512_add_epi8(x, _mm512_slli_epi64(x, 8));
+  x = _mm512_add_epi8(x, _mm512_slli_epi64(x, 16));
+  x = _mm512_add_epi8(x, _mm512_slli_epi64(x, 32));
+  const __m512i base = _mm512_shuffle_epi8(_mm512_set1_epi64(static_cast<int64_t>(before)), eights);
+  return _mm512_add_epi8(_mm512_add_epi8(x, base), _mm512_set1_epi8(-1));
+}
+#endif
+
+struct Unpack {
+  const InceptionnForm& form;
+  __m512 weight;
+
+  HWY_INLINE Unpack(const InceptionnForm& f, float w) : form(f), weight(_mm512_set1_ps(w)) {}
+
+  template <Output kOutput>
+  HWY_INLINE void put(__m512 product, float* out) const {
+    if constexpr (kOutput == Output::add) product = _mm512_add_ps(_mm512_loadu_ps(out), product);
+    store_f32<kOutput>(VF{product}, out);
+  }
+
+  /// The 16 elements whose tags are in `word`.
+  template <Output kOutput>
+  HWY_INLINE void sixteen(uint32_t word, InceptionnIn& in, float* out) const {
+    const __m512 step = _mm512_set1_ps(form.byte_step), bias = _mm512_set1_ps(0.5F);
+    const __m512i sign_bit = _mm512_set1_epi32(static_cast<int>(0x80000000U));
     const uint32_t even = _pext_u32(word, 0x55555555U), odd = _pext_u32(word, 0xAAAAAAAAU);
     const uint32_t byte = even & ~odd;
     const auto bytes = static_cast<uint32_t>(__builtin_popcount(byte));
@@ -206,10 +255,86 @@ HWY_INLINE void unpack_as(const uint8_t* tags, uint64_t n, const InceptionnForm&
           _mm512_maskz_loadu_epi32(static_cast<__mmask16>(first_bits(fulls)), in.full));
       in.full += fulls * sizeof(float);
     }
+    put<kOutput>(_mm512_mul_ps(weight, _mm512_castsi512_ps(value)), out);
+  }
+
+#if LACONIC_BYTE_TABLE
+  /// 64 elements that are stored in a byte or not at all; `present` says which are.
+  template <Output kOutput>
+  HWY_INLINE void sixty_four(uint64_t present, const ByteTable& products, InceptionnIn& in,
+                             float* out) const {
+    const uint64_t before = counts_up_to(present);  // of each eight: the present up to its end
+    const auto bytes = static_cast<uint32_t>(before >> 56);
+    const __m512i stored = _mm512_maskz_loadu_epi8(_bzhi_u64(~uint64_t{0}, bytes), in.byte);
+    in.byte += bytes;
+    const __m512i places = places_of(present, before << 8);
+    const __m512i fields = turn_words(_mm512_maskz_permutexvar_epi8(present, places, stored));
+    const __mmask64 wanted = _mm512_movepi8_mask(turn_words(_mm512_movm_epi8(present)));
+    const __m512i signs = _mm512_and_si512(fields, _mm512_set1_epi8(static_cast<char>(0x80)));
+    __m512i words[4];
+    products.find(fields, wanted, signs, words);
+    for (uint32_t v = 0; v < 4; ++v) put<kOutput>(_mm512_castsi512_ps(words[v]), out + 16 * v);
+  }
+#endif
+};
+
+#if LACONIC_BYTE_TABLE
+/// Of as many elements a table of what fields of a byte stand for pays.
+constexpr uint64_t kTablePays = 512;
+
+/// 1 KiB ahead of p, and never behind the payload: two narrow streams beside stores past the caches
+/// are more than processors follow by themselves.
+HWY_INLINE void fetch_ahead(const uint8_t* p, const uint8_t* end) {
+  const auto at = reinterpret_cast<uintptr_t>(p) + 1024;
+  const auto last = reinterpret_cast<uintptr_t>(end) - 1;
+  __builtin_prefetch(reinterpret_cast<const void*>(HWY_MIN(at, last)));
+}
+
+/// Elements 64 at a time. Returns how many are done.
+template <Output kOutput>
+HWY_INLINE uint64_t unpack_blocks(const uint8_t* tags, uint64_t n, const Unpack& unpack, float w,
+                                  InceptionnIn& in, float* out) {
+  alignas(64) float product[128];
+  for (uint32_t c = 0; c < 128; ++c) {
+    const float value = (static_cast<float>(c) + 0.5F) * unpack.form.byte_step;
+    product[c] = w * value;
+  }
+  const ByteTable products(product);
+  uint64_t i = 0;
+  for (; i + 64 <= n; i += 64) {
+    const auto low = at<uint64_t>(tags + i / 4, 0), high = at<uint64_t>(tags + i / 4, 1);
+    if constexpr (kOutput == Output::add) prefetch_span(out + i, 64 * sizeof(float));
+    fetch_ahead(tags + i / 4, in.end);
+    fetch_ahead(in.byte, in.end);
+    if (((low | high) & 0xAAAAAAAAAAAAAAAAU) == 0) {
+      const uint64_t present =
+          _pext_u64(low, 0x5555555555555555U) | _pext_u64(high, 0x5555555555555555U) << 32;
+      unpack.sixty_four<kOutput>(present, products, in, out + i);
+    } else {
+      for (uint64_t k = 0; k < 64; k += 16) {
+        unpack.sixteen<kOutput>(at<uint32_t>(tags + (i + k) / 4, 0), in, out + i + k);
+      }
+    }
+  }
+  return i;
+}
+#endif
+
+template <Output kOutput>
+HWY_INLINE void unpack_as(const uint8_t* tags, uint64_t n, const InceptionnForm& form,
+                          InceptionnIn* from, float w, float* out) {
+  InceptionnIn in = *from;
+  const Unpack unpack(form, w);
+  uint64_t i = 0;
+#if LACONIC_BYTE_TABLE
+  const bool zeros_are_zeros = float_bits(w * 0.0F) == 0;
+  if (n >= kTablePays && zeros_are_zeros) {
+    i = unpack_blocks<kOutput>(tags, n, unpack, w, in, out);
+  }
+#endif
+  for (; i + 16 <= n; i += 16) {
     if constexpr (kOutput == Output::add) prefetch_span(out + i, 16 * sizeof(float));
-    __m512 sum = _mm512_mul_ps(weight, _mm512_castsi512_ps(value));
-    if constexpr (kOutput == Output::add) sum = _mm512_add_ps(_mm512_loadu_ps(out + i), sum);
-    store_f32<kOutput>(VF{sum}, out + i);
+    unpack.sixteen<kOutput>(at<uint32_t>(tags + i / 4, 0), in, out + i);
   }
   inceptionn_unpack(tags + i / 4, n - i, form, &in, w, kOutput, out + i);
   *from = in;
