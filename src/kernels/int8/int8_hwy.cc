@@ -62,6 +62,15 @@ HWY_INLINE void store_four(__m256i words01, __m256i words23, void* data, uint64_
 }
 #endif
 
+#if LACONIC_AVX512
+/// Codes of 64 elements, packed to words within parts of 128 bits.
+HWY_INLINE void store_group(__m512i low, __m512i high, void* codes, uint64_t i) {
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  _mm512_storeu_si512(static_cast<char*>(codes) + i,
+                      _mm512_permutexvar_epi32(order, _mm512_packs_epi16(low, high)));
+}
+#endif
+
 /// Scales and codes block by block. `quantize(begin, end, inverse)` writes the codes of a block.
 template <class Quantize>
 HWY_INLINE bool encode_blocks(const float* x, uint64_t n, uint32_t block, void* scales, void* codes,
@@ -119,6 +128,12 @@ bool encode_nearest(const float* x, uint64_t n, uint32_t block, void* scales, vo
               store_four(_mm256_packs_epi32(rounded(i), rounded(i + lanes)),
                          _mm256_packs_epi32(rounded(i + 2 * lanes), rounded(i + 3 * lanes)), codes,
                          i);
+#elif LACONIC_AVX512
+              const auto rounded = [&](uint64_t k) LACONIC_LAMBDA {
+                return _mm512_cvtps_epi32(hn::Mul(load_f32(x, i + 16 * k), factor).raw);
+              };
+              store_group(_mm512_packs_epi32(rounded(0), rounded(1)),
+                          _mm512_packs_epi32(rounded(2), rounded(3)), codes, i);
 #else
               one(i);
               one(i + lanes);
@@ -245,9 +260,7 @@ HWY_INLINE void quantize_group(const float* x, uint64_t i, VF factor, void* code
   };
   const __m512i low = _mm512_packs_epi32(words(0), words(1));
   const __m512i high = _mm512_packs_epi32(words(2), words(3));
-  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-  _mm512_storeu_si512(static_cast<char*>(codes) + i,
-                      _mm512_permutexvar_epi32(order, _mm512_packs_epi16(low, high)));
+  store_group(low, high, codes, i);
 }
 
 /// Codes of the whole groups x[i, i + 64·kGroups); `inverse`·2^15 is finite.
