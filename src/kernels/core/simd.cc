@@ -1,6 +1,8 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 #include "kernels/core/simd.h"
 
+#include <unistd.h>
+
 #include <array>
 
 namespace laconic {
@@ -69,6 +71,15 @@ namespace kernels {
 int64_t simd_targets() noexcept {
   static const int64_t targets = detect_targets();
   return targets;
+}
+
+uint64_t second_level_cache_bytes() noexcept {
+#ifdef _SC_LEVEL2_CACHE_SIZE  // glibc
+  static const long bytes = ::sysconf(_SC_LEVEL2_CACHE_SIZE);
+  return bytes > 0 ? static_cast<uint64_t>(bytes) : 0;
+#else
+  return 0;
+#endif
 }
 
 }  // namespace kernels

@@ -36,6 +36,9 @@ namespace laconic::kernels {
 /// slow CPUIDs). Zero in a build without Highway.
 int64_t simd_targets() noexcept;
 
+/// Of one core, as the system knows it; 0 where it does not.
+uint64_t second_level_cache_bytes() noexcept;
+
 /// Fetches the line 4 KiB ahead of p, the distance that paid on every streaming loop, or another
 /// one; past the end: prefetch.h. Always inline: a function without visible effects g++ would drop
 /// the call.
