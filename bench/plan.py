@@ -44,7 +44,9 @@ class Goal:
 
     Multiples mislead between machines: where memcpy is fast, sound kernels miss them. A goal is also met by `cycles` per
     element on a tensor in the second-level cache (AVX-512, AVX2; of encode unless `cycles_of` says decode), together with
-    CEILING_SHARE of what the passes allow at both sizes.
+    CEILING_SHARE of what the passes allow at both sizes. That share is out of reach where memory feeds a core faster than
+    arithmetic at the goal's cycles takes it: there a goal is met at a size by the cycles of the call on that size. Adding few
+    elements meets its goal by CEILING_SHARE of the roofline's row for it, too.
     """
     spec: str
     encode: tuple = (None, None)

@@ -331,6 +331,40 @@ def test_a_goal_may_be_met_by_cycles_and_the_ceiling():
     assert met(1.2, 0.95, 0.65) == ["met, +6 %", "met by cycles"]
 
 
+def test_a_goal_may_be_met_by_the_cycles_of_the_size_itself():
+    """Memory that is much faster than arithmetic at the goal's speed: no share of its ceiling says anything."""
+    goal = plan.Goal("natural", (0.9, 0.9), cycles=(1.2, 1.9))
+
+    def met(*cycles):
+        points = [{**point("natural", "avx512", 0.3), "elements": size // 4, "cycles_per_element": {"encode": c, "decode": 1}}
+                  for c, size in zip(cycles, plan.GOAL_SIZES)]
+        results = {"isas": ["avx512"], "points": points, "roofline": {"points": []}, "fused": []}
+        missed = report.missed(results, report.Points(results))
+        return [report.goal_row(results, report.Points(results), goal, "encode")[i] for i in (4, 7)], {m[2] for m in missed if m[1] == "encode"}
+
+    assert met(1.1, 1.25) == (["met, 1.10 cycles here", "**missed by 67 %**"], {plan.GOAL_SIZES[1]})
+    assert met(1.2, 0.05) == (["met, 1.20 cycles here", "met, 0.050 cycles here"], set())
+
+
+def test_a_sparse_add_may_be_met_by_the_roofline():
+    line = [{"operation": o, "bytes": size, "gb_per_s": s} for size in plan.GOAL_SIZES for o, s in (("memcpy", 10), ("add 1 of 100", 40))]
+    goal = plan.Goal("topk+noef", (0.85, 0.85), plan.SPARSE_ADD, cycles=(1.2, 1.2))
+
+    def met(decode):
+        points = [{**point("topk+noef", "avx512", 1.0, decode), "elements": size // 4} for size in plan.GOAL_SIZES]
+        results = {"isas": ["avx512"], "points": points, "roofline": {"points": line}, "fused": []}
+        return [report.goal_row(results, report.Points(results), goal, "decode")[i] for i in (4, 7)]
+
+    assert met(3.2) == ["met, 80 % of the roofline"] * 2
+    assert met(3.1) == ["**missed by 84 %**", "**missed by 48 %**"]
+    assert met(8.0) == ["met, 200 % of the roofline", "met, +33 %"]
+    dense = plan.Goal("int8", decode=plan.STREAM)  # no other pass is judged so
+    points = [{**point("int8", "avx512", 1.0, 1.2), "elements": size // 4} for size in plan.GOAL_SIZES]
+    line += [{"operation": o, "bytes": size, "gb_per_s": 10} for size in plan.GOAL_SIZES for o in ("read", "write", "write past the caches")]
+    results = {"isas": ["avx512"], "points": points, "roofline": {"points": line}, "fused": []}
+    assert all(report.goal_row(results, report.Points(results), dense, "decode")[i].startswith("**missed") for i in (4, 7))
+
+
 def test_the_page_names_its_command_and_remark(results):
     text = report.markdown({**results, "command": "bench/run.py --budget 400", "remark": "On a borrowed machine."})
     assert "Made by `bench/run.py --budget 400` in one run" in text and "\n\nOn a borrowed machine.\n\n" in text
