@@ -132,7 +132,9 @@ def sums(library: str, ranks: int) -> dict:
     if not program.exists():
         raise CellError(f"{program.name} is not built")
     start = [program, ranks] if library == "gloo" else [*MPIRUN[library], "-n", ranks, program]
-    return json.loads(executed(start))
+    # Ranks that share cores take turns as it comes: short calls need more of them for a median that stays.
+    found, *others = [json.loads(executed([*start, turns, *sizes])) for turns, sizes in ((200, [4]), (40, [16, 64]))]
+    return {**found, "points": [point for run in (found, *others) for point in run["points"]]}
 
 
 DIGITS = {"what": "train", "hidden": [3500, 3500, 3500], "cap": 25, "repeats": 2, "warmup": 4, "steps": 8, "slow_steps": 3}

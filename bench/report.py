@@ -364,7 +364,8 @@ def small_calls(results) -> list:
              *micro(p["encode"], small_call_goal(p["codec"])), *micro(p["decode"], small_call_goal(p["codec"]))] for p in found if "encode" in p]
     return ["## A call on 4 KiB through the C ABI",
             "`laconic_encode` and `laconic_decode` of liblaconic.so on 32 x 32 floats: a whole frame with its header "
-            f"and checksum, in microseconds. The goal is {small_call_goal('int8'):g}, of powersgd and sidco {small_call_goal('sidco'):g}.",
+            "and checksum, in microseconds; eight gradients in turn. "
+            f"The goal is {small_call_goal('int8'):g}, of powersgd and sidco {small_call_goal('sidco'):g}.",
             table(["codec", "frame bytes", "encode µs", "", "decode µs", ""], rows), *small_call_limits(found), commands(results, "c_abi")]
 
 

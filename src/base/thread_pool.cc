@@ -14,8 +14,7 @@ namespace {
 
 // Both waits spin before they sleep: codecs run several short loops in a row, with work for one
 // thread in between, and waking a sleeping thread costs more than such a loop. By the clock, since
-// a pause is 140 cycles on one processor and 40 on another. The clock is looked at after each:
-// hypervisors take a processor away that does nothing but pause.
+// a pause is 140 cycles on one processor and 40 on another.
 constexpr std::chrono::microseconds kSpin{15};
 
 inline void pause() noexcept {
