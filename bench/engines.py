@@ -148,7 +148,7 @@ def perceptron(rate: str) -> dict:
 
 def buckets() -> dict:
     """32 buckets of 64 kB, two processes."""
-    return torch_ranks(2, None, {"what": "train", "buckets": 32, "bytes": 1 << 16, "cap": (1 << 16) / MI, "repeats": 6, "warmup": 20,
+    return torch_ranks(2, None, {"what": "train", "buckets": 32, "bytes": 1 << 16, "cap": (1 << 16) / MI, "repeats": 24, "warmup": 20,
                                   "steps": 40, "slow_steps": 5, "options": {"small_elements": 0},
                                   "specs": ["pytorch:ddp", "pytorch:hook", "none", "3lc", "topk:ratio=0.001", "int8"]})
 
