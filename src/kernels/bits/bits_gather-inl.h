@@ -43,8 +43,8 @@ HWY_INLINE __m512i gather_64(const Bits& bits, uint32_t count, uint64_t at) {
   return gathered;
 }
 
-/// The same of 512 elements, 64 a vector, without masks: words of 64 bits, bytes and at last bits
-/// are transposed.
+/// The same of 512 elements, 64 a vector, without masks: words of 64 bits are transposed, then
+/// bytes, then bits.
 template <class Bits>
 HWY_INLINE void gather_512(const Bits& bits, uint32_t count, uint64_t at, __m512i gathered[8]) {
   __m512i row[kGroup];
