@@ -53,8 +53,8 @@ struct Encoder {
 constexpr uint64_t kCachedCount = uint64_t{1} << 17;
 
 // Whether to fetch the next chunk, 320 KiB with its residual, while one is packed. It pays where it
-// was measured with a second-level cache of 2 MiB (Intel), and costs a seventh of a call where that
-// has 1 MiB (Zen 5).
+// was measured with a second-level cache of 2 MiB (Intel), and costs more than it brings where that
+// has 1 MiB (Zen 5): laconic bench --size 256Mi --spec 3lc:scale=chunk.
 bool fetches_next() { return kernels::second_level_cache_bytes() >= uint64_t{2} << 20; }
 
 constexpr uint64_t slots_at(uint64_t tasks) { return round_up(tasks * sizeof(Coded), 64); }
@@ -247,8 +247,7 @@ uint64_t pack_in_place(const Encoder& encoder, const Tensor& t, ThreeLcScale sca
 
 Tensor chunk_of(const Chunks& chunks, Source source, uint64_t c) {
   const Tensor whole{chunks.rows(c), source.values, source.residual};
-  return {whole.rows, source.values + chunks.first(c), whole.residual_at(chunks.first(c)),
-          chunks.elements > kCachedCount && fetches_next()};
+  return {whole.rows, source.values + chunks.first(c), whole.residual_at(chunks.first(c))};
 }
 
 uint32_t encode_chunk_body(const Encoder& encoder, const Tensor& t, ThreeLcScale scale,
@@ -266,7 +265,8 @@ uint32_t encode_chunk_body(const Encoder& encoder, const Tensor& t, ThreeLcScale
 void encode_chunk(const Encoder& encoder, const Chunks& chunks, Source source, uint64_t c,
                   uint8_t* header, uint8_t* to) {
   Tensor t = chunk_of(chunks, source, c);
-  t.fetch_next = t.fetch_next && encoder.pool == nullptr;  // else another thread has it
+  // Of several threads another one has the next chunk.
+  t.fetch_next = encoder.pool == nullptr && chunks.elements > kCachedCount && fetches_next();
   Coded& coded = encoder.coded[c];
   const bool known = source.residual != nullptr && chunks.elements <= kCachedCount;
   const uint32_t max_bits = known ? coded.max_bits : max_of_columns(encoder.kernel, t, 0);

@@ -9,6 +9,7 @@
 #define LACONIC_KERNELS_BITS_GATHER_INL_H_
 #endif
 
+#include <array>
 #include <cstring>
 
 #include "kernels/core/byte_table-inl.h"
@@ -69,11 +70,12 @@ HWY_INLINE void gather_512(const Bits& bits, uint32_t count, uint64_t at, __m512
   }
   // Bytes: 8q + 7 - t is byte q of term t. Bits: a product with the rows of a matrix of 8 by 8, the
   // highest first, of which each of eight unit vectors picks a column.
-  alignas(64) uint8_t from[64];
-  for (uint32_t q = 0; q < 8; ++q) {
-    for (uint32_t t = 0; t < 8; ++t) from[8 * q + 7 - t] = static_cast<uint8_t>(8 * t + q);
-  }
-  const __m512i bytes = _mm512_load_si512(from);
+  static constexpr std::array<uint8_t, 64> kFrom = [] {
+    std::array<uint8_t, 64> from{};
+    for (uint32_t i = 0; i < 64; ++i) from[i] = static_cast<uint8_t>(8 * (7 - i % 8) + i / 8);
+    return from;
+  }();
+  const __m512i bytes = _mm512_loadu_si512(kFrom.data());
   const __m512i units = _mm512_set1_epi64(static_cast<int64_t>(0x8040201008040201U));
   for (uint32_t j = 0; j < 8; ++j) {
     const __m512i matrix = _mm512_permutexvar_epi8(bytes, gathered[j]);

@@ -362,9 +362,6 @@ HWY_INLINE void decode_one_by_one(float* HWY_RESTRICT out, const BitsTerm* terms
 }
 
 #if LACONIC_BYTE_TABLE
-/// Of as many elements a table of what bytes of bits stand for pays.
-constexpr uint64_t kTablePays = 512;
-
 /// What the first eight terms add, or as many as there are, by their bits.
 struct Sums {
   alignas(64) float of[256] = {};
@@ -416,7 +413,7 @@ HWY_INLINE void decode_together(float* out, const BitsTerm* terms, uint32_t coun
 template <Output kOutput>
 HWY_INLINE void decode_steps(float* out, const BitsTerm* terms, uint32_t count, uint64_t n) {
 #if LACONIC_BYTE_TABLE
-  if (kOutput != Output::add && count > kTogether && n >= kTablePays) {
+  if (kOutput != Output::add && count > kTogether && n >= kByteTablePays) {
     return decode_together<kOutput>(out, terms, count, n);
   }
 #endif
@@ -495,7 +492,7 @@ template <Output kOutput>
 HWY_INLINE void vote_steps(float* HWY_RESTRICT out, const uint8_t* const* bits, uint32_t count,
                            float weight, uint64_t n) {
 #if LACONIC_BYTE_TABLE
-  if (count >= kGroup / 2 && count <= kGroup && n >= kTablePays) {
+  if (count >= kGroup / 2 && count <= kGroup && n >= kByteTablePays) {
     return vote_together<kOutput>(out, bits, count, weight, n);
   }
 #endif

@@ -12,10 +12,11 @@
 
 #include "kernels/core/simd.h"
 
+// Also what packs four vectors of words to bytes, which all of AVX-512 can.
 #undef LACONIC_BYTE_TABLE
 #define LACONIC_BYTE_TABLE (LACONIC_SIMD_BODY && HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3_DL)
 
-#if LACONIC_BYTE_TABLE
+#if LACONIC_SIMD_BODY && HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
 HWY_BEFORE_NAMESPACE();
 namespace laconic::kernels::HWY_NAMESPACE {
 
@@ -30,6 +31,10 @@ HWY_INLINE __m512i turn_words(__m512i bytes) {
   return _mm512_permutexvar_epi32(
       _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), bytes);
 }
+
+#if LACONIC_BYTE_TABLE
+/// Of as many elements a table pays.
+inline constexpr uint64_t kByteTablePays = 512;
 
 class ByteTable {
  public:
@@ -90,9 +95,10 @@ class ByteTable {
 
   __m512i table_[2][4];  // [which 64 words][byte]
 };
+#endif  // LACONIC_BYTE_TABLE
 
 }  // namespace laconic::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
-#endif  // LACONIC_BYTE_TABLE
+#endif  // AVX-512
 
 #endif  // include guard

@@ -11,6 +11,7 @@
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
 // helpers, once per target
+#include "kernels/core/byte_table-inl.h"
 #include "kernels/core/philox-inl.h"
 #include "kernels/core/stream-inl.h"
 
@@ -65,9 +66,7 @@ HWY_INLINE void store_four(__m256i words01, __m256i words23, void* data, uint64_
 #if LACONIC_AVX512
 /// Codes of 64 elements, packed to words within parts of 128 bits.
 HWY_INLINE void store_group(__m512i low, __m512i high, void* codes, uint64_t i) {
-  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-  _mm512_storeu_si512(static_cast<char*>(codes) + i,
-                      _mm512_permutexvar_epi32(order, _mm512_packs_epi16(low, high)));
+  _mm512_storeu_si512(static_cast<char*>(codes) + i, turn_words(_mm512_packs_epi16(low, high)));
 }
 #endif
 

@@ -270,8 +270,7 @@ HWY_INLINE __m512i group_bytes(const float* x, VF factor, const GroupBits& bits)
   };
   const __m512i words = _mm512_packs_epi16(_mm512_packs_epi32(codes(0), codes(1)),
                                            _mm512_packs_epi32(codes(2), codes(3)));
-  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-  __m512i bytes = _mm512_permutexvar_epi32(order, words);
+  __m512i bytes = turn_words(words);
   if constexpr (kRule == Rule::near) {
     bytes = _mm512_max_epi8(_mm512_min_epi8(bytes, _mm512_set1_epi8(1)), _mm512_set1_epi8(-1));
   }
@@ -709,20 +708,29 @@ HWY_INLINE uint64_t add_all_terms(float* out, const Term* terms, uint32_t count,
   return i;
 }
 
-/// As add_all_terms. Past the caches only where `out` is aligned.
+template <Output kOutput>
+struct OutputIs {
+  static constexpr Output value = kOutput;
+};
+
+/// body(OutputIs<…>), past the caches only where `from`, where it begins to write, is aligned.
+template <class Body>
+HWY_INLINE uint64_t by_output(const float* from, Output output, const Body& body) {
+  if (output == Output::add) return body(OutputIs<Output::add>());
+  const bool aligned = reinterpret_cast<uintptr_t>(from) % (lanes32() * sizeof(float)) == 0;
+  if (output != Output::stream || !aligned) return body(OutputIs<Output::set>());
+  const uint64_t i = body(OutputIs<Output::stream>());
+  hwy::FlushStream();
+  return i;
+}
+
+/// As add_all_terms.
 template <class Term, class Values>
 HWY_INLINE uint64_t sum_terms(float* out, Output output, const Term* terms, uint32_t count,
                               uint64_t begin, uint64_t end, Values values) {
-  if (output == Output::add) {
-    return add_all_terms<Output::add>(out, terms, count, begin, end, values);
-  }
-  const bool aligned = reinterpret_cast<uintptr_t>(out + begin) % (lanes32() * sizeof(float)) == 0;
-  if (output != Output::stream || !aligned) {
-    return add_all_terms<Output::set>(out, terms, count, begin, end, values);
-  }
-  const uint64_t i = add_all_terms<Output::stream>(out, terms, count, begin, end, values);
-  hwy::FlushStream();
-  return i;
+  return by_output(out + begin, output, [&](auto as) LACONIC_LAMBDA {
+    return add_all_terms<decltype(as)::value>(out, terms, count, begin, end, values);
+  });
 }
 
 void decode_pairs(float* out, Output output, const PairTerm* terms, uint32_t count, uint64_t begin,
@@ -774,9 +782,7 @@ void tree_encode(const float* x, uint64_t n, float inverse, void* data) {
 #elif LACONIC_AVX512
         const __m512i words = _mm512_packs_epi16(_mm512_packs_epi32(part(0), part(1)),
                                                  _mm512_packs_epi32(part(2), part(3)));
-        const __m512i order =
-            _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-        _mm512_storeu_si512(codes + i, _mm512_permutexvar_epi32(order, words));
+        _mm512_storeu_si512(codes + i, turn_words(words));
 #else
         const __m256i words = _mm256_packs_epi16(_mm256_packs_epi32(part(0), part(1)),
                                                  _mm256_packs_epi32(part(2), part(3)));
@@ -828,17 +834,10 @@ void tree_decode(float* out, Output output, const TreeTerm* terms, uint32_t coun
                  uint64_t end) {
   uint64_t i = begin;
 #if LACONIC_BYTE_TABLE
-  if (count > 0 && end - begin >= 256) {
-    const bool aligned = reinterpret_cast<uintptr_t>(out + begin) % 64 == 0;
-    if (output == Output::add) {
-      i = add_trees<Output::add>(out, terms, count, begin, end);
-    } else if (output == Output::stream && aligned) {
-      i = add_trees<Output::stream>(out, terms, count, begin, end);
-      hwy::FlushStream();
-    } else {
-      i = add_trees<Output::set>(out, terms, count, begin, end);
-    }
-    begin = i;
+  if (count > 0 && end - begin >= kByteTablePays) {
+    begin = by_output(out + begin, output, [&](auto as) LACONIC_LAMBDA {
+      return add_trees<decltype(as)::value>(out, terms, count, begin, end);
+    });
   }
 #endif
   if (count > 0) {

@@ -17,7 +17,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace laconic::kernels::HWY_NAMESPACE {
 
-/// By pieces: a gather costs Zen 5 two cycles an element.
+/// By pieces, since gathers are slow on Zen 5.
 class TreeSearch {
  public:
   HWY_INLINE TreeSearch() : bounds_(kTreePieces.next_bound.data()) {

@@ -123,7 +123,7 @@ HWY_INLINE uint32_t list_vectors(const Bits* hits, const uint16_t* group, uint32
 }
 
 // Appends the elements of a vector that `bits` names. Writes up to 16 entries past the last.
-// Without VPCOMPRESSD, which takes Zen 5 five cycles: places, four bits each, are drawn together by
+// Without VPCOMPRESSD, which is slow on Zen 5: places, four bits each, are drawn together by
 // PEXT, and eight are enough nearly always.
 template <class From>
 HWY_INLINE uint32_t append_vector(const From& from, uint32_t begin, uint32_t base, uint32_t bits,
