@@ -210,6 +210,11 @@ function(laconic_engine_tests)
     laconic_test_options(beside_python)
     list(APPEND LACONIC_LAUNCHED beside_python)
   endif()
+  # NCCL is opened at run time, so this is built everywhere; started by test_nccl.py.
+  add_executable(nccl_ranks ${PROJECT_SOURCE_DIR}/tests/engines/nccl_ranks.cc)
+  target_link_libraries(nccl_ranks PRIVATE laconic_flags laconic_engine_table laconic_program_deps)
+  laconic_test_options(nccl_ranks)
+  list(APPEND LACONIC_LAUNCHED nccl_ranks)
   # Ranks on the hosts of a lab, started by tests/aggregation.
   add_executable(aggregation_rank ${PROJECT_SOURCE_DIR}/tests/aggregation/aggregation_rank.cc)
   target_link_libraries(aggregation_rank PRIVATE laconic_flags laconic_all laconic_program_deps)

@@ -280,10 +280,10 @@ def _print(report: dict) -> None:
     if rates["copy_to_host"] is not None:
         print(f"\ncopies: {rates['copy_to_host']:.2f} GB/s to the host, {rates['copy_to_device']:.2f} GB/s to the device")
     print(f"\nGB/s of float32 with {rates['threads']} thread{'s' if rates['threads'] > 1 else ''}; Gbit/s of each rank's link below which it "
-          f"arrives before a ring of bfloat16\n{'codec':<10}{'encode':>8}{'decode':>8}" + "".join(f"{f'{n} ranks':>10}" for n in RANKS))
+          f"arrives before a ring of bfloat16\n{'codec':<10}{'encode':>10}{'decode':>10}" + "".join(f"{f'{n} ranks':>10}" for n in RANKS))
     for spec, pays in report["break_even_gbit"].items():
         speed = rates["codecs"][spec]
-        print(f"{spec:<10}{speed['encode']:>8.2f}{speed['decode']:>8.2f}" + "".join(f"{pays[str(n)]:>10.2f}" for n in RANKS))
+        print(f"{spec:<10}{speed['encode']:>10.2f}{speed['decode']:>10.2f}" + "".join(f"{pays[str(n)]:>10.2f}" for n in RANKS))
     print("The link rates are arithmetic from these figures, in which nothing overlaps; docs/guide/gpu.md has the model.")
 
 

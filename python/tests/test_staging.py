@@ -66,7 +66,7 @@ def staged(device):
 
 
 def late(device, compute=0, down=0, up=0) -> None:
-    """How much later than asked for things happen, in microseconds. CUDA takes the time that it takes."""
+    """How much later than asked for things happen, in microseconds. On CUDA gradients are late as training.Late has it."""
     if device == "pretend":
         pretend.delay(compute, down, up)
 
@@ -127,8 +127,8 @@ def _scaled(device):
     scaler.get_scale, kept = lambda: asked.append(1) or kept(), scaler.get_scale
     for step in range(6):
         optimizer.zero_grad()
-        x, y = (t.to(device) for t in training.batch(rank, step))
-        loss = torch.nn.functional.cross_entropy(ddp(x), y)
+        x, y = (t.to(training.inputs_device(ddp)) for t in training.batch(rank, step))
+        loss = torch.nn.functional.cross_entropy(ddp(x), y).to(device)
         if step == 2 and rank == 0:
             loss = loss * float("inf")
         scaled = scaler.scale(loss)
@@ -249,6 +249,10 @@ def _copies(device):
     layout = laconic._session.Layout([0], [0], 1000)
     stage = staging.HostStage(torch.device(device, torch.accelerator.current_device_index()))
     late(device, 0, 50_000, 50_000)
+    if device == "cuda":
+        for stream in (stage._down, stage._up):
+            with staging._on(stream):
+                torch.cuda._sleep(100_000_000)
     source = torch.full((1000,), 3.0).to(device)
     ticket = stage.fetch(layout, [(0, source)])
     ticket.pieces = [(0, torch.zeros(1000).to(device))]
@@ -618,6 +622,22 @@ def test_a_model_of_which_no_codec_takes_anything(staged, pools, device):
     here, there = staged(2).run(_of_doubles, device=device), pools(2).run(_of_doubles, device="cpu")
     assert [gradient for gradient, _ in here] == [gradient for gradient, _ in there]
     assert {backend for _, backend in here} == {"gloo"}
+
+
+def _benchmark(device, spec):
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
+    import gpu_training
+
+    gpu_training.HIDDEN, gpu_training.WARM = (200,), 2
+    return gpu_training.train(spec, 40, torch.device(device, torch.accelerator.current_device_index()))
+
+
+@pytest.mark.parametrize("spec", ["pytorch:ddp", "3lc"])
+def test_the_benchmark_of_training_runs(staged, device, spec):
+    pytest.importorskip("sklearn")
+    for found in staged(2).run(_benchmark, device=device, spec=spec):
+        assert found["same"] and found["accuracy"] > 0.3 and found["step_ms"] > 0
+        assert (found["path"], found["ratio"] > 2) == (("staged", True) if spec == "3lc" else (None, False))
 
 
 @pytest.mark.parametrize(("cpus", "variables", "devices", "threads"), [

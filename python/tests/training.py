@@ -24,15 +24,39 @@ SPECS = ["none", "fp16", "bf16", "int8", "int8:round=stochastic+ef", "topk:ratio
 OTHER_SPECS = ["u8", "onebit", "signsgd", "efsignsgd", "qsgd", "terngrad", "natural", "inceptionn", "threshold", "adaq:ratio=0.05", "sketchml"]
 
 
+class Late(torch.autograd.Function):
+    """The parameter's values; its gradient is computed on the GPU, some milliseconds after the host has asked for it."""
+
+    @staticmethod
+    def forward(ctx, parameter):
+        return parameter.view_as(parameter)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        torch.cuda._sleep(5_000_000)  # noqa: SLF001  clock cycles; torch's own tests have it, too
+        return gradient.clone()
+
+
+class Linear(torch.nn.Linear):
+    """On a GPU, which multiplies matrices with other roundings, the input stays on the host, and the parameters come to it: their gradients
+    have the bits of the CPU."""
+
+    def forward(self, x):
+        if self.weight.device.type != "cuda":
+            return super().forward(x)
+        weight, bias = (Late.apply(p).to(x.device) for p in (self.weight, self.bias))
+        return torch.nn.functional.linear(x, weight, bias)
+
+
 class Net(torch.nn.Module):
     """Two hidden layers; optionally with a branch that is used on some ranks only, frozen and shared parameters."""
 
     def __init__(self, width=48, unused=False, frozen=False, shared=False):
         super().__init__()
-        self.first = torch.nn.Linear(20, width)
-        self.hidden = torch.nn.Linear(width, width)
-        self.last = torch.nn.Linear(width, 5)
-        self.branch = torch.nn.Linear(width, width) if unused else None
+        self.first = Linear(20, width)
+        self.hidden = Linear(width, width)
+        self.last = Linear(width, 5)
+        self.branch = Linear(width, width) if unused else None
         if frozen:
             self.first.weight.requires_grad_(False)
         self.shared = shared
@@ -101,12 +125,19 @@ def build(group, spec, *, width=48, dtype=torch.float32, buckets=1, model_option
     handle = None
     if spec is not None:
         handle = laconic.attach(ddp, spec, small_elements=64, quiet=True, **(attach_options or {}))
-    # All parameters in one call, as torch does it on accelerators, rounds 16-bit ones differently.
-    return ddp, handle, torch.optim.SGD(ddp.parameters(), lr=0.05, momentum=0.9, foreach=False)
+    # All parameters in one call, as torch does it on accelerators, rounds 16-bit ones differently. The rate is a power of two: its product
+    # with a gradient is exact, and fused with an addition or not makes no difference.
+    return ddp, handle, torch.optim.SGD(ddp.parameters(), lr=2.0**-4, momentum=0.9, foreach=False)
+
+
+def inputs_device(ddp) -> torch.device:
+    """Where Net takes its inputs."""
+    device = next(ddp.parameters()).device
+    return torch.device("cpu") if device.type == "cuda" else device
 
 
 def step_once(ddp, optimizer, rank, step, *, dtype=torch.float32, branch=False, accumulate=0):
-    device = next(ddp.parameters()).device
+    device = inputs_device(ddp)
 
     def brought(number):
         return [t.to(device) for t in batch(rank, number, dtype=dtype)]
