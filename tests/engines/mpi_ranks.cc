@@ -288,6 +288,21 @@ int sizes(Engine& engine, const Arguments& arguments) {
   return 0;
 }
 
+/// What has been sent of a sum of 8 MiB when it has begun.
+int pace(Engine& engine, const Arguments& arguments) {
+  Floats lanes(2 << 20, 1.0F);
+  auto* at = reinterpret_cast<uint8_t*>(lanes.data());
+  const Step step{.dtype = DType::f32, .tag = 1, .count = lanes.size(), .send = at, .recv = at};
+  calls().sent.clear();
+  const auto ticket = engine.start({&step, 1});
+  Json line{{"begun", calls().sent[1 - static_cast<int>(engine.rank())]}};
+  const auto last = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  line["ended"] = error_json(ticket ? engine.wait(*ticket, last) : ticket.error());
+  line["right"] = lanes == Floats(lanes.size(), 2.0F);
+  report(arguments, engine, line);
+  return 0;
+}
+
 /// All of these bytes, one way or the other.
 Message one_way(bool receives, uint32_t peer, std::vector<uint8_t>& bytes) {
   return receives ? Message{peer, nullptr, 0, bytes.data(), bytes.size()}
@@ -589,6 +604,7 @@ int main(int argc, char** argv) {
   if (mode == "create") return create(engine, arguments);
   if (mode == "one_tag") return one_tag(engine, arguments);
   if (mode == "sizes") return sizes(engine, arguments);
+  if (mode == "pace") return pace(engine, arguments);
   if (mode == "places") return places(engine, arguments);
   if (mode == "other_tag") return other_tag(engine, arguments);
   if (mode == "between") return between(engine, arguments);

@@ -161,6 +161,15 @@ def test_nobody_is_far_on_one_host(tmp_path, library):
     assert [line["gather"][str(1 - line["rank"])] for line in job.ranks] == [[4000], [4000]], job.output
 
 
+@pytest.mark.parametrize(("hosts", "begun"), [(1, [1 << 20]), (2, [1 << 18] * 3)])
+@pytest.mark.parametrize("library", [OPENMPI, MPICH])
+def test_a_large_sum_begins_with_one_piece_on_one_host_and_three_between_hosts(tmp_path, library, hosts, begun):
+    need(library)
+    job = Job(tmp_path, library, 2, "mode=pace", f"hosts={hosts}", f"far_call={1 << 30}", "background=0")
+    assert [line["begun"] for line in job.ranks] == [begun] * 2, job.output
+    assert [(line["ended"]["code"], line["right"]) for line in job.ranks] == [("ok", True)] * 2
+
+
 @pytest.mark.parametrize("library", [OPENMPI, MPICH])
 def test_a_message_in_parts_holds_up_no_other_tag(tmp_path, library):
     need(library)

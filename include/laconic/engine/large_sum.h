@@ -22,18 +22,25 @@ class LargeSum {
     uint8_t* at = nullptr;
     uint64_t bytes = 0;
   };
-  /// Pieces whose terms are under way at a time.
-  static constexpr uint32_t kAhead = 3;
+  /// `ahead`: pieces whose terms are under way at a time.
+  struct Pace {
+    uint32_t ahead = 1;
+    uint64_t piece_bytes = 4;
+  };
+  static constexpr uint32_t kMostAhead = 3;
+
+  /// Between hosts the next pieces travel while one is added. On one host every copy is work of
+  /// these cores and nothing is waited for, so few large pieces cost least. Terms under way take
+  /// 12 MiB for 64 ranks.
+  static constexpr Pace pace(uint32_t world, bool one_host) noexcept {
+    constexpr uint64_t kKiB = 1024;
+    if (one_host) return {1, std::clamp(2048 * kKiB / world / 4 * 4, 192 * kKiB, 1024 * kKiB)};
+    return {kMostAhead, std::clamp(4096 * kKiB / world / 4 * 4, 64 * kKiB, 256 * kKiB)};
+  }
 
   LargeSum() = default;
   LargeSum(const Step& step, uint32_t rank, uint32_t world, uint64_t piece_bytes)
       : step_(step), rank_(rank), world_(world), piece_(piece_bytes / dtype_size(step.dtype)) {}
-
-  /// Bytes of a piece: the terms under way stay in the second cache, and in 12 MiB for 64 ranks.
-  static constexpr uint64_t piece_bytes(uint32_t world) noexcept {
-    constexpr uint64_t kMost = uint64_t{1} << 18, kLeast = kMost / 4;
-    return std::clamp(16 * kMost / world / 4 * 4, kLeast, kMost);
-  }
 
   [[nodiscard]] const Step& step() const noexcept { return step_; }
   /// Of the longest share.

@@ -183,11 +183,11 @@ class MpiEngine final : public Engine {
   /// need not tell them apart.
   struct Large {
     LargeSum sum;
-    uint64_t job = 0;                                  // 0: there is none
-    uint64_t posted = 0, summed = 0;                   // pieces
-    std::array<uint32_t, LargeSum::kAhead> pending{};  // calls with terms, by piece
+    uint64_t job = 0;                                      // 0: there is none
+    uint64_t posted = 0, summed = 0;                       // pieces
+    std::array<uint32_t, LargeSum::kMostAhead> pending{};  // calls with terms, by piece
     [[nodiscard]] uint32_t& pending_of(uint64_t number) {
-      return pending[number % LargeSum::kAhead];
+      return pending[number % LargeSum::kMostAhead];
     }
   };
   /// What a request is for; beside it in requests_.
@@ -286,11 +286,15 @@ class MpiEngine final : public Engine {
     world_ = static_cast<uint32_t>(size);
     for (uint64_t* call : {&options_.largest_call, &options_.far_call})
       *call = std::clamp<uint64_t>(*call, 4, uint64_t{1} << 30) / 4 * 4;
+    spin_ = Idle::spin(world_);
     reserve(4 * uint64_t{world_});
     hosts_ = std::make_shared<std::vector<uint64_t>>(world_);
     if (world_ > 1 && find_hosts()) {
-      piece_bytes_ = std::min(LargeSum::piece_bytes(world_), options_.largest_call);
-      terms_ = std::make_shared_for_overwrite<uint8_t[]>(LargeSum::kAhead * world_ * piece_bytes_);
+      const bool one_host = std::all_of(hosts_->begin(), hosts_->end(),
+                                        [&](uint64_t h) { return h == hosts_->front(); });
+      pace_ = LargeSum::pace(world_, one_host);
+      pace_.piece_bytes = std::min(pace_.piece_bytes, options_.largest_call);
+      terms_ = std::make_shared_for_overwrite<uint8_t[]>(pace_.ahead * world_ * pace_.piece_bytes);
     }
   }
 
@@ -359,7 +363,7 @@ class MpiEngine final : public Engine {
     return std::chrono::steady_clock::now() + options_.timeout;
   }
   bool complete(MPI_Request& request, const char* doing, Deadline deadline) {
-    for (Idle idle(world_);; idle.pause()) {
+    for (Idle idle(spin_);; idle.pause()) {
       int done = 0;
       if (!good(MPI_Test(&request, &done, MPI_STATUS_IGNORE), doing)) return false;
       if (done != 0) return true;
@@ -446,20 +450,20 @@ class MpiEngine final : public Engine {
     return world_ > 1 && bytes != 0 && bytes / world_ >= options_.large_share;
   }
   void begin_large(Job& job, const Step& step) {
-    large_ = {.sum = LargeSum(step, rank_, world_, piece_bytes_), .job = job.number};
+    large_ = {.sum = LargeSum(step, rank_, world_, pace_.piece_bytes), .job = job.number};
     ++job.pending;
     go_on_with_large();
   }
 
   [[nodiscard]] uint8_t* term_of(uint32_t peer, uint64_t number) const {
-    return terms_.get() + (number % LargeSum::kAhead * world_ + peer) * piece_bytes_;
+    return terms_.get() + (number % pace_.ahead * world_ + peer) * pace_.piece_bytes;
   }
 
   void go_on_with_large() {
     Job& job = *find(large_.job);
     const uint64_t pieces = large_.sum.pieces();
     while (status_) {
-      while (large_.posted < pieces && large_.posted < large_.summed + LargeSum::kAhead)
+      while (large_.posted < pieces && large_.posted < large_.summed + pace_.ahead)
         exchange_terms(job, large_.posted++);
       if (large_.summed == pieces) {
         --job.pending;
@@ -583,8 +587,12 @@ class MpiEngine final : public Engine {
   /// milliseconds.
   class Idle {
    public:
-    explicit Idle(uint32_t world) noexcept
-        : spin_(::sysconf(_SC_NPROCESSORS_ONLN) >= static_cast<long>(world) ? 1000 : 50) {}
+    explicit Idle(std::chrono::microseconds spin) noexcept : spin_(spin) {}
+    /// Once: asking opens a file of the system's.
+    static std::chrono::microseconds spin(uint32_t world) noexcept {
+      return std::chrono::microseconds(
+          ::sysconf(_SC_NPROCESSORS_ONLN) >= static_cast<long>(world) ? 1000 : 50);
+    }
     void pause() {
       const auto now = std::chrono::steady_clock::now();
       if (now - since_ < spin_) return;
@@ -607,7 +615,7 @@ class MpiEngine final : public Engine {
                        "mpi: MPI allows only the thread that initialised it to communicate",
                        "ask MPI_Init_thread for MPI_THREAD_SERIALIZED or more"});
     }
-    for (Idle idle(world_); status_ && !job.ended();) {
+    for (Idle idle(spin_); status_ && !job.ended();) {
       issue();
       if (progress()) {
         idle.reset();
@@ -818,7 +826,8 @@ class MpiEngine final : public Engine {
   uint64_t next_ = 1;  // not all of its steps have been issued
   Large large_;
   std::shared_ptr<std::vector<uint64_t>> hosts_;  // by rank
-  uint64_t piece_bytes_ = 0;
+  LargeSum::Pace pace_;
+  std::chrono::microseconds spin_{50};
   std::shared_ptr<uint8_t[]> terms_;
   CutMessages messages_;
   std::vector<MPI_Request> requests_;
