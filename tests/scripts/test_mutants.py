@@ -47,6 +47,13 @@ def test_page_lists_every_patch_as_killed(script):
     assert [name for name, (_, verdict) in rows.items() if not verdict.startswith("`")] == []
 
 
+def test_what_a_test_launches_is_built(script):
+    texts = [text for mutant in script.find_patches([]) for text in mutant.kills if text.startswith("pytest ")]
+    launching = [text for text in texts if re.search(r'BUILD / "bin"|mpi_launchers', (ROOT / text.split()[1].partition("::")[0]).read_text(encoding="utf-8"))]
+    assert len(launching) > 5
+    assert [text for text in launching if "laconic_launched" not in script.command(text)[0]] == []
+
+
 # ---- the script ----
 
 BUILD = """#!/bin/sh
