@@ -22,19 +22,19 @@ import laconic
 from laconic import LaconicError, _arrays, _lib, plugin
 
 HERE = Path(__file__).resolve().parent
-LAUNCHERS = {"openmpi": ["mpirun.openmpi", "--oversubscribe"], "mpich": ["mpirun.mpich"]}
-NEEDS = {"openmpi": "libopenmpi-dev openmpi-bin", "mpich": "libmpich-dev mpich", "gloo": "libgloo-dev"}
-FILES = {"openmpi": "liblaconic_mpi_openmpi.so", "mpich": "liblaconic_mpi_mpich.so", "gloo": "liblaconic_gloo.so"}
+sys.path.insert(0, str(HERE.parents[1] / "tests" / "support"))
+
+import mpi_launchers  # noqa: E402
+from mpi_launchers import GLOO, LAUNCHERS, MPICH, OPENMPI, PACKAGES, need_library  # noqa: E402
+
+FILES = {OPENMPI: "liblaconic_mpi_openmpi.so", MPICH: "liblaconic_mpi_mpich.so", GLOO: "liblaconic_gloo.so"}
 LIBRARIES = Path(_lib.lib.path).resolve().parent
-ENVIRONMENT = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-               "PYTHONPATH": os.pathsep.join(sys.path), "LACONIC_LIBRARY": str(_lib.lib.path)}
+ENVIRONMENT = {**mpi_launchers.ENVIRONMENT, "PYTHONPATH": os.pathsep.join(sys.path), "LACONIC_LIBRARY": str(_lib.lib.path)}
 
 
 def need(*engines):
     for engine in engines:
-        here = LIBRARIES / FILES[engine]
-        if not here.exists() or (engine in LAUNCHERS and not shutil.which(LAUNCHERS[engine][0])):
-            pytest.skip(f"{engine} is not here: apt install {NEEDS[engine]}, then build {FILES[engine]}")
+        need_library(engine, LIBRARIES / FILES[engine])
 
 
 class Job:
@@ -381,7 +381,7 @@ def test_a_wheel_built_without_it_says_so(installed, monkeypatch, engine, variab
     name = next(name for name in FILES if FILES[name] == file)
     library = {"openmpi": "Open MPI", "mpich": "MPICH", "gloo": "Gloo"}[name]
     assert caught.value.name == "unsupported" and f"there is no {file} in {installed}" in caught.value.message
-    assert caught.value.hint == (f"this wheel was built without {library}: apt install {NEEDS[name]} and build laconic from its source "
+    assert caught.value.hint == (f"this wheel was built without {library}: apt install {PACKAGES[name]} and build laconic from its source "
                                  f"again, or set LACONIC_{engine.upper()}_LIB to a plug-in")
     (installed / file).touch()
     assert (plugin.mpi_path if engine == "mpi" else plugin.gloo_path)() == str(installed / file), "found without a variable"
@@ -390,7 +390,7 @@ def test_a_wheel_built_without_it_says_so(installed, monkeypatch, engine, variab
 def built(engine):
     here = LIBRARIES / FILES[engine]
     if not here.exists():
-        pytest.skip(f"{here} is not built: apt install {NEEDS[engine]}")
+        pytest.skip(f"{here} is not built: apt install {PACKAGES[engine]}")
     return here
 
 
@@ -410,7 +410,7 @@ def test_a_plug_in_whose_library_is_not_on_this_machine(elsewhere, engine):
         plugin.load(path)
     assert caught.value.name == "unsupported"
     assert f"is not here: {path} needs {library}: cannot open shared object file" in caught.value.message
-    assert caught.value.hint == f"apt install {NEEDS[engine]}, or add the folder of {library} to LD_LIBRARY_PATH"
+    assert caught.value.hint == f"apt install {PACKAGES[engine]}, or add the folder of {library} to LD_LIBRARY_PATH"
 
 
 def test_one_process_takes_the_mpi_that_is_here(elsewhere):

@@ -17,12 +17,12 @@ ROOT = Path(__file__).resolve().parents[2]
 BUILD = Path(os.environ.get("LACONIC_BUILD", ROOT / "build" / "release"))
 sys.path.insert(0, str(ROOT / "tests" / "support"))
 
-from mpi_launchers import ENVIRONMENT, LAUNCHERS, MPICH, OPENMPI, need_mpi  # noqa: E402
+from mpi_launchers import ENVIRONMENT, LAUNCHERS, MPICH, OPENMPI, need_library  # noqa: E402
 
 
 def need(*libraries):
     for library in libraries:
-        need_mpi(library, program(library))
+        need_library(library, program(library))
 
 
 def program(library):

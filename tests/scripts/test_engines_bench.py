@@ -124,3 +124,20 @@ def test_ranks_measure_what_they_are_asked_for(name):
             assert here["exchanges"] == 3 and here["wire"] > 0 and here["encode_seconds"] > 0
         else:
             assert here["computing"] > 0 and here["wire"] == []
+
+
+def test_sums_of_all_sizes_make_one_cell(monkeypatch):
+    """Of 4 MiB more turns than of the others, since ranks that share cores take them as it comes."""
+    asked = []
+
+    def executed(words):
+        asked.append([str(word) for word in words[-4:]])
+        sizes = [int(word) for word in words if isinstance(word, int) and word in (4, 16, 64)]
+        return json.dumps({"library": "Gloo", "ranks": 2, "points": [{"bytes": size << 20, "turns": len(asked)} for size in sizes]})
+
+    monkeypatch.setattr(engines, "executed", executed)
+    monkeypatch.setattr(engines.Path, "exists", lambda self: True)
+    found = engines.sums("gloo", 2)
+    assert found == {"library": "Gloo", "ranks": 2, "points": [
+        {"bytes": 4 << 20, "turns": 1}, {"bytes": 16 << 20, "turns": 2}, {"bytes": 64 << 20, "turns": 2}]}
+    assert [words[-2:] if i == 0 else words[-3:] for i, words in enumerate(asked)] == [["200", "4"], ["40", "16", "64"]]

@@ -1,18 +1,18 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""For tests that launch ranks with a real mpirun: how, or a skip that says what is missing."""
+"""For tests that launch ranks over a real library: how, or a skip that says what is missing."""
 
 import os
 import shutil
 
 import pytest
 
-OPENMPI, MPICH = "openmpi", "mpich"
+OPENMPI, MPICH, GLOO = "openmpi", "mpich", "gloo"
 LAUNCHERS = {OPENMPI: ["mpirun.openmpi", "--oversubscribe"], MPICH: ["mpirun.mpich"]}
 ENVIRONMENT = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-_PACKAGES = {OPENMPI: "libopenmpi-dev openmpi-bin", MPICH: "libmpich-dev mpich"}
+PACKAGES = {OPENMPI: "libopenmpi-dev openmpi-bin", MPICH: "libmpich-dev mpich", GLOO: "libgloo-dev"}
 
 
-def need_mpi(library, built):
-    """The launcher, and a file of the build that is made where the library is."""
-    if not shutil.which(LAUNCHERS[library][0]) or not built.exists():
-        pytest.skip(f"{library} is not here: apt install {_PACKAGES[library]}, then build {built.name}")
+def need_library(library, built):
+    """Its launcher, if it has one, and a file of the build that is made where the library is."""
+    if not built.exists() or (library in LAUNCHERS and not shutil.which(LAUNCHERS[library][0])):
+        pytest.skip(f"{library} is not here: apt install {PACKAGES[library]}, then build {built.name}")

@@ -19,7 +19,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
-from mpi_launchers import ENVIRONMENT, LAUNCHERS, MPICH, OPENMPI, need_mpi  # noqa: E402
+from mpi_launchers import ENVIRONMENT, LAUNCHERS, MPICH, OPENMPI, need_library  # noqa: E402
 from test_cli import BAD_ANSWER, BINARY, FINE, USAGE, answer, failure, laconic  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not BINARY.exists(), reason=f"{BINARY} is not built")
@@ -254,7 +254,7 @@ def test_a_plug_in_of_another_engine_is_refused():
 
 def need(*libraries):
     for library in libraries:
-        need_mpi(library, LIBRARIES / f"liblaconic_mpi_{library}.so")
+        need_library(library, LIBRARIES / f"liblaconic_mpi_{library}.so")
 
 
 def mpirun(library, *words, env=None, first=(), second=()):
