@@ -47,15 +47,17 @@ struct Encoder {
   ThreadPool* pool = nullptr;
   Coded* coded = nullptr;    // one per task
   uint8_t* slots = nullptr;  // kTaskColumns per task
+  bool prefetch = false;
 };
 
 // Of so many elements, values and residual stay in the second-level cache: 1 MiB.
 constexpr uint64_t kCachedCount = uint64_t{1} << 17;
 
-// Whether to fetch the next chunk, 320 KiB with its residual, while one is packed. It pays where it
-// was measured with a second-level cache of 2 MiB (Intel), and costs more than it brings where that
-// has 1 MiB (Zen 5): laconic bench --size 256Mi --spec 3lc:scale=chunk.
-bool fetches_next() { return kernels::second_level_cache_bytes() >= uint64_t{2} << 20; }
+// Whether to fetch by software: ahead of a maximum, and the next chunk, 320 KiB with
+// its residual, while one is packed. It pays where it was measured with a second-level cache of
+// 2 MiB (Intel), and costs more than it brings where that has 1 MiB (Zen 5):
+// laconic bench --size 256Mi --spec 3lc:scale=chunk.
+bool fetches_ahead() { return kernels::second_level_cache_bytes() >= uint64_t{2} << 20; }
 
 constexpr uint64_t slots_at(uint64_t tasks) { return round_up(tasks * sizeof(Coded), 64); }
 
@@ -66,7 +68,8 @@ Encoder make_encoder(const ThreeLc::Params& params, uint64_t columns, Work& work
           params,
           useful_pool(work, tasks),
           reinterpret_cast<Coded*>(work.scratch.data()),
-          work.scratch.data() + slots_at(tasks)};
+          work.scratch.data() + slots_at(tasks),
+          fetches_ahead()};
 }
 
 // ---- scale ----
@@ -90,14 +93,15 @@ void raise_to(std::atomic<uint32_t>& most, uint32_t bits) {
 }
 
 // Largest absolute bits of the columns of one task.
-uint32_t max_of_columns(const ThreeLcKernels& kernel, const Tensor& t, uint64_t task) {
+uint32_t max_of_columns(const Encoder& encoder, const Tensor& t, uint64_t task) {
   const uint64_t begin = task * kTaskColumns;
   uint32_t most = 0;
   for (uint32_t i = 0; i < kDigits; ++i) {
     const uint64_t row = i * t.rows.columns;
     const uint64_t from = std::min(row + begin, t.rows.count);
     const uint64_t to = std::min({row + begin + kTaskColumns, row + t.rows.columns, t.rows.count});
-    most = std::max(most, kernel.max_abs_bits(t.values + from, t.residual_at(from), to - from));
+    most = std::max(most, encoder.kernel.max_abs_bits(t.values + from, t.residual_at(from),
+                                                      to - from, encoder.prefetch));
   }
   return most;
 }
@@ -107,9 +111,8 @@ uint32_t max_of_columns(const ThreeLcKernels& kernel, const Tensor& t, uint64_t 
 uint32_t max_abs_bits(const Encoder& encoder, const Tensor& t) {
   std::atomic<uint32_t> most{0};
   const uint64_t tasks = task_count(t.rows.columns);
-  parallel_for(encoder.pool, tasks, [&](uint64_t i) {
-    raise_to(most, max_of_columns(encoder.kernel, t, tasks - 1 - i));
-  });
+  parallel_for(encoder.pool, tasks,
+               [&](uint64_t i) { raise_to(most, max_of_columns(encoder, t, tasks - 1 - i)); });
   return most.load(std::memory_order_relaxed);
 }
 
@@ -266,10 +269,10 @@ void encode_chunk(const Encoder& encoder, const Chunks& chunks, Source source, u
                   uint8_t* header, uint8_t* to) {
   Tensor t = chunk_of(chunks, source, c);
   // Of several threads another one has the next chunk.
-  t.fetch_next = encoder.pool == nullptr && chunks.elements > kCachedCount && fetches_next();
+  t.fetch_next = encoder.pool == nullptr && chunks.elements > kCachedCount && encoder.prefetch;
   Coded& coded = encoder.coded[c];
   const bool known = source.residual != nullptr && chunks.elements <= kCachedCount;
-  const uint32_t max_bits = known ? coded.max_bits : max_of_columns(encoder.kernel, t, 0);
+  const uint32_t max_bits = known ? coded.max_bits : max_of_columns(encoder, t, 0);
   const auto scale = scale_of(encoder.params.s, max_bits);
   coded = Coded{};
   coded.at = to;
@@ -284,7 +287,7 @@ uint32_t max_of_chunks(const Encoder& encoder, const Chunks& chunks, Source sour
   std::atomic<uint32_t> most{0};
   parallel_for(encoder.pool, chunks.count, [&](uint64_t i) {
     const uint64_t c = chunks.count - 1 - i;  // so that the first is in the cache when it is packed
-    encoder.coded[c].max_bits = max_of_columns(encoder.kernel, chunk_of(chunks, source, c), 0);
+    encoder.coded[c].max_bits = max_of_columns(encoder, chunk_of(chunks, source, c), 0);
     raise_to(most, encoder.coded[c].max_bits);
   });
   return most.load(std::memory_order_relaxed);

@@ -39,8 +39,8 @@ inline constexpr uint32_t kMaxUnpackTerms = 8;
 
 struct ThreeLcKernels {
   /// Largest absolute bits of x + e (of x where e is null): above 0x7F7FFFFF where any is infinite
-  /// or NaN.
-  uint32_t (*max_abs_bits)(const float* x, const float* e, uint64_t n);
+  /// or NaN. `prefetch`: by software, with AVX-512; AVX2 always does.
+  uint32_t (*max_abs_bits)(const float* x, const float* e, uint64_t n, bool prefetch);
   /// bytes[j] = digits of column j of a = x + e, and e = a − m·q. Null e: a = x, nothing is stored.
   /// `fetch_next`: what lies five rows further comes next, and is not in a cache.
   void (*pack)(const float* x, float* e, uint64_t stride, uint64_t columns, ThreeLcScale scale,

@@ -45,13 +45,15 @@ using B16 = hn::CappedTag<uint8_t, 16>;
 
 // ---- quantization ----
 
-uint32_t max_abs_bits(const float* x, const float* e, uint64_t n) {
+/// kFetch: with AVX-512, which has twice the bytes to wait for; AVX2 always fetches.
+template <bool kFetch>
+uint32_t max_of(const float* x, const float* e, uint64_t n) {
   const F f;
   const hn::RebindToSigned<F> d;
   const size_t lanes = hn::Lanes(f);
   const auto low31 = hn::Set(d, 0x7FFFFFFF);
   const auto bits = [&](uint64_t i) HWY_ATTR {
-    if constexpr (kMaskRegisters) {
+    if constexpr (kFetch && kMaskRegisters) {
       prefetch_ahead<1024>(x + i);
       if (e != nullptr) prefetch_ahead<1024>(e + i);
     }
@@ -74,8 +76,12 @@ uint32_t max_abs_bits(const float* x, const float* e, uint64_t n) {
   for (; i + lanes <= n; i += lanes) m0 = hn::Max(m0, bits(i));
   const auto m = hn::Max(hn::Max(m0, m1), hn::Max(m2, m3));
   const uint32_t most = static_cast<uint32_t>(hn::GetLane(hn::MaxOfLanes(d, m)));
-  const uint32_t rest = kThreeLcScalar.max_abs_bits(x + i, e == nullptr ? e : e + i, n - i);
+  const uint32_t rest = kThreeLcScalar.max_abs_bits(x + i, e == nullptr ? e : e + i, n - i, false);
   return HWY_MAX(most, rest);
+}
+
+uint32_t max_abs_bits(const float* x, const float* e, uint64_t n, bool prefetch) {
+  return prefetch ? max_of<true>(x, e, n) : max_of<false>(x, e, n);
 }
 
 // One vector of each of the five rows: bytes of the columns at j.

@@ -6,7 +6,7 @@
 namespace laconic::kernels {
 namespace {
 
-uint32_t max_abs_bits(const float* x, const float* e, uint64_t n) {
+uint32_t max_abs_bits(const float* x, const float* e, uint64_t n, bool /*prefetch*/) {
   uint32_t most = 0;
   for (uint64_t i = 0; i < n; ++i) {
     const float a = e == nullptr ? x[i] : x[i] + e[i];

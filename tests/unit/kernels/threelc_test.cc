@@ -39,12 +39,11 @@ bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
 TEST_P(ThreeLcKernelsTest, MaximumOfBits) {
   for (const uint64_t n : sizes()) {
     const std::vector<float> x = gaussian(n + 1, 1), e = gaussian(n + 1, 2);
-    EXPECT_EQ(simd.max_abs_bits(x.data() + 1, nullptr, n),
-              reference.max_abs_bits(x.data() + 1, nullptr, n))
-        << n;
-    EXPECT_EQ(simd.max_abs_bits(x.data() + 1, e.data(), n),
-              reference.max_abs_bits(x.data() + 1, e.data(), n))
-        << n;
+    for (const float* residual : {static_cast<const float*>(nullptr), e.data()}) {
+      const uint32_t expected = reference.max_abs_bits(x.data() + 1, residual, n, false);
+      for (const bool prefetch : {false, true})
+        EXPECT_EQ(simd.max_abs_bits(x.data() + 1, residual, n, prefetch), expected) << n;
+    }
   }
 }
 
@@ -52,16 +51,17 @@ TEST_P(ThreeLcKernelsTest, MaximumFindsWhatIsNotFinite) {
   const float inf = std::numeric_limits<float>::infinity();
   const float big = std::numeric_limits<float>::max();
   for (uint64_t at = 0; at < 150; ++at) {
+    const bool prefetch = at % 2 == 0;
     std::vector<float> x(150, -1.0F), e(150, 0.5F);
     for (const float bad : {inf, -inf, std::nanf(""), -std::nanf("")}) {
       x[at] = bad;
-      EXPECT_GE(simd.max_abs_bits(x.data(), nullptr, 150), 0x7F800000U);
-      EXPECT_GE(simd.max_abs_bits(x.data(), e.data(), 150), 0x7F800000U);
+      EXPECT_GE(simd.max_abs_bits(x.data(), nullptr, 150, prefetch), 0x7F800000U);
+      EXPECT_GE(simd.max_abs_bits(x.data(), e.data(), 150, prefetch), 0x7F800000U);
     }
     x[at] = -big;
-    EXPECT_EQ(simd.max_abs_bits(x.data(), e.data(), 150), std::bit_cast<uint32_t>(big));
+    EXPECT_EQ(simd.max_abs_bits(x.data(), e.data(), 150, prefetch), std::bit_cast<uint32_t>(big));
     e[at] = -big;
-    EXPECT_GE(simd.max_abs_bits(x.data(), e.data(), 150), 0x7F800000U);
+    EXPECT_GE(simd.max_abs_bits(x.data(), e.data(), 150, prefetch), 0x7F800000U);
   }
 }
 
