@@ -53,11 +53,11 @@ struct Encoder {
 // Of so many elements, values and residual stay in the second-level cache: 1 MiB.
 constexpr uint64_t kCachedCount = uint64_t{1} << 17;
 
-// Whether to fetch by software: ahead of a maximum, and the next chunk, 320 KiB with
+// Whether to prefetch by software: what comes next of a maximum, and the next chunk, 320 KiB with
 // its residual, while one is packed. It pays where it was measured with a second-level cache of
 // 2 MiB (Intel), and costs more than it brings where that has 1 MiB (Zen 5):
 // laconic bench --size 256Mi --spec 3lc:scale=chunk.
-bool fetches_ahead() { return kernels::second_level_cache_bytes() >= uint64_t{2} << 20; }
+bool prefetches() { return kernels::second_level_cache_bytes() >= uint64_t{2} << 20; }
 
 constexpr uint64_t slots_at(uint64_t tasks) { return round_up(tasks * sizeof(Coded), 64); }
 
@@ -69,7 +69,7 @@ Encoder make_encoder(const ThreeLc::Params& params, uint64_t columns, Work& work
           useful_pool(work, tasks),
           reinterpret_cast<Coded*>(work.scratch.data()),
           work.scratch.data() + slots_at(tasks),
-          fetches_ahead()};
+          prefetches()};
 }
 
 // ---- scale ----

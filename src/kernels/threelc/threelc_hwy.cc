@@ -45,7 +45,7 @@ using B16 = hn::CappedTag<uint8_t, 16>;
 
 // ---- quantization ----
 
-/// kFetch: with AVX-512, which has twice the bytes to wait for; AVX2 always fetches.
+/// kFetch: whether to prefetch with AVX-512; AVX2 always does.
 template <bool kFetch>
 uint32_t max_of(const float* x, const float* e, uint64_t n) {
   const F f;
