@@ -268,8 +268,7 @@ def page(cells: dict) -> str:
         "### Without a limit", "", perceptron(cells, "off"),
         "## PyTorch: 32 buckets of 64 kB", "",
         wrapped("Two processes of this machine; a step is hardly more than its exchanges. `pytorch:hook` is PyTorch's own all-reduce, as a "
-                "hook in Python. Which core each thread of two processes gets changes from minute to minute: seen on the machine of "
-                "2026-11-25, plain DDP takes 9.5 ms in some and 24 in others, `3lc` and `int8` 12 to 15 in all, so that the ratio is "
-                "1.3 to 1.5 in the former."), "",
+                "hook in Python. Which core each thread of two processes gets changes from minute to minute, and the step of plain DDP with "
+                "it: make this cell several times before you believe its ratios."), "",
         buckets(cells),
         "## Machine", "", machines(cells), ""])

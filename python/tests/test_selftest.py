@@ -111,6 +111,15 @@ def test_the_model_is_that_of_the_guide():
     assert selftest.break_even_gbit(one, copies, 64, "gather_all") == 0.0, "traffic grows with the ranks"
 
 
+def test_no_figure_of_the_table_runs_into_the_next(capsys):
+    """`none` decodes nothing, at a rate without bounds."""
+    speed = {"ratio": 1.0, "encode": 12.18, "decode": 15420.24}
+    selftest._print({"device": "cuda:0", "torch": "2.11.0", "checks": [], "break_even_gbit": {"none": {"2": 0.0, "4": 0.0, "8": 0.0}},
+                     "rates": {"copy_to_host": 50.8, "copy_to_device": 51.0, "threads": 8, "codecs": {"none": speed}}})
+    row, = (line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("none"))
+    assert row == ["none", "12.18", "15420.24", "0.00", "0.00", "0.00"]
+
+
 def test_the_strategy_is_that_of_so_many_ranks():
     assert [selftest.strategy_of("int8", ranks) for ranks in (2, 8)] == ["gather_all", "two_shot"]
     assert selftest.strategy_of("bf16", 4) == "native_sum"

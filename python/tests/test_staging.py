@@ -634,7 +634,7 @@ def _benchmark(device, spec):
 
 @pytest.mark.parametrize("spec", ["pytorch:ddp", "3lc"])
 def test_the_benchmark_of_training_runs(staged, device, spec):
-    pytest.importorskip("sklearn")
+    pytest.importorskip("sklearn", reason="bench/gpu_training.py trains on scikit-learn's digits")
     for found in staged(2).run(_benchmark, device=device, spec=spec):
         assert found["same"] and found["accuracy"] > 0.3 and found["step_ms"] > 0
         assert (found["path"], found["ratio"] > 2) == (("staged", True) if spec == "3lc" else (None, False))

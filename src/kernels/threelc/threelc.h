@@ -39,7 +39,7 @@ inline constexpr uint32_t kMaxUnpackTerms = 8;
 
 struct ThreeLcKernels {
   /// Largest absolute bits of x + e (of x where e is null): above 0x7F7FFFFF where any is infinite
-  /// or NaN. `prefetch`: by software, with AVX-512; AVX2 always does.
+  /// or NaN. `prefetch`: a hint, on which no bit depends.
   uint32_t (*max_abs_bits)(const float* x, const float* e, uint64_t n, bool prefetch);
   /// bytes[j] = digits of column j of a = x + e, and e = a − m·q. Null e: a = x, nothing is stored.
   /// `fetch_next`: what lies five rows further comes next, and is not in a cache.
