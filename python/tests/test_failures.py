@@ -228,6 +228,13 @@ def test_a_killed_rank_loses_nothing_of_the_others(spec, options, call):
         nothing_is_lost(result)
 
 
+def _is_dead(pid) -> bool:
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except (FileNotFoundError, ProcessLookupError):  # gone, or while it is read
+        return True
+
+
 def _dies_while_all_reduce(victim, begun):
     """`victim` dies in the third step: before its sum begins, or when it has begun everywhere but on rank 1."""
     import os
@@ -252,11 +259,13 @@ def _dies_while_all_reduce(victim, begun):
 
     def fatal(steps, count):
         if rank == 1 and begun:
-            store.get("begun")  # blocks until then
+            gone = int(store.get("begun"))  # blocks until then
+            while not _is_dead(gone):  # alive it could still finish the sum
+                time.sleep(0.01)
         batch = None if rank == victim and not begun else start(steps, count)
         if rank == victim:
             if begun:
-                store.set("begun", "yes")
+                store.set("begun", str(os.getpid()))
             os.kill(os.getpid(), signal.SIGKILL)
             time.sleep(60)
         return batch
@@ -285,13 +294,6 @@ def test_all_hear_who_died_in_a_ring_not_only_its_neighbours(victim, begun):
         assert kind == "ok" and isinstance(result, dict), result
         assert f"rank {victim} is gone" in result["last"].message and str(result["last"]) in result["raised"]
         nothing_is_lost(result)
-
-
-def _is_dead(pid) -> bool:
-    try:
-        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
-    except (FileNotFoundError, ProcessLookupError):  # gone, or while it is read
-        return True
 
 
 def _dies_in_a_message():
