@@ -19,7 +19,7 @@ struct Dc2 {
   enum class Target : uint8_t { start, compute };
   static constexpr std::array<std::string_view, 2> kTargets{"start", "compute"};
   /// What exchanges that nothing hides may add to a step (decision 0038).
-  static constexpr double kShare = 0.5;
+  static constexpr double kShare = 0.33;
   struct Params {
     double min = 0;
     double max = 0;
@@ -56,9 +56,10 @@ struct Dc2 {
   static constexpr double kHigh = 1.5;
   static constexpr double kWeight = 0.2;    // of the last step in the slowdown
   static constexpr double kMost = 16;       // of a step's slowdown: one outlier is not a trend
-  static constexpr std::size_t kAgree = 3;  // steps that say how far a time has risen
+  static constexpr std::size_t kAgree = 3;  // steps that say how much room there is,
+  static constexpr std::size_t kRisen = 2;  // and those of them that say how far a time has risen
   // By the next update reports of this many steps are about the setting of the last one.
-  static_assert(kEvery >= kDelay + kAgree);
+  static_assert(kEvery >= kDelay + kAgree && kRisen <= kAgree);
 
   struct State {
     double target = 0;    // seconds; 0: not known yet
@@ -66,6 +67,8 @@ struct Dc2 {
     uint64_t seen = 0;    // step of the last observation
     uint64_t updated = 0;
     uint64_t settled = 0;  // until then nothing is judged: reports are about what was before
+    double passed = 0;     // amount of the setting that an update last found not slow
+    double knee = 0;       // and of one that was so until times rose far: as far growth doubles
     std::array<double, kAgree> last{};  // times over the target, newest first; 0: not known
     uint64_t samples = 0;
     std::array<double, kStart> sample{};
@@ -113,10 +116,9 @@ struct Dc2 {
 
   static Move step(const Params& p, const Position& at, State& s, const Observation& seen) {
     Move move = Move::hold(at);
-    if (s.settled > seen.step) return move;
     const bool learning = s.target == 0;
     const double target = learning ? learn_target(p, s, seen) : s.target;
-    if (target == 0) return move;
+    if (target == 0 || s.settled > seen.step) return move;
     slow_down(s, seen, target);
     move.slowdown = s.slowdown;
     move.target_s = target;
@@ -124,9 +126,7 @@ struct Dc2 {
       if (s.slowdown > kHigh) switch_path(s, seen.step, move, false, Reason::dense_is_slow);
       return move;
     }
-    const uint64_t since = seen.step - s.updated;
-    if (s.updated != 0 && since < kEvery) return move;
-    if (s.updated != 0 && since < kEvery + kAgree - 1 && p.mean == 0 && rises(s)) return move;
+    if (!due(p, s, seen.step)) return move;
     s.updated = seen.step;
     decide(at, s, seen, learning, move);
     if (p.mean > 0) keep_mean(p, at, s, move);
@@ -137,7 +137,9 @@ struct Dc2 {
     const double most_sent = p.mean > 0 ? most_credit(p, range) : 0;
     return (s.target == 0 || plausible(s.target)) && s.slowdown >= 0 && s.slowdown <= kMost &&
            s.samples < kStart && s.place < kWindow && s.updated <= s.seen &&
-           s.settled <= s.seen + kEvery &&
+           s.settled <= s.seen + kEvery && s.passed >= 0 &&
+           s.passed <= amount(range, most(range)) && s.knee >= 0 &&
+           s.knee <= amount(range, most(range)) &&
            std::all_of(s.last.begin(), s.last.end(),
                        [](double x) { return x >= 0 && x <= kMost; }) &&
            std::all_of(s.sample.begin(), s.sample.end(),
@@ -183,53 +185,88 @@ struct Dc2 {
     s.seen = seen.step;
   }
 
-  /// One halving will not do for the newest steps, which are not three yet: one or two more say how
-  /// far to fall. A mean counts in updates of five steps, which cannot wait.
-  static bool rises(const State& s) {
-    return s.last.front() / 2 > kHigh && s.last.back() / 2 <= kHigh;
+  /// Every five steps; or as soon as one halving will not do for two steps in a row, where an
+  /// update that meets the first waits for the second. A mean counts in updates of five steps.
+  static bool due(const Params& p, const State& s, uint64_t step) {
+    if (s.updated == 0) return true;
+    if (p.mean > 0) return step - s.updated >= kEvery;
+    return risen(s) || step - s.updated >= kEvery + (s.last.front() / 2 > kHigh ? kRisen - 1 : 0);
   }
 
-  /// Halves; and where that would leave each of the last steps slow, again until it would not.
-  static void fall(const Position& at, State& s, uint64_t step, Move& move) {
-    move.value = shrunk(at.range, at.value, 0.5);
+  static double least_risen(const State& s) {
+    return *std::min_element(s.last.begin(), s.last.begin() + kRisen);
+  }
+  static bool risen(const State& s) { return least_risen(s) / 2 > kHigh; }
+
+  /// Halves; once the target stands again and again, until neither of the last steps would be slow.
+  static void fall(const Position& at, State& s, uint64_t step, bool learning, Move& move) {
+    if (at.value == least(at.range)) {  // all there is to know is when this ends
+      s.slowdown = 0;
+      return;
+    }
+    const bool far = risen(s) && !learning;
+    const double from = amount(at.range, at.value);
+    // Slow since it has grown, or since the network is slow? A growth by less is not what it is.
+    if (s.passed * kHigh < from) {
+      s.knee = std::min(s.knee, s.passed);
+    } else if (far) {
+      s.knee = from;
+    }
+    double left = far ? least_risen(s) : trend(s);
+    do {
+      move.value = shrunk(at.range, move.value, 0.5);
+      left /= 2;
+    } while (far && left > kHigh);
     move.reason = Reason::slow;
-    double left = *std::min_element(s.last.begin(), s.last.end()) / 2;
-    if (left <= kHigh) return;
-    for (; left > kHigh; left /= 2) move.value = shrunk(at.range, move.value, 0.5);
-    // What r remembers is no trend any more.
+    // A time falls with what is sent; reports until then are about what was before.
+    s.slowdown = far ? 0 : left;
     s.settled = step + kDelay + 1;
-    s.slowdown = 0;
+    s.seen = s.settled - 1;
     s.last.fill(0);
   }
 
+  /// Before the target stands nothing grows.
   static void decide(const Position& at, State& s, const Observation& seen, bool learning,
                      Move& move) {
-    if (s.slowdown > kHigh) {
-      fall(at, s, seen.step, move);
-    } else if (s.slowdown < kLow && !learning) {
+    if (risen(s) || trend(s) > kHigh) {
+      fall(at, s, seen.step, learning, move);
+      return;
+    }
+    if (slowest(s) <= kHigh) s.passed = amount(at.range, at.value);
+    if (trend(s) < kLow && !learning) {
       if (at.value == most(at.range)) {
         if (at.may_turn && dense_fits(at, s, seen))
           switch_path(s, seen.step, move, true, Reason::dense);
         return;
       }
-      const double next = grown(at.range, at.value, room(s));
+      const double back = std::clamp(s.knee / amount(at.range, at.value) - 1, 0.0, 1.0);
+      const double next = grown(at.range, at.value, std::max(back, room(s)));
       // A step of an integer may be a large one: none that would be taken back.
       const double growth = amount(at.range, next) / amount(at.range, at.value);
-      if (s.slowdown * growth > kHigh) return;
+      const bool known = amount(at.range, next) <= s.knee;
+      if (!known && trend(s) * growth > kHigh) return;
+      s.slowdown = trend(s);
       move.value = next;
       move.reason = Reason::fast;
     }
   }
 
+  /// Each of the last steps took half the target at most: what r remembers is no trend any more.
+  static bool is_half_empty(const State& s) {
+    return std::all_of(s.last.begin(), s.last.end(), [](double x) { return x > 0 && x <= 0.5; });
+  }
+  static double trend(const State& s) {
+    return is_half_empty(s) ? *std::max_element(s.last.begin(), s.last.end()) : s.slowdown;
+  }
+
+  static double slowest(const State& s) {
+    return std::max(trend(s), *std::max_element(s.last.begin(), s.last.end()));
+  }
+
   /// By what share more may be sent: a tenth, or what r and each of the last steps leave of the
   /// target, as a time grows by no more than what is sent; at most twice as much.
   static double room(const State& s) {
-    double slowest = s.slowdown;
-    for (const double x : s.last) {
-      if (x == 0) return 0.1;
-      slowest = std::max(slowest, x);
-    }
-    return std::clamp(1 / slowest - 1, 0.1, 1.0);
+    return s.last.back() > 0 ? std::clamp(1 / slowest(s) - 1, 0.1, 1.0) : 0.1;
   }
 
   /// The time now, with the bytes of float32 instead of this rule's.

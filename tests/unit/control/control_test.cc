@@ -22,7 +22,7 @@ TEST(Control, TextsHaveOneForm) {
       {"dc2:deadline_ms=80", "dc2:deadline_ms=80"},
       {"dc2:mean=0.01,target=compute", "dc2:target=compute,mean=0.01"},
       {"dc2:share=0.250,target=compute", "dc2:target=compute,share=0.25"},
-      {"dc2:share=0.5", "dc2"},
+      {"dc2:share=0.33", "dc2"},
       {"aimd", "aimd"},
       {"bdp:cut=0.9", "bdp:cut=0.9"},
       {"schedule:0=0.25,200=0.010", "schedule:0=0.25,200=0.01"},

@@ -80,7 +80,7 @@ TEST_P(ClosedLoop, DoesNotReactToALateRank) {
   }
   // The same link judged by the slowest rank: what the minimum over ranks is there for.
   link.maximum = true;
-  EXPECT_LT(run(link).steps.back().value, 0.6 * without.steps.back().value);
+  EXPECT_LT(run(link).steps.back().value, 0.7 * without.steps.back().value);
 }
 
 TEST_P(ClosedLoop, TakesFloat32WhileItFits) {
