@@ -154,6 +154,12 @@ TEST(Controller, SendsLessWhileItLearnsHowLongComputingTakes) {
   }
 }
 
+TEST(Controller, HalvesOnceAtATimeWhileItLearns) {
+  auto made = Controller::create({{"dc2:target=compute,share=0.5", false, "topk", ratio()}});
+  for (uint64_t step = 1; step <= 7; ++step) made->observe(seen_at(step, step < 6 ? 0.14 : 0.9));
+  EXPECT_DOUBLE_EQ(made->value(0), 0.005);  // two steps of nine times the target would be an eighth
+}
+
 TEST(Controller, LearnsTheTargetFromTwentyStepsThoughItHasMovedSooner) {
   auto made = Controller::create({{"dc2:target=compute,share=1", false, "topk", ratio()}});
   // The rest of the step: 20, 19, … 1 ms; their lower quartile is 5.
@@ -311,8 +317,10 @@ TEST(Controller, AtItsSmallestSettingItRemembersNoSlowness) {
 TEST(Controller, AStepWithoutAReportAgreesToNothing) {
   auto made = at_100_ms();
   made->observe(seen_at(1, 0.12));
-  for (const uint64_t step : {3U, 5U, 6U}) made->observe(seen_at(step, step == 6 ? 0.12 : 1));
-  EXPECT_DOUBLE_EQ(made->value(0), 0.005);  // r; not twice
+  for (const uint64_t step : {3U, 5U}) made->observe(seen_at(step, 1));
+  EXPECT_DOUBLE_EQ(made->value(0), 0.01);
+  made->observe(seen_at(7, 1));  // an update waits for one step, not for two that agree
+  EXPECT_DOUBLE_EQ(made->value(0), 0.005);
 }
 
 TEST(Controller, AnUpdateWaitsUntilTwoStepsHaveSaidHowFar) {
