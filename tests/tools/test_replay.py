@@ -24,43 +24,59 @@ def laconic(*words):
 
 def second_dc2(times, first=0):
     """docs/algorithms.md, without float32 and without a mean."""
-    value, slowdown, updated, decisions = START, None, None, []
+    value, r, updated, decisions = START, None, None, []
     row = []  # of steps without a gap: times over the target
     settled = 0
+    passed = knee = 0.0
     for step, time in enumerate(times, first):
-        if time is None or step < settled:
+        if step < settled:
+            continue
+        if time is None:
             row = []
             continue
         now = min(time / DEADLINE, 16)
         row.append(now)
-        if slowdown is None:
-            slowdown = now
+        if r is None:
+            r = now
         else:
             kept = 1.0
             for _ in range(min(step - seen, 64)):
                 kept *= 1 - 0.2
-            slowdown = now + kept * (slowdown - now)
+            r = now + kept * (r - now)
         seen = step
-        if updated not in (None, 0):
-            far = [x > 3 for x in ([0, 0, 0] + row)[-3:]]
-            if step - updated < 5 or (step - updated < 7 and far[2] and not far[0]):
+        last = ([0, 0, 0] + row)[-3:]
+        two = min(last[1:])
+        trend = max(last) if all(0 < x <= 0.5 for x in last) else r
+        if updated not in (None, 0) and two <= 3 and step - updated < (6 if now > 3 else 5):
+            continue
+        updated, old = step, value
+        if two > 3 or trend > 1.5:
+            if value == LEAST:
+                r = None
                 continue
-        updated = step
-        if slowdown > 1.5:
-            fastest = min(([0, 0, 0] + row)[-3:])
-            k = 1
-            while fastest / 2**k > 1.5:
-                k += 1
-            new = max(LEAST, value * 0.5**k)
-            if k > 1:  # r begins with the first report on the new value
-                slowdown, settled = None, step + 3
-        elif slowdown < 1.1:
-            new = min(MOST, value + 0.1 * value)
+            if passed * 1.5 < value:
+                knee = min(knee, passed)
+            elif two > 3:
+                knee = value
+            left, halvings = (two, 1) if two > 3 else (trend, 1)
+            while two > 3 and left / 2**halvings > 1.5:
+                halvings += 1
+            value = max(LEAST, value / 2**halvings)
+            r = None if two > 3 else left / 2
+            settled, seen, row = step + 3, step + 2, []
         else:
-            new = value
-        if new != value:
-            decisions.append({"step": step, "rule": 1, "from": value, "to": new})
-        value = new
+            slowest = max([trend, *last])
+            if slowest <= 1.5:
+                passed = value
+            if trend < 1.1 and value < MOST:
+                share = min(max(1 / slowest - 1, 0.1), 1) if last[0] else 0.1
+                share = max(share, min(knee / value - 1, 1))
+                new = min(MOST, value + share * value)
+                if new > knee and trend * (new / value) > 1.5:
+                    continue
+                value, r = new, trend
+        if value != old:
+            decisions.append({"step": step, "rule": 1, "from": old, "to": value})
     return decisions
 
 
@@ -90,8 +106,11 @@ def record(times, decisions, *, before=1, spec="topk", first=0):
 @pytest.fixture
 def run():
     rng = random.Random(7)
-    times = [None if rng.random() < 0.1 else DEADLINE * rng.choice([0.5, 1.0, 1.2, 3.0]) for _ in range(400)]
-    return times, second_dc2(times)
+    times = []
+    while len(times) < 400:  # stretches of a network, each of its own time and noise
+        level = rng.choice([0.1, 0.3, 0.7, 1.0, 1.3, 2.0, 6.0])
+        times += [None if rng.random() < 0.1 else DEADLINE * level * rng.choice([0.8, 1.0, 1.2]) for _ in range(rng.randrange(4, 40))]
+    return times[:400], second_dc2(times[:400])
 
 
 def test_equal_decisions(tmp_path, run):
