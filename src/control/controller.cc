@@ -15,10 +15,10 @@
 namespace laconic::control {
 namespace {
 
-constexpr uint64_t kStateVersion = 1;
-constexpr std::size_t kHead = 2;      // words: version, configuration
-constexpr std::size_t kPerRule = 2;   // words: value, path
-constexpr std::size_t kPerClass = 3;  // words of a size of History
+constexpr uint64_t kStateVersion = 2;  // also of what laws remember
+constexpr std::size_t kHead = 2;       // words: version, configuration
+constexpr std::size_t kPerRule = 2;    // words: value, path
+constexpr std::size_t kPerClass = 3;   // words of a size of History
 constexpr std::size_t kHistory = kPerClass * std::tuple_size_v<decltype(History::classes)>;
 
 /// A rule's path in a word: 0, or 1 and the step of the decision for float32.

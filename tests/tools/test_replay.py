@@ -58,11 +58,11 @@ def second_dc2(times, first=0):
                 knee = min(knee, passed)
             elif two > 3:
                 knee = value
-            left, halvings = (two, 1) if two > 3 else (trend, 1)
-            while two > 3 and left / 2**halvings > 1.5:
+            halvings = 1
+            while two > 3 and two / 2**halvings > 1.5:
                 halvings += 1
             value = max(LEAST, value / 2**halvings)
-            r = None if two > 3 else left / 2
+            r = None if two > 3 else trend / 2
             settled, seen, row = step + 3, step + 2, []
         else:
             slowest = max([trend, *last])

@@ -56,8 +56,10 @@ struct Dc2 {
   static constexpr double kHigh = 1.5;
   static constexpr double kWeight = 0.2;    // of the last step in the slowdown
   static constexpr double kMost = 16;       // of a step's slowdown: one outlier is not a trend
-  static constexpr std::size_t kAgree = 3;  // steps that say how much room there is,
-  static constexpr std::size_t kRisen = 2;  // and those of them that say how far a time has risen
+  static constexpr std::size_t kAgree = 3;  // last steps, which say how much room there is,
+  static constexpr std::size_t kRisen = 2;  // and of these the newest, which say how far to fall
+  static constexpr double kEmpty = 0.5;     // of the target in each of them: r is out of date
+  static constexpr double kGrown = 1.5;     // more than a setting that was not slow: growth is why
   // By the next update reports of this many steps are about the setting of the last one.
   static_assert(kEvery >= kDelay + kAgree && kRisen <= kAgree);
 
@@ -67,8 +69,8 @@ struct Dc2 {
     uint64_t seen = 0;    // step of the last observation
     uint64_t updated = 0;
     uint64_t settled = 0;  // until then nothing is judged: reports are about what was before
-    double passed = 0;     // amount of the setting that an update last found not slow
-    double knee = 0;       // and of one that was so until times rose far: as far growth doubles
+    double passed = 0;     // amount that an update last found not slow
+    double knee = 0;       // amount up to which growth doubles, as TCP's slow start does
     std::array<double, kAgree> last{};  // times over the target, newest first; 0: not known
     uint64_t samples = 0;
     std::array<double, kStart> sample{};
@@ -117,6 +119,7 @@ struct Dc2 {
   static Move step(const Params& p, const Position& at, State& s, const Observation& seen) {
     Move move = Move::hold(at);
     const bool learning = s.target == 0;
+    // Computing takes as long before what was decided holds.
     const double target = learning ? learn_target(p, s, seen) : s.target;
     if (target == 0 || s.settled > seen.step) return move;
     slow_down(s, seen, target);
@@ -135,11 +138,12 @@ struct Dc2 {
 
   static bool valid(const Params& p, const Range& range, const State& s) {
     const double most_sent = p.mean > 0 ? most_credit(p, range) : 0;
+    const auto is_amount = [most = amount(range, most(range))](double x) {
+      return x >= 0 && x <= most;
+    };
     return (s.target == 0 || plausible(s.target)) && s.slowdown >= 0 && s.slowdown <= kMost &&
            s.samples < kStart && s.place < kWindow && s.updated <= s.seen &&
-           s.settled <= s.seen + kEvery && s.passed >= 0 &&
-           s.passed <= amount(range, most(range)) && s.knee >= 0 &&
-           s.knee <= amount(range, most(range)) &&
+           s.settled <= s.seen + kEvery && is_amount(s.passed) && is_amount(s.knee) &&
            std::all_of(s.last.begin(), s.last.end(),
                        [](double x) { return x >= 0 && x <= kMost; }) &&
            std::all_of(s.sample.begin(), s.sample.end(),
@@ -193,21 +197,21 @@ struct Dc2 {
     return risen(s) || step - s.updated >= kEvery + (s.last.front() / 2 > kHigh ? kRisen - 1 : 0);
   }
 
+  /// The faster of the last two steps; both are on what holds now.
   static double least_risen(const State& s) {
     return *std::min_element(s.last.begin(), s.last.begin() + kRisen);
   }
   static bool risen(const State& s) { return least_risen(s) / 2 > kHigh; }
 
-  /// Halves; once the target stands again and again, until neither of the last steps would be slow.
+  /// Halves; once the target stands, as often as the faster of two risen steps needs.
   static void fall(const Position& at, State& s, uint64_t step, bool learning, Move& move) {
-    if (at.value == least(at.range)) {  // all there is to know is when this ends
-      s.slowdown = 0;
+    if (at.value == least(at.range)) {
+      s.slowdown = 0;  // what is left to see is the end of it, which r would put off
       return;
     }
     const bool far = risen(s) && !learning;
     const double from = amount(at.range, at.value);
-    // Slow since it has grown, or since the network is slow? A growth by less is not what it is.
-    if (s.passed * kHigh < from) {
+    if (s.passed * kGrown < from) {
       s.knee = std::min(s.knee, s.passed);
     } else if (far) {
       s.knee = from;
@@ -218,7 +222,7 @@ struct Dc2 {
       left /= 2;
     } while (far && left > kHigh);
     move.reason = Reason::slow;
-    // A time falls with what is sent; reports until then are about what was before.
+    // A time falls with what is sent. Until the new setting holds, reports are on the old one.
     s.slowdown = far ? 0 : left;
     s.settled = step + kDelay + 1;
     s.seen = s.settled - 1;
@@ -228,6 +232,7 @@ struct Dc2 {
   /// Before the target stands nothing grows.
   static void decide(const Position& at, State& s, const Observation& seen, bool learning,
                      Move& move) {
+    move.slowdown = risen(s) ? least_risen(s) : trend(s);
     if (risen(s) || trend(s) > kHigh) {
       fall(at, s, seen.step, learning, move);
       return;
@@ -251,17 +256,15 @@ struct Dc2 {
     }
   }
 
-  /// Each of the last steps took half the target at most: what r remembers is no trend any more.
-  static bool is_half_empty(const State& s) {
-    return std::all_of(s.last.begin(), s.last.end(), [](double x) { return x > 0 && x <= 0.5; });
+  static double slowest_of_last(const State& s) {
+    return *std::max_element(s.last.begin(), s.last.end());
   }
+  /// r, or the slowest of the last steps where all of them say that r is out of date.
   static double trend(const State& s) {
-    return is_half_empty(s) ? *std::max_element(s.last.begin(), s.last.end()) : s.slowdown;
+    const double slowest = slowest_of_last(s);
+    return s.last.back() > 0 && slowest <= kEmpty ? slowest : s.slowdown;
   }
-
-  static double slowest(const State& s) {
-    return std::max(trend(s), *std::max_element(s.last.begin(), s.last.end()));
-  }
+  static double slowest(const State& s) { return std::max(trend(s), slowest_of_last(s)); }
 
   /// By what share more may be sent: a tenth, or what r and each of the last steps leave of the
   /// target, as a time grows by no more than what is sent; at most twice as much.

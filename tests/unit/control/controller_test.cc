@@ -135,7 +135,6 @@ TEST(Controller, SendsLessWhileItLearnsHowLongComputingTakes) {
   };
   for (const Case& c :
        {Case{"compute,share=0.5", 0.16, 5, 0.005}, Case{"compute,share=0.5", 0.14, 0, 0},
-        Case{"compute,share=0.5", 0.9, 5, 0.005},  // one halving, while it learns
         Case{"compute,share=0.5", 0.01, 25, 0.02}, Case{"start", 0.16, 25, 0.01 / 0.731072}}) {
     auto made = Controller::create({{"dc2:target=" + c.target, false, "topk", ratio()}});
     uint64_t moved = 0;
@@ -199,7 +198,7 @@ TEST(Controller, HalvesAboveOneAndAHalfAndGrowsByATenthBelowOnePointOne) {
       EXPECT_TRUE(made->observe(seen_at(step, c.network_s)).empty());
     }
     EXPECT_EQ(made->value(0), value);
-    EXPECT_EQ(made->observe(seen_at(6, c.network_s)).empty(), c.to == 0.01 || c.to == 0.005);
+    EXPECT_EQ(made->observe(seen_at(6, c.network_s)).empty(), c.to <= 0.01);
   }
 }
 
@@ -209,14 +208,14 @@ TEST(Controller, AHalvingHalvesRAndNoReportOnTheStepsBeforeItHoldsCounts) {
     double to;
   };
   // r is 1.6, then 0.8; after the reports of steps 4, 5 and 6 it is 0.8 + 0.488 (T/τ - 0.8).
-  for (const Case& c : {Case{0.08, 0.0055}, Case{0.141, 0.0055}, Case{0.142, 0.005},
+  for (const Case& c : {Case{0.08, 0.005 / 0.8}, Case{0.141, 0.0055}, Case{0.142, 0.005},
                         Case{0.223, 0.005}, Case{0.224, 0.0025}}) {
     auto made = at_100_ms();
     made->observe(seen_at(1, 0.16));
     EXPECT_DOUBLE_EQ(made->value(0), 0.005);
     observe_all(*made, 2, 3, 100);
     observe_all(*made, 4, 6, c.then_s);
-    EXPECT_NEAR(made->value(0), c.then_s == 0.08 ? 0.005 / 0.8 : c.to, 1e-12) << c.then_s;
+    EXPECT_NEAR(made->value(0), c.to, 1e-12) << c.then_s;
   }
 }
 
@@ -262,6 +261,11 @@ TEST(Controller, GrowsByWhatRAndItsLastThreeStepsLeaveOfTheTarget) {
   auto made = at_100_ms();
   for (const uint64_t step : {1U, 2U, 3U, 4U, 6U}) made->observe(seen_at(step, 0.02));
   EXPECT_DOUBLE_EQ(made->value(0), 0.0121);
+  // Nor do the others say that r, which is 2.1, is out of date.
+  made = at_100_ms();
+  for (const uint64_t step : {1U, 2U, 3U, 4U, 6U})
+    made->observe(seen_at(step, step == 1 ? 0.14 : step == 2 ? 1.6 : 0.05));
+  EXPECT_DOUBLE_EQ(made->value(0), 0.005);
 }
 
 TEST(Controller, DoublesUpToTheSettingThatFarRisenTimesHaveFallenOn) {
@@ -353,6 +357,21 @@ TEST(Controller, ADecisionHasItsFigures) {
   EXPECT_EQ(decision_text(decisions[0], "topk:ratio=0.01", "ratio"),
             "topk:ratio=0.01: ratio 0.01 -> 0.005 from step 207: network 143 ms, 2.31 x the target "
             "of 62 ms");
+  // They are what was decided by, not always r: two steps that rose, three within half the target.
+  struct Case {
+    std::array<double, 6> network_s;
+    double slowdown;
+  };
+  for (const Case& c : {Case{{0.12, 0.12, 0.12, 0.12, 0.5, 0.4}, 4},
+                        Case{{0.14, 1.6, 0.05, 0.03, 0.05, 0.05}, 0.5}}) {
+    auto laws = at_100_ms();
+    std::vector<double> found;
+    for (uint64_t i = 0; i < 6; ++i) {
+      for (const Decision& d : laws->observe(seen_at(i + 1, c.network_s[i])))
+        found.push_back(d.slowdown);
+    }
+    EXPECT_EQ(found, std::vector<double>{c.slowdown});
+  }
 }
 
 TEST(Controller, AnIntegerTakesNoStepThatWouldBeTakenBack) {
@@ -548,6 +567,9 @@ TEST(Controller, DamagedStateChangesNothing) {
       }
     }
     EXPECT_GE(refused, 2 * 4U) << text;
+    auto older = good;
+    --older[0];
+    EXPECT_EQ(other->load(older).error().code, Errc::state_version);
     auto shorter = good;
     shorter.pop_back();
     EXPECT_EQ(other->load(shorter).error().code, Errc::state_corrupt);

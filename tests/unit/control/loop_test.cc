@@ -56,7 +56,7 @@ TEST_P(ClosedLoop, FollowsAFallAndARise) {
   link.mbit = scenario::fall_and_rise;
   for (uint64_t seed = 1; seed <= 3; ++seed) {
     const Loop::Run done = run(link, "dc2", seed);
-    EXPECT_LE(steps_until_near(done, kFall, 0.35), 8U);
+    EXPECT_LE(steps_until_near(done, kFall, 0.35), 5U);
     EXPECT_LE(steps_until_near(done, kRise, 0.35), 40U);
     EXPECT_LE(share_above(done, {{kFall, kFall + 10}, {kRise, kRise + 40}}), 0.02);
     EXPECT_GE(share_of_oracle(done), 0.85);
