@@ -163,13 +163,22 @@ bool Slots::acknowledge(uint32_t worker, uint64_t number) noexcept {
   const uint64_t old = ack(worker);
   if (number <= old) return true;
   raise(ring_->acks[worker], number);
-  if (old == floor()) {
-    uint64_t lowest = number;
-    for (uint32_t w = 0; w < settings_.world; ++w) lowest = std::min(lowest, ack(w));
-    raise(ring_->floor, lowest);
-  }
+  // Beside the program only the last of several acks sees them all, whichever that is.
+  if (is_shared() || old == floor()) raise_floor();
   if (number >= front()) late_ &= ~bit_of(worker);
   return true;
+}
+
+void Slots::raise_floor() noexcept {
+  uint64_t lowest = ack(0);
+  for (uint32_t w = 1; w < settings_.world; ++w) lowest = std::min(lowest, ack(w));
+  raise(ring_->floor, lowest);
+}
+
+bool Slots::is_beyond(uint64_t number) noexcept {
+  if (number < floor() + settings_.ring) return false;
+  if (is_shared()) raise_floor();  // the program in the kernel gives up after some tries
+  return number >= floor() + settings_.ring;
 }
 
 uint32_t Slots::length_of(const Contribution& c) const noexcept {
@@ -208,7 +217,7 @@ void Slots::unlink(Slot& slot) noexcept {
 
 Verdict Slots::add(Time now, const Contribution& c) noexcept {
   if (c.number < ack(c.worker)) return Verdict::stale;
-  if (c.number >= floor() + settings_.ring) return Verdict::beyond;
+  if (is_beyond(c.number)) return Verdict::beyond;
   const Hold hold(*this, c.number);
   Slot& slot = at(c.number);
   if (slot.number > c.number) return Verdict::stale;  // all have acknowledged it meanwhile
@@ -344,7 +353,7 @@ void Slots::advance_front() noexcept {
 
 Verdict Slots::pull(uint32_t worker, uint64_t number) noexcept {
   if (number < ack(worker)) return Verdict::stale;
-  if (number >= floor() + settings_.ring) return Verdict::beyond;
+  if (is_beyond(number)) return Verdict::beyond;
   const Hold hold(*this, number);
   if (has(number, SlotState::closed)) return Verdict::stored;
   if (has(number, SlotState::fetching)) return Verdict::waiting;

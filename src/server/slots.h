@@ -173,6 +173,9 @@ class Slots {
   void count_left_out(const Slot& slot) noexcept;
   void unlink(Slot& slot) noexcept;
   void advance_front() noexcept;
+  void raise_floor() noexcept;
+  /// At or above the floor + ring.
+  [[nodiscard]] bool is_beyond(uint64_t number) noexcept;
   void note_closed(uint64_t number) noexcept;
 
   wire::JobSettings settings_;

@@ -176,20 +176,42 @@ wire::JobSettings settings_of(uint8_t world, uint8_t code_bits, uint8_t lane_bit
   return s;
 }
 
+/// Knows what a job was given.
+struct Witness final : server::KernelPath {
+  explicit Witness(Xdp* to) : xdp(to) {}
+  server::SharedSlots take(const wire::JobSettings& settings, uint32_t id, uint64_t epoch,
+                           const wire::SipKey& key) override {
+    return taken = xdp->take(settings, id, epoch, key);
+  }
+  void give_back(const server::SharedSlots& slots) noexcept override { xdp->give_back(slots); }
+  bool place(const server::SharedSlots& slots, uint32_t worker,
+             const Address& address) noexcept override {
+    return xdp->place(slots, worker, address);
+  }
+  Xdp* xdp;
+  server::SharedSlots taken;
+};
+
 /// Two servers that get the same datagrams: one by way of the program, one without it.
 class Pair {
  public:
   /// All have the results below `start`; `holds`: worker 0 has that one, too.
   Pair(Xdp* xdp, const wire::JobSettings& settings, uint64_t seed,
        const std::vector<uint32_t>& ports, uint64_t start = 0, bool holds = false)
-      : settings_(settings), dice_(seed), ports_(ports), xdp_(xdp), start_(start), holds_(holds) {
+      : settings_(settings),
+        dice_(seed),
+        ports_(ports),
+        xdp_(xdp),
+        start_(start),
+        holds_(holds),
+        kernel_(xdp) {
     server::ServerSettings s;
     s.pad = true;
     for (uint8_t& byte : s.secret) byte = static_cast<uint8_t>(dice_.next());
     for (uint8_t& byte : token_) byte = static_cast<uint8_t>(dice_.next());
     s.token = token_;
     oracle_ = std::make_unique<server::Server>(s);
-    s.kernel = xdp;
+    s.kernel = &kernel_;
     server_ = std::make_unique<server::Server>(s);
     now_ = 1;
     for (uint8_t w = 0; w < settings.world; ++w) enrol(w);
@@ -197,6 +219,7 @@ class Pair {
 
   const server::Slots& slots() { return oracle_->jobs()[0]->slots(); }
   const server::Job& oracle() { return *oracle_->jobs()[0]; }
+  laconic_ring& ring() { return kernel_.taken.job->ring; }
   server::Server& server() { return *server_; }
   const server::ServerStats& stats() { return server_->stats(); }
   uint64_t redirected = 0, dropped = 0, passed = 0;
@@ -402,6 +425,7 @@ class Pair {
   bool holds_;
   wire::Token token_{};
   std::array<std::set<uint64_t>, wire::kMaxWorkers> got_;
+  Witness kernel_;
   std::unique_ptr<server::Server> oracle_, server_;
   Time now_ = 0;
 };
@@ -515,6 +539,84 @@ TEST_F(XdpProgram, LeavesOtherJobsToTheProcess) {
   Pair pair(xdp_.get(), settings_of(3, 4, 8, 64), 4, {ports_[0], ports_[1], ports_[0]});
   for (int i = 0; i < 300 && !HasFailure(); ++i) pair.step();
   EXPECT_EQ(pair.redirected, 0U);
+  pair.compare_slots();
+}
+
+// Acks of both workers at the same time: whichever comes last finds the lowest of them.
+TEST_F(XdpProgram, TheFloorIsNeverLeftBehind) {
+  constexpr uint64_t kRounds = 10000, kStep = 16;
+  const wire::JobSettings settings = settings_of(2, 4, 8, 64);
+  Pair pair(xdp_.get(), settings, 7, ports_);
+  const std::vector<uint8_t> codes(settings.code_bytes(), 0x7F);
+  std::atomic<uint64_t> ready{0};
+  const auto to_program = [&](uint32_t w, const Frame& datagram) {
+    Frame frame;
+    do {  // not while the other one has the lock
+      frame = frame_of(worker_at(w), server_address(), w, datagram);
+    } while (run_program(xdp_->program(), ports_[w], &frame) == XDP_PASS);
+  };
+  uint64_t behind = 0;
+  const auto acknowledge = [&](uint32_t w, uint64_t round) {
+    Dice dice(2 * round + w);
+    ++ready;
+    while (ready < 2 * (round + 1)) {
+    }
+    for (uint64_t ack = round * kStep; ack < (round + 1) * kStep;) {
+      ack = std::min(ack + 1 + dice.below(3), (round + 1) * kStep);
+      to_program(w, pair.up(w, wire::DatagramType::ack, ack, ack, 0, 0, {}));
+    }
+  };
+  for (uint32_t w = 0; w < 2; ++w) {  // both have shown their ports
+    pair.send(worker_at(w), w, pair.up(w, wire::DatagramType::ack, 0, 0, 0, 0, {}));
+  }
+  for (uint64_t round = 0; round < kRounds; ++round) {
+    const uint64_t begin = round * kStep;
+    for (uint64_t number = begin; number < begin + kStep; ++number) {
+      for (uint32_t w = 0; w < 2; ++w) {
+        to_program(w, pair.up(w, wire::DatagramType::data, number, begin, 0, 9, codes));
+      }
+    }
+    ASSERT_EQ(pair.ring().front, begin + kStep);
+    std::thread other([&] {
+      network_->enter();
+      acknowledge(1, round);
+    });
+    acknowledge(0, round);
+    other.join();
+    ASSERT_EQ(pair.ring().acks[0], begin + kStep);
+    ASSERT_EQ(pair.ring().acks[1], begin + kStep);
+    if (pair.ring().floor != begin + kStep) ++behind;
+    pair.ring().floor = begin + kStep;
+  }
+  EXPECT_EQ(behind, 0U);
+}
+
+// Wherever it lags, the next ack raises it, and so does who finds the ring full.
+TEST_F(XdpProgram, AFloorThatLagsIsRaised) {
+  Pair pair(xdp_.get(), settings_of(2, 4, 8, 64), 8, ports_);
+  for (uint64_t number = 0; number < 16; ++number) {
+    for (uint32_t w = 0; w < 2; ++w) pair.send(worker_at(w), w, pair.contribution(w, number, 0));
+  }
+  const auto acknowledge = [&](uint32_t w, uint64_t ack, wire::DatagramType type) {
+    pair.send(worker_at(w), w, pair.up(w, type, ack, ack, 0, 0, {}));
+  };
+  acknowledge(0, 10, wire::DatagramType::ack);
+  acknowledge(1, 14, wire::DatagramType::ack);
+  EXPECT_EQ(pair.ring().floor, 10U);
+  pair.ring().floor = 4;
+  acknowledge(0, 11, wire::DatagramType::ack);  // in the kernel
+  EXPECT_EQ(pair.ring().floor, 11U);
+  pair.ring().floor = 4;
+  acknowledge(0, 12, wire::DatagramType::pull);  // in the process
+  EXPECT_EQ(pair.ring().floor, 12U);
+  for (const uint32_t w : {0U, 1U}) {
+    pair.ring().floor = 4;
+    const uint64_t last = 12 + 31;
+    if (w == 0) pair.send(worker_at(w), w, pair.contribution(w, last, 12));
+    if (w == 1)
+      pair.send(worker_at(w), w, pair.up(w, wire::DatagramType::pull, last, 14, 0, 0, {}));
+    EXPECT_EQ(pair.ring().floor, 12U) << w;
+  }
   pair.compare_slots();
 }
 

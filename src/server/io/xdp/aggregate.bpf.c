@@ -309,10 +309,9 @@ static __always_inline int take(struct xdp_md* ctx, struct laconic_kernel_job* j
   if (look(&job->epoch) != s->epoch || look(&job->open) == 0) return XDP_PASS;
   if (s->ack > look(&job->ring.front)) return XDP_PASS; /* wrong, or the front lags */
   job->members[w].heard = bpf_ktime_get_ns();
-  const u64 old = look(&job->ring.acks[w]);
-  if (s->ack > old) {
+  if (s->ack > look(&job->ring.acks[w])) {
     raise(&job->ring.acks[w], s->ack);
-    if (old == look(&job->ring.floor)) raise_floor(job);
+    raise_floor(job); /* always: the last of several at a time sees all acks, no other does */
   }
   if (s->type == LACONIC_TYPE_ACK || s->number < look(&job->ring.acks[w])) goto taken;
   if (s->number >= look(&job->ring.floor) + job->slots || at->number > s->number) return XDP_PASS;
