@@ -38,7 +38,7 @@ from models import MODELS  # noqa: E402
 OUT = ROOT / "out" / "control"
 HOSTS = 4
 #: The page shows what there is of so many.
-SEEDS = 6
+SEEDS = 12
 #: Seconds of training after which a run that has not reached its target ends.
 LIMIT = 240.0
 #: Seconds of training that stand for a run of which only the step's time is asked for.
@@ -56,6 +56,12 @@ class Scenario:
     every: float = 0.0
     #: each step meets the same network
     even: bool = True
+    #: spec and control, where they are others than elsewhere; only `mlp` trains with them, to its end
+    exchanges: tuple[tuple[str, str | None], ...] = ()
+    #: attach(small_elements=)
+    small: int = 4096
+    #: the name of the scenario that has fp32's time on this network, if this one has not
+    like: str = ""
 
 
 def published(words: list[str]) -> str:
@@ -68,9 +74,17 @@ def cross(seed: int) -> tuple[str, ...]:
     return "--beside", "1", sender
 
 
+#: What `topk` and DC2-R make of a changing rate when an element takes few bytes, and small parameters are compressed, too.
+NARROW = "topk:ratio=0.01,values=bf16"
+NARROW_EXCHANGES = (("topk:ratio=0.1,values=bf16", None), (NARROW, None), ("topk:ratio=0.005,values=bf16", None), ("topk:ratio=0.001,values=bf16", None),
+                    (NARROW, "dc2:target=compute"), (NARROW, "dc2:target=compute,share=0.5"), (NARROW, "dc2:target=compute,min=0.003"),
+                    (NARROW, "dc2:target=compute,min=0.005"))
+
 SCENARIOS = {s.name: s for s in (
     Scenario("steady", "50 Mbit/s", ("--rate", "50mbit")),
     Scenario("turns", "100 and 10 Mbit/s in turn, 3 s each", ("--rate", "100mbit"), rates=("100mbit", "10mbit"), every=3.0, even=False),
+    Scenario("narrow", "100 and 10 Mbit/s in turn, 3 s each, `small_elements=512`", ("--rate", "100mbit"), rates=("100mbit", "10mbit"), every=3.0, even=False,
+             exchanges=NARROW_EXCHANGES, small=512, like="turns"),
     Scenario("cross", "50 Mbit/s; a fifth host sends 30 Mbit/s to rank 1, about 3 s on, 3 s off", ("--rate", "50mbit"), even=False),
     Scenario("late", "50 Mbit/s; rank 0 comes 40 ms late to every step", ("--rate", "50mbit"), 40.0),
     Scenario("delay1", "50 Mbit/s; delay 1 ± 0.2 ms each way", ("--rate", "50mbit", "--delay", "1ms", "--jitter", "0.2ms")),
@@ -111,8 +125,8 @@ class Cell:
     def plan(self) -> dict:
         model = MODELS[self.model]
         # Where the rate changes, what follows it is trained to its end, for its final accuracy.
-        whole = self.scenario.name == "unshaped" or (self.control is not None and self.scenario.name == "turns")
-        return {"model": self.model, "spec": self.spec, "control": self.control, "seed": self.seed, "steps": model.steps, "every": model.every,
+        whole = self.scenario.name == "unshaped" or bool(self.scenario.exchanges) or (self.control is not None and self.scenario.name == "turns")
+        return {"model": self.model, "spec": self.spec, "control": self.control, "small_elements": self.scenario.small, "seed": self.seed, "steps": model.steps, "every": model.every,
                 "target": model.target, "late_ms": self.scenario.late_ms, "rates": self.scenario.rates, "rates_every": self.scenario.every,
                 "limit": SAMPLE if self.sampled else LIMIT, "sampled": self.sampled, "whole": whole, "pairs": self.pairs}
 
@@ -154,8 +168,9 @@ def cells(scenarios, models, seeds: int, exchanges=EXCHANGES) -> list[Cell]:
     found = [Cell(SCENARIOS["unshaped"], "mlp", "topk:ratio=0.01", None, 0, pairs=41)]
     for seed in range(seeds):
         for name in scenarios:
-            for model in models:
-                found += [Cell(SCENARIOS[name], model, spec, control, seed) for spec, control in exchanges]
+            own = SCENARIOS[name].exchanges
+            for model in ("mlp",) if own else models:
+                found += [Cell(SCENARIOS[name], model, spec, control, seed) for spec, control in own or exchanges]
     return found
 
 

@@ -80,8 +80,9 @@ def lab(runs: list, scenarios: dict, exchanges) -> list[str]:
             here = [(cell, run) for cell, run in runs if cell.scenario.name == name and cell.model == model and not cell.pairs]
             if not here:
                 continue
-            of = {key: [run for cell, run in here if (cell.spec, cell.control) == key] for key in exchanges}
-            times = [seconds_to(run) for run in of["pytorch:ddp", None]]
+            of = {key: [run for cell, run in here if (cell.spec, cell.control) == key] for key in scenario.exchanges or exchanges}
+            times = [seconds_to(run) for cell, run in runs
+                     if (cell.scenario.name, cell.model, cell.spec, cell.pairs) == (scenario.like or name, model, "pytorch:ddp", 0)]
             base = middle(times) if times and None not in times else None
             text += ["", f"### {scenario.what}: `{model}`, to {100 * MODELS[model].target:g} %", "",
                      "| exchange | seconds | × fp32 | step (median) | mean ratio | changes | final | runs |", "|---|---:|---:|---:|---:|---:|---:|---:|"]

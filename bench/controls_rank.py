@@ -27,12 +27,13 @@ class Controlled(Trainer):
     """The demo's trainer, and an exchange that a control may move."""
 
     control: str | None = None
+    small_elements = 4096
 
     def _exchange(self, spec: str, seed: int, world: int, emulated_rate: float) -> None:
         if spec in BASELINES:
             super()._exchange(spec, seed, world, emulated_rate)
         else:
-            self.handle = laconic.attach(self.model, spec, seed=seed, quiet=True, control=self.control)
+            self.handle = laconic.attach(self.model, spec, seed=seed, quiet=True, control=self.control, small_elements=self.small_elements)
 
 
 class Turns:
@@ -85,7 +86,7 @@ class Run:
         self.data = self.kind.data(None)
 
     def trainer(self, spec: str, control: str | None) -> Trainer:
-        Controlled.control = control
+        Controlled.control, Controlled.small_elements = control, self.plan["small_elements"]
         return Controlled(self.kind, spec, self.plan["seed"], self.data, self.plan["steps"], self.rank, self.world)
 
     def evaluate(self, trainer: Trainer) -> float:

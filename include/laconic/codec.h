@@ -55,7 +55,8 @@ struct Contract {
   bool stochastic = false;     ///< draws from the rank's own random stream
   bool unbiased = false;       ///< E[decode(encode(x))] = x
   bool lossless = false;
-  bool exact_size = true;  ///< every payload is exactly RoundPlan::bytes; else bytes is the bound
+  bool exact_values = true;  ///< with erase: of a place that was sent nothing stays behind
+  bool exact_size = true;    ///< every payload is exactly RoundPlan::bytes; else bytes is the bound
   bool whole_parameter = false;  ///< a parameter is never cut into owners' ranges (PowerSGD)
   float contraction = 0.0F;  ///< delta: |x − Q(x)|² ≤ (1 − delta)|x|² for every x; 0 = no promise
   uint32_t headroom = 0;               ///< contributors before lanes overflow; 0 = unlimited

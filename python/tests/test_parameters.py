@@ -202,3 +202,33 @@ def test_a_ratio_below_one_warns_once_on_rank_0(pools):
     lines = outcomes[0][1].splitlines()
     assert len(lines) == 1 and "more is sent than PyTorch's own all-reduce would send" in lines[0]
     assert [said for _, said in outcomes[1:]] == ["", ""]
+
+
+def _perceptron_bytes(specs):
+    """What a rank sends in a step of the demo's perceptron, by spec and options; lengths are known after the first one."""
+    found = []
+    for spec, options in specs:
+        torch.manual_seed(3)
+        layers = [torch.nn.Linear(64, 1024), torch.nn.ReLU(), torch.nn.Linear(1024, 1024), torch.nn.ReLU(), torch.nn.Linear(1024, 10)]
+        ddp = DistributedDataParallel(torch.nn.Sequential(*layers))
+        handle = laconic.attach(ddp, spec, quiet=True, **options)
+        sent = []
+        for _ in range(3):
+            ddp(torch.randn(8, 64)).square().mean().backward()
+            sent.append(handle.stats()["wire_bytes"])
+        found.append(sent[2] - sent[1])
+        handle.close()
+    return found
+
+
+def test_small_ratios_without_ballast_send_a_third(pools):
+    whole = "topk:ratio=0.001", {}
+    narrow = "topk:ratio=0.001,values=bf16", {"small_elements": 512}
+    for usual, small in pools(2).run(_perceptron_bytes, specs=[whole, narrow]):
+        kept = 65, 1048, 10  # of 64, 1024 and 10 times 1024, in 16, 20 and 14 bits each
+        indices = sum(-(-count * width // 8) for count, width in zip(kept, (16, 20, 14)))
+        headers = usual - (indices + 4 * sum(kept) + 4 * (1024 + 1024 + 10))
+        assert 0 < headers < 200
+        # Two biases more, with an element each of ten bits.
+        assert 0 < small - (indices + 2 * sum(kept) + 2 * (2 + 2) + 4 * 10) < 200
+        assert 0.31 < small / usual < 0.35

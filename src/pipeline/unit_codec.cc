@@ -155,7 +155,7 @@ UnitEncoded UnitCodec::run(const UnitSlot& slot, const Place& place, uint32_t ro
 /// values -= what the payload decodes to, values being what was encoded.
 void UnitCodec::take_out(const UnitSlot& slot, const Place& place, Bytes sent, float* values,
                          Work& work) const {
-  if (spec_->codec().erase != nullptr) {
+  if (spec_->codec().erase != nullptr && contract_.exact_values) {
     return spec_->codec().erase(spec_->params(), slot.unit, sent, values, work);
   }
   const Term own{sent, -own_weight(place)};
@@ -183,7 +183,7 @@ void UnitCodec::commit(const UnitSlot& slot, const Place& place, Bytes sent, Byt
   if (contract_.feedback == Feedback::aggregate && remembers(slot)) {
     subtract_from(*this, slot.memory.values, mean, slot.unit.count);
   }
-  forget_sent(slot, sent, work);
+  forget_sent(slot, place, sent, work);
 }
 
 void UnitCodec::settle(const UnitSlot& slot, const Place& place, Bytes sent, Work& work) const {
@@ -191,14 +191,16 @@ void UnitCodec::settle(const UnitSlot& slot, const Place& place, Bytes sent, Wor
     const Term own{sent, -1.0F};  // its own mean
     decode(slot.unit, place, {&own, 1}, work, {slot.memory.values, true});
   }
-  forget_sent(slot, sent, work);
+  forget_sent(slot, place, sent, work);
 }
 
 /// DGC's mask (Lin et al., ICLR 2018, algorithm 1): velocity and momentum are 0 where
-/// something was sent. Only now, so that until delivery nothing has to be put back.
-void UnitCodec::forget_sent(const UnitSlot& slot, Bytes sent, Work& work) const {
+/// something was sent; of the velocity stays what rounding left. Only now, so that until delivery
+/// nothing has to be put back.
+void UnitCodec::forget_sent(const UnitSlot& slot, const Place& place, Bytes sent,
+                            Work& work) const {
   if (!remembers(slot) || slot.memory.momentum == nullptr || sent.empty()) return;
-  spec_->codec().erase(spec_->params(), slot.unit, sent, slot.memory.values, work);
+  take_out(slot, place, sent, slot.memory.values, work);
   spec_->codec().erase(spec_->params(), slot.unit, sent, slot.memory.momentum, work);
 }
 

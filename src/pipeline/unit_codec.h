@@ -123,7 +123,7 @@ class UnitCodec {
   }
   [[nodiscard]] UnitEncoded run(const UnitSlot& slot, const Place& place, uint32_t round,
                                 const float* gradient, Work& work, MutBytes out) const;
-  void forget_sent(const UnitSlot& slot, Bytes sent, Work& work) const;
+  void forget_sent(const UnitSlot& slot, const Place& place, Bytes sent, Work& work) const;
   void take_out(const UnitSlot& slot, const Place& place, Bytes sent, float* values,
                 Work& work) const;
   [[nodiscard]] bool fused(const UnitSlot& slot) const noexcept {

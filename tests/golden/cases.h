@@ -36,11 +36,12 @@ struct CodecCase {
 };
 
 /// Settings beyond each codec's default; those that this build does not know are left out.
-inline constexpr std::array<std::string_view, 31> kMoreSpecs{
+inline constexpr std::array<std::string_view, 32> kMoreSpecs{
     "int8:block=64",
     "int8:round=stochastic",
     "topk:ratio=0.1",
     "topk:ratio=0.5",
+    "topk:ratio=0.1,values=bf16",
     "3lc:s=1.5",
     "3lc:s=1.9",
     "3lc:zre=off",

@@ -29,6 +29,11 @@ def f32_array(data):
     return list(struct.unpack(f"<{len(data) // 4}f", data))
 
 
+def upper_halves(data):
+    """bfloat16s are the upper halves of floats."""
+    return f32_array(b"".join(b"\0\0" + data[i : i + 2] for i in range(0, len(data), 2)))
+
+
 def f32_bits(values):
     """Little-endian bytes; what the golden files hold."""
     return struct.pack(f"<{len(values)}f", *values)
@@ -163,7 +168,7 @@ def decode_fp16(frame, keys):
 @codec("bf16", 3)
 def decode_bf16(frame, keys):
     exactly(frame, 2 * frame.count)
-    return f32_array(b"".join(b"\0\0" + frame.payload[i : i + 2] for i in range(0, 2 * frame.count, 2)))
+    return upper_halves(frame.payload)
 
 
 INT8_LARGEST_SCALE = float.fromhex("0x1.020406p121")
@@ -317,20 +322,21 @@ def sparse_values(n, indices, values):
     return out
 
 
-def decode_set(data, k, n):
-    """k indices below n in ascending order, packed, then k values."""
+def decode_set(data, k, n, size=4):
+    """k indices below n in ascending order, packed, then k values of `size` bytes."""
     width = (n - 1).bit_length() if n > 1 else 0
     index_bytes = (k * width + 7) // 8
-    well_formed(len(data) == index_bytes + 4 * k)
+    well_formed(len(data) == index_bytes + size * k)
     indices = unpack_fields(data[:index_bytes], k, width)
     well_formed(all(a < b for a, b in zip(indices, indices[1:])) and all(i < n for i in indices[-1:]))
-    return sparse_values(n, indices, f32_array(data[index_bytes:]))
+    values = data[index_bytes:]
+    return sparse_values(n, indices, f32_array(values) if size == 4 else upper_halves(values))
 
 
 @codec("topk", 4)
 def decode_topk(frame, keys):
     n = frame.count
-    return decode_set(frame.payload, kept_of(float(keys.get("ratio", 0.01)), n), n)
+    return decode_set(frame.payload, kept_of(float(keys.get("ratio", 0.01)), n), n, 2 if keys.get("values") == "bf16" else 4)
 
 
 @codec("sidco", 7)

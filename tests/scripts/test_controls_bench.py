@@ -32,7 +32,7 @@ def page(runs):
 
 def test_every_exchange_meets_every_network_with_every_seed_and_has_a_file():
     found = controls.cells(controls.SCENARIOS, ("mlp", "cnn"), 3)
-    assert len(found) == 1 + 7 * 2 * 9 * 3
+    assert len(found) == 1 + 7 * 2 * 9 * 3 + len(controls.NARROW_EXCHANGES) * 3
     assert len({one.path for one in found}) == len(found)
 
 
@@ -49,6 +49,16 @@ def test_the_page_says_how_many_times_sooner_by_medians():
     runs += [(cell("topk:ratio=0.01", "dc2", seed), run(at, "0.02", changes=7)) for seed, at in enumerate((4.0, 5.0, 90.0))]
     row = next(line for line in page(runs).splitlines() if "`dc2`" in line and line.startswith("| `topk"))
     assert row == "| `topk:ratio=0.01`, `dc2` | 5.0 | 4.0 | 100 ms | 2 % | 7 | 97.0 % | 3 |"
+
+
+def test_a_network_with_exchanges_of_its_own_is_measured_by_fp32_on_the_like():
+    wanted = controls.cells(("narrow",), ("mlp", "cnn"), 1)[1:]
+    assert [(one.model, one.spec, one.control) for one in wanted] == [("mlp", *key) for key in controls.NARROW_EXCHANGES]
+    assert all(one.plan()["small_elements"] == 512 and one.plan()["whole"] for one in wanted)
+    assert cell("topk:ratio=0.01").plan()["small_elements"] == 4096
+    text = page([(cell("pytorch:ddp"), run(60.0)), (cell("pytorch:ddp", scenario="unshaped"), run(2.0)), (wanted[4], run(3.0))])
+    assert "`small_elements=512`: `mlp`, to 95 %" in text
+    assert "| `topk:ratio=0.01,values=bf16`, `dc2:target=compute` | 3.0 | 20.0 |" in text
 
 
 def test_a_sample_of_steps_stands_for_the_steps_of_the_unshaped_run():

@@ -341,8 +341,9 @@ class Oracle {
     }
   }
   /// Velocity and momentum are 0 where something was sent, a zero, too: that turns one of two
-  /// decodings into -0 into +0.
+  /// decodings into -0 into +0. Of the velocity stays what rounding left.
   void forget(uint32_t rank, const Piece& piece, const Coded& coded) {
+    const bool rounds = setup_.spec.find("values=bf16") != std::string::npos;
     const uint64_t n = piece.unit.count;
     Floats plus(n, -0.0F), minus(n, -0.0F);
     const Term one{coded.bytes, 1.0F}, other{coded.bytes, -1.0F};
@@ -350,7 +351,10 @@ class Oracle {
     decode(rank, piece, 0, {&other, 1}, {minus.data(), true});
     for (uint64_t k = 0; k < n; ++k) {
       const bool held = plus[k] != 0 || !std::signbit(plus[k]) || !std::signbit(minus[k]);
-      if (held) residual(rank, piece, 0)[k] = momentum(rank, piece, 0)[k] = 0;
+      if (!held) continue;
+      float& velocity = residual(rank, piece, 0)[k];
+      velocity = rounds ? velocity - plus[k] : 0;
+      momentum(rank, piece, 0)[k] = 0;
     }
   }
   void commit(uint32_t rank, const Piece& piece, uint32_t hop, const Coded& coded, Bytes merged,

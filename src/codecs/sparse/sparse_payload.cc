@@ -5,6 +5,8 @@
 #include <bit>
 #include <cmath>
 
+#include "kernels/cast/cast.h"
+
 namespace laconic::codecs {
 namespace {
 
@@ -16,11 +18,12 @@ bool strictly_increasing(const uint32_t* index, uint32_t m) {
   return bad == 0;
 }
 
-bool all_finite(const uint8_t* values, uint64_t count) {
-  constexpr uint32_t kExponent = 0x7F800000U;
+// `Word` holds a float's exponent in the bits of kExponent.
+template <class Word, Word kExponent>
+bool exponents_finite(const uint8_t* values, uint64_t count) {
   uint32_t bad = 0;
   for (uint64_t j = 0; j < count; ++j) {
-    bad |= (load<uint32_t>(values + 4 * j) & kExponent) == kExponent ? 1U : 0U;
+    bad |= (load<Word>(values + sizeof(Word) * j) & kExponent) == kExponent ? 1U : 0U;
   }
   return bad == 0;
 }
@@ -61,18 +64,23 @@ uint64_t index_bytes(uint64_t count, uint64_t n) noexcept {
   return ceil_div(count * index_width(n), 8);
 }
 
-uint64_t sparse_bytes(uint64_t count, uint64_t n) noexcept {
-  return index_bytes(count, n) + count * sizeof(float);
+uint64_t sparse_bytes(uint64_t count, uint64_t n, DType values) noexcept {
+  return index_bytes(count, n) + count * dtype_size(values);
 }
 
-SparseView sparse_view(Bytes set, uint64_t count, uint64_t n) noexcept {
-  return {{set.data(), set.size(), index_width(n)}, set.data() + index_bytes(count, n), count};
+SparseView sparse_view(Bytes set, uint64_t count, uint64_t n, DType values) noexcept {
+  return {
+      {set.data(), set.size(), index_width(n)}, set.data() + index_bytes(count, n), count, values};
 }
 
 void SparseWriter::append(const uint32_t* index, const float* value, uint64_t m) noexcept {
   if (m == 0) return;
-  std::memcpy(values_, value, m * sizeof(float));
-  values_ += m * sizeof(float);
+  if (type_ == DType::f32) {
+    std::memcpy(values_, value, m * sizeof(float));
+  } else {
+    kernels::cast_kernels(best_isa()).narrow_bf16(values_, 1.0F, value, m);
+  }
+  values_ += m * dtype_size(type_);
   uint64_t pending = pending_;
   uint32_t bits = pending_bits_;
   uint8_t* out = bits_;
@@ -95,7 +103,7 @@ void SparseWriter::finish() noexcept { std::memcpy(bits_, &pending_, ceil_div(pe
 
 Errc check_sparse(const SparseView& set, uint64_t n) noexcept {
   if (set.count > n || !padding_is_zero(set)) return Errc::payload_malformed;
-  if (!all_finite(set.values, set.count)) return Errc::payload_malformed;
+  if (!values_finite(set)) return Errc::payload_malformed;
   const kernels::ScatterKernels& k = kernels::scatter_kernels(best_isa());
   std::array<uint32_t, kBlock + 1> index;
   for (uint64_t first = 0; first < set.count; first += kBlock) {
@@ -108,7 +116,11 @@ Errc check_sparse(const SparseView& set, uint64_t n) noexcept {
   return set.count == 0 || index[0] < n ? Errc::ok : Errc::payload_malformed;
 }
 
-bool values_finite(const SparseView& set) noexcept { return all_finite(set.values, set.count); }
+bool values_finite(const SparseView& set) noexcept {
+  return set.type == DType::f32
+             ? exponents_finite<uint32_t, 0x7F800000U>(set.values, set.count)
+             : exponents_finite<uint16_t, uint16_t{0x7F80U}>(set.values, set.count);
+}
 
 void add_range(const SparseView& set, float weight, uint64_t begin, uint64_t end, Isa isa,
                float* target) noexcept {
@@ -116,11 +128,17 @@ void add_range(const SparseView& set, float weight, uint64_t begin, uint64_t end
   const uint64_t last = end >= kMaxSparseCount ? set.count : lower_bound(set, end);
   const kernels::ScatterKernels& k = kernels::scatter_kernels(isa);
   alignas(64) std::array<uint32_t, kBlock> index;
+  alignas(64) std::array<float, kBlock> wide;
   for (uint64_t at = first / 8 * 8; at < last; at += kBlock) {
     const auto m = static_cast<uint32_t>(std::min<uint64_t>(kBlock, last - at));
     const auto skip = static_cast<uint32_t>(first > at ? first - at : 0);
     k.unpack(set.index, at, m, index.data());
-    kernels::scatter_add(target, index.data() + skip, set.values + 4 * (at + skip), m - skip,
+    const uint8_t* values = set.values + dtype_size(set.type) * at;
+    if (set.type != DType::f32) {
+      kernels::widen(kernels::cast_kernels(isa), set.type, wide.data(), values, m);
+      values = reinterpret_cast<const uint8_t*>(wide.data());
+    }
+    kernels::scatter_add(target, index.data() + skip, values + sizeof(float) * skip, m - skip,
                          weight);
   }
 }

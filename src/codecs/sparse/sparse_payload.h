@@ -2,8 +2,8 @@
 //
 // The set of (index, value) pairs that the sparse codecs send: `count` strictly increasing indices
 // below n, each in the fewest bits that hold n - 1, packed without gaps from the least significant
-// bit, zero bits up to the next byte; then `count` floats. A fixed width keeps the size a function
-// of the count and lets a decoder enter anywhere.
+// bit, zero bits up to the next byte; then `count` floats, or bfloat16s where a codec rounds them.
+// A fixed width keeps the size a function of the count and lets a decoder enter anywhere.
 #pragma once
 
 #include <algorithm>
@@ -26,31 +26,34 @@ inline constexpr uint64_t kMaxSparseCount = (uint64_t{1} << 32) - 1;
 /// Bits of an index below n.
 [[nodiscard]] uint32_t index_width(uint64_t n) noexcept;
 [[nodiscard]] uint64_t index_bytes(uint64_t count, uint64_t n) noexcept;
-/// Bytes of a set of `count` out of n.
-[[nodiscard]] uint64_t sparse_bytes(uint64_t count, uint64_t n) noexcept;
+/// Bytes of a set of `count` out of n. `values`, here and below: f32 or bf16.
+[[nodiscard]] uint64_t sparse_bytes(uint64_t count, uint64_t n, DType values = DType::f32) noexcept;
 
 /// A set inside a payload, checked to have its exact size.
 struct SparseView {
   kernels::PackedIndices index;
   const uint8_t* values = nullptr;
   uint64_t count = 0;
+  DType type = DType::f32;
 };
-/// `set` holds at least sparse_bytes(count, n) bytes.
-[[nodiscard]] SparseView sparse_view(Bytes set, uint64_t count, uint64_t n) noexcept;
+/// `set` holds at least sparse_bytes(count, n, values) bytes.
+[[nodiscard]] SparseView sparse_view(Bytes set, uint64_t count, uint64_t n,
+                                     DType values = DType::f32) noexcept;
 
-/// Writes a set of known count piece by piece, in ascending order of indices.
+/// Writes a set of known count piece by piece, in ascending order of indices. Values are rounded as
+/// they are written; beyond the largest bfloat16 they become infinite.
 class SparseWriter {
  public:
-  /// `out` holds sparse_bytes(count, n).
-  SparseWriter(uint8_t* out, uint64_t count, uint64_t n) noexcept
-      : bits_(out), values_(out + index_bytes(count, n)), width_(index_width(n)) {}
+  /// `out` holds sparse_bytes(count, n, values).
+  SparseWriter(uint8_t* out, uint64_t count, uint64_t n, DType values = DType::f32) noexcept
+      : bits_(out), values_(out + index_bytes(count, n)), width_(index_width(n)), type_(values) {}
   void append(const uint32_t* index, const float* value, uint64_t m) noexcept;
   /// A writer of its own for the entries from `first` on, a multiple of 8, where bytes begin:
   /// threads write parts of a set, each to a multiple of 8 or to the end.
   [[nodiscard]] SparseWriter part(uint64_t first) const noexcept {
     SparseWriter from = *this;
     from.bits_ += first / 8 * width_;
-    from.values_ += first * sizeof(float);
+    from.values_ += first * dtype_size(type_);
     return from;
   }
   /// Writes the last bits: once, when all are appended.
@@ -60,6 +63,7 @@ class SparseWriter {
   uint8_t* bits_;
   uint8_t* values_;
   uint32_t width_;
+  DType type_;
   uint32_t pending_bits_ = 0;  // fewer than 32 between calls
   uint64_t pending_ = 0;
 };

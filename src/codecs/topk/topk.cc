@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <limits>
 
 #include "codecs/sparse/magnitude_sample.h"
 #include "codecs/sparse/sparse_erase.h"
@@ -82,16 +83,27 @@ struct Finder {
 // A thread's share, as in the pipeline.
 constexpr uint64_t kSlice = uint64_t{1} << 16;
 
-// By its bits NaN and infinity are the largest magnitudes: if there is one, it was selected.
-Encoded finished(SparseWriter& writer, Bytes out, uint64_t k, uint64_t n) {
-  writer.finish();
-  return {sparse_bytes(k, n), values_finite(sparse_view(out, k, n))};
+DType type_of(const TopK::Params& p) {
+  return p.values == TopK::Values::f32 ? DType::f32 : DType::bf16;
 }
 
-Encoded encode_values(Finder& finder, Work& work, MutBytes out) {
+// Half a step above the largest bfloat16 it is infinity.
+constexpr float kLargestToBf16 = 0x1.FEFFFEp127F;
+
+float largest_of(DType type) {
+  return type == DType::f32 ? std::numeric_limits<float>::max() : kLargestToBf16;
+}
+
+// By its bits NaN and infinity are the largest magnitudes: if there is one, it was selected.
+Encoded finished(SparseWriter& writer, const SparseView& sent, uint64_t n) {
+  writer.finish();
+  return {sparse_bytes(sent.count, n, sent.type), values_finite(sent)};
+}
+
+Encoded encode_values(Finder& finder, Work& work, DType type, MutBytes out) {
   const uint64_t n = finder.n, k = finder.k;
   const float* const x = finder.from.values;
-  SparseWriter writer(out.data(), k, n);
+  SparseWriter writer(out.data(), k, n, type);
   if (!finder.find()) {
     write_cut(x, n, exact_cut(x, n, k), work.isa, writer);
   } else if (finder.list.count() >= k) {
@@ -99,26 +111,33 @@ Encoded encode_values(Finder& finder, Work& work, MutBytes out) {
   } else {
     write_cut(x, n, {0, k - finder.list.count()}, work.isa, writer);  // zeros fill up
   }
-  return finished(writer, out, k, n);
+  return finished(writer, sparse_view(out, k, n, type), n);
 }
 
-bool sums_finite(Source source, uint64_t n, Work& work) {
+bool sums_finite(Source source, uint64_t n, DType type, Work& work) {
   const auto& kernels = kernels::basic_kernels(work.isa);
   std::atomic<bool> finite{true};
   for_slices(work.pool, n, kSlice, [&](uint64_t begin, uint64_t end) {
     const float most =
         kernels.max_abs_sum(source.values + begin, source.residual + begin, end - begin);
-    if (!std::isfinite(most)) finite.store(false, std::memory_order_relaxed);
+    if (!(most <= largest_of(type))) finite.store(false, std::memory_order_relaxed);
   });
   return finite.load(std::memory_order_relaxed);
 }
 
-// residual += values, but 0 where something was sent.
+// What was sent leaves the places of [begin, end), which hold what was encoded: 0, or what rounding
+// left.
+void take_out(const SparseView& sent, uint64_t begin, uint64_t end, Isa isa, float* values) {
+  if (sent.type == DType::f32) return erase_range(sent, begin, end, isa, values);
+  add_range(sent, -1.0F, begin, end, isa, values);
+}
+
+// residual += values, less what was sent.
 void leave_rest(Source source, uint64_t n, const SparseView& sent, Work& work) {
   const auto& kernels = kernels::basic_kernels(work.isa);
   const auto leave = [&](uint64_t begin, uint64_t end) {
     kernels.add(source.residual + begin, source.values + begin, end - begin);
-    erase_range(sent, begin, end, work.isa, source.residual);
+    take_out(sent, begin, end, work.isa, source.residual);
   };
   // What looked at the sums left their ends in the cache.
   for_slices(work.pool, n, kSlice, leave, Pass::backward);
@@ -126,21 +145,25 @@ void leave_rest(Source source, uint64_t n, const SparseView& sent, Work& work) {
 
 // Of large units the top-k of values + residual is found without writing the sums; these come when
 // it is known that all are finite.
-Encoded encode_sums(Finder& finder, Source source, Work& work, MutBytes out) {
+Encoded encode_sums(Finder& finder, Source source, Work& work, DType type, MutBytes out) {
   const uint64_t n = finder.n, k = finder.k;
+  const SparseView sent = sparse_view(out, k, n, type);
   Encoded encoded;
   if (!uses_groups(n, k) && finder.find_by_sample() && finder.list.count() >= k) {
-    SparseWriter writer(out.data(), k, n);
+    SparseWriter writer(out.data(), k, n, type);
     finder.list.write(finder.list.exact_cut(k), work, writer);
-    encoded = finished(writer, out, k, n);
-    if (encoded.finite) leave_rest(source, n, sparse_view(out, k, n), work);
+    encoded = finished(writer, sent, n);
+    if (encoded.finite) leave_rest(source, n, sent, work);
     return encoded;
   }
-  if (!sums_finite(source, n, work)) return {0, false};
+  if (!sums_finite(source, n, type, work)) return {0, false};
   leave_rest(source, n, {}, work);
   finder.from = {source.residual, nullptr};
-  encoded = encode_values(finder, work, out);
-  erase_sparse(sparse_view(out, k, n), n, work, source.residual);
+  encoded = encode_values(finder, work, type, out);
+  const uint64_t slice = work.pool == nullptr ? n : kScatterRange;
+  for_slices(work.pool, n, slice, [&](uint64_t begin, uint64_t end) {
+    take_out(sent, begin, end, work.isa, source.residual);
+  });
   return encoded;
 }
 
@@ -155,8 +178,11 @@ Contract TopK::contract(const Params& p) {
   c.memories = memory_set(MemoryKind::residual, MemoryKind::momentum);
   c.fused = true;
   c.checks_finite = true;
-  // k/n of the energy at least; max(1, floor(r·n))/n is above r/2 for every n.
-  c.contraction = static_cast<float>(p.ratio / 2);
+  c.exact_values = p.values == Values::f32;
+  // k/n of the energy at least, less what rounding leaves of it, 2^-16 of each square;
+  // max(1, floor(r·n))/n is above r/2 for every n.
+  const double left = c.exact_values ? 0 : 0x1p-16;
+  c.contraction = static_cast<float>(p.ratio / 2 * (1 - left));
   return c;
 }
 
@@ -164,7 +190,8 @@ Plan TopK::plan(const Params& p, const Unit& unit, uint32_t) {
   const uint64_t n = unit.count;
   const uint64_t k = kept_of(p.ratio, n);
   Plan plan;
-  plan.round[0].bytes = sparse_bytes(k, n);
+  plan.largest_input = largest_of(type_of(p));
+  plan.round[0].bytes = sparse_bytes(k, n, type_of(p));
   plan.scratch_bytes =
       CandidateList::scratch_bytes(n, capacity_of(n, k)) + key_count(n, k) * sizeof(uint32_t);
   return plan;
@@ -178,28 +205,30 @@ Encoded TopK::encode(const Params& p, std::span<const float>, const Unit& unit, 
   const uint64_t list_bytes = CandidateList::scratch_bytes(n, capacity_of(n, k));
   auto* keys = reinterpret_cast<uint32_t*>(work.scratch.data() + list_bytes);
   Finder finder{source, n, k, work, keys, CandidateList(work.scratch, n, capacity_of(n, k))};
-  return source.residual == nullptr ? encode_values(finder, work, out)
-                                    : encode_sums(finder, source, work, out);
+  return source.residual == nullptr ? encode_values(finder, work, type_of(p), out)
+                                    : encode_sums(finder, source, work, type_of(p), out);
 }
 
 Errc TopK::check(const Params& p, const Unit& unit, uint32_t, Bytes payload) {
   const uint64_t n = unit.count;
   if (n > kMaxSparseCount) return Errc::shape_unsupported;
   const uint64_t k = kept_of(p.ratio, n);
-  if (payload.size() != sparse_bytes(k, n)) return Errc::payload_malformed;
-  return check_sparse(sparse_view(payload, k, n), n);
+  const DType type = type_of(p);
+  if (payload.size() != sparse_bytes(k, n, type)) return Errc::payload_malformed;
+  return check_sparse(sparse_view(payload, k, n, type), n);
 }
 
 void TopK::decode(const Params& p, const Unit& unit, const Place&, std::span<const Term> terms,
                   Work& work, Target target) {
   const uint64_t n = unit.count;
   const uint64_t k = kept_of(p.ratio, n);
-  decode_sparse(terms, n, work, target, [&](Bytes payload) { return sparse_view(payload, k, n); });
+  decode_sparse(terms, n, work, target,
+                [&](Bytes payload) { return sparse_view(payload, k, n, type_of(p)); });
 }
 
 void TopK::erase(const Params& p, const Unit& unit, Bytes payload, float* values, Work& work) {
   const uint64_t n = unit.count;
-  erase_sparse(sparse_view(payload, kept_of(p.ratio, n), n), n, work, values);
+  erase_sparse(sparse_view(payload, kept_of(p.ratio, n), n, type_of(p)), n, work, values);
 }
 
 }  // namespace laconic::codecs

@@ -49,6 +49,73 @@ TEST(TopKTest, KeepsExactlyTheLargest) {
   }
 }
 
+// To eight bits of mantissa, ties to even; below the smallest normal number to multiples of 2^-133.
+float rounded(float x) {
+  int exponent = 0;
+  std::frexp(x, &exponent);
+  const int lowest = std::max(exponent - 8, -133);
+  return static_cast<float>(std::ldexp(std::nearbyint(std::ldexp(double{x}, -lowest)), lowest));
+}
+
+std::vector<float> rounded(std::vector<float> x) {
+  std::transform(x.begin(), x.end(), x.begin(), [](float v) { return rounded(v); });
+  return x;
+}
+
+Driver bf16_driver(double ratio) {
+  Driver d = driver(ratio);
+  d.params.values = TopK::Values::bf16;
+  return d;
+}
+
+// Selected as float32, sent as bfloat16; with a residual what rounding leaves stays, exactly.
+TEST(TopKTest, RoundsToBfloat16) {
+  ThreadPool three(3);
+  for (const uint64_t n : {1U, 15U, 4096U, 65536U, 65537U, 700001U}) {
+    std::vector<float> x = draw(Shape::layered, n, n);
+    for (uint64_t i = 0; i < n; i += 3) x[i] = std::ldexp(x[i], -static_cast<int>(i % 90));
+    for (const double ratio : {0.001, 0.07, 0.7}) {
+      const uint64_t k = kept_of(ratio, n);
+      const std::vector<float> chosen = definition(x, k), wanted = rounded(chosen);
+      std::vector<float> rest = x;
+      for (uint64_t i = 0; i < n; ++i) rest[i] -= wanted[i];
+      for (const Isa isa : available_isas()) {
+        Driver d = bf16_driver(ratio);
+        d.isa = isa;
+        d.pool = isa == best_isa() ? &three : nullptr;
+        const std::vector<uint8_t> payload = d.encode(x);
+        ASSERT_EQ(payload.size(), index_bytes(k, n) + 2 * k);
+        ASSERT_EQ(d.decode(payload, vector_unit(n)), wanted) << n << ", " << ratio;
+        std::vector<float> e = x;
+        ASSERT_EQ(d.encode_sum(std::vector<float>(n), &e), payload) << n << ", " << ratio;
+        ASSERT_EQ(e, rest) << n << ", " << ratio;
+      }
+    }
+  }
+}
+
+// The largest float that rounds to a number, and the one above it, which leaves all as it was.
+TEST(TopKTest, WhatIsBeyondBfloat16ChangesNothing) {
+  const float largest = 0x1.FEFFFEp127F, beyond = 0x1.FFp127F;
+  ASSERT_EQ(std::nextafter(largest, INFINITY), beyond);
+  for (const uint64_t n : {100U, 65536U, 65537U, 150001U}) {
+    for (const double ratio : {0.001, 0.7}) {
+      std::vector<float> x = draw(Shape::laplace, n, 3);
+      const Driver d = bf16_driver(ratio);
+      EXPECT_EQ(TopK::plan(d.params, vector_unit(n), 1).largest_input, largest);
+      x[n / 2] = -largest;
+      EXPECT_EQ(d.round_trip(x)[n / 2], -0x1.FEp127F);
+      std::vector<float> e(n);
+      EXPECT_FALSE(d.encode_sum(x, &e).empty());
+      EXPECT_EQ(e[n / 2], -largest + 0x1.FEp127F);
+      x[n / 2] = beyond;
+      e = x;
+      EXPECT_TRUE(d.encode_sum(std::vector<float>(n), &e).empty());
+      EXPECT_EQ(e, x);
+    }
+  }
+}
+
 TEST(TopKTest, EqualMagnitudesGoByIndex) {
   for (const uint64_t n : {100U, 5000U, 70000U, 140000U}) {
     std::vector<float> x(n, -3.0F);
@@ -198,28 +265,29 @@ TEST(TopKTest, ThreadsShareTies) {
 
 TEST(TopKTest, ManyPeersAddInOrder) {
   const uint64_t n = 600000;
-  const Driver d = driver(0.01);
-  std::vector<std::vector<uint8_t>> payloads;
-  std::vector<Term> terms;
-  for (uint64_t peer = 0; peer < 5; ++peer)
-    payloads.push_back(d.encode(draw(Shape::laplace, n, peer)));
-  std::vector<float> expected(n, 0.25F);
-  for (size_t peer = 0; peer < 5; ++peer) {
-    const float weight = 0.2F + static_cast<float>(peer);
-    terms.push_back({payloads[peer], weight});
-    const std::vector<float> one = d.decode(payloads[peer], vector_unit(n));
-    for (uint64_t i = 0; i < n; ++i) {
-      const volatile float product = weight * one[i];
-      expected[i] += product;
+  for (const Driver& d : {driver(0.01), bf16_driver(0.01)}) {
+    std::vector<std::vector<uint8_t>> payloads;
+    std::vector<Term> terms;
+    for (uint64_t peer = 0; peer < 5; ++peer)
+      payloads.push_back(d.encode(draw(Shape::laplace, n, peer)));
+    std::vector<float> expected(n, 0.25F);
+    for (size_t peer = 0; peer < 5; ++peer) {
+      const float weight = 0.2F + static_cast<float>(peer);
+      terms.push_back({payloads[peer], weight});
+      const std::vector<float> one = d.decode(payloads[peer], vector_unit(n));
+      for (uint64_t i = 0; i < n; ++i) {
+        const volatile float product = weight * one[i];
+        expected[i] += product;
+      }
     }
-  }
-  for (const uint32_t threads : {1U, 3U}) {
-    ThreadPool pool(threads);
-    Driver e = d;
-    e.pool = threads > 1 ? &pool : nullptr;
-    std::vector<float> y(n, 0.25F);
-    e.decode(terms, vector_unit(n), {y.data(), true});
-    EXPECT_EQ(y, expected);
+    for (const uint32_t threads : {1U, 3U}) {
+      ThreadPool pool(threads);
+      Driver e = d;
+      e.pool = threads > 1 ? &pool : nullptr;
+      std::vector<float> y(n, 0.25F);
+      e.decode(terms, vector_unit(n), {y.data(), true});
+      EXPECT_EQ(y, expected);
+    }
   }
 }
 
@@ -245,6 +313,8 @@ TEST(TopKTest, BytesOfTheFormatPage) {
                                       0x00, 0x00, 0x80, 0x3F,  // 1
                                       0x00, 0x00, 0x00, 0x40};
   EXPECT_EQ(payload, expected);
+  const std::vector<uint8_t> halves{0x59, 0x01, 0x00, 0xC0, 0x80, 0x3F, 0x00, 0x40};
+  EXPECT_EQ(bf16_driver(0.5).encode(x), halves);
 }
 
 TEST(TopKTest, RefusesWhatItWouldNotWrite) {
@@ -276,6 +346,15 @@ TEST(TopKTest, RefusesWhatItWouldNotWrite) {
     bad = good;
     store(bad.data() + 13 + 8, value);
     EXPECT_EQ(check(bad), Errc::payload_malformed);
+  }
+  const Driver narrow = bf16_driver(0.01);
+  std::vector<uint8_t> halves = narrow.encode(x);
+  ASSERT_EQ(halves.size(), 13U + 20U);
+  EXPECT_EQ(check(halves), Errc::payload_malformed);
+  EXPECT_EQ(TopK::check(narrow.params, unit, 0, good), Errc::payload_malformed);
+  for (const uint16_t value : {uint16_t{0x7F80}, uint16_t{0xFF80}, uint16_t{0x7FC0}}) {
+    store(halves.data() + 13 + 18, value);
+    EXPECT_EQ(TopK::check(narrow.params, unit, 0, halves), Errc::payload_malformed);
   }
 }
 
