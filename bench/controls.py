@@ -24,7 +24,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -80,11 +80,11 @@ NARROW_EXCHANGES = (("topk:ratio=0.1,values=bf16", None), (NARROW, None), ("topk
                     (NARROW, "dc2:target=compute"), (NARROW, "dc2:target=compute,share=0.5"), (NARROW, "dc2:target=compute,min=0.003"),
                     (NARROW, "dc2:target=compute,min=0.005"))
 
+TURNS = Scenario("turns", "100 and 10 Mbit/s in turn, 3 s each", ("--rate", "100mbit"), rates=("100mbit", "10mbit"), every=3.0, even=False)
 SCENARIOS = {s.name: s for s in (
     Scenario("steady", "50 Mbit/s", ("--rate", "50mbit")),
-    Scenario("turns", "100 and 10 Mbit/s in turn, 3 s each", ("--rate", "100mbit"), rates=("100mbit", "10mbit"), every=3.0, even=False),
-    Scenario("narrow", "100 and 10 Mbit/s in turn, 3 s each, `small_elements=512`", ("--rate", "100mbit"), rates=("100mbit", "10mbit"), every=3.0, even=False,
-             exchanges=NARROW_EXCHANGES, small=512, like="turns"),
+    TURNS,
+    replace(TURNS, name="narrow", what=f"{TURNS.what}, `small_elements=512`", exchanges=NARROW_EXCHANGES, small=512, like=TURNS.name),
     Scenario("cross", "50 Mbit/s; a fifth host sends 30 Mbit/s to rank 1, about 3 s on, 3 s off", ("--rate", "50mbit"), even=False),
     Scenario("late", "50 Mbit/s; rank 0 comes 40 ms late to every step", ("--rate", "50mbit"), 40.0),
     Scenario("delay1", "50 Mbit/s; delay 1 ± 0.2 ms each way", ("--rate", "50mbit", "--delay", "1ms", "--jitter", "0.2ms")),
@@ -126,8 +126,9 @@ class Cell:
         model = MODELS[self.model]
         # Where the rate changes, what follows it is trained to its end, for its final accuracy.
         whole = self.scenario.name == "unshaped" or bool(self.scenario.exchanges) or (self.control is not None and self.scenario.name == "turns")
-        return {"model": self.model, "spec": self.spec, "control": self.control, "small_elements": self.scenario.small, "seed": self.seed, "steps": model.steps, "every": model.every,
-                "target": model.target, "late_ms": self.scenario.late_ms, "rates": self.scenario.rates, "rates_every": self.scenario.every,
+        return {"model": self.model, "spec": self.spec, "control": self.control, "small_elements": self.scenario.small, "seed": self.seed,
+                "steps": model.steps, "every": model.every, "target": model.target, "late_ms": self.scenario.late_ms,
+                "rates": self.scenario.rates, "rates_every": self.scenario.every,
                 "limit": SAMPLE if self.sampled else LIMIT, "sampled": self.sampled, "whole": whole, "pairs": self.pairs}
 
 
@@ -176,7 +177,7 @@ def cells(scenarios, models, seeds: int, exchanges=EXCHANGES) -> list[Cell]:
 
 def packed(cell: Cell, run: dict) -> dict:
     """A run as control.json has it: what the page needs; the trace as milliseconds of the steps, and specs, of topk the ratio, with the step from
-    which they held."""
+    which they held; the curve as accuracies after so many steps each, as the trace has the seconds."""
     trace = run.get("trace")
     if trace is None:  # pairs have none
         return {"run": cell.path.stem, **run}
@@ -187,7 +188,7 @@ def packed(cell: Cell, run: dict) -> dict:
     specs = [[at, short(spec)] for at, (_, _, spec) in enumerate(trace) if at == 0 or trace[at - 1][2] != spec]
     return {"run": cell.path.stem, **{key: value for key, value in run.items() if key != "settings"},
             "stats": {key: value for key, value in run["stats"].items() if key == "setting_changes"},
-            "curve": [[step, round(seconds, 3), round(value, 4)] for step, seconds, value in run["curve"]],
+            "curve": {"every": run["curve"][0][0], "values": [round(value, 4) for _, _, value in run["curve"]]},
             "trace": {"ms": [round(1e3 * step, 1) for _, step, _ in trace], "specs": specs}}
 
 
@@ -200,6 +201,8 @@ def unpacked(entry: dict) -> dict:
             seconds, spec = seconds + ms / 1e3, found if isinstance(found, str) else f"topk:ratio={found:g}"
             trace.append([seconds, ms / 1e3, spec])
         run["trace"] = trace
+        every = run["curve"]["every"]
+        run["curve"] = [[every * k, trace[every * k - 1][0], value] for k, value in enumerate(run["curve"]["values"], 1)]
     return run
 
 
@@ -246,7 +249,7 @@ def main() -> int:
     (given.out / "control.md").write_text(page(loop, runs, SCENARIOS, exchanges, given.remark), encoding="utf-8")
     if drawn := picture(runs):
         (given.out / "control.svg").write_text(drawn + "\n", encoding="utf-8")
-    (given.out / "control.json").write_text(json.dumps([packed(cell, found) for cell, found in runs]) + "\n", encoding="utf-8")
+    (given.out / "control.json").write_text(json.dumps([packed(cell, found) for cell, found in runs], separators=(",", ":")) + "\n", encoding="utf-8")
     print(given.out / "control.md")
     return 0 if complete else 1
 

@@ -174,7 +174,7 @@ class Slots {
   void unlink(Slot& slot) noexcept;
   void advance_front() noexcept;
   void raise_floor() noexcept;
-  /// At or above the floor + ring.
+  /// Not below floor + ring; beside the program in the kernel looks for the floor once more.
   [[nodiscard]] bool is_beyond(uint64_t number) noexcept;
   void note_closed(uint64_t number) noexcept;
 

@@ -122,8 +122,9 @@ def test_runs_of_an_earlier_page_count_as_made(tmp_path, monkeypatch):
     found = kept.load()
     assert [row[2] for row in found["trace"]] == [row[2] for row in made["trace"]]
     assert [row[0] for row in found["trace"]] == pytest.approx([row[0] for row in made["trace"]])
+    assert found["curve"] == [pytest.approx(row) for row in made["curve"]]
     del made["settings"]
-    assert {**found, "trace": 0} == {**made, "trace": 0, "stats": {"setting_changes": 0}}
+    assert {**found, "trace": 0, "curve": 0} == {**made, "trace": 0, "curve": 0, "stats": {"setting_changes": 0}}
 
 
 def test_fixed_is_compared_pair_by_pair():

@@ -5,6 +5,7 @@
 #include <bit>
 #include <cmath>
 
+#include "codecs/sparse/packed_range.h"
 #include "kernels/cast/cast.h"
 
 namespace laconic::codecs {
@@ -31,21 +32,6 @@ bool exponents_finite(const uint8_t* values, uint64_t count) {
 bool padding_is_zero(const SparseView& set) {
   const uint64_t bits = set.count * set.index.width;
   return bits % 8 == 0 || (set.index.bits[bits / 8] >> (bits % 8)) == 0;
-}
-
-// Position of the first index that is not below `bound`.
-uint64_t lower_bound(const SparseView& set, uint64_t bound) {
-  uint64_t begin = 0;
-  uint64_t end = set.count;
-  while (begin < end) {
-    const uint64_t middle = begin + (end - begin) / 2;
-    if (kernels::packed_index(set.index, middle) < bound) {
-      begin = middle + 1;
-    } else {
-      end = middle;
-    }
-  }
-  return begin;
 }
 
 }  // namespace
@@ -124,8 +110,8 @@ bool values_finite(const SparseView& set) noexcept {
 
 void add_range(const SparseView& set, float weight, uint64_t begin, uint64_t end, Isa isa,
                float* target) noexcept {
-  const uint64_t first = begin == 0 ? 0 : lower_bound(set, begin);
-  const uint64_t last = end >= kMaxSparseCount ? set.count : lower_bound(set, end);
+  const uint64_t first = begin == 0 ? 0 : first_not_below(set.index, 0, set.count, begin);
+  const uint64_t last = first_not_below(set.index, first, set.count, end);
   const kernels::ScatterKernels& k = kernels::scatter_kernels(isa);
   alignas(64) std::array<uint32_t, kBlock> index;
   alignas(64) std::array<float, kBlock> wide;

@@ -125,19 +125,12 @@ bool sums_finite(Source source, uint64_t n, DType type, Work& work) {
   return finite.load(std::memory_order_relaxed);
 }
 
-// What was sent leaves the places of [begin, end), which hold what was encoded: 0, or what rounding
-// left.
-void take_out(const SparseView& sent, uint64_t begin, uint64_t end, Isa isa, float* values) {
-  if (sent.type == DType::f32) return erase_range(sent, begin, end, isa, values);
-  add_range(sent, -1.0F, begin, end, isa, values);
-}
-
 // residual += values, less what was sent.
 void leave_rest(Source source, uint64_t n, const SparseView& sent, Work& work) {
   const auto& kernels = kernels::basic_kernels(work.isa);
   const auto leave = [&](uint64_t begin, uint64_t end) {
     kernels.add(source.residual + begin, source.values + begin, end - begin);
-    take_out(sent, begin, end, work.isa, source.residual);
+    take_out_range(sent, begin, end, work.isa, source.residual);
   };
   // What looked at the sums left their ends in the cache.
   for_slices(work.pool, n, kSlice, leave, Pass::backward);
@@ -160,10 +153,7 @@ Encoded encode_sums(Finder& finder, Source source, Work& work, DType type, MutBy
   leave_rest(source, n, {}, work);
   finder.from = {source.residual, nullptr};
   encoded = encode_values(finder, work, type, out);
-  const uint64_t slice = work.pool == nullptr ? n : kScatterRange;
-  for_slices(work.pool, n, slice, [&](uint64_t begin, uint64_t end) {
-    take_out(sent, begin, end, work.isa, source.residual);
-  });
+  take_out_sparse(sent, n, work, source.residual);
   return encoded;
 }
 

@@ -264,31 +264,8 @@ TEST(TopKTest, ThreadsShareTies) {
 }
 
 TEST(TopKTest, ManyPeersAddInOrder) {
-  const uint64_t n = 600000;
-  for (const Driver& d : {driver(0.01), bf16_driver(0.01)}) {
-    std::vector<std::vector<uint8_t>> payloads;
-    std::vector<Term> terms;
-    for (uint64_t peer = 0; peer < 5; ++peer)
-      payloads.push_back(d.encode(draw(Shape::laplace, n, peer)));
-    std::vector<float> expected(n, 0.25F);
-    for (size_t peer = 0; peer < 5; ++peer) {
-      const float weight = 0.2F + static_cast<float>(peer);
-      terms.push_back({payloads[peer], weight});
-      const std::vector<float> one = d.decode(payloads[peer], vector_unit(n));
-      for (uint64_t i = 0; i < n; ++i) {
-        const volatile float product = weight * one[i];
-        expected[i] += product;
-      }
-    }
-    for (const uint32_t threads : {1U, 3U}) {
-      ThreadPool pool(threads);
-      Driver e = d;
-      e.pool = threads > 1 ? &pool : nullptr;
-      std::vector<float> y(n, 0.25F);
-      e.decode(terms, vector_unit(n), {y.data(), true});
-      EXPECT_EQ(y, expected);
-    }
-  }
+  expect_peers_add_in_order(driver(0.01));
+  expect_peers_add_in_order(bf16_driver(0.01));
 }
 
 // Defects 2 and 10 of GRACE's code: more bytes than dense, eight-byte indices.
