@@ -137,11 +137,17 @@ def why_sums(cells: dict) -> list[str]:
     missed = [point for point in points if point["ratio"] > 1.05]
     if not missed:
         return []
-    means = [point["laconic"] / point["mean"] for point in missed]
-    over = [point["laconic"] - point["own"] for point in missed]
-    return ["", wrapped(
-        f"{len(missed)} of {len(points)} are missed, by {milliseconds(min(over))} to {milliseconds(max(over))} ms more than the sum; of the "
-        f"sum and a division they take {min(means):.2f} to {max(means):.2f}.")]
+    over = span(f"{1e3 * (point['laconic'] - point['own']):.2g}" for point in missed)
+    means = span(f"{point['laconic'] / point['mean']:.2f}" for point in missed)
+    one = len(missed) == 1
+    return ["", wrapped(f"{len(missed)} of {len(points)} {'is' if one else 'are'} missed, by {over} ms more than the sum; of the sum and a division "
+                        f"{'it takes' if one else 'they take'} {means}.")]
+
+
+def span(texts) -> str:
+    """From the least to the most, or the one that there is."""
+    known = sorted(set(texts), key=float)
+    return known[0] if len(known) == 1 else f"{known[0]} to {known[-1]}"
 
 
 def windows(cells: dict) -> list[list[str]]:
@@ -234,6 +240,15 @@ def buckets(cells: dict) -> str:
     return "\n".join([table(STEPS, [step_row(name, here, plain) for name, here in found.items()]), "", bar_table(bars), ""])
 
 
+def buckets_of_hosts(cells: dict) -> str:
+    cell = cells["buckets-100mbit"]
+    if cell is None:
+        return MISSING + "\n"
+    found = cell["specs"]
+    plain = found["pytorch:ddp"]["step"]
+    return table(STEPS, [step_row(name, here, plain) for name, here in found.items()]) + "\n"
+
+
 def machines(cells: dict) -> str:
     """Once for each that differs."""
     seen: dict[str, list[str]] = {}
@@ -251,8 +266,8 @@ def page(cells: dict) -> str:
         libraries(cells),
         "## Sums that the engine takes", "",
         wrapped("`none` by `native_sum` in a C++ session beside the library's own blocking all-reduce of the same array, on this machine "
-                "without a network. Laconic gives the mean, the library the sum; divided: with the pass that makes a mean of it. Bar: "
-                "at most 1.05 of the sum."), "",
+                "without a network. Laconic gives the mean, the library the sum; divided: with the pass that makes a mean of it. Medians of "
+                "five launches. Bar: at most 1.05 of the sum."), "",
         table(SUMS, sums(cells), left=2), *why_sums(cells), "",
         "## Two exchanges in flight", "",
         wrapped("32 MiB in parts of 4 MiB over Gloo, two hosts, at the rate at which the wire takes as long as the codec. Bars: a call "
@@ -271,4 +286,8 @@ def page(cells: dict) -> str:
                 "hook in Python. Which core each thread of two processes gets changes from minute to minute, and the step of plain DDP with "
                 "it: make this cell several times before you believe its ratios."), "",
         buckets(cells),
+        "### Four hosts, 100 Mbit/s", "",
+        wrapped("Gradients come 2 ms apart, as from a GPU: nobody computes meanwhile. Buckets that would be longer than `part` together "
+                "travel apart."), "",
+        buckets_of_hosts(cells),
         "## Machine", "", machines(cells), ""])

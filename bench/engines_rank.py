@@ -34,16 +34,31 @@ SLOW = 0.5  # seconds of a step, above which few are measured
 # ---- models: what build() and batches() of the demo's models give ----
 
 
-class Buckets(nn.Module):
-    """As many parameters of one size, each used once: with a bucket of that size each is a bucket of its own."""
+class Late(torch.autograd.Function):
+    """The identity, whose gradient comes so many seconds later and takes no core meanwhile, as a GPU's does."""
 
-    def __init__(self, count: int, elements: int):
+    @staticmethod
+    def forward(ctx, value, seconds):
+        ctx.seconds = seconds
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        time.sleep(ctx.seconds)
+        return gradient.clone(), None
+
+
+class Buckets(nn.Module):
+    """As many parameters of one size, each used once: with a bucket of that size each is a bucket of its own. Their gradients come
+    `pause` seconds apart."""
+
+    def __init__(self, count: int, elements: int, pause: float):
         super().__init__()
-        self.parts = nn.ParameterList([nn.Parameter(torch.ones(elements)) for _ in range(count)])
+        self.parts, self.pause = nn.ParameterList([nn.Parameter(torch.ones(elements)) for _ in range(count)]), pause
 
     def forward(self, x):
         for part in self.parts:
-            x = x + (part * part).sum()
+            x = x + ((Late.apply(part, self.pause) if self.pause else part) * part).sum()
         return x
 
 
@@ -60,7 +75,7 @@ def model_of(words: dict):
     torch.manual_seed(0)
     if "hidden" in words:
         return perceptron(words["hidden"])
-    return Buckets(words["buckets"], words["bytes"] // 4), lambda model: model(torch.ones(())).sum()
+    return Buckets(words["buckets"], words["bytes"] // 4, words.get("pause", 0.0)), lambda model: model(torch.ones(())).sum()
 
 
 # ---- exchanges ----
@@ -75,7 +90,7 @@ def gather_little(state, bucket):
 
 
 class Arm:
-    """A model of its own with one exchange."""
+    """A model of its own with one exchange: a spec, and numbers of attach's behind it, "3lc part=65536"."""
 
     def __init__(self, spec: str, words: dict):
         self.spec = spec
@@ -90,7 +105,9 @@ class Arm:
         elif spec == "little":
             self.model.register_comm_hook(None, gather_little)
         elif spec != "pytorch:ddp":
-            self.handle = laconic.attach(self.model, spec, quiet=True, **words.get("options", {}))
+            spec, *numbers = spec.split()
+            options = {name: int(value) for name, value in (number.split("=") for number in numbers)}
+            self.handle = laconic.attach(self.model, spec, quiet=True, **words.get("options", {}), **options)
 
     def step(self) -> float:
         begin = time.perf_counter()

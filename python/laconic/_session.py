@@ -187,7 +187,13 @@ class CSession:
     def _read_settings(self) -> None:
         self.layout_matters = bool(_lib.lib.laconic_session_layout_matters(self._handle))
         self.all_raw = bool(_lib.lib.laconic_session_all_raw(self._handle))
-        self.reports = self._records or any(setting["control"] != "fixed" for setting in self.explain()["settings"])
+        explained = self.explain()
+        self.reports = self._records or any(setting["control"] != "fixed" for setting in explained["settings"])
+        self._most_bytes = [parameter["payload_bytes_at_most"] for parameter in explained["parameters"]]
+
+    def most_bytes(self, layout: "Layout") -> int:
+        """Of a rank's payloads of a buffer, under any setting that the bounds of a control allow."""
+        return sum(self._most_bytes[i] for i in layout.parameters)
 
     @property
     def handle(self) -> ctypes.c_void_p:

@@ -112,8 +112,8 @@ def attach(obj, spec: str | None = None, *, seed: int = 0, small_elements: int =
         scaler: the torch GradScaler in use, so that residuals stay right when the loss scale changes.
         warmup: so many first steps go uncompressed, by PyTorch's own all-reduce.
         window: exchanges in flight at a time, 1 to 8; equal on all ranks. With 2, one is encoded while another is on the wire.
-        part: buckets are cut between parameters into parts of at most so many bytes of float32, each an exchange of its own;
-            equal on all ranks. 0: not at all.
+        part: buckets are cut between parameters into parts of at most so many bytes of float32, each an exchange of its own, and
+            short ones travel together up to as many; equal on all ranks. 0: not cut.
         aggregator: "HOST:PORT" of an aggregation server (`laconic serve`), or several, "a:7420,b:7420": a spec that has codes ("thc") is
             summed there, without being decoded. Without it, LACONIC_AGGREGATOR decides; equal on all ranks.
         token: path of the servers' secret (`laconic serve --new-token`); without it, LACONIC_TOKEN_FILE decides.

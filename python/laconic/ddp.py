@@ -269,7 +269,7 @@ class Handle:
             worker.summed_elsewhere(buffer.numel(), 4 * buffer.numel(), size)
             issued = time.perf_counter() if self._observes else None
             return self._all_reduce(buffer, at_end), functools.partial(self._summed, layout, worker.step, issued=issued)
-        options = {"index": bucket.index(), "scale": self._scale, "rates": self._rates_now}
+        options = {"index": bucket.index(), "scale": self._scale, "rates": self._rates_now, "coalesce": True}
         if not cut:
             return worker.submit(layout, buffer, at_end=at_end, **options), result
         exchange = self._submit_plain if plain and self._stage.cuts_sums and worker.broken is None else worker.submit

@@ -11,7 +11,6 @@ import concurrent.futures
 import ctypes
 import functools
 import logging
-import mmap
 import queue
 import threading
 import time
@@ -23,6 +22,7 @@ from . import _lib, environment, errors, threads
 from ._checks import U64, whole
 from ._session import ENGINE_FAILED, CSession, Layout, Window, engine_failed, gather_texts, no_span
 from .aggregation import AggregatingEngine
+from .coalescing import Coalesced, Coalescing, Piece, zeros
 from .delivery import EndOfBackward
 from .engine import _TORCH_TYPES, Engine, view
 from .errors import LaconicError
@@ -57,11 +57,13 @@ RATIO_OF_NOTHING = 0.99
 class Job:
     """One buffer on its way through the worker."""
 
-    __slots__ = ("ended", "error", "future", "index", "layout", "left", "nothing", "rates", "scale", "stage", "step", "submitted", "ticket")
+    __slots__ = ("address", "ended", "error", "failure", "future", "index", "layout", "left", "nothing", "rates", "scale", "stage", "step",
+                 "submitted", "ticket")
 
     def __init__(self, layout, stage, ticket, step, index, scale, rates, ended):
         self.layout, self.stage, self.ticket, self.step = layout, stage, ticket, step
         self.index, self.scale, self.rates = index, scale, rates
+        self.address, self.failure = 0, None  #: of its gradients on the host, and why they did not come
         self.nothing = None  #: in place of gradients that did not come
         # Of its parts: how many have not ended, and the first failure of one.
         self.left, self.error = len(layout.parts), None
@@ -91,13 +93,6 @@ _span = getattr(getattr(torch._C, "_profiler", None), "_RecordFunctionFast", no_
 def _seen_by_the_profiler(future):
     with torch.profiler.record_function("laconic::exchange") as seen:
         return seen._call_end_callbacks_on_future(future)  # noqa: SLF001
-
-
-def zeros(size: int):
-    """So many bytes that take no memory until they are written. An exchange that fails puts its gradients into the residuals:
-    those that never came are these."""
-    memory = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    return (ctypes.c_char * max(size, 1)).from_buffer(memory)
 
 
 class Clock:
@@ -157,7 +152,8 @@ class Worker:
         self._resets_reported, self._ratio_reported = False, False
         self._clock = Clock()
         self._window = Window(session)
-        self._parts = 0
+        self._coalescing = Coalescing(session, engine)
+        self._parts = self._coalesced = 0
         self._closed = False
         self._step_has_jobs = False
         self._at_end: list = []
@@ -170,13 +166,14 @@ class Worker:
     # ---- the thread that trains -----------------------------------------------------------------------------------------
 
     def submit(self, layout: Layout, buffer: torch.Tensor | list, *, index: int = 0, scale=1.0, rates: dict | None = None,
-               at_end: EndOfBackward | None = None):
+               at_end: EndOfBackward | None = None, coalesce: bool = False):
         """Queues a flat buffer on the stage's device; gives a torch future of it. Never waits for the device.
 
         `buffer`: a tensor, or [(first element, tensor), …], pieces that fill it. `scale`: what its gradients are multiplied by
         (AMP), or what float() gives it for. `rates`: learning rates by parameter, one dict a step: see `rates`. The value is
         the buffer (of pieces, the first), which then holds the mean, or the LaconicError that kept it from coming: see `result`.
-        It is set by the worker's thread, or by `at_end`.
+        It is set by the worker's thread, or by `at_end`. `coalesce`: a short buffer may wait for others of its step, up to
+        `next_step`, and travel with them: nobody may ask for its future before.
         """
         self.check_open()
         ticket = self.stage.fetch(layout, buffer if isinstance(buffer, list) else [(0, buffer)])
@@ -189,7 +186,7 @@ class Worker:
             self._clock.submitted()
         future = _seen_by_the_profiler(job.future) if _profiler_looks() else job.future
         self._step_has_jobs = True
-        self._tasks.put(functools.partial(self._serve, job))
+        self._tasks.put(functools.partial(self._serve, job, coalesce))
         if at_end is not None:
             at_end.add(job)
         return future
@@ -226,26 +223,62 @@ class Worker:
 
     # ---- the worker's thread --------------------------------------------------------------------------------------------
 
-    def _serve(self, job: Job) -> None:
+    def _serve(self, job: Job, coalesce: bool) -> None:
         with self._lock:
             self._clock.started(job)
             self._parts += len(job.layout.parts) if len(job.layout.parts) > 1 else 0
-        if self.broken is not None:
-            self._window.break_off(self.engine, self.broken)
-        width = job.ticket.value.element_size()
-        address, failure = self._fetched(job)
-        if failure is not None:
-            job.nothing = zeros(job.layout.elements * width)
-            address = ctypes.addressof(job.nothing)
         for number, (first, layout) in enumerate(job.layout.parts):
-            place = layout, address + first * width, layout.dtype
-            numbers = {"step": job.step, "index": job.index | number << 16}
-            ended = functools.partial(self._part_ended, job, layout)
-            if self.broken is None:
-                told = {} if failure is None else {"failure": failure}
-                self._window.submit(self.engine, ended, *place, span=_span, **numbers, **told)
-            else:
-                ended(failure or self._keep(*place, **numbers))
+            waits = coalesce and self._coalescing.takes(layout)
+            if self._coalescing.waiting and not (waits and self._coalescing.goes_with(job, layout)):
+                self._send_waiting()
+            if number == 0:
+                self._fetch(job)
+            piece = Piece(job, layout, job.address + first * job.ticket.value.element_size(), job.index | number << 16)
+            if not waits:
+                self._send(piece)
+            elif self._coalescing.add(piece):
+                self._send_waiting()
+
+    def _fetch(self, job: Job) -> None:
+        job.address, job.failure = self._fetched(job)
+        if job.failure is not None:  # what fails puts its gradients into the residuals: those that never came are these
+            job.nothing = zeros(job.layout.elements * job.ticket.value.element_size())
+            job.address = ctypes.addressof(job.nothing)
+
+    def _send(self, piece: Piece) -> None:
+        job, layout = piece.job, piece.layout
+        place, numbers = (layout, piece.address, layout.dtype), {"step": job.step, "index": piece.index}
+        ended = functools.partial(self._part_ended, job, layout)
+        if self.broken is None:
+            self._window.submit(self.engine, ended, *place, span=_span, **numbers, failure=job.failure)
+        else:
+            self._window.break_off(self.engine, self.broken)
+            ended(job.failure or self._keep(*place, **numbers))
+
+    def _send_waiting(self) -> None:
+        """What waits for the next bucket goes out without it."""
+        pieces = self._coalescing.take()
+        if len(pieces) < 2 or self.broken is not None:
+            for piece in pieces:
+                self._send(piece)
+            return
+        first = pieces[0]
+        together = self._coalescing.join(pieces, first.job.ticket.value.element_size())
+        with self._lock:
+            self._coalesced += len(pieces)
+        self._window.submit(self.engine, functools.partial(self._together_ended, together), together.layout, together.address,
+                            together.layout.dtype, span=_span, step=first.job.step, index=first.index, failure=together.failure)
+
+    def _together_ended(self, together: Coalesced, error: BaseException | None) -> None:
+        if error is None:
+            together.copy_back()
+        else:
+            first, others = together.pieces[0].job, len({id(piece.job) for piece in together.pieces}) - 1
+            what = f"bucket {first.index}" + (f" and {others} more" if others else "")
+            error = self._failed(error, together.layout, first.step, what)
+        self._coalescing.give_back(together)
+        for piece in together.pieces:
+            self._ended(piece.job, error)
 
     def _fetched(self, job: Job) -> tuple[int, LaconicError | None]:
         """The address of a job's gradients, in the unit of the residuals; or why they did not come, which all ranks hear."""
@@ -280,8 +313,10 @@ class Worker:
         return self.broken
 
     def _part_ended(self, job: Job, layout: Layout, error: BaseException | None) -> None:
-        if error is not None:
-            job.error = job.error or self._failed(error, layout, job.step, f"bucket {job.index}")
+        self._ended(job, None if error is None else self._failed(error, layout, job.step, f"bucket {job.index}"))
+
+    def _ended(self, job: Job, error: LaconicError | None) -> None:
+        job.error = job.error or error
         job.left -= 1
         if job.left == 0:
             with self._lock:
@@ -289,16 +324,23 @@ class Worker:
             job.end()
 
     def _end_step(self) -> None:
+        self._send_waiting()
         if self.broken is not None:
             self._window.break_off(self.engine, self.broken)
         self._window.finish(self.engine, span=_span)
+        self._coalescing.end_step()
 
     def _undo_unfinished(self) -> None:
-        """State is wanted in the middle of a step that may never end: what is in flight goes back into the residuals, and
-        nothing is exchanged any more."""
-        if self._window.in_flight:
-            why = RuntimeError("the state was saved in the middle of a step, whose exchanges were undone for it")
-            self._window.break_off(self.engine, engine_failed(why))
+        """State is wanted in the middle of a step that may never end: what is in flight, or waits for it, goes back into the
+        residuals, and nothing is exchanged any more."""
+        pieces = self._coalescing.take()
+        if not self._window.in_flight and not pieces:
+            return
+        why = engine_failed(RuntimeError("the state was saved in the middle of a step, whose exchanges were undone for it"))
+        self._window.break_off(self.engine, why)
+        for piece in pieces:
+            self._failed(why, piece.layout, piece.job.step, f"bucket {piece.job.index}")
+            self._send(piece)
 
     def _failed(self, error: BaseException, layout: Layout, step: int, what: str) -> LaconicError:
         if not isinstance(error, LaconicError):
@@ -358,7 +400,7 @@ class Worker:
         with self._lock:
             rounds, elements, dense, size, iterations = self._rounds, self._elements, self._dense, self._bytes, self._iterations
             times = {"queue_seconds": self._clock.queue, "backward_wait_seconds": self._clock.backward_wait,
-                     "window_wait_seconds": self._window.waited, "parts": self._parts}
+                     "window_wait_seconds": self._window.waited, "parts": self._parts, "coalesced": self._coalesced}
         stats = self.session.stats()
         world = self.session.world
         stats["elements"] += elements

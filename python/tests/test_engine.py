@@ -73,7 +73,7 @@ def _tags(spec):
     """Tags of all messages of three steps."""
     import torch.distributed as dist
 
-    ddp, handle, optimizer = training.build(dist.group.WORLD, spec, buckets=16, attach_options={"strategy": "two_shot"})
+    ddp, handle, optimizer = training.build(dist.group.WORLD, spec, buckets=16, attach_options={"strategy": "two_shot"}, coalesce=False)
     engine, tags = handle.worker.engine, []
     swap = engine._swap
 

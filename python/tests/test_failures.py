@@ -29,24 +29,24 @@ def _local_failure(session):
 
     def fails(*arguments, **keywords):
         session.begin = begin
-        return begin(*arguments, **keywords, failure=laconic.LaconicError(101, "internal", "the test told this rank to fail",
-                                                                          "stop telling it"))
+        return begin(*arguments, **{**keywords, "failure": laconic.LaconicError(101, "internal", "the test told this rank to fail",
+                                                                                "stop telling it")})
 
     session.begin = fails
 
 
-def _fails(spec, victim, buckets=1, flush=False, resume=False, **options):
+def _fails(spec, victim, buckets=1, flush=False, resume=False, coalesce=True, **options):
     """Trains some steps, fails on `victim` in step 3, trains two more."""
     import torch.distributed as dist
 
     rank = dist.get_rank()
-    ddp, handle, optimizer = training.build(dist.group.WORLD, spec, buckets=buckets, attach_options=options)
+    ddp, handle, optimizer = training.build(dist.group.WORLD, spec, buckets=buckets, attach_options=options, coalesce=coalesce)
     for step in range(2 if flush else 3):
         training.step_once(ddp, optimizer, rank, step)
     if resume:
         state = handle.state_dict()
         handle.close()
-        ddp, handle, optimizer = training.build(dist.group.WORLD, spec, buckets=buckets, attach_options=options)
+        ddp, handle, optimizer = training.build(dist.group.WORLD, spec, buckets=buckets, attach_options=options, coalesce=coalesce)
         handle.load_state_dict(state)
     if flush:  # the step that fails is the first of three that drain
         handle.flush(3)
@@ -93,10 +93,11 @@ def test_a_failing_rank_is_heard_by_all(pools, which, victim):
     assert len({r["hash"] for r in results}) == 1, "training after the failure went apart"
 
 
+@pytest.mark.parametrize("coalesce", [True, False])
 @pytest.mark.parametrize("which", STRATEGIES)
-def test_a_failure_in_one_of_several_buckets(pools, which):
+def test_a_failure_in_one_of_several_buckets(pools, which, coalesce):
     spec, options = STRATEGIES[which]
-    results = pools(3).run(_fails, spec=spec, victim=1, buckets=4, **options)
+    results = pools(3).run(_fails, spec=spec, victim=1, buckets=4, coalesce=coalesce, **options)
     heard_by_all(results, 1)
     assert len({r["hash"] for r in results}) == 1
 
@@ -136,7 +137,7 @@ def test_a_closed_handle_says_so(pools, spec):
 
 # ---- a rank that is gone ----
 
-def _dies(spec, victim, call, signal, without=(), buckets=1, **options):
+def _dies(spec, victim, call, signal, without=(), buckets=1, coalesce=True, **options):
     """Trains two steps; in the third, `victim` sends itself `signal` at its `call`-th collective (-1: before encoding)."""
     import os
     import time
@@ -145,7 +146,7 @@ def _dies(spec, victim, call, signal, without=(), buckets=1, **options):
 
     rank = dist.get_rank()
     with training.engine_without(*without):
-        ddp, handle, optimizer = training.build(dist.group.WORLD, spec, buckets=buckets, attach_options=options)
+        ddp, handle, optimizer = training.build(dist.group.WORLD, spec, buckets=buckets, attach_options=options, coalesce=coalesce)
     for step in range(2):
         training.step_once(ddp, optimizer, rank, step)
 
@@ -462,7 +463,7 @@ class FailingEngine:
         self.engine.settle(batch)
 
 
-def _engine_fails(spec, victims, at, late, patience=2, **options):
+def _engine_fails(spec, victims, at, late, patience=2, coalesce=False, **options):
     """Two steps, one whose engine fails on `victims` at batch `at`, one more on the broken handle."""
     import datetime
 
@@ -470,7 +471,7 @@ def _engine_fails(spec, victims, at, late, patience=2, **options):
 
     rank = dist.get_rank()
     group = dist.new_group(timeout=datetime.timedelta(seconds=patience))
-    ddp, handle, optimizer = training.build(group, spec, buckets=16, attach_options=options)
+    ddp, handle, optimizer = training.build(group, spec, buckets=16, attach_options=options, coalesce=coalesce)
     for step in range(2):
         training.step_once(ddp, optimizer, rank, step)
     gradients, buckets, on_bucket = {}, [], handle.on_bucket
@@ -531,6 +532,8 @@ INJECTED = {
     "gather_all": ("topk:ratio=0.05", {}),
     "two_shot": ("int8+ef", {"strategy": "two_shot"}),
     "two_shot-in-flight": ("int8+ef", {"strategy": "two_shot", "window": 4}),
+    "gather_all, coalesced": ("topk:ratio=0.05", {"coalesce": True}),
+    "two_shot, coalesced": ("int8+ef", {"strategy": "two_shot", "coalesce": True}),
 }
 
 
@@ -539,7 +542,7 @@ INJECTED = {
 def test_an_engine_that_fails_at_any_batch(pools, which, victims, late):
     """Every rank ends with a message, none by a signal, none in a wait that has no end."""
     spec, options = INJECTED[which]
-    pool, batches = pools(3), 6 if "two" in which else 3
+    pool, batches = pools(3), (2 if "two" in which else 1) * (1 if "coalesced" in which else 3)
     for at in range(batches + 1):
         pool.start(_engine_fails, spec=spec, victims=victims, at=at, late=late, **options)
         outcomes = pool.finish(30)
@@ -561,7 +564,8 @@ def test_a_killed_rank_ends_no_other_by_a_signal(call):
 
     pool = Ranks(3, timeout=8)
     try:
-        pool.start(_dies, spec="int8", victim=1, call=call, signal=signal.SIGKILL, strategy="two_shot", buckets=16)
+        pool.start(_dies, spec="int8", victim=1, call=call, signal=signal.SIGKILL, strategy="two_shot", buckets=16,
+                   coalesce=False)
         outcomes = pool.finish(30)
     finally:
         pool.close()

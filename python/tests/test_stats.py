@@ -38,7 +38,7 @@ class Slow:
 
 def _timed(pause, steps, **options):
     """Counters of `steps` steps whose engine takes `pause` seconds a batch; what backward() took in all; batches."""
-    ddp, handle, optimizer = training.build(dist.group.WORLD, "topk:ratio=0.05", buckets=2, **options)
+    ddp, handle, optimizer = training.build(dist.group.WORLD, "topk:ratio=0.05", buckets=2, coalesce=False, **options)
     for step in range(3):  # buckets have their places, lengths are known
         training.step_once(ddp, optimizer, dist.get_rank(), step)
     handle.worker.engine = Slow(handle.worker.engine, pause)
@@ -82,7 +82,7 @@ ALL_THREADS = "profile_all_threads"
 
 def _profiled(all_threads):
     """Names and counts of our ranges in a profile of two steps, the longest of them in seconds, and the exchanges in it."""
-    ddp, handle, optimizer = training.build(dist.group.WORLD, "3lc", buckets=2, attach_options={"strategy": "two_shot"})
+    ddp, handle, optimizer = training.build(dist.group.WORLD, "3lc", buckets=2, attach_options={"strategy": "two_shot"}, coalesce=False)
     for step in range(3):
         training.step_once(ddp, optimizer, dist.get_rank(), step)
     handle.worker.engine = Slow(handle.worker.engine, 0.02)

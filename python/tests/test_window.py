@@ -189,9 +189,9 @@ def test_every_rank_has_the_same(pools, name, values):
     assert said[0] == said[1] and f"rank 0 has {values[0]}, rank 1 has {values[1]}" in said[0]
 
 
-def _saved_within_a_step():
-    """A bucket is in flight when its rank asks for the state: what it had sent is in the residuals again."""
-    ddp, handle, optimizer = training.build(dist.group.WORLD, "topk:ratio=0.05", buckets=16)
+def _saved_within_a_step(coalesce):
+    """A bucket is in flight, or waits for the next one, when its rank asks for the state: it is in the residuals again."""
+    ddp, handle, optimizer = training.build(dist.group.WORLD, "topk:ratio=0.05", buckets=16, coalesce=coalesce)
     for step in range(2):
         training.step_once(ddp, optimizer, dist.get_rank(), step)
     before, gradients, saved = handle.state_dict()["tensors"], {}, []
@@ -216,8 +216,9 @@ def _saved_within_a_step():
     return before, gradients, saved[0], raised
 
 
-def test_state_within_a_step_undoes_what_is_in_flight(pools):
-    for before, gradients, saved, raised in pools(2).run(_saved_within_a_step):
+@pytest.mark.parametrize("coalesce", [True, False])
+def test_state_within_a_step_undoes_what_is_in_flight(pools, coalesce):
+    for before, gradients, saved, raised in pools(2).run(_saved_within_a_step, coalesce=coalesce):
         assert "in the middle of a step" in raised
         residuals = [name for name in gradients if f"residual/{name}" in saved]
         assert residuals

@@ -113,7 +113,7 @@ def engine_without(*features):
 
 
 def build(group, spec, *, width=48, dtype=torch.float32, buckets=1, model_options=None, ddp_options=None,
-          attach_options=None, device="cpu"):
+          attach_options=None, device="cpu", coalesce=True):
     torch.manual_seed(7)
     net = Net(width, **(model_options or {})).to(dtype).to(device)
     total = sum(p.numel() * p.element_size() for p in net.parameters())
@@ -125,6 +125,8 @@ def build(group, spec, *, width=48, dtype=torch.float32, buckets=1, model_option
     handle = None
     if spec is not None:
         handle = laconic.attach(ddp, spec, small_elements=64, quiet=True, **(attach_options or {}))
+        if not coalesce:  # each bucket is an exchange, as a long one is
+            handle.worker._coalescing.takes = lambda layout: False  # noqa: SLF001
     # All parameters in one call, as torch does it on accelerators, rounds 16-bit ones differently. The rate is a power of two: its product
     # with a gradient is exact, and fused with an addition or not makes no difference.
     return ddp, handle, torch.optim.SGD(ddp.parameters(), lr=2.0**-4, momentum=0.9, foreach=False)

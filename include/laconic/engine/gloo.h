@@ -250,9 +250,9 @@ class GlooEngine final : public Engine {
     Buffer buffer;
     bool receives;
   };
-  /// Of sums. Smaller pieces cost more hand-overs between threads, larger ones leave the caches.
-  /// Where both ranks have a core, waiting costs more than the caches.
-  [[nodiscard]] uint64_t piece() const noexcept { return uint64_t{world() == 2 ? 2U : 1U} << 20; }
+  /// Of sums. Smaller pieces cost more hand-overs between threads, larger ones leave less to add
+  /// while others travel.
+  static constexpr uint64_t kPiece = uint64_t{2} << 20U;
   static constexpr uint64_t kAhead = 2;
   static constexpr auto kGlance = std::chrono::milliseconds(50);
   static constexpr std::chrono::milliseconds kGrace{250};
@@ -369,7 +369,7 @@ class GlooEngine final : public Engine {
                  std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now())));
     Store store(board_.get(), std::max(deadline, Clock::now() + std::chrono::seconds(1)));
     context->connectFullMesh(store, device);
-    terms_ = std::make_unique_for_overwrite<uint8_t[]>(kAhead * piece());
+    terms_ = std::make_unique_for_overwrite<uint8_t[]>(kAhead * kPiece);
     farewells_.resize(world());
     watches_.resize(world());
     for (uint32_t peer = 0; peer < world(); ++peer) {
@@ -447,11 +447,11 @@ class GlooEngine final : public Engine {
   void sum(const Step& step) {
     if (step.count == 0 || world() == 1) return;
     const uint64_t size = dtype_size(step.dtype), slot = kSlots | step.tag;
-    const detail::RingSum ring(step, rank(), world(), piece());
+    const detail::RingSum ring(step, rank(), world(), kPiece);
     const auto from = static_cast<int>((rank() + 1) % world());
     const auto to = static_cast<int>((rank() + world() - 1) % world());
     const Buffer lanes = batches_->createUnboundBuffer(step.recv, step.count * size);
-    const Buffer terms = batches_->createUnboundBuffer(terms_.get(), kAhead * piece());
+    const Buffer terms = batches_->createUnboundBuffer(terms_.get(), kAhead * kPiece);
     uint64_t received = 0, posted = 0, sent = 0;  // turns; sent: whose memory is free again
     const auto end_send = [&] {
       if (ring.sent(sent++).bytes != 0) lanes->waitSend(kForever);
@@ -463,7 +463,7 @@ class GlooEngine final : public Engine {
       if (turn >= ring.half()) return static_cast<void>(lanes->waitRecv(kForever));
       terms->waitRecv(kForever);
       add_lanes(step.dtype, step.recv + range.offset, step.scale,
-                terms_.get() + turn % kAhead * piece(), turn < ring.pieces() ? step.scale : 1.0F,
+                terms_.get() + turn % kAhead * kPiece, turn < ring.pieces() ? step.scale : 1.0F,
                 range.bytes / size);
     };
     // A sum comes to where a term was sent from. False: that term has not been sent before `turn`.
@@ -475,7 +475,7 @@ class GlooEngine final : public Engine {
         while (sent <= term) end_send();
         if (range.bytes != 0) lanes->recv(from, slot, range.offset, range.bytes);
       } else if (range.bytes != 0) {
-        terms->recv(from, slot, posted % kAhead * piece(), range.bytes);
+        terms->recv(from, slot, posted % kAhead * kPiece, range.bytes);
       }
       ++posted;
       return true;

@@ -286,13 +286,14 @@ class MpiEngine final : public Engine {
     world_ = static_cast<uint32_t>(size);
     for (uint64_t* call : {&options_.largest_call, &options_.far_call})
       *call = std::clamp<uint64_t>(*call, 4, uint64_t{1} << 30) / 4 * 4;
-    spin_ = Idle::spin(world_);
+    waits_.spin = Idle::spin(world_);
     reserve(4 * uint64_t{world_});
     hosts_ = std::make_shared<std::vector<uint64_t>>(world_);
     if (world_ > 1 && find_hosts()) {
       const bool one_host = std::all_of(hosts_->begin(), hosts_->end(),
                                         [&](uint64_t h) { return h == hosts_->front(); });
       pace_ = LargeSum::pace(world_, one_host);
+      if (!one_host) waits_.yield = std::chrono::microseconds(500);
       pace_.piece_bytes = std::min(pace_.piece_bytes, options_.largest_call);
       terms_ = std::make_shared_for_overwrite<uint8_t[]>(pace_.ahead * world_ * pace_.piece_bytes);
     }
@@ -363,7 +364,7 @@ class MpiEngine final : public Engine {
     return std::chrono::steady_clock::now() + options_.timeout;
   }
   bool complete(MPI_Request& request, const char* doing, Deadline deadline) {
-    for (Idle idle(spin_);; idle.pause()) {
+    for (Idle idle(waits_);; idle.pause()) {
       int done = 0;
       if (!good(MPI_Test(&request, &done, MPI_STATUS_IGNORE), doing)) return false;
       if (done != 0) return true;
@@ -584,10 +585,15 @@ class MpiEngine final : public Engine {
 
   /// Longer and longer pauses, so that ranks which share cores get on. Where there is a core for
   /// each, giving it away costs a large sum more than it is worth: other work keeps it for
-  /// milliseconds.
+  /// milliseconds. On one host a rank that sleeps is missed by all others; what comes from another
+  /// host takes its time.
   class Idle {
    public:
-    explicit Idle(std::chrono::microseconds spin) noexcept : spin_(spin) {}
+    /// How long a wait spins, and until when it yields; then it sleeps.
+    struct Waits {
+      std::chrono::microseconds spin{50}, yield{2000};
+    };
+    explicit Idle(const Waits& waits) noexcept : waits_(waits) {}
     /// Once: asking opens a file of the system's.
     static std::chrono::microseconds spin(uint32_t world) noexcept {
       return std::chrono::microseconds(
@@ -595,15 +601,15 @@ class MpiEngine final : public Engine {
     }
     void pause() {
       const auto now = std::chrono::steady_clock::now();
-      if (now - since_ < spin_) return;
-      if (now - since_ < std::chrono::microseconds(500)) return std::this_thread::yield();
+      if (now - since_ < waits_.spin) return;
+      if (now - since_ < waits_.yield) return std::this_thread::yield();
       std::this_thread::sleep_for(
           std::min<std::chrono::nanoseconds>((now - since_) / 16, std::chrono::microseconds(100)));
     }
     void reset() { since_ = std::chrono::steady_clock::now(); }
 
    private:
-    std::chrono::microseconds spin_;
+    Waits waits_;
     std::chrono::steady_clock::time_point since_ = std::chrono::steady_clock::now();
   };
 
@@ -615,7 +621,7 @@ class MpiEngine final : public Engine {
                        "mpi: MPI allows only the thread that initialised it to communicate",
                        "ask MPI_Init_thread for MPI_THREAD_SERIALIZED or more"});
     }
-    for (Idle idle(spin_); status_ && !job.ended();) {
+    for (Idle idle(waits_); status_ && !job.ended();) {
       issue();
       if (progress()) {
         idle.reset();
@@ -827,7 +833,7 @@ class MpiEngine final : public Engine {
   Large large_;
   std::shared_ptr<std::vector<uint64_t>> hosts_;  // by rank
   LargeSum::Pace pace_;
-  std::chrono::microseconds spin_{50};
+  Idle::Waits waits_;
   std::shared_ptr<uint8_t[]> terms_;
   CutMessages messages_;
   std::vector<MPI_Request> requests_;
