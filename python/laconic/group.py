@@ -13,7 +13,7 @@ import weakref
 import torch
 import torch.distributed as dist
 
-from . import environment, errors
+from . import environment, errors, threads
 from .errors import LaconicError
 
 _PATIENCE = datetime.timedelta(minutes=30)  # torch's default, where a group does not tell its timeout
@@ -153,7 +153,8 @@ class Sibling:
             self.group = free.pop(self.number)[1]
         else:
             self.number = meeting.number
-            self.group = _new_group(of, self.backend)
+            with threads.that_wait():
+                self.group = _new_group(of, self.backend)
 
     def release(self) -> None:
         """For the next attach to the same group. Not after a failed collective: stale messages may be on their way."""

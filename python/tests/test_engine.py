@@ -318,3 +318,51 @@ def _all_let_go():
     while laconic.engine._given and time.monotonic() < deadline:
         time.sleep(0.001)
     return under_way, len(laconic.engine._given)
+
+
+def _policies():
+    """This thread's scheduling policy, those of the threads that attach begins, and that of its worker, which begins behind the group."""
+    import os
+
+    import torch.distributed as dist
+
+    def tasks():
+        return {int(task) for task in os.listdir("/proc/self/task")}
+
+    group, before = dist.new_group(), tasks()
+    ddp, handle, _ = training.build(group, "3lc")  # without ddp the worker would end
+    begun, worker = tasks() - before, handle.worker._thread.native_id
+    own, found = os.sched_getscheduler(0), [os.sched_getscheduler(task) for task in begun - {worker}]
+    of_worker = os.sched_getscheduler(worker)
+    handle.close()
+    del ddp
+    return own, found, of_worker
+
+
+def test_threads_of_gloo_take_no_core_from_others(pools):
+    import os
+
+    for own, found, of_worker in pools(2).run(_policies):
+        assert own == os.SCHED_OTHER == of_worker
+        assert found.count(os.SCHED_BATCH) >= 1
+
+
+def _refused_policies():
+    """A sandbox that allows nothing of the kind."""
+    import os
+
+    def refused(*_):
+        raise PermissionError("the test's sandbox")
+
+    kept, os.sched_setscheduler = os.sched_setscheduler, refused
+    try:
+        return _policies()
+    finally:
+        os.sched_setscheduler = kept
+
+
+def test_a_sandbox_that_refuses_is_no_failure(pools):
+    import os
+
+    for own, found, _ in pools(2).run(_refused_policies):
+        assert own == os.SCHED_OTHER and os.SCHED_BATCH not in found

@@ -9,6 +9,7 @@
 #include <gloo/rendezvous/store.h>
 #include <gloo/transport/tcp/device.h>
 #include <gloo/transport/unbound_buffer.h>
+#include <sched.h>
 #include <signal.h>
 
 #include <array>
@@ -357,11 +358,31 @@ class GlooEngine final : public Engine {
     return {};
   }
 
+  /// Threads that `create` begins do not take a core from a thread that has one. Gloo's thread has
+  /// nothing to do while another one sends, and looks for the lock until its time slice is over: on
+  /// a core that both share, 3 ms a message.
+  template <class Create>
+  static auto with_batch_threads(const Create& create) {
+    struct Policy {
+      bool usual = ::sched_getscheduler(0) == SCHED_OTHER;
+      sched_param none{};
+      Policy() {
+        if (usual) (void)::sched_setscheduler(0, SCHED_BATCH, &none);
+      }
+      ~Policy() {
+        if (usual) (void)::sched_setscheduler(0, SCHED_OTHER, &none);
+      }
+    };
+    const Policy while_they_begin;
+    return create();
+  }
+
   void connect(Deadline deadline) {
     const NoSigpipe guard;
     ::gloo::transport::tcp::attr attributes;
     attributes.iface = options_.interface_;
-    auto device = ::gloo::transport::tcp::CreateDevice(attributes);
+    auto device =
+        with_batch_threads([&] { return ::gloo::transport::tcp::CreateDevice(attributes); });
     auto context = std::make_shared<::gloo::rendezvous::Context>(static_cast<int>(rank()),
                                                                  static_cast<int>(world()));
     context->setTimeout(

@@ -1,6 +1,11 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
 // The Gloo engine and its plug-in: the table, sums, one rank.
+#include <sched.h>
+
+#include <set>
+#include <thread>
+
 #include "engines/engine_table.h"
 #include "gloo_ranks.h"
 #include "support/subset.h"
@@ -28,6 +33,46 @@ TEST_P(GlooTable, IsPassed) {
 }
 INSTANTIATE_TEST_SUITE_P(Ranks, GlooTable, testing::Values(3, 4),
                          testing::PrintToStringParamName());
+
+// ---- threads ----
+
+/// "mine: 0, others: 3 0": of this thread, and of the others in the order of their numbers.
+std::string policies() {
+  std::set<pid_t> others;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/task"))
+    others.insert(std::stoi(entry.path().filename()));
+  others.erase(::gettid());
+  std::string said = "mine: " + std::to_string(::sched_getscheduler(0)) + ", others:";
+  for (const pid_t other : others) said += " " + std::to_string(::sched_getscheduler(other));
+  return said;
+}
+
+/// Gloo's own thread is the one that takes no core from another; the caller, and threads that begin
+/// later, are as they were. Who has given all its threads another policy keeps it.
+TEST(GlooThreads, DoNotTakeACoreFromAnother) {
+  static_assert(SCHED_OTHER == 0 && SCHED_BATCH == 3 && SCHED_IDLE == 5);
+  const Place place, idle;
+  Processes ranks(4, [&](uint32_t rank, const Stage& stage) {
+    const sched_param none{};
+    if (rank >= 2) (void)::sched_setscheduler(0, SCHED_IDLE, &none);
+    const auto engine =
+        join(stage, options(rank % 2, 2, rank < 2 ? place.folder() : idle.folder()));
+    stage.say(policies());
+    std::thread later([&] { stage.say("mine: " + std::to_string(::sched_getscheduler(0))); });
+    later.join();
+    const Batch batch(StepKind::all_reduce, rank % 2, 2, 3U << 20U, 2);
+    stage.say(text(engine->run(batch.steps())));
+  });
+  for (uint32_t r = 0; r < 4; ++r) {
+    const std::string usual = r < 2 ? "0" : "5", said = ranks.heard(r);
+    EXPECT_TRUE(said.starts_with("mine: " + usual + ", others: ")) << said;
+    const std::string others = said.substr(said.find("others: "));
+    EXPECT_EQ(std::count(others.begin(), others.end(), '3'), r < 2 ? 1 : 0) << said;
+    EXPECT_GE(std::count(others.begin(), others.end(), '5'), r < 2 ? 0 : 1) << said;
+    EXPECT_EQ(ranks.heard(r), "mine: " + usual);
+    EXPECT_EQ(ranks.heard(r), "ok");
+  }
+}
 
 // ---- the plug-in ----
 
