@@ -192,7 +192,7 @@ class CSession:
         self._most_bytes = [parameter["payload_bytes_at_most"] for parameter in explained["parameters"]]
 
     def most_bytes(self, layout: "Layout") -> int:
-        """Of a rank's payloads of a buffer, under any setting that the bounds of a control allow."""
+        """Of a rank's payloads of a buffer, as configured: with a control, by the setting that it begins with."""
         return sum(self._most_bytes[i] for i in layout.parameters)
 
     @property

@@ -104,6 +104,14 @@ def test_a_state_saved_during_a_flush_goes_on_with_it(pools, spec, asked):
     assert flushed[0] != pools(3).run(training.resume, spec=spec, buckets=4)[0]
 
 
+@pytest.mark.parametrize("asked", [2, 3])
+def test_groups_of_buckets_are_the_same_wherever_a_law_has_come_to(pools, asked):
+    """Of a ratio of 0.9 fewer buckets would travel together, and a flush has the engine's sums."""
+    options = {"spec": "topk:ratio=0.05", "buckets": 16, "width": 220, "attach_options": {"control": "schedule:0=0.05,1=0.9"}}
+    flushed = pools(3).run(training.resume, flush=(asked, 4), **options)
+    assert all(h == flushed[0] for h in flushed) and flushed[0][0] == flushed[0][1]
+
+
 def _loads_as_data(spec):
     """torch.load with its default since 2.6: nothing but tensors and plain values."""
     import io
