@@ -115,6 +115,14 @@ class Coalescing:
             self._session.release(self._layouts.pop(key))
         self._used, self._used_before = set(), self._used
 
+    def close(self, abandoned: bool) -> None:
+        """Frees the memory with this object; never, if a collective that has not ended uses it."""
+        if abandoned:
+            _abandoned.append(self._memory)
+
+
+_abandoned: list = []
+
 
 def _back_to_back(layouts) -> Layout:
     parameters, offsets, elements = [], [], 0

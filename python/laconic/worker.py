@@ -554,6 +554,7 @@ class Worker:
                 environment.say(f"rank {self.session.rank}: at the end of a model: {type(error).__name__}: {error}", logging.WARNING)
         self._at_end.clear()
         self.stage.close(self.engine.abandoned)
+        self._coalescing.close(self.engine.abandoned)
         stats, explained = self._stats(), self._explain()
         with self._session_in_use:
             self._last_words = stats, explained

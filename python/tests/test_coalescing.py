@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import random
 import types
+import weakref
 
 import pytest
 
@@ -290,3 +292,22 @@ def test_close_within_an_iteration_that_was_broken_off(pools):
     """What waited does not keep the worker from its end."""
     for errors, waiting, steps, left, closed in pools(2).run(_broken_off):
         assert errors and waiting == 1 and steps == 0 and left == [] and closed
+
+
+def _memory_after(abandoned):
+    """Is it there when nobody knows the handle any more?"""
+    ddp, handle, optimizer = training.build(dist.group.WORLD, "3lc", buckets=16)
+    for step in range(2):
+        training.step_once(ddp, optimizer, dist.get_rank(), step)
+    memory = weakref.ref(handle.worker._coalescing._memory)
+    handle.worker.engine.abandoned = abandoned
+    handle.close()
+    del ddp, handle, optimizer
+    gc.collect()
+    return memory() is not None
+
+
+def test_memory_that_a_collective_may_still_use_stays(pools):
+    """Sums of a step that goes out uncompressed are taken where the gradients lie."""
+    assert pools(2).run(_memory_after, abandoned=False) == [False, False]
+    assert pools(2).run(_memory_after, abandoned=True) == [True, True]
