@@ -204,15 +204,17 @@ def step_row(name: str, here: dict, of: float) -> list[str]:
 STEPS = ["exchange", "step ms", "of plain DDP", "computing ms", "codec ms", "wire alone ms"]
 
 
+def step_table(found: dict) -> str:
+    plain = found["pytorch:ddp"]["step"]
+    return table(STEPS, [step_row(name, here, plain) for name, here in found.items()])
+
+
 def perceptron(cells: dict, rate: str) -> str:
     cell = cells[f"perceptron-{rate}"]
     if cell is None:
         return MISSING + "\n"
     found = cell["specs"]
-    plain = found["pytorch:ddp"]["step"]
-    little = found["little"]["step"]
-    lines = [table(STEPS, [step_row(name, here, plain) for name, here in found.items()]), ""]
-    bars = []
+    plain, little, bars = found["pytorch:ddp"]["step"], found["little"]["step"], []
     if rate == "200mbit":
         int8 = found["int8"]
         bound = max(int8["wire"], int8["computing"] + int8["encode_seconds"] + int8["decode_seconds"])
@@ -223,30 +225,24 @@ def perceptron(cells: dict, rate: str) -> str:
         bars.append(("`none` of plain DDP", found["none"]["step"] / plain, 1.05))
         bars.append(("`3lc` of plain DDP", found["3lc"]["step"] / plain, 1.0))
         bars.append(("`topk:ratio=0.001` of plain DDP", found["topk:ratio=0.001"]["step"] / plain, 1.0))
-    return "\n".join([*lines, bar_table(bars), ""])
+    return "\n".join([step_table(found), "", bar_table(bars), ""])
 
 
 def bar_table(bars) -> str:
     return table(["bar", "measured", "at most", ""], [[what, f"{value:.2f}", f"{bar:g}", verdict(value, bar)] for what, value, bar in bars])
 
 
-def buckets(cells: dict) -> str:
-    cell = cells["buckets"]
+def buckets(cells: dict, name: str, bar: float | None = None) -> str:
+    cell = cells[name]
     if cell is None:
         return MISSING + "\n"
     found = cell["specs"]
-    plain = found["pytorch:ddp"]["step"]
-    bars = [(f"`{spec}` of plain DDP", here["step"] / plain, 1.25) for spec, here in found.items() if not spec.startswith("pytorch:")]
-    return "\n".join([table(STEPS, [step_row(name, here, plain) for name, here in found.items()]), "", bar_table(bars), ""])
-
-
-def buckets_of_hosts(cells: dict) -> str:
-    cell = cells["buckets-100mbit"]
-    if cell is None:
-        return MISSING + "\n"
-    found = cell["specs"]
-    plain = found["pytorch:ddp"]["step"]
-    return table(STEPS, [step_row(name, here, plain) for name, here in found.items()]) + "\n"
+    lines = [step_table(found), ""]
+    if bar is not None:
+        plain = found["pytorch:ddp"]["step"]
+        lines += [bar_table([(f"`{spec}` of plain DDP", here["step"] / plain, bar) for spec, here in found.items()
+                             if not spec.startswith("pytorch:")]), ""]
+    return "\n".join(lines)
 
 
 def machines(cells: dict) -> str:
@@ -285,9 +281,9 @@ def page(cells: dict) -> str:
         wrapped("Two processes of this machine; a step is hardly more than its exchanges. `pytorch:hook` is PyTorch's own all-reduce, as a "
                 "hook in Python. Which core each thread of two processes gets changes from minute to minute, and the step of plain DDP with "
                 "it: make this cell several times before you believe its ratios."), "",
-        buckets(cells),
+        buckets(cells, "buckets", 1.25),
         "### Four hosts, 100 Mbit/s", "",
         wrapped("Gradients come 2 ms apart, as from a GPU: nobody computes meanwhile. Buckets that would be longer than `part` together "
                 "travel apart."), "",
-        buckets_of_hosts(cells),
+        buckets(cells, "buckets-100mbit"),
         "## Machine", "", machines(cells), ""])

@@ -6,12 +6,19 @@ from __future__ import annotations
 import array as plain
 import ctypes
 import math
+import mmap
 import sys
 
 from . import _lib, errors
 
 _TORCH_TYPES = {"torch.float32": _lib.F32, "torch.float16": _lib.F16, "torch.bfloat16": _lib.BF16}
 _NUMPY_TYPES = {"float32": _lib.F32, "float16": _lib.F16, "bfloat16": _lib.BF16}
+
+
+def zeros(size: int):
+    """So many bytes that take no memory until they are written."""
+    memory = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return (ctypes.c_char * max(size, 1)).from_buffer(memory)
 
 
 def is_torch(array) -> bool:

@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 import ctypes
-import mmap
 from dataclasses import dataclass
 from typing import Any
 
 from . import _lib
+from ._arrays import zeros
 from ._session import CSession, Layout
 from .aggregation import AggregatingEngine
 
@@ -16,12 +16,6 @@ from .aggregation import AggregatingEngine
 MOST_BYTES, MOST_ELEMENTS = 1 << 16, 4 * _lib.SHORT_ELEMENTS
 #: bytes of the most that come together: the last may be as long as a short one can be
 _ROOM = 4 * (MOST_ELEMENTS + _lib.SHORT_ELEMENTS)
-
-
-def zeros(size: int):
-    """So many bytes that take no memory until they are written."""
-    memory = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    return (ctypes.c_char * max(size, 1)).from_buffer(memory)
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,11 @@ import weakref
 import torch
 
 from . import _lib, environment, errors, threads
+from ._arrays import zeros
 from ._checks import U64, whole
 from ._session import ENGINE_FAILED, CSession, Layout, Window, engine_failed, gather_texts, no_span
 from .aggregation import AggregatingEngine
-from .coalescing import Coalesced, Coalescing, Piece, zeros
+from .coalescing import Coalesced, Coalescing, Piece
 from .delivery import EndOfBackward
 from .engine import _TORCH_TYPES, Engine, view
 from .errors import LaconicError
@@ -313,9 +314,11 @@ class Worker:
         return self.broken
 
     def _part_ended(self, job: Job, layout: Layout, error: BaseException | None) -> None:
-        self._ended(job, None if error is None else self._failed(error, layout, job.step, f"bucket {job.index}"))
+        if error is not None and job.error is None:  # the first failure of its parts is the one that is told
+            error = self._failed(error, layout, job.step, f"bucket {job.index}")
+        self._ended(job, error)
 
-    def _ended(self, job: Job, error: LaconicError | None) -> None:
+    def _ended(self, job: Job, error: BaseException | None) -> None:
         job.error = job.error or error
         job.left -= 1
         if job.left == 0:

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
+import mmap
 import random
 import types
 import weakref
@@ -113,13 +115,13 @@ def test_what_belongs_to_something_else_does_not_come_along():
 
 def test_layouts_of_no_further_use_are_freed():
     session = Planned([10] * 3)
-    coalescing, memory = Coalescing(session, None), (_lib.ctypes.c_float * 8)()
+    coalescing, memory = Coalescing(session, None), (ctypes.c_float * 8)()
     layouts = [Layout([i], [0], 4) for i in range(3)]
     for layout in layouts:
         layout.dtype = _lib.F32
 
     def joined(*numbers):
-        pieces = [Piece(_job_of_all, layouts[i], _lib.ctypes.addressof(memory), i) for i in numbers]
+        pieces = [Piece(_job_of_all, layouts[i], ctypes.addressof(memory), i) for i in numbers]
         together = coalescing.join(pieces, 4)
         coalescing.give_back(together)
         return together.layout
@@ -183,7 +185,7 @@ def _many(spec, *, steps=4, coalesce=True, dtype=torch.float32, poison=(), skip=
 
 @pytest.mark.parametrize(("spec", "options"), [
     ("3lc", {"strategy": "two_shot"}), ("3lc", {"strategy": "gather_all", "window": 1}), ("topk:ratio=0.05", {}),
-    ("int8+ef", {"strategy": "two_shot", "window": 8}), ("int8:round=stochastic", {"threads": 2}),
+    ("int8+ef", {"strategy": "two_shot", "window": 8, "part": 41000}), ("int8:round=stochastic", {"threads": 2}),
     ("topk:ratio=0.05+momentum=0.9", {"control": "schedule:0=0.05,2=0.2"}), ("onebit", {"ddp_options": {"static_graph": True}}),
     ("3lc", {"ddp_options": {"find_unused_parameters": True, "gradient_as_bucket_view": True}}), ("efsignsgd", {"skip": True}),
     ("int8+ef", {"strategy": "two_shot", "dtype": torch.bfloat16})])
@@ -195,7 +197,7 @@ def test_together_or_apart_no_bit_changes(pools, spec, options):
     assert apart["stats"]["coalesced"] == 0
     for result in together:
         # All but the long one travel with others: of 40 buckets and 4 steps, less those of DDP's first iteration, which has others.
-        assert result["stats"]["coalesced"] >= 40 and 2 * result["stats"]["exchanges"] < apart["stats"]["exchanges"]
+        assert result["stats"]["coalesced"] >= 40 and result["stats"]["exchanges"] < 0.8 * apart["stats"]["exchanges"]
 
 
 @pytest.mark.parametrize(("spec", "options"), [("fp16+ef", {"strategy": "native_sum"}), ("powersgd:rank=2", {}), ("3lc", {"part": 1})])
@@ -311,3 +313,19 @@ def test_memory_that_a_collective_may_still_use_stays(pools):
     """Sums of a step that goes out uncompressed are taken where the gradients lie."""
     assert pools(2).run(_memory_after, abandoned=False) == [False, False]
     assert pools(2).run(_memory_after, abandoned=True) == [True, True]
+
+
+def test_memory_is_taken_when_a_step_needs_it():
+    """mincore: which pages are there."""
+    coalescing, page = Coalescing(Planned(), None), mmap.PAGESIZE
+    size = ctypes.sizeof(coalescing._memory)
+    assert size > 8 << 20
+    libc, pages = ctypes.CDLL(None, use_errno=True), (ctypes.c_ubyte * ((size + page - 1) // page))()
+
+    def there():
+        assert libc.mincore(ctypes.c_void_p(ctypes.addressof(coalescing._memory)), ctypes.c_size_t(size), pages) == 0
+        return sum(one & 1 for one in pages)
+
+    assert there() == 0
+    coalescing._memory[0] = b"1"
+    assert 0 < there() < len(pages)

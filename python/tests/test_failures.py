@@ -102,6 +102,32 @@ def test_a_failure_in_one_of_several_buckets(pools, which, coalesce):
     assert len({r["hash"] for r in results}) == 1
 
 
+def _all_parts_fail():
+    """Every part of the only bucket fails on rank 1: what backward() raised, and the last failure that the handle knows."""
+    import torch.distributed as dist
+
+    ddp, handle, optimizer = training.build(dist.group.WORLD, "3lc", attach_options={"part": 1})
+    for step in range(2):
+        training.step_once(ddp, optimizer, dist.get_rank(), step)
+    begin = handle.worker.session.begin
+    if dist.get_rank() == 1:
+        told = laconic.LaconicError(101, "internal", "the test told this rank to fail", "stop telling it")
+        handle.worker.session.begin = lambda *arguments, **keywords: begin(*arguments, **{**keywords, "failure": told})
+    try:
+        training.step_once(ddp, optimizer, dist.get_rank(), 2)
+        raised = ""
+    except RuntimeError as error:
+        raised = str(error)
+    result = raised, str(handle.last_error), handle.stats()["failures"]
+    handle.close()
+    return result
+
+
+def test_of_parts_that_fail_the_first_is_told(pools):
+    for raised, last, failures in pools(2).run(_all_parts_fail):
+        assert failures > 1 and last in raised
+
+
 @pytest.mark.parametrize("spec", ["bf16", "powersgd:rank=2"])
 def test_a_failure_in_the_first_step_after_resuming(pools, spec):
     results = pools(3).run(_fails, spec=spec, victim=1, buckets=4, resume=True, seconds=60)
