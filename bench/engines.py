@@ -60,21 +60,21 @@ def executed(words: list, timeout: float = 1200) -> str:
     return done.stdout
 
 
-def lab(hosts: int, rate: str, words: list, *, launcher: bool = False) -> str:
+def lab(hosts: int, rate: str, words: list, *, launcher: bool = False, mtu: int = 1500) -> str:
     """What rank 0 or the launcher prints in a lab."""
     with tempfile.TemporaryDirectory() as logs:
-        executed([COMMAND, "lab", "--hosts", hosts, "--rate", rate, "--logs", logs, *(["--launcher"] if launcher else []), "--", *words])
+        executed([COMMAND, "lab", "--hosts", hosts, "--rate", rate, "--mtu", mtu, "--logs", logs, *(["--launcher"] if launcher else []), "--", *words])
         return (Path(logs) / ("launcher.out" if launcher else "rank0.out")).read_text()
 
 
-def bench(engine: str, hosts: int, rate: str, *words) -> dict:
+def bench(engine: str, hosts: int, rate: str, *words, mtu: int = 1500) -> dict:
     """`laconic bench --engine` on so many hosts."""
     command = [COMMAND, "bench", "--json", "--engine", "gloo" if engine == "gloo" else "mpi", *words]
     if engine != "gloo":
-        return json.loads(lab(hosts, rate, [*MPIRUN[engine], "-n", hosts, *command], launcher=True))
+        return json.loads(lab(hosts, rate, [*MPIRUN[engine], "-n", hosts, *command], launcher=True, mtu=mtu))
     with tempfile.TemporaryDirectory() as folder:
         each = 'exec "$@" --rank "$RANK" --world "$WORLD_SIZE" --interface eth0'
-        return json.loads(lab(hosts, rate, ["sh", "-c", each, "sh", *command, "--rendezvous", f"file:{folder}"]))
+        return json.loads(lab(hosts, rate, ["sh", "-c", each, "sh", *command, "--rendezvous", f"file:{folder}"], mtu=mtu))
 
 
 def specs(names) -> list:
@@ -113,17 +113,26 @@ PARTS = ["--min", "32M", "--max", "32M", "--part", "4M", "--iterations", 10, "--
 
 
 def window(spec: str) -> dict:
-    """Windows 1 and 2 in turn, on two hosts whose rate makes the wire take as long as the codec."""
-    free, = bench("gloo", 2, "off", *PARTS, "--window", 1, *specs([spec]))["results"]
-    rate = f"{max(1, round(free['sent'] * 8 / free['coding']))}mbit"  # bits per microsecond
-    runs = []
-    for _ in range(3):
-        for width in (1, 2):
-            row, = bench("gloo", 2, rate, *PARTS, "--window", width, *specs([spec]))["results"]
-            runs.append({"window": width, **{key: row[key] for key in ("time", "wire", "coding", "sent")}})
-    return {"rate": rate, "runs": runs,
-            **{f"window {w}": {key: statistics.median(run[key] for run in runs if run["window"] == w)
-                               for key in ("time", "wire", "coding", "sent")} for w in (1, 2)}}
+    """Windows 1 and 2 in turn, on two hosts whose rate makes the wire take as long as the codec; and what the cores need without a limit."""
+
+    def call(rate: float, width: int) -> dict:
+        row, = bench("gloo", 2, f"{max(1, round(rate))}mbit" if rate else "off", *PARTS, "--window", width, *specs([spec]), mtu=9000)["results"]
+        return {key: row[key] for key in ("time", "wire", "coding", "sent")}
+
+    def medians(runs: list[dict]) -> dict:
+        return {key: statistics.median(run[key] for run in runs) for key in runs[0]}
+
+    free = call(0, 1)
+    rate = free["sent"] * 8 / free["coding"]  # bits per microsecond
+    for _ in range(3):  # a wire is more than its bits
+        tried = call(rate, 1)
+        rate *= tried["wire"] / tried["coding"]
+    runs = {"window 1": [], "window 2": [], "no limit": []}
+    for _ in range(7):
+        runs["window 1"].append(call(rate, 1))
+        runs["window 2"].append(call(rate, 2))
+        runs["no limit"].append(call(0, 2))
+    return {"rate": f"{round(rate)}mbit", "runs": runs, **{name: medians(some) for name, some in runs.items()}}
 
 
 def sums(library: str, ranks: int) -> dict:

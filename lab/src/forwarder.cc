@@ -17,6 +17,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <bit>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -38,10 +39,9 @@ namespace {
 /// virtio_net_hdr, whose header of Linux 6.1 no C++ compiler takes.
 constexpr std::size_t kVirtualHeader = 10;
 
-constexpr uint32_t kFrameBytes = 2048;  // of the ring: a frame of 1514 bytes and its headers
-constexpr uint32_t kBlockBytes = 64 * kFrameBytes;
-constexpr uint32_t kFewestFrames = 4096;      // 8 MB
-constexpr uint32_t kMostFrames = 128 * 1024;  // of all ports together: 256 MB
+constexpr uint32_t kBlockBytes = 128 * 1024;
+constexpr uint32_t kFewestBytes = 8U << 20U;
+constexpr uint32_t kMostBytes = 256U << 20U;  // of all ports together
 constexpr double kUnshapedRate = 1e10;
 
 /// Frames that are due closer together than this leave together.
@@ -56,14 +56,24 @@ int64_t now_ns(clockid_t clock) {
   return int64_t{t.tv_sec} * 1'000'000'000 + t.tv_nsec;
 }
 
-/// Frames that one port may hold: four times those of full size that come while one waits.
-uint32_t ring_frames(const DelayLaw& law, BitRate rate, std::size_t ports) {
+/// Of a port: equal places, one for a frame.
+struct Ring {
+  uint32_t place;  ///< bytes: a frame of full size with the kernel's headers
+  uint32_t frames;
+  [[nodiscard]] std::size_t bytes() const { return std::size_t{frames} * place; }
+};
+
+/// Room for four times the frames of full size that come while one waits.
+Ring ring_of(const DelayLaw& law, BitRate rate, uint32_t mtu, std::size_t ports) {
+  constexpr uint32_t kHeaders = 14 + 160;
+  const uint32_t place = std::bit_ceil(mtu + kHeaders);
   const double bits = rate == kUnshaped ? kUnshapedRate : static_cast<double>(rate);
-  const double needed = 4 * bits / 8 / 1514 * seconds(law.delay + law.jitter);
-  const auto most = std::max<double>(kMostFrames / static_cast<double>(ports), 64);
-  const double frames = std::min(std::max<double>(needed, kFewestFrames), most);
-  constexpr uint32_t kPerBlock = kBlockBytes / kFrameBytes;
-  return static_cast<uint32_t>(frames) / kPerBlock * kPerBlock;
+  const double needed = 4 * bits / 8 / (mtu + 14) * seconds(law.delay + law.jitter);
+  const double fewest = kFewestBytes / place;
+  const auto most = std::max<double>(kMostBytes / place / static_cast<double>(ports), 64);
+  const double frames = std::min(std::max(needed, fewest), most);
+  const uint32_t per_block = kBlockBytes / place;
+  return {place, static_cast<uint32_t>(frames) / per_block * per_block};
 }
 
 template <class T>
@@ -71,15 +81,15 @@ bool set_option(int fd, int level, int name, const T& value) {
   return setsockopt(fd, level, name, &value, sizeof value) == 0;
 }
 
-/// Takes all frames that come in by `device`, into a ring of `frames` places.
-Result<Fd> open_port(const std::string& device, uint32_t frames, uint64_t queue) {
+/// Takes all frames that come in by `device`.
+Result<Fd> open_port(const std::string& device, const Ring& places, uint64_t queue) {
   // With protocol 0 it takes nothing before it is bound to its device.
   Fd fd(socket(AF_PACKET, SOCK_RAW | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   tpacket_req ring{};
   ring.tp_block_size = kBlockBytes;
-  ring.tp_frame_size = kFrameBytes;
-  ring.tp_block_nr = frames / (kBlockBytes / kFrameBytes);
-  ring.tp_frame_nr = frames;
+  ring.tp_frame_size = places.place;
+  ring.tp_block_nr = static_cast<uint32_t>(places.bytes() / kBlockBytes);
+  ring.tp_frame_nr = places.frames;
   // The header of a virtual device carries on which checksums are still to be computed.
   if (!fd || !set_option(fd.get(), SOL_PACKET, PACKET_VERSION, int{TPACKET_V2}) ||
       !set_option(fd.get(), SOL_PACKET, PACKET_VNET_HDR, 1) ||
@@ -109,7 +119,7 @@ struct Port {
   bool delayed = true;
   ReleaseTimes times;
   uint8_t* ring = nullptr;
-  uint32_t frames = 0;
+  uint32_t place = 0, frames = 0;
   struct Held {
     int64_t due = 0;
     bool dropped = false;
@@ -123,7 +133,7 @@ struct Port {
   std::vector<mmsghdr> messages;
 
   [[nodiscard]] tpacket2_hdr* frame(uint32_t i) const {
-    return reinterpret_cast<tpacket2_hdr*>(ring + std::size_t{i} * kFrameBytes);
+    return reinterpret_cast<tpacket2_hdr*>(ring + std::size_t{i} * place);
   }
   [[nodiscard]] Held& head() { return held[first]; }
 };
@@ -282,15 +292,15 @@ std::string hardware_address(int number) {
 
 Result<std::unique_ptr<Forwarder>> Forwarder::start(const std::vector<ForwardedPort>& names,
                                                     const DelayLaw& law, BitRate rate,
-                                                    uint64_t queue) {
+                                                    uint64_t queue, uint32_t mtu) {
   std::unique_ptr<Forwarder> made(new Forwarder);
   void* page =
       mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (page == MAP_FAILED) return system_error("making memory for the forwarder");
   made->shared_ = new (page) Shared;
-  const uint32_t frames = ring_frames(law, rate, names.size());
+  const Ring places = ring_of(law, rate, mtu, names.size());
   for (const ForwardedPort& name : names) {
-    auto fd = open_port(name.device, frames, queue);
+    auto fd = open_port(name.device, places, queue);
     if (!fd) return std::move(fd).error();
     made->sockets_.push_back(std::move(*fd));
   }
@@ -312,10 +322,10 @@ Result<std::unique_ptr<Forwarder>> Forwarder::start(const std::vector<ForwardedP
     port.link = static_cast<uint32_t>(names[i].number);
     port.delayed = names[i].delayed;
     port.times = ReleaseTimes(law, port.link);
-    port.frames = frames;
-    port.held.resize(frames);
-    void* ring = mmap(nullptr, std::size_t{frames} * kFrameBytes, PROT_READ | PROT_WRITE,
-                      MAP_SHARED, port.fd, 0);
+    port.place = places.place;
+    port.frames = places.frames;
+    port.held.resize(places.frames);
+    void* ring = mmap(nullptr, places.bytes(), PROT_READ | PROT_WRITE, MAP_SHARED, port.fd, 0);
     if (ring == MAP_FAILED) _exit(1);
     port.ring = static_cast<uint8_t*>(ring);
   }
@@ -364,6 +374,8 @@ ForwarderReport Forwarder::report() {
   return r;
 }
 
-bool forwarder_works(const std::string& device) { return open_port(device, kFewestFrames, 0).ok(); }
+bool forwarder_works(const std::string& device) {
+  return open_port(device, ring_of({}, kUnshaped, kUsualMtu, 1), 0).ok();
+}
 
 }  // namespace laconic::lab

@@ -39,11 +39,12 @@ struct ForwarderReport {
 
 class Forwarder {
  public:
-  /// Takes all ports, in the current network namespace. `rate` is the highest that is planned, and
-  /// `queue` what waits at a port: they say how much memory is needed.
+  /// Takes all ports, in the current network namespace. `rate` is the highest that is planned,
+  /// `queue` what waits at a port, `mtu` what a frame carries at most: they say how much memory is
+  /// needed.
   static Result<std::unique_ptr<Forwarder>> start(const std::vector<ForwardedPort>& ports,
-                                                  const DelayLaw& law, BitRate rate,
-                                                  uint64_t queue);
+                                                  const DelayLaw& law, BitRate rate, uint64_t queue,
+                                                  uint32_t mtu);
   ~Forwarder();
   Forwarder(const Forwarder&) = delete;
   Forwarder& operator=(const Forwarder&) = delete;

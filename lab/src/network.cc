@@ -138,7 +138,8 @@ Result<std::unique_ptr<Link>> Network::make(const Options& options) {
     if (const auto added = network->add_host(host, options.tcp); !added) return added.error();
   if (with_switch)
     if (const Result<void> added = network->add_switch(options.tcp); !added) return added.error();
-  if (const auto added = network->add_interfaces(delayed); !added) return added.error();
+  if (const auto added = network->add_interfaces(delayed, options.mtu); !added)
+    return added.error();
   if (delayed)
     if (const auto started = network->start_forwarder(options); !started) return started.error();
   return std::unique_ptr<Link>(std::move(network));
@@ -168,7 +169,8 @@ Result<void> Network::add_switch(const std::string& tcp) {
 
 /// With a forwarder the ports are its own and the bridge, where the switch's COMMAND has its
 /// address, is one more that it serves.
-Result<void> Network::add_interfaces(bool forwarded) {
+Result<void> Network::add_interfaces(bool forwarded, uint32_t mtu) {
+  const std::string frames = " mtu " + std::to_string(mtu);
   // The bridge comes first: a port whose number equals its peer's would wait a second for its
   // carrier (linkwatch takes it for a device that is not a pair, and collects its events).
   std::string bridge =
@@ -176,15 +178,15 @@ Result<void> Network::add_interfaces(bool forwarded) {
       " type bridge stp_state 0 forward_delay 0 mcast_snooping 0\nlink set br0 up\n";
   if (switch_) bridge += "link set lo up\naddr add " + host_address(kSwitch) + "/24 dev br0\n";
   if (switch_ && forwarded)
-    bridge += std::string("link add name ") + kUplink + " type veth peer name wire\nlink set " +
-              kUplink + " arp off up\nlink set wire master br0 up\n";
+    bridge += "link add name " + std::string(kUplink) + frames + " type veth peer name wire" +
+              frames + "\nlink set " + kUplink + " arp off up\nlink set wire master br0 up\n";
   if (const auto made = run_tool({"ip", "-batch", "-"}, bridge); !made) return made.error();
   std::string ports;
   for (const auto& [host, namespaces] : hosts_) {
     // Process 1 of the sandbox is we: the other end of the pair arrives in the switch.
     const std::string lines = "link set lo up\nlink add name eth0 address " +
-                              hardware_address(number_of(host)) + " type veth peer name " +
-                              port(host) + " netns 1\naddr add " + host_address(host) +
+                              hardware_address(number_of(host)) + frames + " type veth peer name " +
+                              port(host) + frames + " netns 1\naddr add " + host_address(host) +
                               "/24 dev eth0\nlink set eth0 up\n";
     const auto made = run_tool({"ip", "-batch", "-"}, lines, namespaces.network.get());
     if (!made) return made.error();
@@ -215,8 +217,8 @@ Result<void> Network::start_forwarder(const Options& options) {
     ports.push_back({port(host.number), number_of(host.number), true});
   if (switch_) ports.push_back({kUplink, kSwitchNumber, false});
   const Shaping& s = options.shaping;
-  auto started =
-      Forwarder::start(ports, {s.delay, s.jitter, s.seed}, highest_rate(options), s.queue);
+  auto started = Forwarder::start(ports, {s.delay, s.jitter, s.seed}, highest_rate(options),
+                                  s.queue, options.mtu);
   if (!started) return std::move(started).error();
   forwarder_ = std::move(*started);
   return {};

@@ -48,7 +48,7 @@ class Network final : public Link {
  private:
   Result<void> add_host(int number, const std::string& tcp);
   Result<void> add_switch(const std::string& tcp);
-  Result<void> add_interfaces(bool forwarded);
+  Result<void> add_interfaces(bool forwarded, uint32_t mtu);
   Result<void> start_forwarder(const Options& options);
   Result<void> tc(const std::string& host_batch, bool with_ports);
   Result<void> set_rate(const Shaping& shaping);

@@ -19,7 +19,7 @@ constexpr Duration kMinEvery =
 
 /// The options whose values have units arrive as text.
 struct Texts {
-  std::string rate, every, burst, queue, schedule, loss, delay, jitter, seed, grace, timeout;
+  std::string rate, every, burst, queue, mtu, schedule, loss, delay, jitter, seed, grace, timeout;
   std::vector<std::string> beside;
 };
 
@@ -46,6 +46,7 @@ void declare(CLI::App& app, Options& o, Texts& t) {
   app.add_option("--every", t.every, "how long each of several rates lasts");
   app.add_option("--burst", t.burst, "size of the token bucket (default 64kb)");
   app.add_option("--queue", t.queue, "bytes that wait at a port before packets drop (default 1mb)");
+  app.add_option("--mtu", t.mtu, "bytes that a frame carries, 576 to 9000 (default 1500)");
   app.add_option("--schedule", t.schedule, "rates over time: 't=0 100mbit, t=20 10mbit'");
   app.add_option("--loss", t.loss, "share of packets dropped where they enter the switch: 1%");
   app.add_option("--delay", t.delay, "one-way delay: 10ms");
@@ -137,6 +138,15 @@ Result<void> read_beside(bool given, const std::vector<std::string>& words, Opti
   return {};
 }
 
+Result<void> read_mtu(const std::string& text, Options& o) {
+  if (text.empty()) return {};
+  const auto mtu = whole<uint32_t>(text);
+  if (!mtu || *mtu < 576 || *mtu > 9000)
+    return usage("--mtu " + text + " is no number from 576 to 9000");
+  o.mtu = *mtu;
+  return {};
+}
+
 Result<void> read_seed(const std::string& text, Options& o) {
   if (text.empty()) return {};
   const auto seed = whole<uint64_t>(text);
@@ -173,8 +183,12 @@ Result<void> validate(const Options& o) {
   if (const Result<void> valid = validate_delay(o.shaping); !valid) return valid;
   if (o.port < 1 || o.port > 65535) return usage("--port must be from 1 to 65535");
   // A bucket smaller than a packet never lets that packet pass.
-  if (o.shaping.burst < 2048) return usage("--burst is below 2kb, less than a packet needs");
+  if (const uint64_t least = uint64_t{o.mtu} + 548; o.shaping.burst < least)
+    return usage("--burst is below " + std::to_string(least) + "b, less than a packet needs");
   if (o.shaping.queue < o.shaping.burst) return usage("--queue is smaller than --burst");
+  if (o.emulate && o.mtu != kUsualMtu)
+    return usage("--mtu needs a network of its own, which --emulate does not make",
+                 "leave out --mtu, or --emulate");
   if (o.emulate && (o.shaping.loss > 0 || o.shaping.delay.count() > 0))
     return usage("--emulate cannot lose or delay packets", "leave out --loss and --delay");
   if (o.raw && !o.logs.empty()) return usage("--raw and --logs exclude each other");
@@ -241,6 +255,7 @@ Result<Options> parse_options(const std::vector<std::string>& words) {
   if (const auto beside = read_beside(app.count("--beside") > 0, texts.beside, options); !beside)
     return beside.error();
   if (const Result<void> seed = read_seed(texts.seed, options); !seed) return seed.error();
+  if (const Result<void> mtu = read_mtu(texts.mtu, options); !mtu) return mtu.error();
   if (const Result<void> valid = validate(options); !valid) return valid.error();
   if (!options.schedule.empty() && options.schedule.front().at.count() == 0)
     options.shaping.rate = options.schedule.front().rate;

@@ -29,6 +29,7 @@ struct Options {
   int per_host = 1;       ///< ranks on each host
   bool launcher = false;  ///< COMMAND runs once, on host 0, and starts the ranks itself
   Shaping shaping;
+  uint32_t mtu = kUsualMtu;  ///< bytes of a frame behind its Ethernet header, on every interface
   std::string tcp = "reno";  ///< congestion control; "system" leaves the machine's
   std::vector<RateChange> schedule;
   std::vector<BitRate> rates;  ///< take turns, `every` each; empty: one rate

@@ -92,6 +92,7 @@ std::string definition(const Report& r) {
   std::string text =
       r.shaping.rate == kUnshaped ? "unshaped" : format_rate(r.shaping.rate) + " each way (kernel)";
   text += ", tbf burst " + format_size(r.shaping.burst) + ", queue " + format_size(r.shaping.queue);
+  if (r.mtu != kUsualMtu) text += ", mtu " + std::to_string(r.mtu);
   text += ", tcp " + r.tcp;
   if (r.shaping.loss > 0) text += ", loss " + format_share(r.shaping.loss);
   if (r.shaping.delay.count() > 0) text += ", delay " + format_time(r.shaping.delay);
@@ -248,6 +249,7 @@ Json to_json(const Report& r) {
             {"rate_bits_per_second", r.shaping.rate},
             {"burst", r.shaping.burst},
             {"queue", r.shaping.queue},
+            {"mtu", r.mtu},
             {"loss", r.shaping.loss},
             {"tcp", r.tcp},
             {"delay_seconds", seconds(r.shaping.delay)},

@@ -45,6 +45,7 @@ struct Report {
   std::string shaped_by;
   std::string isolation;
   Shaping shaping;  ///< as it was at the end, except that `rate` is the first one
+  uint32_t mtu = kUsualMtu;
   std::string tcp;
   std::vector<RateEvent> rates;
   std::vector<BitRate> turns;  ///< that --rate names, if several

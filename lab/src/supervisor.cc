@@ -449,6 +449,7 @@ Report Supervisor::report() {
   }
   r.shaped_by = link_->shaped_by();
   r.shaping = options_.shaping;
+  r.mtu = options_.mtu;
   r.tcp = options_.tcp;
   r.rates = rates_;
   r.turns = options_.rates;

@@ -164,6 +164,26 @@ TEST(LabOptions, SeveralRatesNeedTheirTime) {
             std::string::npos);
 }
 
+TEST(LabOptions, FramesHaveBoundsAndFitIntoTheBucket) {
+  EXPECT_EQ(parse_options({"--", "x"})->mtu, 1500U);
+  EXPECT_EQ(parse_options({"--mtu", "9000", "--", "x"})->mtu, 9000U);
+  EXPECT_EQ(parse_options({"--mtu", "576", "--burst", "1124b", "--", "x"})->shaping.burst, 1124U);
+  EXPECT_TRUE(parse_options({"--emulate", "--mtu", "1500", "--", "x"}));
+  for (const std::vector<std::string>& words :
+       std::vector<std::vector<std::string>>{{"--mtu", "575"},
+                                             {"--mtu", "9001"},
+                                             {"--mtu", "-1"},
+                                             {"--mtu", "1500b"},
+                                             {"--mtu", "4294968796"},
+                                             {"--mtu", "9000", "--burst", "9547b"},
+                                             {"--burst", "2047b"},
+                                             {"--emulate", "--mtu", "9000"}}) {
+    std::vector<std::string> all = words;
+    all.insert(all.end(), {"--", "x"});
+    EXPECT_FALSE(parse_options(all)) << ::testing::PrintToString(words);
+  }
+}
+
 TEST(LabOptions, DelayHasBounds) {
   const auto o = parse_options({"--delay", "5ms", "--jitter", "5ms", "--seed", "9", "--", "x"});
   ASSERT_TRUE(o);

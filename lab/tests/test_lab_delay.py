@@ -38,6 +38,16 @@ def test_a_round_trip_takes_twice_the_delay(lab):
     assert forwarder["cpu_seconds"] > 0
 
 
+@pytest.mark.parametrize("mtu", [576, 9000])
+def test_frames_of_any_length_are_held_back(lab, mtu):
+    ping = f"ping -M do -s {mtu - 28} -i 0.05 -c 5 host1"
+    done, report = lab.json("--delay", "2ms", "--mtu", str(mtu), "--", "sh", "-c", f"[ $RANK = 1 ] || {ping}")
+    assert done.returncode == 0, done.stderr
+    assert len(pings(done.stderr)) == 5 and min(pings(done.stderr)) >= 4
+    assert report["forwarder"]["overrun"] == report["forwarder"]["refused"] == 0
+    assert f"mtu {mtu}" in lab.run("--mtu", str(mtu), "--", "true").stderr
+
+
 def test_jitter_varies_it_within_its_bounds(lab):
     done, report = lab.json("--delay", "10ms", "--jitter", "8ms", "--seed", "5", "--",
                             "sh", "-c", "[ $RANK = 1 ] || ping -i 0.04 -c 25 host1")

@@ -30,6 +30,16 @@ def test_bytes_are_those_on_the_wire(lab):
     assert report["shaped"] == "kernel" and report["burst"] == 65536
 
 
+@pytest.mark.parametrize("mtu", [576, 9000])
+def test_frames_are_as_long_as_asked_for(lab, mtu):
+    _, report = transfer(lab, ["--rate", "100mbit", "--mtu", str(mtu)], 2 * MEGABYTE)
+    receiver, sender = report["per_host"]
+    frames = 2 * MEGABYTE / (mtu - 52)  # of TCP with time stamps
+    assert frames <= sender["tx_packets"] <= 1.02 * frames + 20  # what begins and ends a connection, ARP
+    assert sender["tx_bytes"] == receiver["rx_bytes"] >= 2 * MEGABYTE + 66 * frames
+    assert report["mtu"] == mtu
+
+
 def test_rate_holds_the_stream_back(lab):
     nominal = 2 * MEGABYTE * 8 / 20e6
     lines, report = transfer(lab, ["--rate", "20mbit"], 2 * MEGABYTE)

@@ -218,6 +218,8 @@ def test_much_output_arrives_complete(lab):
         (["--emulate", "--loss", "1%", "--", "true"], "cannot lose", "--loss"),
         (["--rate", "1mbit,2mbit", "--", "true"], "--every does not say", "--every 3s"),
         (["--rate", "1mbit", "--every", "3s", "--", "true"], "--every needs several rates", "--every 3s"),
+        (["--mtu", "9001", "--", "true"], "--mtu 9001 is no number from 576 to 9000", "--help"),
+        (["--mtu", "9000", "--burst", "8kb", "--", "true"], "--burst is below 9548b", "--help"),
         (["--jitter", "1ms", "--", "true"], "--jitter 1ms is above --delay 0ms", "minus"),
         (["--delay", "11s", "--", "true"], "--delay is above 10s", "--help"),
         (["--delay", "1ms", "--seed", "-1", "--", "true"], "--seed -1 is no whole number", "--help"),

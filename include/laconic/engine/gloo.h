@@ -8,13 +8,20 @@
 #include <gloo/rendezvous/context.h>
 #include <gloo/rendezvous/store.h>
 #include <gloo/transport/tcp/device.h>
+#include <gloo/transport/tcp/loop.h>
 #include <gloo/transport/unbound_buffer.h>
 #include <sched.h>
 #include <signal.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
+#include <cerrno>
 #include <chrono>
+#include <condition_variable>
 #include <cstdint>
 #include <cstring>
 #include <exception>
@@ -116,6 +123,7 @@ class GlooEngine final : public Engine {
     auto ticket = Engine::start(batch);
     if (!ticket) return ticket;
     ++unfinished_;
+    if (posts_ != nullptr) begin(ticket->number, batch);
     const std::lock_guard lock(mutex_);
     std::vector<bool>& needed = needed_[ticket->number % kMaxTickets];
     try {
@@ -251,6 +259,54 @@ class GlooEngine final : public Engine {
     Buffer buffer;
     bool receives;
   };
+  /// A batch that has been started. What it sends and receives is under way from then on, before
+  /// its turn to be executed: only sums wait for that.
+  struct InFlight {
+    std::array<Step, kMaxBatch> steps{};
+    size_t count = 0;
+    std::vector<Transfer> transfers{};
+    std::exception_ptr failure{};
+  };
+
+  /// Calls post_what_has_begun in Gloo's own thread. A connection of Gloo is under a lock while
+  /// somebody writes to it, and Gloo's thread, which has nothing else to do, looks for that lock
+  /// without a pause; where the one who writes loses the core meanwhile, for a time slice.
+  class Posts final : public ::gloo::transport::tcp::Handler {
+   public:
+    Posts(GlooEngine* engine, const std::shared_ptr<::gloo::transport::Device>& device)
+        : engine_(engine),
+          device_(std::static_pointer_cast<::gloo::transport::tcp::Device>(device)),
+          asked_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+      if (asked_ < 0) throw std::runtime_error(std::strerror(errno));
+      device_->registerDescriptor(asked_, EPOLLIN, this);
+    }
+    ~Posts() override {
+      device_->unregisterDescriptor(asked_, this);
+      ::close(asked_);
+    }
+    Posts(const Posts&) = delete;
+    Posts& operator=(const Posts&) = delete;
+
+    void ask() noexcept { (void)::eventfd_write(asked_, 1); }
+    /// Nothing is posted as long as this is held. A thread that closes a connection waits for
+    /// Gloo's, with the lock for which that one would wait.
+    [[nodiscard]] std::unique_lock<std::mutex> pause() { return std::unique_lock(posting_); }
+
+    void handleEvents(int) override {
+      const std::unique_lock lock(posting_, std::try_to_lock);
+      if (!lock) return;  // it is asked again
+      eventfd_t times = 0;
+      (void)::eventfd_read(asked_, &times);
+      engine_->post_what_has_begun();
+    }
+
+   private:
+    GlooEngine* engine_;
+    std::shared_ptr<::gloo::transport::tcp::Device> device_;
+    const int asked_;
+    std::mutex posting_;
+  };
+
   /// Of sums. Smaller pieces cost more hand-overs between threads, larger ones leave less to add
   /// while others travel.
   static constexpr uint64_t kPiece = uint64_t{2} << 20U;
@@ -399,6 +455,7 @@ class GlooEngine final : public Engine {
       watches_[peer]->recv(static_cast<int>(peer), kFarewell);
     }
     batches_ = std::make_shared<Interruptible>(context);
+    posts_ = std::make_unique<Posts>(this, device);
     context_ = std::move(context);
   }
 
@@ -409,15 +466,20 @@ class GlooEngine final : public Engine {
     const NoSigpipe guard;
     executing_ = true;
     Result<void> result = Errc::ok;
+    const uint64_t number = executed_ + 1;  // they are executed in the order of their starts
+    InFlight& own = in_flight(number);
     try {
-      std::vector<Transfer> transfers;
-      for (const Step& step : batch) {
-        if (step.kind != StepKind::all_reduce) post(step, &transfers);
+      if (posts_ == nullptr) {
+        for (const Step& step : batch) post(step, &own.transfers);
+      } else {
+        std::unique_lock lock(in_flight_mutex_);
+        posted_changed_.wait(lock, [&] { return posted_ >= number; });
       }
+      if (own.failure) std::rethrow_exception(own.failure);
       for (const Step& step : batch) {
         if (step.kind == StepKind::all_reduce) sum(step);
       }
-      for (Transfer& t : transfers) {
+      for (Transfer& t : own.transfers) {
         (void)(t.receives ? t.buffer->waitRecv(kForever) : t.buffer->waitSend(kForever));
       }
     } catch (const std::bad_alloc&) {
@@ -427,12 +489,56 @@ class GlooEngine final : public Engine {
     } catch (...) {
       result = fail({Errc::peer_failed, {}, {}});
     }
+    own.transfers.clear();
+    own.failure = nullptr;
+    const std::lock_guard lock(in_flight_mutex_);
+    executed_ = number;
+    if (posted_ < begun_) posts_->ask();  // what has waited for a sum
     executing_ = false;
     --unfinished_;
     return result;
   }
 
+  InFlight& in_flight(uint64_t number) noexcept { return in_flight_[number % kMaxTickets]; }
+
+  void begin(uint64_t number, std::span<const Step> batch) noexcept {
+    std::unique_lock lock(in_flight_mutex_);
+    InFlight& own = in_flight(number);
+    std::copy(batch.begin(), batch.end(), own.steps.begin());
+    own.count = batch.size();
+    begun_ = number;
+    lock.unlock();
+    posts_->ask();
+    // On a core that Gloo's thread shares: it posts now, and not when the caller, who is about to
+    // encode the next part, waits for something.
+    ::sched_yield();
+  }
+
+  /// In Gloo's thread. Nothing is posted while the engine's own thread sums: one of two that use a
+  /// connection may have to close it, and waits for Gloo's thread, then.
+  void post_what_has_begun() noexcept {
+    const auto sums = [](const Step& step) { return step.kind == StepKind::all_reduce; };
+    for (std::unique_lock lock(in_flight_mutex_); posted_ < begun_; ++posted_) {
+      const InFlight& before = in_flight(posted_);
+      const std::span last(before.steps.data(), before.count);
+      if (executed_ < posted_ && std::ranges::any_of(last, sums)) return;
+      InFlight& next = in_flight(posted_ + 1);
+      lock.unlock();
+      try {
+        if (over_) throw std::runtime_error("the group is over");
+        for (const Step& step : std::span(next.steps.data(), next.count))
+          post(step, &next.transfers);
+      } catch (...) {
+        next.failure = std::current_exception();
+      }
+      lock.lock();
+      posted_changed_.notify_all();
+    }
+  }
+
+  /// Begins what is no sum.
   void post(const Step& step, std::vector<Transfer>* transfers) {
+    if (step.kind == StepKind::all_reduce) return;
     const uint64_t slot = kSlots | step.tag;
     const auto receive = [&](uint32_t peer, uint8_t* at, uint64_t room) {
       if (room == 0) return;
@@ -576,16 +682,19 @@ class GlooEngine final : public Engine {
   }
 
   std::string who_is_gone(const char* said) {
-    std::vector<uint32_t> gone;
+    std::vector<uint32_t> gone, ended;
     for (uint32_t peer = 0; peer < world(); ++peer) {
       if (is_gone(peer)) gone.push_back(peer);
     }
-    if (!gone.empty()) return names_of(gone) + (gone.size() == 1 ? " is gone" : " are gone");
-    for (uint32_t peer = 0; peer < world(); ++peer) {
-      if (!takes_more(peer)) gone.push_back(peer);
+    // Gloo tells the waits for a connection that has broken one by one, the watch perhaps last, but
+    // under the lock that takes_more needs.
+    const bool unclear = gone.empty();
+    for (uint32_t peer = 0; unclear && peer < world(); ++peer) {
+      if (!takes_more(peer)) (is_gone(peer) ? gone : ended).push_back(peer);
     }
-    if (!gone.empty())
-      return names_of(gone) + (gone.size() == 1 ? " has" : " have") + " ended before the others";
+    if (!gone.empty()) return names_of(gone) + (gone.size() == 1 ? " is gone" : " are gone");
+    if (!ended.empty())
+      return names_of(ended) + (ended.size() == 1 ? " has" : " have") + " ended before the others";
     return std::string("Gloo failed: ") + said;
   }
 
@@ -615,6 +724,7 @@ class GlooEngine final : public Engine {
   bool takes_more(uint32_t peer) noexcept {
     if (peer == rank()) return true;
     try {
+      const auto no_posts = posts_->pause();
       char byte = 0;
       context_->createUnboundBuffer(&byte, 1)->recv(static_cast<int>(peer), kFarewell + 1);
       return true;
@@ -685,8 +795,10 @@ class GlooEngine final : public Engine {
 
   /// Closes all connections, which is what Gloo does when a wait has timed out, and ends all waits.
   void tear_down() noexcept {
-    if (context_ == nullptr) return;
+    if (posts_ == nullptr) return;
     try {
+      const auto no_posts = posts_->pause();
+      over_ = true;
       char byte = 0;
       (void)context_->createUnboundBuffer(&byte, 1)->waitRecv(std::chrono::milliseconds(1));
     } catch (...) {
@@ -707,6 +819,12 @@ class GlooEngine final : public Engine {
   std::atomic<bool> executing_ = false, started_ = false;
   std::atomic<int64_t> unfinished_ = 0;
   std::atomic<std::thread::id> thread_{};
+  std::mutex in_flight_mutex_;  // of the numbers below and of what is between them
+  std::condition_variable posted_changed_;
+  std::array<InFlight, kMaxTickets> in_flight_;
+  uint64_t begun_ = 0, posted_ = 0, executed_ = 0;  // of tickets, in order
+  bool over_ = false;                               // while nothing is posted
+  std::unique_ptr<Posts> posts_;                    // last: it ends first
 };
 
 }  // namespace laconic

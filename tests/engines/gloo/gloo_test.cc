@@ -74,6 +74,99 @@ TEST(GlooThreads, DoNotTakeACoreFromAnother) {
   }
 }
 
+// ---- batches in flight ----
+
+/// Rank 2 comes to the first batch when rank 1 has what rank 0 sends it in the second.
+TEST(GlooInFlight, ALaterBatchIsUnderWayWhileAnEarlierOneWaits) {
+  const Place place;
+  Processes ranks(3, [&](uint32_t rank, const Stage& stage) {
+    const auto engine = join(stage, options(rank, 3, place.folder()));
+    uint8_t sent = static_cast<uint8_t>(40 + rank), got[2] = {};
+    const auto with = [&](uint32_t peer, uint8_t* at) { return Message{peer, &sent, 1, at, 1}; };
+    const Message first = with(rank == 0 ? 2 : 0, got), second = with(rank == 0 ? 1 : 0, got + 1);
+    Step steps[2];
+    for (Step& step : steps) step.kind = StepKind::messages;
+    steps[1].tag = 1;
+    if (rank != 1) steps[0].messages = {&first, 1};
+    if (rank != 2) steps[1].messages = {&second, 1};
+    if (rank == 2) stage.await_go();
+    const auto earlier = engine->start({steps, 1}), later = engine->start({steps + 1, 1});
+    if (rank == 1) {
+      const auto done = engine->wait(*later, Clock::now() + seconds(20));
+      stage.say(text(done) + std::to_string(got[1]));
+      stage.say(text(engine->wait(*earlier, Clock::now() + seconds(20))));
+      return;
+    }
+    for (const auto& ticket : {earlier, later})
+      stage.say(text(engine->wait(*ticket, Clock::now() + seconds(40))));
+    stage.say(std::to_string(got[0]) + " " + std::to_string(got[1]));
+  });
+  EXPECT_EQ(ranks.heard(1), "ok40");
+  ranks.go(2);
+  EXPECT_EQ(ranks.heard(1), "ok");
+  for (const uint32_t r : {0U, 2U}) {
+    EXPECT_EQ(ranks.heard(r), "ok");
+    EXPECT_EQ(ranks.heard(r), "ok");
+    EXPECT_EQ(ranks.heard(r), r == 0 ? "42 41" : "40 0");
+  }
+}
+
+/// As many as there may be, with sums between, and waited for in another order.
+TEST(GlooInFlight, SumsAndMessagesDoNotDisturbEachOther) {
+  const Place place;
+  Processes ranks(3, [&](uint32_t rank, const Stage& stage) {
+    const auto engine = join(stage, options(rank, 3, place.folder()));
+    constexpr StepKind kKinds[] = {StepKind::messages, StepKind::all_reduce, StepKind::all_gather,
+                                   StepKind::all_reduce, StepKind::all_to_all};
+    uint32_t tag = 0, wrong = 0;
+    for (uint32_t round = 0; round < 20; ++round) {
+      std::vector<std::unique_ptr<Batch>> batches;
+      std::vector<Ticket> tickets;
+      for (uint32_t i = 0; i < kMaxTickets; ++i) {
+        const uint64_t bytes = 1 + (i * 7919 + round * 104729) % 300000;
+        batches.push_back(std::make_unique<Batch>(kKinds[(i + round) % 5], rank, 3, bytes, ++tag));
+        const auto ticket = engine->start(batches.back()->steps());
+        if (!ticket) return stage.say(text(ticket));
+        tickets.push_back(*ticket);
+      }
+      for (uint32_t i = 0; i < kMaxTickets; ++i) {
+        const uint32_t k = (i * 5 + rank) % kMaxTickets;
+        const auto done = engine->wait(tickets[k], Clock::now() + seconds(20));
+        if (!done) return stage.say(text(done));
+        wrong += batches[k]->complete() ? 0U : 1U;
+      }
+    }
+    stage.say(std::to_string(wrong) + " wrong");
+  });
+  for (uint32_t r = 0; r < 3; ++r) EXPECT_EQ(ranks.heard(r), "0 wrong");
+}
+
+/// Neither by a batch that was under way behind the one that failed nor by one that begins later.
+TEST(GlooInFlight, NoMemoryIsUsedWhenTheGroupIsOver) {
+  const Place place;
+  Processes ranks(2, [&](uint32_t rank, const Stage& stage) {
+    const auto engine = join(stage, options(rank, 2, place.folder()));
+    Batch first(StepKind::all_gather, rank, 2, 1000, 1),
+        second(StepKind::all_gather, rank, 2, 1U << 20U, 2),
+        third(StepKind::all_gather, rank, 2, 1000, 3);
+    if (rank == 1) return stage.await_go();
+    const auto one = engine->start(first.steps()), two = engine->start(second.steps());
+    stage.say("started");
+    stage.say(text(engine->wait(*one, Clock::now() + seconds(20))));
+    for (Batch* batch : {&first, &second, &third}) batch->overwrite(0x5A);
+    const auto three = engine->start(third.steps());
+    stage.say(text(engine->wait(*two, Clock::now() + seconds(20))));
+    stage.say(text(engine->wait(*three, Clock::now() + seconds(20))));
+    std::this_thread::sleep_for(milliseconds(50));
+    for (const Batch* batch : {&first, &second, &third})
+      stage.say(batch->is_all(0x5A) ? "untouched" : "written to");
+  });
+  EXPECT_EQ(ranks.heard(0), "started");
+  ranks.send(1, SIGKILL);
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(ranks.heard(0), "peer_failed: rank 1 is gone");
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(ranks.heard(0), "untouched");
+}
+
 // ---- the plug-in ----
 
 transport::PluginOptions plugged(uint32_t rank, uint32_t world, const std::string& where) {
