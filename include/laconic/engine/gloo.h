@@ -282,6 +282,7 @@ class GlooEngine final : public Engine {
     }
     ~Posts() override {
       device_->unregisterDescriptor(asked_, this);
+      (void)pause();  // whatever the last call has done is seen from here on
       ::close(asked_);
     }
     Posts(const Posts&) = delete;
