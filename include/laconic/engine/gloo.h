@@ -8,18 +8,12 @@
 #include <gloo/rendezvous/context.h>
 #include <gloo/rendezvous/store.h>
 #include <gloo/transport/tcp/device.h>
-#include <gloo/transport/tcp/loop.h>
 #include <gloo/transport/unbound_buffer.h>
 #include <sched.h>
-#include <signal.h>
-#include <sys/epoll.h>
-#include <sys/eventfd.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <cerrno>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -38,6 +32,8 @@
 
 #include "laconic/dtype.h"
 #include "laconic/engine.h"
+#include "laconic/engine/gloo/interruptible.h"
+#include "laconic/engine/gloo/threads.h"
 #include "laconic/engine/rendezvous.h"
 #include "laconic/engine/ring_sum.h"
 
@@ -93,7 +89,7 @@ class GlooEngine final : public Engine {
 
   ~GlooEngine() override {
     if (context_ != nullptr && !fault()) {
-      if (unfinished_ == 0) {
+      if (has_executed_all()) {
         part();
       } else {
         fail({Errc::peer_failed, "rank " + std::to_string(rank()) + " has ended in a batch", {}});
@@ -122,19 +118,7 @@ class GlooEngine final : public Engine {
     started_ = true;
     auto ticket = Engine::start(batch);
     if (!ticket) return ticket;
-    ++unfinished_;
     if (posts_ != nullptr) begin(ticket->number, batch);
-    const std::lock_guard lock(mutex_);
-    std::vector<bool>& needed = needed_[ticket->number % kMaxTickets];
-    try {
-      needed.assign(world(), false);
-      for (const Step& step : batch) {
-        if (step.kind != StepKind::messages) needed.assign(world(), true);
-        for (const Message& m : step.messages) needed[m.peer] = true;
-      }
-    } catch (const std::bad_alloc&) {
-      needed.clear();  // nobody is named, then
-    }
     return ticket;
   }
 
@@ -163,97 +147,6 @@ class GlooEngine final : public Engine {
   using Clock = std::chrono::steady_clock;
   using Buffer = std::unique_ptr<::gloo::transport::UnboundBuffer>;
 
-  /// Buffers that can be made to return from a wait, all at once and for good. Gloo itself wakes no
-  /// wait for a transfer that has been begun when its connection ends.
-  class Waits final : public ::gloo::transport::Context {
-   public:
-    explicit Waits(std::shared_ptr<::gloo::Context> real)
-        : Context(real->rank, real->size), real_(std::move(real)) {}
-    std::unique_ptr<::gloo::transport::UnboundBuffer> createUnboundBuffer(void* at,
-                                                                          size_t bytes) override {
-      return std::make_unique<Wait>(this, real_->createUnboundBuffer(at, bytes));
-    }
-    std::unique_ptr<::gloo::transport::Pair>& getPair(int peer) override {
-      return real_->getPair(peer);
-    }
-    std::unique_ptr<::gloo::transport::Pair>& createPair(int) override {
-      throw std::logic_error("all pairs are there");
-    }
-    void break_off() noexcept {
-      const std::lock_guard lock(mutex_);
-      broken_off_ = true;
-      for (Wait* buffer = first_; buffer != nullptr; buffer = buffer->next_) buffer->abort();
-    }
-
-   private:
-    class Wait final : public ::gloo::transport::UnboundBuffer {
-     public:
-      Wait(Waits* waits, Buffer real)
-          : UnboundBuffer(real->ptr, real->size), waits_(waits), real_(std::move(real)) {
-        const std::lock_guard lock(waits_->mutex_);
-        next_ = std::exchange(waits_->first_, this);
-        if (next_ != nullptr) next_->before_ = this;
-        if (waits_->broken_off_) abort();
-      }
-      ~Wait() override {
-        const std::lock_guard lock(waits_->mutex_);
-        (before_ != nullptr ? before_->next_ : waits_->first_) = next_;
-        if (next_ != nullptr) next_->before_ = before_;
-      }
-      bool waitRecv(int* rank, std::chrono::milliseconds timeout) override {
-        return checked(real_->waitRecv(rank, timeout));
-      }
-      bool waitSend(int* rank, std::chrono::milliseconds timeout) override {
-        return checked(real_->waitSend(rank, timeout));
-      }
-      void abortWaitRecv() override { real_->abortWaitRecv(); }
-      void abortWaitSend() override { real_->abortWaitSend(); }
-      void send(int to, uint64_t slot, size_t offset, size_t bytes) override {
-        real_->send(to, slot, offset, bytes);
-      }
-      void recv(int from, uint64_t slot, size_t offset, size_t bytes) override {
-        real_->recv(from, slot, offset, bytes);
-      }
-      void recv(std::vector<int> from, uint64_t slot, size_t offset, size_t bytes) override {
-        real_->recv(std::move(from), slot, offset, bytes);
-      }
-
-     private:
-      friend class Waits;
-      static bool checked(bool done) {
-        if (!done) throw std::runtime_error("the group is over");
-        return done;
-      }
-      void abort() noexcept {
-        real_->abortWaitRecv();
-        real_->abortWaitSend();
-      }
-      Waits* waits_;
-      Buffer real_;
-      Wait *next_ = nullptr, *before_ = nullptr;
-    };
-
-    std::shared_ptr<::gloo::Context> real_;
-    std::mutex mutex_;
-    Wait* first_ = nullptr;
-    bool broken_off_ = false;
-  };
-
-  /// What collectives of Gloo run on.
-  class Interruptible final : public ::gloo::Context {
-   public:
-    explicit Interruptible(const std::shared_ptr<::gloo::Context>& real)
-        : Context(real->rank, real->size) {
-      auto waits = std::make_shared<Waits>(real);
-      waits_ = waits.get();
-      transportContext_ = std::move(waits);
-    }
-    void break_off() noexcept { waits_->break_off(); }
-
-   private:
-    Waits* waits_;
-  };
-
   /// An operation under way. Its buffer waits for nothing else.
   struct Transfer {
     Buffer buffer;
@@ -268,46 +161,6 @@ class GlooEngine final : public Engine {
     std::exception_ptr failure{};
   };
 
-  /// Calls post_what_has_begun in Gloo's own thread. A connection of Gloo is under a lock while
-  /// somebody writes to it, and Gloo's thread, which has nothing else to do, looks for that lock
-  /// without a pause; where the one who writes loses the core meanwhile, for a time slice.
-  class Posts final : public ::gloo::transport::tcp::Handler {
-   public:
-    Posts(GlooEngine* engine, const std::shared_ptr<::gloo::transport::Device>& device)
-        : engine_(engine),
-          device_(std::static_pointer_cast<::gloo::transport::tcp::Device>(device)),
-          asked_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-      if (asked_ < 0) throw std::runtime_error(std::strerror(errno));
-      device_->registerDescriptor(asked_, EPOLLIN, this);
-    }
-    ~Posts() override {
-      device_->unregisterDescriptor(asked_, this);
-      (void)pause();  // whatever the last call has done is seen from here on
-      ::close(asked_);
-    }
-    Posts(const Posts&) = delete;
-    Posts& operator=(const Posts&) = delete;
-
-    void ask() noexcept { (void)::eventfd_write(asked_, 1); }
-    /// Nothing is posted as long as this is held. A thread that closes a connection waits for
-    /// Gloo's, with the lock for which that one would wait.
-    [[nodiscard]] std::unique_lock<std::mutex> pause() { return std::unique_lock(posting_); }
-
-    void handleEvents(int) override {
-      const std::unique_lock lock(posting_, std::try_to_lock);
-      if (!lock) return;  // it is asked again
-      eventfd_t times = 0;
-      (void)::eventfd_read(asked_, &times);
-      engine_->post_what_has_begun();
-    }
-
-   private:
-    GlooEngine* engine_;
-    std::shared_ptr<::gloo::transport::tcp::Device> device_;
-    const int asked_;
-    std::mutex posting_;
-  };
-
   /// Of sums. Smaller pieces cost more hand-overs between threads, larger ones leave less to add
   /// while others travel.
   static constexpr uint64_t kPiece = uint64_t{2} << 20U;
@@ -317,32 +170,6 @@ class GlooEngine final : public Engine {
   static constexpr auto kForever = std::chrono::hours(24 * 365);
   /// Gloo's collectives begin their slots with small numbers.
   static constexpr uint64_t kSlots = uint64_t{0x4C} << 56, kFarewell = kSlots | uint64_t{1} << 48;
-
-  /// Gloo writes to sockets without MSG_NOSIGNAL: no SIGPIPE in this thread, nor in those that it
-  /// starts, for as long as this lives.
-  class NoSigpipe {
-   public:
-    NoSigpipe() noexcept {
-      sigset_t pending;
-      ::sigpending(&pending);
-      was_pending_ = ::sigismember(&pending, SIGPIPE) == 1;
-      ::sigemptyset(&pipe_);
-      ::sigaddset(&pipe_, SIGPIPE);
-      ::pthread_sigmask(SIG_BLOCK, &pipe_, &before_);
-    }
-    ~NoSigpipe() {
-      const timespec at_once{};
-      while (!was_pending_ && ::sigtimedwait(&pipe_, nullptr, &at_once) < 0 && errno == EINTR) {
-      }
-      ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
-    }
-    NoSigpipe(const NoSigpipe&) = delete;
-    NoSigpipe& operator=(const NoSigpipe&) = delete;
-
-   private:
-    sigset_t pipe_, before_;
-    bool was_pending_;
-  };
 
   /// What Gloo wants to know of other ranks while it connects them.
   class Store final : public ::gloo::rendezvous::Store {
@@ -415,31 +242,12 @@ class GlooEngine final : public Engine {
     return {};
   }
 
-  /// Threads that `create` begins do not take a core from a thread that has one. Gloo's thread has
-  /// nothing to do while another one sends, and looks for the lock until its time slice is over: on
-  /// a core that both share, 3 ms a message.
-  template <class Create>
-  static auto with_batch_threads(const Create& create) {
-    struct Policy {
-      bool usual = ::sched_getscheduler(0) == SCHED_OTHER;
-      sched_param none{};
-      Policy() {
-        if (usual) (void)::sched_setscheduler(0, SCHED_BATCH, &none);
-      }
-      ~Policy() {
-        if (usual) (void)::sched_setscheduler(0, SCHED_OTHER, &none);
-      }
-    };
-    const Policy while_they_begin;
-    return create();
-  }
-
   void connect(Deadline deadline) {
-    const NoSigpipe guard;
+    const detail::NoSigpipe guard;
     ::gloo::transport::tcp::attr attributes;
     attributes.iface = options_.interface_;
-    auto device =
-        with_batch_threads([&] { return ::gloo::transport::tcp::CreateDevice(attributes); });
+    auto device = detail::with_batch_threads(
+        [&] { return ::gloo::transport::tcp::CreateDevice(attributes); });
     auto context = std::make_shared<::gloo::rendezvous::Context>(static_cast<int>(rank()),
                                                                  static_cast<int>(world()));
     context->setTimeout(
@@ -455,8 +263,8 @@ class GlooEngine final : public Engine {
       watches_[peer] = context->createUnboundBuffer(&farewells_[peer], 1);
       watches_[peer]->recv(static_cast<int>(peer), kFarewell);
     }
-    batches_ = std::make_shared<Interruptible>(context);
-    posts_ = std::make_unique<Posts>(this, device);
+    batches_ = std::make_shared<detail::GlooInterruptible>(context);
+    posts_ = std::make_unique<detail::InGloosThread>(device, [this] { post_what_has_begun(); });
     context_ = std::move(context);
   }
 
@@ -464,22 +272,18 @@ class GlooEngine final : public Engine {
 
   Result<void> execute(std::span<const Step> batch) noexcept {
     if (auto known = fault()) return *std::move(known);
-    const NoSigpipe guard;
+    const detail::NoSigpipe guard;
     executing_ = true;
     Result<void> result = Errc::ok;
     const uint64_t number = executed_ + 1;  // they are executed in the order of their starts
     InFlight& own = in_flight(number);
     try {
-      if (posts_ == nullptr) {
-        for (const Step& step : batch) post(step, &own.transfers);
-      } else {
+      if (posts_ != nullptr) {
         std::unique_lock lock(in_flight_mutex_);
         posted_changed_.wait(lock, [&] { return posted_ >= number; });
       }
       if (own.failure) std::rethrow_exception(own.failure);
-      for (const Step& step : batch) {
-        if (step.kind == StepKind::all_reduce) sum(step);
-      }
+      for (const Step& step : batch) step.kind == StepKind::all_reduce ? sum(step) : keep_own(step);
       for (Transfer& t : own.transfers) {
         (void)(t.receives ? t.buffer->waitRecv(kForever) : t.buffer->waitSend(kForever));
       }
@@ -496,11 +300,15 @@ class GlooEngine final : public Engine {
     executed_ = number;
     if (posted_ < begun_) posts_->ask();  // what has waited for a sum
     executing_ = false;
-    --unfinished_;
     return result;
   }
 
   InFlight& in_flight(uint64_t number) noexcept { return in_flight_[number % kMaxTickets]; }
+
+  bool has_executed_all() {
+    const std::lock_guard lock(in_flight_mutex_);
+    return executed_ == begun_;
+  }
 
   void begin(uint64_t number, std::span<const Step> batch) noexcept {
     std::unique_lock lock(in_flight_mutex_);
@@ -526,7 +334,6 @@ class GlooEngine final : public Engine {
       InFlight& next = in_flight(posted_ + 1);
       lock.unlock();
       try {
-        if (over_) throw std::runtime_error("the group is over");
         for (const Step& step : std::span(next.steps.data(), next.count))
           post(step, &next.transfers);
       } catch (...) {
@@ -535,6 +342,14 @@ class GlooEngine final : public Engine {
       lock.lock();
       posted_changed_.notify_all();
     }
+  }
+
+  /// What this rank sends to itself.
+  void keep_own(const Step& step) const noexcept {
+    if (step.kind == StepKind::messages || step.send_counts[rank()] == 0) return;
+    const uint8_t* own = step.send + step.send_offsets[rank()];
+    uint8_t* place = step.recv + step.recv_offsets[rank()];
+    if (own != place) std::memmove(place, own, step.send_counts[rank()]);
   }
 
   /// Begins what is no sum.
@@ -556,10 +371,6 @@ class GlooEngine final : public Engine {
       for (const Message& m : step.messages) send(m.peer, m.send, m.send_bytes);
       return;
     }
-    const uint8_t* own = step.send + step.send_offsets[rank()];
-    uint8_t* place = step.recv + step.recv_offsets[rank()];
-    if (step.send_counts[rank()] != 0 && own != place)
-      std::memmove(place, own, step.send_counts[rank()]);
     for (uint32_t k = 1; k < world(); ++k) {  // everybody begins with another one
       const uint32_t peer = (rank() + world() - k) % world();
       receive(peer, step.recv + step.recv_offsets[peer], step.recv_counts[peer]);
@@ -634,7 +445,7 @@ class GlooEngine final : public Engine {
   /// The group is over. `why` without a message: a connection has broken, or memory is short.
   Error fail(Error why, const char* said = "") noexcept {
     const std::lock_guard lock(mutex_);
-    const NoSigpipe guard;
+    const detail::NoSigpipe guard;
     if (!fault_) {
       const Errc code = why.code;
       try {
@@ -736,10 +547,11 @@ class GlooEngine final : public Engine {
 
   /// Who did not come to the batch, of those whom it needs.
   Error late(Ticket ticket, std::chrono::milliseconds waited) {
-    std::vector<bool> needed;
-    {
-      const std::lock_guard lock(mutex_);
-      needed = needed_[ticket.number % kMaxTickets];
+    std::vector<bool> needed(world(), false);
+    const InFlight& own = in_flight(ticket.number);
+    for (const Step& step : std::span(own.steps.data(), own.count)) {
+      if (step.kind != StepKind::messages) needed.assign(world(), true);
+      for (const Message& m : step.messages) needed[m.peer] = true;
     }
     // Those who are about to say where they wait have a moment for it.
     const Deadline until = Clock::now() + std::min(waited / 4, kGrace);
@@ -771,7 +583,7 @@ class GlooEngine final : public Engine {
 
   /// Tells every peer that what it does not get any more it does not need.
   void part() noexcept {
-    const NoSigpipe guard;
+    const detail::NoSigpipe guard;
     const Deadline until = Clock::now() + std::chrono::seconds(1);
     try {
       char byte = 1;
@@ -799,7 +611,6 @@ class GlooEngine final : public Engine {
     if (posts_ == nullptr) return;
     try {
       const auto no_posts = posts_->pause();
-      over_ = true;
       char byte = 0;
       (void)context_->createUnboundBuffer(&byte, 1)->waitRecv(std::chrono::milliseconds(1));
     } catch (...) {
@@ -810,22 +621,19 @@ class GlooEngine final : public Engine {
   const GlooOptions options_;
   std::unique_ptr<rendezvous::Board> board_;
   std::shared_ptr<::gloo::rendezvous::Context> context_;
-  std::shared_ptr<Interruptible> batches_;  // the same connections
+  std::shared_ptr<detail::GlooInterruptible> batches_;  // the same connections
   std::unique_ptr<uint8_t[]> terms_;
   std::vector<char> farewells_;
   std::vector<Buffer> watches_;
   std::mutex mutex_;  // of what follows, and of the watches
   std::optional<Error> fault_;
-  std::array<std::vector<bool>, kMaxTickets> needed_;  // batches end in order: none is overtaken
   std::atomic<bool> executing_ = false, started_ = false;
-  std::atomic<int64_t> unfinished_ = 0;
   std::atomic<std::thread::id> thread_{};
   std::mutex in_flight_mutex_;  // of the numbers below and of what is between them
   std::condition_variable posted_changed_;
   std::array<InFlight, kMaxTickets> in_flight_;
   uint64_t begun_ = 0, posted_ = 0, executed_ = 0;  // of tickets, in order
-  bool over_ = false;                               // while nothing is posted
-  std::unique_ptr<Posts> posts_;                    // last: it ends first
+  std::unique_ptr<detail::InGloosThread> posts_;    // last: it ends first
 };
 
 }  // namespace laconic

@@ -141,6 +141,70 @@ TEST(GlooInFlight, SumsAndMessagesDoNotDisturbEachOther) {
   for (uint32_t r = 0; r < 3; ++r) EXPECT_EQ(ranks.heard(r), "0 wrong");
 }
 
+/// Before rank 2 has come to the sum, what rank 0 sends behind it does not reach rank 1.
+TEST(GlooInFlight, NothingIsUnderWayBehindASumThatIsNotOver) {
+  const Place place;
+  Processes ranks(3, [&](uint32_t rank, const Stage& stage) {
+    const auto engine = join(stage, options(rank, 3, place.folder()));
+    const Batch sum(StepKind::all_reduce, rank, 3, 1000, 1);
+    Batch behind(StepKind::messages, rank, 3, 1000, 2);
+    if (rank == 2) stage.await_go();
+    const auto first = engine->start(sum.steps()), second = engine->start(behind.steps());
+    if (rank < 2) {
+      std::this_thread::sleep_for(milliseconds(200));
+      stage.say(behind.is_all(0) ? "" : "arrived");
+    }
+    for (const auto& ticket : {first, second})
+      stage.say(text(engine->wait(*ticket, Clock::now() + seconds(40))));
+    stage.say(sum.complete() && behind.complete() ? "complete" : "wrong");
+  });
+  EXPECT_EQ(ranks.heard(0) + ranks.heard(1), "");
+  ranks.go(2);
+  for (uint32_t r = 0; r < 3; ++r) {
+    EXPECT_EQ(ranks.heard(r), "ok");
+    EXPECT_EQ(ranks.heard(r), "ok");
+    EXPECT_EQ(ranks.heard(r), "complete");
+  }
+}
+
+/// Of two ranks that have not come the one that a batch of messages needs.
+TEST(GlooInFlight, ATimeOutNamesThoseWhomTheBatchNeeds) {
+  const Place place;
+  Processes ranks(3, [&](uint32_t rank, const Stage& stage) {
+    const auto engine = join(stage, options(rank, 3, place.folder()));
+    uint8_t sent = 1, got = 0;
+    const Message message{1, &sent, 1, &got, 1};
+    Step step;
+    step.kind = StepKind::messages;
+    step.messages = {&message, 1};
+    if (rank != 0) return stage.await_go();
+    const auto ticket = engine->start({&step, 1});
+    stage.say(text(engine->wait(*ticket, Clock::now() + milliseconds(300))));
+  });
+  const std::string said = ranks.heard(0);
+  EXPECT_TRUE(said.starts_with("timed_out: rank 1 did not answer")) << said;
+}
+
+/// A thread that closes a connection waits for Gloo's thread, which waits for nobody then.
+TEST(GlooInFlight, TheEndDoesNotMeetWhatIsBeingPosted) {
+  constexpr uint32_t kRounds = 25;
+  const Place place;
+  Processes ranks(2, [&](uint32_t rank, const Stage& stage) {
+    for (uint32_t round = 0; round < kRounds; ++round) {
+      auto engine = join(stage, options(rank, 2, place.folder(std::to_string(round))));
+      std::vector<std::unique_ptr<Batch>> batches;
+      for (uint32_t i = 0; i < kMaxTickets; ++i) {
+        batches.push_back(std::make_unique<Batch>(StepKind::messages, rank, 2, 1U << 20U, i));
+        (void)engine->start(batches.back()->steps());
+      }
+      std::this_thread::sleep_for(std::chrono::microseconds(97 * round));
+      engine.reset();
+    }
+    stage.say("ended");
+  });
+  for (uint32_t r = 0; r < 2; ++r) EXPECT_EQ(ranks.heard(r), "ended");
+}
+
 /// Neither by a batch that was under way behind the one that failed nor by one that begins later.
 TEST(GlooInFlight, NoMemoryIsUsedWhenTheGroupIsOver) {
   const Place place;
