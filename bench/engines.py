@@ -128,7 +128,7 @@ def window(spec: str) -> dict:
         tried = call(rate, 1)
         rate *= tried["wire"] / tried["coding"]
     runs = {"window 1": [], "window 2": [], "no limit": []}
-    for _ in range(7):
+    for _ in range(15):
         runs["window 1"].append(call(rate, 1))
         runs["window 2"].append(call(rate, 2))
         runs["no limit"].append(call(0, 2))

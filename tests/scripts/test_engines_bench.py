@@ -85,6 +85,14 @@ def test_what_no_window_can_reach_is_named(cells):
     assert "A call of `int8` without a limit takes more than 1.25 of the longer, too" in " ".join(engines_page.page(cells).split())
 
 
+def test_single_turns_of_a_window_are_told(cells):
+    """Each against the longer of its own: 1.0, 1.2, 1.4, 1.6 and 3.0."""
+    assert "in single turns" not in engines_page.page(cells)
+    turns = [{"time": time, "wire": 5e3, "coding": 1e4} for time in (1.2e4, 1e4, 1.4e4, 3e4, 1.6e4)]
+    cells["window-int8"]["runs"] = {"window 2": turns}
+    assert "median and quartiles: `int8` 1.40 (1.10 to 2.30) of 5." in " ".join(engines_page.page(cells).split())
+
+
 def test_what_was_not_measured_is_named(cells):
     page = engines_page.page(cells)
     assert "| MPICH | 4 | not measured |" in page and "### Without a limit\n\nnot measured" in page
