@@ -20,6 +20,8 @@
 HWY_BEFORE_NAMESPACE();
 namespace laconic::kernels::HWY_NAMESPACE {
 
+#define LACONIC_AVX2 (HWY_ARCH_X86 && HWY_TARGET == HWY_AVX2)
+
 constexpr bool kMaskRegisters = HWY_TARGET <= HWY_AVX3;  // targets count down as they grow
 
 using Mask = hn::Mask<F32>;
@@ -250,8 +252,8 @@ struct Pair {
 HWY_INLINE VF pick(const Pair& pair, VU index) {
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
   return VF{_mm512_permutexvar_ps(index.raw, _mm512_load_ps(pair.value))};  // sees four bits
-#elif HWY_ARCH_X86 && HWY_TARGET == HWY_AVX2
-  return VF{_mm256_permutevar_ps(_mm256_load_ps(pair.value), index.raw)};     // sees two bits
+#elif LACONIC_AVX2
+  return VF{_mm256_permutevar_ps(_mm256_load_ps(pair.value), index.raw)};  // sees two bits
 #else
   const auto set = hn::Ne(hn::And(index, hn::Set(U32(), 1)), hn::Zero(U32()));
   return hn::IfThenElse(hn::RebindMask(F32(), set), hn::Set(F32(), pair.value[1]),
@@ -260,7 +262,7 @@ HWY_INLINE VF pick(const Pair& pair, VU index) {
 }
 
 /// Of so many terms the sums are looked up at once.
-constexpr uint32_t kTogether = !HWY_ARCH_X86 ? 1 : kMaskRegisters ? 5 : kLanes == 8 ? 3 : 1;
+constexpr uint32_t kTogether = kMaskRegisters ? 5 : 1;
 
 struct Together {
   alignas(64) float sum[32];
@@ -271,8 +273,6 @@ HWY_INLINE VF pick_sum(const Together& table, VU index) {
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
   return VF{_mm512_permutex2var_ps(_mm512_load_ps(table.sum), index.raw,
                                    _mm512_load_ps(table.sum + 16))};  // sees five bits
-#elif HWY_ARCH_X86 && HWY_TARGET == HWY_AVX2
-  return VF{_mm256_permutevar8x32_ps(_mm256_load_ps(table.sum), index.raw)};  // sees three bits
 #else
   const auto set = hn::Ne(hn::And(index, hn::Set(U32(), 1)), hn::Zero(U32()));
   return hn::IfThenElse(hn::RebindMask(F32(), set), hn::Set(F32(), table.sum[1]),
@@ -285,6 +285,14 @@ struct Tables {
   Pair pairs[kBitsTerms];
 };
 
+HWY_INLINE void fill_pairs(const BitsTerm* terms, uint32_t count, Pair* pairs) {
+  for (uint32_t t = 0; t < count; ++t) {
+    for (uint32_t i = 0; i < 16; ++i) {
+      pairs[t].value[i] = i % 2 != 0 ? terms[t].values.one : terms[t].values.zero;
+    }
+  }
+}
+
 HWY_INLINE void fill_tables(const BitsTerm* terms, uint32_t count, Tables& tables) {
   const auto value = [&](uint32_t t, uint32_t index) LACONIC_LAMBDA {
     return (index >> t & 1U) != 0 ? terms[t].values.one : terms[t].values.zero;
@@ -294,11 +302,7 @@ HWY_INLINE void fill_tables(const BitsTerm* terms, uint32_t count, Tables& table
     for (uint32_t t = 1; t < HWY_MIN(count, kTogether); ++t) sum += value(t, i);
     tables.together.sum[i] = sum;
   }
-  for (uint32_t t = 0; t < count; ++t) {
-    for (uint32_t i = 0; i < 16; ++i) {
-      tables.pairs[t].value[i] = i % 2 != 0 ? terms[t].values.one : terms[t].values.zero;
-    }
-  }
+  fill_pairs(terms, count, tables.pairs);
 }
 
 /// sum += values of the terms [first, count), first < 8, whose bits are index[0] and index[1] of
@@ -361,6 +365,35 @@ HWY_INLINE void decode_one_by_one(float* HWY_RESTRICT out, const BitsTerm* terms
   }
 }
 
+#if LACONIC_AVX2
+/// As decode_one_by_one(), without bytes in between: a word of bits goes to all lanes, and each
+/// shifts its own down.
+template <Output kOutput>
+HWY_INLINE void decode_words(float* HWY_RESTRICT out, const BitsTerm* terms, uint32_t count,
+                             uint64_t n) {
+  Pair pairs[kBitsTerms];
+  fill_pairs(terms, count, pairs);
+  VU place[kRowVectors];
+  for (uint32_t v = 0; v < kRowVectors; ++v) place[v] = hn::Iota(U32(), v * kLanes);
+  for (uint64_t i = 0; i < n; i += kBitsLanes) {
+    VF sum[kRowVectors];
+    if constexpr (kOutput == Output::add) {
+      for (uint32_t v = 0; v < kRowVectors; ++v) sum[v] = hn::LoadU(F32(), out + i + v * kLanes);
+    }
+    for (uint32_t t = 0; t < count; ++t) {
+      uint32_t word;
+      std::memcpy(&word, terms[t].bits + i / 8, sizeof word);
+      const VU bits = hn::Set(U32(), word);
+      for (uint32_t v = 0; v < kRowVectors; ++v) {
+        const VF value = pick(pairs[t], hn::Shr(bits, place[v]));
+        sum[v] = kOutput != Output::add && t == 0 ? value : hn::Add(sum[v], value);
+      }
+    }
+    for (uint32_t v = 0; v < kRowVectors; ++v) store_f32<kOutput>(sum[v], out + i + v * kLanes);
+  }
+}
+#endif
+
 #if LACONIC_BYTE_TABLE
 /// What the first eight terms add, or as many as there are, by their bits.
 struct Sums {
@@ -417,7 +450,11 @@ HWY_INLINE void decode_steps(float* out, const BitsTerm* terms, uint32_t count, 
     return decode_together<kOutput>(out, terms, count, n);
   }
 #endif
+#if LACONIC_AVX2
+  decode_words<kOutput>(out, terms, count, n);
+#else
   decode_one_by_one<kOutput>(out, terms, count, n);
+#endif
 }
 
 HWY_INLINE bool can_stream(const float* out) {
@@ -447,19 +484,26 @@ void decode(float* out, Output output, const BitsTerm* terms, uint32_t count, ui
 HWY_INLINE void count_block(const uint8_t* const* bits, uint32_t count, uint64_t at, uint64_t n,
                             uint8_t* HWY_RESTRICT votes) {
   const B b;
-  const size_t lanes = hn::Lanes(b);
+  constexpr size_t kBytes = HWY_MAX_BYTES;
+  constexpr size_t kVectors = HWY_MAX(kStep / kBytes, 1);  // sums that wait for each other less
   const VB total = hn::Set(b, static_cast<uint8_t>(count));
-  for (uint64_t i = 0; i < n; i += lanes) {
-    VB ones = hn::Zero(b);
+  for (uint64_t i = 0; i < n; i += kVectors * kBytes) {
+    VB ones[kVectors];
+    for (VB& v : ones) v = hn::Zero(b);
     for (uint32_t t = 0; t < count; ++t) {
-      const auto mask = load_bits(bits[t], at + i);
+      for (size_t v = 0; v < kVectors; ++v) {
+        const auto mask = load_bits(bits[t], at + i + v * kBytes);
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
-      ones = VB{_mm512_mask_sub_epi8(ones.raw, mask.raw, ones.raw, _mm512_set1_epi8(-1))};
+        ones[v] =
+            VB{_mm512_mask_sub_epi8(ones[v].raw, mask.raw, ones[v].raw, _mm512_set1_epi8(-1))};
 #else
-      ones = hn::Sub(ones, hn::VecFromMask(b, mask));
+        ones[v] = hn::Sub(ones[v], hn::VecFromMask(b, mask));
 #endif
+      }
     }
-    hn::Store(hn::Sub(hn::Add(ones, ones), total), b, votes + i);
+    for (size_t v = 0; v < kVectors; ++v) {
+      hn::Store(hn::Sub(hn::Add(ones[v], ones[v]), total), b, votes + i + v * kBytes);
+    }
   }
 }
 
@@ -515,6 +559,12 @@ HWY_INLINE void vote_steps(float* HWY_RESTRICT out, const uint8_t* const* bits, 
 
 void vote(float* out, Output output, const uint8_t* const* bits, uint32_t count, float weight,
           uint64_t n) {
+#if LACONIC_AVX2
+  if (count == 1) {
+    const BitsTerm only{bits[0], {-weight, weight}};
+    return decode(out, output, &only, 1, n);
+  }
+#endif
   const uint64_t whole = n / kStep * kStep;
   if (output == Output::add) {
     vote_steps<Output::add>(out, bits, count, weight, whole);
@@ -549,6 +599,8 @@ void sign(float* x, uint64_t n) {
 }
 
 constexpr BitsKernels kTable{&pack, &pack_sums, &keep_rest, &decode, &vote, &sign};
+
+#undef LACONIC_AVX2
 
 }  // namespace laconic::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
