@@ -23,8 +23,10 @@ namespace {
 /// Between SIGTERM and SIGKILL.
 constexpr auto kKillAfter = std::chrono::seconds(5);
 
-/// So long the ranks wait for a COMMAND in the switch that opens no port.
-constexpr auto kSwitchOpens = std::chrono::seconds(10);
+/// So often, ten seconds long, the ranks look for a port that a COMMAND in the switch has opened.
+/// Counted, because a machine that stands still keeps that COMMAND waiting, too.
+constexpr uint32_t kSwitchLooks = 1000;
+constexpr auto kSwitchLook = std::chrono::milliseconds(10);
 
 Result<Fd> watch_signals() {
   sigset_t set;
@@ -106,15 +108,14 @@ Result<void> Supervisor::begin() {
   switch_.emplace().host = kSwitch;
   if (auto started = start_worker(options_, *link_, files_, *switch_); !started) return started;
   if (auto relayed = relay_output(*switch_); !relayed) return relayed;
-  await_switch(Clock::now() + kSwitchOpens);
+  await_switch(kSwitchLooks);
   return {};
 }
 
-void Supervisor::await_switch(Clock::time_point limit) {
+void Supervisor::await_switch(uint32_t looks) {
   if (released_ || switch_->ending) return;
-  const auto now = Clock::now();
-  if (now < limit && !has_open_port())
-    return loop_.at(now + std::chrono::milliseconds(10), [this, limit] { await_switch(limit); });
+  if (looks != 0 && !has_open_port())
+    return loop_.at(Clock::now() + kSwitchLook, [this, looks] { await_switch(looks - 1); });
   if (auto started = start_workers(); !started) {
     error_ = started.error();
     loop_.stop();

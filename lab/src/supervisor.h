@@ -4,6 +4,7 @@
 // have ended.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <list>
 #include <memory>
@@ -31,7 +32,7 @@ class Supervisor {
 
   Result<void> prepare(int lifeline);
   Result<void> begin();
-  void await_switch(Clock::time_point limit);
+  void await_switch(uint32_t looks);
   Result<void> start_workers();
   Result<void> relay_output(Worker& worker);
   Result<void> relay_stream(Worker& worker, Fd source, int target, const char* suffix);

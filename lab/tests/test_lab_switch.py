@@ -2,9 +2,12 @@
 """--switch: a COMMAND where the ports of all hosts meet."""
 
 import json
+import os
 import pathlib
 import shlex
+import signal
 import sys
+import time
 
 import pytest
 from lab_support import PER_PACKET
@@ -80,6 +83,19 @@ def test_its_early_end_is_the_runs_error(lab, tmp_path, command, opens):
     assert report["switch"]["exit"] == 3
     assert mark.exists() == opens  # before it listens no rank is started
     assert [rank["signal"] for rank in report["per_rank"]] == ["SIGTERM"] * 2 * opens
+
+
+def test_a_lab_that_stood_still_has_waited_no_longer(lab, tmp_path):
+    mark = tmp_path / "mark"
+    lab_process = lab.start("--switch", "echo started; sleep 12; exit 3", "--", "touch", str(mark))
+    assert lab_process.stdout.readline() == "[switch] started\n"
+    supervisor = int(pathlib.Path(f"/proc/{lab_process.pid}/task/{lab_process.pid}/children").read_text())
+    os.kill(supervisor, signal.SIGSTOP)
+    time.sleep(10.5)  # longer than the ranks wait
+    os.kill(supervisor, signal.SIGCONT)
+    said, _ = lab_process.communicate(timeout=30)
+    assert lab_process.returncode == 1 and "ended (exit 3) before the ranks" in said
+    assert not mark.exists()
 
 
 def test_its_early_end_is_said_after_the_ranks_failed_by_it(lab):
