@@ -20,7 +20,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace laconic::kernels::HWY_NAMESPACE {
 
-#define LACONIC_AVX2 (HWY_ARCH_X86 && HWY_TARGET == HWY_AVX2)
+#define LACONIC_AVX512 (HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3)
 
 constexpr bool kMaskRegisters = HWY_TARGET <= HWY_AVX3;  // targets count down as they grow
 
@@ -221,8 +221,7 @@ constexpr uint64_t kBlock = 1024;
 /// In whole words of bits.
 constexpr uint64_t kStep = 64;
 
-using V8 = hn::Vec<hn::Rebind<uint8_t, F32>>;
-
+#if LACONIC_AVX512
 /// index[i] = the bits of element at + i: bit t is that of term t.
 HWY_INLINE void gather_bits(const BitsTerm* terms, uint32_t count, uint64_t at, uint64_t n,
                             uint8_t* HWY_RESTRICT index) {
@@ -233,11 +232,7 @@ HWY_INLINE void gather_bits(const BitsTerm* terms, uint32_t count, uint64_t at, 
     for (uint32_t t = 0; t < count; ++t) {
       const auto mask = load_bits(terms[t].bits, at + i);
       const VB bit = hn::Set(b, static_cast<uint8_t>(1U << t));
-#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
       gathered = VB{_mm512_mask_add_epi8(gathered.raw, mask.raw, gathered.raw, bit.raw)};
-#else
-      gathered = hn::Or(gathered, hn::IfThenElseZero(mask, bit));
-#endif
     }
     hn::Store(gathered, b, index + i);
   }
@@ -248,50 +243,28 @@ struct Pair {
   alignas(64) float value[16];
 };
 
-/// The value of bit 0 of an index.
+/// The value of bit 0 of an index, of which four bits are seen.
 HWY_INLINE VF pick(const Pair& pair, VU index) {
-#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
-  return VF{_mm512_permutexvar_ps(index.raw, _mm512_load_ps(pair.value))};  // sees four bits
-#elif LACONIC_AVX2
-  return VF{_mm256_permutevar_ps(_mm256_load_ps(pair.value), index.raw)};  // sees two bits
-#else
-  const auto set = hn::Ne(hn::And(index, hn::Set(U32(), 1)), hn::Zero(U32()));
-  return hn::IfThenElse(hn::RebindMask(F32(), set), hn::Set(F32(), pair.value[1]),
-                        hn::Set(F32(), pair.value[0]));
-#endif
+  return VF{_mm512_permutexvar_ps(index.raw, _mm512_load_ps(pair.value))};
 }
 
 /// Of so many terms the sums are looked up at once.
-constexpr uint32_t kTogether = kMaskRegisters ? 5 : 1;
+constexpr uint32_t kTogether = 5;
 
 struct Together {
   alignas(64) float sum[32];
 };
 
-/// The sum of the first terms.
+/// The sum of the first terms, by five bits of an index.
 HWY_INLINE VF pick_sum(const Together& table, VU index) {
-#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
-  return VF{_mm512_permutex2var_ps(_mm512_load_ps(table.sum), index.raw,
-                                   _mm512_load_ps(table.sum + 16))};  // sees five bits
-#else
-  const auto set = hn::Ne(hn::And(index, hn::Set(U32(), 1)), hn::Zero(U32()));
-  return hn::IfThenElse(hn::RebindMask(F32(), set), hn::Set(F32(), table.sum[1]),
-                        hn::Set(F32(), table.sum[0]));
-#endif
+  return VF{
+      _mm512_permutex2var_ps(_mm512_load_ps(table.sum), index.raw, _mm512_load_ps(table.sum + 16))};
 }
 
 struct Tables {
   Together together;
   Pair pairs[kBitsTerms];
 };
-
-HWY_INLINE void fill_pairs(const BitsTerm* terms, uint32_t count, Pair* pairs) {
-  for (uint32_t t = 0; t < count; ++t) {
-    for (uint32_t i = 0; i < 16; ++i) {
-      pairs[t].value[i] = i % 2 != 0 ? terms[t].values.one : terms[t].values.zero;
-    }
-  }
-}
 
 HWY_INLINE void fill_tables(const BitsTerm* terms, uint32_t count, Tables& tables) {
   const auto value = [&](uint32_t t, uint32_t index) LACONIC_LAMBDA {
@@ -302,7 +275,11 @@ HWY_INLINE void fill_tables(const BitsTerm* terms, uint32_t count, Tables& table
     for (uint32_t t = 1; t < HWY_MIN(count, kTogether); ++t) sum += value(t, i);
     tables.together.sum[i] = sum;
   }
-  fill_pairs(terms, count, tables.pairs);
+  for (uint32_t t = 0; t < count; ++t) {
+    for (uint32_t i = 0; i < 16; ++i) {
+      tables.pairs[t].value[i] = i % 2 != 0 ? terms[t].values.one : terms[t].values.zero;
+    }
+  }
 }
 
 /// sum += values of the terms [first, count), first < 8, whose bits are index[0] and index[1] of
@@ -365,31 +342,35 @@ HWY_INLINE void decode_one_by_one(float* HWY_RESTRICT out, const BitsTerm* terms
   }
 }
 
-#if LACONIC_AVX2
-/// As decode_one_by_one(), without bytes in between: a word of bits goes to all lanes, and each
-/// shifts its own down.
+#else
+/// Whole steps of 64 elements. A word of bits goes to all lanes, and each shifts its own to where a
+/// sign is.
 template <Output kOutput>
 HWY_INLINE void decode_words(float* HWY_RESTRICT out, const BitsTerm* terms, uint32_t count,
                              uint64_t n) {
-  Pair pairs[kBitsTerms];
-  fill_pairs(terms, count, pairs);
-  VU place[kRowVectors];
-  for (uint32_t v = 0; v < kRowVectors; ++v) place[v] = hn::Iota(U32(), v * kLanes);
+  const F32 f;
+  VU up[kRowVectors];
+  for (size_t v = 0; v < kRowVectors; ++v) {
+    const auto first = static_cast<uint32_t>(v * kLanes);
+    up[v] = hn::Sub(hn::Set(U32(), 31), hn::Iota(U32(), first));
+  }
   for (uint64_t i = 0; i < n; i += kBitsLanes) {
     VF sum[kRowVectors];
     if constexpr (kOutput == Output::add) {
-      for (uint32_t v = 0; v < kRowVectors; ++v) sum[v] = hn::LoadU(F32(), out + i + v * kLanes);
+      for (size_t v = 0; v < kRowVectors; ++v) sum[v] = hn::LoadU(f, out + i + v * kLanes);
     }
     for (uint32_t t = 0; t < count; ++t) {
       uint32_t word;
       std::memcpy(&word, terms[t].bits + i / 8, sizeof word);
       const VU bits = hn::Set(U32(), word);
-      for (uint32_t v = 0; v < kRowVectors; ++v) {
-        const VF value = pick(pairs[t], hn::Shr(bits, place[v]));
+      const VF one = hn::Set(f, terms[t].values.one), other = hn::Set(f, terms[t].values.zero);
+      for (size_t v = 0; v < kRowVectors; ++v) {
+        const VF own = hn::BitCast(f, hn::Shl(bits, up[v]));
+        const VF value = hn::IfNegativeThenElse(own, one, other);
         sum[v] = kOutput != Output::add && t == 0 ? value : hn::Add(sum[v], value);
       }
     }
-    for (uint32_t v = 0; v < kRowVectors; ++v) store_f32<kOutput>(sum[v], out + i + v * kLanes);
+    for (size_t v = 0; v < kRowVectors; ++v) store_f32<kOutput>(sum[v], out + i + v * kLanes);
   }
 }
 #endif
@@ -450,10 +431,10 @@ HWY_INLINE void decode_steps(float* out, const BitsTerm* terms, uint32_t count, 
     return decode_together<kOutput>(out, terms, count, n);
   }
 #endif
-#if LACONIC_AVX2
-  decode_words<kOutput>(out, terms, count, n);
-#else
+#if LACONIC_AVX512
   decode_one_by_one<kOutput>(out, terms, count, n);
+#else
+  decode_words<kOutput>(out, terms, count, n);
 #endif
 }
 
@@ -493,7 +474,7 @@ HWY_INLINE void count_block(const uint8_t* const* bits, uint32_t count, uint64_t
     for (uint32_t t = 0; t < count; ++t) {
       for (size_t v = 0; v < kVectors; ++v) {
         const auto mask = load_bits(bits[t], at + i + v * kBytes);
-#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
+#if LACONIC_AVX512
         ones[v] =
             VB{_mm512_mask_sub_epi8(ones[v].raw, mask.raw, ones[v].raw, _mm512_set1_epi8(-1))};
 #else
@@ -559,7 +540,7 @@ HWY_INLINE void vote_steps(float* HWY_RESTRICT out, const uint8_t* const* bits, 
 
 void vote(float* out, Output output, const uint8_t* const* bits, uint32_t count, float weight,
           uint64_t n) {
-#if LACONIC_AVX2
+#if !LACONIC_AVX512
   if (count == 1) {
     const BitsTerm only{bits[0], {-weight, weight}};
     return decode(out, output, &only, 1, n);
@@ -600,7 +581,7 @@ void sign(float* x, uint64_t n) {
 
 constexpr BitsKernels kTable{&pack, &pack_sums, &keep_rest, &decode, &vote, &sign};
 
-#undef LACONIC_AVX2
+#undef LACONIC_AVX512
 
 }  // namespace laconic::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
