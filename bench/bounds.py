@@ -122,10 +122,10 @@ OTHER_BOUND = {
 # Instructions per element (`valgrind --tool=callgrind` of a call on 65,536 and one on 131,072 elements with AVX2; loops of the compiled
 # kernels by `objdump` with AVX-512), and what bounds them. To be counted again when a kernel changes.
 COUNTED = {
-    ("int8:round=stochastic", "encode", "avx2"): (4.5, "Philox and the codes; a round takes eight operations on vectors for four elements' bits and one for both its "
-                                                       "keys every other time"),
-    ("u8", "encode", "avx2"): (2.7, "1.0 for the largest magnitude, 1.6 for the codes; one of eight elements' is a gather, which Zen takes apart into single loads"),
-    ("adaq+noef", "encode", "avx2"): (5.3, "1.4 to count signs, 1.7 to collect candidates, the rest for samples, exact cuts and what is kept, twice: each sign has its own"),
+    ("int8:round=stochastic", "encode", "avx2"): (4.5, "half of them for Philox, whose rounds take six and eight in turn for the bits of 32 elements, the others for "
+                                                       "the largest magnitude and the codes"),
+    ("u8", "encode", "avx2"): (2.7, "1.0 for the largest magnitude, 1.6 for the codes, among them a gather for each eight, which Zen takes apart into single loads"),
+    ("adaq+noef", "encode", "avx2"): (4.3, "1.4 to count signs, 1.4 to collect candidates, the others for samples, exact cuts and what is kept, for each sign"),
     ("terngrad", "encode", "avx2"): (5.3, "1.4 for the deviation, 3.9 for Philox and the codes; nearly all are on vectors, of which Intel's "
                                           "processors with AVX2 begin three a cycle: 1.8 cycles at least"),
     ("sketchml", "encode", "avx2"): (26, "4.4 to count upper bits, 7.1 to collect what lies near quantiles, 13.3 for codes and sums: AVX2 has no "

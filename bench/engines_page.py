@@ -104,7 +104,7 @@ def libraries(cells: dict) -> str:
 # ---- bars ----
 
 SUMS = ["library", "ranks", "MiB", "its sum ms", "and divided ms", "laconic ms", "of the sum", "of the mean"]
-WINDOWS = ["exchange", "rate", "wire ms", "codec ms", "window 1 ms", "window 2 ms", "of the longer", "of window 1", "no limit ms", "no limit, of the longer"]
+WINDOWS = ["exchange", "rate", "wire ms", "codec ms", "window 1 ms", "window 2 ms", "of the longer (quartiles)", "of window 1", "no limit ms", "no limit, of the longer"]
 LONG = ["library", "exchange", "its own ms", "laconic ms", "wire ms", "codec ms", "times faster"]
 
 
@@ -160,8 +160,9 @@ def windows(cells: dict) -> list[list[str]]:
             continue
         one, two, free = cell["window 1"], cell["window 2"], cell["no limit"]
         bound = longer(two)
+        low, median, high = statistics.quantiles((call["time"] / longer(call) for call in cell["runs"]["window 2"]), n=4)
         rows.append([f"`{spec}`", cell["rate"], *(milliseconds(ns / 1e6) for ns in (two["wire"], two["coding"], one["time"], two["time"])),
-                     f"{two['time'] / bound:.2f} {verdict(two['time'] / bound, 1.25)}",
+                     f"{median:.3f} ({low:.2f} to {high:.2f}) {verdict(median, 1.25)}",
                      f"{two['time'] / one['time']:.2f} {verdict(two['time'] / one['time'], 1.02)}",
                      milliseconds(free["time"] / 1e6), f"{free['time'] / bound:.2f}"])
     return rows
@@ -179,19 +180,6 @@ def why_windows(cells: dict) -> list[str]:
         return []
     return ["", wrapped(f"A call of {' or '.join(found)} without a limit takes more than 1.25 of the longer, too: each host has one core, "
                         "which encodes, decodes and copies what TCP sends and receives. No window hides that.")]
-
-
-def single_windows(cells: dict) -> list[str]:
-    """How far the turns lie apart, each against the wire and the codec of its own."""
-    said = []
-    for spec in ("int8", "3lc"):
-        cell = cells[f"window-{spec}"]
-        if not cell or len(cell.get("runs", {}).get("window 2", ())) < 4:
-            continue
-        found = [call["time"] / longer(call) for call in cell["runs"]["window 2"]]
-        low, median, high = statistics.quantiles(found, n=4)
-        said.append(f"`{spec}` {median:.2f} ({low:.2f} to {high:.2f}) of {len(found)}")
-    return ["", wrapped(f"Of the longer in single turns, median and quartiles: {', '.join(said)}.")] if said else []
 
 
 def longs(cells: dict) -> list[list[str]]:
@@ -281,8 +269,8 @@ def page(cells: dict) -> str:
         table(SUMS, sums(cells), left=2), *why_sums(cells), "",
         "## Two exchanges in flight", "",
         wrapped("32 MiB in parts of 4 MiB over Gloo, two hosts, at the rate at which the wire takes as long as the codec. Bars: a call "
-                "with window 2 takes at most 1.25 times the longer of wire and codec, and at most 1.02 of a call with window 1. No limit: the same with window 2, all of it work of the cores. Frames carry 9,000 bytes."), "",
-        table(WINDOWS, windows(cells)), *single_windows(cells), *why_windows(cells), "",
+                "with window 2 takes at most 1.25 times the longer of wire and codec, and at most 1.02 of a call with window 1. Of the longer: each turn against its own wire and codec. No limit: the same with window 2, all of it work of the cores. Frames carry 9,000 bytes."), "",
+        table(WINDOWS, windows(cells)), *why_windows(cells), "",
         "## A slow network from C++", "",
         "64 MiB on four hosts at 100 Mbit/s, against the engine's all-reduce.", "",
         table(LONG, longs(cells), left=2), "",
