@@ -49,7 +49,8 @@ if(LACONIC_SANITIZE)
   target_link_options(laconic_flags INTERFACE -fsanitize=${LACONIC_SANITIZE})
 endif()
 if(LACONIC_FUZZ)
-  target_compile_options(laconic_flags INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=fuzzer-no-link>)
+  target_compile_options(laconic_flags INTERFACE  # what fuzzing looks for is in what tests call
+    $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<NOT:$<BOOL:$<TARGET_PROPERTY:LACONIC_TEST_PROGRAM>>>>:-fsanitize=fuzzer-no-link>)
 endif()
 
 # Relocatable code everywhere: the modules end up in liblaconic.so as well as in programs.

@@ -38,6 +38,9 @@ if(LACONIC_BUILD_TOOLS)
     set_source_files_properties(${PROJECT_SOURCE_DIR}/tools/${file}.cc PROPERTIES
       COMPILE_OPTIONS $<$<CONFIG:Release>:-O1>)
   endforeach()
+  if(LACONIC_WITH_HWY)  # it says which kernels were compiled
+    set_property(SOURCE ${PROJECT_SOURCE_DIR}/tools/doctor.cc APPEND PROPERTY COMPILE_DEFINITIONS LACONIC_WITH_HWY)
+  endif()
   # Linked to the command, never to the library.
   if(TARGET prometheus-cpp::pull)
     add_library(laconic_metrics STATIC ${PROJECT_SOURCE_DIR}/tools/metrics_prometheus.cc)

@@ -2,37 +2,46 @@
 #
 # One executable and one ctest entry per folder of tests: starting a process per case would cost more than the cases.
 
-# Build targets and ctest labels: all test programs; those that ThreadSanitizer has something to say about (threads);
-# those of what a build without Highway replaces, and of the bytes that must not change by it (kernels).
+# Build targets and ctest labels besides laconic_tests, which is all of them.
+# laconic_optimised_tests, `optimised`: what depends on optimisation or on instruction sets, what counts memory (sanitizers
+# have allocators of their own), and long runs in virtual time (server). The others run sanitized alone.
+set(LACONIC_OPTIMISED_TESTS test_kernels test_codecs test_conformance test_golden test_distributed test_engines test_gloo
+  test_session test_server test_lab)
+# laconic_threaded_tests, `threads`: what ThreadSanitizer has something to say about.
 set(LACONIC_THREADED_TESTS
   test_base test_transport test_server test_collective test_session test_capi test_distributed test_engines)
-set(LACONIC_KERNEL_TESTS test_kernels test_conformance test_golden)
+# laconic_scalar_tests, `scalar`: what the absence of Highway changes, and the bytes that must stay; <name>_scalar.
+set(LACONIC_SCALAR_TESTS test_kernels test_conformance test_golden)
 # Sanitized, they take longer than all others together: ctest may run both halves at once.
 set(LACONIC_HALVED_TESTS test_distributed)
+# Sanitized, their own loops take longer than compiling them with optimisation.
+set(LACONIC_COMPUTING_TESTS test_codecs test_conformance)
 if(BUILD_TESTING)
   add_custom_target(laconic_tests)
+  add_custom_target(laconic_optimised_tests)
   add_custom_target(laconic_threaded_tests)
-  add_custom_target(laconic_kernel_tests)
+  add_custom_target(laconic_scalar_tests)
 endif()
 
 # Reading GoogleTest and the usual standard headers is a quarter of what compiling a test costs: they are read once for
 # all test programs, which therefore share their flags. Macros may differ as long as these headers do not look at them.
-function(laconic_test_pch)
+function(laconic_test_pch NAME LEVEL)
   # A program, because only those of its kind share all flags with it (-fPIE).
   file(CONFIGURE OUTPUT laconic_test_pch.cc CONTENT "int main() { return 0; }\n")  # written only if it differs
-  add_executable(laconic_test_pch EXCLUDE_FROM_ALL ${CMAKE_CURRENT_BINARY_DIR}/laconic_test_pch.cc)
-  target_link_libraries(laconic_test_pch PRIVATE laconic_flags GTest::gtest Threads::Threads)
-  target_precompile_headers(laconic_test_pch PRIVATE
-    <gtest/gtest.h> <algorithm> <cmath> <random> <string> <vector>)
-  laconic_test_options(laconic_test_pch)
+  add_executable(${NAME} EXCLUDE_FROM_ALL ${CMAKE_CURRENT_BINARY_DIR}/laconic_test_pch.cc)
+  target_link_libraries(${NAME} PRIVATE laconic_flags GTest::gtest Threads::Threads)
+  target_precompile_headers(${NAME} PRIVATE <gtest/gtest.h> <algorithm> <cmath> <random> <string> <vector>)
+  laconic_test_options(${NAME} ${LEVEL})
 endfunction()
 
-# What tests call is optimised, the tests themselves hardly: they are compiled more often than they run.
+# What tests call is optimised, the tests themselves not: they are compiled more often than they run. LEVEL: -O0 or -O1.
 function(laconic_test_options TARGET)
+  set(level ${ARGN} -O0)
+  list(GET level 0 level)
   set_property(TARGET ${TARGET} PROPERTY LACONIC_TEST_PROGRAM ON)
-  # ccache looks at the text that gcc -E gives, which must then name the precompiled header.
+  # ccache looks at the text that gcc -E gives, which must then name the precompiled header; clang's holds the time otherwise.
   target_compile_options(${TARGET} PRIVATE
-    $<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess> $<IF:$<CONFIG:Debug>,-O0,-O1>)
+    $<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess> $<$<CXX_COMPILER_ID:Clang>:SHELL:-Xclang -fno-pch-timestamp> ${level})
 endfunction()
 
 # laconic_test(NAME LABEL DEPS SOURCES...): a GoogleTest executable.
@@ -42,8 +51,13 @@ function(laconic_test NAME LABEL DEPS)
   target_include_directories(${NAME} SYSTEM PRIVATE ${LACONIC_XXHASH_INCLUDE_DIR})
   target_link_libraries(${NAME} PRIVATE
     laconic_flags laconic_test_support ${DEPS} laconic_program_deps GTest::gmock GTest::gtest_main)
-  target_precompile_headers(${NAME} REUSE_FROM laconic_test_pch)
-  laconic_test_options(${NAME})
+  if(LACONIC_SANITIZE AND NAME IN_LIST LACONIC_COMPUTING_TESTS)
+    target_precompile_headers(${NAME} REUSE_FROM laconic_test_pch_optimised)
+    laconic_test_options(${NAME} -O1)
+  else()
+    target_precompile_headers(${NAME} REUSE_FROM laconic_test_pch)
+    laconic_test_options(${NAME})
+  endif()
   set(tests ${NAME})
   if(LACONIC_SANITIZE AND NAME IN_LIST LACONIC_HALVED_TESTS)
     set(tests ${NAME}.1 ${NAME}.2)
@@ -52,7 +66,7 @@ function(laconic_test NAME LABEL DEPS)
   set(shard 0)
   foreach(test IN LISTS tests)
     add_test(NAME ${test} COMMAND ${NAME} --gtest_brief=1)
-    set_tests_properties(${test} PROPERTIES LABELS ${LABEL} TIMEOUT 1800
+    set_tests_properties(${test} PROPERTIES LABELS ${LABEL} TIMEOUT 300
       ENVIRONMENT "GTEST_TOTAL_SHARDS=${shards};GTEST_SHARD_INDEX=${shard}")
     math(EXPR shard "${shard} + 1")
   endforeach()
@@ -61,10 +75,31 @@ function(laconic_test NAME LABEL DEPS)
     set_property(TEST ${tests} APPEND PROPERTY LABELS threads)
     add_dependencies(laconic_threaded_tests ${NAME})
   endif()
-  if(NAME IN_LIST LACONIC_KERNEL_TESTS)
-    set_property(TEST ${tests} APPEND PROPERTY LABELS kernels)
-    add_dependencies(laconic_kernel_tests ${NAME})
+  if(NAME IN_LIST LACONIC_OPTIMISED_TESTS)
+    set_property(TEST ${tests} APPEND PROPERTY LABELS optimised)
+    add_dependencies(laconic_optimised_tests ${NAME})
   endif()
+  if(NAME IN_LIST LACONIC_SCALAR_TESTS AND LACONIC_WITH_HWY AND NOT LACONIC_SANITIZE)
+    laconic_scalar_test(${NAME} "${DEPS}")
+  endif()
+endfunction()
+
+# laconic_scalar_test(NAME DEPS): the same objects linked with what a build without Highway has in place of the accessors
+# of kernels: the linker asks the library only for what it has not found before.
+function(laconic_scalar_test NAME DEPS)
+  set(kernels ${PROJECT_SOURCE_DIR}/src/kernels)
+  if(NOT TARGET laconic_no_hwy)
+    add_library(laconic_no_hwy OBJECT EXCLUDE_FROM_ALL ${kernels}/no_hwy.cc ${kernels}/core/simd.cc)
+    target_include_directories(laconic_no_hwy PRIVATE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)
+    target_link_libraries(laconic_no_hwy PRIVATE laconic_flags)
+  endif()
+  add_executable(${NAME}_scalar EXCLUDE_FROM_ALL $<TARGET_OBJECTS:${NAME}> $<TARGET_OBJECTS:laconic_no_hwy>)
+  set_target_properties(${NAME}_scalar PROPERTIES LINKER_LANGUAGE CXX)
+  target_link_libraries(${NAME}_scalar PRIVATE
+    laconic_flags laconic_test_support ${DEPS} GTest::gmock GTest::gtest_main)
+  add_test(NAME ${NAME}_scalar COMMAND ${NAME}_scalar --gtest_brief=1)
+  set_tests_properties(${NAME}_scalar PROPERTIES LABELS scalar TIMEOUT 300)
+  add_dependencies(laconic_scalar_tests ${NAME}_scalar)
 endfunction()
 
 # tests/support: helpers without a dependency of their own, so that the tests of a low module can use them.
@@ -104,8 +139,10 @@ function(laconic_folder_tests FOLDER DEPS)
   laconic_test(test_${FOLDER} ${FOLDER} "${DEPS}" ${sources})
 endfunction()
 
-# tests/fuzz/<name>_fuzz.cc: a libFuzzer binary with LACONIC_FUZZ, else a program that replays the corpus as a test.
+# tests/fuzz/<name>_fuzz.cc: a libFuzzer binary with LACONIC_FUZZ, else a program of the same name that replays its corpus.
+# As a test both replay the corpus. laconic_fuzzers builds all.
 function(laconic_fuzz_targets)
+  add_custom_target(laconic_fuzzers)
   set(dir ${PROJECT_SOURCE_DIR}/tests/fuzz)
   file(GLOB sources CONFIGURE_DEPENDS ${dir}/*_fuzz.cc)
   foreach(source IN LISTS sources)
@@ -114,15 +151,17 @@ function(laconic_fuzz_targets)
     add_executable(${target} ${source})
     target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
     target_link_libraries(${target} PRIVATE laconic_flags laconic_all)
+    set(replay)
     if(LACONIC_FUZZ)
       target_link_options(${target} PRIVATE -fsanitize=fuzzer)
-      add_dependencies(laconic_tests ${target})
-      continue()
+      set(replay -runs=0)
+    else()
+      target_sources(${target} PRIVATE ${dir}/replay_main.cc)
     endif()
-    target_sources(${target} PRIVATE ${dir}/replay_main.cc)
+    add_dependencies(laconic_fuzzers ${target})
     add_dependencies(laconic_tests ${target})
-    add_test(NAME ${target} COMMAND ${target} ${dir}/corpus/${name})
-    set_tests_properties(${target} PROPERTIES LABELS fuzz TIMEOUT 600)
+    add_test(NAME ${target} COMMAND ${target} ${replay} ${dir}/corpus/${name})
+    set_tests_properties(${target} PROPERTIES LABELS fuzz TIMEOUT 300)
   endforeach()
 endfunction()
 
@@ -157,11 +196,12 @@ endfunction()
 # A recording NCCL as a library that is opened at run time, and the same with the symbols of an old version.
 function(laconic_fake_nccl)
   set(dir ${PROJECT_SOURCE_DIR}/tests/engines)
+  add_library(laconic_fake_world OBJECT EXCLUDE_FROM_ALL ${dir}/fake_world.cc ${dir}/fake_cuda.cc)
+  target_include_directories(laconic_fake_world PUBLIC ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/tests)
+  target_link_libraries(laconic_fake_world PRIVATE laconic_flags)
   foreach(name fake_nccl fake_nccl_old)
-    add_library(laconic_${name} SHARED EXCLUDE_FROM_ALL
-      ${dir}/fake_world.cc ${dir}/fake_nccl.cc ${dir}/fake_cuda.cc)
-    target_include_directories(laconic_${name} PRIVATE ${PROJECT_SOURCE_DIR}/include)
-    target_link_libraries(laconic_${name} PRIVATE laconic_flags Threads::Threads)
+    add_library(laconic_${name} SHARED EXCLUDE_FROM_ALL ${dir}/fake_nccl.cc)
+    target_link_libraries(laconic_${name} PRIVATE laconic_flags laconic_fake_world Threads::Threads)
     add_dependencies(test_engines laconic_${name})
   endforeach()
   target_compile_definitions(laconic_fake_nccl_old PRIVATE FAKE_NCCL_OLD)
@@ -245,10 +285,8 @@ endfunction()
 
 function(laconic_all_tests)
   laconic_fuzz_targets()
-  if(LACONIC_FUZZ)
-    return()  # that build is for libFuzzer alone
-  endif()
-  laconic_test_pch()
+  laconic_test_pch(laconic_test_pch -O0)
+  laconic_test_pch(laconic_test_pch_optimised -O1)
   laconic_test_support()
   laconic_unit_tests()
   laconic_folder_tests(conformance laconic_pipeline)
@@ -256,8 +294,10 @@ function(laconic_all_tests)
   laconic_engine_tests()
   laconic_gloo_tests()
   laconic_golden_tests()
-  if(TARGET test_lab)  # lab/ adds its own tests; `laconic_tests` is all of them
+  if(TARGET test_lab)  # lab/ adds its own test
     add_dependencies(laconic_tests test_lab)
+    add_dependencies(laconic_optimised_tests test_lab)
+    set_property(TEST test_lab APPEND PROPERTY LABELS optimised)
   endif()
   laconic_cuda_tests()
   laconic_example_tests()

@@ -11,9 +11,9 @@
 
 #include "laconic/session.h"
 #include "support/ranks.h"
+#include "support/sanitizer.h"
 
-#if !defined(__SANITIZE_ADDRESS__) && \
-    !defined(__SANITIZE_THREAD__)  // they have allocators of theirs
+#if !defined(LACONIC_ASAN) && !defined(LACONIC_TSAN)  // they have allocators of theirs
 
 namespace {
 

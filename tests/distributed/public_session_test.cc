@@ -118,7 +118,7 @@ TEST_P(SessionOnEngine, AveragesAsTheExchangeItself) {
     wanted.push_back(gradients(world, kElements, step));
     for (const auto& result : expected.exchange(layout, wanted.back(), step)) ASSERT_TRUE(result);
   }
-  on_all(world, [&](uint32_t r) {
+  on_all(world, [&, &spec = spec, &plan = plan, world = world](uint32_t r) {
     Made session = make(engines[r], spec, plan);
     ASSERT_TRUE(session) << session.error().message;
     for (uint64_t step = 0; step < 3; ++step) {
@@ -173,7 +173,7 @@ TEST(PublicSession, ARankThatCannotMakeItsSessionTellsTheOthers) {
             "rank 1: strategy native_sum cannot carry 3lc"}}) {
     LoopbackHub hub(3);
     std::vector<std::string> messages(3);
-    on_all(3, [&](uint32_t r) {
+    on_all(3, [&, &spec = spec, &plan = plan, code = code](uint32_t r) {
       const Made session = make(hub.engine(r), r == 1 ? spec : "3lc", r == 1 ? plan : "auto");
       ASSERT_FALSE(session);
       EXPECT_EQ(session.error().code, code);
@@ -424,7 +424,7 @@ TEST(PublicSession, WindowAndPartChangeNoValue) {
          std::vector<std::pair<uint32_t, uint64_t>>{{1, 0}, {1, 6000}, {2, 6000}, {3, 1}}) {
       LoopbackHub hub(2);
       std::vector<std::vector<float>> got(2);
-      on_all(2, [&](uint32_t r) {
+      on_all(2, [&, &spec = spec, &plan = plan, window = window, part = part](uint32_t r) {
         auto made =
             PublicSession::create(spec, kModel, hub.engine(r), in_parts(window, part, plan));
         ASSERT_TRUE(made) << made.error().message;

@@ -141,7 +141,10 @@ class Windows : public testing::TestWithParam<Case> {};
 
 /// The oracle's bits are those of one exchange at a time (oracle_test): here those of every window.
 TEST_P(Windows, GiveTheBitsOfOneAtATimeHoweverLateRanksAre) {
-  const auto& [spec, strategy, window, messages] = GetParam();
+  const char* const spec = std::get<0>(GetParam());
+  const StrategyKind strategy = std::get<1>(GetParam());
+  const uint32_t window = std::get<2>(GetParam());
+  const bool messages = std::get<3>(GetParam());
   const uint32_t world = 3;
   const auto [model, buckets] = mixed();
   Ranks expected({.spec = spec, .world = world, .parameters = model, .strategy = strategy});
@@ -162,7 +165,7 @@ TEST_P(Windows, GiveTheBitsOfOneAtATimeHoweverLateRanksAre) {
     }
   }
   std::vector<Observed::Started> started(world);
-  expected.on_all([&](uint32_t r) {
+  expected.on_all([&, &model = model](uint32_t r) {
     Observed engine(messages ? mailboxes.engine(r) : hub.engine(r), r + 1);
     auto session = *Session::create(spec, model, options_of(engine, strategy, window));
     session::Window flights(*session, engine, kPatience);

@@ -6,7 +6,8 @@
 #include <cstring>
 
 #include "fake_world.h"
-#if defined(__SANITIZE_ADDRESS__)
+#include "support/sanitizer.h"
+#if defined(LACONIC_ASAN)
 #include <sanitizer/lsan_interface.h>
 #endif
 
@@ -15,7 +16,7 @@ namespace {
 using namespace fake;
 
 void ignore_leak([[maybe_unused]] const void* memory) {
-#if defined(__SANITIZE_ADDRESS__)
+#if defined(LACONIC_ASAN)
   __lsan_ignore_object(memory);
 #endif
 }

@@ -35,7 +35,7 @@ class Member final : public Engine {
 
 /// `rendezvous` names the group.
 struct Fake {
-  static constexpr const char* kEngine = "fake";
+  [[maybe_unused]] static constexpr const char* kEngine = "fake";
   static std::string library() { return "Loopback 1.0"; }
   static Result<std::unique_ptr<Engine>> open(const laconic_engine_options& options) {
     if (options.rendezvous == nullptr || options.world == 0 || options.rank >= options.world)

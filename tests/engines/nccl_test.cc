@@ -194,7 +194,7 @@ TEST(NcclEngine, AddsBfloat16FromItsTenthVersionOn) {
     ASSERT_TRUE(group.all()) << group.created(0).error().message;
     EXPECT_EQ(group[0].caps().sums, sums) << version;
     EXPECT_FALSE(group[0].caps().short_sends);
-    on_all(2, [&](uint32_t r) {
+    on_all(2, [&, sums = sums](uint32_t r) {
       std::array<uint16_t, 3> lanes{};
       auto* const at = reinterpret_cast<uint8_t*>(lanes.data());
       const Step step{.dtype = DType::bf16, .count = 3, .send = at, .recv = at};

@@ -15,13 +15,13 @@
 #include <limits>
 #include <vector>
 
-#if defined(__SANITIZE_ADDRESS__)
-#include <sanitizer/lsan_interface.h>
-#endif
-
 #include "engines/engine_table.h"
 #include "support/on_all.h"
+#include "support/sanitizer.h"
 #include "support/subset.h"
+#if defined(LACONIC_ASAN)
+#include <sanitizer/lsan_interface.h>
+#endif
 
 namespace laconic::test {
 namespace {
@@ -111,7 +111,7 @@ TEST(Plugin, AnEngineThatCannotBeOpenedSaysWhy) {
 }
 
 TEST(Plugin, ATimeOutEndsTheWaitAndKeepsTheBatchsMemory) {
-#if defined(__SANITIZE_ADDRESS__)
+#if defined(LACONIC_ASAN)
   const __lsan::ScopedDisabler never_freed;
 #endif
   std::weak_ptr<void> kept;

@@ -10,13 +10,15 @@
 #include <array>
 #include <string_view>
 
+#include "support/sanitizer.h"
+
 namespace laconic::test {
 
-#if defined(__SANITIZE_THREAD__)
+#if defined(LACONIC_TSAN)
 inline constexpr bool kOneWorld = true;
 inline constexpr bool kOnlyDefaults = true;
 inline constexpr int kFailureStride = 3;
-#elif defined(__SANITIZE_ADDRESS__)
+#elif defined(LACONIC_ASAN)
 inline constexpr bool kOneWorld = true;
 inline constexpr bool kOnlyDefaults = false;
 inline constexpr int kFailureStride = 1;

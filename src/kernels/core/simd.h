@@ -58,14 +58,18 @@ template <uintptr_t kBytes = 4096>
 
 // Sanitizers take many times as long over a kernel. They see AVX2, whose tails go through memory as
 // those of SSE4 do, and where addresses are looked at AVX-512, whose tails are masked.
-#if defined(__has_feature)
-#if __has_feature(address_sanitizer)  // clang
+#if defined(__has_feature)  // clang
+#if __has_feature(address_sanitizer)
 #define LACONIC_SIMD_ADDRESSES
+#elif __has_feature(thread_sanitizer)
+#define LACONIC_SIMD_RACES
 #endif
 #elif defined(__SANITIZE_ADDRESS__)
 #define LACONIC_SIMD_ADDRESSES
+#elif defined(__SANITIZE_THREAD__)
+#define LACONIC_SIMD_RACES
 #endif
-#if defined(__SANITIZE_THREAD__)
+#if defined(LACONIC_SIMD_RACES)
 #define HWY_DISABLED_TARGETS (LACONIC_SIMD_NEVER | 0x980LL)  // SSE4, AVX3, AVX3_DL
 #elif defined(LACONIC_SIMD_ADDRESSES)
 #define HWY_DISABLED_TARGETS (LACONIC_SIMD_NEVER | 0x800LL)  // SSE4

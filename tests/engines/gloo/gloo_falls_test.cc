@@ -53,7 +53,9 @@ class GlooFall : public testing::TestWithParam<Fall> {
   void fall(int signal, milliseconds timeout, const std::vector<uint32_t>& held,
             const std::function<void(uint32_t, const Stage&, std::unique_ptr<GlooEngine>, Batch&)>&
                 after) {
-    const auto [phase, tcp, victim] = GetParam();
+    const Phase phase = GetParam().phase;
+    const bool tcp = GetParam().tcp;
+    const uint32_t victim = GetParam().victim;
     const std::string where = tcp ? Place::port() : place_.folder();
     ranks_ = std::make_unique<Processes>(kWorld, [&](uint32_t rank, const Stage& stage) {
       auto engine = join(stage, options(rank, kWorld, where));

@@ -9,12 +9,13 @@
 #include <string>
 #include <vector>
 
+#include "support/sanitizer.h"
 #include "unit/server/network.h"
 
 namespace laconic::test {
 namespace {
 
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+#if defined(LACONIC_ASAN) || defined(LACONIC_TSAN)
 constexpr uint64_t kSchedules = 400;
 #else
 constexpr uint64_t kSchedules = 10000;

@@ -15,6 +15,7 @@
 #include "laconic/dtype.h"
 #include "session/describe.h"
 #include "support/ranks.h"
+#include "support/sanitizer.h"
 
 namespace laconic::test {
 namespace {
@@ -98,8 +99,7 @@ TEST(Reasons, SayWhatIsNotCompressedAndHowTheRestWasCut) {
 }  // namespace
 }  // namespace laconic::test
 
-#if !defined(__SANITIZE_ADDRESS__) && \
-    !defined(__SANITIZE_THREAD__)  // they have allocators of theirs
+#if !defined(LACONIC_ASAN) && !defined(LACONIC_TSAN)  // they have allocators of theirs
 
 extern "C" void __libc_free(void* p);  // NOLINT: glibc's own, behind the free below
 
