@@ -119,11 +119,12 @@ class Here:
         return digest.hexdigest()
 
     def calibrate(self):
-        """The best of three, because a machine may stop for some seconds; one is enough if it had the cores for itself."""
-        best = Machine(1.0, 0.0)
+        """The best of three, because a machine may stop for some seconds. One is enough if it had the cores for itself, and no new
+        one begins after 15 seconds."""
+        best, begin = Machine(1.0, 0.0), self.elapsed()
         for _ in range(3):
             best = max(best, self.compile(), key=lambda machine: machine.cores)
-            if best.cores > 0.9 * min(2, int(self.jobs)):
+            if best.cores > 0.9 * min(2, int(self.jobs)) or self.elapsed() - begin > 15:
                 break
         return best
 

@@ -406,11 +406,25 @@ def test_a_quota_lowers_the_number_of_jobs(tmp_path, monkeypatch, group, files, 
 
 def test_a_machine_that_stops_while_it_is_calibrated_is_calibrated_again(tmp_path):
     this = proof.Here(root=tmp_path)
-    this.jobs, answers = "4", iter([proof.Machine(1.1, 0.2), proof.Machine(1.0, 1.9), proof.Machine(1.0, 2.0)])
-    this.compile = lambda: next(answers)
-    assert this.calibrate() == proof.Machine(1.0, 1.9)
-    answers = iter([proof.Machine(1.0, 0.6), proof.Machine(1.2, 0.7), proof.Machine(1.1, 0.5)])
-    assert this.calibrate() == proof.Machine(1.2, 0.7)
+    this.jobs, now = "4", 0.0
+
+    def calibrated(*compiled):
+        """What it makes of (cores, seconds) of each time."""
+        nonlocal now
+        now, rest = 0.0, iter(compiled)
+
+        def compile():
+            nonlocal now
+            cores, took = next(rest)
+            now += took
+            return proof.Machine(1.0, cores)
+
+        this.elapsed, this.compile = lambda: now, compile
+        return this.calibrate().cores
+
+    assert calibrated((0.2, 11), (1.9, 1), (2.0, 1)) == 1.9
+    assert calibrated((0.6, 5), (0.7, 5), (0.5, 5)) == 0.7
+    assert calibrated((0.1, 16), (0.2, 16)) == 0.1
 
 
 # ---- a checkout of scripts alone ----
