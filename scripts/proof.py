@@ -93,8 +93,6 @@ class Here:
     def __init__(self, spent=0.0, root=ROOT):
         self.root, self.begin = root, time.monotonic() - spent
         self.jobs = os.environ.get("JOBS") or str(cpus())
-        # Processes that outlive their parents become children of this one; otherwise nobody would count their CPU time.
-        ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
 
     def elapsed(self):
         return time.monotonic() - self.begin
@@ -143,7 +141,7 @@ class Here:
         script = 'set -euo pipefail; source scripts/sections.sh; about=about_$1; printf "\\n==== %s: %s\\n" "$1" "${!about}"; "section_$1"'
         process = subprocess.Popen(["bash", "-c", script, "bash", name], cwd=self.root,
                                    env={**os.environ, "LACONIC_TIER": tier, "JOBS": self.jobs})
-        return self.wait(process, orphans=2.0)
+        return self.wait(process, orphans=10.0)
 
     @staticmethod
     def wait(process, orphans=0.0):
@@ -489,6 +487,8 @@ def chosen(words):
 
 def main(spent, *words):
     here = Here(float(spent))
+    # Processes that outlive their parents become children of this one; otherwise nobody would count their CPU time.
+    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
     if words[:1] == ("--cpu",):
         return measure(here, words[1:])
     if words[:1] == ("--record",):

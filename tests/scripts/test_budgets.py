@@ -476,16 +476,23 @@ def test_unknown_sections_and_deadlines_are_refused(checkout):
 
 
 def test_the_clock_begins_before_bootstrap(checkout):
-    status, out = checkout("section_layers() { echo ran; }", "layers", BOOTSTRAP="sleep 1.1", DEADLINE="1s")
+    instead = "sleep 1.1; rm .venv/bin/python; printf '#!/bin/bash\\necho \"$@\"' > .venv/bin/python; chmod +x .venv/bin/python"
+    _, out = checkout("", "layers", "format", BOOTSTRAP=instead)
+    script, spent, *words = out.split()
+    assert script == "scripts/proof.py" and int(spent) >= 1 and words == ["layers", "format"]
+    assert proof.Here(1000.0).elapsed() >= 1000
+    assert checkout("section_layers() { :; }", "layers", BOOTSTRAP="false; exit 1")[0] == 1
+
+
+def test_what_is_left_out_stands_in_a_file(checkout):
+    status, out = checkout("section_layers() { echo ran; }", "layers", DEADLINE="0s")
     assert status == 0 and "ran\n" not in out and "left out: layers; make up for it with: scripts/test layers" in out
     assert (checkout.root / "build" / "left-out").read_text() == "layers\n"
-    assert checkout("section_layers() { echo ran; }", "layers", BOOTSTRAP="false")[0] == 1
 
 
 def test_cpu_time_of_processes_that_outlive_their_parents_counts(checkout):
     burn = "import time\nwhile time.process_time() < 0.5: pass"
-    lines = f"section_layers() {{ (setsid {sys.executable} -c '{burn}' && touch done) & disown; while [[ ! -e done ]]; do sleep 0.05; done; }}"
-    _, out = checkout(lines.replace("(setsid", "(setsid -w"), "layers")
+    _, out = checkout(f"section_layers() {{ ( {{ {sys.executable} -c '{burn}'; touch done; }} & ); while [[ ! -e done ]]; do sleep 0.05; done; }}", "layers")
     assert float(re.search(r"passed in \S+, (\S+) CPU s", out)[1]) >= 0.5
 
 
