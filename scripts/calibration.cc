@@ -1,7 +1,7 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What scripts/proof.py compiles to measure the machine. CONTRIBUTING.md counts in the time that this takes: after a change
-// here, or of the options in proof.py, every figure has to be measured again.
+// What scripts/proof.py compiles to measure the machine. Budgets count in the time that this takes:
+// after a change here, or of the options in proof.py, every figure has to be measured again.
 #include <algorithm>
 #include <functional>
 #include <map>
