@@ -32,7 +32,7 @@ build:  ## the library, the command, tests, benchmarks; PRESET= chooses another 
 	@scripts/bootstrap
 	@scripts/build $(PRESET)
 
-test:  ## everything that must hold before a change goes in; TIER=quick for the short version
+test:  ## everything that must hold before a change goes in; TIER=quick: the short version, TIER=weekly: all there is; DEADLINE=45m
 	@scripts/test $(TIER)
 
 soak:  ## aggregation servers at 1 % loss while servers and workers are killed; SOAK_SECONDS= (600) LOSS= change it

@@ -1,78 +1,532 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""The time that `make test` may take: scripts/test against CONTRIBUTING.md, the sums, what a run prints, and what keeps it short."""
+"""The clock of scripts/test: what fits into a deadline, what is left out and made up for, budgets against what was measured, the page of
+the weekly tier. Sections and their clock are simulated, except in the tests of a whole checkout at the end."""
 
+import datetime
+import importlib.util
+import json
+import math
 import os
 import re
 import runpy
 import subprocess
+import sys
 import types
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPT = (ROOT / "scripts" / "test").read_text(encoding="utf-8")
-LIMITS = (24 * 60, 10 * 60)  # from nothing, cached
+SECTIONS_SH = (ROOT / "scripts" / "sections.sh").read_text(encoding="utf-8")
+LIMITS = {"new": 2250, "warm": 1200}  # calibrations: about CPU seconds on a current server
+TODAY = datetime.date(2026, 11, 27)
+
+spec = importlib.util.spec_from_file_location("proof", ROOT / "scripts" / "proof.py")
+proof = importlib.util.module_from_spec(spec)
+sys.modules["proof"] = proof
+spec.loader.exec_module(proof)
+FIGURES = proof.load()
+BY_NAME = {section.name: section for section in proof.SECTIONS}
 
 
-def seconds(clock):
-    minutes, rest = clock.split(":")
-    return 60 * int(minutes) + int(rest)
+def machine(**needs):
+    """Figures of a machine whose calibration takes a CPU second on each of two cores; what sections need: seconds from nothing, warm."""
+    def of(wall):
+        return {"cpu": 2.0 * wall, "wall": wall, "budget": 2.0 * wall}
+    needs = {name: (10, 5) for name in BY_NAME} | needs
+    return {"machine": "a machine", "commit": "1", "date": "1", "unit": 1.0, "cores": 2.0, "sections": {name: {"new": of(new), "warm": of(warm)} for name, (new, warm) in needs.items()}}
 
 
-def in_script():
-    rows = re.findall(r'^  \[(\w+)\]="(\d+:\d\d) (\d+:\d\d)"$', SCRIPT, re.M)
-    return {section: (seconds(new), seconds(cached)) for section, new, cached in rows}
+class Simulated(proof.Here):
+    """Sections that take what their figures say, times `slower`, or what `takes` says: (status, CPU seconds, seconds)."""
+
+    def __init__(self, root, figures, bootstrap=0.0, slower=1.0, unit=1.0, cores=2.0, **takes):
+        self.root, self.figures, self.now, self.slower, self.takes = root, figures, bootstrap, slower, takes
+        self.measured = proof.Machine(unit, cores)
+        self.ran, self.hash, self.day, self.calibrated = [], "sources", TODAY, 0
+
+    def elapsed(self):
+        return self.now
+
+    def today(self):
+        return self.day
+
+    def commit(self):
+        return "0123456789"
+
+    def sources(self):
+        return self.hash
+
+    def calibrate(self):
+        self.calibrated += 1
+        return self.measured
+
+    def execute(self, name, tier):
+        self.ran.append(name)
+        passed = self.root / "build" / ".passed" / name
+        of = proof.entry(self.figures, name, "warm" if passed.exists() and passed.read_text() == self.hash else "new")
+        wall = of["wall"] * self.measured.unit * self.figures["cores"] / min(self.figures["cores"], self.measured.cores) * self.slower
+        status, cpu, wall = self.takes.get(name, (0, of["cpu"] * self.measured.unit, wall))
+        self.now += wall
+        return proof.Ended(status, cpu)
 
 
-def in_contributing():
-    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `?(\w+)`? \| (\d+:\d\d) \| (\d+:\d\d) \|$", text, re.M)
-    return {section: (seconds(new), seconds(cached)) for section, new, cached in rows}
+def run(here, words=(), deadline=math.inf):
+    """(exit status, last line) of a run; here.ran has what ran in it."""
+    here.ran = []
+    weekly, sections = proof.chosen(words)
+    this = proof.Run(here, sections, weekly, deadline, here.figures)
+    status = this.run()
+    return status, this.last_line()[0]
 
 
-def run(tmp_path, lines):
-    """scripts/test with other sections, which are shell lines, and without bootstrap."""
-    command = f"source scripts/test; scripts/bootstrap() {{ :; }}; passed_before={tmp_path}/passed; {lines}"
-    return subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+def left_out(here):
+    file = here.root / "build" / "left-out"
+    return file.read_text().splitlines() if file.exists() else []
 
 
-def test_contributing_shows_the_budgets_of_the_script():
-    shown = in_contributing()
-    assert shown.pop("all") == tuple(map(sum, zip(*in_script().values())))
-    assert shown == in_script()
+@pytest.fixture
+def here(tmp_path):
+    (tmp_path / "build").mkdir()
+    return lambda *args, **kwargs: Simulated(tmp_path, *(args or (machine(),)), **kwargs)
 
 
-def test_every_section_has_a_budget():
-    assert set(in_script()) == set(re.findall(r"^section_(\w+)\(\)", SCRIPT, re.M))
+# ---- the table ----
+
+
+def test_contributing_shows_the_budgets():
+    assert f"\n\n{proof.table(FIGURES)}\n\n" in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+
+
+def test_every_section_has_a_function_and_a_budget():
+    assert list(FIGURES["sections"]) == list(BY_NAME)
+    assert set(re.findall(r"^section_(\w+)\(\)", SECTIONS_SH, re.M)) == set(BY_NAME) == set(re.findall(r"^about_(\w+)=", SECTIONS_SH, re.M))
+    for section in proof.SECTIONS:
+        of = FIGURES["sections"][section.name]
+        assert {"weekly"} == set(of) if section.weekly else {"new", "warm"} <= set(of), section.name
 
 
 def test_budgets_add_up():
-    for limit, budgets in zip(LIMITS, zip(*in_script().values())):
-        assert sum(budgets) <= limit
+    for kind, limit in LIMITS.items():
+        assert sum(proof.entry(FIGURES, s.name, kind)["budget"] for s in proof.SECTIONS if not s.weekly) <= limit
 
 
-def test_used_is_printed_against_the_budget_of_a_first_and_a_second_run(tmp_path):
-    lines = "about_easy=easy; section_easy() { :; }; budgets[easy]='9:10 0:50'; main easy"
-    for budget in ("9:10", "0:50"):
-        done = run(tmp_path, lines)
-        assert done.returncode == 0, done.stderr
-        assert re.search(rf"^---- easy: passed in \d:\d\d \(budget {budget}\)$", done.stdout, re.M)
-        assert re.search(rf"^section +used +budget\neasy +\d:\d\d +{budget}$", done.stdout, re.M)
-        assert re.fullmatch(r"All of easy passed in \d:\d\d\.", done.stdout.splitlines()[-1])
+def test_budgets_are_at_most_half_again_what_was_measured():
+    for name, of in FIGURES["sections"].items():
+        for kind, figures in of.items():
+            assert figures["cpu"] <= figures["budget"] <= max(proof.LEAST, 1.5 * figures["cpu"]), (name, kind)
 
 
-def test_over_budget_is_said_and_does_not_fail(tmp_path):
-    done = run(tmp_path, "about_slow=slow; section_slow() { sleep 1.1; }; budgets[slow]='0:00 0:00'; main slow")
-    assert done.returncode == 0
-    assert done.stdout.splitlines()[-1].endswith(" (over budget: slow).")
+def test_what_was_measured_sets_a_budget_that_no_longer_fits():
+    figures = machine(format=(100, 50))
+    def measured(cpu):
+        proof.take(figures, {"unit": 2.0, "sections": {"format": {"kind": "new", "cpu": cpu, "wall": 30.0, "result": "passed"},
+                                                       "layers": {"kind": "new", "cpu": cpu, "wall": 30.0, "result": "FAILED"}}})
+        return figures["sections"]["format"]["new"]
+    assert measured(390) == {"cpu": 195, "wall": 15, "budget": 200}  # as it was
+    assert measured(404) == {"cpu": 202, "wall": 15, "budget": 223}
+    assert measured(260) == {"cpu": 130, "wall": 15, "budget": 143}
+    assert measured(1) == {"cpu": 0.5, "wall": 15, "budget": proof.LEAST}
+    assert figures["sections"]["layers"] == machine()["sections"]["layers"]
 
 
-def test_a_section_that_fails_or_is_skipped_stays_without_the_cached_budget(tmp_path):
-    done = run(tmp_path, "about_bad=bad; section_bad() { false; true; }; budgets[bad]='9:10 0:50'; "
-                         "about_none=none; section_none() { return $skip; }; budgets[none]='9:10 0:50'; main bad none")
-    assert done.returncode == 1
-    assert "---- bad: FAILED after" in done.stdout and "---- none: skipped" in done.stdout
-    assert done.stdout.splitlines()[-1] == "FAILED: bad (skipped: none); repeat with: scripts/test bad"
-    assert not list(tmp_path.glob("passed/*"))
+def test_the_machine_of_the_table_is_that_of_the_last_full_measurement():
+    figures, result = machine(), {"cuda": "skipped"}
+    for missing, unit in (("tsan", 1.0), ("", 2.0)):
+        found = {name: {"kind": "new", "cpu": 9.0, "wall": 9.0, "result": result.get(name, "passed")} for name in BY_NAME if name != missing}
+        proof.take(figures, {"machine": "another", "unit": 2.0, "cores": 2.0, "date": "2", "commit": "2", "sections": found})
+        assert figures["unit"] == unit
+    assert "another" in proof.table(figures)
+
+
+# ---- order and deadline ----
+
+
+def test_sections_run_in_the_order_of_the_list_and_all_of_them_without_a_deadline(here):
+    this = here()
+    assert run(this)[0] == 0
+    assert this.ran == "layers format release python asan tsan install fuzz scalar cuda nonumpy oldtorch".split()
+    assert run(this, ["quick"])[0] == 0 and this.ran == "layers format release python".split()
+    assert run(this, ["fuzz", "layers"])[0] == 0 and this.ran == ["layers", "fuzz"]
+
+
+def test_what_does_not_fit_is_left_out_and_smaller_ones_after_it_run(here):
+    this = here(machine(tsan=(100, 50), oldtorch=(31, 5)))
+    status, line = run(this, deadline=130)
+    assert (status, this.now) == (0, 100)
+    assert this.ran == "layers format release python asan install fuzz scalar cuda nonumpy".split()
+    assert "; left out: tsan oldtorch; make up for it with: scripts/test tsan oldtorch;" in line
+    assert left_out(this) == ["tsan", "oldtorch"]
+
+
+def test_the_next_run_begins_with_what_was_left_out(here):
+    this = here(machine(tsan=(100, 50), oldtorch=(31, 5)))
+    run(this, deadline=130)
+    this.now = 0
+    assert run(this, ["quick"])[0] == 0 and this.ran[0] == "layers" and left_out(this) == ["tsan", "oldtorch"]
+    this.now = 0
+    assert run(this)[0] == 0
+    assert this.ran[:3] == ["tsan", "oldtorch", "layers"] and len(this.ran) == 12
+    assert not (this.root / "build" / "left-out").exists()
+
+
+def test_what_the_command_of_the_last_line_runs_is_no_longer_left_out(here):
+    this = here(machine(tsan=(100, 50), oldtorch=(31, 5)))
+    run(this, deadline=130)
+    this.takes["tsan"] = (1, 1.0, 1.0)
+    assert run(this, ["tsan"])[0] == 1  # it failed, which is known
+    assert left_out(this) == ["oldtorch"]
+
+
+def test_a_run_without_time_for_a_required_section_fails(here):
+    this = here(machine(asan=(500, 400)))
+    status, line = run(this, deadline=300)
+    assert status == 1 and "asan" not in this.ran and len(this.ran) == 10
+    assert line.startswith("FAILED: no time for asan, without which nothing passes; "
+                           "left out: asan fuzz; make up for it with: scripts/test asan fuzz;")
+    assert run(this, ["quick"], deadline=700)[0] == 0  # it is no part of that one
+
+
+def test_required_sections_come_before_what_was_left_out_where_time_is_short(here):
+    this = here(machine(release=(100, 100), python=(100, 100), asan=(100, 100), tsan=(100, 100)))
+    (this.root / "build" / "left-out").write_text("tsan\n")
+    assert run(this, deadline=350)[0] == 0
+    assert this.ran[:3] == ["release", "python", "asan"] and left_out(this)[0] == "tsan"
+
+
+def test_time_before_the_first_section_counts(here):
+    assert run(here(bootstrap=5.0), ["layers"], deadline=15)[1].startswith("All of layers passed")
+    assert "left out: format" in run(here(bootstrap=6.0), ["format"], deadline=15)[1]
+
+
+def test_a_section_needs_less_where_it_has_passed_with_these_sources(here):
+    this = here(machine(tsan=(100, 10)))
+    assert "left out" in run(this, ["tsan"], deadline=50)[1]
+    assert run(this, ["tsan"])[0] == 0
+    this.now = 0
+    assert "left out" not in run(this, ["tsan"], deadline=50)[1]
+    this.now, this.hash = 0, "other sources"
+    assert "left out" in run(this, ["tsan"], deadline=50)[1]
+
+
+@pytest.mark.parametrize("status", [1, proof.SKIPPED])
+def test_a_section_that_fails_or_is_skipped_is_not_warm(here, status):
+    this = here(tsan=(status, 1.0, 1.0))
+    assert run(this, ["tsan"])[0] == (status == 1)
+    assert proof.Run(this, [], figures=this.figures).kind("tsan") == "new"
+
+
+def test_a_section_that_builds_on_another_needs_the_time_of_both(here):
+    this = here(machine(release=(100, 10), python=(50, 50)))
+    assert "left out: python" in run(this, ["python"], deadline=140)[1]
+    assert "left out" not in run(this, ["release", "python"], deadline=151)[1]
+    this.now = 0
+    assert "left out" not in run(this, ["python"], deadline=60)[1]
+
+
+def test_a_machine_that_is_slower_than_its_calibration_is_found_out(here):
+    figures = machine(release=(600, 1), tsan=(100, 1))
+    assert "left out" not in run(here(figures, slower=1.5), ["release", "tsan"], deadline=1080)[1]
+    fresh = here(figures, slower=1.5)
+    fresh.hash = "other sources"
+    assert "left out: tsan" in run(fresh, ["release", "tsan"], deadline=1020)[1]
+
+
+def test_the_compiler_cache_makes_no_machine_fast(here):
+    """Release takes a tenth of its budget; Python after it does not."""
+    this = here(machine(release=(600, 1), python=(700, 700)), release=(0, 120.0, 60.0))
+    assert "left out: python" in run(this, ["release", "python"], deadline=750)[1]
+
+
+def test_a_section_that_needs_more_than_its_budget_is_expected_of_the_next_too(here):
+    this = here(machine(release=(600, 1), tsan=(100, 1)), release=(0, 2400.0, 1200.0))
+    assert "left out: tsan" in run(this, ["release", "tsan"], deadline=1350)[1]
+
+
+def test_a_slow_processor_and_few_cores_are_known_before_the_first_section(here):
+    assert "left out" not in run(here(machine(tsan=(100, 1))), ["tsan"], deadline=101)[1]
+    this = here(machine(tsan=(100, 1)), unit=2.0, cores=1.0)
+    this.hash = "other sources"
+    assert "left out: tsan" in run(this, ["tsan"], deadline=399)[1]
+
+
+@pytest.mark.parametrize(("cores", "unit"), [(2 / 3, 1.0), (2.0, 3.0)])
+def test_on_two_thirds_of_a_core_every_required_section_fits_into_an_hour(here, cores, unit):
+    """With the real budgets, from nothing. Three minutes of bootstrap."""
+    this = here(FIGURES, bootstrap=180.0, unit=unit * FIGURES["unit"], cores=cores)
+    assert run(this, deadline=3600)[0] == 0
+    assert {s.name for s in proof.SECTIONS if s.required} <= set(this.ran)
+    assert this.now <= 3600
+
+
+@pytest.mark.parametrize("slower", [1.0, 1.3])
+def test_five_minutes_end_within_five_and_a_half(here, slower):
+    """With the real budgets, from nothing, also where sections take longer than the calibration expects."""
+    this = here(FIGURES, bootstrap=60.0, slower=slower)
+    status, line = run(this, deadline=300)
+    assert this.now <= 330 and this.ran
+    lacking = [s.name for s in proof.SECTIONS if s.required and s.name not in this.ran]
+    assert lacking and status == 1 and f"FAILED: no time for {' '.join(lacking)}, without" in line
+
+
+# ---- what a run says ----
+
+
+def test_a_section_a_quarter_over_its_budget_is_named(here):
+    this = here(layers=(0, 24.9, 1.0), format=(0, 25.1, 1.0))
+    assert run(this, ["layers", "format"]) == (0, "All of layers format passed in 0:02; 25 % over budget: format.")
+
+
+def test_a_section_seems_over_while_the_machine_is_slower_and_is_not_named(here):
+    this = here(format=(0, 25.1, 1.0))
+    before = this.calibrate
+    this.calibrate = lambda: before() if not this.ran else proof.Machine(1.01, 2.0)
+    assert "over budget" not in run(this, ["format"])[1]
+
+
+def test_failed_and_skipped_sections_are_named_and_those_after_them_run(here):
+    this = here(layers=(1, 1.0, 1.0), format=(3, 1.0, 1.0), release=(2, 1.0, 1.0))
+    assert run(this, ["layers", "format", "release", "python"]) == (
+        1, "FAILED: layers release; repeat with: scripts/test layers release; skipped: format.")
+    assert this.ran == ["layers", "format", "release", "python"]
+
+
+def test_a_failure_says_nothing_about_the_machine(here):
+    this = here(machine(release=(10, 1), tsan=(100, 1)), release=(1, 1.0, 300.0))
+    assert "left out" not in run(this, ["release", "tsan"], deadline=420)[1]
+
+
+def test_tests_skipped_for_a_missing_package_are_named(here):
+    this = here()
+    (this.root / "build" / ".bootstrap").mkdir()
+    missing = this.root / "build" / ".bootstrap" / "missing"
+    missing.write_text("mpich\nlibgloo-dev\n")
+    assert run(this, ["layers"])[1].endswith("; without mpich libgloo-dev: their tests were skipped.")
+    missing.write_text("")
+    assert "without" not in run(this, ["layers"])[1]
+
+
+def test_used_is_printed_against_the_budget(here, capsys):
+    run(here(unit=2.0, bootstrap=5.0, tsan=(0, 36.0, 21.0)), ["tsan"])
+    out = capsys.readouterr().out
+    assert "---- tsan: passed in 0:21, 36.0 CPU s, 18 of 20 calibrations" in out
+    assert re.search(r"^section +CPU s +used +budget +wall\nbootstrap +0:05\ntsan +36.0 +18 +20 +0:21\nall +36.0 +18 +0:26$", out, re.M)
+
+
+# ---- the weekly tier ----
+
+
+def page(here):
+    return {name: cells for name, *cells in proof.ROW.findall((here.root / "docs/results/weekly.md").read_text())}
+
+
+def test_the_weekly_tier_runs_everything_and_writes_when_what_ran_whole(here):
+    this = here(cuda=(3, 0.0, 0.0))
+    assert run(this, ["weekly"])[0] == 0 and set(this.ran) == set(BY_NAME)
+    rows = page(this)
+    assert list(rows) == list(BY_NAME)
+    assert rows["soak"] == ["2026-11-27", "0123456789", "20", "0:10", "passed"]
+    assert rows["cuda"] == ["never", "", "", "", "skipped"]
+    this.day, this.takes["tsan"], this.takes["fuzz"] = TODAY + proof.WEEK, (1, 1.0, 1.0), (0, 26.0, 1.0)
+    status, line = run(this, ["weekly", "tsan", "fuzz"])
+    assert status == 1 and line.startswith("FAILED: tsan fuzz; repeat with: scripts/test weekly tsan fuzz; 25 % over budget: fuzz")
+    rows = page(this)
+    assert rows["tsan"][0] == "2026-12-04" and rows["tsan"][4] == "FAILED" and rows["fuzz"][4] == "25 % over budget"
+    assert rows["soak"][0] == "2026-11-27"
+    assert "Failed: tsan fuzz." in (this.root / "docs/results/weekly.md").read_text()
+
+
+def test_a_weekly_run_holds_sections_against_their_weekly_budgets(here):
+    figures = machine()
+    figures["sections"]["fuzz"]["weekly"] = {"cpu": 200, "wall": 100, "budget": 200}
+    this = here(figures, fuzz=(0, 240.0, 100.0))
+    assert "over" not in run(this, ["weekly", "fuzz"])[1]
+    assert "over budget: fuzz" in run(this, ["fuzz"])[1]
+
+
+def test_what_the_weekly_tier_leaves_out_the_weekly_tier_makes_up_for(here):
+    this = here(machine(soak=(1000, 1), tsan=(1000, 1)))
+    (this.root / "build" / "left-out").write_text("fuzz\ntsan\n")
+    status, line = run(this, ["weekly"], deadline=900)
+    assert status == 0 and "left out: tsan soak; make up for it with: scripts/test weekly tsan soak" in line
+    assert left_out(this) == ["tsan", "weekly tsan", "weekly soak"]  # fuzz has run in whole
+    this.now = 0
+    run(this)
+    assert this.ran[0] == "tsan" and "soak" not in this.ran and left_out(this) == ["weekly tsan", "weekly soak"]
+    run(this, ["weekly"])
+    assert this.ran[:2] == ["tsan", "soak"] and not left_out(this)
+
+
+def test_a_page_older_than_a_week_is_said_in_the_last_line(here):
+    this = here()
+    assert run(this)[1].endswith("; docs/results/weekly.md: older than a week; make test TIER=weekly.")
+    assert "weekly.md" not in run(this, ["release"])[1]  # no proof of everything
+    run(this, ["weekly"])
+    this.day = TODAY + proof.WEEK
+    assert "weekly.md" not in run(this)[1]
+    run(this, ["weekly", "soak"])
+    this.day += datetime.timedelta(days=1)
+    assert run(this)[1].endswith(f"older than a week: {' '.join(name for name in BY_NAME if name != 'soak')}; make test TIER=weekly.")
+    this.takes["cuda"] = (3, 0.0, 0.0)
+    assert " cuda " not in run(this)[1].split("older than a week:")[1]
+
+
+# ---- this machine ----
+
+
+@pytest.mark.parametrize(("text", "limit"), [("", math.inf), ("45m", 2700), ("90s", 90), ("2h", 7200)])
+def test_a_deadline_is_read(text, limit):
+    assert proof.limit_of(text) == limit
+
+
+@pytest.mark.parametrize("text", ["45", "m", "5 m", "-1m"])
+def test_what_is_no_deadline_is_refused(text):
+    with pytest.raises(SystemExit, match="DEADLINE"):
+        proof.limit_of(text)
+
+
+def test_ci_gives_itself_an_hour():
+    assert "DEADLINE=60m" in (ROOT / ".ci" / "run").read_text()
+
+
+@pytest.mark.parametrize(("group", "files", "jobs"), [
+    ("0::/job\n", {}, 16), ("0::/job\n", {"cpu.max": "max 100000", "job/cpu.max": "max 100000"}, 16),
+    ("0::/job\n", {"job/cpu.max": "350000 100000"}, 4), ("0::/a/b\n", {"a/cpu.max": "300000 100000", "a/b/cpu.max": "max 100000"}, 3),
+    ("0::/job\n", {"job/cpu.max": "66666 100000"}, 2), ("0::/elsewhere\n", {"cpu.max": "500000 100000"}, 5),
+    ("4:cpu,cpuacct:/job\n0::/\n", {"cpu/job/cpu.cfs_quota_us": "300000", "cpu/job/cpu.cfs_period_us": "100000"}, 3),
+    ("4:cpu:/job\n", {"cpu/job/cpu.cfs_quota_us": "-1", "cpu/job/cpu.cfs_period_us": "100000"}, 16), ("3:cpuset:/job\n", {}, 16)])
+def test_a_quota_lowers_the_number_of_jobs(tmp_path, monkeypatch, group, files, jobs):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)))
+    (tmp_path / "group").write_text(group)
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text + "\n")
+    assert proof.cpus(tmp_path / "group", tmp_path) == jobs
+
+
+def test_a_machine_that_stops_while_it_is_calibrated_is_calibrated_again(tmp_path):
+    this = proof.Here(root=tmp_path)
+    this.jobs, now = "4", 0.0
+
+    def calibrated(*compiled):
+        """What it makes of (cores, seconds) of each time."""
+        nonlocal now
+        now, rest = 0.0, iter(compiled)
+
+        def compile():
+            nonlocal now
+            cores, took = next(rest)
+            now += took
+            return proof.Machine(1.0, cores)
+
+        this.elapsed, this.compile = lambda: now, compile
+        return this.calibrate().cores
+
+    assert calibrated((0.2, 11), (1.9, 1), (2.0, 1)) == 1.9
+    assert calibrated((0.6, 5), (0.7, 5), (0.5, 5)) == 0.7
+    assert calibrated((0.1, 16), (0.2, 16)) == 0.1
+
+
+# ---- a checkout of scripts alone ----
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """scripts/test with other sections, which are shell lines, a bootstrap that makes nothing but .venv, and a g++ that computes a little."""
+    root = tmp_path / "laconic"
+    for name in ("test", "proof.py", "ccache.sh", "calibration.cc"):
+        (root / "scripts").mkdir(parents=True, exist_ok=True)
+        (root / "scripts" / name).write_bytes((ROOT / "scripts" / name).read_bytes())
+        (root / "scripts" / name).chmod(0o755)
+    files = {"bin/g++": f"#!{sys.executable}\nsum(range(3000000))\n", "laconic/scripts/budgets.json": json.dumps(machine()),
+             "laconic/scripts/bootstrap": f"#!/bin/bash\nmkdir -p .venv/bin; ln -sf {sys.executable} .venv/bin/python; eval \"${{BOOTSTRAP-}}\"\n"}
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+
+    def test(lines, *words, **variables):
+        """(exit status, output)"""
+        abouts = "".join(f"about_{name}={name}\n" for name in BY_NAME)
+        (root / "scripts" / "sections.sh").write_text(f"{abouts}skip=3\n{lines}\n")
+        path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+        others = {name: value for name, value in os.environ.items() if name not in ("DEADLINE", "LACONIC_TIER", "JOBS")}
+        done = subprocess.run(["scripts/test", *words], cwd=root, env={**others, "PATH": path, **variables}, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, text=True, check=False)
+        return done.returncode, done.stdout
+
+    test.root = root
+    return test
+
+
+def test_a_section_runs_in_a_shell_that_stops_at_the_first_error(checkout):
+    status, out = checkout("section_layers() { false; echo further; }; section_format() { return $skip; }; section_cuda() { echo $nothing; }; "
+                           "section_tsan() { echo tier $LACONIC_TIER, jobs $JOBS; }", "layers", "format", "tsan", "cuda", JOBS="7")
+    assert status == 1 and "further" not in out
+    assert "\n==== layers: layers\n---- layers: FAILED in" in out and "---- format: skipped" in out
+    assert "tier change, jobs 7\n---- tsan: passed" in out
+    assert out.splitlines()[-1] == "FAILED: layers cuda; repeat with: scripts/test layers cuda; skipped: format."
+    status, out = checkout("section_tsan() { echo tier $LACONIC_TIER; }", "weekly", "tsan")
+    assert status == 0 and "tier weekly" in out
+
+
+def test_unknown_sections_and_deadlines_are_refused(checkout):
+    assert checkout("", "layer") == (1, f"no section 'layer'; there are: {' '.join(BY_NAME)}\n")
+    assert checkout("", "layers", DEADLINE="5")[1] == "DEADLINE=5: a number and s, m or h, as in 45m\n"
+
+
+def test_the_clock_begins_before_bootstrap(checkout):
+    instead = "sleep 1.1; rm .venv/bin/python; printf '#!/bin/bash\\necho \"$@\"' > .venv/bin/python; chmod +x .venv/bin/python"
+    _, out = checkout("", "layers", "format", BOOTSTRAP=instead)
+    script, spent, *words = out.split()
+    assert script == "scripts/proof.py" and int(spent) >= 1 and words == ["layers", "format"]
+    assert proof.Here(1000.0).elapsed() >= 1000
+    assert checkout("section_layers() { :; }", "layers", BOOTSTRAP="false; exit 1")[0] == 1
+
+
+def test_what_is_left_out_stands_in_a_file(checkout):
+    status, out = checkout("section_layers() { echo ran; }", "layers", DEADLINE="0s")
+    assert status == 0 and "ran\n" not in out and "left out: layers; make up for it with: scripts/test layers" in out
+    assert (checkout.root / "build" / "left-out").read_text() == "layers\n"
+
+
+def test_cpu_time_of_processes_that_outlive_their_parents_counts(checkout):
+    burn = "import time\nwhile time.process_time() < 0.5: pass"
+    _, out = checkout(f"section_layers() {{ ( {{ {sys.executable} -c '{burn}'; touch done; }} & ); while [[ ! -e done ]]; do sleep 0.05; done; }}", "layers")
+    assert float(re.search(r"passed in \S+, (\S+) CPU s", out)[1]) >= 0.5
+
+
+def test_measuring_runs_a_clone_from_nothing_and_again_and_takes_what_it_found(checkout):
+    (checkout.root / "CONTRIBUTING.md").write_text("Before.\n\nMeasured at 0.\n\n| section | old\n|---|\n| `x` | 1 |\n\nAfter.\n")
+    lines = "section_layers() { pwd; echo $CCACHE_DIR; }; section_release() { :; }; section_python() { :; }"
+    checkout(lines)
+    (checkout.root / ".gitignore").write_text("/build/\n/.venv/\n")
+    for words in (["init"], ["add", "."], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-m", "all"]):
+        subprocess.run(["git", *words], cwd=checkout.root, check=True, capture_output=True)
+    status, out = checkout(lines, "--cpu", "python", "layers", DEADLINE="1s", CCACHE_DIR="mine")
+    assert status == 0, out
+    folder, = {path for path in re.findall(r"^/.*/laconic$", out, re.M)}
+    assert folder != str(checkout.root) and not Path(folder).exists() and f"\n{Path(folder).parent}/ccache\n" in out
+    assert out.count("---- release: passed") == 2, "what Python builds on runs before it"
+    found = json.loads((checkout.root / "scripts" / "budgets.json").read_text())["sections"]
+    assert found["layers"]["new"]["budget"] == found["layers"]["warm"]["budget"] == proof.LEAST
+    assert found["release"] == machine()["sections"]["release"], "it was not asked for"
+    page = (checkout.root / "CONTRIBUTING.md").read_text()
+    assert json.loads((checkout.root / "scripts" / "budgets.json").read_text())["unit"] == 1.0
+    assert page.startswith("Before.\n\nMeasured at ") and "\n\n| section | from nothing | warm |" in page and page.endswith(" |\n\nAfter.\n") and "`python` | 5 | 5 |" in page
+
+
+def test_the_last_run_is_recorded(checkout):
+    (checkout.root / "CONTRIBUTING.md").write_text("Measured at 0.\n\n| section |\n\n")
+    lines = "section_layers() { :; }; section_format() { :; }"
+    checkout(lines, "layers", "format")
+    assert checkout(lines, "--record", "format") == (0, "")
+    found = json.loads((checkout.root / "scripts" / "budgets.json").read_text())["sections"]
+    assert found["format"]["new"]["budget"] == proof.LEAST and found["layers"] == machine()["sections"]["layers"]
+    assert "`format` | 5 | 10 |" in (checkout.root / "CONTRIBUTING.md").read_text()
+
+
+# ---- what keeps it short ----
 
 
 def test_the_longest_files_of_tests_are_there_and_begin_first():
@@ -84,15 +538,15 @@ def test_the_longest_files_of_tests_are_there_and_begin_first():
 
 
 def test_what_the_old_torch_leaves_out_is_there():
-    names = re.search(r"^readonly as_any_torch=\((.*)\)$", SCRIPT, re.M)[1].split()
+    names = re.search(r"^readonly as_any_torch=\((.*)\)$", SECTIONS_SH, re.M)[1].split()
     assert names and all((ROOT / "python/tests" / f"test_{name}.py").is_file() for name in names)
-    assert '"${left_out[@]/%/.py}"' in SCRIPT
+    assert '"${left_out[@]/%/.py}"' in SECTIONS_SH
 
 
 def test_what_compiles_knows_what_ccache_needs():
     """Under `make test`, too, whose own lines come first: without it no file of tests is ever served from the cache."""
-    asked = "source scripts/test; echo $CCACHE_BASEDIR; echo $CCACHE_NOHASHDIR; echo $CCACHE_SLOPPINESS"
+    asked = "source scripts/sections.sh; echo $CCACHE_BASEDIR; echo $CCACHE_NOHASHDIR; echo $CCACHE_SLOPPINESS"
     clean = {name: value for name, value in os.environ.items() if not name.startswith("CCACHE_")}
     found = subprocess.run(["bash", "-c", asked], cwd=ROOT, env=clean, capture_output=True, text=True, check=True).stdout.splitlines()
     assert found[:2] == [str(ROOT), "1"] and "pch_defines" in found[2]
-    assert all("source scripts/ccache.sh" in (ROOT / "scripts" / name).read_text() for name in ("build", "wheel", "test"))
+    assert all("source scripts/ccache.sh" in (ROOT / "scripts" / name).read_text() for name in ("build", "wheel", "sections.sh"))

@@ -1,0 +1,125 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+#
+# What the sections of scripts/test do: section_NAME, and about_NAME in a line. scripts/proof.py runs each in a shell of its own, which
+# stops at the first error. LACONIC_TIER is `weekly` where a section has to run in whole, `change` otherwise.
+readonly skip=3  # exit status of a section that has nothing to run on here; its last line says why
+jobs=${JOBS:-$(nproc)}
+# Tests of processes mostly wait for each other: twice as many as there are cores. Those of one file share the processes that they start.
+readonly in_parallel=(-n "$((2 * jobs))" --dist loadfile --no-loadscope-reorder)  # conftest.py has the order
+source scripts/ccache.sh  # also for what tests compile by themselves
+
+about_layers="who includes whom"
+section_layers() { scripts/check_layers; }
+
+about_format="clang-format 14"
+section_format() { scripts/format --check; }
+
+about_release="optimised build; unit, conformance, distributed, examples, replay of the fuzz corpora"
+section_release() {
+  scripts/build release
+  ctest --preset release -j "$jobs"
+}
+
+about_python="the Python package, the demo's parts, the scripts"
+section_python() {
+  scripts/build release laconic_c laconic_launched laconic_fake_nccl laconic_fake_nccl_old $(has_command_sources && echo laconic_cli)
+  .venv/bin/python -m pytest -q "${in_parallel[@]}"
+}
+
+# Of torch they use what other tests use, too: they run in `python` alone.
+readonly as_any_torch=(aggregation codec doctor error_codes memory methods_page register selftest session thc)
+about_oldtorch="the Python package under the system's own PyTorch (Debian 12: 1.13), with the same library"
+section_oldtorch() {
+  local python=/usr/bin/python3 venv=build/venv-oldtorch left_out=("${as_any_torch[@]/#/--ignore=python/tests/test_}")
+  "$python" -c 'import torch.distributed' 2>/dev/null || scripts/bootstrap --system-torch
+  "$python" -c 'import torch.distributed' 2>/dev/null || { echo "no PyTorch in $python: apt install python3-torch"; return $skip; }
+  scripts/build release laconic_c
+  "$venv/bin/python" -c 'import pytest, xdist' 2>/dev/null ||
+    { "$python" -m venv --system-site-packages "$venv" &&
+      "$venv/bin/pip" install -q --require-hashes --only-binary :all: -r scripts/requirements-pytest.txt; }
+  "$venv/bin/python" -c 'import torch; print("torch", torch.__version__)'
+  PYTHONPATH=python "$venv/bin/python" -m pytest -q "${in_parallel[@]}" python/tests \
+    "${left_out[@]/%/.py}"
+}
+
+# Training, resuming and starting; what waits for a clock, and what no user of PyTorch touches, runs in other sections.
+of_nonumpy=(python/tests/test_without_numpy.py python/tests/test_doctor.py::test_two_processes_exchange
+            python/tests/test_resume.py::test_{resume_is_bit_identical_at_three_ranks,the_saved_state_is_plain_data}
+            python/tests/test_warmup.py
+            python/tests/test_ddp.py::test_{replicas_are_bit_identical,modes,none_equals_plain_ddp,stats_and_explain}
+            python/tests/test_run.py::test_{the_script_finds_what_it_expects,subclasses_and_several_models})
+about_nonumpy="the Python package with what laconic[torch] brings, which is torch without NumPy"
+section_nonumpy() {
+  local venv=build/venv-nonumpy
+  scripts/build release laconic_c
+  .venv/bin/python tests/install/exact_env.py "$venv" "laconic[torch]" pytest pytest-xdist
+  "$venv/bin/python" -c 'import importlib.util as u; assert u.find_spec("torch") and not u.find_spec("numpy"), "NumPy is here"'
+  "$venv/bin/python" -m pytest -q "${in_parallel[@]}" "${of_nonumpy[@]}"
+}
+
+about_asan="AddressSanitizer and UndefinedBehaviorSanitizer"
+section_asan() {
+  scripts/build asan laconic_tests
+  ctest --preset asan -j "$jobs" -LE example
+}
+
+about_tsan="ThreadSanitizer: thread pool, engines, ranks as threads"
+section_tsan() {
+  scripts/build tsan laconic_threaded_tests
+  # g++ 12's ThreadSanitizer cannot place its shadow where newer kernels randomise addresses by 32 bits.
+  local fixed_addresses=(setarch "$(uname -m)" -R)
+  "${fixed_addresses[@]}" true 2>/dev/null || fixed_addresses=()
+  "${fixed_addresses[@]}" ctest --preset tsan -j "$jobs" -L threads
+}
+
+about_scalar="without Highway: what its absence replaces, and the bytes that must stay"
+section_scalar() {
+  scripts/build scalar laconic_kernel_tests
+  ctest --preset scalar -j "$jobs" -L kernels
+}
+
+about_fuzz="every fuzz target for a few seconds under clang"
+section_fuzz() { scripts/fuzz "${FUZZ_SECONDS:-3}"; }
+
+about_cuda="the GPU library compiles; its tests run where there is a GPU"
+section_cuda() {
+  command -v nvcc >/dev/null || [[ -x /usr/local/cuda/bin/nvcc ]] || { echo "no nvcc here"; return $skip; }
+  scripts/build cuda laconic_cuda test_cuda
+  ctest --preset cuda -L '^cuda$'
+}
+
+about_install="installed package from CMake and pkg-config, the wheel alone and with torch, README there, exported symbols"
+section_install() { tests/install/run; }
+
+has_command_sources() { [[ -e tools/main.cc ]]; }
+
+# ---- of the weekly tier alone ----
+
+about_asan_gcc="AddressSanitizer and UndefinedBehaviorSanitizer of g++"
+section_asan_gcc() {
+  scripts/build asan-gcc laconic_tests
+  ctest --preset asan-gcc -j "$jobs" -LE example
+}
+
+about_bench="every benchmark compiles"
+section_bench() { scripts/build release; }
+
+about_paths="a checkout whose path has a space and a letter that is not ASCII"
+section_paths() {
+  local python=$PWD/.venv/bin/python work
+  work=$(mktemp -d)
+  trap 'rm -rf "$work"' EXIT
+  git clone -q . "$work/été 1/laconic"
+  cd "$work/été 1/laconic"
+  export CCACHE_BASEDIR=$PWD PYTHONPATH=$PWD/python
+  scripts/build release laconic_c laconic_cli laconic_launched test_base
+  ctest --preset release -R '^test_base$'
+  "$python" -m pytest -q "${in_parallel[@]}" python/tests/test_{session,register,run}.py tests/tools/test_{cli,replay,rules_file}.py \
+    lab/tests/test_lab_run.py
+}
+
+about_soak="make soak"
+section_soak() { make soak; }
+
+about_mutants="one-line faults, each of which a test has to notice"
+section_mutants() { scripts/mutants; }
