@@ -9,17 +9,18 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <string>
 
+#include "base/json_text.h"
+#include "json.h"
 #include "laconic/laconic.h"
 #include "samples.h"
 
 namespace laconic::bench {
 namespace {
 
-using Json = nlohmann::ordered_json;
 using tools::Clock;
+using tools::Json;
 using tools::Timing;
 
 constexpr uint64_t kRows = 32, kCols = 32;  // a matrix, so that low-rank codecs have one
@@ -79,7 +80,8 @@ class Caller {
   [[nodiscard]] bool ok() const { return code_ == 0; }
   [[nodiscard]] uint64_t written() const { return written_; }
   [[nodiscard]] bool feedback() const {
-    return Json::parse(laconic_codec_json(codec_)).value("feedback", false);
+    const auto said = tools::parse_json(laconic_codec_json(codec_));
+    return said && (*said)["feedback"].flag();
   }
 
  private:
@@ -132,11 +134,11 @@ int main(int count, char** words) {
     std::fprintf(stderr, "usage: c_abi_bench SECONDS_PER_POINT SPEC...\n");
     return 2;
   }
-  using laconic::bench::Json;
+  using laconic::tools::Json;
   Json points = Json::array();
   for (int i = 2; i < count; ++i) {
     points.push_back(laconic::bench::measure(words[i], std::strtod(words[1], nullptr)));
   }
-  std::printf("%s\n", Json{{"points", points}}.dump(2).c_str());
+  std::printf("%s\n", Json{{"points", points}}.dump(laconic::kJsonIndented).c_str());
   return 0;
 }

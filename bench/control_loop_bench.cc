@@ -101,17 +101,16 @@ void print_markdown(const Json& rows) {
   fmt::print(
       "| ranks | link | control | share of the oracle | steps above 1.5 τ | swing | "
       "after the fall | after the rise |\n|---|---|---|---|---|---|---|---|\n");
-  for (const Json& row : rows) {
+  for (const auto& [_, row] : rows.members()) {
     const auto steps = [&](const char* key) -> std::string {
       const Json& value = row[key];
       if (value.is_null()) return "";
-      return value.is_string() ? value.get<std::string>() : value.dump();
+      return value.is_text() ? value.text() : value.dump();
     };
-    fmt::print("| {} | {} | `{}` | {:.2f} | {:.1f} % | {:.2f} | {} | {} |\n",
-               row["ranks"].get<int>(), row["scenario"].get<std::string>(),
-               row["control"].get<std::string>(), row["share_of_oracle"].get<double>(),
-               100 * row["steps_above"].get<double>(), row["swing"].get<double>(),
-               steps("steps_after_fall"), steps("steps_after_rise"));
+    fmt::print("| {} | {} | `{}` | {:.2f} | {:.1f} % | {:.2f} | {} | {} |\n", row["ranks"].whole(),
+               row["scenario"].text(), row["control"].text(), row["share_of_oracle"].number(),
+               100 * row["steps_above"].number(), row["swing"].number(), steps("steps_after_fall"),
+               steps("steps_after_rise"));
   }
 }
 

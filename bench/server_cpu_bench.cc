@@ -342,9 +342,10 @@ Json servers(int rounds) {
 int run(int rounds) {
   const Json server = servers(rounds);
   const tools::PinnedToCore pinned;
-  tools::print_json({{"isa", isa_name(best_isa())},
-                     {"sum", {sums(uint64_t{64} << 10U, rounds), sums(uint64_t{4} << 20U, rounds)}},
-                     {"server", server}});
+  tools::print_json(
+      {{"isa", isa_name(best_isa())},
+       {"sum", Json::array({sums(uint64_t{64} << 10U, rounds), sums(uint64_t{4} << 20U, rounds)})},
+       {"server", server}});
   return 0;
 }
 

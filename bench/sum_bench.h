@@ -101,7 +101,7 @@ inline Result<tools::Json> point(const SumBench& bench, uint64_t bytes) {
     if (!worst) return std::move(worst).error();
     found[name] = median(*std::move(worst));
   }
-  found["ratio"] = found["laconic"].get<double>() / found["own"].get<double>();
+  found["ratio"] = found["laconic"].number() / found["own"].number();
   return found;
 }
 

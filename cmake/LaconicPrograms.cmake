@@ -2,14 +2,22 @@
 #
 # The laconic command, the benchmarks and the examples.
 
-# Libraries that programs and tests may use, the library itself not. Header-only, so that the command in the wheel
-# needs nothing at run time.
+# What programs and tests may use, the library itself not. Header-only, so that the command in the wheel needs nothing
+# at run time.
 add_library(laconic_program_deps INTERFACE)
-foreach(dep fmt::fmt-header-only CLI11::CLI11 nlohmann_json::nlohmann_json)
-  if(TARGET ${dep})
-    target_link_libraries(laconic_program_deps INTERFACE ${dep})
-  endif()
-endforeach()
+if(TARGET fmt::fmt-header-only)
+  target_link_libraries(laconic_program_deps INTERFACE fmt::fmt-header-only)
+endif()
+
+# JSON as a value, for the command, benchmarks and tests. It parses and prints: -O3 gains nothing.
+set(LACONIC_JSON_SOURCES ${PROJECT_SOURCE_DIR}/tools/json.cc ${PROJECT_SOURCE_DIR}/tools/json_read.cc)
+if(TARGET nlohmann_json::nlohmann_json)
+  add_library(laconic_json STATIC EXCLUDE_FROM_ALL ${LACONIC_JSON_SOURCES})
+  target_include_directories(laconic_json PUBLIC
+    ${PROJECT_SOURCE_DIR}/tools ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)
+  target_link_libraries(laconic_json PRIVATE laconic_flags nlohmann_json::nlohmann_json)
+  target_compile_options(laconic_json PRIVATE $<$<CONFIG:Release>:-O1>)
+endif()
 
 # laconic_programs(PREFIX DIR PATTERN DEPS...): one executable per file, named PREFIX<file>.
 function(laconic_programs PREFIX DIR PATTERN)
@@ -29,14 +37,17 @@ if(LACONIC_BUILD_TOOLS)
   # All but main.cc is a library, because benchmarks call what the commands call.
   file(GLOB _tool_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tools/*.cc)
   list(FILTER _tool_sources EXCLUDE REGEX "/(main|metrics_[a-z]+)\\.cc$")
+  list(REMOVE_ITEM _tool_sources ${LACONIC_JSON_SOURCES})
   add_library(laconic_tools STATIC ${_tool_sources})
   target_include_directories(laconic_tools PUBLIC ${PROJECT_SOURCE_DIR}/tools)
-  target_link_libraries(laconic_tools PRIVATE laconic_flags PUBLIC laconic_all laconic_program_deps)
+  target_link_libraries(laconic_tools
+    PRIVATE laconic_flags CLI11::CLI11 PUBLIC laconic_all laconic_json laconic_program_deps)
   target_include_directories(laconic_tools SYSTEM PRIVATE ${LACONIC_TOML_INCLUDE_DIR})
-  # What parses, prints and waits gains nothing from -O3 but minutes of compiling JSON templates.
-  foreach(file IN ITEMS list controls replay rules rules_file parameter_list bench bench_engine engines inspect frame_fields output doctor verify fidelity files npy machine laws serve metrics top http_get)
+  # What parses, prints and waits gains nothing from -O3; what is measured, or measures, does.
+  target_compile_options(laconic_tools PRIVATE $<$<CONFIG:Release>:-O1>)
+  foreach(file IN ITEMS all_reduce bench_point error_metrics gradients wire)
     set_source_files_properties(${PROJECT_SOURCE_DIR}/tools/${file}.cc PROPERTIES
-      COMPILE_OPTIONS $<$<CONFIG:Release>:-O1>)
+      COMPILE_OPTIONS $<$<CONFIG:Release>:-O3>)
   endforeach()
   if(LACONIC_WITH_HWY)  # it says which kernels were compiled
     set_property(SOURCE ${PROJECT_SOURCE_DIR}/tools/doctor.cc APPEND PROPERTY COMPILE_DEFINITIONS LACONIC_WITH_HWY)
@@ -58,8 +69,7 @@ endif()
 if(LACONIC_BUILD_BENCH AND LACONIC_BUILD_TOOLS)
   laconic_programs("" bench *_bench.cc laconic_tools)
   # Measures what callers in C get, so it links what they link.
-  set_property(TARGET c_abi_bench PROPERTY LINK_LIBRARIES laconic_flags laconic::c laconic_program_deps)
-  target_include_directories(c_abi_bench PRIVATE ${PROJECT_SOURCE_DIR}/tools)
+  set_property(TARGET c_abi_bench PROPERTY LINK_LIBRARIES laconic_flags laconic::c laconic_json)
   foreach(mpi IN LISTS LACONIC_MPIS)
     add_executable(mpi_sum_bench_${mpi} ${PROJECT_SOURCE_DIR}/bench/mpi_sum_bench.cc)
     target_link_libraries(mpi_sum_bench_${mpi} PRIVATE laconic_flags laconic_tools laconic_mpi::${mpi})

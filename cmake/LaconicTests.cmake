@@ -187,10 +187,10 @@ endfunction()
 
 # tests/golden: *_test.cc -> test_golden, which replays the files; make_golden, which wrote them, is no test.
 function(laconic_golden_tests)
-  laconic_folder_tests(golden laconic_pipeline)
+  laconic_folder_tests(golden "laconic_pipeline;laconic_json")
   add_executable(make_golden EXCLUDE_FROM_ALL ${PROJECT_SOURCE_DIR}/tests/golden/make_golden.cc)
   target_include_directories(make_golden PRIVATE ${PROJECT_SOURCE_DIR}/tests)
-  target_link_libraries(make_golden PRIVATE laconic_flags laconic_pipeline laconic_program_deps)
+  target_link_libraries(make_golden PRIVATE laconic_flags laconic_pipeline laconic_json)
 endfunction()
 
 # A recording NCCL as a library that is opened at run time, and the same with the symbols of an old version.
@@ -235,7 +235,7 @@ function(laconic_engine_tests)
   foreach(mpi IN LISTS LACONIC_MPIS)  # launched by test_mpi.py
     add_executable(mpi_ranks_${mpi} ${PROJECT_SOURCE_DIR}/tests/engines/mpi_ranks.cc)
     target_link_libraries(mpi_ranks_${mpi} PRIVATE
-      laconic_flags laconic_engine_table laconic_program_deps laconic_mpi::${mpi})
+      laconic_flags laconic_engine_table laconic_json laconic_mpi::${mpi})
     laconic_test_options(mpi_ranks_${mpi})
     # launched by python/tests/test_session.py
     add_executable(beside_python_${mpi} ${PROJECT_SOURCE_DIR}/tests/engines/beside_python.cc)
@@ -252,12 +252,12 @@ function(laconic_engine_tests)
   endif()
   # NCCL is opened at run time, so this is built everywhere; started by test_nccl.py.
   add_executable(nccl_ranks ${PROJECT_SOURCE_DIR}/tests/engines/nccl_ranks.cc)
-  target_link_libraries(nccl_ranks PRIVATE laconic_flags laconic_engine_table laconic_program_deps)
+  target_link_libraries(nccl_ranks PRIVATE laconic_flags laconic_engine_table laconic_json)
   laconic_test_options(nccl_ranks)
   list(APPEND LACONIC_LAUNCHED nccl_ranks)
   # Ranks on the hosts of a lab, started by tests/aggregation.
   add_executable(aggregation_rank ${PROJECT_SOURCE_DIR}/tests/aggregation/aggregation_rank.cc)
-  target_link_libraries(aggregation_rank PRIVATE laconic_flags laconic_all laconic_program_deps)
+  target_link_libraries(aggregation_rank PRIVATE laconic_flags laconic_all laconic_json laconic_program_deps)
   laconic_test_options(aggregation_rank)
   list(APPEND LACONIC_LAUNCHED aggregation_rank)
   # What tests in Python launch or open.

@@ -9,12 +9,12 @@
 #include <limits>
 #include <memory>
 #include <new>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string_view>
 #include <utility>
 
 #include "bench_rank.h"
+#include "json.h"
 #include "laconic/bytes.h"
 #include "laconic/random.h"
 #include "laconic/session.h"
@@ -39,8 +39,8 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
 
 /// Since the session began, on this rank.
 double codec_seconds(const Session& session) {
-  const auto stats = nlohmann::json::parse(session.stats());
-  return stats.at("encode_seconds").get<double>() + stats.at("decode_seconds").get<double>();
+  const auto stats = parse_json(session.stats());
+  return stats ? (*stats)["encode_seconds"].number() + (*stats)["decode_seconds"].number() : 0;
 }
 
 /// A model of that many elements: parameters of at most kParameter, so that `part` and `window`

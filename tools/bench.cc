@@ -245,7 +245,7 @@ int bench(const Options& options) {
   return kFine;
 }
 
-int bench_over(const CLI::App& command, const Options& options) {
+int bench_over(const Command& command, const Options& options) {
   const auto specs = parse_specs(options.specs);
   if (!specs) return fail_everywhere(specs.error(), options.json, kUsage);
   return bench_engine(command, options.over, *specs, options.threads, options.json);
@@ -253,47 +253,47 @@ int bench_over(const CLI::App& command, const Options& options) {
 
 }  // namespace
 
-Run add_bench(CLI::App& program) {
-  CLI::App* command =
-      program.add_subcommand("bench", "speed, ratio and error of codecs on this machine");
+Run add_bench(Program& program) {
+  const Command command =
+      program.add_command("bench", "speed, ratio and error of codecs on this machine");
   const auto options = std::make_shared<Options>();
-  command->add_option("--spec", options->specs,
-                      "what to measure, several times if you like; all codecs without it");
+  command.add_option("--spec", options->specs,
+                     "what to measure, several times if you like; all codecs without it");
   command
-      ->add_option("--size", options->sizes,
-                   "bytes of float32 with k, M, G, Ki, Mi, Gi; several times if you like")
-      ->capture_default_str();
-  command->add_option("--isa", options->isas,
-                      "instruction sets, or all; the best one here without it");
-  command->add_option("--threads", options->threads, "threads of the codec")
-      ->check(CLI::Range(1U, 1024U))
-      ->capture_default_str();
-  command->add_option("--seconds", options->seconds, "time per point")
-      ->check(CLI::Range(0.01, 3600.0))
-      ->capture_default_str();
-  auto* data = command->add_option("--data", options->data, "kind of gradient")
-                   ->check(CLI::IsMember({"laplace", "gaussian", "layered"}))
-                   ->capture_default_str();
-  command->add_option("--input", options->input, "a gradient of yours: raw float32, or .npy")
-      ->excludes(data);
-  command->add_option("--peers", options->peers, "payloads that one call decodes")
-      ->check(CLI::Range(1U, 1024U))
-      ->capture_default_str();
+      .add_option("--size", options->sizes,
+                  "bytes of float32 with k, M, G, Ki, Mi, Gi; several times if you like")
+      .capture_default_str();
+  command.add_option("--isa", options->isas,
+                     "instruction sets, or all; the best one here without it");
+  command.add_option("--threads", options->threads, "threads of the codec")
+      .range(1U, 1024U)
+      .capture_default_str();
+  command.add_option("--seconds", options->seconds, "time per point")
+      .range(0.01, 3600.0)
+      .capture_default_str();
+  const Option data = command.add_option("--data", options->data, "kind of gradient")
+                          .one_of({"laplace", "gaussian", "layered"})
+                          .capture_default_str();
+  command.add_option("--input", options->input, "a gradient of yours: raw float32, or .npy")
+      .excludes(data);
+  command.add_option("--peers", options->peers, "payloads that one call decodes")
+      .range(1U, 1024U)
+      .capture_default_str();
   command
-      ->add_option("--decode", options->decode,
-                   "write every element, add the sent ones, or what suits the codec")
-      ->check(CLI::IsMember({"auto", "write", "add"}))
-      ->capture_default_str();
-  command->add_flag(
+      .add_option("--decode", options->decode,
+                  "write every element, add the sent ones, or what suits the codec")
+      .one_of({"auto", "write", "add"})
+      .capture_default_str();
+  command.add_flag(
       "--codec-only", options->codec_only,
       "the codec's own encode: no scan for NaN before it, no feedback unless it is fused");
-  command->add_flag("--json", options->json, "machine-readable");
-  CLI::Option* engine = add_engine_options(*command, options->over);
+  command.add_flag("--json", options->json, "machine-readable");
+  const Option engine = add_engine_options(command, options->over);
   for (const char* alone :
        {"--size", "--isa", "--seconds", "--data", "--input", "--peers", "--decode", "--codec-only"})
-    command->get_option(alone)->excludes(engine);
+    command.get_option(alone).excludes(engine);
   return [command, options] {
-    return options->over.engine.empty() ? bench(*options) : bench_over(*command, *options);
+    return options->over.engine.empty() ? bench(*options) : bench_over(command, *options);
   };
 }
 

@@ -43,7 +43,7 @@ Result<uint64_t> parse_size(std::string_view option, std::string_view text, uint
 }
 
 /// Options that belong to one engine, and those that it cannot do without.
-Result<void> check_engine(const CLI::App& command, const EngineBench& options) {
+Result<void> check_engine(const Command& command, const EngineBench& options) {
   struct Owned {
     const char *name, *engine;
     bool needed;
@@ -76,7 +76,7 @@ std::chrono::milliseconds milliseconds(double seconds) {
   return std::chrono::milliseconds(static_cast<int64_t>(std::ceil(seconds * 1000)));
 }
 
-Result<AllReduceOptions> parse(const CLI::App& command, const EngineBench& options,
+Result<AllReduceOptions> parse(const Command& command, const EngineBench& options,
                                const std::vector<Spec>& specs, uint32_t threads) {
   if (auto ok = check_engine(command, options); !ok) return std::move(ok).error();
   const auto min = parse_size("--min", options.min, sizeof(float));
@@ -119,12 +119,13 @@ Json measured_json(const Measured& m, uint64_t bytes, uint32_t world) {
 
 /// What was in force at the end, rule by rule, the call's last.
 Json settings_json(const std::string& explained) {
-  const Json all = Json::parse(explained);
+  const auto all = parse_json(explained);
   Json settings = Json::array();
-  for (const Json& setting : all.at("settings")) {
+  if (!all) return settings;
+  for (const auto& [_, setting] : (*all)["settings"].members()) {
     Json taken;
     for (const char* key : {"rule", "parameters", "elements", "spec", "strategy", "control"})
-      taken[key] = setting.at(key);
+      taken[key] = setting[key];
     settings.push_back(std::move(taken));
   }
   return settings;
@@ -275,43 +276,42 @@ int run_process(Engine& engine, const AllReduceOptions& options, Report report, 
 
 }  // namespace
 
-CLI::Option* add_engine_options(CLI::App& command, EngineBench& options) {
-  CLI::Option* engine =
+Option add_engine_options(const Command& command, EngineBench& options) {
+  const Option engine =
       command
           .add_option("--engine", options.engine,
                       "measure averaging over it, beside its own all-reduce: mpi (started by "
                       "mpirun), gloo (--rank --world --rendezvous), loopback (threads)")
-          ->check(CLI::IsMember({"mpi", "gloo", "loopback"}));
+          .one_of({"mpi", "gloo", "loopback"});
   const auto add = [&](const char* name, auto& value, const char* help) {
     return command.add_option(name, value, help)
-        ->needs(engine)
-        ->group("Over an engine")
-        ->capture_default_str();
+        .needs(engine)
+        .group("Over an engine")
+        .capture_default_str();
   };
   add("--min", options.min, "first size, bytes of float32; K, M, G are powers of 1024");
   add("--max", options.max, "last size; they double");
   add("--iterations", options.iterations, "measured, of which the median counts")
-      ->check(CLI::Range(1U, 1000000U));
+      .range(1U, 1000000U);
   add("--warmup", options.warmup, "not measured, after the first, which is checked")
-      ->check(CLI::Range(0U, 1000000U));
+      .range(0U, 1000000U);
   add("--plan", options.plan, "strategy, as SessionOptions::plan");
   add("--rules", options.rules, "TOML file with [[rule]] tables; parameters are p0, p1 and so on");
   add("--control", options.control, "law that moves settings, as SessionOptions::control");
-  add("--window", options.window, "exchanges in flight at a time")->check(CLI::Range(1U, 8U));
+  add("--window", options.window, "exchanges in flight at a time").range(1U, 8U);
   add("--part", options.part, "bytes of float32 in one exchange, 0: all in one");
   add("--seed", options.seed, "of gradients and codecs");
-  add("--timeout", options.timeout, "seconds that ranks wait for each other")
-      ->check(CLI::Range(0.001, 1e7));
-  add("--ranks", options.ranks, "loopback: threads")->check(CLI::Range(1U, 256U));
-  add("--rank", options.rank, "gloo: this process, from 0")->capture_default_str();
-  add("--world", options.world, "gloo: processes")->check(CLI::Range(1U, 65536U));
+  add("--timeout", options.timeout, "seconds that ranks wait for each other").range(0.001, 1e7);
+  add("--ranks", options.ranks, "loopback: threads").range(1U, 256U);
+  add("--rank", options.rank, "gloo: this process, from 0").capture_default_str();
+  add("--world", options.world, "gloo: processes").range(1U, 65536U);
   add("--rendezvous", options.rendezvous, "gloo: file:FOLDER or tcp:HOST:PORT");
   add("--interface", options.interface, "gloo: network, by its name");
   return engine;
 }
 
-int bench_engine(const CLI::App& command, const EngineBench& options,
-                 const std::vector<Spec>& specs, uint32_t threads, bool json) {
+int bench_engine(const Command& command, const EngineBench& options, const std::vector<Spec>& specs,
+                 uint32_t threads, bool json) {
   auto parsed = parse(command, options, specs, threads);
   if (!parsed) return fail_everywhere(parsed.error(), json, kUsage);
   if (!options.rules.empty()) {

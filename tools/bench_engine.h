@@ -34,9 +34,9 @@ struct EngineBench {
 };
 
 /// Declares --engine and what goes with it. Gives --engine, which options of codecs alone exclude.
-CLI::Option* add_engine_options(CLI::App& command, EngineBench& options);
+Option add_engine_options(const Command& command, EngineBench& options);
 /// In every rank; one of them prints.
-int bench_engine(const CLI::App& command, const EngineBench& options,
-                 const std::vector<Spec>& specs, uint32_t threads, bool json);
+int bench_engine(const Command& command, const EngineBench& options, const std::vector<Spec>& specs,
+                 uint32_t threads, bool json);
 
 }  // namespace laconic::tools

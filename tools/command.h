@@ -1,11 +1,22 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// One command of the `laconic` program: options are declared on a CLI11 subcommand, and what is
-// returned runs when it was chosen.
+// One command of the `laconic` program: its options are declared on a Command, and what is returned
+// runs when it was chosen. CLI11, whose templates cost seconds of compiling, is behind command.cc.
 #pragma once
 
-#include <CLI/CLI.hpp>
+#include <cstdint>
 #include <functional>
+#include <initializer_list>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "laconic/error.h"
+
+namespace CLI {
+class App;
+class Option;
+}  // namespace CLI
 
 namespace laconic::tools {
 
@@ -16,17 +27,74 @@ enum Exit : int {
   kUsage = 2,      ///< it was asked in a way that cannot be answered
 };
 
+/// As CLI::Option has them.
+class Option {
+ public:
+  explicit Option(CLI::Option* option) : option_(option) {}
+  Option required() const;
+  Option capture_default_str() const;
+  Option range(int least, int most) const;
+  Option range(uint32_t least, uint32_t most) const;
+  Option range(double least, double most) const;
+  Option one_of(std::initializer_list<const char*> words) const;
+  Option needs(Option other) const;
+  Option excludes(Option other) const;
+  Option group(const char* name) const;
+  Option delimiter(char c) const;
+  Option allow_extra_args(bool allow) const;
+
+ private:
+  friend class Command;
+  CLI::Option* option_;
+};
+
+/// As CLI::App has them.
+class Command {
+ public:
+  explicit Command(CLI::App* app) : app_(app) {}
+  Option add_option(const char* names, std::string& value, const char* help) const;
+  Option add_option(const char* names, std::vector<std::string>& values, const char* help) const;
+  Option add_option(const char* names, uint32_t& value, const char* help) const;
+  Option add_option(const char* names, uint64_t& value, const char* help) const;
+  Option add_option(const char* names, double& value, const char* help) const;
+  Option add_flag(const char* names, bool& value, const char* help) const;
+  [[nodiscard]] Option get_option(const char* name) const;
+  /// How often the words had it.
+  [[nodiscard]] std::size_t count(const char* name) const;
+  void footer(std::string text) const;
+  /// One of the two; else the words lack `what`.
+  void require_either(Option one, Option other, const char* what) const;
+
+ private:
+  CLI::App* app_;
+};
+
+class Program {
+ public:
+  Program();
+  ~Program();
+  Command add_command(const char* name, const char* help);
+  /// False where help or the version was asked for, and has been printed; invalid_argument for
+  /// words that mean nothing.
+  Result<bool> parse(int argc, char** argv);
+  /// Whether the words named that command.
+  [[nodiscard]] bool chose(const char* command) const;
+
+ private:
+  std::unique_ptr<CLI::App> app_;
+};
+
 using Run = std::function<int()>;
 
-Run add_list(CLI::App& program);
-Run add_bench(CLI::App& program);
-Run add_inspect(CLI::App& program);
-Run add_verify(CLI::App& program);
-Run add_doctor(CLI::App& program);
-Run add_laws(CLI::App& program);
-Run add_serve(CLI::App& program);
-Run add_top(CLI::App& program);
-Run add_replay(CLI::App& program);
-Run add_rules(CLI::App& program);
+Run add_list(Program& program);
+Run add_bench(Program& program);
+Run add_inspect(Program& program);
+Run add_verify(Program& program);
+Run add_doctor(Program& program);
+Run add_laws(Program& program);
+Run add_serve(Program& program);
+Run add_top(Program& program);
+Run add_replay(Program& program);
+Run add_rules(Program& program);
 
 }  // namespace laconic::tools

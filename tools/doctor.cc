@@ -175,38 +175,35 @@ void print_line(std::string_view name, std::string_view text) {
 }
 
 std::string yes_or_why(bool yes, const Json& finding) {
-  return yes ? "yes" : fmt::format("no: {}", finding.at("why").get<std::string>());
+  return yes ? "yes" : fmt::format("no: {}", finding["why"].text());
 }
 
 std::string nccl_text(const Json& nccl) {
-  const auto why = nccl.at("why").get<std::string>();
-  if (!nccl.at("found").get<bool>()) return "no: " + why;
-  const auto version = nccl.at("version").get<std::string>();
-  if (!nccl.at("able").get<bool>()) return fmt::format("{}, and cannot run here: {}", version, why);
-  return fmt::format("{}, GPUs: {}", version, nccl.at("gpus").get<uint32_t>());
+  const auto why = nccl["why"].text();
+  if (!nccl["found"].flag()) return "no: " + why;
+  const auto version = nccl["version"].text();
+  if (!nccl["able"].flag()) return fmt::format("{}, and cannot run here: {}", version, why);
+  return fmt::format("{}, GPUs: {}", version, nccl["gpus"].whole());
 }
 
 void print_report(const Json& report) {
-  const Json& machine = report.at("machine");
-  print_line("laconic", report.at("version").get<std::string>() + ", " +
-                            machine.at("compiler").get<std::string>());
-  print_line("processor", machine.at("cpu").get<std::string>());
-  print_line("threads", fmt::format("{} usable", machine.at("cores").get<uint32_t>()));
-  const Json& isa = report.at("isa");
-  print_line("kernels",
-             fmt::format("{} of {}: {}", isa.at("chosen").get<std::string>(),
-                         fmt::join(isa_names(), ", "), isa.at("why").get<std::string>()));
-  print_line("huge pages", machine.at("huge_pages").get<std::string>());
-  print_line("CUDA", yes_or_why(report.at("cuda").at("found").get<bool>(), report.at("cuda")));
-  print_line("NCCL", nccl_text(report.at("nccl")));
+  const Json& machine = report["machine"];
+  print_line("laconic", report["version"].text() + ", " + machine["compiler"].text());
+  print_line("processor", machine["cpu"].text());
+  print_line("threads", fmt::format("{} usable", machine["cores"].whole()));
+  const Json& isa = report["isa"];
+  print_line("kernels", fmt::format("{} of {}: {}", isa["chosen"].text(),
+                                    fmt::join(isa_names(), ", "), isa["why"].text()));
+  print_line("huge pages", machine["huge_pages"].text());
+  print_line("CUDA", yes_or_why(report["cuda"]["found"].flag(), report["cuda"]));
+  print_line("NCCL", nccl_text(report["nccl"]));
   print_line("network lab",
-             yes_or_why(report.at("network_lab").at("able").get<bool>(), report.at("network_lab")));
-  for (const Json& t : report.at("codecs")) {
-    print_line(t.at("codec").get<std::string>(),
-               t.at("ok").get<bool>() ? fmt::format("ok, {} rounds", t.at("rounds").get<uint32_t>())
-                                      : "FAILED: " + t.at("why").get<std::string>());
+             yes_or_why(report["network_lab"]["able"].flag(), report["network_lab"]));
+  for (const auto& [_, t] : report["codecs"].members()) {
+    print_line(t["codec"].text(), t["ok"].flag() ? fmt::format("ok, {} rounds", t["rounds"].whole())
+                                                 : "FAILED: " + t["why"].text());
   }
-  print_line("usable", report.at("ok").get<bool>() ? "yes" : "no");
+  print_line("usable", report["ok"].flag() ? "yes" : "no");
   print_line("PyTorch", kAboutPyTorch);
 }
 
@@ -228,12 +225,12 @@ int doctor(const Options& options) {
 
 }  // namespace
 
-Run add_doctor(CLI::App& program) {
-  CLI::App* command =
-      program.add_subcommand("doctor", "what this machine can do, and what was chosen");
+Run add_doctor(Program& program) {
+  const Command command =
+      program.add_command("doctor", "what this machine can do, and what was chosen");
   const auto options = std::make_shared<Options>();
-  command->add_flag("--test", options->test, "also a self-test of one second per codec");
-  command->add_flag("--json", options->json, "machine-readable");
+  command.add_flag("--test", options->test, "also a self-test of one second per codec");
+  command.add_flag("--json", options->json, "machine-readable");
   return [options] { return doctor(*options); };
 }
 

@@ -3,7 +3,7 @@
 
 #include <span>
 
-#include "output.h"
+#include "json.h"
 
 namespace laconic::tools {
 

@@ -7,8 +7,8 @@
 #include <string_view>
 
 #include "files.h"
+#include "json.h"
 #include "laconic/error.h"
-#include "output.h"
 
 namespace laconic::tools {
 

@@ -48,8 +48,8 @@ Json describe(const FrameView& frame, uint64_t frame_bytes) {
 }
 
 void print_fields(const Json& fields) {
-  for (const auto& [name, value] : fields.items()) {
-    fmt::print("{:<16} {}\n", name, value.is_string() ? value.get<std::string>() : value.dump());
+  for (const auto& [name, value] : fields.members()) {
+    fmt::print("{:<16} {}\n", name, value.is_text() ? value.text() : value.dump());
   }
 }
 

@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
+#include "json.h"
 #include "laconic/frame.h"
-#include "output.h"
 
 namespace laconic::tools {
 

@@ -6,6 +6,7 @@
 #include "command.h"
 #include "files.h"
 #include "frame_fields.h"
+#include "output.h"
 
 namespace laconic::tools {
 namespace {
@@ -27,11 +28,11 @@ int inspect(const Options& options) {
 
 }  // namespace
 
-Run add_inspect(CLI::App& program) {
-  CLI::App* command = program.add_subcommand("inspect", "the header of a stand-alone frame");
+Run add_inspect(Program& program) {
+  const Command command = program.add_command("inspect", "the header of a stand-alone frame");
   const auto options = std::make_shared<Options>();
-  command->add_option("file", options->file, "the frame")->required();
-  command->add_flag("--json", options->json, "machine-readable");
+  command.add_option("file", options->file, "the frame").required();
+  command.add_flag("--json", options->json, "machine-readable");
   return [options] { return inspect(*options); };
 }
 

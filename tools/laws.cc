@@ -242,7 +242,8 @@ Result<Json> tensor_json(std::span<const float> x, std::vector<Coder>& coders,
     fits.push_back(fit_json(v, coder.encode(x.data(), options.calls), coder));
     if (options.times != 0) fits.back()["seconds"] = seconds;
   }
-  const auto exponent = codecs::sidco::compressibility(v.ascending, fits[0]["wanted"]);
+  const auto exponent =
+      codecs::sidco::compressibility(v.ascending, fits.members()[0].value["wanted"].whole());
   json["compressibility"] = exponent ? Json(*exponent) : Json(nullptr);
   json["fits"] = std::move(fits);
   return json;
@@ -294,12 +295,12 @@ Result<Json> file_json(const std::string& path, const Options& options,
 }
 
 std::string distance_text(const Json& tensor, const char* law) {
-  if (!tensor.contains("laws") || tensor["laws"][law].is_null()) return "-";
-  return fmt::format("{:.3f}", tensor["laws"][law]["ks"].get<double>());
+  const Json& fitted = tensor["laws"][law];
+  return fitted.is_null() ? "-" : fmt::format("{:.3f}", fitted["ks"].number());
 }
 
 std::string part_text(const Json& fit, const char* what) {
-  return fmt::format("{:.2f}", fit[what].get<double>() / fit["wanted"].get<double>());
+  return fmt::format("{:.2f}", fit[what].number() / fit["wanted"].number());
 }
 
 void print_tensors(const Json& tensors) {
@@ -312,19 +313,20 @@ void print_tensors(const Json& tensors) {
     columns.push_back({what, *what == 's' && what[1] == 'p' ? Align::left : Align::right});
   }
   Table table(std::move(columns));
-  for (const Json& tensor : tensors) {
-    std::vector<std::string> row{tensor["file"], tensor["index"].dump(), tensor["values"].dump()};
+  for (const auto& [_, tensor] : tensors.members()) {
+    std::vector<std::string> row{tensor["file"].text(), tensor["index"].dump(),
+                                 tensor["values"].dump()};
     for (const char* law : {"exponential", "gamma", "pareto", "normal", "laplace"}) {
       row.push_back(distance_text(tensor, law));
     }
-    if (tensor.contains("why")) {
-      row.insert(row.end(), {tensor["why"], "", "", ""});
+    if (const Json* const why = tensor.find("why")) {
+      row.insert(row.end(), {why->text(), "", "", ""});
       table.add(std::move(row));
       continue;
     }
-    for (const Json& fit : tensor["fits"]) {
+    for (const auto& [__, fit] : tensor["fits"].members()) {
       std::vector<std::string> line = row;
-      line.insert(line.end(), {fit["spec"], part_text(fit, "fitted"), part_text(fit, "sent"),
+      line.insert(line.end(), {fit["spec"].text(), part_text(fit, "fitted"), part_text(fit, "sent"),
                                fit["memory_passes"].dump()});
       table.add(std::move(line));
     }
@@ -344,7 +346,7 @@ int laws(const Options& options) {
   for (const std::string& file : options.files) {
     auto found = file_json(file, options, *specs);
     if (!found) return fail(found.error(), options.json, kUsage);
-    for (Json& tensor : *found) tensors.push_back(std::move(tensor));
+    for (const auto& [_, tensor] : found->members()) tensors.push_back(tensor);
   }
   options.json ? print_json({{"tensors", tensors}}) : print_tensors(tensors);
   return kFine;
@@ -352,32 +354,32 @@ int laws(const Options& options) {
 
 }  // namespace
 
-Run add_laws(CLI::App& program) {
-  CLI::App* command = program.add_subcommand(
+Run add_laws(Program& program) {
+  const Command command = program.add_command(
       "laws", "whether gradients follow the laws that sidco fits, and what its fits select");
   const auto options = std::make_shared<Options>();
   options->specs = {"sidco"};
-  command->add_option("files", options->files, "raw float32, little-endian; a tensor each")
-      ->required();
-  command->add_option("--spec", options->specs, "settings of sidco; may be repeated")
-      ->allow_extra_args(false)  // the files follow
-      ->capture_default_str();
-  command->add_option(
+  command.add_option("files", options->files, "raw float32, little-endian; a tensor each")
+      .required();
+  command.add_option("--spec", options->specs, "settings of sidco; may be repeated")
+      .allow_extra_args(false)  // the files follow
+      .capture_default_str();
+  command.add_option(
       "--values", options->values,
       "a file holds tensors of so many values: one layer's gradients in their order");
   command
-      ->add_option("--calls", options->calls,
-                   "calls with each tensor, the first of which is reported: what the adaptive "
-                   "number of stages learns from")
-      ->check(CLI::Range(1, 1000000))
-      ->capture_default_str();
+      .add_option("--calls", options->calls,
+                  "calls with each tensor, the first of which is reported: what the adaptive "
+                  "number of stages learns from")
+      .range(1, 1000000)
+      .capture_default_str();
   command
-      ->add_option("--times", options->times,
-                   "time so many encodings of each tensor, and as many copies of it: the medians "
-                   "are in --json")
-      ->check(CLI::Range(0, 1000000))
-      ->capture_default_str();
-  command->add_flag("--json", options->json, "machine-readable");
+      .add_option("--times", options->times,
+                  "time so many encodings of each tensor, and as many copies of it: the medians "
+                  "are in --json")
+      .range(0, 1000000)
+      .capture_default_str();
+  command.add_flag("--json", options->json, "machine-readable");
   return [options] { return laws(*options); };
 }
 

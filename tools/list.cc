@@ -140,19 +140,18 @@ int list(const Options& options) {
 
 }  // namespace
 
-Run add_list(CLI::App& program) {
-  CLI::App* command =
-      program.add_subcommand("list", "codecs, what they promise and their keys; or controls");
+Run add_list(Program& program) {
+  const Command command =
+      program.add_command("list", "codecs, what they promise and their keys; or controls");
   const auto options = std::make_shared<Options>();
-  auto* codec =
-      command->add_option("codec", options->codec, "only this one, with the meaning of its keys");
-  command->add_flag("--controls", options->controls, "controls instead, and the settings they move")
-      ->excludes(codec);
-  auto* json = command->add_flag("--json", options->json, "machine-readable");
+  const Option codec =
+      command.add_option("codec", options->codec, "only this one, with the meaning of its keys");
+  command.add_flag("--controls", options->controls, "controls instead, and the settings they move")
+      .excludes(codec);
+  const Option json = command.add_flag("--json", options->json, "machine-readable");
   command
-      ->add_flag("--markdown", options->markdown,
-                 "the tables of docs/guide/specs.md, or control.md")
-      ->excludes(json);
+      .add_flag("--markdown", options->markdown, "the tables of docs/guide/specs.md, or control.md")
+      .excludes(json);
   return [options] { return list(*options); };
 }
 

@@ -14,13 +14,12 @@
 #include "command.h"
 #include "engines.h"
 #include "lab/lab.h"
-#include "laconic/version.h"
 #include "output.h"
 
 namespace laconic::tools {
 namespace {
 
-constexpr std::pair<const char*, Run (*)(CLI::App&)> kCommands[] = {
+constexpr std::pair<const char*, Run (*)(Program&)> kCommands[] = {
     {"list", add_list},     {"bench", add_bench}, {"inspect", add_inspect}, {"verify", add_verify},
     {"doctor", add_doctor}, {"laws", add_laws},   {"serve", add_serve},     {"top", add_top},
     {"replay", add_replay}, {"rules", add_rules},
@@ -31,30 +30,16 @@ bool asks_for_json(int argc, char** argv) {
                      [](const char* word) { return std::string_view(word) == "--json"; });
 }
 
-/// CLI11 has statuses of its own; ours are three.
-int answer(const CLI::App& program, const CLI::ParseError& error, bool json) {
-  const bool is_help = error.get_exit_code() == static_cast<int>(CLI::ExitCodes::Success);
-  if (is_help) return program.exit(error);
-  return fail_everywhere(
-      {Errc::invalid_argument, error.what(), "laconic --help, or laconic COMMAND --help"}, json,
-      kUsage);
-}
-
 int run(int argc, char** argv) {
-  CLI::App program{"Compressed communication for distributed training.", "laconic"};
-  program.set_version_flag("--version", "laconic " LACONIC_VERSION_STRING);
-  program.require_subcommand(1);
-  program.footer("Exit status: 0 fine, 1 the answer is bad, 2 usage. Every command takes --json.");
+  Program program;
   std::vector<std::pair<const char*, Run>> commands;
   for (const auto& [name, add] : kCommands) commands.emplace_back(name, add(program));
-  program.add_subcommand("lab", "a network of several hosts on this machine, with given rates");
-  try {
-    program.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return answer(program, error, asks_for_json(argc, argv));
-  }
+  program.add_command("lab", "a network of several hosts on this machine, with given rates");
+  const auto asked = program.parse(argc, argv);
+  if (!asked) return fail_everywhere(asked.error(), asks_for_json(argc, argv), kUsage);
+  if (!*asked) return kFine;
   for (const auto& [name, command] : commands) {
-    if (program.got_subcommand(name)) return command();
+    if (program.chose(name)) return command();
   }
   return kUsage;
 }

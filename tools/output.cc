@@ -9,6 +9,8 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "base/json_text.h"
+
 namespace laconic::tools {
 namespace {
 
@@ -85,9 +87,7 @@ bool use_colour() noexcept {
   return isatty(STDOUT_FILENO) == 1 && (no_colour == nullptr || *no_colour == '\0');
 }
 
-void print_json(const Json& value) {
-  fmt::print("{}\n", value.dump(2, ' ', false, Json::error_handler_t::replace));
-}
+void print_json(const Json& value) { fmt::print("{}\n", value.dump(kJsonIndented)); }
 
 int fail(const Error& error, bool json, int status) {
   if (json) {

@@ -4,16 +4,14 @@
 #pragma once
 
 #include <cstdint>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "json.h"
 #include "laconic/error.h"
 
 namespace laconic::tools {
-
-using Json = nlohmann::ordered_json;
 
 /// Rows under headings, columns aligned; numbers to the right. Headings are bold on a terminal
 /// (unless NO_COLOR is set) and plain elsewhere.

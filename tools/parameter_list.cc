@@ -13,7 +13,7 @@
 
 #include "base/quoted.h"
 #include "files.h"
-#include "output.h"
+#include "json.h"
 
 namespace laconic::tools {
 namespace {
@@ -34,15 +34,15 @@ std::optional<uint64_t> times(uint64_t elements, uint64_t more) {
 }
 
 std::optional<uint64_t> whole(const Json& value) {
-  if (!value.is_number_unsigned()) return {};
-  return times(1, value.get<uint64_t>());
+  if (!value.is_whole()) return {};
+  return times(1, value.whole());
 }
 
 /// A number of elements, or a shape.
 std::optional<uint64_t> elements_of(const Json& value) {
   if (!value.is_array()) return whole(value);
   std::optional<uint64_t> elements = 1;
-  for (const Json& size : value) {
+  for (const auto& [_, size] : value.members()) {
     const auto more = whole(size);
     elements = more && elements ? times(*elements, *more) : std::nullopt;
   }
@@ -51,8 +51,10 @@ std::optional<uint64_t> elements_of(const Json& value) {
 
 /// Lists in lists may be nested deeper than dump() can go.
 std::string shown(const Json& size) {
-  const bool flat = std::ranges::none_of(size, [](const Json& x) { return x.is_structured(); });
-  return flat ? laconic::quoted(size.dump(-1, ' ', true)) : "a list of lists or objects";
+  const bool flat = std::none_of(size.members().begin(), size.members().end(), [](const auto& x) {
+    return x.value.is_array() || x.value.is_object();
+  });
+  return flat ? laconic::quoted(size.dump()) : "a list of lists or objects";
 }
 
 Result<std::vector<Parameter>> of_json(const Json& json) {
@@ -67,19 +69,19 @@ Result<std::vector<Parameter>> of_json(const Json& json) {
     return {};
   };
   if (!json.is_object()) return refused("it is no object");
-  const auto listed = json.find("parameters");
-  if (listed == json.end() || !listed->is_array() || listed->empty() ||
-      !listed->front().is_object()) {
-    for (const auto& [name, size] : json.items()) {
+  const Json& listed = json["parameters"];
+  if (!listed.is_array() || listed.members().empty() ||
+      !listed.members().front().value.is_object()) {
+    for (const auto& [name, size] : json.members()) {
       if (auto added = add(name, size); !added) return std::move(added).error();
     }
     return parameters;
   }
-  for (const Json& entry : *listed) {
-    const bool named = entry.is_object() && entry.contains("name") && entry["name"].is_string();
-    if (!named || !entry.contains("elements"))
+  for (const auto& [_, entry] : listed.members()) {
+    const Json* const elements = entry.find("elements");
+    if (!entry["name"].is_text() || elements == nullptr)
       return refused("a parameter without \"name\" or \"elements\"");
-    const auto added = add(entry["name"].get<std::string>(), entry["elements"]);
+    const auto added = add(entry["name"].text(), *elements);
     if (!added) return added.error();
   }
   return parameters;
@@ -88,13 +90,14 @@ Result<std::vector<Parameter>> of_json(const Json& json) {
 Result<std::vector<Parameter>> of_file(const std::string& path) {
   const auto bytes = read_file(path);
   if (!bytes) return refused(bytes.error().message);
-  try {
-    auto parameters = of_json(Json::parse(*bytes));
-    if (parameters) return parameters;
-    return refused(fmt::format("{}: {}", path, parameters.error().message));
-  } catch (const Json::exception& error) {
-    return refused(fmt::format("{}: {}", path, error.what()));
-  }
+  const auto of_path = [&](const Error& error) {
+    return refused(fmt::format("{}: {}", path, error.message));
+  };
+  const auto json = parse_json({reinterpret_cast<const char*>(bytes->data()), bytes->size()});
+  if (!json) return of_path(json.error());
+  auto parameters = of_json(*json);
+  if (!parameters) return of_path(parameters.error());
+  return parameters;
 }
 
 Result<std::vector<Parameter>> of_list(std::string_view text) {

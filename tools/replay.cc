@@ -104,14 +104,14 @@ int replay(const Options& options) {
 
 }  // namespace
 
-Run add_replay(CLI::App& program) {
-  CLI::App* command = program.add_subcommand(
-      "replay", "the decisions of a recorded run, computed from its reports");
+Run add_replay(Program& program) {
+  const Command command =
+      program.add_command("replay", "the decisions of a recorded run, computed from its reports");
   const auto options = std::make_shared<Options>();
-  command->add_option("record", options->file, "what record= wrote")->required();
-  command->add_option("--control", options->control,
-                      "what this control would have decided, from the same reports");
-  command->add_flag("--json", options->json, "machine-readable");
+  command.add_option("record", options->file, "what record= wrote").required();
+  command.add_option("--control", options->control,
+                     "what this control would have decided, from the same reports");
+  command.add_flag("--json", options->json, "machine-readable");
   return [options] { return replay(*options); };
 }
 

@@ -189,15 +189,15 @@ int rules(const Options& options) {
 
 }  // namespace
 
-Run add_rules(CLI::App& program) {
-  CLI::App* command = program.add_subcommand(
+Run add_rules(Program& program) {
+  const Command command = program.add_command(
       "rules", "what a file of rules holds, and which parameters each of them takes");
   const auto options = std::make_shared<Options>();
-  command->add_option("file", options->file, "TOML with [[rule]] tables")->required();
-  command->add_option("--parameters", options->parameters,
-                      "those of the model: FILE.json of {\"name\": shape} or of explain(), or "
-                      "name:elements,name:elements");
-  command->add_flag("--json", options->json, "machine-readable");
+  command.add_option("file", options->file, "TOML with [[rule]] tables").required();
+  command.add_option("--parameters", options->parameters,
+                     "those of the model: FILE.json of {\"name\": shape} or of explain(), or "
+                     "name:elements,name:elements");
+  command.add_flag("--json", options->json, "machine-readable");
   return [options] { return rules(*options); };
 }
 

@@ -180,8 +180,8 @@ int check(const Options& options) {
     return kFine;
   }
   Table table({{"back end"}, {"works"}, {"why"}});
-  for (const Json& row : found) {
-    table.add({row["io"], row["works"].get<bool>() ? "yes" : "no", row["why"]});
+  for (const auto& [_, row] : found.members()) {
+    table.add({row["io"].text(), row["works"].flag() ? "yes" : "no", row["why"].text()});
   }
   table.print();
   fmt::print("metrics: {}\n", no_metrics.empty() ? "yes" : no_metrics);
@@ -263,35 +263,34 @@ int serve(const Options& options) {
 
 }  // namespace
 
-Run add_serve(CLI::App& program) {
-  CLI::App* command = program.add_subcommand("serve", "an aggregation server, until SIGTERM");
+Run add_serve(Program& program) {
+  const Command command = program.add_command("serve", "an aggregation server, until SIGTERM");
   const auto options = std::make_shared<Options>();
-  command->add_option("--bind", options->bind, "ADDR:PORT; port 0: any");
-  command->add_option("--token", options->token, "file of 32 bytes that every worker has, too");
-  command->add_option("--new-token", options->new_token, "write such a file and end");
-  command->add_option("--io", options->io, "auto, gso, mmsg or xdp")->capture_default_str();
+  command.add_option("--bind", options->bind, "ADDR:PORT; port 0: any");
+  command.add_option("--token", options->token, "file of 32 bytes that every worker has, too");
+  command.add_option("--new-token", options->new_token, "write such a file and end");
+  command.add_option("--io", options->io, "auto, gso, mmsg or xdp").capture_default_str();
   command
-      ->add_option("--interfaces", options->interfaces,
-                   "with --io xdp: the ports that workers are behind; a program in the kernel adds "
-                   "there (root, Linux 5.15)")
-      ->delimiter(',');
-  command->add_option("--multicast", options->multicast,
-                      "GROUP or GROUP:PORT, e.g. 239.7.4.2: sums go once for all workers of a job "
-                      "that asks for it");
+      .add_option("--interfaces", options->interfaces,
+                  "with --io xdp: the ports that workers are behind; a program in the kernel adds "
+                  "there (root, Linux 5.15)")
+      .delimiter(',');
+  command.add_option("--multicast", options->multicast,
+                     "GROUP or GROUP:PORT, e.g. 239.7.4.2: sums go once for all workers of a job "
+                     "that asks for it");
   command
-      ->add_option("--auth", options->auth,
-                   "header, or full: jobs whose tags do not cover payloads are refused")
-      ->capture_default_str()
-      ->check(CLI::IsMember({"header", "full"}));
-  command->add_option("--memory", options->memory, "of all jobs")->capture_default_str();
-  command->add_option("--jobs", options->jobs, "at most so many")
-      ->capture_default_str()
-      ->check(CLI::Range(1, 4096));
-  command->add_option(
-      "--metrics", options->metrics,
-      "ADDR:PORT of figures for Prometheus and laconic top; anybody there can read");
-  command->add_flag("--check", options->check, "which back ends work here, and why not");
-  command->add_flag("--json", options->json, "machine-readable, a line each");
+      .add_option("--auth", options->auth,
+                  "header, or full: jobs whose tags do not cover payloads are refused")
+      .capture_default_str()
+      .one_of({"header", "full"});
+  command.add_option("--memory", options->memory, "of all jobs").capture_default_str();
+  command.add_option("--jobs", options->jobs, "at most so many")
+      .capture_default_str()
+      .range(1, 4096);
+  command.add_option("--metrics", options->metrics,
+                     "ADDR:PORT of figures for Prometheus and laconic top; anybody there can read");
+  command.add_flag("--check", options->check, "which back ends work here, and why not");
+  command.add_flag("--json", options->json, "machine-readable, a line each");
   return [options] { return serve(*options); };
 }
 

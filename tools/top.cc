@@ -209,17 +209,17 @@ int top(const Options& options) {
 
 }  // namespace
 
-Run add_top(CLI::App& program) {
-  CLI::App* command =
-      program.add_subcommand("top", "what an aggregation server is doing, until it ends");
+Run add_top(Program& program) {
+  const Command command =
+      program.add_command("top", "what an aggregation server is doing, until it ends");
   const auto options = std::make_shared<Options>();
-  command->add_option("address", options->address, "ADDR:PORT of laconic serve --metrics")
-      ->required();
-  command->add_flag("--once", options->once, "one table, without rates, and end");
-  command->add_option("--interval", options->interval, "seconds between tables")
-      ->capture_default_str()
-      ->check(CLI::Range(0.1, 3600.0));
-  command->add_flag("--json", options->json, "machine-readable, a line each");
+  command.add_option("address", options->address, "ADDR:PORT of laconic serve --metrics")
+      .required();
+  command.add_flag("--once", options->once, "one table, without rates, and end");
+  command.add_option("--interval", options->interval, "seconds between tables")
+      .capture_default_str()
+      .range(0.1, 3600.0);
+  command.add_flag("--json", options->json, "machine-readable, a line each");
   return [options] { return top(*options); };
 }
 

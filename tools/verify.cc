@@ -12,6 +12,7 @@
 #include "files.h"
 #include "frame_fields.h"
 #include "laconic/tensor_codec.h"
+#include "output.h"
 
 namespace laconic::tools {
 namespace {
@@ -72,7 +73,7 @@ int verify(const Options& options) {
   }
   fmt::print("ok: {} of {} elements, {} ({:.1f} to 1)\n", frame->info.spec, frame->info.count,
              bytes_text(bytes->size()), ratio_of(*frame, bytes->size()));
-  if (answer.contains("error_metrics")) print_fields(answer["error_metrics"]);
+  if (const Json* const metrics = answer.find("error_metrics")) print_fields(*metrics);
   return kFine;
 }
 
@@ -85,38 +86,36 @@ int verify_spec(const Options& options) {
   if (options.json) {
     print_json(figures);
   } else {
-    for (const auto& [key, figure] : figures.items())
-      fmt::print("{:<13} {:.4g}\n", key, figure.get<double>());
+    for (const auto& [key, figure] : figures.members())
+      fmt::print("{:<13} {:.4g}\n", key, figure.number());
   }
   return kFine;
 }
 
 }  // namespace
 
-Run add_verify(CLI::App& program) {
-  CLI::App* command = program.add_subcommand(
+Run add_verify(Program& program) {
+  const Command command = program.add_command(
       "verify", "check a stand-alone frame in full and decode it; or measure a spec on a gradient");
   const auto options = std::make_shared<Options>();
-  auto* file = command->add_option("file", options->file, "the frame");
-  command->add_option("--original", options->original, "raw float32 to measure the error against")
-      ->needs(file);
-  command->add_option("--output", options->output, "write the decoded values here, raw float32")
-      ->needs(file);
-  auto* spec =
-      command->add_option("--spec", options->spec, "measure this spec on --input")->excludes(file);
-  auto* input = command->add_option("--input", options->input,
-                                    "a gradient: raw float32, or .npy of one or two dimensions");
-  spec->needs(input);
-  input->needs(spec);
-  command->add_option("--steps", options->steps, "steps of the same gradient, for steady_*")
-      ->check(CLI::Range(1, 65536))
-      ->capture_default_str()
-      ->needs(spec);
-  command->add_flag("--json", options->json, "machine-readable");
-  command->footer(std::string(fidelity_help()));
-  command->final_callback([file, spec] {
-    if (file->empty() && spec->empty()) throw CLI::RequiredError("a frame, or --spec and --input");
-  });
+  const Option file = command.add_option("file", options->file, "the frame");
+  command.add_option("--original", options->original, "raw float32 to measure the error against")
+      .needs(file);
+  command.add_option("--output", options->output, "write the decoded values here, raw float32")
+      .needs(file);
+  const Option spec =
+      command.add_option("--spec", options->spec, "measure this spec on --input").excludes(file);
+  const Option input = command.add_option(
+      "--input", options->input, "a gradient: raw float32, or .npy of one or two dimensions");
+  spec.needs(input);
+  input.needs(spec);
+  command.add_option("--steps", options->steps, "steps of the same gradient, for steady_*")
+      .range(1, 65536)
+      .capture_default_str()
+      .needs(spec);
+  command.add_flag("--json", options->json, "machine-readable");
+  command.footer(std::string(fidelity_help()));
+  command.require_either(file, spec, "a frame, or --spec and --input");
   return [options] { return options->spec.empty() ? verify(*options) : verify_spec(*options); };
 }
 

@@ -5,6 +5,7 @@
 
 #include <iostream>
 
+#include "base/json_text.h"
 #include "mounts.h"
 #include "network.h"
 #include "process.h"
@@ -44,14 +45,12 @@ Features probe_inside() {
   return f;
 }
 
-Json to_json(const Features& f) {
-  return {{"namespaces", f.permitted},
-          {"mounts", f.mounts},
-          {"bridge_and_veth", f.veth},
-          {"tbf", f.tbf},
-          {"loss", f.loss ? Json("cls_bpf") : Json()},
-          {"delay", f.delay ? Json("AF_PACKET") : Json()},
-          {"usable", f.usable()}};
+void put(JsonText& json, const Features& f) {
+  json.open('{').field("namespaces", f.permitted).field("mounts", f.mounts);
+  json.field("bridge_and_veth", f.veth).field("tbf", f.tbf).key("loss");
+  json.value(f.loss ? std::optional("cls_bpf") : std::nullopt).key("delay");
+  json.value(f.delay ? std::optional("AF_PACKET") : std::nullopt);
+  json.field("usable", f.usable()).close('}');
 }
 
 std::string line(const std::string& name, const std::string& root, const std::string& user) {
@@ -115,12 +114,14 @@ int print_check(bool json) {
   const Features user = probe(Isolation::user);
   const bool usable = tools && (root.usable() || user.usable());
   if (json) {
-    std::cout << Json{{"usable", usable},
-                      {"iproute2", tools},
-                      {"root", is_root ? to_json(root) : Json()},
-                      {"user_namespace", to_json(user)}}
-                     .dump(2)
-              << "\n";
+    JsonText text(kJsonIndented);
+    text.open('{').field("usable", usable).field("iproute2", tools).key("root");
+    if (is_root)
+      put(text, root);
+    else
+      text.null();
+    put(text.key("user_namespace"), user);
+    std::cout << text.close('}').take() << "\n";
   } else {
     std::cout << (is_root ? "" : "not root: the first column is not tried\n")
               << check_table(root, user)

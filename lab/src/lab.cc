@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <iostream>
 
+#include "answer.h"
 #include "control.h"
 #include "features.h"
 #include "launcher.h"
@@ -18,7 +19,7 @@ namespace {
 
 int fail(const Error& error, bool json) {
   if (json)
-    std::cout << Json{{"error", to_json(error)}}.dump(2) << std::endl;
+    std::cout << to_json(error) << std::endl;
   else
     std::cerr << to_text(error) << std::flush;
   return exit_status(error);
@@ -26,7 +27,7 @@ int fail(const Error& error, bool json) {
 
 int print(const Report& report, bool json) {
   if (json)
-    std::cout << to_json(report).dump(2) << std::endl;
+    std::cout << to_json(report) << std::endl;
   else
     std::cerr << to_text(report) << std::flush;
   return report.error ? exit_status(*report.error) : 0;
@@ -36,8 +37,7 @@ int send(const Options& options) {
   const auto answer = ask_lab("--send", options.send);
   if (!answer) return fail(answer.error(), options.json);
   std::cout << answer->line << std::endl;
-  const Json parsed = Json::parse(answer->line, nullptr, false);
-  return !parsed.is_discarded() && parsed.value("ok", false) ? 0 : 1;
+  return read_answer(answer->line) ? 0 : 1;
 }
 
 /// A port that is free on loopback now: emulated hosts share the machine's ports.

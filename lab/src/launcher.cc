@@ -6,10 +6,10 @@
 
 #include <filesystem>
 
+#include "answer.h"
 #include "control.h"
 #include "mounts.h"
 #include "network.h"
-#include "report.h"
 #include "worker.h"
 
 namespace laconic::lab {
@@ -93,12 +93,12 @@ Variables launcher_environment(const std::string& folder) {
 Error become_command_on_host(const Options& options) {
   const auto answer = ask_lab("--on", "enter " + options.on);
   if (!answer) return answer.error();
-  const Json said = Json::parse(answer->line, nullptr, false);
-  if (said.is_discarded() || !said.value("ok", false)) return error_from(said);
+  const auto cores = read_answer(answer->line);
+  if (!cores) return cores.error();
   std::vector<int> namespaces;
   for (const Fd& one : answer->descriptors) namespaces.push_back(one.get());
   if (auto entered = enter_namespaces(namespaces); !entered) return entered.error();
-  pin(said.value("cores", std::vector<int>{}));
+  pin(*cores);
   const std::string line = join(options.command);
   execl("/bin/sh", "sh", "-c", line.c_str(), nullptr);
   return system_error("running /bin/sh");

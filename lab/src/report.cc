@@ -2,6 +2,9 @@
 #include "report.h"
 
 #include <cstdio>
+#include <utility>
+
+#include "base/json_text.h"
 
 namespace laconic::lab {
 namespace {
@@ -102,80 +105,98 @@ std::string definition(const Report& r) {
   return text;
 }
 
-Json to_json(const RateEvent& e) {
-  return {{"t", seconds(e.at)},
-          {"rate", format_rate(e.rate)},
-          {"rate_bits_per_second", e.rate},
-          {"cause", e.cause}};
+void put(JsonText& json, const RateEvent& e) {
+  json.open('{').field("t", seconds(e.at)).field("rate", format_rate(e.rate));
+  json.field("rate_bits_per_second", e.rate).field("cause", e.cause).close('}');
 }
 
-void add_ending(const std::optional<Ending>& ending, Json& json) {
-  json["exit"] = ending && ending->signal == 0 ? Json(ending->code) : Json();
-  json["signal"] = ending && ending->signal != 0 ? Json(describe(*ending)) : Json();
+/// The members of a port's counters; null where there is no port.
+void put_counters(JsonText& json, const std::optional<PortCounters>& port) {
+  constexpr std::pair<const char*, uint64_t PortCounters::*> kCounters[] = {
+      {"tx_bytes", &PortCounters::tx_bytes},
+      {"rx_bytes", &PortCounters::rx_bytes},
+      {"tx_packets", &PortCounters::tx_packets},
+      {"rx_packets", &PortCounters::rx_packets}};
+  for (const auto& [name, counter] : kCounters)
+    json.field(name, port ? std::optional((*port).*counter) : std::nullopt);
 }
 
-Json to_json(const SwitchReport& s) {
-  Json json{{"command", s.command}, {"address", s.address}};
-  json.update(to_json(s.port));
-  add_ending(s.ending, json);
-  return json;
+void put_ending(JsonText& json, const std::optional<Ending>& ending) {
+  const bool killed = ending && ending->signal != 0;
+  json.field("exit", ending && !killed ? std::optional(ending->code) : std::nullopt);
+  json.field("signal", killed ? std::optional(describe(*ending)) : std::nullopt);
 }
 
-Json beside_json(const Report& r, std::size_t i) {
+void put(JsonText& json, const SwitchReport& s) {
+  json.open('{').field("command", s.command).field("address", s.address);
+  put_counters(json, s.port);
+  put_ending(json, s.ending);
+  json.close('}');
+}
+
+void put_beside(JsonText& json, const Report& r, std::size_t i) {
   const HostReport& host = r.beside[i];
-  Json json{{"beside", i}, {"address", host.address}, {"command", r.at_beside}};
-  json.update(to_json(host.port.value_or(PortCounters{})));
-  add_ending(host.ending, json);
-  return json;
+  json.open('{').field("beside", i).field("address", host.address).field("command", r.at_beside);
+  put_counters(json, host.port.value_or(PortCounters{}));
+  put_ending(json, host.ending);
+  json.close('}');
 }
 
-Json to_json(const ForwarderReport& f) {
-  return {{"frames", f.frames},
-          {"lost", f.lost},
-          {"refused", f.refused},
-          {"overrun", f.overrun},
-          {"late_seconds_mean", f.late_mean},
-          {"late_seconds_max", f.late_max},
-          {"cpu_seconds", f.cpu_seconds},
-          {"realtime", f.realtime}};
+void put(JsonText& json, const ForwarderReport& f) {
+  json.open('{').field("frames", f.frames).field("lost", f.lost).field("refused", f.refused);
+  json.field("overrun", f.overrun).field("late_seconds_mean", f.late_mean);
+  json.field("late_seconds_max", f.late_max).field("cpu_seconds", f.cpu_seconds);
+  json.field("realtime", f.realtime).close('}');
 }
 
-void add_end_of(const WorkerReport& w, Json& json) {
-  json["core"] = w.core < 0 ? Json() : Json(w.core);
-  add_ending(w.ending, json);
+/// Null where there is nothing.
+template <class T>
+void put(JsonText& json, const char* key, const std::optional<T>& x) {
+  json.key(key);
+  if (x)
+    put(json, *x);
+  else
+    json.null();
 }
 
-Json rank_json(const WorkerReport& w) {
-  Json json{{"rank", *w.rank}, {"host", w.host}, {"local_rank", w.local_rank}};
-  add_end_of(w, json);
-  return json;
+void put_end_of(JsonText& json, const WorkerReport& w) {
+  json.field("core", w.core < 0 ? std::nullopt : std::optional(w.core));
+  put_ending(json, w.ending);
+}
+
+void put_rank(JsonText& json, const WorkerReport& w) {
+  json.open('{').field("rank", *w.rank).field("host", w.host).field("local_rank", w.local_rank);
+  put_end_of(json, w);
+  json.close('}');
 }
 
 /// With `only`, the one rank of the host.
-Json host_json(std::size_t host, const HostReport& h, const WorkerReport* only) {
-  Json json{{"host", host}};
-  if (only != nullptr) json["rank"] = *only->rank;
-  json["address"] = h.address;
-  if (only != nullptr) add_end_of(*only, json);
-  const Json port = h.port ? to_json(*h.port) : Json();
-  for (const char* key : {"tx_bytes", "rx_bytes", "tx_packets", "rx_packets"})
-    json[key] = h.port ? port[key] : Json();
-  return json;
+void put_host(JsonText& json, std::size_t host, const HostReport& h, const WorkerReport* only) {
+  json.open('{').field("host", host);
+  if (only != nullptr) json.field("rank", *only->rank);
+  json.field("address", h.address);
+  if (only != nullptr) put_end_of(json, *only);
+  put_counters(json, h.port);
+  json.close('}');
 }
 
-void add_ends(const Report& r, Json& json) {
-  json["launcher"] = Json();
-  json["per_rank"] = Json::array();
-  for (const WorkerReport& worker : r.workers) {
-    if (worker.rank)
-      json["per_rank"].push_back(rank_json(worker));
-    else
-      add_ending(worker.ending, json["launcher"]);
+void put_ends(JsonText& json, const Report& r) {
+  json.key("launcher");
+  if (launched(r)) {
+    json.open('{');
+    put_ending(json, r.workers[0].ending);
+    json.close('}');
+  } else {
+    json.null();
   }
+  json.key("per_rank").open('[');
+  for (const WorkerReport& worker : r.workers)
+    if (worker.rank) put_rank(json, worker);
   const bool one_rank_each = r.workers.size() == r.hosts.size() && !launched(r);
-  json["per_host"] = Json::array();
+  json.close(']').key("per_host").open('[');
   for (std::size_t i = 0; i < r.hosts.size(); ++i)
-    json["per_host"].push_back(host_json(i, r.hosts[i], one_rank_each ? &r.workers[i] : nullptr));
+    put_host(json, i, r.hosts[i], one_rank_each ? &r.workers[i] : nullptr);
+  json.close(']');
 }
 
 /// "forwarder: 12,345 frames, 0.02 ms behind the delay asked for (at most 0.4 ms), 0.3 s of CPU".
@@ -220,52 +241,45 @@ std::string_view code_name(Errc code) {
 
 int exit_status(const Error& error) { return error.code == Errc::invalid_argument ? 2 : 1; }
 
-Json to_json(const Error& error) {
-  return {{"code", static_cast<int>(error.code)},
-          {"name", code_name(error.code)},
-          {"message", error.message},
-          {"hint", error.hint}};
+void put(JsonText& json, const Error& error) {
+  json.open('{').field("code", static_cast<int>(error.code)).field("name", code_name(error.code));
+  json.field("message", error.message).field("hint", error.hint).close('}');
 }
 
-Error error_from(const Json& answer) {
-  const Json error = answer.is_object() ? answer.value("error", Json::object()) : Json::object();
-  return {static_cast<Errc>(error.value("code", static_cast<int>(Errc::engine_failed))),
-          error.value("message", "the lab's answer is not understood"), error.value("hint", "")};
+void put(JsonText& json, const PortCounters& port) {
+  json.open('{');
+  put_counters(json, port);
+  json.close('}');
 }
 
-Json to_json(const PortCounters& p) {
-  return {{"tx_bytes", p.tx_bytes},
-          {"rx_bytes", p.rx_bytes},
-          {"tx_packets", p.tx_packets},
-          {"rx_packets", p.rx_packets}};
+std::string to_json(const Error& error) {
+  JsonText json(kJsonIndented);
+  put(json.open('{').key("error"), error);
+  return json.close('}').take();
 }
 
-Json to_json(const Report& r) {
-  Json json{{"hosts", r.hosts.size()},
-            {"ranks_per_host", r.per_host},
-            {"shaped", r.shaped_by},
-            {"isolation", r.isolation},
-            {"rate", format_rate(r.shaping.rate)},
-            {"rate_bits_per_second", r.shaping.rate},
-            {"burst", r.shaping.burst},
-            {"queue", r.shaping.queue},
-            {"mtu", r.mtu},
-            {"loss", r.shaping.loss},
-            {"tcp", r.tcp},
-            {"delay_seconds", seconds(r.shaping.delay)},
-            {"jitter_seconds", seconds(r.shaping.jitter)},
-            {"seed", r.shaping.seed},
-            {"forwarder", r.forwarder ? to_json(*r.forwarder) : Json()},
-            {"seconds", seconds(r.time)},
-            {"command", r.command}};
-  json["rates"] = Json::array();
-  for (const RateEvent& event : r.rates) json["rates"].push_back(to_json(event));
-  add_ends(r, json);
-  json["beside"] = Json::array();
-  for (std::size_t i = 0; i < r.beside.size(); ++i) json["beside"].push_back(beside_json(r, i));
-  json["switch"] = r.at_switch ? to_json(*r.at_switch) : Json();
-  if (r.error) json["error"] = to_json(*r.error);
-  return json;
+std::string to_json(const Report& r) {
+  JsonText json(kJsonIndented);
+  json.open('{').field("hosts", r.hosts.size()).field("ranks_per_host", r.per_host);
+  json.field("shaped", r.shaped_by).field("isolation", r.isolation);
+  json.field("rate", format_rate(r.shaping.rate)).field("rate_bits_per_second", r.shaping.rate);
+  json.field("burst", r.shaping.burst).field("queue", r.shaping.queue).field("mtu", r.mtu);
+  json.field("loss", r.shaping.loss).field("tcp", r.tcp);
+  json.field("delay_seconds", seconds(r.shaping.delay));
+  json.field("jitter_seconds", seconds(r.shaping.jitter)).field("seed", r.shaping.seed);
+  put(json, "forwarder", r.forwarder);
+  json.field("seconds", seconds(r.time)).key("command").open('[');
+  for (const std::string& word : r.command) json.value(word);
+  json.close(']').key("rates").open('[');
+  for (const RateEvent& event : r.rates) put(json, event);
+  json.close(']');
+  put_ends(json, r);
+  json.key("beside").open('[');
+  for (std::size_t i = 0; i < r.beside.size(); ++i) put_beside(json, r, i);
+  json.close(']');
+  put(json, "switch", r.at_switch);
+  if (r.error) put(json.key("error"), *r.error);
+  return json.close('}').take();
 }
 
 std::string to_text(const Report& r) {

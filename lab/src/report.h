@@ -3,7 +3,6 @@
 // What a run was and how it ended, for people and for machines.
 #pragma once
 
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <vector>
@@ -11,6 +10,10 @@
 #include "link.h"
 #include "options.h"
 #include "worker.h"
+
+namespace laconic {
+class JsonText;
+}  // namespace laconic
 
 namespace laconic::lab {
 
@@ -62,8 +65,6 @@ struct Report {
   std::optional<Error> error;
 };
 
-using Json = nlohmann::ordered_json;
-
 /// The stable name of the codes that the lab uses.
 std::string_view code_name(Errc code);
 
@@ -71,11 +72,11 @@ std::string_view code_name(Errc code);
 int exit_status(const Error& error);
 
 /// {"code", "name", "message", "hint"}.
-Json to_json(const Error& error);
-/// The error in an answer of the control socket.
-Error error_from(const Json& answer);
-Json to_json(const PortCounters& port);
-Json to_json(const Report& report);
+void put(JsonText& json, const Error& error);
+void put(JsonText& json, const PortCounters& port);
+/// What --json prints.
+std::string to_json(const Report& report);
+std::string to_json(const Error& error);
 
 /// The table, with the definition of the shaping above it.
 std::string to_text(const Report& report);

@@ -10,8 +10,11 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 #include <filesystem>
+#include <span>
 
+#include "base/json_text.h"
 #include "counters.h"
 #include "descendants.h"
 #include "launcher.h"
@@ -43,7 +46,9 @@ Result<Fd> watch_signals() {
 bool not_started(const Ending& ending) { return ending.code == 126 || ending.code == 127; }
 
 std::string refusal(const Error& error) {
-  return Json{{"ok", false}, {"error", to_json(error)}}.dump();
+  JsonText json(kJsonCompact);
+  put(json.open('{').field("ok", false).key("error"), error);
+  return json.close('}').take();
 }
 
 }  // namespace
@@ -329,13 +334,11 @@ ControlServer::Answer Supervisor::answer(std::string_view line) {
 }
 
 std::string Supervisor::answer_status() {
-  return Json{{"ok", true},
-              {"shaped", link_->shaped_by()},
-              {"rate", format_rate(shaping_.rate)},
-              {"rate_bits_per_second", shaping_.rate},
-              {"loss", shaping_.loss},
-              {"seconds", seconds(elapsed())}}
-      .dump();
+  JsonText json(kJsonCompact);
+  json.open('{').field("ok", true).field("shaped", link_->shaped_by());
+  json.field("rate", format_rate(shaping_.rate)).field("rate_bits_per_second", shaping_.rate);
+  json.field("loss", shaping_.loss).field("seconds", seconds(elapsed()));
+  return json.close('}').take();
 }
 
 std::string Supervisor::answer_rate(std::string_view text) {
@@ -358,19 +361,22 @@ std::string Supervisor::answer_loss(std::string_view text) {
 }
 
 std::string Supervisor::answer_counters() {
-  auto now = counters();
+  const auto now = counters();
   if (!now) return refusal(now.error());
-  Json answer{{"ok", true}, {"seconds", seconds(elapsed())}, {"per_host", Json::array()}};
-  if (switch_) {
-    answer["switch"] = to_json(now->back());
-    now->pop_back();
-  }
-  if (!beside_.empty()) answer["beside"] = Json::array();
-  for (std::size_t i = 0; i < now->size(); ++i) {
-    const bool of_ranks = i < static_cast<std::size_t>(options_.hosts);
-    answer[of_ranks ? "per_host" : "beside"].push_back(to_json((*now)[i]));
-  }
-  return answer.dump();
+  JsonText json(kJsonCompact);
+  const auto put_ports = [&](const char* key, std::span<const PortCounters> ports) {
+    json.key(key).open('[');
+    for (const PortCounters& port : ports) put(json, port);
+    json.close(']');
+  };
+  const std::span all(*now);
+  const std::span hosts = all.first(all.size() - (switch_ ? 1 : 0));
+  const std::size_t ranks = std::min(hosts.size(), static_cast<std::size_t>(options_.hosts));
+  json.open('{').field("ok", true).field("seconds", seconds(elapsed()));
+  put_ports("per_host", hosts.first(ranks));
+  if (switch_) put(json.key("switch"), all.back());
+  if (!beside_.empty()) put_ports("beside", hosts.subspan(ranks));
+  return json.close('}').take();
 }
 
 ControlServer::Answer Supervisor::answer_enter(std::string_view name) {
@@ -390,13 +396,11 @@ ControlServer::Answer Supervisor::answer_enter(std::string_view name) {
   const std::vector<int> namespaces = link_->namespaces(host);
   if (namespaces.empty())
     return {refusal(Error{Errc::unsupported, "an emulated lab has no hosts to enter", {}}), {}};
-  return {
-      Json{{"ok", true},
-           {"host", host_name(host)},
-           {"cores", host == kSwitch || is_beside(host) ? std::vector<int>{}
-                                                        : cores_of(options_, usable_cores(), host)}}
-          .dump(),
-      namespaces};
+  JsonText json(kJsonCompact);
+  json.open('{').field("ok", true).field("host", host_name(host)).key("cores").open('[');
+  if (host != kSwitch && !is_beside(host))
+    for (const int core : cores_of(options_, usable_cores(), host)) json.value(core);
+  return {json.close(']').close('}').take(), namespaces};
 }
 
 std::string Supervisor::name_of(const Worker& worker) const {

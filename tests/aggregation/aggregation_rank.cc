@@ -16,19 +16,19 @@
 #include <cstring>
 #include <iostream>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <sstream>
 #include <thread>
 
 #include "base/hash.h"
+#include "json.h"
 #include "laconic/engine/aggregator.h"
 #include "laconic/session.h"
 
 namespace laconic::test {
 namespace {
 
-using Json = nlohmann::json;
 using std::chrono::milliseconds;
+using tools::Json;
 using Clock = std::chrono::steady_clock;
 
 std::map<std::string, std::string> read_arguments(int count, char** words) {
@@ -240,8 +240,7 @@ class Rank {
       return;
     }
     said_["strategy_is_server_sum"] = (*session)->explain().find("server_sum") != std::string::npos;
-    said_["all"] = said_["compressed"] = Json::array();
-    said_["seconds"] = Json::array();
+    for (const char* list : {"all", "compressed", "seconds"}) said_[list] = Json::array();
     gradient_.resize(elements / 1000 * 1000 + 1000);
     for (uint64_t step = 0; step < count("steps", 6); ++step) {
       fill(gradient_, count("seed", 1), rank_, step);
@@ -258,7 +257,7 @@ class Rank {
       said_["all"].push_back(hash64(all));
       said_["compressed"].push_back(hash64(all.first(elements / 1000 * 1000 * sizeof(float))));
     }
-    said_["stats"] = Json::parse((*session)->stats());
+    said_["stats"] = *tools::parse_json((*session)->stats());
   }
 
   /// `pause=K,...`: tells of these steps and waits for a line before them. `late=K,...`: sleeps

@@ -15,10 +15,10 @@
 #include <fstream>
 #include <map>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <thread>
 
 #include "engines/engine_table.h"
+#include "json.h"
 #include "session/session.h"
 #include "support/ranks.h"
 #include "transport/plugin/plugin.h"
@@ -49,7 +49,7 @@ void may_stop(const char* call) {
 }
 
 using Floats = std::vector<float>;
-using Json = nlohmann::json;
+using tools::Json;
 
 class Arguments {
  public:
@@ -394,7 +394,7 @@ int between(Engine& engine, const Arguments& arguments) {
   };
   if (receives) {
     write(arguments, {{"rank", 0}, {"begun", true}});  // until both have reported
-    return end()["code"] == "ok" ? 0 : 1;
+    return end()["code"].text() == "ok" ? 0 : 1;
   }
   report(arguments, engine, {{"ended", end()}});
   return 0;
@@ -472,7 +472,7 @@ int branch(MpiEngine& engine, const Arguments& arguments) {
     calls().names.clear();
     line[count < limit ? "below" : "ended"] = error_json(engine.run({&step, 1}));
     line[count < limit ? "small" : "large"] = calls().names;
-    line["right"] = line.value("right", true) &&
+    line["right"] = (line["right"].is_null() || line["right"].flag()) &&
                     lanes == Floats(count, 0.25F * static_cast<float>(engine.world()));
   }
   report(arguments, engine, line);

@@ -9,20 +9,20 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 #include <thread>
 #include <vector>
 
 #include "engines/engine_table.h"
+#include "json.h"
 
 namespace laconic::test {
 namespace {
 
 namespace fs = std::filesystem;
-using Json = nlohmann::json;
 using std::chrono::seconds;
+using tools::Json;
 using Clock = std::chrono::steady_clock;
 
 constexpr seconds kPatience{60};

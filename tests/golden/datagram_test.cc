@@ -3,23 +3,18 @@
 // Replays v1/datagrams.json: what a reader says of each, and that writers still write the same.
 #include <gtest/gtest.h>
 
-#include <filesystem>
-#include <fstream>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "golden/datagrams.h"
+#include "golden/manifest.h"
 
 namespace laconic::golden {
 namespace {
 
-using Json = nlohmann::json;
-
 const Json& manifest() {
-  static const Json json = Json::parse(
-      std::ifstream(std::filesystem::path(LACONIC_TEST_DATA) / "golden" / "v1" / "datagrams.json"));
+  static const Json json = read_manifest("datagrams.json");
   return json;
 }
 
@@ -32,21 +27,22 @@ std::vector<uint8_t> unhex(const std::string& text) {
 }
 
 TEST(GoldenDatagrams, ReadersSayWhatTheManifestSays) {
-  ASSERT_GT(manifest()["datagrams"].size(), 40U);
-  for (const Json& entry : manifest()["datagrams"]) {
+  ASSERT_GT(items_of(manifest(), "datagrams").size(), 40U);
+  for (const auto& [_, entry] : items_of(manifest(), "datagrams")) {
     DatagramCase c;
-    c.name = entry["name"];
-    c.layout = entry["layout"];
-    c.bytes = unhex(entry["hex"]);
+    c.name = text_of(entry, "name");
+    c.layout = text_of(entry, "layout");
+    c.bytes = unhex(text_of(entry, "hex"));
     c.epoch = kGoldenEpoch;
-    c.era = entry["era"];
-    EXPECT_EQ(verdict_of(c), entry["verdict"].get<std::string>()) << c.name;
+    c.era = number_of(entry, "era");
+    EXPECT_EQ(verdict_of(c), text_of(entry, "verdict")) << c.name;
   }
 }
 
 TEST(GoldenDatagrams, WritersStillWriteTheseBytes) {
   std::map<std::string, std::vector<uint8_t>> files;
-  for (const Json& entry : manifest()["datagrams"]) files[entry["name"]] = unhex(entry["hex"]);
+  for (const auto& [_, entry] : items_of(manifest(), "datagrams"))
+    files[text_of(entry, "name")] = unhex(text_of(entry, "hex"));
   const auto cases = golden_datagrams();
   EXPECT_EQ(files.size(), cases.size());
   for (const DatagramCase& c : cases) EXPECT_EQ(c.bytes, files[c.name]) << c.name;

@@ -8,20 +8,19 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
-#include <nlohmann/json.hpp>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "golden/cases.h"
 #include "golden/codec_frame.h"
+#include "golden/manifest.h"
 #include "wire/bundle.h"
 
 namespace laconic::golden {
 namespace {
 
 namespace fs = std::filesystem;
-using Json = nlohmann::json;
 using Buffer = std::vector<uint8_t>;
 
 const fs::path kDir = fs::path(LACONIC_TEST_DATA) / "golden" / "v1";
@@ -33,52 +32,52 @@ Buffer read_file(const fs::path& path) {
 }
 
 const Json& manifest() {
-  static const Json json = Json::parse(std::ifstream(kDir / "manifest.json"));
+  static const Json json = read_manifest("manifest.json");
   return json;
 }
 
 void expect_fields(const FrameView& view, const Json& f) {
   const FrameInfo& i = view.info;
-  EXPECT_EQ(i.flags.zero, f["zero"].get<bool>());
-  EXPECT_EQ(i.flags.non_finite, f["non_finite"].get<bool>());
-  EXPECT_EQ(i.codec, f["codec"].get<uint16_t>());
-  EXPECT_EQ(i.payload_version, f["payload_version"].get<uint8_t>());
-  EXPECT_EQ(dtype_name(i.dtype), f["dtype"].get<std::string>());
-  EXPECT_EQ(i.contributors, f["contributors"].get<uint32_t>());
-  EXPECT_EQ(i.count, f["count"].get<uint64_t>());
-  EXPECT_EQ(i.rows, f["rows"].get<uint64_t>());
-  EXPECT_EQ(i.cols, f["cols"].get<uint64_t>());
-  EXPECT_EQ(i.step, f["step"].get<uint64_t>());
-  EXPECT_EQ(i.seed, f["seed"].get<uint64_t>());
-  EXPECT_EQ(i.parameter, f["parameter"].get<uint64_t>());
-  EXPECT_EQ(i.offset, f["offset"].get<uint64_t>());
-  EXPECT_EQ(i.rank, f["rank"].get<uint32_t>());
-  EXPECT_EQ(i.world, f["world"].get<uint32_t>());
-  EXPECT_EQ(i.hop, f["hop"].get<uint8_t>());
-  EXPECT_EQ(i.spec, f["spec"].get<std::string>());
-  EXPECT_EQ(view.payload.size(), f["payload_bytes"].get<std::size_t>());
+  EXPECT_EQ(i.flags.zero, flag_of(f, "zero"));
+  EXPECT_EQ(i.flags.non_finite, flag_of(f, "non_finite"));
+  EXPECT_EQ(i.codec, number_of(f, "codec"));
+  EXPECT_EQ(i.payload_version, number_of(f, "payload_version"));
+  EXPECT_EQ(dtype_name(i.dtype), text_of(f, "dtype"));
+  EXPECT_EQ(i.contributors, number_of(f, "contributors"));
+  EXPECT_EQ(i.count, number_of(f, "count"));
+  EXPECT_EQ(i.rows, number_of(f, "rows"));
+  EXPECT_EQ(i.cols, number_of(f, "cols"));
+  EXPECT_EQ(i.step, number_of(f, "step"));
+  EXPECT_EQ(i.seed, number_of(f, "seed"));
+  EXPECT_EQ(i.parameter, number_of(f, "parameter"));
+  EXPECT_EQ(i.offset, number_of(f, "offset"));
+  EXPECT_EQ(i.rank, number_of(f, "rank"));
+  EXPECT_EQ(i.world, number_of(f, "world"));
+  EXPECT_EQ(i.hop, number_of(f, "hop"));
+  EXPECT_EQ(i.spec, text_of(f, "spec"));
+  EXPECT_EQ(view.payload.size(), number_of(f, "payload_bytes"));
 }
 
 TEST(Golden, frames_say_what_the_manifest_says) {
-  ASSERT_GT(manifest()["frames"].size(), 40U);
-  for (const Json& entry : manifest()["frames"]) {
-    SCOPED_TRACE(entry["file"].get<std::string>());
-    const Buffer bytes = read_file(kDir / entry["file"].get<std::string>());
+  ASSERT_GT(items_of(manifest(), "frames").size(), 40U);
+  for (const auto& [_, entry] : items_of(manifest(), "frames")) {
+    SCOPED_TRACE(text_of(entry, "file"));
+    const Buffer bytes = read_file(kDir / text_of(entry, "file"));
     const auto view = parse_frame(bytes);
     const Errc code = view ? Errc::ok : view.error().code;
-    EXPECT_EQ(errc_name(code), entry["errc"].get<std::string>());
-    EXPECT_EQ(static_cast<int>(code), entry["number"].get<int>());
+    EXPECT_EQ(errc_name(code), text_of(entry, "errc"));
+    EXPECT_EQ(static_cast<uint64_t>(code), number_of(entry, "number"));
     if (view) expect_fields(*view, entry["fields"]);
   }
 }
 
 TEST(Golden, frames_decode_to_the_recorded_bits_on_every_instruction_set) {
-  for (const Json& entry : manifest()["frames"]) {
-    if (!entry.contains("values")) continue;
-    const Buffer bytes = read_file(kDir / entry["file"].get<std::string>());
-    const Buffer want = read_file(kDir / entry["values"].get<std::string>());
+  for (const auto& [_, entry] : items_of(manifest(), "frames")) {
+    if (entry["values"].is_null()) continue;
+    const Buffer bytes = read_file(kDir / text_of(entry, "file"));
+    const Buffer want = read_file(kDir / text_of(entry, "values"));
     for (const Isa isa : available_isas()) {
-      SCOPED_TRACE(entry["file"].get<std::string>() + " " + std::string(isa_name(isa)));
+      SCOPED_TRACE(text_of(entry, "file") + " " + std::string(isa_name(isa)));
       const auto values = decode_frame(bytes, isa);
       ASSERT_TRUE(values) << errc_name(values.error().code);
       const auto* got = reinterpret_cast<const uint8_t*>(values->data());
@@ -89,13 +88,12 @@ TEST(Golden, frames_decode_to_the_recorded_bits_on_every_instruction_set) {
 
 TEST(Golden, payloads_are_refused_as_the_manifest_says) {
   int refused = 0;
-  for (const Json& entry : manifest()["frames"]) {
-    if (!entry.contains("payload")) continue;
-    SCOPED_TRACE(entry["file"].get<std::string>());
-    const auto values =
-        decode_frame(read_file(kDir / entry["file"].get<std::string>()), Isa::scalar);
+  for (const auto& [_, entry] : items_of(manifest(), "frames")) {
+    if (entry["payload"].is_null()) continue;
+    SCOPED_TRACE(text_of(entry, "file"));
+    const auto values = decode_frame(read_file(kDir / text_of(entry, "file")), Isa::scalar);
     ASSERT_FALSE(values);
-    EXPECT_EQ(errc_name(values.error().code), entry["payload"].get<std::string>());
+    EXPECT_EQ(errc_name(values.error().code), text_of(entry, "payload"));
     ++refused;
   }
   EXPECT_GT(refused, 0);
@@ -117,7 +115,8 @@ TEST(Golden, encoders_still_write_these_bytes) {
 
 TEST(Golden, every_codec_has_frames) {
   std::set<std::string> files;
-  for (const Json& entry : manifest()["frames"]) files.insert(entry["file"].get<std::string>());
+  for (const auto& [_, entry] : items_of(manifest(), "frames"))
+    files.insert(text_of(entry, "file"));
   for (const CodecCase& c : codec_cases()) {
     EXPECT_THAT(files, testing::Contains("frames/" + file_of(c) + ".frame"))
         << "run make_golden (see tests/golden/README.md)";
@@ -134,61 +133,64 @@ std::string hex_of(Bytes bytes) {
 }
 
 void expect_contents(const BundleView& view, const Json& c) {
-  EXPECT_EQ(view.failed, c.value("failed", false));
-  EXPECT_EQ(view.overflow, c.value("overflow", false));
+  EXPECT_EQ(view.failed, c["failed"].flag());
+  EXPECT_EQ(view.overflow, c["overflow"].flag());
   if (view.failed) {
-    EXPECT_EQ(errc_name(view.failure.code), c["code"].get<std::string>());
-    EXPECT_EQ(view.failure.rank, c["rank"].get<uint32_t>());
-    EXPECT_EQ(view.failure.bucket, c["bucket"].get<uint32_t>());
-    EXPECT_EQ(view.failure.parameter, c["parameter"].get<uint32_t>());
-    EXPECT_EQ(view.failure.text, c["text"].get<std::string>());
+    EXPECT_EQ(errc_name(view.failure.code), text_of(c, "code"));
+    EXPECT_EQ(view.failure.rank, number_of(c, "rank"));
+    EXPECT_EQ(view.failure.bucket, number_of(c, "bucket"));
+    EXPECT_EQ(view.failure.parameter, number_of(c, "parameter"));
+    EXPECT_EQ(view.failure.text, text_of(c, "text"));
     return;
   }
-  EXPECT_EQ(view.bytes, c["bytes"].get<uint64_t>());
-  EXPECT_EQ(hex_of(view.report.bytes), c["report"].get<std::string>());
-  EXPECT_EQ(view.report.step, c["report_step"].get<uint32_t>());
+  EXPECT_EQ(view.bytes, number_of(c, "bytes"));
+  EXPECT_EQ(hex_of(view.report.bytes), text_of(c, "report"));
+  EXPECT_EQ(view.report.step, number_of(c, "report_step"));
   if (view.overflow) return;
-  EXPECT_EQ(view.non_finite, c["non_finite"].get<bool>());
-  EXPECT_EQ(view.incomplete, c["incomplete"].get<bool>());
-  EXPECT_EQ(view.flush, c["flush"].get<uint32_t>());
-  EXPECT_EQ(hex_of(view.lanes), c["lanes"].get<std::string>());
+  EXPECT_EQ(view.non_finite, flag_of(c, "non_finite"));
+  EXPECT_EQ(view.incomplete, flag_of(c, "incomplete"));
+  EXPECT_EQ(view.flush, number_of(c, "flush"));
+  EXPECT_EQ(hex_of(view.lanes), text_of(c, "lanes"));
   if (view.shape.seen != 0) {
-    EXPECT_EQ(view.seen(), c["seen"].get<uint64_t>());
+    EXPECT_EQ(view.seen(), number_of(c, "seen"));
   }
   SlotCursor slots = view.slots();
-  ASSERT_EQ(slots.left(), c["slots"].size());
-  for (const Json& want : c["slots"]) {
+  ASSERT_EQ(slots.left(), items_of(c, "slots").size());
+  for (const auto& [_, want] : items_of(c, "slots")) {
     const Slot slot = slots.next();
     const std::string got = slot.kind == SlotKind::zero         ? "zero"
                             : slot.kind == SlotKind::non_finite ? "non_finite"
                                                                 : hex_of(slot.payload);
-    EXPECT_EQ(got, want.get<std::string>());
+    EXPECT_EQ(got, want.text());
   }
 }
 
 TEST(Golden, bundles_say_what_the_manifest_says) {
-  ASSERT_GT(manifest()["bundles"].size(), 20U);
-  for (const Json& entry : manifest()["bundles"]) {
-    SCOPED_TRACE(entry["file"].get<std::string>());
+  ASSERT_GT(items_of(manifest(), "bundles").size(), 20U);
+  for (const auto& [_, entry] : items_of(manifest(), "bundles")) {
+    SCOPED_TRACE(text_of(entry, "file"));
     const Json& e = entry["expect"];
-    const auto bounds = e["slot_bounds"].get<std::vector<uint32_t>>();
+    std::vector<uint32_t> bounds;
+    for (const auto& [__, bound] : items_of(e, "slot_bounds"))
+      bounds.push_back(static_cast<uint32_t>(bound.whole()));
     BundleExpect expect;
-    expect.id.kind = static_cast<BundleKind>(e["kind"].get<uint8_t>());
-    expect.id.round = e["round"].get<uint8_t>();
-    expect.id.rank = e["rank"].get<uint16_t>();
-    expect.id.world = e["world"].get<uint16_t>();
-    expect.id.step = e["step"].get<uint64_t>();
-    expect.id.sequence = e["sequence"].get<uint32_t>();
-    expect.id.agreement = e["agreement"].get<uint64_t>();
-    expect.shape = {static_cast<uint32_t>(bounds.size()), e["seen"].get<uint32_t>(),
-                    e["lane_bytes"].get<uint32_t>()};
+    expect.id.kind = static_cast<BundleKind>(number_of(e, "kind"));
+    expect.id.round = static_cast<uint8_t>(number_of(e, "round"));
+    expect.id.rank = static_cast<uint16_t>(number_of(e, "rank"));
+    expect.id.world = static_cast<uint16_t>(number_of(e, "world"));
+    expect.id.step = number_of(e, "step");
+    expect.id.sequence = static_cast<uint32_t>(number_of(e, "sequence"));
+    expect.id.agreement = number_of(e, "agreement");
+    expect.shape = {static_cast<uint32_t>(bounds.size()),
+                    static_cast<uint32_t>(number_of(e, "seen")),
+                    static_cast<uint32_t>(number_of(e, "lane_bytes"))};
     expect.slot_bounds = bounds;
-    expect.seen_bound = e["seen_bound"].get<uint64_t>();
-    const Buffer bytes = read_file(kDir / entry["file"].get<std::string>());
+    expect.seen_bound = number_of(e, "seen_bound");
+    const Buffer bytes = read_file(kDir / text_of(entry, "file"));
     const auto view = parse_bundle(bytes, expect);
     const Errc code = view ? Errc::ok : view.error().code;
-    EXPECT_EQ(errc_name(code), entry["errc"].get<std::string>());
-    EXPECT_EQ(static_cast<int>(code), entry["number"].get<int>());
+    EXPECT_EQ(errc_name(code), text_of(entry, "errc"));
+    EXPECT_EQ(static_cast<uint64_t>(code), number_of(entry, "number"));
     if (view) expect_contents(*view, entry["contents"]);
   }
 }

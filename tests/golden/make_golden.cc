@@ -7,22 +7,23 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "base/hash.h"
+#include "base/json_text.h"
 #include "golden/cases.h"
 #include "golden/codec_frame.h"
 #include "golden/datagrams.h"
+#include "json.h"
 #include "wire/bundle.h"
 
 namespace laconic::golden {
 namespace {
 
 namespace fs = std::filesystem;
-using Json = nlohmann::ordered_json;
+using tools::Json;
 using Buffer = std::vector<uint8_t>;
 
 void write_file(const fs::path& path, Bytes bytes) {
@@ -51,6 +52,8 @@ Buffer resized(Buffer bytes, std::size_t size) {
   bytes.resize(size);
   return bytes;
 }
+
+constexpr JsonStyle kStyle{",", ": ", 1};
 
 // ---- frames ----
 
@@ -406,8 +409,8 @@ void add_bundles(Bundles& bundles) {
 
 void copy_seeds(const Json& frames, const fs::path& golden, const fs::path& corpus) {
   fs::create_directories(corpus / "frame");
-  for (const Json& entry : frames) {
-    const std::string file = entry["file"];
+  for (const auto& [_, entry] : frames.members()) {
+    const std::string& file = entry["file"].text();
     if (file.find("/bad-") == std::string::npos && file.find("/header-") == std::string::npos)
       continue;
     fs::copy_file(golden / file, corpus / "frame" / fs::path(file).filename(),
@@ -458,7 +461,7 @@ void write_datagrams(const fs::path& dir, const fs::path& corpus) {
                        {"hex", hex}});
     write_file(corpus / "datagram" / (c.name + ".seed"), c.bytes);
   }
-  const std::string text = Json{{"version", 1}, {"datagrams", entries}}.dump(1) + "\n";
+  const std::string text = Json{{"version", 1}, {"datagrams", entries}}.dump(kStyle) + "\n";
   write_file(dir / "datagrams.json",
              Bytes(reinterpret_cast<const uint8_t*>(text.data()), text.size()));
 }
@@ -473,7 +476,7 @@ int run(const fs::path& dir, const fs::path& corpus) {
   Bundles bundles(dir, corpus / "bundle");
   add_bundles(bundles);
   const Json manifest{{"version", 1}, {"frames", frames.entries()}, {"bundles", bundles.entries()}};
-  const std::string text = manifest.dump(1) + "\n";
+  const std::string text = manifest.dump(kStyle) + "\n";
   write_file(dir / "manifest.json",
              Bytes(reinterpret_cast<const uint8_t*>(text.data()), text.size()));
   copy_seeds(frames.entries(), dir, corpus);

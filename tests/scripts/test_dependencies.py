@@ -58,6 +58,18 @@ def test_a_machine_without_a_compiler_hears_what_to_install(tmp_path):
     assert "g++" in wanted and set(wanted) <= set(REQUIRED)
 
 
+@pytest.mark.parametrize(("header", "files"), [
+    ("nlohmann/", ["tools/json_read.cc"]),
+    ("CLI/", ["lab/src/options.cc", "tools/command.cc"]),
+    ("toml++/", ["tools/rules_file.cc"]),
+])
+def test_headers_that_cost_seconds_of_compiling_are_in_one_file_of_a_program(header, files):
+    sources = [file for folder in ("include", "src", "tools", "lab", "bench", "examples", "tests") for file in (ROOT / folder).rglob("*.*")
+               if file.suffix in (".h", ".cc")]
+    found = [str(file.relative_to(ROOT)) for file in sources if f"#include <{header}" in file.read_text(encoding="utf-8")]
+    assert sorted(found) == files
+
+
 def test_the_readme_names_the_same_packages():
     """In its install lines: what CMake names where there is no compiler."""
     named = [set(re.search(r"sudo apt install (g\+\+[-\w+ ]+)", (ROOT / file).read_text(encoding="utf-8"))[1].split())

@@ -213,6 +213,14 @@ def test_parameters_are_what_explain_gives(rules, tmp_path):
     assert said["rules"][1]["parameters"] == ["encoder.0.weight", "encoder.0.bias"] and said["rules"][1]["elements"] == 16640
 
 
+def test_a_name_that_a_file_has_twice_has_its_last_shape(tmp_path):
+    rules, model = tmp_path / "rules.toml", tmp_path / "model.json"
+    rules.write_text('[[rule]]\nmatch = "*"\n')
+    model.write_text('{"head": 1, "tail": [2, 3], "head": [4, 5]}')
+    said = answer("rules", rules, "--parameters", model)
+    assert said["rules"][0]["parameters"] == ["head", "tail"] and said["rules"][0]["elements"] == 26
+
+
 @pytest.mark.parametrize(("words", "said"), [
     ("head", "'head' is no name:elements"),
     ("head:640,", "'' is no name:elements"),
