@@ -3,9 +3,7 @@
 
 import os
 import re
-import runpy
 import subprocess
-import types
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -73,14 +71,6 @@ def test_a_section_that_fails_or_is_skipped_stays_without_the_cached_budget(tmp_
     assert "---- bad: FAILED after" in done.stdout and "---- none: skipped" in done.stdout
     assert done.stdout.splitlines()[-1] == "FAILED: bad (skipped: none); repeat with: scripts/test bad"
     assert not list(tmp_path.glob("passed/*"))
-
-
-def test_the_longest_files_of_tests_are_there_and_begin_first():
-    order = runpy.run_path(str(ROOT / "conftest.py"))
-    assert len(set(order["LONG"])) == len(order["LONG"]) and all((ROOT / name).is_file() for name in order["LONG"])
-    items = [types.SimpleNamespace(nodeid=f"{name}::test_{i}") for i in range(2) for name in ("a.py", *reversed(order["LONG"]))]
-    order["pytest_collection_modifyitems"](items)
-    assert [item.nodeid for item in items] == [f"{name}::test_{i}" for name in order["LONG"] for i in range(2)] + ["a.py::test_0", "a.py::test_1"]
 
 
 def test_what_the_old_torch_leaves_out_is_there():
