@@ -168,6 +168,7 @@ endfunction()
 # Everything in examples/ runs as a test: an example that fails is a lie in the documentation.
 function(laconic_example_tests)
   get_property(programs GLOBAL PROPERTY LACONIC_examples_PROGRAMS)
+  add_custom_target(laconic_examples DEPENDS ${programs})
   foreach(program IN LISTS programs)
     add_test(NAME ${program} COMMAND ${program})
     set_tests_properties(${program} PROPERTIES LABELS example TIMEOUT 300)

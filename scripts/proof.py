@@ -41,7 +41,7 @@ SECTIONS = (
     Section("asan", required=True), Section("tsan"), Section("install"), Section("fuzz", builds_on="asan"),
     Section("scalar", builds_on="release"), Section("cuda"), Section("nonumpy", builds_on="release"),
     Section("oldtorch", builds_on="release"),
-    Section("paths", weekly=True), Section("bench", builds_on="release", weekly=True), Section("asan_gcc", weekly=True),
+    Section("paths", weekly=True), Section("asan_gcc", weekly=True),
     Section("soak", builds_on="release", weekly=True), Section("mutants", weekly=True),
 )
 QUICK = ("layers", "format", "release", "python")

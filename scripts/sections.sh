@@ -7,6 +7,19 @@ jobs=${JOBS:-$(nproc)}
 # Tests of processes mostly wait for each other: twice as many as there are cores. Those of one file share the processes that they start.
 readonly in_parallel=(-n "$((2 * jobs))" --dist loadfile --no-loadscope-reorder)  # conftest.py has the order
 source scripts/ccache.sh  # also for what tests compile by themselves
+weekly() { [[ ${LACONIC_TIER:-change} == weekly ]]; }
+
+# How many interpreters tests of the section `python` may start that import torch: 1.4 s each. Where the test is not about starting one,
+# launches.py has forks.
+readonly torch_imports=80
+
+# What repeats tests under another torch or without NumPy takes a tenth of them in turn, which the commit chooses, and all of them weekly.
+# A tenth is too little for as many processes: each imports torch.
+in_turn() {
+  if ! weekly; then
+    echo "-n $jobs --tenth=$(git rev-parse -q --verify HEAD 2>/dev/null || cat python/tests/*.py | sha1sum | cut -d ' ' -f 1)"
+  fi
+}
 
 about_layers="who includes whom"
 section_layers() { scripts/check_layers; }
@@ -14,16 +27,21 @@ section_layers() { scripts/check_layers; }
 about_format="clang-format 14"
 section_format() { scripts/format --check; }
 
-about_release="optimised build; unit, conformance, distributed, examples, replay of the fuzz corpora"
+about_release="optimised build; the tests whose answers depend on it, and examples; weekly all tests"
 section_release() {
-  scripts/build release
-  ctest --preset release -j "$jobs"
+  if weekly; then
+    scripts/build release
+    ctest --preset release -j "$jobs" -LE scalar
+  else
+    scripts/build release laconic_optimised_tests laconic_examples
+    ctest --preset release -j "$jobs" -L 'optimised|example'
+  fi
 }
 
 about_python="the Python package, the demo's parts, the scripts"
 section_python() {
   scripts/build release laconic_c laconic_launched laconic_fake_nccl laconic_fake_nccl_old $(has_command_sources && echo laconic_cli)
-  .venv/bin/python -m pytest -q "${in_parallel[@]}"
+  .venv/bin/python -m pytest -q "${in_parallel[@]}" --torch-imports="$torch_imports" $(! weekly || echo --record-durations)
 }
 
 # Of torch they use what other tests use, too: they run in `python` alone.
@@ -34,11 +52,11 @@ section_oldtorch() {
   "$python" -c 'import torch.distributed' 2>/dev/null || scripts/bootstrap --system-torch
   "$python" -c 'import torch.distributed' 2>/dev/null || { echo "no PyTorch in $python: apt install python3-torch"; return $skip; }
   scripts/build release laconic_c
-  "$venv/bin/python" -c 'import pytest, xdist' 2>/dev/null ||
+  "$venv/bin/python" -c 'import pytest, pytest_timeout, xdist' 2>/dev/null ||
     { "$python" -m venv --system-site-packages "$venv" &&
       "$venv/bin/pip" install -q --require-hashes --only-binary :all: -r scripts/requirements-pytest.txt; }
   "$venv/bin/python" -c 'import torch; print("torch", torch.__version__)'
-  PYTHONPATH=python "$venv/bin/python" -m pytest -q "${in_parallel[@]}" python/tests \
+  PYTHONPATH=python "$venv/bin/python" -m pytest -q "${in_parallel[@]}" $(in_turn) python/tests \
     "${left_out[@]/%/.py}"
 }
 
@@ -52,15 +70,17 @@ about_nonumpy="the Python package with what laconic[torch] brings, which is torc
 section_nonumpy() {
   local venv=build/venv-nonumpy
   scripts/build release laconic_c
-  .venv/bin/python tests/install/exact_env.py "$venv" "laconic[torch]" pytest pytest-xdist
+  .venv/bin/python tests/install/exact_env.py "$venv" "laconic[torch]" pytest pytest-timeout pytest-xdist
   "$venv/bin/python" -c 'import importlib.util as u; assert u.find_spec("torch") and not u.find_spec("numpy"), "NumPy is here"'
-  "$venv/bin/python" -m pytest -q "${in_parallel[@]}" "${of_nonumpy[@]}"
+  "$venv/bin/python" -m pytest -q "${in_parallel[@]}" $(in_turn) "${of_nonumpy[@]}"
 }
 
-about_asan="AddressSanitizer and UndefinedBehaviorSanitizer"
+about_asan="AddressSanitizer and UndefinedBehaviorSanitizer, by clang; every unit test, replay of the fuzz corpora"
 section_asan() {
-  scripts/build asan laconic_tests
-  ctest --preset asan -j "$jobs" -LE example
+  local preset=asan
+  scripts/clang >/dev/null || { echo "no clang with libFuzzer here: by g++ instead"; preset=asan-gcc; }
+  scripts/build "$preset" laconic_tests
+  ctest --preset "$preset" -j "$jobs" -LE example
 }
 
 about_tsan="ThreadSanitizer: thread pool, engines, ranks as threads"
@@ -74,12 +94,17 @@ section_tsan() {
 
 about_scalar="without Highway: what its absence replaces, and the bytes that must stay"
 section_scalar() {
-  scripts/build scalar laconic_kernel_tests
-  ctest --preset scalar -j "$jobs" -L kernels
+  if weekly; then  # a library that was configured so
+    scripts/build scalar laconic_tests
+    ctest --preset scalar -j "$jobs" -LE example
+  else
+    scripts/build release laconic_scalar_tests
+    ctest --preset release -j "$jobs" -L scalar
+  fi
 }
 
 about_fuzz="every fuzz target for a few seconds under clang"
-section_fuzz() { scripts/fuzz "${FUZZ_SECONDS:-3}"; }
+section_fuzz() { scripts/fuzz "${FUZZ_SECONDS:-$(weekly && echo 60 || echo 3)}"; }
 
 about_cuda="the GPU library compiles; its tests run where there is a GPU"
 section_cuda() {
@@ -100,9 +125,6 @@ section_asan_gcc() {
   scripts/build asan-gcc laconic_tests
   ctest --preset asan-gcc -j "$jobs" -LE example
 }
-
-about_bench="every benchmark compiles"
-section_bench() { scripts/build release; }
 
 about_paths="a checkout whose path has a space and a letter that is not ASCII"
 section_paths() {

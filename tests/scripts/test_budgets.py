@@ -8,10 +8,8 @@ import json
 import math
 import os
 import re
-import runpy
 import subprocess
 import sys
-import types
 from pathlib import Path
 
 import pytest
@@ -527,14 +525,6 @@ def test_the_last_run_is_recorded(checkout):
 
 
 # ---- what keeps it short ----
-
-
-def test_the_longest_files_of_tests_are_there_and_begin_first():
-    order = runpy.run_path(str(ROOT / "conftest.py"))
-    assert len(set(order["LONG"])) == len(order["LONG"]) and all((ROOT / name).is_file() for name in order["LONG"])
-    items = [types.SimpleNamespace(nodeid=f"{name}::test_{i}") for i in range(2) for name in ("a.py", *reversed(order["LONG"]))]
-    order["pytest_collection_modifyitems"](items)
-    assert [item.nodeid for item in items] == [f"{name}::test_{i}" for name in order["LONG"] for i in range(2)] + ["a.py::test_0", "a.py::test_1"]
 
 
 def test_what_the_old_torch_leaves_out_is_there():
