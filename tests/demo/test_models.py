@@ -334,14 +334,22 @@ def test_cifar10_as_jpeg_files(tmp_path):
     assert red.tolist() == pytest.approx([0, 128 / 255, 1, 64 / 255], abs=0.02)
 
 
-def test_jpeg_files_without_pillow(tmp_path, monkeypatch):
+def _no_jpeg(path):
     parts = {"jpeg": numpy.zeros(4, "uint8"), "offsets": numpy.array([0, 4]), "labels": numpy.array([1])}
-    numpy.savez(tmp_path / "a.npz", **{f"{name}_{what}": values for name in ("train", "test") for what, values in parts.items()})
+    numpy.savez(path, **{f"{name}_{what}": values for name in ("train", "test") for what, values in parts.items()})
+    return str(path)
+
+
+def test_jpeg_files_that_are_none(tmp_path):
+    pytest.importorskip("PIL.Image", reason="JPEG files need Pillow")
     with pytest.raises(ValueError, match="is not CIFAR-10"):
-        digits.cifar10(str(tmp_path / "a.npz"))
+        digits.cifar10(_no_jpeg(tmp_path / "a.npz"))
+
+
+def test_jpeg_files_without_pillow(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(ValueError, match="pip install pillow"):
-        digits.cifar10(str(tmp_path / "a.npz"))
+        digits.cifar10(_no_jpeg(tmp_path / "a.npz"))
 
 
 def test_the_last_tenth_of_a_text_is_for_evaluation(tmp_path):
