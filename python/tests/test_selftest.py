@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 
@@ -13,6 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import test_staging as staged_tests  # noqa: E402
+from launches import environment_for, program  # noqa: E402
 from ranks import Ranks  # noqa: E402
 
 import laconic  # noqa: E402
@@ -24,17 +24,27 @@ if why := pretend.why_not():
 from laconic import selftest  # noqa: E402
 
 
-def run(*arguments, **variables):
-    return subprocess.run([sys.executable, "-m", "laconic.selftest", *arguments], capture_output=True, text=True, timeout=300,
-                          env={**os.environ, "OMP_NUM_THREADS": "1", **variables}, check=False)
+#: `python -m laconic.selftest` where the device is there in every process, and changes values in copies of so many bytes
+ON_PRETEND = f"""
+import os, sys
+
+os.environ["PRETEND_FLIPS"] = sys.argv[1]
+sys.path.insert(0, {str(pretend.SOURCE.parent)!r})
+import pretend
+
+pretend.load()
+from laconic import selftest
+
+if __name__ == "__main__":
+    sys.exit(selftest.main(sys.argv[2:]))
+"""
 
 
-@pytest.fixture(scope="module")
-def with_device(tmp_path_factory):
-    """Variables of a process that has the pretend device from torch itself."""
+def on_pretend(folder, *arguments, flips=-1):
     pretend.library()
-    path = os.pathsep.join(filter(None, [pretend.plugged_in(tmp_path_factory.mktemp("device")), os.environ.get("PYTHONPATH")]))
-    return {"PYTHONPATH": path}
+    script = folder / "on_pretend.py"
+    script.write_text(ON_PRETEND)
+    return program([script, flips, *arguments], folder)
 
 
 def checked(report):
@@ -46,38 +56,49 @@ def checked(report):
     return {check["name"]: check for check in report["checks"]}
 
 
-def test_on_the_cpu():
-    done = run("--device", "cpu", "--size", "256Ki", "--json")
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
+def test_on_the_cpu(tmp_path):
+    done = program(["-m", "laconic.selftest", "--device", "cpu", "--size", "256Ki", "--json"], tmp_path)
+    assert done.code == 0, done.err
+    report = json.loads(done.out)
     assert all(check["ok"] for check in checked(report).values()) and report["device"] == "cpu"
     assert report["rates"]["copy_to_host"] is None and set(report["rates"]["codecs"]) == set(laconic.codecs())
     assert all(set(pays) == {"2", "4", "8"} for pays in report["break_even_gbit"].values())
 
 
-def test_on_the_pretend_device(with_device):
+def test_on_the_pretend_device(tmp_path):
     """Without --device: it is the accelerator here."""
-    done = run("--size", "256Ki", **with_device)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.startswith(f"device pretend:0, torch {torch.__version__}\n")
-    assert done.stdout.count("\nok  ") == 2 + len(laconic.codecs()) and "\nNO" not in done.stdout
-    assert "GB/s to the host" in done.stdout and "8 ranks" in done.stdout
+    done = on_pretend(tmp_path, "--size", "256Ki")
+    assert done.code == 0, done.out + done.err
+    assert done.out.startswith(f"device pretend:0, torch {torch.__version__}\n")
+    assert done.out.count("\nok  ") == 2 + len(laconic.codecs()) and "\nNO" not in done.out
+    assert "GB/s to the host" in done.out and "8 ranks" in done.out
 
 
-def test_a_device_that_changes_a_bit_ends_it_with_1(with_device):
+def test_a_device_that_changes_a_bit_ends_it_with_1(tmp_path):
     """In copies of the size of what the codecs exchange: the copies before them are right."""
     exchanged = 4 * sum(torch.Size(shape).numel() for shape in selftest._SHAPES)
-    done = run("--device", "pretend", "--size", "256Ki", "--json", PRETEND_FLIPS=str(exchanged), **with_device)
-    assert done.returncode == 1
-    found = checked(json.loads(done.stdout))
+    done = on_pretend(tmp_path, "--device", "pretend", "--size", "256Ki", "--json", flips=exchanged)
+    assert done.code == 1, done.err
+    found = checked(json.loads(done.out))
     assert found["copies"]["ok"] and not found["exchange by none"]["ok"]
     assert "other means than on the CPU, first in step" in found["exchange by none"]["detail"]
 
 
-def test_an_unknown_device_and_size_are_named():
-    assert run("--device", "cuda:77", "--size", "4Ki").returncode == 1
-    wrong = run("--size", "12")
-    assert wrong.returncode == 2 and "at least 4Ki" in wrong.stderr
+def test_an_unknown_device_is_the_end_of_an_interpreter_of_its_own():
+    done = subprocess.run([sys.executable, "-m", "laconic.selftest", "--device", "cuda:77", "--size", "4Ki"], env=environment_for(),
+                          capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 1 and done.stderr.splitlines()[-1].startswith("laconic: "), done.stderr
+
+
+def test_a_size_that_is_too_small_is_named(capsys):
+    with pytest.raises(SystemExit) as wrong:
+        selftest.main(["--size", "12"])
+    assert wrong.value.code == 2 and "at least 4Ki" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("size", "sent"), [(4 << 10, 4 << 10), (256 << 10, 256 << 10), (12 << 20, 12 << 20)])
+def test_rates_are_taken_of_the_size_that_was_asked_for(size, sent):
+    assert sum(4 * rows * columns for rows, columns in selftest.shapes_of(size)) == sent
 
 
 def _copies(kind):

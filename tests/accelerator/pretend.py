@@ -1,8 +1,7 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 """torch's device `pretend` (pretend.cc): builds it, registers it, and brings a process group that serves its tensors.
 
-A process that calls `load` has the device. One that cannot call it gets it from torch itself, with `plugged_in` on its
-PYTHONPATH.
+A process that calls `load` has the device.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ import torch.utils
 SOURCE = Path(__file__).with_name("pretend.cc")
 BUILT = Path(__file__).resolve().parents[2] / "build" / "pretend"
 TORCH = Path(torch.__file__).parent
-FLAGS = ["-std=c++20", "-O1", "-fPIC", "-shared", "-w", f"-I{TORCH}/include", f"-I{TORCH}/include/torch/csrc/api/include",
-         f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}", f"-L{TORCH}/lib", "-ltorch_cpu", "-lc10",
-         f"-Wl,-rpath,{TORCH}/lib"]
+COMPILE = ["-std=c++20", "-O1", "-fPIC", "-w", f"-I{TORCH}/include", f"-I{TORCH}/include/torch/csrc/api/include",
+           f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"]
+LINK = ["-shared", f"-L{TORCH}/lib", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{TORCH}/lib"]
 COMPUTE, DOWN, UP = 0, 1, 2
 
 
@@ -47,15 +46,17 @@ def why_not() -> str | None:
 
 
 def library() -> Path:
-    """The device's library, from the cache or compiled (half a minute)."""
-    key = hashlib.sha256(repr([SOURCE.read_bytes(), FLAGS, torch.__version__, compiler()]).encode()).hexdigest()[:16]
+    """The device's library, from this checkout, or compiled: for ten seconds, unless ccache has it."""
+    key = hashlib.sha256(repr([SOURCE.read_bytes(), COMPILE, LINK, torch.__version__, compiler()]).encode()).hexdigest()[:16]
     BUILT.mkdir(parents=True, exist_ok=True)
     path = BUILT / f"libpretend-{key}.so"
     with open(BUILT / "lock", "w", encoding="ascii") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # several pytest workers may want it at once
         if not path.exists():
-            begun = path.with_suffix(".begun")
-            subprocess.run([compiler(), str(SOURCE), *FLAGS, "-o", str(begun)], check=True)
+            begun, compiled = path.with_suffix(".begun"), path.with_suffix(".o")
+            cached = list(filter(None, [shutil.which("ccache")]))  # which takes no command that links
+            subprocess.run([*cached, compiler(), *COMPILE, "-c", str(SOURCE), "-o", str(compiled)], check=True)
+            subprocess.run([compiler(), str(compiled), *LINK, "-o", str(begun)], check=True)
             begun.rename(path)
     return path
 
@@ -93,15 +94,6 @@ def delay(compute=0, down=0, up=0) -> None:
     """Microseconds before each operation on the device, copy to the host and copy to the device that returns at once."""
     for which, microseconds in ((COMPUTE, compute), (DOWN, down), (UP, up)):
         load().pretend_delay(which, microseconds)
-
-
-def plugged_in(folder: Path) -> str:
-    """A folder for PYTHONPATH: torch then loads the device when it is imported, by its entry point for such devices."""
-    info = folder / "pretend_device-1.dist-info"
-    info.mkdir(parents=True, exist_ok=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: pretend-device\nVersion: 1\n")
-    (info / "entry_points.txt").write_text("[torch.backends]\npretend = pretend:load\n")
-    return os.pathsep.join([str(folder), str(SOURCE.parent)])
 
 
 # ---- the process group -------------------------------------------------------------------------------------------------

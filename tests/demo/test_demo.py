@@ -17,6 +17,10 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 RUN = ROOT / "examples/demo/run.py"
+sys.path[:0] = [str(RUN.parent), str(ROOT / "python/tests")]
+
+import run as demo  # noqa: E402
+
 MINIATURE = ["--workers", "2", "--specs", "none 3lc topk:ratio=0.01", "--rate", "200mbit", "--emulate", "--steps", "14",
              "--repeats", "1", "--slow-steps", "1", "--fast-steps", "2", "--pairs", "1", "--pair-steps", "2",
              "--target", "0.2"]
@@ -111,21 +115,36 @@ def test_bytes_and_parts_are_recorded_for_every_rank(miniature):
 
 
 def test_bytes_of_a_lone_worker_are_drawn_too():
-    sys.path.insert(0, str(RUN.parent))
-    try:
-        import charts
-    finally:
-        sys.path.pop(0)
+    import charts
+
     picture = charts.dots([("Laconic none", "laconic-0", 0.0, None)], "Bytes a step", "bytes")
     assert picture.startswith("<svg") and "circle" not in picture
 
 
+def workers(plan, folder, world=2):
+    """What workers of an emulated lab make of a plan, forked: each one's outcome, and the file that they leave."""
+    pytest.importorskip("torch")
+    from launches import launch
+
+    (folder / "plan.json").write_text(json.dumps(plan))
+    (folder / "said").mkdir()
+    outcomes = launch([RUN.with_name("worker.py"), folder / "plan.json", folder / "result.json"], folder / "said", world=world, LACONIC_LAB="emulated")
+    return outcomes, folder / "result.json"
+
+
 def test_a_failing_run_ends_with_its_sentence(tmp_path):
-    laconic_command()
-    done = run(*MINIATURE, "--out", str(tmp_path), "--specs", "3lcc", "--workers", "1")
+    """What a worker says of an exchange that there is not, and what the demo makes of that when a lab brings it."""
+    (failed,), _ = workers(demo.plan_of(demo.options(["--specs", "3lcc", "--steps", "1", "--workers", "1"])) | {"specs": ["3lcc"]}, tmp_path, world=1)
+    said = failed.out.splitlines()[-1]
+    assert failed.code == 1 and said.startswith('@demo {"error": ') and "3lc" in said
+    lab = tmp_path / "laconic"
+    lab.write_text(f"#!/bin/sh\ncat {tmp_path}/heard >&2\nexit 1\n")
+    lab.chmod(0o755)
+    (tmp_path / "heard").write_text(f"[0] {said}\n")
+    done = run(*MINIATURE, "--out", str(tmp_path), "--workers", "1", env={**os.environ, "LACONIC_BIN": str(lab)})
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]
-    assert last.startswith("demo: worker ") and "3lc" in last
+    assert last.startswith("demo: worker 0: ") and "3lc" in last
     assert not (tmp_path / "report.html").exists()
 
 
@@ -153,16 +172,27 @@ def short_path():
         yield folder
 
 
+#: a torch in which no training ends
+ENDLESS_TORCH = """
+import time
+
+print('@demo {"phase": "start", "done": 1, "total": 1, "text": "both are there"}', flush=True)
+time.sleep(1000)
+"""
+
+
 def test_an_interrupted_demo_leaves_no_process(short_path):
     laconic_command()
     marker = short_path
-    environment = dict(os.environ, TMPDIR=marker)
+    torch = pathlib.Path(marker, "torch.py")
+    torch.write_text(ENDLESS_TORCH)
+    environment = dict(os.environ, TMPDIR=marker, PYTHONPATH=marker)
     process = subprocess.Popen([sys.executable, str(RUN), *MINIATURE, "--steps", "2000", "--out", marker],
                                stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=environment,
                                start_new_session=True,
                                # a background job of a shell hands on that SIGINT is ignored
                                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
-    assert "start" in process.stderr.readline()
+    assert "start" in process.stderr.readline() and "start" in process.stderr.readline()
     assert len(processes_with(marker)) >= 3  # this one, the workers
     os.killpg(process.pid, signal.SIGINT)
     said = process.stderr.read()
@@ -175,14 +205,15 @@ def test_an_interrupted_demo_leaves_no_process(short_path):
 
 
 def test_the_transformer_learns_on_two_ranks(tmp_path):
+    pytest.importorskip("torch")
+    from launches import launch
+
+    (tmp_path / "said").mkdir()
     text = tmp_path / "text.txt"
     text.write_text("the quick brown fox jumps over the lazy dog.\n" * 200)
-    environment = dict(os.environ, PYTHONPATH=str(ROOT / "python"))
-    done = subprocess.run([laconic_command(), "lab", "--emulate", "--hosts", "2", "--", sys.executable,
-                           str(ROOT / "examples/tiny_gpt.py"), "--compare", "3lc", "--text", str(text), "--steps", "6",
-                           "--every", "3"], capture_output=True, text=True, timeout=600, env=environment)
-    assert done.returncode == 0, done.stdout + done.stderr
-    losses = [float(x) for x in re.findall(r" 3lc  step +\d+  loss ([0-9.]+)", done.stdout)]
+    done, other = launch([ROOT / "examples/tiny_gpt.py", "--compare", "3lc", "--text", text, "--steps", "6", "--every", "3"], tmp_path / "said")
+    assert done.code == other.code == 0, done.out + done.err
+    losses = [float(x) for x in re.findall(r" 3lc  step +\d+  loss ([0-9.]+)", done.out)]
     assert len(losses) == 2 and losses[1] < losses[0]
-    row = next(line for line in done.stdout.splitlines() if re.match(r"\[0\] +3lc +[0-9.]+ ", line))
+    row = next(line for line in done.out.splitlines() if re.match(r" *3lc +[0-9.]+ ", line))
     assert float(re.search(r"1:([0-9.]+)", row)[1]) > 20

@@ -4,7 +4,6 @@
 import contextlib
 import json
 import os
-import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "tests" / "support"), str(ROOT / "examples"), str(ROOT / "examples" / "demo")]
+sys.path[:0] = [str(ROOT / "tests" / "support"), str(ROOT / "examples"), str(ROOT / "examples" / "demo"), str(ROOT / "python" / "tests")]
 
 import gradient_laws  # noqa: E402
 import gradient_laws_figures  # noqa: E402
@@ -23,23 +22,21 @@ SETTINGS = ["--model", "mlp", "--steps", "4", "--every", "2", "--world", "1"]
 
 
 @pytest.fixture(scope="module")
-def environment():
-    """Of the build under test."""
+def run(tmp_path_factory):
+    """run(file, …): `python FILE …`, a program that trains, with the build under test."""
     needs_models()
+    from launches import program
+
     files = {"LACONIC_LIBRARY": "lib/liblaconic.so", "LACONIC_BIN": "bin/laconic"}
-    return {**os.environ, **{variable: needs(variable, place) for variable, place in files.items()}}
-
-
-def run(environment, *words):
-    return subprocess.run([sys.executable, str(ROOT / "examples" / "gradient_laws.py"), *map(str, words)], env=environment,
-                          capture_output=True, text=True, timeout=600)
+    variables = {variable: needs(variable, place) for variable, place in files.items()}
+    return lambda *words: program(words, tmp_path_factory.mktemp("said"), **variables)
 
 
 @pytest.fixture(scope="module")
-def recorded(environment, tmp_path_factory):
+def recorded(run, tmp_path_factory):
     out = tmp_path_factory.mktemp("laws")
-    done = run(environment, *SETTINGS, "--out", out)
-    assert done.returncode == 0, done.stderr
+    done = run(ROOT / "examples" / "gradient_laws.py", *SETTINGS, "--out", out)
+    assert done.code == 0, done.err
     return out
 
 
@@ -88,11 +85,11 @@ with tempfile.TemporaryDirectory() as folder:
 """
 
 
-def test_what_is_recorded_is_what_the_codec_encodes(environment):
+def test_what_is_recorded_is_what_the_codec_encodes(run, tmp_path):
     """And a training is the same, recorded or not."""
-    done = subprocess.run([sys.executable, "-c", RECORDS, str(ROOT / "examples"), str(ROOT / "examples" / "demo")],
-                          env=environment, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
+    (tmp_path / "records.py").write_text(RECORDS)
+    done = run(tmp_path / "records.py", ROOT / "examples", ROOT / "examples" / "demo")
+    assert done.code == 0, done.err
 
 
 def test_kinds_of_layers():

@@ -4,6 +4,7 @@
 import functools
 import hashlib
 import itertools
+import json
 import math
 import subprocess
 import sys
@@ -22,12 +23,14 @@ sys.path[:0] = [str(RUN.parent), str(ROOT / "python/tests")]
 import digits  # noqa: E402
 import models  # noqa: E402
 import quality  # noqa: E402
+import run  # noqa: E402
 import text  # noqa: E402
 from ranks import Ranks  # noqa: E402
-from test_demo import laconic_command  # noqa: E402
 
 SMALL = {"mlp": (1.0e6, 1.2e6), "cnn": (0.2e6, 0.5e6), "lstm": (1e6, 2e6), "gpt": (1e6, 3e6)}
 LINES = "the quick brown fox jumps over the lazy dog.\n" * 400
+OWN_TEXT = ["--model", "lstm", "--workers", "2", "--specs", "3lc", "--emulate", "--rate", "1gbit", "--steps", "6", "--every", "3", "--repeats", "1",
+            "--slow-steps", "1", "--fast-steps", "1", "--pairs", "1", "--pair-steps", "1", "--target", "0.1"]
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +89,7 @@ def _trained(name, spec, seed, steps, state=None):
 
 
 def _replicas(name):
-    return [_trained(name, spec, seed, 3)[0] for spec, seed in (("pytorch:ddp", 0), ("3lc", 0), ("3lc", 0), ("3lc", 1))]
+    return [_trained(name, spec, seed, 2)[0] for spec, seed in (("pytorch:ddp", 0), ("3lc", 0), ("3lc", 0), ("3lc", 1))]
 
 
 @pytest.mark.parametrize("name", models.MODELS)
@@ -97,9 +100,9 @@ def test_replicas_are_bit_identical_and_seeds_decide(pair, name):
 
 
 def _interrupted(name, spec):
-    whole, _ = _trained(name, spec, 0, 5)
-    _, state = _trained(name, spec, 0, 3)
-    return whole, _trained(name, spec, 0, 2, state)[0]
+    whole, _ = _trained(name, spec, 0, 3)
+    _, state = _trained(name, spec, 0, 2)
+    return whole, _trained(name, spec, 0, 1, state)[0]
 
 
 def _judged(name):
@@ -248,21 +251,34 @@ def test_less_is_better_where_it_is():
     assert quality.BITS.top([3.3, 2.2]) == 2.0 and quality.BITS.short(3.0) == "3 bits"
 
 
-def test_bits_a_character_and_a_file_of_the_users(tmp_path):
-    laconic_command()
+def test_bits_a_character_and_a_file_of_the_users(tmp_path, monkeypatch, capsys):
+    """From what two workers have recorded (lstm.json)."""
     (tmp_path / "own.txt").write_text(LINES)
-    done = subprocess.run([sys.executable, str(RUN), "--model", "lstm", "--data", str(tmp_path / "own.txt"), "--workers", "2",
-                           "--specs", "3lc", "--emulate", "--rate", "1gbit", "--steps", "6", "--every", "3", "--repeats", "1", "--slow-steps", "1",
-                           "--fast-steps", "1", "--pairs", "1", "--pair-steps", "1", "--target", "0.1", "--out", str(tmp_path / "out"),
-                           "--publish", str(tmp_path)], capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
-    assert "steps to 0.1 bits" in done.stdout.replace("\u00a0", " ") and "final bits a character" in done.stdout
-    row = next(line for line in done.stdout.splitlines() if line.startswith("Laconic 3lc"))
+    recorded = json.loads(Path(__file__).with_name("lstm.json").read_text(encoding="utf-8"))
+    monkeypatch.setattr(run, "train", lambda given, plan, progress: recorded)
+    run.demo(run.options([*OWN_TEXT, "--data", str(tmp_path / "own.txt"), "--out", str(tmp_path / "out"), "--publish", str(tmp_path)]))
+    said = capsys.readouterr().out
+    assert "steps to 0.1 bits" in said.replace("\u00a0", " ") and "final bits a character" in said
+    row = next(line for line in said.splitlines() if line.startswith("Laconic 3lc"))
     assert "not reached" in row
     page = (tmp_path / "out/report.html").read_text()
     assert "Bits a character over seconds" in page and "own.txt" in page and "1,257,600" in page
     assert "![Bits a character over seconds](demo-lstm.svg)" in (tmp_path / "demo-lstm.md").read_text()
     assert (tmp_path / "demo-lstm.svg").exists()
+
+
+def _of_worker(plan):
+    sys.path.insert(0, str(RUN.parent))
+    from worker import Worker
+
+    worker = Worker(plan)
+    return sum(p.numel() for p in worker.kind.build(worker.data).parameters()), len(worker.data.train)
+
+
+def test_workers_read_the_users_file(pair, tmp_path):
+    (tmp_path / "own.txt").write_text(LINES)
+    plan = run.plan_of(run.options([*OWN_TEXT, "--data", str(tmp_path / "own.txt")]))
+    assert pair.run(_of_worker, plan=plan) == [(1_257_600, 9 * len(LINES) // 10)] * 2
 
 
 def test_better_is_above_on_charts():
@@ -318,14 +334,22 @@ def test_cifar10_as_jpeg_files(tmp_path):
     assert red.tolist() == pytest.approx([0, 128 / 255, 1, 64 / 255], abs=0.02)
 
 
-def test_jpeg_files_without_pillow(tmp_path, monkeypatch):
+def _no_jpeg(path):
     parts = {"jpeg": numpy.zeros(4, "uint8"), "offsets": numpy.array([0, 4]), "labels": numpy.array([1])}
-    numpy.savez(tmp_path / "a.npz", **{f"{name}_{what}": values for name in ("train", "test") for what, values in parts.items()})
+    numpy.savez(path, **{f"{name}_{what}": values for name in ("train", "test") for what, values in parts.items()})
+    return str(path)
+
+
+def test_jpeg_files_that_are_none(tmp_path):
+    pytest.importorskip("PIL.Image", reason="JPEG files need Pillow")
     with pytest.raises(ValueError, match="is not CIFAR-10"):
-        digits.cifar10(str(tmp_path / "a.npz"))
+        digits.cifar10(_no_jpeg(tmp_path / "a.npz"))
+
+
+def test_jpeg_files_without_pillow(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(ValueError, match="pip install pillow"):
-        digits.cifar10(str(tmp_path / "a.npz"))
+        digits.cifar10(_no_jpeg(tmp_path / "a.npz"))
 
 
 def test_the_last_tenth_of_a_text_is_for_evaluation(tmp_path):

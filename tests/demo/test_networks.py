@@ -21,7 +21,7 @@ import pages  # noqa: E402
 import results  # noqa: E402
 import run  # noqa: E402
 import tables  # noqa: E402
-from test_demo import laconic_command  # noqa: E402
+from test_demo import workers  # noqa: E402
 
 NETWORKS = ["20mbit", "1gbit"]
 #: milliseconds a step by network; steps to 95 %
@@ -157,13 +157,12 @@ def test_what_is_said_of_the_first_steps_of_pytorchs_powersgd(monkeypatch):
 # ---- times alone ----
 
 def test_a_run_for_times_alone(tmp_path):
-    laconic_command()
-    done = subprocess.run([sys.executable, str(RUN), "--times-only", "--networks", "10mbit 1gbit", "--workers", "2",
-                           "--specs", "3lc", "--emulate", "--repeats", "1", "--slow-steps", "1", "--fast-steps", "4", "--out", str(tmp_path)],
-                          capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
-    found = json.loads((tmp_path / "results.json").read_text())
-    assert found["plan"]["networks"] == ["10mbit", "1gbit"]
+    words = ["--times-only", "--networks", "10mbit 1gbit", "--workers", "2", "--specs", "3lc", "--repeats", "1", "--slow-steps", "1", "--fast-steps", "4"]
+    plan = run.plan_of(run.options(words))
+    outcomes, answered = workers(plan, tmp_path)
+    assert [outcome.code for outcome in outcomes] == [0, 0], outcomes[0].err
+    found = json.loads(answered.read_text())
+    assert plan["networks"] == ["10mbit", "1gbit"]
     for rank in found["ranks"]:
         assert rank["learn"] == rank["pairs"] == []
         assert list(rank["phases"]) == ["step times at 10mbit", "step times at 1gbit"]
@@ -173,9 +172,11 @@ def test_a_run_for_times_alone(tmp_path):
         # Milliseconds for 4.5 MB. A hundredfold apart, and the quickest of the fast steps: others may find no processor free.
         slow, fast = (min(1e3 * sum(step) for step in b["times"]) for b in rank["blocks"] if b["spec"] == "pytorch:ddp")
         assert slow > 3600 > fast > 36
-    rows = [re.split(r"\s{2,}", line) for line in done.stdout.splitlines() if line.startswith(("Laconic 3lc", "PyTorch DDP"))]
+    views = results.by_network({**found, "machine": {}, "command": "make demo", "remark": "", "lab": {}}, plan)
+    said = overview.text(views)
+    rows = [re.split(r"\s{2,}", line) for line in said.splitlines() if line.startswith(("Laconic 3lc", "PyTorch DDP"))]
     assert [row[4:7] for row in rows if len(row) == 9] == [["–", "–", "–"]] * 4
-    assert "not reached" not in done.stdout and "Times only: nothing was learned." in done.stdout
+    assert "not reached" not in said and "Times only: nothing was learned." in said
 
 
 @pytest.mark.parametrize("networks", [NETWORKS, NETWORKS[:1]])

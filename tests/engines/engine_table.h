@@ -28,6 +28,8 @@ struct TableOptions {
   std::chrono::seconds timeout{60};  ///< of a batch
   /// One case of the sessions in so many, beginning with the first; raw steps always.
   uint32_t stride = 1;
+  /// Raw steps of more bytes or lanes are left out: what an engine cuts into many calls takes long.
+  uint64_t longest = 3'000'001;
 };
 
 /// What an engine's own sums of lanes of `type` may differ from those in rank order, as a part of

@@ -240,23 +240,24 @@ void mixed_batches(Table& table) {
 }  // namespace
 
 void raw_steps(Table& table) {
+  const uint64_t longest = table.options().longest;
   for (const uint32_t turn : {0U, 1U, 2U}) {
     if (!table.dead()) all_to_all(table, turn);
     if (!table.dead()) all_gather(table, turn);
   }
   for (const uint64_t bytes : {uint64_t{1}, uint64_t{5000}, uint64_t{3'000'001}}) {
-    if (!table.dead()) ring(table, bytes);
+    if (!table.dead() && bytes <= longest) ring(table, bytes);
   }
   for (const StepKind kind : {StepKind::messages, StepKind::all_to_all}) {
     if (!table.dead()) shorter_than_room(table, kind);
   }
   for (const DType type : {DType::f32, DType::f16, DType::bf16}) {
     for (const uint64_t count : {0U, 1U, 2U, 7U, 1001U, 70'001U}) {
-      if (!table.dead()) sum(table, type, count);
+      if (!table.dead() && count <= longest) sum(table, type, count);
     }
   }
   for (const uint64_t count : {0U, 1U, 7U, 70'001U, 3'000'001U}) {
-    if (!table.dead()) sum_of_integers(table, count);
+    if (!table.dead() && count <= longest) sum_of_integers(table, count);
   }
   if (!table.dead()) tickets(table);
   if (!table.dead()) late_ticket(table);

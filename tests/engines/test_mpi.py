@@ -85,15 +85,19 @@ def test_the_table_through_the_plug_in(tmp_path, library, ranks):
     expect_table(Job(tmp_path, library, ranks, "mode=table", "stride=4", f"plugin={plugin(library)}"), ranks)
 
 
+#: so small that rows of a model and steps of a few thousand bytes are cut
+IN_PARTS = ["largest_call=512", "longest=5000"]
+
+
 @pytest.mark.parametrize(("library", "ranks"), [(OPENMPI, 3), (MPICH, 2)])
 def test_what_is_longer_than_a_call_goes_in_parts(tmp_path, library, ranks):
     need(library)
-    expect_table(Job(tmp_path, library, ranks, "mode=table", "stride=3", "largest_call=512"), ranks)
+    expect_table(Job(tmp_path, library, ranks, "mode=table", "stride=3", *IN_PARTS), ranks)
 
 
 @pytest.mark.parametrize(("library", "ranks", "more"), [
-    (OPENMPI, 3, []), (OPENMPI, 4, ["largest_call=512", "stride=3"]), (OPENMPI, 2, ["background=0", "stride=4"]),
-    (MPICH, 3, ["largest_call=512", "stride=4"])])
+    (OPENMPI, 3, []), (OPENMPI, 4, [*IN_PARTS, "stride=12"]), (OPENMPI, 2, ["background=0", "stride=4"]),
+    (MPICH, 3, [*IN_PARTS, "stride=12"])])
 def test_large_sums_are_taken_in_rank_order(tmp_path, library, ranks, more):
     need(library)
     expect_table(Job(tmp_path, library, ranks, "mode=table", "large_share=0", *more), ranks)
@@ -136,7 +140,7 @@ def test_what_has_one_tag_keeps_its_order(tmp_path, library, large):
 @pytest.mark.parametrize(("library", "ranks"), [(OPENMPI, 4), (MPICH, 3)])
 def test_the_table_on_two_hosts(tmp_path, library, ranks):
     need(library)
-    expect_table(Job(tmp_path, library, ranks, "mode=table", "hosts=2", "far_call=512", "large_share=0", "stride=3"), ranks)
+    expect_table(Job(tmp_path, library, ranks, "mode=table", "hosts=2", "far_call=512", "longest=5000", "large_share=0", "stride=3"), ranks)
 
 
 @pytest.mark.parametrize("library", [OPENMPI, MPICH])

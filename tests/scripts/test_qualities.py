@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "tests" / "support")]
+sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "tests" / "support"), str(ROOT / "python" / "tests")]
 
 import learning  # noqa: E402
 import qualities  # noqa: E402
@@ -141,6 +141,9 @@ def test_a_gap_without_a_reason_shows(here):
 def test_one_training_of_a_few_steps(tmp_path, monkeypatch):
     """A file of a run, by a rate of its own."""
     needs_library(monkeypatch)
+    import launches
+
+    launches.fork_what_is_spawned(monkeypatch)
     cell = qualities.Cell("quality", "mlp", "int8", 0, 10, 5, rate=0.02)
     qualities.group.wait(qualities.group.start(learning.run_rank, 2, 2, [cell], tmp_path, None))
     run = json.loads((tmp_path / cell.path.name).read_text())
