@@ -26,6 +26,9 @@ install(DIRECTORY include/laconic DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_
 install(TARGETS laconic_c laconic_static EXPORT laconic-targets
         LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
         ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+# Notices of what is compiled in; of a wheel, pyproject.toml names them.
+install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DATADIR}/licenses/laconic)
+install(DIRECTORY LICENSES DESTINATION ${CMAKE_INSTALL_DATADIR}/licenses/laconic)
 if(TARGET laconic_cli)
   install(TARGETS laconic_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 endif()
