@@ -22,7 +22,7 @@ def checkout(tmp_path):
     """A checkout of scripts alone, and on the PATH programs of its own: fake(name, what it does)."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "scripts").mkdir()
-    for name in ("bootstrap", "build", "ccache.sh", "requirements.txt", "requirements-torch.txt", "requirements-clang-format.txt"):
+    for name in ("bootstrap", "build", "wheel", "ccache.sh", "requirements.txt", "requirements-torch.txt", "requirements-clang-format.txt"):
         shutil.copy(SCRIPTS / name, tmp_path / "scripts")
 
     def fake(name, does):
@@ -88,6 +88,16 @@ def test_a_build_keeps_the_launcher_it_began_with(checkout, begun, named, launch
         ninja.write_text(begun)
     checkout.run("build", "release", "laconic_cli", **({"CMAKE_CXX_COMPILER_LAUNCHER": named} if named else {}))
     assert (checkout.root / "calls").read_text().splitlines()[0] == f"--preset <{launcher}>"
+
+
+@pytest.mark.parametrize(("named", "taken"), [({}, "c++"), ({"CXX": "clang++"}, "clang++")])
+def test_the_wheel_is_built_by_the_compiler_of_all_else(machine, named, taken, monkeypatch):
+    """By its name, too: to ccache g++, which scikit-build-core takes from Python, is another one than c++."""
+    monkeypatch.delenv("CXX", raising=False)
+    machine("c++", "true")
+    (machine.root / ".venv/bin/python").write_text('#!/bin/bash\nif [[ $* == *" wheel "* ]]; then echo "$CXX" >>calls; exit 1; fi\n')
+    machine.run("wheel", status=1, **named)
+    assert machine.lines("calls") == [taken]
 
 
 def test_ccache_comes_with_what_the_first_build_needs(machine):
