@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -66,7 +67,8 @@ class Scenario:
 
 def published(words: list[str]) -> str:
     """A command as the page shows it, to be run in the root of any checkout."""
-    return shlex.join(words).replace(f"{ROOT}/", "").replace(sys.executable, "python")
+    python = (word.replace(shlex.quote(sys.executable), "python").replace(sys.executable, "python") for word in words)
+    return shlex.join(re.sub(rf"('?){re.escape(str(ROOT))}/([^' ]*)\1", r"\2", word) for word in python)
 
 
 def cross(seed: int) -> tuple[str, ...]:

@@ -4,24 +4,31 @@
 # component `wheel` with the library and its plug-ins inside the Python package and the command among its scripts.
 # Installed plug-ins have no RUNPATH: the MPI or Gloo they open is that of the machine that they run on.
 
+add_custom_target(laconic_installed)  # builds what is installed
+add_dependencies(laconic_installed laconic_c ${LACONIC_PLUGINS})
+if(TARGET laconic_cli)
+  add_dependencies(laconic_installed laconic_cli)
+endif()
+
 if(SKBUILD)
   # A wheel holds no symbolic links: one file, without version suffixes.
   set_property(TARGET laconic_c PROPERTY VERSION)
   set_property(TARGET laconic_c PROPERTY SOVERSION)
   install(TARGETS laconic_c ${LACONIC_PLUGINS} LIBRARY DESTINATION laconic/lib COMPONENT wheel)
-  add_custom_target(laconic_wheel)
-  add_dependencies(laconic_wheel laconic_c ${LACONIC_PLUGINS})
   if(TARGET laconic_cli)
     target_link_options(laconic_cli PRIVATE -static-libstdc++ -static-libgcc)
     install(TARGETS laconic_cli RUNTIME DESTINATION ${SKBUILD_SCRIPTS_DIR} COMPONENT wheel)
-    add_dependencies(laconic_wheel laconic_cli)
   endif()
   return()
 endif()
 
+add_dependencies(laconic_installed laconic_static)
 include(CMakePackageConfigHelpers)
 set(_cmake_dir ${CMAKE_INSTALL_LIBDIR}/cmake/laconic)
 
+# Notices of what is compiled in; of a wheel, pyproject.toml names them.
+install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DATADIR}/licenses/laconic)
+install(DIRECTORY LICENSES DESTINATION ${CMAKE_INSTALL_DATADIR}/licenses/laconic)
 install(DIRECTORY include/laconic DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h")
 install(TARGETS laconic_c laconic_static EXPORT laconic-targets
         LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
@@ -30,6 +37,7 @@ if(TARGET laconic_cli)
   install(TARGETS laconic_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 endif()
 if(TARGET laconic_cuda)  # opened at run time, so nobody links it and it is not exported
+  add_dependencies(laconic_installed laconic_cuda)
   install(TARGETS laconic_cuda LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 endif()
 

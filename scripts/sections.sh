@@ -113,7 +113,7 @@ section_cuda() {
   ctest --preset cuda -L '^cuda$'
 }
 
-about_install="installed package from CMake and pkg-config, the wheel alone and with torch, README there, exported symbols"
+about_install="installed package, the library inside another project, the unpacked source archive, the wheel alone and with torch, README there, notices, exported symbols"
 section_install() { tests/install/run; }
 
 has_command_sources() { [[ -e tools/main.cc ]]; }

@@ -236,7 +236,8 @@ def test_what_is_kept_to_the_end_prints_nothing():
     environment = {**os.environ, "PYTHONPATH": str(Path(laconic.__file__).parents[1]), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", KEPT], env=environment, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (0, "done\n")
-    assert "laconic" not in done.stderr and "Traceback" not in done.stderr, done.stderr
+    said = done.stderr.replace(str(Path(torch.__file__).parents[1]), "")  # which its warnings name, and a checkout may be called so
+    assert "laconic" not in said and "Traceback" not in said, said
 
 
 # ---- keywords ----

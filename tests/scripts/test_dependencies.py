@@ -3,6 +3,7 @@
 
 import os
 import re
+import runpy
 import shutil
 import subprocess
 from pathlib import Path
@@ -35,6 +36,9 @@ def test_all_that_is_missing_is_named_at_once(tmp_path):
                           ("nlohmann_json", "nlohmann-json3-dev"), ("toml++", "libtomlplusplus-dev"), ("GoogleTest", "libgtest-dev libgmock-dev")):
         assert what in said.partition("Debian")[0] and package in said.partition("apt install")[2], said
     assert set(re.search(r"apt install ([-\w ]+?) The", said)[1].split()) <= set(REQUIRED)
+    # The code of all but one goes into what is installed, with its notice.
+    compiled_in = set(re.search(r"Laconic needs (.*?)\. Debian", said)[1].split(", ")) - {"GoogleTest"}
+    assert compiled_in == set(runpy.run_path(str(ROOT / "tests/install/audit"))["NOTICES"])
 
 
 def test_what_is_here_and_what_is_not_built_is_not_named(tmp_path):

