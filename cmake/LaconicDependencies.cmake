@@ -87,7 +87,7 @@ if(LACONIC_BUILD_TOOLS)
     laconic_lacks(toml++ libtomlplusplus-dev)
   endif()
 endif()
-if((LACONIC_BUILD_TOOLS OR (BUILD_TESTING AND NOT LACONIC_FUZZ)) AND NOT nlohmann_json_FOUND)
+if((LACONIC_BUILD_TOOLS OR LACONIC_TESTS) AND NOT nlohmann_json_FOUND)
   laconic_lacks(nlohmann_json nlohmann-json3-dev)
 endif()
 # Of the command alone. Its library is C++ with a C++ library of its own, which the command in a wheel has inside: not there.

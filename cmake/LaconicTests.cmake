@@ -6,7 +6,7 @@
 # laconic_optimised_tests, `optimised`: what depends on optimisation or on instruction sets, what counts memory (sanitizers
 # have allocators of their own), and long runs in virtual time (server). The others run sanitized alone.
 set(LACONIC_OPTIMISED_TESTS test_kernels test_codecs test_conformance test_golden test_distributed test_engines test_gloo
-  test_session test_server test_lab)
+  test_session test_server)
 # laconic_threaded_tests, `threads`: what ThreadSanitizer has something to say about.
 set(LACONIC_THREADED_TESTS
   test_base test_transport test_server test_collective test_session test_capi test_distributed test_engines)
@@ -16,12 +16,9 @@ set(LACONIC_SCALAR_TESTS test_kernels test_conformance test_golden)
 set(LACONIC_HALVED_TESTS test_distributed)
 # Sanitized, their own loops take longer than compiling them with optimisation.
 set(LACONIC_COMPUTING_TESTS test_codecs test_conformance)
-if(BUILD_TESTING)
-  add_custom_target(laconic_tests)
-  add_custom_target(laconic_optimised_tests)
-  add_custom_target(laconic_threaded_tests)
-  add_custom_target(laconic_scalar_tests)
-endif()
+foreach(_tests IN ITEMS tests optimised_tests threaded_tests scalar_tests)
+  add_custom_target(laconic_${_tests})
+endforeach()
 
 # Reading GoogleTest and the usual standard headers is a quarter of what compiling a test costs: they are read once for
 # all test programs, which therefore share their flags. Macros may differ as long as these headers do not look at them.
@@ -220,6 +217,7 @@ function(laconic_engine_tests)
   laconic_test_options(laconic_engine_table)
   laconic_folder_tests(engines laconic_engine_table)
   target_sources(test_engines PRIVATE ${PROJECT_SOURCE_DIR}/tools/wire.cc)
+  set_property(SOURCE ${PROJECT_SOURCE_DIR}/tools/wire.cc PROPERTY SKIP_PRECOMPILE_HEADERS ON)  # optimised, for what it is of
   laconic_fake_nccl()
   foreach(fault IN ITEMS "" 1 2 3 4)  # beside the program that opens them
     set(fake fake_plugin)
@@ -295,10 +293,9 @@ function(laconic_all_tests)
   laconic_engine_tests()
   laconic_gloo_tests()
   laconic_golden_tests()
-  if(TARGET test_lab)  # lab/ adds its own test
+  if(TARGET test_lab)  # lab/ adds its own test, with the label
     add_dependencies(laconic_tests test_lab)
     add_dependencies(laconic_optimised_tests test_lab)
-    set_property(TEST test_lab APPEND PROPERTY LABELS optimised)
   endif()
   laconic_cuda_tests()
   laconic_example_tests()
