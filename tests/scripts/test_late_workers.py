@@ -24,7 +24,7 @@ def test_a_server_that_does_not_start_is_said_in_a_line(tmp_path, program, words
         binary.write_text(f"#!/bin/sh\n{program}\n")
         binary.chmod(0o755)
     done = subprocess.run([sys.executable, ROOT / "bench" / "late_workers.py", "--pairs", "1", "--binary", binary], capture_output=True,
-                          text=True, timeout=120)
+                          text=True, timeout=280)
     assert done.returncode == 1 and done.stdout == ""
     assert done.stderr.count("\n") == 1 and done.stderr.startswith("late_workers.py: no server: ") and words in done.stderr
 
@@ -33,7 +33,7 @@ def test_a_server_that_does_not_start_is_said_in_a_line(tmp_path, program, words
 def test_one_pair_of_short_runs():
     pytest.importorskip("torch")
     done = subprocess.run([sys.executable, ROOT / "bench" / "late_workers.py", "--steps", "8", "--pairs", "1", "--compute-ms", "5",
-                           "--binary", BINARY], capture_output=True, text=True, timeout=120, check=True)
+                           "--binary", BINARY], capture_output=True, text=True, timeout=280, check=True)
     found = json.loads(done.stdout)
     (everybody,), (quorum,) = found["ms_a_step"]["quorum 1.0"], found["ms_a_step"]["quorum 0.75"]
     assert everybody >= 5 and quorum >= 5 and found["ratio"] == pytest.approx(quorum / everybody, rel=0.01)

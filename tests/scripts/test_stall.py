@@ -124,7 +124,7 @@ def test_an_interrupt_ends_all_that_was_started(tmp_path, by, how):
     while not all((tmp_path / file).exists() and (tmp_path / file).stat().st_size for file in ("orphan", "command")):
         time.sleep(0.01)
     process.send_signal(how)
-    assert os.read(read, 1) == b"", "whoever was started has ended, and closed the pipe"
+    assert os.read(read, 1) == b"", "all that was started has ended, and closed the pipe"
     process.communicate()
     assert process.returncode == 130
     os.close(read)
