@@ -12,7 +12,6 @@ import argparse
 import json
 import os
 import random
-import socket
 import statistics
 import subprocess
 import sys
@@ -24,8 +23,7 @@ WORLD, LATE_MS, SHARE = 4, 300, 8
 
 
 def train(rank: int, port: int, aggregator: str, quorum: float, steps: int, compute_ms: float, results) -> None:
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(WORLD), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo",
-                      OMP_NUM_THREADS="1")
+    os.environ.update(GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1")
     sys.path.insert(0, str(ROOT / "python"))
     import torch
     import torch.distributed as dist
@@ -33,7 +31,7 @@ def train(rank: int, port: int, aggregator: str, quorum: float, steps: int, comp
     import laconic
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo", store=dist.TCPStore("127.0.0.1", port, is_master=False), rank=rank, world_size=WORLD)
     torch.manual_seed(0)
     ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(256, 256))
     handle = laconic.attach(ddp, "thc:bits=4", aggregator=aggregator, quorum=quorum, deadline_ms=5, quiet=True)
@@ -61,6 +59,7 @@ def address_of(server: subprocess.Popen) -> str:
 
 def run(quorum: float, steps: int, compute_ms: float, binary: Path) -> float:
     """Mean milliseconds of a step, over all workers."""
+    import torch.distributed as dist
     import torch.multiprocessing as mp
 
     try:
@@ -69,12 +68,10 @@ def run(quorum: float, steps: int, compute_ms: float, binary: Path) -> float:
         sys.exit(f"late_workers.py: no server: {error}")
     try:
         address = address_of(server)
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # here: its port is nobody else's meanwhile
         context = mp.get_context("spawn")
         results = context.SimpleQueue()
-        mp.spawn(train, (port, address, quorum, steps, compute_ms, results), WORLD)
+        mp.spawn(train, (store.port, address, quorum, steps, compute_ms, results), WORLD)
         return statistics.mean(results.get() for _ in range(WORLD))
     finally:
         server.kill()

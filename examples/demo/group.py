@@ -5,20 +5,20 @@ from __future__ import annotations
 
 import datetime
 import os
-import socket
 
 PATIENCE = datetime.timedelta(seconds=300)
 
 
 def start(function, world: int, *arguments):
     """`function(rank, *arguments)` in `world` processes, which are a Gloo group. Gives what `wait` waits for."""
+    import torch.distributed as dist
     import torch.multiprocessing as mp
 
     os.environ.update(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    return mp.spawn(_rank, (world, port, function, arguments), nprocs=world, join=False)
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # here: its port is nobody else's meanwhile
+    started = mp.spawn(_rank, (world, store.port, function, arguments), nprocs=world, join=False)
+    started.store = store
+    return started
 
 
 def wait(started) -> None:
@@ -32,6 +32,7 @@ def _rank(rank: int, world: int, port: int, function, arguments) -> None:
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world, timeout=PATIENCE)
+    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=PATIENCE)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=PATIENCE)
     function(rank, *arguments)
     dist.destroy_process_group()

@@ -32,7 +32,7 @@ class Lab:
     def __init__(self, command):
         self.command = command
 
-    def run(self, *words, prefix=(), timeout=60):
+    def run(self, *words, prefix=(), timeout=200):
         return subprocess.run(
             [*prefix, *self.command, *words],
             capture_output=True,

@@ -21,16 +21,21 @@ def processes_with(marker):
     return [pid for pid in found if pid != os.getpid()]
 
 
+def until(*paths):
+    """A line of the shell that waits until all of them are there."""
+    return "; ".join(f"until [ -e {path} ]; do sleep 0.02; done" for path in paths)
+
+
 def wait_for(path):
     """A COMMAND that ends well when `path` is there."""
-    return ["--", "sh", "-c", f"until [ -e {path} ]; do sleep 0.02; done"]
+    return ["--", "sh", "-c", until(path)]
 
 
 def children_of(pid):
     return [int(word) for word in pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def eventually(condition, limit=15.0):
+def eventually(condition, limit=100.0):
     """Whether `condition` becomes true; the limit is only there to end a failing test."""
     end = time.monotonic() + limit
     while not condition():

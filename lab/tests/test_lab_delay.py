@@ -70,7 +70,7 @@ COUNT = 1500
 with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as mine:
     other = 1 - int(os.environ["RANK"])
     mine.bind(("", 7000))
-    mine.settimeout(20)
+    mine.settimeout(100)
     # Until both are there: what waits for an address to be resolved may be dropped.
     while True:
         mine.sendto(b"hello", (f"host{other}", 7000))
@@ -82,7 +82,7 @@ with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as mine:
             pass
     mine.sendto(b"hello", (f"host{other}", 7000))
     mine.setblocking(False)
-    came, sent, end = [], 0, time.monotonic() + 20
+    came, sent, end = [], 0, time.monotonic() + 100
     while (len(came) < COUNT or sent < COUNT) and time.monotonic() < end:
         if sent < min(COUNT, len(came) + 100):  # else the socket of one that gets no core would be full
             mine.sendto(b"%d" % sent, (f"host{other}", 7000))
@@ -165,7 +165,7 @@ def test_loss_is_per_packet_and_once(lab):
 
 def test_loss_that_changes(lab):
     send = " ".join(lab.command) + " --send"
-    ping = "ping -c 8 -i 0.1 -W 0.2 host1 | grep -c bytes.from"
+    ping = "ping -c 30 -i 0.05 host1 | grep -c 'icmp_seq=[1-8] '"  # the last may be late
     script = f"[ $RANK = 1 ] || {{ {ping}; {send} 'loss 99%'; {ping}; {send} 'loss 0%'; {ping}; }}"
     done = lab.run("--delay", "1ms", "--", "sh", "-c", script)
     counts = [line[4:] for line in done.stdout.splitlines() if re.fullmatch(r"\[0\] \d", line)]
@@ -189,7 +189,7 @@ def test_the_forwarders_end_is_the_runs_error(lab):
               if pathlib.Path(f"/proc/{pid}/comm").read_text() == "lab-forwarder\n"]
     assert len(inside) == 1
     os.kill(inside[0], signal.SIGKILL)
-    said, _ = process.communicate(timeout=30)
+    said, _ = process.communicate(timeout=100)
     assert process.returncode == 1 and "the process that delays frames ended (SIGKILL)" in said
     assert eventually(lambda: not processes_with(marker))
 

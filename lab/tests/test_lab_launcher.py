@@ -88,7 +88,7 @@ def test_on_enters_from_every_rank_of_any_lab(lab):
 def test_on_refuses_in_words(lab, any_lab, tmp_path):
     def error(command, **variables):
         without = {k: v for k, v in os.environ.items() if k != "LACONIC_LAB_CONTROL"}
-        done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=30,
+        done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=100,
                               env={**without, **variables})
         assert done.stdout == "" and done.returncode in (1, 2)
         return done.stderr.splitlines()
@@ -141,7 +141,7 @@ def mpi(request, tmp_path_factory):
 
 def run_mpi(lab, mpi, tmp_path, words, ranks, count):
     mpirun, program = mpi
-    done, report = lab.json("--timeout", "60s", *words, "--launcher", "--", mpirun, "-n", str(ranks), program,
+    done, report = lab.json("--timeout", "150s", *words, "--launcher", "--", mpirun, "-n", str(ranks), program,
                             str(count), str(tmp_path))
     assert done.returncode == 0, done.stderr
     # Hydra may put the lines of two ranks into one, and their ends behind them.
@@ -193,7 +193,7 @@ def waiting(lab, mpi):
     """A lab whose four ranks wait on four hosts: its Popen, and the program's path, by which they are found."""
     mpirun, program = mpi
     folder = tempfile.mkdtemp()  # where sessions of Open MPI would be
-    process = lab.start("--hosts", "4", "--json", "--timeout", "60s", "--launcher", "--",
+    process = lab.start("--hosts", "4", "--json", "--timeout", "150s", "--launcher", "--",
                         mpirun, "-n", "4", program, "wait", env={"TMPDIR": folder})
     seen = 0
     while seen < 4:
@@ -211,7 +211,7 @@ def waiting(lab, mpi):
 
 def rest(process):
     """The report of a lab that ends by itself."""
-    text = process.communicate(timeout=40)[0]
+    text = process.communicate(timeout=200)[0]
     return json.loads(text[text.index("{\n"):])
 
 

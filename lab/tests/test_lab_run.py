@@ -72,7 +72,7 @@ pathlib.Path("/dev/shm/r" + rank).touch()
 while not other.exists(): time.sleep(0.01)
 print(sorted(f for f in os.listdir("/dev/shm") if f[0] == "r"))
 """
-    lines, _, _ = lab.python(code, "--per-host", "2", "--timeout", "20s")
+    lines, _, _ = lab.python(code, "--per-host", "2", "--timeout", "100s")
     assert lines == {0: ["['r0', 'r1']"], 1: ["['r0', 'r1']"], 2: ["['r2', 'r3']"], 3: ["['r2', 'r3']"]}
 
 

@@ -13,6 +13,8 @@ def pools():
     started: dict[int, Ranks] = {}
 
     def of(world: int) -> Ranks:
+        if world in started and started[world].lost:
+            started.pop(world).close()
         if world not in started:
             started[world] = Ranks(world)
         return started[world]

@@ -93,7 +93,7 @@ def launch(argv, folder, world=2, cwd="/", per_rank=None, daemon=True, forks=Fal
         process.start()
         processes.append((process, Path(folder) / name))
     for process, path in processes:
-        process.join(300)
+        process.join(280)
         if process.exitcode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)

@@ -81,6 +81,7 @@ class Ranks:
     def __init__(self, world: int, *, timeout: float = 60.0, backend: str = "gloo", prepare=None):
         context = server()
         self.world, self.backend, self.prepare = world, backend, prepare
+        self.lost = False  #: a rank has said nothing for too long: what it says later is no answer to the next question
         for _ in range(3):  # a port that was free may be somebody else's by the time that rank 0 listens
             self.pipes, self.processes = [], []
             self._start(context, free_port(), timeout)
@@ -101,6 +102,7 @@ class Ranks:
 
     def _receive(self, rank: int, seconds: float):
         if not self.pipes[rank].poll(seconds):
+            self.lost = True
             raise TimeoutError(f"rank {rank} of {self.world} said nothing for {seconds} s")
         try:
             return self.pipes[rank].recv()
@@ -112,7 +114,7 @@ class Ranks:
         for pipe in self.pipes:
             pipe.send((body, keywords))
 
-    def finish(self, seconds: float = 120.0) -> list:
+    def finish(self, seconds: float = 240.0) -> list:
         """Every rank's outcome: ("ok", value), ("error", RankError) or ("dead", None)."""
         outcomes = []
         for rank in range(self.world):
@@ -120,7 +122,7 @@ class Ranks:
             outcomes.append((kind, RankError(rank, *value) if kind == "error" else value))
         return outcomes
 
-    def run(self, body, *, seconds: float = 120.0, **keywords) -> list:
+    def run(self, body, *, seconds: float = 240.0, **keywords) -> list:
         """Every rank's value; the first failure is raised."""
         self.start(body, **keywords)
         outcomes = self.finish(seconds)
@@ -130,7 +132,7 @@ class Ranks:
             assert kind == "ok", "a rank died"
         return [value for _, value in outcomes]
 
-    def errors(self, body, *, seconds: float = 120.0, **keywords) -> list[RankError]:
+    def errors(self, body, *, seconds: float = 240.0, **keywords) -> list[RankError]:
         """Every rank must fail; their errors."""
         self.start(body, **keywords)
         outcomes = self.finish(seconds)

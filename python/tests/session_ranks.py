@@ -261,7 +261,7 @@ def told(ranks):
 
 def stopped(ranks, pids):
     """Rank 1 stops; rank 0 ends it when it has told of it."""
-    session = ranks.session(timeout=2, strategy="gather_all")
+    session = ranks.session(timeout=15, strategy="gather_all")
     trained(session, 1)
     if session.rank == 1:
         Path(pids).write_text(str(os.getpid()))

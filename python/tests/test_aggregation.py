@@ -23,6 +23,7 @@ from laconic import aggregation, environment  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not serving.BINARY.exists(), reason=f"{serving.BINARY} is not built")
 SPEC = "thc:block=256"
+PATIENCE = 15  # seconds, of groups whose time-out has to come: more than a machine stands still
 
 
 def _gradient(rank, step):
@@ -44,16 +45,21 @@ def _mean(ddp, rank, step):
     return weight.grad.clone()
 
 
-def _means(steps, spec=SPEC, pause=None, at=None, **options):
-    """`pause`: (rank, step, seconds) of a rank that is late. `at`: (step, seconds) where all rest, before that step."""
+def _until(*files):
+    end = time.monotonic() + 40  # of a test that fails
+    while not all(file.exists() for file in files) and time.monotonic() < end:
+        time.sleep(0.01)
+
+
+def _means(steps, spec=SPEC, rests=None, **options):
+    """`rests`: (step, folder) before which all rest: each makes a file there, and waits for one named `go`."""
     rank = dist.get_rank()
     ddp, handle = _model(spec, **options)
     held = []
     for step in range(steps):
-        if at is not None and at[0] == step:
-            time.sleep(at[1])
-        if pause is not None and (rank, step) == pause[:2]:
-            time.sleep(pause[2])
+        if rests is not None and rests[0] == step:
+            (rests[1] / str(rank)).touch()
+            _until(rests[1] / "go")
         held.append(_mean(ddp, rank, step))
     told = handle.explain(), handle.stats(), training.raw(torch.stack(held))
     handle.close()
@@ -129,7 +135,8 @@ def test_the_documented_keys_of_servers_are_the_keys(pools):
 
 # ---- who is late, who is gone ----
 
-def _late(address):
+def _late(address, folder):
+    """Rank 1 is late in step 3: it begins when the others have the mean."""
     rank = dist.get_rank()
     ddp, handle = _model(aggregator=address, quorum=0.75, deadline_ms=30)
 
@@ -140,9 +147,11 @@ def _late(address):
     for step in range(8):
         before = residual()
         if rank == 1 and step == 3:
-            time.sleep(1.5)
+            _until(*(folder / str(other) for other in (0, 2, 3)))
         excluded = handle.stats()["excluded_granules"]
         means.append(_mean(ddp, rank, step))
+        if step == 3:
+            (folder / str(rank)).touch()
         if rank == 1 and step == 3:
             missed = handle.stats()["excluded_granules"] - excluded
             kept = missed, float((residual() - before - _gradient(rank, step)).abs().max())
@@ -151,23 +160,24 @@ def _late(address):
     return stats, training.raw(torch.stack(means)), kept
 
 
-def test_a_late_rank_is_left_out_and_keeps_its_gradients(pools):
+def test_a_late_rank_is_left_out_and_keeps_its_gradients(pools, tmp_path):
     """Three of four are enough; what the late one had, all 24 blocks of it, comes with the next step."""
     with serving.servers(1) as (server,):
-        results = pools(4).run(_late, address=server.address)
+        results = pools(4).run(_late, address=server.address, folder=tmp_path)
     assert len({means for _, means, _ in results}) == 1, "replicas differ"
     assert all(stats["partial_granules"] >= 24 for stats, _, _ in results)
     missed, lost = results[1][2]
     assert missed == 24 and lost < 1e-5
 
 
-def test_a_server_that_comes_back_changes_nothing():
+def test_a_server_that_comes_back_changes_nothing(tmp_path):
     pool = Ranks(3)
     try:
         with serving.servers(1) as (server,):
-            pool.start(_means, steps=8, at=(4, 2.0), aggregator=server.address)
-            time.sleep(2.0)
+            pool.start(_means, steps=8, rests=(4, tmp_path), aggregator=server.address)
+            _until(*(tmp_path / str(rank) for rank in range(3)))
             server.restart()
+            (tmp_path / "go").touch()
             disturbed = [value for _, value in pool.finish()]
         undisturbed = pool.run(_means, steps=8)
     finally:
@@ -175,8 +185,9 @@ def test_a_server_that_comes_back_changes_nothing():
     assert {means for _, _, means in disturbed} == {means for _, _, means in undisturbed}
 
 
-def _until_it_fails(victim=None, number=None, **options):
-    """What ends the run, after how long, and whether what came in is still here: all that was delivered plus the residual."""
+def _until_it_fails(victim=None, number=None, begun=None, **options):
+    """What ends the run, and whether what came in is still here: all that was delivered plus the residual. `begun`: a file that says
+    that steps are under way."""
     rank = dist.get_rank()
     ddp, handle = _model(**options)
     for step in range(3):
@@ -185,7 +196,9 @@ def _until_it_fails(victim=None, number=None, **options):
     dist.barrier()
     if rank == victim:
         os.kill(os.getpid(), number)
-    begin, message = time.monotonic(), None
+    if begun is not None:
+        begun.touch()
+    message = None
     try:
         for step in range(3, 1_000_000):
             if step > 3:
@@ -193,7 +206,6 @@ def _until_it_fails(victim=None, number=None, **options):
             _mean(ddp, rank, step)
     except RuntimeError as error:
         message = str(error)
-    took = time.monotonic() - begin
     after = handle.state_dict()["tensors"]["residual/weight"].reshape(64, 96)
     whole = torch.allclose(after, kept + _gradient(rank, step), atol=1e-5)
     again = None
@@ -202,54 +214,54 @@ def _until_it_fails(victim=None, number=None, **options):
     except RuntimeError as error:
         again = str(error)
     handle.close()
-    return message, took, whole, again
+    return message, whole, again
 
 
 def test_a_killed_rank_is_named_on_all_others():
-    pool = Ranks(3, timeout=30)
+    pool = Ranks(3, timeout=600)  # longer than finish() waits
     try:
         with serving.servers(1) as (server,):
             pool.start(_until_it_fails, victim=1, number=signal.SIGKILL, aggregator=server.address)
-            outcomes = pool.finish(60)
+            outcomes = pool.finish()
     finally:
         pool.close()
     assert outcomes[1][0] == "dead"
     for rank in (0, 2):
-        kind, (message, took, whole, again) = outcomes[rank]
-        assert kind == "ok" and "rank 1" in message and took < 15, message
+        kind, (message, whole, again) = outcomes[rank]
+        assert kind == "ok" and "rank 1" in message, message
         assert whole and again is not None
 
 
 def test_a_rank_that_stalls_is_lost_after_the_groups_timeout():
-    pool = Ranks(3, timeout=4)
+    pool = Ranks(3, timeout=PATIENCE)
     try:
         with serving.servers(1) as (server,):
             pool.start(_until_it_fails, victim=2, number=signal.SIGSTOP, aggregator=server.address)
-            outcomes = [pool.pipes[rank].recv() if pool.pipes[rank].poll(60) else ("nothing", None) for rank in (0, 1)]
+            outcomes = [pool.pipes[rank].recv() if pool.pipes[rank].poll(120) else ("nothing", None) for rank in (0, 1)]
             os.kill(pool.processes[2].pid, signal.SIGKILL)
     finally:
         pool.close()
     for kind, value in outcomes:
         assert kind == "ok", value
-        message, took, whole, _ = value
-        assert "rank 2" in message and took < 20 and whole, message
+        message, whole, _ = value
+        assert "rank 2" in message and whole, message
         assert "LaconicError" not in message, "the servers' words, as they are"
 
 
-def test_a_server_that_stays_away_is_named():
-    pool = Ranks(3, timeout=4)
+def test_a_server_that_stays_away_is_named(tmp_path):
+    pool = Ranks(3, timeout=PATIENCE)
     try:
         with serving.servers(1) as (server,):
-            pool.start(_until_it_fails, aggregator=server.address)
-            time.sleep(3)
+            pool.start(_until_it_fails, begun=tmp_path / "begun", aggregator=server.address)
+            _until(tmp_path / "begun")
             server.kill()
-            outcomes = pool.finish(60)
+            outcomes = pool.finish()
     finally:
         pool.close()
     for kind, value in outcomes:
         assert kind == "ok", value
-        message, took, whole, again = value
-        assert server.address in message and took < 20 and whole and again is not None, message
+        message, whole, again = value
+        assert server.address in message and whole and again is not None, message
 
 
 def _leaves_at_once(address):
@@ -269,12 +281,12 @@ def test_a_rank_that_has_all_stays_for_the_others(pools):
 
 # ---- what is refused, on all ranks ----
 
-def _attach(everybody, one=None):
+def _attach(everybody, one=None, join=60.0):
     """`one`: (rank, options that this rank alone has)."""
     options = dict(everybody)
     if one is not None and dist.get_rank() == one[0]:
         options.update(one[1])
-    aggregation.JOIN = 2.0
+    aggregation.JOIN = join
     try:
         _, handle = _model(options.pop("spec", SPEC), **options)
     finally:
@@ -307,7 +319,8 @@ REFUSED = {
 def test_what_cannot_be_is_said_once_on_every_rank(pools, case):
     everybody, one, words = REFUSED[case]
     with serving.servers(1) as (server,):
-        found = pools(3).errors(_attach, everybody={"aggregator": server.address, **everybody}, one=one, seconds=30)
+        found = pools(3).errors(_attach, everybody={"aggregator": server.address, **everybody}, one=one,
+                                join=2.0 if case == "nobody there" else 60.0)
     assert len({error.message for error in found}) == 1, [error.message for error in found]
     assert all(error.kind == "LaconicError" for error in found)
     for word in words:
@@ -320,7 +333,7 @@ def test_tokens_must_be_the_servers(pools, tmp_path, which):
     everybody = {"the servers is another": str(other), "one rank's is another": str(theirs), "they have none": None}[which]
     one = (2, {"token": str(other)}) if which == "one rank's is another" else None
     with serving.servers(1, "--token", theirs) as (server,):
-        found = pools(3).errors(_attach, everybody={"aggregator": server.address, "token": everybody}, one=one, seconds=30)
+        found = pools(3).errors(_attach, everybody={"aggregator": server.address, "token": everybody}, one=one)
         pools(3).run(_attach, everybody={"aggregator": server.address, "token": str(theirs)})
     assert len({error.message for error in found}) == 1 and "token" in found[0].message, [error.message for error in found]
     assert ("the token is another one on rank 0 than on rank 2" in found[0].message) == (one is not None)
@@ -330,7 +343,7 @@ def test_tags_over_payloads_where_the_server_wants_them(pools, tmp_path):
     token = serving.new_token(tmp_path / "job.token")
     with serving.servers(1, "--token", token, "--auth", "full") as (server,):
         place = {"aggregator": server.address, "token": str(token)}
-        found = pools(3).errors(_attach, everybody=place, seconds=30)
+        found = pools(3).errors(_attach, everybody=place)
         assert len({error.message for error in found}) == 1 and "full" in found[0].message, found[0].message
         by_server = pools(3).run(_means, steps=3, auth="full", **place)
     assert {means for _, _, means in by_server} == {means for _, _, means in pools(3).run(_means, steps=3)}

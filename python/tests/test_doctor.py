@@ -202,7 +202,7 @@ def hanging(tmp_path):
 
 def test_processes_that_do_not_find_each_other(tmp_path, hanging):
     program = "import sys; from laconic import doctor; doctor.PATIENCE = 1.0; sys.exit(doctor.main())"
-    done = run(tmp_path, program=("-c", program), PYTHONPATH=hanging, timeout=60)
+    done = run(tmp_path, program=("-c", program), PYTHONPATH=hanging)
     assert done.returncode == 1, done.stderr
     assert "nothing for 1 s" in lines(done)["exchange"]
 
@@ -210,7 +210,7 @@ def test_processes_that_do_not_find_each_other(tmp_path, hanging):
 def test_a_process_that_aborts_says_where(tmp_path, hanging):
     """What the processes wrote is seen nowhere else."""
     (tmp_path / "hanging/torch/__init__.py").write_text("import os\n__version__ = 'stub'\ndef set_num_threads(n): os.abort()\n")
-    code = "import json; from laconic import doctor; print(json.dumps(doctor.exchange(30.0)))"
+    code = "import json; from laconic import doctor; print(json.dumps(doctor.exchange(100.0)))"
     found = json.loads(run(tmp_path, program=("-c", code), PYTHONPATH=hanging).stdout)
     assert "was ended by signal 6: Fatal Python error: Aborted" in found["error"] and "in set_num_threads" in found["said"]
 
@@ -221,7 +221,7 @@ def children(process) -> list[int]:
     return []
 
 
-def eventually(condition, seconds=30.0):
+def eventually(condition, seconds=100.0):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end
@@ -253,7 +253,7 @@ def test_nothing_stays_behind_when_it_is_interrupted(tmp_path, hanging, ending):
         eventually(lambda: len(children(process.pid)) == 2 and all(map(in_init, children(process.pid))))
         ranks = children(process.pid)
         process.send_signal(ending)
-        _, said = process.communicate(timeout=30)
+        _, said = process.communicate(timeout=100)
     finally:
         process.kill()
     eventually(lambda: not any(map(running, ranks)))
@@ -278,9 +278,9 @@ def test_a_machine_that_has_no_room(monkeypatch, tmp_path):
     monkeypatch.setattr(doctor.tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(doctor, "_answer", lambda *_: json.loads('{"rat'))
     monkeypatch.setattr(doctor.sys, "executable", "/bin/true")
-    assert "JSONDecodeError" in doctor.exchange(5.0)["error"]
+    assert "JSONDecodeError" in doctor.exchange(60.0)["error"]
     monkeypatch.setattr(doctor.sys, "executable", "/nonexistent/python")
-    assert "FileNotFoundError" in doctor.exchange(5.0)["error"]
+    assert "FileNotFoundError" in doctor.exchange(60.0)["error"]
     assert not list(tmp_path.iterdir())
 
 

@@ -151,18 +151,24 @@ def _seconds_of_gathers():
     from laconic.emulate import Limiter
     from laconic.engine import Engine
 
-    engine, found = Engine(dist.new_group(), limiter=Limiter(8 * 20000.0)), []
+    class Noted(Limiter):
+        def send(self, count):
+            sent.append(count)
+            return super().send(count)
+
+    sent, found = [], []
+    engine = Engine(dist.new_group(), limiter=Noted(8 * 20000.0))
     for size in (1, 2000):  # 4,000 bytes to two others, at 20 kB/s
         begin = time.perf_counter()
         gathered = engine.gather_bytes(bytes([dist.get_rank()]) * size)
         found.append((gathered == b"".join(bytes([r]) * size for r in range(3)), time.perf_counter() - begin))
-    return found
+    return found, sent
 
 
 def test_a_gather_takes_its_time_on_an_emulated_link(pools):
     """Payloads of a registered codec go this way."""
-    for (same, at_once), (also, slow) in pools(3).run(_seconds_of_gathers):
-        assert same and also and at_once < 0.15 <= slow
+    for ((same, _), (also, slow)), sent in pools(3).run(_seconds_of_gathers):
+        assert same and also and sent[-2:] == [2, 4000] and slow >= 0.15
 
 
 def _ring(lengths):
@@ -221,7 +227,7 @@ def test_the_end_of_the_process_waits_for_a_thread_inside_torch(how, tmp_path):
         time.sleep(0.1)  # until the thread is inside torch
         sys.goes_slowly = GoesSlowly()
     """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr  # of which the store has its own
 
 
@@ -256,7 +262,7 @@ def test_the_end_of_the_process_waits_for_the_threads_of_the_backend():
         threading.Thread(target=hold, daemon=True).start()
         atexit.register(ends.set)
         """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False,
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=280, check=False,
                           env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"})
     assert (done.returncode, done.stdout) == (0, "let go, end"), done.stderr
 
@@ -280,7 +286,7 @@ def test_what_is_never_let_go_outlives_the_interpreter():
         import laconic.engine
         laconic.engine._given.add(weakref.ref(held[0]))
         """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=280, check=False)
     assert (done.returncode, done.stdout) == (0, "held"), done.stderr
 
 
@@ -314,7 +320,7 @@ def _all_let_go():
     Engine(dist.new_group()).run([step], 1)
     del ddp, handle, optimizer
     gc.collect()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 100
     while laconic.engine._given and time.monotonic() < deadline:
         time.sleep(0.001)
     return under_way, len(laconic.engine._given)

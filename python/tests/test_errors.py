@@ -186,16 +186,17 @@ def test_one_rank_without_ddp_is_named_on_all(pools):
 
 def _attach_but_one(absent, patience):
     """What attach raises where one rank never calls it."""
-    import datetime
-
     import torch
     import torch.distributed as dist
+    import training
     from torch.nn.parallel import DistributedDataParallel
 
     import laconic
 
-    group = dist.new_group(timeout=datetime.timedelta(seconds=patience))
+    group = dist.new_group(timeout=training.patient(patience))
     ddp = DistributedDataParallel(torch.nn.Linear(80, 80), process_group=group)
+    training.waits(group, patience)
+    dist.barrier()
     if dist.get_rank() == absent:
         return None
     try:

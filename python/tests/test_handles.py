@@ -77,7 +77,7 @@ def _threads():
     return sum(t.name == "laconic" for t in threading.enumerate())
 
 
-def _eventually(true, seconds=20.0):
+def _eventually(true, seconds=100.0):
     deadline = time.monotonic() + seconds
     while not true():
         if time.monotonic() > deadline:
@@ -147,7 +147,7 @@ def _collected_at_a_bad_moment():
 
     thread = threading.Thread(target=collect, daemon=True)
     thread.start()
-    thread.join(20)
+    thread.join(100)
     return ended
 
 
@@ -234,7 +234,7 @@ print("done")
 
 def test_what_is_kept_to_the_end_prints_nothing():
     environment = {**os.environ, "PYTHONPATH": str(Path(laconic.__file__).parents[1]), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", KEPT], env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", KEPT], env=environment, capture_output=True, text=True, timeout=280)
     assert (done.returncode, done.stdout) == (0, "done\n")
     said = done.stderr.replace(str(Path(torch.__file__).parents[1]), "")  # which its warnings name, and a checkout may be called so
     assert "laconic" not in said and "Traceback" not in said, said

@@ -444,7 +444,7 @@ except ImportError as error:
     print(error)
 """
     paths = os.pathsep.join(path for path in sys.path if path)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60,
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=280,
                           env={**os.environ, "PYTHONPATH": paths})
     assert done.returncode == 0, done.stderr
     assert "pip install lightning" in done.stdout

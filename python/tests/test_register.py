@@ -437,7 +437,7 @@ def _dies():
 def test_a_rank_that_dies_is_heard_and_gradients_are_kept():
     from ranks import Ranks
 
-    pool = Ranks(3, timeout=20)
+    pool = Ranks(3)
     try:
         pool.start(_dies)
         outcomes = pool.finish()

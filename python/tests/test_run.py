@@ -137,7 +137,7 @@ def test_under_torchrun(script):
 def test_under_plain_environment_variables_with_a_traceback(script):
     environment = environment_for(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
     done = subprocess.run([sys.executable, "-m", "laconic.run", "--spec", "topk", str(script), "fail"], env=environment,
-                          cwd=script.parent, capture_output=True, text=True, timeout=120)
+                          cwd=script.parent, capture_output=True, text=True, timeout=280)
     err = done.stderr
     assert done.returncode == 1
     assert json.loads(done.stdout)["argv"] == [str(script), "fail"]

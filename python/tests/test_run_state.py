@@ -88,7 +88,7 @@ def wrap_again(pairs):
     module, optimizer = pairs[0][0].module, pairs[0][1]
     handle = weakref.ref(laconic.handles()[0])
     pairs.clear()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 100
     while handle() is not None and time.monotonic() < deadline:
         gc.collect()
         time.sleep(0.01)

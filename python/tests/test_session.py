@@ -12,7 +12,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from array import array
 from pathlib import Path
 
@@ -40,7 +39,7 @@ def need(*engines):
 class Job:
     """Ranks that have ended, or were ended after `limit` seconds: by the launcher of an MPI, or started one by one for Gloo."""
 
-    def __init__(self, folder, engine, ranks, function, *arguments, environment=None, limit=60):
+    def __init__(self, folder, engine, ranks, function, *arguments, environment=None, limit=120):
         need(engine)
         self.out = folder / function
         command = [sys.executable, str(HERE / "session_ranks.py"), function, str(self.out), *arguments]
@@ -201,7 +200,7 @@ import array, sys, laconic
 spec, steps, columns, *place = sys.argv[1:]
 where = dict(zip(("rank", "world"), map(int, place))) | {"engine": "gloo", "rendezvous": place[2]} if place else {"engine": "mpi"}
 try:
-    with laconic.Session(spec, [("w", (64, int(columns))), ("b", (200,))], timeout=30, **where) as session:
+    with laconic.Session(spec, [("w", (64, int(columns))), ("b", (200,))], timeout=600, **where) as session:
         for step in range(int(steps)):
             values = array.array("f", [session.rank + 1.0]) * (65 * 200)
             session.average(step, values)
@@ -224,10 +223,13 @@ def side_by_side(engine, folder, cpp, python, first):
         commands = [[*command, str(rank), "2", f"file:{folder}/meet"] for rank, command in enumerate(commands)]
     else:
         commands = [[*LAUNCHERS[engine], "-n", "1", *commands[0], ":", "-n", "1", *commands[1]]]
-    begin = time.monotonic()
-    for started in [subprocess.Popen(command, env=ENVIRONMENT) for command in commands]:
-        started.wait(timeout=60)
-    assert time.monotonic() - begin < 20, "not at the time-out"
+    started = [subprocess.Popen(command, env=ENVIRONMENT) for command in commands]
+    try:
+        for process in started:
+            process.wait(timeout=280)  # their time-out is a longer one
+    finally:
+        for process in started:
+            process.kill()
     return [file.read_text() for file in files]
 
 
@@ -297,7 +299,7 @@ def test_a_rank_that_stops_is_named_at_the_time_out(tmp_path, engine):
 @pytest.mark.parametrize("how", ["raise", "exit"])
 @pytest.mark.parametrize("library", ["openmpi", "mpich"])
 def test_a_rank_that_goes_ends_the_job(tmp_path, library, how):
-    job = Job(tmp_path, library, 2, "leaves", f"how={how}", limit=30)
+    job = Job(tmp_path, library, 2, "leaves", f"how={how}")
     assert job.in_time and job.status != [0], job.output
 
 

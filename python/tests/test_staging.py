@@ -337,9 +337,9 @@ def _fails(device, victim=None, copies=0):
 
 
 def test_a_peer_is_killed(device):
-    pool = start(device, 3, timeout=30.0)
+    pool = start(device, 3)
     pool.start(_fails, device=device, victim=1)
-    outcomes = pool.finish(60)
+    outcomes = pool.finish()
     pool.close()
     assert outcomes[1][0] == "dead"
     for kind, value in (outcomes[0], outcomes[2]):
@@ -351,7 +351,7 @@ def test_a_peer_is_killed(device):
 def test_a_copy_fails_on_one_rank_and_all_hear_of_it(device):
     if device != "pretend":
         pytest.skip("a device that fails stays failed")
-    pool = start(device, 2, timeout=30.0)
+    pool = start(device, 2)
     try:
         results = pool.run(_fails, device=device, copies=1)
     finally:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
 import io
 import json
 import os
@@ -170,20 +169,31 @@ def test_one_rank_is_told_that_it_exchanges_nothing(pools):
     assert "gloo, 1 rank, cpu in place;" in said and said.rstrip().endswith("one rank exchanges nothing")
 
 
-def _late(late, named_after, patience, pause):
-    """Rank `late` attaches after so many seconds, or never: what is said on each rank, and how it ended."""
+def _late(late, named_after, patience, said):
+    """Rank `late` attaches when another has said something, in file `said`, or never: what is said on each rank, and how it ended."""
+    from laconic import environment
     from laconic import group as groups
 
-    group = dist.new_group(timeout=datetime.timedelta(seconds=patience))
+    group = dist.new_group(timeout=training.patient(patience))
     ddp = DistributedDataParallel(torch.nn.Linear(80, 80), process_group=group)
-    heard, groups.NAMED_AFTER = io.StringIO(), named_after
+    training.waits(group, patience)
+    heard, groups.NAMED_AFTER, say = io.StringIO(), named_after, environment.say
     ended = "attached"
+
+    def say_and_tell(*what):
+        say(*what)
+        if said is not None:
+            said.touch()
+
+    environment.say = say_and_tell
+    dist.barrier()
     with contextlib.redirect_stderr(heard):
         try:
             if dist.get_rank() == late:
-                if pause is None:
+                if said is None:
                     return "absent", ""
-                time.sleep(pause)
+                while not said.exists():
+                    time.sleep(0.01)
             laconic.attach(ddp, "3lc", quiet=True).close()
         except laconic.LaconicError as error:
             ended = f"{error.name}: {error}"
@@ -191,18 +201,18 @@ def _late(late, named_after, patience, pause):
 
 
 @pytest.mark.skipif(not hasattr(dist.Store, "check"), reason="this PyTorch's store does not survive a wait that has timed out")
-@pytest.mark.parametrize("pause", [3, None])
-def test_a_line_names_the_ranks_that_are_awaited(pause):
+@pytest.mark.parametrize("comes", [True, False])
+def test_a_line_names_the_ranks_that_are_awaited(comes, tmp_path):
     ranks = Ranks(3)
     try:
-        outcomes = ranks.run(_late, late=0, named_after=1.0, patience=5 if pause is None else 60, pause=pause)
+        outcomes = ranks.run(_late, late=0, named_after=1.0, patience=100 if comes else 15, said=tmp_path / "said" if comes else None)
     finally:
         ranks.close()
     awaited = "laconic: waiting for rank 0 to attach; the others wait for at most "
     assert outcomes[1][1].startswith(awaited) and outcomes[1][1].count("\n") == 1 and outcomes[2][1] == ""
-    if pause is None:
+    if not comes:
         for ended, _ in outcomes[1:]:
-            assert ended.startswith("timed_out: rank 0 did not attach within 5 s: was it started without laconic?")
+            assert ended.startswith("timed_out: rank 0 did not attach within 15 s: was it started without laconic?")
     else:
         assert [ended for ended, _ in outcomes] == ["attached"] * 3
 

@@ -34,7 +34,7 @@ def _overlap(spec, buckets):
 
     def slow(*arguments, index, **keywords):
         time.sleep(0.04)
-        held = all_hooks_returned.wait(20)
+        held = all_hooks_returned.wait(100)
         flight = begin(*arguments, index=index, **keywords)
         log.append(("finished", index, threading.current_thread().name, held))
         return flight

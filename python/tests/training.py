@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import datetime
 import hashlib
 import io
 import pickle
@@ -22,6 +23,20 @@ SPECS = ["none", "fp16", "bf16", "int8", "int8:round=stochastic+ef", "topk:ratio
          "thc:block=256"]
 #: the codecs that SPECS does not name: other memories and other kinds of exchange are all among those
 OTHER_SPECS = ["u8", "onebit", "signsgd", "efsignsgd", "qsgd", "terngrad", "natural", "inceptionn", "threshold", "adaq:ratio=0.05", "sketchml"]
+
+
+def waits(group, seconds: float) -> None:
+    """From now on, the group's collectives have so long, and those of groups that are made after it. What comes before them, a
+    machine that stands still shall not end."""
+    backend = group._get_backend(torch.device("cpu")) if hasattr(group, "_get_backend") else group  # noqa: SLF001
+    if hasattr(backend, "_set_default_timeout"):
+        backend._set_default_timeout(datetime.timedelta(seconds=seconds))  # noqa: SLF001
+
+
+def patient(seconds: float) -> datetime.timedelta:
+    """The time-out of a group that waits() makes one of `seconds`, where this torch can change it."""
+    can = hasattr(getattr(dist, "ProcessGroupGloo", None), "_set_default_timeout")
+    return datetime.timedelta(seconds=100 if can else seconds)
 
 
 class Late(torch.autograd.Function):

@@ -63,7 +63,7 @@ class CAggregator : public testing::Test {
     o.struct_size = sizeof o;
     o.world = kRanks;
     o.servers = servers_.c_str();
-    o.timeout_ms = 2000;
+    o.timeout_ms = 60'000;
     return o;
   }
   static laconic_aggregator* open(const laconic_aggregator_options& o) {
@@ -77,7 +77,7 @@ class CAggregator : public testing::Test {
     for (World::Rank& rank : world_.ranks) {
       rank.aggregator = open(o);
       threads.emplace_back([&rank] {
-        EXPECT_EQ(laconic_aggregator_join(rank.aggregator, rank.session, 12, 20'000), 0)
+        EXPECT_EQ(laconic_aggregator_join(rank.aggregator, rank.session, 12, 100'000), 0)
             << laconic_last_message();
       });
     }
@@ -87,7 +87,7 @@ class CAggregator : public testing::Test {
     std::vector<std::thread> threads;  // each waits for the others
     for (World::Rank& rank : world_.ranks) {
       threads.emplace_back(
-          [&rank] { laconic_aggregator_close(std::exchange(rank.aggregator, nullptr), 2000); });
+          [&rank] { laconic_aggregator_close(std::exchange(rank.aggregator, nullptr), 100'000); });
     }
     for (std::thread& thread : threads) thread.join();
   }

@@ -34,7 +34,7 @@ bool nobody(uint32_t, uint64_t, uint64_t) { return false; }
 class Group {
  public:
   Group(const std::string& spec, uint32_t world, const LeavesOut& leaves_out = nobody)
-      : hub_(world, std::chrono::seconds(30), caps()), layout_(back_to_back(kModel, kAll)) {
+      : hub_(world, std::chrono::seconds(100), caps()), layout_(back_to_back(kModel, kAll)) {
     for (uint32_t r = 0; r < world; ++r) {
       Options o;
       o.rank = r;

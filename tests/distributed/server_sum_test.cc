@@ -65,7 +65,7 @@ std::vector<Outcome> train(const std::string& spec, const std::string& plan, uin
                            const Gradient& of = gradient) {
   EngineCaps caps{kAllSums, false};
   caps.aggregates = plan == "server_sum";
-  LoopbackHub hub(world, std::chrono::seconds(30), caps);
+  LoopbackHub hub(world, std::chrono::seconds(100), caps);
   std::vector<Outcome> outcomes(world);
   std::vector<std::thread> threads;
   for (uint32_t rank = 0; rank < world; ++rank) {
@@ -190,7 +190,7 @@ TEST(ServerSumPlan, IsChosenWhereThereIsAnAggregatorAndRefusedElsewhere) {
   EXPECT_NE(none.error().message.find("this engine has no aggregator"), std::string::npos);
   EngineCaps caps{kAllSums, false};
   caps.aggregates = true;
-  LoopbackHub adding(1, std::chrono::seconds(5), caps);
+  LoopbackHub adding(1, std::chrono::seconds(100), caps);
   const auto frames = laconic::Session::create("int8", model(), adding.engine(0), options);
   ASSERT_FALSE(frames);
   EXPECT_NE(frames.error().message.find("its payload is not codes that add"), std::string::npos);

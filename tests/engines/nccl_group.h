@@ -29,7 +29,8 @@ using Bytes = std::vector<uint8_t>;
 using std::chrono::milliseconds;
 inline constexpr int kNew = 22703, kOld = 2708;
 inline constexpr auto kSoon = milliseconds(150);       // for what will not come
-inline constexpr auto kPatience = milliseconds(1000);  // the same, where ranks have to meet first
+inline constexpr auto kPatience = milliseconds(1000);  // the same, where a call has to come first
+inline constexpr auto kLong = std::chrono::seconds(100);  // unless something is wrong
 
 /// The fake beside this program, as it was loaded.
 class Fake {
@@ -56,7 +57,7 @@ class Fake {
   [[nodiscard]] uint64_t alive() const { return controls_->alive() - alive_before_; }
   /// As soon as threads that were left behind have ended.
   [[nodiscard]] bool becomes(uint64_t alive_then) const {
-    for (int turn = 0; turn < 2000 && alive() != alive_then; ++turn)
+    for (int turn = 0; turn < 20'000 && alive() != alive_then; ++turn)
       std::this_thread::sleep_for(milliseconds(5));
     return alive() == alive_then;
   }
@@ -80,7 +81,7 @@ class Board {
       if (rank == 0) {
         written_.set_value(Bytes(id.begin(), id.end()));
       } else {
-        if (shared_.wait_for(std::chrono::seconds(20)) != std::future_status::ready)
+        if (shared_.wait_for(kLong) != std::future_status::ready)
           return Error{Errc::timed_out, "rank 0 has shared nothing", {}};
         const Bytes& from_0 = shared_.get();
         std::copy(from_0.begin(), from_0.end(), id.begin());
@@ -103,11 +104,11 @@ inline std::vector<Created> none_yet(uint32_t world) {
 
 class Group {
  public:
-  Group(const Fake& fake, uint32_t world, milliseconds timeout = std::chrono::seconds(60))
+  Group(const Fake& fake, uint32_t world, milliseconds timeout = kLong)
       : created_(none_yet(world)) {
     Board board;
     on_all(world, [&](uint32_t r) {
-      NcclOptions options{fake.libraries(), r, world, r, timeout, std::chrono::seconds(20)};
+      NcclOptions options{fake.libraries(), r, world, r, timeout, kLong};
       created_[r] = NcclEngine::create(options, board.share(r));
     });
   }

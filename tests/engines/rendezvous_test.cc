@@ -17,7 +17,8 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 Deadline in(milliseconds time) { return Clock::now() + time; }
-Deadline later() { return in(seconds(20)); }
+constexpr auto kLong = seconds(100);  // nothing takes as long unless something is wrong
+Deadline later() { return in(kLong); }
 
 std::string text(const Result<std::string>& result) {
   return result ? *result
@@ -58,7 +59,7 @@ class Raw {
     }
     return sent;
   }
-  /// The connection ends within 20 s, whatever comes before.
+  /// The connection ends, whatever comes before.
   bool is_closed() {
     const Deadline until = later();
     while (Clock::now() < until) {
@@ -140,14 +141,14 @@ TEST_P(BoardLaw, RanksMeet) {
   std::vector<Result<void>> met(4, Errc::internal);
   std::vector<std::jthread> threads;
   for (uint32_t r = 0; r < 4; ++r)
-    threads.emplace_back([&, r] { met[r] = meet(*boards_[r], r, 4, seconds(20), later()); });
+    threads.emplace_back([&, r] { met[r] = meet(*boards_[r], r, 4, kLong, later()); });
   threads.clear();
   for (const auto& one : met) EXPECT_TRUE(one) << one.error().message;
 }
 
 TEST_P(BoardLaw, AForeignCardIsRefused) {
   ASSERT_TRUE(boards_[1]->put("rank.1", std::string("laconic 1, a world of \n\0x", 25), later()));
-  const auto met = meet(*boards_[0], 0, 4, seconds(20), later());
+  const auto met = meet(*boards_[0], 0, 4, kLong, later());
   ASSERT_FALSE(met);
   EXPECT_EQ(met.error().code, Errc::ranks_disagree);
   EXPECT_EQ(met.error().message, "rank 1 runs another version of Laconic");
@@ -189,7 +190,7 @@ TEST(FolderBoard, FilesThatAreNoValuesAreRefusedAndNeverWaitedFor) {
 /// A server of its own and a peer that knows how to speak.
 class TcpServer : public testing::Test {
  protected:
-  void listen(uint32_t world, milliseconds patience = seconds(10)) {
+  void listen(uint32_t world, milliseconds patience = kLong) {
     auto server = detail::Server::listen("127.0.0.1", port_, world, patience);
     ASSERT_TRUE(server) << server.error().message;
     server_ = *std::move(server);
@@ -230,8 +231,8 @@ TEST_F(TcpServer, RefusesNonsenseAndServesTheOthers) {
 
 TEST_F(TcpServer, ClosesOnThoseWhoSayNothingOrStopInTheMiddle) {
   listen(4, milliseconds(50));
-  const auto good = client();
-  EXPECT_EQ(text(good->put("a", "x", later())), "x");
+  auto good = client();
+  while (text(good->put("a", "x", later())) != "x") good = client();  // it came too late to speak
   Raw silent(port_), slow(port_);
   slow.send(frame(2, "a", "") + frame(1, "b", "y").substr(0, 7));
   EXPECT_TRUE(silent.is_closed());
@@ -306,14 +307,16 @@ TEST_F(TcpServer, AMeetingThatHasFailedIsToldToLatecomers) {
 /// Listens, and answers with `bytes` or not at all.
 class Impostor {
  public:
-  explicit Impostor(const std::string& port, std::string bytes)
-      : listener_(::socket(AF_INET, SOCK_STREAM, 0)) {
+  explicit Impostor(std::string bytes) : listener_(::socket(AF_INET, SOCK_STREAM, 0)) {
     sockaddr_in address{};
     address.sin_family = AF_INET;
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    address.sin_port = htons(static_cast<uint16_t>(std::stoul(port)));
-    EXPECT_EQ(::bind(listener_.get(), reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+    socklen_t size = sizeof address;
+    auto* at = reinterpret_cast<sockaddr*>(&address);
+    EXPECT_EQ(::bind(listener_.get(), at, size), 0);
+    EXPECT_EQ(::getsockname(listener_.get(), at, &size), 0);
     EXPECT_EQ(::listen(listener_.get(), 5), 0);
+    port_ = std::to_string(ntohs(address.sin_port));
     if (bytes.empty()) return;
     thread_ = std::jthread([this, said = std::move(bytes)] {
       const detail::Fd peer(::accept(listener_.get(), nullptr, nullptr));
@@ -325,20 +328,21 @@ class Impostor {
         (void)::recv(peer.get(), asked, sizeof asked, 0);
     });
   }
+  [[nodiscard]] const std::string& port() const { return port_; }
 
  private:
+  std::string port_;
   detail::Fd listener_;
   std::jthread thread_;
 };
 
 TEST(TcpBoard, ServersThatAreSilentOrSpeakNonsenseAreLeft) {
   const auto asked = [](const std::string& answer) {
-    const std::string port = free_port();
-    const Impostor impostor(port, answer);
-    auto board = TcpBoard::open("127.0.0.1", port, 1, 2, later());
+    const Impostor impostor(answer);
+    auto board = TcpBoard::open("127.0.0.1", impostor.port(), 1, 2, later());
     EXPECT_TRUE(board);
     const std::string said =
-        text((*board)->get("a", in(answer.empty() ? milliseconds(30) : seconds(20))));
+        text((*board)->get("a", in(answer.empty() ? milliseconds(30) : kLong)));
     EXPECT_EQ(text((*board)->get("a", later())), said) << "for good";
     return said.substr(0, said.find(':')) + said.substr(said.rfind(','));
   };

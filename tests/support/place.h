@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <filesystem>
+#include <random>
 #include <stdexcept>
 #include <string>
 
@@ -32,18 +33,21 @@ class Folder {
   std::string path_;
 };
 
-/// Of 127.0.0.1: free a moment ago.
+/// Of 127.0.0.1, below those that the system hands out to connections: one of these would be
+/// somebody's before the test listens there.
 inline std::string free_port() {
-  const int fd = ::socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof address;
-  auto* at = reinterpret_cast<sockaddr*>(&address);
-  const bool found = ::bind(fd, at, size) == 0 && ::getsockname(fd, at, &size) == 0;
-  ::close(fd);
-  if (!found) throw std::runtime_error("no port");
-  return std::to_string(ntohs(address.sin_port));
+  std::random_device random;
+  for (;;) {
+    const auto port = static_cast<uint16_t>(12'000 + random() % 20'000);
+    const int fd = ::socket(AF_INET, SOCK_STREAM, 0);
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    address.sin_port = htons(port);
+    const bool free = ::bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0;
+    ::close(fd);
+    if (free) return std::to_string(port);
+  }
 }
 
 }  // namespace laconic::test

@@ -18,7 +18,7 @@ class HandWorker:
         self.address, self.job, self.worker, self.world, self.token = address, job, worker, world, token
         self.needed, self.deadline_us, self.ring = needed or world, deadline_us, ring
         self.sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        self.sock.settimeout(10)
+        self.sock.settimeout(100)
 
     def start(self, kind, flags=0):
         return struct.pack("<HBBI", wire.MAGIC, 0x10 | wire.TYPES.index(kind), flags, self.job & 0xFFFFFFFF)

@@ -8,7 +8,6 @@ import re
 import resource
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -17,9 +16,10 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+sys.path[:0] = [str(Path(__file__).resolve().parents[up] / folder) for up, folder in ((1, "support"), (2, "python/tests"))]
 
 from mpi_launchers import ENVIRONMENT, LAUNCHERS, MPICH, OPENMPI, need_library  # noqa: E402
+from ranks import free_port  # noqa: E402
 from test_cli import BAD_ANSWER, BINARY, FINE, USAGE, answer, failure, laconic  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not BINARY.exists(), reason=f"{BINARY} is not built")
@@ -219,7 +219,7 @@ def test_the_plug_in_is_the_launchers(tmp_path, variable, library):
     """A copy of the command that has no plug-ins beside it says which one it wants, and what brings it."""
     program = tmp_path / "laconic"
     shutil.copy(BINARY, program)
-    done = subprocess.run([program, "bench", "--engine", "mpi"], capture_output=True, text=True, timeout=60,
+    done = subprocess.run([program, "bench", "--engine", "mpi"], capture_output=True, text=True, timeout=120,
                           env={**os.environ, variable: "2"})
     assert done.returncode == BAD_ANSWER
     assert f"liblaconic_mpi_{library}.so" in done.stderr and "apt install" in done.stderr
@@ -237,7 +237,7 @@ def test_the_plug_in_is_found_where_cmake_and_pip_put_it(tmp_path, folder):
     plugin.parent.mkdir(parents=True, exist_ok=True)
     plugin.write_text("no library")
     done = subprocess.run([program, "bench", "--engine", "gloo", "--rank", "0", "--world", "1", "--rendezvous", "file:/nonexistent"],
-                          capture_output=True, text=True, timeout=60)
+                          capture_output=True, text=True, timeout=120)
     assert done.returncode == BAD_ANSWER and done.stderr.startswith(f"laconic: {plugin} is cut off"), done.stderr
 
 
@@ -259,7 +259,7 @@ def need(*libraries):
 
 def mpirun(library, *words, env=None, first=(), second=()):
     """Two ranks with the same words, but for what is given."""
-    one = ["-n", "1", BINARY, "bench", "--engine", "mpi", "--iterations", "3", "--timeout", "60"]
+    one = ["-n", "1", BINARY, "bench", "--engine", "mpi", "--iterations", "3", "--timeout", "100"]
     command = [*LAUNCHERS[library], *one, *words, *first, ":", *one, *words, *second]
     return subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=120,
                           env={**ENVIRONMENT, **(env or {})})
@@ -337,10 +337,10 @@ def test_a_stopped_rank_ends_the_job_and_one_of_the_others_speaks(stopped, speak
     need(OPENMPI)
     mark = str(time.monotonic_ns() >> 2)
     command = [*LAUNCHERS[OPENMPI], "-n", "3", BINARY, "bench", "--engine", "mpi", "--min", "1K", "--max", "1G", "--spec", "int8",
-               "--timeout", "3", "--iterations", "50", "--seed", mark]
+               "--timeout", "15", "--iterations", "50", "--seed", mark]
     with subprocess.Popen([str(word) for word in command], env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                           text=True, start_new_session=True) as process:
-        limit = threading.Timer(90, lambda: os.killpg(process.pid, signal.SIGKILL))  # no reader waits longer
+        limit = threading.Timer(200, lambda: os.killpg(process.pid, signal.SIGKILL))  # no reader waits longer
         limit.start()
         try:
             while process.stdout.readline().startswith("#"):  # until the first row: all ranks are there
@@ -354,7 +354,7 @@ def test_a_stopped_rank_ends_the_job_and_one_of_the_others_speaks(stopped, speak
                 said = messages(line)
             with contextlib.suppress(ProcessLookupError):  # the launcher may have ended it, or may wait for it
                 os.kill(number, signal.SIGKILL)
-            _, error = process.communicate(timeout=60)
+            _, error = process.communicate(timeout=200)
             said += messages(error)
         finally:
             limit.cancel()
@@ -376,7 +376,7 @@ class Gloo:
     def __init__(self, meeting):
         self.meeting, self.processes = meeting, []
 
-    def start(self, *words, seconds=60, error=subprocess.PIPE, env=None, before=None):
+    def start(self, *words, seconds=100, error=subprocess.PIPE, env=None, before=None):
         rank = len(self.processes)
         command = [BINARY, "bench", "--engine", "gloo", "--rank", rank, "--world", 2, "--rendezvous", self.meeting,
                    "--interface", "lo", "--timeout", seconds, *words]
@@ -386,17 +386,14 @@ class Gloo:
 
     def ended(self):
         """(exit status, stdout, stderr) of every rank."""
-        return [(process.returncode, *said) for process, said in [(p, p.communicate(timeout=120)) for p in self.processes]]
+        return [(process.returncode, *said) for process, said in [(p, p.communicate(timeout=200)) for p in self.processes]]
 
 
 @pytest.fixture(params=["file", "tcp"])
 def gloo(request, tmp_path):
     if not (LIBRARIES / "liblaconic_gloo.so").exists():
         pytest.skip("gloo is not here: apt install libgloo-dev, then build laconic_gloo")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        meeting = f"file:{tmp_path}" if request.param == "file" else "tcp:127.0.0.1:{}".format(free.getsockname()[1])
-    ranks = Gloo(meeting)
+    ranks = Gloo(f"file:{tmp_path}" if request.param == "file" else f"tcp:127.0.0.1:{free_port()}")
     yield ranks
     for process in ranks.processes:
         process.kill()
@@ -446,7 +443,7 @@ def test_a_rank_of_gloo_without_memory_is_named_wherever_it_runs_out(tmp_path):
         gloo = Gloo(f"file:{meeting}")
         for limit in (None, lambda most=mib << 20: resource.setrlimit(resource.RLIMIT_AS, (most, most))):
             gloo.start("--min", "64M", "--max", "64M", "--spec", "none", "--plan", "native_sum", "--iterations", "1", "--warmup", "0",
-                       seconds=10, before=limit)
+                       seconds=20, before=limit)
         (status, _, error), (other, _, silence) = gloo.ended()
         if status == other == FINE:
             break
@@ -469,11 +466,11 @@ def test_a_rank_of_gloo_that_does_not_come_is_named(gloo):
 
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_rank_of_gloo_that_is_gone_is_named(gloo, sign):
-    first, second = (gloo.start("--min", "1K", "--max", "1G", "--spec", "int8", "--iterations", "50", seconds=3) for _ in range(2))
+    first, second = (gloo.start("--min", "1K", "--max", "1G", "--spec", "int8", "--iterations", "50", seconds=15) for _ in range(2))
     while first.stdout.readline().startswith("#"):  # until the first row: both are there
         pass
     second.send_signal(sign)
-    _, error = first.communicate(timeout=120)
+    _, error = first.communicate(timeout=200)
     said = messages(error)
     assert first.returncode == BAD_ANSWER and len(said) == 1 and "rank 1" in said[0], error
 

@@ -22,7 +22,7 @@ FINE, BAD_ANSWER, USAGE = 0, 1, 2
 
 
 def laconic(*words):
-    return subprocess.run([BINARY, *map(str, words)], capture_output=True, text=True, timeout=60)
+    return subprocess.run([BINARY, *map(str, words)], capture_output=True, text=True, timeout=100)
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +123,7 @@ WANTED = {
 
 
 def text_of(metrics):
-    with urllib.request.urlopen(f"http://{metrics}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://{metrics}/metrics", timeout=100) as answer:
         return answer.read().decode()
 
 
@@ -181,7 +181,7 @@ def test_top_ends_with_the_server(has_metrics, serving):
     assert "job" in watching.stdout.readline()
     process.kill()
     process.wait()
-    out, error = watching.communicate(timeout=30)
+    out, error = watching.communicate(timeout=100)
     assert watching.returncode == BAD_ANSWER and said["metrics"] in error and "--metrics" in error
 
 

@@ -30,12 +30,12 @@ def test_the_token_is_a_credential():
 def test_the_command_takes_its_words(tmp_path):
     program, command, *words = command_line()
     assert Path(program).name == "laconic" and command == "serve"
-    known = subprocess.run([BINARY, "serve", "--help"], capture_output=True, text=True, timeout=30).stdout
+    known = subprocess.run([BINARY, "serve", "--help"], capture_output=True, text=True, timeout=100).stdout
     for option in (word for word in words if word.startswith("-")):
         assert re.search(rf"^\s+{option}\b", known, re.M), option
     has_metrics = json.loads(subprocess.run([BINARY, "serve", "--check", "--json"], capture_output=True, text=True,
-                                            timeout=30).stdout)["metrics"]["works"]
-    subprocess.run([BINARY, "serve", "--new-token", tmp_path / "job.token"], check=True, capture_output=True, timeout=30)
+                                            timeout=100).stdout)["metrics"]["works"]
+    subprocess.run([BINARY, "serve", "--new-token", tmp_path / "job.token"], check=True, capture_output=True, timeout=100)
     here = {"0.0.0.0:7420": "127.0.0.1:0", "127.0.0.1:9420": "127.0.0.1:0", "%d/job.token": str(tmp_path / "job.token")}
     assert set(here) <= set(words)
     words = [here.get(word, word) for word in words]
@@ -45,11 +45,11 @@ def test_the_command_takes_its_words(tmp_path):
     with subprocess.Popen([BINARY, "serve", *words], stdout=subprocess.PIPE, text=True) as process:
         said = json.loads(process.stdout.readline())
         process.terminate()
-        assert process.wait(30) == 0
+        assert process.wait(100) == 0
     assert said["token"] and ("metrics" in said) == has_metrics
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
 def test_systemd_knows_its_keys():
-    done = subprocess.run(["systemd-analyze", "verify", UNIT], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["systemd-analyze", "verify", UNIT], capture_output=True, text=True, timeout=100)
     assert not re.search(r"Unknown (key|section|lvalue)|Failed to parse", done.stdout + done.stderr), done.stderr

@@ -71,7 +71,7 @@ class GlooFall : public testing::TestWithParam<Fall> {
       if (later) stage.await_go();
       if (later) ticket = engine->start(batch.steps());
       // One after the other, so that the first has to tell the rest why it leaves.
-      const auto patience = rank == victim ? seconds(50) : timeout + rank * milliseconds(40);
+      const auto patience = rank == victim ? kLong : timeout + rank * milliseconds(40);
       stage.say(text(engine->wait(*ticket, Clock::now() + patience)));
       after(rank, stage, std::move(engine), batch);
     });
@@ -93,7 +93,7 @@ class GlooKill : public GlooFall {};
 TEST_P(GlooKill, IsHeardByAllWithTheRankAndANewGroupGoesOn) {
   const uint32_t victim = GetParam().victim;
   const std::string next = GetParam().tcp ? Place::port() : place_.folder("b");
-  fall(SIGKILL, seconds(50), {1},
+  fall(SIGKILL, kLong, {1},
        [&](uint32_t rank, const Stage& stage, std::unique_ptr<GlooEngine> engine, Batch& batch) {
          stage.say(text(batch.run(*engine)));  // and ever after
          engine.reset();
@@ -183,7 +183,7 @@ TEST(GlooRun, HearsOfADeathInTheMiddleOfAMessage) {
       while (*part == 0) std::this_thread::yield();
       ::kill(static_cast<pid_t>(sender), SIGKILL);
     }
-    stage.say(text(engine->wait(*ticket, Clock::now() + seconds(50))));
+    stage.say(text(engine->wait(*ticket, Clock::now() + kLong)));
     engine.reset();
     stage.say("ended");
   });
@@ -209,7 +209,7 @@ TEST(GlooEnd, InPeaceDisturbsNobody) {
       if (rank == 2) stage.await_go();
       auto ticket = engine->start({&step, 1});
       // Long enough that a wrong alarm is heard.
-      const auto done = engine->wait(*ticket, Clock::now() + seconds(50));
+      const auto done = engine->wait(*ticket, Clock::now() + kLong);
       stage.say(text(done) + (rank == 0 || in[999] == 3 - rank ? "" : ", but wrong"));
       if (rank == 0) {
         engine.reset();

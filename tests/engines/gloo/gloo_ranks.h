@@ -53,7 +53,7 @@ class Processes {
         throw std::runtime_error("no pipe");
       const pid_t child = ::fork();
       if (child == 0) {
-        ::alarm(120);
+        ::alarm(300);
         body(rank, Stage(up[1], down[0]));
         _exit(0);
       }
@@ -127,7 +127,7 @@ class Place {
 };
 
 inline GlooOptions options(uint32_t rank, uint32_t world, const std::string& rendezvous,
-                           milliseconds timeout = seconds(30)) {
+                           milliseconds timeout = kLong) {
   return {.rank = rank,
           .world = world,
           .rendezvous = rendezvous,
@@ -186,7 +186,7 @@ class Batch {
   }
   Batch(const Batch&) = delete;
   [[nodiscard]] std::span<const Step> steps() const { return {&step_, 1}; }
-  Result<void> run(Engine& engine, milliseconds timeout = seconds(50)) const {
+  Result<void> run(Engine& engine, milliseconds timeout = kLong) const {
     auto ticket = engine.start(steps());
     return ticket ? engine.wait(*ticket, Clock::now() + timeout) : Result<void>(ticket.error());
   }

@@ -92,13 +92,13 @@ TEST(GlooInFlight, ALaterBatchIsUnderWayWhileAnEarlierOneWaits) {
     if (rank == 2) stage.await_go();
     const auto earlier = engine->start({steps, 1}), later = engine->start({steps + 1, 1});
     if (rank == 1) {
-      const auto done = engine->wait(*later, Clock::now() + seconds(20));
+      const auto done = engine->wait(*later, Clock::now() + kLong);
       stage.say(text(done) + std::to_string(got[1]));
-      stage.say(text(engine->wait(*earlier, Clock::now() + seconds(20))));
+      stage.say(text(engine->wait(*earlier, Clock::now() + kLong)));
       return;
     }
     for (const auto& ticket : {earlier, later})
-      stage.say(text(engine->wait(*ticket, Clock::now() + seconds(40))));
+      stage.say(text(engine->wait(*ticket, Clock::now() + kLong)));
     stage.say(std::to_string(got[0]) + " " + std::to_string(got[1]));
   });
   EXPECT_EQ(ranks.heard(1), "ok40");
@@ -131,7 +131,7 @@ TEST(GlooInFlight, SumsAndMessagesDoNotDisturbEachOther) {
       }
       for (uint32_t i = 0; i < kMaxTickets; ++i) {
         const uint32_t k = (i * 5 + rank) % kMaxTickets;
-        const auto done = engine->wait(tickets[k], Clock::now() + seconds(20));
+        const auto done = engine->wait(tickets[k], Clock::now() + kLong);
         if (!done) return stage.say(text(done));
         wrong += batches[k]->complete() ? 0U : 1U;
       }
@@ -155,7 +155,7 @@ TEST(GlooInFlight, NothingIsUnderWayBehindASumThatIsNotOver) {
       stage.say(behind.is_all(0) ? "" : "arrived");
     }
     for (const auto& ticket : {first, second})
-      stage.say(text(engine->wait(*ticket, Clock::now() + seconds(40))));
+      stage.say(text(engine->wait(*ticket, Clock::now() + kLong)));
     stage.say(sum.complete() && behind.complete() ? "complete" : "wrong");
   });
   EXPECT_EQ(ranks.heard(0) + ranks.heard(1), "");
@@ -216,11 +216,11 @@ TEST(GlooInFlight, NoMemoryIsUsedWhenTheGroupIsOver) {
     if (rank == 1) return stage.await_go();
     const auto one = engine->start(first.steps()), two = engine->start(second.steps());
     stage.say("started");
-    stage.say(text(engine->wait(*one, Clock::now() + seconds(20))));
+    stage.say(text(engine->wait(*one, Clock::now() + kLong)));
     for (Batch* batch : {&first, &second, &third}) batch->overwrite(0x5A);
     const auto three = engine->start(third.steps());
-    stage.say(text(engine->wait(*two, Clock::now() + seconds(20))));
-    stage.say(text(engine->wait(*three, Clock::now() + seconds(20))));
+    stage.say(text(engine->wait(*two, Clock::now() + kLong)));
+    stage.say(text(engine->wait(*three, Clock::now() + kLong)));
     std::this_thread::sleep_for(milliseconds(50));
     for (const Batch* batch : {&first, &second, &third})
       stage.say(batch->is_all(0x5A) ? "untouched" : "written to");
@@ -235,7 +235,7 @@ TEST(GlooInFlight, NoMemoryIsUsedWhenTheGroupIsOver) {
 
 transport::PluginOptions plugged(uint32_t rank, uint32_t world, const std::string& where) {
   transport::PluginOptions wanted;
-  wanted.timeout = seconds(30);
+  wanted.timeout = kLong;
   wanted.rank = rank;
   wanted.world = world;
   wanted.rendezvous = where;

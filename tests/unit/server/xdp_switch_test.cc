@@ -95,7 +95,7 @@ class XdpSwitch : public XdpTest {
     s.servers = {settings_.bind};
     s.link.job = settings_of(kWorld, 4, 8, 1024);
     s.link.job.ring = 256;
-    s.link.job.timeout_ms = 3000;
+    s.link.job.timeout_ms = 60000;
     s.link.number = 77;
     s.link.instance = rank + 1U;
     s.link.worker = rank;
@@ -110,7 +110,7 @@ class XdpSwitch : public XdpTest {
     std::vector<agg::Incoming> in(granules);
     std::vector<uint8_t> sums(1024 * granules);
     for (std::size_t i = 0; i < granules; ++i) in[i].lanes = MutBytes(sums).subspan(1024 * i, 1024);
-    if (!worker.run(out, in, Clock::now() + std::chrono::seconds(20))) return false;
+    if (!worker.run(out, in, Clock::now() + std::chrono::seconds(100))) return false;
     EXPECT_EQ(std::count(sums.begin(), sums.end(), 1 + 4 + 9 + 16), static_cast<long>(sums.size()));
     for (const agg::Incoming& one : in) {
       EXPECT_EQ(one.bitmap, (1U << kWorld) - 1);
@@ -125,7 +125,7 @@ class XdpSwitch : public XdpTest {
     for (uint8_t rank = 0; rank < kWorld; ++rank) {
       threads.emplace_back([&, rank] {
         hosts_[rank]->enter();
-        const auto until = Clock::now() + std::chrono::seconds(20);
+        const auto until = Clock::now() + std::chrono::seconds(100);
         auto worker = agg::UdpWorker::attach(worker_settings(rank), until);
         ASSERT_TRUE(worker) << worker.error().message;
         work(rank, *worker);
