@@ -140,7 +140,7 @@ class Here:
     def execute(self, name, tier):
         script = 'set -euo pipefail; source scripts/sections.sh; about=about_$1; printf "\\n==== %s: %s\\n" "$1" "${!about}"; "section_$1"'
         process = subprocess.Popen(["bash", "-c", script, "bash", name], cwd=self.root,
-                                   env={**os.environ, "LACONIC_TIER": tier, "JOBS": self.jobs})
+                                   env={**os.environ, "TEST_TIER": tier, "JOBS": self.jobs})
         return self.wait(process, orphans=10.0)
 
     @staticmethod

@@ -1,13 +1,13 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 #
 # What the sections of scripts/test do: section_NAME, and about_NAME in a line. scripts/proof.py runs each in a shell of its own, which
-# stops at the first error. LACONIC_TIER is `weekly` where a section has to run in whole, `change` otherwise.
+# stops at the first error. TEST_TIER is `weekly` where a section has to run in whole, `change` otherwise.
 readonly skip=3  # exit status of a section that has nothing to run on here; its last line says why
 jobs=${JOBS:-$(nproc)}
 # Tests of processes mostly wait for each other: twice as many as there are cores. Those of one file share the processes that they start.
 readonly in_parallel=(-n "$((2 * jobs))" --dist loadfile --no-loadscope-reorder)  # conftest.py has the order
 source scripts/ccache.sh  # also for what tests compile by themselves
-weekly() { [[ ${LACONIC_TIER:-change} == weekly ]]; }
+weekly() { [[ ${TEST_TIER:-change} == weekly ]]; }
 
 # How many interpreters tests of the section `python` may start that import torch: 1.4 s each. Where the test is not about starting one,
 # launches.py has forks.

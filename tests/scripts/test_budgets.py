@@ -448,7 +448,7 @@ def checkout(tmp_path):
         abouts = "".join(f"about_{name}={name}\n" for name in BY_NAME)
         (root / "scripts" / "sections.sh").write_text(f"{abouts}skip=3\n{lines}\n")
         path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
-        others = {name: value for name, value in os.environ.items() if name not in ("DEADLINE", "LACONIC_TIER", "JOBS")}
+        others = {name: value for name, value in os.environ.items() if name not in ("DEADLINE", "TEST_TIER", "JOBS")}
         done = subprocess.run(["scripts/test", *words], cwd=root, env={**others, "PATH": path, **variables}, stdout=subprocess.PIPE,
                               stderr=subprocess.STDOUT, text=True, check=False)
         return done.returncode, done.stdout
@@ -459,12 +459,12 @@ def checkout(tmp_path):
 
 def test_a_section_runs_in_a_shell_that_stops_at_the_first_error(checkout):
     status, out = checkout("section_layers() { false; echo further; }; section_format() { return $skip; }; section_cuda() { echo $nothing; }; "
-                           "section_tsan() { echo tier $LACONIC_TIER, jobs $JOBS; }", "layers", "format", "tsan", "cuda", JOBS="7")
+                           "section_tsan() { echo tier $TEST_TIER, jobs $JOBS; }", "layers", "format", "tsan", "cuda", JOBS="7")
     assert status == 1 and "further" not in out
     assert "\n==== layers: layers\n---- layers: FAILED in" in out and "---- format: skipped" in out
     assert "tier change, jobs 7\n---- tsan: passed" in out
     assert out.splitlines()[-1] == "FAILED: layers cuda; repeat with: scripts/test layers cuda; skipped: format."
-    status, out = checkout("section_tsan() { echo tier $LACONIC_TIER; }", "weekly", "tsan")
+    status, out = checkout("section_tsan() { echo tier $TEST_TIER; }", "weekly", "tsan")
     assert status == 0 and "tier weekly" in out
 
 

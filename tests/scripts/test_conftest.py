@@ -195,7 +195,7 @@ def test_a_section_runs_the_tenth_that_the_commit_chooses_and_weekly_all(tree, s
     (tree / "python/tests/test_it.py").touch()
 
     def options(**environment):
-        inside = {**os.environ, "LACONIC_TIER": "change", "GIT_CEILING_DIRECTORIES": str(tree.parent), **environment}
+        inside = {**os.environ, "TEST_TIER": "change", "GIT_CEILING_DIRECTORIES": str(tree.parent), **environment}
         command = f"set -e; source scripts/sections.sh; section_{section}"
         out = subprocess.run(["bash", "-c", command], cwd=tree, env=inside, capture_output=True, text=True, check=True).stdout
         [line] = re.findall(rf"^build/venv-{section}/bin/python -m pytest .*$", out, re.M)
@@ -206,7 +206,7 @@ def test_a_section_runs_the_tenth_that_the_commit_chooses_and_weekly_all(tree, s
     subprocess.run([*git, "init", "-q"], check=True)
     subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "m"], check=True)
     assert options() == [subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()]
-    assert options(LACONIC_TIER="weekly") == []
+    assert options(TEST_TIER="weekly") == []
 
 
 # ---- what a run writes down ----

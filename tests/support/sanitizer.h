@@ -1,6 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 /// \file
-/// LACONIC_ASAN or LACONIC_TSAN where this file is compiled with that sanitizer, by g++ or by clang.
+/// Defines LACONIC_ASAN or LACONIC_TSAN under that sanitizer, of g++ or of clang.
 #ifndef LACONIC_TESTS_SUPPORT_SANITIZER_H
 #define LACONIC_TESTS_SUPPORT_SANITIZER_H
 
