@@ -59,10 +59,13 @@ def numbers(text):
         yield from range(int(first), int(last or first) + 1)
 
 
+MANY = 20  # parts that kill one mutant: of more the cases are not counted
+
+
 @dataclass
 class Verdict:
     patch: str  # hash of the patch that was tried
-    ran: set  # parts that executed the changed line
+    ran: int  # parts that execute the changed line
     killed: dict  # part → how many of its cases failed
 
 
@@ -71,22 +74,29 @@ class Killers:
 
     def __init__(self, path):
         self.path = path
-        self.mutants = {}
         data = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"parts": [], "mutants": {}}
+        self.parts = set(data["parts"])  # all that ran
+        self.mutants = {}
         for name, (patch, ran, killed) in data["mutants"].items():
-            words = [word.partition(":") for word in killed.split()]
-            counts = {data["parts"][int(part)]: int(count or 1) for part, _, count in words}
-            self.mutants[name] = Verdict(patch, {data["parts"][part] for part in numbers(ran)}, counts)
+            counts = {}
+            for word in killed.split():
+                which, _, count = word.partition(":")
+                counts.update((data["parts"][part], int(count or 1)) for part in numbers(which))
+            self.mutants[name] = Verdict(patch, ran, counts)
+
+    def add(self, name, patch, ran, killed):
+        self.mutants[name] = Verdict(patch, len(ran), killed if len(killed) <= MANY else dict.fromkeys(killed, 1))
+        self.parts |= ran | set(killed)
 
     def text(self):
-        parts = sorted(set().union(*(v.ran | set(v.killed) for v in self.mutants.values())))
+        parts = sorted(self.parts)
         number = {part: n for n, part in enumerate(parts)}
         lines = []
         for name, v in sorted(self.mutants.items(), key=lambda item: (int(item[0]), item[0])):
-            killed = [f"{number[part]}:{count}" if count > 1 else f"{number[part]}" for part, count in sorted(v.killed.items())]
-            fields = [v.patch, ranges(number[part] for part in v.ran), " ".join(killed)]
-            lines.append(f"{json.dumps(name)}: {json.dumps(fields)}")
-        return ('{"what": "mutant: [hash of its patch, parts that ran, parts that failed and in how many cases]",\n"parts": [\n'
+            words = [f"{number[part]}:{count}" for part, count in sorted(v.killed.items()) if count > 1]
+            words.append(ranges(number[part] for part, count in v.killed.items() if count == 1))
+            lines.append(f"{json.dumps(name)}: {json.dumps([v.patch, v.ran, ' '.join(words).strip()])}")
+        return ('{"what": "mutant: [hash of its patch, how many parts ran, which failed and in how many cases]",\n"parts": [\n'
                 + ",\n".join(map(json.dumps, parts)) + '],\n"mutants": {\n' + ",\n".join(lines) + "}}\n")
 
     def save(self):
@@ -102,10 +112,9 @@ class Killers:
 
     def counts(self):
         deaths = [set(v.killed) for v in self.mutants.values()]
-        ran = set().union(*(v.ran for v in self.mutants.values()))
         return {"mutants": len(deaths), "alive": sum(not parts for parts in deaths), "by_one": sum(len(parts) == 1 for parts in deaths),
                 "by_few": sum(2 <= len(parts) <= 5 for parts in deaths), "by_many": sum(len(parts) > 5 for parts in deaths),
-                "parts": len(ran), "killers": len(set().union(*deaths)),
+                "parts": len(self.parts), "killers": len(set().union(*deaths)),
                 "needed": len({part for parts in deaths if len(parts) == 1 for part in parts})}
 
     def dominated(self):

@@ -50,6 +50,18 @@ def test_page_lists_every_patch_as_killed(script):
     assert [name for name, (_, verdict) in rows.items() if not verdict.startswith("`")] == []
 
 
+def test_the_page_counts_what_the_data_file_holds(script):
+    killers = script.tried.Killers(script.DATA)
+    page = script.PAGE.read_text(encoding="utf-8")
+    assert ("What else kills them" in page) == bool(killers.mutants)
+    if killers.mutants:
+        assert "\n".join(killers.paragraph(len(PATCHES))) in page
+        assert killers.text() == script.DATA.read_text(encoding="utf-8")
+        assert script.DATA.stat().st_size <= script.tried.MOST_BYTES
+    hashes = {m.number: m.hash for m in script.find_patches([])}
+    assert {number: hashes.get(number) for number in killers.mutants} == {number: v.patch for number, v in killers.mutants.items()}
+
+
 def test_what_a_test_launches_is_built(script):
     texts = [text for mutant in script.find_patches([]) for text in mutant.kills if text.startswith("pytest ")]
     launching = [text for text in texts if re.search(r'BUILD / "bin"|mpi_launchers', (ROOT / text.split()[1].partition("::")[0]).read_text(encoding="utf-8"))]
@@ -198,14 +210,12 @@ def test_the_test_that_failed_is_found(script, output, killer):
 def test_the_data_file_comes_back_and_is_bounded(script, tmp_path, monkeypatch):
     tried = script.tried
     killers = tried.Killers(tmp_path / "killers.json")
-    killers.mutants = {
-        "2": tried.Verdict("aa", {"test_a A", "test_a B", "t.py"}, {"test_a A": 1, "t.py": 12}),
-        "10": tried.Verdict("bb", {"test_a B"}, {}),
-        "1": tried.Verdict("cc", {"test_a B"}, {"test_a B": 2}),
-    }
+    killers.add("2", "aa", {"test_a A", "test_a B", "t.py"}, {"test_a A": 1, "test_a B": 1, "t.py": 12})
+    killers.add("10", "bb", {"test_a B"}, {})
+    killers.add("1", "cc", {"test_a B"}, {"test_a B": 2})
     killers.save()
     again = tried.Killers(tmp_path / "killers.json")
-    assert again.mutants == killers.mutants
+    assert (again.mutants, again.parts) == (killers.mutants, killers.parts)
     assert list(again.mutants) == ["1", "2", "10"]
     assert again.counts() == {"mutants": 3, "alive": 1, "by_one": 1, "by_few": 1, "by_many": 0, "parts": 3, "killers": 3, "needed": 1}
     monkeypatch.setattr(tried, "MOST_BYTES", 100)
@@ -213,9 +223,19 @@ def test_the_data_file_comes_back_and_is_bounded(script, tmp_path, monkeypatch):
         again.save()
 
 
+def test_the_data_file_has_space_for_every_mutant(script, tmp_path):
+    killers = script.tried.Killers(tmp_path / "killers.json")
+    parts = [f"test_distributed Suite{n:03}OfSomeLength" for n in range(300)]
+    for place, m in enumerate(script.find_patches([])):  # a quarter dies by many, the others by up to eight
+        killed = parts[place % 100:place % 100 + 80] if place % 4 == 0 else parts[place % 50::40]
+        killers.add(m.number, m.hash, set(parts), dict.fromkeys(killed, 250))
+    killers.save()
+    assert len(script.tried.Killers(killers.path).mutants) == len(PATCHES)
+
+
 def test_a_patch_that_has_changed_is_forgotten(script):
     killers = script.tried.Killers(Path("/nowhere"))
-    killers.mutants = {number: script.tried.Verdict(patch, set(), {}) for number, patch in (("1", "aa"), ("2", "bb"), ("3", "cc"))}
+    killers.mutants = {number: script.tried.Verdict(patch, 0, {}) for number, patch in (("1", "aa"), ("2", "bb"), ("3", "cc"))}
     killers.keep_only([SimpleNamespace(number="1", hash="aa"), SimpleNamespace(number="2", hash="xx")])
     assert list(killers.mutants) == ["1"]
 
@@ -223,7 +243,7 @@ def test_a_patch_that_has_changed_is_forgotten(script):
 def test_a_part_whose_kills_another_has_too_is_dominated(script):
     killers = script.tried.Killers(Path("/nowhere"))
     for number, parts in enumerate(["a b", "a b c", "c", "d e", "d e"]):
-        killers.mutants[str(number)] = script.tried.Verdict("", set(), dict.fromkeys(parts.split(), 1))
+        killers.mutants[str(number)] = script.tried.Verdict("", 0, dict.fromkeys(parts.split(), 1))
     assert killers.dominated() == {"b": "a", "e": "d"}  # of two equal ones the first stays
 
 
@@ -390,7 +410,7 @@ def test_a_mutant_meets_the_suites_that_execute_its_line(covered_tree):
     assert ran == ["--gtest_filter=Lib.*", "--gtest_filter=Other.*"] * 2, "once for the coverage, once for a mutant each"
     data = json.loads((covered_tree / "tests/mutants/killers.json").read_text())
     assert data["parts"] == ["test_lib Lib", "test_lib Other"]
-    assert killed(covered_tree) == {"01": ("0", "0"), "02": ("1", "1")}
+    assert killed(covered_tree) == {"01": (1, "0"), "02": (1, "1")}
     page = (covered_tree / "docs/results/mutants.md").read_text()
     assert "2 of 2 mutants so far: 2 are killed by one suite or file alone" in page
 
@@ -411,7 +431,7 @@ def test_a_mutant_that_no_suite_kills_fails_the_run_and_is_counted(covered_tree)
     status, out, _ = all_killers(covered_tree)
     assert status == 1
     assert "02-unseen: SURVIVES" in out
-    assert killed(covered_tree) == {"02": ("0", "")}
+    assert killed(covered_tree) == {"02": (1, "")}
 
 
 def test_a_line_of_python_meets_the_files_that_execute_it(covered_tree):
@@ -420,4 +440,4 @@ def test_a_line_of_python_meets_the_files_that_execute_it(covered_tree):
     status, out, ran = all_killers(covered_tree)
     assert status == 0, out
     assert json.loads((covered_tree / "tests/mutants/killers.json").read_text())["parts"] == ["tests/test_lib.py"]
-    assert killed(covered_tree) == {"03": ("0", "0")}
+    assert killed(covered_tree) == {"03": (1, "0")}
