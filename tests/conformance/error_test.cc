@@ -57,7 +57,8 @@ TEST_P(CodecLaw, UnbiasedAsPromised) {
   if (!contract_.unbiased) return;  // not promised
   constexpr uint64_t kTrials = 4000;
   const Unit unit = vector_unit(19);
-  const std::vector<float> values = make(Data::gaussian, unit.count);
+  std::vector<float> values = make(Data::gaussian, unit.count);
+  values[0] = 4 * static_cast<float>(std::sqrt(squared_norm(values)));  // what clips cuts this one
   const double scale = std::sqrt(squared_norm(values));
   Exchange exchange = this->exchange(unit);
   std::vector<Moments> error(unit.count);

@@ -86,6 +86,10 @@ TEST(FieldText, MembersReadBackExactly) {
   EXPECT_EQ(member_text(kExact, &params), "0.1");
   params.exact = 1.0 / 3.0;
   EXPECT_EQ(member_text(kExact, &params), "0.3333333333333333");
+  params.exact = static_cast<double>(0.1F);  // a float whose digits are another double
+  Params back;
+  ASSERT_EQ(read(kExact, member_text(kExact, &params), &back), Errc::ok);
+  EXPECT_EQ(back.exact, params.exact);
   params.s = 1.1F;
   EXPECT_EQ(member_text(kS, &params), "1.1");
 }
@@ -126,6 +130,7 @@ TEST(Nearest, NamesSlipsAndAbbreviationsOnly) {
   EXPECT_EQ(nearest("power", names), "powersgd");
   EXPECT_EQ(nearest("PowerSGD", names), "");
   EXPECT_EQ(nearest("quantum", names), "");
+  EXPECT_EQ(nearest("pwsd", names), "") << "all its letters are in powersgd";
   EXPECT_EQ(nearest("", names), "");
 }
 

@@ -496,6 +496,17 @@ TEST(ThreeLc, ChecksTheLengthOfTheExpansion) {
   }
 }
 
+TEST(ThreeLc, NothingFollowsTheLastChunk) {
+  for (const Params& p : all_params()) {
+    const std::vector<float> x = gaussian(75, 3);
+    ByteVector payload = Caller().encode(p, x, nullptr);
+    const Unit unit{75, 75, 1, 0, 0};
+    ASSERT_EQ(ThreeLc::check(p, unit, 0, payload), Errc::ok);
+    payload.push_back(121);
+    EXPECT_NE(ThreeLc::check(p, unit, 0, payload), Errc::ok);
+  }
+}
+
 TEST(ThreeLc, ChecksTheScale) {
   const Unit unit{5, 5, 1, 0, 0};
   const auto check = [&](float m) {

@@ -319,6 +319,14 @@ TEST(TopKTest, RefusesWhatItWouldNotWrite) {
   bad[11] |= 0xC0;
   bad[12] |= 0x0F;  // the last index becomes 1008 or more
   EXPECT_EQ(check(bad), Errc::payload_malformed);
+  bad[11] = static_cast<uint8_t>((bad[11] & 0x03) | (1000 & 0x3F) << 2);  // 1000: one too large
+  EXPECT_EQ(check(bad), Errc::payload_malformed);
+  const Driver quarter = driver(0.25);
+  std::vector<uint8_t> many = quarter.encode(draw(Shape::laplace, 4096, 1));
+  ASSERT_EQ(many.size(), 1536U + 4096U);
+  many[768] = 0;  // index 512, where the checker begins a block, becomes 0
+  many[769] &= 0xF0;
+  EXPECT_EQ(TopK::check(quarter.params, vector_unit(4096), 0, many), Errc::payload_malformed);
   for (const uint32_t value : {0x7F800000U, 0xFF800000U, 0x7FC00000U}) {
     bad = good;
     store(bad.data() + 13 + 8, value);
