@@ -280,6 +280,15 @@ def test_a_line_is_executed_by_who_ran_it(script):
     assert ran(1, False, "constants.h") == {"a", "b", "c"}, "a header without code"
 
 
+def test_suites_that_a_patch_names_run_in_any_case(script):
+    program = script.tried.Program("test_x", ["test_x"], {"test_x Dense": ["Dense.*"]})
+    named = [part for part in ("test_x Dense", "test_x DenseRules", "test_x Other")
+             if script.tried.names(["test_x --gtest_filter=*Dense*:All/Set.Once*"], program, part)]
+    assert named == ["test_x Dense", "test_x DenseRules"]
+    assert not script.tried.names(["test_x"], program, "test_x Other")
+    assert script.tried.names(["frame_fuzz"], script.tried.Program("frame_fuzz", ["frame_fuzz"]), "frame_fuzz")
+
+
 def test_changed_lines_are_those_of_the_old_file(script):
     assert script.tried.changed_lines(PATCH.format(41)) == {"lib.cc": [2]}
     added = "--- a/x.cc\n+++ b/x.cc\n@@ -7,2 +7,3 @@\n one\n+two\n three\n"

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <string_view>
 
 #include "support/sanitizer.h"
@@ -36,10 +37,20 @@ inline constexpr bool kSanitized = kOneWorld;
 inline constexpr std::array<std::string_view, 10> kWays{
     "none", "fp16", "int8", "3lc", "topk", "randomk", "powersgd", "sidco", "signsgd", "inceptionn"};
 
+inline bool is_way(std::string_view spec) {
+  return std::find(kWays.begin(), kWays.end(), spec) != kWays.end();
+}
+
+/// Whether the weekly tier runs, and with it what `make test` leaves out.
+inline bool weekly() {
+  const char* const tier = std::getenv("LACONIC_TIER");
+  return tier != nullptr && std::string_view(tier) == "weekly";
+}
+
 /// Whether a codec's default settings meet exchanges in this build; in 16-bit buckets, too.
 inline bool in_exchanges(std::string_view codec, bool narrow = false) {
   if (!(kOnlyDefaults || (kSanitized && narrow))) return true;
-  return std::find(kWays.begin(), kWays.end(), codec) != kWays.end();
+  return is_way(codec);
 }
 
 }  // namespace laconic::test
