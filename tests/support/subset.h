@@ -43,7 +43,7 @@ inline bool is_way(std::string_view spec) {
 
 /// Whether the weekly tier runs, and with it what `make test` leaves out.
 inline bool weekly() {
-  const char* const tier = std::getenv("LACONIC_TIER");
+  const char* const tier = std::getenv("TEST_TIER");
   return tier != nullptr && std::string_view(tier) == "weekly";
 }
 
