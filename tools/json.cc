@@ -10,6 +10,9 @@
 namespace laconic::tools {
 
 Json::Json() noexcept = default;
+Json::Json(Kind kind) noexcept : kind_(kind) {}
+Json::Json(bool negative, uint64_t number) noexcept
+    : kind_(negative ? Kind::negative : Kind::whole), whole_(number) {}
 Json::Json(bool flag) noexcept : kind_(Kind::flag), whole_(flag ? 1 : 0) {}
 Json::Json(double number) noexcept : kind_(Kind::real), real_(number) {}
 Json::Json(std::string text) noexcept : kind_(Kind::text), text_(std::move(text)) {}

@@ -86,9 +86,8 @@ class Json {
 
  private:
   enum class Kind : uint8_t { null, flag, whole, negative, real, text, array, object };
-  explicit Json(Kind kind) noexcept : kind_(kind) {}
-  Json(bool negative, uint64_t number) noexcept
-      : kind_(negative ? Kind::negative : Kind::whole), whole_(number) {}
+  explicit Json(Kind kind) noexcept;
+  Json(bool negative, uint64_t number) noexcept;
   void write(JsonText& to) const;
 
   Kind kind_ = Kind::null;
