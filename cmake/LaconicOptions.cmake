@@ -15,6 +15,7 @@ option(LACONIC_BUILD_EXAMPLES "Build the examples" ${PROJECT_IS_TOP_LEVEL})
 option(LACONIC_INSTALL "Make install rules" ${PROJECT_IS_TOP_LEVEL})
 option(LACONIC_HARDEN "Stack protector, checked C functions in optimised builds, read-only relocations" ON)
 option(LACONIC_FUZZ "Fuzz targets are libFuzzer binaries (needs clang)" OFF)
+option(LACONIC_WEEKLY "ThreadSanitizer's tree has every file of tests/distributed" OFF)
 set(LACONIC_SANITIZE "" CACHE STRING "Sanitizers, as for -fsanitize= (for example address,undefined)")
 set(_auto OFF)  # what is not the library
 if(PROJECT_IS_TOP_LEVEL)

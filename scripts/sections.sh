@@ -85,7 +85,7 @@ section_asan() {
 
 about_tsan="ThreadSanitizer: thread pool, engines, ranks as threads"
 section_tsan() {
-  scripts/build tsan laconic_threaded_tests
+  CMAKE_ARGS="-DLACONIC_WEEKLY=$(weekly && echo ON || echo OFF)" scripts/build tsan laconic_threaded_tests
   # g++ 12's ThreadSanitizer cannot place its shadow where newer kernels randomise addresses by 32 bits.
   local fixed_addresses=(setarch "$(uname -m)" -R)
   "${fixed_addresses[@]}" true 2>/dev/null || fixed_addresses=()

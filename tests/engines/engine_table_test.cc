@@ -28,7 +28,7 @@ class EngineTable : public testing::TestWithParam<std::tuple<uint32_t, bool>> {}
 TEST_P(EngineTable, HoldsOverTheLoopback) {
   const auto [world, short_sends] = GetParam();
   LoopbackHub hub(world, std::chrono::seconds(60), {kAllSums, short_sends});
-  const TableOptions options{.stride = kOneWorld ? 3U : 1U};
+  const TableOptions options{.stride = kOnlyDefaults ? 15U : kOneWorld ? 3U : 1U};
   for (const TableOutcome& outcome :
        run_on_all(world, options, [&](uint32_t r) -> Engine& { return hub.engine(r); })) {
     EXPECT_TRUE(outcome.passed()) << outcome.failures << " of " << outcome.cases << " cases; "
@@ -77,7 +77,7 @@ TableOutcome with(Faulty::Fault fault, bool rank_order_sums) {
   std::vector<std::unique_ptr<Faulty>> engines;
   for (uint32_t r = 0; r < 2; ++r)
     engines.push_back(std::make_unique<Faulty>(hub.engine(r), fault));
-  const TableOptions options{.rank_order_sums = rank_order_sums, .stride = 4};
+  const TableOptions options{.rank_order_sums = rank_order_sums, .stride = kSanitized ? 40U : 4U};
   const auto outcomes = run_on_all(2, options, [&](uint32_t r) -> Engine& { return *engines[r]; });
   return outcomes[1];
 }

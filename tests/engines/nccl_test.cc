@@ -167,7 +167,10 @@ TEST_P(NcclTable, HoldsOverTheFakeLibrary) {
     Group group(fake, world);
     ASSERT_TRUE(group.all()) << group.created(0).error().message;
     std::vector<TableOutcome> outcomes(world);
-    const TableOptions options{.stride = kOneWorld ? 5U : version == kOld || world != 3 ? 3U : 1U};
+    const TableOptions options{.stride = kOnlyDefaults                   ? 25U
+                                         : kOneWorld                     ? 5U
+                                         : version == kOld || world != 3 ? 3U
+                                                                         : 1U};
     on_all(world, [&](uint32_t r) { outcomes[r] = run_engine_table(group[r], options); });
     for (const TableOutcome& outcome : outcomes) {
       EXPECT_TRUE(outcome.passed())
