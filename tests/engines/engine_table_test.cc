@@ -83,6 +83,7 @@ TableOutcome with(Faulty::Fault fault, bool rank_order_sums) {
 }
 
 TEST(EngineTableItself, NoticesAFault) {
+  if (kOnlyDefaults) GTEST_SKIP() << "of threads it says nothing";
   EXPECT_TRUE(with(Faulty::Fault::none, true).passed());
   EXPECT_FALSE(with(Faulty::Fault::flipped_byte, false).passed());
   EXPECT_FALSE(with(Faulty::Fault::last_place, true).passed());
@@ -93,6 +94,7 @@ TEST(EngineTableItself, NoticesAFault) {
 
 /// Sessions of a stride, beginning with the first; all raw steps.
 TEST(EngineTableItself, TakesOneSessionInSoMany) {
+  if (kOnlyDefaults) GTEST_SKIP() << "of threads it says nothing";
   const auto with_stride = [](uint32_t stride) {
     LoopbackHub hub(1);
     return run_engine_table(hub.engine(0), {.stride = stride});
