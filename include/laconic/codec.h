@@ -34,7 +34,9 @@ enum class Merge : uint8_t {
 enum class Feedback : uint8_t {
   never,      ///< harmful or meaningless; +ef is refused
   own,        ///< the rank's own decoded payload: e ← a − Q(a)
-  aggregate,  ///< the decoded mean: e_i ← a_i − mean (PowerSGD); conserved in the sum over ranks
+  /// The decoded mean: e_i ← a_i − mean (PowerSGD); conserved in the sum over ranks. What one rank
+  /// holds is balanced by what others hold: all ranks send if any of them has a gradient.
+  aggregate,
 };
 
 /// The class of a method in GRACE's survey (Xu et al., ICDCS 2021, table 1); casts are ours.

@@ -24,7 +24,9 @@ struct UnitSlot {
 
 enum class Outcome : uint8_t {
   payload,  ///< encoded
-  zero,     ///< the gradient is all zero: nothing is sent, the memory stays
+  /// The gradient is all zero, and so is the memory if it is sent all the same (`joint`): nothing
+  /// is sent, the memory stays.
+  zero,
   /// The gradient, or what memory makes of it, is not finite or more than the codec can take
   /// (Plan::largest_input), or the codec state is not finite. Not encoded; memory and state stay
   /// bit for bit.
@@ -60,13 +62,20 @@ class UnitCodec {
   void refresh() { contract_ = spec_->contract(); }
   [[nodiscard]] const Contract& contract() const noexcept { return contract_; }
   [[nodiscard]] Plan plan(const Unit& unit, uint32_t world) const;
+  /// Does delivery take the mean off this memory on every rank (Feedback::aggregate)? Then what one
+  /// rank holds is balanced by what others hold: all of them send, whatever their own gradients
+  /// are, if one has a gradient, and none if nobody has.
+  [[nodiscard]] bool joint(const feedback::Memory& memory) const noexcept {
+    return contract_.feedback == Feedback::aggregate && memory.values != nullptr;
+  }
   /// Puts a unit's state to its start.
   void init(const UnitSlot& slot, const Place& place) const;
 
   /// The first round that an exchange by lanes needs, and what it has to begin with (CodecTable::
   /// start): before encode, which may not be called at all.
   uint32_t start(const UnitSlot& slot, Work& work) const;
-  /// Round `first`: scans gradient and memory, brings them together, encodes. With a residual and
+  /// Round `first`: scans gradient and memory, brings them together, encodes. A gradient that is all
+  /// zero is no reason to send, unless memory is joint. With a residual and
   /// own feedback it is complete after the last round: residual = residual + gradient −
   /// decode(payload), decode being of that round; with aggregate feedback, and under momentum,
   /// commit completes it. `out` holds at least the plan's bound. Casts without feedback carry NaN
