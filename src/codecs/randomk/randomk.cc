@@ -61,6 +61,7 @@ void add_block(std::span<const Term> terms, uint64_t first, uint32_t m, const ui
 
 Contract RandomK::contract(const Params& p) {
   Contract c;
+  c.zero_stays_zero = true;
   c.merge = Merge::linear;
   c.feedback = Feedback::own;
   c.max_count = kMaxSparseCount;
