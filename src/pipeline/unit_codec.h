@@ -74,12 +74,11 @@ class UnitCodec {
   /// The first round that an exchange by lanes needs, and what it has to begin with (CodecTable::
   /// start): before encode, which may not be called at all.
   uint32_t start(const UnitSlot& slot, Work& work) const;
-  /// Round `first`: scans gradient and memory, brings them together, encodes. A gradient that is all
-  /// zero is no reason to send, unless memory is joint. With a residual and
+  /// Round `first`: scans gradient and memory, brings them together, encodes. With a residual and
   /// own feedback it is complete after the last round: residual = residual + gradient −
   /// decode(payload), decode being of that round; with aggregate feedback, and under momentum,
   /// commit completes it. `out` holds at least the plan's bound. Casts without feedback carry NaN
-  /// and infinity: for them that is a payload.
+  /// and infinity: for them that is a payload. Joint memory is encoded without a gradient, too.
   UnitEncoded encode(const UnitSlot& slot, const Place& place, const float* gradient, Work& work,
                      MutBytes out, uint32_t first = 0) const;
   /// Later rounds, after accept. Only for units whose first round gave a payload. non_finite when

@@ -51,7 +51,8 @@ Floats residual(Clocked& group, uint32_t rank, const std::string& name) {
   return {};
 }
 
-/// Three matrices of rank 1 have a sum of rank 3: every mean is exact, whoever has a gradient.
+/// Three matrices of rank 1 have a sum of rank 3: every mean is exact, whichever ranks have a
+/// gradient.
 TEST(Absence, APowerSgdRankWithoutAGradientOwesNothingWhenItReturns) {
   Clocked group({"powersgd:rank=4", kWorld, kModel, StrategyKind::native_sum}, fast);
   const auto absent = [](uint64_t step, uint32_t rank) {
