@@ -67,12 +67,14 @@ Table codec_table() {
                {"ratio", Table::Align::right},
                {"feedback"},
                {"adds on the wire"},
+               {"zero stays zero"},
                {"keys and defaults"}});
   for (const CodecTable* codec : all_codecs()) {
     const Contract contract = Spec::defaults(*codec).contract();
     table.add({std::string(codec->info.name), std::string(session::method_name(codec->info.method)),
                std::string(codec->info.summary), ratio_text(*codec), feedback_text(contract),
-               contract.merge == Merge::linear ? "yes" : "no", keys_text(*codec)});
+               contract.merge == Merge::linear ? "yes" : "no",
+               contract.zero_stays_zero ? "yes" : "no", keys_text(*codec)});
   }
   return table;
 }
@@ -102,8 +104,9 @@ int print_one(const CodecTable& codec, bool json) {
   const Contract contract = Spec::defaults(codec).contract();
   fmt::print("{}: {}\n", codec.info.name, codec.info.summary);
   fmt::print("class: {}; source: {}\n", session::method_name(codec.info.method), codec.info.source);
-  fmt::print("ratio {} (1024 x 1024, defaults), error feedback {}, merge {}\n", ratio_text(codec),
-             feedback_text(contract), session::merge_name(contract.merge));
+  fmt::print("ratio {} (1024 x 1024, defaults), error feedback {}, merge {}, zero stays zero: {}\n",
+             ratio_text(codec), feedback_text(contract), session::merge_name(contract.merge),
+             contract.zero_stays_zero ? "yes" : "no");
   if (codec.fields.empty()) return kFine;
   fmt::print("\n");
   const CodecTable* const of[] = {&codec};
@@ -123,7 +126,8 @@ int print_all(const Options& options) {
     codec_table().print();
     fmt::print(
         "\nclass: of GRACE's survey. ratio: input bytes / payload bytes of a 1024 x 1024\n"
-        "parameter. laconic list CODEC: its keys.\n");
+        "parameter. zero stays zero: rows without a gradient (padding of embeddings) do not\n"
+        "move. laconic list CODEC: its keys.\n");
   }
   return kFine;
 }

@@ -32,9 +32,11 @@ enum class Merge : uint8_t {
 
 /// Which part of an exchange error feedback takes out of the residual.
 enum class Feedback : uint8_t {
-  never,      ///< harmful or meaningless; +ef is refused
-  own,        ///< the rank's own decoded payload: e ← a − Q(a)
-  aggregate,  ///< the decoded mean: e_i ← a_i − mean (PowerSGD); conserved in the sum over ranks
+  never,  ///< harmful or meaningless; +ef is refused
+  own,    ///< the rank's own decoded payload: e ← a − Q(a)
+  /// The decoded mean: e_i ← a_i − mean (PowerSGD); conserved in the sum over ranks. What one rank
+  /// holds is balanced by what others hold: all ranks send if any of them has a gradient.
+  aggregate,
 };
 
 /// The class of a method in GRACE's survey (Xu et al., ICDCS 2021, table 1); casts are ours.
@@ -58,6 +60,9 @@ struct Contract {
   bool exact_values = true;  ///< with erase: of a place that was sent nothing stays behind
   bool exact_size = true;    ///< every payload is exactly RoundPlan::bytes; else bytes is the bound
   bool whole_parameter = false;  ///< a parameter is never cut into owners' ranges (PowerSGD)
+  /// A row of the matrix view whose input is zero decodes to zero, whatever the other rows hold: of
+  /// a vector, or of an owner's range, that is an element.
+  bool zero_stays_zero = false;
   float contraction = 0.0F;  ///< delta: |x − Q(x)|² ≤ (1 − delta)|x|² for every x; 0 = no promise
   uint32_t headroom = 0;               ///< contributors before lanes overflow; 0 = unlimited
   uint32_t granule = 1;                ///< owners' cuts fall on multiples of it

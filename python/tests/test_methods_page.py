@@ -28,9 +28,10 @@ def test_every_codec_has_a_row_in_its_class():
 def test_the_rows_say_what_the_contracts_say():
     table, words = rows(), {"residual": "residual", "ema": "running mean", "momentum": "momentum"}
     for name, entry in laconic.codecs().items():
-        contract, (memory, meet) = entry["contract"], table[name][5:7]
+        contract, (memory, meet, zeros) = entry["contract"], table[name][5:8]
         default = contract["memory_default"]
         assert memory.startswith(words[default] if default != "none" else "–" if contract["feedback"] == "never" else "(residual)"), name
+        assert zeros == {True: "yes", False: "no"}[entry["zero_stays_zero"]], name
         assert meet == {"linear": "sum", "none": "frames", "set_union": "union", "vote": "vote"}[contract["merge"]], name
 
 

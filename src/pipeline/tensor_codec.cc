@@ -215,8 +215,9 @@ Result<uint64_t> TensorCodec::encode_payload(const UnitCodec& codec, const UnitS
                 room)
         .bytes;
   }
+  // A lone contributor's memory has nobody to balance.
+  if (!codec.kernels().any_nonzero(values, slot.unit.count)) return kNothing;
   const auto encoded = codec.encode(slot, place, values, work, room);
-  if (encoded.outcome == Outcome::zero) return kNothing;
   if (encoded.outcome == Outcome::non_finite) {
     return non_finite(codec.spec());
   }

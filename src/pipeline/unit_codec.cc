@@ -107,7 +107,8 @@ uint32_t UnitCodec::start(const UnitSlot& slot, Work& work) const {
 UnitEncoded UnitCodec::encode(const UnitSlot& slot, const Place& place, const float* gradient,
                               Work& work, MutBytes out, uint32_t first) const {
   const uint64_t n = slot.unit.count;
-  if (!kernels_->any_nonzero(gradient, n)) return {Outcome::zero, 0};
+  const bool holds = joint(slot.memory) && kernels_->any_nonzero(slot.memory.values, n);
+  if (!holds && !kernels_->any_nonzero(gradient, n)) return {Outcome::zero, 0};
   if (!scan(*this, slot.state.data(), slot.state.size()).all_finite) {
     return {Outcome::non_finite, 0};
   }
@@ -180,14 +181,14 @@ void UnitCodec::commit(const UnitSlot& slot, const Place& place, Bytes sent, Byt
                        uint32_t contributors, const float* mean, Work& work) const {
   spec_->codec().commit(spec_->params(), slot.state, slot.unit, place, sent, merged, contributors,
                         work);
-  if (contract_.feedback == Feedback::aggregate && remembers(slot)) {
+  if (joint(slot.memory)) {
     subtract_from(*this, slot.memory.values, mean, slot.unit.count);
   }
   forget_sent(slot, place, sent, work);
 }
 
 void UnitCodec::settle(const UnitSlot& slot, const Place& place, Bytes sent, Work& work) const {
-  if (contract_.feedback == Feedback::aggregate && remembers(slot)) {
+  if (joint(slot.memory)) {
     const Term own{sent, -1.0F};  // its own mean
     decode(slot.unit, place, {&own, 1}, work, {slot.memory.values, true});
   }

@@ -24,7 +24,9 @@ struct UnitSlot {
 
 enum class Outcome : uint8_t {
   payload,  ///< encoded
-  zero,     ///< the gradient is all zero: nothing is sent, the memory stays
+  /// The gradient is all zero, and so is the memory if it is sent all the same (`joint`): nothing
+  /// is sent, the memory stays.
+  zero,
   /// The gradient, or what memory makes of it, is not finite or more than the codec can take
   /// (Plan::largest_input), or the codec state is not finite. Not encoded; memory and state stay
   /// bit for bit.
@@ -60,6 +62,12 @@ class UnitCodec {
   void refresh() { contract_ = spec_->contract(); }
   [[nodiscard]] const Contract& contract() const noexcept { return contract_; }
   [[nodiscard]] Plan plan(const Unit& unit, uint32_t world) const;
+  /// Does delivery take the mean off this memory on every rank (Feedback::aggregate)? Then what one
+  /// rank holds is balanced by what others hold: all of them send, whatever their own gradients
+  /// are, if one has a gradient, and none if nobody has.
+  [[nodiscard]] bool joint(const feedback::Memory& memory) const noexcept {
+    return contract_.feedback == Feedback::aggregate && memory.values != nullptr;
+  }
   /// Puts a unit's state to its start.
   void init(const UnitSlot& slot, const Place& place) const;
 
@@ -70,7 +78,7 @@ class UnitCodec {
   /// own feedback it is complete after the last round: residual = residual + gradient −
   /// decode(payload), decode being of that round; with aggregate feedback, and under momentum,
   /// commit completes it. `out` holds at least the plan's bound. Casts without feedback carry NaN
-  /// and infinity: for them that is a payload.
+  /// and infinity: for them that is a payload. Joint memory is encoded without a gradient, too.
   UnitEncoded encode(const UnitSlot& slot, const Place& place, const float* gradient, Work& work,
                      MutBytes out, uint32_t first = 0) const;
   /// Later rounds, after accept. Only for units whose first round gave a payload. non_finite when

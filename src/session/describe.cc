@@ -150,6 +150,7 @@ std::string describe_codecs(std::span<const CodecTable* const> codecs) {
     json.field("class", method_name(codec->info.method));
     json.field("summary", codec->info.summary)
         .field("source", codec->info.source)
+        .field("zero_stays_zero", spec.contract().zero_stays_zero)
         .key("params")
         .open('[');
     for (const Field& f : codec->fields) put_field(json, f);
@@ -165,6 +166,7 @@ std::string describe_spec(const Spec& spec) {
   JsonText json;
   json.open('{').field("spec", spec.canonical()).field("name", spec.codec().info.name);
   json.field("feedback", spec.feedback()).field("memory", memory_name(spec.memory().kind));
+  json.field("zero_stays_zero", spec.contract().zero_stays_zero);
   put_contract(json, spec.contract());
   json.close('}');
   return json.take();
@@ -212,6 +214,7 @@ void put_settings(JsonText& json, const Session& session) {
     json.field("strategy",
                dense ? std::string_view("uncompressed") : strategy_name(model.choice(c).strategy));
     json.field("reason", model.choice(c).reason);
+    json.field("zero_stays_zero", model.spec(c).contract().zero_stays_zero);
     json.field("memory_bytes", session.memory_of_class(c));
     put_steering(json, session, c);
     json.close('}');

@@ -100,5 +100,34 @@ TEST_P(CodecLaw, ZerosStayZero) {
   }
 }
 
+/// Rows of an embedding that no sample has used, and all else that has no gradient. A codec that
+/// does not promise it breaks it: the promise that users read is not too modest either.
+TEST_P(CodecLaw, RowsOfZerosStayZeroAsPromised) {
+  bool kept = true;
+  for (const Unit& unit : all_units()) {
+    for (const Data data : kFiniteData) {
+      SCOPED_TRACE(describe(unit, data));
+      std::vector<float> values = make(data, unit.count);
+      const uint64_t kind = (unit.count + static_cast<uint64_t>(data)) % 3;
+      const auto used = [&](uint64_t row) {  // few, most, all but one
+        return kind == 0 ? row % 7 == 2 : kind == 1 ? row % 7 != 2 : row != unit.rows / 2;
+      };
+      for (uint64_t i = 0; i < unit.count; ++i) {
+        if (!used(i / unit.cols)) values[i] = 0;
+      }
+      Exchange exchange = this->exchange(unit);
+      exchange.set_step(unit.count);
+      ASSERT_TRUE(exchange.encode(values.data()));
+      const std::vector<float> decoded = exchange.own();
+      for (uint64_t i = 0; i < unit.count; ++i) {
+        const bool moved = !used(i / unit.cols) && decoded[i] != 0;
+        kept = kept && !moved;
+        ASSERT_FALSE(moved && contract_.zero_stays_zero) << "element " << i << ": " << decoded[i];
+      }
+    }
+  }
+  EXPECT_EQ(kept, contract_.zero_stays_zero);
+}
+
 }  // namespace
 }  // namespace laconic::conformance

@@ -332,6 +332,21 @@ TEST_P(CodecLaw, AnUnusableResidualIsReset) {
   }
 }
 
+/// What is left of an input is no larger than the input, whatever it is: else a residual, which is
+/// part of the next input, would grow without end.
+TEST_P(CodecLaw, WhatTakesAResidualExceedsNoInput) {
+  if (!in_memory_set(contract_.memories, MemoryKind::residual)) return;
+  for (const Unit& unit : all_units()) {
+    for (const Data data : kFiniteData) {
+      SCOPED_TRACE(describe(unit, data));
+      Exchange exchange = this->exchange(unit);
+      const std::vector<float> values = make(data, unit.count);
+      ASSERT_TRUE(exchange.encode(values.data()));
+      EXPECT_LE(squared_distance(values, exchange.own()), (1 + 1e-6) * squared_norm(values));
+    }
+  }
+}
+
 TEST_P(CodecLaw, ResidualStaysBounded) {
   if (contract_.feedback == Feedback::never || contract_.contraction <= 0) return;  // not promised
   // Karimireddy et al. 2019, lemma 3: E|e|² ≤ 4(1 − delta)/delta² · max|g|².

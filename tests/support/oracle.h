@@ -194,6 +194,20 @@ class Oracle {
   [[nodiscard]] bool absorbs(uint32_t hop) const {
     return kind_at(hop) == MemoryKind::residual && contract_.feedback == Feedback::own;
   }
+  /// Means are taken off every rank's residual: all ranks send if one has a gradient.
+  [[nodiscard]] bool joint() const {
+    return contract_.feedback == Feedback::aggregate && spec_.feedback();
+  }
+  /// So they have to say whether they have one.
+  [[nodiscard]] uint64_t present_lanes() const {
+    uint64_t parameters = 0;
+    for (const uint32_t p : layout_->parameters) parameters += joint() && !pieces_[p].empty();
+    return parameters;
+  }
+  [[nodiscard]] static bool nobody(const std::vector<Floats>& values, uint64_t at, uint64_t n) {
+    return std::all_of(values.begin(), values.end(),
+                       [&](const Floats& v) { return all_zero(v.data() + at, n); });
+  }
   std::span<float> state(uint32_t rank, const Piece& piece, uint32_t hop) {
     const auto found = memory_[rank].find(state_name(piece, hop));
     return found == memory_[rank].end() ? std::span<float>() : std::span<float>(found->second);
@@ -272,7 +286,7 @@ class Oracle {
     const MemoryKind kind = kind_at(hop);
     float* e = residual(rank, piece, hop);
     float* u = momentum(rank, piece, hop);
-    if (all_zero(gradient, n)) return {};
+    if (all_zero(gradient, n) && !(joint() && !all_zero(e, n))) return {};
     Floats sum(gradient, gradient + n), inertia;
     if (u != nullptr) inertia.assign(u, u + n);
     join(kind, memory, sum, e, inertia);
@@ -637,7 +651,7 @@ class Oracle {
     uint32_t rounds = 1;
     for (const InBucket& u : units_) rounds = std::max(rounds, u.piece->plan.rounds);
     std::vector<std::vector<uint8_t>> sums(units_.size());
-    const ByRank first = coded;
+    ByRank first = coded;
     bool bad = any_non_finite(coded);
     for (uint32_t round = 0; round < rounds && !bad; ++round) {
       for (size_t i = 0; i < units_.size(); ++i) {
@@ -656,6 +670,7 @@ class Oracle {
         bad = !sum_lanes(piece.plan.round[round], coded, i, sums[i]) || bad;
       }
       count_sums(round);
+      if (round == 0 && !bad && joint()) leave_absent(coded, first, sums, values);
     }
     if (bad) {
       if (any_non_finite(coded)) count_sums(0);
@@ -673,6 +688,21 @@ class Oracle {
     }
     average_raw(values);
     return true;
+  }
+  /// What no rank has a gradient for was not sent.
+  void leave_absent(ByRank& coded, ByRank& first, std::vector<std::vector<uint8_t>>& sums,
+                    const std::vector<Floats>& values) {
+    for (size_t i = 0; i < units_.size(); ++i) {
+      const Piece& piece = *units_[i].piece;
+      if (!nobody(values, units_[i].offset, piece.unit.count)) continue;
+      std::fill(sums[i].begin(), sums[i].end(), uint8_t{0});
+      for (uint32_t r = 0; r < world_; ++r) {
+        if (!coded[r][i].sent) continue;
+        ++counters_[r].zero_units;
+        take_back(r, piece, 0, coded[r][i], values[r].data() + units_[i].offset);
+        coded[r][i] = first[r][i] = {};
+      }
+    }
   }
   /// Rank order, rounded to the lane's type after every addition. False: the sum is not finite and
   /// must not reach residual or state.
@@ -743,13 +773,19 @@ class Oracle {
   void drain(std::vector<Floats>& values) {
     const float part = 1.0F / static_cast<float>(parts_);
     const DType type = travelling();
+    const std::vector<Floats> gradients = values;
+    const auto absent = [&](size_t i) {
+      const uint64_t n = setup_.parameters[layout_->parameters[i]].count();
+      return joint() && nobody(gradients, layout_->offsets[i], n);
+    };
     for (uint32_t r = 0; r < world_; ++r) {
       for (size_t i = 0; i < layout_->parameters.size(); ++i) {
         const Parameter& p = setup_.parameters[layout_->parameters[i]];
         const auto kept = memory_[r].find("residual/" + p.name);
         float* g = values[r].data() + layout_->offsets[i];
         // A parameter without a local gradient keeps its residual: DDP may discard the result.
-        if (kept == memory_[r].end() || all_zero(g, p.count())) continue;
+        const bool stays = joint() ? absent(i) : all_zero(g, p.count());
+        if (kept == memory_[r].end() || stays) continue;
         float* e = kept->second.data();
         for (const Piece& piece : pieces_[layout_->parameters[i]]) {
           if (setup_.strategy != StrategyKind::two_shot || piece.owner != r) continue;
@@ -769,6 +805,11 @@ class Oracle {
       }
     }
     uncompressed(values);
+    if (present_lanes() == 0) return;
+    for (Counters& c : counters_) {
+      c.wire_bytes += 2 * 4 * (kWishLanes + present_lanes()) * (world_ - 1) / world_;
+      ++c.rounds;
+    }
   }
 
   // ---- bytes ----
@@ -810,6 +851,7 @@ class Oracle {
       if (round < u.piece->plan.rounds)
         bytes[u.piece->plan.round[round].lane] += u.piece->plan.round[round].bytes;
     }
+    if (round == 0 && present_lanes() != 0) bytes[DType::f32] += 4 * present_lanes();
     // The wish to flush rides behind the first lanes.
     if (round == 0 && spec_.feedback() && !units_.empty())
       bytes.begin()->second += kWishLanes * dtype_size(bytes.begin()->first);

@@ -226,6 +226,7 @@ void add_constant(const kernels::PackedIndices& packed, uint64_t first, uint64_t
 
 Contract AdaQ::contract(const Params&) {
   Contract c;
+  c.zero_stays_zero = true;
   c.feedback = Feedback::own;
   c.memory_default = MemoryKind::residual;
   c.memories = memory_set(MemoryKind::residual, MemoryKind::ema);

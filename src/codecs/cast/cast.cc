@@ -14,6 +14,7 @@ constexpr float kLargestBf16 = 0x1.FEp127F;      // leaves room for world · bf1
 
 Contract cast_contract() {
   Contract c;
+  c.zero_stays_zero = true;
   c.merge = Merge::linear;
   c.feedback = Feedback::own;
   c.memories = memory_set(MemoryKind::residual);

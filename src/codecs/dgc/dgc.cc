@@ -88,6 +88,7 @@ double Dgc::ratio_at(const Params& p, uint64_t step) noexcept {
 
 Contract Dgc::contract(const Params& p) {
   Contract c;
+  c.zero_stays_zero = true;
   c.merge = Merge::set_union;
   c.feedback = Feedback::own;
   c.memory_default = MemoryKind::momentum;

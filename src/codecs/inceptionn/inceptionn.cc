@@ -123,6 +123,7 @@ struct Decoder {
 
 Contract Inceptionn::contract(const Params&) {
   Contract c;
+  c.zero_stays_zero = true;
   c.feedback = Feedback::own;
   c.memories = memory_set(MemoryKind::residual, MemoryKind::ema);
   c.checks_finite = true;

@@ -34,6 +34,7 @@ bool valid_scale(const uint8_t* at) { return load<uint32_t>(at) <= float_bits(kL
 
 Contract Int8::contract(const Params& params) {
   Contract c;
+  c.zero_stays_zero = true;
   c.feedback = Feedback::own;
   c.memories = memory_set(MemoryKind::residual, MemoryKind::ema);
   c.checks_finite = true;

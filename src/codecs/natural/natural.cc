@@ -11,6 +11,7 @@ namespace laconic::codecs {
 
 Contract Natural::contract(const Params&) {
   Contract c;
+  c.zero_stays_zero = true;
   c.feedback = Feedback::own;
   c.memories = memory_set(MemoryKind::residual, MemoryKind::ema);
   c.checks_finite = true;

@@ -24,6 +24,7 @@ void copy(ThreadPool* pool, void* out, const void* in, uint64_t bytes) {
 
 Contract None::contract(const Params&) {
   Contract c;
+  c.zero_stays_zero = true;
   c.merge = Merge::linear;
   c.checks_finite = true;  // NaN and infinity travel like any other value: nothing to refuse
   c.unbiased = true;

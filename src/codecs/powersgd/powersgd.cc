@@ -258,6 +258,7 @@ void reconstruct(const Shape& shape, const float* p, const float* q, float weigh
 
 Contract PowerSgd::contract(const Params&) {
   Contract contract;
+  contract.zero_stays_zero = true;  // a row of P is that row of M times Q
   contract.merge = Merge::linear;
   contract.feedback = Feedback::aggregate;
   contract.memory_default = MemoryKind::residual;

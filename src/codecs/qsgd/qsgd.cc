@@ -52,6 +52,7 @@ bool zero_padding(Bytes payload, uint64_t code_bits) {
 
 Contract Qsgd::contract(const Params& params) {
   Contract c;
+  c.zero_stays_zero = true;
   c.memories = memory_set(MemoryKind::ema);
   c.checks_finite = true;
   c.stochastic = true;

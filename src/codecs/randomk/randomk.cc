@@ -61,11 +61,13 @@ void add_block(std::span<const Term> terms, uint64_t first, uint32_t m, const ui
 
 Contract RandomK::contract(const Params& p) {
   Contract c;
+  c.zero_stays_zero = true;
   c.merge = Merge::linear;
-  c.feedback = Feedback::own;
+  // What is sent of an element is n/k times it: a residual would grow by that with every step.
+  c.feedback = p.rescale ? Feedback::never : Feedback::own;
   c.max_count = kMaxSparseCount;
   c.memory_default = p.rescale ? MemoryKind::none : MemoryKind::residual;
-  c.memories = memory_set(MemoryKind::residual);
+  if (!p.rescale) c.memories = memory_set(MemoryKind::residual);
   c.unbiased = p.rescale;
   return c;
 }

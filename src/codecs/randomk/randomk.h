@@ -25,7 +25,7 @@ struct RandomK {
       real_field<&Params::ratio>("ratio", 0.01, 1e-9, 1.0, "fraction of the elements sent")
           .controlled(Sends::more, Growth::log, 0.001, 0.25),
       flag_field<&Params::rescale>("rescale", false,
-                                   "multiply by n/k: unbiased, and no error feedback by default")};
+                                   "multiply by n/k: unbiased, and takes no error feedback")};
 
   static Contract contract(const Params& p);
   static Plan plan(const Params& p, const Unit& unit, uint32_t world);

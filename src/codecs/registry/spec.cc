@@ -161,7 +161,9 @@ MemorySettings default_memory(const Contract& contract) {
 
 std::string why_no_feedback(const Contract& contract) {
   if (contract.lossless) return "it loses nothing, so there is nothing to feed back";
-  if (contract.unbiased) return "it is unbiased: a residual would add noise and correct nothing";
+  if (contract.unbiased) {
+    return "it is unbiased and may send more than it was given, so that a residual would grow";
+  }
   return "its contract rules it out";
 }
 
@@ -178,9 +180,11 @@ Error memory_refused(const CodecTable& codec, std::string_view spec, const Contr
                      MemoryKind kind) {
   const std::string head = concat({"spec ", quoted(spec), ": ", codec.info.name});
   if (kind == MemoryKind::residual) {
+    const bool settings = Spec::defaults(codec).feedback();  // others would take it
     return {Errc::unsupported,
-            concat({head, " takes no error feedback: ", why_no_feedback(contract)}),
-            "leave +ef out"};
+            concat({head, settings ? " with these settings" : "",
+                    " takes no error feedback: ", why_no_feedback(contract)}),
+            settings ? "leave +ef out, or the settings" : "leave +ef out"};
   }
   return {
       Errc::unsupported,

@@ -148,6 +148,7 @@ Selection corrected(Exceedances& unit, Selection s, uint64_t k, uint64_t nonzero
 
 Contract Sidco::contract(const Params&) {
   Contract c;
+  c.zero_stays_zero = true;
   c.merge = Merge::set_union;
   c.feedback = Feedback::own;
   c.max_count = kMaxSparseCount;

@@ -183,6 +183,7 @@ bool valid_pairs(Bytes pairs, uint64_t count) {
 
 Contract TernGrad::contract(const Params& params) {
   Contract c;
+  c.zero_stays_zero = true;
   c.memories = memory_set(MemoryKind::ema);
   c.checks_finite = true;
   c.stochastic = true;

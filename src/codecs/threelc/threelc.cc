@@ -51,6 +51,7 @@ bool is_chunked_payload(bool zre, uint64_t count, Bytes payload) {
 
 Contract ThreeLc::contract(const Params& params) {
   Contract c;
+  c.zero_stays_zero = true;
   c.merge = Merge::none;
   c.feedback = Feedback::own;
   c.memory_default = MemoryKind::residual;

@@ -28,6 +28,7 @@ uint64_t capacity_of(uint64_t n, uint64_t most) { return std::min(n, most + most
 
 Contract Threshold::contract(const Params&) {
   Contract c;
+  c.zero_stays_zero = true;
   c.merge = Merge::set_union;
   c.feedback = Feedback::own;
   c.memory_default = MemoryKind::residual;

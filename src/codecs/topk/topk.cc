@@ -161,6 +161,7 @@ Encoded encode_sums(Finder& finder, Source source, Work& work, DType type, MutBy
 
 Contract TopK::contract(const Params& p) {
   Contract c;
+  c.zero_stays_zero = true;
   c.merge = Merge::set_union;
   c.feedback = Feedback::own;
   c.max_count = kMaxSparseCount;

@@ -49,6 +49,7 @@ void fill_term(const kernels::Weighted& operand, kernels::TreeTerm& term) {
 
 Contract U8::contract(const Params&) {
   Contract c;
+  c.zero_stays_zero = true;
   c.feedback = Feedback::own;
   c.memories = memory_set(MemoryKind::residual, MemoryKind::ema);
   c.checks_finite = true;

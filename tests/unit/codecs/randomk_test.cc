@@ -126,5 +126,17 @@ TEST(RandomKTest, ThreadsChangeNoByte) {
   }
 }
 
+/// A residual would be multiplied by n/k − 1 in every step.
+TEST(RandomK, RescaledTakesNoResidualAndSaysSo) {
+  const auto refused = Spec::parse("randomk:rescale=on+ef");
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, Errc::unsupported);
+  EXPECT_NE(refused.error().message.find("randomk with these settings takes no error feedback"),
+            std::string::npos)
+      << refused.error().message;
+  EXPECT_TRUE(Spec::parse("randomk+ef"));
+  EXPECT_TRUE(Spec::parse("randomk:rescale=on+noef"));
+}
+
 }  // namespace
 }  // namespace laconic::codecs

@@ -80,6 +80,7 @@ class NativeSum final : public Strategy {
   void choose_carrier(const Layout& layout, StrategyKind kind);
   void plan_lanes();
   void plan_wish();
+  void plan_present();
   void plan_reports();
   [[nodiscard]] bool reserve_lanes();
   [[nodiscard]] bool reserve_agreement();
@@ -112,6 +113,8 @@ class NativeSum final : public Strategy {
   void encode_later_unit(uint32_t i);
   void put_wish();
   void hear_wish();
+  void put_present();
+  void leave_absent();
   void start_reports();
   void put_reports();
   void hear_reports();
@@ -140,6 +143,11 @@ class NativeSum final : public Strategy {
     return plan_.units[unit].piece->send.plan.rounds - 1;
   }
   void take_back(pipeline::Undo why);
+  void take_back_unit(uint32_t unit, pipeline::Undo why);
+  /// A lane for each joint unit.
+  float* present() {
+    return reinterpret_cast<float*>(group(0, 0).memory.bytes().data() + present_);
+  }
 
   RankState* state_;
   Counters* counters_;
@@ -170,14 +178,16 @@ class NativeSum final : public Strategy {
   LaneSlice report_;  // of all slots, in round 0; no bytes: the carrier takes them, or nobody
   bool reports_now_ = false;  // in the exchange at hand
   SlotTurn turn_;
-  bool wishes_ = false;         // there is a residual to flush: the wish has lanes
-  LaneSlice wish_;              // in round 0, unless the carrier takes it
-  bool folded_ = false;         // nobody needs round 0: rounds 0 and 1 travel together
-  bool contiguous_ = false;     // uncompressed parameters only, back to back
-  bool in_place_ = false;       // so that the bucket is the lanes, unless others lie behind them
-  bool engine_scales_ = false;  // in place: Step::scale
-  bool guarded_ = false;        // a sum that is not finite must not reach mean, residual or state
-  bool keep_sent_ = false;      // of some unit
+  bool wishes_ = false;          // there is a residual to flush: the wish has lanes
+  LaneSlice wish_;               // in round 0, unless the carrier takes it
+  std::vector<uint32_t> joint_;  // units (UnitCodec::joint): has any rank a gradient?
+  uint64_t present_ = 0;         // where round 0 has float32 for it
+  bool folded_ = false;          // nobody needs round 0: rounds 0 and 1 travel together
+  bool contiguous_ = false;      // uncompressed parameters only, back to back
+  bool in_place_ = false;        // so that the bucket is the lanes, unless others lie behind them
+  bool engine_scales_ = false;   // in place: Step::scale
+  bool guarded_ = false;         // a sum that is not finite must not reach mean, residual or state
+  bool keep_sent_ = false;       // of some unit
 };
 
 NativeSum::NativeSum(RankState& state, const Layout& layout, StrategyKind kind, Counters& counters,
@@ -189,6 +199,7 @@ NativeSum::NativeSum(RankState& state, const Layout& layout, StrategyKind kind, 
   }
   plan_lanes();
   plan_wish();
+  plan_present();
   plan_reports();
   // Casts (16-bit lanes) without feedback carry NaN and infinity as they are. Of anything else the
   // lanes of a gradient that is not finite mean nothing.
@@ -220,6 +231,7 @@ bool NativeSum::replan() {
   wish_ = report_ = {};
   plan_lanes();
   plan_wish();
+  plan_present();
   plan_reports();
   return reserve_lanes();
 }
@@ -269,6 +281,15 @@ void NativeSum::plan_wish() {
   wish_.offset = g.bytes();
   wish_.bytes = kWishLanes * dtype_size(g.type);
   g.lanes += kWishLanes;
+}
+
+void NativeSum::plan_present() {
+  joint_.clear();
+  for (uint32_t i = 0; i < plan_.units.size(); ++i) {
+    if (codec_of(i).joint(plan_.units[i].piece->send.memory)) joint_.push_back(i);
+  }
+  present_ = group(0, 0).bytes();
+  group(0, 0).lanes += joint_.size();
 }
 
 /// Behind everything else, so that an exchange without them only ends earlier.
@@ -364,7 +385,7 @@ uint64_t NativeSum::held_bytes() const noexcept {
   if (values_) lanes += values_->held_bytes();
   return lanes + held(plan_, memory_, slices_, outcomes_, sent_, sent_offsets_, sent_memory_,
                       gathered_, counts_, send_offsets_, recv_offsets_, first_, carrier_unit_,
-                      reports_);
+                      joint_, reports_);
 }
 
 MutBytes NativeSum::copy_of(uint32_t unit) {
@@ -444,6 +465,7 @@ void NativeSum::encode_first() {
   }
   for (uint32_t i = 0; i < plan_.units.size(); ++i) encode_first_unit(i);
   if (wishes_) put_wish();
+  put_present();
 }
 
 void NativeSum::put_wish() {
@@ -471,6 +493,25 @@ void NativeSum::hear_wish() {
   const uint8_t* at = g.memory.bytes().data() + wish_.offset;
   for (uint32_t bit = 0; bit < kWishLanes; ++bit) {
     if (lane_value(g.type, at + bit * dtype_size(g.type)) > 0.0F) flush_heard_ |= 1U << bit;
+  }
+}
+
+void NativeSum::put_present() {
+  for (uint32_t k = 0; k < joint_.size(); ++k) {
+    const BucketUnit& u = plan_.units[joint_[k]];
+    const float* const gradient = input_.gradient + u.offset;
+    present()[k] = state_->kernels().any_nonzero(gradient, u.piece->send.unit.count) ? 1.0F : 0.0F;
+  }
+}
+
+/// Where no rank has a gradient, DDP may discard the mean: nothing counts as sent.
+void NativeSum::leave_absent() {
+  for (uint32_t k = 0; k < joint_.size(); ++k) {
+    const uint32_t i = joint_[k];
+    if (present()[k] > 0.0F) continue;
+    if (outcomes_[i] == pipeline::Outcome::payload) ++counters_->zero_units;
+    take_back_unit(i, pipeline::Undo::gradient_travels);
+    send_nothing(i, 0);
   }
 }
 
@@ -637,6 +678,7 @@ Result<Next> NativeSum::after_sum(std::span<Step> batch) {
 Result<Next> NativeSum::advance(std::span<Step> batch) {
   const Place p = state_->place(input_.step, 0);
   const bool failed = input_.failure != nullptr;
+  if (round_ == 0 && !failed) leave_absent();
   for (uint32_t i = 0; i < plan_.units.size() && !failed; ++i) {
     const pipeline::UnitSlot& slot = plan_.units[i].piece->send;
     if (round_ < first_[i] || round_ + 1 >= slot.plan.rounds) continue;
@@ -724,14 +766,16 @@ void NativeSum::fail(const Error& failure) {
 void NativeSum::take_back(pipeline::Undo why) {
   if (input_.failure != nullptr) return;  // it has sent nothing, or has it back
   if (values_) values_->undo(why, input_.gradient);
-  for (uint32_t i = 0; i < plan_.units.size(); ++i) {
-    if (outcomes_[i] != pipeline::Outcome::payload) continue;
-    const BucketUnit& u = plan_.units[i];
-    Work work = memory_.work(i, codec_of(i));
-    codec_of(i).undo(u.piece->send, place(i, last_round(i)), sent_[i], input_.gradient + u.offset,
-                     why, work);
-    outcomes_[i] = pipeline::Outcome::zero;
-  }
+  for (uint32_t i = 0; i < plan_.units.size(); ++i) take_back_unit(i, why);
+}
+
+void NativeSum::take_back_unit(uint32_t i, pipeline::Undo why) {
+  if (outcomes_[i] != pipeline::Outcome::payload) return;
+  const BucketUnit& u = plan_.units[i];
+  Work work = memory_.work(i, codec_of(i));
+  codec_of(i).undo(u.piece->send, place(i, last_round(i)), sent_[i], input_.gradient + u.offset,
+                   why, work);
+  outcomes_[i] = pipeline::Outcome::zero;
 }
 
 }  // namespace

@@ -5,9 +5,22 @@
 
 namespace laconic::collective {
 
-namespace {
-constexpr uint64_t kReports = kWishLanes * sizeof(float);  // where they begin
-}  // namespace
+Aside::Aside(const RankState& state, const Layout& layout) : state_(&state), layout_(&layout) {
+  for (uint32_t i = 0; i < layout.parameters.size(); ++i) {
+    const RankParameter& p = state.parameter(layout.parameters[i]);
+    if (p.codec->joint(p.memory)) joint_.push_back({i});
+  }
+}
+
+void Aside::begin(const Input& input) noexcept {
+  book_.begin();
+  wish_ = 0;
+  for (Joint& j : joint_) {
+    const float* const gradient = input.gradient + layout_->offsets[j.index];
+    const uint64_t count = state_->parameter(layout_->parameters[j.index]).count;
+    j.present = input.failure == nullptr && state_->kernels().any_nonzero(gradient, count);
+  }
+}
 
 void Aside::put(const Input& input, uint8_t* at) const noexcept {
   const SlotTurn turn = this->turn(input);
@@ -15,9 +28,11 @@ void Aside::put(const Input& input, uint8_t* at) const noexcept {
   std::fill_n(at, lanes(input) * sizeof(float), uint8_t{0});
   for (uint32_t bit = 0; bit < kWishLanes; ++bit)
     store(at + sizeof(float) * bit, static_cast<float>(input.flush_wish >> bit & 1U));
+  for (uint64_t k = 0; k < joint_.size(); ++k)
+    store(at + sizeof(float) * (kWishLanes + k), joint_[k].present ? 1.0F : 0.0F);
   if (input.failure == nullptr && rank >= turn.first && rank - turn.first < turn.count) {
     const uint64_t slot = (rank - turn.first) * report_lanes(DType::f32) * sizeof(float);
-    put_report(DType::f32, input.report->report, at + kReports + slot);
+    put_report(DType::f32, input.report->report, at + front() * sizeof(float) + slot);
   }
 }
 
@@ -26,7 +41,10 @@ void Aside::hear(const Input& input, const uint8_t* at) noexcept {
   for (uint32_t bit = 0; bit < kWishLanes; ++bit) {
     if (load<float>(at + sizeof(float) * bit) > 0.0F) wish_ |= 1U << bit;
   }
-  if (input.report != nullptr) book_.hear_lanes(turn(input), DType::f32, at + kReports);
+  for (uint64_t k = 0; k < joint_.size(); ++k)
+    joint_[k].present = load<float>(at + sizeof(float) * (kWishLanes + k)) > 0.0F;
+  if (input.report != nullptr)
+    book_.hear_lanes(turn(input), DType::f32, at + front() * sizeof(float));
 }
 
 }  // namespace laconic::collective

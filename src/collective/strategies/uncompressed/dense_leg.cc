@@ -23,7 +23,7 @@ class DenseLeg final : public Strategy {
         status_(state),
         layout_(&layout),
         raw_(Legs(state, layout).raw()),
-        aside_(state) {}
+        aside_(state, layout) {}
   /// False: no memory.
   [[nodiscard]] bool reserve();
   void begin(const Input& input) override;
@@ -106,7 +106,7 @@ bool DenseLeg::reserve() {
 void DenseLeg::begin(const Input& input) {
   input_ = input;
   phase_ = Phase::ready;
-  aside_.begin();
+  aside_.begin(input);
   input_.failure != nullptr ? poison() : encode();
 }
 
@@ -166,6 +166,12 @@ Result<Next> DenseLeg::next(std::span<Step> batch) {
 
 void DenseLeg::finish() {
   phase_ = Phase::idle;
+  aside_.over_absent([&](uint32_t i) {
+    const auto part = std::ranges::find(parts_, layout_->parameters[i], &Part::parameter);
+    if (part == parts_.end()) return;
+    std::fill_n(lanes() + part->lane, state_->parameter(part->parameter).count, 0.0F);
+    part->released = 0;
+  });
   for (const Part& part : parts_) {
     const RankParameter& p = state_->parameter(part.parameter);
     float* const gradient = input_.gradient + part.offset;

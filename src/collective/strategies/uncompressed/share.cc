@@ -36,7 +36,7 @@ bool add_share(const RankState& state, const RankParameter& parameter, uint32_t 
                const float* gradient, float* out) {
   const pipeline::UnitCodec& codec = *parameter.codec;
   const kernels::Scan scan = pipeline::scan(codec, out, parameter.count);
-  if (!scan.any_nonzero || !scan.all_finite) return false;
+  if (!(scan.any_nonzero || codec.joint(parameter.memory)) || !scan.all_finite) return false;
   for (const RankPiece& piece : parameter.pieces)
     take_owned_residual(piece, static_cast<float>(state.world()));
   codec.kernels().axpy(out, part_of(parts), parameter.memory.values, parameter.count);

@@ -9,8 +9,9 @@
 namespace laconic::collective {
 
 /// `out` has the gradient of a parameter, and takes residual/parts in addition. False, and nothing
-/// was taken: there is no gradient here, whose mean DDP may discard, or a sum would not be finite.
-/// An owner's residual joins this rank's own first.
+/// was taken: there is no gradient here, whose mean DDP may discard (where memory is joint, another
+/// rank may have one), or a sum would not be finite. An owner's residual joins this rank's own
+/// first.
 bool add_share(const RankState& state, const RankParameter& parameter, uint32_t parts,
                const float* gradient, float* out);
 

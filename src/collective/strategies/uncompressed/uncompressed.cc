@@ -17,7 +17,11 @@ constexpr uint64_t kNoCopy = ~uint64_t{0};
 
 Uncompressed::Uncompressed(RankState& state, const Layout& layout, Counters& counters,
                            StatusRound& status)
-    : state_(&state), counters_(&counters), status_(&status), layout_(&layout), aside_(state) {}
+    : state_(&state),
+      counters_(&counters),
+      status_(&status),
+      layout_(&layout),
+      aside_(state, layout) {}
 
 bool Uncompressed::reserve() {
   drained_.resize(layout_->parameters.size());
@@ -33,9 +37,9 @@ bool Uncompressed::reserve() {
     copied_ += p.count;
   }
   whole_ = any && all;
-  if (!whole_) return true;
+  if (!whole_ && !aside_.joint()) return true;
   aside_.reserve();
-  return copy_.reserve(copied_ * sizeof(float)) &&
+  return (!whole_ || copy_.reserve(copied_ * sizeof(float))) &&
          told_.reserve(aside_.lanes_at_most() * sizeof(float));
 }
 
@@ -43,14 +47,14 @@ void Uncompressed::begin(const Input& input) {
   input_ = input;
   phase_ = Phase::ready;
   tells_ = tells_ && input.report != nullptr;
-  aside_.begin();
+  aside_.begin(input);
   trouble_.reset();
   std::fill(drained_.begin(), drained_.end(), uint32_t{0});
   if (input_.failure == nullptr && keeps_gradient() && !copy_gradient())
     trouble_ = Error{Errc::out_of_memory, "no memory", {}};  // short: needs none itself
   if (trouble_) keep_gradients(*state_, *layout_, input_.gradient, DType::f32);
   if (input_.failure != nullptr || trouble_) return poison();
-  if (mode_ == Mode::drain || mode_ == Mode::dense) add_residuals();
+  if (releases()) add_residuals();
 }
 
 /// An all-reduce that fails leaves neither gradient nor sum in its buffer. The memory is taken now,
@@ -92,6 +96,14 @@ void Uncompressed::add_residuals() {
 /// Delivered: a residual loses what travelled of it, and keeps what 16 bits rounded off. Where the
 /// sum is not finite, which it then is on every rank, nothing was delivered.
 void Uncompressed::drop_residuals() {
+  aside_.over_absent([&](uint32_t i) {
+    const uint64_t at = layout_->offsets[i];
+    const uint64_t count = state_->parameter(layout_->parameters[i]).count;
+    const uint64_t size = dtype_size(input_.dtype);
+    std::fill_n(input_.gradient + at, count, 0.0F);
+    std::fill_n(static_cast<uint8_t*>(input_.buffer) + at * size, count * size, uint8_t{0});
+    drained_[i] = 0;
+  });
   for (size_t i = 0; i < drained_.size(); ++i) {
     const RankParameter& p = state_->parameter(layout_->parameters[i]);
     const float* mean = input_.gradient + layout_->offsets[i];
@@ -149,7 +161,7 @@ Next Uncompressed::emit(std::span<Step> batch) {
   counters_->wire_bytes += 2 * layout_->elements * dtype_size(dtype) * (world - 1) / world;
   ++counters_->rounds;
   phase_ = Phase::summed;
-  if (!tells_) return {Verdict::steps, 1};
+  if (!tells_ && !asks()) return {Verdict::steps, 1};
   uint8_t* const told = told_.bytes().data();
   aside_.put(input_, told);
   const uint64_t lanes = aside_.lanes(input_);
@@ -165,7 +177,7 @@ Next Uncompressed::emit(std::span<Step> batch) {
 
 Result<Next> Uncompressed::next(std::span<Step> batch) {
   if (phase_ == Phase::ready) return emit(batch);
-  if (phase_ == Phase::summed && tells_) aside_.hear(input_, told_.bytes().data());
+  if (phase_ == Phase::summed && (tells_ || asks())) aside_.hear(input_, told_.bytes().data());
   if (phase_ == Phase::summed && poisoned()) {
     phase_ = Phase::status;
     status_->emit(input_, trouble_ ? &*trouble_ : input_.failure, batch[0], *counters_);
@@ -184,7 +196,7 @@ Result<Next> Uncompressed::next(std::span<Step> batch) {
 
 void Uncompressed::finish() {
   phase_ = Phase::idle;
-  if (mode_ == Mode::drain || mode_ == Mode::dense) drop_residuals();
+  if (releases()) drop_residuals();
   if (wide_) narrow();
   drop_copy();
 }

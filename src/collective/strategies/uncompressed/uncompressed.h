@@ -57,6 +57,12 @@ class Uncompressed final : public Strategy {
   [[nodiscard]] bool keeps_gradient() const noexcept {
     return mode_ != Mode::plain && copied_ != 0;
   }
+  /// Do parts of residuals go with the gradients?
+  [[nodiscard]] bool releases() const noexcept {
+    return mode_ == Mode::drain || mode_ == Mode::dense;
+  }
+  /// Do ranks tell each other who has a gradient?
+  [[nodiscard]] bool asks() const noexcept { return releases() && aside_.joint(); }
   [[nodiscard]] uint32_t parts_of(size_t i) const noexcept;
   bool copy_gradient();
   void drop_copy();
