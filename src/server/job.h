@@ -21,11 +21,13 @@ class Outbox {
   virtual ~Outbox() = default;
   /// The header is copied during the call.
   virtual void send(const Address& to, Bytes header, Bytes payload) = 0;
-  /// A header of 40 bytes and a sum behind it. They may be read until Server::tick(): they only
-  /// change when no worker needs them any more. Those of consecutive granules often lie in a row.
+  /// A header of 40 bytes and a sum behind it. They may be read until flush(): they only change
+  /// when no worker needs them any more. Those of consecutive granules often lie in a row.
   virtual void send_sum(const Address& to, Bytes datagram) {
     send(to, datagram.first(wire::kDownHeaderBytes), datagram.subspan(wire::kDownHeaderBytes));
   }
+  /// Nothing that was sent is read behind it: the memory of a job is about to go.
+  virtual void flush() = 0;
 };
 
 struct JobStats {

@@ -159,7 +159,7 @@ Judgement Server::admit(Time now, const wire::Enrolment& e, const Address& from,
   const uint64_t bytes = Job::memory(e.settings);
   while (jobs_.size() >= settings_.jobs || used_ + bytes > settings_.memory) {
     const std::size_t before = jobs_.size();
-    drop_one_that_is_over();
+    drop_one_that_is_over(out);
     if (jobs_.size() != before) continue;
     if (jobs_.size() >= settings_.jobs) return {Reason::jobs, settings_.jobs, jobs_.size()};
     return {Reason::memory, settings_.memory - used_, bytes};
@@ -191,16 +191,18 @@ void Server::count_kernel(Job& job) noexcept {
   stats_.rejected[static_cast<std::size_t>(DatagramFault::tag)] += news.forged;
 }
 
-void Server::drop(std::size_t index) noexcept {
+// What was sent may point into the job's slots.
+void Server::drop(std::size_t index, Outbox& out) {
+  out.flush();
   count_kernel(*jobs_[index]);
   used_ -= Job::memory(jobs_[index]->settings());
   jobs_.erase(jobs_.begin() + static_cast<std::ptrdiff_t>(index));
 }
 
-void Server::drop_one_that_is_over() noexcept {
+void Server::drop_one_that_is_over(Outbox& out) {
   for (std::size_t i = 0; i < jobs_.size(); ++i) {
     const JobState state = jobs_[i]->state();
-    if (state == JobState::failed || state == JobState::ended) return drop(i);
+    if (state == JobState::failed || state == JobState::ended) return drop(i, out);
   }
 }
 
@@ -209,7 +211,7 @@ void Server::tick(Time now, Outbox& out) {
     jobs_[i]->tick(now, out);
     count_kernel(*jobs_[i]);
     if (jobs_[i]->is_over(now)) {
-      drop(i);
+      drop(i, out);
     } else {
       ++i;
     }

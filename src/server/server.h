@@ -48,7 +48,7 @@ class Server {
   [[nodiscard]] bool owes() const noexcept;
   /// Nobody listens at an address that was sent to.
   void unreachable(Time now, const Address& at, Outbox& out);
-  /// Deadlines, silent workers, jobs that are over. Payloads of earlier sends end here.
+  /// Deadlines, silent workers, jobs that are over.
   void tick(Time now, Outbox& out);
   /// When to call tick(), if nothing is received before.
   [[nodiscard]] Time next_event() const noexcept;
@@ -74,8 +74,8 @@ class Server {
     if (fault != wire::DatagramFault::none) ++stats_.rejected[static_cast<std::size_t>(fault)];
   }
   void count_kernel(Job& job) noexcept;
-  void drop(std::size_t index) noexcept;
-  void drop_one_that_is_over() noexcept;
+  void drop(std::size_t index, Outbox& out);
+  void drop_one_that_is_over(Outbox& out);
 
   ServerSettings settings_;
   wire::SipKey nonce_key_{};

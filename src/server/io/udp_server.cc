@@ -127,6 +127,7 @@ class UdpServer::Out final : public Outbox {
   void send_sum(const Address& to, Bytes datagram) override {
     put(find(to), to, [&](Batch& batch) { return batch.push_whole(datagram); });
   }
+  void flush() override { server_.flush(); }
 
  private:
   Peer* find(const Address& to) noexcept {

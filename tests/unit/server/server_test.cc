@@ -64,6 +64,7 @@ struct Sent final : server::Outbox {
     datagrams.emplace_back(header.begin(), header.end());
     datagrams.back().insert(datagrams.back().end(), payload.begin(), payload.end());
   }
+  void flush() override {}
   std::vector<server::Address> addresses;
   std::vector<std::vector<uint8_t>> datagrams;
 };
@@ -769,6 +770,139 @@ TEST(Server, AForgottenJobGivesItsMemoryBack) {
   }
   EXPECT_EQ(server.memory_used(), 0U);
   EXPECT_TRUE(server.jobs().empty());
+}
+
+/// Reads what it was lent at flush(), as late as it may.
+struct Late final : server::Outbox {
+  void send(const server::Address&, Bytes header, Bytes payload) override {
+    unread.push_back({{header.begin(), header.end()}, payload});
+  }
+  void send_sum(const server::Address&, Bytes datagram) override {
+    unread.push_back({{}, datagram});
+    ++unread_sums;
+  }
+  void flush() override {
+    for (const auto& [header, rest] : unread) {
+      read.emplace_back(header);
+      read.back().insert(read.back().end(), rest.begin(), rest.end());
+    }
+    unread.clear();
+    unread_sums = 0;
+  }
+  std::vector<std::pair<std::vector<uint8_t>, Bytes>> unread;
+  std::size_t unread_sums = 0;
+  std::vector<std::vector<uint8_t>> read;
+};
+
+/// A worker without a link.
+class Bare {
+ public:
+  Bare(server::Server& server, const Plan& plan, uint64_t job, uint8_t worker)
+      : server_(server), plan_(plan), me_{job, 100U + worker, 1, worker} {}
+  [[nodiscard]] server::Address address() const { return address_of(1000 * me_.job + me_.worker); }
+
+  void say_hello(Time now) {
+    std::vector<uint8_t> bytes(wire::kHelloBytes);
+    wire::write_hello(me_, bytes.data());
+    Sent sent;
+    server_.receive(now, address(), bytes, sent);
+    ASSERT_EQ(wire::parse_challenge(sent.datagrams.at(0), &challenge_), wire::DatagramFault::none);
+    key_ = wire::job_key(plan_.token, me_.job, challenge_.epoch);
+  }
+  void enrol(Time now, server::Outbox& out, const server::Address* from = nullptr) {
+    wire::Enrolment e;
+    e.from = me_;
+    e.epoch = challenge_.epoch;
+    e.nonce = challenge_.nonce;
+    e.settings = plan_.job;
+    const std::vector<uint8_t> held(plan_.job.ring / 8U);
+    e.held = held;
+    std::vector<uint8_t> bytes(wire::kMaxEnrolmentBytes);
+    const auto key = wire::enrolment_key(plan_.token, me_, e.epoch, e.nonce);
+    bytes.resize(wire::write_enrolment(e, key, bytes.data()));
+    server_.receive(now, from != nullptr ? *from : address(), bytes, out);
+  }
+  void send_data(Time now, uint64_t number, server::Outbox& out, uint32_t settings = 7) {
+    const std::vector<uint8_t> codes(plan_.job.code_bytes(), 0x11);
+    wire::UpHeader h;
+    h.job = static_cast<uint32_t>(me_.job);
+    h.granule = static_cast<uint32_t>(number);
+    h.settings = settings;
+    h.epoch = static_cast<uint16_t>(challenge_.epoch);
+    h.ahead = static_cast<uint16_t>(number);
+    h.worker = me_.worker;
+    std::vector<uint8_t> bytes(wire::kUpHeaderBytes);
+    wire::write_up(h, key_, wire::era_of(number), codes, bytes.data());
+    bytes.insert(bytes.end(), codes.begin(), codes.end());
+    server_.receive(now, address(), bytes, out);
+  }
+  [[nodiscard]] const wire::SipKey& key() const { return key_; }
+
+ private:
+  server::Server& server_;
+  Plan plan_;
+  wire::Applicant me_;
+  wire::Challenge challenge_;
+  wire::SipKey key_{};
+};
+
+/// All workers of a job, registered.
+std::vector<Bare> registered(server::Server& server, const Plan& plan, uint64_t job, Time now) {
+  std::vector<Bare> workers;
+  Sent sent;
+  for (uint8_t w = 0; w < plan.job.world; ++w) {
+    workers.emplace_back(server, plan, job, w);
+    workers.back().say_hello(now);
+    workers.back().enrol(now, sent);
+  }
+  return workers;
+}
+
+/// Results with a right tag whose lanes are all `lane`.
+std::size_t sums_of(const Late& out, const wire::SipKey& key, uint8_t lane) {
+  return static_cast<std::size_t>(std::ranges::count_if(out.read, [&](const auto& datagram) {
+    const auto lanes = std::span(datagram).subspan(std::min<std::size_t>(40, datagram.size()));
+    return type_of(datagram) == 11 && wire::tag_is_right(datagram, 40, key, 0) &&
+           std::ranges::all_of(lanes, [=](uint8_t b) { return b == lane; });
+  }));
+}
+
+TEST(Server, SumsAreReadBeforeTheirJobMakesWayForAnother) {
+  const Plan plan = plan_of(2, 2);
+  server::ServerSettings settings = small_server(plan);
+  settings.jobs = 1;
+  server::Server server(settings);
+  auto workers = registered(server, plan, 1, kSecond);
+  Bare next(server, plan, 2, 0);
+  next.say_hello(kSecond);
+  Late out;
+  uint32_t other_settings = 0;
+  for (uint64_t number = 0; number < 4; ++number) {
+    for (Bare& worker : workers) worker.send_data(kSecond, number, out);
+  }
+  for (Bare& worker : workers) worker.send_data(kSecond, 4, out, ++other_settings);
+  ASSERT_EQ(server.jobs()[0]->state(), server::JobState::failed);
+  EXPECT_EQ(out.unread_sums, 8U);
+  next.enrol(kSecond, out);
+  EXPECT_EQ(server.jobs()[0]->number(), 2U);
+  EXPECT_EQ(out.unread_sums, 0U) << "they point into what is gone";
+  EXPECT_EQ(sums_of(out, workers[0].key(), 2), 8U);
+  out.flush();
+  EXPECT_EQ(type_of(out.read.back()), 3) << "welcome";
+}
+
+// A server that stood still: what its deadline closes and the job's own end come in one tick.
+TEST(Server, SumsAreReadBeforeTheirJobIsForgotten) {
+  const Plan plan = plan_of(3, 1);
+  server::Server server(small_server(plan));
+  auto workers = registered(server, plan, 1, kSecond);
+  Late out;
+  for (uint64_t number = 0; number < 4; ++number) workers[0].send_data(kSecond, number, out);
+  EXPECT_EQ(out.unread_sums, 0U);
+  server.tick(100 * kSecond, out);
+  EXPECT_TRUE(server.jobs().empty());
+  EXPECT_EQ(out.unread_sums, 0U) << "they point into what is gone";
+  EXPECT_EQ(sums_of(out, workers[0].key(), 1), 12U);
 }
 
 TEST(Server, EpochsAreNeverUsedTwice) {

@@ -107,6 +107,7 @@ class Host final : public server::Outbox {
   const server::Server& server() const { return server_; }
 
  private:
+  void flush() override {}
   void send(const server::Address& to, Bytes header, Bytes payload) override {
     ++answers_;
     for (uint32_t w = 0; w < kWorkers; ++w) {

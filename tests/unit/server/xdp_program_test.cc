@@ -98,6 +98,7 @@ struct Outbox final : server::Outbox {
     all.insert(all.end(), payload.begin(), payload.end());
     sent.emplace(key(to), std::move(all));
   }
+  void flush() override {}
   static std::string key(const Address& a) { return {a.bytes.begin(), a.bytes.end()}; }
   Sent sent;
 };
