@@ -183,7 +183,7 @@ class Echo final : public Peer {
     std::optional<Endpoint> stranger;
     receiver_.receive(listener_, [&](const Endpoint& from, Bytes) { stranger = from; });
     if (!stranger) return false;
-    auto socket = Socket::connected(*stranger, Io::gso, &local_);
+    auto socket = Socket::connected(*stranger, Io::gso, &listener_);
     if (!socket) return false;
     watch(*socket);
     peers_.push_back(std::make_unique<Socket>(std::move(*socket)));
@@ -316,7 +316,7 @@ class Worker {
       if (number >= ack_ && number < ack_ + kRing) got_[number % kRing] = number;
       while (got_[ack_ % kRing] == ack_) ++ack_;
     });
-    if (n < 0) socket_.take_error();
+    if (n < 0) socket_.take_errors();
     next_ = std::max(next_, ack_);
     return ack_ != before;
   }

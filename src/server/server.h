@@ -46,7 +46,7 @@ class Server {
   void settle() noexcept;
   /// Bytes that stay are still wanted.
   [[nodiscard]] bool owes() const noexcept;
-  /// Nobody listens at an address that was sent to.
+  /// A host says that nobody listens at an address that was sent to.
   void unreachable(Time now, const Address& at, Outbox& out);
   /// Deadlines, silent workers, jobs that are over.
   void tick(Time now, Outbox& out);

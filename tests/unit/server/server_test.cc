@@ -891,6 +891,36 @@ TEST(Server, SumsAreReadBeforeTheirJobMakesWayForAnother) {
   EXPECT_EQ(type_of(out.read.back()), 3) << "welcome";
 }
 
+/// Bytes 2 and up of what a job says.
+std::size_t sent_of_type(const Late& out, uint8_t type) {
+  return static_cast<std::size_t>(
+      std::ranges::count_if(out.read, [=](const auto& bytes) { return type_of(bytes) == type; }));
+}
+
+TEST(Server, APortThatIsClosedTwiceInARowIsALostWorker) {
+  constexpr Time kProbe = 100 * kMillisecond;
+  const Plan plan = plan_of(2, 2);
+  struct Said {
+    Time after;  // the first
+    bool heard;  // between the two
+    bool lost;
+  };
+  for (const Said said : {Said{0, false, true}, Said{kProbe, false, true},
+                          Said{kProbe + 1, false, false}, Said{kProbe / 2, true, false}}) {
+    server::Server server(small_server(plan));
+    auto workers = registered(server, plan, 1, kSecond);
+    Late out;
+    const Time now = 2 * kSecond;
+    server.unreachable(now, workers[1].address(), out);
+    out.flush();
+    EXPECT_EQ(sent_of_type(out, 12), 1U) << "it is asked at once";
+    EXPECT_EQ(server.jobs()[0]->state(), server::JobState::running);
+    if (said.heard) workers[1].send_data(now + said.after - 1, 0, out);
+    server.unreachable(now + said.after, workers[1].address(), out);
+    EXPECT_EQ(server.jobs()[0]->state() == server::JobState::failed, said.lost) << said.after;
+  }
+}
+
 // A server that stood still: what its deadline closes and the job's own end come in one tick.
 TEST(Server, SumsAreReadBeforeTheirJobIsForgotten) {
   const Plan plan = plan_of(3, 1);
