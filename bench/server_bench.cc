@@ -258,7 +258,7 @@ class Worker {
     std::array<uint8_t, wire::kMaxEnrolmentBytes> bytes{};
     if (!enrolled_ && Clock::now() - asked_ > kPatience) {
       asked_ = Clock::now();
-      const std::size_t size = wire::write_hello(me, bytes.data());
+      const std::size_t size = wire::write_hello(me, nullptr, bytes.data());
       if (hellos_++ >= lost_hellos) post({bytes.data(), size});
     }
     receiver.receive(socket_, [&](const Endpoint&, Bytes datagram) {

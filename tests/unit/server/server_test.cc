@@ -71,8 +71,16 @@ struct Sent final : server::Outbox {
 
 std::vector<uint8_t> hello(uint64_t job, uint64_t instance, uint32_t attempt = 1) {
   std::vector<uint8_t> bytes(wire::kHelloBytes);
-  wire::write_hello({job, instance, attempt, 0}, bytes.data());
+  wire::write_hello({job, instance, attempt, 0}, nullptr, bytes.data());
   return bytes;
+}
+
+server::ServerSettings small_server(const Plan& plan) {
+  server::ServerSettings settings;
+  settings.token = plan.token;
+  settings.memory = 3 * server::Job::memory(plan.job);
+  settings.jobs = 100;
+  return settings;
 }
 
 TEST(Network, WithoutWeatherNothingIsSentTwice) {
@@ -636,16 +644,24 @@ TEST(Network, AWorkerThatRestsHasAllItsPatienceForARestart) {
   EXPECT_TRUE(link.failed());
 }
 
-TEST(Server, AStrangerGetsAtMostAHundredAnswersASecond) {
+/// Answers to 5,000 hellos in a second that nobody vouches for.
+std::size_t answers_to(uint64_t addresses) {
   server::Server server({});
   Sent sent;
-  for (int i = 0; i < 5000; ++i) {
-    server.receive(kSecond + static_cast<Time>(i) * 200 * kMicrosecond, address_of(1),
-                   hello(1, 1, static_cast<uint32_t>(i)), sent);
+  for (uint64_t i = 0; i < 5000; ++i) {
+    server.receive(kSecond + i * 200 * kMicrosecond, address_of(i % addresses), hello(1, 1), sent);
   }
-  EXPECT_LE(sent.datagrams.size(), 201U);  // a hundred at once, and a hundred in the second
-  EXPECT_GE(sent.datagrams.size(), 190U);
   EXPECT_EQ(server.memory_used(), 0U);
+  EXPECT_EQ(server.stats().unanswered + sent.datagrams.size(), 5000U);
+  return sent.datagrams.size();
+}
+
+// So many at once, and as many in the second.
+TEST(Server, AStrangerGetsTenAnswersASecondAndAllGetAHundred) {
+  EXPECT_LE(answers_to(1), 20U);
+  EXPECT_GE(answers_to(1), 19U);
+  EXPECT_LE(answers_to(500), 201U);
+  EXPECT_GE(answers_to(500), 190U);
 }
 
 // Behind a restart, workers send whole windows of data before one of them says hello.
@@ -654,10 +670,82 @@ TEST(Server, DataOfNoJobLeavesAnswersToHellos) {
   Sent sent;
   std::vector<uint8_t> data(wire::kUpHeaderBytes);
   wire::write_up({}, {}, 0, {}, data.data());
-  for (int i = 0; i < 1000; ++i) server.receive(kSecond, address_of(1), data, sent);
+  for (uint64_t i = 0; i < 1000; ++i) server.receive(kSecond, address_of(1 + i), data, sent);
   EXPECT_EQ(sent.datagrams.size(), 50U);
-  server.receive(kSecond, address_of(1), hello(1, 2), sent);
+  server.receive(kSecond, address_of(0), hello(1, 2), sent);
   EXPECT_EQ(type_of(sent.datagrams.back()), 1) << "challenge";
+}
+
+/// Of a worker that has the token.
+std::vector<uint8_t> tagged_hello(const wire::Token& token, uint32_t attempt) {
+  const wire::SipKey key = wire::hello_key(token);
+  std::vector<uint8_t> bytes(wire::kHelloBytes);
+  wire::write_hello({1, 2, attempt, 0}, &key, bytes.data());
+  return bytes;
+}
+
+/// 10,000 hellos from as many addresses.
+void flood(server::Server& server, const std::vector<uint8_t>& bytes) {
+  Sent sent;
+  for (uint64_t i = 0; i < 10000; ++i) server.receive(kSecond, address_of(100 + i), bytes, sent);
+  EXPECT_LE(sent.datagrams.size(), 100U);
+}
+
+TEST(Server, WhoHasTheTokenIsAnsweredWhateverStrangersSend) {
+  const Plan plan = plan_of(2, 2);
+  wire::Token other = plan.token;
+  other[0] ^= 1;
+  for (const auto& strangers : {hello(1, 2), tagged_hello(other, 1)}) {
+    server::Server server(small_server(plan));
+    flood(server, strangers);
+    Sent sent;
+    for (uint32_t attempt = 1; attempt <= 1000; ++attempt) {
+      server.receive(kSecond, address_of(1), tagged_hello(plan.token, attempt), sent);
+    }
+    ASSERT_EQ(sent.datagrams.size(), 1000U);
+    wire::Challenge challenge;
+    ASSERT_EQ(wire::parse_challenge(sent.datagrams.back(), &challenge), wire::DatagramFault::none);
+    EXPECT_EQ(challenge.to.attempt, 1000U);
+    server.receive(kSecond, address_of(1), hello(1, 2), sent);
+    EXPECT_EQ(sent.datagrams.size(), 1000U)
+        << "a release that sends no tag has the strangers' share";
+  }
+}
+
+// Anybody has the token that is none.
+TEST(Server, WithoutATokenOneWhoFloodsKeepsNobodyOut) {
+  server::Server server({});
+  Sent sent;
+  const auto flooding = [&] {
+    for (uint32_t i = 0; i < 10000; ++i) {
+      server.receive(kSecond, address_of(1), tagged_hello({}, i), sent);
+    }
+  };
+  flooding();
+  EXPECT_EQ(sent.datagrams.size(), 10U);
+  for (uint64_t worker = 0; worker < 8; ++worker) {
+    sent.datagrams.clear();
+    server.receive(kSecond, address_of(100 + worker), hello(1, 2), sent);
+    EXPECT_EQ(sent.datagrams.size(), 1U) << worker;
+    flooding();
+  }
+}
+
+// A server of an earlier release drops hellos with a tag, a new one may have too many without.
+TEST(Network, WorkersJoinByEitherHello) {
+  for (const bool tagged : {false, true}) {
+    Network network(plan_of(3, 3), {}, 41);
+    int dropped = 0;
+    network.drop = [&](Time, uint32_t, uint32_t to, const std::vector<uint8_t>& bytes) {
+      const bool mine =
+          to == 0 && type_of(bytes) == 0 && ((bytes[3] & wire::kTagged) != 0) == tagged;
+      dropped += mine ? 1 : 0;
+      return mine;
+    };
+    ASSERT_TRUE(network.run(10 * kSecond));
+    EXPECT_EQ(dropped > 0, tagged) << "the first one has a tag";
+    expect_whole(network);
+  }
 }
 
 TEST(Server, NoAnswerToAStrangerIsLongerThanItsRequest) {
@@ -713,14 +801,6 @@ std::vector<uint8_t> attach(server::Server& server, const Plan& plan, uint64_t j
   bytes.resize(wire::write_enrolment(e, key, bytes.data()));
   server.receive(now, address_of(job), bytes, sent);
   return sent.datagrams.back();
-}
-
-server::ServerSettings small_server(const Plan& plan) {
-  server::ServerSettings settings;
-  settings.token = plan.token;
-  settings.memory = 3 * server::Job::memory(plan.job);
-  settings.jobs = 100;
-  return settings;
 }
 
 TEST(Server, AJobTooManyIsToldWhy) {
@@ -803,7 +883,7 @@ class Bare {
 
   void say_hello(Time now) {
     std::vector<uint8_t> bytes(wire::kHelloBytes);
-    wire::write_hello(me_, bytes.data());
+    wire::write_hello(me_, nullptr, bytes.data());
     Sent sent;
     server_.receive(now, address(), bytes, sent);
     ASSERT_EQ(wire::parse_challenge(sent.datagrams.at(0), &challenge_), wire::DatagramFault::none);

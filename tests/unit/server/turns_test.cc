@@ -195,7 +195,7 @@ TEST(Fairness, BesideAJobWhoseDatagramsAreForged) {
 TEST(Fairness, BesideAStrangerWhoKeepsAsking) {
   Host host;
   std::vector<uint8_t> hello(wire::kHelloBytes);
-  wire::write_hello({1, 2, 3, 0}, hello.data());
+  wire::write_hello({1, 2, 3, 0}, nullptr, hello.data());
   host.flood(hello);
   expect_share(host.run(kRun));
   EXPECT_GT(host.server().stats().unanswered, 1000U);

@@ -412,7 +412,7 @@ class RawWorker {
         receiver_(io) {}
   void hello() {
     std::array<uint8_t, wire::kMaxEnrolmentBytes> bytes{};
-    post({bytes.data(), wire::write_hello(me(), bytes.data())});
+    post({bytes.data(), wire::write_hello(me(), nullptr, bytes.data())});
     wire::Challenge challenge;
     ASSERT_EQ(wire::parse_challenge(next(), &challenge), wire::DatagramFault::none);
     wire::Enrolment e;
