@@ -1001,6 +1001,25 @@ TEST(Server, APortThatIsClosedTwiceInARowIsALostWorker) {
   }
 }
 
+// Nobody waits for anything, and nobody says a word.
+TEST(Server, AJobThatRestsIsForgottenBehindFourTimeouts) {
+  const Plan plan = plan_of(2, 2);
+  server::Server server(small_server(plan));
+  auto workers = registered(server, plan, 1, kSecond);
+  Late out;
+  for (uint64_t number = 0; number < 2; ++number) {
+    for (Bare& worker : workers) worker.send_data(2 * kSecond, number, out);
+  }
+  const Time timeout = plan.job.timeout_ms * kMillisecond, last = 2 * kSecond + 4 * timeout;
+  EXPECT_EQ(server.next_event(), last + 1);
+  server.tick(last, out);
+  ASSERT_EQ(server.jobs().size(), 1U);
+  EXPECT_EQ(server.jobs()[0]->state(), server::JobState::running);
+  server.tick(last + 1, out);
+  EXPECT_TRUE(server.jobs().empty());
+  EXPECT_EQ(server.memory_used(), 0U);
+}
+
 // A server that stood still: what its deadline closes and the job's own end come in one tick.
 TEST(Server, SumsAreReadBeforeTheirJobIsForgotten) {
   const Plan plan = plan_of(3, 1);
