@@ -23,9 +23,9 @@ class Budget {
 
   /// Takes an answer, if there is one for this address and more than `kept` for all.
   bool take(Time now, const Address& to, uint32_t kept = 0) noexcept {
-    Share& own = of_one_[place_of(to)];
-    own.refill(now, kOfOne);
-    of_all_.refill(now, kOfAll);
+    auto& own = of_one_[place_of(to)];
+    own.refill(now);
+    of_all_.refill(now);
     if (own.left == 0 || of_all_.left <= kept) return false;
     --own.left;
     --of_all_.left;
@@ -34,14 +34,15 @@ class Budget {
 
  private:
   static constexpr std::size_t kPlaces = 1024;
+  template <uint32_t kMost>
   struct Share {
     Time refilled = 0;
-    uint32_t left = 0;
-    void refill(Time now, uint32_t most) noexcept {
-      const Time each = 1000000000U / most;
+    uint32_t left = kMost;
+    void refill(Time now) noexcept {
+      constexpr Time each = 1000000000U / kMost;
       const Time passed = now - refilled;
       if (passed < each) return;
-      left = static_cast<uint32_t>(std::min<Time>(most, left + passed / each));
+      left = static_cast<uint32_t>(std::min<Time>(kMost, left + passed / each));
       refilled = now - passed % each;
     }
   };
@@ -50,8 +51,8 @@ class Budget {
   }
 
   wire::SipKey key_;
-  std::array<Share, kPlaces> of_one_{};
-  Share of_all_;
+  std::array<Share<kOfOne>, kPlaces> of_one_{};
+  Share<kOfAll> of_all_;
 };
 
 }  // namespace laconic::server
