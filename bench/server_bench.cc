@@ -183,7 +183,7 @@ class Echo final : public Peer {
     std::optional<Endpoint> stranger;
     receiver_.receive(listener_, [&](const Endpoint& from, Bytes) { stranger = from; });
     if (!stranger) return false;
-    auto socket = Socket::connected(*stranger, Io::gso, &local_);
+    auto socket = Socket::connected(*stranger, Io::gso, &listener_);
     if (!socket) return false;
     watch(*socket);
     peers_.push_back(std::make_unique<Socket>(std::move(*socket)));
@@ -258,7 +258,7 @@ class Worker {
     std::array<uint8_t, wire::kMaxEnrolmentBytes> bytes{};
     if (!enrolled_ && Clock::now() - asked_ > kPatience) {
       asked_ = Clock::now();
-      const std::size_t size = wire::write_hello(me, bytes.data());
+      const std::size_t size = wire::write_hello(me, nullptr, bytes.data());
       if (hellos_++ >= lost_hellos) post({bytes.data(), size});
     }
     receiver.receive(socket_, [&](const Endpoint&, Bytes datagram) {
@@ -316,7 +316,7 @@ class Worker {
       if (number >= ack_ && number < ack_ + kRing) got_[number % kRing] = number;
       while (got_[ack_ % kRing] == ack_) ++ack_;
     });
-    if (n < 0) socket_.take_error();
+    if (n < 0) socket_.take_errors();
     next_ = std::max(next_, ack_);
     return ack_ != before;
   }

@@ -152,11 +152,17 @@ class Collected final : public prometheus::Collectable {
   Figures figures_;
 };
 
+/// Of CivetWeb: so many clients are read at once, and none of them for longer.
+constexpr const char* kThreads = "8";
+constexpr const char* kRequestMs = "1000";
+
 class PrometheusMetrics final : public Metrics {
  public:
   /// Throws what CivetWeb throws.
   explicit PrometheusMetrics(const std::string& address)
-      : exposer_(address, 1), collected_(std::make_shared<Collected>()) {
+      : exposer_({"listening_ports", address, "num_threads", kThreads, "request_timeout_ms",
+                  kRequestMs, "enable_keep_alive", "no"}),
+        collected_(std::make_shared<Collected>()) {
     exposer_.RegisterCollectable(collected_);
     const auto ports = exposer_.GetListeningPorts();
     address_ = address.substr(0, address.rfind(':')) + ":" +

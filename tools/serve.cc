@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/random.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -20,6 +21,7 @@
 #include "command.h"
 #include "metrics.h"
 #include "output.h"
+#include "privileges.h"
 #include "server/io/udp_server.h"
 #include "server/io/xdp/xdp.h"
 #include "transport/aggregation/token_file.h"
@@ -153,6 +155,14 @@ Result<server::UdpServerSettings> settings_of(const Options& options) {
 
 // ---- what is said ----
 
+void warn(const std::string& text) { fmt::print(stderr, "laconic: warning: {}\n", text); }
+
+void warn_of_open_token(const std::string& path) {
+  struct stat info {};
+  if (path.empty() || ::stat(path.c_str(), &info) != 0 || (info.st_mode & S_IROTH) == 0) return;
+  warn(fmt::format("token {0}: everybody on this machine may read it; chmod o-r {0}", path));
+}
+
 std::string first_line(const Error& error) {
   std::string text = error.message.substr(0, error.message.find('\n'));
   if (!error.hint.empty()) text += "; " + error.hint;
@@ -245,7 +255,9 @@ int serve(const Options& options) {
   }
   auto settings = settings_of(options);
   if (!settings) return fail(settings.error(), options.json, kUsage);
+  warn_of_open_token(options.token);
   stop_on_signals();
+  forbid_new_privileges();
   std::unique_ptr<Metrics> metrics;
   if (!options.metrics.empty()) {
     auto opened = open_metrics(options.metrics);
@@ -255,6 +267,9 @@ int serve(const Options& options) {
   }
   const auto server = server::UdpServer::open(*settings);
   if (!server) return fail(server.error(), options.json, kBadAnswer);
+  if (auto dropped = drop_privileges(!options.interfaces.empty()); !dropped) {
+    warn("root's privileges are kept: " + dropped.error().message);
+  }
   print_start(options, **server, settings->io, metrics.get());
   (*server)->run(g_stop);
   print_end(options, (*server)->server().stats());

@@ -19,7 +19,8 @@ constexpr uint32_t kFetchesAtOnce = 32;
 constexpr uint32_t kUnreached = 8;
 /// Between two statuses to the group, which a switch copies to all ports, whatever comes again.
 constexpr Time kTryEvery = kMillisecond;
-/// Who is waited for and silent for so long gets a datagram: a closed port answers with an error.
+/// Who is waited for and silent for so long is asked. An error in answer, and another one within this
+/// time: its port is closed.
 constexpr Time kProbe = 100 * kMillisecond;
 /// How long a job that is over answers that it is.
 constexpr Time kEpilogue = 10000 * kMillisecond;
@@ -118,6 +119,12 @@ uint8_t Job::enrolled() const noexcept {
   const auto all = members();
   return static_cast<uint8_t>(
       std::count_if(all.begin(), all.end(), [](const Member& m) { return m.enrolled; }));
+}
+
+bool Job::has_member_at(const Address& address) const noexcept {
+  const auto all = members();
+  return std::any_of(all.begin(), all.end(),
+                     [&](const Member& m) { return m.enrolled && m.address == address; });
 }
 
 Judgement Job::enrol(Time now, const wire::Enrolment& e, const Address& from, Outbox& out) {
@@ -466,9 +473,12 @@ void Job::note_waiting(Time now) noexcept {
 void Job::unreachable(Time now, const Address& at, Outbox& out) {
   if (state_ != JobState::running && state_ != JobState::gathering) return;
   for (uint32_t w = 0; w < settings_.world; ++w) {
-    const Member& m = members_[w];
-    if (m.enrolled && !has_left(w) && m.address == at)
-      return fail(now, Reason::lost_worker, w, out);
+    Member& m = members_[w];
+    if (!m.enrolled || has_left(w) || !(m.address == at)) continue;
+    const bool again = m.refused != 0 && m.heard <= m.refused && now - m.refused <= kProbe;
+    if (again) return fail(now, Reason::lost_worker, w, out);
+    m.refused = std::max<Time>(now, 1);
+    ask(m, w, out);
   }
 }
 
@@ -491,11 +501,16 @@ void Job::probe(Time now, Outbox& out) {
   for (uint32_t w = 0; w < settings_.world; ++w) {
     const Member& m = members_[w];
     if (!m.enrolled || has_left(w) || now < m.heard + kProbe) continue;
-    if (state_ == JobState::gathering) {
-      send_welcome(m, w, out);
-    } else {
-      send_status(m.address, DatagramType::status, slots_.floor(), out);
-    }
+    ask(m, w, out);
+  }
+}
+
+// A closed port answers with an error, a worker is not disturbed.
+void Job::ask(const Member& member, uint32_t worker, Outbox& out) {
+  if (state_ == JobState::gathering) {
+    send_welcome(member, worker, out);
+  } else {
+    send_status(member.address, DatagramType::status, slots_.floor(), out);
   }
 }
 

@@ -21,11 +21,13 @@ class Outbox {
   virtual ~Outbox() = default;
   /// The header is copied during the call.
   virtual void send(const Address& to, Bytes header, Bytes payload) = 0;
-  /// A header of 40 bytes and a sum behind it. They may be read until Server::tick(): they only
-  /// change when no worker needs them any more. Those of consecutive granules often lie in a row.
+  /// A header of 40 bytes and a sum behind it. They may be read until flush(): they only change
+  /// when no worker needs them any more. Those of consecutive granules often lie in a row.
   virtual void send_sum(const Address& to, Bytes datagram) {
     send(to, datagram.first(wire::kDownHeaderBytes), datagram.subspan(wire::kDownHeaderBytes));
   }
+  /// Nothing that was sent is read behind it: the memory of a job is about to go.
+  virtual void flush() = 0;
 };
 
 struct JobStats {
@@ -84,6 +86,8 @@ class Job {
   [[nodiscard]] Time round_trip(uint32_t worker) const noexcept {
     return members_[worker].round_trip;
   }
+  /// A worker is registered there.
+  [[nodiscard]] bool has_member_at(const Address& address) const noexcept;
   /// Datagrams that a program in the kernel took, since the last call; counted in stats() as well.
   [[nodiscard]] laconic_kernel_counts taken_in_kernel() noexcept;
 
@@ -94,7 +98,7 @@ class Job {
   wire::DatagramFault receive(Time now, const Address& from, bool held, Bytes datagram, Outbox& out,
                               bool stays = false);
   void settle() noexcept { slots_.settle(); }
-  /// Nobody listens there any more.
+  /// A host says that nobody listens there. Twice in a row, and it is believed.
   void unreachable(Time now, const Address& at, Outbox& out);
   void tick(Time now, Outbox& out);
   [[nodiscard]] Time next_event() const noexcept;
@@ -112,6 +116,7 @@ class Job {
     uint32_t unreached = 0;      ///< results that the process sent after the program had, twice
     bool enrolled = false;
     bool wants_group = false, hears_group = false;
+    Time refused = 0;    ///< when its port was said to be closed, and nothing has come since
     uint64_t timed = 0;  ///< an ack above it ends a round trip; none: 0
     Time timed_since = 0, round_trip = 0;
   };
@@ -147,6 +152,7 @@ class Job {
   void send_fetches(Time now, uint32_t most, Outbox& out);
   void fail(Time now, wire::Reason reason, uint32_t worker, Outbox& out);
   void probe(Time now, Outbox& out);
+  void ask(const Member& member, uint32_t worker, Outbox& out);
   void find_silent(Time now, Outbox& out);
   void note_waiting(Time now) noexcept;
   void set_gate() noexcept;

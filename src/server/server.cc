@@ -10,18 +10,16 @@ using wire::DatagramFault;
 using wire::DatagramType;
 using wire::Reason;
 
-/// Answers to unregistered senders in a second, and at once.
-constexpr uint64_t kAnswers = 100;
-constexpr Time kSecond = 1000000000;
-
 }  // namespace
 
-Server::Server(const ServerSettings& settings) : settings_(settings) {
-  const uint8_t* secret = settings.secret.data();
-  nonce_key_ = {load<uint64_t>(secret), load<uint64_t>(secret + 8)};
-  next_epoch_ = load<uint64_t>(secret + 16);
+Server::Server(const ServerSettings& settings)
+    : settings_(settings),
+      nonce_key_{load<uint64_t>(settings.secret.data()),
+                 load<uint64_t>(settings.secret.data() + 8)},
+      hello_key_(wire::hello_key(settings.token)),
+      next_epoch_(load<uint64_t>(settings.secret.data() + 16)),
+      answers_({nonce_key_.k0, ~nonce_key_.k1}) {
   jobs_.reserve(settings.jobs);
-  answers_ = kAnswers;
 }
 
 Job* Server::find(uint32_t id) noexcept {
@@ -43,19 +41,14 @@ uint64_t Server::nonce_for(const Address& from, const wire::Applicant& who,
   return laconic_sip_end(&s, 56, 0);
 }
 
-bool Server::may_answer(Time now, uint64_t kept) noexcept {
-  const Time passed = now - refilled_;
-  const uint64_t more = passed / (kSecond / kAnswers);
-  if (more > 0) {
-    answers_ = std::min(kAnswers, answers_ + std::min(more, kAnswers));
-    refilled_ = now - passed % (kSecond / kAnswers);
-  }
-  if (answers_ <= kept) {
-    ++stats_.unanswered;
-    return false;
-  }
-  --answers_;
-  return true;
+bool Server::is_vouched_for(Bytes hello) const noexcept {
+  return settings_.token != wire::Token{} && wire::message_tag_is_right(hello, hello_key_);
+}
+
+bool Server::may_answer(Time now, const Address& to, uint32_t kept) noexcept {
+  if (answers_.take(now, to, kept)) return true;
+  ++stats_.unanswered;
+  return false;
 }
 
 void Server::receive(Time now, const Address& from, Bytes datagram, Outbox& out, bool stays) {
@@ -91,7 +84,7 @@ void Server::stranger(Time now, const Address& from, const wire::DatagramStart& 
                       uint64_t size, Outbox& out) {
   ++stats_.strangers;
   // Behind a restart all workers send whole windows: their hellos need answers, too.
-  if (size < wire::kUpHeaderBytes || !may_answer(now, kAnswers / 2)) return;
+  if (size < wire::kUpHeaderBytes || !may_answer(now, from, Budget::kOfAll / 2)) return;
   std::array<uint8_t, wire::kUpHeaderBytes> answer;
   wire::write_stranger(start.job, answer.data());
   out.send(from, answer, {});
@@ -99,7 +92,8 @@ void Server::stranger(Time now, const Address& from, const wire::DatagramStart& 
 
 void Server::hello(Time now, const Address& from, Bytes datagram, Outbox& out) {
   wire::Applicant who;
-  const auto fault = wire::parse_hello(datagram, &who);
+  bool tagged = false;
+  const auto fault = wire::parse_hello(datagram, &who, &tagged);
   if (fault == DatagramFault::version && datagram.size() >= wire::kHelloBytes) {
     count(fault);
     const uint64_t theirs = datagram[2] >> 4U;
@@ -108,7 +102,9 @@ void Server::hello(Time now, const Address& from, Bytes datagram, Outbox& out) {
     return refuse(now, from, who, {Reason::version, wire::kDatagramVersion, theirs}, true, out);
   }
   if (fault != DatagramFault::none) return count(fault);
-  if (!may_answer(now)) return;
+  // A tag that is wrong is answered like none: how else would a worker know that its token is?
+  const bool known = tagged && is_vouched_for(datagram);
+  if (!known && !may_answer(now, from)) return;
   const Job* job = find(static_cast<uint32_t>(who.job));
   wire::Challenge challenge;
   challenge.to = who;
@@ -159,7 +155,7 @@ Judgement Server::admit(Time now, const wire::Enrolment& e, const Address& from,
   const uint64_t bytes = Job::memory(e.settings);
   while (jobs_.size() >= settings_.jobs || used_ + bytes > settings_.memory) {
     const std::size_t before = jobs_.size();
-    drop_one_that_is_over();
+    drop_one_that_is_over(out);
     if (jobs_.size() != before) continue;
     if (jobs_.size() >= settings_.jobs) return {Reason::jobs, settings_.jobs, jobs_.size()};
     return {Reason::memory, settings_.memory - used_, bytes};
@@ -173,7 +169,7 @@ Judgement Server::admit(Time now, const wire::Enrolment& e, const Address& from,
 void Server::refuse(Time now, const Address& to, const wire::Applicant& who,
                     const Judgement& judgement, bool is_stranger, Outbox& out) {
   ++stats_.refusals;
-  if (is_stranger && !may_answer(now)) return;
+  if (is_stranger && !may_answer(now, to)) return;
   const wire::Refusal refusal{who, judgement.reason, judgement.expected, judgement.found};
   std::array<uint8_t, wire::kHelloBytes> answer;
   wire::write_refusal(refusal, wire::challenge_key(settings_.token, who), answer.data());
@@ -191,16 +187,18 @@ void Server::count_kernel(Job& job) noexcept {
   stats_.rejected[static_cast<std::size_t>(DatagramFault::tag)] += news.forged;
 }
 
-void Server::drop(std::size_t index) noexcept {
+// What was sent may point into the job's slots.
+void Server::drop(std::size_t index, Outbox& out) {
+  out.flush();
   count_kernel(*jobs_[index]);
   used_ -= Job::memory(jobs_[index]->settings());
   jobs_.erase(jobs_.begin() + static_cast<std::ptrdiff_t>(index));
 }
 
-void Server::drop_one_that_is_over() noexcept {
+void Server::drop_one_that_is_over(Outbox& out) {
   for (std::size_t i = 0; i < jobs_.size(); ++i) {
     const JobState state = jobs_[i]->state();
-    if (state == JobState::failed || state == JobState::ended) return drop(i);
+    if (state == JobState::failed || state == JobState::ended) return drop(i, out);
   }
 }
 
@@ -209,7 +207,7 @@ void Server::tick(Time now, Outbox& out) {
     jobs_[i]->tick(now, out);
     count_kernel(*jobs_[i]);
     if (jobs_[i]->is_over(now)) {
-      drop(i);
+      drop(i, out);
     } else {
       ++i;
     }

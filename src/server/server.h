@@ -10,6 +10,7 @@
 #include <span>
 #include <vector>
 
+#include "server/budget.h"
 #include "server/job.h"
 
 namespace laconic::server {
@@ -31,7 +32,7 @@ struct ServerStats {
   uint64_t in_kernel = 0;              ///< of these, taken or refused by the program there
   std::array<uint64_t, 7> rejected{};  ///< by wire::DatagramFault
   uint64_t strangers = 0;              ///< datagrams of no job
-  uint64_t unanswered = 0;             ///< strangers above the rate
+  uint64_t unanswered = 0;             ///< strangers above their budget
   uint64_t refusals = 0;
 };
 
@@ -46,9 +47,9 @@ class Server {
   void settle() noexcept;
   /// Bytes that stay are still wanted.
   [[nodiscard]] bool owes() const noexcept;
-  /// Nobody listens at an address that was sent to.
+  /// A host says that nobody listens at an address that was sent to.
   void unreachable(Time now, const Address& at, Outbox& out);
-  /// Deadlines, silent workers, jobs that are over. Payloads of earlier sends end here.
+  /// Deadlines, silent workers, jobs that are over.
   void tick(Time now, Outbox& out);
   /// When to call tick(), if nothing is received before.
   [[nodiscard]] Time next_event() const noexcept;
@@ -61,8 +62,10 @@ class Server {
   [[nodiscard]] Job* find(uint32_t id) noexcept;
   [[nodiscard]] uint64_t nonce_for(const Address& from, const wire::Applicant& who,
                                    uint64_t epoch) const noexcept;
+  /// A hello of somebody who has the token. Without a token anybody could say so.
+  [[nodiscard]] bool is_vouched_for(Bytes hello) const noexcept;
   /// `kept`: as many are left for others.
-  bool may_answer(Time now, uint64_t kept = 0) noexcept;
+  bool may_answer(Time now, const Address& to, uint32_t kept = 0) noexcept;
   void hello(Time now, const Address& from, Bytes datagram, Outbox& out);
   void enrol(Time now, const Address& from, Bytes datagram, Outbox& out);
   Judgement admit(Time now, const wire::Enrolment& e, const Address& from, Outbox& out);
@@ -74,16 +77,15 @@ class Server {
     if (fault != wire::DatagramFault::none) ++stats_.rejected[static_cast<std::size_t>(fault)];
   }
   void count_kernel(Job& job) noexcept;
-  void drop(std::size_t index) noexcept;
-  void drop_one_that_is_over() noexcept;
+  void drop(std::size_t index, Outbox& out);
+  void drop_one_that_is_over(Outbox& out);
 
   ServerSettings settings_;
-  wire::SipKey nonce_key_{};
+  wire::SipKey nonce_key_{}, hello_key_{};
   uint64_t next_epoch_ = 0;
   std::vector<std::unique_ptr<Job>> jobs_;
   uint64_t used_ = 0;
-  Time refilled_ = 0;  ///< the bucket of answers to strangers
-  uint64_t answers_ = 0;
+  Budget answers_;  ///< to strangers
   ServerStats stats_;
 };
 

@@ -16,14 +16,16 @@ constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
 
 void Observer::begin_step(uint64_t step, double now, uint16_t settings) noexcept {
   if (any_step_) {
+    // Nothing takes no time: the clock stands, or it went back, and what it was before is no bound.
     const Sums& s = now_;
     ended_[ended_count_++ % kKept] = {
-        .network = s.batches ? s.network : kUnknown,
+        .network = s.batches && s.network > 0 ? s.network : kUnknown,
         .encode = s.encode,
         .decode = s.decode,
-        .step = now - began_,
+        .step = now > began_ ? now - began_ : kUnknown,
         .residual = s.sampled ? std::sqrt(s.residual / s.gradient) : kUnknown};
     compose();
+    if ((s.batches && !(s.network > 0)) || now < began_) last_completed_ = -HUGE_VAL;
   }
   now_ = {};
   began_ = now;

@@ -59,6 +59,7 @@ enum DatagramFlag : uint8_t {
   kTry = LACONIC_FLAG_TRY,          ///< of an ack: send something to the group
   kComplete = 1,                    ///< of a welcome: all workers are registered
   kPad = 2,                         ///< of a challenge: data of codes are as long as their results
+  kTagged = 32,                     ///< of a hello: its last bytes are a tag
 };
 
 enum class DatagramFault : uint8_t { none, size, magic, version, type, field, tag };

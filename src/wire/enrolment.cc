@@ -183,10 +183,12 @@ bool is_multicast(const Group& group) noexcept {
   return group.exists() && (four ? a[12] >> 4U == 14 : a[0] == 0xFF);
 }
 
-DatagramFault parse_hello(Bytes in, Applicant* from) noexcept {
-  const auto fault = parse_short(in, DatagramType::hello, 0, from);
+DatagramFault parse_hello(Bytes in, Applicant* from, bool* tagged) noexcept {
+  const auto fault = parse_short(in, DatagramType::hello, kTagged, from);
   if (fault != DatagramFault::none) return fault;
-  return is_zero(in.subspan(kReasonAt)) ? DatagramFault::none : DatagramFault::field;
+  *tagged = (in[3] & kTagged) != 0;
+  const Bytes unnamed = in.first(*tagged ? kHelloBytes - kTagBytes : kHelloBytes);
+  return is_zero(unnamed.subspan(kReasonAt)) ? DatagramFault::none : DatagramFault::field;
 }
 
 DatagramFault parse_challenge(Bytes in, Challenge* challenge) noexcept {
@@ -249,9 +251,9 @@ bool message_tag_is_right(Bytes in, const SipKey& key) noexcept {
   return load<uint64_t>(in.data() + tagged) == laconic_siphash(&key, in.data(), tagged);
 }
 
-uint64_t write_hello(const Applicant& from, uint8_t* out) noexcept {
-  put_applicant(from, DatagramType::hello, 0, kHelloBytes, out);
-  return kHelloBytes;
+uint64_t write_hello(const Applicant& from, const SipKey* key, uint8_t* out) noexcept {
+  put_applicant(from, DatagramType::hello, key != nullptr ? kTagged : 0, kHelloBytes, out);
+  return key != nullptr ? seal(out, kHelloBytes, *key) : kHelloBytes;
 }
 
 uint64_t write_challenge(const Challenge& c, const SipKey& key, uint8_t* out) noexcept {
@@ -306,6 +308,8 @@ DatagramFault parse_stranger(Bytes in, uint32_t* job) noexcept {
   *job = start.job;
   return DatagramFault::none;
 }
+
+SipKey hello_key(const Token& token) noexcept { return derive_key(token, KeyUse::hello, {}); }
 
 SipKey challenge_key(const Token& token, const Applicant& who) noexcept {
   const uint64_t nonces[] = {who.job, who.instance};

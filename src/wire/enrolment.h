@@ -134,17 +134,19 @@ struct Enrolment {
   bool wants_group = false;
 };
 
-DatagramFault parse_hello(Bytes datagram, Applicant* from) noexcept;
+/// `tagged`: the tag is there; message_tag_is_right() with hello_key() says whether it is right.
+DatagramFault parse_hello(Bytes datagram, Applicant* from, bool* tagged) noexcept;
 DatagramFault parse_challenge(Bytes datagram, Challenge* challenge) noexcept;
 DatagramFault parse_enrolment(Bytes datagram, Enrolment* enrolment) noexcept;
 DatagramFault parse_welcome(Bytes datagram, Welcome* welcome) noexcept;
 DatagramFault parse_refusal(Bytes datagram, Refusal* refusal) noexcept;
 
-/// The last 8 bytes of every message but hello are its tag.
+/// The last 8 bytes of every message are its tag, of a hello where it says so.
 [[nodiscard]] bool message_tag_is_right(Bytes datagram, const SipKey& key) noexcept;
 
 /// Writers return the length.
-uint64_t write_hello(const Applicant& from, uint8_t* out) noexcept;
+/// `key`: null, and there is no tag.
+uint64_t write_hello(const Applicant& from, const SipKey* key, uint8_t* out) noexcept;
 uint64_t write_challenge(const Challenge& challenge, const SipKey& key, uint8_t* out) noexcept;
 uint64_t write_enrolment(const Enrolment& enrolment, const SipKey& key, uint8_t* out) noexcept;
 uint64_t write_welcome(const Welcome& welcome, const SipKey& key, uint8_t* out) noexcept;
@@ -155,6 +157,8 @@ uint64_t write_refusal(const Refusal& refusal, const SipKey& key, uint8_t* out) 
 void write_stranger(uint32_t job, uint8_t* out) noexcept;
 DatagramFault parse_stranger(Bytes datagram, uint32_t* job) noexcept;
 
+/// Known to whoever has the token, before anything else is.
+SipKey hello_key(const Token& token) noexcept;
 SipKey challenge_key(const Token& token, const Applicant& who) noexcept;
 SipKey enrolment_key(const Token& token, const Applicant& who, uint64_t epoch,
                      uint64_t nonce) noexcept;

@@ -18,6 +18,7 @@ enum class KeyUse : uint64_t {
   challenge = 1,  ///< nonces: job, instance
   enrol = 2,      ///< nonces: job, instance, epoch, the challenge's nonce
   job = 3,        ///< nonces: job, epoch
+  hello = 4,      ///< no nonces
 };
 
 inline constexpr std::size_t kMaxNonces = 4;

@@ -154,6 +154,35 @@ std::vector<Case> cases() {
 }
 INSTANTIATE_TEST_SUITE_P(All, SessionOnEngine, testing::ValuesIn(cases()));
 
+/// The number behind a key of a line of JSON; -1: it is not there.
+double number_in(const std::string& json, const std::string& key) {
+  const std::size_t at = json.find('"' + key + "\": ");
+  return at == std::string::npos ? -1 : std::stod(json.substr(at + key.size() + 4));
+}
+
+/// What laws decide by.
+TEST(PublicSession, EveryRankReportsHowLongTheNetworkTook) {
+  for (const uint32_t window : {1U, 2U}) {
+    LoopbackHub hub(2);
+    on_all(2, [&](uint32_t r) {
+      SessionOptions options;
+      options.small_elements = 16;
+      options.control = "dc2";
+      options.window = window;
+      Made session = PublicSession::create("topk:ratio=0.05", kModel, hub.engine(r), options);
+      ASSERT_TRUE(session) << session.error().message;
+      for (uint64_t step = 0; step < 4; ++step) {
+        auto mine = gradients(2, kElements, step)[r];
+        ASSERT_TRUE((*session)->average(step, mine));
+      }
+      const std::string stats = (*session)->stats();
+      EXPECT_EQ(number_in(stats, "reports_missing"), 0) << stats;
+      EXPECT_EQ(number_in(stats, "held_steps"), 0) << stats;
+      EXPECT_GT(number_in(stats, "network_seconds"), 0) << stats;
+    });
+  }
+}
+
 TEST(PublicSession, RanksThatDifferGetOneMessage) {
   LoopbackHub hub(3);
   on_all(3, [&](uint32_t r) {

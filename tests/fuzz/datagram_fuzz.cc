@@ -44,9 +44,12 @@ void headers_again(Bytes datagram) {
 void messages_again(Bytes datagram) {
   std::array<uint8_t, kMaxEnrolmentBytes> again;
   Applicant who;
-  if (parse_hello(datagram, &who) == DatagramFault::none) {
-    require(write_hello(who, again.data()) == datagram.size());
-    require(std::equal(datagram.begin(), datagram.end(), again.begin()));
+  bool tagged = false;
+  if (parse_hello(datagram, &who, &tagged) == DatagramFault::none) {
+    const SipKey key{};
+    require(write_hello(who, tagged ? &key : nullptr, again.data()) == datagram.size());
+    const auto compared = static_cast<std::ptrdiff_t>(datagram.size() - (tagged ? kTagBytes : 0));
+    require(std::equal(datagram.begin(), datagram.begin() + compared, again.begin()));
   }
   Enrolment e, e2;
   if (parse_enrolment(datagram, &e) == DatagramFault::none) {

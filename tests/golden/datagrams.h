@@ -96,7 +96,9 @@ inline std::vector<DatagramCase> golden_registration() {
                      kGoldenEpoch,
                      0});
   };
-  add("hello", "hello", wire::write_hello(kGoldenApplicant, out.data()));
+  add("hello", "hello", wire::write_hello(kGoldenApplicant, nullptr, out.data()));
+  const wire::SipKey hello = wire::hello_key(token);
+  add("hello_tagged", "hello", wire::write_hello(kGoldenApplicant, &hello, out.data()));
   add("challenge", "challenge",
       wire::write_challenge({kGoldenApplicant, false, kGoldenEpoch, kGoldenNonce}, challenge,
                             out.data()));
@@ -243,6 +245,8 @@ inline std::vector<DatagramCase> golden_broken() {
   change("enrol", "tag", 130, 1);
   change("challenge", "tag", 40, 1);
   change("hello", "padding", 60, 1);
+  change("hello_tagged", "padding", 55, 1);
+  change("hello_tagged", "tag", 60, 1);
   change("refusal", "reason", 29, 0);
   resize("data", "cut_to_start", 7);
   resize("data", "cut_to_header", 31);
@@ -288,7 +292,9 @@ inline std::string verdict_of(const DatagramCase& c) {
   }
   if (c.layout == "hello") {
     wire::Applicant who;
-    return say(wire::parse_hello(c.bytes, &who), [] { return true; });
+    bool tagged = false;
+    const auto fault = wire::parse_hello(c.bytes, &who, &tagged);
+    return say(fault, [&] { return !tagged || message(wire::hello_key(token))(); });
   }
   if (c.layout == "challenge") {
     wire::Challenge x;

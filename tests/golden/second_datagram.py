@@ -14,7 +14,7 @@ MAGIC, VERSION = 0x444C, 1
 TYPES = ("hello", "challenge", "enrol", "welcome", "refusal", "stranger", "data", "pull", "ack", "leave", "held", "result",
          "status", "open", "fetch", "failed")
 EMPTY, TROUBLE, VALUES, FIRST, FULL, GROUP, TRY = 1, 2, 4, 8, 16, 64, 128
-COMPLETE, PAD = 1, 2
+COMPLETE, PAD, TAGGED = 1, 2, 32
 LOST_WORKER = 11
 UP = struct.Struct("<HBBIIIHHHBB")
 DOWN = struct.Struct("<HBBIIIHHHBBQ")
@@ -69,7 +69,7 @@ def siphash(key, message):
 
 # ---- section 5: keys ----
 
-CHALLENGE, ENROL, JOB = 1, 2, 3
+CHALLENGE, ENROL, JOB, HELLO = 1, 2, 3, 4
 
 
 def derive_key(token, use, nonces):
@@ -143,14 +143,15 @@ def parse_message(data, kind):
         return {"job": job}
     require(len(data) >= (136 if kind == "enrol" else 64), "size")
     number, instance, attempt, worker = struct.unpack_from("<QQIB", data, 8)
-    allowed = {"enrol": FULL | GROUP, "welcome": COMPLETE | GROUP, "challenge": PAD}.get(kind, 0)
+    allowed = {"enrol": FULL | GROUP, "welcome": COMPLETE | GROUP, "challenge": PAD, "hello": TAGGED}.get(kind, 0)
     require(flags & ~allowed == 0 and job == number & 0xFFFFFFFF and worker < 64, "field")
     found = {"job": number, "instance": instance, "attempt": attempt, "worker": worker}
     if kind == "enrol":
         return found | parse_enrolment(data, flags)
     require(len(data) == 64, "size")
     if kind == "hello":
-        require(not any(data[29:]), "field")
+        found["tagged"] = bool(flags & TAGGED)
+        require(not any(data[29:56] if flags & TAGGED else data[29:]), "field")
     if kind == "challenge":
         found["epoch"], found["nonce"] = struct.unpack_from("<QQ", data, 32)
         found["pad"] = bool(flags & PAD)
@@ -195,9 +196,11 @@ def verdict(data, layout, token, job, instance, epoch, era):
         found = parse_message(data, layout)
     except DatagramError as error:
         return error.fault
-    if layout in ("hello", "stranger"):
+    if layout == "stranger" or (layout == "hello" and not found["tagged"]):
         return "sound"
-    if layout == "enrol":
+    if layout == "hello":
+        key = derive_key(token, HELLO, ())
+    elif layout == "enrol":
         key = derive_key(token, ENROL, (job, instance, found["epoch"], found["nonce"]))
     elif layout == "welcome":
         key = derive_key(token, JOB, (job, epoch))

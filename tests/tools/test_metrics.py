@@ -143,6 +143,17 @@ def test_figures_are_those_of_the_datagrams(has_metrics, serving, read):
     assert found["laconic_server_datagrams_total", frozenset()] == 16  # eight of registration
 
 
+def test_clients_that_never_end_their_request_keep_nobody_waiting_for_long(has_metrics, serving):
+    _, said = serving("--bind", "127.0.0.1:0", "--metrics", "127.0.0.1:0")
+    host, port = said["metrics"].rsplit(":", 1)
+    slow = [socket.create_connection((host, int(port))) for _ in range(60)]
+    for client in slow:
+        client.sendall(b"GET /metrics HTTP/1.1\r\nHost: a")
+    assert "laconic_server_jobs 0" in text_of(said["metrics"])  # each of them was waited for 30 s
+    for client in slow:
+        client.close()
+
+
 def test_sums_that_went_out_once_are_counted(has_metrics, serving):
     _, said = serving("--bind", "127.0.0.1:0", "--metrics", "127.0.0.1:0", "--multicast", "239.7.4.2")
     host, port = said["serving"].rsplit(":", 1)

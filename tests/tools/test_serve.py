@@ -152,6 +152,46 @@ def test_a_job_of_one_worker_by_hand(serving, tmp_path, io):
     assert json.loads(process.stdout.readline())["datagrams"] == 3
 
 
+def status_of(process):
+    """Of each thread: users, capabilities that it may have, whether a program that it starts could have more."""
+    for status in Path(f"/proc/{process.pid}/task").glob("*/status"):
+        found = dict(line.split(":", 1) for line in status.read_text().splitlines())
+        yield set(found["Uid"].split()), int(found["CapPrm"], 16), found["NoNewPrivs"].strip()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root alone has something to give up")
+@pytest.mark.parametrize("words", [(), ("--metrics", "127.0.0.1:0")], ids=["alone", "metrics"])
+def test_root_becomes_nobody_and_goes_on(serving, words):
+    if words and not json.loads(serve("--check", "--json").stdout)["metrics"]["works"]:
+        pytest.skip("no metrics in this build")
+    process, address, _ = serving("--bind", "127.0.0.1:0", *words)
+    assert {frozenset(users) for users, _, _ in status_of(process)} == {frozenset({"65534"})}
+    assert {capabilities for _, capabilities, _ in status_of(process)} == {0}
+    assert {new for _, _, new in status_of(process)} == {"1"}
+    workers = job(address, 5, 2)
+    for worker in workers:
+        worker.contribute(0)
+    assert [worker.result()["divisor"] for worker in workers] == [2, 2]
+
+
+@pytest.mark.parametrize("mode, warned", [(0o600, False), (0o640, False), (0o644, True)])
+def test_a_token_that_everybody_may_read_is_named(tmp_path, mode, warned):
+    path = tmp_path / "token"
+    path.write_bytes(bytes(range(1, 33)))
+    path.chmod(mode)
+    process = subprocess.Popen([BINARY, "serve", "--json", "--bind", "127.0.0.1:0", "--token", str(path)],
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert json.loads(process.stdout.readline())["token"]
+    process.terminate()
+    assert ("everybody on this machine may read it" in process.communicate(timeout=100)[1]) == warned
+
+
+def test_a_second_server_at_the_port_is_refused(serving):
+    _, (host, port), _ = serving("--bind", "127.0.0.1:0")
+    second = serve("--bind", f"{host}:{port}")
+    assert second.returncode == BAD_ANSWER and "another server, has this port" in second.stderr
+
+
 def heap(process):
     """Bytes of the heap that are in memory."""
     lines = Path(f"/proc/{process.pid}/smaps").read_text().splitlines()

@@ -5,7 +5,6 @@
 #pragma once
 
 #include <gloo/config.h>
-#include <gloo/rendezvous/context.h>
 #include <gloo/rendezvous/store.h>
 #include <gloo/transport/tcp/device.h>
 #include <gloo/transport/unbound_buffer.h>
@@ -33,6 +32,7 @@
 #include "laconic/dtype.h"
 #include "laconic/engine.h"
 #include "laconic/engine/gloo/interruptible.h"
+#include "laconic/engine/gloo/mesh.h"
 #include "laconic/engine/gloo/threads.h"
 #include "laconic/engine/rendezvous.h"
 #include "laconic/engine/ring_sum.h"
@@ -47,7 +47,7 @@ struct GlooOptions {
   std::string rendezvous{};
   /// The network interface that Gloo uses ("eth0"); empty: that of this host's name.
   std::string interface_{};
-  /// Ranks that have not come by then fail the group.
+  /// From the call on; ranks that have not come by then, and been connected, fail the group.
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
 };
 
@@ -248,13 +248,13 @@ class GlooEngine final : public Engine {
     attributes.iface = options_.interface_;
     auto device = detail::with_batch_threads(
         [&] { return ::gloo::transport::tcp::CreateDevice(attributes); });
-    auto context = std::make_shared<::gloo::rendezvous::Context>(static_cast<int>(rank()),
-                                                                 static_cast<int>(world()));
-    context->setTimeout(
-        std::max(std::chrono::milliseconds(1000),
-                 std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now())));
-    Store store(board_.get(), std::max(deadline, Clock::now() + std::chrono::seconds(1)));
-    context->connectFullMesh(store, device);
+    auto context =
+        std::make_shared<detail::GlooMesh>(static_cast<int>(rank()), static_cast<int>(world()));
+    // The last rank to come leaves a moment for this.
+    const Deadline end = std::max(deadline, Clock::now() + std::chrono::seconds(1));
+    context->setTimeout(std::chrono::duration_cast<std::chrono::milliseconds>(end - Clock::now()));
+    Store store(board_.get(), end);
+    context->connect(store, device, end);
     terms_ = std::make_unique_for_overwrite<uint8_t[]>(kAhead * kPiece);
     farewells_.resize(world());
     watches_.resize(world());

@@ -84,7 +84,7 @@ agg::Endpoint endpoint_of(const Address& a) noexcept {
 
 // What sums are sent to the group from.
 Result<agg::Socket> open_multicast(const UdpServerSettings& settings, const agg::Endpoint& bound,
-                                   Multicast* multicast) {
+                                   const agg::Socket& listener, Multicast* multicast) {
   if (!settings.interfaces.empty()) {
     return Error{Errc::invalid_argument, "the program in the kernel has no use for multicast", {}};
   }
@@ -96,7 +96,7 @@ Result<agg::Socket> open_multicast(const UdpServerSettings& settings, const agg:
   const auto group = agg::parse_group(settings.multicast, bound);
   if (!group) return group.error();
   *multicast = {*group, address_of(agg::group_endpoint(*group))};
-  return agg::Socket::to_group(*group, bound, settings.io);
+  return agg::Socket::to_group(*group, listener, settings.io);
 }
 
 }  // namespace
@@ -127,6 +127,7 @@ class UdpServer::Out final : public Outbox {
   void send_sum(const Address& to, Bytes datagram) override {
     put(find(to), to, [&](Batch& batch) { return batch.push_whole(datagram); });
   }
+  void flush() override { server_.flush(); }
 
  private:
   Peer* find(const Address& to) noexcept {
@@ -148,7 +149,7 @@ class UdpServer::Out final : public Outbox {
       return;
     }
     if (!push(peer->batch)) {
-      if (!peer->batch.flush(peer->socket, nullptr)) peer->gone = true;
+      peer->refused += peer->batch.flush(peer->socket, nullptr);
       push(peer->batch);
     }
     if (peer->queued) return;
@@ -166,7 +167,6 @@ UdpServer::UdpServer(const UdpServerSettings& settings, std::unique_ptr<KernelPa
     : kernel_(std::move(kernel)),
       server_(settings.server),
       io_(io),
-      bound_(bound),
       address_(agg::endpoint_text(bound)),
       listener_(std::move(listener)),
       epoll_(epoll_create1(EPOLL_CLOEXEC)),
@@ -204,7 +204,7 @@ Result<std::unique_ptr<UdpServer>> UdpServer::open(const UdpServerSettings& sett
   UdpServerSettings all = settings;
   Socket group;
   if (!settings.multicast.empty()) {
-    auto opened = open_multicast(settings, *bound, &all.server.multicast);
+    auto opened = open_multicast(settings, *bound, *listener, &all.server.multicast);
     if (!opened) return std::move(opened).error();
     group = std::move(*opened);
   }
@@ -230,7 +230,7 @@ Result<std::unique_ptr<UdpServer>> UdpServer::open(const UdpServerSettings& sett
 
 void UdpServer::open_group(const Address& address, Socket socket) {
   auto peer = std::make_unique<Peer>(
-      Peer{address, endpoint_of(address), std::move(socket), Batch(io_), 0, false, false, true});
+      Peer{address, endpoint_of(address), std::move(socket), Batch(io_), 0, false, 0, true});
   peers_.emplace(address, std::move(peer));
 }
 
@@ -288,9 +288,9 @@ uint64_t UdpServer::read_one(Peer* peer) {
         server_.receive(now, address, datagram, *out_, stays);
       },
       most_messages());
-  if (n < 0) socket.take_error();
-  if (peer != nullptr && (n < 0 || peer->gone)) {
-    peer->gone = false;
+  uint32_t refused = n < 0 ? socket.take_errors() : 0;
+  if (peer != nullptr) refused += std::exchange(peer->refused, 0);
+  for (; peer != nullptr && refused != 0; --refused) {
     server_.unreachable(now, peer->address, *out_);
   }
   return static_cast<uint64_t>(std::max(n, 0)) + out_->sent() - sent;
@@ -299,7 +299,7 @@ uint64_t UdpServer::read_one(Peer* peer) {
 void UdpServer::flush() {
   for (Peer* peer : queued_) {
     peer->queued = false;
-    if (!peer->batch.flush(peer->socket, nullptr)) peer->gone = true;
+    peer->refused += peer->batch.flush(peer->socket, nullptr);
   }
   queued_.clear();
 }
@@ -319,15 +319,14 @@ void UdpServer::admit(const Address& address, uint32_t job) {
     return join(*known->second);
   }
   const Endpoint endpoint = endpoint_of(address);
-  auto socket = Socket::connected(endpoint, io_, &bound_);
+  auto socket = Socket::connected(endpoint, io_, &listener_);
   if (!socket) return;  // the listener serves it as well
   auto peer = std::make_unique<Peer>(
-      Peer{address, endpoint, std::move(*socket), Batch(io_), job, false, false, false});
+      Peer{address, endpoint, std::move(*socket), Batch(io_), job, false, 0, false});
   epoll_event event{};
   event.events = EPOLLIN;
   epoll_ctl(epoll_, EPOLL_CTL_ADD, peer->socket.fd(), &event);
-  join(*peer);
-  peers_.emplace(address, std::move(peer));
+  join(*peers_.emplace(address, std::move(peer)).first->second);
 }
 
 void UdpServer::join(Peer& peer) {
@@ -336,23 +335,35 @@ void UdpServer::join(Peer& peer) {
                             [&](const Group& g) { return g.job == peer.job; });
   if (group == groups_.end()) group = groups_.insert(group, Group{peer.job, {}, {}});
   group->peers.push_back(&peer);
+  close_unused(*group);
 }
 
-// Sockets of jobs that are no more.
+bool UdpServer::serves(const Peer& peer) const noexcept {
+  const auto jobs = server_.jobs();
+  return std::any_of(jobs.begin(), jobs.end(), [&](const auto& job) {
+    return job->id() == peer.job && job->has_member_at(peer.address);
+  });
+}
+
+// Sockets of workers that have moved, and of jobs that are no more. Nothing is queued for them.
+void UdpServer::close_unused(Group& group) {
+  out_->forget();
+  std::erase_if(group.peers, [&](const Peer* peer) {
+    if (peer == nullptr || serves(*peer)) return false;
+    const Address address = peer->address;
+    peers_.erase(address);
+    return true;
+  });
+}
+
 void UdpServer::sweep() {
   swept_ = steady_now();
-  const auto lives = [&](uint32_t id) {
-    const auto jobs = server_.jobs();
-    return std::any_of(jobs.begin(), jobs.end(), [&](const auto& job) { return job->id() == id; });
-  };
-  const std::size_t before = groups_.size();
-  out_->forget();
-  groups_.erase(std::remove_if(groups_.begin() + 1, groups_.end(),
-                               [&](const Group& group) { return !lives(group.job); }),
-                groups_.end());
-  std::erase_if(
-      peers_, [&](const auto& entry) { return !entry.second->group && !lives(entry.second->job); });
-  if (groups_.size() < before) give_memory_back();
+  for (Group& group : groups_) close_unused(group);
+  const auto gone = std::remove_if(groups_.begin(), groups_.end(),
+                                   [](const Group& group) { return group.peers.empty(); });
+  const bool any = gone != groups_.end();
+  groups_.erase(gone, groups_.end());
+  if (any) give_memory_back();
 }
 
 void UdpServer::wait(Time now, const std::atomic<bool>& stop) {

@@ -2,7 +2,7 @@
 //
 // Drives a Server over UDP, on the thread that calls run(). Every registered worker gets a socket
 // of its own, connected to it on the server's port: the kernel sorts datagrams by sender, a full
-// buffer is that worker's alone, and a closed port names it. Jobs take turns (server/turns.h).
+// buffer is that worker's alone, and a closed port names it. No other program can share the port. Jobs take turns (server/turns.h).
 #pragma once
 
 #include <atomic>
@@ -54,8 +54,9 @@ class UdpServer {
     Socket socket;
     Batch batch;
     uint32_t job = 0;
-    bool queued = false, gone = false;
-    bool group = false;  ///< not a worker: all those that hear it
+    bool queued = false;
+    uint32_t refused = 0;  ///< times that its port was closed, not yet told
+    bool group = false;    ///< not a worker: all those that hear it
   };
   /// A job's workers; strangers, who share a socket, are one as well.
   struct Group {
@@ -78,13 +79,14 @@ class UdpServer {
   void admit(const Address& address, uint32_t job);
   void join(Peer& peer);
   void open_group(const Address& address, Socket socket);
+  [[nodiscard]] bool serves(const Peer& peer) const noexcept;
+  void close_unused(Group& group);
   void sweep();
   void wait(Time now, const std::atomic<bool>& stop);
 
   std::unique_ptr<KernelPath> kernel_;
   Server server_;
   Io io_;
-  Endpoint bound_;
   std::string address_;
   Socket listener_;
   int epoll_ = -1;

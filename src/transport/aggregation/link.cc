@@ -117,8 +117,12 @@ void Link::greet(Time now) noexcept {
 
 void Link::send_hello(Time now, Outlet& outlet) noexcept {
   const wire::Applicant me{settings_.number, settings_.instance, ++attempt_, settings_.worker};
+  // A server answers a tag whatever else comes to it. One of before has no use for it, and for the
+  // hello: every other one goes without.
+  const bool tagged = settings_.token != wire::Token{} && attempt_ % 2 == 1;
+  const wire::SipKey key = wire::hello_key(settings_.token);
   std::array<uint8_t, wire::kHelloBytes> message;
-  wire::write_hello(me, message.data());
+  wire::write_hello(me, tagged ? &key : nullptr, message.data());
   outlet.send(message, {}, 0);
   hello_sent_ = now;
   const Time once = std::max(kFirstHello, pace_.timeout());

@@ -2,6 +2,7 @@
 #include "transport/aggregation/socket.h"
 
 #include <ifaddrs.h>
+#include <linux/errqueue.h>
 #include <net/if.h>
 #include <netdb.h>
 #include <netinet/in.h>
@@ -34,6 +35,7 @@ constexpr std::size_t kCoalesced = 64 << 10;
 constexpr std::size_t kLongest = 33 << 10;  // a result of 8,192 lanes of 32 bits
 constexpr std::size_t kLine = 64;           // of a cache; rooms are multiples of it
 constexpr std::size_t kMostBytes = 65000;
+constexpr int kErrorsAtOnce = 64;
 constexpr std::array<uint8_t, (16 << 10) + 8> kZeros{};  // a result of 8,192 lanes of 16 bits
 
 Error system_error(std::string what, int error) {
@@ -92,6 +94,25 @@ Endpoint on_interface(Endpoint endpoint, unsigned index) noexcept {
   in.sin6_scope_id = index;
   std::memcpy(&endpoint.address, &in, sizeof(in));
   return endpoint;
+}
+
+/// Says a host that has no such port, and nobody on the way: a route that is away, a path that is
+/// too narrow and a filter have errors of their own.
+bool is_closed_port(msghdr& message) noexcept {
+  for (cmsghdr* c = CMSG_FIRSTHDR(&message); c != nullptr; c = CMSG_NXTHDR(&message, c)) {
+    const bool four = c->cmsg_level == IPPROTO_IP && c->cmsg_type == IP_RECVERR;
+    const bool six = c->cmsg_level == IPPROTO_IPV6 && c->cmsg_type == IPV6_RECVERR;
+    if (!four && !six) continue;
+    sock_extended_err error{};
+    std::memcpy(&error, CMSG_DATA(c), sizeof(error));
+    return error.ee_errno == ECONNREFUSED;
+  }
+  return false;
+}
+
+/// Not an error that came back of what was sent before.
+bool is_of_this_call(int error) noexcept {
+  return error == EAGAIN || error == ENOBUFS || error == EINTR;
 }
 
 void wait_for_room(int fd) noexcept {
@@ -229,13 +250,14 @@ Result<Socket> Socket::open(int family, Io io) {
   if (s.fd_ < 0) return system_error("UDP socket", errno);
   enlarge(s.fd_, SO_RCVBUF, SO_RCVBUFFORCE);
   enlarge(s.fd_, SO_SNDBUF, SO_SNDBUFFORCE);
-  // A closed port is an error of the socket, also behind the first answer; nothing is fragmented.
+  // A closed port is an error of the socket, also behind the first answer. Nothing is fragmented, and
+  // a path that was narrow once, or that somebody says is, keeps nothing back.
   if (family == AF_INET) {
     set(s.fd_, IPPROTO_IP, IP_RECVERR, 1);
-    set(s.fd_, IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_DO);
+    set(s.fd_, IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_PROBE);
   } else {
     set(s.fd_, IPPROTO_IPV6, IPV6_RECVERR, 1);
-    set(s.fd_, IPPROTO_IPV6, IPV6_MTU_DISCOVER, IPV6_PMTUDISC_DO);
+    set(s.fd_, IPPROTO_IPV6, IPV6_MTU_DISCOVER, IPV6_PMTUDISC_PROBE);
   }
   if (io == Io::gso && !set(s.fd_, IPPROTO_UDP, UDP_GRO, 1)) {
     return system_error("UDP_GRO", errno);
@@ -246,15 +268,35 @@ Result<Socket> Socket::open(int family, Io io) {
 Result<Socket> Socket::bound(const Endpoint& local, Io io) {
   auto s = open(local.address.ss_family, io);
   if (!s) return s;
-  set(s->fd_, SOL_SOCKET, SO_REUSEADDR, 1);
-  if (::bind(s->fd_, reinterpret_cast<const sockaddr*>(&local.address), local.size) != 0) {
-    return system_error("bind to " + endpoint_text(local), errno);
-  }
+  if (auto done = s->bind_to(local); !done) return std::move(done).error();
   return s;
 }
 
-Result<Socket> Socket::connected(const Endpoint& remote, Io io, const Endpoint* local) {
-  auto s = local != nullptr ? bound(*local, io) : open(remote.address.ss_family, io);
+Result<void> Socket::bind_to(const Endpoint& local) const {
+  if (::bind(fd_, reinterpret_cast<const sockaddr*>(&local.address), local.size) == 0) return {};
+  const int why = errno;
+  Error error = system_error("bind to " + endpoint_text(local), why);
+  if (why == EADDRINUSE) error.hint = "another program, or another server, has this port";
+  return error;
+}
+
+// A port is shared if both sockets want it. The other one does for this moment alone: else any
+// program could have the port, too.
+Result<Socket> Socket::at_port_of(const Socket& other, Io io) {
+  const auto local = other.local();
+  if (!local) return local.error();
+  auto s = open(local->address.ss_family, io);
+  if (!s) return s;
+  set(s->fd_, SOL_SOCKET, SO_REUSEADDR, 1);
+  set(other.fd_, SOL_SOCKET, SO_REUSEADDR, 1);
+  auto done = s->bind_to(*local);
+  set(other.fd_, SOL_SOCKET, SO_REUSEADDR, 0);
+  if (!done) return std::move(done).error();
+  return s;
+}
+
+Result<Socket> Socket::connected(const Endpoint& remote, Io io, const Socket* beside) {
+  auto s = beside != nullptr ? at_port_of(*beside, io) : open(remote.address.ss_family, io);
   if (!s) return s;
   if (::connect(s->fd_, reinterpret_cast<const sockaddr*>(&remote.address), remote.size) != 0) {
     return system_error("connect to " + endpoint_text(remote), errno);
@@ -263,12 +305,15 @@ Result<Socket> Socket::connected(const Endpoint& remote, Io io, const Endpoint* 
 }
 
 // IPv4 names an interface by its address; only IPv6 takes looking for its number, by netlink.
-Result<Socket> Socket::to_group(const wire::Group& group, const Endpoint& local, Io io) {
+Result<Socket> Socket::to_group(const wire::Group& group, const Socket& beside, Io io) {
+  auto s = at_port_of(beside, io);
+  if (!s) return s;
+  const auto bound_to = s->local();
+  if (!bound_to) return bound_to.error();
+  const Endpoint& local = *bound_to;
   const bool four = local.address.ss_family == AF_INET;
   const unsigned index = four ? 0 : interface_of(local);
   const Endpoint to = on_interface(group_endpoint(group), index);
-  auto s = bound(local, io);
-  if (!s) return s;
   const bool known = four || index != 0;
   const bool ok =
       known && (four ? set(s->fd_, IPPROTO_IP, IP_MULTICAST_IF, as_four(local).sin_addr)
@@ -285,8 +330,10 @@ Result<Socket> Socket::in_group(const wire::Group& group, const Endpoint& source
   const bool four = local.address.ss_family == AF_INET;
   const unsigned index = four ? 0 : interface_of(local);
   const Endpoint to = on_interface(group_endpoint(group), index);
-  auto s = bound(to, io);
+  auto s = open(to.address.ss_family, io);
   if (!s) return s;
+  set(s->fd_, SOL_SOCKET, SO_REUSEADDR, 1);
+  if (auto done = s->bind_to(to); !done) return std::move(done).error();
   const bool known = four || index != 0;
   bool ok = false;
   // ..._ALL: else the socket would get what others of this machine have joined.
@@ -338,11 +385,11 @@ uint32_t Socket::mtu() const noexcept {
   return 0;
 }
 
-bool Socket::take_error() const noexcept {
-  bool any = false;
+uint32_t Socket::take_errors() const noexcept {
+  uint32_t refused = 0;
   std::array<uint8_t, 64> data;
-  std::array<uint8_t, 512> control;
-  for (;;) {
+  alignas(cmsghdr) std::array<uint8_t, 512> control;
+  for (int i = 0; i < kErrorsAtOnce; ++i) {
     iovec piece{data.data(), data.size()};
     msghdr message{};
     message.msg_iov = &piece;
@@ -350,12 +397,12 @@ bool Socket::take_error() const noexcept {
     message.msg_control = control.data();
     message.msg_controllen = control.size();
     if (recvmsg(fd_, &message, MSG_ERRQUEUE | MSG_DONTWAIT) < 0) break;
-    any = true;
+    if (is_closed_port(message)) ++refused;
   }
   int error = 0;
   socklen_t size = sizeof(error);
-  getsockopt(fd_, SOL_SOCKET, SO_ERROR, &error, &size);
-  return any || error != 0;
+  getsockopt(fd_, SOL_SOCKET, SO_ERROR, &error, &size);  // takes it
+  return refused;
 }
 
 bool has_gso() noexcept {
@@ -387,7 +434,7 @@ bool Batch::push(Bytes header, Bytes payload, std::size_t padding) noexcept {
   return true;
 }
 
-bool Batch::flush(const Socket& socket, const Endpoint* to) noexcept {
+uint32_t Batch::flush(const Socket& socket, const Endpoint* to) noexcept {
   int error = 0;
   if (count_ != 0) {
     if (io_ == Io::mmsg || count_ == 1 || !send_segmented(socket, to, &error)) {
@@ -396,7 +443,8 @@ bool Batch::flush(const Socket& socket, const Endpoint* to) noexcept {
   }
   count_ = bytes_ = segment_ = 0;
   last_is_short_ = false;
-  return error != ECONNREFUSED;
+  // Those left would wake the socket's poll again and again.
+  return error == 0 ? 0 : socket.take_errors();
 }
 
 std::size_t Batch::pieces_of(std::size_t index, iovec* pieces) const noexcept {
@@ -449,7 +497,7 @@ bool Batch::send_segmented(const Socket& socket, const Endpoint* to, int* error)
   std::memcpy(CMSG_DATA(c), &segment, sizeof(segment));
   for (int tries = 0; tries < 3; ++tries) {
     if (sendmsg(socket.fd(), &message, 0) >= 0) return true;
-    *error = errno;
+    if (!is_of_this_call(errno)) *error = errno;
     if (errno == ECONNREFUSED) continue;  // of an earlier one: it was taken by this call
     if (errno != EAGAIN && errno != ENOBUFS && errno != EINTR) return false;
     wait_for_room(socket.fd());
@@ -476,7 +524,7 @@ void Batch::send_each(const Socket& socket, const Endpoint* to, int* error) cons
       sent += static_cast<std::size_t>(n);
       continue;
     }
-    *error = errno;
+    if (!is_of_this_call(errno)) *error = errno;
     ++tries;
     if (errno == EAGAIN || errno == ENOBUFS) wait_for_room(socket.fd());
   }

@@ -47,13 +47,14 @@ class Socket {
   Socket(const Socket&) = delete;
   Socket& operator=(const Socket&) = delete;
 
-  /// Receives from anybody.
+  /// Receives from anybody. No other program can have the port, whatever it asks for.
   static Result<Socket> bound(const Endpoint& local, Io io);
-  /// To and from one peer; with `local`, beside other sockets of that port.
-  static Result<Socket> connected(const Endpoint& remote, Io io, const Endpoint* local = nullptr);
+  /// To and from one peer; `beside`: by the address and port of that socket.
+  static Result<Socket> connected(const Endpoint& remote, Io io, const Socket* beside = nullptr);
 
-  /// Sends to a group from `local`, which names the interface, too. What is sent stays on the link.
-  static Result<Socket> to_group(const wire::Group& group, const Endpoint& local, Io io);
+  /// Sends to a group from the address of `beside`, which names the interface, too. What is sent
+  /// stays on the link.
+  static Result<Socket> to_group(const wire::Group& group, const Socket& beside, Io io);
   /// Receives what `source` sends to a group, on the interface of `local`. Others of this machine
   /// may do so as well.
   static Result<Socket> in_group(const wire::Group& group, const Endpoint& source,
@@ -66,11 +67,14 @@ class Socket {
   [[nodiscard]] uint64_t receive_buffer() const noexcept;
   /// Of the path, as far as it is known; connected sockets alone.
   [[nodiscard]] uint32_t mtu() const noexcept;
-  /// Takes an error that came back (a closed port); true: there was one.
-  bool take_error() const noexcept;
+  /// Takes the errors that came back; returns how many of them say that the peer's port is closed.
+  /// What all others say is that something was lost.
+  uint32_t take_errors() const noexcept;
 
  private:
   static Result<Socket> open(int family, Io io);
+  static Result<Socket> at_port_of(const Socket& other, Io io);
+  Result<void> bind_to(const Endpoint& local) const;
   int fd_ = -1;
 };
 
@@ -88,8 +92,8 @@ class Batch {
   /// it lies behind it.
   bool push_whole(Bytes datagram) noexcept { return push({}, datagram); }
   [[nodiscard]] bool empty() const noexcept { return count_ == 0; }
-  /// To `to`, or where the socket is connected to. False: the peer's port is closed.
-  bool flush(const Socket& socket, const Endpoint* to) noexcept;
+  /// To `to`, or where the socket is connected to. Returns what Socket::take_errors() does.
+  uint32_t flush(const Socket& socket, const Endpoint* to) noexcept;
 
  private:
   static constexpr std::size_t kMost = 64;         // segments in older kernels

@@ -190,7 +190,7 @@ void UdpWorker::receive() noexcept {
     const Time now = steady_now();
     const int n = receiver_.receive(
         path.socket, [&](const Endpoint&, Bytes datagram) { link.receive(now, datagram); });
-    if (n < 0) path.socket.take_error();
+    if (n < 0) path.socket.take_errors();
     follow_group(path, link.group());
     if (!path.listener.is_open()) continue;
     receiver_.receive(path.listener, [&](const Endpoint& from, Bytes datagram) {

@@ -95,6 +95,44 @@ TEST(GlooMeeting, SaysWhatIsWrongWithTheOptions) {
             "directory");
 }
 
+/// Comes, says where it is, and connects nobody. By its address it is the one who has to.
+void come_and_be_gone(uint32_t world, const std::string& where, const Stage& stage) {
+  const uint32_t rank = world - 1;
+  const auto deadline = Clock::now() + kLong;
+  auto board = rendezvous::open(where, rank, world, deadline);
+  if (!board || !rendezvous::meet(**board, rank, world, kLong, deadline)) return;
+  ::gloo::transport::tcp::attr attributes("127.0.0.2");
+  const auto device = ::gloo::transport::tcp::CreateDevice(attributes);
+  const auto context = device->createContext(static_cast<int>(rank), static_cast<int>(world));
+  context->setTimeout(kLong);
+  std::string addresses;
+  for (uint32_t peer = 0; peer < rank; ++peer) {
+    for (const char byte : context->createPair(static_cast<int>(peer))->address().bytes())
+      addresses += byte;
+  }
+  (void)(*board)->put("gloo." + std::to_string(rank), addresses, deadline);
+  stage.await_go();
+}
+
+// Gloo waits for each connection five times as long as it is told. A machine that stands still for
+// longer than the ranks have to meet is given more.
+TEST(GlooMeeting, NamesARankThatIsGoneWhileTheyMeetByOneDeadline) {
+  std::string said[2];
+  for (auto timeout = milliseconds(500); timeout < kLong; timeout *= 2) {
+    const Place place;
+    Processes ranks(3, [&](uint32_t rank, const Stage& stage) {
+      if (rank == 2) return come_and_be_gone(3, place.folder(), stage);
+      stage.say(text(GlooEngine::create(options(rank, 3, place.folder(), timeout))));
+    });
+    for (uint32_t rank = 0; rank < 2; ++rank) said[rank] = ranks.heard(rank);
+    if (said[0].find("Gloo cannot connect") != std::string::npos) break;
+  }
+  for (const auto& line : said) {
+    EXPECT_TRUE(line.find(": rank 2 did not come to be connected in time") != std::string::npos)
+        << line;
+  }
+}
+
 TEST(GlooMeeting, AnUnknownInterfaceIsEveryRanksError) {
   const Place place;
   const auto said = meet(2, [&](uint32_t r) {

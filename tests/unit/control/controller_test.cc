@@ -661,6 +661,23 @@ TEST(Controller, RulesTurnToFloat32OneAfterTheOther) {
   EXPECT_EQ(turned[0], 11U);
 }
 
+/// What is seen first is about what was before.
+TEST(Controller, ATurnToFloat32IsJudgedBehindFiveSteps) {
+  Range range = ratio(0.25);
+  range.most_bytes = range.dense_bytes = 1000;
+  auto made = Controller::create({{"dc2:deadline_ms=100", false, "topk", range}});
+  ASSERT_TRUE(made);
+  std::vector<std::pair<uint64_t, bool>> turns;
+  for (uint64_t step = 1; step < 12; ++step) {
+    const double network_s = step == 1 ? 0.05 : 5;
+    for (const Decision& d : made->observe(seen_at(step, network_s, 2000)))
+      turns.emplace_back(step, d.uncompressed);
+  }
+  ASSERT_GE(turns.size(), 2U);
+  EXPECT_EQ(turns[0], std::pair(uint64_t{1}, true));
+  EXPECT_EQ(turns[1], std::pair(uint64_t{6}, false));
+}
+
 TEST(History, SmallExchangesSayNothingAboutLargeOnes) {
   History history;
   Observation seen = seen_at(1, 0.001, 60000);  // a token bucket's burst

@@ -484,6 +484,7 @@ class Network {
         network.post(0, static_cast<uint32_t>(worker - 1), header, payload);
       }
     }
+    void flush() override {}
     Network& network;
   };
   struct FromWorker final : transport::aggregation::Outlet {

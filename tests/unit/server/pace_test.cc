@@ -47,6 +47,27 @@ Time time_of(const Plan& plan, const Weather& weather, uint64_t lag_one_in = 0) 
   return last / plan.exchanges;
 }
 
+TEST(Pace, ATimeoutMakesTheWindowSmallAndDoubles) {
+  transport::aggregation::Pace pace(1024, 10 * kSecond);
+  Time now = kSecond;
+  for (int i = 0; i < 1000; ++i) {
+    pace.sample(now, 10 * kMillisecond);
+    pace.delivered(now += kMillisecond / 10, true);
+  }
+  const Time timeout = pace.timeout();
+  ASSERT_GT(pace.window(), 64U);
+  pace.timed_out();
+  EXPECT_EQ(pace.window(), 4U);
+  EXPECT_EQ(pace.timeout(), 2 * timeout);
+  pace.timed_out();
+  EXPECT_EQ(pace.window(), 4U);
+  EXPECT_EQ(pace.timeout(), 4 * timeout);
+  EXPECT_EQ(pace.timeouts_in_a_row(), 2U);
+  for (int i = 0; i < 100; ++i) pace.delivered(now += kMillisecond / 10, true);
+  EXPECT_GT(pace.window(), 32U) << "it grows with what comes";
+  EXPECT_EQ(pace.timeout(), timeout);
+}
+
 TEST(Pace, AStepAtOnePercentLossTakesLittleLonger) {
   if (kOneWorld)
     GTEST_SKIP() << "virtual time is the same under a sanitizer, and these runs are long";

@@ -64,14 +64,23 @@ struct Sent final : server::Outbox {
     datagrams.emplace_back(header.begin(), header.end());
     datagrams.back().insert(datagrams.back().end(), payload.begin(), payload.end());
   }
+  void flush() override {}
   std::vector<server::Address> addresses;
   std::vector<std::vector<uint8_t>> datagrams;
 };
 
 std::vector<uint8_t> hello(uint64_t job, uint64_t instance, uint32_t attempt = 1) {
   std::vector<uint8_t> bytes(wire::kHelloBytes);
-  wire::write_hello({job, instance, attempt, 0}, bytes.data());
+  wire::write_hello({job, instance, attempt, 0}, nullptr, bytes.data());
   return bytes;
+}
+
+server::ServerSettings small_server(const Plan& plan) {
+  server::ServerSettings settings;
+  settings.token = plan.token;
+  settings.memory = 3 * server::Job::memory(plan.job);
+  settings.jobs = 100;
+  return settings;
 }
 
 TEST(Network, WithoutWeatherNothingIsSentTwice) {
@@ -635,16 +644,24 @@ TEST(Network, AWorkerThatRestsHasAllItsPatienceForARestart) {
   EXPECT_TRUE(link.failed());
 }
 
-TEST(Server, AStrangerGetsAtMostAHundredAnswersASecond) {
+/// Answers to 5,000 hellos in a second that nobody vouches for.
+std::size_t answers_to(uint64_t addresses) {
   server::Server server({});
   Sent sent;
-  for (int i = 0; i < 5000; ++i) {
-    server.receive(kSecond + static_cast<Time>(i) * 200 * kMicrosecond, address_of(1),
-                   hello(1, 1, static_cast<uint32_t>(i)), sent);
+  for (uint64_t i = 0; i < 5000; ++i) {
+    server.receive(kSecond + i * 200 * kMicrosecond, address_of(i % addresses), hello(1, 1), sent);
   }
-  EXPECT_LE(sent.datagrams.size(), 201U);  // a hundred at once, and a hundred in the second
-  EXPECT_GE(sent.datagrams.size(), 190U);
   EXPECT_EQ(server.memory_used(), 0U);
+  EXPECT_EQ(server.stats().unanswered + sent.datagrams.size(), 5000U);
+  return sent.datagrams.size();
+}
+
+// So many at once, and as many in the second.
+TEST(Server, AStrangerGetsTenAnswersASecondAndAllGetAHundred) {
+  EXPECT_LE(answers_to(1), 20U);
+  EXPECT_GE(answers_to(1), 19U);
+  EXPECT_LE(answers_to(500), 201U);
+  EXPECT_GE(answers_to(500), 190U);
 }
 
 // Behind a restart, workers send whole windows of data before one of them says hello.
@@ -653,10 +670,82 @@ TEST(Server, DataOfNoJobLeavesAnswersToHellos) {
   Sent sent;
   std::vector<uint8_t> data(wire::kUpHeaderBytes);
   wire::write_up({}, {}, 0, {}, data.data());
-  for (int i = 0; i < 1000; ++i) server.receive(kSecond, address_of(1), data, sent);
+  for (uint64_t i = 0; i < 1000; ++i) server.receive(kSecond, address_of(1 + i), data, sent);
   EXPECT_EQ(sent.datagrams.size(), 50U);
-  server.receive(kSecond, address_of(1), hello(1, 2), sent);
+  server.receive(kSecond, address_of(0), hello(1, 2), sent);
   EXPECT_EQ(type_of(sent.datagrams.back()), 1) << "challenge";
+}
+
+/// Of a worker that has the token.
+std::vector<uint8_t> tagged_hello(const wire::Token& token, uint32_t attempt) {
+  const wire::SipKey key = wire::hello_key(token);
+  std::vector<uint8_t> bytes(wire::kHelloBytes);
+  wire::write_hello({1, 2, attempt, 0}, &key, bytes.data());
+  return bytes;
+}
+
+/// 10,000 hellos from as many addresses.
+void flood(server::Server& server, const std::vector<uint8_t>& bytes) {
+  Sent sent;
+  for (uint64_t i = 0; i < 10000; ++i) server.receive(kSecond, address_of(100 + i), bytes, sent);
+  EXPECT_LE(sent.datagrams.size(), 100U);
+}
+
+TEST(Server, WhoHasTheTokenIsAnsweredWhateverStrangersSend) {
+  const Plan plan = plan_of(2, 2);
+  wire::Token other = plan.token;
+  other[0] ^= 1;
+  for (const auto& strangers : {hello(1, 2), tagged_hello(other, 1)}) {
+    server::Server server(small_server(plan));
+    flood(server, strangers);
+    Sent sent;
+    for (uint32_t attempt = 1; attempt <= 1000; ++attempt) {
+      server.receive(kSecond, address_of(1), tagged_hello(plan.token, attempt), sent);
+    }
+    ASSERT_EQ(sent.datagrams.size(), 1000U);
+    wire::Challenge challenge;
+    ASSERT_EQ(wire::parse_challenge(sent.datagrams.back(), &challenge), wire::DatagramFault::none);
+    EXPECT_EQ(challenge.to.attempt, 1000U);
+    server.receive(kSecond, address_of(1), hello(1, 2), sent);
+    EXPECT_EQ(sent.datagrams.size(), 1000U)
+        << "a release that sends no tag has the strangers' share";
+  }
+}
+
+// Anybody has the token that is none.
+TEST(Server, WithoutATokenOneWhoFloodsKeepsNobodyOut) {
+  server::Server server({});
+  Sent sent;
+  const auto flooding = [&] {
+    for (uint32_t i = 0; i < 10000; ++i) {
+      server.receive(kSecond, address_of(1), tagged_hello({}, i), sent);
+    }
+  };
+  flooding();
+  EXPECT_EQ(sent.datagrams.size(), 10U);
+  for (uint64_t worker = 0; worker < 8; ++worker) {
+    sent.datagrams.clear();
+    server.receive(kSecond, address_of(100 + worker), hello(1, 2), sent);
+    EXPECT_EQ(sent.datagrams.size(), 1U) << worker;
+    flooding();
+  }
+}
+
+// A server of an earlier release drops hellos with a tag, a new one may have too many without.
+TEST(Network, WorkersJoinByEitherHello) {
+  for (const bool tagged : {false, true}) {
+    Network network(plan_of(3, 3), {}, 41);
+    int dropped = 0;
+    network.drop = [&](Time, uint32_t, uint32_t to, const std::vector<uint8_t>& bytes) {
+      const bool mine =
+          to == 0 && type_of(bytes) == 0 && ((bytes[3] & wire::kTagged) != 0) == tagged;
+      dropped += mine ? 1 : 0;
+      return mine;
+    };
+    ASSERT_TRUE(network.run(10 * kSecond));
+    EXPECT_EQ(dropped > 0, tagged) << "the first one has a tag";
+    expect_whole(network);
+  }
 }
 
 TEST(Server, NoAnswerToAStrangerIsLongerThanItsRequest) {
@@ -714,14 +803,6 @@ std::vector<uint8_t> attach(server::Server& server, const Plan& plan, uint64_t j
   return sent.datagrams.back();
 }
 
-server::ServerSettings small_server(const Plan& plan) {
-  server::ServerSettings settings;
-  settings.token = plan.token;
-  settings.memory = 3 * server::Job::memory(plan.job);
-  settings.jobs = 100;
-  return settings;
-}
-
 TEST(Server, AJobTooManyIsToldWhy) {
   const Plan plan = plan_of(2, 2);
   server::Server server(small_server(plan));
@@ -769,6 +850,188 @@ TEST(Server, AForgottenJobGivesItsMemoryBack) {
   }
   EXPECT_EQ(server.memory_used(), 0U);
   EXPECT_TRUE(server.jobs().empty());
+}
+
+/// Reads what it was lent at flush(), as late as it may.
+struct Late final : server::Outbox {
+  void send(const server::Address&, Bytes header, Bytes payload) override {
+    unread.push_back({{header.begin(), header.end()}, payload});
+  }
+  void send_sum(const server::Address&, Bytes datagram) override {
+    unread.push_back({{}, datagram});
+    ++unread_sums;
+  }
+  void flush() override {
+    for (const auto& [header, rest] : unread) {
+      read.emplace_back(header);
+      read.back().insert(read.back().end(), rest.begin(), rest.end());
+    }
+    unread.clear();
+    unread_sums = 0;
+  }
+  std::vector<std::pair<std::vector<uint8_t>, Bytes>> unread;
+  std::size_t unread_sums = 0;
+  std::vector<std::vector<uint8_t>> read;
+};
+
+/// A worker without a link.
+class Bare {
+ public:
+  Bare(server::Server& server, const Plan& plan, uint64_t job, uint8_t worker)
+      : server_(server), plan_(plan), me_{job, 100U + worker, 1, worker} {}
+  [[nodiscard]] server::Address address() const { return address_of(1000 * me_.job + me_.worker); }
+
+  void say_hello(Time now) {
+    std::vector<uint8_t> bytes(wire::kHelloBytes);
+    wire::write_hello(me_, nullptr, bytes.data());
+    Sent sent;
+    server_.receive(now, address(), bytes, sent);
+    ASSERT_EQ(wire::parse_challenge(sent.datagrams.at(0), &challenge_), wire::DatagramFault::none);
+    key_ = wire::job_key(plan_.token, me_.job, challenge_.epoch);
+  }
+  void enrol(Time now, server::Outbox& out, const server::Address* from = nullptr) {
+    wire::Enrolment e;
+    e.from = me_;
+    e.epoch = challenge_.epoch;
+    e.nonce = challenge_.nonce;
+    e.settings = plan_.job;
+    const std::vector<uint8_t> held(plan_.job.ring / 8U);
+    e.held = held;
+    std::vector<uint8_t> bytes(wire::kMaxEnrolmentBytes);
+    const auto key = wire::enrolment_key(plan_.token, me_, e.epoch, e.nonce);
+    bytes.resize(wire::write_enrolment(e, key, bytes.data()));
+    server_.receive(now, from != nullptr ? *from : address(), bytes, out);
+  }
+  void send_data(Time now, uint64_t number, server::Outbox& out, uint32_t settings = 7) {
+    const std::vector<uint8_t> codes(plan_.job.code_bytes(), 0x11);
+    wire::UpHeader h;
+    h.job = static_cast<uint32_t>(me_.job);
+    h.granule = static_cast<uint32_t>(number);
+    h.settings = settings;
+    h.epoch = static_cast<uint16_t>(challenge_.epoch);
+    h.ahead = static_cast<uint16_t>(number);
+    h.worker = me_.worker;
+    std::vector<uint8_t> bytes(wire::kUpHeaderBytes);
+    wire::write_up(h, key_, wire::era_of(number), codes, bytes.data());
+    bytes.insert(bytes.end(), codes.begin(), codes.end());
+    server_.receive(now, address(), bytes, out);
+  }
+  [[nodiscard]] const wire::SipKey& key() const { return key_; }
+
+ private:
+  server::Server& server_;
+  Plan plan_;
+  wire::Applicant me_;
+  wire::Challenge challenge_;
+  wire::SipKey key_{};
+};
+
+/// All workers of a job, registered.
+std::vector<Bare> registered(server::Server& server, const Plan& plan, uint64_t job, Time now) {
+  std::vector<Bare> workers;
+  Sent sent;
+  for (uint8_t w = 0; w < plan.job.world; ++w) {
+    workers.emplace_back(server, plan, job, w);
+    workers.back().say_hello(now);
+    workers.back().enrol(now, sent);
+  }
+  return workers;
+}
+
+/// Results with a right tag whose lanes are all `lane`.
+std::size_t sums_of(const Late& out, const wire::SipKey& key, uint8_t lane) {
+  return static_cast<std::size_t>(std::ranges::count_if(out.read, [&](const auto& datagram) {
+    const auto lanes = std::span(datagram).subspan(std::min<std::size_t>(40, datagram.size()));
+    return type_of(datagram) == 11 && wire::tag_is_right(datagram, 40, key, 0) &&
+           std::ranges::all_of(lanes, [=](uint8_t b) { return b == lane; });
+  }));
+}
+
+TEST(Server, SumsAreReadBeforeTheirJobMakesWayForAnother) {
+  const Plan plan = plan_of(2, 2);
+  server::ServerSettings settings = small_server(plan);
+  settings.jobs = 1;
+  server::Server server(settings);
+  auto workers = registered(server, plan, 1, kSecond);
+  Bare next(server, plan, 2, 0);
+  next.say_hello(kSecond);
+  Late out;
+  uint32_t other_settings = 0;
+  for (uint64_t number = 0; number < 4; ++number) {
+    for (Bare& worker : workers) worker.send_data(kSecond, number, out);
+  }
+  for (Bare& worker : workers) worker.send_data(kSecond, 4, out, ++other_settings);
+  ASSERT_EQ(server.jobs()[0]->state(), server::JobState::failed);
+  EXPECT_EQ(out.unread_sums, 8U);
+  next.enrol(kSecond, out);
+  EXPECT_EQ(server.jobs()[0]->number(), 2U);
+  EXPECT_EQ(out.unread_sums, 0U) << "they point into what is gone";
+  EXPECT_EQ(sums_of(out, workers[0].key(), 2), 8U);
+  out.flush();
+  EXPECT_EQ(type_of(out.read.back()), 3) << "welcome";
+}
+
+/// Bytes 2 and up of what a job says.
+std::size_t sent_of_type(const Late& out, uint8_t type) {
+  return static_cast<std::size_t>(
+      std::ranges::count_if(out.read, [=](const auto& bytes) { return type_of(bytes) == type; }));
+}
+
+TEST(Server, APortThatIsClosedTwiceInARowIsALostWorker) {
+  constexpr Time kProbe = 100 * kMillisecond;
+  const Plan plan = plan_of(2, 2);
+  struct Said {
+    Time after;  // the first
+    bool heard;  // between the two
+    bool lost;
+  };
+  for (const Said said : {Said{0, false, true}, Said{kProbe, false, true},
+                          Said{kProbe + 1, false, false}, Said{kProbe / 2, true, false}}) {
+    server::Server server(small_server(plan));
+    auto workers = registered(server, plan, 1, kSecond);
+    Late out;
+    const Time now = 2 * kSecond;
+    server.unreachable(now, workers[1].address(), out);
+    out.flush();
+    EXPECT_EQ(sent_of_type(out, 12), 1U) << "it is asked at once";
+    EXPECT_EQ(server.jobs()[0]->state(), server::JobState::running);
+    if (said.heard) workers[1].send_data(now + said.after - 1, 0, out);
+    server.unreachable(now + said.after, workers[1].address(), out);
+    EXPECT_EQ(server.jobs()[0]->state() == server::JobState::failed, said.lost) << said.after;
+  }
+}
+
+// Nobody waits for anything, and nobody says a word.
+TEST(Server, AJobThatRestsIsForgottenBehindFourTimeouts) {
+  const Plan plan = plan_of(2, 2);
+  server::Server server(small_server(plan));
+  auto workers = registered(server, plan, 1, kSecond);
+  Late out;
+  for (uint64_t number = 0; number < 2; ++number) {
+    for (Bare& worker : workers) worker.send_data(2 * kSecond, number, out);
+  }
+  const Time timeout = plan.job.timeout_ms * kMillisecond, last = 2 * kSecond + 4 * timeout;
+  EXPECT_EQ(server.next_event(), last + 1);
+  server.tick(last, out);
+  ASSERT_EQ(server.jobs().size(), 1U);
+  EXPECT_EQ(server.jobs()[0]->state(), server::JobState::running);
+  server.tick(last + 1, out);
+  EXPECT_TRUE(server.jobs().empty());
+  EXPECT_EQ(server.memory_used(), 0U);
+}
+
+// A server that stood still: what its deadline closes and the job's own end come in one tick.
+TEST(Server, SumsAreReadBeforeTheirJobIsForgotten) {
+  const Plan plan = plan_of(3, 1);
+  server::Server server(small_server(plan));
+  auto workers = registered(server, plan, 1, kSecond);
+  Late out;
+  for (uint64_t number = 0; number < 4; ++number) workers[0].send_data(kSecond, number, out);
+  EXPECT_EQ(out.unread_sums, 0U);
+  server.tick(100 * kSecond, out);
+  EXPECT_TRUE(server.jobs().empty());
+  EXPECT_EQ(out.unread_sums, 0U) << "they point into what is gone";
+  EXPECT_EQ(sums_of(out, workers[0].key(), 1), 12U);
 }
 
 TEST(Server, EpochsAreNeverUsedTwice) {

@@ -107,6 +107,7 @@ class Host final : public server::Outbox {
   const server::Server& server() const { return server_; }
 
  private:
+  void flush() override {}
   void send(const server::Address& to, Bytes header, Bytes payload) override {
     ++answers_;
     for (uint32_t w = 0; w < kWorkers; ++w) {
@@ -194,7 +195,7 @@ TEST(Fairness, BesideAJobWhoseDatagramsAreForged) {
 TEST(Fairness, BesideAStrangerWhoKeepsAsking) {
   Host host;
   std::vector<uint8_t> hello(wire::kHelloBytes);
-  wire::write_hello({1, 2, 3, 0}, hello.data());
+  wire::write_hello({1, 2, 3, 0}, nullptr, hello.data());
   host.flood(hello);
   expect_share(host.run(kRun));
   EXPECT_GT(host.server().stats().unanswered, 1000U);

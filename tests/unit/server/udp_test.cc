@@ -12,6 +12,8 @@
 #include <array>
 #include <atomic>
 #include <cstdlib>
+#include <cstring>
+#include <filesystem>
 #include <string>
 #include <thread>
 #include <vector>
@@ -401,14 +403,16 @@ TEST(Group, BringsWhatTheServersAddressSends) {
 /// A worker that sends what it is told to, by blocking calls.
 class RawWorker {
  public:
-  RawWorker(const std::string& server, Io io, uint8_t rank, const wire::JobSettings& job)
-      : rank_(rank),
+  RawWorker(const std::string& server, Io io, uint8_t rank, const wire::JobSettings& job,
+            uint64_t number = 77)
+      : number_(number),
+        rank_(rank),
         job_(job),
         socket_(*agg::Socket::connected(*agg::parse_endpoint(server), io)),
         receiver_(io) {}
   void hello() {
     std::array<uint8_t, wire::kMaxEnrolmentBytes> bytes{};
-    post({bytes.data(), wire::write_hello(me(), bytes.data())});
+    post({bytes.data(), wire::write_hello(me(), nullptr, bytes.data())});
     wire::Challenge challenge;
     ASSERT_EQ(wire::parse_challenge(next(), &challenge), wire::DatagramFault::none);
     wire::Enrolment e;
@@ -435,6 +439,22 @@ class RawWorker {
     bytes.insert(bytes.end(), codes.begin(), codes.end());
     post(bytes);
   }
+  [[nodiscard]] uint16_t port() const {
+    const agg::Endpoint local = *socket_.local();
+    sockaddr_in in{};
+    std::memcpy(&in, &local.address, sizeof(in));
+    return in.sin_port;
+  }
+  void leave() {
+    wire::UpHeader h;
+    h.type = wire::DatagramType::leave;
+    h.job = static_cast<uint32_t>(me().job);
+    h.epoch = epoch_;
+    h.worker = rank_;
+    std::array<uint8_t, wire::kUpHeaderBytes> bytes{};
+    wire::write_up(h, key_, 0, {}, bytes.data());
+    post(bytes);
+  }
   /// The next datagram; empty: none for so long.
   std::vector<uint8_t> next(Clock::duration patience = kLong) {
     for (const auto end = Clock::now() + patience; waiting_.empty() && Clock::now() < end;) {
@@ -449,11 +469,12 @@ class RawWorker {
   }
 
  private:
-  [[nodiscard]] wire::Applicant me() const { return {77, 770U + rank_, 1, rank_}; }
+  [[nodiscard]] wire::Applicant me() const { return {number_, 770U + rank_, 1, rank_}; }
   void post(Bytes bytes) {
     EXPECT_EQ(::send(socket_.fd(), bytes.data(), bytes.size(), 0),
               static_cast<ssize_t>(bytes.size()));
   }
+  uint64_t number_;
   uint8_t rank_;
   wire::JobSettings job_;
   agg::Socket socket_;
@@ -502,6 +523,186 @@ TEST_P(Udp, SumsAreThoseOfCodesWhoseMemoryWasUsedAgain) {
     ASSERT_EQ(std::count(result.begin() + wire::kDownHeaderBytes, result.end(), want), 8192)
         << number;
   }
+}
+
+/// Of this process.
+std::size_t descriptors() {
+  const std::filesystem::directory_iterator all("/proc/self/fd");
+  return static_cast<std::size_t>(std::distance(begin(all), end(all)));
+}
+std::size_t descriptors_once_they_are(std::size_t wanted) {
+  for (const auto end = Clock::now() + kLong; descriptors() != wanted && Clock::now() < end;) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  return descriptors();
+}
+
+/// Registers all ranks of a job and waits for their welcomes.
+std::vector<RawWorker> raw_job(const std::string& server, Io io, uint8_t world,
+                               uint64_t number = 77) {
+  std::vector<RawWorker> workers;
+  for (uint8_t rank = 0; rank < world; ++rank) {
+    workers.emplace_back(server, io, rank, job_of(world), number);
+    workers.back().hello();
+  }
+  for (RawWorker& worker : workers) {
+    wire::Welcome welcome;
+    while (!welcome.complete) {
+      const auto answer = worker.next();
+      EXPECT_EQ(wire::parse_welcome(answer, &welcome), wire::DatagramFault::none);
+      if (answer.empty()) break;
+    }
+  }
+  return workers;
+}
+
+/// What came first that is a result or a failure.
+std::vector<uint8_t> outcome(RawWorker& worker) {
+  std::vector<uint8_t> answer;
+  do {
+    answer = worker.next();
+  } while (!answer.empty() && (answer[2] & 15) != 11 && (answer[2] & 15) != 15);
+  return answer;
+}
+
+void expect_sum(std::vector<RawWorker>& workers, uint64_t number) {
+  for (RawWorker& worker : workers) worker.data(number, std::vector<uint8_t>(512, 0x11));
+  for (RawWorker& worker : workers) {
+    const auto answer = outcome(worker);
+    ASSERT_EQ(answer.size(), wire::kDownHeaderBytes + 1024) << number;
+    EXPECT_EQ(load<uint32_t>(answer.data() + 8), number);
+    EXPECT_EQ(answer.back(), workers.size());
+  }
+}
+
+TEST_P(Udp, AMemberThatMovesLeavesNoSocketBehind) {
+  Serving server(GetParam());
+  auto workers = raw_job(server.address(), GetParam(), 2);
+  const std::size_t before = descriptors();
+  for (int moves = 0; moves < 20; ++moves) {
+    RawWorker moved(server.address(), GetParam(), 1, job_of(2));
+    moved.hello();
+    wire::Welcome welcome;
+    ASSERT_EQ(wire::parse_welcome(moved.next(), &welcome), wire::DatagramFault::none);
+    workers[1] = std::move(moved);
+  }
+  EXPECT_EQ(descriptors_once_they_are(before), before);
+  expect_sum(workers, 0);
+}
+
+TEST_P(Udp, AJobThatIsGoneLeavesNoSocketBehind) {
+  server::UdpServerSettings settings;
+  settings.bind = "127.0.0.1:0";
+  settings.io = GetParam();
+  settings.server.jobs = 1;
+  Serving server(settings, 1);
+  auto first = raw_job(server.address(), GetParam(), 3, 70);
+  const std::size_t before = descriptors();
+  for (RawWorker& worker : first) worker.leave();
+  for (RawWorker& worker : first) {
+    while (load<uint16_t>(worker.next().data() + 2) == 0) {
+    }
+  }
+  auto second = raw_job(server.address(), GetParam(), 1, 71);
+  // A worker's own socket is here, too.
+  EXPECT_EQ(descriptors_once_they_are(before - 3 + 1 + 1), before - 3 + 1 + 1);
+  expect_sum(second, 0);
+}
+
+TEST(UdpServer, ASecondOneAtThePortIsRefused) {
+  Serving first;
+  auto workers = raw_job(first.address(), Io::mmsg, 2);
+  expect_sum(workers, 0);
+  server::UdpServerSettings settings;
+  settings.bind = first.address();
+  settings.io = Io::mmsg;
+  const auto second = server::UdpServer::open(settings);
+  ASSERT_FALSE(second);
+  EXPECT_EQ(second.error().message,
+            "bind to " + first.address() + ": " + std::strerror(EADDRINUSE));
+  EXPECT_NE(second.error().hint.find("another server"), std::string::npos);
+  // Nor does it help any other program to say that it would share.
+  const agg::Endpoint at = *agg::parse_endpoint(first.address());
+  const int other = ::socket(AF_INET, SOCK_DGRAM, 0);
+  const int yes = 1;
+  EXPECT_EQ(setsockopt(other, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes)), 0);
+  EXPECT_NE(::bind(other, reinterpret_cast<const sockaddr*>(&at.address), at.size), 0);
+  ::close(other);
+  expect_sum(workers, 1);
+}
+
+/// An error of ICMP about what `server` sent to `port` of 127.0.0.1, as anybody on the way says it.
+void send_icmp(const std::string& server, uint16_t port, uint8_t type, uint8_t code) {
+  const agg::Endpoint at = *agg::parse_endpoint(server);
+  sockaddr_in from{};
+  std::memcpy(&from, &at.address, sizeof(from));
+  std::array<uint8_t, 8 + 20 + 8> message{};
+  message[0] = type;
+  message[1] = code;
+  if (type == 3 && code == 4) store(message.data() + 6, htons(900));  // the path's MTU
+  uint8_t* ip = message.data() + 8;
+  ip[0] = 0x45;
+  store(ip + 2, htons(1000));
+  ip[8] = 64;
+  ip[9] = IPPROTO_UDP;
+  store(ip + 12, from.sin_addr.s_addr);
+  store(ip + 16, from.sin_addr.s_addr);
+  store(ip + 20, from.sin_port);
+  store(ip + 22, port);
+  store(ip + 24, htons(980));
+  uint32_t sum = 0;
+  for (std::size_t i = 0; i < message.size(); i += 2) sum += load<uint16_t>(message.data() + i);
+  sum = (sum & 0xFFFF) + (sum >> 16);
+  store(message.data() + 2, static_cast<uint16_t>(~(sum + (sum >> 16))));
+  const int raw = ::socket(AF_INET, SOCK_RAW, IPPROTO_ICMP);
+  EXPECT_EQ(::sendto(raw, message.data(), message.size(), 0,
+                     reinterpret_cast<const sockaddr*>(&from), sizeof(from)),
+            static_cast<ssize_t>(message.size()))
+      << std::strerror(errno);
+  ::close(raw);
+}
+
+// Of all that may come back only a closed port says that a worker is gone, and only twice: one may
+// be an accident, or a stranger's.
+TEST_P(Udp, OnlyAPortThatIsClosedTwiceIsALostWorker) {
+  bool there = false;
+  std::thread([&] {
+    there = unshare(CLONE_NEWNET) == 0 && std::system("ip link set lo up") == 0;
+    if (!there) return;
+    Serving server(GetParam());
+    auto workers = raw_job(server.address(), GetParam(), 2);
+    uint64_t number = 0;
+    expect_sum(workers, number++);
+    constexpr uint8_t kUnreachable = 3, kTimeExceeded = 11, kParameterProblem = 12, kPort = 3;
+    for (uint8_t code = 0; code < 16; ++code) {
+      if (code == kPort) continue;
+      SCOPED_TRACE("unreachable, " + std::to_string(code));
+      for (int i = 0; i < 3; ++i)
+        send_icmp(server.address(), workers[1].port(), kUnreachable, code);
+      expect_sum(workers, number++);
+      expect_sum(workers, number++);
+    }
+    for (const uint8_t type : {kTimeExceeded, kParameterProblem}) {
+      SCOPED_TRACE("type " + std::to_string(type));
+      for (int i = 0; i < 3; ++i) send_icmp(server.address(), workers[1].port(), type, 0);
+      expect_sum(workers, number++);
+    }
+    send_icmp(server.address(), workers[1].port(), kUnreachable, kPort);
+    expect_sum(workers, number++);
+    expect_sum(workers, number++);
+    // A machine that stands still between the two makes them two of one.
+    std::vector<uint8_t> failure;
+    for (const auto end = Clock::now() + kLong; failure.empty() && Clock::now() < end;) {
+      send_icmp(server.address(), workers[1].port(), kUnreachable, kPort);
+      send_icmp(server.address(), workers[1].port(), kUnreachable, kPort);
+      failure = workers[0].next(seconds(1));
+    }
+    ASSERT_EQ(failure.size(), wire::kDownHeaderBytes);
+    EXPECT_EQ(failure[2] & 15, 15) << "failed";
+    EXPECT_EQ(failure[22], 1) << "the worker";
+    EXPECT_EQ(failure[23], static_cast<uint8_t>(wire::Reason::lost_worker));
+  }).join();
+  if (!there) GTEST_SKIP() << "no network namespaces here";
 }
 
 TEST_P(Udp, WhatIsKeptStaysWhileMoreIsReceived) {

@@ -98,6 +98,7 @@ struct Outbox final : server::Outbox {
     all.insert(all.end(), payload.begin(), payload.end());
     sent.emplace(key(to), std::move(all));
   }
+  void flush() override {}
   static std::string key(const Address& a) { return {a.bytes.begin(), a.bytes.end()}; }
   Sent sent;
 };
@@ -326,7 +327,7 @@ class Pair {
   void enrol(uint8_t w) {
     const wire::Applicant who{kJob, uint64_t{w} + 100, 1, w};
     Frame bytes(wire::kHelloBytes);
-    wire::write_hello(who, bytes.data());
+    wire::write_hello(who, nullptr, bytes.data());
     Outbox out;
     oracle_->receive(now_, worker_at(w), bytes, out);
     wire::Challenge challenge;

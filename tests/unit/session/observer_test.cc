@@ -63,6 +63,40 @@ TEST(Observer, BatchesInFlightAreCountedOnce) {
   EXPECT_EQ(o.report().report.network, Duration::of(0.5));
 }
 
+/// A clock that goes back by more than a batch takes leaves nothing of it.
+TEST(Observer, AnIntervalBelowZeroIsNotMeasured) {
+  Observer o;
+  o.begin_step(0, 100);
+  o.batch({101, 102});
+  o.begin_step(1, 103);
+  EXPECT_EQ(o.report().report.network, Duration::of(1));
+  o.carried();
+  o.batch({51, 50});
+  o.begin_step(2, 52);
+  EXPECT_TRUE(o.report().report.network.missing());
+  EXPECT_TRUE(o.report().report.step.missing());
+  o.carried();
+  o.batch({53, 55});  // the clock goes on from there, before all that was seen
+  o.begin_step(3, 60);
+  EXPECT_EQ(o.report().report.network, Duration::of(2));
+  EXPECT_EQ(o.report().report.step, Duration::of(8));
+  o.carried();
+  o.batch({61, 61});
+  o.begin_step(4, 60);
+  EXPECT_TRUE(o.report().report.network.missing()) << "a clock that stands";
+  EXPECT_TRUE(o.report().report.step.missing());
+  o.carried();
+  o.batch({61, 63});
+  o.batch({31, 32});  // back within a step: its time is not below zero
+  o.begin_step(5, 33);
+  EXPECT_EQ(o.report().report.network, Duration::of(2));
+  EXPECT_TRUE(o.report().report.step.missing());
+  o.carried();
+  o.batch({34, 35});
+  o.begin_step(6, 36);
+  EXPECT_EQ(o.report().report.network, Duration::of(1));
+}
+
 TEST(Observer, WhatNobodyKnowsIsMissing) {
   for (const Timing& t :
        {Timing{}, Timing{1, kNan}, Timing{kNan, 1}, Timing{2, 1}, Timing{1, INFINITY}}) {

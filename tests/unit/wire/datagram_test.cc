@@ -208,8 +208,8 @@ TEST(Enrolment, AWelcomeNamesAGroupOfMulticastOrNone) {
 TEST(Enrolment, AnAnswerIsNoLongerThanItsQuestion) {
   std::array<uint8_t, kMaxEnrolmentBytes> out{};
   const SipKey key{};
-  EXPECT_LE(write_challenge({}, key, out.data()), write_hello({}, out.data()));
-  EXPECT_LE(write_refusal({}, key, out.data()), write_hello({}, out.data()));
+  EXPECT_LE(write_challenge({}, key, out.data()), write_hello({}, nullptr, out.data()));
+  EXPECT_LE(write_refusal({}, key, out.data()), write_hello({}, nullptr, out.data()));
 }
 
 TEST(Enrolment, SettingsThatNoJobCanHave) {
