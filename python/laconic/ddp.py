@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from . import aggregation, environment, errors, registered, reports, trace
 from ._checks import U64, whole
-from ._session import CSession, Layout, agree, engine_failed, gather_texts
+from ._session import ALONE, CSession, Layout, agree, engine_failed, gather_texts
 from .changes import Changes
 from .delivery import EndOfBackward, Sum
 from .engine import Engine
@@ -27,7 +27,7 @@ from .own_session import OwnSession
 from .rates import Rates
 from .resumed import Resumed
 from .rules import chosen, given
-from .state import check_fields, check_layout
+from .state import check_fields, check_layout, of_one_rank
 from .worker import DTYPES, Worker, result, shorten
 
 #: bytes of a bucket up to which its mean is given to DDP at the end of backward(): a copy of more takes longer than two hand-overs
@@ -166,7 +166,9 @@ class Handle:
         packed = [p for p in e["parameters"] if p["codec"] != "none"]
         elements = sum(p["elements"] for p in packed)
         text = f"{dist.get_backend(self._user_group)}, {self._world} rank{'s' if self._world > 1 else ''}, {self._stage.told}"
-        if self._all_raw:
+        if self._world == 1:
+            text = f"{e['spec']}: {ALONE}; {text}"
+        elif self._all_raw:
             text = (f"{e['spec']}: nothing to compress in {len(e['parameters'])} tensors ({self._why_all_raw(e)}): PyTorch's own "
                     f"all-reduce; {text}")
             if self._servers is not None:
@@ -185,9 +187,7 @@ class Handle:
             named = shorten(f"{name} ({reason})" for name, _, reason in self._foreign)
             text += f"; PyTorch's own all-reduce for what no codec takes: {named}"
         if not self._all_raw and self.worker.engine.limiter is None:
-            if self._world == 1:
-                text += "; one rank exchanges nothing"
-            elif self._one_machine and "LACONIC_LAB" not in os.environ:
+            if self._one_machine and "LACONIC_LAB" not in os.environ:
                 text += "; all ranks are on this machine, where compression cannot pay: no network is in between"
         return text
 
@@ -462,7 +462,10 @@ class Handle:
     def prepare(self, state: dict):
         """Checks a saved state as load_state_dict does and changes nothing; gives a call that loads it and cannot fail."""
         check_fields("it", state, {"version", "header", "step", "tensors", "layout"}, {"rates"})
-        load = self.worker.prepare({key: value for key, value in state.items() if key != "layout"})
+        own = {key: value for key, value in state.items() if key != "layout"}
+        if self._world == 1:
+            own["tensors"] = of_one_rank(own["tensors"])
+        load = self.worker.prepare(own)
         buckets = check_layout(state["layout"], self.worker.session.names, [p.dtype for _, p in self._parameters],
                                required=state["step"] > 0 and len(self._parameters) > 0)
 

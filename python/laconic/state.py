@@ -63,6 +63,11 @@ def check_rates(rates, names: list[str]) -> dict[str, float]:
     return read
 
 
+def of_one_rank(saved):
+    """The entries that one rank loads, of which it has none: a release that compressed alone has saved residuals."""
+    return {} if isinstance(saved, dict) else saved
+
+
 def check_tensors(tensors, entries: list, unit: float) -> list:
     """(address, float32 values in the unit of the residuals of now) for every (name, address, count) in `entries`."""
     counts = {name: count for name, _, count in entries}

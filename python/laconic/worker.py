@@ -411,7 +411,7 @@ class Worker:
         stats["dense_bytes"] += dense * 2 * (world - 1) // world
         stats["wire_bytes"] += size * 2 * (world - 1) // world
         stats["steps"] = max(stats["steps"], iterations)
-        stats["ratio"] = stats["dense_bytes"] / stats["wire_bytes"] if stats["wire_bytes"] else 0.0
+        stats["ratio"] = stats["dense_bytes"] / stats["wire_bytes"] if stats["wire_bytes"] else stats["ratio"]
         if isinstance(self.engine, AggregatingEngine):
             stats.update(self.engine.stats())
         stage = self.stage
