@@ -27,7 +27,7 @@ from .own_session import OwnSession
 from .rates import Rates
 from .resumed import Resumed
 from .rules import chosen, given
-from .state import check_fields, check_layout, of_one_rank
+from .state import check_fields, check_layout, check_seal, of_one_rank, sealed, unsealed
 from .worker import DTYPES, Worker, result, shorten
 
 #: bytes of a bucket up to which its mean is given to DDP at the end of backward(): a copy of more takes longer than two hand-overs
@@ -452,7 +452,7 @@ class Handle:
         if self.worker.step >= self.warmup:  # what goes uncompressed is not cut
             layouts = _parts_of(layouts)
         names = self.worker.session.names
-        return {**self.worker.state_dict(), "layout": [[names[i] for i in layout.parameters] for layout in layouts]}
+        return sealed({**self.worker.state_dict(), "layout": [[names[i] for i in layout.parameters] for layout in layouts]})
 
     def load_state_dict(self, state: dict) -> None:
         """Continues a saved run. Another rank's state, world size, model, spec or version is refused with the reason, a
@@ -462,12 +462,13 @@ class Handle:
     def prepare(self, state: dict):
         """Checks a saved state as load_state_dict does and changes nothing; gives a call that loads it and cannot fail."""
         check_fields("it", state, {"version", "header", "step", "tensors", "layout"}, {"rates"})
-        own = {key: value for key, value in state.items() if key != "layout"}
+        own = {key: value for key, value in unsealed(state).items() if key != "layout"}
         if self._world == 1:
             own["tensors"] = of_one_rank(own["tensors"])
         load = self.worker.prepare(own)
         buckets = check_layout(state["layout"], self.worker.session.names, [p.dtype for _, p in self._parameters],
                                required=state["step"] > 0 and len(self._parameters) > 0)
+        check_seal(state)
 
         def continues():
             load()

@@ -218,7 +218,7 @@ def _rank(rank: int, folder: Path, patience: float) -> None:
             for p in ddp.parameters():
                 p -= 0.1 * p.grad
                 p.grad = None
-    from .files import fingerprint
+    from .state import fingerprint
 
     hashes = handle.gather_texts(fingerprint(ddp.module.named_parameters()))
     ratio = handle.stats()["ratio"]

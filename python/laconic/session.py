@@ -17,7 +17,7 @@ from ._session import ALONE, PART, WINDOW, CSession, Layout, Window, agree
 from .changes import Changes
 from .errors import LaconicError
 from .rules import chosen, given
-from .state import VERSION, check_fields, check_header, check_number, check_version, corrupt, of_one_rank
+from .state import VERSION, check_fields, check_header, check_number, check_seal, check_version, corrupt, of_one_rank, sealed, unsealed
 
 ENGINES = ("mpi", "gloo", "c10d")
 TIMEOUT = 1800.0
@@ -299,9 +299,9 @@ class Session:
         the bytes of float32 values (little-endian) by name. One per rank, after the same step: residuals differ."""
         with self._lock:
             self._check_open()
-            return {"version": VERSION, "header": self._session.header(), "part": self._part(),
-                    "entries": {name: ctypes.string_at(address, 4 * count) if count else b""
-                                for name, address, count in self._session.entries()}}
+            return sealed({"version": VERSION, "header": self._session.header(), "part": self._part(),
+                           "entries": {name: ctypes.string_at(address, 4 * count) if count else b""
+                                       for name, address, count in self._session.entries()}})
 
     def load_state_dict(self, state: dict) -> None:
         """Continues what this rank has saved. A state that is damaged, or of another rank, world size, model, spec or version, is
@@ -310,8 +310,9 @@ class Session:
             self._check_open()
             check_fields("it", state, {"version", "header", "part", "entries"})
             check_version(state["version"])
-            check_header(state["header"])
-            self._session.accepts(state["header"])
+            header = unsealed(state)["header"]
+            check_header(header)
+            self._session.accepts(header)
             if check_number("part", state["part"], U64) != self._part() and self.world > 1:
                 raise errors.error("state_spec", f"state: expected one saved with part={self._part()}, found part={state['part']}",
                                    "the engine adds: parts of another size would change the last bit of its sums")
@@ -319,6 +320,7 @@ class Session:
             saved = of_one_rank(state["entries"]) if self.world == 1 else state["entries"]
             check_fields("entries", saved, {name for name, _, _ in entries})
             ready = [self._checked(i, name, saved[name]) for i, (name, _, _) in enumerate(entries)]
+            check_seal(state)
             for (_, address, count), values in zip(entries, ready):
                 if count:
                     ctypes.memmove(address, values, 4 * count)

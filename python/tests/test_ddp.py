@@ -46,7 +46,7 @@ def _loads_alone():
 
     handle = laconic.attach(DistributedDataParallel(torch.nn.Linear(80, 80)), "3lc", quiet=True)
     state = handle.state_dict()
-    handle.load_state_dict({**state, "tensors": {"residual/weight": torch.ones(6400), "state/flush": torch.zeros(2)}})
+    handle.load_state_dict({**training.unsealed(state), "tensors": {"residual/weight": torch.ones(6400), "state/flush": torch.zeros(2)}})
     return state["tensors"], handle.stats()["residual_norm"]
 
 

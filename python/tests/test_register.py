@@ -337,7 +337,7 @@ def _followed():
         ddp.module.load_state_dict(weights)
         if by_hand:
             tensors = {n: t / 2 if n.startswith("residual/") else t for n, t in state["tensors"].items()}
-            handle.load_state_dict({**state, "tensors": tensors, "rates": {n: r * 2 for n, r in state["rates"].items()}})
+            handle.load_state_dict({**training.unsealed(state), "tensors": tensors, "rates": {n: r * 2 for n, r in state["rates"].items()}})
         ddp.zero_grad()
         x, y = training.batch(dist.get_rank(), 1)
         torch.nn.functional.cross_entropy(ddp(x), y).backward()
