@@ -186,8 +186,8 @@ def _stage_of(wrapper):
     from .ddp import sorted_out
     from .staging import stage_for
 
-    ours, foreign = sorted_out(wrapper)
     try:
+        ours, foreign = sorted_out(wrapper)
         return stage_for(ours or [(name, p) for name, p, _ in foreign]), None
     except LaconicError as error:
         return None, error

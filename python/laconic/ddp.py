@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import json
@@ -14,7 +15,7 @@ import weakref
 import torch
 import torch.distributed as dist
 
-from . import aggregation, environment, errors, registered, reports, trace
+from . import aggregation, environment, errors, names, registered, reports, trace
 from ._checks import U64, whole
 from ._session import ALONE, CSession, Layout, agree, engine_failed, gather_texts
 from .changes import Changes
@@ -113,16 +114,17 @@ class Handle:
             self._threads = self._stage.threads if threads == "auto" else threads
             self.warmup = whole("warmup", warmup, 0, U64 >> 1)
             engine.limiter = _limiter()
-            text, options["rules"] = spec(), given(rules)
+            text, options["rules"] = spec(), names.of_rules(given(rules))
             options["control"], options["record"] = chosen(control), chosen(record, "LACONIC_RECORD")
             servers = aggregation.of(*aggregator, strategy=strategy, limiter=engine.limiter)
             if servers is not None:
                 servers.open(self._world, _seconds(self._user_group))
                 options["aggregates"] = True
             kind = CSession if registered.find(text) is None else OwnSession
-            session = kind(text, [(n, tuple(p.shape)) for n, p in self._parameters], rank=self.rank, world=self._world,
-                           engine_sums=sums, short_sends=engine.short_sends, threads=self._threads,
-                           strategy=strategy if servers is None or options["rules"] else "server_sum", **options)
+            self._make_session = functools.partial(
+                kind, text, rank=self.rank, world=self._world, engine_sums=sums, short_sends=engine.short_sends, threads=self._threads,
+                strategy=strategy if servers is None or options["rules"] else "server_sum", **options)
+            session = self._make_session([(n, tuple(p.shape)) for n, p in self._parameters])
         except LaconicError as error:  # the other ranks are about to compare cards with us
             failure = aggregation.without_codes(error, text)
         except Exception as error:  # noqa: BLE001  an argument of a wrong type
@@ -410,6 +412,8 @@ class Handle:
         """
         if self._in_iteration:
             raise errors.error("exchange_order", "set was called within an iteration", "call it between two iterations, on all ranks")
+        with contextlib.suppress(LaconicError):  # every rank hears of it below
+            rules = None if rules is None else names.of_rules(given(rules))
         if self.worker.set(spec, rules, control):
             self._take_settings()
         elif self.rank == 0:
@@ -451,8 +455,8 @@ class Handle:
         layouts = self._resumed.layouts if self._resumed is not None else self._last_seen
         if self.worker.step >= self.warmup:  # what goes uncompressed is not cut
             layouts = _parts_of(layouts)
-        names = self.worker.session.names
-        return sealed({**self.worker.state_dict(), "layout": [[names[i] for i in layout.parameters] for layout in layouts]})
+        named = self.worker.session.names
+        return sealed({**self.worker.state_dict(), "layout": [[named[i] for i in layout.parameters] for layout in layouts]})
 
     def load_state_dict(self, state: dict) -> None:
         """Continues a saved run. Another rank's state, world size, model, spec or version is refused with the reason, a
@@ -462,11 +466,15 @@ class Handle:
     def prepare(self, state: dict):
         """Checks a saved state as load_state_dict does and changes nothing; gives a call that loads it and cannot fail."""
         check_fields("it", state, {"version", "header", "step", "tensors", "layout"}, {"rates"})
-        own = {key: value for key, value in unsealed(state).items() if key != "layout"}
+        saved = names.renamed(unsealed(state), self.worker.session, self._under_other_names)
+        own = {key: value for key, value in saved.items() if key != "layout"}
         if self._world == 1:
             own["tensors"] = of_one_rank(own["tensors"])
-        load = self.worker.prepare(own)
-        buckets = check_layout(state["layout"], self.worker.session.names, [p.dtype for _, p in self._parameters],
+        try:
+            load = self.worker.prepare(own)
+        except LaconicError as error:
+            raise names.with_names(error, saved, self.worker.session.names) from None
+        buckets = check_layout(saved["layout"], self.worker.session.names, [p.dtype for _, p in self._parameters],
                                required=state["step"] > 0 and len(self._parameters) > 0)
         check_seal(state)
 
@@ -475,6 +483,10 @@ class Handle:
             self._resumed = self._resume(buckets) if buckets else None
 
         return continues
+
+    def _under_other_names(self, others: list[str]):
+        """A session of this model whose parameters have other names."""
+        return self._make_session([(name, tuple(p.shape)) for name, (_, p) in zip(others, self._parameters)], record=None, control=None)
 
     def _resume(self, buckets: list[list[int]]) -> Resumed:
         uncut, layouts = self.worker.step < self.warmup, []
@@ -545,9 +557,11 @@ def sorted_out(ddp) -> tuple[list, list]:
     """(name, parameter) of what a codec may take, and (name, parameter, what it is) of what none does."""
     sparse = {id(p) for m in ddp.module.modules() if isinstance(m, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and m.sparse
               for p in m.parameters(recurse=False)}
-    ours, foreign = [], []
-    for name, p in ddp.module.named_parameters():
-        if not p.requires_grad or name in getattr(ddp, "parameters_to_ignore", ()):
+    ignored = getattr(ddp, "parameters_to_ignore", ())
+    named = [(name, p) for name, p in ddp.module.named_parameters() if name not in ignored]
+    exchanged, ours, foreign = _exchanged(ddp, [p for _, p in named], bool(sparse)), [], []
+    for name, p in zip(names.undecorated([name for name, _ in named]), (p for _, p in named)):
+        if id(p) not in exchanged:
             continue
         if id(p) in sparse:
             foreign.append((name, p, "sparse gradients"))
@@ -556,6 +570,22 @@ def sorted_out(ddp) -> tuple[list, list]:
         else:
             ours.append((name, p))
     return ours, foreign
+
+
+def _exchanged(ddp, parameters: list, sparse: bool) -> set[int]:
+    """Ids of those that the reducer has had since DDP was made, whatever requires_grad says now."""
+    everything = {id(p) for p in parameters}
+    awake = {id(p) for p in parameters if p.requires_grad}
+    count = ddp._get_ddp_logging_data().get("num_parameter_tensors")  # noqa: SLF001
+    if len(awake) == len(everything) == count:
+        return awake
+    if not sparse:  # of whose gradients torch makes no zeros
+        return {id(p) for bucket in ddp.reducer._get_zeros_like_grad_buckets() for p in bucket.parameters()}  # noqa: SLF001
+    for some in (awake, everything):
+        if len(some) == count:
+            return some
+    raise errors.error("unsupported", "parameters were frozen or woken since DDP was made, in a model with sparse gradients: which ones "
+                       "DDP exchanges cannot be told", "attach right after wrapping")
 
 
 def other_hook(ddp) -> str | None:
