@@ -35,6 +35,10 @@ def _hash(what) -> int:
     return int.from_bytes(hashlib.sha256(json.dumps(what).encode()).digest()[:8], "little")
 
 
+def _zeros(elements: int) -> torch.Tensor:
+    return torch.zeros(elements, dtype=torch.float32, device="cpu")
+
+
 class _Bucket:
     """A buffer in flight: its gradients in float32, by parameter."""
 
@@ -81,8 +85,8 @@ class OwnSession:
         self._codecs = {i: self._method.instance() for i in self._encoded}
         self._decoders = {i: self._method.instance() for i in self._encoded}
         kept = self._encoded if self._method.feedback else ()
-        self._residuals = {i: torch.zeros(self._counts[i]) for i in sorted(kept)}
-        self._flush = torch.zeros(2)  # the wish of this rank, and the parts to come
+        self._residuals = {i: _zeros(self._counts[i]) for i in sorted(kept)}
+        self._flush = _zeros(2)  # the wish of this rank, and the parts to come
         self._heard = 0  # the longest wish of the step that is under way
         self._step: int | None = None  # that is under way, or was the last
         self._parts, self._open = 0, False  # of its flush, 0: none; it may have more buckets
@@ -236,7 +240,7 @@ class OwnSession:
         listed = [self._split(r, blob, len(bucket.encoded)) for r, blob in enumerate(blobs)]
         means, own = {}, {}
         for i, (p, _) in enumerate(bucket.encoded):
-            total = torch.zeros(self._counts[p])
+            total = _zeros(self._counts[p])
             for r, payloads in enumerate(listed):
                 if payloads[i] is None:
                     continue
@@ -317,7 +321,7 @@ class OwnSession:
 
     def _sum(self, tensors, engine, span) -> torch.Tensor:
         """The mean over all ranks, flat."""
-        flat = torch.cat([t.reshape(-1) for t in tensors]) if tensors else torch.empty(0)
+        flat = torch.cat([t.reshape(-1) for t in tensors]) if tensors else _zeros(0)
         if flat.numel():
             flat /= self.world  # before the sum, as DDP does it
             self._wired(span, engine.sum, flat)

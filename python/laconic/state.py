@@ -130,7 +130,7 @@ def check_tensors(tensors, entries: list, unit: float) -> list:
     if may_lack - tensors.keys():
         import torch
 
-        tensors = {**{name: torch.zeros(counts[name]) for name in may_lack}, **tensors}
+        tensors = {**{name: torch.zeros(counts[name], dtype=torch.float32, device="cpu") for name in may_lack}, **tensors}
     return [(address, _values(name, tensors[name], count, unit)) for name, address, count in entries]
 
 

@@ -480,7 +480,7 @@ class Worker:
         self._look()
         tensors = {}
         for name, address, count in self.session.entries():
-            values = torch.empty(count, dtype=torch.float32)
+            values = torch.empty(count, dtype=torch.float32, device="cpu")
             if count:
                 ctypes.memmove(values.data_ptr(), address, 4 * count)
             if not name.startswith("state/"):
@@ -490,7 +490,7 @@ class Worker:
         if not self._rates:
             return state
         # Tensors: what reads nothing but these (torch.load of 1.13, weights_only) knows no Python float.
-        return {**state, "rates": {name: torch.tensor(rate, dtype=torch.float64) for name, rate in self._rates.items()}}
+        return {**state, "rates": {name: torch.tensor(rate, dtype=torch.float64, device="cpu") for name, rate in self._rates.items()}}
 
     def load_state_dict(self, state: dict) -> None:
         """Continues a saved run. A state that is damaged, or another's, is refused and changes nothing."""

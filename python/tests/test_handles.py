@@ -216,32 +216,31 @@ def test_a_copy_has_no_residual_and_may_be_attached(pools, how):
 # ---- silent at exit ----
 
 KEPT = """
-import sys
-folder, rank = sys.argv[1], int(sys.argv[2])
+import os, sys
 sys.main = sys.modules["__main__"]  # dill keeps it, too: what the program holds outlives the modules of laconic
 import torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 import laconic
 
-dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", 2), rank=rank, world_size=2)
+child = os.fork()
+dist.init_process_group("gloo", store=dist.FileStore(f"{sys.argv[1]}/store", 2), rank=int(child == 0), world_size=2)
 ddp = DistributedDataParallel(torch.nn.Linear(80, 80))
 handle = laconic.attach(ddp, "3lc", quiet=True)
 ddp(torch.ones(2, 80)).sum().backward()
 codec, residual = laconic.Codec("3lc"), laconic.Residual(64)
 codec.encode(torch.ones(64), residual=residual)
+if child:
+    assert os.waitpid(child, 0)[1] == 0
 print("done")
 """
 
 
 def test_what_is_kept_to_the_end_prints_nothing(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(Path(laconic.__file__).parents[1]), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    ranks = [subprocess.Popen([sys.executable, "-c", KEPT, tmp_path, str(rank)], env=environment, text=True, stdout=subprocess.PIPE,
-                              stderr=subprocess.PIPE) for rank in range(2)]
-    for done in ranks:
-        out, err = done.communicate(timeout=280)
-        assert (done.returncode, out) == (0, "done\n"), err
-        said = err.replace(str(Path(torch.__file__).parents[1]), "")  # which its warnings name, and a checkout may be called so
-        assert "laconic" not in said and "Traceback" not in said, said
+    done = subprocess.run([sys.executable, "-c", KEPT, tmp_path], env=environment, capture_output=True, text=True, timeout=280)
+    assert (done.returncode, done.stdout) == (0, "done\ndone\n"), done.stderr
+    said = done.stderr.replace(str(Path(torch.__file__).parents[1]), "")  # which its warnings name, and a checkout may be called so
+    assert "laconic" not in said and "Traceback" not in said, said
 
 
 # ---- keywords ----

@@ -104,6 +104,9 @@ def test_a_frame_and_feedback_are_those_of_topk():
     refused("dtype_unsupported", mine.encode, numpy.zeros(3))
     refused("unsupported", mine.max_frame_bytes, 100)
     refused("bound_exceeded", mine.decode, mine.encode(gradient()), max_elements=10)
+    header, payload = registered.unpack(mine.encode(gradient()))
+    for shape in ([0, *[2**32 - 1] * 2], [0] * 100):
+        refused("shape_unsupported", mine.decode, registered.pack({**header, "shape": shape}, payload))
     refused("frame_codec", laconic.Codec("sparse").decode, mine.encode(gradient()))
 
 
