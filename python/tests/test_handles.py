@@ -57,6 +57,45 @@ def _found():
     return found
 
 
+class _Framework(torch.nn.Module):
+    """As Lightning Fabric's module: the wrapper is a part of it, under a name of its own."""
+
+    def __init__(self, *forward_modules):
+        super().__init__()
+        self._forward_module = torch.nn.ModuleList(forward_modules)
+
+    @property
+    def module(self):
+        return self._forward_module[0].module
+
+
+def _looked_through():
+    ddp = _wrapped()
+    shells = [_Framework(ddp), torch.nn.Sequential(_Framework(ddp))]
+    if hasattr(torch, "compile"):
+        shells += [torch.compile(ddp), torch.compile(_Framework(ddp))]
+    found = [laconic.handle_of(shell) is None for shell in shells]
+    handle = laconic.attach(shells[1], "3lc", quiet=True)
+    found += [laconic.handle_of(shell) is handle for shell in (*shells, ddp, ddp.module)]
+    try:
+        laconic.attach(_Framework(_wrapped(), _wrapped()), "3lc", quiet=True)
+        found.append(False)
+    except laconic.LaconicError as error:
+        found.append("cannot attach to a " in error.message and "holds 2" in error.hint)
+    handle.close()
+    if hasattr(torch, "compile"):
+        net = torch.nn.Linear(80, 80)
+        inside = DistributedDataParallel(torch.compile(net, backend="eager"))
+        handle = laconic.attach(inside, "3lc", quiet=True)
+        found.append(laconic.handle_of(net) is handle)
+        handle.close()
+    return found
+
+
+def test_a_module_that_holds_one_wrapper_is_looked_through(pools):
+    assert all(all(found) for found in pools(2).run(_looked_through))
+
+
 def test_a_handle_is_found_from_the_wrapper_and_the_model_in_it(pools):
     for found in pools(2).run(_found):
         assert all(found), found
