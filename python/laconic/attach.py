@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import sys
 import weakref
@@ -174,6 +175,8 @@ def attach(obj, spec: str | None = None, *, seed: int = 0, small_elements: int =
     _attached[wrapper] = handle
     if handle.rank == 0 and not quiet:
         environment.say(handle.describe())
+        if moving := handle.moving_padding():
+            environment.say(moving, logging.WARNING)
     return handle
 
 

@@ -9,6 +9,7 @@ import itertools
 import json
 import logging
 import os
+import re
 import time
 import weakref
 
@@ -19,6 +20,7 @@ from . import aggregation, environment, errors, names, registered, reports, trac
 from ._checks import U64, whole
 from ._session import ALONE, CSession, Layout, agree, engine_failed, gather_texts
 from .changes import Changes
+from .codec import codecs
 from .delivery import EndOfBackward, Sum
 from .engine import Engine
 from .environment import place
@@ -192,6 +194,19 @@ class Handle:
             if self._one_machine and "LACONIC_LAB" not in os.environ:
                 text += "; all ranks are on this machine, where compression cannot pay: no network is in between"
         return text
+
+    def moving_padding(self) -> str:
+        """A line where padding rows of embeddings would move, whose gradients are zero; empty: none would."""
+        explained, known = self.explain(), codecs()
+        specs = {p["name"]: p["codec"] for p in explained["parameters"]}
+        moving = []
+        for module in self._wrapper().module.modules():
+            if getattr(module, "padding_idx", None) is None or id(getattr(module, "weight", None)) not in self._index:
+                continue
+            name = self._parameters[self._index[id(module.weight)]][0]
+            if not known.get(re.split("[:+]", specs[name])[0], {}).get("zero_stays_zero", True):
+                moving.append(f"{name} ({specs[name]})")
+        return f"zeros do not stay zero, so padding rows move: {shorten(moving)}; rules give them another spec" if moving else ""
 
     @staticmethod
     def _told(explained: dict) -> tuple[str, str]:
