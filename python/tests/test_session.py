@@ -226,7 +226,7 @@ where = dict(zip(("rank", "world"), map(int, place))) | {"engine": "gloo", "rend
 try:
     with laconic.Session(spec, [("w", (64, int(columns))), ("b", (200,))], timeout=600, **where) as session:
         for step in range(int(steps)):
-            values = array("f", [session.rank + 1.0]) * (65 * 200)
+            values = array.array("f", [session.rank + 1.0]) * (65 * 200)
             session.average(step, values)
             print("mean", f"{values[0]:g} {values[-1]:g}", flush=True)
 except laconic.LaconicError as error:

@@ -53,18 +53,18 @@ Result<std::vector<uint32_t>> classes_of(std::span<const Rule> rules,
   return control::classes_of(rules, names, elements);
 }
 
-/// The same rules without laws.
-std::vector<Rule> fixed(std::span<const Rule> rules) {
-  std::vector<Rule> still(rules.begin(), rules.end());
-  for (Rule& rule : still) rule.control.clear();
-  return still;
-}
-
 bool is_long(uint64_t elements) noexcept { return elements > collective::kShortElements; }
 
 /// Exchanges of any size; of long ones as many as the window says.
 uint32_t most_in_flight(uint32_t window) noexcept {
   return window > 1 ? collective::kMaxWindow : 1;
+}
+
+/// The same rules without laws.
+std::vector<Rule> fixed(std::span<const Rule> rules) {
+  std::vector<Rule> still(rules.begin(), rules.end());
+  for (Rule& rule : still) rule.control.clear();
+  return still;
 }
 
 }  // namespace
