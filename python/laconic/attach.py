@@ -175,7 +175,7 @@ def attach(obj, spec: str | None = None, *, seed: int = 0, small_elements: int =
     _attached[wrapper] = handle
     if handle.rank == 0 and not quiet:
         environment.say(handle.describe())
-        if moving := handle.moving_padding():
+        if moving := handle._moving_padding():  # noqa: SLF001
             environment.say(moving, logging.WARNING)
     return handle
 

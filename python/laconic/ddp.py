@@ -195,7 +195,7 @@ class Handle:
                 text += "; all ranks are on this machine, where compression cannot pay: no network is in between"
         return text
 
-    def moving_padding(self) -> str:
+    def _moving_padding(self) -> str:
         """A line where padding rows of embeddings would move, whose gradients are zero; empty: none would."""
         explained, known = self.explain(), codecs()
         specs = {p["name"]: p["codec"] for p in explained["parameters"]}
