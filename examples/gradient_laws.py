@@ -62,7 +62,7 @@ def options(arguments=None) -> argparse.Namespace:
     parser.add_argument("--page", action="store_true", help="record nothing: write the page from the figures that are there")
     parser.add_argument("--again", action="store_true", help="forget what was recorded before")
     given = parser.parse_args(arguments)
-    for name, least in (("every", 1), ("world", 1), ("steps", 1)):
+    for name, least in (("every", 1), ("world", 2), ("steps", 1)):
         if getattr(given, name) is not None and getattr(given, name) < least:
             parser.error(f"--{name} must be at least {least}")
     if not 0 < given.ratio <= 1:

@@ -11,7 +11,7 @@ weekly() { [[ ${TEST_TIER:-change} == weekly ]]; }
 
 # How many interpreters tests of the section `python` may start that import torch: 1.4 s each. Where the test is not about starting one,
 # launches.py has forks.
-readonly torch_imports=25
+readonly torch_imports=26
 
 # What repeats tests under another torch or without NumPy takes a tenth of them in turn, which the commit chooses, and all of them weekly.
 # A tenth is too little for as many processes: each imports torch.

@@ -197,7 +197,7 @@ typedef struct laconic_rule {
 
 typedef struct laconic_session_options {
   uint32_t struct_size;
-  uint32_t rank, world;
+  uint32_t rank, world; /* of one rank gradients pass through, without a step */
   uint32_t strategy;
   const char* spec; /* NUL-terminated */
   /* may be missing: */

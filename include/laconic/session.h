@@ -60,7 +60,7 @@ struct Bucket {
 };
 
 /// Averages gradients over all ranks of an engine, compressed. One thread at a time; explain() and
-/// stats() at any time from any thread.
+/// stats() at any time from any thread. Of one rank gradients pass through as they are.
 class Session {
  public:
   /// All ranks together: they compare spec, parameters and options first, and where one differs, or

@@ -12,13 +12,14 @@ from __future__ import annotations
 from ._lib import lib as _clib
 from .attach import attach, handle_of, handles
 from .benchmark import bench
+from .checkpointable import checkpointable
 from .codec import Codec, Frame, Residual, codecs
 from .errors import LaconicError
 from .registered import register
 from .session import Session
 
 __version__ = _clib.laconic_version().decode()
-__all__ = ["Codec", "Frame", "LaconicError", "Residual", "Session", "attach", "bench", "codecs", "handle_of", "handles", "register",
+__all__ = ["Codec", "Frame", "LaconicError", "Residual", "Session", "attach", "bench", "checkpointable", "codecs", "handle_of", "handles", "register",
            "show_versions"]
 
 

@@ -127,7 +127,16 @@ def empty(rows: int, cols: int, half: bool):
     numpy = numpy_or_none()
     if numpy is None:
         return plain.array("f", bytes(4 * rows * cols))
-    return numpy.empty(rows if cols == 1 else (rows, cols), dtype=numpy.float16 if half else numpy.float32)
+    return claimed(numpy.empty, (rows,) if cols == 1 else (rows, cols), "float16" if half else "float32")
+
+
+def claimed(make, shape, dtype: str):
+    """make(shape, dtype) of a shape that a frame claims. Not every one can be: NumPy bounds the dimensions of an empty array, too."""
+    try:
+        return make(shape, dtype)
+    except ValueError as error:
+        raise errors.error("shape_unsupported", f"the frame claims {' x '.join(map(str, shape))} elements: {error}",
+                           "decode it into an array of yours") from None
 
 
 def floats_in_place(array, count: int):

@@ -131,6 +131,8 @@ class Flight:
         self.batch, self.elements, self.since = None, 0, 0.0
 
 
+#: why a world of one compresses nothing, as the library says it
+ALONE = "one rank exchanges nothing: gradients pass through"
 #: exchanges in flight at a time, and float32 bytes of the parts that buckets are cut into
 WINDOW, PART = 2, 8 << 20
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import sys
 import weakref
@@ -69,19 +70,29 @@ def handles() -> list:
 
 
 def handle_of(model):
-    """The handle of an attached wrapper, or of the model inside one; None where there is none.
+    """The handle of an attached wrapper, of the model inside one, or of a module that holds one; None where there is none.
 
     Frameworks hide the wrapper: their `model` will do.
     """
-    model = getattr(model, "_orig_mod", model)  # torch.compile
-    model = (_replicated(model) if "torch" in sys.modules else None) or model
+    if "torch" not in sys.modules:
+        return None
+    model = _wrapper_in(model) or _replicated(model) or getattr(model, "_orig_mod", model)
     for wrapper, handle in reversed(list(_attached.items())):
         inner = wrapper
         while inner is not None and not handle.closed:
             if inner is model:
                 return handle
-            inner = getattr(inner, "module", None)
+            inner = getattr(inner, "module", getattr(inner, "_orig_mod", None))
     return None
+
+
+def _wrapper_in(module):
+    """The DDP wrapper that a module is, or the only one that it holds: torch.compile and Fabric wrap it once more."""
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+
+    held = [m for m in module.modules() if isinstance(m, DistributedDataParallel)] if isinstance(module, torch.nn.Module) else []
+    return held[0] if len(held) == 1 else None
 
 
 def _speaks_for_node() -> bool:
@@ -101,7 +112,7 @@ def attach(obj, spec: str | None = None, *, seed: int = 0, small_elements: int =
     A collective call: every rank makes it, with the same arguments, right after wrapping the model.
 
     Args:
-        obj: a torch.nn.parallel.DistributedDataParallel wrapper. Gradients on an accelerator go through host memory and Gloo,
+        obj: a torch.nn.parallel.DistributedDataParallel wrapper, or a module that holds one (torch.compile, Fabric). Gradients on an accelerator go through host memory and Gloo,
             whatever the group's backend is.
         spec: "3lc:s=1.5", "topk:ratio=0.01", … (`laconic list`). Without it, LACONIC_SPEC decides.
         seed: of all random streams; equal on all ranks.
@@ -164,17 +175,16 @@ def attach(obj, spec: str | None = None, *, seed: int = 0, small_elements: int =
     _attached[wrapper] = handle
     if handle.rank == 0 and not quiet:
         environment.say(handle.describe())
+        if moving := handle._moving_padding():  # noqa: SLF001
+            environment.say(moving, logging.WARNING)
     return handle
 
 
 def _look_at(obj):
     """The DDP wrapper; the group whose ranks attach together, or None; and why this rank cannot."""
     import torch.distributed as dist
-    from torch.nn.parallel import DistributedDataParallel
 
-    wrapper = getattr(obj, "_orig_mod", obj)  # torch.compile
-    if not isinstance(wrapper, DistributedDataParallel):
-        wrapper = _replicated(wrapper, make=True)
+    wrapper = _wrapper_in(obj) or _replicated(getattr(obj, "_orig_mod", obj), make=True)
     if wrapper is not None:
         return wrapper, wrapper.process_group, None
     refusal = errors.error("unsupported", f"cannot attach to a {type(obj).__module__}.{type(obj).__qualname__}", _instead(obj))
@@ -186,8 +196,8 @@ def _stage_of(wrapper):
     from .ddp import sorted_out
     from .staging import stage_for
 
-    ours, foreign = sorted_out(wrapper)
     try:
+        ours, foreign = sorted_out(wrapper)
         return stage_for(ours or [(name, p) for name, p, _ in foreign]), None
     except LaconicError as error:
         return None, error
@@ -195,8 +205,14 @@ def _stage_of(wrapper):
 
 def _instead(obj) -> str:
     """What to do with an object that is not a wrapper."""
+    from torch.nn import Module
+    from torch.nn.parallel import DistributedDataParallel
+
     if any(word in base.__name__ for base in type(obj).__mro__ for word in ("FSDP", "FullyShardedDataParallel", "ReplicateModule")):
         return "this version exchanges the gradients of DistributedDataParallel alone: sharded ones travel uncompressed"
+    wrappers = sum(isinstance(m, DistributedDataParallel) for m in obj.modules()) if isinstance(obj, Module) else 0
+    if wrappers:
+        return f"it holds {wrappers} DistributedDataParallel wrappers: attach to each of them"
     return ("wrap the model in torch.nn.parallel.DistributedDataParallel first, or start the script with "
             "`python -m laconic.run`, which finds the wrapper")
 

@@ -3,21 +3,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import json
 import logging
 import os
+import re
 import time
 import weakref
 
 import torch
 import torch.distributed as dist
 
-from . import aggregation, environment, errors, registered, reports, trace
+from . import aggregation, environment, errors, names, registered, reports, trace
 from ._checks import U64, whole
-from ._session import CSession, Layout, agree, engine_failed, gather_texts
+from ._session import ALONE, CSession, Layout, agree, engine_failed, gather_texts
 from .changes import Changes
+from .codec import codecs
 from .delivery import EndOfBackward, Sum
 from .engine import Engine
 from .environment import place
@@ -27,7 +30,7 @@ from .own_session import OwnSession
 from .rates import Rates
 from .resumed import Resumed
 from .rules import chosen, given
-from .state import check_fields, check_layout
+from .state import check_fields, check_layout, check_seal, of_one_rank, sealed, unsealed
 from .worker import DTYPES, Worker, result, shorten
 
 #: bytes of a bucket up to which its mean is given to DDP at the end of backward(): a copy of more takes longer than two hand-overs
@@ -113,16 +116,17 @@ class Handle:
             self._threads = self._stage.threads if threads == "auto" else threads
             self.warmup = whole("warmup", warmup, 0, U64 >> 1)
             engine.limiter = _limiter()
-            text, options["rules"] = spec(), given(rules)
+            text, options["rules"] = spec(), names.of_rules(given(rules))
             options["control"], options["record"] = chosen(control), chosen(record, "LACONIC_RECORD")
             servers = aggregation.of(*aggregator, strategy=strategy, limiter=engine.limiter)
             if servers is not None:
                 servers.open(self._world, _seconds(self._user_group))
                 options["aggregates"] = True
             kind = CSession if registered.find(text) is None else OwnSession
-            session = kind(text, [(n, tuple(p.shape)) for n, p in self._parameters], rank=self.rank, world=self._world,
-                           engine_sums=sums, short_sends=engine.short_sends, threads=self._threads,
-                           strategy=strategy if servers is None or options["rules"] else "server_sum", **options)
+            self._make_session = functools.partial(
+                kind, text, rank=self.rank, world=self._world, engine_sums=sums, short_sends=engine.short_sends, threads=self._threads,
+                strategy=strategy if servers is None or options["rules"] else "server_sum", **options)
+            session = self._make_session([(n, tuple(p.shape)) for n, p in self._parameters])
         except LaconicError as error:  # the other ranks are about to compare cards with us
             failure = aggregation.without_codes(error, text)
         except Exception as error:  # noqa: BLE001  an argument of a wrong type
@@ -166,7 +170,9 @@ class Handle:
         packed = [p for p in e["parameters"] if p["codec"] != "none"]
         elements = sum(p["elements"] for p in packed)
         text = f"{dist.get_backend(self._user_group)}, {self._world} rank{'s' if self._world > 1 else ''}, {self._stage.told}"
-        if self._all_raw:
+        if self._world == 1:
+            text = f"{e['spec']}: {ALONE}; {text}"
+        elif self._all_raw:
             text = (f"{e['spec']}: nothing to compress in {len(e['parameters'])} tensors ({self._why_all_raw(e)}): PyTorch's own "
                     f"all-reduce; {text}")
             if self._servers is not None:
@@ -185,11 +191,22 @@ class Handle:
             named = shorten(f"{name} ({reason})" for name, _, reason in self._foreign)
             text += f"; PyTorch's own all-reduce for what no codec takes: {named}"
         if not self._all_raw and self.worker.engine.limiter is None:
-            if self._world == 1:
-                text += "; one rank exchanges nothing"
-            elif self._one_machine and "LACONIC_LAB" not in os.environ:
+            if self._one_machine and "LACONIC_LAB" not in os.environ:
                 text += "; all ranks are on this machine, where compression cannot pay: no network is in between"
         return text
+
+    def _moving_padding(self) -> str:
+        """A line where padding rows of embeddings would move, whose gradients are zero; empty: none would."""
+        explained, known = self.explain(), codecs()
+        specs = {p["name"]: p["codec"] for p in explained["parameters"]}
+        moving = []
+        for module in self._wrapper().module.modules():
+            if getattr(module, "padding_idx", None) is None or id(getattr(module, "weight", None)) not in self._index:
+                continue
+            name = self._parameters[self._index[id(module.weight)]][0]
+            if not known.get(re.split("[:+]", specs[name])[0], {}).get("zero_stays_zero", True):
+                moving.append(f"{name} ({specs[name]})")
+        return f"zeros do not stay zero, so padding rows move: {shorten(moving)}; rules give them another spec" if moving else ""
 
     @staticmethod
     def _told(explained: dict) -> tuple[str, str]:
@@ -410,6 +427,8 @@ class Handle:
         """
         if self._in_iteration:
             raise errors.error("exchange_order", "set was called within an iteration", "call it between two iterations, on all ranks")
+        with contextlib.suppress(LaconicError):  # every rank hears of it below
+            rules = None if rules is None else names.of_rules(given(rules))
         if self.worker.set(spec, rules, control):
             self._take_settings()
         elif self.rank == 0:
@@ -451,8 +470,8 @@ class Handle:
         layouts = self._resumed.layouts if self._resumed is not None else self._last_seen
         if self.worker.step >= self.warmup:  # what goes uncompressed is not cut
             layouts = _parts_of(layouts)
-        names = self.worker.session.names
-        return {**self.worker.state_dict(), "layout": [[names[i] for i in layout.parameters] for layout in layouts]}
+        named = self.worker.session.names
+        return sealed({**self.worker.state_dict(), "layout": [[named[i] for i in layout.parameters] for layout in layouts]})
 
     def load_state_dict(self, state: dict) -> None:
         """Continues a saved run. Another rank's state, world size, model, spec or version is refused with the reason, a
@@ -462,15 +481,27 @@ class Handle:
     def prepare(self, state: dict):
         """Checks a saved state as load_state_dict does and changes nothing; gives a call that loads it and cannot fail."""
         check_fields("it", state, {"version", "header", "step", "tensors", "layout"}, {"rates"})
-        load = self.worker.prepare({key: value for key, value in state.items() if key != "layout"})
-        buckets = check_layout(state["layout"], self.worker.session.names, [p.dtype for _, p in self._parameters],
+        saved = names.renamed(unsealed(state), self.worker.session, self._under_other_names)
+        own = {key: value for key, value in saved.items() if key != "layout"}
+        if self._world == 1:
+            own["tensors"] = of_one_rank(own["tensors"])
+        try:
+            load = self.worker.prepare(own)
+        except LaconicError as error:
+            raise names.with_names(error, saved, self.worker.session.names) from None
+        buckets = check_layout(saved["layout"], self.worker.session.names, [p.dtype for _, p in self._parameters],
                                required=state["step"] > 0 and len(self._parameters) > 0)
+        check_seal(state)
 
         def continues():
             load()
             self._resumed = self._resume(buckets) if buckets else None
 
         return continues
+
+    def _under_other_names(self, others: list[str]):
+        """A session of this model whose parameters have other names."""
+        return self._make_session([(name, tuple(p.shape)) for name, (_, p) in zip(others, self._parameters)], record=None, control=None)
 
     def _resume(self, buckets: list[list[int]]) -> Resumed:
         uncut, layouts = self.worker.step < self.warmup, []
@@ -541,9 +572,11 @@ def sorted_out(ddp) -> tuple[list, list]:
     """(name, parameter) of what a codec may take, and (name, parameter, what it is) of what none does."""
     sparse = {id(p) for m in ddp.module.modules() if isinstance(m, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and m.sparse
               for p in m.parameters(recurse=False)}
-    ours, foreign = [], []
-    for name, p in ddp.module.named_parameters():
-        if not p.requires_grad or name in getattr(ddp, "parameters_to_ignore", ()):
+    ignored = getattr(ddp, "parameters_to_ignore", ())
+    named = [(name, p) for name, p in ddp.module.named_parameters() if name not in ignored]
+    exchanged, ours, foreign = _exchanged(ddp, [p for _, p in named], bool(sparse)), [], []
+    for name, p in zip(names.undecorated([name for name, _ in named]), (p for _, p in named)):
+        if id(p) not in exchanged:
             continue
         if id(p) in sparse:
             foreign.append((name, p, "sparse gradients"))
@@ -552,6 +585,22 @@ def sorted_out(ddp) -> tuple[list, list]:
         else:
             ours.append((name, p))
     return ours, foreign
+
+
+def _exchanged(ddp, parameters: list, sparse: bool) -> set[int]:
+    """Ids of those that the reducer has had since DDP was made, whatever requires_grad says now."""
+    everything = {id(p) for p in parameters}
+    awake = {id(p) for p in parameters if p.requires_grad}
+    count = ddp._get_ddp_logging_data().get("num_parameter_tensors")  # noqa: SLF001
+    if len(awake) == len(everything) == count:
+        return awake
+    if not sparse:  # of whose gradients torch makes no zeros
+        return {id(p) for bucket in ddp.reducer._get_zeros_like_grad_buckets() for p in bucket.parameters()}  # noqa: SLF001
+    for some in (awake, everything):
+        if len(some) == count:
+            return some
+    raise errors.error("unsupported", "parameters were frozen or woken since DDP was made, in a model with sparse gradients: which ones "
+                       "DDP exchanges cannot be told", "attach right after wrapping")
 
 
 def other_hook(ddp) -> str | None:

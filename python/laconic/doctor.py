@@ -211,14 +211,14 @@ def _rank(rank: int, folder: Path, patience: float) -> None:
     torch.manual_seed(0)
     ddp = DistributedDataParallel(torch.nn.Linear(512, 128))
     handle = attach(ddp, SPEC, quiet=True)
-    data = torch.Generator().manual_seed(rank)
+    data = torch.Generator("cpu").manual_seed(rank)
     for _ in range(_STEPS):
-        ddp(torch.randn(16, 512, generator=data)).square().mean().backward()
+        ddp(torch.randn(16, 512, generator=data, dtype=torch.float32, device="cpu")).square().mean().backward()
         with torch.no_grad():
             for p in ddp.parameters():
                 p -= 0.1 * p.grad
                 p.grad = None
-    from .files import fingerprint
+    from .state import fingerprint
 
     hashes = handle.gather_texts(fingerprint(ddp.module.named_parameters()))
     ratio = handle.stats()["ratio"]
@@ -305,7 +305,7 @@ def examine() -> tuple[list[Check], dict]:
 
 
 def main(arguments=None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m laconic.doctor", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m laconic.doctor", description="Is everything here that training with laconic needs? Tries it with two processes.")
     parser.add_argument("--json", action="store_true", help="machine-readable")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)

@@ -32,7 +32,7 @@ _all_gather_flat = getattr(dist, "all_gather_single", None) or getattr(dist, "al
 def view(address: int, count: int, dtype: int) -> torch.Tensor:
     """`count` elements at `address` as a tensor that owns nothing."""
     if count == 0:
-        return torch.empty(0, dtype=_TORCH_TYPES[dtype])
+        return torch.empty(0, dtype=_TORCH_TYPES[dtype], device="cpu")
     memory = (ctypes.c_ubyte * (count * _SIZES[dtype])).from_address(address)
     return torch.frombuffer(memory, dtype=_TORCH_TYPES[dtype], count=count)
 
@@ -172,7 +172,7 @@ class Engine:
         sums = 0
         for dtype in (_lib.F32, _lib.F16, _lib.BF16, _lib.I32):
             try:
-                x = torch.ones(1, dtype=_TORCH_TYPES[dtype])
+                x = torch.ones(1, dtype=_TORCH_TYPES[dtype], device="cpu")
                 self._finished(self._collective(dist.all_reduce, x))
                 if x.item() == self.world:
                     sums |= 1 << dtype
@@ -184,8 +184,8 @@ class Engine:
         if _all_gather_flat is None:
             return False
         try:
-            out = torch.zeros(self.world, dtype=torch.uint8)
-            self._finished(self._collective(_all_gather_flat, out, torch.ones(1, dtype=torch.uint8)))
+            out = torch.zeros(self.world, dtype=torch.uint8, device="cpu")
+            self._finished(self._collective(_all_gather_flat, out, torch.ones(1, dtype=torch.uint8, device="cpu")))
             return int(out.sum()) == self.world
         except (RuntimeError, ValueError, TypeError, NotImplementedError):
             return False
@@ -194,8 +194,8 @@ class Engine:
         """Point-to-point on this group, with receives that have more room than what arrives."""
         if self._faults is None:  # on other backends both sides have to name the size
             return False
-        room = torch.zeros(2 * self.world, dtype=torch.uint8)
-        own = torch.ones(1, dtype=torch.uint8)
+        room = torch.zeros(2 * self.world, dtype=torch.uint8, device="cpu")
+        own = torch.ones(1, dtype=torch.uint8, device="cpu")
         batch = self._begin()
         self._swap([own] * self.world, list(room.split(2)), 0, batch.works)
         self.wait(batch)
@@ -391,7 +391,7 @@ class Engine:
     def _exchange(self, send, send_sizes, step, recv_sizes, works) -> None:
         """all_to_all of bytes that lie back to back; what arrives is put where the step wants it."""
         flat = _flat(step.recv, recv_sizes, step.recv_offsets)
-        recv = torch.empty(sum(recv_sizes), dtype=torch.uint8) if flat is None else flat
+        recv = torch.empty(sum(recv_sizes), dtype=torch.uint8, device="cpu") if flat is None else flat
         work = self._collective(dist.all_to_all_single, recv, send, recv_sizes, send_sizes)
         works.append(work if flat is not None else _Spread(work, recv, _parts(step.recv, recv_sizes, step.recv_offsets)))
 

@@ -149,7 +149,7 @@ class Faults:
     def _begin(self, peer: int, tag: int):
         """A receive that nothing will come for; None where the connection is broken."""
         try:
-            return self.group.recv([torch.zeros(1, dtype=torch.uint8)], peer, tag)
+            return self.group.recv([torch.zeros(1, dtype=torch.uint8, device="cpu")], peer, tag)
         except RuntimeError:
             return None
 

@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import hashlib
 import os
 from pathlib import Path
 
@@ -14,18 +12,6 @@ import torch
 from .state import corrupt
 
 PARTIAL = ".partial"
-
-
-def fingerprint(parameters) -> str:
-    """Hash over the (name, tensor) pairs, names, shapes, types and values, as 32 hexadecimal digits."""
-    h = hashlib.blake2b(digest_size=16)
-    for name, p in parameters:
-        values = p.detach().cpu().contiguous()
-        h.update(f"{name} {tuple(values.shape)} {values.dtype};".encode())
-        size = values.numel() * values.element_size()
-        if size:
-            h.update((ctypes.c_char * size).from_address(values.data_ptr()))
-    return h.hexdigest()
 
 
 def save(path: Path, content: dict) -> None:

@@ -18,7 +18,7 @@ import torch
 
 from . import _lib, errors, registered
 from ._checks import U64, whole
-from ._session import PART, WINDOW, engine_failed, no_span
+from ._session import ALONE, PART, WINDOW, engine_failed, no_span
 from .engine import view
 from .errors import LaconicError
 
@@ -33,6 +33,10 @@ STATE_VERSION = 1
 
 def _hash(what) -> int:
     return int.from_bytes(hashlib.sha256(json.dumps(what).encode()).digest()[:8], "little")
+
+
+def _zeros(elements: int) -> torch.Tensor:
+    return torch.zeros(elements, dtype=torch.float32, device="cpu")
 
 
 class _Bucket:
@@ -77,12 +81,12 @@ class OwnSession:
         self.names = [name for name, _ in parameters]
         self._shapes = [tuple(shape) for _, shape in parameters]
         self._counts = [math.prod(shape) for shape in self._shapes]
-        self._encoded = {i for i, count in enumerate(self._counts) if count > self.small_elements}
+        self._encoded = {i for i, count in enumerate(self._counts) if count > self.small_elements and world > 1}
         self._codecs = {i: self._method.instance() for i in self._encoded}
         self._decoders = {i: self._method.instance() for i in self._encoded}
         kept = self._encoded if self._method.feedback else ()
-        self._residuals = {i: torch.zeros(self._counts[i]) for i in sorted(kept)}
-        self._flush = torch.zeros(2)  # the wish of this rank, and the parts to come
+        self._residuals = {i: _zeros(self._counts[i]) for i in sorted(kept)}
+        self._flush = _zeros(2)  # the wish of this rank, and the parts to come
         self._heard = 0  # the longest wish of the step that is under way
         self._step: int | None = None  # that is under way, or was the last
         self._parts, self._open = 0, False  # of its flush, 0: none; it may have more buckets
@@ -236,7 +240,7 @@ class OwnSession:
         listed = [self._split(r, blob, len(bucket.encoded)) for r, blob in enumerate(blobs)]
         means, own = {}, {}
         for i, (p, _) in enumerate(bucket.encoded):
-            total = torch.zeros(self._counts[p])
+            total = _zeros(self._counts[p])
             for r, payloads in enumerate(listed):
                 if payloads[i] is None:
                     continue
@@ -317,7 +321,7 @@ class OwnSession:
 
     def _sum(self, tensors, engine, span) -> torch.Tensor:
         """The mean over all ranks, flat."""
-        flat = torch.cat([t.reshape(-1) for t in tensors]) if tensors else torch.empty(0)
+        flat = torch.cat([t.reshape(-1) for t in tensors]) if tensors else _zeros(0)
         if flat.numel():
             flat /= self.world  # before the sum, as DDP does it
             self._wired(span, engine.sum, flat)
@@ -373,7 +377,7 @@ class OwnSession:
         """Asks for a flush in `steps` steps; gives the parts that one under way has left (0: there is none)."""
         self._end_step()
         left = int(self._flush[1])
-        if left == 0:
+        if left == 0 and self.world > 1:
             self._flush[0] = max(int(self._flush[0]), steps)
         return left
 
@@ -391,7 +395,8 @@ class OwnSession:
         self._end_step()
         for p, residual in self._residuals.items():
             yield f"residual/{self.names[p]}", residual.data_ptr(), residual.numel()
-        yield "state/flush", self._flush.data_ptr(), 2
+        if self.world > 1:
+            yield "state/flush", self._flush.data_ptr(), 2
 
     def header(self) -> dict:
         agreement = _hash([self.spec, self.seed, self.small_elements])
@@ -411,11 +416,11 @@ class OwnSession:
                                    "load what state_dict() gave on this rank of the same run")
 
     def explain(self) -> dict:
-        parameters = []
+        parameters, why = [], ALONE if self.world == 1 else f"at most {self.small_elements} elements"
         for i, name in enumerate(self.names):
             packed = i in self._encoded
             parameters.append({"name": name, "elements": self._counts[i], "codec": self.spec if packed else "none",
-                               "reason": "" if packed else f"at most {self.small_elements} elements", "pieces": int(packed),
+                               "reason": "" if packed else why, "pieces": int(packed),
                                "payload_bytes_expected": None if packed else 4 * self._counts[i],
                                "payload_bytes_at_most": None if packed else 4 * self._counts[i]})
         raw = sum(count for i, count in enumerate(self._counts) if i not in self._encoded)
@@ -423,7 +428,8 @@ class OwnSession:
                    "reason": "asked for", "memory_bytes": self._residual_bytes(), "control": "fixed", "version": 0, "since_step": 0, "last_change": "",
                    "network_ms": 0.0, "target_ms": 0.0}
         return {"spec": self.spec, "feedback": self._method.feedback, "memory": "residual" if self._method.feedback else "none", "strategy": "gather_all",
-                "reason": "a registered codec, in Python and slow: every rank decodes all payloads", "rank": self.rank, "world": self.world,
+                "reason": ALONE if self.world == 1 else "a registered codec, in Python and slow: every rank decodes all payloads",
+                "rank": self.rank, "world": self.world,
                 "seed": self.seed, "small_elements": self.small_elements, "threads": self.threads, "window": self.window, "record": None,
                 "part": self.part, "isa": "python", "residual_bytes": self._residual_bytes(), "state_bytes": 8, "exchange_bytes": 0,
                 "settings": [setting], "parameters": parameters, "elements": sum(self._counts), "uncompressed_elements": raw}
@@ -436,7 +442,7 @@ class OwnSession:
         wire, coming = counters["wire_bytes"], int(self._flush[1])
         if self._open:  # the step may have ended
             coming = coming - 1 if self._parts else self._heard
-        return {**counters, "ratio": counters["dense_bytes"] / wire if wire else 0.0, "overflow_repeats": 0, "parts": 0,
+        return {**counters, "ratio": counters["dense_bytes"] / wire if wire else float(self.world == 1), "overflow_repeats": 0, "parts": 0,
                 "window_wait_seconds": 0.0, "network_seconds": 0.0, "straggler_seconds": 0.0, "reports_missing": 0,
                 "setting_changes": 0, "held_steps": 0, "flush_steps_left": max(coming, 0 if self._parts else int(self._flush[0])),
                 "exchange_layouts": 0, "encode_seconds": self._encode_seconds, "decode_seconds": self._decode_seconds, "wire_seconds": self.wire_seconds,

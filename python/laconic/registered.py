@@ -285,7 +285,7 @@ class OwnFrames:
         if find(header["spec"]) is not type(self._instance):
             raise errors.error("frame_codec", f"the frame's spec is {header['spec']!r}, this codec is {self.name}", "decode it with its own")
         instance = self._instance if header["spec"] == self.spec else Method(header["spec"]).instance()
-        out = _arrays.numpy_or_none().zeros(header["shape"], "float32")
+        out = _arrays.claimed(_arrays.numpy_or_none().zeros, header["shape"], "float32")
         _said(decode, instance, Place(header["seed"], header["step"], header["rank"], header["world"]), payload, out)
         return out, header["dtype"]
 

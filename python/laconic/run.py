@@ -30,7 +30,7 @@ def _threads(text: str):
 
 
 def _parse(arguments):
-    parser = argparse.ArgumentParser(prog="python -m laconic.run", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m laconic.run", description="Runs a script, and attaches laconic to its models.")
     parser.add_argument("--spec", default=None, help='codec and options, e.g. "3lc:s=1.5" (else LACONIC_SPEC)')
     parser.add_argument("--seed", type=int, default=0, help="of all random streams")
     parser.add_argument("--strategy", default="auto", help="auto, native_sum, gather_all, two_shot or server_sum")

@@ -293,8 +293,9 @@ def _print(report: dict) -> None:
 
 
 def main(arguments=None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m laconic.selftest", description=__doc__.splitlines()[0],
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m laconic.selftest",
+        description="Does the exchange work with this machine's accelerator, and up to which link does it pay?")
     parser.add_argument("--device", metavar="NAME", help="cpu, cuda, …; without it the accelerator, else the CPU")
     parser.add_argument("--size", type=_bytes, default=64 << 20, help="bytes of float32 that rates are taken of (64Mi)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")

@@ -13,11 +13,11 @@ import threading
 
 from . import _arrays, _lib, aggregation, environment, errors, plugin, trace
 from ._checks import U32, U64, whole
-from ._session import PART, WINDOW, CSession, Layout, Window, agree
+from ._session import ALONE, PART, WINDOW, CSession, Layout, Window, agree
 from .changes import Changes
 from .errors import LaconicError
 from .rules import chosen, given
-from .state import VERSION, check_fields, check_header, check_number, check_version, corrupt
+from .state import VERSION, check_fields, check_header, check_number, check_seal, check_version, corrupt, of_one_rank, sealed, unsealed
 
 ENGINES = ("mpi", "gloo", "c10d")
 TIMEOUT = 1800.0
@@ -31,7 +31,7 @@ class Session:
                 gradient[:] = ...              # float32, all parameters back to back
                 session.average(step, gradient)
 
-    One thread at a time trains; `stats` and `explain` may be asked by any thread at any time. Attributes: `rank`, `world`, `spec`.
+    Of one rank gradients pass through as they are. One thread at a time trains; `stats` and `explain` may be asked by any thread at any time. Attributes: `rank`, `world`, `spec`.
     """
 
     def __init__(self, spec: str, parameters, engine: str = "mpi", *, seed: int = 0, small_elements: int = 4096,
@@ -79,6 +79,8 @@ class Session:
             raise
         if self.rank == 0:
             environment.report_unknown()
+        if self.world == 1:
+            environment.say(ALONE)
         self._changes = Changes()
         self._window = Window(self._session)
         self._session.trace = trace.from_environment(self.rank, self._session.window)
@@ -153,7 +155,7 @@ class Session:
             failure = errors.error("invalid_argument", f"{type(error).__name__}: {error}", "see help(laconic.Session)")
         compare = functools.partial(aggregation.agree, self._engine, servers)
         agree(self._engine, session, failure, "make its session", None if self._engine.of_cpp and servers is None else compare)
-        if servers is not None:
+        if servers is not None and self.world > 1:
             self._engine = servers.join(self._engine, session)
         return session, layout
 
@@ -297,9 +299,9 @@ class Session:
         the bytes of float32 values (little-endian) by name. One per rank, after the same step: residuals differ."""
         with self._lock:
             self._check_open()
-            return {"version": VERSION, "header": self._session.header(), "part": self._part(),
-                    "entries": {name: ctypes.string_at(address, 4 * count) if count else b""
-                                for name, address, count in self._session.entries()}}
+            return sealed({"version": VERSION, "header": self._session.header(), "part": self._part(),
+                           "entries": {name: ctypes.string_at(address, 4 * count) if count else b""
+                                       for name, address, count in self._session.entries()}})
 
     def load_state_dict(self, state: dict) -> None:
         """Continues what this rank has saved. A state that is damaged, or of another rank, world size, model, spec or version, is
@@ -308,14 +310,17 @@ class Session:
             self._check_open()
             check_fields("it", state, {"version", "header", "part", "entries"})
             check_version(state["version"])
-            check_header(state["header"])
-            self._session.accepts(state["header"])
-            if check_number("part", state["part"], U64) != self._part():
+            header = unsealed(state)["header"]
+            check_header(header)
+            self._session.accepts(header)
+            if check_number("part", state["part"], U64) != self._part() and self.world > 1:
                 raise errors.error("state_spec", f"state: expected one saved with part={self._part()}, found part={state['part']}",
                                    "the engine adds: parts of another size would change the last bit of its sums")
             entries = list(self._session.entries())
-            check_fields("entries", state["entries"], {name for name, _, _ in entries})
-            ready = [self._checked(i, name, state["entries"][name]) for i, (name, _, _) in enumerate(entries)]
+            saved = of_one_rank(state["entries"]) if self.world == 1 else state["entries"]
+            check_fields("entries", saved, {name for name, _, _ in entries})
+            ready = [self._checked(i, name, saved[name]) for i, (name, _, _) in enumerate(entries)]
+            check_seal(state)
             for (_, address, count), values in zip(entries, ready):
                 if count:
                     ctypes.memmove(address, values, 4 * count)

@@ -104,7 +104,7 @@ class InPlace:
         if pieces[0][1].numel() == layout.elements:
             ticket.host = pieces[0][1]
         else:
-            ticket.host = torch.empty(layout.elements, dtype=pieces[0][1].dtype)
+            ticket.host = torch.empty(layout.elements, dtype=pieces[0][1].dtype, device="cpu")
             for at, piece in pieces:
                 ticket.host[at : at + piece.numel()] = piece
         return ticket
@@ -230,12 +230,12 @@ class HostStage:
 
     def _pinned(self, elements: int, dtype) -> torch.Tensor:
         try:
-            return torch.empty(elements, dtype=dtype, pin_memory=True)
+            return torch.empty(elements, dtype=dtype, device="cpu", pin_memory=True)
         except RuntimeError as error:
             if not self._refused:
                 self._refused = True
                 environment.say(f"host memory could not be pinned, copies will be slower: {error}", logging.WARNING)
-            return torch.empty(elements, dtype=dtype)
+            return torch.empty(elements, dtype=dtype, device="cpu")
 
 
 _abandoned: list[Kept] = []

@@ -3,6 +3,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import hashlib
+import json
+
 from . import errors
 from ._checks import U32, U64
 from .errors import LaconicError
@@ -15,6 +19,56 @@ _HEADER = {"version": U32, "rank": U32, "world": U32, "model_hash": U64, "agreem
 def corrupt(what: str) -> LaconicError:
     return errors.error("state_corrupt", f"the state is damaged: {what}",
                         "pass what state_dict() gave on this rank, or take an older checkpoint")
+
+
+def fingerprint(parameters) -> str:
+    """Hash over the (name, tensor) pairs, names, shapes, types and values, as 32 hexadecimal digits."""
+    h = hashlib.blake2b(digest_size=16)
+    _add(h, parameters)
+    return h.hexdigest()
+
+
+def _add(h, parameters) -> None:
+    for name, p in parameters:
+        values = p.detach().cpu().contiguous()
+        h.update(f"{name} {tuple(values.shape)} {values.dtype};".encode())
+        size = values.numel() * values.element_size()
+        if size:
+            h.update((ctypes.c_char * size).from_address(values.data_ptr()))
+
+
+def _whole(state: dict) -> str:
+    """Fingerprint of all that a state holds. Its fields have been checked."""
+    h = hashlib.blake2b(digest_size=16)
+    values = {"tensors", "rates", "entries"}
+    h.update(json.dumps({key: value for key, value in unsealed(state).items() if key not in values}, sort_keys=True).encode())
+    for key in sorted(values & state.keys()):
+        for name, saved in sorted(state[key].items()):
+            h.update(f"{key} {name} ".encode())
+            if isinstance(saved, (bytes, bytearray)):
+                h.update(f"{len(saved)};".encode() + saved)
+            else:
+                _add(h, [(name, saved)])
+    return h.hexdigest()
+
+
+def sealed(state: dict) -> dict:
+    """The state, with the fingerprint of all of it in its header: a mixture of several ranks' states has another one."""
+    return {**state, "header": {**state["header"], "fingerprint": _whole(state)}}
+
+
+def unsealed(state: dict) -> dict:
+    if not isinstance(state.get("header"), dict):
+        return state
+    return {**state, "header": {key: value for key, value in state["header"].items() if key != "fingerprint"}}
+
+
+def check_seal(state: dict) -> None:
+    """Earlier releases have saved none. The state's fields have been checked."""
+    if state["header"].get("fingerprint", told := _whole(state)) != told:
+        raise errors.error("state_corrupt", "the state is damaged: its parts were not saved together",
+                           "pass what state_dict() gave on this rank, or take an older checkpoint; for torch.distributed.checkpoint "
+                           "there is laconic.checkpointable(handle)")
 
 
 def check_fields(what: str, value, fields, optional=frozenset()) -> None:
@@ -63,6 +117,11 @@ def check_rates(rates, names: list[str]) -> dict[str, float]:
     return read
 
 
+def of_one_rank(saved):
+    """The entries that one rank loads, of which it has none: a release that compressed alone has saved residuals."""
+    return {} if isinstance(saved, dict) else saved
+
+
 def check_tensors(tensors, entries: list, unit: float) -> list:
     """(address, float32 values in the unit of the residuals of now) for every (name, address, count) in `entries`."""
     counts = {name: count for name, _, count in entries}
@@ -71,7 +130,7 @@ def check_tensors(tensors, entries: list, unit: float) -> list:
     if may_lack - tensors.keys():
         import torch
 
-        tensors = {**{name: torch.zeros(counts[name]) for name in may_lack}, **tensors}
+        tensors = {**{name: torch.zeros(counts[name], dtype=torch.float32, device="cpu") for name in may_lack}, **tensors}
     return [(address, _values(name, tensors[name], count, unit)) for name, address, count in entries]
 
 

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from . import environment, files
 from .group import listed
-from .state import check_fields, corrupt
+from .state import check_fields, corrupt, fingerprint
 
 _NAME = re.compile(r"(?P<model>[0-9a-f]{16})-(?P<ordinal>\d+)-rank(?P<rank>\d+)of(?P<world>\d+)-step(?P<step>\d+)-"
                    r"(?P<parameters>[0-9a-f]{32})\.laconic")
@@ -122,10 +122,10 @@ class Keeper:
         """A rank that cannot goes on training, and warns once."""
         self._saved_step = step = self.handle.step
         try:
-            parameters = files.fingerprint(self.handle.parameters)
+            parameters = fingerprint(self.handle.parameters)
             state = self.handle.state_dict()
             name = Name(self._model, self.ordinal, self._rank, self._world, step, parameters)
-            files.save(self._folder / str(name), {"state": state, "tensors": files.fingerprint(state["tensors"].items())})
+            files.save(self._folder / str(name), {"state": state})
             self._forget_old()
         except Exception as error:  # noqa: BLE001  training goes on, whatever it is
             self._warn(f"the state of step {step} was not saved in {self._folder}", error)
@@ -190,7 +190,7 @@ class Keeper:
         except OSError as error:
             self._warn(f"--state {self._folder} cannot be used", error)
             return {}, f"{self._folder} cannot be used"
-        parameters = files.fingerprint(self.handle.parameters)
+        parameters = fingerprint(self.handle.parameters)
         fits = [(name, path) for name, path in found if (name.model, name.parameters) == (self._model, parameters)]
         here = sorted((x for x in fits if x[0].world == self._world), key=lambda x: x[0].step, reverse=True)
         if not here:
@@ -217,10 +217,11 @@ class Keeper:
     def _prepare(self, name: Name, path: Path):
         """Checked whole; the archive's own checksums are not looked at by torch."""
         content = files.load(path)
-        check_fields("it", content, {"state", "tensors"})
+        check_fields("it", content, {"state"}, {"tensors"})  # earlier releases have saved a fingerprint here
         state = content["state"]
         load = self.handle.prepare(state)
-        if files.fingerprint(state["tensors"].items()) != content["tensors"] or state["step"] != name.step:
+        told = fingerprint(state["tensors"].items()) if "tensors" in content else None
+        if told != content.get("tensors") or state["step"] != name.step:
             raise corrupt(f"{path.name} does not hold what was written")
         return load
 

@@ -411,7 +411,7 @@ class Worker:
         stats["dense_bytes"] += dense * 2 * (world - 1) // world
         stats["wire_bytes"] += size * 2 * (world - 1) // world
         stats["steps"] = max(stats["steps"], iterations)
-        stats["ratio"] = stats["dense_bytes"] / stats["wire_bytes"] if stats["wire_bytes"] else 0.0
+        stats["ratio"] = stats["dense_bytes"] / stats["wire_bytes"] if stats["wire_bytes"] else stats["ratio"]
         if isinstance(self.engine, AggregatingEngine):
             stats.update(self.engine.stats())
         stage = self.stage
@@ -480,7 +480,7 @@ class Worker:
         self._look()
         tensors = {}
         for name, address, count in self.session.entries():
-            values = torch.empty(count, dtype=torch.float32)
+            values = torch.empty(count, dtype=torch.float32, device="cpu")
             if count:
                 ctypes.memmove(values.data_ptr(), address, 4 * count)
             if not name.startswith("state/"):
@@ -490,7 +490,7 @@ class Worker:
         if not self._rates:
             return state
         # Tensors: what reads nothing but these (torch.load of 1.13, weights_only) knows no Python float.
-        return {**state, "rates": {name: torch.tensor(rate, dtype=torch.float64) for name, rate in self._rates.items()}}
+        return {**state, "rates": {name: torch.tensor(rate, dtype=torch.float64, device="cpu") for name, rate in self._rates.items()}}
 
     def load_state_dict(self, state: dict) -> None:
         """Continues a saved run. A state that is damaged, or another's, is refused and changes nothing."""

@@ -351,6 +351,13 @@ def test_a_header_allocates_nothing_by_itself():
     assert codec.decode(whole, max_elements=15).shape == (3, 5)
 
 
+@pytest.mark.parametrize(("rows", "cols"), [(2**63, 0), (0, 2**63), (2**62, 0), (2**64 - 1, 0)])
+def test_an_empty_tensor_that_numpy_cannot_make_is_refused(rows, cols):
+    codec, frame = claims(rows, cols)
+    error = refused(lambda: codec.decode(frame), "shape_unsupported")
+    assert f"{rows} x {cols}" in error.message
+
+
 def test_memory_that_runs_out_is_an_error_of_ours(monkeypatch):
     codec, frame = claims(2**20, 2**20)
 

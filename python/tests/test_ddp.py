@@ -21,10 +21,37 @@ def test_replicas_are_bit_identical(ranks, spec):
     same_everywhere(ranks.run(training.train, spec=spec, steps=8, buckets=3))
 
 
-@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("world", [2, 3])
 @pytest.mark.parametrize("spec", ["none", "3lc", "topk:ratio=0.05", "powersgd:rank=2"])
 def test_any_number_of_ranks(pools, spec, world):
     same_everywhere(pools(world).run(training.train, spec=spec, steps=4))
+
+
+def _alone(spec, **options):
+    ours, plain = (training.train(spec=s, steps=4, **o) for s, o in ((spec, options), (None, {})))
+    return ours["hash"] == plain["hash"], ours["stats"]
+
+
+@pytest.mark.parametrize(("spec", "options"), [
+    ("3lc", {}), ("topk:ratio=0.01", {"attach_options": {"control": "dc2", "rules": [{"match": "*", "spec": "int8"}]}}),
+    ("powersgd:rank=2", {"attach_options": {"warmup": 2}})])
+def test_one_rank_passes_gradients_through(pools, spec, options):
+    [(equal, stats)] = pools(1).run(_alone, spec=spec, **options)
+    assert equal and (stats["ratio"], stats["wire_bytes"], stats["residual_norm"], stats["steps"]) == (1.0, 0, 0.0, 4)
+
+
+def _loads_alone():
+    import laconic
+    from torch.nn.parallel import DistributedDataParallel
+
+    handle = laconic.attach(DistributedDataParallel(torch.nn.Linear(80, 80)), "3lc", quiet=True)
+    state = handle.state_dict()
+    handle.load_state_dict({**training.unsealed(state), "tensors": {"residual/weight": torch.ones(6400), "state/flush": torch.zeros(2)}})
+    return state["tensors"], handle.stats()["residual_norm"]
+
+
+def test_one_rank_loads_what_one_that_compressed_has_saved(pools):
+    assert pools(1).run(_loads_alone) == [({}, 0.0)]
 
 
 def test_none_equals_plain_ddp(ranks):

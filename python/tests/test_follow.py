@@ -36,7 +36,7 @@ def _factors(spec, rates, follow=True, **options):
                 for name, values in state["tensors"].items():
                     if name.startswith(("residual/", "owner_residual/")):
                         values *= held / rate
-                handle.load_state_dict(state)
+                handle.load_state_dict(training.unsealed(state))
                 held = rate
             ddp.zero_grad()
             _gradient(ddp, rank, step)
@@ -150,7 +150,7 @@ def _groups():
     by_hand = {name: values.clone() for name, values in before["tensors"].items()}
     by_hand["residual/first.weight"] *= 2
     by_hand["residual/hidden.weight"] *= 0.25
-    handle.load_state_dict({**before, "tensors": by_hand, "rates": after["rates"]})
+    handle.load_state_dict({**training.unsealed(before), "tensors": by_hand, "rates": after["rates"]})
     ddp.zero_grad()
     _gradient(ddp, dist.get_rank(), 2)
     again = handle.state_dict()["tensors"]
@@ -189,7 +189,7 @@ def _refused():
             handle.load_state_dict({**state, "rates": rates})
         except laconic.LaconicError as error:
             damaged.append(error.name)
-    handle.load_state_dict({key: value for key, value in state.items() if key != "rates"})  # of a run that followed nothing
+    handle.load_state_dict({key: value for key, value in training.unsealed(state).items() if key != "rates"})  # of a run that followed nothing
     without = handle.state_dict()
     handle.close()
     return told, damaged, "rates" in without

@@ -57,6 +57,45 @@ def _found():
     return found
 
 
+class _Framework(torch.nn.Module):
+    """As Lightning Fabric's module: the wrapper is a part of it, under a name of its own."""
+
+    def __init__(self, *forward_modules):
+        super().__init__()
+        self._forward_module = torch.nn.ModuleList(forward_modules)
+
+    @property
+    def module(self):
+        return self._forward_module[0].module
+
+
+def _looked_through():
+    ddp = _wrapped()
+    shells = [_Framework(ddp), torch.nn.Sequential(_Framework(ddp))]
+    if hasattr(torch, "compile"):
+        shells += [torch.compile(ddp), torch.compile(_Framework(ddp))]
+    found = [laconic.handle_of(shell) is None for shell in shells]
+    handle = laconic.attach(shells[1], "3lc", quiet=True)
+    found += [laconic.handle_of(shell) is handle for shell in (*shells, ddp, ddp.module)]
+    try:
+        laconic.attach(_Framework(_wrapped(), _wrapped()), "3lc", quiet=True)
+        found.append(False)
+    except laconic.LaconicError as error:
+        found.append("cannot attach to a " in error.message and "holds 2" in error.hint)
+    handle.close()
+    if hasattr(torch, "compile"):
+        net = torch.nn.Linear(80, 80)
+        inside = DistributedDataParallel(torch.compile(net, backend="eager"))
+        handle = laconic.attach(inside, "3lc", quiet=True)
+        found.append(laconic.handle_of(net) is handle)
+        handle.close()
+    return found
+
+
+def test_a_module_that_holds_one_wrapper_is_looked_through(pools):
+    assert all(all(found) for found in pools(2).run(_looked_through))
+
+
 def test_a_handle_is_found_from_the_wrapper_and_the_model_in_it(pools):
     for found in pools(2).run(_found):
         assert all(found), found
@@ -216,26 +255,29 @@ def test_a_copy_has_no_residual_and_may_be_attached(pools, how):
 # ---- silent at exit ----
 
 KEPT = """
-import sys
+import os, sys
 sys.main = sys.modules["__main__"]  # dill keeps it, too: what the program holds outlives the modules of laconic
 import torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 import laconic
 
-dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+child = os.fork()
+dist.init_process_group("gloo", store=dist.FileStore(f"{sys.argv[1]}/store", 2), rank=int(child == 0), world_size=2)
 ddp = DistributedDataParallel(torch.nn.Linear(80, 80))
 handle = laconic.attach(ddp, "3lc", quiet=True)
 ddp(torch.ones(2, 80)).sum().backward()
 codec, residual = laconic.Codec("3lc"), laconic.Residual(64)
 codec.encode(torch.ones(64), residual=residual)
+if child:
+    assert os.waitpid(child, 0)[1] == 0
 print("done")
 """
 
 
-def test_what_is_kept_to_the_end_prints_nothing():
+def test_what_is_kept_to_the_end_prints_nothing(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(Path(laconic.__file__).parents[1]), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", KEPT], env=environment, capture_output=True, text=True, timeout=280)
-    assert (done.returncode, done.stdout) == (0, "done\n")
+    done = subprocess.run([sys.executable, "-c", KEPT, tmp_path], env=environment, capture_output=True, text=True, timeout=280)
+    assert (done.returncode, done.stdout) == (0, "done\ndone\n"), done.stderr
     said = done.stderr.replace(str(Path(torch.__file__).parents[1]), "")  # which its warnings name, and a checkout may be called so
     assert "laconic" not in said and "Traceback" not in said, said
 

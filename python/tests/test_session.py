@@ -138,6 +138,30 @@ def test_every_change_of_a_law_is_a_line_on_rank_0(tmp_path, engine, ranks):
     assert job.ranks[1] == {"each": [], "last": [], "modules": []}
 
 
+def _alone_over_c10d():
+    from laconic import environment
+
+    said, (say, environment.say) = [], (environment.say, lambda line, level=0: said.append(line))
+    try:
+        with laconic.Session("3lc", [("w", (64, 32))], engine="c10d", small_elements=0, control="dc2") as session:
+            given = array("f", [0.5 * i - 0.0 for i in range(2048)])
+            gradient = array("f", given)
+            session.average(0, gradient)
+            state = session.state_dict()
+            header = {key: value for key, value in state["header"].items() if key != "fingerprint"}
+            compressed = {"version": 1, "header": header, "part": 8 << 20, "entries": {"residual/w": bytes(8192), "state/flush": bytes(8)}}  # by an earlier release
+            session.load_state_dict(compressed)
+            return said, gradient == given, session.stats(), session.explain()["reason"], state["entries"]
+    finally:
+        environment.say = say
+
+
+def test_one_rank_passes_gradients_through(pools):
+    [(said, equal, stats, reason, entries)] = pools(1).run(_alone_over_c10d)
+    assert said == [reason] == ["one rank exchanges nothing: gradients pass through"]
+    assert equal and (stats["ratio"], stats["wire_bytes"]) == (1.0, 0) and entries == {}
+
+
 def _told_over_c10d():
     import session_ranks
 

@@ -60,6 +60,13 @@ uint32_t most_in_flight(uint32_t window) noexcept {
   return window > 1 ? collective::kMaxWindow : 1;
 }
 
+/// The same rules without laws.
+std::vector<Rule> fixed(std::span<const Rule> rules) {
+  std::vector<Rule> still(rules.begin(), rules.end());
+  for (Rule& rule : still) rule.control.clear();
+  return still;
+}
+
 }  // namespace
 
 Session::~Session() = default;
@@ -102,7 +109,7 @@ Result<std::unique_ptr<Session>> Session::make(std::string_view text,
   session->records_ = records;
   *steers = *steers || session->records_;  // without a law, too, it holds what ranks report
   collective::Options mine = options;
-  mine.reports = options.reports || *steers;
+  mine.reports = options.world > 1 && (options.reports || *steers);
   auto model = collective::Model::create(*std::move(settings), *std::move(class_of),
                                          std::move(parameters), mine);
   if (!model) return std::move(model).error();
@@ -115,7 +122,9 @@ Result<std::unique_ptr<Session>> Session::make(std::string_view text,
   };
   session->moved_.resize(session->model_->classes());
   if (*steers) {
-    auto steering = Steering::create(*session->model_, control, rules, session->store_);
+    const bool alone = session->model_->alone();  // nothing there for a law to move
+    auto steering = alone ? Steering::create(*session->model_, {}, fixed(rules), session->store_)
+                          : Steering::create(*session->model_, control, rules, session->store_);
     if (!steering) return std::move(steering).error();
     session->steering_.emplace(*std::move(steering));
   }

@@ -18,18 +18,22 @@ import gradient_laws_figures  # noqa: E402
 import gradient_laws_page  # noqa: E402
 from training_here import needs, needs_models  # noqa: E402
 
-SETTINGS = ["--model", "mlp", "--steps", "4", "--every", "2", "--world", "1"]
+SETTINGS = ["--model", "mlp", "--steps", "4", "--every", "2", "--world", "2"]
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """run(file, …): `python FILE …`, a program that trains, with the build under test."""
+    """run(file, …): `python FILE …`, a program that trains, with the build under test; on `world` ranks."""
     needs_models()
-    from launches import program
+    from launches import launch, program
 
     files = {"LACONIC_LIBRARY": "lib/liblaconic.so", "LACONIC_BIN": "bin/laconic"}
     variables = {variable: needs(variable, place) for variable, place in files.items()}
-    return lambda *words: program(words, tmp_path_factory.mktemp("said"), **variables)
+    def started(*words, world=None):
+        said = tmp_path_factory.mktemp("said")
+        return program(words, said, **variables) if world is None else launch(words, said, world=world, **variables)
+
+    return started
 
 
 @pytest.fixture(scope="module")
@@ -50,17 +54,17 @@ import numpy, torch, torch.distributed as dist
 import gradient_laws, models
 from trainer import Trainer
 
-os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0", GLOO_SOCKET_IFNAME="lo")
 torch.set_num_threads(1)
+rank = int(os.environ["RANK"])
 with tempfile.TemporaryDirectory() as folder:
     folder = Path(folder)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
+    dist.init_process_group("gloo")
     kind = models.load("mlp")
     data = kind.data(None)
-    plain = Trainer(kind, "sidco:ratio=0.001", 0, data, 5, 0, 1)
+    plain = Trainer(kind, "sidco:ratio=0.001", 0, data, 5, rank, 2)
     for _ in range(5):
         plain.train_step()
-    trainer = Trainer(kind, "sidco:ratio=0.001", 0, data, 5, 0, 1)
+    trainer = Trainer(kind, "sidco:ratio=0.001", 0, data, 5, rank, 2)
     recorder = gradient_laws.Recorder(trainer, folder)
     residual = {}
     for _ in range(5):
@@ -75,7 +79,9 @@ with tempfile.TemporaryDirectory() as folder:
                 assert (left.flatten()[sent] == 0).all()
             else:
                 assert left is None
-                assert torch.equal(seen, p.grad.flatten())  # one rank: its gradient is the mean
+                both = seen / 2
+                dist.all_reduce(both)
+                assert torch.allclose(both, p.grad.flatten(), rtol=1e-5, atol=1e-8)
     assert recorder.about()["steps"] == [0, 1, 2, 3, 4]
     assert gradient_laws.digest(plain.model.module) == gradient_laws.digest(trainer.model.module)
     held = recorder.gradients.of(trainer.train_step)
@@ -88,8 +94,8 @@ with tempfile.TemporaryDirectory() as folder:
 def test_what_is_recorded_is_what_the_codec_encodes(run, tmp_path):
     """And a training is the same, recorded or not."""
     (tmp_path / "records.py").write_text(RECORDS)
-    done = run(tmp_path / "records.py", ROOT / "examples", ROOT / "examples" / "demo")
-    assert done.code == 0, done.err
+    for done in run(tmp_path / "records.py", ROOT / "examples", ROOT / "examples" / "demo", world=2):
+        assert done.code == 0, done.err
 
 
 def test_kinds_of_layers():

@@ -100,7 +100,7 @@ INSTANTIATE_TEST_SUITE_P(All, ServerSum,
                          [](const auto& which) { return "spec" + std::to_string(which.index); });
 
 TEST_P(ServerSum, GivesTheBitsOfTheEnginesOwnSums) {
-  for (const uint32_t world : {1U, 2U, 5U}) {
+  for (const uint32_t world : {2U, 5U}) {
     SCOPED_TRACE(world);
     const Gradient zero_at_times = [](uint32_t rank, uint64_t step) {
       Floats g = gradient(rank, step);
@@ -196,9 +196,12 @@ TEST(ServerSumPlan, IsChosenWhereThereIsAnAggregatorAndRefusedElsewhere) {
   EXPECT_NE(frames.error().message.find("its payload is not codes that add"), std::string::npos);
   SessionOptions small;
   small.small_elements = 64;
-  const auto by_itself = laconic::Session::create("thc", model(), adding.engine(0), small);
-  ASSERT_TRUE(by_itself) << by_itself.error().message;
-  EXPECT_NE((*by_itself)->explain().find("\"strategy\": \"server_sum\""), std::string::npos);
+  LoopbackHub two(2, std::chrono::seconds(100), caps);
+  on_all(2, [&](uint32_t r) {
+    const auto by_itself = laconic::Session::create("thc", model(), two.engine(r), small);
+    ASSERT_TRUE(by_itself) << by_itself.error().message;
+    EXPECT_NE((*by_itself)->explain().find("\"strategy\": \"server_sum\""), std::string::npos);
+  });
 }
 
 }  // namespace

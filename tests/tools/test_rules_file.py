@@ -106,7 +106,7 @@ def by_python(library, path):
         rules = given(str(path))
         array_of(rules)
         parameters = [(name, size if isinstance(size, list) else [size]) for name, size in MODEL.items()]
-        session = library.CSession(CALL, parameters, rank=0, world=1, seed=0, small_elements=0, strategy="auto", engine_sums=0, threads=1,
+        session = library.CSession(CALL, parameters, rank=0, world=2, seed=0, small_elements=0, strategy="auto", engine_sums=0, threads=1,
                                    rules=rules)
     except LaconicError as error:
         return str(error)

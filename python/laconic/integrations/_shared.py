@@ -14,6 +14,7 @@ from laconic import environment, files
 from laconic.attach import PassThrough
 from laconic.errors import LaconicError
 from laconic.group import listed
+from laconic.state import fingerprint
 
 READY = "ready"
 _FIELDS = {"version", "fingerprint", "state"}
@@ -57,7 +58,7 @@ def keeps_state(handle) -> bool:
 
 def content_of(handle) -> dict:
     """What a rank must have to continue, and which parameters it goes with."""
-    return {"version": VERSION, "fingerprint": files.fingerprint(handle.parameters), "state": handle.state_dict()}
+    return {"version": VERSION, "fingerprint": fingerprint(handle.parameters), "state": handle.state_dict()}
 
 
 def save(handle, path: Path) -> None:
@@ -147,7 +148,7 @@ def _fits(handle, content: dict, what: str):
         return f"{what} is no state that a LaconicCallback saved", None
     if content["version"] != VERSION:
         return f"{what} has version {content['version']}, this package reads {VERSION}", None
-    if content["fingerprint"] != files.fingerprint(handle.parameters):
+    if content["fingerprint"] != fingerprint(handle.parameters):
         return f"{what} goes with other parameters than those that the model has now", None
     try:
         load = handle.prepare(content["state"])

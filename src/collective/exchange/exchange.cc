@@ -56,6 +56,7 @@ Exchange::Exchange(RankState& state, Layout layout, DType dtype, Counters& count
 Result<std::unique_ptr<Exchange>> Exchange::create(RankState& state, Layout layout, DType dtype,
                                                    Counters& counters) {
   std::unique_ptr<Exchange> exchange(new Exchange(state, std::move(layout), dtype, counters));
+  if (state.model().alone()) return exchange;
   if (auto ok = exchange->check_lanes(); !ok) return std::move(ok).error();
   if (auto ok = exchange->reserve(); !ok) return std::move(ok).error();
   const Legs legs(state, exchange->layout_);
@@ -190,6 +191,8 @@ Result<uint32_t> Exchange::advance(std::span<Step> batch) {
     case Phase::idle:
       return exchange_has_ended();
     case Phase::begun:
+      if (state_->model().alone()) return pass_through();
+      [[fallthrough]];
     case Phase::enrolling:
       if (!enrolled_) return enroll(batch);
       start();
@@ -198,6 +201,13 @@ Result<uint32_t> Exchange::advance(std::span<Step> batch) {
       break;
   }
   return step_strategy(batch);
+}
+
+/// The mean of one rank's gradient is in the buffer.
+Result<uint32_t> Exchange::pass_through() {
+  phase_ = Phase::idle;
+  if (failure_) return *failure_;
+  return uint32_t{0};
 }
 
 /// Every rank tells whether it is ready for this layout, and by which state; the same exchange then

@@ -93,6 +93,7 @@ class Exchange {
   [[nodiscard]] bool may_be_dense_in_part() const;
   [[nodiscard]] Result<void> check_lanes() const;
   Result<uint32_t> advance(std::span<Step> batch);
+  Result<uint32_t> pass_through();
   Result<uint32_t> enroll(std::span<Step> batch);
   void start();
   void keep();

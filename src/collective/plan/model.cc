@@ -20,8 +20,12 @@ Unit whole_unit(const Parameter& p) { return {p.count(), p.rows, p.cols, hash64(
 
 bool compresses_nothing(const Spec& spec) { return spec.codec().info.name == "none"; }
 
+/// One rank has nobody to send to: its gradients pass through.
+bool alone(const Options& options) { return options.world == 1; }
+constexpr std::string_view kAlone = "one rank exchanges nothing: gradients pass through";
+
 bool is_raw(const Spec& spec, const Parameter& p, const Options& options) {
-  return compresses_nothing(spec) || p.count() <= options.small_elements;
+  return alone(options) || compresses_nothing(spec) || p.count() <= options.small_elements;
 }
 
 bool all_lanes(const Plan& plan) {
@@ -45,9 +49,10 @@ bool is_cut(const Spec& spec, const Parameter& p, uint64_t world) {
 std::string reason_of(const Spec& spec, const Options& options, StrategyKind strategy,
                       const Assignment& a) {
   const auto n = [](uint64_t x) { return std::to_string(x); };
+  if (alone(options)) return std::string(kAlone);
   if (a.raw && compresses_nothing(spec)) return "none compresses nothing";
   if (a.raw) return "at most small_elements = " + n(options.small_elements) + " elements";
-  if (strategy != StrategyKind::two_shot || options.world == 1) return {};
+  if (strategy != StrategyKind::two_shot) return {};
   if (a.pieces.size() > 1) return "cut into " + n(a.pieces.size()) + " ranges, one for each owner";
   return "whole to owner " + n(a.pieces[0].owner) + ": fewer than " + n(granule_of(spec)) +
          " elements for each of " + n(options.world) + " ranks";
@@ -300,7 +305,8 @@ bool Model::uses(StrategyKind strategy) const noexcept {
 }
 
 bool Model::feedback() const noexcept {
-  return std::ranges::any_of(settings_, [](const Setting& s) { return s.spec.feedback(); });
+  return !alone() &&
+         std::ranges::any_of(settings_, [](const Setting& s) { return s.spec.feedback(); });
 }
 
 std::string Model::configured() const {
@@ -441,6 +447,9 @@ void Model::assign() {
   for (uint32_t c = 1; c < classes(); ++c)
     listing += concat({";", strategy_name(choice(c).strategy)});
   agreement_ = hash64(listing);
+  if (alone()) {  // whatever was planned, which saved states are hashed with
+    for (Choice& choice : choices_) choice = {StrategyKind::native_sum, std::string(kAlone)};
+  }
 
   const uint64_t world = options_.world;
   std::vector<uint64_t> load(world, 0);  // elements of uncut pieces, by owner

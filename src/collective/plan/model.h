@@ -165,6 +165,8 @@ class Model {
   /// Does any class remember what it did not send?
   [[nodiscard]] bool feedback() const noexcept;
   [[nodiscard]] const Options& options() const noexcept { return options_; }
+  /// One rank: gradients pass through, and nothing is sent, compressed or remembered.
+  [[nodiscard]] bool alone() const noexcept { return options_.world == 1; }
   /// EngineCaps::scales_from of all ranks together.
   void agree_on_scaling(uint64_t from) noexcept { options_.caps.scales_from = from; }
   [[nodiscard]] const std::vector<Parameter>& parameters() const noexcept { return parameters_; }
@@ -188,7 +190,7 @@ class Model {
   /// Engine-added float sums depend on an element's place in the buffer: does any of ours? Those of
   /// ways out and flushes, which every strategy has, do not count.
   [[nodiscard]] bool layout_matters() const noexcept {
-    return dense_ != 0 || uses(StrategyKind::native_sum);
+    return !alone() && (dense_ != 0 || uses(StrategyKind::native_sum));
   }
 
  private:

@@ -82,7 +82,7 @@ struct Scene {
 };
 void PrintTo(const Scene& scene, std::ostream* out) { *out << scene.name; }
 constexpr Scene kScenes[] = {
-    {"gather", "int8:block=64+ef", {"topk:ratio=0.1", 1, LACONIC_STRATEGY_GATHER_ALL}},
+    {"gather", "int8:block=64+ef", {"topk:ratio=0.1", 2, LACONIC_STRATEGY_GATHER_ALL}},
     {"two_shot", "powersgd:rank=2", {"3lc", 2, LACONIC_STRATEGY_TWO_SHOT}},
     {"native", "sidco", {"powersgd:rank=2", 2, LACONIC_STRATEGY_NATIVE_SUM}},
     {"gather_two", "3lc", {"sidco", 2, LACONIC_STRATEGY_GATHER_ALL}},
@@ -99,7 +99,6 @@ std::unique_ptr<Objects> objects_for(const Scene& scene, const Function& functio
   }
   if (std::string(function.name).starts_with("laconic_aggregator")) {
     laconic_session_options options = o->world.options(0);
-    options.world = 1;
     options.spec = "thc";
     options.strategy = LACONIC_STRATEGY_SERVER_SUM;
     options.aggregates = 1;
@@ -249,7 +248,6 @@ TEST(WithoutMemory, ALocalFailureIsToldNevertheless) {
 /// same, and the next one works.
 TEST(WithoutMemory, AnExchangeEndsWhereAMessageFindsNone) {
   for (const Scene& scene : kScenes) {
-    if (scene.setup.world == 1) continue;
     SCOPED_TRACE(scene.name);
     const auto fail_and_advance = [](World& world, int rounds) {
       world.begin_all();

@@ -39,7 +39,7 @@ TEST(Exchanges, StepsAreWrittenAtTheCallersStride) {
                             sizeof(laconic_step), sizeof(laconic_step) + 24}) {
     SCOPED_TRACE(size);
     // Float biases and 16-bit weights: two sums in one batch.
-    const WorldSetup setup{"bf16", 1, LACONIC_STRATEGY_NATIVE_SUM,
+    const WorldSetup setup{"bf16", 2, LACONIC_STRATEGY_NATIVE_SUM,
                            1U << LACONIC_F32 | 1U << LACONIC_BF16};
     World world(setup), same(setup);
     world.begin_all();

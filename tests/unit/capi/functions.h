@@ -480,7 +480,7 @@ inline std::span<const Function> state_functions() {
 inline laconic_aggregator_options aggregator_options() {
   laconic_aggregator_options o{};
   o.struct_size = sizeof o;
-  o.world = 1;
+  o.world = 2;
   o.servers = "127.0.0.1:9";
   o.timeout_ms = 50;
   return o;

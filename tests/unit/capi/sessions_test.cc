@@ -11,18 +11,57 @@ namespace {
 
 constexpr int32_t code_of(Errc code) { return static_cast<int32_t>(code); }
 
-TEST(Sessions, OneRank) {
+TEST(Sessions, RememberWhatTheyDidNotSend) {
   World world({});
   laconic_session* const session = world.ranks[0].session;
-  std::vector<uint8_t> card(LACONIC_AGREEMENT_BYTES);
-  ASSERT_EQ(laconic_session_agreement(session, card.data()), 0);
-  EXPECT_EQ(laconic_session_check_agreement(session, card.data()), 0);
   EXPECT_EQ(laconic_session_state_count(session), 2U);  // residual/w, state/flush
-
   ASSERT_EQ(world.exchange(), 0) << laconic_last_message();
   EXPECT_NE(std::string(laconic_session_stats(session)).find("\"exchanges\": 1"),
             std::string::npos);
   EXPECT_GT(laconic_session_residual_norm(session), 0.0);
+}
+
+TEST(Sessions, OfOneRankPassGradientsThrough) {
+  for (const WorldSetup& setup :
+       {WorldSetup{"3lc", 1},
+        {"topk:ratio=0.1", 1, LACONIC_STRATEGY_GATHER_ALL},
+        {"powersgd:rank=2", 1, LACONIC_STRATEGY_NATIVE_SUM},
+        {"signsgd", 1},
+        {"thc:block=256", 1, LACONIC_STRATEGY_SERVER_SUM, 1U << LACONIC_F32, true}}) {
+    SCOPED_TRACE(setup.spec);
+    World world(setup);
+    laconic_session* const session = world.ranks[0].session;
+    std::vector<float>& buffer = world.ranks[0].buffer;
+    ASSERT_EQ(laconic_session_flush(session, 3), 0);
+    for (int step = 0; step < 2; ++step) {
+      buffer = wave(World::kElements);
+      buffer[3] = -0.0F;
+      const std::vector<float> given = buffer;
+      ASSERT_EQ(world.begin(0), 0);
+      ASSERT_EQ(world.next(0), 0) << laconic_last_message();
+      EXPECT_TRUE(world.ranks[0].ended) << "no step for an engine";
+      world.settle();
+      EXPECT_EQ(std::memcmp(buffer.data(), given.data(), 4 * given.size()), 0);
+    }
+    const std::string stats = laconic_session_stats(session);
+    for (const char* said :
+         {"\"ratio\": 1", "\"wire_bytes\": 0,", "\"exchanges\": 2,", "\"flush_steps_left\": 0,"})
+      EXPECT_NE(stats.find(said), std::string::npos) << said << " in " << stats;
+    EXPECT_NE(std::string(laconic_session_explain(session))
+                  .find("\"reason\": \"one rank exchanges nothing: gradients pass through\""),
+              std::string::npos);
+    EXPECT_EQ(laconic_session_state_count(session), 0U);
+    EXPECT_EQ(laconic_session_layout_matters(session), 0);
+    EXPECT_EQ(laconic_session_all_raw(session), 1);
+  }
+}
+
+TEST(Sessions, OfOneRankTellWhatFailed) {
+  World world({"3lc", 1});
+  ASSERT_EQ(world.begin(0), 0);
+  ASSERT_EQ(laconic_exchange_fail(world.ranks[0].exchange, 62, "the disk is full"), 0);
+  EXPECT_EQ(world.next(0), 62);
+  EXPECT_NE(std::string(laconic_last_message()).find("the disk is full"), std::string::npos);
 }
 
 struct Created {
@@ -57,7 +96,7 @@ TEST(Sessions, OptionsOutsideTheirRangeAreRefused) {
   EXPECT_TRUE(refused([](auto& o) { o.threads = LACONIC_MAX_THREADS + 1; }));
   EXPECT_TRUE(refused([](auto& o) { o.threads = static_cast<uint32_t>(-1); }));
   EXPECT_TRUE(refused([](auto& o) { o.world = 0; }));
-  EXPECT_TRUE(refused([](auto& o) { o.rank = 1; }));
+  EXPECT_TRUE(refused([](auto& o) { o.rank = 2; }));
   EXPECT_TRUE(refused([](auto& o) { o.struct_size = offsetof(laconic_session_options, spec); }));
   laconic_session_options options = world.options(0);
   options.window = LACONIC_MAX_WINDOW;
@@ -129,6 +168,7 @@ TEST(Sessions, ALayoutIsReleased) {
   bucket.buffer = nullptr;
   EXPECT_EQ(laconic_session_release_layout(session, &bucket), 0);
   EXPECT_TRUE(layouts("0"));
+  world.release(1);
   EXPECT_EQ(world.exchange(), 0) << "it may come back";
 }
 

@@ -26,7 +26,7 @@ inline std::vector<float> wave(size_t n, float phase = 0.0F) {
 
 struct WorldSetup {
   const char* spec = "topk:ratio=0.1";
-  uint32_t world = 1;
+  uint32_t world = 2;
   uint32_t strategy = LACONIC_STRATEGY_AUTO;
   uint32_t sums = 1U << LACONIC_F32;  // the engine below adds no others
   bool aggregates = false;            // by the ranks' aggregators

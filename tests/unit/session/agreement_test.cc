@@ -133,15 +133,24 @@ TEST(Agreement, AForeignCardIsRefused) {
 
 /// What does not fit on this rank is told to all of them, so the exchange begins.
 TEST(Session, RefusesLayoutsThatDoNotFit) {
-  Options o;
-  auto s = *Session::create("3lc", kModel, o);
-  std::vector<float> buffer(8010);
-  Bucket bucket;
-  bucket.buffer = buffer.data();
-  LoopbackHub hub(1);
+  Ranks group({.spec = "3lc", .parameters = kModel});
+  std::vector<float> buffers[2] = {std::vector<float>(8010), std::vector<float>(8010)};
+  bool has_buffer = true;
+  DType dtype = DType::f32;
+  uint64_t step = 0;
   const auto code = [&](const Layout& layout) {
-    const auto done = session::drive(*s, bucket, layout, hub.engine(0));
-    return done ? Errc::ok : done.error().code;
+    std::vector<Errc> codes(2, Errc::ok);
+    group.on_all([&](uint32_t r) {
+      Bucket bucket;
+      bucket.buffer = has_buffer ? buffers[r].data() : nullptr;
+      bucket.dtype = dtype;
+      bucket.step = step;
+      const auto done = session::drive(group.session(r), bucket, layout, group.hub().engine(r));
+      if (!done) codes[r] = done.error().code;
+    });
+    ++step;
+    EXPECT_EQ(codes[0], codes[1]);
+    return codes[0];
   };
   EXPECT_EQ(code({{7}, {0}, 8010}), Errc::peer_failed);
   EXPECT_EQ(code({{0}, {100}, 8010}), Errc::peer_failed);
@@ -151,10 +160,10 @@ TEST(Session, RefusesLayoutsThatDoNotFit) {
   EXPECT_EQ(code(fits), Errc::ok);
   EXPECT_EQ(code({{7}, {0}, 8010}), Errc::peer_failed) << "a layout that has worked stands in";
   EXPECT_EQ(code(fits), Errc::ok);
-  bucket.buffer = nullptr;
+  has_buffer = false;
   EXPECT_EQ(code(fits), Errc::invalid_argument);
-  bucket.buffer = buffer.data();
-  bucket.dtype = DType::u8;
+  has_buffer = true;
+  dtype = DType::u8;
   EXPECT_EQ(code(fits), Errc::dtype_unsupported);
 }
 

@@ -281,6 +281,7 @@ TEST(SessionReports, NobodyReportsWhereItIsOff) {
 TEST(NormSample, LooksAtAFixedStrideWhateverTheBuckets) {
   const std::vector<test::Parameter> model{{"a", 100, 100}, {"small", 5, 1}, {"b", 20000, 3}};
   test::Options o;
+  o.world = 2;
   o.small_elements = 16;
   auto session = *Session::create("topk:ratio=0.1", model, o);
   const collective::Model& m = session->model();
