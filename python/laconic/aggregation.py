@@ -207,7 +207,7 @@ class AggregatingEngine:
         try:
             for run in batch.runs:
                 run.wait(self.inner.glance)
-        except RuntimeError as error:
+        except Exception as error:  # noqa: BLE001  as the engine inside does it
             self._end_runs(batch)
             self.inner.fail(batch.inner, error)
         if batch.inner is not None:

@@ -8,6 +8,7 @@ nothing here asks for a version number.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import datetime
 import functools
@@ -248,7 +249,7 @@ class Engine:
         asked = time.perf_counter()
         try:
             self._complete(batch)
-        except RuntimeError as error:
+        except Exception as error:  # noqa: BLE001  as in start
             self._failed(batch, error)
         self._under_way.discard(batch)
         now = time.perf_counter()
@@ -263,10 +264,8 @@ class Engine:
 
     def settle(self, batch: Batch) -> None:
         """As wait, whatever becomes of it: behind a failure, before the exchange's memory is used again."""
-        try:
+        with contextlib.suppress(Exception):
             self.wait(batch)
-        except RuntimeError:
-            pass
 
     def _complete(self, batch: Batch) -> None:
         if self._faults is None:
