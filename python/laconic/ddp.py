@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import json
@@ -18,7 +19,7 @@ from . import aggregation, environment, errors, registered, reports, trace
 from ._checks import U64, whole
 from ._session import CSession, Layout, agree, engine_failed, gather_texts
 from .changes import Changes
-from .delivery import EndOfBackward, Sum
+from .delivery import EndOfBackward, Sum, in_backward
 from .engine import Engine
 from .environment import place
 from .errors import LaconicError
@@ -28,6 +29,7 @@ from .rates import Rates
 from .resumed import Resumed
 from .rules import chosen, given
 from .state import check_fields, check_layout
+from .turns import Turns, refused
 from .worker import DTYPES, Worker, result, shorten
 
 #: bytes of a bucket up to which its mean is given to DDP at the end of backward(): a copy of more takes longer than two hand-overs
@@ -66,6 +68,7 @@ class Handle:
         self._seen: list[Layout] = []      # this iteration's buckets
         self._last_seen: list[Layout] = []
         self._in_iteration = False
+        self._turns = Turns()  # of iterations, and calls that may come from any thread
         self._since_step = 0  # of the last change of a setting
         self._tells = False   # a bucket of this iteration that PyTorch would sum carries the ranks' reports
         self._at_end = EndOfBackward()
@@ -250,6 +253,7 @@ class Handle:
         if bucket.is_last():
             self._end_iteration()
             self._at_end.queue()
+            self._turns.end_step()
         return future
 
     def _exchange(self, bucket):
@@ -280,6 +284,7 @@ class Handle:
         return self._stage.cuts_sums or not plain or not (self._all_raw or self.worker.step < self.warmup)
 
     def _begin_iteration(self) -> None:
+        self._turns.begin_step()
         self._in_iteration = True
         self._asks_behind_us = self._stage.at_end and not getattr(self._wrapper(), "static_graph", True)
         if self._scaler is not None and self._scaler.is_enabled():
@@ -398,7 +403,8 @@ class Handle:
         call it give the same number. A flush that is under way goes on as it is, and so does one that was saved with
         state_dict. `stats()["flush_steps_left"]` counts down.
         """
-        return self.worker.flush(steps)
+        with self._between_steps("flush"):
+            return self.worker.flush(steps)
 
     def set(self, spec: str | None = None, rules=None, control: str | None = None) -> None:
         """Other settings from the next iteration on: those of `laconic.attach`; what is None stays. Residuals stay, too.
@@ -408,12 +414,11 @@ class Handle:
         (`none`, `bf16`, `+noef`) has no place for residuals: these go out with the gradients first, in as many steps as they are
         larger, and the setting holds from the iteration behind them. docs/guide/control.md.
         """
-        if self._in_iteration:
-            raise errors.error("exchange_order", "set was called within an iteration", "call it between two iterations, on all ranks")
-        if self.worker.set(spec, rules, control):
-            self._take_settings()
-        elif self.rank == 0:
-            environment.say(f"set: residuals go out first, over {self.worker.session.flush_steps_left()} steps or more")
+        with self._between_steps("set"):
+            if self.worker.set(spec, rules, control):
+                self._take_settings()
+            elif self.rank == 0:
+                environment.say(f"set: residuals go out first, over {self.worker.session.flush_steps_left()} steps or more")
 
     def _set_what_waits(self) -> None:
         """DDP would not survive an error out of the hook: it is told, and training goes on."""
@@ -447,12 +452,35 @@ class Handle:
         self._rates.follow(optimizer)
 
     def state_dict(self) -> dict:
-        """Everything that this rank must have to continue bit for bit. One per rank: residuals differ."""
-        layouts = self._resumed.layouts if self._resumed is not None else self._last_seen
-        if self.worker.step >= self.warmup:  # what goes uncompressed is not cut
-            layouts = _parts_of(layouts)
-        names = self.worker.session.names
-        return {**self.worker.state_dict(), "layout": [[names[i] for i in layout.parameters] for layout in layouts]}
+        """Everything that this rank must have to continue bit for bit. One per rank: residuals differ.
+
+        From another thread than the one that trains it waits for the end of the step under way, at most for the group's time-out. From
+        inside of backward(), a signal handler that comes meanwhile included, it is refused and changes nothing, as are flush, set and
+        load_state_dict: save the state that was taken last between two steps. When the engine has failed it always answers.
+        """
+        with self._between_steps("state_dict"):
+            layouts = self._resumed.layouts if self._resumed is not None else self._last_seen
+            if self.worker.step >= self.warmup:  # what goes uncompressed is not cut
+                layouts = _parts_of(layouts)
+            names = self.worker.session.names
+            return {**self.worker.state_dict(), "layout": [[names[i] for i in layout.parameters] for layout in layouts]}
+
+    @contextlib.contextmanager
+    def _between_steps(self, call: str):
+        """Inside, no step is under way, or none will ever end."""
+        worker = self.worker
+        worker.check_process()
+
+        def over() -> bool:
+            return worker.broken is not None or worker.closed
+
+        if worker.here or over():
+            yield
+            return
+        if in_backward():
+            raise refused(call)
+        with self._turns.call(call, _seconds(self._user_group), over):
+            yield
 
     def load_state_dict(self, state: dict) -> None:
         """Continues a saved run. Another rank's state, world size, model, spec or version is refused with the reason, a
@@ -462,13 +490,15 @@ class Handle:
     def prepare(self, state: dict):
         """Checks a saved state as load_state_dict does and changes nothing; gives a call that loads it and cannot fail."""
         check_fields("it", state, {"version", "header", "step", "tensors", "layout"}, {"rates"})
-        load = self.worker.prepare({key: value for key, value in state.items() if key != "layout"})
+        with self._between_steps("load_state_dict"):
+            load = self.worker.prepare({key: value for key, value in state.items() if key != "layout"})
         buckets = check_layout(state["layout"], self.worker.session.names, [p.dtype for _, p in self._parameters],
                                required=state["step"] > 0 and len(self._parameters) > 0)
 
         def continues():
-            load()
-            self._resumed = self._resume(buckets) if buckets else None
+            with self._between_steps("load_state_dict"):
+                load()
+                self._resumed = self._resume(buckets) if buckets else None
 
         return continues
 
@@ -484,7 +514,8 @@ class Handle:
     def gather_texts(self, text: str) -> list[str]:
         """Every rank's text (500 bytes of UTF-8 at most), in rank order. Collective: every rank makes the call, between two
         iterations."""
-        return self.worker.gather_texts(text)
+        with self._between_steps("gather_texts"):
+            return self.worker.gather_texts(text)
 
     def at_end(self, callback) -> None:
         """`callback()` is called once when the wrapper goes away or the handle is closed, in a thread of laconic's; state_dict

@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import functools
 import logging
+import os
 import queue
 import threading
 import time
@@ -24,6 +25,7 @@ from ._arrays import zeros
 from ._checks import U64, whole
 from ._session import ENGINE_FAILED, CSession, Layout, Window, engine_failed, gather_texts, no_span
 from .aggregation import AggregatingEngine
+from .background import GLANCE
 from .coalescing import Coalesced, Coalescing, Piece
 from .delivery import EndOfBackward
 from .engine import _TORCH_TYPES, Engine, view
@@ -174,6 +176,7 @@ class Worker:
         self._at_end: list = []
         self._last_words: tuple[dict, dict] | None = None  # stats and explain of a worker that has ended
         self._session_in_use = threading.RLock()  # by a thread that asks, against the end
+        self._process = os.getpid()
         self._tasks: queue.SimpleQueue = queue.SimpleQueue()
         self._thread = threads.start(_work, self._tasks, name="laconic", stop=functools.partial(self._tasks.put, None))
         weakref.finalize(self, self._tasks.put, None).atexit = False  # where it is dropped unclosed
@@ -207,8 +210,23 @@ class Worker:
         return future
 
     def check_open(self) -> None:
+        self.check_process()
         if self._closed:
             raise errors.error("invalid_argument", "this model's handle was closed", "wrap the model again and attach again")
+
+    def check_process(self) -> None:
+        if self._forked:
+            raise errors.error("unsupported", "this process was forked from the one that trains, and laconic's thread is not in it",
+                               "call it in the process that has attached")
+
+    @property
+    def _forked(self) -> bool:
+        return os.getpid() != self._process
+
+    @property
+    def here(self) -> bool:
+        """Whether this thread is the worker's."""
+        return threading.current_thread() is self._thread
 
     def next_step(self) -> None:
         """Every buffer of this step was submitted, or summed elsewhere."""
@@ -268,7 +286,7 @@ class Worker:
         """Nothing goes out any more. The other ranks wait for this one: where the engine can, it tells them."""
         with self._lock:
             first, self.broken = self.broken is None, self.broken or error
-        if first and threading.current_thread() is self._thread:
+        if first and self.here:
             with contextlib.suppress(BaseException):  # it raises what all ranks report
                 self.engine.fail(None, self.broken)
 
@@ -398,12 +416,12 @@ class Worker:
         self._coalescing.end_step()
 
     def _undo_unfinished(self) -> None:
-        """State is wanted in the middle of a step that may never end: what is in flight, or waits for it, goes back into the
+        """The engine has failed, or the worker ends, in the middle of a step: what is in flight, or waits for it, goes back into the
         residuals, and nothing is exchanged any more."""
         pieces = self._coalescing.take()
         if not self._window.in_flight and not pieces:
             return
-        why = engine_failed(RuntimeError("the state was saved in the middle of a step, whose exchanges were undone for it"))
+        why = self.broken or engine_failed(RuntimeError("the handle ended in the middle of a step, whose exchanges were undone"))
         self._window.break_off(self.engine, why)
         for piece in pieces:
             self._failed(why, piece.layout, piece.job.step, f"bucket {piece.job.index}")
@@ -428,7 +446,7 @@ class Worker:
 
     def _between_jobs(self, what):
         """What `what()` gives in the worker's thread, after everything that is queued."""
-        if threading.current_thread() is self._thread:
+        if self.here:
             return what()
         self.check_open()
         box = concurrent.futures.Future()
@@ -440,6 +458,10 @@ class Worker:
                 box.set_exception(error)
 
         self._tasks.put(task)
+        while not concurrent.futures.wait([box], timeout=GLANCE).done:
+            if not self._thread.is_alive() and not box.done():  # another thread, or the process, has ended it meanwhile
+                self._closed = True
+                self.check_open()
         return box.result()
 
     # ---- what users ask -------------------------------------------------------------------------------------------------
@@ -534,8 +556,8 @@ class Worker:
         """{"version", "header", "step", "tensors"}: what this rank must have to continue bit for bit. With learning rates that
         residuals follow, "rates".
 
-        Waits for what is queued: after a failure the jobs behind it still put their gradients into the residuals. In the
-        middle of a step it undoes the exchanges in flight, and this worker exchanges nothing any more.
+        Waits for what is queued: after a failure the jobs behind it still put their gradients into the residuals. Called between
+        two steps, or when the engine has failed: then what is in flight is undone.
         """
         return self._between_jobs(self._state_dict)
 
@@ -604,7 +626,9 @@ class Worker:
 
     def end(self) -> bool:
         """Ends the worker behind what is queued and frees what it holds, but for the last counters. Does not wait: it may be
-        called while objects are collected. False if that was done before."""
+        called while objects are collected. False if that was done before, or is another process's business."""
+        if self._forked:
+            return False
         with self._lock:
             ended, self._closed = self._closed, True
         if not ended:
@@ -634,7 +658,7 @@ class Worker:
     def close(self) -> bool:
         """As `end`, and waits for it."""
         first = self.end()
-        if threading.current_thread() is not self._thread:
+        if not self.here:
             self._thread.join()
         return first
 
