@@ -106,7 +106,7 @@ class Handle:
 
     def _open(self, ddp, spec, *, warmup, threads, aggregator, strategy, rules, control, record, **options):
         """Everything that one rank may refuse, and the agreement of all of them."""
-        engine = Engine(self._sibling.group)
+        engine = Engine(self._sibling.group, of=self._user_group)
         self._world, self.rank = engine.world, engine.rank
         self._exchange_backend = dist.get_backend(self._sibling.group)
         sums = engine.probe_sums()

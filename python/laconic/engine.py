@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import datetime
 import functools
+import math
 import time
 import weakref
 
@@ -21,6 +22,7 @@ import torch.distributed as dist
 from . import _lib
 from .background import GLANCE, Background
 from .faults import Faults
+from .group import group_timeout, set_timeout
 
 _TORCH_TYPES = {_lib.F32: torch.float32, _lib.F16: torch.float16, _lib.BF16: torch.bfloat16, _lib.U8: torch.uint8,
                 _lib.I32: torch.int32}
@@ -96,14 +98,21 @@ _SETTLED = 0.3  # seconds that collectives have to end after their connections
 _ATOMIC = 1 << 16
 
 
-def _wait_direct(works, batch: Batch) -> None:
+def _wait_direct(works, batch: Batch, timeout: float) -> None:
+    """For all of them together. Gloo's own time-out for them is the one that the group was made with."""
+    until = time.monotonic() + timeout
     for direct in works:
         try:
-            direct.work.wait()
+            direct.work.wait(*_left(until))
         except RuntimeError as error:
             error.peer = direct.peer
             raise
     batch.completed = time.perf_counter()
+
+
+def _left(until: float) -> list[datetime.timedelta]:
+    """Until a moment of time.monotonic(), as Work.wait takes it. 0 would be for ever."""
+    return [] if until == math.inf else [datetime.timedelta(seconds=max(until - time.monotonic(), 0.001))]
 
 
 class Batch:
@@ -131,8 +140,10 @@ class Engine:
     of_cpp = False
     _faults: Faults | None = None  # of groups of Gloo
 
-    def __init__(self, group, *, limiter=None):
-        self.group = group
+    def __init__(self, group, *, of=None, limiter=None):
+        """`of`: the users' group, whose sibling this one is. They may change its time-out at any time."""
+        self.group, self._of = group, of if of is not None else group
+        self._timeout: datetime.timedelta | None = None
         self.rank = dist.get_rank(group)
         self.world = dist.get_world_size(group)
         self.limiter = limiter  # emulated links only: see laconic.emulate
@@ -147,7 +158,21 @@ class Engine:
         #: Gloo's receives take what arrives, up to their room: varying lengths travel as they are
         self.short_sends = self._probe_short_sends()
 
+    def follow_timeout(self) -> None:
+        timeout = group_timeout(self._of)
+        if timeout is not None and timeout != self._timeout:
+            self._timeout = timeout
+            set_timeout(self.group, timeout)
+            if self._faults is not None:
+                self._faults.timeout = timeout.total_seconds()
+
+    @property
+    def timeout(self) -> float:
+        """Seconds that what begins now has; inf where torch does not tell."""
+        return self._timeout.total_seconds() if self._timeout is not None else math.inf
+
     def _begin(self, works=()) -> Batch:
+        self.follow_timeout()
         batch = Batch(works)
         self._under_way.add(batch)
         return batch
@@ -278,10 +303,11 @@ class Engine:
         if batch.direct is not None:
             batch.direct.wait(self.glance)
         else:
-            _wait_direct(_direct(batch), batch)
+            _wait_direct(_direct(batch), batch, self.timeout)
+        until = time.monotonic() + self.timeout
         for work in batch.works:
             if not isinstance(work, _Direct):
-                self._wait_for(work)
+                self._wait_for(work, until)
 
     def _wait_elsewhere(self, batch: Batch) -> None:
         if self._faults is None:
@@ -290,15 +316,17 @@ class Engine:
         batch.direct_bytes = sum(work.size for work in direct)
         if sum(other.direct_bytes for other in self._under_way) > _ATOMIC:
             self._waiter = self._waiter or Background("laconic-waiter")
-            batch.direct = self._waiter.begin(functools.partial(_wait_direct, direct, batch))
+            batch.direct = self._waiter.begin(functools.partial(_wait_direct, direct, batch, self.timeout))
 
-    def _wait_for(self, work) -> None:
+    def _wait_for(self, work, until: float) -> None:
         while True:
             try:
                 return work.wait(_GLANCE)
             except RuntimeError:
                 if getattr(work, "work", work).is_completed():
                     return work.wait()
+            if time.monotonic() > until:
+                raise RuntimeError("timed out")
             self.glance()
 
     def glance(self) -> None:
