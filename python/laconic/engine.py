@@ -139,11 +139,11 @@ class Engine:
 
     of_cpp = False
     _faults: Faults | None = None  # of groups of Gloo
+    _of, _timeout = None, None  # the group whose time-out holds, and what it was when it was looked at last
 
     def __init__(self, group, *, of=None, limiter=None):
         """`of`: the users' group, whose sibling this one is. They may change its time-out at any time."""
         self.group, self._of = group, of if of is not None else group
-        self._timeout: datetime.timedelta | None = None
         self.rank = dist.get_rank(group)
         self.world = dist.get_world_size(group)
         self.limiter = limiter  # emulated links only: see laconic.emulate
