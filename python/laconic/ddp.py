@@ -20,7 +20,7 @@ from ._checks import U64, whole
 from ._session import CSession, Layout, agree, engine_failed, gather_texts
 from .changes import Changes
 from .delivery import EndOfBackward, Sum, in_backward
-from .engine import Engine
+from .engine import Engine, lend
 from .environment import place
 from .errors import LaconicError
 from .group import Meeting, Sibling, group_timeout
@@ -249,6 +249,8 @@ class Handle:
             future, then = self._sum_foreign(bucket.buffer())
         else:
             future, then = self._exchange(bucket)
+        if then is not result:
+            lend(then)
         future = future.then(then)
         if bucket.is_last():
             self._end_iteration()
@@ -361,6 +363,7 @@ class Handle:
                 failure = self.worker.broken or engine_failed(error)
             self._stage.deliver(ticket, future, failure)
 
+        lend(summed)
         self._all_reduce(buffer).then(summed)
         return future
 

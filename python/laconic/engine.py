@@ -13,6 +13,7 @@ import ctypes
 import datetime
 import functools
 import math
+import threading
 import time
 import weakref
 
@@ -75,19 +76,38 @@ class _Direct:
 
 
 # A collective that has ended is still held by the backend's own thread for a moment. If that thread is the last to let go of a
-# tensor that Python made, it wants the interpreter; while that goes away, the process ends with SIGABRT. So the end of the
-# process waits until the threads have let go; of what is still under way then, they are not the last.
-_given: set[weakref.ref] = set()  # to a collective, each tensor once, and somebody still holds it
+# tensor that Python made, or of a callback, it wants the interpreter; while that goes away, the process ends with SIGABRT. So the
+# end of the process waits until the threads have let go; of what is still under way then, they are not the last.
+_given: set[weakref.ref] = set()  # each thing that was lent once, as long as somebody holds it
+
+
+def lend(thing) -> None:
+    """To the backend: a thread of it holds this tensor or callback for a while."""
+    _given.add(weakref.ref(thing, _given.discard))
 
 
 @atexit.register
 def _wait_for_the_backend() -> None:
-    deadline, held = time.monotonic() + 2, bool(_given)
-    while _given and time.monotonic() < deadline:
+    # Autograd's threads of an accelerator never leave the interpreter.
+    deadline = time.monotonic() + (2 if _given or not _accelerated() else 0.1)
+    while (_given or _foreign_threads() > 0) and time.monotonic() < deadline:  # who lets go has to come out again, too
         time.sleep(0.001)
-    if held:  # the thread that lets go wants the interpreter once more, to come back from freeing the tensor
-        time.sleep(0.02)
     ctypes.pythonapi.Py_IncRef(ctypes.py_object([tensor() for tensor in list(_given)]))
+
+
+def _accelerated() -> bool:
+    return hasattr(torch, "accelerator") and torch.accelerator.is_available()
+
+
+def _foreign_threads() -> int:
+    """Threads that Python has not started and that are in the interpreter, or wait for it: each has a state there meanwhile."""
+    python = ctypes.pythonapi
+    for function in (python.PyInterpreterState_Get, python.PyInterpreterState_ThreadHead, python.PyThreadState_Next):
+        function.restype = ctypes.c_void_p
+    states, state = 0, python.PyInterpreterState_ThreadHead(ctypes.c_void_p(python.PyInterpreterState_Get()))
+    while state:
+        states, state = states + 1, python.PyThreadState_Next(ctypes.c_void_p(state))
+    return states - sum(not isinstance(thread, threading._DummyThread) for thread in threading.enumerate())  # noqa: SLF001
 
 
 _GLANCE = datetime.timedelta(seconds=GLANCE)
@@ -182,7 +202,7 @@ class Engine:
         for argument in arguments:
             for tensor in argument if isinstance(argument, list) else (argument,):
                 if isinstance(tensor, torch.Tensor):
-                    _given.add(weakref.ref(tensor, _given.discard))
+                    lend(tensor)
         return begin(*arguments, group=self.group, async_op=True)
 
     def _finished(self, work) -> None:
