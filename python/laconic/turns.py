@@ -33,16 +33,19 @@ class Turns:
         threads = frozenset({threading.get_ident(), *_behind_autograd()})
         with self._changed:
             self._asking.append(threads)
-            while self._asking[0] is not threads:
-                self._changed.wait()
+            try:
+                while self._asking[0] is not threads:
+                    self._changed.wait()
+            except BaseException:  # of a signal handler
+                self._leave(threads)
+                raise
             self._step = threads
 
     def end_step(self) -> None:
         with self._changed:
             if self._step is not None:
-                self._step = None
-                self._asking.popleft()
-                self._changed.notify_all()
+                step, self._step = self._step, None
+                self._leave(step)
 
     @contextlib.contextmanager
     def call(self, name: str, seconds: float, over):
@@ -62,9 +65,12 @@ class Turns:
                     self._changed.wait(GLANCE)
             yield
         finally:
-            with self._changed:
-                self._asking = collections.deque(others for others in self._asking if others is not thread)
-                self._changed.notify_all()
+            self._leave(thread)
+
+    def _leave(self, threads: frozenset[int]) -> None:
+        with self._changed:
+            self._asking = collections.deque(others for others in self._asking if others is not threads)
+            self._changed.notify_all()
 
 
 def _behind_autograd() -> list[int]:

@@ -302,6 +302,36 @@ def test_turns_go_round_in_the_order_of_asking():
     assert order == ["first", "second", "step", "third"] and not of._asking
 
 
+def test_a_step_that_a_signal_handler_breaks_off_while_it_waits_leaves_no_trace():
+    of, waits = turns.Turns(), threading.Event()
+
+    def raises(*_):
+        raise InterruptedError("told to")
+
+    def call():
+        with of.call("state_dict", 60, lambda: False):
+            waits.wait(60)
+
+    kept = signal.signal(signal.SIGUSR1, raises)
+    other = threading.Thread(target=call)
+    other.start()
+    while not of._asking:
+        time.sleep(0.001)
+
+    def interrupt():
+        while len(of._asking) < 2:
+            time.sleep(0.001)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(InterruptedError, match="told to"):
+        of.begin_step()
+    signal.signal(signal.SIGUSR1, kept)
+    waits.set()
+    other.join()
+    assert not of._asking
+
+
 def test_a_thread_of_autograds_trains_for_the_main_thread():
     """As behind backward() on an accelerator, whose hooks run in a thread that Python has not started."""
     import _thread
