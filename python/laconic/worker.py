@@ -140,8 +140,8 @@ class Worker:
 
     The first failure of the engine breaks it, and so does whatever a task of the thread raises: everything queued or submitted
     afterwards fails at once with that failure's message and touches no network, where a late message could meet an old receive
-    of another rank. Gradients of such jobs go into the residuals. `submit`, `next_step`, `summed_elsewhere` and `flush` belong to the thread that trains; `stats`
-    and `explain` may be called by any thread at any time.
+    of another rank. Gradients of such jobs go into the residuals. `submit`, `next_step`, `summed_elsewhere` and `flush` belong to
+    the thread that trains; `stats` and `explain` may be called by any thread at any time.
     """
 
     def __init__(self, session: CSession, engine: Engine, stage: InPlace | HostStage | None = None):
