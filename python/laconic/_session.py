@@ -281,18 +281,23 @@ class CSession:
         """The first half of `exchange`: its first batch is on its way. None: it has ended already. As many exchanges of
         different parameters as Window says may be in flight; when the engine fails, all of them are undone."""
         flight = Flight(step, index, failure)
-        with span("laconic::encode"), self._traced("encode", flight):
-            self._begin(flight, layout, address, dtype)
-            if failure is not None:
-                _lib.lib.laconic_exchange_fail(flight.handle, failure.code, failure.message.encode())
-            more = self._next(flight)
-        if not more:
-            return None
-        self._start(flight, engine)
+        with self._or_abort(flight):
+            with span("laconic::encode"), self._traced("encode", flight):
+                self._begin(flight, layout, address, dtype)
+                if failure is not None:
+                    _lib.lib.laconic_exchange_fail(flight.handle, failure.code, failure.message.encode())
+                more = self._next(flight)
+            if not more:
+                return None
+            self._start(flight, engine)
         return flight
 
     def finish(self, flight: Flight, engine, *, span=no_span) -> None:
         """The second half."""
+        with self._or_abort(flight):
+            self._drive(flight, engine, span)
+
+    def _drive(self, flight: Flight, engine, span) -> None:
         more = True
         while more:
             start = time.perf_counter()
@@ -322,6 +327,16 @@ class CSession:
 
     def _traced(self, name: str, flight: Flight):
         return _NOTHING if self.trace is None else self.trace.span(name, flight.step, flight.index)
+
+    @contextlib.contextmanager
+    def _or_abort(self, flight: Flight):
+        """What is raised between the library's calls leaves no exchange half done. Its own failures have ended theirs."""
+        try:
+            yield
+        except LaconicError:
+            raise
+        except BaseException as error:  # noqa: BLE001
+            self._abort(flight, error)
 
     def _abort(self, flight: Flight, error: BaseException):
         _lib.lib.laconic_exchange_abort(flight.handle)

@@ -13,6 +13,7 @@ import math
 import os
 import secrets
 import threading
+import time
 import weakref
 
 from . import _lib, environment, errors
@@ -45,6 +46,7 @@ class Servers:
     def __init__(self, addresses: list[str], token: str | None, quorum: float, deadline_ms: float, auth: str, multicast: bool):
         self.addresses, self.token, self.quorum, self.deadline_ms, self.auth = addresses, token, quorum, deadline_ms, auth
         self.multicast = multicast
+        self.timeout = math.inf  #: seconds of silence after which they lose a rank, and it them
         self._handle: ctypes.c_void_p | None = None
         self._close: weakref.finalize | None = None
 
@@ -77,7 +79,7 @@ class Servers:
                                          deadline_us=max(round(1000 * self.deadline_ms), 1),
                                          timeout_ms=int(1000 * min(max(timeout, 1.0), _HOUR_MS / 1000)), full_tags=int(self.auth == "full"),
                                          multicast=int(self.multicast))
-        handle = ctypes.c_void_p()
+        handle, self.timeout = ctypes.c_void_p(), timeout
         _lib.check(_lib.lib.laconic_aggregator_open(ctypes.byref(options), ctypes.byref(handle)))
         self._handle, self._close = handle, weakref.finalize(self, _lib.lib.laconic_aggregator_close, handle, 0)
         self._close.atexit = False
@@ -179,6 +181,7 @@ class AggregatingEngine:
     # ---- batches ----------------------------------------------------------------------------------------------------------
 
     def start(self, steps, count: int) -> _Batch:
+        self.inner.follow_timeout()
         batch, others = _Batch(), []
         for step in steps[:count]:
             if step.kind == _lib.AGGREGATE:
@@ -203,11 +206,20 @@ class AggregatingEngine:
     def _run(handle, step) -> None:
         _lib.check(_lib.lib.laconic_aggregator_run(handle, ctypes.byref(step), ctypes.sizeof(step)))
 
+    def _glance(self, since: float) -> None:
+        """Servers know the time-out that the group had at attach: of a shorter one this rank has to think itself."""
+        self.inner.glance()
+        timeout = self.inner.timeout
+        if timeout < self.servers.timeout and time.monotonic() - since > timeout:
+            raise errors.error("timed_out", f"no sum from {', '.join(self.servers.addresses)} within {timeout:g} s",
+                               "see whether a rank stands still")
+
     def wait(self, batch: _Batch) -> None:
+        glance = functools.partial(self._glance, time.monotonic())
         try:
             for run in batch.runs:
-                run.wait(self.inner.glance)
-        except RuntimeError as error:
+                run.wait(glance)
+        except Exception as error:  # noqa: BLE001  as the engine inside does it
             self._end_runs(batch)
             self.inner.fail(batch.inner, error)
         if batch.inner is not None:

@@ -46,7 +46,7 @@ class Background:
         for call in iter(tasks.get, None):
             try:
                 call.function()
-            except RuntimeError as error:  # of torch, and LaconicError
+            except BaseException as error:  # noqa: BLE001  raised where it is waited for
                 call.failed = error
             call.function = None  # it holds tensors, or memory of an exchange
             call.ended.set()

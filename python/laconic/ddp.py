@@ -21,8 +21,8 @@ from ._checks import U64, whole
 from ._session import ALONE, CSession, Layout, agree, engine_failed, gather_texts
 from .changes import Changes
 from .codec import codecs
-from .delivery import EndOfBackward, Sum
-from .engine import Engine
+from .delivery import EndOfBackward, Sum, in_backward
+from .engine import Engine, lend
 from .environment import place
 from .errors import LaconicError
 from .group import Meeting, Sibling, group_timeout
@@ -31,6 +31,7 @@ from .rates import Rates
 from .resumed import Resumed
 from .rules import chosen, given
 from .state import check_fields, check_layout, check_seal, of_one_rank, sealed, unsealed
+from .turns import Turns, refused
 from .worker import DTYPES, Worker, result, shorten
 
 #: bytes of a bucket up to which its mean is given to DDP at the end of backward(): a copy of more takes longer than two hand-overs
@@ -69,6 +70,7 @@ class Handle:
         self._seen: list[Layout] = []      # this iteration's buckets
         self._last_seen: list[Layout] = []
         self._in_iteration = False
+        self._turns = Turns()  # of iterations, and calls that may come from any thread
         self._since_step = 0  # of the last change of a setting
         self._tells = False   # a bucket of this iteration that PyTorch would sum carries the ranks' reports
         self._at_end = EndOfBackward()
@@ -106,7 +108,7 @@ class Handle:
 
     def _open(self, ddp, spec, *, warmup, threads, aggregator, strategy, rules, control, record, **options):
         """Everything that one rank may refuse, and the agreement of all of them."""
-        engine = Engine(self._sibling.group)
+        engine = Engine(self._sibling.group, of=self._user_group)
         self._world, self.rank = engine.world, engine.rank
         self._exchange_backend = dist.get_backend(self._sibling.group)
         sums = engine.probe_sums()
@@ -263,10 +265,13 @@ class Handle:
             future, then = self._sum_foreign(bucket.buffer())
         else:
             future, then = self._exchange(bucket)
+        if then is not result:
+            lend(then)
         future = future.then(then)
         if bucket.is_last():
             self._end_iteration()
             self._at_end.queue()
+            self._turns.end_step()
         return future
 
     def _exchange(self, bucket):
@@ -297,6 +302,7 @@ class Handle:
         return self._stage.cuts_sums or not plain or not (self._all_raw or self.worker.step < self.warmup)
 
     def _begin_iteration(self) -> None:
+        self._turns.begin_step()
         self._in_iteration = True
         self._asks_behind_us = self._stage.at_end and not getattr(self._wrapper(), "static_graph", True)
         if self._scaler is not None and self._scaler.is_enabled():
@@ -373,6 +379,7 @@ class Handle:
                 failure = self.worker.broken or engine_failed(error)
             self._stage.deliver(ticket, future, failure)
 
+        lend(summed)
         self._all_reduce(buffer).then(summed)
         return future
 
@@ -415,7 +422,8 @@ class Handle:
         call it give the same number. A flush that is under way goes on as it is, and so does one that was saved with
         state_dict. `stats()["flush_steps_left"]` counts down.
         """
-        return self.worker.flush(steps)
+        with self._between_steps("flush"):
+            return self.worker.flush(steps)
 
     def set(self, spec: str | None = None, rules=None, control: str | None = None) -> None:
         """Other settings from the next iteration on: those of `laconic.attach`; what is None stays. Residuals stay, too.
@@ -425,14 +433,13 @@ class Handle:
         (`none`, `bf16`, `+noef`) has no place for residuals: these go out with the gradients first, in as many steps as they are
         larger, and the setting holds from the iteration behind them. docs/guide/control.md.
         """
-        if self._in_iteration:
-            raise errors.error("exchange_order", "set was called within an iteration", "call it between two iterations, on all ranks")
         with contextlib.suppress(LaconicError):  # every rank hears of it below
             rules = None if rules is None else names.of_rules(given(rules))
-        if self.worker.set(spec, rules, control):
-            self._take_settings()
-        elif self.rank == 0:
-            environment.say(f"set: residuals go out first, over {self.worker.session.flush_steps_left()} steps or more")
+        with self._between_steps("set"):
+            if self.worker.set(spec, rules, control):
+                self._take_settings()
+            elif self.rank == 0:
+                environment.say(f"set: residuals go out first, over {self.worker.session.flush_steps_left()} steps or more")
 
     def _set_what_waits(self) -> None:
         """DDP would not survive an error out of the hook: it is told, and training goes on."""
@@ -466,12 +473,35 @@ class Handle:
         self._rates.follow(optimizer)
 
     def state_dict(self) -> dict:
-        """Everything that this rank must have to continue bit for bit. One per rank: residuals differ."""
-        layouts = self._resumed.layouts if self._resumed is not None else self._last_seen
-        if self.worker.step >= self.warmup:  # what goes uncompressed is not cut
-            layouts = _parts_of(layouts)
-        named = self.worker.session.names
-        return sealed({**self.worker.state_dict(), "layout": [[named[i] for i in layout.parameters] for layout in layouts]})
+        """Everything that this rank must have to continue bit for bit. One per rank: residuals differ.
+
+        From another thread than the one that trains it waits for the end of the step under way, at most for the group's time-out. From
+        inside of backward(), a signal handler that comes meanwhile included, it is refused and changes nothing, as are flush, set and
+        load_state_dict: save the state that was taken last between two steps. When the engine has failed it always answers.
+        """
+        with self._between_steps("state_dict"):
+            layouts = self._resumed.layouts if self._resumed is not None else self._last_seen
+            if self.worker.step >= self.warmup:  # what goes uncompressed is not cut
+                layouts = _parts_of(layouts)
+            named = self.worker.session.names
+            return sealed({**self.worker.state_dict(), "layout": [[named[i] for i in layout.parameters] for layout in layouts]})
+
+    @contextlib.contextmanager
+    def _between_steps(self, call: str):
+        """Inside, no step is under way, or none will ever end."""
+        worker = self.worker
+        worker.check_process()
+
+        def over() -> bool:
+            return worker.broken is not None or worker.closed
+
+        if worker.here or over():
+            yield
+            return
+        if in_backward():
+            raise refused(call)
+        with self._turns.call(call, _seconds(self._user_group), over):
+            yield
 
     def load_state_dict(self, state: dict) -> None:
         """Continues a saved run. Another rank's state, world size, model, spec or version is refused with the reason, a
@@ -486,7 +516,8 @@ class Handle:
         if self._world == 1:
             own["tensors"] = of_one_rank(own["tensors"])
         try:
-            load = self.worker.prepare(own)
+            with self._between_steps("load_state_dict"):
+                load = self.worker.prepare(own)
         except LaconicError as error:
             raise names.with_names(error, saved, self.worker.session.names) from None
         buckets = check_layout(saved["layout"], self.worker.session.names, [p.dtype for _, p in self._parameters],
@@ -494,8 +525,9 @@ class Handle:
         check_seal(state)
 
         def continues():
-            load()
-            self._resumed = self._resume(buckets) if buckets else None
+            with self._between_steps("load_state_dict"):
+                load()
+                self._resumed = self._resume(buckets) if buckets else None
 
         return continues
 
@@ -515,7 +547,8 @@ class Handle:
     def gather_texts(self, text: str) -> list[str]:
         """Every rank's text (500 bytes of UTF-8 at most), in rank order. Collective: every rank makes the call, between two
         iterations."""
-        return self.worker.gather_texts(text)
+        with self._between_steps("gather_texts"):
+            return self.worker.gather_texts(text)
 
     def at_end(self, callback) -> None:
         """`callback()` is called once when the wrapper goes away or the handle is closed, in a thread of laconic's; state_dict

@@ -6,6 +6,19 @@ from __future__ import annotations
 import torch
 
 
+def in_backward() -> bool:
+    """Whether this thread is inside of a backward(): in a hook, a callback, or a signal handler that came meanwhile."""
+    try:
+        torch.autograd.Variable._execution_engine.queue_callback(_nothing)  # noqa: SLF001
+    except RuntimeError:  # the same since torch 1.13
+        return False
+    return True
+
+
+def _nothing() -> None:
+    pass
+
+
 class EndOfBackward:
     """Futures that get their values in the thread that runs backward(), right before DDP asks for the first of them.
 

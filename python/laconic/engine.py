@@ -8,9 +8,12 @@ nothing here asks for a version number.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import datetime
 import functools
+import math
+import threading
 import time
 import weakref
 
@@ -20,6 +23,7 @@ import torch.distributed as dist
 from . import _lib
 from .background import GLANCE, Background
 from .faults import Faults
+from .group import group_timeout, set_timeout
 
 _TORCH_TYPES = {_lib.F32: torch.float32, _lib.F16: torch.float16, _lib.BF16: torch.bfloat16, _lib.U8: torch.uint8,
                 _lib.I32: torch.int32}
@@ -72,19 +76,38 @@ class _Direct:
 
 
 # A collective that has ended is still held by the backend's own thread for a moment. If that thread is the last to let go of a
-# tensor that Python made, it wants the interpreter; while that goes away, the process ends with SIGABRT. So the end of the
-# process waits until the threads have let go; of what is still under way then, they are not the last.
-_given: set[weakref.ref] = set()  # to a collective, each tensor once, and somebody still holds it
+# tensor that Python made, or of a callback, it wants the interpreter; while that goes away, the process ends with SIGABRT. So the
+# end of the process waits until the threads have let go; of what is still under way then, they are not the last.
+_given: set[weakref.ref] = set()  # each thing that was lent once, as long as somebody holds it
+
+
+def lend(thing) -> None:
+    """To the backend: a thread of it holds this tensor or callback for a while."""
+    _given.add(weakref.ref(thing, _given.discard))
 
 
 @atexit.register
 def _wait_for_the_backend() -> None:
-    deadline, held = time.monotonic() + 2, bool(_given)
-    while _given and time.monotonic() < deadline:
+    # Autograd's threads of an accelerator never leave the interpreter.
+    deadline = time.monotonic() + (2 if _given or not _accelerated() else 0.1)
+    while (_given or _foreign_threads() > 0) and time.monotonic() < deadline:  # who lets go has to come out again, too
         time.sleep(0.001)
-    if held:  # the thread that lets go wants the interpreter once more, to come back from freeing the tensor
-        time.sleep(0.02)
     ctypes.pythonapi.Py_IncRef(ctypes.py_object([tensor() for tensor in list(_given)]))
+
+
+def _accelerated() -> bool:
+    return hasattr(torch, "accelerator") and torch.accelerator.is_available()
+
+
+def _foreign_threads() -> int:
+    """Threads that Python has not started and that are in the interpreter, or wait for it: each has a state there meanwhile."""
+    python = ctypes.pythonapi
+    for function in (python.PyInterpreterState_Get, python.PyInterpreterState_ThreadHead, python.PyThreadState_Next):
+        function.restype = ctypes.c_void_p
+    states, state = 0, python.PyInterpreterState_ThreadHead(ctypes.c_void_p(python.PyInterpreterState_Get()))
+    while state:
+        states, state = states + 1, python.PyThreadState_Next(ctypes.c_void_p(state))
+    return states - sum(not isinstance(thread, threading._DummyThread) for thread in threading.enumerate())  # noqa: SLF001
 
 
 _GLANCE = datetime.timedelta(seconds=GLANCE)
@@ -95,14 +118,21 @@ _SETTLED = 0.3  # seconds that collectives have to end after their connections
 _ATOMIC = 1 << 16
 
 
-def _wait_direct(works, batch: Batch) -> None:
+def _wait_direct(works, batch: Batch, timeout: float) -> None:
+    """For all of them together. Gloo's own time-out for them is the one that the group was made with."""
+    until = time.monotonic() + timeout
     for direct in works:
         try:
-            direct.work.wait()
+            direct.work.wait(*_left(until))
         except RuntimeError as error:
             error.peer = direct.peer
             raise
     batch.completed = time.perf_counter()
+
+
+def _left(until: float) -> list[datetime.timedelta]:
+    """Until a moment of time.monotonic(), as Work.wait takes it. 0 would be for ever."""
+    return [] if until == math.inf else [datetime.timedelta(seconds=max(until - time.monotonic(), 0.001))]
 
 
 class Batch:
@@ -129,9 +159,11 @@ class Engine:
 
     of_cpp = False
     _faults: Faults | None = None  # of groups of Gloo
+    _of, _timeout = None, None  # the group whose time-out holds, and what it was when it was looked at last
 
-    def __init__(self, group, *, limiter=None):
-        self.group = group
+    def __init__(self, group, *, of=None, limiter=None):
+        """`of`: the users' group, whose sibling this one is. They may change its time-out at any time."""
+        self.group, self._of = group, of if of is not None else group
         self.rank = dist.get_rank(group)
         self.world = dist.get_world_size(group)
         self.limiter = limiter  # emulated links only: see laconic.emulate
@@ -146,7 +178,21 @@ class Engine:
         #: Gloo's receives take what arrives, up to their room: varying lengths travel as they are
         self.short_sends = self._probe_short_sends()
 
+    def follow_timeout(self) -> None:
+        timeout = group_timeout(self._of)
+        if timeout is not None and timeout != self._timeout:
+            self._timeout = timeout
+            set_timeout(self.group, timeout)
+            if self._faults is not None:
+                self._faults.timeout = timeout.total_seconds()
+
+    @property
+    def timeout(self) -> float:
+        """Seconds that what begins now has; inf where torch does not tell."""
+        return self._timeout.total_seconds() if self._timeout is not None else math.inf
+
     def _begin(self, works=()) -> Batch:
+        self.follow_timeout()
         batch = Batch(works)
         self._under_way.add(batch)
         return batch
@@ -156,7 +202,7 @@ class Engine:
         for argument in arguments:
             for tensor in argument if isinstance(argument, list) else (argument,):
                 if isinstance(tensor, torch.Tensor):
-                    _given.add(weakref.ref(tensor, _given.discard))
+                    lend(tensor)
         return begin(*arguments, group=self.group, async_op=True)
 
     def _finished(self, work) -> None:
@@ -248,7 +294,7 @@ class Engine:
         asked = time.perf_counter()
         try:
             self._complete(batch)
-        except RuntimeError as error:
+        except Exception as error:  # noqa: BLE001  as in start
             self._failed(batch, error)
         self._under_way.discard(batch)
         now = time.perf_counter()
@@ -263,10 +309,8 @@ class Engine:
 
     def settle(self, batch: Batch) -> None:
         """As wait, whatever becomes of it: behind a failure, before the exchange's memory is used again."""
-        try:
+        with contextlib.suppress(Exception):
             self.wait(batch)
-        except RuntimeError:
-            pass
 
     def _complete(self, batch: Batch) -> None:
         if self._faults is None:
@@ -279,10 +323,11 @@ class Engine:
         if batch.direct is not None:
             batch.direct.wait(self.glance)
         else:
-            _wait_direct(_direct(batch), batch)
+            _wait_direct(_direct(batch), batch, self.timeout)
+        until = time.monotonic() + self.timeout
         for work in batch.works:
             if not isinstance(work, _Direct):
-                self._wait_for(work)
+                self._wait_for(work, until)
 
     def _wait_elsewhere(self, batch: Batch) -> None:
         if self._faults is None:
@@ -291,15 +336,17 @@ class Engine:
         batch.direct_bytes = sum(work.size for work in direct)
         if sum(other.direct_bytes for other in self._under_way) > _ATOMIC:
             self._waiter = self._waiter or Background("laconic-waiter")
-            batch.direct = self._waiter.begin(functools.partial(_wait_direct, direct, batch))
+            batch.direct = self._waiter.begin(functools.partial(_wait_direct, direct, batch, self.timeout))
 
-    def _wait_for(self, work) -> None:
+    def _wait_for(self, work, until: float) -> None:
         while True:
             try:
                 return work.wait(_GLANCE)
             except RuntimeError:
                 if getattr(work, "work", work).is_completed():
                     return work.wait()
+            if time.monotonic() > until:
+                raise RuntimeError("timed out")
             self.glance()
 
     def glance(self) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import itertools
 import json
@@ -33,6 +34,12 @@ def group_timeout(group):
         except (AttributeError, RuntimeError, TypeError):
             continue
     return None
+
+
+def set_timeout(group, timeout: datetime.timedelta) -> None:
+    """What begins on the group's CPU backend from now on has so long, where torch can change it."""
+    with contextlib.suppress(AttributeError, RuntimeError):  # torch 1.13, and backends that have none
+        group._get_backend(torch.device("cpu"))._set_default_timeout(timeout)  # noqa: SLF001
 
 
 def _store(group):
@@ -137,7 +144,7 @@ _free_siblings: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
 class Sibling:
-    """A group of the same ranks and timeout, for one worker thread; of the same backend, unless another is named.
+    """A group of the same ranks, for one worker thread; of the same backend, unless another is named.
 
     Collective over the group (torch 1.13: over the world). Siblings are reused after `release`, never destroyed: torch
     derives a local group's name from how many there are, and a name that comes again meets stale addresses.

@@ -130,7 +130,7 @@ class Session:
                                    "torch.distributed.init_process_group first")
             group = dist.group.WORLD
         self._sibling = Sibling(group, Meeting(group, ""))
-        return Engine(self._sibling.group)
+        return Engine(self._sibling.group, of=group)
 
     def _open_session(self, spec, parameters, rank, world, *, strategy, aggregator, timeout, rules, control, record, **options) -> tuple[CSession, Layout]:
         """Everything that one rank may refuse, and the agreement of all of them."""

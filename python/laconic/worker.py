@@ -8,9 +8,11 @@ It owns the queue, the thread, the unit of the residuals, flush, state and count
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import ctypes
 import functools
 import logging
+import os
 import queue
 import threading
 import time
@@ -23,6 +25,7 @@ from ._arrays import zeros
 from ._checks import U64, whole
 from ._session import ENGINE_FAILED, CSession, Layout, Window, engine_failed, gather_texts, no_span
 from .aggregation import AggregatingEngine
+from .background import GLANCE
 from .coalescing import Coalesced, Coalescing, Piece
 from .delivery import EndOfBackward
 from .engine import _TORCH_TYPES, Engine, view
@@ -51,6 +54,8 @@ def result(future):
 LOOK_EVERY = 1000
 #: steps before the first of them: what is wrong with a ratio shows soon
 FIRST_LOOK = 20
+#: float32 of full precision: what residuals may be multiplied by
+SMALLEST_FACTOR, LARGEST_FACTOR = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
 #: below it a line says that more is sent than without compression; headers alone stay above it
 RATIO_OF_NOTHING = 0.99
 
@@ -83,6 +88,14 @@ class Job:
 
     def deliver(self) -> None:
         self.stage.deliver(self.ticket, self.future, self.error)
+
+    def fail(self, error: LaconicError) -> None:
+        """Whoever waits for it gets the error, whatever else has failed."""
+        self.error = self.error or error
+        if self.ended is not None:
+            self.ended.set()
+        elif not self.future.done():
+            self.future.set_result(self.error)
 
 
 # torch's profiler looks at the thread that started it, or at all (profile_all_threads): a range from submission to the mean
@@ -125,10 +138,10 @@ class Clock:
 class Worker:
     """Exchanges buffers in the order of their submission, several in flight: see Window. A step ends with none.
 
-    The first failure of the engine breaks it: everything queued or submitted afterwards fails at once with that failure's
-    message and touches no network, where a late message could meet an old receive of another rank. Gradients of such jobs
-    go into the residuals. `submit`, `next_step`, `summed_elsewhere` and `flush` belong to the thread that trains; `stats`
-    and `explain` may be called by any thread at any time.
+    The first failure of the engine breaks it, and so does whatever a task of the thread raises: everything queued or submitted
+    afterwards fails at once with that failure's message and touches no network, where a late message could meet an old receive
+    of another rank. Gradients of such jobs go into the residuals. `submit`, `next_step`, `summed_elsewhere` and `flush` belong to
+    the thread that trains; `stats` and `explain` may be called by any thread at any time.
     """
 
     def __init__(self, session: CSession, engine: Engine, stage: InPlace | HostStage | None = None):
@@ -150,6 +163,8 @@ class Worker:
         self._rates: dict[str, float] = {}
         self._rates_seen: dict[str, float] | None = None
         self._rounds, self._elements, self._dense, self._bytes = 0, 0, 0, 0  # of sums that the worker did not make
+        self._scales_ignored = 0  # changes of the loss scale that residuals could not follow
+        self._scale_seen = repr(self._unit)  # of the last job
         self._resets_reported, self._ratio_reported = False, False
         self._clock = Clock()
         self._window = Window(session)
@@ -157,9 +172,11 @@ class Worker:
         self._parts = self._coalesced = 0
         self._closed = False
         self._step_has_jobs = False
+        self._begun: dict[Job, None] = {}  # jobs that the thread has turned to and that have not ended
         self._at_end: list = []
         self._last_words: tuple[dict, dict] | None = None  # stats and explain of a worker that has ended
         self._session_in_use = threading.RLock()  # by a thread that asks, against the end
+        self._process = os.getpid()
         self._tasks: queue.SimpleQueue = queue.SimpleQueue()
         self._thread = threads.start(_work, self._tasks, name="laconic", stop=functools.partial(self._tasks.put, None))
         weakref.finalize(self, self._tasks.put, None).atexit = False  # where it is dropped unclosed
@@ -187,14 +204,29 @@ class Worker:
             self._clock.submitted()
         future = _seen_by_the_profiler(job.future) if _profiler_looks() else job.future
         self._step_has_jobs = True
-        self._tasks.put(functools.partial(self._serve, job, coalesce))
+        self._queue(self._serve, job, coalesce)
         if at_end is not None:
             at_end.add(job)
         return future
 
     def check_open(self) -> None:
+        self.check_process()
         if self._closed:
             raise errors.error("invalid_argument", "this model's handle was closed", "wrap the model again and attach again")
+
+    def check_process(self) -> None:
+        if self._forked:
+            raise errors.error("unsupported", "this process was forked from the one that trains, and laconic's thread is not in it",
+                               "call it in the process that has attached")
+
+    @property
+    def _forked(self) -> bool:
+        return os.getpid() != self._process
+
+    @property
+    def here(self) -> bool:
+        """Whether this thread is the worker's."""
+        return threading.current_thread() is self._thread
 
     def next_step(self) -> None:
         """Every buffer of this step was submitted, or summed elsewhere."""
@@ -204,15 +236,15 @@ class Worker:
             self._iterations += 1
         if self._step_has_jobs:  # else the thread is left asleep
             self._step_has_jobs = False
-            self._tasks.put(self._end_step)
+            self._queue(self._end_step)
         if self._iterations % LOOK_EVERY == 0 or self._iterations == FIRST_LOOK:
-            self._tasks.put(self._look)
+            self._queue(self._look)
 
     def release(self, layout: Layout) -> None:
         """A layout that is not coming back, at least for a while: frees its buffers, between the same two jobs on every rank."""
         if layout.dtype is not None:  # has been exchanged
             for _, part in layout.parts:
-                self._tasks.put(functools.partial(self.session.release, part))
+                self._queue(self.session.release, part)
 
     def summed_elsewhere(self, elements: int, dense: int, size: int) -> None:
         """Counts a buffer that needed nothing but the sum of the caller's own group: its bytes, dense and as they are."""
@@ -222,9 +254,44 @@ class Worker:
             self._dense += dense
             self._bytes += size
 
+    def _queue(self, task, *arguments) -> None:
+        self._tasks.put(functools.partial(self._run, task, *arguments))
+
     # ---- the worker's thread --------------------------------------------------------------------------------------------
 
+    def _run(self, task, *arguments) -> None:
+        """Without this thread nobody's future would be set any more."""
+        try:
+            task(*arguments)
+        except BaseException as error:  # noqa: BLE001  every rank hears it
+            self._break_down(error)
+
+    def _break_down(self, error: BaseException) -> None:
+        """A task has raised: nothing is exchanged any more, and whoever waits for a buffer that was begun gets the reason."""
+        said = error.message if isinstance(error, LaconicError) else f"{type(error).__name__}: {error}"
+        failed = errors.error("engine_failed", f"rank {self.session.rank}: laconic's thread failed: {said}",
+                              "restart the ranks from the last checkpoint")
+        self._break(failed)
+        self.last_error = self.broken
+        with contextlib.suppress(BaseException):
+            self._coalescing.take()
+        for _ in range(self._window.in_flight + 1):  # the end of one may raise, too
+            with contextlib.suppress(BaseException):
+                self._window.break_off(self.engine, self.broken)
+        for job in list(self._begun):
+            del self._begun[job]
+            job.fail(self.broken)
+
+    def _break(self, error: LaconicError) -> None:
+        """Nothing goes out any more. The other ranks wait for this one: where the engine can, it tells them."""
+        with self._lock:
+            first, self.broken = self.broken is None, self.broken or error
+        if first and self.here:
+            with contextlib.suppress(BaseException):  # it raises what all ranks report
+                self.engine.fail(None, self.broken)
+
     def _serve(self, job: Job, coalesce: bool) -> None:
+        self._begun[job] = None
         with self._lock:
             self._clock.started(job)
             self._parts += len(job.layout.parts) if len(job.layout.parts) > 1 else 0
@@ -287,12 +354,26 @@ class Worker:
             address, scale = self.stage.ready(job.ticket), float(job.scale)
         except RuntimeError as error:
             return 0, copy_failed(error, f"from {self.stage.device} to the host")
-        if scale != self._unit:  # residuals are kept in the unit of the scaled gradients of the moment
-            self.session.scale_residuals(scale / self._unit)
-            self._unit = scale
+        if repr(scale) != self._scale_seen:  # as text NaN equals NaN
+            self._scale_seen = repr(scale)
+            self._rescale(scale)
         if job.rates is not None and job.rates is not self._rates_seen:
             self._follow(job.rates)
         return address, None
+
+    def _rescale(self, scale: float) -> None:
+        """Residuals are kept in the unit of the scaled gradients of the moment, or of the last scale that was one."""
+        factor = scale / self._unit
+        if SMALLEST_FACTOR <= factor <= LARGEST_FACTOR:
+            if factor != 1.0:
+                self.session.scale_residuals(factor)
+            self._unit = scale
+            return
+        with self._lock:
+            first, self._scales_ignored = self._scales_ignored == 0, self._scales_ignored + 1
+        if first:
+            environment.say(f"rank {self.session.rank}: residuals cannot follow the loss scale from {self._unit:g} to {scale:g} and stay as they "
+                            'are; stats()["scales_ignored"] counts such changes', logging.WARNING)
 
     def _follow(self, rates: dict[str, float]) -> None:
         """A residual r under the rate η is a step of η·r that was not made: under η' it is r·η/η' (Karimireddy et al., ICML 2019)."""
@@ -325,6 +406,7 @@ class Worker:
             with self._lock:
                 self._clock.ended()
             job.end()
+            self._begun.pop(job, None)
 
     def _end_step(self) -> None:
         self._send_waiting()
@@ -334,12 +416,12 @@ class Worker:
         self._coalescing.end_step()
 
     def _undo_unfinished(self) -> None:
-        """State is wanted in the middle of a step that may never end: what is in flight, or waits for it, goes back into the
+        """The engine has failed, or the worker ends, in the middle of a step: what is in flight, or waits for it, goes back into the
         residuals, and nothing is exchanged any more."""
         pieces = self._coalescing.take()
         if not self._window.in_flight and not pieces:
             return
-        why = engine_failed(RuntimeError("the state was saved in the middle of a step, whose exchanges were undone for it"))
+        why = self.broken or engine_failed(RuntimeError("the handle ended in the middle of a step, whose exchanges were undone"))
         self._window.break_off(self.engine, why)
         for piece in pieces:
             self._failed(why, piece.layout, piece.job.step, f"bucket {piece.job.index}")
@@ -355,8 +437,7 @@ class Worker:
         message = f"rank {self.session.rank}, {what}, step {step}: {error.message}"
         self.last_error = LaconicError(error.code, error.name, message, error.hint)
         if error.code == ENGINE_FAILED:
-            with self._lock:
-                self.broken = self.broken or self.last_error
+            self._break(self.last_error)
         return self.broken or self.last_error
 
     def break_off(self, error: BaseException, layout: Layout, step: int) -> LaconicError:
@@ -365,7 +446,7 @@ class Worker:
 
     def _between_jobs(self, what):
         """What `what()` gives in the worker's thread, after everything that is queued."""
-        if threading.current_thread() is self._thread:
+        if self.here:
             return what()
         self.check_open()
         box = concurrent.futures.Future()
@@ -377,6 +458,10 @@ class Worker:
                 box.set_exception(error)
 
         self._tasks.put(task)
+        while not concurrent.futures.wait([box], timeout=GLANCE).done:
+            if not self._thread.is_alive() and not box.done():  # another thread, or the process, has ended it meanwhile
+                self._closed = True
+                self.check_open()
         return box.result()
 
     # ---- what users ask -------------------------------------------------------------------------------------------------
@@ -403,7 +488,8 @@ class Worker:
         with self._lock:
             rounds, elements, dense, size, iterations = self._rounds, self._elements, self._dense, self._bytes, self._iterations
             times = {"queue_seconds": self._clock.queue, "backward_wait_seconds": self._clock.backward_wait,
-                     "window_wait_seconds": self._window.waited, "parts": self._parts, "coalesced": self._coalesced}
+                     "window_wait_seconds": self._window.waited, "parts": self._parts, "coalesced": self._coalesced,
+                     "scales_ignored": self._scales_ignored}
         stats = self.session.stats()
         world = self.session.world
         stats["elements"] += elements
@@ -470,8 +556,8 @@ class Worker:
         """{"version", "header", "step", "tensors"}: what this rank must have to continue bit for bit. With learning rates that
         residuals follow, "rates".
 
-        Waits for what is queued: after a failure the jobs behind it still put their gradients into the residuals. In the
-        middle of a step it undoes the exchanges in flight, and this worker exchanges nothing any more.
+        Waits for what is queued: after a failure the jobs behind it still put their gradients into the residuals. Called between
+        two steps, or when the engine has failed: then what is in flight is undone.
         """
         return self._between_jobs(self._state_dict)
 
@@ -540,22 +626,26 @@ class Worker:
 
     def end(self) -> bool:
         """Ends the worker behind what is queued and frees what it holds, but for the last counters. Does not wait: it may be
-        called while objects are collected. False if that was done before."""
+        called while objects are collected. False if that was done before, or is another process's business."""
+        if self._forked:
+            return False
         with self._lock:
             ended, self._closed = self._closed, True
         if not ended:
-            self._tasks.put(self._finish)
+            self._queue(self._finish)
             self._tasks.put(None)
         return not ended
 
     def _finish(self) -> None:
         self._undo_unfinished()
-        for callback in self._at_end:
+        for callback in (*self._at_end, self._free):
             try:
                 callback()
-            except Exception as error:  # noqa: BLE001  nobody waits for this thread
+            except BaseException as error:  # noqa: BLE001  nobody waits for this thread
                 environment.say(f"rank {self.session.rank}: at the end of a model: {type(error).__name__}: {error}", logging.WARNING)
         self._at_end.clear()
+
+    def _free(self) -> None:
         self.stage.close(self.engine.abandoned)
         self._coalescing.close(self.engine.abandoned)
         stats, explained = self._stats(), self._explain()
@@ -568,7 +658,7 @@ class Worker:
     def close(self) -> bool:
         """As `end`, and waits for it."""
         first = self.end()
-        if threading.current_thread() is not self._thread:
+        if not self.here:
             self._thread.join()
         return first
 

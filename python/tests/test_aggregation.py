@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import re
 import signal
@@ -246,6 +247,38 @@ def test_a_rank_that_stalls_is_lost_after_the_groups_timeout():
         message, whole, _ = value
         assert "rank 2" in message and whole, message
         assert "LaconicError" not in message, "the servers' words, as they are"
+
+
+def _until_it_fails_in_a_hurry(**options):
+    """The group's time-out is 5 s from the third step on, in which a rank stands still."""
+    barrier = dist.barrier
+
+    def hurry():
+        barrier()
+        dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=5), dist.group.WORLD)
+
+    dist.barrier = hurry
+    try:
+        return _until_it_fails(**options)
+    finally:
+        dist.barrier = barrier
+
+
+def test_a_shorter_time_out_than_that_of_attach_holds():
+    if not hasattr(dist.distributed_c10d, "_set_pg_timeout"):
+        pytest.skip("this torch changes no time-out")
+    pool = Ranks(3, timeout=600)
+    try:
+        with serving.servers(1) as (server,):
+            pool.start(_until_it_fails_in_a_hurry, victim=2, number=signal.SIGSTOP, aggregator=server.address)
+            outcomes = [pool.pipes[rank].recv() if pool.pipes[rank].poll(120) else ("nothing", None) for rank in (0, 1)]
+            os.kill(pool.processes[2].pid, signal.SIGKILL)
+    finally:
+        pool.close()
+    for kind, value in outcomes:
+        assert kind == "ok", value
+        message, whole, _ = value
+        assert f"no sum from {server.address} within 5 s" in message and whole, message
 
 
 def test_a_server_that_stays_away_is_named(tmp_path):

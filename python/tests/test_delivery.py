@@ -100,6 +100,28 @@ def test_small_buckets_get_their_means_in_the_thread_that_waits(pools, spec):
     assert one in ([[True, True, True]], [[True, False, False], [False, True, False]])
 
 
+def _callbacks_lent():
+    """What the group's thread is to call of a step whose buckets PyTorch sums, and what of it is held behind the step."""
+    from laconic import ddp as front
+    from laconic import engine
+
+    kept, lent = (front.AT_END, front.lend), []
+    front.AT_END, front.lend = -1, lambda callback: (lent.append(None), kept[1](callback))
+    ddp, handle, optimizer = training.build(dist.group.WORLD, "none", buckets=200)
+    for step in range(3):
+        lent.clear()
+        training.step_once(ddp, optimizer, dist.get_rank(), step)
+    front.AT_END, front.lend = kept
+    while engine._given:  # or it hangs
+        threading.Event().wait(0.001)
+    handle.close()
+    return len(lent)
+
+
+def test_the_end_of_the_process_waits_for_callbacks_of_the_group_too(pools):
+    assert min(pools(2).run(_callbacks_lent)) >= 2
+
+
 def test_a_step_without_an_exchange_wakes_no_thread(pools):
     for buckets, woken in pools(2).run(_threads_of_means, spec="none", steps=3):
         assert buckets and woken == 0

@@ -267,6 +267,33 @@ def test_the_end_of_the_process_waits_for_the_threads_of_the_backend():
     assert (done.returncode, done.stdout) == (0, "let go, end"), done.stderr
 
 
+def test_the_end_of_the_process_waits_for_a_thread_that_is_still_in_the_interpreter():
+    """It has let go of a tensor or of a callback, and wants the interpreter once more: on a busy machine, long afterwards."""
+    program = """if True:
+        import atexit
+        import ctypes
+        import os
+        import threading
+        import time
+        atexit.register(lambda: os.write(1, b"end"))  # behind laconic's
+        import laconic.engine
+
+        inside = threading.Event()
+
+        @ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
+        def lets_go(_):
+            inside.set()
+            time.sleep(0.5)
+            os.write(1, b"out, ")
+
+        thread = ctypes.c_ulong()
+        ctypes.CDLL(None).pthread_create(ctypes.byref(thread), None, lets_go, None)
+        inside.wait()
+        """
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=280, check=False)
+    assert (done.returncode, done.stdout) == (0, "out, end"), done.stderr
+
+
 def test_what_is_never_let_go_outlives_the_interpreter():
     """Then a thread of the backend is not the last to hold it."""
     program = """if True:

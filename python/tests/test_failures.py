@@ -478,6 +478,76 @@ def test_a_rank_that_hangs_is_noticed_within_the_groups_timeout():
         pool.close()
 
 
+def _hangs_in_a_hurry(spec):
+    """The group's time-out becomes 5 s, and rank 1 stands still in the step behind that; what rank 0 hears."""
+    import datetime
+    import os
+    import signal
+
+    import torch.distributed as dist
+
+    from laconic.group import group_timeout
+
+    rank = dist.get_rank()
+    ddp, handle, optimizer = training.build(dist.group.WORLD, spec)
+    patience = group_timeout(handle.worker.engine.group).total_seconds()
+    for step in range(2):
+        training.step_once(ddp, optimizer, rank, step)
+    dist.barrier()
+    dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=5), dist.group.WORLD)
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    try:
+        training.step_once(ddp, optimizer, rank, 2)
+        return "noticed nothing"
+    except RuntimeError:
+        return patience, group_timeout(handle.worker.engine.group).total_seconds(), handle.last_error.message
+
+
+@pytest.fixture
+def time_outs_change():
+    import torch.distributed as dist
+
+    if not hasattr(dist.distributed_c10d, "_set_pg_timeout"):
+        pytest.skip("this torch changes no time-out")
+
+
+@pytest.mark.parametrize(("spec", "told"), [("topk:ratio=0.05", "rank 1 did not answer"), ("fp16+ef", "a collective did not end")])
+def test_a_time_out_that_was_changed_behind_attach_holds(time_outs_change, spec, told):
+    pool = Ranks(2, timeout=600)
+    try:
+        pool.start(_hangs_in_a_hurry, spec=spec)
+        kind, result = pool._receive(0, 120)
+        assert kind == "ok" and result[:2] == (600, 5), result
+        assert f"{told} within 5 s" in result[2]
+    finally:
+        pool.kill(1)
+        pool.close()
+
+
+def _attached_again():
+    """The time-outs of a sibling that is used again, which its group's was changed before; and of its engine."""
+    import datetime
+
+    import torch.distributed as dist
+
+    from laconic.group import group_timeout
+
+    group, found = dist.new_group(timeout=datetime.timedelta(seconds=200)), []
+    for seconds in (200, 300):
+        dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=seconds), group)
+        ddp, handle, optimizer = training.build(group, "topk:ratio=0.05")
+        engine = handle.worker.engine
+        found += [group_timeout(engine.group).total_seconds(), engine.timeout, engine._faults.timeout, handle._sibling.number]
+        handle.close()
+    return found
+
+
+def test_a_sibling_that_is_used_again_has_the_time_out_of_now(time_outs_change, pools):
+    for found in pools(2).run(_attached_again):
+        assert found == [200, 200, 200, found[3], 300, 300, 300, found[3]]
+
+
 # ---- an engine that fails ----
 
 class FailingEngine:

@@ -278,6 +278,33 @@ def test_memory_that_is_being_copied_is_not_given_away(staged, device):
         assert not reused, "of a block that record_stream named"
 
 
+def _reused(device, microseconds):
+    """Means that are still being copied back from a layout's buffer on the host when its next gradients come: what arrives."""
+    layout = laconic._session.Layout([0], [0], 1000)
+    stage = staging.HostStage(torch.device(device, torch.accelerator.current_device_index()))
+    first, second = (torch.full((1000,), value).to(device) for value in (3.0, 5.0))
+    ticket = stage.fetch(layout, [(0, first)])
+    stage.ready(ticket)
+    ticket.host.fill_(7.0)
+    late(device, 0, 0, microseconds)
+    if device == "cuda":
+        with staging._on(stage._up):
+            torch.cuda._sleep(1000 * microseconds)
+    future = torch.futures.Future(devices=stage.devices)
+    stage.deliver(ticket, future)
+    again = stage.fetch(layout, [(0, second)])  # as behind a backward() that failed
+    stage.ready(again)
+    arrived = again.host.clone()
+    torch.accelerator.synchronize()
+    late(device)
+    return first.cpu().unique().tolist(), arrived.unique().tolist(), again.host is ticket.host
+
+
+def test_the_hosts_buffer_is_used_again_behind_the_last_copy_back(staged, device):
+    for microseconds in (20_000, 500_000):
+        assert staged(2).run(_reused, device=device, microseconds=microseconds) == [([7.0], [5.0], True)] * 2
+
+
 def _hook(device):
     """For each bucket: had its copy ended when the hook returned, and is it true that the mean is waited for?"""
     ddp, handle, optimizer = training.build(dist.group.WORLD, "3lc", buckets=3, device=device)
