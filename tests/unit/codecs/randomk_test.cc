@@ -7,6 +7,7 @@
 #include <set>
 
 #include "codecs/randomk/shared_indices.h"
+#include "laconic/spec.h"
 #include "unit/codecs/sparse_driver.h"
 
 namespace laconic::codecs {
