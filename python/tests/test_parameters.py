@@ -237,27 +237,19 @@ def test_small_ratios_without_ballast_send_a_third(pools):
 # ---- padding rows, whose gradients are zero ----
 
 
-def _padded(spec, stays, padding_idx=0, rules=None):
-    """What is said at attach, of codecs of which those in `stays` keep zeros."""
-    from laconic import ddp as module
-
-    kept, heard = module.codecs, io.StringIO()
-    module.codecs = lambda: {name: {**entry, **({} if stays is None else {"zero_stays_zero": name in stays})} for name, entry in kept().items()}
-    try:
-        net = torch.nn.Sequential(torch.nn.Embedding(50, 24, padding_idx=padding_idx), torch.nn.Linear(24, 80))
-        net.small = torch.nn.Embedding(4, 4, padding_idx=1)
-        with contextlib.redirect_stderr(heard):
-            laconic.attach(DistributedDataParallel(net), spec, small_elements=64, rules=rules).close()
-    finally:
-        module.codecs = kept
+def _padded(spec, padding_idx=0, rules=None):
+    """What is said at attach."""
+    net, heard = torch.nn.Sequential(torch.nn.Embedding(50, 24, padding_idx=padding_idx), torch.nn.Linear(24, 80)), io.StringIO()
+    net.small = torch.nn.Embedding(4, 4, padding_idx=1)
+    with contextlib.redirect_stderr(heard):
+        laconic.attach(DistributedDataParallel(net), spec, small_elements=64, rules=rules).close()
     return [line.removeprefix("laconic: ") for line in heard.getvalue().splitlines()][1:]
 
 
 def test_padding_rows_that_move_are_said_on_rank_0(pools):
     said = ["zeros do not stay zero, so padding rows move: 0.weight (signsgd); rules give them another spec"]
-    assert pools(2).run(_padded, spec="signsgd", stays={"topk", "none"}) == [said, []]
-    assert pools(2).run(_padded, spec="onebit+noef", stays={"none"})[0] == [said[0].replace("signsgd", "onebit+noef")]
-    for quiet in ({"spec": "topk:ratio=0.1", "stays": {"topk", "none"}}, {"spec": "signsgd", "stays": {"none"}, "padding_idx": None},
-                  {"spec": "signsgd", "stays": None},
-                  {"spec": "signsgd", "stays": {"topk", "none"}, "rules": [{"match": "0.*", "spec": "topk:ratio=0.1"}]}):
+    assert pools(2).run(_padded, spec="signsgd") == [said, []]
+    assert pools(2).run(_padded, spec="onebit+noef")[0] == [said[0].replace("signsgd", "onebit+noef")]
+    for quiet in ({"spec": "topk:ratio=0.1"}, {"spec": "signsgd", "padding_idx": None},
+                  {"spec": "signsgd", "rules": [{"match": "0.*", "spec": "topk:ratio=0.1"}]}):
         assert pools(2).run(_padded, **quiet) == [[], []], quiet
