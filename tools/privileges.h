@@ -9,7 +9,7 @@ namespace laconic::tools {
 void forbid_new_privileges() noexcept;
 
 /// Root becomes nobody, in all threads, and has no capability left, but `keep_bpf` the one for
-/// programs in the kernel that it has loaded. Whoever is not root stays as he is.
+/// programs in the kernel that it has loaded. Other users keep what they have.
 Result<void> drop_privileges(bool keep_bpf);
 
 }  // namespace laconic::tools

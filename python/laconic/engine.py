@@ -131,7 +131,7 @@ def _wait_direct(works, batch: Batch, timeout: float) -> None:
 
 
 def _left(until: float) -> list[datetime.timedelta]:
-    """Until a moment of time.monotonic(), as Work.wait takes it. 0 would be for ever."""
+    """Until a moment of time.monotonic(), as Work.wait takes it. 0 would have no end."""
     return [] if until == math.inf else [datetime.timedelta(seconds=max(until - time.monotonic(), 0.001))]
 
 

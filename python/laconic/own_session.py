@@ -425,7 +425,7 @@ class OwnSession:
                                "payload_bytes_at_most": None if packed else 4 * self._counts[i]})
         raw = sum(count for i, count in enumerate(self._counts) if i not in self._encoded)
         setting = {"rule": "*", "parameters": len(self._counts), "elements": sum(self._counts), "spec": self.spec, "strategy": "gather_all",
-                   "reason": "asked for", "memory_bytes": self._residual_bytes(), "control": "fixed", "version": 0, "since_step": 0, "last_change": "",
+                   "reason": "asked for", "memory_bytes": self._residual_bytes(), "control": "fixed", "zero_stays_zero": False, "version": 0, "since_step": 0, "last_change": "",
                    "network_ms": 0.0, "target_ms": 0.0}
         return {"spec": self.spec, "feedback": self._method.feedback, "memory": "residual" if self._method.feedback else "none", "strategy": "gather_all",
                 "reason": ALONE if self.world == 1 else "a registered codec, in Python and slow: every rank decodes all payloads",

@@ -90,7 +90,7 @@ class Job:
         self.stage.deliver(self.ticket, self.future, self.error)
 
     def fail(self, error: LaconicError) -> None:
-        """Whoever waits for it gets the error, whatever else has failed."""
+        """What waits for it gets the error, also behind another failure."""
         self.error = self.error or error
         if self.ended is not None:
             self.ended.set()
@@ -267,7 +267,7 @@ class Worker:
             self._break_down(error)
 
     def _break_down(self, error: BaseException) -> None:
-        """A task has raised: nothing is exchanged any more, and whoever waits for a buffer that was begun gets the reason."""
+        """A task has raised: nothing is exchanged any more, and what waits for a buffer that was begun gets the reason."""
         said = error.message if isinstance(error, LaconicError) else f"{type(error).__name__}: {error}"
         failed = errors.error("engine_failed", f"rank {self.session.rank}: laconic's thread failed: {said}",
                               "restart the ranks from the last checkpoint")

@@ -44,7 +44,8 @@ def _loads_alone():
     import laconic
     from torch.nn.parallel import DistributedDataParallel
 
-    handle = laconic.attach(DistributedDataParallel(torch.nn.Linear(80, 80)), "3lc", quiet=True)
+    ddp = DistributedDataParallel(torch.nn.Linear(80, 80))
+    handle = laconic.attach(ddp, "3lc", quiet=True)
     state = handle.state_dict()
     handle.load_state_dict({**training.unsealed(state), "tensors": {"residual/weight": torch.ones(6400), "state/flush": torch.zeros(2)}})
     return state["tensors"], handle.stats()["residual_norm"]

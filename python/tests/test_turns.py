@@ -221,7 +221,7 @@ def _never_ends(how):
             if how == "because the engine has failed":
                 while len(handle._turns._asking) < 2:
                     time.sleep(0.001)
-                handle.worker._between_jobs(lambda: handle.worker._break(laconic.LaconicError(62, "engine_failed", "the test says so", "")))
+                handle.worker._between_jobs(lambda: handle.worker._break(laconic.LaconicError(62, "engine_failed", "the test breaks it", "")))
             thread.join()
         return future
 
@@ -229,7 +229,7 @@ def _never_ends(how):
     try:
         training.step_once(ddp, optimizer, dist.get_rank(), 2)
     except RuntimeError as error:
-        said.append("the test says so" in str(error))
+        said.append("the test breaks it" in str(error))
     front._seconds = kept
     return said, handle.close()
 

@@ -203,7 +203,7 @@ def _saved_within_a_step(coalesce):
                 gradients[names[id(p)]] = g.detach().clone().flatten()
         future = on_bucket(bucket)
         if not saved:
-            handle.worker._between_jobs(lambda: handle.worker._break(laconic.LaconicError(62, "engine_failed", "the test says so", "")))
+            handle.worker._between_jobs(lambda: handle.worker._break(laconic.LaconicError(62, "engine_failed", "the test breaks it", "")))
             saved.append(handle.state_dict()["tensors"])
         return future
 
@@ -220,7 +220,7 @@ def _saved_within_a_step(coalesce):
 @pytest.mark.parametrize("coalesce", [True, False])
 def test_state_behind_a_failure_within_a_step_undoes_what_is_in_flight(pools, coalesce):
     for before, gradients, saved, raised in pools(2).run(_saved_within_a_step, coalesce=coalesce):
-        assert "the test says so" in raised
+        assert "the test breaks it" in raised
         residuals = [name for name in gradients if f"residual/{name}" in saved]
         assert residuals
         for name in residuals:

@@ -19,8 +19,8 @@ constexpr uint32_t kFetchesAtOnce = 32;
 constexpr uint32_t kUnreached = 8;
 /// Between two statuses to the group, which a switch copies to all ports, whatever comes again.
 constexpr Time kTryEvery = kMillisecond;
-/// Who is waited for and silent for so long is asked. An error in answer, and another one within this
-/// time: its port is closed.
+/// A rank that is waited for and silent for so long is asked. An error in answer, and another one
+/// within this time: its port is closed.
 constexpr Time kProbe = 100 * kMillisecond;
 /// How long a job that is over answers that it is.
 constexpr Time kEpilogue = 10000 * kMillisecond;

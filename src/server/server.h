@@ -62,7 +62,7 @@ class Server {
   [[nodiscard]] Job* find(uint32_t id) noexcept;
   [[nodiscard]] uint64_t nonce_for(const Address& from, const wire::Applicant& who,
                                    uint64_t epoch) const noexcept;
-  /// A hello of somebody who has the token. Without a token anybody could say so.
+  /// A hello of somebody who has the token. Without a token it proves nothing.
   [[nodiscard]] bool is_vouched_for(Bytes hello) const noexcept;
   /// `kept`: as many are left for others.
   bool may_answer(Time now, const Address& to, uint32_t kept = 0) noexcept;

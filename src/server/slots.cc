@@ -329,8 +329,8 @@ void Slots::count_left_out(const Slot& slot) noexcept {
   }
 }
 
-// A worker that is late for one sum is not waited for in the others, which may close then, too. Sums
-// that are due lie in front of those that are not, and they alone make a worker late: one pass.
+// A worker that is late for one sum is not waited for in the others, which may close then, too.
+// Sums that are due lie in front, and they alone make a worker late: one pass.
 void Slots::close_all_due(Time now) noexcept {
   for (uint16_t i = first_; i != kNobody;) {
     Slot& slot = at_index(i);

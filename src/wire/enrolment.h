@@ -141,7 +141,7 @@ DatagramFault parse_enrolment(Bytes datagram, Enrolment* enrolment) noexcept;
 DatagramFault parse_welcome(Bytes datagram, Welcome* welcome) noexcept;
 DatagramFault parse_refusal(Bytes datagram, Refusal* refusal) noexcept;
 
-/// The last 8 bytes of every message are its tag, of a hello where it says so.
+/// The last 8 bytes of every message are its tag, of a hello where its flag is set.
 [[nodiscard]] bool message_tag_is_right(Bytes datagram, const SipKey& key) noexcept;
 
 /// Writers return the length.
@@ -157,7 +157,7 @@ uint64_t write_refusal(const Refusal& refusal, const SipKey& key, uint8_t* out) 
 void write_stranger(uint32_t job, uint8_t* out) noexcept;
 DatagramFault parse_stranger(Bytes datagram, uint32_t* job) noexcept;
 
-/// Known to whoever has the token, before anything else is.
+/// Known to all that have the token, before anything else is.
 SipKey hello_key(const Token& token) noexcept;
 SipKey challenge_key(const Token& token, const Applicant& who) noexcept;
 SipKey enrolment_key(const Token& token, const Applicant& who, uint64_t epoch,

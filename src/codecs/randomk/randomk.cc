@@ -64,10 +64,12 @@ Contract RandomK::contract(const Params& p) {
   c.zero_stays_zero = true;
   c.merge = Merge::linear;
   // What is sent of an element is n/k times it: a residual would grow by that with every step.
-  c.feedback = p.rescale ? Feedback::never : Feedback::own;
+  if (!p.rescale) {
+    c.feedback = Feedback::own;
+    c.memory_default = MemoryKind::residual;
+    c.memories = memory_set(MemoryKind::residual);
+  }
   c.max_count = kMaxSparseCount;
-  c.memory_default = p.rescale ? MemoryKind::none : MemoryKind::residual;
-  if (!p.rescale) c.memories = memory_set(MemoryKind::residual);
   c.unbiased = p.rescale;
   return c;
 }

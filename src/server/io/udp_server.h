@@ -2,7 +2,8 @@
 //
 // Drives a Server over UDP, on the thread that calls run(). Every registered worker gets a socket
 // of its own, connected to it on the server's port: the kernel sorts datagrams by sender, a full
-// buffer is that worker's alone, and a closed port names it. No other program can share the port. Jobs take turns (server/turns.h).
+// buffer is that worker's alone, and a closed port names it. No other program can share the port.
+// Jobs take turns (server/turns.h).
 #pragma once
 
 #include <atomic>

@@ -250,8 +250,8 @@ Result<Socket> Socket::open(int family, Io io) {
   if (s.fd_ < 0) return system_error("UDP socket", errno);
   enlarge(s.fd_, SO_RCVBUF, SO_RCVBUFFORCE);
   enlarge(s.fd_, SO_SNDBUF, SO_SNDBUFFORCE);
-  // A closed port is an error of the socket, also behind the first answer. Nothing is fragmented, and
-  // a path that was narrow once, or that somebody says is, keeps nothing back.
+  // A closed port is an error of the socket, also behind the first answer. Nothing is fragmented,
+  // and a path that was narrow once, or that somebody says is, keeps nothing back.
   if (family == AF_INET) {
     set(s.fd_, IPPROTO_IP, IP_RECVERR, 1);
     set(s.fd_, IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_PROBE);

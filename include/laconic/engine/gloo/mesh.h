@@ -23,8 +23,8 @@
 
 namespace laconic::detail {
 
-/// As Gloo connects them, but that Gloo waits for one connection after another, and for each of them
-/// up to five times the time-out of its context.
+/// As Gloo connects them, with one deadline for all: Gloo waits for one connection after another,
+/// for each of them up to five times the time-out of its context.
 class GlooMesh final : public ::gloo::rendezvous::Context {
  public:
   using ::gloo::rendezvous::Context::Context;
