@@ -296,7 +296,7 @@ std::string describe_stats(const Session& session) {
       .field("elements", s.elements);
   json.field("dense_bytes", s.dense_bytes).field("wire_bytes", s.counters.wire_bytes);
   const double wire = static_cast<double>(s.counters.wire_bytes);
-  const double nothing_sent = session.model().alone() ? 1.0 : 0.0;
+  const double nothing_sent = s.alone ? 1.0 : 0.0;
   json.field("ratio", wire > 0 ? static_cast<double>(s.dense_bytes) / wire : nothing_sent);
   json.field("rounds", s.counters.rounds).field("overflow_repeats", s.counters.overflow_repeats);
   json.field("zero_units", s.counters.zero_units)

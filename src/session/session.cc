@@ -598,6 +598,7 @@ void Session::scale_residuals(float factor) {
 Stats Session::stats() const {
   const std::lock_guard lock(mutex_);
   Stats stats = stats_;
+  stats.alone = model_->alone();
   stats.counters = *counters_;
   stats.reports_missing = observer_.missing();
   if (steering_) {

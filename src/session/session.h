@@ -45,6 +45,7 @@ struct Stats {
   double straggler_seconds = 0;    ///< and the wait for ranks that came later
   collective::Counters counters;
   // As of now:
+  bool alone = false;             ///< one rank: see Model::alone
   uint64_t layouts = 0;           ///< bucket layouts that hold exchange buffers
   uint64_t flush_steps_left = 0;  ///< draining steps still to come
   uint64_t residual_bytes = 0;    ///< as Memory has it
