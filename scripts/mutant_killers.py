@@ -3,6 +3,10 @@
 
 A part is what runs, fails and is counted as one: a suite of a GoogleTest program ("test_base Arena"), a replay of a
 fuzz target's corpus ("frame_fuzz"), or a file of pytest ("python/tests/test_ddp.py").
+
+Which lines a part executes is measured, by gcov for C++ and by coverage.py for Python; a kernel of SIMD, and a header that
+many include, count as executed by every part. Python files are not measured for C++: those run that the mutant names, and
+for the command and the lab all that start its programs.
 """
 import hashlib
 import json
@@ -64,39 +68,46 @@ MANY = 20  # parts that kill one mutant: of more the cases are not counted
 
 @dataclass
 class Verdict:
-    patch: str  # hash of the patch that was tried
-    ran: int  # parts that execute the changed line
-    killed: dict  # part → how many of its cases failed
+    ran: int = 0  # parts that execute the changed line; 0: only some have been tried, of which one failed
+    killed: dict = field(default_factory=dict)  # part → how many of its cases failed
 
 
 class Killers:
-    """tests/mutants/killers.json: a line per mutant, parts by their number."""
+    """tests/mutants/killers.json: a line per mutant that was killed, by its hash; parts by their number."""
 
     def __init__(self, path):
         self.path = path
         data = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"parts": [], "mutants": {}}
-        self.parts = set(data["parts"])  # all that ran
-        self.mutants = {}
-        for name, (patch, ran, killed) in data["mutants"].items():
+        self.verdicts = {}
+        for name, (ran, killed) in data["mutants"].items():
             counts = {}
             for word in killed.split():
                 which, _, count = word.partition(":")
                 counts.update((data["parts"][part], int(count or 1)) for part in numbers(which))
-            self.mutants[name] = Verdict(patch, ran, counts)
+            self.verdicts[name] = Verdict(ran, counts)
 
-    def add(self, name, patch, ran, killed):
-        self.mutants[name] = Verdict(patch, len(ran), killed if len(killed) <= MANY else dict.fromkeys(killed, 1))
-        self.parts |= ran | set(killed)
+    def add(self, name, ran, killed):
+        if ran or name not in self.verdicts:
+            self.verdicts[name] = Verdict(ran, killed if len(killed) <= MANY else dict.fromkeys(killed, 1))
+
+    def forget(self, name):
+        self.verdicts.pop(name, None)
+
+    def keep_only(self, hashes):
+        self.verdicts = {name: self.verdicts[name] for name in hashes if name in self.verdicts}
+
+    def has(self, name, of_all):
+        return name in self.verdicts and (self.verdicts[name].ran > 0 or not of_all)
 
     def text(self):
-        parts = sorted(self.parts)
+        parts = sorted({part for v in self.verdicts.values() for part in v.killed})
         number = {part: n for n, part in enumerate(parts)}
         lines = []
-        for name, v in sorted(self.mutants.items(), key=lambda item: (int(item[0]), item[0])):
+        for name, v in sorted(self.verdicts.items()):
             words = [f"{number[part]}:{count}" for part, count in sorted(v.killed.items()) if count > 1]
             words.append(ranges(number[part] for part, count in v.killed.items() if count == 1))
-            lines.append(f"{json.dumps(name)}: {json.dumps([v.patch, v.ran, ' '.join(words).strip()])}")
-        return ('{"what": "mutant: [hash of its patch, how many parts ran, which failed and in how many cases]",\n"parts": [\n'
+            lines.append(f"{json.dumps(name)}: {json.dumps([v.ran, ' '.join(words).strip()])}")
+        return ('{"what": "hash of a mutant that was killed: [how many parts ran, which failed and in how many cases]",\n"parts": [\n'
                 + ",\n".join(map(json.dumps, parts)) + '],\n"mutants": {\n' + ",\n".join(lines) + "}}\n")
 
     def save(self):
@@ -105,53 +116,23 @@ class Killers:
             raise SystemExit(f"{self.path} would have {len(text.encode())} bytes, more than {MOST_BYTES}")
         self.path.write_text(text, encoding="utf-8")
 
-    def keep_only(self, mutants):
-        """Forgets patches that are gone or have changed."""
-        now = {m.number: m.hash for m in mutants}
-        self.mutants = {name: v for name, v in self.mutants.items() if now.get(name) == v.patch}
-
-    def counts(self):
-        deaths = [set(v.killed) for v in self.mutants.values()]
-        return {"mutants": len(deaths), "alive": sum(not parts for parts in deaths), "by_one": sum(len(parts) == 1 for parts in deaths),
-                "by_few": sum(2 <= len(parts) <= 5 for parts in deaths), "by_many": sum(len(parts) > 5 for parts in deaths),
-                "parts": len(self.parts), "killers": len(set().union(*deaths)),
-                "needed": len({part for parts in deaths if len(parts) == 1 for part in parts})}
-
-    def dominated(self):
-        """part → another one that kills all that it kills; of two equal ones the first in the alphabet stays."""
-        of = {}
-        for number, v in self.mutants.items():
-            for part in v.killed:
-                of.setdefault(part, set()).add(number)
-        found = {}
-        for part, own in of.items():
-            others = [other for other, theirs in sorted(of.items()) if own < theirs or (own == theirs and other < part)]
-            if others:
-                found[part] = others[0]
-        return found
-
-    def paragraph(self, all_of_them):
-        c = self.counts()
-        return [
-            "What else kills them: `scripts/mutants --all-killers` runs every test suite and Python file that executes a changed",
-            "line, to its end, and writes [`killers.json`](../../tests/mutants/killers.json). What executes a line is measured, by",
-            "gcov per GoogleTest suite and by coverage.py per Python file; for a changed kernel of SIMD, or a header that many",
-            "include, everything runs. For a line of the library those Python files run that the patch names, for one of the",
-            "command or the lab all that start it: what others execute of the library is not measured.", "",
-            f"{c['mutants']} of {all_of_them} mutants so far: {c['by_one']} are killed by one suite or file alone, {c['by_few']} by two to",
-            f"five, {c['by_many']} by more, {c['alive']} by none. Of {c['parts']} suites and files that ran {c['killers']} kill a mutant,",
-            f"and {c['needed']} kill one that no other kills.", ""]
+    def summary(self):
+        deaths = [set(v.killed) for v in self.verdicts.values() if v.ran]
+        alone = set().union(*(parts for parts in deaths if len(parts) == 1))
+        return (f"{len(self.verdicts)} have been killed, {len(deaths)} by all that execute them: {sum(len(parts) == 1 for parts in deaths)} "
+                f"by one suite or file alone, {sum(2 <= len(parts) <= 5 for parts in deaths)} by two to five; "
+                f"{len(alone)} suites and files kill one that no other kills")
 
 
 # ---- which mutants ----
 
 
 def folder_of(mutant):
-    return "/".join(next(iter(mutant.changed)).split("/")[:2])
+    return "/".join(mutant.file.split("/")[:2])
 
 
 def sample(mutants, size):
-    """As many, from every folder its share. A patch that joins hardly changes the choice."""
+    """As many, from every folder its share. A mutant that joins hardly changes the choice."""
     folders = {}
     for m in sorted(mutants, key=lambda m: hashlib.sha256(m.name.encode()).digest()):
         folders.setdefault(folder_of(m), []).append(m)
@@ -164,24 +145,6 @@ def sample(mutants, size):
 def seventh(mutants, week):
     """Each mutant in one week of seven."""
     return [m for m in mutants if hashlib.sha256(m.name.encode()).digest()[0] % 7 == week % 7]
-
-
-def changed_lines(patch):
-    """file → lines that the patch takes out, or those around what it adds."""
-    removed, around, line, file = {}, {}, 0, None
-    for text in patch.splitlines():
-        if text.startswith("--- a/"):
-            file = text[6:]
-            removed[file], around[file] = [], []
-        elif text.startswith("@@ "):
-            line = int(re.match(r"@@ -(\d+)", text)[1])
-        elif text.startswith("+") and not text.startswith("+++"):
-            around[file] += [line - 1, line]
-        elif file and line and text[:1] in (" ", "-", ""):
-            if text[:1] == "-":
-                removed[file].append(line)
-            line += 1
-    return {file: removed[file] or around[file] for file in removed}
 
 
 # ---- what runs ----
@@ -215,7 +178,7 @@ def suite_name(test):
 
 
 def names(kills, program, part):
-    """Whether a `kill:` line names this part: gcov may not see a line that the compiler has moved."""
+    """Whether a command of `kill` names this part: gcov may not see a line that the compiler has moved."""
     suite = part.rpartition(" ")[2]
     filters = [text.partition("--gtest_filter=")[2] for text in kills if text.split()[0] == program.name]
     words = [word for text in filters for word in re.split(r"[*:./]+", text) if word]
@@ -273,24 +236,6 @@ def run_file(python, file, limit, **how):
 # ---- what executes a line ----
 
 
-def lines_by_part(parts, code, changed, indented):
-    """Parts that execute a changed line. One without code of its own belongs to the statement before it; outside of a
-    function to everything that executes a line of its file."""
-    found = set()
-    for file, lines in changed.items():
-        has_code = code.get(file, set())
-        wanted = set(lines) & has_code
-        if not wanted and indented:
-            wanted = {max((line for line in has_code if line < min(lines)), default=0)} & has_code
-        for part, executed in parts.items():
-            here = executed.get(file, set())
-            if here & wanted or (not wanted and here):
-                found.add(part)
-        if not has_code:  # a header of constants, or one not measured: every part may use it
-            found |= set(parts)
-    return found
-
-
 class Coverage:
     """What was measured lies in a file of build/, and is measured again when what it depends on has changed."""
 
@@ -307,12 +252,17 @@ class Coverage:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.write_text(json.dumps({"key": self.key, "parts": parts, "sources": sorted(self.sources), "failing": sorted(self.failing)}))
 
-    def code(self):
-        code = {}
-        for files in self.parts.values():
-            for file, lines in files.items():
-                code.setdefault(file, set()).update(lines)
-        return code
+    def parts_that_run(self, file, lines, indented):
+        """Parts that execute one of the lines. One without code of its own belongs to the statement before it; outside
+        of a function to everything that executes a line of its file."""
+        has_code = {line for files in self.parts.values() for line in files.get(file, ())}
+        if not has_code:  # a header of constants, or one not measured: every part may use it
+            return set(self.parts)
+        wanted = has_code & set(lines)
+        if not wanted and indented:
+            wanted = {max((line for line in has_code if line < min(lines)), default=0)} & has_code
+        wanted = wanted or has_code
+        return {part for part, files in self.parts.items() if wanted & files.get(file, set())}
 
 
 def hash_of(paths, tree):
@@ -343,7 +293,7 @@ def including(headers, files, tree):
     return found
 
 
-# What patches touch is compiled for gcov, all else as ever, so that the compiler cache has it.
+# What mutants touch is compiled for gcov, all else as ever, so that the compiler cache has it.
 COMPILER = """#!/bin/sh
 for word in "$@"; do source=$word; done
 if grep -qxF "$source" {list}; then set -- "$@" -O1 --coverage; fi

@@ -1,5 +1,5 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""scripts/mutants on a tree of one shell script, and that the patches of tests/mutants fit the tree of today."""
+"""scripts/mutants on a tree of one shell script, and that the tables of tests/mutants fit the tree of today."""
 
 import importlib.machinery
 import importlib.util
@@ -10,12 +10,10 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PATCHES = sorted((ROOT / "tests" / "mutants").glob("*.patch"))
 
 
 @pytest.fixture(scope="module")
@@ -28,42 +26,41 @@ def script():
     del sys.modules["mutants"]
 
 
-# ---- the patches ----
+# ---- the tables ----
 
 
-@pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.stem)
-def test_patch_applies_and_is_one_fault(patch, script):
-    mutant = script.read_patch(patch)
-    assert mutant.fault.endswith("."), "a patch begins with what is wrong, in words that end with a full stop"
-    assert mutant.kills, "name the test that should notice"
-    text = patch.read_text(encoding="utf-8")
-    assert len(re.findall(r"^@@ ", text, re.M)) == 1
-    assert len(re.findall(r"^\+(?!\+\+ )", text, re.M)) <= 1, "one line"
-    done = subprocess.run(["git", "apply", "--check", str(patch)], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+def test_each_mutant_is_one_fault_whose_lines_are_in_its_file_once(script):
+    wrong = {}
+    for m in script.find_mutants():
+        try:
+            text = m.text(ROOT)
+            changed = m.put_into(text)
+        except script.NoMutant as trouble:
+            wrong[m.name] = str(trouble)
+            continue
+        added = Counter(changed.splitlines()) - Counter(text.splitlines())
+        if changed == text or added.total() > 1:
+            wrong[m.name] = f"{added.total()} lines are new: one fault is one line that is changed, added or gone"
+        elif not (m.fault.endswith(".") and m.kill):
+            wrong[m.name] = "say in `fault` what is wrong, with a full stop, and name the test that should notice in `kill`"
+    assert wrong == {}
 
 
-def test_page_lists_every_patch_as_killed(script):
-    rows = script.last_verdicts()
-    del rows["mutant"]  # the table's head
-    assert [(name, fault) for name, (fault, _) in rows.items()] == [(m.name, m.fault) for m in script.find_patches([])]
-    assert [name for name, (_, verdict) in rows.items() if not verdict.startswith("`")] == []
+def test_each_mutant_has_a_name_of_its_own(script):
+    assert [name for name, count in Counter(m.name for m in script.find_mutants()).items() if count > 1] == []
 
 
-def test_the_page_counts_what_the_data_file_holds(script):
+def test_each_mutant_has_been_killed_as_it_is_written_now(script):
+    hashes = {m.hash: m.name for m in script.find_mutants()}
     killers = script.tried.Killers(script.DATA)
-    page = script.PAGE.read_text(encoding="utf-8")
-    assert ("What else kills them" in page) == bool(killers.mutants)
-    if killers.mutants:
-        assert "\n".join(killers.paragraph(len(PATCHES))) in page
-        assert killers.text() == script.DATA.read_text(encoding="utf-8")
-        assert script.DATA.stat().st_size <= script.tried.MOST_BYTES
-    hashes = {m.number: m.hash for m in script.find_patches([])}
-    assert {number: hashes.get(number) for number in killers.mutants} == {number: v.patch for number, v in killers.mutants.items()}
+    assert [name for hash, name in hashes.items() if hash not in killers.verdicts] == [], "scripts/mutants --named --stale"
+    assert killers.verdicts.keys() == hashes.keys(), "verdicts of mutants that are gone: scripts/mutants --stale drops them"
+    assert killers.text() == script.DATA.read_text(encoding="utf-8")
+    assert f"{len(hashes)} one-line faults" in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
 
 def test_what_a_test_launches_is_built(script):
-    texts = [text for mutant in script.find_patches([]) for text in mutant.kills if text.startswith("pytest ")]
+    texts = [text for mutant in script.find_mutants() for text in mutant.kill if text.startswith("pytest ")]
     launching = [text for text in texts if re.search(r'BUILD / "bin"|mpi_launchers', (ROOT / text.split()[1].partition("::")[0]).read_text(encoding="utf-8"))]
     assert len(launching) > 5
     assert [text for text in launching if "laconic_launched" not in script.command(text)[0]] == []
@@ -85,24 +82,27 @@ echo '[ RUN      ] Lib.Answers'
 echo '[  FAILED  ] Lib.Answers (0 ms)'
 exit 1
 """
-PATCH = """What is wrong.
-# kill: test_lib
-diff --git a/lib.cc b/lib.cc
---- a/lib.cc
-+++ b/lib.cc
-@@ -1,4 +1,4 @@
- #!/bin/sh
--answer=42
-+answer={}
- unseen=1
- test "$answer" = 42 && exit 0
+ENTRY = """[{}]
+fault = "What is wrong."
+file = "lib.cc"
+before = "{}"
+after = "{}"
+kill = ["test_lib"]
 """
+
+
+def answer(value, name="answer"):
+    return ENTRY.format(name, "answer=42", f"answer={value}")
+
+
+def unseen(value):
+    return ENTRY.format("unseen", "unseen=1", f"unseen={value}")
 
 
 @pytest.fixture
 def tree(tmp_path):
     """A project whose library, build and test are one shell script."""
-    for name, text in {"scripts/build": BUILD, "lib.cc": LIB, "docs/results/old.md": ""}.items():
+    for name, text in {"scripts/build": BUILD, "lib.cc": LIB}.items():
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
@@ -115,8 +115,8 @@ def tree(tmp_path):
     return tmp_path
 
 
-def put(tree, name, text):
-    (tree / "tests" / "mutants" / f"{name}.patch").write_text(text)
+def put(tree, *entries):
+    (tree / "tests" / "mutants" / "lib.toml").write_text("\n".join(entries))
 
 
 def mutants(tree, *names):
@@ -134,59 +134,109 @@ def mutants(tree, *names):
     return done.returncode, done.stdout + done.stderr
 
 
+def verdicts(tree):
+    return list(json.loads((tree / "tests/mutants/killers.json").read_text())["mutants"].values())
+
+
 def test_a_killed_mutant_is_written_down(tree):
-    put(tree, "01-answer", PATCH.format(41))
+    put(tree, answer(41))
     status, out = mutants(tree)
     assert (status, out.splitlines()[-1]) == (0, "1 of 1 killed"), out
-    assert "| 01-answer | What is wrong. | `Lib.Answers` |" in (tree / "docs/results/mutants.md").read_text()
+    assert "answer: killed by Lib.Answers" in out
+    assert verdicts(tree) == [[0, ""]]
     assert (tree / "lib.cc").read_text() == LIB  # the tree itself is never touched
 
 
-def test_a_survivor_fails_the_run(tree):
-    put(tree, "01-answer", PATCH.format(41))
-    put(tree, "02-unseen", PATCH.format("42  # the same"))
+def test_a_survivor_fails_the_run_and_is_not_written_down(tree):
+    put(tree, answer(41), unseen("1  # the same"))
     status, out = mutants(tree)
     assert status == 1
-    assert "02-unseen: SURVIVES" in out
-    assert "02-unseen | What is wrong. | **survives**" in (tree / "docs/results/mutants.md").read_text()
+    assert "unseen: SURVIVES" in out
+    assert verdicts(tree) == [[0, ""]]
 
 
-def test_a_patch_that_does_not_apply_fails_the_run(tree):
-    put(tree, "01-old", PATCH.format(41).replace("-answer=42", "-answer=40"))
+def test_a_killed_mutant_that_survives_later_loses_its_verdict(tree):
+    put(tree, answer(41))
+    assert mutants(tree)[0] == 0
+    (tree / "lib.cc").write_text(LIB.replace('test "$answer" = 42 && exit 0', "exit 0"))
+    assert mutants(tree)[0] == 1
+    assert verdicts(tree) == []
+
+
+@pytest.mark.parametrize(("before", "count"), [("answer=40", 0), ("answer", 0), ("exit 1", 2), ("", 0)])
+def test_lines_that_are_not_there_once_fail_the_run(tree, before, count):
+    (tree / "lib.cc").write_text(LIB + "  exit 1\n")
+    put(tree, ENTRY.format("old", before, "answer=41"))
     status, out = mutants(tree)
     assert status == 1
-    assert "01-old: does not apply" in out
-    assert not (tree / "docs/results/mutants.md").exists()
+    assert f"old: `before` is {count} times in lib.cc" in out
+
+
+def test_a_file_that_is_gone_fails_the_run(tree):
+    put(tree, answer(41).replace("lib.cc", "old.cc"))
+    status, out = mutants(tree)
+    assert status == 1
+    assert "answer: `before` is 0 times in old.cc" in out
 
 
 def test_a_mutant_that_does_not_compile_is_none(tree):
-    put(tree, "01-broken", PATCH.format("$(("))
+    put(tree, answer("$(("))
     status, out = mutants(tree)
     assert status == 1
-    assert "01-broken: does not compile: lib.cc: error: syntax" in out
+    assert "answer: does not compile: lib.cc: error: syntax" in out
 
 
 def test_tests_that_fail_anyway_prove_nothing(tree):
-    put(tree, "01-answer", PATCH.format(41))
-    (tree / "lib.cc").write_text(LIB.replace("= 42 ]", "= 43 ]").replace('"$answer" = 42', '"$answer" = 43'))
+    put(tree, answer(41))
+    (tree / "lib.cc").write_text(LIB.replace('"$answer" = 42', '"$answer" = 43'))
     status, out = mutants(tree)
     assert status == 1
     assert "fails without any mutant: Lib.Answers" in out
 
 
-def test_names_choose_patches_and_unknown_ones_are_refused(tree):
-    put(tree, "01-answer", PATCH.format(41))
-    put(tree, "02-unseen", PATCH.format("42  # the same"))
+def test_names_choose_mutants_and_unknown_ones_are_refused(tree):
+    put(tree, answer(41), unseen("1  # the same"))
     status, out = mutants(tree, "answer")
     assert (status, out.splitlines()[-1]) == (0, "1 of 1 killed"), out
-    page = (tree / "docs/results/mutants.md").read_text()
-    assert "01-answer | What is wrong. | `Lib.Answers`" in page
-    assert "02-unseen | What is wrong. | not run yet" in page
     assert mutants(tree, "unseen")[0] == 1
-    assert "01-answer | What is wrong. | `Lib.Answers`" in (tree / "docs/results/mutants.md").read_text()  # kept
+    assert verdicts(tree) == [[0, ""]], "that of the other is kept"
     status, out = mutants(tree, "nothing")
     assert status == 1
-    assert "no patch in tests/mutants is named nothing" in out
+    assert "no mutant of tests/mutants is named nothing" in out
+
+
+def test_stale_mutants_are_those_that_were_not_killed_as_they_are_now(tree):
+    put(tree, answer(41), answer(40, "other"))
+    assert mutants(tree)[0] == 0
+    put(tree, answer(43), answer(40, "other").replace("What is wrong", "What else is wrong"))
+    status, out = mutants(tree, "--stale")
+    assert (status, out.splitlines()[-1]) == (0, "1 of 1 killed"), out
+    assert "answer: killed" in out
+    put(tree, answer(43))
+    assert mutants(tree, "--stale")[1].splitlines()[-1] == "0 of 0 killed"
+    assert len(verdicts(tree)) == 1, "that of the mutant that is gone is dropped"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "changed"),
+    [
+        ("a;", "b;", "{\n  b;\n\n  if (x)\n    c;\n}\n"),
+        ("  a;", "  b;", "{\n  b;\n\n  if (x)\n    c;\n}\n"),
+        ("a;", "", "{\n\n  if (x)\n    c;\n}\n"),
+        ("if (x)\n  c;", "c;", "{\n  a;\n\n  c;\n}\n"),
+        ("a;\n\nif (x)", "a;\n\nif (y)", "{\n  a;\n\n  if (y)\n    c;\n}\n"),
+        ("  c;\n}", "}", None),
+        ("    c;\n}", "}", "{\n  a;\n\n  if (x)\n}\n"),
+    ],
+)
+def test_lines_are_found_at_their_indentation_and_keep_it(script, before, after, changed):
+    mutant = script.Mutant("name", "Fault.", "f.cc", before, after, ["test_f"])
+    text = "{\n  a;\n\n  if (x)\n    c;\n}\n"
+    if changed:
+        assert mutant.put_into(text) == changed
+    else:
+        with pytest.raises(script.NoMutant):
+            mutant.put_into(text)
 
 
 @pytest.mark.parametrize(
@@ -210,14 +260,17 @@ def test_the_test_that_failed_is_found(script, output, killer):
 def test_the_data_file_comes_back_and_is_bounded(script, tmp_path, monkeypatch):
     tried = script.tried
     killers = tried.Killers(tmp_path / "killers.json")
-    killers.add("2", "aa", {"test_a A", "test_a B", "t.py"}, {"test_a A": 1, "test_a B": 1, "t.py": 12})
-    killers.add("10", "bb", {"test_a B"}, {})
-    killers.add("1", "cc", {"test_a B"}, {"test_a B": 2})
+    killers.add("bb", 3, {"test_a A": 1, "test_a B": 1, "t.py": 12})
+    killers.add("aa", 1, {"test_a B": 2})
+    killers.add("cc", 0, {})
+    killers.add("aa", 0, {})  # says less than what is known
     killers.save()
     again = tried.Killers(tmp_path / "killers.json")
-    assert (again.mutants, again.parts) == (killers.mutants, killers.parts)
-    assert list(again.mutants) == ["1", "2", "10"]
-    assert again.counts() == {"mutants": 3, "alive": 1, "by_one": 1, "by_few": 1, "by_many": 0, "parts": 3, "killers": 3, "needed": 1}
+    assert again.verdicts == killers.verdicts
+    assert list(again.verdicts) == ["aa", "bb", "cc"]
+    assert [again.has(name, of_all=True) for name in ("aa", "cc", "dd")] == [True, False, False]
+    assert again.summary() == ("3 have been killed, 2 by all that execute them: 1 by one suite or file alone, 1 by two to five; "
+                               "1 suites and files kill one that no other kills")
     monkeypatch.setattr(tried, "MOST_BYTES", 100)
     with pytest.raises(SystemExit, match="more than 100"):
         again.save()
@@ -226,29 +279,14 @@ def test_the_data_file_comes_back_and_is_bounded(script, tmp_path, monkeypatch):
 def test_the_data_file_has_space_for_every_mutant(script, tmp_path):
     killers = script.tried.Killers(tmp_path / "killers.json")
     parts = [f"test_distributed Suite{n:03}OfSomeLength" for n in range(300)]
-    for place, m in enumerate(script.find_patches([])):  # a quarter dies by many, the others by up to eight
+    for place, m in enumerate(script.find_mutants()):  # a quarter dies by many, the others by up to eight
         killed = parts[place % 100:place % 100 + 80] if place % 4 == 0 else parts[place % 50::40]
-        killers.add(m.number, m.hash, set(parts), dict.fromkeys(killed, 250))
+        killers.add(m.hash, len(parts), dict.fromkeys(killed, 250))
     killers.save()
-    assert len(script.tried.Killers(killers.path).mutants) == len(PATCHES)
-
-
-def test_a_patch_that_has_changed_is_forgotten(script):
-    killers = script.tried.Killers(Path("/nowhere"))
-    killers.mutants = {number: script.tried.Verdict(patch, 0, {}) for number, patch in (("1", "aa"), ("2", "bb"), ("3", "cc"))}
-    killers.keep_only([SimpleNamespace(number="1", hash="aa"), SimpleNamespace(number="2", hash="xx")])
-    assert list(killers.mutants) == ["1"]
-
-
-def test_a_part_whose_kills_another_has_too_is_dominated(script):
-    killers = script.tried.Killers(Path("/nowhere"))
-    for number, parts in enumerate(["a b", "a b c", "c", "d e", "d e"]):
-        killers.mutants[str(number)] = script.tried.Verdict("", 0, dict.fromkeys(parts.split(), 1))
-    assert killers.dominated() == {"b": "a", "e": "d"}  # of two equal ones the first stays
 
 
 def test_the_sample_is_fixed_and_every_folder_has_its_share(script):
-    everything = script.find_patches([])
+    everything = script.find_mutants()
     sample = script.tried.sample(everything, 80)
     assert len(sample) == 80
     assert sample == script.tried.sample(everything[::-1], 80)[::-1]
@@ -260,18 +298,18 @@ def test_the_sample_is_fixed_and_every_folder_has_its_share(script):
 
 
 def test_seven_weeks_have_every_mutant_once(script):
-    everything = script.find_patches([])
+    everything = script.find_mutants()
     weeks = [script.tried.seventh(everything, week) for week in range(100, 107)]
     assert sorted(m.name for week in weeks for m in week) == sorted(m.name for m in everything)
     assert script.tried.seventh(everything, 107) == weeks[0]
 
 
 def test_a_line_is_executed_by_who_ran_it(script):
-    parts = {"a": {"f.cc": {3, 4, 9}}, "b": {"f.cc": {9}}, "c": {"g.cc": {4}}}
-    code = {"f.cc": {3, 4, 9}, "g.cc": {4}}
+    coverage = script.tried.Coverage(Path("/nowhere"), "")
+    coverage.parts = {"a": {"f.cc": {3, 4, 9}}, "b": {"f.cc": {9}}, "c": {"g.cc": {4}}}
 
     def ran(line, indented, file="f.cc"):
-        return script.tried.lines_by_part(parts, code, {file: [line]}, indented)
+        return coverage.parts_that_run(file, [line], indented)
 
     assert ran(4, True) == {"a"}
     assert ran(9, True) == {"a", "b"}
@@ -280,7 +318,7 @@ def test_a_line_is_executed_by_who_ran_it(script):
     assert ran(1, False, "constants.h") == {"a", "b", "c"}, "a header without code"
 
 
-def test_suites_that_a_patch_names_run_in_any_case(script):
+def test_suites_that_a_mutant_names_run_in_any_case(script):
     program = script.tried.Program("test_x", ["test_x"], {"test_x Dense": ["Dense.*"]})
     named = [part for part in ("test_x Dense", "test_x DenseRules", "test_x Other")
              if script.tried.names(["test_x --gtest_filter=*Dense*:All/Set.Once*"], program, part)]
@@ -289,10 +327,10 @@ def test_suites_that_a_patch_names_run_in_any_case(script):
     assert script.tried.names(["frame_fuzz"], script.tried.Program("frame_fuzz", ["frame_fuzz"]), "frame_fuzz")
 
 
-def test_changed_lines_are_those_of_the_old_file(script):
-    assert script.tried.changed_lines(PATCH.format(41)) == {"lib.cc": [2]}
-    added = "--- a/x.cc\n+++ b/x.cc\n@@ -7,2 +7,3 @@\n one\n+two\n three\n"
-    assert script.tried.changed_lines(added) == {"x.cc": [7, 8]}
+def test_a_mutants_lines_are_numbered(script):
+    mutant = script.Mutant("name", "Fault.", "f.cc", "b;\nc;", "d;", ["test_f"])
+    assert mutant.lines("a;\n  b;\n  c;\n") == (range(2, 4), True)
+    assert mutant.lines("a;\nb;\nc;\n") == (range(2, 4), False)
 
 
 GTEST = """#!/bin/sh
@@ -349,35 +387,13 @@ for file in "$@"; do last=$file; done
 line=2; grep -q Other "$last" && line=3
 echo '{"files": [{"file": "../../lib.cc", "lines": [{"line_number": '$line', "count": 1}, {"line_number": 8, "count": 0}]}]}'
 """
-UNSEEN = """What nobody sees.
-# kill: test_lib
-diff --git a/lib.cc b/lib.cc
---- a/lib.cc
-+++ b/lib.cc
-@@ -2,4 +2,4 @@
- answer=42
--unseen=1
-+unseen={}
- if [ "$1" = --gtest_list_tests ]; then echo Lib.; echo '  Answers'; echo Other.; echo '  Passes'; exit 0; fi
- echo "$1" >> "${{0%/build/*}}/../ran"
-"""
-COVERED_HUNK = """@@ -1,4 +1,4 @@
- #!/bin/sh
--answer=42
-+answer={}
- unseen=1
- if [ "$1" = --gtest_list_tests ]; then echo Lib.; echo '  Answers'; echo Other.; echo '  Passes'; exit 0; fi
-"""
 PY_TEST = "import lib\n\n\ndef test_answer():\n    assert lib.answer() == 42\n"
-PY_PATCH = """Python answers something else.
-# kill: pytest tests/test_lib.py
-diff --git a/python/lib.py b/python/lib.py
---- a/python/lib.py
-+++ b/python/lib.py
-@@ -1,2 +1,2 @@
- def answer():
--    return 42
-+    return 41
+PY_ENTRY = """[python]
+fault = "Python answers something else."
+file = "python/lib.py"
+before = "return 42"
+after = "return 41"
+kill = ["pytest tests/test_lib.py"]
 """
 
 
@@ -408,45 +424,41 @@ def all_killers(tree, *names):
 
 
 def killed(tree):
-    return {number: (v[1], v[2]) for number, v in json.loads((tree / "tests/mutants/killers.json").read_text())["mutants"].items()}
+    data = json.loads((tree / "tests/mutants/killers.json").read_text())
+    return sorted((ran, data["parts"][int(killers)]) for ran, killers in data["mutants"].values())
 
 
 def test_a_mutant_meets_the_suites_that_execute_its_line(covered_tree):
-    put(covered_tree, "01-answer", PATCH.format(41).split("@@")[0] + COVERED_HUNK.format(41))
-    put(covered_tree, "02-unseen", UNSEEN.format(2))
+    put(covered_tree, answer(41), unseen(2))
     status, out, ran = all_killers(covered_tree)
     assert status == 0, out
     assert ran == ["--gtest_filter=Lib.*", "--gtest_filter=Other.*"] * 2, "once for the coverage, once for a mutant each"
-    data = json.loads((covered_tree / "tests/mutants/killers.json").read_text())
-    assert data["parts"] == ["test_lib Lib", "test_lib Other"]
-    assert killed(covered_tree) == {"01": (1, "0"), "02": (1, "1")}
-    page = (covered_tree / "docs/results/mutants.md").read_text()
-    assert "2 of 2 mutants so far: 2 are killed by one suite or file alone" in page
+    assert killed(covered_tree) == [(1, "test_lib Lib"), (1, "test_lib Other")]
+    assert "2 have been killed, 2 by all that execute them: 2 by one suite or file alone" in out
 
 
-def test_what_has_been_tried_is_left_out_until_its_patch_changes(covered_tree):
-    put(covered_tree, "01-answer", PATCH.format(41).split("@@")[0] + COVERED_HUNK.format(41))
-    put(covered_tree, "02-unseen", UNSEEN.format(2))
+def test_what_has_been_tried_is_left_out_until_it_changes(covered_tree):
+    put(covered_tree, answer(41), unseen(2))
     assert all_killers(covered_tree, "answer")[0] == 0
     status, out, ran = all_killers(covered_tree)
-    assert (status, ran) == (0, ["--gtest_filter=Other.*"]), "the coverage is known, and so is 01\n" + out
-    put(covered_tree, "01-answer", PATCH.format(41).split("@@")[0] + COVERED_HUNK.format(43))
+    assert (status, ran) == (0, ["--gtest_filter=Other.*"]), "the coverage is known, and so is the answer\n" + out
+    put(covered_tree, answer(43), unseen(2))
     assert all_killers(covered_tree)[2] == ["--gtest_filter=Lib.*"]
     assert all_killers(covered_tree)[2] == []
 
 
-def test_a_mutant_that_no_suite_kills_fails_the_run_and_is_counted(covered_tree):
-    put(covered_tree, "02-unseen", UNSEEN.format("1  # the same"))
-    status, out, _ = all_killers(covered_tree)
-    assert status == 1
-    assert "02-unseen: SURVIVES" in out
-    assert killed(covered_tree) == {"02": (1, "")}
+def test_a_mutant_that_no_suite_kills_fails_the_run_and_is_tried_again(covered_tree):
+    put(covered_tree, unseen("1  # the same"))
+    for _ in range(2):
+        status, out, _ = all_killers(covered_tree)
+        assert status == 1
+        assert "unseen: SURVIVES" in out
+        assert killed(covered_tree) == []
 
 
 def test_a_line_of_python_meets_the_files_that_execute_it(covered_tree):
     (covered_tree / "conftest.py").write_text("")
-    put(covered_tree, "03-python", PY_PATCH)
-    status, out, ran = all_killers(covered_tree)
+    put(covered_tree, PY_ENTRY)
+    status, out, _ = all_killers(covered_tree)
     assert status == 0, out
-    assert json.loads((covered_tree / "tests/mutants/killers.json").read_text())["parts"] == ["tests/test_lib.py"]
-    assert killed(covered_tree) == {"03": (1, "0")}
+    assert killed(covered_tree) == [(1, "tests/test_lib.py")]

@@ -89,7 +89,7 @@ BAD = {
 
 
 def whole(name):
-    """In one word: docs/results/mutants.md has it."""
+    """In one word: pytest prints it as a part of the test's name."""
     return name.replace(" ", "_")
 
 
