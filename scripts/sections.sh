@@ -21,8 +21,8 @@ in_turn() {
   fi
 }
 
-about_layers="who includes whom"
-section_layers() { scripts/check_layers; }
+about_layers="who includes whom; no class grows beyond its budget"
+section_layers() { scripts/check_layers && scripts/check_classes; }
 
 about_format="clang-format 14"
 section_format() { scripts/format --check; }
