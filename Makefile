@@ -83,7 +83,7 @@ mutants:  ## put each one-line fault of tests/mutants into a copy; every one has
 	@scripts/bootstrap
 	@scripts/mutants
 
-format:  ## lay out all C++ and CUDA sources with clang-format 14
+format:  ## lay out all C++ sources with clang-format 14
 	@scripts/bootstrap
 	@scripts/format
 

@@ -15,10 +15,7 @@ endif()
 set(_numeric -ffp-contract=off -fno-math-errno -fno-trapping-math)
 set(_visibility -fvisibility=hidden -fvisibility-inlines-hidden)
 target_compile_options(laconic_flags INTERFACE
-  $<$<COMPILE_LANGUAGE:CXX>:${_warnings} ${_numeric} ${_visibility}>
-  # nvcc: CMake 3.25 does not know C++20 for CUDA 13, so the standard is passed by hand.
-  # Relaxed constexpr: kernels call the constexpr functions of the public headers, the very ones the CPU runs.
-  "$<$<COMPILE_LANGUAGE:CUDA>:-std=c++20;-fmad=false;--expt-relaxed-constexpr;-Xcompiler=-Wall,-Wextra,-ffp-contract=off,-fvisibility=hidden>")
+  $<$<COMPILE_LANGUAGE:CXX>:${_warnings} ${_numeric} ${_visibility}>)
 target_compile_definitions(laconic_flags INTERFACE
   XXH_INLINE_ALL
   $<$<CONFIG:Debug>:_GLIBCXX_ASSERTIONS>)

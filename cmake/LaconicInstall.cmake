@@ -36,12 +36,7 @@ install(TARGETS laconic_c laconic_static EXPORT laconic-targets
 if(TARGET laconic_cli)
   install(TARGETS laconic_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 endif()
-if(TARGET laconic_cuda)  # opened at run time, so nobody links it and it is not exported
-  add_dependencies(laconic_installed laconic_cuda)
-  install(TARGETS laconic_cuda LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
-endif()
-
-if(LACONIC_PLUGINS)  # opened at run time, too
+if(LACONIC_PLUGINS)  # opened at run time, so nobody links them and they are not exported
   install(TARGETS ${LACONIC_PLUGINS} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 endif()
 

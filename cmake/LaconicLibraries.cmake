@@ -41,16 +41,3 @@ target_include_directories(laconic_static INTERFACE
   $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
 target_link_libraries(laconic_static PUBLIC Threads::Threads ${CMAKE_DL_LIBS})
 set_target_properties(laconic_static PROPERTIES OUTPUT_NAME laconic EXPORT_NAME laconic LINKER_LANGUAGE CXX)
-
-# ---- liblaconic_cuda.so: opened at run time, never linked ----
-file(GLOB_RECURSE _cuda_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/*_cuda.cu)
-if(LACONIC_WITH_CUDA AND _cuda_sources)
-  add_library(laconic_cuda SHARED ${_cuda_sources})
-  target_include_directories(laconic_cuda PRIVATE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)
-  target_link_libraries(laconic_cuda PRIVATE laconic_flags CUDA::cudart_static)
-  target_link_options(laconic_cuda PRIVATE LINKER:--version-script=${_map} LINKER:--exclude-libs,ALL
-                      -static-libstdc++ -static-libgcc)
-  set_target_properties(laconic_cuda PROPERTIES
-    LINK_DEPENDS ${_map} CUDA_RUNTIME_LIBRARY Static CUDA_STANDARD_REQUIRED OFF
-    VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR})
-endif()

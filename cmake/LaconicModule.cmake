@@ -1,11 +1,10 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 
 # Optional parts: NAME is on when LACONIC_WITH_<NAME> is. See laconic_drop_absent.
-set(LACONIC_OPTIONAL_PARTS hwy cuda mpi gloo nccl xdp)
+set(LACONIC_OPTIONAL_PARTS hwy xdp)
 
 # What an optional part brings lies in files named *_<part>.cc; no_<part>.cc defines the same symbols for a build
-# without it. Leaves one of the two in the list named by SOURCES. What the CUDA part brings are *_cuda.cu, which are
-# not in the list: they go into laconic_cuda, a library of its own.
+# without it. Leaves one of the two in the list named by SOURCES.
 function(laconic_drop_absent SOURCES)
   set(kept ${${SOURCES}})
   foreach(part IN LISTS LACONIC_OPTIONAL_PARTS)

@@ -1,6 +1,6 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 #
-# Options. After this file LACONIC_WITH_CUDA and LACONIC_WITH_HWY say what is really used.
+# Options. After this file LACONIC_WITH_HWY and LACONIC_WITH_XDP say what is really used.
 
 # On with the compilers that every change is built with; a newer one may warn of more, and a user who only wants to
 # build must not fail over that.
@@ -22,13 +22,11 @@ if(PROJECT_IS_TOP_LEVEL)
   set(_auto AUTO)
 endif()
 set(LACONIC_HIGHWAY AUTO CACHE STRING "SIMD kernels through Google Highway: AUTO, ON or OFF")
-set(LACONIC_CUDA ${_auto} CACHE STRING "GPU kernels (library laconic_cuda): AUTO, ON or OFF")
-set(LACONIC_CUDA_ARCHITECTURES "80;90" CACHE STRING "GPU architectures, as for CMAKE_CUDA_ARCHITECTURES")
 set(LACONIC_MPI ${_auto} CACHE STRING "Plug-ins and tests of MPI, for each library that is here: AUTO, ON or OFF")
 set(LACONIC_GLOO ${_auto} CACHE STRING "Plug-in and tests of Gloo: AUTO, ON or OFF")
 set(LACONIC_METRICS ${_auto} CACHE STRING "laconic serve --metrics by prometheus-cpp: AUTO, ON or OFF")
 set(LACONIC_XDP ${_auto} CACHE STRING "The aggregation server's program in the kernel: AUTO, ON or OFF")
-set_property(CACHE LACONIC_HIGHWAY LACONIC_CUDA LACONIC_MPI LACONIC_GLOO LACONIC_METRICS LACONIC_XDP
+set_property(CACHE LACONIC_HIGHWAY LACONIC_MPI LACONIC_GLOO LACONIC_METRICS LACONIC_XDP
              PROPERTY STRINGS AUTO ON OFF)
 
 get_property(_is_multi_config GLOBAL PROPERTY GENERATOR_IS_MULTI_CONFIG)
@@ -46,21 +44,5 @@ endif()
 include(LaconicDependencies)
 include(LaconicMpi)
 
-# ---- CUDA ----
-set(LACONIC_WITH_CUDA OFF)
-if(NOT LACONIC_CUDA STREQUAL "OFF")
-  include(CheckLanguage)
-  # Set before the language is enabled: CMake would otherwise ask for a GPU or guess.
-  set(CMAKE_CUDA_ARCHITECTURES ${LACONIC_CUDA_ARCHITECTURES})
-  check_language(CUDA)
-  if(CMAKE_CUDA_COMPILER)
-    enable_language(CUDA)
-    find_package(CUDAToolkit REQUIRED)
-    set(LACONIC_WITH_CUDA ON)
-  elseif(LACONIC_CUDA STREQUAL "ON")
-    message(FATAL_ERROR "LACONIC_CUDA=ON, but no CUDA compiler was found (set CUDACXX to nvcc)")
-  endif()
-endif()
-
 message(STATUS "Laconic ${PROJECT_VERSION}: ${CMAKE_BUILD_TYPE}, highway ${LACONIC_WITH_HWY}, "
-               "cuda ${LACONIC_WITH_CUDA}, xdp ${LACONIC_WITH_XDP}, sanitizers '${LACONIC_SANITIZE}'")
+               "xdp ${LACONIC_WITH_XDP}, sanitizers '${LACONIC_SANITIZE}'")

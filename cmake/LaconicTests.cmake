@@ -192,17 +192,6 @@ function(laconic_example_tests)
   endforeach()
 endfunction()
 
-# tests/cuda/*_test.cc -> test_cuda, linking laconic_cuda alone: the core must not be needed to run a kernel.
-# On a machine without a GPU the cases are skipped.
-function(laconic_cuda_tests)
-  file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/cuda/*_test.cc)
-  if(TARGET laconic_cuda)
-    laconic_test(test_cuda cuda laconic_cuda ${sources})
-    target_include_directories(test_cuda PRIVATE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)
-    target_link_libraries(test_cuda PRIVATE CUDA::cudart_static)
-  endif()
-endfunction()
-
 # tests/golden: *_test.cc -> test_golden, which replays the files; make_golden, which wrote them, is no test.
 function(laconic_golden_tests)
   laconic_folder_tests(golden "laconic_pipeline;laconic_json")
@@ -316,6 +305,5 @@ function(laconic_all_tests)
     add_dependencies(laconic_tests test_lab)
     add_dependencies(laconic_optimised_tests test_lab)
   endif()
-  laconic_cuda_tests()
   laconic_example_tests()
 endfunction()

@@ -39,7 +39,7 @@ class Section:
 SECTIONS = (
     Section("layers"), Section("format"), Section("release", required=True), Section("python", required=True, builds_on="release"),
     Section("asan", required=True), Section("tsan"), Section("install"), Section("fuzz", builds_on="asan"),
-    Section("scalar", builds_on="release"), Section("cuda"), Section("nonumpy", builds_on="release"),
+    Section("scalar", builds_on="release"), Section("nonumpy", builds_on="release"),
     Section("oldtorch", builds_on="release"),
     Section("paths", weekly=True), Section("asan_gcc", weekly=True),
     Section("soak", builds_on="release", weekly=True), Section("mutants", weekly=True),
@@ -110,7 +110,7 @@ class Here:
         digest = hashlib.sha256()
         folders = ("include", "src", "tools", "lab", "bench", "examples", "plugins", "tests", "cmake")
         files = [path for folder in folders for path in (self.root / folder).rglob("*")
-                 if path.suffix in (".h", ".cc", ".c", ".cu", ".cuh", ".cmake", ".txt")]
+                 if path.suffix in (".h", ".cc", ".c", ".cmake", ".txt")]
         for path in sorted([*files, self.root / "CMakeLists.txt", self.root / "CMakePresets.json"]):
             if path.is_file():
                 digest.update(f"{path}\0".encode() + path.read_bytes())

@@ -106,13 +106,6 @@ section_scalar() {
 about_fuzz="every fuzz target for a few seconds under clang"
 section_fuzz() { scripts/fuzz "${FUZZ_SECONDS:-$(weekly && echo 60 || echo 3)}"; }
 
-about_cuda="the GPU library compiles; its tests run where there is a GPU"
-section_cuda() {
-  command -v nvcc >/dev/null || [[ -x /usr/local/cuda/bin/nvcc ]] || { echo "no nvcc here"; return $skip; }
-  scripts/build cuda laconic_cuda test_cuda
-  ctest --preset cuda -L '^cuda$'
-}
-
 about_install="installed package, the library inside another project, the unpacked source archive, the wheel alone and with torch, README there, notices, exported symbols"
 section_install() { tests/install/run; }
 

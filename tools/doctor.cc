@@ -1,7 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
 // laconic doctor: can this machine do it, what was chosen, and why.
-#include <dlfcn.h>
 #include <fmt/format.h>
 #include <sched.h>
 #include <sys/wait.h>
@@ -50,19 +49,6 @@ Json isa_findings() {
 #endif
   return {
       {"available", isa_names()}, {"chosen", isa_name(best_isa())}, {"why", why}, {"simd", simd}};
-}
-
-/// Looks where the library itself would: the named file, else the loader's search path.
-Json cuda_findings() {
-  const char* const named = std::getenv("LACONIC_CUDA_LIB");
-  const std::string library = named != nullptr && *named != '\0' ? named : "liblaconic_cuda.so.0";
-  void* const handle = dlopen(library.c_str(), RTLD_LAZY | RTLD_LOCAL);
-  const char* const reason = handle == nullptr ? dlerror() : nullptr;
-  if (handle != nullptr) dlclose(handle);
-  return {{"found", handle != nullptr},
-          {"library", library},
-          {"why", reason != nullptr ? reason : ""},
-          {"override", "LACONIC_CUDA_LIB"}};
 }
 
 Json nccl_findings() {
@@ -195,7 +181,6 @@ void print_report(const Json& report) {
   print_line("kernels", fmt::format("{} of {}: {}", isa["chosen"].text(),
                                     fmt::join(isa_names(), ", "), isa["why"].text()));
   print_line("huge pages", machine["huge_pages"].text());
-  print_line("CUDA", yes_or_why(report["cuda"]["found"].flag(), report["cuda"]));
   print_line("NCCL", nccl_text(report["nccl"]));
   print_line("network lab",
              yes_or_why(report["network_lab"]["able"].flag(), report["network_lab"]));
@@ -215,7 +200,6 @@ int doctor(const Options& options) {
                     {"version", LACONIC_VERSION_STRING},
                     {"machine", machine_json()},
                     {"isa", isa_findings()},
-                    {"cuda", cuda_findings()},
                     {"nccl", nccl_findings()},
                     {"network_lab", namespace_findings()},
                     {"codecs", to_json(tests)}};

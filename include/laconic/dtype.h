@@ -3,15 +3,9 @@
 // Element types, and the two 16-bit floats as integer operations (round to nearest, ties to even).
 #pragma once
 
+#include <bit>
 #include <cstdint>
 #include <string_view>
-
-/// Marks functions that GPU kernels call too: one body, so CPUs and GPUs cannot disagree.
-#ifdef __CUDACC__
-#define LACONIC_HOST_DEVICE __host__ __device__
-#else
-#define LACONIC_HOST_DEVICE
-#endif
 
 namespace laconic {
 
@@ -23,26 +17,22 @@ enum class DType : uint8_t { f32 = 0, f16 = 1, bf16 = 2, u8 = 3, u16 = 4, i32 = 
 }
 std::string_view dtype_name(DType t) noexcept;
 
-[[nodiscard]] LACONIC_HOST_DEVICE constexpr uint32_t float_bits(float x) noexcept {
-  return __builtin_bit_cast(uint32_t, x);  // std::bit_cast is no device function
-}
-[[nodiscard]] LACONIC_HOST_DEVICE constexpr float bits_float(uint32_t u) noexcept {
-  return __builtin_bit_cast(float, u);
-}
+[[nodiscard]] constexpr uint32_t float_bits(float x) noexcept { return std::bit_cast<uint32_t>(x); }
+[[nodiscard]] constexpr float bits_float(uint32_t u) noexcept { return std::bit_cast<float>(u); }
 
 /// float → bfloat16, ties to even. NaN stays a quiet NaN of the same sign; overflow gives infinity.
-[[nodiscard]] LACONIC_HOST_DEVICE constexpr uint16_t float_to_bf16(float x) noexcept {
+[[nodiscard]] constexpr uint16_t float_to_bf16(float x) noexcept {
   const uint32_t u = float_bits(x);
   if ((u & 0x7FFFFFFFU) > 0x7F800000U) return static_cast<uint16_t>((u >> 16) | 0x0040U);
   return static_cast<uint16_t>((u + 0x7FFFU + ((u >> 16) & 1U)) >> 16);
 }
-[[nodiscard]] LACONIC_HOST_DEVICE constexpr float bf16_to_float(uint16_t h) noexcept {
+[[nodiscard]] constexpr float bf16_to_float(uint16_t h) noexcept {
   return bits_float(static_cast<uint32_t>(h) << 16);
 }
 
 /// float → IEEE half, ties to even, denormals kept. NaN stays NaN; magnitudes that round above
 /// 65504 give infinity.
-[[nodiscard]] LACONIC_HOST_DEVICE constexpr uint16_t float_to_f16(float x) noexcept {
+[[nodiscard]] constexpr uint16_t float_to_f16(float x) noexcept {
   const uint32_t u = float_bits(x);
   const auto sign = static_cast<uint16_t>((u >> 16) & 0x8000U);
   const uint32_t a = u & 0x7FFFFFFFU;
@@ -56,7 +46,7 @@ std::string_view dtype_name(DType t) noexcept;
   const uint32_t rounded = a + 0xFFFU + ((a >> 13) & 1U);
   return static_cast<uint16_t>(sign | ((rounded - 0x38000000U) >> 13));
 }
-[[nodiscard]] LACONIC_HOST_DEVICE constexpr float f16_to_float(uint16_t h) noexcept {
+[[nodiscard]] constexpr float f16_to_float(uint16_t h) noexcept {
   const uint32_t sign = static_cast<uint32_t>(h & 0x8000U) << 16;
   const uint32_t em = h & 0x7FFFU;
   if (em >= 0x7C00U) {
@@ -71,7 +61,7 @@ std::string_view dtype_name(DType t) noexcept;
 }
 
 /// Finite magnitudes above 65504, the largest half float, become 65504; infinities and NaN stay.
-[[nodiscard]] LACONIC_HOST_DEVICE constexpr float saturate_to_f16(float x) noexcept {
+[[nodiscard]] constexpr float saturate_to_f16(float x) noexcept {
   const uint32_t u = float_bits(x);
   const uint32_t a = u & 0x7FFFFFFFU;
   return a > 0x477FE000U && a < 0x7F800000U ? bits_float((u & 0x80000000U) | 0x477FE000U) : x;

@@ -23,7 +23,6 @@ KNOWN = {
     "LACONIC_LIBRARY": "path of liblaconic.so",
     "LACONIC_MPI_LIB": "path of the plug-in for MPI, liblaconic_mpi_*.so, instead of the launcher's",
     "LACONIC_GLOO_LIB": "path of the plug-in for Gloo, liblaconic_gloo.so",
-    "LACONIC_CUDA_LIB": "path of the library with the GPU kernels",
     "LACONIC_NCCL_LIB": "path of libnccl.so.2",
     "LACONIC_TRACE": "FILE: a Chrome trace of what is encoded, on the wire and decoded when, per rank",
     "LACONIC_RUN": "set by laconic.run: its options, for the processes that the script starts",

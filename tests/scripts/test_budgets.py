@@ -130,7 +130,7 @@ def test_what_was_measured_sets_a_budget_that_no_longer_fits():
 
 
 def test_the_machine_of_the_table_is_that_of_the_last_full_measurement():
-    figures, result = machine(), {"cuda": "skipped"}
+    figures, result = machine(), {"nonumpy": "skipped"}
     for missing, unit in (("tsan", 1.0), ("", 2.0)):
         found = {name: {"kind": "new", "cpu": 9.0, "wall": 9.0, "result": result.get(name, "passed")} for name in BY_NAME if name != missing}
         proof.take(figures, {"machine": "another", "unit": 2.0, "cores": 2.0, "date": "2", "commit": "2", "sections": found})
@@ -144,33 +144,33 @@ def test_the_machine_of_the_table_is_that_of_the_last_full_measurement():
 def test_sections_run_in_the_order_of_the_list_and_all_of_them_without_a_deadline(here):
     this = here()
     assert run(this)[0] == 0
-    assert this.ran == "layers format release python asan tsan install fuzz scalar cuda nonumpy oldtorch".split()
+    assert this.ran == "layers format release python asan tsan install fuzz scalar nonumpy oldtorch".split()
     assert run(this, ["quick"])[0] == 0 and this.ran == "layers format release python".split()
     assert run(this, ["fuzz", "layers"])[0] == 0 and this.ran == ["layers", "fuzz"]
 
 
 def test_what_does_not_fit_is_left_out_and_smaller_ones_after_it_run(here):
-    this = here(machine(tsan=(100, 50), oldtorch=(31, 5)))
+    this = here(machine(tsan=(100, 50), oldtorch=(41, 5)))
     status, line = run(this, deadline=130)
-    assert (status, this.now) == (0, 100)
-    assert this.ran == "layers format release python asan install fuzz scalar cuda nonumpy".split()
+    assert (status, this.now) == (0, 90)
+    assert this.ran == "layers format release python asan install fuzz scalar nonumpy".split()
     assert "; left out: tsan oldtorch; make up for it with: scripts/test tsan oldtorch;" in line
     assert left_out(this) == ["tsan", "oldtorch"]
 
 
 def test_the_next_run_begins_with_what_was_left_out(here):
-    this = here(machine(tsan=(100, 50), oldtorch=(31, 5)))
+    this = here(machine(tsan=(100, 50), oldtorch=(41, 5)))
     run(this, deadline=130)
     this.now = 0
     assert run(this, ["quick"])[0] == 0 and this.ran[0] == "layers" and left_out(this) == ["tsan", "oldtorch"]
     this.now = 0
     assert run(this)[0] == 0
-    assert this.ran[:3] == ["tsan", "oldtorch", "layers"] and len(this.ran) == 12
+    assert this.ran[:3] == ["tsan", "oldtorch", "layers"] and len(this.ran) == 11
     assert not (this.root / "build" / "left-out").exists()
 
 
 def test_what_the_command_of_the_last_line_runs_is_no_longer_left_out(here):
-    this = here(machine(tsan=(100, 50), oldtorch=(31, 5)))
+    this = here(machine(tsan=(100, 50), oldtorch=(41, 5)))
     run(this, deadline=130)
     this.takes["tsan"] = (1, 1.0, 1.0)
     assert run(this, ["tsan"])[0] == 1  # it failed, which is known
@@ -180,7 +180,7 @@ def test_what_the_command_of_the_last_line_runs_is_no_longer_left_out(here):
 def test_a_run_without_time_for_a_required_section_fails(here):
     this = here(machine(asan=(500, 400)))
     status, line = run(this, deadline=300)
-    assert status == 1 and "asan" not in this.ran and len(this.ran) == 10
+    assert status == 1 and "asan" not in this.ran and len(this.ran) == 9
     assert line.startswith("FAILED: no time for asan, without which nothing passes; "
                            "left out: asan fuzz; make up for it with: scripts/test asan fuzz;")
     assert run(this, ["quick"], deadline=700)[0] == 0  # it is no part of that one
@@ -320,12 +320,12 @@ def page(here):
 
 
 def test_the_weekly_tier_runs_everything_and_writes_when_what_ran_whole(here):
-    this = here(cuda=(3, 0.0, 0.0))
+    this = here(nonumpy=(3, 0.0, 0.0))
     assert run(this, ["weekly"])[0] == 0 and set(this.ran) == set(BY_NAME)
     rows = page(this)
     assert list(rows) == list(BY_NAME)
     assert rows["soak"] == ["2026-11-27", "0123456789", "20", "0:10", "passed"]
-    assert rows["cuda"] == ["never", "", "", "", "skipped"]
+    assert rows["nonumpy"] == ["never", "", "", "", "skipped"]
     this.day, this.takes["tsan"], this.takes["fuzz"] = TODAY + proof.WEEK, (1, 1.0, 1.0), (0, 26.0, 1.0)
     status, line = run(this, ["weekly", "tsan", "fuzz"])
     assert status == 1 and line.startswith("FAILED: tsan fuzz; repeat with: scripts/test weekly tsan fuzz; 25 % over budget: fuzz")
@@ -366,8 +366,8 @@ def test_a_page_older_than_a_week_is_said_in_the_last_line(here):
     run(this, ["weekly", "soak"])
     this.day += datetime.timedelta(days=1)
     assert run(this)[1].endswith(f"older than a week: {' '.join(name for name in BY_NAME if name != 'soak')}; make test TIER=weekly.")
-    this.takes["cuda"] = (3, 0.0, 0.0)
-    assert " cuda " not in run(this)[1].split("older than a week:")[1]
+    this.takes["nonumpy"] = (3, 0.0, 0.0)
+    assert " nonumpy " not in run(this)[1].split("older than a week:")[1]
 
 
 # ---- this machine ----
@@ -459,12 +459,12 @@ def checkout(tmp_path):
 
 
 def test_a_section_runs_in_a_shell_that_stops_at_the_first_error(checkout):
-    status, out = checkout("section_layers() { false; echo further; }; section_format() { return $skip; }; section_cuda() { echo $nothing; }; "
-                           "section_tsan() { echo tier $TEST_TIER, jobs $JOBS; }", "layers", "format", "tsan", "cuda", JOBS="7")
+    status, out = checkout("section_layers() { false; echo further; }; section_format() { return $skip; }; section_nonumpy() { echo $nothing; }; "
+                           "section_tsan() { echo tier $TEST_TIER, jobs $JOBS; }", "layers", "format", "tsan", "nonumpy", JOBS="7")
     assert status == 1 and "further" not in out
     assert "\n==== layers: layers\n---- layers: FAILED in" in out and "---- format: skipped" in out
     assert "tier change, jobs 7\n---- tsan: passed" in out
-    assert out.splitlines()[-1] == "FAILED: layers cuda; repeat with: scripts/test layers cuda; skipped: format."
+    assert out.splitlines()[-1] == "FAILED: layers nonumpy; repeat with: scripts/test layers nonumpy; skipped: format."
     status, out = checkout("section_tsan() { echo tier $TEST_TIER; }", "weekly", "tsan")
     assert status == 0 and "tier weekly" in out
 

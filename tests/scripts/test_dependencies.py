@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(None in (CMAKE, COMPILER, NINJA), reason="cmake,
 
 
 def configure(folder, *definitions, **environment):
-    command = [CMAKE, "-S", ROOT, "-B", folder / "build", "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={NINJA}", "-DLACONIC_CUDA=OFF",
+    command = [CMAKE, "-S", ROOT, "-B", folder / "build", "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={NINJA}",
                *(f"-D{definition}" for definition in definitions)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, **environment)
     errors = re.findall(r"CMake Error.*?\n\n\n", done.stderr + "\n\n\n", re.S)

@@ -161,7 +161,7 @@ ENGLISH_EXCEPTIONS = {
     ("tests/unit/session/agreement_test.cc", "sentence"),
     ("tools/gradients.h", "alike"),
 }
-TEXT = {".md", ".h", ".cc", ".cu", ".c", ".py", ".cmake", ".txt", ".toml", ".sh", ""}
+TEXT = {".md", ".h", ".cc", ".c", ".py", ".cmake", ".txt", ".toml", ".sh", ""}
 
 
 def texts():

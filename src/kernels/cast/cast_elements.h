@@ -1,6 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// One element of a cast: the body of the reference, of vector loops' tails and of the GPU kernels.
+// One element of a cast: the body of the reference and of vector loops' tails.
 #pragma once
 
 #include <cstdint>
@@ -10,13 +10,12 @@
 
 namespace laconic::kernels {
 
-[[nodiscard]] LACONIC_HOST_DEVICE inline uint16_t encode_f16(float w, float x,
-                                                             bool saturate) noexcept {
+[[nodiscard]] inline uint16_t encode_f16(float w, float x, bool saturate) noexcept {
   const float scaled = w * x;
   return float_to_f16(saturate ? saturate_to_f16(scaled) : scaled);
 }
 
-[[nodiscard]] LACONIC_HOST_DEVICE inline uint16_t encode_bf16(float w, float x) noexcept {
+[[nodiscard]] inline uint16_t encode_bf16(float w, float x) noexcept {
   return float_to_bf16(w * x);
 }
 

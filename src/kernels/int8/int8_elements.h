@@ -17,7 +17,7 @@ struct Int8Scale {
 };
 
 /// `max_bits`: the largest absolute bits of the block.
-[[nodiscard]] LACONIC_HOST_DEVICE inline Int8Scale int8_scale(uint32_t max_bits) noexcept {
+[[nodiscard]] inline Int8Scale int8_scale(uint32_t max_bits) noexcept {
   const float max = bits_float(max_bits);
   if (max < kInt8Tiny || max_bits >= 0x7F800000U) return {};
   const auto step_down = [](float x) { return bits_float(float_bits(x) - 1); };
@@ -31,30 +31,28 @@ struct Int8Scale {
 /// in the low bits.
 inline constexpr float kRoundingMagic = 0x1.8p23F;
 
-[[nodiscard]] LACONIC_HOST_DEVICE inline int8_t int8_nearest(float x, float inverse) noexcept {
+[[nodiscard]] inline int8_t int8_nearest(float x, float inverse) noexcept {
   return static_cast<int8_t>(float_bits(x * inverse + kRoundingMagic) & 0xFFU);
 }
 
 /// `r`: 15 random bits.
-[[nodiscard]] LACONIC_HOST_DEVICE inline int8_t int8_stochastic(float x, float inverse,
-                                                                uint32_t r) noexcept {
+[[nodiscard]] inline int8_t int8_stochastic(float x, float inverse, uint32_t r) noexcept {
   const uint32_t sum = float_bits(x * inverse * 32768.0F + kRoundingMagic) + r;
   return static_cast<int8_t>(((sum >> 15) ^ 0x80U) & 0xFFU);  // the magic's own bit 22 ends as 0x80
 }
 
 /// The random bits of element e of a parameter.
-[[nodiscard]] LACONIC_HOST_DEVICE inline uint32_t int8_random_word(uint64_t e) noexcept {
+[[nodiscard]] inline uint32_t int8_random_word(uint64_t e) noexcept {
   return static_cast<uint32_t>(2 * (e / 32 % 2) + e % 2);
 }
-[[nodiscard]] LACONIC_HOST_DEVICE inline uint64_t int8_random_counter(uint64_t e) noexcept {
+[[nodiscard]] inline uint64_t int8_random_counter(uint64_t e) noexcept {
   return e / 64 * 8 + e % 16 / 2;
 }
-[[nodiscard]] LACONIC_HOST_DEVICE inline uint32_t int8_random_bits(uint32_t word,
-                                                                   uint64_t e) noexcept {
+[[nodiscard]] inline uint32_t int8_random_bits(uint32_t word, uint64_t e) noexcept {
   return e / 16 % 2 == 0 ? word & 0x7FFFU : word >> 17;
 }
 
-[[nodiscard]] LACONIC_HOST_DEVICE inline float int8_value(int8_t code, float scale) noexcept {
+[[nodiscard]] inline float int8_value(int8_t code, float scale) noexcept {
   return static_cast<float>(code) * scale;
 }
 

@@ -5,7 +5,6 @@
 
 #include <cmath>
 
-#include "kernels/cast/cast_cuda.h"
 #include "unit/kernels/dense_inputs.h"
 
 namespace laconic::kernels {
@@ -141,13 +140,6 @@ TEST_P(CastKernelsTest, WeightedSumsEqualTheReference) {
       }
     }
   }
-}
-
-TEST(CastNoCuda, SaysSo) {
-  EXPECT_EQ(laconic_cuda_narrow_f16(nullptr, 1.0F, nullptr, 0, 1, nullptr), kCastNoCuda);
-  EXPECT_EQ(laconic_cuda_narrow_bf16(nullptr, 1.0F, nullptr, 0, nullptr), kCastNoCuda);
-  EXPECT_EQ(laconic_cuda_widen_f16(nullptr, 1.0F, nullptr, 0, 0, nullptr), kCastNoCuda);
-  EXPECT_EQ(laconic_cuda_widen_bf16(nullptr, 1.0F, nullptr, 0, 0, nullptr), kCastNoCuda);
 }
 
 }  // namespace
