@@ -40,7 +40,6 @@ SECTIONS = (
     Section("layers"), Section("format"), Section("release", required=True), Section("python", required=True, builds_on="release"),
     Section("asan", required=True), Section("tsan"), Section("install"), Section("fuzz", builds_on="asan"),
     Section("scalar", builds_on="release"), Section("nonumpy", builds_on="release"),
-    Section("oldtorch", builds_on="release"),
     Section("paths", weekly=True), Section("asan_gcc", weekly=True),
     Section("soak", builds_on="release", weekly=True), Section("mutants", weekly=True),
 )

@@ -13,7 +13,7 @@ weekly() { [[ ${TEST_TIER:-change} == weekly ]]; }
 # launches.py has forks.
 readonly torch_imports=26
 
-# What repeats tests under another torch or without NumPy takes a tenth of them in turn, which the commit chooses, and all of them weekly.
+# What repeats tests without NumPy takes a tenth of them in turn, which the commit chooses, and all of them weekly.
 # A tenth is too little for as many processes: each imports torch.
 in_turn() {
   if ! weekly; then
@@ -42,22 +42,6 @@ about_python="the Python package, the demo's parts, the scripts"
 section_python() {
   scripts/build release laconic_c laconic_launched laconic_fake_nccl laconic_fake_nccl_old $(has_command_sources && echo laconic_cli)
   .venv/bin/python -m pytest -q "${in_parallel[@]}" --torch-imports="$torch_imports" $(! weekly || echo --record-durations)
-}
-
-# Of torch they use what other tests use, too: they run in `python` alone.
-readonly as_any_torch=(aggregation codec doctor error_codes memory methods_page register selftest session thc)
-about_oldtorch="the Python package under the system's own PyTorch (Debian 12: 1.13), with the same library"
-section_oldtorch() {
-  local python=/usr/bin/python3 venv=build/venv-oldtorch left_out=("${as_any_torch[@]/#/--ignore=python/tests/test_}")
-  "$python" -c 'import torch.distributed' 2>/dev/null || scripts/bootstrap --system-torch
-  "$python" -c 'import torch.distributed' 2>/dev/null || { echo "no PyTorch in $python: apt install python3-torch"; return $skip; }
-  scripts/build release laconic_c
-  "$venv/bin/python" -c 'import pytest, pytest_timeout, xdist' 2>/dev/null ||
-    { "$python" -m venv --system-site-packages "$venv" &&
-      "$venv/bin/pip" install -q --require-hashes --only-binary :all: -r scripts/requirements-pytest.txt; }
-  "$venv/bin/python" -c 'import torch; print("torch", torch.__version__)'
-  PYTHONPATH=python "$venv/bin/python" -m pytest -q "${in_parallel[@]}" $(in_turn) python/tests \
-    "${left_out[@]/%/.py}"
 }
 
 # Training, resuming and starting; what waits for a clock, and what no user of PyTorch touches, runs in other sections.

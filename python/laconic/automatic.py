@@ -211,13 +211,10 @@ def _wrap(owner, name: str, *, before=None, after=None) -> None:
 
 
 def _watch_forward(wrapper_class) -> None:
-    """_pre_forward is what replicate() calls, too; torch 1.13 has neither."""
-    before = _before_forward
-    with contextlib.suppress(ImportError, AttributeError):
-        from torch._compile import _disable_dynamo  # the compiler must not look into it
+    """_pre_forward is what replicate() calls, too."""
+    from torch._compile import _disable_dynamo  # the compiler must not look into it
 
-        before = _disable_dynamo(before)
-    _wrap(wrapper_class, "_pre_forward" if hasattr(wrapper_class, "_pre_forward") else "forward", before=before)
+    _wrap(wrapper_class, "_pre_forward", before=_disable_dynamo(_before_forward))
 
 
 def _count(_) -> None:

@@ -162,7 +162,7 @@ class Handle:
         self._one_machine = len({card[2] for card in cards}) == 1
 
     def register(self, ddp) -> None:
-        copied = getattr(ddp, "_comm_hooks", [])
+        copied = ddp._comm_hooks  # noqa: SLF001
         copied[:] = [(hook, state) for hook, state in copied if not isinstance(state, PickledHandle)]
         ddp.register_comm_hook(self, laconic_hook)
 
@@ -605,8 +605,7 @@ def sorted_out(ddp) -> tuple[list, list]:
     """(name, parameter) of what a codec may take, and (name, parameter, what it is) of what none does."""
     sparse = {id(p) for m in ddp.module.modules() if isinstance(m, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and m.sparse
               for p in m.parameters(recurse=False)}
-    ignored = getattr(ddp, "parameters_to_ignore", ())
-    named = [(name, p) for name, p in ddp.module.named_parameters() if name not in ignored]
+    named = [(name, p) for name, p in ddp.module.named_parameters() if name not in ddp.parameters_to_ignore]
     exchanged, ours, foreign = _exchanged(ddp, [p for _, p in named], bool(sparse)), [], []
     for name, p in zip(names.undecorated([name for name, _ in named]), (p for _, p in named)):
         if id(p) not in exchanged:
@@ -650,7 +649,7 @@ def _refuse_hook(ddp) -> None:
     if other is not None:
         raise errors.error("unsupported", f"this model already has a communication hook ({other})",
                            "DDP takes one hook only: wrap the model again and attach laconic first")
-    if getattr(ddp, "_use_python_reducer", False):
+    if ddp._use_python_reducer:  # noqa: SLF001
         raise errors.error("unsupported", "torch._dynamo.config.optimize_ddp is 'python_reducer', which traces hooks",
                            "leave optimize_ddp at its default: torch.compile then works with laconic")
 

@@ -10,7 +10,7 @@ def in_backward() -> bool:
     """Whether this thread is inside of a backward(): in a hook, a callback, or a signal handler that came meanwhile."""
     try:
         torch.autograd.Variable._execution_engine.queue_callback(_nothing)  # noqa: SLF001
-    except RuntimeError:  # the same since torch 1.13
+    except RuntimeError:
         return False
     return True
 

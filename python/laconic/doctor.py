@@ -28,7 +28,8 @@ import time
 import warnings
 from pathlib import Path
 
-from . import _lib, _nccl, environment
+from . import _checks, _lib, _nccl, environment
+from .errors import LaconicError
 
 #: characters of what a process that failed has written, for --json
 _MOST_SAID = 4000
@@ -81,9 +82,12 @@ def _torch() -> tuple[Check, Check]:
                 Check("gloo", None, "comes with torch"))
     import torch.distributed as dist
 
+    try:
+        _checks.supported_torch(torch.__version__)
+    except LaconicError as error:
+        return Check("torch", False, error.message, f"{pip} --upgrade torch"), Check("gloo", None, "comes with torch")
     here = Check("torch", True, torch.__version__)
-    gloo = getattr(dist, "is_gloo_available", None)
-    if not dist.is_available() or (gloo is not None and not gloo()):
+    if not dist.is_available() or not dist.is_gloo_available():
         return here, Check("gloo", False, "this torch was built without it", f"{pip} --force-reinstall torch")
     return here, Check("gloo", True, "part of this torch")
 

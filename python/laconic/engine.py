@@ -29,8 +29,8 @@ _TORCH_TYPES = {_lib.F32: torch.float32, _lib.F16: torch.float16, _lib.BF16: tor
                 _lib.I32: torch.int32}
 _SIZES = {_lib.F32: 4, _lib.F16: 2, _lib.BF16: 2, _lib.U8: 1, _lib.I32: 4}
 
-# Old and new name of the same collective (renamed in torch 2.13); absent on Gloo before 2.0.
-_all_gather_flat = getattr(dist, "all_gather_single", None) or getattr(dist, "all_gather_into_tensor", None)
+# New and old name of the same collective (renamed in torch 2.13).
+_all_gather_flat = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 def view(address: int, count: int, dtype: int) -> torch.Tensor:
@@ -415,7 +415,7 @@ class Engine:
     def _all_gather(self, step, works) -> int:
         sizes = step.recv_counts[: self.world]
         if not any(sizes):
-            return 0  # PyTorch 1.13 ends the process with SIGFPE
+            return 0
         send = view(step.send, step.send_bytes, _lib.U8)
         flat = _flat(step.recv, sizes, step.recv_offsets)
         if any(size != sizes[0] for size in sizes):  # ragged: the same bytes to everybody

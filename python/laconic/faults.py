@@ -91,7 +91,7 @@ class Faults:
     @staticmethod
     def _ask(store, answer) -> None:
         try:
-            answer.append((store.add(_KEY, 0) > 0, False))  # there is no check() in torch 1.13
+            answer.append((store.add(_KEY, 0) > 0, False))
         except RuntimeError:
             answer.append((False, True))
 

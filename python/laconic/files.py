@@ -45,7 +45,7 @@ def save(path: Path, content: dict) -> None:
 
 
 class _Writer:
-    """Keeps the first failure for later: out of `write` it would end the process under torch 1.13."""
+    """Keeps the first failure for later: out of `write` it it may end the process."""
 
     def __init__(self, file):
         self._file = file

@@ -14,8 +14,10 @@ import weakref
 import torch
 import torch.distributed as dist
 
-from . import environment, errors, threads
+from . import _checks, environment, errors, threads
 from .errors import LaconicError
+
+_checks.supported_torch(torch.__version__)  # here, because all that trains imports this module
 
 _PATIENCE = datetime.timedelta(minutes=30)  # torch's default, where a group does not tell its timeout
 #: seconds after which a line names the ranks that are awaited
@@ -25,9 +27,8 @@ NAMED_AFTER = 60.0
 def group_timeout(group):
     """The group's timeout, or None where torch does not tell: a sibling must not wait longer than its original."""
     for options in (
-        lambda: group._get_backend(torch.device("cpu")).options,  # noqa: SLF001  torch >= 2.0
+        lambda: group._get_backend(torch.device("cpu")).options,  # noqa: SLF001
         lambda: group._get_backend(torch.accelerator.current_accelerator()).options,  # noqa: SLF001
-        lambda: group.options,
     ):
         try:
             return options()._timeout  # noqa: SLF001
@@ -38,14 +39,14 @@ def group_timeout(group):
 
 def set_timeout(group, timeout: datetime.timedelta) -> None:
     """What begins on the group's CPU backend from now on has so long, where torch can change it."""
-    with contextlib.suppress(AttributeError, RuntimeError):  # torch 1.13, and backends that have none
+    with contextlib.suppress(AttributeError, RuntimeError):  # backends that have none
         group._get_backend(torch.device("cpu"))._set_default_timeout(timeout)  # noqa: SLF001
 
 
 def _store(group):
     """The store through which the group's ranks found each other; None where there is none (MPI)."""
     try:
-        return dist.distributed_c10d._pg_map[group][1]  # noqa: SLF001  the same since torch 1.13
+        return dist.distributed_c10d._pg_map[group][1]  # noqa: SLF001
     except (AttributeError, KeyError, IndexError, TypeError):
         return None
 
@@ -100,8 +101,6 @@ def _let_others_read(store, key: str, world: int) -> None:
 def _wait(store, keys, rank: int, patience: float) -> None:
     """RuntimeError if a key is not there in time. A rank that loads data for minutes is no fault, but after one of them a line
     names those that are awaited, told by the first rank that is here."""
-    if not hasattr(store, "check"):  # torch 1.13, whose store does not survive a time-out
-        return store.wait(keys, datetime.timedelta(seconds=patience))
     begin = time.monotonic()
     try:
         return store.wait(keys, datetime.timedelta(seconds=min(NAMED_AFTER, patience)))
@@ -130,10 +129,7 @@ def listed(ranks: list[int], limit: int = 8) -> str:
 
 def _holds(store, key: str) -> bool:
     try:
-        if hasattr(store, "check"):
-            return store.check([key])
-        store.wait([key], datetime.timedelta(milliseconds=100))  # torch 1.13
-        return True
+        return store.check([key])
     except RuntimeError:
         return False
 
@@ -146,7 +142,7 @@ _free_siblings: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 class Sibling:
     """A group of the same ranks, for one worker thread; of the same backend, unless another is named.
 
-    Collective over the group (torch 1.13: over the world). Siblings are reused after `release`, never destroyed: torch
+    Collective over the group. Siblings are reused after `release`, never destroyed: torch
     derives a local group's name from how many there are, and a name that comes again meets stale addresses.
     """
 
@@ -170,7 +166,7 @@ class Sibling:
 
 
 def _cpu_backend(group) -> str:
-    """That which serves tensors on the CPU, where a group has several; torch 1.13 knows only one."""
+    """That which serves tensors on the CPU, where a group has several."""
     try:
         return group._get_backend(torch.device("cpu")).name()  # noqa: SLF001
     except (AttributeError, RuntimeError):
@@ -178,18 +174,10 @@ def _cpu_backend(group) -> str:
 
 
 def _new_group(group, backend: str):
-    ranks_of = getattr(dist, "get_process_group_ranks", None)
-    if ranks_of is not None:
-        ranks = ranks_of(group)
-    else:  # torch 1.13
-        ranks = [dist.distributed_c10d._get_global_rank(group, r) for r in range(dist.get_world_size(group))]  # noqa: SLF001
-    timeout = group_timeout(group)
+    ranks, timeout = dist.get_process_group_ranks(group), group_timeout(group)
     keywords = {"ranks": ranks, "backend": backend}
     if timeout is not None:
         keywords["timeout"] = timeout
     if len(ranks) == dist.get_world_size():
         return dist.new_group(**keywords)
-    try:  # ranks outside the group know nothing of this call
-        return dist.new_group(use_local_synchronization=True, **keywords)
-    except TypeError:
-        return dist.new_group(**keywords)
+    return dist.new_group(use_local_synchronization=True, **keywords)  # ranks outside the group know nothing of this call

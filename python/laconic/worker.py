@@ -23,7 +23,7 @@ import torch
 from . import _lib, environment, errors, threads
 from ._arrays import zeros
 from ._checks import U64, whole
-from ._session import ENGINE_FAILED, CSession, Layout, Window, engine_failed, gather_texts, no_span
+from ._session import ENGINE_FAILED, CSession, Layout, Window, engine_failed, gather_texts
 from .aggregation import AggregatingEngine
 from .background import GLANCE
 from .coalescing import Coalesced, Coalescing, Piece
@@ -100,8 +100,8 @@ class Job:
 
 # torch's profiler looks at the thread that started it, or at all (profile_all_threads): a range from submission to the mean
 # for the one, ranges of the worker's parts for the other. The latter cost less than a microsecond where nobody looks.
-_profiler_looks = getattr(torch.autograd, "_profiler_enabled", lambda: False)
-_span = getattr(getattr(torch._C, "_profiler", None), "_RecordFunctionFast", no_span)  # noqa: SLF001
+_profiler_looks = torch.autograd._profiler_enabled  # noqa: SLF001
+_span = torch._C._profiler._RecordFunctionFast  # noqa: SLF001
 
 
 def _seen_by_the_profiler(future):
@@ -575,7 +575,7 @@ class Worker:
         state = {"version": VERSION, "header": self.session.header(), "step": self.step, "tensors": tensors}
         if not self._rates:
             return state
-        # Tensors: what reads nothing but these (torch.load of 1.13, weights_only) knows no Python float.
+        # As tensors, which every version has saved.
         return {**state, "rates": {name: torch.tensor(rate, dtype=torch.float64, device="cpu") for name, rate in self._rates.items()}}
 
     def load_state_dict(self, state: dict) -> None:

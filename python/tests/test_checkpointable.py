@@ -7,12 +7,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import torch.distributed.checkpoint as dcp  # noqa: E402
 import training  # noqa: E402
 
 import laconic  # noqa: E402
-
-dcp = pytest.importorskip("torch.distributed.checkpoint", reason="torch 1.13 has none")
-needs_dcp = pytest.mark.skipif(not hasattr(dcp, "save"), reason="this torch saves no Stateful")
 
 
 def _trained(spec, steps, follows=False):
@@ -55,7 +53,6 @@ def _through_dcp(folder, spec, follows):
     return digests, norms
 
 
-@needs_dcp
 @pytest.mark.parametrize(("spec", "follows"), [("topk:ratio=0.05", False), ("powersgd:rank=2", True)])
 def test_torchs_checkpoints_keep_every_ranks_state(pools, tmp_path, spec, follows):
     for (went_on, resumed), norms in pools(2).run(_through_dcp, folder=str(tmp_path / "checkpoint"), spec=spec, follows=follows):

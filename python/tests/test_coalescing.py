@@ -156,12 +156,7 @@ class Many(torch.nn.Module):
 def _many(spec, *, steps=4, coalesce=True, dtype=torch.float32, poison=(), skip=False, ddp_options=None, **options):
     torch.manual_seed(3)
     model = Many().to(dtype)
-    first = dist._DEFAULT_FIRST_BUCKET_BYTES
-    dist._DEFAULT_FIRST_BUCKET_BYTES = 4096
-    try:
-        ddp = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.01, **(ddp_options or {}))
-    finally:
-        dist._DEFAULT_FIRST_BUCKET_BYTES = first
+    ddp = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.01, **(ddp_options or {}))
     handle = laconic.attach(ddp, spec, small_elements=64, quiet=True, **options)
     if not coalesce:
         handle.worker._coalescing.takes = lambda layout: False
@@ -190,7 +185,6 @@ def _many(spec, *, steps=4, coalesce=True, dtype=torch.float32, poison=(), skip=
     ("3lc", {"ddp_options": {"find_unused_parameters": True, "gradient_as_bucket_view": True}}), ("efsignsgd", {"skip": True}),
     ("int8+ef", {"strategy": "two_shot", "dtype": torch.bfloat16})])
 def test_together_or_apart_no_bit_changes(pools, spec, options):
-    training.skip_unless_plain_ddp_trains(pools(3), {key: value for key, value in options.items() if key == "dtype"})
     apart, *others = pools(3).run(_many, spec=spec, coalesce=False, **options)
     together = pools(3).run(_many, spec=spec, **options)
     assert {result["hash"] for result in (*others, *together)} == {apart["hash"]}

@@ -82,7 +82,6 @@ MODES = {
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("spec, control", [("topk:ratio=0.1", "dc2"), ("3lc", "dc2:deadline_ms=1"), ("powersgd:rank=2", "dc2:deadline_ms=1")])
 def test_replicas_stay_bit_identical(pools, spec, control, mode):
-    training.skip_unless_plain_ddp_trains(pools(3), MODES[mode])
     results = pools(3).run(_settings, spec=spec, control=control, steps=32, **MODES[mode])
     assert len({digest for _, _, digest in results}) == 1
     first = [[(s["spec"], s["version"], s["since_step"]) for s in settings] for settings in results[0][0]]
@@ -101,7 +100,6 @@ def test_dc2_acts_on_a_deadline_that_cannot_be_kept(pools):
 
 @pytest.mark.parametrize("mode", [{}, {"dtype": torch.float16}], ids=["f32", "f16"])
 def test_dc2_takes_float32_where_it_fits_and_releases_residuals_first(pools, mode):
-    training.skip_unless_plain_ddp_trains(pools(3), mode)
     results = pools(3).run(_settings, spec="topk:ratio=0.1", control="dc2:deadline_ms=100000,max=0.12", steps=34, **mode)
     for seen, stats, digest in results:
         strategies = [settings[0]["strategy"] for settings in seen]

@@ -52,7 +52,6 @@ def _trained(default, spec):
     return result
 
 
-@pytest.mark.skipif(not hasattr(torch.device, "__enter__"), reason="this torch has no default device")
 @pytest.mark.parametrize("spec", ["topk:ratio=0.05", "powersgd:rank=2", "largest:ratio=0.05"])
 def test_attach_train_and_state_under_another_default_device(pools, spec):
     if "largest" in spec:

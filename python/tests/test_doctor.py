@@ -35,8 +35,8 @@ runpy.run_module("laconic.doctor", run_name="__main__")
 """
 #: a torch in which no rank ever finds another one
 HANGING_TORCH = {
-    "torch/__init__.py": "__version__ = 'stub'\ndef set_num_threads(n): pass\n",
-    "torch/distributed.py": "import time\nFileStore = lambda *_: None\ndef is_available(): return True\n"
+    "torch/__init__.py": "__version__ = '2.4'\ndef set_num_threads(n): pass\n",
+    "torch/distributed.py": "import time\nFileStore = lambda *_: None\ndef is_available(): return True\ndef is_gloo_available(): return True\n"
                             "def init_process_group(*_, **__): time.sleep(1000)\n",
     "torch/nn/__init__.py": "",
     "torch/nn/parallel.py": "DistributedDataParallel = None\n",
@@ -109,11 +109,28 @@ def test_a_torch_that_is_broken(tmp_path):
 
 def test_a_torch_without_gloo(tmp_path):
     (tmp_path / "torch").mkdir()
-    (tmp_path / "torch" / "__init__.py").write_text("__version__ = 'stub'\n")
+    (tmp_path / "torch" / "__init__.py").write_text("__version__ = '2.4'\n")
     (tmp_path / "torch" / "distributed.py").write_text("def is_available(): return True\ndef is_gloo_available(): return False\n")
     done = run(tmp_path, PYTHONPATH=os.pathsep.join([str(tmp_path), PACKAGE]))
     assert done.returncode == 1, done.stderr
     assert lines(done)["gloo"].startswith("NO: this torch was built without it") and lines(done)["exchange"] == "NO: not tried"
+
+
+def test_a_torch_that_is_too_old(tmp_path):
+    """Both say it: the doctor, and what imports any part of the package that trains."""
+    for name, content in HANGING_TORCH.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content.replace("'2.4'", "'2.3.1'"))
+    path = os.pathsep.join([str(tmp_path), PACKAGE])
+    done = run(tmp_path, PYTHONPATH=path)
+    assert done.returncode == 1, done.stderr
+    assert lines(done)["torch"] == f"NO: torch 2.3.1 is too old; mend it with: {sys.executable} -m pip install --upgrade torch"
+    code = ("import importlib, laconic\n"
+            "for name in ('ddp', 'engine', 'worker', 'state_folder'):\n"
+            "    try:\n        importlib.import_module(f'laconic.{name}')\n"
+            "    except laconic.LaconicError as error:\n        print(error.name, error)\n")
+    told = "unsupported torch 2.3.1 is too old (laconic trains with torch 2.4 or newer: pip install --upgrade torch)"
+    assert run(tmp_path, program=("-c", code), PYTHONPATH=path).stdout.splitlines() == [told] * 4
 
 
 def test_an_interface_that_is_not_there(tmp_path, monkeypatch):
@@ -209,7 +226,7 @@ def test_processes_that_do_not_find_each_other(tmp_path, hanging):
 
 def test_a_process_that_aborts_says_where(tmp_path, hanging):
     """What the processes wrote is seen nowhere else."""
-    (tmp_path / "hanging/torch/__init__.py").write_text("import os\n__version__ = 'stub'\ndef set_num_threads(n): os.abort()\n")
+    (tmp_path / "hanging/torch/__init__.py").write_text("import os\n__version__ = '2.4'\ndef set_num_threads(n): os.abort()\n")
     code = "import json; from laconic import doctor; print(json.dumps(doctor.exchange(100.0)))"
     found = json.loads(run(tmp_path, program=("-c", code), PYTHONPATH=hanging).stdout)
     assert "was ended by signal 6: Fatal Python error: Aborted" in found["error"] and "in set_num_threads" in found["said"]

@@ -193,7 +193,7 @@ def _attach_but_one(absent, patience):
 
     import laconic
 
-    group = dist.new_group(timeout=training.patient(patience))
+    group = dist.new_group(timeout=training.PATIENT)
     ddp = DistributedDataParallel(torch.nn.Linear(80, 80), process_group=group)
     training.waits(group, patience)
     dist.barrier()
@@ -206,7 +206,7 @@ def _attach_but_one(absent, patience):
 
 
 def test_a_rank_that_does_not_attach_is_named():
-    ranks = Ranks(3)  # of its own: under torch 1.13 a store that has timed out once answers nothing any more
+    ranks = Ranks(3)  # of its own: its store has timed out
     try:
         first, absent, last = ranks.run(_attach_but_one, absent=1, patience=3)
     finally:

@@ -173,7 +173,7 @@ def _dies(spec, victim, call, signal, without=(), buckets=1, coalesce=True, pati
 
     rank, group = dist.get_rank(), dist.group.WORLD
     if patience is not None:
-        group = dist.new_group(timeout=training.patient(patience))
+        group = dist.new_group(timeout=training.PATIENT)
     with training.engine_without(*without):
         ddp, handle, optimizer = training.build(group, spec, buckets=buckets, attach_options=options, coalesce=coalesce)
     for step in range(2):
@@ -217,10 +217,10 @@ def _dies(spec, victim, call, signal, without=(), buckets=1, coalesce=True, pati
 
 
 def in_a_hurry(handle, seconds):
-    """A handle of a group that is patient() has `seconds` for its collectives from now on."""
+    """A handle of a group that is PATIENT has `seconds` for its collectives from now on."""
     from laconic.group import group_timeout
 
-    engine, patience = handle.worker.engine, training.patient(seconds)
+    engine, patience = handle.worker.engine, training.PATIENT
     assert group_timeout(engine.group) == patience, "the sibling has the user's time-out"
     assert engine._faults.timeout == patience.total_seconds()
     for group in (engine.group, handle._user_group):
@@ -504,16 +504,8 @@ def _hangs_in_a_hurry(spec):
         return patience, group_timeout(handle.worker.engine.group).total_seconds(), handle.last_error.message
 
 
-@pytest.fixture
-def time_outs_change():
-    import torch.distributed as dist
-
-    if not hasattr(dist.distributed_c10d, "_set_pg_timeout"):
-        pytest.skip("this torch changes no time-out")
-
-
 @pytest.mark.parametrize(("spec", "told"), [("topk:ratio=0.05", "rank 1 did not answer"), ("fp16+ef", "a collective did not end")])
-def test_a_time_out_that_was_changed_behind_attach_holds(time_outs_change, spec, told):
+def test_a_time_out_that_was_changed_behind_attach_holds(spec, told):
     pool = Ranks(2, timeout=600)
     try:
         pool.start(_hangs_in_a_hurry, spec=spec)
@@ -543,7 +535,7 @@ def _attached_again():
     return found
 
 
-def test_a_sibling_that_is_used_again_has_the_time_out_of_now(time_outs_change, pools):
+def test_a_sibling_that_is_used_again_has_the_time_out_of_now(pools):
     for found in pools(2).run(_attached_again):
         assert found == [200, 200, 200, found[3], 300, 300, 300, found[3]]
 

@@ -17,10 +17,7 @@ def _order(spec):
     import torch.distributed as dist
 
     model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(6)))
-    first = dist._DEFAULT_FIRST_BUCKET_BYTES  # noqa: SLF001  torch 1.13 fills the first bucket up to this, whatever the cap
-    dist._DEFAULT_FIRST_BUCKET_BYTES = 20000  # noqa: SLF001
     ddp = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.02)
-    dist._DEFAULT_FIRST_BUCKET_BYTES = first  # noqa: SLF001
     handle = laconic.attach(ddp, spec, small_elements=16)
     worker, events = handle.worker, []
     submit = worker.submit

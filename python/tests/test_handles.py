@@ -49,8 +49,7 @@ def _found():
     outer.module = first.module  # not a wrapper
     found = [laconic.handle_of(first) is one, laconic.handle_of(first.module) is one, laconic.handle_of(second.module) is two,
              laconic.handle_of(torch.nn.Linear(2, 2)) is None, laconic.handle_of(outer) is None, ours() == [one, two]]
-    if hasattr(torch, "compile"):
-        found.append(laconic.handle_of(torch.compile(second)) is two)
+    found.append(laconic.handle_of(torch.compile(second)) is two)
     one.close()
     found += [laconic.handle_of(first) is None, ours() == [two]]
     two.close()
@@ -71,9 +70,7 @@ class _Framework(torch.nn.Module):
 
 def _looked_through():
     ddp = _wrapped()
-    shells = [_Framework(ddp), torch.nn.Sequential(_Framework(ddp))]
-    if hasattr(torch, "compile"):
-        shells += [torch.compile(ddp), torch.compile(_Framework(ddp))]
+    shells = [_Framework(ddp), torch.nn.Sequential(_Framework(ddp)), torch.compile(ddp), torch.compile(_Framework(ddp))]
     found = [laconic.handle_of(shell) is None for shell in shells]
     handle = laconic.attach(shells[1], "3lc", quiet=True)
     found += [laconic.handle_of(shell) is handle for shell in (*shells, ddp, ddp.module)]
@@ -83,12 +80,11 @@ def _looked_through():
     except laconic.LaconicError as error:
         found.append("cannot attach to a " in error.message and "holds 2" in error.hint)
     handle.close()
-    if hasattr(torch, "compile"):
-        net = torch.nn.Linear(80, 80)
-        inside = DistributedDataParallel(torch.compile(net, backend="eager"))
-        handle = laconic.attach(inside, "3lc", quiet=True)
-        found.append(laconic.handle_of(net) is handle)
-        handle.close()
+    net = torch.nn.Linear(80, 80)
+    inside = DistributedDataParallel(torch.compile(net, backend="eager"))
+    handle = laconic.attach(inside, "3lc", quiet=True)
+    found.append(laconic.handle_of(net) is handle)
+    handle.close()
     return found
 
 

@@ -335,7 +335,6 @@ def _loaded_halfway(spec):
         handle.close()
 
 
-@pytest.mark.skipif(not hasattr(torch, "amp") or not hasattr(torch.amp, "GradScaler"), reason="this torch has no GradScaler for the CPU")
 def test_a_residual_too_large_for_the_loss_scale_is_refused(pools):
     assert pools(2).run(_loaded_halfway, spec="topk:ratio=0.05") == [("state_corrupt", True)] * 2
 

@@ -68,7 +68,6 @@ MODES = {
 
 @pytest.mark.parametrize("mode", MODES)
 def test_replicas_are_bit_identical(pools, mode):
-    training.skip_unless_plain_ddp_trains(pools(3), MODES[mode])
     results = pools(3).run(training.train, spec="3lc", steps=6, attach_options={"rules": RULES}, **MODES[mode])
     assert len({r["hash"] for r in results}) == 1 and all(r["finite"] for r in results)
     alone = pools(3).run(training.train, spec="3lc", steps=6, **MODES[mode])

@@ -119,8 +119,6 @@ def torchrun(folder, *arguments, ranks=2):
 
 def test_under_torchrun(script):
     done = torchrun(script.parent, "-m", "laconic.run", "--spec", "3lc:s=1.5", "--summary", script, "--lr", "0.1", "--spec", "its own")
-    if done.code != 0 and (trial := torchrun(script.parent, "--no_python", "true", ranks=1)).code != 0:
-        pytest.skip("torchrun itself does not start here: " + trial.err.splitlines()[-1])  # torch 1.13 under Python 3.11
     assert done.code == 0, done.err
     reports = [json.loads(line) for line in done.out.splitlines() if line.startswith("{")]
     assert sorted(r["rank"] for r in reports) == [0, 1] and len({r["hash"] for r in reports}) == 1
@@ -299,7 +297,6 @@ dist.barrier()
 '''
 
 
-@pytest.mark.skipif(not hasattr(torch.amp, "GradScaler"), reason="this PyTorch scales no losses on the CPU")
 def test_residuals_follow_the_scripts_grad_scaler(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(SCALED)

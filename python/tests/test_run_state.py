@@ -62,7 +62,6 @@ class ByData:
 
 def made(plan, number):
     torch.manual_seed(number)
-    dist._DEFAULT_FIRST_BUCKET_BYTES = 25000  # torch 1.13 fills the first bucket up to this, whatever the cap
     ddp = DistributedDataParallel(Net(), bucket_cap_mb=0.025)
     kind = ByData if plan.get("by_data") else lambda parameters, lr: torch.optim.SGD(parameters, lr, momentum=0.9)
     return ddp, kind(ddp.parameters(), 0.05)

@@ -174,7 +174,7 @@ def _late(late, named_after, patience, said):
     from laconic import environment
     from laconic import group as groups
 
-    group = dist.new_group(timeout=training.patient(patience))
+    group = dist.new_group(timeout=training.PATIENT)
     ddp = DistributedDataParallel(torch.nn.Linear(80, 80), process_group=group)
     training.waits(group, patience)
     heard, groups.NAMED_AFTER, say = io.StringIO(), named_after, environment.say
@@ -200,7 +200,6 @@ def _late(late, named_after, patience, said):
     return ended, heard.getvalue()
 
 
-@pytest.mark.skipif(not hasattr(dist.Store, "check"), reason="this PyTorch's store does not survive a wait that has timed out")
 @pytest.mark.parametrize("comes", [True, False])
 def test_a_line_names_the_ranks_that_are_awaited(comes, tmp_path):
     ranks = Ranks(3)

@@ -29,8 +29,7 @@ def test_the_first_steps_are_plain_ddp_bit_for_bit(pools, spec):
     for hashes, stats in outcomes:
         assert hashes[:4] == plain[:4] and hashes[4] != plain[4]
         joined = stats["coalesced"] > 0  # both buckets of a step in one exchange, where the engine does not add
-        assert joined or spec in ("powersgd:rank=2", "bf16")  # of which torch 1.13 adds no halves
-        assert not joined or spec != "powersgd:rank=2"
+        assert joined == (spec not in ("powersgd:rank=2", "bf16"))
         assert stats["steps"] == 6 and stats["exchanges"] == 2 * (1 if joined else 2)
         assert stats["failures"] == 0
     assert len({tuple(hashes) for hashes, _ in outcomes}) == 1

@@ -79,7 +79,6 @@ def _diverged(spec):
     return scales, training.digest(ddp) == before
 
 
-@pytest.mark.skipif(not hasattr(getattr(torch, "amp", None), "GradScaler"), reason="this torch has no GradScaler for the CPU")
 def test_a_run_whose_scale_has_come_to_zero_goes_on_as_under_plain_ddp(pools):
     plain = pools(2).run(_diverged, spec=None, seconds=90)
     assert plain[0][0][-1] == 0.0 and pools(2).run(_diverged, spec="topk:ratio=0.05", seconds=90) == plain

@@ -28,15 +28,11 @@ OTHER_SPECS = ["u8", "onebit", "signsgd", "efsignsgd", "qsgd", "terngrad", "natu
 def waits(group, seconds: float) -> None:
     """From now on, the group's collectives have so long, and those of groups that are made after it. What comes before them, a
     machine that stands still shall not end."""
-    backend = group._get_backend(torch.device("cpu")) if hasattr(group, "_get_backend") else group  # noqa: SLF001
-    if hasattr(backend, "_set_default_timeout"):
-        backend._set_default_timeout(datetime.timedelta(seconds=seconds))  # noqa: SLF001
+    group._get_backend(torch.device("cpu"))._set_default_timeout(datetime.timedelta(seconds=seconds))  # noqa: SLF001
 
 
-def patient(seconds: float) -> datetime.timedelta:
-    """The time-out of a group that waits() makes one of `seconds`, where this torch can change it."""
-    can = hasattr(getattr(dist, "ProcessGroupGloo", None), "_set_default_timeout")
-    return datetime.timedelta(seconds=100 if can else seconds)
+#: the time-out of a group that waits() makes a shorter one
+PATIENT = datetime.timedelta(seconds=100)
 
 
 class Late(torch.autograd.Function):
@@ -138,10 +134,7 @@ def build(group, spec, *, width=48, dtype=torch.float32, buckets=1, model_option
     net = Net(width, **(model_options or {})).to(dtype).to(device)
     total = sum(p.numel() * p.element_size() for p in net.parameters())
     cap = (total / buckets) / (1 << 20) if buckets > 1 else 100
-    first = dist._DEFAULT_FIRST_BUCKET_BYTES  # noqa: SLF001  torch 1.13 fills the first bucket up to this, whatever the cap
-    dist._DEFAULT_FIRST_BUCKET_BYTES = min(first, int(cap * (1 << 20)))  # noqa: SLF001
     ddp = DistributedDataParallel(net, process_group=group, bucket_cap_mb=cap, **(ddp_options or {}))
-    dist._DEFAULT_FIRST_BUCKET_BYTES = first  # noqa: SLF001
     handle = None
     if spec is not None:
         handle = laconic.attach(ddp, spec, small_elements=64, quiet=True, **(attach_options or {}))
@@ -175,19 +168,6 @@ def step_once(ddp, optimizer, rank, step, *, dtype=torch.float32, branch=False, 
     loss.backward()
     optimizer.step()
     return loss.item()
-
-
-def skip_unless_plain_ddp_trains(ranks, mode: dict) -> None:
-    """For modes with a dtype that torch 1.13 does not train on the CPU."""
-    if "dtype" not in mode:
-        return
-    import pytest
-    from ranks import RankError
-
-    try:
-        ranks.run(train, spec=None, steps=1, **mode)
-    except RankError as error:
-        pytest.skip(f"this torch trains no {mode['dtype']} model on the CPU: {error.message}")
 
 
 def train(spec, steps=6, branch=None, **options):

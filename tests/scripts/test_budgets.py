@@ -144,43 +144,43 @@ def test_the_machine_of_the_table_is_that_of_the_last_full_measurement():
 def test_sections_run_in_the_order_of_the_list_and_all_of_them_without_a_deadline(here):
     this = here()
     assert run(this)[0] == 0
-    assert this.ran == "layers format release python asan tsan install fuzz scalar nonumpy oldtorch".split()
+    assert this.ran == "layers format release python asan tsan install fuzz scalar nonumpy".split()
     assert run(this, ["quick"])[0] == 0 and this.ran == "layers format release python".split()
     assert run(this, ["fuzz", "layers"])[0] == 0 and this.ran == ["layers", "fuzz"]
 
 
 def test_what_does_not_fit_is_left_out_and_smaller_ones_after_it_run(here):
-    this = here(machine(tsan=(100, 50), oldtorch=(41, 5)))
+    this = here(machine(tsan=(100, 50), nonumpy=(51, 5)))
     status, line = run(this, deadline=130)
-    assert (status, this.now) == (0, 90)
-    assert this.ran == "layers format release python asan install fuzz scalar nonumpy".split()
-    assert "; left out: tsan oldtorch; make up for it with: scripts/test tsan oldtorch;" in line
-    assert left_out(this) == ["tsan", "oldtorch"]
+    assert (status, this.now) == (0, 80)
+    assert this.ran == "layers format release python asan install fuzz scalar".split()
+    assert "; left out: tsan nonumpy; make up for it with: scripts/test tsan nonumpy;" in line
+    assert left_out(this) == ["tsan", "nonumpy"]
 
 
 def test_the_next_run_begins_with_what_was_left_out(here):
-    this = here(machine(tsan=(100, 50), oldtorch=(41, 5)))
+    this = here(machine(tsan=(100, 50), nonumpy=(51, 5)))
     run(this, deadline=130)
     this.now = 0
-    assert run(this, ["quick"])[0] == 0 and this.ran[0] == "layers" and left_out(this) == ["tsan", "oldtorch"]
+    assert run(this, ["quick"])[0] == 0 and this.ran[0] == "layers" and left_out(this) == ["tsan", "nonumpy"]
     this.now = 0
     assert run(this)[0] == 0
-    assert this.ran[:3] == ["tsan", "oldtorch", "layers"] and len(this.ran) == 11
+    assert this.ran[:3] == ["tsan", "nonumpy", "layers"] and len(this.ran) == 10
     assert not (this.root / "build" / "left-out").exists()
 
 
 def test_what_the_command_of_the_last_line_runs_is_no_longer_left_out(here):
-    this = here(machine(tsan=(100, 50), oldtorch=(41, 5)))
+    this = here(machine(tsan=(100, 50), nonumpy=(51, 5)))
     run(this, deadline=130)
     this.takes["tsan"] = (1, 1.0, 1.0)
     assert run(this, ["tsan"])[0] == 1  # it failed, which is known
-    assert left_out(this) == ["oldtorch"]
+    assert left_out(this) == ["nonumpy"]
 
 
 def test_a_run_without_time_for_a_required_section_fails(here):
     this = here(machine(asan=(500, 400)))
     status, line = run(this, deadline=300)
-    assert status == 1 and "asan" not in this.ran and len(this.ran) == 9
+    assert status == 1 and "asan" not in this.ran and len(this.ran) == 8
     assert line.startswith("FAILED: no time for asan, without which nothing passes; "
                            "left out: asan fuzz; make up for it with: scripts/test asan fuzz;")
     assert run(this, ["quick"], deadline=700)[0] == 0  # it is no part of that one
@@ -526,12 +526,6 @@ def test_the_last_run_is_recorded(checkout):
 
 
 # ---- what keeps it short ----
-
-
-def test_what_the_old_torch_leaves_out_is_there():
-    names = re.search(r"^readonly as_any_torch=\((.*)\)$", SECTIONS_SH, re.M)[1].split()
-    assert names and all((ROOT / "python/tests" / f"test_{name}.py").is_file() for name in names)
-    assert '"${left_out[@]/%/.py}"' in SECTIONS_SH
 
 
 def test_what_compiles_knows_what_ccache_needs():

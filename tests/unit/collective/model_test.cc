@@ -52,7 +52,7 @@ TEST(Planner, OneRoundLessIsWorthSomeBytes) {
 
 TEST(Planner, AnEngineThatCannotAddGetsFrames) {
   Options o = options(4);
-  o.caps.sums = 0b001;  // f32 only, as Gloo of torch 1.13 for bf16
+  o.caps.sums = 0b001;  // f32 only
   EXPECT_NE(choice("bf16", o).strategy, StrategyKind::native_sum);
 }
 
