@@ -93,7 +93,6 @@ Run add_verify(Program& program);
 Run add_doctor(Program& program);
 Run add_laws(Program& program);
 Run add_serve(Program& program);
-Run add_top(Program& program);
 Run add_replay(Program& program);
 Run add_rules(Program& program);
 

@@ -20,9 +20,9 @@ namespace laconic::tools {
 namespace {
 
 constexpr std::pair<const char*, Run (*)(Program&)> kCommands[] = {
-    {"list", add_list},     {"bench", add_bench}, {"inspect", add_inspect}, {"verify", add_verify},
-    {"doctor", add_doctor}, {"laws", add_laws},   {"serve", add_serve},     {"top", add_top},
-    {"replay", add_replay}, {"rules", add_rules},
+    {"list", add_list},     {"bench", add_bench},   {"inspect", add_inspect},
+    {"verify", add_verify}, {"doctor", add_doctor}, {"laws", add_laws},
+    {"serve", add_serve},   {"replay", add_replay}, {"rules", add_rules},
 };
 
 bool asks_for_json(int argc, char** argv) {

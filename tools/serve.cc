@@ -303,7 +303,7 @@ Run add_serve(Program& program) {
       .capture_default_str()
       .range(1, 4096);
   command.add_option("--metrics", options->metrics,
-                     "ADDR:PORT of figures for Prometheus and laconic top; anybody there can read");
+                     "ADDR:PORT of figures for Prometheus; anybody there can read");
   command.add_flag("--check", options->check, "which back ends work here, and why not");
   command.add_flag("--json", options->json, "machine-readable, a line each");
   return [options] { return serve(*options); };

@@ -1,12 +1,11 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""laconic serve --metrics, read back; laconic top, also from servers that answer anything."""
+"""laconic serve --metrics, read back."""
 
 import json
 import os
 import re
 import socket
 import subprocess
-import threading
 import time
 import urllib.request
 from pathlib import Path
@@ -18,7 +17,7 @@ import hand_worker
 ROOT = Path(__file__).resolve().parents[2]
 BINARY = Path(os.environ.get("LACONIC_CLI", ROOT / "build" / "release" / "bin" / "laconic"))
 pytestmark = pytest.mark.skipif(not BINARY.exists(), reason=f"{BINARY} is not built")
-FINE, BAD_ANSWER, USAGE = 0, 1, 2
+BAD_ANSWER = 1
 
 
 def laconic(*words):
@@ -62,7 +61,7 @@ def with_prometheus_client(text):
 
 def busy_server(serving):
     """Two jobs whose every datagram is known."""
-    process, said = serving("--bind", "127.0.0.1:0", "--metrics", "127.0.0.1:0")
+    _, said = serving("--bind", "127.0.0.1:0", "--metrics", "127.0.0.1:0")
     metrics = said["metrics"]
     host, port = said["serving"].rsplit(":", 1)
     address = host, int(port)
@@ -89,7 +88,7 @@ def busy_server(serving):
     assert c.result()["bitmap"] == 1 and d.result()["bitmap"] == 1
     d.contribute(0)
     assert d.result()["bitmap"] == 1
-    return process, metrics, [a, b, c, d]
+    return metrics, [a, b, c, d]
 
 
 def job_of(digit):
@@ -129,7 +128,7 @@ def text_of(metrics):
 
 @pytest.mark.parametrize("read", [with_regular_expressions, with_prometheus_client])
 def test_figures_are_those_of_the_datagrams(has_metrics, serving, read):
-    _, metrics, workers = busy_server(serving)
+    metrics, workers = busy_server(serving)
     wanted = {(name, frozenset(job_of(label) if isinstance(label, str) else label for label in labels)): value
               for (name, labels), value in WANTED.items()}
     for _ in range(100):  # they are refreshed a few times a second
@@ -169,33 +168,6 @@ def test_sums_that_went_out_once_are_counted(has_metrics, serving):
     assert (sums, together) == (1, 1)
 
 
-def test_top_shows_the_jobs(has_metrics, serving):
-    process, metrics, workers = busy_server(serving)
-    for _ in range(100):
-        found = json.loads(laconic("top", metrics, "--once", "--json").stdout)["jobs"]
-        if len(found) == 2 and found[1]["late"] == 1:
-            break
-        time.sleep(0.1)
-    first, second = found
-    assert first["job"] == "1" * 16 and first["workers"] == 2 and first["state"] == "running"
-    assert (first["sums"], first["duplicates"], first["rejected"], first["open_slots"], first["kept_slots"], first["lag"]) == (1, 1, 1, 1, 1, 1)
-    assert (second["partial_sums"], second["late"]) == (1, 1)
-    table = laconic("top", metrics, "--once")
-    assert table.returncode == FINE and table.stdout.count("\n") == 3
-    assert table.stdout.split("\n")[1].split()[:4] == ["1" * 16, "running", "2", "1"]
-
-
-def test_top_ends_with_the_server(has_metrics, serving):
-    process, said = serving("--bind", "127.0.0.1:0", "--metrics", "127.0.0.1:0")
-    watching = subprocess.Popen([BINARY, "top", said["metrics"], "--interval", "0.1"], stdout=subprocess.PIPE,
-                                stderr=subprocess.PIPE, text=True)
-    assert "job" in watching.stdout.readline()
-    process.kill()
-    process.wait()
-    out, error = watching.communicate(timeout=100)
-    assert watching.returncode == BAD_ANSWER and said["metrics"] in error and "--metrics" in error
-
-
 def test_two_servers_cannot_have_one_port(has_metrics, serving):
     _, said = serving("--bind", "127.0.0.1:0", "--metrics", "127.0.0.1:0")
     for address, text in ((said["metrics"], "cannot listen"), ("127.0.0.1", "no port")):
@@ -209,69 +181,3 @@ def test_without_prometheus_cpp_the_reason_is_told():
         pytest.skip("this build has metrics")
     done = laconic("serve", "--bind", "127.0.0.1:0", "--metrics", "127.0.0.1:0")
     assert done.returncode == BAD_ANSWER and found["why"] in done.stderr
-
-
-# ---- servers that are none ----
-
-
-class Answering:
-    """Accepts one connection and sends bytes."""
-
-    def __init__(self, *parts):
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        self.address = "127.0.0.1:%d" % self.listener.getsockname()[1]
-        self.thread = threading.Thread(target=self.answer, args=(parts,))
-        self.thread.start()
-
-    def answer(self, parts):
-        connection, _ = self.listener.accept()
-        with connection:
-            connection.recv(4096)
-            try:
-                for part in parts:
-                    connection.sendall(part)
-            except OSError:
-                pass  # it had enough
-
-    def top(self, *words):
-        done = laconic("top", self.address, "--once", *words)
-        self.thread.join()
-        self.listener.close()
-        return done
-
-
-OK = b"HTTP/1.0 200 OK\r\n\r\n"
-
-
-@pytest.mark.parametrize("parts, text", [
-    ((b"",), "no answer of a server with metrics"),
-    ((b"SSH-2.0-OpenSSH_9\r\n\r\n",), "no answer of a server with metrics"),
-    ((b"HTTP/1.0 404 Not Found\r\n\r\nlaconic_job_sums_total{job=\"1\"} 1\n",), "no answer of a server with metrics"),
-    ((OK, *[bytes(1 << 20)] * 6), "more than 4 MiB"),
-])
-def test_top_refuses_what_is_not_metrics(parts, text):
-    done = Answering(*parts).top()
-    assert done.returncode == BAD_ANSWER and text in done.stderr and done.stdout == ""
-
-
-def test_top_shows_nothing_that_a_terminal_would_obey():
-    body = b'laconic_job_state{job="\x1b[2J1",state="\x07x"} 1\nlaconic_job_sums_total{job="\x1b[2J1"} 3\n'
-    done = Answering(OK, body).top()
-    assert done.returncode == FINE and "\x1b" not in done.stdout and "\x07" not in done.stdout
-    assert done.stdout.split("\n")[1].split()[:4] == ["?[2J1", "?x", "0", "3"]
-
-
-@pytest.mark.parametrize("body", [b"", b"\n\n{}{} 1\n", b"laconic_job_sums_total{job=\"1\" 5\n", b"laconic_job_sums_total 5\n",
-                                  b'laconic_job_sums_total{job="1"} many\n', b'laconic_job_sums_total{job="1"} inf\n', b"{" * 100000,
-                                  os.urandom(100000)])
-def test_top_leaves_out_what_it_cannot_read(body):
-    done = Answering(OK, body).top("--json")
-    assert done.returncode == FINE and all(job.get("sums") is None for job in json.loads(done.stdout)["jobs"])
-
-
-def test_top_without_a_server():
-    with socket.create_server(("127.0.0.1", 0)) as gone:
-        address = "127.0.0.1:%d" % gone.getsockname()[1]
-    done = laconic("top", address, "--once")
-    assert done.returncode == BAD_ANSWER and address in done.stderr and "refused" in done.stderr
-    assert laconic("top").returncode == USAGE
