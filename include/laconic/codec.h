@@ -92,7 +92,6 @@ enum class RoundKind : uint8_t {
   frame,      ///< bytes that peers decode
   lanes,      ///< elements of type `lane` that an engine (or we) may add, or codes of such
   agree_max,  ///< f32 gathered and reduced by us in rank order
-  agree_sum,
 };
 
 struct RoundPlan {

@@ -50,7 +50,7 @@ inline void merge_lanes(const RoundPlan& round, MutBytes sum, Bytes lanes) {
   if (round.kind == RoundKind::agree_max) {
     return add_lanes<float>(sum, lanes, [](float a, float b) { return std::max(a, b); });
   }
-  if (round.kind == RoundKind::agree_sum || round.lane == DType::f32) {
+  if (round.lane == DType::f32) {
     return add_lanes<float>(sum, lanes, [](float a, float b) { return a + b; });
   }
   if (round.lane == DType::f16) {
