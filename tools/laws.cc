@@ -93,7 +93,7 @@ class Coder {
         if (call == 0) first = trace;
       }
       stages = now;
-      Sidco::commit(params_, state_, unit_, place_, payload, {}, 1, work_);
+      Sidco::commit({&params_, state_, unit_, place_, 0, work_}, state_, payload, {}, 1);
     }
     return first;
   }
@@ -111,8 +111,8 @@ class Coder {
 
  private:
   Bytes encode(const float* x, Trace& trace) {
-    const Encoded done = codecs::sidco::encode_traced(params_, state_, unit_, {x, nullptr}, work_,
-                                                      out_.bytes(), trace);
+    const Encoded done = codecs::sidco::encode_traced({&params_, state_, unit_, place_, 0, work_},
+                                                      {x, nullptr}, out_.bytes(), trace);
     return Bytes(out_.bytes()).first(done.bytes);
   }
 

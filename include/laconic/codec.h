@@ -189,6 +189,17 @@ struct CodecInfo {
   Method method = Method::quantization;
 };
 
+/// What a codec's functions are called with; `Params` is void where the codec's type is erased.
+template <class Params = void>
+struct Call {
+  const Params* params;
+  std::span<const float> state;  ///< the unit's; empty in accept, decode, finish and erase
+  const Unit& unit;
+  const Place& place;
+  uint32_t round = 0;  ///< of encode and accept
+  Work& work;
+};
+
 /// A codec behind one constant table of function pointers, which the registry makes of a type.
 struct CodecTable {
   CodecInfo info;
@@ -196,53 +207,52 @@ struct CodecTable {
   void (*defaults)(void* params);
   Contract (*contract)(const void* params);
   Plan (*plan)(const void* params, const Unit& unit, uint32_t world);
+  /// Total: every byte string gives an answer. decode's precondition.
+  Errc (*check)(const void* params, const Unit& unit, uint32_t round, Bytes payload);
+  /// Starting state of a unit; zeros for a codec that has no init.
+  void (*init)(const void* params, const Unit& unit, const Place& place, std::span<float> state);
   /// Derives from the parameters what the other functions need, for exchanges among `world` ranks.
   /// Called before any of them. Null: nothing to derive.
   void (*prepare)(void* params, uint32_t world);
-  /// Starting state of a unit. Null: zeros.
-  void (*init)(const void* params, const Unit& unit, const Place& place, std::span<float> state);
-  Encoded (*encode)(const void* params, std::span<const float> state, const Unit& unit,
-                    const Place& place, uint32_t round, Source source, Work& work, MutBytes out);
+  /// The value that a code stands for in a sum, by code, at most 16. Null where there are no codes.
+  std::span<const uint8_t> (*table)(const void* params);
+
+  Encoded (*encode)(const Call<>& call, Source source, MutBytes out);
   /// Before the first round of an exchange by lanes, also where this rank's unit is all zero: the
   /// first round that is needed, given what earlier exchanges left in the codec state, the same on
   /// all ranks. Puts into Work::kept what the rounds before it would have. Null: 0.
-  uint32_t (*start)(const void* params, std::span<const float> state, const Unit& unit, Work& work);
-  /// The value that a code stands for in a sum, by code, at most 16. Null where there are no codes.
-  std::span<const uint8_t> (*table)(const void* params);
+  uint32_t (*start)(const Call<>& call);
   /// After every round but the last: takes in the merged (summed, not yet divided) lanes of that
   /// round. May change `merged` in place. `contributors` is how many payloads were added.
-  void (*accept)(const void* params, const Unit& unit, const Place& place, uint32_t round,
-                 MutBytes merged, uint32_t contributors, Work& work);
-  /// Total: every byte string gives an answer. decode's precondition.
-  Errc (*check)(const void* params, const Unit& unit, uint32_t round, Bytes payload);
+  void (*accept)(const Call<>& call, MutBytes merged, uint32_t contributors);
   /// Decodes payloads of the last round (all checked). Cannot fail.
-  void (*decode)(const void* params, const Unit& unit, const Place& place,
-                 std::span<const Term> terms, Work& work, Target target);
+  void (*decode)(const Call<>& call, std::span<const Term> terms, Target target);
   /// After delivery. `sent`: the rank's own payload of the last round; `merged`: that round's
-  /// summed lanes (empty for frames). The only function that writes state. Null: stateless.
-  void (*commit)(const void* params, std::span<float> state, const Unit& unit, const Place& place,
-                 Bytes sent, Bytes merged, uint32_t contributors, Work& work);
+  /// summed lanes (empty for frames). The only function that writes state.
+  void (*commit)(const Call<>& call, std::span<float> state, Bytes sent, Bytes merged,
+                 uint32_t contributors);
   /// Makes a mean of what the decoded sum of several contributors, each with weight 1, is: a vote.
   /// Called when anybody sent. Null: the mean is linear, contributors have weight 1/n.
-  void (*finish)(const void* params, const Unit& unit, std::span<float> mean, Work& work);
+  void (*finish)(const Call<>& call, std::span<float> mean);
   /// Sets the elements that a sparse payload (checked) holds to +0 in `values`, the unit's: what
   /// decoding with weight −1 would do to what was encoded. Without Contract::exact_values this is
   /// for a momentum alone. Null: by decode.
-  void (*erase)(const void* params, const Unit& unit, Bytes payload, float* values, Work& work);
+  void (*erase)(const Call<>& call, Bytes payload, float* values);
 };
 
-/// What a codec type has to have. `Params` is trivially copyable and fits ParamBlock.
+/// What a codec type has to have; init, start, accept, commit, finish, erase, prepare and table
+/// where it needs them. `Params` is trivially copyable and fits ParamBlock.
 template <class C>
-concept Codec = requires(typename C::Params params, Unit unit, Place place, Work work,
+concept Codec = requires(typename C::Params params, const Call<typename C::Params>& call, Unit unit,
                          Source source, Target target, MutBytes out, Bytes in,
-                         std::span<const float> state, std::span<const Term> terms) {
+                         std::span<const Term> terms) {
   { C::info } -> std::convertible_to<CodecInfo>;
   {std::span<const Field>(C::fields)};
   { C::contract(params) } -> std::same_as<Contract>;
   { C::plan(params, unit, uint32_t{}) } -> std::same_as<Plan>;
-  { C::encode(params, state, unit, place, uint32_t{}, source, work, out) } -> std::same_as<Encoded>;
+  { C::encode(call, source, out) } -> std::same_as<Encoded>;
   { C::check(params, unit, uint32_t{}, in) } -> std::same_as<Errc>;
-  {C::decode(params, unit, place, terms, work, target)};
+  {C::decode(call, terms, target)};
 };
 
 }  // namespace laconic

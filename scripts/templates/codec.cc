@@ -73,16 +73,14 @@ Plan @TYPE@::plan(const Params& params, const Unit& unit, uint32_t /*world*/) {
   return plan;
 }
 
-Encoded @TYPE@::encode(const Params& params, std::span<const float> /*state*/, const Unit& unit,
-                     const Place& /*place*/, uint32_t /*round*/, Source source, Work& work,
-                     MutBytes out) {
-  parallel_for(work.pool, blocks_of(unit, params.block), [&](uint64_t i) {
-    const Block block = block_at(unit, params.block, i);
+Encoded @TYPE@::encode(const Call<Params>& call, Source source, MutBytes out) {
+  parallel_for(call.work.pool, blocks_of(call.unit, call.params->block), [&](uint64_t i) {
+    const Block block = block_at(call.unit, call.params->block, i);
     const float* x = source.values + block.begin;
     store(out.data() + block.at, mean_abs(x, block.count));
     pack_signs(x, block.count, out.data() + block.at + kScaleBytes);
   });
-  return {payload_bytes(unit, params.block), true};
+  return {payload_bytes(call.unit, call.params->block), true};
 }
 
 Errc @TYPE@::check(const Params& params, const Unit& unit, uint32_t /*round*/, Bytes payload) {
@@ -94,10 +92,9 @@ Errc @TYPE@::check(const Params& params, const Unit& unit, uint32_t /*round*/, B
   return Errc::ok;
 }
 
-void @TYPE@::decode(const Params& params, const Unit& unit, const Place& /*place*/,
-                  std::span<const Term> terms, Work& work, Target target) {
-  parallel_for(work.pool, blocks_of(unit, params.block), [&](uint64_t i) {
-    const Block block = block_at(unit, params.block, i);
+void @TYPE@::decode(const Call<Params>& call, std::span<const Term> terms, Target target) {
+  parallel_for(call.work.pool, blocks_of(call.unit, call.params->block), [&](uint64_t i) {
+    const Block block = block_at(call.unit, call.params->block, i);
     float* out = target.values + block.begin;
     if (!target.add) std::fill_n(out, block.count, 0.0F);
     for (const Term& term : terms) {

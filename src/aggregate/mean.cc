@@ -30,8 +30,9 @@ void mean_of_unit(const Spec& spec, const Unit& unit, const Place& place,
   if (used == 0) {
     std::fill_n(out, unit.count, 0.0F);
   } else {
-    codec.decode(spec.params(), unit, place, terms.first(used), work, {out, false});
-    if (codec.finish != nullptr) codec.finish(spec.params(), unit, {out, unit.count}, work);
+    const Call<> call{spec.params(), {}, unit, place, 0, work};
+    codec.decode(call, terms.first(used), {out, false});
+    if (codec.finish != nullptr) codec.finish(call, {out, unit.count});
   }
 }
 

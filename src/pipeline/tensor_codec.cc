@@ -211,7 +211,7 @@ Result<uint64_t> TensorCodec::encode_payload(const UnitCodec& codec, const UnitS
   if (carries_non_finite(codec, slot)) {
     return codec.spec()
         .codec()
-        .encode(codec.spec().params(), slot.state, slot.unit, place, 0, {values, nullptr}, work,
+        .encode({codec.spec().params(), slot.state, slot.unit, place, 0, work}, {values, nullptr},
                 room)
         .bytes;
   }
@@ -239,8 +239,8 @@ Result<uint64_t> TensorCodec::encode_payload(const UnitCodec& codec, const UnitS
     bytes += last.size();
   }
   codec.settle(slot, place, last, work);
-  codec.spec().codec().commit(codec.spec().params(), slot.state, slot.unit, place, last, last, 1,
-                              work);
+  codec.spec().codec().commit({codec.spec().params(), slot.state, slot.unit, place, 0, work},
+                              slot.state, last, last, 1);
   return bytes;
 }
 

@@ -101,7 +101,9 @@ bool UnitCodec::reset_unusable(const UnitSlot& slot, const float* gradient) cons
 
 uint32_t UnitCodec::start(const UnitSlot& slot, Work& work) const {
   const CodecTable& codec = spec_->codec();
-  return codec.start == nullptr ? 0 : codec.start(spec_->params(), slot.state, slot.unit, work);
+  return codec.start == nullptr
+             ? 0
+             : codec.start({spec_->params(), slot.state, slot.unit, {}, 0, work});
 }
 
 UnitEncoded UnitCodec::encode(const UnitSlot& slot, const Place& place, const float* gradient,
@@ -145,8 +147,8 @@ UnitEncoded UnitCodec::encode_round(const UnitSlot& slot, const Place& place, ui
 /// A round; after the last one own feedback takes out of the residual what is sent.
 UnitEncoded UnitCodec::run(const UnitSlot& slot, const Place& place, uint32_t round,
                            const float* gradient, Work& work, MutBytes out) const {
-  const Encoded encoded = spec_->codec().encode(spec_->params(), slot.state, slot.unit, place,
-                                                round, source_of(slot, gradient), work, out);
+  const Encoded encoded = spec_->codec().encode(
+      {spec_->params(), slot.state, slot.unit, place, round, work}, source_of(slot, gradient), out);
   if (!encoded.finite) return {Outcome::non_finite, 0};
   if (round + 1 == slot.plan.rounds && absorbs(slot))
     take_out(slot, place, Bytes(out.data(), encoded.bytes), slot.memory.values, work);
@@ -157,7 +159,7 @@ UnitEncoded UnitCodec::run(const UnitSlot& slot, const Place& place, uint32_t ro
 void UnitCodec::take_out(const UnitSlot& slot, const Place& place, Bytes sent, float* values,
                          Work& work) const {
   if (spec_->codec().erase != nullptr && contract_.exact_values) {
-    return spec_->codec().erase(spec_->params(), slot.unit, sent, values, work);
+    return spec_->codec().erase({spec_->params(), {}, slot.unit, place, 0, work}, sent, values);
   }
   const Term own{sent, -own_weight(place)};
   decode(slot.unit, place, {&own, 1}, work, {values, true});
@@ -165,7 +167,7 @@ void UnitCodec::take_out(const UnitSlot& slot, const Place& place, Bytes sent, f
 
 void UnitCodec::accept(const UnitSlot& slot, const Place& place, uint32_t round, MutBytes merged,
                        uint32_t contributors, Work& work) const {
-  spec_->codec().accept(spec_->params(), slot.unit, place, round, merged, contributors, work);
+  spec_->codec().accept({spec_->params(), {}, slot.unit, place, round, work}, merged, contributors);
 }
 
 Errc UnitCodec::check(const Unit& unit, uint32_t round, Bytes payload) const {
@@ -174,13 +176,13 @@ Errc UnitCodec::check(const Unit& unit, uint32_t round, Bytes payload) const {
 
 void UnitCodec::decode(const Unit& unit, const Place& place, std::span<const Term> terms,
                        Work& work, Target target) const {
-  spec_->codec().decode(spec_->params(), unit, place, terms, work, target);
+  spec_->codec().decode({spec_->params(), {}, unit, place, 0, work}, terms, target);
 }
 
 void UnitCodec::commit(const UnitSlot& slot, const Place& place, Bytes sent, Bytes merged,
                        uint32_t contributors, const float* mean, Work& work) const {
-  spec_->codec().commit(spec_->params(), slot.state, slot.unit, place, sent, merged, contributors,
-                        work);
+  spec_->codec().commit({spec_->params(), slot.state, slot.unit, place, 0, work}, slot.state, sent,
+                        merged, contributors);
   if (joint(slot.memory)) {
     subtract_from(*this, slot.memory.values, mean, slot.unit.count);
   }
@@ -202,7 +204,8 @@ void UnitCodec::forget_sent(const UnitSlot& slot, const Place& place, Bytes sent
                             Work& work) const {
   if (!remembers(slot) || slot.memory.momentum == nullptr || sent.empty()) return;
   take_out(slot, place, sent, slot.memory.values, work);
-  spec_->codec().erase(spec_->params(), slot.unit, sent, slot.memory.momentum, work);
+  spec_->codec().erase({spec_->params(), {}, slot.unit, place, 0, work}, sent,
+                       slot.memory.momentum);
 }
 
 void UnitCodec::undo(const UnitSlot& slot, const Place& place, Bytes sent, const float* gradient,

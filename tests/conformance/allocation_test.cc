@@ -60,22 +60,23 @@ void exchange_once(const Spec& spec, const Conditions& conditions, const Plan& p
   uint64_t bytes = 0;
   for (uint32_t round = 0; round < plan.rounds; ++round) {
     bytes = codec
-                .encode(spec.params(), memory[2].floats(), conditions.unit, place, round,
-                        {values, nullptr}, work, out[round].bytes())
+                .encode({spec.params(), memory[2].floats(), conditions.unit, place, round, work},
+                        {values, nullptr}, out[round].bytes())
                 .bytes;
     if (round + 1 < plan.rounds) {
-      codec.accept(spec.params(), conditions.unit, place, round, MutBytes(out[round].data(), bytes),
-                   1, work);
+      codec.accept({spec.params(), {}, conditions.unit, place, round, work},
+                   MutBytes(out[round].data(), bytes), 1);
     }
   }
   const Bytes sent(out[plan.rounds - 1].data(), bytes);
   const bool lanes = plan.round[plan.rounds - 1].kind == RoundKind::lanes;
   const std::array<Term, 2> terms{{{sent, 0.5F}, {sent, 0.5F}}};
   if (codec.check(spec.params(), conditions.unit, plan.rounds - 1, sent) != Errc::ok) return;
-  codec.decode(spec.params(), conditions.unit, place, {terms.data(), 1}, work, {target, false});
-  codec.decode(spec.params(), conditions.unit, place, terms, work, {target, true});
-  codec.commit(spec.params(), memory[2].floats(), conditions.unit, place, sent,
-               lanes ? sent : Bytes(), 1, work);
+  codec.decode({spec.params(), {}, conditions.unit, place, 0, work}, {terms.data(), 1},
+               {target, false});
+  codec.decode({spec.params(), {}, conditions.unit, place, 0, work}, terms, {target, true});
+  codec.commit({spec.params(), memory[2].floats(), conditions.unit, place, 0, work},
+               memory[2].floats(), sent, lanes ? sent : Bytes(), 1);
 }
 
 uint64_t allocations_of(const Spec& spec, const Conditions& conditions) {

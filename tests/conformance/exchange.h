@@ -133,7 +133,7 @@ class Exchange {
   }
   void decode(uint32_t rank, std::span<const Term> terms, Target target) {
     Work lent = work(rank);
-    codec_.decode(params_, conditions_.unit, place(rank), terms, lent, target);
+    codec_.decode({params_, {}, conditions_.unit, place(rank), 0, lent}, terms, target);
   }
   [[nodiscard]] std::vector<float> decoded(std::span<const Term> terms, uint32_t rank = 0) {
     Guarded out(conditions_.unit.count * sizeof(float), 0x7F);
@@ -153,9 +153,10 @@ class Exchange {
   void commit() {
     for (uint32_t r = 0; r < conditions_.world; ++r) {
       Work lent = work(r);
-      codec_.commit(params_, ranks_[r].state.floats(), conditions_.unit, place(r), payload(r),
+      codec_.commit({params_, ranks_[r].state.floats(), conditions_.unit, place(r), 0, lent},
+                    ranks_[r].state.floats(), payload(r),
                     last().kind == RoundKind::lanes ? Bytes(merged_.bytes()) : Bytes(),
-                    conditions_.world, lent);
+                    conditions_.world);
     }
   }
 
@@ -186,7 +187,8 @@ class Exchange {
     uint32_t first = 0;
     for (uint32_t r = 0; r < conditions_.world && codec_.start != nullptr; ++r) {
       Work lent = work(r);
-      const uint32_t own = codec_.start(params_, ranks_[r].state.floats(), conditions_.unit, lent);
+      const uint32_t own =
+          codec_.start({params_, ranks_[r].state.floats(), conditions_.unit, {}, 0, lent});
       EXPECT_LT(own, plan_.rounds);
       if (r == 0) first = own;
       EXPECT_EQ(own, first) << "ranks begin with different rounds";
@@ -199,8 +201,9 @@ class Exchange {
     for (uint32_t r = 0; r < conditions_.world; ++r) {
       Work lent = work(r);
       const Guarded& out = ranks_[r].out[round];
-      const Encoded encoded = codec_.encode(params_, ranks_[r].state.floats(), conditions_.unit,
-                                            place(r), round, sources[r], lent, out.bytes());
+      const Encoded encoded = codec_.encode(
+          {params_, ranks_[r].state.floats(), conditions_.unit, place(r), round, lent}, sources[r],
+          out.bytes());
       finite = finite && encoded.finite;
       EXPECT_LE(encoded.bytes, plan_.round[round].bytes) << "payload above the plan's bound";
       ranks_[r].bytes[round] = std::min(encoded.bytes, plan_.round[round].bytes);
@@ -247,8 +250,8 @@ class Exchange {
       Guarded merged =
           guarded_copy(Bytes(merged_.bytes()), conditions_.shift);  // accept may change it
       Work lent = work(r);
-      codec_.accept(params_, conditions_.unit, place(r), round, merged.bytes(), conditions_.world,
-                    lent);
+      codec_.accept({params_, {}, conditions_.unit, place(r), round, lent}, merged.bytes(),
+                    conditions_.world);
       EXPECT_TRUE(merged.intact()) << "merged lanes overrun";
     }
   }

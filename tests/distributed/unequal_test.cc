@@ -53,7 +53,7 @@ std::set<uint64_t> lengths(const Spec& spec, const std::vector<std::vector<float
     const Source source{gradients[r].data(), spec.contract().fused ? residual.data() : nullptr};
     std::vector<uint8_t> out(plan.round[0].bytes);
     found.insert(
-        spec.codec().encode(spec.params(), state, unit, place, 0, source, work, out).bytes);
+        spec.codec().encode({spec.params(), state, unit, place, 0, work}, source, out).bytes);
   }
   return found;
 }

@@ -85,7 +85,7 @@ bool accept_rounds(const Spec& spec, const Unit& unit, const Place& place, const
   for (uint32_t round = 0; round + 1 < plan.rounds; ++round) {
     std::vector<uint8_t> lanes = in.take(plan.round[round].bytes);
     if (spec.codec().check(spec.params(), unit, round, lanes) != Errc::ok) return false;
-    spec.codec().accept(spec.params(), unit, place, round, lanes, 1, work);
+    spec.codec().accept({spec.params(), {}, unit, place, round, work}, lanes, 1);
   }
   return true;
 }
@@ -117,7 +117,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
 
   const Guarded out(unit.count * sizeof(float), 0, (flags & 4U) != 0 ? 4 : 0);
   const std::vector<Term> terms(1 + (flags >> 6), Term{payload, 0.5F});
-  spec.codec().decode(spec.params(), unit, place, terms, work,
+  spec.codec().decode({spec.params(), {}, unit, place, 0, work}, terms,
                       {out.floats().data(), (flags & 1U) != 0});
   require(out.intact() && kept.intact() && scratch.intact());
   return 0;

@@ -60,11 +60,12 @@ inline std::vector<uint8_t> encode_frame(const Spec& spec, FrameInfo info,
   for (uint32_t round = 0; round < plan.rounds; ++round) {
     std::vector<uint8_t> out(plan.round[round].bytes);
     Work work = lent.work();
-    const Encoded encoded =
-        codec.encode(spec.params(), state, unit, place, round, {values.data(), nullptr}, work, out);
+    const Encoded encoded = codec.encode({spec.params(), state, unit, place, round, work},
+                                         {values.data(), nullptr}, out);
     out.resize(encoded.bytes);
     payload.insert(payload.end(), out.begin(), out.end());
-    if (round + 1 < plan.rounds) codec.accept(spec.params(), unit, place, round, out, 1, work);
+    if (round + 1 < plan.rounds)
+      codec.accept({spec.params(), {}, unit, place, round, work}, out, 1);
   }
   info.codec = codec.info.id;
   info.payload_version = codec.info.version;
@@ -101,13 +102,13 @@ inline Result<std::vector<float>> decode_frame(Bytes bytes, Isa isa) {
                                rest.begin() + static_cast<std::ptrdiff_t>(plan.round[round].bytes));
     const Errc code = codec.check(spec->params(), unit, round, lanes);
     if (code != Errc::ok) return code;
-    codec.accept(spec->params(), unit, place, round, lanes, 1, work);
+    codec.accept({spec->params(), {}, unit, place, round, work}, lanes, 1);
     rest = rest.subspan(lanes.size());
   }
   const Errc code = codec.check(spec->params(), unit, plan.rounds - 1, rest);
   if (code != Errc::ok) return code;
   const Term term{rest, 1.0F};
-  codec.decode(spec->params(), unit, place, {&term, 1}, work, {values.data(), false});
+  codec.decode({spec->params(), {}, unit, place, 0, work}, {&term, 1}, {values.data(), false});
   return values;
 }
 

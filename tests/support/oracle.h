@@ -251,16 +251,16 @@ class Oracle {
   void decode(uint32_t rank, const Piece& piece, uint32_t hop, std::span<const Term> terms,
               Target target) {
     Work lent = work(rank, piece, hop);
-    codec_.decode(spec_.params(), piece.unit, place(rank, hop, piece.plan.round[0]), terms, lent,
-                  target);
+    codec_.decode({spec_.params(), {}, piece.unit, place(rank, hop, piece.plan.round[0]), 0, lent},
+                  terms, target);
   }
   [[nodiscard]] std::vector<uint8_t> encode_round(uint32_t rank, const Piece& piece, uint32_t hop,
                                                   uint32_t round, Source source) {
     std::vector<uint8_t> bytes(piece.plan.round[round].bytes);
     Work lent = work(rank, piece, hop);
-    const Encoded encoded =
-        codec_.encode(spec_.params(), state(rank, piece, hop), piece.unit,
-                      place(rank, hop, piece.plan.round[round]), round, source, lent, bytes);
+    const Encoded encoded = codec_.encode({spec_.params(), state(rank, piece, hop), piece.unit,
+                                           place(rank, hop, piece.plan.round[round]), round, lent},
+                                          source, bytes);
     EXPECT_TRUE(encoded.finite) << setup_.spec;
     bytes.resize(encoded.bytes);
     return bytes;
@@ -318,7 +318,7 @@ class Oracle {
   uint32_t first_round(uint32_t rank, const Piece& piece, uint32_t hop) {
     if (codec_.start == nullptr) return 0;
     Work lent = work(rank, piece, hop);
-    return codec_.start(spec_.params(), state(rank, piece, hop), piece.unit, lent);
+    return codec_.start({spec_.params(), state(rank, piece, hop), piece.unit, {}, 0, lent});
   }
   /// Finite, and no more than the codec takes.
   static bool within_reach(const Piece& piece, const float* x) {
@@ -375,8 +375,9 @@ class Oracle {
               const float* mean) {
     Work lent = work(rank, piece, hop);
     const RoundPlan& last = piece.plan.round[piece.plan.rounds - 1];
-    codec_.commit(spec_.params(), state(rank, piece, hop), piece.unit, place(rank, hop, last),
-                  coded.bytes, merged, hop == 1 ? 1 : world_, lent);
+    codec_.commit(
+        {spec_.params(), state(rank, piece, hop), piece.unit, place(rank, hop, last), 0, lent},
+        state(rank, piece, hop), coded.bytes, merged, hop == 1 ? 1 : world_);
     if (momentum(rank, piece, hop) != nullptr && coded.sent) forget(rank, piece, coded);
     float* e = residual(rank, piece, hop);
     if (contract_.feedback != Feedback::aggregate || e == nullptr) return;
@@ -569,8 +570,8 @@ class Oracle {
       std::vector<uint8_t> merged(4 * most.size());
       for (size_t k = 0; k < most.size(); ++k) store(&merged[4 * k], most[k]);
       Work lent = work(r, piece, 0);
-      codec_.accept(spec_.params(), piece.unit, place(r, 0, piece.plan.round[0]), 0, merged, world_,
-                    lent);
+      codec_.accept({spec_.params(), {}, piece.unit, place(r, 0, piece.plan.round[0]), 0, lent},
+                    merged, world_);
       if (!coded[r][i].sent) continue;
       float* e = residual(r, piece, 0);
       const float* g = values[r].data() + units_[i].offset;
@@ -660,8 +661,13 @@ class Oracle {
         for (uint32_t r = 0; r < world_ && round > 0; ++r) {
           std::vector<uint8_t> merged = sums[i];
           Work lent = work(r, piece, 0);
-          codec_.accept(spec_.params(), piece.unit, place(r, 0, piece.plan.round[round - 1]),
-                        round - 1, merged, world_, lent);
+          codec_.accept({spec_.params(),
+                         {},
+                         piece.unit,
+                         place(r, 0, piece.plan.round[round - 1]),
+                         round - 1,
+                         lent},
+                        merged, world_);
           if (!coded[r][i].sent) continue;
           const float* e = residual(r, piece, 0);
           coded[r][i].bytes = encode_round(r, piece, 0, round,

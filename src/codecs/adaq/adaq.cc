@@ -248,19 +248,19 @@ Plan AdaQ::plan(const Params& p, const Unit& unit, uint32_t) {
   return plan;
 }
 
-Encoded AdaQ::encode(const Params& p, std::span<const float>, const Unit& unit, const Place& place,
-                     uint32_t, Source source, Work& work, MutBytes out) {
-  const uint64_t n = unit.count;
-  const uint64_t capacity = capacity_of(p.ratio, n);
-  const uint64_t room = round_up((most_sent(p.ratio, n) + 1) * sizeof(float), 64);
-  uint8_t* const memory = work.scratch.data() + SignedList::scratch_bytes(n, capacity);
+Encoded AdaQ::encode(const Call<Params>& call, Source source, MutBytes out) {
+  const uint64_t n = call.unit.count;
+  const uint64_t capacity = capacity_of(call.params->ratio, n);
+  const uint64_t room = round_up((most_sent(call.params->ratio, n) + 1) * sizeof(float), 64);
+  uint8_t* const memory = call.work.scratch.data() + SignedList::scratch_bytes(n, capacity);
   const auto index = [=](Sign s) { return reinterpret_cast<uint32_t*>(memory + s * room); };
   const auto value = [=](Sign s) { return reinterpret_cast<float*>(memory + (2 + s) * room); };
   auto* const taken = reinterpret_cast<float*>(memory + 4 * room);
-  Finder finder{source.values, n, p.ratio, work, SignedList(work.scratch, n, capacity)};
+  Finder finder{source.values, n, call.params->ratio, call.work,
+                SignedList(call.work.scratch, n, capacity)};
   const uint64_t size = sample_size(n);
   if (n > kSampled) {
-    RandomSample(unit, place).take(source.values, size, work, taken);
+    RandomSample(call.unit, call.place).take(source.values, size, call.work, taken);
     finder.part(taken, size, taken + size);
   } else {
     finder.part_all(taken, taken + size);
@@ -268,7 +268,7 @@ Encoded AdaQ::encode(const Params& p, std::span<const float>, const Unit& unit, 
   finder.find(size);
   Header header{};
   PerSign<bool> good{};
-  parallel_for(work.pool, kSigns.size(), [&](uint64_t side) {
+  parallel_for(call.work.pool, kSigns.size(), [&](uint64_t side) {
     const Sign s = kSigns[side];
     header.count[s] = static_cast<uint32_t>(finder.keep(s, index(s), value(s)));
     header.mean[s] = mean_of(value(s), header.count[s]);
@@ -300,12 +300,11 @@ Errc AdaQ::check(const Params& p, const Unit& unit, uint32_t, Bytes payload) {
   return good ? Errc::ok : Errc::payload_malformed;
 }
 
-void AdaQ::decode(const Params&, const Unit& unit, const Place&, std::span<const Term> terms,
-                  Work& work, Target target) {
-  const uint64_t n = unit.count;
+void AdaQ::decode(const Call<Params>& call, std::span<const Term> terms, Target target) {
+  const uint64_t n = call.unit.count;
   const bool streams = n * sizeof(float) >= kStreamingBytes;
-  for_slices(work.pool, n, kScatterRange, [&](uint64_t begin, uint64_t end) {
-    if (!target.add) clear_range(target.values, begin, end, streams, work.isa);
+  for_slices(call.work.pool, n, kScatterRange, [&](uint64_t begin, uint64_t end) {
+    if (!target.add) clear_range(target.values, begin, end, streams, call.work.isa);
     for (const Term& term : terms) {
       const auto header = load<Header>(term.payload.data());
       const kernels::PackedIndices packed = indices_of(term.payload, n);
@@ -313,7 +312,7 @@ void AdaQ::decode(const Params&, const Unit& unit, const Place&, std::span<const
       for (const Sign s : kSigns) {
         const uint64_t last = at + header.count[s];
         const uint64_t first = first_not_below(packed, at, last, begin);
-        add_constant(packed, first, first_not_below(packed, first, last, end), work.isa,
+        add_constant(packed, first, first_not_below(packed, first, last, end), call.work.isa,
                      term.weight * header.mean[s], target.values);
         at = last;
       }

@@ -44,23 +44,22 @@ Plan Fp16::plan(const Params& params, const Unit& unit, uint32_t) {
   return plan;
 }
 
-Encoded Fp16::encode(const Params& params, std::span<const float>, const Unit& unit,
-                     const Place& place, uint32_t, Source source, Work& work, MutBytes out) {
-  const auto& kernels = kernels::cast_kernels(work.isa);
-  const auto narrow = streams(unit) ? kernels.stream_f16 : kernels.narrow_f16;
-  return encode_cast(unit, source, work, out, [&](uint8_t* to, const float* from, uint64_t n) {
-    narrow(to, place.prescale, from, n, params.saturate);
-  });
+Encoded Fp16::encode(const Call<Params>& call, Source source, MutBytes out) {
+  const auto& kernels = kernels::cast_kernels(call.work.isa);
+  const auto narrow = streams(call.unit) ? kernels.stream_f16 : kernels.narrow_f16;
+  return encode_cast(call.unit, source, call.work, out,
+                     [&](uint8_t* to, const float* from, uint64_t n) {
+                       narrow(to, call.place.prescale, from, n, call.params->saturate);
+                     });
 }
 
 Errc Fp16::check(const Params&, const Unit& unit, uint32_t, Bytes payload) {
   return check_length(payload, unit.count * kHalf);
 }
 
-void Fp16::decode(const Params&, const Unit& unit, const Place&, std::span<const Term> terms,
-                  Work& work, Target target) {
-  decode_dense(terms, target, unit.count, kDenseChunk, work.pool,
-               kernels::cast_kernels(work.isa).weighted_sum_f16);
+void Fp16::decode(const Call<Params>& call, std::span<const Term> terms, Target target) {
+  decode_dense(terms, target, call.unit.count, kDenseChunk, call.work.pool,
+               kernels::cast_kernels(call.work.isa).weighted_sum_f16);
 }
 
 Contract Bf16::contract(const Params&) { return cast_contract(); }
@@ -71,23 +70,22 @@ Plan Bf16::plan(const Params&, const Unit& unit, uint32_t) {
   return plan;
 }
 
-Encoded Bf16::encode(const Params&, std::span<const float>, const Unit& unit, const Place& place,
-                     uint32_t, Source source, Work& work, MutBytes out) {
-  const auto& kernels = kernels::cast_kernels(work.isa);
-  const auto narrow = streams(unit) ? kernels.stream_bf16 : kernels.narrow_bf16;
-  return encode_cast(unit, source, work, out, [&](uint8_t* to, const float* from, uint64_t n) {
-    narrow(to, place.prescale, from, n);
-  });
+Encoded Bf16::encode(const Call<Params>& call, Source source, MutBytes out) {
+  const auto& kernels = kernels::cast_kernels(call.work.isa);
+  const auto narrow = streams(call.unit) ? kernels.stream_bf16 : kernels.narrow_bf16;
+  return encode_cast(call.unit, source, call.work, out,
+                     [&](uint8_t* to, const float* from, uint64_t n) {
+                       narrow(to, call.place.prescale, from, n);
+                     });
 }
 
 Errc Bf16::check(const Params&, const Unit& unit, uint32_t, Bytes payload) {
   return check_length(payload, unit.count * kHalf);
 }
 
-void Bf16::decode(const Params&, const Unit& unit, const Place&, std::span<const Term> terms,
-                  Work& work, Target target) {
-  decode_dense(terms, target, unit.count, kDenseChunk, work.pool,
-               kernels::cast_kernels(work.isa).weighted_sum_bf16);
+void Bf16::decode(const Call<Params>& call, std::span<const Term> terms, Target target) {
+  decode_dense(terms, target, call.unit.count, kDenseChunk, call.work.pool,
+               kernels::cast_kernels(call.work.isa).weighted_sum_bf16);
 }
 
 }  // namespace laconic::codecs

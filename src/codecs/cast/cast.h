@@ -24,12 +24,9 @@ struct Fp16 {
 
   static Contract contract(const Params&);
   static Plan plan(const Params& params, const Unit& unit, uint32_t world);
-  static Encoded encode(const Params& params, std::span<const float> state, const Unit& unit,
-                        const Place& place, uint32_t round, Source source, Work& work,
-                        MutBytes out);
+  static Encoded encode(const Call<Params>& call, Source source, MutBytes out);
   static Errc check(const Params&, const Unit& unit, uint32_t round, Bytes payload);
-  static void decode(const Params&, const Unit& unit, const Place& place,
-                     std::span<const Term> terms, Work& work, Target target);
+  static void decode(const Call<Params>& call, std::span<const Term> terms, Target target);
 };
 
 struct Bf16 {
@@ -41,12 +38,9 @@ struct Bf16 {
 
   static Contract contract(const Params&);
   static Plan plan(const Params&, const Unit& unit, uint32_t world);
-  static Encoded encode(const Params&, std::span<const float> state, const Unit& unit,
-                        const Place& place, uint32_t round, Source source, Work& work,
-                        MutBytes out);
+  static Encoded encode(const Call<Params>& call, Source source, MutBytes out);
   static Errc check(const Params&, const Unit& unit, uint32_t round, Bytes payload);
-  static void decode(const Params&, const Unit& unit, const Place& place,
-                     std::span<const Term> terms, Work& work, Target target);
+  static void decode(const Call<Params>& call, std::span<const Term> terms, Target target);
 };
 
 }  // namespace laconic::codecs

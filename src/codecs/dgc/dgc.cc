@@ -113,25 +113,24 @@ Plan Dgc::plan(const Params& p, const Unit& unit, uint32_t) {
   return plan;
 }
 
-Encoded Dgc::encode(const Params& p, std::span<const float>, const Unit& unit, const Place& place,
-                    uint32_t, Source source, Work& work, MutBytes out) {
-  const uint64_t n = unit.count;
+Encoded Dgc::encode(const Call<Params>& call, Source source, MutBytes out) {
+  const uint64_t n = call.unit.count;
   const float* const x = source.values;
   if (n == 0) return write_counted(out, 0, 0, [](SparseWriter&) {});
-  const uint64_t k = kept_of(ratio_at(p, place.step), n);
+  const uint64_t k = kept_of(ratio_at(*call.params, call.place.step), n);
   const uint64_t capacity = capacity_of(n, k);
-  Finder finder{x, n, k, work, CandidateList(work.scratch, n, capacity)};
-  uint8_t* const memory = work.scratch.data() + CandidateList::scratch_bytes(n, capacity);
+  Finder finder{x, n, k, call.work, CandidateList(call.work.scratch, n, capacity)};
+  uint8_t* const memory = call.work.scratch.data() + CandidateList::scratch_bytes(n, capacity);
   const bool found = n <= kSampled ? finder.find_small(reinterpret_cast<uint32_t*>(memory))
-                                   : finder.find_sampled(RandomSample(unit, place),
-                                                         RandomSample::size(p.sample, n),
+                                   : finder.find_sampled(RandomSample(call.unit, call.place),
+                                                         RandomSample::size(call.params->sample, n),
                                                          reinterpret_cast<float*>(memory));
-  if (!found) return write_exact(x, n, k, work, out);
+  if (!found) return write_exact(x, n, k, call.work, out);
   CandidateList& list = finder.list;
   const bool cuts = list.count() > most_of(k);
   return write_counted(out, cuts ? k : list.count(), n, [&](SparseWriter& writer) {
-    if (!cuts) return write_whole(list, work, writer);
-    list.write(list.exact_cut(k), work, writer);
+    if (!cuts) return write_whole(list, call.work, writer);
+    list.write(list.exact_cut(k), call.work, writer);
   });
 }
 
@@ -139,13 +138,12 @@ Errc Dgc::check(const Params& p, const Unit& unit, uint32_t, Bytes payload) {
   return check_counted(payload, most_sent(p, unit.count), unit.count);
 }
 
-void Dgc::decode(const Params&, const Unit& unit, const Place&, std::span<const Term> terms,
-                 Work& work, Target target) {
-  decode_counted(terms, unit.count, work, target);
+void Dgc::decode(const Call<Params>& call, std::span<const Term> terms, Target target) {
+  decode_counted(terms, call.unit.count, call.work, target);
 }
 
-void Dgc::erase(const Params&, const Unit& unit, Bytes payload, float* values, Work& work) {
-  erase_counted(payload, unit.count, work, values);
+void Dgc::erase(const Call<Params>& call, Bytes payload, float* values) {
+  erase_counted(payload, call.unit.count, call.work, values);
 }
 
 }  // namespace laconic::codecs

@@ -38,16 +38,16 @@ Plan EfSignSgd::plan(const Params&, const Unit& unit, uint32_t) {
   return plan;
 }
 
-Encoded EfSignSgd::encode(const Params&, std::span<const float>, const Unit& unit, const Place&,
-                          uint32_t, Source source, Work& work, MutBytes out) {
-  if (unit.count == 0) return {};
-  const SignSums sums = pack_signs(unit.count, source, work, out.data() + kBitsAt);
+Encoded EfSignSgd::encode(const Call<Params>& call, Source source, MutBytes out) {
+  if (call.unit.count == 0) return {};
+  const SignSums sums = pack_signs(call.unit.count, source, call.work, out.data() + kBitsAt);
   if (!sums.finite()) return {0, false};
   const auto magnitude =
-      static_cast<float>((sums.positive - sums.negative) / static_cast<double>(unit.count));
+      static_cast<float>((sums.positive - sums.negative) / static_cast<double>(call.unit.count));
   store(out.data(), magnitude);
-  if (source.residual != nullptr) keep_rest(unit.count, source, {-magnitude, magnitude}, work);
-  return {payload_bytes(unit.count), true};
+  if (source.residual != nullptr)
+    keep_rest(call.unit.count, source, {-magnitude, magnitude}, call.work);
+  return {payload_bytes(call.unit.count), true};
 }
 
 Errc EfSignSgd::check(const Params&, const Unit& unit, uint32_t, Bytes payload) {
@@ -57,9 +57,8 @@ Errc EfSignSgd::check(const Params&, const Unit& unit, uint32_t, Bytes payload) 
   return good ? Errc::ok : Errc::payload_malformed;
 }
 
-void EfSignSgd::decode(const Params&, const Unit& unit, const Place&, std::span<const Term> terms,
-                       Work& work, Target target) {
-  decode_signs(terms, work, target, unit.count, kBitsAt, kDenseChunk,
+void EfSignSgd::decode(const Call<Params>& call, std::span<const Term> terms, Target target) {
+  decode_signs(terms, call.work, target, call.unit.count, kBitsAt, kDenseChunk,
                [](const uint8_t* payload, uint64_t) {
                  const auto magnitude = load<float>(payload);
                  return kernels::BitsValues{-magnitude, magnitude};

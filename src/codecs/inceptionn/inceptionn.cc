@@ -144,16 +144,15 @@ Plan Inceptionn::plan(const Params& params, const Unit& unit, uint32_t) {
   return plan;
 }
 
-Encoded Inceptionn::encode(const Params& params, std::span<const float>, const Unit& unit,
-                           const Place&, uint32_t, Source source, Work& work, MutBytes out) {
-  const uint64_t n = unit.count;
+Encoded Inceptionn::encode(const Call<Params>& call, Source source, MutBytes out) {
+  const uint64_t n = call.unit.count;
   if (n == 0) return {};
-  const auto& kernels = kernels::inceptionn_kernels(work.isa);
-  const auto form = kernels::inceptionn_form(params.bound);
-  InceptionnCounts* const counts = scratch_counts(work);
+  const auto& kernels = kernels::inceptionn_kernels(call.work.isa);
+  const auto form = kernels::inceptionn_form(call.params->bound);
+  InceptionnCounts* const counts = scratch_counts(call.work);
   uint8_t* const tags = out.data() + kTagsAt;
   std::atomic<bool> finite{true};
-  for_slices(work.pool, n, kChunk, [&](uint64_t begin, uint64_t end) {
+  for_slices(call.work.pool, n, kChunk, [&](uint64_t begin, uint64_t end) {
     InceptionnCounts here;
     if (!kernels.classify(source.values + begin, end - begin, form, tags + begin / 4, &here)) {
       finite.store(false, std::memory_order_relaxed);
@@ -172,7 +171,7 @@ Encoded Inceptionn::encode(const Params& params, std::span<const float>, const U
                   out.data() + at.half + before.half * sizeof(uint16_t),
                   out.data() + at.byte + before.byte});
   };
-  for_slices(work.pool, n, kChunk, pack, Pass::backward);
+  for_slices(call.work.pool, n, kChunk, pack, Pass::backward);
   return {kTagsAt + tag_bytes(n) + stream_bytes(all), true};
 }
 
@@ -194,9 +193,8 @@ Errc Inceptionn::check(const Params&, const Unit& unit, uint32_t, Bytes payload)
   return Errc::ok;
 }
 
-void Inceptionn::decode(const Params& params, const Unit& unit, const Place&,
-                        std::span<const Term> terms, Work& work, Target target) {
-  const uint64_t n = unit.count;
+void Inceptionn::decode(const Call<Params>& call, std::span<const Term> terms, Target target) {
+  const uint64_t n = call.unit.count;
   if (n == 0) return;
   if (terms.empty()) {
     if (!target.add) std::fill_n(target.values, n, 0.0F);
@@ -204,15 +202,16 @@ void Inceptionn::decode(const Params& params, const Unit& unit, const Place&,
   }
   // Past the caches only what is not read again for the next term.
   const auto output = kernels::choose_output(target.add, terms.size() == 1 ? n * sizeof(float) : 0);
-  Decoder decoder{kernels::inceptionn_kernels(work.isa), kernels::inceptionn_form(params.bound), n,
-                  output};
-  const bool alone = work.pool == nullptr || work.pool->threads() == 1 || chunks_of(n) == 1;
+  Decoder decoder{kernels::inceptionn_kernels(call.work.isa),
+                  kernels::inceptionn_form(call.params->bound), n, output};
+  const bool alone =
+      call.work.pool == nullptr || call.work.pool->threads() == 1 || chunks_of(n) == 1;
   while (!terms.empty()) {
     const auto batch = terms.first(std::min<uint64_t>(terms.size(), kDenseTerms));
     if (alone) {
       decoder.decode_in_order(batch, target.values);
     } else {
-      decoder.decode_in_parallel(batch, target.values, work);
+      decoder.decode_in_parallel(batch, target.values, call.work);
     }
     terms = terms.subspan(batch.size());
     decoder.output = kernels::Output::add;

@@ -50,23 +50,24 @@ Plan Int8::plan(const Params& params, const Unit& unit, uint32_t) {
   return plan;
 }
 
-Encoded Int8::encode(const Params& params, std::span<const float>, const Unit& unit,
-                     const Place& place, uint32_t, Source source, Work& work, MutBytes out) {
-  const auto& kernels = kernels::int8_kernels(work.isa);
-  const RandomKey key = own_key(place.seed, place.step, unit.parameter, place.rank, place.hop);
-  uint8_t* codes = out.data() + scale_bytes(params, unit);
+Encoded Int8::encode(const Call<Params>& call, Source source, MutBytes out) {
+  const auto& kernels = kernels::int8_kernels(call.work.isa);
+  const RandomKey key = own_key(call.place.seed, call.place.step, call.unit.parameter,
+                                call.place.rank, call.place.hop);
+  uint8_t* codes = out.data() + scale_bytes(*call.params, call.unit);
   std::atomic<bool> finite{true};
-  for_slices(work.pool, unit.count, chunk_of(params), [&](uint64_t begin, uint64_t end) {
-    const float* x = source.values + begin;
-    uint8_t* scales = out.data() + begin / params.block * sizeof(float);
-    const bool ok =
-        params.round == Round::nearest
-            ? kernels.encode_nearest(x, end - begin, params.block, scales, codes + begin)
-            : kernels.encode_stochastic(x, end - begin, params.block, scales, codes + begin, key,
-                                        unit.offset + begin);
-    if (!ok) finite.store(false, std::memory_order_relaxed);
-  });
-  return {payload_bytes(params, unit), finite.load(std::memory_order_relaxed)};
+  for_slices(
+      call.work.pool, call.unit.count, chunk_of(*call.params), [&](uint64_t begin, uint64_t end) {
+        const float* x = source.values + begin;
+        uint8_t* scales = out.data() + begin / call.params->block * sizeof(float);
+        const bool ok =
+            call.params->round == Round::nearest
+                ? kernels.encode_nearest(x, end - begin, call.params->block, scales, codes + begin)
+                : kernels.encode_stochastic(x, end - begin, call.params->block, scales,
+                                            codes + begin, key, call.unit.offset + begin);
+        if (!ok) finite.store(false, std::memory_order_relaxed);
+      });
+  return {payload_bytes(*call.params, call.unit), finite.load(std::memory_order_relaxed)};
 }
 
 Errc Int8::check(const Params& params, const Unit& unit, uint32_t, Bytes payload) {
@@ -80,11 +81,10 @@ Errc Int8::check(const Params& params, const Unit& unit, uint32_t, Bytes payload
   return bad ? Errc::payload_malformed : Errc::ok;
 }
 
-void Int8::decode(const Params& params, const Unit& unit, const Place&, std::span<const Term> terms,
-                  Work& work, Target target) {
-  const auto& kernels = kernels::int8_kernels(work.isa);
-  const kernels::Int8Layout layout{params.block, scale_bytes(params, unit)};
-  decode_dense(terms, target, unit.count, chunk_of(params), work.pool,
+void Int8::decode(const Call<Params>& call, std::span<const Term> terms, Target target) {
+  const auto& kernels = kernels::int8_kernels(call.work.isa);
+  const kernels::Int8Layout layout{call.params->block, scale_bytes(*call.params, call.unit)};
+  decode_dense(terms, target, call.unit.count, chunk_of(*call.params), call.work.pool,
                [&](float* out, kernels::Output output, const kernels::Weighted* operands,
                    uint32_t count, uint64_t begin, uint64_t end) {
                  kernels.decode(out, output, operands, count, layout, begin, end);

@@ -28,28 +28,27 @@ Plan Natural::plan(const Params&, const Unit& unit, uint32_t) {
   return plan;
 }
 
-Encoded Natural::encode(const Params&, std::span<const float>, const Unit& unit, const Place& place,
-                        uint32_t, Source source, Work& work, MutBytes out) {
-  const auto& kernels = kernels::natural_kernels(work.isa);
-  const RandomKey key = own_key(place.seed, place.step, unit.parameter, place.rank, place.hop);
+Encoded Natural::encode(const Call<Params>& call, Source source, MutBytes out) {
+  const auto& kernels = kernels::natural_kernels(call.work.isa);
+  const RandomKey key = own_key(call.place.seed, call.place.step, call.unit.parameter,
+                                call.place.rank, call.place.hop);
   std::atomic<bool> finite{true};
-  for_slices(work.pool, unit.count, kDenseChunk, [&](uint64_t begin, uint64_t end) {
+  for_slices(call.work.pool, call.unit.count, kDenseChunk, [&](uint64_t begin, uint64_t end) {
     if (!kernels.encode(source.values + begin, end - begin, out.data() + begin, key,
-                        unit.offset + begin)) {
+                        call.unit.offset + begin)) {
       finite.store(false, std::memory_order_relaxed);
     }
   });
-  return {unit.count, finite.load(std::memory_order_relaxed)};
+  return {call.unit.count, finite.load(std::memory_order_relaxed)};
 }
 
 Errc Natural::check(const Params&, const Unit& unit, uint32_t, Bytes payload) {
   return check_length(payload, unit.count);
 }
 
-void Natural::decode(const Params&, const Unit& unit, const Place&, std::span<const Term> terms,
-                     Work& work, Target target) {
-  const auto& kernels = kernels::natural_kernels(work.isa);
-  decode_dense(terms, target, unit.count, kDenseChunk, work.pool,
+void Natural::decode(const Call<Params>& call, std::span<const Term> terms, Target target) {
+  const auto& kernels = kernels::natural_kernels(call.work.isa);
+  decode_dense(terms, target, call.unit.count, kDenseChunk, call.work.pool,
                [&](float* out, kernels::Output output, const kernels::Weighted* operands,
                    uint32_t count, uint64_t begin,
                    uint64_t end) { kernels.decode(out, output, operands, count, begin, end); });

@@ -37,16 +37,15 @@ Plan None::plan(const Params&, const Unit& unit, uint32_t) {
   return plan_lanes(DType::f32, unit.count);
 }
 
-Encoded None::encode(const Params&, std::span<const float>, const Unit& unit, const Place& place,
-                     uint32_t, Source source, Work& work, MutBytes out) {
-  const uint64_t bytes = unit.count * sizeof(float);
-  if (place.prescale == 1.0F) {
-    copy(work.pool, out.data(), source.values, bytes);
+Encoded None::encode(const Call<Params>& call, Source source, MutBytes out) {
+  const uint64_t bytes = call.unit.count * sizeof(float);
+  if (call.place.prescale == 1.0F) {
+    copy(call.work.pool, out.data(), source.values, bytes);
     return {bytes, true};
   }
-  const auto& kernels = kernels::basic_kernels(work.isa);
-  for_slices(work.pool, unit.count, kDenseChunk, [&](uint64_t begin, uint64_t end) {
-    kernels.mul(out.data() + begin * sizeof(float), place.prescale, source.values + begin,
+  const auto& kernels = kernels::basic_kernels(call.work.isa);
+  for_slices(call.work.pool, call.unit.count, kDenseChunk, [&](uint64_t begin, uint64_t end) {
+    kernels.mul(out.data() + begin * sizeof(float), call.place.prescale, source.values + begin,
                 end - begin);
   });
   return {bytes, true};
@@ -56,14 +55,13 @@ Errc None::check(const Params&, const Unit& unit, uint32_t, Bytes payload) {
   return check_length(payload, unit.count * sizeof(float));
 }
 
-void None::decode(const Params&, const Unit& unit, const Place&, std::span<const Term> terms,
-                  Work& work, Target target) {
+void None::decode(const Call<Params>& call, std::span<const Term> terms, Target target) {
   if (terms.size() == 1 && terms[0].weight == 1.0F && !target.add) {
-    copy(work.pool, target.values, terms[0].payload.data(), unit.count * sizeof(float));
+    copy(call.work.pool, target.values, terms[0].payload.data(), call.unit.count * sizeof(float));
     return;
   }
-  decode_dense(terms, target, unit.count, kDenseChunk, work.pool,
-               kernels::basic_kernels(work.isa).weighted_sum);
+  decode_dense(terms, target, call.unit.count, kDenseChunk, call.work.pool,
+               kernels::basic_kernels(call.work.isa).weighted_sum);
 }
 
 }  // namespace laconic::codecs

@@ -153,14 +153,14 @@ Plan OneBit::plan(const Params& params, const Unit& unit, uint32_t) {
   return plan;
 }
 
-Encoded OneBit::encode(const Params& params, std::span<const float>, const Unit& unit, const Place&,
-                       uint32_t, Source source, Work& work, MutBytes out) {
-  if (unit.count == 0) return {};
-  if (params.scale == Scale::unit) return encode_unit(params, unit.count, source, work, out);
-  const ChunkEncoder encoder{kernels::bits_kernels(work.isa), unit.count, source, out.data(),
-                             out.data() + bits_at(params, unit.count)};
-  if (!encode_chunks(encoder, work)) return {0, false};
-  return {payload_bytes(params, unit.count), true};
+Encoded OneBit::encode(const Call<Params>& call, Source source, MutBytes out) {
+  if (call.unit.count == 0) return {};
+  if (call.params->scale == Scale::unit)
+    return encode_unit(*call.params, call.unit.count, source, call.work, out);
+  const ChunkEncoder encoder{kernels::bits_kernels(call.work.isa), call.unit.count, source,
+                             out.data(), out.data() + bits_at(*call.params, call.unit.count)};
+  if (!encode_chunks(encoder, call.work)) return {0, false};
+  return {payload_bytes(*call.params, call.unit.count), true};
 }
 
 Errc OneBit::check(const Params& params, const Unit& unit, uint32_t, Bytes payload) {
@@ -172,10 +172,9 @@ Errc OneBit::check(const Params& params, const Unit& unit, uint32_t, Bytes paylo
   return clean_padding(payload.data() + bits, unit.count) ? Errc::ok : Errc::payload_malformed;
 }
 
-void OneBit::decode(const Params& params, const Unit& unit, const Place&,
-                    std::span<const Term> terms, Work& work, Target target) {
-  const bool chunked = params.scale == Scale::chunk;
-  decode_signs(terms, work, target, unit.count, bits_at(params, unit.count),
+void OneBit::decode(const Call<Params>& call, std::span<const Term> terms, Target target) {
+  const bool chunked = call.params->scale == Scale::chunk;
+  decode_signs(terms, call.work, target, call.unit.count, bits_at(*call.params, call.unit.count),
                chunked ? kChunk : kDenseChunk, [&](const uint8_t* payload, uint64_t element) {
                  return load<BitsValues>(payload + (chunked ? element / kChunk * kMeansBytes : 0));
                });

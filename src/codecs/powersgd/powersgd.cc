@@ -291,32 +291,30 @@ void PowerSgd::init(const Params& params, const Unit& unit, const Place& place,
   draw(shared_key(place.seed, 0, unit.parameter), 0, state);
 }
 
-Encoded PowerSgd::encode(const Params& params, std::span<const float> state, const Unit& unit,
-                         const Place& place, uint32_t round, Source source, Work& work,
-                         MutBytes out) {
-  const Shape shape = shape_of(params, unit);
+Encoded PowerSgd::encode(const Call<Params>& call, Source source, MutBytes out) {
+  const Shape shape = shape_of(*call.params, call.unit);
   if (shape.raw()) {
-    encode_raw(source.values, unit.count, place.prescale, work, out);
-    return {bytes_of(unit.count), all_finite(out.first(bytes_of(unit.count)))};
+    encode_raw(source.values, call.unit.count, call.place.prescale, call.work, out);
+    return {bytes_of(call.unit.count), all_finite(out.first(bytes_of(call.unit.count)))};
   }
-  if (round == 0) {
-    const float* const q = starting_factor(shape, params, state, unit, place, work);
-    encode_p(shape, source.values, q, place.prescale, work, out);
+  if (call.round == 0) {
+    const float* const q =
+        starting_factor(shape, *call.params, call.state, call.unit, call.place, call.work);
+    encode_p(shape, source.values, q, call.place.prescale, call.work, out);
     // Every element of M is in some sum, times something or times zero: NaN and infinity show.
     return {bytes_of(shape.p_floats()), all_finite(out.first(bytes_of(shape.p_floats())))};
   }
-  encode_q(shape, source.values, floats_at(work.kept, 0), place.prescale, work, out);
+  encode_q(shape, source.values, floats_at(call.work.kept, 0), call.place.prescale, call.work, out);
   return {bytes_of(shape.q_floats()), all_finite(out.first(bytes_of(shape.q_floats())))};
 }
 
-void PowerSgd::accept(const Params& params, const Unit& unit, const Place&, uint32_t,
-                      MutBytes merged, uint32_t, Work& work) {
-  const Shape shape = shape_of(params, unit);
+void PowerSgd::accept(const Call<Params>& call, MutBytes merged, uint32_t) {
+  const Shape shape = shape_of(*call.params, call.unit);
   if (shape.raw()) return;
-  float* const p = floats_at(work.kept, 0);  // sum or mean: orth does not see the scale
+  float* const p = floats_at(call.work.kept, 0);  // sum or mean: orth does not see the scale
   std::memcpy(p, merged.data(), bytes_of(shape.p_floats()));
-  const MutBytes process = work.scratch.subspan(Scratch(shape).process);
-  orthonormalize({p, shape.rows, shape.rank}, work, process);
+  const MutBytes process = call.work.scratch.subspan(Scratch(shape).process);
+  orthonormalize({p, shape.rows, shape.rank}, call.work, process);
 }
 
 Errc PowerSgd::check(const Params& params, const Unit& unit, uint32_t round, Bytes payload) {
@@ -325,25 +323,25 @@ Errc PowerSgd::check(const Params& params, const Unit& unit, uint32_t round, Byt
   return payload.size() == expected.round[round].bytes ? Errc::ok : Errc::payload_malformed;
 }
 
-void PowerSgd::decode(const Params& params, const Unit& unit, const Place&,
-                      std::span<const Term> terms, Work& work, Target target) {
-  const Shape shape = shape_of(params, unit);
+void PowerSgd::decode(const Call<Params>& call, std::span<const Term> terms, Target target) {
+  const Shape shape = shape_of(*call.params, call.unit);
   if (shape.raw() || terms.empty()) {
-    if (!target.add) std::fill_n(target.values, unit.count, 0.0F);
-    return decode_raw(terms, unit.count, work, target);
+    if (!target.add) std::fill_n(target.values, call.unit.count, 0.0F);
+    return decode_raw(terms, call.unit.count, call.work, target);
   }
-  Output output = kernels::choose_output(target.add, bytes_of(unit.count));
+  Output output = kernels::choose_output(target.add, bytes_of(call.unit.count));
   for (const Term& term : terms) {
-    reconstruct(shape, floats_at(work.kept, 0), aligned_lanes(term.payload, work), term.weight,
-                output, work, target.values);
+    reconstruct(shape, floats_at(call.work.kept, 0), aligned_lanes(term.payload, call.work),
+                term.weight, output, call.work, target.values);
     output = Output::add;
   }
 }
 
-void PowerSgd::commit(const Params& params, std::span<float> state, const Unit& unit, const Place&,
-                      Bytes, Bytes merged, uint32_t contributors, Work&) {
-  const Shape shape = shape_of(params, unit);
-  const bool whole = !shape.raw() && params.warm && merged.size() == bytes_of(shape.q_floats()) &&
+void PowerSgd::commit(const Call<Params>& call, std::span<float> state, Bytes, Bytes merged,
+                      uint32_t contributors) {
+  const Shape shape = shape_of(*call.params, call.unit);
+  const bool whole = !shape.raw() && call.params->warm &&
+                     merged.size() == bytes_of(shape.q_floats()) &&
                      state.size() == shape.q_floats();
   if (!whole || contributors == 0 || !all_finite(merged)) return;
   for (uint64_t i = 0; i < state.size(); ++i) {

@@ -35,17 +35,12 @@ struct PowerSgd {
   static Plan plan(const Params& params, const Unit& unit, uint32_t world);
   static void init(const Params& params, const Unit& unit, const Place& place,
                    std::span<float> state);
-  static Encoded encode(const Params& params, std::span<const float> state, const Unit& unit,
-                        const Place& place, uint32_t round, Source source, Work& work,
-                        MutBytes out);
-  static void accept(const Params& params, const Unit& unit, const Place& place, uint32_t round,
-                     MutBytes merged, uint32_t contributors, Work& work);
+  static Encoded encode(const Call<Params>& call, Source source, MutBytes out);
+  static void accept(const Call<Params>& call, MutBytes merged, uint32_t contributors);
   static Errc check(const Params& params, const Unit& unit, uint32_t round, Bytes payload);
-  static void decode(const Params& params, const Unit& unit, const Place& place,
-                     std::span<const Term> terms, Work& work, Target target);
-  static void commit(const Params& params, std::span<float> state, const Unit& unit,
-                     const Place& place, Bytes sent, Bytes merged, uint32_t contributors,
-                     Work& work);
+  static void decode(const Call<Params>& call, std::span<const Term> terms, Target target);
+  static void commit(const Call<Params>& call, std::span<float> state, Bytes sent, Bytes merged,
+                     uint32_t contributors);
 };
 
 }  // namespace laconic::codecs

@@ -71,21 +71,22 @@ Plan Qsgd::plan(const Params& params, const Unit& unit, uint32_t) {
   return plan;
 }
 
-Encoded Qsgd::encode(const Params& params, std::span<const float>, const Unit& unit,
-                     const Place& place, uint32_t, Source source, Work& work, MutBytes out) {
-  const auto& kernels = kernels::levels_kernels(work.isa);
-  const RandomKey key = own_key(place.seed, place.step, unit.parameter, place.rank, place.hop);
-  const kernels::BucketLayout layout = layout_of(params, unit);
+Encoded Qsgd::encode(const Call<Params>& call, Source source, MutBytes out) {
+  const auto& kernels = kernels::levels_kernels(call.work.isa);
+  const RandomKey key = own_key(call.place.seed, call.place.step, call.unit.parameter,
+                                call.place.rank, call.place.hop);
+  const kernels::BucketLayout layout = layout_of(*call.params, call.unit);
   std::atomic<bool> finite{true};
-  for_slices(work.pool, unit.count, chunk_of(params), [&](uint64_t begin, uint64_t end) {
-    if (!kernels.encode_buckets(source.values + begin, end - begin, layout,
-                                out.data() + begin / params.bucket * sizeof(float),
-                                out.data() + layout.codes_at + begin / 8 * layout.bits, key,
-                                unit.offset + begin)) {
-      finite.store(false, std::memory_order_relaxed);
-    }
-  });
-  return {payload_bytes(layout, unit), finite.load(std::memory_order_relaxed)};
+  for_slices(call.work.pool, call.unit.count, chunk_of(*call.params),
+             [&](uint64_t begin, uint64_t end) {
+               if (!kernels.encode_buckets(source.values + begin, end - begin, layout,
+                                           out.data() + begin / call.params->bucket * sizeof(float),
+                                           out.data() + layout.codes_at + begin / 8 * layout.bits,
+                                           key, call.unit.offset + begin)) {
+                 finite.store(false, std::memory_order_relaxed);
+               }
+             });
+  return {payload_bytes(layout, call.unit), finite.load(std::memory_order_relaxed)};
 }
 
 Errc Qsgd::check(const Params& params, const Unit& unit, uint32_t, Bytes payload) {
@@ -102,13 +103,12 @@ Errc Qsgd::check(const Params& params, const Unit& unit, uint32_t, Bytes payload
   return good ? Errc::ok : Errc::payload_malformed;
 }
 
-void Qsgd::decode(const Params& params, const Unit& unit, const Place&, std::span<const Term> terms,
-                  Work& work, Target target) {
-  const auto& bytes = kernels::int8_kernels(work.isa);
-  const auto& levels = kernels::levels_kernels(work.isa);
-  const kernels::BucketLayout layout = layout_of(params, unit);
+void Qsgd::decode(const Call<Params>& call, std::span<const Term> terms, Target target) {
+  const auto& bytes = kernels::int8_kernels(call.work.isa);
+  const auto& levels = kernels::levels_kernels(call.work.isa);
+  const kernels::BucketLayout layout = layout_of(*call.params, call.unit);
   decode_dense(
-      terms, target, unit.count, chunk_of(params), work.pool,
+      terms, target, call.unit.count, chunk_of(*call.params), call.work.pool,
       [&](float* out, kernels::Output output, const kernels::Weighted* operands, uint32_t count,
           uint64_t begin, uint64_t end) {
         if (layout.bits == 8) {  // a step and codes of a byte are a block of int8

@@ -84,13 +84,12 @@ Plan RandomK::plan(const Params& p, const Unit& unit, uint32_t) {
   return plan;
 }
 
-Encoded RandomK::encode(const Params& p, std::span<const float>, const Unit& unit,
-                        const Place& place, uint32_t, Source source, Work& work, MutBytes out) {
-  const uint64_t k = kept_of(p.ratio, unit.count);
+Encoded RandomK::encode(const Call<Params>& call, Source source, MutBytes out) {
+  const uint64_t k = kept_of(call.params->ratio, call.unit.count);
   if (k == 0) return {};
-  const float scale = lane_scale(p, unit.count, k, place.prescale);
-  const SharedIndices indices(unit, place, k);
-  for_each_block(indices, k, work, [&](uint64_t first, uint32_t m, const uint32_t* index) {
+  const float scale = lane_scale(*call.params, call.unit.count, k, call.place.prescale);
+  const SharedIndices indices(call.unit, call.place, k);
+  for_each_block(indices, k, call.work, [&](uint64_t first, uint32_t m, const uint32_t* index) {
     for (uint32_t j = 0; j < m; ++j) {
       store(out.data() + 4 * (first + j), source.values[index[j]] * scale);
     }
@@ -104,13 +103,12 @@ Errc RandomK::check(const Params& p, const Unit& unit, uint32_t, Bytes payload) 
   return payload.size() == bytes ? Errc::ok : Errc::payload_malformed;
 }
 
-void RandomK::decode(const Params& p, const Unit& unit, const Place& place,
-                     std::span<const Term> terms, Work& work, Target target) {
-  if (!target.add) clear(target.values, unit.count, work);
-  const uint64_t k = kept_of(p.ratio, unit.count);
+void RandomK::decode(const Call<Params>& call, std::span<const Term> terms, Target target) {
+  if (!target.add) clear(target.values, call.unit.count, call.work);
+  const uint64_t k = kept_of(call.params->ratio, call.unit.count);
   if (k == 0 || terms.empty()) return;
-  const SharedIndices indices(unit, place, k);
-  for_each_block(indices, k, work, [&](uint64_t first, uint32_t m, const uint32_t* index) {
+  const SharedIndices indices(call.unit, call.place, k);
+  for_each_block(indices, k, call.work, [&](uint64_t first, uint32_t m, const uint32_t* index) {
     add_block(terms, first, m, index, target.values);
   });
 }

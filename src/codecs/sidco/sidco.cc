@@ -175,15 +175,15 @@ void Sidco::init(const Params& p, const Unit&, const Place&, std::span<float> st
   std::fill(state.begin(), state.end(), 0.0F);
 }
 
-Encoded Sidco::encode(const Params& p, std::span<const float> state, const Unit& unit, const Place&,
-                      uint32_t, Source source, Work& work, MutBytes out) {
+Encoded Sidco::encode(const Call<Params>& call, Source source, MutBytes out) {
   Trace trace;
-  return sidco::encode_traced(p, state, unit, source, work, out, trace);
+  return sidco::encode_traced(call, source, out, trace);
 }
 
-Encoded sidco::encode_traced(const Sidco::Params& p, std::span<const float> state, const Unit& unit,
-                             Source source, Work& work, MutBytes out, Trace& trace) {
-  const uint64_t n = unit.count;
+Encoded sidco::encode_traced(const Call<Sidco::Params>& call, Source source, MutBytes out,
+                             Trace& trace) {
+  const Sidco::Params& p = *call.params;
+  const uint64_t n = call.unit.count;
   const uint64_t k = kept_of(p.ratio, n);
   const uint64_t most = most_sent(p.ratio, n);
   const auto law = static_cast<Law>(p.law);
@@ -198,7 +198,7 @@ Encoded sidco::encode_traced(const Sidco::Params& p, std::span<const float> stat
   if (n == 0) return send(0, [](SparseWriter&) {});
 
   trace.wanted = k;
-  Exceedances exceedances(source.values, n, k, law, work);
+  Exceedances exceedances(source.values, n, k, law, call.work);
   const auto send_above = [&](Threshold eta, uint64_t count) {
     const Encoded sent = send(count, [&](SparseWriter& w) { exceedances.write_above(eta, w); });
     trace.memory_passes = exceedances.passes();
@@ -210,8 +210,8 @@ Encoded sidco::encode_traced(const Sidco::Params& p, std::span<const float> stat
     trace.memory_passes = exceedances.passes();
     return sent;
   };
-  if (keeps_threshold(p) && !state.empty() && state[0] > 0) {
-    const Threshold last = threshold_from(state[0]);
+  if (keeps_threshold(p) && !call.state.empty() && call.state[0] > 0) {
+    const Threshold last = threshold_from(call.state[0]);
     const uint64_t count = exceedances.count(last);
     if (exceedances.listed(last) && (in_band(count, k) || count > k)) {
       trace.eta = last;
@@ -232,7 +232,8 @@ Encoded sidco::encode_traced(const Sidco::Params& p, std::span<const float> stat
   }
   const double delta = static_cast<double>(k) / static_cast<double>(all.count);
   Selection s;
-  s.eta = threshold_at(fitted_threshold(exceedances, law, all, delta, stages_of(p, state), trace));
+  s.eta =
+      threshold_at(fitted_threshold(exceedances, law, all, delta, stages_of(p, call.state), trace));
   s.count = exceedances.count(s.eta);
   trace.last().selected = s.count;
   trace.fitted = s.count;
@@ -256,29 +257,27 @@ Errc Sidco::check(const Params& p, const Unit& unit, uint32_t, Bytes payload) {
   return check_sparse(sparse_view(payload.subspan(kHeader), count, n), n);
 }
 
-void Sidco::decode(const Params&, const Unit& unit, const Place&, std::span<const Term> terms,
-                   Work& work, Target target) {
-  const uint64_t n = unit.count;
-  decode_sparse(terms, n, work, target, [n](Bytes payload) { return set_of(payload, n); });
+void Sidco::decode(const Call<Params>& call, std::span<const Term> terms, Target target) {
+  const uint64_t n = call.unit.count;
+  decode_sparse(terms, n, call.work, target, [n](Bytes payload) { return set_of(payload, n); });
 }
 
-void Sidco::erase(const Params&, const Unit& unit, Bytes payload, float* values, Work& work) {
-  erase_sparse(set_of(payload, unit.count), unit.count, work, values);
+void Sidco::erase(const Call<Params>& call, Bytes payload, float* values) {
+  erase_sparse(set_of(payload, call.unit.count), call.unit.count, call.work, values);
 }
 
-void Sidco::commit(const Params& p, std::span<float> state, const Unit& unit, const Place&,
-                   Bytes sent, Bytes, uint32_t, Work&) {
-  const uint64_t k = kept_of(p.ratio, unit.count);
+void Sidco::commit(const Call<Params>& call, std::span<float> state, Bytes sent, Bytes, uint32_t) {
+  const uint64_t k = kept_of(call.params->ratio, call.unit.count);
   if (state.empty() || k == 0 || sent.size() < kHeader) return;
-  if (keeps_threshold(p)) {
-    const float smallest = smallest_sent(set_of(sent, unit.count));
+  if (keeps_threshold(*call.params)) {
+    const float smallest = smallest_sent(set_of(sent, call.unit.count));
     if (smallest > 0 && smallest < kInfinity) state[0] = smallest;
     return;
   }
   Adaptation adaptation = Adaptation::read(state);
   const double ratio =
       static_cast<double>(load<Header>(sent.data()).fitted) / static_cast<double>(k);
-  adaptation.observe(mode_of(p), ratio, sidco::max_stages(p.ratio));
+  adaptation.observe(mode_of(*call.params), ratio, sidco::max_stages(call.params->ratio));
   adaptation.write(state);
 }
 

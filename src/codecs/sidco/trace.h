@@ -39,7 +39,6 @@ struct Trace {
 };
 
 /// Sidco::encode, with a report: `trace` has to be a new one.
-Encoded encode_traced(const Sidco::Params& p, std::span<const float> state, const Unit& unit,
-                      Source source, Work& work, MutBytes out, Trace& trace);
+Encoded encode_traced(const Call<Sidco::Params>& call, Source source, MutBytes out, Trace& trace);
 
 }  // namespace laconic::codecs::sidco

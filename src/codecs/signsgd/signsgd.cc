@@ -55,16 +55,15 @@ Plan SignVote::plan(const Params&, const Unit& unit, uint32_t) {
   return plan;
 }
 
-Encoded SignVote::encode(const Params&, std::span<const float>, const Unit& unit, const Place&,
-                         uint32_t, Source source, Work& work, MutBytes out) {
-  const auto& kernel = kernels::bits_kernels(work.isa);
+Encoded SignVote::encode(const Call<Params>& call, Source source, MutBytes out) {
+  const auto& kernel = kernels::bits_kernels(call.work.isa);
   std::atomic<bool> finite{true};
-  for_slices(work.pool, unit.count, kDenseChunk, [&](uint64_t begin, uint64_t end) {
+  for_slices(call.work.pool, call.unit.count, kDenseChunk, [&](uint64_t begin, uint64_t end) {
     if (!kernel.pack(source.values + begin, end - begin, out.data() + begin / 8)) {
       finite.store(false, std::memory_order_relaxed);
     }
   });
-  return {bit_bytes(unit.count), finite.load(std::memory_order_relaxed)};
+  return {bit_bytes(call.unit.count), finite.load(std::memory_order_relaxed)};
 }
 
 Errc SignVote::check(const Params&, const Unit& unit, uint32_t, Bytes payload) {
@@ -73,17 +72,18 @@ Errc SignVote::check(const Params&, const Unit& unit, uint32_t, Bytes payload) {
   return good ? Errc::ok : Errc::payload_malformed;
 }
 
-void SignVote::decode(const Params&, const Unit& unit, const Place&, std::span<const Term> terms,
-                      Work& work, Target target) {
-  if (!target.add && countable(terms)) return count_votes(unit.count, terms, work, target.values);
-  decode_signs(terms, work, target, unit.count, 0, kDenseChunk, [](const uint8_t*, uint64_t) {
-    return kernels::BitsValues{-1, 1};
-  });
+void SignVote::decode(const Call<Params>& call, std::span<const Term> terms, Target target) {
+  if (!target.add && countable(terms))
+    return count_votes(call.unit.count, terms, call.work, target.values);
+  decode_signs(terms, call.work, target, call.unit.count, 0, kDenseChunk,
+               [](const uint8_t*, uint64_t) {
+                 return kernels::BitsValues{-1, 1};
+               });
 }
 
-void SignVote::finish(const Params&, const Unit&, std::span<float> mean, Work& work) {
-  const auto& kernel = kernels::bits_kernels(work.isa);
-  for_slices(work.pool, mean.size(), kDenseChunk,
+void SignVote::finish(const Call<Params>& call, std::span<float> mean) {
+  const auto& kernel = kernels::bits_kernels(call.work.isa);
+  for_slices(call.work.pool, mean.size(), kDenseChunk,
              [&](uint64_t begin, uint64_t end) { kernel.sign(mean.data() + begin, end - begin); });
 }
 

@@ -15,13 +15,10 @@ struct SignVote {
   static constexpr std::array<Field, 0> fields{};
 
   static Plan plan(const Params&, const Unit& unit, uint32_t world);
-  static Encoded encode(const Params&, std::span<const float> state, const Unit& unit,
-                        const Place& place, uint32_t round, Source source, Work& work,
-                        MutBytes out);
+  static Encoded encode(const Call<Params>& call, Source source, MutBytes out);
   static Errc check(const Params&, const Unit& unit, uint32_t round, Bytes payload);
-  static void decode(const Params&, const Unit& unit, const Place& place,
-                     std::span<const Term> terms, Work& work, Target target);
-  static void finish(const Params&, const Unit& unit, std::span<float> mean, Work& work);
+  static void decode(const Call<Params>& call, std::span<const Term> terms, Target target);
+  static void finish(const Call<Params>& call, std::span<float> mean);
 };
 
 /// Bernstein et al. 2018: [x >= 0], decoded to ±1. The mean of several is the sign of their sum, a

@@ -225,30 +225,29 @@ Plan SketchMl::plan(const Params& params, const Unit& unit, uint32_t) {
   return plan;
 }
 
-Encoded SketchMl::encode(const Params& params, std::span<const float>, const Unit& unit,
-                         const Place&, uint32_t, Source source, Work& work, MutBytes out) {
-  const uint64_t n = unit.count;
+Encoded SketchMl::encode(const Call<Params>& call, Source source, MutBytes out) {
+  const uint64_t n = call.unit.count;
   if (n == 0) return {};
-  const auto& kernels = kernels::quantile_kernels(work.isa);
-  uint8_t* const base = work.scratch.data();
+  const auto& kernels = kernels::quantile_kernels(call.work.isa);
+  uint8_t* const base = call.work.scratch.data();
   auto* const sums = reinterpret_cast<double*>(base + kBaseBytes);
-  const MutBytes rest = work.scratch.subspan(kBaseBytes + sum_bytes(params, n));
-  Edges edges(params.quantiles, n);
+  const MutBytes rest = call.work.scratch.subspan(kBaseBytes + sum_bytes(*call.params, n));
+  Edges edges(call.params->quantiles, n);
   // the codes' own place is free until they are written
-  const MutBytes spare = out.subspan(value_bytes(params), code_bytes(params, n));
-  if (!edges.find(kernels, source.values, rest, spare, work.pool)) return {0, false};
+  const MutBytes spare = out.subspan(value_bytes(*call.params), code_bytes(*call.params, n));
+  if (!edges.find(kernels, source.values, rest, spare, call.work.pool)) return {0, false};
   const QuantileBins bins = edges.bins(base, kernels.searched);
-  uint8_t* const codes = out.data() + value_bytes(params);
-  const uint64_t stride = params.quantiles;
-  for_slices(work.pool, n, kDenseChunk, [&](uint64_t begin, uint64_t end) {
+  uint8_t* const codes = out.data() + value_bytes(*call.params);
+  const uint64_t stride = call.params->quantiles;
+  for_slices(call.work.pool, n, kDenseChunk, [&](uint64_t begin, uint64_t end) {
     kernels.encode(source.values + begin, end - begin, bins, codes + begin / 8 * bins.width,
                    sums + begin / kDenseChunk * stride);
   });
-  for (uint32_t b = 0; b < params.quantiles; ++b) {
+  for (uint32_t b = 0; b < call.params->quantiles; ++b) {
     store(out.data() + b * sizeof(float),
           mean_of(sums + b, stride, chunks_of(n), edges.elements_of(b)));
   }
-  return {payload_bytes(params, n), true};
+  return {payload_bytes(*call.params, n), true};
 }
 
 Errc SketchMl::check(const Params& params, const Unit& unit, uint32_t, Bytes payload) {
@@ -263,12 +262,11 @@ Errc SketchMl::check(const Params& params, const Unit& unit, uint32_t, Bytes pay
   return valid ? Errc::ok : Errc::payload_malformed;
 }
 
-void SketchMl::decode(const Params& params, const Unit& unit, const Place&,
-                      std::span<const Term> terms, Work& work, Target target) {
-  const auto& kernels = kernels::quantile_kernels(work.isa);
-  const kernels::QuantileLayout layout{params.quantiles, width_of(params.quantiles),
-                                       code_bytes(params, unit.count)};
-  decode_dense(terms, target, unit.count, kDenseChunk, work.pool,
+void SketchMl::decode(const Call<Params>& call, std::span<const Term> terms, Target target) {
+  const auto& kernels = kernels::quantile_kernels(call.work.isa);
+  const kernels::QuantileLayout layout{call.params->quantiles, width_of(call.params->quantiles),
+                                       code_bytes(*call.params, call.unit.count)};
+  decode_dense(terms, target, call.unit.count, kDenseChunk, call.work.pool,
                [&](float* out, kernels::Output output, const kernels::Weighted* operands,
                    uint32_t count, uint64_t begin, uint64_t end) {
                  kernels.decode(out, output, operands, count, layout, begin, end);

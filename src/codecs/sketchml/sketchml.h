@@ -31,12 +31,9 @@ struct SketchMl {
 
   static Contract contract(const Params& params);
   static Plan plan(const Params& params, const Unit& unit, uint32_t world);
-  static Encoded encode(const Params& params, std::span<const float> state, const Unit& unit,
-                        const Place& place, uint32_t round, Source source, Work& work,
-                        MutBytes out);
+  static Encoded encode(const Call<Params>& call, Source source, MutBytes out);
   static Errc check(const Params& params, const Unit& unit, uint32_t round, Bytes payload);
-  static void decode(const Params& params, const Unit& unit, const Place& place,
-                     std::span<const Term> terms, Work& work, Target target);
+  static void decode(const Call<Params>& call, std::span<const Term> terms, Target target);
 };
 
 }  // namespace laconic::codecs

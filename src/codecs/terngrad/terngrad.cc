@@ -200,19 +200,20 @@ Plan TernGrad::plan(const Params& params, const Unit& unit, uint32_t) {
   return plan;
 }
 
-Encoded TernGrad::encode(const Params& params, std::span<const float>, const Unit& unit,
-                         const Place& place, uint32_t, Source source, Work& work, MutBytes out) {
-  if (unit.count == 0) return {};
-  const LevelMoments moments = moments_of(source.values, unit.count, work);
+Encoded TernGrad::encode(const Call<Params>& call, Source source, MutBytes out) {
+  if (call.unit.count == 0) return {};
+  const LevelMoments moments = moments_of(source.values, call.unit.count, call.work);
   if (moments.max_bits >= 0x7F800000U) return {0, false};
-  const float most = clipped_max(moments, unit.count, params.clip);
+  const float most = clipped_max(moments, call.unit.count, call.params->clip);
   const kernels::TernaryRounding rounding{
       most < kernels::kTinyTernaryStep ? 0.0F : most, bits_float(moments.max_bits),
-      own_key(place.seed, place.step, unit.parameter, place.rank, place.hop), unit.offset};
+      own_key(call.place.seed, call.place.step, call.unit.parameter, call.place.rank,
+              call.place.hop),
+      call.unit.offset};
   store(out.data(), rounding.step);
-  const auto code = params.pack == Pack::quartic ? encode_quartic : encode_pairs;
-  code(source.values, unit.count, rounding, work, out.data() + kScaleBytes);
-  return {payload_bytes(params, unit.count), true};
+  const auto code = call.params->pack == Pack::quartic ? encode_quartic : encode_pairs;
+  code(source.values, call.unit.count, rounding, call.work, out.data() + kScaleBytes);
+  return {payload_bytes(*call.params, call.unit.count), true};
 }
 
 Errc TernGrad::check(const Params& params, const Unit& unit, uint32_t, Bytes payload) {
@@ -224,15 +225,14 @@ Errc TernGrad::check(const Params& params, const Unit& unit, uint32_t, Bytes pay
   return good ? Errc::ok : Errc::payload_malformed;
 }
 
-void TernGrad::decode(const Params& params, const Unit& unit, const Place&,
-                      std::span<const Term> terms, Work& work, Target target) {
-  if (unit.count == 0) return;
-  if (params.pack == Pack::two_bits || terms.empty()) {
-    return decode_pairs(terms, unit.count, work, target);
+void TernGrad::decode(const Call<Params>& call, std::span<const Term> terms, Target target) {
+  if (call.unit.count == 0) return;
+  if (call.params->pack == Pack::two_bits || terms.empty()) {
+    return decode_pairs(terms, call.unit.count, call.work, target);
   }
   while (!terms.empty()) {
     const uint64_t together = std::min<uint64_t>(terms.size(), kernels::kMaxUnpackTerms);
-    decode_quartic(terms.first(together), unit.count, work, target);
+    decode_quartic(terms.first(together), call.unit.count, call.work, target);
     terms = terms.subspan(together);
     target.add = true;
   }

@@ -215,49 +215,47 @@ Plan Thc::plan(const Params& params, const Unit& unit, uint32_t world) {
   return plan;
 }
 
-uint32_t Thc::start(const Params& params, std::span<const float> state, const Unit& unit,
-                    Work& work) {
-  const Blocks b(params, unit);
+uint32_t Thc::start(const Call<Params>& call) {
+  const Blocks b(*call.params, call.unit);
   if (!b.last) return 0;
   float most = 0;
-  for (const float norm : state) most = std::max(most, finite_norm(norm));
+  for (const float norm : call.state) most = std::max(most, finite_norm(norm));
   if (most == 0) return 0;
-  b.set_measured(work, false);
+  b.set_measured(call.work, false);
   for (uint64_t block = 0; block < b.blocks; ++block) {
-    const float norm = std::max(finite_norm(state[block]), kFloor * most);
-    b.set_range(work, block, range_of(params, b, kMargin * norm));
+    const float norm = std::max(finite_norm(call.state[block]), kFloor * most);
+    b.set_range(call.work, block, range_of(*call.params, b, kMargin * norm));
   }
   return 1;
 }
 
-Encoded Thc::encode(const Params& params, std::span<const float>, const Unit& unit,
-                    const Place& place, uint32_t round, Source source, Work& work, MutBytes out) {
-  const Blocks b(params, unit);
-  const auto norm = [&](uint64_t block) { return norm_of(b, block, source, work); };
-  if (round == 0) {
-    b.set_measured(work, true);
-    const bool good = all_in_reach(b, work, [&](uint64_t block) {
+Encoded Thc::encode(const Call<Params>& call, Source source, MutBytes out) {
+  const Blocks b(*call.params, call.unit);
+  const auto norm = [&](uint64_t block) { return norm_of(b, block, source, call.work); };
+  if (call.round == 0) {
+    b.set_measured(call.work, true);
+    const bool good = all_in_reach(b, call.work, [&](uint64_t block) {
       const float own = norm(block);
       store(out.data() + block * sizeof(float), own);
       return own;
     });
     return {b.blocks * sizeof(float), good};
   }
-  const Grid grid = grid_of(params);
-  const Streams streams(unit, place);
+  const Grid grid = grid_of(*call.params);
+  const Streams streams(call.unit, call.place);
   const auto encode = [&](uint64_t block) {
-    encode_block(b, grid, streams, block, source, work, out.data() + block * b.code_bytes);
+    encode_block(b, grid, streams, block, source, call.work, out.data() + block * b.code_bytes);
   };
-  const bool measures = b.last && !b.measured(work);
+  const bool measures = b.last && !b.measured(call.work);
   if (measures && source.residual == nullptr) {  // nothing can be spoiled: one pass
-    const bool good = all_in_reach(b, work, [&](uint64_t block) {
+    const bool good = all_in_reach(b, call.work, [&](uint64_t block) {
       encode(block);
       return norm(block);
     });
     return {b.blocks * b.code_bytes, good};
   }
-  if (measures && !all_in_reach(b, work, norm)) return {0, false};
-  for_blocks(b, work, encode);
+  if (measures && !all_in_reach(b, call.work, norm)) return {0, false};
+  for_blocks(b, call.work, encode);
   return {b.blocks * b.code_bytes, true};
 }
 
@@ -265,12 +263,11 @@ std::span<const uint8_t> Thc::table(const Params& params) {
   return std::span(params.values).first(size_t{1} << params.bits);
 }
 
-void Thc::accept(const Params& params, const Unit& unit, const Place&, uint32_t, MutBytes merged,
-                 uint32_t, Work& work) {
-  const Blocks b(params, unit);
+void Thc::accept(const Call<Params>& call, MutBytes merged, uint32_t) {
+  const Blocks b(*call.params, call.unit);
   for (uint64_t block = 0; block < b.blocks; ++block) {
     const float norm = finite_norm(load<float>(merged.data() + block * sizeof(float)));
-    b.set_range(work, block, range_of(params, b, norm));
+    b.set_range(call.work, block, range_of(*call.params, b, norm));
   }
 }
 
@@ -286,16 +283,15 @@ Errc Thc::check(const Params& params, const Unit& unit, uint32_t round, Bytes pa
   return Errc::ok;
 }
 
-void Thc::decode(const Params& params, const Unit& unit, const Place& place,
-                 std::span<const Term> terms, Work& work, Target target) {
-  const Blocks b(params, unit);
-  const auto& rotate = kernels::rotate_kernels(work.isa);
-  const auto& rounding = kernels::grid_kernels(work.isa);
-  const Grid grid = grid_of(params);
-  const Streams streams(unit, place);
-  for_blocks(b, work, [&](uint64_t block) {
+void Thc::decode(const Call<Params>& call, std::span<const Term> terms, Target target) {
+  const Blocks b(*call.params, call.unit);
+  const auto& rotate = kernels::rotate_kernels(call.work.isa);
+  const auto& rounding = kernels::grid_kernels(call.work.isa);
+  const Grid grid = grid_of(*call.params);
+  const Streams streams(call.unit, call.place);
+  for_blocks(b, call.work, [&](uint64_t block) {
     const uint64_t at = block * b.size, count = b.elements_of(block);
-    const float range = b.range(work, block);
+    const float range = b.range(call.work, block);
     const kernels::SignStream signs{streams.signs, streams.offset + at};
     Rotated rotated;
     float* y = rotated.y.data();
@@ -319,11 +315,10 @@ void Thc::decode(const Params& params, const Unit& unit, const Place& place,
   });
 }
 
-void Thc::commit(const Params& params, std::span<float> state, const Unit& unit, const Place&,
-                 Bytes, Bytes, uint32_t, Work& work) {
-  const Blocks b(params, unit);
+void Thc::commit(const Call<Params>& call, std::span<float> state, Bytes, Bytes, uint32_t) {
+  const Blocks b(*call.params, call.unit);
   for (uint64_t block = 0; block < state.size(); ++block) {
-    state[block] = long_norm(load<uint16_t>(work.kept.data() + block * sizeof(uint16_t)));
+    state[block] = long_norm(load<uint16_t>(call.work.kept.data() + block * sizeof(uint16_t)));
   }
 }
 

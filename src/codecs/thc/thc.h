@@ -60,20 +60,14 @@ struct Thc {
   static void prepare(Params& params, uint32_t world);
   static Contract contract(const Params& params);
   static Plan plan(const Params& params, const Unit& unit, uint32_t world);
-  static uint32_t start(const Params& params, std::span<const float> state, const Unit& unit,
-                        Work& work);
-  static Encoded encode(const Params& params, std::span<const float> state, const Unit& unit,
-                        const Place& place, uint32_t round, Source source, Work& work,
-                        MutBytes out);
+  static uint32_t start(const Call<Params>& call);
+  static Encoded encode(const Call<Params>& call, Source source, MutBytes out);
   static std::span<const uint8_t> table(const Params& params);
-  static void accept(const Params& params, const Unit& unit, const Place& place, uint32_t round,
-                     MutBytes merged, uint32_t contributors, Work& work);
+  static void accept(const Call<Params>& call, MutBytes merged, uint32_t contributors);
   static Errc check(const Params& params, const Unit& unit, uint32_t round, Bytes payload);
-  static void decode(const Params& params, const Unit& unit, const Place& place,
-                     std::span<const Term> terms, Work& work, Target target);
-  static void commit(const Params& params, std::span<float> state, const Unit& unit,
-                     const Place& place, Bytes sent, Bytes merged, uint32_t contributors,
-                     Work& work);
+  static void decode(const Call<Params>& call, std::span<const Term> terms, Target target);
+  static void commit(const Call<Params>& call, std::span<float> state, Bytes sent, Bytes merged,
+                     uint32_t contributors);
 };
 
 }  // namespace laconic::codecs

@@ -79,12 +79,11 @@ Plan ThreeLc::plan(const Params& params, const Unit& unit, uint32_t /*world*/) {
   return plan;
 }
 
-Encoded ThreeLc::encode(const Params& params, std::span<const float> /*state*/, const Unit& unit,
-                        const Place& /*place*/, uint32_t /*round*/, Source source, Work& work,
-                        MutBytes out) {
-  if (unit.count == 0) return {};
-  return params.scale == Scale::unit ? encode_unit(params, unit.count, source, work, out)
-                                     : encode_chunks(params, unit.count, source, work, out);
+Encoded ThreeLc::encode(const Call<Params>& call, Source source, MutBytes out) {
+  if (call.unit.count == 0) return {};
+  return call.params->scale == Scale::unit
+             ? encode_unit(*call.params, call.unit.count, source, call.work, out)
+             : encode_chunks(*call.params, call.unit.count, source, call.work, out);
 }
 
 Errc ThreeLc::check(const Params& params, const Unit& unit, uint32_t /*round*/, Bytes payload) {
@@ -93,16 +92,15 @@ Errc ThreeLc::check(const Params& params, const Unit& unit, uint32_t /*round*/, 
   return good ? Errc::ok : Errc::payload_malformed;
 }
 
-void ThreeLc::decode(const Params& params, const Unit& unit, const Place& /*place*/,
-                     std::span<const Term> terms, Work& work, Target target) {
-  if (unit.count == 0) return;
+void ThreeLc::decode(const Call<Params>& call, std::span<const Term> terms, Target target) {
+  if (call.unit.count == 0) return;
   if (terms.empty()) {
-    if (!target.add) std::fill_n(target.values, unit.count, 0.0F);
+    if (!target.add) std::fill_n(target.values, call.unit.count, 0.0F);
     return;
   }
   while (!terms.empty()) {
     const uint64_t together = std::min<uint64_t>(terms.size(), kernels::kMaxUnpackTerms);
-    decode_terms(params, unit.count, terms.first(together), work, target);
+    decode_terms(*call.params, call.unit.count, terms.first(together), call.work, target);
     terms = terms.subspan(together);
     target.add = true;
   }

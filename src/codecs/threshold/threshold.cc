@@ -50,29 +50,28 @@ Plan Threshold::plan(const Params& p, const Unit& unit, uint32_t) {
   return plan;
 }
 
-Encoded Threshold::encode(const Params& p, std::span<const float>, const Unit& unit, const Place&,
-                          uint32_t, Source source, Work& work, MutBytes out) {
-  const uint64_t n = unit.count;
-  const uint64_t most = kept_of(p.cap, n);
+Encoded Threshold::encode(const Call<Params>& call, Source source, MutBytes out) {
+  const uint64_t n = call.unit.count;
+  const uint64_t most = kept_of(call.params->cap, n);
   const float* const x = source.values;
   if (n == 0) return write_counted(out, 0, 0, [](SparseWriter&) {});
-  const uint32_t floor = floor_of(p.v);
-  CandidateList list(work.scratch, n, capacity_of(n, most));
-  if (list.collect(x, floor, work, Pass::forward) <= most) {
+  const uint32_t floor = floor_of(call.params->v);
+  CandidateList list(call.work.scratch, n, capacity_of(n, most));
+  if (list.collect(x, floor, call.work, Pass::forward) <= most) {
     return write_counted(out, list.count(), n,
-                         [&](SparseWriter& writer) { write_whole(list, work, writer); });
+                         [&](SparseWriter& writer) { write_whole(list, call.work, writer); });
   }
   if (!list.complete() && n > kSampled) {
-    auto* keys = reinterpret_cast<uint32_t*>(work.scratch.data() +
+    auto* keys = reinterpret_cast<uint32_t*>(call.work.scratch.data() +
                                              CandidateList::scratch_bytes(n, capacity_of(n, most)));
-    const MagnitudeSample sample(x, n, work, keys);
-    list.collect(x, std::max(floor, sample.bound(most)), work, Pass::backward);
+    const MagnitudeSample sample(x, n, call.work, keys);
+    list.collect(x, std::max(floor, sample.bound(most)), call.work, Pass::backward);
   }
   return write_counted(out, most, n, [&](SparseWriter& writer) {
     if (list.complete() && list.count() >= most) {
-      list.write(list.exact_cut(most), work, writer);
+      list.write(list.exact_cut(most), call.work, writer);
     } else {
-      write_cut(x, n, exact_cut(x, n, most), work.isa, writer);
+      write_cut(x, n, exact_cut(x, n, most), call.work.isa, writer);
     }
   });
 }
@@ -81,13 +80,12 @@ Errc Threshold::check(const Params& p, const Unit& unit, uint32_t, Bytes payload
   return check_counted(payload, kept_of(p.cap, unit.count), unit.count);
 }
 
-void Threshold::decode(const Params&, const Unit& unit, const Place&, std::span<const Term> terms,
-                       Work& work, Target target) {
-  decode_counted(terms, unit.count, work, target);
+void Threshold::decode(const Call<Params>& call, std::span<const Term> terms, Target target) {
+  decode_counted(terms, call.unit.count, call.work, target);
 }
 
-void Threshold::erase(const Params&, const Unit& unit, Bytes payload, float* values, Work& work) {
-  erase_counted(payload, unit.count, work, values);
+void Threshold::erase(const Call<Params>& call, Bytes payload, float* values) {
+  erase_counted(payload, call.unit.count, call.work, values);
 }
 
 }  // namespace laconic::codecs

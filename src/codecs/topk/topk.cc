@@ -188,16 +188,17 @@ Plan TopK::plan(const Params& p, const Unit& unit, uint32_t) {
   return plan;
 }
 
-Encoded TopK::encode(const Params& p, std::span<const float>, const Unit& unit, const Place&,
-                     uint32_t, Source source, Work& work, MutBytes out) {
-  const uint64_t n = unit.count;
-  const uint64_t k = kept_of(p.ratio, n);
+Encoded TopK::encode(const Call<Params>& call, Source source, MutBytes out) {
+  const uint64_t n = call.unit.count;
+  const uint64_t k = kept_of(call.params->ratio, n);
   if (n == 0) return {};
   const uint64_t list_bytes = CandidateList::scratch_bytes(n, capacity_of(n, k));
-  auto* keys = reinterpret_cast<uint32_t*>(work.scratch.data() + list_bytes);
-  Finder finder{source, n, k, work, keys, CandidateList(work.scratch, n, capacity_of(n, k))};
-  return source.residual == nullptr ? encode_values(finder, work, type_of(p), out)
-                                    : encode_sums(finder, source, work, type_of(p), out);
+  auto* keys = reinterpret_cast<uint32_t*>(call.work.scratch.data() + list_bytes);
+  Finder finder{source,    n,    k,
+                call.work, keys, CandidateList(call.work.scratch, n, capacity_of(n, k))};
+  return source.residual == nullptr
+             ? encode_values(finder, call.work, type_of(*call.params), out)
+             : encode_sums(finder, source, call.work, type_of(*call.params), out);
 }
 
 Errc TopK::check(const Params& p, const Unit& unit, uint32_t, Bytes payload) {
@@ -209,17 +210,17 @@ Errc TopK::check(const Params& p, const Unit& unit, uint32_t, Bytes payload) {
   return check_sparse(sparse_view(payload, k, n, type), n);
 }
 
-void TopK::decode(const Params& p, const Unit& unit, const Place&, std::span<const Term> terms,
-                  Work& work, Target target) {
-  const uint64_t n = unit.count;
-  const uint64_t k = kept_of(p.ratio, n);
-  decode_sparse(terms, n, work, target,
-                [&](Bytes payload) { return sparse_view(payload, k, n, type_of(p)); });
+void TopK::decode(const Call<Params>& call, std::span<const Term> terms, Target target) {
+  const uint64_t n = call.unit.count;
+  const uint64_t k = kept_of(call.params->ratio, n);
+  decode_sparse(terms, n, call.work, target,
+                [&](Bytes payload) { return sparse_view(payload, k, n, type_of(*call.params)); });
 }
 
-void TopK::erase(const Params& p, const Unit& unit, Bytes payload, float* values, Work& work) {
-  const uint64_t n = unit.count;
-  erase_sparse(sparse_view(payload, kept_of(p.ratio, n), n, type_of(p)), n, work, values);
+void TopK::erase(const Call<Params>& call, Bytes payload, float* values) {
+  const uint64_t n = call.unit.count;
+  erase_sparse(sparse_view(payload, kept_of(call.params->ratio, n), n, type_of(*call.params)), n,
+               call.work, values);
 }
 
 }  // namespace laconic::codecs

@@ -32,13 +32,10 @@ struct TopK {
 
   static Contract contract(const Params& p);
   static Plan plan(const Params& p, const Unit& unit, uint32_t world);
-  static Encoded encode(const Params& p, std::span<const float> state, const Unit& unit,
-                        const Place& place, uint32_t round, Source source, Work& work,
-                        MutBytes out);
+  static Encoded encode(const Call<Params>& call, Source source, MutBytes out);
   static Errc check(const Params& p, const Unit& unit, uint32_t round, Bytes payload);
-  static void decode(const Params& p, const Unit& unit, const Place& place,
-                     std::span<const Term> terms, Work& work, Target target);
-  static void erase(const Params& p, const Unit& unit, Bytes payload, float* values, Work& work);
+  static void decode(const Call<Params>& call, std::span<const Term> terms, Target target);
+  static void erase(const Call<Params>& call, Bytes payload, float* values);
 };
 
 }  // namespace laconic::codecs

@@ -63,21 +63,20 @@ Plan U8::plan(const Params&, const Unit& unit, uint32_t) {
   return plan;
 }
 
-Encoded U8::encode(const Params&, std::span<const float>, const Unit& unit, const Place&, uint32_t,
-                   Source source, Work& work, MutBytes out) {
-  if (unit.count == 0) return {};
-  const uint32_t bits = max_bits(source.values, unit.count, work);
+Encoded U8::encode(const Call<Params>& call, Source source, MutBytes out) {
+  if (call.unit.count == 0) return {};
+  const uint32_t bits = max_bits(source.values, call.unit.count, call.work);
   if (bits >= 0x7F800000U) return {0, false};
   const float most = bits_float(bits);
   const bool tiny = most < kernels::kTinyStep;
   store(out.data(), tiny ? 0.0F : most);
   uint8_t* const codes = out.data() + kScaleBytes;
   const float inverse = tiny ? 0.0F : 1.0F / most;
-  const auto& kernels = kernels::levels_kernels(work.isa);
-  for_slices(work.pool, unit.count, kDenseChunk, [&](uint64_t begin, uint64_t end) {
+  const auto& kernels = kernels::levels_kernels(call.work.isa);
+  for_slices(call.work.pool, call.unit.count, kDenseChunk, [&](uint64_t begin, uint64_t end) {
     kernels.tree_encode(source.values + begin, end - begin, inverse, codes + begin);
   });
-  return {payload_bytes(unit.count), true};
+  return {payload_bytes(call.unit.count), true};
 }
 
 Errc U8::check(const Params&, const Unit& unit, uint32_t, Bytes payload) {
@@ -89,11 +88,10 @@ Errc U8::check(const Params&, const Unit& unit, uint32_t, Bytes payload) {
   return bad ? Errc::payload_malformed : Errc::ok;
 }
 
-void U8::decode(const Params&, const Unit& unit, const Place&, std::span<const Term> terms,
-                Work& work, Target target) {
-  if (unit.count == 0) return;
-  const auto& kernels = kernels::levels_kernels(work.isa);
-  decode_dense(terms, target, unit.count, kDenseChunk, work.pool,
+void U8::decode(const Call<Params>& call, std::span<const Term> terms, Target target) {
+  if (call.unit.count == 0) return;
+  const auto& kernels = kernels::levels_kernels(call.work.isa);
+  decode_dense(terms, target, call.unit.count, kDenseChunk, call.work.pool,
                [&](float* out, kernels::Output output, const kernels::Weighted* operands,
                    uint32_t count, uint64_t begin, uint64_t end) {
                  std::array<kernels::TreeTerm, kDenseTerms> trees;

@@ -236,7 +236,7 @@ TEST(AdaQTest, NonFiniteIsRefused) {
         Work work{{}, {scratch.data.get(), scratch.size}, best_isa(), nullptr};
         std::vector<uint8_t> out(plan.round[0].bytes);
         EXPECT_FALSE(
-            AdaQ::encode(d.params, {}, vector_unit(n), {}, 0, {x.data(), nullptr}, work, out)
+            AdaQ::encode({&d.params, {}, vector_unit(n), {}, 0, work}, {x.data(), nullptr}, out)
                 .finite);
       }
     }

@@ -35,7 +35,7 @@ class CodecRunner {
     lend();
     const uint64_t bound = plan().round[0].bytes;
     std::vector<uint8_t> out(bound + 1, 0xA5);
-    const Encoded e = C::encode(params, {}, unit, place, 0, {x.data(), nullptr}, work,
+    const Encoded e = C::encode({&params, {}, unit, place, 0, work}, {x.data(), nullptr},
                                 MutBytes(out).first(bound));
     EXPECT_EQ(out.back(), 0xA5);
     EXPECT_LE(e.bytes, bound);
@@ -47,7 +47,7 @@ class CodecRunner {
     lend();
     const bool add = !base.empty();
     if (!add) base.assign(unit.count, 7.0F);
-    C::decode(params, unit, place, terms, work, {base.data(), add});
+    C::decode({&params, {}, unit, place, 0, work}, terms, {base.data(), add});
     return base;
   }
   std::vector<float> decode(const std::vector<uint8_t>& payload, float weight = 1.0F) {

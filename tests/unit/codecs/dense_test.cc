@@ -36,7 +36,7 @@ struct Runner {
   [[nodiscard]] uint64_t bytes() const { return C::plan(params, unit, 1).round[0].bytes; }
   std::vector<uint8_t> encode(const std::vector<float>& x, bool* finite = nullptr) {
     std::vector<uint8_t> out(bytes() + 1, 0xA5);
-    const Encoded e = C::encode(params, {}, unit, place, 0, {x.data(), nullptr}, work,
+    const Encoded e = C::encode({&params, {}, unit, place, 0, work}, {x.data(), nullptr},
                                 MutBytes(out).first(bytes()));
     EXPECT_EQ(e.bytes, bytes());
     EXPECT_EQ(out.back(), 0xA5);
@@ -47,7 +47,7 @@ struct Runner {
   std::vector<float> decode(std::span<const Term> terms, std::vector<float> base = {}) {
     const bool add = !base.empty();
     if (!add) base.assign(unit.count, 7.0F);
-    C::decode(params, unit, place, terms, work, {base.data(), add});
+    C::decode({&params, {}, unit, place, 0, work}, terms, {base.data(), add});
     return base;
   }
   std::vector<float> decode(const std::vector<uint8_t>& payload, float weight = 1.0F) {

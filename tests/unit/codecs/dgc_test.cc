@@ -276,7 +276,7 @@ TEST(DgcTest, EraseIsDecodingWithWeightMinusOne) {
     for (ThreadPool* threads : {static_cast<ThreadPool*>(nullptr), &pool}) {
       std::vector<float> erased = x;
       Work work{{}, {}, d.isa, threads};
-      Dgc::erase(d.params, vector_unit(n), payload, erased.data(), work);
+      Dgc::erase({&d.params, {}, vector_unit(n), {}, 0, work}, payload, erased.data());
       for (uint64_t i = 0; i < n; ++i) {
         ASSERT_EQ(std::bit_cast<uint32_t>(erased[i]), std::bit_cast<uint32_t>(wanted[i])) << i;
       }
@@ -295,7 +295,8 @@ TEST(DgcTest, NonFiniteIsRefused) {
       Work work{{}, {scratch.data.get(), scratch.size}, best_isa(), nullptr};
       std::vector<uint8_t> out(plan.round[0].bytes);
       EXPECT_FALSE(
-          Dgc::encode(d.params, {}, vector_unit(n), {}, 0, {x.data(), nullptr}, work, out).finite);
+          Dgc::encode({&d.params, {}, vector_unit(n), {}, 0, work}, {x.data(), nullptr}, out)
+              .finite);
     }
   }
 }

@@ -198,7 +198,8 @@ Trace traced(const Sidco::Params& p, const std::vector<float>& x, std::vector<ui
   payload->resize(plan.round[0].bytes);
   Trace trace;
   payload->resize(
-      sidco::encode_traced(p, state, unit, {x.data(), nullptr}, work, *payload, trace).bytes);
+      sidco::encode_traced({&p, state, unit, {}, 0, work}, {x.data(), nullptr}, *payload, trace)
+          .bytes);
   return trace;
 }
 

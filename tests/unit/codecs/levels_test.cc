@@ -50,7 +50,7 @@ struct Runner {
     const uint64_t bytes = plan().round[0].bytes;
     ByteVector out(bytes + 1, 0xA5);
     Work lent = work();
-    const Encoded e = C::encode(params, {}, unit, place, 0, {x.data(), nullptr}, lent,
+    const Encoded e = C::encode({&params, {}, unit, place, 0, lent}, {x.data(), nullptr},
                                 MutBytes(out).first(bytes));
     EXPECT_EQ(out.back(), 0xA5);
     out.pop_back();
@@ -67,7 +67,7 @@ struct Runner {
     const bool add = !base.empty();
     if (!add) base.assign(unit.count, 7.0F);
     Work lent = work();
-    C::decode(params, unit, place, terms, lent, {base.data(), add});
+    C::decode({&params, {}, unit, place, 0, lent}, terms, {base.data(), add});
     return base;
   }
   std::vector<float> decode(const ByteVector& payload, float weight = 1.0F) {

@@ -106,9 +106,9 @@ class Ranks {
   std::vector<uint8_t> encode(uint32_t r, uint32_t round, const Floats& gradient) {
     // One byte off any alignment, with canaries around.
     std::vector<uint8_t> out(plan_.round[round].bytes + 2, 0xA5);
-    const Encoded encoded =
-        kTable.encode(&params_, state[r], unit_, place(r), round, {gradient.data(), nullptr},
-                      work_[r], MutBytes(out).subspan(1, plan_.round[round].bytes));
+    const Encoded encoded = kTable.encode({&params_, state[r], unit_, place(r), round, work_[r]},
+                                          {gradient.data(), nullptr},
+                                          MutBytes(out).subspan(1, plan_.round[round].bytes));
     EXPECT_EQ(encoded.bytes, plan_.round[round].bytes);
     EXPECT_EQ(out.front(), 0xA5);
     EXPECT_EQ(out.back(), 0xA5);
@@ -129,19 +129,19 @@ class Ranks {
   void accept(uint32_t round, const std::vector<uint8_t>& merged) {
     for (uint32_t r = 0; r < world_; ++r) {
       std::vector<uint8_t> copy = merged;
-      kTable.accept(&params_, unit_, place(r), round, copy, world_, work_[r]);
+      kTable.accept({&params_, {}, unit_, place(r), round, work_[r]}, copy, world_);
     }
   }
 
   Floats decode(uint32_t r, const std::vector<uint8_t>& merged) {
     const Term term{merged, 1.0F / static_cast<float>(world_)};
     Floats mean(unit_.count, 77.0F);
-    kTable.decode(&params_, unit_, place(r), {&term, 1}, work_[r], {mean.data(), false});
+    kTable.decode({&params_, {}, unit_, place(r), 0, work_[r]}, {&term, 1}, {mean.data(), false});
     return mean;
   }
 
   void commit(uint32_t r, const std::vector<uint8_t>& merged) {
-    kTable.commit(&params_, state[r], unit_, place(r), {}, merged, world_, work_[r]);
+    kTable.commit({&params_, state[r], unit_, place(r), 0, work_[r]}, state[r], {}, merged, world_);
   }
 
   [[nodiscard]] const Plan& plan() const { return plan_; }
@@ -311,7 +311,7 @@ TEST(PowerSgd, PrescaleScalesTheLanes) {
   std::vector<uint8_t> scaled(plain.size());
   Place place = ranks.place(0);
   place.prescale = 0.25F;
-  kTable.encode(&params, ranks.state[0], unit, place, 0, {m.data(), nullptr}, ranks.work(0),
+  kTable.encode({&params, ranks.state[0], unit, place, 0, ranks.work(0)}, {m.data(), nullptr},
                 scaled);
   for (uint64_t at = 0; at < plain.size(); at += 4) {
     EXPECT_EQ(load<float>(&scaled[at]), 0.25F * load<float>(&plain[at]));
@@ -432,11 +432,13 @@ TEST(PowerSgd, DecodeIsPureAndAddsInOrder) {
   const PowerSgd::Params params{4, true};
   const std::array<Term, 2> terms{Term{q, 0.5F}, Term{q, -0.125F}};
   Floats sum = m;
-  kTable.decode(&params, matrix(30, 50), ranks.place(0), terms, ranks.work(0), {sum.data(), true});
+  kTable.decode({&params, {}, matrix(30, 50), ranks.place(0), 0, ranks.work(0)}, terms,
+                {sum.data(), true});
   for (uint64_t i = 0; i < m.size(); ++i) {
     EXPECT_EQ(sum[i], (m[i] + 0.5F * once[i]) + -0.125F * once[i]);
   }
-  kTable.decode(&params, matrix(30, 50), ranks.place(0), {}, ranks.work(0), {sum.data(), false});
+  kTable.decode({&params, {}, matrix(30, 50), ranks.place(0), 0, ranks.work(0)}, {},
+                {sum.data(), false});
   EXPECT_EQ(norm(sum), 0.0);
 }
 
@@ -449,10 +451,11 @@ TEST(PowerSgd, HostileLanes) {
     std::vector<uint8_t> p(21 * 3 * 4), q(34 * 3 * 4 + 1);
     for (uint64_t i = 0; i < p.size(); ++i) p[i] = static_cast<uint8_t>(philox({seed, 2}, i)[0]);
     for (uint64_t i = 0; i < q.size(); ++i) q[i] = static_cast<uint8_t>(philox({seed, 3}, i)[0]);
-    kTable.accept(&params, unit, ranks.place(0), 0, p, 1, ranks.work(0));
+    kTable.accept({&params, {}, unit, ranks.place(0), 0, ranks.work(0)}, p, 1);
     const Term term{Bytes(q).subspan(1), 1.0F};
     Floats out(unit.count + 1, 5.0F);
-    kTable.decode(&params, unit, ranks.place(0), {&term, 1}, ranks.work(0), {out.data(), false});
+    kTable.decode({&params, {}, unit, ranks.place(0), 0, ranks.work(0)}, {&term, 1},
+                  {out.data(), false});
     EXPECT_EQ(out.back(), 5.0F);
   }
 }

@@ -128,7 +128,7 @@ TEST(SidcoAdaptation, CommitLearnsFromTheUncorrectedCount) {
     const std::vector<uint8_t> payload = d.encode(x);
     EXPECT_LT(fitted(payload), 200U);  // one stage selects a fifth at most
     EXPECT_GE(sent(payload), 800U);
-    Sidco::commit(d.params, d.state, unit, d.place, payload, {}, 1, work);
+    Sidco::commit({&d.params, d.state, unit, d.place, 0, work}, d.state, payload, {}, 1);
   }
   EXPECT_EQ(Adaptation::read(d.state).stages, 2);
 }
@@ -204,7 +204,7 @@ TEST(SidcoTest, BeginsAtTheLastThreshold) {
       for (const float v : d.decode(payload, unit)) {
         if (v != 0) smallest = std::min(smallest, std::fabs(v));
       }
-      Sidco::commit(d.params, d.state, unit, d.place, payload, {}, 1, work);
+      Sidco::commit({&d.params, d.state, unit, d.place, 0, work}, d.state, payload, {}, 1);
       EXPECT_EQ(d.state[0], smallest);
     }
     EXPECT_GE(began, 4) << ratio;
@@ -219,13 +219,13 @@ TEST(SidcoTest, WhatIsNotFiniteIsSeenAtTheLastThreshold) {
   const Unit unit = vector_unit(x.size());
   d.state.assign(1, 0.0F);
   Work none;
-  Sidco::commit(d.params, d.state, unit, d.place, d.encode(x), {}, 1, none);
+  Sidco::commit({&d.params, d.state, unit, d.place, 0, none}, d.state, d.encode(x), {}, 1);
   const Plan plan = Sidco::plan(d.params, unit, 1);
   const LentMemory scratch(plan.scratch_bytes);
   Work work{{}, {scratch.data.get(), scratch.size}, best_isa(), nullptr};
   std::vector<uint8_t> out(plan.round[0].bytes);
   const auto finite = [&] {
-    return Sidco::encode(d.params, d.state, unit, d.place, 0, {x.data(), nullptr}, work, out)
+    return Sidco::encode({&d.params, d.state, unit, d.place, 0, work}, {x.data(), nullptr}, out)
         .finite;
   };
   EXPECT_TRUE(finite());

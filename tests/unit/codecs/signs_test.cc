@@ -49,8 +49,8 @@ struct Runner {
   ByteVector encode(const std::vector<float>& x, std::vector<float>* e = nullptr) {
     ByteVector out(plan.round[0].bytes + 1, 0xA5);
     const Source source{x.data(), e == nullptr ? nullptr : e->data()};
-    const Encoded encoded =
-        C::encode(params, {}, unit, {}, 0, source, work, MutBytes(out).first(plan.round[0].bytes));
+    const Encoded encoded = C::encode({&params, {}, unit, {}, 0, work}, source,
+                                      MutBytes(out).first(plan.round[0].bytes));
     finite = encoded.finite;
     if (finite) {
       EXPECT_EQ(encoded.bytes, plan.round[0].bytes);
@@ -61,7 +61,7 @@ struct Runner {
   }
   std::vector<float> decode(std::span<const Term> terms) {
     std::vector<float> out(unit.count, 7.0F);
-    C::decode(params, unit, {}, terms, work, {out.data(), false});
+    C::decode({&params, {}, unit, {}, 0, work}, terms, {out.data(), false});
     return out;
   }
   std::vector<float> decode(const ByteVector& payload) {
@@ -137,7 +137,7 @@ std::vector<float> mean_of_equal(Runner<C>& runner, const ByteVector& payload, u
   constexpr bool kVotes = std::is_base_of_v<SignVote, C>;
   const std::vector<Term> terms(n, {payload, kVotes ? 1.0F : 1.0F / static_cast<float>(n)});
   std::vector<float> mean = runner.decode(terms);
-  if constexpr (kVotes) C::finish(runner.params, runner.unit, mean, runner.work);
+  if constexpr (kVotes) C::finish({&runner.params, {}, runner.unit, {}, 0, runner.work}, mean);
   return mean;
 }
 
@@ -254,7 +254,7 @@ TEST(Signs, TheMajorityDecidesAndTiesArePositive) {
       ties += votes.naive[i] == 0 ? 1U : 0U;
     }
     EXPECT_EQ(ties > 0, voters % 2 == 0) << voters;
-    SignSgd::finish({}, runner.unit, sum, runner.work);
+    SignSgd::finish({&runner.params, {}, runner.unit, {}, 0, runner.work}, sum);
     for (uint64_t i = 0; i < n; ++i) ASSERT_EQ(sum[i], votes.naive[i] >= 0 ? 1.0F : -1.0F);
   }
 }
@@ -262,7 +262,7 @@ TEST(Signs, TheMajorityDecidesAndTiesArePositive) {
 TEST(Signs, FinishOfAZeroOfEitherSignIsPositive) {
   Runner<Signum> runner(5);
   std::vector<float> mean{0.0F, -0.0F, -kDenormal, kDenormal, -3};
-  Signum::finish({}, runner.unit, mean, runner.work);
+  Signum::finish({&runner.params, {}, runner.unit, {}, 0, runner.work}, mean);
   EXPECT_THAT(mean, ElementsAre(1, 1, -1, 1, -1));
 }
 

@@ -46,7 +46,7 @@ struct SparseDriver {
     const LentMemory scratch(plan.scratch_bytes);
     Work work{{}, {scratch.data.get(), scratch.size}, isa, pool};
     std::vector<uint8_t> out(plan.round[0].bytes);
-    const Encoded e = C::encode(params, state, unit, place, 0, {x.data(), nullptr}, work, out);
+    const Encoded e = C::encode({&params, state, unit, place, 0, work}, {x.data(), nullptr}, out);
     EXPECT_LE(e.bytes, out.size());
     out.resize(e.bytes);
     EXPECT_EQ(C::check(params, unit, 0, out), Errc::ok);
@@ -64,7 +64,7 @@ struct SparseDriver {
     Work work{{}, {scratch.data.get(), scratch.size}, isa, pool};
     std::vector<uint8_t> out(plan.round[0].bytes);
     const Source source{x.data(), residual->data()};
-    const Encoded e = C::encode(params, state, unit, place, 0, source, work, out);
+    const Encoded e = C::encode({&params, state, unit, place, 0, work}, source, out);
     out.resize(e.finite ? e.bytes : 0);
     return out;
   }
@@ -72,7 +72,7 @@ struct SparseDriver {
     const Plan plan = C::plan(params, unit, 1);
     const LentMemory scratch(plan.scratch_bytes);
     Work work{{}, {scratch.data.get(), scratch.size}, isa, pool};
-    C::decode(params, unit, place, terms, work, target);
+    C::decode({&params, {}, unit, place, 0, work}, terms, target);
   }
   [[nodiscard]] std::vector<float> decode(const std::vector<uint8_t>& payload, Unit unit) const {
     std::vector<float> y(unit.count, std::nanf(""));

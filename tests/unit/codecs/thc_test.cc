@@ -139,13 +139,13 @@ TEST(Thc, UntilANormIsNotZeroTheRangeIsAgreedOn) {
   std::vector<uint64_t> kept(64);
   Work work{MutBytes(reinterpret_cast<uint8_t*>(kept.data()), 512), {}, Isa::scalar, nullptr};
   const auto start = [&](Floats state) {
-    return spec.codec().start(spec.params(), state, unit, work);
+    return spec.codec().start({spec.params(), state, unit, {}, 0, work});
   };
   EXPECT_EQ(start({0, 0, 0}), 0U);
   EXPECT_EQ(start({0, 1e-30F, 0}), 1U);
   EXPECT_EQ(start({-1, -2, -3}), 0U) << "no norms";
   const Spec exact = *Spec::parse("thc:scale=exact");
-  EXPECT_EQ(exact.codec().start(exact.params(), {}, unit, work), 0U);
+  EXPECT_EQ(exact.codec().start({exact.params(), {}, unit, {}, 0, work}), 0U);
   EXPECT_EQ(exact.codec().plan(exact.params(), unit, 4).state_floats, 0U);
 }
 

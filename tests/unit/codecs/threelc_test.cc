@@ -60,7 +60,7 @@ class Caller {
     Work work = lend(plan);
     const Source source{x.data(), e == nullptr ? nullptr : e->data()};
     finite = true;
-    const Encoded encoded = ThreeLc::encode(params, {}, unit, {}, 0, source, work,
+    const Encoded encoded = ThreeLc::encode({&params, {}, unit, {}, 0, work}, source,
                                             MutBytes(out).first(plan.round[0].bytes));
     finite = encoded.finite;
     EXPECT_LE(encoded.bytes, plan.round[0].bytes);
@@ -79,7 +79,7 @@ class Caller {
       ASSERT_EQ(ThreeLc::check(params, unit, 0, term.payload), Errc::ok);
     }
     Work work = lend(ThreeLc::plan(params, unit, 1));
-    ThreeLc::decode(params, unit, {}, terms, work, {out.data(), add});
+    ThreeLc::decode({&params, {}, unit, {}, 0, work}, terms, {out.data(), add});
   }
   std::vector<float> decode(const Params& params, const ByteVector& payload, uint64_t n) {
     std::vector<float> out(n, 7.0F);
@@ -465,7 +465,7 @@ TEST(ThreeLc, OutputsThatNoCacheHolds) {
         MutBytes(scratch).subspan((64 - reinterpret_cast<uintptr_t>(scratch.data()) % 64) % 64);
     work.isa = best_isa();
     const Term term{payload, 1.0F};
-    ThreeLc::decode(p, unit, {}, {&term, 1}, work, {shifted.data() + 1, false});
+    ThreeLc::decode({&p, {}, unit, {}, 0, work}, {&term, 1}, {shifted.data() + 1, false});
     EXPECT_EQ(std::memcmp(shifted.data() + 1, expected.data(), n * sizeof(float)), 0);
     EXPECT_EQ(shifted[0], 7.0F);
   }

@@ -137,7 +137,7 @@ TEST(ThresholdTest, NonFiniteIsRefused) {
         Work work{{}, {scratch.data.get(), scratch.size}, best_isa(), nullptr};
         std::vector<uint8_t> out(plan.round[0].bytes);
         EXPECT_FALSE(
-            Threshold::encode(d.params, {}, unit, {}, 0, {x.data(), nullptr}, work, out).finite);
+            Threshold::encode({&d.params, {}, unit, {}, 0, work}, {x.data(), nullptr}, out).finite);
       }
     }
   }
@@ -213,7 +213,7 @@ void expect_erased(const SparseDriver<C>& d, const std::vector<float>& x, Unit u
   d.decode({&term, 1}, unit, {wanted.data(), true});
   std::vector<float> erased = x;
   Work work{{}, {}, d.isa, d.pool};
-  C::erase(d.params, unit, payload, erased.data(), work);
+  C::erase({&d.params, {}, unit, {}, 0, work}, payload, erased.data());
   for (size_t i = 0; i < x.size(); ++i) {
     ASSERT_EQ(std::bit_cast<uint32_t>(erased[i]), std::bit_cast<uint32_t>(wanted[i])) << i;
   }

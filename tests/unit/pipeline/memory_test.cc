@@ -251,32 +251,31 @@ TEST(Memory, OwnFeedbackTakesTheLastRoundsPayload) {
     return plan;
   };
   table.init = [](const void*, const Unit&, const Place&, std::span<float>) {};
-  table.encode = [](const void*, std::span<const float>, const Unit& unit, const Place&,
-                    uint32_t round, Source source, Work& work, MutBytes out) {
-    if (round == 0) {
+  table.encode = [](const Call<>& call, Source source, MutBytes out) {
+    const Unit& unit = call.unit;
+    if (call.round == 0) {
       float most = 0;
       for (uint64_t i = 0; i < unit.count; ++i) most = std::max(most, std::abs(source.values[i]));
       store(out.data(), most);
       return Encoded{sizeof(float)};
     }
-    const auto most = load<float>(work.kept.data());
+    const auto most = load<float>(call.work.kept.data());
     for (uint64_t i = 0; i < unit.count; ++i)
       store(out.data() + 4 * i, std::trunc(source.values[i] / most * 4) / 4 * most);
     return Encoded{unit.count * sizeof(float)};
   };
-  table.accept = [](const void*, const Unit&, const Place&, uint32_t, MutBytes merged, uint32_t,
-                    Work& work) { std::memcpy(work.kept.data(), merged.data(), sizeof(float)); };
+  table.accept = [](const Call<>& call, MutBytes merged, uint32_t) {
+    std::memcpy(call.work.kept.data(), merged.data(), sizeof(float));
+  };
   table.check = [](const void*, const Unit&, uint32_t, Bytes) { return Errc::ok; };
-  table.decode = [](const void*, const Unit& unit, const Place&, std::span<const Term> terms, Work&,
-                    Target target) {
-    for (uint64_t i = 0; i < unit.count; ++i) {
+  table.decode = [](const Call<>& call, std::span<const Term> terms, Target target) {
+    for (uint64_t i = 0; i < call.unit.count; ++i) {
       float sum = target.add ? target.values[i] : 0;
       for (const Term& t : terms) sum += t.weight * load<float>(t.payload.data() + 4 * i);
       target.values[i] = sum;
     }
   };
-  table.commit = [](const void*, std::span<float>, const Unit&, const Place&, Bytes, Bytes,
-                    uint32_t, Work&) {};
+  table.commit = [](const Call<>&, std::span<float>, Bytes, Bytes, uint32_t) {};
   const Spec spec = Spec::defaults(table);
   const UnitCodec codec(spec, Isa::scalar, nullptr);
   const Unit unit{kCount, kCount, 1, 7, 0};
