@@ -140,8 +140,8 @@ void laconic_session_destroy(laconic_session* session) { delete session; }
 int32_t laconic_session_agreement(const laconic_session* session, void* out) {
   return guarded([&]() -> int32_t {
     if (session == nullptr || out == nullptr) return null_argument("session and out");
-    const auto& own = *session->session;
-    const auto card = own.setting() ? own.set_card() : own.agreement_card();
+    auto& own = *session->session;
+    const auto card = own.proposal().open() ? own.proposal().card() : agreement_card(own.active());
     static_assert(sizeof card == LACONIC_AGREEMENT_BYTES);
     std::memcpy(out, card.data(), card.size());
     return 0;
@@ -154,7 +154,8 @@ int32_t laconic_session_check_agreement(laconic_session* session, const void* ga
     auto& own = *session->session;
     const uint64_t world = own.model().options().world;
     const Bytes cards(static_cast<const uint8_t*>(gathered), world * LACONIC_AGREEMENT_BYTES);
-    auto same = own.setting() ? own.end_set(cards) : own.check_agreement(cards);
+    auto same =
+        own.proposal().open() ? own.proposal().end(cards) : check_agreement(own.active(), cards);
     return same ? 0 : fail(std::move(same).error());
   });
 }
@@ -163,14 +164,14 @@ int32_t laconic_session_set(laconic_session* session, const laconic_settings* se
   return guarded([&]() -> int32_t {
     if (session == nullptr) return null_argument("session");
     auto& own = *session->session;
-    own.refuse_set({Errc::out_of_memory, "no memory", {}});  // should there be none for more
+    own.proposal().refuse({Errc::out_of_memory, "no memory", {}});  // should there be none for more
     std::vector<laconic::Rule> rules;
     laconic::session::Change change;
     if (const int32_t bad = read_settings(settings, &rules, &change); bad != 0) {
-      own.refuse_set({static_cast<Errc>(bad), laconic_last_message(), laconic_last_hint()});
+      own.proposal().refuse({static_cast<Errc>(bad), laconic_last_message(), laconic_last_hint()});
       return bad;
     }
-    auto ready = own.prepare_set(change);
+    auto ready = own.proposal().prepare(change);
     return ready ? 0 : fail(std::move(ready).error());
   });
 }

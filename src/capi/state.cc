@@ -60,7 +60,7 @@ int32_t laconic_session_state_header(const laconic_session* session, laconic_sta
   return guarded([&]() -> int32_t {
     if (session == nullptr) return null_argument("session");
     if (const int32_t bad = check_struct(out, "out"); bad != 0) return bad;
-    const auto header = session->session->state_header();
+    const auto header = session->session->active().state_header();
     laconic_state_header own{};
     own.version = header.version;
     own.rank = header.rank;
@@ -76,7 +76,7 @@ int32_t laconic_session_state_header(const laconic_session* session, laconic_sta
 uint32_t laconic_session_state_count(const laconic_session* session) {
   return guarded_value<uint32_t>(0, [&](uint32_t& out) -> int32_t {
     if (session == nullptr) return null_argument("session");
-    out = static_cast<uint32_t>(session->session->store().entries().size());
+    out = static_cast<uint32_t>(session->session->active().store.entries().size());
     return 0;
   });
 }
@@ -86,7 +86,7 @@ int32_t laconic_session_state_entry(laconic_session* session, uint32_t i, const 
   return guarded([&]() -> int32_t {
     if (session == nullptr || name == nullptr || data == nullptr || count == nullptr)
       return null_argument("session, name, data and count");
-    const auto& entries = session->session->store().entries();
+    const auto& entries = session->session->active().store.entries();
     if (i >= entries.size()) return no_such_entry(i, entries.size());
     *name = entries[i].name.c_str();
     *data = entries[i].values.data();
@@ -101,7 +101,7 @@ int32_t laconic_session_state_accepts(const laconic_session* session,
     if (session == nullptr) return null_argument("session");
     laconic_state_header h;
     if (const int32_t bad = read_struct(header, "header", &h); bad != 0) return bad;
-    const auto mine = session->session->state_header();
+    const auto mine = session->session->active().state_header();
     if (h.version == mine.version || h.version == 0) {  // another version has rules of its own
       if (const int32_t bad = check_possible(h); bad != 0) return bad;
     }
@@ -116,7 +116,7 @@ int32_t laconic_session_state_check(const laconic_session* session, uint32_t i, 
                                     uint64_t count) {
   return guarded([&]() -> int32_t {
     if (session == nullptr) return null_argument("session");
-    const auto& entries = session->session->store().entries();
+    const auto& entries = session->session->active().store.entries();
     if (i >= entries.size()) return no_such_entry(i, entries.size());
     const auto& entry = entries[i];
     if (values == nullptr && count != 0 && count == entry.values.size())

@@ -1,7 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-//
-// What every rank tells the others before the first exchange, and the one message about what
-// differs.
+#include "session/agreement.h"
+
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
@@ -9,7 +8,6 @@
 #include "base/concat.h"
 #include "base/hash.h"
 #include "laconic/version.h"
-#include "session/session.h"
 
 namespace laconic::session {
 namespace {
@@ -181,35 +179,38 @@ Result<void> check_failures(Bytes cards) {
   return {};
 }
 
-AgreementCard Session::agreement_card() const {
-  const EngineCaps& caps = model_->options().caps;
+AgreementCard agreement_card(const Active& mine) {
+  const collective::Model& model = mine.model;
+  const collective::Options& options = model.options();
+  const EngineCaps& caps = options.caps;
   Card card{};
   card.magic = kCardMagic;
-  card.rank = model_->options().rank;
-  card.world = model_->options().world;
-  card.parameters = static_cast<uint32_t>(model_->parameters().size());
-  for (const auto& p : model_->parameters()) card.elements += p.count();
-  card.agreement = model_->agreement();
-  card.model_hash = model_->model_hash();
-  card.seed = model_->options().seed;
-  card.small_elements = model_->options().small_elements;
-  card.window = model_->options().window;
-  card.records = records_ ? 1 : 0;
-  card.part = model_->options().part;
+  card.rank = options.rank;
+  card.world = options.world;
+  card.parameters = static_cast<uint32_t>(model.parameters().size());
+  for (const auto& p : model.parameters()) card.elements += p.count();
+  card.agreement = model.agreement();
+  card.model_hash = model.model_hash();
+  card.seed = options.seed;
+  card.small_elements = options.small_elements;
+  card.window = options.window;
+  card.records = mine.asked.records ? 1 : 0;
+  card.part = options.part;
   card.scales_from = caps.scales_from;
-  card.strategy = static_cast<uint32_t>(model_->choice().strategy);
+  card.strategy = static_cast<uint32_t>(model.choice().strategy);
   card.sums = caps.sums | (caps.short_sends ? 1U << 31 : 0U) | (caps.aggregates ? 1U << 30 : 0U);
   put_text(card.version, LACONIC_VERSION_STRING);
-  put_whole(card.spec, model_->spec().canonical());
-  put_whole(card.rules, listed(rules_));
-  put_whole(card.controls, controls_of(steering(), rules_));
+  put_whole(card.spec, model.spec().canonical());
+  put_whole(card.rules, listed(mine.asked.rules));
+  put_whole(card.controls,
+            controls_of(mine.steering ? &*mine.steering : nullptr, mine.asked.rules));
   AgreementCard bytes{};
   std::memcpy(bytes.data(), &card, sizeof card);
   return bytes;
 }
 
-Result<void> Session::check_agreement(Bytes cards) {
-  const uint32_t world = model_->options().world;
+Result<void> check_agreement(Active& mine, Bytes cards) {
+  const uint32_t world = mine.model.options().world;
   if (cards.size() != world * kAgreementBytes) {
     return Error{Errc::ranks_disagree,
                  "agreement: expected " + std::to_string(world * kAgreementBytes) +
@@ -226,13 +227,11 @@ Result<void> Session::check_agreement(Bytes cards) {
     if (auto same = compare(r, first, card); !same) return same;
     scales_from = std::max(scales_from, card.scales_from);
   }
-  model_->agree_on_scaling(scales_from);
+  mine.model.agree_on_scaling(scales_from);
   return {};
 }
 
-/// Takes no memory: where cards agree, every rank finds it.
-bool Session::cards_agree(Bytes cards) const noexcept {
-  const uint32_t world = model_->options().world;
+bool cards_agree(Bytes cards, uint32_t world) noexcept {
   if (cards.size() != world * kAgreementBytes) return false;
   AgreementCard first{};
   for (uint32_t r = 0; r < world; ++r) {

@@ -183,11 +183,11 @@ void put_lanes(JsonText& json, const Spec& spec, uint32_t world) {
 
 /// What a law has made of a class.
 void put_steering(JsonText& json, const Session& session, uint32_t of) {
-  const Steering* steering = session.steering();
-  const auto found = steering != nullptr ? steering->in_force(of) : Steering::InForce{};
-  json.field("control", steering != nullptr ? std::string_view(steering->control(of)) : "fixed");
-  json.field("version", session.version());
-  const auto set = session.set_since();
+  const auto& steering = session.active().steering;
+  const auto found = steering ? steering->in_force(of) : Steering::InForce{};
+  json.field("control", steering ? std::string_view(steering->control(of)) : "fixed");
+  json.field("version", session.active().version());
+  const auto set = session.active().succession.since;
   json.field("since_step", std::max(found.since_step, set.value_or(0)));
   const bool was_set = set && found.reason.empty();
   json.field("last_change", was_set ? std::string_view("set") : found.reason);
@@ -206,16 +206,17 @@ void put_settings(JsonText& json, const Session& session) {
       ++parameters;
       elements += model.parameters()[i].count();
     }
-    json.open('{').field("rule", c == 0 ? std::string_view("*") : session.rules()[c - 1].match);
+    json.open('{').field(
+        "rule", c == 0 ? std::string_view("*") : session.active().asked.rules[c - 1].match);
     json.field("parameters", parameters).field("elements", elements);
     json.field("spec", model.spec(c).moved_text());
-    const auto* const steering = session.steering();
-    const bool dense = steering != nullptr && steering->in_force(c).uncompressed;
+    const auto& steering = session.active().steering;
+    const bool dense = steering && steering->in_force(c).uncompressed;
     json.field("strategy",
                dense ? std::string_view("uncompressed") : strategy_name(model.choice(c).strategy));
     json.field("reason", model.choice(c).reason);
     json.field("zero_stays_zero", model.spec(c).contract().zero_stays_zero);
-    json.field("memory_bytes", session.memory_of_class(c));
+    json.field("memory_bytes", session.active().state->held_by_class(c));
     put_steering(json, session, c);
     json.close('}');
   }

@@ -177,8 +177,8 @@ Result<std::unique_ptr<Session>> Session::create(std::string_view spec,
     // No step: whatever the engine needs for its first batch it takes now.
     if (auto ready = execute(engine, {}, options.timeout); !ready) return std::move(ready).error();
     auto mine = Inner::make(spec, std::move(parameters), engine, options);
-    const auto own =
-        mine ? (*mine)->inner_->session->agreement_card() : session::failure_card(mine.error());
+    const auto own = mine ? session::agreement_card((*mine)->inner_->session->active())
+                          : session::failure_card(mine.error());
     if (auto done = cards->gather(own, engine, options.timeout); !done) {
       if (done.error().code == Errc::timed_out) engine.keep_until_end(cards);
       return std::move(done).error();
@@ -186,7 +186,8 @@ Result<std::unique_ptr<Session>> Session::create(std::string_view spec,
     if (auto ok = session::check_failures(cards->all()); !ok) return std::move(ok).error();
     if (!mine) return std::move(mine).error();
     session::Session& own_session = *(*mine)->inner_->session;
-    if (auto ok = own_session.check_agreement(cards->all()); !ok) return std::move(ok).error();
+    if (auto ok = session::check_agreement(own_session.active(), cards->all()); !ok)
+      return std::move(ok).error();
     const collective::Model& model = own_session.model();
     if (!model.uses(collective::StrategyKind::server_sum)) return mine;
     const auto joined = engine.join(model.aggregation_job(), std::min(options.timeout, kJoin));
@@ -243,7 +244,7 @@ Result<const Cut*> Session::Inner::cut_of(std::span<const uint32_t> parameters) 
 
 Result<void> Session::Inner::submit(uint64_t step, const Cut& cut, std::span<float> gradient) {
   Result<void> first = set_what_waits(step);
-  if (cut.parts.size() > 1) session->count_parts(cut.parts.size());
+  if (cut.parts.size() > 1) session->count(cut.parts.size(), 0);
   const uint32_t bucket = buckets++;
   for (uint32_t number = 0; const collective::Part& part : cut.parts) {
     const uint32_t index = bucket | number++ << 16U;
@@ -264,16 +265,16 @@ Result<void> Session::Inner::submit(uint64_t step, const Cut& cut, std::span<flo
 /// False: residuals have to go out first.
 Result<bool> Session::Inner::compare_and_set(const Result<void>& prepared) {
   if (window->left_behind()) return prepared.error();  // the engine has failed
-  const Step step = cards->gathering(session->set_card());
+  const Step step = cards->gathering(session->proposal().card());
   if (auto done = window->run({&step, 1}); !done) return std::move(done).error();
-  auto ended = session->end_set(cards->all());
+  auto ended = session->proposal().end(cards->all());
   if (ended) return true;
   if (ended.error().code == Errc::residuals_left) return false;
   return std::move(ended).error();
 }
 
 Result<void> Session::Inner::prepare(const SettingsChange& change) {
-  return session->prepare_set({change.spec, change.rules, change.control, change.plan});
+  return session->proposal().prepare({change.spec, change.rules, change.control, change.plan});
 }
 
 /// What may have to wait is kept before the others hear of it.
@@ -285,7 +286,7 @@ Result<void> Session::Inner::set(const SettingsChange& change) {
   if (ready) {
     ready = prepare(*waiting);
   } else {
-    session->refuse_set(ready.error());
+    session->proposal().refuse(ready.error());
   }
   auto done = compare_and_set(ready);
   if (!done || *done) waiting.reset();
@@ -296,7 +297,12 @@ Result<void> Session::Inner::set(const SettingsChange& change) {
 Result<void> Session::Inner::set_what_waits(uint64_t next) {
   const bool begins = last_step != next;
   last_step = next;
-  if (!begins || !waiting || session->in_flight() != 0 || session->releases()) return {};
+  if (!begins || !waiting || session->in_flight() != 0) return {};
+  const bool releases = [&] {
+    const auto held = session->hold();
+    return session->active().flush.releases();
+  }();
+  if (releases) return {};
   auto done = compare_and_set(prepare(*waiting));
   if (!done || *done) waiting.reset();
   return done ? Result<void>() : std::move(done).error();

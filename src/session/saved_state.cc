@@ -90,7 +90,7 @@ std::string_view text_of(Bytes bytes) {
 
 Result<void> check_head(const Session& session, const Head& head, std::string_view spec) {
   auto fits = feedback::accepts(
-      session.state_header(),
+      session.active().state_header(),
       {head.version, head.rank, head.world, head.model_hash, head.agreement, std::string(spec)});
   if (!fits) return fits;
   if (head.part == part_of(session) || session.model().alone()) return {};
@@ -122,7 +122,7 @@ Result<Bytes> read_entry(Reader& reader, const feedback::Store::Entry& entry) {
 }
 
 Result<void> load_checked(Session& session, Bytes state) {
-  const auto& entries = session.store().entries();
+  const auto& entries = session.active().store.entries();
   if (state.size() < sizeof(Head) + sizeof(uint64_t)) return corrupt("it is too short");
   const Bytes body = state.first(state.size() - sizeof(uint64_t));
   Reader reader(body);
@@ -163,8 +163,8 @@ Result<void> load_checked(Session& session, Bytes state) {
 Result<std::vector<uint8_t>> save_state(const Session& session) {
   try {
     if (session.in_flight() != 0) return in_flight_error();
-    const auto header = session.state_header();
-    const auto& entries = session.store().entries();
+    const auto header = session.active().state_header();
+    const auto& entries = session.active().store.entries();
     const Head head{kMagic,
                     header.version,
                     header.rank,

@@ -295,12 +295,10 @@ void Steering::decide(uint64_t rounds) {
   observed_.reset();
 }
 
-Result<bool> Steering::begin_step(uint64_t step, collective::Model& model, std::vector<bool>& moved,
-                                  uint64_t rounds) {
-  std::fill(moved.begin(), moved.end(), false);
+Result<bool> Steering::begin_step(uint64_t step, collective::Model& model, uint64_t rounds) {
   loaded_.clear();
   any_ended_ = false;
-  auto loaded = take_loaded(model, moved);
+  auto loaded = take_loaded(model);
   if (!loaded) return loaded;
   note_settings();
   bool any = *loaded;
@@ -315,7 +313,7 @@ Result<bool> Steering::begin_step(uint64_t step, collective::Model& model, std::
     c.value = c.next;
     c.since = step;
     move(model, i, c.value);
-    moved[i] = any = true;
+    any = true;
   }
   decide(rounds);  // behind what is due: it holds later
   steps_ = step + 1;
@@ -339,7 +337,7 @@ void Steering::set_hash() { hash_ = hash64(std::span<const uint64_t>(words_)); }
 
 /// Saved state is written into the store by others: what lies there is then not what was left
 /// there.
-Result<bool> Steering::take_loaded(collective::Model& model, std::vector<bool>& moved) {
+Result<bool> Steering::take_loaded(collective::Model& model) {
   if (std::ranges::equal(saved_, written_)) return false;
   const Error corrupt{Errc::state_corrupt, "the state of the control is damaged",
                       "resume from another checkpoint"};
@@ -382,9 +380,7 @@ Result<bool> Steering::take_loaded(collective::Model& model, std::vector<bool>& 
     c.parts = path.parts;
     c.left = path.left;
     c.last.reset();
-    if (c.field == nullptr) continue;
     move(model, i, c.value);
-    moved[i] = true;
   }
   observed_.reset();
   bytes_ = bytes_of(model);

@@ -52,11 +52,10 @@ class Steering {
   /// What all ranks said in the first exchange of `step`; empty: nobody was heard.
   void heard(uint64_t step, std::span<const control::Report> reports) noexcept;
   /// A step begins, and the one before it has ended. Decides by what was heard in that one, and
-  /// moves the specs of what holds from here on. `moved[c]`: class c did. state_corrupt, state_spec
+  /// moves the specs of what holds from here on; gives whether any did. state_corrupt, state_spec
   /// and state_version: of what was loaded, nothing was taken.
   /// `rounds`: collectives so far.
-  Result<bool> begin_step(uint64_t step, collective::Model& model, std::vector<bool>& moved,
-                          uint64_t rounds = 0);
+  Result<bool> begin_step(uint64_t step, collective::Model& model, uint64_t rounds = 0);
 
   /// So many collectives, and versions, were those of settings before these.
   void begin_after(uint64_t rounds, uint32_t versions) noexcept {
@@ -126,7 +125,7 @@ class Steering {
   void move(collective::Model& model, uint32_t of, double value) const;
   void decide(uint64_t rounds);
   void note_settings();
-  Result<bool> take_loaded(collective::Model& model, std::vector<bool>& moved);
+  Result<bool> take_loaded(collective::Model& model);
   Result<void> take_origin(std::span<const uint64_t> words, uint64_t steps);
   void save();
   [[nodiscard]] uint64_t bytes_of(const collective::Model& model) const;

@@ -29,8 +29,8 @@ Result<void> Window::issue(Result<collective::Exchange*> begun) {
     if (auto ended = end_first(); !ended) return ended;
   }
   if (waits) {
-    session_->count_window_wait(
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - since).count());
+    session_->count(
+        0, std::chrono::duration<double>(std::chrono::steady_clock::now() - since).count());
   }
   return {};
 }

@@ -45,7 +45,7 @@ double norm(std::span<const float> x) {
 }
 
 Floats residual(Clocked& group, uint32_t rank, const std::string& name) {
-  for (const auto& entry : group.session(rank).store().entries()) {
+  for (const auto& entry : group.session(rank).active().store.entries()) {
     if (entry.name == "residual/" + name) return {entry.values.begin(), entry.values.end()};
   }
   return {};

@@ -85,7 +85,7 @@ double sum_of(const std::vector<double>& values) {
 double kept(Ranks& group) {
   double sum = 0;
   for (uint32_t r = 0; r < group.world(); ++r) {
-    for (const auto& e : group.session(r).store().entries()) {
+    for (const auto& e : group.session(r).active().store.entries()) {
       const double weight = e.kind == feedback::StateKind::owner_residual ? group.world() : 1;
       if (e.kind != feedback::StateKind::residual && e.kind != feedback::StateKind::owner_residual)
         continue;
@@ -174,7 +174,7 @@ TEST(Schedule, ALostPeerInTheStepOfAChangeLosesNothing) {
         const auto failed = group.drive(r, layout, buffers[r], 3, {.issues = until});
         ASSERT_FALSE(failed);
         EXPECT_EQ(failed.error().code, Errc::engine_failed) << failed.error().message;
-        EXPECT_EQ(group.session(r).version(), 1U);
+        EXPECT_EQ(group.session(r).active().version(), 1U);
       });
       EXPECT_NEAR(kept(group), before + lost, 1e-4) << c.spec << " batch " << failing;
     }
@@ -190,9 +190,9 @@ TEST(Schedule, OtherSettingsAreRefused) {
   for (uint64_t step = 0; step < 8; ++step) {
     auto buffers = gradients(2, layout.elements, step + 1);
     if (step == 4) {  // rank 1 goes on from another past
-      for (const auto& e : group.session(1).store().entries()) {
+      for (const auto& e : group.session(1).active().store.entries()) {
         if (e.name != "control/laws") continue;
-        for (const auto& other : group.session(0).store().entries()) {
+        for (const auto& other : group.session(0).active().store.entries()) {
           if (other.name == e.name) std::ranges::copy(other.values, e.values.begin());
         }
         e.values[4] += 7;  // steps: the schedule's point has passed
@@ -260,8 +260,8 @@ TEST_P(Steered, ContinuesFromWhatWasSaved) {
     run(whole, 0, stop);
     Ranks resumed(setup(of(), world()));
     for (uint32_t r = 0; r < world(); ++r) {
-      const auto& theirs = resumed.session(r).store().entries();
-      const auto& ours = whole.session(r).store().entries();
+      const auto& theirs = resumed.session(r).active().store.entries();
+      const auto& ours = whole.session(r).active().store.entries();
       ASSERT_EQ(theirs.size(), ours.size());
       for (size_t i = 0; i < ours.size(); ++i) {
         ASSERT_EQ(theirs[i].name, ours[i].name);
@@ -391,7 +391,7 @@ TEST_F(Dc2, DamagedStateIsRefusedOnEveryRankAndTheNextStepGoesOn) {
   Ranks group(steered("dc2"));
   run(group, 3, 1e6);
   for (uint32_t r = 0; r < kWorld; ++r) {
-    for (const auto& e : group.session(r).store().entries()) {
+    for (const auto& e : group.session(r).active().store.entries()) {
       if (e.name == "control/laws") e.values[5] = 0.5F;
     }
   }

@@ -80,7 +80,7 @@ std::vector<double> kept(Clocked& group) {
   for (size_t i = 0; i < group.layout().parameters.size(); ++i)
     place[kModel[group.layout().parameters[i]].name] = group.layout().offsets[i];
   for (uint32_t r = 0; r < kWorld; ++r) {
-    for (const auto& e : group.session(r).store().entries()) {
+    for (const auto& e : group.session(r).active().store.entries()) {
       const bool owned = e.kind == feedback::StateKind::owner_residual;
       if (!owned && e.kind != feedback::StateKind::residual) continue;
       const std::string name = e.name.substr(e.name.find('/') + 1);
@@ -336,7 +336,7 @@ void expect_same_of_a(Clocked& group, const std::vector<float>& mean,
 double residuals(Clocked& group, bool of_a) {
   double sum = 0;
   for (uint32_t r = 0; r < kWorld; ++r) {
-    for (const auto& e : group.session(r).store().entries()) {
+    for (const auto& e : group.session(r).active().store.entries()) {
       if (e.kind == feedback::StateKind::codec_state) continue;
       if ((e.name.find("/a.weight") != std::string::npos) != of_a) continue;
       for (const float x : e.values) sum += static_cast<double>(x) * static_cast<double>(x);

@@ -97,7 +97,7 @@ double momentum_sum(Ranks& ranks) {
   double sum = 0;
   const MemorySettings memory = ranks.session(0).model().spec().memory();
   for (uint32_t r = 0; r < ranks.world(); ++r) {
-    for (const auto& e : ranks.session(r).store().entries()) {
+    for (const auto& e : ranks.session(r).active().store.entries()) {
       if (e.kind != feedback::StateKind::momentum) continue;
       for (const float x : e.values) sum += static_cast<double>(memory.factor * x) / ranks.world();
     }
@@ -173,7 +173,7 @@ TEST_P(ExchangeTest, NonFiniteGradientGoesOutUncompressedAndResidualsStay) {
     ASSERT_TRUE(result) << result.error().message;
   std::vector<std::vector<float>> before;
   for (uint32_t r = 0; r < group.world(); ++r) {
-    for (const auto& e : group.session(r).store().entries())
+    for (const auto& e : group.session(r).active().store.entries())
       before.emplace_back(e.values.begin(), e.values.end());
   }
   buffers = gradients(group.world(), layout.elements, 6);
@@ -195,7 +195,7 @@ TEST_P(ExchangeTest, NonFiniteGradientGoesOutUncompressedAndResidualsStay) {
   }
   size_t k = 0;
   for (uint32_t r = 0; r < group.world(); ++r) {
-    for (const auto& e : group.session(r).store().entries()) {
+    for (const auto& e : group.session(r).active().store.entries()) {
       const auto& old = before[k++];
       for (size_t i = 0; i < old.size(); ++i) {
         if (e.name == "residual/fc2.weight" && r == bad) {

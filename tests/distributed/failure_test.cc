@@ -47,7 +47,7 @@ using Memory = std::vector<std::vector<float>>;
 /// the one into the other.
 Memory residuals_of(Session& session) {
   Memory all(kModel.size());
-  for (const auto& e : session.store().entries()) {
+  for (const auto& e : session.active().store.entries()) {
     for (size_t p = 0; p < kModel.size(); ++p) {
       if (e.name == "residual/" + kModel[p].name) all[p] = {e.values.begin(), e.values.end()};
       const std::string owned = "owner_residual/" + kModel[p].name + "@";

@@ -71,7 +71,7 @@ class Group {
   }
   /// An entry of a rank's store.
   std::span<float> entry(uint32_t rank, const std::string& name) {
-    for (const auto& e : sessions_[rank]->store().entries()) {
+    for (const auto& e : sessions_[rank]->active().store.entries()) {
       if (e.name == name) return e.values;
     }
     return {};

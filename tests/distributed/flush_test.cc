@@ -93,8 +93,8 @@ TEST_P(Flush, IsPartOfSavedState) {
   step(group, 0);
   step(group, 1);
   for (uint32_t r = 0; r < kWorld; ++r) {
-    auto to = resumed.session(r).store().entries().begin();
-    for (const auto& e : group.session(r).store().entries()) {
+    auto to = resumed.session(r).active().store.entries().begin();
+    for (const auto& e : group.session(r).active().store.entries()) {
       ASSERT_EQ(to->name, e.name);
       std::copy(e.values.begin(), e.values.end(), to->values.begin());
       ++to;

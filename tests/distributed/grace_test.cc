@@ -51,8 +51,8 @@ TEST(Grace04, PowerSgdStartsAlikeStaysWarmAndDecodesPurely) {
     for (size_t i = 0; i < matrix.size(); ++i) error += std::pow(buffers[0][i] - matrix[i], 2);
     EXPECT_LT(std::sqrt(error), 1e-5 * norm) << "a matrix of rank one is found again";
     for (uint32_t r = 1; r < 3; ++r) {
-      const auto& mine = ranks.session(0).store().entries();
-      const auto& other = ranks.session(r).store().entries();
+      const auto& mine = ranks.session(0).active().store.entries();
+      const auto& other = ranks.session(r).active().store.entries();
       for (size_t e = 0; e < mine.size(); ++e) {
         if (mine[e].kind != feedback::StateKind::codec_state) continue;
         EXPECT_TRUE(std::ranges::equal(mine[e].values, other[e].values)) << mine[e].name;

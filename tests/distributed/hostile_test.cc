@@ -80,7 +80,7 @@ TEST_P(Hostile, DamagedBundlesAreRefusedAndNothingIsLost) {
       }
       if (results[r]) continue;
       // First step: what is put back is exactly the gradient.
-      for (const auto& e : group.session(r).store().entries()) {
+      for (const auto& e : group.session(r).active().store.entries()) {
         if (e.kind != feedback::StateKind::residual) continue;
         const uint32_t p = e.name == "residual/a" ? 0 : 2;
         for (size_t i = 0; i < e.values.size(); ++i) {

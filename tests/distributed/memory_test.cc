@@ -300,21 +300,21 @@ TEST(NoMemoryForASet, LeavesAllRanksWithWhatTheyHave) {
     group.on_all([&](uint32_t r) {
       if (r == kPoor) countdown = failing;
       const auto prepared =
-          group.session(r).prepare_set({.spec = "powersgd:rank=2", .plan = "auto"});
+          group.session(r).proposal().prepare({.spec = "powersgd:rank=2", .plan = "auto"});
       if (r == kPoor) left = countdown;
       countdown = -1;
-      std::memcpy(cards.data() + r * session::kAgreementBytes, group.session(r).set_card().data(),
-                  session::kAgreementBytes);
+      std::memcpy(cards.data() + r * session::kAgreementBytes,
+                  group.session(r).proposal().card().data(), session::kAgreementBytes);
     });
     group.on_all([&](uint32_t r) {
       if (r == kPoor) countdown = left;
-      results[r] = group.session(r).end_set(cards);
+      results[r] = group.session(r).proposal().end(cards);
       if (r == kPoor) left = countdown;
       countdown = -1;
     });
     for (uint32_t r = 0; r < kWorld; ++r) {
       ASSERT_EQ(results[r].ok(), left >= 0) << "allocation " << failing << " rank " << r;
-      EXPECT_EQ(group.session(r).version(), left >= 0 ? 1U : 0U);
+      EXPECT_EQ(group.session(r).active().version(), left >= 0 ? 1U : 0U);
       if (left >= 0) continue;
       EXPECT_EQ(results[r].error().message, results[0].error().message);
       EXPECT_NE(results[r].error().message.find("rank 1: no memory"), std::string::npos)

@@ -229,7 +229,7 @@ class OracleTest : public testing::TestWithParam<Case> {
   }
 
   void expect_memory(uint32_t rank) {
-    const auto& entries = ranks_.session(rank).store().entries();
+    const auto& entries = ranks_.session(rank).active().store.entries();
     ASSERT_EQ(entries.size(), oracle_.memory(rank).size());
     for (const auto& entry : entries) {
       const auto found = oracle_.memory(rank).find(entry.name);
@@ -262,7 +262,7 @@ class OracleTest : public testing::TestWithParam<Case> {
   }
 
   void damage(uint32_t rank, const std::string& name) {
-    for (const auto& entry : ranks_.session(rank).store().entries()) {
+    for (const auto& entry : ranks_.session(rank).active().store.entries()) {
       if (entry.name != name) continue;
       entry.values[3] = std::numeric_limits<float>::infinity();
       oracle_.memory(rank).at(name)[3] = std::numeric_limits<float>::infinity();
@@ -361,7 +361,7 @@ class Absent : public OracleTest {
   std::vector<double> held() {
     std::vector<double> sum(whole_.elements);
     for (uint32_t r = 0; r < ranks_.world(); ++r) {
-      for (const auto& entry : ranks_.session(r).store().entries()) {
+      for (const auto& entry : ranks_.session(r).active().store.entries()) {
         const bool own = entry.name.starts_with("residual/");
         if (!own && !entry.name.starts_with("owner_residual/")) continue;
         const auto name = entry.name.substr(entry.name.find('/') + 1);

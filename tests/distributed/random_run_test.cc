@@ -188,7 +188,7 @@ class Run {
     std::vector<double> sum(layout_.elements);
     magnitude.assign(layout_.elements, 0);
     for (uint32_t r = 0; r < world(); ++r) {
-      for (const auto& entry : ranks_->session(r).store().entries()) {
+      for (const auto& entry : ranks_->session(r).active().store.entries()) {
         const bool owned = entry.name.starts_with("owner_residual/");
         if (!owned && !entry.name.starts_with("residual/")) continue;
         const std::string name = entry.name.substr(entry.name.find('/') + 1);

@@ -308,7 +308,8 @@ TEST(Records, WithoutALawHoldWhatRanksReport) {
   Clocked plain(setup("topk:ratio=0.1", StrategyKind::gather_all, ""), changing);
   Clocked fixed(setup("topk:ratio=0.1", StrategyKind::gather_all, "", record), changing);
   expect_same(plain.steps(0, 40), fixed.steps(0, 40), "recorded");
-  ASSERT_EQ(plain.session(0).store().entries().size(), fixed.session(0).store().entries().size());
+  ASSERT_EQ(plain.session(0).active().store.entries().size(),
+            fixed.session(0).active().store.entries().size());
   const auto read = control::read_record(text_of(record));
   ASSERT_TRUE(read) << read.error().message;
   const auto& part = read->parts.at(0);
@@ -379,15 +380,15 @@ TEST(Records, GoOnWithOtherSettings) {
   const std::string record = new_file("others.jsonl");
   Clocked first(setup("topk:ratio=0.1", StrategyKind::gather_all, "aimd"), changing);
   Clocked second(setup("topk:ratio=0.2", StrategyKind::gather_all, "dc2"), changing);
-  auto recorder = *session::Recorder::open(record, first.session(0).steering()->run());
+  auto recorder = *session::Recorder::open(record, first.session(0).active().steering->run());
   const auto steps = [&](Clocked& run, uint64_t from) {
     for (uint64_t step = from; step < from + 6; ++step) {
       run.steps(step, step + 1);
-      recorder->begin_step(*run.session(0).steering());
+      recorder->begin_step(*run.session(0).active().steering);
     }
   };
   steps(first, 0);
-  recorder->go_on_with(second.session(0).steering()->run());
+  recorder->go_on_with(second.session(0).active().steering->run());
   steps(second, 6);
   const auto read = control::read_record(text_of(record));
   ASSERT_TRUE(read) << read.error().message;
@@ -489,12 +490,12 @@ TEST(Records, RanksReplayTheSame) {
     std::vector<uint8_t> cards;
     for (uint32_t r = 0; r < kWorld; ++r) {
       sessions.push_back(*session_with("replay:" + files[r], "", "topk:ratio=0.1", r));
-      const auto card = sessions.back()->agreement_card();
+      const auto card = session::agreement_card(sessions.back()->active());
       cards.insert(cards.end(), card.begin(), card.end());
     }
     std::string said;
     for (const auto& session : sessions) {
-      const auto result = session->check_agreement(cards);
+      const auto result = session::check_agreement(session->active(), cards);
       if (result) continue;
       EXPECT_TRUE(said.empty() || said == result.error().message);
       said = result.error().message;

@@ -228,7 +228,7 @@ class Group {
         place[kModel[layouts_[b].parameters[i]].name] = {b, layouts_[b].offsets[i]};
     }
     for (const auto& session : sessions_) {
-      for (const auto& e : session->store().entries()) {
+      for (const auto& e : session->active().store.entries()) {
         const bool owned = e.kind == feedback::StateKind::owner_residual;
         if (!owned && e.kind != feedback::StateKind::residual) continue;
         const std::string name = e.name.substr(e.name.find('/') + 1);
@@ -292,7 +292,7 @@ TEST_P(Release, LosesNothingWhereTheEngineFails) {
     Group whole(GetParam(), ahead);
     for (uint64_t step = 0; step < 40 && (last == 0 || step < last + 3); ++step) {
       batches.push_back(whole.run(step));
-      if (!whole.session().steering()->releases()) continue;
+      if (!whole.session().active().steering->releases()) continue;
       first = first == 0 ? step : first;
       last = step;
     }

@@ -100,13 +100,13 @@ TEST_P(Rules, GiveEveryParameterWhatItsSpecGivesAlone) {
   // What each rank remembers, too.
   for (size_t s = 0; s < singles.size(); ++s) {
     for (uint32_t r = 0; r < world(); ++r) {
-      for (const auto& theirs : singles[s]->session(r).store().entries()) {
+      for (const auto& theirs : singles[s]->session(r).active().store.entries()) {
         const bool mine = std::ranges::any_of(alone()[s].parameters, [&](uint32_t p) {
           return theirs.name.find("/" + model()[p].name) != std::string::npos;
         });
         if (!mine) continue;
         bool found = false;
-        for (const auto& ours : group.session(r).store().entries()) {
+        for (const auto& ours : group.session(r).active().store.entries()) {
           if (ours.name != theirs.name) continue;
           found = true;
           EXPECT_TRUE(std::ranges::equal(ours.values, theirs.values)) << ours.name;
@@ -182,7 +182,7 @@ TEST_P(Rules, WhatIsNotFiniteTakesTheWholeBucketUncompressed) {
     for (const auto& result : group.exchange(layout, buffers, 0)) ASSERT_TRUE(result);
     std::vector<std::vector<float>> before;
     for (uint32_t r = 0; r < world(); ++r) {
-      for (const auto& e : group.session(r).store().entries())
+      for (const auto& e : group.session(r).active().store.entries())
         before.emplace_back(e.values.begin(), e.values.end());
     }
     buffers = gradients(world(), layout.elements, 6);
@@ -198,7 +198,7 @@ TEST_P(Rules, WhatIsNotFiniteTakesTheWholeBucketUncompressed) {
     }
     size_t k = 0;
     for (uint32_t r = 0; r < world(); ++r) {
-      for (const auto& e : group.session(r).store().entries()) {
+      for (const auto& e : group.session(r).active().store.entries()) {
         const auto& old = before[k++];
         if (e.kind == feedback::StateKind::codec_state) continue;
         for (size_t i = 0; i < old.size(); ++i) ASSERT_NEAR(e.values[i], old[i], 1e-6) << e.name;
@@ -365,9 +365,10 @@ TEST(RulesAtCreate, DifferOnTwoRanksInASentence) {
     const auto b = Session::create("3lc", model(), options(1), second);
     EXPECT_TRUE(a && b);
     std::vector<uint8_t> cards;
-    for (const auto& card : {(*a)->agreement_card(), (*b)->agreement_card()})
+    for (const auto& card :
+         {session::agreement_card((*a)->active()), session::agreement_card((*b)->active())})
       cards.insert(cards.end(), card.begin(), card.end());
-    const auto agreed = (*a)->check_agreement(cards);
+    const auto agreed = session::check_agreement((*a)->active(), cards);
     return agreed ? "" : agreed.error().message;
   };
   EXPECT_EQ(cards_of(rules(), rules()), "");
@@ -390,7 +391,7 @@ TEST(RulesAtCreate, DifferOnTwoRanksInASentence) {
 
 TEST(RulesAtCreate, ASavedStateIsOfItsRules) {
   const auto header_of = [](const std::vector<Rule>& rules) {
-    return (*Session::create("3lc", model(), options(), rules))->state_header();
+    return (*Session::create("3lc", model(), options(), rules))->active().state_header();
   };
   EXPECT_EQ(header_of({}).spec, "3lc");
   EXPECT_TRUE(feedback::accepts(header_of(rules()), header_of(rules())));

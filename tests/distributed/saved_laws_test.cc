@@ -23,7 +23,7 @@ double fast(uint64_t /*step*/) { return 1e8; }
 double changing(uint64_t step) { return step / 15 % 2 == 0 ? 1e6 : 1e5; }
 
 std::span<float> entry(Session& session, const std::string& name) {
-  for (const auto& e : session.store().entries()) {
+  for (const auto& e : session.active().store.entries()) {
     if (e.name == name) return e.values;
   }
   ADD_FAILURE() << "there is no " << name;
@@ -64,7 +64,7 @@ Errc told(Ranks& group, uint64_t step, const std::string& what) {
     const std::string said = result.error().message + result.error().hint;
     EXPECT_TRUE(said.find("state") + 1 != 0 || said.find("agreement") + 1 != 0) << said;
   }
-  for (uint32_t r = 1; results[0] && group.session(0).steering() && r < group.world(); ++r)
+  for (uint32_t r = 1; results[0] && group.session(0).active().steering && r < group.world(); ++r)
     EXPECT_EQ(laws_of(group.session(r)), laws_of(group.session(0))) << what;
   return code_of(results[0]);
 }

@@ -36,15 +36,15 @@ std::vector<Result<void>> set_each(Ranks& group, const std::vector<Change>& chan
   std::vector<uint8_t> cards(group.world() * session::kAgreementBytes);
   std::vector<Result<void>> results(group.world());
   group.on_all([&](uint32_t r) {
-    const auto ready = group.session(r).prepare_set(changes[r]);
-    EXPECT_TRUE(group.session(r).setting());
-    std::memcpy(cards.data() + r * session::kAgreementBytes, group.session(r).set_card().data(),
-                session::kAgreementBytes);
+    const auto ready = group.session(r).proposal().prepare(changes[r]);
+    EXPECT_TRUE(group.session(r).proposal().open());
+    std::memcpy(cards.data() + r * session::kAgreementBytes,
+                group.session(r).proposal().card().data(), session::kAgreementBytes);
   });
-  group.on_all([&](uint32_t r) { results[r] = group.session(r).end_set(cards); });
+  group.on_all([&](uint32_t r) { results[r] = group.session(r).proposal().end(cards); });
   for (uint32_t r = 0; r < group.world(); ++r) {
     EXPECT_EQ(results[r].ok(), results[0].ok());
-    EXPECT_FALSE(group.session(r).setting());
+    EXPECT_FALSE(group.session(r).proposal().open());
     if (!results[r]) {
       EXPECT_EQ(results[r].error().message, results[0].error().message);
     }
@@ -113,7 +113,7 @@ class Books {
   void balance() {
     auto kept = out_;
     for (uint32_t r = 0; r < group_->world(); ++r) {
-      for (const auto& e : group_->session(r).store().entries()) {
+      for (const auto& e : group_->session(r).active().store.entries()) {
         const bool owned = e.kind == feedback::StateKind::owner_residual;
         if (!owned && e.kind != feedback::StateKind::residual) continue;
         const std::string name = e.name.substr(e.name.find('/') + 1);
@@ -153,11 +153,11 @@ void set_behind_residuals(Ranks& group, Books& books, const Change& change, bool
       << refused;
   if (refused.empty()) return;
   for (uint32_t r = 0; r < group.world(); ++r) {
-    EXPECT_TRUE(group.session(r).releases());
+    EXPECT_TRUE(group.session(r).active().flush.releases());
     ASSERT_TRUE(group.session(r).flush(1));  // instead of ten steps
   }
   ASSERT_NO_FATAL_FAILURE(books.steps(2));
-  EXPECT_FALSE(group.session(0).releases());
+  EXPECT_FALSE(group.session(0).active().flush.releases());
   EXPECT_EQ(set(group, change), "");
 }
 
@@ -232,7 +232,7 @@ TEST_P(ToAndFrom, NothingIsLostAndReplicasStayTheSame) {
       ASSERT_NO_FATAL_FAILURE(books.balance());
     }
     for (uint32_t r = 0; r < world(); ++r) {
-      EXPECT_EQ(group.session(r).version(), 2U);
+      EXPECT_EQ(group.session(r).active().version(), 2U);
       EXPECT_EQ(group.session(r).model().spec().canonical(), own.spec);
     }
   }
@@ -278,16 +278,16 @@ TEST(Set, BucketsOnlyTransport) {
 
 void copy_state(Ranks& from, Ranks& to) {
   for (uint32_t r = 0; r < from.world(); ++r) {
-    const auto& theirs = to.session(r).store().entries();
-    const auto& ours = from.session(r).store().entries();
+    const auto& theirs = to.session(r).active().store.entries();
+    const auto& ours = from.session(r).active().store.entries();
     ASSERT_EQ(theirs.size(), ours.size());
     for (size_t i = 0; i < ours.size(); ++i) {
       ASSERT_EQ(theirs[i].name, ours[i].name);
       ASSERT_EQ(theirs[i].values.size(), ours[i].values.size());
       std::ranges::copy(ours[i].values, theirs[i].values.begin());
     }
-    const auto header = to.session(r).state_header();
-    EXPECT_TRUE(feedback::accepts(header, from.session(r).state_header()));
+    const auto header = to.session(r).active().state_header();
+    EXPECT_TRUE(feedback::accepts(header, from.session(r).active().state_header()));
   }
 }
 
@@ -321,7 +321,7 @@ TEST(Set, ASavedStateIsOfWhatWasSet) {
 }
 
 std::vector<float> state_of(Ranks& group, const std::string& name, uint32_t rank = 0) {
-  for (const auto& e : group.session(rank).store().entries()) {
+  for (const auto& e : group.session(rank).active().store.entries()) {
     if (e.name.starts_with("state/" + name + "@")) return {e.values.begin(), e.values.end()};
   }
   return {};
@@ -379,7 +379,7 @@ TEST(Set, OwnersKeepTheResidualsOfTheirRanges) {
   ASSERT_NO_FATAL_FAILURE(books.steps(2));
   const auto owned = [&](uint32_t r) {
     std::map<std::string, std::vector<float>> found;
-    for (const auto& e : group.session(r).store().entries()) {
+    for (const auto& e : group.session(r).active().store.entries()) {
       if (e.kind == feedback::StateKind::owner_residual)
         found[e.name] = {e.values.begin(), e.values.end()};
     }
@@ -411,7 +411,7 @@ void expect_untouched(const std::vector<Change>& changes, const std::string& say
   ASSERT_NO_FATAL_FAILURE(books.steps(3));
   ASSERT_NO_FATAL_FAILURE(theirs.steps(3));
   for (const auto& [p, means] : books.last()) EXPECT_TRUE(same_bits(means, theirs.last().at(p)));
-  EXPECT_EQ(group.session(0).version(), 0U);
+  EXPECT_EQ(group.session(0).active().version(), 0U);
   EXPECT_EQ(group.session(1).model().spec().canonical(), "3lc");
 }
 
@@ -439,25 +439,25 @@ TEST(Set, CardsThatAreNoneChangeNothing) {
   Ranks group(setup({"3lc", StrategyKind::two_shot}, 2));
   std::vector<uint8_t> cards(2 * session::kAgreementBytes);
   Session& s = group.session(0);
-  EXPECT_FALSE(s.end_set(cards));  // nothing was prepared
+  EXPECT_FALSE(s.proposal().end(cards));  // nothing was prepared
   const auto with = [&](const std::function<void()>& damage) {
-    EXPECT_TRUE(s.prepare_set({.spec = "topk"}));
+    EXPECT_TRUE(s.proposal().prepare({.spec = "topk"}));
     for (uint32_t r = 0; r < 2; ++r) {
-      std::memcpy(cards.data() + r * session::kAgreementBytes, s.set_card().data(),
+      std::memcpy(cards.data() + r * session::kAgreementBytes, s.proposal().card().data(),
                   session::kAgreementBytes);
     }
     cards[session::kAgreementBytes + 12] = 1;  // rank
     damage();
-    return s.end_set(cards).ok();
+    return s.proposal().end(cards).ok();
   };
   for (size_t i = 0; i < 2 * session::kAgreementBytes; i += 5)
     EXPECT_FALSE(with([&] { cards[i] ^= 1U; })) << i;
   EXPECT_FALSE(with([&] { cards[12] = 1; }));
   EXPECT_FALSE(with([&] { cards.pop_back(); }));
   cards.resize(2 * session::kAgreementBytes);
-  EXPECT_EQ(s.version(), 0U);
+  EXPECT_EQ(s.active().version(), 0U);
   EXPECT_TRUE(with([] {}));
-  EXPECT_EQ(s.version(), 1U);
+  EXPECT_EQ(s.active().version(), 1U);
 }
 
 TEST(Set, IsRefusedWhileExchangesAreInFlight) {
@@ -467,7 +467,7 @@ TEST(Set, IsRefusedWhileExchangesAreInFlight) {
   Bucket bucket;
   bucket.buffer = buffers[0].data();
   ASSERT_TRUE(group.session(0).begin(bucket, layout));
-  const auto refused = group.session(0).prepare_set({.spec = "topk"});
+  const auto refused = group.session(0).proposal().prepare({.spec = "topk"});
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().code, Errc::exchange_order);
 }
@@ -489,13 +489,13 @@ TEST(Set, OtherVersionsAreRefused) {
   ASSERT_EQ(set(group, {}), "");
   ASSERT_NO_FATAL_FAILURE(books.steps(1));
   std::vector<uint8_t> cards;
-  ASSERT_TRUE(group.session(0).prepare_set({}));
-  ASSERT_TRUE(group.session(1).prepare_set({}));
+  ASSERT_TRUE(group.session(0).proposal().prepare({}));
+  ASSERT_TRUE(group.session(1).proposal().prepare({}));
   for (uint32_t r = 0; r < 2; ++r) {
-    const auto& card = group.session(r).set_card();
+    const auto& card = group.session(r).proposal().card();
     cards.insert(cards.end(), card.begin(), card.end());
   }
-  ASSERT_TRUE(group.session(0).end_set(cards));
+  ASSERT_TRUE(group.session(0).proposal().end(cards));
   const Layout layout = back_to_back(model(), {0, 1, 2, 3});  // which neither has met
   auto buffers = gradients(2, layout.elements, 9);
   group.on_all([&](uint32_t r) {
@@ -529,15 +529,15 @@ TEST(Set, ResidualsWithoutAPlaceGoOutFirst) {
     ASSERT_TRUE(flushed.session(1).flush(10));
     for (int step = 0; step < 10; ++step) {
       ASSERT_NO_FATAL_FAILURE(books.steps(1));
-      EXPECT_TRUE(group.session(0).releases());
+      EXPECT_TRUE(group.session(0).active().flush.releases());
     }
     ASSERT_NO_FATAL_FAILURE(books.steps(1));
-    EXPECT_FALSE(group.session(0).releases());
+    EXPECT_FALSE(group.session(0).active().flush.releases());
     ASSERT_NO_FATAL_FAILURE(theirs.steps(11));
     for (const auto& [p, means] : books.last()) EXPECT_TRUE(same_bits(means, theirs.last().at(p)));
     ASSERT_NO_FATAL_FAILURE(books.balance());
     EXPECT_EQ(set(group, change), "");
-    EXPECT_EQ(group.session(0).version(), 1U);
+    EXPECT_EQ(group.session(0).active().version(), 1U);
     ASSERT_NO_FATAL_FAILURE(books.steps(2));
   }
 }
@@ -583,7 +583,7 @@ TEST(Set, WhatAFlushIn16BitsRoundedOffIsNoResidual) {
   EXPECT_NE(set(group, {.spec = "none"}), "");  // half of it is still there
   exchange();
   EXPECT_GT(group.session(0).stats().residual_norm, 0.0);
-  for (const auto& e : group.session(1).store().entries()) {
+  for (const auto& e : group.session(1).active().store.entries()) {
     if (e.name != "residual/a.weight") continue;
     e.values[3] += 1.0F;  // loaded from elsewhere
     EXPECT_NE(set(group, {.spec = "none"}).find("rank 1: "), std::string::npos);
@@ -628,10 +628,10 @@ TEST(Set, IsToldByExplainAndStats) {
   ASSERT_NO_FATAL_FAILURE(books.steps(6));
   EXPECT_GT(group.session(0).stats().counters.wire_bytes, before.counters.wire_bytes);
   EXPECT_EQ(group.session(0).stats().setting_changes, 2U);
-  EXPECT_EQ(group.session(0).version(), 2U);
+  EXPECT_EQ(group.session(0).active().version(), 2U);
   EXPECT_NE(told().find("0.05 -> 0.02 from step 9"), std::string::npos) << told();
   ASSERT_EQ(set(group, {.control = "fixed"}), "");
-  EXPECT_EQ(group.session(0).version(), 3U);
+  EXPECT_EQ(group.session(0).active().version(), 3U);
   EXPECT_EQ(group.session(0).stats().setting_changes, 3U);
 }
 
@@ -699,7 +699,7 @@ TEST(BeginStep, BringsWhatIsDueIntoForce) {
   Books books(group, {back_to_back(model(), kAll)});
   ASSERT_NO_FATAL_FAILURE(books.steps(3));
   for (uint32_t r = 0; r < 2; ++r) {
-    EXPECT_EQ(group.session(r).version(), 0U);
+    EXPECT_EQ(group.session(r).active().version(), 0U);
     for (int i = 0; i < 2; ++i) {  // the second time it changes nothing
       const auto version = group.session(r).begin_step(3);
       ASSERT_TRUE(version);
@@ -734,7 +734,7 @@ TEST(BeginStep, ItsErrorIsEveryRanks) {
   Ranks group(made);
   Books books(group, {back_to_back(model(), kAll)});
   ASSERT_NO_FATAL_FAILURE(books.steps(1));
-  for (const auto& e : group.session(1).store().entries()) {
+  for (const auto& e : group.session(1).active().store.entries()) {
     if (e.name == "control/laws") e.values[5] = 0.5F;
   }
   EXPECT_FALSE(group.session(1).begin_step(1));

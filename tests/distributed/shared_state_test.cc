@@ -29,7 +29,7 @@ std::vector<Result<void>> exchange(Ranks& ranks, uint32_t parameter, uint64_t st
 /// Moves on every rank's codec state, or one rank's alone.
 void change_state(Ranks& ranks, uint32_t only) {
   for (uint32_t r = 0; r < ranks.world(); ++r) {
-    for (const auto& entry : ranks.session(r).store().entries()) {
+    for (const auto& entry : ranks.session(r).active().store.entries()) {
       if (entry.name.starts_with("state/other") && (only == r || only == ranks.world()))
         for (float& x : entry.values) x = 0.5F;
     }

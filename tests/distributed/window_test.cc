@@ -131,7 +131,7 @@ Bucket bucket_of(std::vector<float>& values, uint64_t step, uint32_t index) {
 
 std::vector<std::vector<float>> residuals(const Session& session) {
   std::vector<std::vector<float>> all;
-  for (const auto& e : session.store().entries())
+  for (const auto& e : session.active().store.entries())
     all.emplace_back(e.values.begin(), e.values.end());
   return all;
 }
@@ -232,7 +232,7 @@ const std::vector<std::vector<uint32_t>> kShortBuckets{{5, 4}, {3}, {2}, {0, 1}}
 std::vector<std::vector<double>> memory_of(const Session& session, uint32_t world) {
   std::vector<std::vector<double>> all;
   for (const Parameter& p : kShortModel) all.emplace_back(p.count(), 0.0);
-  for (const auto& e : session.store().entries()) {
+  for (const auto& e : session.active().store.entries()) {
     for (size_t p = 0; p < kShortModel.size(); ++p) {
       const std::string owned = "owner_residual/" + kShortModel[p].name + "@";
       const bool owner = e.name.compare(0, owned.size(), owned) == 0;

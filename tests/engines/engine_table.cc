@@ -271,7 +271,7 @@ void run_case(Table& table, const Case& c) {
       table.check(differs(mine.mean, mean, bound, where + "mean"));
       hash = hash * 31 + hash64(std::span<const float>(mean));
       const double kept = c.strategy == StrategyKind::native_sum ? bound : 0;
-      for (const auto& entry : (*session)->store().entries()) {
+      for (const auto& entry : (*session)->active().store.entries()) {
         const auto found = mine.memory.find(entry.name);
         if (found == mine.memory.end()) {
           table.check(where + "the oracle has no " + entry.name);

@@ -180,7 +180,7 @@ int struck(Engine& mpi, const Arguments& arguments) {
   bucket.buffer = buffer.data();
   const auto first = session::drive(session, bucket, layout, engine);
   double away = 0;
-  for (const auto& entry : session.store().entries()) {
+  for (const auto& entry : session.active().store.entries()) {
     for (size_t i = 0; entry.name == "residual/w" && i < entry.values.size(); ++i)
       away = std::max(away, std::fabs(static_cast<double>(entry.values[i] - gradient[i])));
   }

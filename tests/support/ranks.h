@@ -168,7 +168,7 @@ inline bool same_bits(const std::vector<float>& a, const std::vector<float>& b) 
 inline double residual_sum(Ranks& ranks, const std::string& parameter = {}) {
   double sum = 0;
   for (uint32_t r = 0; r < ranks.world(); ++r) {
-    for (const auto& e : ranks.session(r).store().entries()) {
+    for (const auto& e : ranks.session(r).active().store.entries()) {
       const double weight = e.kind == feedback::StateKind::residual         ? 1.0 / ranks.world()
                             : e.kind == feedback::StateKind::owner_residual ? 1.0
                                                                             : 0.0;

@@ -12,7 +12,7 @@ const std::vector<Parameter> kModel{{"w", 100, 80}, {"b", 10, 1}};
 std::vector<uint8_t> cards(const std::vector<std::unique_ptr<Session>>& sessions) {
   std::vector<uint8_t> all;
   for (const auto& s : sessions) {
-    const auto card = s->agreement_card();
+    const auto card = agreement_card(s->active());
     all.insert(all.end(), card.begin(), card.end());
   }
   return all;
@@ -32,7 +32,7 @@ std::unique_ptr<Session> rank(uint32_t r, const std::string& spec = "3lc",
 TEST(Agreement, EqualRanksAgree) {
   std::vector<std::unique_ptr<Session>> s;
   for (uint32_t r = 0; r < 3; ++r) s.push_back(rank(r));
-  for (const auto& session : s) EXPECT_TRUE(session->check_agreement(cards(s)));
+  for (const auto& session : s) EXPECT_TRUE(check_agreement(session->active(), cards(s)));
 }
 
 TEST(Agreement, OneSentenceNamesBothSpecsOnEveryRank) {
@@ -41,11 +41,12 @@ TEST(Agreement, OneSentenceNamesBothSpecsOnEveryRank) {
   s.push_back(rank(1));
   s.push_back(rank(2, "topk:ratio=0.05"));
   const auto all = cards(s);
-  const std::string sentence = s[0]->check_agreement(all).error().message;
+  const std::string sentence = check_agreement(s[0]->active(), all).error().message;
   EXPECT_NE(sentence.find("'3lc'"), std::string::npos) << sentence;
   EXPECT_NE(sentence.find("'topk:ratio=0.05'"), std::string::npos) << sentence;
   EXPECT_NE(sentence.find("rank 2"), std::string::npos) << sentence;
-  for (const auto& session : s) EXPECT_EQ(session->check_agreement(all).error().message, sentence);
+  for (const auto& session : s)
+    EXPECT_EQ(check_agreement(session->active(), all).error().message, sentence);
 }
 
 TEST(Agreement, EachDifferenceIsNamed) {
@@ -54,7 +55,7 @@ TEST(Agreement, EachDifferenceIsNamed) {
     s.push_back(rank(0));
     s.push_back(std::move(odd));
     s.push_back(rank(2));
-    const auto result = s[0]->check_agreement(cards(s));
+    const auto result = check_agreement(s[0]->active(), cards(s));
     return result ? std::string("agreed") : result.error().message;
   };
   EXPECT_NE(sentence(rank(1, "3lc", kModel, 2)).find("seed"), std::string::npos);
@@ -97,7 +98,8 @@ TEST(Agreement, AnotherControlIsNamed) {
       s.push_back(*std::move(made));
     }
     const auto all = cards(s);
-    const auto mine = s[0]->check_agreement(all), theirs = s[1]->check_agreement(all);
+    const auto mine = check_agreement(s[0]->active(), all),
+               theirs = check_agreement(s[1]->active(), all);
     EXPECT_EQ(static_cast<bool>(mine), static_cast<bool>(theirs));
     if (mine) return std::string("agreed");
     EXPECT_EQ(mine.error().code, Errc::ranks_disagree);
@@ -126,9 +128,9 @@ TEST(Agreement, AForeignCardIsRefused) {
   auto all = cards(s);
   std::fill(all.begin() + session::kAgreementBytes, all.begin() + 2 * session::kAgreementBytes,
             uint8_t{0xEE});
-  EXPECT_FALSE(s[0]->check_agreement(all));
+  EXPECT_FALSE(check_agreement(s[0]->active(), all));
   all.pop_back();
-  EXPECT_FALSE(s[0]->check_agreement(all));
+  EXPECT_FALSE(check_agreement(s[0]->active(), all));
 }
 
 /// What does not fit on this rank is told to all of them, so the exchange begins.

@@ -1,0 +1,117 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+#include "session/proposal.h"
+
+#include <string>
+#include <utility>
+
+#include "collective/exchange/succession.h"
+#include "session/session.h"
+#include "session/without_throwing.h"
+
+namespace laconic::session {
+namespace {
+
+Error aggregated() {
+  return {Errc::unsupported, "set: an aggregation server keeps the settings of attach",
+          "attach again, or do without a server"};
+}
+
+bool by_server(const Active& active) {
+  return active.model.uses(collective::StrategyKind::server_sum);
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Active>> Proposal::make(const Change& change) const {
+  if (session_->broken_) return *session_->broken_;
+  if (session_->in_flight_.count() != 0) {
+    return Error{Errc::exchange_order, "set: exchanges are in flight",
+                 "set between two steps, when all buckets have come back"};
+  }
+  const Active& now = *session_->active_;
+  collective::Options options = now.model.options();
+  if (change.plan) {
+    const auto strategy = collective::strategy_of(*change.plan);
+    if (!strategy) {
+      return Error{Errc::invalid_argument,
+                   "plan: there is no strategy '" + std::string(*change.plan) + "'",
+                   "auto, native_sum, gather_all or two_shot"};
+    }
+    options.strategy = *strategy;
+  }
+  options.reports = session_->reports_;
+  Asked asked = now.asked;
+  if (change.rules) asked.rules.assign(change.rules->begin(), change.rules->end());
+  if (change.control) asked.control = *change.control;
+  auto made = Active::create(change.spec.value_or(now.model.spec().canonical()), std::move(asked),
+                             now.model.parameters(), options);
+  if (!made) return made;
+  if (by_server(now) || by_server(**made)) return aggregated();
+  const auto lost = collective::stranded(*now.state, *(*made)->state);
+  if (!lost) return made;
+  const collective::Model& model = (*made)->model;
+  return Error{Errc::residuals_left,
+               "set: " + model.spec(model.class_of(*lost)).canonical() +
+                   " has no place for residuals, and " + now.state->name_of(*lost) +
+                   " has a residual, which goes out first",
+               "set again when flush_steps_left in stats() is 0"};
+}
+
+Result<void> Proposal::prepare(const Change& change) {
+  const std::lock_guard lock(session_->mutex_);
+  open_ = true;
+  next_.reset();
+  auto ready = without_throwing([&]() -> Result<void> {
+    auto made = make(change);
+    if (!made) return std::move(made).error();
+    card_ = agreement_card(**made);
+    next_ = *std::move(made);
+    return {};
+  });
+  if (!ready) card_ = failure_card(ready.error());
+  return ready;
+}
+
+void Proposal::refuse(const Error& why) {
+  const std::lock_guard lock(session_->mutex_);
+  open_ = true;
+  next_.reset();
+  card_ = failure_card(why);
+}
+
+/// What was observed and counted goes on.
+void Proposal::put_in_force() noexcept {
+  next_->take_over(*session_->active_, session_->step_.number);
+  Stats& stats = session_->stats_;
+  ++stats.setting_changes;
+  if (const auto& before = session_->active_->steering) {
+    stats.setting_changes += before->counts().changes;
+    stats.held_steps += before->counts().held_steps;
+  }
+  session_->active_ = std::move(next_);
+  if (session_->recorder_) session_->recorder_->go_on_with(session_->active_->steering->run());
+}
+
+Result<void> Proposal::end(Bytes cards) {
+  const std::lock_guard lock(session_->mutex_);
+  open_ = false;
+  if (next_ && cards_agree(cards, next_->model.options().world)) {
+    put_in_force();
+    return {};
+  }
+  const std::unique_ptr<Active> next = std::move(next_);
+  return without_throwing([&]() -> Result<void> {
+    if (auto ok = check_failures(cards); !ok) {
+      if (ok.error().code == Errc::residuals_left)
+        session_->active_->flush.release(session_->observer_.report().report.residual);
+      return ok;
+    }
+    if (next) {
+      if (auto ok = check_agreement(*next, cards); !ok) return ok;
+    }
+    return Error{Errc::invalid_argument, "set: nothing was prepared on this rank",
+                 "every rank prepares, tells its card, and ends"};
+  });
+}
+
+}  // namespace laconic::session
