@@ -2,9 +2,9 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 """Whether gradients follow the laws that SIDCo fits: records the demo's models in training and fits each layer's gradients.
 
-    examples/gradient_laws.py                      all four models, then docs/results/gradient-laws.md (six minutes, on an idle machine)
-    examples/gradient_laws.py --model gpt          records one of them; what is there already is not recorded again
-    examples/gradient_laws.py --page               only writes the page, from what was recorded
+    bench/gradient_laws.py                      all four models, then docs/results/gradient-laws.md (six minutes, on an idle machine)
+    bench/gradient_laws.py --model gpt          records one of them; what is there already is not recorded again
+    bench/gradient_laws.py --page               only writes the page, from what was recorded
 
 Each model trains twice in four processes: uncompressed, where rank 0 records its gradient, and with `sidco` and error
 feedback, where it records residual + gradient, what the codec encodes. `laconic laws` fits the records with the codec's code.
@@ -26,8 +26,9 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent / "demo")]
+sys.path.insert(0, str(Path(__file__).parent))
 
+import programs  # noqa: E402, F401  the demo's folder on the path
 import group  # noqa: E402
 from gradient_laws_figures import MODES  # noqa: E402
 from gradient_laws_page import write_page  # noqa: E402
@@ -49,7 +50,7 @@ def specs(ratio: float) -> list[str]:
 
 
 def options(arguments=None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="examples/gradient_laws.py", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="bench/gradient_laws.py", description=__doc__.splitlines()[0])
     parser.add_argument("--model", choices=MODELS, action="append", help="record this one; may be repeated (default: all)")
     parser.add_argument("--steps", type=int, help="of each training (default: the demo's)")
     parser.add_argument("--every", type=int, default=10, help="steps between two records (default 10)")

@@ -1,5 +1,5 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""examples/gradient_laws.py: what it records, that recording changes nothing, its files, its page."""
+"""bench/gradient_laws.py: what it records, that recording changes nothing, its files, its page."""
 
 import contextlib
 import json
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "tests" / "support"), str(ROOT / "examples"), str(ROOT / "examples" / "demo"), str(ROOT / "python" / "tests")]
+sys.path[:0] = [str(ROOT / "tests" / "support"), str(ROOT / "bench"), str(ROOT / "examples" / "demo"), str(ROOT / "python" / "tests")]
 
 import gradient_laws  # noqa: E402
 import gradient_laws_figures  # noqa: E402
@@ -39,7 +39,7 @@ def run(tmp_path_factory):
 @pytest.fixture(scope="module")
 def recorded(run, tmp_path_factory):
     out = tmp_path_factory.mktemp("laws")
-    done = run(ROOT / "examples" / "gradient_laws.py", *SETTINGS, "--out", out)
+    done = run(ROOT / "bench" / "gradient_laws.py", *SETTINGS, "--out", out)
     assert done.code == 0, done.err
     return out
 
@@ -94,7 +94,7 @@ with tempfile.TemporaryDirectory() as folder:
 def test_what_is_recorded_is_what_the_codec_encodes(run, tmp_path):
     """And a training is the same, recorded or not."""
     (tmp_path / "records.py").write_text(RECORDS)
-    for done in run(tmp_path / "records.py", ROOT / "examples", ROOT / "examples" / "demo", world=2):
+    for done in run(tmp_path / "records.py", ROOT / "bench", ROOT / "examples" / "demo", world=2):
         assert done.code == 0, done.err
 
 

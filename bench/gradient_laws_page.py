@@ -188,7 +188,7 @@ PAGE = """# The laws of real gradients
 {command}
 ```
 
-Written by examples/gradient_laws.py. `sidco` computes its threshold from a law that it fits to the magnitudes of a gradient
+Written by bench/gradient_laws.py. `sidco` computes its threshold from a law that it fits to the magnitudes of a gradient
 ([sidco](../format/codecs/sidco.md)). Here the gradients of the demo's models are compared with these laws along the training,
 by the encoder's own fits (`laconic laws`).
 
@@ -290,7 +290,7 @@ def environment(figures: Figures) -> str:
 def page(figures: Figures) -> str:
     about = figures.about
     return PAGE.format(
-        command="examples/gradient_laws.py", trainings=trainings(figures), every=about["every"], times=about["times"], ratio=about["ratio"],
+        command="bench/gradient_laws.py", trainings=trainings(figures), every=about["every"], times=about["times"], ratio=about["ratio"],
         holds=HOLDS, holds_percent=percent(HOLDS), short=statements(figures), distances=distance_table(figures),
         kinds=kind_table(figures), tails=tail_table(figures), compressibility=compressibility_table(figures),
         guard=guard_table(figures), with_feedback=default_table(figures, True), without_feedback=default_table(figures, False),
