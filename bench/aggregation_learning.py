@@ -2,13 +2,13 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 """Trains mlp and cnn of the demo with thc: what docs/results/aggregation-learning.md is made of. Below half an hour on two cores.
 
-    bench/aggregation_learning.py                   every run that is not there yet, then the page
-    bench/aggregation_learning.py --question laws   only this one, and no page; --slots 1: one run at a time
-    bench/aggregation_learning.py --page            trains nothing, writes the page from what is there
+    bench/aggregation_learning.py                   every run that is not there yet, then the tables
+    bench/aggregation_learning.py --question laws   only this one, and no tables; --slots 1: one run at a time
+    bench/aggregation_learning.py --page            trains nothing, writes the tables from what is there
 
 All workers are in one process (virtual_workers.py); servers are `laconic serve`, lossy links `laconic lab --loss`. A run is a file in
-out/models/aggregation, written when it has ended: what was cut off goes on where it was. With the page all runs go into
-aggregation-learning.json beside it, and are not trained again. Needs a release build, or LACONIC_LIBRARY and LACONIC_BIN.
+out/models/aggregation, written when it has ended: what was cut off goes on where it was. Needs a release build, or LACONIC_LIBRARY
+and LACONIC_BIN.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import aggregation_learning_page as page  # noqa: E402
-from learning import ROOT, environment, kept, read, rounded, save  # noqa: E402
+import tables  # noqa: E402
+from aggregation_learning_tables import tables_of  # noqa: E402
+from learning import ROOT, environment, read, save  # noqa: E402
 
 import lab  # noqa: E402
 import models  # noqa: E402
 
 RESULTS = ROOT / "out" / "models" / "aggregation"
-KEPT = ROOT / "docs" / "results" / "aggregation-learning.json"
 MODELS, STEPS, EVERY = ("mlp", "cnn"), 100, 5
 #: steps between those whose error is measured
 NOTED = 10
@@ -71,10 +71,8 @@ class Cell:
         return RESULTS / ("-".join(words) + ".json")
 
     def load(self) -> dict | None:
-        for found in (read(self.path), kept(KEPT).get(self.path.stem)):
-            if found and found["cell"] == dataclasses.asdict(self):
-                return found
-        return None
+        found = read(self.path)
+        return found if found and found["cell"] == dataclasses.asdict(self) else None
 
 
 #: name → what differs from float32: all with ten workers
@@ -271,20 +269,19 @@ def train_all(wanted: list[Cell], slots: int) -> int:
 
 
 def publish(folder: Path) -> None:
-    """The page, its picture, and the runs that it is made of."""
-    found = [(cell, rounded(cell.load())) for question in QUESTIONS for cell in cells(question)]
-    page.write(found, folder)
-    runs = {cell.path.stem: run for cell, run in found if run}
-    lines = [f"{json.dumps(name)}: {json.dumps(run, separators=(',', ':'))}" for name, run in runs.items()]
-    (folder / KEPT.name).write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+    """The tables, and on stderr which runs they lack."""
+    found = [(cell, cell.load()) for question in QUESTIONS for cell in cells(question)]
+    if lacking := sum(run is None for _, run in found):
+        print(f"{lacking} of {len(found)} runs are missing", file=sys.stderr)
+    tables.publish(folder, "aggregation-learning", "make aggregation-learning", tables_of(found), keep=True)
 
 
 def main(arguments=None) -> int:
     parser = argparse.ArgumentParser(prog="bench/aggregation_learning.py", description=__doc__.splitlines()[0])
     parser.add_argument("--question", choices=QUESTIONS, action="append", help="only this one; again for more")
     parser.add_argument("--slots", type=int, default=2, help="runs at once (default 2)")
-    parser.add_argument("--page", action="store_true", help="train nothing, write the page from what is there")
-    parser.add_argument("--out", type=Path, default=KEPT.parent, metavar="FOLDER", help="of aggregation-learning.md (docs/results)")
+    parser.add_argument("--page", action="store_true", help="train nothing, write the tables of what is there")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results", metavar="FOLDER", help="of aggregation-learning.md (docs/results)")
     parser.add_argument("--cells", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     if given.cells:

@@ -1,9 +1,7 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
 // Laws in a closed loop with a link model, in virtual time: docs/results/control.md.
-// usage: control_loop_bench [--markdown]      JSON, or the page's table
-#include <fmt/format.h>
-
+// usage: control_loop_bench      prints JSON
 #include <string_view>
 
 #include "../tests/support/control_loop.h"
@@ -97,27 +95,10 @@ Json measured(const Scenario& scenario, std::string_view control) {
   return json;
 }
 
-void print_markdown(const Json& rows) {
-  fmt::print(
-      "| ranks | link | control | share of the oracle | steps above 1.5 τ | swing | "
-      "after the fall | after the rise |\n|---|---|---|---|---|---|---|---|\n");
-  for (const auto& [_, row] : rows.members()) {
-    const auto steps = [&](const char* key) -> std::string {
-      const Json& value = row[key];
-      if (value.is_null()) return "";
-      return value.is_text() ? value.text() : value.dump();
-    };
-    fmt::print("| {} | {} | `{}` | {:.2f} | {:.1f} % | {:.2f} | {} | {} |\n", row["ranks"].whole(),
-               row["scenario"].text(), row["control"].text(), row["share_of_oracle"].number(),
-               100 * row["steps_above"].number(), row["swing"].number(), steps("steps_after_fall"),
-               steps("steps_after_rise"));
-  }
-}
-
 }  // namespace
 }  // namespace laconic
 
-int main(int argc, char** argv) {
+int main() {
   using namespace laconic;
   Json rows = Json::array();
   for (const uint32_t ranks : {8U, 2U, 64U}) {
@@ -128,10 +109,6 @@ int main(int argc, char** argv) {
       }
     }
   }
-  if (argc > 1 && std::string_view(argv[1]) == "--markdown") {
-    print_markdown(rows);
-  } else {
-    tools::print_json({{"closed_loop", rows}});
-  }
+  tools::print_json({{"closed_loop", rows}});
   return 0;
 }

@@ -5,8 +5,7 @@
     make control                            all of it: some hours, in parts; what was cut off goes on where it was
     bench/controls.py --scenario turns --seeds 1 --model mlp     a part
     bench/controls.py --control dc2:target=compute,share=1 --out FOLDER      this law, too
-    bench/controls.py --page                                     the page alone, of what is there
-    bench/controls.py --keep                                     what control.json holds need not be made again
+    bench/controls.py --page                                     the tables alone, of what is there
 
 The closed loop is `control_loop_bench`, in virtual time. In the lab four hosts train a model of the demo's; the figure is the time to the demo's
 target from the first step, evaluations taken out. A run is a file under out/control: delete it to have it made again. The runs of a network, a
@@ -20,7 +19,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import shlex
 import subprocess
 import sys
@@ -30,15 +28,16 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import tables  # noqa: E402
 from programs import ROOT  # noqa: E402
-from controls_page import page, picture, ratio_of  # noqa: E402
+from controls_tables import tables_of  # noqa: E402
 from machine import cpu  # noqa: E402
 from lab import environment, laconic_command  # noqa: E402
 from models import MODELS  # noqa: E402
 
 OUT = ROOT / "out" / "control"
 HOSTS = 4
-#: The page shows what there is of so many.
+#: The tables show what there is of so many.
 SEEDS = 12
 #: Seconds of training after which a run that has not reached its target ends.
 LIMIT = 240.0
@@ -63,12 +62,6 @@ class Scenario:
     small: int = 4096
     #: the name of the scenario that has fp32's time on this network, if this one has not
     like: str = ""
-
-
-def published(words: list[str]) -> str:
-    """A command as the page shows it, to be run in the root of any checkout."""
-    python = (word.replace(shlex.quote(sys.executable), "python").replace(sys.executable, "python") for word in words)
-    return shlex.join(re.sub(rf"('?){re.escape(str(ROOT))}/([^' ]*)\1", r"\2", word) for word in python)
 
 
 def cross(seed: int) -> tuple[str, ...]:
@@ -150,7 +143,7 @@ def run(cells: list[Cell]) -> bool:
         lines = answered.read_text().splitlines() if answered.exists() else []
         OUT.mkdir(parents=True, exist_ok=True)
         for cell, line in zip(cells, lines):
-            found = {**json.loads(line), "load": load, "cpu": cpu(), "command": published(words[1:words.index("--")])}
+            found = {**json.loads(line), "load": load, "cpu": cpu()}
             cell.path.write_text(json.dumps(found))
         if done.returncode != 0 or len(lines) != len(cells):
             print(f"{cells[min(len(lines), len(cells) - 1)].path.stem}:", *done.stderr.strip().splitlines()[-30:], sep="\n  ", file=sys.stderr)
@@ -177,50 +170,6 @@ def cells(scenarios, models, seeds: int, exchanges=EXCHANGES) -> list[Cell]:
     return found
 
 
-def packed(cell: Cell, run: dict) -> dict:
-    """A run as control.json has it: what the page needs; the trace as milliseconds of the steps, and specs, of topk the ratio, with the step from
-    which they held; the curve as accuracies after so many steps each, as the trace has the seconds."""
-    trace = run.get("trace")
-    if trace is None:  # pairs have none
-        return {"run": cell.path.stem, **run}
-
-    def short(spec):
-        return float(f"{ratio_of(spec):.6g}") if spec.startswith("topk") else spec
-
-    specs = [[at, short(spec)] for at, (_, _, spec) in enumerate(trace) if at == 0 or trace[at - 1][2] != spec]
-    return {"run": cell.path.stem, **{key: value for key, value in run.items() if key != "settings"},
-            "stats": {key: value for key, value in run["stats"].items() if key == "setting_changes"},
-            "curve": {"every": run["curve"][0][0], "values": [round(value, 4) for _, _, value in run["curve"]]},
-            "trace": {"ms": [round(1e3 * step, 1) for _, step, _ in trace], "specs": specs}}
-
-
-def unpacked(entry: dict) -> dict:
-    run = {key: value for key, value in entry.items() if key != "run"}
-    if "trace" in run:
-        seconds, spec, trace, changes = 0.0, "", [], dict(run["trace"]["specs"])
-        for at, ms in enumerate(run["trace"]["ms"]):
-            found = changes.get(at, spec)
-            seconds, spec = seconds + ms / 1e3, found if isinstance(found, str) else f"topk:ratio={found:g}"
-            trace.append([seconds, ms / 1e3, spec])
-        run["trace"] = trace
-        every = run["curve"]["every"]
-        run["curve"] = [[every * k, trace[every * k - 1][0], value] for k, value in enumerate(run["curve"]["values"], 1)]
-    return run
-
-
-def unpack(path: Path) -> None:
-    """Puts the runs of a control.json under out/control, but for those that were made here."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return
-    OUT.mkdir(parents=True, exist_ok=True)
-    for run in found:
-        here = OUT / (run["run"] + ".json")
-        if not here.exists():
-            here.write_text(json.dumps(unpacked(run)))
-
-
 def missing(wanted: list[Cell]) -> list[Cell]:
     """What has no run yet, or a file that was cut off."""
     return [cell for cell in wanted if cell.load() is None]
@@ -231,28 +180,19 @@ def main() -> int:
     parser.add_argument("--scenario", action="append", choices=SCENARIOS, help="may be given several times (default: all)")
     parser.add_argument("--model", action="append", choices=("mlp", "cnn"), help="(default: both)")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--control", action="append", default=[], help="of topk:ratio=0.01, besides those of the page; may be given several times")
-    parser.add_argument("--page", action="store_true", help="write the page only")
-    parser.add_argument("--keep", action="store_true", help="take runs of an earlier control.json that are not under out/control as made")
-    parser.add_argument("--remark", default="", help="what a reader has to know of these runs")
+    parser.add_argument("--control", action="append", default=[], help="of topk:ratio=0.01, besides those of the tables; may be given several times")
+    parser.add_argument("--page", action="store_true", help="write the tables only")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results", metavar="FOLDER", help="of control.md (docs/results)")
     given = parser.parse_args()
     complete, exchanges = True, (*EXCHANGES, *(("topk:ratio=0.01", control) for control in given.control))
-    if given.keep:
-        unpack(given.out / "control.json")
     if not given.page:
         wanted = labs(missing(cells(given.scenario or SCENARIOS, given.model or ("mlp", "cnn"), given.seeds, exchanges)))
         for at, together in enumerate(wanted, 1):
             print(f"{at}/{len(wanted)} {together[0].path.stem}, {len(together)} runs", file=sys.stderr, flush=True)
             complete &= run(together)
-    loop = subprocess.run([ROOT / "build/release/bin/control_loop_bench", "--markdown"], capture_output=True, text=True, check=True).stdout
+    loop = subprocess.run([ROOT / "build/release/bin/control_loop_bench"], capture_output=True, text=True, check=True).stdout
     runs = [(cell, found) for cell in cells(SCENARIOS, ("mlp", "cnn"), SEEDS, exchanges) if (found := cell.load()) is not None]
-    given.out.mkdir(parents=True, exist_ok=True)
-    (given.out / "control.md").write_text(page(loop, runs, SCENARIOS, exchanges, given.remark), encoding="utf-8")
-    if drawn := picture(runs):
-        (given.out / "control.svg").write_text(drawn + "\n", encoding="utf-8")
-    (given.out / "control.json").write_text(json.dumps([packed(cell, found) for cell, found in runs], separators=(",", ":")) + "\n", encoding="utf-8")
-    print(given.out / "control.md")
+    print(tables.publish(given.out, "control", "make control", tables_of(json.loads(loop)["closed_loop"], runs, SCENARIOS, exchanges), keep=True))
     return 0 if complete else 1
 
 

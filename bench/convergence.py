@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""Trains with every optimizer of PyTorch's and with warm-ups, compressed and not, and writes docs/results/convergence.md.
+"""Trains with every optimizer of PyTorch's and with warm-ups, compressed and not: the tables of docs/results/convergence.md.
 
     bench/convergence.py                    the whole thing, a quarter of an hour; a busy machine changes no figure
-    bench/convergence.py --part warmup      one half of it; the page is written once there are both
+    bench/convergence.py --part warmup      one half of it; tables are written once there are both
     bench/convergence.py --quick            a minute's worth into out/bench, to see that it works
 
 Every run's figures go to out/bench at once: what was cut off goes on where it was, and what is complete only writes the
-page again (`--again` trains everything again).
+tables again (`--again` trains everything again).
 Needs a release build (`scripts/build release`), or LACONIC_LIBRARY. Four processes exchange over Gloo, two in a quick run;
 nothing is timed.
 """
@@ -21,6 +21,7 @@ import json
 import math
 import os
 import platform
+import statistics
 import sys
 import time
 from importlib import metadata
@@ -29,9 +30,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 import machine  # noqa: E402
+import tables  # noqa: E402
+from judging import accuracy_verdict, marked, verdict  # noqa: E402
 from programs import ROOT  # noqa: E402
 import group  # noqa: E402
-from convergence_page import page  # noqa: E402
 
 RESULTS = ROOT / "out" / "bench"
 PARTS = ("optimizers", "warmup")
@@ -133,7 +135,6 @@ class Rank:
         self.begun = self.saved = time.monotonic()
 
     def everything(self) -> None:
-        self.found["about"] = self.about()
         {"optimizers": self.optimizers, "warmup": self.warmups}[self.results.part]()
         self.found["complete"] = True
         self.save()
@@ -163,16 +164,6 @@ class Rank:
     def progress(self, text: str) -> None:
         if self.rank == 0:
             print(f"{time.monotonic() - self.begun:5.0f} s  {text}", file=sys.stderr, flush=True)
-
-    def about(self) -> dict:
-        """What the page says in words."""
-        demo, plan = self.demo, self.plan
-        words = ", ".join(f"{key}={value}" for key, value in OPTIMIZERS["LBFGS"][1].items())
-        return {"world": plan.world, "train": len(self.data.train), "test": len(self.data.test), "steps": plan.steps,
-                "lbfgs_gradients": plan.lbfgs_gradients, "batch": demo.BATCH, "layers": "-".join(map(str, LAYERS)),
-                "seeds": len(plan.seeds), "seed_list": ", ".join(map(str, plan.seeds)), "tuning_seed": TUNING_SEED,
-                "lbfgs": words, "demo": f"{'-'.join(map(str, demo.LAYERS))}, learning rate {demo.LEARNING_RATE}, a cosine to 0",
-                "warmup_steps": plan.warmup_steps}
 
     # ---- optimizers ----
 
@@ -307,6 +298,66 @@ def environment() -> dict:
             **{name: metadata.version(name) for name in ("torch", "scikit-learn", "numpy")}}
 
 
+# ---- tables ----
+
+
+GUESSING = math.log(10)  # the loss of a model that knows nothing of ten classes
+
+
+def failed(loss: float) -> bool:
+    return not loss < GUESSING
+
+
+def loss_cell(losses, plain) -> str:
+    """Judged in logarithms: from 0.02 to 0.01 is as much as from 2 to 1."""
+    if bad := sum(map(failed, losses)):
+        return marked(f"failed, {bad} of {len(losses)}", 1)
+    return marked(f"{statistics.fmean(losses):.3g}", verdict([math.log(x / y) for x, y in zip(losses, plain)]))
+
+
+def accuracy_cell(accuracies, plain, deviation: bool = False) -> str:
+    text = f"{100 * statistics.fmean(accuracies):.1f}" + f" ± {100 * statistics.stdev(accuracies):.1f}" * deviation
+    return marked(text, accuracy_verdict(accuracies, plain))
+
+
+def optimizer_tables(found: dict) -> dict[str, dict]:
+    names, specs, seeds = (found["plan"][key] for key in ("optimizers", "optimizer_specs", "seeds"))
+    runs = found["runs"]
+
+    def cells(key: str, cell) -> dict:
+        values = {(name, spec): [runs[f"{name}/{spec}/{seed}"][key] for seed in seeds] for name in names for spec in specs}
+        return tables.table(["optimizer", *(f"`{spec}`" for spec in specs)],
+                            ([name, *(cell(values[name, spec], values[name, "none"]) for spec in specs)] for name in names))
+
+    rates = ([name, ", ".join(f"{rate:g}: {loss:.3g}" for rate, loss in runs[f"{name}/rate"]["losses"]), runs[f"{name}/rate"]["best"]] for name in names)
+    return {"learning rates": tables.table(["optimizer", "learning rates tried: loss on held-out samples", ("taken", "{:g}")], rates),
+            "losses": cells("loss", loss_cell), "accuracies": cells("accuracy", accuracy_cell)}
+
+
+def warmup_tables(found: dict) -> dict[str, dict]:
+    """In italics where nothing has been compressed yet."""
+    plan, runs = found["plan"], found["runs"]
+    cases = [(spec, warmup) for spec in plan["warmup_specs"] for warmup in plan["warmups"]]
+
+    def values(spec: str, warmup: int, at: int) -> list:
+        return [runs[f"{spec}/{warmup}/{seed}"][at] for seed in plan["seeds"]]
+
+    def cell(spec: str, warmup: int, at: int) -> str:
+        text = accuracy_cell(values(spec, warmup, at), values("none", 0, at), deviation=True)
+        return f"*{text}*" if spec != "none" and plan["looks"][at] <= warmup else text
+
+    def gap(spec: str, warmup: int, at: int) -> str:
+        text = f"{100 * statistics.fmean(y - x for x, y in zip(values(spec, warmup, at), values('none', 0, at))):.1f}"
+        if warmup and plan["looks"][at] <= warmup:
+            return f"*{text}*"
+        return text + {1: " ↑", 0: "", -1: " ↓"}[accuracy_verdict(values(spec, warmup, at), values(spec, 0, at)) if warmup else 0]
+
+    head, looks = ["spec", "warm-up", *(f"step {look}" for look in plan["looks"])], range(len(plan["looks"]))
+    return {"warm-up": tables.table(head, [["`none`", None, *(cell("none", 0, at) for at in looks)],
+                                           *([f"`{spec}`", warmup, *(cell(spec, warmup, at) for at in looks)] for spec, warmup in cases)]),
+            "gaps": tables.table(head, ([f"`{spec}`", warmup, *(gap(spec, warmup, at) for at in looks)] for spec, warmup in cases))}
+
+
 def main() -> int:
     given = options()
     both = {part: Results(part, given.quick) for part in PARTS}
@@ -319,10 +370,10 @@ def main() -> int:
     found = {part: results.load() for part, results in both.items()}
     missing = [part for part in PARTS if not found[part]["complete"]]
     if missing:
-        print(f"no page yet: {', '.join(missing)} not trained", file=sys.stderr)
+        print(f"no tables yet: {', '.join(missing)} not trained", file=sys.stderr)
         return 0
-    given.out.mkdir(parents=True, exist_ok=True)
-    (given.out / "convergence.md").write_text(page(**found, quick=given.quick), encoding="utf-8")
+    tables.publish(given.out, "convergence", "bench/convergence.py" + " --quick" * given.quick, {
+        **optimizer_tables(found["optimizers"]), **warmup_tables(found["warmup"]), "environment": tables.of_pairs(found["warmup"]["environment"].items())})
     return 0
 
 

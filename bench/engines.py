@@ -2,11 +2,11 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 """Compressed averaging over every engine, against what the engine itself does: docs/results/engines.md.
 
-    make engines             what is missing (half an hour on an idle machine), then the page
-    bench/engines.py NAME…   these cells, or all whose names begin so; --page: the page alone
+    make engines             what is missing (half an hour on an idle machine), then the tables
+    bench/engines.py NAME…   these cells, or all whose names begin so; --page: the tables alone
 
 A cell is one run, in which what is compared takes turns, and a file under out/engines: delete it to have it made again. It needs
-the network lab, mpirun of Open MPI and MPICH, and Gloo; cells of what is absent are named and left out.
+the network lab, mpirun of Open MPI and MPICH, and Gloo; cells of what is absent are named, and their tables stay as they were.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from typing import Callable
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import engines_tables  # noqa: E402
+import tables  # noqa: E402
 from programs import ROOT  # noqa: E402
 
 import host  # noqa: E402  of the demo
-from engines_page import page  # noqa: E402
 
 RESULTS = ROOT / "out" / "engines"
-PAGE = ROOT / "docs" / "results" / "engines.md"
-FIGURES = PAGE.with_suffix(".json")
+PUBLISHED = ROOT / "docs" / "results"
 BUILD = ROOT / "build" / "release"
 COMMAND = BUILD / "bin" / "laconic"
 CODECS = ["none", "fp16", "bf16", "int8", "3lc", "topk:ratio=0.001", "sidco:ratio=0.001", "randomk:ratio=0.001", "powersgd:rank=4"]
@@ -207,11 +207,9 @@ CELLS = [*(Cell(f"libraries-{e}", lambda e=e: libraries(e)) for e in ("c10d", "g
 
 
 def publish() -> None:
-    """The page, and beside it every cell's figures, which stand until the cell is made again."""
-    kept = json.loads(FIGURES.read_text()) if FIGURES.exists() else {}
-    found = {cell.name: cell.load() or kept.get(cell.name) for cell in CELLS}
-    FIGURES.write_text(json.dumps(found, indent=1) + "\n")
-    PAGE.write_text(page(found))
+    before = PUBLISHED / "engines.json"
+    known = json.loads(before.read_text())["tables"] if before.exists() else {}
+    tables.publish(PUBLISHED, "engines", "make engines", engines_tables.tables_of({cell.name: cell.load() for cell in CELLS}, known))
 
 
 def main() -> int:

@@ -2,9 +2,9 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 """Whether gradients follow the laws that SIDCo fits: records the demo's models in training and fits each layer's gradients.
 
-    bench/gradient_laws.py                      all four models, then docs/results/gradient-laws.md (six minutes, on an idle machine)
+    bench/gradient_laws.py                      all four models: the tables of docs/results/gradient-laws.md (six minutes, on an idle machine)
     bench/gradient_laws.py --model gpt          records one of them; what is there already is not recorded again
-    bench/gradient_laws.py --page               only writes the page, from what was recorded
+    bench/gradient_laws.py --page               only writes the tables, from what was recorded
 
 Each model trains twice in four processes: uncompressed, where rank 0 records its gradient, and with `sidco` and error
 feedback, where it records residual + gradient, what the codec encodes. `laconic laws` fits the records with the codec's code.
@@ -30,8 +30,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import programs  # noqa: E402, F401  the demo's folder on the path
 import group  # noqa: E402
-from gradient_laws_figures import MODES  # noqa: E402
-from gradient_laws_page import write_page  # noqa: E402
+import tables  # noqa: E402
+from gradient_laws_tables import MODES, tables_of  # noqa: E402
 from host import machine  # noqa: E402
 from lab import ROOT, DemoError, laconic_command  # noqa: E402
 from models import MODELS, load  # noqa: E402
@@ -60,7 +60,7 @@ def options(arguments=None) -> argparse.Namespace:
     parser.add_argument("--data", metavar="FILE", help="learn from this file, as in make demo")
     parser.add_argument("--out", type=Path, default=ROOT / "out" / "gradient-laws", metavar="FOLDER", help="of the figures")
     parser.add_argument("--publish", type=Path, default=ROOT / "docs" / "results", metavar="FOLDER", help="of the page")
-    parser.add_argument("--page", action="store_true", help="record nothing: write the page from the figures that are there")
+    parser.add_argument("--page", action="store_true", help="record nothing: write the tables from the figures that are there")
     parser.add_argument("--again", action="store_true", help="forget what was recorded before")
     given = parser.parse_args(arguments)
     for name, least in (("every", 1), ("world", 2), ("steps", 1)):
@@ -237,7 +237,7 @@ def main(arguments=None) -> int:
         if not found:
             print("gradient_laws: nothing was recorded with these settings", file=sys.stderr)
             return 1
-        write_page(found, given.publish)
+        print(tables.publish(given.publish, "gradient-laws", "bench/gradient_laws.py", tables_of(found)))
     return 0
 
 

@@ -4,11 +4,11 @@
 
     bench/learning.py                       every run of every question that is not there yet
     bench/learning.py --question long       of one question; --slots 4: four runs at once, on as many processors as ranks
-    bench/learning.py --page                trains nothing, writes docs/results/learning.md from what is there
+    bench/learning.py --page                trains nothing, writes the tables of docs/results/learning.md from what is there
 
-A run is a file in out/models/learning, written when it has ended: what was cut off goes on where it was. With the page all runs
-go into learning.json beside it, and are not trained again. Nothing is timed, so a busy machine changes no figure. Without
---question the page is written at the end. Needs a release build, or LACONIC_LIBRARY.
+A run is a file in out/models/learning, written when it has ended: what was cut off goes on where it was. Nothing is timed, so a
+busy machine changes no figure. Without --question the tables are written at the end, of questions whose runs are all there.
+Needs a release build, or LACONIC_LIBRARY.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import argparse
 import copy
 import dataclasses
 import datetime
-import functools
 import json
 import math
 import platform
@@ -30,14 +29,14 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 import machine  # noqa: E402
+import tables  # noqa: E402
 from programs import ROOT  # noqa: E402
 import group  # noqa: E402
 import models  # noqa: E402
-from learning_page import missing, write_page  # noqa: E402
+from learning_tables import tables_of  # noqa: E402
 from results import REFERENCE, final_of  # noqa: E402
 
 RESULTS = ROOT / "out" / "models" / "learning"
-KEPT = ROOT / "docs" / "results" / "learning.json"
 WORLD = 4
 SEEDS = (0, 1, 2)
 MODELS, READERS = tuple(models.MODELS), ("lstm", "gpt")  # readers take a text
@@ -81,11 +80,9 @@ class Cell:
         return RESULTS / ("-".join(words) + ".json")
 
     def load(self) -> dict | None:
-        """What was trained of this very run, lately or for the page."""
-        for found in (read(self.path), kept(KEPT).get(self.path.stem)):
-            if found and found["cell"] == dataclasses.asdict(self):
-                return found
-        return None
+        """What was trained of this very run."""
+        found = read(self.path)
+        return found if found and found["cell"] == dataclasses.asdict(self) else None
 
 
 def read(path: Path) -> dict:
@@ -94,9 +91,6 @@ def read(path: Path) -> dict:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-
-
-kept = functools.cache(read)  # by the names of the runs' files
 
 
 def cells(question: str) -> list[Cell]:
@@ -275,7 +269,7 @@ def main(arguments=None) -> int:
     parser.add_argument("--question", choices=QUESTIONS, action="append", help="only this one; again for more")
     parser.add_argument("--slots", type=int, default=1, help="runs at once, of four ranks each (default 1)")
     parser.add_argument("--text", help="what lstm and gpt read (default: the sources of this Python's standard library)")
-    parser.add_argument("--page", action="store_true", help="train nothing, write the page from what is there")
+    parser.add_argument("--page", action="store_true", help="train nothing, write the tables of what is there")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results", metavar="FOLDER",
                         help="of learning.md (docs/results)")
     given = parser.parse_args(arguments)
@@ -291,25 +285,13 @@ def train_all(questions, slots: int, text_file: str | None) -> None:
         answer(question, slots, text_file)
 
 
-def rounded(value):
-    """Floats to six digits, at any depth."""
-    if isinstance(value, dict):
-        return {key: rounded(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [rounded(each) for each in value]
-    return float(f"{value:.6g}") if isinstance(value, float) else value
-
-
 def publish(folder: Path) -> None:
-    """The page with the runs that it is made of, and on stderr what it lacks."""
-    found = {question: [(cell, rounded(run)) for cell, run in known(question)] for question in QUESTIONS}
-    write_page(found, folder)
-    runs = {cell.path.stem: {key: value for key, value in run.items() if key != "seconds"}
-            for cells_of in found.values() for cell, run in cells_of if run}
-    lines = [f"{json.dumps(name)}: {json.dumps(run, separators=(',', ':'))}" for name, run in runs.items()]
-    (folder / KEPT.name).write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
-    if missing(found):
-        print(missing(found), file=sys.stderr)
+    """The tables, and on stderr which runs they lack."""
+    found = {question: known(question) for question in QUESTIONS}
+    for question, runs in found.items():
+        if lacking := sum(run is None for _, run in runs):
+            print(f"{question}: {lacking} of {len(runs)} runs are missing", file=sys.stderr)
+    tables.publish(folder, "learning", "bench/learning.py", tables_of(found), keep=True)
 
 
 if __name__ == "__main__":

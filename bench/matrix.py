@@ -3,7 +3,7 @@
 """Every model of the demo with every exchange on every network: docs/results/models.md.
 
     make models                    all of it: about four hours, in parts; what was cut off goes on where it was
-    bench/matrix.py --times        step times alone, an hour on an idle machine; --learning: quality alone; --page: the page alone
+    bench/matrix.py --times        step times alone, an hour on an idle machine; --learning: quality alone; --page: the tables alone
 
 Quality is learnt without a network, by bench/learning.py with three seeds; bytes and step times are measured in the demo's
 network lab. A cell is a file under out/models: delete it to have it made again.
@@ -20,7 +20,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 import learning  # noqa: E402
-from matrix_page import pictures, page  # noqa: E402
+import matrix_tables  # noqa: E402
+import tables  # noqa: E402
 from programs import ROOT  # noqa: E402
 
 TIMES = ROOT / "out" / "models" / "times"
@@ -69,13 +70,11 @@ def found() -> dict:
 def write(out: Path) -> int:
     everything = found()
     if everything["missing"]:
-        print(f"no page yet, missing: {', '.join(everything['missing'])}", file=sys.stderr)
+        print(f"no tables yet, missing: {', '.join(everything['missing'])}", file=sys.stderr)
         return 1
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "models.md").write_text(page(everything), encoding="utf-8")
-    for name, picture in pictures(everything).items():
-        (out / name).write_text(picture + "\n", encoding="utf-8")
-    print(out / "models.md")
+    page = tables.publish(out, "models", "make models", matrix_tables.tables_of(everything))
+    (out / "models.svg").write_text(matrix_tables.picture(everything) + "\n", encoding="utf-8")
+    print(page)
     return 0
 
 
@@ -83,7 +82,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="bench/matrix.py", description=__doc__.splitlines()[0])
     parser.add_argument("--times", action="store_true", help="measure step times only")
     parser.add_argument("--learning", action="store_true", help="learn only")
-    parser.add_argument("--page", action="store_true", help="write the page only")
+    parser.add_argument("--page", action="store_true", help="write the tables only")
     parser.add_argument("--slots", type=int, default=1, help="runs that learn at once, of four ranks each (default 1)")
     parser.add_argument("--text", help="what lstm and gpt learn from (default: the sources of this Python's standard library)")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results", metavar="FOLDER", help="of models.md (docs/results)")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.append(str(ROOT / "examples" / "demo"))  # models, charts and words are the demo's
+sys.path.append(str(ROOT / "examples" / "demo"))  # models and charts are the demo's
 GRACE = 30  # seconds that what began within the budget may go on after it
 
 
@@ -27,10 +27,9 @@ class TooSlow(ProgramError):
 
 @dataclass
 class Programs:
-    """The programs of one build, with a record of what was run and what went wrong."""
+    """The programs of one build, with a record of what went wrong."""
     build: Path
     budget: float  # seconds from now
-    commands: dict = field(default_factory=dict)  # section -> command lines
     failures: list = field(default_factory=list)
     started: float = field(default_factory=time.monotonic)
 
@@ -40,11 +39,9 @@ class Programs:
     def time_left(self) -> float:
         return self.budget + GRACE - self.elapsed()
 
-    def run(self, section: str, words: list, note: bool = True) -> dict:
+    def run(self, words: list) -> dict:
         """The program's JSON. Raises ProgramError with a message."""
         words = [str(word) for word in words]
-        if note:
-            self.commands.setdefault(section, []).append(self.shown(words))
         try:
             done = subprocess.run(words, capture_output=True, text=True, timeout=max(1, self.time_left()), cwd=ROOT,
                                   env={**os.environ, "PYTHONWARNINGS": "ignore"})
@@ -57,10 +54,10 @@ class Programs:
             reason = str(error)
         raise ProgramError(reason)
 
-    def attempt(self, section: str, words: list, note: bool = True) -> dict:
+    def attempt(self, words: list) -> dict:
         """As run, but a failure is only recorded: the answer is then empty."""
         try:
-            return self.run(section, words, note)
+            return self.run(words)
         except ProgramError as error:
             self.failures.append({"command": self.shown([str(w) for w in words]), "reason": str(error)})
             return {}
@@ -73,25 +70,25 @@ class Programs:
 
     # ---- each program ----
 
-    def bench(self, section: str, specs, size: int, isa: str, seconds: float, *more) -> list:
+    def bench(self, specs, size: int, isa: str, seconds: float, *more) -> list:
         """Points of `laconic bench`. When one spec fails, the others are measured without it."""
         head = [self.binary("laconic"), "bench", "--json", "--size", size_word(size), "--isa", isa, "--seconds",
                 seconds, *more]
         words = head + with_flag("--spec", specs)
         try:
-            return self.run(section, words)["results"]
+            return self.run(words)["results"]
         except TooSlow as error:
             self.failures.append({"command": self.shown([str(w) for w in words]), "reason": str(error)})
             return []
         except ProgramError:
-            each = [self.attempt(section, head + ["--spec", spec], note=False) for spec in specs]
+            each = [self.attempt(head + ["--spec", spec]) for spec in specs]
             return [point for answer in each for point in answer.get("results", [])]
 
-    def points(self, section: str, name: str, *words) -> list:
-        return self.answer(section, name, *words).get("points", [])
+    def points(self, name: str, *words) -> list:
+        return self.answer(name, *words).get("points", [])
 
-    def answer(self, section: str, name: str, *words) -> dict:
-        return self.attempt(section, [self.binary(name), *words])
+    def answer(self, name: str, *words) -> dict:
+        return self.attempt([self.binary(name), *words])
 
 
 def with_flag(flag: str, values) -> list:

@@ -2,41 +2,42 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 """Trains the demo's models with every codec at its default: what docs/results/quality.md is made of. Below an hour on two cores.
 
-    bench/qualities.py                  every run that is not there yet, then the page
-    bench/qualities.py --spec qsgd      only these codecs, and no page; --slots 4: four runs at once
-    bench/qualities.py --page           trains nothing, writes docs/results/quality.md from what is there
+    bench/qualities.py                  every run that is not there yet, then the tables
+    bench/qualities.py --spec qsgd      only these codecs, and no tables; --slots 4: four runs at once
+    bench/qualities.py --page           trains nothing, writes the tables from what is there
 
 Four processes on one machine, Gloo, three seeds. A run is a file in out/models/quality, written when it has ended: what was cut
-off goes on where it was. With the page all runs go into quality.json beside it, and are not trained again. Codecs that vote have
-no scale: their learning rate is found first, on a seed of its own and held-out training samples. Needs a release build, or
-LACONIC_LIBRARY.
+off goes on where it was. Codecs that vote have no scale: their learning rate is found first, on a seed of its own and held-out
+training samples. Needs a release build, or LACONIC_LIBRARY.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import math
+import statistics
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 import learning  # noqa: E402
-import qualities_page  # noqa: E402
-from learning import REFERENCE, ROOT, WORLD, kept, read, rounded  # noqa: E402
+import tables  # noqa: E402
+from judging import failed, is_accuracy  # noqa: E402
+from learning import REFERENCE, ROOT, WORLD  # noqa: E402
+from learning_tables import environment  # noqa: E402
 
 import group  # noqa: E402
 import models  # noqa: E402
 from results import final_of  # noqa: E402
 
 RESULTS = ROOT / "out" / "models" / "quality"
-KEPT = ROOT / "docs" / "results" / "quality.json"
 SEEDS, TUNING_SEED = (0, 1, 2), 100
 #: shorter than the demo's, so that all of it stays below an hour; schedules end with them
 STEPS = {"mlp": 200, "cnn": 150, "lstm": 150, "gpt": 150}
 EVERY = 10
+ALLOWED = 1.0  # points
 #: of the model's own learning rate, tried for codecs that vote: with SGD a sign is far larger than a gradient, with Adam it is not
 FACTORS = {"mlp": (0.0003, 0.001, 0.003, 0.01, 0.03), "cnn": (0.0003, 0.001, 0.003, 0.01, 0.03), "lstm": (0.1, 0.3, 1.0, 3.0),
            "gpt": (0.1, 0.3, 1.0, 3.0)}
@@ -50,12 +51,6 @@ class Cell(learning.Cell):
     def path(self) -> Path:
         words = [self.question, self.model, self.spec.replace(":", "_"), f"seed{self.seed}", *([f"rate{self.rate:g}"] if self.rate else [])]
         return RESULTS / ("-".join(words) + ".json")
-
-    def load(self) -> dict | None:
-        for found in (read(self.path), kept(KEPT).get(self.path.stem)):
-            if found and found["cell"] == dataclasses.asdict(self):
-                return found
-        return None
 
 
 def codecs() -> dict[str, dict]:
@@ -119,24 +114,69 @@ def train(wanted: list[Cell], slots: int) -> None:
         group.wait(ranks)
 
 
-def publish(folder: Path) -> None:
-    """The page, and the runs that it is made of."""
-    names = codecs()
-    found = [(model, spec, each, each and rounded(each.load())) for model, spec, each in runs(names)]
-    tried = [(each, rounded(each.load())) for each in tuning(names)]
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "quality.md").write_text(qualities_page.page(names, found, tried, list(SEEDS), STEPS), encoding="utf-8")
-    whole = {each.path.stem: run for each, run in [(each, run) for _, _, each, run in found] + tried if run}
-    lines = [f"{json.dumps(name)}: {json.dumps(run, separators=(',', ':'))}" for name, run in whole.items()]
-    (folder / "quality.json").write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+# ---- tables ----
+
+
+def shown(model: str, value: float) -> float:
+    """Accuracy in points; perplexity of bits a character."""
+    return 100 * value if is_accuracy(model) else 2.0**value
+
+
+def quality_cell(model: str, finals: list[float], plain: list[float] | None = None) -> str:
+    """In brackets the mean difference to uncompressed training, plus is better; in bold where it is worse by more than ALLOWED."""
+    if bad := sum(failed(model, value) for value in finals):
+        return f"**failed, {bad} of {len(finals)}**"
+    digits, numbers = 1 if is_accuracy(model) else 2, [shown(model, value) for value in finals]
+    text = f"{statistics.fmean(numbers):.{digits}f} ± {statistics.stdev(numbers):.{digits}f}"
+    if plain is None:
+        return text
+    gap = statistics.fmean(numbers) - statistics.fmean(shown(model, value) for value in plain)
+    gap = gap if is_accuracy(model) else -gap
+    text += f" ({round(gap, digits) + 0.0:+.{digits}f})"
+    return f"**{text}**" if gap < -ALLOWED else text
+
+
+def quality_table(names: dict[str, dict], found: dict) -> dict:
+    """found: (model, spec) → its runs, by seed."""
+    finals = {key: [final_of(run["curve"]) for run in some] for key, some in found.items()}
+    rows = [["uncompressed", "", "1", *(quality_cell(model, finals[model, REFERENCE]) for model in STEPS)]]
+    for name, entry in names.items():
+        ratios = [run["ratio"] for model in STEPS for run in found[model, name]]
+        rows.append([f"`{name}`" + " †" * votes(entry), entry["class"], [min(ratios), max(ratios)],
+                     *(quality_cell(model, finals[model, name], finals[model, REFERENCE]) for model in STEPS)])
+    return tables.table(["codec", "class", ("× fewer bytes", "{:.0f} to {:.0f}"), *(f"{model}, {'%' if is_accuracy(model) else 'perplexity'}" for model in STEPS)],
+                        rows)
+
+
+def rate_table(names: dict[str, dict]) -> dict:
+    """What was tried for codecs that vote, and which rate was taken."""
+    rows = []
+    for name in (name for name, entry in names.items() if votes(entry)):
+        for model in STEPS:
+            tried = [(each.rate, shown(model, final_of(each.load()["curve"]))) for each in tuning_cells(name, model)]
+            rows.append([f"`{name}`", model, ", ".join(f"{rate:g}: {value:.1f}" for rate, value in tried), best_rate(name, model)])
+    return tables.table(["codec", "model", "rates tried: accuracy in %, or perplexity, of held-out samples", ("taken", "{:g}")], rows)
+
+
+def publish(folder: Path) -> int:
+    names, found, missing = codecs(), {}, 0
+    for model, spec, each in runs(names):
+        found.setdefault((model, spec), []).append(each and each.load())
+        missing += found[model, spec][-1] is None
+    if missing:
+        print(f"no tables yet: {missing} runs are missing", file=sys.stderr)
+        return 1
+    trained = [run for some in found.values() for run in some] + [each.load() for each in tuning(names)]
+    tables.publish(folder, "quality", "make quality", {"quality": quality_table(names, found), "rates": rate_table(names), "environment": environment(trained)})
+    return 0
 
 
 def main(arguments=None) -> int:
     parser = argparse.ArgumentParser(prog="bench/qualities.py", description=__doc__.splitlines()[0])
     parser.add_argument("--spec", action="append", help="only this codec; again for more")
     parser.add_argument("--slots", type=int, default=1, help="runs at once, of four ranks each (default 1)")
-    parser.add_argument("--page", action="store_true", help="train nothing, write the page from what is there")
-    parser.add_argument("--out", type=Path, default=KEPT.parent, metavar="FOLDER", help="of quality.md (docs/results)")
+    parser.add_argument("--page", action="store_true", help="train nothing, write the tables of what is there")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results", metavar="FOLDER", help="of quality.md (docs/results)")
     given = parser.parse_args(arguments)
     if not given.page:
         names = codecs()
@@ -146,9 +186,7 @@ def main(arguments=None) -> int:
         names = {name: entry for name, entry in names.items() if not given.spec or name in given.spec}
         train(tuning(names), given.slots)
         train([each for _, _, each in runs(names)], given.slots)
-    if given.page or not given.spec:
-        publish(given.out)
-    return 0
+    return publish(given.out) if given.page or not given.spec else 0
 
 
 if __name__ == "__main__":

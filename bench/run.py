@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""Measures every codec on this machine's CPU and writes the results as Markdown and JSON.
+"""Measures every codec on this machine's CPU: the tables of docs/results/codecs-cpu.md.
 
     make bench                                 the whole thing, five minutes, never six; wants a quiet machine
     make bench QUICK=1                         a minute's worth, to see that it works
     bench/run.py --quick --codecs topk,int8    a part of that
-    bench/run.py --server                      the aggregation server alone, a minute, into a page of its own
+    bench/run.py --server                      the aggregation server instead, a minute: aggregation-server.md
 
 Needs a release build (`scripts/build release`). Nothing is written before everything is measured.
 """
@@ -14,35 +14,29 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
-import os
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import codec_tables  # noqa: E402
 import plan as plans  # noqa: E402
-import report  # noqa: E402
-from bounds import CACHED_SIZE  # noqa: E402
+import tables  # noqa: E402
 from machine import machine  # noqa: E402
 from programs import ROOT, ProgramError, Programs, size_word  # noqa: E402
-
-SCHEMA = 1
 
 
 def options(arguments=None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="bench/run.py", description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a minute's worth; not for publication")
     parser.add_argument("--codecs", default="", help="names, separated by commas; all without it")
-    parser.add_argument("--server", action="store_true", help="the aggregation server alone")
+    parser.add_argument("--server", action="store_true", help="the aggregation server instead")
     parser.add_argument("--build", type=Path, default=ROOT / "build" / "release", help="folder of the build")
     parser.add_argument("--out", type=Path, metavar="FOLDER",
                         help="of NAME.md and NAME.json (default docs/results; with --quick out/bench)")
     parser.add_argument("--name", help="of the two files (default codecs-cpu; with --server aggregation-server)")
-    parser.add_argument("--remark", default="", help="what a reader has to know of this run; goes under the title")
-    parser.add_argument("--report", action="store_true", help="measure nothing: write the page again from FOLDER's JSON")
     parser.add_argument("--budget", type=float, metavar="SECONDS",
-                        help="nothing begins later, all ends 30 s later (default 320)")
+                        help="nothing begins later, all ends 30 s later (default 700)")
     given = parser.parse_args(arguments)
     given.name = given.name or ("aggregation-server" if given.server else "codecs-cpu")
     given.out = (given.out or ROOT / ("out/bench" if given.quick else "docs/results")).resolve()
@@ -67,15 +61,12 @@ class Run:
 
     def __init__(self, plan: plans.Plan, programs: Programs, names, server_alone: bool = False):
         self.plan, self.programs, self.names, self.server_alone = plan, programs, names, server_alone
-        self.results = {"points": [], "fused": [], "codec_only": [], "threads": [], "c_abi": [], "baselines": {},
-                        "roofline": {"points": []}, "left_out": []}
+        self.results = {"points": [], "fused": [], "threads": [], "c_abi": [], "baselines": {}, "roofline": {"points": []}, "left_out": []}
 
     def everything(self) -> dict:
         self.look_at_machine()
-        steps = [("roofline", self.roofline), *self.best_isa_steps(), ("fused decode", self.fused),
-                 ("codecs alone", self.codec_only), ("calls through the C ABI", self.c_abi),
-                 ("two threads", self.threads), ("aggregation server", self.server), ("PyTorch", self.baselines),
-                 *self.other_isa_steps()]
+        steps = [("roofline", self.roofline), *self.best_isa_steps(), ("fused decode", self.fused), ("calls through the C ABI", self.c_abi),
+                 ("two threads", self.threads), ("PyTorch", self.baselines), *self.other_isa_steps()]
         if self.server_alone:
             steps = [("aggregation server", self.server)]
         for what, step in steps:
@@ -90,96 +81,57 @@ class Run:
 
     def look_at_machine(self):
         """Also finds out whether there is a build at all."""
-        answer = self.programs.run("machine", [self.programs.binary("laconic"), "bench", "--json", "--spec", "none",
-                                               "--size", "4Ki", "--seconds", 0.01])
+        answer = self.programs.run([self.programs.binary("laconic"), "bench", "--json", "--spec", "none", "--size", "4Ki", "--seconds", 0.01])
         self.bench_machine = answer["machine"]
         self.isas = answer["machine"]["isas"]
 
     def roofline(self):
-        answer = self.programs.answer("roofline", "roofline_bench", self.plan.roofline_seconds,
-                                      *sorted({*self.plan.sizes, CACHED_SIZE}))
+        answer = self.programs.answer("roofline_bench", self.plan.roofline_seconds, *self.plan.sizes)
         self.results["roofline"] = answer or self.results["roofline"]
 
     def best_isa_steps(self):
-        """Goals first."""
+        """Large tensors first."""
         best = self.isas[-1]
-        sizes = sorted(self.plan.sizes, key=lambda size: (size not in plans.GOAL_SIZES, size))
-        for size in sizes:
-            section = "goals" if size in plans.GOAL_SIZES else "all"
-            yield f"{size_word(size)}, {best}", lambda s=size, where=section: self.measure(
-                where, s, best, self.plan.seconds[s])
+        for size in sorted(self.plan.sizes, key=lambda size: (size not in plans.LARGE_SIZES, size)):
+            yield f"{size_word(size)}, {best}", lambda s=size: self.measure(s, best, self.plan.seconds[s])
 
     def other_isa_steps(self):
-        for size in self.plan.sizes:
-            for isa in reversed(self.isas[:-1]):
-                if size <= self.plan.isa_limits.get(isa, size):
-                    yield f"{size_word(size)}, {isa}", lambda s=size, i=isa: self.measure(
-                        "all", s, i, self.plan.other_seconds)
+        size = self.plan.other_size
+        for isa in reversed(self.isas[:-1]):
+            yield f"{size_word(size)}, {isa}", lambda i=isa: self.measure(size, i, self.plan.other_seconds)
 
-    def measure(self, section: str, size: int, isa: str, seconds: float):
-        self.results["points"] += self.programs.bench(section, self.plan.specs, size, isa, seconds)
+    def measure(self, size: int, isa: str, seconds: float):
+        self.results["points"] += self.programs.bench(self.plan.specs, size, isa, seconds)
 
     def fused(self):
         specs = plans.chosen(plans.FUSED_SPECS, self.names)
-        for size in self.goal_sizes(specs)[:1]:
-            self.results["fused"] += self.programs.bench("fused", specs, size, self.isas[-1], self.plan.seconds[size],
-                                                         "--peers", plans.FUSED_PEERS)
-
-    def codec_only(self):
-        """Where the pipeline has work of its own before the codec's, and no feedback joins it."""
-        specs = [g.spec for g in plans.GOALS if g.spec.endswith("+noef") and g.spec in self.plan.specs]
-        for size in self.goal_sizes(specs):
-            self.results["codec_only"] += self.programs.bench("codec only", specs, size, self.isas[-1],
-                                                              self.plan.other_seconds, "--codec-only")
+        size = plans.LARGE_SIZES[0]
+        if specs:
+            self.results["fused"] += self.programs.bench(specs, size, self.isas[-1], self.plan.seconds[size], "--peers", plans.FUSED_PEERS)
 
     def c_abi(self):
-        self.results["c_abi"] = self.programs.points("c_abi", "c_abi_bench", self.plan.call_seconds, *self.plan.specs)
+        self.results["c_abi"] = self.programs.points("c_abi_bench", self.plan.call_seconds, *self.plan.specs)
 
     def threads(self):
         specs = plans.chosen(plans.THREADED_SPECS, self.names)
         for size, seconds in self.plan.threads.items():
-            self.results["threads"] += self.programs.points("threads", "threads_bench", seconds, size, *specs)
+            self.results["threads"] += self.programs.points("threads_bench", seconds, size, *specs)
 
     def server(self):
         self.results["server"] = {
-            "io": self.programs.answer("server", "server_bench", self.plan.server_seconds, self.plan.server_rounds),
-            "cpu": self.programs.answer("server", "server_cpu_bench", self.plan.server_rounds)}
+            "io": self.programs.answer("server_bench", self.plan.server_seconds, self.plan.server_rounds),
+            "cpu": self.programs.answer("server_cpu_bench", self.plan.server_rounds)}
 
     def baselines(self):
         if importlib.util.find_spec("torch") is None:
-            self.results["baselines"] = {"reason": f"{sys.executable} has no torch"}
+            self.results["left_out"].append("PyTorch, which this Python has not")
             return
-        answer = self.programs.attempt("baselines", [sys.executable, ROOT / "bench" / "baselines.py", "--seconds",
-                                                     self.plan.other_seconds, "--grace", self.plan.grace_size,
-                                                     *self.plan.baseline_sizes])
-        self.results["baselines"] = answer or {"reason": "see the end"}
-
-    def goal_sizes(self, specs) -> list:
-        return [size for size in plans.GOAL_SIZES if size in self.plan.sizes and specs]
-
-
-def write_whole(path: Path, text: str) -> None:
-    """The file is the old one or the new one, never a part."""
-    part = path.with_name(f".{path.name}")
-    part.write_text(text, encoding="utf-8")
-    os.replace(part, path)
-
-
-def write(folder: Path, name: str, results: dict) -> Path:
-    """The figures first: they took minutes, and the page can be made from them again."""
-    folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / f"{name}.json", json.dumps(results, indent=1) + "\n")
-    write_whole(folder / f"{name}.md", report.markdown(results))
-    return folder / f"{name}.md"
+        self.results["baselines"] = self.programs.attempt([sys.executable, ROOT / "bench" / "baselines.py", "--seconds", self.plan.other_seconds,
+                                                           "--grace", self.plan.grace_size, *self.plan.baseline_sizes])
 
 
 def main() -> int:
     given = options()
-    if given.report:
-        results = json.loads((given.out / f"{given.name}.json").read_text(encoding="utf-8"))
-        results["remark"] = given.remark or results.get("remark", "")
-        progress(f"wrote {write(given.out, given.name, results)}")
-        return 0
     names = [name for name in given.codecs.split(",") if name]
     plan = (plans.QUICK if given.quick else plans.FULL).cut(names, given.budget)
     if not plan.specs:
@@ -193,12 +145,10 @@ def main() -> int:
     except ProgramError as error:
         progress(f"bench/run.py: {error}\n  build first: scripts/build release")
         return 1
-    results = {"schema": SCHEMA, "quick": given.quick, "remark": given.remark, "command": command_line(given),
-               "server_alone": given.server,
-               "seconds": round(programs.elapsed(), 1), "isas": run.isas,
-               "machine": machine(given.build, run.bench_machine, measured["roofline"].get("clock_ghz")), **measured,
-               "commands": programs.commands, "failures": programs.failures}
-    path = write(given.out, given.name, results)
+    results = {"isas": run.isas, "machine": machine(given.build, run.bench_machine, measured["roofline"].get("clock_ghz")), **measured,
+               "failures": programs.failures}
+    found = codec_tables.of_server(results) if given.server else codec_tables.of_codecs(results)
+    path = tables.publish(given.out, given.name, command_line(given), found)
     progress(f"{programs.elapsed():5.0f} s  wrote {path}")
     for failure in programs.failures:
         progress(f"failed: {failure['command']}\n  {failure['reason']}")

@@ -227,46 +227,37 @@ def before_and_after(tree: Path, rounds: int = 11) -> dict:
             "ratio": statistics.median(b / a for a, b in zip(*times))}
 
 
-# ---- the page ------------------------------------------------------------------------------------------------------------
+# ---- tables --------------------------------------------------------------------------------------------------------------
 
 
-def page(device: str, found: dict, before: dict | None) -> str:
+def tables_of(found: dict, before: dict | None) -> dict[str, dict]:
     import torch
-    from machine import cpu  # it lets the demo's modules be found
-    from engines_page import verdict
-    from prose import table, wrapped
+    from machine import cpu
+    from tables import of_pairs, table
 
     extra, over, two = found["extra"], found["overlap"], found["threads"]
-
-    def row(what, seen, bar, least=False):
-        return [what, f"{seen:.2f}", f"{'≥' if least else '≤'} {bar}", verdict(seen, bar, least)]
-
-    rows = [row(f"a staged step of 64 MiB, `3lc`, two ranks, {extra['staged'] * 1e3:.0f} ms, beside one on the CPU, {extra['cpu'] * 1e3:.0f} ms: extra time "
-                f"in memcpy of the gradients ({extra['memcpy'] * 1e3:.1f} ms)", extra["extra"], 3),
-            row(f"eight buckets of {4 * over['elements'] / MI:.1f} MiB: a step, {over['step'] * 1e3:.0f} ms, of the sum of its parts: copies "
-                f"{over['copies'] * 1e3:.0f}, codec {(over['encode_seconds'] + over['decode_seconds']) * 1e3:.0f}, wire {over['wire_seconds'] * 1e3:.0f} ms",
-                over["share"], 0.6)]
+    codec = over["encode_seconds"] + over["decode_seconds"]
+    rows = [["a staged step of 64 MiB, `3lc`, two ranks, beside one on the CPU: extra time in memcpy of the gradients", extra["extra"], "≤ 3"],
+            ["eight buckets: a step, of the sum of its parts", over["share"], "≤ 0.6"]]
     if before:
-        rows.append(row(f"a step of `attach` on CPU gradients, 32 MiB, `3lc`, of the same before this change, {before['before'] * 1e3:.1f} ms",
-                        before["ratio"], 1.02))
-    rows += [row(f"`int8` of 4 MiB with two threads, {what}: times as fast as with one (memcpy {two['memcpy']:.2f})", two[what], 1.6, least=True)
-             for what in ("encode", "decode")]
-    said = []
-    if device == "pretend":
-        said = [wrapped("On the pretend device of the tests, whose copies are `memcpy` in a thread, or take as long as they are told to: what "
-                        "laconic adds, and what overlaps. It says nothing about a GPU; [gpu.md](../guide/gpu.md#seen-on-hardware) has what "
-                        "was seen on hardware."), ""]
-    return "\n".join(["# Gradients through host memory", "", "```", f"bench/staging.py --device {device}{' --before DIR' if before else ''}", "```", "",
-                      *said, table(["what", "seen", "bar", ""], rows), "", "## Machine", "",
-                      f"- {cpu()}, {os.cpu_count()} cores, torch {torch.__version__}, {datetime.date.today()}", ""])
+        rows.append(["a step of `attach` on CPU gradients, 32 MiB, `3lc`, of the same in the other checkout", before["ratio"], "≤ 1.02"])
+    rows += [[f"`int8` of 4 MiB with two threads, {what}: times as fast as with one", two[what], "≥ 1.6"] for what in ("encode", "decode")]
+    parts = [("a staged step of 64 MiB", extra["staged"]), ("one on the CPU", extra["cpu"]), ("memcpy of its gradients", extra["memcpy"]),
+             (f"a step of eight buckets of {4 * over['elements'] / MI:.1f} MiB", over["step"]), ("its copies", over["copies"]), ("its codec", codec),
+             ("its wire", over["wire_seconds"]), *([("a step on CPU gradients, 32 MiB", before["after"])] if before else [])]
+    return {"bars": table(["what", ("seen", "{:.2f}"), "bar"], rows), "times": table(["what", ("ms", "{:.3g}")], ([what, 1e3 * s] for what, s in parts)),
+            "machine": of_pairs([("CPU", cpu()), ("cores", os.cpu_count()), ("torch", torch.__version__), ("date", datetime.date.today()),
+                                 ("memcpy with two threads, times as fast", f"{two['memcpy']:.2f}")])}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="bench/staging.py", description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="pretend")
     parser.add_argument("--before", type=Path, metavar="DIR", help="another checkout, built")
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results" / "staging.md")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results", metavar="FOLDER", help="of staging.md (docs/results)")
     given = parser.parse_args()
+    from tables import publish
+
     if given.device == "pretend":
         import pretend
 
@@ -274,8 +265,8 @@ def main() -> int:
     found = {**two_ranks(given.device), "threads": threads()}
     before = before_and_after(given.before.resolve()) if given.before else None
     print(json.dumps({**found, "before": before}, indent=1), file=sys.stderr)
-    given.out.write_text(page(given.device, found, before), encoding="utf-8")
-    print(given.out)
+    command = f"bench/staging.py --device {given.device}" + " --before DIR" * bool(before)
+    print(publish(given.out, "staging", command, tables_of(found, before)))
     return 0
 
 

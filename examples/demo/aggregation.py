@@ -34,20 +34,6 @@ NETWORKS = "100mbit 100mbit,1%"
 IN_THE_KERNEL = "thc@xdp"
 LIMIT = 900  # seconds; an idle machine needs less than a third
 
-INTRODUCTION = """\
-`laconic serve` stands where the row says, all other exchanges talk to each other alone. Each packet is lost with the same probability,
-once, wherever it goes.
-
-**A server in the switch** has the switch's capacity: every worker sends its codes over its own link and gets the sum over its own link,
-once. That is not what a server on a host of the workers' speed can do: behind **one** port of that speed n uplinks come in and n results
-go out, each step takes n times as long on the wire, and it loses to an all-reduce. Hence the row with **a server on each worker's
-host**: each adds an n-th of the granules (granule number mod servers), as an all-reduce would, and every port carries as much as any other."""
-
-OF_THE_KERNEL = """\
-**In the switch's kernel** a program adds where packets arrive (`--io xdp`) and answers past the port's token bucket: the downlink of that
-row is unshaped, its uplink is not. The hosts' ends lose packets as in the other rows."""
-
-
 def options(arguments=None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="examples/demo/aggregation.py", description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="mlp", choices=run.MODELS, help="what is trained (default mlp)")
@@ -59,8 +45,7 @@ def options(arguments=None) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=2, help="of the blocks on each network")
     parser.add_argument("--fast-steps", type=int, default=30, help="per repeat, of exchanges below 100 ms a step")
     parser.add_argument("--out", type=Path, default=ROOT / "demo")
-    parser.add_argument("--publish", type=Path, metavar="FOLDER", help="also write aggregation.md and .svg there")
-    parser.add_argument("--remark", default="", help="what a reader has to know of this run; goes under every table")
+    parser.add_argument("--publish", type=Path, metavar="FOLDER", help="also write aggregation.json, .md and .svg there")
     return parser.parse_args(arguments)
 
 
@@ -98,28 +83,18 @@ def train(given: argparse.Namespace, plan: dict, command: str, progress: Progres
         return {**json.loads(answered.read_text()), "lab": lab}
 
 
-def publish(views: list, folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    remarks = [INTRODUCTION, *([OF_THE_KERNEL] if any(servers.is_in_the_kernel(row.spec) for row in views[0].rows) else [])]
-    body = "\n\n".join(remarks) + "\n\n" + overview.markdown(views, f"![{overview.title(views)}](aggregation.svg)")
-    (folder / "aggregation.md").write_text(pages.document(views[0], f"aggregation servers, {pages.heading(views)}", body,
-                                                          "examples/demo/aggregation.py"))
-    (folder / "aggregation.svg").write_text(pages.heat_picture(views) + "\n")
-
-
 def demo(given: argparse.Namespace) -> None:
     begin = time.monotonic()
     progress, here, command = Progress(), machine(), laconic_command()
     plan = plan_of(given, specs_of(given, command, progress))
-    raw = {**train(given, plan, command, progress), "machine": here, "command": "make demo-aggregation", "remark": given.remark}
+    raw = {**train(given, plan, command, progress), "machine": here, "command": "make demo-aggregation"}
     given.out.mkdir(parents=True, exist_ok=True)
     (given.out / "aggregation.json").write_text(json.dumps({"plan": plan, **raw}))
     views = by_network(raw, plan)
     page = given.out / "aggregation.html"
     page.write_text(pages.page(views))
-    publish(views, given.out)
     if given.publish:
-        publish(views, given.publish)
+        pages.publish(views, given.publish, "aggregation")
     print(f"\n{pages.heading(views)}\n\n{overview.text(views)}\n")
     print(run.phases_text(views[0].phases, time.monotonic() - begin))
     print(f"\n{page}")

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import charts
-import tables
+import columns
 from network import rate_text
 from results import REFERENCE, Results, Row
 
@@ -44,10 +44,10 @@ def rows_of(views: list[Results]) -> list[list[str]]:
 
 def cells(found: Lead) -> list[str]:
     if found.first is None:
-        return [rate_text(found.network), "not reached", *[tables.MISSING] * 4]
-    ratios = [tables.MISSING if ratio is None else f"{ratio:.1f}" for ratio in (found.over_reference, found.over_runner_up)]
-    return [rate_text(found.network), found.first.label, tables.seconds_text(found.first), *ratios,
-            found.runner_up.label if found.runner_up else tables.MISSING]
+        return [rate_text(found.network), "not reached", *[columns.MISSING] * 4]
+    ratios = [columns.MISSING if ratio is None else f"{ratio:.1f}" for ratio in (found.over_reference, found.over_runner_up)]
+    return [rate_text(found.network), found.first.label, columns.seconds_text(found.first), *ratios,
+            found.runner_up.label if found.runner_up else columns.MISSING]
 
 
 def heat_map(views: list[Results]) -> str:
@@ -62,24 +62,9 @@ def title(views: list[Results]) -> str:
     return f"Time to {views[0].target}" + (", emulated" if views[0].emulated else "")
 
 
-def shared_notes(views: list[Results]) -> list[str]:
-    """Those that hold for all networks."""
-    return [note for note in tables.notes(views[0]) if note != tables.best_uncompressed(views[0])]
-
-
 def text(views: list[Results]) -> str:
-    parts = [*([tables.text_of_rows(rows_of(views))] if views[0].learned else []), "\n".join(shared_notes(views))]
+    parts = [*([columns.text_of_rows(rows_of(views))] if views[0].learned else []), "\n".join(columns.shared_notes(views[0]))]
     for results in views:
-        parts += [rate_text(results.network), tables.text_of_rows(tables.rows_of(results)), tables.best_uncompressed(results),
-                  *tables.bound_text(results)]
+        parts += [rate_text(results.network), columns.text_of_rows(columns.rows_of(results)), columns.best_uncompressed(results),
+                  *columns.bound_text(results)]
     return "\n\n".join(parts)
-
-
-def markdown(views: list[Results], picture: str = "") -> str:
-    """picture: a line that shows the heat map."""
-    parts = [tables.markdown_of_rows(rows_of(views))] if views[0].learned else []
-    parts += [*([picture + "\n"] if picture else []), tables.markdown_of_notes(shared_notes(views))]
-    for results in views:
-        parts += [f"## {rate_text(results.network)}\n", tables.markdown_of_rows(tables.rows_of(results)),
-                  tables.best_uncompressed(results) + "\n", *tables.bound_markdown(results, "###")]
-    return "\n".join(parts)

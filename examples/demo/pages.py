@@ -1,16 +1,19 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""The page: one file that fetches nothing, light and dark. Also the table and the picture that the README shows."""
+"""The page: one file that fetches nothing, light and dark. Also the tables and pictures of docs/results."""
 
 from __future__ import annotations
 
+import statistics
+import sys
 from html import escape
 from pathlib import Path
 
 import charts
+import columns
 import overview
 import pictures
-import tables
 from charts import Series
+from lab import ROOT
 from network import rate_text
 from results import Results, Row
 
@@ -118,7 +121,7 @@ def table(results: Results) -> str:
         best |= {4: min(timed, key=lambda r: r.steps_to_target or 0), 5: min(timed, key=lambda r: r.time_to_target)}
     if rows[0].kernel_bytes is not None:
         best[2] = min(rows, key=lambda r: r.kernel_bytes)
-    return html_table(tables.rows_of(results), {(rows.index(row), column) for column, row in best.items()})
+    return html_table(columns.rows_of(results), {(rows.index(row), column) for column, row in best.items()})
 
 
 def html_table(rows: list[list[str]], best=()) -> str:
@@ -133,7 +136,7 @@ def html_table(rows: list[list[str]], best=()) -> str:
 
 def facts(results: Results) -> str:
     fastest = min(results.rows, key=lambda r: r.step)
-    found = [(f"{fastest.speedup:.0f}×", f"as fast a step as fp32 DDP: {fastest.label}, {tables.milliseconds(fastest.step)}")]
+    found = [(f"{fastest.speedup:.0f}×", f"as fast a step as fp32 DDP: {fastest.label}, {columns.milliseconds(fastest.step)}")]
     hook = next((r for r in results.rows if r.spec == "pytorch:powersgd"), None)
     if hook is not None and fastest is not hook:
         found.append((f"{hook.step / fastest.step:.1f}×", "as fast as PyTorch's PowerSGD hook"))
@@ -178,9 +181,9 @@ def html_notes(lines: list[str]) -> str:
 
 
 def bounds(results: Results, heading: str) -> str:
-    rows = tables.bound_rows(results)
-    return (f"<{heading}>{escape(tables.BOUNDS)}{mark(results)}</{heading}>\n{html_table(rows)}\n"
-            f"{html_notes([tables.ABOUT_BOUNDS])}\n") if rows else ""
+    rows = columns.bound_rows(results)
+    return (f"<{heading}>{escape(columns.BOUNDS)}{mark(results)}</{heading}>\n{html_table(rows)}\n"
+            f"{html_notes([columns.ABOUT_BOUNDS])}\n") if rows else ""
 
 
 def steps_figure(results: Results) -> str:
@@ -210,7 +213,7 @@ def of_one(results: Results) -> str:
     return f"""{facts(results)}
 <h2>Results{mark(results)}</h2>
 {table(results)}
-{html_notes(tables.notes(results))}
+{html_notes(columns.notes(results))}
 {bounds(results, "h2")}{quality_section(results)}<h2>Bytes and time{mark(results)}</h2>
 {parts_legend(results)}
 <div class="charts">
@@ -220,7 +223,7 @@ def of_one(results: Results) -> str:
 
 def of_several(views: list[Results]) -> str:
     shown = [overview_section(views)] if views[0].learned else []
-    return "\n".join([*shown, html_notes(overview.shared_notes(views)), *map(section, views)])
+    return "\n".join([*shown, html_notes(columns.shared_notes(views[0])), *map(section, views)])
 
 
 def overview_section(views: list[Results]) -> str:
@@ -238,7 +241,7 @@ def section(results: Results) -> str:
     """Of one network among several."""
     return f"""<h2>{escape(rate_text(results.network))}{mark(results)}</h2>
 {table(results)}
-{html_notes([tables.best_uncompressed(results)])}
+{html_notes([columns.best_uncompressed(results)])}
 {bounds(results, "h3")}{parts_legend(results)}
 <div class="charts">
 {seconds_figure(results) if results.learned else ""}
@@ -287,7 +290,7 @@ def picture(results: Results) -> str:
         y = 40 + 25 * i
         body.append(f'<g class="series {style[row.spec]}"><polyline points="646,{y} 672,{y}"/></g>'
                     + charts.text(680, y + 4, row.label, "start", "row")
-                    + charts.text(936, y + 4, tables.milliseconds(row.step), "end", "tick"))
+                    + charts.text(936, y + 4, columns.milliseconds(row.step), "end", "tick"))
     body.append(charts.text(936, 18, "a step", "end", "name"))
     title = f"{subject(results)} over seconds: {heading([results])}"
     return pictures.standing_alone([inner, *body], title, 960, max(330, 50 + 25 * len(rows)))
@@ -297,44 +300,52 @@ def heat_picture(views: list[Results]) -> str:
     return pictures.of_chart(overview.heat_map(views), f"{overview.title(views)}: {views[0].plan['workers']} workers")
 
 
-def markdown(views: list[Results]) -> str:
-    return overview.markdown(views) if len(views) > 1 else tables.markdown(views[0])
+# ---- for docs/results -------------------------------------------------------------------------------------------------
 
 
-def publish(views: list[Results], folder: Path) -> None:
-    """demo.md and demo.svg, demo-MODEL.* of other models than mlp; of several networks demo-networks.*; of several seeds
-    demo-seeds.md, without times."""
-    folder.mkdir(parents=True, exist_ok=True)
-    results = views[0]
-    name = "demo" if results.plan["model"] == "mlp" else f"demo-{results.plan['model']}"
-    if len(results.plan["seeds"]) > 1:
-        (folder / f"{name}-seeds.md").write_text(document(results, f"final {results.quality.name}", by_seed(results)))
-    if len(views) > 1:
-        body = overview.markdown(views, f"![{overview.title(views)}]({name}-networks.svg)")
-        (folder / f"{name}-networks.md").write_text(document(results, heading(views), body))
-        (folder / f"{name}-networks.svg").write_text(heat_picture(views) + "\n")
-    elif len(results.plan["seeds"]) == 1:
-        body = f"![{subject(results)} over seconds]({name}.svg)\n\n" + tables.markdown(results)
-        (folder / f"{name}.md").write_text(document(results, heading(views), body))
-        (folder / f"{name}.svg").write_text(picture(results) + "\n")
+def marked(rows: list[list[str]]) -> dict:
+    """As a table of a result file."""
+    import tables
+
+    head, *body = [[cell.replace("*", "\\*") for cell in row] for row in rows]
+    return tables.table(head, body)
 
 
-def by_seed(results: Results) -> str:
+def tables_of(views: list[Results]) -> dict[str, dict]:
+    import tables
+
+    first, several = views[0], len(views) > 1
+    made = {"first to the target": marked(overview.rows_of(views))} if several else {}
+    for results in views:
+        behind = f", {rate_text(results.network)}" if several else ""
+        made[f"exchanges{behind}"] = marked(columns.rows_of(results))
+        if rows := columns.bound_rows(results):
+            made[f"codec work{behind}"] = marked(rows)
+    if len(first.none_ratios) > 1:
+        low, median, high = statistics.quantiles(first.none_ratios, n=4)
+        made["none against plain DDP"] = tables.table(["pairs", ("of its step (quartiles)", "{:.3f} ({:.3f}–{:.3f})")], [[len(first.none_ratios), [median, low, high]]])
+    return made
+
+
+def by_seed(results: Results) -> list[list[str]]:
     """No times: they are those of demo.md, and quality does not depend on them."""
-    seeds, plain, quality = results.plan["seeds"], results.rows[0].final, results.quality
-    head = ["exchange", *(f"seed {seed}" for seed in seeds), "mean", "against fp32"]
-    lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
-    for row in results.rows:
-        values = [*map(quality.precise, row.final_by_seed), quality.precise(row.final), quality.difference(row.final - plain)]
-        lines.append("| " + " | ".join([row.label, *values]) + " |")
-    return "\n".join(lines) + (f"\n\nEach is the mean of the last five evaluations of a run of {results.plan['steps']} "
-                               "steps.\n")
+    plain, quality = results.rows[0].final, results.quality
+    return [["exchange", *(f"seed {seed}" for seed in results.plan["seeds"]), "mean", "against fp32"],
+            *([row.label, *map(quality.precise, row.final_by_seed), quality.precise(row.final), quality.difference(row.final - plain)] for row in results.rows)]
 
 
-def document(results: Results, subject: str, body: str, writer: str = "examples/demo/run.py") -> str:
-    about = "\n".join(f"- {key}: {value}" for key, value in environment(results))
-    phases = "\n".join(f"- {name}: {seconds:.0f} s" for name, seconds in results.phases.items())
-    choice = f"{results.choice}\n\n" if results.choice else ""
-    return (f"# The demo: {subject}\n\n```\n{results.raw['command']}\n```\n\nWritten by {writer} with "
-            "`--publish docs/results`.\n\n"
-            f"{choice}{body}\n## Environment\n\n{about}\n\n## Time it took\n\n{phases}\n")
+def publish(views: list[Results], folder: Path, name: str = "demo") -> None:
+    """NAME.json, its tables in NAME.md, NAME.svg; NAME-MODEL of other models than mlp, NAME-networks of several networks, NAME-seeds, without times,
+    of several seeds."""
+    sys.path.append(str(ROOT / "bench"))
+    import tables
+
+    results, several = views[0], len(views) > 1
+    if name == "demo":
+        name += (f"-{results.plan['model']}" if results.plan["model"] != "mlp" else "") + ("-networks" if several else "")
+    about = {"environment": tables.of_pairs(environment(results)), "seconds it took": tables.of_pairs((what, f"{s:.0f}") for what, s in results.phases.items())}
+    if len(results.plan["seeds"]) > 1:
+        tables.publish(folder, f"{name}-seeds", results.raw["command"], {"final qualities": marked(by_seed(results)), **about})
+    if several or len(results.plan["seeds"]) == 1:
+        tables.publish(folder, name, results.raw["command"], {**tables_of(views), **about})
+        (folder / f"{name}.svg").write_text((heat_picture(views) if several else picture(results)) + "\n")

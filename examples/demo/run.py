@@ -22,9 +22,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import columns  # noqa: E402
 import overview  # noqa: E402
 import pages  # noqa: E402
-import tables  # noqa: E402
 from host import machine  # noqa: E402
 from lab import ROOT, DemoError, Progress, lab_works, laconic_command, run_lab  # noqa: E402
 from models import MODELS  # noqa: E402
@@ -60,7 +60,6 @@ def options(arguments=None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=ROOT / "demo")
     parser.add_argument("--emulate", action="store_true", help="no network of the kernel: senders wait")
     parser.add_argument("--publish", type=Path, metavar="FOLDER", help="also write table and picture there")
-    parser.add_argument("--remark", default="", help="what a reader has to know of this run; goes under every table")
     given = parser.parse_args(arguments)
     for name in ("steps", "every", "target"):
         if getattr(given, name) is None:
@@ -128,16 +127,15 @@ def demo(given: argparse.Namespace) -> None:
     begin = time.monotonic()
     progress, plan = Progress(), plan_of(given)
     here = machine()
-    raw = {**train(given, plan, progress), "machine": here, "command": command_line(given), "remark": given.remark}
+    raw = {**train(given, plan, progress), "machine": here, "command": command_line(given)}
     given.out.mkdir(parents=True, exist_ok=True)
     (given.out / "results.json").write_text(json.dumps({"plan": plan, **raw}))
     views = by_network(raw, plan)
     page = given.out / "report.html"
     page.write_text(pages.page(views))
-    (given.out / "table.md").write_text(pages.markdown(views))
     if given.publish:
         pages.publish(views, given.publish)
-    print(f"\n{pages.heading(views)}\n\n{overview.text(views) if len(views) > 1 else tables.text(views[0])}\n")
+    print(f"\n{pages.heading(views)}\n\n{overview.text(views) if len(views) > 1 else columns.text(views[0])}\n")
     print(phases_text(views[0].phases, time.monotonic() - begin))
     print(f"\n{page}")
 

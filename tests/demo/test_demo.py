@@ -92,7 +92,7 @@ def test_the_page_fetches_nothing_and_knows_dark(miniature):
 def test_every_table_and_picture_of_an_emulated_run_says_so(miniature):
     out, done = miniature
     page = (out / "report.html").read_text()
-    assert "EMULATED" in done.stdout and "EMULATED" in (out / "table.md").read_text()
+    assert "EMULATED" in done.stdout and "emulated: senders wait" in (out / "published/demo.md").read_text()
     captions = re.findall(r"<figcaption>(.*?)</figcaption>", page)
     assert [c for c in captions if "emulated" not in c] == ["Over steps"]  # the only one without seconds or bytes
     assert "emulated" in (out / "published/demo.svg").read_text()

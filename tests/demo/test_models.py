@@ -263,7 +263,7 @@ def test_bits_a_character_and_a_file_of_the_users(tmp_path, monkeypatch, capsys)
     assert "not reached" in row
     page = (tmp_path / "out/report.html").read_text()
     assert "Bits a character over seconds" in page and "own.txt" in page and "1,257,600" in page
-    assert "![Bits a character over seconds](demo-lstm.svg)" in (tmp_path / "demo-lstm.md").read_text()
+    assert "| final bits a character |" in (tmp_path / "demo-lstm.md").read_text()
     assert (tmp_path / "demo-lstm.svg").exists()
 
 

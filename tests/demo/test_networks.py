@@ -14,13 +14,13 @@ RUN = ROOT / "examples/demo/run.py"
 sys.path.insert(0, str(RUN.parent))
 
 import charts  # noqa: E402
+import columns  # noqa: E402
 import models  # noqa: E402
 import network  # noqa: E402
 import overview  # noqa: E402
 import pages  # noqa: E402
 import results  # noqa: E402
 import run  # noqa: E402
-import tables  # noqa: E402
 from test_demo import workers  # noqa: E402
 
 NETWORKS = ["20mbit", "1gbit"]
@@ -128,30 +128,27 @@ def test_the_pages_of_several_networks(tmp_path):
     assert re.findall(r"<h2>([^<]*)</h2>", page)[:3] == ["Which exchange reaches the target first", "20 Mbit/s", "1 Gbit/s"]
     assert page.count("not reached") >= 4
     pages.publish(views, tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["demo-networks.md", "demo-networks.svg"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["demo-networks.json", "demo-networks.md", "demo-networks.svg"]
     written = (tmp_path / "demo-networks.md").read_text()
-    assert "![Time to 95 %](demo-networks.svg)" in written and "\n## 1 Gbit/s\n" in written and "## Environment" in written
+    assert "\n## Exchanges, 1 Gbit/s\n" in written and "## Environment" in written and "| 20 Mbit/s | Laconic 3lc | 2.4 s\\* | 62.5 |" in written
     assert "20mbit, 1gbit each way" in written and "else until" not in written
     assert 'class="heat h0"' in (tmp_path / "demo-networks.svg").read_text()
     for results_of_one in made_up(["20mbit"], model="gpt"), made_up(model="gpt"):
         pages.publish(results_of_one, tmp_path)
     assert {path.name for path in tmp_path.glob("demo-gpt*")} == {
-        "demo-gpt.md", "demo-gpt.svg", "demo-gpt-networks.md", "demo-gpt-networks.svg"}
+        "demo-gpt.json", "demo-gpt.md", "demo-gpt.svg", "demo-gpt-networks.json", "demo-gpt-networks.md", "demo-gpt-networks.svg"}
 
 
 def test_one_network_needs_no_overview():
     page = pages.page(made_up(["20mbit"]))
     assert "Which exchange" not in page and "<h1>4 workers, 20 Mbit/s each way</h1>" in page
-    assert tables.markdown(made_up(["20mbit"])[0]) == pages.markdown(made_up(["20mbit"]))
 
 
-def test_what_is_said_of_the_first_steps_of_pytorchs_powersgd(monkeypatch):
+def test_pytorchs_powersgd_has_a_note(monkeypatch):
+    assert columns.HOOK not in columns.text(made_up()[0])
     for known in (STEPS, REACHED, BOUNDS):
         monkeypatch.setitem(known, "pytorch:powersgd", known["3lc"])
-    view = made_up()[0]
-    assert "They do not count in its time to the target." in tables.text(view)
-    next(row for row in view.rows if row.spec == "pytorch:powersgd").time_is_product = False
-    assert "They count in its time to the target." in tables.text(view)
+    assert columns.HOOK in columns.text(made_up()[0])
 
 
 # ---- times alone ----
@@ -184,7 +181,7 @@ def test_pages_of_times_alone(networks):
     views = made_up(networks, times_only=True)
     page = pages.page(views)
     assert "<td>–</td>" in page and "not reached" not in page and "Over steps" not in page and "Over seconds" not in page
-    assert "else 40" in page and "Which exchange" not in page and "not reached" not in pages.markdown(views)
+    assert "else 40" in page and "Which exchange" not in page
 
 
 def test_times_alone_are_not_published():
@@ -197,16 +194,14 @@ def test_times_alone_are_not_published():
 def test_what_the_codec_costs():
     slow, fast = made_up()
     assert [row.bound for row in slow.rows] == [None, pytest.approx(0.035), pytest.approx(0.02)]
-    assert tables.bound_rows(slow)[1:] == [["Laconic 3lc", "40.0 ms", "35.0 ms", "5.0 ms"],
+    assert columns.bound_rows(slow)[1:] == [["Laconic 3lc", "40.0 ms", "35.0 ms", "5.0 ms"],
                                            ["Laconic topk:ratio=0.01", "100 ms", "20.0 ms", "80.0 ms"]]
-    assert tables.bound_rows(fast)[2] == ["Laconic topk:ratio=0.01", "10.0 ms", "10.5 ms", "-0.5 ms"]
+    assert columns.bound_rows(fast)[2] == ["Laconic topk:ratio=0.01", "10.0 ms", "10.5 ms", "-0.5 ms"]
 
 
 def test_what_the_codec_costs_is_in_text_and_pages():
     views = made_up()
-    row = "| Laconic 3lc | 40.0 ms | 35.0 ms | 5.0 ms |"
-    assert row in tables.markdown(views[0]) and row in overview.markdown(views)
-    assert tables.text(views[0]).count(tables.ABOUT_BOUNDS) == 1 and overview.text(views).count(tables.ABOUT_BOUNDS) == 2
+    assert columns.text(views[0]).count(columns.ABOUT_BOUNDS) == 1 and overview.text(views).count(columns.ABOUT_BOUNDS) == 2
     for page, heading in ((pages.page(views), "h3"), (pages.page(views[:1]), "h2")):
         assert f"<{heading}>What the codec&#x27;s own work costs</{heading}>" in page and "<td>35.0 ms</td>" in page
 
@@ -217,25 +212,20 @@ def test_without_bounds_there_is_no_such_table():
     for results_of_one in views:
         for row in results_of_one.rows:
             row.bound = None
-    written = tables.text(views[0]) + tables.markdown(views[0]) + overview.text(views)
-    assert tables.BOUNDS not in written
+    written = columns.text(views[0]) + overview.text(views)
+    assert columns.BOUNDS not in written
     assert "own work" not in pages.page(views)
 
 
 # ---- how target and length were chosen ----
 
 @pytest.mark.parametrize("name", models.MODELS)
-def test_pages_say_how_steps_and_target_were_chosen(tmp_path, name):
+def test_pages_say_how_steps_and_target_were_chosen(name):
     model = models.MODELS[name]
     own = {"model": name, "steps": model.steps, "target": model.target}
-    views = made_up(NETWORKS[:1], **own)
-    pages.publish(views, tmp_path)
-    written = next(tmp_path.glob("*.md")).read_text()
-    assert model.choice in written and model.choice in pages.page(views) and "had no part in" in model.choice
+    assert model.choice in pages.page(made_up(NETWORKS[:1], **own)) and "had no part in" in model.choice
     for other in ({"steps": 7}, {"target": 0.5}, {"data": "text.txt"}):
-        views = made_up(NETWORKS[:1], **own | other)
-        pages.publish(views, tmp_path)
-        assert "had no part in" not in next(tmp_path.glob("*.md")).read_text() + pages.page(views)
+        assert "had no part in" not in pages.page(made_up(NETWORKS[:1], **own | other))
 
 
 # ---- heat map ----

@@ -1,10 +1,9 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""bench/aggregation_learning.py: its runs, its page from runs with known answers; the virtual workers; the simulated laws of thc."""
+"""bench/aggregation_learning.py: its runs, its tables from runs with known answers; the virtual workers; the simulated laws of thc."""
 
 import dataclasses
 import json
 import math
-import re
 import sys
 from pathlib import Path
 
@@ -18,8 +17,9 @@ import training_here  # noqa: E402
 training_here.needs_models()
 
 import aggregation_learning as learning  # noqa: E402
-import aggregation_learning_page as pages  # noqa: E402
+import aggregation_learning_tables  # noqa: E402
 import serving  # noqa: E402
+import tables  # noqa: E402
 import thc_laws  # noqa: E402
 import torch  # noqa: E402
 
@@ -43,13 +43,10 @@ def everything():
     return [(cell, run_of(cell)) for question in learning.QUESTIONS for cell in learning.cells(question)]
 
 
-def rows(page):
-    found = {}
-    for line in page.splitlines():
-        if line.startswith("| "):
-            cells = [cell.strip() for cell in line.split("|")[1:-1]]
-            found[tuple(cells[:2]) if cells[0].isdigit() else cells[0]] = cells
-    return found
+def rows(found, key, named=1):
+    """As the page shows them, by their first cells."""
+    lines = [line[2:-2].split(" | ") for line in tables.markdown(found[key]).splitlines()[2:]]
+    return {line[0] if named == 1 else tuple(line[:named]): line[named:] for line in lines}
 
 
 def test_every_run_is_a_file_of_its_own():
@@ -61,59 +58,33 @@ def test_every_run_is_a_file_of_its_own():
     assert {cell.name for cell in faults if cell.loss} == {"1 % loss", "loss and quorum"}
 
 
-def test_the_page():
-    page = pages.page(everything())
-    table, flat = rows(page), " ".join(page.split())
-    assert table["float32"] == ["float32", "95.1 ± 0.1", "95.1 ± 0.1", "–", "–", "–"]
-    assert table["last"][1:] == ["94.9 ± 0.1 (-0.2)"] * 2 + ["–"] * 3
-    assert table["2 of 10 late"][1:] == ["95.1 ± 0.1 (+0.0)"] * 2 + ["20.0 %", "100.0 %", "10.0 %"]
-    assert table["loss and quorum"][1] == "**92.1 ± 0.1 (-3.0)**"
-    assert "which was to hold: loss and quorum with mlp (-3.0) and loss and quorum with cnn (-3.0)." in flat
-    assert table["4", "float32"] == ["4", "float32", "4", "4"] + ["–", "–", "95.1 ± 0.1"] * 2
-    assert table["64", "bits 3"] == ["64", "bits 3", "0.375", "2"] + ["0.013", "0.400", "95.0 (+0.0)"] * 2
-    assert "3 seeds with 4, 3 seeds with 16 and 1 seed with 64." in flat
-    assert "mlp, bits 2: more than a point below float32 with 4 (-2.5), 16 (-2.5) and 64 (-2.5) workers." in flat
-    assert table["exact"][1:4] == ["1.00 (to 1.00)", "0.00 %", "95.0"]  # of the laws: below that of the first table
-    assert table["1.1 max"][1:3] == ["4.00 (to 4.00)", "3.00 %"] and table["1.5 max"][3] == "–"
-    assert "mlp: the smallest error is that of 1.25 rms." in flat
-    assert "that of 1.1 max, which is `scale=last`: 1.25 rms 0.50, 1.0 max 0.75, 1.25 max 1.25 and 1.5 max 1.50." in flat
-    assert "the error of `last` is 1.50 (mlp) and 1.50 (cnn) times that of `exact`." in flat
-    assert "- 1.0 max and 1.25 rms would be better than 1.1 max by more than 5 % with every model." in flat and "missing" not in page
+def test_the_tables():
+    found = aggregation_learning_tables.tables_of(everything())
+    faults, widths, laws = rows(found, "faults"), rows(found, "widths", 2), rows(found, "laws")
+    assert faults["float32"] == ["95.1 ± 0.1", "95.1 ± 0.1", "–", "–", "–"]
+    assert faults["last"] == ["94.9 ± 0.1 (-0.2)"] * 2 + ["–"] * 3
+    assert faults["2 of 10 late"] == ["95.1 ± 0.1 (+0.0)"] * 2 + ["20.0 %", "100.0 %", "10.0 %"]
+    assert faults["loss and quorum"][0] == "**92.1 ± 0.1 (-3.0)**"
+    assert widths["4", "float32"] == ["4", "4"] + ["–", "–", "95.1 ± 0.1"] * 2
+    assert widths["64", "bits 3"] == ["0.375", "2"] + ["0.013", "0.400", "95.0 (+0.0)"] * 2
+    assert laws["exact"][:3] == ["1.00 (to 1.00)", "0.00 %", "95.0"]
+    assert laws["1.1 max"][:2] == ["4.00 (to 4.00)", "3.00 %"] and laws["1.5 max"][2] == "–"
 
 
-def test_where_all_hold_it_is_said(monkeypatch):
-    monkeypatch.setattr(sys.modules[__name__], "BELOW", {"last": 0.25})
-    flat = " ".join(pages.page(everything()).split())
-    assert "All end within 1 point of float32; the furthest below it, by 0.25, is last with mlp." in flat
-    assert "Every width ends within a point of float32" in flat
-
-
-def test_what_is_missing_is_counted_and_what_is_kept_not_trained_again(tmp_path, monkeypatch):
+def test_what_is_missing_is_counted_and_its_table_stays(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(learning, "RESULTS", tmp_path / "out")
-    monkeypatch.setattr(learning, "KEPT", tmp_path / "aggregation-learning.json")
     started = []
     monkeypatch.setattr(learning, "start", lambda cells: started.extend(cells) or 0)
-    for cell, run in everything()[:-2]:
+    for cell, run in everything():
         learning.save(cell.path, run)
-    learning.kept.cache_clear()
-    try:
-        assert learning.main(["--out", str(tmp_path)]) == 0 and len(started) == 2
-        assert f"Runs that are missing: 2 of {len(everything())}." in (tmp_path / "aggregation-learning.md").read_text()
-        for path in (tmp_path / "out").iterdir():
-            path.unlink()
-        learning.kept.cache_clear()
-        started.clear()
-        learning.train_all(learning.cells("faults"), 1)
-        assert not started
-    finally:
-        learning.kept.cache_clear()
-
-
-def test_the_picture_has_a_line_for_each_width():
-    chart = pages.picture(pages.Runs(everything(), "widths"))
-    lines = re.findall(r'polyline points="([^"]+)"', chart)
-    assert len(lines) == 4 + 2 * (3 + 4)  # a legend, and for each model errors and accuracies
-    assert sum(len(points.split()) == 3 for points in lines) == 14 and "nan" not in chart
+    assert learning.main(["--out", str(tmp_path)]) == 0 and not started
+    before = json.loads((tmp_path / "aggregation-learning.json").read_text())["tables"]
+    for cell in learning.cells("laws")[:2]:
+        cell.path.unlink()
+    assert learning.main(["--out", str(tmp_path)]) == 0 and len(started) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == f"2 of {len(everything())} runs are missing"
+    after = json.loads((tmp_path / "aggregation-learning.json").read_text())["tables"]
+    assert after["laws"] == before["laws"] and "laws" not in aggregation_learning_tables.tables_of(everything()[:-3] + [(everything()[-1][0], None)])
 
 
 # ---- virtual workers ----

@@ -1,8 +1,7 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""bench/controls.py: what it runs, and what its page makes of runs."""
+"""bench/controls.py: what it runs, and what its tables make of runs."""
 
 import json
-import re
 import sys
 import time
 from pathlib import Path
@@ -13,7 +12,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "bench"))
 
 import controls  # noqa: E402
-import controls_page  # noqa: E402
+import controls_tables  # noqa: E402
+import tables  # noqa: E402
 
 
 def run(seconds, ratio="0.01", whole=True, final=0.97, changes=0):
@@ -27,7 +27,9 @@ def cell(spec, control=None, seed=0, scenario="turns"):
 
 
 def page(runs):
-    return controls_page.page("| loop |", runs, controls.SCENARIOS, controls.EXCHANGES, "a remark")
+    """All tables of the lab, as they are shown."""
+    found = controls_tables.tables_of([], runs, controls.SCENARIOS, controls.EXCHANGES)
+    return "\n".join(f"{key}\n{tables.markdown(each)}" for key, each in found.items())
 
 
 def test_every_exchange_meets_every_network_with_every_seed_and_has_a_file():
@@ -44,7 +46,7 @@ def test_a_run_whose_file_was_cut_off_is_made_again(tmp_path, monkeypatch):
     assert controls.missing(wanted) == [cut, none]
 
 
-def test_the_page_says_how_many_times_sooner_by_medians():
+def test_tables_say_how_many_times_sooner_by_medians():
     runs = [(cell("pytorch:ddp", None, seed), run(at, whole=False)) for seed, at in enumerate((30.0, 10.0, 20.0))]
     runs += [(cell("topk:ratio=0.01", "dc2", seed), run(at, "0.02", changes=7)) for seed, at in enumerate((4.0, 5.0, 90.0))]
     row = next(line for line in page(runs).splitlines() if "`dc2`" in line and line.startswith("| `topk"))
@@ -57,7 +59,7 @@ def test_a_network_with_exchanges_of_its_own_is_measured_by_fp32_on_the_like():
     assert all(one.plan()["small_elements"] == 512 and one.plan()["whole"] for one in wanted)
     assert cell("topk:ratio=0.01").plan()["small_elements"] == 4096
     text = page([(cell("pytorch:ddp"), run(60.0)), (cell("pytorch:ddp", scenario="unshaped"), run(2.0)), (wanted[4], run(3.0))])
-    assert "`small_elements=512`: `mlp`, to 95 %" in text
+    assert "narrow, mlp\n" in text
     assert "| `topk:ratio=0.01,values=bf16`, `dc2:target=compute` | 3.0 | 20.0 |" in text
 
 
@@ -104,42 +106,13 @@ def test_a_seed_that_has_not_reached_the_target_leaves_none():
     assert "| PyTorch DDP, fp32 | not reached |" in text
 
 
-def test_the_page_names_the_limit_of_a_run():
-    assert f"in {controls.LIMIT:.0f} s of training" in page([(cell("topk:ratio=0.01"), run(1.0))])
-
-
-def test_runs_of_an_earlier_page_count_as_made(tmp_path, monkeypatch):
-    monkeypatch.setattr(controls, "OUT", tmp_path / "out")
-    kept, own = cell("topk:ratio=0.01", "dc2"), cell("topk:ratio=0.01", "aimd")
-    made = run(4.0)
-    made["stats"]["what no page has"] = 1
-    made["trace"][3:5] = [[seconds, step, "topk:ratio=0.02"] for seconds, step, _ in made["trace"][3:5]]
-    (tmp_path / "control.json").write_text(json.dumps([controls.packed(one, made) for one in (kept, own)]))
-    own.path.parent.mkdir()
-    own.path.write_text('{"made": "here"}')
-    controls.unpack(tmp_path / "control.json")
-    assert own.load() == {"made": "here"}
-    found = kept.load()
-    assert [row[2] for row in found["trace"]] == [row[2] for row in made["trace"]]
-    assert [row[0] for row in found["trace"]] == pytest.approx([row[0] for row in made["trace"]])
-    assert found["curve"] == [pytest.approx(row) for row in made["curve"]]
-    del made["settings"]
-    assert {**found, "trace": 0, "curve": 0} == {**made, "trace": 0, "curve": 0, "stats": {"setting_changes": 0}}
-
-
 def test_fixed_is_compared_pair_by_pair():
     pairs = controls.Cell(controls.SCENARIOS["unshaped"], "mlp", "topk:ratio=0.01", None, 0, pairs=3)
     text = page([(pairs, {"pairs": [[1.0, 1.01], [2.0, 2.0], [1.0, 1.1]], "load": 0, "cpu": ""})])
-    assert "3 pairs of ten steps in turn: 1.010 of the step" in text
+    assert "| 3 | 1.010 (1.005 to 1.055) |" in text
 
 
-@pytest.mark.parametrize("control", ["dc2", "dc2:target=compute", "aimd", "bdp"])
-def test_the_picture_has_every_law(control):
-    drawn = controls_page.picture([(cell("topk:ratio=0.01", control), run(1.0, "0.05"))])
-    assert control in drawn and len(re.findall("<polyline", drawn)) == 2
-
-
-def test_a_law_of_ones_own_runs_on_every_network_beside_those_of_the_page(tmp_path, monkeypatch):
+def test_a_law_of_ones_own_runs_on_every_network_beside_the_others(tmp_path, monkeypatch):
     monkeypatch.setattr(controls, "OUT", tmp_path)
     asked = []
 
@@ -150,17 +123,12 @@ def test_a_law_of_ones_own_runs_on_every_network_beside_those_of_the_page(tmp_pa
         return True
 
     monkeypatch.setattr(controls, "run", made)
-    monkeypatch.setattr(controls.subprocess, "run", lambda *_, **__: controls.subprocess.CompletedProcess([], 0, "| loop |", ""))
+    monkeypatch.setattr(controls.subprocess, "run", lambda *_, **__: controls.subprocess.CompletedProcess([], 0, '{"closed_loop": []}', ""))
     own = "dc2:target=compute,share=0.25"
     monkeypatch.setattr(sys, "argv", ["controls.py", "--scenario", "steady", "--model", "mlp", "--seeds", "1", "--control", own, "--out", str(tmp_path)])
     controls.main()
     assert [one.control for one in asked if one.spec == "topk:ratio=0.01" and not one.pairs] == [None, "dc2", "dc2:target=compute", "aimd", "bdp", own]
     assert f"| `topk:ratio=0.01`, `{own}` | 2.5 |" in (tmp_path / "control.md").read_text()
-    assert controls_page.picture([(cell("topk:ratio=0.01", own), run(1.0))]) is None
-
-
-def test_without_a_law_there_is_no_picture():
-    assert controls_page.picture([(cell("topk:ratio=0.01"), run(1.0))]) is None
 
 
 def test_a_run_whose_rates_do_not_take_turns_fails(tmp_path, monkeypatch):
@@ -170,11 +138,3 @@ def test_a_run_whose_rates_do_not_take_turns_fails(tmp_path, monkeypatch):
     monkeypatch.setenv("LACONIC_LAB_CONTROL", str(tmp_path / "nobody listens"))
     with pytest.raises(RuntimeError, match="the lab does not take rate 10mbit"), controls_rank.Turns(["100mbit", "10mbit"], 0.01):
         time.sleep(0.2)
-
-
-def test_commands_are_published_without_paths_of_a_machine():
-    words = ["lab", "--seed", "3", *controls.cross(3)]
-    shown = controls.published(words)
-    assert str(ROOT) not in shown and sys.executable not in shown and shown.endswith("bench/cross_traffic.py $LACONIC_LAB_RANK_1 30 3 3 3'")
-    commands = [one["command"] for one in json.loads((ROOT / "docs/results/control.json").read_text())]
-    assert commands and not [one for one in commands if re.search(r"(^|[ '])/", one)]

@@ -1,5 +1,5 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""bench/convergence.py: what it calls a difference, its page, its files, and a training of a few steps."""
+"""bench/convergence.py: what it calls a difference, its tables, its files, and a training of a few steps."""
 
 import dataclasses
 import json
@@ -13,10 +13,10 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "tests" / "support")]
 
 import convergence  # noqa: E402
-import convergence_page  # noqa: E402
+import judging  # noqa: E402
 from training_here import needs_library  # noqa: E402
 
-SAMPLE = 1 / convergence_page.TEST_SAMPLES
+SAMPLE = 1 / judging.TEST_SAMPLES
 
 
 # ---- differences ----
@@ -30,38 +30,36 @@ SAMPLE = 1 / convergence_page.TEST_SAMPLES
     ([5.0], 0),                    # one seed says nothing
 ])
 def test_differences_beyond_chance(differences, sign):
-    assert convergence_page.verdict(differences) == sign
+    assert judging.verdict(differences) == sign
 
 
 def test_equal_differences_of_one_test_sample_are_chance():
     """Their spread is 0, but accuracies come in steps."""
     plain = [0.95, 0.96, 0.94]
-    assert convergence_page.accuracy_verdict([a - SAMPLE for a in plain], plain) == 0
-    assert convergence_page.accuracy_verdict([a - 2 * SAMPLE for a in plain], plain) == 1
-    assert convergence_page.accuracy_verdict([a + 2 * SAMPLE for a in plain], plain) == -1
+    assert judging.accuracy_verdict([a - SAMPLE for a in plain], plain) == 0
+    assert judging.accuracy_verdict([a - 2 * SAMPLE for a in plain], plain) == 1
+    assert judging.accuracy_verdict([a + 2 * SAMPLE for a in plain], plain) == -1
 
 
 def test_losses_are_compared_in_logarithms():
     plain = [0.001, 0.01, 0.1]
-    assert convergence_page.loss_verdict([2 * x for x in plain], plain) == 1
-    assert convergence_page.loss_verdict([x / 2 for x in plain], plain) == -1
-    assert convergence_page.loss_cell([0.5, 0.5, 0.5], [0.5, 0.6, 0.4]) == "0.5"
+    assert convergence.loss_cell([2 * x for x in plain], plain) == "**0.074**"
+    assert convergence.loss_cell([x / 2 for x in plain], plain) == "0.0185\\*"
+    assert convergence.loss_cell([0.5, 0.5, 0.5], [0.5, 0.6, 0.4]) == "0.5"
 
 
 @pytest.mark.parametrize("loss", [5160.0, 2.5, float("inf"), float("nan")])
 def test_a_seed_that_learned_nothing_is_counted(loss):
-    assert convergence_page.loss_cell([0.1, loss, 0.1], [0.1, 0.1, 0.1]) == "**failed, 1 of 3**"
+    assert convergence.loss_cell([0.1, loss, 0.1], [0.1, 0.1, 0.1]) == "**failed, 1 of 3**"
 
 
-# ---- the page ----
+# ---- tables ----
 
 
 def figures():
     """Of the full plans; int8 ruins RMSprop alone, and a warm-up of 60 steps helps 3lc:s=1.75 at step 300."""
     plan = json.loads(json.dumps(dataclasses.asdict(convergence.Plan())))
-    about = {"world": 4, "train": 1437, "test": 360, "steps": 150, "lbfgs_gradients": 60, "batch": 32, "layers": "64-10",
-             "seeds": 3, "seed_list": "0, 1, 2", "tuning_seed": 100, "lbfgs": "max_iter=4", "demo": "64-10", "warmup_steps": 300}
-    common = {"plan": plan, "about": about, "environment": {"CPU": "one", "commit": "abc"}, "seconds": 1.0, "complete": True}
+    common = {"plan": plan, "environment": {"CPU": "one", "commit": "abc"}, "seconds": 1.0, "complete": True}
     runs = {f"{name}/rate": {"best": 0.1, "losses": [[0.1, 0.2], [0.3, 0.25]]} for name in plan["optimizers"]}
     for name in plan["optimizers"]:
         for spec in plan["optimizer_specs"]:
@@ -80,37 +78,18 @@ def figures():
     return {"optimizers": {**common, "runs": runs}, "warmup": {**common, "runs": warm}}
 
 
-def rows_of(text, heading):
-    section = text.split(f"## {heading}\n")[1].split("\n## ")[0]
-    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in section.splitlines() if line.startswith("|")]
-    return [line for line in lines if not line[0].startswith("---")]
+def test_tables_mark_what_differs_and_nothing_else():
+    found = convergence.optimizer_tables(figures()["optimizers"])
+    bold = [(key, row[0], cell) for key, each in found.items() for row in each["rows"] for cell in row if "**" in str(cell)]
+    assert bold == [("losses", "RMSprop", "**0.401**"), ("accuracies", "RMSprop", "**81.0**")]
+    assert found["learning rates"]["rows"][0] == ["SGD", "0.1: 0.2, 0.3: 0.25", 0.1]
 
 
-def test_the_page_marks_what_differs_and_nothing_else():
-    text = convergence_page.page(**figures(), quick=False)
-    optimizers = rows_of(text, "Optimizers")
-    bold = [(row[0], cell) for row in optimizers for cell in row if "**" in cell]
-    assert bold == [("RMSprop", "**0.401**"), ("RMSprop", "**81.0**")]
-    assert "- `int8`: the loss is worse with RMSprop; the accuracy with RMSprop." in text
-    assert "- `3lc`: the loss is worse with none of them; the accuracy with none of them." in text
-    assert "{" not in text and "None" not in text
-    assert "With 176 comparisons" in text  # 8 x 5 losses and accuracies; 12 cases at 4 steps, against two others
-
-
-def test_the_page_tells_a_running_warm_up_from_what_it_leaves():
-    rows = rows_of(convergence_page.page(**figures(), quick=False), "Warm-up")
-    second = [row[0] for row in rows].index("spec", 1)
-    accuracies, gaps = rows[:second], rows[second:]
-    last = {(row[0], row[1]): row[2:] for row in accuracies}[("`3lc:s=1.75`", "60")]
-    assert last[:3] == ["*90.0 ± 0.0*", "*91.0 ± 0.0*", "**80.0 ± 0.0**"]
-    gap = {(row[0], row[1]): row[2:] for row in gaps}
-    assert gap[("`3lc:s=1.75`", "60")] == ["*0.0*", "*0.0*", "12.0", "1.0 ↓"]
-    assert gap[("`3lc:s=1.75`", "30")] == ["*0.0*", "11.0", "12.0", "3.0"]
-
-
-def test_the_page_of_a_quick_run_says_that_it_is_one():
-    assert "not for publication" in convergence_page.page(**figures(), quick=True)
-    assert "not for publication" not in convergence_page.page(**figures(), quick=False)
+def test_tables_tell_a_running_warm_up_from_what_it_leaves():
+    found = {key: {tuple(row[:2]): row[2:] for row in each["rows"]} for key, each in convergence.warmup_tables(figures()["warmup"]).items()}
+    assert found["warm-up"]["`3lc:s=1.75`", 60][:3] == ["*90.0 ± 0.0*", "*91.0 ± 0.0*", "**80.0 ± 0.0**"]
+    assert found["gaps"]["`3lc:s=1.75`", 60] == ["*0.0*", "*0.0*", "12.0", "1.0 ↓"]
+    assert found["gaps"]["`3lc:s=1.75`", 30] == ["*0.0*", "11.0", "12.0", "3.0"]
 
 
 # ---- files ----
@@ -162,7 +141,7 @@ def test_what_was_trained_is_not_trained_again(results):
     assert results.load()["runs"] == {"a": 1, "b": 2}
 
 
-def test_the_page_waits_for_both_parts(results, tmp_path, monkeypatch, capsys):
+def test_tables_wait_for_both_parts(results, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(convergence, "train", lambda results, found: results.save({**found, "complete": True}))
     monkeypatch.setattr(sys, "argv", ["convergence.py", "--quick", "--part", "optimizers", "--out", str(tmp_path)])
     assert convergence.main() == 0

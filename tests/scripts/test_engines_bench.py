@@ -1,5 +1,5 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""bench/engines.py: the page from figures that are known, and the ranks over torch.distributed that it starts."""
+"""bench/engines.py: tables from figures that are known, and the ranks over torch.distributed that it starts."""
 
 import json
 import sys
@@ -11,7 +11,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "python" / "tests")]
 
 import engines  # noqa: E402
-import engines_page  # noqa: E402
+import engines_tables  # noqa: E402
+import tables  # noqa: E402
 
 MACHINE = {"CPU": "some CPU", "cores": 2, "load at the start": "0.1"}
 
@@ -46,71 +47,38 @@ def cells():
     return {name: cell and {"machine": MACHINE, **cell} for name, cell in known.items()}
 
 
-def lines_of(page, start):
-    return [line for line in page.splitlines() if line.startswith(start)]
+def rows_of(made, key):
+    return tables.markdown(made[key]).splitlines()[2:]
 
 
-def test_verdicts_are_those_of_the_figures(cells):
-    page = engines_page.page(cells)
-    assert lines_of(page, "| Gloo | 2 |") == ["| Gloo | 2 | 4 | 10.0 | 10.5 | 10.5 | 1.05 yes | 1.00 |",
-                                             "| Gloo | 2 | 16 | 10.0 | 10.6 | 10.6 | 1.06 **no** | 1.00 |"]
-    assert "| `int8` | 500mbit | 10.0 | 14.0 | 30.0 | 20.0 | 1.400 (1.10 to 2.30) **no** | 0.67 yes | 15.0 | 1.07 |" in page
-    assert "| Open MPI | `int8` | 8,000.0 | 2,000.0 | 1,900.0 | 100.0 | 4.0 yes (≥ 3.4) |" in page
-    assert "| Open MPI | `3lc` | 8,000.0 | 1,000.0 | 400.0 | 100.0 | 8.0 **no** (≥ 12) |" in page
-    # 2.0 of the longer of 1.6 and 0.3 + 0.2 + 0.1; 0.61 and 0.51 of 0.4
-    assert "| `int8` of the longer of wire and computing with codec | 1.25 | 1.25 | yes |" in page
-    assert "| `3lc` of the hook that gathers 100 bytes | 1.52 | 1.5 | **no** |" in page
-    assert "| `3lc part=65536` | 200.0 | 0.50 | 100.0 |" in page
-    assert "| `none` of plain DDP | 1.20 | 1.25 | yes |" in page and "| `3lc` of plain DDP | 1.30 | 1.25 | **no** |" in page
+def test_a_table_is_there_once_all_of_its_cells_are(cells):
+    made = engines_tables.tables_of(cells, {})
+    assert set(made) == {"perceptron, 200 Mbit/s", "buckets", "buckets, four hosts", "machine"}
+    assert rows_of(made, "buckets")[1] == "| `none` | 24.0 | 1.20 | 100.0 | 0.0 | 0.0 |"
+    cells |= {f"sums-{name}-{ranks}": cells["sums-gloo-2"] for name in ("gloo", "openmpi", "mpich") for ranks in (2, 4)}
+    cells |= {"libraries-openmpi": cells["libraries-gloo"], "window-3lc": cells["window-int8"], "long-gloo": cells["long-openmpi"],
+              "perceptron-off": cells["perceptron-200mbit"]}
+    made = engines_tables.tables_of(cells, {})
+    assert set(made) == {*engines_tables.TABLES, "machine"}
+    assert rows_of(made, "sums")[:2] == ["| Gloo | 2 | 4 | 10.0 | 10.5 | 10.5 | 1.05 | 1.00 |", "| Gloo | 2 | 16 | 10.0 | 10.6 | 10.6 | 1.06 | 1.00 |"]
+    assert rows_of(made, "two in flight")[0] == "| `int8` | 500mbit | 10.0 | 14.0 | 30.0 | 20.0 | 1.400 (1.10 to 2.30) | 0.67 | 15.0 | 1.07 |"
+    assert rows_of(made, "a slow network")[0] == "| Open MPI | `int8` | 8,000.0 | 2,000.0 | 1,900.0 | 100.0 | 4.0 |"
+    assert rows_of(made, "libraries")[0] == "| engine's own all-reduce | 12 | 1,000.0, 0.008 | 900.0, 0.009 | 900.0, 0.009 | 800.0, 0.010 |"
+    assert rows_of(made, "libraries")[2] == "| `3lc` | 0.0625 | 490.0 (100.0), 0.016 | 200.0 (100.0), 0.039 | 200.0 (100.0), 0.039 | 300.0 (100.0), 0.026 |"
 
 
-def test_sums_that_are_missed_are_told(cells):
-    """1.06 of 10 ms: 0.6 ms more, 1.00 of the sum and a division; with another that takes 3 ms of 1, 1.50 of its mean."""
-    page = " ".join(engines_page.page(cells).split())
-    assert "1 of 2 is missed, by 0.6 ms more than the sum; of the sum and a division it takes 1.00." in page
-    cells["sums-openmpi-2"] = {"machine": MACHINE, "points": [{"bytes": 4 << 20, "own": 0.001, "mean": 0.002, "laconic": 0.003, "ratio": 3.0}]}
-    page = " ".join(engines_page.page(cells).split())
-    assert "2 of 3 are missed, by 0.6 to 2 ms more than the sum; of the sum and a division they take 1.00 to 1.50." in page
-
-
-def test_a_ranking_that_differs_is_named_and_a_near_tie_is_not(cells):
-    page = " ".join(engines_page.page(cells).split())
-    assert "`3lc` is before `int8` over Gloo (200.0 and 400.0 ms), behind it over MPICH (300.0 and 100.0)" in page
-    assert "over torch.distributed (" not in page, "2 % apart"
-    cells["libraries-mpich"] = None
-    assert "No two codecs that are 10 % apart change places between libraries." in engines_page.page(cells)
-
-
-def test_what_no_window_can_reach_is_named(cells):
-    assert "No window hides that" not in engines_page.page(cells)
-    cells["window-int8"]["no limit"] = {"time": 1.8e4}  # 1.29 of 14 ms
-    assert "A call of `int8` without a limit takes more than 1.25 of the longer, too" in " ".join(engines_page.page(cells).split())
-
-
-def test_what_was_not_measured_is_named(cells):
-    page = engines_page.page(cells)
-    assert "| MPICH | 4 | not measured |" in page and "### Without a limit\n\nnot measured" in page
-    empty = engines_page.page(dict.fromkeys(cells))
-    assert "**no**" not in empty and "yes" not in empty
-
-
-def test_a_machine_is_named_once(cells):
-    page = engines_page.page(cells)
-    assert page.endswith("## Machine\n\n- CPU: some CPU, cores: 2\n")
-    cells["buckets"]["machine"] = {"CPU": "other"}
-    assert "- CPU: other (buckets)" in engines_page.page(cells)
-
-
-def test_figures_stand_until_their_cell_is_made_again(cells, tmp_path, monkeypatch):
+def test_tables_stand_with_their_machine_until_their_cells_are_made_again(cells, tmp_path, monkeypatch):
     monkeypatch.setattr(engines, "RESULTS", tmp_path / "out")
-    monkeypatch.setattr(engines, "PAGE", tmp_path / "engines.md")
-    monkeypatch.setattr(engines, "FIGURES", tmp_path / "engines.json")
-    engines.FIGURES.write_text(json.dumps(cells))
+    monkeypatch.setattr(engines, "PUBLISHED", tmp_path)
+    before = engines_tables.tables_of(cells, {})
+    tables.publish(tmp_path, "engines", "make engines", before)
     (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "buckets.json").write_text(json.dumps({"machine": MACHINE, "specs": {"pytorch:ddp": train(0.02), "none": train(0.021)}}))
+    (tmp_path / "out" / "buckets.json").write_text(json.dumps({"machine": {"CPU": "other"}, "specs": {"pytorch:ddp": train(0.02), "none": train(0.021)}}))
     engines.publish()
-    assert "| `none` of plain DDP | 1.05 | 1.25 | yes |" in engines.PAGE.read_text() and "1.400 (1.10 to 2.30) **no**" in engines.PAGE.read_text()
-    assert json.loads(engines.FIGURES.read_text())["window-int8"] == cells["window-int8"]
+    after = json.loads((tmp_path / "engines.json").read_text())["tables"]
+    assert rows_of(after, "buckets")[1] == "| `none` | 21.0 | 1.05 | 100.0 | 0.0 | 0.0 |"
+    assert rows_of(after, "buckets, four hosts") == rows_of(before, "buckets, four hosts")
+    assert dict(after["machine"]["rows"]) == {"perceptron, 200 Mbit/s": "CPU: some CPU, cores: 2", "buckets": "CPU: other", "buckets, four hosts": "CPU: some CPU, cores: 2"}
 
 
 PLANS = {

@@ -1,11 +1,10 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""bench/gradient_laws.py: what it records, that recording changes nothing, its files, its page."""
+"""bench/gradient_laws.py: what it records, that recording changes nothing, its files, its tables."""
 
 import contextlib
 import json
 import os
 import sys
-import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
@@ -14,8 +13,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests" / "support"), str(ROOT / "bench"), str(ROOT / "examples" / "demo"), str(ROOT / "python" / "tests")]
 
 import gradient_laws  # noqa: E402
-import gradient_laws_figures  # noqa: E402
-import gradient_laws_page  # noqa: E402
+import gradient_laws_tables  # noqa: E402
+import tables  # noqa: E402
 from training_here import needs, needs_models  # noqa: E402
 
 SETTINGS = ["--model", "mlp", "--steps", "4", "--every", "2", "--world", "2"]
@@ -127,11 +126,11 @@ def test_figures(recorded):
         assert layers["2.weight"]["compressed"] and not layers["2.bias"]["compressed"]
         assert [record["step"] for record in layers["2.weight"]["records"]] == [0, 2]
         record = layers["2.weight"]["records"][1]
-        assert set(record["ks"]) == set(gradient_laws_figures.LAWS) and 0 < record["ks"]["gamma"] < 0.2
+        assert set(record["ks"]) == set(gradient_laws_tables.LAWS) and 0 < record["ks"]["gamma"] < 0.2
         assert len(record["fits"]) == len(gradient_laws.specs(0.001)) == 36
-        assert {gradient_laws_figures.setting_of(spec)[:3] for spec in record["fits"]} == set(gradient_laws_figures.ROWS)
+        assert {gradient_laws_tables.setting_of(spec)[:3] for spec in record["fits"]} == set(gradient_laws_tables.ROWS)
         for fit in record["fits"].values():
-            assert fit["wanted"] == 1048 and fit["stages"][-1][gradient_laws_figures.SELECTED] == fit["fitted"]
+            assert fit["wanted"] == 1048 and fit["stages"][-1][gradient_laws_tables.SELECTED] == fit["fitted"]
             assert fit["seconds"] > 0 and record["copy_seconds"] > 0
         assert layers["4.bias"]["records"][0]["why"].startswith("too few values: 10")
     first, later = ([figures["layers"][2]["records"][i]["ks"] for figures in found.values()] for i in (0, 1))
@@ -172,28 +171,21 @@ def test_options_that_cannot_be(words):
         gradient_laws.options(words)
 
 
-def test_a_page_of_nothing(tmp_path, capsys):
+def test_without_records_there_are_no_tables(tmp_path, capsys):
     assert gradient_laws.main(["--page", "--out", str(tmp_path), "--publish", str(tmp_path)]) == 1
     assert "nothing was recorded" in capsys.readouterr().err and not (tmp_path / "gradient-laws.md").exists()
 
 
-# ---- the page ----
+# ---- tables ----
 
 
-def test_page_and_plots_of_a_run(recorded, tmp_path):
+def test_tables_of_a_run(recorded, tmp_path):
     words = [*SETTINGS, "--page", "--out", str(recorded), "--publish", str(tmp_path)]
     assert gradient_laws.main(words) == 0
-    text = (tmp_path / "gradient-laws.md").read_text()
-    assert "nan" not in text and "None" not in text and "{" not in text
-    for name in gradient_laws_page.PLOTS:
-        assert f"(gradient-laws-{name}.svg)" in text
-        root = ElementTree.fromstring((tmp_path / f"gradient-laws-{name}.svg").read_text())
-        _, _, width, height = map(float, root.get("viewBox").split())
-        lines = [line.get("points") for line in root.iter("{http://www.w3.org/2000/svg}polyline")]
-        circles = list(root.iter("{http://www.w3.org/2000/svg}circle"))
-        points = [tuple(map(float, pair.split(","))) for line in lines for pair in line.split()]
-        points += [(float(c.get("cx")), float(c.get("cy"))) for c in circles]
-        assert len(points) >= 6 and all(0 <= x <= width and 0 <= y <= height for x, y in points)
+    found = json.loads((tmp_path / "gradient-laws.json").read_text())["tables"]
+    assert {"distances", "kinds", "tails", "compressibility", "guard", "settings, with feedback", "settings, without feedback"} < set(found)
+    assert all(each["rows"] for each in found.values()) and "nan" not in (tmp_path / "gradient-laws.json").read_text().lower()
+    assert len(found["settings, with feedback"]["rows"]) == len(gradient_laws_tables.ROWS)
 
 
 def fit(fitted, sent=None, corrections=0, passes=2, wanted=100, seconds=0.003):
@@ -215,52 +207,42 @@ def figures(model, feedback, exponential, records=3, fitted=100, shape=(1000, 10
     return {"plan": plan, "environment": {"CPU": "one"}, "seconds": {"training": 1.0, "fits": 2.0}, "layers": [layer, small]}
 
 
-def page_of(*found):
-    return gradient_laws_page.page(gradient_laws_figures.Figures(list(found)))
+def rows_of(key, *found):
+    return tables.markdown(gradient_laws_tables.tables_of(list(found))[key]).splitlines()[2:]
 
 
-def test_the_page_says_where_a_law_holds():
-    text = page_of(figures("mlp", True, 0.049), figures("gpt", True, 0.051))
-    assert "With error feedback the exponential law holds in mlp (0.049), and does not hold in gpt (0.051)." in text
-    assert "With error feedback the gamma law holds in mlp (0.040) and gpt (0.040)." in text
-    assert "the generalised Pareto law does not hold in mlp (0.200) and gpt (0.200)." in text
-    assert "Without error feedback" not in text.split("## In short")[1].split("##")[0], "nothing was recorded"
-    assert "| mlp | with | **0.049** | **0.040** | 0.200 | 0.300 | **0.001** |" in text
-    assert "nearest law is exponential in 0\u00a0%, gamma in 100\u00a0%" in " ".join(text.split(" "))
-    assert "| mlp | bias | – | – | – | **0.049** | 0.400 | 0.200 |" in text
+def test_a_law_that_holds_is_bold():
+    assert rows_of("distances", figures("mlp", True, 0.049), figures("gpt", True, 0.051)) == [
+        "| mlp | with | **0.049** | **0.040** | 0.200 | 0.300 | **0.001** |", "| gpt | with | 0.051 | **0.040** | 0.200 | 0.300 | **0.001** |"]
+    assert "| mlp | bias | – | – | – | **0.049** | 0.400 | 0.200 |" in rows_of("kinds", figures("mlp", True, 0.049))
 
 
-def test_the_page_compares_the_default_with_the_others():
-    text = page_of(figures("mlp", True, 0.04))
-    flat = " ".join(line.strip() for line in text.splitlines())
-    assert ("selects 2.00 of what is wanted in the median before the guard, and is within 20 % in 0\u00a0% of the records; "
-            "with the guard it takes as long as copying the elements 5.00 times.") in flat
-    rows = [line for line in text.split("With error feedback:")[1].splitlines() if line.startswith("| ")]
-    default = next(line for line in rows if "**" in line)
-    assert default == ("| **`law=p`, `mode=fixed`** | 2.00 (2.00 – 2.00) | 0\u00a0% | 1.00 (1.00 – 1.00) | 2.00 | "
-                       "1.10 (1.10 – 1.10) | 2.00 | 4.00 | 5.00 |")
-    assert "is within 20 % most often (100\u00a0%; 3.00 copies)" in flat
-    assert "is fastest (3.00 copies; within 20 % in 100\u00a0%)" in flat
+def test_the_default_stands_beside_the_others():
+    rows = rows_of("settings, with feedback", figures("mlp", True, 0.04))
+    assert next(line for line in rows if "**" in line) == (
+        "| **`law=p`, `mode=fixed`** | 2.00 (2.00 – 2.00) | 0 % | 1.00 (1.00 – 1.00) | 2.00 | 1.10 (1.10 – 1.10) | 2.00 | 4.00 | 5.00 |")
+    assert "| `law=exp`, `stages=2` | 1.00 (1.00 – 1.00) | 100 % |" in "\n".join(rows)
+    assert rows_of("guard", figures("mlp", True, 0.04)) == ["| mlp | with | 2.00 (2.00 – 2.00) | 100 % | 2.00 | 2 | 0 % |"]
 
 
 def test_times_are_of_all_elements_and_of_models_alike():
     slow = figures("mlp", True, 0.1)
     slow["layers"][0]["records"][0] = {**slow["layers"][0]["records"][0], "copy_seconds": 0.004,
                                        "fits": {spec: fit(100, seconds=0.1) for spec in gradient_laws.specs(0.001)}}
-    found = gradient_laws_figures.Figures([slow, figures("gpt", True, 0.1)])
+    found = gradient_laws_tables.Figures([slow, figures("gpt", True, 0.1)])
     row = ("exp", 2, "fixed")
-    assert gradient_laws_figures.time_over_copy(found, True, row, "mlp") == pytest.approx((0.1 + 2 * 0.003) / 0.006)
-    assert gradient_laws_figures.time_over_copy(found, True, row) == pytest.approx(((0.1 + 2 * 0.003) / 0.006 + 3) / 2)
+    assert gradient_laws_tables.time_over_copy(found, True, row, "mlp") == pytest.approx((0.1 + 2 * 0.003) / 0.006)
+    assert gradient_laws_tables.time_over_copy(found, True, row) == pytest.approx(((0.1 + 2 * 0.003) / 0.006 + 3) / 2)
 
 
 def test_models_weigh_the_same():
-    found = gradient_laws_figures.Figures([figures("mlp", True, 0.1, records=9, fitted=50), figures("gpt", True, 0.1, records=1)])
+    found = gradient_laws_tables.Figures([figures("mlp", True, 0.1, records=9, fitted=50), figures("gpt", True, 0.1, records=1)])
     row = ("exp", 2, "fixed")
-    parts = found.weighted(True, lambda r: gradient_laws_figures.part_of(r, row, "fitted"))
+    parts = found.weighted(True, lambda r: gradient_laws_tables.part_of(r, row, "fitted"))
     assert sorted({(value, round(weight, 6)) for value, weight in parts}) == [(0.5, round(1 / 9, 6)), (1.0, 1.0)]
-    assert gradient_laws_figures.mean(parts) == pytest.approx(0.75)
-    assert gradient_laws_figures.quantile(parts, 0.5) == 0.5 and gradient_laws_figures.quantile(parts, 0.6) == 1.0
-    assert gradient_laws_figures.share(parts, gradient_laws_page.in_band) == pytest.approx(0.5)
+    assert gradient_laws_tables.mean(parts) == pytest.approx(0.75)
+    assert gradient_laws_tables.quantile(parts, 0.5) == 0.5 and gradient_laws_tables.quantile(parts, 0.6) == 1.0
+    assert gradient_laws_tables.share(parts, gradient_laws_tables.in_band) == pytest.approx(0.5)
 
 
 def test_passes_are_of_elements():
@@ -268,5 +250,5 @@ def test_passes_are_of_elements():
     for spec in small["layers"][0]["records"][0]["fits"].values():
         spec["memory_passes"] = 13
     big["layers"] += small["layers"]
-    found = gradient_laws_figures.Figures([big])
-    assert gradient_laws_figures.element_passes(found, True, ("exp", 2, "fixed"), "on") == pytest.approx((10 * 2 + 13) / 11)
+    found = gradient_laws_tables.Figures([big])
+    assert gradient_laws_tables.element_passes(found, True, ("exp", 2, "fixed"), "on") == pytest.approx((10 * 2 + 13) / 11)

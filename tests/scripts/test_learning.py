@@ -1,11 +1,10 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""bench/learning.py: its runs and their files, its page from runs with known answers, and two trainings of a few steps."""
+"""bench/learning.py: its runs and their files, its tables from runs with known answers, and two trainings of a few steps."""
 
 import dataclasses
 import json
 import math
 import sys
-import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
@@ -14,8 +13,9 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "tests" / "support")]
 
 import learning  # noqa: E402
-import learning_page  # noqa: E402
-import learning_runs  # noqa: E402
+import judging  # noqa: E402
+import learning_tables  # noqa: E402
+import tables  # noqa: E402
 from training_here import needs_library, needs_models  # noqa: E402
 
 FP32 = learning.REFERENCE
@@ -103,28 +103,10 @@ def without(found, question, test):
     return {**found, question: [(cell, None if test(cell) else run) for cell, run in found[question]]}
 
 
-def page(found):
-    return learning_page.page(found, learning_page.sections(found))
-
-
-def flat(text):
-    return " ".join(text.split())
-
-
-def section(text, heading):
-    return text.split(f"## {heading}\n")[1].split("\n## ")[0]
-
-
-def rows_of(text, heading):
-    """Those of all tables of a section, by their first two cells."""
-    rows = [line for line in section(text, heading).splitlines() if line.startswith("|")]
-    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in rows]
+def rows_of(found, key):
+    """As the page shows them, by their first two cells."""
+    lines = [line[2:-2].split(" | ") for line in tables.markdown(learning_tables.tables_of(found)[key]).splitlines()[2:]]
     return {tuple(line[:2]): line[2:] for line in lines}
-
-
-def tables_of(text, heading):
-    parts = [part for part in section(text, heading).split("\n\n") if part.startswith("|")]
-    return [rows_of(f"## {heading}\n{part}", heading) for part in parts]
 
 
 # ---- a long run ----
@@ -138,39 +120,33 @@ def tables_of(text, heading):
     ([], None),
 ])
 def test_within_from(differences, step):
-    assert learning_runs.within_from(differences) == step
+    assert learning_tables.within_from(differences) == step
 
 
 def test_smoothing_takes_five_evaluations_and_not_the_start():
     points = [(0, 100.0), *((step, float(step)) for step in range(1, 8))]
-    assert learning_runs.smoothed(points) == [(5, 3.0), (6, 4.0), (7, 5.0)]
+    assert learning_tables.smoothed(points) == [(5, 3.0), (6, 4.0), (7, 5.0)]
 
 
 def test_a_long_run_says_what_ends_within_0_3_points_and_from_where(found):
-    rows = rows_of(page(found), "A long run")
+    rows = rows_of(found, "a long run")
     # 3lc is good from step 2100 on, sidco but for step 3000: four evaluations later it is out of the mean.
-    assert rows["mlp", "`3lc:s=1.75`"][-2:] == ["2500", "yes"]
-    assert rows["mlp", "`sidco:ratio=0.001`"][-2:] == ["3500", "yes"]
-    assert rows["cnn", "`topk:ratio=0.001`"][-2:] == ["–", "no"]
+    assert rows["mlp", "`3lc:s=1.75`"][-1] == "2500"
+    assert rows["mlp", "`sidco:ratio=0.001`"][-1] == "3500"
+    assert rows["cnn", "`topk:ratio=0.001`"][-1] == "–"
     assert rows["cnn", "`topk:ratio=0.001`"][1:3] == ["-1.00 (-1.00, -1.00, -1.00)"] * 2
     assert rows["mlp", "fp32"][0] == "90.1 ± 0.1"
-    text = flat(page(found))
-    assert "cnn ends within 0.3 points of fp32 with `3lc:s=1.75` and `sidco:ratio=0.001`, and not within 0.3 points with " \
-        "`topk:ratio=0.001` (worse beyond chance). After 200 steps it is with none of them." in text
-    assert "One of the 360 test samples is 0.28 points" in text
-    one = without(found, "long", lambda cell: cell.seed > 0)
-    assert "not within 0.3 points with `topk:ratio=0.001` (a difference that may be chance)." in flat(page(one))
 
 
 def test_a_long_run_is_compared_with_the_short_runs_that_it_needs(found):
     fewer = without(found, "seeds", lambda cell: cell.model in ("lstm", "gpt") or cell.spec == "int8")
-    assert rows_of(page(fewer), "A long run")["cnn", "`topk:ratio=0.001`"][2] == "-1.00 (-1.00, -1.00, -1.00)"
+    assert rows_of(fewer, "a long run")["cnn", "`topk:ratio=0.001`"][2] == "-1.00 (-1.00, -1.00, -1.00)"
     lacking = without(found, "seeds", lambda cell: cell.seed == 1 and cell.spec == "topk:ratio=0.001")
-    assert rows_of(page(lacking), "A long run")["cnn", "`topk:ratio=0.001`"][2] == "-1.00 (-1.00, -1.00)"
+    assert "a long run" not in learning_tables.tables_of(lacking)
 
 
 def test_worse_than_fp32_beyond_chance_is_bold(found):
-    rows = rows_of(page(found), "A long run")
+    rows = rows_of(found, "a long run")
     assert rows["mlp", "`topk:ratio=0.001`"][0] == "**89.1 ± 0.1**"
     assert rows["mlp", "`3lc:s=1.75`"][0] == "90.0 ± 0.1"  # 0.1 points: less than half a sample
 
@@ -192,26 +168,14 @@ def test_worse_than_fp32_beyond_chance_is_bold(found):
     ("gpt", [9.9, 3.0], [math.nan, 3.0], 0),
 ])
 def test_worse_and_better_beyond_chance(model, values, plain, sign):
-    assert learning_runs.judged(model, values, plain) == sign
+    assert judging.judged(model, values, plain) == sign
 
 
 # ---- warm-up ----
 
 
-def test_warm_up_tells_closed_from_smaller_from_unchanged(found):
-    text = flat(section(page(found), "Warm-up"))
-    everything = "mlp, cnn, lstm and gpt"
-    effects = {"`3lc`, 50": "closed", "`3lc`, 200": "smaller", "`3lc:s=1.75`, 50": "not changed beyond chance",
-               "`topk:ratio=0.001`, 50": "larger", "`topk:ratio=0.001`, 200": "not beyond chance even without a warm-up"}
-    for case, effect in effects.items():
-        words = f"{effect} with {everything}"
-        assert f"{case} steps of warm-up: after them the gap is {words}; at the end it is {words}." in text
-    assert "the gap that follows the warm-up is closed in 4, smaller in 4, not changed beyond chance in 8, larger in 4 and not " \
-        "beyond chance even without a warm-up in 4" in text
-
-
 def test_a_gap_after_a_warm_up_stands_beside_that_of_the_same_steps_without_one(found):
-    finals, gaps = tables_of(page(found), "Warm-up")
+    finals, gaps = rows_of(found, "warm-up"), rows_of(found, "gaps after a warm-up")
     assert gaps["`3lc`", "200"] == ["1.5 (3.0) ↑"] * 2 + ["0.015 (0.030) ↑"] * 2
     assert gaps["`3lc:s=1.75`", "50"] == ["3.0 (3.0)"] * 2 + ["0.030 (0.030)"] * 2
     assert finals["`3lc`", "0"][0] == "**87.1 ± 0.1**" and finals["`3lc`", "50"][0] == "90.1 ± 0.1 ↑"
@@ -222,87 +186,42 @@ def test_a_gap_after_a_warm_up_stands_beside_that_of_the_same_steps_without_one(
 # ---- optimizers ----
 
 
-def test_the_spec_that_sends_least_without_harm_suits_an_optimizer(found):
-    text = flat(section(page(found), "Optimizers"))
-    fine = "of the specs that are not worse beyond chance with any model"
-    assert f"- SGD: {fine} `powersgd:rank=4` sends the least, 1/30 (gpt) and 1/30 (cnn) of fp32's bytes; it ends at +0.000 bits " \
-        "(gpt), +0.0 points (cnn). Worse: `topk:ratio=0.01` with +0.020 bits (gpt), -2.0 points (cnn)." in text
-    assert f"- Adam: {fine} `powersgd:rank=4`" in text and "Worse: `3lc` with +0.020 bits (gpt) and `topk:ratio=0.01` with" in text
-    assert f"- AdamW: {fine} `3lc` sends the least, 1/20" in text and "and `powersgd:rank=4` with failed (gpt)." in text
-
-
 def test_final_qualities_and_rates_of_the_optimizers(found):
-    tables = tables_of(page(found), "Optimizers")
-    gpt = {name: cells for (name, _), cells in tables[0].items()}
+    gpt = {name: cells for (name, _), cells in rows_of(found, "optimizers, gpt").items()}
     assert gpt["AdamW"] == ["3.001 ± 0.001", "3.001 ± 0.001 (+0.000)", "3.001 ± 0.001 (+0.000)", "**3.021 ± 0.001 (+0.020)**",
                             "**failed, 1 of 3**"]
-    assert tables[-1]["cnn", "momentum"] == ["0.03: 99.0, 0.1: 100.0, 0.3: 99.0", "0.1"]
-    text = flat(section(page(found), "Optimizers"))
-    assert "At an edge of what was tried, so that another rate may be better: Adam with gpt (the smallest), AdamW with gpt " \
-        "(the smallest), Adam with cnn (the smallest) and AdamW with cnn (the smallest)." in text
-
-
-def test_one_seed_recommends_nothing(found):
-    text = page(without(found, "optimizers", lambda cell: cell.seed > 0))
-    assert "With one seed no spec can be recommended." in text and "sends the least" not in text
+    assert rows_of(found, "learning rates")["cnn", "momentum"] == ["0.03: 99.0, 0.1: 100.0, 0.3: 99.0", "0.1"]
 
 
 # ---- which parameters suffer ----
 
 
 def test_the_worst_parameters_are_named(found):
-    text = flat(section(page(found), "Which parameters suffer"))
-    assert "gpt: `characters.weight` is worst with `3lc`, `topk:ratio=0.001` and `sidco:ratio=0.001`. By kind: embedding 27.5 " \
-        "(`3lc`), 27.5 (`topk:ratio=0.001`), 27.5 (`sidco:ratio=0.001`); norm uncompressed; head 9.0 (`3lc`)," in text
-    by_kind, worst = tables_of(page(found), "Which parameters suffer")
+    by_kind, worst = rows_of(found, "residuals by kind"), rows_of(found, "worst parameters")
     assert worst["gpt", "`3lc`"] == ["`characters.weight` (embedding) 50.0", "`head.1.weight` (head) 9.0",
                                      "`blocks.0.mixing.0.weight` (hidden weight) 8.0"]
     assert worst["mlp", "`3lc`"][0] == "`0.weight` (hidden weight) 5.0"
     assert by_kind["gpt", "`3lc`"] == ["27.5", "uncompressed", "–", "9.0", "8.0"]
     assert by_kind["cnn", "`3lc`"] == ["–", "uncompressed", "–", "uncompressed", "7.0 (1 of 2 uncompressed)"]
-    assert "In 12 trainings the worst parameter is a hidden weight in 6, a head in 3 and an embedding in 3." in text
 
 
-# ---- the page ----
+# ---- all tables ----
 
 
-def test_runs_that_are_missing_are_listed_and_their_sections_left_out(found, tmp_path, capsys, monkeypatch):
-    last = page(found).splitlines()[-1]
-    assert "missing" not in last
-    found = without(found, "norms", lambda cell: cell.model == "gpt")
-    found = without(found, "long", lambda cell: cell.seed == 2 and cell.model == "cnn")
-    found = without(found, "optimizers", lambda cell: True)
-    text = page(found)
-    assert text.splitlines()[-1] == "Runs that are missing: 4 of 24 (long), 3 of 12 (norms), 120 of 120 (optimizers)."
-    assert "## A long run" in text and "## Warm-up" in text and "suffer\n" not in text and "## Optimizers" not in text
-    assert "Seeds 0 and 1, of 3 so far." in flat(text) and "(-1.00, -1.00)" in text
+def test_a_question_whose_runs_are_not_all_there_keeps_its_tables(found, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(learning, "known", found.__getitem__)
+    assert learning.main(["--page", "--out", str(tmp_path)]) == 0 and not capsys.readouterr().err
+    before = json.loads((tmp_path / "learning.json").read_text())
+    fewer = without(without(found, "norms", lambda cell: cell.model == "gpt"), "optimizers", lambda cell: True)
+    monkeypatch.setattr(learning, "known", fewer.__getitem__)
+    assert set(learning_tables.tables_of(fewer)) == {"a long run", "warm-up", "gaps after a warm-up", "environment"}
     assert learning.main(["--page", "--out", str(tmp_path)]) == 0
-    assert capsys.readouterr().err.strip() == text.splitlines()[-1]
-    assert (tmp_path / "learning.md").read_text() == text
+    assert capsys.readouterr().err.splitlines() == ["norms: 3 of 12 runs are missing", "optimizers: 120 of 120 runs are missing"]
+    after = json.loads((tmp_path / "learning.json").read_text())
+    assert {**after["tables"], "environment": 0} == {**before["tables"], "environment": 0}
 
 
-def test_a_seed_needs_all_its_runs(found):
-    runs = learning_runs.Runs(without(found, "long", lambda cell: (cell.seed, cell.spec) == (1, FP32))["long"])
-    assert runs.seeds == [0, 2] and len(runs.of("mlp", FP32)) == 2
-
-
-def test_pictures_are_on_the_page_and_whole_and_older_ones_go(found, tmp_path):
-    (tmp_path / "learning-old.svg").write_text("old")
-    (tmp_path / "other.svg").write_text("of another page")
-    learning_page.write_page(found, tmp_path)
-    text = (tmp_path / "learning.md").read_text()
-    pictures = sorted(path.name for path in tmp_path.glob("*.svg"))
-    assert pictures == ["learning-long.svg", *(f"learning-norms-{m}.svg" for m in ("cnn", "gpt", "lstm", "mlp")),
-                        "learning-warmup.svg", "other.svg"]
-    for name in pictures[:-1]:
-        assert f"({name})" in text
-        root = ElementTree.fromstring((tmp_path / name).read_text())
-        lines = [line.get("points") for line in root.iter("{http://www.w3.org/2000/svg}polyline")]
-        assert len(lines) > 3 and all(lines) and "nan" not in " ".join(lines)
-
-
-def test_what_went_astray_does_not_stop_the_page(found, tmp_path):
+def test_what_went_astray_does_not_stop_the_tables(found):
     """NaN in every evaluation but the first, of one seed of everything but fp32; residuals and gradients, too."""
     for cells in found.values():
         for cell, run in cells:
@@ -311,23 +230,19 @@ def test_what_went_astray_does_not_stop_the_page(found, tmp_path):
             for records in (run["norms"] or {}).values():
                 records[0][1] = None if records[0][1] is None else math.nan
                 records[1][2] = 0.0
-    learning_page.write_page(found, tmp_path)
-    text = (tmp_path / "learning.md").read_text()
-    assert rows_of(text, "A long run")["mlp", "`3lc:s=1.75`"] == [
-        "**failed, 1 of 3**", "failed (failed, -0.10, -0.10)", "failed (failed, -1.00, -1.00)", "–", "no"]
-    assert "nan" not in text.lower().replace("nanogpt", "")
-    assert "`characters.weight` (embedding) 50.0" in text
+    assert rows_of(found, "a long run")["mlp", "`3lc:s=1.75`"] == ["**failed, 1 of 3**", "failed", "failed", "–"]
+    assert rows_of(found, "worst parameters")["gpt", "`3lc`"][0] == "`characters.weight` (embedding) 50.0"
+    assert "nan" not in json.dumps(learning_tables.tables_of(found)).lower()
 
 
-def test_comparisons_over_different_machines_are_named(found):
-    assert "different places" not in page(found)
-    assert f"- {sum(map(len, found.values()))} runs, 2026-01-02: one, python 3.11, torch 2.0, scikit-learn 1.0" in page(found)
+def test_every_machine_is_named_with_its_runs(found):
     for cell, run in found["long"]:
-        if (cell.model, cell.spec, cell.seed) == ("mlp", FP32, 1):
-            run["environment"] = {**PLACE, "CPU": "another"}
-        if cell.model == "cnn" and cell.seed == 0:
-            run["environment"] = {**PLACE, "CPU": "another"}
-    assert "another text: long, mlp, seed 1." in flat(page(found))
+        if cell.seed == 0:
+            run["environment"] = {**PLACE, "CPU": "another", "date": "2026-01-01"}
+    rows = learning_tables.tables_of(found)["environment"]["rows"]
+    assert [row[1:] for row in rows] == [["2026-01-02", "2026-01-02", "one, python 3.11, torch 2.0, scikit-learn 1.0"],
+                                         ["2026-01-01", "2026-01-01", "another, python 3.11, torch 2.0, scikit-learn 1.0"]]
+    assert sum(row[0] for row in rows) == sum(map(len, found.values()))
 
 
 # ---- runs and their files ----
@@ -336,7 +251,6 @@ def test_comparisons_over_different_machines_are_named(found):
 @pytest.fixture
 def results(tmp_path, monkeypatch):
     monkeypatch.setattr(learning, "RESULTS", tmp_path / "learning")
-    monkeypatch.setattr(learning, "KEPT", tmp_path / "learning.json")
     return learning.RESULTS
 
 
@@ -354,25 +268,6 @@ def test_a_file_of_another_run_is_not_taken(results):
     assert longer.path == cell.path and longer.load() is None
     cell.path.write_text(cell.path.read_text()[:20])
     assert cell.load() is None
-
-
-def test_the_pages_runs_are_kept_beside_it(results, tmp_path):
-    """To six digits, so that the page is the same from either."""
-    one, other = learning.cells("long")[:2]
-    thirds = {**run_of(one), "curve": [[0, 1 / 3], [100, math.nan]], "seconds": 9.0}
-    learning.save(one.path, thirds)
-    learning.publish(tmp_path)
-    learning.kept.cache_clear()
-    page = (tmp_path / "learning.md").read_text()
-    one.path.unlink()
-    found = one.load()
-    assert found["curve"][0] == [0, 0.333333] and math.isnan(found["curve"][1][1]) and "seconds" not in found
-    assert other.load() is None and dataclasses.replace(one, steps=1).load() is None
-    learning.publish(tmp_path)
-    assert (tmp_path / "learning.md").read_text() == page
-    learning.save(one.path, {**thirds, "curve": [[0, 0.5]]})
-    assert one.load()["curve"] == [[0, 0.5]], "what was trained lately comes first"
-    learning.kept.cache_clear()
 
 
 @pytest.mark.parametrize("model, optimizer, learnt, best", [

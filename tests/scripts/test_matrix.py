@@ -1,7 +1,6 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""bench/matrix.py: the page of all models and networks from figures that are known, and what it runs."""
+"""bench/matrix.py: tables of all models and networks from figures that are known, and what it runs."""
 
-import itertools
 import json
 import re
 import sys
@@ -14,7 +13,8 @@ sys.path.insert(0, str(ROOT / "bench"))
 
 import learning  # noqa: E402
 import matrix  # noqa: E402
-import matrix_page  # noqa: E402
+import matrix_tables  # noqa: E402
+import tables  # noqa: E402
 
 SPECS = ("pytorch:ddp", "3lc", "topk:ratio=0.01")
 #: milliseconds a step
@@ -29,7 +29,7 @@ LEARNT = {("mlp", "pytorch:ddp"): ((50, 60, 70), (0.97, 0.97, 0.97)), ("mlp", "3
 
 def run(model, reached, final):
     """Far from the target but for one evaluation; the last five are the final quality."""
-    about = matrix_page.MODELS[model]
+    about = matrix_tables.MODELS[model]
     far = 0.1 if about.quality.higher_is_better else 6.0
     curve = [[step, about.target if step == reached else far] for step in range(0, 201, 10)]
     return {"curve": curve + [[step, final] for step in range(210, 260, 10)], "environment": {"CPU": "some CPU", "torch": "2.0"}}
@@ -42,7 +42,7 @@ def raw(model, network):
     bounds = [{"network": network, "spec": spec, "repeat": 0, "payload": 1000, "times": [[0.0, steps[spec] / 2e3, 0.0]]}
               for spec in SPECS[1:]]
     rank = {"learn": [], "pairs": [], "blocks": blocks, "bounds": bounds, "phases": {}}
-    about = matrix_page.MODELS[model]
+    about = matrix_tables.MODELS[model]
     plan = {"model": model, "networks": [network], "specs": list(SPECS), "steps": about.steps, "every": about.every,
             "target": about.target, "seeds": [0], "workers": 2, "times_only": True, "data": None}
     return {"plan": plan, "ranks": [rank, rank], "about": {spec: {"canonical": spec, "strategy": ""} for spec in SPECS},
@@ -56,23 +56,20 @@ def found():
     return {"learning": runs, "times": {key: raw(*key) for key in STEPS}, "missing": []}
 
 
-def table_after(page, title):
-    """The rows of the first table behind a line."""
-    lines = page[page.index(title):].splitlines()
-    begin = next(i for i, line in enumerate(lines) if line.startswith("|"))
-    return [[cell.strip() for cell in line.split("|")[1:-1]]
-            for line in itertools.takewhile(lambda line: line.startswith("|"), lines[begin:])]
+def rows_of(found, key):
+    """As the page shows them."""
+    return [line[2:-2].split(" | ") for line in tables.markdown(matrix_tables.tables_of(found)[key]).splitlines()[2:]]
 
 
 def test_time_is_the_median_of_the_seeds_steps_times_the_step(found):
-    cells = {(cell.model, cell.network): cell.time for cell in matrix_page.cells(found)}
+    cells = {(cell.model, cell.network): cell.time for cell in matrix_tables.cells(found)}
     assert cells["mlp", "20mbit"] == pytest.approx({"pytorch:ddp": 180.0, "3lc": 2.4, "topk:ratio=0.01": 15.0})
     # two of three runs do not get there: neither does the exchange
     assert cells["lstm", "1gbit"] == {"pytorch:ddp": pytest.approx(9.0), "3lc": None, "topk:ratio=0.01": pytest.approx(10.12)}
 
 
 def test_the_first_of_each_cell_and_by_how_much(found):
-    rows = table_after(matrix_page.page(found), "## First")[2:]
+    rows = rows_of(found, "first to the target")
     assert [row[1:] for row in rows] == [
         ["20 Mbit/s", "`3lc`", "`topk:ratio=0.01`", "2.4 s", "75.0", "6.2"],
         ["1 Gbit/s", "`3lc`", "`topk:ratio=0.01`", "1.2 s", "3.0", "1.2"],
@@ -84,41 +81,16 @@ def test_the_first_of_each_cell_and_by_how_much(found):
 def test_a_cell_in_which_nothing_gets_there(found):
     for spec in SPECS:
         found["learning"]["mlp", spec] = [run("mlp", None, 0.5)] * 3
-    page = matrix_page.page(found)
-    assert table_after(page, "## First")[2:4] == [["`mlp`, 95 %", rate, "–", "–", "not reached", "–", "–"] for rate in ("20 Mbit/s", "1 Gbit/s")]
-    assert [row[1:3] for row in table_after(page, "## Rankings")[2:]] == [["–", "–"]] * 3
+    assert rows_of(found, "first to the target")[:2] == [["`mlp`, 95 %", rate, "–", "–", "not reached", "–", "–"] for rate in ("20 Mbit/s", "1 Gbit/s")]
+    assert [row[1:3] for row in rows_of(found, "rankings")] == [["–", "–"]] * 3
 
 
-def test_ranks_and_flips(found):
-    page = matrix_page.page(found)
-    assert table_after(page, "## Rankings")[2:] == [["PyTorch DDP, fp32", "3", "3", "2", "1"], ["`3lc`", "1", "1", "–", "–"],
-                                                   ["`topk:ratio=0.01`", "2", "2", "1", "2"]]
-    flips = matrix_page.flips(matrix_page.cells(found))
-    # 3lc is before both on mlp and does not get there on lstm; topk against fp32: 18 times sooner, 1.12 times later, which is not clear
-    assert [(f.one, f.other, f.before.name, f.behind.name) for f in flips] == [
-        ("pytorch:ddp", "3lc", "lstm at 20 Mbit/s", "mlp at 20 Mbit/s"), ("3lc", "topk:ratio=0.01", "mlp at 20 Mbit/s", "lstm at 20 Mbit/s")]
-    assert "Of 3 pairs of exchanges 2 change" in page
-    assert "- `3lc` before `topk:ratio=0.01`: mlp at 20 Mbit/s (× 6.2); behind it: lstm at 20 Mbit/s (`3lc` does not get there)." in page
-
-
-def test_flips_are_named_of_contenders(found, monkeypatch):
-    monkeypatch.setattr(matrix_page, "CONTENDERS", 1)
-    del found["times"]["lstm", "1gbit"]  # there fp32 is first
-    page = matrix_page.page(found)
-    assert "Of 3 pairs of exchanges 2 change" in page
-    assert "- `3lc` before `topk:ratio=0.01`" in page and "- PyTorch DDP, fp32 before" not in page
-
-
-def test_neither_is_before_the_other_where_both_do_not_get_there(found):
-    for spec in SPECS[:2]:
-        found["learning"]["lstm", spec] = [run("lstm", None, 3.5)] * 3
-    cell = matrix_page.cells(found)[2]
-    assert matrix_page.ratio(cell, "pytorch:ddp", "3lc") == 1.0 and matrix_page.ratio(cell, "topk:ratio=0.01", "3lc") == float("inf")
+def test_ranks_are_by_the_time_to_the_target(found):
+    assert rows_of(found, "rankings") == [["PyTorch DDP, fp32", "3", "3", "2", "1"], ["`3lc`", "1", "1", "–", "–"], ["`topk:ratio=0.01`", "2", "2", "1", "2"]]
 
 
 def test_quality_against_fp32(found):
-    page = matrix_page.page(found)
-    mlp, lstm = (table_after(page, f"## {name}")[2:] for name in ("mlp", "lstm"))
+    mlp, lstm = (rows_of(found, f"{name}: quality") for name in ("mlp", "lstm"))
     assert [row[1:] for row in mlp] == [["50, 60, 70", "97.00 %", "0.00 points", "–"],
                                         ["60, 60, 60", "90.00 %", "1.00 points", "**-7.00 points**"],
                                         ["100, 150, –", "95.67 %", "1.53 points", "-1.33 points"]]
@@ -126,30 +98,25 @@ def test_quality_against_fp32(found):
 
 
 def test_times_and_bounds_of_a_model(found):
-    page = matrix_page.page(found)
-    section = page[page.index("## lstm"):]
-    times = table_after(section[section.index("In bold"):], "|")
-    assert times[0] == ["exchange", "bytes a step, kernel", "× fewer than fp32", "step at 20 Mbit/s, ms", "time to target",
-                        "step at 1 Gbit/s, ms", "time to target"]
-    assert times[3] == ["`3lc`", "50,000", "80.0", "50.0", "not reached", "95.0", "not reached"]
-    assert table_after(section, "What the codec")[2:] == [["`3lc`", "25.0", "50.0", "47.5", "95.0"],
-                                                         ["`topk:ratio=0.01`", "100", "200", "46.0", "92.0"]]
+    assert [heading for heading, _ in matrix_tables.tables_of(found)["lstm: times"]["columns"]] == [
+        "exchange", "bytes a step, kernel", "× fewer than fp32", "step at 20 Mbit/s, ms", "time to target", "step at 1 Gbit/s, ms", "time to target"]
+    assert rows_of(found, "lstm: times")[1] == ["`3lc`", "50,000", "80.0", "50.0", "not reached", "95.0", "not reached"]
+    assert rows_of(found, "lstm: codec work") == [["`3lc`", "25.0", "50.0", "47.5", "95.0"], ["`topk:ratio=0.01`", "100", "200", "46.0", "92.0"]]
 
 
 def test_environment_names_both_machines_and_the_picture_is_whole(found):
-    page = matrix_page.page(found)
-    assert "- learning, CPU: some CPU\n" in page and "- step times, CPU: other CPU\n" in page and "Emulated" not in page
-    titles = re.findall(r"<title>([^<]*)</title>", matrix_page.pictures(found)["models.svg"])
+    rows = rows_of(found, "environment")
+    assert ["learning, CPU", "some CPU"] in rows and ["step times, CPU", "other CPU"] in rows
+    titles = re.findall(r"<title>([^<]*)</title>", matrix_tables.picture(found))
     assert len(titles) == 12 and titles[4] == "Laconic 3lc, mlp 20 Mbit/s: 2.4 s" and titles[6].endswith("lstm 20 Mbit/s: –")
     for cell in found["times"].values():
         cell["emulated"] = True
-    assert "**Emulated:" in matrix_page.page(found)
+    assert rows_of(found, "environment")[-1][1].startswith("**emulated:")
 
 
 def test_what_is_missing_is_named_and_nothing_is_written(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(matrix, "TIMES", tmp_path / "times")
     monkeypatch.setattr(learning, "RESULTS", tmp_path / "learning")
-    monkeypatch.setattr(learning, "KEPT", tmp_path / "learning.json")
     assert matrix.write(tmp_path / "docs") == 1 and not (tmp_path / "docs").exists()
     said = capsys.readouterr().err
     assert "seeds-mlp-pytorch_ddp-seed0" in said and "times of gpt at 1gbit" in said
@@ -173,10 +140,10 @@ def test_cells_that_are_there_are_not_measured_again(tmp_path, monkeypatch):
 
 
 def test_readme_has_the_pages_figures():
-    page = (ROOT / "docs/results/models.md").read_text(encoding="utf-8")
-    rows = [row for row in table_after(page, "## First")[2:] if row[1] == "50 Mbit/s" and not row[0].startswith("`mlp`")]
+    found = json.loads((ROOT / "docs/results/models.json").read_text(encoding="utf-8"))["tables"]["first to the target"]["rows"]
+    rows = [row for row in found if row[1] == "50 Mbit/s" and not row[0].startswith("`mlp`")]
     assert len(rows) == 3
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     for name, _, first, _, time, sooner, _ in rows:
         model = name.split(",")[0]
-        assert re.search(rf"- {model},.*: {re.escape(first)}, {re.escape(time)}, {re.escape(sooner)} times sooner", readme)
+        assert re.search(rf"- {model},.*: {re.escape(first)}, {time:.1f} s, {sooner:.1f} times sooner", readme)

@@ -1,5 +1,5 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""bench/qualities.py: its runs, its page from runs with known answers, and one training of a few steps."""
+"""bench/qualities.py: its runs, its tables from runs with known answers, and one training of a few steps."""
 
 import dataclasses
 import json
@@ -14,7 +14,7 @@ sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "tests" / "support"), str(ROOT /
 
 import learning  # noqa: E402
 import qualities  # noqa: E402
-import qualities_page  # noqa: E402
+import tables  # noqa: E402
 from training_here import needs_library  # noqa: E402
 
 PLACE = {"CPU": "one", "date": "2026-01-02", "python": "3.11", "torch": "2.0", "scikit-learn": "1.0"}
@@ -31,12 +31,9 @@ NAMES = {"int8": entry("quantization"), "topk": entry("sparsification", "set_uni
 @pytest.fixture
 def here(tmp_path, monkeypatch):
     monkeypatch.setattr(qualities, "RESULTS", tmp_path / "out")
-    monkeypatch.setattr(qualities, "KEPT", tmp_path / "quality.json")
     monkeypatch.setattr(qualities, "codecs", lambda: NAMES)
     monkeypatch.setattr(qualities, "own_rate", lambda model: 0.1)
-    learning.kept.cache_clear()
-    yield tmp_path
-    learning.kept.cache_clear()
+    return tmp_path
 
 
 def run_of(cell, value):
@@ -63,8 +60,10 @@ def train_all():
         learning.save(cell.path, run_of(cell, value_of(cell)))
 
 
-def rows(page):
-    return {line.split("|")[1].strip(): [cell.strip() for cell in line.split("|")[2:-1]] for line in page.splitlines() if line.startswith("| ")}
+def rows(found):
+    """As the page shows them, by their first cell."""
+    lines = [line[2:-2].split(" | ") for line in tables.markdown(found).splitlines()[2:]]
+    return {line[0]: line[1:] for line in lines}
 
 
 def test_the_runs_are_every_codec_with_every_model_and_seed(here):
@@ -84,58 +83,36 @@ def test_codecs_that_vote_take_the_rate_that_learned_most(here):
     assert {cell.rate for _, spec, cell in qualities.runs(NAMES) if spec != "signsgd"} == {0.0}
 
 
-def test_the_page(here):
+def test_qualities_and_rates_are_published(here):
     train_all()
     assert qualities.main(["--page", "--out", str(here)]) == 0
-    page = (here / "quality.md").read_text()
-    table = rows(page)
+    found = json.loads((here / "quality.json").read_text())["tables"]
+    table = rows(found["quality"])
     assert table["uncompressed"] == ["", "1", "95.1 ± 0.1", "95.1 ± 0.1", "9.00 ± 1.00", "9.00 ± 1.00"]
     assert table["`int8`"] == ["quantization", "4 to 4", "95.1 ± 0.1 (+0.0)", "95.1 ± 0.1 (+0.0)", "9.00 ± 1.00 (+0.00)",
                                "9.00 ± 1.00 (+0.00)"]
     assert table["`topk`"][2:] == ["**93.1 ± 0.1 (-2.0)**"] * 2 + ["**12.00 ± 1.00 (-3.00)**"] * 2
     assert table["`signsgd` †"][2:] == ["95.1 ± 0.1 (+0.0)", "95.1 ± 0.1 (+0.0)", "**failed, 3 of 3**", "9.00 ± 1.00 (+0.00)"]
-    flat = " ".join(page.split())
-    assert "- `topk` with mlp (-2.0) and cnn (-2.0): most of the gradient waits" in flat
-    assert "- `topk` with lstm (-3.0) and gpt (-3.0): Adam divides" in flat
-    assert "- `signsgd` with lstm (failed): a sign has no size" in flat and "- `int8`" not in flat
-    assert "0.0001: 87.7, 0.0003: 88.8, 0.001: 90.0, 0.003: 88.9" in flat
-    assert "another rate may be better: `signsgd` with lstm and `signsgd` with gpt." in flat
-    assert "missing" not in page and "not explained" not in page
+    assert found["rates"]["rows"][0] == ["`signsgd`", "mlp", "3e-05: 86.5, 0.0001: 87.7, 0.0003: 88.8, 0.001: 90.0, 0.003: 88.9", 0.001]
 
 
-def test_runs_go_on_from_what_is_kept_and_what_is_missing_is_said(here, monkeypatch):
+def test_runs_go_on_from_what_is_there_and_what_is_missing_is_said(here, monkeypatch, capsys):
     train_all()
-    qualities.main(["--page", "--out", str(here)])
-    for path in (here / "out").iterdir():
-        path.unlink()
-    learning.kept.cache_clear()
     asked = []
     monkeypatch.setattr(qualities.group, "start", lambda *arguments: asked.append(arguments))
     monkeypatch.setattr(qualities.group, "wait", lambda _: None)
-    assert qualities.main([]) == 0 and not asked
-    whole = json.loads((here / "quality.json").read_text())
-    (here / "quality.json").write_text(json.dumps({name: run for name, run in whole.items() if "int8" not in name}))
-    learning.kept.cache_clear()
-    assert qualities.main(["--slots", "2"]) == 0
+    assert qualities.main(["--out", str(here)]) == 0 and not asked
+    for path in (here / "out").glob("*int8*"):
+        path.unlink()
+    assert qualities.main(["--slots", "2", "--out", str(here)]) == 1
     assert sorted(len(arguments[3]) for arguments in asked) == [6, 6]
-    page = (here / "quality.md").read_text()
-    assert page.splitlines()[-1] == "Runs that are missing: 12 of 66."
-    assert rows(page)["`int8`"] == ["quantization", "–", "–", "–", "–", "–"]
-
-
-def test_a_page_of_nothing(here):
-    page = qualities_page.page(NAMES, [(m, s, c, None) for m, s, c in qualities.runs(NAMES)], [], [0, 1, 2], qualities.STEPS)
-    assert "Runs that are missing: 48 of 48." in page
+    assert capsys.readouterr().err.splitlines()[-1] == "no tables yet: 12 runs are missing"
 
 
 def test_unknown_codecs_are_refused(here, capsys):
     with pytest.raises(SystemExit):
         qualities.main(["--spec", "topkk"])
     assert "no codec topkk" in capsys.readouterr().err
-
-
-def test_a_gap_without_a_reason_shows(here):
-    assert qualities_page.why("new", entry("unheard"), "mlp") is None
 
 
 def test_one_training_of_a_few_steps(tmp_path, monkeypatch):

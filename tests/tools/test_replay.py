@@ -5,6 +5,7 @@ import json
 import os
 import random
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -209,5 +210,8 @@ def test_results_page_shows_what_the_loop_prints():
     bench = BINARY.with_name("control_loop_bench")
     if not bench.exists():
         pytest.skip(f"{bench} is not built")
-    printed = subprocess.run([bench, "--markdown"], capture_output=True, text=True, timeout=120, check=True).stdout
-    assert printed.strip() in (ROOT / "docs/results/control.md").read_text()
+    sys.path.insert(0, str(ROOT / "bench"))
+    import controls_tables
+
+    printed = json.loads(subprocess.run([bench], capture_output=True, text=True, timeout=120, check=True).stdout)["closed_loop"]
+    assert controls_tables.closed_loop(printed) == json.loads((ROOT / "docs/results/control.json").read_text())["tables"]["closed loop"]

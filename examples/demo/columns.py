@@ -1,22 +1,12 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""The results as columns: for the terminal, for Markdown, for the page."""
+"""The results as columns: for the terminal, for the page, for result files."""
 
 from __future__ import annotations
-
-import statistics
 
 from results import Results, Row
 
 NOTE_PRODUCT = "* steps to the target, from the run without a limit, times the median step"
 MISSING = "–"
-
-
-def spread(ratios: list[float]) -> str:
-    """Each of a few; of many where the middle half of them lies."""
-    if len(ratios) < 8:
-        return "each: " + " ".join(f"{ratio:.3f}" for ratio in ratios)
-    low, _, high = statistics.quantiles(ratios, n=4)
-    return f"half of them between {low:.3f} and {high:.3f}"
 
 
 def milliseconds(seconds: float) -> str:
@@ -51,26 +41,22 @@ def best_uncompressed(results: Results) -> str:
     return f"Best uncompressed, 16-bit floats included: {results.best_uncompressed}."
 
 
-def notes(results: Results) -> list[str]:
-    seeds = len(results.plan["seeds"])
-    final = (f"Final {results.quality.name}: mean of the last five evaluations of a run of {results.plan['steps']} steps without a "
-                "limit" + (f", over {seeds} seeds." if seeds > 1 else "."))
-    computed = "† Computed, as a ring's all-reduce. The kernel counts whole Ethernet frames, acknowledgements included."
-    found = [NOTE_PRODUCT + ".", computed, final] if results.learned else [computed, "Times only: nothing was learned."]
-    found.append(best_uncompressed(results))
+EMULATED = "EMULATED: senders wait as long as their bytes would take; no network was shaped or counted."
+COMPUTED = "† Computed, as a ring's all-reduce. The kernel counts whole Ethernet frames, acknowledgements included."
+FINAL = "Final: the mean of the last five evaluations of a run without a limit, over all seeds."
+HOOK = "PyTorch's PowerSGD hook sends its first two steps uncompressed: it does not start earlier."
+
+
+def shared_notes(results: Results) -> list[str]:
+    """Those that hold for all networks."""
+    found = [EMULATED] * results.emulated + ([NOTE_PRODUCT + ".", COMPUTED, FINAL] if results.learned else [COMPUTED, "Times only: nothing was learned."])
     if results.none_ratio is not None:
-        found.append(f"Laconic none against plain DDP, unshaped: {results.none_ratio:.3f} of its step (median of "
-                     f"{len(results.none_ratios)} alternating pairs; {spread(results.none_ratios)}).")
-    hook = next((row for row in results.rows if row.spec == "pytorch:powersgd"), None)
-    if hook is not None and results.learned:
-        counted = "do not count" if hook.time_is_product else "count"
-        found.append("PyTorch's PowerSGD hook sends its first two steps uncompressed: it does not start earlier. "
-                     f"They {counted} in its time to the target.")
-    if results.raw.get("remark"):
-        found.insert(0, "REMARK: " + results.raw["remark"])
-    if results.emulated:
-        found.insert(0, "EMULATED: senders wait as long as their bytes would take; no network was shaped or counted.")
-    return found
+        found.append(f"Laconic none against plain DDP, unshaped: {results.none_ratio:.3f} of its step (median of {len(results.none_ratios)} alternating pairs).")
+    return found + [HOOK] * any(row.spec == "pytorch:powersgd" for row in results.rows)
+
+
+def notes(results: Results) -> list[str]:
+    return [*shared_notes(results), best_uncompressed(results)]
 
 
 BOUNDS = "What the codec's own work costs"
@@ -94,11 +80,6 @@ def bound_text(results: Results) -> list[str]:
     return [BOUNDS, text_of_rows(rows), ABOUT_BOUNDS] if rows else []
 
 
-def bound_markdown(results: Results, level: str = "##") -> list[str]:
-    rows = bound_rows(results)
-    return [f"{level} {BOUNDS}\n", markdown_of_rows(rows), ABOUT_BOUNDS + "\n"] if rows else []
-
-
 def rows_of(results: Results) -> list[list[str]]:
     return [columns(results)] + [cells(results, row) for row in results.rows]
 
@@ -111,16 +92,3 @@ def text_of_rows(rows: list[list[str]]) -> str:
         return "  ".join([row[0].ljust(widths[0])] + [c.rjust(w) for c, w in zip(row[1:], widths[1:])])
 
     return "\n".join([line(rows[0]), "  ".join("─" * w for w in widths), *map(line, rows[1:])])
-
-
-def markdown(results: Results) -> str:
-    return "\n".join([markdown_of_rows(rows_of(results)), markdown_of_notes(notes(results)), *bound_markdown(results)])
-
-
-def markdown_of_rows(rows: list[list[str]]) -> str:
-    lines = ["| " + " | ".join(c.replace("*", "\\*").replace("|", "\\|") for c in row) + " |\n" for row in rows]
-    return lines[0] + "|---|" + "---:|" * (len(rows[0]) - 1) + "\n" + "".join(lines[1:])
-
-
-def markdown_of_notes(lines: list[str]) -> str:
-    return "  \n".join(n.replace("* ", "\\* ", 1) for n in lines) + "\n"

@@ -1,18 +1,20 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""What gradient_laws.py recorded: distances, fits, and how they are put together."""
+"""The tables of gradient-laws.md, from what gradient_laws.py recorded."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import statistics
 
+from tables import of_pairs, table
+
 MODES = ("without", "with")  # error feedback
 HOLDS = 0.05  # a law holds where the median distance is below
 BAND = 0.2  # of the guard
-#: As `laconic laws` names them: the page's name, the class of its colour
-LAWS = {"exponential": ("exponential", "s5"), "gamma": ("gamma", "s7"), "pareto": ("generalised Pareto", "s10"),
-        "normal": ("normal", "s3"), "laplace": ("Laplace", "s1")}
+#: as `laconic laws` names them: the page's name
+LAWS = {"exponential": "exponential", "gamma": "gamma", "pareto": "generalised Pareto", "normal": "normal", "laplace": "Laplace"}
 FITTED = ("exponential", "gamma", "pareto")  # those that sidco knows
 ROWS = [(law, stages, mode) for law in ("exp", "gp", "p")
         for stages, mode in ((0, "fixed"), (0, "signed"), (0, "faithful"), (1, "fixed"), (2, "fixed"), (3, "fixed"))]
@@ -46,18 +48,6 @@ class Figures:
                         for record in layer["records"]:
                             if "why" not in record:
                                 yield run["plan"]["model"], layer, record
-
-    def has(self, feedback: bool, model: str | None = None) -> bool:
-        return any(True for _ in self.records(feedback, model))
-
-    def along(self, feedback: bool, model: str, value, middle=statistics.median) -> list[tuple[float, float]]:
-        """(step, median over the compressed layers) of what `value(record)` gives; None does not count."""
-        by_step = {}
-        for _, _, record in self.records(feedback, model):
-            got = value(record)
-            if got is not None:
-                by_step.setdefault(record["step"], []).append(got)
-        return [(step, middle(values)) for step, values in sorted(by_step.items())]
 
     def values(self, feedback: bool, model: str | None, value) -> list:
         """What `value(record)` gives; None does not count."""
@@ -109,11 +99,6 @@ def counted(record: dict, row: tuple, key: str) -> float | None:
     return float(got[key]) if got and got["stages"] else None
 
 
-def stage_part(record: dict, row: tuple, stage: int) -> float | None:
-    got = fit(record, row)
-    return got["stages"][stage][SELECTED] / got["stages"][stage][WANTED] if got and len(got["stages"]) > stage else None
-
-
 def stage_distance(record: dict, row: tuple, stage: int) -> float | None:
     got = fit(record, row)
     return got["stages"][stage][DISTANCE] if got and len(got["stages"]) > stage else None
@@ -156,3 +141,89 @@ def kind_rows(figures: Figures) -> list[tuple[str, str, dict]]:
                     cells.setdefault((law, feedback), []).append(record["ks"][law])
     return [(model, kind, {key: statistics.median(values) for key, values in cells.items()})
             for (model, kind), cells in sorted(found.items(), key=lambda item: (figures.models.index(item[0][0]), item[0][1]))]
+
+
+# ---- tables ----
+
+
+def row_text(row: tuple) -> str:
+    law, stages, mode = row
+    return f"`law={law}`, " + (f"`stages={stages}`" if stages else f"`mode={mode}`")
+
+
+def bold(value: float | None) -> str | None:
+    """Where the law holds."""
+    return value if value is None else f"**{value:.3f}**" if value < HOLDS else f"{value:.3f}"
+
+
+def median(values: list) -> float | None:
+    return statistics.median(values) if values else None
+
+
+def rows_of(figures: Figures, cells) -> list[list]:
+    """A row for each model and mode; none where `cells` gives nothing."""
+    found = (([model, MODES[feedback]], cells(model, feedback)) for model, feedback in itertools.product(figures.models, (False, True)))
+    return [[*begin, *row] for begin, row in found if any(cell is not None for cell in row)]
+
+
+def kinds(figures: Figures) -> dict:
+    rows = [[model, kind, *(bold(cells.get((law, feedback))) for feedback in (False, True) for law in FITTED)] for model, kind, cells in kind_rows(figures)]
+    return table(["model", "kind", *(f"{LAWS[law]}, {mode}" for mode in MODES for law in FITTED)], rows)
+
+
+def tails(figures: Figures) -> dict:
+    head = [f"{LAWS[law]}, {where}" for law in ("exponential", "pareto") for where in ("all", "largest quarter", "stage 3")]
+    return table(["model", "feedback", *head], rows_of(figures, lambda model, feedback: [
+        bold(median(figures.values(feedback, model, lambda r, law=law, i=i: stage_distance(r, (law, 3, "fixed"), i)))) for law in ("exp", "p") for i in range(3)]))
+
+
+def spread(values: list) -> list:
+    """Median, and where eight tenths lie."""
+    return [quantile(values, part) for part in (0.5, 0.1, 0.9)]
+
+
+def compressibility(figures: Figures) -> dict:
+    def cells(model, feedback):
+        values = [(p, 1.0) for p in figures.values(feedback, model, lambda r: r["compressibility"])]
+        return [spread(values), 100 * share(values, lambda p: p > 0.5)] if values else [None]
+
+    return table(["model", "feedback", ("median (10 % – 90 %)", "{:.2f} ({:.2f} – {:.2f})"), ("above ½", "{:.0f} %")], rows_of(figures, cells))
+
+
+def guard(figures: Figures) -> dict:
+    def cells(model, feedback):
+        fits = [got for _, _, r in figures.records(feedback, model) if (got := fit(r, DEFAULT)) and got["stages"]]
+        tried = [got["corrections"] for got in fits]
+        return [spread([(got["fitted"] / got["wanted"], 1.0) for got in fits]), 100 * sum(n > 0 for n in tried) / len(fits), statistics.fmean(tried),
+                max(tried), 100 * sum(got["exact"] for got in fits) / len(fits)] if fits else [None]
+
+    return table(["model", "feedback", ("fitted / wanted (10 % – 90 %)", "{:.2f} ({:.2f} – {:.2f})"), ("corrected", "{:.0f} %"),
+                  ("thresholds tried, mean", "{:.2f}"), "most", ("sent exactly", "{:.0f} %")], rows_of(figures, cells))
+
+
+def in_band(part: float) -> bool:
+    return 1 - BAND <= part <= 1 + BAND
+
+
+def settings(figures: Figures, feedback: bool) -> dict:
+    rows = []
+    for row in ROWS:
+        fitted = figures.weighted(feedback, lambda r, row=row: part_of(r, row, "fitted"))
+        if fitted:
+            sent, unguarded = (figures.weighted(feedback, lambda r, row=row, guard=guard: part_of(r, row, "sent", guard)) for guard in ("on", "off"))
+            tried = figures.weighted(feedback, lambda r, row=row: counted(r, row, "corrections"))
+            rows.append([f"**{row_text(row)}**" if row == DEFAULT else row_text(row), spread(fitted), 100 * share(fitted, in_band), spread(unguarded),
+                         element_passes(figures, feedback, row, "off"), spread(sent), mean(tried), element_passes(figures, feedback, row, "on"),
+                         time_over_copy(figures, feedback, row)])
+    form = "{:.2f} ({:.2f} – {:.2f})"
+    return table(["setting", ("fitted", form), ("within 20 %", "{:.0f} %"), ("sent, `guard=off`", form), ("passes", "{:.2f}"), ("sent, `guard=on`", form),
+                  ("thresholds tried", "{:.2f}"), ("passes", "{:.2f}"), ("time", "{:.2f}")], rows)
+
+
+def tables_of(found: list[dict]) -> dict[str, dict]:
+    figures = Figures(found)
+    distances = table(["model", "feedback", *LAWS.values()],
+                      rows_of(figures, lambda model, feedback: [bold(median(figures.distances(law, feedback, model))) for law in LAWS]))
+    return {"distances": distances, "kinds": kinds(figures), "tails": tails(figures), "compressibility": compressibility(figures), "guard": guard(figures),
+            **{f"settings, {MODES[feedback]} feedback": settings(figures, feedback) for feedback in (True, False)},
+            "environment": of_pairs(figures.runs[0]["environment"].items())}
