@@ -3,7 +3,7 @@
 """Trains mlp and cnn of the demo with thc: what docs/results/aggregation-learning.md is made of. Below half an hour on two cores.
 
     bench/aggregation_learning.py                   every run that is not there yet, then the tables
-    bench/aggregation_learning.py --question laws   only this one, and no tables; --slots 1: one run at a time
+    bench/aggregation_learning.py --question faults  only this one, and no tables; --slots 1: one run at a time
     bench/aggregation_learning.py --page            trains nothing, writes the tables from what is there
 
 All workers are in one process (virtual_workers.py); servers are `laconic serve`, lossy links `laconic lab --loss`. A run is a file in
@@ -43,8 +43,6 @@ SEEDS, BITS = (0, 1, 2), (2, 3, 4)
 #: of `widths`: number of workers → seeds; samples of a step, of all workers, and steps
 WORLDS = {4: SEEDS, 16: SEEDS, 64: (0,)}
 SAMPLES, WIDTH_STEPS = 256, 50
-#: of `laws`; each is judged along each training, and these are trained with
-LAW_SEEDS, LAW_WORLD, LAW_STEPS, TRAINED = (0,), 4, 80, ("exact", "1.1 max", "1.25 rms")
 DEADLINE_MS = 5.0
 
 
@@ -86,15 +84,12 @@ def cells(question: str) -> list[Cell]:
     if question == "faults":
         return [Cell(question, name, model, seed, 10, models.load(model).BATCH, **options)
                 for seed in SEEDS for model in MODELS for name, options in FAULTS.items()]
-    if question == "widths":
-        specs = {"float32": "", **{f"bits={bits}": f"thc:bits={bits}" for bits in BITS}}
-        return [Cell(question, name, model, seed, world, SAMPLES // world, spec, steps=WIDTH_STEPS) for model in MODELS
-                for world, seeds in WORLDS.items() for seed in seeds for name, spec in specs.items()]
-    return [Cell(question, law, model, seed, LAW_WORLD, models.load(model).BATCH, steps=LAW_STEPS)
-            for seed in LAW_SEEDS for model in MODELS for law in TRAINED]
+    specs = {"float32": "", **{f"bits={bits}": f"thc:bits={bits}" for bits in BITS}}
+    return [Cell(question, name, model, seed, world, SAMPLES // world, spec, steps=WIDTH_STEPS) for model in MODELS
+            for world, seeds in WORLDS.items() for seed in seeds for name, spec in specs.items()]
 
 
-QUESTIONS = ("faults", "widths", "laws")
+QUESTIONS = ("faults", "widths")
 
 
 # ---- one training ------------------------------------------------------------------------------------------------------
@@ -229,24 +224,20 @@ def server_of(cell: Cell):
 
 
 def run_here(mine: list[Cell]) -> None:
-    import thc_laws
     import torch
 
     torch.set_num_threads(1)
     loaded = {model: models.load(model).data(None) for model in {cell.model for cell in mine}}
     for i, cell in enumerate(mine):
-        if cell.question == "laws":
-            found = thc_laws.train(cell.name, models.load(cell.model), loaded[cell.model], cell, EVERY)
-        else:
-            with server_of(cell) as server:
-                found = train(cell, loaded[cell.model], server)
+        with server_of(cell) as server:
+            found = train(cell, loaded[cell.model], server)
         save(cell.path, {"cell": dataclasses.asdict(cell), **found, "environment": environment()})
         print(f"{i + 1}/{len(mine)} {cell.path.stem}: {found['curve'][-1][1]:.4f}, {found['seconds']:.0f} s", file=sys.stderr, flush=True)
 
 
 def job_of(cell: Cell) -> tuple:
     """Cells with the same one are trained by one process. The longest first."""
-    return {"widths": 0, "faults": 1, "laws": 2}[cell.question], -cell.world if cell.question == "widths" else 0, cell.seed, cell.model, \
+    return cell.question != "widths", -cell.world if cell.question == "widths" else 0, cell.seed, cell.model, \
         -cell.loss
 
 

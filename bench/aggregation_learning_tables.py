@@ -28,15 +28,13 @@ class Runs:
         """In %, by seed."""
         return [100 * final_of(run["curve"]) for _, run in self.of(name, **fields)]
 
-    def accuracy(self, name: str, reference: str = "float32", **fields) -> str | None:
-        """In brackets the mean difference to the reference, plus is better; in bold where it is worse by more than ALLOWED."""
+    def accuracy(self, name: str, **fields) -> str:
+        """In brackets the mean difference to float32, plus is better; in bold where it is worse by more than ALLOWED."""
         values = self.finals(name, **fields)
-        if not values:
-            return None
         text = f"{statistics.fmean(values):.1f}" + (f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else "")
-        if name == reference:
+        if name == "float32":
             return text
-        gap = statistics.fmean(values) - statistics.fmean(self.finals(reference, **fields))
+        gap = statistics.fmean(values) - statistics.fmean(self.finals("float32", **fields))
         text += f" ({round(gap, 1) + 0.0:+.1f})"
         return f"**{text}**" if gap < -ALLOWED else text
 
@@ -68,24 +66,10 @@ def widths(runs: Runs) -> dict:
                  rows)
 
 
-def laws(runs: Runs) -> dict:
-    rows = []
-    for law in runs.found[0][1]["noted"][0]:
-        row = [law]
-        for model in runs.models:
-            found = [step[law] for cell, run in runs.found if cell.model == model for step in run["noted"]]
-            errors = [error for error, _ in found]
-            row += [[statistics.median(errors), max(errors)], 100 * statistics.fmean(clamped for _, clamped in found),
-                    runs.accuracy(law, "exact", model=model)]
-        rows.append(row)
-    words = (("error", "{:.2f} (to {:.2f})"), ("clamped", "{:.2f} %"), ("accuracy, %", ""))
-    return table(["range", *((f"{model}: {word}", form) for model in runs.models for word, form in words)], rows)
-
-
 def tables_of(found: list[tuple]) -> dict[str, dict]:
     """found: (cell, what was trained or None)"""
     made = {}
-    for question, make in (("faults", faults), ("widths", widths), ("laws", laws)):
+    for question, make in (("faults", faults), ("widths", widths)):
         mine = [(cell, run) for cell, run in found if cell.question == question]
         if all(run for _, run in mine):
             made[question] = make(Runs(mine))

@@ -1,7 +1,7 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 """What PyTorch offers for the same purposes, with one thread, against memcpy in the same process. Prints JSON.
 
-    bench/baselines.py [--seconds S] [--grace BYTES] BYTES...
+    bench/baselines.py [--seconds S] BYTES...
 
 Buffers are huge pages and outputs are allocated before, as in Laconic's own benchmark. The PowerSGD hook runs inside
 DDP (gloo, one process, a 1024 x 1024 parameter): its time is that on the wall, because gloo has threads of its own.
@@ -23,7 +23,6 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 import torch  # noqa: E402
 
-import grace_methods  # noqa: E402
 
 HUGE_PAGE = 2 << 20
 SAMPLE_SECONDS = 4e-3
@@ -123,13 +122,6 @@ def measure_calls(size: int, seconds: float):
         yield {"what": what, "laconic": spec, "bytes": size, **paired(call, g, target, seconds)}
 
 
-def measure_grace(size: int, seconds: float):
-    g = gradient(size // 4)
-    target = tensor(size // 4)
-    for spec, compress in grace_methods.METHODS:
-        yield {"laconic": spec, "bytes": size, **paired(lambda c=compress: c(g), g, target, seconds)}
-
-
 def measure_hook(seconds: float) -> dict:
     """DDP's PowerSGD hook, rank 4, from inside the hook: compression, both all-reduces (of one rank), decompression."""
     import torch.distributed as dist
@@ -166,7 +158,6 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=0.3, help="per point")
     parser.add_argument("--no-hook", action="store_true", help="without the PowerSGD hook")
-    parser.add_argument("--grace", type=int, help="bytes of the gradient that GRACE's definitions get")
     parser.add_argument("bytes", type=int, nargs="+")
     given = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -174,8 +165,7 @@ def main():
     points = [point for size in given.bytes for point in measure_calls(size, given.seconds)]
     if not given.no_hook:
         points.append(measure_hook(given.seconds))
-    grace = list(measure_grace(given.grace, given.seconds)) if given.grace else []
-    print(json.dumps({"torch": torch.__version__, "points": points, "grace": grace}, indent=2))
+    print(json.dumps({"torch": torch.__version__, "points": points}, indent=2))
 
 
 if __name__ == "__main__":

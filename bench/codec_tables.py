@@ -57,14 +57,6 @@ def instruction_sets(points: Points) -> dict:
     return table(["codec", "size", "instruction set", ("encode", SPREAD), ("decode", SPREAD)], rows)
 
 
-def roofline(found: list) -> dict:
-    known = {(p["operation"], p["bytes"]): p for p in found}
-    sizes = sorted({size for _, size in known})
-    return table(["operation", *((size_text(size), "{:.1f} ({:.2f})") for size in sizes)],
-                 ([operation, *([figure(p["gb_per_s"]), figure(p["x_memcpy"])] if (p := known.get((operation, size))) else None for size in sizes)]
-                  for operation in dict.fromkeys(operation for operation, _ in known)))
-
-
 def fused(found: list) -> dict:
     return table(["codec", "size", "peers", ("decode", SPREAD)],
                  ([f"`{p['codec']}`", size_text(4 * p["elements"]), p["peers"], times(p, "decode")] for p in found))
@@ -97,14 +89,6 @@ def pytorch(points: Points, found: list) -> dict:
     return table(["PyTorch", "size", ("ms", "{:s3}"), ("x memcpy", SPREAD), "Laconic", ("times as fast", "{:.1f}"), ("without feedback", "{:.1f}")], rows)
 
 
-def grace(points: Points, found: list) -> dict:
-    rows = []
-    for p in found:
-        own = (point := points.get(p["laconic"], p["bytes"])) and point["encode_x_memcpy"]
-        rows.append([f"`{p['laconic']}`", size_text(p["bytes"]), figure(1e3 * p["seconds"]), figure(p["x_memcpy"]), figure(own), own and figure(own / p["x_memcpy"])])
-    return table(["Laconic", "size", ("PyTorch, ms", "{:s3}"), ("x memcpy", "{:.3f}"), ("Laconic, x memcpy", "{:s3}"), ("times as fast", "{:s3}")], rows)
-
-
 def failures(results: dict) -> dict:
     return table(["command", "why"], [*([f"`{f['command']}`", f["reason"]] for f in results["failures"]),
                                       *([what, "left out"] for what in results["left_out"])])
@@ -113,9 +97,9 @@ def failures(results: dict) -> dict:
 def of_codecs(results: dict) -> dict:
     points = Points(results)
     parts = {"machine": of_pairs(results["machine"].items()), "codecs": codecs(points), "instruction sets": instruction_sets(points),
-             "roofline": roofline(results["roofline"]["points"]), "fused decode": fused(results["fused"]), "two threads": threads(results["threads"]),
+             "fused decode": fused(results["fused"]), "two threads": threads(results["threads"]),
              "small calls": calls(results["c_abi"]), "pytorch": pytorch(points, results["baselines"].get("points", [])),
-             "grace": grace(points, results["baselines"].get("grace", [])), "not measured": failures(results)}
+             "not measured": failures(results)}
     return {key: found for key, found in parts.items() if found["rows"]}
 
 

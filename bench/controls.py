@@ -99,11 +99,10 @@ class Cell:
     spec: str
     control: str | None
     seed: int
-    pairs: int = 0
 
     @property
     def path(self) -> Path:
-        words = (self.scenario.name, self.model, self.spec, self.control or "none", str(self.seed), "pairs" if self.pairs else "run")
+        words = (self.scenario.name, self.model, self.spec, self.control or "none", str(self.seed), "run")
         return OUT / ("-".join(words).replace(":", "_").replace("=", "").replace("/", "") + ".json")
 
     def load(self) -> dict | None:
@@ -124,7 +123,7 @@ class Cell:
         return {"model": self.model, "spec": self.spec, "control": self.control, "small_elements": self.scenario.small, "seed": self.seed,
                 "steps": model.steps, "every": model.every, "target": model.target, "late_ms": self.scenario.late_ms,
                 "rates": self.scenario.rates, "rates_every": self.scenario.every,
-                "limit": SAMPLE if self.sampled else LIMIT, "sampled": self.sampled, "whole": whole, "pairs": self.pairs}
+                "limit": SAMPLE if self.sampled else LIMIT, "sampled": self.sampled, "whole": whole}
 
 
 def run(cells: list[Cell]) -> bool:
@@ -155,13 +154,13 @@ def labs(wanted: list[Cell]) -> list[list[Cell]]:
     """What runs in one lab: the exchanges of a network, a model and a seed, alone where traffic from elsewhere has a course of its own."""
     groups: dict = {}
     for cell in wanted:
-        alone = cell.path if cell.scenario.name == "cross" or cell.pairs else None
+        alone = cell.path if cell.scenario.name == "cross" else None
         groups.setdefault((cell.scenario, cell.model, cell.seed, alone), []).append(cell)
     return list(groups.values())
 
 
 def cells(scenarios, models, seeds: int, exchanges=EXCHANGES) -> list[Cell]:
-    found = [Cell(SCENARIOS["unshaped"], "mlp", "topk:ratio=0.01", None, 0, pairs=41)]
+    found = []
     for seed in range(seeds):
         for name in scenarios:
             own = SCENARIOS[name].exchanges

@@ -128,24 +128,6 @@ class Run:
         in_force = trainer.handle.explain()["settings"][0]
         return "uncompressed" if in_force["strategy"] == "uncompressed" else in_force["spec"]
 
-    def pairs(self) -> dict:
-        """`fixed` against no control, turn about."""
-        trainers = [self.trainer(self.plan["spec"], control) for control in (None, "fixed")]
-        for trainer in trainers:
-            for _ in range(10):
-                trainer.train_step()
-        found = []
-        for pair in range(self.plan["pairs"]):
-            times = [0.0, 0.0]
-            for which in (0, 1) if pair % 2 == 0 else (1, 0):
-                dist.barrier()
-                trainers[which].train_step()
-                times[which] = sum(sum(trainers[which].train_step()) for _ in range(10)) / 10
-            found.append(times)
-        for trainer in trainers:
-            trainer.close()
-        return {"pairs": found}
-
 
 def main() -> None:
     plans = json.loads(Path(sys.argv[1]).read_text())
@@ -153,7 +135,7 @@ def main() -> None:
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=120))
     for plan in plans:
         run = Run(plan)
-        result = run.pairs() if plan["pairs"] else run.train()
+        result = run.train()
         if run.rank == 0:
             with open(sys.argv[2], "a", encoding="utf-8") as answers:
                 answers.write(json.dumps(result) + "\n")

@@ -47,7 +47,7 @@ def seconds_to(run: dict) -> float | None:
 def completed(runs: list) -> list:
     """Sampled runs with what they would have reached: the steps are those of the unshaped run, which computes the same."""
     steps = {(cell.model, cell.spec, cell.seed): run["reached"][0] for cell, run in runs
-             if cell.scenario.name == "unshaped" and not cell.pairs and run["reached"]}
+             if cell.scenario.name == "unshaped" and run["reached"]}
     found = []
     for cell, run in runs:
         needed = steps.get((cell.model, cell.spec, cell.seed))
@@ -82,22 +82,14 @@ def lab(runs: list, scenarios: dict, exchanges) -> dict[str, dict]:
     made = {}
     for name, scenario in scenarios.items():
         for model in ("mlp", "cnn"):
-            here = [(cell, run) for cell, run in runs if cell.scenario.name == name and cell.model == model and not cell.pairs]
+            here = [(cell, run) for cell, run in runs if cell.scenario.name == name and cell.model == model]
             of = {key: [run for cell, run in here if (cell.spec, cell.control) == key] for key in scenario.exchanges or exchanges}
             times = [seconds_to(run) for cell, run in runs
-                     if (cell.scenario.name, cell.model, cell.spec, cell.pairs) == (scenario.like or name, model, "pytorch:ddp", 0)]
+                     if (cell.scenario.name, cell.model, cell.spec) == (scenario.like or name, model, "pytorch:ddp")]
             base = middle(times) if times and None not in times else None
             if here:
                 made[f"{name}, {model}"] = table(HEAD, ([label(*key), *row_of(found, base)] for key, found in of.items() if found))
     return made
-
-
-def fixed(runs: list) -> dict[str, dict]:
-    pairs = [pair for cell, run in runs if cell.pairs for pair in run["pairs"]]
-    if len(pairs) < 2:
-        return {}
-    low, median, high = statistics.quantiles((with_it / without for without, with_it in pairs), n=4, method="inclusive")
-    return {"fixed": table(["pairs of ten steps", ("of the step (quartiles)", "{:.3f} ({:.3f} to {:.3f})")], [[len(pairs), [median, low, high]]])}
 
 
 def machine(runs: list) -> dict[str, dict]:
@@ -107,4 +99,4 @@ def machine(runs: list) -> dict[str, dict]:
 
 
 def tables_of(loop: list[dict], runs: list, scenarios: dict, exchanges) -> dict[str, dict]:
-    return {"closed loop": closed_loop(loop), **lab(completed(runs), scenarios, exchanges), **fixed(runs), **machine(runs)}
+    return {"closed loop": closed_loop(loop), **lab(completed(runs), scenarios, exchanges), **machine(runs)}

@@ -16,20 +16,16 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import datetime
 import json
 import math
-import os
-import platform
 import statistics
 import sys
 import time
-from importlib import metadata
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import machine  # noqa: E402
+import learning  # noqa: E402
 import tables  # noqa: E402
 from judging import accuracy_verdict, marked, verdict  # noqa: E402
 from programs import ROOT  # noqa: E402
@@ -40,7 +36,6 @@ PARTS = ("optimizers", "warmup")
 LAYERS = (64, 256, 256, 10)  # of the optimizers' runs; warm-up takes the demo's model
 #: Never those of a final run: what is chosen on them has seen neither their batches nor the test samples.
 TUNING_SEED = 100
-HELD_OUT = 5  # tuning holds out every fifth training sample
 
 OPTIMIZER_SPECS = ("none", "bf16", "int8", "3lc", "topk:ratio=0.01", "powersgd:rank=4")
 WARMUP_SPECS = ("topk:ratio=0.001", "sidco:ratio=0.001", "3lc:s=1.75")
@@ -105,18 +100,8 @@ class Results:
     def load(self) -> dict:
         """Of this plan; without figures where there are none, or those of another plan."""
         mine = json.loads(json.dumps(dataclasses.asdict(self.plan)))  # tuples are lists in a file
-        try:
-            found = json.loads(self.path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            found = {}
-        return found if found.get("plan") == mine else {"plan": mine, "runs": {}, "seconds": 0.0, "complete": False}
-
-    def save(self, found: dict) -> None:
-        """At once or not at all: a run that is cut off leaves a whole file."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        beside = self.path.with_suffix(".new")
-        beside.write_text(json.dumps(found, indent=0), encoding="utf-8")
-        beside.replace(self.path)
+        found = learning.read(self.path)
+        return found if found.get("plan") == mine else {"plan": mine, "runs": {}, "complete": False}
 
 
 # ---- one rank ---------------------------------------------------------------------------------------------------------
@@ -132,7 +117,7 @@ class Rank:
         self.rank, self.results, self.found, self.trainer, self.demo = rank, results, found, trainer, models.load("mlp")
         self.plan = results.plan
         self.data = self.demo.data(None)
-        self.begun = self.saved = time.monotonic()
+        self.begun = time.monotonic()
 
     def everything(self) -> None:
         {"optimizers": self.optimizers, "warmup": self.warmups}[self.results.part]()
@@ -147,11 +132,8 @@ class Rank:
         return self.found["runs"][key]
 
     def save(self) -> None:
-        now = time.monotonic()
-        self.found["seconds"] += now - self.saved
-        self.saved = now
         if self.rank == 0:
-            self.results.save(self.found)
+            learning.save(self.results.path, self.found)
 
     def optimizers(self) -> None:
         rates = {name: self.once(f"{name}/rate", lambda name=name: self.best_rate(name))["best"] for name in self.plan.optimizers}
@@ -169,15 +151,15 @@ class Rank:
 
     def best_rate(self, name: str) -> dict:
         """The learning rate with the least loss on samples held out of the training set."""
-        kept, held_out = split(self.data)
-        losses = {rate: self.loss(self.train(name, rate, "none", TUNING_SEED, kept), held_out) for rate in OPTIMIZERS[name][2]}
+        kept = learning.held_out(self.data)
+        losses = {rate: self.loss(self.train(name, rate, "none", TUNING_SEED, kept), kept.test, kept.test_labels) for rate in OPTIMIZERS[name][2]}
         best = min(losses, key=lambda rate: (not math.isfinite(losses[rate]), losses[rate]))
         self.progress(f"{name}: " + ", ".join(f"{rate:g} {loss:.3g}" for rate, loss in losses.items()))
         return {"best": best, "losses": list(losses.items())}
 
     def optimizer_run(self, name: str, rate: float, spec: str, seed: int) -> dict:
         model = self.train(name, rate, spec, seed, self.data)
-        return {"loss": self.loss(model, self.data), "accuracy": self.accuracy(model)}
+        return {"loss": self.loss(model, self.data.train, self.data.train_labels), "accuracy": self.accuracy(model)}
 
     def accuracy(self, model) -> float:
         import torch
@@ -186,11 +168,11 @@ class Rank:
             return self.data.evaluate(model)
 
     @staticmethod
-    def loss(model, samples) -> float:
+    def loss(model, inputs, labels) -> float:
         import torch
 
         with torch.no_grad():
-            return torch.nn.functional.cross_entropy(model(samples.train), samples.train_labels).item()
+            return torch.nn.functional.cross_entropy(model(inputs), labels).item()
 
     def train(self, name: str, rate: float, spec: str, seed: int, samples):
         """Gives the model."""
@@ -250,7 +232,7 @@ class Rank:
 
     def warmup_run(self, spec: str, warmup: int, seed: int) -> list:
         """The accuracy at each look."""
-        trainer = warmed_up(self.trainer.Trainer, warmup)(
+        trainer = learning.warmed(self.trainer.Trainer, warmup)(
             self.demo, spec, seed, self.data, self.plan.warmup_steps, self.rank, self.plan.world)
         seen = []
         for look in self.plan.looks:
@@ -261,25 +243,6 @@ class Rank:
         return seen
 
 
-def split(data) -> tuple:
-    """The demo's data with training samples without every HELD_OUT-th, and with those alone."""
-    import torch
-
-    out = torch.arange(len(data.train)) % HELD_OUT == 0
-    return tuple(type(data)(data.train[which], data.train_labels[which], data.test, data.test_labels) for which in (~out, out))
-
-
-def warmed_up(trainer: type, warmup: int) -> type:
-    """The demo's trainer, with a warm-up."""
-    import laconic
-
-    class WarmedUp(trainer):
-        def _exchange(self, spec, seed, world, emulated_rate):
-            self.handle = laconic.attach(self.model, spec, seed=seed, quiet=True, warmup=warmup)
-
-    return WarmedUp
-
-
 def run_rank(rank: int, results: Results, found: dict) -> None:
     Rank(rank, results, found).everything()
 
@@ -288,14 +251,8 @@ def run_rank(rank: int, results: Results, found: dict) -> None:
 
 
 def train(results: Results, found: dict) -> None:
-    found.setdefault("environment", environment())
+    found.setdefault("environment", learning.environment())
     group.wait(group.start(run_rank, results.plan.world, results, found))
-
-
-def environment() -> dict:
-    return {"CPU": machine.cpu(), "cores": len(os.sched_getaffinity(0)), "commit": machine.commit(),
-            "date": datetime.date.today().isoformat(), "python": platform.python_version(),
-            **{name: metadata.version(name) for name in ("torch", "scikit-learn", "numpy")}}
 
 
 # ---- tables ----

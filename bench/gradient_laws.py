@@ -99,12 +99,7 @@ class Recorder:
                 file.write(gradient.contiguous().numpy().tobytes())
 
     def about(self) -> dict:
-        from layers import kinds
-
-        kind = kinds(self.trainer.model.module)
-        return {"steps": self.steps, "layers": [{"name": name, "shape": list(p.shape), "kind": kind[name],
-                                                 "compressed": p.numel() > SMALL}
-                                                for name, p in self.parameters.items()]}
+        return {"steps": self.steps, "layers": [{"name": name, "shape": list(p.shape), "compressed": p.numel() > SMALL} for name, p in self.parameters.items()]}
 
 
 def digest(module) -> str:

@@ -15,7 +15,6 @@ HOLDS = 0.05  # a law holds where the median distance is below
 BAND = 0.2  # of the guard
 #: as `laconic laws` names them: the page's name
 LAWS = {"exponential": "exponential", "gamma": "gamma", "pareto": "generalised Pareto", "normal": "normal", "laplace": "Laplace"}
-FITTED = ("exponential", "gamma", "pareto")  # those that sidco knows
 ROWS = [(law, stages, mode) for law in ("exp", "gp", "p")
         for stages, mode in ((0, "fixed"), (0, "signed"), (0, "faithful"), (1, "fixed"), (2, "fixed"), (3, "fixed"))]
 DEFAULT = ("p", 0, "fixed")  # of sidco
@@ -130,19 +129,6 @@ def time_over_copy(figures: Figures, feedback: bool, row: tuple, model: str | No
     return statistics.fmean(ratios) if ratios else float("nan")
 
 
-def kind_rows(figures: Figures) -> list[tuple[str, str, dict]]:
-    """(model, kind, {(law, feedback): median distance}), small layers too."""
-    found: dict = {}
-    for feedback in (False, True):
-        for model, layer, record in figures.records(feedback, compressed=False):
-            cells = found.setdefault((model, layer["kind"]), {})
-            for law in FITTED:
-                if record["ks"][law] is not None:
-                    cells.setdefault((law, feedback), []).append(record["ks"][law])
-    return [(model, kind, {key: statistics.median(values) for key, values in cells.items()})
-            for (model, kind), cells in sorted(found.items(), key=lambda item: (figures.models.index(item[0][0]), item[0][1]))]
-
-
 # ---- tables ----
 
 
@@ -164,11 +150,6 @@ def rows_of(figures: Figures, cells) -> list[list]:
     """A row for each model and mode; none where `cells` gives nothing."""
     found = (([model, MODES[feedback]], cells(model, feedback)) for model, feedback in itertools.product(figures.models, (False, True)))
     return [[*begin, *row] for begin, row in found if any(cell is not None for cell in row)]
-
-
-def kinds(figures: Figures) -> dict:
-    rows = [[model, kind, *(bold(cells.get((law, feedback))) for feedback in (False, True) for law in FITTED)] for model, kind, cells in kind_rows(figures)]
-    return table(["model", "kind", *(f"{LAWS[law]}, {mode}" for mode in MODES for law in FITTED)], rows)
 
 
 def tails(figures: Figures) -> dict:
@@ -224,6 +205,6 @@ def tables_of(found: list[dict]) -> dict[str, dict]:
     figures = Figures(found)
     distances = table(["model", "feedback", *LAWS.values()],
                       rows_of(figures, lambda model, feedback: [bold(median(figures.distances(law, feedback, model))) for law in LAWS]))
-    return {"distances": distances, "kinds": kinds(figures), "tails": tails(figures), "compressibility": compressibility(figures), "guard": guard(figures),
+    return {"distances": distances, "tails": tails(figures), "compressibility": compressibility(figures), "guard": guard(figures),
             **{f"settings, {MODES[feedback]} feedback": settings(figures, feedback) for feedback in (True, False)},
             "environment": of_pairs(figures.runs[0]["environment"].items())}

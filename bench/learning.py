@@ -46,7 +46,6 @@ LONG_MODELS, LONG_STEPS = ("mlp", "cnn"), 5000
 LONG_SPECS = (REFERENCE, "3lc:s=1.75", "topk:ratio=0.001", "sidco:ratio=0.001")
 WARMUPS, WARMUP_STEPS = (0, 50, 200), 400
 WARMUP_SPECS = ("3lc", "3lc:s=1.75", "topk:ratio=0.001")
-NORM_SPECS = ("3lc", "topk:ratio=0.001", "sidco:ratio=0.001")
 OPTIMIZER_MODELS = ("gpt", "cnn")
 OPTIMIZER_SPECS = (REFERENCE, "int8", "3lc", "topk:ratio=0.01", "powersgd:rank=4")
 #: name → torch.optim's class, its arguments
@@ -71,7 +70,6 @@ class Cell:
     warmup: int = 0
     optimizer: str = ""
     rate: float = 0.0
-    norms: bool = False
 
     @property
     def path(self) -> Path:
@@ -101,8 +99,6 @@ def cells(question: str) -> list[Cell]:
     if question == "warmup":
         return [Cell(question, m, spec, seed, WARMUP_STEPS, 25, k) for seed in SEEDS for m in MODELS
                 for spec, k in [(REFERENCE, 0), *((spec, k) for spec in WARMUP_SPECS for k in WARMUPS)]]
-    if question == "norms":
-        return [Cell(question, m, spec, norms=True) for m in MODELS for spec in NORM_SPECS]
     if question == "tuning":
         return [Cell(question, m, REFERENCE, TUNING_SEED, optimizer=name, rate=rate) for (m, name), rates in RATES.items() for rate in rates]
     return optimizer_cells(best_rate)
@@ -113,7 +109,7 @@ def optimizer_cells(rate_of) -> list[Cell]:
             for name in OPTIMIZERS for spec in OPTIMIZER_SPECS]
 
 
-QUESTIONS = ("seeds", "long", "norms", "tuning", "optimizers", "warmup")
+QUESTIONS = ("seeds", "long", "tuning", "optimizers", "warmup")
 
 
 def best_rate(model: str, optimizer: str) -> float:
@@ -141,11 +137,20 @@ def known(question: str) -> list[tuple[Cell, dict | None]]:
 # ---- one rank ---------------------------------------------------------------------------------------------------------
 
 
+def warmed(trainer: type, warmup: int) -> type:
+    """The demo's trainer, with a warm-up."""
+    import laconic
+
+    class Warmed(trainer):
+        def _exchange(self, spec, seed, world, emulated_rate):
+            self.handle = laconic.attach(self.model, spec, seed=seed, quiet=True, warmup=warmup)
+
+    return Warmed
+
+
 def trainer_of(cell: Cell, demo, base: type):
     """The demo's trainer and model, with the cell's warm-up and optimizer."""
     import torch
-
-    import laconic
 
     kind = types.SimpleNamespace(**{name: getattr(demo, name) for name in ("build", "optimizer", "BATCH", "LEARNING_RATE")})
     if cell.rate:
@@ -153,15 +158,7 @@ def trainer_of(cell: Cell, demo, base: type):
     if cell.optimizer:
         name, arguments = OPTIMIZERS[cell.optimizer]
         kind.optimizer = lambda parameters: getattr(torch.optim, name)(parameters, lr=cell.rate, **arguments)
-
-    class Warmed(base):
-        def _exchange(self, spec, seed, world, emulated_rate):
-            if not cell.warmup:
-                return super()._exchange(spec, seed, world, emulated_rate)
-            self.handle = laconic.attach(self.model, spec, seed=seed, quiet=True, warmup=cell.warmup)
-            return None
-
-    return kind, Warmed
+    return kind, warmed(base, cell.warmup) if cell.warmup else base
 
 
 def held_out(data):
@@ -180,29 +177,6 @@ def held_out(data):
     return mine
 
 
-class Norms:
-    """Per parameter, on rank 0: the norm of its own gradient, and of the residual that is added to it."""
-
-    def __init__(self, trainer):
-        from layers import OwnGradients, kinds
-
-        self.trainer, self.gradients, self.kinds = trainer, OwnGradients(trainer.model.module), kinds(trainer.model.module)
-        self.found = {name: [] for name in self.kinds}
-
-    def step(self) -> None:
-        """One training step, noted."""
-        residuals, step = self.trainer.handle.state_dict()["tensors"], self.trainer.step
-        for name, gradient in self.gradients.of(self.trainer.train_step).items():
-            residual = residuals.get(f"residual/{name}")
-            self.found[name].append([step, None if residual is None else norm_of(residual), norm_of(gradient)])
-
-
-def norm_of(values) -> float:
-    import torch
-
-    return torch.linalg.vector_norm(values.double()).item()
-
-
 def train(cell: Cell, demo, model, base: type, data, rank: int, world: int) -> dict:
     """What is saved, on rank 0: it alone evaluates."""
     steps, every = cell.steps or model.steps, cell.every or model.every
@@ -210,17 +184,14 @@ def train(cell: Cell, demo, model, base: type, data, rank: int, world: int) -> d
     begun = time.monotonic()
     learnt = held_out(data) if cell.question == "tuning" else data
     trainer = trainer_class(kind, cell.spec, cell.seed, learnt, steps, rank, world)
-    norms = Norms(trainer) if cell.norms else None
     curve = [[0, trainer.quality()]] if rank == 0 else []
     while trainer.step < steps:
-        noted = norms and trainer.step and trainer.step % every == 0
-        (norms.step if noted else trainer.train_step)()
+        trainer.train_step()
         if rank == 0 and trainer.step % every == 0:
             curve.append([trainer.step, trainer.quality()])
     ratio = trainer.handle.stats()["ratio"] if trainer.handle else None
     trainer.close()
-    return {"curve": curve, "ratio": ratio, "norms": norms.found if norms else None,
-            "kinds": norms.kinds if norms else None, "seconds": time.monotonic() - begun}
+    return {"curve": curve, "ratio": ratio, "seconds": time.monotonic() - begun}
 
 
 def run_rank(rank: int, world: int, mine: list[Cell], folder: Path, text_file: str | None) -> None:

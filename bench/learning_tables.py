@@ -13,9 +13,6 @@ from tables import table
 from results import LAST_EVALUATIONS, REFERENCE, final_of
 
 WITHIN = 0.3  # points
-#: all that layers.kinds() tells apart and that is none of the others
-HIDDEN = "hidden weights"
-KINDS = ("embedding", "norm", "bias", "head", HIDDEN)
 
 
 def unique(values) -> list:
@@ -149,42 +146,6 @@ def optimizers(runs: Runs, tuning: list[tuple]) -> dict[str, dict]:
     return {**found, "learning rates": table(head, tried)}
 
 
-# ---- which parameters suffer ----
-
-
-def medians(run: dict) -> dict[str, float]:
-    """Residual over gradient by parameter, about how many steps' worth of gradient waits to be sent; without those that have no residual."""
-    found = {parameter: [residual / gradient for _, residual, gradient in records if residual is not None and gradient]
-             for parameter, records in run["norms"].items()}
-    return {parameter: statistics.median(ratios) for parameter, known in found.items() if (ratios := [ratio for ratio in known if math.isfinite(ratio)])}
-
-
-def kind_of(run: dict, parameter: str) -> str:
-    kind = run["kinds"][parameter]
-    return kind if kind in KINDS else HIDDEN
-
-
-def kind_cell(run: dict, kind: str) -> str | None:
-    members, known = [p for p in run["norms"] if kind_of(run, p) == kind], medians(run)
-    plain = sum(all(residual is None for _, residual, _ in run["norms"][parameter]) for parameter in members)
-    if not members:
-        return None
-    if plain == len(members):
-        return "uncompressed"
-    return f"{statistics.median(known[p] for p in members if p in known):.1f}" + f" ({plain} of {len(members)} uncompressed)" * bool(plain)
-
-
-def norms(runs: Runs) -> dict[str, dict]:
-    cases = [(model, spec, runs.of(model, spec)[0]) for model in runs.models for spec in runs.specs]
-    kinds = [[model, name(spec), *(kind_cell(run, kind) for kind in KINDS)] for model, spec, run in cases]
-    worst = []
-    for model, spec, run in cases:
-        found = sorted(medians(run).items(), key=lambda item: -item[1])[:3]
-        cells = [f"`{parameter}` ({kind_of(run, parameter).removesuffix('s')}) {ratio:.1f}" for parameter, ratio in found]
-        worst.append([model, name(spec), *cells, *[None] * (3 - len(cells))])
-    return {"residuals by kind": table(["model", "exchange", *KINDS], kinds), "worst parameters": table(["model", "exchange", "worst", "second", "third"], worst)}
-
-
 # ---- all ----
 
 
@@ -212,6 +173,4 @@ def tables_of(found: dict[str, list[tuple]]) -> dict[str, dict]:
         made |= warmups(runs)
     if (runs := whole(found["optimizers"])) and whole(found["tuning"]):
         made |= optimizers(runs, found["tuning"])
-    if runs := whole(found["norms"]):
-        made |= norms(runs)
     return {**made, "environment": environment([run for cells in found.values() for _, run in cells if run])} if made else {}

@@ -14,6 +14,8 @@ from pathlib import Path
 
 from programs import ROOT
 
+from host import cpu
+
 # Flags that change what the compiler makes; warnings and paths do not.
 TELLING = re.compile(r"-(O|f(?!visibility|PIC|diagnostics)|m|std=|DNDEBUG)")
 
@@ -23,13 +25,6 @@ def read(path) -> str:
         return Path(path).read_text().strip()
     except OSError:
         return ""
-
-
-def cpu() -> str:
-    info = read("/proc/cpuinfo")
-    fields = dict(re.findall(r"^(model name|cpu family|model)\s*:\s*(.*)$", info, re.MULTILINE)) if info else {}
-    name = fields.get("model name", platform.processor() or platform.machine())
-    return f"{name}, family {fields['cpu family']} model {fields['model']}" if "cpu family" in fields else name
 
 
 def caches() -> str:

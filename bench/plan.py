@@ -31,13 +31,11 @@ class Plan:
     other_size: int  # at which the other instruction sets are measured
     seconds: dict  # size -> per point of the best instruction set
     other_seconds: float
-    roofline_seconds: float
     threads: dict  # size -> seconds per point
     call_seconds: float
     server_seconds: float  # of a sample, of which there are three in a round
     server_rounds: int
     baseline_sizes: tuple
-    grace_size: int  # of the gradient that GRACE's definitions get
     budget: float  # seconds; what would begin later is left out, and the report names it
     specs: tuple = field(default=SPECS)
 
@@ -54,14 +52,14 @@ FULL = Plan(
     sizes=(4 * KI, 256 * KI, 4 * MI, 64 * MI, 256 * MI),
     other_size=256 * KI,
     seconds={4 * KI: 0.2, 256 * KI: 0.2, 4 * MI: 0.4, 64 * MI: 0.3, 256 * MI: 0.6},
-    other_seconds=0.1, roofline_seconds=0.2, threads={4 * MI: 0.3, 64 * MI: 0.4}, call_seconds=0.05, server_seconds=0.2,
+    other_seconds=0.1, threads={4 * MI: 0.3, 64 * MI: 0.4}, call_seconds=0.05, server_seconds=0.2,
     server_rounds=15,
-    baseline_sizes=LARGE_SIZES, grace_size=64 * MI, budget=700)
+    baseline_sizes=LARGE_SIZES, budget=700)
 
 QUICK = Plan(
     sizes=(4 * KI, 4 * MI),
     other_size=4 * KI,
     seconds={4 * KI: 0.02, 4 * MI: 0.02},
-    other_seconds=0.02, roofline_seconds=0.02, threads={4 * MI: 0.05}, call_seconds=0.01, server_seconds=0.05,
+    other_seconds=0.02, threads={4 * MI: 0.05}, call_seconds=0.01, server_seconds=0.05,
     server_rounds=3,
-    baseline_sizes=(4 * MI,), grace_size=4 * MI, budget=90)
+    baseline_sizes=(4 * MI,), budget=90)

@@ -61,11 +61,11 @@ class Run:
 
     def __init__(self, plan: plans.Plan, programs: Programs, names, server_alone: bool = False):
         self.plan, self.programs, self.names, self.server_alone = plan, programs, names, server_alone
-        self.results = {"points": [], "fused": [], "threads": [], "c_abi": [], "baselines": {}, "roofline": {"points": []}, "left_out": []}
+        self.results = {"points": [], "fused": [], "threads": [], "c_abi": [], "baselines": {}, "left_out": []}
 
     def everything(self) -> dict:
         self.look_at_machine()
-        steps = [("roofline", self.roofline), *self.best_isa_steps(), ("fused decode", self.fused), ("calls through the C ABI", self.c_abi),
+        steps = [*self.best_isa_steps(), ("fused decode", self.fused), ("calls through the C ABI", self.c_abi),
                  ("two threads", self.threads), ("PyTorch", self.baselines), *self.other_isa_steps()]
         if self.server_alone:
             steps = [("aggregation server", self.server)]
@@ -84,10 +84,6 @@ class Run:
         answer = self.programs.run([self.programs.binary("laconic"), "bench", "--json", "--spec", "none", "--size", "4Ki", "--seconds", 0.01])
         self.bench_machine = answer["machine"]
         self.isas = answer["machine"]["isas"]
-
-    def roofline(self):
-        answer = self.programs.answer("roofline_bench", self.plan.roofline_seconds, *self.plan.sizes)
-        self.results["roofline"] = answer or self.results["roofline"]
 
     def best_isa_steps(self):
         """Large tensors first."""
@@ -127,7 +123,7 @@ class Run:
             self.results["left_out"].append("PyTorch, which this Python has not")
             return
         self.results["baselines"] = self.programs.attempt([sys.executable, ROOT / "bench" / "baselines.py", "--seconds", self.plan.other_seconds,
-                                                           "--grace", self.plan.grace_size, *self.plan.baseline_sizes])
+                                                           *self.plan.baseline_sizes])
 
 
 def main() -> int:
@@ -145,7 +141,7 @@ def main() -> int:
     except ProgramError as error:
         progress(f"bench/run.py: {error}\n  build first: scripts/build release")
         return 1
-    results = {"isas": run.isas, "machine": machine(given.build, run.bench_machine, measured["roofline"].get("clock_ghz")), **measured,
+    results = {"isas": run.isas, "machine": machine(given.build, run.bench_machine, max((p["clock_ghz"] for p in measured["points"]), default=None)), **measured,
                "failures": programs.failures}
     found = codec_tables.of_server(results) if given.server else codec_tables.of_codecs(results)
     path = tables.publish(given.out, given.name, command_line(given), found)

@@ -4,7 +4,6 @@
 
     bench/staging.py                          on the pretend device of the tests
     bench/staging.py --device cuda            on a GPU
-    bench/staging.py --before DIR             also attach on the CPU, against another checkout that is built (its step before a change)
 
 Every figure is a ratio within one run. The pretend device's copies are memcpy, or take as long as they are told to: it shows what
 laconic adds and what overlaps, never how fast a device is. Needs a release build, or LACONIC_LIBRARY.
@@ -187,50 +186,10 @@ def threads() -> dict:
     return {"encode": points["int8"]["encode"]["median"], "decode": points["int8"]["decode"]["median"], "memcpy": points["memcpy"]["encode"]["median"]}
 
 
-CPU_STEPS = """
-import statistics, sys, time, torch, torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-import laconic
-rank, folder = int(sys.argv[1]), sys.argv[2]
-torch.set_num_threads(1)
-dist.init_process_group("gloo", store=dist.FileStore(folder + "/store", 2), rank=rank, world_size=2)
-net = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(8)))
-ddp = DistributedDataParallel(net, bucket_cap_mb=4)
-laconic.attach(ddp, "3lc", quiet=True)
-x, times = torch.randn(4, 1024), []
-for _ in range(40):
-    begin = time.perf_counter()
-    ddp.zero_grad()
-    ddp(x).sum().backward()
-    times.append(time.perf_counter() - begin)
-if rank == 0:
-    print(statistics.median(times[5:]))
-"""
-
-
-def cpu_step(tree: Path) -> float:
-    """Seconds of a step on CPU gradients by that tree's package: 32 MiB, 3lc, two ranks."""
-    library = next((tree / "build" / "release" / "lib").glob("liblaconic.so.*.*"))
-    variables = {**os.environ, "PYTHONPATH": str(tree / "python"), "LACONIC_LIBRARY": str(library), "OMP_NUM_THREADS": "1"}
-    with tempfile.TemporaryDirectory() as folder:
-        ranks = [subprocess.Popen([sys.executable, "-c", CPU_STEPS, str(rank), folder], env=variables, stdout=subprocess.PIPE, text=True)
-                 for rank in range(2)]
-        return float([process.communicate()[0] for process in ranks][0])
-
-
-def before_and_after(tree: Path, rounds: int = 11) -> dict:
-    times = ([], [])
-    for _ in range(rounds):
-        for here, found in zip((tree, ROOT), times):
-            found.append(cpu_step(here))
-    return {"before": statistics.median(times[0]), "after": statistics.median(times[1]),
-            "ratio": statistics.median(b / a for a, b in zip(*times))}
-
-
 # ---- tables --------------------------------------------------------------------------------------------------------------
 
 
-def tables_of(found: dict, before: dict | None) -> dict[str, dict]:
+def tables_of(found: dict) -> dict[str, dict]:
     import torch
     from machine import cpu
     from tables import of_pairs, table
@@ -239,12 +198,10 @@ def tables_of(found: dict, before: dict | None) -> dict[str, dict]:
     codec = over["encode_seconds"] + over["decode_seconds"]
     rows = [["a staged step of 64 MiB, `3lc`, two ranks, beside one on the CPU: extra time in memcpy of the gradients", extra["extra"], "≤ 3"],
             ["eight buckets: a step, of the sum of its parts", over["share"], "≤ 0.6"]]
-    if before:
-        rows.append(["a step of `attach` on CPU gradients, 32 MiB, `3lc`, of the same in the other checkout", before["ratio"], "≤ 1.02"])
     rows += [[f"`int8` of 4 MiB with two threads, {what}: times as fast as with one", two[what], "≥ 1.6"] for what in ("encode", "decode")]
     parts = [("a staged step of 64 MiB", extra["staged"]), ("one on the CPU", extra["cpu"]), ("memcpy of its gradients", extra["memcpy"]),
              (f"a step of eight buckets of {4 * over['elements'] / MI:.1f} MiB", over["step"]), ("its copies", over["copies"]), ("its codec", codec),
-             ("its wire", over["wire_seconds"]), *([("a step on CPU gradients, 32 MiB", before["after"])] if before else [])]
+             ("its wire", over["wire_seconds"])]
     return {"bars": table(["what", ("seen", "{:.2f}"), "bar"], rows), "times": table(["what", ("ms", "{:.3g}")], ([what, 1e3 * s] for what, s in parts)),
             "machine": of_pairs([("CPU", cpu()), ("cores", os.cpu_count()), ("torch", torch.__version__), ("date", datetime.date.today()),
                                  ("memcpy with two threads, times as fast", f"{two['memcpy']:.2f}")])}
@@ -253,7 +210,6 @@ def tables_of(found: dict, before: dict | None) -> dict[str, dict]:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="bench/staging.py", description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="pretend")
-    parser.add_argument("--before", type=Path, metavar="DIR", help="another checkout, built")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results", metavar="FOLDER", help="of staging.md (docs/results)")
     given = parser.parse_args()
     from tables import publish
@@ -263,10 +219,8 @@ def main() -> int:
 
         pretend.library()
     found = {**two_ranks(given.device), "threads": threads()}
-    before = before_and_after(given.before.resolve()) if given.before else None
-    print(json.dumps({**found, "before": before}, indent=1), file=sys.stderr)
-    command = f"bench/staging.py --device {given.device}" + " --before DIR" * bool(before)
-    print(publish(given.out, "staging", command, tables_of(found, before)))
+    print(json.dumps(found, indent=1), file=sys.stderr)
+    print(publish(given.out, "staging", f"bench/staging.py --device {given.device}", tables_of(found)))
     return 0
 
 

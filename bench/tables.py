@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""Puts the tables of result files into their pages. Sentences are written by a person, around the tables.
+"""Puts the tables of result files into their pages. What stands around them is written by hand.
 
     bench/tables.py [FOLDER]            every page of docs/results
     bench/tables.py --check [FOLDER]    writes nothing; fails where a page does not show what its file says

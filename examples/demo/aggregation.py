@@ -34,6 +34,7 @@ NETWORKS = "100mbit 100mbit,1%"
 IN_THE_KERNEL = "thc@xdp"
 LIMIT = 900  # seconds; an idle machine needs less than a third
 
+
 def options(arguments=None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="examples/demo/aggregation.py", description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="mlp", choices=run.MODELS, help="what is trained (default mlp)")

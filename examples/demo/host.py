@@ -15,10 +15,11 @@ from lab import ROOT
 
 def cpu() -> str:
     try:
-        found = re.search(r"^model name\s*:\s*(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        fields = dict(re.findall(r"^(model name|cpu family|model)\s*:\s*(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE))
     except OSError:
-        found = None
-    return found[1] if found else platform.processor() or platform.machine()
+        fields = {}
+    name = fields.get("model name", platform.processor() or platform.machine())
+    return f"{name}, family {fields['cpu family']} model {fields['model']}" if "cpu family" in fields else name
 
 
 def commit() -> str:

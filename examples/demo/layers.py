@@ -1,31 +1,9 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""The parameters of a model: of what kind they are, and what their gradients are before the exchange."""
+"""What the gradients of a model are before the exchange."""
 
 from __future__ import annotations
 
 import functools
-
-from torch import nn
-
-
-def kinds(module) -> dict[str, str]:
-    """Of every parameter, by name."""
-    head = [name for name, part in module.named_modules() if isinstance(part, nn.Linear)][-1]
-    found = {}
-    for name, part in module.named_modules():
-        for own, _ in part.named_parameters(recurse=False):
-            path = f"{name}.{own}" if name else own
-            if isinstance(part, (nn.LayerNorm, nn.BatchNorm2d)):
-                found[path] = "norm"
-            elif "bias" in own:
-                found[path] = "bias"
-            elif isinstance(part, nn.Embedding) or not name:
-                found[path] = "embedding"  # a parameter of the model itself is one of places
-            elif name == head:
-                found[path] = "head"
-            else:
-                found[path] = {"Conv2d": "convolution", "LSTM": "recurrent", "Linear": "linear"}.get(type(part).__name__, "other")
-    return found
 
 
 class OwnGradients:

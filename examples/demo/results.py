@@ -20,10 +20,7 @@ class Row:
 
     spec: str
     label: str
-    strategy: str
     step: float
-    step_low: float  # lowest and highest median of a repeat
-    step_high: float
     slow: bool
     kernel_bytes: float | None
     own_bytes: float
@@ -33,19 +30,11 @@ class Row:
     final: float | None  # quality; like all that is learned, nothing if only times were measured
     final_by_seed: list[float]
     parts: dict[str, float]
-    unshaped_step: float | None
     bound: float | None  # a step that sends as many bytes without a codec
     curve: list
     speedup: float = 0.0
     speedup_uncompressed: float = 0.0
-    rounds: float = 0.0
-    overflow_repeats: float = 0.0
     uncompressed: bool = field(default=False)
-
-    @property
-    def overhead(self) -> float | None:
-        """Headers, acknowledgements and the engine's own messages, over the bytes that were asked for."""
-        return None if self.kernel_bytes is None else self.kernel_bytes / self.own_bytes - 1.0
 
 
 def mean(values) -> float:
@@ -129,12 +118,6 @@ class Results:
                        for which in (0, 1))
         return none / plain
 
-    def _unshaped(self, spec: str) -> float | None:
-        index = next((i for i, run in enumerate(self.ranks[0]["learn"]) if run["spec"] == spec), None)
-        if index is None:
-            return None
-        return median_step(over_ranks([rank["learn"][index]["times"] for rank in self.ranks]))
-
     def _bound(self, spec: str) -> float | None:
         blocks = [[bound["times"] for bound in rank["bounds"] if (bound["network"], bound["spec"]) == (self.network, spec)]
                   for rank in self.ranks]
@@ -146,7 +129,6 @@ class Results:
         blocks = [[rank["blocks"][i] for rank in self.ranks] for i in indices]
         by_block = [over_ranks([rank["times"] for rank in block]) for block in blocks]
         steps = [step for block in by_block for step in block]
-        medians = [median_step(block) for block in by_block]
         own = [rank["own"] for block in blocks for rank in block]
         kernel = [rank["kernel_bytes"] for block in blocks for rank in block]
         runs = self._learned(spec)
@@ -160,15 +142,12 @@ class Results:
         elif steps_to_target is not None:
             time_to_target = steps_to_target * step
         finals = [final_of(run["curve"]) for run in runs]
-        about = self.raw["about"][spec]
         return Row(
-            spec=spec, label=label_of(spec), strategy=about["strategy"], step=step, step_low=min(medians),
-            step_high=max(medians), slow=slow, kernel_bytes=None if kernel[0] is None else mean(kernel),
+            spec=spec, label=label_of(spec), step=step, slow=slow, kernel_bytes=None if kernel[0] is None else mean(kernel),
             own_bytes=mean([o["wire_bytes"] for o in own]), steps_to_target=steps_to_target,
             time_to_target=time_to_target, time_is_product=not reached, final=mean(finals) if finals else None,
-            final_by_seed=finals, parts=split(blocks, steps), unshaped_step=self._unshaped(spec), bound=self._bound(spec),
-            curve=curve, rounds=mean([o.get("rounds", 0) for o in own]),
-            overflow_repeats=mean([o.get("overflow_repeats", 0) for o in own]), uncompressed=is_uncompressed(spec))
+            final_by_seed=finals, parts=split(blocks, steps), bound=self._bound(spec),
+            curve=curve, uncompressed=is_uncompressed(spec))
 
 
 def by_network(raw: dict, plan: dict) -> list[Results]:

@@ -1,9 +1,8 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""bench/aggregation_learning.py: its runs, its tables from runs with known answers; the virtual workers; the simulated laws of thc."""
+"""bench/aggregation_learning.py: its runs, its tables from runs with known answers; the virtual workers."""
 
 import dataclasses
 import json
-import math
 import sys
 from pathlib import Path
 
@@ -20,7 +19,6 @@ import aggregation_learning as learning  # noqa: E402
 import aggregation_learning_tables  # noqa: E402
 import serving  # noqa: E402
 import tables  # noqa: E402
-import thc_laws  # noqa: E402
 import torch  # noqa: E402
 
 PLACE = {"CPU": "one", "date": "2026-01-02", "python": "3.11", "torch": "2.0", "scikit-learn": "1.0"}
@@ -30,9 +28,7 @@ BELOW = {"last": 0.2, "1 % loss": 0.4, "loss and quorum": 3.0, "bits=2": 2.5}
 def run_of(cell):
     value = 0.95 + 0.001 * cell.seed - BELOW.get(cell.name, 0) / 100
     run = {"cell": dataclasses.asdict(cell), "curve": [[5 * i, value] for i in range(1, 8)], "nmse": [], "environment": PLACE}
-    if cell.question == "laws":
-        run["noted"] = [{law: [1.0 + i * (law != "exact"), 0.01 * i] for i, law in enumerate(thc_laws.LAWS)}] * 3
-    elif cell.spec:
+    if cell.spec:
         run["nmse"] = [] if cell.served else [[0.8 / cell.world, (0.6 if cell.name == "last" else 0.4) / cell.world]] * 2
         run |= {"lane_bits": 16 if cell.world == 64 else 8, "granules": 1000, "resent": 100 * cell.world,
                 "excluded": 2000 if cell.late else 0, "partial": 1000 if cell.late else 0}
@@ -60,15 +56,13 @@ def test_every_run_is_a_file_of_its_own():
 
 def test_the_tables():
     found = aggregation_learning_tables.tables_of(everything())
-    faults, widths, laws = rows(found, "faults"), rows(found, "widths", 2), rows(found, "laws")
+    faults, widths = rows(found, "faults"), rows(found, "widths", 2)
     assert faults["float32"] == ["95.1 ± 0.1", "95.1 ± 0.1", "–", "–", "–"]
     assert faults["last"] == ["94.9 ± 0.1 (-0.2)"] * 2 + ["–"] * 3
     assert faults["2 of 10 late"] == ["95.1 ± 0.1 (+0.0)"] * 2 + ["20.0 %", "100.0 %", "10.0 %"]
     assert faults["loss and quorum"][0] == "**92.1 ± 0.1 (-3.0)**"
     assert widths["4", "float32"] == ["4", "4"] + ["–", "–", "95.1 ± 0.1"] * 2
     assert widths["64", "bits 3"] == ["0.375", "2"] + ["0.013", "0.400", "95.0 (+0.0)"] * 2
-    assert laws["exact"][:3] == ["1.00 (to 1.00)", "0.00 %", "95.0"]
-    assert laws["1.1 max"][:2] == ["4.00 (to 4.00)", "3.00 %"] and laws["1.5 max"][2] == "–"
 
 
 def test_what_is_missing_is_counted_and_its_table_stays(tmp_path, monkeypatch, capsys):
@@ -79,12 +73,12 @@ def test_what_is_missing_is_counted_and_its_table_stays(tmp_path, monkeypatch, c
         learning.save(cell.path, run)
     assert learning.main(["--out", str(tmp_path)]) == 0 and not started
     before = json.loads((tmp_path / "aggregation-learning.json").read_text())["tables"]
-    for cell in learning.cells("laws")[:2]:
+    for cell in learning.cells("widths")[:2]:
         cell.path.unlink()
     assert learning.main(["--out", str(tmp_path)]) == 0 and len(started) == 2
     assert capsys.readouterr().err.splitlines()[-1] == f"2 of {len(everything())} runs are missing"
     after = json.loads((tmp_path / "aggregation-learning.json").read_text())["tables"]
-    assert after["laws"] == before["laws"] and "laws" not in aggregation_learning_tables.tables_of(everything()[:-3] + [(everything()[-1][0], None)])
+    assert after["widths"] == before["widths"] and "widths" not in aggregation_learning_tables.tables_of(everything()[:-1] + [(everything()[-1][0], None)])
 
 
 # ---- virtual workers ----
@@ -155,56 +149,8 @@ def test_the_error_of_a_mean_is_that_of_compressed_parameters(monkeypatch):
     workers.close()
 
 
-# ---- the laws ----
-
-
-def test_tables_are_those_of_the_format():
-    """docs/format/codecs/thc.md; the first is the one of THC's authors."""
-    cost, table = thc_laws.best_table(30)
-    assert table == (0, 3, 5, 7, 9, 11, 13, 14, 16, 17, 19, 21, 23, 25, 27, 30) and cost == pytest.approx(0.013075, abs=1e-6)
-    assert [thc_laws.table_of(world)[-1] for world in (4, 5, 6, 7, 8, 16)] == [53, 51, 38, 34, 17, 15]
-
-
-def test_expected_errors_are_those_of_rounding_at_random():
-    chance = torch.Generator().manual_seed(0)
-    quantizer, y = thc_laws.Quantizer(4), torch.randn(4, 64, 1024, generator=chance)
-    half = torch.full((64, 1), 1.9)
-    found = [(quantizer.rounded(y, half, chance).mean(0) - y.mean(0)).square().sum().item() for _ in range(20)]
-    assert quantizer.error(y, half) == pytest.approx(sum(found) / 20, rel=0.01)
-    values = torch.unique(quantizer.rounded(y, half, chance))
-    assert len(values) == 16 and values[0] == -values[-1] == pytest.approx(-1.9)
-
-
-def test_ranges_by_law():
-    norms, later = torch.tensor([[3.0, 0.0], [4.0, 0.0]]), torch.tensor([[1.0, 1.0], [2.0, 1.0]])
-    unit, scale = torch.tensor([0, 0]), thc_laws.BOUND / math.sqrt(thc_laws.BLOCK)
-
-    def second(law):
-        ranges = thc_laws.Range(law, unit)
-        assert ranges.of(norms)[0].item() == pytest.approx(4 * scale)  # the first exchange is exact
-        return (ranges.of(later)[:, 0] / scale).tolist()
-
-    assert second("exact") == pytest.approx([2, 1])
-    assert second("1.1 max") == pytest.approx([4.4, 4 / 1024])
-    assert second("1.25 rms") == pytest.approx([1.25 * math.sqrt(12.5), 4 / 1024])
-    assert thc_laws.sent(torch.tensor([1.0 + 2**-20])).item() == 1.0078125
-
-
-def test_what_a_simulated_mean_lacks_is_in_the_residuals():
-    simulation = thc_laws.Simulation("1.1 max", [1500, 300], 4, 0)
-    came_in, delivered = 0, 0
-    for step in range(3):
-        gradients = torch.randn(4, 1800, generator=torch.Generator().manual_seed(step))
-        came_in, delivered = came_in + gradients.mean(0), delivered + simulation.exchange(gradients, step == 2)
-    kept = simulation.residual.mean(0).view(-1)
-    kept = torch.cat([kept[:1500], kept[2048:2348]])
-    assert (delivered + kept - came_in).abs().max() < 1e-5 and kept.abs().max() > 0.01
-    assert simulation.found[0]["exact"][0] == 1 and 0 < simulation.found[0]["1.0 max"][1] < 0.05
-
-
-@pytest.mark.parametrize("cell", [learning.Cell("faults", "2 of 10 late", "mlp", 0, 3, 4, "thc", True, 0.0, 0.5, 1, steps=5),
-                                  learning.Cell("laws", "1.1 max", "mlp", 0, 2, 4, steps=5)], ids=lambda cell: cell.question)
-def test_one_training_of_a_few_steps(tmp_path, monkeypatch, cell):
+def test_one_training_of_a_few_steps(tmp_path, monkeypatch):
+    cell = learning.Cell("faults", "2 of 10 late", "mlp", 0, 3, 4, "thc", True, 0.0, 0.5, 1, steps=5)
     training_here.needs_library(monkeypatch)
     monkeypatch.setattr(learning, "RESULTS", tmp_path)
     monkeypatch.setattr("virtual_workers.PATIENCE", 60)
@@ -212,5 +158,4 @@ def test_one_training_of_a_few_steps(tmp_path, monkeypatch, cell):
     learning.run_here([cell])
     run = json.loads(next(tmp_path.glob("*.json")).read_text())
     assert run["cell"] == dataclasses.asdict(cell) and [step for step, _ in run["curve"]] == [5]
-    if cell.late:
-        assert run["partial"] == run["granules"] == run["excluded"] > 0  # one is late, in every sum
+    assert run["partial"] == run["granules"] == run["excluded"] > 0  # one is late, in every sum

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = Path(os.environ.get("LACONIC_BUILD", ROOT / "build" / "release"))
-PROGRAMS = ("laconic", "roofline_bench", "threads_bench", "c_abi_bench", "server_bench", "server_cpu_bench")
+PROGRAMS = ("laconic", "threads_bench", "c_abi_bench", "server_bench", "server_cpu_bench")
 SPECS = ["int8", "int8:round=stochastic", "topk", "topk+noef", "topk:ratio=0.001", "topk:ratio=0.001+noef"]
 
 sys.path.insert(0, str(ROOT / "bench"))
@@ -67,18 +67,15 @@ def test_every_spec_size_and_instruction_set_is_there(tables):
             assert 0 < low <= median <= high
 
 
-@pytest.mark.parametrize("key", ["roofline", "two threads", "small calls", "machine"])
+@pytest.mark.parametrize("key", ["two threads", "small calls", "machine"])
 def test_every_part_has_a_table(tables, key):
     assert tables[key]
 
 
 def test_baselines_when_there_is_torch(tables):
     pytest.importorskip("torch")
-    import grace_methods
-
     assert [row["Laconic"] for row in tables["pytorch"]] == ["`topk`", "`topk:ratio=0.001`", "`int8`", "`int8`", "`fp16`", "`bf16`", "`powersgd`"]
-    assert [row["Laconic"] for row in tables["grace"]] == [f"`{spec}`" for spec, _ in grace_methods.METHODS]
-    assert all((row["times as fast"] is None) == (row["Laconic"].strip("`") not in SPECS) for row in tables["grace"])
+    assert all((row["times as fast"] is None) == (row["Laconic"].strip("`") not in SPECS) for row in tables["pytorch"])
 
 
 def test_the_server_has_a_page_of_its_own(tmp_path):
@@ -121,7 +118,7 @@ def test_a_run_half_as_fast_fails_the_comparison(folder, tmp_path):
 
 
 def test_what_failed_is_missing_and_named():
-    results = {"isas": ["avx2"], "machine": {"CPU": "one"}, "points": [], "fused": [], "threads": [], "c_abi": [], "baselines": {}, "roofline": {"points": []},
+    results = {"isas": ["avx2"], "machine": {"CPU": "one"}, "points": [], "fused": [], "threads": [], "c_abi": [], "baselines": {},
                "failures": [{"command": "x", "reason": "y"}], "left_out": ["z"]}
     found = codec_tables.of_codecs(results)
     assert list(found) == ["machine", "not measured"] and found["not measured"]["rows"] == [["`x`", "y"], ["z", "left out"]]

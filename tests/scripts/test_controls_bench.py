@@ -34,7 +34,7 @@ def page(runs):
 
 def test_every_exchange_meets_every_network_with_every_seed_and_has_a_file():
     found = controls.cells(controls.SCENARIOS, ("mlp", "cnn"), 3)
-    assert len(found) == 1 + 7 * 2 * 9 * 3 + len(controls.NARROW_EXCHANGES) * 3
+    assert len(found) == 7 * 2 * 9 * 3 + len(controls.NARROW_EXCHANGES) * 3
     assert len({one.path for one in found}) == len(found)
 
 
@@ -54,7 +54,7 @@ def test_tables_say_how_many_times_sooner_by_medians():
 
 
 def test_a_network_with_exchanges_of_its_own_is_measured_by_fp32_on_the_like():
-    wanted = controls.cells(("narrow",), ("mlp", "cnn"), 1)[1:]
+    wanted = controls.cells(("narrow",), ("mlp", "cnn"), 1)
     assert [(one.model, one.spec, one.control) for one in wanted] == [("mlp", *key) for key in controls.NARROW_EXCHANGES]
     assert all(one.plan()["small_elements"] == 512 and one.plan()["whole"] for one in wanted)
     assert cell("topk:ratio=0.01").plan()["small_elements"] == 4096
@@ -81,7 +81,7 @@ def test_only_what_computes_the_same_everywhere_is_sampled():
 
 def test_what_meets_the_same_network_shares_a_lab():
     found = controls.labs(controls.cells(("steady", "cross"), ("mlp",), 2))
-    assert [len(group) for group in found] == [1, 9] + 9 * [1] + [9] + 9 * [1]
+    assert [len(group) for group in found] == [9] + 9 * [1] + [9] + 9 * [1]
 
 
 def test_a_lab_that_breaks_off_keeps_what_it_has_made(tmp_path, monkeypatch):
@@ -106,12 +106,6 @@ def test_a_seed_that_has_not_reached_the_target_leaves_none():
     assert "| PyTorch DDP, fp32 | not reached |" in text
 
 
-def test_fixed_is_compared_pair_by_pair():
-    pairs = controls.Cell(controls.SCENARIOS["unshaped"], "mlp", "topk:ratio=0.01", None, 0, pairs=3)
-    text = page([(pairs, {"pairs": [[1.0, 1.01], [2.0, 2.0], [1.0, 1.1]], "load": 0, "cpu": ""})])
-    assert "| 3 | 1.010 (1.005 to 1.055) |" in text
-
-
 def test_a_law_of_ones_own_runs_on_every_network_beside_the_others(tmp_path, monkeypatch):
     monkeypatch.setattr(controls, "OUT", tmp_path)
     asked = []
@@ -119,7 +113,7 @@ def test_a_law_of_ones_own_runs_on_every_network_beside_the_others(tmp_path, mon
     def made(together):
         asked.extend(together)
         for one in together:
-            one.path.write_text(json.dumps({**run(2.5), "pairs": [[1.0, 1.0]]}))
+            one.path.write_text(json.dumps(run(2.5)))
         return True
 
     monkeypatch.setattr(controls, "run", made)
@@ -127,7 +121,7 @@ def test_a_law_of_ones_own_runs_on_every_network_beside_the_others(tmp_path, mon
     own = "dc2:target=compute,share=0.25"
     monkeypatch.setattr(sys, "argv", ["controls.py", "--scenario", "steady", "--model", "mlp", "--seeds", "1", "--control", own, "--out", str(tmp_path)])
     controls.main()
-    assert [one.control for one in asked if one.spec == "topk:ratio=0.01" and not one.pairs] == [None, "dc2", "dc2:target=compute", "aimd", "bdp", own]
+    assert [one.control for one in asked if one.spec == "topk:ratio=0.01"] == [None, "dc2", "dc2:target=compute", "aimd", "bdp", own]
     assert f"| `topk:ratio=0.01`, `{own}` | 2.5 |" in (tmp_path / "control.md").read_text()
 
 

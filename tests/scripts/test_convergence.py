@@ -3,7 +3,6 @@
 
 import dataclasses
 import json
-import os
 import sys
 from pathlib import Path
 
@@ -14,6 +13,7 @@ sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "tests" / "support")]
 
 import convergence  # noqa: E402
 import judging  # noqa: E402
+import learning  # noqa: E402
 from training_here import needs_library  # noqa: E402
 
 SAMPLE = 1 / judging.TEST_SAMPLES
@@ -59,7 +59,7 @@ def test_a_seed_that_learned_nothing_is_counted(loss):
 def figures():
     """Of the full plans; int8 ruins RMSprop alone, and a warm-up of 60 steps helps 3lc:s=1.75 at step 300."""
     plan = json.loads(json.dumps(dataclasses.asdict(convergence.Plan())))
-    common = {"plan": plan, "environment": {"CPU": "one", "commit": "abc"}, "seconds": 1.0, "complete": True}
+    common = {"plan": plan, "environment": {"CPU": "one", "commit": "abc"}, "complete": True}
     runs = {f"{name}/rate": {"best": 0.1, "losses": [[0.1, 0.2], [0.3, 0.25]]} for name in plan["optimizers"]}
     for name in plan["optimizers"]:
         for spec in plan["optimizer_specs"]:
@@ -104,14 +104,14 @@ def results(tmp_path, monkeypatch):
 def test_figures_of_another_plan_are_not_taken(results):
     found = results.load()
     found["runs"]["SGD/none/0"] = {"loss": 0.1}
-    results.save(found)
+    learning.save(results.path, found)
     assert results.load()["runs"] == {"SGD/none/0": {"loss": 0.1}}
     results.plan = dataclasses.replace(results.plan, steps=21)
     assert results.load()["runs"] == {} and not results.load()["complete"]
 
 
 def test_a_damaged_file_is_as_none(results):
-    results.save(results.load())
+    learning.save(results.path, results.load())
     results.path.write_text(results.path.read_text()[:20])
     assert results.load()["runs"] == {}
 
@@ -119,30 +119,30 @@ def test_a_damaged_file_is_as_none(results):
 def test_a_file_is_replaced_at_once(results, monkeypatch):
     """Cut off in the middle of writing, the old one is whole."""
     found = results.load()
-    results.save({**found, "runs": {"a": 1}})
+    learning.save(results.path, {**found, "runs": {"a": 1}})
 
     def killed(*_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Path, "replace", killed)
     with pytest.raises(KeyboardInterrupt):
-        results.save({**found, "runs": {"a": 1, "b": 2}})
+        learning.save(results.path, {**found, "runs": {"a": 1, "b": 2}})
     assert results.load()["runs"] == {"a": 1}
 
 
 def test_what_was_trained_is_not_trained_again(results):
     rank = object.__new__(convergence.Rank)
-    rank.rank, rank.results, rank.found, rank.saved = 0, results, results.load(), 0.0
+    rank.rank, rank.results, rank.found = 0, results, results.load()
     assert rank.once("a", lambda: 1) == 1
     again = object.__new__(convergence.Rank)
-    again.rank, again.results, again.found, again.saved = 0, results, results.load(), 0.0
+    again.rank, again.results, again.found = 0, results, results.load()
     assert again.once("a", lambda: 2) == 1
     assert again.once("b", lambda: 2) == 2
     assert results.load()["runs"] == {"a": 1, "b": 2}
 
 
 def test_tables_wait_for_both_parts(results, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(convergence, "train", lambda results, found: results.save({**found, "complete": True}))
+    monkeypatch.setattr(convergence, "train", lambda results, found: learning.save(results.path, {**found, "complete": True}))
     monkeypatch.setattr(sys, "argv", ["convergence.py", "--quick", "--part", "optimizers", "--out", str(tmp_path)])
     assert convergence.main() == 0
     assert "warmup not trained" in capsys.readouterr().err and not (tmp_path / "convergence.md").exists()

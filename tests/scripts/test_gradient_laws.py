@@ -97,22 +97,6 @@ def test_what_is_recorded_is_what_the_codec_encodes(run, tmp_path):
         assert done.code == 0, done.err
 
 
-def test_kinds_of_layers():
-    needs_models()
-    import layers
-    import models
-
-    found = {}
-    for name in models.MODELS:
-        kind = models.load(name)
-        found[name] = layers.kinds(kind.build(kind.data(None) if name in ("mlp", "cnn") else None))
-    assert set(found["mlp"].values()) == {"linear", "bias", "head"}
-    assert set(found["cnn"].values()) == {"convolution", "norm", "bias", "head"}
-    assert set(found["lstm"].values()) == {"embedding", "recurrent", "bias", "head"}
-    assert set(found["gpt"].values()) == {"embedding", "norm", "bias", "linear", "head"}
-    assert found["gpt"]["places"] == "embedding" and found["lstm"]["memory.bias_hh_l0"] == "bias"
-
-
 # ---- files ----
 
 
@@ -122,7 +106,6 @@ def test_figures(recorded):
     for mode, figures in found.items():
         assert figures["plan"]["feedback"] == (mode == "with") and figures["steps"] == [0, 2]
         layers = {layer["name"]: layer for layer in figures["layers"]}
-        assert [layer["kind"] for layer in layers.values()] == ["linear", "bias", "linear", "bias", "head", "bias"]
         assert layers["2.weight"]["compressed"] and not layers["2.bias"]["compressed"]
         assert [record["step"] for record in layers["2.weight"]["records"]] == [0, 2]
         record = layers["2.weight"]["records"][1]
@@ -183,7 +166,7 @@ def test_tables_of_a_run(recorded, tmp_path):
     words = [*SETTINGS, "--page", "--out", str(recorded), "--publish", str(tmp_path)]
     assert gradient_laws.main(words) == 0
     found = json.loads((tmp_path / "gradient-laws.json").read_text())["tables"]
-    assert {"distances", "kinds", "tails", "compressibility", "guard", "settings, with feedback", "settings, without feedback"} < set(found)
+    assert {"distances", "tails", "compressibility", "guard", "settings, with feedback", "settings, without feedback"} < set(found)
     assert all(each["rows"] for each in found.values()) and "nan" not in (tmp_path / "gradient-laws.json").read_text().lower()
     assert len(found["settings, with feedback"]["rows"]) == len(gradient_laws_tables.ROWS)
 
@@ -214,7 +197,6 @@ def rows_of(key, *found):
 def test_a_law_that_holds_is_bold():
     assert rows_of("distances", figures("mlp", True, 0.049), figures("gpt", True, 0.051)) == [
         "| mlp | with | **0.049** | **0.040** | 0.200 | 0.300 | **0.001** |", "| gpt | with | 0.051 | **0.040** | 0.200 | 0.300 | **0.001** |"]
-    assert "| mlp | bias | – | – | – | **0.049** | 0.400 | 0.200 |" in rows_of("kinds", figures("mlp", True, 0.049))
 
 
 def test_the_default_stands_beside_the_others():

@@ -21,15 +21,6 @@ from training_here import needs_library, needs_models  # noqa: E402
 FP32 = learning.REFERENCE
 PLACE = {"CPU": "one", "date": "2026-01-02", "python": "3.11", "torch": "2.0", "scikit-learn": "1.0"}
 RATES = {"SGD": 0.3, "momentum": 0.1, "Adam": 1e-3, "AdamW": 1e-3}
-#: with their kinds
-PARAMETERS = {
-    "mlp": {"0.weight": "linear", "0.bias": "bias", "4.weight": "head", "4.bias": "bias"},
-    "cnn": {"0.weight": "convolution", "1.weight": "norm", "4.path.0.weight": "convolution", "8.weight": "head"},
-    "lstm": {"characters.weight": "embedding", "memory.weight_hh_l0": "recurrent", "memory.bias_hh_l0": "bias", "head.weight": "head"},
-    "gpt": {"places": "embedding", "characters.weight": "embedding", "blocks.0.before_mixing.weight": "norm",
-            "blocks.0.mixing.0.weight": "linear", "head.1.weight": "head"}}
-
-
 # ---- runs with known answers ----
 
 
@@ -65,21 +56,6 @@ def optimizer_gap(cell):
     return lambda step: 2 + noise(cell) if bad else 0
 
 
-def ratios(cell):
-    """Residual over gradient by parameter, None without a residual."""
-    small = ("bias", "before_", "0.weight", "1.weight", "8.weight") if cell.model == "cnn" else ("bias", "before_")
-    found = {}
-    for i, name in enumerate(PARAMETERS[cell.model]):
-        plain = any(part in name for part in small) and not name.startswith(("4.path", "head"))
-        found[name] = None if plain else {"characters.weight": 50.0, "head.weight": 70.0, "4.weight": 2.5}.get(name, 5.0 + i)
-    return found
-
-
-def norms(cell):
-    return {name: [[step, None if ratio is None else ratio * step, float(step)] for step in (10, 20, 30)]
-            for name, ratio in ratios(cell).items()}
-
-
 def run_of(cell):
     gap = {"long": long_gap, "warmup": warmup_gap, "optimizers": optimizer_gap}.get(cell.question, lambda _: lambda step: 1)(cell)
     if cell.question == "seeds" and cell.spec == FP32:
@@ -88,7 +64,7 @@ def run_of(cell):
         gap = lambda step: 0 if cell.rate == RATES[cell.optimizer] else 1  # noqa: E731
     ratio = {"int8": 4.0, "3lc": 20.0, "powersgd:rank=4": 30.0, "topk:ratio=0.01": 50.0}.get(cell.spec)
     return {"cell": dataclasses.asdict(cell), "curve": curve(cell, gap, cell.steps or 200, cell.every or 10), "ratio": ratio,
-            "norms": norms(cell) if cell.norms else None, "kinds": PARAMETERS[cell.model], "environment": PLACE}
+            "environment": PLACE}
 
 
 @pytest.fixture
@@ -193,18 +169,6 @@ def test_final_qualities_and_rates_of_the_optimizers(found):
     assert rows_of(found, "learning rates")["cnn", "momentum"] == ["0.03: 99.0, 0.1: 100.0, 0.3: 99.0", "0.1"]
 
 
-# ---- which parameters suffer ----
-
-
-def test_the_worst_parameters_are_named(found):
-    by_kind, worst = rows_of(found, "residuals by kind"), rows_of(found, "worst parameters")
-    assert worst["gpt", "`3lc`"] == ["`characters.weight` (embedding) 50.0", "`head.1.weight` (head) 9.0",
-                                     "`blocks.0.mixing.0.weight` (hidden weight) 8.0"]
-    assert worst["mlp", "`3lc`"][0] == "`0.weight` (hidden weight) 5.0"
-    assert by_kind["gpt", "`3lc`"] == ["27.5", "uncompressed", "–", "9.0", "8.0"]
-    assert by_kind["cnn", "`3lc`"] == ["–", "uncompressed", "–", "uncompressed", "7.0 (1 of 2 uncompressed)"]
-
-
 # ---- all tables ----
 
 
@@ -212,26 +176,22 @@ def test_a_question_whose_runs_are_not_all_there_keeps_its_tables(found, tmp_pat
     monkeypatch.setattr(learning, "known", found.__getitem__)
     assert learning.main(["--page", "--out", str(tmp_path)]) == 0 and not capsys.readouterr().err
     before = json.loads((tmp_path / "learning.json").read_text())
-    fewer = without(without(found, "norms", lambda cell: cell.model == "gpt"), "optimizers", lambda cell: True)
+    fewer = without(without(found, "tuning", lambda cell: cell.model == "gpt"), "optimizers", lambda cell: True)
     monkeypatch.setattr(learning, "known", fewer.__getitem__)
     assert set(learning_tables.tables_of(fewer)) == {"a long run", "warm-up", "gaps after a warm-up", "environment"}
     assert learning.main(["--page", "--out", str(tmp_path)]) == 0
-    assert capsys.readouterr().err.splitlines() == ["norms: 3 of 12 runs are missing", "optimizers: 120 of 120 runs are missing"]
+    assert capsys.readouterr().err.splitlines() == ["tuning: 12 of 24 runs are missing", "optimizers: 120 of 120 runs are missing"]
     after = json.loads((tmp_path / "learning.json").read_text())
     assert {**after["tables"], "environment": 0} == {**before["tables"], "environment": 0}
 
 
 def test_what_went_astray_does_not_stop_the_tables(found):
-    """NaN in every evaluation but the first, of one seed of everything but fp32; residuals and gradients, too."""
+    """NaN in every evaluation but the first, of one seed of everything but fp32."""
     for cells in found.values():
         for cell, run in cells:
             if cell.spec != FP32 and cell.seed == 0:
                 run["curve"] = [[step, math.nan if step else value] for step, value in run["curve"]]
-            for records in (run["norms"] or {}).values():
-                records[0][1] = None if records[0][1] is None else math.nan
-                records[1][2] = 0.0
     assert rows_of(found, "a long run")["mlp", "`3lc:s=1.75`"] == ["**failed, 1 of 3**", "failed", "failed", "–"]
-    assert rows_of(found, "worst parameters")["gpt", "`3lc`"][0] == "`characters.weight` (embedding) 50.0"
     assert "nan" not in json.dumps(learning_tables.tables_of(found)).lower()
 
 
@@ -315,21 +275,17 @@ def test_held_out_samples_are_not_learnt_from(tmp_path):
 
 @pytest.mark.slow
 def test_two_trainings_of_a_few_steps(results, monkeypatch):
-    """Two processes: with norms, and with a warm-up, an optimizer and a rate."""
+    """Two processes: as the demo's, and with a warm-up, an optimizer and a rate."""
     needs_library(monkeypatch)
-    mine = [learning.Cell("norms", "mlp", "3lc", steps=4, every=2, norms=True),
+    mine = [learning.Cell("long", "mlp", "3lc", steps=4, every=2),
             learning.Cell("warmup", "cnn", "topk:ratio=0.01", 1, 3, 1, warmup=2, optimizer="Adam", rate=1e-3)]
     monkeypatch.setattr(learning, "cells", lambda question: mine)
     monkeypatch.setattr(learning, "WORLD", 2)
-    learning.train_all(["norms"], 1, None)
+    learning.train_all(["long"], 1, None)
     first, second = (cell.load() for cell in mine)
     assert [step for step, _ in first["curve"]] == [0, 2, 4] and [step for step, _ in second["curve"]] == [0, 1, 2, 3]
-    assert first["ratio"] > 10 and first["environment"]["torch"] and second["norms"] is None
-    [[step, residual, gradient]] = first["norms"]["2.weight"]
-    assert step == 2 and residual > 0 and gradient > 0 and first["kinds"]["2.weight"] == "linear"
-    [[_, residual, gradient]] = first["norms"]["2.bias"]
-    assert residual is None and gradient > 0
+    assert first["ratio"] > 10 and first["environment"]["torch"]
     before = {path: path.stat().st_mtime_ns for path in results.iterdir()}
     assert len(before) == 2 and all(json.loads(path.read_text())["cell"] for path in before)
-    learning.train_all(["norms"], 1, None)
+    learning.train_all(["long"], 1, None)
     assert {path: path.stat().st_mtime_ns for path in results.iterdir()} == before, "what was trained is not trained again"

@@ -38,7 +38,7 @@ def here(tmp_path, monkeypatch):
 
 def run_of(cell, value):
     return {"cell": dataclasses.asdict(cell), "curve": [[0, 0.1], *([10 * i, value] for i in range(1, 6))],
-            "ratio": None if cell.spec == FP32 else 4.0 if cell.spec == "int8" else 32.0, "norms": None, "environment": PLACE}
+            "ratio": None if cell.spec == FP32 else 4.0 if cell.spec == "int8" else 32.0, "environment": PLACE}
 
 
 def value_of(cell):
