@@ -49,7 +49,7 @@ def made_up(networks=NETWORKS, times_only=False, **changes):
     rank = {"learn": [] if times_only else [learned(spec) for spec in STEPS], "pairs": [], "blocks": blocks, "bounds": bounds,
             "phases": {"step times at 20mbit": 1.0}}
     raw = {"ranks": [rank, rank], "about": {spec: {"canonical": spec, "strategy": ""} for spec in STEPS}, "environment": {},
-           "training": "batch 1", "parameters": 10, "emulated": False, "machine": {}, "command": "make demo", "remark": "",
+           "training": "batch 1", "parameters": 10, "emulated": False, "machine": {}, "command": "make demo",
            "lab": {"burst": 1024, "queue": 1024, "tcp": "reno"}}
     given = run.options(["--networks", " ".join(networks), "--specs", " ".join(STEPS)])
     return results.by_network(raw, {**run.plan_of(given), "times_only": times_only, **changes})
@@ -169,7 +169,7 @@ def test_a_run_for_times_alone(tmp_path):
         # Milliseconds for 4.5 MB. A hundredfold apart, and the quickest of the fast steps: others may find no processor free.
         slow, fast = (min(1e3 * sum(step) for step in b["times"]) for b in rank["blocks"] if b["spec"] == "pytorch:ddp")
         assert slow > 3600 > fast > 36
-    views = results.by_network({**found, "machine": {}, "command": "make demo", "remark": "", "lab": {}}, plan)
+    views = results.by_network({**found, "machine": {}, "command": "make demo", "lab": {}}, plan)
     said = overview.text(views)
     rows = [re.split(r"\s{2,}", line) for line in said.splitlines() if line.startswith(("Laconic 3lc", "PyTorch DDP"))]
     assert [row[4:7] for row in rows if len(row) == 9] == [["–", "–", "–"]] * 4
