@@ -95,11 +95,15 @@ struct BucketPlan {
   bool exact = true;
 
   BucketPlan(const RankState& state, const Layout& layout, StrategyKind leg)
+      : BucketPlan(state, layout, leg, [](const RankParameter&) { return true; }) {}
+  /// Of its parameters those that takes(parameter).
+  template <class Takes>
+  BucketPlan(const RankState& state, const Layout& layout, StrategyKind leg, Takes&& takes)
       : state_(&state), layout_(&layout), leg_(leg) {
     const Legs legs(state, layout);
     for (size_t i = 0; i < layout.parameters.size(); ++i) {
       const RankParameter& p = state.parameter(layout.parameters[i]);
-      if (legs.of(p) != leg) continue;
+      if (legs.of(p) != leg || !takes(p)) continue;
       if (p.raw) {
         raw.push_back({layout.offsets[i], p.count, lanes, layout.parameters[i]});
         lanes += p.count;

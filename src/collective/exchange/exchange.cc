@@ -2,11 +2,13 @@
 #include "collective/exchange/exchange.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "base/hash.h"
 #include "collective/exchange/bucket_plan.h"
 #include "collective/exchange/strategy_parts.h"
 #include "kernels/cast/cast.h"
+#include "wire/datagram.h"
 
 namespace laconic::collective {
 namespace {
@@ -24,7 +26,7 @@ Result<std::unique_ptr<Strategy>> make_strategy(RankState& state, const Layout& 
     case StrategyKind::automatic:
       break;
   }
-  return make_native_sum(state, layout, kind, counters, status);
+  return make_sums(state, layout, kind, counters, status);
 }
 
 /// See Step::tag.
@@ -32,6 +34,28 @@ uint32_t tag_of(uint32_t sequence, uint32_t batch, uint32_t index) {
   return (sequence & 0xFFFFFU) << 8U | (batch & 0x1FU) << 3U | index;
 }
 static_assert(kMaxBatch <= 8);
+
+/// What a rank sends to others.
+uint64_t wire_bytes(const Step& step, uint64_t world) {
+  const auto& sends = step.send_counts;
+  uint64_t bytes = 0;
+  switch (step.kind) {
+    case StepKind::all_reduce:
+      return 2 * step.count * dtype_size(step.dtype) * (world - 1) / world;  // around a ring
+    case StepKind::all_gather:
+      return sends[0] * (world - 1);
+    case StepKind::all_to_all:
+      return std::accumulate(sends.begin(), sends.end(), bytes);  // nothing to itself
+    case StepKind::messages:
+      for (const Message& m : step.messages) bytes += m.send_bytes;
+      return bytes;
+    case StepKind::aggregate:
+      for (const Contribution& c : step.contributions)
+        bytes += wire::kUpHeaderBytes + c.payload.size();
+      return bytes;
+  }
+  return 0;
+}
 
 /// Ranks of which only some report would send lanes that do not add up: their bundles differ.
 constexpr uint64_t kReports = 0x5245504F52545321U;
@@ -51,7 +75,7 @@ Exchange::Exchange(RankState& state, Layout layout, DType dtype, Counters& count
       dtype_(dtype),
       layout_hash_(hash_of(layout_, dtype) ^ (state.model().options().reports ? kReports : 0)),
       status_(state),
-      uncompressed_(state, layout_, counters, status_) {}
+      uncompressed_(state, layout_, status_) {}
 
 Result<std::unique_ptr<Exchange>> Exchange::create(RankState& state, Layout layout, DType dtype,
                                                    Counters& counters) {
@@ -70,7 +94,7 @@ Result<std::unique_ptr<Exchange>> Exchange::create(RankState& state, Layout layo
     if (!made) return std::move(made).error();
   }
   if (!exchange->may_be_dense_in_part()) return exchange;
-  if (auto made = add(make_dense_leg(state, exchange->layout_, counters)); !made)
+  if (auto made = add(make_dense_leg(state, exchange->layout_)); !made)
     return std::move(made).error();
   return exchange;
 }
@@ -181,7 +205,11 @@ Result<uint32_t> Exchange::next(std::span<Step> batch) {
     phase_ = Phase::idle;
     return steps;
   }
-  for (uint32_t i = 0; i < *steps; ++i) batch[i].tag = tag_of(sequence_, batch_, i);
+  for (uint32_t i = 0; i < *steps; ++i) {
+    batch[i].tag = tag_of(sequence_, batch_, i);
+    counters_->wire_bytes += wire_bytes(batch[i], state_->world());
+  }
+  counters_->rounds += *steps;
   ++batch_;
   return steps;
 }
@@ -217,7 +245,7 @@ Result<uint32_t> Exchange::enroll(std::span<Step> batch) {
   asked.layout ^= state_->shared_state(layout_);
   if (phase_ == Phase::begun) {
     phase_ = Phase::enrolling;
-    status_.emit(asked, failure_ ? &*failure_ : nullptr, batch[0], *counters_);
+    status_.emit(asked, failure_ ? &*failure_ : nullptr, batch[0]);
     return uint32_t{1};
   }
   if (auto heard = status_.receive(asked); !heard) {

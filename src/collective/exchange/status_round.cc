@@ -12,7 +12,7 @@ bool StatusRound::reserve() {
   return send_.reserve(kMinCapacity) && recv_.reserve(world * kMinCapacity);
 }
 
-void StatusRound::emit(const Input& input, const Error* failure, Step& step, Counters& counters) {
+void StatusRound::emit(const Input& input, const Error* failure, Step& step) {
   const BundleId own = id(input, state_->rank());
   if (failure != nullptr) {
     write_failure_bundle(own, own_failure(*state_, input, *failure), send_.bytes());
@@ -26,8 +26,6 @@ void StatusRound::emit(const Input& input, const Error* failure, Step& step, Cou
           .send_offsets = send_offsets_,
           .recv_counts = counts_,
           .recv_offsets = recv_offsets_};
-  counters.wire_bytes += (state_->world() - 1) * kMinCapacity;
-  ++counters.rounds;
 }
 
 Result<void> StatusRound::receive(const Input& input) {

@@ -19,7 +19,7 @@ class StatusRound {
   /// False: no memory. Needs kMinCapacity bytes per rank.
   [[nodiscard]] bool reserve();
   /// An all-gather of small bundles: `failure` (null: none) to everybody.
-  void emit(const Input& input, const Error* failure, Step& step, Counters& counters);
+  void emit(const Input& input, const Error* failure, Step& step);
   /// The first rank's failure, the same on every rank.
   [[nodiscard]] Result<void> receive(const Input& input);
   [[nodiscard]] uint64_t held_bytes() const noexcept {

@@ -45,7 +45,7 @@ struct Next {
   uint32_t steps = 0;
 };
 
-/// Counted by strategies, read by the session.
+/// Counted by exchanges (the first two) and their strategies, read by the session.
 struct Counters {
   uint64_t wire_bytes = 0;        ///< sent to other ranks; a ring is assumed for engine sums
   uint64_t rounds = 0;            ///< collectives issued
@@ -91,15 +91,14 @@ class Strategy {
 /// A leg of an exchange: the units of a layout that travel so. Each takes all memory that it will
 /// need. `status` outlives the strategy.
 /// `kind`: native_sum or server_sum.
-Result<std::unique_ptr<Strategy>> make_native_sum(RankState& state, const Layout& layout,
-                                                  StrategyKind kind, Counters& counters,
-                                                  StatusRound& status);
+Result<std::unique_ptr<Strategy>> make_sums(RankState& state, const Layout& layout,
+                                            StrategyKind kind, Counters& counters,
+                                            StatusRound& status);
 Result<std::unique_ptr<Strategy>> make_gather_all(RankState& state, const Layout& layout,
                                                   Counters& counters);
 Result<std::unique_ptr<Strategy>> make_two_shot(RankState& state, const Layout& layout,
                                                 Counters& counters);
 /// Of what laws have turned to float32, beside what is compressed.
-Result<std::unique_ptr<Strategy>> make_dense_leg(RankState& state, const Layout& layout,
-                                                 Counters& counters);
+Result<std::unique_ptr<Strategy>> make_dense_leg(RankState& state, const Layout& layout);
 
 }  // namespace laconic::collective

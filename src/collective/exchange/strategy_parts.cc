@@ -41,6 +41,18 @@ void keep_half(const pipeline::UnitCodec& codec, const pipeline::UnitSlot& slot,
 
 }  // namespace
 
+void widen(const RankState& state, const Input& input, uint64_t elements) noexcept {
+  if (input.dtype == DType::f32 || elements == 0) return;
+  const auto& casts = kernels::cast_kernels(state.isa());
+  kernels::widen(casts, input.dtype, input.gradient, input.buffer, elements);
+}
+
+void narrow(const RankState& state, const Input& input, uint64_t elements) noexcept {
+  if (input.dtype == DType::f32) return;
+  const auto& casts = kernels::cast_kernels(state.isa());
+  kernels::narrow(casts, input.dtype, input.buffer, input.gradient, elements);
+}
+
 void keep_gradients(const RankState& state, const LayoutView& layout, const void* buffer,
                     DType dtype) {
   const auto* bytes = static_cast<const uint8_t*>(buffer);

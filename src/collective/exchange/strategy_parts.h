@@ -42,6 +42,10 @@ inline void keep_gradient(const RankState& state, uint32_t parameter, const floa
 void keep_gradients(const RankState& state, const LayoutView& layout, const void* buffer,
                     DType dtype);
 
+/// A 16-bit bucket of so many elements into Input::gradient, and back.
+void widen(const RankState& state, const Input& input, uint64_t elements) noexcept;
+void narrow(const RankState& state, const Input& input, uint64_t elements) noexcept;
+
 inline Error no_exchange_memory() {
   return {Errc::out_of_memory, "no memory for the exchange buffers", "use smaller buckets"};
 }

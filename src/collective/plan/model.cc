@@ -28,10 +28,12 @@ bool is_raw(const Spec& spec, const Parameter& p, const Options& options) {
   return alone(options) || compresses_nothing(spec) || p.count() <= options.small_elements;
 }
 
+/// Or codes, which may follow an agreement.
 bool all_lanes(const Plan& plan) {
-  return std::all_of(plan.round.begin(), plan.round.begin() + plan.rounds, [](const RoundPlan& r) {
-    return r.kind == RoundKind::lanes || r.kind == RoundKind::agree_max;
-  });
+  if (plan.rounds == 2 && plan.round[0].kind == RoundKind::agree_max)
+    return plan.round[1].kind == RoundKind::lanes && plan.round[1].code_bits != 0;
+  return std::all_of(plan.round.begin(), plan.round.begin() + plan.rounds,
+                     [](const RoundPlan& r) { return r.kind == RoundKind::lanes; });
 }
 
 /// Codes travel as int32.

@@ -167,8 +167,6 @@ Next GatherAll::emit(Step& step) {
           .send_offsets = send_offsets_,
           .recv_counts = recv_counts_,
           .recv_offsets = recv_offsets_};
-  counters_->wire_bytes += (state_->world() - 1) * sending;
-  ++counters_->rounds;
   phase_ = Phase::received;
   return {Verdict::steps, 1};
 }

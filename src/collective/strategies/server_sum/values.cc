@@ -10,13 +10,13 @@ namespace laconic::collective {
 namespace fixed = pipeline::fixed;
 using pipeline::Outcome;
 
-Values::Values(const RankState& state, const BucketPlan& plan, ValueCarrier& carrier,
+Values::Values(const RankState& state, const BucketPlan& plan, ValueGranules& granules,
                Counters& counters)
-    : carrier_(&carrier), counters_(&counters) {
+    : granules_(&granules), counters_(&counters) {
   for (const BucketRaw& r : plan.raw) {
     const RankParameter& p = state.parameter(r.parameter);
     items_.push_back({&p.fixed, p.codec, r.offset});
-    carrier.add_values(r.count);
+    granules.add(r.count);
   }
 }
 
@@ -33,7 +33,7 @@ bool Values::start() {
 
 void Values::set_range(uint64_t i, float range) {
   items_[i].range = range;
-  carrier_->set_scale(i, range);
+  granules_->set_scale(i, range);
 }
 
 bool Values::encode(const float* gradient, std::span<float> agreed) {
@@ -75,19 +75,19 @@ bool Values::send(uint64_t i, const float* gradient) {
   if (!(item.largest < item.range)) {
     item.way = Way::too_large;
     ++counters_->out_of_range;
-    carrier_->put_norm(i, norm);
+    granules_->put_norm(i, norm);
     return false;
   }
   item.way = Way::sent;
   fixed::encode(*item.codec, *item.slot, gradient + item.offset, item.range,
-                carrier_->room_for_values(i).data());
-  carrier_->put_values(i, norm);
+                granules_->room(i).data());
+  granules_->put(i, norm);
   return true;
 }
 
 void Values::move_range(uint64_t i) {
   const Item& item = items_[i];
-  item.slot->state[0] = fixed::next_range(item.range, carrier_->largest_norm(i));
+  item.slot->state[0] = fixed::next_range(item.range, granules_->largest_norm(i));
 }
 
 void Values::finish(float* gradient) {
@@ -96,8 +96,8 @@ void Values::finish(float* gradient) {
     float* const mean = gradient + item.offset;
     // Nobody has heard of the trouble: this rank was left out of all granules.
     if (item.way == Way::too_large) item.codec->keep(*item.slot, mean);
-    for (uint64_t g = 0; g < carrier_->granules_of(i); ++g) {
-      const ValueCarrier::Sum sum = carrier_->sum_of(i, g);
+    for (uint64_t g = 0; g < granules_->granules_of(i); ++g) {
+      const ValueGranules::Sum sum = granules_->sum_of(i, g);
       if (sum.lanes.empty()) {
         std::fill_n(mean + sum.begin, sum.count, 0.0F);
       } else {
@@ -105,7 +105,7 @@ void Values::finish(float* gradient) {
       }
       if (!sum.left_out || item.way != Way::sent) continue;
       fixed::put_back(*item.slot, item.range, sum.begin,
-                      carrier_->room_for_values(i).subspan(sum.begin, sum.count));
+                      granules_->room(i).subspan(sum.begin, sum.count));
     }
     move_range(i);
   }
@@ -122,7 +122,7 @@ void Values::undo(pipeline::Undo why, const float* gradient) {
     const bool travels = why == pipeline::Undo::gradient_travels;
     if (item.way == Way::nothing) continue;
     if (item.way == Way::sent) {
-      fixed::put_back(*item.slot, item.range, 0, carrier_->room_for_values(i));
+      fixed::put_back(*item.slot, item.range, 0, granules_->room(i));
       if (travels) fixed::take_gradient(*item.codec, *item.slot, own);
     } else if (!travels) {
       item.codec->keep(*item.slot, own);

@@ -11,40 +11,16 @@
 #include "collective/exchange/bucket_plan.h"
 #include "collective/exchange/rank_state.h"
 #include "collective/exchange/strategy.h"
-#include "laconic/engine.h"
+#include "collective/strategies/server_sum/granules.h"
 
 namespace laconic::collective {
-
-/// Granules of 32-bit lanes. Arrays are numbered in the order of add_values.
-class ValueCarrier {
- public:
-  virtual ~ValueCarrier() = default;
-  virtual void add_values(uint64_t count) = 0;
-  /// Where an array's lanes have to lie. They stay there until the next exchange begins.
-  virtual std::span<int32_t> room_for_values(uint64_t array) = 0;
-  /// What a lane of 1 is worth: the same on all ranks, also on those that send none.
-  virtual void set_scale(uint64_t array, float scale) = 0;
-  /// `norm`: the largest comes back.
-  virtual void put_values(uint64_t array, uint16_t norm) = 0;
-  /// No lanes, but a norm.
-  virtual void put_norm(uint64_t array, uint16_t norm) = 0;
-  [[nodiscard]] virtual uint16_t largest_norm(uint64_t array) const = 0;
-  /// Of a granule of the array.
-  struct Sum {
-    uint64_t begin = 0, count = 0;   ///< its lanes in the array
-    std::span<const int32_t> lanes;  ///< empty: nobody had anything
-    uint32_t divisor = 1;
-    bool left_out = false;  ///< this rank's are not in it
-  };
-  [[nodiscard]] virtual uint64_t granules_of(uint64_t array) const = 0;
-  [[nodiscard]] virtual Sum sum_of(uint64_t array, uint64_t granule) = 0;
-};
 
 /// Of one bucket.
 class Values {
  public:
-  /// Adds its arrays to the carrier, which outlives it.
-  Values(const RankState& state, const BucketPlan& plan, ValueCarrier& carrier, Counters& counters);
+  /// Adds its arrays to the granules, which outlive it. They have no others yet.
+  Values(const RankState& state, const BucketPlan& plan, ValueGranules& granules,
+         Counters& counters);
 
   /// Ranges from the state. True: all are known, nothing has to be agreed on first.
   bool start();
@@ -81,7 +57,7 @@ class Values {
   bool send(uint64_t i, const float* gradient);
   void move_range(uint64_t i);
 
-  ValueCarrier* carrier_;
+  ValueGranules* granules_;
   Counters* counters_;
   std::vector<Item> items_;
 };

@@ -114,8 +114,6 @@ void WayDown::emit(uint8_t round, const Told& told, Step& step) {
     sizes_.recv_offsets[r] = recv;
     recv += need_[r];
   }
-  counters_->wire_bytes += (state_->world() - 1) * sending;
-  ++counters_->rounds;
   step = {.kind = StepKind::all_gather,
           .short_sends = state_->short_sends(),
           .send = out_.bytes().data(),

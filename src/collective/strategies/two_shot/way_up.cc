@@ -98,9 +98,7 @@ void WayUp::emit(uint8_t round, const Told& told, Step& step) {
     sizes_.recv_offsets[r] = recv;
     sizes_.recv_counts[r] = need_from_[r];
     recv += need_from_[r];
-    counters_->wire_bytes += sizes_.send_counts[r];
   }
-  ++counters_->rounds;
   step = {.kind = StepKind::all_to_all,
           .short_sends = state_->short_sends(),
           .send = out_.bytes().data(),

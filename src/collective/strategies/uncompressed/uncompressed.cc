@@ -6,7 +6,6 @@
 
 #include "collective/exchange/strategy_parts.h"
 #include "collective/strategies/uncompressed/share.h"
-#include "kernels/cast/cast.h"
 
 namespace laconic::collective {
 namespace {
@@ -15,17 +14,12 @@ constexpr uint64_t kNoCopy = ~uint64_t{0};
 
 }  // namespace
 
-Uncompressed::Uncompressed(RankState& state, const Layout& layout, Counters& counters,
-                           StatusRound& status)
-    : state_(&state),
-      counters_(&counters),
-      status_(&status),
-      layout_(&layout),
-      aside_(state, layout) {}
+Uncompressed::Uncompressed(RankState& state, const Layout& layout, StatusRound& status)
+    : state_(&state), status_(&status), layout_(&layout), riders_(state, layout) {}
 
 bool Uncompressed::reserve() {
   drained_.resize(layout_->parameters.size());
-  copies_.resize(layout_->parameters.size(), kNoCopy);
+  copy_.at.resize(layout_->parameters.size(), kNoCopy);
   bool any = false, all = true;
   for (size_t i = 0; i < layout_->parameters.size(); ++i) {
     const RankParameter& p = state_->parameter(layout_->parameters[i]);
@@ -33,21 +27,21 @@ bool Uncompressed::reserve() {
     any = any || (opens && !p.pieces.empty());
     all = all && (opens || (p.pieces.empty() && p.memory.values == nullptr));
     if (p.memory.values == nullptr) continue;
-    copies_[i] = copied_;
-    copied_ += p.count;
+    copy_.at[i] = copy_.floats;
+    copy_.floats += p.count;
   }
   whole_ = any && all;
-  if (!whole_ && !aside_.joint()) return true;
-  aside_.reserve();
-  return (!whole_ || copy_.reserve(copied_ * sizeof(float))) &&
-         told_.reserve(aside_.lanes_at_most() * sizeof(float));
+  if (!whole_ && !riders_.joint()) return true;
+  riders_.reserve();
+  return (!whole_ || copy_.memory.reserve(copy_.floats * sizeof(float))) &&
+         told_.reserve(riders_.most_lanes(DType::f32) * sizeof(float));
 }
 
 void Uncompressed::begin(const Input& input) {
   input_ = input;
   phase_ = Phase::ready;
   tells_ = tells_ && input.report != nullptr;
-  aside_.begin(input);
+  riders_.begin(input);
   trouble_.reset();
   std::fill(drained_.begin(), drained_.end(), uint32_t{0});
   if (input_.failure == nullptr && keeps_gradient() && !copy_gradient())
@@ -61,12 +55,11 @@ void Uncompressed::begin(const Input& input) {
 /// unless settings may come here: uncompressed exchanges of compressed parameters are rare, and it
 /// is as large as they are.
 bool Uncompressed::copy_gradient() {
-  if (!copy_.reserve(copied_ * sizeof(float))) return false;
-  auto* copies = reinterpret_cast<float*>(copy_.bytes().data());
-  for (size_t i = 0; i < copies_.size(); ++i) {
-    if (copies_[i] == kNoCopy) continue;
+  if (!copy_.memory.reserve(copy_.floats * sizeof(float))) return false;
+  for (size_t i = 0; i < copy_.at.size(); ++i) {
+    if (copy_.at[i] == kNoCopy) continue;
     const uint64_t count = state_->parameter(layout_->parameters[i]).count;
-    std::copy_n(input_.gradient + layout_->offsets[i], count, copies + copies_[i]);
+    std::copy_n(input_.gradient + layout_->offsets[i], count, copy_.of(i));
   }
   return true;
 }
@@ -79,24 +72,23 @@ uint32_t Uncompressed::parts_of(size_t i) const noexcept {
 }
 
 void Uncompressed::add_residuals() {
-  const auto* copies = reinterpret_cast<const float*>(copy_.bytes().data());
   bool any = false;
-  for (size_t i = 0; i < copies_.size(); ++i) {
+  for (size_t i = 0; i < copy_.at.size(); ++i) {
     const RankParameter& p = state_->parameter(layout_->parameters[i]);
     const uint32_t parts = parts_of(i);
-    if (copies_[i] == kNoCopy || p.memory.residual() == nullptr || parts == 0) continue;
+    if (copy_.at[i] == kNoCopy || p.memory.residual() == nullptr || parts == 0) continue;
     float* const g = input_.gradient + layout_->offsets[i];
-    if (!add_share(*state_, p, parts, copies + copies_[i], g)) continue;
+    if (!add_share(*state_, p, parts, copy_.of(i), g)) continue;
     drained_[i] = parts;
     any = true;
   }
-  if (any) narrow();
+  if (any) narrow(*state_, input_, layout_->elements);
 }
 
 /// Delivered: a residual loses what travelled of it, and keeps what 16 bits rounded off. Where the
 /// sum is not finite, which it then is on every rank, nothing was delivered.
 void Uncompressed::drop_residuals() {
-  aside_.over_absent([&](uint32_t i) {
+  riders_.over_absent([&](uint32_t i) {
     const uint64_t at = layout_->offsets[i];
     const uint64_t count = state_->parameter(layout_->parameters[i]).count;
     const uint64_t size = dtype_size(input_.dtype);
@@ -108,8 +100,7 @@ void Uncompressed::drop_residuals() {
     const RankParameter& p = state_->parameter(layout_->parameters[i]);
     const float* mean = input_.gradient + layout_->offsets[i];
     if (drained_[i] == 0 || !pipeline::scan(*p.codec, mean, p.count).all_finite) continue;
-    drop_share(p, drained_[i], wide_ ? DType::f32 : input_.dtype,
-               reinterpret_cast<const float*>(copy_.bytes().data()) + copies_[i]);
+    drop_share(p, drained_[i], wide_ ? DType::f32 : input_.dtype, copy_.of(i));
     if (drained_[i] == 1 && input_.dtype != DType::f32) state_->note_rest(layout_->parameters[i]);
   }
 }
@@ -118,38 +109,27 @@ void Uncompressed::drop_residuals() {
 void Uncompressed::poison() {
   std::fill_n(static_cast<uint8_t*>(input_.buffer), layout_->elements * dtype_size(input_.dtype),
               uint8_t{0xFF});
-  widen();
+  widen(*state_, input_, layout_->elements);
 }
 
 /// Some rank may have failed. The sum is the same on every rank, so all take the same turn.
 bool Uncompressed::poisoned() {
   if (layout_->elements == 0) return false;
-  if (!wide_) widen();
+  if (!wide_) widen(*state_, input_, layout_->elements);
   return !std::isfinite(*input_.gradient);
 }
 
-void Uncompressed::widen() {
-  if (input_.dtype == DType::f32) return;
-  const auto& casts = kernels::cast_kernels(state_->isa());
-  kernels::widen(casts, input_.dtype, input_.gradient, input_.buffer, layout_->elements);
-}
-
-void Uncompressed::narrow() {
-  if (input_.dtype == DType::f32) return;
-  const auto& casts = kernels::cast_kernels(state_->isa());
-  kernels::narrow(casts, input_.dtype, input_.buffer, input_.gradient, layout_->elements);
-}
-
 void Uncompressed::drop_copy() {
-  if (!whole_) copy_ = Arena();
+  if (!whole_) copy_.memory = Arena();
 }
 
 Next Uncompressed::emit(std::span<Step> batch) {
-  const uint64_t world = state_->world();
   wide_ = input_.dtype != DType::f32 && !state_->model().options().caps.can_sum(input_.dtype);
-  if (!wide_) widen();  // what a 16-bit bucket holds by now is what travels
-  state_->kernels().scale(input_.gradient, 1.0F / static_cast<float>(world), layout_->elements);
-  if (!wide_) narrow();
+  // What a 16-bit bucket holds by now is what travels.
+  if (!wide_) widen(*state_, input_, layout_->elements);
+  state_->kernels().scale(input_.gradient, 1.0F / static_cast<float>(state_->world()),
+                          layout_->elements);
+  if (!wide_) narrow(*state_, input_, layout_->elements);
   const DType dtype = wide_ ? DType::f32 : input_.dtype;
   auto* at =
       wide_ ? reinterpret_cast<uint8_t*>(input_.gradient) : static_cast<uint8_t*>(input_.buffer);
@@ -158,29 +138,25 @@ Next Uncompressed::emit(std::span<Step> batch) {
               .count = layout_->elements,
               .send = at,
               .recv = at};
-  counters_->wire_bytes += 2 * layout_->elements * dtype_size(dtype) * (world - 1) / world;
-  ++counters_->rounds;
   phase_ = Phase::summed;
   if (!tells_ && !asks()) return {Verdict::steps, 1};
   uint8_t* const told = told_.bytes().data();
-  aside_.put(input_, told);
-  const uint64_t lanes = aside_.lanes(input_);
+  riders_.put(DType::f32, 1.0F, told);
+  const uint64_t lanes = riders_.lanes(DType::f32);
   batch[1] = {.kind = StepKind::all_reduce,
               .dtype = DType::f32,
               .count = lanes,
               .send = told,
               .recv = told};
-  counters_->wire_bytes += 2 * lanes * sizeof(float) * (world - 1) / world;
-  ++counters_->rounds;
   return {Verdict::steps, 2};
 }
 
 Result<Next> Uncompressed::next(std::span<Step> batch) {
   if (phase_ == Phase::ready) return emit(batch);
-  if (phase_ == Phase::summed && (tells_ || asks())) aside_.hear(input_, told_.bytes().data());
+  if (phase_ == Phase::summed && (tells_ || asks())) riders_.hear(DType::f32, told_.bytes().data());
   if (phase_ == Phase::summed && poisoned()) {
     phase_ = Phase::status;
-    status_->emit(input_, trouble_ ? &*trouble_ : input_.failure, batch[0], *counters_);
+    status_->emit(input_, trouble_ ? &*trouble_ : input_.failure, batch[0]);
     return Next{Verdict::steps, 1};
   }
   if (phase_ == Phase::status) {
@@ -197,7 +173,7 @@ Result<Next> Uncompressed::next(std::span<Step> batch) {
 void Uncompressed::finish() {
   phase_ = Phase::idle;
   if (releases()) drop_residuals();
-  if (wide_) narrow();
+  if (wide_) narrow(*state_, input_, layout_->elements);
   drop_copy();
 }
 
@@ -205,10 +181,9 @@ void Uncompressed::undo(pipeline::Undo) {
   if (phase_ == Phase::idle) return;
   phase_ = Phase::idle;
   if (!keeps_gradient() || trouble_ || input_.failure != nullptr) return;
-  const auto* copies = reinterpret_cast<const float*>(copy_.bytes().data());
-  for (size_t i = 0; i < copies_.size(); ++i) {
-    if (copies_[i] == kNoCopy) continue;
-    keep_gradient(*state_, layout_->parameters[i], copies + copies_[i]);
+  for (size_t i = 0; i < copy_.at.size(); ++i) {
+    if (copy_.at[i] == kNoCopy) continue;
+    keep_gradient(*state_, layout_->parameters[i], copy_.of(i));
   }
   drop_copy();
 }

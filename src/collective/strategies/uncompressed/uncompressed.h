@@ -6,9 +6,9 @@
 // round.
 #pragma once
 
+#include "collective/exchange/riders.h"
 #include "collective/exchange/status_round.h"
 #include "collective/exchange/strategy.h"
-#include "collective/strategies/uncompressed/aside.h"
 
 namespace laconic::collective {
 
@@ -22,7 +22,7 @@ class Uncompressed final : public Strategy {
                ///< gradient
   };
 
-  Uncompressed(RankState& state, const Layout& layout, Counters& counters, StatusRound& status);
+  Uncompressed(RankState& state, const Layout& layout, StatusRound& status);
   [[nodiscard]] bool reserve();
 
   /// Before begin(). `parts`: for drain, the steps left to drain in, this one included: 1/parts of
@@ -42,27 +42,36 @@ class Uncompressed final : public Strategy {
   /// Adds the gradients of compressed parameters to their residuals, but in plain mode.
   void undo(pipeline::Undo) override;
   [[nodiscard]] uint64_t held_bytes() const noexcept override {
-    return held(drained_, copies_, copy_, told_) + aside_.held_bytes();
+    return held(drained_, copy_.at, copy_.memory, told_, riders_);
   }
   [[nodiscard]] uint32_t flush_heard() const noexcept override {
-    return tells_ ? aside_.wish() : 0;
+    return tells_ ? riders_.flush() : 0;
   }
   [[nodiscard]] HeardReports reports_heard() const noexcept override {
-    return tells_ ? aside_.reports() : HeardReports{};
+    return tells_ ? riders_.reports() : HeardReports{};
   }
 
  private:
   enum class Phase : uint8_t { idle, ready, summed, status };
+  /// The gradients of parameters with a residual, until delivery is sure.
+  struct Copy {
+    std::vector<uint64_t> at;  // by parameter of the layout
+    uint64_t floats = 0;       // of all of them
+    Arena memory;
+    [[nodiscard]] float* of(size_t i) {
+      return reinterpret_cast<float*>(memory.bytes().data()) + at[i];
+    }
+  };
 
   [[nodiscard]] bool keeps_gradient() const noexcept {
-    return mode_ != Mode::plain && copied_ != 0;
+    return mode_ != Mode::plain && copy_.floats != 0;
   }
   /// Do parts of residuals go with the gradients?
   [[nodiscard]] bool releases() const noexcept {
     return mode_ == Mode::drain || mode_ == Mode::dense;
   }
   /// Do ranks tell each other who has a gradient?
-  [[nodiscard]] bool asks() const noexcept { return releases() && aside_.joint(); }
+  [[nodiscard]] bool asks() const noexcept { return releases() && riders_.joint(); }
   [[nodiscard]] uint32_t parts_of(size_t i) const noexcept;
   bool copy_gradient();
   void drop_copy();
@@ -70,20 +79,15 @@ class Uncompressed final : public Strategy {
   void drop_residuals();
   void poison();
   [[nodiscard]] bool poisoned();
-  void widen();
-  void narrow();
   Next emit(std::span<Step> batch);
 
   RankState* state_;
-  Counters* counters_;
   StatusRound* status_;
   const Layout* layout_;
   std::vector<uint32_t> drained_;  // by parameter of the layout: its residual went with it, in so
                                    // many parts; 0: it did not
-  std::vector<uint64_t> copies_;   // by parameter of the layout: where its gradient is kept
-  uint64_t copied_ = 0;            // floats of all of them
-  Arena copy_;  // gradients of parameters with a residual, until delivery is sure
-  Aside aside_;
+  Copy copy_;
+  Riders riders_;
   Arena told_;          // its lanes
   bool whole_ = false;  // laws may turn all that is compressed here to float32
   Input input_;

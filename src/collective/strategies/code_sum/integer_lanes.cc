@@ -3,7 +3,7 @@
 // Codes as an engine's sum of int32 carries them: four lanes of 8 bits or two of 16 in one, which
 // the headroom rule keeps from reaching into their neighbours.
 //
-//     trouble | wish, a lane for each bit
+//     trouble | flush, a lane for each bit
 //     by unit: added | a slot of maxima for each rank, two in a lane | lanes
 //     in some exchanges a slot of three lanes for each rank's report
 //
@@ -14,7 +14,7 @@
 
 #include "base/slices.h"
 #include "collective/exchange/held.h"
-#include "collective/strategies/native_sum/code_carrier.h"
+#include "collective/strategies/code_sum/code_carrier.h"
 #include "kernels/rotate/grid.h"
 
 namespace laconic::collective {
@@ -27,7 +27,7 @@ class IntegerLanes final : public CodeCarrier {
   explicit IntegerLanes(const RankState& state) : state_(&state) {}
 
   void add_unit(const pipeline::UnitSlot& slot) override;
-  void add_reports(uint32_t slots) override { room_ = slots * control::kReportBytes; }
+  void add_rides(uint32_t slots) override { room_ = slots * control::kReportBytes; }
   bool reserve() override {
     if (!memory_.reserve(bytes_ + room_)) return false;
     lanes_ = memory_.bytes().data();
@@ -43,24 +43,19 @@ class IntegerLanes final : public CodeCarrier {
     std::fill_n(at(bytes_), reports_, uint8_t{0});
   }
   void report_trouble() override { store<uint32_t>(at(0), 1); }
-  void put_wish(uint32_t bits) override;
   void put_nothing(uint64_t unit) override;
   void put(uint64_t unit, const Spec& spec, Bytes codes, Work& work) override;
-  MutBytes report_room() override { return {at(bytes_), reports_}; }
+  Rides rides_out() override { return {{at(kFlush), kUnits - kFlush}, {at(bytes_), reports_}}; }
   Step step() override;
-  [[nodiscard]] uint64_t wire_bytes() const noexcept override {
-    return 2 * (bytes_ + reports_) * (state_->world() - 1) / state_->world();
-  }
 
   [[nodiscard]] bool trouble() const override { return load<uint32_t>(at(0)) != 0; }
-  [[nodiscard]] uint32_t wish() const override;
-  [[nodiscard]] Bytes reports() override { return report_room(); }
+  Rides rides_in() override { return rides_out(); }
   Term sum(uint64_t unit, Work& work) override;
   [[nodiscard]] std::span<const uint8_t> left_out(uint64_t) const override { return {}; }
 
  private:
-  static constexpr uint64_t kWish = 4;
-  static constexpr uint64_t kUnits = kWish + 4 * kWishLanes;
+  static constexpr uint64_t kFlush = 4;
+  static constexpr uint64_t kUnits = kFlush + 4 * kWishLanes;
 
   struct Region {
     uint64_t added = 0;  // bytes, as all offsets
@@ -98,18 +93,6 @@ void IntegerLanes::add_unit(const pipeline::UnitSlot& slot) {
   r.sum_bytes = r.lanes * r.lane_bytes;
   r.end = bytes_ = r.sums + round_up(r.sum_bytes, 4);
   regions_.push_back(r);
-}
-
-void IntegerLanes::put_wish(uint32_t bits) {
-  for (uint32_t bit = 0; bit < kWishLanes; ++bit)
-    store<uint32_t>(at(kWish + uint64_t{4} * bit), bits >> bit & 1U);
-}
-
-uint32_t IntegerLanes::wish() const {
-  uint32_t bits = 0;
-  for (uint32_t bit = 0; bit < kWishLanes; ++bit)
-    bits |= load<uint32_t>(at(kWish + uint64_t{4} * bit)) != 0 ? 1U << bit : 0U;
-  return bits;
 }
 
 void IntegerLanes::put_nothing(uint64_t unit) {

@@ -15,7 +15,7 @@
 
 namespace laconic::collective {
 
-class ValueCarrier;
+class ValueGranules;
 
 /// Of one bucket. Units are numbered in the order of add_unit.
 class CodeCarrier {
@@ -25,44 +25,43 @@ class CodeCarrier {
   // ---- once ----
 
   virtual void add_unit(const pipeline::UnitSlot& slot) = 0;
-  /// After all units and values: room for so many ranks' reports.
-  virtual void add_reports(uint32_t slots) = 0;
+  /// After all units and values: room for what rides along, with so many ranks' reports at most.
+  virtual void add_rides(uint32_t report_slots) = 0;
   [[nodiscard]] virtual bool reserve() = 0;
   [[nodiscard]] virtual uint64_t held_bytes() const noexcept = 0;
 
   // ---- what goes out ----
 
-  /// Nothing in any unit, no wish and no trouble yet; so many slots of reports, all zero.
+  /// Nothing in any unit, no flush and no trouble yet; so many slots of reports, all zero.
   virtual void begin(uint64_t exchange, uint32_t report_slots) = 0;
   /// Integers have no NaN: the sum is of no use to anybody.
   virtual void report_trouble() = 0;
-  virtual void put_wish(uint32_t bits) = 0;
   /// This rank adds nothing to the unit.
   virtual void put_nothing(uint64_t unit) = 0;
   /// `codes` (RoundPlan::bytes of them, which stay where they are) and the maxima in work.kept.
   virtual void put(uint64_t unit, const Spec& spec, Bytes codes, Work& work) = 0;
-  /// The slots, as lanes of int32.
-  virtual MutBytes report_room() = 0;
+  /// What rides along (Riders), as lanes of int32.
+  struct Rides {
+    MutBytes flush, reports;
+  };
+  virtual Rides rides_out() = 0;
   virtual Step step() = 0;
-  /// That a ring or a datagram carries for step().
-  [[nodiscard]] virtual uint64_t wire_bytes() const noexcept = 0;
 
   // ---- the same bytes on all ranks ----
 
   [[nodiscard]] virtual bool trouble() const = 0;
-  [[nodiscard]] virtual uint32_t wish() const = 0;
-  /// Their sum: zeros where there is none.
-  [[nodiscard]] virtual Bytes reports() = 0;
+  /// The sums of what rode along: zeros where there is none.
+  virtual Rides rides_in() = 0;
   /// The unit's summed lanes, and who is in them; the largest maxima into work.kept.
   virtual Term sum(uint64_t unit, Work& work) = 0;
   /// By granule of the unit, 1 where this rank's codes are not in the sum; empty: they are in all.
   [[nodiscard]] virtual std::span<const uint8_t> left_out(uint64_t unit) const = 0;
 
   /// Null: it carries codes alone.
-  [[nodiscard]] virtual ValueCarrier* values() noexcept { return nullptr; }
+  [[nodiscard]] virtual ValueGranules* values() noexcept { return nullptr; }
 };
 
 std::unique_ptr<CodeCarrier> make_integer_lanes(const RankState& state);
-std::unique_ptr<CodeCarrier> make_granules(const RankState& state, Counters& counters);
+std::unique_ptr<CodeCarrier> make_code_granules(const RankState& state, Counters& counters);
 
 }  // namespace laconic::collective

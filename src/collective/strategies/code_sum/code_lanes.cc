@@ -1,0 +1,174 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// Codes, which are integers that add up on the way: the last round of their units. What has to be
+// agreed on first travels in round 0, unless the state of every unit knows it. A CodeCarrier says
+// how codes travel. Where it is an aggregator's, it takes parameters without a codec, too.
+#include <algorithm>
+#include <optional>
+
+#include "collective/strategies/code_sum/agreement.h"
+#include "collective/strategies/code_sum/code_carrier.h"
+#include "collective/strategies/server_sum/values.h"
+#include "collective/strategies/sums/sums.h"
+
+namespace laconic::collective {
+namespace {
+
+using pipeline::Outcome;
+
+class CodeLanes final : public UnitPart {
+ public:
+  CodeLanes(RankState& state, const Layout& layout, StrategyKind kind, Counters& counters);
+  [[nodiscard]] bool reserve() override {
+    return UnitPart::reserve() && agreement_.reserve() && carrier_->reserve();
+  }
+  /// No law moves what codes add up to: plans stay.
+  void replan() override {}
+  [[nodiscard]] uint64_t held_bytes() const noexcept override {
+    return sizeof *this + held(units_, riders_, agreement_, agreed_, *carrier_) +
+           (values_ ? values_->held_bytes() : 0);
+  }
+
+  [[nodiscard]] uint32_t rounds() const noexcept override { return values_ ? 2 : units_.rounds(); }
+  bool begin(const Input& input) override;
+  void encode(const SumRound& round) override;
+  void poison(const SumRound& round) override;
+  uint32_t emit(const SumRound& round, std::span<Step> batch) override;
+  bool hear(const SumRound& round) override;
+  void accept(const SumRound& round) override;
+  void finish() override;
+  void undo(pipeline::Undo why) override;
+  void learn() override {
+    if (values_) values_->learn();
+  }
+
+ private:
+  [[nodiscard]] bool agrees(const SumRound& round) const {
+    return round.number == 0 && !round.last && agreement_.size() != 0;
+  }
+  /// A unit's, in round 0.
+  [[nodiscard]] MutBytes agreed(uint32_t i) {
+    const auto floats = agreement_.values(agreed_[i], agreed_[i + 1] - agreed_[i]);
+    return {reinterpret_cast<uint8_t*>(floats.data()), floats.size_bytes()};
+  }
+  [[nodiscard]] std::span<float> ranges() { return agreement_.values(0, values_->size()); }
+  void encode_unit(uint32_t unit, uint32_t round);
+
+  std::unique_ptr<CodeCarrier> carrier_;
+  std::optional<Values> values_;  // parameters without a codec, where the carrier takes them
+  Agreement agreement_;           // values' ranges, then units
+  std::vector<uint64_t> agreed_;  // by unit: where its floats begin there, and the end
+};
+
+CodeLanes::CodeLanes(RankState& state, const Layout& layout, StrategyKind kind, Counters& counters)
+    : UnitPart(state, {state, layout, kind, counters,
+                       [&](const RankParameter& p) {
+                         return kind == StrategyKind::server_sum || has_codes(p);
+                       }}),
+      carrier_(kind == StrategyKind::server_sum ? make_code_granules(state, counters)
+                                                : make_integer_lanes(state)),
+      agreement_(state.world()) {
+  if (carrier_->values() != nullptr && !units_.plan().raw.empty())
+    values_.emplace(state, units_.plan(), *carrier_->values(), counters);
+  agreed_.push_back(agreement_.add(values_ ? values_->size() : 0));
+  for (uint32_t i = 0; i < units_.size(); ++i) {
+    const Plan& plan = units_.slot(i).plan;
+    agreed_.push_back(agreement_.add(plan.rounds == 1 ? 0 : plan.round[0].bytes / sizeof(float)));
+    carrier_->add_unit(units_.slot(i));
+  }
+  riders_.carry(state.model().feedback(), true);
+  carrier_->add_rides(riders_.most_slots());
+}
+
+bool CodeLanes::begin(const Input& input) {
+  riders_.begin(input);
+  carrier_->begin(input.step << 32U ^ input.sequence, riders_.slots());
+  const bool known = units_.begin(input);
+  return (!values_ || values_->start()) && known;
+}
+
+void CodeLanes::encode(const SumRound& round) {
+  if (round.number == 0) {
+    if (values_ && !values_->encode(units_.input().gradient, ranges())) carrier_->report_trouble();
+    const auto [flush, reports] = carrier_->rides_out();
+    riders_.put_flush(DType::i32, 1.0F, flush.data());
+    riders_.put_reports(DType::i32, reports.data());
+  }
+  for (uint32_t i = 0; i < units_.size(); ++i) encode_unit(i, round.number);
+}
+
+/// A unit that begins later encodes at once.
+void CodeLanes::encode_unit(uint32_t i, uint32_t round) {
+  const uint32_t first = units_.first(i), last = units_.last(i);
+  if (round == 0 && first != 0) std::ranges::fill(agreed(i), uint8_t{0});
+  if (round == 0)
+    round = first;
+  else if (round <= first || round > last)
+    return;
+  const bool codes = round == last;
+  const MutBytes out = codes ? units_.copy(i) : agreed(i);
+  const Outcome outcome = units_.encode(i, round, out);
+  if (!codes) {
+    if (outcome == Outcome::payload) return;
+    std::ranges::fill(out, outcome == Outcome::zero ? uint8_t{0} : uint8_t{0xFF});
+  } else if (outcome == Outcome::payload) {
+    Work work = units_.work(i);
+    carrier_->put(i, units_.codec(i).spec(), units_.keep(i, out), work);
+  } else {
+    carrier_->put_nothing(i);
+    if (outcome == Outcome::non_finite) carrier_->report_trouble();
+  }
+}
+
+void CodeLanes::poison(const SumRound&) {
+  const auto agreed = std::as_writable_bytes(agreement_.values(0, agreement_.size()));
+  std::ranges::fill(agreed, std::byte{0xFF});  // all are NaN
+  for (uint32_t i = 0; i < units_.size(); ++i) carrier_->put_nothing(i);
+  carrier_->report_trouble();
+}
+
+uint32_t CodeLanes::emit(const SumRound& round, std::span<Step> batch) {
+  uint32_t steps = 0;
+  if (agrees(round)) batch[steps++] = agreement_.step();
+  if (round.last) batch[steps++] = carrier_->step();
+  return steps;
+}
+
+bool CodeLanes::hear(const SumRound& round) {
+  if (agrees(round) && !agreement_.reduce()) return false;
+  if (!round.last) return true;
+  const auto [flush, reports] = carrier_->rides_in();
+  riders_.hear_flush(DType::i32, flush.data());
+  riders_.hear_reports(DType::i32, reports.data());
+  return !carrier_->trouble();
+}
+
+void CodeLanes::accept(const SumRound& round) {
+  if (!agrees(round)) return;
+  for (uint32_t i = 0; i < units_.size(); ++i) units_.accept(i, round.number, agreed(i));
+  if (values_ && !values_->encode_rest(units_.input().gradient, ranges()))
+    carrier_->report_trouble();
+}
+
+void CodeLanes::finish() {
+  if (values_) values_->finish(units_.input().gradient);
+  for (uint32_t i = 0; i < units_.size(); ++i) {
+    Work work = units_.work(i);
+    const Term sum = carrier_->sum(i, work);
+    units_.finish(i, sum, carrier_->left_out(i));
+  }
+}
+
+void CodeLanes::undo(pipeline::Undo why) {
+  if (values_) values_->undo(why, units_.input().gradient);
+  for (uint32_t i = 0; i < units_.size(); ++i) units_.undo(i, why);
+}
+
+}  // namespace
+
+std::unique_ptr<SumPart> make_code_lanes(RankState& state, const Layout& layout, StrategyKind kind,
+                                         Counters& counters) {
+  return std::make_unique<CodeLanes>(state, layout, kind, counters);
+}
+
+}  // namespace laconic::collective

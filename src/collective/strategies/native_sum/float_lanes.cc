@@ -1,0 +1,270 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// Lanes of float types, which an engine's own all-reduce adds: one per round and type.
+// Uncompressed parameters ride in the first, as the mean's share of each rank.
+//     by round and type: parameters | units | in the first: what rides along (Riders)
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "collective/strategies/sums/sums.h"
+
+namespace laconic::collective {
+namespace {
+
+using pipeline::Outcome;
+
+constexpr std::array<DType, 3> kTypes{DType::f32, DType::f16, DType::bf16};
+
+/// All lanes of one type in one round.
+struct LaneSum {
+  DType type = DType::f32;
+  uint64_t lanes = 0;
+  uint8_t* begin = nullptr;
+  Arena memory;
+  [[nodiscard]] uint64_t bytes() const noexcept { return lanes * dtype_size(type); }
+  [[nodiscard]] bool reserve() {
+    const bool ok = memory.reserve(bytes());
+    begin = memory.bytes().data();
+    return ok;
+  }
+};
+
+/// Some of them.
+struct LaneSlice {
+  LaneSum* sum = nullptr;
+  uint64_t offset = 0;  // bytes
+  uint64_t bytes = 0;
+  [[nodiscard]] MutBytes lanes() const { return {sum->begin + offset, bytes}; }
+  [[nodiscard]] float* floats() const { return reinterpret_cast<float*>(sum->begin + offset); }
+};
+
+bool all_finite(const LaneSlice& slice, const pipeline::UnitCodec& codec) {
+  const DType type = slice.sum->type;
+  if (type == DType::f32)
+    return pipeline::scan(codec, slice.floats(), slice.bytes / sizeof(float)).all_finite;
+  const MutBytes lanes = slice.lanes();
+  for (uint64_t k = 0; k < lanes.size(); k += 2) {
+    if (!std::isfinite(load_lane(type, lanes.data() + k))) return false;
+  }
+  return true;
+}
+
+class FloatLanes final : public UnitPart {
+ public:
+  FloatLanes(RankState& state, const Layout& layout, Counters& counters, bool beside_codes);
+  FloatLanes(const FloatLanes&) = delete;  // slices point at sums
+  FloatLanes& operator=(const FloatLanes&) = delete;
+
+  [[nodiscard]] bool reserve() override;
+  void replan() override {
+    units_.replan();
+    plan();
+  }
+  [[nodiscard]] uint64_t held_bytes() const noexcept override;
+  bool begin(const Input& input) override;
+  void encode(const SumRound& round) override;
+  void poison(const SumRound& round) override;
+  uint32_t emit(const SumRound& round, std::span<Step> batch) override;
+  bool hear(const SumRound& round) override;
+  void accept(const SumRound& round) override;
+  void finish() override;
+
+ private:
+  void plan();
+  LaneSlice append(uint32_t round, DType type, uint64_t lanes);
+  [[nodiscard]] std::span<LaneSum> sums(uint32_t round) {
+    return std::span(sums_).subspan(round * kTypes.size(), kTypes.size());
+  }
+  void encode_parameters();
+  void encode_unit(uint32_t unit, uint32_t round);
+  /// Step::scale takes the mean.
+  [[nodiscard]] bool engine_scales() const {
+    return in_place_ && parameters_.bytes >= state_->model().options().caps.scales_from;
+  }
+  [[nodiscard]] float mean() const { return 1.0F / static_cast<float>(state_->world()); }
+
+  RankState* state_;
+  Counters* counters_;
+  std::array<LaneSum, kMaxRounds * kTypes.size()> sums_;   // by round and type
+  std::vector<std::array<LaneSlice, kMaxRounds>> slices_;  // by unit
+  LaneSlice parameters_;
+  LaneSlice riding_;  // behind all else: what is not there makes a sum end earlier
+  bool beside_codes_;
+  bool contiguous_ = false;  // uncompressed parameters only, back to back
+  bool in_place_ = false;    // so that the bucket is the lanes, unless others lie behind them
+};
+
+FloatLanes::FloatLanes(RankState& state, const Layout& layout, Counters& counters,
+                       bool beside_codes)
+    : UnitPart(state, {state, layout, StrategyKind::native_sum, counters,
+                       [](const RankParameter& p) { return !has_codes(p); }}),
+      state_(&state),
+      counters_(&counters),
+      beside_codes_(beside_codes) {
+  for (size_t i = 0; i < sums_.size(); ++i) sums_[i].type = kTypes[i % kTypes.size()];
+  plan();
+  // Casts (16-bit lanes) without feedback carry NaN and infinity as they are. Of anything else the
+  // lanes of a gradient that is not finite mean nothing.
+  guarded_ = state.model().feedback() || beside_codes;
+  for (const auto& slices : slices_) guarded_ = guarded_ || slices[0].sum->type == DType::f32;
+  const BucketPlan& plan = units_.plan();
+  contiguous_ = plan.units.empty() && !beside_codes && plan.lanes == layout.elements &&
+                std::ranges::all_of(plan.raw, [](auto& r) { return r.offset == r.lane; });
+}
+
+LaneSlice FloatLanes::append(uint32_t round, DType type, uint64_t lanes) {
+  LaneSum& sum = *std::ranges::find(sums(round), type, &LaneSum::type);
+  const LaneSlice slice{&sum, sum.bytes(), lanes * dtype_size(type)};
+  sum.lanes += lanes;
+  return slice;
+}
+
+void FloatLanes::plan() {
+  for (LaneSum& sum : sums_) sum.lanes = 0;
+  parameters_ = append(0, DType::f32, units_.plan().lanes);
+  slices_.resize(units_.size());
+  const bool flushes = state_->model().feedback() && units_.size() != 0;
+  riders_.carry(flushes && !beside_codes_, !beside_codes_);
+  for (uint32_t i = 0; i < units_.size(); ++i) {
+    const pipeline::UnitSlot& slot = units_.slot(i);
+    for (uint32_t r = 0; r < slot.plan.rounds; ++r) {
+      const RoundPlan& round = slot.plan.round[r];
+      slices_[i][r] = append(r, round.lane, round.bytes / dtype_size(round.lane));
+    }
+    if (units_.codec(i).joint(slot.memory))
+      riders_.add_joint(i, units_.plan().units[i].offset, slot.unit.count);
+  }
+  // Behind the first lanes that are summed anyway: of float32 where memory is joint.
+  riding_ = {};
+  const auto first = std::ranges::find_if(sums(0), [](auto& sum) { return sum.lanes != 0; });
+  if (first != sums(0).end()) riding_ = append(0, first->type, riders_.most_lanes(first->type));
+}
+
+bool FloatLanes::reserve() {
+  bool ok = UnitPart::reserve();
+  if (contiguous_ && riding_.bytes == 0) return ok;
+  for (LaneSum& sum : sums_) ok = ok && sum.reserve();
+  return ok;
+}
+
+uint64_t FloatLanes::held_bytes() const noexcept {
+  uint64_t bytes = sizeof *this + held(units_, riders_, slices_);
+  for (const LaneSum& sum : sums_) bytes += held(sum.memory);
+  return bytes;
+}
+
+bool FloatLanes::begin(const Input& input) {
+  units_.begin(input);
+  riders_.begin(input);
+  if (LaneSum* const sum = riding_.sum; sum != nullptr)
+    sum->lanes = riding_.offset / dtype_size(sum->type) + riders_.lanes(sum->type);
+  in_place_ = contiguous_ && riders_.slots() == 0;
+  LaneSum& first = sums_[0];
+  first.begin =
+      in_place_ ? reinterpret_cast<uint8_t*>(input.gradient) : first.memory.bytes().data();
+  return units_.rounds() == 1;
+}
+
+void FloatLanes::encode(const SumRound& round) {
+  if (round.number == 0) encode_parameters();
+  for (uint32_t i = 0; i < units_.size(); ++i) {
+    if (round.number <= units_.last(i)) encode_unit(i, round.number);
+  }
+  if (round.number == 0 && riding_.bytes != 0 && !in_place_)
+    riders_.put(riding_.sum->type, mean(), riding_.lanes().data());
+}
+
+void FloatLanes::encode_parameters() {
+  const auto& kernels = state_->kernels();
+  const BucketPlan& plan = units_.plan();
+  float* const gradient = units_.input().gradient;
+  if (in_place_) {
+    if (!engine_scales()) kernels.scale(gradient, mean(), plan.lanes);
+    return;
+  }
+  auto* const lanes = parameters_.floats();
+  plan.over_lanes(0, plan.lanes, [&](uint64_t at, uint64_t lane, uint64_t count) {
+    kernels.mul(lanes + lane, mean(), gradient + at, count);
+  });
+}
+
+void FloatLanes::encode_unit(uint32_t i, uint32_t round) {
+  const MutBytes out = slices_[i][round].lanes();
+  switch (units_.encode(i, round, out)) {
+    case Outcome::payload:
+      if (round == units_.last(i)) units_.keep(i, out);
+      break;
+    case Outcome::zero:
+      std::fill(out.begin(), out.end(), uint8_t{0});
+      break;
+    case Outcome::non_finite:
+      std::fill(out.begin(), out.end(), uint8_t{0xFF});
+      break;
+  }
+}
+
+/// All ones is a NaN in every lane type.
+void FloatLanes::poison(const SumRound& round) {
+  for (LaneSum& sum : sums(round.number)) std::fill_n(sum.begin, sum.bytes(), uint8_t{0xFF});
+}
+
+uint32_t FloatLanes::emit(const SumRound& round, std::span<Step> batch) {
+  uint32_t steps = 0;
+  for (LaneSum& sum : sums(round.number)) {
+    if (sum.lanes == 0) continue;
+    batch[steps++] = {.kind = StepKind::all_reduce,
+                      .dtype = sum.type,
+                      .count = sum.lanes,
+                      .scale = engine_scales() ? mean() : 1.0F,
+                      .send = sum.begin,
+                      .recv = sum.begin};
+  }
+  return steps;
+}
+
+bool FloatLanes::hear(const SumRound& round) {
+  if (round.number == 0 && riding_.bytes != 0 && !in_place_)
+    riders_.hear(riding_.sum->type, riding_.lanes().data());
+  for (const LaneSum& sum : sums(round.number)) {
+    if (sum.lanes != 0 && !std::isfinite(load_lane(sum.type, sum.begin))) return false;
+  }
+  for (uint32_t i = 0; guarded_ && i < units_.size(); ++i) {
+    if (round.number > units_.last(i)) continue;
+    if (!all_finite(slices_[i][round.number], units_.codec(i))) return false;
+  }
+  return true;
+}
+
+void FloatLanes::accept(const SumRound& round) {
+  if (round.number == 0) {  // where no rank has a gradient, DDP may discard the mean
+    riders_.over_absent([&](uint32_t i) {
+      if (units_.undo(i, pipeline::Undo::gradient_travels)) ++counters_->zero_units;
+      std::ranges::fill(slices_[i][0].lanes(), uint8_t{0});
+    });
+  }
+  for (uint32_t i = 0; i < units_.size(); ++i) {
+    if (round.number < units_.last(i))
+      units_.accept(i, round.number, slices_[i][round.number].lanes());
+  }
+}
+
+void FloatLanes::finish() {
+  if (in_place_) return;
+  const BucketPlan& plan = units_.plan();
+  const float* const lanes = parameters_.floats();
+  plan.over_lanes(0, plan.lanes, [&](uint64_t at, uint64_t lane, uint64_t count) {
+    std::copy_n(lanes + lane, count, units_.input().gradient + at);
+  });
+  for (uint32_t i = 0; i < units_.size(); ++i)
+    units_.finish(i, {.payload = slices_[i][units_.last(i)].lanes()});
+}
+
+}  // namespace
+
+std::unique_ptr<SumPart> make_float_lanes(RankState& state, const Layout& layout,
+                                          Counters& counters, bool beside_codes) {
+  return std::make_unique<FloatLanes>(state, layout, counters, beside_codes);
+}
+
+}  // namespace laconic::collective
