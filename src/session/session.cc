@@ -151,7 +151,7 @@ collective::Exchange* Session::run(collective::Exchange& exchange, const collect
   }
   const bool reports = std::exchange(step_.report_due, false);
   const collective::FlushTurn turn = active_->flush.turn();
-  exchange.begin(bucket, sequence_++, turn, reports ? &observer_.report() : nullptr);
+  exchange.prepare(bucket, sequence_++, turn, reports ? &observer_.report() : nullptr);
   if (local_failure) exchange.fail(*std::move(local_failure), false);
   const uint64_t world = model().options().world;
   const bool releases = active_->steering && active_->steering->releases();

@@ -100,7 +100,7 @@ class Exchanges {
       Bucket bucket;
       bucket.buffer = buffers[r].data();
       bucket.step = step;
-      exchange.begin(bucket, static_cast<uint32_t>(step), {}, own ? &(*own)[r] : nullptr);
+      exchange.prepare(bucket, static_cast<uint32_t>(step), {}, own ? &(*own)[r] : nullptr);
       std::array<Step, kMaxBatch> batch;
       for (;;) {
         auto steps = exchange.next(batch);

@@ -7,7 +7,6 @@
 #include "base/hash.h"
 #include "collective/exchange/bucket_plan.h"
 #include "collective/exchange/strategy_parts.h"
-#include "kernels/cast/cast.h"
 #include "wire/datagram.h"
 
 namespace laconic::collective {
@@ -66,6 +65,44 @@ uint64_t hash_of(const Layout& layout, DType dtype) {
   return hash64(std::span<const uint64_t>(layout.offsets), names ^ layout.elements);
 }
 
+/// A flush sends such a bucket uncompressed.
+bool has_memory(const RankState& state, const Layout& layout) {
+  return std::ranges::any_of(layout.parameters, [&](uint32_t p) {
+    const RankParameter& parameter = state.parameter(p);
+    return !parameter.pieces.empty() || parameter.memory.values != nullptr;
+  });
+}
+
+/// A law may turn a class to float32 beside another that stays compressed.
+bool may_be_dense_in_part(const RankState& state, const Layout& layout) {
+  std::optional<uint32_t> first;
+  bool opens = false, several = false;
+  for (const uint32_t p : layout.parameters) {
+    const RankParameter& parameter = state.parameter(p);
+    if (parameter.pieces.empty()) continue;
+    several = several || (first && *first != parameter.of);
+    first = parameter.of;
+    opens = opens || state.model().dense(parameter.of);
+  }
+  return opens && several;
+}
+
+/// A bundle says the length of its lane segment in 32 bits.
+Result<void> check_lanes(const RankState& state, const Layout& layout) {
+  const Legs legs(state, layout);
+  if (sums_lanes(legs.raw())) return {};
+  uint64_t lanes = 0;
+  for (const uint32_t p : layout.parameters) {
+    const RankParameter& parameter = state.parameter(p);
+    if (parameter.raw && legs.of(parameter) == legs.raw()) lanes += parameter.count;
+  }
+  if (lanes <= kMaxSlotBytes / sizeof(float)) return {};
+  return Error{
+      Errc::shape_unsupported,
+      "bucket: expected at most 2^30 - 4 uncompressed elements, found " + std::to_string(lanes),
+      "use smaller buckets or strategy native_sum"};
+}
+
 }  // namespace
 
 Exchange::Exchange(RankState& state, Layout layout, DType dtype, Counters& counters)
@@ -81,36 +118,25 @@ Result<std::unique_ptr<Exchange>> Exchange::create(RankState& state, Layout layo
                                                    Counters& counters) {
   std::unique_ptr<Exchange> exchange(new Exchange(state, std::move(layout), dtype, counters));
   if (state.model().alone()) return exchange;
-  if (auto ok = exchange->check_lanes(); !ok) return std::move(ok).error();
-  if (auto ok = exchange->reserve(); !ok) return std::move(ok).error();
-  const Legs legs(state, exchange->layout_);
+  const Layout& of = exchange->layout_;
+  if (auto ok = check_lanes(state, of); !ok) return std::move(ok).error();
+  const uint64_t wide = dtype == DType::f32 ? 0 : std::max<uint64_t>(of.elements, 1);
+  if (!exchange->wide_.reserve(wide * sizeof(float)) || !exchange->status_.reserve() ||
+      !exchange->uncompressed_.reserve())
+    return no_exchange_memory();
   const auto add = [&](Result<std::unique_ptr<Strategy>> strategy) -> Result<void> {
     if (!strategy) return std::move(strategy).error();
-    exchange->legs_.push_back({*std::move(strategy)});
+    exchange->legs_.add(*std::move(strategy));
     return {};
   };
+  const Legs legs(state, of);
   for (const StrategyKind kind : legs.kinds()) {
-    auto made = add(make_strategy(state, exchange->layout_, kind, counters, exchange->status_));
-    if (!made) return std::move(made).error();
+    if (auto made = add(make_strategy(state, of, kind, counters, exchange->status_)); !made)
+      return std::move(made).error();
   }
-  if (!exchange->may_be_dense_in_part()) return exchange;
-  if (auto made = add(make_dense_leg(state, exchange->layout_)); !made)
-    return std::move(made).error();
+  if (!may_be_dense_in_part(state, of)) return exchange;
+  if (auto made = add(make_dense_leg(state, of)); !made) return std::move(made).error();
   return exchange;
-}
-
-/// A law may turn a class to float32 beside another that stays compressed.
-bool Exchange::may_be_dense_in_part() const {
-  std::optional<uint32_t> first;
-  bool opens = false, several = false;
-  for (const uint32_t p : layout_.parameters) {
-    const RankParameter& parameter = state_->parameter(p);
-    if (parameter.pieces.empty()) continue;
-    several = several || (first && *first != parameter.of);
-    first = parameter.of;
-    opens = opens || state_->model().dense(parameter.of);
-  }
-  return opens && several;
 }
 
 Result<std::unique_ptr<Exchange>> Exchange::create_spare(RankState& state, Counters& counters) {
@@ -119,94 +145,46 @@ Result<std::unique_ptr<Exchange>> Exchange::create_spare(RankState& state, Count
   return exchange;
 }
 
-/// A bundle says the length of its lane segment in 32 bits.
-Result<void> Exchange::check_lanes() const {
-  const Legs legs(*state_, layout_);
-  if (sums_lanes(legs.raw())) return {};
-  uint64_t lanes = 0;
-  for (const uint32_t p : layout_.parameters) {
-    const RankParameter& parameter = state_->parameter(p);
-    if (parameter.raw && legs.of(parameter) == legs.raw()) lanes += parameter.count;
-  }
-  if (lanes <= kMaxSlotBytes / sizeof(float)) return {};
-  return Error{
-      Errc::shape_unsupported,
-      "bucket: expected at most 2^30 - 4 uncompressed elements, found " + std::to_string(lanes),
-      "use smaller buckets or strategy native_sum"};
-}
-
-Result<void> Exchange::reserve() {
-  const bool widens = dtype_ != DType::f32;
-  const uint64_t bytes = std::max<uint64_t>(layout_.elements, 1) * sizeof(float);
-  if ((widens && !wide_.reserve(bytes)) || !status_.reserve() || !uncompressed_.reserve())
-    return no_exchange_memory();
-  for (const uint32_t p : layout_.parameters) {
-    const RankParameter& parameter = state_->parameter(p);
-    drainable_ = drainable_ || !parameter.pieces.empty() || parameter.memory.values != nullptr;
-  }
-  return {};
-}
-
-float* Exchange::gradient() noexcept {
-  return dtype_ == DType::f32 ? static_cast<float*>(bucket_.buffer)
-                              : reinterpret_cast<float*>(wide_.bytes().data());
+void Exchange::Given::keep(const RankState& state, const Layout& layout) const {
+  if (keeps && !bucket.raw) keep_gradients(state, layout, bucket.buffer, bucket.dtype);
 }
 
 Input Exchange::input() noexcept {
-  return {.gradient = gradient(),
-          .buffer = bucket_.buffer,
+  void* const wide = wide_.bytes().data();
+  return {.gradient = static_cast<float*>(dtype_ == DType::f32 ? given_.bucket.buffer : wide),
+          .buffer = given_.bucket.buffer,
           .dtype = dtype_,
-          .step = bucket_.step,
-          .sequence = sequence_,
+          .step = given_.bucket.step,
+          .sequence = given_.sequence,
           .layout = layout_hash_,
-          .bucket = bucket_.index,
-          .flush_wish = flush_.wish,
-          .report = report_ ? &*report_ : nullptr,
-          .failure = failure_ ? &*failure_ : nullptr};
+          .bucket = given_.bucket.index,
+          .flush_wish = given_.flush.wish,
+          .report = given_.report ? &*given_.report : nullptr,
+          .failure = given_.failure ? &*given_.failure : nullptr};
 }
 
-uint64_t Exchange::held_bytes() const noexcept {
-  uint64_t bytes = held(layout_.parameters, layout_.offsets, status_, uncompressed_, wide_, legs_);
-  for (const Leg& leg : legs_) bytes += leg.strategy->held_bytes();
-  return bytes;
-}
-
-bool Exchange::replan() {
-  bool ok = true;
-  for (Leg& leg : legs_) ok = leg.strategy->replan() && ok;
-  return ok;
-}
-
-void Exchange::begin(const Bucket& bucket, uint32_t sequence, const FlushTurn& flush,
-                     const OwnReport* report) {
-  bucket_ = bucket;
-  sequence_ = sequence;
-  flush_ = flush;
-  report_.reset();
-  if (report != nullptr && state_->model().options().reports) report_ = *report;
-  reports_heard_ = {};
-  failure_.reset();
-  trouble_.reset();
+void Exchange::prepare(const Bucket& bucket, uint32_t sequence, const FlushTurn& flush,
+                       const OwnReport* report) {
+  given_ = {bucket, sequence, flush, {}, {}};
+  if (report != nullptr && state_->model().options().reports) given_.report = *report;
+  heard_ = {};
   batch_ = 0;
-  flush_heard_ = 0;
-  fell_back_ = false;
-  keeps_ = true;
-  phase_ = Phase::begun;
+  stage_ = Stage::prepared;
 }
 
 void Exchange::fail(Error error, bool keep_gradient) {
-  failure_ = std::move(error);
-  keeps_ = keep_gradient;
+  given_.failure = std::move(error);
+  given_.keeps = keep_gradient;
 }
 
 Result<uint32_t> Exchange::next(std::span<Step> batch) {
   auto steps = advance(batch);
-  if (!steps) {
-    phase_ = Phase::idle;
+  if (!steps || *steps == 0) {
+    stage_ = Stage::idle;
     return steps;
   }
   for (uint32_t i = 0; i < *steps; ++i) {
-    batch[i].tag = tag_of(sequence_, batch_, i);
+    batch[i].tag = tag_of(given_.sequence, batch_, i);
     counters_->wire_bytes += wire_bytes(batch[i], state_->world());
   }
   counters_->rounds += *steps;
@@ -215,27 +193,21 @@ Result<uint32_t> Exchange::next(std::span<Step> batch) {
 }
 
 Result<uint32_t> Exchange::advance(std::span<Step> batch) {
-  switch (phase_) {
-    case Phase::idle:
+  switch (stage_) {
+    case Stage::idle:
       return exchange_has_ended();
-    case Phase::begun:
-      if (state_->model().alone()) return pass_through();
+    case Stage::prepared:
+      if (state_->model().alone()) return given_.end();  // the mean of one rank's gradient is there
       [[fallthrough]];
-    case Phase::enrolling:
+    case Stage::enrolling:
       if (!enrolled_) return enroll(batch);
       start();
       break;
-    case Phase::strategy:
+    case Stage::legs:
+    case Stage::uncompressed:
       break;
   }
-  return step_strategy(batch);
-}
-
-/// The mean of one rank's gradient is in the buffer.
-Result<uint32_t> Exchange::pass_through() {
-  phase_ = Phase::idle;
-  if (failure_) return *failure_;
-  return uint32_t{0};
+  return step(batch);
 }
 
 /// Every rank tells whether it is ready for this layout, and by which state; the same exchange then
@@ -243,16 +215,16 @@ Result<uint32_t> Exchange::pass_through() {
 Result<uint32_t> Exchange::enroll(std::span<Step> batch) {
   Input asked = input();
   asked.layout ^= state_->shared_state(layout_);
-  if (phase_ == Phase::begun) {
-    phase_ = Phase::enrolling;
-    status_.emit(asked, failure_ ? &*failure_ : nullptr, batch[0]);
+  if (stage_ == Stage::prepared) {
+    stage_ = Stage::enrolling;
+    status_.emit(asked, asked.failure, batch[0]);
     return uint32_t{1};
   }
   if (auto heard = status_.receive(asked); !heard) {
     // Every rank has heard of it, this one's own failure included: the others stop here. Of ranks
     // that are not all at the same exchange, every one sees another.
     if (heard.error().code == Errc::peer_failed || heard.error().code == Errc::ranks_disagree ||
-        failure_) {
+        asked.failure != nullptr) {
       abort();
       return std::move(heard).error();
     }
@@ -261,127 +233,56 @@ Result<uint32_t> Exchange::enroll(std::span<Step> batch) {
   }
   enrolled_ = true;
   start();
-  return step_strategy(batch);
+  return step(batch);
 }
 
 /// A failure of this rank takes the gradient with it: nothing of it will be encoded.
 void Exchange::start() {
-  phase_ = Phase::strategy;
-  const bool drains = flush_.parts != 0 && drainable_;
-  if (failure_) keep();
-  widen();
-  if (bucket_.raw) return start_uncompressed(Uncompressed::Mode::plain);
-  if (drains) return start_uncompressed(Uncompressed::Mode::drain);
-  if (dense_part(*state_, layout_).all) return start_uncompressed(Uncompressed::Mode::dense);
-  running_uncompressed_ = false;
-  Input given = input();
-  for (Leg& leg : legs_) {
-    leg.state = leg.strategy->idle() ? Leg::State::idle : Leg::State::runs;
-    if (leg.state == Leg::State::idle) continue;
-    leg.strategy->begin(given);
-    given.report = nullptr;  // once is enough
-  }
+  using Mode = Uncompressed::Mode;
+  if (given_.failure) given_.keep(*state_, layout_);
+  widen(*state_, input(), layout_.elements);
+  if (given_.bucket.raw) return start_uncompressed(Mode::plain);
+  if (given_.flush.parts != 0 && has_memory(*state_, layout_))
+    return start_uncompressed(Mode::drain);
+  if (dense_part(*state_, layout_).all) return start_uncompressed(Mode::dense);
+  stage_ = Stage::legs;
+  legs_.begin(input());
 }
 
 void Exchange::start_uncompressed(Uncompressed::Mode mode) {
-  running_uncompressed_ = true;
-  const bool settled = mode == Uncompressed::Mode::drain || mode == Uncompressed::Mode::dense;
-  uncompressed_.set_mode(mode, flush_.parts, settled && dense_part(*state_, layout_).all);
+  using Mode = Uncompressed::Mode;
+  stage_ = Stage::uncompressed;
+  const bool settled = mode == Mode::drain || mode == Mode::dense;
+  uncompressed_.set_mode(mode, given_.flush.parts, settled && dense_part(*state_, layout_).all);
   uncompressed_.begin(input());
 }
 
-Result<uint32_t> Exchange::step_strategy(std::span<Step> batch) {
-  if (!running_uncompressed_) return step_legs(batch);
-  auto result = uncompressed_.next(batch);
-  flush_heard_ |= uncompressed_.flush_heard();
-  if (uncompressed_.reports_heard().reports.size() != 0)
-    reports_heard_ = uncompressed_.reports_heard();
+Result<uint32_t> Exchange::step(std::span<Step> batch) {
+  const bool planned = stage_ == Stage::legs;
+  Strategy& strategy = planned ? static_cast<Strategy&>(legs_) : uncompressed_;
+  auto result = strategy.next(batch);
+  heard_.flush |= strategy.flush_heard();
+  if (const auto reports = strategy.reports_heard(); !reports.reports.empty())
+    heard_.reports = reports;
   if (!result) return std::move(result).error();
   if (result->verdict == Verdict::steps) return result->steps;
-  uncompressed_.finish();
-  phase_ = Phase::idle;
-  if (failure_) return *failure_;
-  return uint32_t{0};
-}
-
-/// All legs go to their ends, whatever one of them meets: the other ranks may not have met it, and
-/// hear of it from those that are not done.
-Result<uint32_t> Exchange::step_legs(std::span<Step> batch) {
-  uint32_t steps = 0;
-  for (Leg& leg : legs_) {
-    if (leg.state != Leg::State::runs) continue;
-    auto result = leg.strategy->next(batch.subspan(steps));
-    flush_heard_ |= leg.strategy->flush_heard();
-    if (const HeardReports heard = leg.strategy->reports_heard();
-        result && reports_heard_.reports.empty())
-      reports_heard_ = heard;
-    if (!result) {
-      leg.state = Leg::State::failed;
-      if (trouble_) continue;
-      trouble_ = std::move(result).error();
-      for (Leg& other : legs_) {
-        if (other.state == Leg::State::runs) other.strategy->fail(*trouble_);
-      }
-    } else if (result->verdict == Verdict::steps) {
-      steps += result->steps;
-    } else {
-      const bool raw = result->verdict == Verdict::take_raw;
-      leg.state = raw ? Leg::State::raw : Leg::State::delivered;
-    }
-  }
-  return steps != 0 ? steps : end_legs(batch);
-}
-
-/// No leg of the bucket counts as delivered unless all are.
-Result<uint32_t> Exchange::end_legs(std::span<Step> batch) {
-  if (trouble_) {
-    undo_legs(pipeline::Undo::gradient_lost);
-    return *std::move(trouble_);
-  }
-  if (std::ranges::any_of(legs_, [](const Leg& leg) { return leg.state == Leg::State::raw; })) {
-    undo_legs(pipeline::Undo::gradient_travels);
-    fell_back_ = true;
+  if (result->verdict == Verdict::take_raw) {
+    strategy.undo(pipeline::Undo::gradient_travels);
+    heard_.fell_back = true;
     start_uncompressed(Uncompressed::Mode::fallback);
-    return step_strategy(batch);
+    return step(batch);
   }
-  for (Leg& leg : legs_) {
-    if (leg.state != Leg::State::idle) leg.strategy->finish();
-  }
-  phase_ = Phase::idle;
-  narrow();
+  strategy.finish();
+  if (planned) narrow(*state_, input(), layout_.elements);
   // Under a quorum the others may have ended it without this rank, and without hearing of it.
-  if (failure_) return *failure_;
-  return uint32_t{0};
-}
-
-void Exchange::undo_legs(pipeline::Undo why) {
-  for (Leg& leg : legs_) leg.strategy->undo(why);
+  return given_.end();
 }
 
 void Exchange::abort() {
-  if (phase_ == Phase::strategy && running_uncompressed_)
-    uncompressed_.undo(pipeline::Undo::gradient_lost);
-  else if (phase_ == Phase::strategy)
-    undo_legs(pipeline::Undo::gradient_lost);
-  if (phase_ == Phase::begun || phase_ == Phase::enrolling) keep();
-  phase_ = Phase::idle;
-}
-
-void Exchange::keep() {
-  if (!legs_.empty() && keeps_ && !bucket_.raw)
-    keep_gradients(*state_, layout_, bucket_.buffer, dtype_);
-}
-
-void Exchange::widen() {
-  if (dtype_ == DType::f32 || layout_.elements == 0) return;
-  const auto& casts = kernels::cast_kernels(state_->isa());
-  kernels::widen(casts, dtype_, gradient(), bucket_.buffer, layout_.elements);
-}
-
-void Exchange::narrow() {
-  if (dtype_ == DType::f32) return;
-  const auto& casts = kernels::cast_kernels(state_->isa());
-  kernels::narrow(casts, dtype_, bucket_.buffer, gradient(), layout_.elements);
+  if (stage_ == Stage::legs) legs_.undo(pipeline::Undo::gradient_lost);
+  if (stage_ == Stage::uncompressed) uncompressed_.undo(pipeline::Undo::gradient_lost);
+  if (stage_ == Stage::prepared || stage_ == Stage::enrolling) given_.keep(*state_, layout_);
+  stage_ = Stage::idle;
 }
 
 }  // namespace laconic::collective

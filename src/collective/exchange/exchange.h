@@ -1,12 +1,11 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// The exchange of one bucket: which strategies it takes (the planner's, or uncompressed when a
-// flush is due or some gradient is not finite), and the 16-bit inputs, which everything below sees
-// as float32. No I/O.
+// The exchange of one bucket: which strategies it takes (the planner's, a leg each, or uncompressed
+// when a flush is due or some gradient is not finite), and the 16-bit inputs, which everything
+// below sees as float32. No I/O.
 //
-// A bucket whose parameters travel by several strategies has a leg for each: their steps go out in
-// one batch, and nothing is committed before every leg is delivered. What laws have turned to
-// float32 goes with a leg of its own or, where that is all that is compressed, as whole buckets.
+// What laws have turned to float32 goes with a leg of its own or, where that is all that is
+// compressed, as whole buckets.
 //
 // What a strategy needs is allocated when an exchange is made. The first use of a layout begins
 // with a status round, in which a rank without memory, or one that refuses the layout, tells the
@@ -16,6 +15,7 @@
 #include <memory>
 #include <optional>
 
+#include "collective/exchange/leg_set.h"
 #include "collective/exchange/status_round.h"
 #include "collective/exchange/strategy.h"
 #include "collective/strategies/uncompressed/uncompressed.h"
@@ -48,21 +48,21 @@ class Exchange {
     return dtype == dtype_ && layout.same(layout_);
   }
   /// Between two exchanges: units have other plans. False: no memory.
-  [[nodiscard]] bool replan();
+  [[nodiscard]] bool replan() { return legs_.replan(); }
   /// The steps that next() gave last only ask whether every rank is ready.
-  [[nodiscard]] bool enrolling() const noexcept { return phase_ == Phase::enrolling; }
+  [[nodiscard]] bool enrolling() const noexcept { return stage_ == Stage::enrolling; }
   [[nodiscard]] const Layout& layout() const noexcept { return layout_; }
   /// Every rank has used this layout; its buffer has that many elements.
   [[nodiscard]] bool enrolled() const noexcept { return enrolled_; }
   [[nodiscard]] uint64_t elements() const noexcept { return layout_.elements; }
   [[nodiscard]] DType dtype() const noexcept { return dtype_; }
   /// The bucket that was exchanged last.
-  [[nodiscard]] const Bucket& bucket() const noexcept { return bucket_; }
-  /// Only takes note; the first next() encodes. `sequence` counts the exchanges since attach, the
-  /// same on all ranks.
+  [[nodiscard]] const Bucket& bucket() const noexcept { return given_.bucket; }
+  /// Notes what the next exchange is about; the first next() begins it. `sequence` counts the
+  /// exchanges since attach, the same on all ranks.
   /// `report`: for the first exchange of a step, the same on all ranks but for what it says.
-  void begin(const Bucket& bucket, uint32_t sequence, const FlushTurn& flush,
-             const OwnReport* report = nullptr);
+  void prepare(const Bucket& bucket, uint32_t sequence, const FlushTurn& flush,
+               const OwnReport* report = nullptr);
   /// Before the first next(): this rank has failed; all ranks will report it. The gradient goes
   /// into the residuals, unless the buffer is not one of this layout.
   void fail(Error error, bool keep_gradient = true);
@@ -71,41 +71,54 @@ class Exchange {
   /// The engine failed: puts back what was not delivered. Idempotent.
   void abort();
   /// This exchange went out uncompressed because of a gradient that is not finite.
-  [[nodiscard]] bool fell_back() const noexcept { return fell_back_; }
+  [[nodiscard]] bool fell_back() const noexcept { return heard_.fell_back; }
   /// Steps of the flush that some rank asked for; 0: none.
-  [[nodiscard]] uint32_t flush_heard() const noexcept { return flush_heard_; }
-  /// What all ranks reported, until the next begin(); empty: nothing, because it was not asked for,
-  /// went out uncompressed, or failed.
-  [[nodiscard]] HeardReports reports_heard() const noexcept { return reports_heard_; }
+  [[nodiscard]] uint32_t flush_heard() const noexcept { return heard_.flush; }
+  /// What all ranks reported, until the next prepare(); empty: nothing, because it was not asked
+  /// for, went out uncompressed, or failed.
+  [[nodiscard]] HeardReports reports_heard() const noexcept { return heard_.reports; }
   /// Buffers and tables of this layout, as they were taken from the system.
-  [[nodiscard]] uint64_t held_bytes() const noexcept;
+  [[nodiscard]] uint64_t held_bytes() const noexcept {
+    return held(layout_.parameters, layout_.offsets, status_, uncompressed_, wide_, legs_);
+  }
 
  private:
-  enum class Phase : uint8_t { idle, begun, enrolling, strategy };
-  struct Leg {
-    enum class State : uint8_t { idle, runs, delivered, raw, failed };
-    std::unique_ptr<Strategy> strategy;
-    State state = State::idle;
+  enum class Stage : uint8_t {
+    idle,
+    prepared,      ///< nothing has gone out
+    enrolling,     ///< in the status round of a layout that is new
+    legs,          ///< as planned
+    uncompressed,  ///< as it is, in place of the legs or after them
+  };
+  /// By prepare() and fail().
+  struct Given {
+    Bucket bucket;
+    uint32_t sequence = 0;
+    FlushTurn flush;
+    std::optional<OwnReport> report;
+    std::optional<Error> failure;
+    bool keeps = true;  ///< a failure of this rank leaves the gradient in the residuals
+
+    /// The gradient goes into the residuals.
+    void keep(const RankState& state, const Layout& layout) const;
+    [[nodiscard]] Result<uint32_t> end() const {
+      if (failure) return *failure;
+      return uint32_t{0};
+    }
+  };
+  struct Heard {
+    uint32_t flush = 0;
+    HeardReports reports;
+    bool fell_back = false;
   };
 
   Exchange(RankState& state, Layout layout, DType dtype, Counters& counters);
-  [[nodiscard]] Result<void> reserve();
-  [[nodiscard]] bool may_be_dense_in_part() const;
-  [[nodiscard]] Result<void> check_lanes() const;
   Result<uint32_t> advance(std::span<Step> batch);
-  Result<uint32_t> pass_through();
   Result<uint32_t> enroll(std::span<Step> batch);
   void start();
-  void keep();
   void start_uncompressed(Uncompressed::Mode mode);
-  Result<uint32_t> step_strategy(std::span<Step> batch);
-  Result<uint32_t> step_legs(std::span<Step> batch);
-  Result<uint32_t> end_legs(std::span<Step> batch);
-  void undo_legs(pipeline::Undo why);
-  void widen();
-  void narrow();
+  Result<uint32_t> step(std::span<Step> batch);
   [[nodiscard]] Input input() noexcept;
-  [[nodiscard]] float* gradient() noexcept;
 
   RankState* state_;
   Counters* counters_;
@@ -114,23 +127,13 @@ class Exchange {
   uint64_t layout_hash_ = 0;
   StatusRound status_;
   Uncompressed uncompressed_;
-  std::vector<Leg> legs_;  // none: a spare
+  LegSet legs_;
   Arena wide_;
-  Bucket bucket_;
-  FlushTurn flush_;
-  std::optional<OwnReport> report_;
-  HeardReports reports_heard_;
-  std::optional<Error> failure_;
-  std::optional<Error> trouble_;  // the first that a leg met
-  uint32_t sequence_ = 0;
-  uint32_t batch_ = 0;  // of this exchange
-  uint32_t flush_heard_ = 0;
-  Phase phase_ = Phase::idle;
-  bool drainable_ = false;  // a flush sends it uncompressed
-  bool enrolled_ = false;   // every rank has what it needs for this layout
-  bool fell_back_ = false;
-  bool running_uncompressed_ = false;  // instead of the legs
-  bool keeps_ = true;  // a failure of this rank leaves the gradient in the residuals
+  Given given_;
+  Heard heard_;
+  Stage stage_ = Stage::idle;
+  uint32_t batch_ = 0;     // of this exchange
+  bool enrolled_ = false;  // every rank has what it needs for this layout
 };
 
 }  // namespace laconic::collective
