@@ -206,7 +206,7 @@ Encoded TernGrad::encode(const Call<Params>& call, Source source, MutBytes out) 
   if (moments.max_bits >= 0x7F800000U) return {0, false};
   const float most = clipped_max(moments, call.unit.count, call.params->clip);
   const kernels::TernaryRounding rounding{
-      most < kernels::kTinyTernaryStep ? 0.0F : most, bits_float(moments.max_bits),
+      most < kernels::kTinyTernaryStep ? 0.0F : most,
       own_key(call.place.seed, call.place.step, call.unit.parameter, call.place.rank,
               call.place.hop),
       call.unit.offset};

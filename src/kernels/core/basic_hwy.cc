@@ -19,14 +19,6 @@ namespace laconic::kernels::HWY_NAMESPACE {
 
 HWY_INLINE uint32_t absolute_bits(float x) { return std::bit_cast<uint32_t>(x) & 0x7FFFFFFFU; }
 
-HWY_INLINE VI absolute_bits(VF x) {
-  return hn::And(hn::BitCast(I32(), x), hn::Set(I32(), 0x7FFFFFFF));
-}
-
-HWY_INLINE uint32_t max_of_lanes(VI v) {
-  return static_cast<uint32_t>(hn::GetLane(hn::MaxOfLanes(I32(), v)));
-}
-
 /// Largest absolute bits of value(i) .. for i in [0, n).
 template <class Vector, class Element>
 HWY_INLINE uint32_t max_bits(uint64_t n, Vector vector, Element element) {

@@ -48,6 +48,13 @@ HWY_INLINE VF load_f32(const void* data, uint64_t i) {
       F32(), reinterpret_cast<const float*>(static_cast<const char*>(data) + i * sizeof(float)));
 }
 
+HWY_INLINE VI absolute_bits(VF x) {
+  return hn::And(hn::BitCast(I32(), x), hn::Set(I32(), 0x7FFFFFFF));
+}
+HWY_INLINE uint32_t max_of_lanes(VI v) {
+  return static_cast<uint32_t>(hn::GetLane(hn::MaxOfLanes(I32(), v)));
+}
+
 /// Splits [0, n) into turns of four vectors, single vectors and single elements.
 template <class Four, class One, class Element>
 HWY_INLINE void in_turns(uint64_t begin, uint64_t end, Four four, One one, Element element) {
@@ -56,6 +63,29 @@ HWY_INLINE void in_turns(uint64_t begin, uint64_t end, Four four, One one, Eleme
   for (; i + 4 * lanes <= end; i += 4 * lanes) four(i);
   for (; i + lanes <= end; i += lanes) one(i);
   for (; i < end; ++i) element(i);
+}
+
+/// The largest absolute bits of n floats at any alignment.
+HWY_INLINE uint32_t max_bits(const void* x, uint64_t n) {
+  const size_t lanes = lanes32();
+  VI m0 = hn::Zero(I32()), m1 = m0, m2 = m0, m3 = m0;
+  uint32_t bits = 0;
+  in_turns(
+      0, n,
+      [&](uint64_t i) LACONIC_LAMBDA {
+        prefetch_span(static_cast<const char*>(x) + i * sizeof(float), 4 * lanes * sizeof(float));
+        m0 = hn::Max(m0, absolute_bits(load_f32(x, i)));
+        m1 = hn::Max(m1, absolute_bits(load_f32(x, i + lanes)));
+        m2 = hn::Max(m2, absolute_bits(load_f32(x, i + 2 * lanes)));
+        m3 = hn::Max(m3, absolute_bits(load_f32(x, i + 3 * lanes)));
+      },
+      [&](uint64_t i) LACONIC_LAMBDA { m0 = hn::Max(m0, absolute_bits(load_f32(x, i))); },
+      [&](uint64_t i) LACONIC_LAMBDA {
+        const uint32_t b = at<uint32_t>(x, i) & 0x7FFFFFFFU;
+        bits = HWY_MAX(bits, b);
+      });
+  const uint32_t most = max_of_lanes(hn::Max(hn::Max(m0, m1), hn::Max(m2, m3)));
+  return HWY_MAX(bits, most);
 }
 
 /// The first element from `begin` on at which a full vector store past the caches may start.
@@ -73,6 +103,21 @@ HWY_INLINE void store_f32(VF value, float* out) {
   } else {
     hn::StoreU(value, F32(), out);
   }
+}
+
+template <Output kOutput>
+struct OutputIs {
+  static constexpr Output value = kOutput;
+};
+
+/// body(OutputIs<...>), past the caches only where `from`, where it begins to write, is aligned.
+template <class Body>
+HWY_INLINE void by_output(const float* from, Output output, const Body& body) {
+  if (output == Output::add) return body(OutputIs<Output::add>());
+  const bool aligned = reinterpret_cast<uintptr_t>(from) % (lanes32() * sizeof(float)) == 0;
+  if (output != Output::stream || !aligned) return body(OutputIs<Output::set>());
+  body(OutputIs<Output::stream>());
+  hwy::FlushStream();
 }
 
 /// kVectors vectors of the weighted sum of `count` >= 1 operands, accumulators in registers.

@@ -41,17 +41,6 @@ inline constexpr float kRoundingMagic = 0x1.8p23F;
   return static_cast<int8_t>(((sum >> 15) ^ 0x80U) & 0xFFU);  // the magic's own bit 22 ends as 0x80
 }
 
-/// The random bits of element e of a parameter.
-[[nodiscard]] inline uint32_t int8_random_word(uint64_t e) noexcept {
-  return static_cast<uint32_t>(2 * (e / 32 % 2) + e % 2);
-}
-[[nodiscard]] inline uint64_t int8_random_counter(uint64_t e) noexcept {
-  return e / 64 * 8 + e % 16 / 2;
-}
-[[nodiscard]] inline uint32_t int8_random_bits(uint32_t word, uint64_t e) noexcept {
-  return e / 16 % 2 == 0 ? word & 0x7FFFU : word >> 17;
-}
-
 [[nodiscard]] inline float int8_value(int8_t code, float scale) noexcept {
   return static_cast<float>(code) * scale;
 }

@@ -24,29 +24,6 @@ namespace laconic::kernels::HWY_NAMESPACE {
 
 using D8 = hn::Rebind<uint8_t, F32>;
 
-HWY_INLINE VI absolute_bits(const float* x) {
-  return hn::And(hn::BitCast(I32(), hn::LoadU(F32(), x)), hn::Set(I32(), 0x7FFFFFFF));
-}
-
-HWY_INLINE uint32_t max_bits(const float* x, uint64_t n) {
-  const size_t lanes = lanes32();
-  VI m0 = hn::Zero(I32()), m1 = m0, m2 = m0, m3 = m0;
-  uint32_t bits = 0;
-  in_turns(
-      0, n,
-      [&](uint64_t i) LACONIC_LAMBDA {
-        prefetch_span(x + i, 4 * lanes * sizeof(float));
-        m0 = hn::Max(m0, absolute_bits(x + i));
-        m1 = hn::Max(m1, absolute_bits(x + i + lanes));
-        m2 = hn::Max(m2, absolute_bits(x + i + 2 * lanes));
-        m3 = hn::Max(m3, absolute_bits(x + i + 3 * lanes));
-      },
-      [&](uint64_t i) LACONIC_LAMBDA { m0 = hn::Max(m0, absolute_bits(x + i)); },
-      [&](uint64_t i) LACONIC_LAMBDA { bits = HWY_MAX(bits, float_bits(x[i]) & 0x7FFFFFFFU); });
-  const VI m = hn::Max(hn::Max(m0, m1), hn::Max(m2, m3));
-  return HWY_MAX(bits, static_cast<uint32_t>(hn::GetLane(hn::MaxOfLanes(I32(), m))));
-}
-
 /// Low bytes of a vector's lanes.
 HWY_INLINE void store_bytes(VU v, void* data, uint64_t i) {
   hn::StoreU(hn::TruncateTo(D8(), v), D8(), static_cast<uint8_t*>(data) + i);

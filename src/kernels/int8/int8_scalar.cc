@@ -1,6 +1,7 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 
+#include "kernels/core/random_group.h"
 #include "kernels/int8/int8.h"
 #include "kernels/int8/int8_elements.h"
 
@@ -40,8 +41,7 @@ bool encode_stochastic(const float* x, uint64_t n, uint32_t block, void* scales,
                        RandomKey key, uint64_t first) {
   return encode(x, n, block, scales, codes, [&](uint64_t i, float inverse) {
     const uint64_t e = first + i;
-    const uint32_t word = philox(key, int8_random_counter(e))[int8_random_word(e)];
-    return int8_stochastic(x[i], inverse, int8_random_bits(word, e));
+    return int8_stochastic(x[i], inverse, random_fifteen(random_word(key, e), e));
   });
 }
 

@@ -11,12 +11,10 @@
 //   ternary  code = floor((f + r) / 2^25), f = x·factor to the nearest integer and clamped to
 //            ±2^25, r = 25 random bits, factor = 2^25 / step
 //
-// whose means are x/step, to half of the last bit and to float's own rounding. The element with
-// offset e in its parameter takes its bits from block (e/64)·8 + (e%16)/2 of Philox, word
-// 2·((e/32)%2) + e%2. A level takes the word's low 15 bits if (e/16)%2 == 0, else its high 15. A
-// ternary code takes the high 25 of the word, whose halves change places if (e/16)%2 == 0: of what
-// two elements share, each has another half on top. So 64 elements share 8 blocks, in an order that
-// vectors of 4, 8 or 16 lanes all produce without moving anything across lanes.
+// whose means are x/step, to half of the last bit and to float's own rounding. Of an element's word
+// (core/random_group.h), which it shares with the one 16 places on or before, a level takes the low
+// 15 bits if (e/16)%2 == 0, else the high 15. A ternary code takes the high 25, and if
+// (e/16)%2 == 0 the word's halves change places: each of two elements has another half on top.
 #pragma once
 
 #include <cstdint>
@@ -53,8 +51,7 @@ struct LevelMoments {
 
 /// Rounds values to the levels −1, 0 and 1; what lies beyond ±1 becomes ±1.
 struct TernaryRounding {
-  float step = 0;     ///< 0 or at least kTinyTernaryStep
-  float largest = 0;  ///< no |x| is larger
+  float step = 0;  ///< 0 or at least kTinyTernaryStep
   RandomKey key;
   uint64_t first = 0;  ///< offset of x[0] in its parameter
 };

@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "kernels/core/packed_codes.h"
+#include "kernels/core/random_group.h"
 #include "kernels/core/weighted_sum_scalar.h"
 #include "kernels/levels/levels.h"
 #include "laconic/dtype.h"
@@ -86,23 +87,9 @@ inline constexpr float kTernaryOne = 0x1p25F;
   return step * factor < kTernaryOne ? bits_float(float_bits(factor) + 1) : factor;
 }
 
-/// Elements that share 8 blocks of Philox.
-inline constexpr uint64_t kLevelGroup = 64;
-
-[[nodiscard]] inline uint64_t level_random_counter(uint64_t e) noexcept {
-  return e / kLevelGroup * 8 + e % 16 / 2;
-}
-[[nodiscard]] inline uint32_t level_random_word(uint64_t e) noexcept {
-  return static_cast<uint32_t>(2 * (e / 32 % 2) + e % 2);
-}
-/// The word that an element shares with the one 16 places on or before.
-[[nodiscard]] inline uint32_t random_word(RandomKey key, uint64_t e) noexcept {
-  return philox(key, level_random_counter(e))[level_random_word(e)];
-}
 /// The random bits of element e of a parameter.
 [[nodiscard]] inline uint32_t level_random(RandomKey key, uint64_t e) noexcept {
-  const uint32_t word = random_word(key, e);
-  return e / 16 % 2 == 0 ? word & 0x7FFFU : word >> 17;
+  return random_fifteen(random_word(key, e), e);
 }
 [[nodiscard]] inline uint32_t ternary_random(RandomKey key, uint64_t e) noexcept {
   const uint32_t word = random_word(key, e);

@@ -1,11 +1,10 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-#include <limits>
+#include <cstring>
 
 #include "kernels/levels/levels.h"
 #include "kernels/levels/levels_elements.h"
 #include "kernels/levels/tree.h"
 
-#define HWY_WANT_AVX3_DL  // tables of bytes
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/levels/levels_hwy.cc"
 #include "kernels/core/simd.h"
@@ -13,52 +12,19 @@
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
 // helpers, once per target
-#include "kernels/core/byte_table-inl.h"
-#include "kernels/core/philox-inl.h"
+#include "kernels/core/codes-inl.h"
+#include "kernels/core/random_codes-inl.h"
 #include "kernels/core/stream-inl.h"
-#include "kernels/levels/tree_table-inl.h"
 
 #if LACONIC_SIMD_BODY
 HWY_BEFORE_NAMESPACE();
 namespace laconic::kernels::HWY_NAMESPACE {
 
-#define LACONIC_AVX2 (HWY_ARCH_X86 && HWY_TARGET == HWY_AVX2)
-#define LACONIC_AVX512 (HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3)
-
-using D8 = hn::Rebind<uint8_t, F32>;
-using D16 = hn::Rebind<uint16_t, F32>;
 using F64 = hn::RepartitionToWide<F32>;
 using HalfF32 = hn::Half<F32>;
 using VD = hn::Vec<F64>;
 
 // ---- norms ----
-
-HWY_INLINE VI absolute_bits(VF x) {
-  return hn::And(hn::BitCast(I32(), x), hn::Set(I32(), 0x7FFFFFFF));
-}
-
-HWY_INLINE uint32_t max_of_lanes(VI v) {
-  return static_cast<uint32_t>(hn::GetLane(hn::MaxOfLanes(I32(), v)));
-}
-
-HWY_INLINE uint32_t max_bits(const float* x, uint64_t n) {
-  const size_t lanes = lanes32();
-  VI m0 = hn::Zero(I32()), m1 = m0, m2 = m0, m3 = m0;
-  uint32_t bits = 0;
-  in_turns(
-      0, n,
-      [&](uint64_t i) LACONIC_LAMBDA {
-        prefetch_span(x + i, 4 * lanes * sizeof(float));
-        m0 = hn::Max(m0, absolute_bits(load_f32(x, i)));
-        m1 = hn::Max(m1, absolute_bits(load_f32(x, i + lanes)));
-        m2 = hn::Max(m2, absolute_bits(load_f32(x, i + 2 * lanes)));
-        m3 = hn::Max(m3, absolute_bits(load_f32(x, i + 3 * lanes)));
-      },
-      [&](uint64_t i) LACONIC_LAMBDA { m0 = hn::Max(m0, absolute_bits(load_f32(x, i))); },
-      [&](uint64_t i) LACONIC_LAMBDA { bits = HWY_MAX(bits, float_bits(x[i]) & 0x7FFFFFFFU); });
-  const uint32_t most = max_of_lanes(hn::Max(hn::Max(m0, m1), hn::Max(m2, m3)));
-  return HWY_MAX(bits, most);
-}
 
 /// 32 virtual lanes of double in vectors, element l of a turn of 32 to lane l.
 struct Lanes {
@@ -102,27 +68,11 @@ HWY_INLINE double sum_of_squares(const float* x, uint64_t n) {
   return squares.fold(x + i, n - i, [](double a) { return a * a; });
 }
 
-/// The largest magnitudes of vectors.
-struct Largest {
-#if LACONIC_AVX512
-  // One operation; NaN is left out.
-  __m512 most;
-  HWY_INLINE Largest() : most(_mm512_setzero_ps()) {}
-  HWY_INLINE void add(VF x) { most = _mm512_range_ps(most, x.raw, 0b1011); }
-  HWY_INLINE uint32_t bits() const { return float_bits(_mm512_reduce_max_ps(most)); }
-#else
-  VI most;
-  HWY_INLINE Largest() : most(hn::Zero(I32())) {}
-  HWY_INLINE void add(VF x) { most = hn::Max(most, absolute_bits(x)); }
-  HWY_INLINE uint32_t bits() const { return max_of_lanes(most); }
-#endif
-};
-
 LevelMoments moments(const float* x, uint64_t n) {
   constexpr size_t kWidth = hn::MaxLanes(F64());
   const size_t lanes = lanes32();
   Lanes sums, squares;
-  Largest largest;
+  VI largest = hn::Zero(I32());
   uint64_t i = 0;
   for (; i + kMomentLanes <= n; i += kMomentLanes) {
     prefetch_span<kRandomAhead>(x + i, kMomentLanes * sizeof(float));
@@ -131,239 +81,52 @@ LevelMoments moments(const float* x, uint64_t n) {
       sums.v[v] = hn::Add(sums.v[v], a);
       squares.v[v] = hn::MulAdd(a, a, squares.v[v]);
     }
-    for (size_t v = 0; v < kMomentLanes; v += lanes) largest.add(load_f32(x, i + v));
+    for (size_t v = 0; v < kMomentLanes; v += lanes) {
+      largest = hn::Max(largest, absolute_bits(load_f32(x, i + v)));
+    }
   }
-  uint32_t bits = largest.bits();
+  uint32_t bits = max_of_lanes(largest);
   for (uint64_t j = i; j < n; ++j) bits = HWY_MAX(bits, float_bits(x[j]) & 0x7FFFFFFFU);
-  const double square = squares.fold(x + i, n - i, [](double a) { return a * a; });
-  if (!(square <= std::numeric_limits<double>::max())) bits = 0x7F800000U;  // or NaN is forgotten
-  return {sums.fold(x + i, n - i, [](double a) { return a; }), square, bits};
+  return {sums.fold(x + i, n - i, [](double a) { return a; }),
+          squares.fold(x + i, n - i, [](double a) { return a * a; }), bits};
 }
 
 // ---- random levels ----
 
-/// A rule of rounding: level_code or ternary_code. `near` is ternary for |x| up to kNearSteps,
-/// whose codes are clamped when they are bytes.
-enum class Rule { level, ternary, near };
-constexpr float kNearSteps = 60;
+struct LevelRule {
+  float factor;
+  VF factors;
 
-/// The random bits of a group of 64 elements, lane by lane what vectors k·16 + s·lanes of the group
-/// need, for k = 0 .. 3.
-struct GroupBits {
-  VU r[4];
-};
-
-HWY_INLINE VU exchanged_halves(VU word) {
-#if LACONIC_AVX512
-  return VU{_mm512_rol_epi32(word.raw, 16)};
-#elif LACONIC_AVX2
-  const __m256i order = _mm256_setr_epi8(2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13, 2, 3,
-                                         0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
-  return VU{_mm256_shuffle_epi8(word.raw, order)};
-#else
-  return hn::Or(hn::ShiftLeft<16>(word), hn::ShiftRight<16>(word));
-#endif
-}
-
-template <Rule kRule>
-HWY_INLINE GroupBits group_bits(const PhiloxWords& w) {
-  if constexpr (kRule == Rule::level) {
+  HWY_INLINE explicit LevelRule(float f) : factor(f), factors(hn::Set(F32(), f)) {}
+  static HWY_INLINE GroupBits bits(const PhiloxWords& w) {
     const VU low15 = hn::Set(U32(), 0x7FFF);
     return {{hn::And(w.w01, low15), hn::ShiftRight<17>(w.w01), hn::And(w.w23, low15),
              hn::ShiftRight<17>(w.w23)}};
-  } else {
-    constexpr int kDown = 32 - kTernaryBits;
-    return {{hn::ShiftRight<kDown>(exchanged_halves(w.w01)), hn::ShiftRight<kDown>(w.w01),
-             hn::ShiftRight<kDown>(exchanged_halves(w.w23)), hn::ShiftRight<kDown>(w.w23)}};
   }
-}
-
-/// To nearest, ties to even; |x| <= 2^30.
-HWY_INLINE VI to_nearest(VF x) {
-#if LACONIC_AVX512
-  return VI{_mm512_cvtps_epi32(x.raw)};
-#elif LACONIC_AVX2
-  return VI{_mm256_cvtps_epi32(x.raw)};
-#else
-  return hn::NearestInt(x);
-#endif
-}
-
-/// The rule that gives the same codes and clamps them itself.
-template <Rule kRule>
-inline constexpr Rule kClamped = kRule == Rule::near ? Rule::ternary : kRule;
-
-template <Rule kRule>
-HWY_INLINE VI codes_of(VF x, VF factor, VU r) {
-  VF f = hn::Mul(x, factor);
-  if constexpr (kRule == Rule::ternary) {
-    f = hn::Min(hn::Max(f, hn::Set(F32(), -kTernaryOne)), hn::Set(F32(), kTernaryOne));
+  HWY_INLINE VI code(VF x, VU r) const {
+    const VI f = hn::NearestInt(hn::Mul(x, factors));
+    return hn::ShiftRight<15>(hn::Add(f, hn::BitCast(I32(), r)));
   }
-  constexpr int kBits = kRule == Rule::level ? 15 : int{kTernaryBits};
-  return hn::ShiftRight<kBits>(hn::Add(to_nearest(f), hn::BitCast(I32(), r)));
-}
-
-#if LACONIC_AVX512  // Highway 1.0.3 takes words for bytes in TruncateTo, on AVX3_DL
-HWY_INLINE void store_codes(VI v, int8_t* to) {
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(v.raw));
-}
-HWY_INLINE void store_codes(VI v, int16_t* to) {
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtepi32_epi16(v.raw));
-}
-#else
-HWY_INLINE void store_codes(VI v, int8_t* to) {
-  hn::StoreU(hn::TruncateTo(D8(), hn::BitCast(U32(), v)), D8(), reinterpret_cast<uint8_t*>(to));
-}
-HWY_INLINE void store_codes(VI v, int16_t* to) {
-  hn::StoreU(hn::TruncateTo(D16(), hn::BitCast(U32(), v)), D16(), reinterpret_cast<uint16_t*>(to));
-}
-#endif
-
-/// Random bits, element by element, of the last group that was needed so.
-struct GroupCache {
-  uint64_t start = ~uint64_t{0};
-  uint32_t bits[kLevelGroup];
+  HWY_INLINE int32_t code(float x, uint32_t r) const { return level_code(x, factor, r); }
 };
 
-template <Rule kRule>
-HWY_INLINE void fill_cache(const Philox& random, uint64_t start, GroupCache& cache) {
-  if (cache.start == start) return;
-  cache.start = start;
-  const size_t lanes = lanes32();
-  for (uint64_t s = 0; s < 16; s += lanes) {
-    PhiloxWords words;
-    random.words<1>(start / kLevelGroup * 8 + s / 2, &words);
-    const GroupBits bits = group_bits<kRule>(words);
-    for (uint64_t k = 0; k < 4; ++k) {
-      hn::StoreU(bits.r[k], U32(), cache.bits + k * 16 + s);
-    }
-  }
-}
+struct TernaryRule {
+  float factor;
+  VF factors;
 
-/// Codes of x[0, n), which lies inside one group; `first` is the offset of x[0].
-template <Rule kRule, class Code>
-HWY_INLINE void quantize_part(const float* x, uint64_t n, float factor, Code* codes,
-                              const Philox& random, uint64_t first, GroupCache& cache) {
-  const uint64_t start = first / kLevelGroup * kLevelGroup;
-  fill_cache<kRule>(random, start, cache);
-  const uint32_t* bits = cache.bits + (first - start);
-  const VF factors = hn::Set(F32(), factor);
-  const size_t lanes = lanes32();
-  uint64_t i = 0;
-  for (; i + lanes <= n; i += lanes) {
-    const VU r = hn::LoadU(U32(), bits + i);
-    store_codes(codes_of<kClamped<kRule>>(load_f32(x, i), factors, r), codes + i);
+  HWY_INLINE explicit TernaryRule(float f) : factor(f), factors(hn::Set(F32(), f)) {}
+  static HWY_INLINE GroupBits bits(const PhiloxWords& w) {
+    constexpr int kDown = 32 - kTernaryBits;
+    return {{hn::ShiftRight<kDown>(hn::RotateRight<16>(w.w01)), hn::ShiftRight<kDown>(w.w01),
+             hn::ShiftRight<kDown>(hn::RotateRight<16>(w.w23)), hn::ShiftRight<kDown>(w.w23)}};
   }
-  for (; i < n; ++i) {
-    const int32_t code = kRule == Rule::level ? level_code(x[i], factor, bits[i])
-                                              : ternary_code(x[i], factor, bits[i]);
-    put<Code>(codes, i, static_cast<Code>(code));  // in the payload: at any alignment
+  HWY_INLINE VI code(VF x, VU r) const {
+    const VF one = hn::Set(F32(), kTernaryOne);
+    const VF f = hn::Min(hn::Max(hn::Mul(x, factors), hn::Neg(one)), one);
+    return hn::ShiftRight<kTernaryBits>(hn::Add(hn::NearestInt(f), hn::BitCast(I32(), r)));
   }
-}
-
-#if LACONIC_AVX512
-/// Codes of 64 elements as bytes in order.
-template <Rule kRule>
-HWY_INLINE __m512i group_bytes(const float* x, VF factor, const GroupBits& bits) {
-  const auto codes = [&](uint64_t k) LACONIC_LAMBDA {
-    return codes_of<kRule>(load_f32(x, k * 16), factor, bits.r[k]).raw;
-  };
-  const __m512i words = _mm512_packs_epi16(_mm512_packs_epi32(codes(0), codes(1)),
-                                           _mm512_packs_epi32(codes(2), codes(3)));
-  __m512i bytes = turn_words(words);
-  if constexpr (kRule == Rule::near) {
-    bytes = _mm512_max_epi8(_mm512_min_epi8(bytes, _mm512_set1_epi8(1)), _mm512_set1_epi8(-1));
-  }
-  return bytes;
-}
-#elif LACONIC_AVX2
-/// Codes of 32 elements as bytes in order. `low` are the bits of the first halves of 16.
-template <Rule kRule>
-HWY_INLINE __m256i half_bytes(const float* x, VF factor, const GroupBits& low,
-                              const GroupBits& high, uint64_t k) {
-  const auto words = [&](uint64_t i, VU r0, VU r1) LACONIC_LAMBDA {
-    return _mm256_packs_epi32(codes_of<kRule>(load_f32(x, i), factor, r0).raw,
-                              codes_of<kRule>(load_f32(x, i + 8), factor, r1).raw);
-  };
-  __m256i bytes =
-      _mm256_packs_epi16(words(0, low.r[k], high.r[k]), words(16, low.r[k + 1], high.r[k + 1]));
-  if constexpr (kRule == Rule::near) {
-    bytes = _mm256_max_epi8(_mm256_min_epi8(bytes, _mm256_set1_epi8(1)), _mm256_set1_epi8(-1));
-  }
-  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-  return _mm256_permutevar8x32_epi32(bytes, order);
-}
-#endif
-
-/// Codes of the whole groups x[0, 64·kGroups).
-template <Rule kRule, uint64_t kGroups, class Code>
-HWY_INLINE void quantize_groups(const float* x, VF factor, Code* codes, const Philox& random,
-                                uint64_t offset) {
-  constexpr uint64_t kVectors = kGroups * 16 / hn::MaxLanes(F32());
-  const uint64_t counter = offset / kLevelGroup * 8;
-#if LACONIC_AVX512
-  if constexpr (sizeof(Code) == 1) {
-    PhiloxWords words[kVectors];
-    random.words<kVectors>(counter, words);
-    for (uint64_t g = 0; g < kGroups; ++g) {
-      // Buckets were read for their norm.
-      constexpr uintptr_t kAhead = kRule == Rule::level ? 4096 : kRandomAhead;
-      prefetch_span<kAhead>(x + g * kLevelGroup, kLevelGroup * sizeof(float));
-      _mm512_storeu_si512(codes + g * kLevelGroup, group_bytes<kRule>(x + g * kLevelGroup, factor,
-                                                                      group_bits<kRule>(words[g])));
-    }
-    return;
-  }
-#elif LACONIC_AVX2
-  if constexpr (sizeof(Code) == 1) {
-    // All words first: more of the multiplications' chains overlap than with codes in between.
-    PhiloxWords words[kVectors];
-    for (uint64_t g = 0; g < kGroups; ++g) random.words<2>(counter + g * 8, words + 2 * g);
-    for (uint64_t g = 0; g < kGroups; ++g) {
-      const GroupBits low = group_bits<kRule>(words[2 * g]),
-                      high = group_bits<kRule>(words[2 * g + 1]);
-      for (uint64_t k = 0; k < 4; k += 2) {
-        const uint64_t j = g * kLevelGroup + k * 16;
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes + j),
-                            half_bytes<kRule>(x + j, factor, low, high, k));
-      }
-    }
-    return;
-  }
-#endif
-  constexpr uint64_t kWays = kVectors >= 2 ? 2 : 1;
-  for (uint64_t v = 0; v < kVectors; v += kWays) {
-    PhiloxWords words[kWays];
-    random.words<kWays>(counter + v * philox_blocks(), words);
-    for (uint64_t w = 0; w < kWays; ++w) {
-      const GroupBits bits = group_bits<kRule>(words[w]);
-      const uint64_t lane = (v + w) * hn::MaxLanes(F32());  // counts 16 per group
-      const uint64_t j = lane / 16 * kLevelGroup + lane % 16;
-      for (uint64_t k = 0; k < 4; ++k) {
-        store_codes(codes_of<kClamped<kRule>>(load_f32(x, j + k * 16), factor, bits.r[k]),
-                    codes + j + k * 16);
-      }
-    }
-  }
-}
-
-/// Codes of x[0, n); `first` is the offset of x[0].
-template <Rule kRule, class Code>
-HWY_INLINE void quantize(const float* x, uint64_t n, float factor, Code* codes,
-                         const Philox& random, uint64_t first, GroupCache& cache) {
-  const VF factors = hn::Set(F32(), factor);
-  const uint64_t head = HWY_MIN(n, (kLevelGroup - first % kLevelGroup) % kLevelGroup);
-  if (head > 0) quantize_part<kRule>(x, head, factor, codes, random, first, cache);
-  uint64_t i = head;
-  // So many chains of multiplications at once hide their latency.
-  for (; i + 4 * kLevelGroup <= n; i += 4 * kLevelGroup) {
-    quantize_groups<kRule, 4>(x + i, factors, codes + i, random, first + i);
-  }
-  for (; i + kLevelGroup <= n; i += kLevelGroup) {
-    quantize_groups<kRule, 1>(x + i, factors, codes + i, random, first + i);
-  }
-  if (i < n) quantize_part<kRule>(x + i, n - i, factor, codes + i, random, first + i, cache);
-}
+  HWY_INLINE int32_t code(float x, uint32_t r) const { return ternary_code(x, factor, r); }
+};
 
 // ---- qsgd ----
 
@@ -401,8 +164,7 @@ constexpr uint64_t kPiece = 1024;
 template <class Code>
 HWY_INLINE bool encode_as(const float* x, uint64_t n, const BucketLayout& layout, void* steps,
                           uint8_t* packed, RandomKey key, uint64_t first) {
-  const Philox random(key);
-  GroupCache cache;
+  RandomCodes<LevelRule> random(key);
   Buckets buckets(x, n, layout);
   const bool in_place = layout.bits == 8 * sizeof(Code);
   alignas(64) Code buffer[kPiece];
@@ -422,7 +184,8 @@ HWY_INLINE bool encode_as(const float* x, uint64_t n, const BucketLayout& layout
       codes = buffer + i % kPiece;
     }
     if (HWY_LIKELY(step.finite)) {
-      quantize<Rule::level>(x + i, end - i, step.factor, codes, random, first + i, cache);
+      LevelRule rule(step.factor);
+      random.encode(rule, x + i, end - i, codes, first + i);
     } else {
       std::memset(static_cast<void*>(codes), 0, (end - i) * sizeof(Code));
     }
@@ -477,29 +240,17 @@ HWY_INLINE void decode_as(float* out, const Weighted* payloads, uint32_t count,
   }
 }
 
-template <Output kOutput>
-HWY_INLINE void decode_bits(float* out, const Weighted* payloads, uint32_t count,
-                            const BucketLayout& layout, uint64_t begin, uint64_t end) {
-  if (layout.bits <= 8) {
-    decode_as<kOutput, int8_t>(out, payloads, count, layout, begin, end);
-  } else {
-    decode_as<kOutput, int16_t>(out, payloads, count, layout, begin, end);
-  }
-}
-
 void decode_buckets(float* out, Output output, const Weighted* payloads, uint32_t count,
                     BucketLayout layout, uint64_t begin, uint64_t end) {
-  const size_t lanes = lanes32();
-  const bool aligned =
-      reinterpret_cast<uintptr_t>(out) % (lanes * sizeof(float)) == 0 && layout.bucket % lanes == 0;
-  if (output == Output::add) {
-    decode_bits<Output::add>(out, payloads, count, layout, begin, end);
-  } else if (output == Output::stream && aligned) {
-    decode_bits<Output::stream>(out, payloads, count, layout, begin, end);
-    hwy::FlushStream();
-  } else {
-    decode_bits<Output::set>(out, payloads, count, layout, begin, end);
-  }
+  if (output == Output::stream && layout.bucket % lanes32() != 0) output = Output::set;
+  by_output(out, output, [&](auto as) LACONIC_LAMBDA {
+    constexpr Output kOutput = decltype(as)::value;
+    if (layout.bits <= 8) {
+      decode_as<kOutput, int8_t>(out, payloads, count, layout, begin, end);
+    } else {
+      decode_as<kOutput, int16_t>(out, payloads, count, layout, begin, end);
+    }
+  });
 }
 
 /// Whether all n codes lie in [−levels, levels].
@@ -568,71 +319,20 @@ bool codes_valid(const void* codes, uint64_t n, uint32_t bits, uint32_t levels) 
 
 // ---- terngrad ----
 
-template <Rule kRule>
-HWY_INLINE void ternary_as(const float* x, uint64_t n, const TernaryRounding& rounding,
-                           int8_t* codes) {
-  const Philox random(rounding.key);
-  GroupCache cache;
-  quantize<kRule>(x, n, ternary_factor(rounding.step), codes, random, rounding.first, cache);
-}
-
 void ternary(const float* x, uint64_t n, TernaryRounding rounding, void* data) {
-  auto* const codes = static_cast<int8_t*>(data);
-  if (rounding.largest <= kNearSteps * rounding.step) {
-    ternary_as<Rule::near>(x, n, rounding, codes);
-  } else {
-    ternary_as<Rule::ternary>(x, n, rounding, codes);
-  }
-}
-
-/// Four codes, 0 or ±1, to a byte. `codes` has room for the rest of the last four.
-HWY_INLINE void pack_pairs(int8_t* codes, uint64_t n, uint8_t* out) {
-  uint64_t i = 0;
-#if LACONIC_AVX512
-  const __m512i weights = _mm512_set1_epi16(0x0401), pairs = _mm512_set1_epi32(0x00100001);
-  for (; i + 64 <= n; i += 64) {
-    const __m512i low = _mm512_and_si512(_mm512_loadu_si512(codes + i), _mm512_set1_epi8(3));
-    const __m512i quads = _mm512_madd_epi16(_mm512_maddubs_epi16(low, weights), pairs);
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i / 4), _mm512_cvtepi32_epi8(quads));
-  }
-#elif LACONIC_AVX2
-  const __m256i weights = _mm256_set1_epi16(0x0401), pairs = _mm256_set1_epi32(0x00100001);
-  const auto quads = [&](uint64_t at) LACONIC_LAMBDA {
-    const __m256i v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + at));
-    const __m256i low = _mm256_and_si256(v, _mm256_set1_epi8(3));
-    return _mm256_madd_epi16(_mm256_maddubs_epi16(low, weights), pairs);
-  };
-  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-  for (; i + 128 <= n; i += 128) {
-    const __m256i bytes = _mm256_packus_epi16(_mm256_packus_epi32(quads(i), quads(i + 32)),
-                                              _mm256_packus_epi32(quads(i + 64), quads(i + 96)));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i / 4),
-                        _mm256_permutevar8x32_epi32(bytes, order));
-  }
-#endif
-  if (i < n) pack_codes(codes + i, n - i, 2, out + i / 4);
-}
-
-template <Rule kRule>
-HWY_INLINE void ternary_pairs_as(const float* x, uint64_t n, const TernaryRounding& rounding,
-                                 uint8_t* out) {
-  const float factor = ternary_factor(rounding.step);
-  const Philox random(rounding.key);
-  GroupCache cache;
-  alignas(64) int8_t buffer[kPiece];
-  for (uint64_t i = 0; i < n; i += kPiece) {
-    const uint64_t count = HWY_MIN(kPiece, n - i);
-    quantize<kRule>(x + i, count, factor, buffer, random, rounding.first + i, cache);
-    pack_pairs(buffer, count, out + i / 4);
-  }
+  TernaryRule rule(ternary_factor(rounding.step));
+  RandomCodes<TernaryRule>(rounding.key)
+      .encode(rule, x, n, static_cast<int8_t*>(data), rounding.first);
 }
 
 void ternary_pairs(const float* x, uint64_t n, TernaryRounding rounding, void* data) {
-  auto* const out = static_cast<uint8_t*>(data);
-  if (rounding.largest <= kNearSteps * rounding.step) {
-    ternary_pairs_as<Rule::near>(x, n, rounding, out);
-  } else {
-    ternary_pairs_as<Rule::ternary>(x, n, rounding, out);
+  TernaryRule rule(ternary_factor(rounding.step));
+  RandomCodes<TernaryRule> random(rounding.key);
+  alignas(64) int8_t codes[kPiece];
+  for (uint64_t i = 0; i < n; i += kPiece) {
+    const uint64_t count = HWY_MIN(kPiece, n - i);
+    random.encode(rule, x + i, count, codes, rounding.first + i);
+    pack_pairs(codes, count, static_cast<uint8_t*>(data) + i / 4);
   }
 }
 
@@ -649,30 +349,6 @@ void pack_digits(const int8_t* rows, uint64_t stride, uint64_t columns, uint8_t*
     hn::StoreU(hn::BitCast(du, hn::Add(sum, hn::Set(d, int8_t{121}))), du, bytes + j);
   }
   kLevelsScalar.pack_digits(rows + j, stride, columns - j, bytes + j);
-}
-
-/// Values of the codes of `lanes` elements from i on, a multiple of 4: two bits a lane pick one of
-/// four.
-HWY_INLINE VF pair_values(const PairTerm& term, uint64_t i) {
-  const auto* codes = static_cast<const uint8_t*>(term.codes) + i / 4;
-#if LACONIC_AVX512
-  const __m512i all = _mm512_set1_epi32(static_cast<int32_t>(at<uint32_t>(codes, 0)));
-  const __m512i shifts =
-      _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
-  const __m512 values = _mm512_broadcast_f32x4(_mm_loadu_ps(term.value));
-  return VF{_mm512_permutevar_ps(values, _mm512_srlv_epi32(all, shifts))};
-#elif LACONIC_AVX2
-  const __m256i all = _mm256_set1_epi32(at<uint16_t>(codes, 0));
-  const __m256i shifts = _mm256_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14);
-  const __m256 values = _mm256_broadcast_ps(reinterpret_cast<const __m128*>(term.value));
-  return VF{_mm256_permutevar_ps(values, _mm256_srlv_epi32(all, shifts))};
-#else
-  alignas(16) uint32_t index[4];
-  for (uint32_t l = 0; l < 4; ++l) index[l] = uint32_t{*codes} >> (2 * l) & 3U;
-  alignas(16) float value[4];
-  for (uint32_t l = 0; l < 4; ++l) value[l] = term.value[index[l]];
-  return hn::Load(F32(), value);
-#endif
 }
 
 /// out_i = base + Σ of what the terms add; `values(term, i)` is a vector of it.
@@ -697,163 +373,87 @@ HWY_INLINE void add_terms(float* out, const Term* terms, uint32_t count, uint64_
 }
 
 template <Output kOutput, class Term, class Values>
-HWY_INLINE uint64_t add_all_terms(float* out, const Term* terms, uint32_t count, uint64_t begin,
-                                  uint64_t end, Values values) {
+HWY_INLINE void add_all_terms(float* out, const Term* terms, uint32_t count, uint64_t begin,
+                              uint64_t end, Values values) {
   const size_t lanes = lanes32();
   uint64_t i = begin;
   for (; i + 4 * lanes <= end; i += 4 * lanes) {
     add_terms<kOutput, 4>(out, terms, count, i, values);
   }
   for (; i + lanes <= end; i += lanes) add_terms<kOutput, 1>(out, terms, count, i, values);
-  return i;
 }
 
-template <Output kOutput>
-struct OutputIs {
-  static constexpr Output value = kOutput;
-};
-
-/// body(OutputIs<…>), past the caches only where `from`, where it begins to write, is aligned.
-template <class Body>
-HWY_INLINE uint64_t by_output(const float* from, Output output, const Body& body) {
-  if (output == Output::add) return body(OutputIs<Output::add>());
-  const bool aligned = reinterpret_cast<uintptr_t>(from) % (lanes32() * sizeof(float)) == 0;
-  if (output != Output::stream || !aligned) return body(OutputIs<Output::set>());
-  const uint64_t i = body(OutputIs<Output::stream>());
-  hwy::FlushStream();
-  return i;
-}
-
-/// As add_all_terms.
+/// Returns how far it came; the rest is less than a vector.
 template <class Term, class Values>
 HWY_INLINE uint64_t sum_terms(float* out, Output output, const Term* terms, uint32_t count,
                               uint64_t begin, uint64_t end, Values values) {
-  return by_output(out + begin, output, [&](auto as) LACONIC_LAMBDA {
-    return add_all_terms<decltype(as)::value>(out, terms, count, begin, end, values);
+  if (count == 0) return begin;
+  by_output(out + begin, output, [&](auto as) LACONIC_LAMBDA {
+    add_all_terms<decltype(as)::value>(out, terms, count, begin, end, values);
   });
+  return end - (end - begin) % lanes32();
 }
 
 void decode_pairs(float* out, Output output, const PairTerm* terms, uint32_t count, uint64_t begin,
                   uint64_t end) {
-  uint64_t i = begin;
-  if (count > 0) {
-    i = sum_terms(out, output, terms, count, begin, end,
-                  [](const PairTerm& term, uint64_t k)
-                      LACONIC_LAMBDA { return pair_values(term, k); });
-  }
+  const uint64_t i = sum_terms(
+      out, output, terms, count, begin, end, [](const PairTerm& term, uint64_t k) LACONIC_LAMBDA {
+        const auto codes = hn::IndicesFromVec(F32(), load_pairs(term.codes, k));
+        return hn::TableLookupLanes(hn::LoadDup128(F32(), term.value), codes);
+      });
   kLevelsScalar.decode_pairs(out, output, terms, count, i, end);
 }
 
 // ---- u8 ----
 
-#if LACONIC_AVX512 || LACONIC_AVX2
 /// Signed codes of a vector of x.
 HWY_INLINE VI tree_codes(VF x, VF inverse) {
-  const VF y = hn::Mul(x, inverse);
-  const VI bits = hn::Max(hn::BitCast(I32(), hn::Abs(y)), hn::Set(I32(), int32_t{kTreeLow}));
-  const VI bin = hn::ShiftRight<kTreeBinShift>(hn::Sub(bits, hn::Set(I32(), int32_t{kTreeLow})));
+  const VI y = hn::BitCast(I32(), hn::Mul(x, inverse));
+  const VI low = hn::Set(I32(), int32_t{kTreeLow});
+  const VI bits = hn::Max(hn::And(y, hn::Set(I32(), 0x7FFFFFFF)), low);
   const auto* bins = reinterpret_cast<const int32_t*>(kTreeBins.data());
-  const VI base = hn::GatherIndex(I32(), bins, bin);
+  const VI base = hn::GatherIndex(I32(), bins, hn::ShiftRight<kTreeBinShift>(hn::Sub(bits, low)));
   const VI index = hn::BitCast(I32(), hn::ShiftRight<18>(hn::BitCast(U32(), hn::Add(base, bits))));
-#if LACONIC_AVX512
-  const __mmask16 negative = _mm512_movepi32_mask(_mm512_castps_si512(y.raw));
-  return VI{_mm512_mask_sub_epi32(index.raw, negative, _mm512_setzero_si512(), index.raw)};
-#else
-  return VI{_mm256_sign_epi32(index.raw, _mm256_castps_si256(y.raw))};
-#endif
+  const VI sign = hn::ShiftRight<31>(y);
+  return hn::Sub(hn::Xor(index, sign), sign);
 }
 
 void tree_encode(const float* x, uint64_t n, float inverse, void* data) {
   const VF factor = hn::Set(F32(), inverse);
   auto* const codes = static_cast<int8_t*>(data);
   const size_t lanes = lanes32();
-#if LACONIC_BYTE_TABLE
-  const TreeSearch bins;
-#endif
+  const auto part = [&](uint64_t i) LACONIC_LAMBDA { return tree_codes(load_f32(x, i), factor); };
   in_turns(
       0, n,
       [&](uint64_t i) LACONIC_LAMBDA {
         prefetch_span(x + i, 4 * lanes * sizeof(float));
-        [[maybe_unused]] const auto part = [&](uint64_t k) LACONIC_LAMBDA {
-          return tree_codes(load_f32(x, i + k * lanes), factor).raw;
-        };
-#if LACONIC_BYTE_TABLE
-        _mm512_storeu_si512(codes + i, bins.codes(x + i, factor));
-#elif LACONIC_AVX512
-        const __m512i words = _mm512_packs_epi16(_mm512_packs_epi32(part(0), part(1)),
-                                                 _mm512_packs_epi32(part(2), part(3)));
-        _mm512_storeu_si512(codes + i, turn_words(words));
-#else
-        const __m256i words = _mm256_packs_epi16(_mm256_packs_epi32(part(0), part(1)),
-                                                 _mm256_packs_epi32(part(2), part(3)));
-        const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes + i),
-                            _mm256_permutevar8x32_epi32(words, order));
-#endif
+        const VI v0 = part(i), v1 = part(i + lanes), v2 = part(i + 2 * lanes),
+                 v3 = part(i + 3 * lanes);
+        store_codes(v0, codes + i);
+        store_codes(v1, codes + i + lanes);
+        store_codes(v2, codes + i + 2 * lanes);
+        store_codes(v3, codes + i + 3 * lanes);
       },
-      [&](uint64_t i)
-          LACONIC_LAMBDA { store_codes(tree_codes(load_f32(x, i), factor), codes + i); },
+      [&](uint64_t i) LACONIC_LAMBDA { store_codes(part(i), codes + i); },
       [&](uint64_t i) LACONIC_LAMBDA { codes[i] = tree_code(x[i], inverse); });
-}
-#else
-void tree_encode(const float* x, uint64_t n, float inverse, void* codes) {
-  kLevelsScalar.tree_encode(x, n, inverse, codes);
-}
-#endif
-
-/// What a vector of codes from i on adds.
-HWY_INLINE VF tree_values(const TreeTerm& term, uint64_t i) {
-  const hn::Rebind<int8_t, F32> d8;
-  const VI code = hn::PromoteTo(I32(), hn::LoadU(d8, static_cast<const int8_t*>(term.codes) + i));
-  const VI sign = hn::And(code, hn::Set(I32(), static_cast<int32_t>(0x80000000U)));
-#if LACONIC_AVX512
-  const __m512i index = hn::Abs(code).raw;
-  const auto quarter = [&](uint32_t q) LACONIC_LAMBDA {
-    const float* const from = term.value + q * 32;
-    return _mm512_permutex2var_ps(_mm512_load_ps(from), index, _mm512_load_ps(from + 16));
-  };
-  const __mmask16 bit5 = _mm512_test_epi32_mask(index, _mm512_set1_epi32(32));
-  const __mmask16 bit6 = _mm512_test_epi32_mask(index, _mm512_set1_epi32(64));
-  const __m512 low = _mm512_mask_blend_ps(bit5, quarter(0), quarter(1));
-  const __m512 high = _mm512_mask_blend_ps(bit5, quarter(2), quarter(3));
-  const VF value{_mm512_mask_blend_ps(bit6, low, high)};
-#elif LACONIC_AVX2
-  const VF value = hn::GatherIndex(F32(), term.value, hn::Abs(code));
-#else
-  alignas(16) float each[4];
-  for (uint64_t l = 0; l < 4; ++l) {
-    const int32_t c = static_cast<const int8_t*>(term.codes)[i + l];
-    each[l] = term.value[static_cast<uint32_t>(c < 0 ? -c : c)];
-  }
-  const VF value = hn::Load(F32(), each);
-#endif
-  return hn::Xor(value, hn::BitCast(F32(), sign));
 }
 
 void tree_decode(float* out, Output output, const TreeTerm* terms, uint32_t count, uint64_t begin,
                  uint64_t end) {
-  uint64_t i = begin;
-#if LACONIC_BYTE_TABLE
-  if (count > 0 && end - begin >= kByteTablePays) {
-    begin = by_output(out + begin, output, [&](auto as) LACONIC_LAMBDA {
-      return add_trees<decltype(as)::value>(out, terms, count, begin, end);
-    });
-  }
-#endif
-  if (count > 0) {
-    i = sum_terms(out, output, terms, count, begin, end,
-                  [](const TreeTerm& term, uint64_t k)
-                      LACONIC_LAMBDA { return tree_values(term, k); });
-  }
+  const uint64_t i = sum_terms(
+      out, output, terms, count, begin, end, [](const TreeTerm& term, uint64_t k) LACONIC_LAMBDA {
+        const hn::Rebind<int8_t, F32> d8;
+        const VI code =
+            hn::PromoteTo(I32(), hn::LoadU(d8, static_cast<const int8_t*>(term.codes) + k));
+        const VF sign = hn::And(hn::BitCast(F32(), code), hn::SignBit(F32()));
+        return hn::Xor(look_up<kTreeValues>(term.value, hn::Abs(code)), sign);
+      });
   kLevelsScalar.tree_decode(out, output, terms, count, i, end);
 }
 
 constexpr LevelsKernels kTable{&encode_buckets, &decode_buckets, &codes_valid, &moments,
                                &ternary,        &ternary_pairs,  &pack_digits, &decode_pairs,
                                &tree_encode,    &tree_decode};
-
-#undef LACONIC_AVX2
-#undef LACONIC_AVX512
 
 }  // namespace laconic::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();

@@ -68,52 +68,6 @@ inline constexpr uint32_t kTreeBinCount = ((0x3F800000U - kTreeLow) >> kTreeBinS
 }
 inline constexpr std::array<uint32_t, kTreeBinCount> kTreeBins = tree_bins();
 
-// Without a table as large as that: within 12 pieces, the cells of half a decade, the index is
-// nearly linear, so it is at most one more than
-//
-//   k = floor(offset[p] + slope[p]·y),   p = (octave[e mod 32] + bits of y) >> 24
-//
-// of kTreePieces, e being the exponent, and is one more if y reaches tree_bound(k + 1). No octave
-// has two pieces' ends.
-
-struct TreePieces {
-  alignas(64) std::array<uint32_t, 32> octave{};
-  alignas(64) std::array<float, 16> offset{};
-  alignas(64) std::array<float, 16> slope{};
-  alignas(64) std::array<uint32_t, kTreeValues> next_bound{};  ///< [k]: tree_bound(k + 1)
-};
-
-[[nodiscard]] constexpr TreePieces tree_pieces() noexcept {
-  TreePieces pieces{};
-  double begin[13] = {};
-  double unit = 1e6;
-  uint32_t p = 0, index = 1;
-  for (int32_t m = 1; m <= 32; m *= 2, unit /= 10) {
-    for (const double half : {1.0, 4.5}) {
-      const double cell = (half == 1.0 ? 3.5 : 5.5) / (m * unit);
-      begin[p] = half / unit;
-      // Where pieces meet, the bound is up to 0.18 cells inside: half a cell less than the index.
-      pieces.offset[p] = static_cast<float>(index - 0.5 - begin[p] / cell);
-      pieces.slope[p] = static_cast<float>(1 / cell);
-      index += static_cast<uint32_t>(m);
-      ++p;
-    }
-  }
-  begin[p] = 2;  // nowhere
-  uint32_t piece = 0;
-  for (uint32_t e = kTreeLow >> 23; e <= 0x7F; ++e) {
-    const uint32_t start = e << 23;
-    while (static_cast<double>(std::bit_cast<float>(start)) >= begin[piece + 1]) ++piece;
-    const uint32_t end = std::bit_cast<uint32_t>(static_cast<float>(begin[piece + 1])) - start;
-    const uint32_t none = uint32_t{1} << 23;
-    pieces.octave[e % 32] = ((piece + 1) << 24) - (end < none ? end : none) - start;
-  }
-  for (uint32_t k = 0; k + 1 < kTreeValues; ++k) pieces.next_bound[k] = tree_bound(k + 1);
-  pieces.next_bound[kTreeValues - 1] = ~uint32_t{0} >> 1;
-  return pieces;
-}
-inline constexpr TreePieces kTreePieces = tree_pieces();
-
 /// Index of the value nearest to y in [0, 1]; roundings above 1 are in the last bin, too.
 [[nodiscard]] inline uint32_t tree_index(float y) noexcept {
   uint32_t bits = std::bit_cast<uint32_t>(y);

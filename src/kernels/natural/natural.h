@@ -10,10 +10,10 @@
 // so P(up) = mantissa / 2^23 exactly. A code c stands for ±2^((c mod 128) - 109), and for ±0 where
 // c mod 128 is 0.
 //
-// The bits r of the element with offset e in its parameter: block (e/64)·8 + (e%16)/2 of Philox,
-// word 2·((e/32)%2) + e%2; if (e/16)%2 == 0 that word rotated left by 7, its low 23 bits, else its
-// high 23 bits. So 64 elements share 8 blocks, and two a word: each has 16 bits of its own on top,
-// and below them, where they decide once in 65536 elements, the other one's first seven.
+// The bits r of the element with offset e in its parameter: if (e/16)%2 == 0 its word (core/
+// random_group.h) rotated left by 7, the low 23 bits, else the word's high 23 bits. Of the two that
+// share a word each has 16 bits of its own on top, and below them, where they decide once in 65536
+// elements, the other one's first seven.
 #pragma once
 
 #include <cstdint>

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "kernels/core/random_group.h"
 #include "kernels/core/weighted_sum_scalar.h"
 #include "kernels/natural/natural.h"
 #include "laconic/dtype.h"
@@ -22,20 +23,13 @@ inline constexpr uint32_t kNaturalHighest = 145;  ///< of code 127: 2^18
 }
 
 /// The random bits of element e of a parameter.
-[[nodiscard]] constexpr uint64_t natural_random_counter(uint64_t e) noexcept {
-  return e / 64 * 8 + e % 16 / 2;
-}
-[[nodiscard]] constexpr uint32_t natural_random_word(uint64_t e) noexcept {
-  return static_cast<uint32_t>(2 * (e / 32 % 2) + e % 2);
-}
 [[nodiscard]] constexpr uint32_t natural_random_bits(uint32_t word, uint64_t e) noexcept {
   return e / 16 % 2 == 0 ? (word << 7 | word >> 25) & 0x7FFFFFU : word >> 9;
 }
 
 /// The code of x = element e.
 [[nodiscard]] inline uint8_t natural_element(float x, RandomKey key, uint64_t e) noexcept {
-  const uint32_t word = philox(key, natural_random_counter(e))[natural_random_word(e)];
-  return natural_code(float_bits(x) + natural_random_bits(word, e));
+  return natural_code(float_bits(x) + natural_random_bits(random_word(key, e), e));
 }
 
 /// Codes are exponents as they are, but 18 too small.

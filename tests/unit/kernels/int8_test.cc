@@ -200,17 +200,5 @@ TEST(Int8Reference, NearestIsWithinHalfAScale) {
   }
 }
 
-TEST(Int8Reference, EveryRandomBitIsUsedOnce) {
-  // 64 elements use the two halves of the 32 words of 8 blocks, each once.
-  std::vector<int> used(64 * 2, 0);
-  for (uint64_t e = 640; e < 704; ++e) {
-    const uint64_t block = int8_random_counter(e) - 80;
-    ASSERT_LT(block, 8U);
-    const uint64_t half = int8_random_bits(0x7FFFU, e) == 0x7FFFU ? 0 : 1;
-    ++used[(block * 4 + int8_random_word(e)) * 2 + half];
-  }
-  EXPECT_EQ(std::count(used.begin(), used.end(), 1), 64);
-}
-
 }  // namespace
 }  // namespace laconic::kernels

@@ -221,9 +221,9 @@ TEST(LevelsReference, EveryRandomBitIsUsed) {
   // 64 elements use the 32 words of 8 blocks, each word twice, with another half on top.
   std::vector<int> used(32, 0);
   for (uint64_t e = 640; e < 704; ++e) {
-    const uint64_t block = level_random_counter(e) - 80;
+    const uint64_t block = random_group_counter(e) - 80;
     ASSERT_LT(block, 8U);
-    used[block * 4 + level_random_word(e)] += e / 16 % 2 == 0 ? 1 : 16;
+    used[block * 4 + random_group_word(e)] += e / 16 % 2 == 0 ? 1 : 16;
   }
   EXPECT_EQ(std::count(used.begin(), used.end(), 17), 32);
   const uint32_t word = random_word(kKey, 640);
@@ -268,7 +268,7 @@ TEST_P(LevelsKernelsTest, TernaryCodesEqualTheReference) {
         float largest = 0;
         for (const float v : x) largest = std::max(largest, std::fabs(v));
         for (const float step : {0.0F, 2e-2F, 1e-3F, largest / 59, largest / 70}) {
-          const TernaryRounding rounding{step < kTinyTernaryStep ? 0 : step, largest, kKey, first};
+          const TernaryRounding rounding{step < kTinyTernaryStep ? 0 : step, kKey, first};
           std::vector<uint8_t> a(n + 5, 0xEE), b = a;
           kLevelsScalar.ternary(x.data() + 1, n, rounding, a.data() + 1);
           simd_.ternary(x.data() + 1, n, rounding, b.data() + 1);

@@ -88,11 +88,11 @@ TEST(NaturalReference, TheChanceToRoundUpIsExact) {
 TEST(NaturalReference, EachElementHasSixteenRandomBitsOfItsOwnOnTop) {
   std::vector<int> used(64 * 2, 0);
   for (uint64_t e = 640; e < 704; ++e) {
-    const uint64_t block = natural_random_counter(e) - 80;
+    const uint64_t block = random_group_counter(e) - 80;
     ASSERT_LT(block, 8U);
     for (const uint64_t half : {0U, 1U}) {
       const uint32_t bits = natural_random_bits(half == 0 ? 0xFFFFU : 0xFFFF0000U, e);
-      if (bits == 0x7FFF80U) ++used[(block * 4 + natural_random_word(e)) * 2 + half];
+      if (bits == 0x7FFF80U) ++used[(block * 4 + random_group_word(e)) * 2 + half];
       ASSERT_TRUE(bits == 0x7FFF80U || bits == 0x7FU) << e;
     }
   }
