@@ -1,7 +1,4 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-//
-// Shuffles of eight bytes by a mask of eight bits: what PEXT and PDEP do where they are not
-// microcode, as on Zen 1 and 2.
 #pragma once
 
 #include <array>
@@ -9,28 +6,17 @@
 
 namespace laconic::kernels {
 
-/// Per mask, places of eight bytes as PSHUFB takes them; 0x80 gives zero.
-struct ByteMasks {
-  std::array<uint64_t, 256> together;  ///< the wanted bytes, one behind the other
-  std::array<uint64_t, 256> apart;     ///< bytes that lie one behind the other, to wanted places
-};
-
-constexpr ByteMasks make_byte_masks() noexcept {
-  ByteMasks made{};
+/// Per mask of eight bits, the places of its bytes, one behind the other; zero behind the last.
+constexpr std::array<uint64_t, 256> make_byte_masks() noexcept {
+  std::array<uint64_t, 256> places{};
   for (uint32_t mask = 0; mask < 256; ++mask) {
-    uint64_t together = 0x8080808080808080U, apart = together, found = 0;
+    uint64_t found = 0;
     for (uint64_t i = 0; i < 8; ++i) {
-      if ((mask >> i & 1U) == 0) continue;
-      together ^= (uint64_t{0x80} ^ i) << 8 * found;
-      apart ^= (uint64_t{0x80} ^ found) << 8 * i;
-      ++found;
+      if ((mask >> i & 1U) != 0) places[mask] |= i << 8 * found++;
     }
-    made.together[mask] = together;
-    made.apart[mask] = apart;
   }
-  return made;
+  return places;
 }
-
-inline constexpr ByteMasks kByteMasks = make_byte_masks();
+inline constexpr std::array<uint64_t, 256> kByteMasks = make_byte_masks();
 
 }  // namespace laconic::kernels
