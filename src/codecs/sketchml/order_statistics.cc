@@ -31,14 +31,11 @@ uint64_t row_counters(uint64_t wanted) { return (wanted + 1) * kQuantileRow; }
 uint64_t counters(uint64_t wanted) {
   return std::max<uint64_t>(kQuantileBuckets, row_counters(wanted));
 }
-uint64_t group_bytes(uint64_t entries) {
-  return aligned(entries * sizeof(uint16_t) + kernels::kQuantileSlack);
-}
+uint64_t group_bytes(uint64_t entries) { return aligned(entries * sizeof(uint16_t)); }
 
 // Elements whose members are collected at a time: they stay in the first-level cache.
 constexpr uint64_t kBatch = 4096;
-constexpr uint64_t kBatchBytes = (kBatch + kernels::kQuantileOver) * sizeof(uint32_t);
-static_assert(kBatchBytes % 64 == 0);
+constexpr uint64_t kBatchBytes = kBatch * sizeof(uint32_t);
 
 struct Tables {
   uint32_t* counts;   // `shards` of them, `stride` apart
@@ -143,22 +140,12 @@ class Walk {
 };
 
 // After the count of the upper bits.
-void begin(const kernels::QuantileKernels& kernels, const Tables& t,
-           std::span<OrderStatistic> wanted) {
-  constexpr uint32_t kRows = kQuantileBuckets / kQuantileRow;
-  std::array<uint32_t, kRows> rows;
-  kernels.sum_rows(t.counts, kRows, rows.data());
-  uint32_t row = 0;
-  uint64_t before = 0;  // elements below the row
+void begin(const Tables& t, std::span<OrderStatistic> wanted) {
   Walk walk(t.counts);
   for (OrderStatistic& w : wanted) {
-    if (before + rows[row] <= w.rank) {
-      while (before + rows[row] <= w.rank) before += rows[row++];
-      walk = Walk(t.counts + uint64_t{row} * kQuantileRow);
-    }
-    walk.to(w.rank - before);
-    w.image = row * kQuantileRow + walk.at();
-    w.below = before + walk.below();
+    walk.to(w.rank);
+    w.image = walk.at();
+    w.below = walk.below();
   }
 }
 
@@ -199,18 +186,16 @@ uint64_t number_groups(std::span<OrderStatistic> wanted, uint16_t* table, Key&& 
 
 uint64_t order_statistics_scratch(uint64_t wanted, uint64_t count) noexcept {
   if (count <= kernels::kQuantileSorted) {
-    return 2 * kernels::quantile_sorted_room(count) * sizeof(uint32_t);
+    return 2 * count * sizeof(uint32_t);
   }
   const uint64_t shards = most_shards(count);
   return aligned(shards * counters(wanted) * sizeof(uint32_t)) + shards * kBatchBytes +
          group_bytes(kQuantileBuckets) + group_bytes(row_counters(wanted));
 }
 
-const uint32_t* sorted_images(const kernels::QuantileKernels& kernels, const float* x,
-                              uint64_t count, MutBytes scratch) {
+const uint32_t* sorted_images(const float* x, uint64_t count, MutBytes scratch) {
   auto* const images = reinterpret_cast<uint32_t*>(scratch.data());
-  uint32_t* const other = images + kernels::quantile_sorted_room(count);
-  return kernels.sort(x, count, images, other) < 0x7F800000U ? images : nullptr;
+  return kernels::quantile_sort(x, count, images, images + count) < 0x7F800000U ? images : nullptr;
 }
 
 bool order_statistics(const kernels::QuantileKernels& kernels, const float* x, uint64_t count,
@@ -223,7 +208,7 @@ bool order_statistics(const kernels::QuantileKernels& kernels, const float* x, u
               most[shard] = kernels.count_upper(x + begin, end - begin, table);
             });
   if (*std::max_element(most.begin(), most.end()) >= 0x7F800000U) return false;
-  begin(kernels, t, wanted);
+  begin(t, wanted);
   std::fill_n(t.groups, kQuantileBuckets, uint16_t{0});
   const uint64_t groups = number_groups(wanted, t.groups, [](auto& w) { return w.image; });
   std::array<Kept, kMostShards> kept;

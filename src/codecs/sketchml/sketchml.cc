@@ -31,7 +31,7 @@ uint64_t payload_bytes(const SketchMl::Params& params, uint64_t count) {
 uint64_t chunks_of(uint64_t count) { return ceil_div(count, kDenseChunk); }
 
 // Scratch: the bins' base, sums of every chunk, then what finding the order statistics takes.
-constexpr uint64_t kBaseBytes = kQuantileBuckets + 64;
+constexpr uint64_t kBaseBytes = kQuantileBuckets;
 uint64_t sum_bytes(const SketchMl::Params& params, uint64_t count) {
   return round_up(chunks_of(count) * params.quantiles * sizeof(double), 64);
 }
@@ -60,15 +60,14 @@ class Edges {
     thresholds_.fill(~0U);
     below_[0] = 0;
     below_[bins_] = count_;
-    return count_ <= kernels::kQuantileSorted ? by_sorting(kernels, x, scratch)
+    return count_ <= kernels::kQuantileSorted ? by_sorting(x, scratch)
                                               : by_counting(kernels, x, scratch, spare, pool);
   }
-  // `base` is filled where encode() looks at it.
-  QuantileBins bins(uint8_t* base, uint32_t searched) const;
+  QuantileBins bins(uint8_t* base) const;
   [[nodiscard]] uint64_t elements_of(uint32_t bin) const { return below_[bin + 1] - below_[bin]; }
 
  private:
-  bool by_sorting(const kernels::QuantileKernels& kernels, const float* x, MutBytes scratch);
+  bool by_sorting(const float* x, MutBytes scratch);
   bool by_counting(const kernels::QuantileKernels& kernels, const float* x, MutBytes scratch,
                    MutBytes spare, ThreadPool* pool);
   // What equals several edges belongs to the bin of the first one: only more than it passes the
@@ -104,8 +103,8 @@ uint64_t elements_below(const OrderStatistic& low, const OrderStatistic& high, u
   return high.below + high.equal;
 }
 
-bool Edges::by_sorting(const kernels::QuantileKernels& kernels, const float* x, MutBytes scratch) {
-  const uint32_t* const images = sorted_images(kernels, x, count_, scratch);
+bool Edges::by_sorting(const float* x, MutBytes scratch) {
+  const uint32_t* const images = sorted_images(x, count_, scratch);
   if (images == nullptr) return false;
   least_ = last_edge_ = images[0];
   most_ = images[count_ - 1];
@@ -178,8 +177,8 @@ uint32_t Edges::fill_base(uint8_t* base) const {
   return most;
 }
 
-QuantileBins Edges::bins(uint8_t* base, uint32_t searched) const {
-  const uint32_t most = bins_ <= searched ? 0 : fill_base(base);
+QuantileBins Edges::bins(uint8_t* base) const {
+  const uint32_t most = fill_base(base);
   return {base, thresholds_.data(), static_cast<uint32_t>(std::bit_width(most)), bins_,
           width_of(bins_)};
 }
@@ -236,7 +235,7 @@ Encoded SketchMl::encode(const Call<Params>& call, Source source, MutBytes out) 
   // the codes' own place is free until they are written
   const MutBytes spare = out.subspan(value_bytes(*call.params), code_bytes(*call.params, n));
   if (!edges.find(kernels, source.values, rest, spare, call.work.pool)) return {0, false};
-  const QuantileBins bins = edges.bins(base, kernels.searched);
+  const QuantileBins bins = edges.bins(base);
   uint8_t* const codes = out.data() + value_bytes(*call.params);
   const uint64_t stride = call.params->quantiles;
   for_slices(call.work.pool, n, kDenseChunk, [&](uint64_t begin, uint64_t end) {

@@ -10,12 +10,9 @@
 //
 // Codes come from thresholds t_1 <= t_2 <= …, images: the code of x is how many are at most its
 // image. `base` has the answer for the smallest image with given upper bits; as many binary steps
-// follow as the fullest of them needs. Up to QuantileKernels::searched bins the thresholds
-// alone are
-// searched.
+// follow as the fullest of them needs.
 #pragma once
 
-#include <bit>
 #include <cstdint>
 
 #include "kernels/core/output.h"
@@ -27,18 +24,14 @@ inline constexpr uint32_t kQuantileBuckets = 65536;  ///< of upper bits
 inline constexpr uint32_t kQuantileRow = 256;        ///< counters of 8 bits
 inline constexpr uint32_t kQuantileBins = 256;       ///< at most
 inline constexpr uint32_t kQuantileLanes = 8;
-inline constexpr uint32_t kQuantileOver = 16;
-inline constexpr uint32_t kQuantileSorted = 4096;  ///< elements that sort() takes at most
-/// Bytes that must be readable behind `base` and the tables of groups.
-inline constexpr uint32_t kQuantileSlack = 4;
+inline constexpr uint32_t kQuantileSorted = 4096;  ///< elements that are sorted at most
 
-/// Images that both places of sort() have room for.
-[[nodiscard]] constexpr uint64_t quantile_sorted_room(uint64_t n) noexcept {
-  return std::bit_ceil(n < 256 ? uint64_t{256} : n);
-}
+/// The images of x[0, n) in ascending order; returns the largest absolute bits. `images` and
+/// `other` have n places each; all are overwritten.
+uint32_t quantile_sort(const float* x, uint64_t n, uint32_t* images, uint32_t* other) noexcept;
 
 struct QuantileBins {
-  const uint8_t* base = nullptr;         ///< kQuantileBuckets, then slack
+  const uint8_t* base = nullptr;         ///< kQuantileBuckets
   const uint32_t* thresholds = nullptr;  ///< 2·kQuantileBins: bins - 1, then all ones
   uint32_t steps = 0;
   uint32_t bins = 0;
@@ -53,18 +46,10 @@ struct QuantileLayout {
 };
 
 struct QuantileKernels {
-  /// Up to so many bins encode() looks neither at `base` nor at `steps`.
-  uint32_t searched = 0;
-  /// The images of x[0, n), 0 < n <= kQuantileSorted, in ascending order; returns the largest
-  /// absolute bits. `images` and `other` have quantile_sorted_room(n) places each, aligned to 64
-  /// bytes; all are overwritten.
-  uint32_t (*sort)(const float* x, uint64_t n, uint32_t* images, uint32_t* other);
   /// Counts images by their upper 16 bits; returns the largest absolute bits.
   uint32_t (*count_upper)(const float* x, uint64_t n, uint32_t* counts);
-  /// Sums of rows of kQuantileRow counters.
-  void (*sum_rows)(const uint32_t* counts, uint64_t rows, uint32_t* sums);
   /// The images of x[0, n) for which groups[upper 16 bits] is not 0, in their order; returns how
-  /// many. Up to kQuantileOver numbers behind them are written, too.
+  /// many. What is behind them in members[0, n) is overwritten.
   uint64_t (*collect)(const float* x, uint64_t n, const uint16_t* groups, uint32_t* members);
   /// Packs the codes of x[0, n), ceil(n·width/8) bytes with zeros behind the last. sums[b] becomes
   /// the sum of the elements with code b, in double: element i is added to lane i mod 8, then lanes

@@ -33,15 +33,6 @@ namespace laconic::kernels {
   return code;
 }
 
-/// The same from the thresholds alone.
-[[nodiscard]] inline uint32_t quantile_search(uint32_t image, const QuantileBins& bins) noexcept {
-  uint32_t code = 0;
-  for (uint32_t half = 1U << (bins.width - 1); half > 0; half /= 2) {
-    code += bins.thresholds[code + half - 1] <= image ? half : 0U;
-  }
-  return code;
-}
-
 /// Sums of a chunk, the lanes of a bin side by side.
 struct QuantileSums {
   alignas(64) std::array<double, kQuantileBins * kQuantileLanes> sum;

@@ -10,23 +10,6 @@ namespace {
 
 constexpr uint32_t digit_of(uint32_t image, uint32_t pass) { return image >> 8 * pass & 0xFFU; }
 
-// By one byte after the other from the last one on.
-uint32_t sort(const float* x, uint64_t n, uint32_t* images, uint32_t* other) {
-  std::array<std::array<uint32_t, 256>, 4> at{};
-  uint32_t most = 0;
-  for (uint64_t i = 0; i < n; ++i) {
-    images[i] = quantile_image(x[i]);
-    most = std::max(most, float_bits(x[i]) & 0x7FFFFFFFU);
-    for (uint32_t pass = 0; pass < 4; ++pass) ++at[pass][digit_of(images[i], pass)];
-  }
-  for (uint32_t pass = 0; pass < 4; ++pass) {
-    std::exclusive_scan(at[pass].begin(), at[pass].end(), at[pass].begin(), 0U);
-    for (uint64_t i = 0; i < n; ++i) other[at[pass][digit_of(images[i], pass)]++] = images[i];
-    std::swap(images, other);
-  }
-  return most;
-}
-
 uint32_t count_upper(const float* x, uint64_t n, uint32_t* counts) {
   uint32_t most = 0;
   for (uint64_t i = 0; i < n; ++i) {
@@ -34,13 +17,6 @@ uint32_t count_upper(const float* x, uint64_t n, uint32_t* counts) {
     most = std::max(most, float_bits(x[i]) & 0x7FFFFFFFU);
   }
   return most;
-}
-
-void sum_rows(const uint32_t* counts, uint64_t rows, uint32_t* sums) {
-  for (uint64_t r = 0; r < rows; ++r) {
-    const uint32_t* const row = counts + r * kQuantileRow;
-    sums[r] = std::accumulate(row, row + kQuantileRow, uint32_t{0});
-  }
 }
 
 uint64_t collect(const float* x, uint64_t n, const uint16_t* groups, uint32_t* members) {
@@ -80,7 +56,23 @@ void decode(float* out, Output output, const Weighted* payloads, uint32_t count,
 
 }  // namespace
 
-constinit const QuantileKernels kQuantileScalar{0,        &sort,   &count_upper, &sum_rows,
-                                                &collect, &encode, &decode};
+// By one byte after the other from the last one on.
+uint32_t quantile_sort(const float* x, uint64_t n, uint32_t* images, uint32_t* other) noexcept {
+  std::array<std::array<uint32_t, 256>, 4> at{};
+  uint32_t most = 0;
+  for (uint64_t i = 0; i < n; ++i) {
+    images[i] = quantile_image(x[i]);
+    most = std::max(most, float_bits(x[i]) & 0x7FFFFFFFU);
+    for (uint32_t pass = 0; pass < 4; ++pass) ++at[pass][digit_of(images[i], pass)];
+  }
+  for (uint32_t pass = 0; pass < 4; ++pass) {
+    std::exclusive_scan(at[pass].begin(), at[pass].end(), at[pass].begin(), 0U);
+    for (uint64_t i = 0; i < n; ++i) other[at[pass][digit_of(images[i], pass)]++] = images[i];
+    std::swap(images, other);
+  }
+  return most;
+}
+
+constinit const QuantileKernels kQuantileScalar{&count_upper, &collect, &encode, &decode};
 
 }  // namespace laconic::kernels
