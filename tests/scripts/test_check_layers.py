@@ -77,6 +77,14 @@ def test_public_header_reached_through_another(tmp_path):
     assert "base must not include wire (laconic/all.h)" in out
 
 
+@pytest.mark.parametrize(("count", "status"), [(250, 0), (251, 1)])
+def test_intrinsics_of_kernels_are_counted(tmp_path, count, status):
+    calls = "".join(f"a = {('_mm512_add_ps', '_mm_add_ps', '_pdep_u64')[i % 3]}(a, b);\n" for i in range(count))
+    found, out = check(tmp_path, {**CLEAN, "src/kernels/a_hwy.cc": calls + "// _mm256_add_ps(a, b)\n"})
+    assert found == status
+    assert out.startswith("src/kernels: 251 intrinsics") == (status == 1), out
+
+
 def test_this_repository():
     done = subprocess.run([sys.executable, SCRIPT], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
