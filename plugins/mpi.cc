@@ -17,13 +17,12 @@ struct Mpi {
     if (auto ok = engine->status(); !ok) return std::move(ok).error();
     if (options.world != 0 &&
         (options.world != engine->world() || options.rank != engine->rank())) {
-      return laconic::Error{laconic::Errc::invalid_argument,
-                            "mpi: the launcher has made this rank " +
-                                std::to_string(engine->rank()) + " of " +
-                                std::to_string(engine->world()) + ", asked for is rank " +
-                                std::to_string(options.rank) + " of " +
-                                std::to_string(options.world),
-                            {}};
+      return laconic::Error{
+          laconic::Errc::invalid_argument,
+          "mpi: the launcher has made this rank " + std::to_string(engine->rank()) + " of " +
+              std::to_string(engine->world()) + ", asked for is rank " +
+              std::to_string(options.rank) + " of " + std::to_string(options.world),
+          {}};
     }
     return std::unique_ptr<laconic::Engine>(std::move(engine));
   }

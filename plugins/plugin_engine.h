@@ -204,15 +204,10 @@ inline std::chrono::milliseconds timeout_of(const laconic_engine_options& option
 template <class Plugin>
 const laconic_plugin* table() noexcept try {
   static const std::string library = Plugin::library();
-  static const laconic_plugin plugin{sizeof(laconic_plugin),
-                                     LACONIC_PLUGIN_VERSION,
-                                     Plugin::kEngine,
-                                     library.c_str(),
-                                     &Table<Plugin>::open,
-                                     &Table<Plugin>::close,
-                                     &Table<Plugin>::describe,
-                                     &Table<Plugin>::start,
-                                     &Table<Plugin>::wait};
+  static const laconic_plugin plugin{
+      sizeof(laconic_plugin),   LACONIC_PLUGIN_VERSION, Plugin::kEngine,
+      library.c_str(),          &Table<Plugin>::open,   &Table<Plugin>::close,
+      &Table<Plugin>::describe, &Table<Plugin>::start,  &Table<Plugin>::wait};
   return &plugin;
 } catch (...) {
   return nullptr;
@@ -220,7 +215,7 @@ const laconic_plugin* table() noexcept try {
 
 }  // namespace laconic::plugin
 
-#define LACONIC_PLUGIN(TYPE)                                  \
+#define LACONIC_PLUGIN(TYPE)                                 \
   extern "C" const laconic_plugin* laconic_plugin_v1(void) { \
-    return laconic::plugin::table<TYPE>();                    \
+    return laconic::plugin::table<TYPE>();                   \
   }
