@@ -40,13 +40,16 @@ if(LACONIC_PLUGINS)  # opened at run time, so nobody links them and they are not
   install(TARGETS ${LACONIC_PLUGINS} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 endif()
 
+# What the program compiles with its own MPI or Gloo.
+set(_engines ${CMAKE_INSTALL_DATADIR}/laconic/engines)
+install(DIRECTORY engines/ DESTINATION ${_engines})
 install(EXPORT laconic-targets NAMESPACE laconic:: DESTINATION ${_cmake_dir})
 configure_package_config_file(cmake/laconicConfig.cmake.in ${PROJECT_BINARY_DIR}/laconicConfig.cmake
-  INSTALL_DESTINATION ${_cmake_dir} PATH_VARS CMAKE_INSTALL_INCLUDEDIR NO_SET_AND_CHECK_MACRO)
+  INSTALL_DESTINATION ${_cmake_dir} PATH_VARS CMAKE_INSTALL_INCLUDEDIR _engines NO_SET_AND_CHECK_MACRO)
 # Before 1.0 a minor version may break.
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/laconicConfigVersion.cmake COMPATIBILITY SameMinorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/laconicConfig.cmake ${PROJECT_BINARY_DIR}/laconicConfigVersion.cmake
-        DESTINATION ${_cmake_dir})
+        cmake/LaconicEngines.cmake DESTINATION ${_cmake_dir})
 
 # laconic.pc is the C ABI, laconic++.pc the C++ library. Both find their prefix from where they lie, so that an
 # installation may be moved; libdir may have more than one part (lib/x86_64-linux-gnu).

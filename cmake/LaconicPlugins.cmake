@@ -19,13 +19,23 @@ function(laconic_plugin TARGET SOURCE)
   set_target_properties(${TARGET} PROPERTIES LINK_DEPENDS ${map})
 endfunction()
 
+# In this tree each engine is compiled once for each library that it stands on, for all programs that link it.
+function(laconic_engine_objects TARGET ENGINE DEPS)
+  add_library(${TARGET} OBJECT EXCLUDE_FROM_ALL)
+  target_include_directories(${TARGET} PRIVATE ${PROJECT_SOURCE_DIR}/include)
+  target_link_libraries(${TARGET} PRIVATE laconic_flags PUBLIC ${DEPS})
+  laconic_target_engine(${TARGET} ${ENGINE})
+endfunction()
+
 set(LACONIC_PLUGINS)   # installed
 set(LACONIC_LAUNCHED)  # programs that tests in Python launch
 foreach(_mpi IN LISTS LACONIC_MPIS)
-  laconic_plugin(laconic_mpi_${_mpi} ${PROJECT_SOURCE_DIR}/plugins/mpi.cc laconic_mpi::${_mpi})
+  laconic_engine_objects(laconic_engine_${_mpi} mpi laconic_mpi::${_mpi})
+  laconic_plugin(laconic_mpi_${_mpi} ${PROJECT_SOURCE_DIR}/plugins/mpi.cc laconic_engine_${_mpi})
   list(APPEND LACONIC_PLUGINS laconic_mpi_${_mpi})
 endforeach()
 if(TARGET laconic_gloo::gloo)
-  laconic_plugin(laconic_gloo ${PROJECT_SOURCE_DIR}/plugins/gloo.cc SHARED_RUNTIME laconic_gloo::gloo)
+  laconic_engine_objects(laconic_engine_gloo gloo laconic_gloo::gloo)
+  laconic_plugin(laconic_gloo ${PROJECT_SOURCE_DIR}/plugins/gloo.cc SHARED_RUNTIME laconic_engine_gloo)
   list(APPEND LACONIC_PLUGINS laconic_gloo)
 endif()

@@ -3,7 +3,8 @@
 // A perceptron for scikit-learn's digits, trained by the ranks of an MPI job:
 //
 //   python examples/export_digits.py digits.txt
-//   g++ -std=c++20 mpi_train.cc $(pkg-config --cflags --libs laconic++ eigen3 mpi-c)
+//   g++ -std=c++20 mpi_train.cc $(pkg-config --variable=engines laconic++)/mpi/*.cc
+//       $(pkg-config --cflags --libs laconic++ eigen3 mpi-c)   (one command)
 //   mpirun -n 2 ./a.out digits.txt 3lc
 #include <laconic/engine/mpi.h>
 #include <laconic/random.h>

@@ -1,6 +1,8 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
 // How ranks over Gloo find each other, and what they say when they do not.
+#include <gloo/transport/tcp/device.h>
+
 #include "gloo_ranks.h"
 
 namespace laconic::test {

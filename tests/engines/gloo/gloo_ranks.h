@@ -6,13 +6,16 @@
 
 #include <dirent.h>
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <functional>
 
 #include "laconic/engine/gloo.h"
+#include "laconic/engine/rendezvous.h"
 #include "laconic/random.h"
 #include "support/place.h"
 

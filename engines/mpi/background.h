@@ -1,0 +1,55 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// The thread of an MpiEngine that keeps messages moving between start and wait.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+
+#include "process.h"
+#include "queue.h"
+#include "status.h"
+#include "transfers.h"
+
+namespace laconic::mpi {
+
+/// Keeps away from the lock while somebody waits, who moves messages faster, and for a moment after
+/// each start: most are waited for at once.
+class Background {
+ public:
+  /// `mutex` is that of all other parts.
+  Background(std::mutex& mutex, Status& status, const Process& process, const Group& group,
+             const Transfers& transfers, Queue& queue) noexcept
+      : mutex_(mutex),
+        status_(status),
+        process_(process),
+        transfers_(transfers),
+        queue_(queue),
+        allowed_(group.options().background) {}
+
+  /// Under the mutex: there may be something to move.
+  void wake();
+  /// Somebody is in wait() and moves messages, or no longer.
+  void stand_back(bool waiting) noexcept { waiting_ = waiting; }
+  void end();
+
+ private:
+  void serve();
+  [[nodiscard]] bool has_work() const noexcept { return !transfers_.empty() && status_; }
+
+  std::mutex& mutex_;
+  Status& status_;
+  const Process& process_;
+  const Transfers& transfers_;
+  Queue& queue_;
+  bool allowed_;
+  std::condition_variable wake_;
+  std::atomic<bool> waiting_ = false;
+  std::atomic<bool> ending_ = false;
+  bool dozing_ = false;  // the thread has to be woken
+  std::thread thread_;
+};
+
+}  // namespace laconic::mpi

@@ -1,0 +1,125 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+#include "queue.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <string>
+
+#include "../steps.h"
+#include "laconic/dtype.h"
+
+namespace laconic::mpi {
+
+Result<Job*> Queue::add(std::span<const Step> batch) {
+  const auto found = std::find_if(jobs_.begin(), jobs_.end(), [](const Job& j) { return !j.used; });
+  if (found == jobs_.end()) {
+    return Error{Errc::exchange_order,
+                 std::to_string(kMaxTickets) + " batches have not been waited for",
+                 "wait for each ticket"};
+  }
+  Job& job = *found = {};
+  std::copy(batch.begin(), batch.end(), job.steps.begin());
+  job.count = batch.size();
+  job.number = ++last_;
+  job.used = true;
+  job.begun = std::chrono::steady_clock::now();
+  return &job;
+}
+
+/// A ticket may be waited for long after later ones: numbers say nothing about places.
+Job* Queue::find(uint64_t number) {
+  const auto found = std::find_if(jobs_.begin(), jobs_.end(),
+                                  [number](const Job& j) { return j.used && j.number == number; });
+  return found == jobs_.end() ? nullptr : &*found;
+}
+
+// ---- issuing ----
+
+void Queue::issue() {
+  while (next_ <= last_ && !sums_.under_way() && status_) {
+    Job* const found = find(next_);
+    if (found == nullptr || found->issued == found->count) {  // none: it has been waited for
+      ++next_;
+      continue;
+    }
+    Job& job = *found;
+    const Step& step = job.steps[job.issued];
+    if (transfers_.hold_up(group_.tag_of(step))) return;
+    step.kind == StepKind::all_reduce ? issue_sum(job, step) : issue_messages(job, step);
+    if (status_) ++job.issued;
+  }
+}
+
+void Queue::issue_sum(Job& job, const Step& step) {
+  if ((kAllSums >> static_cast<uint32_t>(step.dtype) & 1U) == 0) {
+    return status_.die(
+        Error{Errc::dtype_unsupported,
+              "mpi: lanes of " + std::string(dtype_name(step.dtype)) + " are not summed",
+              {}});
+  }
+  const uint64_t bytes = step.count * dtype_size(step.dtype);
+  if (step.send != step.recv && step.count != 0) std::memmove(step.recv, step.send, bytes);
+  if (sums_.takes(bytes)) return sums_.begin(job, step);
+  detail::Lanes::scale_lanes(step, step.recv, step.count);
+  transfers_.sum(job, step);
+}
+
+void Queue::issue_messages(Job& job, const Step& step) {
+  const Kind receive = step.short_sends ? Kind::receive_short : Kind::receive;
+  detail::each_message(
+      step, group_.rank(), group_.world(),
+      [&](uint32_t peer, uint8_t* at, uint64_t room) {
+        transfers_.exchange(job, step, receive, peer, at, room);
+      },
+      [&](uint32_t peer, const uint8_t* at, uint64_t bytes) {
+        transfers_.exchange(job, step, Kind::send, peer, const_cast<uint8_t*>(at), bytes);
+      });
+  detail::keep_own(step, group_.rank());
+}
+
+// ---- waiting ----
+
+bool Queue::progress() {
+  const bool some = transfers_.progress();
+  if (some) sums_.go_on();
+  return some;
+}
+
+void Queue::finish(const Job& job, Deadline deadline, std::unique_lock<std::mutex>& lock) {
+  int main = 1;
+  if (!process_.overlaps()) MPI_Is_thread_main(&main);
+  if (main == 0) {
+    return status_.die(Error{Errc::unsupported,
+                             "mpi: MPI allows only the thread that initialised it to communicate",
+                             "ask MPI_Init_thread for MPI_THREAD_SERIALIZED or more"});
+  }
+  for (Idle idle(group_.waits()); status_ && !job.ended();) {
+    issue();
+    if (progress()) {
+      idle.reset();
+      continue;
+    }
+    if (!status_ || job.ended()) return;
+    if (std::chrono::steady_clock::now() >= deadline) return status_.die(too_late(job));
+    lock.unlock();  // for status(); the engine's own thread sleeps
+    idle.pause();
+    lock.lock();
+  }
+}
+
+/// "mpi: nothing came from ranks 1 and 3 within 5000 ms"
+Error Queue::too_late(const Job& job) const {
+  const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(
+      std::chrono::steady_clock::now() - job.begun);
+  std::string what = "a sum was not complete";
+  if (const std::string to = transfers_.peers(job, Kind::send, Kind::send); !to.empty())
+    what = "nothing got to " + to;
+  if (const std::string from = transfers_.peers(job, Kind::receive, Kind::receive_short);
+      !from.empty())
+    what = "nothing came from " + from;
+  return {Errc::timed_out, "mpi: " + what + " within " + std::to_string(waited.count()) + " ms",
+          "look for the rank that stopped; the group cannot go on"};
+}
+
+}  // namespace laconic::mpi

@@ -1,0 +1,86 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// What an MpiEngine has under way: requests, and what they are for.
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "group.h"
+#include "laconic/engine/cut_messages.h"
+#include "laconic/engine/large_sum.h"
+#include "laconic/engine/mpi.h"
+#include "status.h"
+
+namespace laconic::mpi {
+
+/// A batch. Its place is taken again only when it has ended.
+struct Job {
+  std::array<Step, kMaxBatch> steps{};
+  size_t count = 0;
+  uint64_t number = 0;
+  bool used = false;
+  size_t issued = 0;     // steps
+  uint64_t pending = 0;  // requests
+  std::chrono::steady_clock::time_point begun;
+  [[nodiscard]] bool ended() const { return issued == count && pending == 0; }
+};
+
+enum class Kind : uint8_t { sum, send, receive, receive_short };
+
+class Transfers {
+ public:
+  Transfers(Status& status, const Group& group) noexcept : status_(status), group_(group) {}
+
+  void reserve(uint64_t more);
+  [[nodiscard]] bool empty() const noexcept { return requests_.empty(); }
+  /// Calls with this tag are still to come.
+  [[nodiscard]] bool hold_up(int tag) const noexcept { return messages_.hold_up(tag); }
+
+  /// One message of a step. Where lengths may differ, it ends with the first part that is not full,
+  /// be it empty.
+  void exchange(Job& job, const Step& step, Kind kind, uint32_t peer, uint8_t* at, uint64_t bytes);
+  /// One whose calls are all posted at once. `term`: how many of them have not ended.
+  void exchange_all(Job& job, int tag, Kind kind, uint32_t peer, detail::LargeSum::Range range,
+                    uint32_t* term);
+  /// A sum by MPI, in place.
+  void sum(Job& job, const Step& step);
+
+  /// One look at all requests. True: some have ended.
+  bool progress();
+  /// Peers of requests that `job` waits for: "ranks 1 and 3".
+  [[nodiscard]] std::string peers(const Job& job, Kind one, Kind other) const;
+
+ private:
+  using CutMessages = detail::CutMessages;
+  /// What a request is for; beside it in requests_.
+  struct Part {
+    Job* job = nullptr;
+    Kind kind = Kind::sum;
+    int peer = -1;  // of a sum none
+    int tag = 0;
+    uint8_t* at = nullptr;
+    uint64_t bytes = 0;  // exactly, or of receive_short the room
+    size_t message = CutMessages::kNone;
+    uint32_t* term = nullptr;
+  };
+
+  void post_next(Part part);
+  void post(Part part, uint64_t bytes);
+  MPI_Request* add(const Part& part);
+  void ended(const Part& part, const MPI_Status& status);
+  void forget_ended();
+
+  Status& status_;
+  const Group& group_;
+  CutMessages messages_;
+  std::vector<MPI_Request> requests_;
+  std::vector<Part> parts_;
+  std::vector<int> done_;
+  std::vector<MPI_Status> statuses_;
+};
+
+}  // namespace laconic::mpi
