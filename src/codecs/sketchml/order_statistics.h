@@ -21,8 +21,8 @@ struct OrderStatistic {
 /// Bytes that order_statistics, or sorted_images, needs for `wanted` ranks among `count` elements.
 uint64_t order_statistics_scratch(uint64_t wanted, uint64_t count) noexcept;
 
-/// The images of x[0, count) in ascending order, in `scratch`, which is aligned to 64 bytes; null if
-/// an element is not finite. For at most kQuantileSorted elements.
+/// The images of x[0, count) in ascending order, in `scratch`; null if an element is not finite.
+/// For at most kQuantileSorted elements.
 const uint32_t* sorted_images(const float* x, uint64_t count, MutBytes scratch);
 
 /// Finds the elements of the given ranks, which ascend, among x[0, count), more than
