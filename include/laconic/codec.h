@@ -170,6 +170,7 @@ struct Term {
   std::span<const Contributors> contributors{};
   /// Of codes; not empty: by granule, 0 where the payload is to be left out of the output.
   std::span<const uint8_t> granules{};
+  uint32_t rank = 0;  ///< whose payload it is, for registered codecs
 };
 
 /// out_i = ((base_i + w0·d0_i) + w1·d1_i) + …, in the order given; base = out when `add`, else 0.

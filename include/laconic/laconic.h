@@ -195,6 +195,51 @@ typedef struct laconic_rule {
 } laconic_rule;
 #define LACONIC_MAX_RULES 31
 
+/* Where a callback of a codec works. */
+typedef struct laconic_codec_call {
+  uint32_t struct_size;
+  uint32_t rank; /* whose payload it is */
+  uint32_t world;
+  uint32_t reserved;
+  uint64_t rows, cols; /* of the parameter */
+  uint64_t parameter;  /* laconic_parameter_id of its name */
+  uint64_t seed, step;
+  const float* state; /* of encode and commit: the parameter's */
+  uint64_t state_floats;
+} laconic_codec_call;
+
+enum { LACONIC_FEEDBACK_NEVER = 0, LACONIC_FEEDBACK_OFF = 1, LACONIC_FEEDBACK_ON = 2 };
+#define LACONIC_WHY_BYTES 256
+
+/* A codec of the caller's own, registered with a session. Its payloads are gathered
+ * (LACONIC_STRATEGY_GATHER_ALL), and one more round tells whether every rank could decode them.
+ * Called by the thread that drives an exchange; may not call the session. A callback that returns
+ * another value than 0 has failed: all ranks report the text that it wrote into `why` (`room`
+ * bytes, NUL-terminated), gradients stay in the residuals, and the next step may go on. */
+typedef struct laconic_codec_table {
+  uint32_t struct_size;
+  uint32_t feedback; /* LACONIC_FEEDBACK_OFF: "+ef" turns it on, _ON: "+noef" off */
+  const char* name;  /* all of a spec but "+ef" or "+noef": "mine", or "mine:k=4"; copied */
+  void* context;
+  /* The longest payload of a parameter, equal on all ranks, and floats of state, 0 at first, in
+   * saved states. Asked once for a shape. */
+  void (*plan)(void* context, uint64_t rows, uint64_t cols, uint32_t world, uint64_t* bytes,
+               uint64_t* state_floats);
+  /* values: rows * cols, finite, gradient and residual together. */
+  int32_t (*encode)(void* context, const laconic_codec_call* call, const float* values, void* out,
+                    uint64_t room, uint64_t* bytes, char* why, uint64_t why_room);
+  /* Any bytes that a peer sent. out: zeros; the same floats on every rank, all finite. */
+  int32_t (*decode)(void* context, const laconic_codec_call* call, const void* payload,
+                    uint64_t bytes, float* out, char* why, uint64_t why_room);
+  /* may be missing: */
+  /* After delivery of what this rank sent, the only one that writes state; NULL: nothing to do. */
+  void (*commit)(void* context, const laconic_codec_call* call, float* state, const void* sent,
+                 uint64_t bytes);
+} laconic_codec_table;
+#define LACONIC_MAX_CODECS 32
+/* How a codec's random streams, and callbacks, know a parameter. */
+LACONIC_API uint64_t laconic_parameter_id(const char* name);
+
 typedef struct laconic_session_options {
   uint32_t struct_size;
   uint32_t rank, world; /* of one rank gradients pass through, without a step */
@@ -213,6 +258,8 @@ typedef struct laconic_session_options {
   const laconic_rule* rules; /* copied */
   const char* control; /* a law that moves settings while training runs, as "dc2"; NULL: none */
   const char* record;  /* file in which rank 0 records what is observed and decided; NULL: none */
+  const laconic_codec_table* const* codecs; /* registered: specs may name them */
+  uint32_t codec_count;                     /* at most LACONIC_MAX_CODECS */
 } laconic_session_options;
 
 #define LACONIC_MAX_WINDOW 8
@@ -285,7 +332,8 @@ LACONIC_API double laconic_session_residual_norm(const laconic_session* session)
 /* Residuals shall go out with the gradients, an equal part in each of `steps` steps (1 to 65535,
  * else value_out_of_range). It suffices that one rank asks: the wish rides in the exchanges of the
  * next step, and the first draining step is the one after it. Where ranks ask for different
- * numbers, the bitwise OR of them holds. Nothing happens while a flush is draining, or without
+ * numbers, the largest holds; where an engine adds them in bits (native_sum, server_sum), their
+ * bitwise OR, which is less than twice that. Nothing happens while a flush is draining, or without
  * feedback. stats has flush_steps_left. */
 LACONIC_API int32_t laconic_session_flush(laconic_session* session, uint32_t steps);
 

@@ -18,6 +18,8 @@
 #include "laconic/parameter.h"
 #include "laconic/rule.h"
 
+struct laconic_codec_table;  // laconic/laconic.h
+
 namespace laconic {
 
 /// The same on all ranks, but for threads.
@@ -40,6 +42,9 @@ struct SessionOptions {
   /// Buckets are cut between parameters into parts of at most so many bytes of float32, each an
   /// exchange of its own; 0: not at all. No parameter is cut for it.
   uint64_t part = uint64_t{8} << 20U;
+  /// Codecs of the program's own, which specs may name. What their contexts point to outlives the
+  /// session.
+  std::vector<const laconic_codec_table*> codecs{};
   /// A batch of the engine's that takes longer has failed.
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
 };

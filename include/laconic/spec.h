@@ -8,6 +8,9 @@
 #include "laconic/codec.h"
 
 namespace laconic {
+namespace codecs {
+class Registered;
+}
 
 /// A parsed spec: one codec, its parameters, what it remembers. Grammar: docs/guide/specs.md.
 /// `topk:ratio=0.01`, `3lc:s=1.5`, `int8:block=256+ef`, `sidco:ratio=0.001,law=gp+noef`,
@@ -15,13 +18,19 @@ namespace laconic {
 class Spec {
  public:
   /// Errors name the nearest valid name or key and list the keys with ranges. The locale does not
-  /// matter.
-  static Result<Spec> parse(std::string_view text);
+  /// matter. `registered`: codecs besides those of the library. The name of one of these is all
+  /// that stands before a modifier.
+  static Result<Spec> parse(std::string_view text,
+                            std::span<const codecs::Registered* const> registered = {});
   /// The spec of a codec with its default parameters.
   static Spec defaults(const CodecTable& codec);
 
   [[nodiscard]] const CodecTable& codec() const noexcept { return *codec_; }
-  [[nodiscard]] const void* params() const noexcept { return params_.bytes.data(); }
+  [[nodiscard]] const void* params() const noexcept {
+    return registered_ != nullptr ? static_cast<const void*>(registered_) : params_.bytes.data();
+  }
+  /// The codec of the caller's own that it names; else null.
+  [[nodiscard]] const codecs::Registered* registered() const noexcept { return registered_; }
   [[nodiscard]] Contract contract() const { return codec_->contract(params()); }
   [[nodiscard]] const MemorySettings& memory() const noexcept { return memory_; }
   /// Does what was not sent wait for the next step?
@@ -42,10 +51,11 @@ class Spec {
   [[nodiscard]] uint64_t hash() const noexcept { return hash_; }
 
  private:
-  Spec() = default;
+  explicit Spec(const CodecTable& codec, const codecs::Registered* registered = nullptr);
   void finish();  // fills canonical_ and hash_
 
   const CodecTable* codec_ = nullptr;
+  const codecs::Registered* registered_ = nullptr;
   ParamBlock params_{};
   MemorySettings memory_;
   std::string canonical_;

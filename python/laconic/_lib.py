@@ -55,12 +55,28 @@ class Rule(ctypes.Structure):
                 ("control", c_char_p), ("optional", c_uint32), ("reserved", c_uint32)]
 
 
+class CodecCall(ctypes.Structure):
+    _fields_ = [("struct_size", c_uint32), ("rank", c_uint32), ("world", c_uint32), ("reserved", c_uint32), ("rows", c_uint64),
+                ("cols", c_uint64), ("parameter", c_uint64), ("seed", c_uint64), ("step", c_uint64), ("state", c_void_p),
+                ("state_floats", c_uint64)]
+
+
+PLAN = ctypes.CFUNCTYPE(None, c_void_p, c_uint64, c_uint64, c_uint32, POINTER(c_uint64), POINTER(c_uint64))
+ENCODE = ctypes.CFUNCTYPE(c_int32, c_void_p, POINTER(CodecCall), c_void_p, c_void_p, c_uint64, POINTER(c_uint64), c_void_p, c_uint64)
+DECODE = ctypes.CFUNCTYPE(c_int32, c_void_p, POINTER(CodecCall), c_void_p, c_uint64, c_void_p, c_void_p, c_uint64)
+
+
+class CodecTable(_Sized):
+    _fields_ = [("struct_size", c_uint32), ("feedback", c_uint32), ("name", c_char_p), ("context", c_void_p), ("plan", PLAN),
+                ("encode", ENCODE), ("decode", DECODE), ("commit", c_void_p)]
+
+
 class SessionOptions(_Sized):
     _fields_ = [("struct_size", c_uint32), ("rank", c_uint32), ("world", c_uint32), ("strategy", c_uint32),
                 ("spec", c_char_p), ("seed", c_uint64), ("small_elements", c_uint64), ("engine_sums", c_uint32),
                 ("threads", c_uint32), ("short_sends", c_uint32), ("window", c_uint32), ("part", c_uint64),
                 ("aggregates", c_uint32), ("rule_count", c_uint32), ("rules", POINTER(Rule)), ("control", c_char_p),
-                ("record", c_char_p)]
+                ("record", c_char_p), ("codecs", POINTER(POINTER(CodecTable))), ("codec_count", c_uint32)]
 
 
 class Settings(_Sized):
@@ -134,6 +150,7 @@ _SIGNATURES = {
     "laconic_residual_count": (c_uint64, [_P]),
     "laconic_residual_state": (c_void_p, [_P, POINTER(c_uint64)]),
     "laconic_residual_set_state": (c_int32, [_P, c_void_p, c_uint64]),
+    "laconic_parameter_id": (c_uint64, [c_char_p]),
     "laconic_session_create": (c_int32, [POINTER(SessionOptions), POINTER(Parameter), c_uint32, POINTER(_P)]),
     "laconic_session_destroy": (None, [_P]),
     "laconic_session_agreement": (c_int32, [_P, c_void_p]),

@@ -12,7 +12,7 @@ import struct
 import time
 import weakref
 
-from . import _arrays, _lib, errors
+from . import _arrays, _lib, errors, registered
 from ._checks import U64, text, whole
 from .errors import LaconicError
 from .rules import array_of, given
@@ -43,9 +43,6 @@ def gather_texts(engine, text: str, limit: int = 500) -> list[str]:
     """Every rank's text, cut to `limit` bytes, in rank order."""
     texts = engine.gather_bytes(text.encode()[:limit].ljust(limit, b"\0"))
     return [texts[limit * r : limit * (r + 1)].rstrip(b"\0").decode(errors="replace") for r in range(engine.world)]
-
-
-_OTHER = "\1"  # begins the word of a session that is not the library's
 
 
 #: session::FailureCard of the library: in place of an agreement card, why this rank has no session
@@ -86,13 +83,7 @@ def agree(engine, session: CSession | None, failure: LaconicError | None, what: 
         if compare is not None:
             compare()
         return
-    word = getattr(session, "word", "")
-    texts = gather_texts(engine, _OTHER + word if failure is None and word else "" if failure is None else str(failure))
-    if len(set(texts)) > 1 and all(text == "" or text.startswith(_OTHER) for text in texts):
-        raise errors.error("ranks_disagree", "; ".join(f"rank {rank} has {text.removeprefix(_OTHER) or 'a codec of laconic'}"
-                                                       for rank, text in enumerate(texts)),
-                           "give every rank the same spec, and register the same codec")
-    texts = ["" if text.startswith(_OTHER) else text for text in texts]
+    texts = gather_texts(engine, "" if failure is None else str(failure))
     if failure is not None and len(set(texts)) == 1:
         raise failure
     for rank, text in enumerate(texts):
@@ -156,6 +147,8 @@ class CSession:
         if not isinstance(strategy, str) or strategy not in STRATEGIES:
             raise errors.error("invalid_argument", f"strategy {strategy!r} is not known",
                                "one of " + ", ".join(STRATEGIES))
+        spec, rules, self._own = registered.named(spec, rules, parameters)
+        tables = [ctypes.pointer(codec.table) for codec in self._own]
         spec, seed = text("spec", spec), whole("seed", seed, 0, U64)
         window, part = whole("window", window, 1, _lib.MAX_WINDOW), whole("part", part, 0, U64)
         small_elements, threads = whole("small_elements", small_elements, 0, U64), whole("threads", threads, 0, _lib.MAX_THREADS)
@@ -170,14 +163,14 @@ class CSession:
                                       short_sends=int(short_sends), window=window, part=part, aggregates=int(aggregates),
                                       rule_count=len(rules), rules=array_of(rules),
                                       control=text("control", control) if control else None,
-                                      record=text("record", os.fspath(record)) if record else None)
+                                      record=text("record", os.fspath(record)) if record else None,
+                                      codecs=(ctypes.POINTER(_lib.CodecTable) * len(tables))(*tables), codec_count=len(tables))
         self._handle = ctypes.c_void_p()
         _lib.check(_lib.lib.laconic_session_create(ctypes.byref(options), listing, len(parameters),
                                                    ctypes.byref(self._handle)))
         self._destroy = weakref.finalize(self, _lib.lib.laconic_session_destroy, self._handle)
         self._destroy.atexit = False  # the system frees it; a worker that waits for a peer may still be in there
         self._steps = (_lib.Step * _lib.MAX_BATCH)()
-        self._count = ctypes.c_uint32()
         self.window, self.part = window, part
         self.trace = None  #: see laconic.trace
         self._records = bool(record)
@@ -231,6 +224,8 @@ class CSession:
         failure = self.waiting = None
         try:
             settings = _lib.Settings(strategy=_lib.KEEP, rule_count=_lib.KEEP)
+            if self._own or registered.find(spec):
+                raise errors.error("unsupported", "a registered codec keeps its settings", "attach again with others")
             if spec is not None:
                 settings.spec = text("spec", spec)
             if control is not None:
@@ -286,10 +281,10 @@ class CSession:
                 self._begin(flight, layout, address, dtype)
                 if failure is not None:
                     _lib.lib.laconic_exchange_fail(flight.handle, failure.code, failure.message.encode())
-                more = self._next(flight)
-            if not more:
+                count = self._next(flight)
+            if count == 0:
                 return None
-            self._start(flight, engine)
+            self._start(flight, engine, count)
         return flight
 
     def finish(self, flight: Flight, engine, *, span=no_span) -> None:
@@ -298,8 +293,8 @@ class CSession:
             self._drive(flight, engine, span)
 
     def _drive(self, flight: Flight, engine, span) -> None:
-        more = True
-        while more:
+        count = 1
+        while count:
             start = time.perf_counter()
             try:
                 with span("laconic::wire"):
@@ -313,14 +308,14 @@ class CSession:
             if self.trace is not None:
                 self.trace.wire(flight.since, now, flight.step, flight.index)
             with span("laconic::decode"), self._traced("decode", flight):
-                more = self._next(flight)
-            if more:
-                self._start(flight, engine)
+                count = self._next(flight)
+            if count:
+                self._start(flight, engine, count)
 
-    def _start(self, flight: Flight, engine) -> None:
+    def _start(self, flight: Flight, engine, count: int) -> None:
         start = flight.since = time.perf_counter()
         try:
-            flight.batch = engine.start(self._steps, self._count.value)
+            flight.batch = engine.start(self._steps, count)
         except BaseException as error:  # noqa: BLE001
             self._abort(flight, error)
         self.wire_seconds += time.perf_counter() - start
@@ -365,14 +360,16 @@ class CSession:
         bucket, flight.elements = layout.bucket(address, dtype, step=flight.step, index=flight.index), layout.elements
         _lib.check(_lib.lib.laconic_exchange_begin(self._handle, ctypes.byref(bucket), ctypes.byref(flight.handle)))
 
-    def _next(self, flight: Flight) -> bool:
-        """Fetches the next batch of steps; False at the end."""
+    def _next(self, flight: Flight) -> int:
+        """Fetches the next batch of steps; gives their number, 0 at the end."""
+        count = ctypes.c_uint32()
         code = _lib.lib.laconic_exchange_next(flight.handle, self._steps, ctypes.sizeof(_lib.Step), len(self._steps),
-                                              ctypes.byref(self._count))
+                                              ctypes.byref(count))
         if code == PEER_FAILED and flight.failure is not None:  # every rank, this one too, hears the same message
             raise LaconicError(flight.failure.code, flight.failure.name, _lib.last_error(code).message, flight.failure.hint)
-        _lib.check(code)
-        return self._count.value != 0
+        if code != 0:
+            raise _lib.last_error(code) from registered.raised(self._own)
+        return count.value
 
     def summed(self, issued: float, completed: float) -> None:
         """The caller summed gradients of this step without the session, from one time.perf_counter() to the other."""

@@ -26,7 +26,6 @@ from .engine import Engine, lend
 from .environment import place
 from .errors import LaconicError
 from .group import Meeting, Sibling, group_timeout
-from .own_session import OwnSession
 from .rates import Rates
 from .resumed import Resumed
 from .rules import chosen, given
@@ -124,9 +123,8 @@ class Handle:
             if servers is not None:
                 servers.open(self._world, _seconds(self._user_group))
                 options["aggregates"] = True
-            kind = CSession if registered.find(text) is None else OwnSession
             self._make_session = functools.partial(
-                kind, text, rank=self.rank, world=self._world, engine_sums=sums, short_sends=engine.short_sends, threads=self._threads,
+                CSession, text, rank=self.rank, world=self._world, engine_sums=sums, short_sends=engine.short_sends, threads=self._threads,
                 strategy=strategy if servers is None or options["rules"] else "server_sum", **options)
             session = self._make_session([(n, tuple(p.shape)) for n, p in self._parameters])
         except LaconicError as error:  # the other ranks are about to compare cards with us
@@ -185,7 +183,7 @@ class Handle:
                     f"{strategy}; {e['uncompressed_elements']} elements as they are; {text}")
             if self._servers is not None:
                 text += f"; {self._servers}"
-            if isinstance(self.worker.session, OwnSession):
+            if any(registered.find(p["codec"]) for p in packed):
                 text += "; a registered codec runs in Python, slowly, for trying ideas"
             if self.warmup > self.step:
                 text += f"; uncompressed for {self.warmup - self.step} steps"

@@ -442,11 +442,6 @@ class Engine:
         work = self._collective(dist.all_to_all_single, recv, send, recv_sizes, send_sizes)
         works.append(work if flat is not None else _Spread(work, recv, _parts(step.recv, recv_sizes, step.recv_offsets)))
 
-    def sum(self, values: torch.Tensor) -> None:
-        """Replaces float32 values by their sum over all ranks."""
-        batch = self._begin([self._collective(dist.all_reduce, values)])
-        self._wait_for_bytes(batch, 2 * 4 * values.numel() * (self.world - 1) // self.world)
-
     def gather_bytes(self, data: bytes) -> bytes:
         """Every rank's `data` (equal lengths), in rank order."""
         own = torch.frombuffer(bytearray(data), dtype=torch.uint8)

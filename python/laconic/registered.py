@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import difflib
 import inspect
 import json
@@ -12,10 +13,14 @@ import struct
 import zlib
 from typing import NamedTuple
 
-from . import _arrays, errors
+from . import _arrays, _lib, errors
 from ._checks import U32, U64, finite, whole
 
 _classes: dict[str, type] = {}
+
+#: of a payload: bytes for each element and beside them, and what a bundle has place for
+MOST_BYTES, MOST_BESIDE, LONGEST_PAYLOAD = 16, 4096, 0xFFFFFFEF
+_FEEDBACK = {"never": 0, False: 1, True: 2}
 
 _SUFFIXES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
 _NUMBER = re.compile(r"(-?(?:\d+\.?\d*|\.\d+)(?:e-?\d+)?)(k|M|G|Ki|Mi|Gi)?")
@@ -197,6 +202,81 @@ def decode(codec, place: Place, data: bytes, out) -> None:
         raise RuntimeError(f"{codec.name}.decode gave {type(given).__name__}: it fills `out` and gives nothing")
     if not _arrays.numpy_or_none().isfinite(out).all():
         raise RuntimeError(f"{codec.name}.decode left infinity or NaN in `out`")
+
+
+# ---- sessions -------------------------------------------------------------------------------------------------------------------
+
+
+class Callbacks:
+    """A method as a codec of the library's, for one session. `parameters`: (name, shape) of all."""
+
+    def __init__(self, method: Method, parameters):
+        self._method = method
+        self._parameters = {_lib.lib.laconic_parameter_id(name.encode()): (name, shape) for name, shape in parameters}
+        self._encoders, self._decoders = {}, {}  # instances, by parameter
+        self.raised: BaseException | None = None  #: what a callback has raised last
+        kind = getattr(type(method.instance()), "feedback", True)
+        self.table = _lib.CodecTable(feedback=_FEEDBACK[kind], name=method.spec.partition("+")[0].encode(), plan=_lib.PLAN(self._plan),
+                                     encode=_lib.ENCODE(self._encode), decode=_lib.DECODE(self._decode))
+
+    @staticmethod
+    def _plan(_context, rows, cols, _world, size, _state) -> None:
+        size[0] = min(MOST_BYTES * rows * cols + MOST_BESIDE, LONGEST_PAYLOAD)
+
+    def _at(self, call, instances: dict):
+        """The parameter's instance, knowing where it is, and the shape of its array."""
+        name, shape = self._parameters[call.parameter]
+        if name not in instances:
+            instances[name] = self._method.instance()
+        return instances[name], Place(call.seed, call.step, call.rank, call.world, name), shape
+
+    def _failed(self, error: BaseException, why: int, room: int) -> int:
+        self.raised = error.__cause__ or error
+        said = str(error) if isinstance(error, RuntimeError) else f"{type(error).__name__}: {error}"
+        ctypes.memmove(why, said.encode(errors="replace")[: room - 1].ljust(room, b"\0"), room)
+        return 1
+
+    def _encode(self, _context, call, values, out, room, size, why, why_room) -> int:
+        try:
+            codec, place, shape = self._at(call.contents, self._encoders)
+            data = encode(codec, place, _floats_at(values, shape).copy())
+            if len(data) > room:
+                raise RuntimeError(f"{self._method.name}.encode gave {len(data)} bytes for {math.prod(shape)} elements: at most {room}")
+            ctypes.memmove(out, data, len(data))
+            size[0] = len(data)
+        except BaseException as error:  # noqa: BLE001  nothing may leave a callback
+            return self._failed(error, why, why_room)
+        return 0
+
+    def _decode(self, _context, call, payload, size, out, why, why_room) -> int:
+        try:
+            codec, place, shape = self._at(call.contents, self._decoders)
+            decode(codec, place, ctypes.string_at(payload, size), _floats_at(out, shape))
+        except BaseException as error:  # noqa: BLE001  as above
+            return self._failed(error, why, why_room)
+        return 0
+
+
+def named(spec, rules, parameters):
+    """Spec and rules with registered names in canonical form, and the codecs that these name."""
+    methods = {s: Method(s) for s in (spec, *(rule.get("spec") for rule in rules)) if find(s) is not None}
+    rules = [{**rule, "spec": methods[rule["spec"]].spec} if rule.get("spec") in methods else rule for rule in rules]
+    own = {method.spec.partition("+")[0]: method for method in methods.values()}
+    return methods[spec].spec if spec in methods else spec, rules, [Callbacks(method, parameters) for method in own.values()]
+
+
+def raised(codecs) -> BaseException | None:
+    """What one of these has raised on this rank since the last failure."""
+    found = [codec.raised for codec in codecs if codec.raised is not None]
+    for codec in codecs:
+        codec.raised = None
+    return found[0] if found else None
+
+
+def _floats_at(address: int, shape):
+    """A view."""
+    numpy = _arrays.numpy_or_none()
+    return numpy.frombuffer((ctypes.c_float * math.prod(shape)).from_address(address), numpy.float32).reshape(shape)
 
 
 # ---- frames: of this package, for its own eyes ---------------------------------------------------------------------------------

@@ -436,6 +436,7 @@ class Worker:
         what += f" ({shorten(names)})" if names else ""
         message = f"rank {self.session.rank}, {what}, step {step}: {error.message}"
         self.last_error = LaconicError(error.code, error.name, message, error.hint)
+        self.last_error.__cause__ = error.__cause__  # what a registered codec has raised
         if error.code == ENGINE_FAILED:
             self._break(self.last_error)
         return self.broken or self.last_error

@@ -166,7 +166,7 @@ def _seconds_of_gathers():
 
 
 def test_a_gather_takes_its_time_on_an_emulated_link(pools):
-    """Payloads of a registered codec go this way."""
+    """What ranks agree on goes this way."""
     for ((same, _), (also, slow)), sent in pools(3).run(_seconds_of_gathers):
         assert same and also and sent[-2:] == [2, 4000] and slow >= 0.15
 

@@ -39,14 +39,17 @@ HEADER = re.sub(r"/\*.*?\*/", "", (ROOT / "include/laconic/laconic.h").read_text
 MIRRORS = {"tensor": _lib.Tensor, "place": _lib.Place, "frame_info": _lib.FrameInfo, "parameter": _lib.Parameter,
            "rule": _lib.Rule, "session_options": _lib.SessionOptions, "settings": _lib.Settings, "bucket": _lib.Bucket, "message": _lib.Message, "step": _lib.Step,
            "contribution": _lib.Contribution, "aggregate": _lib.Aggregate, "aggregator_options": _lib.AggregatorOptions,
-           "state_header": _lib.StateHeader}
+           "state_header": _lib.StateHeader, "codec_call": _lib.CodecCall, "codec_table": _lib.CodecTable}
 
 
 def fields_of(name):
     """(name, is a pointer, C type) of the fields in the header."""
     body = re.search(rf"typedef struct laconic_{name} \{{(.*?)\}}", HEADER, re.S)[1]
     for line in re.findall(r"\s*([^;]+);", body):
-        kind, names = re.fullmatch(r"((?:const )?\w+\*?)\s+(.+)", line.strip(), re.S).groups()
+        if callback := re.match(r"\w+ \(\*(\w+)\)\(", line):
+            yield callback[1], "*"
+            continue
+        kind, names = re.fullmatch(r"((?:const )?\w+(?:\* const)?\*?)\s+(.+)", line.strip(), re.S).groups()
         for field in names.split(","):
             yield field.strip().split("[")[0], kind
 

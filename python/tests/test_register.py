@@ -223,7 +223,7 @@ def _told(other):
 
 
 @pytest.mark.parametrize(("other", "words"), [(None, ["rank 1 could not attach", "there is no codec 'largest'"]),
-                                              ("topk", ["rank 0 has the registered codec largest", "rank 1 has a codec of laconic"])])
+                                              ("topk", ["ranks disagree on the spec: rank 0 has 'largest', rank 1 has 'topk'"])])
 def test_a_rank_without_it_is_one_message_on_every_rank(pools, other, words):
     errors = pools(3).errors(_told, other=other)
     assert len({e.message for e in errors}) == 1 and all(e.kind == "LaconicError" for e in errors)
@@ -239,9 +239,9 @@ def _settings(**different):
     training.build(dist.group.WORLD, options.pop("spec", "largest"), attach_options=options)
 
 
-@pytest.mark.parametrize(("different", "word"), [({"seed": [1, 1, 2]}, "seed is 1 on rank 0 and 2 on rank 2"),
-                                                 ({"spec": ["largest", "largest:ratio=0.1", "largest"]}, "spec is largest on rank 0"),
-                                                 ({"strategy": ["two_shot"] * 3}, "gathered"), ({"spec": ["largest:a=1"] * 3}, "no key 'a'")])
+@pytest.mark.parametrize(("different", "word"), [({"seed": [1, 1, 2]}, "the seed: rank 0 has 1, rank 2 has 2"),
+                                                 ({"spec": ["largest", "largest:ratio=0.1", "largest"]}, "rank 0 has 'largest', rank 1 has 'largest:ratio=0.1'"),
+                                                 ({"strategy": ["two_shot"] * 3}, "cannot carry largest"), ({"spec": ["largest:a=1"] * 3}, "no key 'a'")])
 def test_settings_that_differ_or_cannot_be(pools, different, word):
     errors = pools(3).errors(_settings, **different)
     assert len({e.message for e in errors}) == 1 and word in errors[0].message, errors[0].message
@@ -286,9 +286,44 @@ def _failing(what, bad, state_before=False):
 def test_a_codec_that_raises_on_one_rank_is_heard_by_all_and_nothing_is_lost(pools, what, words):
     results = pools(3).run(_failing, what=what, bad=1)
     for heard, kept, _, failures, name in results:
-        assert heard is not None and "rank 1 failed: " in heard and words in heard, heard
+        assert heard is not None and "rank 1 failed in bucket 0" in heard and words in heard, heard
         assert kept and failures == 1 and name == "peer_failed"
     assert len({r[2] for r in results}) == 1  # training went on
+
+
+def _chained():
+    """What Python raised on rank 1, as every rank's handle has it, and a payload that is too long."""
+    import torch.distributed as dist
+
+    class Long(own_codecs.Largest):
+        name = "long"
+
+        def encode(self, array):
+            return bytes(16 * array.size + 4096 + (dist.get_rank() == 0))
+
+        def decode(self, data, out):
+            assert not any(data)
+
+    own_codecs.register()
+    laconic.register(Long)
+    found = []
+    for spec, told in (("faulty", (1, 0, "encode")), ("faulty", (1, 0, "decode")), ("long", None)):
+        ddp, handle, optimizer = training.build(dist.group.WORLD, spec)
+        own_codecs.Faulty.told = told
+        with pytest.raises(RuntimeError):
+            training.step_once(ddp, optimizer, dist.get_rank(), 0)
+        own_codecs.Faulty.told = None
+        found.append((handle.last_error.message, repr(handle.last_error.__cause__)))
+        handle.close()
+    return found
+
+
+def test_what_a_codec_raised_is_the_errors_cause_where_it_did(pools):
+    results = pools(2).run(_chained)
+    assert [cause for _, cause in results[1]] == ["ValueError('no idea')", "KeyError('nor here')", "None"]
+    assert [cause for _, cause in results[0]][:2] == ["None", "None"]
+    for found in results:
+        assert "rank 0 failed in bucket 0" in found[2][0] and "long.encode gave" in found[2][0] and "at most" in found[2][0]
 
 
 def _poisoned(poison):
@@ -346,6 +381,39 @@ def _followed():
 
 def test_residuals_follow_the_learning_rate(pools):
     assert all(pools(2).run(_followed))
+
+
+def _beside():
+    import torch.distributed as dist
+
+    own_codecs.register()
+    rules = [{"match": "hidden.weight", "spec": "largest:ratio=0.1+noef"}, {"match": "*.weight", "spec": "sparse"}]
+    ddp, handle, optimizer = training.build(dist.group.WORLD, "topk", attach_options={"rules": rules})
+    for step in range(2):
+        training.step_once(ddp, optimizer, dist.get_rank(), step)
+    codecs = {p["name"]: p["codec"] for p in handle.explain()["parameters"]}
+    handle.close()
+    return codecs, training.digest(ddp)
+
+
+def test_rules_name_it_beside_others(pools):
+    results = pools(2).run(_beside)
+    assert results[0] == results[1] and results[0][0]["hidden.weight"] == "largest:ratio=0.1+noef"
+
+
+def _without_ddp():
+    import torch.distributed as dist
+
+    own_codecs.register()
+    session = laconic.Session("largest:ratio=0.5", [("w", (2, 2))], engine="c10d", small_elements=0)
+    values = numpy.float32([4, 1, 3, 2]) * (dist.get_rank() + 1)
+    session.average(0, values)
+    session.close()
+    return values.tolist()
+
+
+def test_a_session_without_ddp_takes_it(pools):
+    assert pools(2).run(_without_ddp) == [[6.0, 0.0, 4.5, 0.0]] * 2
 
 
 def _places():

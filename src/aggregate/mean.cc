@@ -24,8 +24,8 @@ void mean_of_unit(const Spec& spec, const Unit& unit, const Place& place,
   // Votes are counted: with weights 1/n the sum of a tie need not be 0.
   const float weight = codec.finish != nullptr ? 1.0F : 1.0F / static_cast<float>(slots.size());
   uint64_t used = 0;
-  for (const Slot& slot : slots) {
-    if (slot.kind == SlotKind::payload) terms[used++] = {slot.payload, weight};
+  for (uint32_t r = 0; r < slots.size(); ++r) {
+    if (slots[r].kind == SlotKind::payload) terms[used++] = {slots[r].payload, weight, {}, {}, r};
   }
   if (used == 0) {
     std::fill_n(out, unit.count, 0.0F);

@@ -64,6 +64,8 @@ template <>
 inline constexpr size_t kRequired<laconic_session_options> = offsetof(laconic_session_options,
                                                                       seed);
 template <>
+inline constexpr size_t kRequired<laconic_codec_table> = offsetof(laconic_codec_table, commit);
+template <>
 inline constexpr size_t kRequired<laconic_settings> = offsetof(laconic_settings, reserved);
 template <>
 inline constexpr size_t kRequired<laconic_step> = offsetof(laconic_step, tag);

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/hash.h"
 #include "capi/handles.h"
 #include "session/describe.h"
 
@@ -81,6 +82,20 @@ int32_t read_rules(std::span<const laconic_rule> listed, std::vector<laconic::Ru
   return 0;
 }
 
+int32_t read_codecs(const laconic_session_options& options, laconic::collective::Options* read) {
+  if (options.codecs == nullptr && options.codec_count != 0) return null_argument("the codecs");
+  if (options.codec_count > LACONIC_MAX_CODECS)
+    return fail(Errc::invalid_argument, "more than 32 codecs", "register those that specs name");
+  for (const laconic_codec_table* theirs : std::span(options.codecs, options.codec_count)) {
+    laconic_codec_table table;
+    if (const int32_t bad = read_struct(theirs, "a codec table", &table); bad != 0) return bad;
+    auto codec = laconic::codecs::Registered::create(table);
+    if (!codec) return fail(std::move(codec).error());
+    read->codecs.push_back(*std::move(codec));
+  }
+  return 0;
+}
+
 int32_t read_settings(const laconic_settings* theirs, std::vector<laconic::Rule>* rules,
                       laconic::session::Change* change) {
   laconic_settings s;
@@ -106,6 +121,14 @@ int32_t read_settings(const laconic_settings* theirs, std::vector<laconic::Rule>
 
 extern "C" {
 
+uint64_t laconic_parameter_id(const char* name) {
+  return guarded_value<uint64_t>(0, [&](uint64_t& out) -> int32_t {
+    if (name == nullptr) return null_argument("name");
+    out = laconic::hash64(std::string_view(name));
+    return 0;
+  });
+}
+
 int32_t laconic_session_create(const laconic_session_options* options,
                                const laconic_parameter* parameters, uint32_t count,
                                laconic_session** out) {
@@ -123,7 +146,9 @@ int32_t laconic_session_create(const laconic_session_options* options,
     }
     std::vector<laconic::Rule> rules;
     if (const int32_t bad = read_rules({o.rules, o.rule_count}, &rules); bad != 0) return bad;
-    auto session = laconic::session::Session::create(o.spec, std::move(list), to_options(o), rules,
+    laconic::collective::Options options_read = to_options(o);
+    if (const int32_t bad = read_codecs(o, &options_read); bad != 0) return bad;
+    auto session = laconic::session::Session::create(o.spec, std::move(list), options_read, rules,
                                                      o.control == nullptr ? "" : o.control,
                                                      o.record == nullptr ? "" : o.record);
     if (!session) return fail(std::move(session).error());

@@ -4,8 +4,11 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <cstring>
+#include <optional>
 
 #include "base/slices.h"
+#include "codecs/registry/registered.h"
 
 namespace laconic::pipeline {
 namespace {
@@ -24,6 +27,15 @@ float max_over_slices(ThreadPool* pool, uint64_t n, Body&& body) {
     }
   });
   return bits_float(most.load(std::memory_order_relaxed));
+}
+
+/// The slot with its memory in Work::kept, from where commit takes it back.
+UnitSlot with_memory_aside(const UnitSlot& slot, const Work& work) {
+  UnitSlot aside = slot;
+  if (slot.memory.values == nullptr) return aside;
+  std::memcpy(work.kept.data(), slot.memory.values, slot.unit.count * sizeof(float));
+  aside.memory.values = reinterpret_cast<float*>(work.kept.data());
+  return aside;
 }
 
 /// Lanes that were scaled for an engine's sum decode to 1/world of what was sent.
@@ -106,8 +118,14 @@ uint32_t UnitCodec::start(const UnitSlot& slot, Work& work) const {
              : codec.start({spec_->params(), slot.state, slot.unit, {}, 0, work});
 }
 
-UnitEncoded UnitCodec::encode(const UnitSlot& slot, const Place& place, const float* gradient,
+UnitEncoded UnitCodec::encode(const UnitSlot& given, const Place& place, const float* gradient,
                               Work& work, MutBytes out, uint32_t first) const {
+  std::optional<UnitSlot> aside;
+  if (spec_->registered() != nullptr) {
+    aside = with_memory_aside(given, work);
+    out = out.first(given.plan.round[0].bytes);
+  }
+  const UnitSlot& slot = aside ? *aside : given;
   const uint64_t n = slot.unit.count;
   const bool holds = joint(slot.memory) && kernels_->any_nonzero(slot.memory.values, n);
   if (!holds && !kernels_->any_nonzero(gradient, n)) return {Outcome::zero, 0};
@@ -147,11 +165,13 @@ UnitEncoded UnitCodec::encode_round(const UnitSlot& slot, const Place& place, ui
 /// A round; after the last one own feedback takes out of the residual what is sent.
 UnitEncoded UnitCodec::run(const UnitSlot& slot, const Place& place, uint32_t round,
                            const float* gradient, Work& work, MutBytes out) const {
+  const codecs::Registered* own = spec_->registered();
   const Encoded encoded = spec_->codec().encode(
       {spec_->params(), slot.state, slot.unit, place, round, work}, source_of(slot, gradient), out);
-  if (!encoded.finite) return {Outcome::non_finite, 0};
+  if (!encoded.finite) return {own != nullptr ? Outcome::failed : Outcome::non_finite, 0};
   if (round + 1 == slot.plan.rounds && absorbs(slot))
     take_out(slot, place, Bytes(out.data(), encoded.bytes), slot.memory.values, work);
+  if (own != nullptr && own->failed()) return {Outcome::failed, 0};
   return {Outcome::payload, encoded.bytes};
 }
 
@@ -161,7 +181,7 @@ void UnitCodec::take_out(const UnitSlot& slot, const Place& place, Bytes sent, f
   if (spec_->codec().erase != nullptr && contract_.exact_values) {
     return spec_->codec().erase({spec_->params(), {}, slot.unit, place, 0, work}, sent, values);
   }
-  const Term own{sent, -own_weight(place)};
+  const Term own{sent, -own_weight(place), {}, {}, place.rank};
   decode(slot.unit, place, {&own, 1}, work, {values, true});
 }
 
@@ -186,6 +206,8 @@ void UnitCodec::commit(const UnitSlot& slot, const Place& place, Bytes sent, Byt
   if (joint(slot.memory)) {
     subtract_from(*this, slot.memory.values, mean, slot.unit.count);
   }
+  if (spec_->registered() != nullptr && remembers(slot) && !sent.empty())
+    std::memcpy(slot.memory.values, work.kept.data(), slot.unit.count * sizeof(float));
   forget_sent(slot, place, sent, work);
 }
 
@@ -211,7 +233,8 @@ void UnitCodec::forget_sent(const UnitSlot& slot, const Place& place, Bytes sent
 void UnitCodec::undo(const UnitSlot& slot, const Place& place, Bytes sent, const float* gradient,
                      Undo why, Work& work) const {
   if (!remembers(slot)) return;
-  if (fused(slot) && sent.empty()) {  // it ended before the round that changes the residual
+  // It ended before what changes the residual.
+  if (spec_->registered() != nullptr || (fused(slot) && sent.empty())) {
     if (why == Undo::gradient_lost && gradient != nullptr) keep(slot, gradient);
     return;
   }

@@ -31,6 +31,7 @@ enum class Outcome : uint8_t {
   /// (Plan::largest_input), or the codec state is not finite. Not encoded; memory and state stay
   /// bit for bit.
   non_finite,
+  failed,  ///< of a registered codec, which has why. Memory and state stay
 };
 
 struct UnitEncoded {

@@ -18,16 +18,18 @@ namespace {
 /// planner.
 Result<std::vector<collective::Setting>> settings_of(std::string_view text,
                                                      std::span<const Rule> rules,
-                                                     collective::StrategyKind strategy) {
-  auto spec = Spec::parse(text);
+                                                     const collective::Options& options) {
+  std::vector<const codecs::Registered*> registered;
+  for (const auto& codec : options.codecs) registered.push_back(codec.get());
+  auto spec = Spec::parse(text, registered);
   if (!spec) return std::move(spec).error();
-  std::vector<collective::Setting> settings{{*std::move(spec), strategy}};
+  std::vector<collective::Setting> settings{{*std::move(spec), options.strategy}};
   for (size_t i = 0; i < rules.size(); ++i) {
     if (rules[i].spec.empty()) {
       settings.push_back(settings.front());
       continue;
     }
-    auto own = Spec::parse(rules[i].spec);
+    auto own = Spec::parse(rules[i].spec, registered);
     if (!own) {
       Error error = std::move(own).error();
       error.message = "rule " + std::to_string(i + 1) + ": " + error.message;
@@ -67,7 +69,7 @@ Result<std::unique_ptr<Active>> Active::create(std::string_view spec, Asked aske
                      std::to_string(options.window),
                  "2 overlaps encoding and wire, 1 exchanges one after the other"};
   }
-  auto settings = settings_of(spec, asked.rules, options.strategy);
+  auto settings = settings_of(spec, asked.rules, options);
   if (!settings) return std::move(settings).error();
   auto class_of = classes_of(asked.rules, parameters);
   if (!class_of) return std::move(class_of).error();

@@ -56,6 +56,11 @@ Result<collective::Options> options_of(const Engine& engine, const SessionOption
   o.window = options.window;
   o.part = options.part;
   o.strategy = *strategy;
+  for (const laconic_codec_table* table : options.codecs) {
+    auto codec = codecs::Registered::create(*table);
+    if (!codec) return std::move(codec).error();
+    o.codecs.push_back(*std::move(codec));
+  }
   return o;
 }
 

@@ -85,8 +85,9 @@ class Session {
   /// Residuals shall go out with the gradients, an equal part in each of `steps` steps (1 to
   /// kMaxFlushSteps). It suffices that one rank asks: the request rides in the exchanges of the
   /// next step, and the first draining step is the one after it. Where ranks ask for different
-  /// numbers, the bitwise OR of them holds. Nothing happens while a flush is draining, or without
-  /// feedback.
+  /// numbers, the largest holds; where an engine adds them in bits (native_sum, server_sum), their
+  /// bitwise OR, which is less than twice that. Nothing happens while a flush is draining, or
+  /// without feedback.
   Result<void> flush(uint32_t steps);
   /// Multiplies all memory by `factor`: the unit of the gradients has changed.
   void scale_residuals(float factor);

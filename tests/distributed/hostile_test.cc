@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "base/hash.h"
+#include "support/even_codec.h"
 #include "support/ranks.h"
 #include "wire/bundle.h"
 
@@ -59,9 +60,12 @@ class Hostile : public testing::TestWithParam<std::tuple<std::string, StrategyKi
 TEST_P(Hostile, DamagedBundlesAreRefusedAndNothingIsLost) {
   const auto& [spec, strategy] = GetParam();
   const Layout layout = back_to_back(kModel, {0, 1, 2});
-  const uint64_t collectives = strategy == StrategyKind::two_shot ? 3 : 2;
+  const uint64_t collectives = strategy == StrategyKind::two_shot || spec == "even" ? 3 : 2;
+  Even even;
   for (uint64_t seed = 0; seed < 40; ++seed) {
-    Ranks group({spec, 3, kModel, strategy, 64, 1, kAllSums});
+    test::Setup setup{spec, 3, kModel, strategy, 64, 1, kAllSums};
+    setup.codec = [&](uint32_t) { return even.table(); };
+    Ranks group(setup);
     auto buffers = gradients(3, layout.elements, seed);
     const auto originals = buffers;
     std::vector<Result<void>> results(3);
@@ -175,6 +179,7 @@ TEST(HostileStatus, ARankThatRefusesItsLayoutStopsWithTheOthers) {
 INSTANTIATE_TEST_SUITE_P(All, Hostile,
                          testing::Values(std::tuple{"3lc", StrategyKind::two_shot},
                                          std::tuple{"3lc", StrategyKind::gather_all},
+                                         std::tuple{"even", StrategyKind::gather_all},
                                          std::tuple{"topk:ratio=0.1", StrategyKind::gather_all},
                                          std::tuple{"sidco:ratio=0.1", StrategyKind::two_shot},
                                          std::tuple{"int8+ef", StrategyKind::two_shot}));

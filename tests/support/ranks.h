@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "laconic/laconic.h"
 #include "laconic/loopback.h"
 #include "laconic/rule.h"
 #include "session/session.h"
@@ -57,6 +58,7 @@ struct Setup {
   std::function<double(uint32_t rank)> now{};
   bool reports = false;
   std::string record{};
+  std::function<laconic_codec_table(uint32_t rank)> codec{};  ///< a registered one
 };
 
 class Ranks {
@@ -75,6 +77,7 @@ class Ranks {
       o.caps.short_sends = setup_.short_sends;
       o.reports = setup_.reports;
       o.caps.aggregates = hub_.engine(r).caps().aggregates;
+      if (setup_.codec) o.codecs.push_back(*codecs::Registered::create(setup_.codec(r)));
       if (setup_.now) o.now = [this, r] { return setup_.now(r); };
       auto s = Session::create(setup_.spec, setup_.parameters, o, setup_.rules, setup_.control,
                                setup_.record);

@@ -18,6 +18,7 @@
 #include "base/nearest.h"
 #include "base/options.h"
 #include "base/quoted.h"
+#include "codecs/registry/registered.h"
 #include "laconic/registry.h"
 
 namespace laconic {
@@ -213,7 +214,8 @@ Result<MemorySettings> memory_of(const CodecTable& codec, std::string_view spec,
 
 }  // namespace
 
-Result<Spec> Spec::parse(std::string_view text) {
+Result<Spec> Spec::parse(std::string_view text,
+                         std::span<const codecs::Registered* const> registered) {
   if (text.size() > kMaxSpecLength) return syntax(text, "longer than 1024 characters");
   if (text.find('|') != std::string_view::npos) {
     return Error{Errc::unsupported,
@@ -227,11 +229,14 @@ Result<Spec> Spec::parse(std::string_view text) {
   const std::size_t colon = body.find(':');
   const std::string_view name = body.substr(0, colon);
   if (name.empty()) return syntax(text, "the codec's name is missing");
-  const CodecTable* codec = find_codec(name);
+  const auto found =
+      std::ranges::find(registered, body, [](const auto* r) { return r->codec().info.name; });
+  const codecs::Registered* own = found == registered.end() ? nullptr : *found;
+  const CodecTable* codec = own != nullptr ? &own->codec() : find_codec(name);
   if (codec == nullptr) return unknown_codec(name);
 
-  Spec spec = defaults(*codec);
-  if (colon != std::string_view::npos) {
+  Spec spec(*codec, own);
+  if (colon != std::string_view::npos && own == nullptr) {
     if (auto read = read_options(in_spec(text), codec->info.name, codec->fields,
                                  body.substr(colon + 1), spec.params_.bytes.data());
         !read) {
@@ -249,14 +254,14 @@ Result<Spec> Spec::parse(std::string_view text) {
   return spec;
 }
 
-Spec Spec::defaults(const CodecTable& codec) {
-  Spec spec;
-  spec.codec_ = &codec;
-  codec.defaults(spec.params_.bytes.data());
-  spec.memory_ = default_memory(spec.contract());
-  spec.finish();
-  return spec;
+Spec::Spec(const CodecTable& codec, const codecs::Registered* registered)
+    : codec_(&codec), registered_(registered) {
+  codec.defaults(params_.bytes.data());
+  memory_ = default_memory(contract());
+  finish();
 }
+
+Spec Spec::defaults(const CodecTable& codec) { return Spec(codec); }
 
 void Spec::prepare(uint32_t world) {
   if (codec_->prepare != nullptr) codec_->prepare(params_.bytes.data(), world);

@@ -261,7 +261,7 @@ Result<uint32_t> Exchange::step(std::span<Step> batch) {
   const bool planned = stage_ == Stage::legs;
   Strategy& strategy = planned ? static_cast<Strategy&>(legs_) : uncompressed_;
   auto result = strategy.next(batch);
-  heard_.flush |= strategy.flush_heard();
+  heard_.flush = std::max(heard_.flush, strategy.flush_heard());
   if (const auto reports = strategy.reports_heard(); !reports.reports.empty())
     heard_.reports = reports;
   if (!result) return std::move(result).error();

@@ -1,6 +1,8 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 #include "collective/exchange/leg_set.h"
 
+#include <algorithm>
+
 namespace laconic::collective {
 
 void LegSet::begin(const Input& input) {
@@ -24,7 +26,7 @@ Result<Next> LegSet::next(std::span<Step> batch) {
   for (Leg& leg : legs_) {
     if (!leg.runs) continue;
     auto result = leg.strategy->next(batch.subspan(steps));
-    flush_ |= leg.strategy->flush_heard();
+    flush_ = std::max(flush_, leg.strategy->flush_heard());
     if (result && reports_.reports.empty()) reports_ = leg.strategy->reports_heard();
     if (result && result->verdict == Verdict::steps) {
       steps += result->steps;

@@ -27,6 +27,8 @@ inline Bytes encode_unit(const pipeline::UnitCodec& codec, const pipeline::UnitS
       writer.put_non_finite();
       ++counters.non_finite_units;
       break;
+    case pipeline::Outcome::failed:  // the bundle will not go out
+      break;
   }
   return {};
 }

@@ -448,6 +448,14 @@ void Model::assign() {
              std::string(strategy_name(choice().strategy)) + ";" + std::to_string(options_.seed);
   for (uint32_t c = 1; c < classes(); ++c)
     listing += concat({";", strategy_name(choice(c).strategy)});
+  for (size_t i = 0; i < parameters_.size();
+       ++i) {  // a callback's word, not a function of the spec
+    const Spec& spec = this->spec(class_of_[i]);
+    if (spec.registered() == nullptr) continue;
+    const Plan plan = spec.codec().plan(spec.params(), whole_unit(parameters_[i]), options_.world);
+    listing +=
+        concat({";", std::to_string(plan.round[0].bytes), ",", std::to_string(plan.state_floats)});
+  }
   agreement_ = hash64(listing);
   if (alone()) {  // whatever was planned, which saved states are hashed with
     for (Choice& choice : choices_) choice = {StrategyKind::native_sum, std::string(kAlone)};

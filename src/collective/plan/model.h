@@ -7,11 +7,13 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "codecs/registry/registered.h"
 #include "laconic/codec.h"
 #include "laconic/engine.h"
 #include "laconic/parameter.h"
@@ -58,6 +60,8 @@ struct Options {
   std::function<double()> now;
   bool reports = false;  ///< a step's first exchange carries what the ranks observed
   uint64_t part = 0;     ///< dense bytes of a bucket's parts, which the driver cuts; 0: uncut
+  /// Codecs that specs may name beside those of the library.
+  std::vector<std::shared_ptr<const codecs::Registered>> codecs{};
 };
 
 /// A piece of a parameter that is coded as a tensor of its own.

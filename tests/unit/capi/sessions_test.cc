@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "laconic/error.h"
+#include "support/even_codec.h"
 #include "unit/capi/world.h"
 
 namespace laconic::test {
@@ -89,6 +90,8 @@ TEST(Sessions, OptionsOutsideTheirRangeAreRefused) {
   EXPECT_TRUE(refused([](auto& o) { o.rule_count = 1; }));  // and no rules
   EXPECT_TRUE(refused([](auto& o) { o.rule_count = LACONIC_MAX_RULES + 1; }));
   EXPECT_TRUE(refused([](auto& o) { o.control = "dc3"; }));
+  EXPECT_TRUE(refused([](auto& o) { o.codec_count = 1; }));  // and no codecs
+  EXPECT_TRUE(refused([](auto& o) { o.codec_count = LACONIC_MAX_CODECS + 1; }));
   EXPECT_TRUE(refused([](auto& o) { o.record = "/no/such/folder/run.jsonl"; }));
   EXPECT_TRUE(refused([](auto& o) { o.engine_sums = 1U << 4; }));
   EXPECT_TRUE(refused([](auto& o) { o.engine_sums = 1U << 31; }));
@@ -103,6 +106,30 @@ TEST(Sessions, OptionsOutsideTheirRangeAreRefused) {
   EXPECT_EQ(Created(options).code, 0);
   options.window = LACONIC_MAX_WINDOW + 1;
   EXPECT_EQ(Created(options).code, code_of(Errc::value_out_of_range));
+}
+
+TEST(Sessions, TakeTablesOfCodecs) {
+  const World world({});
+  Even even;
+  laconic_codec_table table = even.table();
+  const laconic_codec_table* const tables[] = {&table, nullptr};
+  laconic_session_options options = world.options(0);
+  options.spec = "even+noef";
+  options.codecs = tables;
+  options.codec_count = 1;
+  const Created created(options);
+  ASSERT_EQ(created.code, 0) << laconic_last_message();
+  EXPECT_NE(std::string(laconic_session_explain(created.session)).find("\"spec\": \"even+noef\""),
+            std::string::npos);
+  options.codec_count = 2;
+  EXPECT_EQ(Created(options).code, code_of(Errc::invalid_argument)) << "the second is null";
+  options.codec_count = 1;
+  table.struct_size = offsetof(laconic_codec_table, commit);
+  EXPECT_EQ(Created(options).code, 0) << "commit may be missing";
+  table.struct_size -= 1;
+  EXPECT_EQ(Created(options).code, code_of(Errc::invalid_argument));
+  EXPECT_NE(laconic_parameter_id("w"), laconic_parameter_id("v"));
+  EXPECT_EQ(laconic_parameter_id(nullptr), 0U);
 }
 
 TEST(Sessions, OptionsThatAreMissingAreZero) {

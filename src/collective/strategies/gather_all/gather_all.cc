@@ -1,16 +1,23 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
 // gather_all: every rank's bundle to every rank, decode-and-add in rank order. One round; (n − 1)·S
-// bytes a rank. Uncompressed parameters ride in the bundle's lane segment.
+// bytes a rank. Uncompressed parameters ride in the bundle's lane segment. With registered codecs
+// one more round tells whether every rank could decode; until then gradients and residuals stay.
 #include "aggregate/mean.h"
 #include "collective/exchange/bucket_plan.h"
 #include "collective/exchange/status_round.h"
 #include "collective/exchange/strategy.h"
 #include "collective/exchange/strategy_parts.h"
 #include "collective/plan/capacity.h"
+#include "collective/strategies/gather_all/decoding.h"
 
 namespace laconic::collective {
 namespace {
+
+/// Of a step, by rank.
+struct Sizes {
+  std::vector<uint64_t> send_counts, send_offsets, recv_counts, recv_offsets;
+};
 
 class GatherAll final : public Strategy {
  public:
@@ -28,22 +35,23 @@ class GatherAll final : public Strategy {
   [[nodiscard]] HeardReports reports_heard() const noexcept override { return reports_.heard(); }
   [[nodiscard]] uint64_t held_bytes() const noexcept override {
     return held(plan_, memory_, bounds_, sent_, send_, recv_, views_, cursors_, slots_, terms_,
-                rows_, reports_, send_counts_, send_offsets_, recv_counts_, recv_offsets_);
+                rows_, reports_, sizes_.send_counts, sizes_.send_offsets, sizes_.recv_counts,
+                sizes_.recv_offsets, decoding_);
   }
 
  private:
-  enum class Phase : uint8_t { idle, send, received };
+  enum class Phase : uint8_t { idle, send, received, told };
   static constexpr uint8_t kMaxRounds = 2;  // what outgrew its capacity travels once more
 
   [[nodiscard]] BundleId id(uint32_t rank) const {
     return state_->bundle_id(BundleKind::contribution, rank, input_, round_);
   }
   void encode();
-  uint64_t seal();
   Next emit(Step& step);
   Result<void> parse_all(bool* overflow, bool* non_finite);
   Result<Next> receive(std::span<Step> batch);
   Result<void> check_all();
+  void decode(size_t i, float* mean);
   void mean_of_lanes();
   void take_back(pipeline::Undo why);
   void plan_sizes();
@@ -65,16 +73,21 @@ class GatherAll final : public Strategy {
   std::vector<Term> terms_;
   std::vector<const void*> rows_;
   ReportBook reports_;
-  std::vector<uint64_t> send_counts_, send_offsets_, recv_counts_, recv_offsets_;
+  Sizes sizes_;
+  Decoding decoding_;
   Input input_;
   Phase phase_ = Phase::idle;
   uint8_t round_ = 0;
   uint64_t granted_ = 0;
+  uint64_t needed_ = 0;  // by the largest bundle
   uint32_t flush_heard_ = 0;
 };
 
 GatherAll::GatherAll(RankState& state, const Layout& layout, Counters& counters)
-    : state_(&state), counters_(&counters), plan_(state, layout, StrategyKind::gather_all) {
+    : state_(&state),
+      counters_(&counters),
+      plan_(state, layout, StrategyKind::gather_all),
+      decoding_(state) {
   plan_sizes();
   capacity_ = Capacity(bound_, plan_.exact);
 }
@@ -83,6 +96,7 @@ void GatherAll::plan_sizes() {
   shape_ = {static_cast<uint32_t>(plan_.units.size()), 0,
             static_cast<uint32_t>(plan_.lanes * sizeof(float))};
   memory_.restart();
+  decoding_.plan(plan_.units);
   bounds_.clear();
   bound_ = bundle_front_bytes(shape_);
   for (const BucketUnit& u : plan_.units) {
@@ -109,8 +123,11 @@ bool GatherAll::reserve() {
   terms_.resize(world);
   rows_.resize(world);
   reports_.reserve(state_->model().options().reports, world);
-  for (auto* v : {&send_counts_, &send_offsets_, &recv_counts_, &recv_offsets_}) v->resize(world);
-  return memory_.reserve() && send_.reserve(bound_) && recv_.reserve(world * round_up(bound_, 64));
+  for (auto* v :
+       {&sizes_.send_counts, &sizes_.send_offsets, &sizes_.recv_counts, &sizes_.recv_offsets})
+    v->resize(world);
+  return memory_.reserve() && send_.reserve(bound_) && decoding_.reserve() &&
+         recv_.reserve(world * round_up(bound_, 64));
 }
 
 void GatherAll::begin(const Input& input) {
@@ -119,6 +136,7 @@ void GatherAll::begin(const Input& input) {
   round_ = 0;
   flush_heard_ = 0;
   reports_.begin();
+  decoding_.begin();
   granted_ = capacity_.bytes();
   std::fill(sent_.begin(), sent_.end(), Bytes{});
   if (input_.failure == nullptr) encode();
@@ -138,35 +156,37 @@ void GatherAll::encode() {
     Work work = memory_.work(i, *piece.codec);
     sent_[i] = encode_unit(*piece.codec, piece.send, place, input_.gradient + plan_.units[i].offset,
                            work, *writer_, *counters_);
+    if (!decoding_.has_failed(plan_.units[i])) continue;
+    input_.failure = decoding_.failure();
+    take_back(pipeline::Undo::gradient_lost);
+    for (; i < plan_.units.size(); ++i) {  // what was not encoded
+      const BucketUnit& u = plan_.units[i];
+      u.piece->codec->keep(u.piece->send, input_.gradient + u.offset);
+    }
   }
 }
 
-/// Gives the bytes to send: what the bundle takes where the engine allows it, else all that is
-/// granted.
-uint64_t GatherAll::seal() {
+/// Sent is what the bundle takes where the engine allows it, else all that is granted.
+Next GatherAll::emit(Step& step) {
   const BundleId own = id(state_->rank());
   const uint64_t bytes =
       input_.failure != nullptr
           ? write_failure_bundle(own, own_failure(*state_, input_, *input_.failure), send_.bytes())
           : writer_->finish(own, granted_).bytes;
-  return state_->short_sends() ? bytes : granted_;
-}
-
-Next GatherAll::emit(Step& step) {
-  const uint64_t sending = seal();
+  const uint64_t sending = state_->short_sends() ? bytes : granted_;
   for (uint32_t r = 0; r < state_->world(); ++r) {
-    send_counts_[r] = sending;
-    recv_counts_[r] = granted_;
-    recv_offsets_[r] = r * granted_;
+    sizes_.send_counts[r] = sending;
+    sizes_.recv_counts[r] = granted_;
+    sizes_.recv_offsets[r] = r * granted_;
   }
   step = {.kind = StepKind::all_gather,
           .short_sends = state_->short_sends(),
           .send = send_.bytes().data(),
           .recv = recv_.bytes().data(),
-          .send_counts = send_counts_,
-          .send_offsets = send_offsets_,
-          .recv_counts = recv_counts_,
-          .recv_offsets = recv_offsets_};
+          .send_counts = sizes_.send_counts,
+          .send_offsets = sizes_.send_offsets,
+          .recv_counts = sizes_.recv_counts,
+          .recv_offsets = sizes_.recv_offsets};
   phase_ = Phase::received;
   return {Verdict::steps, 1};
 }
@@ -181,12 +201,13 @@ Result<void> GatherAll::parse_all(bool* overflow, bool* non_finite) {
     if (view->failed) return to_error(view->failure);
     *overflow = *overflow || view->overflow;
     *non_finite = *non_finite || view->non_finite;
-    flush_heard_ |= view->flush;
+    flush_heard_ = std::max(flush_heard_, view->flush);
     reports_.hear(r, view->report, input_.report);
     needed = std::max(needed, view->bytes);
     views_[r] = *view;
   }
-  capacity_.saw(needed);
+  needed_ = needed;
+  if (!decoding_.may_fail()) capacity_.saw(needed);  // else when every rank says that it has
   if (*overflow) granted_ = round_up(needed, 64);
   return {};
 }
@@ -194,19 +215,41 @@ Result<void> GatherAll::parse_all(bool* overflow, bool* non_finite) {
 Result<Next> GatherAll::receive(std::span<Step> batch) {
   bool overflow = false;
   bool non_finite = false;
-  if (auto r = parse_all(&overflow, &non_finite); !r) return std::move(r).error();
-  if (overflow) {
+  auto parsed = parse_all(&overflow, &non_finite);
+  const bool all_know =
+      !decoding_.may_fail() || (!parsed && parsed.error().code == Errc::peer_failed);
+  if (!parsed && all_know) return std::move(parsed).error();
+  if (parsed && overflow) {
     if (++round_ == kMaxRounds) return too_many_rounds();
     ++counters_->overflow_repeats;
     return emit(batch[0]);
   }
-  if (non_finite) return Next{Verdict::take_raw, 0};
-  if (auto r = check_all(); !r) return std::move(r).error();
-  return Next{Verdict::delivered, 0};
+  if (parsed && non_finite) return Next{Verdict::take_raw, 0};
+  if (!parsed) {  // damage on the way to this rank: the others decode, and hear of it then
+    decoding_.fail(std::move(parsed).error());
+  } else if (auto r = check_all(); !r) {
+    return std::move(r).error();
+  }
+  if (!decoding_.may_fail()) return Next{Verdict::delivered, 0};
+  float* mean = decoding_.means();
+  for (size_t i = 0; parsed && i < plan_.units.size(); ++i) {
+    decode(i, mean);
+    mean += plan_.units[i].piece->send.unit.count;
+  }
+  phase_ = Phase::told;
+  return decoding_.tell(input_, batch[0]);
 }
 
 Result<Next> GatherAll::next(std::span<Step> batch) {
   if (phase_ == Phase::send) return emit(batch[0]);
+  if (phase_ == Phase::told) {
+    if (auto heard = decoding_.hear(input_); !heard) {
+      undo(pipeline::Undo::gradient_lost);
+      return std::move(heard).error();
+    }
+    capacity_.saw(needed_);
+    return Next{Verdict::delivered, 0};
+  }
   if (phase_ != Phase::received) return exchange_has_ended();
   auto result = receive(batch);
   if (!result) undo(pipeline::Undo::gradient_lost);
@@ -229,18 +272,30 @@ Result<void> GatherAll::check_all() {
   return {};
 }
 
+void GatherAll::decode(size_t i, float* mean) {
+  const BucketUnit& u = plan_.units[i];
+  for (uint32_t r = 0; r < state_->world(); ++r) slots_[r] = cursors_[r].next();
+  Work work = memory_.work(i, *u.piece->codec);
+  aggregate::mean_of_unit(u.piece->codec->spec(), u.piece->send.unit, state_->place(input_.step, 0),
+                          slots_, terms_, work, mean);
+  (void)decoding_.has_failed(u);
+}
+
 void GatherAll::finish() {
   phase_ = Phase::idle;
   const Place place = state_->place(input_.step, 0);
+  const float* aside = decoding_.means();
   for (size_t i = 0; i < plan_.units.size(); ++i) {
     const BucketUnit& u = plan_.units[i];
-    const pipeline::UnitCodec& codec = *u.piece->codec;
-    for (uint32_t r = 0; r < state_->world(); ++r) slots_[r] = cursors_[r].next();
-    Work work = memory_.work(i, codec);
-    aggregate::mean_of_unit(codec.spec(), u.piece->send.unit, place, slots_, terms_, work,
-                            input_.gradient + u.offset);
-    codec.commit(u.piece->send, place, sent_[i], {}, state_->world(), input_.gradient + u.offset,
-                 work);
+    float* const mean = input_.gradient + u.offset;
+    if (decoding_.may_fail()) {
+      std::copy_n(aside, u.piece->send.unit.count, mean);
+      aside += u.piece->send.unit.count;
+    } else {
+      decode(i, mean);
+    }
+    Work work = memory_.work(i, *u.piece->codec);
+    u.piece->codec->commit(u.piece->send, place, sent_[i], {}, state_->world(), mean, work);
   }
   mean_of_lanes();
 }

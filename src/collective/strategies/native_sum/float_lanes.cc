@@ -198,6 +198,7 @@ void FloatLanes::encode_unit(uint32_t i, uint32_t round) {
     case Outcome::zero:
       std::fill(out.begin(), out.end(), uint8_t{0});
       break;
+    case Outcome::failed:  // of registered codecs, which no engine sums
     case Outcome::non_finite:
       std::fill(out.begin(), out.end(), uint8_t{0xFF});
       break;

@@ -157,7 +157,7 @@ Result<void> WayDown::parse(uint32_t owner, Bytes bytes, WayUp& up, Heard& heard
     need_[owner] = round_up(view->bytes, 64);
     return {};
   }
-  flush_ |= view->flush;
+  flush_ = std::max(flush_, view->flush);
   views_[owner] = *view;
   delivered_[owner] = 1;
   need_[owner] = 0;

@@ -132,7 +132,7 @@ void WayUp::receive_from(uint32_t from, Bytes bytes, Told& told) {
   seen_ = std::max(seen_, view->bytes);
   if (view->overflow) return;
   non_finite_ = non_finite_ || view->non_finite;
-  flush_ |= view->flush;
+  flush_ = std::max(flush_, view->flush);
   SlotCursor cursor = view->slots();
   for (const uint32_t i : own().units) {
     const BucketUnit& u = plan_->units[i];

@@ -41,7 +41,7 @@ class WayUp {
   // Once receive() was true:
   /// Some contribution to this owner is not finite.
   [[nodiscard]] bool non_finite() const noexcept { return non_finite_; }
-  /// OR of the flushes that the contributors ask for.
+  /// The longest flush that a contributor asks for.
   [[nodiscard]] uint32_t flush() const noexcept { return flush_; }
   /// Mean of the owner's lanes, at any alignment.
   void mean_of_lanes(uint8_t* out);

@@ -1,0 +1,71 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// What registered codecs need besides, since they may fail: means that are decoded aside, and a
+// round in which every rank tells whether it could.
+#pragma once
+
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "codecs/registry/registered.h"
+#include "collective/exchange/bucket_plan.h"
+#include "collective/exchange/status_round.h"
+
+namespace laconic::collective {
+
+class Decoding {
+ public:
+  explicit Decoding(const RankState& state) : state_(&state), status_(state) {}
+  void plan(const std::vector<BucketUnit>& units) {
+    may_fail_ = false;
+    floats_ = 0;
+    for (const BucketUnit& u : units) {
+      may_fail_ = may_fail_ || u.piece->codec->spec().registered() != nullptr;
+      floats_ += u.piece->send.unit.count;
+    }
+  }
+  /// Is any of the codecs a registered one? Else there is no such round.
+  [[nodiscard]] bool may_fail() const noexcept { return may_fail_; }
+  /// False: no memory.
+  [[nodiscard]] bool reserve() {
+    return !may_fail_ || (means_.reserve(floats_ * sizeof(float)) && status_.reserve());
+  }
+  void begin() noexcept { failure_.reset(); }
+  /// Of all units, back to back.
+  [[nodiscard]] float* means() noexcept { return reinterpret_cast<float*>(means_.bytes().data()); }
+
+  /// Of this exchange, on this rank; null: none so far.
+  [[nodiscard]] const Error* failure() const noexcept { return failure_ ? &*failure_ : nullptr; }
+  void fail(Error why) {
+    if (!failure_) failure_ = std::move(why);
+  }
+  /// Takes note of what the codec of `unit` has got wrong, if anything.
+  [[nodiscard]] bool has_failed(const BucketUnit& unit) {
+    const codecs::Registered* own = unit.piece->codec->spec().registered();
+    auto why = own != nullptr ? own->take_failure() : std::nullopt;
+    if (!why) return false;
+    why->message = state_->name_of(unit.parameter) + ": " + why->message;
+    fail(*std::move(why));
+    return true;
+  }
+
+  Next tell(Input& input, Step& step) {
+    if (failure_) input.failure = failure();
+    status_.emit(input, input.failure, step);
+    return {Verdict::steps, 1};
+  }
+  [[nodiscard]] Result<void> hear(const Input& input) { return status_.receive(input); }
+
+  [[nodiscard]] uint64_t held_bytes() const noexcept { return held(means_, status_); }
+
+ private:
+  const RankState* state_;
+  StatusRound status_;
+  Arena means_;
+  bool may_fail_ = false;
+  uint64_t floats_ = 0;
+  std::optional<Error> failure_;
+};
+
+}  // namespace laconic::collective
