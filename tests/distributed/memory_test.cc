@@ -4,50 +4,14 @@
 // hear of it in the same words, nobody waits, and the next step works.
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <cstring>
 #include <limits>
-#include <new>
 
 #include "laconic/session.h"
 #include "support/ranks.h"
-#include "support/sanitizer.h"
+#include "support/scarce_memory.h"
 
 #if !defined(LACONIC_ASAN) && !defined(LACONIC_TSAN)  // they have allocators of theirs
-
-namespace {
-
-/// Counts down the allocations of this thread; the one that meets 0 fails, once. -1: none does.
-thread_local int64_t countdown = -1;
-
-/// Bytes that this thread has asked for.
-thread_local uint64_t taken = 0;
-
-bool fails() { return countdown >= 0 && countdown-- == 0; }
-
-void* allocate(size_t bytes) {
-  taken += bytes;
-  void* p = fails() ? nullptr : std::malloc(bytes);
-  if (p == nullptr) throw std::bad_alloc();
-  return p;
-}
-
-}  // namespace
-
-void* operator new(size_t bytes) { return allocate(bytes); }
-void* operator new[](size_t bytes) { return allocate(bytes); }
-void operator delete(void* p) noexcept { std::free(p); }
-void operator delete[](void* p) noexcept { std::free(p); }
-void operator delete(void* p, size_t) noexcept { std::free(p); }
-void operator delete[](void* p, size_t) noexcept { std::free(p); }
-
-/// What arenas call.
-extern "C" void* aligned_alloc(size_t alignment, size_t bytes) {
-  void* p = nullptr;
-  taken += bytes;
-  if (fails() || posix_memalign(&p, alignment, bytes) != 0) return nullptr;
-  return p;
-}
 
 namespace laconic::test {
 namespace {
@@ -385,6 +349,13 @@ TEST(PublicSessionMemory, IsToldOnEveryRank) {
     }
   }
   ADD_FAILURE() << "allocates without end";
+}
+
+TEST(LoopbackMemory, IsNotNeededToEndAGroup) {
+  auto hub = std::make_unique<LoopbackHub>(2);
+  countdown = 0;
+  hub.reset();
+  EXPECT_EQ(std::exchange(countdown, -1), 0) << "memory was asked for";
 }
 
 /// What a session and the exchange of one small bucket take on one rank.

@@ -69,11 +69,10 @@ void Pace::end_round(Time now, bool limited) noexcept {
   in_round_ = 0;
   if (first || (!limited && rate <= best_)) return;
   rates_[next_rate_++ % rates_.size()] = rate;
-  if (starting_) {
+  if (stalled_ < kStalledRounds) {
     stalled_ = rate > best_ * kGrowth ? 0 : stalled_ + 1;
     best_ = std::max(best_, rate);
     if (stalled_ < kStalledRounds) return;
-    starting_ = false;
   }
   best_ = *std::max_element(rates_.begin(), rates_.end());
   const double product = kGain * best_ * static_cast<double>(least_);

@@ -37,8 +37,7 @@ class Pace {
   uint32_t timeouts_ = 0;
   Time round_began_ = 0;
   uint64_t in_round_ = 0;
-  bool starting_ = true;
-  uint32_t stalled_ = 0;
+  uint32_t stalled_ = 0;           ///< rounds in which the rate did not grow, in the beginning
   double best_ = 0;                ///< results per nanosecond
   std::array<double, 8> rates_{};  ///< of the last rounds that filled the window
   std::size_t next_rate_ = 0;

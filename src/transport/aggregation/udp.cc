@@ -8,13 +8,13 @@
 #include <array>
 #include <bit>
 #include <ctime>
+#include <new>
 #include <utility>
 
 namespace laconic::transport::aggregation {
 namespace {
 
 constexpr uint32_t kIpAndUdp4 = 28, kIpAndUdp6 = 48;
-constexpr Time kMillisecond = 1000000;
 
 /// Flushes when the batch is full or the next datagram has another length.
 class ToBatch final : public Outlet {
@@ -102,9 +102,8 @@ Result<std::unique_ptr<UdpWorker>> UdpWorker::attach(const UdpSettings& settings
   std::unique_ptr<UdpWorker> worker(
       new UdpWorker(std::move(links), std::move(paths), io, settings.interrupted));
   worker->links_.connect(steady_now());
-  const auto joined = worker->drive(deadline, "not all workers of the job have come",
-                                    [](const Link& l) { return l.joined(); });
-  if (!joined) return joined.error();
+  const End joined = worker->drive(deadline, [](const Link& l) { return l.joined(); });
+  if (!joined.ok()) return worker->error_of(joined, "not all workers of the job have come");
   return worker;
 }
 
@@ -112,7 +111,9 @@ Result<void> UdpWorker::run(std::span<const Outgoing> out, std::span<Incoming> i
                             Clock::time_point deadline) {
   if (const Link* link = links_.failed(); link != nullptr) return link->error();
   links_.begin(steady_now(), out, in);
-  return drive(deadline, "the exchange is not complete", [](const Link& l) { return l.done(); });
+  const End end = drive(deadline, [](const Link& l) { return l.done(); });
+  if (!end.ok()) return error_of(end, "the exchange is not complete");
+  return {};
 }
 
 bool UdpWorker::keep() noexcept {
@@ -123,9 +124,9 @@ bool UdpWorker::keep() noexcept {
   return std::ranges::any_of(links_.links(), [](const Link& l) { return l.waits(); });
 }
 
-void UdpWorker::close(Clock::time_point deadline) {
+void UdpWorker::close(Clock::time_point deadline) noexcept {
   links_.close(steady_now());
-  (void)drive(deadline, "", [](const Link& l) { return l.closed(); });
+  (void)drive(deadline, [](const Link& l) { return l.closed(); });
 }
 
 int UdpWorker::blamed() const noexcept {
@@ -134,26 +135,26 @@ int UdpWorker::blamed() const noexcept {
 }
 
 template <class Done>
-Result<void> UdpWorker::drive(Clock::time_point deadline, const char* what, Done done) {
+UdpWorker::End UdpWorker::drive(Clock::time_point deadline, Done done) noexcept {
   const auto last = static_cast<Time>(
       std::chrono::duration_cast<std::chrono::nanoseconds>(deadline.time_since_epoch()).count());
   for (;;) {
     receive();
     const Time now = steady_now();
     send_due(now);
-    if (const Link* link = links_.failed(); link != nullptr) return link->error();
+    if (const Link* link = links_.failed(); link != nullptr) return {link, false};
     const auto behind = std::ranges::find_if_not(links_.links(), done);
-    if (behind == links_.links().end()) return {};
+    if (behind == links_.links().end()) return {nullptr, false};
     if (interrupted_ != nullptr && interrupted_->load(std::memory_order_relaxed))
-      return Error{Errc::engine_failed, "interrupted", {}};
-    if (now >= last) {
-      return Error{Errc::timed_out,
-                   "aggregation server " + behind->server() + ": " +
-                       (behind->answered() ? what : "no answer"),
-                   behind->answered() ? "" : std::string(kIsItThere)};
-    }
+      return {nullptr, true};
+    if (now >= last) return {&*behind, false};
     wait(now, std::min(last, links_.wake(now)));
   }
+}
+
+Error UdpWorker::error_of(const End& end, const char* what) {
+  if (end.interrupted) return {Errc::engine_failed, "interrupted", {}};
+  return end.at->failed() ? end.at->error() : end.at->late(what);
 }
 
 // The last acknowledgement of an exchange is sent here, too, and not waited for.
@@ -199,15 +200,20 @@ void UdpWorker::receive() noexcept {
   }
 }
 
-// Where it cannot be heard, the link finds out and results come by unicast.
+// Where it cannot be heard, or there is no memory for the reason, the link finds out and results
+// come by unicast.
 void UdpWorker::follow_group(Path& path, const wire::Group& group) noexcept {
   if (group == path.group) return;
   path.group = group;
   path.listener = Socket();
-  const auto local = path.socket.local();
-  if (!group.exists() || !local) return;
-  auto listener = Socket::in_group(group, path.server, *local, path.io);
-  if (listener) path.listener = std::move(*listener);
+  if (!group.exists()) return;
+  try {
+    const auto local = path.socket.local();
+    if (!local) return;
+    auto listener = Socket::in_group(group, path.server, *local, path.io);
+    if (listener) path.listener = std::move(*listener);
+  } catch (const std::bad_alloc&) {
+  }
 }
 
 }  // namespace laconic::transport::aggregation

@@ -39,7 +39,7 @@ class UdpWorker {
   /// Between exchanges: takes what has come and sends what is due (Link::keep). True: again soon.
   bool keep() noexcept;
   /// Returns when all workers have all results, or at the deadline.
-  void close(Clock::time_point deadline);
+  void close(Clock::time_point deadline) noexcept;
 
   [[nodiscard]] LinkStats stats() const noexcept { return links_.stats(); }
   /// The rank that the last error was about; -1: none.
@@ -56,9 +56,17 @@ class UdpWorker {
   };
   UdpWorker(std::vector<LinkSettings> links, std::vector<Path> paths, Io io,
             const std::atomic<bool>* interrupted);
-  /// Until done(link) is true of all links, or the deadline, whose error says `what` of the first.
+  /// How driving the links ended: words, which take memory, come later.
+  struct End {
+    const Link* at = nullptr;  ///< it failed, or the deadline has passed and it is not done
+    bool interrupted = false;
+    [[nodiscard]] bool ok() const noexcept { return at == nullptr && !interrupted; }
+  };
+  /// Until done(link) is true of all links, or the deadline.
   template <class Done>
-  Result<void> drive(Clock::time_point deadline, const char* what, Done done);
+  End drive(Clock::time_point deadline, Done done) noexcept;
+  /// `what` is not done behind the deadline.
+  static Error error_of(const End& end, const char* what);
   void send_due(Time now) noexcept;
   void wait(Time now, Time until) noexcept;
   void receive() noexcept;

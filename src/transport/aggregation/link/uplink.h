@@ -1,0 +1,40 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// Writes what a member of a job sends.
+#pragma once
+
+#include <cstdint>
+
+#include "transport/aggregation/link/outlet.h"
+#include "transport/aggregation/link/registration.h"
+#include "transport/aggregation/link/results.h"
+
+namespace laconic::transport::aggregation {
+
+class Uplink {
+ public:
+  /// All of them outlive it. `hears`: this worker hears the server's group.
+  Uplink(const LinkSettings& settings, const Epoch& epoch, bool hears, Outlet& outlet,
+         LinkStats& stats) noexcept
+      : settings_(settings), epoch_(epoch), outlet_(outlet), stats_(stats), hears_(hears) {}
+
+  /// A contribution; the header alone, which asks for the result, where the worker is behind.
+  /// `again`: it was lost.
+  void granule(const Results& results, uint64_t number, bool again) noexcept;
+  /// A header alone, about the granule that is `ahead` of all that are here.
+  void bare(wire::DatagramType type, uint64_t ack, uint8_t flags = 0, uint16_t ahead = 0) noexcept;
+  /// A result that is kept.
+  void held(const Results& results, uint64_t number) noexcept;
+
+ private:
+  [[nodiscard]] wire::UpHeader header(wire::DatagramType type, uint64_t number,
+                                      uint64_t ahead) const noexcept;
+
+  const LinkSettings& settings_;
+  const Epoch& epoch_;
+  Outlet& outlet_;
+  LinkStats& stats_;
+  bool hears_;
+};
+
+}  // namespace laconic::transport::aggregation
