@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "engines/nccl_group.h"
+#include "support/scarce_memory.h"
 
 namespace laconic::test {
 namespace {
@@ -359,6 +360,23 @@ TEST(NcclEngine, AnEndThatBlocksIsBounded) {
     EXPECT_TRUE(fake.becomes(2));  // stream and context stay
   }
 }
+
+#if !defined(LACONIC_ASAN) && !defined(LACONIC_TSAN)
+/// Without memory for a thread that ends it, the communicator stays.
+TEST(NcclEngine, AnEndWithoutMemoryLeavesItBehind) {
+  constexpr int64_t kTaken = 3;  // what is called then allocates in the fake
+  for (int64_t failing = 0; failing < kTaken; ++failing) {
+    const Fake fake;
+    Board board;
+    auto engine = NcclEngine::create({fake.libraries(), 0, 1, 0, kLong, kLong}, board.share(0));
+    ASSERT_TRUE(engine);
+    countdown = failing;
+    engine = Errc::internal;
+    EXPECT_EQ(std::exchange(countdown, -1), -1) << failing;
+    EXPECT_NE(fake.alive(), 0U) << failing;
+  }
+}
+#endif
 
 TEST(NcclEngine, MayEndWhileABatchWaits) {
   const Fake fake;

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -15,6 +16,8 @@
 
 namespace laconic {
 namespace {
+
+constexpr std::string_view kEnded = "the group has ended";
 
 const Message* message_with(const Step& step, uint32_t peer) {
   const auto at = std::find_if(step.messages.begin(), step.messages.end(),
@@ -134,9 +137,9 @@ struct LoopbackHub::Impl {
     return true;
   }
 
-  void end(std::string why) {
+  void end(std::string_view why) {
     const std::lock_guard lock(mutex);
-    if (gone.empty()) gone = std::move(why);
+    if (gone.empty()) gone = why;
     met.notify_all();
   }
 
@@ -260,6 +263,7 @@ void LoopbackHub::Impl::RankEngine::aggregate(const Step& step) {
 
 LoopbackHub::LoopbackHub(uint32_t world, std::chrono::milliseconds timeout, EngineCaps caps)
     : impl_(std::make_unique<Impl>()) {
+  impl_->gone.reserve(kEnded.size());  // a destructor may lack the memory
   impl_->world = world;
   impl_->timeout = timeout;
   impl_->caps = caps;
@@ -272,7 +276,7 @@ LoopbackHub::LoopbackHub(uint32_t world, std::chrono::milliseconds timeout, Engi
 }
 
 /// Batches that still wait for a rank end now: their threads use what is about to go.
-LoopbackHub::~LoopbackHub() { impl_->end("the group has ended"); }
+LoopbackHub::~LoopbackHub() { impl_->end(kEnded); }
 
 Engine& LoopbackHub::engine(uint32_t rank) { return *impl_->engines[rank]; }
 

@@ -267,7 +267,8 @@ Result<void> Core::until_back(Deadline deadline, std::string_view what,
   return r ? std::move(outcome->result) : std::move(r);
 }
 
-void Core::end(std::chrono::milliseconds most, std::function<void()> work) noexcept {
+template <class Work>
+void Core::end(std::chrono::milliseconds most, Work work) noexcept {
   try {
     const auto outcome = aside([work = std::move(work)] {
       work();

@@ -66,7 +66,8 @@ class Core : public std::enable_shared_from_this<Core> {
   Result<void> until_back(Deadline deadline, std::string_view what,
                           std::function<Result<void>()> work);
   /// The communicator's, for at most `most`.
-  void end(std::chrono::milliseconds most, std::function<void()> work) noexcept;
+  template <class Work>
+  void end(std::chrono::milliseconds most, Work work) noexcept;
 
   NcclOptions options_;
   NcclCalls nccl_;
