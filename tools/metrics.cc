@@ -14,10 +14,10 @@ Figures figures_of(const server::Server& server) {
   figures.memory = server.memory_used();
   for (const auto& job : server.jobs()) {
     const server::Slots& slots = job->slots();
-    JobFigures f{job->number(), job->state(), job->stats(), slots.open(), slots.kept(), {}};
+    JobFigures f{job->number(), job->state(), job->stats(), slots.open(), slots.ring().kept(), {}};
     for (uint32_t w = 0; w < job->settings().world; ++w) {
       // A program in the kernel may have got further than the process has seen.
-      const uint64_t front = slots.front(), ack = slots.ack(w);
+      const uint64_t front = slots.ring().front(), ack = slots.ring().ack(w);
       f.workers.push_back(
           {front > ack ? front - ack : 0, 1e-9 * static_cast<double>(job->round_trip(w))});
     }

@@ -73,7 +73,7 @@ void Job::note_unreached(uint64_t number, uint32_t worker) noexcept {
   const uint64_t asked = shared_.slots[number % settings_.ring].asked;
   if ((asked >> worker & 1U) == 0) return;
   Member& member = members_[worker];
-  const uint64_t ack = slots_.ack(worker);
+  const uint64_t ack = slots_.ring().ack(worker);
   if (ack > member.reached + 4 * kUnreached) {
     member.reached = ack;
     member.unreached = 0;
@@ -90,8 +90,8 @@ void Job::hear_kernel() noexcept {
     members_[w].heard = std::max(members_[w].heard, heard);
     heard_ = std::max(heard_, heard);
   }
-  if (slots_.floor() != floor_seen_) blocked_ = false;
-  floor_seen_ = slots_.floor();
+  if (slots_.ring().floor() != floor_seen_) blocked_ = false;
+  floor_seen_ = slots_.ring().floor();
 }
 
 laconic_kernel_counts Job::taken_in_kernel() noexcept {
@@ -181,7 +181,7 @@ void Job::begin(Time now, Outbox& out) {
   if (lost >= 0) return fail(now, Reason::lost_results, static_cast<uint32_t>(lost), out);
   state_ = JobState::running;
   waiting_ = kNever;
-  floor_seen_ = slots_.floor();
+  floor_seen_ = slots_.ring().floor();
   for (uint32_t w = 0; w < settings_.world; ++w) send_welcome(members_[w], w, out);
   send_fetches(now, kFetchesAtOnce, out);
   note_waiting(now);
@@ -211,7 +211,7 @@ DatagramFault Job::receive_up(Time now, const Address& from, Bytes datagram, Out
   if (settings_.full_tags != ((header.flags & wire::kFull) != 0)) return DatagramFault::field;
   Member* member = sender(from, header.worker);
   if (member == nullptr) return DatagramFault::field;
-  const uint64_t number = wire::nearest_number(header.granule, slots_.floor());
+  const uint64_t number = wire::nearest_number(header.granule, slots_.ring().floor());
   if (!wire::tag_is_right(datagram, wire::kUpHeaderBytes, key_, wire::era_of(number))) {
     return DatagramFault::tag;
   }
@@ -232,11 +232,11 @@ void Job::handle(Time now, Member& member, const wire::UpHeader& header, uint64_
     return;
   }
   if (member.timed != 0) end_round_trip(now, member, number - header.ahead);
-  if (slots_.floor() != floor_seen_) blocked_ = false;
-  floor_seen_ = slots_.floor();
+  if (slots_.ring().floor() != floor_seen_) blocked_ = false;
+  floor_seen_ = slots_.ring().floor();
   switch (header.type) {
     case DatagramType::data: {
-      if (number >= slots_.front()) {
+      if (number >= slots_.ring().front()) {
         if (left_ != 0) {
           return fail(now, Reason::left, static_cast<uint32_t>(std::countr_zero(left_)), out);
         }
@@ -259,7 +259,7 @@ void Job::handle(Time now, Member& member, const wire::UpHeader& header, uint64_
     default:  // an ack is in every header
       if ((header.flags & wire::kTry) != 0 && multicast_.group.exists() && now >= try_at_) {
         try_at_ = now + kTryEvery;
-        send_status(multicast_.address, DatagramType::status, slots_.floor(), out);
+        send_status(multicast_.address, DatagramType::status, slots_.ring().floor(), out);
       }
       break;
   }
@@ -281,7 +281,7 @@ void Job::answer(Verdict verdict, const Member& member, uint32_t worker, uint64_
       break;
     case Verdict::beyond:
       ++stats_.beyond;
-      send_status(member.address, DatagramType::status, slots_.floor(), out);
+      send_status(member.address, DatagramType::status, slots_.ring().floor(), out);
       break;
     case Verdict::open:
       send_status(member.address, DatagramType::open, number, out);
@@ -289,7 +289,7 @@ void Job::answer(Verdict verdict, const Member& member, uint32_t worker, uint64_
     case Verdict::stored:
       ++stats_.stored;
       note_unreached(number, worker);
-      if ((slots_.slot(number).bitmap >> worker & 1U) == 0) ++stats_.late;
+      if ((slots_.ring().slot(number).bitmap >> worker & 1U) == 0) ++stats_.late;
       send_sum(member.address, number, out);
       break;
     default:
@@ -300,7 +300,7 @@ void Job::answer(Verdict verdict, const Member& member, uint32_t worker, uint64_
 void Job::leave(Time now, uint32_t worker, Outbox& out) {
   left_ |= uint64_t{1} << worker;
   set_gate();
-  send_status(members_[worker].address, DatagramType::status, slots_.floor(), out);
+  send_status(members_[worker].address, DatagramType::status, slots_.ring().floor(), out);
   if (state_ == JobState::running && std::popcount(left_) == settings_.world) {
     state_ = JobState::ended;
     over_ = now;
@@ -317,7 +317,7 @@ DatagramFault Job::receive_held(Time now, const Address& from, Bytes datagram, O
   Member* member =
       header.ahead < wire::kMaxWorkers ? sender(from, static_cast<uint8_t>(header.ahead)) : nullptr;
   if (member == nullptr) return DatagramFault::field;
-  const uint64_t number = wire::nearest_number(header.granule, slots_.floor());
+  const uint64_t number = wire::nearest_number(header.granule, slots_.ring().floor());
   if (!wire::tag_is_right(datagram, wire::kDownHeaderBytes, key_, wire::era_of(number))) {
     return DatagramFault::tag;
   }
@@ -337,21 +337,21 @@ DatagramFault Job::receive_held(Time now, const Address& from, Bytes datagram, O
 // What was closed goes to everybody who has not got it yet: once to all who hear the group.
 void Job::publish(Time now, Outbox& out) {
   for (const uint64_t number : slots_.newly_closed()) {
-    const Slot& slot = slots_.slot(number);
+    const Slot& slot = slots_.ring().slot(number);
     ++stats_.closed;
     if (std::popcount(slot.bitmap) < settings_.world) ++stats_.partial;
     SumHeader beside;
     const Bytes datagram = write_datagram(number, beside);
     const auto send_to = [&](const Address& to) {
       if (datagram.empty()) {
-        out.send(to, beside, slots_.sum(slot));
+        out.send(to, beside, slots_.ring().sum(slot));
       } else {
         out.send_sum(to, datagram);
       }
     };
     bool together = false;
     for (uint32_t w = 0; w < settings_.world; ++w) {
-      if (slots_.ack(w) > number) continue;
+      if (slots_.ring().ack(w) > number) continue;
       Member& member = members_[w];
       if (member.timed == 0) {
         member.timed = number + 1;
@@ -374,11 +374,11 @@ void Job::send_sum(const Address& to, uint64_t number, Outbox& out) {
   SumHeader beside;
   const Bytes datagram = write_datagram(number, beside);
   if (!datagram.empty()) return out.send_sum(to, datagram);
-  out.send(to, beside, slots_.sum(slots_.slot(number)));
+  out.send(to, beside, slots_.ring().sum(slots_.ring().slot(number)));
 }
 
 Bytes Job::write_datagram(uint64_t number, SumHeader& beside) noexcept {
-  const Slot& slot = slots_.slot(number);
+  const Slot& slot = slots_.ring().slot(number);
   wire::DownHeader h;
   h.type = DatagramType::result;
   h.flags = static_cast<uint8_t>(slot.flags | (settings_.full_tags ? wire::kFull : 0));
@@ -386,14 +386,14 @@ Bytes Job::write_datagram(uint64_t number, SumHeader& beside) noexcept {
   h.granule = static_cast<uint32_t>(number);
   h.settings = slot.settings;
   h.epoch = static_cast<uint16_t>(epoch_);
-  h.ahead = ahead_of(number, slots_.floor());
+  h.ahead = ahead_of(number, slots_.ring().floor());
   h.norm = slot.norm;
   h.added = slot.added;
   h.divisor = static_cast<uint8_t>(std::popcount(slot.bitmap));
   h.bitmap = slot.bitmap;
-  const MutBytes datagram = slots_.datagram(slot);
+  const MutBytes datagram = slots_.ring().datagram(slot);
   uint8_t* header = datagram.empty() ? beside.data() : datagram.data();
-  wire::write_down(h, key_, wire::era_of(number), slots_.sum(slot), header);
+  wire::write_down(h, key_, wire::era_of(number), slots_.ring().sum(slot), header);
   return datagram;
 }
 
@@ -404,7 +404,7 @@ void Job::send_status(const Address& to, DatagramType type, uint64_t number, Out
   h.job = id();
   h.granule = static_cast<uint32_t>(number);
   h.epoch = static_cast<uint16_t>(epoch_);
-  h.ahead = ahead_of(number, slots_.floor());
+  h.ahead = ahead_of(number, slots_.ring().floor());
   std::array<uint8_t, wire::kDownHeaderBytes> header;
   wire::write_down(h, key_, wire::era_of(number), {}, header.data());
   out.send(to, header, {});
@@ -415,13 +415,13 @@ void Job::send_failure(const Address& to, Outbox& out) {
   h.type = DatagramType::failed;
   h.flags = settings_.full_tags ? wire::kFull : 0;
   h.job = id();
-  h.granule = static_cast<uint32_t>(slots_.floor());
+  h.granule = static_cast<uint32_t>(slots_.ring().floor());
   h.epoch = static_cast<uint16_t>(epoch_);
   h.added = blamed_;
   h.divisor = static_cast<uint8_t>(reason_);
   if (std::popcount(lost_) > 1) h.bitmap = lost_;
   std::array<uint8_t, wire::kDownHeaderBytes> header;
-  wire::write_down(h, key_, wire::era_of(slots_.floor()), {}, header.data());
+  wire::write_down(h, key_, wire::era_of(slots_.ring().floor()), {}, header.data());
   out.send(to, header, {});
 }
 
@@ -510,7 +510,7 @@ void Job::ask(const Member& member, uint32_t worker, Outbox& out) {
   if (state_ == JobState::gathering) {
     send_welcome(member, worker, out);
   } else {
-    send_status(member.address, DatagramType::status, slots_.floor(), out);
+    send_status(member.address, DatagramType::status, slots_.ring().floor(), out);
   }
 }
 

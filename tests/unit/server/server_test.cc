@@ -509,12 +509,12 @@ TEST(Multicast, AFailureIsNotTakenFromTheGroup) {
   wire::DownHeader h;
   h.type = wire::DatagramType::failed;
   h.job = job.id();
-  h.granule = static_cast<uint32_t>(job.slots().floor());
+  h.granule = static_cast<uint32_t>(job.slots().ring().floor());
   h.epoch = static_cast<uint16_t>(job.epoch());
   h.added = 1;
   h.divisor = static_cast<uint8_t>(wire::Reason::lost_worker);
   std::array<uint8_t, wire::kDownHeaderBytes> header;
-  wire::write_down(h, job.key(), wire::era_of(job.slots().floor()), {}, header.data());
+  wire::write_down(h, job.key(), wire::era_of(job.slots().ring().floor()), {}, header.data());
   const uint64_t rejected = link.stats().rejected;
   link.receive_from_group(network.now(), header);
   EXPECT_FALSE(link.failed());

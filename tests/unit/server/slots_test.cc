@@ -47,9 +47,10 @@ struct Machine {
     for (uint32_t w = 0; w < world; ++w) add(w, number, now);
   }
   bool closed(uint64_t number) const {
-    return slots.slot(number).number == number && slots.slot(number).state == SlotState::closed;
+    return slots.ring().slot(number).number == number &&
+           slots.ring().slot(number).state == SlotState::closed;
   }
-  uint32_t lane(uint64_t number) const { return slots.sum(slots.slot(number))[0]; }
+  uint32_t lane(uint64_t number) const { return slots.ring().sum(slots.ring().slot(number))[0]; }
 
   Slots slots;
   uint32_t world;
@@ -63,12 +64,12 @@ TEST(Slots, TheLastContributionClosesTheSum) {
   EXPECT_TRUE(m.slots.newly_closed().empty());
   EXPECT_EQ(m.add(1, 0), Verdict::added);
   ASSERT_EQ(m.slots.newly_closed().size(), 1U);
-  const Slot& slot = m.slots.slot(0);
+  const Slot& slot = m.slots.ring().slot(0);
   EXPECT_EQ(m.slots.newly_closed()[0], 0U);
   EXPECT_EQ(slot.bitmap, 7U);
   EXPECT_EQ(slot.added, 3);
   EXPECT_EQ(slot.norm, 2);
-  for (const uint8_t lane : m.slots.sum(slot)) EXPECT_EQ(lane, 1 + 2 + 3);
+  for (const uint8_t lane : m.slots.ring().sum(slot)) EXPECT_EQ(lane, 1 + 2 + 3);
 }
 
 TEST(Slots, ADuplicateIsNotAdded) {
@@ -92,10 +93,11 @@ TEST(Slots, ASlotThatIsUsedAgainBeginsAtNothing) {
 TEST(Slots, SumsOfConsecutiveNumbersLieInARow) {
   Machine m(settings(2, 2));
   for (uint64_t number = 0; number < 3; ++number) m.all(number);
-  const MutBytes first = m.slots.datagram(m.slots.slot(0));
-  const MutBytes second = m.slots.datagram(m.slots.slot(1));
+  const MutBytes first = m.slots.ring().datagram(m.slots.ring().slot(0));
+  const MutBytes second = m.slots.ring().datagram(m.slots.ring().slot(1));
   EXPECT_EQ(first.size(), wire::kDownHeaderBytes + 8);
-  EXPECT_EQ(first.data() + wire::kDownHeaderBytes, m.slots.sum(m.slots.slot(0)).data());
+  EXPECT_EQ(first.data() + wire::kDownHeaderBytes,
+            m.slots.ring().sum(m.slots.ring().slot(0)).data());
   // The longest sum is one of values: 16 bytes.
   EXPECT_EQ(second.data() - first.data(), static_cast<long>(wire::kDownHeaderBytes + 16));
 }
@@ -104,11 +106,11 @@ TEST(Slots, KeptAreThoseThatNotAllHave) {
   Machine m(settings(2, 2));
   for (const uint64_t number : {0U, 1U, 3U}) m.all(number);
   m.add(0, 2);
-  EXPECT_EQ(m.slots.kept(), 3U);
+  EXPECT_EQ(m.slots.ring().kept(), 3U);
   m.slots.acknowledge(0, 2);
-  EXPECT_EQ(m.slots.kept(), 3U);
+  EXPECT_EQ(m.slots.ring().kept(), 3U);
   m.slots.acknowledge(1, 1);
-  EXPECT_EQ(m.slots.kept(), 2U);
+  EXPECT_EQ(m.slots.ring().kept(), 2U);
 }
 
 TEST(Slots, AClosedSumNeverChanges) {
@@ -117,12 +119,12 @@ TEST(Slots, AClosedSumNeverChanges) {
   m.add(1, 0, 1);
   m.slots.tick(kDeadline);
   ASSERT_TRUE(m.closed(0));
-  const Slot before = m.slots.slot(0);
+  const Slot before = m.slots.ring().slot(0);
   EXPECT_EQ(m.add(2, 0, kDeadline + 1), Verdict::stored);
   EXPECT_EQ(m.add(0, 0, kDeadline + 1), Verdict::stored);
-  EXPECT_EQ(m.slots.slot(0).bitmap, before.bitmap);
-  EXPECT_EQ(m.slots.slot(0).norm, before.norm);
-  EXPECT_EQ(m.slots.slot(0).added, 2);
+  EXPECT_EQ(m.slots.ring().slot(0).bitmap, before.bitmap);
+  EXPECT_EQ(m.slots.ring().slot(0).norm, before.norm);
+  EXPECT_EQ(m.slots.ring().slot(0).added, 2);
   EXPECT_EQ(m.lane(0), 3U);
 }
 
@@ -131,7 +133,7 @@ TEST(Slots, AnEmptyContributionCountsInTheDivisorOnly) {
   m.add(0, 0);
   m.add(1, 0, 0, wire::kEmpty);
   m.add(2, 0, 0, wire::kEmpty | wire::kTrouble);
-  const Slot& slot = m.slots.slot(0);
+  const Slot& slot = m.slots.ring().slot(0);
   EXPECT_TRUE(m.closed(0));
   EXPECT_EQ(slot.bitmap, 7U);
   EXPECT_EQ(slot.added, 1);
@@ -143,8 +145,8 @@ TEST(Slots, ASumOfNothingIsEmpty) {
   Machine m(settings(2, 2));
   m.add(0, 0, 0, wire::kEmpty);
   m.add(1, 0, 0, wire::kEmpty);
-  EXPECT_EQ(m.slots.slot(0).flags, wire::kEmpty);
-  EXPECT_TRUE(m.slots.sum(m.slots.slot(0)).empty());
+  EXPECT_EQ(m.slots.ring().slot(0).flags, wire::kEmpty);
+  EXPECT_TRUE(m.slots.ring().sum(m.slots.ring().slot(0)).empty());
 }
 
 TEST(Slots, NothingOpensAboveTheRing) {
@@ -155,7 +157,7 @@ TEST(Slots, NothingOpensAboveTheRing) {
   EXPECT_TRUE(m.slots.acknowledge(0, 1));
   EXPECT_EQ(m.add(0, 8), Verdict::beyond);  // worker 1 may still want sum 0
   EXPECT_TRUE(m.slots.acknowledge(1, 1));
-  EXPECT_EQ(m.slots.floor(), 1U);
+  EXPECT_EQ(m.slots.ring().floor(), 1U);
   EXPECT_EQ(m.add(0, 8), Verdict::added);
 }
 
@@ -174,10 +176,10 @@ TEST(Slots, AnAckAboveWhatWasClosedIsRefused) {
   Machine m(settings(2, 2));
   m.all(0);
   EXPECT_FALSE(m.slots.acknowledge(0, 2));
-  EXPECT_EQ(m.slots.ack(0), 0U);
+  EXPECT_EQ(m.slots.ring().ack(0), 0U);
   EXPECT_TRUE(m.slots.acknowledge(0, 1));
   EXPECT_TRUE(m.slots.acknowledge(0, 0));  // an old one is no contradiction
-  EXPECT_EQ(m.slots.ack(0), 1U);
+  EXPECT_EQ(m.slots.ring().ack(0), 1U);
 }
 
 TEST(Slots, AQuorumWaitsForTheDeadline) {
@@ -189,7 +191,7 @@ TEST(Slots, AQuorumWaitsForTheDeadline) {
   EXPECT_FALSE(m.closed(0));
   m.slots.tick(100 + kDeadline);
   EXPECT_TRUE(m.closed(0));
-  EXPECT_EQ(m.slots.slot(0).bitmap, 3U);
+  EXPECT_EQ(m.slots.ring().slot(0).bitmap, 3U);
 }
 
 TEST(Slots, BehindTheDeadlineTheQuorumCloses) {
@@ -238,7 +240,7 @@ TEST(Slots, ALateWorkerIsWaitedForAgainWhenItHasCaughtUp) {
   m.add(1, 1, kDeadline + 1);
   EXPECT_FALSE(m.closed(1));
   m.add(2, 1, kDeadline + 2);
-  EXPECT_EQ(m.slots.slot(1).bitmap, 7U);
+  EXPECT_EQ(m.slots.ring().slot(1).bitmap, 7U);
 }
 
 TEST(Slots, WhoIsLateMayStillContribute) {
@@ -250,7 +252,7 @@ TEST(Slots, WhoIsLateMayStillContribute) {
   m.add(0, 1, kDeadline);
   EXPECT_FALSE(m.closed(1));  // worker 1 is waited for
   m.add(1, 1, kDeadline);
-  EXPECT_EQ(m.slots.slot(1).bitmap, 7U);
+  EXPECT_EQ(m.slots.ring().slot(1).bitmap, 7U);
 }
 
 TEST(Slots, AfterFourExchangesALateWorkerIsWaitedForAgain) {
@@ -275,7 +277,7 @@ TEST(Slots, OtherSettingsAreNotSummed) {
   EXPECT_EQ(m.slots.add(0, {1, 0, 8, 0, 0, codes}), Verdict::differs);
   EXPECT_EQ(m.slots.add(0, {1, 0, 7, 0, 0, few}), Verdict::differs);
   EXPECT_EQ(m.slots.add(0, {1, 0, 7, 0, wire::kValues, codes}), Verdict::differs);
-  EXPECT_EQ(m.slots.slot(0).bitmap, 1U);
+  EXPECT_EQ(m.slots.ring().slot(0).bitmap, 1U);
 }
 
 TEST(Slots, ValuesAreAddedModulo32Bits) {
@@ -286,7 +288,7 @@ TEST(Slots, ValuesAreAddedModulo32Bits) {
   EXPECT_EQ(m.slots.add(0, {0, 0, 7, 0, wire::kValues, a}), Verdict::added);
   EXPECT_EQ(m.slots.add(0, {1, 0, 7, 0, wire::kValues, odd}), Verdict::differs);
   EXPECT_EQ(m.slots.add(0, {1, 0, 7, 0, wire::kValues, b}), Verdict::added);
-  const Bytes sum = m.slots.sum(m.slots.slot(0));
+  const Bytes sum = m.slots.ring().sum(m.slots.ring().slot(0));
   EXPECT_EQ(std::vector<uint8_t>(sum.begin(), sum.end()),
             (std::vector<uint8_t>{1, 0, 0, 0, 1, 0, 0, 0x80}));
   EXPECT_EQ(m.slots.add(0, {0, 1, 7, 0, wire::kValues, more}), Verdict::differs) << "too many";
@@ -312,9 +314,9 @@ TEST(Slots, WhatSomebodyHoldsIsFetchedAndNeverSummed) {
   r.acks = {4, 2, 2};
   r.bits[2][0] = 0b1000;  // worker 2 has 5
   ASSERT_EQ(r.into(slots), -1);
-  EXPECT_EQ(slots.floor(), 2U);
+  EXPECT_EQ(slots.ring().floor(), 2U);
   EXPECT_EQ(slots.fetching(), 3U);  // 2, 3 from worker 0; 5 from worker 2
-  EXPECT_EQ(slots.front(), 4U);
+  EXPECT_EQ(slots.ring().front(), 4U);
   const std::vector<uint8_t> codes(4, 0x11);
   EXPECT_EQ(slots.add(1, {1, 2, 7, 0, 0, codes}), Verdict::waiting);
   EXPECT_EQ(slots.add(1, {1, 4, 7, 0, 0, codes}), Verdict::added);
@@ -335,8 +337,8 @@ TEST(Slots, WhatSomebodyHoldsIsFetchedAndNeverSummed) {
   EXPECT_TRUE(slots.take_held(0, 2, header, sum));
   EXPECT_FALSE(slots.take_held(0, 2, header, sum)) << "only once";
   ASSERT_EQ(slots.newly_closed().size(), 1U);
-  EXPECT_EQ(slots.slot(2).bitmap, 5U);
-  EXPECT_EQ(slots.sum(slots.slot(2))[7], 0x42);
+  EXPECT_EQ(slots.ring().slot(2).bitmap, 5U);
+  EXPECT_EQ(slots.ring().sum(slots.ring().slot(2))[7], 0x42);
   EXPECT_EQ(slots.pull(1, 2), Verdict::stored);
 }
 
@@ -391,7 +393,7 @@ TEST(Slots, WhatStaysIsInTheSumWhenItClosesOrIsSettled) {
   EXPECT_EQ(stays(1, 1), Verdict::added);
   EXPECT_EQ(stays(1, 1), Verdict::duplicate);
   EXPECT_TRUE(m.slots.owes());
-  EXPECT_EQ(m.slots.slot(1).added, 2);
+  EXPECT_EQ(m.slots.ring().slot(1).added, 2);
   m.slots.settle();
   EXPECT_FALSE(m.slots.owes());
   for (auto& payload : payloads) std::fill(payload.begin(), payload.end(), 0xFF);
@@ -426,7 +428,7 @@ TEST(Slots, WhetherPayloadsStayIsNotToBeSeen) {
     for (int step = 0; step < 400; ++step) {
       time += below(4) == 0 ? kDeadline / 4 : 1;
       const uint32_t w = below(world);
-      const uint64_t number = now.slots.floor() + below(10);
+      const uint64_t number = now.slots.ring().floor() + below(10);
       const uint8_t kinds[] = {0, 0, 0, 0, wire::kEmpty, wire::kTrouble};
       const bool values = number % 4 == 3;
       const auto flags = static_cast<uint8_t>(kinds[below(6)] | (values ? wire::kValues : 0));
@@ -447,8 +449,9 @@ TEST(Slots, WhetherPayloadsStayIsNotToBeSeen) {
       }
       ASSERT_TRUE(std::ranges::equal(now.slots.newly_closed(), later.slots.newly_closed()));
       for (const uint64_t closed : now.slots.newly_closed()) {
-        const Slot &a = now.slots.slot(closed), &b = later.slots.slot(closed);
-        ASSERT_TRUE(std::ranges::equal(now.slots.sum(a), later.slots.sum(b))) << closed;
+        const Slot &a = now.slots.ring().slot(closed), &b = later.slots.ring().slot(closed);
+        ASSERT_TRUE(std::ranges::equal(now.slots.ring().sum(a), later.slots.ring().sum(b)))
+            << closed;
         ASSERT_EQ(a.bitmap, b.bitmap);
         ASSERT_EQ(a.added, b.added);
         ASSERT_EQ(a.flags, b.flags);
@@ -456,8 +459,8 @@ TEST(Slots, WhetherPayloadsStayIsNotToBeSeen) {
       now.slots.forget_closed();
       later.slots.forget_closed();
       const uint32_t reader = below(world);
-      const bool taken = now.slots.acknowledge(reader, now.slots.front());
-      ASSERT_EQ(later.slots.acknowledge(reader, later.slots.front()), taken);
+      const bool taken = now.slots.acknowledge(reader, now.slots.ring().front());
+      ASSERT_EQ(later.slots.acknowledge(reader, later.slots.ring().front()), taken);
     }
   }
 }

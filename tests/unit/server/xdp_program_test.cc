@@ -205,8 +205,8 @@ class Pair {
   /// One step of a schedule: mostly sound, in any order.
   void step() {
     const auto w = static_cast<uint32_t>(dice_.below(settings_.world));
-    const uint64_t front = slots().front(), floor = slots().floor();
-    uint64_t mine = std::max(start_, slots().ack(w));
+    const uint64_t front = slots().ring().front(), floor = slots().ring().floor();
+    uint64_t mine = std::max(start_, slots().ring().ack(w));
     while (got_[w].count(mine) != 0) ++mine;
     uint64_t ack = mine;
     if (dice_.one_in(5)) ack = dice_.between(std::max(start_, mine / 2), mine);
@@ -274,11 +274,12 @@ class Pair {
   /// All slots, word by word.
   void compare_slots() {
     const server::Slots& got = server_->jobs()[0]->slots();
-    EXPECT_EQ(got.floor(), slots().floor());
+    EXPECT_EQ(got.ring().floor(), slots().ring().floor());
     EXPECT_EQ(got.open(), slots().open());
-    for (uint64_t number = slots().floor(); number < slots().floor() + settings_.ring; ++number) {
-      const server::Slot& a = slots().slot(number);
-      const server::Slot& b = got.slot(number);
+    for (uint64_t number = slots().ring().floor(); number < slots().ring().floor() + settings_.ring;
+         ++number) {
+      const server::Slot& a = slots().ring().slot(number);
+      const server::Slot& b = got.ring().slot(number);
       if (a.number != number || a.state == server::SlotState::unused) continue;
       EXPECT_EQ(b.number, number);
       EXPECT_EQ(a.state, b.state);
@@ -287,7 +288,7 @@ class Pair {
       EXPECT_EQ(a.norm, b.norm);
       EXPECT_EQ(a.flags, b.flags);
       EXPECT_EQ(a.length, b.length);
-      const Bytes x = slots().sum(a), y = got.sum(b);
+      const Bytes x = slots().ring().sum(a), y = got.ring().sum(b);
       EXPECT_TRUE(std::equal(x.begin(), x.end(), y.begin(), y.end())) << "granule " << number;
     }
   }
@@ -320,7 +321,7 @@ class Pair {
       wire::DownHeader h;
       const bool parsed = wire::parse_down(at->second, &h) == wire::DatagramFault::none;
       if (!parsed || h.type != wire::DatagramType::result || dice_.one_in(10)) continue;
-      got_[w].insert(wire::nearest_number(h.granule, slots().floor()));
+      got_[w].insert(wire::nearest_number(h.granule, slots().ring().floor()));
     }
   }
 
@@ -405,7 +406,7 @@ TEST_F(XdpProgram, AnswersAsTheSlotMachineDoes) {
     pair.compare_slots();
     ASSERT_FALSE(HasFailure());
     // The ring came round, and all three ways were taken often.
-    EXPECT_GT(pair.slots().floor(), 32U);
+    EXPECT_GT(pair.slots().ring().floor(), 32U);
     EXPECT_GT(pair.redirected, 100U);
     EXPECT_GT(pair.dropped, 100U);
     EXPECT_GT(pair.passed, 100U);
@@ -418,7 +419,7 @@ TEST_F(XdpProgram, CountsOnBeyond32Bits) {
   Pair pair(xdp_.get(), settings_of(2, 4, 8, 64), 6, ports_, kEra - 20);
   for (int i = 0; i < 1000 && !HasFailure(); ++i) pair.step();
   pair.compare_slots();
-  EXPECT_GT(pair.slots().floor(), kEra + 32);
+  EXPECT_GT(pair.slots().ring().floor(), kEra + 32);
   EXPECT_GT(pair.redirected, 100U);
 }
 
@@ -445,8 +446,8 @@ TEST_F(XdpProgram, IsShutOutWhenAWorkerHasLeft) {
   EXPECT_GT(taken, 50U);
   pair.send(worker_at(0), 0, pair.up(0, wire::DatagramType::leave, 0, 0, 0, 0, {}));
   for (uint64_t i = 0; i < 8; ++i) {
-    const uint64_t number = pair.slots().front() + i;
-    pair.send(worker_at(1), 1, pair.contribution(1, number, pair.slots().ack(1)));
+    const uint64_t number = pair.slots().ring().front() + i;
+    pair.send(worker_at(1), 1, pair.contribution(1, number, pair.slots().ring().ack(1)));
   }
   EXPECT_EQ(pair.redirected + pair.dropped, taken);
   EXPECT_EQ(pair.oracle().state(), server::JobState::failed);
