@@ -18,8 +18,8 @@ Figures figures_of(const server::Server& server) {
     for (uint32_t w = 0; w < job->settings().world; ++w) {
       // A program in the kernel may have got further than the process has seen.
       const uint64_t front = slots.ring().front(), ack = slots.ring().ack(w);
-      f.workers.push_back(
-          {front > ack ? front - ack : 0, 1e-9 * static_cast<double>(job->round_trip(w))});
+      f.workers.push_back({front > ack ? front - ack : 0,
+                           1e-9 * static_cast<double>(job->members()[w].round_trip)});
     }
     figures.jobs.push_back(std::move(f));
   }

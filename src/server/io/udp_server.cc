@@ -341,7 +341,7 @@ void UdpServer::join(Peer& peer) {
 bool UdpServer::serves(const Peer& peer) const noexcept {
   const auto jobs = server_.jobs();
   return std::any_of(jobs.begin(), jobs.end(), [&](const auto& job) {
-    return job->id() == peer.job && job->has_member_at(peer.address);
+    return job->id() == peer.job && job->members().has_one_at(peer.address);
   });
 }
 
