@@ -195,7 +195,7 @@ bool exchange(Table& table, Session& session, const collective::Bucket& bucket,
     }
     if (*steps == 0) return true;
     if (!table.run({batch.data(), *steps})) {
-      session.abort({Errc::engine_failed, "the engine has failed", {}});
+      session.abort(Error{Errc::engine_failed, "the engine has failed", {}});
       return false;
     }
   }
