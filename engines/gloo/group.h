@@ -53,7 +53,7 @@ class Group {
 
   /// Says that this rank waits for a batch.
   void sign(uint64_t batch);
-  /// Those of `needed`, by rank, who have not said so. Until then they have a moment for it.
+  /// Those of `needed`, by rank, that have not signed. They are given until `until` to do it.
   [[nodiscard]] std::vector<uint32_t> unsigned_by(const std::vector<bool>& needed, uint64_t batch,
                                                   Deadline until);
 
