@@ -1,6 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// A C++ program over Gloo against the installed package: two ranks, which are threads, average 1 and 3.
+// A C++ program over Gloo against the installed package: two ranks, as threads, average 1 and 3.
 #include <laconic/engine/gloo.h>
 #include <laconic/session.h>
 
