@@ -11,7 +11,7 @@
 #include "laconic/session.h"
 #include "session/describe.h"
 #include "session/saved_state.h"
-#include "session/window.h"
+#include "session/driver/window.h"
 #include "session/without_throwing.h"
 
 namespace laconic {

@@ -2,7 +2,7 @@
 //
 // Several exchanges in flight: the bits of one at a time, an order of issue that no delay changes,
 // and nothing lost when the engine fails with all of them under way.
-#include "session/window.h"
+#include "session/driver/window.h"
 
 #include <gtest/gtest.h>
 

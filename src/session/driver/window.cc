@@ -1,5 +1,5 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-#include "session/window.h"
+#include "session/driver/window.h"
 
 #include <algorithm>
 #include <new>
