@@ -132,7 +132,7 @@ endfunction()
 # again in every other one.
 set_source_files_properties(
   ${PROJECT_SOURCE_DIR}/tests/golden/golden_test.cc ${PROJECT_SOURCE_DIR}/tests/golden/datagram_test.cc
-  ${PROJECT_SOURCE_DIR}/tests/unit/capi/boundary_test.cc
+  ${PROJECT_SOURCE_DIR}/tests/unit/capi/boundary_test.cc ${PROJECT_SOURCE_DIR}/tests/distributed/driver_test.cc
   PROPERTIES COMPILE_DEFINITIONS LACONIC_TEST_DATA="${PROJECT_SOURCE_DIR}/tests")
 
 # tests/unit/<module>/*_test.cc -> test_<module>, linking that module and what it may use.

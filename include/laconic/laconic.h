@@ -483,6 +483,124 @@ LACONIC_API void laconic_exchange_abort(laconic_exchange* exchange);
 LACONIC_API int32_t laconic_session_release_layout(laconic_session* session,
                                                    const laconic_bucket* bucket);
 
+/* ---- A driver: buckets in, means out, over an engine of the caller's ---- */
+
+/* What cuts buckets at options.part, lets short ones travel together, keeps exchanges in flight and
+ * agrees with the other ranks, so that callers need not drive exchanges step by step. One thread at
+ * a time, and nothing of it from inside of a callback: exchange_order. */
+typedef struct laconic_driver laconic_driver;
+
+/* An engine as a table of callbacks. `start` and `wait` are those of laconic_plugin, which may
+ * stand here with the plug-in's engine as `context`. They give a code, 0 or one of
+ * docs/format/ERRORS.md, and write a message, NUL-terminated, of at most `room` bytes. After a
+ * failure nothing more is started, and what was is settled. */
+typedef struct laconic_engine_table {
+  uint32_t struct_size;
+  uint32_t rank, world;
+  uint32_t reserved;
+  void* context;
+  double timeout; /* seconds that a batch may take, handed to wait; 0: 30 minutes */
+  /* Begins a batch of `count` steps, `step_size` bytes apart. At most LACONIC_MAX_WINDOW + 1 have
+   * been started and not waited for; all ranks start the same ones in the same order. What the
+   * steps point to, not the steps, lives until wait has returned 0. */
+  int32_t (*start)(void* context, const laconic_step* steps, uint32_t step_size, uint32_t count,
+                   uint64_t* ticket, char* message, uint64_t room);
+  /* Returns when the batch is complete or has failed. Once for each ticket. */
+  int32_t (*wait)(void* context, uint64_t ticket, double timeout, char* message, uint64_t room);
+  /* may be missing, or null: */
+  /* A batch that nobody will wait for, behind a failure: returns when its memory is not used any
+   * more. Without it a driver and its session may be destroyed only behind the engine then. */
+  void (*settle)(void* context, uint64_t ticket);
+  /* Where wait, when it returns 0, leaves the time when the batch was complete, in seconds of
+   * CLOCK_MONOTONIC; 0: not known. One that leaves nothing there has failed. */
+  double* completed;
+} laconic_engine_table;
+
+/* Why this rank cannot bring something: all ranks report it. */
+typedef struct laconic_failure {
+  int32_t code;
+  const char* message; /* NUL-terminated; null: none */
+  const char* hint;
+} laconic_failure;
+
+/* Agreement over an engine, before the first exchange: gathers the cards of all ranks, this one's
+ * being the session's, or `failure` if that is not null. Where one has a failure, every rank gets
+ * the same: with "rank 1 could not WHAT: ...", or the failure itself if all ranks have the same.
+ * `gathered`: world * LACONIC_AGREEMENT_BYTES, for laconic_session_check_agreement. */
+LACONIC_API int32_t laconic_agree(const laconic_engine_table* engine,
+                                  const laconic_session* session, const laconic_failure* failure,
+                                  const char* what, void* gathered);
+
+/* An exchange has ended, or was undone. */
+typedef struct laconic_ending {
+  uint32_t struct_size;
+  int32_t code;        /* 0: the means are where the gradients were */
+  const char* message; /* NUL-terminated, as `hint`; until the callback returns, like all of it */
+  const char* hint;
+  uint32_t count; /* of buckets that it carried, in whole or in part */
+  uint32_t reserved;
+  const uint64_t* tokens; /* theirs */
+  const uint32_t* parts;  /* exchanges that each of them takes in all */
+} laconic_ending;
+
+enum { LACONIC_PHASE_ENCODE = 0, LACONIC_PHASE_WIRE = 1, LACONIC_PHASE_DECODE = 2 };
+
+typedef struct laconic_driver_options {
+  uint32_t struct_size;
+  uint32_t reserved;
+  const laconic_engine_table* engine; /* copied; rank and world are the session's */
+  void* context;                      /* of the callbacks here */
+  /* Called once for each exchange, in the thread that calls the driver. */
+  void (*ended)(void* context, const laconic_ending* ending);
+  /* may be missing, or null: */
+  /* A phase of an exchange is over; seconds of CLOCK_MONOTONIC. */
+  void (*traced)(void* context, uint32_t phase, uint64_t step, uint32_t index, double begin,
+                 double end);
+} laconic_driver_options;
+
+/* Of a session that no exchange was begun with, and that outlives it. */
+LACONIC_API int32_t laconic_driver_create(laconic_session* session,
+                                          const laconic_driver_options* options,
+                                          laconic_driver** out);
+LACONIC_API void laconic_driver_destroy(laconic_driver* driver);
+
+/* Flags of laconic_driver_submit. APART: the bucket waits for no other, and none for it. WHOLE: it
+ * is not cut. */
+enum { LACONIC_SUBMIT_APART = 1, LACONIC_SUBMIT_WHOLE = 2 };
+
+/* Takes a bucket, every rank the same ones in the same order, each parameter once in a step. Its
+ * memory stays where it is until `ended` has told its token `parts` times. With `failure` this rank
+ * cannot bring it, its buffer may be null, and all ranks report why. Gives the engine's failure, or
+ * that of an exchange that could not begin, of which `ended` tells, too. */
+LACONIC_API int32_t laconic_driver_submit(laconic_driver* driver, const laconic_bucket* bucket,
+                                          uint32_t flags, uint64_t token,
+                                          const laconic_failure* failure);
+/* Ends all that was submitted, in order. Drain does not end the step, more buckets of it may
+ * follow; finish does. Both give the first failure since the last finish. */
+LACONIC_API int32_t laconic_driver_drain(laconic_driver* driver);
+LACONIC_API int32_t laconic_driver_finish(laconic_driver* driver);
+/* Undoes all that was submitted and has not ended: it goes into the residuals, as does everything
+ * that is submitted from now on. */
+LACONIC_API int32_t laconic_driver_break_off(laconic_driver* driver,
+                                             const laconic_failure* failure);
+/* As laconic_session_release_layout, of a bucket and its parts. */
+LACONIC_API int32_t laconic_driver_release(laconic_driver* driver, const laconic_bucket* bucket);
+
+/* Other settings, all ranks together between two steps: laconic_session_set and its agreement.
+ * `failure`, if not null: this rank has no settings, and why. *waits: 1 where residuals have to go
+ * out first. Then every rank calls set_what_waits before the first bucket of each step, until *set
+ * is 1 or it fails, with which nothing waits any more. */
+LACONIC_API int32_t laconic_driver_set(laconic_driver* driver, const laconic_settings* settings,
+                                       const laconic_failure* failure, uint32_t* waits);
+LACONIC_API int32_t laconic_driver_set_what_waits(laconic_driver* driver, uint32_t* set);
+
+/* For each parameter of `count` buckets, one bucket behind the other, the number of the exchange
+ * that carries it, were they submitted in a step with `flags`. A saved state has to bring these
+ * exchanges back where laconic_session_layout_matters. */
+LACONIC_API int32_t laconic_driver_exchanges(const laconic_driver* driver,
+                                             const laconic_bucket* buckets, uint32_t count,
+                                             uint32_t flags, uint32_t* exchange_of);
+
 /* ---- Aggregation servers (`laconic serve`) ---- */
 
 /* Executes a session's AGGREGATE steps over UDP. One thread at a time, but for interrupt and stats,

@@ -70,6 +70,11 @@ inline constexpr size_t kRequired<laconic_settings> = offsetof(laconic_settings,
 template <>
 inline constexpr size_t kRequired<laconic_step> = offsetof(laconic_step, tag);
 template <>
+inline constexpr size_t kRequired<laconic_engine_table> = offsetof(laconic_engine_table, settle);
+template <>
+inline constexpr size_t kRequired<laconic_driver_options> = offsetof(laconic_driver_options,
+                                                                     traced);
+template <>
 inline constexpr size_t kRequired<laconic_aggregator_options> = offsetof(laconic_aggregator_options,
                                                                          token);
 template <>

@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "capi/buckets.h"
 #include "capi/handles.h"
 #include "transport/c_step.h"
 
@@ -20,40 +21,10 @@ using laconic::capi::fail;
 using laconic::capi::guarded;
 using laconic::capi::kRequired;
 using laconic::capi::null_argument;
-using laconic::capi::read_struct;
-
-int32_t read_layout(const laconic_bucket* theirs, laconic_bucket* b) {
-  if (const int32_t bad = read_struct(theirs, "bucket", b); bad != 0) return bad;
-  if (b->dtype > LACONIC_BF16) {
-    return fail(Errc::invalid_argument, "the bucket is of no float type",
-                "LACONIC_F32, LACONIC_F16 or LACONIC_BF16");
-  }
-  if ((b->flags & ~uint32_t{LACONIC_BUCKET_RAW}) != 0)
-    return fail(Errc::invalid_argument, "the bucket has an unknown flag");
-  if (b->count != 0 && (b->parameters == nullptr || b->offsets == nullptr))
-    return null_argument("the parameters and offsets of a bucket");
-  return 0;
-}
-
-int32_t read_bucket(const laconic_bucket* theirs, laconic_bucket* b) {
-  if (const int32_t bad = read_layout(theirs, b); bad != 0) return bad;
-  if (b->elements != 0 && b->buffer == nullptr) return null_argument("the buffer of a bucket");
-  return 0;
-}
-
-laconic::collective::LayoutView to_layout(const laconic_bucket& b) {
-  return {{b.parameters, b.count}, {b.offsets, b.count}, b.elements};
-}
-
-laconic::collective::Bucket to_bucket(const laconic_bucket& b) {
-  laconic::collective::Bucket bucket;
-  bucket.buffer = b.buffer;
-  bucket.dtype = static_cast<DType>(b.dtype);
-  bucket.step = b.step;
-  bucket.index = b.index;
-  bucket.raw = (b.flags & LACONIC_BUCKET_RAW) != 0;
-  return bucket;
-}
+using laconic::capi::read_bucket;
+using laconic::capi::read_layout;
+using laconic::capi::to_bucket;
+using laconic::capi::to_layout;
 
 int32_t not_running() {
   return fail(Errc::exchange_order, "no exchange is running", "laconic_exchange_begin starts one");

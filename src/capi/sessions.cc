@@ -10,6 +10,7 @@
 
 #include "base/hash.h"
 #include "capi/handles.h"
+#include "capi/settings.h"
 #include "session/describe.h"
 
 namespace {
@@ -22,6 +23,7 @@ using laconic::capi::guarded;
 using laconic::capi::guarded_value;
 using laconic::capi::keep;
 using laconic::capi::null_argument;
+using laconic::capi::read_settings;
 using laconic::capi::read_struct;
 
 constexpr uint32_t kSums = 1U << LACONIC_F32 | 1U << LACONIC_F16 | 1U << LACONIC_BF16 |
@@ -96,8 +98,12 @@ int32_t read_codecs(const laconic_session_options& options, laconic::collective:
   return 0;
 }
 
-int32_t read_settings(const laconic_settings* theirs, std::vector<laconic::Rule>* rules,
-                      laconic::session::Change* change) {
+}  // namespace
+
+namespace laconic::capi {
+
+int32_t read_settings(const laconic_settings* theirs, std::vector<Rule>* rules,
+                      session::Change* change) {
   laconic_settings s;
   if (const int32_t bad = read_struct(theirs, "settings", &s); bad != 0) return bad;
   if (s.strategy != LACONIC_KEEP && s.strategy > LACONIC_STRATEGY_SERVER_SUM)
@@ -111,13 +117,12 @@ int32_t read_settings(const laconic_settings* theirs, std::vector<laconic::Rule>
   if (s.spec != nullptr) change->spec = s.spec;
   if (s.control != nullptr) change->control = s.control;
   if (s.strategy != LACONIC_KEEP) {
-    change->plan = laconic::collective::strategy_name(
-        static_cast<laconic::collective::StrategyKind>(s.strategy));
+    change->plan = collective::strategy_name(static_cast<collective::StrategyKind>(s.strategy));
   }
   return 0;
 }
 
-}  // namespace
+}  // namespace laconic::capi
 
 extern "C" {
 

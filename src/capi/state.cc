@@ -102,7 +102,7 @@ int32_t laconic_session_state_accepts(const laconic_session* session,
     laconic_state_header h;
     if (const int32_t bad = read_struct(header, "header", &h); bad != 0) return bad;
     const auto mine = session->session->active().state_header();
-    if (h.version == mine.version || h.version == 0) {  // another version has rules of its own
+    if (h.version <= mine.version) {  // another version has rules of its own
       if (const int32_t bad = check_possible(h); bad != 0) return bad;
     }
     h.spec[sizeof h.spec - 1] = '\0';

@@ -83,10 +83,10 @@ Result<void> check_values(const Store::Entry& entry, const uint8_t* values, uint
 
 Result<void> accepts(const StateHeader& mine, const StateHeader& saved) {
   const auto number = [](auto x) { return std::to_string(x); };
-  if (saved.version != mine.version) {
+  if (saved.version == 0 || saved.version > mine.version) {
     return Error{
         Errc::state_version,
-        "state: expected version " + number(mine.version) + ", found " + number(saved.version),
+        "state: expected version 1 to " + number(mine.version) + ", found " + number(saved.version),
         "load it with the release that wrote it, or start without it"};
   }
   if (saved.world != mine.world) {

@@ -73,7 +73,8 @@ struct StateHeader {
   std::string spec;
 };
 
-inline constexpr uint32_t kStateVersion = 1;
+/// 1: every bucket was an exchange of its own where the engine adds. 2: short ones travel together.
+inline constexpr uint32_t kStateVersion = 2;
 
 /// state_corrupt when `count` float32 values at `values`, of any alignment, are not what `entry`
 /// may hold.

@@ -47,6 +47,8 @@ struct FailureCard {
 static_assert(sizeof(FailureCard) <= kAgreementBytes);
 constexpr std::array<char, 8> kFailureMagic{'L', 'A', 'C', 'F', 'A', 'I', 'L', '1'};
 
+constexpr const char* kSameCall = "give every rank the same call, file and LACONIC_* variables";
+
 template <size_t N>
 void put_text(std::array<char, N>& field, std::string_view text) {
   field.fill('\0');
@@ -70,7 +72,7 @@ Error differ(uint32_t a, uint32_t b, std::string_view what, const std::string& x
   return Error{Errc::ranks_disagree,
                "ranks disagree on " + std::string(what) + ": rank " + std::to_string(a) + " has " +
                    x + ", rank " + std::to_string(b) + " has " + y,
-               "give every rank the same call, file and LACONIC_* variables"};
+               kSameCall};
 }
 
 Result<void> compare(uint32_t r, const Card& a, const Card& b) {
@@ -150,6 +152,12 @@ std::string controls_of(const Steering* steering, std::span<const Rule> rules) {
   return text;
 }
 
+/// A rank's own trouble comes before what others have seen of it, and both before what passes.
+uint32_t hearsay_of(Errc code) noexcept {
+  if (code == Errc::residuals_left) return 2;
+  return code == Errc::peer_failed || code == Errc::timed_out ? 1 : 0;
+}
+
 }  // namespace
 
 AgreementCard failure_card(const Error& why) noexcept {
@@ -163,20 +171,37 @@ AgreementCard failure_card(const Error& why) noexcept {
   return bytes;
 }
 
-Result<void> check_failures(Bytes cards) {
-  // A rank's own trouble before what others have seen of it.
-  for (const bool hearsay : {false, true}) {
-    for (uint32_t r = 0; (r + 1) * kAgreementBytes <= cards.size(); ++r) {
-      const auto card = load<FailureCard>(cards.data() + r * kAgreementBytes);
-      if (card.magic != kFailureMagic) continue;
-      const auto claimed = static_cast<Errc>(card.code);
-      if (!hearsay && (claimed == Errc::peer_failed || claimed == Errc::timed_out)) continue;
-      const bool known = claimed != Errc::ok && errc_name(claimed) != "unknown";
-      return Error{known ? claimed : Errc::peer_failed,
-                   "rank " + std::to_string(r) + ": " + text_of(card.message), text_of(card.hint)};
-    }
+std::optional<Failure> first_failure(Bytes cards) {
+  std::optional<Failure> first;
+  uint32_t same = 0, hearsay = 0;
+  const auto world = static_cast<uint32_t>(cards.size() / kAgreementBytes);
+  for (uint32_t r = 0; r < world; ++r) {
+    const auto card = load<FailureCard>(cards.data() + r * kAgreementBytes);
+    if (card.magic != kFailureMagic) continue;
+    const auto lead = load<FailureCard>(cards.data());
+    same += card.code == lead.code && card.message == lead.message && card.hint == lead.hint;
+    const auto claimed = static_cast<Errc>(card.code);
+    const uint32_t heard = hearsay_of(claimed);
+    if (first && heard >= hearsay) continue;
+    hearsay = heard;
+    const bool known = claimed != Errc::ok && errc_name(claimed) != "unknown";
+    first = {r, {known ? claimed : Errc::peer_failed, text_of(card.message), text_of(card.hint)}};
   }
-  return {};
+  if (first) first->everybody = same == world;
+  return first;
+}
+
+Result<void> check_failures(Bytes cards, std::string_view what) {
+  auto failure = first_failure(cards);
+  if (!failure) return {};
+  Error& why = failure->why;
+  const std::string rank = "rank " + std::to_string(failure->rank);
+  if (what.empty() || why.code == Errc::residuals_left)
+    return Error{why.code, rank + ": " + why.message, std::move(why.hint)};
+  if (failure->everybody) return std::move(why);
+  const std::string hint = why.hint.empty() ? "" : " (" + why.hint + ")";
+  return Error{Errc::ranks_disagree, concat({rank, " could not ", what, ": ", why.message, hint}),
+               kSameCall};
 }
 
 AgreementCard agreement_card(const Active& mine) {

@@ -6,6 +6,8 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
+#include <string_view>
 
 #include "laconic/bytes.h"
 #include "session/active.h"
@@ -20,8 +22,16 @@ AgreementCard agreement_card(const Active& mine);
 /// In place of a card: this rank has no settings, and why.
 AgreementCard failure_card(const Error& why) noexcept;
 
-/// The first failure card's Error, with its rank's name, the same on every rank.
-Result<void> check_failures(Bytes cards);
+struct Failure {
+  uint32_t rank = 0;
+  Error why;
+  bool everybody = false;  ///< all ranks have told the same
+};
+/// Of the first failure card, a rank's own trouble before what others have seen of it.
+std::optional<Failure> first_failure(Bytes cards);
+/// Its Error, with its rank's name, the same on every rank. `what`, if there is any: that they
+/// could not do, "attach"; where all have told the same, that.
+Result<void> check_failures(Bytes cards, std::string_view what = {});
 /// The same message on every rank when they differ. From where engines scale is not compared: the
 /// last of them counts.
 Result<void> check_agreement(Active& mine, Bytes cards);

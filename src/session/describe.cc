@@ -263,16 +263,7 @@ std::string explain(const Session& session) {
     const auto& a = model.assignment(i);
     const Spec& spec = model.spec(model.class_of(i));
     const bool by_server = model.strategy_of(i) == collective::StrategyKind::server_sum;
-    uint64_t bytes = a.raw ? p.count() * sizeof(float) : 0;
-    uint64_t expected = bytes;
-    for (const auto& piece : a.pieces) {
-      const Plan plan = spec.codec().plan(spec.params(), piece.unit, options.world);
-      for (uint32_t r = 0; r < plan.rounds; ++r) {
-        const uint64_t sum = collective::travelling_bytes(plan.round[r]);
-        bytes += sum;
-        expected += plan.round[r].code_bits == 0 ? plan.round[r].expected : sum;
-      }
-    }
+    const auto [expected, bytes] = collective::payload_of(model, i);
     json.open('{').field("name", p.name).field("elements", p.count());
     json.field("codec", a.raw ? std::string_view("none") : std::string_view(spec.canonical()));
     if (a.raw && by_server) json.field("lane", dtype_name(DType::i32));
@@ -307,7 +298,8 @@ std::string describe_stats(const Session& session) {
   json.field("excluded_granules", s.counters.excluded_granules)
       .field("partial_granules", s.counters.partial_granules)
       .field("out_of_range", s.counters.out_of_range);
-  json.field("parts", s.parts).field("window_wait_seconds", s.window_wait_seconds);
+  json.field("parts", s.driver.parts).field("coalesced", s.driver.coalesced);
+  json.field("window_wait_seconds", s.driver.window_wait_seconds);
   json.field("setting_changes", s.setting_changes).field("held_steps", s.held_steps);
   json.field("reports_missing", s.reports_missing)
       .field("network_seconds", s.network_seconds)

@@ -92,7 +92,7 @@ void Proposal::put_in_force() noexcept {
   if (session_->recorder_) session_->recorder_->go_on_with(session_->active_->steering->run());
 }
 
-Result<void> Proposal::end(Bytes cards) {
+Result<void> Proposal::end(Bytes cards, std::string_view what) {
   const std::lock_guard lock(session_->mutex_);
   open_ = false;
   if (next_ && cards_agree(cards, next_->model.options().world)) {
@@ -101,7 +101,7 @@ Result<void> Proposal::end(Bytes cards) {
   }
   const std::unique_ptr<Active> next = std::move(next_);
   return without_throwing([&]() -> Result<void> {
-    if (auto ok = check_failures(cards); !ok) {
+    if (auto ok = check_failures(cards, what); !ok) {
       if (ok.error().code == Errc::residuals_left)
         session_->active_->flush.release(session_->observer_.report().report.residual);
       return ok;

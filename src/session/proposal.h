@@ -39,8 +39,8 @@ class Proposal {
   [[nodiscard]] bool open() const noexcept { return open_; }
   /// Where all ranks are ready for the same, it is in force from now on. Otherwise all go on as
   /// before, with one Error; behind residuals_left they are flushed, in as many steps as they are
-  /// larger than the gradients.
-  Result<void> end(Bytes cards);
+  /// larger than the gradients. `what`: as of check_failures.
+  Result<void> end(Bytes cards, std::string_view what = {});
 
  private:
   [[nodiscard]] Result<std::unique_ptr<Active>> make(const Change& change) const;

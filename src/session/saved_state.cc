@@ -38,11 +38,6 @@ struct EntryHead {
 };
 static_assert(sizeof(EntryHead) == 16);
 
-Error in_flight_error() {
-  return {Errc::exchange_order, "state: exchanges are in flight",
-          "save and load between two steps: call wait() first"};
-}
-
 Error corrupt(std::string what) {
   return {Errc::state_corrupt, "state: " + std::move(what), "take an older checkpoint"};
 }
@@ -121,7 +116,7 @@ Result<Bytes> read_entry(Reader& reader, const feedback::Store::Entry& entry) {
   return values;
 }
 
-Result<void> load_checked(Session& session, Bytes state) {
+Result<uint32_t> load_checked(Session& session, Bytes state) {
   const auto& entries = session.active().store.entries();
   if (state.size() < sizeof(Head) + sizeof(uint64_t)) return corrupt("it is too short");
   const Bytes body = state.first(state.size() - sizeof(uint64_t));
@@ -130,9 +125,10 @@ Result<void> load_checked(Session& session, Bytes state) {
   if (head.magic != kMagic) return corrupt("these bytes are none");
   if (hash64(body) != load<uint64_t>(body.data() + body.size())) return corrupt("it is damaged");
   const auto spec = text_of(reader.take(head.spec_bytes));
-  if (auto fits = check_head(session, head, spec); !fits) return fits;
+  if (auto fits = check_head(session, head, spec); !fits) return std::move(fits).error();
   if (head.reserved != 0) return corrupt("its reserved bytes are not 0");
-  if (session.model().alone()) return {};  // a release that compressed alone has saved residuals
+  if (session.model().alone())
+    return head.version;  // a release that compressed alone has saved residuals
   std::vector<Bytes> values;
   uint32_t lacking = 0;
   for (const auto& entry : entries) {
@@ -155,18 +151,27 @@ Result<void> load_checked(Session& session, Bytes state) {
     else
       std::fill(into.begin(), into.end(), 0.0F);
   }
-  return {};
+  return head.version;
 }
 
 }  // namespace
 
-Result<std::vector<uint8_t>> save_state(const Session& session) {
+Error in_flight_error() noexcept {
+  try {
+    return {Errc::exchange_order, "state: exchanges are in flight",
+            "save and load between two steps: call wait() first"};
+  } catch (const std::bad_alloc&) {
+    return {Errc::exchange_order, {}, {}};
+  }
+}
+
+Result<std::vector<uint8_t>> save_state(const Session& session, uint32_t version) {
   try {
     if (session.in_flight() != 0) return in_flight_error();
     const auto header = session.active().state_header();
     const auto& entries = session.active().store.entries();
     const Head head{kMagic,
-                    header.version,
+                    version,
                     header.rank,
                     header.world,
                     static_cast<uint32_t>(entries.size()),
@@ -196,7 +201,7 @@ Result<std::vector<uint8_t>> save_state(const Session& session) {
   }
 }
 
-Result<void> load_state(Session& session, Bytes state) {
+Result<uint32_t> load_state(Session& session, Bytes state) {
   try {
     if (session.in_flight() != 0) return in_flight_error();
     return load_checked(session, state);

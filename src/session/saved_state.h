@@ -10,9 +10,13 @@
 
 namespace laconic::session {
 
-/// Of a session with nothing in flight.
-Result<std::vector<uint8_t>> save_state(const Session& session);
-/// All of it or nothing: everything is checked before the first value is copied.
-Result<void> load_state(Session& session, Bytes state);
+/// Why nothing is saved or loaded while buckets are in flight, or wait for others.
+Error in_flight_error() noexcept;
+/// Of a session with nothing in flight. `version`: see feedback::kStateVersion; the entries are the
+/// same.
+Result<std::vector<uint8_t>> save_state(const Session& session,
+                                        uint32_t version = feedback::kStateVersion);
+/// All of it or nothing: everything is checked before the first value is copied. Gives its version.
+Result<uint32_t> load_state(Session& session, Bytes state);
 
 }  // namespace laconic::session

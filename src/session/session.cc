@@ -246,10 +246,11 @@ void Session::summed(const Timing& timing) {
   observer_.batch(timing);
 }
 
-void Session::count(uint64_t parts, double window_wait_seconds) {
+void Session::count(const DriverCounts& more) {
   const std::lock_guard lock(mutex_);
-  stats_.parts += parts;
-  stats_.window_wait_seconds += window_wait_seconds;
+  stats_.driver.parts += more.parts;
+  stats_.driver.coalesced += more.coalesced;
+  stats_.driver.window_wait_seconds += more.window_wait_seconds;
 }
 
 void Session::release(const collective::LayoutView& layout, DType dtype) {

@@ -75,9 +75,8 @@ class Session {
   [[nodiscard]] uint32_t in_flight() const;
   /// From the driver: a sum of this step's gradients that it made without the session.
   void summed(const Timing& timing);
-  /// From the driver: a bucket travels in `parts` exchanges; it has waited so many seconds for an
-  /// older exchange, because the window was full.
-  void count(uint64_t parts, double window_wait_seconds);
+  /// From the driver, to be added.
+  void count(const DriverCounts& more);
   /// Frees the buffers of a layout that will not come back, unless it is in flight. Every rank does
   /// it between the same two exchanges: a layout that does come back is enrolled again.
   void release(const collective::LayoutView& layout, DType dtype);
@@ -121,7 +120,7 @@ class Session {
   bool reports_ = false;  // asked for, whatever laws need
 };
 
-/// Runs one exchange to its end on an engine, by its run(): for tests. Programs: Window.
+/// Runs one exchange to its end on an engine, by its run(): for tests. Programs: Driver.
 Result<void> drive(Session& session, const collective::Bucket& bucket,
                    const collective::LayoutView& layout, Engine& engine);
 

@@ -9,6 +9,13 @@
 
 namespace laconic::session {
 
+/// What a driver makes of buckets.
+struct DriverCounts {
+  uint64_t parts = 0;              ///< exchanges that carried a part of a bucket that was cut
+  uint64_t coalesced = 0;          ///< buckets, or parts, that travelled with others
+  double window_wait_seconds = 0;  ///< waiting for an older exchange, because the window was full
+};
+
 /// Counts since creation.
 struct Stats {
   uint64_t exchanges = 0;
@@ -18,15 +25,14 @@ struct Stats {
   uint64_t fallbacks = 0;    ///< exchanges uncompressed because a gradient was not finite
   uint64_t flushes = 0;      ///< exchanges that took part of the residuals with them
   uint64_t failures = 0;
-  uint64_t parts = 0;              ///< exchanges that carried a part of a bucket that was cut
-  double window_wait_seconds = 0;  ///< waiting for an older exchange, because the window was full
-  double encode_seconds = 0;       ///< begin to the first step that carries gradients
-  double decode_seconds = 0;       ///< all later work of ours
-  uint64_t setting_changes = 0;    ///< that laws have decided, or that were set
-  uint64_t held_steps = 0;         ///< whose reports no law could use
-  uint64_t reports_missing = 0;    ///< of any rank, that were due
-  double network_seconds = 0;      ///< of the time in collectives, what the network took
-  double straggler_seconds = 0;    ///< and the wait for ranks that came later
+  DriverCounts driver;
+  double encode_seconds = 0;     ///< begin to the first step that carries gradients
+  double decode_seconds = 0;     ///< all later work of ours
+  uint64_t setting_changes = 0;  ///< that laws have decided, or that were set
+  uint64_t held_steps = 0;       ///< whose reports no law could use
+  uint64_t reports_missing = 0;  ///< of any rank, that were due
+  double network_seconds = 0;    ///< of the time in collectives, what the network took
+  double straggler_seconds = 0;  ///< and the wait for ranks that came later
   collective::Counters counters;
   // As of now:
   bool alone = false;             ///< one rank: see Model::alone

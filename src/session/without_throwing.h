@@ -17,4 +17,13 @@ auto without_throwing(Body&& body) -> decltype(body()) {
   }
 }
 
+/// Where there is no memory for its texts, the code alone: payloads have to be put back.
+inline Error copy_of(const Error& error) noexcept {
+  try {
+    return error;
+  } catch (const std::bad_alloc&) {
+    return {error.code, {}, {}};
+  }
+}
+
 }  // namespace laconic::session

@@ -358,6 +358,61 @@ TEST(LoopbackMemory, IsNotNeededToEndAGroup) {
   EXPECT_EQ(std::exchange(countdown, -1), 0) << "memory was asked for";
 }
 
+/// Buckets that travel together, on one rank without memory: in the first step, whose group is new,
+/// and in a second one with another group. Nothing is lost, and the third goes on; then no step
+/// takes any.
+TEST(PublicSessionMemory, OfJoinedBucketsIsToldOnEveryRank) {
+  const std::vector<std::vector<uint32_t>> orders[] = {{{0}, {1}, {2}}, {{2}, {1}, {0}}};
+  for (const char* spec : {"topk:ratio=0.1", "powersgd:rank=2"}) {
+    for (const size_t step : {size_t{0}, size_t{1}, size_t{2}}) {
+      int64_t failing = 0;
+      for (bool failed = true; failed && failing < 500 && !testing::Test::HasFailure(); ++failing) {
+        std::vector<std::string> said(kWorld), next(kWorld);
+        std::vector<double> lost(kWorld);
+        LoopbackHub hub(kWorld);
+        on_all(kWorld, [&](uint32_t r) {
+          Uncounted engine(hub.engine(r));
+          auto session = *laconic::Session::create(spec, kModel, engine, {.small_elements = 16});
+          const auto norm = [&] {
+            const std::string stats = session->stats();
+            return std::stod(stats.substr(stats.find("\"residual_norm\": ") + 17));
+          };
+          std::vector<std::vector<float>> g;
+          for (const Parameter& p : kModel) g.emplace_back(p.count(), 1.0F);
+          const auto run = [&](uint64_t number, size_t order) {
+            Result<void> first;
+            for (const auto& bucket : orders[order % 2]) {
+              for (float& x : g[bucket[0]]) x = 1.0F;
+              auto done = session->submit(number, {g[bucket[0]], bucket});
+              if (!done && first) first = std::move(done);
+            }
+            auto done = session->wait();
+            return first ? std::move(done) : std::move(first);
+          };
+          for (uint64_t i = 0; i < step; ++i) ASSERT_TRUE(run(i, step == 2 ? 0 : i));
+          const double before = norm();
+          if (r == kPoor) countdown = failing;
+          const auto done = run(step, step == 2 ? 0 : step);
+          if (r == kPoor) failed = countdown < 0;
+          countdown = -1;
+          said[r] = done ? "" : done.error().message;
+          lost[r] = norm() - before;
+          next[r] = run(step + 1, step == 2 ? 0 : step) ? "" : "failed";
+        });
+        for (uint32_t r = 0; r < kWorld; ++r) {
+          EXPECT_EQ(said[r], said[0]) << failing;
+          EXPECT_EQ(next[r], "") << failing << " " << said[0];
+          if (said[0].empty()) continue;
+          EXPECT_NE(said[0].find("rank 1 failed in bucket 0 (out_of_memory)"), std::string::npos)
+              << said[0];
+          EXPECT_GT(lost[r], 10) << "its gradients are in the residuals";
+        }
+      }
+      EXPECT_EQ(failing > 1, step != 2) << spec << ": " << failing;
+    }
+  }
+}
+
 /// What a session and the exchange of one small bucket take on one rank.
 uint64_t bytes_taken(uint32_t world, StrategyKind strategy, bool short_sends) {
   Options o;

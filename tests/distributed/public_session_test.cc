@@ -723,7 +723,7 @@ TEST(PublicSession, SavedStateIsLaidOutAsItsFormatSays) {
                          state.begin() + static_cast<ptrdiff_t>(at + bytes));
     };
     ASSERT_EQ(text(0, 8), "LACSTATE");
-    EXPECT_EQ(u32(8), 1U);
+    EXPECT_EQ(u32(8), 2U);
     EXPECT_EQ(u32(12), r);
     EXPECT_EQ(u32(16), 2U);
     EXPECT_EQ(u64(40), 4096U);

@@ -41,7 +41,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       laconic::store(state.data() + body.size(), laconic::hash64(body));
     }
     if (const auto loaded = laconic::session::load_state(*session, state); loaded) {
-      require(*laconic::session::save_state(*session) == state);
+      require(*laconic::session::save_state(*session, *loaded) == state);
       require(laconic::session::load_state(*session, before).ok());
     } else {
       require(!loaded.error().message.empty());

@@ -38,27 +38,19 @@ struct LayoutView {
   }
 };
 
-/// A piece of a bucket that is exchanged on its own.
-struct Part {
-  uint64_t first = 0;  ///< element of the bucket
-  Layout layout;       ///< as of a bucket that begins there
-};
-
-/// Cuts a back-to-back layout between parameters, into parts of at most `bytes` of float32 unless a
-/// single parameter has more. 0: one part.
-inline std::vector<Part> cut(const LayoutView& whole, uint64_t bytes) {
-  std::vector<Part> parts(1);
-  for (size_t i = 0; i < whole.parameters.size(); ++i) {
-    const uint64_t begin = whole.offsets[i];
-    const uint64_t end = i + 1 < whole.offsets.size() ? whole.offsets[i + 1] : whole.elements;
-    const bool full = bytes != 0 && (end - parts.back().first) * sizeof(float) > bytes;
-    if (full && !parts.back().layout.parameters.empty()) parts.push_back({begin, {}});
-    Part& last = parts.back();
-    last.layout.parameters.push_back(whole.parameters[i]);
-    last.layout.offsets.push_back(begin - last.first);
-    last.layout.elements = end - last.first;
+/// Buckets are cut between parameters into parts of at most `bytes` of float32, unless a single
+/// parameter has more; 0: not at all. The part that begins with entry `begin` of a back-to-back
+/// layout ends before the entry that this gives.
+inline size_t end_of_part(const LayoutView& whole, size_t begin, uint64_t bytes) noexcept {
+  const size_t entries = whole.parameters.size();
+  if (bytes == 0) return entries;
+  const uint64_t first = begin == 0 ? 0 : whole.offsets[begin];
+  size_t end = std::min(begin + 1, entries);
+  for (; end < entries; ++end) {
+    const uint64_t last = end + 1 < entries ? whole.offsets[end + 1] : whole.elements;
+    if ((last - first) * sizeof(float) > bytes) break;
   }
-  return parts;
+  return end;
 }
 
 }  // namespace laconic::collective

@@ -492,4 +492,20 @@ void Model::assign() {
   }
 }
 
+Prediction payload_of(const Model& model, uint32_t parameter) {
+  const Assignment& a = model.assignment(parameter);
+  const Spec& spec = model.spec(model.class_of(parameter));
+  const uint64_t raw = a.raw ? model.parameters()[parameter].count() * sizeof(float) : 0;
+  Prediction bytes{raw, raw};
+  for (const Piece& piece : a.pieces) {
+    const Plan plan = spec.codec().plan(spec.params(), piece.unit, model.options().world);
+    for (uint32_t r = 0; r < plan.rounds; ++r) {
+      const uint64_t sum = travelling_bytes(plan.round[r]);
+      bytes.at_most += sum;
+      bytes.expected += plan.round[r].code_bits == 0 ? plan.round[r].expected : sum;
+    }
+  }
+  return bytes;
+}
+
 }  // namespace laconic::collective

@@ -108,6 +108,10 @@ struct Prediction {
 };
 Prediction predicted_bytes(StrategyKind strategy, uint32_t world, const Volume& volume) noexcept;
 
+class Model;
+/// Bytes of a parameter's payload in one rank's bundles, without headers, by its setting of now.
+Prediction payload_of(const Model& model, uint32_t parameter);
+
 /// How a class of parameters is to travel.
 struct Setting {
   Spec spec;

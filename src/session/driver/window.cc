@@ -2,46 +2,60 @@
 #include "session/driver/window.h"
 
 #include <algorithm>
-#include <new>
 #include <utility>
+
+#include "session/without_throwing.h"
 
 namespace laconic::session {
 
-Result<void> Window::submit(const collective::Bucket& bucket,
-                            const collective::LayoutView& layout) {
-  return issue(session_->begin(bucket, layout));
+Result<collective::Exchange*> Window::begin(const collective::Bucket& bucket,
+                                            const collective::LayoutView& layout,
+                                            const Error* trouble) {
+  if (trouble == nullptr) return session_->begin(bucket, layout);
+  if (bucket.buffer == nullptr)
+    return session_->begin_failed(bucket.step, bucket.index, layout, copy_of(*trouble));
+  auto begun = session_->begin(bucket, layout);
+  if (begun) session_->fail(**begun, copy_of(*trouble));
+  return begun;
 }
 
-Result<void> Window::submit_failed(uint64_t step, uint32_t index,
-                                   const collective::LayoutView& layout, Error why) {
-  return issue(session_->begin_failed(step, index, layout, std::move(why)));
-}
-
-Result<void> Window::issue(Result<collective::Exchange*> begun) {
-  if (!begun) return std::move(begun).error();
-  Flight flight{*begun, {}, {}};
-  auto more = start(flight);
-  if (!more) return fail(std::move(more).error());
+Result<void> Window::submit(const collective::Bucket& bucket, const collective::LayoutView& layout,
+                            uint32_t number, const Error* trouble) {
+  const double since = session_->now();
+  Flight flight{nullptr, {}, {}, bucket.step, bucket.index, number};
+  auto begun = begin(bucket, layout, trouble);
+  if (!begun) {
+    tell(flight, &begun.error());
+    return std::move(begun).error();
+  }
+  flight.exchange = *begun;
+  auto more = start(flight, Phase::encode, since);
+  if (!more) return fail(&flight, more.error());
   if (*more) flights_[count_++] = flight;
-  const auto since = std::chrono::steady_clock::now();
+  return make_place();
+}
+
+Result<void> Window::make_place() {
+  const double since = session_->now();
   const bool waits = full() && session_->model().options().window > 1;
   while (full()) {
     if (auto ended = end_first(); !ended) return ended;
   }
-  if (waits) {
-    session_->count(
-        0, std::chrono::duration<double>(std::chrono::steady_clock::now() - since).count());
-  }
+  if (waits) session_->count({.window_wait_seconds = session_->now() - since});
   return {};
 }
 
 /// The exchange's next batch is on its way; false: it has ended, with an Error that was noted. Its
 /// own Error is the engine's.
-Result<bool> Window::start(Flight& flight) {
+Result<bool> Window::start(Flight& flight, Phase phase, double since) {
   std::array<Step, kMaxBatch> batch;
   auto steps = session_->next(*flight.exchange, batch, flight.timing);
-  if (!steps) note(std::move(steps).error());
-  if (!steps || *steps == 0) return false;
+  trace(phase, flight, since);
+  if (!steps) note(steps.error());
+  if (!steps || *steps == 0) {
+    tell(flight, steps ? nullptr : &steps.error());
+    return false;
+  }
   flight.timing.issued = session_->now();
   auto started = engine_->start({batch.data(), *steps});
   if (!started) return std::move(started).error();
@@ -51,54 +65,73 @@ Result<bool> Window::start(Flight& flight) {
 
 Result<void> Window::wait(Flight& flight) {
   auto done = engine_->wait(flight.ticket, std::chrono::steady_clock::now() + timeout_);
-  flight.timing.completed = session_->now();
+  const double completed = front_ == nullptr ? 0 : front_->completed();
+  flight.timing.completed = completed > 0 ? completed : session_->now();
+  if (done) trace(Phase::wire, flight, flight.timing.issued);
   return done;
 }
 
 Result<void> Window::end_first() {
-  Flight& flight = flights_[0];
-  for (;;) {
-    if (auto done = wait(flight); !done) return fail(std::move(done).error());
-    auto more = start(flight);
-    if (!more) return fail(std::move(more).error());
-    if (!*more) break;
+  Flight flight = flights_[0];
+  for (bool more = true; more;) {
+    if (auto done = wait(flight); !done) return fail(&flight, done.error());
+    auto started = start(flight, Phase::decode, session_->now());
+    if (!started) return fail(&flight, started.error());
+    more = *started;
   }
   std::copy(flights_.begin() + 1, flights_.begin() + count_, flights_.begin());
   --count_;
   return {};
 }
 
-Result<void> Window::finish() {
+Result<void> Window::drain() {
   while (count_ != 0) {
     if (auto ended = end_first(); !ended) return ended;
   }
-  if (!first_) return {};
-  return *std::exchange(first_, std::nullopt);
+  return first_ ? Result<void>(copy_of(*first_)) : Result<void>();
+}
+
+Result<void> Window::finish() {
+  auto done = drain();
+  first_.reset();
+  return done;
 }
 
 Result<void> Window::run(std::span<const Step> batch) {
   auto started = engine_->start(batch);
-  if (!started) return fail(std::move(started).error());
+  if (!started) return fail(nullptr, started.error());
   auto done = engine_->wait(*started, std::chrono::steady_clock::now() + timeout_);
-  return done ? std::move(done) : fail(std::move(done).error());
+  return done ? std::move(done) : fail(nullptr, done.error());
 }
 
-/// Nothing of ours goes out any more.
-Result<void> Window::fail(Error why) {
-  count_ = 0;
+void Window::break_off(const Error& why) { (void)fail(nullptr, why); }
+
+/// Nothing of ours goes out any more. `flight`: whose batch has failed, no part of flights_ or the
+/// first.
+Result<void> Window::fail(Flight* flight, const Error& why) {
   first_.reset();
   failed_ = true;
-  Error copy{why.code, {}, {}};
-  try {
-    copy = why;
-  } catch (const std::bad_alloc&) {  // the code alone has to do: payloads must be put back
+  const uint32_t count = std::exchange(count_, 0);
+  session_->abort(copy_of(why));
+  if (flight != nullptr) tell(*flight, &why);
+  for (uint32_t i = 0; i < count; ++i) {
+    if (flight != nullptr && flights_[i].exchange == flight->exchange) continue;
+    if (front_ != nullptr) front_->settle(flights_[i].ticket);
+    tell(flights_[i], &why);
   }
-  session_->abort(std::move(copy));
-  return why;
+  return copy_of(why);
 }
 
-void Window::note(Error why) {
-  if (!first_) first_ = std::move(why);
+void Window::note(const Error& why) {
+  if (!first_) first_ = copy_of(why);
+}
+
+void Window::tell(const Flight& flight, const Error* why) const {
+  if (ended_) ended_(flight.number, why);
+}
+
+void Window::trace(Phase phase, const Flight& flight, double begin) const {
+  if (front_ != nullptr) front_->traced(phase, flight.step, flight.index, begin, session_->now());
 }
 
 }  // namespace laconic::session

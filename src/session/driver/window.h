@@ -9,52 +9,92 @@
 
 #include <array>
 #include <chrono>
+#include <functional>
 #include <optional>
 
 #include "session/session.h"
 
 namespace laconic::session {
 
+enum class Phase : uint8_t { encode = 0, wire = 1, decode = 2 };
+
+/// What an engine in another language, and the program in front of it, tell and hear beside what
+/// Engine has. In the thread that drives, which calls nothing of the driver meanwhile.
+class Front {
+ public:
+  virtual ~Front() = default;
+  /// When the batch that was waited for last was complete, by Session::now(); 0: as wait returned.
+  virtual double completed() noexcept { return 0; }
+  /// A batch whose exchange was undone: returns when none of its memory is used any more.
+  virtual void settle(Ticket) noexcept {}
+  /// A part of an exchange's time, by Session::now().
+  virtual void traced(Phase, uint64_t /*step*/, uint32_t /*index*/, double /*begin*/,
+                      double /*end*/) noexcept {}
+};
+
 class Window {
  public:
-  /// A batch that takes longer than `timeout` has failed.
-  Window(Session& session, Engine& engine, std::chrono::milliseconds timeout) noexcept
-      : session_(&session), engine_(&engine), timeout_(timeout) {}
+  /// The exchange that submit() was given with this number has ended; null: the mean is there.
+  using Ended = std::function<void(uint32_t number, const Error* why)>;
 
-  /// Begins an exchange. Gives the Error of one that could not begin, or the engine's; that of an
-  /// exchange (a peer's trouble, hostile bytes) stops no other one, and is what finish() gives.
-  Result<void> submit(const collective::Bucket& bucket, const collective::LayoutView& layout);
-  /// The exchange of `layout` that this rank cannot bring: all ranks will report `why`.
-  Result<void> submit_failed(uint64_t step, uint32_t index, const collective::LayoutView& layout,
-                             Error why);
-  /// Ends all exchanges in order. The first Error since the last finish().
+  /// A batch that takes longer than `timeout` has failed.
+  Window(Session& session, Engine& engine, std::chrono::milliseconds timeout, Ended ended = {},
+         Front* front = nullptr)
+      : session_(&session),
+        engine_(&engine),
+        timeout_(timeout),
+        ended_(std::move(ended)),
+        front_(front) {}
+
+  /// Begins an exchange. `trouble`: this rank cannot bring all of its gradients; all ranks will
+  /// report it, and what there is, if bucket.buffer is not null, goes into the residuals. Gives
+  /// the Error of one that could not begin, or the engine's; that of an exchange (a peer's trouble,
+  /// hostile bytes) stops no other one, and is what finish() gives.
+  Result<void> submit(const collective::Bucket& bucket, const collective::LayoutView& layout,
+                      uint32_t number = 0, const Error* trouble = nullptr);
+  /// Ends all exchanges in order. The first Error since the last finish(), which stays.
+  Result<void> drain();
+  /// The same, and the next finish() will not give that Error again.
   Result<void> finish();
+  /// Undoes all exchanges: the session exchanges nothing any more.
+  void break_off(const Error& why);
   /// A batch of the caller's own, while no exchange is in flight. Its Error is the engine's.
   Result<void> run(std::span<const Step> batch);
+  [[nodiscard]] bool failed() const noexcept { return failed_; }
   /// The engine may still use the memory of exchanges: it has failed, or they are in flight.
   [[nodiscard]] bool left_behind() const noexcept { return failed_ || count_ != 0; }
+  /// What finish() will give, if it has nothing else to.
+  void note(const Error& why);
 
  private:
   struct Flight {
     collective::Exchange* exchange = nullptr;
     Ticket ticket;
     Timing timing;  // of the batch that the ticket is for
+    uint64_t step = 0;
+    uint32_t index = 0;
+    uint32_t number = 0;
   };
 
-  Result<void> issue(Result<collective::Exchange*> begun);
+  Result<collective::Exchange*> begin(const collective::Bucket& bucket,
+                                      const collective::LayoutView& layout, const Error* trouble);
+  Result<void> make_place();
   /// A long exchange would have no place.
   [[nodiscard]] bool full() const {
     return count_ != 0 && !session_->has_place(collective::kShortElements + 1);
   }
-  Result<bool> start(Flight& flight);
+  Result<bool> start(Flight& flight, Phase phase, double since);
   Result<void> wait(Flight& flight);
   Result<void> end_first();
-  Result<void> fail(Error why);
-  void note(Error why);
+  Result<void> fail(Flight* flight, const Error& why);
+  void tell(const Flight& flight, const Error* why) const;
+  void trace(Phase phase, const Flight& flight, double begin) const;
 
   Session* session_;
   Engine* engine_;
   std::chrono::milliseconds timeout_;
+  Ended ended_;
+  Front* front_;
   std::array<Flight, collective::kMaxWindow> flights_{};  // in the order of their begins
   uint32_t count_ = 0;
   std::optional<Error> first_;

@@ -1,0 +1,254 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// Drivers: buckets in, means out, over an engine of the caller's.
+#include <atomic>
+#include <optional>
+#include <utility>
+
+#include "capi/buckets.h"
+#include "capi/engine_table.h"
+#include "capi/handles.h"
+#include "capi/settings.h"
+#include "session/driver/agreement.h"
+#include "session/driver/driver.h"
+
+/// The caller's callbacks around a driver.
+struct laconic_driver final : laconic::session::Listener {
+  laconic_driver(laconic_session& own, const laconic_driver_options& theirs,
+                 const laconic_engine_table& table)
+      : options(theirs),
+        session(own.session.get()),
+        engine(table, session->model().options().caps),
+        driver(*session, engine, engine.timeout(), this) {
+    driver.name_set("set");
+  }
+  double completed() noexcept override { return engine.completed(); }
+  void settle(laconic::Ticket ticket) noexcept override { engine.settle(ticket); }
+  void traced(laconic::session::Phase phase, uint64_t step, uint32_t index, double begin,
+              double end) noexcept override {
+    if (options.traced != nullptr)
+      options.traced(options.context, static_cast<uint32_t>(phase), step, index, begin, end);
+  }
+  void ended(const laconic::session::Ending& ending) noexcept override {
+    const laconic::Error* const why = ending.why;
+    const laconic_ending told{sizeof told,
+                              why == nullptr ? 0 : static_cast<int32_t>(why->code),
+                              why == nullptr ? "" : why->message.c_str(),
+                              why == nullptr ? "" : why->hint.c_str(),
+                              static_cast<uint32_t>(ending.tokens.size()),
+                              0,
+                              ending.tokens.data(),
+                              ending.parts.data()};
+    options.ended(options.context, &told);
+  }
+
+  laconic_driver_options options;
+  laconic::session::Session* session;
+  laconic::capi::TableEngine engine;
+  laconic::session::Driver driver;
+  std::atomic_flag in_use;
+};
+
+namespace {
+
+using laconic::Errc;
+using laconic::Error;
+using laconic::Result;
+using laconic::capi::fail;
+using laconic::capi::guarded;
+using laconic::capi::null_argument;
+using laconic::capi::read_bucket;
+using laconic::capi::read_layout;
+using laconic::capi::read_struct;
+using laconic::capi::to_bucket;
+using laconic::capi::to_error;
+using laconic::capi::to_layout;
+
+/// Runs `body(driver)`, unless another thread, or a callback, is in there.
+template <class Body>
+int32_t alone(laconic_driver* driver, Body&& body) {
+  return guarded([&]() -> int32_t {
+    if (driver == nullptr) return null_argument("driver");
+    if (driver->in_use.test_and_set(std::memory_order_acquire)) {
+      return fail(Errc::exchange_order, "the driver is in use",
+                  "one thread at a time, and nothing from inside of a callback");
+    }
+    struct Leave {
+      std::atomic_flag& flag;
+      ~Leave() { flag.clear(std::memory_order_release); }
+    } leave{driver->in_use};
+    return body(driver->driver);
+  });
+}
+
+int32_t given(Result<void> done) { return done ? 0 : fail(std::move(done).error()); }
+
+int32_t check_flags(uint32_t flags) {
+  if ((flags & ~uint32_t{LACONIC_SUBMIT_APART | LACONIC_SUBMIT_WHOLE}) == 0) return 0;
+  return fail(Errc::invalid_argument, "submit has an unknown flag");
+}
+
+std::optional<Error> trouble_of(const laconic_failure* failure) {
+  if (failure == nullptr) return {};
+  return to_error(*failure);
+}
+
+/// What `change` views, to be kept.
+laconic::SettingsChange copied(const laconic::session::Change& change) {
+  laconic::SettingsChange own;
+  if (change.spec) own.spec = *change.spec;
+  if (change.rules) own.rules.emplace(change.rules->begin(), change.rules->end());
+  if (change.control) own.control = *change.control;
+  if (change.plan) own.plan = *change.plan;
+  return own;
+}
+
+Result<void> set(laconic::session::Driver& driver, const laconic_settings* settings,
+                 std::optional<Error> trouble, uint32_t* waits) {
+  laconic::SettingsChange change;
+  try {
+    std::vector<laconic::Rule> rules;
+    laconic::session::Change theirs;
+    const int32_t bad = trouble ? 0 : laconic::capi::read_settings(settings, &rules, &theirs);
+    if (bad != 0) trouble = {static_cast<Errc>(bad), laconic_last_message(), laconic_last_hint()};
+    change = copied(theirs);
+  } catch (const std::bad_alloc&) {  // the other ranks are about to compare cards
+    trouble = {Errc::out_of_memory, {}, {}};
+  }
+  auto done = driver.set(change, trouble ? &*trouble : nullptr);
+  if (!done) return std::move(done).error();
+  *waits = *done ? 0 : 1;
+  return {};
+}
+
+}  // namespace
+
+extern "C" {
+
+int32_t laconic_agree(const laconic_engine_table* engine, const laconic_session* session,
+                      const laconic_failure* failure, const char* what, void* gathered) {
+  return guarded([&]() -> int32_t {
+    if (what == nullptr || gathered == nullptr) return null_argument("what and gathered");
+    if (session == nullptr && failure == nullptr) return null_argument("session and failure");
+    laconic_engine_table table;
+    if (const int32_t bad = laconic::capi::read_table(engine, &table); bad != 0) return bad;
+    laconic::session::Cards cards(table.world);
+    laconic::capi::TableEngine own(table, {});
+    const auto card = failure != nullptr
+                          ? laconic::session::failure_card(to_error(*failure))
+                          : laconic::session::agreement_card(session->session->active());
+    if (auto done = cards.gather(card, own, own.timeout()); !done) return given(std::move(done));
+    std::memcpy(gathered, cards.all().data(), cards.all().size());
+    return given(laconic::session::check_failures(cards.all(), what));
+  });
+}
+
+int32_t laconic_driver_create(laconic_session* session, const laconic_driver_options* options,
+                              laconic_driver** out) {
+  return guarded([&]() -> int32_t {
+    if (out != nullptr) *out = nullptr;
+    if (session == nullptr || out == nullptr) return null_argument("session and out");
+    laconic_driver_options own;
+    if (const int32_t bad = read_struct(options, "options", &own); bad != 0) return bad;
+    if (own.ended == nullptr) return null_argument("options.ended");
+    laconic_engine_table table;
+    if (const int32_t bad = laconic::capi::read_table(own.engine, &table); bad != 0) return bad;
+    const auto& model = session->session->model().options();
+    if (table.rank != model.rank || table.world != model.world) {
+      return fail(Errc::invalid_argument, "the engine's rank or world is not the session's",
+                  "make both for the same rank");
+    }
+    *out = new laconic_driver(*session, own, table);
+    return 0;
+  });
+}
+
+void laconic_driver_destroy(laconic_driver* driver) { delete driver; }
+
+int32_t laconic_driver_submit(laconic_driver* driver, const laconic_bucket* bucket, uint32_t flags,
+                              uint64_t token, const laconic_failure* failure) {
+  return alone(driver, [&](auto& own) -> int32_t {
+    laconic_bucket b;
+    if (const int32_t bad = check_flags(flags); bad != 0) return bad;
+    const int32_t bad = failure == nullptr ? read_bucket(bucket, &b) : read_layout(bucket, &b);
+    if (bad != 0) return bad;
+    const auto trouble = trouble_of(failure);
+    return given(
+        own.submit(to_bucket(b), to_layout(b),
+                   {token, trouble ? &*trouble : nullptr, (flags & LACONIC_SUBMIT_APART) == 0,
+                    (flags & LACONIC_SUBMIT_WHOLE) == 0}));
+  });
+}
+
+int32_t laconic_driver_drain(laconic_driver* driver) {
+  return alone(driver, [](auto& own) { return given(own.drain()); });
+}
+
+int32_t laconic_driver_finish(laconic_driver* driver) {
+  return alone(driver, [](auto& own) { return given(own.finish()); });
+}
+
+int32_t laconic_driver_break_off(laconic_driver* driver, const laconic_failure* failure) {
+  return alone(driver, [&](auto& own) -> int32_t {
+    if (failure == nullptr) return null_argument("failure");
+    own.break_off(to_error(*failure));
+    return 0;
+  });
+}
+
+int32_t laconic_driver_release(laconic_driver* driver, const laconic_bucket* bucket) {
+  return alone(driver, [&](auto& own) -> int32_t {
+    laconic_bucket b;
+    if (const int32_t bad = read_layout(bucket, &b); bad != 0) return bad;
+    own.release(to_layout(b), static_cast<laconic::DType>(b.dtype));
+    return 0;
+  });
+}
+
+int32_t laconic_driver_set(laconic_driver* driver, const laconic_settings* settings,
+                           const laconic_failure* failure, uint32_t* waits) {
+  return alone(driver, [&](auto& own) -> int32_t {
+    if (waits == nullptr) return null_argument("waits");
+    *waits = 0;
+    return given(set(own, settings, trouble_of(failure), waits));
+  });
+}
+
+int32_t laconic_driver_set_what_waits(laconic_driver* driver, uint32_t* set) {
+  return alone(driver, [&](auto& own) -> int32_t {
+    if (set == nullptr) return null_argument("set");
+    *set = 0;
+    auto done = own.set_what_waits();
+    if (!done) return fail(std::move(done).error());
+    *set = *done ? 1 : 0;
+    return 0;
+  });
+}
+
+int32_t laconic_driver_exchanges(const laconic_driver* driver, const laconic_bucket* buckets,
+                                 uint32_t count, uint32_t flags, uint32_t* exchange_of) {
+  return guarded([&]() -> int32_t {
+    if (driver == nullptr) return null_argument("driver");
+    if (count != 0 && (buckets == nullptr || exchange_of == nullptr))
+      return null_argument("buckets and exchange_of");
+    if (const int32_t bad = check_flags(flags); bad != 0) return bad;
+    std::vector<laconic::session::JoiningPart> parts;
+    const auto& model = driver->session->model();
+    size_t entries = 0;
+    for (uint32_t i = 0; i < count; ++i) {
+      laconic_bucket b;
+      if (const int32_t bad = read_layout(buckets + i, &b); bad != 0) return bad;
+      for (uint32_t k = 0; k < b.count; ++k) {
+        if (b.parameters[k] >= model.parameters().size())
+          return fail(Errc::invalid_argument, "a bucket names no parameter of the model");
+      }
+      parts.push_back({to_layout(b), static_cast<laconic::DType>(b.dtype), 0});
+      entries += b.count;
+    }
+    laconic::session::number_exchanges(driver->driver.joining(), parts,
+                                       (flags & LACONIC_SUBMIT_APART) == 0, {exchange_of, entries});
+    return 0;
+  });
+}
+
+}  // extern "C"

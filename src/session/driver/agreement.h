@@ -1,0 +1,36 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// What all ranks tell each other before the first exchange and before other settings, in one round
+// of cards: laconic::Session's, and that of programs behind the C ABI, so that ranks of both may
+// share a job.
+#pragma once
+
+#include <chrono>
+#include <span>
+#include <vector>
+
+#include "session/session.h"
+
+namespace laconic::session {
+
+/// A round of cards, with memory that is taken before anything else can fail. Throws bad_alloc.
+class Cards {
+ public:
+  explicit Cards(uint32_t world);
+  /// The step that gathers `own` of all ranks. Valid as long as this object.
+  [[nodiscard]] Step gathering(const AgreementCard& own) noexcept;
+  /// Executes it.
+  Result<void> gather(const AgreementCard& own, Engine& engine, std::chrono::milliseconds timeout);
+  /// In rank order.
+  [[nodiscard]] Bytes all() const noexcept { return all_; }
+
+ private:
+  std::vector<uint8_t> own_, all_;
+  std::vector<uint64_t> counts_, zeros_, offsets_;
+};
+
+/// Runs a batch to its end.
+Result<void> execute(Engine& engine, std::span<const Step> batch,
+                     std::chrono::milliseconds timeout);
+
+}  // namespace laconic::session

@@ -1,0 +1,71 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// Which short parts of buckets travel together, as one exchange (decision 0045): a function of
+// their order and sizes, never of time, the same on all ranks.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "collective/plan/layout.h"
+#include "collective/plan/model.h"
+
+namespace laconic::session {
+
+/// They wait for no more where a rank's payloads together may have so many bytes,
+inline constexpr uint64_t kMostBytes = uint64_t{1} << 16U;
+/// where so many elements have come together,
+inline constexpr uint64_t kMostElements = 4 * collective::kShortElements;
+/// or so many of them.
+inline constexpr uint32_t kMostJoined = 64;
+/// Of what the engine adds by itself it takes so many times as much: nothing is gained by adding
+/// it in pieces but overlap, and an exchange has two or three sums.
+inline constexpr uint64_t kShareOfSums = 4;
+
+/// A part of a bucket.
+struct JoiningPart {
+  collective::LayoutView layout;
+  DType dtype = DType::f32;
+  uint64_t step = 0;
+};
+
+class Joining {
+ public:
+  explicit Joining(const collective::Model& model);
+  /// After other settings. Takes no memory.
+  void refresh(const collective::Model& model);
+
+  /// May it travel with others?
+  [[nodiscard]] bool takes(const JoiningPart& part) const noexcept;
+  /// With those that wait? An iteration that was broken off may have left some to the next one.
+  [[nodiscard]] bool goes_with(const JoiningPart& part) const noexcept;
+  /// True: they wait for no more.
+  bool add(const JoiningPart& part) noexcept;
+  /// Those that wait have gone.
+  void clear() noexcept;
+  [[nodiscard]] bool empty() const noexcept { return count_ == 0; }
+
+  /// Bytes of float32 at which buckets are cut; 0: not at all.
+  [[nodiscard]] uint64_t part() const noexcept { return part_; }
+  /// Elements of the most that come together.
+  [[nodiscard]] uint64_t room() const noexcept { return room_; }
+
+ private:
+  struct Weight {
+    uint64_t bytes = 0;     ///< of a rank's payload, at most
+    uint64_t elements = 0;  ///< the larger they are the sooner what waits is sent
+  };
+
+  bool joins_ = false;  // a server adds up by bucket, and one rank has nobody to send to
+  uint64_t part_ = 0;   // bytes of the longest exchange; 0: any number
+  uint64_t room_ = 0;
+  std::vector<Weight> weights_;  // by parameter
+  std::vector<bool> waits_;      // by parameter
+  uint64_t bytes_ = 0, weight_ = 0, elements_ = 0;
+  uint32_t count_ = 0;
+  DType dtype_ = DType::f32;
+  uint64_t step_ = 0;
+};
+
+}  // namespace laconic::session
