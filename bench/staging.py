@@ -34,13 +34,14 @@ STEPS = 15
 
 def worker_of(engine, stage, spec: str, buckets: int, elements: int, threads: int = 1):
     """A worker for that many parameters of that many elements (rows of 1024), each a bucket."""
-    from laconic._session import CSession, Layout, agree
+    from laconic._session import CSession, Layout
+    from laconic.driver import cards_of_all
     from laconic.worker import Worker
 
     shapes = [(f"p{i}", (max(elements >> 10, 1), min(elements, 1024))) for i in range(buckets)]
     session = CSession(spec, shapes, rank=engine.rank, world=engine.world, seed=0, small_elements=0, strategy="auto",
                        engine_sums=engine.probe_sums(), threads=threads, short_sends=engine.short_sends)
-    agree(engine, session, None, "begin")
+    session.check(cards_of_all(engine, session, None, "begin"))
     return Worker(session, engine, stage), [Layout([i], [0], elements) for i in range(buckets)]
 
 

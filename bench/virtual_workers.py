@@ -19,7 +19,7 @@ from programs import ROOT
 sys.path.insert(0, str(ROOT / "python"))
 
 from laconic import _lib  # noqa: E402
-from laconic._session import CSession, Flight, Layout  # noqa: E402
+from laconic._session import CSession, Layout  # noqa: E402
 
 LANES = {_lib.F32: numpy.float32, _lib.I32: numpy.int32}
 #: seconds after which a late worker comes in any case: one that was left out four exchanges in a row is waited for
@@ -86,13 +86,22 @@ class VirtualWorkers:
     # ---- exchanges ----
 
     def exchange(self) -> None:
-        flights = [Flight(self.step, 0) for _ in self.sessions]
-        for session, flight, row in zip(self.sessions, flights, self.gradients):
-            session._begin(flight, self.layout, row.ctypes.data, _lib.F32)
-        while all([session._next(flight) for session, flight in zip(self.sessions, flights)]):  # a list: every one of them
-            for i in range(self.sessions[0]._count.value):
-                self._run([session._steps[i] for session in self.sessions])
+        exchanges = [ctypes.c_void_p() for _ in self.sessions]
+        for session, exchange, row in zip(self.sessions, exchanges, self.gradients):
+            bucket = self.layout.bucket(row.ctypes.data, _lib.F32, step=self.step)
+            _lib.check(_lib.lib.laconic_exchange_begin(session.handle, ctypes.byref(bucket), ctypes.byref(exchange)))
+        while batches := self._next(exchanges):
+            for steps in zip(*batches):
+                self._run(steps)
         self.step += 1
+
+    @staticmethod
+    def _next(exchanges) -> list:
+        """Every rank's batch; none at the end."""
+        batches, count = [(_lib.Step * _lib.MAX_BATCH)() for _ in exchanges], ctypes.c_uint32()
+        for exchange, batch in zip(exchanges, batches):
+            _lib.check(_lib.lib.laconic_exchange_next(exchange, batch, ctypes.sizeof(_lib.Step), len(batch), ctypes.byref(count)))
+        return [batch[: count.value] for batch in batches] if count.value else []
 
     def _run(self, steps) -> None:
         kinds = {step.kind for step in steps}

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from ctypes import POINTER, c_char, c_char_p, c_double, c_float, c_int32, c_size_t, c_uint8, c_uint16, c_uint32, c_uint64, c_void_p
+from ctypes import CFUNCTYPE, POINTER, c_char, c_char_p, c_double, c_float, c_int32, c_size_t, c_uint8, c_uint16, c_uint32, c_uint64, c_void_p
 from pathlib import Path
 
 from . import errors
@@ -20,6 +20,7 @@ MAX_WINDOW, SHORT_ELEMENTS = 8, 1 << 16
 ALL_REDUCE, ALL_GATHER, ALL_TO_ALL, MESSAGES, AGGREGATE = range(5)
 BUCKET_RAW = 2
 KEEP = 0xFFFFFFFF
+SUBMIT_APART, SUBMIT_WHOLE = 1, 2
 
 
 class _Sized(ctypes.Structure):
@@ -124,6 +125,34 @@ class StateHeader(_Sized):
                 ("model_hash", c_uint64), ("agreement", c_uint64), ("spec", c_char * 256)]
 
 
+START = CFUNCTYPE(c_int32, c_void_p, POINTER(Step), c_uint32, c_uint32, POINTER(c_uint64), c_void_p, c_uint64)
+WAIT = CFUNCTYPE(c_int32, c_void_p, c_uint64, c_double, c_void_p, c_uint64)
+SETTLE = CFUNCTYPE(None, c_void_p, c_uint64)
+
+
+class EngineTable(_Sized):
+    _fields_ = [("struct_size", c_uint32), ("rank", c_uint32), ("world", c_uint32), ("reserved", c_uint32), ("context", c_void_p),
+                ("timeout", c_double), ("start", START), ("wait", WAIT), ("settle", SETTLE), ("completed", POINTER(c_double))]
+
+
+class Failure(ctypes.Structure):
+    _fields_ = [("code", c_int32), ("message", c_char_p), ("hint", c_char_p)]
+
+
+class Ending(_Sized):
+    _fields_ = [("struct_size", c_uint32), ("code", c_int32), ("message", c_char_p), ("hint", c_char_p), ("count", c_uint32),
+                ("reserved", c_uint32), ("tokens", POINTER(c_uint64)), ("parts", POINTER(c_uint32))]
+
+
+ENDED = CFUNCTYPE(None, c_void_p, POINTER(Ending))
+TRACED = CFUNCTYPE(None, c_void_p, c_uint32, c_uint64, c_uint32, c_double, c_double)
+
+
+class DriverOptions(_Sized):
+    _fields_ = [("struct_size", c_uint32), ("reserved", c_uint32), ("engine", POINTER(EngineTable)), ("context", c_void_p),
+                ("ended", ENDED), ("traced", TRACED)]
+
+
 _P = c_void_p  # opaque handles
 _SIGNATURES = {
     "laconic_abi_version": (c_int32, []),
@@ -177,6 +206,17 @@ _SIGNATURES = {
     "laconic_aggregator_interrupt": (None, [_P]),
     "laconic_aggregator_stats": (c_char_p, [_P]),
     "laconic_aggregator_close": (None, [_P, c_uint32]),
+    "laconic_agree": (c_int32, [POINTER(EngineTable), _P, POINTER(Failure), c_char_p, c_void_p]),
+    "laconic_driver_create": (c_int32, [_P, POINTER(DriverOptions), POINTER(_P)]),
+    "laconic_driver_destroy": (None, [_P]),
+    "laconic_driver_submit": (c_int32, [_P, POINTER(Bucket), c_uint32, c_uint64, POINTER(Failure)]),
+    "laconic_driver_drain": (c_int32, [_P]),
+    "laconic_driver_finish": (c_int32, [_P]),
+    "laconic_driver_break_off": (c_int32, [_P, POINTER(Failure)]),
+    "laconic_driver_release": (c_int32, [_P, POINTER(Bucket)]),
+    "laconic_driver_set": (c_int32, [_P, POINTER(Settings), POINTER(Failure), POINTER(c_uint32)]),
+    "laconic_driver_set_what_waits": (c_int32, [_P, POINTER(c_uint32)]),
+    "laconic_driver_exchanges": (c_int32, [_P, POINTER(Bucket), c_uint32, c_uint32, POINTER(c_uint32)]),
     "laconic_session_state_header": (c_int32, [_P, POINTER(StateHeader)]),
     "laconic_session_state_count": (c_uint32, [_P]),
     "laconic_session_state_entry": (c_int32, [_P, c_uint32, POINTER(c_char_p), POINTER(c_void_p), POINTER(c_uint64)]),

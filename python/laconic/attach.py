@@ -232,9 +232,10 @@ def _replicated(module, make: bool = False):
 def _meet(group, disabled: bool, refusal: LaconicError | None):
     """Every rank learns what every other one is about to do, before any collective; one message where they differ."""
     from .group import Meeting, listed
+    from .lane import shared_of
 
     word = DISABLED if disabled else "" if refusal is None else str(refusal)
-    meeting = Meeting(group, word)
+    meeting = Meeting(group, word, shared_of(group))
     if len(set(meeting.words)) == 1:
         return meeting
     off = [rank for rank, said in enumerate(meeting.words) if said == DISABLED]

@@ -18,14 +18,16 @@ import torch.distributed as dist
 
 from . import aggregation, environment, errors, names, registered, reports, trace
 from ._checks import U64, whole
-from ._session import ALONE, CSession, Layout, agree, engine_failed, gather_texts
+from ._session import ALONE, CSession, Layout, gather_texts
 from .changes import Changes
 from .codec import codecs
 from .delivery import EndOfBackward, Sum, in_backward
-from .engine import Engine, lend
+from .driver import cards_of_all, engine_failed
+from .engine import lend
 from .environment import place
 from .errors import LaconicError
-from .group import Meeting, Sibling, group_timeout
+from .group import Meeting, group_timeout
+from .lane import SharedLane
 from .rates import Rates
 from .resumed import Resumed
 from .rules import chosen, given
@@ -52,13 +54,15 @@ class Handle:
         self._foreign_ids = {id(p) for _, p, _ in self._foreign}
         self._user_group = ddp.process_group
         self._stage = stage
-        self._sibling = Sibling(self._user_group, meeting, backend=stage.backend)
+        lane = SharedLane.of(self._user_group, meeting, stage.backend)
+        self._sibling = lane.sibling
+        opens = functools.partial(self._open, ddp, spec, lane.engine, seed=seed, small_elements=small_elements, strategy=strategy,
+                                  threads=threads, warmup=warmup, window=window, part=part, rules=rules, control=control,
+                                  record=record, aggregator=aggregator)
         try:
-            session, engine = self._open(ddp, spec, seed=seed, small_elements=small_elements, strategy=strategy,
-                                         threads=threads, warmup=warmup, window=window, part=part, rules=rules,
-                                         control=control, record=record, aggregator=aggregator)
+            session, engine = lane.wait_for(opens)  # behind what other wrappers exchange
         except LaconicError:  # on every rank
-            self._sibling.release()
+            lane.leave()
             raise
         self._read_settings(session)
         self._scaler = scaler
@@ -70,6 +74,7 @@ class Handle:
         self._last_seen: list[Layout] = []
         self._in_iteration = False
         self._turns = Turns()  # of iterations, and calls that may come from any thread
+        self._apart = False  # short buckets do not travel together: a run of an earlier release goes on
         self._since_step = 0  # of the last change of a setting
         self._tells = False   # a bucket of this iteration that PyTorch would sum carries the ranks' reports
         self._at_end = EndOfBackward()
@@ -78,8 +83,9 @@ class Handle:
         self._resumed: Resumed | None = None
         #: takes the buckets; see laconic.worker
         session.trace = trace.from_environment(self.rank, session.window)
-        self.worker = Worker(session, engine, stage)
-        self.worker.at_end(self._release_group)
+        self.worker = Worker(session, engine, stage, lane)
+        lane.leave()  # the worker has joined it
+        self.worker.at_end(self._leave_servers)
         self._wrapper_ends = weakref.finalize(ddp, self.worker.end)
         self._wrapper_ends.atexit = False
 
@@ -105,18 +111,16 @@ class Handle:
 
     # ---- set-up -----------------------------------------------------------------------------------------------------
 
-    def _open(self, ddp, spec, *, warmup, threads, aggregator, strategy, rules, control, record, **options):
+    def _open(self, ddp, spec, engine, *, warmup, threads, aggregator, strategy, rules, control, record, **options):
         """Everything that one rank may refuse, and the agreement of all of them."""
-        engine = Engine(self._sibling.group, of=self._user_group)
         self._world, self.rank = engine.world, engine.rank
-        self._exchange_backend = dist.get_backend(self._sibling.group)
         sums = engine.probe_sums()
         session, failure, servers, text = None, None, None, ""
         try:
             _refuse_hook(ddp)
             self._threads = self._stage.threads if threads == "auto" else threads
             self.warmup = whole("warmup", warmup, 0, U64 >> 1)
-            engine.limiter = _limiter()
+            engine.limiter = engine.limiter or _limiter()
             text, options["rules"] = spec(), names.of_rules(given(rules))
             options["control"], options["record"] = chosen(control), chosen(record, "LACONIC_RECORD")
             servers = aggregation.of(*aggregator, strategy=strategy, limiter=engine.limiter)
@@ -131,7 +135,9 @@ class Handle:
             failure = aggregation.without_codes(error, text)
         except Exception as error:  # noqa: BLE001  an argument of a wrong type
             failure = errors.error("invalid_argument", f"{type(error).__name__}: {error}", "see help(laconic.attach)")
-        agree(engine, session, failure, "attach", functools.partial(aggregation.agree, engine, servers))
+        cards = cards_of_all(engine, session, failure, "attach")
+        aggregation.agree(engine, servers)
+        session.check(cards)
         cards = gather_texts(engine, json.dumps([self.warmup, len(self._foreign), place()]))
         self._check_cards([json.loads(card) for card in cards])
         self._servers = servers
@@ -244,14 +250,12 @@ class Handle:
             for p in parameters:
                 offsets.append(at)
                 at += p.numel()
-            layout = self._layouts[key] = self._cut(indices, offsets, buffer.numel())
+            layout = self._layouts[key] = self._new_layout(indices, offsets, buffer.numel())
         return layout
 
-    def _cut(self, indices, offsets, elements: int) -> Layout:
+    def _new_layout(self, indices, offsets, elements: int) -> Layout:
         # Sums that are the engine's anyway, and nothing else in this bucket.
-        direct = self._engine_sums and self._raw.issuperset(indices)
-        layout = Layout(indices, offsets, elements, direct=direct)
-        return layout if direct else layout.cut(self._counts, self.worker.session.part)
+        return Layout(indices, offsets, elements, direct=self._engine_sums and self._raw.issuperset(indices))
 
     def on_bucket(self, bucket):
         """Called by DDP in backward(): queues the bucket and returns a future of its mean."""
@@ -289,11 +293,12 @@ class Handle:
             worker.summed_elsewhere(buffer.numel(), 4 * buffer.numel(), size)
             issued = time.perf_counter() if self._observes else None
             return self._all_reduce(buffer, at_end), functools.partial(self._summed, layout, worker.step, issued=issued)
-        options = {"index": bucket.index(), "scale": self._scale, "rates": self._rates_now, "coalesce": True}
+        options = {"index": bucket.index(), "scale": self._scale, "rates": self._rates_now, "coalesce": not self._apart}
         if not cut:
             return worker.submit(layout, buffer, at_end=at_end, **options), result
         exchange = self._submit_plain if plain and self._stage.cuts_sums and worker.broken is None else worker.submit
-        return self._resumed.submit(exchange, layout, buffer, **options), result
+        return self._resumed.submit(exchange, layout, buffer, **{**options, "coalesce": self._resumed.joins,
+                                                                 "whole": not self._resumed.uncut}), result
 
     def _is_cut(self, plain: bool) -> bool:
         """After a resume: does this iteration's bucket go out along the saved layout? All of the iteration's do, or none."""
@@ -307,7 +312,7 @@ class Handle:
             self._scale = self._stage.scale_of(self._scaler)
         self._rates_now = self._rates.now()
         step = self.worker.step
-        if self.worker.session.waiting is not None:
+        if self.worker.session.waiting:
             self._set_what_waits()
         if self._changes is not None:
             self._changes.tell(self.explain)
@@ -320,10 +325,9 @@ class Handle:
         self._last_seen, self._seen = self._seen, []
         self.worker.next_step()
         if self._resumed is not None:
-            own = self._last_seen if self._resumed.uncut else _parts_of(self._last_seen)
-            if self._resumed.ended(own):
-                self._resumed.release(self.worker, own)
-                self._resumed = None
+            apart = self._resumed.end(self.worker, self._last_seen, self._engine_sums)
+            if apart is not None:
+                self._apart, self._resumed = apart, None
 
     def _forget_layouts(self) -> None:
         """What DDP brought neither in this iteration nor in the last one: it rebuilds its buckets after the first, and the
@@ -410,7 +414,7 @@ class Handle:
                    for name, p, reason in self._foreign]
         stage, threads = self._stage, self._threads
         return {**explained, "warmup": self.warmup, "device": str(stage.device), "path": stage.path, "threads": threads,
-                "exchange_backend": self._exchange_backend, "parameters": explained["parameters"] + foreign}
+                "exchange_backend": self._sibling.backend, "parameters": explained["parameters"] + foreign}
 
     def flush(self, steps: int = 10) -> int:
         """Drains the residuals: an equal part of them goes out in each of `steps` steps (1 to 65535; 1: all at once).
@@ -445,14 +449,14 @@ class Handle:
             if self.worker.set_what_waits():
                 self._take_settings()
         except LaconicError as error:
-            self.worker.session.waiting = None
             if self.rank == 0 and self.worker.broken is None:  # else the exchange has the message
                 environment.say(f"set: {error}; training goes on by {self.describe()}", logging.WARNING)
 
     def _take_settings(self) -> None:
         self._read_settings(self.worker.session)
         self._since_step = self.worker.step
-        made = {id(layout): self._cut(layout.parameters, layout.offsets, layout.elements) for layout in self._layouts.values()}
+        self._apart = False
+        made = {id(layout): self._new_layout(layout.parameters, layout.offsets, layout.elements) for layout in self._layouts.values()}
         self._layouts = {key: made[id(layout)] for key, layout in self._layouts.items()}
         self._last_seen = [made[id(layout)] for layout in self._last_seen]
         if self._resumed is not None and not self._resumed.uncut:
@@ -478,11 +482,12 @@ class Handle:
         load_state_dict: save the state that was taken last between two steps. When the engine has failed it always answers.
         """
         with self._between_steps("state_dict"):
-            layouts = self._resumed.layouts if self._resumed is not None else self._last_seen
-            if self.worker.step >= self.warmup:  # what goes uncompressed is not cut
-                layouts = _parts_of(layouts)
-            named = self.worker.session.names
-            return sealed({**self.worker.state_dict(), "layout": [[named[i] for i in layout.parameters] for layout in layouts]})
+            state, named, resumed = self.worker.state_dict(), self.worker.session.names, self._resumed
+            layouts = self._last_seen if resumed is None else resumed.layouts
+            exchanges = [layout.parameters for layout in layouts]
+            if self.worker.step >= self.warmup and (resumed is None or resumed.joins):  # else nothing is cut or joined
+                exchanges = self.worker.exchanges(layouts, self._apart)
+            return sealed({**state, "layout": [[named[i] for i in parameters] for parameters in exchanges]})
 
     @contextlib.contextmanager
     def _between_steps(self, call: str):
@@ -521,11 +526,13 @@ class Handle:
         buckets = check_layout(saved["layout"], self.worker.session.names, [p.dtype for _, p in self._parameters],
                                required=state["step"] > 0 and len(self._parameters) > 0)
         check_seal(state)
+        first = state["version"] == 1
 
         def continues():
             with self._between_steps("load_state_dict"):
                 load()
-                self._resumed = self._resume(buckets) if buckets else None
+                self._apart = False
+                self._resumed = self._resume(buckets, first) if buckets else None
 
         return continues
 
@@ -533,14 +540,14 @@ class Handle:
         """A session of this model whose parameters have other names."""
         return self._make_session([(name, tuple(p.shape)) for name, (_, p) in zip(others, self._parameters)], record=None, control=None)
 
-    def _resume(self, buckets: list[list[int]]) -> Resumed:
+    def _resume(self, buckets: list[list[int]], first: bool) -> Resumed:
+        """`first`: of a state of version 1, whose buckets travelled apart where the engine adds, and else by the rule of today."""
         uncut, layouts = self.worker.step < self.warmup, []
         for indices in buckets:
             offsets = [0, *itertools.accumulate(self._counts[i] for i in indices)]
             layouts.append(Layout(indices, offsets[:-1], offsets[-1]))
-            if uncut:  # until the warm-up ends
-                layouts[-1].cut(self._counts, self.worker.session.part)
-        return Resumed(layouts, self._counts, self._stage.devices, bounded=not self._engine_sums and not uncut, uncut=uncut)
+        return Resumed(layouts, self._counts, self._stage.devices, bounded=not self._engine_sums and not uncut, uncut=uncut,
+                       joins=uncut or (first and not self._engine_sums))
 
     def gather_texts(self, text: str) -> list[str]:
         """Every rank's text (500 bytes of UTF-8 at most), in rank order. Collective: every rank makes the call, between two
@@ -557,7 +564,7 @@ class Handle:
         """Ends the worker and frees what it holds; stats() and explain() stay. The model cannot exchange afterwards. Every
         rank calls it."""
         self.worker.close()
-        if self.worker.session.waiting is not None and self.rank == 0:
+        if self.worker.session.waiting and self.rank == 0:
             environment.say("set: residuals were not out when training ended; nothing was set", logging.WARNING)
         self.tell_last_changes()
 
@@ -566,11 +573,9 @@ class Handle:
         if self._changes is not None:
             self._changes.tell(self.explain, last=True)
 
-    def _release_group(self) -> None:
+    def _leave_servers(self) -> None:
         if isinstance(self.worker.engine, aggregation.AggregatingEngine):
             self.worker.engine.leave()
-        if self.worker.broken is None:
-            self._sibling.release()
 
     def __reduce__(self):
         return PickledHandle, (self.spec,)
@@ -593,10 +598,6 @@ _NO_LAYOUT = Layout((), (), 0)
 def _seconds(group) -> float:
     timeout = group_timeout(group)
     return 60.0 if timeout is None else timeout.total_seconds()
-
-
-def _parts_of(layouts: list[Layout]) -> list[Layout]:
-    return [part for layout in layouts for _, part in layout.parts]
 
 
 def sorted_out(ddp) -> tuple[list, list]:

@@ -58,13 +58,13 @@ class Meeting:
     waits in a collective that the others never enter.
 
     Attributes: `words` of all ranks in rank order; `number` of the meeting, the same on all ranks (None without a store);
-    `free`: numbers of the siblings that every rank has released in good order.
+    `free`: numbers of the siblings that every rank has released in good order; `shared`: that wrappers of every rank use.
     """
 
-    def __init__(self, group, word: str):
+    def __init__(self, group, word: str, shared: list[int] = ()):
         """Blocks until every rank has said its word; LaconicError (timed_out) names those that did not in the group's time."""
         world, store = dist.get_world_size(group), _store(group)
-        self.words, self.number, self.free = [word] * world, None, set()
+        self.words, self.number, self.free, self.shared = [word] * world, None, set(), set(shared) if world == 1 else set()
         if world == 1:
             self.number, self.free = next(_alone), set(_free_siblings.get(group, ()))
         if store is None or world == 1:
@@ -73,7 +73,7 @@ class Meeting:
         # Counted in the store, so that a group that is destroyed and made again does not read its predecessor's words.
         self.number = store.add(f"laconic/meetings/{rank}", 1)
         keys = [f"laconic/{self.number}/{r}" for r in range(world)]
-        store.set(keys[rank], json.dumps({"word": word, "free": sorted(_free_siblings.get(group, ()))}))
+        store.set(keys[rank], json.dumps({"word": word, "free": sorted(_free_siblings.get(group, ())), "shared": list(shared)}))
         patience = group_timeout(group) or _PATIENCE
         try:
             _wait(store, keys, rank, patience.total_seconds())
@@ -81,7 +81,7 @@ class Meeting:
         except RuntimeError as error:
             raise _nobody_came(store, keys, rank, patience, error) from None
         self.words = [entry["word"] for entry in said]
-        self.free = set.intersection(*(set(entry["free"]) for entry in said))
+        self.free, self.shared = (set.intersection(*(set(entry[which]) for entry in said)) for which in ("free", "shared"))
         if len(set(self.words)) > 1:
             _let_others_read(store, f"laconic/{self.number}/read", world)
 
@@ -140,7 +140,7 @@ _free_siblings: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
 class Sibling:
-    """A group of the same ranks, for one worker thread; of the same backend, unless another is named.
+    """A group of the same ranks, for one thread; of the same backend, unless another is named.
 
     Collective over the group. Siblings are reused after `release`, never destroyed: torch
     derives a local group's name from how many there are, and a name that comes again meets stale addresses.
@@ -148,7 +148,7 @@ class Sibling:
 
     def __init__(self, of, meeting: Meeting, *, backend: str | None = None):
         self.of = of
-        self.backend = backend or _cpu_backend(of)
+        self.backend = self.backend_of(of, backend)
         free = _free_siblings.get(of, {})
         fit = [number for number in meeting.free if free[number][0] == self.backend]
         if fit:
@@ -158,6 +158,10 @@ class Sibling:
             self.number = meeting.number
             with threads.that_wait():
                 self.group = _new_group(of, self.backend)
+
+    @staticmethod
+    def backend_of(of, backend: str | None) -> str:
+        return backend or _cpu_backend(of)
 
     def release(self) -> None:
         """For the next attach to the same group. Not after a failed collective: stale messages may be on their way."""

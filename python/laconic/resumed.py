@@ -32,10 +32,11 @@ class Resumed:
             # Parameters whose mean is not here yet, and the first failure of one of them.
             self.left, self.error = len(layout.parameters), None
 
-    def __init__(self, layouts: list[Layout], counts: list[int], devices=None, *, bounded: bool, uncut: bool = False):
+    def __init__(self, layouts: list[Layout], counts: list[int], devices=None, *, bounded: bool, uncut: bool = False, joins: bool = False):
         self.layouts = layouts
+        self.joins = joins  #: they are buckets, or parts of them; else each is an exchange
         self.devices = devices  #: of futures
-        self.uncut = uncut  #: these are DDP's buckets, not their parts
+        self.uncut = uncut  #: these are DDP's buckets, not exchanges of them
         self.left = Resumed.ITERATIONS if bounded else None
         self.counts = counts
         self.where = {p: (b, o) for b, layout in enumerate(layouts) for p, o in zip(layout.parameters, layout.offsets)}
@@ -43,15 +44,31 @@ class Resumed:
         self.next = 0  # the saved bucket that goes out next in this iteration
         self.parts: dict[int, Resumed.Part] = {}
 
-    def ended(self, own: list[Layout]) -> bool:
-        """After an iteration in which DDP brought these layouts: are they what goes on from here?"""
+    def ended(self, *ways: list[tuple[int, ...]]) -> bool:
+        """After an iteration of which DDP's buckets make these exchanges, in one way or another: do they go on from here?"""
         if self.left is not None:
             self.left -= 1
-        return self.left == 0 or {x.parameters for x in own} == {x.parameters for x in self.layouts}
+        return self.left == 0 or any(map(self.is_saved, ways))
 
-    def release(self, worker: Worker, own: list[Layout]) -> None:
+    def end(self, worker: Worker, seen: list[Layout], engine_sums: bool) -> bool | None:
+        """After an iteration in which DDP brought these buckets. None: what was saved goes on; else it is over, and whether DDP's go out apart
+        from now on, which those of a state of version 1 do."""
+        if self.uncut:
+            ways = {False: [layout.parameters for layout in seen]}
+        else:
+            ways = {apart: worker.exchanges(seen, apart) for apart in ((False, True) if engine_sums else (False,))}
+        if not self.ended(*ways.values()):
+            return None
+        apart = next((apart for apart, own in ways.items() if self.is_saved(own)), False)
+        self.release(worker, ways[apart])
+        return apart
+
+    def is_saved(self, own: list[tuple[int, ...]]) -> bool:
+        return {layout.parameters for layout in self.layouts} == set(own)
+
+    def release(self, worker: Worker, own: list[tuple[int, ...]]) -> None:
         for layout in self.layouts:
-            if layout.parameters not in {x.parameters for x in own}:
+            if layout.parameters not in own:
                 worker.release(layout)
 
     def submit(self, exchange, layout: Layout, buffer, **options):

@@ -23,8 +23,9 @@ import torch
 import torch.distributed as dist
 
 from . import _lib, staging
-from ._session import CSession, Layout, agree
+from ._session import CSession, Layout
 from .codec import codecs
+from .driver import cards_of_all
 from .engine import Engine
 from .errors import LaconicError
 from .worker import DTYPES, Worker
@@ -111,7 +112,7 @@ def _worker(engine, spec: str, shapes, stage, threads: int) -> Worker:
     session = CSession(spec, [(f"p{i}", shape) for i, shape in enumerate(shapes)], rank=engine.rank, world=engine.world, seed=1,
                        small_elements=64, strategy="auto", engine_sums=engine.probe_sums(), threads=threads,
                        short_sends=engine.short_sends)
-    agree(engine, session, None, "begin")
+    session.check(cards_of_all(engine, session, None, "begin"))
     return Worker(session, engine, stage)
 
 

@@ -4,17 +4,18 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 import itertools
 import logging
 import math
 import os
 import threading
+import weakref
 
 from . import _arrays, _lib, aggregation, environment, errors, plugin, trace
 from ._checks import U32, U64, whole
-from ._session import ALONE, PART, WINDOW, CSession, Layout, Window, agree
+from ._session import ALONE, PART, WINDOW, CSession, Layout
 from .changes import Changes
+from .driver import cards_of_all
 from .errors import LaconicError
 from .rules import chosen, given
 from .state import VERSION, check_fields, check_header, check_number, check_seal, check_version, corrupt, of_one_rank, sealed, unsealed
@@ -66,7 +67,7 @@ class Session:
         """
         self._lock, self._in_use = threading.RLock(), threading.RLock()
         self._last_words: tuple[dict, dict] | None = None
-        self._parts, self._next_step = 0, 0
+        self._next_step = 0
         self._failures: list[BaseException] = []  # of the last average()
         self._open_engine(engine, timeout, rank, world, rendezvous, interface, group)
         try:
@@ -82,8 +83,9 @@ class Session:
         if self.world == 1:
             environment.say(ALONE)
         self._changes = Changes()
-        self._window = Window(self._session)
         self._session.trace = trace.from_environment(self.rank, self._session.window)
+        ours = weakref.WeakMethod(self._exchange_ended)
+        self._driver = self._session.driver(self._engine, lambda *ending: ours()(*ending))
         explained = self._session.explain()
         self.spec: str = explained["spec"]
 
@@ -148,13 +150,15 @@ class Session:
             session = CSession(spec, listed, rank=self.rank, world=self.world, engine_sums=sums,
                                short_sends=self._engine.short_sends, aggregates=servers is not None,
                                strategy=strategy if servers is None or options["rules"] else "server_sum", **options)
-            layout = _layout(listed, session.part)
+            layout = _layout(listed)
         except LaconicError as error:  # the other ranks are about to compare cards with us
             failure = aggregation.without_codes(error, str(spec))
         except Exception as error:  # noqa: BLE001  an argument of a wrong type
             failure = errors.error("invalid_argument", f"{type(error).__name__}: {error}", "see help(laconic.Session)")
-        compare = functools.partial(aggregation.agree, self._engine, servers)
-        agree(self._engine, session, failure, "make its session", None if self._engine.of_cpp and servers is None else compare)
+        cards = cards_of_all(self._engine, session, failure, "make its session")
+        if servers is not None or not self._engine.of_cpp:  # ranks of C++ know no such round
+            aggregation.agree(self._engine, servers)
+        session.check(cards)
         if servers is not None and self.world > 1:
             self._engine = servers.join(self._engine, session)
         return session, layout
@@ -172,7 +176,7 @@ class Session:
         """
         with self._lock:
             self._check_open()
-            if self._session.waiting is not None and self._session.broken is None:
+            if self._session.waiting and self._session.broken is None:
                 self._set_what_waits()
             failure = memory = None
             try:
@@ -186,38 +190,31 @@ class Session:
                 raise self._session.broken
             if failure is not None:
                 step = self._next_step if type(step) is not int or not 0 <= step <= U64 >> 1 else step
-                # What a rank gives that has nothing to give: its residuals stay as they are.
-                memory = (ctypes.c_float * max(layout.elements for _, layout in self._layout.parts))()
             self._next_step = step + 1
             whole_before = self._session.broken is None
             failures = self._exchange(step, memory, failure)
             if self._session.broken is not None and whole_before:
-                plugin.keep_for_good(self._session, memory, array)
+                plugin.keep_for_good(self._session, self._driver, memory, array)
             if failures:
                 raise failures[0] if failure is None or self._session.broken is not None else failure
             self._tell_changes()
 
     def _exchange(self, step: int, memory, failure: LaconicError | None) -> list[BaseException]:
         """Gives what failed."""
-        session, failures = self._session, self._failures
-        parts = self._layout.parts
-        self._parts += len(parts) if len(parts) > 1 else 0
+        driver, failures, broken = self._driver, self._failures, self._session.broken
         failures.clear()
-        for number, (first, layout) in enumerate(parts):
-            place = (layout, ctypes.addressof(memory) + (0 if failure is not None else 4 * first), _lib.F32)
-            numbers = {"step": step, "index": number << 16}
-            if session.broken is not None:
-                session.keep(*place, **numbers)
-                failures.append(session.broken)
-            else:
-                self._window.submit(self._engine, self._part_ended, *place, failure=failure, **numbers)
-        self._window.finish(self._engine)
-        return failures
+        codes = [driver.submit(self._layout, ctypes.addressof(memory) if failure is None else 0, _lib.F32, step=step, failure=failure),
+                 driver.finish()]
+        if any(codes) and not failures:
+            failures.append(self._session.broken or _lib.last_error(max(codes)))
+        if broken is not None:
+            return [broken]
+        return [error if error.__cause__ is None or isinstance(error.__cause__, Exception) else error.__cause__  # or KeyboardInterrupt
+                for error in failures]
 
-    def _part_ended(self, error: BaseException | None) -> None:
+    def _exchange_ended(self, _tokens, _parts, error: LaconicError | None) -> None:
         if error is not None:
-            cause = error.__cause__
-            self._failures.append(error if cause is None or isinstance(cause, Exception) else cause)  # or KeyboardInterrupt
+            self._failures.append(error)
 
     def _check_open(self) -> None:
         if self._last_words is not None:
@@ -235,8 +232,7 @@ class Session:
             return self._stats() if self._last_words is None else self._last_words[0].copy()
 
     def _stats(self) -> dict:
-        stats = {**self._session.stats(), "parts": self._parts, "window_wait_seconds": self._window.waited}
-        return {**stats, **self._aggregating("stats")}
+        return {**self._session.stats(), **self._aggregating("stats")}
 
     def _aggregating(self, what: str) -> dict:
         return getattr(self._engine, what)() if isinstance(self._engine, aggregation.AggregatingEngine) else {}
@@ -273,7 +269,7 @@ class Session:
             self._check_open()
             if self._session.broken is not None:
                 raise self._session.broken
-            if self._session.set(self._engine, spec, rules, control):
+            if self._driver.set(spec, rules, control):
                 self._take_settings()
             elif self.rank == 0:
                 environment.say(f"set: residuals go out first, over {self._session.flush_steps_left()} steps or more")
@@ -287,10 +283,9 @@ class Session:
     def _set_what_waits(self) -> None:
         """What cannot be is told, and averaging goes on."""
         try:
-            if self._session.set_what_waits(self._engine):
+            if self._driver.set_what_waits():
                 self._take_settings()
         except LaconicError as error:
-            self._session.waiting = None
             if self.rank == 0 and self._session.broken is None:  # else the exchange has the message
                 environment.say(f"set: {error}; averages go on by {self.spec}", logging.WARNING)
 
@@ -345,9 +340,10 @@ class Session:
                 return
             self._last_words = self._stats(), self._explain()
             self._tell_changes(last=True)
-            if self._session.waiting is not None and self.rank == 0:
+            if self._session.waiting and self.rank == 0:
                 environment.say("set: residuals were not out at the end; nothing was set", logging.WARNING)
             if self._session.broken is None:
+                self._driver.close()
                 self._session.close()
             elif self._session.trace is not None:
                 self._session.trace.close()
@@ -404,7 +400,7 @@ def _listed(parameters) -> list[tuple[str, tuple[int, ...]]]:
     return listed
 
 
-def _layout(parameters, part: int) -> Layout:
+def _layout(parameters) -> Layout:
     counts = [math.prod(shape) for _, shape in parameters]
     offsets = [0, *itertools.accumulate(counts)]
-    return Layout(range(len(counts)), offsets[:-1], offsets[-1]).cut(counts, part)
+    return Layout(range(len(counts)), offsets[:-1], offsets[-1])

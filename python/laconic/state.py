@@ -12,7 +12,8 @@ from ._checks import U32, U64
 from .errors import LaconicError
 from .rates import usable
 
-VERSION = 1
+#: of what is saved. 1: the layout has the parts of buckets, each of them an exchange where the engine adds. 2: the exchanges.
+VERSION = 2
 _HEADER = {"version": U32, "rank": U32, "world": U32, "model_hash": U64, "agreement": U64}
 
 
@@ -87,8 +88,8 @@ def check_number(what: str, value, most: int) -> int:
 
 
 def check_version(version) -> None:
-    if check_number("version", version, U32) != VERSION:
-        raise errors.error("state_version", f"state has version {version}, this package reads {VERSION}",
+    if not 1 <= check_number("version", version, U32) <= VERSION:
+        raise errors.error("state_version", f"state has version {version}, this package reads 1 to {VERSION}",
                            "load it with the version that wrote it, flush() and save again")
 
 

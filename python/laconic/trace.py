@@ -8,7 +8,6 @@ several ranks of one machine may be loaded together.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import json
 import logging
 import os
@@ -19,6 +18,7 @@ from . import environment
 
 VARIABLE = "LACONIC_TRACE"
 LIMIT = 200_000  # events of one rank
+_PHASES = ("encode", "wire", "decode")
 _COMPUTING, _WIRE = 0, 1  # rows: what the worker does, and behind it as many of the wire as are taken at a time
 
 
@@ -43,18 +43,17 @@ class Trace:
             self._file.write('{"name": "end", "ph": "M", "pid": %d, "tid": 0, "args": {}}\n]\n' % self._rank)
             self._file.close()
 
-    @contextlib.contextmanager
-    def span(self, name: str, step: int, index: int):
-        begin = time.perf_counter()
-        yield
-        self._event(name, begin, time.perf_counter(), _COMPUTING, step, index)
+    def phase(self, which: int, step: int, index: int, begin: float, end: float) -> None:
+        """Of an exchange, as the library numbers them; seconds of time.perf_counter()."""
+        name = _PHASES[which]
+        self._event(name, begin, end, self._place(begin, end) if name == "wire" else _COMPUTING, step, index)
 
-    def wire(self, begin: float, end: float, step: int, index: int) -> None:
+    def _place(self, begin: float, end: float) -> int:
         place = next((i for i, taken in enumerate(self._places) if taken <= begin), None)
         if place is None:  # short exchanges are in flight beside the window's
             place = self._add_place()
         self._places[place] = end
-        self._event("wire", begin, end, _WIRE + place, step, index)
+        return _WIRE + place
 
     def _add_place(self) -> int:
         self._places.append(0.0)

@@ -7,29 +7,27 @@ It owns the queue, the thread, the unit of the residuals, flush, state and count
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import ctypes
 import functools
 import logging
 import os
-import queue
 import threading
 import time
 import weakref
 
 import torch
 
-from . import _lib, environment, errors, threads
-from ._arrays import zeros
+from . import _lib, environment, errors
 from ._checks import U64, whole
-from ._session import ENGINE_FAILED, CSession, Layout, Window, engine_failed, gather_texts
+from ._session import CSession, Layout, gather_texts
 from .aggregation import AggregatingEngine
 from .background import GLANCE
-from .coalescing import Coalesced, Coalescing, Piece
 from .delivery import EndOfBackward
+from .driver import ENGINE_FAILED, engine_failed
 from .engine import _TORCH_TYPES, Engine, view
 from .errors import LaconicError
+from .lane import Lane
 from .rates import changes, parameter_of
 from .staging import HostStage, InPlace, copy_failed
 from .state import VERSION, check_fields, check_header, check_number, check_rates, check_tensors, check_version
@@ -63,7 +61,7 @@ RATIO_OF_NOTHING = 0.99
 class Job:
     """One buffer on its way through the worker."""
 
-    __slots__ = ("address", "ended", "error", "failure", "future", "index", "layout", "left", "nothing", "rates", "scale", "stage", "step",
+    __slots__ = ("address", "ended", "error", "failure", "future", "index", "layout", "nothing", "parts", "rates", "scale", "stage", "step",
                  "submitted", "ticket")
 
     def __init__(self, layout, stage, ticket, step, index, scale, rates, ended):
@@ -71,8 +69,7 @@ class Job:
         self.index, self.scale, self.rates = index, scale, rates
         self.address, self.failure = 0, None  #: of its gradients on the host, and why they did not come
         self.nothing = None  #: in place of gradients that did not come
-        # Of its parts: how many have not ended, and the first failure of one.
-        self.left, self.error = len(layout.parts), None
+        self.parts, self.error = 0, None  #: exchanges that have ended, and the first failure of one
         self.future = torch.futures.Future(devices=stage.devices)
         self.ended: threading.Event | None = ended
         self.submitted = time.perf_counter()
@@ -136,7 +133,7 @@ class Clock:
 
 
 class Worker:
-    """Exchanges buffers in the order of their submission, several in flight: see Window. A step ends with none.
+    """Exchanges buffers in the order of their submission, several in flight, by the library's driver. A step ends with none.
 
     The first failure of the engine breaks it, and so does whatever a task of the thread raises: everything queued or submitted
     afterwards fails at once with that failure's message and touches no network, where a late message could meet an old receive
@@ -144,9 +141,8 @@ class Worker:
     the thread that trains; `stats` and `explain` may be called by any thread at any time.
     """
 
-    def __init__(self, session: CSession, engine: Engine, stage: InPlace | HostStage | None = None):
+    def __init__(self, session: CSession, engine: Engine, stage: InPlace | HostStage | None = None, lane: Lane | None = None):
         self.session = session
-        self.engine = engine
         #: between the caller's buffers and the host's memory
         self.stage = stage or InPlace()
         #: iterations since attach (or since the saved run's attach): the step number of all random streams
@@ -165,49 +161,58 @@ class Worker:
         self._rounds, self._elements, self._dense, self._bytes = 0, 0, 0, 0  # of sums that the worker did not make
         self._scales_ignored = 0  # changes of the loss scale that residuals could not follow
         self._scale_seen = repr(self._unit)  # of the last job
+        self._unit_of: tuple = None, None  # scale and rates of the last job
         self._resets_reported, self._ratio_reported = False, False
         self._clock = Clock()
-        self._window = Window(session)
-        self._coalescing = Coalescing(session, engine)
-        self._parts = self._coalesced = 0
+        self._token = 0  # of the last job
+        self._driver = self._new_driver(engine)
         self._closed = False
         self._step_has_jobs = False
-        self._begun: dict[Job, None] = {}  # jobs that the thread has turned to and that have not ended
+        self._begun: dict[int, Job] = {}  # that the thread has turned to and that have not ended, by token
         self._at_end: list = []
         self._last_words: tuple[dict, dict] | None = None  # stats and explain of a worker that has ended
         self._session_in_use = threading.RLock()  # by a thread that asks, against the end
         self._process = os.getpid()
-        self._tasks: queue.SimpleQueue = queue.SimpleQueue()
-        self._thread = threads.start(_work, self._tasks, name="laconic", stop=functools.partial(self._tasks.put, None))
-        weakref.finalize(self, self._tasks.put, None).atexit = False  # where it is dropped unclosed
+        self._over = threading.Event()
+        self._lane = lane if lane is not None else Lane()
+        self._lane.join()
+        self._thread = self._lane.thread
+        self._leave = weakref.finalize(self, self._lane.leave)  # where it is dropped unclosed
+        self._leave.atexit = False
+
+    def _new_driver(self, engine):
+        ours = weakref.WeakMethod(self._exchange_ended)  # tasks hold this worker, the driver does not
+        return self.session.driver(engine, lambda *ending: ours()(*ending), _span)
 
     # ---- the thread that trains -----------------------------------------------------------------------------------------
 
     def submit(self, layout: Layout, buffer: torch.Tensor | list, *, index: int = 0, scale=1.0, rates: dict | None = None,
-               at_end: EndOfBackward | None = None, coalesce: bool = False):
+               at_end: EndOfBackward | None = None, coalesce: bool = False, whole: bool = False):
         """Queues a flat buffer on the stage's device; gives a torch future of it. Never waits for the device.
 
         `buffer`: a tensor, or [(first element, tensor), …], pieces that fill it. `scale`: what its gradients are multiplied by
         (AMP), or what float() gives it for. `rates`: learning rates by parameter, one dict a step: see `rates`. The value is
         the buffer (of pieces, the first), which then holds the mean, or the LaconicError that kept it from coming: see `result`.
         It is set by the worker's thread, or by `at_end`. `coalesce`: a short buffer may wait for others of its step, up to
-        `next_step`, and travel with them: nobody may ask for its future before.
+        `next_step`, and travel with them: nobody may ask for its future before. `whole`: it is not cut.
         """
         self.check_open()
         ticket = self.stage.fetch(layout, buffer if isinstance(buffer, list) else [(0, buffer)])
         dtype = DTYPES[ticket.value.dtype]
-        for _, part in layout.parts:
-            part.dtype = dtype
         layout.dtype = dtype
         job = Job(layout, self.stage, ticket, self.step, index, scale, rates, None if at_end is None else threading.Event())
         with self._lock:
             self._clock.submitted()
         future = _seen_by_the_profiler(job.future) if _profiler_looks() else job.future
         self._step_has_jobs = True
-        self._queue(self._serve, job, coalesce)
+        self._queue(self._serve, job, coalesce, whole)
         if at_end is not None:
             at_end.add(job)
         return future
+
+    @property
+    def engine(self) -> Engine:
+        return self._driver.table.engine
 
     def check_open(self) -> None:
         self.check_process()
@@ -243,8 +248,7 @@ class Worker:
     def release(self, layout: Layout) -> None:
         """A layout that is not coming back, at least for a while: frees its buffers, between the same two jobs on every rank."""
         if layout.dtype is not None:  # has been exchanged
-            for _, part in layout.parts:
-                self._queue(self.session.release, part)
+            self._queue(self._driver.release, layout)
 
     def summed_elsewhere(self, elements: int, dense: int, size: int) -> None:
         """Counts a buffer that needed nothing but the sum of the caller's own group: its bytes, dense and as they are."""
@@ -255,7 +259,7 @@ class Worker:
             self._bytes += size
 
     def _queue(self, task, *arguments) -> None:
-        self._tasks.put(functools.partial(self._run, task, *arguments))
+        self._lane.put(functools.partial(self._run, task, *arguments))
 
     # ---- the worker's thread --------------------------------------------------------------------------------------------
 
@@ -273,80 +277,58 @@ class Worker:
                               "restart the ranks from the last checkpoint")
         self._break(failed)
         self.last_error = self.broken
-        with contextlib.suppress(BaseException):
-            self._coalescing.take()
-        for _ in range(self._window.in_flight + 1):  # the end of one may raise, too
-            with contextlib.suppress(BaseException):
-                self._window.break_off(self.engine, self.broken)
-        for job in list(self._begun):
-            del self._begun[job]
-            job.fail(self.broken)
+        with contextlib.suppress(BaseException):  # the end of an exchange may raise, too
+            self._driver.break_off(self.broken)
+        while self._begun:
+            self._begun.popitem()[1].fail(self.broken)
 
     def _break(self, error: LaconicError) -> None:
         """Nothing goes out any more. The other ranks wait for this one: where the engine can, it tells them."""
         with self._lock:
             first, self.broken = self.broken is None, self.broken or error
+        if first and hasattr(self._lane, "spoil"):
+            self._lane.spoil()
         if first and self.here:
             with contextlib.suppress(BaseException):  # it raises what all ranks report
                 self.engine.fail(None, self.broken)
 
-    def _serve(self, job: Job, coalesce: bool) -> None:
-        self._begun[job] = None
+    def _serve(self, job: Job, coalesce: bool, whole: bool) -> None:
+        self._token += 1
+        self._begun[self._token] = job
         with self._lock:
             self._clock.started(job)
-            self._parts += len(job.layout.parts) if len(job.layout.parts) > 1 else 0
-        for number, (first, layout) in enumerate(job.layout.parts):
-            waits = coalesce and self._coalescing.takes(layout)
-            if self._coalescing.waiting and not (waits and self._coalescing.goes_with(job, layout)):
-                self._send_waiting()
-            if number == 0:
-                self._fetch(job)
-            piece = Piece(job, layout, job.address + first * job.ticket.value.element_size(), job.index | number << 16)
-            if not waits:
-                self._send(piece)
-            elif self._coalescing.add(piece):
-                self._send_waiting()
+        if self._unit_of[0] is not job.scale or self._unit_of[1] is not job.rates:
+            self._unit_of = job.scale, job.rates
+            self._driver.drain()  # what an iteration that was broken off has left has another unit
+        self._fetch(job)
+        if self.broken is not None:
+            self._driver.break_off(self.broken)
+        self._driver.submit(job.layout, job.address, job.layout.dtype, step=job.step, index=job.index, token=self._token,
+                            failure=job.failure, apart=not coalesce, whole=whole)
+
+    def _exchange_ended(self, tokens, parts, error: LaconicError | None) -> None:
+        jobs = [self._begun[token] for token in tokens]
+        if error is not None:
+            error = self._error_of(jobs, error)
+        for token, job, of in zip(tokens, jobs, parts):
+            job.error = job.error or error
+            job.parts += 1
+            if job.parts == of:
+                with self._lock:
+                    self._clock.ended()
+                job.end()
+                del self._begun[token]
+
+    def _error_of(self, jobs: list[Job], error: LaconicError) -> LaconicError:
+        first = jobs[0]
+        if first.error is not None and len(jobs) == 1:  # the first failure of its parts is the one that is told
+            return first.error
+        others = len({id(job) for job in jobs}) - 1
+        parameters = [p for job in jobs for p in job.layout.parameters]
+        return self._failed(error, parameters, first.step, f"bucket {first.index}" + (f" and {others} more" if others else ""))
 
     def _fetch(self, job: Job) -> None:
         job.address, job.failure = self._fetched(job)
-        if job.failure is not None:  # what fails puts its gradients into the residuals: those that never came are these
-            job.nothing = zeros(job.layout.elements * job.ticket.value.element_size())
-            job.address = ctypes.addressof(job.nothing)
-
-    def _send(self, piece: Piece) -> None:
-        job, layout = piece.job, piece.layout
-        place, numbers = (layout, piece.address, layout.dtype), {"step": job.step, "index": piece.index}
-        ended = functools.partial(self._part_ended, job, layout)
-        if self.broken is None:
-            self._window.submit(self.engine, ended, *place, span=_span, **numbers, failure=job.failure)
-        else:
-            self._window.break_off(self.engine, self.broken)
-            ended(job.failure or self._keep(*place, **numbers))
-
-    def _send_waiting(self) -> None:
-        """What waits for the next bucket goes out without it."""
-        pieces = self._coalescing.take()
-        if len(pieces) < 2 or self.broken is not None:
-            for piece in pieces:
-                self._send(piece)
-            return
-        first = pieces[0]
-        together = self._coalescing.join(pieces, first.job.ticket.value.element_size())
-        with self._lock:
-            self._coalesced += len(pieces)
-        self._window.submit(self.engine, functools.partial(self._together_ended, together), together.layout, together.address,
-                            together.layout.dtype, span=_span, step=first.job.step, index=first.index, failure=together.failure)
-
-    def _together_ended(self, together: Coalesced, error: BaseException | None) -> None:
-        if error is None:
-            together.copy_back()
-        else:
-            first, others = together.pieces[0].job, len({id(piece.job) for piece in together.pieces}) - 1
-            what = f"bucket {first.index}" + (f" and {others} more" if others else "")
-            error = self._failed(error, together.layout, first.step, what)
-        self._coalescing.give_back(together)
-        for piece in together.pieces:
-            self._ended(piece.job, error)
 
     def _fetched(self, job: Job) -> tuple[int, LaconicError | None]:
         """The address of a job's gradients, in the unit of the residuals; or why they did not come, which all ranks hear."""
@@ -386,84 +368,51 @@ class Worker:
             if factor is not None and count:
                 view(address, count, _lib.F32).mul_(factor)
 
-    def _keep(self, *place, **numbers) -> LaconicError:
-        """The engine has failed: the gradients go into the residuals."""
-        try:
-            self.session.keep(*place, **numbers)
-        except LaconicError as error:
-            return error
-        return self.broken
-
-    def _part_ended(self, job: Job, layout: Layout, error: BaseException | None) -> None:
-        if error is not None and job.error is None:  # the first failure of its parts is the one that is told
-            error = self._failed(error, layout, job.step, f"bucket {job.index}")
-        self._ended(job, error)
-
-    def _ended(self, job: Job, error: BaseException | None) -> None:
-        job.error = job.error or error
-        job.left -= 1
-        if job.left == 0:
-            with self._lock:
-                self._clock.ended()
-            job.end()
-            self._begun.pop(job, None)
-
     def _end_step(self) -> None:
-        self._send_waiting()
         if self.broken is not None:
-            self._window.break_off(self.engine, self.broken)
-        self._window.finish(self.engine, span=_span)
-        self._coalescing.end_step()
+            self._driver.break_off(self.broken)
+        self._driver.finish()
 
     def _undo_unfinished(self) -> None:
         """The engine has failed, or the worker ends, in the middle of a step: what is in flight, or waits for it, goes back into the
         residuals, and nothing is exchanged any more."""
-        pieces = self._coalescing.take()
-        if not self._window.in_flight and not pieces:
-            return
-        why = self.broken or engine_failed(RuntimeError("the handle ended in the middle of a step, whose exchanges were undone"))
-        self._window.break_off(self.engine, why)
-        for piece in pieces:
-            self._failed(why, piece.layout, piece.job.step, f"bucket {piece.job.index}")
-            self._send(piece)
+        if self._begun:
+            self._driver.break_off(self.broken or engine_failed(RuntimeError("the handle ended in the middle of a step, whose exchanges "
+                                                                             "were undone")))
 
-    def _failed(self, error: BaseException, layout: Layout, step: int, what: str) -> LaconicError:
-        if not isinstance(error, LaconicError):
-            error = engine_failed(error)
-        if self.broken is not None and error.code == ENGINE_FAILED:  # all that follows is this one
+    def _failed(self, error: LaconicError, parameters, step: int, what: str) -> LaconicError:
+        if self.broken is not None and (error.code == ENGINE_FAILED or error is self.session.broken):  # all that follows is this one
             return self.broken
-        names = [self.session.names[i] for i in layout.parameters]
+        names = [self.session.names[i] for i in parameters]
         what += f" ({shorten(names)})" if names else ""
         message = f"rank {self.session.rank}, {what}, step {step}: {error.message}"
         self.last_error = LaconicError(error.code, error.name, message, error.hint)
         self.last_error.__cause__ = error.__cause__  # what a registered codec has raised
-        if error.code == ENGINE_FAILED:
+        if error.code == ENGINE_FAILED or error is self.session.broken:
             self._break(self.last_error)
         return self.broken or self.last_error
 
     def break_off(self, error: BaseException, layout: Layout, step: int) -> LaconicError:
         """The caller's own sum of a buffer failed: nothing of this worker may go out any more. Gives the first failure."""
-        return self.broken or self._failed(engine_failed(error), layout, step, "an uncompressed bucket")
+        return self.broken or self._failed(engine_failed(error), layout.parameters, step, "an uncompressed bucket")
+
+    def exchanges(self, layouts: list[Layout], apart: bool) -> list[tuple[int, ...]]:
+        """The parameters of each exchange in which a step brings these buffers, in the order of their ends."""
+        numbered = {p: number for number, layout in enumerate(layouts) for p in layout.parameters}
+        sums = [layout.parameters for layout in layouts if layout.direct]
+        sent = self._driver.exchanges([layout for layout in layouts if not layout.direct], apart)
+        return sorted(sums + sent, key=lambda parameters: max((numbered[p] for p in parameters), default=0))
 
     def _between_jobs(self, what):
         """What `what()` gives in the worker's thread, after everything that is queued."""
         if self.here:
             return what()
         self.check_open()
-        box = concurrent.futures.Future()
-
-        def task():
-            try:
-                box.set_result(what())
-            except BaseException as error:  # noqa: BLE001  raised below
-                box.set_exception(error)
-
-        self._tasks.put(task)
-        while not concurrent.futures.wait([box], timeout=GLANCE).done:
-            if not self._thread.is_alive() and not box.done():  # another thread, or the process, has ended it meanwhile
-                self._closed = True
-                self.check_open()
-        return box.result()
+        got = self._lane.wait_for(lambda: (what(),), lambda: self._over.is_set())
+        if got is None:  # another thread, or the process, has ended it meanwhile
+            self._closed = True
+            self.check_open()
+        return got[0]
 
     # ---- what users ask -------------------------------------------------------------------------------------------------
 
@@ -489,7 +438,6 @@ class Worker:
         with self._lock:
             rounds, elements, dense, size, iterations = self._rounds, self._elements, self._dense, self._bytes, self._iterations
             times = {"queue_seconds": self._clock.queue, "backward_wait_seconds": self._clock.backward_wait,
-                     "window_wait_seconds": self._window.waited, "parts": self._parts, "coalesced": self._coalesced,
                      "scales_ignored": self._scales_ignored}
         stats = self.session.stats()
         world = self.session.world
@@ -535,14 +483,13 @@ class Worker:
         return self.step + left - 1 if left else self.step + steps
 
     def set(self, spec: str | None, rules, control: str | None) -> bool:
-        """Other settings: see CSession.set. Every rank makes the call between the same two steps."""
-        change = functools.partial(self.session.set, self.engine, spec, rules, control)
+        """Other settings: see Driver.set. Every rank makes the call between the same two steps."""
+        change = functools.partial(self._driver.set, spec, rules, control)
         return self._between_jobs(functools.partial(self._set, change))
 
     def set_what_waits(self) -> bool:
-        """See CSession.set_what_waits."""
-        change = functools.partial(self.session.set_what_waits, self.engine)
-        return self._between_jobs(functools.partial(self._set, change))
+        """See Driver.set_what_waits."""
+        return self._between_jobs(functools.partial(self._set, self._driver.set_what_waits))
 
     def _set(self, change) -> bool:
         if self.broken is not None:
@@ -550,8 +497,8 @@ class Worker:
         try:
             return change()
         finally:
-            with self._lock:
-                self.broken = self.session.broken
+            if self.session.broken is not None:
+                self._break(self.session.broken)
 
     def state_dict(self) -> dict:
         """{"version", "header", "step", "tensors"}: what this rank must have to continue bit for bit. With learning rates that
@@ -634,7 +581,6 @@ class Worker:
             ended, self._closed = self._closed, True
         if not ended:
             self._queue(self._finish)
-            self._tasks.put(None)
         return not ended
 
     def _finish(self) -> None:
@@ -645,33 +591,24 @@ class Worker:
             except BaseException as error:  # noqa: BLE001  nobody waits for this thread
                 environment.say(f"rank {self.session.rank}: at the end of a model: {type(error).__name__}: {error}", logging.WARNING)
         self._at_end.clear()
+        self._over.set()
+        self._leave()
 
     def _free(self) -> None:
         self.stage.close(self.engine.abandoned)
-        self._coalescing.close(self.engine.abandoned)
         stats, explained = self._stats(), self._explain()
         with self._session_in_use:
             self._last_words = stats, explained
-            if self.engine.abandoned:
-                self.session.abandon()
-            self.session.close()
+            for thing in (self._driver, self.session):
+                if self.engine.abandoned:
+                    thing.abandon()
+                thing.close()
 
     def close(self) -> bool:
         """As `end`, and waits for it."""
         first = self.end()
-        if not self.here:
-            self._thread.join()
+        if not self.here and not self._forked:
+            while not self._over.wait(GLANCE) and self._thread.is_alive():
+                pass
+            self._lane.rest(self._thread)
         return first
-
-
-# ---- the thread -------------------------------------------------------------------------------------------------------------
-
-
-def _work(tasks: queue.SimpleQueue) -> None:
-    """Knows no worker: one that nobody else holds goes away."""
-    while True:
-        task = tasks.get()
-        if task is None:
-            break
-        task()
-        del task  # it holds the worker

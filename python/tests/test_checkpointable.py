@@ -89,7 +89,7 @@ def _mixed(kind):
     mixed = {"tensor": {**first, "tensors": {**first["tensors"], name: second["tensors"][name]}},
              "rate": {**first, "rates": {**first["rates"], "hidden.weight": torch.tensor(0.75, dtype=torch.float64)}},
              "step": {**first, "step": first["step"] + 1},
-             "layout": {**first, "layout": first["layout"][::-1]}}[kind]
+             "layout": {**first, "layout": [names[::-1] for names in first["layout"]]}}[kind]
     before, error = handle.stats()["residual_norm"], None
     try:
         handle.load_state_dict(mixed)

@@ -56,7 +56,7 @@ def _threads_of_means(spec, steps, width=600, buckets=200):
     ddp, handle, optimizer = training.build(dist.group.WORLD, spec, width=width, buckets=buckets)
     for step in range(4):  # DDP rebuilds its buckets, and the old ones are let go of
         training.step_once(ddp, optimizer, dist.get_rank(), step)
-    on_bucket, own, put = handle.on_bucket, threading.get_ident(), handle.worker._tasks.put
+    on_bucket, own, put = handle.on_bucket, threading.get_ident(), handle.worker._lane.put
     given_to, woken = [], []
 
     def noted(bucket):
@@ -72,7 +72,7 @@ def _threads_of_means(spec, steps, width=600, buckets=200):
         return future.then(given)
 
     handle.on_bucket = noted
-    handle.worker._tasks = type("Counted", (), {"put": staticmethod(lambda task: (woken.append(task), put(task)))})
+    handle.worker._lane.put = lambda task: (woken.append(task), put(task))
     for step in range(4, 4 + steps):
         training.step_once(ddp, optimizer, dist.get_rank(), step)
     times = len(woken)

@@ -39,7 +39,8 @@ HEADER = re.sub(r"/\*.*?\*/", "", (ROOT / "include/laconic/laconic.h").read_text
 MIRRORS = {"tensor": _lib.Tensor, "place": _lib.Place, "frame_info": _lib.FrameInfo, "parameter": _lib.Parameter,
            "rule": _lib.Rule, "session_options": _lib.SessionOptions, "settings": _lib.Settings, "bucket": _lib.Bucket, "message": _lib.Message, "step": _lib.Step,
            "contribution": _lib.Contribution, "aggregate": _lib.Aggregate, "aggregator_options": _lib.AggregatorOptions,
-           "state_header": _lib.StateHeader, "codec_call": _lib.CodecCall, "codec_table": _lib.CodecTable}
+           "state_header": _lib.StateHeader, "engine_table": _lib.EngineTable, "failure": _lib.Failure, "ending": _lib.Ending, "driver_options": _lib.DriverOptions,
+           "codec_call": _lib.CodecCall, "codec_table": _lib.CodecTable}
 
 
 def fields_of(name):
@@ -56,7 +57,7 @@ def fields_of(name):
 
 @pytest.mark.parametrize("name", MIRRORS)
 def test_structs_are_the_headers(name):
-    scalars = {"uint32_t": ctypes.c_uint32, "uint64_t": ctypes.c_uint64, "char": ctypes.c_char * 256, "double": ctypes.c_double,
+    scalars = {"uint32_t": ctypes.c_uint32, "uint64_t": ctypes.c_uint64, "char": ctypes.c_char * 256, "double": ctypes.c_double, "int32_t": ctypes.c_int32,
                "uint16_t": ctypes.c_uint16, "uint8_t": ctypes.c_uint8}
     arrays = {("aggregate", "reserved"): ctypes.c_uint8 * 7}
     expected = list(fields_of(name))

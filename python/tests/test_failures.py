@@ -23,16 +23,16 @@ STRATEGIES = {
 }
 
 
-def _local_failure(session):
-    """The next exchange fails on this rank before it begins, as if it had no memory."""
-    begin = session.begin
+def _local_failure(driver):
+    """The next bucket fails on this rank before it is exchanged, as if it had no memory."""
+    submit = driver.submit
 
     def fails(*arguments, **keywords):
-        session.begin = begin
-        return begin(*arguments, **{**keywords, "failure": laconic.LaconicError(101, "internal", "the test told this rank to fail",
+        driver.submit = submit
+        return submit(*arguments, **{**keywords, "failure": laconic.LaconicError(101, "internal", "the test told this rank to fail",
                                                                                 "stop telling it")})
 
-    session.begin = fails
+    driver.submit = fails
 
 
 def _fails(spec, victim, buckets=1, flush=False, resume=False, coalesce=True, **options):
@@ -52,7 +52,7 @@ def _fails(spec, victim, buckets=1, flush=False, resume=False, coalesce=True, **
         handle.flush(3)
         training.step_once(ddp, optimizer, rank, 2)
     if rank == victim:
-        _local_failure(handle.worker.session)
+        _local_failure(handle.worker._driver)
     before = handle.stats()["residual_norm"]
     raised = None
     try:
@@ -109,10 +109,10 @@ def _all_parts_fail():
     ddp, handle, optimizer = training.build(dist.group.WORLD, "3lc", attach_options={"part": 1})
     for step in range(2):
         training.step_once(ddp, optimizer, dist.get_rank(), step)
-    begin = handle.worker.session.begin
+    submit = handle.worker._driver.submit
     if dist.get_rank() == 1:
         told = laconic.LaconicError(101, "internal", "the test told this rank to fail", "stop telling it")
-        handle.worker.session.begin = lambda *arguments, **keywords: begin(*arguments, **{**keywords, "failure": told})
+        handle.worker._driver.submit = lambda *arguments, **keywords: submit(*arguments, **{**keywords, "failure": told})
     try:
         training.step_once(ddp, optimizer, dist.get_rank(), 2)
         raised = ""
@@ -180,8 +180,8 @@ def _dies(spec, victim, call, signal, without=(), buckets=1, coalesce=True, pati
         training.step_once(ddp, optimizer, rank, step)
 
     gradients, calls = {}, []
-    session, engine = handle.worker.session, handle.worker.engine
-    begin, start, on_bucket = session.begin, engine.start, handle.on_bucket
+    driver, engine = handle.worker._driver, handle.worker.engine
+    submit, start, on_bucket = driver.submit, engine.start, handle.on_bucket
 
     def recorded(bucket):
         names = {id(p): n for n, p in ddp.module.named_parameters()}
@@ -193,10 +193,10 @@ def _dies(spec, victim, call, signal, without=(), buckets=1, coalesce=True, pati
         os.kill(os.getpid(), signal)
         time.sleep(600)  # another thread may take the signal
 
-    def fatal_begin(*arguments, **keywords):
+    def fatal_submit(*arguments, **keywords):
         if rank == victim and call == -1:
             die()
-        return begin(*arguments, **keywords)
+        return submit(*arguments, **keywords)
 
     def fatal_start(steps, count):
         if rank == victim and call == len(calls):
@@ -204,7 +204,7 @@ def _dies(spec, victim, call, signal, without=(), buckets=1, coalesce=True, pati
         calls.append(count)
         return start(steps, count)
 
-    handle.on_bucket, session.begin, engine.start = recorded, fatal_begin, fatal_start
+    handle.on_bucket, driver.submit, engine.start = recorded, fatal_submit, fatal_start
     if patience is not None:
         in_a_hurry(handle, patience)
     before = handle.state_dict()["tensors"]
@@ -587,7 +587,7 @@ def _engine_fails(spec, victims, at, late, patience=2, coalesce=False, **options
 
     handle.on_bucket = recorded
     if rank in victims:
-        handle.worker.engine = FailingEngine(handle.worker.engine, at, late)
+        handle.worker._driver.table.engine = FailingEngine(handle.worker.engine, at, late)
     before = handle.state_dict()["tensors"]
     try:
         training.step_once(ddp, optimizer, rank, 2)
@@ -597,7 +597,7 @@ def _engine_fails(spec, victims, at, late, patience=2, coalesce=False, **options
     result = {"before": before, "after": handle.state_dict()["tensors"], "gradients": dict(gradients), "buckets": list(buckets),
               "calls": getattr(handle.worker.engine, "calls", None), "raised": raised, "last": handle.last_error}
     if raised:
-        handle.worker.engine = FailingEngine(None, 0, False)
+        handle.worker._driver.table.engine = FailingEngine(None, 0, False)
         try:
             training.step_once(ddp, optimizer, rank, 3)
             result["again"] = None
@@ -705,7 +705,7 @@ def _sums_fail(spec, at_end):
     for step in range(2):
         training.step_once(ddp, optimizer, dist.get_rank(), step)
     handle._user_group, raised, calls, kept = Group(), [], [], front.AT_END
-    handle.worker.engine = FailingEngine(None, 0, False)  # later buckets may not go to the worker's group instead
+    handle.worker._driver.table.engine = FailingEngine(None, 0, False)  # later buckets may not go to the worker's group instead
     front.AT_END = kept if at_end else -1
     for step in (2, 3):
         try:

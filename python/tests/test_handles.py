@@ -307,3 +307,38 @@ def test_attach_takes_them_too(pools):
         assert "stratgy" in said
 
 
+def _held() -> tuple[int, int]:
+    """Threads and open files of this process."""
+    return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
+
+
+def _cost_of_many():
+    """What fifteen more wrappers of a group take, two of which exchange in one backward(), and what is left when all are closed."""
+    before, first = _held(), _wrapped()
+    handles = [laconic.attach(first, "3lc", quiet=True)]
+    _steps(first)
+    one = _held()
+    wrappers = [_wrapped() for _ in range(15)]
+    handles += [laconic.attach(ddp, "3lc", quiet=True) for ddp in wrappers]
+    for ddp in wrappers:
+        _steps(ddp)
+    for _ in range(3):
+        x = torch.randn(4, 80)
+        (wrappers[0](x).square().mean() + wrappers[1](x).square().mean()).backward()
+    gradients = [p.grad.clone() for ddp in wrappers[:2] for p in ddp.parameters()]
+    many = _held()
+    steps = [handle.stats()["steps"] for handle in handles]
+    handles[3].close()  # the others go on
+    _steps(wrappers[0])
+    for handle in handles:
+        handle.close()
+    settled = _eventually(lambda: _held()[0] < one[0])
+    return [many[i] - one[i] for i in (0, 1)], steps, settled, [g.tolist() for g in gradients], before
+
+
+def test_sixteen_models_take_the_threads_and_files_of_one(pools):
+    results = pools(2).run(_cost_of_many)
+    for (threads, files), steps, settled, gradients, _ in results:
+        assert threads <= 4 and files <= 10, (threads, files)
+        assert len(steps) == 16 and min(steps) > 0 and settled
+        assert gradients == results[0][3]

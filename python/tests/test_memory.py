@@ -25,24 +25,23 @@ def _exchange_without_memory(spec, strategy, halves):
     import torch.distributed as dist
 
     from laconic.engine import Engine
-    from laconic.errors import LaconicError
     from laconic._session import CSession, Layout
 
     rank, world = dist.get_rank(), dist.get_world_size()
     engine = Engine(dist.group.WORLD)
     session = CSession(spec, [("w", (2000, 2000))], rank=rank, world=world, seed=0, small_elements=64, strategy=strategy,
                       engine_sums=engine.probe_sums(), threads=1, short_sends=engine.short_sends)
-    layout = Layout([0], [0], ELEMENTS)
+    heard, layout = [], Layout([0], [0], ELEMENTS)
+    driver = session.driver(engine, lambda _tokens, _parts, error: heard.append(error) if error is not None else None)
     generator = torch.Generator().manual_seed(rank)
     gradient = torch.randn(ELEMENTS, generator=generator, dtype=torch.float32)
     buffer = gradient.to(torch.bfloat16) if halves else gradient.clone()
 
     def exchange(step):
-        try:
-            session.exchange(layout, buffer.data_ptr(), 2 if halves else 0, engine, step=step)
-        except LaconicError as error:
-            return str(error)
-        return None
+        heard.clear()
+        driver.submit(layout, buffer.data_ptr(), 2 if halves else 0, step=step)
+        driver.finish()
+        return str(heard[0]) if heard else None
 
     dist.barrier()
     before = resource.getrlimit(resource.RLIMIT_AS)

@@ -14,6 +14,7 @@ import torch.distributed as dist  # noqa: E402
 import training  # noqa: E402
 
 import laconic  # noqa: E402
+from laconic import _lib  # noqa: E402
 from laconic import LaconicError  # noqa: E402
 
 NAMES = ("rule", "spec", "strategy", "version", "since_step", "last_change")
@@ -230,9 +231,10 @@ def _waits(trouble):
         run.train(2)
         run.handle.set(spec="bf16")
         if trouble:
-            def fails(_engine):
+            def fails():
+                run.handle.worker.session.waiting = False
                 raise laconic.errors.error("out_of_memory", "no memory")
-            run.handle.worker.session.set_what_waits = fails
+            run.handle.worker._driver.set_what_waits = fails
         for _ in range(13):
             run.train(1)
             specs.append(run.handle.explain()["settings"][-1]["spec"])
@@ -294,9 +296,13 @@ def _cut_off():
     run.train(2)
     run.handle.set(spec="bf16")
 
-    def fails(_data):
-        raise RuntimeError("the cable is cut")
-    run.handle.worker.engine.gather_bytes = fails
+    start = run.handle.worker.engine.start
+
+    def fails(steps, count):
+        if steps[0].send_bytes == _lib.AGREEMENT_BYTES:
+            raise RuntimeError("the cable is cut")
+        return start(steps, count)
+    run.handle.worker.engine.start = fails
     try:
         run.train(11)
         before = run.handle.stats()

@@ -40,7 +40,7 @@ def _timed(pause, steps, **options):
     ddp, handle, optimizer = training.build(dist.group.WORLD, "topk:ratio=0.05", buckets=2, coalesce=False, **options)
     for step in range(3):  # buckets have their places, lengths are known
         training.step_once(ddp, optimizer, dist.get_rank(), step)
-    handle.worker.engine = Slow(handle.worker.engine, pause)
+    handle.worker._driver.table.engine = Slow(handle.worker.engine, pause)
     before, took = handle.stats(), 0.0
     for step in range(steps):
         x, y = training.batch(dist.get_rank(), step)
@@ -84,7 +84,7 @@ def _profiled(all_threads):
     ddp, handle, optimizer = training.build(dist.group.WORLD, "3lc", buckets=2, attach_options={"strategy": "two_shot"}, coalesce=False)
     for step in range(3):
         training.step_once(ddp, optimizer, dist.get_rank(), step)
-    handle.worker.engine = Slow(handle.worker.engine, 0.02)
+    handle.worker._driver.table.engine = Slow(handle.worker.engine, 0.02)
     options = {}
     if all_threads:
         options["experimental_config"] = torch._C._profiler._ExperimentalConfig(**{ALL_THREADS: True})

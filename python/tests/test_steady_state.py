@@ -22,8 +22,8 @@ def _overlap(spec, buckets):
     for step in range(3):  # until DDP has settled on its buckets
         training.step_once(ddp, optimizer, rank, step)
     log, all_hooks_returned = [], threading.Event()
-    session = handle.worker.session
-    on_bucket, begin = handle.on_bucket, session.begin
+    driver = handle.worker._driver
+    on_bucket, submit = handle.on_bucket, driver.submit
 
     def hook(bucket):
         future = on_bucket(bucket)
@@ -35,13 +35,13 @@ def _overlap(spec, buckets):
     def slow(*arguments, index, **keywords):
         time.sleep(0.04)
         held = all_hooks_returned.wait(100)
-        flight = begin(*arguments, index=index, **keywords)
+        code = submit(*arguments, index=index, **keywords)
         log.append(("finished", index, threading.current_thread().name, held))
-        return flight
+        return code
 
-    handle.on_bucket, session.begin = hook, slow
+    handle.on_bucket, driver.submit = hook, slow
     training.step_once(ddp, optimizer, rank, 3)
-    handle.on_bucket, session.begin = on_bucket, begin
+    handle.on_bucket, driver.submit = on_bucket, submit
     handle.close()
     return log, threading.current_thread().name
 

@@ -28,9 +28,7 @@ def test_the_first_steps_are_plain_ddp_bit_for_bit(pools, spec):
     outcomes = pools(3).run(_hashes, spec=spec, steps=6, buckets=2, attach_options={"warmup": 4})
     for hashes, stats in outcomes:
         assert hashes[:4] == plain[:4] and hashes[4] != plain[4]
-        joined = stats["coalesced"] > 0  # both buckets of a step in one exchange, where the engine does not add
-        assert joined == (spec not in ("powersgd:rank=2", "bf16"))
-        assert stats["steps"] == 6 and stats["exchanges"] == 2 * (1 if joined else 2)
+        assert stats["coalesced"] == 2 * 2 and stats["steps"] == 6 and stats["exchanges"] == 2  # both buckets of a step in one exchange
         assert stats["failures"] == 0
     assert len({tuple(hashes) for hashes, _ in outcomes}) == 1
 

@@ -92,8 +92,8 @@ class Unexpected(BaseException):
 
 RAISED = [RuntimeError("told to"), ValueError("told to"), MemoryError("told to"), KeyboardInterrupt("told to"), SystemExit("told to"),
           Unexpected("told to"), laconic.LaconicError(1, "invalid_argument", "told to", "")]
-TASKS = ["worker._fetch", "worker._end_step", "worker._look", "stage.ready", "stage.deliver", "session._next", "session.entries",
-         "_window.submit", "_window.finish", "_coalescing.end_step", "engine.start", "engine.wait"]
+TASKS = ["worker._fetch", "worker._end_step", "worker._look", "stage.ready", "stage.deliver", "session.entries", "_driver.submit", "_driver.finish",
+         "_driver._ended_call", "engine.start", "engine.wait"]
 
 
 def _raises_once(task, error):
@@ -140,7 +140,8 @@ def patient():
                          ids=lambda what: what if isinstance(what, str) else type(what).__name__)
 def test_a_task_that_raises_is_heard_by_whoever_waits_on_every_rank(patient, task, error):
     for said, last, states, alive, steps in patient.run(_raises_once, task=task, error=error, seconds=120):
-        assert len(said) >= 4 and len(set(said)) <= 2 and all("told to" in text for text in said), said
+        texts = {text.partition("\n")[0] for text in said}  # behind it torch may say from where
+        assert len(said) >= 4 and len(texts) <= 2 and all("told to" in text for text in texts), said
         assert last.name == "engine_failed" and "rank 1" in last.message
         assert states and not alive and steps == 8
 
@@ -155,7 +156,7 @@ def _ends_badly(where):
         raise MemoryError("told to")
 
     if dist.get_rank() == 1:
-        owner, name = (handle.worker.stage, "close") if where == "at the end" else (handle.worker.session, "release")
+        owner, name = (handle.worker.stage, "close") if where == "at the end" else (handle.worker._driver, "release")
         setattr(owner, name, raises)
     heard = io.StringIO()
     with contextlib.redirect_stderr(heard):
