@@ -13,6 +13,7 @@ import torch.distributed as dist  # noqa: E402
 import training  # noqa: E402
 
 import laconic  # noqa: E402
+from laconic._session import Layout  # noqa: E402
 
 
 class Many(torch.nn.Module):
@@ -171,3 +172,40 @@ def test_close_within_an_iteration_that_was_broken_off(pools):
     """What waited does not keep the worker from its end."""
     for errors, waiting, steps, left, closed in pools(2).run(_broken_off):
         assert errors and waiting == 1 and steps == 0 and left == {} and closed
+
+
+def _of_one_step(second):
+    """Exchanges that a step of two short buckets takes, whose units are of one loss scale and one set of rates, or not."""
+    ddp, handle, _ = training.build(dist.group.WORLD, "3lc")
+    worker, same, half = handle.worker, {}, 0.5
+    units = [(1.0, same), {"same": (1.0, same), "rates": (1.0, {}), "scale": (half, same)}[second]]
+    for p, (scale, rates) in enumerate(units):
+        count = handle._counts[p]
+        worker.submit(Layout((p,), (0,), count), torch.ones(count), index=p, scale=scale, rates=rates, coalesce=True)
+    worker.next_step()
+    handle.state_dict()  # behind the worker's last job
+    exchanges = handle.stats()["exchanges"]
+    handle.close()
+    del ddp  # whose end is the handle's, too
+    return exchanges
+
+
+@pytest.mark.parametrize(("second", "exchanges"), [("same", 1), ("rates", 2), ("scale", 2)])
+def test_buckets_of_other_units_travel_apart(pools, second, exchanges):
+    assert pools(2).run(_of_one_step, second=second) == [exchanges, exchanges]
+
+
+def _closed_in_a_collective():
+    """How many of driver and session are freed, and left, when a collective of theirs has not ended."""
+    ddp, handle, optimizer = training.build(dist.group.WORLD, "3lc")
+    training.step_once(ddp, optimizer, dist.get_rank(), 0)
+    left, worker = [], handle.worker
+    for thing in (worker._driver, worker.session):
+        thing.abandon = lambda abandon=thing.abandon: (left.append(thing), abandon())
+    worker.engine.abandoned = True
+    handle.close()
+    return len(left)
+
+
+def test_memory_of_a_collective_that_has_not_ended_is_never_freed(pools):
+    assert pools(2).run(_closed_in_a_collective) == [2, 2]
