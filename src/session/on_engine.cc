@@ -95,7 +95,7 @@ Result<std::unique_ptr<Session>> Session::Inner::make(std::string_view spec,
     inner->driver.emplace(*inner->session, engine, options.timeout);
     return std::unique_ptr<Session>(new Session(std::move(inner)));
   } catch (const std::bad_alloc&) {
-    return Errc::out_of_memory;
+    return Error{Errc::out_of_memory, "no memory", {}};
   }
 }
 

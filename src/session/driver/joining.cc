@@ -24,7 +24,7 @@ void Joining::refresh(const Model& model) {
     const uint64_t share = sums ? kShareOfSums : 1;
     const uint64_t count = model.parameters()[p].count();
     weights_[p] = {collective::payload_of(model, p).at_most / share, count / share};
-    elements += count;
+    if (count <= kShortElements) elements += count;  // longer ones have no part in it
   }
   room_ = std::min(elements, kShareOfSums * kMostElements + kShortElements);
   clear();
