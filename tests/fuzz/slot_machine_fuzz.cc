@@ -106,21 +106,22 @@ class Script {
 
   void check() {
     for (const uint64_t number : slots_.newly_closed()) {
-      const Slot& slot = slots_.slot(number);
+      const Slot& slot = slots_.ring().slot(number);
       require(slot.number == number && slot.state == SlotState::closed);
       require(closed_.count(number) == 0);
-      const Bytes sum = slots_.sum(slot);
+      const Bytes sum = slots_.ring().sum(slot);
       closed_[number] = {slot.bitmap, {sum.begin(), sum.end()}};
       for (uint32_t w = 0; 4 * w < sum.size(); ++w) require(sum[4 * w] <= (slot.bitmap >> w & 1U));
     }
     slots_.forget_closed();
-    require(slots_.floor() <= slots_.front());
-    for (uint64_t number = slots_.floor(); number < slots_.floor() + settings_.ring; ++number) {
-      const Slot& slot = slots_.slot(number);
+    require(slots_.ring().floor() <= slots_.ring().front());
+    for (uint64_t number = slots_.ring().floor(); number < slots_.ring().floor() + settings_.ring;
+         ++number) {
+      const Slot& slot = slots_.ring().slot(number);
       const auto known = closed_.find(number);
       if (known == closed_.end()) continue;
       require(slot.number == number && slot.bitmap == known->second.bitmap);
-      const Bytes sum = slots_.sum(slot);
+      const Bytes sum = slots_.ring().sum(slot);
       require(std::vector<uint8_t>(sum.begin(), sum.end()) == known->second.sum);
     }
   }
