@@ -57,7 +57,7 @@ class Script {
 
   void step(uint8_t what, uint8_t how) {
     const uint32_t worker = (what >> 3U) % settings_.world;
-    const uint64_t number = slots_.floor() + how % 12U - (slots_.floor() >= 2 ? 2U : 0U);
+    const uint64_t number = slots_.ring().floor() + how % 12U - (slots_.ring().floor() >= 2 ? 2U : 0U);
     switch (what & 7U) {
       case 0:
       case 1:
@@ -67,10 +67,10 @@ class Script {
         (void)slots_.pull(worker, number);
         break;
       case 4:
-        (void)slots_.acknowledge(worker, slots_.ack(worker) + how % 4U);
+        (void)slots_.acknowledge(worker, slots_.ring().ack(worker) + how % 4U);
         break;
       case 5:
-        (void)slots_.acknowledge(worker, slots_.front());
+        (void)slots_.acknowledge(worker, slots_.ring().front());
         break;
       case 6:
         slots_.tick(now_ += how * 100U);
