@@ -57,7 +57,8 @@ class Script {
 
   void step(uint8_t what, uint8_t how) {
     const uint32_t worker = (what >> 3U) % settings_.world;
-    const uint64_t number = slots_.ring().floor() + how % 12U - (slots_.ring().floor() >= 2 ? 2U : 0U);
+    const uint64_t number =
+        slots_.ring().floor() + how % 12U - (slots_.ring().floor() >= 2 ? 2U : 0U);
     switch (what & 7U) {
       case 0:
       case 1:
