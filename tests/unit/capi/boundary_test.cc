@@ -106,6 +106,15 @@ std::unique_ptr<Objects> objects_for(const Scene& scene, const Function& functio
     const laconic_aggregator_options said = aggregator_options();
     EXPECT_EQ(laconic_aggregator_open(&said, &o->aggregator), 0);
   }
+  const std::string name = function.name;
+  if (name.starts_with("laconic_driver") || name == "laconic_agree") {
+    laconic_session_options options = o->world.options(0);
+    options.world = 1;
+    EXPECT_EQ(laconic_session_create(&options, World::parameters(), 2, &o->lone_session), 0);
+    if (name.starts_with("laconic_driver") && !name.ends_with("_create")) {
+      EXPECT_EQ(laconic_driver_create(o->lone_session, &o->engine.options, &o->driver), 0);
+    }
+  }
   o->world.weights_first = function.in_exchange;
   if (function.in_exchange) o->world.begin_all();
   return o;

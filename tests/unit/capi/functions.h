@@ -14,6 +14,30 @@
 
 namespace laconic::test {
 
+/// Of one rank: what it gathers is its own.
+struct LoneEngine {
+  laconic_engine_table table{};
+  laconic_driver_options options{};
+
+  LoneEngine() {
+    table.struct_size = sizeof table;
+    table.world = 1;
+    table.start = [](void*, const laconic_step* steps, uint32_t, uint32_t count, uint64_t* ticket,
+                     char*, uint64_t) -> int32_t {
+      *ticket = 0;
+      if (count != 0 && steps[0].kind == LACONIC_ALL_GATHER)
+        std::memcpy(steps[0].recv, steps[0].send, steps[0].send_counts[0]);
+      return 0;
+    };
+    table.wait = [](void*, uint64_t, double, char*, uint64_t) -> int32_t { return 0; };
+    options.struct_size = sizeof options;
+    options.engine = &table;
+    options.ended = [](void*, const laconic_ending*) {};
+  }
+  LoneEngine(const LoneEngine&) = delete;
+  LoneEngine& operator=(const LoneEngine&) = delete;
+};
+
 /// What the calls of the table work on.
 struct Objects {
   static constexpr uint64_t kRows = 20, kCols = 10, kCount = kRows * kCols, kFrames = 20;
@@ -38,7 +62,9 @@ struct Objects {
     for (laconic_codec* c : {codec, unused, made_codec}) laconic_codec_destroy(c);
     for (laconic_residual* r : {residual, made_residual}) laconic_residual_destroy(r);
     laconic_aggregator_close(aggregator, 0);
-    for (laconic_session* s : {made_session, coded_session}) laconic_session_destroy(s);
+    laconic_driver_destroy(driver);
+    for (laconic_session* s : {made_session, coded_session, lone_session})
+      laconic_session_destroy(s);
   }
   Objects(const Objects&) = delete;
   Objects& operator=(const Objects&) = delete;
@@ -98,6 +124,9 @@ struct Objects {
   laconic_session* made_session = nullptr;
   laconic_session* coded_session = nullptr;  // by server_sum
   laconic_aggregator* aggregator = nullptr;  // of a server that is not there
+  laconic_session* lone_session = nullptr;   // of one rank, as the engine below
+  laconic_driver* driver = nullptr;          // its own
+  LoneEngine engine{};
 };
 
 /// A call's pointers on their way into the library: handed over as they are, but for one.
@@ -304,6 +333,10 @@ inline std::span<const Function> session_functions() {
              a("parameters", &parameters[0]), 2, a("out", &o.made_session));
        },
        true},
+      {"laconic_parameter_id", Gives::value,
+       [](Objects&, Arguments& a) -> int32_t {
+         return something(laconic_parameter_id(a("name", "w")) != 0);
+       }},
       {"laconic_session_destroy", Gives::nothing,
        [](Objects& o, Arguments& a) -> int32_t {
          auto* const given = a("session", o.made_session);
@@ -539,10 +572,99 @@ inline std::span<const Function> aggregator_functions() {
   return kList;
 }
 
+inline std::span<const Function> driver_functions() {
+  static const auto driver = [](Objects& o, Arguments& a) { return a("driver", o.driver); };
+  static const Function kList[] = {
+      {"laconic_agree", Gives::code,
+       [](Objects& o, Arguments& a) -> int32_t {
+         laconic_engine_table table = o.engine.table;
+         table.start = a("engine.start", table.start);
+         table.wait = a("engine.wait", table.wait);
+         return laconic_agree(a.sized("engine", &table, offsetof(laconic_engine_table, completed)),
+                              a("session", o.lone_session), nullptr, a("what", "attach"),
+                              a("gathered", o.room.data()));
+       },
+       true},
+      {"laconic_driver_create", Gives::code,
+       [](Objects& o, Arguments& a) -> int32_t {
+         laconic_engine_table table = o.engine.table;
+         table.start = a("engine.start", table.start);
+         table.wait = a("engine.wait", table.wait);
+         laconic_driver_options options = o.engine.options;
+         options.engine = a.sized("engine", &table, offsetof(laconic_engine_table, completed));
+         options.ended = a("options.ended", options.ended);
+         return laconic_driver_create(
+             a("session", o.lone_session),
+             a.sized("options", &options, offsetof(laconic_driver_options, traced)),
+             a("out", &o.driver));
+       },
+       true},
+      {"laconic_driver_destroy", Gives::nothing,
+       [](Objects& o, Arguments& a) -> int32_t {
+         laconic_driver* const given = driver(o, a);
+         laconic_driver_destroy(given);
+         if (given != nullptr) o.driver = nullptr;  // null destroys nothing
+         return 0;
+       }},
+      {"laconic_driver_submit", Gives::code,
+       [](Objects& o, Arguments& a) -> int32_t {
+         laconic_bucket bucket = o.world.bucket(0);
+         bucket.buffer = a("bucket.buffer", bucket.buffer);
+         bucket.parameters = a("bucket.parameters", bucket.parameters);
+         bucket.offsets = a("bucket.offsets", bucket.offsets);
+         return laconic_driver_submit(driver(o, a),
+                                      a.sized("bucket", &bucket, offsetof(laconic_bucket, offsets)),
+                                      0, 1, nullptr);
+       }},
+      {"laconic_driver_drain", Gives::code,
+       [](Objects& o, Arguments& a) -> int32_t { return laconic_driver_drain(driver(o, a)); }},
+      {"laconic_driver_finish", Gives::code,
+       [](Objects& o, Arguments& a) -> int32_t { return laconic_driver_finish(driver(o, a)); }},
+      {"laconic_driver_break_off", Gives::code,
+       [](Objects& o, Arguments& a) -> int32_t {
+         laconic_failure why{62, "a message that does not fit into a short string", nullptr};
+         return laconic_driver_break_off(driver(o, a), a("failure", &why));
+       }},
+      {"laconic_driver_release", Gives::code,
+       [](Objects& o, Arguments& a) -> int32_t {
+         laconic_bucket bucket = o.world.bucket(0);
+         bucket.parameters = a("bucket.parameters", bucket.parameters);
+         bucket.offsets = a("bucket.offsets", bucket.offsets);
+         return laconic_driver_release(
+             driver(o, a), a.sized("bucket", &bucket, offsetof(laconic_bucket, offsets)));
+       }},
+      {"laconic_driver_set", Gives::code,
+       [](Objects& o, Arguments& a) -> int32_t {
+         laconic_settings settings{
+             sizeof settings, LACONIC_STRATEGY_AUTO, "topk:ratio=0.05", "fixed", nullptr, 0, 0};
+         uint32_t waits = 0;
+         return laconic_driver_set(
+             driver(o, a), a.sized("settings", &settings, offsetof(laconic_settings, reserved)),
+             nullptr, a("waits", &waits));
+       },
+       true},
+      {"laconic_driver_set_what_waits", Gives::code,
+       [](Objects& o, Arguments& a) -> int32_t {
+         uint32_t set = 0;
+         return laconic_driver_set_what_waits(driver(o, a), a("set", &set));
+       }},
+      {"laconic_driver_exchanges", Gives::code,
+       [](Objects& o, Arguments& a) -> int32_t {
+         const laconic_bucket bucket = o.world.bucket(0);
+         uint32_t exchange_of[2];
+         return laconic_driver_exchanges(driver(o, a), a("buckets", &bucket), 1, 0,
+                                         a("exchange_of", exchange_of));
+       },
+       true},
+  };
+  return kList;
+}
+
 inline std::vector<Function> all_functions() {
   std::vector<Function> all;
-  for (const auto part : {library_functions(), codec_functions(), session_functions(),
-                          exchange_functions(), aggregator_functions(), state_functions()}) {
+  for (const auto part :
+       {library_functions(), codec_functions(), session_functions(), exchange_functions(),
+        aggregator_functions(), driver_functions(), state_functions()}) {
     all.insert(all.end(), part.begin(), part.end());
   }
   return all;
