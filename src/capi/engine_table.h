@@ -20,7 +20,6 @@ class TableEngine final : public Engine {
   Result<void> wait(Ticket ticket, Deadline deadline) override;
 
   void settle(Ticket ticket) noexcept;
-  [[nodiscard]] bool settles() const noexcept { return table_.settle != nullptr; }
   [[nodiscard]] double completed() const noexcept;
   [[nodiscard]] std::chrono::milliseconds timeout() const noexcept;
 

@@ -201,6 +201,24 @@ class Silent final : public Engine {
   Engine* engine_;
 };
 
+TEST(PublicSession, AFailureOfTheEngineThatASubmitGaveIsThatOfEveryWait) {
+  LoopbackHub hub(2);
+  on_all(2, [&](uint32_t r) {
+    Silent engine(hub.engine(r));
+    const Made session = make(engine, "3lc");
+    ASSERT_TRUE(session);
+    auto mine = gradients(2, kElements, 0)[r];
+    ASSERT_TRUE((*session)->average(0, mine));
+    engine.is_silent = true;
+    const std::vector<uint32_t> first{0}, second{1};  // a long bucket, whose batch fails at once
+    const uint64_t count = kModel[0].count();
+    (void)(*session)->submit(1, {std::span(mine).first(count), first});
+    (void)(*session)->submit(1, {std::span(mine).subspan(count, kModel[1].count()), second});
+    for (int again = 0; again < 2; ++again)
+      EXPECT_EQ((*session)->wait().error().code, Errc::engine_failed);
+  });
+}
+
 TEST(OneRank, PassesGradientsThroughAndSendsNothing) {
   for (const std::string spec :
        {"3lc", "topk:ratio=0.1", "powersgd:rank=2", "signsgd", "fp16+ef"}) {

@@ -93,7 +93,7 @@ Result<void> Window::drain() {
 
 Result<void> Window::finish() {
   auto done = drain();
-  first_.reset();
+  if (!failed_) first_.reset();
   return done;
 }
 
@@ -109,7 +109,7 @@ void Window::break_off(const Error& why) { (void)fail(nullptr, why); }
 /// Nothing of ours goes out any more. `flight`: whose batch has failed, no part of flights_ or the
 /// first.
 Result<void> Window::fail(Flight* flight, const Error& why) {
-  first_.reset();
+  if (!failed_) first_ = copy_of(why);
   failed_ = true;
   const uint32_t count = std::exchange(count_, 0);
   session_->abort(copy_of(why));

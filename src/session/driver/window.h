@@ -54,7 +54,7 @@ class Window {
                       uint32_t number = 0, const Error* trouble = nullptr);
   /// Ends all exchanges in order. The first Error since the last finish(), which stays.
   Result<void> drain();
-  /// The same, and the next finish() will not give that Error again.
+  /// The same, and the next finish() will not give that Error again; the engine's it always gives.
   Result<void> finish();
   /// Undoes all exchanges: the session exchanges nothing any more.
   void break_off(const Error& why);
