@@ -37,7 +37,7 @@ from models import MODELS  # noqa: E402
 
 OUT = ROOT / "out" / "control"
 HOSTS = 4
-#: The tables show what there is of so many.
+#: Seeds of a run; tables show those that are there.
 SEEDS = 12
 #: Seconds of training after which a run that has not reached its target ends.
 LIMIT = 240.0

@@ -40,7 +40,7 @@ if(LACONIC_PLUGINS)  # opened at run time, so nobody links them and they are not
   install(TARGETS ${LACONIC_PLUGINS} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 endif()
 
-# What the program compiles with its own MPI or Gloo.
+# Sources of the engines, which a program compiles with its own MPI or Gloo.
 set(_engines ${CMAKE_INSTALL_DATADIR}/laconic/engines)
 install(DIRECTORY engines/ DESTINATION ${_engines})
 install(EXPORT laconic-targets NAMESPACE laconic:: DESTINATION ${_cmake_dir})

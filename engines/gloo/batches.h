@@ -19,8 +19,8 @@
 
 namespace laconic::gloo {
 
-/// What a batch sends and receives is under way from its start on, before its turn to be executed:
-/// only sums wait for that.
+/// Batches in their order. Messages of a batch are posted when it starts; only its sums wait until
+/// the batches before it have ended.
 class Batches {
  public:
   Batches(Group& group, Fault& fault, Ring& ring) : group_(group), fault_(fault), ring_(ring) {}
@@ -33,7 +33,7 @@ class Batches {
 
   [[nodiscard]] bool executing() const noexcept { return executing_; }
   [[nodiscard]] bool all_executed();
-  /// By rank, those that a batch needs.
+  /// Ranks whose messages a batch needs, as flags by rank.
   [[nodiscard]] std::vector<bool> needed_by(uint64_t number) const;
 
  private:

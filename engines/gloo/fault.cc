@@ -32,7 +32,7 @@ Error Fault::fail(Error why, const char* said) noexcept {
   }
 }
 
-/// What all ranks say has happened: the first of them that hears of it writes it on the board.
+/// All ranks report the same failure: the first one that detects it puts it on the board.
 Error Fault::agree(Error own, const char* said) {
   if (!group_.connected()) return own;  // one rank
   rendezvous::Board& board = group_.board();

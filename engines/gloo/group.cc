@@ -23,7 +23,7 @@ std::string place(uint32_t rank, uint64_t batch) {
   return "waits." + std::to_string(rank) + "." + std::to_string(batch);
 }
 
-/// What Gloo wants to know of other ranks while it connects them.
+/// The key-value store through which Gloo connects ranks.
 class Store final : public ::gloo::rendezvous::Store {
  public:
   Store(rendezvous::Board* board, Deadline deadline) : board_(board), deadline_(deadline) {}

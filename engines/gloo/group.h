@@ -57,7 +57,7 @@ class Group {
   [[nodiscard]] std::vector<uint32_t> unsigned_by(const std::vector<bool>& needed, uint64_t batch,
                                                   Deadline until);
 
-  // Of these one at a time.
+  // One thread at a time may call these.
   /// The connection has broken without a farewell.
   [[nodiscard]] bool is_gone(uint32_t peer) noexcept;
   [[nodiscard]] bool somebody_is_gone() noexcept;

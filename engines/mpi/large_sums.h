@@ -23,7 +23,7 @@ class LargeSums {
 
   /// Once the group is there.
   void open();
-  /// A sum of so many bytes is taken here. The same on all ranks.
+  /// Whether a sum of `bytes` bytes goes this way. The same on all ranks.
   [[nodiscard]] bool takes(uint64_t bytes) const {
     return group_.world() > 1 && bytes != 0 &&
            bytes / group_.world() >= group_.options().large_share;
@@ -32,7 +32,7 @@ class LargeSums {
   void begin(Job& job, const Step& step);
   /// After transfers have ended: whatever has all its terms.
   void go_on();
-  /// What terms arrive in, for a request that never ends.
+  /// The receive buffers, to be kept alive where a request never completes.
   [[nodiscard]] std::shared_ptr<void> memory() const noexcept { return terms_; }
 
  private:

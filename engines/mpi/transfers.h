@@ -1,6 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What an MpiEngine has under way: requests, and what they are for.
+// The MPI requests in flight, and the part of a job that each belongs to.
 #pragma once
 
 #include <array>
@@ -56,7 +56,7 @@ class Transfers {
 
  private:
   using CutMessages = detail::CutMessages;
-  /// What a request is for; beside it in requests_.
+  /// The part of a job that a request belongs to; has the request's index in requests_.
   struct Part {
     Job* job = nullptr;
     Kind kind = Kind::sum;
