@@ -14,7 +14,6 @@ import signal
 import struct
 import sys
 import tempfile
-import threading
 import time
 import zlib
 from pathlib import Path
@@ -211,23 +210,24 @@ class TorchImports:
     OPENED, CLOSED = 0x20, 0x10  # without the second the kernel makes one event of two that follow each other
 
     def __init__(self, config):
-        self.config, self.seen, self.before, self.own = config, 0, None, []
+        self.config, self.opened, self.before, self.own = config, 0, None, []
         if hasattr(config, "workerinput"):
             return
-        self.events = LIBC.inotify_init1(os.O_CLOEXEC)
+        self.events = LIBC.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
         compiled = importlib.util.cache_from_source(os.path.realpath(importlib.util.find_spec("torch").origin))
         if LIBC.inotify_add_watch(self.events, compiled.encode(), self.OPENED | self.CLOSED) < 0:
             raise pytest.UsageError(f"--torch-imports cannot watch {compiled}: {os.strerror(ctypes.get_errno())}")
-        threading.Thread(target=self.read, daemon=True).start()
 
-    def read(self):
-        while True:
-            events = os.read(self.events, 1 << 16)
-            self.seen += sum(bool(mask & self.OPENED) for _, mask, _, _ in struct.iter_unpack("iIII", events))
+    def seen(self):
+        """How often the file has been opened until now. The kernel queues the events, so none that came before this call is missed."""
+        with contextlib.suppress(BlockingIOError):
+            while events := os.read(self.events, 1 << 16):
+                self.opened += sum(bool(mask & self.OPENED) for _, mask, _, _ in struct.iter_unpack("iIII", events))
+        return self.opened
 
     def pytest_runtest_logstart(self):
-        if self.before is None:
-            self.before = self.seen  # by collecting the tests
+        if self.before is None and not hasattr(self.config, "workerinput"):
+            self.before = self.seen()  # by collecting the tests
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node):
@@ -244,8 +244,9 @@ class TorchImports:
     def judge(self):
         """What is wrong, or an empty text."""
         most = self.config.getoption("torch_imports")
-        self.count = self.seen - (self.before or 0) - sum(server for _, server in self.own)
-        if any(imported for imported, _ in self.own) and not self.seen:
+        seen = self.seen()
+        self.count = seen - (self.before or 0) - sum(server for _, server in self.own)
+        if any(imported for imported, _ in self.own) and not seen:
             return "; those of the processes that ran the tests went unseen"
         return f", more than {most}" if self.count > most else ""
 

@@ -300,6 +300,7 @@ def test_fresh_imports_above_the_limit_fail_and_all_files_are_recorded(importing
 def test_a_count_that_misses_the_runs_own_imports_fails(tree):
     config = types.SimpleNamespace(workerinput={}, getoption=lambda name: 25)
     imports = loaded(tree).TorchImports(config)
+    imports.seen = lambda: 0
     imports.own = [(False, False)]
     assert imports.judge() == ""
     imports.own += [(True, False)]
