@@ -260,6 +260,7 @@ typedef struct laconic_session_options {
   const char* record;  /* file in which rank 0 records what is observed and decided; NULL: none */
   const laconic_codec_table* const* codecs; /* registered: specs may name them */
   uint32_t codec_count;                     /* at most LACONIC_MAX_CODECS */
+  uint32_t owner_turns; /* 1: optimizers step between push and pull, laconic_driver_turns */
 } laconic_session_options;
 
 #define LACONIC_MAX_WINDOW 8
@@ -593,6 +594,51 @@ LACONIC_API int32_t laconic_driver_release(laconic_driver* driver, const laconic
 LACONIC_API int32_t laconic_driver_set(laconic_driver* driver, const laconic_settings* settings,
                                        const laconic_failure* failure, uint32_t* waits);
 LACONIC_API int32_t laconic_driver_set_what_waits(laconic_driver* driver, uint32_t* set);
+
+/* A session with owner_turns trains as a parameter server that is spread over the ranks (3LC, MLSys
+ * 2019, section 3): buckets of gradients that are submitted are pushed to the owners of their
+ * ranges; each owner moves float32 masters of them by the mean, in its turn; and what masters are
+ * ahead of the parameters is pulled, compressed once for all ranks, and added to them. Small
+ * parameters have no master: their mean is in the bucket after the pull. A step is: submit each
+ * bucket, turns, pull. Where a world is one rank there are no ranges. */
+typedef struct laconic_replica {
+  void* values; /* a parameter, on the host */
+  uint32_t dtype;
+  uint32_t reserved;
+} laconic_replica;
+
+typedef struct laconic_owned_range {
+  uint32_t parameter;
+  uint32_t reserved;
+  uint64_t offset, count; /* elements of the parameter */
+  const float* mean;      /* of the gradient over all ranks; null where there is no turn */
+  float* master;          /* as long as the session lives */
+} laconic_owned_range;
+
+/* `replicas`: one for each parameter. `begins`: 1 where masters take their values, 0 where a state
+ * was loaded. Before the first turns; they are moved by pull until others are set. */
+LACONIC_API int32_t laconic_driver_set_replicas(laconic_driver* driver,
+                                                const laconic_replica* replicas, uint32_t count,
+                                                uint32_t begins);
+/* The ranges of this rank, of which *count is the number, as many as there is capacity for. */
+LACONIC_API int32_t laconic_driver_owned(laconic_driver* driver, laconic_owned_range* ranges,
+                                         uint32_t capacity, uint32_t* count);
+
+typedef struct laconic_turns {
+  uint32_t struct_size;
+  uint32_t skips; /* 1: some rank's gradient is not finite; there are no ranges, no owner steps */
+  const laconic_owned_range* ranges; /* until pull */
+  uint64_t count;
+  double sum_of_squares; /* of the means that this rank owns, small parameters included */
+} laconic_turns;
+
+/* Ends the pushes of a step. The pull comes next in any case; after a failure no master moves. */
+LACONIC_API int32_t laconic_driver_turns(laconic_driver* driver, laconic_turns* out);
+/* Ends the step. `failure`, if not null: this rank's turn failed, and all ranks report why.
+ * *skipped: 1 where nothing moved. What owners have sent counts, whatever others met: after a
+ * failure the next pull brings the rest. */
+LACONIC_API int32_t laconic_driver_pull(laconic_driver* driver, const laconic_failure* failure,
+                                        uint32_t* skipped);
 
 /* For each parameter of `count` buckets, one bucket behind the other, the number of the exchange
  * that carries it, were they submitted in a step with `flags`. A saved state has to bring these

@@ -1,7 +1,9 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
 // Drivers: buckets in, means out, over an engine of the caller's.
+#include <algorithm>
 #include <atomic>
+#include <iterator>
 #include <optional>
 #include <utility>
 
@@ -46,6 +48,7 @@ struct laconic_driver final : laconic::session::Listener {
   laconic::session::Session* session;
   laconic::capi::TableEngine engine;
   laconic::session::Driver driver;
+  std::vector<laconic_owned_range> ranges;  // of the turn
   std::atomic_flag in_use;
 };
 
@@ -91,6 +94,10 @@ int32_t check_flags(uint32_t flags) {
 std::optional<Error> trouble_of(const laconic_failure* failure) {
   if (failure == nullptr) return {};
   return to_error(*failure);
+}
+
+laconic_owned_range to_range(const laconic::collective::OwnedRange& r) {
+  return {r.parameter, 0, r.offset, r.count, r.mean, r.master};
 }
 
 /// What `change` views, to be kept.
@@ -221,6 +228,66 @@ int32_t laconic_driver_set_what_waits(laconic_driver* driver, uint32_t* set) {
     auto done = own.set_what_waits();
     if (!done) return fail(std::move(done).error());
     *set = *done ? 1 : 0;
+    return 0;
+  });
+}
+
+int32_t laconic_driver_set_replicas(laconic_driver* driver, const laconic_replica* replicas,
+                                    uint32_t count, uint32_t begins) {
+  return alone(driver, [&](laconic::session::Driver& own) -> int32_t {
+    if (replicas == nullptr && count != 0) return null_argument("replicas");
+    if (begins > 1) return fail(Errc::invalid_argument, "begins is not 0 or 1");
+    std::vector<laconic::collective::Replica> theirs;
+    for (const laconic_replica& r : std::span(replicas, count)) {
+      if (r.reserved != 0) return fail(Errc::invalid_argument, "a replica's reserved is not 0");
+      if (r.dtype > LACONIC_BF16)
+        return fail(Errc::dtype_unsupported, "a replica is not f32, f16 or bf16");
+      theirs.push_back({r.values, static_cast<laconic::DType>(r.dtype)});
+    }
+    return given(own.set_replicas(theirs, begins != 0));
+  });
+}
+
+int32_t laconic_driver_owned(laconic_driver* driver, laconic_owned_range* ranges, uint32_t capacity,
+                             uint32_t* count) {
+  return alone(driver, [&](laconic::session::Driver& own) -> int32_t {
+    if (count == nullptr || (ranges == nullptr && capacity != 0))
+      return null_argument("ranges and count");
+    const auto owned = own.owned();
+    *count = static_cast<uint32_t>(owned.size());
+    const size_t fit = std::min<size_t>(capacity, owned.size());
+    std::transform(owned.begin(), owned.begin() + static_cast<ptrdiff_t>(fit), ranges, to_range);
+    return 0;
+  });
+}
+
+int32_t laconic_driver_turns(laconic_driver* driver, laconic_turns* out) {
+  return alone(driver, [&](laconic::session::Driver& own) -> int32_t {
+    laconic_turns theirs{};
+    if (const int32_t bad = laconic::capi::check_struct(out, "turns"); bad != 0) return bad;
+    std::vector<laconic_owned_range>& ranges = driver->ranges;
+    ranges.clear();
+    auto turns = own.turns();
+    if (!turns) return fail(std::move(turns).error());
+    std::ranges::transform(turns->ranges, std::back_inserter(ranges), to_range);
+    theirs.skips = turns->skips ? 1 : 0;
+    theirs.ranges = ranges.data();
+    theirs.count = ranges.size();
+    theirs.sum_of_squares = turns->sum_of_squares;
+    laconic::capi::write_struct(theirs, out);
+    return 0;
+  });
+}
+
+int32_t laconic_driver_pull(laconic_driver* driver, const laconic_failure* failure,
+                            uint32_t* skipped) {
+  return alone(driver, [&](laconic::session::Driver& own) -> int32_t {
+    if (skipped == nullptr) return null_argument("skipped");
+    *skipped = 0;
+    const auto trouble = trouble_of(failure);
+    auto pulled = own.pull(trouble ? &*trouble : nullptr);
+    if (!pulled) return fail(std::move(pulled).error());
+    *skipped = *pulled ? 0 : 1;
     return 0;
   });
 }

@@ -45,6 +45,7 @@ int32_t read_options(const laconic_session_options* theirs, laconic_session_opti
     return fail(Errc::invalid_argument, "engine_sums has a bit of no element type");
   if (options->short_sends > 1) return fail(Errc::invalid_argument, "short_sends is not 0 or 1");
   if (options->aggregates > 1) return fail(Errc::invalid_argument, "aggregates is not 0 or 1");
+  if (options->owner_turns > 1) return fail(Errc::invalid_argument, "owner_turns is not 0 or 1");
   if (const int32_t bad = check_rules(options->rules, options->rule_count); bad != 0) return bad;
   return check_threads(options->threads);
 }
@@ -64,6 +65,7 @@ laconic::collective::Options to_options(const laconic_session_options& options) 
   static_assert(laconic::collective::kShortElements == LACONIC_SHORT_ELEMENTS);
   o.window = std::max<uint32_t>(options.window, 1);
   o.part = options.part;
+  o.owner_turns = options.owner_turns != 0;
   return o;
 }
 

@@ -10,7 +10,7 @@ namespace laconic::feedback {
 namespace {
 
 bool remembers_gradients(StateKind kind) {
-  return kind != StateKind::codec_state && kind != StateKind::range;
+  return kind != StateKind::codec_state && kind != StateKind::range && kind != StateKind::master;
 }
 
 }  // namespace
@@ -36,7 +36,7 @@ Result<std::span<float>> Store::add(StateKind kind, std::string name, uint64_t c
 
 void Store::scale_residuals(float factor) noexcept {
   for (Entry& entry : entries_) {
-    if (entry.kind == StateKind::codec_state) continue;
+    if (entry.kind == StateKind::codec_state || entry.kind == StateKind::master) continue;
     for (float& x : entry.values) x *= factor;
   }
 }

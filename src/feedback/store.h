@@ -25,6 +25,7 @@ enum class StateKind : uint8_t {
   momentum,        ///< DGC's momentum of a parameter, in units of the gradient
   codec_state,     ///< warm starts, adaptive stages: no unit
   range,           ///< of a parameter's fixed point, in units of the gradient: no memory of it
+  master,          ///< float32 of a range that this rank owns, in units of the parameter
 };
 
 /// The end of the name of codec state that a saved one may lack: it is then as it was created.
@@ -74,7 +75,9 @@ struct StateHeader {
 };
 
 /// 1: every bucket was an exchange of its own where the engine adds. 2: short ones travel together.
+/// 3: with masters.
 inline constexpr uint32_t kStateVersion = 2;
+inline constexpr uint32_t kStateVersionOfMasters = 3;
 
 /// state_corrupt when `count` float32 values at `values`, of any alignment, are not what `entry`
 /// may hold.

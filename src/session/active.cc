@@ -75,9 +75,13 @@ Result<std::unique_ptr<Active>> Active::create(std::string_view spec, Asked aske
   if (!class_of) return std::move(class_of).error();
   auto law = Steering::wanted(asked.control, asked.rules);
   if (!law) return law.error();
+  if (*law && options.owner_turns) {
+    return Error{Errc::unsupported, "control: no law moves settings where owners have turns",
+                 "choose the specs of push and pull, or attach()"};
+  }
   const bool steers = *law || asked.records;  // without a law, too, it holds what ranks report
   collective::Options mine = options;
-  mine.reports = options.world > 1 && (options.reports || steers);
+  mine.reports = options.world > 1 && !options.owner_turns && (options.reports || steers);
   auto model = collective::Model::create(*std::move(settings), *std::move(class_of),
                                          std::move(parameters), mine);
   if (!model) return std::move(model).error();
@@ -121,8 +125,10 @@ Result<void> Active::bind(const collective::Options& options, bool steers) {
 
 feedback::StateHeader Active::state_header() const {
   const auto& options = model.options();
-  return {feedback::kStateVersion, options.rank,      options.world,
-          model.model_hash(),      model.agreement(), model.configured()};
+  const uint32_t version =
+      options.owner_turns ? feedback::kStateVersionOfMasters : feedback::kStateVersion;
+  return {version,           options.rank,      options.world, model.model_hash(),
+          model.agreement(), model.configured()};
 }
 
 uint64_t Active::hash() const noexcept {

@@ -13,7 +13,7 @@ bool is_long(uint64_t elements) noexcept { return elements > collective::kShortE
 
 Result<void> InFlight::check(uint64_t step, const collective::Bucket& bucket,
                              const collective::LayoutView& layout) const {
-  if (count_ == 0) return {};
+  if (count_ == 0 && parked_ == 0) return {};
   if (!has_place(layout.elements)) {
     return Error{Errc::exchange_order,
                  std::to_string(count_) + " exchanges are running, " +
@@ -63,6 +63,17 @@ void InFlight::remove(const collective::Exchange& exchange) noexcept {
   Running* const at = find(exchange);
   std::copy(at + 1, running_.data() + count_, at);
   --count_;
+}
+
+void InFlight::park(const collective::Exchange& exchange) noexcept {
+  remove(exchange);
+  mark(exchange, true);
+  ++parked_;
+}
+
+void InFlight::end_parked(const collective::Exchange& exchange) noexcept {
+  mark(exchange, false);
+  --parked_;
 }
 
 void InFlight::mark(const collective::Exchange& exchange, bool moves) noexcept {

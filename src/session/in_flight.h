@@ -44,6 +44,10 @@ class InFlight {
   void add(const Running& running) noexcept;
   /// One of those that run.
   void remove(const collective::Exchange& exchange) noexcept;
+  /// The same, but its parameters stay in flight and its step goes on: end_parked() or add() again.
+  void park(const collective::Exchange& exchange) noexcept;
+  void end_parked(const collective::Exchange& exchange) noexcept;
+  [[nodiscard]] uint32_t parked() const noexcept { return parked_; }
 
  private:
   [[nodiscard]] uint32_t count_long() const noexcept;
@@ -51,7 +55,7 @@ class InFlight {
 
   uint32_t window_;
   std::array<Running, collective::kMaxWindow> running_{};
-  uint32_t count_ = 0;
+  uint32_t count_ = 0, parked_ = 0;
   std::vector<bool> moving_;  // by parameter
 };
 

@@ -24,6 +24,10 @@ bool by_server(const Active& active) {
 
 Result<std::unique_ptr<Active>> Proposal::make(const Change& change) const {
   if (session_->broken_) return *session_->broken_;
+  if (session_->model().options().owner_turns) {
+    return Error{Errc::unsupported, "set: masters belong to the settings of attach",
+                 "flush(), take the full state, and begin again with other settings"};
+  }
   if (session_->in_flight_.count() != 0) {
     return Error{Errc::exchange_order, "set: exchanges are in flight",
                  "set between two steps, when all buckets have come back"};

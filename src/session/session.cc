@@ -84,7 +84,7 @@ Result<uint32_t> Session::begin_step(uint64_t step) {
   return without_throwing([&]() -> Result<uint32_t> {
     if (broken_) return *broken_;
     const bool first = step_.number == ~uint64_t{0};
-    if (in_flight_.count() != 0 && step != step_.number) {
+    if (in_flight_.count() + in_flight_.parked() != 0 && step != step_.number) {
       return Error{Errc::exchange_order,
                    "exchanges of step " + std::to_string(step_.number) + " are running",
                    "drive a step's exchanges to their ends before the next step begins"};
@@ -209,6 +209,10 @@ Result<uint32_t> Session::next(collective::Exchange& exchange, std::span<Step> b
     exchange.abort();  // it has done so itself, unless there was no memory to say why
     ++stats_.failures;
   }
+  if (steps && *steps == 0 && exchange.parked()) {
+    in_flight_.park(exchange);
+    return steps;
+  }
   if (!steps || *steps == 0) {
     if (run->reports) hear(steps ? exchange.reports_heard() : collective::HeardReports{});
     in_flight_.remove(exchange);
@@ -218,8 +222,25 @@ Result<uint32_t> Session::next(collective::Exchange& exchange, std::span<Step> b
   return steps;
 }
 
+Result<void> Session::resume(collective::Exchange& exchange, bool skips,
+                             const BundleFailure* failure) {
+  const std::lock_guard lock(mutex_);
+  if (!exchange.parked() || !in_flight_.has_place(exchange.elements()))
+    return collective::exchange_has_ended();
+  exchange.resume(skips, failure);
+  in_flight_.end_parked(exchange);
+  in_flight_.add({&exchange, exchange.elements(), false});
+  return {};
+}
+
 void Session::abort(std::optional<Error> why) {
   const std::lock_guard lock(mutex_);
+  for (const auto& exchange : active_->exchanges) {
+    if (!exchange->parked()) continue;
+    exchange->abort();
+    in_flight_.end_parked(*exchange);
+    ++stats_.failures;
+  }
   while (in_flight_.count() != 0) {
     const InFlight::Running run = in_flight_.all().front();
     run.exchange->abort();
@@ -233,7 +254,7 @@ void Session::abort(std::optional<Error> why) {
 
 uint32_t Session::in_flight() const {
   const std::lock_guard lock(mutex_);
-  return in_flight_.count();
+  return in_flight_.count() + in_flight_.parked();
 }
 
 bool Session::has_place(uint64_t elements) const {
@@ -256,7 +277,7 @@ void Session::count(const DriverCounts& more) {
 void Session::release(const collective::LayoutView& layout, DType dtype) {
   const std::lock_guard lock(mutex_);
   std::erase_if(active_->exchanges, [&](const auto& exchange) {
-    return !in_flight_.has(*exchange) && exchange->is_for(layout, dtype);
+    return !in_flight_.has(*exchange) && !exchange->parked() && exchange->is_for(layout, dtype);
   });
 }
 

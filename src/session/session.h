@@ -63,6 +63,9 @@ class Session {
                         const Timing& last = {});
   /// Options::now, for a driver's Timing.
   [[nodiscard]] double now() const;
+  /// The way down of a parked exchange (Options::owner_turns), ready for next(): see
+  /// Exchange::resume.
+  Result<void> resume(collective::Exchange& exchange, bool skips, const BundleFailure* failure);
   /// The engine failed: what exchanges in flight have not delivered goes into the residuals, and
   /// from now on begin() fails with `why`: messages of theirs may still be under way and would meet
   /// the next ones.
@@ -71,7 +74,7 @@ class Session {
   /// and, where that is 2 or more, kMaxWindow of any size. The same on all ranks between the same
   /// begins.
   [[nodiscard]] bool has_place(uint64_t elements) const;
-  /// Exchanges that have begun and not ended.
+  /// Exchanges that have begun and not ended, those that are parked among them.
   [[nodiscard]] uint32_t in_flight() const;
   /// From the driver: a sum of this step's gradients that it made without the session.
   void summed(const Timing& timing);

@@ -59,6 +59,8 @@ class Oracle {
   /// "residual/P" or "mean/P", "momentum/P", "owner_residual/P@offset", "state/P@offset#hop",
   /// "state/flush".
   [[nodiscard]] std::map<std::string, Floats>& memory(uint32_t rank) { return memory_[rank]; }
+  /// The last exchange, of owners with turns: something was not finite.
+  [[nodiscard]] bool skipped() const { return skipped_; }
   [[nodiscard]] const Counters& counters(uint32_t rank) const { return counters_[rank]; }
   /// Are wire_bytes and rounds known beforehand? Not where capacities are predicted.
   [[nodiscard]] bool counts_bytes() const {
@@ -86,9 +88,10 @@ class Oracle {
     enroll();
     if (parts_ != 0 && !units_.empty()) return drain(values);
     const std::vector<Floats> gradients = values;
-    if (compressed(values)) {
+    skipped_ = !compressed(values);
+    if (!skipped_) {
       for (Floats& v : values) narrow(v);
-    } else {
+    } else if (!setup_.turn) {
       for (Counters& c : counters_) ++c.fallbacks;
       values = gradients;
       uncompressed(values);
@@ -121,7 +124,8 @@ class Oracle {
     for (size_t i = 0; i < setup_.parameters.size(); ++i) {
       const Parameter& p = setup_.parameters[i];
       const Unit whole{p.count(), p.rows, p.cols, name_hash(p.name), 0};
-      if (p.count() <= setup_.small_elements || codec_.info.name == "none") continue;
+      if (p.count() <= setup_.small_elements || (codec_.info.name == "none" && !setup_.turn))
+        continue;
       if (setup_.strategy != StrategyKind::two_shot) {
         add_piece(i, whole, 0);
       } else if (p.count() < uint64_t{world_} * contract_.granule) {
@@ -159,7 +163,7 @@ class Oracle {
         start_state(rank, piece, 0);
         if (setup_.strategy != StrategyKind::two_shot || piece.owner != rank) continue;
         start_state(rank, piece, 1);
-        if (spec_.feedback())
+        if (spec_.feedback() && !setup_.turn)
           memory_[rank]["owner_residual/" + piece.at()].resize(piece.unit.count);
       }
     }
@@ -178,7 +182,9 @@ class Oracle {
   /// What is encoded, or null: e, m or v of a rank's own gradient, e of a mean that it owns.
   float* residual(uint32_t rank, const Piece& piece, uint32_t hop) {
     if (hop == 1)
-      return spec_.feedback() ? memory_[rank].at("owner_residual/" + piece.at()).data() : nullptr;
+      return kind_at(1) == MemoryKind::residual
+                 ? memory_[rank].at("owner_residual/" + piece.at()).data()
+                 : nullptr;
     if (kind_ == MemoryKind::none) return nullptr;
     const char* name = kind_ == MemoryKind::ema ? "mean/" : "residual/";
     return memory_[rank].at(name + piece.parameter).data() + piece.unit.offset;
@@ -189,7 +195,8 @@ class Oracle {
   }
   /// A mean that a rank owns has a residual at most.
   [[nodiscard]] MemoryKind kind_at(uint32_t hop) const {
-    return hop == 0 ? kind_ : spec_.feedback() ? MemoryKind::residual : MemoryKind::none;
+    if (hop == 0) return kind_;
+    return spec_.feedback() && !setup_.turn ? MemoryKind::residual : MemoryKind::none;
   }
   [[nodiscard]] bool absorbs(uint32_t hop) const {
     return kind_at(hop) == MemoryKind::residual && contract_.feedback == Feedback::own;
@@ -478,11 +485,14 @@ class Oracle {
         if (units_[i].piece->owner == o) owned.push_back(i);
       }
       bool refused = false;  // an owner that got something not finite re-encodes nothing
-      for (const size_t i : owned) {
+      for (size_t i = 0; i < units_.size(); ++i) {
+        if (!setup_.turn && units_[i].piece->owner != o) continue;
         for (uint32_t r = 0; r < world_; ++r) refused = refused || coded[r][i].non_finite;
       }
       for (const size_t i : owned) {
         means[i] = mean_of(coded, i, *units_[i].piece, o);
+        if (setup_.turn && !refused)
+          setup_.turn(units_[i].piece->parameter, units_[i].piece->unit.offset, means[i]);
         if (!refused) recoded[i] = encode(o, *units_[i].piece, 1, means[i].data());
         bad = bad || refused || recoded[i].non_finite;
       }
@@ -883,6 +893,7 @@ class Oracle {
   MemoryKind kind_;
   bool carries_;  // casts without feedback carry NaN and infinity as they are
   std::vector<std::map<std::string, Floats>> memory_;
+  bool skipped_ = false;
   std::vector<Counters> counters_;
   std::vector<std::vector<Piece>> pieces_;  // by parameter; none: uncompressed
   std::map<std::string, Arena> kept_;

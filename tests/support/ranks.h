@@ -59,6 +59,9 @@ struct Setup {
   bool reports = false;
   std::string record{};
   std::function<laconic_codec_table(uint32_t rank)> codec{};  ///< a registered one
+  /// Owners have turns. For the oracle: what comes down in place of the mean of an owner's range.
+  std::function<void(const std::string& parameter, uint64_t offset, std::vector<float>& values)>
+      turn{};
 };
 
 class Ranks {
@@ -76,6 +79,7 @@ class Ranks {
       o.caps.sums = setup_.sums;
       o.caps.short_sends = setup_.short_sends;
       o.reports = setup_.reports;
+      o.owner_turns = static_cast<bool>(setup_.turn);
       o.caps.aggregates = hub_.engine(r).caps().aggregates;
       if (setup_.codec) o.codecs.push_back(*codecs::Registered::create(setup_.codec(r)));
       if (setup_.now) o.now = [this, r] { return setup_.now(r); };

@@ -86,6 +86,13 @@ inline bool raw_rides_along(const RankState& state, const LayoutView& layout,
   });
 }
 
+/// Nothing is predicted of the length of its payloads. Where owners have turns no round tells them
+/// that one did not fit.
+inline bool grants_bound(const RankState& state, const RankPiece& piece) noexcept {
+  return piece.codec->contract().exact_size || state.short_sends() ||
+         state.model().options().owner_turns;
+}
+
 /// Of one leg.
 struct BucketPlan {
   std::vector<BucketUnit> units;
@@ -111,7 +118,7 @@ struct BucketPlan {
       for (const RankPiece& piece : p.pieces) {
         const uint64_t inside = piece.send.unit.offset;
         units.push_back({&piece, layout.offsets[i] + inside, layout.parameters[i]});
-        exact = exact && (piece.codec->contract().exact_size || state.short_sends());
+        exact = exact && grants_bound(state, piece);
       }
     }
     raw_leg_ = legs.raw();
@@ -132,7 +139,7 @@ struct BucketPlan {
     for (const BucketUnit& u : all_units_) {
       if (state_->way(u.parameter).dense) continue;
       units.push_back(u);
-      exact = exact && (u.piece->codec->contract().exact_size || state_->short_sends());
+      exact = exact && grants_bound(*state_, *u.piece);
     }
     const bool rides = leg_ == raw_leg_ && dense_part(*state_, *layout_).some &&
                        raw_rides_along(*state_, *layout_, raw_leg_);

@@ -180,7 +180,7 @@ void Exchange::fail(Error error, bool keep_gradient) {
 Result<uint32_t> Exchange::next(std::span<Step> batch) {
   auto steps = advance(batch);
   if (!steps || *steps == 0) {
-    stage_ = Stage::idle;
+    if (!steps || !parked()) stage_ = Stage::idle;
     return steps;
   }
   for (uint32_t i = 0; i < *steps; ++i) {
@@ -195,6 +195,7 @@ Result<uint32_t> Exchange::next(std::span<Step> batch) {
 Result<uint32_t> Exchange::advance(std::span<Step> batch) {
   switch (stage_) {
     case Stage::idle:
+    case Stage::parked:
       return exchange_has_ended();
     case Stage::prepared:
       if (state_->model().alone()) return given_.end();  // the mean of one rank's gradient is there
@@ -272,15 +273,36 @@ Result<uint32_t> Exchange::step(std::span<Step> batch) {
     start_uncompressed(Uncompressed::Mode::fallback);
     return step(batch);
   }
+  if (result->verdict == Verdict::owner_turn) {
+    stage_ = Stage::parked;
+    return uint32_t{0};
+  }
+  if (!planned && legs_.owner_turn() != nullptr) {
+    given_.drained = true;
+    legs_.adopt(input());
+    stage_ = Stage::parked;
+    return uint32_t{0};
+  }
   strategy.finish();
   if (planned) narrow(*state_, input(), layout_.elements);
   // Under a quorum the others may have ended it without this rank, and without hearing of it.
   return given_.end();
 }
 
+/// What went up uncompressed is delivered now, and only now: a step that is skipped leaves the
+/// residuals as they were.
+void Exchange::resume(bool skips, const BundleFailure* failure) {
+  if (given_.drained)
+    skips ? uncompressed_.undo(pipeline::Undo::gradient_travels) : uncompressed_.finish();
+  given_.drained = false;
+  turn().resume(skips, failure);
+  stage_ = Stage::legs;
+}
+
 void Exchange::abort() {
-  if (stage_ == Stage::legs) legs_.undo(pipeline::Undo::gradient_lost);
-  if (stage_ == Stage::uncompressed) uncompressed_.undo(pipeline::Undo::gradient_lost);
+  if (stage_ == Stage::legs || parked()) legs_.undo(pipeline::Undo::gradient_lost);
+  if (stage_ == Stage::uncompressed || given_.drained)
+    uncompressed_.undo(pipeline::Undo::gradient_lost);
   if (stage_ == Stage::prepared || stage_ == Stage::enrolling) given_.keep(*state_, layout_);
   stage_ = Stage::idle;
 }

@@ -16,6 +16,7 @@
 #include <optional>
 
 #include "collective/exchange/leg_set.h"
+#include "collective/exchange/owner_turn.h"
 #include "collective/exchange/status_round.h"
 #include "collective/exchange/strategy.h"
 #include "collective/strategies/uncompressed/uncompressed.h"
@@ -68,6 +69,15 @@ class Exchange {
   void fail(Error error, bool keep_gradient = true);
   /// The next batch; 0 steps: finished. On an error everything undelivered was put back.
   Result<uint32_t> next(std::span<Step> batch);
+  /// next() gave 0 steps because the way up is complete: turn() until resume().
+  [[nodiscard]] bool parked() const noexcept { return stage_ == Stage::parked; }
+  [[nodiscard]] OwnerTurn& turn() noexcept { return *legs_.owner_turn(); }
+  /// It has ended, and an owner sent nothing down.
+  [[nodiscard]] bool skipped() noexcept {
+    return legs_.owner_turn() != nullptr && turn().skipped();
+  }
+  /// The next next() begins the way down: see OwnerTurn::resume.
+  void resume(bool skips, const BundleFailure* failure);
   /// The engine failed: puts back what was not delivered. Idempotent.
   void abort();
   /// This exchange went out uncompressed because of a gradient that is not finite.
@@ -88,6 +98,7 @@ class Exchange {
     prepared,      ///< nothing has gone out
     enrolling,     ///< in the status round of a layout that is new
     legs,          ///< as planned
+    parked,        ///< between their ways
     uncompressed,  ///< as it is, in place of the legs or after them
   };
   /// By prepare() and fail().
@@ -97,7 +108,8 @@ class Exchange {
     FlushTurn flush;
     std::optional<OwnReport> report;
     std::optional<Error> failure;
-    bool keeps = true;  ///< a failure of this rank leaves the gradient in the residuals
+    bool keeps = true;     ///< a failure of this rank leaves the gradient in the residuals
+    bool drained = false;  ///< it went up uncompressed and is parked
 
     /// The gradient goes into the residuals.
     void keep(const RankState& state, const Layout& layout) const;

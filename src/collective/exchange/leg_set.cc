@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "collective/exchange/owner_turn.h"
+
 namespace laconic::collective {
 
 void LegSet::begin(const Input& input) {
@@ -19,6 +21,15 @@ void LegSet::begin(const Input& input) {
   }
 }
 
+void LegSet::adopt(const Input& input) {
+  trouble_.reset();
+  raw_ = false;
+  flush_ = 0;
+  reports_ = {};
+  legs_.front().runs = true;
+  owner_turn()->adopt(input);
+}
+
 /// All legs go to their ends, whatever one of them meets: the other ranks may not have met it, and
 /// hear of it from those that are not done.
 Result<Next> LegSet::next(std::span<Step> batch) {
@@ -28,6 +39,7 @@ Result<Next> LegSet::next(std::span<Step> batch) {
     auto result = leg.strategy->next(batch.subspan(steps));
     flush_ = std::max(flush_, leg.strategy->flush_heard());
     if (result && reports_.reports.empty()) reports_ = leg.strategy->reports_heard();
+    if (result && result->verdict == Verdict::owner_turn) return result;
     if (result && result->verdict == Verdict::steps) {
       steps += result->steps;
       continue;

@@ -25,6 +25,12 @@ class LegSet final : public Strategy {
   [[nodiscard]] uint32_t flush_heard() const noexcept override { return flush_; }
   [[nodiscard]] HeardReports reports_heard() const noexcept override { return reports_; }
   [[nodiscard]] uint64_t held_bytes() const noexcept override;
+  /// OwnerTurn::adopt in place of begin().
+  void adopt(const Input& input);
+  /// Of its only leg: where owners have turns no other strategy is chosen.
+  [[nodiscard]] OwnerTurn* owner_turn() noexcept override {
+    return legs_.empty() ? nullptr : legs_.front().strategy->owner_turn();
+  }
 
  private:
   struct Leg {

@@ -2,8 +2,11 @@
 #include "collective/exchange/rank_state.h"
 
 #include <algorithm>
+#include <array>
+#include <cstring>
 
 #include "base/hash.h"
+#include "kernels/cast/cast.h"
 
 namespace laconic::collective {
 
@@ -81,7 +84,13 @@ Result<void> RankState::bind_piece(feedback::Store& store, const Parameter& para
   if (auto r = bind_state(store, parameter.name, *mine.codec, bound.send, 0); !r) return r;
   if (mine.strategy == StrategyKind::two_shot && piece.owner == rank()) {
     bound.mean.unit = piece.unit;
-    if (spec.feedback()) {
+    if (model_->options().owner_turns) {  // what is not delivered remains in master - replica
+      auto master = store.add(StateKind::master,
+                              "master/" + parameter.name + "@" + std::to_string(piece.unit.offset),
+                              piece.unit.count);
+      if (!master) return std::move(master).error();
+      bound.master = *master;
+    } else if (spec.feedback()) {
       auto residual =
           store.add(StateKind::owner_residual,
                     "owner_residual/" + parameter.name + "@" + std::to_string(piece.unit.offset),
@@ -118,6 +127,29 @@ Result<void> RankState::bind(feedback::Store& store) {
     parameters_.push_back(std::move(mine));
   }
   return {};
+}
+
+void Replica::read(Isa isa, uint64_t offset, std::span<float> out) const noexcept {
+  const auto* from = static_cast<const uint8_t*>(values) + offset * dtype_size(dtype);
+  if (dtype == DType::f32)
+    std::memcpy(out.data(), from, out.size_bytes());
+  else
+    kernels::widen(kernels::cast_kernels(isa), dtype, out.data(), from, out.size());
+}
+
+void Replica::add(const kernels::BasicKernels& kernels, Isa isa, uint64_t offset,
+                  std::span<const float> change) const noexcept {
+  auto* to = static_cast<uint8_t*>(values) + offset * dtype_size(dtype);
+  if (dtype == DType::f32)
+    return kernels.add(reinterpret_cast<float*>(to), change.data(), change.size());
+  std::array<float, 1024> sums;
+  for (uint64_t first = 0; first < change.size(); first += sums.size()) {
+    const uint64_t count = std::min<uint64_t>(sums.size(), change.size() - first);
+    uint8_t* const at = to + first * dtype_size(dtype);
+    kernels::widen(kernels::cast_kernels(isa), dtype, sums.data(), at, count);
+    kernels.add(sums.data(), change.data() + first, count);
+    kernels::narrow(kernels::cast_kernels(isa), dtype, at, sums.data(), count);
+  }
 }
 
 uint64_t rest_of(const RankParameter& parameter) noexcept {

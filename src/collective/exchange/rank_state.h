@@ -24,6 +24,20 @@ struct RankPiece {
   pipeline::UnitSlot mean;  ///< hop 1: the mean of that range; only bound when this rank owns it
   /// All that their state may grow to while settings move.
   std::span<float> send_state, mean_state;
+  /// Options::owner_turns, when this rank owns it.
+  std::span<float> master;
+};
+
+/// A parameter as the program has it, on the host: f32, f16 or bf16.
+struct Replica {
+  void* values = nullptr;
+  DType dtype = DType::f32;
+
+  /// out = the elements from `offset` on.
+  void read(Isa isa, uint64_t offset, std::span<float> out) const noexcept;
+  /// Adds to them, rounding once to their type.
+  void add(const kernels::BasicKernels& kernels, Isa isa, uint64_t offset,
+           std::span<const float> change) const noexcept;
 };
 
 /// How the compressed parameters of a class travel in the step at hand.
@@ -43,6 +57,7 @@ struct RankParameter {
   std::vector<RankPiece> pieces;
   pipeline::UnitSlot fixed;  ///< raw, server_sum: travels as fixed point; `state` is its range
   uint64_t rest = 0;         ///< rest_of, when a flush in 16 bits ended; 0: none did
+  Replica replica;           ///< Options::owner_turns: set before each pull
 };
 /// A hash of a parameter's residual; never 0.
 uint64_t rest_of(const RankParameter& parameter) noexcept;
@@ -50,7 +65,7 @@ uint64_t rest_of(const RankParameter& parameter) noexcept;
 class RankState {
  public:
   /// Allocates memory and codec state in `store` (names: residual/P or mean/P, momentum/P,
-  /// owner_residual/P@offset, state/P@offset#hop, range/P). A mean that this rank owns has a
+  /// owner_residual/P@offset, master/P@offset, state/P@offset#hop, range/P). A mean that this rank owns has a
   /// residual at most, and so has what travels as fixed point: averages and momentum are for
   /// codecs.
   /// `codecs`: by class.
@@ -72,6 +87,9 @@ class RankState {
   /// All of a residual went out but for what 16 bits rounded off.
   void note_rest(uint32_t index) noexcept { parameters_[index].rest = rest_of(parameters_[index]); }
   [[nodiscard]] const RankParameter& parameter(uint32_t index) const { return parameters_[index]; }
+  void set_replica(uint32_t index, const Replica& replica) noexcept {
+    parameters_[index].replica = replica;
+  }
   [[nodiscard]] const Model& model() const noexcept { return *model_; }
   /// The means that all codecs share.
   [[nodiscard]] const kernels::BasicKernels& kernels() const noexcept {

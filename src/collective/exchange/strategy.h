@@ -17,6 +17,7 @@
 
 namespace laconic::collective {
 
+class OwnerTurn;
 class StatusRound;
 
 /// One exchange's input. `gradient` is float32 (widened if the bucket is not) and takes the mean at
@@ -35,9 +36,10 @@ struct Input {
 };
 
 enum class Verdict : uint8_t {
-  steps,      ///< execute the batch, then ask again
-  delivered,  ///< everything is here and checked: finish() or undo()
-  take_raw,   ///< some rank's gradient is not finite: undo(); it has to go out uncompressed
+  steps,       ///< execute the batch, then ask again
+  delivered,   ///< everything is here and checked: finish() or undo()
+  owner_turn,  ///< the way up is complete: OwnerTurn::resume() comes before the next next()
+  take_raw,    ///< some rank's gradient is not finite: undo(); it has to go out uncompressed
 };
 
 struct Next {
@@ -84,6 +86,8 @@ class Strategy {
   [[nodiscard]] virtual uint32_t flush_heard() const noexcept { return 0; }
   /// What all ranks reported; empty: nothing, or not known yet. Valid until the next begin().
   [[nodiscard]] virtual HeardReports reports_heard() const noexcept { return {}; }
+  /// Null: it parks nothing.
+  [[nodiscard]] virtual OwnerTurn* owner_turn() noexcept { return nullptr; }
   /// Memory that it has taken and not given back, the object itself not included.
   [[nodiscard]] virtual uint64_t held_bytes() const noexcept = 0;
 };

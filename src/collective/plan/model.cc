@@ -25,7 +25,8 @@ bool alone(const Options& options) { return options.world == 1; }
 constexpr std::string_view kAlone = "one rank exchanges nothing: gradients pass through";
 
 bool is_raw(const Spec& spec, const Parameter& p, const Options& options) {
-  return alone(options) || compresses_nothing(spec) || p.count() <= options.small_elements;
+  return alone(options) || (compresses_nothing(spec) && !options.owner_turns) ||
+         p.count() <= options.small_elements;
 }
 
 /// Or codes, which may follow an agreement.
@@ -52,7 +53,7 @@ std::string reason_of(const Spec& spec, const Options& options, StrategyKind str
                       const Assignment& a) {
   const auto n = [](uint64_t x) { return std::to_string(x); };
   if (alone(options)) return std::string(kAlone);
-  if (a.raw && compresses_nothing(spec)) return "none compresses nothing";
+  if (a.raw && compresses_nothing(spec) && !options.owner_turns) return "none compresses nothing";
   if (a.raw) return "at most small_elements = " + n(options.small_elements) + " elements";
   if (strategy != StrategyKind::two_shot) return {};
   if (a.pieces.size() > 1) return "cut into " + n(a.pieces.size()) + " ranges, one for each owner";
@@ -82,7 +83,7 @@ Error refuse(StrategyKind kind, const Spec& spec, std::string why) {
 }
 
 bool by_server(const Options& options) {
-  return options.caps.aggregates && options.world <= kMaxAggregated &&
+  return options.caps.aggregates && !options.owner_turns && options.world <= kMaxAggregated &&
          (options.strategy == StrategyKind::automatic ||
           options.strategy == StrategyKind::server_sum);
 }
@@ -169,7 +170,14 @@ Prediction predicted_bytes(StrategyKind strategy, uint32_t world, const Volume& 
 }
 
 Result<Choice> choose_strategy(const Spec& spec, const std::vector<Parameter>& parameters,
-                               const Options& options) {
+                               const Options& asked) {
+  Options options = asked;
+  if (options.owner_turns && options.world > 1) {
+    const bool other =
+        options.strategy != StrategyKind::automatic && options.strategy != StrategyKind::two_shot;
+    if (other) return refuse(options.strategy, spec, "its means come from no owner");
+    options.strategy = StrategyKind::two_shot;
+  }
   const Contract contract = spec.contract();
   const Volume v = volume_of(spec, parameters, options, StrategyKind::gather_all);
   const bool native = v.lanes && v.summable && contract.merge == Merge::linear &&
@@ -193,7 +201,8 @@ Result<Choice> choose_strategy(const Spec& spec, const std::vector<Parameter>& p
     return refuse(options.strategy, spec, "a parameter cannot be cut into owners' ranges");
   }
   if (options.strategy != StrategyKind::automatic)
-    return Choice{options.strategy, "asked for in the call"};
+    return Choice{options.strategy, options.owner_turns ? "owners have a turn between its two ways"
+                                                        : "asked for in the call"};
   if (native)
     return Choice{StrategyKind::native_sum,
                   "its lanes add on the engine: one all-reduce per round"};
@@ -456,6 +465,7 @@ void Model::assign() {
     listing +=
         concat({";", std::to_string(plan.round[0].bytes), ",", std::to_string(plan.state_floats)});
   }
+  if (options_.owner_turns) listing += ";turns";
   agreement_ = hash64(listing);
   if (alone()) {  // whatever was planned, which saved states are hashed with
     for (Choice& choice : choices_) choice = {StrategyKind::native_sum, std::string(kAlone)};

@@ -60,6 +60,9 @@ struct Options {
   std::function<double()> now;
   bool reports = false;  ///< a step's first exchange carries what the ranks observed
   uint64_t part = 0;     ///< dense bytes of a bucket's parts, which the driver cuts; 0: uncut
+  /// An owner keeps a float32 master of its ranges, which the program moves by the mean, and what
+  /// comes down is the change of the parameters (docs/decisions/0050). By two_shot alone.
+  bool owner_turns = false;
   /// Codecs that specs may name beside those of the library.
   std::vector<std::shared_ptr<const codecs::Registered>> codecs{};
 };

@@ -37,6 +37,7 @@ Driver::Driver(Session& session, Engine& engine, std::chrono::milliseconds timeo
   parameters_.reserve(parameters);
   offsets_.reserve(parameters);
   part_offsets_.resize(parameters);
+  if (session.model().options().owner_turns) loads_.resize(loads_.size() + parameters);
   // Memory that no step has touched is none.
   for (Load& load : loads_)
     load.memory.reset(new uint8_t[joining_.room() * sizeof(float)]);  // not zeroed

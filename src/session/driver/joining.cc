@@ -16,7 +16,7 @@ Joining::Joining(const Model& model)
 /// As configured: with a control, by the setting that it begins with, so that a resumed run has the
 /// same groups, wherever the law has come to.
 void Joining::refresh(const Model& model) {
-  joins_ = !model.alone() && !model.options().caps.aggregates;
+  joins_ = !model.alone() && !model.options().caps.aggregates && !model.options().owner_turns;
   part_ = model.options().part;
   uint64_t elements = 0;
   for (uint32_t p = 0; p < weights_.size(); ++p) {
@@ -26,7 +26,7 @@ void Joining::refresh(const Model& model) {
     weights_[p] = {collective::payload_of(model, p).at_most / share, count / share};
     if (count <= kShortElements) elements += count;  // longer ones have no part in it
   }
-  room_ = std::min(elements, kShareOfSums * kMostElements + kShortElements);
+  room_ = !joins_ ? 0 : std::min(elements, kShareOfSums * kMostElements + kShortElements);
   clear();
 }
 

@@ -52,7 +52,12 @@ Result<bool> Window::start(Flight& flight, Phase phase, double since) {
   auto steps = session_->next(*flight.exchange, batch, flight.timing);
   trace(phase, flight, since);
   if (!steps) note(steps.error());
+  if (steps && *steps == 0 && flight.exchange->parked()) {
+    parked_.push_back(flight);
+    return false;
+  }
   if (!steps || *steps == 0) {
+    skipped_ = skipped_ || (steps && flight.exchange->skipped());
     tell(flight, steps ? nullptr : &steps.error());
     return false;
   }
@@ -91,6 +96,24 @@ Result<void> Window::drain() {
   return first_ ? Result<void>(copy_of(*first_)) : Result<void>();
 }
 
+Result<bool> Window::pull(bool skips, const BundleFailure* failure) {
+  skipped_ = false;
+  while (!parked_.empty()) {
+    if (auto place = make_place(); !place) return std::move(place).error();
+    Flight flight = parked_.front();
+    parked_.erase(parked_.begin());
+    flight.timing = {};
+    const double since = session_->now();
+    if (auto begun = session_->resume(*flight.exchange, skips, failure); !begun)
+      return std::move(begun).error();
+    auto more = start(flight, Phase::encode, since);
+    if (!more) return fail(&flight, more.error()).error();
+    if (*more) flights_[count_++] = flight;
+  }
+  if (auto done = finish(); !done) return std::move(done).error();
+  return !skipped_;
+}
+
 Result<void> Window::finish() {
   auto done = drain();
   if (!failed_) first_.reset();
@@ -119,6 +142,8 @@ Result<void> Window::fail(Flight* flight, const Error& why) {
     if (front_ != nullptr) front_->settle(flights_[i].ticket);
     tell(flights_[i], &why);
   }
+  for (const Flight& parked : parked_) tell(parked, &why);
+  parked_.clear();
   return copy_of(why);
 }
 

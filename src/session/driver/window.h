@@ -11,6 +11,7 @@
 #include <chrono>
 #include <functional>
 #include <optional>
+#include <vector>
 
 #include "session/session.h"
 
@@ -44,7 +45,11 @@ class Window {
         engine_(&engine),
         timeout_(timeout),
         ended_(std::move(ended)),
-        front_(front) {}
+        front_(front) {
+    // No exchange is without parameters but one of an empty bucket.
+    const auto& model = session.model();
+    if (model.options().owner_turns) parked_.reserve(model.parameters().size() + 1);
+  }
 
   /// Begins an exchange. `trouble`: this rank cannot bring all of its gradients; all ranks will
   /// report it, and what there is, if bucket.buffer is not null, goes into the residuals. Gives
@@ -58,6 +63,12 @@ class Window {
   Result<void> finish();
   /// Undoes all exchanges: the session exchanges nothing any more.
   void break_off(const Error& why);
+  /// Exchanges whose way up is complete (Options::owner_turns), in the order of their begins: they
+  /// have left the window. Theirs ends when pull() is called.
+  [[nodiscard]] uint32_t parked() const noexcept { return static_cast<uint32_t>(parked_.size()); }
+  [[nodiscard]] collective::OwnerTurn& turn(uint32_t i) { return parked_[i].exchange->turn(); }
+  /// Their ways down, as many in flight as there are places. True: all of them brought changes.
+  Result<bool> pull(bool skips, const BundleFailure* failure);
   /// A batch of the caller's own, while no exchange is in flight. Its Error is the engine's.
   Result<void> run(std::span<const Step> batch);
   [[nodiscard]] bool failed() const noexcept { return failed_; }
@@ -65,6 +76,7 @@ class Window {
   [[nodiscard]] bool left_behind() const noexcept { return failed_ || count_ != 0; }
   /// What finish() will give, if it has nothing else to.
   void note(const Error& why);
+  [[nodiscard]] const std::optional<Error>& first() const noexcept { return first_; }
 
  private:
   struct Flight {
@@ -97,6 +109,8 @@ class Window {
   Front* front_;
   std::array<Flight, collective::kMaxWindow> flights_{};  // in the order of their begins
   uint32_t count_ = 0;
+  std::vector<Flight> parked_;
+  bool skipped_ = false;
   std::optional<Error> first_;
   bool failed_ = false;
 };

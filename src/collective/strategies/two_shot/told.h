@@ -16,6 +16,9 @@ class Told {
  public:
   void clear() noexcept { failure_.reset(); }
   explicit operator bool() const noexcept { return failure_.has_value(); }
+  [[nodiscard]] const BundleFailure* failure() const noexcept {
+    return failure_ ? &*failure_ : nullptr;
+  }
 
   void note(const BundleFailure& failure) {
     if (failure_) return;

@@ -16,6 +16,7 @@ WayDown::WayDown(RankState& state, const BucketPlan& plan, const Shares& shares,
   need_.resize(state.world());
   views_.resize(state.world());
   delivered_.resize(state.world());
+  said_.resize(state.world());
 }
 
 void WayDown::plan_units() {
@@ -47,7 +48,7 @@ bool WayDown::reserve() {
 
 void WayDown::begin(const Input& input) {
   input_ = input;
-  encoded_ = false;
+  encoded_ = adopted_ = false;
   flush_ = 0;
   reports_.begin();
   std::fill(sent_.begin(), sent_.end(), Bytes{});
@@ -78,13 +79,15 @@ void WayDown::encode(WayUp& up) {
   encoded_ = true;
 }
 
-void WayDown::encode_mean(uint32_t unit) {
+/// False: it is not finite.
+bool WayDown::encode_mean(uint32_t unit) {
   const RankPiece& piece = *plan_->units[unit].piece;
   Work work = memory_.work(unit, *piece.codec);
   Counters units;  // a mean's outcome is not one of this rank's units
   sent_[unit] = encode_unit(*piece.codec, piece.mean, state_->place(input_.step, 1), mean_of(unit),
                             work, *writer_, units);
   counters_->residual_resets += units.residual_resets;
+  return units.non_finite_units == 0;
 }
 
 /// A sender knows whether its contribution fitted; what it is granted next is the seen length.
@@ -213,6 +216,11 @@ void WayDown::decode_share(uint32_t owner, WayUp& up) {
     Work mean_work = memory_.work(i, codec);
     codec.commit(u.piece->mean, down, sent_[i], {}, 1, out, mean_work);
   }
+  copy_lanes(owner);
+}
+
+void WayDown::copy_lanes(uint32_t owner) {
+  const Share& share = shares_->of[owner];
   const uint8_t* lanes = views_[owner].lanes.data();
   plan_->over_lanes(
       share.lane_begin, share.lane_end, [&](uint64_t at, uint64_t lane, uint64_t count) {

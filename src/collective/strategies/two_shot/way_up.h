@@ -23,6 +23,8 @@ class WayUp {
 
   /// Starts an exchange: grants capacities and, unless this rank has failed already, encodes.
   void begin(const Input& input);
+  /// The gradient has gone up another way, and the mean is in its place.
+  void adopt(const Input& input);
   /// An all-to-all of the bundles that are still to be delivered.
   void emit(uint8_t round, const Told& told, Step& step);
   /// Takes in what the round brought. True: every contribution to this owner is here and checked.
@@ -49,6 +51,8 @@ class WayUp {
   void first_mean();
   void next_mean(uint32_t unit, float* out);
 
+  /// The owner has failed, or was skipped: undo() of what went to it.
+  void undo_share(uint32_t owner, pipeline::Undo why);
   /// This rank's payload of a unit; empty: nothing was sent.
   [[nodiscard]] Bytes sent(uint32_t unit) const { return sent_[unit]; }
   [[nodiscard]] Work work(uint32_t unit) {
@@ -70,6 +74,8 @@ class WayUp {
     return out_.bytes().subspan(shares_->of[owner].up_offset, shares_->of[owner].up_bound);
   }
   void encode_share(uint32_t owner);
+  void start(const Input& input);
+  [[nodiscard]] bool is_finite(bool all) const;
   uint64_t seal(uint32_t owner, uint64_t granted, const Told& told);
   void receive_from(uint32_t from, Bytes bytes, Told& told);
 

@@ -177,12 +177,12 @@ void Uncompressed::finish() {
   drop_copy();
 }
 
-void Uncompressed::undo(pipeline::Undo) {
+void Uncompressed::undo(pipeline::Undo why) {
   if (phase_ == Phase::idle) return;
   phase_ = Phase::idle;
   if (!keeps_gradient() || trouble_ || input_.failure != nullptr) return;
   for (size_t i = 0; i < copy_.at.size(); ++i) {
-    if (copy_.at[i] == kNoCopy) continue;
+    if (copy_.at[i] == kNoCopy || why == pipeline::Undo::gradient_travels) continue;
     keep_gradient(*state_, layout_->parameters[i], copy_.of(i));
   }
   drop_copy();

@@ -39,8 +39,8 @@ class Uncompressed final : public Strategy {
   void fail(const Error&) override {}
   void finish() override;
   [[nodiscard]] bool replan() override { return true; }
-  /// Adds the gradients of compressed parameters to their residuals, but in plain mode.
-  void undo(pipeline::Undo) override;
+  /// Adds lost gradients of compressed parameters to their residuals, but in plain mode.
+  void undo(pipeline::Undo why) override;
   [[nodiscard]] uint64_t held_bytes() const noexcept override {
     return held(drained_, copy_.at, copy_.memory, told_, riders_);
   }

@@ -1,0 +1,94 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// A step where owners have turns: pushes, then the turn of every owner, then pulls. No owner steps
+// before it knows that no rank met NaN in any bucket, which every push's bundles say.
+#include <algorithm>
+
+#include "session/driver/driver.h"
+
+namespace laconic::session {
+
+using collective::OwnedRange;
+using collective::RankPiece;
+using collective::RankState;
+using collective::Replica;
+
+namespace {
+
+/// body(parameter, piece) for the ranges that this rank owns.
+template <class Body>
+void over_owned(const RankState& state, Body&& body) {
+  const auto parameters = static_cast<uint32_t>(state.model().parameters().size());
+  for (uint32_t p = 0; p < parameters; ++p) {
+    for (const RankPiece& piece : state.parameter(p).pieces) {
+      if (!piece.master.empty()) body(p, piece);
+    }
+  }
+}
+
+}  // namespace
+
+Result<void> Driver::set_replicas(std::span<const Replica> replicas, bool begins) {
+  RankState& state = *session_->active().state;
+  const bool fits =
+      replicas.size() == session_->model().parameters().size() &&
+      std::ranges::all_of(replicas, [](const Replica& r) { return r.values != nullptr; });
+  if (!fits || !session_->model().options().owner_turns) {
+    return Error{Errc::invalid_argument, "replicas: expected one for each parameter",
+                 "of a session whose owners have turns"};
+  }
+  for (uint32_t p = 0; p < replicas.size(); ++p) state.set_replica(p, replicas[p]);
+  if (!begins) return {};
+  over_owned(state, [&](uint32_t p, const RankPiece& piece) {
+    replicas[p].read(state.isa(), piece.mean.unit.offset, piece.master);
+  });
+  return {};
+}
+
+std::vector<OwnedRange> Driver::owned() const {
+  std::vector<OwnedRange> ranges;
+  over_owned(*session_->active().state, [&](uint32_t p, const RankPiece& piece) {
+    const Unit& unit = piece.mean.unit;
+    ranges.push_back({p, unit.offset, unit.count, nullptr, piece.master.data()});
+  });
+  return ranges;
+}
+
+/// The first that this rank knows of, its own or one that it received.
+std::optional<BundleFailure> Driver::failure_of_pushes(const Error* trouble) {
+  for (uint32_t i = 0; i < window_.parked(); ++i) {
+    if (const BundleFailure* failure = window_.turn(i).failure()) return *failure;
+  }
+  if (trouble == nullptr && window_.first()) trouble = &*window_.first();
+  if (trouble == nullptr) return {};
+  return BundleFailure{trouble->code, session_->model().options().rank, 0,
+                       BundleFailure::kNoParameter, trouble->message};
+}
+
+Result<Driver::Turns> Driver::turns() {
+  if (auto done = drain(); !done) return std::move(done).error();
+  if (const auto failure = failure_of_pushes(nullptr)) return to_error(*failure);
+  Turns turns;
+  ranges_.clear();
+  for (uint32_t i = 0; i < window_.parked(); ++i) {
+    collective::OwnerTurn& turn = window_.turn(i);
+    turns.skips = turns.skips || turn.non_finite();
+    turn.lend(ranges_);
+    turns.sum_of_squares += turn.sum_of_squares();
+  }
+  if (turns.skips) ranges_.clear();
+  turns.ranges = ranges_;
+  return turns;
+}
+
+Result<bool> Driver::pull(const Error* trouble) {
+  if (auto done = drain(); !done && window_.failed()) return std::move(done).error();
+  bool skips = false;
+  for (uint32_t i = 0; i < window_.parked(); ++i) skips = skips || window_.turn(i).non_finite();
+  const auto failure = failure_of_pushes(trouble);
+  auto pulled = window_.pull(skips, failure ? &*failure : nullptr);
+  layouts_.end_step(*session_);
+  return pulled;
+}
+
+}  // namespace laconic::session

@@ -1,0 +1,477 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// The optimizer between push and pull: masters, replicas and residuals against plain loops, and
+// what becomes of them when a gradient is not finite, a rank fails, or a run is resumed.
+#include <gtest/gtest.h>
+
+#include <deque>
+#include <map>
+
+#include "laconic/registry.h"
+#include "session/driver/driver.h"
+#include "session/saved_state.h"
+#include "support/oracle.h"
+
+namespace laconic::test {
+namespace {
+
+using collective::OwnedRange;
+using collective::Replica;
+
+const std::vector<Parameter> kModel{{"w", 40, 25}, {"b", 7, 1}, {"v", 37, 11}, {"c", 12, 1}};
+/// Buckets of a step, in the order in which backward finds them.
+const std::vector<std::vector<uint32_t>> kBuckets{{3, 2}, {1, 0}};
+
+/// Momentum SGD of one element's range, as a program would write it.
+void step_of(Floats& velocity, const float* mean, float* master, uint64_t n) {
+  velocity.resize(n);
+  for (uint64_t i = 0; i < n; ++i) {
+    velocity[i] = 0.9F * velocity[i] + mean[i];
+    master[i] -= 0.1F * velocity[i];
+  }
+}
+
+std::string key(const std::string& parameter, uint64_t offset) {
+  return parameter + "@" + std::to_string(offset);
+}
+
+Floats first_values(uint32_t p) { return normal_numbers(kModel[p].count(), 900 + p); }
+
+/// A rank with an optimizer, over the hub.
+class Trainer {
+ public:
+  Trainer(Ranks& ranks, uint32_t rank, DType dtype = DType::f32)
+      : ranks_(&ranks),
+        rank_(rank),
+        driver_(ranks.session(rank), ranks.hub().engine(rank), std::chrono::seconds(60)) {
+    for (uint32_t p = 0; p < kModel.size(); ++p) {
+      values.push_back(first_values(p));
+      half_.emplace_back();
+      for (const float x : values[p]) half_[p].push_back(float_to_bf16(x));
+    }
+    dtype_ = dtype;
+    begin(true);
+  }
+
+  void begin(bool masters) {
+    std::vector<Replica> replicas;
+    for (uint32_t p = 0; p < kModel.size(); ++p)
+      replicas.push_back(dtype_ == DType::f32 ? Replica{values[p].data(), dtype_}
+                                              : Replica{half_[p].data(), dtype_});
+    const auto set = driver_.set_replicas(replicas, masters);
+    ASSERT_TRUE(set) << set.error().message;
+  }
+
+  /// gradients: by bucket. `trouble`: of the last bucket.
+  Result<bool> step(uint64_t step, const std::vector<Floats>& gradients,
+                    const Error* trouble = nullptr, const Error* trouble_in_turn = nullptr) {
+    push(step, gradients, trouble);
+    auto turns = driver_.turns();
+    if (turns && trouble_in_turn == nullptr) turn(*turns);
+    auto pulled = driver_.pull(trouble_in_turn);
+    if (turns) return pulled;
+    EXPECT_FALSE(pulled);
+    return pulled;
+  }
+  void push(uint64_t step, const std::vector<Floats>& gradients, const Error* trouble = nullptr) {
+    buffers = gradients;
+    for (size_t i = 0; i < kBuckets.size(); ++i) {
+      Bucket bucket{.buffer = buffers[i].data(), .step = step, .index = static_cast<uint32_t>(i)};
+      const Layout layout = back_to_back(kModel, kBuckets[i]);
+      const bool last = i + 1 == kBuckets.size();
+      (void)driver_.submit(bucket, layout, {.token = i, .trouble = last ? trouble : nullptr});
+    }
+  }
+  void turn(const session::Driver::Turns& turns) {
+    for (const OwnedRange& r : turns.ranges) {
+      Floats& mean = means[key(kModel[r.parameter].name, r.offset)];
+      mean.resize(r.count);
+      for (uint64_t i = 0; i < r.count; ++i) mean[i] += r.mean[i];
+      step_of(velocities[key(kModel[r.parameter].name, r.offset)], r.mean, r.master, r.count);
+    }
+  }
+  [[nodiscard]] Floats master(const std::string& at) {
+    for (const auto& e : ranks_->session(rank_).active().store.entries()) {
+      if (e.name == "master/" + at) return {e.values.begin(), e.values.end()};
+    }
+    return {};
+  }
+  session::Driver& driver() { return driver_; }
+  [[nodiscard]] Floats replica(uint32_t p) const {
+    if (dtype_ == DType::f32) return values[p];
+    Floats wide;
+    for (const uint16_t x : half_[p]) wide.push_back(bf16_to_float(x));
+    return wide;
+  }
+
+  std::vector<Floats> values;                // parameters
+  std::vector<Floats> buffers;               // of the last step
+  std::map<std::string, Floats> velocities;  // by range
+  std::map<std::string, Floats> means;       // the sum of those that were stepped
+
+ private:
+  Ranks* ranks_;
+  uint32_t rank_;
+  DType dtype_ = DType::f32;
+  std::vector<std::vector<uint16_t>> half_;
+  session::Driver driver_;
+};
+
+/// gradients[rank][bucket], other ones in every step.
+std::vector<std::vector<Floats>> gradients_of(uint32_t world, uint64_t step) {
+  std::vector<std::vector<Floats>> all(world);
+  for (size_t b = 0; b < kBuckets.size(); ++b) {
+    const uint64_t n = back_to_back(kModel, kBuckets[b]).elements;
+    const auto drawn = gradients(world, n, 7 * step + b + 1);
+    for (uint32_t r = 0; r < world; ++r) all[r].push_back(drawn[r]);
+  }
+  return all;
+}
+
+Setup setup_of(const std::string& spec, uint32_t world) {
+  Setup setup{spec, world, kModel, StrategyKind::two_shot};
+  setup.turn = [](const std::string&, uint64_t, Floats&) {};
+  return setup;
+}
+
+/// Specs that a push can have: what goes by two_shot, without several rounds.
+std::vector<std::string> specs_of_pushes() {
+  std::vector<std::string> specs{"3lc:s=1.5", "int8+ef", "topk:ratio=0.1+decay=0.9", "bf16+ef",
+                                 "dgc:ratio=0.1"};
+  Options o;
+  o.world = 3;
+  o.small_elements = 16;
+  o.strategy = StrategyKind::two_shot;
+  o.owner_turns = true;
+  for (const CodecTable* codec : all_codecs()) {
+    if (collective::choose_strategy(*Spec::parse(codec->info.name), kModel, o))
+      specs.emplace_back(codec->info.name);
+  }
+  std::erase_if(specs, [](const std::string& s) { return !Spec::parse(s); });
+  return specs;
+}
+
+/// All that the ranks hold, against an optimizer between two passes of the oracle.
+void compare_with_oracle(const std::string& spec, uint32_t world) {
+  SCOPED_TRACE(spec + " on " + std::to_string(world));
+  Setup setup = setup_of(spec, world);
+  Ranks ranks(setup);
+  std::deque<Trainer> trainers;
+  for (uint32_t r = 0; r < world; ++r) trainers.emplace_back(ranks, r);
+
+  std::map<std::string, Floats> masters, velocities;  // by range, of all owners
+  std::vector<Floats> replicas;
+  for (uint32_t p = 0; p < kModel.size(); ++p) replicas.push_back(first_values(p));
+  setup.turn = [&](const std::string& name, uint64_t offset, Floats& values) {
+    size_t p = 0;
+    while (kModel[p].name != name) ++p;
+    const float* replica = replicas[p].data() + offset;
+    const auto [at, is_new] = masters.try_emplace(key(name, offset));
+    if (is_new) at->second.assign(replica, replica + values.size());
+    step_of(velocities[key(name, offset)], values.data(), at->second.data(), values.size());
+    for (size_t i = 0; i < values.size(); ++i) values[i] = at->second[i] - replica[i];
+  };
+  Oracle oracle(setup);
+
+  for (uint64_t step = 0; step < 5; ++step) {
+    auto given = gradients_of(world, step);
+    if (step == 2) given[world - 1] = std::vector<Floats>{Floats(given[0][0].size()), given[1][1]};
+    if (step == 3) {
+      for (auto& of_rank : given) std::fill(of_rank[0].begin(), of_rank[0].end(), 0.0F);
+    }
+    on_all(world, [&](uint32_t r) {
+      const auto stepped = trainers[r].step(step, given[r]);
+      ASSERT_TRUE(stepped) << stepped.error().message;
+      EXPECT_TRUE(*stepped);
+    });
+    for (size_t b = 0; b < kBuckets.size(); ++b) {
+      const Layout layout = back_to_back(kModel, kBuckets[b]);
+      std::vector<Floats> values;
+      for (uint32_t r = 0; r < world; ++r) values.push_back(given[r][b]);
+      oracle.exchange(layout, DType::f32, values, step);
+      ASSERT_FALSE(oracle.skipped());
+      for (size_t i = 0; i < layout.parameters.size(); ++i) {
+        const uint32_t p = layout.parameters[i];
+        const Floats came(
+            values[0].begin() + static_cast<ptrdiff_t>(layout.offsets[i]),
+            values[0].begin() + static_cast<ptrdiff_t>(layout.offsets[i] + kModel[p].count()));
+        if (kModel[p].count() > setup.small_elements) {
+          for (size_t k = 0; k < came.size(); ++k) replicas[p][k] += came[k];
+        }
+        for (Trainer& t : trainers) {
+          if (kModel[p].count() <= setup.small_elements) {
+            const Floats got(t.buffers[b].begin() + static_cast<ptrdiff_t>(layout.offsets[i]),
+                             t.buffers[b].begin() +
+                                 static_cast<ptrdiff_t>(layout.offsets[i] + kModel[p].count()));
+            ASSERT_TRUE(same_bits(got, came)) << kModel[p].name << " in step " << step;
+          }
+          ASSERT_TRUE(same_bits(t.values[p], replicas[p])) << kModel[p].name << ", step " << step;
+        }
+      }
+    }
+    for (uint32_t r = 0; r < world; ++r) {
+      size_t found = 0;
+      for (const auto& e : ranks.session(r).active().store.entries()) {
+        const Floats mine(e.values.begin(), e.values.end());
+        if (e.kind == feedback::StateKind::master) {
+          ++found;
+          ASSERT_TRUE(same_bits(mine, masters.at(e.name.substr(7)))) << e.name;
+        } else if (e.name != "state/flush") {
+          ASSERT_TRUE(same_bits(mine, oracle.memory(r).at(e.name))) << e.name << ", " << step;
+        }
+      }
+      EXPECT_EQ(found, trainers[r].means.size());
+    }
+  }
+}
+
+TEST(OwnerTurn, MastersReplicasAndResidualsAreThoseOfPlainLoops) {
+  for (const std::string& spec : specs_of_pushes()) compare_with_oracle(spec, 3);
+  for (const char* spec : {"none", "3lc", "topk"}) compare_with_oracle(spec, 2);
+  compare_with_oracle("3lc", 5);
+}
+
+/// Everything that this rank holds: parameters, and the store.
+std::vector<Floats> held(Ranks& ranks, const Trainer& trainer, uint32_t rank) {
+  std::vector<Floats> all = trainer.values;
+  for (const auto& e : ranks.session(rank).active().store.entries()) {
+    if (e.name != "state/flush") all.emplace_back(e.values.begin(), e.values.end());
+  }
+  return all;
+}
+
+/// The NaN lies in a range of the last bucket that one owner alone receives.
+TEST(OwnerTurn, NanInTheLastBucketNobodySteps) {
+  for (const char* spec : {"3lc", "none", "bf16", "int8+ef", "topk"}) {
+    for (const size_t at : {size_t{3}, size_t{900}}) {  // of `b`, which is small; of `w`
+      SCOPED_TRACE(spec + std::string(" at ") + std::to_string(at));
+      Ranks ranks(setup_of(spec, 3));
+      std::deque<Trainer> trainers;
+      for (uint32_t r = 0; r < 3; ++r) trainers.emplace_back(ranks, r);
+      std::vector<std::vector<Floats>> before(3);
+      on_all(3, [&](uint32_t r) {
+        auto given = gradients_of(3, 0)[r];
+        ASSERT_TRUE(*trainers[r].step(0, given));
+        before[r] = held(ranks, trainers[r], r);
+        given = gradients_of(3, 1)[r];
+        if (r == 1) given[1][at] = std::nanf("");
+        const auto stepped = trainers[r].step(1, given);
+        ASSERT_TRUE(stepped) << stepped.error().message;
+        EXPECT_FALSE(*stepped);
+      });
+      for (uint32_t r = 0; r < 3; ++r) {
+        const auto after = held(ranks, trainers[r], r);
+        ASSERT_EQ(after.size(), before[r].size());
+        for (size_t i = 0; i < after.size(); ++i) {
+          for (size_t k = 0; k < after[i].size(); ++k)
+            ASSERT_NEAR(after[i][k], before[r][i][k], 1e-8) << "residuals within a rounding";
+        }
+        for (size_t p = 0; p < kModel.size(); ++p) EXPECT_EQ(after[p], before[r][p]);
+      }
+      on_all(3, [&](uint32_t r) { EXPECT_TRUE(*trainers[r].step(2, gradients_of(3, 2)[r])); });
+      EXPECT_EQ(trainers[1].values, trainers[0].values);
+    }
+  }
+}
+
+/// The sum of all that was given, and of what owners stepped with and residuals hold.
+void expect_nothing_lost(Ranks& ranks, std::deque<Trainer>& trainers, uint64_t steps) {
+  for (uint32_t p = 0; p < kModel.size(); ++p) {
+    if (kModel[p].count() <= 16) continue;
+    std::vector<double> given(kModel[p].count()), have(kModel[p].count());
+    for (uint64_t step = 0; step < steps; ++step) {
+      const auto all = gradients_of(ranks.world(), step);
+      for (size_t b = 0; b < kBuckets.size(); ++b) {
+        const Layout layout = back_to_back(kModel, kBuckets[b]);
+        for (size_t i = 0; i < layout.parameters.size(); ++i) {
+          if (layout.parameters[i] != p) continue;
+          for (const auto& of_rank : all) {
+            for (size_t k = 0; k < given.size(); ++k)
+              given[k] += of_rank[b][layout.offsets[i] + k] / static_cast<double>(all.size());
+          }
+        }
+      }
+    }
+    for (uint32_t r = 0; r < ranks.world(); ++r) {
+      for (const auto& [at, mean] : trainers[r].means) {
+        if (at.substr(0, at.find('@')) != kModel[p].name) continue;
+        const uint64_t offset = std::stoull(at.substr(at.find('@') + 1));
+        for (size_t k = 0; k < mean.size(); ++k) have[offset + k] += mean[k];
+      }
+      for (const auto& e : ranks.session(r).active().store.entries()) {
+        if (e.name != "residual/" + kModel[p].name) continue;
+        for (size_t k = 0; k < have.size(); ++k)
+          have[k] += e.values[k] / static_cast<double>(ranks.world());
+      }
+    }
+    for (size_t k = 0; k < given.size(); ++k)
+      ASSERT_NEAR(have[k], given[k], 1e-5) << kModel[p].name << " at " << k;
+  }
+}
+
+TEST(OwnerTurn, TroubleOfARankIsEveryRanksErrorAndNothingIsLost) {
+  for (const bool in_turn : {false, true}) {
+    Ranks ranks(setup_of("3lc", 3));
+    std::deque<Trainer> trainers;
+    for (uint32_t r = 0; r < 3; ++r) trainers.emplace_back(ranks, r);
+    const Error trouble{Errc::out_of_memory, "the disk is on fire", {}};
+    std::vector<std::string> messages(3);
+    on_all(3, [&](uint32_t r) {
+      for (uint64_t step = 0; step < 6; ++step) {
+        const bool fails = step == 2 || step == 3;
+        const Error* mine = fails && r == 1 ? &trouble : nullptr;
+        const auto stepped = trainers[r].step(step, gradients_of(3, step)[r],
+                                              in_turn ? nullptr : mine, in_turn ? mine : nullptr);
+        ASSERT_EQ(static_cast<bool>(stepped), !fails);
+        if (!fails) continue;
+        EXPECT_EQ(stepped.error().code, Errc::peer_failed);
+        messages[r] = stepped.error().message;
+      }
+    });
+    EXPECT_NE(messages[0].find("the disk is on fire"), std::string::npos) << messages[0];
+    EXPECT_EQ(messages[1], messages[0]);
+    EXPECT_EQ(messages[2], messages[0]);
+    for (uint32_t r = 1; r < 3; ++r) EXPECT_EQ(trainers[r].values, trainers[0].values);
+    expect_nothing_lost(ranks, trainers, 6);
+  }
+}
+
+TEST(OwnerTurn, FlushPaysTheResidualsOfPushes) {
+  Ranks ranks(setup_of("topk:ratio=0.01", 3));
+  std::deque<Trainer> trainers;
+  for (uint32_t r = 0; r < 3; ++r) trainers.emplace_back(ranks, r);
+  on_all(3, [&](uint32_t r) {
+    for (uint64_t step = 0; step < 6; ++step) {
+      if (step == 3 && r == 2) {
+        ASSERT_TRUE(ranks.session(r).flush(2));
+      }
+      const auto before = trainers[r].values;
+      ASSERT_TRUE(*trainers[r].step(step, gradients_of(3, step)[r]));
+      EXPECT_NE(trainers[r].values[0], before[0]) << "the change came down";
+    }
+    EXPECT_EQ(ranks.session(r).stats().residual_norm, 0.0);
+  });
+  EXPECT_EQ(trainers[1].values, trainers[0].values);
+  EXPECT_EQ(trainers[2].values, trainers[0].values);
+  expect_nothing_lost(ranks, trainers, 6);
+}
+
+/// A NaN in the same step: residuals stay as they were.
+TEST(OwnerTurn, SkippedStepOfAFlushLosesNoResidual) {
+  Ranks ranks(setup_of("topk:ratio=0.01", 2));
+  std::deque<Trainer> trainers;
+  for (uint32_t r = 0; r < 2; ++r) trainers.emplace_back(ranks, r);
+  on_all(2, [&](uint32_t r) {
+    for (uint64_t step = 0; step < 3; ++step) {
+      if (step == 1) {
+        ASSERT_TRUE(ranks.session(r).flush(1));
+      }
+      ASSERT_TRUE(*trainers[r].step(step, gradients_of(2, step)[r]));
+      if (step != 1) continue;
+      const double norm = ranks.session(r).stats().residual_norm;
+      auto bad = gradients_of(2, 50)[r];
+      bad[1][900] = std::nanf("");
+      EXPECT_FALSE(*trainers[r].step(2, bad));
+      EXPECT_GT(norm, 0.0);
+      EXPECT_NEAR(ranks.session(r).stats().residual_norm, norm, 1e-9);
+      break;
+    }
+  });
+}
+
+TEST(OwnerTurn, Bf16ReplicasStayAlikeAndFollowTheMasters) {
+  Ranks ranks(setup_of("3lc", 3));
+  std::deque<Trainer> trainers;
+  for (uint32_t r = 0; r < 3; ++r) trainers.emplace_back(ranks, r, DType::bf16);
+  on_all(3, [&](uint32_t r) {
+    for (uint64_t step = 0; step < 40; ++step)
+      ASSERT_TRUE(*trainers[r].step(step, gradients_of(3, step % 10)[r]));
+    // Without gradients masters stand still, and pulls bring replicas as near as their type can.
+    trainers[r].velocities.clear();
+    const std::vector<Floats> nothing{Floats(419), Floats(1007)};
+    for (uint64_t step = 40; step < 400; ++step) {
+      trainers[r].push(step, nothing);
+      ASSERT_TRUE(trainers[r].driver().turns());
+      ASSERT_TRUE(*trainers[r].driver().pull());
+    }
+  });
+  for (uint32_t p = 0; p < kModel.size(); ++p) {
+    EXPECT_EQ(trainers[1].replica(p), trainers[0].replica(p));
+    EXPECT_EQ(trainers[2].replica(p), trainers[0].replica(p));
+  }
+  for (uint32_t r = 0; r < 3; ++r) {
+    for (const OwnedRange& range : trainers[r].driver().owned()) {
+      const Floats replica = trainers[r].replica(range.parameter);
+      // The codec's scale is that of the largest gap, which half of a last place may be.
+      const auto larger = [](float x, float y) { return std::abs(x) < std::abs(y); };
+      const float largest = *std::max_element(range.master, range.master + range.count, larger);
+      for (uint64_t i = 0; i < range.count; ++i)
+        EXPECT_NEAR(replica[range.offset + i], range.master[i], std::abs(largest) / 256);
+    }
+  }
+}
+
+/// Of every place in a step where a program may stop: before a push and behind a pull.
+TEST(OwnerTurn, ResumedRunGoesOnBitForBit) {
+  const auto setup = setup_of("3lc", 3);
+  Ranks ranks(setup);
+  std::deque<Trainer> trainers, resumed;
+  for (uint32_t r = 0; r < 3; ++r) trainers.emplace_back(ranks, r);
+  std::vector<std::vector<uint8_t>> states(3);
+  on_all(3, [&](uint32_t r) {
+    for (uint64_t step = 0; step < 3; ++step)
+      ASSERT_TRUE(*trainers[r].step(step, gradients_of(3, step)[r]));
+    states[r] = *session::save_state(ranks.session(r), feedback::kStateVersionOfMasters);
+  });
+  Ranks again(setup);
+  for (uint32_t r = 0; r < 3; ++r) resumed.emplace_back(again, r);
+  for (uint32_t r = 0; r < 3; ++r) {
+    resumed[r].values = trainers[r].values;
+    resumed[r].velocities = trainers[r].velocities;
+    const auto version = session::load_state(again.session(r), states[r]);
+    ASSERT_TRUE(version) << version.error().message;
+    resumed[r].begin(false);
+  }
+  on_all(3, [&](uint32_t r) {
+    ASSERT_TRUE(*trainers[r].step(3, gradients_of(3, 3)[r]));
+    trainers[r].push(4, gradients_of(3, 4)[r]);
+    EXPECT_EQ(session::save_state(ranks.session(r)).error().code, Errc::exchange_order);
+    ASSERT_TRUE(trainers[r].driver().turns());
+    EXPECT_EQ(session::save_state(ranks.session(r)).error().code, Errc::exchange_order);
+    trainers[r].driver().break_off({Errc::engine_failed, "over", {}});
+  });
+  on_all(3, [&](uint32_t r) { ASSERT_TRUE(*resumed[r].step(3, gradients_of(3, 3)[r])); });
+  for (uint32_t r = 0; r < 3; ++r) EXPECT_EQ(resumed[r].values, trainers[r].values);
+  EXPECT_EQ(held(again, resumed[1], 1)[kModel.size()].size(), kModel[0].count());
+}
+
+TEST(OwnerTurn, ParkedPushesOfABrokenEngineGoIntoTheResiduals) {
+  Ranks ranks(setup_of("3lc", 2));
+  std::deque<Trainer> trainers;
+  for (uint32_t r = 0; r < 2; ++r) trainers.emplace_back(ranks, r);
+  on_all(2, [&](uint32_t r) {
+    trainers[r].push(0, gradients_of(2, 0)[r]);
+    ASSERT_TRUE(trainers[r].driver().turns());
+    trainers[r].driver().break_off({Errc::engine_failed, "over", {}});
+    EXPECT_FALSE(trainers[r].driver().pull());
+    EXPECT_EQ(ranks.session(r).in_flight(), 0U);
+  });
+  expect_nothing_lost(ranks, trainers, 1);
+}
+
+TEST(OwnerTurn, SettingsThatHaveNoOwnersAreRefused) {
+  Options o;
+  o.world = 2;
+  o.owner_turns = true;
+  const auto refused = [&](const char* spec, const char* control = "") {
+    auto made = Session::create(spec, kModel, o, {}, control);
+    return made ? std::string("taken") : made.error().message;
+  };
+  EXPECT_NE(refused("powersgd").find("powersgd"), std::string::npos);
+  EXPECT_NE(refused("topk", "dc2").find("control"), std::string::npos);
+  o.strategy = StrategyKind::gather_all;
+  EXPECT_NE(refused("3lc").find("gather_all"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace laconic::test
