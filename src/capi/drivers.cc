@@ -244,7 +244,7 @@ int32_t laconic_driver_set_replicas(laconic_driver* driver, const laconic_replic
         return fail(Errc::dtype_unsupported, "a replica is not f32, f16 or bf16");
       theirs.push_back({r.values, static_cast<laconic::DType>(r.dtype)});
     }
-    return given(own.set_replicas(theirs, begins != 0));
+    return given(own.turns().set_replicas(theirs, begins != 0));
   });
 }
 
@@ -253,7 +253,7 @@ int32_t laconic_driver_owned(laconic_driver* driver, laconic_owned_range* ranges
   return alone(driver, [&](laconic::session::Driver& own) -> int32_t {
     if (count == nullptr || (ranges == nullptr && capacity != 0))
       return null_argument("ranges and count");
-    const auto owned = own.owned();
+    const auto owned = own.turns().owned();
     *count = static_cast<uint32_t>(owned.size());
     const size_t fit = std::min<size_t>(capacity, owned.size());
     std::transform(owned.begin(), owned.begin() + static_cast<ptrdiff_t>(fit), ranges, to_range);
@@ -267,7 +267,7 @@ int32_t laconic_driver_turns(laconic_driver* driver, laconic_turns* out) {
     if (const int32_t bad = laconic::capi::check_struct(out, "turns"); bad != 0) return bad;
     std::vector<laconic_owned_range>& ranges = driver->ranges;
     ranges.clear();
-    auto turns = own.turns();
+    auto turns = own.turns().begin();
     if (!turns) return fail(std::move(turns).error());
     std::ranges::transform(turns->ranges, std::back_inserter(ranges), to_range);
     theirs.skips = turns->skips ? 1 : 0;
@@ -285,7 +285,7 @@ int32_t laconic_driver_pull(laconic_driver* driver, const laconic_failure* failu
     if (skipped == nullptr) return null_argument("skipped");
     *skipped = 0;
     const auto trouble = trouble_of(failure);
-    auto pulled = own.pull(trouble ? &*trouble : nullptr);
+    auto pulled = own.turns().pull(trouble ? &*trouble : nullptr);
     if (!pulled) return fail(std::move(pulled).error());
     *skipped = *pulled ? 0 : 1;
     return 0;

@@ -250,7 +250,8 @@ collective::Exchange& Active::messenger(const Error& why, const collective::Buck
                                         const InFlight& in_flight) {
   for (auto& exchange : exchanges) {
     const bool known = exchange->enrolled() && exchange->bucket().index == bucket.index &&
-                       exchange->dtype() == bucket.dtype && exchange->elements() <= layout.elements;
+                       exchange->dtype() == bucket.dtype &&
+                       exchange->layout().elements <= layout.elements;
     if (known && why.code != Errc::out_of_memory && !in_flight.has(*exchange)) return *exchange;
   }
   const auto idle = [&](const auto& spare) { return !in_flight.has(*spare); };

@@ -236,7 +236,7 @@ void put_record(JsonText& json, const Session& session) {
 }
 
 std::string explain(const Session& session) {
-  const Memory memory = session.memory();
+  const Memory memory = memory_of(session);
   const auto settings = session.hold();  // which change while training runs
   const collective::Model& model = session.model();
   const collective::Options& options = model.options();

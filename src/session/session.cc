@@ -214,22 +214,22 @@ Result<uint32_t> Session::next(collective::Exchange& exchange, std::span<Step> b
     return steps;
   }
   if (!steps || *steps == 0) {
-    if (run->reports) hear(steps ? exchange.reports_heard() : collective::HeardReports{});
+    if (run->reports) hear(steps ? exchange.heard().reports : collective::HeardReports{});
     in_flight_.remove(exchange);
-    if (exchange.fell_back()) ++stats_.fallbacks;
+    if (exchange.heard().fell_back) ++stats_.fallbacks;
   }
-  if (steps && *steps == 0) active_->flush.heard(exchange.flush_heard());
+  if (steps && *steps == 0) active_->flush.heard(exchange.heard().flush);
   return steps;
 }
 
 Result<void> Session::resume(collective::Exchange& exchange, bool skips,
                              const BundleFailure* failure) {
   const std::lock_guard lock(mutex_);
-  if (!exchange.parked() || !in_flight_.has_place(exchange.elements()))
+  if (!exchange.parked() || !in_flight_.has_place(exchange.layout().elements))
     return collective::exchange_has_ended();
   exchange.resume(skips, failure);
   in_flight_.end_parked(exchange);
-  in_flight_.add({&exchange, exchange.elements(), false});
+  in_flight_.add({&exchange, exchange.layout().elements, false});
   return {};
 }
 
@@ -308,10 +308,11 @@ Stats Session::stats() const {
   return stats;
 }
 
-Memory Session::memory() const {
-  const std::lock_guard lock(mutex_);
-  Memory memory{active_->store.residual_bytes(), active_->store.state_bytes(), 0};
-  for (const auto& exchange : active_->exchanges) memory.exchange_bytes += exchange->held_bytes();
+Memory memory_of(const Session& session) {
+  const auto settings = session.hold();
+  const Active& active = session.active();
+  Memory memory{active.store.residual_bytes(), active.store.state_bytes(), 0};
+  for (const auto& exchange : active.exchanges) memory.exchange_bytes += exchange->held_bytes();
   return memory;
 }
 

@@ -38,7 +38,6 @@ class Session {
   [[nodiscard]] std::unique_lock<std::mutex> hold() const { return std::unique_lock(mutex_); }
   /// By value, from any thread at any time.
   [[nodiscard]] Stats stats() const;
-  [[nodiscard]] Memory memory() const;
   [[nodiscard]] Proposal& proposal() noexcept { return proposal_; }
 
   /// Before the first bucket of a step, which does it otherwise: what is due now comes into force.
@@ -122,6 +121,9 @@ class Session {
   uint32_t sequence_ = 0;
   bool reports_ = false;  // asked for, whatever laws need
 };
+
+/// By value, from any thread at any time.
+[[nodiscard]] Memory memory_of(const Session& session);
 
 /// Runs one exchange to its end on an engine, by its run(): for tests. Programs: Driver.
 Result<void> drive(Session& session, const collective::Bucket& bucket,

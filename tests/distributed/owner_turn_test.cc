@@ -58,7 +58,7 @@ class Trainer {
     for (uint32_t p = 0; p < kModel.size(); ++p)
       replicas.push_back(dtype_ == DType::f32 ? Replica{values[p].data(), dtype_}
                                               : Replica{half_[p].data(), dtype_});
-    const auto set = driver_.set_replicas(replicas, masters);
+    const auto set = driver_.turns().set_replicas(replicas, masters);
     ASSERT_TRUE(set) << set.error().message;
   }
 
@@ -66,9 +66,9 @@ class Trainer {
   Result<bool> step(uint64_t step, const std::vector<Floats>& gradients,
                     const Error* trouble = nullptr, const Error* trouble_in_turn = nullptr) {
     push(step, gradients, trouble);
-    auto turns = driver_.turns();
+    auto turns = driver_.turns().begin();
     if (turns && trouble_in_turn == nullptr) turn(*turns);
-    auto pulled = driver_.pull(trouble_in_turn);
+    auto pulled = driver_.turns().pull(trouble_in_turn);
     if (turns) return pulled;
     EXPECT_FALSE(pulled);
     return pulled;
@@ -82,7 +82,7 @@ class Trainer {
       (void)driver_.submit(bucket, layout, {.token = i, .trouble = last ? trouble : nullptr});
     }
   }
-  void turn(const session::Driver::Turns& turns) {
+  void turn(const session::OwnerTurns::Turn& turns) {
     for (const OwnedRange& r : turns.ranges) {
       Floats& mean = means[key(kModel[r.parameter].name, r.offset)];
       mean.resize(r.count);
@@ -391,8 +391,8 @@ TEST(OwnerTurn, Bf16ReplicasStayAlikeAndFollowTheMasters) {
     const std::vector<Floats> nothing{Floats(419), Floats(1007)};
     for (uint64_t step = 40; step < 400; ++step) {
       trainers[r].push(step, nothing);
-      ASSERT_TRUE(trainers[r].driver().turns());
-      ASSERT_TRUE(*trainers[r].driver().pull());
+      ASSERT_TRUE(trainers[r].driver().turns().begin());
+      ASSERT_TRUE(*trainers[r].driver().turns().pull());
     }
   });
   for (uint32_t p = 0; p < kModel.size(); ++p) {
@@ -400,7 +400,7 @@ TEST(OwnerTurn, Bf16ReplicasStayAlikeAndFollowTheMasters) {
     EXPECT_EQ(trainers[2].replica(p), trainers[0].replica(p));
   }
   for (uint32_t r = 0; r < 3; ++r) {
-    for (const OwnedRange& range : trainers[r].driver().owned()) {
+    for (const OwnedRange& range : trainers[r].driver().turns().owned()) {
       const Floats replica = trainers[r].replica(range.parameter);
       // The codec's scale is that of the largest gap, which half of a last place may be.
       const auto larger = [](float x, float y) { return std::abs(x) < std::abs(y); };
@@ -436,7 +436,7 @@ TEST(OwnerTurn, ResumedRunGoesOnBitForBit) {
     ASSERT_TRUE(*trainers[r].step(3, gradients_of(3, 3)[r]));
     trainers[r].push(4, gradients_of(3, 4)[r]);
     EXPECT_EQ(session::save_state(ranks.session(r)).error().code, Errc::exchange_order);
-    ASSERT_TRUE(trainers[r].driver().turns());
+    ASSERT_TRUE(trainers[r].driver().turns().begin());
     EXPECT_EQ(session::save_state(ranks.session(r)).error().code, Errc::exchange_order);
     trainers[r].driver().break_off({Errc::engine_failed, "over", {}});
   });
@@ -451,9 +451,9 @@ TEST(OwnerTurn, ParkedPushesOfABrokenEngineGoIntoTheResiduals) {
   for (uint32_t r = 0; r < 2; ++r) trainers.emplace_back(ranks, r);
   on_all(2, [&](uint32_t r) {
     trainers[r].push(0, gradients_of(2, 0)[r]);
-    ASSERT_TRUE(trainers[r].driver().turns());
+    ASSERT_TRUE(trainers[r].driver().turns().begin());
     trainers[r].driver().break_off({Errc::engine_failed, "over", {}});
-    EXPECT_FALSE(trainers[r].driver().pull());
+    EXPECT_FALSE(trainers[r].driver().turns().pull());
     EXPECT_EQ(ranks.session(r).in_flight(), 0U);
   });
   expect_nothing_lost(ranks, trainers, 1);

@@ -109,7 +109,7 @@ class Exchanges {
         Engine& engine = ranks_[r]->impatient ? *ranks_[r]->impatient : hub_.engine(r);
         ASSERT_TRUE(engine.run({batch.data(), *steps}));
       }
-      const HeardReports got = exchange.reports_heard();
+      const HeardReports got = exchange.heard().reports;
       if (r == 0) first_ = got.first;
       heard[r].assign(got.reports.begin(), got.reports.end());
     });

@@ -19,7 +19,8 @@ Result<std::unique_ptr<Strategy>> make_strategy(RankState& state, const Layout& 
     case StrategyKind::gather_all:
       return make_gather_all(state, layout, counters);
     case StrategyKind::two_shot:
-      return make_two_shot(state, layout, counters);
+      return state.model().options().owner_turns ? make_push_pull(state, layout, counters)
+                                                 : make_two_shot(state, layout, counters);
     case StrategyKind::native_sum:
     case StrategyKind::server_sum:
     case StrategyKind::automatic:
@@ -277,7 +278,7 @@ Result<uint32_t> Exchange::step(std::span<Step> batch) {
     stage_ = Stage::parked;
     return uint32_t{0};
   }
-  if (!planned && legs_.owner_turn() != nullptr) {
+  if (!planned && turn() != nullptr) {
     given_.drained = true;
     legs_.adopt(input());
     stage_ = Stage::parked;
@@ -295,7 +296,7 @@ void Exchange::resume(bool skips, const BundleFailure* failure) {
   if (given_.drained)
     skips ? uncompressed_.undo(pipeline::Undo::gradient_travels) : uncompressed_.finish();
   given_.drained = false;
-  turn().resume(skips, failure);
+  turn()->resume(skips, failure);
   stage_ = Stage::legs;
 }
 

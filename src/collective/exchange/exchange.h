@@ -55,7 +55,6 @@ class Exchange {
   [[nodiscard]] const Layout& layout() const noexcept { return layout_; }
   /// Every rank has used this layout; its buffer has that many elements.
   [[nodiscard]] bool enrolled() const noexcept { return enrolled_; }
-  [[nodiscard]] uint64_t elements() const noexcept { return layout_.elements; }
   [[nodiscard]] DType dtype() const noexcept { return dtype_; }
   /// The bucket that was exchanged last.
   [[nodiscard]] const Bucket& bucket() const noexcept { return given_.bucket; }
@@ -69,24 +68,23 @@ class Exchange {
   void fail(Error error, bool keep_gradient = true);
   /// The next batch; 0 steps: finished. On an error everything undelivered was put back.
   Result<uint32_t> next(std::span<Step> batch);
-  /// next() gave 0 steps because the way up is complete: turn() until resume().
+  /// next() gave 0 steps because the way up is complete: it is the owner's turn until resume().
   [[nodiscard]] bool parked() const noexcept { return stage_ == Stage::parked; }
-  [[nodiscard]] OwnerTurn& turn() noexcept { return *legs_.owner_turn(); }
-  /// It has ended, and an owner sent nothing down.
-  [[nodiscard]] bool skipped() noexcept {
-    return legs_.owner_turn() != nullptr && turn().skipped();
-  }
+  /// Null: owners have none.
+  [[nodiscard]] OwnerTurn* turn() noexcept { return legs_.owner_turn(); }
   /// The next next() begins the way down: see OwnerTurn::resume.
   void resume(bool skips, const BundleFailure* failure);
   /// The engine failed: puts back what was not delivered. Idempotent.
   void abort();
-  /// This exchange went out uncompressed because of a gradient that is not finite.
-  [[nodiscard]] bool fell_back() const noexcept { return heard_.fell_back; }
-  /// Steps of the flush that some rank asked for; 0: none.
-  [[nodiscard]] uint32_t flush_heard() const noexcept { return heard_.flush; }
-  /// What all ranks reported, until the next prepare(); empty: nothing, because it was not asked
-  /// for, went out uncompressed, or failed.
-  [[nodiscard]] HeardReports reports_heard() const noexcept { return heard_.reports; }
+  /// Until the next prepare().
+  struct Heard {
+    uint32_t flush = 0;  ///< steps of the flush that some rank asks for; 0: none
+    /// What all ranks reported; empty: nothing, because it was not asked for, went out
+    /// uncompressed, or failed.
+    HeardReports reports;
+    bool fell_back = false;  ///< it went out uncompressed, as some gradient is not finite
+  };
+  [[nodiscard]] const Heard& heard() const noexcept { return heard_; }
   /// Buffers and tables of this layout, as they were taken from the system.
   [[nodiscard]] uint64_t held_bytes() const noexcept {
     return held(layout_.parameters, layout_.offsets, status_, uncompressed_, wide_, legs_);
@@ -118,12 +116,6 @@ class Exchange {
       return uint32_t{0};
     }
   };
-  struct Heard {
-    uint32_t flush = 0;
-    HeardReports reports;
-    bool fell_back = false;
-  };
-
   Exchange(RankState& state, Layout layout, DType dtype, Counters& counters);
   Result<uint32_t> advance(std::span<Step> batch);
   Result<uint32_t> enroll(std::span<Step> batch);

@@ -96,7 +96,6 @@ class RankState {
     return codecs_[0].kernels();
   }
   [[nodiscard]] Isa isa() const noexcept { return codecs_[0].isa(); }
-  [[nodiscard]] ThreadPool* pool() const noexcept { return codecs_[0].pool(); }
   [[nodiscard]] uint32_t rank() const noexcept { return model_->options().rank; }
   /// Varying lengths travel as they are; capacities are bounds and nothing is predicted.
   [[nodiscard]] bool short_sends() const noexcept { return model_->options().caps.short_sends; }

@@ -32,6 +32,7 @@ Driver::Driver(Session& session, Engine& engine, std::chrono::milliseconds timeo
       joining_(session.model()),
       layouts_(session.model().parameters().size()),
       change_(session, window_),
+      turns_(session, window_),
       loads_(kMostInFlight + 2) {
   const size_t parameters = session.model().parameters().size();
   parameters_.reserve(parameters);

@@ -16,6 +16,7 @@
 #include "session/driver/change.h"
 #include "session/driver/joined_layouts.h"
 #include "session/driver/joining.h"
+#include "session/driver/turns.h"
 #include "session/driver/window.h"
 
 namespace laconic::session {
@@ -55,25 +56,11 @@ class Driver {
   /// Ends what was submitted, in order, and not the step: more buckets of it may follow. Gives the
   /// first Error since the last finish().
   Result<void> drain();
-  /// The same at the end of a step. Gives the Error once. Where owners have turns: pull().
+  /// The same at the end of a step. Gives the Error once. Where owners have turns: OwnerTurns::pull().
   Result<void> finish();
 
-  /// Where owners have turns (Options::owner_turns): parameters as the program has them, by their
-  /// places in the model, before turns() and pull(). `begins`: masters take their values.
-  Result<void> set_replicas(std::span<const collective::Replica> replicas, bool begins);
-  /// This rank's ranges, without means.
-  [[nodiscard]] std::vector<collective::OwnedRange> owned() const;
-  struct Turns {
-    std::span<const collective::OwnedRange> ranges;  ///< until pull()
-    double sum_of_squares = 0;  ///< of the means that this rank owns, small parameters included
-    bool skips = false;         ///< some rank's gradient is not finite: no owner steps
-  };
-  /// Ends all pushes of a step, buckets that were submitted. pull() comes next in any case; with an
-  /// Error, which it then tells all ranks, no master moves.
-  Result<Turns> turns();
-  /// What masters are ahead of replicas comes down, and ends the step. `trouble`: this rank's turn
-  /// failed. False: the step was skipped, nothing moved.
-  Result<bool> pull(const Error* trouble = nullptr);
+  /// Where owners have turns (Options::owner_turns), what follows the buckets of a step.
+  [[nodiscard]] OwnerTurns& turns() noexcept { return turns_; }
   /// Undoes what was submitted and has not ended: it goes into the residuals, and from now on all
   /// that is submitted.
   void break_off(const Error& why);
@@ -129,7 +116,6 @@ class Driver {
   uint32_t take_load();
   static void give_back(Load& load) noexcept;
   void take_settings();
-  [[nodiscard]] std::optional<BundleFailure> failure_of_pushes(const Error* trouble);
 
   Session* session_;
   Listener* listener_;
@@ -137,8 +123,8 @@ class Driver {
   Joining joining_;
   JoinedLayouts layouts_;
   SettingsOfAll change_;
+  OwnerTurns turns_;
   std::vector<Load> loads_;  // of exchanges in flight or parked; one waits, one is for a moment
-  std::vector<collective::OwnedRange> ranges_;
   uint32_t waiting_ = 0;
   // Of what waits, back to back; of a part of a bucket.
   std::vector<uint32_t> parameters_;

@@ -1,10 +1,7 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-//
-// A step where owners have turns: pushes, then the turn of every owner, then pulls. No owner steps
-// before it knows that no rank met NaN in any bucket, which every push's bundles say.
-#include <algorithm>
+#include "session/driver/turns.h"
 
-#include "session/driver/driver.h"
+#include <algorithm>
 
 namespace laconic::session {
 
@@ -28,7 +25,7 @@ void over_owned(const RankState& state, Body&& body) {
 
 }  // namespace
 
-Result<void> Driver::set_replicas(std::span<const Replica> replicas, bool begins) {
+Result<void> OwnerTurns::set_replicas(std::span<const Replica> replicas, bool begins) {
   RankState& state = *session_->active().state;
   const bool fits =
       replicas.size() == session_->model().parameters().size() &&
@@ -45,7 +42,7 @@ Result<void> Driver::set_replicas(std::span<const Replica> replicas, bool begins
   return {};
 }
 
-std::vector<OwnedRange> Driver::owned() const {
+std::vector<OwnedRange> OwnerTurns::owned() const {
   std::vector<OwnedRange> ranges;
   over_owned(*session_->active().state, [&](uint32_t p, const RankPiece& piece) {
     const Unit& unit = piece.mean.unit;
@@ -54,24 +51,24 @@ std::vector<OwnedRange> Driver::owned() const {
   return ranges;
 }
 
-/// The first that this rank knows of, its own or one that it received.
-std::optional<BundleFailure> Driver::failure_of_pushes(const Error* trouble) {
-  for (uint32_t i = 0; i < window_.parked(); ++i) {
-    if (const BundleFailure* failure = window_.turn(i).failure()) return *failure;
+/// The first failure that this rank knows of, its own or one that it received.
+std::optional<BundleFailure> OwnerTurns::failure(const Error* trouble) {
+  for (uint32_t i = 0; i < window_->parked(); ++i) {
+    if (const BundleFailure* failure = window_->turn(i).failure()) return *failure;
   }
-  if (trouble == nullptr && window_.first()) trouble = &*window_.first();
+  if (trouble == nullptr && window_->first()) trouble = &*window_->first();
   if (trouble == nullptr) return {};
   return BundleFailure{trouble->code, session_->model().options().rank, 0,
                        BundleFailure::kNoParameter, trouble->message};
 }
 
-Result<Driver::Turns> Driver::turns() {
-  if (auto done = drain(); !done) return std::move(done).error();
-  if (const auto failure = failure_of_pushes(nullptr)) return to_error(*failure);
-  Turns turns;
+Result<OwnerTurns::Turn> OwnerTurns::begin() {
+  if (auto done = window_->drain(); !done) return std::move(done).error();
+  if (const auto met = failure(nullptr)) return to_error(*met);
+  Turn turns;
   ranges_.clear();
-  for (uint32_t i = 0; i < window_.parked(); ++i) {
-    collective::OwnerTurn& turn = window_.turn(i);
+  for (uint32_t i = 0; i < window_->parked(); ++i) {
+    collective::OwnerTurn& turn = window_->turn(i);
     turns.skips = turns.skips || turn.non_finite();
     turn.lend(ranges_);
     turns.sum_of_squares += turn.sum_of_squares();
@@ -81,14 +78,12 @@ Result<Driver::Turns> Driver::turns() {
   return turns;
 }
 
-Result<bool> Driver::pull(const Error* trouble) {
-  if (auto done = drain(); !done && window_.failed()) return std::move(done).error();
+Result<bool> OwnerTurns::pull(const Error* trouble) {
+  if (auto done = window_->drain(); !done && window_->failed()) return std::move(done).error();
   bool skips = false;
-  for (uint32_t i = 0; i < window_.parked(); ++i) skips = skips || window_.turn(i).non_finite();
-  const auto failure = failure_of_pushes(trouble);
-  auto pulled = window_.pull(skips, failure ? &*failure : nullptr);
-  layouts_.end_step(*session_);
-  return pulled;
+  for (uint32_t i = 0; i < window_->parked(); ++i) skips = skips || window_->turn(i).non_finite();
+  const auto met = failure(trouble);
+  return window_->pull(skips, met ? &*met : nullptr);
 }
 
 }  // namespace laconic::session

@@ -57,7 +57,8 @@ Result<bool> Window::start(Flight& flight, Phase phase, double since) {
     return false;
   }
   if (!steps || *steps == 0) {
-    skipped_ = skipped_ || (steps && flight.exchange->skipped());
+    const collective::OwnerTurn* const turn = flight.exchange->turn();
+    skipped_ = skipped_ || (steps && turn != nullptr && turn->skipped());
     tell(flight, steps ? nullptr : &steps.error());
     return false;
   }

@@ -66,7 +66,7 @@ class Window {
   /// Exchanges whose way up is complete (Options::owner_turns), in the order of their begins: they
   /// have left the window. Theirs ends when pull() is called.
   [[nodiscard]] uint32_t parked() const noexcept { return static_cast<uint32_t>(parked_.size()); }
-  [[nodiscard]] collective::OwnerTurn& turn(uint32_t i) { return parked_[i].exchange->turn(); }
+  [[nodiscard]] collective::OwnerTurn& turn(uint32_t i) { return *parked_[i].exchange->turn(); }
   /// Their ways down, as many in flight as there are places. True: all of them brought changes.
   Result<bool> pull(bool skips, const BundleFailure* failure);
   /// A batch of the caller's own, while no exchange is in flight. Its Error is the engine's.

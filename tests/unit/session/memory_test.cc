@@ -40,8 +40,8 @@ std::unique_ptr<Session> session(const char* spec, uint32_t world, uint32_t rank
 TEST(Memory, ResidualsAreOneFloatForEachCompressedElement) {
   const auto bytes = [](const char* spec) {
     const auto s = session(spec, kWorld, 1);
-    EXPECT_EQ(s->stats().residual_bytes, s->memory().residual_bytes);
-    return s->memory().residual_bytes;
+    EXPECT_EQ(s->stats().residual_bytes, session::memory_of(*s).residual_bytes);
+    return session::memory_of(*s).residual_bytes;
   };
   EXPECT_EQ(bytes("topk:ratio=0.1"), 4 * kCompressed);
   EXPECT_EQ(bytes("powersgd:rank=2"), 4 * kCompressed);
@@ -55,7 +55,7 @@ TEST(Memory, ResidualsAreOneFloatForEachCompressedElement) {
 TEST(Memory, ResidualsOfOwnedMeansCount) {
   uint64_t sum = 0;
   for (uint32_t r = 0; r < kWorld; ++r)
-    sum += session("3lc", kWorld, r, StrategyKind::two_shot)->memory().residual_bytes;
+    sum += session::memory_of(*session("3lc", kWorld, r, StrategyKind::two_shot)).residual_bytes;
   EXPECT_EQ(sum, 4 * kCompressed * (kWorld + 1));
 }
 
@@ -63,7 +63,7 @@ TEST(Memory, ResidualsOfOwnedMeansCount) {
 /// something to flush.
 TEST(Memory, StateIsWhatElseIsRemembered) {
   const auto bytes = [](const char* spec) {
-    return session(spec, kWorld, 0)->memory().state_bytes;
+    return session::memory_of(*session(spec, kWorld, 0)).state_bytes;
   };
   EXPECT_EQ(bytes("topk:ratio=0.1+noef"), 0U);
   EXPECT_EQ(bytes("topk:ratio=0.1"), 2 * sizeof(float));
@@ -200,7 +200,7 @@ class Auditor final : public Engine {
   [[nodiscard]] uint32_t world() const noexcept override { return engine_->world(); }
   Result<void> run(std::span<const Step> batch) override {
     const int here = std::exchange(rank_here, -1);  // engines have memory of their own
-    unsaid_->insert(taken_by(rank()) - session_->memory().exchange_bytes);
+    unsaid_->insert(taken_by(rank()) - session::memory_of(*session_).exchange_bytes);
     auto done = engine_->run(batch);
     rank_here = here;
     return done;
@@ -244,7 +244,9 @@ class Audited {
     for (uint32_t r = 0; r < world(); ++r) group_.session(r).release(layout, dtype_);
   }
   [[nodiscard]] uint32_t world() const { return group_.world(); }
-  uint64_t reported(uint32_t rank) { return group_.session(rank).memory().exchange_bytes; }
+  uint64_t reported(uint32_t rank) {
+    return session::memory_of(group_.session(rank)).exchange_bytes;
+  }
 
  private:
   static Setup setup(const Case& of, uint32_t world) {

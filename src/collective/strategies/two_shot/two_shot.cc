@@ -6,11 +6,7 @@
 //
 // No round carries only sizes. Where lengths have to be predicted, an owner's bundle repeats those
 // that it received; a payload that outgrew its capacity travels again.
-//
-// Where owners have turns (owner_turn.h) the exchange is parked between its ways. Nothing is
-// predicted then, and every rank takes part in the way down, whatever it has met on the way up.
 #include "collective/exchange/bucket_plan.h"
-#include "collective/exchange/owner_turn.h"
 #include "collective/exchange/strategy.h"
 #include "collective/exchange/strategy_parts.h"
 #include "collective/strategies/two_shot/way_down.h"
@@ -19,11 +15,10 @@
 namespace laconic::collective {
 namespace {
 
-class TwoShot final : public Strategy, public OwnerTurn {
+class TwoShot final : public Strategy {
  public:
   TwoShot(RankState& state, const Layout& layout, Counters& counters)
       : rank_(state.rank()),
-        turns_(state.model().options().owner_turns),
         counters_(&counters),
         plan_(state, layout, StrategyKind::two_shot),
         shares_(state, plan_),
@@ -51,7 +46,7 @@ class TwoShot final : public Strategy, public OwnerTurn {
     told_.note(rank_, bucket_, failure);
   }
   void finish() override {
-    turns_ ? down_.finish_changes(up_) : down_.finish(up_);
+    down_.finish(up_);
     phase_ = Phase::idle;
   }
   void undo(pipeline::Undo why) override;
@@ -69,21 +64,8 @@ class TwoShot final : public Strategy, public OwnerTurn {
     return held(plan_, shares_, up_, down_);
   }
 
-  [[nodiscard]] OwnerTurn* owner_turn() noexcept override { return turns_ ? this : nullptr; }
-  [[nodiscard]] bool non_finite() const noexcept override { return up_.non_finite(); }
-  [[nodiscard]] const BundleFailure* failure() const noexcept override { return told_.failure(); }
-  void lend(std::vector<OwnedRange>& ranges) override {
-    if (!told_ && !non_finite()) down_.lend(ranges);
-  }
-  [[nodiscard]] double sum_of_squares() override {
-    return told_ || non_finite() ? 0.0 : down_.sum_of_squares();
-  }
-  void adopt(const Input& input) override;
-  void resume(bool skips, const BundleFailure* failure) override;
-  [[nodiscard]] bool skipped() const noexcept override { return down_.skipped(); }
-
  private:
-  enum class Phase : uint8_t { idle, up, up_sent, parked, down, down_sent };
+  enum class Phase : uint8_t { idle, up, up_sent, down_sent };
   /// The first contributions may outgrow their capacities, then the means made of them.
   static constexpr uint8_t kMaxRounds = 3;
 
@@ -97,17 +79,14 @@ class TwoShot final : public Strategy, public OwnerTurn {
     phase_ = Phase::down_sent;
     return {Verdict::steps, 1};
   }
-  Next park();
-  Result<Next> receive_changes();
   Next receive_up(Step& step);
   Result<Next> receive_down(Step& step);
   void take_back(pipeline::Undo why) {
-    up_.undo(why);
+    for (uint32_t o = 0; o < shares_.of.size(); ++o) up_.undo(o, why);
     down_.undo();
   }
 
   uint32_t rank_;
-  bool turns_;
   uint32_t bucket_ = 0;
   Counters* counters_;
   BucketPlan plan_;
@@ -121,10 +100,8 @@ class TwoShot final : public Strategy, public OwnerTurn {
 
 Result<Next> TwoShot::next(std::span<Step> batch) {
   if (phase_ == Phase::up) return emit_up(batch[0]);
-  if (phase_ == Phase::up_sent) return turns_ ? park() : receive_up(batch[0]);
-  if (phase_ == Phase::down) return emit_down(batch[0]);
+  if (phase_ == Phase::up_sent) return receive_up(batch[0]);
   if (phase_ != Phase::down_sent) return exchange_has_ended();
-  if (turns_) return receive_changes();
   auto result = receive_down(batch[0]);
   if (!result) undo(pipeline::Undo::gradient_lost);
   return result;
@@ -135,40 +112,6 @@ Next TwoShot::receive_up(Step& step) {
   if (!complete && !told_) up_.stash();
   if (!told_ && !down_.encoded()) complete ? down_.encode(up_) : down_.put_incomplete(up_);
   return emit_down(step);
-}
-
-Next TwoShot::park() {
-  if (!up_.receive(told_) && !told_) {
-    const Error beyond{Errc::bound_exceeded, "a rank sends more than its bound", {}};
-    told_.note(rank_, bucket_, beyond);
-  }
-  if (!told_ && !up_.non_finite()) down_.take_means(up_);
-  phase_ = Phase::parked;
-  return {Verdict::owner_turn, 0};
-}
-
-void TwoShot::adopt(const Input& input) {
-  round_ = 0;
-  bucket_ = input.bucket;
-  told_.clear();
-  up_.adopt(input);
-  down_.begin(input);
-  down_.take_means(input);
-  phase_ = Phase::parked;
-}
-
-void TwoShot::resume(bool skips, const BundleFailure* failure) {
-  if (failure != nullptr) told_.note(*failure);
-  if (!told_) skips ? down_.encode_nothing() : down_.encode_changes(told_);
-  phase_ = Phase::down;
-}
-
-/// What an owner has sent counts, whatever others have met.
-Result<Next> TwoShot::receive_changes() {
-  auto received = down_.receive_changes();
-  if (received) return Next{Verdict::delivered, 0};
-  finish();
-  return std::move(received).error();
 }
 
 Result<Next> TwoShot::receive_down(Step& step) {

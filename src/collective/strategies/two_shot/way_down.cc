@@ -16,7 +16,6 @@ WayDown::WayDown(RankState& state, const BucketPlan& plan, const Shares& shares,
   need_.resize(state.world());
   views_.resize(state.world());
   delivered_.resize(state.world());
-  said_.resize(state.world());
 }
 
 void WayDown::plan_units() {
@@ -48,7 +47,7 @@ bool WayDown::reserve() {
 
 void WayDown::begin(const Input& input) {
   input_ = input;
-  encoded_ = adopted_ = false;
+  encoded_ = false;
   flush_ = 0;
   reports_.begin();
   std::fill(sent_.begin(), sent_.end(), Bytes{});
@@ -59,14 +58,15 @@ void WayDown::begin(const Input& input) {
 void WayDown::start_bundle(const WayUp& up) {
   writer_.emplace(out_.bytes(), own().down);
   writer_->set_report(bundle_report(input_.report));
-  if (own().down.seen != 0) writer_->set_seen(up.seen());
+  if (own().down.seen != 0) writer_->set_seen(up.received().seen);
 }
 
 void WayDown::encode(WayUp& up) {
   start_bundle(up);
-  writer_->set_flush(up.flush());
+  writer_->set_flush(up.received().flush);
   up.mean_of_lanes(writer_->lanes().data());
-  if (up.non_finite()) {  // nothing of this owner's will be used: mark it and keep the residual
+  if (up.received()
+          .non_finite) {  // nothing of this owner's will be used: mark it and keep the residual
     for (size_t i = 0; i < own().units.size(); ++i) writer_->put_non_finite();
     writer_->mark_non_finite();
   } else {
@@ -79,15 +79,13 @@ void WayDown::encode(WayUp& up) {
   encoded_ = true;
 }
 
-/// False: it is not finite.
-bool WayDown::encode_mean(uint32_t unit) {
+void WayDown::encode_mean(uint32_t unit) {
   const RankPiece& piece = *plan_->units[unit].piece;
   Work work = memory_.work(unit, *piece.codec);
   Counters units;  // a mean's outcome is not one of this rank's units
   sent_[unit] = encode_unit(*piece.codec, piece.mean, state_->place(input_.step, 1), mean_of(unit),
                             work, *writer_, units);
   counters_->residual_resets += units.residual_resets;
-  return units.non_finite_units == 0;
 }
 
 /// A sender knows whether its contribution fitted; what it is granted next is the seen length.
@@ -216,11 +214,6 @@ void WayDown::decode_share(uint32_t owner, WayUp& up) {
     Work mean_work = memory_.work(i, codec);
     codec.commit(u.piece->mean, down, sent_[i], {}, 1, out, mean_work);
   }
-  copy_lanes(owner);
-}
-
-void WayDown::copy_lanes(uint32_t owner) {
-  const Share& share = shares_->of[owner];
   const uint8_t* lanes = views_[owner].lanes.data();
   plan_->over_lanes(
       share.lane_begin, share.lane_end, [&](uint64_t at, uint64_t lane, uint64_t count) {

@@ -4,10 +4,8 @@
 // all, and every rank decodes the same bytes, the owner its own too. 3LC's pull.
 #pragma once
 
-#include <algorithm>
 #include <optional>
 
-#include "collective/exchange/owner_turn.h"
 #include "collective/plan/capacity.h"
 #include "collective/strategies/two_shot/way_up.h"
 
@@ -24,15 +22,6 @@ class WayDown {
   void begin(const Input& input);
   /// This owner's bundle: the re-encoded means of what arrived, or only the lengths that it saw.
   void encode(WayUp& up);
-  /// With an owner's turn in two: the means of what arrived, and after the turn what comes down. A
-  /// change that is not finite is a failure.
-  void take_means(WayUp& up);
-  void take_means(const Input& input);
-  void encode_changes(Told& told);
-  /// Nothing comes down from this owner.
-  void encode_nothing();
-  void lend(std::vector<OwnedRange>& ranges);
-  [[nodiscard]] double sum_of_squares();
   void put_incomplete(const WayUp& up);
   [[nodiscard]] bool encoded() const noexcept { return encoded_; }
   /// An all-gather of the owners' bundles that are still to be delivered.
@@ -52,16 +41,6 @@ class WayDown {
   // Once everything is delivered:
   [[nodiscard]] Result<void> check() const;
   void finish(WayUp& up);
-
-  /// With an owner's turn: takes in what the round brought. Each owner's part counts by itself, as
-  /// others may have moved their masters; gives the first failure.
-  Result<void> receive_changes();
-  /// Replicas move by what came down, and small parameters' means go into the gradient buffer; what
-  /// went up to owners that send nothing is undone.
-  void finish_changes(WayUp& up);
-  [[nodiscard]] bool skipped() const noexcept {
-    return std::ranges::find(said_, Said::nothing) != said_.end();
-  }
   /// The longest flush that a rank asked for; known as soon as one owner's mean is here.
   [[nodiscard]] uint32_t flush() const noexcept { return flush_; }
 
@@ -89,14 +68,8 @@ class WayDown {
     return reinterpret_cast<float*>(means_.bytes().data()) + mean_offsets_[unit];
   }
   void plan_units();
-  /// What an owner's bundle has brought.
-  enum class Said : uint8_t { failed, nothing, changes };
   void start_bundle(const WayUp& up);
-  bool encode_mean(uint32_t unit);
-  Result<void> parse_changes(uint32_t owner, Bytes bytes);
-  void finish_share(uint32_t owner, WayUp& up);
-  void put_back(uint32_t owner, WayUp& up);
-  void copy_lanes(uint32_t owner);
+  void encode_mean(uint32_t unit);
   uint64_t seal(const Told& told);
   Result<void> parse(uint32_t owner, Bytes bytes, WayUp& up, Heard& heard);
   void decode_share(uint32_t owner, WayUp& up);
@@ -113,7 +86,6 @@ class WayDown {
   std::vector<uint64_t> need_;  // bytes to grant each owner in this round; 0: delivered
   std::vector<BundleView> views_;
   std::vector<uint8_t> delivered_;
-  std::vector<Said> said_;  // by owner
   ReportBook reports_;
   std::optional<BundleWriter> writer_;
   Sizes sizes_;
@@ -122,8 +94,7 @@ class WayDown {
   uint8_t round_ = 0;
   uint32_t flush_ = 0;
   bool encoded_ = false;
-  bool adopted_ = false;  // the means came out of the gradient buffer
-  Term term_;             // scratch
+  Term term_;  // scratch
 };
 
 }  // namespace laconic::collective

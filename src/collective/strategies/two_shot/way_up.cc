@@ -40,51 +40,22 @@ bool WayUp::reserve() {
          (plan_->exact || stash_.reserve(room));
 }
 
-void WayUp::begin(const Input& input) {
-  start(input);
-  if (input_.failure != nullptr) return;
-  const uint64_t before = counters_->non_finite_units;
-  for (uint32_t o = 0; o < state_->world(); ++o) encode_share(o);
-  if (!state_->model().options().owner_turns) return;
-  // No owner may have its turn before it knows of what any other owner gets.
-  if (before == counters_->non_finite_units && is_finite(false)) return;
-  for (auto& writer : writers_) writer->mark_non_finite();
-}
-
-void WayUp::adopt(const Input& input) {
-  start(input);
-  non_finite_ = !is_finite(true);
-}
-
-/// Of all that is in the buffer, or of what encode does not check: lanes, and the units of casts
-/// without feedback, which carry NaN and infinity.
-bool WayUp::is_finite(bool all) const {
-  const auto finite = [&](const pipeline::UnitCodec& codec, uint64_t offset, uint64_t count) {
-    return pipeline::scan(codec, input_.gradient + offset, count).all_finite;
-  };
-  const auto lane = [&](const BucketRaw& r) {
-    return finite(*state_->parameter(r.parameter).codec, r.offset, r.count);
-  };
-  const auto unit = [&](const BucketUnit& u) {
-    const pipeline::UnitSlot& slot = u.piece->send;
-    return (!all && slot.memory.values != nullptr) ||
-           finite(*u.piece->codec, u.offset, slot.unit.count);
-  };
-  return std::ranges::all_of(plan_->raw, lane) && std::ranges::all_of(plan_->units, unit);
-}
-
-void WayUp::start(const Input& input) {
+void WayUp::begin(const Input& input, bool encodes) {
   input_ = input;
-  non_finite_ = false;
-  flush_ = 0;
+  received_ = {};
   std::fill(sent_.begin(), sent_.end(), Bytes{});
   std::fill(here_.begin(), here_.end(), uint8_t{0});
-  seen_ = 0;
   for (uint32_t r = 0; r < state_->world(); ++r) {
     const bool self = r == state_->rank();  // its own share never leaves this rank
     need_to_[r] = self ? 0 : capacity_[r].bytes();
     need_from_[r] = self ? 0 : capacity_[state_->rank()].bytes();
   }
+  if (!encodes || input_.failure != nullptr) return;
+  for (uint32_t o = 0; o < state_->world(); ++o) encode_share(o);
+}
+
+void WayUp::mark_non_finite() {
+  for (auto& writer : writers_) writer->mark_non_finite();
 }
 
 void WayUp::encode_share(uint32_t owner) {
@@ -160,10 +131,10 @@ void WayUp::receive_from(uint32_t from, Bytes bytes, Told& told) {
   auto view = parse_bundle(bytes, {id(from), own().up, own().bounds});
   if (!view) return fail(view.error());
   if (view->failed) return told.note(view->failure);
-  seen_ = std::max(seen_, view->bytes);
+  received_.seen = std::max(received_.seen, view->bytes);
   if (view->overflow) return;
-  non_finite_ = non_finite_ || view->non_finite;
-  flush_ = std::max(flush_, view->flush);
+  received_.non_finite = received_.non_finite || view->non_finite;
+  received_.flush = std::max(received_.flush, view->flush);
   SlotCursor cursor = view->slots();
   for (const uint32_t i : own().units) {
     const BucketUnit& u = plan_->units[i];
@@ -214,11 +185,7 @@ void WayUp::next_mean(uint32_t unit, float* out) {
                           slots_, terms_, lent, out);
 }
 
-void WayUp::undo(pipeline::Undo why) {
-  for (uint32_t o = 0; o < state_->world(); ++o) undo_share(o, why);
-}
-
-void WayUp::undo_share(uint32_t owner, pipeline::Undo why) {
+void WayUp::undo(uint32_t owner, pipeline::Undo why) {
   const Place place = state_->place(input_.step, 0);
   for (const uint32_t i : shares_->of[owner].units) {
     if (sent_[i].empty()) continue;

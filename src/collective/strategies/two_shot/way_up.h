@@ -21,10 +21,11 @@ class WayUp {
   /// The shares have other sizes.
   void replan();
 
-  /// Starts an exchange: grants capacities and, unless this rank has failed already, encodes.
-  void begin(const Input& input);
-  /// The gradient has gone up another way, and the mean is in its place.
-  void adopt(const Input& input);
+  /// Starts an exchange: grants capacities and, unless this rank has failed already or the gradient
+  /// goes another way, encodes.
+  void begin(const Input& input, bool encodes = true);
+  /// Before emit(): something that this rank sends to an owner is not finite. All owners hear it.
+  void mark_non_finite();
   /// An all-to-all of the bundles that are still to be delivered.
   void emit(uint8_t round, const Told& told, Step& step);
   /// Takes in what the round brought. True: every contribution to this owner is here and checked.
@@ -32,8 +33,14 @@ class WayUp {
   /// Before a repeat round: what has arrived moves out of the way.
   void stash();
 
-  /// The largest bundle that any rank made for this owner, in bytes; 0 before one arrived.
-  [[nodiscard]] uint64_t seen() const { return seen_; }
+  /// By all ranks for this owner.
+  struct Received {
+    uint64_t seen = 0;        ///< the largest bundle that anyone made, in bytes
+    uint32_t flush = 0;       ///< the longest flush that a contributor asks for
+    bool non_finite = false;  ///< some contribution is not finite
+  };
+  /// But for `seen` only once receive() was true.
+  [[nodiscard]] const Received& received() const noexcept { return received_; }
   /// An owner says what the largest bundle for it takes, or 0: it has them all. A bundle of this
   /// rank that did not fit travels again, and so, to this owner, does one that is not here.
   void regrant(uint32_t owner, uint64_t seen);
@@ -41,24 +48,19 @@ class WayUp {
   void learn(uint32_t owner, uint64_t seen) { capacity_[owner].saw(seen); }
 
   // Once receive() was true:
-  /// Some contribution to this owner is not finite.
-  [[nodiscard]] bool non_finite() const noexcept { return non_finite_; }
-  /// The longest flush that a contributor asks for.
-  [[nodiscard]] uint32_t flush() const noexcept { return flush_; }
   /// Mean of the owner's lanes, at any alignment.
   void mean_of_lanes(uint8_t* out);
   /// Means of this owner's units, in their order: one call each.
   void first_mean();
   void next_mean(uint32_t unit, float* out);
 
-  /// The owner has failed, or was skipped: undo() of what went to it.
-  void undo_share(uint32_t owner, pipeline::Undo why);
   /// This rank's payload of a unit; empty: nothing was sent.
   [[nodiscard]] Bytes sent(uint32_t unit) const { return sent_[unit]; }
   [[nodiscard]] Work work(uint32_t unit) {
     return memory_.work(unit, *plan_->units[unit].piece->codec);
   }
-  void undo(pipeline::Undo why);
+  /// Nothing of what this rank sends to an owner counts.
+  void undo(uint32_t owner, pipeline::Undo why);
 
   [[nodiscard]] uint64_t held_bytes() const noexcept {
     return held(memory_, sent_, capacity_, need_to_, need_from_, writers_, views_, here_,
@@ -74,8 +76,6 @@ class WayUp {
     return out_.bytes().subspan(shares_->of[owner].up_offset, shares_->of[owner].up_bound);
   }
   void encode_share(uint32_t owner);
-  void start(const Input& input);
-  [[nodiscard]] bool is_finite(bool all) const;
   uint64_t seal(uint32_t owner, uint64_t granted, const Told& told);
   void receive_from(uint32_t from, Bytes bytes, Told& told);
 
@@ -99,10 +99,8 @@ class WayUp {
   Sizes sizes_;
   Arena out_, recv_, stash_;
   Input input_;
-  uint64_t seen_ = 0;
+  Received received_;
   uint8_t round_ = 0;
-  uint32_t flush_ = 0;
-  bool non_finite_ = false;
 };
 
 }  // namespace laconic::collective

@@ -1,0 +1,208 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+#include "collective/strategies/push_pull/pull.h"
+
+#include <cstring>
+
+#include "aggregate/mean.h"
+#include "collective/exchange/strategy_parts.h"
+
+namespace laconic::collective {
+
+Pull::Pull(const Parts& parts) : parts_(parts), sizes_(parts.state->world()) {
+  uint64_t means = 0;
+  for (const BucketUnit& u : parts.plan->units) {
+    const bool mine = u.piece->owner == parts.state->rank();
+    memory_.plan(mine ? u.piece->mean.plan : Plan{});
+    mean_offsets_.push_back(means);
+    if (mine) means += round_up(u.piece->send.unit.count, 16);
+  }
+  mean_offsets_.push_back(means);
+  sent_.resize(parts.plan->units.size());
+  owners_.resize(parts.state->world());
+}
+
+bool Pull::reserve() {
+  return memory_.reserve() && means_.reserve((mean_offsets_.back() + 1) * sizeof(float)) &&
+         out_.reserve(own().down_bound) && recv_.reserve(parts_.shares->down_bytes);
+}
+
+void Pull::begin(const Input& input) {
+  input_ = input;
+  flush_ = 0;
+  adopted_ = false;
+  std::ranges::fill(sent_, Bytes{});
+  std::ranges::fill(owners_, Owner{});
+  writer_.emplace(out_.bytes(), own().down);
+}
+
+void Pull::take_means(WayUp& up) {
+  writer_->set_flush(up.received().flush);
+  up.mean_of_lanes(writer_->lanes().data());
+  up.first_mean();
+  for (const uint32_t unit : own().units) up.next_mean(unit, mean_of(unit));
+}
+
+void Pull::take_means() {
+  adopted_ = true;
+  const Share& share = own();
+  uint8_t* const lanes = writer_->lanes().data();
+  parts_.plan->over_lanes(share.lane_begin, share.lane_end,
+                          [&](uint64_t at, uint64_t lane, uint64_t count) {
+                            std::memcpy(lanes + (lane - share.lane_begin) * sizeof(float),
+                                        input_.gradient + at, count * sizeof(float));
+                          });
+  for (const uint32_t i : own().units) {
+    const BucketUnit& u = parts_.plan->units[i];
+    std::copy_n(input_.gradient + u.offset, u.piece->mean.unit.count, mean_of(i));
+  }
+}
+
+void Pull::lend(std::vector<OwnedRange>& ranges) {
+  for (const uint32_t i : own().units) {
+    const BucketUnit& u = parts_.plan->units[i];
+    const Unit& unit = u.piece->mean.unit;
+    ranges.push_back({u.parameter, unit.offset, unit.count, mean_of(i), u.piece->master.data()});
+  }
+}
+
+double Pull::sum_of_squares() {
+  double sum = 0;
+  const auto add = [&](const float* x, uint64_t n) {
+    for (uint64_t i = 0; i < n; ++i) sum += static_cast<double>(x[i]) * static_cast<double>(x[i]);
+  };
+  for (const uint32_t i : own().units)
+    add(mean_of(i), parts_.plan->units[i].piece->mean.unit.count);
+  const Share& share = own();
+  add(reinterpret_cast<const float*>(writer_->lanes().data()), share.lane_end - share.lane_begin);
+  return sum;
+}
+
+void Pull::encode(Told& told) {
+  const RankState& state = *parts_.state;
+  for (const uint32_t i : own().units) {
+    const BucketUnit& u = parts_.plan->units[i];
+    const RankPiece& piece = *u.piece;
+    float* const change = mean_of(i);
+    const uint64_t n = piece.master.size();
+    state.parameter(u.parameter).replica.read(state.isa(), piece.mean.unit.offset, {change, n});
+    state.kernels().blend(-1.0F, change, 1.0F, piece.master.data(), n);
+    Work work = memory_.work(i, *piece.codec);
+    Counters units;  // a change's outcome is not one of this rank's units
+    sent_[i] = encode_unit(*piece.codec, piece.mean, state.place(input_.step, 1), change, work,
+                           *writer_, units);
+    const bool finite = units.non_finite_units == 0 &&
+                        (sent_[i].empty() || pipeline::scan(*piece.codec, change, n).all_finite);
+    if (finite) continue;
+    told.note({Errc::non_finite, state.rank(), input_.bucket, u.parameter,
+               "the optimizer's step is not finite"});
+  }
+}
+
+void Pull::encode_nothing() {
+  std::ranges::fill(writer_->lanes(), uint8_t{0});
+  for (size_t i = 0; i < own().units.size(); ++i) writer_->put_non_finite();
+  writer_->mark_non_finite();
+}
+
+void Pull::emit(const Told& told, Step& step) {
+  const RankState& state = *parts_.state;
+  const BundleId mine = id(state.rank());
+  const uint64_t bytes =
+      told ? told.write(mine, out_.bytes()) : writer_->finish(mine, own().down_bound).bytes;
+  uint64_t recv = 0;
+  for (uint32_t r = 0; r < state.world(); ++r) {
+    sizes_.send_counts[r] = state.short_sends() ? bytes : own().down_bound;
+    sizes_.recv_counts[r] = parts_.shares->of[r].down_bound;
+    sizes_.recv_offsets[r] = recv;
+    recv += sizes_.recv_counts[r];
+  }
+  step = {.kind = StepKind::all_gather,
+          .short_sends = state.short_sends(),
+          .send = out_.bytes().data(),
+          .recv = recv_.bytes().data(),
+          .send_counts = sizes_.send_counts,
+          .send_offsets = sizes_.send_offsets,
+          .recv_counts = sizes_.recv_counts,
+          .recv_offsets = sizes_.recv_offsets};
+}
+
+Result<void> Pull::receive() {
+  Result<void> first;
+  for (uint32_t o = 0; o < owners_.size(); ++o) {
+    auto parsed =
+        parse(o, Bytes(recv_.bytes()).subspan(sizes_.recv_offsets[o], sizes_.recv_counts[o]));
+    if (!parsed && first) first = std::move(parsed);
+  }
+  return first;
+}
+
+Result<void> Pull::parse(uint32_t owner, Bytes bytes) {
+  const Share& share = parts_.shares->of[owner];
+  auto view = parse_bundle(bytes, {id(owner), share.down, share.bounds});
+  if (!view) return std::move(view).error();
+  if (view->failed) return to_error(view->failure);
+  if (view->overflow || view->incomplete) {
+    return Error{Errc::bound_exceeded, "an owner's changes need more than their bound",
+                 "all ranks must run the same version of laconic"};
+  }
+  SlotCursor cursor = view->slots();
+  for (const uint32_t i : share.units) {
+    if (view->non_finite) break;
+    const BucketUnit& u = parts_.plan->units[i];
+    auto ok = aggregate::check_slot(u.piece->codec->spec(), u.piece->send.unit, cursor.next(),
+                                    owner, parts_.state->name_of(u.parameter));
+    if (!ok) return ok;
+  }
+  flush_ = std::max(flush_, view->flush);
+  owners_[owner] = {view->non_finite ? Said::nothing : Said::changes, *view};
+  return {};
+}
+
+void Pull::finish(WayUp& up) {
+  for (uint32_t o = 0; o < owners_.size(); ++o)
+    owners_[o].said == Said::changes ? move_parameters(o, up) : put_back(o, up);
+}
+
+/// Nothing came down from this owner, which has not moved its masters.
+void Pull::put_back(uint32_t owner, WayUp& up) {
+  const bool lost = owners_[owner].said == Said::failed;
+  up.undo(owner, lost ? pipeline::Undo::gradient_lost : pipeline::Undo::gradient_travels);
+  if (!adopted_ || !lost) return;
+  for (const uint32_t i : parts_.shares->of[owner].units) {  // the mean is there, on every rank
+    const BucketUnit& u = parts_.plan->units[i];
+    u.piece->codec->keep(u.piece->send, input_.gradient + u.offset);
+  }
+}
+
+void Pull::move_parameters(uint32_t owner, WayUp& up) {
+  const RankState& state = *parts_.state;
+  const Place down = state.place(input_.step, 1);
+  const Share& share = parts_.shares->of[owner];
+  SlotCursor cursor = owners_[owner].view.slots();
+  for (const uint32_t i : share.units) {
+    const BucketUnit& u = parts_.plan->units[i];
+    const RankPiece& piece = *u.piece;
+    const Unit& unit = piece.send.unit;
+    const Slot slot = cursor.next();
+    Work work = up.work(i);
+    float* const change = input_.gradient + u.offset;  // the gradient there has been delivered
+    aggregate::mean_of_unit(piece.codec->spec(), unit, down, {&slot, 1}, {&term_, 1}, work, change);
+    piece.codec->commit(piece.send, state.place(input_.step, 0), up.sent(i), {}, state.world(),
+                        change, work);
+    if (owner == state.rank()) {
+      Work own_work = memory_.work(i, *piece.codec);
+      piece.codec->commit(piece.mean, down, sent_[i], {}, 1, change, own_work);
+    }
+    if (slot.kind != SlotKind::payload) continue;
+    state.parameter(u.parameter)
+        .replica.add(state.kernels(), state.isa(), unit.offset, {change, unit.count});
+  }
+  const uint8_t* lanes = owners_[owner].view.lanes.data();
+  parts_.plan->over_lanes(
+      share.lane_begin, share.lane_end, [&](uint64_t at, uint64_t lane, uint64_t count) {
+        std::memcpy(input_.gradient + at, lanes + (lane - share.lane_begin) * sizeof(float),
+                    count * sizeof(float));
+      });
+}
+
+}  // namespace laconic::collective

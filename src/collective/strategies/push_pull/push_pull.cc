@@ -1,0 +1,178 @@
+// Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+//
+// push_pull: two_shot's way up (push), then the owner's turn, for which the exchange is parked, then
+// what masters have moved by (pull). Two rounds, as two_shot. Nothing is predicted: capacities are
+// bounds, so that no round has to tell that a payload did not fit.
+//
+// Every rank takes part in the pull, whatever it has met in the push: what others may not know is
+// said there.
+#include <algorithm>
+
+#include "collective/exchange/strategy_parts.h"
+#include "collective/strategies/push_pull/pull.h"
+
+namespace laconic::collective {
+namespace {
+
+class PushPull final : public Strategy, public OwnerTurn {
+ public:
+  PushPull(RankState& state, const Layout& layout, Counters& counters)
+      : state_(&state),
+        counters_(&counters),
+        plan_(state, layout, StrategyKind::two_shot),
+        shares_(state, plan_),
+        up_(state, plan_, shares_, counters),
+        pull_({&state, &plan_, &shares_}) {}
+  PushPull(const PushPull&) = delete;  // its parts point at each other
+  PushPull& operator=(const PushPull&) = delete;
+
+  /// False: no memory.
+  [[nodiscard]] bool reserve() { return up_.reserve() && pull_.reserve(); }
+
+  void begin(const Input& input) override;
+  Result<Next> next(std::span<Step> batch) override;
+  /// It is the only leg: nothing fails elsewhere.
+  void fail(const Error&) override {}
+  void finish() override {
+    pull_.finish(up_);
+    phase_ = Phase::idle;
+  }
+  void undo(pipeline::Undo why) override {
+    if (phase_ == Phase::idle) return;
+    phase_ = Phase::idle;
+    for (uint32_t o = 0; o < state_->world(); ++o) up_.undo(o, why);
+  }
+  /// No law moves its settings.
+  [[nodiscard]] bool replan() override { return true; }
+  [[nodiscard]] uint32_t flush_heard() const noexcept override { return pull_.flush(); }
+  [[nodiscard]] uint64_t held_bytes() const noexcept override {
+    return held(plan_, shares_, up_, pull_);
+  }
+
+  [[nodiscard]] OwnerTurn* owner_turn() noexcept override { return this; }
+  [[nodiscard]] bool non_finite() const noexcept override { return non_finite_; }
+  [[nodiscard]] const BundleFailure* failure() const noexcept override { return told_.failure(); }
+  void lend(std::vector<OwnedRange>& ranges) override {
+    if (!told_ && !non_finite_) pull_.lend(ranges);
+  }
+  [[nodiscard]] double sum_of_squares() override {
+    return told_ || non_finite_ ? 0.0 : pull_.sum_of_squares();
+  }
+  void adopt(const Input& input) override;
+  void resume(bool skips, const BundleFailure* failure) override;
+  [[nodiscard]] bool skipped() const noexcept override { return pull_.skipped(); }
+
+ private:
+  enum class Phase : uint8_t { idle, push, pushed, parked, pull, pulled };
+  [[nodiscard]] bool is_finite(bool all) const;
+  Next park();
+  Result<Next> end();
+
+  RankState* state_;
+  Counters* counters_;
+  BucketPlan plan_;
+  Shares shares_;
+  WayUp up_;
+  Pull pull_;
+  Told told_;
+  Input input_;
+  Phase phase_ = Phase::idle;
+  bool non_finite_ = false;
+};
+
+void PushPull::begin(const Input& input) {
+  phase_ = Phase::push;
+  input_ = input;
+  non_finite_ = false;
+  told_.clear();
+  if (input.failure != nullptr) told_.note(state_->rank(), input.bucket, *input.failure);
+  const uint64_t before = counters_->non_finite_units;
+  up_.begin(input);
+  pull_.begin(input);
+  // No owner may have its turn before it knows of what any other owner gets.
+  if (!told_ && (before != counters_->non_finite_units || !is_finite(false))) up_.mark_non_finite();
+}
+
+/// All that is in the buffer, or what encode does not check: lanes, and the units of casts without
+/// feedback, which carry NaN and infinity.
+bool PushPull::is_finite(bool all) const {
+  const auto finite = [&](const pipeline::UnitCodec& codec, uint64_t offset, uint64_t count) {
+    return pipeline::scan(codec, input_.gradient + offset, count).all_finite;
+  };
+  const auto lane = [&](const BucketRaw& r) {
+    return finite(*state_->parameter(r.parameter).codec, r.offset, r.count);
+  };
+  const auto unit = [&](const BucketUnit& u) {
+    const pipeline::UnitSlot& slot = u.piece->send;
+    return (!all && slot.memory.values != nullptr) ||
+           finite(*u.piece->codec, u.offset, slot.unit.count);
+  };
+  return std::ranges::all_of(plan_.raw, lane) && std::ranges::all_of(plan_.units, unit);
+}
+
+Result<Next> PushPull::next(std::span<Step> batch) {
+  switch (phase_) {
+    case Phase::push:
+      up_.emit(0, told_, batch[0]);
+      phase_ = Phase::pushed;
+      return Next{Verdict::steps, 1};
+    case Phase::pushed:
+      return park();
+    case Phase::pull:
+      pull_.emit(told_, batch[0]);
+      phase_ = Phase::pulled;
+      return Next{Verdict::steps, 1};
+    case Phase::pulled:
+      return end();
+    case Phase::idle:
+    case Phase::parked:
+      break;
+  }
+  return exchange_has_ended();
+}
+
+Next PushPull::park() {
+  if (!up_.receive(told_) && !told_) {
+    const Error beyond{Errc::bound_exceeded, "a rank sends more than its bound", {}};
+    told_.note(state_->rank(), input_.bucket, beyond);
+  }
+  non_finite_ = !told_ && up_.received().non_finite;
+  if (!told_ && !non_finite_) pull_.take_means(up_);
+  phase_ = Phase::parked;
+  return {Verdict::owner_turn, 0};
+}
+
+void PushPull::adopt(const Input& input) {
+  input_ = input;
+  told_.clear();
+  up_.begin(input, false);
+  pull_.begin(input);
+  pull_.take_means();
+  non_finite_ = !is_finite(true);
+  phase_ = Phase::parked;
+}
+
+void PushPull::resume(bool skips, const BundleFailure* failure) {
+  if (failure != nullptr) told_.note(*failure);
+  if (!told_) skips ? pull_.encode_nothing() : pull_.encode(told_);
+  phase_ = Phase::pull;
+}
+
+/// What an owner has sent counts, whatever others have met.
+Result<Next> PushPull::end() {
+  auto received = pull_.receive();
+  if (received) return Next{Verdict::delivered, 0};
+  finish();
+  return std::move(received).error();
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Strategy>> make_push_pull(RankState& state, const Layout& layout,
+                                                 Counters& counters) {
+  auto strategy = std::make_unique<PushPull>(state, layout, counters);
+  if (!strategy->reserve()) return no_exchange_memory();
+  return std::unique_ptr<Strategy>(std::move(strategy));
+}
+
+}  // namespace laconic::collective
