@@ -110,6 +110,7 @@ std::unique_ptr<Objects> objects_for(const Scene& scene, const Function& functio
   if (name.starts_with("laconic_driver") || name == "laconic_agree") {
     laconic_session_options options = o->world.options(0);
     options.world = 1;
+    options.owner_turns = name == "laconic_driver_set_replicas" ? 1 : 0;
     EXPECT_EQ(laconic_session_create(&options, World::parameters(), 2, &o->lone_session), 0);
     if (name.starts_with("laconic_driver") && !name.ends_with("_create")) {
       EXPECT_EQ(laconic_driver_create(o->lone_session, &o->engine.options, &o->driver), 0);

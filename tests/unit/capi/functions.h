@@ -648,6 +648,29 @@ inline std::span<const Function> driver_functions() {
          uint32_t set = 0;
          return laconic_driver_set_what_waits(driver(o, a), a("set", &set));
        }},
+      {"laconic_driver_set_replicas", Gives::code,
+       [](Objects& o, Arguments& a) -> int32_t {
+         const laconic_replica replicas[2]{{o.values.data(), LACONIC_F32, 0},
+                                           {o.values.data(), LACONIC_BF16, 0}};
+         return laconic_driver_set_replicas(driver(o, a), a("replicas", &replicas[0]), 2, 1);
+       },
+       true},
+      {"laconic_driver_owned", Gives::code,
+       [](Objects& o, Arguments& a) -> int32_t {
+         laconic_owned_range ranges[2];
+         uint32_t count = 0;
+         return laconic_driver_owned(driver(o, a), a("ranges", &ranges[0]), 2, a("count", &count));
+       }},
+      {"laconic_driver_turns", Gives::code,
+       [](Objects& o, Arguments& a) -> int32_t {
+         laconic_turns turns{sizeof turns, 0, nullptr, 0, 0};
+         return laconic_driver_turns(driver(o, a), a.sized("turns", &turns, sizeof turns));
+       }},
+      {"laconic_driver_pull", Gives::code,
+       [](Objects& o, Arguments& a) -> int32_t {
+         uint32_t skipped = 0;
+         return laconic_driver_pull(driver(o, a), nullptr, a("skipped", &skipped));
+       }},
       {"laconic_driver_exchanges", Gives::code,
        [](Objects& o, Arguments& a) -> int32_t {
          const laconic_bucket bucket = o.world.bucket(0);
