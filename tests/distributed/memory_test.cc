@@ -8,6 +8,8 @@
 #include <limits>
 
 #include "laconic/session.h"
+#include "session/driver/driver.h"
+#include "session/without_throwing.h"
 #include "support/ranks.h"
 #include "support/scarce_memory.h"
 
@@ -29,6 +31,18 @@ class Uncounted final : public Engine {
   Result<void> run(std::span<const Step> batch) override {
     const int64_t left = std::exchange(countdown, -1);
     auto done = engine_->run(batch);
+    countdown = left;
+    return done;
+  }
+  Result<Ticket> start(std::span<const laconic::Step> batch) override {
+    const int64_t left = std::exchange(countdown, -1);
+    auto started = engine_->start(batch);
+    countdown = left;
+    return started;
+  }
+  Result<void> wait(Ticket ticket, Deadline deadline) override {
+    const int64_t left = std::exchange(countdown, -1);
+    auto done = engine_->wait(ticket, deadline);
     countdown = left;
     return done;
   }
@@ -450,6 +464,65 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{"bf16+ef", StrategyKind::native_sum, DType::bf16},
                     Case{"thc:block=256", StrategyKind::server_sum, DType::f32},
                     Case{"none", StrategyKind::native_sum, DType::f32}));
+
+/// Push, turn and pull of one bucket; plain SGD.
+Result<bool> step_with_turn(session::Driver& driver, const Layout& layout, uint64_t step,
+                            std::vector<float>& gradient) {
+  Bucket bucket;
+  bucket.buffer = gradient.data();
+  bucket.step = step;
+  (void)driver.submit(bucket, layout);
+  if (auto turn = session::without_throwing([&] { return driver.turns().begin(); })) {
+    for (const auto& range : turn->ranges) {
+      for (uint64_t i = 0; i < range.count; ++i) range.master[i] -= range.mean[i];
+    }
+  }
+  return driver.turns().pull();
+}
+
+/// In the first step, whose layout is new, and in the third.
+TEST(NoMemoryInATurn, IsToldOnEveryRankAndLeavesParametersAlike) {
+  const Layout layout = back_to_back(kModel, {0, 1, 2});
+  for (const uint64_t poor_step : {uint64_t{0}, uint64_t{2}}) {
+    int64_t failing = 0;
+    for (bool failed = true; failed && failing < 500; ++failing) {
+      test::Setup setup{"3lc", kWorld, kModel, StrategyKind::two_shot, 64};
+      setup.turn = [](const std::string&, uint64_t, std::vector<float>&) {};
+      Ranks group(setup);
+      std::vector<std::vector<float>> a(kWorld, std::vector<float>(3000)),
+          bias(kWorld, std::vector<float>(9)), b(kWorld, std::vector<float>(3000));
+      std::vector<std::string> messages(kWorld);
+      group.on_all([&](uint32_t r) {
+        Uncounted engine(group.hub().engine(r));
+        session::Driver driver(group.session(r), engine, std::chrono::seconds(60));
+        const std::vector<collective::Replica> replicas{
+            {a[r].data(), DType::f32}, {bias[r].data(), DType::f32}, {b[r].data(), DType::f32}};
+        ASSERT_TRUE(driver.turns().set_replicas(replicas, true));
+        for (uint64_t step = 0; step < 4; ++step) {
+          auto gradient = gradients(kWorld, layout.elements, step)[r];
+          const bool poor = r == kPoor && step == poor_step;
+          if (poor) countdown = failing;
+          const auto done = session::without_throwing(
+              [&] { return step_with_turn(driver, layout, step, gradient); });
+          if (poor) failed = countdown < 0;
+          countdown = -1;
+          if (step == poor_step && !done) messages[r] = done.error().message;
+          if (step != poor_step) {
+            EXPECT_TRUE(done) << "step " << step << ", allocation " << failing;
+          }
+        }
+      });
+      EXPECT_EQ(messages[1], messages[0]) << failing;
+      EXPECT_EQ(messages[2], messages[0]) << failing;
+      for (uint32_t r = 1; r < kWorld; ++r) {
+        EXPECT_EQ(a[r], a[0]);
+        EXPECT_EQ(b[r], b[0]);
+      }
+      if (HasFailure()) return;
+    }
+    EXPECT_GT(failing, poor_step == 0 ? 5 : 0);
+  }
+}
 
 }  // namespace
 }  // namespace laconic::test

@@ -18,7 +18,7 @@ namespace {
 using collective::OwnedRange;
 using collective::Replica;
 
-const std::vector<Parameter> kModel{{"w", 40, 25}, {"b", 7, 1}, {"v", 37, 11}, {"c", 12, 1}};
+const std::vector<Parameter> kModel{{"w", 80, 50}, {"b", 7, 1}, {"v", 37, 11}, {"c", 12, 1}};
 /// Buckets of a step, in the order in which backward finds them.
 const std::vector<std::vector<uint32_t>> kBuckets{{3, 2}, {1, 0}};
 
@@ -40,10 +40,11 @@ Floats first_values(uint32_t p) { return normal_numbers(kModel[p].count(), 900 +
 /// A rank with an optimizer, over the hub.
 class Trainer {
  public:
-  Trainer(Ranks& ranks, uint32_t rank, DType dtype = DType::f32)
+  Trainer(Ranks& ranks, uint32_t rank, DType dtype = DType::f32, Engine* engine = nullptr)
       : ranks_(&ranks),
         rank_(rank),
-        driver_(ranks.session(rank), ranks.hub().engine(rank), std::chrono::seconds(60)) {
+        driver_(ranks.session(rank), engine == nullptr ? ranks.hub().engine(rank) : *engine,
+                std::chrono::seconds(60)) {
     for (uint32_t p = 0; p < kModel.size(); ++p) {
       values.push_back(first_values(p));
       half_.emplace_back();
@@ -243,7 +244,7 @@ std::vector<Floats> held(Ranks& ranks, const Trainer& trainer, uint32_t rank) {
 /// The NaN lies in a range of the last bucket that one owner alone receives.
 TEST(OwnerTurn, NanInTheLastBucketNobodySteps) {
   for (const char* spec : {"3lc", "none", "bf16", "int8+ef", "topk"}) {
-    for (const size_t at : {size_t{3}, size_t{900}}) {  // of `b`, which is small; of `w`
+    for (const size_t at : {size_t{3}, size_t{2900}}) {  // of `b`, which is small; of `w`
       SCOPED_TRACE(spec + std::string(" at ") + std::to_string(at));
       Ranks ranks(setup_of(spec, 3));
       std::deque<Trainer> trainers;
@@ -370,7 +371,7 @@ TEST(OwnerTurn, SkippedStepOfAFlushLosesNoResidual) {
       if (step != 1) continue;
       const double norm = ranks.session(r).stats().residual_norm;
       auto bad = gradients_of(2, 50)[r];
-      bad[1][900] = std::nanf("");
+      bad[1][2900] = std::nanf("");
       EXPECT_FALSE(*trainers[r].step(2, bad));
       EXPECT_GT(norm, 0.0);
       EXPECT_NEAR(ranks.session(r).stats().residual_norm, norm, 1e-9);
@@ -388,7 +389,7 @@ TEST(OwnerTurn, Bf16ReplicasStayAlikeAndFollowTheMasters) {
       ASSERT_TRUE(*trainers[r].step(step, gradients_of(3, step % 10)[r]));
     // Without gradients masters stand still, and pulls bring replicas as near as their type can.
     trainers[r].velocities.clear();
-    const std::vector<Floats> nothing{Floats(419), Floats(1007)};
+    const std::vector<Floats> nothing{Floats(419), Floats(4007)};
     for (uint64_t step = 40; step < 400; ++step) {
       trainers[r].push(step, nothing);
       ASSERT_TRUE(trainers[r].driver().turns().begin());
@@ -456,6 +457,83 @@ TEST(OwnerTurn, ParkedPushesOfABrokenEngineGoIntoTheResiduals) {
     EXPECT_FALSE(trainers[r].driver().turns().pull());
     EXPECT_EQ(ranks.session(r).in_flight(), 0U);
   });
+  expect_nothing_lost(ranks, trainers, 1);
+}
+
+/// Damages what a rank receives from the next one in its `call`-th collective.
+class Tampering final : public Engine {
+ public:
+  Tampering(Engine& engine, uint64_t call) : engine_(&engine), call_(call) {}
+  [[nodiscard]] uint32_t rank() const noexcept override { return engine_->rank(); }
+  [[nodiscard]] uint32_t world() const noexcept override { return engine_->world(); }
+  [[nodiscard]] EngineCaps caps() const noexcept override { return engine_->caps(); }
+  Result<void> run(std::span<const Step> batch) override {
+    auto done = engine_->run(batch);
+    if (calls_++ != call_) return done;
+    const uint32_t from = (rank() + 1) % world();
+    batch[0].recv[batch[0].recv_offsets[from] + 80] ^= 1;
+    return done;
+  }
+
+ private:
+  Engine* engine_;
+  uint64_t call_, calls_ = 0;
+};
+
+/// Collectives of the second step: two pushes, two pulls; of the first, two status rounds as well.
+TEST(OwnerTurn, DamagedPushIsEveryRanksErrorAndNothingIsLost) {
+  Ranks ranks(setup_of("3lc", 3));
+  Tampering tampering(ranks.hub().engine(1), 7);
+  std::deque<Trainer> trainers;
+  for (uint32_t r = 0; r < 3; ++r)
+    trainers.emplace_back(ranks, r, DType::f32, r == 1 ? &tampering : nullptr);
+  std::vector<std::string> messages(3);
+  on_all(3, [&](uint32_t r) {
+    for (uint64_t step = 0; step < 4; ++step) {
+      const auto stepped = trainers[r].step(step, gradients_of(3, step)[r]);
+      ASSERT_EQ(static_cast<bool>(stepped), step != 1);
+      if (!stepped) messages[r] = stepped.error().message;
+    }
+  });
+  EXPECT_NE(messages[0].find("rank 1"), std::string::npos) << messages[0];
+  EXPECT_EQ(messages[1], messages[0]);
+  EXPECT_EQ(messages[2], messages[0]);
+  for (uint32_t r = 1; r < 3; ++r) EXPECT_EQ(trainers[r].values, trainers[0].values);
+  expect_nothing_lost(ranks, trainers, 4);
+}
+
+/// The others cannot know: this rank's parameters stand still where theirs move.
+TEST(OwnerTurn, DamagedPullIsThatRanksErrorAndNothingIsLost) {
+  Ranks ranks(setup_of("3lc", 3));
+  Tampering tampering(ranks.hub().engine(1), 9);
+  std::deque<Trainer> trainers;
+  for (uint32_t r = 0; r < 3; ++r)
+    trainers.emplace_back(ranks, r, DType::f32, r == 1 ? &tampering : nullptr);
+  on_all(3, [&](uint32_t r) {
+    for (uint64_t step = 0; step < 4; ++step)
+      EXPECT_EQ(static_cast<bool>(trainers[r].step(step, gradients_of(3, step)[r])),
+                step != 1 || r != 1);
+  });
+  EXPECT_EQ(trainers[2].values, trainers[0].values);
+  EXPECT_NE(trainers[1].values, trainers[0].values);
+  expect_nothing_lost(ranks, trainers, 4);
+}
+
+/// A program that goes on without a turn, or after a failed one, does not lose its means.
+TEST(OwnerTurn, PullWithoutATurnIsAFailure) {
+  Ranks ranks(setup_of("3lc", 2));
+  std::deque<Trainer> trainers;
+  for (uint32_t r = 0; r < 2; ++r) trainers.emplace_back(ranks, r);
+  on_all(2, [&](uint32_t r) {
+    trainers[r].push(0, gradients_of(2, 0)[r]);
+    if (r == 0) {
+      const auto turn = trainers[r].driver().turns().begin();
+      ASSERT_TRUE(turn);
+      trainers[r].turn(*turn);
+    }
+    EXPECT_FALSE(trainers[r].driver().turns().pull());
+  });
+  EXPECT_EQ(trainers[1].values, trainers[0].values);
   expect_nothing_lost(ranks, trainers, 1);
 }
 

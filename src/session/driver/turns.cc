@@ -2,6 +2,7 @@
 #include "session/driver/turns.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace laconic::session {
 
@@ -34,6 +35,7 @@ Result<void> OwnerTurns::set_replicas(std::span<const Replica> replicas, bool be
     return Error{Errc::invalid_argument, "replicas: expected one for each parameter",
                  "of a session whose owners have turns"};
   }
+  ranges_.reserve(owned().size());  // a turn takes no memory
   for (uint32_t p = 0; p < replicas.size(); ++p) state.set_replica(p, replicas[p]);
   if (!begins) return {};
   over_owned(state, [&](uint32_t p, const RankPiece& piece) {
@@ -75,6 +77,7 @@ Result<OwnerTurns::Turn> OwnerTurns::begin() {
   }
   if (turns.skips) ranges_.clear();
   turns.ranges = ranges_;
+  turned_ = true;
   return turns;
 }
 
@@ -82,6 +85,9 @@ Result<bool> OwnerTurns::pull(const Error* trouble) {
   if (auto done = window_->drain(); !done && window_->failed()) return std::move(done).error();
   bool skips = false;
   for (uint32_t i = 0; i < window_->parked(); ++i) skips = skips || window_->turn(i).non_finite();
+  const Error none{Errc::exchange_order, {}, {}};  // the code alone: there may be no memory
+  if (!std::exchange(turned_, false) && trouble == nullptr && window_->parked() != 0)
+    trouble = &none;
   const auto met = failure(trouble);
   return window_->pull(skips, met ? &*met : nullptr);
 }

@@ -31,7 +31,7 @@ class OwnerTurns {
   /// all ranks, no master moves.
   Result<Turn> begin();
   /// What masters are ahead of replicas comes down, and ends the step. `trouble`: this rank's turn
-  /// failed. False: the step was skipped, nothing moved.
+  /// failed, as it has where begin() did. False: the step was skipped, nothing moved.
   Result<bool> pull(const Error* trouble = nullptr);
 
  private:
@@ -40,6 +40,7 @@ class OwnerTurns {
   Session* session_;
   Window* window_;
   std::vector<collective::OwnedRange> ranges_;
+  bool turned_ = false;  // since the last pull
 };
 
 }  // namespace laconic::session

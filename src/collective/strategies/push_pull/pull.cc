@@ -140,7 +140,10 @@ Result<void> Pull::parse(uint32_t owner, Bytes bytes) {
   const Share& share = parts_.shares->of[owner];
   auto view = parse_bundle(bytes, {id(owner), share.down, share.bounds});
   if (!view) return std::move(view).error();
-  if (view->failed) return to_error(view->failure);
+  if (view->failed) {
+    owners_[owner].said = Said::failed;
+    return to_error(view->failure);
+  }
   if (view->overflow || view->incomplete) {
     return Error{Errc::bound_exceeded, "an owner's changes need more than their bound",
                  "all ranks must run the same version of laconic"};
@@ -159,8 +162,10 @@ Result<void> Pull::parse(uint32_t owner, Bytes bytes) {
 }
 
 void Pull::finish(WayUp& up) {
-  for (uint32_t o = 0; o < owners_.size(); ++o)
-    owners_[o].said == Said::changes ? move_parameters(o, up) : put_back(o, up);
+  for (uint32_t o = 0; o < owners_.size(); ++o) {
+    const Said said = owners_[o].said;
+    said == Said::failed || said == Said::nothing ? put_back(o, up) : move_parameters(o, up);
+  }
 }
 
 /// Nothing came down from this owner, which has not moved its masters.
@@ -178,12 +183,13 @@ void Pull::move_parameters(uint32_t owner, WayUp& up) {
   const RankState& state = *parts_.state;
   const Place down = state.place(input_.step, 1);
   const Share& share = parts_.shares->of[owner];
+  const bool came = owners_[owner].said == Said::changes;
   SlotCursor cursor = owners_[owner].view.slots();
   for (const uint32_t i : share.units) {
     const BucketUnit& u = parts_.plan->units[i];
     const RankPiece& piece = *u.piece;
     const Unit& unit = piece.send.unit;
-    const Slot slot = cursor.next();
+    const Slot slot = came ? cursor.next() : Slot{};
     Work work = up.work(i);
     float* const change = input_.gradient + u.offset;  // the gradient there has been delivered
     aggregate::mean_of_unit(piece.codec->spec(), unit, down, {&slot, 1}, {&term_, 1}, work, change);
@@ -197,6 +203,7 @@ void Pull::move_parameters(uint32_t owner, WayUp& up) {
     state.parameter(u.parameter)
         .replica.add(state.kernels(), state.isa(), unit.offset, {change, unit.count});
   }
+  if (!came) return;
   const uint8_t* lanes = owners_[owner].view.lanes.data();
   parts_.plan->over_lanes(
       share.lane_begin, share.lane_end, [&](uint64_t at, uint64_t lane, uint64_t count) {

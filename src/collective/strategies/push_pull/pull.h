@@ -56,9 +56,11 @@ class Pull {
   }
 
  private:
-  enum class Said : uint8_t { failed, nothing, changes };
+  /// damaged: what this rank received is no bundle. Its owner has moved its masters, as far as one
+  /// can know.
+  enum class Said : uint8_t { damaged, failed, nothing, changes };
   struct Owner {
-    Said said = Said::failed;
+    Said said = Said::damaged;
     BundleView view;
   };
   [[nodiscard]] BundleId id(uint32_t owner) const {
