@@ -261,6 +261,7 @@ typedef struct laconic_session_options {
   const laconic_codec_table* const* codecs; /* registered: specs may name them */
   uint32_t codec_count;                     /* at most LACONIC_MAX_CODECS */
   uint32_t owner_turns; /* 1: optimizers step between push and pull, laconic_driver_turns */
+  const char* down; /* spec of what owners send, by two_shot; NULL or "": that of contributions */
 } laconic_session_options;
 
 #define LACONIC_MAX_WINDOW 8
@@ -297,6 +298,7 @@ typedef struct laconic_settings {
   uint32_t rule_count;       /* LACONIC_KEEP: they stay; 0: none */
   /* may be missing: */
   uint32_t reserved;
+  const char* down; /* NULL: stays; "": none */
 } laconic_settings;
 LACONIC_API int32_t laconic_session_set(laconic_session* session, const laconic_settings* settings);
 /* A step begins: what was decided for it comes into force, before its first bucket, whose begin

@@ -27,6 +27,10 @@ struct SessionOptions {
   /// "auto", or the strategy: "native_sum", "gather_all", "two_shot". Which codec allows which:
   /// docs/algorithms.md.
   std::string plan = "auto";
+  /// Spec of the means, which then come down by two_shot; "": that of the contributions. Not for
+  /// parameters whose rule has a spec of its own. Refused: another plan than "auto" and "two_shot",
+  /// and a codec that needs more than one round.
+  std::string down{};
   /// Parameters that get another spec than the call's. At most 31.
   std::vector<Rule> rules{};
   /// A law that moves settings while training runs: "dc2", "aimd", "schedule:0=0.25,200=0.01".
@@ -55,6 +59,7 @@ struct SettingsChange {
   std::optional<std::vector<Rule>> rules{};
   std::optional<std::string> control{};  ///< "fixed": none
   std::optional<std::string> plan{};
+  std::optional<std::string> down{};  ///< "": none
 };
 
 /// Gradients that are there: parameters, by their places in the list of create, whose gradients lie

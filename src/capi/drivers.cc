@@ -107,6 +107,7 @@ laconic::SettingsChange copied(const laconic::session::Change& change) {
   if (change.rules) own.rules.emplace(change.rules->begin(), change.rules->end());
   if (change.control) own.control = *change.control;
   if (change.plan) own.plan = *change.plan;
+  if (change.down) own.down = *change.down;
   return own;
 }
 

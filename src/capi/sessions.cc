@@ -118,6 +118,7 @@ int32_t read_settings(const laconic_settings* theirs, std::vector<Rule>* rules,
   }
   if (s.spec != nullptr) change->spec = s.spec;
   if (s.control != nullptr) change->control = s.control;
+  if (s.down != nullptr) change->down = s.down;
   if (s.strategy != LACONIC_KEEP) {
     change->plan = collective::strategy_name(static_cast<collective::StrategyKind>(s.strategy));
   }
@@ -155,9 +156,9 @@ int32_t laconic_session_create(const laconic_session_options* options,
     if (const int32_t bad = read_rules({o.rules, o.rule_count}, &rules); bad != 0) return bad;
     laconic::collective::Options options_read = to_options(o);
     if (const int32_t bad = read_codecs(o, &options_read); bad != 0) return bad;
-    auto session = laconic::session::Session::create(o.spec, std::move(list), options_read, rules,
-                                                     o.control == nullptr ? "" : o.control,
-                                                     o.record == nullptr ? "" : o.record);
+    auto session = laconic::session::Session::create(
+        o.spec, std::move(list), options_read, rules, o.control == nullptr ? "" : o.control,
+        o.record == nullptr ? "" : o.record, o.down == nullptr ? "" : o.down);
     if (!session) return fail(std::move(session).error());
     auto handle = std::make_unique<laconic_session>();
     handle->session = *std::move(session);

@@ -15,15 +15,24 @@ namespace laconic::session {
 namespace {
 
 /// The call's, then those of the rules. A rule with a spec of its own leaves the strategy to the
-/// planner.
-Result<std::vector<collective::Setting>> settings_of(std::string_view text,
-                                                     std::span<const Rule> rules,
+/// planner, and `down` is not for it.
+Result<std::vector<collective::Setting>> settings_of(std::string_view text, const Asked& asked,
                                                      const collective::Options& options) {
+  const std::vector<Rule>& rules = asked.rules;
   std::vector<const codecs::Registered*> registered;
   for (const auto& codec : options.codecs) registered.push_back(codec.get());
   auto spec = Spec::parse(text, registered);
   if (!spec) return std::move(spec).error();
   std::vector<collective::Setting> settings{{*std::move(spec), options.strategy}};
+  if (!asked.down.empty()) {
+    auto down = Spec::parse(asked.down, registered);
+    if (!down) {
+      Error error = std::move(down).error();
+      error.message = "down: " + error.message;
+      return error;
+    }
+    settings[0].down = *std::move(down);
+  }
   for (size_t i = 0; i < rules.size(); ++i) {
     if (rules[i].spec.empty()) {
       settings.push_back(settings.front());
@@ -69,7 +78,7 @@ Result<std::unique_ptr<Active>> Active::create(std::string_view spec, Asked aske
                      std::to_string(options.window),
                  "2 overlaps encoding and wire, 1 exchanges one after the other"};
   }
-  auto settings = settings_of(spec, asked.rules, options);
+  auto settings = settings_of(spec, asked, options);
   if (!settings) return std::move(settings).error();
   auto class_of = classes_of(asked.rules, parameters);
   if (!class_of) return std::move(class_of).error();
@@ -94,8 +103,7 @@ Result<std::unique_ptr<Active>> Active::create(std::string_view spec, Asked aske
 /// Everything that the model needs: with the memory for all that laws may ask of it.
 Result<void> Active::bind(const collective::Options& options, bool steers) {
   if (options.threads > 1) pool = std::make_unique<ThreadPool>(options.threads);
-  for (uint32_t c = 0; c < model.classes(); ++c)
-    codecs.emplace_back(model.spec(c), best_isa(), pool.get());
+  codecs = collective::codecs_of(model, best_isa(), pool.get());
   if (steers) {
     auto made = model.alone()  // nothing there for a law to move
                     ? Steering::create(model, {}, fixed(asked.rules), store)
@@ -155,10 +163,8 @@ void Active::set_ways() noexcept {
 
 /// After specs have moved.
 void Active::replan_units() {
-  for (uint32_t c = 0; c < model.classes(); ++c) {
-    codecs[c].refresh();
-    state->replan(c);
-  }
+  for (pipeline::UnitCodec& codec : codecs) codec.refresh();
+  for (uint32_t c = 0; c < model.classes(); ++c) state->replan(c);
 }
 
 Result<void> Active::begin_step(uint64_t step, Recorder* recorder) {

@@ -28,6 +28,7 @@ struct Asked {
   std::vector<Rule> rules{};  ///< of the classes behind the first
   std::string control{};      ///< of the call
   bool records = false;       ///< rank 0 writes a record
+  std::string down{};         ///< spec of the means of two_shot; "": the call's
 };
 /// Where settings stand among those of a session.
 struct Succession {
@@ -75,7 +76,7 @@ struct Active {
   Asked asked;
   std::unique_ptr<ThreadPool> pool;
   collective::Model model;
-  std::vector<pipeline::UnitCodec> codecs;  ///< by class
+  std::vector<pipeline::UnitCodec> codecs;  ///< as RankState::create takes them
   feedback::Store store;
   Flush flush;
   std::unique_ptr<collective::RankState> state;

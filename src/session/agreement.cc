@@ -225,7 +225,10 @@ AgreementCard agreement_card(const Active& mine) {
   card.strategy = static_cast<uint32_t>(model.choice().strategy);
   card.sums = caps.sums | (caps.short_sends ? 1U << 31 : 0U) | (caps.aggregates ? 1U << 30 : 0U);
   put_text(card.version, LACONIC_VERSION_STRING);
-  put_whole(card.spec, model.spec().canonical());
+  const Spec* const down = collective::down_of(model, 0);
+  put_whole(card.spec, down == nullptr
+                           ? model.spec().canonical()
+                           : concat({model.spec().canonical(), " with down=", down->canonical()}));
   put_whole(card.rules, listed(mine.asked.rules));
   put_whole(card.controls,
             controls_of(mine.steering ? &*mine.steering : nullptr, mine.asked.rules));

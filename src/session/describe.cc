@@ -194,6 +194,16 @@ void put_steering(JsonText& json, const Session& session, uint32_t of) {
   json.field("network_ms", found.network_ms).field("target_ms", found.target_ms);
 }
 
+/// What means come down by, where it is something else.
+void put_down(JsonText& json, const Spec* down) {
+  json.key("down");
+  if (down != nullptr) {
+    json.value(down->canonical());
+  } else {
+    json.null();
+  }
+}
+
 /// By rule, the call's last: what its parameters have now.
 void put_settings(JsonText& json, const Session& session) {
   const collective::Model& model = session.model();
@@ -210,12 +220,14 @@ void put_settings(JsonText& json, const Session& session) {
         "rule", c == 0 ? std::string_view("*") : session.active().asked.rules[c - 1].match);
     json.field("parameters", parameters).field("elements", elements);
     json.field("spec", model.spec(c).moved_text());
+    put_down(json, collective::down_of(model, c));
     const auto& steering = session.active().steering;
     const bool dense = steering && steering->in_force(c).uncompressed;
     json.field("strategy",
                dense ? std::string_view("uncompressed") : strategy_name(model.choice(c).strategy));
     json.field("reason", model.choice(c).reason);
-    json.field("zero_stays_zero", model.spec(c).contract().zero_stays_zero);
+    json.field("zero_stays_zero", model.spec(c).contract().zero_stays_zero &&
+                                      model.spec(c, 1).contract().zero_stays_zero);
     json.field("memory_bytes", session.active().state->held_by_class(c));
     put_steering(json, session, c);
     json.close('}');
@@ -241,8 +253,10 @@ std::string explain(const Session& session) {
   const collective::Model& model = session.model();
   const collective::Options& options = model.options();
   JsonText json;
-  json.open('{').field("spec", model.spec().canonical()).field("feedback", model.spec().feedback());
-  json.field("memory", memory_name(model.spec().memory().kind));
+  json.open('{').field("spec", model.spec().canonical());
+  put_down(json, collective::down_of(model, 0));
+  json.field("feedback", model.spec().feedback())
+      .field("memory", memory_name(model.spec().memory().kind));
   json.field("strategy", strategy_name(model.choice().strategy))
       .field("reason", model.choice().reason);
   if (const Spec& codes = model.spec_of_codes(); codes.codec().table != nullptr)
@@ -266,12 +280,18 @@ std::string explain(const Session& session) {
     const auto [expected, bytes] = collective::payload_of(model, i);
     json.open('{').field("name", p.name).field("elements", p.count());
     json.field("codec", a.raw ? std::string_view("none") : std::string_view(spec.canonical()));
+    const Spec* const down = a.raw ? nullptr : collective::down_of(model, model.class_of(i));
+    put_down(json, down);
     if (a.raw && by_server) json.field("lane", dtype_name(DType::i32));
     json.field("reason", a.reason);
     json.field("pieces", static_cast<uint64_t>(a.pieces.size()))
         .field("payload_bytes_expected", expected)
-        .field("payload_bytes_at_most", bytes)
-        .close('}');
+        .field("payload_bytes_at_most", bytes);
+    if (down != nullptr) {
+      const auto means = collective::payload_of(model, i, 1);
+      json.field("mean_bytes_expected", means.expected).field("mean_bytes_at_most", means.at_most);
+    }
+    json.close('}');
     raw += a.raw ? p.count() : 0;
     total += p.count();
   }

@@ -89,7 +89,7 @@ Result<std::unique_ptr<Session>> Session::Inner::make(std::string_view spec,
     std::iota(inner->all.begin(), inner->all.end(), 0U);
     inner->offsets.resize(parameters.size());
     auto session = session::Session::create(spec, std::move(parameters), *theirs, options.rules,
-                                            options.control, options.record);
+                                            options.control, options.record, options.down);
     if (!session) return std::move(session).error();
     inner->session = *std::move(session);
     inner->driver.emplace(*inner->session, engine, options.timeout);

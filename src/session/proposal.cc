@@ -47,6 +47,7 @@ Result<std::unique_ptr<Active>> Proposal::make(const Change& change) const {
   Asked asked = now.asked;
   if (change.rules) asked.rules.assign(change.rules->begin(), change.rules->end());
   if (change.control) asked.control = *change.control;
+  if (change.down) asked.down = *change.down;
   auto made = Active::create(change.spec.value_or(now.model.spec().canonical()), std::move(asked),
                              now.model.parameters(), options);
   if (!made) return made;

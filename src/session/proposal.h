@@ -22,6 +22,7 @@ struct Change {
   std::optional<std::span<const Rule>> rules{};
   std::optional<std::string_view> control{};
   std::optional<std::string_view> plan{};  ///< a strategy's name
+  std::optional<std::string_view> down{};  ///< "": none
 };
 
 class Proposal {

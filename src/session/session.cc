@@ -43,9 +43,10 @@ Result<std::unique_ptr<Session>> Session::create(std::string_view spec,
                                                  std::vector<collective::Parameter> parameters,
                                                  const collective::Options& options,
                                                  std::span<const Rule> rules,
-                                                 std::string_view control,
-                                                 std::string_view record) {
-  Asked asked{{rules.begin(), rules.end()}, std::string(control), !record.empty()};
+                                                 std::string_view control, std::string_view record,
+                                                 std::string_view down) {
+  Asked asked{
+      {rules.begin(), rules.end()}, std::string(control), !record.empty(), std::string(down)};
   auto active = Active::create(spec, std::move(asked), std::move(parameters), options);
   if (!active) return std::move(active).error();
   std::unique_ptr<Session> session(new Session(*std::move(active)));

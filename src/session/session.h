@@ -22,12 +22,10 @@ namespace laconic::session {
 
 class Session {
  public:
-  static Result<std::unique_ptr<Session>> create(std::string_view spec,
-                                                 std::vector<collective::Parameter> parameters,
-                                                 const collective::Options& options,
-                                                 std::span<const Rule> rules = {},
-                                                 std::string_view control = {},
-                                                 std::string_view record = {});
+  static Result<std::unique_ptr<Session>> create(
+      std::string_view spec, std::vector<collective::Parameter> parameters,
+      const collective::Options& options, std::span<const Rule> rules = {},
+      std::string_view control = {}, std::string_view record = {}, std::string_view down = {});
 
   /// Other settings take its place between two steps.
   [[nodiscard]] Active& active() const noexcept { return *active_; }

@@ -35,16 +35,19 @@ struct Case {
   DType dtype = DType::f32;
   uint32_t sums = kAllSums;
   bool short_sends = false;
+  std::string down{};
 };
 
 void PrintTo(const Case& c, std::ostream* out) {
   *out << c.spec << " by " << strategy_name(c.strategy) << " on " << c.world;
+  if (!c.down.empty()) *out << ", down " << c.down;
 }
 std::string case_name(const testing::TestParamInfo<Case>& info) {
   const Case& c = info.param;
   std::string name = c.spec + "_" + std::string(strategy_name(c.strategy)) + "_" +
                      std::to_string(c.world) + "_" + std::string(dtype_name(c.dtype)) +
-                     (c.sums == kAllSums ? "" : "_f32sums") + (c.short_sends ? "_short" : "");
+                     (c.sums == kAllSums ? "" : "_f32sums") + (c.short_sends ? "_short" : "") +
+                     (c.down.empty() ? "" : "_down_" + c.down);
   for (char& x : name) {
     if (std::isalnum(static_cast<unsigned char>(x)) == 0) x = '_';
   }
@@ -62,8 +65,9 @@ bool allowed(const Case& c) {
   o.strategy = c.strategy;
   o.small_elements = 16;
   o.caps.sums = c.sums;
-  const auto spec = Spec::parse(c.spec);
-  return spec && collective::choose_strategy(*spec, model(), o);
+  const auto spec = Spec::parse(c.spec), down = Spec::parse(c.down.empty() ? c.spec : c.down);
+  return spec && down &&
+         collective::choose_strategy(*spec, model(), o, c.down.empty() ? nullptr : &*down);
 }
 
 /// Every number of ranks and every type meet one codec of each way through an exchange; the others,
@@ -176,8 +180,21 @@ void expect_same(std::span<const float> expected, std::span<const float> found,
 class OracleTest : public testing::TestWithParam<Case> {
  protected:
   OracleTest()
-      : ranks_({GetParam().spec, GetParam().world, model(), GetParam().strategy, 16, 1,
-                GetParam().sums, GetParam().short_sends}),
+      : ranks_({GetParam().spec,
+                GetParam().world,
+                model(),
+                GetParam().strategy,
+                16,
+                1,
+                GetParam().sums,
+                GetParam().short_sends,
+                {},
+                {},
+                {},
+                false,
+                {},
+                {},
+                GetParam().down}),
         oracle_(ranks_.setup()) {}
 
   /// The whole model of one step, as two buckets.
@@ -336,6 +353,49 @@ TEST_P(OracleTest, EveryRankHoldsWhatTheOracleComputes) {
 
 INSTANTIATE_TEST_SUITE_P(All, OracleTest, testing::ValuesIn(all_cases()), case_name);
 
+/// Means that come down by another codec: of other granules, with and without memory and state, of
+/// varying length, a vote. Each goes up and comes down in two pairs; the weekly tier crosses all.
+/// Some meet two and four ranks, 16 bits, and short sends.
+std::vector<Case> ways_down() {
+  std::vector<std::string> specs{
+      "none",   "fp16",    "int8:block=64",    "3lc:s=1.75",        "topk:ratio=0.1",
+      "onebit", "signsgd", "sidco:ratio=0.05", "randomk:ratio=0.1", "int8+ef"};
+  if (kSanitized) specs = {"none", "3lc", "topk:ratio=0.1", "int8:block=64"};
+  std::vector<Case> cases;
+  std::vector<std::string> names;
+  const auto add = [&](Case c) {
+    EXPECT_TRUE(allowed(c)) << c.spec << ", " << c.down;
+    const std::string name = case_name({c, 0});
+    if (std::ranges::find(names, name) != names.end()) return;
+    names.push_back(name);
+    cases.push_back(std::move(c));
+  };
+  for (size_t up = 0; up < specs.size(); ++up) {
+    for (size_t k = 1; k < specs.size(); ++k) {
+      if (!weekly() && k != 1 && k + 3 != specs.size()) continue;
+      add({specs[up], StrategyKind::two_shot, 3, DType::f32, kAllSums, false,
+           specs[(up + k) % specs.size()]});
+    }
+  }
+  const std::vector<std::pair<std::string, std::string>> pairs{
+      {"topk:ratio=0.1", "3lc"},
+      {"3lc", "int8+ef"},
+      {"none", "3lc+decay=0.5"},
+      {"3lc+ema=0.75", "topk:ratio=0.1"},
+      {"topk:ratio=0.1+momentum=0.75", "onebit"},
+      {"int8:round=stochastic", "3lc"}};
+  for (const auto& [up, down] : pairs) {
+    add({up, StrategyKind::two_shot, 3, DType::bf16, 0b001, false, down});
+    if (kOneWorld) continue;
+    add({up, StrategyKind::two_shot, 2, DType::f16, kAllSums, false, down});
+    add({up, StrategyKind::two_shot, 4, DType::f32, kAllSums, true, down});
+  }
+  add({"3lc", StrategyKind::two_shot, 3, DType::f32, kAllSums, false, "3lc"});
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(Down, OracleTest, testing::ValuesIn(ways_down()), case_name);
+
 /// Every codec with every memory that it may have, by every strategy.
 std::vector<Case> memories() {
   std::vector<Case> cases;
@@ -402,10 +462,14 @@ class Absent : public OracleTest {
 
 TEST_P(Absent, RanksWithoutAGradientLoseAndOweNothing) {
   for (uint64_t number = 0; number < 12; ++number) ASSERT_NO_FATAL_FAILURE(run(number));
-  const auto spec = *Spec::parse(GetParam().spec);
-  const bool conserves = spec.contract().lossless ||
-                         (spec.memory().kind == MemoryKind::residual && spec.memory().decay == 1);
-  if (!conserves) return;  // these are the oracle's alone
+  const auto conserves = [](const std::string& text) {
+    const auto spec = *Spec::parse(text);
+    return spec.contract().lossless ||
+           (spec.memory().kind == MemoryKind::residual && spec.memory().decay == 1);
+  };
+  const std::string& down = GetParam().down;
+  if (!conserves(GetParam().spec) || !(down.empty() || conserves(down)))
+    return;  // these are the oracle's alone
   const auto left = held();
   // What an engine adds as 16 bits is rounded.
   const bool half = GetParam().strategy == StrategyKind::native_sum &&
@@ -415,6 +479,12 @@ TEST_P(Absent, RanksWithoutAGradientLoseAndOweNothing) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Absent, testing::ValuesIn(memories()), case_name);
+INSTANTIATE_TEST_SUITE_P(Down, Absent,
+                         testing::Values(Case{"topk+ef", StrategyKind::two_shot, 3, DType::f32,
+                                              kAllSums, false, "3lc+ef"},
+                                         Case{"none", StrategyKind::two_shot, 3, DType::f32,
+                                              kAllSums, false, "3lc+ef"}),
+                         case_name);
 
 }  // namespace
 }  // namespace laconic::test

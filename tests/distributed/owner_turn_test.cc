@@ -129,8 +129,9 @@ std::vector<std::vector<Floats>> gradients_of(uint32_t world, uint64_t step) {
   return all;
 }
 
-Setup setup_of(const std::string& spec, uint32_t world) {
+Setup setup_of(const std::string& spec, uint32_t world, const std::string& pull = {}) {
   Setup setup{spec, world, kModel, StrategyKind::two_shot};
+  setup.down = pull;
   setup.turn = [](const std::string&, uint64_t, Floats&) {};
   return setup;
 }
@@ -153,9 +154,9 @@ std::vector<std::string> specs_of_pushes() {
 }
 
 /// All that the ranks hold, against an optimizer between two passes of the oracle.
-void compare_with_oracle(const std::string& spec, uint32_t world) {
-  SCOPED_TRACE(spec + " on " + std::to_string(world));
-  Setup setup = setup_of(spec, world);
+void compare_with_oracle(const std::string& spec, uint32_t world, const std::string& pull = {}) {
+  SCOPED_TRACE(spec + " and " + pull + " on " + std::to_string(world));
+  Setup setup = setup_of(spec, world, pull);
   Ranks ranks(setup);
   std::deque<Trainer> trainers;
   for (uint32_t r = 0; r < world; ++r) trainers.emplace_back(ranks, r);
@@ -230,6 +231,10 @@ TEST(OwnerTurn, MastersReplicasAndResidualsAreThoseOfPlainLoops) {
   for (const std::string& spec : specs_of_pushes()) compare_with_oracle(spec, 3);
   for (const char* spec : {"none", "3lc", "topk"}) compare_with_oracle(spec, 2);
   compare_with_oracle("3lc", 5);
+  for (const std::string& spec : specs_of_pushes()) {
+    compare_with_oracle("3lc:s=1.5", 3, spec);
+    compare_with_oracle(spec, 3, "int8");
+  }
 }
 
 /// Everything that this rank holds: parameters, and the store.

@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <map>
 #include <string>
@@ -40,18 +41,19 @@ class Oracle {
 
   explicit Oracle(const Setup& setup, uint64_t seed = 42)
       : setup_(setup),
-        spec_(*Spec::parse(setup.spec)),
-        codec_(spec_.codec()),
-        contract_(spec_.contract()),
+        legs_{Leg(setup.spec, setup.world),
+              Leg(setup.down.empty() ? setup.spec : setup.down, setup.world)},
+        spec_(legs_[0].spec),
+        codec_(*legs_[0].codec),
+        contract_(legs_[0].contract),
         seed_(seed),
         world_(setup.world),
         part_(1.0F / static_cast<float>(setup.world)),
         kind_(spec_.memory().kind),
-        carries_(!spec_.feedback() && (codec_.info.name == "fp16" || codec_.info.name == "bf16")),
+        carries_(legs_[0].carries),
         memory_(world_),
         counters_(world_),
         pieces_(setup.parameters.size()) {
-    spec_.prepare(world_);
     assign_pieces();
     for (uint32_t rank = 0; rank < world_; ++rank) remember(rank);
   }
@@ -64,13 +66,13 @@ class Oracle {
   [[nodiscard]] const Counters& counters(uint32_t rank) const { return counters_[rank]; }
   /// Are wire_bytes and rounds known beforehand? Not where capacities are predicted.
   [[nodiscard]] bool counts_bytes() const {
-    return setup_.strategy == StrategyKind::native_sum || contract_.exact_size ||
-           setup_.short_sends;
+    return setup_.strategy == StrategyKind::native_sum || setup_.short_sends ||
+           (contract_.exact_size && legs_[1].contract.exact_size);
   }
 
   /// One rank asks for a flush in that many steps; nothing while one is draining.
   void flush(uint32_t rank, uint32_t steps) {
-    if (spec_.feedback() && memory_[rank].at(kFlush)[1] == 0)
+    if (remembers() && memory_[rank].at(kFlush)[1] == 0)
       memory_[rank].at(kFlush)[0] = static_cast<float>(steps);
   }
 
@@ -100,12 +102,36 @@ class Oracle {
   }
 
  private:
+  /// What a hop travels by: ranks' own gradients, means of owners.
+  struct Leg {
+    Spec spec;
+    const CodecTable* codec;
+    Contract contract;
+    bool carries;  // floats without feedback carry NaN and infinity as they are
+
+    Leg(const std::string& text, uint32_t world)
+        : spec(*Spec::parse(text)), codec(&spec.codec()), contract(spec.contract()) {
+      const std::string_view name = codec->info.name;
+      carries = !spec.feedback() && (name == "fp16" || name == "bf16" || name == "none");
+      spec.prepare(world);
+    }
+    [[nodiscard]] Plan plan(const Unit& unit, uint32_t world) const {
+      return codec->plan(spec.params(), unit, world);
+    }
+    [[nodiscard]] bool compresses() const { return codec->info.name != "none"; }
+  };
+  [[nodiscard]] bool remembers() const {
+    const bool owners = setup_.strategy == StrategyKind::two_shot && legs_[1].spec.feedback();
+    return spec_.feedback() || owners;
+  }
+
   struct Piece {
     Unit unit;
     uint32_t owner = 0;
-    Plan plan;
+    Plan plan, down;  // of both hops
     std::string parameter;
     [[nodiscard]] std::string at() const { return parameter + "@" + std::to_string(unit.offset); }
+    [[nodiscard]] const Plan& at_hop(uint32_t hop) const { return hop == 0 ? plan : down; }
   };
   struct InBucket {  // a unit and its first element in the bucket
     const Piece* piece;
@@ -121,22 +147,22 @@ class Oracle {
 
   void assign_pieces() {
     std::vector<uint64_t> load(world_);
+    const uint64_t granule = multiple_of_both(contract_.granule, legs_[1].contract.granule);
+    const bool sends_as_is = !legs_[0].compresses() && !legs_[1].compresses();
     for (size_t i = 0; i < setup_.parameters.size(); ++i) {
       const Parameter& p = setup_.parameters[i];
       const Unit whole{p.count(), p.rows, p.cols, name_hash(p.name), 0};
-      if (p.count() <= setup_.small_elements || (codec_.info.name == "none" && !setup_.turn))
-        continue;
+      if (p.count() <= setup_.small_elements || (sends_as_is && !setup_.turn)) continue;
       if (setup_.strategy != StrategyKind::two_shot) {
         add_piece(i, whole, 0);
-      } else if (p.count() < uint64_t{world_} * contract_.granule) {
+      } else if (p.count() < uint64_t{world_} * granule) {
         const auto least = std::min_element(load.begin(), load.end()) - load.begin();
         load[static_cast<size_t>(least)] += p.count();
         add_piece(i, whole, static_cast<uint32_t>(least));
       } else {
-        const uint64_t granules = p.count() / contract_.granule;
+        const uint64_t granules = p.count() / granule;
         for (uint64_t r = 0, begin = 0; r < world_; ++r) {
-          const uint64_t end =
-              r + 1 == world_ ? p.count() : granules * (r + 1) / world_ * contract_.granule;
+          const uint64_t end = r + 1 == world_ ? p.count() : granules * (r + 1) / world_ * granule;
           add_piece(i, {end - begin, end - begin, 1, whole.parameter, begin},
                     static_cast<uint32_t>(r));
           begin = end;
@@ -145,13 +171,19 @@ class Oracle {
     }
   }
   void add_piece(size_t i, const Unit& unit, uint32_t owner) {
-    pieces_[i].push_back(
-        {unit, owner, codec_.plan(spec_.params(), unit, world_), setup_.parameters[i].name});
+    pieces_[i].push_back({unit, owner, legs_[0].plan(unit, world_), legs_[1].plan(unit, world_),
+                          setup_.parameters[i].name});
+  }
+  /// The smallest, by trying.
+  static uint64_t multiple_of_both(uint64_t a, uint64_t b) {
+    uint64_t multiple = a;
+    while (multiple % b != 0) multiple += a;
+    return multiple;
   }
   static uint64_t name_hash(const std::string& name) { return hash64(name); }
 
   void remember(uint32_t rank) {
-    if (spec_.feedback()) memory_[rank][kFlush] = {0, 0};
+    if (remembers()) memory_[rank][kFlush] = {0, 0};
     for (size_t i = 0; i < pieces_.size(); ++i) {
       const Parameter& p = setup_.parameters[i];
       if (!pieces_[i].empty()) {
@@ -163,28 +195,29 @@ class Oracle {
         start_state(rank, piece, 0);
         if (setup_.strategy != StrategyKind::two_shot || piece.owner != rank) continue;
         start_state(rank, piece, 1);
-        if (spec_.feedback() && !setup_.turn)
+        if (legs_[1].spec.feedback() && !setup_.turn)
           memory_[rank]["owner_residual/" + piece.at()].resize(piece.unit.count);
       }
     }
   }
   static std::string state_name(const Piece& piece, uint32_t hop) {
     return "state/" + piece.at() + "#" + std::to_string(hop) +
-           (piece.plan.state_may_lack ? "?" : "");
+           (piece.at_hop(hop).state_may_lack ? "?" : "");
   }
   void start_state(uint32_t rank, const Piece& piece, uint32_t hop) {
-    if (piece.plan.state_floats == 0) return;
+    const uint64_t floats = piece.at_hop(hop).state_floats;
+    if (floats == 0) return;
     Floats& values = memory_[rank][state_name(piece, hop)];
-    values.resize(piece.plan.state_floats);
+    values.resize(floats);
     const Place start{seed_, 0, rank, world_, hop, 1.0F};
-    codec_.init(spec_.params(), piece.unit, start, values);
+    legs_[hop].codec->init(legs_[hop].spec.params(), piece.unit, start, values);
   }
   /// What is encoded, or null: e, m or v of a rank's own gradient, e of a mean that it owns.
   float* residual(uint32_t rank, const Piece& piece, uint32_t hop) {
-    if (hop == 1)
-      return kind_at(1) == MemoryKind::residual
-                 ? memory_[rank].at("owner_residual/" + piece.at()).data()
-                 : nullptr;
+    if (hop == 1) {
+      if (kind_at(1) != MemoryKind::residual) return nullptr;
+      return memory_[rank].at("owner_residual/" + piece.at()).data();
+    }
     if (kind_ == MemoryKind::none) return nullptr;
     const char* name = kind_ == MemoryKind::ema ? "mean/" : "residual/";
     return memory_[rank].at(name + piece.parameter).data() + piece.unit.offset;
@@ -196,10 +229,10 @@ class Oracle {
   /// A mean that a rank owns has a residual at most.
   [[nodiscard]] MemoryKind kind_at(uint32_t hop) const {
     if (hop == 0) return kind_;
-    return spec_.feedback() && !setup_.turn ? MemoryKind::residual : MemoryKind::none;
+    return legs_[1].spec.feedback() && !setup_.turn ? MemoryKind::residual : MemoryKind::none;
   }
   [[nodiscard]] bool absorbs(uint32_t hop) const {
-    return kind_at(hop) == MemoryKind::residual && contract_.feedback == Feedback::own;
+    return kind_at(hop) == MemoryKind::residual && legs_[hop].contract.feedback == Feedback::own;
   }
   /// Means are taken off every rank's residual: all ranks send if one has a gradient.
   [[nodiscard]] bool joint() const {
@@ -251,23 +284,26 @@ class Oracle {
   }
   Work work(uint32_t rank, const Piece& piece, uint32_t hop) {
     Arena& kept = kept_[std::to_string(rank) + piece.at() + std::to_string(hop)];
-    EXPECT_TRUE(kept.reserve(piece.plan.kept_bytes + 64));
-    EXPECT_TRUE(scratch_.reserve(piece.plan.scratch_bytes + 64));
+    EXPECT_TRUE(kept.reserve(piece.at_hop(hop).kept_bytes + 64));
+    EXPECT_TRUE(scratch_.reserve(piece.at_hop(hop).scratch_bytes + 64));
     return {kept.bytes(), scratch_.bytes(), Isa::scalar, nullptr};
   }
   void decode(uint32_t rank, const Piece& piece, uint32_t hop, std::span<const Term> terms,
               Target target) {
     Work lent = work(rank, piece, hop);
-    codec_.decode({spec_.params(), {}, piece.unit, place(rank, hop, piece.plan.round[0]), 0, lent},
-                  terms, target);
+    const Place at = place(rank, hop, piece.at_hop(hop).round[0]);
+    legs_[hop].codec->decode({legs_[hop].spec.params(), {}, piece.unit, at, 0, lent}, terms,
+                             target);
   }
   [[nodiscard]] std::vector<uint8_t> encode_round(uint32_t rank, const Piece& piece, uint32_t hop,
                                                   uint32_t round, Source source) {
-    std::vector<uint8_t> bytes(piece.plan.round[round].bytes);
+    const RoundPlan& plan = piece.at_hop(hop).round[round];
+    std::vector<uint8_t> bytes(plan.bytes);
     Work lent = work(rank, piece, hop);
-    const Encoded encoded = codec_.encode({spec_.params(), state(rank, piece, hop), piece.unit,
-                                           place(rank, hop, piece.plan.round[round]), round, lent},
-                                          source, bytes);
+    const Encoded encoded =
+        legs_[hop].codec->encode({legs_[hop].spec.params(), state(rank, piece, hop), piece.unit,
+                                  place(rank, hop, plan), round, lent},
+                                 source, bytes);
     EXPECT_TRUE(encoded.finite) << setup_.spec;
     bytes.resize(encoded.bytes);
     return bytes;
@@ -289,18 +325,18 @@ class Oracle {
   /// Round 0 with feedback: afterwards residual = residual + gradient - what was sent.
   Coded encode(uint32_t rank, const Piece& piece, uint32_t hop, const float* gradient) {
     const uint64_t n = piece.unit.count;
-    const MemorySettings memory = spec_.memory();
+    const MemorySettings memory = legs_[hop].spec.memory();
     const MemoryKind kind = kind_at(hop);
     float* e = residual(rank, piece, hop);
     float* u = momentum(rank, piece, hop);
-    if (all_zero(gradient, n) && !(joint() && !all_zero(e, n))) return {};
+    if (all_zero(gradient, n) && !(hop == 0 && joint() && !all_zero(e, n))) return {};
     Floats sum(gradient, gradient + n), inertia;
     if (u != nullptr) inertia.assign(u, u + n);
     join(kind, memory, sum, e, inertia);
-    if (!carries_ && !within_reach(piece, sum.data())) {
-      const bool residual_alone =
-          e != nullptr && within_reach(piece, gradient) &&
-          (!within_reach(piece, e) || (u != nullptr && !within_reach(piece, u)));
+    const auto within_reach = [&](const float* x) { return this->within_reach(piece, hop, x); };
+    if (!legs_[hop].carries && !within_reach(sum.data())) {
+      const bool residual_alone = e != nullptr && within_reach(gradient) &&
+                                  (!within_reach(e) || (u != nullptr && !within_reach(u)));
       if (!residual_alone) return {false, true, {}};
       ++counters_[rank].residual_resets;
       std::fill_n(e, n, 0.0F);
@@ -309,32 +345,36 @@ class Oracle {
       join(kind, memory, sum, e, inertia);
     }
     const uint32_t first = first_round(rank, piece, hop);
-    if (in_one_pass(kind))
+    if (in_one_pass(hop))
       return {true, false, encode_round(rank, piece, hop, first, {gradient, e})};
     if (e != nullptr) std::copy(sum.begin(), sum.end(), e);
     std::copy(inertia.begin(), inertia.end(), u);
     Coded coded{true, false, encode_round(rank, piece, hop, first, {sum.data(), nullptr})};
-    if (absorbs(hop) && first + 1 == piece.plan.rounds) add_sent(rank, piece, hop, coded, -1);
+    if (absorbs(hop) && first + 1 == piece.at_hop(hop).rounds)
+      add_sent(rank, piece, hop, coded, -1);
     return coded;
   }
   /// Does encode change the residual itself?
-  [[nodiscard]] bool in_one_pass(MemoryKind kind) const {
-    return kind == MemoryKind::residual && spec_.memory().decay == 1 && contract_.fused;
+  [[nodiscard]] bool in_one_pass(uint32_t hop) const {
+    return kind_at(hop) == MemoryKind::residual && legs_[hop].spec.memory().decay == 1 &&
+           legs_[hop].contract.fused;
   }
   /// Rounds before it are not needed: their outcome is in the codec state.
   uint32_t first_round(uint32_t rank, const Piece& piece, uint32_t hop) {
-    if (codec_.start == nullptr) return 0;
+    const CodecTable& codec = *legs_[hop].codec;
+    if (codec.start == nullptr) return 0;
     Work lent = work(rank, piece, hop);
-    return codec_.start({spec_.params(), state(rank, piece, hop), piece.unit, {}, 0, lent});
+    return codec.start(
+        {legs_[hop].spec.params(), state(rank, piece, hop), piece.unit, {}, 0, lent});
   }
   /// Finite, and no more than the codec takes.
-  static bool within_reach(const Piece& piece, const float* x) {
+  static bool within_reach(const Piece& piece, uint32_t hop, const float* x) {
     return std::all_of(x, x + piece.unit.count,
-                       [&](float v) { return std::abs(v) <= piece.plan.largest_input; });
+                       [&](float v) { return std::abs(v) <= piece.at_hop(hop).largest_input; });
   }
   /// residual += sign · what was sent
   void add_sent(uint32_t rank, const Piece& piece, uint32_t hop, const Coded& coded, float sign) {
-    const bool divided = place(rank, hop, piece.plan.round[0]).prescale != 1.0F;
+    const bool divided = place(rank, hop, piece.at_hop(hop).round[0]).prescale != 1.0F;
     const Term own{coded.bytes, divided ? sign * static_cast<float>(world_) : sign};
     decode(rank, piece, hop, {&own, 1}, {residual(rank, piece, hop), true});
   }
@@ -344,7 +384,7 @@ class Oracle {
     float* e = residual(rank, piece, hop);
     if (!coded.sent || e == nullptr) return;
     if (absorbs(hop) && !coded.bytes.empty()) add_sent(rank, piece, hop, coded, 1);
-    const MemorySettings memory = spec_.memory();
+    const MemorySettings memory = legs_[hop].spec.memory();
     const MemoryKind kind = kind_at(hop);
     float* u = momentum(rank, piece, hop);
     const auto back = [](float x, float share, float weight, float g) {
@@ -381,13 +421,14 @@ class Oracle {
   void commit(uint32_t rank, const Piece& piece, uint32_t hop, const Coded& coded, Bytes merged,
               const float* mean) {
     Work lent = work(rank, piece, hop);
-    const RoundPlan& last = piece.plan.round[piece.plan.rounds - 1];
-    codec_.commit(
-        {spec_.params(), state(rank, piece, hop), piece.unit, place(rank, hop, last), 0, lent},
+    const Plan& plan = piece.at_hop(hop);
+    const Place at = place(rank, hop, plan.round[plan.rounds - 1]);
+    legs_[hop].codec->commit(
+        {legs_[hop].spec.params(), state(rank, piece, hop), piece.unit, at, 0, lent},
         state(rank, piece, hop), coded.bytes, merged, hop == 1 ? 1 : world_);
     if (momentum(rank, piece, hop) != nullptr && coded.sent) forget(rank, piece, coded);
     float* e = residual(rank, piece, hop);
-    if (contract_.feedback != Feedback::aggregate || e == nullptr) return;
+    if (legs_[hop].contract.feedback != Feedback::aggregate || e == nullptr) return;
     for (uint64_t k = 0; k < piece.unit.count; ++k) e[k] -= mean[k];
   }
 
@@ -460,7 +501,7 @@ class Oracle {
     for (uint32_t r = 0; r < world_; ++r) {
       std::vector<size_t> everything(units_.size());
       for (size_t i = 0; i < units_.size(); ++i) everything[i] = i;
-      sends(r, world_ - 1, bundle_bytes(everything, coded[r], raw_lanes()));
+      sends(r, world_ - 1, bundle_bytes(everything, coded[r], raw_lanes(), 0));
       ++counters_[r].rounds;
     }
     if (any_non_finite(coded)) return take_all_back(coded, values);
@@ -498,9 +539,9 @@ class Oracle {
       }
       const uint64_t lanes = raw_lanes() * (o + 1) / world_ - raw_lanes() * o / world_;
       for (uint32_t r = 0; r < world_; ++r) {
-        if (r != o) sends(r, 1, bundle_bytes(owned, coded[r], lanes));
+        if (r != o) sends(r, 1, bundle_bytes(owned, coded[r], lanes, 0));
       }
-      sends(o, world_ - 1, bundle_bytes(owned, recoded, lanes));
+      sends(o, world_ - 1, bundle_bytes(owned, recoded, lanes, 1));
       counters_[o].rounds += 2;
     }
     for (size_t i = 0; i < units_.size(); ++i) {
@@ -539,8 +580,8 @@ class Oracle {
     const auto back = [&](size_t i, bool encoded) {
       for (uint32_t r = 0; r < world_; ++r) {
         Coded gone = coded[r][i];
-        if (in_one_pass(kind_) && !encoded) continue;  // the residual is what it was
-        if (!in_one_pass(kind_) && !encoded) gone.bytes.clear();
+        if (in_one_pass(0) && !encoded) continue;  // the residual is what it was
+        if (!in_one_pass(0) && !encoded) gone.bytes.clear();
         take_back(r, *units_[i].piece, 0, gone, values[r].data() + units_[i].offset);
       }
     };
@@ -585,7 +626,7 @@ class Oracle {
       if (!coded[r][i].sent) continue;
       float* e = residual(r, piece, 0);
       const float* g = values[r].data() + units_[i].offset;
-      const bool one_pass = in_one_pass(kind_);
+      const bool one_pass = in_one_pass(0);
       const Source source{one_pass || e == nullptr ? g : e, one_pass ? e : nullptr};
       coded[r][i].bytes = encode_round(r, piece, 0, 1, source);
       if (absorbs(0) && !one_pass) add_sent(r, piece, 0, coded[r][i], -1);
@@ -770,7 +811,7 @@ class Oracle {
     step_ = step;
     parts_ = 0;
     for (auto& memory : memory_) {
-      if (!spec_.feedback()) continue;
+      if (!remembers()) continue;
       float& left = memory.at(kFlush)[1];
       parts_ = static_cast<uint32_t>(left);
       if (left != 0) --left;
@@ -779,13 +820,14 @@ class Oracle {
   /// Wishes travel with what is compressed; that of one rank is enough, several are joined by OR.
   void hear_flush() {
     uint32_t steps = 0;
-    for (uint32_t r = 0; r < world_ && spec_.feedback(); ++r)
+    for (uint32_t r = 0; r < world_ && remembers(); ++r)
       steps |= static_cast<uint32_t>(memory_[r].at(kFlush)[0]);
     if (steps == 0 || (units_.empty() && setup_.strategy == StrategyKind::native_sum)) return;
     for (auto& memory : memory_) memory.at(kFlush) = {0, static_cast<float>(steps)};
   }
   /// Of a flush: gradient + residual/parts travels, and the residual loses what did. An owner's
-  /// residual belongs to the mean, so it counts `world` times among the ranks' own.
+  /// residual belongs to the mean, so it counts `world` times: it joins the owner's own or, where
+  /// ranks have none, goes out by itself.
   void drain(std::vector<Floats>& values) {
     const float part = 1.0F / static_cast<float>(parts_);
     const DType type = travelling();
@@ -801,12 +843,16 @@ class Oracle {
         float* g = values[r].data() + layout_->offsets[i];
         // A parameter without a local gradient keeps its residual: DDP may discard the result.
         const bool stays = joint() ? absent(i) : all_zero(g, p.count());
-        if (kept == memory_[r].end() || stays) continue;
+        if (stays) continue;
+        if (kept == memory_[r].end()) {
+          drain_owned(r, layout_->parameters[i], g);
+          continue;
+        }
         float* e = kept->second.data();
         for (const Piece& piece : pieces_[layout_->parameters[i]]) {
           if (setup_.strategy != StrategyKind::two_shot || piece.owner != r) continue;
           float* owned = residual(r, piece, 1);
-          for (uint64_t k = 0; k < piece.unit.count; ++k) {
+          for (uint64_t k = 0; owned != nullptr && k < piece.unit.count; ++k) {
             e[piece.unit.offset + k] += static_cast<float>(world_) * owned[k];
             owned[k] = 0;
           }
@@ -828,6 +874,21 @@ class Oracle {
     }
   }
 
+  void drain_owned(uint32_t rank, uint32_t parameter, float* g) {
+    const float part = 1.0F / static_cast<float>(parts_);
+    const auto times = static_cast<float>(world_);
+    for (const Piece& piece : pieces_[parameter]) {
+      if (setup_.strategy != StrategyKind::two_shot || piece.owner != rank) continue;
+      float* owned = residual(rank, piece, 1);
+      for (uint64_t k = 0; owned != nullptr && k < piece.unit.count; ++k) {
+        float& out = g[piece.unit.offset + k];
+        out += times * part * owned[k];
+        owned[k] -= part * owned[k];
+        if (travelling() != DType::f32) owned[k] += (out - round_to(travelling(), out)) / times;
+      }
+    }
+  }
+
   // ---- bytes ----
 
   static bool any_non_finite(const ByRank& coded) {
@@ -841,11 +902,12 @@ class Oracle {
   /// FRAME.md, section 4, without the lengths that predictions need. Without short sends all that
   /// is granted travels: the bounds, and at least room for a failure.
   [[nodiscard]] uint64_t bundle_bytes(const std::vector<size_t>& slots,
-                                      const std::vector<Coded>& coded, uint64_t lanes) const {
+                                      const std::vector<Coded>& coded, uint64_t lanes,
+                                      uint32_t hop) const {
     uint64_t bytes = kHeader + 4 * (slots.size() + lanes);
     for (const size_t i : slots) {
       const uint64_t payload =
-          setup_.short_sends ? coded[i].bytes.size() : units_[i].piece->plan.round[0].bytes;
+          setup_.short_sends ? coded[i].bytes.size() : units_[i].piece->at_hop(hop).round[0].bytes;
       bytes += (payload + 3) / 4 * 4;
     }
     return setup_.short_sends ? bytes : std::max<uint64_t>(bytes, 640);
@@ -884,14 +946,15 @@ class Oracle {
   static constexpr uint64_t kWishLanes = 16;
 
   Setup setup_;
-  Spec spec_;
+  std::array<Leg, 2> legs_;  // by hop
+  const Spec& spec_;         // of hop 0, as what follows
   const CodecTable& codec_;
-  Contract contract_;
+  const Contract& contract_;
   uint64_t seed_;
   uint32_t world_;
   float part_;
   MemoryKind kind_;
-  bool carries_;  // casts without feedback carry NaN and infinity as they are
+  bool carries_;
   std::vector<std::map<std::string, Floats>> memory_;
   bool skipped_ = false;
   std::vector<Counters> counters_;

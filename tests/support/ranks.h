@@ -59,6 +59,7 @@ struct Setup {
   bool reports = false;
   std::string record{};
   std::function<laconic_codec_table(uint32_t rank)> codec{};  ///< a registered one
+  std::string down{};
   /// Owners have turns. For the oracle: what comes down in place of the mean of an owner's range.
   std::function<void(const std::string& parameter, uint64_t offset, std::vector<float>& values)>
       turn{};
@@ -84,7 +85,7 @@ class Ranks {
       if (setup_.codec) o.codecs.push_back(*codecs::Registered::create(setup_.codec(r)));
       if (setup_.now) o.now = [this, r] { return setup_.now(r); };
       auto s = Session::create(setup_.spec, setup_.parameters, o, setup_.rules, setup_.control,
-                               setup_.record);
+                               setup_.record, setup_.down);
       EXPECT_TRUE(s) << s.error().message;
       sessions_.push_back(s ? *std::move(s) : nullptr);
       if (!s || !o.caps.aggregates) continue;

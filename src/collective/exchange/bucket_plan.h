@@ -89,8 +89,9 @@ inline bool raw_rides_along(const RankState& state, const LayoutView& layout,
 /// Nothing is predicted of the length of its payloads. Where owners have turns no round tells them
 /// that one did not fit.
 inline bool grants_bound(const RankState& state, const RankPiece& piece) noexcept {
-  return piece.codec->contract().exact_size || state.short_sends() ||
-         state.model().options().owner_turns;
+  const bool exact = piece.codec->contract().exact_size &&
+                     (piece.down == nullptr || piece.down->contract().exact_size);
+  return exact || state.short_sends() || state.model().options().owner_turns;
 }
 
 /// Of one leg.

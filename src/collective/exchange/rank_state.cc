@@ -12,34 +12,9 @@ namespace laconic::collective {
 
 using feedback::StateKind;
 
-Result<std::unique_ptr<RankState>> RankState::create(const Model& model,
-                                                     std::span<const pipeline::UnitCodec> codecs,
-                                                     feedback::Store& store) {
-  std::unique_ptr<RankState> state(new RankState(model, codecs));
-  if (auto r = state->bind(store); !r) return std::move(r).error();
-  return state;
-}
+namespace {
 
-Result<void> RankState::bind_state(feedback::Store& store, const std::string& name,
-                                   const pipeline::UnitCodec& codec, pipeline::UnitSlot& slot,
-                                   uint32_t hop) {
-  slot.plan = codec.plan(slot.unit, world());
-  const auto of = static_cast<uint32_t>(&codec - codecs_.data());
-  const uint64_t floats = model_->state_at_most(of, slot.unit);
-  if (floats == 0) return {};
-  auto values = store.add(StateKind::codec_state,
-                          "state/" + name + "@" + std::to_string(slot.unit.offset) + "#" +
-                              std::to_string(hop) +
-                              std::string(slot.plan.state_may_lack ? feedback::kMayLack : ""),
-                          floats);
-  if (!values) return std::move(values).error();
-  slot.state = *values;
-  codec.init(slot, place(0, hop));
-  return {};
-}
-
-Result<void> RankState::bind_memory(feedback::Store& store, const Parameter& parameter,
-                                    RankParameter& mine) {
+Result<void> bind_memory(feedback::Store& store, const Parameter& parameter, RankParameter& mine) {
   feedback::Memory& memory = mine.memory;
   memory.settings = mine.codec->spec().memory();
   const MemoryKind kind = memory.settings.kind;
@@ -57,8 +32,7 @@ Result<void> RankState::bind_memory(feedback::Store& store, const Parameter& par
   return {};
 }
 
-Result<void> RankState::bind_fixed(feedback::Store& store, const Parameter& parameter,
-                                   RankParameter& mine) {
+Result<void> bind_fixed(feedback::Store& store, const Parameter& parameter, RankParameter& mine) {
   const Spec& spec = mine.codec->spec();
   mine.fixed.unit = {mine.count, parameter.rows, parameter.cols, 0, 0};
   if (spec.feedback()) {
@@ -73,37 +47,84 @@ Result<void> RankState::bind_fixed(feedback::Store& store, const Parameter& para
   return {};
 }
 
+}  // namespace
+
+std::vector<pipeline::UnitCodec> codecs_of(const Model& model, Isa isa, ThreadPool* pool) {
+  std::vector<pipeline::UnitCodec> codecs;
+  bool down = false;
+  for (uint32_t c = 0; c < model.classes(); ++c) {
+    codecs.emplace_back(model.spec(c), isa, pool);
+    down = down || down_of(model, c) != nullptr;
+  }
+  for (uint32_t c = 0; down && c < model.classes(); ++c)
+    codecs.emplace_back(model.spec(c, 1), isa, pool);
+  return codecs;
+}
+
+Result<std::unique_ptr<RankState>> RankState::create(const Model& model,
+                                                     std::span<const pipeline::UnitCodec> codecs,
+                                                     feedback::Store& store) {
+  std::unique_ptr<RankState> state(new RankState(model, codecs));
+  if (auto r = state->bind(store); !r) return std::move(r).error();
+  return state;
+}
+
+Result<void> RankState::bind_state(feedback::Store& store, const std::string& name, uint32_t of,
+                                   const pipeline::UnitCodec& codec, pipeline::UnitSlot& slot,
+                                   uint32_t hop) {
+  const uint64_t floats = model_->state_at_most(of, slot.unit, hop);
+  if (floats == 0) return {};
+  auto values = store.add(StateKind::codec_state,
+                          "state/" + name + "@" + std::to_string(slot.unit.offset) + "#" +
+                              std::to_string(hop) +
+                              std::string(slot.plan.state_may_lack ? feedback::kMayLack : ""),
+                          floats);
+  if (!values) return std::move(values).error();
+  slot.state = *values;
+  codec.init(slot, place(0, hop));
+  return {};
+}
+
 Result<void> RankState::bind_piece(feedback::Store& store, const Parameter& parameter,
                                    const Piece& piece, RankParameter& mine) {
-  const Spec& spec = mine.codec->spec();
   RankPiece bound;
   bound.owner = piece.owner;
   bound.codec = mine.codec;
   bound.send.unit = piece.unit;
+  bound.send.plan = mine.codec->plan(piece.unit, world());
   bound.send.memory = mine.memory.from(piece.unit.offset);
-  if (auto r = bind_state(store, parameter.name, *mine.codec, bound.send, 0); !r) return r;
-  if (mine.strategy == StrategyKind::two_shot && piece.owner == rank()) {
-    bound.mean.unit = piece.unit;
-    if (model_->options().owner_turns) {  // what is not delivered remains in master - replica
-      auto master = store.add(StateKind::master,
-                              "master/" + parameter.name + "@" + std::to_string(piece.unit.offset),
-                              piece.unit.count);
-      if (!master) return std::move(master).error();
-      bound.master = *master;
-    } else if (spec.feedback()) {
-      auto residual =
-          store.add(StateKind::owner_residual,
-                    "owner_residual/" + parameter.name + "@" + std::to_string(piece.unit.offset),
-                    piece.unit.count);
-      if (!residual) return std::move(residual).error();
-      bound.mean.memory = {{MemoryKind::residual, 0.0F, spec.memory().decay}, residual->data()};
-    }
-    if (auto r = bind_state(store, parameter.name, *mine.codec, bound.mean, 1); !r) return r;
+  if (auto r = bind_state(store, parameter.name, mine.of, *mine.codec, bound.send, 0); !r) return r;
+  if (mine.strategy == StrategyKind::two_shot) {
+    if (auto r = bind_mean(store, parameter, mine, bound); !r) return r;
   }
   bound.send_state = bound.send.state;
   bound.mean_state = bound.mean.state;
   mine.pieces.push_back(std::move(bound));
   return {};
+}
+
+Result<void> RankState::bind_mean(feedback::Store& store, const Parameter& parameter,
+                                  const RankParameter& mine, RankPiece& piece) {
+  piece.down = &codec_of_mean(mine.of);
+  pipeline::UnitSlot& mean = piece.mean;
+  mean.unit = piece.send.unit;
+  mean.plan = piece.down->plan(mean.unit, world());
+  if (piece.owner != rank()) return {};
+  if (model_->options().owner_turns) {  // what is not delivered remains in master - replica
+    auto master = store.add(StateKind::master,
+                            "master/" + parameter.name + "@" + std::to_string(mean.unit.offset),
+                            mean.unit.count);
+    if (!master) return std::move(master).error();
+    piece.master = *master;
+  } else if (const Spec& spec = piece.down->spec(); spec.feedback()) {
+    auto residual =
+        store.add(StateKind::owner_residual,
+                  "owner_residual/" + parameter.name + "@" + std::to_string(mean.unit.offset),
+                  mean.unit.count);
+    if (!residual) return std::move(residual).error();
+    mean.memory = {{MemoryKind::residual, 0.0F, spec.memory().decay}, residual->data()};
+  }
+  return bind_state(store, parameter.name, mine.of, *piece.down, mean, 1);
 }
 
 Result<void> RankState::bind(feedback::Store& store) {
@@ -153,19 +174,27 @@ void Replica::add(const kernels::BasicKernels& kernels, Isa isa, uint64_t offset
 }
 
 uint64_t rest_of(const RankParameter& parameter) noexcept {
-  return hash64(std::span<const float>(parameter.memory.values, parameter.count)) | 1;
+  if (const float* residual = parameter.memory.residual(); residual != nullptr)
+    return hash64(std::span<const float>(residual, parameter.count)) | 1;
+  uint64_t hash = 0;
+  for (const RankPiece& piece : parameter.pieces) {
+    const float* const owned = piece.mean.memory.values;
+    if (owned != nullptr) hash = hash64(std::span<const float>(owned, piece.mean.unit.count), hash);
+  }
+  return hash | 1;
 }
 
 void RankState::replan(uint32_t of) noexcept {
   for (RankParameter& p : parameters_) {
     if (p.codec != &codecs_[of]) continue;
     for (RankPiece& piece : p.pieces) {
-      const auto again = [&](pipeline::UnitSlot& slot, std::span<float> state) {
-        slot.plan = p.codec->plan(slot.unit, world());
+      const auto again = [&](const pipeline::UnitCodec& codec, pipeline::UnitSlot& slot,
+                             std::span<float> state) {
+        slot.plan = codec.plan(slot.unit, world());
         slot.state = state.first(std::min<size_t>(slot.plan.state_floats, state.size()));
       };
-      again(piece.send, piece.send_state);
-      if (piece.mean.unit.count != 0) again(piece.mean, piece.mean_state);
+      again(*piece.codec, piece.send, piece.send_state);
+      if (piece.down != nullptr) again(*piece.down, piece.mean, piece.mean_state);
     }
   }
 }

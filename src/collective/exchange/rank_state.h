@@ -20,8 +20,10 @@ namespace laconic::collective {
 struct RankPiece {
   uint32_t owner = 0;
   const pipeline::UnitCodec* codec = nullptr;
-  pipeline::UnitSlot send;  ///< hop 0: this rank's gradient in that range
-  pipeline::UnitSlot mean;  ///< hop 1: the mean of that range; only bound when this rank owns it
+  const pipeline::UnitCodec* down = nullptr;  ///< two_shot: of the mean
+  pipeline::UnitSlot send;                    ///< hop 0: this rank's gradient in that range
+  /// two_shot, hop 1: the mean of that range. Memory and state where this rank owns it.
+  pipeline::UnitSlot mean;
   /// All that their state may grow to while settings move.
   std::span<float> send_state, mean_state;
   /// Options::owner_turns, when this rank owns it.
@@ -59,8 +61,12 @@ struct RankParameter {
   uint64_t rest = 0;         ///< rest_of, when a flush in 16 bits ended; 0: none did
   Replica replica;           ///< Options::owner_turns: set before each pull
 };
-/// A hash of a parameter's residual; never 0.
+/// A hash of a parameter's residual, or without one of those of the means that this rank owns;
+/// never 0.
 uint64_t rest_of(const RankParameter& parameter) noexcept;
+
+/// For RankState::create.
+std::vector<pipeline::UnitCodec> codecs_of(const Model& model, Isa isa, ThreadPool* pool);
 
 class RankState {
  public:
@@ -68,7 +74,8 @@ class RankState {
   /// owner_residual/P@offset, master/P@offset, state/P@offset#hop, range/P). A mean that this rank owns has a
   /// residual at most, and so has what travels as fixed point: averages and momentum are for
   /// codecs.
-  /// `codecs`: by class.
+  /// `codecs`: by class, and then, unless those of hop 0 do for all, those of hop 1 by class
+  /// (codecs_of).
   static Result<std::unique_ptr<RankState>> create(const Model& model,
                                                    std::span<const pipeline::UnitCodec> codecs,
                                                    feedback::Store& store);
@@ -128,14 +135,16 @@ class RankState {
   RankState(const Model& model, std::span<const pipeline::UnitCodec> codecs)
       : model_(&model), codecs_(codecs), ways_(model.classes()) {}
   Result<void> bind(feedback::Store& store);
-  static Result<void> bind_memory(feedback::Store& store, const Parameter& parameter,
-                                  RankParameter& mine);
-  Result<void> bind_state(feedback::Store& store, const std::string& name,
+  [[nodiscard]] const pipeline::UnitCodec& codec_of_mean(uint32_t of) const noexcept {
+    const bool own = codecs_.size() > model_->classes();
+    return codecs_[own ? model_->classes() + of : of];
+  }
+  Result<void> bind_state(feedback::Store& store, const std::string& name, uint32_t of,
                           const pipeline::UnitCodec& codec, pipeline::UnitSlot& slot, uint32_t hop);
-  static Result<void> bind_fixed(feedback::Store& store, const Parameter& parameter,
-                                 RankParameter& mine);
   Result<void> bind_piece(feedback::Store& store, const Parameter& parameter, const Piece& piece,
                           RankParameter& mine);
+  Result<void> bind_mean(feedback::Store& store, const Parameter& parameter,
+                         const RankParameter& mine, RankPiece& piece);
 
   const Model* model_;
   std::span<const pipeline::UnitCodec> codecs_;

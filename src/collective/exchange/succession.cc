@@ -63,20 +63,25 @@ void hand_over(const RankParameter& before, const RankParameter& after, float wo
     else if (owned != nullptr && to.residual() != nullptr)
       take_residual_of_mean(piece, world, to.residual());
     const RankPiece* const same = same_piece(after, piece);
-    if (same == nullptr || !keeps_state(before.codec->spec(), after.codec->spec())) continue;
-    copy_state(piece.send_state, same->send_state);
-    copy_state(piece.mean_state, same->mean_state);
+    if (same == nullptr) continue;
+    if (keeps_state(before.codec->spec(), after.codec->spec()))
+      copy_state(piece.send_state, same->send_state);
+    if (piece.down != nullptr && same->down != nullptr &&
+        keeps_state(piece.down->spec(), same->down->spec()))
+      copy_state(piece.mean_state, same->mean_state);
   }
 }
 
 bool strands(const RankParameter& before, const RankParameter& after) {
+  if (after.memory.residual() != nullptr) return false;
   const float* const residual = before.memory.residual();
-  if (after.memory.residual() != nullptr || residual == nullptr) return false;
-  if (!all_zero(residual, before.count) && before.rest != rest_of(before)) return true;
-  return std::ranges::any_of(before.pieces, [&](const RankPiece& piece) {
+  const auto is_rest = [&] { return before.rest == rest_of(before); };
+  if (residual != nullptr && !all_zero(residual, before.count) && !is_rest()) return true;
+  const bool owned = std::ranges::any_of(before.pieces, [&](const RankPiece& piece) {
     return piece.mean.memory.values != nullptr && mean_residual(after, piece) == nullptr &&
            !all_zero(piece.mean.memory.values, piece.mean.unit.count);
   });
+  return owned && (residual != nullptr || !is_rest());
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 #include "collective/plan/model.h"
 
 #include <algorithm>
+#include <numeric>
 #include <unordered_set>
 
 #include "base/concat.h"
@@ -24,8 +25,12 @@ bool compresses_nothing(const Spec& spec) { return spec.codec().info.name == "no
 bool alone(const Options& options) { return options.world == 1; }
 constexpr std::string_view kAlone = "one rank exchanges nothing: gradients pass through";
 
-bool is_raw(const Spec& spec, const Parameter& p, const Options& options) {
-  return alone(options) || (compresses_nothing(spec) && !options.owner_turns) ||
+bool compresses_nothing(const Spec& spec, const Spec* down) {
+  return compresses_nothing(spec) && (down == nullptr || compresses_nothing(*down));
+}
+
+bool is_raw(const Spec& spec, const Spec* down, const Parameter& p, const Options& options) {
+  return alone(options) || (compresses_nothing(spec, down) && !options.owner_turns) ||
          p.count() <= options.small_elements;
 }
 
@@ -42,27 +47,35 @@ DType travelling(const RoundPlan& round) { return round.code_bits == 0 ? round.l
 
 uint64_t granule_of(const Spec& spec) { return std::max<uint32_t>(spec.contract().granule, 1); }
 
+/// Of the ranges of two_shot: both legs send whole granules.
+uint64_t granule_of(const Spec& spec, const Spec* down) {
+  return down == nullptr ? granule_of(spec) : std::lcm(granule_of(spec), granule_of(*down));
+}
+
 /// two_shot cuts a parameter where every owner gets at least a granule of it.
-bool is_cut(const Spec& spec, const Parameter& p, uint64_t world) {
-  return p.count() >= world * granule_of(spec);
+bool is_cut(uint64_t granule, const Parameter& p, uint64_t world) {
+  return p.count() >= world * granule;
 }
 
 /// Why a parameter is not compressed, or how it was cut; nothing to say of one that went in one
 /// piece where all do.
-std::string reason_of(const Spec& spec, const Options& options, StrategyKind strategy,
-                      const Assignment& a) {
+std::string reason_of(const Spec& spec, const Spec* down, const Options& options,
+                      StrategyKind strategy, const Assignment& a) {
   const auto n = [](uint64_t x) { return std::to_string(x); };
   if (alone(options)) return std::string(kAlone);
-  if (a.raw && compresses_nothing(spec) && !options.owner_turns) return "none compresses nothing";
+  if (a.raw && compresses_nothing(spec, down) && !options.owner_turns)
+    return "none compresses nothing";
   if (a.raw) return "at most small_elements = " + n(options.small_elements) + " elements";
   if (strategy != StrategyKind::two_shot) return {};
   if (a.pieces.size() > 1) return "cut into " + n(a.pieces.size()) + " ranges, one for each owner";
-  return "whole to owner " + n(a.pieces[0].owner) + ": fewer than " + n(granule_of(spec)) +
+  return "whole to owner " + n(a.pieces[0].owner) + ": fewer than " + n(granule_of(spec, down)) +
          " elements for each of " + n(options.world) + " ranks";
 }
 
-/// One rank's bytes under a strategy, for payloads of that many bytes in all.
-uint64_t bytes_sent(StrategyKind strategy, uint64_t world, uint64_t payload, const Volume& v) {
+/// One rank's bytes under a strategy, for payloads of that many bytes in all, and in those that come
+/// down.
+uint64_t bytes_sent(StrategyKind strategy, uint64_t world, uint64_t payload, uint64_t means,
+                    const Volume& v) {
   const uint64_t content = payload + v.raw;
   const uint64_t tables = 4 * v.units;
   if (sums_lanes(strategy)) return 2 * (world - 1) * content / world;
@@ -71,7 +84,8 @@ uint64_t bytes_sent(StrategyKind strategy, uint64_t world, uint64_t payload, con
   // A bundle to every other owner; then this owner's, with a world-th of everything, to all.
   const uint64_t seen = v.exact ? 0 : 4;
   const uint64_t up = (content + tables) * (world - 1) / world + (world - 1) * kBundleHeaderBytes;
-  const uint64_t down = (world - 1) * ((content + tables) / world + kBundleHeaderBytes + seen);
+  const uint64_t down =
+      (world - 1) * ((means + v.raw + tables) / world + kBundleHeaderBytes + seen);
   return up + down;
 }
 
@@ -91,6 +105,33 @@ bool by_server(const Options& options) {
 bool has_codes(const Spec& spec, uint32_t world) {
   const Plan plan = spec.codec().plan(spec.params(), {1, 1, 1, 0, 0}, world);
   return plan.rounds != 0 && plan.round[plan.rounds - 1].code_bits != 0;
+}
+
+/// Setting::down, where it cannot be: two_shot alone has a way down, of one round.
+std::optional<Error> no_way_down(const Spec& down, const std::vector<Parameter>& parameters,
+                                 const Options& options) {
+  const auto refused = [&](std::string why, std::string hint) {
+    return Error{Errc::unsupported, concat({"down=", down.canonical(), ": ", why}),
+                 std::move(hint)};
+  };
+  if (options.strategy != StrategyKind::automatic && options.strategy != StrategyKind::two_shot) {
+    return refused(
+        concat({"strategy ", strategy_name(options.strategy), " has no owners that send means"}),
+        "leave the strategy out, or down");
+  }
+  if (down.contract().whole_parameter)
+    return refused("a mean comes down in owners' ranges, which it does not encode",
+                   "another codec for the way down, such as int8");
+  const auto rounds = [&](const Unit& unit) {
+    return down.codec().plan(down.params(), unit, options.world).rounds;
+  };
+  const bool several =
+      rounds({1, 1, 1, 0, 0}) > 1 || std::ranges::any_of(parameters, [&](const Parameter& p) {
+        return rounds(whole_unit(p)) > 1;
+      });
+  if (!several) return {};
+  return refused("a mean comes down in one round, and it needs several",
+                 "another codec for the way down, such as int8");
 }
 
 /// Sums of codes that this world, or this engine, cannot have.
@@ -140,17 +181,27 @@ std::optional<StrategyKind> strategy_of(std::string_view name) noexcept {
 }
 
 Volume volume_of(const Spec& spec, const std::vector<Parameter>& parameters, const Options& options,
-                 StrategyKind strategy) {
+                 StrategyKind strategy, const Spec* down) {
   Volume v;
-  v.exact = spec.contract().exact_size || options.caps.short_sends;
+  const bool varies =
+      !spec.contract().exact_size || (down != nullptr && !down->contract().exact_size);
+  v.exact = !varies || options.caps.short_sends;
+  const uint64_t granule = granule_of(spec, down);
+  if (down != nullptr) v.down.emplace();
   for (const Parameter& p : parameters) {
-    if (is_raw(spec, p, options)) {
+    if (is_raw(spec, down, p, options)) {
       v.raw += 4 * p.count();
       continue;
     }
     const Plan plan = spec.codec().plan(spec.params(), whole_unit(p), options.world);
     v.units +=
-        strategy == StrategyKind::two_shot && is_cut(spec, p, options.world) ? options.world : 1;
+        strategy == StrategyKind::two_shot && is_cut(granule, p, options.world) ? options.world : 1;
+    if (down != nullptr) {
+      const RoundPlan mean =
+          down->codec().plan(down->params(), whole_unit(p), options.world).round[0];
+      v.down->expected += mean.expected;
+      v.down->at_most += mean.bytes;
+    }
     v.rounds = std::max<uint64_t>(v.rounds, plan.rounds);
     v.lanes = v.lanes && all_lanes(plan);
     for (uint32_t r = 0; r < plan.rounds; ++r) {
@@ -165,18 +216,28 @@ Volume volume_of(const Spec& spec, const std::vector<Parameter>& parameters, con
 }
 
 Prediction predicted_bytes(StrategyKind strategy, uint32_t world, const Volume& volume) noexcept {
-  return {bytes_sent(strategy, world, volume.expected, volume),
-          bytes_sent(strategy, world, volume.payload, volume)};
+  const Prediction means = volume.down.value_or(Prediction{volume.expected, volume.payload});
+  return {bytes_sent(strategy, world, volume.expected, means.expected, volume),
+          bytes_sent(strategy, world, volume.payload, means.at_most, volume)};
 }
 
 Result<Choice> choose_strategy(const Spec& spec, const std::vector<Parameter>& parameters,
-                               const Options& asked) {
+                               const Options& asked, const Spec* down) {
   Options options = asked;
   if (options.owner_turns && options.world > 1) {
     const bool other =
         options.strategy != StrategyKind::automatic && options.strategy != StrategyKind::two_shot;
     if (other) return refuse(options.strategy, spec, "its means come from no owner");
     options.strategy = StrategyKind::two_shot;
+  }
+  if (down != nullptr) {
+    if (auto refused = no_way_down(*down, parameters, options)) return *std::move(refused);
+    Options owners = options;
+    owners.strategy = StrategyKind::two_shot;
+    auto choice = choose_strategy(spec, parameters, owners);
+    if (!choice) return Error{choice.error().code, choice.error().message, "leave down out"};
+    choice->reason = concat({"means come down by ", down->canonical()});
+    return choice;
   }
   const Contract contract = spec.contract();
   const Volume v = volume_of(spec, parameters, options, StrategyKind::gather_all);
@@ -238,7 +299,8 @@ Result<Choice> choose_strategy(const Spec& spec, const std::vector<Parameter>& p
 Result<Model> Model::create(const Spec& spec, std::vector<Parameter> parameters,
                             const Options& options) {
   std::vector<uint32_t> class_of(parameters.size(), 0);
-  return create({{spec, options.strategy}}, std::move(class_of), std::move(parameters), options);
+  return create({{.spec = spec, .strategy = options.strategy}}, std::move(class_of),
+                std::move(parameters), options);
 }
 
 Result<Model> Model::create(std::vector<Setting> settings, std::vector<uint32_t> class_of,
@@ -272,7 +334,10 @@ Result<Model> Model::create(std::vector<Setting> settings, std::vector<uint32_t>
   Model model;
   model.options_ = options;
   model.settings_ = std::move(settings);
-  for (Setting& setting : model.settings_) setting.spec.prepare(options.world);
+  for (Setting& setting : model.settings_) {
+    setting.spec.prepare(options.world);
+    if (setting.down) setting.down->prepare(options.world);
+  }
   model.class_of_ = std::move(class_of);
   model.parameters_ = std::move(parameters);
   if (auto ok = model.choose(); !ok) return std::move(ok).error();
@@ -291,7 +356,7 @@ Result<void> Model::choose() {
     }
     Options options = options_;
     options.strategy = settings_[c].strategy;
-    auto choice = choose_strategy(spec(c), members, options);
+    auto choice = choose_strategy(spec(c), members, options, down_of(*this, c));
     if (!choice) return std::move(choice).error();
     members_.push_back(std::move(members));
     choices_.push_back(*std::move(choice));
@@ -316,16 +381,22 @@ bool Model::uses(StrategyKind strategy) const noexcept {
 }
 
 bool Model::feedback() const noexcept {
-  return !alone() &&
-         std::ranges::any_of(settings_, [](const Setting& s) { return s.spec.feedback(); });
+  return !alone() && std::ranges::any_of(settings_, [](const Setting& s) {
+    return s.spec.feedback() || s.at(1).feedback();
+  });
 }
 
 std::string Model::configured() const {
-  if (classes() == 1) return spec().canonical();
+  const auto text_of = [&](uint32_t c) {
+    const Spec* const down = down_of(*this, c);
+    return down == nullptr ? spec(c).canonical()
+                           : concat({spec(c).canonical(), ";down=", down->canonical()});
+  };
+  if (classes() == 1) return text_of(0);
   std::string listing;
-  for (uint32_t c = 1; c < classes(); ++c) listing += concat({spec(c).canonical(), ";"});
+  for (uint32_t c = 1; c < classes(); ++c) listing += concat({text_of(c), ";"});
   for (const uint32_t c : class_of_) listing += concat({std::to_string(c), ","});
-  return concat({spec().canonical(), ";rules=", std::to_string(hash64(listing))});
+  return concat({text_of(0), ";rules=", std::to_string(hash64(listing))});
 }
 
 const Field* Model::movable(uint32_t of) const {
@@ -355,10 +426,11 @@ void Model::limit(uint32_t of, const Field& field, double least, double most) {
   limits_[of] = {&field, least, most};
 }
 
-uint64_t Model::state_at_most(uint32_t of, const Unit& unit) const {
-  const CodecTable& codec = spec(of).codec();
-  uint64_t floats = codec.plan(spec(of).params(), unit, options_.world).state_floats;
+uint64_t Model::state_at_most(uint32_t of, const Unit& unit, uint32_t hop) const {
+  const CodecTable& codec = spec(of, hop).codec();
+  uint64_t floats = codec.plan(spec(of, hop).params(), unit, options_.world).state_floats;
   if (of >= limits_.size() || limits_[of].field == nullptr) return floats;
+  if (hop == 1 && settings_[of].down) return floats;  // which does not move
   const Limits& within = limits_[of];
   if (within.field->type != FieldType::integer) return floats;
   Spec other = spec(of);
@@ -379,7 +451,7 @@ bool Model::has_units(uint32_t of) const {
 uint64_t Model::bytes_of_class(uint32_t of) const {
   const StrategyKind strategy = choices_[of].strategy;
   return predicted_bytes(strategy, options_.world,
-                         volume_of(spec(of), members_[of], options_, strategy))
+                         volume_of(spec(of), members_[of], options_, strategy, down_of(*this, of)))
       .expected;
 }
 
@@ -433,14 +505,16 @@ Result<void> Model::check_sizes() const {
                    "split the parameter or use strategy native_sum"};
     }
     for (const Piece& piece : assignments_[i].pieces) {
-      const Plan plan = spec.codec().plan(spec.params(), piece.unit, options_.world);
-      if (pipeline::check_unit(spec, piece.unit) == Errc::ok &&
-          (!bundles || plan.round[0].bytes <= kMaxSlotBytes))
-        continue;
-      return Error{Errc::shape_unsupported,
-                   "parameter " + parameters_[i].name + " is too large for " + spec.canonical() +
-                       " in one piece",
-                   "split the parameter or use none"};
+      for (const Spec* of : {&spec, &this->spec(class_of_[i], 1)}) {
+        const Plan plan = of->codec().plan(of->params(), piece.unit, options_.world);
+        if (pipeline::check_unit(*of, piece.unit) == Errc::ok &&
+            (!bundles || plan.round[0].bytes <= kMaxSlotBytes))
+          continue;
+        return Error{Errc::shape_unsupported,
+                     "parameter " + parameters_[i].name + " is too large for " + of->canonical() +
+                         " in one piece",
+                     "split the parameter or use none"};
+      }
     }
   }
   return {};
@@ -478,12 +552,13 @@ void Model::assign() {
     const Spec& spec = this->spec(class_of_[i]);
     const StrategyKind strategy = strategy_of(i);
     const bool cut = strategy == StrategyKind::two_shot;
-    const uint64_t granule = granule_of(spec);
+    const Spec* const down = down_of(*this, class_of_[i]);
+    const uint64_t granule = granule_of(spec, down);
     Assignment a;
-    a.raw = is_raw(spec, p, options_);
+    a.raw = is_raw(spec, down, p, options_);
     const Unit whole = whole_unit(p);
     if (!a.raw && !cut) a.pieces.push_back({whole, 0});
-    if (!a.raw && cut && is_cut(spec, p, world)) {
+    if (!a.raw && cut && is_cut(granule, p, world)) {
       for (uint64_t r = 0; r < world; ++r) {
         const uint64_t granules = whole.count / granule;
         const uint64_t begin = granules * r / world * granule;
@@ -497,14 +572,14 @@ void Model::assign() {
       load[owner] += whole.count;
       a.pieces.push_back({whole, static_cast<uint32_t>(owner)});
     }
-    a.reason = reason_of(spec, options_, strategy, a);
+    a.reason = reason_of(spec, down, options_, strategy, a);
     assignments_.push_back(std::move(a));
   }
 }
 
-Prediction payload_of(const Model& model, uint32_t parameter) {
+Prediction payload_of(const Model& model, uint32_t parameter, uint32_t hop) {
   const Assignment& a = model.assignment(parameter);
-  const Spec& spec = model.spec(model.class_of(parameter));
+  const Spec& spec = model.spec(model.class_of(parameter), hop);
   const uint64_t raw = a.raw ? model.parameters()[parameter].count() * sizeof(float) : 0;
   Prediction bytes{raw, raw};
   for (const Piece& piece : a.pieces) {

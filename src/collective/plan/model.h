@@ -86,6 +86,12 @@ struct Choice {
   std::string reason;
 };
 
+/// Bytes of something whose size may vary.
+struct Prediction {
+  uint64_t expected = 0;
+  uint64_t at_most = 0;
+};
+
 /// What a model's exchange consists of, as far as its bytes go.
 struct Volume {
   uint64_t payload = 0;   ///< bytes of one rank's compressed units, at most
@@ -97,37 +103,43 @@ struct Volume {
   bool summable = true;   ///< of a type that the engine adds
   bool codes = false;     ///< lanes are made of codes
   bool exact = true;      ///< no lengths have to be predicted
+  /// two_shot: of all payloads that come down, where they have another codec.
+  std::optional<Prediction> down{};
 };
 /// Bytes of a round as an engine sums them: codes are expanded.
 uint64_t travelling_bytes(const RoundPlan& round) noexcept;
-/// Of the units that `strategy` would cut.
+/// Of the units that `strategy` would cut. `down`: null, or of Setting::down.
 Volume volume_of(const Spec& spec, const std::vector<Parameter>& parameters, const Options& options,
-                 StrategyKind strategy);
+                 StrategyKind strategy, const Spec* down = nullptr);
 
 /// Bytes that one rank sends in a step whose parameters travel in one bucket, headers included.
-struct Prediction {
-  uint64_t expected = 0;
-  uint64_t at_most = 0;
-};
 Prediction predicted_bytes(StrategyKind strategy, uint32_t world, const Volume& volume) noexcept;
 
 class Model;
 /// Bytes of a parameter's payload in one rank's bundles, without headers, by its setting of now.
-Prediction payload_of(const Model& model, uint32_t parameter);
+/// `hop` 1: in the bundles of all owners together.
+Prediction payload_of(const Model& model, uint32_t parameter, uint32_t hop = 0);
 
 /// How a class of parameters is to travel.
 struct Setting {
   Spec spec;
   StrategyKind strategy = StrategyKind::automatic;  ///< asked for
+  /// What the means of two_shot come down by; none: by the same spec.
+  std::optional<Spec> down{};
+
+  /// Of what travels at a hop (Place::hop).
+  [[nodiscard]] const Spec& at(uint32_t hop) const noexcept {
+    return hop == 1 && down ? *down : spec;
+  }
 };
 /// Parameters are classed by rules (control/rules.h): the first class has those that no rule
 /// matches.
 inline constexpr uint32_t kMaxClasses = 32;  // as many as Model has bits for
 
 /// Refuses what the contract forbids; otherwise the strategy with the fewest predicted bytes plus
-/// rounds.
+/// rounds. With `down`, which is null or Setting::down: two_shot.
 Result<Choice> choose_strategy(const Spec& spec, const std::vector<Parameter>& parameters,
-                               const Options& options);
+                               const Options& options, const Spec* down = nullptr);
 
 /// Parameters, their classes and assignments, the strategies: fixed at attach.
 class Model {
@@ -142,11 +154,13 @@ class Model {
   [[nodiscard]] uint32_t classes() const noexcept {
     return static_cast<uint32_t>(settings_.size());
   }
-  /// Of a class; the first is that of the call's spec.
-  [[nodiscard]] const Spec& spec(uint32_t of = 0) const noexcept { return settings_[of].spec; }
+  /// Of a class; the first is that of the call's spec. `hop` 1: of the means that owners send.
+  [[nodiscard]] const Spec& spec(uint32_t of = 0, uint32_t hop = 0) const noexcept {
+    return settings_[of].at(hop);
+  }
   [[nodiscard]] const Choice& choice(uint32_t of = 0) const noexcept { return choices_[of]; }
-  /// Another value of a field of a class's spec: lengths change, units and strategies stay. Takes
-  /// no memory.
+  /// Another value of a field of a class's spec, not of Setting::down: lengths change, units and
+  /// strategies stay. Takes no memory.
   void move(uint32_t of, const Field& field, double value) {
     settings_[of].spec.move(field, value, options_.world);
   }
@@ -155,8 +169,8 @@ class Model {
   [[nodiscard]] const Field* movable(uint32_t of) const;
   /// Where a law moves a class's field, before anything is bound.
   void limit(uint32_t of, const Field& field, double least, double most);
-  /// Floats of state that a unit of a class needs at most, wherever its field moves.
-  [[nodiscard]] uint64_t state_at_most(uint32_t of, const Unit& unit) const;
+  /// Floats of state that a unit of a class needs at a hop at most, wherever its field moves.
+  [[nodiscard]] uint64_t state_at_most(uint32_t of, const Unit& unit, uint32_t hop) const;
   /// Is any of its parameters compressed?
   [[nodiscard]] bool has_units(uint32_t of) const;
   /// That a rank is expected to receive for the parameters of a class in a step, as its spec is
@@ -184,8 +198,8 @@ class Model {
   [[nodiscard]] const Assignment& assignment(uint32_t parameter) const {
     return assignments_[parameter];
   }
-  /// What a saved state is of: the call's spec and, as a number, those of the rules and whose they
-  /// are.
+  /// What a saved state is of: the call's spec, that of its means if it is another, and, as a
+  /// number, those of the rules and whose they are.
   [[nodiscard]] std::string configured() const;
   /// Whose codes an aggregator adds, where a class travels by server_sum.
   [[nodiscard]] const Spec& spec_of_codes() const;
@@ -229,5 +243,11 @@ class Model {
   uint64_t model_hash_ = 0;
   uint32_t dense_ = 0;  // a bit for each class
 };
+
+/// Setting::down of a class; null: none.
+inline const Spec* down_of(const Model& model, uint32_t of) noexcept {
+  const Spec& down = model.spec(of, 1);
+  return &down == &model.spec(of) ? nullptr : &down;
+}
 
 }  // namespace laconic::collective

@@ -8,7 +8,8 @@
 namespace laconic::session {
 
 Result<void> SettingsOfAll::prepare(const SettingsChange& change) {
-  return session_->proposal().prepare({change.spec, change.rules, change.control, change.plan});
+  return session_->proposal().prepare(
+      {change.spec, change.rules, change.control, change.plan, change.down});
 }
 
 /// False: residuals have to go out first.

@@ -12,9 +12,11 @@ Pull::Pull(const Parts& parts) : parts_(parts), sizes_(parts.state->world()) {
   uint64_t means = 0;
   for (const BucketUnit& u : parts.plan->units) {
     const bool mine = u.piece->owner == parts.state->rank();
-    memory_.plan(mine ? u.piece->mean.plan : Plan{});
+    Plan plan = u.piece->mean.plan;
+    if (!mine) plan.kept_bytes = 0;  // which is for what is encoded
+    memory_.plan(plan);
     mean_offsets_.push_back(means);
-    if (mine) means += round_up(u.piece->send.unit.count, 16);
+    if (mine) means += round_up(u.piece->mean.unit.count, 16);
   }
   mean_offsets_.push_back(means);
   sent_.resize(parts.plan->units.size());
@@ -86,12 +88,12 @@ void Pull::encode(Told& told) {
     const uint64_t n = piece.master.size();
     state.parameter(u.parameter).replica.read(state.isa(), piece.mean.unit.offset, {change, n});
     state.kernels().blend(-1.0F, change, 1.0F, piece.master.data(), n);
-    Work work = memory_.work(i, *piece.codec);
+    Work work = memory_.work(i, *piece.down);
     Counters units;  // a change's outcome is not one of this rank's units
-    sent_[i] = encode_unit(*piece.codec, piece.mean, state.place(input_.step, 1), change, work,
+    sent_[i] = encode_unit(*piece.down, piece.mean, state.place(input_.step, 1), change, work,
                            *writer_, units);
     const bool finite = units.non_finite_units == 0 &&
-                        (sent_[i].empty() || pipeline::scan(*piece.codec, change, n).all_finite);
+                        (sent_[i].empty() || pipeline::scan(*piece.down, change, n).all_finite);
     if (finite) continue;
     told.note({Errc::non_finite, state.rank(), input_.bucket, u.parameter,
                "the optimizer's step is not finite"});
@@ -138,7 +140,7 @@ Result<void> Pull::receive() {
 
 Result<void> Pull::parse(uint32_t owner, Bytes bytes) {
   const Share& share = parts_.shares->of[owner];
-  auto view = parse_bundle(bytes, {id(owner), share.down, share.bounds});
+  auto view = parse_bundle(bytes, {id(owner), share.down, share.down_bounds});
   if (!view) return std::move(view).error();
   if (view->failed) {
     owners_[owner].said = Said::failed;
@@ -152,8 +154,8 @@ Result<void> Pull::parse(uint32_t owner, Bytes bytes) {
   for (const uint32_t i : share.units) {
     if (view->non_finite) break;
     const BucketUnit& u = parts_.plan->units[i];
-    auto ok = aggregate::check_slot(u.piece->codec->spec(), u.piece->send.unit, cursor.next(),
-                                    owner, parts_.state->name_of(u.parameter));
+    auto ok = aggregate::check_slot(u.piece->down->spec(), u.piece->mean.unit, cursor.next(), owner,
+                                    parts_.state->name_of(u.parameter));
     if (!ok) return ok;
   }
   flush_ = std::max(flush_, view->flush);
@@ -190,15 +192,12 @@ void Pull::move_parameters(uint32_t owner, WayUp& up) {
     const RankPiece& piece = *u.piece;
     const Unit& unit = piece.send.unit;
     const Slot slot = came ? cursor.next() : Slot{};
-    Work work = up.work(i);
+    Work work = memory_.work(i, *piece.down), up_work = up.work(i);
     float* const change = input_.gradient + u.offset;  // the gradient there has been delivered
-    aggregate::mean_of_unit(piece.codec->spec(), unit, down, {&slot, 1}, {&term_, 1}, work, change);
+    aggregate::mean_of_unit(piece.down->spec(), unit, down, {&slot, 1}, {&term_, 1}, work, change);
     piece.codec->commit(piece.send, state.place(input_.step, 0), up.sent(i), {}, state.world(),
-                        change, work);
-    if (owner == state.rank()) {
-      Work own_work = memory_.work(i, *piece.codec);
-      piece.codec->commit(piece.mean, down, sent_[i], {}, 1, change, own_work);
-    }
+                        change, up_work);
+    if (owner == state.rank()) piece.down->commit(piece.mean, down, sent_[i], {}, 1, change, work);
     if (slot.kind != SlotKind::payload) continue;
     state.parameter(u.parameter)
         .replica.add(state.kernels(), state.isa(), unit.offset, {change, unit.count});

@@ -12,9 +12,9 @@
 namespace laconic::collective {
 
 struct Share {
-  std::vector<uint32_t> units;  ///< indices into the bucket's units
-  std::vector<uint32_t> bounds;
-  uint64_t lane_begin = 0;  ///< the owner's part of the lane segment, in floats
+  std::vector<uint32_t> units;                ///< indices into the bucket's units
+  std::vector<uint32_t> bounds, down_bounds;  ///< of payloads, by unit
+  uint64_t lane_begin = 0;                    ///< the owner's part of the lane segment, in floats
   uint64_t lane_end = 0;
   BundleShape up, down;
   uint64_t up_bound = 0, down_bound = 0;    ///< bytes of a whole bundle at most
@@ -42,14 +42,14 @@ struct Shares {
       share.down = share.up;
       if (!plan.exact) share.down.seen = 1;
       share.bounds.clear();
+      share.down_bounds.clear();
       for (const uint32_t i : share.units) {
-        share.bounds.push_back(
-            static_cast<uint32_t>(plan.units[i].piece->send.plan.round[0].bytes));
+        const RankPiece& piece = *plan.units[i].piece;
+        share.bounds.push_back(static_cast<uint32_t>(piece.send.plan.round[0].bytes));
+        share.down_bounds.push_back(static_cast<uint32_t>(piece.mean.plan.round[0].bytes));
       }
-      uint64_t payloads = 0;
-      for (const uint32_t bound : share.bounds) payloads += bundle_payload_bytes(bound);
-      share.up_bound = std::max(bundle_front_bytes(share.up) + payloads, kMinCapacity);
-      share.down_bound = std::max(bundle_front_bytes(share.down) + payloads, kMinCapacity);
+      share.up_bound = most(share.up, share.bounds);
+      share.down_bound = most(share.down, share.down_bounds);
       share.up_offset = up_bytes;
       share.down_offset = down_bytes;
       up_bytes += round_up(share.up_bound, 64);
@@ -58,8 +58,16 @@ struct Shares {
   }
   [[nodiscard]] uint64_t held_bytes() const noexcept {
     uint64_t lists = held(of);
-    for (const Share& share : of) lists += held(share.units, share.bounds);
+    for (const Share& share : of) lists += held(share.units, share.bounds, share.down_bounds);
     return lists;
+  }
+
+ private:
+  /// Of a whole bundle.
+  static uint64_t most(const BundleShape& shape, const std::vector<uint32_t>& bounds) noexcept {
+    uint64_t bytes = bundle_front_bytes(shape);
+    for (const uint32_t bound : bounds) bytes += bundle_payload_bytes(bound);
+    return std::max(bytes, kMinCapacity);
   }
 };
 

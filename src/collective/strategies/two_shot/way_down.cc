@@ -24,9 +24,11 @@ void WayDown::plan_units() {
   mean_offsets_.clear();
   for (const BucketUnit& u : plan_->units) {
     const bool mine = u.piece->owner == state_->rank();
-    memory_.plan(mine ? u.piece->mean.plan : Plan{});
+    Plan plan = u.piece->mean.plan;
+    if (!mine) plan.kept_bytes = 0;  // which is for what is encoded
+    memory_.plan(plan);
     mean_offsets_.push_back(means);
-    if (mine) means += round_up(u.piece->send.unit.count, 16);
+    if (mine) means += round_up(u.piece->mean.unit.count, 16);
   }
   mean_offsets_.push_back(means);
   sent_.resize(plan_->units.size());
@@ -81,9 +83,9 @@ void WayDown::encode(WayUp& up) {
 
 void WayDown::encode_mean(uint32_t unit) {
   const RankPiece& piece = *plan_->units[unit].piece;
-  Work work = memory_.work(unit, *piece.codec);
+  Work work = memory_.work(unit, *piece.down);
   Counters units;  // a mean's outcome is not one of this rank's units
-  sent_[unit] = encode_unit(*piece.codec, piece.mean, state_->place(input_.step, 1), mean_of(unit),
+  sent_[unit] = encode_unit(*piece.down, piece.mean, state_->place(input_.step, 1), mean_of(unit),
                             work, *writer_, units);
   counters_->residual_resets += units.residual_resets;
 }
@@ -179,7 +181,7 @@ Result<void> WayDown::check() const {
     SlotCursor cursor = views_[o].slots();
     for (const uint32_t i : shares_->of[o].units) {
       const BucketUnit& u = plan_->units[i];
-      if (auto ok = aggregate::check_slot(u.piece->codec->spec(), u.piece->send.unit, cursor.next(),
+      if (auto ok = aggregate::check_slot(u.piece->down->spec(), u.piece->mean.unit, cursor.next(),
                                           o, state_->name_of(u.parameter));
           !ok)
         return ok;
@@ -202,17 +204,16 @@ void WayDown::decode_share(uint32_t owner, WayUp& up) {
   SlotCursor cursor = views_[owner].slots();
   for (const uint32_t i : share.units) {
     const BucketUnit& u = plan_->units[i];
-    const pipeline::UnitCodec& codec = *u.piece->codec;
+    const RankPiece& piece = *u.piece;
     const Slot slot = cursor.next();
-    Work work = up.work(i);
+    Work work = memory_.work(i, *piece.down);
     float* out = input_.gradient + u.offset;
-    aggregate::mean_of_unit(codec.spec(), u.piece->send.unit, down, {&slot, 1}, {&term_, 1}, work,
-                            out);
-    codec.commit(u.piece->send, state_->place(input_.step, 0), up.sent(i), {}, state_->world(), out,
-                 work);
-    if (owner != state_->rank()) continue;
-    Work mean_work = memory_.work(i, codec);
-    codec.commit(u.piece->mean, down, sent_[i], {}, 1, out, mean_work);
+    aggregate::mean_of_unit(piece.down->spec(), piece.mean.unit, down, {&slot, 1}, {&term_, 1},
+                            work, out);
+    Work up_work = up.work(i);
+    piece.codec->commit(piece.send, state_->place(input_.step, 0), up.sent(i), {}, state_->world(),
+                        out, up_work);
+    if (owner == state_->rank()) piece.down->commit(piece.mean, down, sent_[i], {}, 1, out, work);
   }
   const uint8_t* lanes = views_[owner].lanes.data();
   plan_->over_lanes(
@@ -226,9 +227,9 @@ void WayDown::undo() {
   for (const uint32_t i : own().units) {
     if (sent_[i].empty()) continue;
     const RankPiece& piece = *plan_->units[i].piece;
-    Work work = memory_.work(i, *piece.codec);
-    piece.codec->undo(piece.mean, state_->place(input_.step, 1), sent_[i], mean_of(i),
-                      pipeline::Undo::gradient_travels, work);
+    Work work = memory_.work(i, *piece.down);
+    piece.down->undo(piece.mean, state_->place(input_.step, 1), sent_[i], mean_of(i),
+                     pipeline::Undo::gradient_travels, work);
     sent_[i] = {};
   }
 }

@@ -62,7 +62,7 @@ class WayDown {
   [[nodiscard]] const Share& own() const { return shares_->of[state_->rank()]; }
   [[nodiscard]] BundleExpect expect(uint32_t owner) const {
     const Share& share = shares_->of[owner];
-    return {id(owner), share.down, share.bounds, share.up_bound};
+    return {id(owner), share.down, share.down_bounds, share.up_bound};
   }
   [[nodiscard]] float* mean_of(uint32_t unit) {
     return reinterpret_cast<float*>(means_.bytes().data()) + mean_offsets_[unit];

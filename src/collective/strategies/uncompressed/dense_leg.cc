@@ -98,7 +98,7 @@ void DenseLanes::encode(const SumRound&) {
     float* const out = lanes() + part.lane;
     std::copy_n(gradient, p.count, out);
     const uint32_t parts = p.raw ? 0 : state_->way(part.parameter).parts;
-    const bool releases = parts != 0 && p.memory.residual() != nullptr;
+    const bool releases = parts != 0 && has_residual(p);
     part.released = releases && add_share(*state_, p, parts, gradient, out) ? parts : 0;
   }
   state_->kernels().scale(lanes(), 1.0F / static_cast<float>(state_->world()), lanes_);
@@ -136,7 +136,7 @@ void DenseLanes::finish() {
   for (const Part& part : parts_) {
     const RankParameter& p = state_->parameter(part.parameter);
     float* const gradient = gradient_ + part.offset;
-    if (part.released != 0) drop_share(p, part.released, DType::f32, gradient);
+    if (part.released != 0) drop_share(*state_, p, part.released, DType::f32, gradient);
     std::copy_n(lanes() + part.lane, p.count, gradient);
   }
 }

@@ -26,7 +26,7 @@ bool Uncompressed::reserve() {
     const bool opens = state_->model().dense(p.of);
     any = any || (opens && !p.pieces.empty());
     all = all && (opens || (p.pieces.empty() && p.memory.values == nullptr));
-    if (p.memory.values == nullptr) continue;
+    if (p.memory.values == nullptr && !has_residual(p)) continue;
     copy_.at[i] = copy_.floats;
     copy_.floats += p.count;
   }
@@ -76,7 +76,7 @@ void Uncompressed::add_residuals() {
   for (size_t i = 0; i < copy_.at.size(); ++i) {
     const RankParameter& p = state_->parameter(layout_->parameters[i]);
     const uint32_t parts = parts_of(i);
-    if (copy_.at[i] == kNoCopy || p.memory.residual() == nullptr || parts == 0) continue;
+    if (copy_.at[i] == kNoCopy || !has_residual(p) || parts == 0) continue;
     float* const g = input_.gradient + layout_->offsets[i];
     if (!add_share(*state_, p, parts, copy_.of(i), g)) continue;
     drained_[i] = parts;
@@ -100,7 +100,7 @@ void Uncompressed::drop_residuals() {
     const RankParameter& p = state_->parameter(layout_->parameters[i]);
     const float* mean = input_.gradient + layout_->offsets[i];
     if (drained_[i] == 0 || !pipeline::scan(*p.codec, mean, p.count).all_finite) continue;
-    drop_share(p, drained_[i], wide_ ? DType::f32 : input_.dtype, copy_.of(i));
+    drop_share(*state_, p, drained_[i], wide_ ? DType::f32 : input_.dtype, copy_.of(i));
     if (drained_[i] == 1 && input_.dtype != DType::f32) state_->note_rest(layout_->parameters[i]);
   }
 }
