@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BUILD = Path(os.environ.get("LACONIC_BUILD", ROOT / "build" / "release"))
 sys.path.insert(0, str(ROOT / "tests" / "support"))
 
-from mpi_launchers import ENVIRONMENT, LAUNCHERS, MPICH, OPENMPI, need_library  # noqa: E402
+from mpi_launchers import APART, ENVIRONMENT, LAUNCHERS, MPICH, OPENMPI, environment, need_library  # noqa: E402
 
 
 def need(*libraries):
@@ -39,8 +39,9 @@ class Job:
     def __init__(self, folder, library, ranks, *arguments, launcher=(), built_with=None, limit=200):
         out = folder / "out"
         folder.mkdir(exist_ok=True)
-        command = [*LAUNCHERS[library], *launcher, "-n", str(ranks), program(built_with or library), *arguments, f"out={out}"]
-        with subprocess.Popen([str(part) for part in command], env=ENVIRONMENT, stdout=subprocess.PIPE,
+        alone = APART if built_with else []
+        command = [*LAUNCHERS[library], *launcher, "-n", str(ranks), *alone, program(built_with or library), *arguments, f"out={out}"]
+        with subprocess.Popen([str(part) for part in command], env=environment(), stdout=subprocess.PIPE,
                               stderr=subprocess.STDOUT, text=True, start_new_session=True) as process:
             try:
                 self.output, _ = process.communicate(timeout=limit)

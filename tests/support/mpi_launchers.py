@@ -3,13 +3,22 @@
 
 import os
 import shutil
+import tempfile
 
 import pytest
 
 OPENMPI, MPICH, GLOO = "openmpi", "mpich", "gloo"
 LAUNCHERS = {OPENMPI: ["mpirun.openmpi", "--oversubscribe"], MPICH: ["mpirun.mpich"]}
 ENVIRONMENT = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+# Two processes of Open MPI that make the same folder at the same time fail ("File exists"). In front of a program, this gives each
+# rank its own folder, where another library's launcher starts it. The name is short: sockets' paths contain it.
+APART = ["sh", "-c", 'export OMPI_MCA_orte_tmpdir_base=$(mktemp -d "$OMPI_MCA_orte_tmpdir_base/XXXXXX"); exec "$@"', "sh"]
 PACKAGES = {OPENMPI: "libopenmpi-dev openmpi-bin", MPICH: "libmpich-dev mpich", GLOO: "libgloo-dev"}
+
+
+def environment():
+    """For one of several launches at a time: Open MPI gets its own folder, below the one that conftest.py removes."""
+    return {**ENVIRONMENT, "OMPI_MCA_orte_tmpdir_base": tempfile.mkdtemp(prefix="", dir=os.environ["OMPI_MCA_orte_tmpdir_base"])}
 
 
 def need_library(library, built):
