@@ -18,7 +18,7 @@ import pytest
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[up] / folder) for up, folder in ((1, "support"), (2, "python/tests"))]
 
-from mpi_launchers import ENVIRONMENT, LAUNCHERS, MPICH, OPENMPI, need_library  # noqa: E402
+from mpi_launchers import APART, ENVIRONMENT, LAUNCHERS, MPICH, OPENMPI, need_library  # noqa: E402
 from ranks import free_port  # noqa: E402
 from test_cli import BAD_ANSWER, BINARY, FINE, USAGE, answer, failure, laconic  # noqa: E402
 
@@ -257,9 +257,9 @@ def need(*libraries):
         need_library(library, LIBRARIES / f"liblaconic_mpi_{library}.so")
 
 
-def mpirun(library, *words, env=None, first=(), second=()):
+def mpirun(library, *words, env=None, first=(), second=(), before=()):
     """Two ranks with the same words, but for what is given."""
-    one = ["-n", "1", BINARY, "bench", "--engine", "mpi", "--iterations", "3", "--timeout", "100"]
+    one = ["-n", "1", *before, BINARY, "bench", "--engine", "mpi", "--iterations", "3", "--timeout", "100"]
     command = [*LAUNCHERS[library], *one, *words, *first, ":", *one, *words, *second]
     return subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=120,
                           env={**ENVIRONMENT, **(env or {})})
@@ -305,7 +305,7 @@ def test_what_all_ranks_know_is_one_message(first, second, status, message):
 ])
 def test_the_other_librarys_plug_in_is_one_message_with_both_names(library, other, names):
     need(library, other)
-    done = mpirun(library, *QUICK, env={"LACONIC_MPI_LIB": str(LIBRARIES / f"liblaconic_mpi_{other}.so")})
+    done = mpirun(library, *QUICK, env={"LACONIC_MPI_LIB": str(LIBRARIES / f"liblaconic_mpi_{other}.so")}, before=APART)
     said = messages(done.stdout + done.stderr)
     assert done.returncode != FINE and len(said) == 1, done.stdout + done.stderr
     assert all(name in said[0] for name in names)
