@@ -467,6 +467,8 @@ def test_a_section_runs_in_a_shell_that_stops_at_the_first_error(checkout):
     assert out.splitlines()[-1] == "FAILED: layers nonumpy; repeat with: scripts/test layers nonumpy; skipped: format."
     status, out = checkout("section_tsan() { echo tier $TEST_TIER; }", "weekly", "tsan")
     assert status == 0 and "tier weekly" in out
+    written = (checkout.root / "docs" / "results" / "weekly.md").read_text()
+    assert "It ran: tsan. Failed: nothing." in written and re.search(r"^\| `tsan` \| 20\S+ \| unknown \| 0 \| 0:00 \| passed \|$", written, re.M)
 
 
 def test_unknown_sections_and_deadlines_are_refused(checkout):
