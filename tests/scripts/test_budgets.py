@@ -16,7 +16,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SECTIONS_SH = (ROOT / "scripts" / "sections.sh").read_text(encoding="utf-8")
-LIMITS = {"new": 2750, "warm": 1200}  # calibrations: about CPU seconds on a current server
+LIMITS = {"new": 2750, "warm": 2200}  # calibrations: about CPU seconds on a current server
 CI_MINUTES = 70
 TODAY = datetime.date(2026, 11, 27)
 
@@ -108,6 +108,12 @@ def test_every_section_has_a_function_and_a_budget():
 def test_budgets_add_up():
     for kind, limit in LIMITS.items():
         assert sum(proof.entry(FIGURES, s.name, kind)["budget"] for s in proof.SECTIONS if not s.weekly) <= limit
+
+
+def test_a_section_takes_no_more_where_it_has_passed_and_no_less_in_whole():
+    for name, of in FIGURES["sections"].items():
+        if "new" in of:
+            assert of["warm"]["budget"] <= of["new"]["budget"] <= of.get("weekly", of["new"])["budget"], name
 
 
 def test_budgets_are_at_most_half_again_what_was_measured():
