@@ -296,7 +296,7 @@ def including(headers, files, tree):
 # What mutants touch is compiled for gcov, all else as ever, so that the compiler cache has it.
 COMPILER = """#!/bin/sh
 for word in "$@"; do source=$word; done
-if grep -qxF "$source" {list}; then set -- "$@" -O1 --coverage; fi
+if grep -qxF "$source" {list}; then set -- "$@" -O1 --coverage -Wno-invalid-pch; fi
 exec {ccache} "$@"
 """
 

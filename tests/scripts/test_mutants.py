@@ -462,3 +462,14 @@ def test_a_line_of_python_meets_the_files_that_execute_it(covered_tree):
     status, out, _ = all_killers(covered_tree)
     assert status == 0, out
     assert killed(covered_tree) == [(1, "tests/test_lib.py")]
+
+
+def test_what_is_compiled_for_gcov_does_without_a_precompiled_header_of_other_flags(script, tmp_path):
+    """Tests that include a header with a mutant are compiled so, too."""
+    (tmp_path / "all.h").write_text("inline int one() { return 1; }\n")
+    (tmp_path / "lib_test.cc").write_text("int main() { return one() - 1; }\n")
+    launcher = script.tried.covering(tmp_path, {"lib_test.cc"})["CMAKE_CXX_COMPILER_LAUNCHER"]
+    subprocess.run(["g++", "-O0", "-x", "c++-header", "all.h"], cwd=tmp_path, check=True)
+    subprocess.run([launcher, "g++", "-O0", "-Werror", "-Winvalid-pch", "-include", "all.h", "-c", tmp_path / "lib_test.cc"], cwd=tmp_path,
+                   check=True)
+    assert (tmp_path / "lib_test.gcno").exists()
