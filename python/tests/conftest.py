@@ -3,14 +3,14 @@ from __future__ import annotations
 
 import pytest
 
+started = {}  # world → Ranks
+
 
 @pytest.fixture(scope="session")
 def pools():
-    """pools(world): that many ranks, started once for the whole session."""
+    """pools(world): that many ranks, which serve one test after the other."""
     pytest.importorskip("torch", reason="the DDP tests need torch")
     from ranks import Ranks
-
-    started: dict[int, Ranks] = {}
 
     def of(world: int) -> Ranks:
         if world in started and started[world].lost:
@@ -22,6 +22,12 @@ def pools():
     yield of
     for pool in started.values():
         pool.close()
+
+
+@pytest.fixture(autouse=True)
+def no_crowded_pool():
+    for world in [world for world, pool in started.items() if pool.crowded()]:
+        started.pop(world).close()
 
 
 @pytest.fixture
