@@ -107,7 +107,7 @@ about_paths="a checkout whose path has a space and a letter that is not ASCII"
 section_paths() {
   local python=$PWD/.venv/bin/python work
   work=$(mktemp -d)
-  trap 'rm -rf "$work"' EXIT
+  trap "rm -rf '$work'" EXIT  # which runs when the function is over, and its variables with it
   git clone -q . "$work/été 1/laconic"
   cd "$work/été 1/laconic"
   export CCACHE_BASEDIR=$PWD PYTHONPATH=$PWD/python

@@ -533,6 +533,22 @@ def test_the_last_run_is_recorded(checkout):
     assert "`format` | 5 | 10 |" in (checkout.root / "CONTRIBUTING.md").read_text()
 
 
+def test_a_checkout_at_another_path_passes_and_is_removed(tmp_path):
+    stubs = {"bin/git": 'mkdir -p "$4/scripts"; cp "$0" "$4/scripts/build"', "bin/ctest": ":", ".venv/bin/python": "pwd"}
+    for name, text in stubs.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f'#!/bin/sh\n[ "${{0##*/}}" = build ] || {{ {text}; }}\n')
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "tmp").mkdir()
+    for name in ("sections.sh", "ccache.sh"):
+        (tmp_path / "scripts" / name).write_bytes((ROOT / "scripts" / name).read_bytes())
+    done = subprocess.run(["bash", "-c", "set -euo pipefail; source scripts/sections.sh; section_paths"], cwd=tmp_path, capture_output=True,
+                          text=True, env={**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "TMPDIR": str(tmp_path / "tmp")})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("/été 1/laconic\n") and list((tmp_path / "tmp").glob("tmp.*")) == []
+
+
 # ---- what keeps it short ----
 
 
