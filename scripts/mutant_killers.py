@@ -247,6 +247,9 @@ class Coverage:
         self.parts = {part: {f: set(numbers(lines)) for f, lines in files.items()} for part, files in data["parts"].items()}
         self.sources, self.failing = set(data["sources"]), set(data["failing"])
 
+    def begin_again(self, sources):
+        self.parts, self.failing, self.sources = {}, set(), sources
+
     def save(self):
         parts = {part: {f: ranges(lines) for f, lines in files.items()} for part, files in self.parts.items()}
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -338,7 +341,7 @@ def gcov_lines(folder, tree, build_dir):
 
 
 def cover_programs(coverage, tree, programs, env, limit, jobs):
-    """Runs every suite in a process of its own, with counters in a folder of its own."""
+    """Runs every suite that has not been, in its own process and with counters in its own folder; each is saved at once."""
     build_dir = tree / "build" / "release"
 
     def cover(program, part):
@@ -348,10 +351,12 @@ def cover_programs(coverage, tree, programs, env, limit, jobs):
             return part, bool(failed), gcov_lines(Path(folder), tree, build_dir)
 
     with ThreadPoolExecutor(jobs) as pool:
-        for part, failed, lines in pool.map(lambda pair: cover(*pair), [(p, part) for p in programs for part in p.parts()]):
+        left = [(p, part) for p in programs for part in p.parts() if part not in coverage.parts]
+        for part, failed, lines in pool.map(lambda pair: cover(*pair), left):
             coverage.parts[part] = lines
             if failed:
                 coverage.failing.add(part)
+            coverage.save()
 
 
 SETTINGS = """[run]

@@ -447,6 +447,17 @@ def test_what_has_been_tried_is_left_out_until_it_changes(covered_tree):
     assert all_killers(covered_tree)[2] == []
 
 
+def test_a_measurement_that_was_cut_off_goes_on_with_what_is_left(covered_tree):
+    put(covered_tree, answer(41))
+    assert all_killers(covered_tree)[0] == 0
+    measured = covered_tree / "build" / "covered-cxx.json"
+    data = json.loads(measured.read_text())
+    del data["parts"]["test_lib Other"]
+    measured.write_text(json.dumps(data))
+    put(covered_tree, answer(43))
+    assert all_killers(covered_tree)[2] == ["--gtest_filter=Other.*", "--gtest_filter=Lib.*"]
+
+
 def test_a_mutant_that_no_suite_kills_fails_the_run_and_is_tried_again(covered_tree):
     put(covered_tree, unseen("1  # the same"))
     for _ in range(2):
