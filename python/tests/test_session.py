@@ -39,7 +39,7 @@ def need(*engines):
 class Job:
     """Ranks that have ended, or were ended after `limit` seconds: by the launcher of an MPI, or started one by one for Gloo."""
 
-    def __init__(self, folder, engine, ranks, function, *arguments, environment=None, limit=120):
+    def __init__(self, folder, engine, ranks, function, *arguments, environment=None, limit=200):
         need(engine)
         self.out = folder / function
         command = [sys.executable, str(HERE / "session_ranks.py"), function, str(self.out), *arguments]
@@ -484,7 +484,7 @@ def test_a_plug_in_that_was_cut_off(tmp_path, part):
     data = Path(_lib.lib.path).read_bytes()
     (tmp_path / "cut.so").write_bytes(data[: int(part * len(data))])
     code = f"from laconic import plugin; plugin.load({str(tmp_path / 'cut.so')!r})"
-    done = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 1 and ("is cut off" in done.stderr or "laconic_plugin_v1" in done.stderr), done
 
 

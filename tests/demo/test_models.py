@@ -380,5 +380,5 @@ def test_files_that_are_no_data(tmp_path):
 @pytest.mark.parametrize(("words", "code", "said"), [
     (["--model", "resnet"], 2, "invalid choice: 'resnet'"), (["--model", "gpt", "--data", "absent.txt"], 1, "absent.txt cannot be read")])
 def test_what_cannot_start_says_one_line(tmp_path, words, code, said):
-    done = subprocess.run([sys.executable, str(RUN), *words, "--out", str(tmp_path)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, str(RUN), *words, "--out", str(tmp_path)], capture_output=True, text=True, timeout=200)
     assert done.returncode == code and said in done.stderr.splitlines()[-1]

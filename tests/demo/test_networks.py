@@ -76,7 +76,7 @@ def test_wrong_networks_are_refused(words, said):
 
 def test_a_wrong_network_is_said_before_anything_starts(tmp_path):
     done = subprocess.run([sys.executable, str(RUN), "--networks", "20mbit 50furlongs", "--out", str(tmp_path)],
-                          capture_output=True, text=True, timeout=60)
+                          capture_output=True, text=True, timeout=200)
     assert done.returncode == 1 and done.stderr.splitlines() == ["demo: '50furlongs' is not a rate: 50mbit, 1gbit, off"]
 
 

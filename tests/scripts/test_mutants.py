@@ -129,7 +129,7 @@ def mutants(tree, *names):
     venv = tree / ".venv" / "bin"
     venv.mkdir(parents=True, exist_ok=True)
     shutil.copy(bin_ / "python", venv / "python")
-    done = subprocess.run([sys.executable, tree / "scripts" / "mutants", *names], capture_output=True, text=True, timeout=60,
+    done = subprocess.run([sys.executable, tree / "scripts" / "mutants", *names], capture_output=True, text=True, timeout=200,
                           env={"PATH": f"{bin_}:/usr/bin:/bin"})
     return done.returncode, done.stdout + done.stderr
 
@@ -418,7 +418,7 @@ def all_killers(tree, *names):
         path.chmod(0o755)
     ran = tree / "build" / "ran"
     ran.write_text("")
-    done = subprocess.run([sys.executable, tree / "scripts" / "mutants", "--all-killers", *names], capture_output=True, text=True, timeout=120,
+    done = subprocess.run([sys.executable, tree / "scripts" / "mutants", "--all-killers", *names], capture_output=True, text=True, timeout=200,
                           env={"PATH": f"{bin_}:/usr/bin:/bin", "JOBS": "1"})
     return done.returncode, done.stdout + done.stderr, ran.read_text().splitlines()
 
