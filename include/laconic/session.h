@@ -127,7 +127,13 @@ class Session {
   [[nodiscard]] std::string stats() const;
 
  private:
+  friend class Sharded;  // whose owners have turns
   struct Inner;
+  using Values = std::span<const std::span<float>>;  // of parameters
+  static Result<std::unique_ptr<Session>> create(std::string_view spec,
+                                                 std::vector<Parameter> parameters, Engine& engine,
+                                                 const SessionOptions& options,
+                                                 const Values* values);
   explicit Session(std::unique_ptr<Inner> inner);
   std::unique_ptr<Inner> inner_;
 };

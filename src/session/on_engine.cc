@@ -2,12 +2,14 @@
 //
 // The public session: a model's session, the layouts of its buckets, and an engine.
 #include <algorithm>
+#include <cmath>
 #include <new>
 #include <numeric>
 #include <optional>
 #include <utility>
 
 #include "laconic/session.h"
+#include "laconic/sharded.h"
 #include "session/describe.h"
 #include "session/driver/driver.h"
 #include "session/saved_state.h"
@@ -70,19 +72,21 @@ struct Session::Inner {
   /// This rank's, before it has been compared with the others'.
   static Result<std::unique_ptr<Session>> make(std::string_view spec,
                                                std::vector<Parameter> parameters, Engine& engine,
-                                               const SessionOptions& options);
+                                               const SessionOptions& options, const Values* values);
   Result<void> submit(uint64_t step, const Bucket& bucket);
   Result<uint64_t> place(std::span<const uint32_t> parameters);
+  Result<void> bind(const Values& values);
   Result<void> set_what_waits(uint64_t next);
 };
 
 Result<std::unique_ptr<Session>> Session::Inner::make(std::string_view spec,
                                                       std::vector<Parameter> parameters,
-                                                      Engine& engine,
-                                                      const SessionOptions& options) {
+                                                      Engine& engine, const SessionOptions& options,
+                                                      const Values* values) {
   try {
-    const auto theirs = options_of(engine, options);
-    if (!theirs) return theirs.error();
+    auto theirs = options_of(engine, options);
+    if (!theirs) return std::move(theirs).error();
+    theirs->owner_turns = values != nullptr;
     auto inner = std::make_unique<Inner>();
     inner->engine = &engine;
     inner->all.resize(parameters.size());
@@ -93,6 +97,9 @@ Result<std::unique_ptr<Session>> Session::Inner::make(std::string_view spec,
     if (!session) return std::move(session).error();
     inner->session = *std::move(session);
     inner->driver.emplace(*inner->session, engine, options.timeout);
+    if (values != nullptr) {
+      if (auto bound = inner->bind(*values); !bound) return std::move(bound).error();
+    }
     return std::unique_ptr<Session>(new Session(std::move(inner)));
   } catch (const std::bad_alloc&) {
     return Error{Errc::out_of_memory, "no memory", {}};
@@ -110,12 +117,19 @@ Session::~Session() {
 Result<std::unique_ptr<Session>> Session::create(std::string_view spec,
                                                  std::vector<Parameter> parameters, Engine& engine,
                                                  const SessionOptions& options) {
+  return create(spec, std::move(parameters), engine, options, nullptr);
+}
+
+Result<std::unique_ptr<Session>> Session::create(std::string_view spec,
+                                                 std::vector<Parameter> parameters, Engine& engine,
+                                                 const SessionOptions& options,
+                                                 const Values* values) {
   try {
     const auto cards = std::make_shared<session::Cards>(engine.world());
     // No step: whatever the engine needs for its first batch it takes now.
     if (auto ready = session::execute(engine, {}, options.timeout); !ready)
       return std::move(ready).error();
-    auto mine = Inner::make(spec, std::move(parameters), engine, options);
+    auto mine = Inner::make(spec, std::move(parameters), engine, options, values);
     const auto own = mine ? session::agreement_card((*mine)->inner_->session->active())
                           : session::failure_card(mine.error());
     if (auto done = cards->gather(own, engine, options.timeout); !done) {
@@ -226,5 +240,73 @@ Result<void> Session::load(std::span<const uint8_t> state) {
 }
 std::string Session::explain() const { return session::explain(*inner_->session); }
 std::string Session::stats() const { return session::describe_stats(*inner_->session); }
+
+Result<std::unique_ptr<Sharded>> Sharded::create(std::string_view push, std::string_view pull,
+                                                 std::vector<Parameter> parameters,
+                                                 std::span<const std::span<float>> values,
+                                                 Engine& engine, const SessionOptions& options) {
+  SessionOptions both = options;
+  both.down = pull;
+  auto session = Session::create(push, std::move(parameters), engine, both, &values);
+  if (!session) return std::move(session).error();
+  return std::unique_ptr<Sharded>(new Sharded(*std::move(session)));
+}
+
+Result<void> Session::Inner::bind(const Values& values) {
+  version = feedback::kStateVersionOfMasters;
+  const auto& model = session->model().parameters();
+  bool fits = values.size() == model.size();
+  std::vector<collective::Replica> replicas;
+  for (size_t p = 0; p < values.size() && fits; ++p) {
+    fits = values[p].size() == model[p].count();
+    replicas.push_back({values[p].data(), DType::f32});
+  }
+  if (fits) return driver->turns().set_replicas(replicas, true);
+  return Error{Errc::shape_unsupported, "values: expected all elements of each parameter",
+               "as many spans as there are parameters, each as long as its parameter"};
+}
+
+Result<void> Sharded::push(uint64_t step, const Bucket& bucket) {
+  if (session_->inner_->session->model().alone())
+    finite_ =
+        finite_ && std::ranges::all_of(bucket.gradient, [](float x) { return std::isfinite(x); });
+  return session_->submit(step, bucket);
+}
+
+Result<bool> Sharded::step(const Turn& turn) {
+  session_->inner_->buckets = 0;
+  session::OwnerTurns& turns = session_->inner_->driver->turns();
+  Result<void> turned;
+  {
+    const auto begun = session::without_throwing([&] { return turns.begin(); });
+    for (size_t i = 0; begun && turned && i < begun->ranges.size(); ++i) {
+      const collective::OwnedRange& r = begun->ranges[i];
+      turned = session::without_throwing([&] {
+        return turn({r.parameter, r.offset, {r.mean, r.count}, {r.master, r.count}});
+      });
+    }
+  }
+  auto pulled = turns.pull(turned ? nullptr : &turned.error());
+  const bool finite = std::exchange(finite_, true);
+  if (!pulled) return pulled;
+  return *pulled && finite;
+}
+
+bool Sharded::is_small(uint32_t parameter) const {
+  return session_->inner_->session->model().assignment(parameter).raw;
+}
+
+std::vector<OwnedRange> Sharded::owned() const {
+  std::vector<OwnedRange> ranges;
+  for (const auto& r : session_->inner_->driver->turns().owned())
+    ranges.push_back({r.parameter, r.offset, {}, {r.master, r.count}});
+  return ranges;
+}
+
+Result<std::vector<uint8_t>> Sharded::save() const { return session_->save(); }
+Result<void> Sharded::load(std::span<const uint8_t> state) { return session_->load(state); }
+Result<void> Sharded::flush(uint32_t steps) { return session_->flush(steps); }
+std::string Sharded::explain() const { return session_->explain(); }
+std::string Sharded::stats() const { return session_->stats(); }
 
 }  // namespace laconic

@@ -8,6 +8,7 @@
 #include <map>
 
 #include "laconic/registry.h"
+#include "laconic/sharded.h"
 #include "session/driver/driver.h"
 #include "session/saved_state.h"
 #include "support/oracle.h"
@@ -15,7 +16,6 @@
 namespace laconic::test {
 namespace {
 
-using collective::OwnedRange;
 using collective::Replica;
 
 const std::vector<Parameter> kModel{{"w", 80, 50}, {"b", 7, 1}, {"v", 37, 11}, {"c", 12, 1}};
@@ -84,7 +84,7 @@ class Trainer {
     }
   }
   void turn(const session::OwnerTurns::Turn& turns) {
-    for (const OwnedRange& r : turns.ranges) {
+    for (const collective::OwnedRange& r : turns.ranges) {
       Floats& mean = means[key(kModel[r.parameter].name, r.offset)];
       mean.resize(r.count);
       for (uint64_t i = 0; i < r.count; ++i) mean[i] += r.mean[i];
@@ -385,6 +385,27 @@ TEST(OwnerTurn, SkippedStepOfAFlushLosesNoResidual) {
   });
 }
 
+/// Masters are float32 whatever the parameters are.
+TEST(OwnerTurn, MastersOfBf16ReplicasAreThoseOfFloats) {
+  Ranks halves(setup_of("3lc", 2)), floats(setup_of("3lc", 2));
+  std::deque<Trainer> half, full;
+  for (uint32_t r = 0; r < 2; ++r) {
+    half.emplace_back(halves, r, DType::bf16);
+    full.emplace_back(floats, r);
+    for (uint32_t p = 0; p < kModel.size(); ++p) full[r].values[p] = half[r].replica(p);
+    full[r].begin(true);
+  }
+  on_all(2, [&](uint32_t r) {
+    for (uint64_t step = 0; step < 10; ++step) {
+      ASSERT_TRUE(*half[r].step(step, gradients_of(2, step)[r]));
+      ASSERT_TRUE(*full[r].step(step, gradients_of(2, step)[r]));
+    }
+  });
+  for (uint32_t r = 0; r < 2; ++r) {
+    for (const auto& [at, mean] : full[r].means) EXPECT_EQ(half[r].master(at), full[r].master(at));
+  }
+}
+
 TEST(OwnerTurn, Bf16ReplicasStayAlikeAndFollowTheMasters) {
   Ranks ranks(setup_of("3lc", 3));
   std::deque<Trainer> trainers;
@@ -406,7 +427,7 @@ TEST(OwnerTurn, Bf16ReplicasStayAlikeAndFollowTheMasters) {
     EXPECT_EQ(trainers[2].replica(p), trainers[0].replica(p));
   }
   for (uint32_t r = 0; r < 3; ++r) {
-    for (const OwnedRange& range : trainers[r].driver().turns().owned()) {
+    for (const collective::OwnedRange& range : trainers[r].driver().turns().owned()) {
       const Floats replica = trainers[r].replica(range.parameter);
       // The codec's scale is that of the largest gap, which half of a last place may be.
       const auto larger = [](float x, float y) { return std::abs(x) < std::abs(y); };
@@ -540,6 +561,108 @@ TEST(OwnerTurn, PullWithoutATurnIsAFailure) {
   });
   EXPECT_EQ(trainers[1].values, trainers[0].values);
   expect_nothing_lost(ranks, trainers, 1);
+}
+
+/// The public class, over the hub: a step of plain SGD, on masters and small parameters alike.
+Result<bool> sgd(Sharded& sharded, std::vector<Floats>& values, uint64_t step,
+                 std::vector<Floats>& gradients) {
+  for (size_t b = 0; b < kBuckets.size(); ++b)
+    (void)sharded.push(step, {gradients[b], kBuckets[b]});
+  auto stepped = sharded.step([](const OwnedRange& range) -> Result<void> {
+    for (size_t i = 0; i < range.mean.size(); ++i) range.master[i] -= range.mean[i];
+    return {};
+  });
+  for (size_t b = 0; b < kBuckets.size() && stepped && *stepped; ++b) {
+    const Layout layout = back_to_back(kModel, kBuckets[b]);
+    for (size_t i = 0; i < layout.parameters.size(); ++i) {
+      const uint32_t p = layout.parameters[i];
+      if (!sharded.is_small(p)) continue;
+      for (size_t k = 0; k < values[p].size(); ++k)
+        values[p][k] -= gradients[b][layout.offsets[i] + k];
+    }
+  }
+  return stepped;
+}
+
+TEST(Sharded, TakesTheStepsOfOneRankThatHasAllGradients) {
+  for (const uint32_t world : {1U, 3U}) {
+    LoopbackHub hub(world);
+    std::vector<std::vector<Floats>> values(world), exact(world);
+    on_all(world, [&](uint32_t r) {
+      for (uint32_t p = 0; p < kModel.size(); ++p) values[r].push_back(first_values(p));
+      const std::vector<std::span<float>> spans(values[r].begin(), values[r].end());
+      SessionOptions options;
+      options.small_elements = 16;
+      auto sharded = Sharded::create("none", "none", kModel, spans, hub.engine(r), options);
+      ASSERT_TRUE(sharded) << sharded.error().message;
+      EXPECT_EQ((*sharded)->owned().empty(), world == 1);
+      for (uint64_t step = 0; step < 5; ++step) {
+        auto given = gradients_of(world, step)[r];
+        if (step == 3 && r == 0) given[0][5] = std::nanf("");
+        const auto stepped = sgd(**sharded, values[r], step, given);
+        ASSERT_TRUE(stepped) << stepped.error().message;
+        EXPECT_EQ(*stepped, step != 3);
+      }
+      const auto state = (*sharded)->save();
+      ASSERT_TRUE(state);
+      EXPECT_TRUE((*sharded)->load(*state));
+    });
+    for (uint32_t p = 0; p < kModel.size(); ++p) {
+      std::vector<double> wanted(values[0][p].begin(), values[0][p].end());
+      Floats start = first_values(p);
+      std::copy(start.begin(), start.end(), wanted.begin());
+      for (uint64_t step = 0; step < 5; ++step) {
+        if (step == 3) continue;
+        const auto all = gradients_of(world, step);
+        for (size_t b = 0; b < kBuckets.size(); ++b) {
+          const Layout layout = back_to_back(kModel, kBuckets[b]);
+          for (size_t i = 0; i < layout.parameters.size(); ++i) {
+            for (size_t k = 0; k < wanted.size() && layout.parameters[i] == p; ++k) {
+              for (const auto& of_rank : all)
+                wanted[k] -= of_rank[b][layout.offsets[i] + k] / static_cast<double>(world);
+            }
+          }
+        }
+      }
+      for (size_t k = 0; k < wanted.size(); ++k) ASSERT_NEAR(values[0][p][k], wanted[k], 1e-6);
+      for (uint32_t r = 1; r < world; ++r) EXPECT_EQ(values[r][p], values[0][p]);
+    }
+  }
+}
+
+TEST(Sharded, AnErrorOfATurnIsEveryRanks) {
+  LoopbackHub hub(3);
+  on_all(3, [&](uint32_t r) {
+    std::vector<Floats> values;
+    for (uint32_t p = 0; p < kModel.size(); ++p) values.push_back(first_values(p));
+    const std::vector<std::span<float>> spans(values.begin(), values.end());
+    SessionOptions options;
+    options.small_elements = 16;
+    auto sharded = Sharded::create("3lc", "int8", kModel, spans, hub.engine(r), options);
+    ASSERT_TRUE(sharded) << sharded.error().message;
+    auto given = gradients_of(3, 0)[r];
+    for (size_t b = 0; b < kBuckets.size(); ++b)
+      ASSERT_TRUE((*sharded)->push(0, {given[b], kBuckets[b]}));
+    const auto stepped = (*sharded)->step([&](const OwnedRange&) -> Result<void> {
+      if (r != 1) return {};
+      return Error{Errc::invalid_argument, "a rate below zero", {}};
+    });
+    ASSERT_FALSE(stepped);
+    EXPECT_NE(stepped.error().message.find("a rate below zero"), std::string::npos);
+  });
+}
+
+TEST(Sharded, ValuesThatAreNotTheParametersAreRefusedOnEveryRank) {
+  LoopbackHub hub(2);
+  on_all(2, [&](uint32_t r) {
+    std::vector<Floats> values;
+    for (uint32_t p = 0; p < kModel.size(); ++p) values.push_back(first_values(p));
+    if (r == 1) values[2].pop_back();
+    const std::vector<std::span<float>> spans(values.begin(), values.end());
+    auto sharded = Sharded::create("3lc", "3lc", kModel, spans, hub.engine(r));
+    ASSERT_FALSE(sharded);
+    EXPECT_NE(sharded.error().message.find("values"), std::string::npos);
+  });
 }
 
 TEST(OwnerTurn, SettingsThatHaveNoOwnersAreRefused) {
