@@ -77,12 +77,12 @@ class SessionOptions(_Sized):
                 ("spec", c_char_p), ("seed", c_uint64), ("small_elements", c_uint64), ("engine_sums", c_uint32),
                 ("threads", c_uint32), ("short_sends", c_uint32), ("window", c_uint32), ("part", c_uint64),
                 ("aggregates", c_uint32), ("rule_count", c_uint32), ("rules", POINTER(Rule)), ("control", c_char_p),
-                ("record", c_char_p), ("codecs", POINTER(POINTER(CodecTable))), ("codec_count", c_uint32)]
+                ("record", c_char_p), ("codecs", POINTER(POINTER(CodecTable))), ("codec_count", c_uint32), ("down", c_char_p)]
 
 
 class Settings(_Sized):
     _fields_ = [("struct_size", c_uint32), ("strategy", c_uint32), ("spec", c_char_p), ("control", c_char_p), ("rules", POINTER(Rule)),
-                ("rule_count", c_uint32), ("reserved", c_uint32)]
+                ("rule_count", c_uint32), ("reserved", c_uint32), ("down", c_char_p)]
 
 
 class Bucket(_Sized):

@@ -42,13 +42,16 @@ class CSession:
     def __init__(self, spec: str, parameters, *, rank: int, world: int, seed: int, small_elements: int, strategy: str,
                  engine_sums: int, threads: int, short_sends: bool = False, window: int = WINDOW, part: int = PART,
                  aggregates: bool = False, rules: list[dict] = (), control: str | None = None,
-                 record: str | None = None):
+                 record: str | None = None, down: str | None = None):
         if not spec:
             raise errors.error("invalid_argument", "no spec given", 'attach(model, "3lc"), or set LACONIC_SPEC')
         if not isinstance(strategy, str) or strategy not in STRATEGIES:
             raise errors.error("invalid_argument", f"strategy {strategy!r} is not known",
                                "one of " + ", ".join(STRATEGIES))
         spec, rules, self.own = registered.named(spec, rules, parameters)
+        if registered.find(down):
+            raise errors.error("unsupported", f"down={down!r}: payloads of a registered codec are gathered",
+                               "another codec for the way down, such as int8")
         tables = [ctypes.pointer(codec.table) for codec in self.own]
         spec, seed = text("spec", spec), whole("seed", seed, 0, U64)
         window, part = whole("window", window, 1, _lib.MAX_WINDOW), whole("part", part, 0, U64)
@@ -65,7 +68,8 @@ class CSession:
                                       rule_count=len(rules), rules=array_of(rules),
                                       control=text("control", control) if control else None,
                                       record=text("record", os.fspath(record)) if record else None,
-                                      codecs=(ctypes.POINTER(_lib.CodecTable) * len(tables))(*tables), codec_count=len(tables))
+                                      codecs=(ctypes.POINTER(_lib.CodecTable) * len(tables))(*tables), codec_count=len(tables),
+                                      down=text("down", down) if down else None)
         self._handle = ctypes.c_void_p()
         _lib.check(_lib.lib.laconic_session_create(ctypes.byref(options), listing, len(parameters),
                                                    ctypes.byref(self._handle)))

@@ -104,8 +104,8 @@ def _speaks_for_node() -> bool:
 
 
 def attach(obj, spec: str | None = None, *, seed: int = 0, small_elements: int = 4096, strategy: str = "auto",
-           threads: int | str = "auto", scaler=None, warmup: int = 0, window: int = 2, part: int = 8 << 20, aggregator: str | None = None,
-           token: str | os.PathLike | None = None, quorum: float = 1.0, deadline_ms: float = 20.0, auth: str = "header", multicast: bool = False,
+           down: str | None = None, threads: int | str = "auto", scaler=None, warmup: int = 0, window: int = 2, part: int = 8 << 20,
+           aggregator: str | None = None, token: str | os.PathLike | None = None, quorum: float = 1.0, deadline_ms: float = 20.0, auth: str = "header", multicast: bool = False,
            rules=None, control: str | None = None, record: str | os.PathLike | None = None, quiet: bool = False, **options):
     """Compresses the gradient exchange of a DistributedDataParallel model. Gives a Handle.
 
@@ -118,6 +118,8 @@ def attach(obj, spec: str | None = None, *, seed: int = 0, small_elements: int =
         seed: of all random streams; equal on all ranks.
         small_elements: parameters of at most this many elements go uncompressed.
         strategy: "auto", "native_sum", "gather_all", "two_shot" or "server_sum"; the planner refuses what the codec forbids.
+        down: spec by which means come down, such as "int8", where owners send them ("two_shot", which it takes): what is lost on
+            that way is lost for all. Not for parameters whose rule has a spec of its own. Without it: `spec`.
         threads: for encoding and decoding on this rank; results do not depend on it. "auto": 1 for gradients on the CPU, for those
             on an accelerator the rank's part of the CPUs, 8 at most.
         scaler: the torch GradScaler in use, so that residuals stay right when the loss scale changes.
@@ -169,7 +171,7 @@ def attach(obj, spec: str | None = None, *, seed: int = 0, small_elements: int =
     from .ddp import Handle
 
     handle = Handle(wrapper, functools.partial(spec_with, chosen, options), meeting, stage, seed=seed, small_elements=small_elements,
-                    strategy=strategy, threads=threads, scaler=scaler, warmup=warmup, window=window, part=part,
+                    strategy=strategy, down=down, threads=threads, scaler=scaler, warmup=warmup, window=window, part=part,
                     rules=rules, control=control, record=record, aggregator=(aggregator, token, quorum, deadline_ms, auth, multicast))
     handle.register(wrapper)
     _attached[wrapper] = handle

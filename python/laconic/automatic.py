@@ -113,8 +113,8 @@ def start(options) -> None:
     _process.starter = _process.starter or above is None  # two of them may run in one process
     if above is None:
         atexit.register(_other_ranks_were_met)  # whatever happens, the sign does not stay
-    given = {"spec": options.spec, "seed": options.seed, "strategy": options.strategy, "small_elements": options.small_elements,
-             "threads": options.threads, "warmup": options.warmup_steps, "summary": options.summary,
+    given = {"spec": options.spec, "seed": options.seed, "strategy": options.strategy, "down": options.down,
+             "small_elements": options.small_elements, "threads": options.threads, "warmup": options.warmup_steps, "summary": options.summary,
              "state": options.state and os.path.abspath(options.state), "state_every": options.state_every,
              "state_keep": options.state_keep, "control": options.control, "record": options.record and os.path.abspath(options.record),
              "rules": options.rules and os.path.abspath(options.rules), "aggregator": options.aggregator,
@@ -290,8 +290,8 @@ def _first_forward(wrapper) -> None:
 def _attach(model: Model, wrapper, options) -> None:
     from .attach import attach
 
-    handle = attach(wrapper, options.spec, seed=options.seed, strategy=options.strategy, small_elements=options.small_elements,
-                    threads=options.threads, warmup=options.warmup, scaler=_scaler(wrapper.process_group),
+    handle = attach(wrapper, options.spec, seed=options.seed, strategy=options.strategy, down=options.down,
+                    small_elements=options.small_elements, threads=options.threads, warmup=options.warmup, scaler=_scaler(wrapper.process_group),
                     rules=options.rules, control=options.control, record=_next_record(options), aggregator=options.aggregator,
                     token=options.token, quorum=options.quorum, deadline_ms=options.deadline_ms, auth=options.auth, multicast=options.multicast)
     model.attached(handle, options.summary)

@@ -46,8 +46,8 @@ class Handle:
     It ends with its wrapper: when that is collected, or `close` is called, everything is freed but for the last counters.
     """
 
-    def __init__(self, ddp, spec, meeting: Meeting, stage, *, seed: int, small_elements: int, strategy: str, threads: int | str,
-                 scaler, warmup: int, window: int, part: int, rules, control: str | None, record, aggregator: tuple):
+    def __init__(self, ddp, spec, meeting: Meeting, stage, *, seed: int, small_elements: int, strategy: str, down: str | None,
+                 threads: int | str, scaler, warmup: int, window: int, part: int, rules, control: str | None, record, aggregator: tuple):
         self._parameters, self._foreign = sorted_out(ddp)
         self._index = {id(p): i for i, (_, p) in enumerate(self._parameters)}
         self._counts = [p.numel() for _, p in self._parameters]
@@ -57,7 +57,7 @@ class Handle:
         lane = SharedLane.of(self._user_group, meeting, stage.backend)
         self._sibling = lane.sibling
         opens = functools.partial(self._open, ddp, spec, lane.engine, seed=seed, small_elements=small_elements, strategy=strategy,
-                                  threads=threads, warmup=warmup, window=window, part=part, rules=rules, control=control,
+                                  down=down, threads=threads, warmup=warmup, window=window, part=part, rules=rules, control=control,
                                   record=record, aggregator=aggregator)
         try:
             session, engine = lane.wait_for(opens)  # behind what other wrappers exchange
@@ -173,7 +173,7 @@ class Handle:
     def describe(self) -> str:
         """The one line that rank 0 logs at start."""
         e = self.explain()
-        packed = [p for p in e["parameters"] if p["codec"] != "none"]
+        packed = [p for p in e["parameters"] if p["codec"] != "none" or p["down"]]
         elements = sum(p["elements"] for p in packed)
         text = f"{dist.get_backend(self._user_group)}, {self._world} rank{'s' if self._world > 1 else ''}, {self._stage.told}"
         if self._world == 1:
@@ -204,14 +204,15 @@ class Handle:
     def _moving_padding(self) -> str:
         """A line where padding rows of embeddings would move, whose gradients are zero; empty: none would."""
         explained, known = self.explain(), codecs()
-        specs = {p["name"]: p["codec"] for p in explained["parameters"]}
+        specs = {p["name"]: [p["codec"], p["down"] or "none"] for p in explained["parameters"]}
         moving = []
         for module in self._wrapper().module.modules():
             if getattr(module, "padding_idx", None) is None or id(getattr(module, "weight", None)) not in self._index:
                 continue
             name = self._parameters[self._index[id(module.weight)]][0]
-            if not known.get(re.split("[:+]", specs[name])[0], {}).get("zero_stays_zero", True):
-                moving.append(f"{name} ({specs[name]})")
+            for spec in specs[name]:
+                if not known.get(re.split("[:+]", spec)[0], {}).get("zero_stays_zero", True):
+                    moving.append(f"{name} ({spec})")
         return f"zeros do not stay zero, so padding rows move: {shorten(moving)}; rules give them another spec" if moving else ""
 
     @staticmethod
@@ -221,12 +222,14 @@ class Handle:
         controls = sorted({s["control"] for s in settings} - {"fixed"})
         controlled = f", control {' and '.join(controls)}" if controls else ""
         if len(settings) < 2:
-            return explained["spec"], f" by {explained['strategy']}{controlled}"
-        return shorten(f"{s['rule']}: {s['spec']} by {s['strategy']}" for s in settings), controlled
+            down = f", means come down by {explained['down']}" if explained["down"] else ""
+            return explained["spec"], f" by {explained['strategy']}{down}{controlled}"
+        return shorten(f"{s['rule']}: {s['spec']} by {s['strategy']}" + (f", down {s['down']}" if s["down"] else "")
+                       for s in settings), controlled
 
     @staticmethod
     def _why_all_raw(explained: dict) -> str:
-        if explained["spec"] == "none":
+        if explained["spec"] == "none" and not explained["down"]:
             return "none compresses nothing"
         if not explained["parameters"]:
             return "there is none that a codec takes"

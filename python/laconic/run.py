@@ -34,6 +34,7 @@ def _parse(arguments):
     parser.add_argument("--spec", default=None, help='codec and options, e.g. "3lc:s=1.5" (else LACONIC_SPEC)')
     parser.add_argument("--seed", type=int, default=0, help="of all random streams")
     parser.add_argument("--strategy", default="auto", help="auto, native_sum, gather_all, two_shot or server_sum")
+    parser.add_argument("--down", metavar="SPEC", default=None, help="by which means come down (else as --spec)")
     parser.add_argument("--small-elements", type=int, default=4096, help="parameters up to this size go uncompressed")
     parser.add_argument("--threads", type=_threads, default="auto", metavar="N",
                         help="for encoding and decoding: auto (1; beside an accelerator the rank's part of the CPUs) or a number")

@@ -36,7 +36,7 @@ class Session:
     """
 
     def __init__(self, spec: str, parameters, engine: str = "mpi", *, seed: int = 0, small_elements: int = 4096,
-                 strategy: str = "auto", threads: int = 1, window: int = WINDOW, part: int = PART, timeout: float = TIMEOUT,
+                 strategy: str = "auto", down: str | None = None, threads: int = 1, window: int = WINDOW, part: int = PART, timeout: float = TIMEOUT,
                  aggregator: str | None = None, token=None, quorum: float = 1.0, deadline_ms: float = 20.0,
                  auth: str = "header", multicast: bool = False, rules=None, control: str | None = None,
                  record: str | os.PathLike | None = None,
@@ -52,6 +52,7 @@ class Session:
             seed: of all random streams; equal on all ranks.
             small_elements: parameters of at most this many elements go uncompressed.
             strategy: "auto", "native_sum", "gather_all", "two_shot" or "server_sum".
+            down: spec by which means come down, as of `laconic.attach`.
             threads: for encoding and decoding on this rank; results do not depend on it.
             window: exchanges in flight at a time, 1 to 8; equal on all ranks.
             part: the array is cut between parameters into parts of at most so many bytes, each an exchange of its own; equal on
@@ -72,8 +73,8 @@ class Session:
         self._open_engine(engine, timeout, rank, world, rendezvous, interface, group)
         try:
             self._session, self._layout = self._open_session(spec, parameters, rank, world, seed=seed, threads=threads,
-                                                             small_elements=small_elements, strategy=strategy, window=window,
-                                                             part=part, timeout=timeout, rules=rules, control=control, record=record,
+                                                             small_elements=small_elements, strategy=strategy, down=down,
+                                                             window=window, part=part, timeout=timeout, rules=rules, control=control, record=record,
                                                              aggregator=(aggregator, token, quorum, deadline_ms, auth, multicast))
         except BaseException:
             self._end_engine()

@@ -232,6 +232,7 @@ def test_options_reach_attach(script):
                                                           "--seed", "3"])
     assert "nothing to compress in 2 tensors" in outcomes[0].notices[0]
     assert same_hash(outcomes) == same_hash(alone(script))
+    assert "means come down by int8" in with_laconic(script, options=["--down", "int8"])[0].notices[0]
 
 
 def test_warm_up(script):
