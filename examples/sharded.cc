@@ -1,7 +1,8 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// A softmax regression whose optimizer steps between push and pull: momentum, then AdamW. Four ranks
-// as threads; any other engine (laconic/engine/mpi.h, laconic/engine/gloo.h) takes the hub's place.
+// A softmax regression whose optimizer steps between push and pull: momentum, then AdamW. Four
+// ranks are threads here; any other engine (laconic/engine/mpi.h, laconic/engine/gloo.h) takes the
+// hub's place.
 #include <laconic/loopback.h>
 #include <laconic/random.h>
 #include <laconic/sharded.h>

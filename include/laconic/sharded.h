@@ -50,7 +50,7 @@ class Sharded {
   /// stepped comes down, now or with the next step.
   Result<bool> step(const Turn& turn);
   /// Parameters of at most options.small_elements, and all of a world of one rank, have no owner:
-  /// after step() their mean is in the bucket, and every rank steps them alike.
+  /// after step() their mean is in the bucket, and every rank takes the same step.
   [[nodiscard]] bool is_small(uint32_t parameter) const;
   /// This rank's ranges, without means.
   [[nodiscard]] std::vector<OwnedRange> owned() const;

@@ -472,6 +472,14 @@ TEST(OwnerTurn, ResumedRunGoesOnBitForBit) {
   EXPECT_EQ(held(again, resumed[1], 1)[kModel.size()].size(), kModel[0].count());
 }
 
+TEST(OwnerTurn, AnotherLossScaleLeavesMasters) {
+  Ranks ranks(setup_of("3lc", 2));
+  Trainer trainer(ranks, 0);
+  const auto before = held(ranks, trainer, 0);
+  ranks.session(0).scale_residuals(3.0F);
+  EXPECT_EQ(held(ranks, trainer, 0), before);
+}
+
 TEST(OwnerTurn, ParkedPushesOfABrokenEngineGoIntoTheResiduals) {
   Ranks ranks(setup_of("3lc", 2));
   std::deque<Trainer> trainers;
@@ -563,7 +571,7 @@ TEST(OwnerTurn, PullWithoutATurnIsAFailure) {
   expect_nothing_lost(ranks, trainers, 1);
 }
 
-/// The public class, over the hub: a step of plain SGD, on masters and small parameters alike.
+/// The public class, over the hub: a step of plain SGD on masters and small parameters.
 Result<bool> sgd(Sharded& sharded, std::vector<Floats>& values, uint64_t step,
                  std::vector<Floats>& gradients) {
   for (size_t b = 0; b < kBuckets.size(); ++b)

@@ -72,7 +72,7 @@ std::string reason_of(const Spec& spec, const Spec* down, const Options& options
          " elements for each of " + n(options.world) + " ranks";
 }
 
-/// One rank's bytes under a strategy, for payloads of that many bytes in all, and in those that come
+/// One rank's bytes under a strategy, for payloads of that many bytes in all, and those that come
 /// down.
 uint64_t bytes_sent(StrategyKind strategy, uint64_t world, uint64_t payload, uint64_t means,
                     const Volume& v) {

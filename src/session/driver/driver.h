@@ -56,7 +56,8 @@ class Driver {
   /// Ends what was submitted, in order, and not the step: more buckets of it may follow. Gives the
   /// first Error since the last finish().
   Result<void> drain();
-  /// The same at the end of a step. Gives the Error once. Where owners have turns: OwnerTurns::pull().
+  /// The same at the end of a step, which OwnerTurns::pull() is where owners have turns. Gives the
+  /// Error once.
   Result<void> finish();
 
   /// Where owners have turns (Options::owner_turns), what follows the buckets of a step.

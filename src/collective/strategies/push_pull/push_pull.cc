@@ -1,8 +1,8 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// push_pull: two_shot's way up (push), then the owner's turn, for which the exchange is parked, then
-// what masters have moved by (pull). Two rounds, as two_shot. Nothing is predicted: capacities are
-// bounds, so that no round has to tell that a payload did not fit.
+// push_pull: two_shot's way up (push), then the owner's turn, for which the exchange is parked,
+// then what masters are ahead of parameters (pull). Two rounds, as two_shot. Nothing is predicted:
+// capacities are bounds, so that no round has to tell that a payload did not fit.
 //
 // Every rank takes part in the pull, whatever it has met in the push: what others may not know is
 // said there.
