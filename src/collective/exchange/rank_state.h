@@ -72,9 +72,8 @@ class RankState {
  public:
   /// Allocates memory and codec state in `store` (names: residual/P or mean/P, momentum/P,
   /// owner_residual/P@offset, master/P@offset, state/P@offset#hop, range/P). A mean that this rank
-  /// owns has a
-  /// residual at most, and so has what travels as fixed point: averages and momentum are for
-  /// codecs.
+  /// owns has a residual at most, and so has what travels as fixed point: averages and momentum are
+  /// for codecs.
   /// `codecs`: by class, and then, unless those of hop 0 do for all, those of hop 1 by class
   /// (codecs_of).
   static Result<std::unique_ptr<RankState>> create(const Model& model,

@@ -359,7 +359,8 @@ inline std::span<const Function> session_functions() {
          laconic_rule rule{};
          rule.match = a("settings.rules[0].match", "*");
          laconic_settings settings{
-             sizeof settings, LACONIC_STRATEGY_AUTO, "topk:ratio=0.05", "fixed", nullptr, 1, 0};
+             sizeof settings, LACONIC_STRATEGY_AUTO, "topk:ratio=0.05", "fixed", nullptr, 1, 0,
+             nullptr};
          settings.rules = a("settings.rules", &rule);
          return laconic_session_set(
              a("session", o.world.ranks[0].session),
@@ -636,7 +637,8 @@ inline std::span<const Function> driver_functions() {
       {"laconic_driver_set", Gives::code,
        [](Objects& o, Arguments& a) -> int32_t {
          laconic_settings settings{
-             sizeof settings, LACONIC_STRATEGY_AUTO, "topk:ratio=0.05", "fixed", nullptr, 0, 0};
+             sizeof settings, LACONIC_STRATEGY_AUTO, "topk:ratio=0.05", "fixed", nullptr, 0, 0,
+             nullptr};
          uint32_t waits = 0;
          return laconic_driver_set(
              driver(o, a), a.sized("settings", &settings, offsetof(laconic_settings, reserved)),
