@@ -80,7 +80,6 @@ class CSession:
         self._records = bool(record)
         self.sets = 0  #: that have succeeded: entries and layouts are others then
         self.read_settings()
-        self.wire_seconds = 0.0
         self.broken: LaconicError | None = None  #: the engine's first failure
 
     def read_settings(self, *, changed: bool = False) -> None:
@@ -126,7 +125,8 @@ class CSession:
         return self.stats()["flush_steps_left"]
 
     def _parts_left(self) -> int:
-        """The same on all ranks between two steps; as the library reads what may have been loaded."""
+        """The same on all ranks between two steps; as the library reads what may have been loaded. The library has no call for it: its
+        flush_steps_left counts what this rank alone has asked for, too."""
         for name, address, _ in self.entries():
             if name == "state/flush":
                 left = (ctypes.c_float * 2).from_address(address)[1]
@@ -137,9 +137,7 @@ class CSession:
         return json.loads(_lib.lib.laconic_session_explain(self._handle).decode())
 
     def stats(self) -> dict:
-        stats = json.loads(_lib.lib.laconic_session_stats(self._handle).decode())
-        stats["wire_seconds"] = self.wire_seconds
-        return stats
+        return json.loads(_lib.lib.laconic_session_stats(self._handle).decode())
 
     def scale_residuals(self, factor: float) -> None:
         _lib.check(_lib.lib.laconic_session_scale_residuals(self._handle, factor))

@@ -168,16 +168,15 @@ def attach(obj, spec: str | None = None, *, seed: int = 0, small_elements: int =
     if _speaks_for_node():
         environment.report_unknown()
     chosen = spec if spec is not None else os.environ.get("LACONIC_SPEC", "")
-    from .ddp import Handle
+    from . import ddp
 
-    handle = Handle(wrapper, functools.partial(spec_with, chosen, options), meeting, stage, seed=seed, small_elements=small_elements,
-                    strategy=strategy, down=down, threads=threads, scaler=scaler, warmup=warmup, window=window, part=part,
-                    rules=rules, control=control, record=record, aggregator=(aggregator, token, quorum, deadline_ms, auth, multicast))
-    handle.register(wrapper)
+    handle = ddp.attach(wrapper, meeting, stage, spec=functools.partial(spec_with, chosen, options), seed=seed, small_elements=small_elements,
+                        strategy=strategy, down=down, threads=threads, scaler=scaler, warmup=warmup, window=window, part=part,
+                        rules=rules, control=control, record=record, aggregator=(aggregator, token, quorum, deadline_ms, auth, multicast))
     _attached[wrapper] = handle
     if handle.rank == 0 and not quiet:
         environment.say(handle.describe())
-        if moving := handle._moving_padding():  # noqa: SLF001
+        if moving := ddp.moving_padding(handle, wrapper.module):
             environment.say(moving, logging.WARNING)
     return handle
 

@@ -185,7 +185,6 @@ class Driver:
     def _call(self, function, *arguments) -> int:
         code = function(self._handle, *arguments)
         self.table.computed()
-        self._session.wire_seconds = self.table.wire_seconds
         self._heard()
         if self._raised is not None:
             raised, self._raised = self._raised, None
@@ -278,6 +277,10 @@ class Driver:
         if done.value:
             self._session.read_settings(changed=True)
         return bool(done.value)
+
+    def stats(self) -> dict:
+        """The session's counters, and the seconds in the engine."""
+        return {**self._session.stats(), "wire_seconds": self.table.wire_seconds}
 
     def close(self) -> None:
         """Frees it, before the session."""

@@ -37,6 +37,12 @@ def group_timeout(group):
     return None
 
 
+def seconds(group) -> float:
+    """What a call of users waits for others, at most."""
+    timeout = group_timeout(group)
+    return 60.0 if timeout is None else timeout.total_seconds()
+
+
 def set_timeout(group, timeout: datetime.timedelta) -> None:
     """What begins on the group's CPU backend from now on has so long, where torch can change it."""
     with contextlib.suppress(AttributeError, RuntimeError):  # backends that have none

@@ -12,6 +12,11 @@ from .errors import LaconicError
 _WORDS = re.compile(r"(?:(?<=\.)|^)(?:_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module|module)\.")
 
 
+def shorten(names, limit: int = 3) -> str:
+    names = list(names)
+    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
+
+
 def bare(name: str) -> str:
     return _WORDS.sub("", name)
 

@@ -47,6 +47,21 @@ class Rates:
         return rates
 
 
+class Units:
+    """What this step's gradients are multiplied by, and the learning rates that they meet."""
+
+    def __init__(self, parameters, scaler, stage):
+        self._rates, self._scaler, self._stage = Rates(parameters), scaler, stage
+        self.follow = self._rates.follow
+        self.scale = 1.0
+        self.rates: dict[str, float] | None = None
+
+    def begin_step(self) -> None:
+        if self._scaler is not None and self._scaler.is_enabled():
+            self.scale = self._stage.scale_of(self._scaler)
+        self.rates = self._rates.now()
+
+
 def usable(rate: float) -> bool:
     """Residuals wait while a learning rate is 0, or no number."""
     return rate > 0 and math.isfinite(rate)

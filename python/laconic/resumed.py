@@ -56,7 +56,7 @@ class Resumed:
         if self.uncut:
             ways = {False: [layout.parameters for layout in seen]}
         else:
-            ways = {apart: worker.exchanges(seen, apart) for apart in ((False, True) if engine_sums else (False,))}
+            ways = {apart: worker.exchanges.of(seen, apart) for apart in ((False, True) if engine_sums else (False,))}
         if not self.ended(*ways.values()):
             return None
         apart = next((apart for apart, own in ways.items() if self.is_saved(own)), False)

@@ -233,7 +233,7 @@ class Session:
             return self._stats() if self._last_words is None else self._last_words[0].copy()
 
     def _stats(self) -> dict:
-        return {**self._session.stats(), **self._aggregating("stats")}
+        return {**self._driver.stats(), **self._aggregating("stats")}
 
     def _aggregating(self, what: str) -> dict:
         return getattr(self._engine, what)() if isinstance(self._engine, aggregation.AggregatingEngine) else {}

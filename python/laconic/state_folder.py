@@ -110,7 +110,7 @@ class Keeper:
     def save_last(self) -> None:
         """At the end of the model or of the process, unless the state belongs to a step whose update is lost."""
         try:
-            within = self.handle._in_iteration  # noqa: SLF001  buckets may be under way, on a network that is gone
+            within = self.handle.steps.under_way  # buckets may be under way, on a network that is gone
             if self.handle.step != self._saved_step and not within and not self._updates.missing():
                 self._save()
         finally:

@@ -41,6 +41,10 @@ class Turns:
                 raise
             self._step = threads
 
+    @property
+    def in_step(self) -> bool:
+        return self._step is not None
+
     def end_step(self) -> None:
         with self._changed:
             if self._step is not None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 
 import pytest
 
@@ -13,6 +14,7 @@ import torch.distributed as dist  # noqa: E402
 import training  # noqa: E402
 
 import laconic  # noqa: E402
+from laconic import worker as of_worker  # noqa: E402
 from laconic._session import Layout  # noqa: E402
 
 
@@ -36,7 +38,7 @@ def _many(spec, *, steps=4, coalesce=True, dtype=torch.float32, poison=(), skip=
     ddp = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.01, **(ddp_options or {}))
     handle = laconic.attach(ddp, spec, small_elements=64, quiet=True, **options)
     if not coalesce:
-        handle._apart = True
+        handle.hook.apart = True
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01, momentum=0.9)
     rank, gradients = dist.get_rank(), []
     with ddp.join() if skip else contextlib.nullcontext():
@@ -100,7 +102,7 @@ def _does_not_come():
     for step in range(2):
         training.step_once(ddp, optimizer, rank, step)
     before, gradients, asked = handle.state_dict()["tensors"], {}, []
-    on_bucket, names, stage = handle.on_bucket, {id(p): n for n, p in ddp.module.named_parameters()}, handle.worker.stage
+    on_bucket, names, stage = handle.hook.on_bucket, {id(p): n for n, p in ddp.module.named_parameters()}, handle.worker.stage
     ready = stage.ready
 
     def recorded(bucket):
@@ -114,7 +116,7 @@ def _does_not_come():
             raise RuntimeError("the test cut the cable")
         return ready(ticket)
 
-    handle.on_bucket = recorded
+    handle.hook.on_bucket = recorded
     if rank == 1:
         stage.ready = broken
     try:
@@ -122,7 +124,7 @@ def _does_not_come():
         said = ""
     except RuntimeError as error:
         said = str(error)
-    stage.ready, handle.on_bucket = ready, on_bucket
+    stage.ready, handle.hook.on_bucket = ready, on_bucket
     after, exchanges = handle.state_dict()["tensors"], handle.stats()["exchanges"]
     training.step_once(ddp, optimizer, rank, 3)
     result = said, before, after, gradients, handle.stats()["exchanges"] - exchanges, training.digest(ddp)
@@ -151,21 +153,21 @@ def _broken_off():
     rank = dist.get_rank()
     for step in range(2):
         training.step_once(ddp, optimizer, rank, step)
-    on_bucket, step, errors = handle.on_bucket, handle.step, []
+    on_bucket, step, errors = handle.hook.on_bucket, handle.step, []
 
     def ends(bucket):
         on_bucket(bucket)
-        handle.on_bucket = on_bucket
+        handle.hook.on_bucket = on_bucket
         raise KeyError("the test stops here")
 
-    handle.on_bucket = ends
+    handle.hook.on_bucket = ends
     try:
         training.step_once(ddp, optimizer, rank, 2)
     except BaseException as error:  # noqa: BLE001
         errors.append(type(error).__name__)
-    waiting = handle.worker._between_jobs(lambda: len(handle.worker._begun))
+    waiting = handle.worker.commands.between_jobs(lambda: len(handle.worker.exchanges._begun))
     handle.close()
-    return errors, waiting, handle.step - step, handle.worker._begun, handle.closed
+    return errors, waiting, handle.step - step, handle.worker.exchanges._begun, handle.closed
 
 
 def test_close_within_an_iteration_that_was_broken_off(pools):
@@ -180,7 +182,7 @@ def _of_one_step(second):
     worker, same, half = handle.worker, {}, 0.5
     units = [(1.0, same), {"same": (1.0, same), "rates": (1.0, {}), "scale": (half, same)}[second]]
     for p, (scale, rates) in enumerate(units):
-        count = handle._counts[p]
+        count = handle._opened.parameters.counts[p]
         worker.submit(Layout((p,), (0,), count), torch.ones(count), index=p, scale=scale, rates=rates, coalesce=True)
     worker.next_step()
     handle.state_dict()  # behind the worker's last job
@@ -193,6 +195,29 @@ def _of_one_step(second):
 @pytest.mark.parametrize(("second", "exchanges"), [("same", 1), ("rates", 2), ("scale", 2)])
 def test_buckets_of_other_units_travel_apart(pools, second, exchanges):
     assert pools(2).run(_of_one_step, second=second) == [exchanges, exchanges]
+
+
+def _drained():
+    """What a hook that needs a bucket's mean within the step gets: means, exchanges and steps."""
+    ddp, handle, _ = training.build(dist.group.WORLD, "none")
+    worker, means = handle.worker, []
+    for p in range(2):
+        there = threading.Event()
+        count = handle._opened.parameters.counts[p]
+        future = worker.submit(Layout((p,), (0,), count), torch.full((count,), float(dist.get_rank())), index=p, coalesce=True)
+        future.add_done_callback(lambda _, there=there: there.set())
+        worker.drain()
+        means.append(there.wait(60) and of_worker.result(future).unique().tolist())
+    worker.next_step()
+    handle.state_dict()  # behind the worker's last job
+    stats = handle.stats()
+    handle.close()
+    del ddp  # whose end is the handle's, too
+    return means, stats["exchanges"], stats["steps"], handle.step
+
+
+def test_a_drain_brings_means_and_does_not_end_the_step(pools):
+    assert pools(2).run(_drained) == [([[0.5], [0.5]], 2, 1, 1)] * 2
 
 
 def _closed_in_a_collective():

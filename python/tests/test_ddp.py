@@ -339,7 +339,7 @@ def _layouts(spec, steps, **options):
     for step in range(steps):
         training.step_once(ddp, optimizer, dist.get_rank(), step)
         handle.worker.state_dict()  # the worker has done what was queued
-        counts.append((handle.stats()["exchange_layouts"], len(handle._layouts)))
+        counts.append((handle.stats()["exchange_layouts"], len(handle.hook.layouts.known)))
     hash_ = training.digest(ddp)
     handle.close()
     return counts, hash_

@@ -56,13 +56,13 @@ def _threads_of_means(spec, steps, width=600, buckets=200):
     ddp, handle, optimizer = training.build(dist.group.WORLD, spec, width=width, buckets=buckets)
     for step in range(4):  # DDP rebuilds its buckets, and the old ones are let go of
         training.step_once(ddp, optimizer, dist.get_rank(), step)
-    on_bucket, own, put = handle.on_bucket, threading.get_ident(), handle.worker._lane.put
+    on_bucket, own, put = handle.hook.on_bucket, threading.get_ident(), handle.worker.commands._lane.put
     given_to, woken = [], []
 
     def noted(bucket):
-        size, last, waiting = bucket.buffer().numel() * 4, bucket.is_last(), len(handle._at_end._deliveries)
+        size, last, waiting = bucket.buffer().numel() * 4, bucket.is_last(), len(handle.hook.at_end._deliveries)
         future = on_bucket(bucket)
-        seen = [size > 1 << 20, last, len(handle._at_end._deliveries) == waiting + 1]
+        seen = [size > 1 << 20, last, len(handle.hook.at_end._deliveries) == waiting + 1]
         given_to.append(seen)
 
         def given(future):
@@ -71,8 +71,8 @@ def _threads_of_means(spec, steps, width=600, buckets=200):
 
         return future.then(given)
 
-    handle.on_bucket = noted
-    handle.worker._lane.put = lambda task: (woken.append(task), put(task))
+    handle.hook.on_bucket = noted
+    handle.worker.commands._lane.put = lambda task: (woken.append(task), put(task))
     for step in range(4, 4 + steps):
         training.step_once(ddp, optimizer, dist.get_rank(), step)
     times = len(woken)

@@ -366,7 +366,7 @@ def _policies():
 
     group, before = dist.new_group(), tasks()
     ddp, handle, _ = training.build(group, "3lc")  # without ddp the worker would end
-    begun, worker = tasks() - before, handle.worker._thread.native_id
+    begun, worker = tasks() - before, handle.worker.commands.thread.native_id
     own, found = os.sched_getscheduler(0), [os.sched_getscheduler(task) for task in begun - {worker}]
     of_worker = os.sched_getscheduler(worker)
     handle.close()

@@ -229,12 +229,12 @@ def _siblings(failing):
     def attach():
         wrappers.append(DistributedDataParallel(torch.nn.Linear(80, 80), process_group=group))
         handle = laconic.attach(wrappers[-1], "3lc", quiet=True)
-        seen.append(id(handle._sibling.group))
+        seen.append(id(handle._opened.sibling.group))
         return handle
 
     first = attach()
     if failing == dist.get_rank():  # this rank alone knows of it
-        first.worker._break(laconic.LaconicError(62, "engine_failed", "the test says so"))
+        first.worker.exchanges.break_off(laconic.LaconicError(62, "engine_failed", "the test says so"))
     first.close()
     for handle in (attach(), attach()):  # which share one
         handle.close()

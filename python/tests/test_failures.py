@@ -181,7 +181,7 @@ def _dies(spec, victim, call, signal, without=(), buckets=1, coalesce=True, pati
 
     gradients, calls = {}, []
     driver, engine = handle.worker._driver, handle.worker.engine
-    submit, start, on_bucket = driver.submit, engine.start, handle.on_bucket
+    submit, start, on_bucket = driver.submit, engine.start, handle.hook.on_bucket
 
     def recorded(bucket):
         names = {id(p): n for n, p in ddp.module.named_parameters()}
@@ -204,7 +204,7 @@ def _dies(spec, victim, call, signal, without=(), buckets=1, coalesce=True, pati
         calls.append(count)
         return start(steps, count)
 
-    handle.on_bucket, driver.submit, engine.start = recorded, fatal_submit, fatal_start
+    handle.hook.on_bucket, driver.submit, engine.start = recorded, fatal_submit, fatal_start
     if patience is not None:
         in_a_hurry(handle, patience)
     before = handle.state_dict()["tensors"]
@@ -223,7 +223,7 @@ def in_a_hurry(handle, seconds):
     engine, patience = handle.worker.engine, training.PATIENT
     assert group_timeout(engine.group) == patience, "the sibling has the user's time-out"
     assert engine._faults.timeout == patience.total_seconds()
-    for group in (engine.group, handle._user_group):
+    for group in (engine.group, handle.hook.sums.group):
         training.waits(group, seconds)
     engine._faults.timeout = seconds
 
@@ -292,7 +292,7 @@ def _dies_while_all_reduce(victim, begun):
     for step in range(2):
         training.step_once(ddp, optimizer, rank, step)
     store, gradients = dist.distributed_c10d._get_default_store(), {}
-    engine, on_bucket = handle.worker.engine, handle.on_bucket
+    engine, on_bucket = handle.worker.engine, handle.hook.on_bucket
     start = engine.start
 
     def recorded(bucket):
@@ -314,7 +314,7 @@ def _dies_while_all_reduce(victim, begun):
             time.sleep(60)
         return batch
 
-    handle.on_bucket, engine.start = recorded, fatal
+    handle.hook.on_bucket, engine.start = recorded, fatal
     before = handle.state_dict()["tensors"]
     try:
         training.step_once(ddp, optimizer, rank, 2)
@@ -530,7 +530,7 @@ def _attached_again():
         dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=seconds), group)
         ddp, handle, optimizer = training.build(group, "topk:ratio=0.05")
         engine = handle.worker.engine
-        found += [group_timeout(engine.group).total_seconds(), engine.timeout, engine._faults.timeout, handle._sibling.number]
+        found += [group_timeout(engine.group).total_seconds(), engine.timeout, engine._faults.timeout, handle._opened.sibling.number]
         handle.close()
     return found
 
@@ -576,7 +576,7 @@ def _engine_fails(spec, victims, at, late, patience=2, coalesce=False, **options
     ddp, handle, optimizer = training.build(group, spec, buckets=16, attach_options=options, coalesce=coalesce)
     for step in range(2):
         training.step_once(ddp, optimizer, rank, step)
-    gradients, buckets, on_bucket = {}, [], handle.on_bucket
+    gradients, buckets, on_bucket = {}, [], handle.hook.on_bucket
     names = {id(p): n for n, p in ddp.module.named_parameters()}
 
     def recorded(bucket):
@@ -585,7 +585,7 @@ def _engine_fails(spec, victims, at, late, patience=2, coalesce=False, **options
             gradients[names[id(p)]] = g.detach().clone().flatten()
         return on_bucket(bucket)
 
-    handle.on_bucket = recorded
+    handle.hook.on_bucket = recorded
     if rank in victims:
         handle.worker._driver.table.engine = FailingEngine(handle.worker.engine, at, late)
     before = handle.state_dict()["tensors"]
@@ -704,7 +704,7 @@ def _sums_fail(spec, at_end):
     ddp, handle, optimizer = training.build(dist.group.WORLD, spec, buckets=16)
     for step in range(2):
         training.step_once(ddp, optimizer, dist.get_rank(), step)
-    handle._user_group, raised, calls, kept = Group(), [], [], front.AT_END
+    handle.hook.sums.group, raised, calls, kept = Group(), [], [], front.AT_END
     handle.worker._driver.table.engine = FailingEngine(None, 0, False)  # later buckets may not go to the worker's group instead
     front.AT_END = kept if at_end else -1
     for step in (2, 3):
@@ -712,7 +712,7 @@ def _sums_fail(spec, at_end):
             training.step_once(ddp, optimizer, dist.get_rank(), step)
         except RuntimeError as error:
             raised.append(str(error))
-        calls.append(handle._user_group.calls + handle.worker.engine.calls)
+        calls.append(handle.hook.sums.group.calls + handle.worker.engine.calls)
     front.AT_END = kept
     result = calls, raised, handle.last_error
     handle.close()
@@ -756,7 +756,7 @@ def _poisoned_residual(ask):
         if ask == "state":
             handle.state_dict()
         if ask == "never":
-            handle.worker._between_jobs(lambda: None)  # the look is behind the jobs
+            handle.worker.commands.between_jobs(lambda: None)  # the look is behind the jobs
         lines = heard.getvalue().splitlines()
         handle.close()
     worker.LOOK_EVERY = kept

@@ -207,7 +207,7 @@ def after_a_failure(folder):
     with said() as lines:
         trainer = Trainer(model(), transformers.LaconicCallback("3lc", **OPTIONS), folder)
         trainer.train(2)
-        trainer.callback.handle.worker.broken = laconic.LaconicError(62, "engine_failed", "a peer is gone")
+        trainer.callback.handle.worker.exchanges.broken = laconic.LaconicError(62, "engine_failed", "a peer is gone")
         Path(folder, "checkpoint-2").mkdir(exist_ok=True)
         trainer.callback.on_save(trainer.args, types.SimpleNamespace(global_step=2), None)
     return Path(folder, "checkpoint-2", f"laconic-rank-{dist.get_rank()}.pt").is_file(), lines

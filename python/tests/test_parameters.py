@@ -125,8 +125,8 @@ def _after_a_failure():
             raise RuntimeError("the test ends the network")
 
     said = []
-    handle.worker.broken = laconic.LaconicError(62, "engine_failed", "the engine failed before")
-    handle._user_group = Counting()
+    handle.worker.exchanges.broken = laconic.LaconicError(62, "engine_failed", "the engine failed before")
+    handle.hook.sums.group = Counting()
     try:
         ddp(torch.randn(6, 24), torch.zeros(6, dtype=torch.long)).backward()
     except RuntimeError as error:
@@ -192,7 +192,7 @@ def _sends_more(steps):
     with contextlib.redirect_stderr(heard):
         for _ in range(steps):
             ddp(torch.randn(2, 80)).square().mean().backward()
-        handle.worker._between_jobs(lambda: None)  # the look is behind the jobs
+        handle.worker.commands.between_jobs(lambda: None)  # the look is behind the jobs
     return handle.stats()["ratio"], heard.getvalue()
 
 

@@ -25,7 +25,7 @@ def _observed(observes, steps=6, told=(3,)):
     ddp, handle, optimizer = training.build(dist.group.WORLD, "none", buckets=3)
     times, exchanges = [], []
     session, due = handle.worker.session, reports.due
-    handle._observes = observes
+    handle.settings.observes = observes
     summed = session.summed
     session.summed = lambda issued, completed: (times.append((issued, completed)), summed(issued, completed))
     reports.due = lambda since: since in told
@@ -33,7 +33,7 @@ def _observed(observes, steps=6, told=(3,)):
         for step in range(steps):
             before = len(times)
             training.step_once(ddp, optimizer, rank, step)
-            exchanges.append((handle.stats()["exchanges"], len(times) - before, len(handle._last_seen)))
+            exchanges.append((handle.stats()["exchanges"], len(times) - before, len(handle.hook.layouts.last_seen)))
     finally:
         reports.due = due
     weights = torch.cat([p.detach().flatten() for p in ddp.parameters()])

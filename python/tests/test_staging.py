@@ -308,7 +308,7 @@ def _hook(device):
     ddp, handle, optimizer = training.build(dist.group.WORLD, "3lc", buckets=3, device=device)
     training.step_once(ddp, optimizer, dist.get_rank(), 0)
     tickets, ended, stage = [], [], handle.worker.stage
-    fetch, on_bucket = stage.fetch, handle.on_bucket
+    fetch, on_bucket = stage.fetch, handle.hook.on_bucket
 
     def fetching(layout, pieces):
         tickets.append(fetch(layout, pieces))
@@ -319,7 +319,7 @@ def _hook(device):
         ended.append(tickets[-1].event.query())
         return future
 
-    stage.fetch, handle.on_bucket = fetching, hooked
+    stage.fetch, handle.hook.on_bucket = fetching, hooked
     late(device, 0, 200_000, 0)
     training.step_once(ddp, optimizer, dist.get_rank(), 1)
     late(device)
@@ -545,7 +545,7 @@ def _by_turns(device):
         ddp = DistributedDataParallel(training.Net().to(place))
         handle = laconic.attach(ddp, "3lc", quiet=True)
         training.step_once(ddp, torch.optim.SGD(ddp.parameters(), lr=0.1), dist.get_rank(), 0)
-        backends.append((handle.explain()["exchange_backend"], id(handle._sibling.group)))
+        backends.append((handle.explain()["exchange_backend"], id(handle._opened.sibling.group)))
         handle.close()
         del ddp, handle
     return backends

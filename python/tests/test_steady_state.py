@@ -23,7 +23,7 @@ def _overlap(spec, buckets):
         training.step_once(ddp, optimizer, rank, step)
     log, all_hooks_returned = [], threading.Event()
     driver = handle.worker._driver
-    on_bucket, submit = handle.on_bucket, driver.submit
+    on_bucket, submit = handle.hook.on_bucket, driver.submit
 
     def hook(bucket):
         future = on_bucket(bucket)
@@ -39,9 +39,9 @@ def _overlap(spec, buckets):
         log.append(("finished", index, threading.current_thread().name, held))
         return code
 
-    handle.on_bucket, driver.submit = hook, slow
+    handle.hook.on_bucket, driver.submit = hook, slow
     training.step_once(ddp, optimizer, rank, 3)
-    handle.on_bucket, driver.submit = on_bucket, submit
+    handle.hook.on_bucket, driver.submit = on_bucket, submit
     handle.close()
     return log, threading.current_thread().name
 
@@ -103,13 +103,13 @@ def _rounds(spec, buckets, steps=4, small=64, without=(), **options):
         setattr(dist, name, counted(name, function))
     engine._all_gather_flat = counted("flat", flat)
     handle.worker.engine._swap_step = counted("swap", handle.worker.engine._swap_step)
-    user_group, handle._user_group = handle._user_group, _CountedGroup(handle._user_group, asked)
+    user_group, handle.hook.sums.group = handle.hook.sums.group, _CountedGroup(handle.hook.sums.group, asked)
     for step in range(4, 4 + steps):
         training.step_once(ddp, optimizer, rank, step)
     for name, function in kept.items():
         setattr(dist, name, function)
     engine._all_gather_flat = flat
-    handle._user_group = user_group
+    handle.hook.sums.group = user_group
     after, explained = handle.stats(), handle.explain()
     handle.close()
     return {"asked": len(asked), "strategy": explained["strategy"],

@@ -16,7 +16,7 @@ import torch.distributed as dist  # noqa: E402
 import training  # noqa: E402
 
 import laconic  # noqa: E402
-from laconic import ddp as front  # noqa: E402
+from laconic import handle as any_handle  # noqa: E402
 from laconic import turns  # noqa: E402
 
 SPEC = "topk:ratio=0.05"
@@ -51,10 +51,10 @@ def _ended(ddp, handle, optimizer, first=3):
 
 def within(ddp, handle, where, what) -> None:
     """Calls what() once, inside of the next backward()."""
-    on_bucket = handle.on_bucket
+    on_bucket = handle.hook.on_bucket
 
     def of_a_bucket(bucket):
-        handle.on_bucket = on_bucket
+        handle.hook.on_bucket = on_bucket
         future = on_bucket(bucket)
         what()
         return future
@@ -72,7 +72,7 @@ def within(ddp, handle, where, what) -> None:
         return gradient
 
     if where == "hook of a bucket":
-        handle.on_bucket = of_a_bucket
+        handle.hook.on_bucket = of_a_bucket
     else:
         removed = list(ddp.parameters())[-1].register_hook(of_a_tensor)
 
@@ -119,13 +119,13 @@ def _stands_still():
 
     if rank == 0:
         signal.signal(signal.SIGTERM, save)
-        waits = handle._at_end._deliver
+        waits = handle.hook.at_end._deliver
 
         def waiting():
             threading.Thread(target=lambda: (time.sleep(0.2), os.kill(os.getpid(), signal.SIGTERM)), daemon=True).start()
             waits()
 
-        handle._at_end._deliver = waiting
+        handle.hook.at_end._deliver = waiting
     else:
         next(ddp.parameters()).register_hook(lambda gradient: store.wait(["laconic tests/saved"]) or gradient)
     training.step_once(ddp, optimizer, rank, 2)
@@ -141,23 +141,23 @@ def test_a_signal_handler_saves_the_last_state_while_a_peer_stands_still(pools):
 def _from_another_thread(name):
     """Rank 0's other thread calls within the third step: what it got, and the state behind that step."""
     ddp, handle, optimizer = _built()
-    call, got, on_bucket, threads = calls(handle)[name], [], handle.on_bucket, []
+    call, got, on_bucket, threads = calls(handle)[name], [], handle.hook.on_bucket, []
 
     def asks(bucket):
         future = on_bucket(bucket)
         if bucket.index() == 0 and not threads:
             threads.append(threading.Thread(target=lambda: got.append(call())))
             threads[0].start()
-            while len(handle._turns._asking) < 2:
+            while len(handle.steps._turns._asking) < 2:
                 time.sleep(0.001)
         return future
 
     if name is not None and (dist.get_rank() == 0 or name == "set"):
-        handle.on_bucket = asks
+        handle.hook.on_bucket = asks
     training.step_once(ddp, optimizer, dist.get_rank(), 2)
     for thread in threads:
         thread.join()
-    handle.on_bucket = on_bucket
+    handle.hook.on_bucket = on_bucket
     state = handle.state_dict()
     return got, bits(state), handle.explain()["spec"], _ended(ddp, handle, optimizer)[0]
 
@@ -203,8 +203,8 @@ def test_states_may_be_taken_in_another_thread_again_and_again(pools):
 def _never_ends(how):
     """A call of another thread in a step that does not end while it waits: what it is told."""
     ddp, handle, optimizer = _built()
-    said, on_bucket, kept = [], handle.on_bucket, front._seconds
-    front._seconds = (lambda group: 0.2) if how == "in time" else kept
+    said, on_bucket, kept = [], handle.hook.on_bucket, any_handle.seconds
+    any_handle.seconds = (lambda group: 0.2) if how == "in time" else kept
 
     def asks():
         try:
@@ -214,23 +214,23 @@ def _never_ends(how):
 
     def asked(bucket):
         if not said:
-            handle.on_bucket = on_bucket
+            handle.hook.on_bucket = on_bucket
             future = on_bucket(bucket)
             thread = threading.Thread(target=asks)
             thread.start()
             if how == "because the engine has failed":
-                while len(handle._turns._asking) < 2:
+                while len(handle.steps._turns._asking) < 2:
                     time.sleep(0.001)
-                handle.worker._between_jobs(lambda: handle.worker._break(laconic.LaconicError(62, "engine_failed", "the test breaks it", "")))
+                handle.worker.commands.between_jobs(lambda: handle.worker.exchanges.break_off(laconic.LaconicError(62, "engine_failed", "the test breaks it", "")))
             thread.join()
         return future
 
-    handle.on_bucket = asked
+    handle.hook.on_bucket = asked
     try:
         training.step_once(ddp, optimizer, dist.get_rank(), 2)
     except RuntimeError as error:
         said.append("the test breaks it" in str(error))
-    front._seconds = kept
+    any_handle.seconds = kept
     return said, handle.close()
 
 

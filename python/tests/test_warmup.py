@@ -75,7 +75,7 @@ def _fails_while_warming_up():
             Failing.calls += 1
             raise RuntimeError("the test ends the network")
 
-    handle._user_group = Failing()
+    handle.hook.sums.group = Failing()
     said = []
     for step in (1, 2):
         try:

@@ -65,7 +65,7 @@ def _issued(window):
     submit = handle.worker.submit
 
     def noted(layout, *arguments, **options):
-        elements.extend(handle._counts[p] for p in layout.parameters)  # parts of one parameter each
+        elements.extend(handle._opened.parameters.counts[p] for p in layout.parameters)  # parts of one parameter each
         return submit(layout, *arguments, **options)
 
     engine.start, engine.wait, handle.worker.submit = started, waited, noted
@@ -144,7 +144,7 @@ def _saved_within_a_step(coalesce):
     for step in range(2):
         training.step_once(ddp, optimizer, dist.get_rank(), step)
     before, gradients, saved = handle.state_dict()["tensors"], {}, []
-    on_bucket, names = handle.on_bucket, {id(p): n for n, p in ddp.module.named_parameters()}
+    on_bucket, names = handle.hook.on_bucket, {id(p): n for n, p in ddp.module.named_parameters()}
 
     def asks(bucket):
         if not saved:
@@ -152,11 +152,11 @@ def _saved_within_a_step(coalesce):
                 gradients[names[id(p)]] = g.detach().clone().flatten()
         future = on_bucket(bucket)
         if not saved:
-            handle.worker._between_jobs(lambda: handle.worker._break(laconic.LaconicError(62, "engine_failed", "the test breaks it", "")))
+            handle.worker.commands.between_jobs(lambda: handle.worker.exchanges.break_off(laconic.LaconicError(62, "engine_failed", "the test breaks it", "")))
             saved.append(handle.state_dict()["tensors"])
         return future
 
-    handle.on_bucket = asks
+    handle.hook.on_bucket = asks
     try:
         training.step_once(ddp, optimizer, dist.get_rank(), 2)
         raised = ""

@@ -92,7 +92,7 @@ class Unexpected(BaseException):
 
 RAISED = [RuntimeError("told to"), ValueError("told to"), MemoryError("told to"), KeyboardInterrupt("told to"), SystemExit("told to"),
           Unexpected("told to"), laconic.LaconicError(1, "invalid_argument", "told to", "")]
-TASKS = ["worker._fetch", "worker._end_step", "worker._look", "stage.ready", "stage.deliver", "session.entries", "_driver.submit", "_driver.finish",
+TASKS = ["exchanges._fetch", "exchanges.end_step", "_reports.look", "stage.ready", "stage.deliver", "session.entries", "_driver.submit", "_driver.finish",
          "_driver._ended_call", "engine.start", "engine.wait"]
 
 
@@ -105,7 +105,7 @@ def _raises_once(task, error):
     for step in range(2):
         training.step_once(ddp, optimizer, rank, step)
     owner, _, name = task.rpartition(".")
-    owner = worker if owner == "worker" else getattr(worker, owner)
+    owner = getattr(worker, owner)
     usual = getattr(owner, name)
 
     def once(*arguments, **named):
@@ -123,7 +123,7 @@ def _raises_once(task, error):
             said.append(str(failure))
     of_worker.LOOK_EVERY, front.AT_END = kept
     tensors = handle.state_dict()["tensors"]
-    last, thread = handle.last_error, worker._thread
+    last, thread = handle.last_error, worker.commands.thread
     handle.close()
     return said, last, len(tensors), thread.is_alive(), handle.stats()["steps"]
 
@@ -136,7 +136,7 @@ def patient():
     pool.close()
 
 
-@pytest.mark.parametrize(("task", "error"), [*((task, RAISED[2]) for task in TASKS), *(("worker._fetch", error) for error in RAISED)],
+@pytest.mark.parametrize(("task", "error"), [*((task, RAISED[2]) for task in TASKS), *(("exchanges._fetch", error) for error in RAISED)],
                          ids=lambda what: what if isinstance(what, str) else type(what).__name__)
 def test_a_task_that_raises_is_heard_by_whoever_waits_on_every_rank(patient, task, error):
     for said, last, states, alive, steps in patient.run(_raises_once, task=task, error=error, seconds=120):
@@ -161,9 +161,9 @@ def _ends_badly(where):
     heard = io.StringIO()
     with contextlib.redirect_stderr(heard):
         if where != "at the end":
-            handle.worker.release(handle._last_seen[0])
+            handle.worker.release(handle.hook.layouts.last_seen[0])
         handle.close()
-    return heard.getvalue(), handle.last_error, handle.stats()["steps"], handle.worker._thread.is_alive()
+    return heard.getvalue(), handle.last_error, handle.stats()["steps"], handle.worker.commands.thread.is_alive()
 
 
 @pytest.mark.parametrize("where", ["at the end", "before"])

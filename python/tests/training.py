@@ -139,7 +139,7 @@ def build(group, spec, *, width=48, dtype=torch.float32, buckets=1, model_option
     if spec is not None:
         handle = laconic.attach(ddp, spec, small_elements=64, quiet=True, **(attach_options or {}))
         if not coalesce:  # each bucket is an exchange, as a long one is
-            handle._apart = True  # noqa: SLF001
+            handle.hook.apart = True  # noqa: SLF001
     # All parameters in one call, as torch does it on accelerators, rounds 16-bit ones differently. The rate is a power of two: its product
     # with a gradient is exact, and fused with an addition or not makes no difference.
     return ddp, handle, torch.optim.SGD(ddp.parameters(), lr=2.0**-4, momentum=0.9, foreach=False)
