@@ -24,44 +24,17 @@ class PassThrough:
 
     spec, step, last_error, closed, parameters, rank, warmup = "none", 0, None, False, [], 0, 0
 
-    def stats(self) -> dict:
-        return {"disabled": True}
-
-    def explain(self) -> dict:
-        return {"disabled": True, "reason": DISABLED}
-
-    def flush(self, steps: int = 10) -> int:
-        return self.step  # nothing is held back
-
-    def set(self, spec: str | None = None, rules=None, control: str | None = None) -> None:
-        pass  # nothing is compressed, whatever the settings
-
-    def follow(self, optimizer) -> None:
-        pass  # there are no residuals
-
-    def state_dict(self) -> dict:
-        return {"disabled": True}
-
-    def load_state_dict(self, state: dict) -> None:
-        pass
-
-    def prepare(self, state: dict):
-        return lambda: None
-
-    def describe(self) -> str:
-        return DISABLED
-
-    def gather_texts(self, text: str) -> list[str]:
-        return [text]
-
-    def at_end(self, callback) -> None:
-        pass
-
-    def tell_last_changes(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
+    stats = state_dict = lambda self: {"disabled": True}
+    explain = lambda self: {"disabled": True, "reason": DISABLED}
+    describe = lambda self: DISABLED
+    flush = lambda self, steps=10: self.step  # nothing is held back
+    prepare = lambda self, state: lambda: None
+    gather_texts = lambda self, text: [text]
+    set = lambda self, spec=None, rules=None, control=None: None
+    follow = lambda self, optimizer: None
+    load_state_dict = lambda self, state: None
+    at_end = lambda self, callback: None
+    close = tell_last_changes = lambda self: None
 
 
 def handles() -> list:

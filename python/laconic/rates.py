@@ -1,5 +1,5 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""Learning rates that residuals follow: handle.follow(optimizer)."""
+"""Loss scales and learning rates, which residuals follow: attach(scaler=), handle.follow(optimizer)."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ import math
 from . import errors
 
 
-class Rates:
-    """The learning rate of every parameter that a followed optimizer has, read when it is asked for."""
+class Units:
+    """What a step's gradients are multiplied by, and the learning rate of every parameter that a followed optimizer has."""
 
-    def __init__(self, parameters):
+    def __init__(self, parameters, scaler, stage):
         """parameters: (name, tensor) of what is exchanged."""
         self._names = {id(p): name for name, p in parameters}
+        self._scaler, self._stage = scaler, stage
+        self.scale = 1.0
+        self.rates: dict[str, float] | None = None  #: by name; None where nothing is followed
         self._followed: list = []  # (optimizer, for each of its groups: how many parameters, names of those exchanged)
 
     def follow(self, optimizer) -> None:
@@ -32,10 +35,12 @@ class Rates:
     def _listed(self, optimizer) -> list:
         return [(len(g["params"]), [self._names[id(p)] for p in g["params"] if id(p) in self._names]) for g in optimizer.param_groups]
 
-    def now(self) -> dict[str, float] | None:
-        """Parameter's name → learning rate; None where nothing is followed."""
-        if not self._followed:
-            return None
+    def begin_step(self) -> None:
+        if self._scaler is not None and self._scaler.is_enabled():
+            self.scale = self._stage.scale_of(self._scaler)
+        self.rates = self._now() if self._followed else None
+
+    def _now(self) -> dict[str, float]:
         rates = {}
         for i, (optimizer, listed) in enumerate(self._followed):
             groups = optimizer.param_groups
@@ -45,21 +50,6 @@ class Rates:
             for group, (_, names) in zip(groups, listed):
                 rates.update(dict.fromkeys(names, float(group["lr"])))
         return rates
-
-
-class Units:
-    """What this step's gradients are multiplied by, and the learning rates that they meet."""
-
-    def __init__(self, parameters, scaler, stage):
-        self._rates, self._scaler, self._stage = Rates(parameters), scaler, stage
-        self.follow = self._rates.follow
-        self.scale = 1.0
-        self.rates: dict[str, float] | None = None
-
-    def begin_step(self) -> None:
-        if self._scaler is not None and self._scaler.is_enabled():
-            self.scale = self._stage.scale_of(self._scaler)
-        self.rates = self._rates.now()
 
 
 def usable(rate: float) -> bool:

@@ -63,7 +63,8 @@ class Residuals:
                 view(address, count, _lib.F32).mul_(factor)
 
     def saved(self, step: int) -> dict:
-        """{"version", "header", "step", "tensors"}; with learning rates that residuals follow, "rates"."""
+        """{"version", "header", "step", "tensors"}: what this rank must have to continue bit for bit. With learning rates that residuals
+        follow, "rates"."""
         tensors = {}
         for name, address, count in self._session.entries():
             values = torch.empty(count, dtype=torch.float32, device="cpu")

@@ -137,12 +137,7 @@ class Worker:
         return self._reports.explain()
 
     def flush(self, steps: int = 10) -> int:
-        """Drains the residuals: an equal part of them goes out in each of `steps` steps (1 to 65535; 1: all at once).
-
-        Gives the number of the step after which they are empty: the first step after the call carries the wish, the next
-        one is the first that drains. One rank's call is enough; ranks that call it give the same number. A flush that is
-        under way goes on as it is.
-        """
+        """See Handle.flush."""
         steps = whole("steps", steps, 1, 65535)
         left = self.commands.between_jobs(self.session.flush, steps)
         return self.step + left - 1 if left else self.step + steps
@@ -163,12 +158,8 @@ class Worker:
         return self.commands.between_jobs(self.exchanges.agreed, what, *arguments)
 
     def state_dict(self) -> dict:
-        """{"version", "header", "step", "tensors"}: what this rank must have to continue bit for bit. With learning rates that
-        residuals follow, "rates".
-
-        Waits for what is queued: after a failure the jobs behind it still put their gradients into the residuals. Called between
-        two steps, or when the engine has failed: then what is in flight is undone.
-        """
+        """See Residuals.saved. Waits for what is queued: after a failure the jobs behind it still put their gradients into the residuals. Called
+        between two steps, or when the engine has failed: then what is in flight is undone."""
         return self.commands.between_jobs(self._state_dict)
 
     def _state_dict(self) -> dict:
