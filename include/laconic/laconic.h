@@ -490,7 +490,8 @@ LACONIC_API int32_t laconic_session_release_layout(laconic_session* session,
 
 /* What cuts buckets at options.part, lets short ones travel together, keeps exchanges in flight and
  * agrees with the other ranks, so that callers need not drive exchanges step by step. One thread at
- * a time, and nothing of it from inside of a callback: exchange_order. */
+ * a time, and nothing of it from inside of a callback: exchange_order. In a child that was forked
+ * from its process nothing is exchanged: unsupported. */
 typedef struct laconic_driver laconic_driver;
 
 /* An engine as a table of callbacks. `start` and `wait` are those of laconic_plugin, which may

@@ -1,6 +1,8 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
 // Drivers: buckets in, means out, over an engine of the caller's.
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <iterator>
@@ -50,6 +52,7 @@ struct laconic_driver final : laconic::session::Listener {
   laconic::session::Driver driver;
   std::vector<laconic_owned_range> ranges;  // of the turn
   std::atomic_flag in_use;
+  pid_t process = ::getpid();
 };
 
 namespace {
@@ -67,11 +70,16 @@ using laconic::capi::to_bucket;
 using laconic::capi::to_error;
 using laconic::capi::to_layout;
 
-/// Runs `body(driver)`, unless another thread, or a callback, is in there.
+/// Runs `body(driver)`, unless another thread, or a callback, is in there. What a forked child sent
+/// would arrive as its parent's.
 template <class Body>
 int32_t alone(laconic_driver* driver, Body&& body) {
   return guarded([&]() -> int32_t {
     if (driver == nullptr) return null_argument("driver");
+    if (driver->process != ::getpid()) {
+      return fail(Errc::unsupported, "this process was forked from the one that made the driver",
+                  "call it in that one");
+    }
     if (driver->in_use.test_and_set(std::memory_order_acquire)) {
       return fail(Errc::exchange_order, "the driver is in use",
                   "one thread at a time, and nothing from inside of a callback");

@@ -9,6 +9,7 @@
 
 #include "laconic/laconic.h"
 #include "laconic/loopback.h"
+#include "support/forked.h"
 #include "support/on_all.h"
 
 namespace laconic::test {
@@ -301,6 +302,33 @@ TEST(CDriver, ACallbackThatDidNothingHasFailed) {
     EXPECT_EQ(said, starts ? "the engine's wait has not returned in order"
                            : "the engine's start has not returned in order");
   }
+}
+
+TEST(CDriver, AForkedChildIsAnsweredAtOnceAndSendsNothing) {
+  LoopbackHub hub(kWorld);
+  Rank ranks[] = {{hub, 0}, {hub, 1}};
+  on_all(kWorld, [&](uint32_t r) { ranks[r].agree(); });
+  Rank& rank = ranks[0];
+  const int starts = rank.ring.starts;
+  EXPECT_TRUE(ends_in_a_child([&] {
+    const laconic_failure failure{code_of(Errc::internal), "no", ""};
+    const laconic_bucket bucket = rank.bucket(0, 0);
+    uint32_t done = 0;
+    for (const int32_t code :
+         {rank.submit(0, 0), laconic_driver_drain(rank.driver), laconic_driver_finish(rank.driver),
+          laconic_driver_break_off(rank.driver, &failure),
+          laconic_driver_release(rank.driver, &bucket),
+          laconic_driver_set(rank.driver, nullptr, &failure, &done),
+          laconic_driver_set_what_waits(rank.driver, &done)}) {
+      if (code != code_of(Errc::unsupported)) ::_exit(1);
+    }
+    if (rank.ring.starts != starts) ::_exit(2);
+    laconic_driver_destroy(rank.driver);
+  }));
+  on_all(kWorld, [&](uint32_t r) {  // the parent goes on
+    EXPECT_EQ(ranks[r].submit(0, 0), 0) << laconic_last_message();
+    EXPECT_EQ(laconic_driver_finish(ranks[r].driver), 0) << laconic_last_message();
+  });
 }
 
 TEST(CDriver, WrongArgumentsAreRefused) {
