@@ -148,15 +148,15 @@ def test_the_start_line_says_that_one_machine_needs_no_compression(pools):
 
 def _elsewhere():
     """Rank 1 is in another network."""
-    from laconic import ddp
+    from laconic import opening
 
     if dist.get_rank() == 1:
-        ddp.place, kept = (lambda: "elsewhere"), ddp.place
+        opening.place, kept = (lambda: "elsewhere"), opening.place
     try:
         return _start_line()
     finally:
         if dist.get_rank() == 1:
-            ddp.place = kept
+            opening.place = kept
 
 
 def test_ranks_on_two_machines_hear_nothing_of_that(pools):
