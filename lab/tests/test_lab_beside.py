@@ -120,7 +120,7 @@ def test_its_failure_is_told_in_a_line_and_the_ranks_go_on(lab, tmp_path):
     process = lab.start("--json", "--beside", "1", "exit 3", "--", "sh", "-c", until(tmp_path / "told") + "; echo done")
     assert process.stdout.readline() == "laconic lab: the COMMAND on beside0 failed (exit 3); the ranks go on\n"
     (tmp_path / "told").touch()
-    said, _ = process.communicate(timeout=100)
+    said, _ = process.communicate(timeout=280)
     report = json.loads(said[said.index("{\n"):])
     assert process.returncode == 0 and "error" not in report and report["beside"][0]["exit"] == 3
     assert "beside0 failed" not in said and "[0] done" in said

@@ -189,7 +189,7 @@ def test_the_forwarders_end_is_the_runs_error(lab):
               if pathlib.Path(f"/proc/{pid}/comm").read_text() == "lab-forwarder\n"]
     assert len(inside) == 1
     os.kill(inside[0], signal.SIGKILL)
-    said, _ = process.communicate(timeout=100)
+    said, _ = process.communicate(timeout=280)
     assert process.returncode == 1 and "the process that delays frames ended (SIGKILL)" in said
     assert eventually(lambda: not processes_with(marker))
 

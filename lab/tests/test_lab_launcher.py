@@ -88,7 +88,7 @@ def test_on_enters_from_every_rank_of_any_lab(lab):
 def test_on_refuses_in_words(lab, any_lab, tmp_path):
     def error(command, **variables):
         without = {k: v for k, v in os.environ.items() if k != "LACONIC_LAB_CONTROL"}
-        done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=100,
+        done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=280,
                               env={**without, **variables})
         assert done.stdout == "" and done.returncode in (1, 2)
         return done.stderr.splitlines()

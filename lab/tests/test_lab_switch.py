@@ -92,7 +92,7 @@ def test_a_lab_that_stood_still_has_waited_no_longer(lab, tmp_path):
     os.kill(supervisor, signal.SIGSTOP)
     time.sleep(10.5)  # longer than the ranks wait
     os.kill(supervisor, signal.SIGCONT)
-    said, _ = lab_process.communicate(timeout=100)
+    said, _ = lab_process.communicate(timeout=280)
     assert lab_process.returncode == 1 and "ended (exit 3) before the ranks" in said
     assert not mark.exists()
 
@@ -110,7 +110,7 @@ def test_an_interrupted_lab_ends_it(lab):
     lab_process = lab.start("--switch", "echo started; sleep 600", "--", "true")
     assert lab_process.stdout.readline() == "[switch] started\n"  # no port: the ranks are not there yet
     lab_process.terminate()
-    said, _ = lab_process.communicate(timeout=100)
+    said, _ = lab_process.communicate(timeout=280)
     assert lab_process.returncode == 1 and "interrupted by SIGTERM" in said
     assert "SIGTERM" in next(line for line in said.splitlines() if line.startswith("switch"))
 

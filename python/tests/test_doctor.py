@@ -270,7 +270,7 @@ def test_nothing_stays_behind_when_it_is_interrupted(tmp_path, hanging, ending):
         eventually(lambda: len(children(process.pid)) == 2 and all(map(in_init, children(process.pid))))
         ranks = children(process.pid)
         process.send_signal(ending)
-        _, said = process.communicate(timeout=100)
+        _, said = process.communicate(timeout=280)
     finally:
         process.kill()
     eventually(lambda: not any(map(running, ranks)))

@@ -305,7 +305,7 @@ def example(library):
 def digits(tmp_path_factory):
     pytest.importorskip("sklearn")
     file = tmp_path_factory.mktemp("digits") / "digits.txt"
-    subprocess.run([sys.executable, ROOT / "examples" / "export_digits.py", file], check=True, timeout=120)
+    subprocess.run([sys.executable, ROOT / "examples" / "export_digits.py", file], check=True, timeout=280)
     return file
 
 
@@ -314,7 +314,7 @@ def trained(library, digits, spec, ranks):
     command = [example(library), digits, spec]
     if ranks > 1:
         command = [*LAUNCHERS[library], "-n", str(ranks), *command]
-    result = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=120, check=True)
+    result = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=280, check=True)
     found = re.findall(rf"rank \d of {ranks}: accuracy ([\d.]+), weights ([0-9a-f]+)", result.stdout)
     assert len(found) == ranks, result.stdout + result.stderr
     return [(float(accuracy), weights) for accuracy, weights in found]

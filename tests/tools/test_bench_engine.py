@@ -183,7 +183,7 @@ def test_usage_errors(words, message):
 
 def test_no_memory_is_every_ranks_error():
     words = (*LOOPBACK, "--spec", "none", "--min", "64G", "--max", "64G")
-    done = subprocess.run([BINARY, *words], capture_output=True, text=True, timeout=120,
+    done = subprocess.run([BINARY, *words], capture_output=True, text=True, timeout=280,
                           preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30)))
     assert (done.returncode, done.stdout) == (BAD_ANSWER, "")
     assert "rank 0 has no memory for 17179869184 elements (out_of_memory" in done.stderr
@@ -219,7 +219,7 @@ def test_the_plug_in_is_the_launchers(tmp_path, variable, library):
     """A copy of the command that has no plug-ins beside it says which one it wants, and what brings it."""
     program = tmp_path / "laconic"
     shutil.copy(BINARY, program)
-    done = subprocess.run([program, "bench", "--engine", "mpi"], capture_output=True, text=True, timeout=120,
+    done = subprocess.run([program, "bench", "--engine", "mpi"], capture_output=True, text=True, timeout=280,
                           env={**os.environ, variable: "2"})
     assert done.returncode == BAD_ANSWER
     assert f"liblaconic_mpi_{library}.so" in done.stderr and "apt install" in done.stderr
@@ -237,7 +237,7 @@ def test_the_plug_in_is_found_where_cmake_and_pip_put_it(tmp_path, folder):
     plugin.parent.mkdir(parents=True, exist_ok=True)
     plugin.write_text("no library")
     done = subprocess.run([program, "bench", "--engine", "gloo", "--rank", "0", "--world", "1", "--rendezvous", "file:/nonexistent"],
-                          capture_output=True, text=True, timeout=120)
+                          capture_output=True, text=True, timeout=280)
     assert done.returncode == BAD_ANSWER and done.stderr.startswith(f"laconic: {plugin} is cut off"), done.stderr
 
 
@@ -261,7 +261,7 @@ def mpirun(library, *words, env=None, first=(), second=(), before=()):
     """Two ranks with the same words, but for what is given."""
     one = ["-n", "1", *before, BINARY, "bench", "--engine", "mpi", "--iterations", "3", "--timeout", "100"]
     command = [*LAUNCHERS[library], *one, *words, *first, ":", *one, *words, *second]
-    return subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=120,
+    return subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=280,
                           env={**ENVIRONMENT, **(env or {})})
 
 

@@ -26,7 +26,7 @@ FINE, BAD_ANSWER, USAGE = 0, 1, 2
 
 
 def laconic(*words, env=None):
-    return subprocess.run([BINARY, *map(str, words)], capture_output=True, text=True, timeout=120,
+    return subprocess.run([BINARY, *map(str, words)], capture_output=True, text=True, timeout=280,
                           env={**os.environ, **(env or {})})
 
 

@@ -21,7 +21,7 @@ BAD_ANSWER = 1
 
 
 def laconic(*words):
-    return subprocess.run([BINARY, *map(str, words)], capture_output=True, text=True, timeout=100)
+    return subprocess.run([BINARY, *map(str, words)], capture_output=True, text=True, timeout=280)
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +122,7 @@ WANTED = {
 
 
 def text_of(metrics):
-    with urllib.request.urlopen(f"http://{metrics}/metrics", timeout=100) as answer:
+    with urllib.request.urlopen(f"http://{metrics}/metrics", timeout=280) as answer:
         return answer.read().decode()
 
 

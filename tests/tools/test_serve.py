@@ -26,7 +26,7 @@ FINE, BAD_ANSWER, USAGE = 0, 1, 2
 
 
 def serve(*words):
-    return subprocess.run([BINARY, "serve", *map(str, words)], capture_output=True, text=True, timeout=100)
+    return subprocess.run([BINARY, "serve", *map(str, words)], capture_output=True, text=True, timeout=280)
 
 
 @pytest.fixture
@@ -183,7 +183,7 @@ def test_a_token_that_everybody_may_read_is_named(tmp_path, mode, warned):
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert json.loads(process.stdout.readline())["token"]
     process.terminate()
-    assert ("everybody on this machine may read it" in process.communicate(timeout=100)[1]) == warned
+    assert ("everybody on this machine may read it" in process.communicate(timeout=280)[1]) == warned
 
 
 def test_a_second_server_at_the_port_is_refused(serving):

@@ -30,12 +30,12 @@ def test_the_token_is_a_credential():
 def test_the_command_takes_its_words(tmp_path):
     program, command, *words = command_line()
     assert Path(program).name == "laconic" and command == "serve"
-    known = subprocess.run([BINARY, "serve", "--help"], capture_output=True, text=True, timeout=100).stdout
+    known = subprocess.run([BINARY, "serve", "--help"], capture_output=True, text=True, timeout=280).stdout
     for option in (word for word in words if word.startswith("-")):
         assert re.search(rf"^\s+{option}\b", known, re.M), option
     has_metrics = json.loads(subprocess.run([BINARY, "serve", "--check", "--json"], capture_output=True, text=True,
-                                            timeout=100).stdout)["metrics"]["works"]
-    subprocess.run([BINARY, "serve", "--new-token", tmp_path / "job.token"], check=True, capture_output=True, timeout=100)
+                                            timeout=280).stdout)["metrics"]["works"]
+    subprocess.run([BINARY, "serve", "--new-token", tmp_path / "job.token"], check=True, capture_output=True, timeout=280)
     here = {"0.0.0.0:7420": "127.0.0.1:0", "127.0.0.1:9420": "127.0.0.1:0", "%d/job.token": str(tmp_path / "job.token")}
     assert set(here) <= set(words)
     words = [here.get(word, word) for word in words]
@@ -51,5 +51,5 @@ def test_the_command_takes_its_words(tmp_path):
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
 def test_systemd_knows_its_keys():
-    done = subprocess.run(["systemd-analyze", "verify", UNIT], capture_output=True, text=True, timeout=100)
+    done = subprocess.run(["systemd-analyze", "verify", UNIT], capture_output=True, text=True, timeout=280)
     assert not re.search(r"Unknown (key|section|lvalue)|Failed to parse", done.stdout + done.stderr), done.stderr
