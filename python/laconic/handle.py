@@ -173,7 +173,8 @@ class Handle:
     def explain(self) -> dict:
         """What was picked and why: spec, strategy, reason, memory, and every parameter's codec and largest payload, or why it
         is not compressed. docs/guide/pytorch.md has every key."""
-        return self._opened.explain()
+        explained = self._opened.explain()
+        return {**explained, "second_leg": self.steps.units.second_leg(explained)}
 
     def flush(self, steps: int = 10) -> int:
         """Drains the residuals: an equal part of them goes out in each of `steps` steps (1 to 65535; 1: all at once).

@@ -7,6 +7,8 @@ import math
 
 from . import errors
 
+DIVIDING = {"Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop", "Adagrad", "Adadelta"}  #: optimizers, by the root of squares or the like
+
 
 class Units:
     """What a step's gradients are multiplied by, and the learning rate of every parameter that a followed optimizer has."""
@@ -31,6 +33,14 @@ class Units:
             raise errors.error("invalid_argument", f"{type(optimizer).__name__} has none of the parameters that are exchanged",
                                "give the torch optimizer that takes this model's gradients")
         self._followed.append((optimizer, listed))
+
+    def second_leg(self, explained: dict) -> str | None:
+        """Where an optimizer that is followed divides by the size of what arrives, what the owners' encoding of the mean costs."""
+        dividing = [kind for optimizer, _ in self._followed for kind in type(optimizer).__mro__ if kind.__name__ in DIVIDING]
+        if not dividing or explained["strategy"] != "two_shot" or not explained["feedback"]:
+            return None
+        return (f"{dividing[0].__name__} divides by the size of what arrives, and means are encoded a second time: strategy='gather_all' loses "
+                f"about half as much, for {explained['world'] / 2:g} times the bytes; laconic.ShardedOptimizer encodes what is behind the optimizer")
 
     def _listed(self, optimizer) -> list:
         return [(len(g["params"]), [self._names[id(p)] for p in g["params"] if id(p) in self._names]) for g in optimizer.param_groups]

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 import training  # noqa: E402
 
 import laconic  # noqa: E402
-from laconic.rates import changes, parameter_of  # noqa: E402
+from laconic.rates import Units, changes, parameter_of  # noqa: E402
 
 
 def _gradient(ddp, rank, step):
@@ -209,3 +209,15 @@ def test_rates_by_themselves():
     assert changes(held, {"a": 0.2, "b": float("inf")}) == {"a": 0.5}
     assert [parameter_of(name) for name in ("residual/a@b", "owner_residual/a@b@64", "state/a@0#0", "state/flush", "momentum/a", "mean/a")] == [
         "a@b", "a@b", None, None, None, None]
+
+
+@pytest.mark.parametrize(("kind", "strategy", "spec", "says"), [
+    ("AdamW", "two_shot", "3lc", True), ("SGD", "two_shot", "3lc", False), ("AdamW", "gather_all", "3lc", False),
+    ("AdamW", "two_shot", "3lc+noef", False)])
+def test_explain_names_the_second_leg_of_adam(kind, strategy, spec, says):
+    model = torch.nn.Linear(3, 2)
+    units = Units([(name, p) for name, p in model.named_parameters()], None, None)
+    explained = {"strategy": strategy, "feedback": "+noef" not in spec, "world": 4}
+    assert units.second_leg(explained) is None, "nothing is followed"
+    units.follow(getattr(torch.optim, kind)(model.parameters(), lr=0.1))
+    assert ("gather_all" in (units.second_leg(explained) or "")) == says
