@@ -3,6 +3,7 @@
 
     handle = laconic.attach(ddp_model, "3lc:s=1.5")        # after the DDP wrapper
     torchrun --nproc-per-node 4 -m laconic.run --spec "topk:ratio=0.01" train.py
+    optimizer = laconic.ShardedOptimizer(model, torch.optim.AdamW, push="3lc", pull="3lc", lr=3e-4)      # in place of DDP
     session = laconic.Session("3lc", parameters, engine="mpi")       # NumPy arrays over MPI or Gloo; no torch needed
     frame = laconic.Codec("int8:block=256").encode(array)  # bytes in, bytes out; no torch needed
 """
@@ -19,8 +20,16 @@ from .registered import register
 from .session import Session
 
 __version__ = _clib.laconic_version().decode()
-__all__ = ["Codec", "Frame", "LaconicError", "Residual", "Session", "attach", "bench", "checkpointable", "codecs", "handle_of", "handles", "register",
+__all__ = ["Codec", "Frame", "LaconicError", "Residual", "Session", "ShardedOptimizer", "attach", "bench", "checkpointable", "codecs", "handle_of", "handles", "register",
            "show_versions"]
+
+
+def __getattr__(name: str):
+    if name == "ShardedOptimizer":  # needs torch
+        from .sharded import ShardedOptimizer
+
+        return ShardedOptimizer
+    raise AttributeError(f"module 'laconic' has no attribute {name!r}")
 
 
 def show_versions() -> dict:

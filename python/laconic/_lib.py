@@ -77,7 +77,8 @@ class SessionOptions(_Sized):
                 ("spec", c_char_p), ("seed", c_uint64), ("small_elements", c_uint64), ("engine_sums", c_uint32),
                 ("threads", c_uint32), ("short_sends", c_uint32), ("window", c_uint32), ("part", c_uint64),
                 ("aggregates", c_uint32), ("rule_count", c_uint32), ("rules", POINTER(Rule)), ("control", c_char_p),
-                ("record", c_char_p), ("codecs", POINTER(POINTER(CodecTable))), ("codec_count", c_uint32), ("down", c_char_p)]
+                ("record", c_char_p), ("codecs", POINTER(POINTER(CodecTable))), ("codec_count", c_uint32),
+                ("owner_turns", c_uint32), ("down", c_char_p)]
 
 
 class Settings(_Sized):
@@ -133,6 +134,20 @@ SETTLE = CFUNCTYPE(None, c_void_p, c_uint64)
 class EngineTable(_Sized):
     _fields_ = [("struct_size", c_uint32), ("rank", c_uint32), ("world", c_uint32), ("reserved", c_uint32), ("context", c_void_p),
                 ("timeout", c_double), ("start", START), ("wait", WAIT), ("settle", SETTLE), ("completed", POINTER(c_double))]
+
+
+class Replica(ctypes.Structure):
+    _fields_ = [("values", c_void_p), ("dtype", c_uint32), ("reserved", c_uint32)]
+
+
+class OwnedRange(ctypes.Structure):
+    _fields_ = [("parameter", c_uint32), ("reserved", c_uint32), ("offset", c_uint64), ("count", c_uint64), ("mean", c_void_p),
+                ("master", c_void_p)]
+
+
+class Turns(_Sized):
+    _fields_ = [("struct_size", c_uint32), ("skips", c_uint32), ("ranges", POINTER(OwnedRange)), ("count", c_uint64),
+                ("sum_of_squares", c_double)]
 
 
 class Failure(ctypes.Structure):
@@ -216,6 +231,10 @@ _SIGNATURES = {
     "laconic_driver_release": (c_int32, [_P, POINTER(Bucket)]),
     "laconic_driver_set": (c_int32, [_P, POINTER(Settings), POINTER(Failure), POINTER(c_uint32)]),
     "laconic_driver_set_what_waits": (c_int32, [_P, POINTER(c_uint32)]),
+    "laconic_driver_set_replicas": (c_int32, [_P, POINTER(Replica), c_uint32, c_uint32]),
+    "laconic_driver_owned": (c_int32, [_P, POINTER(OwnedRange), c_uint32, POINTER(c_uint32)]),
+    "laconic_driver_turns": (c_int32, [_P, POINTER(Turns)]),
+    "laconic_driver_pull": (c_int32, [_P, POINTER(Failure), POINTER(c_uint32)]),
     "laconic_driver_exchanges": (c_int32, [_P, POINTER(Bucket), c_uint32, c_uint32, POINTER(c_uint32)]),
     "laconic_session_state_header": (c_int32, [_P, POINTER(StateHeader)]),
     "laconic_session_state_count": (c_uint32, [_P]),

@@ -221,6 +221,41 @@ class Driver:
         self._failures.clear()
         return code
 
+    def set_replicas(self, replicas, begins: bool) -> None:
+        """Of a session with owner_turns: (address, dtype) of every parameter on the host. `begins`: masters take their values."""
+        listed = (_lib.Replica * max(len(replicas), 1))(*(_lib.Replica(values=address, dtype=dtype) for address, dtype in replicas))
+        self._check(self._call(_lib.lib.laconic_driver_set_replicas, listed, len(replicas), int(begins)))
+
+    def owned(self) -> list[tuple[int, int, int, int]]:
+        """(parameter, offset, count, address of the master) of the ranges that this rank owns. A master stays where it is."""
+        count = ctypes.c_uint32()
+        _lib.check(_lib.lib.laconic_driver_owned(self._handle, None, 0, ctypes.byref(count)))
+        ranges = (_lib.OwnedRange * max(count.value, 1))()
+        _lib.check(_lib.lib.laconic_driver_owned(self._handle, ranges, count.value, ctypes.byref(count)))
+        return [(r.parameter, r.offset, r.count, r.master) for r in ranges[: count.value]]
+
+    def turns(self) -> tuple[bool, dict[tuple[int, int], int], float]:
+        """Ends the pushes of a step. Whether it is skipped, as some rank's gradient is not finite; (parameter, offset) → address of the
+        mean, until pull; sum of squares of the means. pull() follows, after a LaconicError too."""
+        turns = _lib.Turns()
+        self.table.encodes()
+        self._check(self._call(_lib.lib.laconic_driver_turns, ctypes.byref(turns)))
+        return turns.skips != 0, {(r.parameter, r.offset): r.mean for r in turns.ranges[: turns.count]}, turns.sum_of_squares
+
+    def pull(self, failure: LaconicError | None = None) -> bool:
+        """Ends the step: parameters move by what masters are ahead. False: nothing moved. `failure`: this rank's turn failed."""
+        skipped = ctypes.c_uint32()
+        self.table.encodes()
+        code = self._call(_lib.lib.laconic_driver_pull, _failure(failure), ctypes.byref(skipped))
+        failures = [*self._failures.values(), *([] if failure is None else [failure])]
+        self._failures.clear()
+        if code == PEER_FAILED and failures:
+            heard = _lib.last_error(code)
+            own = next((f for f in failures if f.message in heard.message), None)
+            raise heard if own is None else LaconicError(own.code, own.name, heard.message, own.hint)
+        self._check(code)
+        return skipped.value == 0
+
     def break_off(self, error: LaconicError) -> None:
         """Undoes all that was submitted and has not ended: the session exchanges nothing any more."""
         self._session.broken = self._session.broken or error

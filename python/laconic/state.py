@@ -17,6 +17,11 @@ VERSION = 2
 _HEADER = {"version": U32, "rank": U32, "world": U32, "model_hash": U64, "agreement": U64}
 
 
+def in_units_of_gradients(name: str) -> bool:
+    """Whether an entry of a session's state grows with the loss scale."""
+    return not name.startswith(("state/", "master/"))
+
+
 def corrupt(what: str) -> LaconicError:
     return errors.error("state_corrupt", f"the state is damaged: {what}",
                         "pass what state_dict() gave on this rank, or take an older checkpoint")
@@ -145,7 +150,7 @@ def _values(name: str, saved, count: int, unit: float):
     if tuple(saved.shape) != (count,):
         raise corrupt(f"{name} has the shape {tuple(saved.shape)}, not ({count},)")
     values = saved.detach().cpu().contiguous()  # map_location may have put it on the model's device
-    if not name.startswith("state/") and unit != 1.0:
+    if in_units_of_gradients(name) and unit != 1.0:
         values = values * unit
     if not bool(values.isfinite().all()):
         raise corrupt(f"{name} holds a value that is not finite")

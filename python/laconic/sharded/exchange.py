@@ -1,0 +1,276 @@
+# Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
+"""One rank's side of the parameter server: the library's session and driver, in a thread of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import struct
+import threading
+import weakref
+
+import torch
+
+from .. import _lib, errors
+from .._session import CSession
+from ..driver import cards_of_all, engine_failed
+from ..engine import Engine, view
+from ..errors import LaconicError
+from ..group import Sibling
+from ..lane import Lane
+from ..state import in_units_of_gradients
+from .settings import differing
+
+#: what residuals may be multiplied by
+SMALLEST, LARGEST = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
+_SIZE = struct.Struct("=QQ")
+
+
+def gather(engine, data: bytes) -> list[bytes]:
+    """Every rank's `data`, of any length, in rank order. Every rank makes the call."""
+    sizes = [size for size, _ in _SIZE.iter_unpack(engine.gather_bytes(_SIZE.pack(len(data), 0)))]
+    longest = max(sizes)
+    everything = engine.gather_bytes(data.ljust(longest, b"\0")) if longest else b""
+    return [everything[longest * r : longest * r + size] for r, size in enumerate(sizes)]
+
+
+class Turn:
+    """What this rank learned when all pushes had ended: whether the step is skipped, the address of each owned range's mean, and the norm
+    of the whole mean gradient, if it was asked for."""
+
+    __slots__ = ("differs", "failure", "means", "norm", "skips")
+
+    def __init__(self):
+        self.differs = False  #: some rank's digest is another
+        self.skips, self.means, self.norm = False, {}, 0.0
+        self.failure: LaconicError | None = None  #: there is no turn
+
+
+class Exchange:
+    """Pushes, turns and pulls of one model on one rank. Methods are called by the thread that trains; all that touches the library or the
+    engine runs in a thread of its own, in the order of the calls.
+
+    The first failure of the engine, or of that thread, is `broken`: nothing is exchanged any more.
+    """
+
+    def __init__(self, group, meeting, trained, settings: str, **options):
+        """All ranks together: they compare `settings`, a JSON object, and what sessions compare.
+
+        options: of CSession. Raises LaconicError, the same on all ranks.
+        """
+        self._trained = trained
+        self._sibling = Sibling(group, meeting, backend=trained.backend)
+        self._engine = Engine(self._sibling.group, of=group)
+        self.rank, self.world = self._engine.rank, self._engine.world
+        self.broken: LaconicError | None = None
+        self.unit = 1.0  #: of the residuals: what gradients are multiplied by
+        self._lock = threading.RLock()  # of the counters, against the end
+        self._last_words: tuple[dict, dict] | None = None
+        self._process = os.getpid()
+        self._lane = Lane()
+        self._lane.join()
+        self._leave = weakref.finalize(self, self._lane.leave)
+        self._leave.atexit = False
+        try:
+            self._do(functools.partial(self._open, settings, options))
+        except BaseException:
+            self._leave()
+            raise
+
+    def _open(self, settings: str, options: dict) -> None:
+        """Everything that one rank may refuse, and the agreement of all of them."""
+        session = failure = None
+        try:
+            session = CSession(parameters=self._trained.shapes(), rank=self.rank, world=self.world, engine_sums=0,
+                               short_sends=self._engine.short_sends, strategy="two_shot", owner_turns=True, **options)
+        except LaconicError as error:  # the other ranks are about to compare cards with us
+            failure = error
+        except Exception as error:  # noqa: BLE001  an argument of a wrong type
+            failure = errors.error("invalid_argument", f"{type(error).__name__}: {error}", "see help(laconic.ShardedOptimizer)")
+        session_check = cards_of_all(self._engine, session, failure, "make its optimizer")
+        session.check(session_check)
+        self._compare(settings)
+        self.session = session
+        ours = weakref.WeakMethod(self._ended)
+        self._driver = session.driver(self._engine, lambda *ending: ours()(*ending))
+        self.owned = self._driver.owned()
+
+    def _compare(self, settings: str) -> None:
+        told = [json.loads(said) for said in gather(self._engine, settings.encode())]
+        if (error := differing(told)) is not None:
+            raise error
+
+    # ---- the thread ---------------------------------------------------------------------------------------------------------------
+
+    def _do(self, what):
+        """What `what()` gives, behind all that was queued."""
+        self.check_open()
+        got = self._lane.wait_for(lambda: (what(),))
+        if got is None:
+            raise self.broken or errors.error("engine_failed", "laconic's thread has ended", "restart from the last checkpoint")
+        return got[0]
+
+    def check_open(self) -> None:
+        if os.getpid() != self._process:
+            raise errors.error("unsupported", "this process was forked from the one that trains, and laconic's thread is not in it",
+                               "call it in the process that has made the optimizer")
+        if self._last_words is not None:
+            raise errors.error("invalid_argument", "this optimizer was closed", "make another one")
+
+    def _ended(self, _tokens, _parts, _error) -> None:
+        """Of a bucket: what failed, turns and pull tell."""
+
+    def _break(self, error: BaseException) -> LaconicError:
+        """Nothing goes out any more. The other ranks wait for this one: where the engine can, it tells them."""
+        if self.broken is None:
+            known = self.session.broken
+            self.broken = known or (error if isinstance(error, LaconicError) and error.name == "engine_failed" else engine_failed(error))
+            with contextlib.suppress(BaseException):
+                self._driver.break_off(self.broken)
+            if known is None:
+                with contextlib.suppress(BaseException):  # it raises what all ranks report
+                    self._engine.fail(None, self.broken)
+        return self.broken
+
+    def _guarded(self, what, *arguments):
+        """A call of the driver or the engine. LaconicError: of this step, or `broken`."""
+        if self.broken is not None:
+            raise self.broken
+        try:
+            return what(*arguments)
+        except LaconicError as error:
+            if self.session.broken is not None:
+                raise self._break(error) from error
+            raise
+        except BaseException as error:  # noqa: BLE001  every rank hears it
+            raise self._break(error) from error
+
+    # ---- a step -------------------------------------------------------------------------------------------------------------------
+
+    def set_replicas(self, begins: bool) -> None:
+        """Parameters are where `trained` has them. `begins`: masters take their values."""
+        self._do(functools.partial(self._guarded, self._driver.set_replicas, self._trained.replicas(), begins))
+
+    def push(self, bucket, number: int, step: int, unit: float, failure: LaconicError | None) -> None:
+        """Queues a bucket's gradients, each rank the same buckets in the same order. `unit`: what they are multiplied by."""
+        self.check_open()
+        self._lane.put(functools.partial(self._push, bucket, number, step, unit, failure))
+
+    def _push(self, bucket, number, step, unit, failure) -> None:
+        with contextlib.suppress(LaconicError):  # the turn tells
+            self._guarded(self._submit, bucket, number, step, unit, failure)
+
+    def _submit(self, bucket, number, step, unit, failure) -> None:
+        if unit != self.unit and SMALLEST <= unit / self.unit <= LARGEST:  # between two steps; else residuals stay as they are
+            self.session.scale_residuals(unit / self.unit)
+            self.unit = unit
+        self._driver.submit(bucket.layout, bucket.values.data_ptr(), _lib.F32, step=step, index=number, token=number, failure=failure,
+                            apart=True, whole=True)
+
+    def turn(self, digest: bytes, norm: bool) -> Turn:
+        """Behind all pushes of a step. `digest`: of what all ranks have to have alike. `pull` comes next in any case."""
+        return self._do(functools.partial(self._turn, digest, norm))
+
+    def _turn(self, digest: bytes, norm: bool) -> Turn:
+        turn = Turn()
+        try:
+            gathered = self._guarded(self._engine.begin_gather, digest)
+            squares = 0.0
+            try:
+                turn.skips, turn.means, squares = self._guarded(self._driver.turns)
+            except LaconicError as error:
+                turn.failure = error
+            digests = self._guarded(gathered)
+            if digests != digest * self.world:
+                turn.differs = True
+            elif norm:
+                total = 0.0
+                for square, in struct.iter_unpack("=d", self._guarded(self._engine.gather_bytes, struct.pack("=d", squares))):
+                    total += square
+                turn.norm = total**0.5
+        except LaconicError as error:  # the engine's
+            turn.failure = error
+        return turn
+
+    def compare(self, settings: str) -> None:
+        """Raises on every rank what differs first. Every rank makes the call."""
+        self._do(functools.partial(self._guarded, self._compare, settings))
+
+    def pull(self, failure: LaconicError | None) -> bool:
+        """Moves the parameters' values on the host. False: the step was skipped."""
+        return self._do(functools.partial(self._guarded, self._driver.pull, failure))
+
+    # ---- between two steps ----------------------------------------------------------------------------------------------------------
+
+    def share(self, text: str, values: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+        """Every rank's text and float32 values, in rank order. Every rank makes the call."""
+        return self._do(functools.partial(self._guarded, self._share, text, values))
+
+    def _share(self, text: str, values: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+        texts = gather(self._engine, text.encode())
+        counts = [int(count) for count, in struct.iter_unpack("=Q", self._engine.gather_bytes(struct.pack("=Q", values.numel())))]
+        shared = []
+        for root, (said, count) in enumerate(zip(texts, counts)):
+            own = values.contiguous() if root == self.rank else torch.empty(count, dtype=torch.float32, device="cpu")
+            self._engine.broadcast(own, root)
+            shared.append((said.decode(), own))
+        return shared
+
+    def broadcast(self, tensors) -> None:
+        """Rank 0's values, in tensors on the host."""
+        for tensor in tensors:
+            self._do(functools.partial(self._guarded, self._engine.broadcast, tensor, 0))
+
+    def masters(self) -> dict[tuple[int, int], torch.Tensor]:
+        """(parameter, offset) → this rank's master, a view of the session's memory."""
+        return {(p, offset): view(address, count, _lib.F32) for p, offset, count, address in self.owned}
+
+    def flush(self, steps: int) -> int:
+        """Parts that one under way has left; 0: it is asked for."""
+        return self._do(functools.partial(self._guarded, self.session.flush, steps))
+
+    def entries(self) -> dict[str, torch.Tensor]:
+        """Copies of what the session remembers, in units of unscaled gradients."""
+        return self._do(self._entries)
+
+    def _entries(self) -> dict[str, torch.Tensor]:
+        copied = {}
+        for name, address, count in self.session.entries():
+            values = view(address, count, _lib.F32).clone()
+            copied[name] = values / self.unit if in_units_of_gradients(name) else values
+        return copied
+
+    def load(self, ready: list) -> None:
+        """(address, values) of check_tensors."""
+        self._do(functools.partial(self._load, ready))
+
+    def _load(self, ready: list) -> None:
+        for address, values in ready:
+            view(address, values.numel(), _lib.F32).copy_(values)
+
+    def stats(self) -> dict:
+        with self._lock:
+            return self.session.stats() if self._last_words is None else self._last_words[0].copy()
+
+    def explain(self) -> dict:
+        with self._lock:
+            return self.session.explain() if self._last_words is None else self._last_words[1].copy()
+
+    def close(self) -> None:
+        if self._last_words is not None or os.getpid() != self._process:
+            return
+        thread = self._lane.thread
+        self._lane.wait_for(lambda: None)
+        with self._lock:
+            self._last_words = self.session.stats(), self.session.explain()
+            for thing in (self._driver, self.session):
+                if self._engine.abandoned:
+                    thing.abandon()
+                thing.close()
+        self._leave()
+        if thread is not None:
+            self._lane.rest(thread)
+        if self.broken is None:
+            self._sibling.release()
