@@ -84,7 +84,7 @@ class Exchange:
         session = failure = None
         try:
             session = CSession(parameters=self._trained.shapes(), rank=self.rank, world=self.world, engine_sums=0,
-                               short_sends=self._engine.short_sends, strategy="two_shot", owner_turns=True, **options)
+                               short_sends=self._engine.short_sends, strategy="auto", owner_turns=True, **options)
         except LaconicError as error:  # the other ranks are about to compare cards with us
             failure = error
         except Exception as error:  # noqa: BLE001  an argument of a wrong type
