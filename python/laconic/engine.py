@@ -444,30 +444,32 @@ class Engine:
 
     def gather_bytes(self, data: bytes) -> bytes:
         """Every rank's `data` (equal lengths), in rank order."""
-        return self.begin_gather(data)()
+        return begin_gather(self, data)()
 
-    def begin_gather(self, data: bytes):
-        """As gather_bytes, which the call that it gives waits for."""
-        own = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        parts = [torch.empty_like(own) for _ in range(self.world)]
-        batch = self._begin([self._collective(dist.all_gather, parts, own)])
-        self._takes_time(batch, len(data) * (self.world - 1))
-
-        def gathered() -> bytes:
-            self.wait(batch)
-            return b"".join(ctypes.string_at(part.data_ptr(), part.numel()) for part in parts)
-
-        return gathered
-
-    def broadcast(self, values: torch.Tensor, root: int) -> None:
-        """Every rank gets the values of `root`, a rank of this group, in its own tensor, which lies on the host."""
-        if values.numel() == 0:
-            return
-        batch = self._begin([self._collective(dist.broadcast, values, dist.get_global_rank(self.group, root))])
-        self._takes_time(batch, values.numel() * values.element_size() * (self.world - 1) if root == self.rank else 0)
-        self.wait(batch)
-
-    def _takes_time(self, batch: Batch, sent: int) -> None:
-        """On an emulated link."""
+    def _begun_beside(self, sent: int, begin, *arguments) -> Batch:
+        """A collective that is no step of the library's. On an emulated link its bytes take their time."""
+        batch = self._begin([self._collective(begin, *arguments)])
         if self.limiter is not None:
             batch.arrives = self.limiter.send(sent)
+        return batch
+
+
+def begin_gather(engine: Engine, data: bytes):
+    """As engine.gather_bytes, which the call that it gives waits for."""
+    own = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    parts = [torch.empty_like(own) for _ in range(engine.world)]
+    batch = engine._begun_beside(len(data) * (engine.world - 1), dist.all_gather, parts, own)
+
+    def gathered() -> bytes:
+        engine.wait(batch)
+        return b"".join(ctypes.string_at(part.data_ptr(), part.numel()) for part in parts)
+
+    return gathered
+
+
+def broadcast(engine: Engine, values: torch.Tensor, root: int) -> None:
+    """Every rank gets the values of `root`, a rank of the engine's group, in its own tensor, which lies on the host."""
+    if values.numel() == 0:
+        return
+    sent = values.numel() * values.element_size() * (engine.world - 1) if root == engine.rank else 0
+    engine.wait(engine._begun_beside(sent, dist.broadcast, values, dist.get_global_rank(engine.group, root)))

@@ -161,9 +161,10 @@ def _fails_to_push(optimizer, net, rank, step):
 
 
 def _sparse(optimizer, net, rank, step):
-    hook = net.first.weight.register_hook(lambda g: g.to_sparse() if rank == 1 else g)
-    loss_of(net, rank, step).backward()
-    hook.remove()
+    with optimizer.no_sync():
+        loss_of(net, rank, step).backward()
+    if rank == 1:
+        net.first.weight.grad = net.first.weight.grad.to_sparse()
     optimizer.step()
 
 

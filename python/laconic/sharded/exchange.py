@@ -16,11 +16,10 @@ import torch
 from .. import _lib, errors
 from .._session import CSession
 from ..driver import cards_of_all, engine_failed
-from ..engine import Engine, view
+from ..engine import Engine, begin_gather, broadcast, view
 from ..errors import LaconicError
 from ..group import Sibling
 from ..lane import Lane
-from ..state import in_units_of_gradients
 from .settings import differing
 
 #: what residuals may be multiplied by
@@ -34,6 +33,25 @@ def gather(engine, data: bytes) -> list[bytes]:
     longest = max(sizes)
     everything = engine.gather_bytes(data.ljust(longest, b"\0")) if longest else b""
     return [everything[longest * r : longest * r + size] for r, size in enumerate(sizes)]
+
+
+def compare(engine, settings: str) -> None:
+    """Raises on every rank what differs first. Every rank makes the call."""
+    error = differing([json.loads(said) for said in gather(engine, settings.encode())])
+    if error is not None:
+        raise error
+
+
+def share(engine, text: str, values: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+    """Every rank's text and float32 values, in rank order. Every rank makes the call."""
+    texts = gather(engine, text.encode())
+    counts = [int(count) for count, in struct.iter_unpack("=Q", engine.gather_bytes(struct.pack("=Q", values.numel())))]
+    shared = []
+    for root, (said, count) in enumerate(zip(texts, counts)):
+        own = values.contiguous() if root == engine.rank else torch.empty(count, dtype=torch.float32, device="cpu")
+        broadcast(engine, own, root)
+        shared.append((said.decode(), own))
+    return shared
 
 
 class Turn:
@@ -91,16 +109,11 @@ class Exchange:
             failure = errors.error("invalid_argument", f"{type(error).__name__}: {error}", "see help(laconic.ShardedOptimizer)")
         session_check = cards_of_all(self._engine, session, failure, "make its optimizer")
         session.check(session_check)
-        self._compare(settings)
+        compare(self._engine, settings)
         self.session = session
         ours = weakref.WeakMethod(self._ended)
         self._driver = session.driver(self._engine, lambda *ending: ours()(*ending))
         self.owned = self._driver.owned()
-
-    def _compare(self, settings: str) -> None:
-        told = [json.loads(said) for said in gather(self._engine, settings.encode())]
-        if (error := differing(told)) is not None:
-            raise error
 
     # ---- the thread ---------------------------------------------------------------------------------------------------------------
 
@@ -176,7 +189,7 @@ class Exchange:
     def _turn(self, digest: bytes, norm: bool) -> Turn:
         turn = Turn()
         try:
-            gathered = self._guarded(self._engine.begin_gather, digest)
+            gathered = self._guarded(begin_gather, self._engine, digest)
             squares = 0.0
             try:
                 turn.skips, turn.means, squares = self._guarded(self._driver.turns)
@@ -196,7 +209,7 @@ class Exchange:
 
     def compare(self, settings: str) -> None:
         """Raises on every rank what differs first. Every rank makes the call."""
-        self._do(functools.partial(self._guarded, self._compare, settings))
+        self._do(functools.partial(self._guarded, compare, self._engine, settings))
 
     def pull(self, failure: LaconicError | None) -> bool:
         """Moves the parameters' values on the host. False: the step was skipped."""
@@ -206,49 +219,20 @@ class Exchange:
 
     def share(self, text: str, values: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
         """Every rank's text and float32 values, in rank order. Every rank makes the call."""
-        return self._do(functools.partial(self._guarded, self._share, text, values))
-
-    def _share(self, text: str, values: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
-        texts = gather(self._engine, text.encode())
-        counts = [int(count) for count, in struct.iter_unpack("=Q", self._engine.gather_bytes(struct.pack("=Q", values.numel())))]
-        shared = []
-        for root, (said, count) in enumerate(zip(texts, counts)):
-            own = values.contiguous() if root == self.rank else torch.empty(count, dtype=torch.float32, device="cpu")
-            self._engine.broadcast(own, root)
-            shared.append((said.decode(), own))
-        return shared
+        return self._do(functools.partial(self._guarded, share, self._engine, text, values))
 
     def broadcast(self, tensors) -> None:
         """Rank 0's values, in tensors on the host."""
         for tensor in tensors:
-            self._do(functools.partial(self._guarded, self._engine.broadcast, tensor, 0))
+            self._do(functools.partial(self._guarded, broadcast, self._engine, tensor, 0))
 
     def masters(self) -> dict[tuple[int, int], torch.Tensor]:
         """(parameter, offset) → this rank's master, a view of the session's memory."""
         return {(p, offset): view(address, count, _lib.F32) for p, offset, count, address in self.owned}
 
-    def flush(self, steps: int) -> int:
-        """Parts that one under way has left; 0: it is asked for."""
-        return self._do(functools.partial(self._guarded, self.session.flush, steps))
-
-    def entries(self) -> dict[str, torch.Tensor]:
-        """Copies of what the session remembers, in units of unscaled gradients."""
-        return self._do(self._entries)
-
-    def _entries(self) -> dict[str, torch.Tensor]:
-        copied = {}
-        for name, address, count in self.session.entries():
-            values = view(address, count, _lib.F32).clone()
-            copied[name] = values / self.unit if in_units_of_gradients(name) else values
-        return copied
-
-    def load(self, ready: list) -> None:
-        """(address, values) of check_tensors."""
-        self._do(functools.partial(self._load, ready))
-
-    def _load(self, ready: list) -> None:
-        for address, values in ready:
-            view(address, values.numel(), _lib.F32).copy_(values)
+    def between_steps(self, what, *arguments):
+        """What `what(session, unit, *arguments)` gives in the thread: `unit`, that of the residuals."""
+        return self._do(lambda: what(self.session, self.unit, *arguments))
 
     def stats(self) -> dict:
         with self._lock:

@@ -18,8 +18,9 @@ class Inner:
     parameter is WHOLE."""
 
     def __init__(self, cls, trained: Trained, groups: list[tuple[dict, list[int]]], masters: dict[tuple[int, int], torch.Tensor],
-                 small: set[int], keywords: dict):
+                 small: frozenset[int], keywords: dict):
         self._trained = trained
+        self.small = small
         self.places: list[tuple[int, int, int]] = []
         self.tensors: dict[tuple[int, int], torch.Tensor] = {}
         listed = []
@@ -48,10 +49,6 @@ class Inner:
         for (i, offset), tensor in self.tensors.items():
             if offset == WHOLE and self._trained.host[i].dtype == torch.float32:
                 tensor.data = self._of_small(i)
-
-    @property
-    def small(self) -> list[int]:
-        return [i for i, offset in self.tensors if offset == WHOLE]
 
     def follow(self, groups: list[dict]) -> None:
         """The hyperparameters are those of `groups`."""

@@ -105,7 +105,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
             exchange = Exchange(group, meeting, trained, said, spec=push, seed=seed, small_elements=small_elements, window=window, part=part,
                                 threads=trained.threads if threads == "auto" else threads, **options)
             _same_parameters(exchange, trained, bool(sync_parameters))
-            small = {i for i, p in enumerate(trained.parameters) if p.numel() <= small_elements}
+            small = frozenset(i for i, p in enumerate(trained.parameters) if p.numel() <= small_elements)
             inner = Inner(optimizer, trained, listed, exchange.masters(), small, optimizer_kwargs)
             self._work = Spread(trained, exchange, inner, part=part, clip_norm=clip_norm, full_pull_every=full_pull_every, scaler=scaler)
         if world == 1 or exchange.rank == 0:

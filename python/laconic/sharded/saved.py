@@ -7,9 +7,10 @@ import json
 
 import torch
 
-from .. import errors
+from .. import _lib, errors
 from .._checks import U64
-from ..state import check_fields, check_header, check_number, check_tensors, corrupt, fingerprint
+from ..engine import view
+from ..state import check_fields, check_header, check_number, check_tensors, corrupt, fingerprint, in_units_of_gradients
 from .inner import WHOLE
 from .spread import Alone, Spread
 
@@ -66,10 +67,25 @@ def state_of(work: Alone | Spread, groups: list[dict]) -> dict:
                 "laconic": {"version": VERSION, "world": 1, "step": work.step_number}}
     state = {number: {key: _copied(value) for key, value in own.items()}
              for number, own in work.inner.optimizer.state_dict()["state"].items()}
-    small = {work.trained.names[i]: work.inner.tensors[i, WHOLE].detach().clone() for i in work.inner.small}
+    small = {work.trained.names[i]: work.inner.tensors[i, WHOLE].detach().clone() for i in sorted(work.inner.small)}
     return {"state": state, "param_groups": _packed(groups),
             "laconic": {"version": VERSION, "world": work.exchange.world, "step": work.step_number, "header": work.exchange.session.header(),
-                        "tensors": work.exchange.entries(), "small": small}}
+                        "tensors": work.exchange.between_steps(_entries), "small": small}}
+
+
+def _entries(session, unit: float) -> dict[str, torch.Tensor]:
+    """Copies of what the session remembers, in units of unscaled gradients."""
+    copied = {}
+    for name, address, count in session.entries():
+        values = view(address, count, _lib.F32).clone()
+        copied[name] = values / unit if in_units_of_gradients(name) else values
+    return copied
+
+
+def _write(_session, _unit: float, ready: list) -> None:
+    """(address, values) of check_tensors."""
+    for address, values in ready:
+        view(address, values.numel(), _lib.F32).copy_(values)
 
 
 def load(work: Alone | Spread, groups: list[dict], state: dict) -> None:
@@ -101,7 +117,7 @@ def _load_spread(work: Spread, state: dict, own: dict) -> None:
     check_fields("laconic", own, {"version", "world", "step", "header", "tensors", "small"})
     check_header(own["header"])
     exchange.session.accepts(own["header"])
-    ready = check_tensors(own["tensors"], list(exchange.session.entries()), exchange.unit)
+    ready = exchange.between_steps(lambda session, unit: check_tensors(own["tensors"], list(session.entries()), unit))
     check_fields("small", own["small"], {work.trained.names[i] for i in inner.small})
     for i in inner.small:
         _check_values(work.trained.names[i], own["small"][work.trained.names[i]], tuple(work.trained.parameters[i].shape))
@@ -112,7 +128,7 @@ def _load_spread(work: Spread, state: dict, own: dict) -> None:
             if isinstance(value, torch.Tensor) and value.dim() and value.numel() != inner.places[number][2]:
                 raise corrupt(f"{key} of {work.trained.names[inner.places[number][0]]} has {value.numel()} values")
     inner.optimizer.load_state_dict({"state": state["state"], "param_groups": inner.optimizer.state_dict()["param_groups"]})
-    exchange.load(ready)
+    exchange.between_steps(_write, ready)
     for i in inner.small:
         inner.tensors[i, WHOLE].copy_(own["small"][work.trained.names[i]])
     inner.write_small()

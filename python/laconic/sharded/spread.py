@@ -39,7 +39,6 @@ class Spread:
         counts = [p.numel() for p in trained.parameters]
         self._buckets = cut(counts, part)
         self.pushes = Pushes(trained.parameters, trained.names, self._buckets, self._push)
-        self._small = frozenset(inner.small)
         self._scale: float | None = None  # of this step's gradients, once one was pushed
         self._begun = False  # masters have the values that training begins with
         self._warned = False  # that somebody else writes to parameters
@@ -136,7 +135,7 @@ class Spread:
     def _warn(self) -> None:
         if self._warned:
             return
-        small = {self.trained.names[i] for i in self._small}
+        small = {self.trained.names[i] for i in self.inner.small}
         changed = [name for name in self.trained.changed_elsewhere() if name not in small]
         if changed:
             self._warned = True
@@ -151,7 +150,7 @@ class Spread:
         return errors.error("ranks_disagree", "ranks have other hyperparameters", "give every rank the same schedule")
 
     def _pulled(self, factor: float) -> None:
-        means = {i: place for bucket in self._buckets for i, place in zip(bucket.parameters, bucket.places) if i in self._small}
+        means = {i: place for bucket in self._buckets for i, place in zip(bucket.parameters, bucket.places) if i in self.inner.small}
         self.inner.step_small(means, factor)
         if self._full_pull_every and (self.step_number + 1) % self._full_pull_every == 0:
             self.full_pull()
@@ -179,11 +178,11 @@ class Spread:
         masters = self.exchange.masters()
         copies = sum(p.numel() * p.element_size() for p, here in zip(trained.parameters, trained.in_place) if not here)
         return {**self.exchange.explain(), "owned_elements": sum(m.numel() for m in masters.values()),
-                "small_parameters": [trained.names[i] for i in sorted(self._small)], "device": str(trained.device),
+                "small_parameters": [trained.names[i] for i in sorted(self.inner.small)], "device": str(trained.device),
                 "host_copy_bytes": copies, "buckets": len(self._buckets)}
 
     def flush(self, steps: int) -> int:
-        left = self.exchange.flush(steps)
+        left = self.exchange.between_steps(lambda session, _: session.flush(steps))
         return self.step_number + left - 1 if left else self.step_number + steps
 
     def close(self) -> None:
