@@ -19,13 +19,13 @@ OPTIMIZERS = {"SGD": {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.01}, "Adam"
               "Adadelta": {"lr": 0.5}, "ASGD": {"lr": 0.05}}
 
 
-def build(cls="AdamW", push="none", *, width=32, dtype=torch.float32, net=None, keywords=None, **options):
+def build(cls="AdamW", push="none", pull=None, *, width=32, dtype=torch.float32, net=None, keywords=None, **options):
     torch.manual_seed(7)
     net = net or training.Net(width).to(dtype)
     options.setdefault("small_elements", 64)
     options.setdefault("part", 4000)
     keywords = OPTIMIZERS[cls] if keywords is None else keywords
-    return net, laconic.ShardedOptimizer(net, getattr(torch.optim, cls), push, push, **options, **keywords)
+    return net, laconic.ShardedOptimizer(net, getattr(torch.optim, cls), push, pull or push, **options, **keywords)
 
 
 def loss_of(net, rank, step, dtype=torch.float32):
@@ -103,18 +103,18 @@ def test_three_ranks_schedules_and_clipping(pools):
         assert ("grad_norm" in results[0][1]) == ("clip" in options)
 
 
-def _trains(push, dtype=torch.float32, steps=40, **options):
+def _trains(push, pull, dtype=torch.float32, steps=40, **options):
     rank = dist.get_rank()
-    net, optimizer = build("AdamW", push, dtype=dtype, keywords={"lr": 1e-2}, **options)
+    net, optimizer = build("AdamW", push, pull, dtype=dtype, keywords={"lr": 1e-2}, **options)
     losses = [one(net, optimizer, rank, step % 4, dtype) for step in range(steps)]
     stats, explained = optimizer.stats(), optimizer.explain()
     optimizer.close()
     return training.digest(net), losses[0], losses[-1], stats, explained
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_compressed_both_ways_it_trains_and_replicas_stay_alike(pools, dtype):
-    results = pools(3).run(_trains, push="3lc", dtype=dtype, width=64)
+@pytest.mark.parametrize("push, pull, dtype", [("3lc", "3lc", torch.float32), ("3lc", "3lc", torch.bfloat16), ("topk:ratio=0.05", "int8", torch.float32)])
+def test_compressed_both_ways_it_trains_and_replicas_stay_alike(pools, push, pull, dtype):
+    results = pools(3).run(_trains, push=push, pull=pull, dtype=dtype, width=64)
     alike([digest for digest, *_ in results])
     for _, first, last, stats, explained in results:
         assert last < 0.5 * first

@@ -26,7 +26,7 @@ def _resumes(cls, push, dtype, flush, scale):
     rank, digests = dist.get_rank(), []
     for interrupted in (False, True):
         scaler = torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=2) if scale else None
-        net, optimizer = build(cls, push, dtype=dtype, scaler=scaler, full_pull_every=5)
+        net, optimizer = build(cls, *push.split(), dtype=dtype, scaler=scaler, full_pull_every=5)
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
         for step in range(4):
             if flush and step == 3:
@@ -36,7 +36,7 @@ def _resumes(cls, push, dtype, flush, scale):
         if interrupted:
             saved = through_a_file([net.state_dict(), optimizer.state_dict(), scheduler.state_dict(), scaler.state_dict() if scaler else None])
             optimizer.close()
-            net, optimizer = build(cls, push, dtype=dtype, scaler=scaler, full_pull_every=5)
+            net, optimizer = build(cls, *push.split(), dtype=dtype, scaler=scaler, full_pull_every=5)
             for p in net.parameters():
                 p.data.add_(1)
             net.load_state_dict(saved[0])
@@ -55,7 +55,7 @@ def _resumes(cls, push, dtype, flush, scale):
 
 @pytest.mark.parametrize("cls, push, dtype, flush, scale", [
     ("AdamW", "3lc", torch.float32, False, 0), ("AdamW", "topk:ratio=0.05", torch.bfloat16, True, 0), ("SGD", "3lc:s=1.5", torch.float32, True, 64.0),
-    ("NAdam", "int8:round=stochastic+ef", torch.float32, False, 0), ("ASGD", "none", torch.float32, False, 0)])
+    ("NAdam", "topk:ratio=0.1 3lc:s=1.5", torch.float32, False, 0), ("NAdam", "int8:round=stochastic+ef", torch.float32, False, 0), ("ASGD", "none", torch.float32, False, 0)])
 def test_a_resumed_run_goes_on_bit_for_bit(pools, cls, push, dtype, flush, scale):
     results = pools(2).run(_resumes, cls=cls, push=push, dtype=dtype, flush=flush, scale=scale)
     for whole, resumed in results:

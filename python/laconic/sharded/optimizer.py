@@ -232,9 +232,7 @@ def _checked(model, optimizer, groups, elementwise, keywords, *, push, pull, rul
         raise errors.error("invalid_argument", f"clip_norm is {clip_norm!r}", "a number above 0, or None")
     whole("full_pull_every", full_pull_every, 0, U64)
     whole("part", part, 0, U64)
-    if push != pull:
-        raise errors.error("unsupported", f"push is {push!r} and pull is {pull!r}", "this version has one spec for both ways")
-    return trained, plain, listed, {"rules": of_rules(given(rules))}
+    return trained, plain, listed, {"rules": of_rules(given(rules)), "down": None if pull == push else pull}
 
 
 def _meet(group, disabled: bool, refusal: LaconicError | None) -> Meeting:
