@@ -266,7 +266,8 @@ TEST(Sessions, TheAgreementNamesWhatDiffers) {
 }
 
 laconic_settings keep_all() {
-  return {sizeof(laconic_settings), LACONIC_KEEP, nullptr, nullptr, nullptr, LACONIC_KEEP, 0};
+  return {
+      sizeof(laconic_settings), LACONIC_KEEP, nullptr, nullptr, nullptr, LACONIC_KEEP, 0, nullptr};
 }
 
 /// Sets on all ranks and gives what check_agreement said.
