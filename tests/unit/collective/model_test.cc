@@ -238,6 +238,11 @@ TEST(PredictedBytes, CountHeadersTablesAndSeenLengths) {
             (std::pair{uint64_t{2 * 3 * (632 / 4 + 76)}, uint64_t{2 * 3 * (1232 / 4 + 76)}}));
   v.exact = false;  // the seen length in every owner's mean
   EXPECT_EQ(sent(StrategyKind::two_shot, 4).first, 2U * 3 * (632 / 4 + 76) + 3 * 4);
+  v.exact = true;
+  v.down = Prediction{100, 300};  // of means that have another codec
+  EXPECT_EQ(sent(StrategyKind::two_shot, 4),
+            (std::pair{uint64_t{3 * (632 / 4 + 76) + 3 * (332 / 4 + 76)},
+                       uint64_t{3 * (1232 / 4 + 76) + 3 * (532 / 4 + 76)}}));
   EXPECT_EQ(sent(StrategyKind::gather_all, 1).first, 0U);
   EXPECT_EQ(sent(StrategyKind::two_shot, 1).first, 0U);
 }
