@@ -4,13 +4,19 @@
 from __future__ import annotations
 
 import logging
+import sys
+from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "accelerator"))
+
+import pretend  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 import training  # noqa: E402
+from ranks import Ranks  # noqa: E402
 
 import laconic  # noqa: E402
 
@@ -19,9 +25,9 @@ OPTIMIZERS = {"SGD": {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.01}, "Adam"
               "Adadelta": {"lr": 0.5}, "ASGD": {"lr": 0.05}}
 
 
-def build(cls="AdamW", push="none", pull=None, *, width=32, dtype=torch.float32, net=None, keywords=None, **options):
+def build(cls="AdamW", push="none", pull=None, *, width=32, dtype=torch.float32, device="cpu", net=None, keywords=None, **options):
     torch.manual_seed(7)
-    net = net or training.Net(width).to(dtype)
+    net = net or training.Net(width).to(dtype).to(device)
     options.setdefault("small_elements", 64)
     options.setdefault("part", 4000)
     keywords = OPTIMIZERS[cls] if keywords is None else keywords
@@ -29,7 +35,8 @@ def build(cls="AdamW", push="none", pull=None, *, width=32, dtype=torch.float32,
 
 
 def loss_of(net, rank, step, dtype=torch.float32):
-    x, y = training.batch(rank, step, dtype=dtype)
+    device = next(net.parameters()).device
+    x, y = (t.to(device) for t in training.batch(rank, step, dtype=dtype))
     return torch.nn.functional.cross_entropy(net(x).float(), y)
 
 
@@ -84,7 +91,7 @@ def _equals_plain(cls, clip=None, scheduled=False, **options):
     return training.digest(net), stats
 
 
-def alike(results):
+def same_on_all(results):
     assert len(set(results)) == 1, "replicas differ"
     return results[0]
 
@@ -92,14 +99,14 @@ def alike(results):
 @pytest.mark.parametrize("cls", OPTIMIZERS)
 def test_uncompressed_it_is_the_plain_optimizer_on_the_mean(pools, cls):
     results = pools(2).run(_equals_plain, cls=cls)
-    alike([digest for digest, _ in results])
+    same_on_all([digest for digest, _ in results])
     assert all(stats["step"] == 6 and stats["skipped_steps"] == 0 for _, stats in results)
 
 
 def test_three_ranks_schedules_and_clipping(pools):
     for options in ({"scheduled": True}, {"clip": 0.1}, {"part": 0}, {"window": 1}, {"small_elements": 0}):
         results = pools(3).run(_equals_plain, cls="AdamW", **options)
-        alike([digest for digest, _ in results])
+        same_on_all([digest for digest, _ in results])
         assert ("grad_norm" in results[0][1]) == ("clip" in options)
 
 
@@ -115,7 +122,7 @@ def _trains(push, pull, dtype=torch.float32, steps=40, **options):
 @pytest.mark.parametrize("push, pull, dtype", [("3lc", "3lc", torch.float32), ("3lc", "3lc", torch.bfloat16), ("topk:ratio=0.05", "int8", torch.float32)])
 def test_compressed_both_ways_it_trains_and_replicas_stay_alike(pools, push, pull, dtype):
     results = pools(3).run(_trains, push=push, pull=pull, dtype=dtype, width=64)
-    alike([digest for digest, *_ in results])
+    same_on_all([digest for digest, *_ in results])
     for _, first, last, stats, explained in results:
         assert last < 0.5 * first
         assert stats["ratio"] > 4
@@ -139,7 +146,7 @@ def _full_pull(every):
 
 def test_a_full_pull_brings_the_masters(pools):
     results = pools(2).run(_full_pull, every=2)
-    alike([digest for digest, _ in results])
+    same_on_all([digest for digest, _ in results])
     for _, gaps in results:
         assert gaps[0] > 0 and gaps[2] > 0
         assert gaps[1] == gaps[3] == 0
@@ -173,7 +180,7 @@ def _accumulates(parts):
 
 def test_several_backward_calls_a_step(pools):
     for parts in (1, 3):
-        alike(pools(2).run(_accumulates, parts=parts))
+        same_on_all(pools(2).run(_accumulates, parts=parts))
 
 
 def _uneven():
@@ -205,7 +212,7 @@ def _uneven():
 
 
 def test_unused_shared_and_frozen_parameters(pools):
-    alike(pools(2).run(_uneven))
+    same_on_all(pools(2).run(_uneven))
 
 
 def _groups():
@@ -255,11 +262,11 @@ def _another_start(sync):
 def test_all_begin_with_rank_zero_and_a_model_may_be_loaded_later(pools):
     results = pools(2).run(_another_start, sync=True)
     torch.manual_seed(0)
-    assert alike([started for started, _, _ in results]) == training.digest(training.Net(32))
-    alike([ended for _, ended, _ in results])
+    assert same_on_all([started for started, _, _ in results]) == training.digest(training.Net(32))
+    same_on_all([ended for _, ended, _ in results])
     assert all(0 < moved < 0.2 for _, _, moved in results), "masters began with the loaded values"
     errors = pools(2).errors(_another_start, sync=False)
-    assert "the parameters of rank 1 are not those of rank 0" in alike([e.message for e in errors])
+    assert "the parameters of rank 1 are not those of rank 0" in same_on_all([e.message for e in errors])
 
 
 def _memory_format():
@@ -293,7 +300,7 @@ def _memory_format():
 
 
 def test_parameters_that_are_not_contiguous_or_move(pools):
-    alike(pools(2).run(_memory_format))
+    same_on_all(pools(2).run(_memory_format))
 
 
 def _scaled(bad):
@@ -320,7 +327,7 @@ def _scaled(bad):
 def test_a_scaler_hears_of_every_rank(pools):
     for bad in (False, True):
         results = pools(2).run(_scaled, bad=bad)
-        alike([digest for digest, *_ in results])
+        same_on_all([digest for digest, *_ in results])
         scales = [1024.0] * 2 + ([512.0] * 3 + [1024.0] * 2 if bad else [2048.0] * 3 + [4096.0] * 2)
         for _, told, stood_still, skipped, norm in results:
             assert told == scales
@@ -342,7 +349,7 @@ def _unscaled(power):
 
 
 def test_a_scale_changes_no_bit(pools):
-    assert alike(pools(2).run(_unscaled, power=0)) == alike(pools(2).run(_unscaled, power=8))
+    assert same_on_all(pools(2).run(_unscaled, power=0)) == same_on_all(pools(2).run(_unscaled, power=8))
 
 
 def _skips():
@@ -365,7 +372,7 @@ def test_a_step_with_nan_changes_nothing(pools):
     for same, skipped, before, after, _ in results:
         assert same and skipped == 1
         assert after == pytest.approx(before, rel=1e-4)
-    alike([digest for *_, digest in results])
+    same_on_all([digest for *_, digest in results])
 
 
 def _disabled():
@@ -402,7 +409,7 @@ def _disabled_here():
 
 def test_disabled_on_some_ranks_is_refused(pools):
     errors = pools(2).errors(_disabled_here)
-    assert "LACONIC_DISABLE=1 is set on rank 1 and not on rank 0" in alike([e.message for e in errors])
+    assert "LACONIC_DISABLE=1 is set on rank 1 and not on rank 0" in same_on_all([e.message for e in errors])
 
 
 def _flushes():
@@ -421,7 +428,7 @@ def _flushes():
 
 def test_a_flush_pays_the_residuals_of_pushes(pools):
     results = pools(2).run(_flushes)
-    alike([digest for *_, digest in results])
+    same_on_all([digest for *_, digest in results])
     for before, after, told_last, _ in results:
         assert before > 0 and after == told_last == 0
 
@@ -440,3 +447,91 @@ def test_one_rank_is_the_plain_optimizer(caplog):
     optimizer.step()
     assert training.digest(net) == before and optimizer.stats()["skipped_steps"] == 1
     optimizer.close()
+
+
+def _order(steps):
+    """What a rank does, in order: numbers are pushes."""
+    rank = dist.get_rank()
+    net, optimizer = build("AdamW", "3lc")
+    pushes, did = optimizer._work.pushes, []
+    push, rest = optimizer._work._push, pushes.rest
+    pushes._push = lambda: lambda number, failure: (did.append(number), push(number, failure))[1]
+    pushes.rest = lambda: (did.append("step"), rest())[1]
+    for step in range(steps):
+        if step == 2 and rank == 1:  # the last layer has no gradient here
+            net.last.requires_grad_(False)
+        one(net, optimizer, rank, step)
+        net.last.requires_grad_(True)
+    buckets = [[optimizer._work.trained.names[i] for i in bucket.parameters] for bucket in optimizer._work._buckets]
+    optimizer.close()
+    return did, buckets, training.digest(net)
+
+
+def test_buckets_are_pushed_during_backward_in_one_order(pools):
+    results = pools(2).run(_order, steps=4)
+    same_on_all([digest for *_, digest in results])
+    for did, buckets, _ in results:
+        assert buckets == [["last.bias", "last.weight", "hidden.bias"], ["hidden.weight"], ["first.bias", "first.weight"]]
+        assert did[:4] == ["step", 0, 1, 2], "how many gradients a step brings is learned in the first"
+        assert did[4:8] == did[12:] == [0, 1, 2, "step"]
+    assert results[0][0][8:12] == [0, 1, 2, "step"]
+    assert results[1][0][8:12] == ["step", 0, 1, 2], "those behind the one that lacks a gradient wait"
+
+
+def _dropped():
+    """One that nobody has closed, and another one of the same model."""
+    import threading
+
+    rank = dist.get_rank()
+    net, optimizer = build("AdamW", "3lc")
+    one(net, optimizer, rank, 0)
+    thread = optimizer._work.exchange._lane.thread
+    del optimizer
+    thread.join(30)
+    assert not thread.is_alive() and thread not in threading.enumerate()
+    _, optimizer = build("AdamW", "3lc", net=net)
+    for step in range(3):
+        one(net, optimizer, rank, step)
+    optimizer.close()
+    loss_of(net, rank, 5).backward()
+    return training.digest(net)
+
+
+def test_one_that_is_dropped_leaves_the_model_alone(pools):
+    same_on_all(pools(2).run(_dropped))
+
+
+def _memory():
+    rank, world = dist.get_rank(), dist.get_world_size()
+    net, optimizer = build("Adam", "3lc", width=256)
+    one(net, optimizer, rank, 0)
+    inner = optimizer._work.inner
+    own = sum(t.numel() for t in inner.tensors.values())
+    state = sum(v.numel() for values in inner.optimizer.state.values() for v in values.values() if v.dim())
+    small = sum(p.numel() for p in net.parameters() if p.numel() <= 64)
+    elements = sum(p.numel() for p in net.parameters())
+    optimizer.close()
+    return own, state, 1.05 * elements / world + small
+
+
+def test_a_rank_keeps_the_state_of_what_it_owns(pools):
+    for own, state, most in pools(4).run(_memory):
+        assert own <= most and state == 2 * own
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_on_an_accelerator_the_values_are_those_of_the_cpu(pools, dtype):
+    if why := pretend.why_not():
+        pytest.skip(why)
+    pretend.library()
+    run = {"push": "3lc", "pull": "3lc", "steps": 8, "dtype": dtype}
+    staged = Ranks(2, backend="pretend", prepare=pretend.load)
+    try:
+        results = staged.run(_trains, device="pretend", **run)
+    finally:
+        staged.close()
+    assert same_on_all([digest for digest, *_ in results]) == same_on_all([digest for digest, *_ in pools(2).run(_trains, **run)])
+    elements = sum(p.numel() for p in training.Net(32).parameters())
+    for *_, explained in results:
+        assert explained["device"].startswith("pretend")
+        assert explained["host_copy_bytes"] == elements * (4 if dtype == torch.float32 else 2)

@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 import training  # noqa: E402
 from ranks import Ranks  # noqa: E402
-from test_sharded import alike, build, loss_of, one  # noqa: E402
+from test_sharded import same_on_all, build, loss_of, one  # noqa: E402
 
 import laconic  # noqa: E402
 
@@ -94,7 +94,7 @@ def _vouched():
 
 
 def test_one_who_vouches_may(pools):
-    alike(pools(2).run(_vouched))
+    same_on_all(pools(2).run(_vouched))
 
 
 def _wrapped_in_ddp():
@@ -123,7 +123,7 @@ def test_ranks_that_differ_are_refused_on_every_rank(pools, case, words):
     assert all(error.kind == "LaconicError" for error in errors)
     assert words in errors[0].message and words in errors[1].message
     if case != "refused":
-        alike([error.message for error in errors])
+        same_on_all([error.message for error in errors])
 
 
 # ---- a step that fails --------------------------------------------------------------------------------------------------------------
@@ -249,8 +249,8 @@ def test_one_ranks_trouble_is_everybodys_error_and_training_goes_on(pools, case)
         else:
             assert raised.name == ("ranks_disagree" if name == "ranks_disagree" else "peer_failed")
         assert (failed, step) == (1, 6)
-    alike([raised.message for raised, *_ in results])
-    alike([digest for *_, digest in results])
+    same_on_all([raised.message for raised, *_ in results])
+    same_on_all([digest for *_, digest in results])
 
 
 def _said(case):

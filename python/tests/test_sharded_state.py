@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
 import training  # noqa: E402
-from test_sharded import OPTIMIZERS, alike, build, loss_of, near, one, plain  # noqa: E402
+from test_sharded import OPTIMIZERS, same_on_all, build, loss_of, near, one, plain  # noqa: E402
 
 
 def through_a_file(thing):
@@ -60,7 +60,7 @@ def test_a_resumed_run_goes_on_bit_for_bit(pools, cls, push, dtype, flush, scale
     results = pools(2).run(_resumes, cls=cls, push=push, dtype=dtype, flush=flush, scale=scale)
     for whole, resumed in results:
         assert resumed == whole
-    alike([whole[0] for whole, _ in results])
+    same_on_all([whole[0] for whole, _ in results])
 
 
 def _whole(cls):
@@ -138,7 +138,7 @@ def same_full(one, other):
 def test_the_full_state_goes_into_another_world(pools, masters):
     full, model = pools(2).run(_whole, cls="AdamW")[0]
     results = pools(3).run(_continues, cls="AdamW", full=full, model=model, masters=masters)
-    alike([digest for digest, _ in results])
+    same_on_all([digest for digest, _ in results])
     if masters:
         same_full(full, results[1][1])
 

@@ -183,7 +183,7 @@ class Exchange:
                             apart=True, whole=True)
 
     def turn(self, digest: bytes, norm: bool) -> Turn:
-        """Behind all pushes of a step. `digest`: of what all ranks have to have alike. `pull` comes next in any case."""
+        """Behind all pushes of a step. `digest`: of what has to be the same on all ranks. `pull` comes next in any case."""
         return self._do(functools.partial(self._turn, digest, norm))
 
     def _turn(self, digest: bytes, norm: bool) -> Turn:

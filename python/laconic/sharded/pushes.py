@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 
 import torch
 
@@ -41,15 +42,16 @@ def cut(counts: list[int], part: int) -> list[Bucket]:
 
 
 class Pushes:
-    """Pushes each bucket when its gradients are whole and those before it have gone: `push(number)`, which copies them before the call
-    returns.
+    """Pushes each bucket when its gradients are whole and those before it have gone: `push(number, failure)`, a method, with a copy of them in
+    the bucket.
 
     How often a parameter gets a gradient in a step, it learns: nothing goes before step() in the first one. Parameters without a gradient
     count as zeros at step().
     """
 
     def __init__(self, parameters: list[torch.nn.Parameter], names: list[str], buckets: list[Bucket], push):
-        self._parameters, self._names, self._buckets, self._push = parameters, names, buckets, push
+        self._parameters, self._names, self._buckets = parameters, names, buckets
+        self._push = weakref.WeakMethod(push)
         self._bucket_of = {i: bucket for bucket in range(len(buckets)) for i in buckets[bucket].parameters}
         self._most = [0] * len(parameters)  # gradients that one step has brought
         self._came = [0] * len(parameters)  # in this step
@@ -61,8 +63,12 @@ class Pushes:
         self._hooks = [p.register_post_accumulate_grad_hook(self._hook(i)) for i, p in enumerate(parameters)]
 
     def _hook(self, i: int):
+        ours = weakref.WeakMethod(self._gradient_came)  # parameters hold the hook, which holds no optimizer
+
         def came(_parameter) -> None:
-            self._gradient_came(i)
+            gradient_came = ours()
+            if gradient_came is not None:
+                gradient_came(i)
 
         return came
 
@@ -97,7 +103,7 @@ class Pushes:
             self.failure = self.failure or error
         except RuntimeError as error:
             self.failure = self.failure or errors.error("peer_failed", f"gradients could not be copied: {error}", "look at this rank's device")
-        self._push(number, self.failure)
+        self._push()(number, self.failure)
 
     def _fill(self, bucket: Bucket) -> None:
         for i, place in zip(bucket.parameters, bucket.places):

@@ -1,5 +1,5 @@
 # Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-"""What all ranks have to have alike: the optimizer, its hyperparameters, the parameters' groups."""
+"""What has to be the same on all ranks: the optimizer, its hyperparameters, the parameters' groups."""
 
 from __future__ import annotations
 
