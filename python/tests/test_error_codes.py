@@ -39,7 +39,8 @@ HEADER = re.sub(r"/\*.*?\*/", "", (ROOT / "include/laconic/laconic.h").read_text
 MIRRORS = {"tensor": _lib.Tensor, "place": _lib.Place, "frame_info": _lib.FrameInfo, "parameter": _lib.Parameter,
            "rule": _lib.Rule, "session_options": _lib.SessionOptions, "settings": _lib.Settings, "bucket": _lib.Bucket, "message": _lib.Message, "step": _lib.Step,
            "contribution": _lib.Contribution, "aggregate": _lib.Aggregate, "aggregator_options": _lib.AggregatorOptions,
-           "state_header": _lib.StateHeader, "engine_table": _lib.EngineTable, "failure": _lib.Failure, "ending": _lib.Ending, "driver_options": _lib.DriverOptions,
+           "state_header": _lib.StateHeader, "engine_table": _lib.EngineTable, "replica": _lib.Replica, "owned_range": _lib.OwnedRange, "turns": _lib.Turns,
+           "failure": _lib.Failure, "ending": _lib.Ending, "driver_options": _lib.DriverOptions,
            "codec_call": _lib.CodecCall, "codec_table": _lib.CodecTable}
 
 

@@ -250,7 +250,7 @@ def _meet(group, disabled: bool, refusal: LaconicError | None) -> Meeting:
 
 def _same_parameters(exchange: Exchange, trained: Trained, sync: bool) -> None:
     """All ranks begin with the same values: rank 0's, or they are refused."""
-    prints = [said for said, _ in exchange.share(saved.fingerprint_of(trained), torch.empty(0))]
+    prints = [said for said, _ in exchange.share(saved.fingerprint_of(trained), torch.empty(0, dtype=torch.float32, device="cpu"))]
     other = next((rank for rank, said in enumerate(prints) if said != prints[0]), None)
     if other is None:
         return

@@ -165,7 +165,7 @@ def full_state_of(work: Alone | Spread, groups: list[dict]) -> dict:
                 tensor.view(-1)[offset : offset + count] = flat[at : at + count]
                 at += count
             for key, (value, dtype) in entry["scalars"].items():
-                state[key] = value if dtype is None else torch.tensor(value, dtype=getattr(torch, dtype))
+                state[key] = value if dtype is None else torch.tensor(value, dtype=getattr(torch, dtype), device="cpu")
     for i in work.inner.small:
         tensor = work.inner.tensors[i, WHOLE]
         masters[i] = tensor.detach().float().clone()
@@ -176,7 +176,7 @@ def full_state_of(work: Alone | Spread, groups: list[dict]) -> dict:
 
 def _described(work: Spread) -> tuple[list[dict], torch.Tensor]:
     """This rank's ranges, and their masters and state of float32, back to back."""
-    described, values = [], [torch.empty(0)]
+    described, values = [], [torch.empty(0, dtype=torch.float32, device="cpu")]
     for i, offset, count in work.inner.places:
         if offset == WHOLE:
             continue

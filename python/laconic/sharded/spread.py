@@ -160,7 +160,7 @@ class Spread:
         """The host's values take those of the masters. Every rank makes the call."""
         masters = self.exchange.masters()
         said = json.dumps([[i, offset, master.numel()] for (i, offset), master in masters.items()])
-        flat = torch.cat([*masters.values(), torch.empty(0)])
+        flat = torch.cat([*masters.values(), torch.empty(0, dtype=torch.float32, device="cpu")])
         for ranges, values in self.exchange.share(said, flat):
             at = 0
             for i, offset, count in json.loads(ranges):
