@@ -32,7 +32,6 @@
 #include <thread>
 #include <vector>
 
-#include "machine.h"
 #include "output.h"
 #include "samples.h"
 #include "server/io/udp_server.h"

@@ -9,7 +9,6 @@
 #include <cmath>
 #include <cstdio>
 #include <functional>
-#include <new>
 #include <span>
 #include <string>
 #include <vector>

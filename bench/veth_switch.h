@@ -12,8 +12,6 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <array>
-#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <memory>

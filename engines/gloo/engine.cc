@@ -9,7 +9,6 @@
 #include <new>
 #include <string>
 #include <thread>
-#include <utility>
 
 #include "batches.h"
 #include "fault.h"

@@ -1,6 +1,5 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
-#include <memory>
 #include <mutex>
 #include <new>
 #include <string>

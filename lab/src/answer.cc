@@ -1,8 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 #include "answer.h"
 
-#include <utility>
-
 #include "base/json_reader.h"
 
 namespace laconic::lab {

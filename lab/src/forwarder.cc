@@ -20,7 +20,6 @@
 #include <bit>
 #include <cerrno>
 #include <cstdio>
-#include <cstring>
 #include <new>
 #include <utility>
 

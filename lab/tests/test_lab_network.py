@@ -2,7 +2,6 @@
 """Rates, counters, loss, changes while running. Times have generous bounds, bytes narrow ones."""
 
 import json
-import os
 import subprocess
 import sys
 

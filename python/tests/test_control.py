@@ -7,7 +7,6 @@ import functools
 import json
 import os
 import subprocess
-import sys
 import zlib
 from pathlib import Path
 

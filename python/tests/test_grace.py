@@ -7,8 +7,6 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import training  # noqa: E402
-
 import laconic  # noqa: E402
 
 

@@ -15,7 +15,6 @@ torch = pytest.importorskip("torch")
 
 import own_codecs  # noqa: E402
 import training  # noqa: E402
-from ranks import RankError  # noqa: E402
 
 import laconic  # noqa: E402
 from laconic import registered  # noqa: E402

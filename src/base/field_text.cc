@@ -6,7 +6,6 @@
 #include <charconv>
 #include <cmath>
 #include <utility>
-#include <vector>
 
 #include "base/concat.h"
 #include "base/nearest.h"

@@ -2,7 +2,6 @@
 #include "base/json_reader.h"
 
 #include <charconv>
-#include <cmath>
 
 namespace laconic {
 namespace {

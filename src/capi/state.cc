@@ -2,7 +2,6 @@
 //
 // Saved state: named float arrays, one set per rank.
 #include <algorithm>
-#include <cstring>
 #include <string>
 
 #include "capi/handles.h"

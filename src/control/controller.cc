@@ -2,7 +2,6 @@
 #include "control/controller.h"
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cmath>
 #include <utility>

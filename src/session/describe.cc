@@ -6,7 +6,6 @@
 #include "base/field_text.h"
 #include "base/json_text.h"
 #include "laconic/laconic.h"
-#include "laconic/registry.h"
 #include "laconic/version.h"
 
 namespace laconic::session {

@@ -1,7 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>

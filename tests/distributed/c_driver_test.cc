@@ -5,7 +5,6 @@
 
 #include <cstring>
 #include <map>
-#include <thread>
 
 #include "laconic/laconic.h"
 #include "laconic/loopback.h"

@@ -11,7 +11,6 @@
 #include <map>
 #include <random>
 
-#include "session/saved_state.h"
 #include "support/ranks.h"
 
 namespace laconic::test {

@@ -6,11 +6,9 @@
 #include <array>
 #include <atomic>
 #include <cmath>
-#include <functional>
 #include <latch>
 #include <limits>
 #include <optional>
-#include <thread>
 
 #include "base/hash.h"
 #include "laconic/loopback.h"

@@ -2,11 +2,9 @@
 //
 // Any bytes are a session's state or an error that has changed nothing. The checksum is put right
 // first, so that what lies behind it is reached, too.
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
-#include <cstring>
 #include <memory>
 #include <vector>
 

@@ -6,12 +6,10 @@
 
 #include <cstdint>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "laconic/frame.h"
 #include "laconic/isa.h"
-#include "laconic/registry.h"
 #include "laconic/spec.h"
 
 namespace laconic::golden {

@@ -6,7 +6,6 @@
 #include "codecs/powersgd/powersgd.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>

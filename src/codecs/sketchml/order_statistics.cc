@@ -6,7 +6,6 @@
 #include <cstring>
 #include <numeric>
 
-#include "base/slices.h"
 #include "kernels/quantile/quantile_elements.h"
 
 namespace laconic::codecs {

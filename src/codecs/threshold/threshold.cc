@@ -2,7 +2,6 @@
 #include "codecs/threshold/threshold.h"
 
 #include <algorithm>
-#include <bit>
 
 #include "codecs/sparse/counted_set.h"
 #include "codecs/sparse/magnitude_sample.h"

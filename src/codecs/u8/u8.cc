@@ -2,7 +2,6 @@
 #include "codecs/u8/u8.h"
 
 #include <atomic>
-#include <cstring>
 
 #include "codecs/dense/dense_decode.h"
 #include "kernels/core/basic.h"

@@ -1,5 +1,4 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-#include <bit>
 
 #include "kernels/int8/int8.h"
 #include "kernels/int8/int8_elements.h"

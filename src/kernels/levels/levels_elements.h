@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstring>
 
 #include "kernels/core/packed_codes.h"
 #include "kernels/core/random_group.h"

@@ -1,6 +1,5 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
-#include <array>
 #include <cstring>
 
 #include "kernels/lowrank/lowrank.h"

@@ -1,5 +1,4 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
-#include <bit>
 
 #include "kernels/sparse/moments.h"
 #include "kernels/sparse/select.h"

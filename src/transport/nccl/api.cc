@@ -3,8 +3,6 @@
 
 #include <dlfcn.h>
 
-#include <utility>
-
 #include "base/concat.h"
 
 namespace laconic::transport::nccl {

@@ -8,7 +8,6 @@
 #include <chrono>
 #include <functional>
 #include <memory>
-#include <span>
 #include <string>
 #include <string_view>
 

@@ -5,7 +5,6 @@
 
 #include "gloo_ranks.h"
 #include "laconic/session.h"
-#include "support/subset.h"
 
 namespace laconic::test {
 namespace {

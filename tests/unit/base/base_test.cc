@@ -5,7 +5,6 @@
 
 #include <array>
 #include <set>
-#include <string>
 
 #include "base/arena.h"
 #include "base/hash.h"

@@ -3,7 +3,6 @@
 // Exchanges through the C ABI: what a step says, how much of it a caller takes, and who may ask
 // meanwhile.
 #include <atomic>
-#include <limits>
 #include <thread>
 
 #include "laconic/error.h"

@@ -2,7 +2,6 @@
 //
 // Saved state through the C ABI: whatever is not this session's own continuation is refused, with
 // the code that says why, before anything is copied.
-#include <cmath>
 #include <limits>
 
 #include "laconic/error.h"

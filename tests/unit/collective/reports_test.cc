@@ -4,8 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <array>
-#include <cstring>
-#include <random>
 #include <vector>
 
 #include "laconic/loopback.h"

@@ -4,8 +4,6 @@
 // whose words find none is its code.
 #include <gtest/gtest.h>
 
-#include <thread>
-
 #include "support/scarce_memory.h"
 #include "support/serving.h"
 #include "transport/aggregation/udp.h"

@@ -9,8 +9,6 @@
 #include <functional>
 #include <memory>
 #include <queue>
-#include <random>
-#include <string>
 #include <vector>
 
 #include "server/server.h"

@@ -8,8 +8,6 @@
 
 #include <array>
 #include <atomic>
-#include <functional>
-#include <numeric>
 #include <semaphore>
 #include <thread>
 #include <vector>

@@ -1,8 +1,6 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 #include "collective/strategies/server_sum/granules.h"
 
-#include "base/hash.h"
-
 namespace laconic::collective {
 
 uint64_t ValueGranules::add(uint64_t lanes) {

@@ -10,7 +10,6 @@
 #include <array>
 #include <atomic>
 #include <cstdarg>
-#include <cstdio>
 #include <cstring>
 #include <span>
 #include <utility>
