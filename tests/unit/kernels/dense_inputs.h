@@ -75,6 +75,15 @@ inline std::vector<float> special_values(uint64_t n, uint64_t seed) {
   return x;
 }
 
+/// Of these, the ones below `limit`.
+inline std::vector<float> finite_specials(uint64_t n, uint64_t seed, float limit = INFINITY) {
+  std::vector<float> x = special_values(n, seed);
+  for (float& v : x) {
+    if (!(std::fabs(v) < limit)) v = -0.0F;
+  }
+  return x;
+}
+
 /// Bit for bit, but any NaN equals any NaN: which operand's payload survives is the processor's
 /// choice.
 inline void expect_same(const std::vector<float>& a, const std::vector<float>& b, uint64_t what) {

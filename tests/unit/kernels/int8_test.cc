@@ -39,14 +39,6 @@ Coded encode(const Int8Kernels& k, const float* x, uint64_t n, uint32_t block, i
   return c;
 }
 
-std::vector<float> finite_specials(uint64_t n, uint64_t seed) {
-  std::vector<float> x = special_values(n, seed);
-  for (float& v : x) {
-    if (!std::isfinite(v)) v = -0.0F;
-  }
-  return x;
-}
-
 TEST_P(Int8KernelsTest, EncodersEqualTheReference) {
   for (const uint64_t n : sizes()) {
     for (const uint32_t block : {16U, 17U, 64U, 100U, 256U, 4096U}) {

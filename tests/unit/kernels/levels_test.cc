@@ -22,14 +22,6 @@ class LevelsKernelsTest : public testing::TestWithParam<Isa> {
 };
 INSTANTIATE_TEST_SUITE_P(, LevelsKernelsTest, testing::ValuesIn(isas()), isa_param_name);
 
-std::vector<float> finite_specials(uint64_t n, uint64_t seed) {
-  std::vector<float> x = special_values(n, seed);
-  for (float& v : x) {
-    if (!std::isfinite(v)) v = -0.0F;
-  }
-  return x;
-}
-
 uint32_t bits_of(uint32_t levels) {
   uint32_t bits = 1;
   while ((1U << bits) < 2 * levels + 1) ++bits;

@@ -17,14 +17,6 @@ class QuantileKernelsTest : public testing::TestWithParam<Isa> {
 };
 INSTANTIATE_TEST_SUITE_P(, QuantileKernelsTest, testing::ValuesIn(isas()), isa_param_name);
 
-std::vector<float> finite_specials(uint64_t n, uint64_t seed) {
-  std::vector<float> x = special_values(n, seed);
-  for (float& v : x) {
-    if (!std::isfinite(v)) v = -0.0F;
-  }
-  return x;
-}
-
 /// Every size, both kinds of data; large ones seldom.
 template <class Body>
 void for_inputs(Body body) {
