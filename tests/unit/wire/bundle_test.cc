@@ -104,33 +104,6 @@ TEST(Bundle, round_trips) {
   EXPECT_EQ(slots.left(), 0U);
 }
 
-TEST(Bundle, lies_as_documented) {
-  const Buffer b = Example().used();
-  EXPECT_EQ(std::string(b.begin(), b.begin() + 4), "LACB");
-  EXPECT_EQ(b[4], 3);
-  EXPECT_EQ(b[5], 1);
-  EXPECT_EQ(b[6], 1 + 8);
-  EXPECT_EQ(b[7], 1);
-  EXPECT_EQ(load<uint64_t>(&b[16]), 77U);
-  EXPECT_EQ(load<uint64_t>(&b[24]), 0xABCDEF0123456789U);
-  EXPECT_EQ(load<uint64_t>(&b[32]), b.size());
-  EXPECT_EQ(load<uint32_t>(&b[40]), 9U);
-  EXPECT_EQ(load<uint16_t>(&b[44]), 2);
-  EXPECT_EQ(load<uint16_t>(&b[46]), 3);
-  EXPECT_EQ(load<uint32_t>(&b[48]), 5U);
-  EXPECT_EQ(load<uint32_t>(&b[52]), 8U);
-  EXPECT_EQ(load<uint32_t>(&b[56]), 10U);
-  for (uint8_t i = 0; i < 12; ++i) EXPECT_EQ(b[60U + i], i + 1);
-  EXPECT_EQ(load<uint32_t>(&b[72]), 76U);
-  EXPECT_EQ(load<uint32_t>(&b[76]), 7U);
-  EXPECT_EQ(load<uint32_t>(&b[80]), 0U);
-  EXPECT_EQ(load<uint32_t>(&b[84]), 0xFFFFFFFFU);
-  EXPECT_EQ(load<uint32_t>(&b[96]), 75U);  // 300 bytes, in words
-  EXPECT_EQ(load<float>(&b[100]), 1.5F);
-  EXPECT_EQ(b[108], 1);
-  EXPECT_EQ(b[115], 0);
-}
-
 /// Whatever a peer says about its step, its gradients are worth as much.
 TEST(Bundle, any_report_is_taken_as_it_is) {
   const Example e;

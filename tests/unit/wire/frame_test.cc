@@ -91,33 +91,6 @@ TEST(Frame, round_trips_every_field) {
   EXPECT_EQ(view->payload.data(), frame.data() + frame_header_bytes(info.spec.size()));
 }
 
-// The byte map of FRAME.md, literally.
-TEST(Frame, lies_as_documented) {
-  const Buffer f = frame_of(example(), payload_of(3));
-  EXPECT_EQ(std::string(f.begin(), f.begin() + 4), "LACF");
-  EXPECT_EQ(f[4], 1);
-  EXPECT_EQ(f[5], 0);
-  EXPECT_EQ(load<uint16_t>(&f[6]), 120);
-  EXPECT_EQ(load<uint16_t>(&f[16]), 3);
-  EXPECT_EQ(f[18], 2);
-  EXPECT_EQ(f[19], 2);
-  EXPECT_EQ(load<uint32_t>(&f[20]), 2U);
-  EXPECT_EQ(load<uint64_t>(&f[24]), 12U);
-  EXPECT_EQ(load<uint64_t>(&f[32]), 3U);
-  EXPECT_EQ(load<uint64_t>(&f[40]), 4U);
-  EXPECT_EQ(load<uint64_t>(&f[48]), 1000U);
-  EXPECT_EQ(load<uint64_t>(&f[56]), 42U);
-  EXPECT_EQ(load<uint64_t>(&f[64]), 0x1122334455667788U);
-  EXPECT_EQ(load<uint64_t>(&f[72]), 77U);
-  EXPECT_EQ(load<uint64_t>(&f[80]), 3U);
-  EXPECT_EQ(load<uint32_t>(&f[88]), 5U);
-  EXPECT_EQ(load<uint32_t>(&f[92]), 8U);
-  EXPECT_EQ(f[96], 1);
-  EXPECT_EQ(f[97], 15);
-  EXPECT_EQ(std::string(&f[98], &f[113]), "topk:ratio=0.01");
-  EXPECT_EQ(f.size(), 123U);
-}
-
 TEST(Frame, every_spec_length_round_trips) {
   for (std::size_t length = 1; length <= kFrameMaxSpec; ++length) {
     FrameInfo info = example();
