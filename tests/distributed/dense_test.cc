@@ -110,6 +110,23 @@ void expect_balance(Clocked& group, const std::vector<std::vector<float>>& means
     ASSERT_NEAR(found[i], in[i], 2e-6 * magnitude[i] + 1e-7) << "element " << i;
 }
 
+/// A replay that stops before a step, saves and goes on has the bits of the first run's 60 steps.
+/// Gives how many parts of the residuals were still to go out there.
+uint64_t expect_resumed(Clocked& first, const std::vector<std::vector<float>>& means,
+                        const test::Setup& replay, uint64_t stop) {
+  Clocked killed(replay, fast), resumed(replay, fast);
+  const auto before = killed.steps(0, stop);
+  const uint64_t left = killed.session(0).stats().flush_steps_left;
+  resumed.load(killed);
+  const auto rest = resumed.steps(stop, 60);
+  for (uint64_t step = 0; step < 60; ++step) {
+    const auto& mean = step < stop ? before[step] : rest[step - stop];
+    EXPECT_TRUE(same_bits(mean, means[step])) << "stopped before " << stop << ": " << step;
+  }
+  EXPECT_EQ(resumed.session(0).stats().residual_norm, first.session(0).stats().residual_norm);
+  return left;
+}
+
 uint64_t bytes_sent(Clocked& group) { return group.session(0).stats().counters.wire_bytes; }
 
 /// It holds by then: the deadline is far, two updates reach the maximum, residuals go out.
@@ -209,16 +226,7 @@ TEST_P(Dense, IsReplayedAndResumedBitForBit) {
     EXPECT_EQ(step.settings[0].uncompressed, step.step >= 13 && step.step < 45) << step.step;
   for (const uint64_t stop : {11U, 12U, 13U, 15U, 25U, 44U}) {
     if (kSanitized && stop != 15) continue;
-    Clocked killed(with("replay:" + record), fast);
-    const auto before = killed.steps(0, stop);
-    Clocked resumed(with("replay:" + record), fast);
-    resumed.load(killed);
-    const auto rest = resumed.steps(stop, 60);
-    for (uint64_t step = 0; step < 60; ++step) {
-      const auto& mean = step < stop ? before[step] : rest[step - stop];
-      ASSERT_TRUE(same_bits(mean, means[step])) << "stopped before " << stop << ": " << step;
-    }
-    EXPECT_EQ(resumed.session(0).stats().residual_norm, first.session(0).stats().residual_norm);
+    expect_resumed(first, means, with("replay:" + record), stop);
   }
 }
 
@@ -388,32 +396,29 @@ TEST_P(DenseWithRules, IsReplayedAndResumedBitForBit) {
   for (const uint64_t stop :
        {begins - 2, begins - 1, begins, begins + 1, begins + 2, uint64_t{44}}) {
     if (kSanitized && stop != begins + 1) continue;
-    Clocked killed(with("replay:" + record), fast);
-    const auto before = killed.steps(0, stop);
+    const uint64_t left = expect_resumed(first, means, with("replay:" + record), stop);
     if (stop == begins + 1) {  // in the middle of the release
-      EXPECT_GT(killed.session(0).stats().flush_steps_left, 0U);
+      EXPECT_GT(left, 0U);
     }
-    Clocked resumed(with("replay:" + record), fast);
-    resumed.load(killed);
-    const auto rest = resumed.steps(stop, 60);
-    for (uint64_t step = 0; step < 60; ++step) {
-      const auto& mean = step < stop ? before[step] : rest[step - stop];
-      ASSERT_TRUE(same_bits(mean, means[step])) << "stopped before " << stop << ": " << step;
-    }
-    EXPECT_EQ(resumed.session(0).stats().residual_norm, first.session(0).stats().residual_norm);
   }
+}
+
+/// Step 30, which fails, leaves its gradient to the residuals.
+template <class Step>
+void expect_kept(Clocked& group, Step step) {
+  const auto before = kept(group);
+  step();
+  const auto lost = exact_mean(gradients(kWorld, group.layout().elements, 31));
+  const auto found = kept(group);
+  for (size_t i = kSmall; i < lost.size(); ++i)
+    ASSERT_NEAR(found[i], before[i] + lost[i], 1e-6) << i;
 }
 
 TEST_P(DenseWithRules, AStepThatFailsKeepsTheGradient) {
   Clocked group(with(kLaw), fast);
   group.steps(0, 30);
   ASSERT_EQ(uncompressed_rules(group), 1);
-  const auto before = kept(group);
-  group.fail_on(1, 30);
-  const auto lost = exact_mean(gradients(kWorld, group.layout().elements, 31));
-  const auto found = kept(group);
-  for (size_t i = kSmall; i < lost.size(); ++i)
-    ASSERT_NEAR(found[i], before[i] + lost[i], 1e-6) << i;
+  expect_kept(group, [&] { group.fail_on(1, 30); });
   expect_turned(group, group.steps(31, 32)[0], 31);
 }
 
@@ -421,12 +426,7 @@ TEST_P(DenseWithRules, ALostPeerLosesNothing) {
   Clocked group(with(kLaw), fast);
   group.steps(0, 30);
   ASSERT_EQ(uncompressed_rules(group), 1);
-  const auto before = kept(group);
-  group.lose_peers_in(30);
-  const auto lost = exact_mean(gradients(kWorld, group.layout().elements, 31));
-  const auto found = kept(group);
-  for (size_t i = kSmall; i < lost.size(); ++i)
-    ASSERT_NEAR(found[i], before[i] + lost[i], 1e-6) << i;
+  expect_kept(group, [&] { group.lose_peers_in(30); });
 }
 
 /// In what has turned, and in the rest: the whole bucket goes uncompressed and nothing moves.

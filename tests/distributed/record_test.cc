@@ -224,18 +224,17 @@ INSTANTIATE_TEST_SUITE_P(
              (std::get<2>(of.param)[0] == 'd' ? "dc2" : "schedule");
     });
 
+/// With a rule that has a law of its own.
+test::Setup with(const std::string& control, const std::string& of_rule,
+                 const std::string& record) {
+  test::Setup made = setup("topk:ratio=0.05", StrategyKind::gather_all, control, record);
+  made.rules = {rule("a.*", "3lc")};
+  made.rules[0].control = of_rule;
+  return made;
+}
+
 /// Rules with laws and records of their own.
 TEST(Records, ByRule) {
-  const auto with = [](const std::string& control, const std::string& of_rule,
-                       const std::string& record) {
-    test::Setup made = setup("topk:ratio=0.05", StrategyKind::gather_all, control, record);
-    Rule rule;
-    rule.match = "a.*";
-    rule.spec = "3lc";
-    rule.control = of_rule;
-    made.rules = {rule};
-    return made;
-  };
   const std::string record = new_file("rules.jsonl");
   Clocked first(with("dc2:deadline_ms=20", "schedule:0=1,7=1.5", record), changing);
   const auto means = first.steps(0, 40);
@@ -275,16 +274,6 @@ TEST(Records, StateOfAnotherRunIsRefused) {
 
 /// Rules that are not replayed go on as they were.
 TEST(Records, AReplayOfOneRuleGoesOnFromWhatTheRunSaved) {
-  const auto with = [](const std::string& control, const std::string& of_rule,
-                       const std::string& record) {
-    test::Setup made = setup("topk:ratio=0.05", StrategyKind::gather_all, control, record);
-    Rule rule;
-    rule.match = "a.*";
-    rule.spec = "3lc";
-    rule.control = of_rule;
-    made.rules = {rule};
-    return made;
-  };
   const std::string record = new_file("half.jsonl"), law = "schedule:0=1,7=1.5,25=1.1";
   Clocked first(with("dc2:deadline_ms=20", law, record), changing);
   first.steps(0, 20);
