@@ -6,6 +6,7 @@
 
 #include "base/field_text.h"
 #include "conformance/codec_law.h"
+#include "laconic/registry.h"
 #include "support/subset.h"
 
 namespace laconic::conformance {

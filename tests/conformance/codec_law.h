@@ -17,7 +17,6 @@
 
 #include "conformance/exchange.h"
 #include "conformance/inputs.h"
-#include "laconic/registry.h"
 #include "laconic/spec.h"
 
 namespace laconic::conformance {

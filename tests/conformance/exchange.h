@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
-#include <cstring>
 #include <span>
 #include <vector>
 
@@ -20,13 +19,14 @@
 
 namespace laconic::conformance {
 
-/// Everything that an exchange may vary, and (but for unit, world, seed, step) that may not change
-/// a byte.
+/// Everything that an exchange may vary, and (but for unit, world, seed, step, hop) that may not
+/// change a byte.
 struct Conditions {
   Unit unit;
   uint32_t world = 1;
   uint64_t seed = 7;
   uint64_t step = 3;
+  uint32_t hop = 0;
   Isa isa = Isa::scalar;
   ThreadPool* pool = nullptr;
   uint8_t fill = 0xA5;  ///< what lent memory holds beforehand
@@ -92,7 +92,7 @@ class Exchange {
   void set_step(uint64_t step) { conditions_.step = step; }
 
   [[nodiscard]] Place place(uint32_t rank) const {
-    return {conditions_.seed, conditions_.step, rank, conditions_.world, 0, 1.0F};
+    return {conditions_.seed, conditions_.step, rank, conditions_.world, conditions_.hop, 1.0F};
   }
   [[nodiscard]] Work work(uint32_t rank) {
     return {ranks_[rank].kept.bytes(), ranks_[rank].scratch.bytes(), conditions_.isa,

@@ -180,29 +180,6 @@ TEST(AdaQTest, LargeUnits) {
   }
 }
 
-TEST(AdaQTest, ThreadsAndInstructionSetsChangeNothing) {
-  const std::vector<float> x = draw(Shape::layered, 700001, 5);
-  for (const double ratio : {0.001, 0.01, 0.2}) {
-    const std::vector<uint8_t> alone = driver(ratio).encode(x);
-    const std::vector<float> decoded = driver(ratio).decode(alone, vector_unit(x.size()));
-    for (const Isa isa : available_isas()) {
-      Driver d = driver(ratio);
-      d.isa = isa;
-      EXPECT_EQ(d.encode(x), alone);
-      EXPECT_EQ(d.decode(alone, vector_unit(x.size())), decoded);
-    }
-    for (const uint32_t threads : {2U, 3U}) {
-      ThreadPool pool(threads);
-      Driver d = driver(ratio);
-      d.pool = &pool;
-      EXPECT_EQ(d.encode(x), alone);
-      EXPECT_EQ(d.decode(alone, vector_unit(x.size())), decoded);
-    }
-  }
-}
-
-TEST(AdaQTest, ManyPeersAddInOrder) { expect_peers_add_in_order(driver(0.01)); }
-
 // Defects 1 and 2: 4(k + 3) bytes in GRACE's code, and 30 % of the elements.
 TEST(AdaQTest, Grace02_PacksItsIndices) {
   const uint64_t n = 1000000;
@@ -221,26 +198,6 @@ TEST(AdaQTest, SizesOfTheLargestUnits) {
   const std::vector<uint8_t> none(16);
   EXPECT_EQ(AdaQ::check({}, vector_unit(most - 1), 0, none), Errc::ok);
   EXPECT_EQ(AdaQ::check({}, vector_unit(most + 1), 0, none), Errc::shape_unsupported);
-}
-
-TEST(AdaQTest, NonFiniteIsRefused) {
-  for (const float bad : {std::nanf(""), -std::nanf(""), HUGE_VALF, -HUGE_VALF}) {
-    for (const uint64_t n : {1U, 1000U, 20000U}) {
-      for (const bool zeros : {false, true}) {
-        std::vector<float> x = draw(Shape::laplace, n, 1);
-        if (zeros) std::fill(x.begin(), x.end(), 0.0F);
-        x[n / 2] = bad;
-        const Driver d = driver(0.01);
-        const Plan plan = AdaQ::plan(d.params, vector_unit(n), 1);
-        const LentMemory scratch(plan.scratch_bytes);
-        Work work{{}, {scratch.data.get(), scratch.size}, best_isa(), nullptr};
-        std::vector<uint8_t> out(plan.round[0].bytes);
-        EXPECT_FALSE(
-            AdaQ::encode({&d.params, {}, vector_unit(n), {}, 0, work}, {x.data(), nullptr}, out)
-                .finite);
-      }
-    }
-  }
 }
 
 const std::vector<float> kPage{0.0F, -2.0F, 0.5F, 1.0F, -0.25F, 2.0F, -1.0F, 0.125F};

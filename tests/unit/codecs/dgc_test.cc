@@ -3,8 +3,6 @@
 
 #include <gtest/gtest.h>
 
-#include <bit>
-
 #include "codecs/sparse/counted_set.h"
 #include "codecs/sparse/random_sample.h"
 #include "kernels/sparse/select.h"
@@ -214,24 +212,6 @@ TEST(DgcTest, LargeUnits) {
   }
 }
 
-TEST(DgcTest, ThreadsAndInstructionSetsChangeNoByte) {
-  const std::vector<float> x = draw(Shape::layered, 700001, 5);
-  for (const double ratio : {0.001, 0.01, 0.2}) {
-    const std::vector<uint8_t> alone = driver(ratio).encode(x);
-    for (const Isa isa : available_isas()) {
-      Driver d = driver(ratio);
-      d.isa = isa;
-      EXPECT_EQ(d.encode(x), alone);
-    }
-    for (const uint32_t threads : {2U, 3U}) {
-      ThreadPool pool(threads);
-      Driver d = driver(ratio);
-      d.pool = &pool;
-      EXPECT_EQ(d.encode(x), alone);
-    }
-  }
-}
-
 // Defect 2: more bytes than dense, eight-byte indices.
 TEST(DgcTest, Grace02_SendsLessThanDense) {
   for (const uint64_t n : {64U, 4097U, 1000000U}) {
@@ -262,43 +242,6 @@ TEST(DgcTest, PromisesMomentum) {
   EXPECT_EQ(c.memory_factor, 0.9F);
   EXPECT_EQ(c.memories, memory_set(MemoryKind::residual, MemoryKind::momentum));
   EXPECT_EQ(c.merge, Merge::set_union);
-}
-
-TEST(DgcTest, EraseIsDecodingWithWeightMinusOne) {
-  for (const uint64_t n : {0U, 1U, 100U, 300001U}) {
-    Driver d = driver(0.01);
-    const std::vector<float> x = draw(Shape::laplace, n, n);
-    const std::vector<uint8_t> payload = d.encode(x);
-    std::vector<float> wanted = x;
-    const Term term{payload, -1.0F};
-    d.decode({&term, 1}, vector_unit(n), {wanted.data(), true});
-    ThreadPool pool(3);
-    for (ThreadPool* threads : {static_cast<ThreadPool*>(nullptr), &pool}) {
-      std::vector<float> erased = x;
-      Work work{{}, {}, d.isa, threads};
-      Dgc::erase({&d.params, {}, vector_unit(n), {}, 0, work}, payload, erased.data());
-      for (uint64_t i = 0; i < n; ++i) {
-        ASSERT_EQ(std::bit_cast<uint32_t>(erased[i]), std::bit_cast<uint32_t>(wanted[i])) << i;
-      }
-    }
-  }
-}
-
-TEST(DgcTest, NonFiniteIsRefused) {
-  for (const float bad : {std::nanf(""), -std::nanf(""), HUGE_VALF, -HUGE_VALF}) {
-    for (const uint64_t n : {1U, 1000U, 20000U}) {
-      std::vector<float> x = draw(Shape::laplace, n, 1);
-      x[n / 2] = bad;
-      const Driver d = driver(0.01);
-      const Plan plan = Dgc::plan(d.params, vector_unit(n), 1);
-      const LentMemory scratch(plan.scratch_bytes);
-      Work work{{}, {scratch.data.get(), scratch.size}, best_isa(), nullptr};
-      std::vector<uint8_t> out(plan.round[0].bytes);
-      EXPECT_FALSE(
-          Dgc::encode({&d.params, {}, vector_unit(n), {}, 0, work}, {x.data(), nullptr}, out)
-              .finite);
-    }
-  }
 }
 
 // Golden bytes of the format page.

@@ -8,10 +8,8 @@
 
 #include <cmath>
 #include <cstring>
-#include <limits>
 #include <random>
 
-#include "laconic/thread_pool.h"
 #include "unit/codecs/codec_runner.h"
 
 namespace laconic::codecs {
@@ -165,48 +163,6 @@ TEST(Inceptionn, Grace01_NoLongerThanPromised) {
   EXPECT_EQ(Inceptionn::contract({}).max_count, kMost);  // counts are uint32
 }
 
-TEST(Inceptionn, Grace03_ZeroTensorAndNonFinite) {
-  Runner run(1000);
-  EXPECT_EQ(run.decode(run.encode(std::vector<float>(1000, 0.0F))), std::vector<float>(1000, 0.0F));
-  for (const float bad : {INFINITY, -INFINITY, NAN}) {
-    for (const uint64_t at : {0U, 500U, 999U}) {
-      std::vector<float> x = mixed(1000, 3);
-      x[at] = bad;
-      run.encode(x);
-      EXPECT_FALSE(run.finite);
-    }
-  }
-}
-
-/// More terms than are taken at a time, all different.
-TEST(Inceptionn, ThreadsChangeNoByteAndTermsAreAddedInOrder) {
-  constexpr uint64_t n = 200'003;
-  Runner one(n);
-  std::vector<std::vector<float>> x;
-  std::vector<ByteVector> payloads;
-  for (uint64_t t = 0; t < 20; ++t) {
-    x.push_back(mixed(n, t));
-    payloads.push_back(one.encode(x.back()));
-  }
-  std::vector<Term> terms;
-  std::vector<float> sum(n, 0.0F);
-  for (uint64_t t = 0; t < 20; ++t) {
-    terms.push_back({payloads[t], 0.3F - 0.1F * static_cast<float>(t)});
-    const std::vector<float> d = one.decode(payloads[t]);
-    for (uint64_t i = 0; i < n; ++i) sum[i] += terms[t].weight * d[i];
-  }
-  EXPECT_EQ(one.decode(terms), sum);
-  EXPECT_EQ(one.decode({terms.data(), 0}), std::vector<float>(n, 0.0F));
-  for (const uint32_t threads : {2U, 3U}) {
-    ThreadPool pool(threads);
-    Runner run(n);
-    run.work.pool = &pool;
-    EXPECT_EQ(run.encode(x[0]), payloads[0]);
-    EXPECT_EQ(run.decode(terms), sum);
-    EXPECT_EQ(run.decode(terms, x[1]), one.decode(terms, x[1]));
-  }
-}
-
 TEST(Inceptionn, RefusesWhatDoesNotFit) {
   const std::vector<float> x{1.5F, -0.5F, 0.01F, 0.0F, -0.02F, 3.0F};
   Runner run(x.size());
@@ -224,10 +180,6 @@ TEST(Inceptionn, RefusesWhatDoesNotFit) {
   EXPECT_TRUE(refused(8, 0x1A));                        // another class, another length
   EXPECT_TRUE(refused(13, 0x7F) && refused(13, 0xFF));  // 1.5 becomes NaN: 0x7FC00000
   EXPECT_FALSE(refused(18, 0xFF));                      // any field of 16 bits is a number
-  for (uint64_t n = 0; n < good.size(); ++n) {
-    EXPECT_EQ(run.check({good.begin(), good.begin() + static_cast<int64_t>(n)}),
-              Errc::payload_malformed);
-  }
 }
 
 }  // namespace

@@ -1,21 +1,20 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// qsgd, terngrad and u8: known bytes, variance by formula, edge cases, hostile payloads, threads.
+// qsgd, terngrad and u8: known bytes, variance by formula, edge cases, hostile payloads.
 // The laws that all codecs share are in tests/conformance.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <memory>
 #include <random>
 #include <vector>
 
 #include "codecs/qsgd/qsgd.h"
-#include "codecs/registry/table.h"
 #include "codecs/terngrad/terngrad.h"
 #include "codecs/u8/u8.h"
 #include "kernels/levels/tree.h"
+#include "unit/codecs/codec_runner.h"
 
 namespace laconic::codecs {
 namespace {
@@ -27,66 +26,7 @@ constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kMax = std::numeric_limits<float>::max();
 
 template <class C>
-struct Runner {
-  typename C::Params params{};
-  Unit unit;
-  Place place;
-  Isa isa = best_isa();
-  std::shared_ptr<ThreadPool> pool;
-  std::vector<uint64_t> scratch;
-
-  explicit Runner(uint64_t count, typename C::Params p = {}) : params(p) {
-    unit.count = unit.rows = count;
-    unit.cols = 1;
-    unit.parameter = 77;
-  }
-  [[nodiscard]] Plan plan() const { return C::plan(params, unit, 1); }
-  [[nodiscard]] Work work() {
-    scratch.assign(plan().scratch_bytes / 8 + 1, ~uint64_t{0});
-    return {
-        {}, {reinterpret_cast<uint8_t*>(scratch.data()), plan().scratch_bytes}, isa, pool.get()};
-  }
-  ByteVector encode(const std::vector<float>& x, bool* finite = nullptr) {
-    const uint64_t bytes = plan().round[0].bytes;
-    ByteVector out(bytes + 1, 0xA5);
-    Work lent = work();
-    const Encoded e = C::encode({&params, {}, unit, place, 0, lent}, {x.data(), nullptr},
-                                MutBytes(out).first(bytes));
-    EXPECT_EQ(out.back(), 0xA5);
-    out.pop_back();
-    if (finite != nullptr) {
-      *finite = e.finite;
-    } else {
-      EXPECT_TRUE(e.finite);
-      EXPECT_EQ(e.bytes, bytes);
-      EXPECT_EQ(check(out), Errc::ok);
-    }
-    return out;
-  }
-  std::vector<float> decode(std::span<const Term> terms, std::vector<float> base = {}) {
-    const bool add = !base.empty();
-    if (!add) base.assign(unit.count, 7.0F);
-    Work lent = work();
-    C::decode({&params, {}, unit, place, 0, lent}, terms, {base.data(), add});
-    return base;
-  }
-  std::vector<float> decode(const ByteVector& payload, float weight = 1.0F) {
-    const Term term{payload, weight};
-    return decode({&term, 1});
-  }
-  std::vector<float> round_trip(const std::vector<float>& x) { return decode(encode(x)); }
-  [[nodiscard]] Errc check(const ByteVector& payload) const {
-    return C::check(params, unit, 0, payload);
-  }
-};
-
-std::vector<float> normal(uint64_t n, uint64_t seed, float mean = 0.0F) {
-  std::mt19937_64 random(seed);
-  std::normal_distribution<float> law(mean, 1e-2F);
-  std::vector<float> x(n);
-  for (float& v : x) v = law(random);
-  return x;
-}
+using Runner = CodecRunner<C>;
 
 TernGrad::Params ternary(float clip, TernGrad::Pack pack = TernGrad::Pack::two_bits) {
   return {clip, pack};
@@ -121,53 +61,6 @@ Sample squared_error(Runner<C>& runner, const std::vector<float>& x, uint64_t tr
   return {sum / n, squares / n - sum / n * (sum / n), trials};
 }
 
-/// Every element's mean error lies within six standard errors, given its variance.
-template <class C, class Variance>
-void expect_centred(Runner<C>& runner, const std::vector<float>& x, uint64_t trials,
-                    Variance variance) {
-  std::vector<double> sum(x.size());
-  for (uint64_t t = 0; t < trials; ++t) {
-    runner.place.step = t;
-    const std::vector<float> q = runner.round_trip(x);
-    for (size_t i = 0; i < x.size(); ++i) {
-      sum[i] += static_cast<double>(q[i]) - static_cast<double>(x[i]);
-    }
-  }
-  const auto n = static_cast<double>(trials);
-  for (size_t i = 0; i < x.size(); ++i) {
-    EXPECT_LE(std::fabs(sum[i] / n), 6 * std::sqrt(variance(i) / n) + 1e-9) << i;
-  }
-}
-
-template <class C>
-void expect_threads_change_no_byte(typename C::Params params) {
-  constexpr uint64_t n = 200'003;
-  const std::vector<float> x = normal(n, 1);
-  Runner<C> one(n, params), four(n, params), scalar(n, params);
-  four.pool = std::make_shared<ThreadPool>(4);
-  scalar.isa = Isa::scalar;
-  const ByteVector payload = one.encode(x);
-  EXPECT_EQ(payload, four.encode(x));
-  EXPECT_EQ(payload, scalar.encode(x));
-  std::vector<Term> terms;
-  for (int t = 0; t < 19; ++t) terms.push_back({payload, 0.5F - 0.1F * static_cast<float>(t)});
-  const std::vector<float> sum = one.decode(terms, x);
-  EXPECT_EQ(sum, four.decode(terms, x));
-  EXPECT_EQ(sum, scalar.decode(terms, x));
-  const std::span<const Term> none;
-  EXPECT_EQ(one.decode(none), std::vector<float>(n, 0.0F));
-  EXPECT_EQ(one.decode(none, x), x);
-}
-
-TEST(Levels, ThreadsChangeNoByte) {
-  expect_threads_change_no_byte<Qsgd>({});
-  expect_threads_change_no_byte<Qsgd>({7, 19, kMaxNorm});
-  expect_threads_change_no_byte<Qsgd>({300, 1000, Qsgd::Norm::l2});
-  expect_threads_change_no_byte<TernGrad>({});
-  expect_threads_change_no_byte<TernGrad>(ternary(0, kQuartic));
-  expect_threads_change_no_byte<U8>({});
-}
-
 /// A cut at the granule changes no random number: only the scales may differ, here they do not.
 TEST(Levels, CutsChangeNoRandomNumber) {
   constexpr uint64_t kHalf = 512 * 137;  // more than a chunk, and no multiple of it
@@ -186,18 +79,6 @@ TEST(Levels, CutsChangeNoRandomNumber) {
   };
   expect_halves(Runner<Qsgd>(x.size()));
   expect_halves(Runner<TernGrad>(x.size(), ternary(0)));
-}
-
-TEST(Levels, RanksHopsAndStepsDrawOtherNumbers) {
-  const std::vector<float> x = normal(1000, 2);
-  Runner<Qsgd> qsgd(1000);
-  Runner<TernGrad> terngrad(1000);
-  const ByteVector a = qsgd.encode(x), b = terngrad.encode(x);
-  for (const Place& place : {Place{1}, Place{0, 1}, Place{0, 0, 1, 2}, Place{0, 0, 0, 1, 1}}) {
-    qsgd.place = terngrad.place = place;
-    EXPECT_NE(a, qsgd.encode(x));
-    EXPECT_NE(b, terngrad.encode(x));
-  }
 }
 
 // ---- qsgd ----
@@ -228,9 +109,8 @@ TEST(QsgdCodec, InputsUpToTheLargestHaveANorm) {
     }
   }
   Runner<Qsgd> runner(16, {127, 16, Qsgd::Norm::l2});
-  bool finite = true;
-  runner.encode(std::vector<float>(16, kMax), &finite);
-  EXPECT_FALSE(finite);
+  runner.encode(std::vector<float>(16, kMax));
+  EXPECT_FALSE(runner.finite);
   Runner<Qsgd> by_max(16, {127, 16, kMaxNorm});
   for (const float q : by_max.round_trip(std::vector<float>(16, kMax))) {
     EXPECT_NEAR(q / kMax, 1.0F, 1e-6F);
@@ -263,29 +143,6 @@ TEST(QsgdCodec, VarianceByTheFormula) {
     const Sample sample = squared_error(runner, x, 1500);
     EXPECT_NEAR(sample.mean, want, sample.error()) << params.levels;
     EXPECT_LT(sample.error(), 0.05 * want);  // the test is worth something
-  }
-}
-
-TEST(QsgdCodec, EveryElementIsUnbiased) {
-  const std::vector<float> x = normal(96, 6);
-  for (const Qsgd::Params& params : {Qsgd::Params{}, Qsgd::Params{3, 32, kMaxNorm}}) {
-    Runner<Qsgd> runner(96, params);
-    std::vector<double> step(96);
-    for (uint64_t b = 0; b < 96; b += params.bucket) {
-      const uint64_t end = std::min<uint64_t>(96, b + params.bucket);
-      double squares = 0, most = 0;
-      for (uint64_t i = b; i < end; ++i) {
-        const double v = std::fabs(static_cast<double>(x[i]));
-        squares += v * v;
-        most = std::max(most, v);
-      }
-      const double norm = params.norm == kMaxNorm ? most : std::sqrt(squares);
-      for (uint64_t i = b; i < end; ++i) step[i] = norm / params.levels;
-    }
-    expect_centred(runner, x, 8000, [&](size_t i) {
-      const double l = std::fabs(static_cast<double>(x[i])) / step[i], f = l - std::floor(l);
-      return step[i] * step[i] * (f * (1 - f) + 0x1p-16);
-    });
   }
 }
 
@@ -345,24 +202,6 @@ TEST(QsgdCodec, Grace03_OneHotVectorsAreExactAtEveryNumberOfLevels) {
       } else {  // never the other sign, as 8 bits of 128 once had; at most a level below
         ASSERT_NEAR(q[k] / hot, 1.0F, 1.0F / static_cast<float>(levels) + 1e-6F) << hot;
       }
-    }
-  }
-}
-
-TEST(Levels, Grace03_NonFiniteInputIsReported) {
-  for (const float bad : {kInf, -kInf, std::nanf("")}) {
-    for (const uint64_t at : {0U, 300U, 599U}) {
-      std::vector<float> x = normal(600, 1);
-      x[at] = bad;
-      bool finite = true;
-      Runner<Qsgd>(600).encode(x, &finite);
-      EXPECT_FALSE(finite);
-      Runner<Qsgd>(600, {7, 64, kMaxNorm}).encode(x, &finite);
-      EXPECT_FALSE(finite);
-      Runner<TernGrad>(600).encode(x, &finite);
-      EXPECT_FALSE(finite);
-      Runner<U8>(600).encode(x, &finite);
-      EXPECT_FALSE(finite);
     }
   }
 }
@@ -488,19 +327,6 @@ TEST(TernGradCodec, VarianceByTheFormula) {
       EXPECT_LT(sample.error(), 0.02 * want);
     }
   }
-}
-
-TEST(TernGradCodec, EveryElementIsUnbiasedWithoutClipping) {
-  const std::vector<float> x = normal(150, 6);
-  float s = 0;
-  for (const float v : x) s = std::max(s, std::fabs(v));
-  for (const TernGrad::Pack pack : {TernGrad::Pack::two_bits, kQuartic}) {
-    Runner<TernGrad> runner(150, ternary(0, pack));
-    expect_centred(runner, x, 8000, [&](size_t i) {
-      const auto v = static_cast<double>(std::fabs(x[i]));
-      return v * (static_cast<double>(s) - v) + 1e-4 * static_cast<double>(s * s);
-    });
-  }
   EXPECT_TRUE(TernGrad::contract(ternary(0)).unbiased);
   EXPECT_FALSE(TernGrad::contract(ternary(2.5F)).unbiased);
 }
@@ -617,17 +443,6 @@ TEST(Levels, ChecksRefuse) {
   ByteVector large{0, 0, 0x80, 0x7E, 0};
   EXPECT_EQ(Runner<Qsgd>(1).check(large), Errc::payload_malformed);
   EXPECT_EQ(Runner<Qsgd>(1).check({0, 0, 0x80, 0x7A, 0}), Errc::ok);
-}
-
-TEST(Levels, PlansOfTheLargestUnitsDoNotWrap) {
-  for (const uint64_t n : {(uint64_t{1} << 32) - 1, (uint64_t{1} << 32) + 1}) {
-    EXPECT_EQ(Runner<U8>(n).plan().round[0].bytes, n + 4);
-    EXPECT_EQ(Runner<TernGrad>(n).plan().round[0].bytes, (n + 3) / 4 + 4);
-    EXPECT_EQ(Runner<TernGrad>(n, ternary(0, kQuartic)).plan().round[0].bytes, (n + 4) / 5 + 4);
-    EXPECT_EQ(Runner<Qsgd>(n).plan().round[0].bytes, n + 4 * ((n + 511) / 512));
-    EXPECT_EQ(Runner<Qsgd>(n, {32767, 16, kMaxNorm}).plan().round[0].bytes,
-              2 * n + 4 * ((n + 15) / 16));
-  }
 }
 
 }  // namespace

@@ -3,12 +3,10 @@
 
 #include <gtest/gtest.h>
 
-#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "codecs/powersgd/gram_schmidt.h"
@@ -418,28 +416,6 @@ TEST(PowerSgd, HighRank) {
   const Floats m = low_rank(300, 200, 17, 41);
   Ranks ranks({64, true}, matrix(300, 200), 1);
   for (int step = 0; step < 2; ++step) EXPECT_LT(distance(ranks.step(m), m), 1e-4 * norm(m));
-}
-
-TEST(PowerSgd, DecodeIsPureAndAddsInOrder) {
-  Ranks ranks({4, true}, matrix(30, 50), 1);
-  const Floats m = random_numbers(1500, 6);
-  const std::vector<uint8_t> p = ranks.encode(0, 0, m);
-  ranks.accept(0, p);
-  const std::vector<uint8_t> q = ranks.encode(0, 1, m);
-  const Floats once = ranks.decode(0, q);
-  EXPECT_TRUE(same_bits(once, ranks.decode(0, q)));
-
-  const PowerSgd::Params params{4, true};
-  const std::array<Term, 2> terms{Term{q, 0.5F}, Term{q, -0.125F}};
-  Floats sum = m;
-  kTable.decode({&params, {}, matrix(30, 50), ranks.place(0), 0, ranks.work(0)}, terms,
-                {sum.data(), true});
-  for (uint64_t i = 0; i < m.size(); ++i) {
-    EXPECT_EQ(sum[i], (m[i] + 0.5F * once[i]) + -0.125F * once[i]);
-  }
-  kTable.decode({&params, {}, matrix(30, 50), ranks.place(0), 0, ranks.work(0)}, {},
-                {sum.data(), false});
-  EXPECT_EQ(norm(sum), 0.0);
 }
 
 // Any lanes decode without a fault, at any address.

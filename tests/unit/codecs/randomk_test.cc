@@ -96,37 +96,6 @@ TEST(RandomKTest, LanesAreTheElements) {
   }
 }
 
-TEST(RandomKTest, RescaledIsUnbiased) {
-  const std::vector<float> x = draw(Shape::gaussian, 200, 1);
-  Driver d;
-  d.params = {0.1, true};
-  EXPECT_TRUE(RandomK::contract(d.params).unbiased);
-  EXPECT_EQ(RandomK::contract(d.params).memory_default, MemoryKind::none);
-  std::vector<double> mean(x.size());
-  const int draws = 20000;
-  for (int step = 0; step < draws; ++step) {
-    d.place.step = static_cast<uint64_t>(step);
-    const std::vector<float> y = d.round_trip(x);
-    for (size_t i = 0; i < x.size(); ++i) mean[i] += static_cast<double>(y[i]) / draws;
-  }
-  for (size_t i = 0; i < x.size(); ++i) {  // a coordinate's deviation is |x|·sqrt(n/k - 1) = 3|x|
-    EXPECT_NEAR(mean[i], x[i], 5 * 3 * std::fabs(static_cast<double>(x[i])) / std::sqrt(draws));
-  }
-}
-
-TEST(RandomKTest, ThreadsChangeNoByte) {
-  const std::vector<float> x = draw(Shape::laplace, 900001, 2);
-  Driver d;
-  const std::vector<uint8_t> alone = d.encode(x);
-  const std::vector<float> decoded = d.decode(alone, vector_unit(x.size()));
-  for (const uint32_t threads : {2U, 3U}) {
-    ThreadPool pool(threads);
-    d.pool = &pool;
-    EXPECT_EQ(d.encode(x), alone);
-    EXPECT_EQ(d.decode(alone, vector_unit(x.size())), decoded);
-  }
-}
-
 /// A residual would be multiplied by n/k − 1 in every step.
 TEST(RandomK, RescaledTakesNoResidualAndSaysSo) {
   const auto refused = Spec::parse("randomk:rescale=on+ef");
@@ -136,6 +105,7 @@ TEST(RandomK, RescaledTakesNoResidualAndSaysSo) {
             std::string::npos)
       << refused.error().message;
   EXPECT_TRUE(Spec::parse("randomk+ef"));
+  EXPECT_TRUE(RandomK::contract({0.1, true}).unbiased);
   EXPECT_TRUE(Spec::parse("randomk:rescale=on+noef"));
 }
 

@@ -9,13 +9,13 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <random>
 #include <vector>
 
 #include "codecs/efsignsgd/efsignsgd.h"
 #include "codecs/onebit/onebit.h"
 #include "codecs/registry/table.h"
 #include "codecs/signsgd/signsgd.h"
+#include "unit/codecs/codec_runner.h"
 
 namespace laconic::codecs {
 namespace {
@@ -29,63 +29,8 @@ constexpr float kDenormal = std::numeric_limits<float>::denorm_min();
 constexpr uint64_t kChunk = 32768;
 constexpr OneBit::Params kByChunk{OneBit::Scale::chunk};
 
-/// One codec on units of one size, with memory of exactly the planned size.
 template <class C>
-struct Runner {
-  typename C::Params params{};
-  Unit unit;
-  Plan plan;
-  std::vector<uint64_t> scratch;
-  Work work;
-  bool finite = true;
-
-  explicit Runner(uint64_t count, typename C::Params p = {}) : params(p) {
-    unit = {count, count, 1, 77, 0};
-    plan = C::plan(params, unit, 1);
-    scratch.assign(plan.scratch_bytes / 8 + 1, 0xEEEEEEEEEEEEEEEE);
-    work.scratch = {reinterpret_cast<uint8_t*>(scratch.data()), plan.scratch_bytes};
-    work.isa = best_isa();
-  }
-  ByteVector encode(const std::vector<float>& x, std::vector<float>* e = nullptr) {
-    ByteVector out(plan.round[0].bytes + 1, 0xA5);
-    const Source source{x.data(), e == nullptr ? nullptr : e->data()};
-    const Encoded encoded = C::encode({&params, {}, unit, {}, 0, work}, source,
-                                      MutBytes(out).first(plan.round[0].bytes));
-    finite = encoded.finite;
-    if (finite) {
-      EXPECT_EQ(encoded.bytes, plan.round[0].bytes);
-    }
-    EXPECT_EQ(out.back(), 0xA5);
-    out.pop_back();
-    return out;
-  }
-  std::vector<float> decode(std::span<const Term> terms) {
-    std::vector<float> out(unit.count, 7.0F);
-    C::decode({&params, {}, unit, {}, 0, work}, terms, {out.data(), false});
-    return out;
-  }
-  std::vector<float> decode(const ByteVector& payload) {
-    EXPECT_EQ(check(payload), Errc::ok);
-    const Term term{payload, 1.0F};
-    return decode({&term, 1});
-  }
-  [[nodiscard]] Errc check(const ByteVector& payload) const {
-    return C::check(params, unit, 0, payload);
-  }
-};
-
-std::vector<float> normal(uint64_t n, uint64_t seed) {
-  std::mt19937_64 random(seed);
-  std::normal_distribution<float> law(0.0F, 1e-2F);
-  std::vector<float> x(n);
-  for (float& v : x) v = law(random);
-  return x;
-}
-
-template <class T>
-void put(ByteVector& bytes, size_t at, T value) {
-  std::memcpy(bytes.data() + at, &value, sizeof(T));
-}
+using Runner = CodecRunner<C>;
 
 bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
@@ -129,36 +74,6 @@ TEST(Signs, Grace03_ZeroTensors) {
       EXPECT_TRUE(same_bits(decoded(Runner<SignSgd>(n)), ones)) << "a sign has no zero";
     }
   }
-}
-
-/// The mean of `n` equal payloads, as aggregate::mean_of_unit forms it.
-template <class C>
-std::vector<float> mean_of_equal(Runner<C>& runner, const ByteVector& payload, uint32_t n) {
-  constexpr bool kVotes = std::is_base_of_v<SignVote, C>;
-  const std::vector<Term> terms(n, {payload, kVotes ? 1.0F : 1.0F / static_cast<float>(n)});
-  std::vector<float> mean = runner.decode(terms);
-  if constexpr (kVotes) C::finish({&runner.params, {}, runner.unit, {}, 0, runner.work}, mean);
-  return mean;
-}
-
-template <class C>
-void equal_ranks_give_the_result_of_one(typename C::Params params = {}) {
-  constexpr uint64_t n = 1001;
-  Runner<C> runner(n, params);
-  const ByteVector payload = runner.encode(normal(n, 3));
-  const std::vector<float> one = runner.decode(payload);
-  for (uint32_t ranks = 1; ranks <= 18; ++ranks) {
-    const std::vector<float> mean = mean_of_equal(runner, payload, ranks);
-    for (uint64_t i = 0; i < n; ++i) ASSERT_NEAR(mean[i], one[i], 1e-6F * std::fabs(one[i]));
-  }
-}
-
-TEST(Signs, Grace07_EqualRanksGiveTheResultOfOne) {
-  equal_ranks_give_the_result_of_one<SignSgd>();
-  equal_ranks_give_the_result_of_one<Signum>();
-  equal_ranks_give_the_result_of_one<EfSignSgd>();
-  equal_ranks_give_the_result_of_one<OneBit>();
-  equal_ranks_give_the_result_of_one<OneBit>(kByChunk);
 }
 
 TEST(Signs, Grace08_UnitsOfOneElement) {
@@ -295,63 +210,6 @@ TEST(Signs, CountedVotesEqualTheSumOneByOne) {
 
 // ---- feedback ----
 
-template <class C>
-void expect_conserved(typename C::Params params, uint64_t n, uint64_t seed) {
-  Runner<C> runner(n, params);
-  std::vector<float> e = normal(n, seed), corrected(n);
-  const std::vector<float> g = normal(n, seed + 1);
-  for (uint64_t i = 0; i < n; ++i) corrected[i] = g[i] + e[i];
-  const ByteVector payload = runner.encode(g, &e);
-  EXPECT_EQ(payload, runner.encode(corrected));
-  const std::vector<float> d = runner.decode(payload);
-  for (uint64_t i = 0; i < n; ++i) corrected[i] -= d[i];
-  EXPECT_TRUE(same_bits(e, corrected)) << n;
-}
-
-TEST(Signs, TheResidualIsWhatWasNotSent) {
-  for (const uint64_t n : {1U, 31U, 4097U, 32769U, 200'003U}) {
-    expect_conserved<OneBit>({}, n, n);
-    expect_conserved<OneBit>(kByChunk, n, n);
-    expect_conserved<EfSignSgd>({}, n, n);
-  }
-}
-
-/// What is not finite, or overflows, is refused before anything changes, wherever it lies. `e`
-/// comes back as it was.
-template <class C>
-void expect_refused(typename C::Params params, std::vector<float>& g, std::vector<float>& e,
-                    uint64_t at, float bad) {
-  Runner<C> runner(g.size(), params);
-  const float was = e[at];
-  if (std::isfinite(bad)) e[at] = bad;
-  const std::vector<float> before = e;
-  runner.encode(g, &e);
-  EXPECT_FALSE(runner.finite) << g.size() << ", " << at << ", " << bad;
-  EXPECT_TRUE(same_bits(e, before));
-  runner.encode(g);
-  EXPECT_EQ(runner.finite, std::isfinite(bad));
-  e[at] = was;
-}
-
-TEST(Signs, WhatIsNotFiniteChangesNothing) {
-  for (const uint64_t n : {1U, 100U, 40'000U, 200'003U}) {
-    std::vector<float> g = normal(n, 1), e = normal(n, 2);
-    for (const uint64_t at : {uint64_t{0}, n / 2, n - 1}) {
-      const float was = g[at];
-      for (const float bad : {kInf, -kInf, NAN, kMax, -kMax}) {
-        g[at] = bad;
-        expect_refused<OneBit>({}, g, e, at, bad);
-        expect_refused<OneBit>(kByChunk, g, e, at, bad);
-        expect_refused<EfSignSgd>({}, g, e, at, bad);
-        Runner<SignSgd> runner(n);
-        runner.encode(g);
-        EXPECT_EQ(runner.finite, std::isfinite(bad));
-      }
-      g[at] = was;
-    }
-  }
-}
-
 /// The promise of Plan::largest_input.
 template <class C>
 void expect_encoded(typename C::Params params, float size) {
@@ -366,7 +224,7 @@ void expect_encoded(typename C::Params params, float size) {
 }
 
 TEST(Signs, LargestInputsAreEncoded) {
-  const float largest = Runner<OneBit>(8).plan.largest_input;
+  const float largest = Runner<OneBit>(8).plan().largest_input;
   for (const float size : {largest, -largest}) {
     expect_encoded<OneBit>({}, size);
     expect_encoded<OneBit>(kByChunk, size);
@@ -400,22 +258,6 @@ TEST(Signs, DenormalsAreNotLost) {
 
 // ---- sizes and hostile bytes ----
 
-template <class C>
-uint64_t planned(uint64_t n, typename C::Params params = {}) {
-  return C::plan(params, Unit{n, n, 1, 0, 0}, 2).round[0].bytes;
-}
-
-TEST(Signs, PlansOfLargeUnits) {
-  for (const uint64_t n :
-       {(uint64_t{1} << 32) - 1, uint64_t{1} << 32, (uint64_t{1} << 32) + 1, kMaxUnitCount}) {
-    const uint64_t bits = n / 8 + (n % 8 != 0 ? 1 : 0);
-    EXPECT_EQ(planned<SignSgd>(n), bits);
-    EXPECT_EQ(planned<EfSignSgd>(n), bits + 4);
-    EXPECT_EQ(planned<OneBit>(n), bits + 8);
-    EXPECT_EQ(planned<OneBit>(n, kByChunk), bits + 8 * ((n + kChunk - 1) / kChunk));
-  }
-}
-
 TEST(Signs, PaddingMustBeZero) {
   for (const uint64_t n : {1U, 7U, 9U, 15U, 1001U}) {
     const std::vector<float> x = normal(n, 1);
@@ -439,7 +281,7 @@ TEST(Signs, ScalesMustBeFiniteAndOfTheirSign) {
   const std::vector<float> x = normal(40'000, 1);
   const auto offer = [&](auto runner, size_t at, float value) {
     ByteVector payload = runner.encode(x);
-    put(payload, at, value);
+    store(payload.data() + at, value);
     return runner.check(payload);
   };
   for (const float bad : {kInf, -kInf, NAN, -NAN, -0.0F}) {

@@ -9,7 +9,6 @@
 #include <cmath>
 #include <cstdlib>
 #include <memory>
-#include <numeric>
 #include <random>
 #include <vector>
 
@@ -153,35 +152,6 @@ inline std::vector<float> misleading(Lie lie, const RandomSample& sample, uint64
     }
   }
   return x;
-}
-
-/// Payloads of several peers are added in order, each product and sum rounded on its own, whatever
-/// threads there are.
-template <class C>
-void expect_peers_add_in_order(const SparseDriver<C>& d) {
-  const uint64_t n = 600000;
-  std::vector<std::vector<uint8_t>> payloads;
-  std::vector<Term> terms;
-  for (uint64_t peer = 0; peer < 5; ++peer)
-    payloads.push_back(d.encode(draw(Shape::laplace, n, peer)));
-  std::vector<float> expected(n, 0.25F);
-  for (size_t peer = 0; peer < 5; ++peer) {
-    const float weight = 0.2F + static_cast<float>(peer);
-    terms.push_back({payloads[peer], weight});
-    const std::vector<float> one = d.decode(payloads[peer], vector_unit(n));
-    for (uint64_t i = 0; i < n; ++i) {
-      const volatile float product = weight * one[i];
-      expected[i] += product;
-    }
-  }
-  for (const uint32_t threads : {1U, 3U}) {
-    ThreadPool pool(threads);
-    SparseDriver<C> e = d;
-    e.pool = threads > 1 ? &pool : nullptr;
-    std::vector<float> y(n, 0.25F);
-    e.decode(terms, vector_unit(n), {y.data(), true});
-    EXPECT_EQ(y, expected);
-  }
 }
 
 }  // namespace laconic::codecs

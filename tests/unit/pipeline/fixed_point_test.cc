@@ -8,8 +8,6 @@
 #include <random>
 #include <vector>
 
-#include "laconic/bytes.h"
-
 namespace laconic::pipeline {
 namespace {
 
