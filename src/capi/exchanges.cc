@@ -67,6 +67,10 @@ int32_t laconic_exchange_begin(laconic_session* session, const laconic_bucket* b
     if (session == nullptr || out == nullptr) return null_argument("session and out");
     laconic_bucket b;
     if (const int32_t bad = read_bucket(bucket, &b); bad != 0) return bad;
+    if (session->session->model().options().owner_turns) {
+      return fail(Errc::unsupported, "owners of this session have turns",
+                  "laconic_driver_submit pushes, laconic_driver_pull ends the step");
+    }
     auto exchange = session->session->begin(to_bucket(b), to_layout(b));
     if (!exchange) return fail(std::move(exchange).error());
     laconic_exchange& handle = idle_place(*session);

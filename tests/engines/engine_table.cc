@@ -12,6 +12,7 @@
 
 #include "engines/table.h"
 #include "laconic/registry.h"
+#include "laconic/sharded.h"
 #include "support/lanes.h"
 #include "support/oracle.h"
 #include "support/ranks.h"
@@ -284,6 +285,60 @@ void run_case(Table& table, const Case& c) {
   replicas_agree(table, hash);
 }
 
+/// Gradient descent between push and pull, against the oracle of both ways.
+void turns(Table& table, Engine& engine, const std::string& push, const std::string& pull) {
+  table.begin(push + ", a turn, " + pull);
+  const std::vector<uint32_t> order{5, 4, 3, 2, 1, 0};
+  std::vector<Floats> values, wanted;
+  for (const Parameter& p : kRaggedModel) values.push_back(normal_numbers(p.count(), p.count()));
+  wanted = values;
+  const std::vector<std::span<float>> spans(values.begin(), values.end());
+  SessionOptions options;
+  options.small_elements = 16;
+  options.seed = 42;
+  auto sharded = Sharded::create(push, pull, kRaggedModel, spans, engine, options);
+  if (!sharded) return table.check("create: " + sharded.error().message);
+
+  std::map<std::pair<std::string, uint64_t>, Floats> masters;
+  test::Setup setup{push, table.world(), kRaggedModel, StrategyKind::two_shot};
+  setup.down = pull;
+  setup.turn = [&](const std::string& name, uint64_t offset, Floats& x) {
+    size_t p = 0;
+    while (kRaggedModel[p].name != name) ++p;
+    const float* const replica = wanted[p].data() + offset;
+    Floats& master = masters[{name, offset}];
+    if (master.empty()) master.assign(replica, replica + x.size());
+    for (size_t i = 0; i < x.size(); ++i) {
+      master[i] -= x[i];
+      x[i] = master[i] - replica[i];
+    }
+  };
+  Oracle oracle(setup);
+  const Layout layout = back_to_back(kRaggedModel, order);
+  for (uint64_t step = 0; step < kSteps; ++step) {
+    auto all = gradients(table.world(), layout.elements, step + 1);
+    Floats mine = all[table.me()];
+    if (auto pushed = (*sharded)->push(step, {mine, order}); !pushed)
+      return table.died("push", pushed.error());
+    const auto stepped = (*sharded)->step([](const OwnedRange& range) -> Result<void> {
+      for (size_t i = 0; i < range.mean.size(); ++i) range.master[i] -= range.mean[i];
+      return {};
+    });
+    if (!stepped) return table.died("step", stepped.error());
+    oracle.exchange(layout, DType::f32, all, step);
+    for (size_t i = 0; i < order.size(); ++i) {
+      const uint32_t p = order[i];
+      const float* const came = all[table.me()].data() + layout.offsets[i];
+      const bool small = (*sharded)->is_small(p);
+      for (size_t k = 0; k < wanted[p].size(); ++k) {
+        if (small) values[p][k] -= mine[layout.offsets[i] + k];
+        wanted[p][k] = small ? wanted[p][k] - came[k] : wanted[p][k] + came[k];
+      }
+      table.check(differs(wanted[p], values[p], 0, "step " + std::to_string(step)));
+    }
+  }
+}
+
 }  // namespace
 
 double sum_bound(DType type, uint32_t world) noexcept {
@@ -300,6 +355,9 @@ TableOutcome run_engine_table(Engine& engine, const TableOptions& options) {
     if (number++ % options.stride != 0) continue;
     ++table.outcome().sessions;
     run_case(table, c);
+  }
+  for (const auto& [push, pull] : {std::pair("3lc", "3lc"), std::pair("topk:ratio=0.1", "int8")}) {
+    if (!table.dead() && table.world() > 1) turns(table, engine, push, pull);
   }
   return table.outcome();
 }

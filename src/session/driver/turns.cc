@@ -28,9 +28,10 @@ void over_owned(const RankState& state, Body&& body) {
 
 Result<void> OwnerTurns::set_replicas(std::span<const Replica> replicas, bool begins) {
   RankState& state = *session_->active().state;
-  const bool fits =
-      replicas.size() == session_->model().parameters().size() &&
-      std::ranges::all_of(replicas, [](const Replica& r) { return r.values != nullptr; });
+  const auto& parameters = session_->model().parameters();
+  bool fits = replicas.size() == parameters.size();
+  for (size_t p = 0; p < replicas.size() && fits; ++p)
+    fits = replicas[p].values != nullptr || parameters[p].count() == 0;
   if (!fits || !session_->model().options().owner_turns) {
     return Error{Errc::invalid_argument, "replicas: expected one for each parameter",
                  "of a session whose owners have turns"};

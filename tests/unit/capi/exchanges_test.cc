@@ -69,6 +69,19 @@ TEST(Exchanges, StepsAreWrittenAtTheCallersStride) {
   }
 }
 
+TEST(Exchanges, WhereOwnersHaveTurnsTheyAreTheDrivers) {
+  World world({"3lc", 2, LACONIC_STRATEGY_AUTO});
+  laconic_session_options options = world.options(0);
+  options.owner_turns = 1;
+  laconic_session* session = nullptr;
+  ASSERT_EQ(laconic_session_create(&options, World::parameters(), 2, &session), 0);
+  laconic_exchange* exchange = nullptr;
+  const laconic_bucket bucket = world.bucket(0);
+  EXPECT_EQ(laconic_exchange_begin(session, &bucket, &exchange),
+            static_cast<int32_t>(Errc::unsupported));
+  laconic_session_destroy(session);
+}
+
 TEST(Exchanges, AStepTooSmallForTheOffsetsIsRefused) {
   World world({});
   world.begin_all();
