@@ -8,7 +8,7 @@ TIER ?= all
 SECONDS_EACH ?= 60
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-aggregation build test users soak bench models quality control aggregation-learning engines fuzz mutants format clean
+.PHONY: help demo demo-aggregation build test users soak bench models quality control aggregation-learning engines sharded fuzz mutants format clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -74,6 +74,11 @@ engines:  ## averaging over every engine against its own all-reduce into docs/re
 	@scripts/bootstrap
 	@scripts/build release
 	@.venv/bin/python bench/engines.py
+
+sharded:  ## an optimizer between push and pull against the mean of gradients into docs/results/sharded.md (two hours, in parts)
+	@scripts/bootstrap
+	@scripts/build release laconic_c laconic_cli
+	@.venv/bin/python bench/sharded.py
 
 fuzz:  ## run every libFuzzer target for SECONDS_EACH= (60) seconds; needs clang
 	@scripts/bootstrap

@@ -120,7 +120,7 @@ def _trains(push, pull, dtype=torch.float32, steps=40, **options):
 
 
 @pytest.mark.parametrize("push, pull, dtype", [("3lc", "3lc", torch.float32), ("3lc", "3lc", torch.bfloat16), ("topk:ratio=0.05", "int8", torch.float32)])
-def test_compressed_both_ways_it_trains_and_replicas_stay_alike(pools, push, pull, dtype):
+def test_compressed_both_ways_it_trains_and_replicas_stay_equal(pools, push, pull, dtype):
     results = pools(3).run(_trains, push=push, pull=pull, dtype=dtype, width=64)
     same_on_all([digest for digest, *_ in results])
     for _, first, last, stats, explained in results:
