@@ -219,8 +219,8 @@ def tables_of(found: dict) -> dict:
     made = {}
     run = next((cell for name, cell in found.items() if cell and name.startswith(f"learning-gpt-Adam-{SHARDED}-")), None)
     if run:
-        large = run["elements"] - run["small"]
-        bars.append(["gpt: float32's bytes of a pull, of those that `3lc` sends", f"1/{4 * large * (WORLD - 1) / WORLD / run['sent']['pull']:.0f}", "≤ 1/30"])
+        times = 4 * run["elements"] * (WORLD - 1) / WORLD / run["sent"]["pull"]
+        bars.append(["gpt: bytes of a pull, of float32's", f"1/{times:.1f}", "≤ 1/30"])
         most = run["state_elements"] / (run["elements"] * 2 + run["elements"])
         bars.append(["gpt, Adam: state and masters of a rank, of all", f"{most:.3f}",
                      f"≤ {1.05 / WORLD + run['small'] / run['elements']:.3f}"])

@@ -162,6 +162,37 @@ def test_the_full_state_goes_into_a_world_of_one(pools):
     assert digests[0] == digests[1]
 
 
+def _regrouped():
+    """Groups that take the model's parameters in another order: whole state and back."""
+    import laconic
+
+    rank = dist.get_rank()
+    digests, fulls = [], []
+    for loads in (False, True):
+        torch.manual_seed(7)
+        net = training.Net(32)
+        groups = [{"params": [net.last.bias, net.last.weight, net.hidden.weight]},
+                  {"params": [net.hidden.bias, net.first.bias, net.first.weight], "lr": 1e-2}]
+        optimizer = laconic.ShardedOptimizer(net, torch.optim.Adam, "none", "none", groups=groups, small_elements=64, lr=1e-3)
+        if loads:
+            optimizer.load_full_state_dict(through_a_file(fulls[0]))
+        for step in range(3 if not loads else 0):
+            one(net, optimizer, rank, step)
+        fulls.append(optimizer.full_state_dict())
+        for step in range(3, 5):
+            one(net, optimizer, rank, step)
+        digests.append(training.digest(net))
+        shapes = [tuple(fulls[-1]["state"][number]["exp_avg"].shape) for number in range(6)]
+        optimizer.close()
+    return digests, shapes
+
+
+def test_groups_in_another_order_have_their_own_state(pools):
+    for digests, shapes in pools(2).run(_regrouped):
+        assert shapes == [(5,), (5, 32), (32, 32), (32,), (32,), (32, 20)]
+        assert digests[0] == digests[1]
+
+
 def _refuses(case, state=None):
     """A state that is not this optimizer's: the error's name and text, and whether anything changed."""
     import laconic

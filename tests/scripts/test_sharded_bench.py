@@ -33,7 +33,7 @@ def everything():
 def test_every_figure_stands_beside_its_bar():
     made = bench.tables_of(everything())
     assert [row[1:] for row in made["bars"]["rows"]] == [
-        ["0.40", "≤ 0.5"], ["0.80", "≤ 0.9"], ["+0.50", "≥ −0.5"], ["+0.50", "≥ −0.5"], ["1/30", "≤ 1/30"], ["0.263", "≤ 0.301"], ["25.0", "≥ 20"],
+        ["0.40", "≤ 0.5"], ["0.80", "≤ 0.9"], ["+0.50", "≥ −0.5"], ["+0.50", "≥ −0.5"], ["1/31.2", "≤ 1/30"], ["0.263", "≤ 0.301"], ["25.0", "≥ 20"],
         ["40.0", "≥ 39"], ["1.02", "≤ 1.05"]]
     assert made["learning"]["rows"][0] == ["gpt", "Adam", 3.001, 3.501, 3.201]
     assert [row[:2] for row in made["times"]["rows"]] == [["hosts", "`none none`"], ["hosts", "`3lc 3lc:s=1.5`"], ["local", "`ddp`"], ["local", "`none none`"]]

@@ -13,9 +13,10 @@ import weakref
 
 import torch
 
-from .. import _lib, errors
+from .. import _lib, errors, trace
 from .._session import CSession
 from ..driver import cards_of_all, engine_failed
+from ..emulate import limiter_from_environment
 from ..engine import Engine, begin_gather, broadcast, view
 from ..errors import LaconicError
 from ..group import Sibling
@@ -93,24 +94,26 @@ class Exchange:
         self._leave.atexit = False
         try:
             self._do(functools.partial(self._open, settings, options))
-        except BaseException:
+        except LaconicError:  # on every rank
             self._leave()
+            self._sibling.release()
             raise
 
     def _open(self, settings: str, options: dict) -> None:
         """Everything that one rank may refuse, and the agreement of all of them."""
         session = failure = None
         try:
+            self._engine.limiter = limiter_from_environment()
             session = CSession(parameters=self._trained.shapes(), rank=self.rank, world=self.world, engine_sums=0,
                                short_sends=self._engine.short_sends, strategy="auto", owner_turns=True, **options)
         except LaconicError as error:  # the other ranks are about to compare cards with us
             failure = error
         except Exception as error:  # noqa: BLE001  an argument of a wrong type
             failure = errors.error("invalid_argument", f"{type(error).__name__}: {error}", "see help(laconic.ShardedOptimizer)")
-        session_check = cards_of_all(self._engine, session, failure, "make its optimizer")
-        session.check(session_check)
+        session.check(cards_of_all(self._engine, session, failure, "make its optimizer"))
         compare(self._engine, settings)
         self.session = session
+        session.trace = trace.from_environment(self.rank, session.window)
         ours = weakref.WeakMethod(self._ended)
         self._driver = session.driver(self._engine, lambda *ending: ours()(*ending))
         self.owned = self._driver.owned()

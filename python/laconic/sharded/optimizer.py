@@ -86,6 +86,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
         if group is None and dist.is_available() and dist.is_initialized():
             group = dist.group.WORLD
         world = 1 if group is None else dist.get_world_size(group)
+        if world < 1:
+            raise errors.error("invalid_argument", "this rank is not in the group", "ranks of the group make the optimizer")
         meeting = _meet(group, disabled, refusal) if world > 1 else None
         if refusal is not None:
             raise refusal
