@@ -195,6 +195,8 @@ def find_programs(tree, env):
         words = test.get("command", [])
         if not words or not Path(words[0]).is_file() or "/build/" not in words[0] or "example" in labels:
             continue
+        if any(program.name == Path(words[0]).name for program in programs):
+            continue  # ctest runs the longest in parts
         program = Program(Path(words[0]).name, [words[0], *(w for w in words[1:] if not w.startswith("--gtest"))])
         if any(word.startswith("--gtest") for word in words):
             names = subprocess.run([words[0], "--gtest_list_tests"], check=True, capture_output=True, text=True).stdout

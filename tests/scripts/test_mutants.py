@@ -378,7 +378,8 @@ exit ${failed-0}
 """
 CTEST = """#!/bin/sh
 cat <<END
-{"tests": [{"name": "test_lib", "command": ["$PWD/build/release/bin/test_lib", "--gtest_brief=1"], "properties": []},
+{"tests": [{"name": "test_lib.1", "command": ["$PWD/build/release/bin/test_lib", "--gtest_brief=1"], "properties": []},
+           {"name": "test_lib.2", "command": ["$PWD/build/release/bin/test_lib", "--gtest_brief=1"], "properties": []},
            {"name": "example_a", "command": ["$PWD/build/release/bin/test_lib"], "properties": [{"name": "LABELS", "value": ["example"]}]}]}
 END
 """
