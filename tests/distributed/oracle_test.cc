@@ -28,6 +28,8 @@ const std::vector<Parameter>& model() {
   return list;
 }
 
+constexpr uint32_t kFloatSums = 0b001;  // of an engine that adds float32 only
+
 struct Case {
   std::string spec;
   StrategyKind strategy;
@@ -70,11 +72,12 @@ bool allowed(const Case& c) {
          collective::choose_strategy(*spec, model(), o, c.down.empty() ? nullptr : &*down);
 }
 
-/// Every number of ranks and every type meet one codec of each way through an exchange; the others,
-/// and all settings, meet three ranks and float32, one whose table depends on the number all of
-/// them. The weekly tier crosses everything.
+/// One codec of each way through an exchange meets every number of ranks with float32, and every
+/// type with three ranks; the others, and all settings, meet three ranks and float32, one whose
+/// table depends on the number all of them. The weekly tier crosses everything.
 bool meets(const std::string& spec, uint32_t world, DType dtype) {
-  if (kSanitized || weekly() || is_way(spec)) return true;
+  if (kSanitized || weekly()) return true;
+  if (is_way(spec)) return dtype == DType::f32 || world == 3;
   return dtype == DType::f32 && (world == 3 || spec == "thc:scale=exact");
 }
 
@@ -122,10 +125,14 @@ std::vector<Case> all_cases() {
           Case c{spec, strategy, world, dtype};
           if (!allowed(c) || !meets(spec, world, dtype)) continue;
           if (dtype != DType::f32 && !in_exchanges(spec, true)) continue;
-          // Half of the 16-bit buckets meet an engine that adds float32 only.
-          if (dtype != DType::f32 && (world % 2 == 0) == (dtype == DType::bf16)) c.sums = 0b001;
+          // Half of the 16-bit buckets meet an engine that adds float32 only; those it sums, all.
+          const bool narrow = dtype != DType::f32;
+          if (narrow && (strategy == StrategyKind::gather_all) == (dtype == DType::f16))
+            c.sums = kFloatSums;
           if (!allowed(c)) c.sums = kAllSums;
           cases.push_back(c);
+          c.sums ^= kAllSums ^ kFloatSums;
+          if (narrow && strategy == StrategyKind::native_sum && allowed(c)) cases.push_back(c);
         }
         Case c{spec, strategy, world, DType::f32, kAllSums, true};
         if (allowed(c) && meets(spec, world, DType::f32) &&
