@@ -54,13 +54,14 @@ def test_layer_table_is_what_cmake_links():
 
 
 def folders_in_tree():
-    """The folders of ARCHITECTURE.md's tree, as paths."""
+    """The folders of ARCHITECTURE.md's tree, as paths. A line names one, or several siblings."""
     block = re.search(r"```tree\n(.*?)```", text_of("ARCHITECTURE.md"), re.S)[1]
     found, above = set(), []
     for line in block.splitlines():
-        indent, name = re.match(r"( *)(\w+)/", line).groups()
-        above = [*above[: len(indent) // 2], name]
-        found.add("/".join(above))
+        indent, names = re.match(r"( *)(\w+/(?: \w+/)*)", line).groups()
+        for name in names.split():
+            above = [*above[: len(indent) // 2], name.rstrip("/")]
+            found.add("/".join(above))
     return found
 
 

@@ -563,7 +563,7 @@ class Oracle {
     return true;
   }
 
-  // ---- sums of codes: ARCHITECTURE.md, "Integers that are summed" ----
+  // ---- sums of codes: docs/decisions/0030-integers-that-are-summed.md ----
 
   [[nodiscard]] bool sums_codes() const {
     return !units_.empty() && units_[0].piece->plan.round[last_of(*units_[0].piece)].code_bits != 0;
