@@ -82,9 +82,18 @@ def test_snippets(page, tmp_path):
         assert done.stdout, "a snippet shows something"
 
 
-def test_the_readme_has_every_kind():
-    assert {language for _, language, _ in snippets(ROOT / "README.md")} == {"sh", "python", "cpp"}
-    assert any(language == "c" for page in MARKED for _, language, _ in snippets(page))
+def test_the_pages_have_every_kind():
+    assert {language for _, language, _ in snippets(ROOT / "README.md")} == {"sh"}
+    assert {language for page in MARKED for _, language, _ in snippets(page)} == {"sh", "python", "c", "cpp"}
+
+
+def test_the_readmes_diff_is_that_of_the_quick_starts_script():
+    """Its two new lines, and those around them, in their order."""
+    diff = re.search(r"^```diff\n(.*?)^```$", (ROOT / "README.md").read_text(encoding="utf-8"), re.M | re.S)[1].splitlines()
+    assert [line[0] for line in diff if line].count("+") == 2 and {line[0] for line in diff if line} == {"+", " "}
+    script = iter(next(text for what, _, text in snippets(ROOT / "docs/guide/quickstart.md") if what == "file train.py").splitlines())
+    for line in filter(None, diff):
+        assert line[1:] in script, line
 
 
 def test_what_people_read_first_is_run_where_it_is_installed():
