@@ -1,8 +1,17 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// A worker's side of one aggregation server: registration, a window of granules, what is sent again
-// and when, results that are kept until all workers have them. No I/O, no clock, no thread;
-// nothing is allocated after construction, but for an error's words.
+// A worker's side of one aggregation server, by the rules of docs/format/DATAGRAM.md.
+//
+// A granule is a block of integers that travels in one datagram, numbered over all exchanges of a
+// job. A worker sends its contribution to a granule; the server adds those of all workers and
+// answers with the result, the sum and a bitmap of the workers in it. A pull is a header alone that
+// asks for a result. A worker has all results below its ack; all workers have all results below the
+// server's floor. An epoch is the job on one start of the server: after another start the server
+// has lost its sums, so workers keep results until the floor has passed them, and it fetches them.
+//
+// The link registers with the server, keeps a window of granules in flight, decides what is sent
+// again and when, and keeps results. It has no I/O, no clock and no thread, and allocates nothing
+// after construction except for the text of an error.
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,7 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// How codes that are summed without decoding travel: as int32 lanes that an engine adds, or as
-// granules to an aggregator. The strategy is one and the same.
+// How codes travel that are summed without decoding (code_lanes.cc defines them): as int32 lanes
+// that an engine adds, or as granules to an aggregation server. The strategy is the same for both.
 #pragma once
 
 #include <cstdint>

@@ -1,8 +1,15 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// Codes, which are integers that add up on the way: the last round of their units. What has to be
-// agreed on first travels in round 0, unless the state of every unit knows it. A CodeCarrier says
-// how codes travel. Where it is an aggregator's, it takes parameters without a codec, too.
+// code_sum: quantized values that add up, so that only the sum is decoded.
+//
+// A code is the integer that a codec (thc) makes of an element, by a table that all ranks share. A
+// carrier is how codes travel: as fields of int32 lanes that the engine adds (integer_lanes.cc), or
+// as granules to an aggregation server (server_sum/code_granules.cc). A granule is a block of lanes
+// in one datagram.
+//
+// Codes are the last round of their units. What ranks agree on before they encode (the largest
+// norm) travels in round 0, unless the state of every unit has it already. The carrier of a server
+// takes parameters without a codec, too.
 #include <algorithm>
 #include <optional>
 

@@ -1,13 +1,15 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// Codes as an engine's sum of int32 carries them: four lanes of 8 bits or two of 16 in one, which
-// the headroom rule keeps from reaching into their neighbours.
+// code_sum over an engine's all-reduce of int32.
 //
-//     trouble | flush, a lane for each bit
-//     by unit: added | a slot of maxima for each rank, two in a lane | lanes
+// A field is 8 or 16 bits that take the sum of one code over all ranks. An int32 lane holds four or
+// two fields; the codec's headroom limits the number of ranks so that no field overflows into the
+// next one. A slot is what one rank writes and the others leave at zero: its sum is a gather.
+// Trouble is a lane that any rank sets when it cannot contribute, since integers have no NaN. The
+// lanes, in this order:
+//     trouble | flush request, a lane for each bit
+//     for each unit: ranks that added | a slot of maxima for each rank, two in a lane | codes
 //     in some exchanges a slot of three lanes for each rank's report
-//
-// A rank leaves the others' slots at zero: their sum is a gather.
 #include <algorithm>
 #include <array>
 #include <vector>

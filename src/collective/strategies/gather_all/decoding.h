@@ -1,7 +1,8 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What registered codecs need besides, since they may fail: means that are decoded aside, and a
-// round in which every rank tells whether it could.
+// The decoding of registered codecs in gather_all. They are the program's own, and their callbacks
+// may fail: means are decoded into memory of their own, and one more round tells every rank whether
+// all could decode.
 #pragma once
 
 #include <optional>

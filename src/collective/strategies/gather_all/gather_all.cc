@@ -1,8 +1,17 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// gather_all: every rank's bundle to every rank, decode-and-add in rank order. One round; (n − 1)·S
-// bytes a rank. Uncompressed parameters ride in the bundle's lane segment. With registered codecs
-// one more round tells whether every rank could decode; until then gradients and residuals stay.
+// gather_all: every rank sends its bundle to every rank, in one all-gather.
+//
+// A unit is a parameter, or a range of one. A payload is the bytes that a codec makes of a unit; a
+// bundle is all payloads of one rank for the bucket, after one header. Parameters that no codec
+// compresses are in the bundle as float32, its lane segment. Every rank decodes all n bundles and
+// adds them in rank order, so all ranks compute the same mean. A rank sends (n - 1) * S bytes for a
+// bundle of S bytes.
+//
+// Where a codec's lengths vary, the capacity of a bundle is predicted. One that does not fit is
+// only a header with its length, and the round is repeated for it. A registered codec may fail
+// while it decodes: one more round tells every rank whether all could decode, and until then
+// gradients and residuals do not change.
 #include "aggregate/mean.h"
 #include "collective/exchange/bucket_plan.h"
 #include "collective/exchange/status_round.h"

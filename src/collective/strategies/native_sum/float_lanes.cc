@@ -1,8 +1,15 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// Lanes of float types, which an engine's own all-reduce adds: one per round and type.
-// Uncompressed parameters ride in the first, as the mean's share of each rank.
-//     by round and type: parameters | units | in the first: what rides along (Riders)
+// native_sum: the engine's own all-reduce adds what ranks send, and nothing is decoded on the way.
+//
+// A lane is an element of a payload that can be added to that of another rank: here a float32, half
+// or bfloat16. A round is what can be sent before another sum is known: most codecs need one,
+// PowerSGD two (P, then Q). Riders are lanes after the others: the flush request, the ranks'
+// reports and, with aggregate feedback, which parameters have a gradient.
+//
+// One all-reduce per round and lane type. Parameters that no codec compresses travel in the first
+// round, divided by the number of ranks. The lanes of an all-reduce, in this order:
+//     parameters | units | in the first round: riders
 #include <algorithm>
 #include <array>
 #include <cmath>

@@ -1,8 +1,9 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What comes down after the owner's turn: the difference of its master and the parameters, which
-// every rank adds to its own. No residual: what is not delivered remains in the difference. 3LC's
-// pull (MLSys 2019, section 3).
+// The pull of push_pull: after its turn an owner (the rank that holds the float32 master of a
+// range) sends the difference between master and parameter, and every rank adds it to its own
+// parameter. There is no residual: what is not delivered remains in the difference (3LC, MLSys
+// 2019, section 3).
 #pragma once
 
 #include <algorithm>

@@ -1,11 +1,18 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// push_pull: two_shot's way up (push), then the owner's turn, for which the exchange is parked,
-// then what masters are ahead of parameters (pull). Two rounds, as two_shot. Nothing is predicted:
-// capacities are bounds, so that no round has to tell that a payload did not fit.
+// push_pull: an optimizer steps between two_shot's way up and its way down (3LC, MLSys 2019).
 //
-// Every rank takes part in the pull, whatever it has met in the push: what others may not know is
-// said there.
+// An owner is the rank that takes the mean of a range of a parameter. It holds a master, the
+// float32 value of that range; every rank holds a replica, the parameter itself. Push: every rank
+// sends each owner its gradients (one all-to-all, way_up.h). Turn: the owner moves its masters by
+// the mean; meanwhile the exchange is parked, and the engine has nothing to do for it. Pull: the
+// owner encodes master - replica and sends it to all (one all-gather), and every rank adds the same
+// bytes to its replica. What a pull does not deliver remains in that difference and needs no
+// residual.
+//
+// Two rounds. Nothing is predicted: capacities are bounds, so no round is ever repeated. Every rank
+// takes part in the pull, whatever failed in the push: the pull carries failures that others may
+// not know.
 #include <algorithm>
 
 #include "collective/exchange/strategy_parts.h"

@@ -1,8 +1,12 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// Codes on the way to an aggregator, one granule a block. In its granules, in this order: 32-bit
-// lanes of parameters without a codec | codes | what rides along: a flush | in some exchanges the
-// ranks' reports.
+// server_sum: code_sum by an aggregation server in place of the engine.
+//
+// A granule is what travels in one datagram: one block of codes (the integers that a codec makes of
+// elements), or a block of 32-bit lanes. The server adds the granules of all ranks and sends the
+// sum back, with a bitmap of the ranks that are in it; a rank that is not in it puts those codes
+// back into its residual. Each block of a unit is a granule. In their order:
+//     parameters without a codec (32-bit lanes) | codes | flush request | in some exchanges reports
 #include <algorithm>
 #include <vector>
 

@@ -1,7 +1,10 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What one rank sends to an aggregator and what comes back, granule by granule. Who is in a sum is
-// said by its bitmap, the same on all ranks; a rank that is not in it puts those granules back.
+// One rank's contributions to an aggregation server, and the sums that come back.
+//
+// A granule is the unit of both: a block of lanes that fits into a datagram. Its result carries the
+// sum and a bitmap of the ranks that are in it, the same on all ranks. A rank that is not in a sum
+// puts its contribution back.
 #pragma once
 
 #include <algorithm>

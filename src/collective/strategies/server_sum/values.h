@@ -1,7 +1,10 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// Parameters that no codec takes, on their way to an aggregator: 32-bit fixed point
-// (pipeline/fixed_point.h), in granules of their own beside those of codes.
+// Parameters without a codec on their way to an aggregation server.
+//
+// The server adds integers, so a value travels as 32-bit fixed point (pipeline/fixed_point.h): a
+// multiple of a step that follows from the range, a bound on the parameter's magnitude that is the
+// same on all ranks. These lanes have granules of their own, before those of codes.
 #pragma once
 
 #include <cstdint>

@@ -1,14 +1,15 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// Strategies whose payloads are summed on the way: native_sum and code_sum. Several rounds depend
-// on one another (PowerSGD: P, then Q).
+// The state machine of strategies whose payloads are summed on the way: native_sum, code_sum,
+// server_sum.
 //
-// A bucket's lanes of float types and its codes are a part each. Their steps of a round go out in
-// one batch, and the rounds of one wait for those of the other.
+// A part is what is summed in one way: a bucket's float lanes, or its codes. A round is what can be
+// sent before another sum is known (PowerSGD: P, then Q). The steps of a round of both parts go out
+// in one batch, and a part's next round waits for the other part.
 //
-// Trouble has to show in the numbers: a rank whose unit is not finite, or that failed, sends NaN,
-// or what integers have for it. Every rank sees it in the sum, and only then asks what happened
-// (StatusRound).
+// Payloads travel without a header, so a failure has to show in the numbers: a rank whose unit is
+// not finite, or that failed, sends NaN, or what integers have for it. Every rank sees it in the
+// sum and then asks for the reason (StatusRound).
 #pragma once
 
 #include <memory>

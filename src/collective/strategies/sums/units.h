@@ -1,7 +1,7 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// The units of a bucket whose payloads are summed on the way: what is done with one in a round, and
-// what has to be undone if the sum is of no use.
+// The units (parameters that a codec compresses) of a bucket whose payloads are summed on the way:
+// what happens to a unit in each round, and what is undone if the sum is of no use.
 #pragma once
 
 #include <span>

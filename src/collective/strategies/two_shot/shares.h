@@ -1,7 +1,8 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// What goes to each owner and comes back from it: known from the layout alone, the same on every
-// rank. Grows with the number of ranks, never with its square.
+// A share is what goes to one owner and comes back from it: its units, its part of the lane segment
+// and the bounds of its bundles. Shares follow from the layout alone, so all ranks know them. They
+// grow with the number of ranks, not with its square.
 #pragma once
 
 #include <vector>

@@ -1,11 +1,17 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// two_shot: every rank sends each owner its ranges (way up); the owner takes the mean, re-encodes
-// it and sends it to all (way down). Two rounds; 2(n − 1)/n·S bytes a rank, however many ranks
-// there are.
+// two_shot: the mean is taken by owners, each for its ranges, and comes back encoded again.
 //
-// No round carries only sizes. Where lengths have to be predicted, an owner's bundle repeats those
-// that it received; a payload that outgrew its capacity travels again.
+// A unit is a range of a parameter, and its owner is the rank that takes its mean; every parameter
+// of at least n times the codec's granule is cut into n ranges. A bundle is all payloads of one
+// rank for one receiver, after one header. On the way up every rank sends each owner the bundle of
+// its ranges (one all-to-all). The owner decodes, adds in rank order and encodes the mean with a
+// residual of its own. On the way down it sends that to all ranks (one all-gather), which decode
+// the same bytes. Two rounds; a rank sends 2(n - 1)/n * S bytes for payloads of S bytes, whatever
+// the number of ranks.
+//
+// No round carries only sizes. Where lengths are predicted, an owner's bundle repeats the largest
+// length that it received, and a payload that exceeded its capacity is sent again.
 #include "collective/exchange/bucket_plan.h"
 #include "collective/exchange/strategy.h"
 #include "collective/exchange/strategy_parts.h"

@@ -1,7 +1,8 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// two_shot's way down: an owner re-encodes the mean with error feedback of its own, sends it to
-// all, and every rank decodes the same bytes, the owner its own too. 3LC's pull.
+// two_shot's way down: an owner (the rank that has taken the mean of a range) encodes the mean with
+// a residual of its own and sends it to all. Every rank decodes the same bytes, the owner included.
+// 3LC's pull.
 #pragma once
 
 #include <optional>

@@ -1,7 +1,8 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// two_shot's way up: every rank sends each owner its ranges, and the owner takes the mean of what
-// arrives. 3LC's push, with the server spread over the ranks (3LC, MLSys 2019, section 3).
+// two_shot's way up: every rank sends each owner (the rank that takes the mean of a range) the
+// bundle of its ranges, and the owner takes the mean of what arrives. 3LC's push, with the server
+// spread over the ranks (3LC, MLSys 2019, section 3). Also the push of push_pull.
 #pragma once
 
 #include <optional>

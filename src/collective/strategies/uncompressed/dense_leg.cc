@@ -1,9 +1,12 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// Of a bucket in which laws have turned some classes to float32, and not all: these as lanes of
-// float32 in one all-reduce, in the same batch as what the other legs compress. Lanes are copies,
-// so that the gradient is there until its mean is.
-//     parameters, divided by the number of ranks | wish | reports
+// Float32 for some parameters of a bucket whose others are compressed.
+//
+// A class is the parameters of one rule; a leg is what travels of a bucket by one strategy. A
+// control policy may have chosen float32 for some classes and not for others: those are this leg,
+// lanes of float32 in one all-reduce, in the same batch as the steps of the other legs. Lanes are
+// copies, so that the gradient stays until its mean has arrived. In their order:
+//     parameters, divided by the number of ranks | flush request | reports
 #include <algorithm>
 
 #include "collective/exchange/strategy_parts.h"

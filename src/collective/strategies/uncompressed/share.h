@@ -1,9 +1,9 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// An equal part of a residual that goes out with the gradient, uncompressed: of a flush, and where
-// a law turns to float32.
+// A share is an equal part of a residual (what error feedback holds back) that goes out with the
+// gradient, uncompressed: in each step of a flush, and where a control policy changes to float32.
 //
-// An owner's residual belongs to the mean: it counts as many times as there are ranks.
+// An owner's residual belongs to the mean of all ranks, so it counts world times.
 #pragma once
 
 #include "collective/exchange/rank_state.h"

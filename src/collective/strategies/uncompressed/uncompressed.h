@@ -1,9 +1,11 @@
 // Copyright the Laconic authors. SPDX-License-Identifier: Apache-2.0
 //
-// uncompressed: the bucket as it is, by the engine's own all-reduce. The way out when some rank's
-// gradient is not finite, the way in which a flush drains residuals, and what the caller or a law
-// may ask for. One round; a sum that is NaN from its first element on is followed by a status
-// round.
+// uncompressed: the engine's own all-reduce takes the bucket as it is.
+//
+// Used when some rank's gradient is not finite (a fallback), while a flush drains residuals (sends
+// what error feedback has held back), and where the caller or a control policy asks for float32.
+// One round. A sum that is NaN from its first element on may be a rank that failed: a status round
+// follows, in which every rank reports whether it did.
 #pragma once
 
 #include "collective/exchange/riders.h"
