@@ -188,7 +188,7 @@ class SlotCursor {
 
 /// A verified bundle. Points into the bytes that were parsed; holds nothing else.
 struct BundleView {
-  bool non_finite = false;  ///< a slot or the lanes are not finite
+  bool non_finite = false;  ///< a slot, the lanes, or what the sender has for another owner
   bool overflow = false;    ///< did not fit: no slots, lanes or seen length
   bool incomplete = false;  ///< an owner's: only the seen length means something
   bool failed = false;      ///< the sender failed: only `failure` is there
