@@ -280,8 +280,8 @@ std::string explain(const Session& session) {
     json.open('{').field("name", p.name).field("elements", p.count());
     json.field("codec", a.raw ? std::string_view("none") : std::string_view(spec.canonical()));
     const Spec* const down = a.raw ? nullptr : collective::down_of(model, model.class_of(i));
-    put_down(json, down);
     if (a.raw && by_server) json.field("lane", dtype_name(DType::i32));
+    put_down(json, down);
     json.field("reason", a.reason);
     json.field("pieces", static_cast<uint64_t>(a.pieces.size()))
         .field("payload_bytes_expected", expected)
