@@ -58,13 +58,13 @@ class ShardedOptimizer(torch.optim.Optimizer):
             group: the process group; by default that of all ranks.
             small_elements: parameters of at most this many elements are averaged uncompressed and stepped by every rank.
             window: exchanges in flight at a time, 1 to 8.
-            part: gradients are pushed in buckets of at most so many bytes of float32, or of one parameter. 0: one bucket.
+            part: gradients are pushed in buckets of at most this many bytes of float32, or of one parameter. 0: one bucket.
             threads: for encoding and decoding on this rank; "auto": 1, and more beside an accelerator.
             seed: of all random streams.
             rules: which parameters get another spec, as of `laconic.attach`.
             clip_norm: the norm that the mean gradient has at most, over all parameters; None: any.
-            full_pull_every: after every so many steps parameters are set to their masters, uncompressed. 0: never.
-            scaler: the torch GradScaler in use. Call scaler.step(optimizer) and scaler.update() as ever.
+            full_pull_every: after every K-th step, K being this number, parameters are set to their masters, uncompressed. 0: never.
+            scaler: the torch GradScaler in use. Call scaler.step(optimizer) and scaler.update().
             sync_parameters: all ranks begin with rank 0's parameters. False: they have to have the same already.
             elementwise: vouches for a class of optimizers that is not in the list.
             optimizer_kwargs: of the class: lr, weight_decay, …
