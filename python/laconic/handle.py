@@ -180,7 +180,7 @@ class Handle:
         """Drains the residuals: an equal part of them goes out in each of `steps` steps (1 to 65535; 1: all at once).
 
         Gives the number of the step after which they are empty, `handle.step + steps`: the first step after the call
-        carries the wish to the other ranks, the next one is the first that drains. One rank's call is enough; ranks that
+        carries the request to the other ranks, the next one is the first that drains. One rank's call is enough; ranks that
         call it give the same number. A flush that is under way goes on as it is, and so does one that was saved with
         state_dict. `stats()["flush_steps_left"]` counts down.
         """

@@ -250,7 +250,7 @@ class Session:
     def flush(self, steps: int = 10) -> int:
         """Drains the residuals: an equal part of them goes out in each of `steps` steps (1 to 65535; 1: all at once).
 
-        Gives how many more calls of `average` it takes until they are empty: the first one carries the wish to the other ranks.
+        Gives how many more calls of `average` it takes until they are empty: the first one carries the request to the other ranks.
         One rank's call is enough. A flush that is under way goes on as it is.
         """
         with self._lock:

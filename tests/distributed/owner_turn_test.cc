@@ -472,6 +472,29 @@ TEST(OwnerTurn, ResumedRunGoesOnBitForBit) {
   EXPECT_EQ(held(again, resumed[1], 1)[kModel.size()].size(), kModel[0].count());
 }
 
+TEST(OwnerTurn, MasterThatIsNotFiniteIsEveryRanksErrorAndNamesTheParameter) {
+  Ranks ranks(setup_of("3lc", 3));
+  std::deque<Trainer> trainers;
+  for (uint32_t r = 0; r < 3; ++r) trainers.emplace_back(ranks, r);
+  std::vector<std::string> messages(3);
+  on_all(3, [&](uint32_t r) {
+    trainers[r].push(0, gradients_of(3, 0)[r]);
+    const auto turn = trainers[r].driver().turns().begin();
+    ASSERT_TRUE(turn);
+    for (const auto& range : turn->ranges) {
+      if (kModel[range.parameter].name == "v") range.master[0] = std::nanf("");
+    }
+    const auto pulled = trainers[r].driver().turns().pull();
+    ASSERT_FALSE(pulled);
+    messages[r] = pulled.error().message;
+  });
+  EXPECT_NE(messages[0].find("the optimizer's step is not finite"), std::string::npos)
+      << messages[0];
+  EXPECT_NE(messages[0].find("parameter 2"), std::string::npos) << messages[0];
+  EXPECT_EQ(messages[1], messages[0]);
+  EXPECT_EQ(messages[2], messages[0]);
+}
+
 TEST(OwnerTurn, AnotherLossScaleLeavesMasters) {
   Ranks ranks(setup_of("3lc", 2));
   Trainer trainer(ranks, 0);

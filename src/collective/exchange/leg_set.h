@@ -27,7 +27,7 @@ class LegSet final : public Strategy {
   [[nodiscard]] uint64_t held_bytes() const noexcept override;
   /// OwnerTurn::adopt in place of begin().
   void adopt(const Input& input);
-  /// Of its only leg: where owners have turns no other strategy is chosen.
+  /// There is one leg where owners have turns: no other strategy is chosen then.
   [[nodiscard]] OwnerTurn* owner_turn() noexcept override {
     return legs_.empty() ? nullptr : legs_.front().strategy->owner_turn();
   }

@@ -102,7 +102,7 @@ Result<std::unique_ptr<Strategy>> make_gather_all(RankState& state, const Layout
                                                   Counters& counters);
 Result<std::unique_ptr<Strategy>> make_two_shot(RankState& state, const Layout& layout,
                                                 Counters& counters);
-/// Where owners have turns, in place of two_shot: owner_turn.h.
+/// Takes the place of two_shot where owners have turns: owner_turn.h.
 Result<std::unique_ptr<Strategy>> make_push_pull(RankState& state, const Layout& layout,
                                                  Counters& counters);
 /// Of what laws have turned to float32, beside what is compressed.
