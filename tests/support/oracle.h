@@ -140,6 +140,7 @@ class Oracle {
   struct Coded {
     bool sent = false, non_finite = false;
     std::vector<uint8_t> bytes;
+    Floats exact;  // of a rank to its own mean, where owners have turns: in place of a payload
   };
   using ByRank = std::vector<std::vector<Coded>>;  // [rank][unit of the bucket]
 
@@ -337,19 +338,23 @@ class Oracle {
     if (!legs_[hop].carries && !within_reach(sum.data())) {
       const bool residual_alone = e != nullptr && within_reach(gradient) &&
                                   (!within_reach(e) || (u != nullptr && !within_reach(u)));
-      if (!residual_alone) return {false, true, {}};
+      if (!residual_alone) return {false, true, {}, {}};
       ++counters_[rank].residual_resets;
       std::fill_n(e, n, 0.0F);
       inertia.assign(inertia.size(), 0.0F);
       sum.assign(gradient, gradient + n);
       join(kind, memory, sum, e, inertia);
     }
+    if (hop == 0 && setup_.turn && piece.owner == rank && absorbs(hop)) {
+      std::fill_n(e, n, 0.0F);
+      return {false, false, {}, sum};
+    }
     const uint32_t first = first_round(rank, piece, hop);
     if (in_one_pass(hop))
-      return {true, false, encode_round(rank, piece, hop, first, {gradient, e})};
+      return {true, false, encode_round(rank, piece, hop, first, {gradient, e}), {}};
     if (e != nullptr) std::copy(sum.begin(), sum.end(), e);
     std::copy(inertia.begin(), inertia.end(), u);
-    Coded coded{true, false, encode_round(rank, piece, hop, first, {sum.data(), nullptr})};
+    Coded coded{true, false, encode_round(rank, piece, hop, first, {sum.data(), nullptr}), {}};
     if (absorbs(hop) && first + 1 == piece.at_hop(hop).rounds)
       add_sent(rank, piece, hop, coded, -1);
     return coded;
@@ -382,7 +387,8 @@ class Oracle {
   void take_back(uint32_t rank, const Piece& piece, uint32_t hop, const Coded& coded,
                  const float* values) {
     float* e = residual(rank, piece, hop);
-    if (!coded.sent || e == nullptr) return;
+    std::copy(coded.exact.begin(), coded.exact.end(), e);
+    if ((!coded.sent && coded.exact.empty()) || e == nullptr) return;
     if (absorbs(hop) && !coded.bytes.empty()) add_sent(rank, piece, hop, coded, 1);
     const MemorySettings memory = legs_[hop].spec.memory();
     const MemoryKind kind = kind_at(hop);
@@ -452,7 +458,7 @@ class Oracle {
         all[r].push_back(encode(r, *u.piece, 0, values[r].data() + u.offset));
         if (all[r].back().non_finite) {
           ++counters_[r].non_finite_units;
-        } else if (!all[r].back().sent) {
+        } else if (!all[r].back().sent && all[r].back().exact.empty()) {
           ++counters_[r].zero_units;
         }
       }
@@ -479,6 +485,10 @@ class Oracle {
     if (!terms.empty()) decode(reader, piece, 0, terms, {mean.data(), false});
     if (!terms.empty() && contract_.merge == Merge::vote) {
       for (float& x : mean) x = x < 0 ? -1.0F : 1.0F;  // a tie is +1
+    }
+    for (uint32_t r = 0; r < world_; ++r) {
+      const Floats& exact = coded[r][unit].exact;
+      for (size_t k = 0; k < exact.size(); ++k) mean[k] += part_ * exact[k];
     }
     return mean;
   }

@@ -8,17 +8,15 @@
 
 namespace laconic::collective {
 
-/// Encodes into the bundle's next slot. Gives the payload as it lies there; empty: nothing to undo.
-inline Bytes encode_unit(const pipeline::UnitCodec& codec, const pipeline::UnitSlot& slot,
-                         const Place& place, const float* gradient, Work& work,
-                         BundleWriter& writer, Counters& counters) {
-  const MutBytes room = writer.room();
-  const pipeline::UnitEncoded encoded = codec.encode(slot, place, gradient, work, room);
+/// What became of a unit: fills the bundle's next slot, with a payload that lies there already.
+/// One of no bytes is delivered by other means: an empty slot.
+inline void put_unit(const pipeline::UnitEncoded& encoded, BundleWriter& writer,
+                     Counters& counters) {
   if (encoded.residual_reset) ++counters.residual_resets;
   switch (encoded.outcome) {
     case pipeline::Outcome::payload:
-      writer.put(static_cast<uint32_t>(encoded.bytes));
-      return room.first(encoded.bytes);
+      encoded.bytes == 0 ? writer.put_zero() : writer.put(static_cast<uint32_t>(encoded.bytes));
+      break;
     case pipeline::Outcome::zero:
       writer.put_zero();
       ++counters.zero_units;
@@ -30,7 +28,16 @@ inline Bytes encode_unit(const pipeline::UnitCodec& codec, const pipeline::UnitS
     case pipeline::Outcome::failed:  // the bundle will not go out
       break;
   }
-  return {};
+}
+
+/// Encodes into the bundle's next slot. Gives the payload as it lies there; empty: nothing to undo.
+inline Bytes encode_unit(const pipeline::UnitCodec& codec, const pipeline::UnitSlot& slot,
+                         const Place& place, const float* gradient, Work& work,
+                         BundleWriter& writer, Counters& counters) {
+  const MutBytes room = writer.room();
+  const pipeline::UnitEncoded encoded = codec.encode(slot, place, gradient, work, room);
+  put_unit(encoded, writer, counters);
+  return encoded.outcome == pipeline::Outcome::payload ? room.first(encoded.bytes) : Bytes{};
 }
 
 /// The gradient of a parameter (at `gradient`) travels no way: into its residual with it.

@@ -28,13 +28,14 @@ class PushPull final : public Strategy, public OwnerTurn {
         counters_(&counters),
         plan_(state, layout, StrategyKind::two_shot),
         shares_(state, plan_),
-        up_(state, plan_, shares_, counters),
+        own_(state, plan_),
+        up_(state, plan_, shares_, counters, &own_),
         pull_({&state, &plan_, &shares_}) {}
   PushPull(const PushPull&) = delete;  // its parts point at each other
   PushPull& operator=(const PushPull&) = delete;
 
   /// False: no memory.
-  [[nodiscard]] bool reserve() { return up_.reserve() && pull_.reserve(); }
+  [[nodiscard]] bool reserve() { return own_.reserve() && up_.reserve() && pull_.reserve(); }
 
   void begin(const Input& input) override;
   Result<Next> next(std::span<Step> batch) override;
@@ -53,7 +54,7 @@ class PushPull final : public Strategy, public OwnerTurn {
   [[nodiscard]] bool replan() override { return true; }
   [[nodiscard]] uint32_t flush_heard() const noexcept override { return pull_.flush(); }
   [[nodiscard]] uint64_t held_bytes() const noexcept override {
-    return held(plan_, shares_, up_, pull_);
+    return held(plan_, shares_, own_, up_, pull_);
   }
 
   [[nodiscard]] OwnerTurn* owner_turn() noexcept override { return this; }
@@ -79,6 +80,7 @@ class PushPull final : public Strategy, public OwnerTurn {
   Counters* counters_;
   BucketPlan plan_;
   Shares shares_;
+  OwnShare own_;
   WayUp up_;
   Pull pull_;
   Told told_;

@@ -9,8 +9,14 @@
 
 namespace laconic::collective {
 
-WayUp::WayUp(RankState& state, const BucketPlan& plan, const Shares& shares, Counters& counters)
-    : state_(&state), plan_(&plan), shares_(&shares), counters_(&counters), sizes_(state.world()) {
+WayUp::WayUp(RankState& state, const BucketPlan& plan, const Shares& shares, Counters& counters,
+             OwnShare* own)
+    : state_(&state),
+      plan_(&plan),
+      shares_(&shares),
+      counters_(&counters),
+      own_(own),
+      sizes_(state.world()) {
   const uint32_t world = state.world();
   for (const BucketUnit& u : plan.units) memory_.plan(u.piece->send.plan);
   sent_.resize(plan.units.size());
@@ -45,6 +51,7 @@ void WayUp::begin(const Input& input, bool encodes) {
   received_ = {};
   std::fill(sent_.begin(), sent_.end(), Bytes{});
   std::fill(here_.begin(), here_.end(), uint8_t{0});
+  if (own_ != nullptr) own_->begin();
   for (uint32_t r = 0; r < state_->world(); ++r) {
     const bool self = r == state_->rank();  // its own share never leaves this rank
     need_to_[r] = self ? 0 : capacity_[r].bytes();
@@ -71,9 +78,14 @@ void WayUp::encode_share(uint32_t owner) {
   const Place place = state_->place(input_.step, 0);
   for (const uint32_t i : share.units) {
     const BucketUnit& u = plan_->units[i];
+    const float* gradient = input_.gradient + u.offset;
+    if (exact(i)) {
+      put_unit(own_->take(i, gradient), writer, *counters_);
+      continue;
+    }
     Work lent = work(i);
-    sent_[i] = encode_unit(*u.piece->codec, u.piece->send, place, input_.gradient + u.offset, lent,
-                           writer, *counters_);
+    sent_[i] =
+        encode_unit(*u.piece->codec, u.piece->send, place, gradient, lent, writer, *counters_);
   }
 }
 
@@ -183,13 +195,15 @@ void WayUp::next_mean(uint32_t unit, float* out) {
   const RankPiece& piece = *plan_->units[unit].piece;
   aggregate::mean_of_unit(piece.codec->spec(), piece.send.unit, state_->place(input_.step, 0),
                           slots_, terms_, lent, out);
+  if (exact(unit)) own_->add_to(unit, out);
 }
 
 void WayUp::undo(uint32_t owner, pipeline::Undo why) {
   const Place place = state_->place(input_.step, 0);
   for (const uint32_t i : shares_->of[owner].units) {
-    if (sent_[i].empty()) continue;
     const BucketUnit& u = plan_->units[i];
+    if (exact(i)) own_->undo(i, input_.gradient + u.offset, why);
+    if (sent_[i].empty()) continue;
     Work lent = work(i);
     u.piece->codec->undo(u.piece->send, place, sent_[i], input_.gradient + u.offset, why, lent);
     sent_[i] = {};

@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "collective/plan/capacity.h"
+#include "collective/strategies/two_shot/own_share.h"
 #include "collective/strategies/two_shot/shares.h"
 #include "collective/strategies/two_shot/told.h"
 #include "pipeline/unit_codec.h"
@@ -16,7 +17,9 @@ namespace laconic::collective {
 
 class WayUp {
  public:
-  WayUp(RankState& state, const BucketPlan& plan, const Shares& shares, Counters& counters);
+  /// `own`: of the contributions of this rank to its own means; null: they are encoded, too.
+  WayUp(RankState& state, const BucketPlan& plan, const Shares& shares, Counters& counters,
+        OwnShare* own = nullptr);
   /// False: no memory.
   [[nodiscard]] bool reserve();
   /// The shares have other sizes.
@@ -77,6 +80,7 @@ class WayUp {
     return out_.bytes().subspan(shares_->of[owner].up_offset, shares_->of[owner].up_bound);
   }
   void encode_share(uint32_t owner);
+  [[nodiscard]] bool exact(uint32_t unit) const { return own_ != nullptr && own_->has(unit); }
   uint64_t seal(uint32_t owner, uint64_t granted, const Told& told);
   void receive_from(uint32_t from, Bytes bytes, Told& told);
 
@@ -84,6 +88,7 @@ class WayUp {
   const BucketPlan* plan_;
   const Shares* shares_;
   Counters* counters_;
+  OwnShare* own_;
   WorkMemory memory_;
   std::vector<Bytes> sent_;          // by unit
   std::vector<Capacity> capacity_;   // by owner: of the bundles to it, the same on all ranks
