@@ -81,6 +81,17 @@ if(LACONIC_BUILD_BENCH AND LACONIC_BUILD_TOOLS)
 endif()
 if(LACONIC_BUILD_EXAMPLES)
   laconic_programs(example_ examples *.cc laconic::laconic)  # what users see: public headers only
+  foreach(engine IN LISTS LACONIC_MPIS ITEMS gloo)  # launched by tests/engines/test_sharded_example.py
+    if(NOT TARGET laconic_engine_${engine})
+      continue()
+    endif()
+    add_executable(example_sharded_${engine} ${PROJECT_SOURCE_DIR}/examples/sharded.cc)
+    target_link_libraries(example_sharded_${engine} PRIVATE laconic_flags laconic::laconic laconic_engine_${engine})
+    string(REGEX REPLACE "^(openmpi|mpich)$" "MPI" kind ${engine})
+    string(TOUPPER ${kind} kind)
+    target_compile_definitions(example_sharded_${engine} PRIVATE SHARDED_${kind})
+    list(APPEND LACONIC_LAUNCHED example_sharded_${engine})
+  endforeach()
   find_package(Eigen3 QUIET NO_MODULE)
   if(TARGET Eigen3::Eigen)
     foreach(mpi IN LISTS LACONIC_MPIS)  # launched by tests/engines/test_mpi.py
